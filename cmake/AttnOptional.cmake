@@ -1,0 +1,15 @@
+# Optional packages, each AUTO, ON or OFF. AUTO takes what is there; ON fails with the package to install.
+set(ATTN_OPENMP_TARGET "")
+set(ATTN_OPENMP_STATUS "off (ATTN_OPENMP=OFF): one thread unless the caller brings a pool")
+if(NOT ATTN_OPENMP STREQUAL "OFF")
+  find_package(OpenMP COMPONENTS C QUIET)
+  if(OpenMP_C_FOUND)
+    set(ATTN_OPENMP_TARGET OpenMP::OpenMP_C)
+    set(ATTN_OPENMP_STATUS "yes (${OpenMP_C_VERSION})")
+  elseif(ATTN_OPENMP STREQUAL "ON")
+    message(FATAL_ERROR "ATTN_OPENMP=ON, but ${CMAKE_C_COMPILER_ID} has no OpenMP here (Debian: libgomp comes with gcc, "
+                        "libomp-14-dev with clang-14)")
+  else()
+    set(ATTN_OPENMP_STATUS "not found: one thread unless the caller brings a pool (Debian: gcc has it; clang needs libomp-dev)")
+  endif()
+endif()

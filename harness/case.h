@@ -1,0 +1,30 @@
+/* One benchmark case: an attn_problem, how its inputs are made, and its name. The writers print these fields as CSV columns;
+ * equal case_ids mean equal problems, data and thread counts. */
+#ifndef BENCH_CASE_H
+#define BENCH_CASE_H
+
+#include "attn/attn.h"
+
+enum { BENCH_WORD = 24, BENCH_NAME = 320 };
+
+typedef enum bench_cache { BENCH_WARM, BENCH_COLD_KV, BENCH_COLD_ALL } bench_cache;
+
+typedef struct bench_case {
+  attn_problem problem;
+  int threads;
+  bench_cache cache;
+  uint64_t seed;             /* of the generated inputs; derived from --seed and the case_id */
+  char mask[BENCH_WORD];     /* "none", "random" (each key allowed with p = 1/2), "padding" (a random suffix off) */
+  char bias[BENCH_WORD];     /* "none", "full", "heads" (broadcast over batch), "row" (broadcast over heads and queries) */
+  char lengths[BENCH_WORD];  /* "full", "kv_len", "q_len", "both", "row_len", "varlen" */
+  char layout[BENCH_WORD];   /* "bhsd", "bshd", "strided" (gaps everywhere), "packed" (varlen) */
+  char alignment[BENCH_WORD];/* of OFFSET: "" or the offset */
+  int64_t offset;            /* generated args.offsets, for ATTN_ALIGN_OFFSET */
+  bool alibi, sinks;         /* generated slopes, sinks */
+  double magnitude;          /* inputs are normal with this standard deviation; 1 unless a suite says otherwise */
+  bool uniform_v;            /* V without zero mean: only the proven bound applies */
+  char case_id[BENCH_NAME];  /* dtype:f32/B:1/Hq:8/Hkv:8/Sq:512/Sk:512/D:64/Dv:64/causal:none/threads:1, then whatever axis
+                                is not at its default */
+} bench_case;
+
+#endif

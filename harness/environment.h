@@ -1,0 +1,28 @@
+/* Machine, build and noise: what env.json holds and what `attnbench env` audits. Unknown is "unknown", never guessed. */
+#ifndef BENCH_ENVIRONMENT_H
+#define BENCH_ENVIRONMENT_H
+
+#include <stdio.h>
+
+typedef enum bench_grade { BENCH_OK, BENCH_WARN, BENCH_BAD, BENCH_UNKNOWN } bench_grade;
+
+typedef struct bench_fact {
+  char name[48];      /* "governor" */
+  char value[512];    /* "performance" or "unknown" */
+  bench_grade grade;
+  char advice[200];   /* the command that would mend it; "" */
+} bench_fact;
+
+typedef struct bench_environment {
+  bench_fact facts[64];
+  int count;
+} bench_environment;
+
+/* argc, argv and seed are recorded as they are. */
+void bench_environment_read(bench_environment *environment, int argc, char **argv, unsigned long long seed);
+const char *bench_environment_get(const bench_environment *environment, const char *name); /* "unknown" if absent */
+void bench_environment_write_json(const bench_environment *environment, FILE *file);
+void bench_environment_print(const bench_environment *environment, FILE *file); /* the audit table */
+bench_grade bench_environment_worst(const bench_environment *environment);
+
+#endif

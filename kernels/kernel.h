@@ -1,0 +1,58 @@
+/* The kernel contract: what a kernel tells the plan, and what the plan promises the kernel.
+ *
+ * The work of one call is cut into units, one per KV head of one batch (unit = batch * heads_kv + kv_head), because all
+ * query heads that share a KV head share its packed K and V. A wave of units is in memory at a time. Within a wave the
+ * phases run one after the other, the tasks of one phase in any order on any thread:
+ *
+ *     for each wave: for each phase: for each unit of the wave, each item: run(schedule, args, task, unit_memory, scratch)
+ *
+ * so a phase may read what an earlier phase left in unit_memory (pack, then compute, then merge).
+ *
+ * A hand-written kernel is a pure function of its arguments: it allocates nothing, starts no threads, keeps no state, never
+ * prints or aborts. For a fixed kernel and CPU each output row's bits depend on that row's inputs alone, so block borders are
+ * absolute key indices fixed by (kernel, dtype, dims).
+ */
+#ifndef ATTN_KERNEL_H
+#define ATTN_KERNEL_H
+
+#include "attn/attn.h"
+
+enum { ATTN_MAX_PHASES = 3, ATTN_MEMORY_ALIGN = 64 };
+
+/* What plan() may use to decide. Caches steer speed only, never which keys go together. */
+typedef struct attn_machine {
+  int64_t l1d_bytes, l2_bytes, l3_bytes; /* of one core's share as the CPU reports it */
+  int threads;
+} attn_machine;
+
+typedef struct attn_schedule {
+  attn_problem problem;
+
+  int64_t units;                  /* batch * heads_kv; set by the plan */
+  int64_t wave_units;             /* units in memory at a time; set by the plan from unit_bytes and items */
+  int phases;                     /* set by kernel->plan() */
+  int64_t items[ATTN_MAX_PHASES]; /* tasks of one unit, by phase; longest first */
+  size_t unit_bytes;              /* shared memory of one unit */
+  size_t scratch_bytes;           /* private memory of one thread */
+
+  int64_t row_block; /* query rows of one compute task */
+  int64_t key_block; /* keys scored before P is used */
+} attn_schedule;
+
+typedef struct attn_task {
+  int phase;
+  int64_t unit; /* batch * heads_kv + kv_head */
+  int64_t item; /* 0 .. items[phase] - 1 */
+} attn_task;
+
+typedef struct attn_kernel {
+  attn_kernel_info info;
+  /* NULL = takes the problem (which is valid); else the reason in words: static text, or written to `buffer`. */
+  const char *(*rejects)(const attn_problem *problem, char *buffer, size_t buffer_bytes);
+  /* Fills in phases, items, unit_bytes, scratch_bytes and the blocks. Returns false if a size overflows. */
+  bool (*plan)(const attn_problem *problem, const attn_machine *machine, attn_schedule *schedule);
+  /* One task. unit_memory: the unit's shared bytes; scratch: this thread's bytes; both 64-byte aligned. */
+  void (*run)(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch);
+} attn_kernel;
+
+#endif

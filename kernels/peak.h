@@ -1,0 +1,27 @@
+/* Peak loops: how fast one core can multiply and add when nothing else is in its way. Every kernel's rate is shown as a share
+ * of the loop of its tier and dtype, timed in the same process. kernels/<folder>/peak_<isa>.c defines `attn_peak_<isa>`. */
+#ifndef ATTN_PEAK_H
+#define ATTN_PEAK_H
+
+#include <stdint.h>
+
+typedef struct attn_peak_loop {
+  const char *isa;           /* tier that the loop needs */
+  const char *dtype;         /* of its inputs: "f32", "bf16" */
+  const char *what;          /* "fma, 512 bit" */
+  double flops;              /* per iteration; a multiply-add counts 2 */
+  void (*run)(int64_t iterations);
+} attn_peak_loop;
+
+/* The loops of a tier, ended by one whose isa is NULL. */
+extern const attn_peak_loop attn_peak_c[], attn_peak_avx2[], attn_peak_avx512[], attn_peak_avx512bf16[], attn_peak_amx[],
+    attn_peak_neon[];
+
+/* All loops of this build, whatever the CPU; NULL beyond the last. Check attn_cpu_tiers() before running one. */
+const attn_peak_loop *attn_peak_get(int index);
+
+/* The loop that a kernel of this tier and K/V dtype is measured against: the tier's own for that dtype, else the tier's f32
+ * loop, else the next lower tier's. NULL if there is none. */
+const attn_peak_loop *attn_peak_for(const char *isa, const char *dtype);
+
+#endif
