@@ -1,0 +1,73 @@
+/* float32 from and to the 16-bit storage types, in portable C: rounding to nearest, ties to even; overflow goes to infinity;
+ * denormals and NaN stay what they are. Integer arithmetic only (but for one exact product), so the results do not depend on
+ * the rounding mode or on a caller that flushes denormals to zero. */
+#ifndef ATTN_COMMON_CONVERT_H
+#define ATTN_COMMON_CONVERT_H
+
+#include <string.h>
+
+#include "attn/attn.h"
+
+static inline uint32_t attn_bits_of_f32(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+static inline float attn_f32_of_bits(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+static inline float attn_f32_of_bf16(uint16_t half) { return attn_f32_of_bits((uint32_t)half << 16); }
+
+static inline uint16_t attn_bf16_of_f32(float value) {
+  const uint32_t bits = attn_bits_of_f32(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 0x0040u); /* quiet NaN, not rounded to infinity */
+  return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+static inline float attn_f32_of_f16(uint16_t half) {
+  const uint32_t sign = (uint32_t)(half & 0x8000u) << 16, exponent = half >> 10 & 0x1fu, mantissa = half & 0x3ffu;
+  if (exponent == 0x1f) return attn_f32_of_bits(sign | 0x7f800000u | mantissa << 13);
+  if (exponent == 0) return attn_f32_of_bits(sign | attn_bits_of_f32((float)mantissa * 0x1p-24f));
+  return attn_f32_of_bits(sign | (exponent + (127 - 15)) << 23 | mantissa << 13);
+}
+
+static inline uint16_t attn_f16_of_f32(float value) {
+  const uint32_t bits = attn_bits_of_f32(value), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | (magnitude >> 13 & 0x3ffu));
+  if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* >= 65520: half a step beyond the largest f16 */
+  if (magnitude >= 0x38800000u) {                                  /* >= 2^-14: normal */
+    const uint32_t rounded = magnitude + 0xfffu + (magnitude >> 13 & 1u);
+    return (uint16_t)(sign | (rounded - ((127u - 15u) << 23)) >> 13);
+  }
+  if (magnitude <= 0x33000000u) return (uint16_t)sign; /* <= 2^-25: half the smallest denormal goes to even, 0 */
+  const uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u;
+  const uint32_t shift = 126u - (magnitude >> 23); /* counts the smallest denormals, 2^-24: mantissa >> shift */
+  const uint32_t count = mantissa >> shift, rest = mantissa & ((1u << shift) - 1u), tie = 1u << (shift - 1u);
+  return (uint16_t)(sign | (count + (rest > tie || (rest == tie && (count & 1u)))));
+}
+
+static inline size_t attn_dtype_bytes(attn_dtype dtype) { return dtype == ATTN_F32 ? 4 : 2; }
+
+static inline float attn_load_f32(const void *data, attn_dtype dtype, int64_t index) {
+  switch (dtype) {
+    case ATTN_F16: return attn_f32_of_f16(((const uint16_t *)data)[index]);
+    case ATTN_BF16: return attn_f32_of_bf16(((const uint16_t *)data)[index]);
+    case ATTN_F32: break;
+  }
+  return ((const float *)data)[index];
+}
+
+static inline void attn_store_f32(void *data, attn_dtype dtype, int64_t index, float value) {
+  switch (dtype) {
+    case ATTN_F16: ((uint16_t *)data)[index] = attn_f16_of_f32(value); return;
+    case ATTN_BF16: ((uint16_t *)data)[index] = attn_bf16_of_f32(value); return;
+    case ATTN_F32: break;
+  }
+  ((float *)data)[index] = value;
+}
+
+#endif

@@ -1,0 +1,118 @@
+/* Which rows and keys a task is about, and where their elements are: what every kernel asks of a problem, answered once.
+ *
+ * Masks select keys. The part of the selection that is one interval per row (lengths, per-row lengths, window, causal)
+ * comes from attn_allowed_keys(); the bool mask and a bias of -inf can only take keys away from that interval. Row and key
+ * indices count from the start of their sequence; all offsets are in elements. No index arithmetic here can overflow, however
+ * extreme windows and alignment offsets are.
+ */
+#ifndef ATTN_COMMON_ROWS_H
+#define ATTN_COMMON_ROWS_H
+
+#include "attn/attn.h"
+
+/* One sequence of the batch: batch entry b, or with VARLEN the tokens between two cu_seqlens. */
+typedef struct attn_sequence {
+  int64_t b;
+  int64_t first_q, first_k; /* first token along .s: 0 unless VARLEN */
+  int64_t rows;             /* rows of o and lse that exist: seq_q, or with VARLEN the sequence's own length */
+  int64_t len_q;            /* rows that are computed; rows len_q .. rows-1 get o = 0, lse = -inf */
+  int64_t len_k;            /* keys that exist for this sequence: after kv_len or cu_seqlens */
+  int64_t offset;           /* query i stands at key position i + offset */
+} attn_sequence;
+
+/* Keys [begin, end); begin = end = 0 when there is none. */
+typedef struct attn_key_range {
+  int64_t begin, end;
+} attn_key_range;
+
+static inline bool attn_uses(const attn_problem *problem, uint32_t use) { return (problem->uses & use) != 0; }
+
+static inline int64_t attn_saturating_add(int64_t a, int64_t b) {
+  if (b > 0 && a > INT64_MAX - b) return INT64_MAX;
+  if (b < 0 && a < INT64_MIN - b) return INT64_MIN;
+  return a + b;
+}
+
+static inline attn_sequence attn_sequence_of(const attn_problem *problem, const attn_args *args, int64_t b) {
+  attn_sequence seq = {.b = b, .rows = problem->seq_q, .len_q = problem->seq_q, .len_k = problem->seq_k};
+  if (attn_uses(problem, ATTN_USE_VARLEN)) {
+    seq.first_q = args->cu_seqlens_q[b];
+    seq.first_k = args->cu_seqlens_k[b];
+    seq.rows = seq.len_q = args->cu_seqlens_q[b + 1] - seq.first_q;
+    seq.len_k = args->cu_seqlens_k[b + 1] - seq.first_k;
+  } else {
+    if (attn_uses(problem, ATTN_USE_Q_LEN)) seq.len_q = args->q_len[b];
+    if (attn_uses(problem, ATTN_USE_KV_LEN)) seq.len_k = args->kv_len[b];
+  }
+  if (problem->align == ATTN_ALIGN_BOTTOM_RIGHT) seq.offset = seq.len_k - seq.len_q;
+  if (problem->align == ATTN_ALIGN_OFFSET) seq.offset = args->offsets[b];
+  return seq;
+}
+
+/* Rows of o and lse to write, computed or empty. */
+static inline int64_t attn_rows(const attn_problem *problem, const attn_sequence *seq) {
+  (void)problem;
+  return seq->rows;
+}
+
+/* The keys that row i of batch b may see by length, row length, causal mask and window. */
+static inline attn_key_range attn_allowed_keys(const attn_problem *problem, const attn_args *args, const attn_sequence *seq,
+                                               int64_t b, int64_t i) {
+  attn_key_range keys = {0, seq->len_k};
+  if (i >= seq->len_q) return (attn_key_range){0, 0};
+  if (attn_uses(problem, ATTN_USE_ROW_LEN)) {
+    const int64_t row_len = args->row_len[b * problem->seq_q + i];
+    if (row_len < keys.end) keys.end = row_len;
+  }
+  const int64_t position = attn_saturating_add(i, seq->offset);
+  if (problem->window_right >= 0) {
+    const int64_t last = attn_saturating_add(position, problem->window_right);
+    if (last < keys.end) keys.end = last + 1;
+  }
+  if (problem->window_left >= 0) {
+    const int64_t first = attn_saturating_add(position, -problem->window_left);
+    if (first > 0) keys.begin = first;
+  }
+  return keys.begin < keys.end ? keys : (attn_key_range){0, 0};
+}
+
+static inline int64_t attn_kv_head(const attn_problem *problem, int64_t h) {
+  return h / (problem->heads_q / problem->heads_kv);
+}
+
+/* With VARLEN the batch stride is ignored: tokens of all sequences stand one behind the other along .s. */
+static inline int64_t attn_row_offset(const attn_problem *problem, const attn_strides *stride, int64_t b, int64_t h,
+                                      int64_t token) {
+  const int64_t batch = attn_uses(problem, ATTN_USE_VARLEN) ? 0 : b * stride->b;
+  return batch + h * stride->h + token * stride->s;
+}
+
+/* Element offset of row i (key j) of query head h: of its first element, where there are several; the next ones follow at
+ * stride .d. k and v take the query head as well and find the KV head themselves. */
+static inline int64_t attn_q_offset(const attn_problem *problem, const attn_sequence *seq, int64_t b, int64_t h, int64_t i) {
+  return attn_row_offset(problem, &problem->q_stride, b, h, seq->first_q + i);
+}
+
+static inline int64_t attn_k_offset(const attn_problem *problem, const attn_sequence *seq, int64_t b, int64_t h, int64_t j) {
+  return attn_row_offset(problem, &problem->k_stride, b, attn_kv_head(problem, h), seq->first_k + j);
+}
+
+static inline int64_t attn_v_offset(const attn_problem *problem, const attn_sequence *seq, int64_t b, int64_t h, int64_t j) {
+  return attn_row_offset(problem, &problem->v_stride, b, attn_kv_head(problem, h), seq->first_k + j);
+}
+
+static inline int64_t attn_o_offset(const attn_problem *problem, const attn_sequence *seq, int64_t b, int64_t h, int64_t i) {
+  return attn_row_offset(problem, &problem->o_stride, b, h, seq->first_q + i);
+}
+
+static inline int64_t attn_lse_offset(const attn_problem *problem, const attn_sequence *seq, int64_t b, int64_t h,
+                                      int64_t i) {
+  return attn_row_offset(problem, &problem->lse_stride, b, h, seq->first_q + i);
+}
+
+/* Of bias, mask and scores: always indexed by batch, also with VARLEN. */
+static inline int64_t attn_score_offset(const attn_score_strides *stride, int64_t b, int64_t h, int64_t i, int64_t j) {
+  return b * stride->b + h * stride->h + i * stride->q + j * stride->k;
+}
+
+#endif
