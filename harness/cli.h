@@ -1,0 +1,92 @@
+/* Command line options from a table: parsing, `--help`, and errors that name the nearest right word.
+ *
+ *     static bool quiet;
+ *     static double budget_s = 300;
+ *     static const cli_option options[] = {
+ *         CLI_HEADING("Output"),
+ *         {CLI_FLAG, 'q', "quiet", NULL, "no progress on stderr", &quiet},
+ *         CLI_HEADING("Time"),
+ *         {CLI_DURATION, 0, "budget", "TIME", "of the whole run: 90, 90s, 5m, 1h (default 5m)", &budget_s},
+ *         CLI_END,
+ *     };
+ *     const cli_command command = {.name = "run", .usage = "[options]", .summary = "...", .options = options};
+ *     int exit_code;
+ *     if (!cli_parse(&command, argc, argv, &exit_code)) return exit_code;
+ *
+ * argv[0] is the sub-command's name. `--name=value`, `--name value`, `-n value` and `-nvalue` are the same; `--` ends the
+ * options. The last of several equal options wins, except that CLI_LIST keeps them all in order.
+ */
+#ifndef BENCH_CLI_H
+#define BENCH_CLI_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Exit codes of every sub-command. */
+enum {
+  BENCH_EXIT_OK = 0,
+  BENCH_EXIT_FAILED = 1,        /* a check or gate failed */
+  BENCH_EXIT_USAGE = 2,
+  BENCH_EXIT_NOTHING = 3,       /* nothing matched, or nothing could run */
+  BENCH_EXIT_UNFIT = 4,         /* machine unfit to measure */
+  BENCH_EXIT_INTERNAL = 5,      /* input/output or internal error */
+  BENCH_EXIT_SKIPPED = 77,      /* this CPU runs none of the kernels asked for */
+  BENCH_EXIT_INTERRUPTED = 130,
+};
+
+typedef enum cli_kind {
+  CLI_OPTIONS_END,
+  CLI_GROUP,    /* a heading in --help: only `name` is used */
+  CLI_FLAG,     /* bool: set to true; takes no value */
+  CLI_STRING,   /* const char *, into argv */
+  CLI_LIST,     /* cli_list: every occurrence, in order */
+  CLI_INT,      /* int64_t */
+  CLI_REAL,     /* double; inf and nan are errors */
+  CLI_DURATION, /* double, seconds: "90", "90s", "250ms", "5m", "1h" */
+  CLI_PERCENT,  /* double, 0.01 for "1%" (or "0.01") */
+} cli_kind;
+
+typedef struct cli_option {
+  cli_kind kind;
+  char letter;       /* 0 = none */
+  const char *name;  /* without the dashes */
+  const char *value; /* what stands for the value in --help, with its unit: "FILE"; NULL for flags */
+  const char *help;  /* one sentence, with the default; wrapped to 100 columns */
+  void *target;      /* bool, const char *, cli_list, int64_t or double, by kind; holds the default before */
+} cli_option;
+
+#define CLI_HEADING(title) {CLI_GROUP, 0, title, NULL, NULL, NULL}
+#define CLI_END            {CLI_OPTIONS_END, 0, NULL, NULL, NULL, NULL}
+
+enum { CLI_LIST_MAX = 64 };
+typedef struct cli_list {
+  const char *item[CLI_LIST_MAX];
+  int count;
+} cli_list;
+
+typedef struct cli_command {
+  const char *name;          /* "run" */
+  const char *usage;         /* what follows "attnbench run " */
+  const char *summary;       /* a sentence or two, wrapped */
+  const cli_option *options; /* ended by CLI_END; --help is added */
+  const char *epilogue;      /* printed after the options as it stands; NULL = nothing */
+  cli_list *positionals;     /* NULL: none are allowed */
+} cli_command;
+
+/* True: go on. False: return *exit_code (0 after --help, 2 after an error, which has been said on stderr). */
+bool cli_parse(const cli_command *command, int argc, char **argv, int *exit_code);
+
+/* Prints "attnbench NAME: " and the message as one line on stderr. Returns BENCH_EXIT_USAGE. */
+int cli_usage_error(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* The name nearest to `word` by edit distance, or NULL if none is near enough to be meant. names is ended by NULL. */
+const char *cli_nearest(const char *word, const char *const *names);
+
+/* Readers of single values: false unless all of `text` is one. */
+bool cli_read_int(const char *text, int64_t *value);
+bool cli_read_real(const char *text, double *value);     /* finite only */
+bool cli_read_duration(const char *text, double *seconds); /* >= 0 */
+bool cli_read_percent(const char *text, double *fraction);
+
+#endif
