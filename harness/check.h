@@ -17,9 +17,11 @@ const char *bench_status_name(bench_status status); /* "PASS" ... */
 typedef struct bench_verdict {
   bench_status status;
   int64_t rows_checked;
-  double max_err_ratio; /* largest error / bound over all checked outputs and LSEs; > 1 fails */
+  double max_err_ratio; /* largest error / bound over all checked outputs and LSEs; > 1 fails; INFINITY where a NaN or Inf
+                           stands that does not belong there, or the other way round */
   double max_abs_err;
   int64_t err_index[4]; /* batch, head, query, column of max_err_ratio; column -1 is the LSE */
+  uint64_t output_hash; /* bench_check: of the output that was judged; timing holds every later output against it */
   char reason[400];     /* one sentence; "" on PASS */
 } bench_verdict;
 

@@ -7,6 +7,7 @@
 
 typedef struct bench_tensors {
   attn_args args;
+  attn_problem problem; /* of the case they were made for */
   /* what tensors.c needs to free, restore and check: opaque to others */
   struct bench_buffer *buffers;
   int buffer_count;
@@ -22,10 +23,26 @@ size_t bench_tensors_size(const bench_case *bench);
 bool bench_tensors_create(const bench_case *bench, bench_tensors *tensors);
 void bench_tensors_destroy(bench_tensors *tensors);
 
+/* The same values in memory of its own, for the rotations of cold caches; cheaper than making them again. */
+bool bench_tensors_clone(const bench_tensors *source, bench_tensors *copy);
+
+/* The same with an inaccessible page flush with one end of every tensor, so that reading or writing one element too far
+ * faults: to be run in a forked child. The other end keeps its guard zone. */
+typedef enum bench_guard { BENCH_GUARD_ZONES, BENCH_GUARD_PAGE_AFTER, BENCH_GUARD_PAGE_BEFORE } bench_guard;
+bool bench_tensors_create_guarded(const bench_case *bench, bench_tensors *tensors, bench_guard guard);
+
 /* Fills o and lse (gaps too) with the byte pattern `poison`, so that what a kernel does not write can be seen. */
 void bench_tensors_poison_output(bench_tensors *tensors, uint8_t poison);
 
 /* NULL, or which guard zone or stride gap was written ("o: guard after the tensor overwritten at byte 12"). */
 const char *bench_tensors_damage(const bench_tensors *tensors);
+
+/* A 64-bit hash of everything a kernel may only read, and of the outputs it owns (o and lse without gaps). */
+uint64_t bench_tensors_input_hash(const bench_tensors *tensors);
+uint64_t bench_tensors_output_hash(const bench_tensors *tensors);
+
+/* Bytes of the owned outputs, packed in [batch][head][query][column] order, lse after o; and that packed copy. */
+size_t bench_tensors_output_bytes(const bench_tensors *tensors);
+void bench_tensors_gather_output(const bench_tensors *tensors, void *packed);
 
 #endif

@@ -12,6 +12,7 @@ typedef struct bench_timing_options {
   int max_rounds;        /* sample cap */
   double budget_s;       /* of one case */
   double min_sample_s;   /* a sample repeats the call until it lasts this long, and >= 1000 clock resolutions */
+  int threads;           /* of the case: the peak loop runs on as many at once; 0 = 1 */
   uint64_t seed;         /* of the order */
   volatile const int *stop; /* set by Ctrl-C: finish the round and return */
 } bench_timing_options;
@@ -28,7 +29,7 @@ typedef struct bench_entrant {
   bool control;                    /* the A/A control: a second entry of the first kernel */
   /* filled in by bench_time */
   double *time_ns;                 /* [rounds] per call; owned by the entrant, freed by bench_entrant_clear */
-  double *peak_flops;              /* [rounds] rate of the peak loop in the same round, flop/s, one core */
+  double *peak_flops;              /* [rounds] rate of the peak loop in the same round, flop/s, of one core while all threads run it */
   int *position;                   /* [rounds] place in the round's order */
   int64_t iterations;              /* calls per sample */
   int rounds;
