@@ -1,0 +1,259 @@
+/* The float64 oracle: docs/semantics.md turned into loops, one row at a time, and beside every output what the error bound of
+ * docs/numerics.md needs. It shares no code with the kernels, not even the conversions, so that a mistake there shows.
+ *
+ * Sums are compensated (Knuth's TwoSum carries the rounding error of every addition along): the row's own error is a few
+ * units of 2^-53 relative to M, whatever the length, and never counts against a kernel.
+ */
+#include "kernels/ref/oracle_f64.h"
+
+#include <math.h>
+#include <string.h>
+
+typedef struct compensated {
+  double sum, error;
+} compensated;
+
+static void add(compensated *total, double x) {
+  const double sum = total->sum + x, x_part = sum - total->sum;
+  total->error += (total->sum - (sum - x_part)) + (x - x_part);
+  total->sum = sum;
+}
+
+/* Once the sum is infinite or NaN, the error term is noise. */
+static double value_of(const compensated *total) { return isfinite(total->sum) ? total->sum + total->error : total->sum; }
+
+static double square(double x) { return x * x; }
+
+/* Passes over NaN. */
+static double larger(double a, double b) { return b > a ? b : a; }
+
+/* ---- Where things are -------------------------------------------------------------------------------------------- */
+
+/* One output row: its indices, its sequence and the first elements that belong to it. */
+typedef struct query {
+  const attn_problem *problem;
+  const attn_args *args;
+  int64_t b, h, i;
+  int64_t len_q, len_k; /* of the sequence, after q_len, kv_len or cu_seqlens */
+  int64_t position;     /* of the query among the keys: i + offset */
+  int64_t q_at;         /* element offset of q[b][h][i] */
+  int64_t k_at, v_at;   /* of the first key and value of the sequence's KV head */
+} query;
+
+static query locate(const attn_problem *problem, const attn_args *args, int64_t b, int64_t h, int64_t i) {
+  const attn_problem *p = problem;
+  const bool varlen = p->uses & ATTN_USE_VARLEN;
+  const int64_t kv_head = h / (p->heads_q / p->heads_kv);
+  const int64_t first_q = varlen ? args->cu_seqlens_q[b] : 0, first_k = varlen ? args->cu_seqlens_k[b] : 0;
+  query r = {.problem = p, .args = args, .b = b, .h = h, .i = i, .len_q = p->seq_q, .len_k = p->seq_k};
+  if (varlen) r.len_q = args->cu_seqlens_q[b + 1] - first_q;
+  if (varlen) r.len_k = args->cu_seqlens_k[b + 1] - first_k;
+  if (!varlen && (p->uses & ATTN_USE_Q_LEN)) r.len_q = args->q_len[b];
+  if (!varlen && (p->uses & ATTN_USE_KV_LEN)) r.len_k = args->kv_len[b];
+  switch (p->align) {
+    case ATTN_ALIGN_TOP_LEFT: r.position = i; break;
+    case ATTN_ALIGN_BOTTOM_RIGHT: r.position = i + (r.len_k - r.len_q); break;
+    case ATTN_ALIGN_OFFSET: r.position = i + args->offsets[b]; break;
+  }
+  r.q_at = (varlen ? 0 : b * p->q_stride.b) + h * p->q_stride.h + (first_q + i) * p->q_stride.s;
+  r.k_at = (varlen ? 0 : b * p->k_stride.b) + kv_head * p->k_stride.h + first_k * p->k_stride.s;
+  r.v_at = (varlen ? 0 : b * p->v_stride.b) + kv_head * p->v_stride.h + first_k * p->v_stride.s;
+  return r;
+}
+
+static int64_t score_at(const query *r, const attn_score_strides *stride, int64_t j) {
+  return r->b * stride->b + r->h * stride->h + r->i * stride->q + j * stride->k;
+}
+
+static double q_element(const query *r, int64_t d) {
+  return attn_oracle_load(r->args->q, r->problem->dtype_q, r->q_at + d * r->problem->q_stride.d);
+}
+
+static double k_element(const query *r, int64_t j, int64_t d) {
+  const attn_strides *stride = &r->problem->k_stride;
+  return attn_oracle_load(r->args->k, r->problem->dtype_kv, r->k_at + j * stride->s + d * stride->d);
+}
+
+static double v_element(const query *r, int64_t j, int64_t d) {
+  const attn_strides *stride = &r->problem->v_stride;
+  return attn_oracle_load(r->args->v, r->problem->dtype_kv, r->v_at + j * stride->s + d * stride->d);
+}
+
+double attn_oracle_load(const void *data, attn_dtype dtype, int64_t index) {
+  if (dtype == ATTN_F32) return ((const float *)data)[index];
+  const uint16_t bits = ((const uint16_t *)data)[index];
+  if (dtype == ATTN_BF16) {
+    const uint32_t wide = (uint32_t)bits << 16;
+    float value;
+    memcpy(&value, &wide, sizeof value);
+    return value;
+  }
+  const int sign = bits >> 15 ? -1 : 1, exponent = bits >> 10 & 31, fraction = bits & 1023;
+  if (exponent == 31) return fraction ? NAN : copysign(INFINITY, sign);
+  return exponent ? sign * ldexp(1024 + fraction, exponent - 25) : sign * ldexp(fraction, -24);
+}
+
+int64_t attn_oracle_f64_rows(const attn_problem *problem, const attn_args *args, int64_t b) {
+  if (problem->uses & ATTN_USE_VARLEN) return args->cu_seqlens_q[b + 1] - args->cu_seqlens_q[b];
+  return problem->seq_q;
+}
+
+/* ---- Which keys -------------------------------------------------------------------------------------------------- */
+
+static bool is_allowed(const query *r, int64_t j) {
+  const attn_problem *p = r->problem;
+  const int64_t behind = r->position - j; /* how far the key lies before the query's position */
+  if (j >= r->len_k) return false;
+  if ((p->uses & ATTN_USE_ROW_LEN) && j >= r->args->row_len[r->b * p->seq_q + r->i]) return false;
+  if (p->window_left >= 0 && behind > p->window_left) return false;
+  if (p->window_right >= 0 && -behind > p->window_right) return false;
+  if ((p->uses & ATTN_USE_MASK) && !r->args->mask[score_at(r, &p->mask_stride, j)]) return false;
+  if ((p->uses & ATTN_USE_BIAS) && r->args->bias[score_at(r, &p->bias_stride, j)] == -INFINITY) return false;
+  return true;
+}
+
+/* ---- Scores ------------------------------------------------------------------------------------------------------ */
+
+static double score_weight(const query *r, int64_t d) {
+  if (!(r->problem->uses & ATTN_USE_SCORE_WEIGHT)) return 1;
+  return r->args->score_weight[r->h * r->problem->score_weight_stride_h + d];
+}
+
+/* One term of the sum over the head dimension. */
+static double score_term(const query *r, int64_t j, int64_t d) {
+  const double q = q_element(r, d), k = k_element(r, j, d);
+  if (r->problem->score == ATTN_SCORE_ADDITIVE) return score_weight(r, d) * tanh(q + k);
+  if (r->problem->score == ATTN_SCORE_GAUSSIAN) return -0.5 * square(score_weight(r, d) * (q - k));
+  return q * k;
+}
+
+/* The score of one allowed key; *magnitude receives the sum of the absolute values of all that was added up. */
+static double score_of(const query *r, int64_t j, double *magnitude) {
+  const attn_problem *p = r->problem;
+  double score;
+  if (p->score == ATTN_SCORE_PRECOMPUTED) {
+    score = r->args->scores[score_at(r, &p->scores_stride, j)];
+    *magnitude = fabs(score);
+  } else {
+    compensated sum = {0, 0};
+    double terms = 0;
+    for (int64_t d = 0; d < p->dim_qk; d++) {
+      const double term = score_term(r, j, d);
+      add(&sum, term);
+      terms += fabs(term);
+    }
+    const double scale = p->score == ATTN_SCORE_DOT ? p->scale : 1;
+    score = scale * value_of(&sum);
+    *magnitude = fabs(scale) * terms;
+  }
+  if (p->softcap > 0) score = p->softcap * tanh(score / p->softcap);
+  if (p->uses & ATTN_USE_BIAS) {
+    const double bias = r->args->bias[score_at(r, &p->bias_stride, j)];
+    score += bias;
+    *magnitude += fabs(bias);
+  }
+  if (p->uses & ATTN_USE_ALIBI) {
+    const double penalty = r->args->alibi_slopes[r->h] * fabs((double)(r->position - j));
+    score -= penalty;
+    *magnitude += fabs(penalty);
+  }
+  return score;
+}
+
+/* Fills score[j] for the allowed keys, and the row's n, S, max_q and max_k. */
+static void score_row(const query *r, attn_oracle_row *row, double *score) {
+  const bool reads_qk = r->problem->score != ATTN_SCORE_PRECOMPUTED;
+  for (int64_t j = 0; j < r->len_k; j++) {
+    if (!is_allowed(r, j)) continue;
+    double magnitude;
+    score[j] = score_of(r, j, &magnitude);
+    row->allowed++;
+    row->abs_sum = larger(row->abs_sum, magnitude);
+    for (int64_t d = 0; reads_qk && d < r->problem->dim_qk; d++) row->max_k = larger(row->max_k, fabs(k_element(r, j, d)));
+  }
+  if (row->allowed == 0) return;
+  for (int64_t d = 0; reads_qk && d < r->problem->dim_qk; d++) row->max_q = larger(row->max_q, fabs(q_element(r, d)));
+}
+
+/* ---- Softmax ----------------------------------------------------------------------------------------------------- */
+
+/* Sum of exp(score - shift) over the allowed keys: NaN if a score is. */
+static compensated sum_of_exp(const query *r, const double *score, double shift) {
+  compensated sum = {0, 0};
+  for (int64_t j = 0; j < r->len_k; j++)
+    if (is_allowed(r, j)) add(&sum, exp(score[j] - shift));
+  return sum;
+}
+
+/* Turns scores into probabilities and sets the row's LSE. The sink is one more logit, which takes its share and is dropped;
+ * the LSE knows nothing of it. Infinite scores: what extended real numbers give, so p is NaN where it is 0/0 or inf/inf. */
+static void softmax_row(const query *r, attn_oracle_row *row, double *score) {
+  const bool sinks = r->problem->uses & ATTN_USE_SINKS;
+  const double sink = sinks ? r->args->sinks[r->h] : -INFINITY;
+  double largest = -INFINITY;
+  bool nan = isnan(sink);
+  for (int64_t j = 0; j < r->len_k; j++) {
+    if (!is_allowed(r, j)) continue;
+    largest = larger(largest, score[j]);
+    row->lse = isnan(score[j]) ? NAN : row->lse;
+    nan = nan || isnan(score[j]);
+  }
+  if (!isnan(row->lse)) {
+    const compensated sum = isfinite(largest) ? sum_of_exp(r, score, largest) : (compensated){1, 0};
+    row->lse = largest + log(value_of(&sum));
+  }
+  if (isfinite(sink)) row->abs_sum = larger(row->abs_sum, fabs(sink));
+
+  const double shift = larger(largest, sink);
+  compensated sum = {NAN, 0};
+  if (isfinite(shift) && !nan) sum = sum_of_exp(r, score, shift);
+  if (isfinite(shift) && !nan) add(&sum, exp(sink - shift));
+  for (int64_t j = 0; j < r->len_k; j++) {
+    if (!is_allowed(r, j)) continue;
+    if (shift == INFINITY && !nan) {
+      score[j] = score[j] == INFINITY ? NAN : 0;
+    } else {
+      score[j] = exp(score[j] - shift) / value_of(&sum);
+    }
+  }
+}
+
+/* ---- Output ------------------------------------------------------------------------------------------------------ */
+
+/* Columns [first, first + columns) of o, m and w; a block of columns at a time keeps the reads of V together. */
+enum { COLUMNS = 16 };
+
+static void weighted_sums(const query *r, const double *p, int64_t first, int64_t columns, attn_oracle_row *row, double *o,
+                          double *m, double *w) {
+  compensated sum[COLUMNS] = {{0, 0}};
+  for (int64_t c = 0; c < columns; c++) m[first + c] = w[first + c] = 0;
+  for (int64_t j = 0; j < r->len_k; j++) {
+    if (!is_allowed(r, j)) continue;
+    for (int64_t c = 0; c < columns; c++) {
+      const double v = v_element(r, j, first + c);
+      add(&sum[c], p[j] * v);
+      m[first + c] += p[j] * fabs(v);
+      row->max_v = larger(row->max_v, fabs(v));
+    }
+  }
+  for (int64_t c = 0; c < columns; c++) o[first + c] = value_of(&sum[c]);
+  for (int64_t j = 0; j < r->len_k; j++) {
+    if (!is_allowed(r, j)) continue;
+    for (int64_t c = 0; c < columns; c++) w[first + c] += square(p[j] * (v_element(r, j, first + c) - o[first + c]));
+  }
+  for (int64_t c = 0; c < columns; c++) w[first + c] = sqrt(w[first + c]);
+}
+
+void attn_oracle_f64_row(const attn_problem *problem, const attn_args *args, int64_t b, int64_t h, int64_t i,
+                         attn_oracle_row *row, double *o, double *m, double *w, double *score) {
+  const query r = locate(problem, args, b, h, i);
+  *row = (attn_oracle_row){.lse = -INFINITY, .exists = i < r.len_q};
+  for (int64_t d = 0; d < problem->dim_v; d++) o[d] = m[d] = w[d] = 0;
+  if (row->exists) score_row(&r, row, score);
+  if (row->allowed == 0) return;
+  softmax_row(&r, row, score);
+  for (int64_t d = 0; d < problem->dim_v; d += COLUMNS) {
+    const int64_t columns = problem->dim_v - d < COLUMNS ? problem->dim_v - d : COLUMNS;
+    weighted_sums(&r, score, d, columns, row, o, m, w);
+  }
+}
