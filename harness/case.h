@@ -5,7 +5,7 @@
 
 #include "attn/attn.h"
 
-enum { BENCH_WORD = 24, BENCH_NAME = 320 };
+enum { BENCH_WORD = 24, BENCH_NAME = 480 };
 
 typedef enum bench_cache { BENCH_WARM, BENCH_COLD_KV, BENCH_COLD_ALL } bench_cache;
 
@@ -17,7 +17,7 @@ typedef struct bench_case {
   char mask[BENCH_WORD];     /* "none", "random" (each key allowed with p = 1/2), "padding" (a random suffix off) */
   char bias[BENCH_WORD];     /* "none", "full", "heads" (broadcast over batch), "row" (broadcast over heads and queries) */
   char lengths[BENCH_WORD];  /* "full", "kv_len", "q_len", "both", "row_len", "varlen" */
-  char layout[BENCH_WORD];   /* "bhsd", "bshd", "strided" (gaps everywhere), "packed" (varlen) */
+  char layout[BENCH_WORD];   /* "bhsd", "bshd", "packed" (varlen), and those of layout.c: the strides say it all */
   char alignment[BENCH_WORD];/* of OFFSET: "" or the offset */
   int64_t offset;            /* generated args.offsets, for ATTN_ALIGN_OFFSET */
   bool alibi, sinks;         /* generated slopes, sinks */

@@ -1,0 +1,13 @@
+# Turns text files into one C file: cmake -DOUTPUT=presets_data.c "-DINPUTS=a.preset;b.preset" -P AttnEmbed.cmake
+# The result defines bench_presets[] of harness/presets.h, one entry per file, named without its extension.
+set(text "/* Made from harness/presets by cmake/AttnEmbed.cmake. */\n#include \"presets.h\"\n\nconst bench_preset bench_presets[] = {\n")
+foreach(input IN LISTS INPUTS)
+  get_filename_component(name ${input} NAME_WE)
+  file(READ ${input} content)
+  string(REPLACE "\\" "\\\\" content "${content}")
+  string(REPLACE "\"" "\\\"" content "${content}")
+  string(REPLACE "\n" "\\n\"\n     \"" content "${content}")
+  string(APPEND text "    {\"${name}\",\n     \"${content}\"},\n")
+endforeach()
+string(APPEND text "    {0, 0},\n};\n")
+file(WRITE ${OUTPUT} "${text}")
