@@ -1,4 +1,5 @@
-/* Order statistics: no normality assumed. All functions sort copies; NaN never enters. */
+/* Order statistics: no normality assumed. All functions sort copies; NaN never enters. With n = 0, or if memory is short, a
+ * summary is all zeros (n too). */
 #ifndef BENCH_STATS_H
 #define BENCH_STATS_H
 
@@ -10,9 +11,13 @@ typedef struct bench_summary {
 
 bench_summary bench_summarise(const double *values, int n);
 
-/* Paired ratio a/b per round: exp of the median log-ratio, with its sign-test interval. */
+/* Paired ratio a/b per round (all values > 0): exp of the median log-ratio, with its sign-test interval; mad is the relative
+ * deviation, exp(mad of the logs) - 1. */
 bench_summary bench_paired_ratio(const double *a, const double *b, int n);
 
 double bench_median(const double *values, int n);
+
+/* The rank k (from 1) for which the k-th smallest and the k-th largest of n values hold the median with >= 95 %; 1 if n < 6. */
+int bench_median_rank(int n);
 
 #endif

@@ -1,0 +1,40 @@
+/* Generated data: every value is a pure function of (seed, stream, index), so that neither layout nor order of filling changes
+ * it. The generator is SplitMix64 (Steele, Lea & Flood 2014) used as a counter-based hash. */
+#ifndef BENCH_GENERATE_H
+#define BENCH_GENERATE_H
+
+#include "attn/attn.h"
+
+/* One per tensor, and one for the rows that the check draws. Appending is free; reordering changes all data. */
+typedef enum bench_stream {
+  BENCH_STREAM_Q,
+  BENCH_STREAM_K,
+  BENCH_STREAM_V,
+  BENCH_STREAM_BIAS,
+  BENCH_STREAM_MASK,
+  BENCH_STREAM_SCORES,
+  BENCH_STREAM_SCORE_WEIGHT,
+  BENCH_STREAM_KV_LEN,
+  BENCH_STREAM_Q_LEN,
+  BENCH_STREAM_ROW_LEN,
+  BENCH_STREAM_SINKS,
+  BENCH_STREAM_CHECKED_ROWS,
+  BENCH_STREAM_ORDER,
+} bench_stream;
+
+/* 64 uniform bits. */
+uint64_t bench_random(uint64_t seed, bench_stream stream, uint64_t index);
+
+/* 0 .. count - 1; count >= 1. The bias of the modulus is below count / 2^64. */
+int64_t bench_random_below(uint64_t seed, bench_stream stream, uint64_t index, int64_t count);
+
+/* [0, 1), and normal with mean 0 and variance 1 (Box-Muller; at most 5.9 standard deviations away). */
+double bench_random_uniform(uint64_t seed, bench_stream stream, uint64_t index);
+double bench_random_normal(uint64_t seed, bench_stream stream, uint64_t index);
+
+size_t bench_dtype_bytes(attn_dtype dtype);
+
+/* data[index] = value, rounded to nearest even of the type. */
+void bench_store(void *data, attn_dtype dtype, int64_t index, double value);
+
+#endif
