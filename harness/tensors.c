@@ -203,6 +203,10 @@ bool bench_tensors_create(const bench_case *bench, bench_tensors *tensors) {
   return bench_tensors_create_guarded(bench, tensors, BENCH_GUARD_ZONES);
 }
 
+bool bench_tensors_create_empty(const attn_problem *problem, bench_tensors *tensors) {
+  return allocate_all(problem, tensors, BENCH_GUARD_ZONES);
+}
+
 bool bench_tensors_clone(const bench_tensors *source, bench_tensors *copy) {
   if (!allocate_all(&source->problem, copy, BENCH_GUARD_ZONES)) return false;
   for (int i = 0; i < BENCH_TENSORS; i++) {

@@ -23,6 +23,9 @@ size_t bench_tensors_size(const bench_case *bench);
 bool bench_tensors_create(const bench_case *bench, bench_tensors *tensors);
 void bench_tensors_destroy(bench_tensors *tensors);
 
+/* Memory alone, all of it poisoned: the caller fills in every input that args points to. */
+bool bench_tensors_create_empty(const attn_problem *problem, bench_tensors *tensors);
+
 /* The same values in memory of its own, for the rotations of cold caches; cheaper than making them again. */
 bool bench_tensors_clone(const bench_tensors *source, bench_tensors *copy);
 
