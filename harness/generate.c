@@ -12,21 +12,21 @@ static uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-uint64_t bench_random(uint64_t seed, bench_stream stream, uint64_t index) {
+uint64_t bench_value_bits(uint64_t seed, bench_stream stream, uint64_t index) {
   uint64_t start = mix(seed + GOLDEN * ((uint64_t)stream + 1));
   return mix(start + GOLDEN * (index + 1));
 }
 
-int64_t bench_random_below(uint64_t seed, bench_stream stream, uint64_t index, int64_t count) {
-  return (int64_t)(bench_random(seed, stream, index) % (uint64_t)count);
+int64_t bench_value_below(uint64_t seed, bench_stream stream, uint64_t index, int64_t count) {
+  return (int64_t)(bench_value_bits(seed, stream, index) % (uint64_t)count);
 }
 
-double bench_random_uniform(uint64_t seed, bench_stream stream, uint64_t index) {
-  return (double)(bench_random(seed, stream, index) >> 11) * 0x1p-53;
+double bench_value_uniform(uint64_t seed, bench_stream stream, uint64_t index) {
+  return (double)(bench_value_bits(seed, stream, index) >> 11) * 0x1p-53;
 }
 
-double bench_random_normal(uint64_t seed, bench_stream stream, uint64_t index) {
-  uint64_t bits = bench_random(seed, stream, index);
+double bench_value_normal(uint64_t seed, bench_stream stream, uint64_t index) {
+  uint64_t bits = bench_value_bits(seed, stream, index);
   float radius_uniform = ((float)(bits >> 40) + 0.5f) * 0x1p-24f; /* in (0, 1): its logarithm is finite */
   float turn = (float)(bits & 0xffffff) * 0x1p-24f;
   return (double)(sqrtf(-2.0f * logf(radius_uniform)) * cosf(6.2831853f * turn));

@@ -23,14 +23,14 @@ typedef enum bench_stream {
 } bench_stream;
 
 /* 64 uniform bits. */
-uint64_t bench_random(uint64_t seed, bench_stream stream, uint64_t index);
+uint64_t bench_value_bits(uint64_t seed, bench_stream stream, uint64_t index);
 
 /* 0 .. count - 1; count >= 1. The bias of the modulus is below count / 2^64. */
-int64_t bench_random_below(uint64_t seed, bench_stream stream, uint64_t index, int64_t count);
+int64_t bench_value_below(uint64_t seed, bench_stream stream, uint64_t index, int64_t count);
 
 /* [0, 1), and normal with mean 0 and variance 1 (Box-Muller; at most 5.9 standard deviations away). */
-double bench_random_uniform(uint64_t seed, bench_stream stream, uint64_t index);
-double bench_random_normal(uint64_t seed, bench_stream stream, uint64_t index);
+double bench_value_uniform(uint64_t seed, bench_stream stream, uint64_t index);
+double bench_value_normal(uint64_t seed, bench_stream stream, uint64_t index);
 
 size_t bench_dtype_bytes(attn_dtype dtype);
 

@@ -22,8 +22,8 @@ static bool is(const char *word, const char *value) { return strcmp(word, value)
 /* The first sequence has at least one token, the others may be empty. */
 static int32_t random_length(uint64_t seed, bench_stream stream, int64_t b, int64_t longest) {
   if (longest == 0) return 0;
-  if (b == 0) return (int32_t)(1 + bench_random_below(seed, stream, 0, longest));
-  return (int32_t)bench_random_below(seed, stream, (uint64_t)b, longest + 1);
+  if (b == 0) return (int32_t)(1 + bench_value_below(seed, stream, 0, longest));
+  return (int32_t)bench_value_below(seed, stream, (uint64_t)b, longest + 1);
 }
 
 static void fill_lengths(const bench_case *bench, bench_buffer *t, bench_stream stream, int64_t longest) {
@@ -37,7 +37,7 @@ static void fill_row_lengths(const bench_case *bench, bench_buffer *t) {
   int32_t *length = (int32_t *)t->data;
   const attn_problem *p = &bench->problem;
   for (int64_t i = 0; t->present && i < p->batch * p->seq_q; i++)
-    length[i] = (int32_t)bench_random_below(bench->seed, BENCH_STREAM_ROW_LEN, (uint64_t)i, p->seq_k + 1);
+    length[i] = (int32_t)bench_value_below(bench->seed, BENCH_STREAM_ROW_LEN, (uint64_t)i, p->seq_k + 1);
 }
 
 static void fill_cu_seqlens(const bench_case *bench, bench_buffer *t, bench_stream stream, int64_t longest, int64_t total) {
@@ -60,7 +60,7 @@ static void fill_offsets(const bench_case *bench, bench_buffer *t) {
 /* A padding mask switches off all keys from here on; at least one key stays. */
 static int64_t unpadded_keys(const bench_case *bench, int64_t b) {
   if (bench->problem.mask_stride.b == 0) b = 0;
-  return 1 + bench_random_below(bench->seed, BENCH_STREAM_MASK, (uint64_t)b, bench->problem.seq_k);
+  return 1 + bench_value_below(bench->seed, BENCH_STREAM_MASK, (uint64_t)b, bench->problem.seq_k);
 }
 
 static reach reach_of(const bench_case *bench, const attn_args *args, int64_t b) {
@@ -119,8 +119,8 @@ static bool fill_rows(const bench_case *bench, bench_buffer *t, bench_stream str
         uint64_t index = (uint64_t)(logical_row(t, b, h, s) * t->extent[3]);
         int64_t place = storage_row(t, b, h, s);
         for (int64_t d = 0; d < stored(t, 3); d++) {
-          double x = uniform ? bench_random_uniform(bench->seed, stream, index + (uint64_t)d)
-                             : bench_random_normal(bench->seed, stream, index + (uint64_t)d);
+          double x = uniform ? bench_value_uniform(bench->seed, stream, index + (uint64_t)d)
+                             : bench_value_normal(bench->seed, stream, index + (uint64_t)d);
           bench_store(t->data, dtype, place + d * t->stride[3], bench->magnitude * x);
         }
       }
@@ -143,7 +143,7 @@ static void fill_pairs(const bench_case *bench, bench_buffer *t, bench_stream st
         for (int64_t j = 0; j < stored(t, 3); j++)
           if (pair_reached(t, &batch[b], i, j))
             data[storage_row(t, b, h, i) + j * t->stride[3]] =
-                (float)(magnitude * bench_random_normal(bench->seed, stream,
+                (float)(magnitude * bench_value_normal(bench->seed, stream,
                                                         (uint64_t)(logical_row(t, b, h, i) * t->extent[3] + j)));
 }
 
@@ -154,7 +154,7 @@ static void fill_mask(const bench_case *bench, bench_buffer *t) {
     for (int64_t h = 0; h < stored(t, 1); h++)
       for (int64_t i = 0; i < stored(t, 2); i++)
         for (int64_t j = 0; j < stored(t, 3); j++) {
-          uint64_t bits = bench_random(bench->seed, BENCH_STREAM_MASK, (uint64_t)(logical_row(t, b, h, i) * t->extent[3] + j));
+          uint64_t bits = bench_value_bits(bench->seed, BENCH_STREAM_MASK, (uint64_t)(logical_row(t, b, h, i) * t->extent[3] + j));
           bool allowed = padding ? j < unpadded_keys(bench, b) : !random || (bits & 1);
           t->data[storage_row(t, b, h, i) + j * t->stride[3]] = (unsigned char)(allowed ? 1 + (bits >> 8) % 255 : 0);
         }
@@ -166,7 +166,7 @@ static void fill_score_weight(const bench_case *bench, bench_buffer *t) {
   for (int64_t h = 0; t->present && h < stored(t, 2); h++)
     for (int64_t d = 0; d < t->extent[3]; d++)
       ((float *)t->data)[t->first + h * t->stride[2] + d] =
-          (float)(magnitude * bench_random_normal(bench->seed, BENCH_STREAM_SCORE_WEIGHT, (uint64_t)(h * t->extent[3] + d)));
+          (float)(magnitude * bench_value_normal(bench->seed, BENCH_STREAM_SCORE_WEIGHT, (uint64_t)(h * t->extent[3] + d)));
 }
 
 /* Slopes of the ALiBi paper (Press et al. 2022): 2^(-8 (h + 1) / heads). Sinks: normal. */
@@ -174,7 +174,7 @@ static void fill_heads(const bench_case *bench, bench_buffer *slopes, bench_buff
   double heads = (double)bench->problem.heads_q;
   for (int64_t h = 0; h < bench->problem.heads_q; h++) {
     if (slopes->present) ((float *)slopes->data)[h] = (float)exp2(-8.0 * (double)(h + 1) / heads);
-    if (sinks->present) ((float *)sinks->data)[h] = (float)bench_random_normal(bench->seed, BENCH_STREAM_SINKS, (uint64_t)h);
+    if (sinks->present) ((float *)sinks->data)[h] = (float)bench_value_normal(bench->seed, BENCH_STREAM_SINKS, (uint64_t)h);
   }
 }
 
