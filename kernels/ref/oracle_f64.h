@@ -16,8 +16,8 @@ typedef struct attn_oracle_row {
 } attn_oracle_row;
 
 /* Computes output row (batch b, query head h, query i) into o[dim_v], M = sum p |v| into m[dim_v] and W = sqrt(sum p^2 (v - o)^2)
- * into w[dim_v]. `score` is scratch of seq_k doubles. The problem is valid, the args fit it. With VARLEN, i counts from the
- * start of sequence b. */
+ * into w[dim_v]. `score` is scratch of seq_k doubles: p of the allowed keys is left there, the others are not touched. The
+ * problem is valid, the args fit it. With VARLEN, i counts from the start of sequence b. */
 void attn_oracle_f64_row(const attn_problem *problem, const attn_args *args, int64_t b, int64_t h, int64_t i,
                          attn_oracle_row *row, double *o, double *m, double *w, double *score);
 
