@@ -8,6 +8,8 @@
 #ifndef ATTN_COMMON_ROWS_H
 #define ATTN_COMMON_ROWS_H
 
+#include <math.h>
+
 #include "attn/attn.h"
 
 /* One sequence of the batch: batch entry b, or with VARLEN the tokens between two cu_seqlens. */
@@ -110,9 +112,19 @@ static inline int64_t attn_lse_offset(const attn_problem *problem, const attn_se
   return attn_row_offset(problem, &problem->lse_stride, b, h, seq->first_q + i);
 }
 
-/* Of bias, mask and scores: always indexed by batch, also with VARLEN. */
+/* Of an element of bias, mask or scores: always indexed by batch, also with VARLEN. */
 static inline int64_t attn_score_offset(const attn_score_strides *stride, int64_t b, int64_t h, int64_t i, int64_t j) {
   return b * stride->b + h * stride->h + i * stride->q + j * stride->k;
+}
+
+/* Whether the bool mask and a bias of -inf leave key j to row i. Always true for a problem that uses neither. */
+static inline bool attn_key_selected(const attn_problem *problem, const attn_args *args, int64_t b, int64_t h, int64_t i,
+                                     int64_t j) {
+  if (attn_uses(problem, ATTN_USE_MASK) && args->mask[attn_score_offset(&problem->mask_stride, b, h, i, j)] == 0)
+    return false;
+  if (!attn_uses(problem, ATTN_USE_BIAS)) return true;
+  const float bias = args->bias[attn_score_offset(&problem->bias_stride, b, h, i, j)];
+  return bias != -INFINITY;
 }
 
 #endif

@@ -1,0 +1,103 @@
+/* blocked and naive: the scores of a row block are kept whole between the passes S = Q K^T, P = softmax(S), O = P V.
+ *
+ * blocked holds as many rows as keep S in L2 and walks K and V in key blocks that stay there as well; naive is the textbook: all
+ * rows of a head, the whole score matrix in memory, each pass from end to end. Same tiles, same softmax as flash, so that a
+ * comparison shows what the loop order is worth and nothing else. */
+#ifndef ATTN_COMMON_UNFUSED_H
+#define ATTN_COMMON_UNFUSED_H
+
+#include "rows_task.h"
+
+enum {
+  BLOCKED_ROWS = 96,               /* as flash: more rows would not save more L2 traffic */
+  BLOCKED_SCORE_BYTES = 384 << 10, /* of S: leaves room for K and V blocks in a 1 MiB L2 */
+  BLOCKED_KEYS = 256,
+  UNFUSED_SCORE_PAD = 16
+};
+
+static int64_t unfused_score_stride(const attn_problem *p) { return round_up(p->seq_k, PANEL_KEYS) + UNFUSED_SCORE_PAD; }
+
+static bool unfused_plan(const attn_problem *p, int64_t rows, int64_t key_block, attn_schedule *schedule) {
+  scratch_layout layout;
+  rows = min64(round_up(rows, TILE_ROWS), round_up(max64(p->seq_q, 1), TILE_ROWS));
+  return scratch_layout_of(p, rows, rows, unfused_score_stride(p), &layout) &&
+         plan_phases(p, rows, key_block, layout.total, schedule);
+}
+
+static inline bool blocked_plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
+  (void)machine;
+  const int64_t fitting = BLOCKED_SCORE_BYTES / (unfused_score_stride(p) * (int64_t)sizeof(float));
+  return unfused_plan(p, min64(BLOCKED_ROWS, max64(fitting, TILE_ROWS)), BLOCKED_KEYS, schedule);
+}
+
+static inline bool naive_plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
+  (void)machine;
+  return unfused_plan(p, p->seq_q, round_up(max64(p->seq_k, 1), PANEL_KEYS), schedule);
+}
+
+static tile_keys keys_of_tile(const row_block *block, int64_t tile_row) {
+  return classify_tile(block, tile_row, 0, block->seq->len_k);
+}
+
+static float *tile_scores(const row_block *block, int64_t tile_row, int64_t key) {
+  return block->score + tile_row * block->score_stride + key;
+}
+
+static void score_rows(const attn_schedule *schedule, const row_block *block, int64_t capacity) {
+  vec best[TILE_ROWS];
+  for (int64_t key = 0; key < block->seq->len_k; key += schedule->key_block)
+    for (int64_t tile_row = 0; tile_row < capacity; tile_row += TILE_ROWS) {
+      const tile_keys keys = keys_of_tile(block, tile_row);
+      const int64_t begin = max64(keys.first, key), end = min64(keys.end, key + schedule->key_block);
+      if (begin < end) score_tile(block, tile_row, begin, end, tile_scores(block, tile_row, begin), best);
+    }
+}
+
+/* The lane-wise largest of `count` scores, a multiple of VEC_LANES, of each row. */
+static void largest_scores(const row_block *block, int64_t count, const float *score, vec best[TILE_ROWS]) {
+  for (int i = 0; i < TILE_ROWS; i++) {
+    best[i] = vec_set1(-INFINITY);
+    for (int64_t j = 0; j < count; j += VEC_LANES) best[i] = vec_max(vec_load(score + i * block->score_stride + j), best[i]);
+  }
+}
+
+static void softmax_rows(const row_block *block, int64_t capacity) {
+  vec best[TILE_ROWS];
+  for (int64_t tile_row = 0; tile_row < capacity; tile_row += TILE_ROWS) {
+    const tile_keys keys = keys_of_tile(block, tile_row);
+    if (keys.class == TILE_SKIP) continue;
+    float *score = tile_scores(block, tile_row, keys.first);
+    const int64_t count = keys.end - keys.first;
+    if (keys.class == TILE_EDGE)
+      mask_tile(block, tile_row, keys, score, best);
+    else
+      largest_scores(block, round_up(count, PANEL_KEYS), score, best);
+    softmax_tile(block, tile_row, count, score, best, 0.0f);
+  }
+}
+
+static void accumulate_rows(const attn_schedule *schedule, const row_block *block, int64_t capacity) {
+  for (int64_t key = 0; key < block->seq->len_k; key += schedule->key_block)
+    for (int64_t tile_row = 0; tile_row < capacity; tile_row += TILE_ROWS) {
+      const tile_keys keys = keys_of_tile(block, tile_row);
+      const int64_t begin = max64(keys.begin, key), end = min64(keys.end, key + schedule->key_block);
+      if (begin < end) accumulate_tile(block, tile_row, begin, end, tile_scores(block, tile_row, begin));
+    }
+}
+
+static void unfused_attend(const attn_schedule *schedule, const row_block *block, int64_t capacity) {
+  score_rows(schedule, block, capacity);
+  softmax_rows(block, capacity);
+  accumulate_rows(schedule, block, capacity);
+}
+
+static void unfused_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
+                        void *scratch) {
+  if (task.phase == 0)
+    pack_unit(schedule, args, task, unit_memory);
+  else
+    compute_rows(schedule, args, task, unit_memory, scratch, round_up(schedule->row_block, TILE_ROWS),
+                 unfused_score_stride(&schedule->problem), unfused_attend);
+}
+
+#endif
