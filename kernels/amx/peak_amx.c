@@ -1,0 +1,46 @@
+/* Peak loop of the amx tier: tdpbf16ps into four tiles of 16 x 16 floats, each adding a 16 x 32 by 32 x 16 product of bf16.
+ * Tiles hold zeros: bf16 denormals cannot slow it down. */
+#include "kernels/peak.h"
+
+#include <immintrin.h>
+#include <stddef.h>
+
+enum { TILES = 4, TILE_ROWS = 16, TILE_ROW_BYTES = 64, DEPTH = 32, COLUMNS = 16 };
+
+/* LDTILECFG's memory layout, Intel SDM vol. 1, ch. 18. */
+typedef struct tile_config {
+  uint8_t palette, start_row, reserved[14];
+  uint16_t row_bytes[16];
+  uint8_t rows[16];
+} tile_config;
+
+static void tile_loop(int64_t iterations) {
+  tile_config config = {.palette = 1};
+  for (int t = 0; t < 8; t++) {
+    config.row_bytes[t] = TILE_ROW_BYTES;
+    config.rows[t] = TILE_ROWS;
+  }
+  _tile_loadconfig(&config);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  _tile_zero(4);
+  _tile_zero(5);
+  for (int64_t i = 0; i < iterations; i++) {
+    _tile_dpbf16ps(0, 4, 5);
+    _tile_dpbf16ps(1, 4, 5);
+    _tile_dpbf16ps(2, 4, 5);
+    _tile_dpbf16ps(3, 4, 5);
+  }
+  _tile_release();
+}
+
+const attn_peak_loop attn_peak_amx[] = {
+    {.isa = "amx",
+     .dtype = "bf16",
+     .what = "tdpbf16ps, 16x32 by 32x16",
+     .flops = 2.0 * TILES * TILE_ROWS * DEPTH * COLUMNS,
+     .run = tile_loop},
+    {.isa = NULL},
+};

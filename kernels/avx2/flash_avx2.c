@@ -1,0 +1,17 @@
+/* flash_avx2: flash attention: streaming softmax over key blocks, no score matrix.
+ * The loop is kernels/common/flash.h, the tiles kernels/common/tiles.h, 8 floats wide, FMA (vec_avx2.h). */
+#include "vec_avx2.h"
+
+#include "kernels/common/flash.h"
+
+const attn_kernel attn_flash_avx2 = {
+    .info = {.name = "flash_avx2",
+             .algorithm = "flash",
+             .isa = "avx2",
+             .library = "",
+             .summary = "flash attention: streaming softmax over key blocks, no score matrix; tiles of 6 rows, 8 floats wide, FMA",
+             .numerics = {.exp_error = 0x1p-22}},
+    .rejects = tiled_rejects,
+    .plan = flash_plan,
+    .run = flash_run,
+};

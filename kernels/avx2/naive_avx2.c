@@ -1,0 +1,17 @@
+/* naive_avx2: textbook: the whole score matrix of a head, three passes.
+ * The loop is kernels/common/unfused.h, the tiles kernels/common/tiles.h, 8 floats wide, FMA (vec_avx2.h). */
+#include "vec_avx2.h"
+
+#include "kernels/common/unfused.h"
+
+const attn_kernel attn_naive_avx2 = {
+    .info = {.name = "naive_avx2",
+             .algorithm = "naive",
+             .isa = "avx2",
+             .library = "",
+             .summary = "textbook: the whole score matrix of a head, three passes; tiles of 6 rows, 8 floats wide, FMA",
+             .numerics = {.exp_error = 0x1p-22}},
+    .rejects = tiled_rejects,
+    .plan = naive_plan,
+    .run = unfused_run,
+};

@@ -1,0 +1,28 @@
+/* Peak loop of the avx2 tier: independent chains of fused multiply-adds on registers alone, 12 of them, which is more than FMA
+ * latency times throughput on any CPU of the tier. Operands are ordinary numbers: denormals would be far slower. */
+#include "kernels/peak.h"
+
+#include <immintrin.h>
+#include <stddef.h>
+
+enum { CHAINS = 12, LANES = 8 };
+
+static volatile float sink; /* keeps the loop from being removed */
+
+static void fma_loop(int64_t iterations) {
+  __m256 sum[CHAINS], a = _mm256_set1_ps(0.5f), b = _mm256_set1_ps(1.0f);
+#pragma GCC unroll 32
+  for (int c = 0; c < CHAINS; c++) sum[c] = _mm256_set1_ps((float)c);
+  for (int64_t i = 0; i < iterations; i++) {
+#pragma GCC unroll 32
+    for (int c = 0; c < CHAINS; c++) sum[c] = _mm256_fmadd_ps(sum[c], a, b);
+  }
+#pragma GCC unroll 32
+  for (int c = 1; c < CHAINS; c++) sum[0] = _mm256_add_ps(sum[0], sum[c]);
+  sink = _mm256_cvtss_f32(sum[0]);
+}
+
+const attn_peak_loop attn_peak_avx2[] = {
+    {.isa = "avx2", .dtype = "f32", .what = "fma, 256 bit", .flops = 2.0 * CHAINS * LANES, .run = fma_loop},
+    {.isa = NULL},
+};

@@ -1,0 +1,90 @@
+/* The vector vocabulary of the avx2 tier: 8 floats in a register, 16 registers. The same words as vec_avx512.h. */
+#ifndef ATTN_VEC_AVX2_H
+#define ATTN_VEC_AVX2_H
+
+#include <immintrin.h>
+#include <stdint.h>
+
+
+
+typedef __m256 vec;
+
+/* 6 rows x 2 vectors keep 12 sums, 2 registers for the streamed operand and 1-2 for broadcasts: all 16. */
+enum { VEC_LANES = 8, TILE_ROWS = 6, TILE_VECS = 2 };
+
+static inline vec vec_zero(void) { return _mm256_setzero_ps(); }
+static inline vec vec_set1(float x) { return _mm256_set1_ps(x); }
+static inline vec vec_load(const float *p) { return _mm256_loadu_ps(p); }
+static inline void vec_store(float *p, vec x) { _mm256_storeu_ps(p, x); }
+static inline vec vec_fma(vec a, vec b, vec c) { return _mm256_fmadd_ps(a, b, c); }
+static inline vec vec_mul(vec a, vec b) { return _mm256_mul_ps(a, b); }
+static inline vec vec_add(vec a, vec b) { return _mm256_add_ps(a, b); }
+static inline vec vec_sub(vec a, vec b) { return _mm256_sub_ps(a, b); }
+/* b where either is NaN. */
+static inline vec vec_max(vec a, vec b) { return _mm256_max_ps(a, b); }
+
+static inline float vec_reduce_max(vec x) {
+  __m128 m = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+  return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+}
+
+/* Always the same tree: halves, quarters, ... */
+static inline float vec_reduce_add(vec x) {
+  __m128 s = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+  return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+}
+
+static inline __m256i lane_numbers(void) { return _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7); }
+static inline __m256i first_lanes(int64_t n) { return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), lane_numbers()); }
+
+/* The first n lanes, 0 <= n <= 8; nothing is read or written beyond them. Loaded lanes beyond n are 0. */
+static inline vec vec_load_first(const float *p, int64_t n) { return _mm256_maskload_ps(p, first_lanes(n)); }
+static inline void vec_store_first(float *p, vec x, int64_t n) { _mm256_maskstore_ps(p, first_lanes(n), x); }
+
+/* x in lanes begin <= lane < end, -inf elsewhere; 0 <= begin <= 8, 0 <= end <= 8. */
+static inline vec vec_select_range(vec x, int64_t begin, int64_t end) {
+  __m256i keep = _mm256_andnot_si256(first_lanes(begin), first_lanes(end));
+  return _mm256_blendv_ps(_mm256_set1_ps(-__builtin_inff()), x, _mm256_castsi256_ps(keep));
+}
+
+static inline int vec_any_nan(vec x) { return _mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) != 0; }
+
+/* 2^t for t <= 127; relative error below 1.6e-7 (scripts/derive_exp2.py) down to t = -126, 0 below (the bound's n 2^-126 term)
+ * and for -inf; NaN stays NaN. n = t rounded to nearest by adding 1.5 2^23 ("magic number"), whose low bits then go into the exponent. */
+static inline vec vec_exp2(vec t) {
+  const vec lowest = vec_set1(-126.0f), magic = vec_set1(0x1.8p23f);
+  vec clamped = _mm256_max_ps(lowest, t); /* this order keeps NaN */
+  vec shifted = vec_add(clamped, magic);
+  vec f = vec_sub(clamped, vec_sub(shifted, magic));
+  vec p = vec_fma(f, vec_set1(0x1.5bda58p-10f), vec_set1(0x1.3ce8aep-7f));
+  p = vec_fma(p, f, vec_set1(0x1.c6b6d8p-5f));
+  p = vec_fma(p, f, vec_set1(0x1.ebf9c2p-3f));
+  p = vec_fma(p, f, vec_set1(0x1.62e42ap-1f));
+  p = vec_fma(p, f, vec_set1(1.0f));
+  __m256i scaled = _mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_castps_si256(shifted), 23));
+  return _mm256_andnot_ps(_mm256_cmp_ps(t, lowest, _CMP_LT_OQ), _mm256_castsi256_ps(scaled));
+}
+
+/* r[i] lane j <-> r[j] lane i. */
+static inline __attribute__((always_inline)) void vec_transpose(vec r[8]) {
+  vec t[8];
+  for (int i = 0; i < 8; i += 2) {
+    t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+    t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4)
+    for (int j = 0; j < 2; j++) {
+      __m256d low = _mm256_castps_pd(t[i + j]), high = _mm256_castps_pd(t[i + 2 + j]);
+      r[i + 2 * j] = _mm256_castpd_ps(_mm256_unpacklo_pd(low, high));
+      r[i + 2 * j + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(low, high));
+    }
+  for (int i = 0; i < 4; i++) {
+    t[i] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x20);
+    t[i + 4] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x31);
+  }
+  for (int i = 0; i < 8; i++) r[i] = t[i];
+}
+
+#endif

@@ -1,0 +1,17 @@
+/* blocked_avx512: row blocks with their scores kept in L2, two-pass softmax.
+ * The loop is kernels/common/unfused.h, the tiles kernels/common/tiles.h, 16 floats wide (vec_avx512.h). */
+#include "vec_avx512.h"
+
+#include "kernels/common/unfused.h"
+
+const attn_kernel attn_blocked_avx512 = {
+    .info = {.name = "blocked_avx512",
+             .algorithm = "blocked",
+             .isa = "avx512",
+             .library = "",
+             .summary = "row blocks with their scores kept in L2, two-pass softmax; tiles of 6 rows, 16 floats wide",
+             .numerics = {.exp_error = 0x1p-22}},
+    .rejects = tiled_rejects,
+    .plan = blocked_plan,
+    .run = unfused_run,
+};

@@ -1,0 +1,17 @@
+/* flash_avx512: flash attention: streaming softmax over key blocks, no score matrix.
+ * The loop is kernels/common/flash.h, the tiles kernels/common/tiles.h, 16 floats wide (vec_avx512.h). */
+#include "vec_avx512.h"
+
+#include "kernels/common/flash.h"
+
+const attn_kernel attn_flash_avx512 = {
+    .info = {.name = "flash_avx512",
+             .algorithm = "flash",
+             .isa = "avx512",
+             .library = "",
+             .summary = "flash attention: streaming softmax over key blocks, no score matrix; tiles of 6 rows, 16 floats wide",
+             .numerics = {.exp_error = 0x1p-22}},
+    .rejects = tiled_rejects,
+    .plan = flash_plan,
+    .run = flash_run,
+};

@@ -1,0 +1,17 @@
+/* naive_avx512: textbook: the whole score matrix of a head, three passes.
+ * The loop is kernels/common/unfused.h, the tiles kernels/common/tiles.h, 16 floats wide (vec_avx512.h). */
+#include "vec_avx512.h"
+
+#include "kernels/common/unfused.h"
+
+const attn_kernel attn_naive_avx512 = {
+    .info = {.name = "naive_avx512",
+             .algorithm = "naive",
+             .isa = "avx512",
+             .library = "",
+             .summary = "textbook: the whole score matrix of a head, three passes; tiles of 6 rows, 16 floats wide",
+             .numerics = {.exp_error = 0x1p-22}},
+    .rejects = tiled_rejects,
+    .plan = naive_plan,
+    .run = unfused_run,
+};

@@ -1,0 +1,85 @@
+/* The vector vocabulary of the avx512 tier: 16 floats in a register, 32 registers. kernels/common/ is written in these words;
+ * every tier defines the same ones. */
+#ifndef ATTN_VEC_AVX512_H
+#define ATTN_VEC_AVX512_H
+
+#include <immintrin.h>
+#include <stdint.h>
+
+
+
+typedef __m512 vec;
+
+/* A product tile of 6 rows x 4 vectors keeps 24 sums in registers, with 4 for the streamed operand and 1-4 for broadcasts: the
+ * largest shape that fits 32. Each broadcast is used 4 times, so loads (10 per 24 FMA) stay below FMA throughput. */
+enum { VEC_LANES = 16, TILE_ROWS = 6, TILE_VECS = 4 };
+
+static inline vec vec_zero(void) { return _mm512_setzero_ps(); }
+static inline vec vec_set1(float x) { return _mm512_set1_ps(x); }
+static inline vec vec_load(const float *p) { return _mm512_loadu_ps(p); }
+static inline void vec_store(float *p, vec x) { _mm512_storeu_ps(p, x); }
+static inline vec vec_fma(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }
+static inline vec vec_mul(vec a, vec b) { return _mm512_mul_ps(a, b); }
+static inline vec vec_add(vec a, vec b) { return _mm512_add_ps(a, b); }
+static inline vec vec_sub(vec a, vec b) { return _mm512_sub_ps(a, b); }
+/* b where either is NaN. */
+static inline vec vec_max(vec a, vec b) { return _mm512_max_ps(a, b); }
+static inline float vec_reduce_max(vec x) { return _mm512_reduce_max_ps(x); }
+
+/* Always the same tree: halves, quarters, ... */
+static inline float vec_reduce_add(vec x) { return _mm512_reduce_add_ps(x); }
+
+static inline __mmask16 first_lanes(int64_t n) { return (__mmask16)((1u << n) - 1); }
+
+/* The first n lanes, 0 <= n <= 16; nothing is read or written beyond them. Loaded lanes beyond n are 0. */
+static inline vec vec_load_first(const float *p, int64_t n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
+static inline void vec_store_first(float *p, vec x, int64_t n) { _mm512_mask_storeu_ps(p, first_lanes(n), x); }
+
+/* x in lanes begin <= lane < end, -inf elsewhere; 0 <= begin <= 16, 0 <= end <= 16. */
+static inline vec vec_select_range(vec x, int64_t begin, int64_t end) {
+  __mmask16 keep = (__mmask16)(first_lanes(end) & ~first_lanes(begin));
+  return _mm512_mask_mov_ps(_mm512_set1_ps(-__builtin_inff()), keep, x);
+}
+
+static inline int vec_any_nan(vec x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0; }
+
+/* 2^t for t <= 127; relative error below 1.5e-7 (scripts/derive_exp2.py), 0 for -inf and far below the smallest denormal.
+ * f = t - floor(t) in [0, 1), degree-5 minimax in Horner form, scaled by 2^floor(t). */
+static inline vec vec_exp2(vec t) {
+  vec f = _mm512_reduce_ps(t, 0x09); /* t - floor(t), no exceptions */
+  vec p = vec_fma(f, vec_set1(0x1.e96910p-10f), vec_set1(0x1.277c1cp-7f));
+  p = vec_fma(p, f, vec_set1(0x1.c91c10p-5f));
+  p = vec_fma(p, f, vec_set1(0x1.ebdb6ap-3f));
+  p = vec_fma(p, f, vec_set1(0x1.62e4bap-1f));
+  p = vec_fma(p, f, vec_set1(1.0f));
+  return _mm512_scalef_ps(p, t);
+}
+
+/* r[i] lane j <-> r[j] lane i: pairs of floats, then of pairs, then of 128-bit quarters (4 x 16 shuffles). */
+static inline __attribute__((always_inline)) void vec_transpose(vec r[16]) {
+  vec t[16];
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4)
+    for (int j = 0; j < 2; j++) {
+      __m512d low = _mm512_castps_pd(t[i + j]), high = _mm512_castps_pd(t[i + 2 + j]);
+      r[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
+      r[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+    }
+  for (int i = 0; i < 4; i++) { /* rows i, i+4, i+8, i+12 hold columns i, 4+i, 8+i, 12+i in their quarters */
+    t[i] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88);
+    t[i + 4] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
+    t[i + 8] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
+    t[i + 12] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
+  }
+  for (int i = 0; i < 4; i++) {
+    r[i] = _mm512_shuffle_f32x4(t[i], t[i + 4], 0x88);
+    r[i + 4] = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0x88);
+    r[i + 8] = _mm512_shuffle_f32x4(t[i], t[i + 4], 0xdd);
+    r[i + 12] = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0xdd);
+  }
+}
+
+#endif

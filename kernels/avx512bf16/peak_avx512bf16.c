@@ -1,0 +1,29 @@
+/* Peak loop of the avx512bf16 tier: independent chains of vdpbf16ps, 32 bf16 products summed into 16 floats each. Its rate
+ * against the float32 FMA loop differs by CPU (2x on one, 1/2 on another), which src/cpu.c probes with it. */
+#include "kernels/peak.h"
+
+#include <immintrin.h>
+#include <stddef.h>
+
+enum { CHAINS = 24, PRODUCTS = 32 };
+
+static volatile float sink; /* keeps the loop from being removed */
+
+static void dot_loop(int64_t iterations) {
+  __m512 sum[CHAINS];
+  __m512bh a = (__m512bh)_mm512_set1_epi16(0x3f00), b = (__m512bh)_mm512_set1_epi16(0x3f80); /* 0.5 and 1 */
+#pragma GCC unroll 32
+  for (int c = 0; c < CHAINS; c++) sum[c] = _mm512_set1_ps((float)c);
+  for (int64_t i = 0; i < iterations; i++) {
+#pragma GCC unroll 32
+    for (int c = 0; c < CHAINS; c++) sum[c] = _mm512_dpbf16_ps(sum[c], a, b);
+  }
+#pragma GCC unroll 32
+  for (int c = 1; c < CHAINS; c++) sum[0] = _mm512_add_ps(sum[0], sum[c]);
+  sink = _mm512_cvtss_f32(sum[0]);
+}
+
+const attn_peak_loop attn_peak_avx512bf16[] = {
+    {.isa = "avx512bf16", .dtype = "bf16", .what = "vdpbf16ps, 512 bit", .flops = 2.0 * CHAINS * PRODUCTS, .run = dot_loop},
+    {.isa = NULL},
+};

@@ -1,0 +1,204 @@
+/* Plain-C tiles for blocked_c and flash_c: the phases that every tier has under the same names, without vectors, packing or
+ * register tricks. Read this first, then kernels/common/tiles.h.
+ *
+ * Each row works on its own allowed keys only, [begin, end) of the block, so masked elements are never touched. Inner loops run
+ * over keys or columns side by side, which any compiler turns into vectors. */
+#ifndef ATTN_REF_TILES_C_H
+#define ATTN_REF_TILES_C_H
+
+#include <math.h>
+#include <string.h>
+
+#include "kernels/common/convert.h"
+#include "kernels/common/exact_row.h"
+#include "kernels/common/rows.h"
+#include "kernels/common/tiled_rejects.h"
+#include "kernels/kernel.h"
+
+enum {
+  ROWS = 32, /* query rows of a task: a key block is converted once and used this often */
+  KEYS = 64  /* keys of a block: its K and V (head_dim 64: 32 KiB) stay in L2, its scores in L1 */
+};
+
+/* ROWS query rows of one head and their state. */
+typedef struct row_block {
+  const attn_problem *problem;
+  const attn_args *args;
+  attn_sequence seq;
+  int64_t b, head, first_row, rows;
+  attn_key_range range[ROWS]; /* keys that the row may see */
+  float row_max[ROWS], row_sum[ROWS];
+  float *q;     /* [ROWS][dim_qk], times scale */
+  float *k;     /* [dim_qk][KEYS]: the current key block, transposed */
+  float *v;     /* [KEYS][dim_v]: the current key block */
+  float *acc;   /* [ROWS][dim_v]: O before division */
+  float *score; /* [ROWS][score_stride]: S, then P */
+  int64_t score_stride;
+} row_block;
+
+static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* The row's keys among [key, key + KEYS). */
+static inline attn_key_range allowed_in(const row_block *t, int64_t i, int64_t key) {
+  return (attn_key_range){max64(t->range[i].begin, key), min64(t->range[i].end, key + KEYS)};
+}
+
+/* Floats of scratch with score_stride scores per row; false on overflow. */
+static inline bool tile_scratch_bytes(const attn_problem *p, int64_t score_stride, size_t *bytes) {
+  int64_t score;
+  const int64_t rest = ROWS * (p->dim_qk + p->dim_v) + KEYS * (p->dim_qk + p->dim_v);
+  if (__builtin_mul_overflow(score_stride, (int64_t)ROWS, &score) || __builtin_add_overflow(score, rest, &score)) return false;
+  return !__builtin_mul_overflow((size_t)score, sizeof(float), bytes);
+}
+
+/* One phase; a task is ROWS rows of one query head, the last rows first because under a causal mask they see most keys. */
+static inline bool tile_plan(const attn_problem *p, int64_t score_stride, attn_schedule *schedule) {
+  schedule->phases = 1;
+  schedule->items[0] = p->heads_q / p->heads_kv * ((p->seq_q + ROWS - 1) / ROWS);
+  schedule->row_block = ROWS;
+  schedule->key_block = KEYS;
+  return tile_scratch_bytes(p, score_stride, &schedule->scratch_bytes);
+}
+
+static inline row_block tile_block(const attn_schedule *schedule, const attn_args *args, attn_task task, float *scratch,
+                                   int64_t score_stride) {
+  const attn_problem *p = &schedule->problem;
+  const int64_t group = p->heads_q / p->heads_kv, blocks = schedule->items[0] / group;
+  row_block t = {.problem = p, .args = args, .b = task.unit / p->heads_kv, .score_stride = score_stride};
+  t.head = task.unit % p->heads_kv * group + task.item % group;
+  t.seq = attn_sequence_of(p, args, t.b);
+  t.first_row = (blocks - 1 - task.item / group) * ROWS;
+  t.rows = max64(min64(ROWS, attn_rows(p, &t.seq) - t.first_row), 0);
+  t.q = scratch;
+  t.k = t.q + ROWS * p->dim_qk;
+  t.v = t.k + KEYS * p->dim_qk;
+  t.acc = t.v + KEYS * p->dim_v;
+  t.score = t.acc + ROWS * p->dim_v;
+  return t;
+}
+
+static inline void start_rows(row_block *t) {
+  const attn_problem *p = t->problem;
+  for (int64_t i = 0; i < t->rows; i++) {
+    t->range[i] = attn_allowed_keys(p, t->args, &t->seq, t->b, t->first_row + i);
+    t->row_max[i] = -INFINITY;
+    t->row_sum[i] = 0.0f;
+    memset(t->acc + i * p->dim_v, 0, (size_t)p->dim_v * sizeof(float));
+    if (t->range[i].begin >= t->range[i].end) continue;
+    const int64_t offset = attn_q_offset(p, &t->seq, t->b, t->head, t->first_row + i);
+    for (int64_t d = 0; d < p->dim_qk; d++)
+      t->q[i * p->dim_qk + d] = p->scale * attn_load_f32(t->args->q, p->dtype_q, offset + d * p->q_stride.d);
+  }
+}
+
+/* The keys that any row of the block may see. */
+static inline attn_key_range keys_in_use(const row_block *t) {
+  attn_key_range used = {INT64_MAX, 0};
+  for (int64_t i = 0; i < t->rows; i++) {
+    if (t->range[i].begin >= t->range[i].end) continue;
+    used.begin = min64(used.begin, t->range[i].begin);
+    used.end = max64(used.end, t->range[i].end);
+  }
+  return used;
+}
+
+/* K of keys [key, key + KEYS) that any row may see, transposed so that score_tile's inner loop is contiguous. */
+static inline void load_k(const row_block *t, attn_key_range used, int64_t key) {
+  const attn_problem *p = t->problem;
+  for (int64_t j = max64(used.begin, key); j < min64(used.end, key + KEYS); j++) {
+    const int64_t offset = attn_k_offset(p, &t->seq, t->b, t->head, j);
+    for (int64_t d = 0; d < p->dim_qk; d++)
+      t->k[d * KEYS + (j - key)] = attn_load_f32(t->args->k, p->dtype_kv, offset + d * p->k_stride.d);
+  }
+}
+
+static inline void load_v(const row_block *t, attn_key_range used, int64_t key) {
+  const attn_problem *p = t->problem;
+  for (int64_t j = max64(used.begin, key); j < min64(used.end, key + KEYS); j++) {
+    const int64_t offset = attn_v_offset(p, &t->seq, t->b, t->head, j);
+    for (int64_t d = 0; d < p->dim_v; d++)
+      t->v[(j - key) * p->dim_v + d] = attn_load_f32(t->args->v, p->dtype_kv, offset + d * p->v_stride.d);
+  }
+}
+
+/* S = scale Q K^T for the block's keys; score[i][j - key]. */
+static inline void score_tile(const row_block *t, int64_t key, float *score) {
+  const int64_t dim_qk = t->problem->dim_qk;
+  for (int64_t i = 0; i < t->rows; i++) {
+    const attn_key_range keys = allowed_in(t, i, key);
+    float *restrict s = score + i * t->score_stride;
+    for (int64_t j = keys.begin - key; j < keys.end - key; j++) s[j] = 0.0f;
+    for (int64_t d = 0; d < dim_qk; d++) {
+      const float q = t->q[i * dim_qk + d];
+      const float *restrict k = t->k + d * KEYS;
+      for (int64_t j = keys.begin - key; j < keys.end - key; j++) s[j] += q * k[j];
+    }
+  }
+}
+
+static inline float largest(const float *x, int64_t count, float so_far) {
+  for (int64_t j = 0; j < count; j++) so_far = x[j] > so_far ? x[j] : so_far;
+  return so_far;
+}
+
+/* x = exp(x - reference); returns the sum added to `sum`. */
+static inline float exponentials(float *x, int64_t count, float reference, float sum) {
+  for (int64_t j = 0; j < count; j++) {
+    x[j] = expf(x[j] - reference);
+    sum += x[j];
+  }
+  return sum;
+}
+
+/* acc += P V for the block's keys. */
+static inline void accumulate_tile(const row_block *t, int64_t key, const float *score) {
+  const int64_t dim_v = t->problem->dim_v;
+  for (int64_t i = 0; i < t->rows; i++) {
+    const attn_key_range keys = allowed_in(t, i, key);
+    float *restrict acc = t->acc + i * dim_v;
+    for (int64_t j = keys.begin - key; j < keys.end - key; j++) {
+      const float p = score[i * t->score_stride + j];
+      const float *restrict v = t->v + j * dim_v;
+      for (int64_t c = 0; c < dim_v; c++) acc[c] += p * v[c];
+    }
+  }
+}
+
+/* Divides a row by its denominator; false if it does not come out finite. */
+static inline bool divide_row(float *row, int64_t count, float denominator) {
+  float poison = 0.0f; /* 0 * x is NaN for NaN and Inf */
+  for (int64_t c = 0; c < count; c++) {
+    row[c] /= denominator;
+    poison += 0.0f * row[c];
+  }
+  return poison == 0.0f;
+}
+
+static inline void store_row(const row_block *t, int64_t i, const float *row, double lse) {
+  const attn_problem *p = t->problem;
+  const int64_t offset = attn_o_offset(p, &t->seq, t->b, t->head, t->first_row + i);
+  for (int64_t d = 0; d < p->dim_v; d++) attn_store_f32(t->args->o, p->dtype_o, offset + d * p->o_stride.d, row[d]);
+  if (attn_uses(p, ATTN_USE_LSE)) t->args->lse[attn_lse_offset(p, &t->seq, t->b, t->head, t->first_row + i)] = (float)lse;
+}
+
+/* O = acc / (row_sum + sink) and LSE = row_max + log(row_sum); a row without keys gives 0 and -inf. A row that does not come out
+ * finite is computed again on its own in double precision: sums of huge values overflow, or an input is not finite. */
+static inline void finish_rows(const row_block *t) {
+  const attn_problem *p = t->problem;
+  for (int64_t i = 0; i < t->rows; i++) {
+    float *acc = t->acc + i * p->dim_v;
+    if (t->range[i].begin >= t->range[i].end) {
+      store_row(t, i, acc, -INFINITY);
+      continue;
+    }
+    float denominator = t->row_sum[i];
+    if (attn_uses(p, ATTN_USE_SINKS)) denominator += expf(t->args->sinks[t->head] - t->row_max[i]);
+    if (t->row_sum[i] > 0 && denominator < INFINITY && divide_row(acc, p->dim_v, denominator))
+      store_row(t, i, acc, (double)t->row_max[i] + log((double)t->row_sum[i]));
+    else
+      attn_exact_row(p, t->args, t->b, t->head, t->first_row + i);
+  }
+}
+
+#endif

@@ -1,0 +1,186 @@
+/* CPU features, tiers and caches. CPUID leaves and XCR0 bits: Intel SDM vol. 1, ch. 13-14 and vol. 2A, "CPUID". */
+#define _GNU_SOURCE
+#include "cpu.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "kernels/peak.h"
+#include "tiers.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+
+enum { XCR0_AVX = 0x6, XCR0_AVX512 = 0xe6, XCR0_AMX = 0x60000 };
+enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
+
+static uint64_t read_xcr0(void) {
+  uint32_t low, high;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (uint64_t)high << 32 | low;
+}
+
+static bool all_set(uint64_t value, uint64_t bits) { return (value & bits) == bits; }
+
+/* Linux hands out tile data on request only (arch_prctl(2), since 5.16); once granted it holds for the whole process. */
+static bool amx_permitted(void) {
+  return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+}
+
+static uint32_t detect_features(void) {
+  uint32_t a, b, c, d, features = 0;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return 0;
+  uint64_t xcr0 = read_xcr0();
+  bool ymm = all_set(xcr0, XCR0_AVX), zmm = all_set(xcr0, XCR0_AVX512), tiles = all_set(xcr0, XCR0_AMX);
+  if (ymm && (c & bit_FMA)) features |= CPU_FMA;
+  if (ymm && (c & bit_F16C)) features |= CPU_F16C;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return features;
+  uint32_t subleaves = a;
+  if (ymm && (b & bit_AVX2)) features |= CPU_AVX2;
+  if (zmm && all_set(b, bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | (1u << 31) /* VL */)) features |= CPU_AVX512;
+  bool amx = tiles && all_set(d, 1u << 22 /* AMX-BF16 */ | 1u << 24 /* AMX-TILE */);
+  if (subleaves >= 1 && (features & CPU_AVX512)) {
+    __get_cpuid_count(7, 1, &a, &b, &c, &d);
+    if (a & 1u << 5) features |= CPU_AVX512_BF16;
+  }
+  if (amx && amx_permitted()) features |= CPU_AMX_BF16;
+  return features;
+}
+#elif defined(__aarch64__)
+/* Advanced SIMD is part of the base architecture. */
+static uint32_t detect_features(void) { return CPU_NEON; }
+#else
+static uint32_t detect_features(void) { return 0; }
+#endif
+
+uint32_t attn_cpu_features(void) {
+  static _Atomic uint32_t cached; /* bit 31: detected */
+  uint32_t features = atomic_load(&cached);
+  if (!features) {
+    features = detect_features() | 1u << 31;
+    atomic_store(&cached, features);
+  }
+  return features & ~(1u << 31);
+}
+
+/* ---- Tiers ---- */
+
+typedef struct tier {
+  const char *isa;
+  uint32_t features;
+} tier;
+
+#define ATTN_TIER(isa, folder, architecture, flags, features) ATTN_IF_##architecture({#isa, features}, )
+static const tier tiers[] = {
+#include "kernels/tiers.def"
+};
+#undef ATTN_TIER
+
+enum { TIER_COUNT = sizeof tiers / sizeof *tiers };
+
+int attn_tier_find(const char *isa) {
+  for (int i = 0; i < TIER_COUNT; i++)
+    if (strcmp(tiers[i].isa, isa) == 0) return i;
+  return -1;
+}
+
+const char *attn_tier_isa(int index) { return index >= 0 && index < TIER_COUNT ? tiers[index].isa : NULL; }
+
+/* Names of feature bits, for sentences. */
+static void append_feature_names(uint32_t features, char *text, size_t bytes) {
+  static const char *const names[] = {"AVX2", "FMA", "F16C", "AVX-512 F/BW/DQ/VL", "AVX512-BF16", "AMX-BF16", "NEON"};
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    if (!(features & 1u << i)) continue;
+    size_t used = strlen(text);
+    snprintf(text + used, bytes - used, "%s%s", used ? ", " : "", names[i]);
+  }
+}
+
+const char *attn_tier_unusable(int index, const char *cap) {
+  static _Thread_local char reason[200];
+  uint32_t missing = tiers[index].features & ~attn_cpu_features();
+  if (missing) {
+    char names[120] = "";
+    append_feature_names(missing, names, sizeof names);
+    snprintf(reason, sizeof reason, "this CPU or its operating system lacks %s", names);
+    return reason;
+  }
+  if (cap && index > attn_tier_find(cap)) {
+    snprintf(reason, sizeof reason, "tier %s is above the cap '%s'", tiers[index].isa, cap);
+    return reason;
+  }
+  return NULL;
+}
+
+static void write_cpu_tiers(char *text, size_t bytes) {
+  size_t used = 0;
+  for (int i = 0; i < TIER_COUNT; i++)
+    if (!attn_tier_unusable(i, NULL))
+      used += (size_t)snprintf(text + used, bytes - used, "%s%s", used ? " " : "", tiers[i].isa);
+}
+
+const char *attn_cpu_tiers(void) {
+  static _Thread_local char text[128];
+  if (!*text) write_cpu_tiers(text, sizeof text);
+  return text;
+}
+
+/* ---- The probe ---- */
+
+static double loop_seconds(const attn_peak_loop *loop, int64_t iterations) {
+  struct timespec start, end;
+  clock_gettime(CLOCK_MONOTONIC, &start);
+  loop->run(iterations);
+  clock_gettime(CLOCK_MONOTONIC, &end);
+  return (double)(end.tv_sec - start.tv_sec) + 1e-9 * (double)(end.tv_nsec - start.tv_nsec);
+}
+
+/* The two loops alternate, and each one's best of three counts: an interrupt must not decide. */
+static double probe_bf16_dot_ratio(void) {
+  const attn_peak_loop *fma = attn_peak_for("avx512", "f32"), *dot = attn_peak_for("avx512bf16", "bf16");
+  double best_fma = 1e9, best_dot = 1e9;
+  for (int round = 0; round < 3; round++) {
+    const int64_t iterations = 4000;
+    double fma_s = loop_seconds(fma, iterations), dot_s = loop_seconds(dot, iterations);
+    best_fma = fma_s < best_fma ? fma_s : best_fma;
+    best_dot = dot_s < best_dot ? dot_s : best_dot;
+  }
+  return (dot->flops / best_dot) / (fma->flops / best_fma);
+}
+
+double attn_cpu_bf16_dot_ratio(void) {
+  if (!(attn_cpu_features() & CPU_AVX512_BF16)) return 0;
+  static _Atomic int cached_thousandths;
+  int thousandths = atomic_load(&cached_thousandths);
+  if (!thousandths) {
+    thousandths = (int)(1000 * probe_bf16_dot_ratio()) + 1;
+    atomic_store(&cached_thousandths, thousandths);
+  }
+  return (double)(thousandths - 1) / 1000;
+}
+
+/* ---- Caches ---- */
+
+static int64_t cache_bytes(int name, int64_t fallback) {
+  long bytes = sysconf(name);
+  return bytes > 0 ? bytes : fallback;
+}
+
+attn_machine attn_cpu_machine(void) {
+  return (attn_machine){
+#ifdef _SC_LEVEL1_DCACHE_SIZE
+      .l1d_bytes = cache_bytes(_SC_LEVEL1_DCACHE_SIZE, 32 << 10),
+      .l2_bytes = cache_bytes(_SC_LEVEL2_CACHE_SIZE, 512 << 10),
+      .l3_bytes = cache_bytes(_SC_LEVEL3_CACHE_SIZE, 4 << 20),
+#else
+      .l1d_bytes = 32 << 10,
+      .l2_bytes = 512 << 10,
+      .l3_bytes = 4 << 20,
+#endif
+      .threads = 1,
+  };
+}

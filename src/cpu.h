@@ -1,0 +1,36 @@
+/* What this CPU and its operating system let us run. */
+#ifndef ATTN_CPU_H
+#define ATTN_CPU_H
+
+#include "kernels/kernel.h"
+
+/* Feature bits as tiers.def names them. A bit is set only if the instructions exist and the operating system saves their
+ * registers (XCR0) or grants them (AMX). */
+enum {
+  CPU_AVX2 = 1 << 0,
+  CPU_FMA = 1 << 1,
+  CPU_F16C = 1 << 2,
+  CPU_AVX512 = 1 << 3, /* F, BW, DQ and VL */
+  CPU_AVX512_BF16 = 1 << 4,
+  CPU_AMX_BF16 = 1 << 5, /* AMX-TILE and AMX-BF16 */
+  CPU_NEON = 1 << 6,
+};
+
+/* Detected once per process, thread-safe. */
+uint32_t attn_cpu_features(void);
+
+/* Tiers are numbered by their line in tiers.def, low to high within an architecture. -1 if no tier has that name. */
+int attn_tier_find(const char *isa);
+const char *attn_tier_isa(int tier);
+
+/* NULL if the tier can run here and is not above `cap` (NULL = no cap); else why not. Thread-local text. */
+const char *attn_tier_unusable(int tier, const char *cap);
+
+/* bf16 dot-product multiply-adds per second over float32 FMA multiply-adds per second, from a probe of about a millisecond
+ * on first use: 2 on one CPU, 1/2 on another, with the same feature bits. 0 without AVX512-BF16. */
+double attn_cpu_bf16_dot_ratio(void);
+
+/* Cache sizes as the operating system reports them, with plausible defaults where it does not. */
+attn_machine attn_cpu_machine(void);
+
+#endif

@@ -1,0 +1,116 @@
+/* Dispatch: a named kernel or a clear error; otherwise the first of the registry that this CPU and the problem allow. */
+#include "dispatch.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cpu.h"
+#include "error.h"
+#include "registry.h"
+
+/* An unset or empty variable is no request. */
+static const char *environment(const char *name) {
+  const char *value = getenv(name);
+  return value && *value ? value : NULL;
+}
+
+static void append(char *text, size_t bytes, const char *separator, const char *more) {
+  size_t used = strlen(text);
+  snprintf(text + used, bytes - used, "%s%s", used ? separator : "", more);
+}
+
+static attn_status check_cap(const char *source, const char *cap) {
+  if (!cap || attn_tier_find(cap) >= 0) return ATTN_OK;
+  char names[160] = "";
+  for (int i = 0; attn_tier_isa(i); i++) append(names, sizeof names, ", ", attn_tier_isa(i));
+  return attn_fail(ATTN_INVALID_ARGUMENT, "%s is '%s'; it must be one of %s", source, cap, names);
+}
+
+static const char *lower_cap(const char *a, const char *b) {
+  if (!a || !b) return a ? a : b;
+  return attn_tier_find(a) < attn_tier_find(b) ? a : b;
+}
+
+/* NULL = the kernel can run the problem here; else why not. Thread-local or static text. */
+static const char *refusal(const attn_kernel *kernel, const attn_problem *problem, const char *cap) {
+  static _Thread_local char buffer[300];
+  const char *reason = attn_tier_unusable(attn_tier_find(kernel->info.isa), cap);
+  return reason ? reason : kernel->rejects(problem, buffer, sizeof buffer);
+}
+
+static void list_usable(const attn_problem *problem, const char *cap, char *names, size_t bytes) {
+  const attn_kernel *kernel;
+  for (int i = 0; (kernel = attn_registry_get(i)); i++)
+    if (!refusal(kernel, problem, cap)) append(names, bytes, ", ", kernel->info.name);
+  if (!*names) snprintf(names, bytes, "none");
+}
+
+static attn_status choose_named(const attn_problem *problem, const char *name, const char *source, const char *cap,
+                                attn_choice *choice) {
+  char usable[400] = "";
+  list_usable(problem, cap, usable, sizeof usable);
+  const attn_kernel *kernel = attn_registry_find(name);
+  if (!kernel)
+    return attn_fail(ATTN_UNKNOWN_KERNEL, "%s is '%s', which no kernel of this build is called; kernels that take this problem "
+                     "here: %s", source, name, usable);
+  const char *reason = refusal(kernel, problem, cap);
+  if (reason)
+    return attn_fail(ATTN_UNSUPPORTED, "%s is '%s', which cannot run: %s; kernels that can: %s", source, name, reason, usable);
+  choice->kernel = kernel;
+  snprintf(choice->why, sizeof choice->why, "named by %s", source);
+  return ATTN_OK;
+}
+
+static attn_status choose_automatically(const attn_problem *problem, const char *cap, attn_choice *choice) {
+  char refused[500] = "", line[360];
+  const attn_kernel *kernel;
+  for (int i = 0; (kernel = attn_registry_get(i)); i++) {
+    const char *reason = refusal(kernel, problem, cap);
+    if (!reason) {
+      choice->kernel = kernel;
+      snprintf(choice->why, sizeof choice->why, "automatic: the best-ranked kernel that accepts%s%s",
+               *refused ? "; refused: " : "", refused);
+      return ATTN_OK;
+    }
+    snprintf(line, sizeof line, "%s (%s)", kernel->info.name, reason);
+    append(refused, sizeof refused, ", ", line);
+  }
+  return attn_fail(ATTN_UNSUPPORTED, "no kernel takes this problem here: %s", refused);
+}
+
+attn_status attn_dispatch(const attn_problem *problem, const attn_options *options, attn_choice *choice) {
+  const char *asked_cap = options ? options->max_isa : NULL, *variable_cap = environment("ATTN_MAX_ISA");
+  attn_status status = check_cap("attn_options.max_isa", asked_cap);
+  if (status == ATTN_OK) status = check_cap("ATTN_MAX_ISA", variable_cap);
+  if (status != ATTN_OK) return status;
+  const char *cap = lower_cap(asked_cap, variable_cap);
+  if (options && options->kernel) return choose_named(problem, options->kernel, "attn_options.kernel", cap, choice);
+  const char *variable_kernel = environment("ATTN_KERNEL");
+  if (variable_kernel) return choose_named(problem, variable_kernel, "ATTN_KERNEL", cap, choice);
+  return choose_automatically(problem, cap, choice);
+}
+
+/* ---- The registry's public questions ---- */
+
+static const char *keep(const char *reason) {
+  static _Thread_local char kept[400];
+  if (!reason) return NULL;
+  snprintf(kept, sizeof kept, "%s", reason);
+  return kept;
+}
+
+const char *attn_kernel_unusable(const attn_kernel_info *info) {
+  const attn_kernel *kernel = info ? attn_registry_find(info->name) : NULL;
+  if (!kernel) return "no kernel of this build has that name";
+  const char *cap = environment("ATTN_MAX_ISA");
+  if (check_cap("ATTN_MAX_ISA", cap) != ATTN_OK) return keep(attn_last_error());
+  return keep(attn_tier_unusable(attn_tier_find(kernel->info.isa), cap));
+}
+
+const char *attn_kernel_rejects(const attn_kernel_info *info, const attn_problem *problem) {
+  const char *unusable = attn_kernel_unusable(info);
+  if (unusable) return unusable;
+  if (attn_problem_validate(problem) != ATTN_OK) return keep(attn_last_error());
+  return keep(refusal(attn_registry_find(info->name), problem, NULL));
+}

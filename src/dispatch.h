@@ -1,0 +1,16 @@
+/* Which kernel runs a problem, and why not another. */
+#ifndef ATTN_DISPATCH_H
+#define ATTN_DISPATCH_H
+
+#include "kernels/kernel.h"
+
+typedef struct attn_choice {
+  const attn_kernel *kernel;
+  char why[600]; /* how it was chosen, and what was refused before it */
+} attn_choice;
+
+/* Honours, in this order: options->kernel, ATTN_KERNEL, the automatic choice; and the lower of options->max_isa and
+ * ATTN_MAX_ISA. Never falls back from a named kernel. The problem is valid; options may be NULL. */
+attn_status attn_dispatch(const attn_problem *problem, const attn_options *options, attn_choice *choice);
+
+#endif

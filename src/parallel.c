@@ -1,0 +1,34 @@
+/* The loop that runs a phase. Tasks are handed out one by one in their order, so that "longest first" balances the end. */
+#include "parallel.h"
+
+#include <stdatomic.h>
+
+#ifdef _OPENMP
+#include <omp.h>
+
+int attn_parallel_default_threads(void) { return omp_get_max_threads(); }
+
+static void run_threads(int threads, int64_t tasks, attn_task_fn task, void *context) {
+  _Atomic int64_t next = 0;
+#pragma omp parallel num_threads(threads)
+  for (int64_t i; (i = atomic_fetch_add_explicit(&next, 1, memory_order_relaxed)) < tasks;)
+    task(context, i, omp_get_thread_num());
+}
+#else
+int attn_parallel_default_threads(void) { return 1; }
+
+static void run_threads(int threads, int64_t tasks, attn_task_fn task, void *context) {
+  (void)threads;
+  for (int64_t i = 0; i < tasks; i++) task(context, i, 0);
+}
+#endif
+
+void attn_parallel_run(const attn_options *options, int64_t tasks, attn_task_fn task, void *context) {
+  int workers = tasks < options->threads ? (int)tasks : options->threads;
+  if (workers <= 1)
+    for (int64_t i = 0; i < tasks; i++) task(context, i, 0);
+  else if (options->parallel_for)
+    options->parallel_for(options->pool, tasks, options->threads, task, context);
+  else
+    run_threads(workers, tasks, task, context);
+}

@@ -1,0 +1,194 @@
+/* Plans: everything that can be decided or checked before the data is there, and the loop that runs it. */
+#include "plan.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "cpu.h"
+#include "dispatch.h"
+#include "error.h"
+#include "parallel.h"
+#include "problem.h"
+
+struct attn_plan {
+  const attn_kernel *kernel;
+  attn_schedule schedule;
+  attn_options options; /* threads resolved; kernel and max_isa not kept */
+  size_t workspace_bytes;
+  char description[1400];
+};
+
+/* ---- Memory: [unit 0 of the wave] [unit 1] ... [thread 0] [thread 1] ... ---- */
+
+static size_t align_up(size_t bytes) { return (bytes + ATTN_MEMORY_ALIGN - 1) / ATTN_MEMORY_ALIGN * ATTN_MEMORY_ALIGN; }
+
+/* One thread walks unit by unit: each is packed just before it is used. Several threads share a wave that holds enough tasks to
+ * balance and enough work to pay for its barriers; beyond that, more units would only cost memory. */
+static int64_t choose_wave(const attn_schedule *schedule, int threads) {
+  if (!schedule->unit_bytes) return schedule->units;
+  if (threads == 1) return 1;
+  const int64_t tasks_per_thread = 8, bytes_per_thread = 1 << 20;
+  int64_t items = schedule->items[schedule->phases - 1] > 0 ? schedule->items[schedule->phases - 1] : 1;
+  int64_t for_balance = (tasks_per_thread * threads + items - 1) / items;
+  int64_t for_barriers = bytes_per_thread * threads / (int64_t)schedule->unit_bytes;
+  int64_t wave = for_balance > for_barriers ? for_balance : for_barriers;
+  return wave < schedule->units ? wave : schedule->units;
+}
+
+static bool size_workspace(attn_plan *plan) {
+  attn_schedule *s = &plan->schedule;
+  if (s->unit_bytes > SIZE_MAX / 4 || s->scratch_bytes > SIZE_MAX / 4) return false;
+  s->unit_bytes = align_up(s->unit_bytes);
+  s->scratch_bytes = align_up(s->scratch_bytes);
+  s->wave_units = choose_wave(s, plan->options.threads);
+  size_t shared, scratch;
+  return !__builtin_mul_overflow(s->unit_bytes, (size_t)s->wave_units, &shared) &&
+         !__builtin_mul_overflow(s->scratch_bytes, (size_t)plan->options.threads, &scratch) &&
+         !__builtin_add_overflow(shared, scratch, &plan->workspace_bytes) && plan->workspace_bytes <= SIZE_MAX / 2;
+}
+
+/* ---- Creating ---- */
+
+static attn_status resolve_options(const attn_options *asked, attn_options *options) {
+  *options = asked ? (attn_options){.threads = asked->threads, .parallel_for = asked->parallel_for, .pool = asked->pool}
+                   : (attn_options){0};
+  if (options->threads < 0 || options->threads > 4096 || (options->parallel_for && options->threads < 1))
+    return attn_fail(ATTN_INVALID_ARGUMENT, "attn_options.threads is %d; it must be in %s", options->threads,
+                     options->parallel_for ? "1..4096 with parallel_for" : "1..4096, or 0 for the default");
+  if (options->threads == 0) options->threads = attn_parallel_default_threads();
+  return ATTN_OK;
+}
+
+static void describe(attn_plan *plan, const char *why) {
+  const attn_schedule *s = &plan->schedule;
+  const attn_kernel_info *info = &plan->kernel->info;
+  snprintf(plan->description, sizeof plan->description,
+           "kernel     %s: %s\n"
+           "blocks     %" PRId64 " query rows, %" PRId64 " keys\n"
+           "tasks      %" PRId64 " KV heads x %" PRId64 " in %d phase%s, %" PRId64 " KV heads in memory at a time\n"
+           "threads    %d (%s)\n"
+           "workspace  %zu bytes: %zu per KV head, %zu per thread\n"
+           "choice     %s\n",
+           info->name, info->summary, s->row_block, s->key_block, s->units, s->items[s->phases - 1], s->phases,
+           s->phases == 1 ? "" : "s", s->wave_units, plan->options.threads,
+           plan->options.threads == 1 ? "serial" : plan->options.parallel_for ? "the caller's pool" : "OpenMP",
+           plan->workspace_bytes, s->unit_bytes, s->scratch_bytes, why);
+  const char *verbose = getenv("ATTN_VERBOSE");
+  if (verbose && verbose[0] == '1') fprintf(stderr, "attn plan\n%s", plan->description);
+}
+
+static attn_status create(const attn_problem *problem, const attn_kernel *kernel, const attn_options *asked, const char *why,
+                          attn_plan **result) {
+  attn_options options;
+  attn_status status = resolve_options(asked, &options);
+  if (status != ATTN_OK) return status;
+  attn_plan *plan = calloc(1, sizeof *plan);
+  if (!plan) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_plan needs %zu bytes", sizeof *plan);
+  plan->kernel = kernel;
+  plan->options = options;
+  plan->schedule.problem = *problem;
+  plan->schedule.units = problem->batch * problem->heads_kv;
+  attn_machine machine = attn_cpu_machine();
+  machine.threads = options.threads;
+  if (!kernel->plan(problem, &machine, &plan->schedule) || !size_workspace(plan)) {
+    free(plan);
+    return attn_fail(ATTN_UNSUPPORTED, "the workspace of %s for this problem exceeds the address space; take a kernel that keeps no "
+                     "score matrix, or a smaller seq", kernel->info.name);
+  }
+  describe(plan, why);
+  *result = plan;
+  return ATTN_OK;
+}
+
+attn_status attn_plan_create(const attn_problem *problem, const attn_options *options, attn_plan **plan) {
+  if (!plan) return attn_fail(ATTN_INVALID_ARGUMENT, "plan is NULL; it must point to where the plan's address goes");
+  *plan = NULL;
+  attn_choice choice;
+  attn_status status = attn_problem_validate(problem);
+  if (status == ATTN_OK) status = attn_dispatch(problem, options, &choice);
+  return status == ATTN_OK ? create(problem, choice.kernel, options, choice.why, plan) : status;
+}
+
+attn_status attn_plan_create_for_kernel(const attn_problem *problem, const attn_kernel *kernel, const attn_options *options,
+                                        attn_plan **plan) {
+  *plan = NULL;
+  attn_status status = attn_problem_validate(problem);
+  if (status != ATTN_OK) return status;
+  char buffer[300];
+  const char *reason = kernel->rejects(problem, buffer, sizeof buffer);
+  if (reason) return attn_fail(ATTN_UNSUPPORTED, "kernel '%s' refuses: %s", kernel->info.name, reason);
+  return create(problem, kernel, options, "given by the caller", plan);
+}
+
+void attn_plan_destroy(attn_plan *plan) { free(plan); }
+
+size_t attn_plan_workspace(const attn_plan *plan) { return plan ? plan->workspace_bytes : 0; }
+
+const char *attn_plan_describe(const attn_plan *plan) { return plan ? plan->description : ""; }
+
+const char *attn_plan_kernel(const attn_plan *plan) { return plan ? plan->kernel->info.name : ""; }
+
+/* ---- Running ---- */
+
+typedef struct phase_context {
+  const attn_plan *plan;
+  const attn_args *args;
+  char *shared, *scratch;
+  int64_t first_unit;
+  int phase;
+} phase_context;
+
+static void run_task(void *pointer, int64_t index, int worker) {
+  const phase_context *c = pointer;
+  const attn_schedule *s = &c->plan->schedule;
+  int64_t items = s->items[c->phase], slot = index / items;
+  attn_task task = {.phase = c->phase, .unit = c->first_unit + slot, .item = index % items};
+  c->plan->kernel->run(s, c->args, task, c->shared + (size_t)slot * s->unit_bytes,
+                       c->scratch + (size_t)worker * s->scratch_bytes);
+}
+
+static void run_waves(const attn_plan *plan, const attn_args *args, char *workspace) {
+  const attn_schedule *s = &plan->schedule;
+  phase_context context = {
+      .plan = plan, .args = args, .shared = workspace, .scratch = workspace + s->unit_bytes * (size_t)s->wave_units};
+  for (int64_t first = 0; first < s->units; first += s->wave_units) {
+    int64_t units = s->units - first < s->wave_units ? s->units - first : s->wave_units;
+    context.first_unit = first;
+    for (context.phase = 0; context.phase < s->phases; context.phase++)
+      attn_parallel_run(&plan->options, units * s->items[context.phase], run_task, &context);
+  }
+}
+
+static attn_status check_workspace(const attn_plan *plan, const void *workspace, size_t bytes) {
+  if (plan->workspace_bytes == 0) return ATTN_OK;
+  if (!workspace || bytes < plan->workspace_bytes)
+    return attn_fail(ATTN_WORKSPACE_TOO_SMALL, "workspace is %p with %zu bytes; this plan needs %zu (attn_plan_workspace)", workspace,
+                     workspace ? bytes : 0, plan->workspace_bytes);
+  if ((uintptr_t)workspace % ATTN_MEMORY_ALIGN)
+    return attn_fail(ATTN_WORKSPACE_TOO_SMALL, "workspace is %p; it must be aligned to %d bytes", workspace, ATTN_MEMORY_ALIGN);
+  return ATTN_OK;
+}
+
+attn_status attn_plan_run(const attn_plan *plan, const attn_args *args, void *workspace, size_t workspace_bytes) {
+  if (!plan) return attn_fail(ATTN_INVALID_ARGUMENT, "plan is NULL; it must come from attn_plan_create");
+  attn_status status = attn_args_validate(&plan->schedule.problem, args);
+  if (status == ATTN_OK) status = check_workspace(plan, workspace, workspace_bytes);
+  if (status == ATTN_OK) run_waves(plan, args, workspace);
+  return status;
+}
+
+attn_status attn_sdpa(const attn_problem *problem, const attn_args *args) {
+  attn_plan *plan;
+  attn_status status = attn_plan_create(problem, NULL, &plan);
+  if (status != ATTN_OK) return status;
+  size_t bytes = plan->workspace_bytes;
+  void *workspace = bytes ? aligned_alloc(ATTN_MEMORY_ALIGN, bytes) : NULL;
+  if (bytes && !workspace)
+    status = attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: the workspace of %s needs %zu bytes", plan->kernel->info.name, bytes);
+  else
+    status = attn_plan_run(plan, args, workspace, bytes);
+  free(workspace);
+  attn_plan_destroy(plan);
+  return status;
+}

@@ -1,0 +1,12 @@
+/* A plan for a kernel that need not be registered: what attn_plan_create does after dispatch. Tests judge broken kernels
+ * through it, by the same path as real ones. */
+#ifndef ATTN_PLAN_H
+#define ATTN_PLAN_H
+
+#include "kernels/kernel.h"
+
+/* Validates the problem and the options, asks kernel->rejects, and plans. `kernel` must outlive the plan. */
+attn_status attn_plan_create_for_kernel(const attn_problem *problem, const attn_kernel *kernel, const attn_options *options,
+                                        attn_plan **plan);
+
+#endif

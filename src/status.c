@@ -1,0 +1,37 @@
+/* Status names, the thread's last error sentence, and the version. */
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "error.h"
+
+static _Thread_local char last_error[1024];
+
+attn_status attn_fail(attn_status status, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(last_error, sizeof last_error, format, arguments);
+  va_end(arguments);
+  return status;
+}
+
+const char *attn_last_error(void) { return last_error; }
+
+const char *attn_status_name(attn_status status) {
+  static const char *const names[] = {
+      [ATTN_OK] = "ATTN_OK",
+      [ATTN_INVALID_ARGUMENT] = "ATTN_INVALID_ARGUMENT",
+      [ATTN_UNSUPPORTED] = "ATTN_UNSUPPORTED",
+      [ATTN_UNKNOWN_KERNEL] = "ATTN_UNKNOWN_KERNEL",
+      [ATTN_WORKSPACE_TOO_SMALL] = "ATTN_WORKSPACE_TOO_SMALL",
+      [ATTN_OUT_OF_MEMORY] = "ATTN_OUT_OF_MEMORY",
+  };
+  size_t index = (size_t)status;
+  return index < sizeof names / sizeof *names ? names[index] : "unknown status";
+}
+
+#define TEXT_OF(x) #x
+#define TEXT(x) TEXT_OF(x)
+
+const char *attn_version(void) {
+  return TEXT(ATTN_VERSION_MAJOR) "." TEXT(ATTN_VERSION_MINOR) "." TEXT(ATTN_VERSION_PATCH);
+}
