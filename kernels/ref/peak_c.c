@@ -8,11 +8,13 @@ typedef float four __attribute__((vector_size(16)));
 
 enum { CHAINS = 12, LANES = 4 };
 
-static volatile float sink; /* keeps the loop from being removed */
+/* The compiler must not know the operands, or it folds chains that have reached their fixed point. */
+static volatile float source = 0.5f, sink;
 
 static void multiply_add_loop(int64_t iterations) {
   four sum[CHAINS];
-  const four a = {0.5f, 0.5f, 0.5f, 0.5f}, b = {1.0f, 1.0f, 1.0f, 1.0f};
+  const float x = source;
+  const four a = {x, x, x, x}, b = a;
   for (int c = 0; c < CHAINS; c++) sum[c] = b * (float)c;
   for (int64_t i = 0; i < iterations; i++)
     for (int c = 0; c < CHAINS; c++) sum[c] = sum[c] * a + b;
