@@ -36,7 +36,8 @@ static void set_reason(bench_verdict *verdict, bench_status status, const char *
 /* ---- Comparison --------------------------------------------------------------------------------------------------- */
 
 /* Element offset of the row's first output. */
-static int64_t place(const attn_problem *p, const attn_args *args, const attn_strides *stride, const bench_expected_row *row) {
+static int64_t place(const attn_problem *p, const attn_args *args, const attn_strides *stride,
+                     const bench_expected_row *row) {
   bool varlen = p->uses & ATTN_USE_VARLEN;
   int64_t start = varlen ? args->cu_seqlens_q[row->b] * stride->s : row->b * stride->b;
   return start + row->h * stride->h + row->i * stride->s;
@@ -60,7 +61,8 @@ static void judge(judgement *j, const bench_expected_row *row, int64_t column, d
   j->worst_expected = expected;
 }
 
-static void judge_row(judgement *j, const bench_expected *e, int64_t n, const attn_args *args, const attn_numerics *numerics) {
+static void judge_row(judgement *j, const bench_expected *e, int64_t n, const attn_args *args,
+                      const attn_numerics *numerics) {
   const attn_problem *p = &e->problem;
   const bench_expected_row *row = &e->row[n];
   const double *o = e->o + n * p->dim_v, *m = e->m + n * p->dim_v, *w = e->w + n * p->dim_v;
@@ -213,8 +215,10 @@ static void run_again(const attn_plan *plan, bench_tensors *tensors, const unsig
   if (at == bytes) return;
   char where[120];
   name_packed_byte(tensors, at, where, sizeof where);
-  set_reason(verdict, BENCH_FAIL, "%s differs between two runs on the same inputs: it was not written, or depends on what "
-             "stood in output or workspace before", where);
+  set_reason(verdict, BENCH_FAIL,
+             "%s differs between two runs on the same inputs: it was not written, or depends on what "
+             "stood in output or workspace before",
+             where);
 }
 
 bench_verdict bench_check(const attn_plan *plan, bench_tensors *tensors, const bench_expected *expected,

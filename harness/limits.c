@@ -26,9 +26,8 @@ bench_row_limits bench_limits_of_row(const attn_problem *problem, const attn_num
   const double rescales = (double)(1 + row->allowed / 16);
   const double bend = tanhs * (2 * eps + 4 * u);
   const double flushed = f > 0 ? f * (row->max_q + row->max_k) : 0.0;
-  const double vanish = problem->score != ATTN_SCORE_DOT
-                            ? 0.0
-                            : (double)problem->dim_qk * (scale * flushed + 0x1p-126 * (scale + row->max_k));
+  const double vanish =
+      problem->score != ATTN_SCORE_DOT ? 0.0 : (double)problem->dim_qk * (scale * flushed + 0x1p-126 * (scale + row->max_k));
   const double proven =
       (u * (terms + 16) + bend) * row->abs_sum + vanish + eps * (1 + rescales) + u_p + u * (n + rescales + 4);
   const double sharp = (u * 4 + bend) * row->abs_sum + vanish + eps + u * (sqrt(n) + 4);

@@ -10,7 +10,7 @@ typedef struct bench_row_limits {
   double lost, lse;     /* underflow; limit of the LSE's error */
   double max_v, p_rounding;
   attn_dtype dtype_o;
-  bool both; /* generated zero-mean data must meet the sharp limit as well */
+  bool both;  /* generated zero-mean data must meet the sharp limit as well */
   bool empty; /* no allowed key: o = 0 and lse = -inf exactly */
 } bench_row_limits;
 

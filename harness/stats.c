@@ -24,7 +24,9 @@ static double sorted_median(const double *sorted, int n) {
 }
 
 /* P(X = i) for X ~ Binomial(n, 1/2); by logarithms, as 2^-n underflows for large n. */
-static double binomial_half(int n, int i) { return exp(lgamma(n + 1.0) - lgamma(i + 1.0) - lgamma(n - i + 1.0) - n * log(2.0)); }
+static double binomial_half(int n, int i) {
+  return exp(lgamma(n + 1.0) - lgamma(i + 1.0) - lgamma(n - i + 1.0) - n * log(2.0));
+}
 
 /* The interval [x(k), x(n+1-k)] of the sorted values holds the median of any continuous distribution with probability
  * 1 - 2 P(X < k), X ~ Binomial(n, 1/2) counting the values below it. Takes the largest k that keeps 95 %; below 6 values
@@ -59,8 +61,12 @@ bench_summary bench_paired_ratio(const double *a, const double *b, int n) {
   for (int i = 0; i < n; i++) log_ratio[i] = log(a[i] / b[i]);
   bench_summary s = bench_summarise(log_ratio, n);
   free(log_ratio);
-  return (bench_summary){.min = exp(s.min), .median = exp(s.median), .mad = expm1(s.mad),
-                         .ci_lo = exp(s.ci_lo), .ci_hi = exp(s.ci_hi), .n = s.n};
+  return (bench_summary){.min = exp(s.min),
+                         .median = exp(s.median),
+                         .mad = expm1(s.mad),
+                         .ci_lo = exp(s.ci_lo),
+                         .ci_hi = exp(s.ci_hi),
+                         .n = s.n};
 }
 
 double bench_median(const double *values, int n) { return bench_summarise(values, n).median; }

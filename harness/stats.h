@@ -4,8 +4,8 @@
 #define BENCH_STATS_H
 
 typedef struct bench_summary {
-  double min, median, mad;  /* mad: median absolute deviation, not scaled */
-  double ci_lo, ci_hi;      /* 95 % interval of the median from order statistics (binomial); the range if n < 6 */
+  double min, median, mad; /* mad: median absolute deviation, not scaled */
+  double ci_lo, ci_hi;     /* 95 % interval of the median from order statistics (binomial); the range if n < 6 */
   int n;
 } bench_summary;
 

@@ -26,7 +26,8 @@ static bench_buffer rows_of(const attn_problem *p, const char *name, attn_dtype 
                         .stride = {varlen ? 0 : stride.b, stride.h, stride.s, stride.d}};
 }
 
-static bench_buffer pairs_of(const attn_problem *p, const char *name, bool present, size_t bytes, attn_score_strides stride) {
+static bench_buffer pairs_of(const attn_problem *p, const char *name, bool present, size_t bytes,
+                             attn_score_strides stride) {
   return (bench_buffer){.name = name,
                         .present = present,
                         .element_bytes = bytes,
@@ -55,8 +56,8 @@ static void describe(const attn_problem *p, bench_buffer *t) {
   t[BENCH_BIAS] = pairs_of(p, "bias", uses(p, ATTN_USE_BIAS), 4, p->bias_stride);
   t[BENCH_MASK] = pairs_of(p, "mask", uses(p, ATTN_USE_MASK), 1, p->mask_stride);
   t[BENCH_SCORES] = pairs_of(p, "scores", p->score == ATTN_SCORE_PRECOMPUTED, 4, p->scores_stride);
-  t[BENCH_SCORE_WEIGHT] = table_of("score_weight", uses(p, ATTN_USE_SCORE_WEIGHT), p->heads_q, p->dim_qk,
-                                   p->score_weight_stride_h);
+  t[BENCH_SCORE_WEIGHT] =
+      table_of("score_weight", uses(p, ATTN_USE_SCORE_WEIGHT), p->heads_q, p->dim_qk, p->score_weight_stride_h);
   t[BENCH_KV_LEN] = table_of("kv_len", uses(p, ATTN_USE_KV_LEN), 1, p->batch, 0);
   t[BENCH_Q_LEN] = table_of("q_len", uses(p, ATTN_USE_Q_LEN), 1, p->batch, 0);
   t[BENCH_ROW_LEN] = table_of("row_len", uses(p, ATTN_USE_ROW_LEN), p->batch, p->seq_q, p->seq_q);
@@ -152,9 +153,7 @@ static void release(bench_buffer *t) {
 }
 
 /* First element in stride order; NULL if the problem has no such tensor. */
-static void *origin(const bench_buffer *t) {
-  return t->present ? t->data + (size_t)t->first * t->element_bytes : NULL;
-}
+static void *origin(const bench_buffer *t) { return t->present ? t->data + (size_t)t->first * t->element_bytes : NULL; }
 
 static attn_args point_into(const bench_buffer *t) {
   return (attn_args){.q = origin(&t[BENCH_Q]),

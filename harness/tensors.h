@@ -11,8 +11,8 @@ typedef struct bench_tensors {
   /* what tensors.c needs to free, restore and check: opaque to others */
   struct bench_buffer *buffers;
   int buffer_count;
-  size_t bytes;     /* allocated in all */
-  size_t o_bytes;   /* span of o in bytes, gaps included; args.o points to its first element in stride order */
+  size_t bytes;   /* allocated in all */
+  size_t o_bytes; /* span of o in bytes, gaps included; args.o points to its first element in stride order */
 } bench_tensors;
 
 /* Bytes that bench_tensors_create would allocate: tested against memory before a case starts. 0 on overflow. */

@@ -143,8 +143,8 @@ static void fill_pairs(const bench_case *bench, bench_buffer *t, bench_stream st
         for (int64_t j = 0; j < stored(t, 3); j++)
           if (pair_reached(t, &batch[b], i, j))
             data[storage_row(t, b, h, i) + j * t->stride[3]] =
-                (float)(magnitude * bench_value_normal(bench->seed, stream,
-                                                        (uint64_t)(logical_row(t, b, h, i) * t->extent[3] + j)));
+                (float)(magnitude *
+                        bench_value_normal(bench->seed, stream, (uint64_t)(logical_row(t, b, h, i) * t->extent[3] + j)));
 }
 
 /* Allowed is any nonzero byte, so that a kernel that looks at one bit only is found out. */
@@ -154,7 +154,8 @@ static void fill_mask(const bench_case *bench, bench_buffer *t) {
     for (int64_t h = 0; h < stored(t, 1); h++)
       for (int64_t i = 0; i < stored(t, 2); i++)
         for (int64_t j = 0; j < stored(t, 3); j++) {
-          uint64_t bits = bench_value_bits(bench->seed, BENCH_STREAM_MASK, (uint64_t)(logical_row(t, b, h, i) * t->extent[3] + j));
+          uint64_t bits =
+              bench_value_bits(bench->seed, BENCH_STREAM_MASK, (uint64_t)(logical_row(t, b, h, i) * t->extent[3] + j));
           bool allowed = padding ? j < unpadded_keys(bench, b) : !random || (bits & 1);
           t->data[storage_row(t, b, h, i) + j * t->stride[3]] = (unsigned char)(allowed ? 1 + (bits >> 8) % 255 : 0);
         }

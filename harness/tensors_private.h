@@ -40,10 +40,10 @@ typedef struct bench_buffer {
   size_t bytes;                 /* the span: from the lowest to the highest element, gaps included */
   unsigned char *data;          /* start of the span */
   size_t guard_before, guard_after;
-  unsigned char gap_byte;       /* what gaps hold since the last filling or poisoning */
-  void *memory;                 /* to be freed or, if mapped_bytes > 0, unmapped */
+  unsigned char gap_byte; /* what gaps hold since the last filling or poisoning */
+  void *memory;           /* to be freed or, if mapped_bytes > 0, unmapped */
   size_t mapped_bytes;
-  char damage[120];             /* the sentence that bench_tensors_damage returns */
+  char damage[120]; /* the sentence that bench_tensors_damage returns */
 } bench_buffer;
 
 /* Values of all inputs; the lengths first, as they decide what is padding. False if memory is short. */

@@ -1,0 +1,20 @@
+/* Timing of peak loops (kernels/peak.h), in slices short enough to stand beside every sample. */
+#ifndef BENCH_PEAK_RATE_H
+#define BENCH_PEAK_RATE_H
+
+#include "kernels/peak.h"
+
+/* A loop with the number of iterations that fills one slice on this machine. */
+typedef struct bench_peak_slice {
+  const attn_peak_loop *loop;
+  int threads;
+  int64_t iterations;
+} bench_peak_slice;
+
+/* Warms the loop up and finds the iterations for slices of about slice_ns. `threads` run it at once (one without OpenMP). */
+bench_peak_slice bench_peak_prepare(const attn_peak_loop *loop, int threads, double slice_ns);
+
+/* Flop/s of one core in one slice, the mean over the threads; slice->loop is not NULL. */
+double bench_peak_rate(const bench_peak_slice *slice);
+
+#endif
