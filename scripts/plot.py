@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""Draws the figures of one or more attnbench runs: rates, speed-ups, winners and thread scaling, as PNG and SVG.
+
+    scripts/plot.py results/local/2026-01-31 -o figures
+
+Reads results.csv and the env.json beside it. A figure whose data is absent is not drawn, and the reason is printed.
+Exit code: 0 figures were written, 2 bad input or usage, 3 nothing to draw or matplotlib is missing, 5 cannot write.
+"""
+
+import argparse
+import difflib
+import sys
+from pathlib import Path
+
+from plotting.table import ResultsError, read_results
+from plotting.views import NothingToDraw, untimed_notes
+
+FIGURES = ("rate-seq", "rate-heads", "speedup", "winners", "threads")
+OK, BAD_INPUT, NOTHING, CANNOT_WRITE = 0, 2, 3, 5
+
+
+def main(argv=None):
+    options = read_options(argv)
+    try:
+        results = read_results(options.results)
+    except ResultsError as error:
+        return complain(error, BAD_INPUT)
+    try:
+        from plotting import figures, style
+    except ImportError as error:
+        return complain(f"{error}; install it with: python3 -m pip install -r scripts/requirements.txt", NOTHING)
+    style.apply()
+    looks = style.Looks({row["algorithm"] for row in results.rows})
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+        written = sum(draw(name, figures.FIGURES[name], results, looks, options.out) for name in options.only)
+        list_untimed(results.rows, options.out / "not-timed.txt")
+    except OSError as error:
+        return complain(f"{error.filename or options.out}: cannot be written ({error.strerror})", CANNOT_WRITE)
+    return OK if written else complain("nothing to draw", NOTHING)
+
+
+def read_options(argv):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], epilog="Figures: " + ", ".join(FIGURES))
+    parser.add_argument("results", nargs="+", metavar="RESULTS", help="a result folder (with results.csv) or a CSV file")
+    parser.add_argument("-o", dest="out", type=Path, metavar="DIR", help="where to write (default: figures beside the first CSV)")
+    parser.add_argument("--only", action="append", type=figure_name, metavar="NAME", help="draw this figure only; repeatable")
+    options = parser.parse_args(argv)
+    first = Path(options.results[0])
+    options.out = options.out or (first if first.is_dir() else first.parent) / "figures"
+    options.only = options.only or FIGURES
+    return options
+
+
+def figure_name(text):
+    if text not in FIGURES:
+        near = difflib.get_close_matches(text, FIGURES, 1, 0)
+        raise argparse.ArgumentTypeError(f"no figure {text!r}; did you mean {near[0]!r}? There are: {', '.join(FIGURES)}")
+    return text
+
+
+def draw(name, figure, results, looks, folder):
+    """Writes the pages of one figure and says so, or says why there is none. Returns how many were written."""
+    try:
+        pages = figure(results, looks)
+    except NothingToDraw as reason:
+        print(f"{name}: not drawn: {reason}")
+        return 0
+    for number, page in enumerate(pages, start=1):
+        stem = folder / (name if number == 1 else f"{name}-{number}")
+        page.save(stem)
+        print(f"{name}: {stem}.png, {stem}.svg")
+    return len(pages)
+
+
+def list_untimed(rows, file):
+    """Every row without a time, in full: notes under a figure are cut when they get long."""
+    lines = [f"{row['status']}\t{row['kernel']}\t{row['case_id']}\t{row['reason']}" for row in rows if not row.timed]
+    if lines:
+        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        print(f"{len(lines)} of {len(rows)} rows carry no time; all reasons: {file}")
+
+
+def complain(message, code):
+    print(f"plot.py: {message}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

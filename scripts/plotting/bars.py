@@ -1,0 +1,92 @@
+"""Speed-up bars: how much faster each kernel is than the baseline, case by case, with the paired interval as whiskers."""
+
+from math import log10
+
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from . import style, views
+from .page import Frame, Page, columns_for
+
+BAR = 0.2  # inches per kernel
+LABEL_ROOM = 0.55  # inches right of the longest bar, for its number
+
+
+def bar_page(panels, header, looks, notes):
+    """A panel per case, a bar per kernel; all panels have the same kernels and the same axis."""
+    kernels = {row["kernel"]: views.Curve(row["kernel"], row["algorithm"], row["isa"], []) for panel in panels for row in panel.rows}
+    baselines = {row["baseline"] for panel in panels for row in panel.rows if views.compared(row)}
+    ordered = [curve.kernel for curve in sorted(kernels.values(), key=looks.order) if curve.kernel not in baselines
+               or len(baselines) > 1]
+    frame = Frame(width=2.6, height=BAR * len(ordered) + 0.1, left=0.12, right=0.18, below=0.32,
+                  first_left=max(style.text_width(kernel, style.LABEL) for kernel in ordered) + 0.15)
+    name = " or ".join(sorted(baselines))
+    lines = header + [f"Bar: time of {name} / time of the kernel, median of the paired ratios; whisker: 95 % interval; log axis"]
+    _, varying = views.shared_conditions(panels)
+    titles = [views.in_words(panel.conditions, varying) for panel in panels]
+    page = Page(f"Speed-up over {name}", lines, titles, columns_for(panels, 4), frame, bar_legends(kernels, ordered, looks), notes)
+    limits = axis_limits(panels, frame.width)
+    columns = columns_for(panels, 4)
+    for i, (axes, panel) in enumerate(zip(page.axes, panels)):
+        draw_bars(axes, panel, ordered, limits, looks)
+        axes.set_yticks(range(len(ordered)), ordered if i % columns == 0 else [""] * len(ordered))
+    return page
+
+
+def bar_legends(kernels, ordered, looks):
+    algorithms = dict.fromkeys(kernels[kernel].algorithm for kernel in ordered)
+    tiers = dict.fromkeys(kernels[kernel].isa for kernel in ordered)
+    return [[(Patch(facecolor=looks.colour(name)), name) for name in sorted(algorithms, key=list(looks.algorithms).index)],
+            [(Patch(facecolor="#D9D9D9", edgecolor=style.INK, hatch=style.hatching(isa), lw=0.5), isa or "no tier")
+             for isa in tiers] + [(Line2D([], [], color=style.INK, lw=1), "baseline")]]
+
+
+def axis_limits(panels, width):
+    """Around all intervals and 1, with room for the numbers on the right."""
+    rows = [row for panel in panels for row in panel.rows if views.compared(row)]
+    low = log10(min([1.0] + [row["ratio_ci_lo"] for row in rows])) - 0.02
+    high = log10(max([1.0] + [row["ratio_ci_hi"] for row in rows])) + 0.02
+    high += (high - low) * LABEL_ROOM / (width - LABEL_ROOM)
+    return 10 ** low, 10 ** high
+
+
+def draw_bars(axes, panel, ordered, limits, looks):
+    rows = {row["kernel"]: row for row in panel.rows}
+    axes.set_xscale("log")
+    axes.set_xlim(*limits)
+    axes.set_ylim(len(ordered) - 0.5, -0.5)
+    for y, kernel in enumerate(ordered):
+        row = rows.get(kernel)
+        if row is not None and views.compared(row):
+            draw_bar(axes, y, row, looks)
+        else:
+            axes.annotate(absence(row), (1, y), (3, 0), textcoords="offset points", va="center", size=style.LABEL,
+                          color=style.STATUS_COLOUR.get(row["status"], style.FAINT) if row else style.FAINT, style="italic")
+    axes.axvline(1, color=style.INK, lw=1)
+    axes.grid(axis="x", color=style.GRID, lw=0.6)
+    axes.tick_params(axis="y", length=0)
+    ticks = [tick for decade in (0.01, 0.1, 1, 10, 100, 1000) for tick in (decade, 2 * decade, 5 * decade)
+             if limits[0] <= tick <= limits[1]]
+    if len(ticks) > 7:
+        ticks = [tick for tick in ticks if f"{tick:e}"[0] == "1"]
+    axes.set_xticks(ticks, [f"{tick:g}×" for tick in ticks])
+    axes.set_xticks([], minor=True)
+
+
+def draw_bar(axes, y, row, looks):
+    ratio, low, high = (row[column] for column in ("ratio", "ratio_ci_lo", "ratio_ci_hi"))
+    axes.barh(y, ratio - 1, left=1, height=0.72, color=looks.colour(row["algorithm"]), edgecolor="white", lw=0.5,
+              hatch=style.hatching(row["isa"]))
+    axes.plot([low, high], [y, y], color=style.INK, lw=1, marker="|", ms=5, mew=1)
+    axes.annotate(f"{f'{ratio:#.3g}'.rstrip('.')}×", (max(high, 1), y), (4, 0), textcoords="offset points", va="center", size=style.LABEL)
+
+
+def absence(row):
+    """Why a kernel has no bar."""
+    if row is None:
+        return "not run"
+    if row["status"] != "PASS":
+        return row["status"]
+    if row["kernel"] == row["baseline"]:
+        return "baseline"
+    return "no ratio" if row.timed else "not timed"

@@ -1,0 +1,220 @@
+"""The figures. Each takes the results, asks views for its panels and returns finished pages, or raises NothingToDraw."""
+
+from math import log2
+
+from matplotlib.lines import Line2D
+
+from . import style, views
+from .bars import bar_page
+from .heatmap import heatmap_page
+from .page import Frame, Page, columns_for
+
+PANELS_A_PAGE = 12
+
+
+def rate_seq(results, looks):
+    panels, sparse = views.rate_panels(results.rows, "seq")
+    label = "seq_k" if any(panel.conditions["queries"] for panel in panels) else "seq"
+    extra = views.sparse_note(sparse, "values of seq")
+    return [rate_page("Rate against sequence length", label, part, header(part, results), extra, looks)
+            for part in pages(panels)]
+
+
+def rate_heads(results, looks):
+    panels, sparse = views.rate_panels(results.rows, "heads")
+    extra = views.sparse_note(sparse, "numbers of heads")
+    return [rate_page("Rate against number of heads", "heads", part, header(part, results), extra, looks)
+            for part in pages(panels)]
+
+
+def speedup(results, looks):
+    panels, left_out = views.thin(views.speedup_panels(results.rows))
+    return [bar_page(part, header(part, results, left_out), looks, notes(part)) for part in pages(panels)]
+
+
+def winners(results, looks):
+    panels, sparse = views.winner_panels(results.rows)
+    extra = views.sparse_note(sparse, "cases")
+    return [heatmap_page(part, header(part, results), looks, notes(part) + extra) for part in pages(panels)]
+
+
+def threads(results, looks):
+    panels, left_out = views.thin(views.scaling_panels(results.rows))
+    return [scaling_page(part, header(part, results, left_out), looks) for part in pages(panels)]
+
+
+FIGURES = {"rate-seq": rate_seq, "rate-heads": rate_heads, "speedup": speedup, "winners": winners, "threads": threads}
+
+
+# ---- shared pieces -----------------------------------------------------------------------------------------------------
+
+def pages(panels):
+    return [panels[i:i + PANELS_A_PAGE] for i in range(0, len(panels), PANELS_A_PAGE)]
+
+
+def header(panels, results, left_out=()):
+    """CPU, conditions common to all panels, origin of the data; left_out: values of seq that are in the data only."""
+    shared, _ = views.shared_conditions(panels)
+    cpus = list(dict.fromkeys(row.cpu for panel in panels for row in panel.rows))
+    origin = "; ".join(dict.fromkeys(f"date {fact['date']}, commit {fact['commit']}" for fact in results.environments))
+    words = views.in_words(shared, [key for key in shared if key != "cpu"])
+    lines = [f"CPU: {' and '.join(cpus)}", words, f"Measured: {origin}"]
+    if left_out:
+        lines.append(f"Not shown, for room: seq {', '.join(views.either(seq) for seq in left_out)}")
+    return lines
+
+
+def names(panels):
+    """A title per panel: the conditions in which the panels differ."""
+    _, varying = views.shared_conditions(panels)
+    return [views.in_words(panel.conditions, varying) or "" for panel in panels]
+
+
+def notes(panels):
+    rows = [row for panel in panels for row in panel.rows]
+    warning = views.warning_note(rows)
+    return views.untimed_notes(rows) + ([("", warning)] if warning else [])
+
+
+def kernel_legends(panels, looks, extra=()):
+    """What colour and marker, and what line style mean."""
+    curves = sorted({(curve.algorithm, curve.isa): curve for panel in panels for curve in panel.curves}.values(),
+                    key=looks.order)
+    algorithms = sorted({curve.algorithm for curve in curves}, key=list(looks.algorithms).index)
+    by_algorithm = [(Line2D([], [], color=looks.colour(name), marker=looks.marker(name), ls="none", ms=6), name)
+                    for name in algorithms]
+    by_tier = [(Line2D([], [], color=style.INK, ls=style.line_style(isa)), isa or "no tier")
+               for isa in dict.fromkeys(curve.isa for curve in curves)]
+    return [by_algorithm, by_tier + list(extra)]
+
+
+def draw_curve(axes, curve, xs, looks):
+    """A line through the timed points, broken where an x of the panel has no time; the band is the 95 % interval."""
+    colour = looks.colour(curve.algorithm)
+    at = {point.x: point for point in curve.points}
+    gap = float("nan")
+    y, low, high = ([getattr(at[x], name) if x in at else gap for x in xs] for name in ("y", "low", "high"))
+    axes.fill_between(xs, low, high, color=colour, alpha=0.25, lw=0)
+    axes.plot(xs, y, color=colour, marker=looks.marker(curve.algorithm), ls=style.line_style(curve.isa), mec="white", mew=0.5,
+              clip_on=False, zorder=3)
+
+
+def power_of_two_axis(axes, xs, label, width):
+    """Logarithmic x axis with ticks at the measured places, as many as fit."""
+    axes.set_xscale("log", base=2)
+    low, high = min(xs), max(xs)
+    room = (high / low) ** 0.03
+    axes.set_xlim(low / room, high * room)
+    ticks = fitting(xs, width, log2)
+    axes.set_xticks(ticks, [str(x) for x in ticks])
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel(label)
+
+
+def fitting(xs, width, scale):
+    """Those places whose labels leave a gap to the next, from the largest down."""
+    low, high = scale(min(xs)), scale(max(xs))
+    chosen, free = [], float("inf")
+    for x in sorted(xs, reverse=True):
+        middle = width * 0.93 * (scale(x) - low) / (high - low) if high > low else 0
+        half = style.text_width(str(x), style.LABEL) / 2
+        if middle + half + 0.08 <= free:
+            chosen.append(x)
+            free = middle - half
+    return chosen[::-1]
+
+
+def label_ends(axes, labels, height):
+    """Names beside the right end of the panel: (y, text, colour). Moved apart where they would touch, tied by a thin line."""
+    low, high = axes.get_ylim()
+    inches = [height * (y - low) / (high - low) for y, _, _ in labels]
+    for y, place, (_, words, colour) in zip(inches, style.spread(inches, 0.135, 0.03, height), labels):
+        axes.annotate("", xy=(1.0, y / height), xytext=(1.055, place / height), xycoords="axes fraction",
+                      arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.6, "shrinkA": 0, "shrinkB": 0})
+        axes.annotate(words, xy=(1.065, place / height), xycoords="axes fraction", va="center", size=style.LABEL, color=style.INK)
+
+
+# ---- rates -------------------------------------------------------------------------------------------------------------
+
+def rate_page(title, label, panels, conditions, extra_notes, looks):
+    texts = [end_labels(panel, looks) for panel in panels]
+    longest = max(style.text_width(words, style.LABEL) for labels in texts for _, words, _ in labels)
+    width = 3.3 if len(panels) > 1 else 4.8
+    frame = Frame(width, 2.7, left=0.62, right=longest + 0.075 * width + 0.2)
+    roofs = sorted({"read loop's bandwidth" if panel.unit == "GB/s" else "peak of the kernel's tier" for panel in panels})
+    conditions = conditions + [
+        f"Line: median; band: 95 % interval; percentages: of the {' or '.join(roofs)}, at the line's right end"]
+    roof = [(Line2D([], [], color=style.FAINT, lw=0.9), "roof as measured")]
+    page = Page(title, conditions, names(panels), columns_for(panels), frame, kernel_legends(panels, looks, roof),
+                notes(panels) + extra_notes)
+    for axes, panel, labels in zip(page.axes, panels, texts):
+        draw_rates(axes, panel, label, frame, looks)
+        label_ends(axes, labels, frame.height)
+    return page
+
+
+def draw_rates(axes, panel, label, frame, looks):
+    """The highest measured peak is the top of the axis; lower tiers' peaks are thin lines below."""
+    for name, places in panel.roofs.items():
+        x, y = zip(*places)
+        dashes = "-" if panel.unit == "GB/s" else style.line_style(name.split()[0])
+        axes.plot(x, y, color=style.FAINT, ls=dashes, lw=0.9, clip_on=False, zorder=2)
+    for curve in sorted(panel.curves, key=looks.order, reverse=True):
+        draw_curve(axes, curve, panel.xs, looks)
+    rates = [point.high for curve in panel.curves for point in curve.points]
+    axes.set_ylim(0, max(rates + [y for places in panel.roofs.values() for _, y in places]))
+    axes.grid(axis="y", color=style.GRID, lw=0.6)
+    axes.set_ylabel(panel.unit)
+    power_of_two_axis(axes, panel.xs, label, frame.width)
+
+
+def end_labels(panel, looks):
+    """A name for each curve and roof at its last point."""
+    labels = [(places[-1][1], f"{name} {places[-1][1]:.{0 if places[-1][1] >= 100 else 1}f}", style.FAINT)
+              for name, places in panel.roofs.items()]
+    for curve in sorted(panel.curves, key=looks.order):
+        last = curve.points[-1]
+        share = last.row["bw_pct" if panel.unit == "GB/s" else "peak_pct"]
+        words = curve.kernel + (f" {share:.0f} %" if share is not None else "")
+        words += f" (at {last.x})" if last.x < max(panel.xs) else ""
+        labels.append((last.y, words, looks.colour(curve.algorithm)))
+    return labels
+
+
+# ---- threads -----------------------------------------------------------------------------------------------------------
+
+def scaling_page(panels, conditions, looks):
+    texts = [[(curve.points[-1].y, f"{curve.kernel} {100 * views.efficiency(curve.points[-1], fewest(panel)):.0f} %",
+               looks.colour(curve.algorithm)) for curve in sorted(panel.curves, key=looks.order)] for panel in panels]
+    longest = max(style.text_width(words, style.LABEL) for labels in texts for _, words, _ in labels)
+    width = 2.9 if len(panels) > 1 else 4.4
+    frame = Frame(width, 2.7, left=0.62, right=longest + 0.075 * width + 0.2)
+    base = sorted({fewest(panel) for panel in panels})
+    conditions = conditions + [
+        f"Speed-up over the same kernel with {' or '.join(views.plural(n, 'thread') for n in base)}; band: 95 % interval; "
+        "percentages: of the ideal, at the line's right end"]
+    ideal = [(Line2D([], [], color=style.FAINT, lw=0.9), "ideal")]
+    page = Page("Thread scaling", conditions, names(panels), columns_for(panels), frame,
+                kernel_legends(panels, looks, ideal), notes(panels))
+    for axes, panel, labels in zip(page.axes, panels, texts):
+        draw_scaling(axes, panel, frame, looks)
+        label_ends(axes, labels, frame.height)
+    return page
+
+
+def fewest(panel):
+    return min(point.x for curve in panel.curves for point in curve.points)
+
+
+def draw_scaling(axes, panel, frame, looks):
+    start, most = fewest(panel), max(panel.xs)
+    axes.plot([start, most], [1, most / start], color=style.FAINT, lw=0.9, zorder=2)
+    for curve in sorted(panel.curves, key=looks.order, reverse=True):
+        draw_curve(axes, curve, panel.xs, looks)
+    highest = max(point.high for curve in panel.curves for point in curve.points)
+    axes.set_ylim(0, 1.04 * max(highest, most / start))
+    axes.set_xlim(start - 0.04 * (most - start), most + 0.03 * (most - start))
+    axes.set_xticks(fitting(panel.xs, frame.width, float))
+    axes.grid(color=style.GRID, lw=0.6)
+    axes.set_xlabel("threads")
+    axes.set_ylabel("speed-up")

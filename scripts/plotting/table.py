@@ -1,0 +1,178 @@
+"""Reads results.csv (columns as in docs/measuring) and the env.json beside it. Whatever is wrong is told by file, row, column."""
+
+import csv
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+STATUSES = ("PASS", "FAIL", "SKIP", "DEGENERATE", "ERROR")
+UNKNOWN = "unknown"
+
+# "." decimals whatever the locale; float() alone would also take nan, inf, 1_000 and blanks.
+NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+
+# The columns that the figures read. Others may be there and are ignored.
+TEXT = ("run_id", "isa", "score", "align", "window", "mask", "bias", "alibi", "softcap", "sinks", "lengths", "layout", "cache",
+        "reason", "baseline", "warnings")
+NAMES = ("case_id", "kernel", "algorithm", "dtype_q", "dtype_kv", "dtype_o", "causal", "status")  # never empty
+COUNTS = ("batch", "heads_q", "heads_kv", "seq_q", "seq_k", "dim_qk", "dim_v", "threads")
+TIMES = ("time_ns_median", "time_ns_ci_lo", "time_ns_ci_hi")
+RATIOS = ("ratio", "ratio_ci_lo", "ratio_ci_hi")
+RATES = ("gflops", "gbs", "peak_gflops", "peak_pct", "peak_gbs", "bw_pct")
+COLUMNS = TEXT + NAMES + COUNTS + TIMES + RATIOS + RATES
+
+
+class ResultsError(Exception):
+    """Input that cannot be plotted; the message names the file, the place, the value and what would be right."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case x kernel. Counts are int, measurements float or None, everything else text."""
+    file: Path
+    number: int  # as a spreadsheet counts: the header is row 1
+    cpu: str
+    values: dict
+
+    def __getitem__(self, column):
+        return self.values[column]
+
+    @property
+    def timed(self):
+        return self["time_ns_median"] is not None
+
+
+@dataclass(frozen=True)
+class Results:
+    rows: list
+    environments: list  # one dict per file: cpu, commit, date
+
+
+def read_results(paths):
+    """All rows of several result folders or CSV files. A case x kernel that two files measured on one CPU is refused."""
+    rows, environments = [], []
+    for path in paths:
+        path = Path(path)
+        file = path / "results.csv" if path.is_dir() else path
+        environment = read_environment(file.parent / "env.json")
+        environments.append(environment)
+        rows += read_csv(file, environment["cpu"])
+    _refuse_repeats(rows)
+    return Results(rows, environments)
+
+
+def read_csv(file, cpu=UNKNOWN):
+    """The rows of one CSV file."""
+    try:
+        text = Path(file).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ResultsError(f"{file}: cannot be read ({error.strerror}); give a results.csv or the folder that holds one") from None
+    except UnicodeDecodeError as error:
+        raise ResultsError(f"{file}: byte {error.start} is not UTF-8; results.csv is UTF-8 text") from None
+    try:
+        records = list(csv.reader(text.splitlines(keepends=True), strict=True))
+    except csv.Error as error:
+        raise ResultsError(f"{file}: not a CSV file as in RFC 4180 ({error})") from None
+    if not records:
+        raise ResultsError(f"{file}: empty; the first row must be the header run_id,case_id,kernel,...")
+    header = records[0]
+    _check_header(file, header)
+    rows = [_read_row(file, number, header, cells, cpu) for number, cells in enumerate(records[1:], start=2) if cells]
+    if not rows:
+        raise ResultsError(f"{file}: only a header; nothing was measured or checked in that run")
+    return rows
+
+
+def read_environment(file):
+    """CPU, commit and date from env.json; "unknown" where it is absent or does not say."""
+    facts = {}
+    if file.exists():
+        try:
+            facts = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ResultsError(f"{file}: not readable as JSON ({error})") from None
+        if not isinstance(facts, dict):
+            raise ResultsError(f"{file}: holds a JSON {type(facts).__name__}; an object of facts was expected")
+    return {name: _fact(facts, name) for name in ("cpu", "commit", "date")}
+
+
+def _fact(facts, name):
+    value = facts.get(name, UNKNOWN)
+    if isinstance(value, dict):  # {"value": ..., "grade": ...}
+        value = value.get("value", UNKNOWN)
+    return " ".join(str(value).split()) or UNKNOWN
+
+
+def _check_header(file, header):
+    missing = [column for column in COLUMNS if column not in header]
+    if missing:
+        raise ResultsError(f"{file}, row 1: column {missing[0]!r} is missing ({len(missing)} of {len(COLUMNS)} are); the header "
+                           f"must be that of attnbench run --csv; it starts with {','.join(header[:3])!r}")
+    for column in COLUMNS:
+        if header.count(column) > 1:
+            raise ResultsError(f"{file}, row 1: column {column!r} stands there {header.count(column)} times; once is right")
+
+
+def _read_row(file, number, header, cells, cpu):
+    if len(cells) != len(header):
+        raise ResultsError(f"{file}, row {number}: {len(cells)} cells; the header has {len(header)}")
+    raw = dict(zip(header, cells))
+    place = f"{file}, row {number}, column"
+    values = {column: raw[column] for column in TEXT}
+    for column in NAMES:
+        if not raw[column]:
+            raise ResultsError(f"{place} {column!r}: empty; every row has one")
+        values[column] = raw[column]
+    if values["status"] not in STATUSES:
+        raise ResultsError(f"{place} 'status': {values['status']!r}; must be one of {' '.join(STATUSES)}")
+    for column in COUNTS:
+        if not re.fullmatch(r"[0-9]+", raw[column]):
+            raise ResultsError(f"{place} {column!r}: {raw[column]!r}; must be a whole number >= 0")
+        values[column] = int(raw[column])
+    for column in TIMES + RATIOS:
+        values[column] = _number(place, column, raw[column], positive=True)
+    for column in RATES:
+        values[column] = _number(place, column, raw[column], positive=False)
+    _check_times(place, raw, values)
+    return Row(Path(file), number, cpu, values)
+
+
+def _number(place, column, cell, positive):
+    """A finite number, or None for an empty cell."""
+    if cell == "":
+        return None
+    if not NUMBER.fullmatch(cell) or float(cell) == float("inf"):
+        raise ResultsError(f"{place} {column!r}: {cell!r}; must be a finite number with '.' for decimals, or empty")
+    value = float(cell)
+    if value < 0 or (positive and value == 0):
+        raise ResultsError(f"{place} {column!r}: {cell!r}; must be {'> 0' if positive else '>= 0'}")
+    return value
+
+
+def _check_times(place, raw, values):
+    """Only PASS rows carry times; a median has a rate and lies inside its interval."""
+    if values["status"] != "PASS":
+        for column in TIMES + RATIOS + ("gflops", "gbs"):
+            if values[column] is not None:
+                raise ResultsError(f"{place} {column!r}: {raw[column]!r} on a {values['status']} row; only PASS rows carry times")
+        return
+    for (middle, low, high) in (TIMES, RATIOS):
+        if values[middle] is None:
+            continue
+        for column in (low, high):
+            if values[column] is None:
+                raise ResultsError(f"{place} {column!r}: empty beside {middle} {raw[middle]}; a median comes with its interval")
+        if not values[low] <= values[middle] <= values[high]:
+            raise ResultsError(f"{place} {middle!r}: {raw[middle]} is outside its interval {raw[low]} to {raw[high]}")
+    if values["time_ns_median"] is not None and values["gflops"] is None:
+        raise ResultsError(f"{place} 'gflops': empty beside a time; a timed row has its rate")
+
+
+def _refuse_repeats(rows):
+    first = {}
+    for row in rows:
+        other = first.setdefault((row.cpu, row["case_id"], row["kernel"]), row)
+        if other is not row:
+            raise ResultsError(f"{row.file}, row {row.number}, column 'case_id': {row['case_id']} with kernel {row['kernel']} is "
+                               f"also in {other.file}, row {other.number}; plot such runs apart, or use attnbench compare")

@@ -1,0 +1,413 @@
+"""What each figure shows, as plain data: panels of equal conditions, curves, winners, speed-ups, notes. Nothing is drawn here.
+
+Every function returns its panels or raises NothingToDraw with the reason.
+"""
+
+from dataclasses import dataclass
+from statistics import median
+
+from .table import Row
+
+MARGIN = 0.01  # a lead below 1 % is no lead, whatever the intervals say: the margin of attnbench's own verdicts
+FEW_QUERIES = 16  # at most so many queries, and fewer than keys, is decoding: memory is the limit, so GB/s is the rate
+
+NO_BREAK = "\u00a0"
+
+# What a case_id spells out that has a column of its own; anything beyond these becomes the condition "other".
+CASE_WORDS = {"dtype", "B", "Hq", "Hkv", "Sq", "Sk", "D", "Dv", "score", "causal", "align", "window", "mask", "bias", "alibi",
+              "softcap", "sinks", "lengths", "layout", "cache", "threads"}
+
+# Values that go without saying.
+USUAL = {"score": {"dot"}, "align": {"", "none"}, "window": {"", "none"}, "mask": {"", "none"}, "bias": {"", "none"},
+         "alibi": {"", "off"}, "softcap": {"", "0"}, "sinks": {"", "off"}, "lengths": {"", "full"},
+         "layout": {"", "bhsd"}, "cache": {"", "warm"}, "other": {""}}
+
+
+class NothingToDraw(Exception):
+    """The data does not hold what this figure shows; the message says what is missing."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Rows under equal conditions, but for the axes the figure spreads out."""
+    conditions: dict
+    rows: list
+
+
+@dataclass(frozen=True)
+class Point:
+    x: int
+    y: float
+    low: float
+    high: float
+    row: Row
+
+
+@dataclass(frozen=True)
+class Curve:
+    kernel: str
+    algorithm: str
+    isa: str
+    points: list
+
+
+@dataclass(frozen=True)
+class RatePanel:
+    conditions: dict
+    unit: str     # "GFLOP/s" or "GB/s"
+    curves: list
+    roofs: dict   # what is measured -> [(x, rate)]
+    xs: list
+    rows: list
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Who wins one case. margin: runner-up's time over the winner's, less 1; None without a runner-up."""
+    winner: Row
+    runner_up: Row
+    margin: float
+    separated: bool
+
+
+@dataclass(frozen=True)
+class WinnerPanel:
+    conditions: dict
+    seqs: list
+    head_dims: list
+    cells: dict   # (seq, head_dim) -> Cell, or None where a case has no time
+    rows: list
+
+
+# ---- conditions ------------------------------------------------------------------------------------------------------
+
+def conditions(row, free=()):
+    """Everything a row was measured under, except the axes in `free`: "seq", "heads", "head_dim", "threads".
+
+    A free axis leaves its relation behind: with "seq", queries is 0 for seq_q = seq_k, else seq_q; with "heads", heads_kv is 0
+    for heads_kv = heads_q, else heads_kv.
+    """
+    shown = {"cpu": row.cpu, "dtype": dtype(row), "batch": row["batch"]}
+    if "heads" in free:
+        shown["heads_kv"] = 0 if row["heads_kv"] == row["heads_q"] else row["heads_kv"]
+    else:
+        shown["heads"] = (row["heads_q"], row["heads_kv"])
+    for name in ("score", "align", "window", "mask", "bias", "alibi", "softcap", "sinks", "lengths", "layout", "cache"):
+        shown[name] = row[name]
+    if row["align"] == row["causal"] or not aligned(row):
+        shown["align"] = ""
+    shown["other"] = "/".join(part for part in row["case_id"].split("/") if part.split(":")[0] not in CASE_WORDS)
+    if "threads" not in free:
+        shown["threads"] = row["threads"]
+    shown["causal"] = row["causal"]
+    if "head_dim" not in free:
+        shown["head_dim"] = (row["dim_qk"], row["dim_v"])
+    if "seq" in free:
+        shown["queries"] = 0 if row["seq_q"] == row["seq_k"] else row["seq_q"]
+    else:
+        shown["seq"] = (row["seq_q"], row["seq_k"])
+    return shown
+
+
+def aligned(row):
+    """Whether the alignment of row means anything: causal, window and ALiBi use it."""
+    return row["causal"] != "none" or any(row[name] not in USUAL[name] for name in ("window", "alibi"))
+
+
+def dtype(row):
+    q, kv, o = row["dtype_q"], row["dtype_kv"], row["dtype_o"]
+    return q if q == kv == o else f"Q {q}, K/V {kv}, O {o}"
+
+
+def describe(key, value):
+    """A condition in words; "" for what goes without saying."""
+    if value in USUAL.get(key, ()):
+        return ""
+    if key == "heads":
+        query, shared = value
+        return plural(query, "head") + (f", {shared} of K/V" if shared != query else "")
+    if key == "heads_kv":
+        return "" if value == 0 else plural(value, "head") + " of K/V"
+    if key == "head_dim":
+        return f"head_dim {either(value)}"
+    if key == "seq":
+        return f"seq {value[0]}" if value[0] == value[1] else f"seq_q {value[0]}, seq_k {value[1]}"
+    if key == "queries":
+        return "" if value == 0 else plural(value, "query", "queries")
+    if key == "threads":
+        return plural(value, "thread")
+    if key == "causal":
+        return "not causal" if value == "none" else f"causal {value}"
+    if key in ("cpu", "dtype", "other"):
+        return value
+    return f"{key} {value}"
+
+
+def plural(count, singular, several=""):
+    return f"{count} {singular if count == 1 else several or singular + 's'}"
+
+
+def either(pair):
+    """64 for (64, 64), 192/128 for (192, 128)."""
+    return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]}/{pair[1]}"
+
+
+def panels(rows, free=()):
+    """Rows by equal conditions, in order of the conditions."""
+    groups = {}
+    for row in rows:
+        shown = conditions(row, free)
+        groups.setdefault(tuple(shown.items()), Panel(shown, [])).rows.append(row)
+    return [groups[key] for key in sorted(groups, key=lambda key: [(value != "none", value) for _, value in key])]
+
+
+def thin(several, most=4):
+    """At most `most` values of seq per condition, the ends and evenly between: (panels kept, values of seq left out)."""
+    seqs = {}
+    for panel in several:
+        seqs.setdefault(rest(panel), set()).add(panel.conditions["seq"])
+    kept = {key: spaced(sorted(values), most) for key, values in seqs.items()}
+    left_out = {seq for key, values in seqs.items() for seq in values - set(kept[key])}
+    return [panel for panel in several if panel.conditions["seq"] in kept[rest(panel)]], sorted(left_out)
+
+
+def rest(panel):
+    """The conditions besides seq."""
+    return tuple((key, value) for key, value in panel.conditions.items() if key != "seq")
+
+
+def spaced(values, most):
+    if len(values) <= most:
+        return values
+    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
+
+
+def shared_conditions(several):
+    """What all panels have in common, and the keys in which they differ."""
+    first = several[0].conditions
+    keys = list(dict.fromkeys(key for panel in several for key in panel.conditions))
+    varying = [key for key in keys if any(panel.conditions.get(key) != first.get(key) for panel in several)]
+    return {key: first[key] for key in keys if key not in varying}, varying
+
+
+def in_words(shown, keys=None):
+    """Conditions as one line that may be broken between them, not inside."""
+    words = [describe(key, shown[key]).replace(" ", NO_BREAK) for key in (shown if keys is None else keys) if key in shown]
+    return ", ".join(word for word in words if word)
+
+
+# ---- rate against seq or heads -----------------------------------------------------------------------------------------
+
+def rate_panels(rows, axis):
+    """Rates along "seq" (seq_k) or "heads" (heads_q), one panel per condition: (panels, conditions too thin for one)."""
+    column = {"seq": "seq_k", "heads": "heads_q"}[axis]
+    placed = [row for row in rows if row[column] > 0]  # the axis is logarithmic
+    drawn = [rate_panel(panel, column) for panel in panels(placed, (axis,))]
+    drawn, sparse = fullest(drawn, lambda panel: len({point.x for curve in panel.curves for point in curve.points}))
+    if not drawn:
+        raise NothingToDraw(scarcity(rows, axis, column))
+    return drawn, sparse
+
+
+def fullest(several, size_of):
+    """Panels of at least three places, or of two if there is none with three: (those, the two-place panels left aside)."""
+    sizes = [size_of(panel) for panel in several]
+    enough = 3 if max(sizes, default=0) > 2 else 2
+    return ([panel for panel, size in zip(several, sizes) if size >= enough],
+            [panel for panel, size in zip(several, sizes) if 1 < size < enough])
+
+
+def sparse_note(sparse, what):
+    """Names conditions that were left aside."""
+    if not sparse:
+        return []
+    _, varying = shared_conditions(sparse)
+    several = "; ".join(in_words(panel.conditions, varying or None) for panel in sparse)
+    return [("", f"Not shown, only two {what}: {several}")]
+
+
+def scarcity(rows, axis, column):
+    """Why there is no curve along this axis."""
+    values = sorted({row[column] for row in rows if row.timed and row[column] > 0})
+    if not values:
+        return "no row carries a time"
+    if len(values) == 1:
+        return f"only {axis}={values[0]} in the data"
+    return f"no two values of {axis} with all else equal in the data"
+
+
+def rate_panel(panel, column):
+    decoding = all(is_decode(row) and row["gbs"] is not None for row in panel.rows if row.timed)
+    rate, roof = ("gbs", "peak_gbs") if decoding else ("gflops", "peak_gflops")
+    curves = curves_of(panel.rows, lambda row: rate_point(row, column, rate))
+    roofs = {}
+    for row in panel.rows:
+        if row.timed and row[roof]:
+            name = "read loop" if decoding else f"{row['isa']} peak"
+            roofs.setdefault(name, {}).setdefault(row[column], []).append(row[roof])
+    roofs = {name: sorted((x, median(rates)) for x, rates in places.items()) for name, places in roofs.items()}
+    xs = sorted({row[column] for row in panel.rows})
+    return RatePanel(panel.conditions, "GB/s" if decoding else "GFLOP/s", curves, roofs, xs, panel.rows)
+
+
+def is_decode(row):
+    return row["seq_q"] <= FEW_QUERIES and row["seq_q"] < row["seq_k"]
+
+
+def rate_point(row, column, rate):
+    """Rates are inverse times, so the short end of the time's interval is the upper rate."""
+    value, time = row[rate], row["time_ns_median"]
+    return Point(row[column], value, value * time / row["time_ns_ci_hi"], value * time / row["time_ns_ci_lo"], row)
+
+
+def curves_of(rows, point_of):
+    """A curve per kernel through its timed rows; point_of may return None to leave a row out."""
+    found = {}
+    for row in rows:
+        point = point_of(row) if row.timed else None
+        if point is not None:
+            curve = found.setdefault(row["kernel"], Curve(row["kernel"], row["algorithm"], row["isa"], []))
+            curve.points.append(point)
+    for curve in found.values():
+        curve.points.sort(key=lambda point: point.x)
+    return list(found.values())
+
+
+# ---- speed-up against the baseline -------------------------------------------------------------------------------------
+
+def speedup_panels(rows):
+    """One panel per case in which some kernel besides the baseline has a ratio."""
+    drawn = [panel for panel in panels(rows) if any(compared(row) for row in panel.rows)]
+    if drawn:
+        return drawn
+    if not any(row.timed for row in rows):
+        raise NothingToDraw("no row carries a time")
+    if not any(row["ratio"] for row in rows):
+        raise NothingToDraw("no row has a ratio: was the baseline kernel part of the run?")
+    raise NothingToDraw("only the baseline itself has a time")
+
+
+def compared(row):
+    return row["ratio"] is not None and row["kernel"] != row["baseline"]
+
+
+# ---- winners -----------------------------------------------------------------------------------------------------------
+
+def winner_panels(rows):
+    """The fastest kernel per seq and head_dim, where several kernels compete: (panels, conditions too thin for one)."""
+    drawn = []
+    for panel in panels(rows, ("seq", "head_dim")):
+        cells = {}
+        for row in panel.rows:
+            cells.setdefault((row["seq_k"], (row["dim_qk"], row["dim_v"])), []).append(row)
+        cells = {place: winner(group) for place, group in cells.items()}
+        if any(cell and cell.runner_up for cell in cells.values()):
+            drawn.append(WinnerPanel(panel.conditions, sorted({seq for seq, _ in cells}), sorted({dim for _, dim in cells}),
+                                     cells, panel.rows))
+    drawn, sparse = fullest(drawn, lambda panel: len(panel.cells))
+    if drawn:
+        return drawn, sparse
+    kernels = sorted({row["kernel"] for row in rows if row.timed})
+    if len(kernels) < 2:
+        raise NothingToDraw(f"only {kernels[0]} has times in the data" if kernels else "no row carries a time")
+    raise NothingToDraw("no two values of seq or head_dim, all else equal, at which two kernels have times")
+
+
+def winner(rows):
+    """The fastest row of one case and its lead over the next; None if none is timed.
+
+    Separated: both from the same run (other processes differ by several percent), 95 % intervals apart, margin at least 1 %.
+    """
+    ranked = sorted((row for row in rows if row.timed), key=lambda row: (row["time_ns_median"], row["kernel"]))
+    if not ranked:
+        return None
+    if len(ranked) == 1:
+        return Cell(ranked[0], None, None, False)
+    best, second = ranked[:2]
+    margin = second["time_ns_median"] / best["time_ns_median"] - 1
+    apart = best["time_ns_ci_hi"] < second["time_ns_ci_lo"] and best["run_id"] == second["run_id"]
+    return Cell(best, second, margin, apart and margin >= MARGIN)
+
+
+# ---- threads -----------------------------------------------------------------------------------------------------------
+
+def scaling_panels(rows):
+    """Speed-up over the same kernel with the fewest threads of the panel; the x of a point is its number of threads."""
+    drawn = []
+    for panel in panels(rows, ("threads",)):
+        fewest = min((row["threads"] for row in panel.rows if row.timed), default=0)
+        base = {row["kernel"]: row for row in panel.rows if row.timed and row["threads"] == fewest}
+        curves = curves_of(panel.rows, lambda row: scaling_point(row, base.get(row["kernel"])))
+        if any(len(curve.points) > 1 for curve in curves):
+            drawn.append(RatePanel(panel.conditions, "speed-up", [curve for curve in curves if len(curve.points) > 1], {},
+                                   sorted({row["threads"] for row in panel.rows}), panel.rows))
+    if not drawn:
+        raise NothingToDraw(scarcity(rows, "threads", "threads"))
+    return drawn
+
+
+def scaling_point(row, base):
+    if base is None:
+        return None
+    time, reference = row["time_ns_median"], base["time_ns_median"]
+    if row is base:
+        return Point(row["threads"], 1.0, 1.0, 1.0, row)
+    return Point(row["threads"], reference / time, base["time_ns_ci_lo"] / row["time_ns_ci_hi"],
+                 base["time_ns_ci_hi"] / row["time_ns_ci_lo"], row)
+
+
+def efficiency(point, fewest):
+    """Share of the ideal speed-up."""
+    return point.y * fewest / point.x
+
+
+# ---- what carries no time ----------------------------------------------------------------------------------------------
+
+def untimed_notes(rows):
+    """(status, sentence) for every row without a time, kernels of equal status and reason together; failures first."""
+    cases = len({(row.cpu, row["case_id"]) for row in rows})
+    groups = {}
+    for (status, kernel), reasons in reasons_by_kernel(rows).items():
+        for reason, hit in fold(reasons).items():
+            groups.setdefault((status, reason, extent(hit, cases)), []).append(kernel)
+    order = ("FAIL", "ERROR", "DEGENERATE", "SKIP", "PASS")
+    return [(status, f"{'NOT TIMED' if status == 'PASS' else status} {', '.join(kernels)} ({where}): {reason}")
+            for (status, reason, where), kernels in sorted(groups.items(), key=lambda item: order.index(item[0][0]))]
+
+
+def reasons_by_kernel(rows):
+    """(status, kernel) -> reason -> rows."""
+    found = {}
+    for row in rows:
+        if not row.timed:
+            reason = row["reason"] or ("checked, not timed" if row["status"] == "PASS" else "no reason given")
+            found.setdefault((row["status"], row["kernel"]), {}).setdefault(reason, []).append(row)
+    return found
+
+
+def fold(reasons, most=2):
+    """Reasons that differ in every case (they may hold numbers) become one."""
+    if len(reasons) <= most:
+        return reasons
+    first = next(iter(reasons))
+    return {f"{len(reasons)} different reasons, the first: {first}": [row for rows in reasons.values() for row in rows]}
+
+
+def extent(rows, cases):
+    """How much of the figure a note concerns: all of it, one case by name, or a count."""
+    if len(rows) == cases:
+        return "every case" if cases > 1 else "the one case"
+    if len(rows) == 1:
+        shown = conditions(rows[0])
+        return in_words(shown, ("seq", "head_dim", "causal", "threads"))
+    return f"{len(rows)} of {cases} cases"
+
+
+def warning_note(rows):
+    """One sentence about rows that warn; "" if none does."""
+    warned = [row for row in rows if row.timed and row["warnings"]]
+    if not warned:
+        return ""
+    texts = list(dict.fromkeys(row["warnings"] for row in warned))
+    more = f" (and {plural(len(texts) - 1, 'other text')}, see column warnings)" if len(texts) > 1 else ""
+    return f"{plural(len(warned), 'timed row')} of {sum(row.timed for row in rows)} with a warning: {texts[0]}{more}"
