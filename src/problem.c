@@ -172,6 +172,8 @@ static attn_status check_reach(const char *field, const axis *axes, int count) {
 
 /* Sorted by |stride|, each axis must step over all that the smaller ones reach. */
 static attn_status check_overlap(const char *field, const axis *axes) {
+  for (int i = 0; i < 4; i++)
+    if (axes[i].size == 0) return ATTN_OK; /* no elements; dense strides are then 0 */
   axis sorted[4];
   memcpy(sorted, axes, sizeof sorted);
   for (int i = 0; i < 4; i++)
