@@ -1,0 +1,318 @@
+/* naive attention in plain C: the textbook, and the baseline that speed-ups are quoted against.
+ *
+ * softmax(Q K^T) V with the whole score matrix of one head in memory, in three passes: score_rows, softmax_rows,
+ * weighted_sum (Vaswani et al. 2017, section 3.2.1). It takes every problem that the library defines, so it is also what
+ * to read to see what the options do.
+ *
+ * A fair baseline leaves the compiler its chance: the innermost loops run over keys (scores) and over output columns
+ * (weighted sum), where neighbours do not depend on each other and vectorise as they stand. For that K is transposed once per
+ * head, as the formula has it, unless there are too few queries to pay for it.
+ */
+#include <math.h>
+
+#include "kernels/common/convert.h"
+#include "kernels/common/exact_row.h"
+#include "kernels/common/rows.h"
+#include "kernels/kernel.h"
+
+/* Transposing K costs about as much as scoring this many queries against K as it lies. */
+enum { TRANSPOSE_QUERIES = 8 };
+
+/* Keys scored together when K is read as it lies: this many rows of K stay in the level 1 cache while d walks along them. */
+enum { STRIDED_KEYS = 64 };
+
+/* K, or a block of it, as float32: element (j, d) is at[j * key_step + d * dim_step]. */
+typedef struct key_view {
+  const float *at;
+  int64_t key_step, dim_step;
+} key_view;
+
+/* One query head: where its inputs are, and the memory it works in. */
+typedef struct query_head {
+  const attn_problem *problem;
+  const attn_args *args;
+  attn_sequence seq;
+  int64_t b, h;
+  key_view k;     /* all keys of the sequence */
+  const float *v; /* row j is v + j * v_step, dense in d */
+  int64_t v_step;
+  float *score;  /* [len_q][len_k]: S, then P */
+  float *lse;    /* [len_q] */
+  float *query;  /* [dim_qk] */
+  float *output; /* [dim_v] */
+} query_head;
+
+/* ---- Memory ------------------------------------------------------------------------------------------------------ */
+
+static bool lies_dense(attn_dtype dtype, const attn_strides *stride) { return dtype == ATTN_F32 && stride->d == 1; }
+
+static bool transposes_k(const attn_problem *p) {
+  return p->score != ATTN_SCORE_PRECOMPUTED && (p->dtype_kv != ATTN_F32 || p->seq_q >= TRANSPOSE_QUERIES);
+}
+
+/* The parts of one task's scratch. */
+enum part { SCORES, LSES, QUERY, OUTPUT, KEYS, VALUES, PARTS };
+
+/* Where each part begins, in floats, each on a cache line of its own; start[PARTS] is the size. False if it overflows. */
+static bool lay_out(const attn_problem *p, int64_t start[PARTS + 1]) {
+  const int64_t line = ATTN_MEMORY_ALIGN / (int64_t)sizeof(float);
+  const int64_t shape[PARTS][2] = {
+      [SCORES] = {p->seq_q, p->seq_k},
+      [LSES] = {p->seq_q, 1},
+      [QUERY] = {1, p->dim_qk},
+      [OUTPUT] = {1, p->dim_v},
+      [KEYS] = {transposes_k(p) ? p->seq_k : 0, p->dim_qk},
+      [VALUES] = {lies_dense(p->dtype_kv, &p->v_stride) ? 0 : p->seq_k, p->dim_v},
+  };
+  start[0] = 0;
+  for (int part = 0; part < PARTS; part++) {
+    int64_t floats;
+    if (__builtin_mul_overflow(shape[part][0], shape[part][1], &floats)) return false;
+    if (__builtin_add_overflow(floats, (line - floats % line) % line, &floats)) return false;
+    if (__builtin_add_overflow(start[part], floats, &start[part + 1])) return false;
+  }
+  return true;
+}
+
+static void open_keys(query_head *head, float *memory) {
+  const attn_problem *p = head->problem;
+  const int64_t first = attn_k_offset(p, &head->seq, head->b, head->h, 0), keys = head->seq.len_k;
+  if (p->score == ATTN_SCORE_PRECOMPUTED) return;
+  if (!transposes_k(p)) {
+    head->k = (key_view){keys == 0 ? NULL : (const float *)head->args->k + first, p->k_stride.s, p->k_stride.d};
+    return;
+  }
+  for (int64_t j = 0; j < keys; j++)
+    for (int64_t d = 0; d < p->dim_qk; d++)
+      memory[d * keys + j] = attn_load_f32(head->args->k, p->dtype_kv, first + j * p->k_stride.s + d * p->k_stride.d);
+  head->k = (key_view){memory, 1, keys};
+}
+
+static void open_values(query_head *head, float *memory) {
+  const attn_problem *p = head->problem;
+  const int64_t first = attn_v_offset(p, &head->seq, head->b, head->h, 0), keys = head->seq.len_k;
+  if (lies_dense(p->dtype_kv, &p->v_stride)) {
+    head->v = keys == 0 ? NULL : (const float *)head->args->v + first;
+    head->v_step = p->v_stride.s;
+    return;
+  }
+  for (int64_t j = 0; j < keys; j++)
+    for (int64_t d = 0; d < p->dim_v; d++)
+      memory[j * p->dim_v + d] = attn_load_f32(head->args->v, p->dtype_kv, first + j * p->v_stride.s + d * p->v_stride.d);
+  head->v = memory;
+  head->v_step = p->dim_v;
+}
+
+static float *score_row(const query_head *head, int64_t i) { return head->score + i * head->seq.len_k; }
+
+static attn_key_range allowed_keys(const query_head *head, int64_t i) {
+  return attn_allowed_keys(head->problem, head->args, &head->seq, head->b, i);
+}
+
+static bool has_selection(const attn_problem *p) { return attn_uses(p, ATTN_USE_MASK | ATTN_USE_BIAS); }
+
+static bool selected(const query_head *head, int64_t i, int64_t j) {
+  return attn_key_selected(head->problem, head->args, head->b, head->h, i, j);
+}
+
+/* ---- Pass 1: scores ---------------------------------------------------------------------------------------------- */
+
+/* score[j] += one term of the sum over the head dimension, for `keys` keys. */
+static void add_products(float *restrict score, float q, const float *restrict k, int64_t step, int64_t keys) {
+  if (step == 1) {
+    for (int64_t j = 0; j < keys; j++) score[j] += q * k[j];
+  } else {
+    for (int64_t j = 0; j < keys; j++) score[j] += q * k[j * step];
+  }
+}
+
+static void add_tanh(float *score, float weight, float q, const float *k, int64_t step, int64_t keys) {
+  for (int64_t j = 0; j < keys; j++) score[j] += weight * tanhf(q + k[j * step]);
+}
+
+static void subtract_squares(float *score, float weight, float q, const float *k, int64_t step, int64_t keys) {
+  for (int64_t j = 0; j < keys; j++) {
+    const float distance = weight * (q - k[j * step]);
+    score[j] -= 0.5f * distance * distance;
+  }
+}
+
+static void add_dimension(const query_head *head, int64_t d, int64_t key, int64_t keys, float *score) {
+  const attn_problem *p = head->problem;
+  const float *k = head->k.at + key * head->k.key_step + d * head->k.dim_step, q = head->query[d];
+  const bool weighted = attn_uses(p, ATTN_USE_SCORE_WEIGHT) && p->score != ATTN_SCORE_DOT;
+  const float weight = weighted ? head->args->score_weight[head->h * p->score_weight_stride_h + d] : 1.0f;
+  switch (p->score) {
+    case ATTN_SCORE_DOT: add_products(score, q, k, head->k.key_step, keys); break;
+    case ATTN_SCORE_ADDITIVE: add_tanh(score, weight, q, k, head->k.key_step, keys); break;
+    case ATTN_SCORE_GAUSSIAN: subtract_squares(score, weight, q, k, head->k.key_step, keys); break;
+    case ATTN_SCORE_PRECOMPUTED: break; /* has no sum */
+  }
+}
+
+/* The sums over the head dimension for one row; per key they run through d in order, however K lies and keys are grouped. */
+static void similarities(const query_head *head, int64_t i, attn_key_range keys, float *score) {
+  const attn_problem *p = head->problem;
+  const int64_t q_at = attn_q_offset(p, &head->seq, head->b, head->h, i);
+  const int64_t block = head->k.key_step == 1 ? keys.end - keys.begin : STRIDED_KEYS;
+  for (int64_t d = 0; d < p->dim_qk; d++)
+    head->query[d] = attn_load_f32(head->args->q, p->dtype_q, q_at + d * p->q_stride.d);
+  for (int64_t j = keys.begin; j < keys.end; j++) score[j] = 0.0f;
+  for (int64_t j = keys.begin; j < keys.end; j += block) {
+    const int64_t count = keys.end - j < block ? keys.end - j : block;
+    for (int64_t d = 0; d < p->dim_qk; d++) add_dimension(head, d, j, count, score + j);
+  }
+  if (p->score != ATTN_SCORE_DOT) return;
+  for (int64_t j = keys.begin; j < keys.end; j++) score[j] *= p->scale;
+}
+
+static void given_scores(const query_head *head, int64_t i, attn_key_range keys, float *score) {
+  const attn_score_strides *stride = &head->problem->scores_stride;
+  for (int64_t j = keys.begin; j < keys.end; j++)
+    score[j] = head->args->scores[attn_score_offset(stride, head->b, head->h, i, j)];
+}
+
+/* What comes after the similarity, in this order: softcap, bias, ALiBi, and at last the masks, which select: whatever stood
+ * in a masked score, NaN included, is gone. */
+static void adjust_scores(const query_head *head, int64_t i, attn_key_range keys, float *score) {
+  const attn_problem *p = head->problem;
+  const int64_t position = i + head->seq.offset;
+  if (p->softcap > 0)
+    for (int64_t j = keys.begin; j < keys.end; j++) score[j] = p->softcap * tanhf(score[j] / p->softcap);
+  if (attn_uses(p, ATTN_USE_BIAS))
+    for (int64_t j = keys.begin; j < keys.end; j++)
+      score[j] += head->args->bias[attn_score_offset(&p->bias_stride, head->b, head->h, i, j)];
+  if (attn_uses(p, ATTN_USE_ALIBI))
+    for (int64_t j = keys.begin; j < keys.end; j++)
+      score[j] -= head->args->alibi_slopes[head->h] * fabsf((float)(position - j));
+  if (has_selection(p))
+    for (int64_t j = keys.begin; j < keys.end; j++)
+      if (!selected(head, i, j)) score[j] = -INFINITY;
+}
+
+static void score_rows(const query_head *head) {
+  for (int64_t i = 0; i < head->seq.len_q; i++) {
+    const attn_key_range keys = allowed_keys(head, i);
+    float *score = score_row(head, i);
+    if (head->problem->score == ATTN_SCORE_PRECOMPUTED) {
+      given_scores(head, i, keys, score);
+    } else {
+      similarities(head, i, keys, score);
+    }
+    adjust_scores(head, i, keys, score);
+  }
+}
+
+/* ---- Pass 2: softmax --------------------------------------------------------------------------------------------- */
+
+/* S becomes P, divided by its sum before it meets V, so that a weighted mean of large values cannot overflow on the way.
+ * Rows that this cannot handle (nothing allowed, NaN, infinite scores) turn NaN here and are redone in finish_row. */
+static void softmax_rows(const query_head *head) {
+  const bool sinks = attn_uses(head->problem, ATTN_USE_SINKS);
+  for (int64_t i = 0; i < head->seq.len_q; i++) {
+    const attn_key_range keys = allowed_keys(head, i);
+    float *score = score_row(head, i);
+    float largest = -INFINITY, sum = 0.0f;
+    for (int64_t j = keys.begin; j < keys.end; j++) largest = score[j] > largest ? score[j] : largest;
+    for (int64_t j = keys.begin; j < keys.end; j++) {
+      score[j] = expf(score[j] - largest);
+      sum += score[j];
+    }
+    head->lse[i] = largest + logf(sum);
+    if (sinks) sum += expf(head->args->sinks[head->h] - largest);
+    for (int64_t j = keys.begin; j < keys.end; j++) score[j] /= sum;
+  }
+}
+
+/* ---- Pass 3: output ---------------------------------------------------------------------------------------------- */
+
+static void add_row(float *restrict output, float weight, const float *restrict v, int64_t dim) {
+  for (int64_t d = 0; d < dim; d++) output[d] += weight * v[d];
+}
+
+static void accumulate_row(const query_head *head, int64_t i) {
+  const int64_t dim = head->problem->dim_v;
+  const bool selects = has_selection(head->problem);
+  const attn_key_range keys = allowed_keys(head, i);
+  const float *p = score_row(head, i);
+  for (int64_t d = 0; d < dim; d++) head->output[d] = 0.0f;
+  for (int64_t j = keys.begin; j < keys.end; j++)
+    if (!selects || selected(head, i, j)) add_row(head->output, p[j], head->v + j * head->v_step, dim);
+}
+
+/* Stores a row that is finite throughout; all others are redone in double from their allowed keys alone. */
+static void finish_row(const query_head *head, int64_t i) {
+  const attn_problem *p = head->problem;
+  bool finite = isfinite(head->lse[i]);
+  for (int64_t d = 0; d < p->dim_v; d++) finite = finite && isfinite(head->output[d]);
+  if (!finite) {
+    attn_exact_row(p, head->args, head->b, head->h, i);
+    return;
+  }
+  const int64_t o_at = attn_o_offset(p, &head->seq, head->b, head->h, i);
+  for (int64_t d = 0; d < p->dim_v; d++)
+    attn_store_f32(head->args->o, p->dtype_o, o_at + d * p->o_stride.d, head->output[d]);
+  if (attn_uses(p, ATTN_USE_LSE)) head->args->lse[attn_lse_offset(p, &head->seq, head->b, head->h, i)] = head->lse[i];
+}
+
+static void weighted_sum(const query_head *head) {
+  for (int64_t i = 0; i < head->seq.len_q; i++) {
+    accumulate_row(head, i);
+    finish_row(head, i);
+  }
+  for (int64_t i = head->seq.len_q; i < attn_rows(head->problem, &head->seq); i++)
+    attn_exact_row(head->problem, head->args, head->b, head->h, i); /* rows beyond q_len: 0 and -inf */
+}
+
+/* ---- The contract of kernel.h ------------------------------------------------------------------------------------ */
+
+static const char *rejects(const attn_problem *problem, char *buffer, size_t buffer_bytes) {
+  (void)problem, (void)buffer, (void)buffer_bytes;
+  return NULL;
+}
+
+/* One task per query head: it needs all of that head's scores at once. */
+static bool plan(const attn_problem *problem, const attn_machine *machine, attn_schedule *schedule) {
+  int64_t start[PARTS + 1];
+  (void)machine;
+  if (!lay_out(problem, start)) return false;
+  schedule->phases = 1;
+  schedule->items[0] = problem->heads_q / problem->heads_kv;
+  schedule->unit_bytes = 0;
+  schedule->row_block = problem->seq_q;
+  schedule->key_block = problem->seq_k;
+  return !__builtin_mul_overflow(start[PARTS], (int64_t)sizeof(float), &schedule->scratch_bytes);
+}
+
+static void run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch) {
+  const attn_problem *p = &schedule->problem;
+  const int64_t b = task.unit / p->heads_kv, kv_head = task.unit % p->heads_kv;
+  float *memory = scratch;
+  int64_t start[PARTS + 1];
+  (void)unit_memory;
+  if (!lay_out(p, start)) return; /* plan() has tried the same */
+  query_head head = {.problem = p, .args = args, .b = b, .h = kv_head * schedule->items[0] + task.item};
+  head.seq = attn_sequence_of(p, args, b);
+  head.score = memory + start[SCORES];
+  head.lse = memory + start[LSES];
+  head.query = memory + start[QUERY];
+  head.output = memory + start[OUTPUT];
+  open_keys(&head, memory + start[KEYS]);
+  open_values(&head, memory + start[VALUES]);
+  score_rows(&head);
+  softmax_rows(&head);
+  weighted_sum(&head);
+}
+
+/* exp_error: expf of the C library, documented at 1 ulp or better in glibc and musl; 1 ulp is at most 2^-23 of the value. */
+const attn_kernel attn_naive_c = {
+    .info = {.name = "naive_c",
+             .algorithm = "naive",
+             .isa = "c",
+             .library = "",
+             .summary = "textbook: whole score matrix of one head, three passes, plain C; takes every problem",
+             .numerics = {.exp_error = 0x1p-23, .p_rounding = 0.0, .input_flush = 0.0}},
+    .rejects = rejects,
+    .plan = plan,
+    .run = run,
+};
