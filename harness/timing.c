@@ -1,8 +1,9 @@
-/* Rounds: every entrant once, in changing order, between two slices of its peak loop, and its output held against the check's.
+/* Rounds: every entrant once, in changing order, between two slices of its peak loop, its output held against the check's.
  *
- * The budget is shared out evenly. An entrant whose `min_rounds` samples would not fit in its share (naive code on a long
- * sequence) takes part in the first rounds only, as many as its share allows but at least SLOW_ROUNDS, so that it cannot eat up
- * the others' time; pairs with it are ratios over those common first rounds. All others run in every round.
+ * The budget is shared out evenly, and what quick entrants leave of their shares goes to the others. An entrant whose
+ * `min_rounds` samples still don't fit (naive code on a long sequence) is slow: it takes part in the first rounds only, as many
+ * as its share allows but at least SLOW_ROUNDS, so that it cannot eat up the others' time; pairs with it are ratios over those
+ * common first rounds. All others run in every round.
  */
 #include "timing.h"
 
@@ -180,14 +181,33 @@ static int rounds_cap(const bench_timing_options *o) {
 
 static bool is_slow(const track *t, const lane *l) { return l->quota < rounds_cap(t->options); }
 
-/* See the head of this file. */
-static int quota_of(const track *t, const lane *l) {
+/* Time of one round's sample and the slices around it. */
+static double round_ns(const lane *l) {
+  return l->call_ns * (double)l->entrant->iterations + 2 * SUB_SLICES * SUB_SLICE_NS;
+}
+
+/* Sets every quota; see the head of this file. What the quick ones leave of their shares goes to the others. */
+static void share_budget(track *t) {
   const bench_timing_options *o = t->options;
-  double share_ns = 1e9 * o->budget_s / t->count;
-  double round_ns = l->call_ns * (double)l->entrant->iterations + 2 * SUB_SLICES * SUB_SLICE_NS;
-  if (round_ns * o->min_rounds <= share_ns) return rounds_cap(o);
-  int fitting = (int)(share_ns / round_ns), least = SLOW_ROUNDS < o->min_rounds ? SLOW_ROUNDS : o->min_rounds;
-  return fitting > least ? fitting : least;
+  double left_ns = 1e9 * o->budget_s;
+  int waiting = t->count;
+  for (bool settled = true; settled;) {
+    settled = false;
+    for (lane *l = t->lanes; l < t->lanes + t->count; l++) {
+      double need_ns = round_ns(l) * o->min_rounds;
+      if (l->quota || need_ns > left_ns / waiting) continue;
+      l->quota = rounds_cap(o);
+      left_ns -= need_ns;
+      waiting--;
+      settled = true;
+    }
+  }
+  int least = SLOW_ROUNDS < o->min_rounds ? SLOW_ROUNDS : o->min_rounds;
+  for (lane *l = t->lanes; l < t->lanes + t->count; l++) {
+    if (l->quota) continue;
+    int fitting = (int)(left_ns / waiting / round_ns(l));
+    l->quota = fitting > least ? fitting : least;
+  }
 }
 
 static int prepare(track *t, lane *l, bench_entrant *e) {
@@ -197,9 +217,7 @@ static int prepare(track *t, lane *l, bench_entrant *e) {
                 bench_status_name(e->verdict.status));
   if (!allocate_samples(e, rounds_cap(t->options))) return fail(t, "no memory for the samples");
   if (e->peak) l->peak = bench_peak_prepare(e->peak, t->options->threads > 1 ? t->options->threads : 1, SUB_SLICE_NS);
-  if (calibrate(t, l)) return -1;
-  l->quota = quota_of(t, l);
-  return 0;
+  return calibrate(t, l);
 }
 
 static int prepare_all(track *t, bench_entrant *entrants) {
@@ -208,6 +226,7 @@ static int prepare_all(track *t, bench_entrant *entrants) {
   t->sample_ns = fmax(1e9 * t->options->min_sample_s, RESOLUTIONS * resolution_ns);
   for (int i = 0; i < t->count; i++)
     if (prepare(t, &t->lanes[i], &entrants[i])) return -1;
+  share_budget(t);
   return 0;
 }
 
