@@ -1,0 +1,26 @@
+# Shared by bench.sh and test.sh, which source it: the repository root, the tools of .venv first in PATH, and a few small words.
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root" || exit 5
+PATH=$root/.venv/bin:$PATH # what setup.sh installed for the scripts, and its CMake where the system's is too old
+export PATH
+jobs=$(nproc 2>/dev/null || echo 2)
+
+say() { printf '%s\n' "$*"; }
+warn() { printf '%s\n' "$*" >&2; }
+have() { command -v "$1" >/dev/null 2>&1; }
+
+# Runs a command with its output in a log file, which is shown only if the command fails: quietly LOG COMMAND...
+quietly() {
+  local log=$1
+  shift
+  mkdir -p "$(dirname "$log")"
+  if ! "$@" >"$log" 2>&1; then
+    warn "FAILED: $*"
+    tail -n 60 "$log" >&2
+    warn "(all of it: $log)"
+    return 1
+  fi
+}
+
+# The last line of the file that starts with the given word, without it.
+last_field() { sed -n "s/^$2 *//p" "$1" | tail -n 1; }

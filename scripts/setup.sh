@@ -1,0 +1,126 @@
+#!/usr/bin/env bash
+# Makes a fresh machine ready: installs what building needs and what tests and figures can use, where it may.
+#
+#   scripts/setup.sh          called by bench.sh and test.sh; safe to repeat, and quick once everything is there
+#   scripts/setup.sh --retry  try again what could not be had last time
+#
+# Required: a C11 compiler, a make tool and CMake 3.25. Optional: cmocka (unit tests), hwloc (topology), Python with
+# scripts/requirements.txt in .venv (figures, tests of the scripts). Packages come from apt-get, as root or through sudo when
+# that asks no question. What cannot be had is named with the command that would install it; only a missing required tool
+# is a failure. ATTN_NO_INSTALL=1: install nothing, only say what is missing.
+set -u
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+tried=$root/.venv/.attn-tried # what was tried and could not be had: the next run does not wait for it again
+[ "${1:-}" = --retry ] && rm -f "$tried"
+was_tried() { grep -qsxF "$*" "$tried"; }
+
+# ---- What is there? --------------------------------------------------------------------------------------------------
+
+has_compiler() { echo 'int main(void) { return 0; }' | "${CC:-cc}" -x c - -o /dev/null 2>/dev/null; }
+has_make() { have make || have ninja; }
+has_header() { printf '#include <%s>\n' stdarg.h stddef.h setjmp.h stdint.h "$1" | "${CC:-cc}" -E -x c - >/dev/null 2>&1; }
+has_cmake() {
+  local version
+  version=$(cmake --version 2>/dev/null | sed -n 's/^cmake version //p')
+  [ -n "$version" ] && [ "$(printf '%s\n' 3.25 "$version" | sort -V | head -n 1)" = 3.25 ]
+}
+has_cmocka() { has_header cmocka.h; }
+has_hwloc() { has_header hwloc.h; }
+has_pkg_config() { have pkg-config; }
+has_venv_module() { [ -x .venv/bin/python ] || python3 -c 'import venv, ensurepip' 2>/dev/null; }
+has_requirements() { cmp -s scripts/requirements.txt .venv/.attn-requirements; }
+
+# need | test | Debian packages | what for
+needs='required|compiler|gcc libc6-dev|building
+required|make|make|building
+required|cmake|cmake|building
+optional|cmocka|libcmocka-dev|the unit tests
+optional|hwloc|libhwloc-dev|topology and binding in attnbench
+optional|pkg_config|pkg-config|finding hwloc, and the test of attn.pc
+optional|venv_module|python3 python3-venv|figures and the tests of the scripts'
+
+missing_packages() { # of one kind: required or optional
+  local need test packages purpose
+  while IFS='|' read -r need test packages purpose; do
+    if [ "$need" = "$1" ] && ! "has_$test"; then printf '%s ' "$packages"; fi
+  done <<<"$needs"
+}
+
+# ---- How may we install? ---------------------------------------------------------------------------------------------
+
+as_root=
+may_install() {
+  [ "${ATTN_NO_INSTALL:-0}" != 1 ] && have apt-get || return 1
+  [ "$(id -u)" = 0 ] && return 0
+  have sudo && sudo -n true 2>/dev/null && as_root='sudo -n'
+}
+
+# Short time limits: a machine without a network must not wait for one.
+apt() {
+  $as_root env DEBIAN_FRONTEND=noninteractive timeout "$1" apt-get -q -o Acquire::Retries=0 -o Acquire::http::Timeout=15 \
+    -o Acquire::https::Timeout=15 -o DPkg::Lock::Timeout=60 "${@:2}" >>"$root/.venv/setup.log" 2>&1 </dev/null
+}
+
+install_packages() { # all at once, else one by one, so that one unknown name costs only itself
+  local package
+  apt 600 install -y --no-install-recommends "$@" && return
+  apt 180 update
+  apt 600 install -y --no-install-recommends "$@" && return
+  for package in "$@"; do apt 600 install -y --no-install-recommends "$package"; done
+}
+
+# ---- Packages --------------------------------------------------------------------------------------------------------
+
+mkdir -p .venv
+missing="$(missing_packages required)$(missing_packages optional)"
+if [ -n "$missing" ] && ! was_tried "apt $missing" && may_install; then
+  say "setup: installing $missing(apt-get${as_root:+ through sudo}; log in .venv/setup.log)"
+  # shellcheck disable=SC2086  # a list of words
+  install_packages $missing
+  missing="$(missing_packages required)$(missing_packages optional)"
+  [ -z "$missing" ] || echo "apt $missing" >>"$tried"
+fi
+
+# ---- Python ----------------------------------------------------------------------------------------------------------
+
+# --system-site-packages: what the system has already need not be downloaded.
+make_venv() {
+  [ -x .venv/bin/python ] || python3 -m venv --system-site-packages .venv >>.venv/setup.log 2>&1
+}
+pip_install() {
+  timeout 600 .venv/bin/python -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 15 "$@" \
+    >>.venv/setup.log 2>&1 </dev/null
+}
+
+may_pip() { [ "${ATTN_NO_INSTALL:-0}" != 1 ] && has_venv_module && ! was_tried "pip $1"; }
+
+install_requirements() {
+  say "setup: installing $(grep -Ev '^ *(#|$)' scripts/requirements.txt | tr '\n' ' ')into .venv (pip)"
+  make_venv && pip_install -r scripts/requirements.txt && cp scripts/requirements.txt .venv/.attn-requirements
+}
+
+install_cmake() {
+  say "setup: installing a newer CMake into .venv (pip)"
+  make_venv && pip_install 'cmake>=3.25' && hash -r
+}
+
+requirements="requirements $(cksum <scripts/requirements.txt)"
+if ! has_requirements && may_pip "$requirements"; then install_requirements || echo "pip $requirements" >>"$tried"; fi
+if ! has_cmake && may_pip cmake; then install_cmake || echo "pip cmake" >>"$tried"; fi
+
+# ---- What is still missing? ------------------------------------------------------------------------------------------
+
+status=0
+while IFS='|' read -r need test packages purpose; do
+  if ! "has_$test"; then
+    warn "setup: no ${test//_/ } ($need, for $purpose); to install it: apt-get install $packages"
+    [ "$need" = required ] && status=1
+  fi
+done <<<"$needs"
+if ! has_requirements && ! python3 -c 'import numpy, matplotlib' 2>/dev/null; then
+  warn "setup: no NumPy and Matplotlib (optional, for figures); to install them:" \
+    "python3 -m venv .venv && .venv/bin/pip install -r scripts/requirements.txt"
+fi
+[ $status = 0 ] || warn "setup: without what is required nothing can be built"
+exit $status

@@ -1,0 +1,148 @@
+#!/usr/bin/env bash
+# Sets up, builds and runs every test, in stages: a second compiler, sanitizers, and every CPU tier on its own.
+set -u
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+usage() {
+  cat <<'END'
+usage: scripts/test.sh [--long] [--stage NAME]...
+
+Sets up the machine (scripts/setup.sh), then builds and tests in stages:
+
+  gcc        Release build of the default compiler (CC, else gcc): every test but those of `tiers`
+  tiers      the same build with the tier capped at each level this CPU has: the edge suite of that tier's kernels, and that
+             the automatic choice runs that tier's kernel, by name
+  clang      Release build by clang: unit tests and edge suites; with --long by every clang there is
+  sanitize   AddressSanitizer and UndefinedBehaviorSanitizer, tiers up to AVX2: unit tests and a seeded selection of cases
+  aarch64    only with --long: cross-built, under qemu-user
+
+  --long         the stages above and the tests with the label `long`
+  --stage NAME   only this stage; repeatable
+  -h, --help     this text
+
+At most 10 minutes on 2 cores after set-up. A stage whose compiler is absent is skipped and says so. The last line is
+ctest's, over all stages; exit code 0 only if every test passed.
+END
+}
+
+long=
+stages=
+while [ $# -gt 0 ]; do
+  case $1 in
+    -h | --help) usage && exit 0 ;;
+    --long) long=1 ;;
+    --stage) [ $# -ge 2 ] || { warn "test.sh: --stage needs a name" && exit 2; }; stages="$stages $2" && shift ;;
+    *) warn "test.sh: unknown option '$1' (see --help)" && exit 2 ;;
+  esac
+  shift
+done
+all_stages="gcc tiers clang sanitize${long:+ aarch64}"
+for stage in $stages; do
+  [[ " gcc tiers clang sanitize aarch64 " == *" $stage "* ]] || { warn "test.sh: no stage '$stage' (see --help)" && exit 2; }
+done
+
+# ---- Stages ----------------------------------------------------------------------------------------------------------
+
+logs=$root/build/log
+summary=() # one line per stage
+tests=0 failures=0
+skips=0
+
+# configure_and_build PRESET FOLDER [cmake option...]
+configure_and_build() {
+  local preset=$1 folder=$2
+  shift 2
+  quietly "$logs/$folder-configure.log" cmake --preset "$preset" -B "$folder" ${CI:+-DATTN_WERROR=ON} "$@" &&
+    quietly "$logs/$folder-build.log" cmake --build "$folder" -j "$jobs"
+}
+
+# run_ctest FOLDER [ctest option...]: shows the tests as they finish and adds to the counts.
+run_ctest() {
+  local folder=$1 log=$logs/ctest.log line
+  shift
+  [ -n "$long" ] || set -- "$@" -LE "${exclude:+$exclude|}long"
+  [ -z "$long" ] || [ -z "${exclude:-}" ] || set -- "$@" -LE "$exclude"
+  ctest --test-dir "$folder" --output-on-failure --no-tests=error -j "$jobs" "$@" | tee "$log"
+  line=$(grep -E '[0-9]+ tests? failed out of [0-9]+' "$log" | tail -n 1)
+  if [[ $line =~ ([0-9]+)\ tests?\ failed\ out\ of\ ([0-9]+) ]]; then
+    failures=$((failures + BASH_REMATCH[1])) tests=$((tests + BASH_REMATCH[2]))
+    skips=$((skips + $(grep -c '\*\*\*Skipped' "$log")))
+    [ "${BASH_REMATCH[1]}" = 0 ]
+  else
+    failures=$((failures + 1)) tests=$((tests + 1)) # ctest itself failed
+    return 1
+  fi
+}
+
+fail_build() { failures=$((failures + 1)) tests=$((tests + 1)) && return 1; }
+
+stage_gcc() {
+  configure_and_build release build ${CC:+-DCMAKE_C_COMPILER="$CC"} || { fail_build && return; } || return 1
+  exclude=tier run_ctest build
+}
+
+stage_tiers() {
+  configure_and_build release build || { fail_build && return; } || return 1
+  run_ctest build -L tier
+}
+
+# The oldest clang that we promise, or all of them.
+clangs() {
+  local name
+  for name in clang-{14..25} clang; do
+    if have "$name"; then echo "$name" && [ -z "$long" ] && return; fi
+  done
+}
+
+stage_clang() {
+  local compiler result=0
+  [ -n "$(clangs)" ] || { skipped="no clang; to install it: apt-get install clang" && return 0; }
+  for compiler in $(clangs); do
+    say "-- $compiler"
+    configure_and_build clang "build-$compiler" -DCMAKE_C_COMPILER="$compiler" || { fail_build || result=1; continue; }
+    run_ctest "build-$compiler" -L 'unit|tier|compiler' || result=1
+  done
+  return $result
+}
+
+stage_sanitize() {
+  configure_and_build asan build-asan || { fail_build && return; } || return 1
+  ATTN_MAX_ISA=avx2 run_ctest build-asan -L sanitize
+}
+
+stage_aarch64() {
+  have aarch64-linux-gnu-gcc && have qemu-aarch64 || {
+    skipped="no cross compiler or emulator; to install them: apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"
+    return 0
+  }
+  configure_and_build aarch64 build-aarch64 || { fail_build && return; } || return 1
+  run_ctest build-aarch64 -L 'unit|sanitize'
+}
+
+# ---- All of it -------------------------------------------------------------------------------------------------------
+
+scripts/setup.sh || exit 5
+mkdir -p "$logs"
+begun=$SECONDS
+for stage in ${stages:-$all_stages}; do
+  say
+  say "==== $stage"
+  stage_begun=$SECONDS skipped='' result=passed
+  "stage_$stage" || result=FAILED
+  [ -z "$skipped" ] || result="skipped: $skipped"
+  summary+=("$stage|$((SECONDS - stage_begun))|$result")
+done
+total=$((SECONDS - begun))
+
+say
+say "stage          time  share  result"
+for line in "${summary[@]}"; do
+  IFS='|' read -r stage seconds result <<<"$line"
+  printf '%-10s %6d s  %4d%%  %s\n' "$stage" "$seconds" $((100 * seconds / (total > 0 ? total : 1))) "$result"
+done
+printf '%-10s %6d s\n' total "$total"
+[ $skips = 0 ] || say "$skips tests skipped; each says why: ctest --test-dir build --output-on-failure -V"
+say
+percent=$((tests > 0 ? 100 * (tests - failures) / tests : 0))
+say "$percent% tests passed, $failures tests failed out of $tests"
+[ $failures = 0 ] && [ $tests -gt 0 ]
