@@ -1,0 +1,106 @@
+#include "support.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { UNWRITTEN = 0xA5 };
+
+void *test_allocate(size_t bytes) {
+  size_t rounded = (bytes + 63) / 64 * 64;
+  void *memory = aligned_alloc(64, rounded ? rounded : 64);
+  if (!memory) fail_msg("out of memory: %zu bytes", bytes);
+  return memset(memory, 0, rounded);
+}
+
+void test_fill(float *values, size_t count, unsigned seed) {
+  uint64_t state = 0x9E3779B97F4A7C15u * (seed + 1u);
+  for (size_t i = 0; i < count; i++) {
+    state = state * 6364136223846793005u + 1442695040888963407u; /* Knuth's MMIX generator; the high bits are good */
+    values[i] = (float)(state >> 40) * 0x1p-23f - 1.0f;
+  }
+}
+
+/* Elements from the first to the last that the strides reach; 0 for an empty tensor. */
+static size_t span(int64_t batch, int64_t heads, int64_t seq, int64_t dim, attn_strides stride) {
+  if (!batch || !heads || !seq || !dim) return 0;
+  return (size_t)(1 + (batch - 1) * stride.b + (heads - 1) * stride.h + (seq - 1) * stride.s + (dim - 1) * stride.d);
+}
+
+static float *random_tensor(size_t count, unsigned seed) {
+  float *values = test_allocate(count * sizeof *values);
+  test_fill(values, count, seed);
+  return values;
+}
+
+test_data test_data_share_inputs(const attn_problem *p, const test_data *inputs) {
+  test_data data = {.args = inputs->args};
+  data.o_bytes = sizeof(float) * span(p->batch, p->heads_q, p->seq_q, p->dim_v, p->o_stride);
+  data.lse_bytes = sizeof(float) * span(p->batch, p->heads_q, p->seq_q, 1, p->lse_stride);
+  data.args.o = memset(test_allocate(data.o_bytes), UNWRITTEN, data.o_bytes);
+  data.args.lse = memset(test_allocate(data.lse_bytes), UNWRITTEN, data.lse_bytes);
+  return data;
+}
+
+test_data test_data_create(const attn_problem *p, unsigned seed) {
+  test_data inputs = {.args = {
+                          .q = random_tensor(span(p->batch, p->heads_q, p->seq_q, p->dim_qk, p->q_stride), seed),
+                          .k = random_tensor(span(p->batch, p->heads_kv, p->seq_k, p->dim_qk, p->k_stride), seed + 1),
+                          .v = random_tensor(span(p->batch, p->heads_kv, p->seq_k, p->dim_v, p->v_stride), seed + 2),
+                      }};
+  return test_data_share_inputs(p, &inputs);
+}
+
+void test_data_destroy_outputs(test_data *data) {
+  free(data->args.o);
+  free(data->args.lse);
+  data->args.o = data->args.lse = NULL;
+}
+
+void test_data_destroy(test_data *data) {
+  test_data_destroy_outputs(data);
+  free((void *)data->args.q);
+  free((void *)data->args.k);
+  free((void *)data->args.v);
+}
+
+attn_status test_run(const attn_problem *problem, const attn_args *args, const attn_options *options) {
+  attn_plan *plan;
+  attn_status status = attn_plan_create(problem, options, &plan);
+  if (status != ATTN_OK) return status;
+  size_t bytes = attn_plan_workspace(plan);
+  void *workspace = test_allocate(bytes);
+  status = attn_plan_run(plan, args, workspace, bytes);
+  free(workspace);
+  attn_plan_destroy(plan);
+  return status;
+}
+
+void test_ok(attn_status status) {
+  if (status != ATTN_OK) fail_msg("%s: %s", attn_status_name(status), attn_last_error());
+}
+
+void test_contains(const char *text, const char *part) {
+  if (!text || !strstr(text, part)) fail_msg("'%s' does not contain '%s'", text ? text : "(null)", part);
+}
+
+void test_refused(attn_status status, attn_status expected, const char *const parts[4]) {
+  if (status != expected)
+    fail_msg("%s instead of %s (%s)", attn_status_name(status), attn_status_name(expected), attn_last_error());
+  for (int i = 0; i < 4 && parts[i]; i++) test_contains(attn_last_error(), parts[i]);
+}
+
+void test_each_kernel(void (*check)(const char *kernel)) {
+  int usable = 0;
+  for (int i = 0; i < attn_kernel_count(); i++) {
+    const attn_kernel_info *kernel = attn_kernel_get(i);
+    const char *why_not = attn_kernel_unusable(kernel);
+    if (why_not) {
+      print_message("%s skipped: %s\n", kernel->name, why_not);
+      continue;
+    }
+    usable++;
+    check(kernel->name);
+  }
+  assert_true(usable > 0);
+}

@@ -1,0 +1,49 @@
+/* What the unit tests share: tensors of one problem with seeded values, and one call that plans and runs a kernel. */
+#ifndef TESTS_SUPPORT_H
+#define TESTS_SUPPORT_H
+
+/* cmocka.h needs these four before it. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "attn/attn.h"
+
+/* Float32 tensors of a problem with strides >= 0. o and lse start as a byte pattern no kernel writes. */
+typedef struct test_data {
+  attn_args args;
+  size_t o_bytes, lse_bytes; /* what the strides reach */
+} test_data;
+
+test_data test_data_create(const attn_problem *problem, unsigned seed);
+void test_data_destroy(test_data *data);
+
+/* Fills `count` floats, uniform in -1..1, from the seed. */
+void test_fill(float *values, size_t count, unsigned seed);
+
+/* Another set of outputs for the same inputs: only o and lse are new. */
+test_data test_data_share_inputs(const attn_problem *problem, const test_data *inputs);
+void test_data_destroy_outputs(test_data *data);
+
+/* Plans with `options`, allocates the workspace, runs; returns the first status that is not ATTN_OK. */
+attn_status test_run(const attn_problem *problem, const attn_args *args, const attn_options *options);
+
+/* Fails the test with attn_last_error() unless the status is ATTN_OK. */
+void test_ok(attn_status status);
+
+/* Fails the test unless `text` contains `part`. */
+void test_contains(const char *text, const char *part);
+
+/* Fails the test unless the call failed with this status and a sentence that contains every one of the parts (NULL: fewer). */
+void test_refused(attn_status status, attn_status expected, const char *const parts[4]);
+
+/* Calls check(kernel name) for every kernel this CPU can run; at least one must exist. */
+void test_each_kernel(void (*check)(const char *kernel));
+
+/* 64-byte aligned and zeroed; never NULL. free() it. */
+void *test_allocate(size_t bytes);
+
+#endif

@@ -1,0 +1,258 @@
+/* Determinism: for a fixed kernel on one CPU a row's bits depend on its own inputs alone. Every kernel is run with different
+ * thread counts, pools, batches, neighbours, positions and workspaces, and every time the bits must be the same. */
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "pool.h"
+#include "support.h"
+
+/* Several row blocks and key blocks of every kernel, with tails everywhere; two KV heads of three query heads each. */
+static attn_problem uneven_problem(void) {
+  attn_problem p;
+  attn_problem_init(&p, 3, 6, 2, 131, 293, 37, 29);
+  attn_problem_set_causal(&p, ATTN_ALIGN_BOTTOM_RIGHT);
+  p.uses = ATTN_USE_LSE;
+  return p;
+}
+
+static void assert_same_outputs(const char *kernel, const char *what, const test_data *a, const test_data *b) {
+  if (memcmp(a->args.o, b->args.o, a->o_bytes) || memcmp(a->args.lse, b->args.lse, a->lse_bytes))
+    fail_msg("%s: other bits with %s", kernel, what);
+}
+
+/* ---- Threads and pools ---- */
+
+static void same_bits_with(const char *kernel, const attn_problem *p, const test_data *serial, attn_options options,
+                           const char *what) {
+  test_data data = test_data_share_inputs(p, serial);
+  options.kernel = kernel;
+  test_ok(test_run(p, &data.args, &options));
+  assert_same_outputs(kernel, what, serial, &data);
+  test_data_destroy_outputs(&data);
+}
+
+static void bits_do_not_depend_on_threads(const char *kernel) {
+  static const int counts[] = {2, 3, 7};
+  const attn_problem p = uneven_problem();
+  test_data serial = test_data_create(&p, 11);
+  test_ok(test_run(&p, &serial.args, &(attn_options){.kernel = kernel, .threads = 1}));
+  same_bits_with(kernel, &p, &serial, (attn_options){.threads = 1}, "a second serial run");
+  same_bits_with(kernel, &p, &serial, (attn_options){.threads = 0}, "the default number of threads");
+  for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+    test_pool forwards = {0}, backwards = {.backwards = true};
+    const int threads = counts[i];
+    same_bits_with(kernel, &p, &serial, (attn_options){.threads = threads}, "OpenMP threads");
+    same_bits_with(kernel, &p, &serial,
+                   (attn_options){.threads = threads, .parallel_for = test_parallel_for, .pool = &forwards}, "a pool");
+    same_bits_with(kernel, &p, &serial,
+                   (attn_options){.threads = threads, .parallel_for = test_parallel_for, .pool = &backwards},
+                   "a pool that goes backwards");
+    assert_true(forwards.calls > 0 && forwards.tasks > threads); /* the pool was really used */
+    assert_int_equal(forwards.tasks, backwards.tasks);
+  }
+  test_data_destroy(&serial);
+}
+
+/* ---- One plan, many threads at once ---- */
+
+typedef struct runner {
+  const attn_plan *plan;
+  test_data data;
+  attn_status status;
+  pthread_t thread;
+} runner;
+
+static void *run_shared_plan(void *pointer) {
+  runner *r = pointer;
+  const size_t bytes = attn_plan_workspace(r->plan);
+  void *workspace = aligned_alloc(64, bytes ? bytes : 64);
+  r->status = workspace ? ATTN_OK : ATTN_OUT_OF_MEMORY;
+  for (int repeat = 0; repeat < 3 && r->status == ATTN_OK; repeat++)
+    r->status = attn_plan_run(r->plan, &r->data.args, workspace, bytes);
+  free(workspace);
+  return NULL;
+}
+
+static void plan_can_be_shared_by_threads(const char *kernel) {
+  enum { RUNNERS = 4 };
+  const attn_problem p = uneven_problem();
+  test_data alone = test_data_create(&p, 23);
+  attn_plan *plan;
+  test_ok(attn_plan_create(&p, &(attn_options){.kernel = kernel, .threads = 1}, &plan));
+  runner runners[RUNNERS];
+  for (int i = 0; i < RUNNERS; i++) {
+    runners[i] = (runner){.plan = plan, .data = test_data_share_inputs(&p, &alone)};
+    assert_int_equal(pthread_create(&runners[i].thread, NULL, run_shared_plan, &runners[i]), 0);
+  }
+  test_ok(test_run(&p, &alone.args, &(attn_options){.kernel = kernel, .threads = 1}));
+  for (int i = 0; i < RUNNERS; i++) {
+    assert_int_equal(pthread_join(runners[i].thread, NULL), 0);
+    test_ok(runners[i].status);
+    assert_same_outputs(kernel, "several threads in one plan", &alone, &runners[i].data);
+    test_data_destroy_outputs(&runners[i].data);
+  }
+  attn_plan_destroy(plan);
+  test_data_destroy(&alone);
+}
+
+/* ---- Batch composition ---- */
+
+/* Each sequence alone gives the bits it gives among others. */
+static void bits_do_not_depend_on_the_batch(const char *kernel) {
+  const attn_problem p = uneven_problem();
+  const attn_options options = {.kernel = kernel, .threads = 1};
+  test_data together = test_data_create(&p, 31);
+  test_ok(test_run(&p, &together.args, &options));
+  attn_problem one = p;
+  one.batch = 1;
+  for (int64_t b = 0; b < p.batch; b++) {
+    test_data view = {.args = together.args};
+    view.args.q = (const float *)together.args.q + b * p.q_stride.b;
+    view.args.k = (const float *)together.args.k + b * p.k_stride.b;
+    view.args.v = (const float *)together.args.v + b * p.v_stride.b;
+    test_data alone = test_data_share_inputs(&one, &view);
+    test_ok(test_run(&one, &alone.args, &options));
+    if (memcmp(alone.args.o, (float *)together.args.o + b * p.o_stride.b, alone.o_bytes) ||
+        memcmp(alone.args.lse, together.args.lse + b * p.lse_stride.b, alone.lse_bytes))
+      fail_msg("%s: sequence %d has other bits alone than in its batch", kernel, (int)b);
+    test_data_destroy_outputs(&alone);
+  }
+  test_data_destroy(&together);
+}
+
+/* One query alone gives the bits it gives among 131: rows of a block do not touch each other, and tile borders do not show. */
+static void bits_do_not_depend_on_other_rows(const char *kernel) {
+  const attn_problem p = uneven_problem();
+  const attn_options options = {.kernel = kernel, .threads = 1};
+  test_data all = test_data_create(&p, 41);
+  test_ok(test_run(&p, &all.args, &options));
+  static const int64_t starts[] = {0, 1, 15, 64, 100, 126}, counts[] = {1, 5, 1, 31, 7, 5};
+  for (size_t i = 0; i < sizeof starts / sizeof *starts; i++) {
+    attn_problem few = p; /* rows start .. start + count - 1, at the same key positions */
+    few.seq_q = counts[i];
+    few.align = ATTN_ALIGN_OFFSET;
+    const int32_t offset = (int32_t)(p.seq_k - p.seq_q + starts[i]), offsets[] = {offset, offset, offset};
+    test_data view = {.args = all.args};
+    view.args.q = (const float *)all.args.q + starts[i] * p.q_stride.s;
+    view.args.offsets = offsets;
+    test_data alone = test_data_share_inputs(&few, &view);
+    test_ok(test_run(&few, &alone.args, &options));
+    for (int64_t b = 0; b < p.batch; b++)
+      for (int64_t h = 0; h < p.heads_q; h++) {
+        const int64_t o = b * p.o_stride.b + h * p.o_stride.h, lse = b * p.lse_stride.b + h * p.lse_stride.h;
+        if (memcmp((float *)alone.args.o + o, (float *)all.args.o + o + starts[i] * p.o_stride.s,
+                   (size_t)(counts[i] * p.dim_v) * sizeof(float)) ||
+            memcmp(alone.args.lse + lse, all.args.lse + lse + starts[i], (size_t)counts[i] * sizeof(float)))
+          fail_msg("%s: rows %d..+%d have other bits alone than among all", kernel, (int)starts[i], (int)counts[i]);
+      }
+    test_data_destroy_outputs(&alone);
+  }
+  test_data_destroy(&all);
+}
+
+/* ---- Grouped heads, poison, strides ---- */
+
+/* Grouped heads give the bits of the same KV heads repeated for each query head. */
+static void grouped_heads_equal_repeated_heads(const char *kernel) {
+  const attn_problem p = uneven_problem();
+  const attn_options options = {.kernel = kernel, .threads = 1};
+  test_data grouped = test_data_create(&p, 53);
+  test_ok(test_run(&p, &grouped.args, &options));
+  attn_problem repeated = p;
+  repeated.heads_kv = p.heads_q;
+  repeated.k_stride = (attn_strides){p.heads_q * p.seq_k * p.dim_qk, p.seq_k * p.dim_qk, p.dim_qk, 1};
+  repeated.v_stride = (attn_strides){p.heads_q * p.seq_k * p.dim_v, p.seq_k * p.dim_v, p.dim_v, 1};
+  test_data copies = test_data_create(&repeated, 0);
+  const int64_t k_head = p.seq_k * p.dim_qk, v_head = p.seq_k * p.dim_v, group = p.heads_q / p.heads_kv;
+  for (int64_t b = 0; b < p.batch; b++)
+    for (int64_t h = 0; h < p.heads_q; h++) {
+      memcpy((float *)copies.args.k + (b * p.heads_q + h) * k_head,
+             (const float *)grouped.args.k + (b * p.heads_kv + h / group) * k_head, (size_t)k_head * sizeof(float));
+      memcpy((float *)copies.args.v + (b * p.heads_q + h) * v_head,
+             (const float *)grouped.args.v + (b * p.heads_kv + h / group) * v_head, (size_t)v_head * sizeof(float));
+    }
+  const void *own_q = copies.args.q;
+  copies.args.q = grouped.args.q;
+  test_ok(test_run(&repeated, &copies.args, &options));
+  assert_same_outputs(kernel, "repeated instead of grouped KV heads", &grouped, &copies);
+  copies.args.q = own_q;
+  test_data_destroy(&copies);
+  test_data_destroy(&grouped);
+}
+
+/* What stands in keys that every row masks changes no bit: NaN, infinities, huge values. */
+static void masked_keys_change_no_bit(const char *kernel) {
+  static const float poisons[] = {NAN, INFINITY, -INFINITY, 3e38f};
+  attn_problem p = uneven_problem();
+  p.uses |= ATTN_USE_KV_LEN;
+  const int32_t kv_len[] = {257, 0, 64};
+  const attn_options options = {.kernel = kernel, .threads = 1};
+  test_data clean = test_data_create(&p, 61);
+  clean.args.kv_len = kv_len;
+  test_ok(test_run(&p, &clean.args, &options));
+  for (size_t i = 0; i < sizeof poisons / sizeof *poisons; i++) {
+    for (int64_t b = 0; b < p.batch; b++)
+      for (int64_t h = 0; h < p.heads_kv; h++)
+        for (int64_t j = kv_len[b]; j < p.seq_k; j++) {
+          float *k = (float *)clean.args.k + b * p.k_stride.b + h * p.k_stride.h + j * p.k_stride.s;
+          float *v = (float *)clean.args.v + b * p.v_stride.b + h * p.v_stride.h + j * p.v_stride.s;
+          for (int64_t d = 0; d < p.dim_qk; d++) k[d] = poisons[i];
+          for (int64_t d = 0; d < p.dim_v; d++) v[d] = poisons[i];
+        }
+    test_data poisoned = test_data_share_inputs(&p, &clean);
+    test_ok(test_run(&p, &poisoned.args, &options));
+    assert_same_outputs(kernel, "poison in masked keys", &clean, &poisoned);
+    test_data_destroy_outputs(&poisoned);
+  }
+  test_data_destroy(&clean);
+}
+
+/* q = 0 and one-hot V: each output is exactly 1/count for an allowed key and exactly 0 for a masked one. */
+static void index_probe_finds_exactly_the_allowed_keys(const char *kernel) {
+  enum { KEYS = 61 };
+  attn_problem p;
+  attn_problem_init(&p, 1, 1, 1, KEYS, KEYS, 8, KEYS);
+  p.window_left = 9;
+  p.window_right = 3;
+  test_data data = test_data_create(&p, 71);
+  memset((float *)data.args.q, 0, sizeof(float) * KEYS * 8);
+  for (int i = 0; i < KEYS * KEYS; i++) ((float *)data.args.v)[i] = i / KEYS == i % KEYS;
+  test_ok(test_run(&p, &data.args, &(attn_options){.kernel = kernel, .threads = 1}));
+  for (int i = 0; i < KEYS; i++) {
+    const int first = i > 9 ? i - 9 : 0, last = i + 3 < KEYS ? i + 3 : KEYS - 1;
+    for (int j = 0; j < KEYS; j++) {
+      const float o = ((const float *)data.args.o)[i * KEYS + j], expected = 1.0f / (float)(last - first + 1);
+      if (j < first || j > last ? o != 0 : fabsf(o - expected) > 0x1p-22f * expected)
+        fail_msg("%s: query %d, key %d: %.9g with keys %d..%d allowed", kernel, i, j, (double)o, first, last);
+    }
+  }
+  test_data_destroy(&data);
+}
+
+#define FOR_EACH_KERNEL(check)             \
+  static void each_##check(void **state) { \
+    (void)state;                           \
+    test_each_kernel(check);               \
+  }
+FOR_EACH_KERNEL(bits_do_not_depend_on_threads)
+FOR_EACH_KERNEL(plan_can_be_shared_by_threads)
+FOR_EACH_KERNEL(bits_do_not_depend_on_the_batch)
+FOR_EACH_KERNEL(bits_do_not_depend_on_other_rows)
+FOR_EACH_KERNEL(grouped_heads_equal_repeated_heads)
+FOR_EACH_KERNEL(masked_keys_change_no_bit)
+FOR_EACH_KERNEL(index_probe_finds_exactly_the_allowed_keys)
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(each_bits_do_not_depend_on_threads),
+      cmocka_unit_test(each_plan_can_be_shared_by_threads),
+      cmocka_unit_test(each_bits_do_not_depend_on_the_batch),
+      cmocka_unit_test(each_bits_do_not_depend_on_other_rows),
+      cmocka_unit_test(each_grouped_heads_equal_repeated_heads),
+      cmocka_unit_test(each_masked_keys_change_no_bit),
+      cmocka_unit_test(each_index_probe_finds_exactly_the_allowed_keys),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,332 @@
+/* Plans, the registry and dispatch: an override only takes away and fails loudly, errors list what would do, plans can be
+ * shared, and the workspace is checked. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support.h"
+
+static attn_problem small_problem(void) {
+  attn_problem problem;
+  attn_problem_init(&problem, 2, 4, 2, 33, 65, 24, 20);
+  return problem;
+}
+
+/* Environment variables are part of the interface: every test starts with none of them set but the cap that the caller of
+ * the whole program gave. */
+static char outer_cap[32];
+
+static int clear_environment(void **state) {
+  (void)state;
+  unsetenv("ATTN_KERNEL");
+  unsetenv("ATTN_VERBOSE");
+  if (*outer_cap) return setenv("ATTN_MAX_ISA", outer_cap, 1);
+  return unsetenv("ATTN_MAX_ISA");
+}
+
+static attn_status create(const char *kernel, const char *max_isa, attn_plan **plan) {
+  const attn_problem problem = small_problem();
+  return attn_plan_create(&problem, &(attn_options){.kernel = kernel, .max_isa = max_isa, .threads = 1}, plan);
+}
+
+static void assert_plan_runs(const char *kernel, const char *max_isa, const char *expected) {
+  attn_plan *plan;
+  test_ok(create(kernel, max_isa, &plan));
+  assert_string_equal(attn_plan_kernel(plan), expected);
+  attn_plan_destroy(plan);
+}
+
+static void assert_create_fails(const char *kernel, const char *max_isa, attn_status expected, const char *const parts[4]) {
+  attn_plan *plan = (attn_plan *)outer_cap; /* must come back as NULL */
+  test_refused(create(kernel, max_isa, &plan), expected, parts);
+  assert_null(plan);
+}
+
+/* ---- The registry ---- */
+
+static void registry_can_be_read(void **state) {
+  (void)state;
+  assert_true(attn_kernel_count() >= 3);
+  assert_null(attn_kernel_get(-1));
+  assert_null(attn_kernel_get(attn_kernel_count()));
+  assert_null(attn_kernel_find(NULL));
+  assert_null(attn_kernel_find("flash"));
+  for (int i = 0; i < attn_kernel_count(); i++) {
+    const attn_kernel_info *info = attn_kernel_get(i);
+    char name[64];
+    snprintf(name, sizeof name, "%s_%s", info->algorithm, info->isa);
+    assert_string_equal(info->name, name); /* one word, four homes */
+    assert_ptr_equal(attn_kernel_find(info->name), info);
+    assert_true(strlen(info->summary) > 10);
+    assert_non_null(info->library);
+    assert_true(info->numerics.exp_error > 0 && info->numerics.exp_error < 1e-5);
+    assert_true(info->numerics.p_rounding >= 0 && info->numerics.input_flush >= 0);
+  }
+}
+
+static void kernels_that_are_not_built_say_why(void **state) {
+  (void)state;
+  const char *reason = NULL, *name;
+  int count = 0;
+  for (; (name = attn_kernel_not_built(count, &reason)); count++) {
+    assert_null(attn_kernel_find(name));
+    assert_true(strlen(reason) > 10);
+  }
+  assert_null(attn_kernel_not_built(count, &reason));
+  assert_null(attn_kernel_not_built(-1, NULL));
+}
+
+static void registry_answers_for_a_problem(void **state) {
+  (void)state;
+  const attn_problem good = small_problem();
+  attn_problem bad = good;
+  bad.dim_v = 0;
+  const attn_kernel_info *kernel = attn_kernel_find("naive_c");
+  assert_non_null(kernel);
+  assert_null(attn_kernel_unusable(kernel));
+  assert_null(attn_kernel_rejects(kernel, &good));
+  test_contains(attn_kernel_rejects(kernel, &bad), "dim_v");
+  assert_non_null(attn_kernel_rejects(NULL, &good));
+  assert_non_null(attn_kernel_unusable(NULL));
+  assert_int_equal(strncmp(attn_cpu_tiers(), "c", 1), 0);
+}
+
+/* ---- Choosing by name ---- */
+
+static void named_kernel_runs(const char *kernel) { assert_plan_runs(kernel, NULL, kernel); }
+
+static void every_usable_kernel_can_be_named(void **state) {
+  (void)state;
+  test_each_kernel(named_kernel_runs);
+}
+
+static void unknown_kernel_lists_names(void **state) {
+  (void)state;
+  assert_create_fails("flash_mmx", NULL, ATTN_UNKNOWN_KERNEL,
+                      (const char *const[4]){"attn_options.kernel", "'flash_mmx'", "naive_c", "flash_c"});
+  assert_create_fails("", NULL, ATTN_UNKNOWN_KERNEL, (const char *const[4]){"attn_options.kernel", "''", "naive_c"});
+}
+
+static void refused_kernel_is_an_error_not_a_fallback(void **state) {
+  (void)state;
+  for (int i = 0; i < attn_kernel_count(); i++) {
+    const attn_kernel_info *kernel = attn_kernel_get(i);
+    const char *reason = attn_kernel_unusable(kernel);
+    if (reason)
+      assert_create_fails(kernel->name, NULL, ATTN_UNSUPPORTED, (const char *const[4]){kernel->name, reason, "naive_c"});
+  }
+}
+
+static void attn_kernel_variable_fills_in_for_null_only(void **state) {
+  (void)state;
+  setenv("ATTN_KERNEL", "blocked_c", 1);
+  assert_plan_runs(NULL, NULL, "blocked_c");
+  assert_plan_runs("naive_c", NULL, "naive_c");
+  setenv("ATTN_KERNEL", "", 1); /* an empty variable is no request */
+  assert_plan_runs("flash_c", NULL, "flash_c");
+  setenv("ATTN_KERNEL", "flash_c2", 1);
+  assert_create_fails(NULL, NULL, ATTN_UNKNOWN_KERNEL,
+                      (const char *const[4]){"ATTN_KERNEL", "'flash_c2'", "flash_c,", "naive_c"});
+  assert_plan_runs("naive_c", NULL, "naive_c");
+}
+
+/* ---- Capping the tier ---- */
+
+static void cap_takes_higher_tiers_away(void **state) {
+  (void)state;
+  assert_plan_runs(NULL, "c", "flash_c");
+  setenv("ATTN_MAX_ISA", "c", 1);
+  assert_plan_runs(NULL, NULL, "flash_c");
+  for (int i = 0; i < attn_kernel_count(); i++) {
+    const attn_kernel_info *kernel = attn_kernel_get(i);
+    if (strcmp(kernel->isa, "c") == 0) {
+      assert_null(attn_kernel_unusable(kernel));
+      continue;
+    }
+    assert_non_null(attn_kernel_unusable(kernel));
+    assert_create_fails(kernel->name, NULL, ATTN_UNSUPPORTED, (const char *const[4]){kernel->name, "flash_c"});
+    setenv("ATTN_KERNEL", kernel->name, 1);
+    assert_create_fails(NULL, NULL, ATTN_UNSUPPORTED, (const char *const[4]){"ATTN_KERNEL", kernel->name, "flash_c"});
+    unsetenv("ATTN_KERNEL");
+  }
+}
+
+/* The lower of the two caps counts: neither can lift the other. */
+static void caps_only_take_away(void **state) {
+  (void)state;
+  const char *tiers = attn_cpu_tiers(), *last = strrchr(tiers, ' ');
+  const char *highest = last ? last + 1 : tiers;
+  setenv("ATTN_MAX_ISA", "c", 1);
+  assert_plan_runs(NULL, highest, "flash_c");
+  setenv("ATTN_MAX_ISA", highest, 1);
+  assert_plan_runs(NULL, "c", "flash_c");
+}
+
+static void unknown_cap_is_an_error(void **state) {
+  (void)state;
+  assert_create_fails(NULL, "avx9", ATTN_INVALID_ARGUMENT, (const char *const[4]){"attn_options.max_isa", "'avx9'", "c"});
+  setenv("ATTN_MAX_ISA", "sse2", 1);
+  assert_create_fails(NULL, NULL, ATTN_INVALID_ARGUMENT, (const char *const[4]){"ATTN_MAX_ISA", "'sse2'", "c"});
+  assert_create_fails("naive_c", NULL, ATTN_INVALID_ARGUMENT, (const char *const[4]){"ATTN_MAX_ISA", "'sse2'"});
+  test_contains(attn_kernel_unusable(attn_kernel_find("naive_c")), "sse2");
+}
+
+/* ---- Options, workspace, description ---- */
+
+static void worker_without_tasks(void *pool, int64_t tasks, int workers, attn_task_fn task, void *context) {
+  (void)pool, (void)tasks, (void)workers, (void)task, (void)context;
+}
+
+static void thread_counts_are_checked(void **state) {
+  (void)state;
+  const attn_problem problem = small_problem();
+  attn_plan *plan;
+  attn_options options = {.threads = -1};
+  test_refused(attn_plan_create(&problem, &options, &plan), ATTN_INVALID_ARGUMENT,
+               (const char *const[4]){"threads", "-1", "0"});
+  options = (attn_options){.threads = 0, .parallel_for = worker_without_tasks};
+  test_refused(attn_plan_create(&problem, &options, &plan), ATTN_INVALID_ARGUMENT,
+               (const char *const[4]){"threads", "0", "parallel_for"});
+}
+
+static void workspace_is_checked(const char *kernel) {
+  const attn_problem problem = small_problem();
+  test_data data = test_data_create(&problem, 1);
+  attn_plan *plan;
+  test_ok(attn_plan_create(&problem, &(attn_options){.kernel = kernel, .threads = 2}, &plan));
+  const size_t bytes = attn_plan_workspace(plan);
+  assert_int_equal(bytes % 64, 0);
+  char *workspace = test_allocate(bytes + 64);
+  if (bytes) {
+    char needed[32];
+    snprintf(needed, sizeof needed, "needs %zu", bytes);
+    const char *const parts[4] = {"workspace", needed};
+    test_refused(attn_plan_run(plan, &data.args, workspace, bytes - 1), ATTN_WORKSPACE_TOO_SMALL, parts);
+    test_refused(attn_plan_run(plan, &data.args, workspace, 0), ATTN_WORKSPACE_TOO_SMALL, parts);
+    test_refused(attn_plan_run(plan, &data.args, NULL, bytes), ATTN_WORKSPACE_TOO_SMALL, parts);
+    test_refused(attn_plan_run(plan, &data.args, workspace + 4, bytes + 60), ATTN_WORKSPACE_TOO_SMALL,
+                 (const char *const[4]){"workspace", "aligned", "64"});
+  }
+  /* Its content before does not matter, and nothing beyond it is touched. */
+  test_data again = test_data_share_inputs(&problem, &data);
+  memset(workspace, 0xff, bytes + 64);
+  test_ok(attn_plan_run(plan, &data.args, workspace, bytes));
+  for (size_t i = bytes; i < bytes + 64; i++) assert_int_equal((unsigned char)workspace[i], 0xff);
+  memset(workspace, 0, bytes);
+  test_ok(attn_plan_run(plan, &again.args, workspace, bytes));
+  assert_memory_equal(data.args.o, again.args.o, data.o_bytes);
+  test_data_destroy_outputs(&again);
+  test_data_destroy(&data);
+  attn_plan_destroy(plan);
+  free(workspace);
+}
+
+static void every_kernel_checks_its_workspace(void **state) {
+  (void)state;
+  test_each_kernel(workspace_is_checked);
+}
+
+static void plan_describes_itself(const char *kernel) {
+  attn_plan *plan;
+  test_ok(create(kernel, NULL, &plan));
+  const char *text = attn_plan_describe(plan);
+  char bytes[32];
+  snprintf(bytes, sizeof bytes, "%zu", attn_plan_workspace(plan));
+  test_contains(text, kernel);
+  test_contains(text, bytes);
+  test_contains(text, "attn_options.kernel"); /* why it was chosen */
+  test_contains(text, "threads");
+  attn_plan_destroy(plan);
+}
+
+static void every_plan_describes_itself(void **state) {
+  (void)state;
+  test_each_kernel(plan_describes_itself);
+  attn_plan *plan;
+  test_ok(create(NULL, NULL, &plan));
+  test_contains(attn_plan_describe(plan), "automatic");
+  attn_plan_destroy(plan);
+  attn_plan_destroy(NULL);
+  assert_int_equal(attn_plan_workspace(NULL), 0);
+}
+
+static void one_shot_gives_the_bits_of_a_plan(void **state) {
+  (void)state;
+  attn_problem problem = small_problem();
+  problem.uses = ATTN_USE_LSE;
+  test_data data = test_data_create(&problem, 5), again = test_data_share_inputs(&problem, &data);
+  test_ok(test_run(&problem, &data.args, NULL));
+  test_ok(attn_sdpa(&problem, &again.args));
+  assert_memory_equal(data.args.o, again.args.o, data.o_bytes);
+  assert_memory_equal(data.args.lse, again.args.lse, data.lse_bytes);
+  test_refused(attn_sdpa(&problem, NULL), ATTN_INVALID_ARGUMENT, (const char *const[4]){"args", "NULL"});
+  test_data_destroy_outputs(&again);
+  test_data_destroy(&data);
+}
+
+/* ---- Errors ---- */
+
+static void *fail_elsewhere(void *seen) {
+  snprintf(seen, 64, "%.60s", attn_last_error());
+  attn_problem problem = small_problem();
+  problem.dim_qk = -77;
+  return (void *)(intptr_t)attn_problem_validate(&problem);
+}
+
+static void last_error_belongs_to_the_thread(void **state) {
+  (void)state;
+  attn_problem problem = small_problem();
+  problem.batch = -5;
+  assert_int_equal(attn_problem_validate(&problem), ATTN_INVALID_ARGUMENT);
+  char seen_at_start[64] = "not run", before[256];
+  snprintf(before, sizeof before, "%s", attn_last_error());
+  pthread_t thread;
+  void *status;
+  assert_int_equal(pthread_create(&thread, NULL, fail_elsewhere, seen_at_start), 0);
+  assert_int_equal(pthread_join(thread, &status), 0);
+  assert_int_equal((intptr_t)status, ATTN_INVALID_ARGUMENT);
+  assert_string_equal(seen_at_start, "");
+  assert_string_equal(attn_last_error(), before);
+  test_contains(before, "-5");
+}
+
+static void statuses_and_version_have_names(void **state) {
+  (void)state;
+  assert_string_equal(attn_status_name(ATTN_OK), "ATTN_OK");
+  assert_string_equal(attn_status_name(ATTN_INVALID_ARGUMENT), "ATTN_INVALID_ARGUMENT");
+  assert_string_equal(attn_status_name(ATTN_UNSUPPORTED), "ATTN_UNSUPPORTED");
+  assert_string_equal(attn_status_name(ATTN_UNKNOWN_KERNEL), "ATTN_UNKNOWN_KERNEL");
+  assert_string_equal(attn_status_name(ATTN_WORKSPACE_TOO_SMALL), "ATTN_WORKSPACE_TOO_SMALL");
+  assert_string_equal(attn_status_name(ATTN_OUT_OF_MEMORY), "ATTN_OUT_OF_MEMORY");
+  assert_non_null(attn_status_name((attn_status)99));
+  char version[32];
+  snprintf(version, sizeof version, "%d.%d.%d", ATTN_VERSION_MAJOR, ATTN_VERSION_MINOR, ATTN_VERSION_PATCH);
+  assert_string_equal(attn_version(), version);
+}
+
+#define TEST(function) cmocka_unit_test_setup_teardown(function, clear_environment, clear_environment)
+
+int main(void) {
+  const char *cap = getenv("ATTN_MAX_ISA");
+  if (cap) snprintf(outer_cap, sizeof outer_cap, "%s", cap);
+  const struct CMUnitTest tests[] = {
+      TEST(registry_can_be_read),
+      TEST(kernels_that_are_not_built_say_why),
+      TEST(registry_answers_for_a_problem),
+      TEST(every_usable_kernel_can_be_named),
+      TEST(unknown_kernel_lists_names),
+      TEST(refused_kernel_is_an_error_not_a_fallback),
+      TEST(attn_kernel_variable_fills_in_for_null_only),
+      TEST(cap_takes_higher_tiers_away),
+      TEST(caps_only_take_away),
+      TEST(unknown_cap_is_an_error),
+      TEST(thread_counts_are_checked),
+      TEST(every_kernel_checks_its_workspace),
+      TEST(every_plan_describes_itself),
+      TEST(one_shot_gives_the_bits_of_a_plan),
+      TEST(last_error_belongs_to_the_thread),
+      TEST(statuses_and_version_have_names),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

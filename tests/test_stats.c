@@ -1,0 +1,96 @@
+/* The order statistics of the harness, against values worked out by hand and against intervals from a table. */
+#include <math.h>
+
+#include "stats.h"
+#include "support.h"
+
+static void assert_close(double a, double b) {
+  if (!(fabs(a - b) <= 1e-12 * (1 + fabs(b)))) fail_msg("%.17g instead of %.17g", a, b);
+}
+
+static void median_of_odd_and_even_counts(void **state) {
+  (void)state;
+  const double one[] = {3}, odd[] = {5, -1, 3}, even[] = {4, 1, 3, 2};
+  assert_close(bench_median(one, 1), 3);
+  assert_close(bench_median(odd, 3), 3);
+  assert_close(bench_median(even, 4), 2.5);
+  assert_close(odd[0], 5); /* sorted a copy */
+  assert_close(even[0], 4);
+}
+
+static void summary_of_a_few_values_is_their_range(void **state) {
+  (void)state;
+  const double values[] = {10, 14, 11, 30, 12};
+  const bench_summary s = bench_summarise(values, 5);
+  assert_int_equal(s.n, 5);
+  assert_close(s.min, 10);
+  assert_close(s.median, 12);
+  assert_close(s.mad, 2); /* |x - 12| = 2 2 1 18 0 */
+  assert_close(s.ci_lo, 10);
+  assert_close(s.ci_hi, 30);
+}
+
+/* The 95 % interval of a median from order statistics: with 1-based ranks l..n+1-l it covers 1 - 2 P(B < l), B binomial(n, 1/2);
+ * l is the largest that still covers 95 %. The values 1..n in mixed order make ranks visible. */
+static void interval_has_the_tabulated_ranks(void **state) {
+  (void)state;
+  static const struct {
+    int n, lo, hi;
+  } table[] = {{6, 1, 6}, {8, 1, 8}, {9, 2, 8}, {11, 2, 10}, {15, 4, 12}, {21, 6, 16}, {31, 10, 22}, {51, 19, 33}};
+  double values[51];
+  for (size_t row = 0; row < sizeof table / sizeof *table; row++) {
+    const int n = table[row].n;
+    for (int i = 0; i < n; i++) values[i] = i % 2 ? n - i / 2 : 1 + i / 2;
+    const bench_summary s = bench_summarise(values, n);
+    print_message("  n = %d: %g..%g\n", n, s.ci_lo, s.ci_hi);
+    assert_close(s.median, (n + 1) / 2.0);
+    assert_close(s.ci_lo, table[row].lo);
+    assert_close(s.ci_hi, table[row].hi);
+  }
+}
+
+static void paired_ratio_is_per_round(void **state) {
+  (void)state;
+  double a[21], b[21];
+  for (int i = 0; i < 21; i++) {
+    b[i] = 100 * pow(1.5, i % 4); /* rounds differ by far more than the two do */
+    a[i] = b[i] * (i % 3 == 0 ? 1.9 : i % 3 == 1 ? 2.0 : 2.1);
+  }
+  const bench_summary s = bench_paired_ratio(a, b, 21);
+  assert_int_equal(s.n, 21);
+  assert_close(s.median, 2.0);
+  assert_close(s.min, 1.9);
+  assert_true(s.ci_lo >= 1.9 - 1e-9 && s.ci_lo <= 2.0 + 1e-9);
+  assert_true(s.ci_hi >= 2.0 - 1e-9 && s.ci_hi <= 2.1 + 1e-9);
+  const bench_summary inverse = bench_paired_ratio(b, a, 21);
+  assert_close(inverse.median, 0.5);
+  assert_close(inverse.ci_lo, 1 / s.ci_hi);
+  assert_close(inverse.ci_hi, 1 / s.ci_lo);
+}
+
+/* Coverage: over many seeded samples the interval must hold the true median about 95 % of the time, and not much more. */
+static void interval_covers_as_often_as_it_says(void **state) {
+  (void)state;
+  enum { TRIALS = 4000, N = 21 };
+  int covered = 0;
+  float uniform[N];
+  double values[N];
+  for (int trial = 0; trial < TRIALS; trial++) {
+    test_fill(uniform, N, (unsigned)trial);
+    for (int i = 0; i < N; i++) values[i] = exp(3 * uniform[i]); /* skewed, like times; median 1 */
+    const bench_summary s = bench_summarise(values, N);
+    covered += s.ci_lo <= 1 && 1 <= s.ci_hi;
+  }
+  const double share = (double)covered / TRIALS; /* exact: 0.9734 */
+  print_message("  covered %.4f\n", share);
+  assert_true(share > 0.965 && share < 0.981);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(median_of_odd_and_even_counts),       cmocka_unit_test(summary_of_a_few_values_is_their_range),
+      cmocka_unit_test(interval_has_the_tabulated_ranks),    cmocka_unit_test(paired_ratio_is_per_round),
+      cmocka_unit_test(interval_covers_as_often_as_it_says),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
