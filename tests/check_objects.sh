@@ -1,0 +1,79 @@
+#!/bin/sh
+# What may not be in the object files: instructions of a tier outside that tier's folder, code that runs at load time, and
+# exported names that do not begin with attn_.
+#
+#   check_objects.sh BUILD_FOLDER SHARED_LIBRARY
+set -eu
+objects=$1/CMakeFiles/attn_objects.dir library=$2
+header=$(dirname "$0")/../include/attn/attn.h
+for tool in objdump nm; do
+  command -v $tool >/dev/null 2>&1 || { echo "skipped: no $tool (Debian: apt-get install binutils)" && exit 77; }
+done
+found=$(find "$objects" -name '*.o' | wc -l)
+[ "$found" -gt 10 ] || { echo "WRONG: only $found object files in $objects" && exit 1; }
+failures=0
+complain() {
+  echo "WRONG: $*"
+  failures=$((failures + 1))
+}
+
+# ---- Instructions: lines of disassembly that use what a tier brings. VEX and EVEX mnemonics begin with v. ----
+
+tab=$(printf '\t')
+avx="${tab}v[a-z0-9]+ |%[yz]mm[0-9]"
+avx512='%zmm[0-9]|%[xy]mm(1[6-9]|2[0-9]|3[01])|%k[0-7]'
+bf16="${tab}v(dpbf16ps|cvtne2?ps2bf16)"
+amx="%tmm[0-7]|${tab}(ld|st)tilecfg|${tab}tilerelease"
+
+uses() { objdump -d --no-show-raw-insn "$1" | grep -E -m 1 -- "$2"; }
+
+# must_not_use OBJECT PATTERN WHAT
+must_not_use() {
+  if line=$(uses "$1" "$2"); then complain "${1#"$objects"/} holds $3: $line"; fi
+}
+
+check_tiers() {
+  for object in $(find "$objects" -name '*.o' | sort); do
+    case $object in
+      */kernels/amx/*) ;;
+      */kernels/avx512bf16/*) must_not_use "$object" "$amx" AMX ;;
+      */kernels/avx512/*) must_not_use "$object" "$amx|$bf16" 'AMX or AVX512-BF16' ;;
+      */kernels/avx2/*) must_not_use "$object" "$amx|$avx512" AVX-512 ;;
+      *) must_not_use "$object" "$amx|$avx" AVX ;;
+    esac
+  done
+  # The patterns must find what is there, or they would pass everything.
+  uses "$objects/kernels/avx2/flash_avx2.c.o" "$avx" >/dev/null || complain "no AVX in flash_avx2: the search is broken"
+  uses "$objects/kernels/avx512/flash_avx512.c.o" "$avx512" >/dev/null || complain "no AVX-512 in flash_avx512: the search is broken"
+  uses "$objects/kernels/avx512bf16/peak_avx512bf16.c.o" "$bf16" >/dev/null || complain "no bf16 dot product: the search is broken"
+  uses "$objects/kernels/amx/peak_amx.c.o" "$amx" >/dev/null || complain "no tile in peak_amx: the search is broken"
+}
+if objdump -f "$library" | grep -q x86-64; then check_tiers; fi
+
+# ---- Nothing runs at load time ----
+
+for object in $(find "$objects" -name '*.o'); do
+  if objdump -h "$object" | grep -qE ' \.(init_array|ctors|preinit_array)'; then complain "$object has load-time initialisers"; fi
+done
+
+# ---- Exactly the public names leave the shared library ----
+
+names=$(nm -D --defined-only "$library" | awk '{print $3}' | sed 's/@.*//')
+for name in $names; do
+  case $name in
+    attn_* | _init | _fini | __bss_start | _edata | _end) ;;
+    *) complain "$library exports $name" ;;
+  esac
+done
+public=$(sed -n 's/^ATTN_API .*[ *]\(attn_[a-z0-9_]*\)(.*/\1/p' "$header")
+for name in $public; do
+  echo "$names" | grep -qx "$name" || complain "$name is declared in attn.h but not exported"
+done
+for name in $names; do
+  case $name in
+    attn_*) echo "$public" | grep -qx "$name" || complain "$name is exported but not declared in attn.h" ;;
+  esac
+done
+
+echo "$found object files, $(echo "$public" | wc -l) public names, $failures wrong"
+[ $failures = 0 ]

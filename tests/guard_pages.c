@@ -1,0 +1,120 @@
+/* Reading or writing one element too far must fault: every kernel runs with an inaccessible page flush with the end, then with
+ * the start, of every tensor, in a child process. The broken kernels of mutants.def that read or write too far must be caught.
+ */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "judge.h"
+#include "mutants.h"
+#include "registry.h"
+
+static const char cases_text[] =
+    "[guard pages]\n"
+    "pick = 160\n"
+    "work = 2e6\n"
+    "batch = 1, 2\n"
+    "heads = 1, 2, 4\n"
+    "heads_kv = heads, 1\n"
+    "seq_q = 1, 2, 5, 7, 8, 13, 16, 17, 31, 33, 65, 97\n"
+    "seq_k = 1, 2, 3, 7, 9, 15, 16, 17, 31, 33, 63, 65, 129, 257\n"
+    "dim_qk = 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 40, 63, 64, 65, 129\n"
+    "dim_v = 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 40, 63, 64, 65, 129\n"
+    "causal = none, top-left, bottom-right\n"
+    "lse = off, on\n"
+    "layout = bhsd, bshd, strided, transposed, reversed, broadcast\n";
+
+/* Shared with the child: what it is doing, so that a fault can be named. */
+typedef struct progress {
+  int at, passed;
+  bench_verdict failure; /* of the first case that failed */
+  bool failed;
+} progress;
+
+static void run_cases(const attn_kernel *kernel, const bench_case_list *cases, bench_guard guard, progress *p) {
+  for (p->at = 0; p->at < cases->count && !p->failed; p->at++) {
+    const bench_case *bench = &cases->item[p->at].bench;
+    bench_tensors tensors;
+    if (!bench_tensors_create_guarded(bench, &tensors, guard)) _exit(5);
+    bench_expected *expected = judge_expected(bench, &tensors);
+    const bench_verdict verdict = judge_kernel(kernel, 1, &tensors, expected);
+    p->failed = verdict.status == BENCH_FAIL || verdict.status == BENCH_ERROR;
+    p->passed += verdict.status == BENCH_PASS || verdict.status == BENCH_DEGENERATE;
+    if (p->failed) {
+      p->failure = verdict;
+      break;
+    }
+    bench_expected_destroy(expected);
+    bench_tensors_destroy(&tensors);
+  }
+}
+
+/* NULL if every case passed; else what happened, in words. */
+static const char *run_in_child(const attn_kernel *kernel, const bench_case_list *cases, bench_guard guard, progress *p) {
+  static char what[1200];
+  *p = (progress){0};
+  fflush(stdout);
+  const pid_t child = fork();
+  if (child == 0) {
+    signal(SIGSEGV, SIG_DFL); /* sanitizers report it; here it is an expected answer */
+    signal(SIGBUS, SIG_DFL);
+    run_cases(kernel, cases, guard, p);
+    _exit(0);
+  }
+  int status;
+  if (child < 0 || waitpid(child, &status, 0) != child) exit(5);
+  const char *side = guard == BENCH_GUARD_PAGE_AFTER ? "after" : "before";
+  const char *id = p->at < cases->count ? cases->item[p->at].bench.case_id : "the last case";
+  if (WIFSIGNALED(status))
+    snprintf(what, sizeof what, "signal %d with guard pages %s the tensors: %s", WTERMSIG(status), side, id);
+  else if (WEXITSTATUS(status))
+    snprintf(what, sizeof what, "exit code %d with guard pages %s the tensors: %s", WEXITSTATUS(status), side, id);
+  else if (p->failed)
+    snprintf(what, sizeof what, "FAIL with guard pages %s the tensors: %s: %s", side, id, p->failure.reason);
+  else if (p->passed == 0)
+    snprintf(what, sizeof what, "no case was taken");
+  else
+    return NULL;
+  return what;
+}
+
+/* True if the kernel passed, or was caught where it must be. */
+static bool judge(const attn_kernel *kernel, bool must_pass, const bench_case_list *cases, progress *p) {
+  static const bench_guard guards[] = {BENCH_GUARD_PAGE_AFTER, BENCH_GUARD_PAGE_BEFORE};
+  const char *what = NULL;
+  for (int side = 0; side < 2 && !what; side++) what = run_in_child(kernel, cases, guards[side], p);
+  const bool as_it_must = must_pass == !what;
+  printf("%-7s %-24s %s\n", as_it_must ? "ok" : "WRONG", kernel->info.name, kernel->info.summary);
+  if (what)
+    printf("        %s\n", what);
+  else
+    printf("        passed %d cases\n", p->passed);
+  return as_it_must;
+}
+
+static bool goes_too_far(const mutant *m) { return m->guard_only || strncmp(m->kernel.info.name, "writes_lane", 11) == 0; }
+
+int main(void) {
+  progress *p = mmap(NULL, sizeof *p, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (p == MAP_FAILED) return 5;
+  bench_case_list cases = judge_cases(cases_text);
+  int wrong = 0;
+  const attn_kernel *kernel;
+  for (int i = 0; (kernel = attn_registry_get(i)); i++) {
+    const char *why_not = attn_kernel_unusable(&kernel->info);
+    if (why_not)
+      printf("skipped %-24s %s\n", kernel->info.name, why_not);
+    else
+      wrong += !judge(kernel, true, &cases, p);
+  }
+  for (int i = 0; i < mutant_count; i++)
+    if (i == 0 || goes_too_far(&mutants[i])) wrong += !judge(&mutants[i].kernel, i == 0, &cases, p);
+  printf("%d cases, %d kernels not as they must be\n", cases.count, wrong);
+  bench_cases_clear(&cases);
+  munmap(p, sizeof *p);
+  return wrong ? 1 : 0;
+}

@@ -1,0 +1,63 @@
+#include "judge.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "plan.h"
+#include "presets.h"
+
+enum { SEED = 20240229 };
+
+static void give_up(const char *what) {
+  fprintf(stderr, "judge: %s\n", what);
+  exit(5);
+}
+
+bench_case_list judge_cases(const char *text) {
+  static bench_grids grids;
+  char error[400] = "out of memory";
+  bench_case_list all = {0}, list = {0};
+  if (!bench_preset_read(text, &grids, error, sizeof error)) give_up(error);
+  for (int i = 0; i < grids.count; i++)
+    if (!bench_cases_add(&all, &grids.grid[i], SEED, error, sizeof error)) give_up(error);
+  for (int i = 0; i < all.count; i++)
+    if (!all.item[i].invalid[0] && !bench_cases_append(&list, &all.item[i])) give_up(error);
+  bench_cases_clear(&all);
+  bench_grids_clear(&grids);
+  if (!list.count) give_up("no case");
+  return list;
+}
+
+bench_case_list judge_suite(const char *name) {
+  const bench_preset *preset = bench_preset_find(name);
+  if (!preset) give_up("no such suite");
+  return judge_cases(preset->text);
+}
+
+bench_expected *judge_expected(const bench_case *bench, const bench_tensors *tensors) {
+  bench_expected *expected = bench_expected_create(&bench->problem, &tensors->args, bench->seed, !bench->uniform_v);
+  if (!expected) give_up("no memory for the oracle's answer");
+  return expected;
+}
+
+static bench_verdict refused(bench_status status) {
+  bench_verdict verdict = {.status = status};
+  snprintf(verdict.reason, sizeof verdict.reason, "%.390s", attn_last_error());
+  return verdict;
+}
+
+bench_verdict judge_kernel(const attn_kernel *kernel, int threads, bench_tensors *tensors, const bench_expected *expected) {
+  attn_plan *plan;
+  const attn_options options = {.threads = threads};
+  const attn_status status = attn_plan_create_for_kernel(&tensors->problem, kernel, &options, &plan);
+  if (status != ATTN_OK) return refused(status == ATTN_UNSUPPORTED ? BENCH_SKIP : BENCH_ERROR);
+  const size_t bytes = attn_plan_workspace(plan);
+  void *workspace = aligned_alloc(64, bytes ? bytes : 64);
+  if (!workspace) give_up("no memory for the workspace");
+  memset(workspace, 0xff, bytes);
+  const bench_verdict verdict = bench_check(plan, tensors, expected, &kernel->info.numerics, workspace, bytes);
+  free(workspace);
+  attn_plan_destroy(plan);
+  return verdict;
+}

@@ -1,0 +1,20 @@
+/* Judges kernels that need not be registered by the very path that `attnbench check` uses: tensors, oracle, bench_check. */
+#ifndef TESTS_JUDGE_H
+#define TESTS_JUDGE_H
+
+#include "cases.h"
+#include "check.h"
+#include "kernels/kernel.h"
+
+/* The cases of a preset or suite by name, or of a text in the format of harness/presets; those that no kernel could take are
+ * left out. Exits with a message if it cannot be read. */
+bench_case_list judge_suite(const char *name);
+bench_case_list judge_cases(const char *text);
+
+/* The oracle's answer; exits if memory is short. */
+bench_expected *judge_expected(const bench_case *bench, const bench_tensors *tensors);
+
+/* Plans with the case's threads (or one), runs on a workspace full of garbage, compares. SKIP where the kernel refuses. */
+bench_verdict judge_kernel(const attn_kernel *kernel, int threads, bench_tensors *tensors, const bench_expected *expected);
+
+#endif

@@ -1,0 +1,273 @@
+/* A small flash kernel with a switch for every fault of mutants.def. Float32 and dot scores only; every mask, length, layout,
+ * bias and LSE. The phases have the names they have in kernels/. */
+#include "mutants.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/common/rows.h"
+
+#define MUTANT(name, what)       FAULT_##name,
+#define GUARD_MUTANT(name, what) FAULT_##name,
+typedef enum fault {
+#include "mutants.def"
+} fault;
+#undef MUTANT
+#undef GUARD_MUTANT
+
+enum { ROW_BLOCK = 8, KEY_BLOCK = 16 };
+
+/* One query head of one sequence. */
+typedef struct head {
+  fault fault;
+  attn_problem problem; /* a copy: some faults change it */
+  const attn_args *args;
+  attn_sequence seq;
+  int64_t b, h;
+  int64_t kv_b, kv_h; /* where k and v are read: b and h, unless broken */
+} head;
+
+typedef struct row {
+  int64_t i;
+  attn_key_range keys;
+  float max, sum;
+  float *acc; /* [dim_v], in scratch */
+} row;
+
+/* Reads that the compiler may not leave out. */
+static void touch(const float *element) {
+  const volatile float *seen = element;
+  (void)*seen;
+}
+
+/* ---- Which keys ---- */
+
+static attn_key_range allowed_keys(const head *t, int64_t i) {
+  attn_key_range keys = attn_allowed_keys(&t->problem, t->args, &t->seq, t->b, i);
+  if (keys.begin == keys.end) return keys;
+  const int64_t seq_k = t->seq.len_k;
+  if (t->fault == FAULT_misses_last_key) keys.end--;
+  if (t->fault == FAULT_misses_tail_key && keys.end % KEY_BLOCK) keys.end--;
+  if (t->fault == FAULT_misses_first_key) keys.begin++;
+  if (t->fault == FAULT_leaks_masked_key && keys.end < seq_k) keys.end++;
+  if (t->fault == FAULT_leaks_window_key && keys.begin > 0) keys.begin--;
+  if (t->fault == FAULT_leaks_padding_key && keys.end == seq_k && seq_k < t->problem.seq_k) keys.end++;
+  return keys;
+}
+
+static bool masked(const head *t, int64_t i, int64_t j) {
+  const attn_problem *p = &t->problem;
+  if (t->fault == FAULT_misses_border_key && j == 2 * KEY_BLOCK - 1) return true;
+  return attn_uses(p, ATTN_USE_MASK) && !t->args->mask[attn_score_offset(&p->mask_stride, t->b, t->h, i, j)];
+}
+
+/* ---- One tile of keys ---- */
+
+static float dot(const head *t, int64_t i, int64_t j) {
+  const attn_problem *p = &t->problem;
+  const float *q = (const float *)t->args->q + attn_q_offset(p, &t->seq, t->b, t->h, i);
+  const float *k = (const float *)t->args->k + attn_k_offset(p, &t->seq, t->kv_b, t->kv_h, j);
+  float sum = 0;
+  for (int64_t d = 0; d < p->dim_qk; d++) sum += q[d * p->q_stride.d] * k[d * p->k_stride.d];
+  if (t->fault == FAULT_reads_lane_after_q) touch(q + p->dim_qk * p->q_stride.d);
+  if (t->fault == FAULT_reads_lane_after_k) touch(k + p->dim_qk * p->k_stride.d);
+  if (t->fault == FAULT_reads_lane_before_k) touch(k - p->k_stride.d);
+  return sum;
+}
+
+static float score(const head *t, int64_t i, int64_t j) {
+  const attn_problem *p = &t->problem;
+  float s = t->fault == FAULT_mean_of_v ? 0 : p->scale * dot(t, i, j);
+  if (attn_uses(p, ATTN_USE_BIAS)) {
+    const float bias = t->args->bias[attn_score_offset(&p->bias_stride, t->b, t->h, i, j)];
+    s += t->fault == FAULT_zero_bias_for_infinite && isinf(bias) ? 0 : bias;
+  }
+  return s;
+}
+
+static void score_tile(const head *t, const row *r, int64_t first, float *tile) {
+  for (int64_t c = 0; c < KEY_BLOCK; c++) {
+    const int64_t j = first + c;
+    const bool allowed = j >= r->keys.begin && j < r->keys.end && !masked(t, r->i, j);
+    tile[c] = allowed ? score(t, r->i, j) : -INFINITY;
+  }
+}
+
+static float weight(const head *t, float s, float max, int64_t c) {
+  const float p = expf(s - max);
+  if (t->fault == FAULT_rough_exp) return p * (c % 2 ? 1.00002f : 0.99998f);
+  if (t->fault != FAULT_p_in_bf16) return p;
+  uint32_t bits;
+  memcpy(&bits, &p, sizeof bits);
+  bits = (bits + 0x8000) & 0xffff0000;
+  float rounded;
+  memcpy(&rounded, &bits, sizeof rounded);
+  return rounded;
+}
+
+/* Turns scores into weights relative to the new maximum, and rescales what was summed relative to the old one. */
+static void softmax_tile(const head *t, row *r, float *tile) {
+  float max = r->max;
+  for (int c = 0; c < KEY_BLOCK; c++) max = tile[c] > max ? tile[c] : max;
+  if (max == -INFINITY) {
+    memset(tile, 0, KEY_BLOCK * sizeof *tile);
+    return;
+  }
+  if (t->fault == FAULT_no_maximum) max = 0;
+  const float correction = r->max == -INFINITY ? 1 : expf(r->max - max);
+  if (t->fault != FAULT_forgets_sum_rescale) r->sum *= correction;
+  if (t->fault != FAULT_forgets_rescale)
+    for (int64_t d = 0; d < t->problem.dim_v; d++) r->acc[d] *= correction;
+  for (int c = 0; c < KEY_BLOCK; c++) r->sum += tile[c] = weight(t, tile[c], max, c);
+  r->max = max;
+}
+
+static void accumulate_tile(const head *t, row *r, int64_t first, const float *tile) {
+  const attn_problem *p = &t->problem;
+  for (int64_t c = 0; c < KEY_BLOCK; c++) {
+    if (tile[c] == 0) continue;
+    int64_t j = first + c;
+    if (t->fault == FAULT_next_key_of_v && j + 1 < t->seq.len_k) j++;
+    const float *v = (const float *)t->args->v + attn_v_offset(p, &t->seq, t->kv_b, t->kv_h, j);
+    for (int64_t d = 0; d < p->dim_v; d++) r->acc[d] += tile[c] * v[d * p->v_stride.d];
+    if (t->fault == FAULT_reads_lane_after_v) touch(v + p->dim_v * p->v_stride.d);
+  }
+}
+
+/* ---- One row ---- */
+
+static float log_sum_exp(const head *t, const row *r) {
+  if (r->sum == 0) return t->fault == FAULT_lse_zero_for_empty_row ? 0 : -INFINITY;
+  if (t->fault == FAULT_lse_base_two) return (r->max + logf(r->sum)) * 1.442695f;
+  return (t->fault == FAULT_lse_without_maximum ? 0 : r->max) + logf(r->sum);
+}
+
+/* What it writes beyond the row stays within the guard zones of the harness. */
+static void write_beside_row(const head *t, float *o) {
+  const int64_t step = t->problem.o_stride.d;
+  if (llabs(step) > 4) return;
+  if (t->fault == FAULT_writes_lane_too_far) o[t->problem.dim_v * step] = 1;
+  if (t->fault == FAULT_writes_lane_before) o[-step] = 1;
+}
+
+static void finish_row(const head *t, const row *r) {
+  const attn_problem *p = &t->problem;
+  const bool empty = r->sum == 0 && t->fault != FAULT_nan_for_empty_row;
+  const float divisor = t->fault == FAULT_no_division ? 1 : r->sum;
+  float *o = (float *)t->args->o + attn_o_offset(p, &t->seq, t->b, t->h, r->i);
+  for (int64_t d = 0; d < p->dim_v; d++)
+    o[d * p->o_stride.d] = empty || t->fault == FAULT_writes_zeros ? 0 : r->acc[d] / divisor;
+  if (t->fault == FAULT_misses_last_column) o[(p->dim_v - 1) * p->o_stride.d] = 0;
+  if (t->fault == FAULT_one_nan && r->i == t->seq.rows - 1) o[(p->dim_v - 1) * p->o_stride.d] = NAN;
+  write_beside_row(t, o);
+  if (attn_uses(p, ATTN_USE_LSE) && t->fault != FAULT_lse_not_written)
+    t->args->lse[attn_lse_offset(p, &t->seq, t->b, t->h, r->i)] = log_sum_exp(t, r);
+}
+
+static void run_row(const head *t, int64_t i, float *acc) {
+  float tile[KEY_BLOCK];
+  row r = {.i = i, .keys = allowed_keys(t, i), .max = -INFINITY, .acc = acc};
+  if (t->fault != FAULT_stale_accumulator) memset(acc, 0, (size_t)t->problem.dim_v * sizeof *acc);
+  for (int64_t first = r.keys.begin / KEY_BLOCK * KEY_BLOCK; first < r.keys.end; first += KEY_BLOCK) {
+    score_tile(t, &r, first, tile);
+    softmax_tile(t, &r, tile);
+    accumulate_tile(t, &r, first, tile);
+  }
+  finish_row(t, &r);
+}
+
+/* ---- The kernel ---- */
+
+static void scale_q_in_place(const head *t, int64_t i) {
+  float *q = (float *)(uintptr_t)t->args->q + attn_q_offset(&t->problem, &t->seq, t->b, t->h, i);
+  for (int64_t d = 0; d < t->problem.dim_qk; d++) q[d * t->problem.q_stride.d] *= t->problem.scale;
+}
+
+static void break_problem(head *t) {
+  attn_problem *p = &t->problem;
+  switch (t->fault) {
+    case FAULT_wrong_scale: p->scale *= 1.001f; break;
+    case FAULT_default_scale: p->scale = 1 / sqrtf((float)p->dim_qk); break;
+    case FAULT_misses_last_dim: p->dim_qk--; break;
+    case FAULT_always_top_left: p->align = ATTN_ALIGN_TOP_LEFT; break;
+    case FAULT_ignores_mask: p->uses &= ~(uint32_t)ATTN_USE_MASK; break;
+    case FAULT_ignores_bias: p->uses &= ~(uint32_t)ATTN_USE_BIAS; break;
+    case FAULT_ignores_row_len: p->uses &= ~(uint32_t)ATTN_USE_ROW_LEN; break;
+    case FAULT_computes_padded_rows: p->uses &= ~(uint32_t)ATTN_USE_Q_LEN; break;
+    case FAULT_dense_columns: p->v_stride.d = p->v_stride.d > 1 ? 1 : p->v_stride.d; break;
+    default: break;
+  }
+}
+
+static head make_head(fault f, const attn_problem *problem, const attn_args *args, int64_t b, int64_t h) {
+  head t = {.fault = f, .problem = *problem, .args = args, .b = b, .h = h, .kv_b = b, .kv_h = h};
+  break_problem(&t);
+  t.seq = attn_sequence_of(&t.problem, args, b);
+  const int64_t group = problem->heads_q / problem->heads_kv;
+  if (f == FAULT_heads_modulo) t.kv_h = h % problem->heads_kv * group;
+  if (f == FAULT_first_batch) t.kv_b = 0;
+  return t;
+}
+
+static void run(fault f, const attn_schedule *schedule, const attn_args *args, attn_task task, float *scratch) {
+  const attn_problem *p = &schedule->problem;
+  const int64_t blocks = (p->seq_q + ROW_BLOCK - 1) / ROW_BLOCK, block = task.item % blocks;
+  const int64_t group = p->heads_q / p->heads_kv, b = task.unit / p->heads_kv;
+  const head t = make_head(f, p, args, b, task.unit % p->heads_kv * group + task.item / blocks);
+  if (f == FAULT_does_nothing || (f == FAULT_skips_last_block && block == blocks - 1)) return;
+  const int64_t end = block * ROW_BLOCK + ROW_BLOCK < t.seq.rows ? block * ROW_BLOCK + ROW_BLOCK : t.seq.rows;
+  for (int64_t i = block * ROW_BLOCK; i < end; i++) {
+    if (f == FAULT_skips_last_row && i == t.seq.rows - 1) continue;
+    run_row(&t, i, scratch);
+    if (f == FAULT_scales_q_in_place) scale_q_in_place(&t, i);
+  }
+}
+
+static const char *rejects(const attn_problem *p, char *buffer, size_t buffer_bytes) {
+  (void)buffer, (void)buffer_bytes;
+  if (p->dtype_q != ATTN_F32 || p->dtype_kv != ATTN_F32 || p->dtype_o != ATTN_F32) return "takes float32 only";
+  if (p->score != ATTN_SCORE_DOT || p->softcap > 0) return "takes plain dot scores only";
+  if (attn_uses(p, ATTN_USE_ALIBI | ATTN_USE_SINKS)) return "takes neither ALiBi nor sinks";
+  return NULL;
+}
+
+static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
+  (void)machine;
+  schedule->phases = 1;
+  schedule->items[0] = p->heads_q / p->heads_kv * ((p->seq_q + ROW_BLOCK - 1) / ROW_BLOCK);
+  schedule->scratch_bytes = (size_t)p->dim_v * sizeof(float);
+  schedule->row_block = ROW_BLOCK;
+  schedule->key_block = KEY_BLOCK;
+  return true;
+}
+
+#define MUTANT(name, what)                                                                                                  \
+  static void run_##name(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit, void *scratch) { \
+    (void)unit;                                                                                                             \
+    run(FAULT_##name, schedule, args, task, scratch);                                                                       \
+  }
+#define GUARD_MUTANT MUTANT
+#include "mutants.def"
+#undef MUTANT
+#undef GUARD_MUTANT
+
+#define ENTRY(fault_name, what, only_guards)                   \
+  {                                                            \
+      .kernel = {.info = {.name = #fault_name,                 \
+                          .algorithm = "mutant",               \
+                          .isa = "c",                          \
+                          .library = "",                       \
+                          .summary = what,                     \
+                          .numerics = {.exp_error = 0x1p-22}}, \
+                 .rejects = rejects,                           \
+                 .plan = plan,                                 \
+                 .run = run_##fault_name},                     \
+      .guard_only = only_guards,                               \
+  },
+#define MUTANT(name, what)       ENTRY(name, what, false)
+#define GUARD_MUTANT(name, what) ENTRY(name, what, true)
+const mutant mutants[] = {
+#include "mutants.def"
+};
+const int mutant_count = sizeof mutants / sizeof *mutants;

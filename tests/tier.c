@@ -1,0 +1,109 @@
+/* What runs when ATTN_MAX_ISA caps the tier: the automatic choice must be that tier's kernel, by name, kernels of higher tiers
+ * must be refused with a reason, and what was chosen must compute attention.
+ *
+ *     ATTN_MAX_ISA=avx2 tier avx2
+ *
+ * Exit code 77 (skipped) if this CPU lacks the tier.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cpu.h"
+#include "judge.h"
+#include "registry.h"
+
+enum { SKIPPED = 77 };
+
+static const char cases_text[] =
+    "[automatic choice]\n"
+    "batch = 2\n"
+    "heads = 4\n"
+    "heads_kv = 4, 2\n"
+    "seq = 1, 17, 70, 131\n"
+    "head_dim = 8, 33, 64\n"
+    "causal = none, top-left, bottom-right\n"
+    "lse = on\n"
+    "threads = 2\n";
+
+static int wrong;
+
+static void expect(bool holds, const char *what, const char *detail) {
+  if (holds) return;
+  wrong++;
+  printf("WRONG: %s (%s)\n", what, detail ? detail : "no reason");
+}
+
+/* The registry's best kernel that is not above the tier: the flash kernel of the highest tier that has one. */
+static const char *expected_kernel(const char *isa) {
+  static char name[64];
+  for (int tier = attn_tier_find(isa); tier >= 0; tier--) {
+    snprintf(name, sizeof name, "flash_%s", attn_tier_isa(tier));
+    if (attn_kernel_find(name)) return name;
+  }
+  return "none";
+}
+
+static void check_refusals(const char *isa, const attn_problem *problem) {
+  for (int i = 0; i < attn_kernel_count(); i++) {
+    const attn_kernel_info *info = attn_kernel_get(i);
+    const bool above = attn_tier_find(info->isa) > attn_tier_find(isa);
+    const char *reason = attn_kernel_unusable(info);
+    expect(above == (reason != NULL), above ? "a kernel above the cap is usable" : "a kernel below the cap is refused",
+           info->name);
+    if (reason) printf("  %-16s refused: %s\n", info->name, reason);
+    if (!above) continue;
+    attn_plan *plan;
+    const attn_status status = attn_plan_create(problem, &(attn_options){.kernel = info->name, .threads = 1}, &plan);
+    expect(status == ATTN_UNSUPPORTED && !plan, "a named kernel above the cap is not an error", info->name);
+    expect(strstr(attn_last_error(), info->name) && strstr(attn_last_error(), expected_kernel(isa)),
+           "the sentence does not name the kernel and what can run", attn_last_error());
+    expect(attn_kernel_rejects(info, problem) != NULL, "attn_kernel_rejects takes a kernel above the cap", info->name);
+  }
+}
+
+/* Runs the automatic choice and judges it by the numerics of the kernel it names. */
+static void check_choice(const bench_case *bench, const char *kernel) {
+  attn_plan *plan;
+  bench_tensors tensors;
+  if (attn_plan_create(&bench->problem, &(attn_options){.threads = bench->threads}, &plan) != ATTN_OK ||
+      !bench_tensors_create(bench, &tensors)) {
+    expect(false, "no plan or no memory", attn_last_error());
+    return;
+  }
+  expect(!strcmp(attn_plan_kernel(plan), kernel), "another kernel was chosen", attn_plan_kernel(plan));
+  expect(strstr(attn_plan_describe(plan), kernel) != NULL, "the description names another kernel", attn_plan_describe(plan));
+  bench_expected *expected = judge_expected(bench, &tensors);
+  const size_t bytes = attn_plan_workspace(plan);
+  void *workspace = aligned_alloc(64, bytes ? bytes : 64);
+  if (!workspace) exit(5);
+  const bench_verdict verdict =
+      bench_check(plan, &tensors, expected, &attn_kernel_find(attn_plan_kernel(plan))->numerics, workspace, bytes);
+  expect(verdict.status == BENCH_PASS || verdict.status == BENCH_DEGENERATE, bench->case_id, verdict.reason);
+  free(workspace);
+  bench_expected_destroy(expected);
+  bench_tensors_destroy(&tensors);
+  attn_plan_destroy(plan);
+}
+
+int main(int argc, char **argv) {
+  const char *cap = getenv("ATTN_MAX_ISA");
+  if (argc != 2 || !cap || strcmp(cap, argv[1])) {
+    fprintf(stderr, "usage: ATTN_MAX_ISA=TIER tier TIER\n");
+    return 2;
+  }
+  const int tier = attn_tier_find(cap);
+  const char *why_not = tier < 0 ? "this architecture has no such tier" : attn_tier_unusable(tier, NULL);
+  if (why_not) {
+    printf("skipped: %s: %s\n", cap, why_not);
+    return SKIPPED;
+  }
+  bench_case_list cases = judge_cases(cases_text);
+  const char *kernel = expected_kernel(cap);
+  printf("cap %s: %s must run\n", cap, kernel);
+  check_refusals(cap, &cases.item[0].bench.problem);
+  for (int i = 0; i < cases.count; i++) check_choice(&cases.item[i].bench, kernel);
+  printf("%s ran %d cases, %d wrong\n", kernel, cases.count, wrong);
+  bench_cases_clear(&cases);
+  return wrong ? 1 : 0;
+}
