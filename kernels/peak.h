@@ -6,10 +6,10 @@
 #include <stdint.h>
 
 typedef struct attn_peak_loop {
-  const char *isa;           /* tier that the loop needs */
-  const char *dtype;         /* of its inputs: "f32", "bf16" */
-  const char *what;          /* "fma, 512 bit" */
-  double flops;              /* per iteration; a multiply-add counts 2 */
+  const char *isa;   /* tier that the loop needs */
+  const char *dtype; /* of its inputs: "f32", "bf16" */
+  const char *what;  /* "fma, 512 bit" */
+  double flops;      /* per iteration; a multiply-add counts 2 */
   void (*run)(int64_t iterations);
 } attn_peak_loop;
 

@@ -12,8 +12,8 @@ static uintptr_t dtype_bytes(attn_dtype dtype) { return dtype == ATTN_F32 ? 4 : 
 static attn_status check_pointer(const char *field, const void *pointer, bool needed, uintptr_t alignment, const char *why) {
   if (!needed) return ATTN_OK;
   REQUIRE(pointer, "attn_args.%s is NULL; %s", field, why);
-  REQUIRE((uintptr_t)pointer % alignment == 0, "attn_args.%s is %p; it must be aligned to its element, %u bytes", field, pointer,
-          (unsigned)alignment);
+  REQUIRE((uintptr_t)pointer % alignment == 0, "attn_args.%s is %p; it must be aligned to its element, %u bytes", field,
+          pointer, (unsigned)alignment);
   return ATTN_OK;
 }
 
@@ -38,7 +38,8 @@ static attn_status check_pointers(const attn_problem *p, const attn_args *a) {
       {"bias", a->bias, scores && (p->uses & ATTN_USE_BIAS), 4, "the problem has ATTN_USE_BIAS"},
       {"mask", a->mask, scores && (p->uses & ATTN_USE_MASK), 1, "the problem has ATTN_USE_MASK"},
       {"scores", a->scores, scores && precomputed, 4, "the problem has ATTN_SCORE_PRECOMPUTED"},
-      {"score_weight", a->score_weight, scores && (p->uses & ATTN_USE_SCORE_WEIGHT), 4, "the problem has ATTN_USE_SCORE_WEIGHT"},
+      {"score_weight", a->score_weight, scores && (p->uses & ATTN_USE_SCORE_WEIGHT), 4,
+       "the problem has ATTN_USE_SCORE_WEIGHT"},
       {"kv_len", a->kv_len, p->batch && (p->uses & ATTN_USE_KV_LEN), 4, "the problem has ATTN_USE_KV_LEN"},
       {"q_len", a->q_len, p->batch && (p->uses & ATTN_USE_Q_LEN), 4, "the problem has ATTN_USE_Q_LEN"},
       {"row_len", a->row_len, queries && (p->uses & ATTN_USE_ROW_LEN), 4, "the problem has ATTN_USE_ROW_LEN"},
@@ -57,16 +58,16 @@ static attn_status check_pointers(const attn_problem *p, const attn_args *a) {
 
 static attn_status check_lengths(const char *field, const int32_t *lengths, int64_t count, int64_t most) {
   for (int64_t i = 0; i < count; i++)
-    REQUIRE(lengths[i] >= 0 && lengths[i] <= most,
-            "attn_args.%s[%" PRId64 "] is %" PRId32 "; it must be in 0..%" PRId64, field, i, lengths[i], most);
+    REQUIRE(lengths[i] >= 0 && lengths[i] <= most, "attn_args.%s[%" PRId64 "] is %" PRId32 "; it must be in 0..%" PRId64,
+            field, i, lengths[i], most);
   return ATTN_OK;
 }
 
 static attn_status check_cu_seqlens(const char *field, const int32_t *cu, int64_t batch, int64_t longest, int64_t total) {
   REQUIRE(cu[0] >= 0, "attn_args.%s[0] is %" PRId32 "; it must be at least 0", field, cu[0]);
   for (int64_t b = 0; b < batch; b++) {
-    REQUIRE(cu[b + 1] >= cu[b],
-            "attn_args.%s[%" PRId64 "] is %" PRId32 " after %" PRId32 "; it must not decrease", field, b + 1, cu[b + 1], cu[b]);
+    REQUIRE(cu[b + 1] >= cu[b], "attn_args.%s[%" PRId64 "] is %" PRId32 " after %" PRId32 "; it must not decrease", field,
+            b + 1, cu[b + 1], cu[b]);
     REQUIRE((int64_t)cu[b + 1] - cu[b] <= longest,
             "attn_args.%s gives sequence %" PRId64 " %" PRId64 " tokens; the problem's longest is %" PRId64, field, b,
             (int64_t)cu[b + 1] - cu[b], longest);

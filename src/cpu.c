@@ -27,9 +27,7 @@ static uint64_t read_xcr0(void) {
 static bool all_set(uint64_t value, uint64_t bits) { return (value & bits) == bits; }
 
 /* Linux hands out tile data on request only (arch_prctl(2), since 5.16); once granted it holds for the whole process. */
-static bool amx_permitted(void) {
-  return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
-}
+static bool amx_permitted(void) { return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0; }
 
 static uint32_t detect_features(void) {
   uint32_t a, b, c, d, features = 0;

@@ -52,11 +52,14 @@ static attn_status choose_named(const attn_problem *problem, const char *name, c
   list_usable(problem, cap, usable, sizeof usable);
   const attn_kernel *kernel = attn_registry_find(name);
   if (!kernel)
-    return attn_fail(ATTN_UNKNOWN_KERNEL, "%s is '%s', which no kernel of this build is called; kernels that take this problem "
-                     "here: %s", source, name, usable);
+    return attn_fail(ATTN_UNKNOWN_KERNEL,
+                     "%s is '%s', which no kernel of this build is called; kernels that take this problem "
+                     "here: %s",
+                     source, name, usable);
   const char *reason = refusal(kernel, problem, cap);
   if (reason)
-    return attn_fail(ATTN_UNSUPPORTED, "%s is '%s', which cannot run: %s; kernels that can: %s", source, name, reason, usable);
+    return attn_fail(ATTN_UNSUPPORTED, "%s is '%s', which cannot run: %s; kernels that can: %s", source, name, reason,
+                     usable);
   choice->kernel = kernel;
   snprintf(choice->why, sizeof choice->why, "named by %s", source);
   return ATTN_OK;

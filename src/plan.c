@@ -65,14 +65,18 @@ static void describe(attn_plan *plan, const char *why) {
   const attn_kernel_info *info = &plan->kernel->info;
   snprintf(plan->description, sizeof plan->description,
            "kernel     %s: %s\n"
-           "blocks     %" PRId64 " query rows, %" PRId64 " keys\n"
-           "tasks      %" PRId64 " KV heads x %" PRId64 " in %d phase%s, %" PRId64 " KV heads in memory at a time\n"
+           "blocks     %" PRId64 " query rows, %" PRId64
+           " keys\n"
+           "tasks      %" PRId64 " KV heads x %" PRId64 " in %d phase%s, %" PRId64
+           " KV heads in memory at a time\n"
            "threads    %d (%s)\n"
            "workspace  %zu bytes: %zu per KV head, %zu per thread\n"
            "choice     %s\n",
            info->name, info->summary, s->row_block, s->key_block, s->units, s->items[s->phases - 1], s->phases,
            s->phases == 1 ? "" : "s", s->wave_units, plan->options.threads,
-           plan->options.threads == 1 ? "serial" : plan->options.parallel_for ? "the caller's pool" : "OpenMP",
+           plan->options.threads == 1   ? "serial"
+           : plan->options.parallel_for ? "the caller's pool"
+                                        : "OpenMP",
            plan->workspace_bytes, s->unit_bytes, s->scratch_bytes, why);
   const char *verbose = getenv("ATTN_VERBOSE");
   if (verbose && verbose[0] == '1') fprintf(stderr, "attn plan\n%s", plan->description);
@@ -93,8 +97,10 @@ static attn_status create(const attn_problem *problem, const attn_kernel *kernel
   machine.threads = options.threads;
   if (!kernel->plan(problem, &machine, &plan->schedule) || !size_workspace(plan)) {
     free(plan);
-    return attn_fail(ATTN_UNSUPPORTED, "the workspace of %s for this problem exceeds the address space; take a kernel that keeps no "
-                     "score matrix, or a smaller seq", kernel->info.name);
+    return attn_fail(ATTN_UNSUPPORTED,
+                     "the workspace of %s for this problem exceeds the address space; take a kernel that keeps no "
+                     "score matrix, or a smaller seq",
+                     kernel->info.name);
   }
   describe(plan, why);
   *result = plan;
@@ -163,10 +169,11 @@ static void run_waves(const attn_plan *plan, const attn_args *args, char *worksp
 static attn_status check_workspace(const attn_plan *plan, const void *workspace, size_t bytes) {
   if (plan->workspace_bytes == 0) return ATTN_OK;
   if (!workspace || bytes < plan->workspace_bytes)
-    return attn_fail(ATTN_WORKSPACE_TOO_SMALL, "workspace is %p with %zu bytes; this plan needs %zu (attn_plan_workspace)", workspace,
-                     workspace ? bytes : 0, plan->workspace_bytes);
+    return attn_fail(ATTN_WORKSPACE_TOO_SMALL, "workspace is %p with %zu bytes; this plan needs %zu (attn_plan_workspace)",
+                     workspace, workspace ? bytes : 0, plan->workspace_bytes);
   if ((uintptr_t)workspace % ATTN_MEMORY_ALIGN)
-    return attn_fail(ATTN_WORKSPACE_TOO_SMALL, "workspace is %p; it must be aligned to %d bytes", workspace, ATTN_MEMORY_ALIGN);
+    return attn_fail(ATTN_WORKSPACE_TOO_SMALL, "workspace is %p; it must be aligned to %d bytes", workspace,
+                     ATTN_MEMORY_ALIGN);
   return ATTN_OK;
 }
 
@@ -185,7 +192,8 @@ attn_status attn_sdpa(const attn_problem *problem, const attn_args *args) {
   size_t bytes = plan->workspace_bytes;
   void *workspace = bytes ? aligned_alloc(ATTN_MEMORY_ALIGN, bytes) : NULL;
   if (bytes && !workspace)
-    status = attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: the workspace of %s needs %zu bytes", plan->kernel->info.name, bytes);
+    status =
+        attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: the workspace of %s needs %zu bytes", plan->kernel->info.name, bytes);
   else
     status = attn_plan_run(plan, args, workspace, bytes);
   free(workspace);

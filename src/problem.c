@@ -22,8 +22,7 @@ static attn_strides bshd(int64_t heads, int64_t seq, int64_t dim) {
 
 void attn_problem_init(attn_problem *p, int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t seq_q, int64_t seq_k,
                        int64_t dim_qk, int64_t dim_v) {
-  attn_score_strides dense = {
-      .b = times(heads_q, times(seq_q, seq_k)), .h = times(seq_q, seq_k), .q = seq_k, .k = 1};
+  attn_score_strides dense = {.b = times(heads_q, times(seq_q, seq_k)), .h = times(seq_q, seq_k), .q = seq_k, .k = 1};
   *p = (attn_problem){
       .struct_size = sizeof *p,
       .batch = batch,
@@ -83,17 +82,17 @@ static attn_status check_sizes(const attn_problem *p) {
     const char *field;
     int64_t value, least;
   } sizes[] = {
-      {"batch", p->batch, 0},   {"heads_q", p->heads_q, 1}, {"heads_kv", p->heads_kv, 1}, {"seq_q", p->seq_q, 0},
-      {"seq_k", p->seq_k, 0},   {"dim_qk", p->dim_qk, 1},   {"dim_v", p->dim_v, 1},       {"total_q", p->total_q, 0},
-      {"total_k", p->total_k, 0},
+      {"batch", p->batch, 0}, {"heads_q", p->heads_q, 1}, {"heads_kv", p->heads_kv, 1},
+      {"seq_q", p->seq_q, 0}, {"seq_k", p->seq_k, 0},     {"dim_qk", p->dim_qk, 1},
+      {"dim_v", p->dim_v, 1}, {"total_q", p->total_q, 0}, {"total_k", p->total_k, 0},
   };
   for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
     attn_status status = check_size(sizes[i].field, sizes[i].value, sizes[i].least);
     if (status != ATTN_OK) return status;
   }
   REQUIRE(p->heads_q % p->heads_kv == 0,
-          "attn_problem.heads_q is %" PRId64 " with heads_kv %" PRId64 "; heads_q must be a multiple of heads_kv", p->heads_q,
-          p->heads_kv);
+          "attn_problem.heads_q is %" PRId64 " with heads_kv %" PRId64 "; heads_q must be a multiple of heads_kv",
+          p->heads_q, p->heads_kv);
   int64_t rows, keys;
   REQUIRE(!__builtin_mul_overflow(p->batch * p->heads_q, p->seq_q, &rows) && rows <= ATTN_ELEMENT_LIMIT &&
               !__builtin_mul_overflow(p->batch * p->heads_kv, p->seq_k, &keys) && keys <= ATTN_ELEMENT_LIMIT,
@@ -119,8 +118,8 @@ static attn_status check_enums(const attn_problem *p) {
 
 static attn_status check_numbers(const attn_problem *p) {
   REQUIRE(isfinite(p->scale), "attn_problem.scale is %g; it must be finite (0 and negative are fine)", (double)p->scale);
-  REQUIRE(isfinite(p->softcap) && p->softcap >= 0,
-          "attn_problem.softcap is %g; it must be finite and at least 0 (0 = off)", (double)p->softcap);
+  REQUIRE(isfinite(p->softcap) && p->softcap >= 0, "attn_problem.softcap is %g; it must be finite and at least 0 (0 = off)",
+          (double)p->softcap);
   REQUIRE(p->window_left >= -1, "attn_problem.window_left is %" PRId64 "; it must be -1 (open) or at least 0",
           p->window_left);
   REQUIRE(p->window_right >= -1, "attn_problem.window_right is %" PRId64 "; it must be -1 (open) or at least 0",
@@ -132,12 +131,14 @@ static attn_status check_uses(const attn_problem *p) {
   const uint32_t known = (ATTN_USE_SCORE_WEIGHT << 1) - 1;
   REQUIRE(!(p->uses & ~known), "attn_problem.uses is 0x%x; only ATTN_USE_... bits (0x%x) may be set", p->uses, known);
   const uint32_t padded = ATTN_USE_KV_LEN | ATTN_USE_Q_LEN | ATTN_USE_ROW_LEN;
-  REQUIRE(!(p->uses & ATTN_USE_VARLEN) || !(p->uses & padded),
-          "attn_problem.uses has ATTN_USE_VARLEN together with KV_LEN, Q_LEN or ROW_LEN; packed sequences take their lengths "
-          "from cu_seqlens alone");
-  REQUIRE(!(p->uses & ATTN_USE_ROW_LEN) || p->align != ATTN_ALIGN_BOTTOM_RIGHT,
-          "attn_problem.uses has ATTN_USE_ROW_LEN with align ATTN_ALIGN_BOTTOM_RIGHT; per-row lengths need ATTN_ALIGN_TOP_LEFT "
-          "or ATTN_ALIGN_OFFSET");
+  REQUIRE(
+      !(p->uses & ATTN_USE_VARLEN) || !(p->uses & padded),
+      "attn_problem.uses has ATTN_USE_VARLEN together with KV_LEN, Q_LEN or ROW_LEN; packed sequences take their lengths "
+      "from cu_seqlens alone");
+  REQUIRE(
+      !(p->uses & ATTN_USE_ROW_LEN) || p->align != ATTN_ALIGN_BOTTOM_RIGHT,
+      "attn_problem.uses has ATTN_USE_ROW_LEN with align ATTN_ALIGN_BOTTOM_RIGHT; per-row lengths need ATTN_ALIGN_TOP_LEFT "
+      "or ATTN_ALIGN_OFFSET");
   REQUIRE(p->score != ATTN_SCORE_ADDITIVE || (p->uses & ATTN_USE_SCORE_WEIGHT),
           "attn_problem.uses lacks ATTN_USE_SCORE_WEIGHT; ATTN_SCORE_ADDITIVE needs the weight vector w");
   return ATTN_OK;
@@ -214,7 +215,8 @@ static tensor row_tensor(const attn_problem *p, const char *field, attn_strides 
 static tensor score_tensor(const attn_problem *p, const char *field, attn_score_strides stride) {
   return (tensor){
       .field = field,
-      .axes = {{'b', p->batch, stride.b}, {'h', p->heads_q, stride.h}, {'q', p->seq_q, stride.q}, {'k', p->seq_k, stride.k}}};
+      .axes = {
+          {'b', p->batch, stride.b}, {'h', p->heads_q, stride.h}, {'q', p->seq_q, stride.q}, {'k', p->seq_k, stride.k}}};
 }
 
 static attn_status check_strides(const attn_problem *p) {
@@ -245,8 +247,9 @@ static attn_status check_strides(const attn_problem *p) {
 
 attn_status attn_problem_validate(const attn_problem *p) {
   REQUIRE(p, "problem is NULL; it must point to an attn_problem made by attn_problem_init");
-  REQUIRE(p->struct_size == sizeof *p, "attn_problem.struct_size is %zu; this library expects %zu: call attn_problem_init first",
-          p->struct_size, sizeof *p);
+  REQUIRE(p->struct_size == sizeof *p,
+          "attn_problem.struct_size is %zu; this library expects %zu: call attn_problem_init first", p->struct_size,
+          sizeof *p);
   static attn_status (*const checks[])(const attn_problem *) = {check_sizes, check_enums, check_numbers, check_uses,
                                                                 check_strides};
   for (size_t i = 0; i < sizeof checks / sizeof *checks; i++) {

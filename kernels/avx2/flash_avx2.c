@@ -9,7 +9,8 @@ const attn_kernel attn_flash_avx2 = {
              .algorithm = "flash",
              .isa = "avx2",
              .library = "",
-             .summary = "flash attention: streaming softmax over key blocks, no score matrix; tiles of 6 rows, 8 floats wide, FMA",
+             .summary =
+                 "flash attention: streaming softmax over key blocks, no score matrix; tiles of 6 rows, 8 floats wide, FMA",
              .numerics = {.exp_error = 0x1p-22}},
     .rejects = tiled_rejects,
     .plan = flash_plan,

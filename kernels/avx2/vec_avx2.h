@@ -5,8 +5,6 @@
 #include <immintrin.h>
 #include <stdint.h>
 
-
-
 typedef __m256 vec;
 
 /* 6 rows x 2 vectors keep 12 sums, 2 registers for the streamed operand and 1-2 for broadcasts: all 16. */
@@ -49,6 +47,9 @@ static inline vec vec_select_range(vec x, int64_t begin, int64_t end) {
   return _mm256_blendv_ps(_mm256_set1_ps(-__builtin_inff()), x, _mm256_castsi256_ps(keep));
 }
 
+static inline int vec_any_above(vec x, float limit) {
+  return _mm256_movemask_ps(_mm256_cmp_ps(x, vec_set1(limit), _CMP_GT_OQ)) != 0;
+}
 static inline int vec_any_nan(vec x) { return _mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) != 0; }
 
 /* 2^t for t <= 127; relative error below 1.6e-7 (scripts/derive_exp2.py) down to t = -126, 0 below (the bound's n 2^-126 term)

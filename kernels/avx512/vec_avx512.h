@@ -6,8 +6,6 @@
 #include <immintrin.h>
 #include <stdint.h>
 
-
-
 typedef __m512 vec;
 
 /* A product tile of 6 rows x 4 vectors keeps 24 sums in registers, with 4 for the streamed operand and 1-4 for broadcasts: the
@@ -41,6 +39,7 @@ static inline vec vec_select_range(vec x, int64_t begin, int64_t end) {
   return _mm512_mask_mov_ps(_mm512_set1_ps(-__builtin_inff()), keep, x);
 }
 
+static inline int vec_any_above(vec x, float limit) { return _mm512_cmp_ps_mask(x, vec_set1(limit), _CMP_GT_OQ) != 0; }
 static inline int vec_any_nan(vec x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0; }
 
 /* 2^t for t <= 127; relative error below 1.5e-7 (scripts/derive_exp2.py), 0 for -inf and far below the smallest denormal.

@@ -29,6 +29,10 @@ static void dot_loop(int64_t iterations) {
 }
 
 const attn_peak_loop attn_peak_avx512bf16[] = {
-    {.isa = "avx512bf16", .dtype = "bf16", .what = "vdpbf16ps, 512 bit", .flops = 2.0 * REPEAT * CHAINS * PRODUCTS, .run = dot_loop},
+    {.isa = "avx512bf16",
+     .dtype = "bf16",
+     .what = "vdpbf16ps, 512 bit",
+     .flops = 2.0 * REPEAT * CHAINS * PRODUCTS,
+     .run = dot_loop},
     {.isa = NULL},
 };

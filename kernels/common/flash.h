@@ -8,6 +8,117 @@
 
 #include "rows_task.h"
 
+/* ---- score_softmax_tile: P straight from the registers that S was summed in ---- */
+
+/* Rescaling costs a pass over acc, so a row keeps an outdated reference until a panel exceeds it by more than this, in log2
+ * units: P stays below 2^8, which float32 sums and products carry with ease, and acc / row_sum is unchanged. */
+static const float RESCALE_AT = 8.0f;
+
+/* Moves row i's reference up by `step`, or sets it if the row has seen no allowed key yet. Returns the step to take off the scores
+ * at hand. Tested before any exp, so nothing can overflow. */
+static float rescale_row(const row_block *block, int64_t i, float step) {
+  if (block->row_max[i] == -INFINITY) {
+    block->row_max[i] = step;
+    return step;
+  }
+  const float before = block->row_max[i];
+  block->row_max[i] = before + step;
+  step = block->row_max[i] - before; /* what the reference really moved by, after rounding */
+  const vec factor = vec_exp2(vec_set1(-step));
+  float *acc = block->acc + i * block->acc_stride, *sum = block->row_sum + i * VEC_LANES;
+  vec_store(sum, vec_mul(vec_load(sum), factor));
+  for (int64_t c = 0; c < block->acc_stride; c += VEC_LANES) vec_store(acc + c, vec_mul(vec_load(acc + c), factor));
+  return step;
+}
+
+/* The careful end of a panel: scores lie in memory, relative to each row's reference. Masks the keys [key, key + PANEL_KEYS) that
+ * a row may not see (whatever stood there, NaN included, becomes -inf), moves references where needed, then P and row_sum. */
+static void softmax_panel(const row_block *block, int64_t tile_row, int64_t key, float *score) {
+  for (int i = 0; i < TILE_ROWS; i++) {
+    const int64_t row = tile_row + i;
+    float *s = score + i * block->score_stride;
+    vec p[TILE_VECS], best = vec_set1(-INFINITY);
+    for (int v = 0; v < TILE_VECS; v++) {
+      p[v] = select_allowed(block->range[row], key + v * VEC_LANES, vec_load(s + v * VEC_LANES));
+      best = vec_max(p[v], best);
+    }
+    const float largest = vec_reduce_max(best);
+    if (largest > (block->row_max[row] == -INFINITY ? -INFINITY : RESCALE_AT)) {
+      const vec step = vec_set1(rescale_row(block, row, largest));
+      for (int v = 0; v < TILE_VECS; v++) p[v] = vec_sub(p[v], step);
+    }
+    float *sum = block->row_sum + row * VEC_LANES;
+    vec_store(sum, exponentials(p, s, vec_load(sum)));
+  }
+}
+
+/* sum = Q K^T - reference for one panel; the subtraction is the sums' starting value, so it costs nothing. */
+static ALWAYS_INLINE void relative_scores(const row_block *block, int64_t tile_row, const float *panel,
+                                          vec sum[TILE_ROWS][TILE_VECS], const int vecs) {
+  const int64_t dim_qk = block->problem->dim_qk;
+  UNROLL
+  for (int i = 0; i < TILE_ROWS; i++) {
+    const float reference = block->row_max[tile_row + i];
+    const vec start = vec_set1(reference == -INFINITY ? 0.0f : -reference);
+    UNROLL
+    for (int v = 0; v < vecs; v++) sum[i][v] = start;
+  }
+  product(sum, block->q + tile_row * dim_qk, dim_qk, panel, PANEL_KEYS, dim_qk, vecs);
+}
+
+/* A panel on an edge, of which only the first `vecs` vectors hold keys. */
+static ALWAYS_INLINE void edge_panel(const row_block *block, int64_t tile_row, int64_t key, float *score, const int vecs) {
+  vec sum[TILE_ROWS][TILE_VECS];
+  relative_scores(block, tile_row, block->keys.k + key * block->problem->dim_qk, sum, vecs);
+  store_tile(sum, score, block->score_stride, vecs);
+  softmax_panel(block, tile_row, key, score);
+}
+
+/* A panel that every row may see whole. `settled`: no row's reference is -inf. */
+static ALWAYS_INLINE void full_panel(const row_block *block, int64_t tile_row, int64_t key, float *score, bool settled) {
+  vec sum[TILE_ROWS][TILE_VECS];
+  relative_scores(block, tile_row, block->keys.k + key * block->problem->dim_qk, sum, TILE_VECS);
+  vec largest = sum[0][0];
+  UNROLL
+  for (int i = 0; i < TILE_ROWS; i++) {
+    UNROLL
+    for (int v = 0; v < TILE_VECS; v++) largest = vec_max(sum[i][v], largest);
+  }
+  if (!settled || vec_any_above(largest, RESCALE_AT)) {
+    store_tile(sum, score, block->score_stride, TILE_VECS);
+    softmax_panel(block, tile_row, key, score);
+    return;
+  }
+  UNROLL
+  for (int i = 0; i < TILE_ROWS; i++) {
+    float *row_sum = block->row_sum + (tile_row + i) * VEC_LANES;
+    vec_store(row_sum, exponentials(sum[i], score + i * block->score_stride, vec_load(row_sum)));
+  }
+}
+
+static bool rows_settled(const row_block *block, int64_t tile_row) {
+  bool settled = true;
+  for (int i = 0; i < TILE_ROWS; i++) settled &= block->row_max[tile_row + i] > -INFINITY;
+  return settled;
+}
+
+/* P of the tile's keys, relative to each row's reference, from keys.first on. */
+static void score_softmax_tile(const row_block *block, int64_t tile_row, tile_keys keys, float *score) {
+  bool settled = rows_settled(block, tile_row);
+  for (int64_t key = keys.first; key < keys.end; key += PANEL_KEYS, score += PANEL_KEYS) {
+    if (keys.all_begin <= key && key + PANEL_KEYS <= keys.all_end) {
+      full_panel(block, tile_row, key, score, settled);
+      settled = true;
+    } else {
+      const int64_t vecs = (min64(keys.end - key, PANEL_KEYS) + VEC_LANES - 1) / VEC_LANES;
+      WITH_CONSTANT_VECS(vecs, edge_panel, block, tile_row, key, score)
+      settled = rows_settled(block, tile_row);
+    }
+  }
+}
+
+/* ---- The loop ---- */
+
 enum {
   FLASH_ROWS = 96,     /* 16 tiles reuse a key block: L2 traffic is 1/16 of a tile's; q and acc still fit L2 beside it */
   FLASH_SCORE_PAD = 16 /* floats between rows of S: breaks up powers of two, which would share L1 sets */
@@ -29,12 +140,9 @@ static bool flash_plan(const attn_problem *p, const attn_machine *machine, attn_
 }
 
 static void flash_tile(const row_block *block, int64_t tile_row, int64_t begin, int64_t end) {
-  vec best[TILE_ROWS];
   const tile_keys keys = classify_tile(block, tile_row, begin, end);
   if (keys.class == TILE_SKIP) return;
-  score_tile(block, tile_row, keys.first, keys.end, block->score, best);
-  if (keys.class == TILE_EDGE) mask_tile(block, tile_row, keys, block->score, best);
-  softmax_tile(block, tile_row, keys.end - keys.first, block->score, best, RESCALE_AT);
+  score_softmax_tile(block, tile_row, keys, block->score);
   accumulate_tile(block, tile_row, keys.begin, keys.end, block->score + (keys.begin - keys.first));
 }
 

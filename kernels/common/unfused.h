@@ -8,6 +8,66 @@
 
 #include "rows_task.h"
 
+/* ---- Tiles ---- */
+
+/* One panel: writes `vecs` vectors of scores per row. */
+static ALWAYS_INLINE void score_panel(const float *q, int64_t dim_qk, const float *panel, float *score, int64_t score_stride,
+                                      const int vecs) {
+  vec sum[TILE_ROWS][TILE_VECS];
+  UNROLL
+  for (int i = 0; i < TILE_ROWS; i++) {
+    UNROLL
+    for (int v = 0; v < vecs; v++) sum[i][v] = vec_zero();
+  }
+  product(sum, q, dim_qk, panel, PANEL_KEYS, dim_qk, vecs);
+  store_tile(sum, score, score_stride, vecs);
+}
+
+/* S of keys [begin, end) for the tile's rows; begin is a multiple of PANEL_KEYS. score[i][j - begin]; what lies between
+ * `end` and the end of its vector is written too, what lies beyond that vector is not. */
+static void score_tile(const row_block *block, int64_t tile_row, int64_t begin, int64_t end, float *score) {
+  const int64_t dim_qk = block->problem->dim_qk;
+  for (int64_t key = begin; key < end; key += PANEL_KEYS) {
+    const int64_t vecs = (min64(end - key, PANEL_KEYS) + VEC_LANES - 1) / VEC_LANES;
+    WITH_CONSTANT_VECS(vecs, score_panel, block->q + tile_row * dim_qk, dim_qk, block->keys.k + key * dim_qk,
+                       score + (key - begin), block->score_stride)
+  }
+}
+
+/* Masks select: whatever stood in a masked score, NaN included, becomes -inf, up to the next panel border. Edge tiles only. */
+static void mask_tile(const row_block *block, int64_t tile_row, tile_keys keys, float *score) {
+  for (int i = 0; i < TILE_ROWS; i++)
+    for (int64_t key = keys.first; key < round_up(keys.end, PANEL_KEYS); key += VEC_LANES) {
+      float *s = score + i * block->score_stride + (key - keys.first);
+      vec_store(s, select_allowed(block->range[tile_row + i], key, vec_load(s)));
+    }
+}
+
+static float largest(const float *score, int64_t count) {
+  vec best = vec_set1(-INFINITY);
+  for (int64_t j = 0; j < count; j += VEC_LANES) best = vec_max(vec_load(score + j), best);
+  return vec_reduce_max(best);
+}
+
+/* Turns whole panels of scores per row, `count` of them, into P relative to the largest, in two passes. */
+static void softmax_tile(const row_block *block, int64_t tile_row, int64_t count, float *score) {
+  for (int i = 0; i < TILE_ROWS; i++) {
+    float *row = score + i * block->score_stride, *row_max = block->row_max + tile_row + i;
+    *row_max = largest(row, count);
+    const vec shift = vec_set1(*row_max == -INFINITY ? 0.0f : *row_max);
+    vec sum = vec_zero();
+    for (int64_t j = 0; j < count; j += PANEL_KEYS) {
+      vec p[TILE_VECS];
+      UNROLL
+      for (int v = 0; v < TILE_VECS; v++) p[v] = vec_sub(vec_load(row + j + v * VEC_LANES), shift);
+      sum = exponentials(p, row + j, sum);
+    }
+    vec_store(block->row_sum + (tile_row + i) * VEC_LANES, sum);
+  }
+}
+
+/* ---- Loops ---- */
+
 enum {
   BLOCKED_ROWS = 96,               /* as flash: more rows would not save more L2 traffic */
   BLOCKED_SCORE_BYTES = 384 << 10, /* of S: leaves room for K and V blocks in a 1 MiB L2 */
@@ -32,7 +92,7 @@ static inline bool blocked_plan(const attn_problem *p, const attn_machine *machi
 
 static inline bool naive_plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
   (void)machine;
-  return unfused_plan(p, p->seq_q, round_up(max64(p->seq_k, 1), PANEL_KEYS), schedule);
+  return unfused_plan(p, max64(p->seq_q, 1), round_up(max64(p->seq_k, 1), PANEL_KEYS), schedule);
 }
 
 static tile_keys keys_of_tile(const row_block *block, int64_t tile_row) {
@@ -44,35 +104,21 @@ static float *tile_scores(const row_block *block, int64_t tile_row, int64_t key)
 }
 
 static void score_rows(const attn_schedule *schedule, const row_block *block, int64_t capacity) {
-  vec best[TILE_ROWS];
   for (int64_t key = 0; key < block->seq->len_k; key += schedule->key_block)
     for (int64_t tile_row = 0; tile_row < capacity; tile_row += TILE_ROWS) {
       const tile_keys keys = keys_of_tile(block, tile_row);
       const int64_t begin = max64(keys.first, key), end = min64(keys.end, key + schedule->key_block);
-      if (begin < end) score_tile(block, tile_row, begin, end, tile_scores(block, tile_row, begin), best);
+      if (begin < end) score_tile(block, tile_row, begin, end, tile_scores(block, tile_row, begin));
     }
 }
 
-/* The lane-wise largest of `count` scores, a multiple of VEC_LANES, of each row. */
-static void largest_scores(const row_block *block, int64_t count, const float *score, vec best[TILE_ROWS]) {
-  for (int i = 0; i < TILE_ROWS; i++) {
-    best[i] = vec_set1(-INFINITY);
-    for (int64_t j = 0; j < count; j += VEC_LANES) best[i] = vec_max(vec_load(score + i * block->score_stride + j), best[i]);
-  }
-}
-
 static void softmax_rows(const row_block *block, int64_t capacity) {
-  vec best[TILE_ROWS];
   for (int64_t tile_row = 0; tile_row < capacity; tile_row += TILE_ROWS) {
     const tile_keys keys = keys_of_tile(block, tile_row);
     if (keys.class == TILE_SKIP) continue;
     float *score = tile_scores(block, tile_row, keys.first);
-    const int64_t count = keys.end - keys.first;
-    if (keys.class == TILE_EDGE)
-      mask_tile(block, tile_row, keys, score, best);
-    else
-      largest_scores(block, round_up(count, PANEL_KEYS), score, best);
-    softmax_tile(block, tile_row, count, score, best, 0.0f);
+    if (keys.class == TILE_EDGE) mask_tile(block, tile_row, keys, score);
+    softmax_tile(block, tile_row, round_up(keys.end, PANEL_KEYS) - keys.first, score);
   }
 }
 

@@ -13,7 +13,8 @@ static void softmax_rows(row_block *t) {
   }
 }
 
-static void blocked_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch) {
+static void blocked_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
+                        void *scratch) {
   (void)unit_memory;
   row_block t = tile_block(schedule, args, task, scratch, schedule->problem.seq_k);
   start_rows(&t);

@@ -29,7 +29,8 @@ static void softmax_tile(row_block *t, int64_t key) {
   }
 }
 
-static void flash_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch) {
+static void flash_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
+                      void *scratch) {
   (void)unit_memory;
   row_block t = tile_block(schedule, args, task, scratch, KEYS);
   start_rows(&t);

@@ -23,6 +23,10 @@ static void multiply_add_loop(int64_t iterations) {
 }
 
 const attn_peak_loop attn_peak_c[] = {
-    {.isa = "c", .dtype = "f32", .what = "multiply and add, 128 bit", .flops = 2.0 * CHAINS * LANES, .run = multiply_add_loop},
+    {.isa = "c",
+     .dtype = "f32",
+     .what = "multiply and add, 128 bit",
+     .flops = 2.0 * CHAINS * LANES,
+     .run = multiply_add_loop},
     {.isa = NULL},
 };

@@ -48,7 +48,8 @@ static inline attn_key_range allowed_in(const row_block *t, int64_t i, int64_t k
 static inline bool tile_scratch_bytes(const attn_problem *p, int64_t score_stride, size_t *bytes) {
   int64_t score;
   const int64_t rest = ROWS * (p->dim_qk + p->dim_v) + KEYS * (p->dim_qk + p->dim_v);
-  if (__builtin_mul_overflow(score_stride, (int64_t)ROWS, &score) || __builtin_add_overflow(score, rest, &score)) return false;
+  if (__builtin_mul_overflow(score_stride, (int64_t)ROWS, &score) || __builtin_add_overflow(score, rest, &score))
+    return false;
   return !__builtin_mul_overflow((size_t)score, sizeof(float), bytes);
 }
 

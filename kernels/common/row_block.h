@@ -1,0 +1,162 @@
+/* A block of query rows of one head: its inputs, its state between key blocks, and the way in (start_rows) and out (finish_rows).
+ *
+ * Include vec_<isa>.h first. Everything here is static, so each kernel file gets a copy compiled with its own tier's flags. */
+#ifndef ATTN_COMMON_ROW_BLOCK_H
+#define ATTN_COMMON_ROW_BLOCK_H
+
+#include <math.h>
+#include <string.h>
+
+#include "convert.h"
+#include "exact_row.h"
+#include "kernels/kernel.h"
+#include "rows.h"
+
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+#ifdef __clang__
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
+enum { PANEL_KEYS = VEC_LANES * TILE_VECS };
+
+static const float LOG2_E = 0x1.715476p+0f;
+static const double LN_2 = 0x1.62e42fefa39efp-1;
+
+static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
+static inline int64_t round_down(int64_t x, int64_t multiple) { return x / multiple * multiple; }
+
+/* K and V of one KV head as the tiles read them. */
+typedef struct packed_keys {
+  const float *k;   /* [panel][dim_qk][PANEL_KEYS]: keys in lanes; keys beyond the sequence are 0 */
+  const float *v;   /* row of key 0: dim_v floats, readable up to a multiple of VEC_LANES */
+  int64_t v_stride; /* floats from one key's row to the next's */
+} packed_keys;
+
+/* Query rows of one head that are worked on together, and their state. `capacity` = rows rounded up to TILE_ROWS; the rows
+ * beyond `rows` are computed like the others, on zero queries, and never stored. */
+typedef struct row_block {
+  const attn_problem *problem;
+  const attn_args *args;
+  const attn_sequence *seq;
+  int64_t b, head, first_row, rows;
+  packed_keys keys;
+
+  float *q;              /* [capacity][dim_qk], times scale log2(e) */
+  float *acc;            /* [capacity][acc_stride]: O before division */
+  float *row_max;        /* [capacity]: reference of the exponentials, log2 units */
+  float *row_sum;        /* [capacity][VEC_LANES]: sum of P, one partial sum per lane */
+  attn_key_range *range; /* [capacity]: keys that the row may see */
+  float *score;          /* [rows of S kept][score_stride]: S, then P */
+  int64_t acc_stride, score_stride;
+} row_block;
+
+/* ---- Rows in ---- */
+
+static void load_query_row(const row_block *block, int64_t i, float factor) {
+  const attn_problem *p = block->problem;
+  float *q = block->q + i * p->dim_qk;
+  const int64_t offset = attn_q_offset(p, block->seq, block->b, block->head, block->first_row + i);
+  for (int64_t d = 0; d < p->dim_qk; d++)
+    q[d] = factor * attn_load_f32(block->args->q, p->dtype_q, offset + d * p->q_stride.d);
+}
+
+static void load_dense_query_row(const row_block *block, int64_t i, float factor) {
+  const int64_t dim_qk = block->problem->dim_qk;
+  const float *from =
+      (const float *)block->args->q + attn_q_offset(block->problem, block->seq, block->b, block->head, block->first_row + i);
+  float *q = block->q + i * dim_qk;
+  int64_t d = 0;
+  for (; d + VEC_LANES <= dim_qk; d += VEC_LANES) vec_store(q + d, vec_mul(vec_set1(factor), vec_load(from + d)));
+  for (; d < dim_qk; d++) q[d] = factor * from[d];
+}
+
+/* Queries times scale log2(e), so that scores come out in log2 units. Rows without keys may hold anything and are not read. */
+static void load_queries(const row_block *block, int64_t capacity) {
+  const attn_problem *p = block->problem;
+  const bool dense = p->dtype_q == ATTN_F32 && p->q_stride.d == 1;
+  const float factor = p->scale * LOG2_E;
+  for (int64_t i = 0; i < capacity; i++) {
+    if (i >= block->rows || block->range[i].begin >= block->range[i].end)
+      memset(block->q + i * p->dim_qk, 0, (size_t)p->dim_qk * sizeof(float));
+    else if (dense)
+      load_dense_query_row(block, i, factor);
+    else
+      load_query_row(block, i, factor);
+  }
+}
+
+/* Key ranges and state of the rows. Rows beyond the block's last repeat its range, so that they never make a tile an edge. */
+static void start_rows(const row_block *block, int64_t capacity) {
+  for (int64_t i = 0; i < capacity; i++) {
+    block->range[i] = i < block->rows
+                          ? attn_allowed_keys(block->problem, block->args, block->seq, block->b, block->first_row + i)
+                          : block->range[block->rows - 1];
+    block->row_max[i] = -INFINITY;
+  }
+  memset(block->row_sum, 0, (size_t)(capacity * VEC_LANES) * sizeof(float));
+  memset(block->acc, 0, (size_t)(capacity * block->acc_stride) * sizeof(float));
+  load_queries(block, capacity);
+}
+
+/* ---- Rows out ---- */
+
+/* Writes one row of dim_v floats by dtype and stride. */
+static void store_row(const row_block *block, int64_t i, const float *row) {
+  const attn_problem *p = block->problem;
+  const int64_t offset = attn_o_offset(p, block->seq, block->b, block->head, block->first_row + i);
+  if (p->dtype_o == ATTN_F32 && p->o_stride.d == 1) {
+    memcpy((float *)block->args->o + offset, row, (size_t)p->dim_v * sizeof(float));
+    return;
+  }
+  for (int64_t d = 0; d < p->dim_v; d++) attn_store_f32(block->args->o, p->dtype_o, offset + d * p->o_stride.d, row[d]);
+}
+
+static void store_lse(const row_block *block, int64_t i, double lse) {
+  const attn_problem *p = block->problem;
+  if (attn_uses(p, ATTN_USE_LSE))
+    block->args->lse[attn_lse_offset(p, block->seq, block->b, block->head, block->first_row + i)] = (float)lse;
+}
+
+/* acc[i] = acc[i] / (row_sum + sink); false if the result is not finite. */
+static bool divide_row(const row_block *block, int64_t i, float denominator) {
+  const vec inverse = vec_set1(1.0f / denominator);
+  float *acc = block->acc + i * block->acc_stride;
+  vec poison = vec_zero(); /* 0 * x is NaN for NaN and Inf */
+  for (int64_t c = 0; c < block->acc_stride; c += VEC_LANES) {
+    vec o = vec_mul(vec_load(acc + c), inverse);
+    vec_store(acc + c, o);
+    poison = vec_fma(o, vec_zero(), poison);
+  }
+  return !vec_any_nan(poison);
+}
+
+/* O = acc / row_sum and LSE = row_max + log(row_sum). A row without keys gives 0 and -inf. A row that did not come out finite
+ * (a masked key's NaN met its zero weight, sums of huge values overflowed, or an input is not finite) is computed again on its own
+ * in double precision, from its allowed keys alone. */
+static void finish_rows(const row_block *block) {
+  const attn_problem *p = block->problem;
+  for (int64_t i = 0; i < block->rows; i++) {
+    float *acc = block->acc + i * block->acc_stride;
+    if (block->range[i].begin >= block->range[i].end) {
+      memset(acc, 0, (size_t)p->dim_v * sizeof(float));
+      store_row(block, i, acc);
+      store_lse(block, i, -INFINITY);
+      continue;
+    }
+    const float sum = vec_reduce_add(vec_load(block->row_sum + i * VEC_LANES));
+    float denominator = sum;
+    if (attn_uses(p, ATTN_USE_SINKS)) denominator += exp2f(block->args->sinks[block->head] * LOG2_E - block->row_max[i]);
+    if (sum > 0 && denominator < INFINITY && divide_row(block, i, denominator)) {
+      store_row(block, i, acc);
+      store_lse(block, i, attn_uses(p, ATTN_USE_LSE) ? LN_2 * (double)block->row_max[i] + log((double)sum) : 0);
+    } else {
+      attn_exact_row(p, block->args, block->b, block->head, block->first_row + i);
+    }
+  }
+}
+
+#endif
