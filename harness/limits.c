@@ -30,7 +30,7 @@ bench_row_limits bench_limits_of_row(const attn_problem *problem, const attn_num
       problem->score != ATTN_SCORE_DOT ? 0.0 : (double)problem->dim_qk * (scale * flushed + 0x1p-126 * (scale + row->max_k));
   const double proven =
       (u * (terms + 16) + bend) * row->abs_sum + vanish + eps * (1 + rescales) + u_p + u * (n + rescales + 4);
-  const double sharp = (u * 4 + bend) * row->abs_sum + vanish + eps + u * (sqrt(n) + 4);
+  const double sharp = (u * (4 + sqrt(terms)) + bend) * row->abs_sum + vanish + eps + u * (sqrt(n) + 4);
   const double lse_rounding = 4 * u * (1 + fabs(row->lse));
   return (bench_row_limits){
       .proven = proven,
