@@ -41,10 +41,12 @@ def main(argv=None):
 
 
 def read_options(argv):
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], epilog="Figures: " + ", ".join(FIGURES))
-    parser.add_argument("results", nargs="+", metavar="RESULTS", help="a result folder (with results.csv) or a CSV file")
-    parser.add_argument("-o", dest="out", type=Path, metavar="DIR", help="where to write (default: figures beside the first CSV)")
-    parser.add_argument("--only", action="append", type=figure_name, metavar="NAME", help="draw this figure only; repeatable")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0],
+                                     epilog="Figures: " + ", ".join(FIGURES))
+    add = parser.add_argument
+    add("results", nargs="+", metavar="RESULTS", help="a result folder (with results.csv) or a CSV file")
+    add("-o", dest="out", type=Path, metavar="DIR", help="where to write (default: figures, beside the first CSV)")
+    add("--only", action="append", type=figure_name, metavar="NAME", help="draw this figure only; repeatable")
     options = parser.parse_args(argv)
     first = Path(options.results[0])
     options.out = options.out or (first if first.is_dir() else first.parent) / "figures"

@@ -14,19 +14,20 @@ LABEL_ROOM = 0.55  # inches right of the longest bar, for its number
 
 def bar_page(panels, header, looks, notes):
     """A panel per case, a bar per kernel; all panels have the same kernels and the same axis."""
-    kernels = {row["kernel"]: views.Curve(row["kernel"], row["algorithm"], row["isa"], []) for panel in panels for row in panel.rows}
-    baselines = {row["baseline"] for panel in panels for row in panel.rows if views.compared(row)}
-    ordered = [curve.kernel for curve in sorted(kernels.values(), key=looks.order) if curve.kernel not in baselines
-               or len(baselines) > 1]
+    rows = [row for panel in panels for row in panel.rows]
+    kernels = {row["kernel"]: views.Curve(row["kernel"], row["algorithm"], row["isa"], []) for row in rows}
+    baselines = {row["baseline"] for row in rows if views.compared(row)}
+    ordered = [curve.kernel for curve in sorted(kernels.values(), key=looks.order)
+               if curve.kernel not in baselines or len(baselines) > 1]
     frame = Frame(width=2.6, height=BAR * len(ordered) + 0.1, left=0.12, right=0.18, below=0.32,
                   first_left=max(style.text_width(kernel, style.LABEL) for kernel in ordered) + 0.15)
     name = " or ".join(sorted(baselines))
-    lines = header + [f"Bar: time of {name} / time of the kernel, median of the paired ratios; whisker: 95 % interval; log axis"]
-    _, varying = views.shared_conditions(panels)
-    titles = [views.in_words(panel.conditions, varying) for panel in panels]
-    page = Page(f"Speed-up over {name}", lines, titles, columns_for(panels, 4), frame, bar_legends(kernels, ordered, looks), notes)
-    limits = axis_limits(panels, frame.width)
+    lines = header + [f"Bar: time of {name} / time of the kernel, median of the paired ratios; whisker: 95 % interval; "
+                      "log axis"]
     columns = columns_for(panels, 4)
+    page = Page(f"Speed-up over {name}", lines, views.titles(panels), columns, frame, bar_legends(kernels, ordered, looks),
+                notes)
+    limits = axis_limits(panels, frame.width)
     for i, (axes, panel) in enumerate(zip(page.axes, panels)):
         draw_bars(axes, panel, ordered, limits, looks)
         axes.set_yticks(range(len(ordered)), ordered if i % columns == 0 else [""] * len(ordered))
@@ -60,8 +61,9 @@ def draw_bars(axes, panel, ordered, limits, looks):
         if row is not None and views.compared(row):
             draw_bar(axes, y, row, looks)
         else:
+            colour = style.STATUS_COLOUR.get(row["status"] if row else "", style.FAINT)
             axes.annotate(absence(row), (1, y), (3, 0), textcoords="offset points", va="center", size=style.LABEL,
-                          color=style.STATUS_COLOUR.get(row["status"], style.FAINT) if row else style.FAINT, style="italic")
+                          color=colour, style="italic")
     axes.axvline(1, color=style.INK, lw=1)
     axes.grid(axis="x", color=style.GRID, lw=0.6)
     axes.tick_params(axis="y", length=0)
@@ -78,7 +80,8 @@ def draw_bar(axes, y, row, looks):
     axes.barh(y, ratio - 1, left=1, height=0.72, color=looks.colour(row["algorithm"]), edgecolor="white", lw=0.5,
               hatch=style.hatching(row["isa"]))
     axes.plot([low, high], [y, y], color=style.INK, lw=1, marker="|", ms=5, mew=1)
-    axes.annotate(f"{f'{ratio:#.3g}'.rstrip('.')}×", (max(high, 1), y), (4, 0), textcoords="offset points", va="center", size=style.LABEL)
+    digits = f"{ratio:#.3g}".rstrip(".")
+    axes.annotate(f"{digits}×", (max(high, 1), y), (4, 0), textcoords="offset points", va="center", size=style.LABEL)
 
 
 def absence(row):

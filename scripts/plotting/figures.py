@@ -15,14 +15,14 @@ PANELS_A_PAGE = 12
 def rate_seq(results, looks):
     panels, sparse = views.rate_panels(results.rows, "seq")
     label = "seq_k" if any(panel.conditions["queries"] for panel in panels) else "seq"
-    extra = views.sparse_note(sparse, "values of seq")
+    extra = views.sparse_note(panels, sparse, "values of seq")
     return [rate_page("Rate against sequence length", label, part, header(part, results), extra, looks)
             for part in pages(panels)]
 
 
 def rate_heads(results, looks):
     panels, sparse = views.rate_panels(results.rows, "heads")
-    extra = views.sparse_note(sparse, "numbers of heads")
+    extra = views.sparse_note(panels, sparse, "numbers of heads")
     return [rate_page("Rate against number of heads", "heads", part, header(part, results), extra, looks)
             for part in pages(panels)]
 
@@ -34,7 +34,7 @@ def speedup(results, looks):
 
 def winners(results, looks):
     panels, sparse = views.winner_panels(results.rows)
-    extra = views.sparse_note(sparse, "cases")
+    extra = views.sparse_note(panels, sparse, "cases")
     return [heatmap_page(part, header(part, results), looks, notes(part) + extra) for part in pages(panels)]
 
 
@@ -60,14 +60,9 @@ def header(panels, results, left_out=()):
     words = views.in_words(shared, [key for key in shared if key != "cpu"])
     lines = [f"CPU: {' and '.join(cpus)}", words, f"Measured: {origin}"]
     if left_out:
-        lines.append(f"Not shown, for room: seq {', '.join(views.either(seq) for seq in left_out)}")
+        lines.append(f"Four values of seq at most for each condition; left out in places: "
+                     f"{', '.join(views.either(seq) for seq in left_out)}")
     return lines
-
-
-def names(panels):
-    """A title per panel: the conditions in which the panels differ."""
-    _, varying = views.shared_conditions(panels)
-    return [views.in_words(panel.conditions, varying) or "" for panel in panels]
 
 
 def notes(panels):
@@ -95,8 +90,8 @@ def draw_curve(axes, curve, xs, looks):
     gap = float("nan")
     y, low, high = ([getattr(at[x], name) if x in at else gap for x in xs] for name in ("y", "low", "high"))
     axes.fill_between(xs, low, high, color=colour, alpha=0.25, lw=0)
-    axes.plot(xs, y, color=colour, marker=looks.marker(curve.algorithm), ls=style.line_style(curve.isa), mec="white", mew=0.5,
-              clip_on=False, zorder=3)
+    axes.plot(xs, y, color=colour, marker=looks.marker(curve.algorithm), ls=style.line_style(curve.isa), mec="white",
+              mew=0.5, clip_on=False, zorder=3)
 
 
 def power_of_two_axis(axes, xs, label, width):
@@ -125,13 +120,13 @@ def fitting(xs, width, scale):
 
 
 def label_ends(axes, labels, height):
-    """Names beside the right end of the panel: (y, text, colour). Moved apart where they would touch, tied by a thin line."""
+    """Names beside the right end of the panel: (y, text, colour). Apart from each other, tied to their y by a thin line."""
     low, high = axes.get_ylim()
     inches = [height * (y - low) / (high - low) for y, _, _ in labels]
     for y, place, (_, words, colour) in zip(inches, style.spread(inches, 0.135, 0.03, height), labels):
         axes.annotate("", xy=(1.0, y / height), xytext=(1.055, place / height), xycoords="axes fraction",
                       arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.6, "shrinkA": 0, "shrinkB": 0})
-        axes.annotate(words, xy=(1.065, place / height), xycoords="axes fraction", va="center", size=style.LABEL, color=style.INK)
+        axes.annotate(words, xy=(1.065, place / height), xycoords="axes fraction", va="center", size=style.LABEL)
 
 
 # ---- rates -------------------------------------------------------------------------------------------------------------
@@ -145,7 +140,7 @@ def rate_page(title, label, panels, conditions, extra_notes, looks):
     conditions = conditions + [
         f"Line: median; band: 95 % interval; percentages: of the {' or '.join(roofs)}, at the line's right end"]
     roof = [(Line2D([], [], color=style.FAINT, lw=0.9), "roof as measured")]
-    page = Page(title, conditions, names(panels), columns_for(panels), frame, kernel_legends(panels, looks, roof),
+    page = Page(title, conditions, views.titles(panels), columns_for(panels), frame, kernel_legends(panels, looks, roof),
                 notes(panels) + extra_notes)
     for axes, panel, labels in zip(page.axes, panels, texts):
         draw_rates(axes, panel, label, frame, looks)
@@ -194,7 +189,7 @@ def scaling_page(panels, conditions, looks):
         f"Speed-up over the same kernel with {' or '.join(views.plural(n, 'thread') for n in base)}; band: 95 % interval; "
         "percentages: of the ideal, at the line's right end"]
     ideal = [(Line2D([], [], color=style.FAINT, lw=0.9), "ideal")]
-    page = Page("Thread scaling", conditions, names(panels), columns_for(panels), frame,
+    page = Page("Thread scaling", conditions, views.titles(panels), columns_for(panels), frame,
                 kernel_legends(panels, looks, ideal), notes(panels))
     for axes, panel, labels in zip(page.axes, panels, texts):
         draw_scaling(axes, panel, frame, looks)

@@ -38,7 +38,7 @@ class Page:
         inner = self.width - 2 * EDGE
         title_lines = style.wrap(title, inner, style.TITLE, "bold")
         header_lines = [line for text in header for line in style.wrap(text, inner, style.HEADER)]
-        names = [style.wrap(name, frame.width + frame.right, style.BODY, "bold") for name in panels]
+        names = [style.wrap(name, frame.width + frame.right - 0.1, style.BODY, "bold") for name in panels]
         legend_rows = [row for legend in legends for row in self._legend_rows(legend, inner)]
         note_lines = self._note_lines(notes, inner)
         above = [0.12 + LINE * max(len(lines) for lines in names[i:i + columns]) for i in range(0, len(names), columns)]
@@ -108,7 +108,8 @@ class Page:
         lines = [(status, line) for status, sentence in notes for line in style.wrap(sentence, width, style.NOTE)]
         if len(lines) > MOST_NOTES:
             hidden = len(lines) - MOST_NOTES + 1
-            lines = lines[:MOST_NOTES - 1] + [("", f"... and {views.plural(hidden, 'more line')}: all in not-timed.txt beside this figure")]
+            more = f"... and {views.plural(hidden, 'more line')}: not-timed.txt beside this figure lists every row"
+            lines = lines[:MOST_NOTES - 1] + [("", more)]
         return lines
 
 

@@ -1,7 +1,7 @@
 """How kernels look, the same in every figure: colour and marker say the algorithm, line style and hatching say the tier.
 
-The colours are those of Okabe and Ito (Color Universal Design, 2008), told apart with every common colour blindness; marker and
-line style alone identify a kernel in greyscale.
+The colours are those of Okabe and Ito (Color Universal Design, 2008), told apart with every common colour blindness; marker
+and line style alone identify a kernel in greyscale.
 """
 
 import matplotlib
@@ -58,7 +58,9 @@ class Looks:
 
     def __init__(self, algorithms):
         unknown = sorted(set(algorithms) - set(ALGORITHMS))
-        self.algorithms = ALGORITHMS | {name: (OTHER_COLOURS[i % 3], OTHER_MARKERS[i % 7]) for i, name in enumerate(unknown)}
+        self.algorithms = dict(ALGORITHMS)
+        for i, name in enumerate(unknown):
+            self.algorithms[name] = (OTHER_COLOURS[i % len(OTHER_COLOURS)], OTHER_MARKERS[i % len(OTHER_MARKERS)])
 
     def colour(self, algorithm):
         return self.algorithms[algorithm][0]
@@ -93,7 +95,8 @@ def text_width(text, size, weight="normal"):
     """Inches."""
     if not text.strip():
         return 0.0
-    return TextPath((0, 0), text, prop=FontProperties(family="DejaVu Sans", size=size, weight=weight)).get_extents().x1 / 72
+    font = FontProperties(family="DejaVu Sans", size=size, weight=weight)
+    return TextPath((0, 0), text, prop=font).get_extents().x1 / 72
 
 
 def wrap(text, width, size, weight="normal"):
@@ -110,9 +113,9 @@ def wrap(text, width, size, weight="normal"):
 
 
 def spread(places, gap, low, high):
-    """Moves places (any unit) apart to at least `gap` within low..high, keeping their order and moving them as little as possible.
+    """Moves places (any unit) apart to at least `gap` within low..high, in order and as little as possible.
 
-    Least squares: less i * gap, the i-th smallest place must not fall below the one before, so runs that do become their mean.
+    Least squares: less i * gap, the i-th smallest place must not lie below the one before; runs that do become their mean.
     """
     order = sorted(range(len(places)), key=lambda i: places[i])
     gap = min(gap, (high - low) / max(1, len(places) - 1))

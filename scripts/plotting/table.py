@@ -1,4 +1,4 @@
-"""Reads results.csv (columns as in docs/measuring) and the env.json beside it. Whatever is wrong is told by file, row, column."""
+"""Reads results.csv (as attnbench run --csv writes it) and the env.json beside it. Errors name file, row, column and value."""
 
 import csv
 import json
@@ -13,8 +13,8 @@ UNKNOWN = "unknown"
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 # The columns that the figures read. Others may be there and are ignored.
-TEXT = ("run_id", "isa", "score", "align", "window", "mask", "bias", "alibi", "softcap", "sinks", "lengths", "layout", "cache",
-        "reason", "baseline", "warnings")
+TEXT = ("run_id", "isa", "score", "align", "window", "mask", "bias", "alibi", "softcap", "sinks", "lengths", "layout",
+        "cache", "reason", "baseline", "warnings")
 NAMES = ("case_id", "kernel", "algorithm", "dtype_q", "dtype_kv", "dtype_o", "causal", "status")  # never empty
 COUNTS = ("batch", "heads_q", "heads_kv", "seq_q", "seq_k", "dim_qk", "dim_v", "threads")
 TIMES = ("time_ns_median", "time_ns_ci_lo", "time_ns_ci_hi")
@@ -67,7 +67,7 @@ def read_csv(file, cpu=UNKNOWN):
     try:
         text = Path(file).read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise ResultsError(f"{file}: cannot be read ({error.strerror}); give a results.csv or the folder that holds one") from None
+        raise ResultsError(f"{file}: cannot be read ({error.strerror}); give a results.csv or the folder of one") from None
     except UnicodeDecodeError as error:
         raise ResultsError(f"{file}: byte {error.start} is not UTF-8; results.csv is UTF-8 text") from None
     try:
@@ -107,8 +107,8 @@ def _fact(facts, name):
 def _check_header(file, header):
     missing = [column for column in COLUMNS if column not in header]
     if missing:
-        raise ResultsError(f"{file}, row 1: column {missing[0]!r} is missing ({len(missing)} of {len(COLUMNS)} are); the header "
-                           f"must be that of attnbench run --csv; it starts with {','.join(header[:3])!r}")
+        raise ResultsError(f"{file}, row 1: column {missing[0]!r} is missing ({len(missing)} of {len(COLUMNS)} are); the "
+                           f"header must be that of attnbench run --csv; it starts with {','.join(header[:3])!r}")
     for column in COLUMNS:
         if header.count(column) > 1:
             raise ResultsError(f"{file}, row 1: column {column!r} stands there {header.count(column)} times; once is right")
@@ -155,14 +155,16 @@ def _check_times(place, raw, values):
     if values["status"] != "PASS":
         for column in TIMES + RATIOS + ("gflops", "gbs"):
             if values[column] is not None:
-                raise ResultsError(f"{place} {column!r}: {raw[column]!r} on a {values['status']} row; only PASS rows carry times")
+                raise ResultsError(f"{place} {column!r}: {raw[column]!r} on a {values['status']} row; only PASS rows carry "
+                                   "times")
         return
     for (middle, low, high) in (TIMES, RATIOS):
         if values[middle] is None:
             continue
         for column in (low, high):
             if values[column] is None:
-                raise ResultsError(f"{place} {column!r}: empty beside {middle} {raw[middle]}; a median comes with its interval")
+                raise ResultsError(f"{place} {column!r}: empty beside {middle} {raw[middle]}; a median comes with its "
+                                   "interval")
         if not values[low] <= values[middle] <= values[high]:
             raise ResultsError(f"{place} {middle!r}: {raw[middle]} is outside its interval {raw[low]} to {raw[high]}")
     if values["time_ns_median"] is not None and values["gflops"] is None:
@@ -174,5 +176,6 @@ def _refuse_repeats(rows):
     for row in rows:
         other = first.setdefault((row.cpu, row["case_id"], row["kernel"]), row)
         if other is not row:
-            raise ResultsError(f"{row.file}, row {row.number}, column 'case_id': {row['case_id']} with kernel {row['kernel']} is "
-                               f"also in {other.file}, row {other.number}; plot such runs apart, or use attnbench compare")
+            raise ResultsError(f"{row.file}, row {row.number}, column 'case_id': {row['case_id']} with kernel "
+                               f"{row['kernel']} is also in {other.file}, row {other.number}; plot such runs apart, or use "
+                               "attnbench compare")

@@ -1,4 +1,4 @@
-"""What each figure shows, as plain data: panels of equal conditions, curves, winners, speed-ups, notes. Nothing is drawn here.
+"""What each figure shows, as plain data: panels of equal conditions, curves, winners, speed-ups, notes. Nothing is drawn.
 
 Every function returns its panels or raises NothingToDraw with the reason.
 """
@@ -14,8 +14,8 @@ FEW_QUERIES = 16  # at most so many queries, and fewer than keys, is decoding: m
 NO_BREAK = "\u00a0"
 
 # What a case_id spells out that has a column of its own; anything beyond these becomes the condition "other".
-CASE_WORDS = {"dtype", "B", "Hq", "Hkv", "Sq", "Sk", "D", "Dv", "score", "causal", "align", "window", "mask", "bias", "alibi",
-              "softcap", "sinks", "lengths", "layout", "cache", "threads"}
+CASE_WORDS = {"dtype", "B", "Hq", "Hkv", "Sq", "Sk", "D", "Dv", "score", "causal", "align", "window", "mask", "bias",
+              "alibi", "softcap", "sinks", "lengths", "layout", "cache", "threads"}
 
 # Values that go without saying.
 USUAL = {"score": {"dot"}, "align": {"", "none"}, "window": {"", "none"}, "mask": {"", "none"}, "bias": {"", "none"},
@@ -73,8 +73,8 @@ class Cell:
 @dataclass(frozen=True)
 class WinnerPanel:
     conditions: dict
-    seqs: list
-    head_dims: list
+    seqs: set
+    head_dims: set
     cells: dict   # (seq, head_dim) -> Cell, or None where a case has no time
     rows: list
 
@@ -84,8 +84,8 @@ class WinnerPanel:
 def conditions(row, free=()):
     """Everything a row was measured under, except the axes in `free`: "seq", "heads", "head_dim", "threads".
 
-    A free axis leaves its relation behind: with "seq", queries is 0 for seq_q = seq_k, else seq_q; with "heads", heads_kv is 0
-    for heads_kv = heads_q, else heads_kv.
+    A free axis leaves its relation behind: with "seq", queries is 0 for seq_q = seq_k, else seq_q; with "heads", heads_kv
+    is 0 for heads_kv = heads_q, else heads_kv.
     """
     shown = {"cpu": row.cpu, "dtype": dtype(row), "batch": row["batch"]}
     if "heads" in free:
@@ -190,6 +190,12 @@ def shared_conditions(several):
     return {key: first[key] for key in keys if key not in varying}, varying
 
 
+def titles(several):
+    """A title per panel: the conditions in which the panels differ."""
+    _, varying = shared_conditions(several)
+    return [in_words(panel.conditions, varying) for panel in several]
+
+
 def in_words(shown, keys=None):
     """Conditions as one line that may be broken between them, not inside."""
     words = [describe(key, shown[key]).replace(" ", NO_BREAK) for key in (shown if keys is None else keys) if key in shown]
@@ -217,12 +223,12 @@ def fullest(several, size_of):
             [panel for panel, size in zip(several, sizes) if 1 < size < enough])
 
 
-def sparse_note(sparse, what):
-    """Names conditions that were left aside."""
+def sparse_note(drawn, sparse, what):
+    """Names the conditions that were left aside, as far as they differ from those drawn."""
     if not sparse:
         return []
-    _, varying = shared_conditions(sparse)
-    several = "; ".join(in_words(panel.conditions, varying or None) for panel in sparse)
+    _, varying = shared_conditions(drawn + sparse)
+    several = "; ".join(in_words(panel.conditions, varying) for panel in sparse)
     return [("", f"Not shown, only two {what}: {several}")]
 
 
@@ -302,8 +308,8 @@ def winner_panels(rows):
             cells.setdefault((row["seq_k"], (row["dim_qk"], row["dim_v"])), []).append(row)
         cells = {place: winner(group) for place, group in cells.items()}
         if any(cell and cell.runner_up for cell in cells.values()):
-            drawn.append(WinnerPanel(panel.conditions, sorted({seq for seq, _ in cells}), sorted({dim for _, dim in cells}),
-                                     cells, panel.rows))
+            drawn.append(WinnerPanel(panel.conditions, {seq for seq, _ in cells}, {dim for _, dim in cells}, cells,
+                                     panel.rows))
     drawn, sparse = fullest(drawn, lambda panel: len(panel.cells))
     if drawn:
         return drawn, sparse
@@ -316,7 +322,7 @@ def winner_panels(rows):
 def winner(rows):
     """The fastest row of one case and its lead over the next; None if none is timed.
 
-    Separated: both from the same run (other processes differ by several percent), 95 % intervals apart, margin at least 1 %.
+    Separated: both from one run (other processes differ by several percent), 95 % intervals apart, margin at least 1 %.
     """
     ranked = sorted((row for row in rows if row.timed), key=lambda row: (row["time_ns_median"], row["kernel"]))
     if not ranked:

@@ -1,0 +1,445 @@
+"""scripts/plot.py: what it reads, what it refuses, what its figures say. Run by pytest; drawing needs matplotlib."""
+
+import csv
+import json
+import re
+import sys
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import plot  # noqa: E402
+from plotting import table, views  # noqa: E402
+from plotting.table import ResultsError, read_csv, read_results  # noqa: E402
+from plotting.views import NothingToDraw  # noqa: E402
+
+COLUMNS = re.findall(r"COLUMN\((\w+)\)", (ROOT / "harness" / "columns.def").read_text(encoding="utf-8"))
+
+PEAK = {"c": 15.0, "avx2": 120.0, "avx512": 240.0}
+
+
+def row(kernel="flash_avx2", rate=90.0, width=0.002, seq=512, heads=8, dim=64, threads=1, baseline_rate=None, seq_q=None,
+        **changes):
+    """A timed PASS row of `rate` GFLOP/s with a relative interval of +-width; `changes` override any column."""
+    algorithm, isa = kernel.rsplit("_", 1)
+    seq_q = seq if seq_q is None else seq_q
+    causal = changes.get("causal", "none")
+    flops = 4 * heads * seq_q * seq * dim
+    time = flops / rate
+    values = dict.fromkeys(COLUMNS, "") | {
+        "run_id": "r1", "kernel": kernel, "algorithm": algorithm, "isa": isa, "dtype_q": "f32", "dtype_kv": "f32",
+        "dtype_o": "f32", "batch": 1, "heads_q": heads, "heads_kv": heads, "seq_q": seq_q, "seq_k": seq, "dim_qk": dim,
+        "dim_v": dim, "score": "dot", "causal": causal, "align": "top-left", "window": "none", "mask": "none", "bias": "none",
+        "alibi": "off", "softcap": 0, "sinks": "off", "lengths": "full", "layout": "bhsd", "cache": "warm",
+        "threads": threads, "status": "PASS", "time_ns_median": repr(time), "time_ns_ci_lo": repr(time * (1 - width)),
+        "time_ns_ci_hi": repr(time * (1 + width)), "gflops": repr(rate), "gbs": repr(8 * heads * (seq_q + seq) * dim / time),
+        "peak_gflops": PEAK[isa] * threads, "peak_pct": repr(100 * rate / PEAK[isa] / threads),
+        "case_id": f"dtype:f32/B:1/Hq:{heads}/Hkv:{heads}/Sq:{seq_q}/Sk:{seq}/D:{dim}/Dv:{dim}/causal:{causal}/threads:{threads}"}
+    if baseline_rate:
+        ratio = rate / baseline_rate
+        values |= {"baseline": "naive_c", "ratio": repr(ratio), "ratio_ci_lo": repr(ratio * 0.99),
+                   "ratio_ci_hi": repr(ratio * 1.01)}
+    return values | changes
+
+
+def untimed(status, reason, **changes):
+    return row(**changes) | {"status": status, "reason": reason} | {
+        column: "" for column in COLUMNS if column.startswith(("time_ns", "ratio", "peak", "g"))}
+
+
+def write(folder, rows, columns=COLUMNS, environment=None):
+    folder.mkdir(exist_ok=True)
+    with open(folder / "results.csv", "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    if environment is not None:
+        (folder / "env.json").write_text(json.dumps(environment), encoding="utf-8")
+    return folder
+
+
+def grid(seqs=(128, 512, 2048), heads=(8,), dims=(64, 128), threads=(1,)):
+    """naive_c, flash_avx2, blocked_avx512 everywhere; flash 8 times as fast as naive, blocked 12 times."""
+    kernels = (("naive_c", 10.0), ("flash_avx2", 80.0), ("blocked_avx512", 120.0))
+    return [row(kernel, rate * count ** 0.9, seq=seq, heads=head, dim=dim, threads=count, baseline_rate=10.0 * count ** 0.9)
+            for seq in seqs for head in heads for dim in dims for count in threads for kernel, rate in kernels]
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Rows as the plotter sees them after a trip through a file."""
+    return lambda rows: read_results([write(tmp_path / "read", rows)]).rows
+
+
+# ---- reading -----------------------------------------------------------------------------------------------------------
+
+def test_reads_folder_and_file_alike(tmp_path):
+    folder = write(tmp_path / "a", grid(), environment={"cpu": "Some CPU", "commit": "abc"})
+    by_folder, by_file = read_results([folder]), read_results([folder / "results.csv"])
+    assert len(by_folder.rows) == len(by_file.rows) == 18
+    assert by_folder.environments == [{"cpu": "Some CPU", "commit": "abc", "date": "unknown"}]
+    assert by_folder.rows[0].cpu == "Some CPU"
+    assert by_folder.rows[1]["gflops"] == 80.0 and by_folder.rows[1]["seq_k"] == 128
+
+
+def test_every_column_read_is_one_that_attnbench_writes():
+    assert len(COLUMNS) > 50 and not set(table.COLUMNS) - set(COLUMNS)
+
+
+def test_ignores_unknown_columns_and_order(tmp_path):
+    folder = write(tmp_path / "a", [row() | {"humidity": "42 %"}], ["humidity", *reversed(COLUMNS)])
+    assert read_results([folder]).rows[0]["kernel"] == "flash_avx2"
+
+
+def test_reads_quoted_reasons_and_byte_order_mark(tmp_path):
+    reason = 'refuses, as its tile is "too wide"\nfor this'
+    folder = write(tmp_path / "a", [untimed("SKIP", reason), row("naive_c", 10.0)])
+    file = folder / "results.csv"
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    first, second = read_csv(file)
+    assert first["reason"] == reason and not first.timed
+    assert second.number == 3 and second.timed
+
+
+BROKEN = [  # what is changed, what the message must name
+    ({"time_ns_median": "12,5"}, ["row 2", "'time_ns_median'", "'12,5'", "'.'"]),
+    ({"time_ns_median": "nan"}, ["row 2", "'time_ns_median'", "'nan'", "finite"]),
+    ({"time_ns_median": "1e999"}, ["row 2", "'time_ns_median'", "finite"]),
+    ({"time_ns_median": "0"}, ["row 2", "'time_ns_median'", "> 0"]),
+    ({"time_ns_ci_lo": ""}, ["row 2", "'time_ns_ci_lo'", "empty"]),
+    ({"time_ns_ci_lo": "9e9"}, ["row 2", "'time_ns_median'", "outside its interval"]),
+    ({"gflops": "-1"}, ["row 2", "'gflops'", "'-1'", ">= 0"]),
+    ({"gflops": ""}, ["row 2", "'gflops'", "empty"]),
+    ({"ratio": "2", "ratio_ci_lo": "1"}, ["row 2", "'ratio_ci_hi'", "empty"]),
+    ({"seq_k": "12.0"}, ["row 2", "'seq_k'", "'12.0'", "whole number"]),
+    ({"threads": ""}, ["row 2", "'threads'", "whole number"]),
+    ({"status": "OK"}, ["row 2", "'status'", "'OK'", "PASS FAIL SKIP DEGENERATE ERROR"]),
+    ({"status": "FAIL"}, ["row 2", "'time_ns_median'", "FAIL", "only PASS rows"]),
+    ({"kernel": ""}, ["row 2", "'kernel'", "empty"]),
+]
+
+
+@pytest.mark.parametrize("changes,words", BROKEN, ids=[f"{'+'.join(c)}={'+'.join(c.values())}" for c, _ in BROKEN])
+def test_broken_cells_are_named(tmp_path, changes, words):
+    folder = write(tmp_path / "a", [row() | changes])
+    with pytest.raises(ResultsError) as error:
+        read_results([folder])
+    for word in [str(folder / "results.csv"), *words]:
+        assert word in str(error.value)
+
+
+BROKEN_FILES = [
+    (b"", "empty"),
+    (b"\xff\xfe", "UTF-8"),
+    (",".join(COLUMNS).encode() + b"\n", "only a header"),
+    (",".join(COLUMNS).encode() + b"\n1,2\n", f"row 2: 2 cells; the header has {len(COLUMNS)}"),
+    (",".join(COLUMNS + ["seq_k"]).encode() + b"\n", "'seq_k' stands there 2 times"),
+    (",".join(COLUMNS[1:]).encode() + b"\n", "'run_id' is missing"),
+    (b'"a', "RFC 4180"),
+]
+
+
+@pytest.mark.parametrize("content,words", BROKEN_FILES, ids=[words for _, words in BROKEN_FILES])
+def test_broken_files_are_named(tmp_path, content, words):
+    file = tmp_path / "results.csv"
+    file.write_bytes(content)
+    with pytest.raises(ResultsError) as error:
+        read_csv(file)
+    assert str(file) in str(error.value) and words in str(error.value)
+
+
+def test_broken_environment_is_named(tmp_path):
+    folder = write(tmp_path / "a", [row()])
+    (folder / "env.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ResultsError, match="env.json: not readable as JSON"):
+        read_results([folder])
+
+
+def test_the_same_case_twice_is_refused(tmp_path):
+    one, two = write(tmp_path / "a", [row()]), write(tmp_path / "b", [row(rate=91.0)])
+    with pytest.raises(ResultsError, match="flash_avx2 is also in .*a.results.csv, row 2"):
+        read_results([one, two])
+
+
+# ---- conditions and curves ---------------------------------------------------------------------------------------------
+
+def test_conditions_keep_different_problems_apart(read):
+    rows = read([row(seq=256), row(seq=512), row(seq=256, causal="bottom-right", align="bottom-right"),
+                 row(seq=256, case_id="dtype:f32/magnitude:10"), row(seq=256, dim_v=128, case_id="dtype:f32/Dv:128")])
+    assert len(views.panels(rows)) == 5
+    assert len(views.panels(rows, ("seq",))) == 4
+    assert len(views.panels(rows, ("seq", "head_dim"))) == 3
+
+
+def test_alignment_counts_only_where_it_means_something(read):
+    plain = read([row(align="top-left"), row(align="bottom-right", seq=256)])
+    assert len(views.panels(plain, ("seq",))) == 1
+    windowed = read([row(align="top-left", window="64.."), row(align="bottom-right", seq=256, window="64..")])
+    assert len(views.panels(windowed, ("seq",))) == 2
+
+
+def test_rates_and_their_interval(read):
+    panels, sparse = views.rate_panels(read(grid()), "seq")
+    assert len(panels) == 2 and not sparse
+    flash = next(curve for curve in panels[0].curves if curve.kernel == "flash_avx2")
+    assert [point.x for point in flash.points] == [128, 512, 2048]
+    assert flash.points[0].y == 80.0
+    assert flash.points[0].low == pytest.approx(80 / 1.002) and flash.points[0].high == pytest.approx(80 / 0.998)
+    assert panels[0].roofs["avx512 peak"] == [(128, 240.0), (512, 240.0), (2048, 240.0)]
+
+
+def test_decoding_is_shown_in_bytes(read):
+    rows = [row(seq=seq, seq_q=1, peak_gbs="40", bw_pct="90") for seq in (1024, 4096)]
+    panels, _ = views.rate_panels(read(rows), "seq")
+    assert panels[0].unit == "GB/s" and panels[0].roofs == {"read loop": [(1024, 40.0), (4096, 40.0)]}
+
+
+def test_panels_of_two_points_give_way_and_are_named(read):
+    rows = read(grid(dims=(64,)) + grid(seqs=(256, 1024), heads=(4,), dims=(64,)))
+    panels, sparse = views.rate_panels(rows, "seq")
+    assert [panel.conditions["heads"] for panel in panels] == [(8, 8)]
+    (_, note), = views.sparse_note(panels, sparse, "values of seq")
+    assert "only two values of seq" in note and note.replace(views.NO_BREAK, " ").endswith("4 heads")
+    assert len(views.rate_panels(read(grid(seqs=(256, 1024))), "seq")[0]) == 2
+
+
+ABSENT = [
+    (lambda rows: views.rate_panels(rows, "seq"), grid(seqs=(512,)), "only seq=512 in the data"),
+    (lambda rows: views.rate_panels(rows, "heads"), grid(), "only heads=8 in the data"),
+    (views.scaling_panels, grid(), "only threads=1 in the data"),
+    (views.scaling_panels, grid(seqs=(64,)) + grid(threads=(2,)), "no two values of threads with all else equal"),
+    (views.speedup_panels, [row(seq=seq) for seq in (64, 128)], "no row has a ratio"),
+    (views.speedup_panels, [row("naive_c", 10.0, baseline_rate=10.0)], "only the baseline itself has a time"),
+    (views.winner_panels, [row(seq=seq) for seq in (64, 128)], "only flash_avx2 has times"),
+    (views.winner_panels, [untimed("SKIP", "no")], "no row carries a time"),
+]
+
+
+@pytest.mark.parametrize("view,rows,reason", ABSENT, ids=[reason for _, _, reason in ABSENT])
+def test_what_is_absent_has_a_reason(read, view, rows, reason):
+    with pytest.raises(NothingToDraw, match=reason):
+        view(read(rows))
+
+
+# ---- winners -----------------------------------------------------------------------------------------------------------
+
+def test_the_winner_is_the_shortest_time(read):
+    cell = views.winner(read([row("naive_c", 10.0), row("blocked_avx512", 120.0), row("flash_avx2", 80.0)]))
+    assert cell.winner["kernel"] == "blocked_avx512" and cell.runner_up["kernel"] == "flash_avx2"
+    assert cell.margin == pytest.approx(0.5) and cell.separated
+
+
+@pytest.mark.parametrize("rate,width,separated", [
+    (104.0, 0.015, True),    # 4 % apart, intervals of 1.5 %
+    (104.0, 0.025, False),   # the intervals overlap
+    (100.5, 0.0001, False),  # apart, but by less than the margin of 1 %
+])
+def test_a_lead_needs_intervals_apart_and_a_margin(read, rate, width, separated):
+    cell = views.winner(read([row("flash_avx512", rate, width), row("blocked_avx512", 100.0, width)]))
+    assert cell.winner["kernel"] == "flash_avx512" and cell.separated is separated
+
+
+def test_a_lead_over_another_run_is_not_separated(read):
+    cell = views.winner(read([row("flash_avx512", 200.0), row("blocked_avx512", 100.0, run_id="r2")]))
+    assert cell.winner["kernel"] == "flash_avx512" and not cell.separated
+
+
+def test_only_timed_rows_can_win(read):
+    cell = views.winner(read([untimed("FAIL", "wrong", kernel="flash_avx512"), row("naive_c", 10.0)]))
+    assert cell.winner["kernel"] == "naive_c" and cell.runner_up is None
+    assert views.winner(read([untimed("FAIL", "wrong")])) is None
+
+
+def test_winner_cells_lie_at_seq_and_head_dim(read):
+    (panel,), _ = views.winner_panels(read(grid() + [untimed("ERROR", "no memory", seq=8192)]))
+    assert panel.seqs == {128, 512, 2048, 8192} and panel.head_dims == {(64, 64), (128, 128)}
+    assert panel.cells[8192, (64, 64)] is None
+    assert panel.cells[128, (128, 128)].winner["kernel"] == "blocked_avx512"
+
+
+# ---- threads, thinning, notes ------------------------------------------------------------------------------------------
+
+def test_scaling_is_relative_to_the_fewest_threads(read):
+    panels = views.scaling_panels(read(grid(seqs=(512,), dims=(64,), threads=(1, 2, 4))))
+    flash = next(curve for curve in panels[0].curves if curve.kernel == "flash_avx2")
+    assert [point.x for point in flash.points] == [1, 2, 4]
+    assert flash.points[2].y == pytest.approx(4 ** 0.9)
+    assert views.efficiency(flash.points[2], 1) == pytest.approx(4 ** -0.1)
+    assert flash.points[2].low < flash.points[2].y < flash.points[2].high
+
+
+def test_thinning_keeps_the_ends_and_says_what_is_gone(read):
+    panels = views.speedup_panels(read(grid(seqs=(64, 128, 256, 512, 1024, 2048), dims=(64,))))
+    kept, left_out = views.thin(panels)
+    assert [panel.conditions["seq"][0] for panel in kept] == [64, 256, 512, 2048]
+    assert left_out == [(128, 128), (1024, 1024)]
+
+
+def test_notes_list_every_untimed_kernel_once(read):
+    rows = read([row("naive_c", 10.0), row("naive_c", 10.0, seq=256),
+                 untimed("SKIP", "this CPU has no AMX", kernel="flash_avx512"),
+                 untimed("SKIP", "this CPU has no AMX", kernel="flash_avx512", seq=256),
+                 untimed("SKIP", "this CPU has no AMX", kernel="blocked_avx512"),
+                 untimed("SKIP", "this CPU has no AMX", kernel="blocked_avx512", seq=256),
+                 untimed("FAIL", "off by 5 x the bound", kernel="flash_avx2"),
+                 untimed("DEGENERATE", "one key", kernel="flash_avx2", seq=256)])
+    notes = [(status, note.replace(views.NO_BREAK, " ")) for status, note in views.untimed_notes(rows)]
+    assert notes == [
+        ("FAIL", "FAIL flash_avx2 (seq 512, head_dim 64, not causal, 1 thread): off by 5 x the bound"),
+        ("DEGENERATE", "DEGENERATE flash_avx2 (seq 256, head_dim 64, not causal, 1 thread): one key"),
+        ("SKIP", "SKIP flash_avx512, blocked_avx512 (every case): this CPU has no AMX")]
+
+
+def test_reasons_that_differ_everywhere_are_folded(read):
+    rows = read([row("naive_c", 10.0, seq=seq) for seq in (1, 2, 3, 4)] +
+                [untimed("SKIP", f"needs {seq} GiB", seq=seq) for seq in (1, 2, 3, 4)])
+    assert views.untimed_notes(rows) == [
+        ("SKIP", "SKIP flash_avx2 (every case): 4 different reasons, the first: needs 1 GiB")]
+
+
+# ---- the command -------------------------------------------------------------------------------------------------------
+
+def test_bad_input_exits_2_and_names_the_place(tmp_path, capsys):
+    folder = write(tmp_path / "a", [row() | {"seq_k": "x"}])
+    assert plot.main([str(folder), "-o", str(tmp_path / "out")]) == 2
+    message = capsys.readouterr().err
+    assert "results.csv, row 2, column 'seq_k': 'x'" in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_missing_folder_exits_2(tmp_path, capsys):
+    assert plot.main([str(tmp_path / "nowhere")]) == 2
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_unknown_figure_exits_2_with_the_nearest_name(tmp_path, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        plot.main([str(tmp_path), "--only", "winer"])
+    assert exit_.value.code == 2
+    assert "did you mean 'winners'" in capsys.readouterr().err
+
+
+def everything():
+    """Data for every figure, with a skip, a failure and a close race."""
+    rows = grid(threads=(1, 2)) + grid(seqs=(512,), heads=(1, 2, 4), dims=(64,))
+    rows += [untimed("SKIP", "this CPU has no AVX-512", kernel="flash_avx512", seq=seq, dim=dim)
+             for seq in (128, 512, 2048) for dim in (64, 128)]
+    rows += [untimed("FAIL", "output[0,1,2,3] is off by 4.1 x the bound", kernel="naive_avx2", seq=512)]
+    return rows + [row("blocked_avx2", 119.9, seq=128, baseline_rate=10.0)]
+
+
+@pytest.fixture
+def drawn(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    folder = write(tmp_path / "run", everything(), environment={"cpu": "Some CPU", "commit": "abc", "date": "2026-01-31"})
+    out = tmp_path / "figures"
+    assert plot.main([str(folder), "-o", str(out)]) == 0
+    return out, capsys.readouterr().out
+
+
+def test_every_figure_is_written(drawn):
+    out, said = drawn
+    for name in plot.FIGURES:
+        assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert "</svg>" in (out / f"{name}.svg").read_text(encoding="utf-8")
+        assert f"{name}: {out}" in said
+    assert "SKIP\tflash_avx512" in (out / "not-timed.txt").read_text(encoding="utf-8")
+
+
+def test_a_figure_without_data_is_named(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    folder = write(tmp_path / "run", grid(dims=(64,)))
+    assert plot.main([str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert "threads: not drawn: only threads=1 in the data" in said
+    assert "rate-heads: not drawn: only heads=8 in the data" in said
+    assert (folder / "figures" / "rate-seq.png").exists() and not (folder / "figures" / "threads.png").exists()
+
+
+def test_nothing_to_draw_exits_3(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    folder = write(tmp_path / "run", [untimed("SKIP", "this CPU has no AVX2")])
+    assert plot.main([str(folder)]) == 3
+    assert "nothing to draw" in capsys.readouterr().err
+
+
+def test_equal_data_gives_equal_files(tmp_path, drawn):
+    out, _ = drawn
+    assert plot.main([str(tmp_path / "run"), "-o", str(tmp_path / "again"), "--only", "winners"]) == 0
+    for suffix in ("png", "svg"):
+        assert (tmp_path / "again" / f"winners.{suffix}").read_bytes() == (out / f"winners.{suffix}").read_bytes()
+
+
+# ---- what the pages show -----------------------------------------------------------------------------------------------
+
+def page_texts(page):
+    """(text, box in pixels) of everything that is visibly written on a page."""
+    from matplotlib.text import Text
+    renderer = page.figure.canvas.get_renderer()
+    page.figure.draw(renderer)
+    hidden = set()
+    for axes in page.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            for tick in axis.get_major_ticks() + axis.get_minor_ticks():
+                hidden.add(tick.label2)
+                if not low <= tick.get_loc() <= high:
+                    hidden.add(tick.label1)
+    for text in page.figure.findobj(Text):
+        if text not in hidden and text.get_visible() and text.get_text().strip():
+            yield text.get_text(), Text.get_window_extent(text, renderer)
+
+
+@pytest.fixture
+def pages(tmp_path):
+    """Draws rows; returns the pages of one figure."""
+    pytest.importorskip("matplotlib")
+    from plotting import figures, style
+
+    def draw(name, rows, environment=None):
+        style.apply()
+        folder = write(tmp_path / "pages", rows, environment=environment or {"cpu": "Some CPU", "commit": "abc"})
+        results = read_results([folder])
+        return figures.FIGURES[name](results, style.Looks({row["algorithm"] for row in results.rows}))
+    return draw
+
+
+@pytest.mark.parametrize("name", plot.FIGURES)
+def test_no_text_overlaps_or_leaves_the_page(pages, name):
+    for page in pages(name, everything(), {"cpu": "A CPU with quite a long marketing name " * 4, "commit": "abc"}):
+        texts = list(page_texts(page))
+        width, height = page.figure.get_size_inches() * page.figure.dpi
+        for words, box in texts:
+            assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, f"{words!r} leaves the page"
+        for (one, a), (two, b) in combinations(texts, 2):
+            apart = a.x1 <= b.x0 + 1 or b.x1 <= a.x0 + 1 or a.y1 <= b.y0 + 2 or b.y1 <= a.y0 + 2
+            assert apart, f"{one!r} and {two!r} overlap"
+
+
+@pytest.mark.parametrize("name", plot.FIGURES)
+def test_pages_state_conditions(pages, name):
+    words = " ".join(text for text, _ in page_texts(pages(name, everything())[0])).replace(views.NO_BREAK, " ")
+    for condition in ("CPU: Some CPU", "f32", "batch 1", "not causal", "commit abc", "date unknown"):
+        assert condition in words
+
+
+@pytest.mark.parametrize("name", ("rate-seq", "speedup", "winners"))
+def test_skips_and_failures_stand_under_the_figure(pages, name):
+    words = " ".join(text for page in pages(name, everything()) for text, _ in page_texts(page))
+    assert "SKIP flash_avx512" in words and "this CPU has no AVX-512" in words
+    assert "FAIL naive_avx2" in words and "off by 4.1 x the bound" in words
+
+
+def test_unseparated_cells_are_hatched(pages):
+    from matplotlib.patches import Rectangle
+    axes = pages("winners", everything())[0].axes[0]
+    hatched = [patch.get_xy() for patch in axes.findobj(Rectangle) if patch.get_hatch()]
+    assert hatched == [(0, 0)]  # seq 128, head_dim 64: 120.0 against 119.9
+
+
+def test_the_peak_is_the_top_of_the_axis(pages):
+    assert pages("rate-seq", grid())[0].axes[0].get_ylim() == (0, 240.0)
