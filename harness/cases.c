@@ -213,11 +213,33 @@ void bench_case_build(const bench_spec *spec, uint64_t seed, bench_planned *plan
   if (reason) snprintf(planned->invalid, sizeof planned->invalid, "not a valid problem: %s", reason);
 }
 
-void bench_spec_arguments(const bench_spec *spec, char *text, size_t bytes) {
-  text[0] = 0;
+/* Axes that case_ids abbreviate. */
+static const char *long_name(const char *word) {
+  static const struct { const char *brief, *name; } names[] = {{"B", "batch"},  {"Hq", "heads"},  {"Hkv", "heads_kv"}, {"Sq", "seq_q"},
+                                                               {"Sk", "seq_k"}, {"D", "dim_qk"}, {"Dv", "dim_v"}};
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+    if (!strcmp(word, names[i].brief)) return names[i].name;
+  return word;
+}
+
+bool bench_spec_from_id(const char *case_id, bench_spec *spec, char *error, size_t error_bytes) {
+  bench_grid grid = {0};
+  bool fine = true;
+  while (fine && *case_id) {
+    char part[2 * BENCH_WORD], assignment[4 * BENCH_WORD];
+    const size_t length = strcspn(case_id, "/");
+    snprintf(part, sizeof part, "%.*s", (int)length, case_id);
+    char *colon = strchr(part, ':');
+    if (colon) *colon = 0;
+    snprintf(assignment, sizeof assignment, "%s=%s", long_name(part), colon ? colon + 1 : "");
+    fine = bench_grid_set(&grid, assignment, error, error_bytes);
+    case_id += length + (case_id[length] == '/');
+  }
+  *spec = (bench_spec){0};
   for (int i = 0; i < AXIS_COUNT; i++)
-    if (spec->value[i][0] && strcmp(spec->value[i], bench_axis_get((bench_axis)i)->fallback))
-      append(text, bytes, "%s-a %s=%s", text[0] ? " " : "", bench_axis_get((bench_axis)i)->name, spec->value[i]);
+    if (grid.axes[i].count) memcpy(spec->value[i], grid.axes[i].value[0], BENCH_WORD);
+  bench_grid_clear(&grid);
+  return fine;
 }
 
 /* ---- Lists --------------------------------------------------------------------------------------------------------- */

@@ -31,8 +31,8 @@ bool bench_cases_cover(bench_case_list *list, const bench_grid *grid, uint64_t s
 /* Appends one case unless it is there already. */
 bool bench_cases_append(bench_case_list *list, const bench_planned *planned);
 
-/* "-a seq=128 -a causal=bottom-right": every axis that is not at its default. */
-void bench_spec_arguments(const bench_spec *spec, char *text, size_t bytes);
+/* The specification that a case_id stands for. False with a sentence in error. */
+bool bench_spec_from_id(const char *case_id, bench_spec *spec, char *error, size_t error_bytes);
 
 /* CPUs that this process may use. */
 int bench_cpu_count(void);

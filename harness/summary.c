@@ -1,0 +1,150 @@
+/* The end of the table: what each kernel did, why rows were skipped, how noisy the machine was. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "select.h"
+#include "table.h"
+
+enum { MOST_REASONS = 400 };
+
+int bench_count_status(const bench_records *records, bench_status status) {
+  int count = 0;
+  for (int i = 0; i < records->count; i++) count += bench_record_is(&records->item[i], status);
+  return count;
+}
+
+static bool same(const bench_record *a, const bench_record *b, bench_column column) {
+  return !strcmp(bench_record_get(a, column), bench_record_get(b, column));
+}
+
+/* True if no earlier record has the same text there. */
+static bool is_first(const bench_records *records, int index, bench_column column) {
+  for (int i = 0; i < index; i++)
+    if (same(&records->item[i], &records->item[index], column)) return false;
+  return true;
+}
+
+static int count_of(const bench_records *records, const bench_record *like, bench_status status) {
+  int count = 0;
+  for (int i = 0; i < records->count; i++)
+    count += same(&records->item[i], like, COLUMN_kernel) && bench_record_is(&records->item[i], status);
+  return count;
+}
+
+/* The largest share of the error limit that the kernel used up in a row that passed. */
+static const bench_record *worst_of(const bench_records *records, const bench_record *like) {
+  const bench_record *worst = NULL;
+  for (int i = 0; i < records->count; i++) {
+    const bench_record *r = &records->item[i];
+    if (!same(r, like, COLUMN_kernel) || !bench_record_get(r, COLUMN_max_err_ratio)[0]) continue;
+    if (!worst || bench_record_number(r, COLUMN_max_err_ratio) > bench_record_number(worst, COLUMN_max_err_ratio)) worst = r;
+  }
+  return worst;
+}
+
+static void print_kernels(const bench_table *t, const bench_records *records) {
+  fprintf(t->file, "%-18s %7s %7s %7s %10s %7s  %s\n", "kernel", "PASS", "FAIL", "ERROR", "DEGENERATE", "SKIP", "worst err/lim");
+  for (int i = 0; i < records->count; i++) {
+    const bench_record *r = &records->item[i];
+    if (!is_first(records, i, COLUMN_kernel)) continue;
+    const bench_record *worst = worst_of(records, r);
+    fprintf(t->file, "%-18s %7d %7d %7d %10d %7d  ", bench_record_get(r, COLUMN_kernel), count_of(records, r, BENCH_PASS),
+            count_of(records, r, BENCH_FAIL), count_of(records, r, BENCH_ERROR), count_of(records, r, BENCH_DEGENERATE),
+            count_of(records, r, BENCH_SKIP));
+    if (worst) fprintf(t->file, "%.3f at %s", bench_record_number(worst, COLUMN_max_err_ratio), bench_record_get(worst, COLUMN_case_id));
+    fputc('\n', t->file);
+  }
+}
+
+/* The same kernel, status and reason. */
+static bool same_reason(const bench_record *a, const bench_record *b) {
+  return same(a, b, COLUMN_kernel) && same(a, b, COLUMN_status) && same(a, b, COLUMN_reason);
+}
+
+/* Every distinct reason of a skip, once per kernel, with its count. */
+static void print_reasons(const bench_table *t, const bench_records *records) {
+  const bench_record *seen[MOST_REASONS];
+  int count[MOST_REASONS], reasons = 0, beyond = 0;
+  for (int i = 0; i < records->count; i++) {
+    const bench_record *r = &records->item[i];
+    int at = 0;
+    if (!bench_record_is(r, BENCH_SKIP)) continue;
+    while (at < reasons && !same_reason(seen[at], r)) at++;
+    if (at == MOST_REASONS) {
+      beyond++;
+      continue;
+    }
+    if (at == reasons) {
+      count[reasons] = 0;
+      seen[reasons++] = r;
+    }
+    count[at]++;
+  }
+  if (reasons) fputs("\nskipped:\n", t->file);
+  for (int i = 0; i < reasons; i++) {
+    const int column = fprintf(t->file, "  %4d x %-16s ", count[i], bench_record_get(seen[i], COLUMN_kernel));
+    bench_print_wrapped(t->file, bench_record_get(seen[i], COLUMN_reason), column, column);
+  }
+  if (beyond) fprintf(t->file, "  %4d for other reasons, in the result files\n", beyond);
+}
+
+static int compare_doubles(const void *a, const void *b) {
+  const double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+/* A kernel against itself in every case: differences below this mean nothing. */
+static void print_noise(const bench_table *t, const bench_records *records) {
+  double *noise = malloc(((size_t)records->count + 1) * sizeof *noise);
+  int count = 0;
+  if (!noise) return;
+  for (int i = 0; i < records->count; i++)
+    if (records->item[i].sample_count && records->item[i].noise >= 0 &&
+        (!count || !same(&records->item[i], &records->item[i - 1], COLUMN_case_id)))
+      noise[count++] = records->item[i].noise;
+  qsort(noise, (size_t)count, sizeof *noise, compare_doubles);
+  if (count)
+    fprintf(t->file, "noise floor: the quickest kernel timed against itself differs by %.2f %% (median of %d cases), %.2f %% at worst\n",
+            100 * noise[count / 2], count, 100 * noise[count - 1]);
+  free(noise);
+}
+
+/* The median over the cases of each tier's measured peak, per thread count. */
+static void print_peaks(const bench_table *t, const bench_records *records) {
+  double *peaks = malloc(((size_t)records->count + 1) * sizeof *peaks);
+  const char *separator = "measured peak, GFLOP/s (threads): ";
+  if (!peaks) return;
+  for (int i = 0; i < records->count; i++) {
+    const bench_record *first = &records->item[i];
+    int count = 0;
+    bool repeated = !bench_record_get(first, COLUMN_peak_gflops)[0];
+    for (int k = 0; k < records->count && !repeated; k++) {
+      const bench_record *r = &records->item[k];
+      if (!same(r, first, COLUMN_isa) || !same(r, first, COLUMN_dtype_kv) || !same(r, first, COLUMN_threads)) continue;
+      if (!bench_record_get(r, COLUMN_peak_gflops)[0]) continue;
+      repeated = k < i;
+      peaks[count++] = bench_record_number(r, COLUMN_peak_gflops);
+    }
+    if (repeated) continue;
+    qsort(peaks, (size_t)count, sizeof *peaks, compare_doubles);
+    fprintf(t->file, "%s%s %s %.1f (%s)", separator, bench_record_get(first, COLUMN_isa), bench_record_get(first, COLUMN_dtype_kv),
+            peaks[count / 2], bench_record_get(first, COLUMN_threads));
+    separator = ", ";
+  }
+  if (separator[0] == ',') fputc('\n', t->file);
+  free(peaks);
+}
+
+void bench_table_summary(const bench_table *table, const bench_records *records) {
+  if (!records->count) return;
+  print_kernels(table, records);
+  print_reasons(table, records);
+  fputc('\n', table->file);
+  print_peaks(table, records);
+  print_noise(table, records);
+  fprintf(table->file, "%d rows: %d PASS, %d FAIL, %d ERROR, %d DEGENERATE, %d SKIP\n", records->count,
+          bench_count_status(records, BENCH_PASS), bench_count_status(records, BENCH_FAIL),
+          bench_count_status(records, BENCH_ERROR), bench_count_status(records, BENCH_DEGENERATE),
+          bench_count_status(records, BENCH_SKIP));
+}
