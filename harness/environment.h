@@ -7,10 +7,10 @@
 typedef enum bench_grade { BENCH_OK, BENCH_WARN, BENCH_BAD, BENCH_UNKNOWN } bench_grade;
 
 typedef struct bench_fact {
-  char name[48];      /* "governor" */
-  char value[512];    /* "performance" or "unknown" */
+  char name[48];   /* "governor" */
+  char value[512]; /* "performance" or "unknown" */
   bench_grade grade;
-  char advice[200];   /* the command that would mend it; "" */
+  char advice[200]; /* the command that would mend it; "" */
 } bench_fact;
 
 typedef struct bench_environment {
@@ -21,8 +21,16 @@ typedef struct bench_environment {
 /* argc, argv and seed are recorded as they are. */
 void bench_environment_read(bench_environment *environment, int argc, char **argv, unsigned long long seed);
 const char *bench_environment_get(const bench_environment *environment, const char *name); /* "unknown" if absent */
+
+/* One object: {"governor": {"value": "performance", "grade": "OK"}, ...}, with "advice" where there is any. */
 void bench_environment_write_json(const bench_environment *environment, FILE *file);
 void bench_environment_print(const bench_environment *environment, FILE *file); /* the audit table */
+
+/* BAD before WARN before UNKNOWN before OK. */
 bench_grade bench_environment_worst(const bench_environment *environment);
+const char *bench_grade_name(bench_grade grade); /* "OK", "WARN", "BAD", "unknown" */
+
+/* Size of the data (or unified) cache of a level as the first CPU reports it, in bytes; 0 = unknown. */
+long long bench_cache_bytes(int level);
 
 #endif
