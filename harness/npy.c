@@ -59,7 +59,7 @@ __attribute__((format(printf, 2, 3))) static bool fail(const npy_reader *reader,
   return false;
 }
 
-/* ---- The header's text --------------------------------------------------------------------------------------------- */
+/* ---- The header's text ------------------------------------------------------------------------------------------- */
 
 static void skip_spaces(npy_reader *reader) {
   while (reader->at < reader->end && strchr(" \t\r\n", *reader->at) && *reader->at) reader->at++;
@@ -220,7 +220,7 @@ static bool parse_header(npy_reader *reader) {
   return true;
 }
 
-/* ---- The file ------------------------------------------------------------------------------------------------------ */
+/* ---- The file ---------------------------------------------------------------------------------------------------- */
 
 static bool open_file(npy_reader *reader) {
   reader->file = fopen(reader->path, "rb");

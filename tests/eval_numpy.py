@@ -1,0 +1,304 @@
+#!/usr/bin/env python3
+"""Every option of `attnbench eval` against attention written in NumPy: the files, the oracle and all kernels must agree with it.
+
+tests/eval_numpy.py path/to/attnbench     exit 0: all as it should be; 77: no NumPy
+
+Each problem is written to .npy files together with NumPy's float64 answer (--expect, --expect-lse), and must PASS for every
+kernel that takes it. Then one option is left out or changed: the same answer must be rejected.
+"""
+
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+try:
+    import numpy as np
+except ImportError:
+    print("skipped: no NumPy")
+    sys.exit(77)
+
+RNG = np.random.default_rng(1)
+
+
+# ---- Attention in NumPy, by docs/semantics.md ------------------------------------------------------------------------------
+
+
+def scores_of(p, q, k):
+    """[seq_q, seq_k] before softcap and bias."""
+    kind, w = p.get("score", "dot"), p.get("weight_of_head")
+    if kind == "additive":
+        return (np.tanh(q[:, None] + k[None]) * w).sum(-1)
+    if kind == "gaussian":
+        return -0.5 * ((w * (q[:, None] - k[None])) ** 2).sum(-1)
+    return q @ k.T * p.get("scale", 1 / np.sqrt(q.shape[-1]))
+
+
+def attend(p, s, v, i, j, allowed, slope, bias, sink):
+    """Rows of o and lse from scores s [seq_q, seq_k]; i, j: positions of queries and keys."""
+    if p.get("softcap"):
+        s = p["softcap"] * np.tanh(s / p["softcap"])
+    s = s + bias - slope * np.abs(i - j)
+    s = np.where(allowed & (bias > -np.inf), s, -np.inf)
+    o, lse = np.zeros((s.shape[0], v.shape[-1])), np.full(s.shape[0], -np.inf)
+    for row in range(s.shape[0]):
+        keys = s[row] > -np.inf
+        if not keys.any():
+            continue
+        top = s[row, keys].max()
+        e = np.exp(s[row, keys] - top)
+        lse[row] = top + np.log(e.sum())
+        o[row] = e @ v[keys] / (e.sum() + (np.exp(sink - top) if sink is not None else 0))
+    return o, lse
+
+
+def reference(p):
+    """o and lse of [batch, heads, seq, dim] tensors p["q"], p["k"], p["v"] in float64."""
+    k, v = (p[name].astype(np.float64) for name in "kv")
+    q = p["q"].astype(np.float64)
+    batch, heads, seq_q, _ = q.shape
+    seq_k, group = k.shape[2], heads // k.shape[1]
+    pairs = (batch, heads, seq_q, seq_k)
+    bias = np.broadcast_to(p.get("bias", np.zeros(1)), pairs).astype(np.float64)
+    mask = np.broadcast_to(p.get("mask", np.ones(1)), pairs) != 0
+    weight = np.broadcast_to(p.get("score_weight", np.ones(1)), (heads, q.shape[-1])).astype(np.float64)
+    o, lse = np.zeros((batch, heads, seq_q, v.shape[-1])), np.zeros((batch, heads, seq_q))
+    for b in range(batch):
+        lengths = np.broadcast_to(p["kv_len"][b] if "kv_len" in p else seq_k, seq_q)
+        q_len = p["q_len"][b] if "q_len" in p else seq_q
+        align = p.get("causal", "none")
+        offset = {"bottom-right": int(lengths[0]) - q_len if seq_q else 0}.get(align, 0)
+        if "offset" in p:
+            offset = np.broadcast_to(p["offset"], batch)[b]
+        i, j = np.arange(seq_q)[:, None] + offset, np.arange(seq_k)[None]
+        right = 0 if align != "none" else p.get("window_right", -1)
+        left = p.get("window_left", -1)
+        seen = (j < lengths[:, None]) & ((right < 0) | (j <= i + right)) & ((left < 0) | (j >= i - left))
+        seen &= np.arange(seq_q)[:, None] < q_len
+        for h in range(heads):
+            p["weight_of_head"] = weight[h]
+            s = np.broadcast_to(p["scores"], pairs)[b, h] if "scores" in p else scores_of(p, q[b, h], k[b, h // group])
+            slope = p["alibi"][h] if "alibi" in p else 0
+            sink = p["sinks"][h] if "sinks" in p else None
+            o[b, h], lse[b, h] = attend(p, s, v[b, h // group], i, j, seen & mask[b, h], slope, bias[b, h], sink)
+    return o, lse
+
+
+# ---- Running attnbench ------------------------------------------------------------------------------------------------------
+
+FILES = ["q", "k", "v", "bias", "mask", "scores", "score_weight", "kv_len", "q_len", "cu_seqlens_q", "cu_seqlens_k", "offset"]
+FILES += ["alibi", "sinks", "expect", "expect_lse"]
+VALUES = ["scale", "softcap", "causal", "window_left", "window_right", "score", "layout", "dtype", "save_o"]
+
+
+def run(attnbench, folder, p):
+    """Writes the files of a problem, runs eval on them; returns exit code and output."""
+    command = [attnbench, "eval"]
+    for name, value in p.items():
+        option = "--" + name.replace("_", "-")
+        if name in FILES and isinstance(value, np.ndarray):
+            np.save(folder / f"{name}.npy", value)
+            command += [option, str(folder / f"{name}.npy")]
+        elif name in FILES + VALUES:
+            command += [option, str(value)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    return done.returncode, " ".join(command) + "\n" + done.stdout
+
+
+class Report:
+    """Counts and prints what is not as it should be."""
+
+    def __init__(self):
+        self.checks = self.failures = 0
+
+    def expect(self, fine, name, what, output):
+        self.checks += 1
+        if not fine:
+            self.failures += 1
+            print(f"FAILED: {name}: {what}\n{output}")
+
+
+def statuses(output):
+    """The words in the second column, of rows that ran."""
+    words = [line.split() for line in output.splitlines()]
+    return {row[1] for row in words if len(row) > 1 and row[1] in ("PASS", "FAIL", "DEGENERATE", "ERROR")}
+
+
+# ---- Problems --------------------------------------------------------------------------------------------------------------
+
+
+def normal(*shape):
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def tensors(batch=2, heads=4, heads_kv=2, seq_q=19, seq_k=37, dim=24, dim_v=17):
+    k, v = normal(batch, heads_kv, seq_k, dim), normal(batch, heads_kv, seq_k, dim_v)
+    return {"q": normal(batch, heads, seq_q, dim), "k": k, "v": v}
+
+
+def masked_bias(*shape):
+    bias = normal(*shape)
+    bias[RNG.random(shape) < 0.3] = -np.inf
+    return bias
+
+
+def problems():
+    """name, problem, changes that must be noticed."""
+    f64 = {name: x.astype(np.float64) for name, x in tensors().items()}
+    lengths = np.array([31, 6], np.int64)
+    yield "gqa", tensors(), {"scale": 0.21}
+    yield "scale", {**tensors(), "scale": -0.3}, {"scale": -0.303}
+    none = np.array([0, 5], np.int32)
+    yield "a sequence without keys", {**tensors(), "kv_len": none}, {"kv_len": none + np.array([1, 0], np.int32)}
+    yield "kv_len", {**tensors(), "kv_len": lengths}, {"kv_len": lengths - 1}
+    yield "kv_len by row", {**tensors(), "kv_len": RNG.integers(0, 38, (2, 19)).astype(np.int32)}, {"softcap": 9.0}
+    yield "q_len", {**tensors(), "q_len": np.array([5, 19], np.int32)}, {"q_len": np.array([6, 19], np.int32)}
+    yield "top-left", {**tensors(), "causal": "top-left"}, {"causal": "bottom-right"}
+    yield "bottom-right", {**tensors(), "causal": "bottom-right", "kv_len": lengths}, {"causal": "top-left"}
+    yield "offset", {**tensors(), "causal": "offset", "offset": 7}, {"offset": 8}
+    yield "offset by batch", {**tensors(), "causal": "offset", "offset": np.array([3, -4], np.int32)}, {"offset": 3}
+    yield "window", {**tensors(), "window_left": 3, "window_right": 5}, {"window_right": 4}
+    yield "window and offset", {**tensors(), "window_left": 4, "offset": 11}, {"offset": 12}
+    yield "softcap", {**tensors(), "softcap": 2.5}, {"softcap": 2.6}
+    yield "bias", {**tensors(), "bias": masked_bias(2, 4, 19, 37)}, {"bias": masked_bias(2, 4, 19, 37)}
+    yield "bias by head", {**tensors(), "bias": normal(4, 1, 37).astype(np.float64)}, {"bias": normal(4, 1, 37)}
+    yield "bias by key", {**tensors(), "bias": normal(37)}, {"bias": normal(37)}
+    mask = RNG.random((2, 1, 19, 37)) < 0.5
+    mask[0, 0, 3] = False
+    yield "mask", {**tensors(), "mask": mask}, {"mask": ~mask}
+    yield "mask by row", {**tensors(), "mask": np.asfortranarray(RNG.random((19, 37)) < 0.5)}, {"mask": mask}
+    alibi = np.float32(2.0) ** -np.arange(1, 5, dtype=np.float32)
+    yield "alibi", {**tensors(), "alibi": alibi, "causal": "bottom-right"}, {"alibi": alibi * np.float32(1.01)}
+    yield "sinks", {**tensors(), "sinks": normal(4)}, {"sinks": normal(4)}
+    weight = normal(4, 24) * np.float32(0.4)
+    yield "additive", {**tensors(), "score": "additive", "score_weight": weight}, {"score_weight": weight[0]}
+    yield "gaussian", {**tensors(), "score": "gaussian", "score_weight": weight[1]}, {"score_weight": weight[0]}
+    yield "precomputed", {**tensors(), "scores": normal(4, 19, 37), "score": "precomputed"}, {"scores": normal(19, 37)}
+    yield "f64", {**f64, "v": f64["v"].astype(np.float32).astype(">f8")}, {"scale": 0.21}
+    yield "fortran", {name: np.asfortranarray(x) for name, x in tensors().items()}, {"scale": 0.21}
+    yield "no queries", tensors(seq_q=0), {}
+    yield "no keys", tensors(seq_k=0), {}
+    everything = {**tensors(), "causal": "bottom-right", "kv_len": lengths, "window_left": 20, "softcap": 3.0}
+    everything.update(sinks=normal(4), bias=masked_bias(2, 1, 19, 37), mask=mask, alibi=alibi)
+    yield "everything", everything, {"window_left": 19}
+
+
+def check_problems(attnbench, folder, report):
+    for name, p, change in problems():
+        rounded = {**p, **{x: p[x].astype(np.float32) for x in "qkv"}}
+        o, lse = reference(rounded)
+        p = {**p, "expect": o, "expect_lse": lse}
+        code, output = run(attnbench, folder, p)
+        wanted = {"PASS" if o.size and p["v"].size else "DEGENERATE"}  # nothing to compute: nothing can tell
+        report.expect(code == 0 and statuses(output) == wanted, name, f"exit code {code}", output)
+        if change:
+            code, output = run(attnbench, folder, {**p, **change})
+            report.expect(code == 1 and statuses(output) == {"FAIL"}, name, f"the changed problem gave exit code {code}", output)
+
+
+def check_layouts(attnbench, folder, report):
+    """Fewer dimensions, another order, and packed sequences."""
+    p = tensors(batch=1)
+    o, lse = reference(dict(p))
+    drop = {x: p[x][0] for x in "qkv"}
+    code, output = run(attnbench, folder, {**drop, "expect": o[0], "expect_lse": lse[0]})
+    report.expect(code == 0, "three dimensions", f"exit code {code}", output)
+    one = tensors(batch=1, heads=1, heads_kv=1)
+    o, lse = reference(dict(one))
+    code, output = run(attnbench, folder, {**{x: one[x][0, 0] for x in "qkv"}, "expect": o[0, 0], "expect_lse": lse[0, 0]})
+    report.expect(code == 0, "two dimensions", f"exit code {code}", output)
+
+    p = tensors()
+    o, lse = reference(dict(p))
+    turned = {x: p[x].swapaxes(1, 2) for x in "qkv"}  # not contiguous: saved in C order all the same
+    turned.update(layout="bshd", expect=o.swapaxes(1, 2), expect_lse=lse, save_o=folder / "o.npy")
+    code, output = run(attnbench, folder, turned)
+    report.expect(code == 0, "bshd", f"exit code {code}", output)
+    saved = np.load(folder / "o.npy")
+    report.expect(saved.shape == (2, 19, 4, 17) and np.abs(saved - o.swapaxes(1, 2)).max() < 1e-5, "bshd", "saved o", output)
+
+    p = tensors(batch=3)
+    cu_q, cu_k = np.array([1, 20, 20, 31], np.int32), np.array([0, 5, 9, 46], np.int32)
+    packed = {"q": normal(33, 4, 24), "k": normal(46, 2, 24), "v": normal(46, 2, 17), "causal": "bottom-right"}
+    o, lse = np.zeros((33, 4, 17)), np.full((4, 33), -np.inf)
+    for b in range(3):
+        own = [packed[x][None, c[b] : c[b + 1]].swapaxes(1, 2) for x, c in (("q", cu_q), ("k", cu_k), ("v", cu_k))]
+        part_o, part_lse = reference({"q": own[0], "k": own[1], "v": own[2], "causal": "bottom-right"})
+        o[cu_q[b] : cu_q[b + 1]], lse[:, cu_q[b] : cu_q[b + 1]] = part_o[0].swapaxes(0, 1), part_lse[0]
+    packed.update(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, expect=o, expect_lse=lse, save_o=folder / "o.npy")
+    code, output = run(attnbench, folder, packed)
+    report.expect(code == 0, "packed", f"exit code {code}", output)
+    report.expect(np.abs(np.load(folder / "o.npy") - o).max() < 1e-5, "packed", "saved o", output)
+    code, output = run(attnbench, folder, {**packed, "cu_seqlens_k": np.array([0, 6, 9, 46], np.int32)})
+    report.expect(code == 1, "packed", f"the changed problem gave exit code {code}", output)
+
+
+def check_types(attnbench, folder, report):
+    """16-bit inputs: the answer is that of the rounded values."""
+    p = tensors()
+    half = {x: p[x].astype(np.float16) for x in "qkv"}
+    o, _ = reference(dict(half))
+    code, output = run(attnbench, folder, {**half, "expect": o})
+    report.expect(code == 0, "f16", f"exit code {code}", output)
+    code, output = run(attnbench, folder, {**half, "expect": o, "dtype": "f32"})
+    report.expect(code == 0, "f16 as f32", f"exit code {code}", output)
+    bits = {x: (p[x].view(np.uint32) >> 16).astype(np.uint16) for x in "qkv"}
+    o, _ = reference({x: (bits[x].astype(np.uint32) << 16).view(np.float32) for x in "qkv"})
+    code, output = run(attnbench, folder, {**bits, "expect": o, "dtype": "bf16"})
+    report.expect(code == 0, "bf16", f"exit code {code}", output)
+    code, output = run(attnbench, folder, bits)
+    report.expect(code == 2 and "--dtype bf16" in output, "bf16 without --dtype", f"exit code {code}", output)
+
+
+def check_refusals(attnbench, folder, report):
+    """Problems that don't fit: exit code and words of the sentence."""
+    p = tensors()
+    refusals = [
+        ({"k": normal(2, 3, 37, 24), "v": normal(2, 3, 37, 17)}, 2, "heads"),
+        ({"k": normal(2, 2, 37, 23)}, 2, "--k"),
+        ({"v": normal(2, 2, 36, 17)}, 2, "tokens 36"),
+        ({"v": normal(3, 2, 37, 17)}, 2, "batch 3"),
+        ({"q": normal(24)}, 2, "[seq, dim]"),
+        ({"kv_len": np.array([38, 1])}, 2, "must be in 0..37"),
+        ({"kv_len": np.array([-1, 1])}, 2, "must be in 0..37"),
+        ({"kv_len": np.array([1, 1, 1])}, 2, "[batch]"),
+        ({"kv_len": np.array([1.0, 1.0])}, 2, "int32 or int64"),
+        ({"mask": normal(19, 37)}, 2, "--bias"),
+        ({"bias": normal(19, 38)}, 2, "[2, 4, 19, 37]"),
+        ({"bias": np.full((19, 37), 1e300)}, 2, "too large"),
+        ({"sinks": normal(3)}, 2, "[heads_q]"),
+        ({"score": "additive"}, 2, "needs --score-weight"),
+        ({"score_weight": normal(24)}, 2, "doesn't go with --score-weight"),
+        ({"scores": normal(19, 37), "scale": 1.0}, 2, "only dot scores are scaled"),
+        ({"scores": normal(19, 37), "score": "dot"}, 2, "precomputed"),
+        ({"causal": "offset"}, 2, "needs --offset"),
+        ({"causal": "top-left", "offset": 3}, 2, "doesn't go with --offset"),
+        ({"causal": "top-left", "window_right": 3}, 2, "--window-right"),
+        ({"offset": 2**40}, 2, "32 bits"),
+        ({"window_left": -2}, 2, "window_left"),
+        ({"cu_seqlens_q": np.array([0, 19], np.int32)}, 2, "needed together"),
+        ({"expect": normal(2, 4, 19, 16)}, 2, "[2, 4, 19, 17]"),
+        ({"q": np.array(["no", "numbers"])}, 5, "descr"),
+        ({"dtype": "f8"}, 2, "--dtype"),
+    ]
+    for change, wanted, words in refusals:
+        code, output = run(attnbench, folder, {**p, **change})
+        what = f"exit code {code}, should be {wanted} and say '{words}'"
+        report.expect(code == wanted and words in output, f"refusal of {list(change)}", what, output)
+    packed = {"q": normal(9, 4, 24), "k": normal(9, 4, 24), "v": normal(9, 4, 17)}
+    for cu, words in (([0, 5, 4], "must not decrease"), ([0, 10], "must be in 0..9"), ([-1, 9], "must be in 0..9")):
+        code, output = run(attnbench, folder, {**packed, "cu_seqlens_q": np.array(cu), "cu_seqlens_k": np.array([0, 9])})
+        report.expect(code == 2 and words in output, f"cu_seqlens {cu}", f"exit code {code}", output)
+
+
+def main():
+    report = Report()
+    with tempfile.TemporaryDirectory() as folder:
+        for check in (check_problems, check_layouts, check_types, check_refusals):
+            check(sys.argv[1], pathlib.Path(folder), report)
+    print(f"eval_numpy: {report.checks} checks, {report.failures} failures")
+    return int(report.failures > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
