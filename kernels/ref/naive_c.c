@@ -193,6 +193,7 @@ static void adjust_scores(const query_head *head, int64_t i, attn_key_range keys
 static void score_rows(const query_head *head) {
   for (int64_t i = 0; i < head->seq.len_q; i++) {
     const attn_key_range keys = allowed_keys(head, i);
+    if (keys.begin >= keys.end) continue; /* q may be NULL where there are no keys */
     float *score = score_row(head, i);
     if (head->problem->score == ATTN_SCORE_PRECOMPUTED) {
       given_scores(head, i, keys, score);
