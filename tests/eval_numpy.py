@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Every option of `attnbench eval` against attention written in NumPy: the files, the oracle and all kernels must agree with it.
+"""Every option of `attnbench eval` against attention written in NumPy: the oracle and all kernels must agree with it.
 
 tests/eval_numpy.py path/to/attnbench     exit 0: all as it should be; 77: no NumPy
 
@@ -21,7 +21,7 @@ except ImportError:
 RNG = np.random.default_rng(1)
 
 
-# ---- Attention in NumPy, by docs/semantics.md ------------------------------------------------------------------------------
+# ---- Attention in NumPy, by docs/semantics.md ----------------------------------------------------------------------
 
 
 def scores_of(p, q, k):
@@ -84,10 +84,10 @@ def reference(p):
     return o, lse
 
 
-# ---- Running attnbench ------------------------------------------------------------------------------------------------------
+# ---- Running attnbench ---------------------------------------------------------------------------------------------
 
-FILES = ["q", "k", "v", "bias", "mask", "scores", "score_weight", "kv_len", "q_len", "cu_seqlens_q", "cu_seqlens_k", "offset"]
-FILES += ["alibi", "sinks", "expect", "expect_lse"]
+FILES = ["q", "k", "v", "bias", "mask", "scores", "score_weight", "kv_len", "q_len", "cu_seqlens_q", "cu_seqlens_k"]
+FILES += ["offset", "alibi", "sinks", "expect", "expect_lse"]
 VALUES = ["scale", "softcap", "causal", "window_left", "window_right", "score", "layout", "dtype", "save_o"]
 
 
@@ -124,7 +124,7 @@ def statuses(output):
     return {row[1] for row in words if len(row) > 1 and row[1] in ("PASS", "FAIL", "DEGENERATE", "ERROR")}
 
 
-# ---- Problems --------------------------------------------------------------------------------------------------------------
+# ---- Problems ------------------------------------------------------------------------------------------------------
 
 
 def normal(*shape):
@@ -193,7 +193,8 @@ def check_problems(attnbench, folder, report):
         report.expect(code == 0 and statuses(output) == wanted, name, f"exit code {code}", output)
         if change:
             code, output = run(attnbench, folder, {**p, **change})
-            report.expect(code == 1 and statuses(output) == {"FAIL"}, name, f"the changed problem gave exit code {code}", output)
+            what = f"the changed problem gave exit code {code}"
+            report.expect(code == 1 and statuses(output) == {"FAIL"}, name, what, output)
 
 
 def check_layouts(attnbench, folder, report):
