@@ -4,9 +4,9 @@
 
 #include <stddef.h>
 
-/* Bytes/s of all threads together, each reading `bytes` of its own over and over: the median of several passes of the faster of
- * two read-only loops. 0 if memory is short. Without OpenMP, of one thread. A lower bound where the caches can deliver more
- * than 16 or 32 bytes a load (level 1). */
+/* Bytes/s of all threads together, each reading `bytes` of its own over and over: the median of several passes of the
+ * faster of two read-only loops. 0 if memory is short. Without OpenMP, of one thread. A lower bound where the caches can
+ * deliver more than 16 or 32 bytes a load (level 1). */
 double bench_read_bandwidth(size_t bytes, int threads);
 
 #endif

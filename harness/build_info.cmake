@@ -1,5 +1,6 @@
-# Writes OUTPUT, a header that says what this program was built from: commit and whether the tree was dirty, compiler, flags. Run at
-# every build, so that the commit is that of the build and not of the configuration; touches the file only if something changed.
+# Writes OUTPUT, a header that says what this program was built from: commit and whether the tree was dirty, compiler, flags.
+# Run at every build, so that the commit is that of the build and not of the configuration; touches the file only if
+# something changed.
 set(commit "unknown")
 set(tree "unknown")
 find_package(Git QUIET)
@@ -25,7 +26,7 @@ if(GIT_FOUND)
 endif()
 
 set(text "/* Made by harness/build_info.cmake. */\n")
-foreach(name IN ITEMS commit tree COMPILER BUILD_TYPE C_FLAGS SANITIZE OPENMP)
+foreach(name IN ITEMS commit tree COMPILER BUILD_TYPE C_FLAGS LIBRARY_FLAGS SANITIZE OPENMP)
   string(TOUPPER ${name} macro)
   string(STRIP "${${name}}" value)
   string(REPLACE "\\" "\\\\" value "${value}")

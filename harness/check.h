@@ -1,4 +1,5 @@
-/* Is this output right? The oracle's answer, the two derived limits of docs/numerics.md, and the verdict that timing demands. */
+/* Is this output right? The oracle's answer, the two derived limits of docs/numerics.md, and the verdict that timing
+ * demands. */
 #ifndef BENCH_CHECK_H
 #define BENCH_CHECK_H
 
@@ -25,8 +26,8 @@ typedef struct bench_verdict {
   char reason[400];     /* one sentence; "" on PASS */
 } bench_verdict;
 
-/* The oracle's rows for one problem and its data, computed once and used for every kernel of the case. Rows: all of them up to
- * 1e8 multiply-adds, beyond that the edge rows and 64 seeded ones per head. */
+/* The oracle's rows for one problem and its data, computed once and used for every kernel of the case. Rows: all of them
+ * up to 1e8 multiply-adds, beyond that the edge rows and 64 seeded ones per head. */
 typedef struct bench_expected bench_expected;
 bench_expected *bench_expected_create(const attn_problem *problem, const attn_args *args, uint64_t seed, bool zero_mean);
 void bench_expected_destroy(bench_expected *expected);

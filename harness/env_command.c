@@ -7,8 +7,8 @@
 #include "environment.h"
 
 static const char epilogue[] =
-    "Exit code 4 if a fact is BAD and --strict was given. 'unknown' means that this system does not say; nothing is "
-    "guessed.\n";
+    "Exit code 4 if --strict was given and a fact is BAD. 'unknown' means that this system does not say:\n"
+    "nothing is guessed.\n";
 
 /* False after an error, said on stderr. */
 static bool write_file(const bench_environment *environment, const char *path) {

@@ -34,7 +34,7 @@ static void add_build_type(bench_environment *e) {
                  sanitized ? "cmake -DATTN_SANITIZE= and build again" : "", "%s", sanitized ? BENCH_BUILD_SANITIZE : "none");
 }
 
-/* What each tier's files got on top of the flags that all share; from kernels/tiers.def. */
+/* What the library's files, and each tier's, got on top of the flags that all share; from kernels/tiers.def. */
 static void add_flags(bench_environment *e) {
 #define ATTN_TIER(isa, folder, architecture, flags, features) ATTN_IF_##architecture({"flags_" #isa, flags}, )
   static const struct {
@@ -44,6 +44,7 @@ static void add_flags(bench_environment *e) {
   };
 #undef ATTN_TIER
   bench_fact_note(e, "flags", BENCH_BUILD_C_FLAGS[0] ? BENCH_BUILD_C_FLAGS : "none");
+  bench_fact_note(e, "flags_library", BENCH_BUILD_LIBRARY_FLAGS[0] ? BENCH_BUILD_LIBRARY_FLAGS : "none of its own");
   for (size_t i = 0; i < sizeof tiers / sizeof *tiers; i++)
     bench_fact_note(e, tiers[i].fact, tiers[i].flags[0] ? tiers[i].flags : "none of its own");
 }

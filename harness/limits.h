@@ -17,7 +17,8 @@ typedef struct bench_row_limits {
 bench_row_limits bench_limits_of_row(const attn_problem *problem, const attn_numerics *numerics, const attn_oracle_row *row,
                                      bool zero_mean);
 
-/* error / limit of one output, with o, M and W of the oracle: <= 1 passes; INFINITY where only one of the two is finite, or NaN. */
+/* error / limit of one output, with o, M and W of the oracle: <= 1 passes; INFINITY where only one of the two is finite,
+ * or NaN. */
 double bench_output_ratio(const bench_row_limits *limits, double o, double m, double w, double got);
 double bench_lse_ratio(const bench_row_limits *limits, double lse, double got);
 

@@ -1,5 +1,5 @@
-/* attnbench peak: what this machine can do at most. The peak loop of every tier and dtype, and the read bandwidth of every cache
- * level and of memory, on one core and on all. */
+/* attnbench peak: what this machine can do at most. The peak loop of every tier and dtype, and the read bandwidth of
+ * every cache level and of memory, on one core and on all. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,7 +33,7 @@ typedef struct ceilings {
   int threads;
 } ceilings;
 
-/* ---- Measuring ---------------------------------------------------------------------------------------------------------- */
+/* ---- Measuring ----------------------------------------------------------------------------------------------------- */
 
 /* True if `word` is one of the blank-separated words. */
 static bool contains_word(const char *words, const char *word) {
@@ -74,8 +74,8 @@ static void measure_read(ceilings *c, const char *name, size_t bytes, const char
   row->all = c->threads > 1 ? bench_read_bandwidth(bytes, c->threads) / 1e9 : row->one;
 }
 
-/* Half of a private cache, so that nothing else in it gets in the way; of the last level, shared by all cores, half of a core's
- * share, but at least twice the level before, or it would be that level which is measured. */
+/* Half of a private cache, so that nothing else in it gets in the way; of the last level, shared by all cores, half of a
+ * core's share, but at least twice the level before, or it would be that level which is measured. */
 static void measure_reads(ceilings *c) {
   size_t l1 = (size_t)bench_cache_bytes(1), l2 = (size_t)bench_cache_bytes(2), l3 = (size_t)bench_cache_bytes(3);
   if (l1) measure_read(c, "L1", l1 / 2, ", at least");
@@ -88,7 +88,7 @@ static void measure_reads(ceilings *c) {
   measure_read(c, "memory", beyond, beyond < 2 * last ? ", may be cached" : "");
 }
 
-/* ---- Output --------------------------------------------------------------------------------------------------------------- */
+/* ---- Output ---------------------------------------------------------------------------------------------------------- */
 
 static void print_table(const ceilings *c) {
   printf("%-8s %-12s %-6s %-30s %12s %12s  %s\n", "kind", "name", "dtype", "what", "one core", "all cores", "unit");
@@ -161,6 +161,6 @@ int bench_peak_main(int argc, char **argv) {
   measure_reads(&all);
   bool table = !(csv && !strcmp(csv, "-")) && !(json && !strcmp(json, "-"));
   if (table) print_table(&all);
-  bool written = write_file(csv, &all, write_csv) & write_file(json, &all, write_json);
-  return written ? BENCH_EXIT_OK : BENCH_EXIT_INTERNAL;
+  bool csv_written = write_file(csv, &all, write_csv), json_written = write_file(json, &all, write_json);
+  return csv_written && json_written ? BENCH_EXIT_OK : BENCH_EXIT_INTERNAL;
 }

@@ -17,7 +17,8 @@ bench_summary bench_paired_ratio(const double *a, const double *b, int n);
 
 double bench_median(const double *values, int n);
 
-/* The rank k (from 1) for which the k-th smallest and the k-th largest of n values hold the median with >= 95 %; 1 if n < 6. */
+/* The rank k (from 1) for which the k-th smallest and the k-th largest of n values hold the median with >= 95 %; 1 if n <
+ * 6. */
 int bench_median_rank(int n);
 
 #endif

@@ -1,5 +1,5 @@
-/* Values of generated tensors. Only what some row may read gets a value: gaps and unreachable padding keep their NaN poison, so
- * that a kernel that lets them through shows it. */
+/* Values of generated tensors. Only what some row may read gets a value: gaps and unreachable padding keep their NaN
+ * poison, so that a kernel that lets them through shows it. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,10 +1,10 @@
-/* Rounds: every entrant once, in changing order, between two slices of its peak loop, its output held against the check's.
+/* Rounds: every entrant once, in changing order, between two slices of its peak loop, its output held against the
+ * check's.
  *
  * The budget is shared out evenly, and what quick entrants leave of their shares goes to the others. An entrant whose
- * `min_rounds` samples still don't fit (naive code on a long sequence) is slow: it takes part in the first rounds only, as many
- * as its share allows but at least SLOW_ROUNDS, so that it cannot eat up the others' time; pairs with it are ratios over those
- * common first rounds. All others run in every round.
- */
+ * `min_rounds` samples still don't fit (naive code on a long sequence) is slow: it takes part in the first rounds only,
+ * as many as its share allows but at least SLOW_ROUNDS, so that it cannot eat up the others' time; pairs with it are
+ * ratios over those common first rounds. All others run in every round. */
 #include "timing.h"
 
 #include <math.h>
@@ -74,8 +74,8 @@ static void shuffle(int *items, int count, uint64_t seed, uint64_t index) {
   }
 }
 
-/* Row r, place p holds name[(w(p) + shift[r]) mod n], with w = 0, 1, n-1, 2, n-2, ... (Williams 1949): a Latin square for any n,
- * and for even n everyone also follows everyone else equally often. */
+/* Row r, place p holds name[(w(p) + shift[r]) mod n], with w = 0, 1, n-1, 2, n-2, ... (Williams 1949): a Latin square for
+ * any n, and for even n everyone also follows everyone else equally often. */
 bool bench_latin_square(int *square, int n, uint64_t seed, int block) {
   int *name = malloc(2 * (size_t)n * sizeof *name), *shift = name + n;
   if (!name) return false;

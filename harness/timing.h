@@ -1,5 +1,6 @@
-/* How a time comes about: rounds in which every entrant of a case runs once, in changing order, with the peak loop beside them.
- * A time cannot be asked for without a passed check: the verdict is part of the entrant, and anything but PASS is refused. */
+/* How a time comes about: rounds in which every entrant of a case runs once, in changing order, with the peak loop beside
+ * them. A time cannot be asked for without a passed check: the verdict is part of the entrant, and anything but PASS is
+ * refused. */
 #ifndef BENCH_TIMING_H
 #define BENCH_TIMING_H
 
@@ -38,15 +39,16 @@ typedef struct bench_entrant {
 typedef enum bench_stop { BENCH_STOP_PRECISION, BENCH_STOP_ROUNDS, BENCH_STOP_BUDGET, BENCH_STOP_INTERRUPT } bench_stop;
 const char *bench_stop_name(bench_stop stop);
 
-/* Times all entrants together: at most max_rounds samples of each, fewer of those too slow for their share of the budget; sample
- * n of any two entrants belongs to the same round. All tensors of an entrant hold the same values. Returns 0, or -1 with *error
- * set: an entrant without PASS, a clock that does not tick, a run that failed, an output that differs from the checked one. */
+/* Times all entrants together: at most max_rounds samples of each, fewer of those too slow for their share of the budget;
+ * sample n of any two entrants belongs to the same round. All tensors of an entrant hold the same values. Returns 0, or
+ * -1 with *error set: an entrant without PASS, a clock that does not tick, a run that failed, an output that differs from
+ * the checked one. */
 int bench_time(bench_entrant *entrants, int count, const bench_timing_options *options, bench_stop *stop,
                const char **error);
 void bench_entrant_clear(bench_entrant *entrant);
 
-/* The orders of one block of n rounds: row r of square[n][n] is the order of round r; every entrant stands once in every place.
- * Blocks are shuffled independently. False if memory is short. */
+/* The orders of one block of n rounds: row r of square[n][n] is the order of round r; every entrant stands once in every
+ * place. Blocks are shuffled independently. False if memory is short. */
 bool bench_latin_square(int *square, int n, uint64_t seed, int block);
 
 #endif
