@@ -199,9 +199,20 @@ static const char *contradiction(const bench_spec *spec) {
   return NULL;
 }
 
-void bench_case_build(const bench_spec *spec, uint64_t seed, bench_planned *planned) {
-  *planned = (bench_planned){.spec = *spec};
+/* Drops what has no meaning, so that equal problems get equal names: the alignment where nothing is positioned or the causal
+ * mask says it already, and the offset of other alignments. */
+static void tidy(bench_spec *spec) {
+  const bool causal = !is(spec, AXIS_CAUSAL, "none");
+  const bool positioned = !is(spec, AXIS_WINDOW, "none") || is(spec, AXIS_ALIBI, "on");
+  if (causal || !positioned) spec->value[AXIS_ALIGN][0] = 0;
+  if (!is(spec, causal ? AXIS_CAUSAL : AXIS_ALIGN, "offset")) spec->value[AXIS_OFFSET][0] = 0;
+}
+
+void bench_case_build(const bench_spec *asked, uint64_t seed, bench_planned *planned) {
+  *planned = (bench_planned){.spec = *asked};
+  bench_spec *spec = &planned->spec;
   bench_case *bench = &planned->bench;
+  tidy(spec);
   build_shape(spec, &bench->problem);
   build_position(spec, &bench->problem);
   build_score(spec, &bench->problem);

@@ -7,7 +7,7 @@
 /* A case as it was asked for. */
 typedef struct bench_planned {
   bench_case bench;
-  bench_spec spec;
+  bench_spec spec;   /* without axes that mean nothing here (the offset of another alignment) */
   char invalid[256]; /* one sentence if no kernel could ever take it (heads_kv not a divisor of heads, ...); "" = fine */
 } bench_planned;
 
@@ -18,7 +18,7 @@ typedef struct bench_case_list {
 
 /* Turns text into a case. `seed` is the run's; the case's own follows from it and the problem's name, so that thread counts
  * and cache modes share their data. */
-void bench_case_build(const bench_spec *spec, uint64_t seed, bench_planned *planned);
+void bench_case_build(const bench_spec *asked, uint64_t seed, bench_planned *planned);
 
 /* Appends the cases of a grid, outermost axis first; a case that is in the list already is left out. False if memory is
  * short or the grid has more than a million combinations; error then holds a sentence. */

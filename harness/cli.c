@@ -132,26 +132,21 @@ static const char *store_value(const cli_option *option, const char *text) {
 
 /* ---- Help ---------------------------------------------------------------------------------------------------------- */
 
-/* Prints words from column `column` on, wrapped at HELP_COLUMNS, following lines indented. */
-static void print_wrapped(const char *text, int column, int indent) {
+void cli_print_wrapped(FILE *file, const char *text, int column, int indent, int width) {
+  bool blank = false; /* due before the next word, unless a new line begins there */
   while (*text) {
     const int length = (int)strcspn(text, " ");
-    if (column + length > HELP_COLUMNS && column > indent) {
-      printf("\n%*s", indent, "");
+    if (column + blank + length > width && column > indent) {
+      fprintf(file, "\n%*s", indent, "");
       column = indent;
+      blank = false;
     }
-    printf("%.*s", length, text);
-    column += length;
-    text += length;
-    if (*text == ' ') {
-      text++;
-      if (*text && column < HELP_COLUMNS) {
-        putchar(' ');
-        column++;
-      }
-    }
+    fprintf(file, "%s%.*s", blank ? " " : "", length, text);
+    column += length + blank;
+    text += length + (text[length] == ' ');
+    blank = true;
   }
-  putchar('\n');
+  fputc('\n', file);
 }
 
 static void print_option(const cli_option *option) {
@@ -165,13 +160,13 @@ static void print_option(const cli_option *option) {
     printf("\n%*s", HELP_INDENT, "");
   else
     printf("%*s", HELP_INDENT - length, "");
-  print_wrapped(option->help, HELP_INDENT, HELP_INDENT);
+  cli_print_wrapped(stdout, option->help, HELP_INDENT, HELP_INDENT, HELP_COLUMNS);
 }
 
 static void print_help(const cli_command *command) {
   static const cli_option help = {CLI_FLAG, 'h', "help", NULL, "this text", NULL};
   printf("attnbench %s %s\n\n", command->name, command->usage);
-  print_wrapped(command->summary, 0, 0);
+  cli_print_wrapped(stdout, command->summary, 0, 0, HELP_COLUMNS);
   for (const cli_option *option = command->options; option->kind != CLI_OPTIONS_END; option++)
     if (option->kind == CLI_GROUP)
       printf("\n%s\n", option->name);

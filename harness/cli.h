@@ -22,6 +22,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 /* Exit codes of every sub-command. */
 enum {
@@ -82,6 +83,9 @@ int cli_usage_error(const char *command, const char *format, ...) __attribute__(
 
 /* The name nearest to `word` by edit distance, or NULL if none is near enough to be meant. names is ended by NULL. */
 const char *cli_nearest(const char *word, const char *const *names);
+
+/* Prints words and a line break, wrapped at `width`: the first line starts at `column`, the others at `indent`. */
+void cli_print_wrapped(FILE *file, const char *text, int column, int indent, int width);
 
 /* Readers of single values: false unless all of `text` is one. */
 bool cli_read_int(const char *text, int64_t *value);

@@ -30,7 +30,7 @@ static void explain_case(const bench_planned *planned) {
     const attn_kernel_info *kernel = attn_kernel_get(i);
     const char *reason = rejection(planned, kernel);
     printf("%-18s %s", kernel->name, reason ? "no: " : "yes\n");
-    if (reason) bench_print_wrapped(stdout, reason, 23, 23);
+    if (reason) bench_print_wrapped(stdout, reason, 23);
   }
   const char *name, *reason;
   for (int i = 0; (name = attn_kernel_not_built(i, &reason)); i++) printf("%-18s no: not built: %s\n", name, reason);

@@ -15,7 +15,7 @@ static int list_kernels(bench_options *options) {
     const char *reason = attn_kernel_unusable(kernel);
     printf("%-18s %-9s %-11s ", kernel->name, kernel->algorithm, kernel->isa);
     if (reason) printf("UNUSABLE: %s\n", reason);
-    else bench_print_wrapped(stdout, kernel->summary, 41, 41);
+    else bench_print_wrapped(stdout, kernel->summary, 41);
   }
   const char *name, *reason;
   for (int i = 0; (name = attn_kernel_not_built(i, &reason)); i++) printf("%-40s NOT BUILT: %s\n", name, reason);
@@ -48,7 +48,7 @@ static int list_presets(bench_options *options) {
     if (code) return code;
     bench_preset_summary(preset, summary, sizeof summary);
     printf("%-12s %5d cases  ", preset->name, cases.count);
-    bench_print_wrapped(stdout, summary, 26, 26);
+    bench_print_wrapped(stdout, summary, 26);
     bench_cases_clear(&cases);
   }
   printf("\nattnbench list preset NAME prints its text; attnbench list cases --preset NAME its cases.\n");

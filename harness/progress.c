@@ -8,6 +8,8 @@
 
 #include "clock.h"
 
+enum { MANY_CASES = 60, SECONDS_BETWEEN = 5 };
+
 void bench_format_clock(double seconds, char *text, unsigned bytes) {
   const long whole = (long)(seconds + 0.5);
   if (whole < 60) snprintf(text, bytes, "%ld s", whole);
@@ -35,9 +37,17 @@ static void format_eta(const bench_progress *p, char *text, unsigned bytes) {
   snprintf(text, bytes, "%s left", clock);
 }
 
-void bench_progress_note(const bench_progress *progress, const char *name, const char *doing) {
+/* Off terminals: one line per case, but of very many cases only one every few seconds. */
+static bool is_due(bench_progress *progress, const char *doing) {
+  const double now = 1e-9 * bench_now_ns();
+  if (strcmp(doing, "begins") || (progress->cases > MANY_CASES && now - progress->last_line < SECONDS_BETWEEN)) return false;
+  progress->last_line = now;
+  return true;
+}
+
+void bench_progress_note(bench_progress *progress, const char *name, const char *doing) {
   char eta[48];
-  if (progress->quiet || (!progress->terminal && strcmp(doing, "begins"))) return;
+  if (progress->quiet || (!progress->terminal && !is_due(progress, doing))) return;
   format_eta(progress, eta, sizeof eta);
   if (progress->terminal) fprintf(stderr, "\r\033[K[%d/%d, %s] %.70s: %s", progress->done + 1, progress->cases, eta, name, doing);
   else fprintf(stderr, "[%d/%d, %s] %s\n", progress->done + 1, progress->cases, eta, name);

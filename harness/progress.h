@@ -10,12 +10,13 @@ typedef struct bench_progress {
   double work, work_done; /* guessed seconds of all cases, and of those behind us */
   double started;         /* of the monotonic clock, seconds */
   double fresh_work;      /* guessed seconds of the cases that were really run */
+  double last_line;       /* when the last line was printed, off terminals */
 } bench_progress;
 
 void bench_progress_start(bench_progress *progress, int cases, double work, bool quiet);
 
 /* A case begins: its name and what is happening ("checking flash_c"). */
-void bench_progress_note(const bench_progress *progress, const char *name, const char *doing);
+void bench_progress_note(bench_progress *progress, const char *name, const char *doing);
 
 /* A case is done; `skipped` if it came from the journal. */
 void bench_progress_advance(bench_progress *progress, double work, bool skipped);

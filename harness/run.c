@@ -5,8 +5,9 @@
 #include "session.h"
 
 static const char exit_codes[] =
-    "Exit codes: 0 all passed, 1 a check failed, 2 usage, 3 nothing matched or could run, 4 machine unfit\n"
-    "(--strict-env), 5 input/output, 77 this CPU runs none of the kernels, 130 interrupted (files are written).\n";
+    "Exit codes: 0 all passed, 1 a check failed, 2 usage, 3 nothing matched or could run, 4 machine\n"
+    "unfit (--strict-env), 5 input/output, 77 this CPU runs none of the kernels, 130 interrupted (the\n"
+    "files are written).\n";
 
 static bench_options defaults(const char *command, int argc, char **argv) {
   return (bench_options){

@@ -71,7 +71,7 @@ static void name_run(session *s) {
 }
 
 static void note(void *context, const char *what, const char *kernel) {
-  const session *s = context;
+  session *s = context;
   char doing[96];
   snprintf(doing, sizeof doing, "%s %s", what, kernel);
   bench_progress_note(&s->progress, s->case_name, doing);

@@ -32,13 +32,13 @@ static int count_of(const bench_records *records, const bench_record *like, benc
   return count;
 }
 
-/* The largest share of the error limit that the kernel used up in a row that passed. */
-static const bench_record *worst_of(const bench_records *records, const bench_record *like) {
-  const bench_record *worst = NULL;
+/* The largest share of the error limit that the kernel used up in any row; < 0 if none was judged. */
+static double worst_of(const bench_records *records, const bench_record *like) {
+  double worst = -1;
   for (int i = 0; i < records->count; i++) {
     const bench_record *r = &records->item[i];
-    if (!same(r, like, COLUMN_kernel) || !bench_record_get(r, COLUMN_max_err_ratio)[0]) continue;
-    if (!worst || bench_record_number(r, COLUMN_max_err_ratio) > bench_record_number(worst, COLUMN_max_err_ratio)) worst = r;
+    if (same(r, like, COLUMN_kernel) && bench_record_get(r, COLUMN_max_err_ratio)[0])
+      worst = fmax(worst, bench_record_number(r, COLUMN_max_err_ratio));
   }
   return worst;
 }
@@ -48,11 +48,11 @@ static void print_kernels(const bench_table *t, const bench_records *records) {
   for (int i = 0; i < records->count; i++) {
     const bench_record *r = &records->item[i];
     if (!is_first(records, i, COLUMN_kernel)) continue;
-    const bench_record *worst = worst_of(records, r);
+    const double worst = worst_of(records, r);
     fprintf(t->file, "%-18s %7d %7d %7d %10d %7d  ", bench_record_get(r, COLUMN_kernel), count_of(records, r, BENCH_PASS),
             count_of(records, r, BENCH_FAIL), count_of(records, r, BENCH_ERROR), count_of(records, r, BENCH_DEGENERATE),
             count_of(records, r, BENCH_SKIP));
-    if (worst) fprintf(t->file, "%.3f at %s", bench_record_number(worst, COLUMN_max_err_ratio), bench_record_get(worst, COLUMN_case_id));
+    if (worst >= 0) fprintf(t->file, "%13.3g", worst);
     fputc('\n', t->file);
   }
 }
@@ -84,7 +84,7 @@ static void print_reasons(const bench_table *t, const bench_records *records) {
   if (reasons) fputs("\nskipped:\n", t->file);
   for (int i = 0; i < reasons; i++) {
     const int column = fprintf(t->file, "  %4d x %-16s ", count[i], bench_record_get(seen[i], COLUMN_kernel));
-    bench_print_wrapped(t->file, bench_record_get(seen[i], COLUMN_reason), column, column);
+    bench_print_wrapped(t->file, bench_record_get(seen[i], COLUMN_reason), column);
   }
   if (beyond) fprintf(t->file, "  %4d for other reasons, in the result files\n", beyond);
 }

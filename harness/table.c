@@ -7,9 +7,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "cli.h"
 #include "select.h"
 
-enum { WIDTH = 118, NAME_WIDTH = 16 };
+enum { WIDTH = 118, NAME_WIDTH = 16, BELOW = NAME_WIDTH + 3 };
 
 typedef enum paint { PLAIN, BOLD, DIM, RED } paint;
 
@@ -27,21 +28,8 @@ static void stop(const bench_table *t, paint how) {
   if (t->colour && how != PLAIN) fputs("\033[0m", t->file);
 }
 
-void bench_print_wrapped(FILE *file, const char *text, int column, int indent) {
-  while (*text) {
-    const int length = (int)strcspn(text, " ");
-    if (column + length > WIDTH && column > indent) {
-      fprintf(file, "\n%*s", indent, "");
-      column = indent;
-    }
-    fprintf(file, "%.*s", length, text);
-    text += length;
-    column += length;
-    if (*text == ' ' && column < WIDTH) fputc(' ', file);
-    column += *text == ' ';
-    text += *text == ' ';
-  }
-  fputc('\n', file);
+void bench_print_wrapped(FILE *file, const char *text, int indent) {
+  cli_print_wrapped(file, text, indent, indent, WIDTH);
 }
 
 void bench_format_time(double ns, char *text, size_t bytes) {
@@ -58,31 +46,47 @@ void bench_format_time(double ns, char *text, size_t bytes) {
 
 static const char *get(const bench_record *r, bench_column column) { return bench_record_get(r, column); }
 
-static void print_pair(FILE *file, const char *name, const char *a, const char *b, const char *separator) {
-  fprintf(file, "  %s %s", name, a);
-  if (strcmp(a, b)) fprintf(file, "%s%s", separator, b);
+static void append_pair(char *text, size_t bytes, const char *name, const char *a, const char *b, const char *separator) {
+  const size_t used = strlen(text);
+  const bool differ = strcmp(a, b);
+  snprintf(text + used, bytes - used, "  %s %s%s%s", name, a, differ ? separator : "", differ ? b : "");
 }
 
 /* "f32  batch 1  heads 8  seq 512  head_dim 64  causal none  threads 1  lse on" */
 static void print_headline(const bench_table *t, const bench_record *r) {
+  char text[BENCH_NAME + 64];
   const char *case_id = get(r, COLUMN_case_id);
-  fprintf(t->file, "%.*s  batch %s", (int)strcspn(case_id, "/") - 6, case_id + 6, get(r, COLUMN_batch)); /* behind "dtype:" */
-  print_pair(t->file, "heads", get(r, COLUMN_heads_q), get(r, COLUMN_heads_kv), "/");
-  print_pair(t->file, "seq", get(r, COLUMN_seq_q), get(r, COLUMN_seq_k), " x ");
-  print_pair(t->file, "head_dim", get(r, COLUMN_dim_qk), get(r, COLUMN_dim_v), "/");
-  fprintf(t->file, "  causal %s  threads %s", get(r, COLUMN_causal), get(r, COLUMN_threads));
-  const char *rest = strstr(case_id, "/threads:");
+  snprintf(text, sizeof text, "%.*s", (int)strcspn(case_id, "/") - 6, case_id + 6); /* behind "dtype:" */
+  append_pair(text, sizeof text, "batch", get(r, COLUMN_batch), get(r, COLUMN_batch), "");
+  append_pair(text, sizeof text, "heads", get(r, COLUMN_heads_q), get(r, COLUMN_heads_kv), "/");
+  append_pair(text, sizeof text, "seq", get(r, COLUMN_seq_q), get(r, COLUMN_seq_k), "x");
+  append_pair(text, sizeof text, "head_dim", get(r, COLUMN_dim_qk), get(r, COLUMN_dim_v), "/");
+  append_pair(text, sizeof text, "causal", get(r, COLUMN_causal), get(r, COLUMN_causal), "");
+  append_pair(text, sizeof text, "threads", get(r, COLUMN_threads), get(r, COLUMN_threads), "");
+  const char *rest = strstr(case_id, "/threads:"); /* what is not at its default stands behind it */
   rest = rest ? strchr(rest + 1, '/') : NULL;
-  for (; rest && *rest; rest++)
-    if (*rest == '/') fputs("  ", t->file);
-    else fputc(*rest == ':' ? ' ' : *rest, t->file);
+  while (rest) {
+    char word[4 * BENCH_WORD];
+    snprintf(word, sizeof word, "%.*s", (int)strcspn(rest + 1, "/"), rest + 1);
+    char *colon = strchr(word, ':');
+    if (colon) *colon = 0;
+    append_pair(text, sizeof text, word, colon ? colon + 1 : "", colon ? colon + 1 : "", "");
+    rest = strchr(rest + 1, '/');
+  }
+  cli_print_wrapped(t->file, text, 0, 4, WIDTH);
 }
 
 /* ---- Rows ------------------------------------------------------------------------------------------------------------- */
 
-static void format_number(const bench_record *r, bench_column column, const char *format, char *text, size_t bytes) {
+static void format_fixed(const bench_record *r, bench_column column, int digits, char *text, size_t bytes) {
   text[0] = 0;
-  if (get(r, column)[0]) snprintf(text, bytes, format, bench_record_number(r, column)); /* formats are constants of this file */
+  if (get(r, column)[0]) snprintf(text, bytes, "%.*f", digits, bench_record_number(r, column));
+}
+
+/* For numbers that may be huge, as those of failures are. */
+static void format_general(const bench_record *r, bench_column column, int digits, char *text, size_t bytes) {
+  text[0] = 0;
+  if (get(r, column)[0]) snprintf(text, bytes, "%.*g", digits, bench_record_number(r, column));
 }
 
 /* The larger half of the interval, as a share of the median. */
@@ -106,29 +110,28 @@ static void print_time_row(const bench_table *t, const bench_record *r) {
   char time[24], spread[24], rate[24], peak[24], gbs[24], ratio[64], error[24];
   bench_format_time(bench_record_number(r, COLUMN_time_ns_median), time, sizeof time);
   format_spread(r, spread, sizeof spread);
-  format_number(r, COLUMN_gflops, "%.1f", rate, sizeof rate);
-  format_number(r, COLUMN_peak_pct, "%.1f", peak, sizeof peak);
-  format_number(r, COLUMN_gbs, "%.2f", gbs, sizeof gbs);
+  format_fixed(r, COLUMN_gflops, 1, rate, sizeof rate);
+  format_fixed(r, COLUMN_peak_pct, 1, peak, sizeof peak);
+  format_fixed(r, COLUMN_gbs, 2, gbs, sizeof gbs);
   format_ratio(r, ratio, sizeof ratio);
-  format_number(r, COLUMN_max_err_ratio, "%.3f", error, sizeof error);
+  format_fixed(r, COLUMN_max_err_ratio, 3, error, sizeof error);
   fprintf(t->file, "  %-*s %10s %8s %9s %7s %8s  %-24s %8s  %s\n", NAME_WIDTH, get(r, COLUMN_kernel), time, spread, rate, peak, gbs,
           ratio, error, get(r, COLUMN_samples));
 }
 
 static void print_check_row(const bench_table *t, const bench_record *r) {
   char error[24], absolute[24];
-  format_number(r, COLUMN_max_err_ratio, "%.4f", error, sizeof error);
-  format_number(r, COLUMN_max_abs_err, "%.2e", absolute, sizeof absolute);
+  format_general(r, COLUMN_max_err_ratio, 3, error, sizeof error);
+  format_general(r, COLUMN_max_abs_err, 3, absolute, sizeof absolute);
   fprintf(t->file, "  %-*s %-10s %9s %10s %8s", NAME_WIDTH, get(r, COLUMN_kernel), get(r, COLUMN_status), error, absolute,
           get(r, COLUMN_rows_checked));
-  fputc(get(r, COLUMN_reason)[0] ? ' ' : '\n', t->file);
-  if (get(r, COLUMN_reason)[0]) bench_print_wrapped(t->file, get(r, COLUMN_reason), NAME_WIDTH + 46, NAME_WIDTH + 46);
+  fprintf(t->file, "\n%*s", get(r, COLUMN_reason)[0] ? BELOW : 0, "");
+  if (get(r, COLUMN_reason)[0]) bench_print_wrapped(t->file, get(r, COLUMN_reason), BELOW);
 }
 
 static void print_refusal(const bench_table *t, const bench_record *r) {
-  const int indent = NAME_WIDTH + 14;
-  fprintf(t->file, "  %-*s %-10s ", NAME_WIDTH, get(r, COLUMN_kernel), get(r, COLUMN_status));
-  bench_print_wrapped(t->file, get(r, COLUMN_reason), indent, indent);
+  const int indent = fprintf(t->file, "  %-*s %-10s ", NAME_WIDTH, get(r, COLUMN_kernel), get(r, COLUMN_status));
+  bench_print_wrapped(t->file, get(r, COLUMN_reason), indent);
 }
 
 static bool is_bad(const bench_record *r) { return bench_record_is(r, BENCH_FAIL) || bench_record_is(r, BENCH_ERROR); }
@@ -146,19 +149,19 @@ static void print_row(const bench_table *t, const bench_record *r, bool best) {
   else if (!t->timed && !bench_record_is(r, BENCH_SKIP)) print_check_row(t, r);
   else print_refusal(t, r);
   if (get(r, COLUMN_warnings)[0]) {
-    fprintf(t->file, "  %-*s ", NAME_WIDTH, "");
-    bench_print_wrapped(t->file, get(r, COLUMN_warnings), NAME_WIDTH + 3, NAME_WIDTH + 3);
+    fprintf(t->file, "%*s", BELOW, "");
+    bench_print_wrapped(t->file, get(r, COLUMN_warnings), BELOW);
   }
   stop(t, how);
   if (t->repro || is_bad(r))
-    fprintf(t->file, "  %-*s attnbench %s --case %s --kernel %s --seed %" PRIu64 "\n", NAME_WIDTH, "", t->command,
+    fprintf(t->file, "%*sattnbench %s --case %s --kernel %s --seed %" PRIu64 "\n", BELOW, "", t->command,
             get(r, COLUMN_case_id), get(r, COLUMN_kernel), t->seed);
 }
 
 static void print_columns(const bench_table *t, const bench_record *const *rows, int count) {
   char ratio[64] = "x";
   if (!t->timed) {
-    fprintf(t->file, "  %-*s %-10s %9s %10s %8s\n", NAME_WIDTH, "kernel", "status", "err/bound", "abs error", "rows");
+    fprintf(t->file, "  %-*s %-10s %9s %10s %8s\n", NAME_WIDTH, "kernel", "status", "err/lim", "abs error", "rows");
     return;
   }
   for (int i = 0; i < count; i++)
@@ -186,7 +189,6 @@ void bench_table_case(const bench_table *table, const bench_record *records, int
   start(table, BOLD);
   print_headline(table, rows[0]);
   stop(table, BOLD);
-  fputc('\n', table->file);
   print_columns(table, rows, shown);
   for (int i = 0; i < shown; i++) print_row(table, rows[i], i == 0 && rows[i]->sample_count);
   fputc('\n', table->file);

@@ -31,7 +31,7 @@ int bench_count_status(const bench_records *records, bench_status status);
 /* "1.23 ms": four characters of number and a unit. */
 void bench_format_time(double ns, char *text, size_t bytes);
 
-/* Prints words wrapped at 118 columns; the first line starts at `column`, the others at `indent`. */
-void bench_print_wrapped(FILE *file, const char *text, int column, int indent);
+/* Prints words wrapped at the table's width, all lines at `indent`, where the first already stands. */
+void bench_print_wrapped(FILE *file, const char *text, int indent);
 
 #endif
