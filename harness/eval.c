@@ -276,7 +276,11 @@ static double peak_share(const bench_entrant *entrant, double flops, int64_t thr
 /* ---- The table --------------------------------------------------------------------------------------------------- */
 
 /* "batch 2, heads 12/4, seq 128/512, dim 64, f32": a pair where the two differ. */
-static void print_problem(const attn_problem *p, int64_t rows, int64_t threads) {
+static void print_problem(const eval_state *state) {
+  const attn_problem *p = &state->input.tensors.problem;
+  const int64_t threads = state->command->threads;
+  int64_t checked = 0;
+
   const struct {
     const char *name;
     int64_t q, k;
@@ -286,8 +290,10 @@ static void print_problem(const attn_problem *p, int64_t rows, int64_t threads) 
     printf(", %s %lld", sizes[i].name, (long long)sizes[i].q);
     if (sizes[i].q != sizes[i].k) printf("/%lld", (long long)sizes[i].k);
   }
+  for (int i = 0; i < state->rows; i++)
+    if (state->row[i].verdict.rows_checked > checked) checked = state->row[i].verdict.rows_checked;
   printf(", %s, %lld thread%s; %lld rows checked\n", bench_dtype_name(p->dtype_kv), (long long)threads,
-         threads == 1 ? "" : "s", (long long)rows);
+         threads == 1 ? "" : "s", (long long)checked);
 }
 
 static void print_time(const bench_entrant *entrant, double flops, int64_t threads) {
@@ -340,7 +346,7 @@ static int run(eval_state *state, const bench_selection *selection) {
   if (selection->automatic) run_row(state, NULL);
   for (int i = 0; i < selection->count; i++) run_row(state, selection->kernel[i]);
   if (state->command->time && !time_rows(state, entrants)) state->exit_code = BENCH_EXIT_INTERNAL;
-  print_problem(problem, state->row[0].verdict.rows_checked, state->command->threads);
+  print_problem(state);
   print_rows(state, bench_work_flops(problem, bench_work_pairs(problem, &state->input.tensors.args)));
   for (int i = 0; i < state->rows; i++)
     if (state->row[i].entrant) bench_entrant_clear(state->row[i].entrant);

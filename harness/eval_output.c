@@ -32,7 +32,7 @@ static int64_t place(const eval_input *input, const attn_strides *stride, const 
 
 static void *copy(const void *from, size_t bytes) {
   void *to = malloc(bytes + 1);
-  return to ? memcpy(to, from, bytes) : NULL;
+  return to && bytes ? memcpy(to, from, bytes) : to; /* no bytes: from may be NULL */
 }
 
 static void set_row(bench_expected *expected, int64_t n, const eval_input *input) {
