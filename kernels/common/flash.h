@@ -14,9 +14,10 @@
  * units: P stays below 2^8, which float32 sums and products carry with ease, and acc / row_sum is unchanged. */
 static const float RESCALE_AT = 8.0f;
 
-/* Moves row i's reference up by `step`, or sets it if the row has seen no allowed key yet. Returns the step to take off the scores
- * at hand. Tested before any exp, so nothing can overflow. */
-static float rescale_row(const row_block *block, int64_t i, float step) {
+/* Moves row i's reference up by `step`, or sets it if the row has seen no allowed key yet, and with it all that is relative to the
+ * old one: row_sum, acc, and the `pending` P of this tile's panels that acc has not seen yet, which end at `score`. Returns the step
+ * to take off the scores at hand. Tested before any exp, so nothing can overflow. */
+static float rescale_row(const row_block *block, int64_t i, float step, float *score, int64_t pending) {
   if (block->row_max[i] == -INFINITY) {
     block->row_max[i] = step;
     return step;
@@ -28,12 +29,13 @@ static float rescale_row(const row_block *block, int64_t i, float step) {
   float *acc = block->acc + i * block->acc_stride, *sum = block->row_sum + i * VEC_LANES;
   vec_store(sum, vec_mul(vec_load(sum), factor));
   for (int64_t c = 0; c < block->acc_stride; c += VEC_LANES) vec_store(acc + c, vec_mul(vec_load(acc + c), factor));
+  for (int64_t j = -pending; j < 0; j += VEC_LANES) vec_store(score + j, vec_mul(vec_load(score + j), factor));
   return step;
 }
 
 /* The careful end of a panel: scores lie in memory, relative to each row's reference. Masks the keys [key, key + PANEL_KEYS) that
  * a row may not see (whatever stood there, NaN included, becomes -inf), moves references where needed, then P and row_sum. */
-static void softmax_panel(const row_block *block, int64_t tile_row, int64_t key, float *score) {
+static void softmax_panel(const row_block *block, int64_t tile_row, int64_t key, float *score, int64_t pending) {
   for (int i = 0; i < TILE_ROWS; i++) {
     const int64_t row = tile_row + i;
     float *s = score + i * block->score_stride;
@@ -44,7 +46,7 @@ static void softmax_panel(const row_block *block, int64_t tile_row, int64_t key,
     }
     const float largest = vec_reduce_max(best);
     if (largest > (block->row_max[row] == -INFINITY ? -INFINITY : RESCALE_AT)) {
-      const vec step = vec_set1(rescale_row(block, row, largest));
+      const vec step = vec_set1(rescale_row(block, row, largest, s, pending));
       for (int v = 0; v < TILE_VECS; v++) p[v] = vec_sub(p[v], step);
     }
     float *sum = block->row_sum + row * VEC_LANES;
@@ -67,15 +69,17 @@ static ALWAYS_INLINE void relative_scores(const row_block *block, int64_t tile_r
 }
 
 /* A panel on an edge, of which only the first `vecs` vectors hold keys. */
-static ALWAYS_INLINE void edge_panel(const row_block *block, int64_t tile_row, int64_t key, float *score, const int vecs) {
+static ALWAYS_INLINE void edge_panel(const row_block *block, int64_t tile_row, int64_t key, float *score, int64_t pending,
+                                     const int vecs) {
   vec sum[TILE_ROWS][TILE_VECS];
   relative_scores(block, tile_row, block->keys.k + key * block->problem->dim_qk, sum, vecs);
   store_tile(sum, score, block->score_stride, vecs);
-  softmax_panel(block, tile_row, key, score);
+  softmax_panel(block, tile_row, key, score, pending);
 }
 
 /* A panel that every row may see whole. `settled`: no row's reference is -inf. */
-static ALWAYS_INLINE void full_panel(const row_block *block, int64_t tile_row, int64_t key, float *score, bool settled) {
+static ALWAYS_INLINE void full_panel(const row_block *block, int64_t tile_row, int64_t key, float *score, int64_t pending,
+                                     bool settled) {
   vec sum[TILE_ROWS][TILE_VECS];
   relative_scores(block, tile_row, block->keys.k + key * block->problem->dim_qk, sum, TILE_VECS);
   vec largest = sum[0][0];
@@ -86,7 +90,7 @@ static ALWAYS_INLINE void full_panel(const row_block *block, int64_t tile_row, i
   }
   if (!settled || vec_any_above(largest, RESCALE_AT)) {
     store_tile(sum, score, block->score_stride, TILE_VECS);
-    softmax_panel(block, tile_row, key, score);
+    softmax_panel(block, tile_row, key, score, pending);
     return;
   }
   UNROLL
@@ -105,15 +109,15 @@ static bool rows_settled(const row_block *block, int64_t tile_row) {
 /* P of the tile's keys, relative to each row's reference, from keys.first on. */
 static void score_softmax_tile(const row_block *block, int64_t tile_row, tile_keys keys, float *score) {
   bool settled = rows_settled(block, tile_row);
-  for (int64_t key = keys.first; key < keys.end; key += PANEL_KEYS, score += PANEL_KEYS) {
+  for (int64_t key = keys.first; key < keys.end; key += PANEL_KEYS) {
+    const int64_t done = key - keys.first;
     if (keys.all_begin <= key && key + PANEL_KEYS <= keys.all_end) {
-      full_panel(block, tile_row, key, score, settled);
-      settled = true;
+      full_panel(block, tile_row, key, score + done, done, settled);
     } else {
       const int64_t vecs = (min64(keys.end - key, PANEL_KEYS) + VEC_LANES - 1) / VEC_LANES;
-      WITH_CONSTANT_VECS(vecs, edge_panel, block, tile_row, key, score)
-      settled = rows_settled(block, tile_row);
+      WITH_CONSTANT_VECS(vecs, edge_panel, block, tile_row, key, score + done, done)
     }
+    if (!settled) settled = rows_settled(block, tile_row);
   }
 }
 
