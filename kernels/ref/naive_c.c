@@ -16,7 +16,10 @@
 #include "kernels/kernel.h"
 
 /* Transposing K costs about as much as scoring this many queries against K as it lies. */
-enum { TRANSPOSE_QUERIES = 8 };
+enum { TRANSPOSE_QUERIES = 4 };
+
+/* Keys transposed together: one cache line of each row of the result. */
+enum { TRANSPOSE_KEYS = 16 };
 
 /* Keys scored together when K is read as it lies: this many rows of K stay in the level 1 cache while d walks along them. */
 enum { STRIDED_KEYS = 64 };
@@ -82,9 +85,12 @@ static void open_keys(query_head *head, float *memory) {
     head->k = (key_view){keys == 0 ? NULL : (const float *)head->args->k + first, p->k_stride.s, p->k_stride.d};
     return;
   }
-  for (int64_t j = 0; j < keys; j++)
+  for (int64_t first_j = 0; first_j < keys; first_j += TRANSPOSE_KEYS) {
+    const int64_t end = keys - first_j < TRANSPOSE_KEYS ? keys : first_j + TRANSPOSE_KEYS;
     for (int64_t d = 0; d < p->dim_qk; d++)
-      memory[d * keys + j] = attn_load_f32(head->args->k, p->dtype_kv, first + j * p->k_stride.s + d * p->k_stride.d);
+      for (int64_t j = first_j; j < end; j++)
+        memory[d * keys + j] = attn_load_f32(head->args->k, p->dtype_kv, first + j * p->k_stride.s + d * p->k_stride.d);
+  }
   head->k = (key_view){memory, 1, keys};
 }
 
