@@ -22,23 +22,25 @@ COLUMNS = re.findall(r"COLUMN\((\w+)\)", (ROOT / "harness" / "columns.def").read
 PEAK = {"c": 15.0, "avx2": 120.0, "avx512": 240.0}
 
 
-def row(kernel="flash_avx2", rate=90.0, width=0.002, seq=512, heads=8, dim=64, threads=1, baseline_rate=None, seq_q=None,
+def row(name="flash_avx2", rate=90.0, width=0.002, seq=512, heads=8, dim=64, threads=1, baseline_rate=None, seq_q=None,
         **changes):
     """A timed PASS row of `rate` GFLOP/s with a relative interval of +-width; `changes` override any column."""
-    algorithm, isa = kernel.rsplit("_", 1)
+    algorithm, isa = name.rsplit("_", 1)
     seq_q = seq if seq_q is None else seq_q
     causal = changes.get("causal", "none")
     flops = 4 * heads * seq_q * seq * dim
     time = flops / rate
     values = dict.fromkeys(COLUMNS, "") | {
-        "run_id": "r1", "kernel": kernel, "algorithm": algorithm, "isa": isa, "dtype_q": "f32", "dtype_kv": "f32",
+        "run_id": "r1", "kernel": name, "algorithm": algorithm, "isa": isa, "dtype_q": "f32", "dtype_kv": "f32",
         "dtype_o": "f32", "batch": 1, "heads_q": heads, "heads_kv": heads, "seq_q": seq_q, "seq_k": seq, "dim_qk": dim,
-        "dim_v": dim, "score": "dot", "causal": causal, "align": "top-left", "window": "none", "mask": "none", "bias": "none",
+        "dim_v": dim, "score": "dot", "causal": causal, "align": "top-left", "window": "none", "mask": "none",
+        "bias": "none",
         "alibi": "off", "softcap": 0, "sinks": "off", "lengths": "full", "layout": "bhsd", "cache": "warm",
         "threads": threads, "status": "PASS", "time_ns_median": repr(time), "time_ns_ci_lo": repr(time * (1 - width)),
         "time_ns_ci_hi": repr(time * (1 + width)), "gflops": repr(rate), "gbs": repr(8 * heads * (seq_q + seq) * dim / time),
         "peak_gflops": PEAK[isa] * threads, "peak_pct": repr(100 * rate / PEAK[isa] / threads),
-        "case_id": f"dtype:f32/B:1/Hq:{heads}/Hkv:{heads}/Sq:{seq_q}/Sk:{seq}/D:{dim}/Dv:{dim}/causal:{causal}/threads:{threads}"}
+        "case_id": f"dtype:f32/B:1/Hq:{heads}/Hkv:{heads}/Sq:{seq_q}/Sk:{seq}/D:{dim}/Dv:{dim}/causal:{causal}/"
+                   f"threads:{threads}"}
     if baseline_rate:
         ratio = rate / baseline_rate
         values |= {"baseline": "naive_c", "ratio": repr(ratio), "ratio_ci_lo": repr(ratio * 0.99),
@@ -81,13 +83,21 @@ def test_reads_folder_and_file_alike(tmp_path):
     folder = write(tmp_path / "a", grid(), environment={"cpu": "Some CPU", "commit": "abc"})
     by_folder, by_file = read_results([folder]), read_results([folder / "results.csv"])
     assert len(by_folder.rows) == len(by_file.rows) == 18
-    assert by_folder.environments == [{"cpu": "Some CPU", "commit": "abc", "date": "unknown"}]
+    assert by_folder.environments[0]["cpu"] == "Some CPU" and by_folder.environments[0]["date"] == "unknown"
     assert by_folder.rows[0].cpu == "Some CPU"
     assert by_folder.rows[1]["gflops"] == 80.0 and by_folder.rows[1]["seq_k"] == 128
 
 
 def test_every_column_read_is_one_that_attnbench_writes():
     assert len(COLUMNS) > 50 and not set(table.COLUMNS) - set(COLUMNS)
+
+
+def test_states_machine_and_origin(tmp_path):
+    facts = {"cpu": {"value": "Some CPU", "grade": "OK"}, "hypervisor": {"value": "KVMKVMKVM", "grade": "WARN"},
+             "commit": {"value": "0123456789abcdef"}, "source_tree": {"value": "dirty"}, "date": {"value": "2026-01-31"}}
+    environments = read_results([write(tmp_path / "a", [row()], environment=facts)]).environments
+    assert views.machines(environments) == "Some CPU (virtual machine, KVMKVMKVM)"
+    assert views.origins(environments) == "date 2026-01-31, commit 0123456789ab with uncommitted changes"
 
 
 def test_ignores_unknown_columns_and_order(tmp_path):
@@ -249,9 +259,14 @@ def test_a_lead_over_another_run_is_not_separated(read):
 
 
 def test_only_timed_rows_can_win(read):
-    cell = views.winner(read([untimed("FAIL", "wrong", kernel="flash_avx512"), row("naive_c", 10.0)]))
+    cell = views.winner(read([untimed("FAIL", "wrong", name="flash_avx512"), row("naive_c", 10.0)]))
     assert cell.winner["kernel"] == "naive_c" and cell.runner_up is None
     assert views.winner(read([untimed("FAIL", "wrong")])) is None
+
+
+def test_the_automatic_choice_is_no_rival(read):
+    cell = views.winner(read([row("flash_avx2", 80.0), row("flash_avx2", 81.0, kernel="auto"), row("naive_c", 10.0)]))
+    assert cell.winner["kernel"] == "flash_avx2" and cell.runner_up["kernel"] == "naive_c"
 
 
 def test_winner_cells_lie_at_seq_and_head_dim(read):
@@ -281,12 +296,12 @@ def test_thinning_keeps_the_ends_and_says_what_is_gone(read):
 
 def test_notes_list_every_untimed_kernel_once(read):
     rows = read([row("naive_c", 10.0), row("naive_c", 10.0, seq=256),
-                 untimed("SKIP", "this CPU has no AMX", kernel="flash_avx512"),
-                 untimed("SKIP", "this CPU has no AMX", kernel="flash_avx512", seq=256),
-                 untimed("SKIP", "this CPU has no AMX", kernel="blocked_avx512"),
-                 untimed("SKIP", "this CPU has no AMX", kernel="blocked_avx512", seq=256),
-                 untimed("FAIL", "off by 5 x the bound", kernel="flash_avx2"),
-                 untimed("DEGENERATE", "one key", kernel="flash_avx2", seq=256)])
+                 untimed("SKIP", "this CPU has no AMX", name="flash_avx512"),
+                 untimed("SKIP", "this CPU has no AMX", name="flash_avx512", seq=256),
+                 untimed("SKIP", "this CPU has no AMX", name="blocked_avx512"),
+                 untimed("SKIP", "this CPU has no AMX", name="blocked_avx512", seq=256),
+                 untimed("FAIL", "off by 5 x the bound", name="flash_avx2"),
+                 untimed("DEGENERATE", "one key", name="flash_avx2", seq=256)])
     notes = [(status, note.replace(views.NO_BREAK, " ")) for status, note in views.untimed_notes(rows)]
     assert notes == [
         ("FAIL", "FAIL flash_avx2 (seq 512, head_dim 64, not causal, 1 thread): off by 5 x the bound"),
@@ -325,39 +340,44 @@ def test_unknown_figure_exits_2_with_the_nearest_name(tmp_path, capsys):
 
 def everything():
     """Data for every figure, with a skip, a failure and a close race."""
-    rows = grid(threads=(1, 2)) + grid(seqs=(512,), heads=(1, 2, 4), dims=(64,))
-    rows += [untimed("SKIP", "this CPU has no AVX-512", kernel="flash_avx512", seq=seq, dim=dim)
+    rows = grid(dims=(64,), threads=(1, 2)) + grid(dims=(128,)) + grid(seqs=(512,), heads=(1, 2, 4), dims=(64,))
+    rows += [untimed("SKIP", "this CPU has no AVX-512", name="flash_avx512", seq=seq, dim=dim)
              for seq in (128, 512, 2048) for dim in (64, 128)]
-    rows += [untimed("FAIL", "output[0,1,2,3] is off by 4.1 x the bound", kernel="naive_avx2", seq=512)]
+    rows += [untimed("FAIL", "output[0,1,2,3] is off by 4.1 x the bound", name="naive_avx2", seq=512)]
     return rows + [row("blocked_avx2", 119.9, seq=128, baseline_rate=10.0)]
 
 
-@pytest.fixture
-def drawn(tmp_path, capsys):
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A result folder for every figure."""
     pytest.importorskip("matplotlib")
-    folder = write(tmp_path / "run", everything(), environment={"cpu": "Some CPU", "commit": "abc", "date": "2026-01-31"})
+    return write(tmp_path_factory.mktemp("plot") / "run", everything(), environment={"cpu": "Some CPU " * 20, "commit": "abc"})
+
+
+def test_every_figure_is_written(run, tmp_path, capsys):
     out = tmp_path / "figures"
-    assert plot.main([str(folder), "-o", str(out)]) == 0
-    return out, capsys.readouterr().out
-
-
-def test_every_figure_is_written(drawn):
-    out, said = drawn
+    assert plot.main([str(run), "-o", str(out)]) == 0
+    said = capsys.readouterr().out
     for name in plot.FIGURES:
         assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert "</svg>" in (out / f"{name}.svg").read_text(encoding="utf-8")
         assert f"{name}: {out}" in said
     assert "SKIP\tflash_avx512" in (out / "not-timed.txt").read_text(encoding="utf-8")
+    again = tmp_path / "again"
+    assert plot.main([str(run), "-o", str(again), "--only", "winners"]) == 0
+    for file in ("winners.png", "winners.svg"):
+        assert (again / file).read_bytes() == (out / file).read_bytes(), "equal data must give equal files"
+    assert sorted(path.name for path in again.iterdir()) == ["not-timed.txt", "winners.png", "winners.svg"]
 
 
 def test_a_figure_without_data_is_named(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     folder = write(tmp_path / "run", grid(dims=(64,)))
-    assert plot.main([str(folder)]) == 0
+    assert plot.main([str(folder), "--only", "threads", "--only", "rate-heads", "--only", "winners"]) == 0
     said = capsys.readouterr().out
     assert "threads: not drawn: only threads=1 in the data" in said
     assert "rate-heads: not drawn: only heads=8 in the data" in said
-    assert (folder / "figures" / "rate-seq.png").exists() and not (folder / "figures" / "threads.png").exists()
+    assert (folder / "figures" / "winners.png").exists() and not (folder / "figures" / "threads.png").exists()
 
 
 def test_nothing_to_draw_exits_3(tmp_path, capsys):
@@ -365,13 +385,6 @@ def test_nothing_to_draw_exits_3(tmp_path, capsys):
     folder = write(tmp_path / "run", [untimed("SKIP", "this CPU has no AVX2")])
     assert plot.main([str(folder)]) == 3
     assert "nothing to draw" in capsys.readouterr().err
-
-
-def test_equal_data_gives_equal_files(tmp_path, drawn):
-    out, _ = drawn
-    assert plot.main([str(tmp_path / "run"), "-o", str(tmp_path / "again"), "--only", "winners"]) == 0
-    for suffix in ("png", "svg"):
-        assert (tmp_path / "again" / f"winners.{suffix}").read_bytes() == (out / f"winners.{suffix}").read_bytes()
 
 
 # ---- what the pages show -----------------------------------------------------------------------------------------------
@@ -394,24 +407,22 @@ def page_texts(page):
             yield text.get_text(), Text.get_window_extent(text, renderer)
 
 
-@pytest.fixture
-def pages(tmp_path):
-    """Draws rows; returns the pages of one figure."""
-    pytest.importorskip("matplotlib")
+def pages_of(name, folder):
     from plotting import figures, style
-
-    def draw(name, rows, environment=None):
-        style.apply()
-        folder = write(tmp_path / "pages", rows, environment=environment or {"cpu": "Some CPU", "commit": "abc"})
-        results = read_results([folder])
-        return figures.FIGURES[name](results, style.Looks({row["algorithm"] for row in results.rows}))
-    return draw
+    style.apply()
+    results = read_results([folder])
+    return figures.FIGURES[name](results, style.Looks({row["algorithm"] for row in results.rows}))
 
 
-@pytest.mark.parametrize("name", plot.FIGURES)
-def test_no_text_overlaps_or_leaves_the_page(pages, name):
-    for page in pages(name, everything(), {"cpu": "A CPU with quite a long marketing name " * 4, "commit": "abc"}):
-        texts = list(page_texts(page))
+@pytest.fixture(scope="module", params=plot.FIGURES)
+def pages(run, request):
+    """The pages of each figure in turn, and what is written on each."""
+    drawn = pages_of(request.param, run)
+    return drawn, [list(page_texts(page)) for page in drawn]
+
+
+def test_no_text_overlaps_or_leaves_the_page(pages):
+    for page, texts in zip(*pages):
         width, height = page.figure.get_size_inches() * page.figure.dpi
         for words, box in texts:
             assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, f"{words!r} leaves the page"
@@ -420,26 +431,25 @@ def test_no_text_overlaps_or_leaves_the_page(pages, name):
             assert apart, f"{one!r} and {two!r} overlap"
 
 
-@pytest.mark.parametrize("name", plot.FIGURES)
-def test_pages_state_conditions(pages, name):
-    words = " ".join(text for text, _ in page_texts(pages(name, everything())[0])).replace(views.NO_BREAK, " ")
-    for condition in ("CPU: Some CPU", "f32", "batch 1", "not causal", "commit abc", "date unknown"):
-        assert condition in words
+def test_pages_state_conditions(pages):
+    for texts in pages[1]:
+        words = " ".join(text for text, _ in texts).replace(views.NO_BREAK, " ")
+        for condition in ("CPU: Some CPU", "f32", "batch 1", "not causal", "commit abc", "date unknown"):
+            assert condition in words
 
 
-@pytest.mark.parametrize("name", ("rate-seq", "speedup", "winners"))
-def test_skips_and_failures_stand_under_the_figure(pages, name):
-    words = " ".join(text for page in pages(name, everything()) for text, _ in page_texts(page))
+def test_skips_and_failures_stand_under_the_figure(pages):
+    words = " ".join(text for texts in pages[1] for text, _ in texts)
     assert "SKIP flash_avx512" in words and "this CPU has no AVX-512" in words
     assert "FAIL naive_avx2" in words and "off by 4.1 x the bound" in words
 
 
-def test_unseparated_cells_are_hatched(pages):
+def test_unseparated_cells_are_hatched(run):
     from matplotlib.patches import Rectangle
-    axes = pages("winners", everything())[0].axes[0]
+    axes = pages_of("winners", run)[0].axes[0]
     hatched = [patch.get_xy() for patch in axes.findobj(Rectangle) if patch.get_hatch()]
-    assert hatched == [(0, 0)]  # seq 128, head_dim 64: 120.0 against 119.9
+    assert [(int(x), int(y)) for x, y in hatched] == [(0, 0)]  # seq 128, head_dim 64: 120.0 against 119.9
 
 
-def test_the_peak_is_the_top_of_the_axis(pages):
-    assert pages("rate-seq", grid())[0].axes[0].get_ylim() == (0, 240.0)
+def test_the_peak_is_the_top_of_the_axis(run):
+    assert pages_of("rate-seq", run)[0].axes[0].get_ylim() == (0, 240.0)

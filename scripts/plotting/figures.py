@@ -55,13 +55,11 @@ def pages(panels):
 def header(panels, results, left_out=()):
     """CPU, conditions common to all panels, origin of the data; left_out: values of seq that are in the data only."""
     shared, _ = views.shared_conditions(panels)
-    cpus = list(dict.fromkeys(row.cpu for panel in panels for row in panel.rows))
-    origin = "; ".join(dict.fromkeys(f"date {fact['date']}, commit {fact['commit']}" for fact in results.environments))
     words = views.in_words(shared, [key for key in shared if key != "cpu"])
-    lines = [f"CPU: {' and '.join(cpus)}", words, f"Measured: {origin}"]
+    lines = [f"CPU: {views.machines(results.environments)}", words, f"Measured: {views.origins(results.environments)}"]
     if left_out:
         lines.append(f"Four values of seq at most for each condition; left out in places: "
-                     f"{', '.join(views.either(seq) for seq in left_out)}")
+                     f"{', '.join(views.describe('seq', seq) for seq in left_out)}")
     return lines
 
 

@@ -64,7 +64,8 @@ def draw_cell(axes, x, y, cell, looks):
         axes.text(x + 0.5, y + 0.5, "no time", ha="center", va="center", size=style.LABEL, color=style.FAINT)
         return
     if not cell.separated and cell.runner_up:
-        axes.add_patch(Rectangle((x, y), 1, 1, facecolor="none", edgecolor=ink, hatch="////", lw=0, alpha=0.55))
+        axes.add_patch(Rectangle((x + 0.01, y + 0.02), 0.98, 0.96, facecolor="none", edgecolor=ink, hatch="////", lw=0,
+                                 alpha=0.55))
     name, _, tier = cell.winner["kernel"].rpartition("_")
     words = "\n".join(part for part in (name, tier, lead(cell)) if part)
     axes.text(x + 0.5, y + 0.5, words, ha="center", va="center", size=style.LABEL, color=ink, linespacing=1.15,

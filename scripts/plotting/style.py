@@ -4,9 +4,11 @@ The colours are those of Okabe and Ito (Color Universal Design, 2008), told apar
 and line style alone identify a kernel in greyscale.
 """
 
+import functools
+
 import matplotlib
 from matplotlib.font_manager import FontProperties
-from matplotlib.textpath import TextPath
+from matplotlib.textpath import text_to_path
 
 ALGORITHMS = {  # name -> colour, marker
     "flash": ("#0072B2", "o"),
@@ -17,6 +19,7 @@ ALGORITHMS = {  # name -> colour, marker
     "naive_openblas": ("#56B4E9", "P"),
     "matmul_onednn": ("#000000", "X"),
     "graph_onednn": ("#8C7A00", "*"),
+    "auto": ("#4D4D4D", "d"),  # the library's own choice
 }
 OTHER_COLOURS, OTHER_MARKERS = ("#6B4C9A", "#7F7F7F", "#5B3A29"), "ph<>dH8"  # for algorithms that this table does not know
 
@@ -91,12 +94,11 @@ def contrast(colour):
     return "#000000" if luminance > 0.179 else "#FFFFFF"
 
 
+@functools.lru_cache(maxsize=None)
 def text_width(text, size, weight="normal"):
     """Inches."""
-    if not text.strip():
-        return 0.0
     font = FontProperties(family="DejaVu Sans", size=size, weight=weight)
-    return TextPath((0, 0), text, prop=font).get_extents().x1 / 72
+    return text_to_path.get_text_width_height_descent(text, font, ismath=False)[0] / 72
 
 
 def wrap(text, width, size, weight="normal"):

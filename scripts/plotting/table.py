@@ -1,4 +1,4 @@
-"""Reads results.csv (as attnbench run --csv writes it) and the env.json beside it. Errors name file, row, column and value."""
+"""Reads results.csv (as attnbench run --csv writes it) and the env.json beside it. Errors name file, row, column, value."""
 
 import csv
 import json
@@ -8,6 +8,7 @@ from pathlib import Path
 
 STATUSES = ("PASS", "FAIL", "SKIP", "DEGENERATE", "ERROR")
 UNKNOWN = "unknown"
+AUTO = "auto"  # the library's own choice, run as if it were a kernel
 
 # "." decimals whatever the locale; float() alone would also take nan, inf, 1_000 and blanks.
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
@@ -46,7 +47,7 @@ class Row:
 @dataclass(frozen=True)
 class Results:
     rows: list
-    environments: list  # one dict per file: cpu, commit, date
+    environments: list  # one dict per file: cpu, hypervisor, commit, source_tree, date
 
 
 def read_results(paths):
@@ -85,7 +86,7 @@ def read_csv(file, cpu=UNKNOWN):
 
 
 def read_environment(file):
-    """CPU, commit and date from env.json; "unknown" where it is absent or does not say."""
+    """What figures state of env.json; "unknown" where it is absent or does not say."""
     facts = {}
     if file.exists():
         try:
@@ -94,7 +95,7 @@ def read_environment(file):
             raise ResultsError(f"{file}: not readable as JSON ({error})") from None
         if not isinstance(facts, dict):
             raise ResultsError(f"{file}: holds a JSON {type(facts).__name__}; an object of facts was expected")
-    return {name: _fact(facts, name) for name in ("cpu", "commit", "date")}
+    return {name: _fact(facts, name) for name in ("cpu", "hypervisor", "commit", "source_tree", "date")}
 
 
 def _fact(facts, name):
@@ -134,6 +135,8 @@ def _read_row(file, number, header, cells, cpu):
         values[column] = _number(place, column, raw[column], positive=True)
     for column in RATES:
         values[column] = _number(place, column, raw[column], positive=False)
+    if values["kernel"] == AUTO:
+        values["algorithm"] = AUTO  # it may choose another one in every case
     _check_times(place, raw, values)
     return Row(Path(file), number, cpu, values)
 

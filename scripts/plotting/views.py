@@ -6,7 +6,7 @@ Every function returns its panels or raises NothingToDraw with the reason.
 from dataclasses import dataclass
 from statistics import median
 
-from .table import Row
+from .table import AUTO, Row
 
 MARGIN = 0.01  # a lead below 1 % is no lead, whatever the intervals say: the margin of attnbench's own verdicts
 FEW_QUERIES = 16  # at most so many queries, and fewer than keys, is decoding: memory is the limit, so GB/s is the rate
@@ -141,6 +141,20 @@ def describe(key, value):
     if key in ("cpu", "dtype", "other"):
         return value
     return f"{key} {value}"
+
+
+def machines(environments):
+    """The CPUs of all files, and whether a hypervisor stood between."""
+    names = [f"{facts['cpu']} (virtual machine, {facts['hypervisor']})" if facts["hypervisor"] not in ("none", "unknown")
+             else facts["cpu"] for facts in environments]
+    return " and ".join(dict.fromkeys(names))
+
+
+def origins(environments):
+    """Date and commit of all files."""
+    changed = {"dirty": " with uncommitted changes"}
+    return "; ".join(dict.fromkeys(f"date {facts['date']}, commit {facts['commit'][:12]}"
+                                   f"{changed.get(facts['source_tree'], '')}" for facts in environments))
 
 
 def plural(count, singular, several=""):
@@ -320,11 +334,13 @@ def winner_panels(rows):
 
 
 def winner(rows):
-    """The fastest row of one case and its lead over the next; None if none is timed.
+    """The fastest kernel of one case and its lead over the next; None if none is timed.
 
-    Separated: both from one run (other processes differ by several percent), 95 % intervals apart, margin at least 1 %.
+    "auto" is one of the others and no rival. Separated: both from one run (other processes differ by several percent), 95 %
+    intervals apart, margin at least 1 %.
     """
-    ranked = sorted((row for row in rows if row.timed), key=lambda row: (row["time_ns_median"], row["kernel"]))
+    rivals = [row for row in rows if row.timed and row["kernel"] != AUTO]
+    ranked = sorted(rivals, key=lambda row: (row["time_ns_median"], row["kernel"]))
     if not ranked:
         return None
     if len(ranked) == 1:
