@@ -5,6 +5,8 @@
 
 #include "check_private.h"
 
+static const double WORTH_THREADS = 1e6; /* multiply-adds: a few milliseconds; waking threads for less costs more */
+
 /* Computes row n. The oracle leaves p in the scratch of allowed keys and does not touch the others: a negative mark tells
  * them apart, for the mean of V over the allowed keys. */
 static void compute_row(bench_expected *e, const attn_args *args, int64_t n, double *score) {
@@ -26,12 +28,16 @@ static void compute_row(bench_expected *e, const attn_args *args, int64_t n, dou
 
 /* False if memory is short. */
 static bool compute_rows(bench_expected *e, const attn_args *args) {
+  const attn_problem *p = &e->problem;
+  const double cost = (double)e->rows * (double)p->seq_k * (double)(p->dim_qk + p->dim_v);
+  const bool threads = cost > WORTH_THREADS;
   bool enough = true;
+  (void)threads; /* not used without OpenMP */
 #ifdef _OPENMP
-#pragma omp parallel
+#pragma omp parallel if (threads) reduction(&& : enough)
 #endif
   {
-    double *score = malloc((size_t)(e->problem.seq_k + 1) * sizeof *score);
+    double *score = malloc((size_t)(p->seq_k + 1) * sizeof *score);
     if (!score) enough = false;
 #ifdef _OPENMP
 #pragma omp for schedule(dynamic)
