@@ -28,7 +28,8 @@ static const char *add_range(const char *text, bool cores, cpu_set_t *set) {
   int first, last;
   char rest;
   const int fields = sscanf(text, "%d-%d%c", &first, &last, &rest);
-  if (fields < 1 || fields > 2 || (fields == 1 && strspn(text, "0123456789") != strlen(text))) return "a list such as 0-3,8 or core:0-3";
+  if (fields < 1 || fields > 2 || (fields == 1 && strspn(text, "0123456789") != strlen(text)))
+    return "a list such as 0-3,8 or core:0-3";
   if (fields == 1) last = first;
   if (first < 0 || last < first || last >= CPU_SETSIZE) return "numbers of CPUs, the first not above the last";
   for (int i = first; i <= last; i++) {

@@ -16,7 +16,7 @@ static const char *const bias_words[] = {"none", "full", "heads", "row", NULL};
 static const char *const switch_words[] = {"off", "on", NULL};
 static const char *const score_words[] = {"dot", "additive", "gaussian", "precomputed", NULL};
 static const char *const length_words[] = {"full", "kv_len", "q_len", "both", "row_len", "varlen", NULL};
-static const char *const layout_words[] = {"bhsd",     "bshd",       "strided", "spread", "transposed",
+static const char *const layout_words[] = {"bhsd",     "bshd",      "strided", "spread", "transposed",
                                            "reversed", "broadcast", "packed",  NULL};
 static const char *const value_words[] = {"zero-mean", "positive", NULL};
 static const char *const cache_words[] = {"warm", "cold-kv", "cold", NULL};
@@ -36,22 +36,29 @@ static const bench_axis_info axes[AXIS_COUNT] = {
     [AXIS_SEQ_Q] = {"seq_q", "", AXIS_IS_INT, 0, NULL, "queries (default: seq)"},
     [AXIS_SEQ_K] = {"seq_k", "", AXIS_IS_INT, 0, NULL, "keys (default: seq)"},
     [AXIS_CAUSAL] = {"causal", "none", AXIS_IS_WORD, 0, causal_words, "causal mask, by where query 0 stands among the keys"},
-    [AXIS_ALIGN] = {"align", "top-left", AXIS_IS_WORD, 0, align_words, "the same for window and alibi without a causal mask"},
+    [AXIS_ALIGN] = {"align", "top-left", AXIS_IS_WORD, 0, align_words,
+                    "the same for window and alibi without a causal mask"},
     [AXIS_OFFSET] = {"offset", "0", AXIS_IS_INT, INT32_MIN, NULL, "key position of query 0, for the alignment 'offset'"},
-    [AXIS_WINDOW] = {"window", "none", AXIS_IS_WINDOW, 0, NULL, "LEFT..RIGHT keys, an open side left out; W: W..W, causal W..0"},
-    [AXIS_MASK] = {"mask", "none", AXIS_IS_WORD, 0, mask_words, "boolean mask: each key with p = 1/2, or a random suffix off"},
-    [AXIS_BIAS] = {"bias", "none", AXIS_IS_WORD, 0, bias_words, "added to the scores: full, broadcast over batch, or per key"},
+    [AXIS_WINDOW] = {"window", "none", AXIS_IS_WINDOW, 0, NULL,
+                     "LEFT..RIGHT keys, an open side left out; W: W..W, causal W..0"},
+    [AXIS_MASK] = {"mask", "none", AXIS_IS_WORD, 0, mask_words,
+                   "boolean mask: each key with p = 1/2, or a random suffix off"},
+    [AXIS_BIAS] = {"bias", "none", AXIS_IS_WORD, 0, bias_words,
+                   "added to the scores: full, broadcast over batch, or per key"},
     [AXIS_ALIBI] = {"alibi", "off", AXIS_IS_WORD, 0, switch_words, "ALiBi slopes"},
     [AXIS_SOFTCAP] = {"softcap", "0", AXIS_IS_REAL, 0, NULL, "c: scores become c tanh(s/c); 0 = off"},
     [AXIS_SCORE] = {"score", "dot", AXIS_IS_WORD, 0, score_words, "score function"},
     [AXIS_SCALE] = {"scale", "default", AXIS_IS_REAL, 0, default_words, "of dot scores (default: 1/sqrt(dim_qk))"},
     [AXIS_SINKS] = {"sinks", "off", AXIS_IS_WORD, 0, switch_words, "one sink logit per head in the denominator"},
-    [AXIS_LENGTHS] = {"lengths", "full", AXIS_IS_WORD, 0, length_words, "random lengths per sequence, both, per row, or packed"},
+    [AXIS_LENGTHS] = {"lengths", "full", AXIS_IS_WORD, 0, length_words,
+                      "random lengths per sequence, both, per row, or packed"},
     [AXIS_LSE] = {"lse", "off", AXIS_IS_WORD, 0, switch_words, "write log-sum-exp as well"},
     [AXIS_LAYOUT] = {"layout", "bhsd", AXIS_IS_WORD, 0, layout_words, "strides of q, k, v, o (packed: with lengths=varlen)"},
     [AXIS_MAGNITUDE] = {"magnitude", "1", AXIS_IS_REAL, 0, NULL, "standard deviation of the generated inputs"},
-    [AXIS_VALUES] = {"values", "zero-mean", AXIS_IS_WORD, 0, value_words, "mean of V; positive: only the proven bound applies"},
-    [AXIS_CACHE] = {"cache", "warm", AXIS_IS_WORD, 0, cache_words, "K and V, or all tensors, rotated beyond the last-level cache"},
+    [AXIS_VALUES] = {"values", "zero-mean", AXIS_IS_WORD, 0, value_words,
+                     "mean of V; positive: only the proven bound applies"},
+    [AXIS_CACHE] = {"cache", "warm", AXIS_IS_WORD, 0, cache_words,
+                    "K and V, or all tensors, rotated beyond the last-level cache"},
     [AXIS_THREADS] = {"threads", "1", AXIS_IS_INT, 1, all_words, "threads of the kernel; all: every CPU allowed"},
 };
 
@@ -122,7 +129,8 @@ static const char *check_value(const bench_axis_info *axis, const char *text) {
   attn_dtype q, kv, o;
   if (is_word(axis->words, text)) return NULL;
   switch (axis->kind) {
-    case AXIS_IS_INT: return cli_read_int(text, &whole) && whole >= axis->least ? NULL : "a whole number, or a range a:b:+s, a:b:*f";
+    case AXIS_IS_INT:
+      return cli_read_int(text, &whole) && whole >= axis->least ? NULL : "a whole number, or a range a:b:+s, a:b:*f";
     case AXIS_IS_REAL: return cli_read_real(text, &real) ? NULL : "a number";
     case AXIS_IS_DTYPE: return bench_dtype_read(text, &q, &kv, &o) ? NULL : "f32, f16, bf16, or several joined by +";
     case AXIS_IS_WINDOW: return bench_window_read(text, false, &left, &right) ? NULL : "none, W, or LEFT..RIGHT";
@@ -189,10 +197,13 @@ static bool add_range(bench_values *values, const char *text) {
 
 static bool add_item(const bench_axis_info *axis, bench_values *values, const char *item, char *error, size_t bytes) {
   if (axis->kind == AXIS_IS_INT && strchr(item, ':')) {
-    if (add_range(values, item) && !check_value(axis, values->value[values->count - 1]) && !check_value(axis, values->value[0]))
+    if (add_range(values, item) && !check_value(axis, values->value[values->count - 1]) &&
+        !check_value(axis, values->value[0]))
       return true;
-    snprintf(error, bytes, "axis %s: range '%s' should be FIRST:LAST, FIRST:LAST:+STEP or FIRST:LAST:*FACTOR, FIRST <= LAST, "
-             "at most %d values", axis->name, item, MOST_VALUES);
+    snprintf(error, bytes,
+             "axis %s: range '%s' should be FIRST:LAST, FIRST:LAST:+STEP or FIRST:LAST:*FACTOR, FIRST <= LAST, "
+             "at most %d values",
+             axis->name, item, MOST_VALUES);
     return false;
   }
   const char *wanted = strlen(item) < BENCH_WORD ? check_value(axis, item) : "shorter";
@@ -235,8 +246,10 @@ static bool unknown_axis(const char *assignment, char *error, size_t bytes) {
     return false;
   }
   const char *near = cli_nearest(word, names);
-  if (near) snprintf(error, bytes, "unknown axis '%s'; did you mean %s?", word, near);
-  else snprintf(error, bytes, "unknown axis '%s'; see attnbench list axes", word);
+  if (near)
+    snprintf(error, bytes, "unknown axis '%s'; did you mean %s?", word, near);
+  else
+    snprintf(error, bytes, "unknown axis '%s'; see attnbench list axes", word);
   return false;
 }
 

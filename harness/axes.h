@@ -86,7 +86,8 @@ void bench_grid_clear(bench_grid *grid);
 /* True if `assignment` sets the axis `name`; *values then points behind the "=". */
 bool bench_axis_is(const char *assignment, const char *name, const char **values);
 
-/* Reads "256", "256..0", "..64", "none" (keys to the left and right, -1 = open). With one number, right is left unless causal. */
+/* Reads "256", "256..0", "..64", "none" (keys to the left and right, -1 = open). With one number, right
+ * is as left, or 0 where causal. */
 bool bench_window_read(const char *text, bool causal, int64_t *left, int64_t *right);
 
 /* Reads "bf16" (all three), "f32+bf16" (Q and O, K/V) or "bf16+bf16+f32" (Q, K/V, O). */

@@ -40,7 +40,9 @@ static double get_real(const bench_spec *spec, bench_axis axis) {
   return value;
 }
 
-static bool is(const bench_spec *spec, bench_axis axis, const char *word) { return !strcmp(bench_spec_get(spec, axis), word); }
+static bool is(const bench_spec *spec, bench_axis axis, const char *word) {
+  return !strcmp(bench_spec_get(spec, axis), word);
+}
 
 /* seq_q, seq_k, dim_qk, dim_v: their own value, else that of the axis for both. */
 static int64_t get_or(const bench_spec *spec, bench_axis axis, bench_axis both) {
@@ -57,8 +59,10 @@ static void build_shape(const bench_spec *spec, attn_problem *problem) {
 }
 
 static void build_position(const bench_spec *spec, attn_problem *problem) {
-  static const struct { const char *name; attn_align align; } aligns[] = {
-      {"top-left", ATTN_ALIGN_TOP_LEFT}, {"bottom-right", ATTN_ALIGN_BOTTOM_RIGHT}, {"offset", ATTN_ALIGN_OFFSET}};
+  static const struct {
+    const char *name;
+    attn_align align;
+  } aligns[] = {{"top-left", ATTN_ALIGN_TOP_LEFT}, {"bottom-right", ATTN_ALIGN_BOTTOM_RIGHT}, {"offset", ATTN_ALIGN_OFFSET}};
   const bool causal = !is(spec, AXIS_CAUSAL, "none");
   const char *name = bench_spec_get(spec, causal ? AXIS_CAUSAL : AXIS_ALIGN);
   for (size_t i = 0; i < sizeof aligns / sizeof *aligns; i++)
@@ -68,11 +72,14 @@ static void build_position(const bench_spec *spec, attn_problem *problem) {
 }
 
 static void build_score(const bench_spec *spec, attn_problem *problem) {
-  static const struct { const char *name; attn_score score; uint32_t uses; } scores[] = {
-      {"dot", ATTN_SCORE_DOT, 0},
-      {"additive", ATTN_SCORE_ADDITIVE, ATTN_USE_SCORE_WEIGHT},
-      {"gaussian", ATTN_SCORE_GAUSSIAN, ATTN_USE_SCORE_WEIGHT},
-      {"precomputed", ATTN_SCORE_PRECOMPUTED, 0}};
+  static const struct {
+    const char *name;
+    attn_score score;
+    uint32_t uses;
+  } scores[] = {{"dot", ATTN_SCORE_DOT, 0},
+                {"additive", ATTN_SCORE_ADDITIVE, ATTN_USE_SCORE_WEIGHT},
+                {"gaussian", ATTN_SCORE_GAUSSIAN, ATTN_USE_SCORE_WEIGHT},
+                {"precomputed", ATTN_SCORE_PRECOMPUTED, 0}};
   for (size_t i = 0; i < sizeof scores / sizeof *scores; i++)
     if (is(spec, AXIS_SCORE, scores[i].name)) {
       problem->score = scores[i].score;
@@ -84,13 +91,22 @@ static void build_score(const bench_spec *spec, attn_problem *problem) {
 
 /* Masks are shared by the heads; a padding mask also by the queries. */
 static void build_masks(const bench_spec *spec, attn_problem *problem) {
-  static const struct { bench_axis axis; const char *word; uint32_t uses; } switches[] = {
-      {AXIS_ALIBI, "on", ATTN_USE_ALIBI},      {AXIS_SINKS, "on", ATTN_USE_SINKS},
-      {AXIS_LSE, "on", ATTN_USE_LSE},          {AXIS_MASK, "random", ATTN_USE_MASK},
-      {AXIS_MASK, "padding", ATTN_USE_MASK},   {AXIS_BIAS, "full", ATTN_USE_BIAS},
-      {AXIS_BIAS, "heads", ATTN_USE_BIAS},     {AXIS_BIAS, "row", ATTN_USE_BIAS},
-      {AXIS_LENGTHS, "kv_len", ATTN_USE_KV_LEN}, {AXIS_LENGTHS, "q_len", ATTN_USE_Q_LEN},
-      {AXIS_LENGTHS, "both", ATTN_USE_KV_LEN | ATTN_USE_Q_LEN}, {AXIS_LENGTHS, "row_len", ATTN_USE_ROW_LEN}};
+  static const struct {
+    bench_axis axis;
+    const char *word;
+    uint32_t uses;
+  } switches[] = {{AXIS_ALIBI, "on", ATTN_USE_ALIBI},
+                  {AXIS_SINKS, "on", ATTN_USE_SINKS},
+                  {AXIS_LSE, "on", ATTN_USE_LSE},
+                  {AXIS_MASK, "random", ATTN_USE_MASK},
+                  {AXIS_MASK, "padding", ATTN_USE_MASK},
+                  {AXIS_BIAS, "full", ATTN_USE_BIAS},
+                  {AXIS_BIAS, "heads", ATTN_USE_BIAS},
+                  {AXIS_BIAS, "row", ATTN_USE_BIAS},
+                  {AXIS_LENGTHS, "kv_len", ATTN_USE_KV_LEN},
+                  {AXIS_LENGTHS, "q_len", ATTN_USE_Q_LEN},
+                  {AXIS_LENGTHS, "both", ATTN_USE_KV_LEN | ATTN_USE_Q_LEN},
+                  {AXIS_LENGTHS, "row_len", ATTN_USE_ROW_LEN}};
   for (size_t i = 0; i < sizeof switches / sizeof *switches; i++)
     if (is(spec, switches[i].axis, switches[i].word)) problem->uses |= switches[i].uses;
 
@@ -116,7 +132,9 @@ static void build_inputs(const bench_spec *spec, bench_case *bench) {
   bench->sinks = is(spec, AXIS_SINKS, "on");
   bench->magnitude = get_real(spec, AXIS_MAGNITUDE);
   bench->uniform_v = is(spec, AXIS_VALUES, "positive");
-  bench->cache = is(spec, AXIS_CACHE, "cold") ? BENCH_COLD_ALL : is(spec, AXIS_CACHE, "cold-kv") ? BENCH_COLD_KV : BENCH_WARM;
+  bench->cache = is(spec, AXIS_CACHE, "cold")      ? BENCH_COLD_ALL
+                 : is(spec, AXIS_CACHE, "cold-kv") ? BENCH_COLD_KV
+                                                   : BENCH_WARM;
   bench->threads = is(spec, AXIS_THREADS, "all") ? bench_cpu_count() : (int)get_int(spec, AXIS_THREADS);
   bench_layout_apply(&bench->problem, bench->layout);
 }
@@ -151,21 +169,25 @@ static void append(char *text, size_t bytes, const char *format, ...) {
 
 static void name_dtype(const attn_problem *p, char *text, size_t bytes) {
   const char *q = bench_dtype_name(p->dtype_q), *kv = bench_dtype_name(p->dtype_kv), *o = bench_dtype_name(p->dtype_o);
-  if (p->dtype_o != p->dtype_q) snprintf(text, bytes, "%s+%s+%s", q, kv, o);
-  else if (p->dtype_kv != p->dtype_q) snprintf(text, bytes, "%s+%s", q, kv);
-  else snprintf(text, bytes, "%s", q);
+  if (p->dtype_o != p->dtype_q)
+    snprintf(text, bytes, "%s+%s+%s", q, kv, o);
+  else if (p->dtype_kv != p->dtype_q)
+    snprintf(text, bytes, "%s+%s", q, kv);
+  else
+    snprintf(text, bytes, "%s", q);
 }
 
 /* Everything that makes the data: the shape and, in the order of the table, what is not at its default. */
 static void name_problem(const bench_spec *spec, const attn_problem *p, char *name, char *rest) {
-  static const bench_axis others[] = {AXIS_ALIGN,   AXIS_OFFSET, AXIS_WINDOW, AXIS_MASK,   AXIS_BIAS,      AXIS_ALIBI,
-                                      AXIS_SOFTCAP, AXIS_SCORE,  AXIS_SCALE,  AXIS_SINKS,  AXIS_LENGTHS,   AXIS_LSE,
-                                      AXIS_LAYOUT,  AXIS_MAGNITUDE, AXIS_VALUES};
+  static const bench_axis others[] = {AXIS_ALIGN,   AXIS_OFFSET,  AXIS_WINDOW, AXIS_MASK,      AXIS_BIAS,
+                                      AXIS_ALIBI,   AXIS_SOFTCAP, AXIS_SCORE,  AXIS_SCALE,     AXIS_SINKS,
+                                      AXIS_LENGTHS, AXIS_LSE,     AXIS_LAYOUT, AXIS_MAGNITUDE, AXIS_VALUES};
   char dtype[BENCH_WORD];
   name_dtype(p, dtype, sizeof dtype);
   snprintf(name, BENCH_NAME,
            "dtype:%s/B:%" PRId64 "/Hq:%" PRId64 "/Hkv:%" PRId64 "/Sq:%" PRId64 "/Sk:%" PRId64 "/D:%" PRId64 "/Dv:%" PRId64
-           "/causal:%s", dtype, p->batch, p->heads_q, p->heads_kv, p->seq_q, p->seq_k, p->dim_qk, p->dim_v,
+           "/causal:%s",
+           dtype, p->batch, p->heads_q, p->heads_kv, p->seq_q, p->seq_k, p->dim_qk, p->dim_v,
            bench_spec_get(spec, AXIS_CAUSAL));
   rest[0] = 0;
   for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
@@ -226,8 +248,10 @@ void bench_case_build(const bench_spec *asked, uint64_t seed, bench_planned *pla
 
 /* Axes that case_ids abbreviate. */
 static const char *long_name(const char *word) {
-  static const struct { const char *brief, *name; } names[] = {{"B", "batch"},  {"Hq", "heads"},  {"Hkv", "heads_kv"}, {"Sq", "seq_q"},
-                                                               {"Sk", "seq_k"}, {"D", "dim_qk"}, {"Dv", "dim_v"}};
+  static const struct {
+    const char *brief, *name;
+  } names[] = {{"B", "batch"},  {"Hq", "heads"}, {"Hkv", "heads_kv"}, {"Sq", "seq_q"},
+               {"Sk", "seq_k"}, {"D", "dim_qk"}, {"Dv", "dim_v"}};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
     if (!strcmp(word, names[i].brief)) return names[i].name;
   return word;

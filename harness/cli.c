@@ -87,8 +87,10 @@ bool cli_read_real(const char *text, double *value) {
 }
 
 bool cli_read_duration(const char *text, double *seconds) {
-  static const struct { const char *unit; double seconds; } units[] = {
-      {"", 1}, {"s", 1}, {"ms", 1e-3}, {"us", 1e-6}, {"m", 60}, {"min", 60}, {"h", 3600}};
+  static const struct {
+    const char *unit;
+    double seconds;
+  } units[] = {{"", 1}, {"s", 1}, {"ms", 1e-3}, {"us", 1e-6}, {"m", 60}, {"min", 60}, {"h", 3600}};
   const char *rest;
   double number;
   if (!read_real_prefix(text, &number, &rest) || number < 0) return false;
@@ -239,7 +241,8 @@ bool cli_parse(const cli_command *command, int argc, char **argv, int *exit_code
     if (options_end || argument[0] != '-' || !argument[1]) {
       cli_list *list = command->positionals;
       if (!list || list->count == CLI_LIST_MAX) {
-        *exit_code = cli_usage_error(command->name, "unexpected argument '%s'; see attnbench %s --help", argument, command->name);
+        *exit_code =
+            cli_usage_error(command->name, "unexpected argument '%s'; see attnbench %s --help", argument, command->name);
         return false;
       }
       list->item[list->count++] = argument;

@@ -27,12 +27,12 @@
 /* Exit codes of every sub-command. */
 enum {
   BENCH_EXIT_OK = 0,
-  BENCH_EXIT_FAILED = 1,        /* a check or gate failed */
+  BENCH_EXIT_FAILED = 1, /* a check or gate failed */
   BENCH_EXIT_USAGE = 2,
-  BENCH_EXIT_NOTHING = 3,       /* nothing matched, or nothing could run */
-  BENCH_EXIT_UNFIT = 4,         /* machine unfit to measure */
-  BENCH_EXIT_INTERNAL = 5,      /* input/output or internal error */
-  BENCH_EXIT_SKIPPED = 77,      /* this CPU runs none of the kernels asked for */
+  BENCH_EXIT_NOTHING = 3,  /* nothing matched, or nothing could run */
+  BENCH_EXIT_UNFIT = 4,    /* machine unfit to measure */
+  BENCH_EXIT_INTERNAL = 5, /* input/output or internal error */
+  BENCH_EXIT_SKIPPED = 77, /* this CPU runs none of the kernels asked for */
   BENCH_EXIT_INTERRUPTED = 130,
 };
 
@@ -89,7 +89,7 @@ void cli_print_wrapped(FILE *file, const char *text, int column, int indent, int
 
 /* Readers of single values: false unless all of `text` is one. */
 bool cli_read_int(const char *text, int64_t *value);
-bool cli_read_real(const char *text, double *value);     /* finite only */
+bool cli_read_real(const char *text, double *value);       /* finite only */
 bool cli_read_duration(const char *text, double *seconds); /* >= 0 */
 bool cli_read_percent(const char *text, double *fraction);
 

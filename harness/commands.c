@@ -25,14 +25,16 @@ static const command commands[] = {
 enum { COMMANDS = sizeof commands / sizeof *commands };
 
 static void print_help(void) {
-  printf("attnbench %s: attention kernels for CPUs, validated and timed\n\nattnbench [COMMAND] [options]\n\n", attn_version());
+  printf("attnbench %s: attention kernels for CPUs, validated and timed\n\nattnbench [COMMAND] [options]\n\n",
+         attn_version());
   for (int i = 0; i < COMMANDS; i++) printf("  %-9s %s\n", commands[i].name, commands[i].summary);
-  printf("\nattnbench COMMAND --help lists its options. Try:\n\n"
-         "  attnbench                                            a short benchmark, about two minutes\n"
-         "  attnbench run -a seq=128:4096:*2 -a causal=none,bottom-right -o results\n"
-         "  attnbench run --preset decode --kernel 'flash_*'\n"
-         "  attnbench check --suite edge\n"
-         "  attnbench explain -a seq_q=1 -a seq_k=4096 -a dtype=bf16\n");
+  printf(
+      "\nattnbench COMMAND --help lists its options. Try:\n\n"
+      "    attnbench                                          a short benchmark, about two minutes\n"
+      "    attnbench run -a seq=128:4096:*2 -a causal=none,bottom-right -o results\n"
+      "    attnbench run --preset decode --kernel 'flash_*'\n"
+      "    attnbench check --suite edge\n"
+      "    attnbench explain -a seq_q=1 -a seq_k=4096 -a dtype=bf16\n");
 }
 
 static int unknown_command(const char *word) {
@@ -41,7 +43,8 @@ static int unknown_command(const char *word) {
   names[COMMANDS] = "help";
   names[COMMANDS + 1] = NULL;
   const char *near = cli_nearest(word, names);
-  fprintf(stderr, "attnbench: unknown command '%s'; %s%s\n", word, near ? "did you mean " : "see attnbench help", near ? near : "");
+  fprintf(stderr, "attnbench: unknown command '%s'; %s%s\n", word, near ? "did you mean " : "see attnbench help",
+          near ? near : "");
   return BENCH_EXIT_USAGE;
 }
 

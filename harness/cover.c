@@ -93,7 +93,8 @@ bool bench_cases_cover(bench_case_list *list, const bench_grid *grid, uint64_t s
   bool fine = true;
   for (int64_t i = 0; i < grid->pick && fine; i++)
     if (!choose(&c, seed, &planned)) {
-      snprintf(error, error_bytes, "grid '%s': no combination of its values is a valid problem within its work limit", grid->title);
+      snprintf(error, error_bytes, "grid '%s': no combination of its values is a valid problem within its work limit",
+               grid->title);
       fine = false;
     } else if (!bench_cases_append(list, &planned)) {
       snprintf(error, error_bytes, "out of memory for the list of cases");

@@ -23,8 +23,10 @@ static void print_plan(const bench_planned *planned) {
 
 static void explain_case(const bench_planned *planned) {
   printf("%s\n\n", planned->bench.case_id);
-  if (planned->invalid[0]) printf("%s\n", planned->invalid);
-  else print_plan(planned);
+  if (planned->invalid[0])
+    printf("%s\n", planned->invalid);
+  else
+    print_plan(planned);
   printf("\n%-18s %s\n", "kernel", "takes it?");
   for (int i = 0; i < attn_kernel_count(); i++) {
     const attn_kernel_info *kernel = attn_kernel_get(i);
@@ -42,13 +44,15 @@ int bench_explain_main(int argc, char **argv) {
   const cli_option options[] = {BENCH_CASE_OPTIONS(&o), CLI_END};
   const cli_command command = {.name = "explain",
                                .usage = "[-a AXIS=VALUE]...",
-                               .summary = "Says which kernel the library chooses for a problem and with which plan, and for every "
-                                          "other kernel whether it could have taken it or why not.",
+                               .summary =
+                                   "Says which kernel the library chooses for a problem and with which plan, and for every "
+                                   "other kernel whether it could have taken it or why not.",
                                .options = options};
   bench_case_list cases = {0};
   int code;
   if (!cli_parse(&command, argc, argv, &code)) return code;
-  code = bench_options_cases(&o, &cases);
+  code = bench_check_overrides(o.command);
+  if (!code) code = bench_options_cases(&o, &cases);
   for (int i = 0; i < cases.count && !code; i++) explain_case(&cases.item[i]);
   bench_cases_clear(&cases);
   return code;

@@ -12,6 +12,9 @@ bool bench_file_write(const char *path, bench_write_fn write, void *context);
 /* Creates a folder and its parents. False after an error, said on stderr. */
 bool bench_folder_create(const char *path);
 
+/* True if bench_file_write() could create the file now; else false, said on stderr. Writes nothing. */
+bool bench_file_writable(const char *path);
+
 bool bench_file_exists(const char *path);
 
 /* A JSON string with its quotes. */

@@ -1,5 +1,5 @@
-/* Writes and reads journal.jsonl. The reader takes exactly what the writer makes: flat objects whose values are strings, numbers
- * or arrays of numbers. */
+/* Writes and reads journal.jsonl. The reader takes exactly what the writer makes: flat objects whose values are strings,
+ * numbers or arrays of numbers. */
 #include "journal.h"
 
 #include <errno.h>
@@ -89,12 +89,15 @@ static bool take(const char **at, char c) {
 static bool read_escape(const char **at, char *out) {
   const char c = *(*at)++;
   unsigned code;
-  if (c == 'n') *out = '\n';
-  else if (c == '"' || c == '\\') *out = c;
+  if (c == 'n')
+    *out = '\n';
+  else if (c == '"' || c == '\\')
+    *out = c;
   else if (c == 'u' && sscanf(*at, "%4x", &code) == 1 && code < 0x80 && strlen(*at) >= 4) {
     *out = (char)code;
     *at += 4;
-  } else return false;
+  } else
+    return false;
   return true;
 }
 
@@ -155,10 +158,14 @@ static bool read_other(const char **at, const char *key, bench_record *record, i
     return fine;
   }
   if (!read_number(at, &number)) return false;
-  if (!strcmp(key, "iterations")) record->iterations = (int64_t)number;
-  else if (!strcmp(key, "noise")) record->noise = number;
-  else if (!strcmp(key, "ratio_best")) record->ratio_best = number;
-  else return false;
+  if (!strcmp(key, "iterations"))
+    record->iterations = (int64_t)number;
+  else if (!strcmp(key, "noise"))
+    record->noise = number;
+  else if (!strcmp(key, "ratio_best"))
+    record->ratio_best = number;
+  else
+    return false;
   return true;
 }
 
@@ -189,12 +196,14 @@ static bool read_head(const char *line, const char *wanted, char *text, size_t b
 static const char *head_mismatch(const char *line, const bench_journal_head *head, char *why, size_t bytes) {
   char seed[32], text[512];
   snprintf(seed, sizeof seed, "%" PRIu64, head->seed);
-  const struct { const char *key, *value; } wanted[] = {
-      {"command", head->command}, {"version", head->version}, {"cpu", head->cpu}, {"seed", seed}};
+  const struct {
+    const char *key, *value;
+  } wanted[] = {{"command", head->command}, {"version", head->version}, {"cpu", head->cpu}, {"seed", seed}};
   for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
     if (!read_head(line, wanted[i].key, text, sizeof text)) return "not a journal of attnbench";
     if (strcmp(text, wanted[i].value)) {
-      snprintf(why, bytes, "cannot be resumed: its %s is '%.200s', now it is '%.200s'", wanted[i].key, text, wanted[i].value);
+      snprintf(why, bytes, "cannot be resumed: its %s is '%.200s', now it is '%.200s'", wanted[i].key, text,
+               wanted[i].value);
       return why;
     }
   }

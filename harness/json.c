@@ -9,8 +9,8 @@
 #include "writers.h"
 
 /* Fields of the record that become counters of an entry. */
-static const bench_column counters[] = {COLUMN_gflops,   COLUMN_gbs,           COLUMN_peak_gflops, COLUMN_peak_pct, COLUMN_ratio,
-                                        COLUMN_ratio_ci_lo, COLUMN_ratio_ci_hi, COLUMN_max_err_ratio};
+static const bench_column counters[] = {COLUMN_gflops, COLUMN_gbs,         COLUMN_peak_gflops, COLUMN_peak_pct,
+                                        COLUMN_ratio,  COLUMN_ratio_ci_lo, COLUMN_ratio_ci_hi, COLUMN_max_err_ratio};
 
 static void put_number(FILE *file, double value) {
   char text[32];
@@ -36,7 +36,8 @@ static void put_entry(FILE *file, const bench_record *record, int family, const 
   put_name(file, "name", record, suffix);
   fprintf(file, ",\n      \"family_index\": %d,\n      \"per_family_instance_index\": 0,\n      ", family);
   put_name(file, "run_name", record, "");
-  fprintf(file, ",\n      \"repetitions\": %d,\n      \"threads\": %s,\n      \"iterations\": %" PRId64 ",\n      \"real_time\": ",
+  fprintf(file,
+          ",\n      \"repetitions\": %d,\n      \"threads\": %s,\n      \"iterations\": %" PRId64 ",\n      \"real_time\": ",
           record->sample_count, bench_record_get(record, COLUMN_threads), record->iterations);
   put_number(file, time_ns);
   fputs(",\n      \"cpu_time\": ", file);
@@ -53,7 +54,8 @@ static void put_repetition(FILE *file, const bench_record *record, int family, i
 static void put_median(FILE *file, const bench_record *record, int family) {
   fputs("    {\n", file);
   put_entry(file, record, family, "_median", bench_record_number(record, COLUMN_time_ns_median));
-  fputs(",\n      \"run_type\": \"aggregate\",\n      \"aggregate_name\": \"median\",\n      \"aggregate_unit\": \"time\"", file);
+  fputs(",\n      \"run_type\": \"aggregate\",\n      \"aggregate_name\": \"median\",\n      \"aggregate_unit\": \"time\"",
+        file);
   for (size_t i = 0; i < sizeof counters / sizeof *counters; i++) {
     if (!bench_record_get(record, counters[i])[0]) continue;
     fprintf(file, ",\n      \"%s\": ", bench_column_names[counters[i]]);
@@ -69,7 +71,9 @@ static const char build_type[] = "debug";
 #endif
 
 static void put_context(FILE *file, const bench_report *report) {
-  static const struct { const char *key, *fact; } facts[] = {{"host_name", "host"}, {"cpu", "cpu"}, {"compiler", "compiler"}};
+  static const struct {
+    const char *key, *fact;
+  } facts[] = {{"host_name", "host"}, {"cpu", "cpu"}, {"compiler", "compiler"}};
   fputs("  \"context\": {\n    ", file);
   put_text(file, "date", report->date);
   fputs(",\n    ", file);
@@ -135,4 +139,6 @@ static void write_json(void *context, FILE *file) {
   fputs("\n}\n", file);
 }
 
-bool bench_write_json(const char *path, const bench_report *report) { return bench_file_write(path, write_json, (void *)report); }
+bool bench_write_json(const char *path, const bench_report *report) {
+  return bench_file_write(path, write_json, (void *)report);
+}

@@ -47,11 +47,15 @@ static void broadcast(attn_problem *p) {
 }
 
 void bench_layout_apply(attn_problem *problem, const char *layout) {
-  static const struct { const char *name; layout_fn strides; } layouts[] = {
+  static const struct {
+    const char *name;
+    layout_fn strides;
+  } layouts[] = {
       {"bhsd", dense}, {"strided", strided}, {"spread", spread}, {"transposed", transposed}, {"reversed", reversed}};
   for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++)
     if (!strcmp(layout, layouts[i].name)) apply(problem, layouts[i].strides);
   if (!strcmp(layout, "bshd")) attn_problem_set_bshd(problem);
   if (!strcmp(layout, "broadcast")) broadcast(problem);
-  if (!strcmp(layout, "packed")) attn_problem_set_varlen(problem, problem->batch * problem->seq_q, problem->batch * problem->seq_k);
+  if (!strcmp(layout, "packed"))
+    attn_problem_set_varlen(problem, problem->batch * problem->seq_q, problem->batch * problem->seq_k);
 }

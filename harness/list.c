@@ -14,8 +14,10 @@ static int list_kernels(bench_options *options) {
     const attn_kernel_info *kernel = attn_kernel_get(i);
     const char *reason = attn_kernel_unusable(kernel);
     printf("%-18s %-9s %-11s ", kernel->name, kernel->algorithm, kernel->isa);
-    if (reason) printf("UNUSABLE: %s\n", reason);
-    else bench_print_wrapped(stdout, kernel->summary, 41);
+    if (reason)
+      printf("UNUSABLE: %s\n", reason);
+    else
+      bench_print_wrapped(stdout, kernel->summary, 41);
   }
   const char *name, *reason;
   for (int i = 0; (name = attn_kernel_not_built(i, &reason)); i++) printf("%-40s NOT BUILT: %s\n", name, reason);
@@ -43,7 +45,8 @@ static int list_presets(bench_options *options) {
   char summary[200];
   for (const bench_preset *preset = bench_presets; preset->name; preset++) {
     bench_case_list cases = {0};
-    const bench_options chosen = {.command = options->command, .seed = options->seed, .presets = {.item = {preset->name}, .count = 1}};
+    const bench_options chosen = {
+        .command = options->command, .seed = options->seed, .presets = {.item = {preset->name}, .count = 1}};
     const int code = bench_options_cases(&chosen, &cases);
     if (code) return code;
     bench_preset_summary(preset, summary, sizeof summary);
@@ -76,16 +79,19 @@ static int print_preset(const char *name) {
 }
 
 int bench_list_main(int argc, char **argv) {
-  static const struct { const char *name; int (*list)(bench_options *); } subjects[] = {
-      {"kernels", list_kernels}, {"presets", list_presets}, {"axes", list_axes}, {"cases", list_cases}};
+  static const struct {
+    const char *name;
+    int (*list)(bench_options *);
+  } subjects[] = {{"kernels", list_kernels}, {"presets", list_presets}, {"axes", list_axes}, {"cases", list_cases}};
   static const char *const names[] = {"kernels", "presets", "preset", "axes", "cases", NULL};
   bench_options o = {.command = "list", .seed = 1, .default_preset = "quick"};
   cli_list words = {.count = 0};
   const cli_option options[] = {BENCH_CASE_OPTIONS(&o), CLI_END};
   const cli_command command = {.name = "list",
                                .usage = "kernels | presets | preset NAME | axes | cases [options]",
-                               .summary = "Prints what there is. The options matter to `cases` only, which lists the case_ids that "
-                                          "the same options would make `run` run.",
+                               .summary =
+                                   "Prints what there is. The options matter to `cases` only, which lists the case_ids that "
+                                   "the same options would make `run` run.",
                                .options = options,
                                .positionals = &words};
   int code;

@@ -2,6 +2,7 @@
 #include "options.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "presets.h"
@@ -62,8 +63,10 @@ static int make_grids(const bench_options *options, bench_grids *grids) {
   int code = add_presets(options, grids);
   if (code) return code;
   const bool nothing_asked = !grids->count && !has_axes(options) && !options->case_ids.count;
-  if (nothing_asked && options->default_preset) code = add_preset(options->command, options->default_preset, grids);
-  else if (!grids->count && !options->case_ids.count) grids->grid[grids->count++] = (bench_grid){0};
+  if (nothing_asked && options->default_preset)
+    code = add_preset(options->command, options->default_preset, grids);
+  else if (!grids->count && !options->case_ids.count)
+    grids->grid[grids->count++] = (bench_grid){0};
   return code ? code : set_axes(options, grids);
 }
 
@@ -93,7 +96,8 @@ static void thin_out(bench_case_list *list, int64_t most, uint64_t seed) {
 int bench_options_cases(const bench_options *options, bench_case_list *list) {
   char error[SENTENCE];
   bench_grids grids = {.count = 0};
-  if (options->cases < 0) return cli_usage_error(options->command, "--cases %lld: should be at least 1", (long long)options->cases);
+  if (options->cases < 0)
+    return cli_usage_error(options->command, "--cases %lld: should be at least 1", (long long)options->cases);
   int code = make_grids(options, &grids);
   if (!code) code = add_case_ids(options, list);
   for (int g = 0; g < grids.count && !code; g++)
@@ -106,18 +110,31 @@ int bench_options_cases(const bench_options *options, bench_case_list *list) {
 
 /* ---- Kernels ------------------------------------------------------------------------------------------------------- */
 
+static bool is_tier(const char *name) {
+  for (int i = 0; bench_tier_names[i]; i++)
+    if (!strcmp(name, bench_tier_names[i])) return true;
+  return false;
+}
+
+static int say_no_tier(const char *command, const char *what, const char *value) {
+  char tiers[200] = "";
+  const char *near = cli_nearest(value, bench_tier_names);
+  for (int i = 0; bench_tier_names[i]; i++)
+    snprintf(tiers + strlen(tiers), sizeof tiers - strlen(tiers), "%s%s", i ? ", " : "", bench_tier_names[i]);
+  return cli_usage_error(command, "%s '%s' should be one of %s%s%s", what, value, tiers, near ? "; did you mean " : "",
+                         near ? near : "");
+}
+
+int bench_check_overrides(const char *command) {
+  const char *cap = getenv("ATTN_MAX_ISA");
+  return !cap || !cap[0] || is_tier(cap) ? 0 : say_no_tier(command, "the environment's ATTN_MAX_ISA", cap);
+}
+
 int bench_options_kernels(bench_options *options, bench_selection *selection) {
   const char *values;
   for (int i = 0; i < options->axes.count; i++)
     if (bench_axis_is(options->axes.item[i], "kernel", &values) && options->filter.kernels.count < CLI_LIST_MAX)
       options->filter.kernels.item[options->filter.kernels.count++] = values;
-  if (options->require) {
-    bool known = false;
-    for (int i = 0; bench_tier_names[i]; i++) known |= !strcmp(options->require, bench_tier_names[i]);
-    const char *near = cli_nearest(options->require, bench_tier_names);
-    if (!known)
-      return cli_usage_error(options->command, "--require '%s': unknown tier; %s%s", options->require,
-                             near ? "did you mean " : "see attnbench list kernels", near ? near : "");
-  }
+  if (options->require && !is_tier(options->require)) return say_no_tier(options->command, "--require", options->require);
   return bench_select(&options->filter, options->command, selection);
 }

@@ -77,8 +77,10 @@ bool bench_preset_read(const char *text, bench_grids *grids, char *error, size_t
     tidy_line(text, length, line);
     if (line[0] == '[' || (line[0] && !grid)) {
       grid = open_grid(grids);
-      if (!grid) snprintf(problem, sizeof problem, "more than %d grids", BENCH_MAX_GRIDS);
-      else if (line[0] == '[') snprintf(grid->title, sizeof grid->title, "%.*s", (int)strcspn(line + 1, "]"), line + 1);
+      if (!grid)
+        snprintf(problem, sizeof problem, "more than %d grids", BENCH_MAX_GRIDS);
+      else if (line[0] == '[')
+        snprintf(grid->title, sizeof grid->title, "%.*s", (int)strcspn(line + 1, "]"), line + 1);
     }
     if (grid && line[0] && line[0] != '[') (void)set_line(grid, line, problem, sizeof problem);
     if (problem[0]) {

@@ -12,9 +12,12 @@ enum { MANY_CASES = 60, SECONDS_BETWEEN = 5 };
 
 void bench_format_clock(double seconds, char *text, unsigned bytes) {
   const long whole = (long)(seconds + 0.5);
-  if (whole < 60) snprintf(text, bytes, "%ld s", whole);
-  else if (whole < 3600) snprintf(text, bytes, "%ld:%02ld", whole / 60, whole % 60);
-  else snprintf(text, bytes, "%ld:%02ld:%02ld", whole / 3600, whole / 60 % 60, whole % 60);
+  if (whole < 60)
+    snprintf(text, bytes, "%ld s", whole);
+  else if (whole < 3600)
+    snprintf(text, bytes, "%ld:%02ld", whole / 60, whole % 60);
+  else
+    snprintf(text, bytes, "%ld:%02ld:%02ld", whole / 3600, whole / 60 % 60, whole % 60);
 }
 
 void bench_progress_start(bench_progress *progress, int cases, double work, bool quiet) {
@@ -49,8 +52,10 @@ void bench_progress_note(bench_progress *progress, const char *name, const char 
   char eta[48];
   if (progress->quiet || (!progress->terminal && !is_due(progress, doing))) return;
   format_eta(progress, eta, sizeof eta);
-  if (progress->terminal) fprintf(stderr, "\r\033[K[%d/%d, %s] %.70s: %s", progress->done + 1, progress->cases, eta, name, doing);
-  else fprintf(stderr, "[%d/%d, %s] %s\n", progress->done + 1, progress->cases, eta, name);
+  if (progress->terminal)
+    fprintf(stderr, "\r\033[K[%d/%d, %s] %.70s: %s", progress->done + 1, progress->cases, eta, name, doing);
+  else
+    fprintf(stderr, "[%d/%d, %s] %s\n", progress->done + 1, progress->cases, eta, name);
   fflush(stderr);
 }
 

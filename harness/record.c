@@ -61,9 +61,8 @@ static bool set_whole(bench_record *record, bench_column column, int64_t value) 
 }
 
 static bool fill_problem(bench_record *r, const attn_problem *p) {
-  static const char *const aligns[] = {[ATTN_ALIGN_TOP_LEFT] = "top-left",
-                                       [ATTN_ALIGN_BOTTOM_RIGHT] = "bottom-right",
-                                       [ATTN_ALIGN_OFFSET] = "offset"};
+  static const char *const aligns[] = {
+      [ATTN_ALIGN_TOP_LEFT] = "top-left", [ATTN_ALIGN_BOTTOM_RIGHT] = "bottom-right", [ATTN_ALIGN_OFFSET] = "offset"};
   char window[64] = "none";
   char left[24] = "", right[24] = "";
   if (p->window_left >= 0) snprintf(left, sizeof left, "%" PRId64, p->window_left);
@@ -86,9 +85,10 @@ static bool fill_case(bench_record *r, const bench_planned *planned) {
          bench_record_set(r, COLUMN_score, bench_spec_get(&planned->spec, AXIS_SCORE)) &&
          bench_record_set(r, COLUMN_causal, bench_spec_get(&planned->spec, AXIS_CAUSAL)) &&
          bench_record_set(r, COLUMN_mask, c->mask) && bench_record_set(r, COLUMN_bias, c->bias) &&
-         bench_record_set(r, COLUMN_alibi, c->alibi ? "on" : "off") && bench_record_set(r, COLUMN_sinks, c->sinks ? "on" : "off") &&
-         bench_record_set(r, COLUMN_lengths, c->lengths) && bench_record_set(r, COLUMN_layout, c->layout) &&
-         bench_record_set(r, COLUMN_cache, caches[c->cache]) && set_whole(r, COLUMN_threads, c->threads);
+         bench_record_set(r, COLUMN_alibi, c->alibi ? "on" : "off") &&
+         bench_record_set(r, COLUMN_sinks, c->sinks ? "on" : "off") && bench_record_set(r, COLUMN_lengths, c->lengths) &&
+         bench_record_set(r, COLUMN_layout, c->layout) && bench_record_set(r, COLUMN_cache, caches[c->cache]) &&
+         set_whole(r, COLUMN_threads, c->threads);
 }
 
 static bool fill_verdict(bench_record *r, const bench_result *result) {
@@ -96,12 +96,12 @@ static bool fill_verdict(bench_record *r, const bench_result *result) {
   char index[96];
   if (!bench_record_set(r, COLUMN_status, bench_status_name(v->status)) || !bench_record_set(r, COLUMN_reason, v->reason) ||
       !bench_record_set(r, COLUMN_kernel, result->kernel->name) ||
-      !bench_record_set(r, COLUMN_algorithm, result->kernel->algorithm) || !bench_record_set(r, COLUMN_isa, result->kernel->isa) ||
-      !bench_record_set(r, COLUMN_library, result->kernel->library))
+      !bench_record_set(r, COLUMN_algorithm, result->kernel->algorithm) ||
+      !bench_record_set(r, COLUMN_isa, result->kernel->isa) || !bench_record_set(r, COLUMN_library, result->kernel->library))
     return false;
   if (v->status == BENCH_SKIP || v->status == BENCH_ERROR) return true;
-  snprintf(index, sizeof index, "%" PRId64 ":%" PRId64 ":%" PRId64 ":%" PRId64, v->err_index[0], v->err_index[1], v->err_index[2],
-           v->err_index[3]);
+  snprintf(index, sizeof index, "%" PRId64 ":%" PRId64 ":%" PRId64 ":%" PRId64, v->err_index[0], v->err_index[1],
+           v->err_index[2], v->err_index[3]);
   return set_whole(r, COLUMN_rows_checked, v->rows_checked) && set_number(r, COLUMN_max_err_ratio, v->max_err_ratio) &&
          set_number(r, COLUMN_max_abs_err, v->max_abs_err) && bench_record_set(r, COLUMN_err_index, index);
 }
@@ -129,9 +129,10 @@ static bool fill_times(bench_record *r, bench_result *result) {
   result->positions = NULL;
   return set_whole(r, COLUMN_samples, t->n) && set_number(r, COLUMN_time_ns_min, t->min) &&
          set_number(r, COLUMN_time_ns_median, t->median) && set_number(r, COLUMN_time_ns_mad, t->mad) &&
-         set_number(r, COLUMN_time_ns_ci_lo, t->ci_lo) && set_number(r, COLUMN_time_ns_ci_hi, t->ci_hi) && fill_work(r, result) &&
-         bench_record_set(r, COLUMN_baseline, result->baseline) && set_positive(r, COLUMN_ratio, ratio->median) &&
-         set_positive(r, COLUMN_ratio_ci_lo, ratio->ci_lo) && set_positive(r, COLUMN_ratio_ci_hi, ratio->ci_hi) &&
+         set_number(r, COLUMN_time_ns_ci_lo, t->ci_lo) && set_number(r, COLUMN_time_ns_ci_hi, t->ci_hi) &&
+         fill_work(r, result) && bench_record_set(r, COLUMN_baseline, result->baseline) &&
+         set_positive(r, COLUMN_ratio, ratio->median) && set_positive(r, COLUMN_ratio_ci_lo, ratio->ci_lo) &&
+         set_positive(r, COLUMN_ratio_ci_hi, ratio->ci_hi) &&
          bench_record_set(r, COLUMN_stop_reason, bench_stop_name(result->stop));
 }
 

@@ -20,9 +20,9 @@ typedef struct bench_record {
   double *samples_ns;         /* in round order */
   int *positions;             /* place of each sample in its round */
   int sample_count;
-  int64_t iterations;         /* calls per sample */
-  double noise;               /* A/A control of the case; < 0 = none */
-  double ratio_best;          /* best kernel's time / this time; 0 = not timed */
+  int64_t iterations; /* calls per sample */
+  double noise;       /* A/A control of the case; < 0 = none */
+  double ratio_best;  /* best kernel's time / this time; 0 = not timed */
 } bench_record;
 
 typedef struct bench_records {

@@ -19,7 +19,7 @@ typedef struct bench_filter {
   cli_list isas;       /* globs, comma-separated */
 } bench_filter;
 
-/* Returns 0, BENCH_EXIT_USAGE (an unknown name) or BENCH_EXIT_NOTHING (globs that match nothing), having said why on stderr. */
+/* Returns 0, BENCH_EXIT_USAGE (an unknown name) or BENCH_EXIT_NOTHING (globs that match nothing), said on stderr. */
 int bench_select(const bench_filter *filter, const char *command, bench_selection *selection);
 
 /* The tiers of kernels/tiers.def, ended by NULL. */

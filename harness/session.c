@@ -13,30 +13,9 @@
 #include "clock.h"
 #include "files.h"
 #include "journal.h"
-#include "progress.h"
-#include "run_case.h"
-#include "table.h"
-#include "writers.h"
+#include "session_private.h"
 
-enum { PATH_BYTES = 4096, FULL_TABLE_CASES = 12 };
-
-typedef struct session {
-  bench_options *options;
-  const attn_kernel_info *kernels[BENCH_MAX_KERNELS + 1];
-  int kernel_count;
-  bench_case_list cases;
-  bench_case_settings settings;
-  bench_environment environment;
-  bench_records records; /* in the order of cases and kernels */
-  bench_records old;     /* of the journal that is resumed */
-  FILE *journal;
-  bench_progress progress;
-  bench_table table;
-  char run_id[48], date[48];
-  const char *case_name; /* of the case that runs */
-  double started_s, guess_left_s;
-  bool io_failed;
-} session;
+enum { FULL_TABLE_CASES = 12 };
 
 /* ---- Ctrl-C --------------------------------------------------------------------------------------------------------- */
 
@@ -58,7 +37,7 @@ static void catch_interrupts(void) {
 
 /* ---- Opening -------------------------------------------------------------------------------------------------------- */
 
-static void name_run(session *s) {
+static void name_run(bench_session *s) {
   const time_t now = time(NULL);
   struct tm local;
   char zone[8] = "";
@@ -71,35 +50,34 @@ static void name_run(session *s) {
 }
 
 static void note(void *context, const char *what, const char *kernel) {
-  session *s = context;
+  bench_session *s = context;
   char doing[96];
   snprintf(doing, sizeof doing, "%s %s", what, kernel);
   bench_progress_note(&s->progress, s->case_name, doing);
 }
 
-static void path_in(const session *s, const char *name, char *path) {
-  snprintf(path, PATH_BYTES, "%s/%s", s->options->folder, name);
-}
-
 /* The folder's journal, new or resumed. Returns 0 or an exit code. */
-static int open_journal(session *s) {
+static int open_journal(bench_session *s) {
   const bench_options *o = s->options;
-  char path[PATH_BYTES];
+  char path[BENCH_PATH_BYTES];
   const bench_journal_head head = {.command = o->command,
                                    .version = attn_version(),
                                    .cpu = bench_environment_get(&s->environment, "cpu"),
                                    .seed = (uint64_t)o->seed};
   if (!o->folder) return 0;
   if (!bench_folder_create(o->folder)) return BENCH_EXIT_INTERNAL;
-  path_in(s, "journal.jsonl", path);
-  if (o->resume && bench_file_exists(path)) s->journal = bench_journal_resume(path, &head, &s->old);
+  bench_session_path(s, "journal.jsonl", path);
+  if (o->resume && bench_file_exists(path))
+    s->journal = bench_journal_resume(path, &head, &s->old);
   else if (!o->overwrite && bench_file_exists(path))
-    return cli_usage_error(o->command, "%s holds results: --resume adds what is missing, --overwrite starts again", o->folder);
-  else s->journal = bench_journal_create(path, &head);
+    return cli_usage_error(o->command, "%s holds results: --resume adds what is missing, --overwrite starts again",
+                           o->folder);
+  else
+    s->journal = bench_journal_create(path, &head);
   return s->journal ? 0 : BENCH_EXIT_INTERNAL;
 }
 
-static void set_kernels(session *s, const bench_selection *selection) {
+static void set_kernels(bench_session *s, const bench_selection *selection) {
   if (selection->automatic) s->kernels[s->kernel_count++] = &bench_automatic;
   for (int i = 0; i < selection->count; i++) s->kernels[s->kernel_count++] = selection->kernel[i];
 }
@@ -114,9 +92,10 @@ static int check_options(const bench_options *o) {
   return 0;
 }
 
-static int open_cases(session *s) {
+static int open_cases(bench_session *s) {
   bench_selection selection;
   int code = check_options(s->options);
+  if (!code) code = bench_check_overrides(s->options->command);
   if (!code && s->options->cpus) code = bench_pin_cpus(s->options->command, s->options->cpus);
   if (!code) code = bench_options_kernels(s->options, &selection);
   if (!code) code = bench_options_cases(s->options, &s->cases);
@@ -127,14 +106,14 @@ static int open_cases(session *s) {
   return BENCH_EXIT_NOTHING;
 }
 
-static void open_settings(session *s) {
+static void open_settings(bench_session *s) {
   const bench_options *o = s->options;
   s->settings = (bench_case_settings){.timed = o->timed,
                                       .case_budget_s = o->case_budget_s,
                                       .precision = o->precision,
                                       .rounds = (int)o->rounds,
                                       .seed = (uint64_t)o->seed,
-                                      .stop = (volatile const int *)&interrupted,
+                                      .stop = &interrupted,
                                       .note = note,
                                       .note_context = s};
   s->table = (bench_table){.file = stdout,
@@ -147,42 +126,23 @@ static void open_settings(session *s) {
   s->started_s = 1e-9 * bench_now_ns();
 }
 
-static double guess_case(const session *s, int index) {
+static double guess_case(const bench_session *s, int index) {
   return bench_case_guess(&s->cases.item[index], s->kernels, s->kernel_count, &s->settings);
 }
 
-/* ---- What is said before and after ----------------------------------------------------------------------------------- */
-
-/* The library's own environment variables, where set: they change results, so they stand beside them. */
-static void print_overrides(FILE *file) {
-  static const char *const names[] = {"ATTN_KERNEL", "ATTN_MAX_ISA", "ATTN_VERBOSE", "ATTN_TUNING", "OMP_NUM_THREADS",
-                                      "OMP_PROC_BIND", "OMP_PLACES"};
-  for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-    if (getenv(names[i])) fprintf(file, "in force: %s=%s\n", names[i], getenv(names[i]));
-}
-
-static void print_opening(const session *s, FILE *file) {
-  fprintf(file, "attnbench %s on %s; this CPU runs: %s\n", attn_version(), bench_environment_get(&s->environment, "cpu"),
-          attn_cpu_tiers());
-  fprintf(file, "%d case%s x %d kernel%s, seed %" PRId64 "\n", s->cases.count, s->cases.count == 1 ? "" : "s", s->kernel_count,
-          s->kernel_count == 1 ? "" : "s", s->options->seed);
-  print_overrides(file);
-  fputc('\n', file);
-}
-
 /* What the audit of the machine found, on stderr. Returns BENCH_EXIT_UNFIT if the user wants to hear no excuses. */
-static int audit_environment(const session *s) {
+static int audit_environment(const bench_session *s) {
   const bench_environment *e = &s->environment;
   for (int i = 0; s->options->timed && i < e->count; i++)
     if (e->facts[i].grade == BENCH_BAD || e->facts[i].grade == BENCH_WARN)
-      fprintf(stderr, "%s: %s is %s%s%s\n", e->facts[i].grade == BENCH_BAD ? "bad for measuring" : "warning", e->facts[i].name,
-              e->facts[i].value, e->facts[i].advice[0] ? "; " : "", e->facts[i].advice);
+      fprintf(stderr, "%s: %s is %s%s%s\n", e->facts[i].grade == BENCH_BAD ? "bad for measuring" : "warning",
+              e->facts[i].name, e->facts[i].value, e->facts[i].advice[0] ? "; " : "", e->facts[i].advice);
   if (!s->options->strict_env || bench_environment_worst(e) != BENCH_BAD) return 0;
   fprintf(stderr, "attnbench %s: --strict-env: this machine is unfit to measure; see attnbench env\n", s->options->command);
   return BENCH_EXIT_UNFIT;
 }
 
-static int dry_run(const session *s) {
+static int dry_run(const bench_session *s) {
   char clock[24];
   double total = 0;
   for (int i = 0; i < s->cases.count; i++) {
@@ -199,7 +159,7 @@ static int dry_run(const session *s) {
 /* ---- Cases ---------------------------------------------------------------------------------------------------------- */
 
 /* The journal's record of a case and kernel, unless it has to be done again. */
-static bench_record *find_old(session *s, const char *case_id, const char *kernel) {
+static bench_record *find_old(bench_session *s, const char *case_id, const char *kernel) {
   for (int i = 0; i < s->old.count; i++) {
     bench_record *r = &s->old.item[i];
     if (!strcmp(bench_record_get(r, COLUMN_case_id), case_id) && !strcmp(bench_record_get(r, COLUMN_kernel), kernel) &&
@@ -214,7 +174,7 @@ static bool is_skip_of_tier(const bench_result *result, const char *tier) {
 }
 
 /* --require: a skip of that tier is a failure. */
-static void apply_requirement(const session *s, bench_result *result) {
+static void apply_requirement(const bench_session *s, bench_result *result) {
   char reason[sizeof result->verdict.reason];
   if (!is_skip_of_tier(result, s->options->require)) return;
   snprintf(reason, sizeof reason, "--require %s: %.300s", s->options->require, result->verdict.reason);
@@ -222,17 +182,18 @@ static void apply_requirement(const session *s, bench_result *result) {
   memcpy(result->verdict.reason, reason, sizeof reason);
 }
 
-static void skip_for_budget(const session *s, bench_result *results, const bench_planned *planned,
+static void skip_for_budget(const bench_session *s, bench_result *results, const bench_planned *planned,
                             const attn_kernel_info *const *kernels, int count) {
   for (int i = 0; i < count; i++) {
     results[i] = (bench_result){.bench = &planned->bench, .kernel = kernels[i], .baseline = "", .noise = -1};
     results[i].verdict.status = BENCH_SKIP;
-    snprintf(results[i].verdict.reason, sizeof results[i].verdict.reason, "--budget of %.0f s is used up", s->options->budget_s);
+    snprintf(results[i].verdict.reason, sizeof results[i].verdict.reason, "--budget of %.0f s is used up",
+             s->options->budget_s);
   }
 }
 
 /* With --budget, the time of a case shrinks to twice its share of what is left. False if nothing is left. */
-static bool set_case_budget(session *s, double guess) {
+static bool set_case_budget(bench_session *s, double guess) {
   const double left = s->options->budget_s - (1e-9 * bench_now_ns() - s->started_s);
   s->settings.case_budget_s = s->options->case_budget_s;
   if (s->options->budget_s <= 0) return true;
@@ -242,7 +203,7 @@ static bool set_case_budget(session *s, double guess) {
   return true;
 }
 
-static bool append(session *s, bench_record *record, bool durable) {
+static bool append(bench_session *s, bench_record *record, bool durable) {
   if (s->journal && durable && !bench_journal_append(s->journal, record)) s->io_failed = true;
   if (bench_records_append(&s->records, record)) return true;
   fprintf(stderr, "attnbench: out of memory for the results\n");
@@ -251,7 +212,7 @@ static bool append(session *s, bench_record *record, bool durable) {
 }
 
 /* Turns the results of one case into records, old ones in their places. */
-static void record_case(session *s, const bench_planned *planned, bench_result *results, bool durable) {
+static void record_case(bench_session *s, const bench_planned *planned, bench_result *results, bool durable) {
   int fresh = 0;
   for (int i = 0; i < s->kernel_count; i++) {
     bench_record record = {0}, *old = find_old(s, planned->bench.case_id, s->kernels[i]->name);
@@ -262,8 +223,10 @@ static void record_case(session *s, const bench_planned *planned, bench_result *
     bench_result *result = &results[fresh++];
     apply_requirement(s, result);
     const bool whole = !(result->timed && result->stop == BENCH_STOP_INTERRUPT);
-    if (bench_record_fill(&record, planned, result, s->run_id)) (void)append(s, &record, durable && whole);
-    else s->io_failed = true;
+    if (bench_record_fill(&record, planned, result, s->run_id))
+      (void)append(s, &record, durable && whole);
+    else
+      s->io_failed = true;
     free(result->samples_ns);
     free(result->positions);
     bench_record_clear(&record);
@@ -272,7 +235,7 @@ static void record_case(session *s, const bench_planned *planned, bench_result *
 }
 
 /* The kernels whose rows the journal does not hold. */
-static int missing_kernels(session *s, const bench_planned *planned, const attn_kernel_info **missing) {
+static int missing_kernels(bench_session *s, const bench_planned *planned, const attn_kernel_info **missing) {
   int count = 0;
   for (int i = 0; i < s->kernel_count; i++)
     if (!find_old(s, planned->bench.case_id, s->kernels[i]->name)) missing[count++] = s->kernels[i];
@@ -280,7 +243,7 @@ static int missing_kernels(session *s, const bench_planned *planned, const attn_
 }
 
 /* One case; false if the run was interrupted before it was complete. */
-static bool run_case(session *s, int index) {
+static bool run_case(bench_session *s, int index) {
   const bench_planned *planned = &s->cases.item[index];
   const attn_kernel_info *missing[BENCH_MAX_KERNELS + 1];
   bench_result results[BENCH_MAX_KERNELS + 1];
@@ -291,8 +254,10 @@ static bool run_case(session *s, int index) {
   if (count) {
     bench_progress_note(&s->progress, s->case_name, "begins");
     affordable = set_case_budget(s, guess);
-    if (!affordable) skip_for_budget(s, results, planned, missing, count);
-    else if (!bench_run_case(planned, missing, count, &s->settings, results)) return false;
+    if (!affordable)
+      skip_for_budget(s, results, planned, missing, count);
+    else if (!bench_run_case(planned, missing, count, &s->settings, results))
+      return false;
   }
   record_case(s, planned, results, affordable);
   bench_progress_wipe(&s->progress);
@@ -302,7 +267,7 @@ static bool run_case(session *s, int index) {
   return true;
 }
 
-static void run_cases(session *s) {
+static void run_cases(bench_session *s) {
   s->guess_left_s = 0;
   for (int i = 0; i < s->cases.count; i++) s->guess_left_s += guess_case(s, i);
   bench_progress_start(&s->progress, s->cases.count, s->guess_left_s, s->options->quiet);
@@ -315,72 +280,25 @@ static void run_cases(session *s) {
             s->options->folder ? "; --resume goes on from there" : "");
 }
 
-/* ---- Files ---------------------------------------------------------------------------------------------------------- */
-
-/* table.txt: the same as on stdout, every row, without colour. */
-static void write_table(void *context, FILE *file) {
-  const session *s = context;
-  bench_table table = s->table;
-  table.file = file;
-  table.colour = table.only_bad = false;
-  print_opening(s, file);
-  for (int first = 0, next; first < s->records.count; first = next) {
-    const char *case_id = bench_record_get(&s->records.item[first], COLUMN_case_id);
-    for (next = first + 1; next < s->records.count; next++)
-      if (strcmp(bench_record_get(&s->records.item[next], COLUMN_case_id), case_id)) break;
-    bench_table_case(&table, s->records.item + first, next - first);
-  }
-  bench_table_summary(&table, &s->records);
-}
-
-static void write_environment(void *context, FILE *file) { bench_environment_write_json(context, file); }
-
-static bool write_folder(session *s, const bench_report *report) {
-  char csv[PATH_BYTES], samples[PATH_BYTES], json[PATH_BYTES], environment[PATH_BYTES], table[PATH_BYTES];
-  path_in(s, "results.csv", csv);
-  path_in(s, "samples.csv", samples);
-  path_in(s, "results.json", json);
-  path_in(s, "env.json", environment);
-  path_in(s, "table.txt", table);
-  return bench_write_csv(csv, report) && bench_write_samples(samples, report) && bench_write_json(json, report) &&
-         bench_file_write(environment, write_environment, &s->environment) && bench_file_write(table, write_table, s);
-}
-
-static void write_files(session *s) {
-  const bench_options *o = s->options;
-  const bench_report report = {.records = &s->records,
-                               .run_id = s->run_id,
-                               .executable = "attnbench",
-                               .date = s->date,
-                               .environment = &s->environment};
-  if (o->csv && !bench_write_csv(o->csv, &report)) s->io_failed = true;
-  if (o->json && !bench_write_json(o->json, &report)) s->io_failed = true;
-  if (o->samples && !bench_write_samples(o->samples, &report)) s->io_failed = true;
-  if (o->folder && !write_folder(s, &report)) s->io_failed = true;
-  if (s->io_failed) return;
-  const char *files[] = {o->csv, o->json, o->samples, o->folder};
-  for (size_t i = 0; i < sizeof files / sizeof *files; i++)
-    if (files[i]) fprintf(stderr, "written: %s\n", files[i]);
-}
-
 /* ---- The end -------------------------------------------------------------------------------------------------------- */
 
 /* True if every row was skipped because this CPU cannot run its kernel. */
-static bool only_unusable(const session *s) {
+static bool only_unusable(const bench_session *s) {
   for (int i = 0; i < s->kernel_count; i++)
     if (s->kernels[i] == &bench_automatic || !attn_kernel_unusable(s->kernels[i])) return false;
   return true;
 }
 
-static bool requirement_met(const session *s) {
+static bool requirement_met(const bench_session *s) {
   const char *tier = s->options->require;
   for (int i = 0; i < s->kernel_count; i++)
     if (tier && !strcmp(s->kernels[i]->isa, tier)) return true;
-  if (tier) fprintf(stderr, "attnbench %s: --require %s: this build has no kernel of that tier\n", s->options->command, tier);
+  if (tier)
+    fprintf(stderr, "attnbench %s: --require %s: this build has no kernel of that tier\n", s->options->command, tier);
   return !tier;
 }
 
-static int conclude(const session *s) {
+static int conclude(const bench_session *s) {
   if (s->io_failed) return BENCH_EXIT_INTERNAL;
   if (interrupted) return BENCH_EXIT_INTERRUPTED;
   if (!requirement_met(s)) return BENCH_EXIT_FAILED;
@@ -391,7 +309,7 @@ static int conclude(const session *s) {
   return BENCH_EXIT_NOTHING;
 }
 
-static void close_session(session *s) {
+static void close_session(bench_session *s) {
   if (s->journal) (void)fclose(s->journal);
   bench_records_clear(&s->records);
   bench_records_clear(&s->old);
@@ -399,7 +317,7 @@ static void close_session(session *s) {
   free(s);
 }
 
-static int run_to_the_end(session *s) {
+static int run_to_the_end(bench_session *s) {
   int code = open_cases(s);
   if (code) return code;
   open_settings(s);
@@ -407,18 +325,19 @@ static int run_to_the_end(session *s) {
   name_run(s);
   bench_environment_read(&s->environment, s->options->argc, s->options->argv, (unsigned long long)s->options->seed);
   code = audit_environment(s);
+  if (!code && !bench_session_can_write(s)) code = BENCH_EXIT_INTERNAL;
   if (!code) code = open_journal(s);
   if (code) return code;
-  print_opening(s, stdout);
+  bench_session_print_opening(s, stdout);
   run_cases(s);
   bench_table_summary(&s->table, &s->records);
   fflush(stdout);
-  write_files(s);
+  bench_session_write(s);
   return conclude(s);
 }
 
 int bench_session_run(bench_options *options) {
-  session *s = calloc(1, sizeof *s);
+  bench_session *s = calloc(1, sizeof *s);
   if (!s) {
     fprintf(stderr, "attnbench: out of memory\n");
     return BENCH_EXIT_INTERNAL;

@@ -44,15 +44,16 @@ static double worst_of(const bench_records *records, const bench_record *like) {
 }
 
 static void print_kernels(const bench_table *t, const bench_records *records) {
-  fprintf(t->file, "%-18s %7s %7s %7s %10s %7s  %s\n", "kernel", "PASS", "FAIL", "ERROR", "DEGENERATE", "SKIP", "worst err/lim");
+  fprintf(t->file, "%-18s %7s %7s %7s %10s %7s  %s\n", "kernel", "PASS", "FAIL", "ERROR", "DEGENERATE", "SKIP",
+          "worst err/lim");
   for (int i = 0; i < records->count; i++) {
     const bench_record *r = &records->item[i];
     if (!is_first(records, i, COLUMN_kernel)) continue;
     const double worst = worst_of(records, r);
-    fprintf(t->file, "%-18s %7d %7d %7d %10d %7d  ", bench_record_get(r, COLUMN_kernel), count_of(records, r, BENCH_PASS),
+    fprintf(t->file, "%-18s %7d %7d %7d %10d %7d", bench_record_get(r, COLUMN_kernel), count_of(records, r, BENCH_PASS),
             count_of(records, r, BENCH_FAIL), count_of(records, r, BENCH_ERROR), count_of(records, r, BENCH_DEGENERATE),
             count_of(records, r, BENCH_SKIP));
-    if (worst >= 0) fprintf(t->file, "%13.3g", worst);
+    if (worst >= 0) fprintf(t->file, "  %13.3g", worst);
     fputc('\n', t->file);
   }
 }
@@ -105,8 +106,10 @@ static void print_noise(const bench_table *t, const bench_records *records) {
       noise[count++] = records->item[i].noise;
   qsort(noise, (size_t)count, sizeof *noise, compare_doubles);
   if (count)
-    fprintf(t->file, "noise floor: the quickest kernel timed against itself differs by %.2f %% (median of %d cases), %.2f %% at worst\n",
-            100 * noise[count / 2], count, 100 * noise[count - 1]);
+    fprintf(
+        t->file,
+        "noise floor: the quickest kernel timed against itself differs by %.2f %% (median of %d cases), %.2f %% at worst\n",
+        100 * noise[count / 2], count, 100 * noise[count - 1]);
   free(noise);
 }
 
@@ -128,8 +131,8 @@ static void print_peaks(const bench_table *t, const bench_records *records) {
     }
     if (repeated) continue;
     qsort(peaks, (size_t)count, sizeof *peaks, compare_doubles);
-    fprintf(t->file, "%s%s %s %.1f (%s)", separator, bench_record_get(first, COLUMN_isa), bench_record_get(first, COLUMN_dtype_kv),
-            peaks[count / 2], bench_record_get(first, COLUMN_threads));
+    fprintf(t->file, "%s%s %s %.1f (%s)", separator, bench_record_get(first, COLUMN_isa),
+            bench_record_get(first, COLUMN_dtype_kv), peaks[count / 2], bench_record_get(first, COLUMN_threads));
     separator = ", ";
   }
   if (separator[0] == ',') fputc('\n', t->file);
@@ -139,7 +142,7 @@ static void print_peaks(const bench_table *t, const bench_records *records) {
 void bench_table_summary(const bench_table *table, const bench_records *records) {
   if (!records->count) return;
   print_kernels(table, records);
-  print_reasons(table, records);
+  if (table->only_bad) print_reasons(table, records);
   fputc('\n', table->file);
   print_peaks(table, records);
   print_noise(table, records);

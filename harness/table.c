@@ -28,12 +28,13 @@ static void stop(const bench_table *t, paint how) {
   if (t->colour && how != PLAIN) fputs("\033[0m", t->file);
 }
 
-void bench_print_wrapped(FILE *file, const char *text, int indent) {
-  cli_print_wrapped(file, text, indent, indent, WIDTH);
-}
+void bench_print_wrapped(FILE *file, const char *text, int indent) { cli_print_wrapped(file, text, indent, indent, WIDTH); }
 
 void bench_format_time(double ns, char *text, size_t bytes) {
-  static const struct { double ns; const char *unit; } units[] = {{1e9, "s "}, {1e6, "ms"}, {1e3, "us"}, {1, "ns"}};
+  static const struct {
+    double ns;
+    const char *unit;
+  } units[] = {{1e9, "s "}, {1e6, "ms"}, {1e3, "us"}, {1, "ns"}};
   for (size_t i = 0; i < sizeof units / sizeof *units; i++)
     if (ns >= units[i].ns || i + 1 == sizeof units / sizeof *units) {
       const double value = ns / units[i].ns;
@@ -115,8 +116,8 @@ static void print_time_row(const bench_table *t, const bench_record *r) {
   format_fixed(r, COLUMN_gbs, 2, gbs, sizeof gbs);
   format_ratio(r, ratio, sizeof ratio);
   format_fixed(r, COLUMN_max_err_ratio, 3, error, sizeof error);
-  fprintf(t->file, "  %-*s %10s %8s %9s %7s %8s  %-24s %8s  %s\n", NAME_WIDTH, get(r, COLUMN_kernel), time, spread, rate, peak, gbs,
-          ratio, error, get(r, COLUMN_samples));
+  fprintf(t->file, "  %-*s %10s %8s %9s %7s %8s  %-24s %8s  %s\n", NAME_WIDTH, get(r, COLUMN_kernel), time, spread, rate,
+          peak, gbs, ratio, error, get(r, COLUMN_samples));
 }
 
 static void print_check_row(const bench_table *t, const bench_record *r) {
@@ -145,9 +146,12 @@ static paint paint_of(const bench_record *r, bool best) {
 static void print_row(const bench_table *t, const bench_record *r, bool best) {
   const paint how = paint_of(r, best);
   start(t, how);
-  if (r->sample_count) print_time_row(t, r);
-  else if (!t->timed && !bench_record_is(r, BENCH_SKIP)) print_check_row(t, r);
-  else print_refusal(t, r);
+  if (r->sample_count)
+    print_time_row(t, r);
+  else if (!t->timed && !bench_record_is(r, BENCH_SKIP))
+    print_check_row(t, r);
+  else
+    print_refusal(t, r);
   if (get(r, COLUMN_warnings)[0]) {
     fprintf(t->file, "%*s", BELOW, "");
     bench_print_wrapped(t->file, get(r, COLUMN_warnings), BELOW);
@@ -158,16 +162,27 @@ static void print_row(const bench_table *t, const bench_record *r, bool best) {
             get(r, COLUMN_case_id), get(r, COLUMN_kernel), t->seed);
 }
 
+/* The baseline of all timed rows; "baseline" where resumed rows have another; NULL if nothing was timed. */
+static const char *common_baseline(const bench_record *const *rows, int count) {
+  const char *baseline = NULL;
+  for (int i = 0; i < count; i++) {
+    const char *own = get(rows[i], COLUMN_baseline);
+    if (baseline && own[0] && strcmp(own, baseline)) return "baseline";
+    if (own[0]) baseline = own;
+  }
+  return baseline;
+}
+
 static void print_columns(const bench_table *t, const bench_record *const *rows, int count) {
   char ratio[64] = "x";
   if (!t->timed) {
     fprintf(t->file, "  %-*s %-10s %9s %10s %8s\n", NAME_WIDTH, "kernel", "status", "err/lim", "abs error", "rows");
     return;
   }
-  for (int i = 0; i < count; i++)
-    if (get(rows[i], COLUMN_baseline)[0]) snprintf(ratio, sizeof ratio, "x %s [95 %%]", get(rows[i], COLUMN_baseline));
-  fprintf(t->file, "  %-*s %10s %8s %9s %7s %8s  %-24s %8s  n\n", NAME_WIDTH, "kernel", "median", "+-", "GFLOP/s", "% peak", "GB/s",
-          ratio, "err/lim");
+  const char *baseline = common_baseline(rows, count);
+  if (baseline) snprintf(ratio, sizeof ratio, "x %s [95 %%]", baseline);
+  fprintf(t->file, "  %-*s %10s %8s %9s %7s %8s  %-24s %8s  n\n", NAME_WIDTH, "kernel", "median", "+-", "GFLOP/s", "% peak",
+          "GB/s", ratio, "err/lim");
 }
 
 /* Timed rows first, by time; the others in the order they have. */

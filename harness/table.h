@@ -1,4 +1,4 @@
-/* The table on stdout: one block per case, kernels from fast to slow, refusals and failures with their reasons, a summary. */
+/* The table on stdout: one block per case, kernels from fast to slow, refusals and failures with reasons, a summary. */
 #ifndef BENCH_TABLE_H
 #define BENCH_TABLE_H
 
@@ -9,8 +9,8 @@
 typedef struct bench_table {
   FILE *file;
   bool colour;
-  bool timed;   /* columns of `run`, else of `check` */
-  bool repro;   /* a command line below each row; failures always get one */
+  bool timed;    /* columns of `run`, else of `check` */
+  bool repro;    /* a command line below each row; failures always get one */
   bool only_bad; /* rows of failures and errors only: suites of a thousand cases */
   const char *command;
   uint64_t seed;

@@ -68,8 +68,10 @@ double bench_work_pairs(const attn_problem *p, const attn_args *args) {
   double pairs = 0;
   for (int64_t b = 0; b < p->batch; b++) {
     const sequence s = get_sequence(p, args, b);
-    if (!masked) pairs += (double)p->heads_q * (double)count_open(p, args, &s, b);
-    else if (!per_head) pairs += (double)p->heads_q * (double)count_masked(p, args, &s, b, 0);
+    if (!masked)
+      pairs += (double)p->heads_q * (double)count_open(p, args, &s, b);
+    else if (!per_head)
+      pairs += (double)p->heads_q * (double)count_masked(p, args, &s, b, 0);
     else
       for (int64_t h = 0; h < p->heads_q; h++) pairs += (double)count_masked(p, args, &s, b, h);
   }
@@ -106,8 +108,10 @@ double bench_work_bytes(const attn_problem *p, const attn_args *args) {
 
 /* Flop/s of a typical core, by tier and algorithm. */
 static double typical_rate(const attn_kernel_info *kernel) {
-  static const struct { const char *isa; double rate; } tiers[] = {
-      {"c", 5e9}, {"avx2", 60e9}, {"avx512", 120e9}, {"avx512bf16", 200e9}, {"amx", 800e9}, {"neon", 30e9}};
+  static const struct {
+    const char *isa;
+    double rate;
+  } tiers[] = {{"c", 5e9}, {"avx2", 60e9}, {"avx512", 120e9}, {"avx512bf16", 200e9}, {"amx", 800e9}, {"neon", 30e9}};
   double rate = 20e9;
   for (size_t i = 0; i < sizeof tiers / sizeof *tiers; i++)
     if (!strcmp(kernel->isa, tiers[i].isa)) rate = tiers[i].rate;

@@ -7,8 +7,8 @@
 /* Allowed (query, key) pairs over all batches and query heads, exactly. */
 double bench_work_pairs(const attn_problem *problem, const attn_args *args);
 
-/* Floating-point operations: 2 (dim_qk + dim_v) per pair for dot scores, 2 dim_v for precomputed ones, 3 dim_qk + 2 dim_v for
- * additive and gaussian ones; exp and tanh count nothing, nor do masked pairs. */
+/* Floating-point operations: 2 (dim_qk + dim_v) per pair for dot scores, 2 dim_v for precomputed ones, 3 dim_qk + 2 dim_v
+ * for additive and gaussian ones; exp and tanh count nothing, nor do masked pairs. */
 double bench_work_flops(const attn_problem *problem, double pairs);
 
 /* Bytes of Q, K, V (or S) and O, each once; keys and queries beyond the lengths do not count. */

@@ -20,8 +20,8 @@ bool bench_write_csv(const char *path, const bench_report *report);
 /* run_id,case_id,kernel,round,position,time_ns,iterations */
 bool bench_write_samples(const char *path, const bench_report *report);
 
-/* JSON that Google Benchmark's tools/compare.py reads: one entry per repetition and their median as an aggregate; rows without a
- * time stand in "not_timed", with their reason. */
+/* JSON that Google Benchmark's tools/compare.py reads: one entry per repetition and their median as an aggregate; rows
+ * without a time stand in "not_timed", with their reason. */
 bool bench_write_json(const char *path, const bench_report *report);
 
 #endif

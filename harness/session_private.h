@@ -1,0 +1,46 @@
+/* What session.c (the loop) and session_output.c (what is said and written) share. */
+#ifndef BENCH_SESSION_PRIVATE_H
+#define BENCH_SESSION_PRIVATE_H
+
+#include <stdio.h>
+
+#include "environment.h"
+#include "options.h"
+#include "progress.h"
+#include "record.h"
+#include "run_case.h"
+#include "table.h"
+
+enum { BENCH_PATH_BYTES = 4096 };
+
+typedef struct bench_session {
+  bench_options *options;
+  const attn_kernel_info *kernels[BENCH_MAX_KERNELS + 1];
+  int kernel_count;
+  bench_case_list cases;
+  bench_case_settings settings;
+  bench_environment environment;
+  bench_records records; /* in the order of cases and kernels */
+  bench_records old;     /* of the journal that is resumed */
+  FILE *journal;
+  bench_progress progress;
+  bench_table table;
+  char run_id[48], date[48];
+  const char *case_name; /* of the case that runs */
+  double started_s, guess_left_s;
+  bool io_failed;
+} bench_session;
+
+/* Machine, library, how many cases and kernels, and the environment variables in force. */
+void bench_session_print_opening(const bench_session *session, FILE *file);
+
+/* False if a file that was asked for cannot be written; said on stderr. */
+bool bench_session_can_write(const bench_session *session);
+
+/* Writes all files that were asked for. Sets io_failed after an error, said on stderr. */
+void bench_session_write(bench_session *session);
+
+/* The path of a file in the result folder. */
+void bench_session_path(const bench_session *session, const char *name, char *path);
+
+#endif
