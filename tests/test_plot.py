@@ -421,14 +421,43 @@ def pages(run, request):
     return drawn, [list(page_texts(page)) for page in drawn]
 
 
+def check_room(page, texts):
+    """No text overlaps another or leaves the page."""
+    width, height = page.figure.get_size_inches() * page.figure.dpi
+    for words, box in texts:
+        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, f"{words!r} leaves the page"
+    for (one, a), (two, b) in combinations(texts, 2):
+        apart = a.x1 <= b.x0 + 1 or b.x1 <= a.x0 + 1 or a.y1 <= b.y0 + 2 or b.y1 <= a.y0 + 2
+        assert apart, f"{one!r} and {two!r} overlap"
+
+
 def test_no_text_overlaps_or_leaves_the_page(pages):
     for page, texts in zip(*pages):
-        width, height = page.figure.get_size_inches() * page.figure.dpi
-        for words, box in texts:
-            assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, f"{words!r} leaves the page"
-        for (one, a), (two, b) in combinations(texts, 2):
-            apart = a.x1 <= b.x0 + 1 or b.x1 <= a.x0 + 1 or a.y1 <= b.y0 + 2 or b.y1 <= a.y0 + 2
-            assert apart, f"{one!r} and {two!r} overlap"
+        check_room(page, texts)
+
+
+@pytest.mark.parametrize("name", plot.FIGURES)
+def test_crowded_pages_have_room(tmp_path, name):
+    """Many close places on the axis, long conditions, equal rates, long ratios."""
+    pytest.importorskip("matplotlib")
+    dense = grid(seqs=range(1024, 1601, 64), heads=(97, 98, 99), threads=(1, 31, 32), dims=(64,))
+    masked = [cells | {"mask": "padding", "bias": "heads", "lengths": "kv_len", "layout": "strided", "score": "additive",
+                       "case_id": cells["case_id"] + "/mask:padding"} for cells in dense if cells["threads"] > 1]
+    equal = [row(f"{algorithm}_{isa}", 100.0 + i / 100, seq=seq, baseline_rate=0.0123) for seq in range(1024, 1601, 64)
+             for i, (algorithm, isa) in enumerate((a, t) for a in ("flash", "naive", "blocked", "new") for t in PEAK)
+             if (algorithm, isa) not in (("naive", "c"), ("flash", "avx2"), ("blocked", "avx512"))]
+    for page in pages_of(name, write(tmp_path / "run", dense + masked + equal)):
+        check_room(page, list(page_texts(page)))
+
+
+def test_bar_numbers_stay_in_their_panel(run):
+    for page in pages_of("speedup", run):
+        renderer = page.figure.canvas.get_renderer()
+        for axes in page.axes:
+            numbers = [text for text in axes.texts if text.get_text().endswith("×")]
+            assert numbers
+            for text in numbers:
+                assert text.get_window_extent(renderer).x1 <= axes.get_window_extent().x1
 
 
 def test_pages_state_conditions(pages):
