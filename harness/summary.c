@@ -6,8 +6,6 @@
 #include "select.h"
 #include "table.h"
 
-enum { MOST_REASONS = 400 };
-
 int bench_count_status(const bench_records *records, bench_status status) {
   int count = 0;
   for (int i = 0; i < records->count; i++) count += bench_record_is(&records->item[i], status);
@@ -58,36 +56,39 @@ static void print_kernels(const bench_table *t, const bench_records *records) {
   }
 }
 
-/* The same kernel, status and reason. */
-static bool same_reason(const bench_record *a, const bench_record *b) {
-  return same(a, b, COLUMN_kernel) && same(a, b, COLUMN_status) && same(a, b, COLUMN_reason);
+/* Appends ", NAME" unless the list holds the name already. */
+static void add_name(char *list, size_t bytes, const char *name) {
+  const size_t length = strlen(name);
+  for (const char *at = list; (at = strstr(at, name)); at += length)
+    if ((at == list || at[-1] == ' ') && (at[length] == ',' || !at[length])) return;
+  const size_t used = strlen(list);
+  snprintf(list + used, bytes - used, "%s%s", used ? ", " : "", name);
 }
 
-/* Every distinct reason of a skip, once per kernel, with its count. */
-static void print_reasons(const bench_table *t, const bench_records *records) {
-  const bench_record *seen[MOST_REASONS];
-  int count[MOST_REASONS], reasons = 0, beyond = 0;
-  for (int i = 0; i < records->count; i++) {
+/* The reason of record `index`, with how many rows it skipped and of which kernels. */
+static void print_reason(const bench_table *t, const bench_records *records, int index) {
+  char text[2048], kernels[1024] = "";
+  int count = 0;
+  for (int i = index; i < records->count; i++) {
     const bench_record *r = &records->item[i];
-    int at = 0;
-    if (!bench_record_is(r, BENCH_SKIP)) continue;
-    while (at < reasons && !same_reason(seen[at], r)) at++;
-    if (at == MOST_REASONS) {
-      beyond++;
-      continue;
-    }
-    if (at == reasons) {
-      count[reasons] = 0;
-      seen[reasons++] = r;
-    }
-    count[at]++;
+    if (!bench_record_is(r, BENCH_SKIP) || !same(r, &records->item[index], COLUMN_reason)) continue;
+    add_name(kernels, sizeof kernels, bench_record_get(r, COLUMN_kernel));
+    count++;
   }
-  if (reasons) fputs("\nskipped:\n", t->file);
-  for (int i = 0; i < reasons; i++) {
-    const int column = fprintf(t->file, "  %4d x %-16s ", count[i], bench_record_get(seen[i], COLUMN_kernel));
-    bench_print_wrapped(t->file, bench_record_get(seen[i], COLUMN_reason), column);
+  snprintf(text, sizeof text, "%s (%s)", bench_record_get(&records->item[index], COLUMN_reason), kernels);
+  const int column = fprintf(t->file, "%7d  ", count);
+  bench_print_wrapped(t->file, text, column);
+}
+
+/* Every distinct reason of a skip. */
+static void print_reasons(const bench_table *t, const bench_records *records) {
+  const char *title = "\nskipped:\n";
+  for (int i = 0; i < records->count; i++) {
+    if (!bench_record_is(&records->item[i], BENCH_SKIP) || !is_first(records, i, COLUMN_reason)) continue;
+    fputs(title, t->file);
+    title = "";
+    print_reason(t, records, i);
   }
-  if (beyond) fprintf(t->file, "  %4d for other reasons, in the result files\n", beyond);
 }
 
 static int compare_doubles(const void *a, const void *b) {
