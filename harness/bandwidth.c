@@ -1,6 +1,4 @@
-/* Read-only loops. The harness is built for the baseline CPU, whose 16-byte loads can't saturate every cache, so two loops
- * compete: one of our own on 16-byte vectors, and the C library's memchr() looking for a byte that isn't there, which glibc
- * chooses for the CPU at run time. */
+/* Read-only loops: those of the widest tier that this CPU runs (kernels/peak.h). */
 #include "bandwidth.h"
 
 #include <stdbool.h>
@@ -9,28 +7,23 @@
 #include <string.h>
 
 #include "clock.h"
+#include "peak_rate.h"
 #include "stats.h"
 
-typedef uint64_t two_words __attribute__((vector_size(16)));
-
-enum { STREAMS = 8, PASSES = 9, FILL = 0x55, ABSENT = 0xaa, LINE = 64 };
+enum { PASSES = 9, FILL = 0x55, LINE = 64 };
 
 static const double PASS_NS = 3e6;
 
-/* Reads all of it; false, as every byte is FILL. */
-typedef bool (*read_loop)(const unsigned char *data, size_t bytes);
+typedef uint64_t (*read_loop)(const void *data, size_t bytes);
 
-static bool read_vectors(const unsigned char *data, size_t bytes) {
-  const two_words *word = (const two_words *)(const void *)data;
-  two_words seen[STREAMS];
-  for (int i = 0; i < STREAMS; i++) seen[i] = (two_words){0, 0};
-  for (size_t n = 0; n + STREAMS <= bytes / sizeof *word; n += STREAMS)
-    for (int i = 0; i < STREAMS; i++) seen[i] |= word[n + (size_t)i];
-  for (int i = 1; i < STREAMS; i++) seen[0] |= seen[i];
-  return (seen[0][0] | seen[0][1]) & 0x8080808080808080u;
+/* Tables go from the lowest tier to the highest. */
+static read_loop widest_read(void) {
+  const attn_peak_loop *loop;
+  read_loop widest = NULL;
+  for (int i = 0; (loop = attn_peak_get(i)); i++)
+    if (loop->read && bench_tier_usable(loop->isa)) widest = loop->read;
+  return widest;
 }
-
-static bool read_memchr(const unsigned char *data, size_t bytes) { return memchr(data, ABSENT, bytes) != NULL; }
 
 /* What the threads of one measurement share. */
 typedef struct reading {
@@ -41,22 +34,22 @@ typedef struct reading {
   bool failed;
 } reading;
 
-static double time_repeats(const reading *r, const unsigned char *data, int64_t repeats, bool *found) {
+static double time_repeats(const reading *r, const unsigned char *data, int64_t repeats, bool *wrong) {
   double start = bench_now_ns();
-  for (int64_t i = 0; i < repeats; i++) *found |= r->loop(data, r->bytes);
+  for (int64_t i = 0; i < repeats; i++) *wrong |= r->loop(data, r->bytes) != FILL * 0x0101010101010101u;
   return bench_now_ns() - start;
 }
 
 /* How often a pass reads the buffer. Calibrated by one thread alone, so passes of many threads last somewhat longer. */
 static void calibrate(reading *r, const unsigned char *data) {
-  bool found = false;
+  bool wrong = false;
   r->repeats = 1;
-  double time_ns = time_repeats(r, data, 1, &found);
+  double time_ns = time_repeats(r, data, 1, &wrong);
   while (time_ns < PASS_NS / 2) {
     r->repeats *= 2;
-    time_ns = time_repeats(r, data, r->repeats, &found);
+    time_ns = time_repeats(r, data, r->repeats, &wrong);
   }
-  r->failed |= found;
+  r->failed |= wrong;
 }
 
 /* One thread's part: fills its own buffer (first touch), then adds its rate to every pass, all threads starting together. */
@@ -74,21 +67,21 @@ static void read_own_buffer(reading *r) {
 #ifdef _OPENMP
 #pragma omp barrier
 #endif
-    bool found = false;
-    double rate = data ? (double)r->bytes * (double)r->repeats / time_repeats(r, data, r->repeats, &found) * 1e9 : 0.0;
+    bool wrong = false;
+    double rate = data ? (double)r->bytes * (double)r->repeats / time_repeats(r, data, r->repeats, &wrong) * 1e9 : 0.0;
 #ifdef _OPENMP
 #pragma omp critical
 #endif
     {
       r->rate[pass] += rate;
-      r->failed |= found;
+      r->failed |= wrong;
     }
   }
   free(data);
 }
 
 static double bandwidth_of(read_loop loop, size_t bytes, int threads) {
-  reading r = {.loop = loop, .bytes = bytes / LINE * LINE};
+  reading r = {.loop = loop, .bytes = bytes};
   (void)threads; /* not used without OpenMP */
 #ifdef _OPENMP
 #pragma omp parallel num_threads(threads)
@@ -98,8 +91,6 @@ static double bandwidth_of(read_loop loop, size_t bytes, int threads) {
 }
 
 double bench_read_bandwidth(size_t bytes, int threads) {
-  if (bytes < 2 * STREAMS * sizeof(two_words)) bytes = 2 * STREAMS * sizeof(two_words);
-  double own = bandwidth_of(read_vectors, bytes, threads > 1 ? threads : 1);
-  double library = bandwidth_of(read_memchr, bytes, threads > 1 ? threads : 1);
-  return own > library ? own : library;
+  bytes = (bytes + ATTN_READ_BYTES - 1) / ATTN_READ_BYTES * ATTN_READ_BYTES;
+  return bandwidth_of(widest_read(), bytes > 0 ? bytes : ATTN_READ_BYTES, threads > 1 ? threads : 1);
 }

@@ -35,14 +35,6 @@ typedef struct ceilings {
 
 /* ---- Measuring ----------------------------------------------------------------------------------------------------- */
 
-/* True if `word` is one of the blank-separated words. */
-static bool contains_word(const char *words, const char *word) {
-  size_t length = strlen(word);
-  for (const char *at = words; (at = strstr(at, word)); at += length)
-    if ((at == words || at[-1] == ' ') && (at[length] == 0 || at[length] == ' ')) return true;
-  return false;
-}
-
 /* Median over the slices, of all `threads` together. */
 static double compute_rate(const attn_peak_loop *loop, int threads) {
   double rate[SLICES];
@@ -54,7 +46,7 @@ static double compute_rate(const attn_peak_loop *loop, int threads) {
 static void measure_compute(ceilings *c) {
   const attn_peak_loop *loop;
   for (int i = 0; (loop = attn_peak_get(i)) && c->count < MOST_ROWS; i++) {
-    if (!contains_word(attn_cpu_tiers(), loop->isa)) continue;
+    if (!bench_tier_usable(loop->isa)) continue;
     ceiling *row = &c->row[c->count++];
     *row = (ceiling){.kind = "compute", .unit = "Gflop/s", .one = compute_rate(loop, 1) / 1e9};
     snprintf(row->name, sizeof row->name, "%s", loop->isa);
@@ -78,7 +70,7 @@ static void measure_read(ceilings *c, const char *name, size_t bytes, const char
  * core's share, but at least twice the level before, or it would be that level which is measured. */
 static void measure_reads(ceilings *c) {
   size_t l1 = (size_t)bench_cache_bytes(1), l2 = (size_t)bench_cache_bytes(2), l3 = (size_t)bench_cache_bytes(3);
-  if (l1) measure_read(c, "L1", l1 / 2, ", at least");
+  if (l1) measure_read(c, "L1", l1 / 2, "");
   if (l2) measure_read(c, "L2", l2 / 2, "");
   size_t l3_share = l3 / 2 / (size_t)c->threads;
   if (l3) measure_read(c, "L3", l3_share > 2 * l2 ? l3_share : 2 * l2, "");
@@ -96,9 +88,7 @@ static void print_table(const ceilings *c) {
     printf("%-8s %-12s %-6s %-30s %12.1f %12.1f  %s\n", row->kind, row->name, row->dtype, row->what, row->one, row->all,
            row->unit);
   printf(
-      "\nall cores: %d threads at once. Reads use 16-byte loads or the C library's memchr(): where a cache delivers more "
-      "per "
-      "cycle\n(level 1), the figure is a lower bound.\n",
+      "\nall cores: %d threads at once. Reads use the widest loads of this CPU.\n",
       c->threads);
 }
 

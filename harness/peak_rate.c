@@ -1,7 +1,19 @@
 /* Peak loops against the clock. */
 #include "peak_rate.h"
 
+#include <string.h>
+
+#include "attn/attn.h"
+
 #include "clock.h"
+
+bool bench_tier_usable(const char *isa) {
+  const char *tiers = attn_cpu_tiers(); /* words with blanks between them */
+  const size_t length = strlen(isa);
+  for (const char *at = tiers; (at = strstr(at, isa)); at += length)
+    if ((at == tiers || at[-1] == ' ') && (at[length] == 0 || at[length] == ' ')) return true;
+  return false;
+}
 
 static const double WARM_UP_NS = 2e6; /* clocks and vector units of present CPUs need well under a millisecond to wake */
 

@@ -2,6 +2,8 @@
 #ifndef BENCH_PEAK_RATE_H
 #define BENCH_PEAK_RATE_H
 
+#include <stdbool.h>
+
 #include "kernels/peak.h"
 
 /* A loop with the number of iterations that fills one slice on this machine. */
@@ -10,6 +12,9 @@ typedef struct bench_peak_slice {
   int threads;
   int64_t iterations;
 } bench_peak_slice;
+
+/* Whether this CPU and its operating system run the loops of a tier. */
+bool bench_tier_usable(const char *isa);
 
 /* Warms the loop up and finds the iterations for slices of about slice_ns. `threads` run it at once (one without OpenMP). */
 bench_peak_slice bench_peak_prepare(const attn_peak_loop *loop, int threads, double slice_ns);

@@ -3,7 +3,10 @@
 #ifndef ATTN_PEAK_H
 #define ATTN_PEAK_H
 
+#include <stddef.h>
 #include <stdint.h>
+
+enum { ATTN_READ_BYTES = 1024 };
 
 typedef struct attn_peak_loop {
   const char *isa;   /* tier that the loop needs */
@@ -11,6 +14,9 @@ typedef struct attn_peak_loop {
   const char *what;  /* "fma, 512 bit" */
   double flops;      /* per iteration; a multiply-add counts 2 */
   void (*run)(int64_t iterations);
+  /* Loads `bytes` (a multiple of ATTN_READ_BYTES, data aligned to 64) with the tier's widest loads and returns the bitwise or of it
+   * all, folded to 64 bits. NULL if the tier brings no wider loads than the one below. */
+  uint64_t (*read)(const void *data, size_t bytes);
 } attn_peak_loop;
 
 /* The loops of a tier, ended by one whose isa is NULL. */
