@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from plotting.table import ResultsError, read_results
-from plotting.views import NothingToDraw, untimed_notes
+from plotting.views import NothingToDraw
 
 FIGURES = ("rate-seq", "rate-heads", "speedup", "winners", "threads")
 OK, BAD_INPUT, NOTHING, CANNOT_WRITE = 0, 2, 3, 5

@@ -1,75 +1,19 @@
 """scripts/plot.py: what it reads, what it refuses, what its figures say. Run by pytest; drawing needs matplotlib."""
 
-import csv
-import json
-import re
 import sys
 from itertools import combinations
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
+from plot_data import COLUMNS, PEAK, everything, grid, row, untimed, write
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 import plot  # noqa: E402
-from plotting import table, views  # noqa: E402
+from plotting import notes, table, views  # noqa: E402
 from plotting.table import ResultsError, read_csv, read_results  # noqa: E402
 from plotting.views import NothingToDraw  # noqa: E402
-
-COLUMNS = re.findall(r"COLUMN\((\w+)\)", (ROOT / "harness" / "columns.def").read_text(encoding="utf-8"))
-
-PEAK = {"c": 15.0, "avx2": 120.0, "avx512": 240.0}
-
-
-def row(name="flash_avx2", rate=90.0, width=0.002, seq=512, heads=8, dim=64, threads=1, baseline_rate=None, seq_q=None,
-        **changes):
-    """A timed PASS row of `rate` GFLOP/s with a relative interval of +-width; `changes` override any column."""
-    algorithm, isa = name.rsplit("_", 1)
-    seq_q = seq if seq_q is None else seq_q
-    causal = changes.get("causal", "none")
-    flops = 4 * heads * seq_q * seq * dim
-    time = flops / rate
-    values = dict.fromkeys(COLUMNS, "") | {
-        "run_id": "r1", "kernel": name, "algorithm": algorithm, "isa": isa, "dtype_q": "f32", "dtype_kv": "f32",
-        "dtype_o": "f32", "batch": 1, "heads_q": heads, "heads_kv": heads, "seq_q": seq_q, "seq_k": seq, "dim_qk": dim,
-        "dim_v": dim, "score": "dot", "causal": causal, "align": "top-left", "window": "none", "mask": "none",
-        "bias": "none",
-        "alibi": "off", "softcap": 0, "sinks": "off", "lengths": "full", "layout": "bhsd", "cache": "warm",
-        "threads": threads, "status": "PASS", "time_ns_median": repr(time), "time_ns_ci_lo": repr(time * (1 - width)),
-        "time_ns_ci_hi": repr(time * (1 + width)), "gflops": repr(rate), "gbs": repr(8 * heads * (seq_q + seq) * dim / time),
-        "peak_gflops": PEAK[isa] * threads, "peak_pct": repr(100 * rate / PEAK[isa] / threads),
-        "case_id": f"dtype:f32/B:1/Hq:{heads}/Hkv:{heads}/Sq:{seq_q}/Sk:{seq}/D:{dim}/Dv:{dim}/causal:{causal}/"
-                   f"threads:{threads}"}
-    if baseline_rate:
-        ratio = rate / baseline_rate
-        values |= {"baseline": "naive_c", "ratio": repr(ratio), "ratio_ci_lo": repr(ratio * 0.99),
-                   "ratio_ci_hi": repr(ratio * 1.01)}
-    return values | changes
-
-
-def untimed(status, reason, **changes):
-    return row(**changes) | {"status": status, "reason": reason} | {
-        column: "" for column in COLUMNS if column.startswith(("time_ns", "ratio", "peak", "g"))}
-
-
-def write(folder, rows, columns=COLUMNS, environment=None):
-    folder.mkdir(exist_ok=True)
-    with open(folder / "results.csv", "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    if environment is not None:
-        (folder / "env.json").write_text(json.dumps(environment), encoding="utf-8")
-    return folder
-
-
-def grid(seqs=(128, 512, 2048), heads=(8,), dims=(64, 128), threads=(1,)):
-    """naive_c, flash_avx2, blocked_avx512 everywhere; flash 8 times as fast as naive, blocked 12 times."""
-    kernels = (("naive_c", 10.0), ("flash_avx2", 80.0), ("blocked_avx512", 120.0))
-    return [row(kernel, rate * count ** 0.9, seq=seq, heads=head, dim=dim, threads=count, baseline_rate=10.0 * count ** 0.9)
-            for seq in seqs for head in heads for dim in dims for count in threads for kernel, rate in kernels]
-
 
 @pytest.fixture
 def read(tmp_path):
@@ -212,7 +156,7 @@ def test_panels_of_two_points_give_way_and_are_named(read):
     rows = read(grid(dims=(64,)) + grid(seqs=(256, 1024), heads=(4,), dims=(64,)))
     panels, sparse = views.rate_panels(rows, "seq")
     assert [panel.conditions["heads"] for panel in panels] == [(8, 8)]
-    (_, note), = views.sparse_note(panels, sparse, "values of seq")
+    (_, note), = notes.sparse_note(panels, sparse, "values of seq")
     assert "only two values of seq" in note and note.replace(views.NO_BREAK, " ").endswith("4 heads")
     assert len(views.rate_panels(read(grid(seqs=(256, 1024))), "seq")[0]) == 2
 
@@ -302,17 +246,30 @@ def test_notes_list_every_untimed_kernel_once(read):
                  untimed("SKIP", "this CPU has no AMX", name="blocked_avx512", seq=256),
                  untimed("FAIL", "off by 5 x the bound", name="flash_avx2"),
                  untimed("DEGENERATE", "one key", name="flash_avx2", seq=256)])
-    notes = [(status, note.replace(views.NO_BREAK, " ")) for status, note in views.untimed_notes(rows)]
-    assert notes == [
+    found = [(status, note.replace(views.NO_BREAK, " ")) for status, note in notes.untimed_notes(rows)]
+    assert found == [
         ("FAIL", "FAIL flash_avx2 (seq 512, head_dim 64, not causal, 1 thread): off by 5 x the bound"),
         ("DEGENERATE", "DEGENERATE flash_avx2 (seq 256, head_dim 64, not causal, 1 thread): one key"),
         ("SKIP", "SKIP flash_avx512, blocked_avx512 (every case): this CPU has no AMX")]
 
 
+def test_warnings_are_counted_by_row(read):
+    rows = read([row(), row(seq=256, warnings="chose flash_avx2"), row(seq=64, warnings="chose flash_avx2; cache too small"),
+                 row(seq=32, warnings="cache too small; noisy")])
+    assert notes.warning_note(rows) == ("2 timed rows of 4 with a warning: cache too small (and 1 other text, see column "
+                                        "warnings)")
+    assert notes.warning_note(rows[:2]) == ""
+
+
+def test_panels_name_what_they_differ_in(read):
+    rows = read([row(cache="warm"), row(cache="cold-kv", case_id="dtype:f32/cache:cold-kv")])
+    assert views.titles(views.panels(rows)) == ["cache\u00a0cold-kv", "cache\u00a0warm"]
+
+
 def test_reasons_that_differ_everywhere_are_folded(read):
     rows = read([row("naive_c", 10.0, seq=seq) for seq in (1, 2, 3, 4)] +
                 [untimed("SKIP", f"needs {seq} GiB", seq=seq) for seq in (1, 2, 3, 4)])
-    assert views.untimed_notes(rows) == [
+    assert notes.untimed_notes(rows) == [
         ("SKIP", "SKIP flash_avx2 (every case): 4 different reasons, the first: needs 1 GiB")]
 
 
@@ -338,20 +295,12 @@ def test_unknown_figure_exits_2_with_the_nearest_name(tmp_path, capsys):
     assert "did you mean 'winners'" in capsys.readouterr().err
 
 
-def everything():
-    """Data for every figure, with a skip, a failure and a close race."""
-    rows = grid(dims=(64,), threads=(1, 2)) + grid(dims=(128,)) + grid(seqs=(512,), heads=(1, 2, 4), dims=(64,))
-    rows += [untimed("SKIP", "this CPU has no AVX-512", name="flash_avx512", seq=seq, dim=dim)
-             for seq in (128, 512, 2048) for dim in (64, 128)]
-    rows += [untimed("FAIL", "output[0,1,2,3] is off by 4.1 x the bound", name="naive_avx2", seq=512)]
-    return rows + [row("blocked_avx2", 119.9, seq=128, baseline_rate=10.0)]
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A result folder for every figure."""
     pytest.importorskip("matplotlib")
-    return write(tmp_path_factory.mktemp("plot") / "run", everything(), environment={"cpu": "Some CPU " * 20, "commit": "abc"})
+    return write(tmp_path_factory.mktemp("plot") / "run", everything(),
+                 environment={"cpu": "Some CPU " * 20, "commit": "abc"})
 
 
 def test_every_figure_is_written(run, tmp_path, capsys):
@@ -455,7 +404,7 @@ def test_bar_numbers_stay_in_their_panel(run):
         renderer = page.figure.canvas.get_renderer()
         for axes in page.axes:
             numbers = [text for text in axes.texts if text.get_text().endswith("×")]
-            assert numbers
+            assert numbers and not any("e" in text.get_text() for text in numbers)
             for text in numbers:
                 assert text.get_window_extent(renderer).x1 <= axes.get_window_extent().x1
 

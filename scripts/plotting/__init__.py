@@ -1,4 +1,4 @@
-"""The figures of scripts/plot.py: table reads results.csv, views decides what there is to show, figures draws it.
+"""The figures of scripts/plot.py: table reads results.csv, views and notes decide what there is to show, figures draws it.
 
-table and views need no matplotlib; style, page and figures do.
+table, views and notes need no matplotlib; style, page, figures, bars and heatmap do.
 """

@@ -80,7 +80,7 @@ def draw_bar(axes, y, row, looks):
     axes.barh(y, ratio - 1, left=1, height=0.72, color=looks.colour(row["algorithm"]), edgecolor="white", lw=0.5,
               hatch=style.hatching(row["isa"]))
     axes.plot([low, high], [y, y], color=style.INK, lw=1, marker="|", ms=5, mew=1)
-    digits = f"{ratio:#.3g}".rstrip(".")
+    digits = f"{ratio:.0f}" if ratio >= 100 else f"{ratio:#.3g}"
     axes.annotate(f"{digits}×", (max(high, 1), y), (4, 0), textcoords="offset points", va="center", size=style.LABEL)
 
 

@@ -7,6 +7,7 @@ from matplotlib.lines import Line2D
 from . import style, views
 from .bars import bar_page
 from .heatmap import heatmap_page
+from .notes import sparse_note, untimed_notes, warning_note
 from .page import Frame, Page, columns_for
 
 PANELS_A_PAGE = 12
@@ -15,14 +16,14 @@ PANELS_A_PAGE = 12
 def rate_seq(results, looks):
     panels, sparse = views.rate_panels(results.rows, "seq")
     label = "seq_k" if any(panel.conditions["queries"] for panel in panels) else "seq"
-    extra = views.sparse_note(panels, sparse, "values of seq")
+    extra = sparse_note(panels, sparse, "values of seq")
     return [rate_page("Rate against sequence length", label, part, header(part, results), extra, looks)
             for part in pages(panels)]
 
 
 def rate_heads(results, looks):
     panels, sparse = views.rate_panels(results.rows, "heads")
-    extra = views.sparse_note(panels, sparse, "numbers of heads")
+    extra = sparse_note(panels, sparse, "numbers of heads")
     return [rate_page("Rate against number of heads", "heads", part, header(part, results), extra, looks)
             for part in pages(panels)]
 
@@ -34,7 +35,7 @@ def speedup(results, looks):
 
 def winners(results, looks):
     panels, sparse = views.winner_panels(results.rows)
-    extra = views.sparse_note(panels, sparse, "cases")
+    extra = sparse_note(panels, sparse, "cases")
     return [heatmap_page(part, header(part, results), looks, notes(part) + extra) for part in pages(panels)]
 
 
@@ -65,8 +66,8 @@ def header(panels, results, left_out=()):
 
 def notes(panels):
     rows = [row for panel in panels for row in panel.rows]
-    warning = views.warning_note(rows)
-    return views.untimed_notes(rows) + ([("", warning)] if warning else [])
+    warning = warning_note(rows)
+    return untimed_notes(rows) + ([("", warning)] if warning else [])
 
 
 def kernel_legends(panels, looks, extra=()):

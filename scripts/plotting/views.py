@@ -1,4 +1,4 @@
-"""What each figure shows, as plain data: panels of equal conditions, curves, winners, speed-ups, notes. Nothing is drawn.
+"""What each figure shows, as plain data: panels of equal conditions, curves, winners, speed-ups. Nothing is drawn.
 
 Every function returns its panels or raises NothingToDraw with the reason.
 """
@@ -119,21 +119,25 @@ def dtype(row):
     return q if q == kv == o else f"Q {q}, K/V {kv}, O {o}"
 
 
-def describe(key, value):
-    """A condition in words; "" for what goes without saying."""
-    if value in USUAL.get(key, ()):
+def describe(key, value, contrast=False):
+    """A condition in words; "" for what goes without saying, unless it is said in contrast to another panel."""
+    if value in USUAL.get(key, ()) and not (contrast and value):
         return ""
     if key == "heads":
         query, shared = value
         return plural(query, "head") + (f", {shared} of K/V" if shared != query else "")
     if key == "heads_kv":
-        return "" if value == 0 else plural(value, "head") + " of K/V"
+        if value == 0:
+            return "own K/V for every head" if contrast else ""
+        return plural(value, "head") + " of K/V"
     if key == "head_dim":
         return f"head_dim {either(value)}"
     if key == "seq":
         return f"seq {value[0]}" if value[0] == value[1] else f"seq_q {value[0]}, seq_k {value[1]}"
     if key == "queries":
-        return "" if value == 0 else plural(value, "query", "queries")
+        if value == 0:
+            return "seq_q = seq_k" if contrast else ""
+        return plural(value, "query", "queries")
     if key == "threads":
         return plural(value, "thread")
     if key == "causal":
@@ -207,13 +211,13 @@ def shared_conditions(several):
 def titles(several):
     """A title per panel: the conditions in which the panels differ."""
     _, varying = shared_conditions(several)
-    return [in_words(panel.conditions, varying) for panel in several]
+    return [in_words(panel.conditions, varying, contrast=True) for panel in several]
 
 
-def in_words(shown, keys=None):
+def in_words(shown, keys, contrast=False):
     """Conditions as one line that may be broken between them, not inside."""
-    words = [describe(key, shown[key]).replace(" ", NO_BREAK) for key in (shown if keys is None else keys) if key in shown]
-    return ", ".join(word for word in words if word)
+    words = [describe(key, shown[key], contrast) for key in keys if key in shown]
+    return ", ".join(word.replace(" ", NO_BREAK) for word in words if word)
 
 
 # ---- rate against seq or heads -----------------------------------------------------------------------------------------
@@ -235,15 +239,6 @@ def fullest(several, size_of):
     enough = 3 if max(sizes, default=0) > 2 else 2
     return ([panel for panel, size in zip(several, sizes) if size >= enough],
             [panel for panel, size in zip(several, sizes) if 1 < size < enough])
-
-
-def sparse_note(drawn, sparse, what):
-    """Names the conditions that were left aside, as far as they differ from those drawn."""
-    if not sparse:
-        return []
-    _, varying = shared_conditions(drawn + sparse)
-    several = "; ".join(in_words(panel.conditions, varying) for panel in sparse)
-    return [("", f"Not shown, only two {what}: {several}")]
 
 
 def scarcity(rows, axis, column):
@@ -381,55 +376,3 @@ def scaling_point(row, base):
 def efficiency(point, fewest):
     """Share of the ideal speed-up."""
     return point.y * fewest / point.x
-
-
-# ---- what carries no time ----------------------------------------------------------------------------------------------
-
-def untimed_notes(rows):
-    """(status, sentence) for every row without a time, kernels of equal status and reason together; failures first."""
-    cases = len({(row.cpu, row["case_id"]) for row in rows})
-    groups = {}
-    for (status, kernel), reasons in reasons_by_kernel(rows).items():
-        for reason, hit in fold(reasons).items():
-            groups.setdefault((status, reason, extent(hit, cases)), []).append(kernel)
-    order = ("FAIL", "ERROR", "DEGENERATE", "SKIP", "PASS")
-    return [(status, f"{'NOT TIMED' if status == 'PASS' else status} {', '.join(kernels)} ({where}): {reason}")
-            for (status, reason, where), kernels in sorted(groups.items(), key=lambda item: order.index(item[0][0]))]
-
-
-def reasons_by_kernel(rows):
-    """(status, kernel) -> reason -> rows."""
-    found = {}
-    for row in rows:
-        if not row.timed:
-            reason = row["reason"] or ("checked, not timed" if row["status"] == "PASS" else "no reason given")
-            found.setdefault((row["status"], row["kernel"]), {}).setdefault(reason, []).append(row)
-    return found
-
-
-def fold(reasons, most=2):
-    """Reasons that differ in every case (they may hold numbers) become one."""
-    if len(reasons) <= most:
-        return reasons
-    first = next(iter(reasons))
-    return {f"{len(reasons)} different reasons, the first: {first}": [row for rows in reasons.values() for row in rows]}
-
-
-def extent(rows, cases):
-    """How much of the figure a note concerns: all of it, one case by name, or a count."""
-    if len(rows) == cases:
-        return "every case" if cases > 1 else "the one case"
-    if len(rows) == 1:
-        shown = conditions(rows[0])
-        return in_words(shown, ("seq", "head_dim", "causal", "threads"))
-    return f"{len(rows)} of {cases} cases"
-
-
-def warning_note(rows):
-    """One sentence about rows that warn; "" if none does."""
-    warned = [row for row in rows if row.timed and row["warnings"]]
-    if not warned:
-        return ""
-    texts = list(dict.fromkeys(row["warnings"] for row in warned))
-    more = f" (and {plural(len(texts) - 1, 'other text')}, see column warnings)" if len(texts) > 1 else ""
-    return f"{plural(len(warned), 'timed row')} of {sum(row.timed for row in rows)} with a warning: {texts[0]}{more}"
