@@ -15,6 +15,7 @@ from plotting import notes, table, views  # noqa: E402
 from plotting.table import ResultsError, read_csv, read_results  # noqa: E402
 from plotting.views import NothingToDraw  # noqa: E402
 
+
 @pytest.fixture
 def read(tmp_path):
     """Rows as the plotter sees them after a trip through a file."""
@@ -251,6 +252,14 @@ def test_notes_list_every_untimed_kernel_once(read):
         ("FAIL", "FAIL flash_avx2 (seq 512, head_dim 64, not causal, 1 thread): off by 5 x the bound"),
         ("DEGENERATE", "DEGENERATE flash_avx2 (seq 256, head_dim 64, not causal, 1 thread): one key"),
         ("SKIP", "SKIP flash_avx512, blocked_avx512 (every case): this CPU has no AMX")]
+
+
+def test_cases_without_any_time_are_told_apart(read):
+    rows = read([row(), untimed("SKIP", "no AMX", name="flash_avx512"), untimed("SKIP", "budget used up", seq=4096)])
+    (_, note), = notes.blank_notes(rows)
+    assert note.replace(views.NO_BREAK, " ") == ("SKIP flash_avx2 (seq 4096, head_dim 64, not causal, 1 thread): budget used "
+                                                 "up")
+    assert notes.blank_notes(rows[:2]) == []
 
 
 def test_warnings_are_counted_by_row(read):

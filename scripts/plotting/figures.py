@@ -7,7 +7,7 @@ from matplotlib.lines import Line2D
 from . import style, views
 from .bars import bar_page
 from .heatmap import heatmap_page
-from .notes import sparse_note, untimed_notes, warning_note
+from .notes import blank_notes, sparse_note, untimed_notes, warning_note
 from .page import Frame, Page, columns_for
 
 PANELS_A_PAGE = 12
@@ -30,7 +30,10 @@ def rate_heads(results, looks):
 
 def speedup(results, looks):
     panels, left_out = views.thin(views.speedup_panels(results.rows))
-    return [bar_page(part, header(part, results, left_out), looks, notes(part)) for part in pages(panels)]
+    parts = pages(panels)
+    blank = blank_notes(results.rows)
+    return [bar_page(part, header(part, results, left_out), looks, notes(part) + (blank if part is parts[-1] else []))
+            for part in parts]
 
 
 def winners(results, looks):

@@ -3,9 +3,16 @@
 from .views import conditions, in_words, plural, shared_conditions
 
 
-def untimed_notes(rows):
-    """(status, sentence) for every row without a time, kernels of equal status and reason together; failures first."""
-    cases = len({(row.cpu, row["case_id"]) for row in rows})
+def count_cases(rows):
+    return len({(row.cpu, row["case_id"]) for row in rows})
+
+
+def untimed_notes(rows, cases=None):
+    """(status, sentence) for every row without a time, kernels of equal status and reason together; failures first.
+
+    cases: how many there are in all; by default those of rows.
+    """
+    cases = cases or count_cases(rows)
     groups = {}
     for (status, kernel), reasons in reasons_by_kernel(rows).items():
         for reason, hit in fold(reasons).items():
@@ -13,6 +20,12 @@ def untimed_notes(rows):
     order = ("FAIL", "ERROR", "DEGENERATE", "SKIP", "PASS")
     return [(status, f"{'NOT TIMED' if status == 'PASS' else status} {', '.join(kernels)} ({where}): {reason}")
             for (status, reason, where), kernels in sorted(groups.items(), key=lambda item: order.index(item[0][0]))]
+
+
+def blank_notes(rows):
+    """The same for the cases of which no kernel has a time: they have no panel to be told under."""
+    timed = {(row.cpu, row["case_id"]) for row in rows if row.timed}
+    return untimed_notes([row for row in rows if (row.cpu, row["case_id"]) not in timed], count_cases(rows))
 
 
 def reasons_by_kernel(rows):
