@@ -19,6 +19,7 @@
  * call, so that the sums live in registers. */
 static ALWAYS_INLINE void product(vec sum[TILE_ROWS][TILE_VECS], const float *a, int64_t a_stride, const float *b,
                                   int64_t b_stride, int64_t depth, const int vecs) {
+  UNROLL_4
   for (int64_t k = 0; k < depth; k++) {
     vec row[TILE_VECS];
     UNROLL
