@@ -36,7 +36,7 @@ libraries=$(pkg-config --variable=libdir attn)
 {
   "$compiler" -std=c11 "$source/use.c" $(pkg-config --cflags --libs attn) -o "$work/shared"
   LD_LIBRARY_PATH=$libraries "$work/shared"
-  "$compiler" -std=c11 "$source/use.c" $(pkg-config --cflags attn) "$libraries/libattn.a" $(pkg-config --static --libs-only-l attn) \
-    $(pkg-config --static --libs-only-other attn) -o "$work/static"
+  "$compiler" -std=c11 "$source/use.c" $(pkg-config --cflags attn) \
+    $(pkg-config --static --libs attn | sed 's/-lattn/-Wl,-Bstatic -lattn -Wl,-Bdynamic/') -o "$work/static"
   "$work/static"
 }

@@ -43,17 +43,18 @@ check_tiers() {
     esac
   done
   # The patterns must find what is there, or they would pass everything.
-  uses "$objects/kernels/avx2/flash_avx2.c.o" "$avx" >/dev/null || complain "no AVX in flash_avx2: the search is broken"
-  uses "$objects/kernels/avx512/flash_avx512.c.o" "$avx512" >/dev/null || complain "no AVX-512 in flash_avx512: the search is broken"
-  uses "$objects/kernels/avx512bf16/peak_avx512bf16.c.o" "$bf16" >/dev/null || complain "no bf16 dot product: the search is broken"
-  uses "$objects/kernels/amx/peak_amx.c.o" "$amx" >/dev/null || complain "no tile in peak_amx: the search is broken"
+  kernels=$objects/kernels
+  uses "$kernels/avx2/flash_avx2.c.o" "$avx" >/dev/null || complain "no AVX found: the search is broken"
+  uses "$kernels/avx512/flash_avx512.c.o" "$avx512" >/dev/null || complain "no AVX512 found: the search is broken"
+  uses "$kernels/avx512bf16/peak_avx512bf16.c.o" "$bf16" >/dev/null || complain "no bf16 found: the search is broken"
+  uses "$kernels/amx/peak_amx.c.o" "$amx" >/dev/null || complain "no AMX found: the search is broken"
 }
 if objdump -f "$library" | grep -q x86-64; then check_tiers; fi
 
 # ---- Nothing runs at load time ----
 
 for object in $(find "$objects" -name '*.o'); do
-  if objdump -h "$object" | grep -qE ' \.(init_array|ctors|preinit_array)'; then complain "$object has load-time initialisers"; fi
+  if objdump -h "$object" | grep -qE ' \.(init_array|ctors|preinit_array)'; then complain "$object runs code at load time"; fi
 done
 
 # ---- Exactly the public names leave the shared library ----

@@ -4,7 +4,7 @@
 
 #include "attn/attn.h"
 
-/* An attn_parallel_for. `pool` points to a test_pool. Starts `workers` threads, each taking the next task until none is left. */
+/* An attn_parallel_for; `pool` is a test_pool. Starts `workers` threads, each taking the next task until none is left. */
 void test_parallel_for(void *pool, int64_t tasks, int workers, attn_task_fn task, void *context);
 
 typedef struct test_pool {

@@ -37,7 +37,7 @@ void test_ok(attn_status status);
 /* Fails the test unless `text` contains `part`. */
 void test_contains(const char *text, const char *part);
 
-/* Fails the test unless the call failed with this status and a sentence that contains every one of the parts (NULL: fewer). */
+/* Fails the test unless the call failed with this status and a sentence that contains every part (NULL: no more). */
 void test_refused(attn_status status, attn_status expected, const char *const parts[4]);
 
 /* Calls check(kernel name) for every kernel this CPU can run; at least one must exist. */

@@ -1,5 +1,5 @@
-/* attn_problem: defaults, and every check of attn_problem_validate. A wrong field must be refused with a sentence that names the
- * field, its value and what would be right. */
+/* attn_problem: defaults, and every check of attn_problem_validate. A wrong field must be refused with a sentence that
+ * names the field, its value and what would be right. */
 #include <math.h>
 
 #include "support.h"

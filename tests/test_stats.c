@@ -30,8 +30,8 @@ static void summary_of_a_few_values_is_their_range(void **state) {
   assert_close(s.ci_hi, 30);
 }
 
-/* The 95 % interval of a median from order statistics: with 1-based ranks l..n+1-l it covers 1 - 2 P(B < l), B binomial(n, 1/2);
- * l is the largest that still covers 95 %. The values 1..n in mixed order make ranks visible. */
+/* The 95 % interval of a median from order statistics: with 1-based ranks l..n+1-l it covers 1 - 2 P(B < l) for B from
+ * binomial(n, 1/2); l is the largest that still covers 95 %. The values 1..n in mixed order make ranks visible. */
 static void interval_has_the_tabulated_ranks(void **state) {
   (void)state;
   static const struct {

@@ -1,5 +1,5 @@
-/* What runs when ATTN_MAX_ISA caps the tier: the automatic choice must be that tier's kernel, by name, kernels of higher tiers
- * must be refused with a reason, and what was chosen must compute attention.
+/* What runs when ATTN_MAX_ISA caps the tier: the automatic choice must be that tier's kernel, by name, kernels of
+ * higher tiers must be refused with a reason, and what was chosen must compute attention.
  *
  *     ATTN_MAX_ISA=avx2 tier avx2
  *

@@ -1,0 +1,14 @@
+#!/usr/bin/env python3
+"""Runs a test file of this folder with pytest; exit code 77 (skipped) where a package it needs is missing."""
+
+import sys
+from pathlib import Path
+
+try:
+    import matplotlib  # noqa: F401
+    import pytest
+except ImportError as missing:
+    print(f"skipped: no {missing.name} (python3 -m pip install {missing.name})")
+    sys.exit(77)
+
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", str(Path(__file__).parent / sys.argv[1])]))

@@ -1,0 +1,290 @@
+#!/usr/bin/env python3
+"""The command line of attnbench: exit codes, sentences, files, resuming, interrupting.
+
+tests/test_cli.py path/to/attnbench [unittest options]     needs only Python's standard library
+"""
+
+import csv
+import json
+import math
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+ATTNBENCH = str(Path(sys.argv.pop(1)).resolve()) if len(sys.argv) > 1 else "attnbench"
+
+CSV_HEADER = (
+    "run_id,case_id,kernel,algorithm,isa,library,dtype_q,dtype_kv,dtype_o,batch,heads_q,heads_kv,seq_q,seq_k,dim_qk,"
+    "dim_v,score,causal,align,window,mask,bias,alibi,softcap,sinks,lengths,layout,cache,threads,status,reason,"
+    "rows_checked,max_err_ratio,max_abs_err,err_index,samples,time_ns_min,time_ns_median,time_ns_mad,time_ns_ci_lo,"
+    "time_ns_ci_hi,plan_ns,workspace_bytes,flops,bytes,gflops,gbs,peak_gflops,peak_pct,peak_gbs,bw_pct,baseline,"
+    "ratio,ratio_ci_lo,ratio_ci_hi,stop_reason,warnings")
+TIMED = CSV_HEADER[CSV_HEADER.index("samples"):CSV_HEADER.index(",baseline")].split(",")
+SAMPLES_HEADER = "run_id,case_id,kernel,round,position,time_ns,iterations"
+STATUSES = {"PASS", "FAIL", "SKIP", "DEGENERATE", "ERROR"}
+SMALL = ["-a", "heads=2", "-a", "seq=24", "-a", "head_dim=16"]
+QUICK = ["--rounds", "5", "--case-budget", "1"]
+
+
+def attnbench(*arguments, cwd=None, **environment):
+    """The finished process; environment variables of the library are unset unless given."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("ATTN_")}
+    env.update(environment)
+    return subprocess.run([ATTNBENCH, *map(str, arguments)], capture_output=True, text=True, env=env, cwd=cwd, timeout=300)
+
+
+def read_csv(path):
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def strict_json(text):
+    """Python reads NaN and Infinity, which no other reader takes."""
+
+    def refuse(word):
+        raise ValueError(f"{word} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+class CommandLine(unittest.TestCase):
+    def expect(self, code, words, *arguments, **environment):
+        """Exit code and, on stderr or stdout, every one of the words."""
+        done = attnbench(*arguments, **environment)
+        said = done.stderr + done.stdout
+        self.assertEqual(done.returncode, code, f"{arguments}: {said}")
+        for word in words:
+            self.assertIn(word, said, f"{arguments}")
+        return done
+
+    def test_help_is_complete_and_narrow(self):
+        commands = re.findall(r"^  (\w+)  ", self.expect(0, ["run", "check"], "--help").stdout, re.MULTILINE)
+        self.assertLessEqual({"run", "check", "eval", "list", "explain", "peak", "env"}, set(commands))
+        for command in commands:
+            done = self.expect(0, ["--help"], command, "--help")
+            self.assertEqual(done.stderr, "")
+            for line in done.stdout.splitlines():
+                self.assertLessEqual(len(line), 100, f"{command}: {line}")
+
+    def test_usage_errors_name_the_nearest_word(self):
+        for words, arguments in [
+            (["'rum'", "run"], ["rum"]),
+            (["'--presett'", "--preset"], ["run", "--presett", "quick"]),
+            (["'seqq'", "seq"], ["run", "-a", "seqq=4"]),
+            (["'flash_avx'", "flash_avx2"], ["run", "-k", "flash_avx"]),
+            (["'quik'", "quick"], ["run", "--preset", "quik"]),
+            (["'edgy'", "edge"], ["check", "--suite", "edgy"]),
+            (["'axess'", "axes"], ["list", "axess"]),
+            (["--rounds", "'x'", "whole number"], ["run", "--rounds", "x"]),
+            (["--rounds", "needs a value"], ["run", "--rounds"]),
+            (["'5:1'", "FIRST <= LAST"], ["run", "-a", "seq=5:1"]),
+            (["'-3'", "at least 0"], ["run", "-a", "seq=-3"]),
+            (["'extra'"], ["run", "extra"]),
+            (["--v", "missing"], ["eval"]),
+        ]:
+            done = self.expect(2, words, *arguments)
+            self.assertEqual(done.stdout, "", arguments)
+            self.assertEqual(len(done.stderr.strip().splitlines()), 1, arguments)
+
+    def test_nothing_to_run_is_not_success(self):
+        self.expect(3, ["'zzz*'", "matches no kernel"], "run", "-k", "zzz*", *SMALL)
+        self.expect(3, ["heads_kv"], "check", "-a", "heads=3", "-a", "heads_kv=2")
+
+    def test_environment_is_printed_and_never_ignored(self):
+        self.expect(0, ["ATTN_MAX_ISA=c"], "check", "--isa", "c", *SMALL, ATTN_MAX_ISA="c")
+        for arguments in (["check", *SMALL], ["run", *SMALL], ["explain", *SMALL]):
+            self.expect(2, ["ATTN_MAX_ISA", "'cc'", "c, "], *arguments, ATTN_MAX_ISA="cc")
+        self.expect(1, ["ATTN_KERNEL", "'nope'", "naive_c"], "check", "-k", "auto", *SMALL, ATTN_KERNEL="nope")
+
+    def test_a_skip_has_a_reason_and_can_be_made_a_failure(self):
+        done = attnbench("list", "kernels")
+        if "avx2" not in done.stdout:
+            self.skipTest("this build has one tier")
+        self.expect(77, ["SKIP", "cap 'c'"], "check", "--isa", "avx2", *SMALL, ATTN_MAX_ISA="c")
+        self.expect(0, ["SKIP", "cap 'c'"], "check", *SMALL, ATTN_MAX_ISA="c")
+        self.expect(1, ["avx2"], "check", "--require", "avx2", *SMALL, ATTN_MAX_ISA="c")
+
+    def test_results_go_to_stdout_and_progress_to_stderr(self):
+        done = self.expect(0, ["naive_c", "PASS"], "check", "-k", "naive_c", *SMALL)
+        self.assertNotIn("naive_c", done.stderr)
+        self.assertNotIn("\x1b", done.stdout + done.stderr)  # no colours into pipes
+        quiet = self.expect(0, ["PASS"], "check", "-q", "-k", "naive_c", *SMALL)
+        self.assertEqual(quiet.stderr, "")
+        self.assertEqual(quiet.stdout, done.stdout)
+
+    def test_dry_run_runs_nothing(self):
+        with tempfile.TemporaryDirectory() as folder:
+            done = self.expect(0, ["Sq:24"], "run", "--dry-run", *SMALL, "-o", f"{folder}/out")
+            self.assertNotIn("PASS", done.stdout)
+            self.assertFalse(Path(folder, "out", "results.csv").exists())
+
+    def test_list_names_kernels_presets_axes_and_cases(self):
+        self.expect(0, ["flash_c", "naive_c"], "list", "kernels")
+        self.expect(0, ["quick", "edge"], "list", "presets")
+        self.expect(0, ["seq", "head_dim", "causal", "threads"], "list", "axes")
+        self.expect(0, ["Sq:24/Sk:24/D:16"], "list", "cases", *SMALL)
+
+    def test_explain_says_why(self):
+        done = self.expect(0, ["kernel     flash_c", "flash_c            yes"], "explain", *SMALL, ATTN_MAX_ISA="c")
+        for line in done.stdout.splitlines():
+            if "avx2" in line and "flash" in line:
+                self.assertIn("cap 'c'", line)
+
+    def test_an_unwritable_file_is_an_error_before_anything_runs(self):
+        done = self.expect(5, ["/nonexistent"], "check", *SMALL, "--csv", "/nonexistent/folder/x.csv")
+        self.assertNotIn("PASS", done.stdout)
+
+    def test_a_case_can_be_rerun_by_its_name_and_by_its_repro_line(self):
+        done = self.expect(0, ["PASS"], "check", "-k", "naive_c", "--repro", *SMALL, "-a", "causal=bottom-right")
+        line = next(line for line in done.stdout.splitlines() if "attnbench check" in line)
+        words = shlex.split(line[line.index("attnbench check"):])[1:]
+        self.assertIn("causal bottom-right", attnbench(*words).stdout)
+        case_id = re.search(r"dtype:f32/\S+", done.stdout).group(0)
+        again = self.expect(0, ["PASS", case_id], "check", "-k", "naive_c", "--case", case_id)
+        self.assertEqual(again.stdout, self.expect(0, [], "check", "-k", "naive_c", "--case", case_id).stdout)
+
+
+class Files(unittest.TestCase):
+    """One run with a skip, a degenerate case and timed rows, looked at from all sides."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.temporary = tempfile.TemporaryDirectory()
+        cls.folder = Path(cls.temporary.name, "out")
+        cls.arguments = ["run", "-k", "naive_c,flash_c", "-a", "heads=2", "-a", "seq_q=1,24", "-a", "seq_k=1,24", "-a",
+                         "head_dim=16", "-a", "mask=none,random", *QUICK, "-o", cls.folder]
+        cls.done = attnbench(*cls.arguments)
+        cls.rows = read_csv(cls.folder / "results.csv")
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.temporary.cleanup()
+
+    def test_exit_code_and_folder(self):
+        self.assertEqual(self.done.returncode, 0, self.done.stderr)
+        names = {path.name for path in self.folder.iterdir()}
+        self.assertEqual(names, {"results.csv", "samples.csv", "results.json", "env.json", "journal.jsonl", "table.txt"})
+        self.assertIn((self.folder / "table.txt").read_text(encoding="utf-8").splitlines()[-1], self.done.stdout)
+
+    def test_csv_header_is_exact(self):
+        for name, header in (("results.csv", CSV_HEADER), ("samples.csv", SAMPLES_HEADER)):
+            with open(self.folder / name, encoding="utf-8", newline="") as file:
+                self.assertEqual(file.readline().rstrip("\r\n"), header)
+
+    def test_rows_parse_and_only_pass_carries_times(self):
+        self.assertEqual(len(self.rows), 8 * 2)
+        self.assertEqual({row["status"] for row in self.rows}, {"PASS", "SKIP", "DEGENERATE"})
+        for row in self.rows:
+            self.assertEqual(len(row), len(CSV_HEADER.split(",")))
+            self.assertNotIn(None, row.values())
+            if row["status"] != "PASS":
+                self.assertTrue(row["reason"], row)
+                self.assertEqual([row[column] for column in TIMED], [""] * len(TIMED), row["status"])
+                continue
+            for column in TIMED:
+                self.assertTrue(row[column] == "" or math.isfinite(float(row[column])), f"{column} {row[column]}")
+            self.assertLess(float(row["max_err_ratio"]), 1)
+            low, median, high = (float(row[f"time_ns_{name}"]) for name in ("ci_lo", "median", "ci_hi"))
+            self.assertTrue(0 < float(row["time_ns_min"]) <= low <= median <= high)
+            flops = 2 * 2 * (int(row["dim_qk"]) + int(row["dim_v"])) * int(row["seq_q"]) * int(row["seq_k"])
+            if row["mask"] == "none":
+                self.assertEqual(float(row["flops"]), flops)
+            self.assertAlmostEqual(float(row["gflops"]), float(row["flops"]) / median, delta=1e-4 * float(row["gflops"]))
+
+    def test_samples_are_those_of_the_rows(self):
+        samples = {}
+        for sample in read_csv(self.folder / "samples.csv"):
+            samples.setdefault((sample["case_id"], sample["kernel"]), []).append(float(sample["time_ns"]))
+        timed = [row for row in self.rows if row["status"] == "PASS"]
+        self.assertEqual(set(samples), {(row["case_id"], row["kernel"]) for row in timed})
+        for row in timed:
+            times = samples[row["case_id"], row["kernel"]]
+            self.assertEqual(len(times), int(row["samples"]))
+            self.assertAlmostEqual(min(times), float(row["time_ns_min"]), delta=1e-6 * min(times))
+
+    def test_json_is_strict_and_like_google_benchmark(self):
+        data = strict_json((self.folder / "results.json").read_text(encoding="utf-8"))
+        self.assertEqual(data["context"]["json_schema_version"], 1)
+        iterations = [entry for entry in data["benchmarks"] if entry["run_type"] == "iteration"]
+        runs = [(entry["name"], entry["repetition_index"]) for entry in iterations]
+        self.assertEqual(len(runs), len(set(runs)))
+        timed = [row for row in self.rows if row["status"] == "PASS"]
+        names = {f"attn/kernel:{row['kernel']}/{row['case_id']}" for row in timed}
+        self.assertEqual({entry["name"] for entry in iterations}, names)
+        self.assertEqual(len(runs), sum(int(row["samples"]) for row in timed))
+        others = [value for key, value in data.items() if key not in ("context", "benchmarks")]
+        self.assertEqual(sum(len(entries) for entries in others), len(self.rows) - len(timed))
+
+    def test_environment_and_journal_are_json(self):
+        environment = strict_json((self.folder / "env.json").read_text(encoding="utf-8"))
+        self.assertIn("naive_c", json.dumps(environment))  # argv
+        lines = (self.folder / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+        self.assertEqual(len(lines), 1 + len(self.rows))
+        for line in lines:
+            strict_json(line)
+
+    def test_a_folder_with_results_is_not_overwritten_by_accident(self):
+        before = (self.folder / "results.csv").read_bytes()
+        again = attnbench(*self.arguments)
+        self.assertEqual(again.returncode, 2)
+        self.assertIn("--resume", again.stderr)
+        self.assertEqual((self.folder / "results.csv").read_bytes(), before)
+
+
+class Resuming(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = Path(temporary.name, "out")
+        self.arguments = ["run", "-k", "naive_c,flash_c", "-a", "heads=2", "-a", "seq=16,24,32", "-a", "head_dim=16", *QUICK,
+                          "-o", self.folder]
+
+    def rows(self):
+        return {(row["case_id"], row["kernel"]): row for row in read_csv(self.folder / "results.csv")}
+
+    def test_resume_adds_what_a_torn_journal_lacks(self):
+        self.assertEqual(attnbench(*self.arguments).returncode, 0)
+        complete = self.rows()
+        journal = self.folder / "journal.jsonl"
+        lines = journal.read_text(encoding="utf-8").splitlines()
+        kept = lines[:5]  # two cases of two kernels, then half a line, as after a crash
+        journal.write_text("\n".join(kept) + "\n" + lines[5][:60], encoding="utf-8")
+        done = attnbench(*self.arguments, "--resume")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        resumed = self.rows()
+        self.assertEqual(set(resumed), set(complete))
+        for line in kept[1:]:
+            key = strict_json(line)["case_id"], strict_json(line)["kernel"]
+            self.assertEqual(resumed[key], complete[key])
+        self.assertEqual(len({row["run_id"] for row in resumed.values()}), 2)
+        for line in journal.read_text(encoding="utf-8").splitlines():
+            strict_json(line)
+
+    def test_interrupt_keeps_what_is_done(self):
+        arguments = [ATTNBENCH, *map(str, self.arguments), "-a", "seq=16:512:+8"]
+        process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        journal = self.folder / "journal.jsonl"
+        give_up = time.monotonic() + 60
+        while not (journal.exists() and journal.read_text(encoding="utf-8").count("\n") > 2):
+            self.assertLess(time.monotonic(), give_up, "no row was written")
+            self.assertIsNone(process.poll())
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 130, said)
+        rows = read_csv(self.folder / "results.csv")
+        self.assertGreaterEqual(len(rows), 2)
+        self.assertTrue(all(row["status"] in STATUSES for row in rows))
+        strict_json((self.folder / "results.json").read_text(encoding="utf-8"))
+        self.assertLess(len(rows), 63 * 2)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=1)
