@@ -1,5 +1,5 @@
-/* A small flash kernel with a switch for every fault of mutants.def. Float32 and dot scores only; every mask, length, layout,
- * bias and LSE. The phases have the names they have in kernels/. */
+/* A small flash kernel with a switch for every fault of mutants.def. Float32 and dot scores only, but every mask, length,
+ * layout and option with them. The phases have the names they have in kernels/. */
 #include "mutants.h"
 
 #include <math.h>
@@ -76,14 +76,23 @@ static float dot(const head *t, int64_t i, int64_t j) {
   return sum;
 }
 
+/* What stands beside the dot product: bias and ALiBi. */
+static float added_score(const head *t, int64_t i, int64_t j) {
+  const attn_problem *p = &t->problem;
+  const int64_t offset = t->fault == FAULT_alibi_without_offset ? 0 : t->seq.offset;
+  float sum = 0;
+  if (attn_uses(p, ATTN_USE_BIAS)) sum += t->args->bias[attn_score_offset(&p->bias_stride, t->b, t->h, i, j)];
+  if (attn_uses(p, ATTN_USE_ALIBI)) sum -= t->args->alibi_slopes[t->h] * (float)llabs(i + offset - j);
+  return sum;
+}
+
 static float score(const head *t, int64_t i, int64_t j) {
   const attn_problem *p = &t->problem;
+  const float added = added_score(t, i, j);
   float s = t->fault == FAULT_mean_of_v ? 0 : p->scale * dot(t, i, j);
-  if (attn_uses(p, ATTN_USE_BIAS)) {
-    const float bias = t->args->bias[attn_score_offset(&p->bias_stride, t->b, t->h, i, j)];
-    s += t->fault == FAULT_zero_bias_for_infinite && isinf(bias) ? 0 : bias;
-  }
-  return s;
+  if (t->fault == FAULT_softcap_after_bias) s += added;
+  if (p->softcap > 0) s = p->softcap * tanhf(s / p->softcap);
+  return t->fault == FAULT_softcap_after_bias ? s : s + added;
 }
 
 static void score_tile(const head *t, const row *r, int64_t first, float *tile) {
@@ -137,9 +146,17 @@ static void accumulate_tile(const head *t, row *r, int64_t first, const float *t
 
 /* ---- One row ---- */
 
+/* The sink is one more logit in the denominator, but no part of the LSE. */
+static float denominator(const head *t, const row *r) {
+  if (t->fault == FAULT_no_division) return 1;
+  const bool sink = attn_uses(&t->problem, ATTN_USE_SINKS) && t->fault != FAULT_ignores_sinks;
+  return sink ? r->sum + expf(t->args->sinks[t->h] - r->max) : r->sum;
+}
+
 static float log_sum_exp(const head *t, const row *r) {
   if (r->sum == 0) return t->fault == FAULT_lse_zero_for_empty_row ? 0 : -INFINITY;
   if (t->fault == FAULT_lse_base_two) return (r->max + logf(r->sum)) * 1.442695f;
+  if (t->fault == FAULT_lse_with_sink) return r->max + logf(denominator(t, r));
   return (t->fault == FAULT_lse_without_maximum ? 0 : r->max) + logf(r->sum);
 }
 
@@ -154,7 +171,7 @@ static void write_beside_row(const head *t, float *o) {
 static void finish_row(const head *t, const row *r) {
   const attn_problem *p = &t->problem;
   const bool empty = r->sum == 0 && t->fault != FAULT_nan_for_empty_row;
-  const float divisor = t->fault == FAULT_no_division ? 1 : r->sum;
+  const float divisor = denominator(t, r);
   float *o = (float *)t->args->o + attn_o_offset(p, &t->seq, t->b, t->h, r->i);
   for (int64_t d = 0; d < p->dim_v; d++)
     o[d * p->o_stride.d] = empty || t->fault == FAULT_writes_zeros ? 0 : r->acc[d] / divisor;
@@ -191,6 +208,7 @@ static void break_problem(head *t) {
     case FAULT_default_scale: p->scale = 1 / sqrtf((float)p->dim_qk); break;
     case FAULT_misses_last_dim: p->dim_qk--; break;
     case FAULT_always_top_left: p->align = ATTN_ALIGN_TOP_LEFT; break;
+    case FAULT_ignores_softcap: p->softcap = 0; break;
     case FAULT_ignores_mask: p->uses &= ~(uint32_t)ATTN_USE_MASK; break;
     case FAULT_ignores_bias: p->uses &= ~(uint32_t)ATTN_USE_BIAS; break;
     case FAULT_ignores_row_len: p->uses &= ~(uint32_t)ATTN_USE_ROW_LEN; break;
@@ -227,8 +245,7 @@ static void run(fault f, const attn_schedule *schedule, const attn_args *args, a
 static const char *rejects(const attn_problem *p, char *buffer, size_t buffer_bytes) {
   (void)buffer, (void)buffer_bytes;
   if (p->dtype_q != ATTN_F32 || p->dtype_kv != ATTN_F32 || p->dtype_o != ATTN_F32) return "takes float32 only";
-  if (p->score != ATTN_SCORE_DOT || p->softcap > 0) return "takes plain dot scores only";
-  if (attn_uses(p, ATTN_USE_ALIBI | ATTN_USE_SINKS)) return "takes neither ALiBi nor sinks";
+  if (p->score != ATTN_SCORE_DOT) return "takes dot scores only";
   return NULL;
 }
 

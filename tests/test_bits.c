@@ -122,7 +122,7 @@ static void bits_do_not_depend_on_the_batch(const char *kernel) {
   test_data_destroy(&together);
 }
 
-/* One query alone gives the bits it gives among 131: rows of a block do not touch each other, and tile borders do not show. */
+/* A few queries alone give the bits they give among 131: rows do not touch each other, and tile borders do not show. */
 static void bits_do_not_depend_on_other_rows(const char *kernel) {
   const attn_problem p = uneven_problem();
   const attn_options options = {.kernel = kernel, .threads = 1};
@@ -209,26 +209,76 @@ static void masked_keys_change_no_bit(const char *kernel) {
   test_data_destroy(&clean);
 }
 
-/* q = 0 and one-hot V: each output is exactly 1/count for an allowed key and exactly 0 for a masked one. */
-static void index_probe_finds_exactly_the_allowed_keys(const char *kernel) {
-  enum { KEYS = 61 };
-  attn_problem p;
-  attn_problem_init(&p, 1, 1, 1, KEYS, KEYS, 8, KEYS);
-  p.window_left = 9;
-  p.window_right = 3;
-  test_data data = test_data_create(&p, 71);
-  memset((float *)data.args.q, 0, sizeof(float) * KEYS * 8);
-  for (int i = 0; i < KEYS * KEYS; i++) ((float *)data.args.v)[i] = i / KEYS == i % KEYS;
-  test_ok(test_run(&p, &data.args, &(attn_options){.kernel = kernel, .threads = 1}));
+/* ---- Which keys ---- */
+
+enum { KEYS = 61 };
+
+/* The three ways to say which key a query may see, and what they must mean. */
+typedef struct probe {
+  attn_problem problem;
+  uint8_t mask[KEYS * KEYS];
+  float bias[KEYS * KEYS];
+  bool allowed[KEYS][KEYS];
+} probe;
+
+static void probe_window(probe *p) {
+  p->problem.window_left = 9;
+  p->problem.window_right = 3;
+  for (int i = 0; i < KEYS; i++)
+    for (int j = 0; j < KEYS; j++) p->allowed[i][j] = i - 9 <= j && j <= i + 3;
+}
+
+static void allow_some(probe *p) {
+  for (int i = 0; i < KEYS; i++)
+    for (int j = 0; j < KEYS; j++) p->allowed[i][j] = i != 7 && (i * 31 + j * 17) % 5 < 2; /* row 7 sees nothing */
+}
+
+static void probe_mask(probe *p) {
+  p->problem.uses = ATTN_USE_MASK;
+  allow_some(p);
+  for (int n = 0; n < KEYS * KEYS; n++) p->mask[n] = p->allowed[n / KEYS][n % KEYS] ? (uint8_t)(1 + n % 255) : 0;
+}
+
+static void probe_infinite_bias(probe *p) {
+  p->problem.uses = ATTN_USE_BIAS;
+  allow_some(p);
+  for (int n = 0; n < KEYS * KEYS; n++) p->bias[n] = p->allowed[n / KEYS][n % KEYS] ? 0 : -INFINITY;
+}
+
+/* q = 0 and one-hot V: row i of o is the weight of each key, 1/count if allowed and exactly 0 if masked. */
+static void assert_weights(const char *kernel, const char *kind, const probe *p, const float *o) {
   for (int i = 0; i < KEYS; i++) {
-    const int first = i > 9 ? i - 9 : 0, last = i + 3 < KEYS ? i + 3 : KEYS - 1;
+    int count = 0;
+    for (int j = 0; j < KEYS; j++) count += p->allowed[i][j];
     for (int j = 0; j < KEYS; j++) {
-      const float o = ((const float *)data.args.o)[i * KEYS + j], expected = 1.0f / (float)(last - first + 1);
-      if (j < first || j > last ? o != 0 : fabsf(o - expected) > 0x1p-22f * expected)
-        fail_msg("%s: query %d, key %d: %.9g with keys %d..%d allowed", kernel, i, j, (double)o, first, last);
+      const float weight = o[i * KEYS + j], expected = p->allowed[i][j] ? 1.0f / (float)count : 0;
+      if (!(fabsf(weight - expected) <= 0x1p-22f * expected))
+        fail_msg("%s, %s: query %d gives key %d the weight %.9g instead of %.9g", kernel, kind, i, j, (double)weight,
+                 (double)expected);
     }
   }
-  test_data_destroy(&data);
+}
+
+static void index_probe_finds_exactly_the_allowed_keys(const char *kernel) {
+  static const struct {
+    const char *kind;
+    void (*set)(probe *);
+  } kinds[] = {{"window", probe_window}, {"mask", probe_mask}, {"infinite bias", probe_infinite_bias}};
+  for (size_t n = 0; n < sizeof kinds / sizeof *kinds; n++) {
+    static probe p;
+    p = (probe){0};
+    attn_problem_init(&p.problem, 1, 1, 1, KEYS, KEYS, 8, KEYS);
+    kinds[n].set(&p);
+    if (attn_kernel_rejects(attn_kernel_find(kernel), &p.problem)) continue;
+    test_data data = test_data_create(&p.problem, 71);
+    memset((float *)data.args.q, 0, sizeof(float) * KEYS * 8);
+    for (int i = 0; i < KEYS * KEYS; i++) ((float *)data.args.v)[i] = i / KEYS == i % KEYS;
+    data.args.mask = p.mask;
+    data.args.bias = p.bias;
+    test_ok(test_run(&p.problem, &data.args, &(attn_options){.kernel = kernel, .threads = 1}));
+    assert_weights(kernel, kinds[n].kind, &p, data.args.o);
+    test_data_destroy(&data);
+  }
 }
 
 #define FOR_EACH_KERNEL(check)             \
