@@ -8,34 +8,36 @@ usage() {
 usage: scripts/bench.sh [options of attnbench run]
 
 Sets up the machine (scripts/setup.sh), builds into build/, runs the benchmark and leaves a table (stdout), CSV, JSON and
-figures in results/local/<time>-<preset>/. Without options it runs the preset `quick`, about 3 minutes on 2 cores.
+figures in results/local/TIME-PRESET/. Without options it runs the preset `quick`, about 3 minutes on 2 cores.
 
   -h, --help        this text
-  -o DIR            put the results there
-  --preset NAME     another preset; `build/harness/attnbench list presets` names them
-  anything else     goes to attnbench run, e.g. --kernel 'flash_*' -a seq=512,2048 --threads 1 --budget 5m
+  -o DIR            put the results there; --resume or --overwrite if it holds some already
+  anything else     goes to `attnbench run`: --preset NAME, -a seq=512,2048, --kernel 'flash_*', --threads all, --budget 5m
+                    (build/harness/attnbench run --help lists them all)
 
 environment: CC (compiler of the first build), ATTN_NO_INSTALL=1 (install nothing), ATTN_MAX_ISA, ATTN_KERNEL
 exit code: that of attnbench run (0 ok, 1 a check failed, 2 usage, 130 interrupted, ...)
 END
 }
 
-preset=quick
+preset=quick # unless the caller names presets or cases
 folder=
 arguments=()
-own_grid= # the caller chose cases: the default preset would only add to them
+need_value() { [ "$1" -ge 2 ] || { warn "bench.sh: $2 needs a value" && exit 2; }; }
 while [ $# -gt 0 ]; do
   case $1 in
     -h | --help) usage && exit 0 ;;
-    -o) [ $# -ge 2 ] || { warn "bench.sh: -o needs a folder" && exit 2; }; folder=$2 && shift ;;
-    --preset) [ $# -ge 2 ] || { warn "bench.sh: --preset needs a name" && exit 2; }; preset=$2 && shift ;;
-    --preset=*) preset=${1#*=} ;;
-    -a) own_grid=1 && arguments+=("$1") ;;
+    -o | --output) need_value $# "$1" && folder=$2 && shift ;;
+    --output=*) folder=${1#*=} ;;
+    -o?*) folder=${1#-o} ;;
+    -p | --preset | --case) need_value $# "$1" && preset= && arguments+=("$1" "$2") && shift ;;
+    -p?* | --preset=* | --case=*) preset= && arguments+=("$1") ;;
     *) arguments+=("$1") ;;
   esac
   shift
 done
-folder=${folder:-results/local/$(date -u +%Y%m%dT%H%M%SZ)-$preset}
+folder=${folder:-results/local/$(date -u +%Y%m%dT%H%M%SZ)-${preset:-own}}
+[ -z "$preset" ] || arguments=(--preset "$preset" "${arguments[@]+"${arguments[@]}"}")
 
 scripts/setup.sh || exit 5
 say "build: build/ (Release)"
@@ -43,8 +45,7 @@ quietly build/log/configure.log cmake --preset release || exit 5
 quietly build/log/build.log cmake --build build -j "$jobs" --target attnbench || exit 5
 attnbench=build/harness/attnbench
 
-mkdir -p "$folder" || exit 5
-"$attnbench" run --preset "$preset" -o "$folder" "${arguments[@]+"${arguments[@]}"}"
+"$attnbench" run -o "$folder" "${arguments[@]}"
 status=$?
 
 if [ -s "$folder/results.csv" ]; then
@@ -55,7 +56,9 @@ if [ -s "$folder/results.csv" ]; then
   fi
 fi
 
-say
-say "results in $folder:"
-(cd "$folder" && find . -type f | sed 's|^\./|  |' | sort)
+if [ -d "$folder" ]; then
+  say
+  say "results in $folder:"
+  (cd "$folder" && find . -type f | sed 's|^\./|  |' | sort)
+fi
 exit $status

@@ -1,4 +1,5 @@
-# Shared by bench.sh and test.sh, which source it: the repository root, the tools of .venv first in PATH, and a few small words.
+# Shared by setup.sh, bench.sh and test.sh, which source it: the repository root, the tools of .venv first in PATH, and a few
+# small words.
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root" || exit 5
 PATH=$root/.venv/bin:$PATH # what setup.sh installed for the scripts, and its CMake where the system's is too old
@@ -21,6 +22,3 @@ quietly() {
     return 1
   fi
 }
-
-# The last line of the file that starts with the given word, without it.
-last_field() { sed -n "s/^$2 *//p" "$1" | tail -n 1; }

@@ -14,6 +14,7 @@ Sets up the machine (scripts/setup.sh), then builds and tests in stages:
              the automatic choice runs that tier's kernel, by name
   clang      Release build by clang: unit tests and edge suites; with --long by every clang there is
   sanitize   AddressSanitizer and UndefinedBehaviorSanitizer, tiers up to AVX2: unit tests and a seeded selection of cases
+  bench      scripts/bench.sh on one small case: table, CSV, JSON and, where Matplotlib is there, figures
   aarch64    only with --long: cross-built, under qemu-user
 
   --long         the stages above and the tests with the label `long`
@@ -36,10 +37,7 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-all_stages="gcc tiers clang sanitize${long:+ aarch64}"
-for stage in $stages; do
-  [[ " gcc tiers clang sanitize aarch64 " == *" $stage "* ]] || { warn "test.sh: no stage '$stage' (see --help)" && exit 2; }
-done
+all_stages="gcc tiers clang sanitize bench${long:+ aarch64}"
 
 # ---- Stages ----------------------------------------------------------------------------------------------------------
 
@@ -67,6 +65,7 @@ run_ctest() {
   if [[ $line =~ ([0-9]+)\ tests?\ failed\ out\ of\ ([0-9]+) ]]; then
     failures=$((failures + BASH_REMATCH[1])) tests=$((tests + BASH_REMATCH[2]))
     skips=$((skips + $(grep -c '\*\*\*Skipped' "$log")))
+    grep -h '^skipped: ' "$folder/Testing/Temporary/LastTest.log" >>"$logs/skipped.txt"
     [ "${BASH_REMATCH[1]}" = 0 ]
   else
     failures=$((failures + 1)) tests=$((tests + 1)) # ctest itself failed
@@ -106,13 +105,35 @@ stage_clang() {
 }
 
 stage_sanitize() {
+  local selection=(-L sanitize)
+  [ -n "$long" ] || selection+=(-E '_(avx512.*|amx)$')
   configure_and_build asan build-asan || { fail_build && return; } || return 1
-  ATTN_MAX_ISA=avx2 run_ctest build-asan -L sanitize
+  ATTN_MAX_ISA=avx2 run_ctest build-asan "${selection[@]}"
+}
+
+# One test of the other command, which is to leave what it promises.
+stage_bench() {
+  local folder=$root/build/bench-test missing='' file
+  rm -rf "$folder"
+  tests=$((tests + 1))
+  quietly "$logs/bench.log" scripts/bench.sh -o "$folder" -k naive_c,flash_c -a seq=64 -a heads=1 --rounds 5 ||
+    { failures=$((failures + 1)) && return 1; }
+  for file in table.txt results.csv samples.csv results.json env.json journal.jsonl; do
+    [ -s "$folder/$file" ] || missing="$missing $file"
+  done
+  if python3 -c 'import numpy, matplotlib' 2>/dev/null; then
+    find "$folder" -name '*.png' | grep -q . || missing="$missing figures"
+  fi
+  [ -z "$missing" ] && say "left $(find "$folder" -type f | wc -l) files" && return
+  say "FAILED: bench.sh left no$missing"
+  failures=$((failures + 1))
+  return 1
 }
 
 stage_aarch64() {
   have aarch64-linux-gnu-gcc && have qemu-aarch64 || {
-    skipped="no cross compiler or emulator; to install them: apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"
+    skipped="no cross compiler or emulator; to install them: apt-get install gcc-aarch64-linux-gnu"
+    skipped="$skipped libc6-dev-arm64-cross qemu-user"
     return 0
   }
   configure_and_build aarch64 build-aarch64 || { fail_build && return; } || return 1
@@ -121,8 +142,12 @@ stage_aarch64() {
 
 # ---- All of it -------------------------------------------------------------------------------------------------------
 
+for stage in $stages; do
+  [ "$(type -t "stage_$stage")" = function ] || { warn "test.sh: no stage '$stage' (see --help)" && exit 2; }
+done
 scripts/setup.sh || exit 5
 mkdir -p "$logs"
+: >"$logs/skipped.txt"
 begun=$SECONDS
 for stage in ${stages:-$all_stages}; do
   say
@@ -141,7 +166,10 @@ for line in "${summary[@]}"; do
   printf '%-10s %6d s  %4d%%  %s\n' "$stage" "$seconds" $((100 * seconds / (total > 0 ? total : 1))) "$result"
 done
 printf '%-10s %6d s\n' total "$total"
-[ $skips = 0 ] || say "$skips tests skipped; each says why: ctest --test-dir build --output-on-failure -V"
+if [ $skips -gt 0 ]; then
+  say "$skips tests skipped:"
+  sort "$logs/skipped.txt" | uniq -c
+fi
 say
 percent=$((tests > 0 ? 100 * (tests - failures) / tests : 0))
 say "$percent% tests passed, $failures tests failed out of $tests"
