@@ -4,6 +4,7 @@
 
 #include <immintrin.h>
 #include <stdint.h>
+#include <string.h>
 
 typedef __m256 vec;
 
@@ -18,6 +19,10 @@ static inline vec vec_fma(vec a, vec b, vec c) { return _mm256_fmadd_ps(a, b, c)
 static inline vec vec_mul(vec a, vec b) { return _mm256_mul_ps(a, b); }
 static inline vec vec_add(vec a, vec b) { return _mm256_add_ps(a, b); }
 static inline vec vec_sub(vec a, vec b) { return _mm256_sub_ps(a, b); }
+static inline vec vec_div(vec a, vec b) { return _mm256_div_ps(a, b); }
+static inline vec vec_min(vec a, vec b) { return _mm256_min_ps(a, b); }
+static inline vec vec_abs(vec x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
+static inline vec vec_lane_numbers(void) { return _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7); }
 /* b where either is NaN. */
 static inline vec vec_max(vec a, vec b) { return _mm256_max_ps(a, b); }
 
@@ -45,6 +50,21 @@ static inline void vec_store_first(float *p, vec x, int64_t n) { _mm256_maskstor
 static inline vec vec_select_range(vec x, int64_t begin, int64_t end) {
   __m256i keep = _mm256_andnot_si256(first_lanes(begin), first_lanes(end));
   return _mm256_blendv_ps(_mm256_set1_ps(-__builtin_inff()), x, _mm256_castsi256_ps(keep));
+}
+
+/* x where the byte is not 0, -inf elsewhere; of the first n lanes, -inf beyond. Reads n bytes. */
+static inline vec vec_select_bytes(vec x, const uint8_t *bytes, int64_t n) {
+  uint64_t loaded = 0;
+  memcpy(&loaded, bytes, (size_t)n);
+  const __m256i wide = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((int64_t)loaded));
+  const __m256 zero = _mm256_castsi256_ps(_mm256_cmpeq_epi32(wide, _mm256_setzero_si256()));
+  return _mm256_blendv_ps(x, _mm256_set1_ps(-__builtin_inff()), zero);
+}
+
+/* x + bias, but -inf wherever bias is -inf, whatever x is. */
+static inline vec vec_add_bias(vec x, vec bias) {
+  const __m256 off = _mm256_cmp_ps(bias, _mm256_set1_ps(-__builtin_inff()), _CMP_EQ_OQ);
+  return _mm256_blendv_ps(_mm256_add_ps(x, bias), bias, off);
 }
 
 static inline int vec_any_above(vec x, float limit) {

@@ -20,6 +20,10 @@ static inline vec vec_fma(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c)
 static inline vec vec_mul(vec a, vec b) { return _mm512_mul_ps(a, b); }
 static inline vec vec_add(vec a, vec b) { return _mm512_add_ps(a, b); }
 static inline vec vec_sub(vec a, vec b) { return _mm512_sub_ps(a, b); }
+static inline vec vec_div(vec a, vec b) { return _mm512_div_ps(a, b); }
+static inline vec vec_min(vec a, vec b) { return _mm512_min_ps(a, b); }
+static inline vec vec_abs(vec x) { return _mm512_abs_ps(x); }
+static inline vec vec_lane_numbers(void) { return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
 /* b where either is NaN. */
 static inline vec vec_max(vec a, vec b) { return _mm512_max_ps(a, b); }
 static inline float vec_reduce_max(vec x) { return _mm512_reduce_max_ps(x); }
@@ -37,6 +41,18 @@ static inline void vec_store_first(float *p, vec x, int64_t n) { _mm512_mask_sto
 static inline vec vec_select_range(vec x, int64_t begin, int64_t end) {
   __mmask16 keep = (__mmask16)(first_lanes(end) & ~first_lanes(begin));
   return _mm512_mask_mov_ps(_mm512_set1_ps(-__builtin_inff()), keep, x);
+}
+
+/* x where the byte is not 0, -inf elsewhere; of the first n lanes, -inf beyond. Reads n bytes. */
+static inline vec vec_select_bytes(vec x, const uint8_t *bytes, int64_t n) {
+  const __m128i loaded = _mm_maskz_loadu_epi8(first_lanes(n), bytes);
+  return _mm512_mask_mov_ps(_mm512_set1_ps(-__builtin_inff()), _mm_test_epi8_mask(loaded, loaded), x);
+}
+
+/* x + bias, but -inf wherever bias is -inf, whatever x is. */
+static inline vec vec_add_bias(vec x, vec bias) {
+  const __mmask16 keep = _mm512_cmp_ps_mask(bias, _mm512_set1_ps(-__builtin_inff()), _CMP_NEQ_UQ);
+  return _mm512_mask_add_ps(bias, keep, x, bias);
 }
 
 static inline int vec_any_above(vec x, float limit) { return _mm512_cmp_ps_mask(x, vec_set1(limit), _CMP_GT_OQ) != 0; }

@@ -14,6 +14,11 @@
  * units: P stays below 2^8, which float32 sums and products carry with ease, and acc / row_sum is unchanged. */
 static const float RESCALE_AT = 8.0f;
 
+/* What a row's exponentials are relative to so far; any number would do before its first allowed key. */
+static inline float reference_of(const row_block *block, int64_t i) {
+  return block->row_max[i] == -INFINITY ? 0.0f : block->row_max[i];
+}
+
 /* Moves row i's reference up by `step`, or sets it if the row has seen no allowed key yet, and with it all that is relative to the
  * old one: row_sum, acc, and the `pending` P of this tile's panels that acc has not seen yet, which end at `score`. Returns the step
  * to take off the scores at hand. Tested before any exp, so nothing can overflow. */
@@ -41,7 +46,10 @@ static void softmax_panel(const row_block *block, int64_t tile_row, int64_t key,
     float *s = score + i * block->score_stride;
     vec p[TILE_VECS], best = vec_set1(-INFINITY);
     for (int v = 0; v < TILE_VECS; v++) {
-      p[v] = select_allowed(block->range[row], key + v * VEC_LANES, vec_load(s + v * VEC_LANES));
+      p[v] = vec_load(s + v * VEC_LANES);
+      if (block->adjusted)
+        p[v] = vec_sub(adjust_scores(block, row, key + v * VEC_LANES, p[v]), vec_set1(reference_of(block, row)));
+      p[v] = select_allowed(block->range[row], key + v * VEC_LANES, p[v]);
       best = vec_max(p[v], best);
     }
     const float largest = vec_reduce_max(best);
@@ -60,8 +68,7 @@ static ALWAYS_INLINE void relative_scores(const row_block *block, int64_t tile_r
   const int64_t dim_qk = block->problem->dim_qk;
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
-    const float reference = block->row_max[tile_row + i];
-    const vec start = vec_set1(reference == -INFINITY ? 0.0f : -reference);
+    const vec start = vec_set1(-reference_of(block, tile_row + i));
     UNROLL
     for (int v = 0; v < vecs; v++) sum[i][v] = start;
   }
@@ -74,6 +81,15 @@ static ALWAYS_INLINE void edge_panel(const row_block *block, int64_t tile_row, i
   vec sum[TILE_ROWS][TILE_VECS];
   relative_scores(block, tile_row, block->keys.k + key * block->problem->dim_qk, sum, vecs);
   store_tile(sum, score, block->score_stride, vecs);
+  softmax_panel(block, tile_row, key, score, pending);
+}
+
+/* A panel whose scores are more than dot products (scores.h); the reference comes off after that. */
+static void adjusted_panel(const row_block *block, int64_t tile_row, int64_t key, float *score, int64_t pending) {
+  if (block->problem->score == ATTN_SCORE_DOT)
+    score_panel(block, tile_row, key, score, TILE_VECS);
+  else
+    other_panel(block, tile_row, key, score);
   softmax_panel(block, tile_row, key, score, pending);
 }
 
@@ -110,12 +126,13 @@ static bool rows_settled(const row_block *block, int64_t tile_row) {
 static void score_softmax_tile(const row_block *block, int64_t tile_row, tile_keys keys, float *score) {
   bool settled = rows_settled(block, tile_row);
   for (int64_t key = keys.first; key < keys.end; key += PANEL_KEYS) {
-    const int64_t done = key - keys.first;
-    if (keys.all_begin <= key && key + PANEL_KEYS <= keys.all_end) {
+    const int64_t done = key - keys.first, end = min64(keys.end, key + PANEL_KEYS);
+    if (block->adjusted) {
+      adjusted_panel(block, tile_row, key, score + done, done);
+    } else if (keys.all_begin <= key && key + PANEL_KEYS <= keys.all_end) {
       full_panel(block, tile_row, key, score + done, done, settled);
     } else {
-      const int64_t vecs = (min64(keys.end - key, PANEL_KEYS) + VEC_LANES - 1) / VEC_LANES;
-      WITH_CONSTANT_VECS(vecs, edge_panel, block, tile_row, key, score + done, done)
+      WITH_CONSTANT_VECS((end - key + VEC_LANES - 1) / VEC_LANES, edge_panel, block, tile_row, key, score + done, done)
     }
     if (!settled) settled = rows_settled(block, tile_row);
   }
@@ -144,7 +161,8 @@ static bool flash_plan(const attn_problem *p, const attn_machine *machine, attn_
 }
 
 static void flash_tile(const row_block *block, int64_t tile_row, int64_t begin, int64_t end) {
-  const tile_keys keys = classify_tile(block, tile_row, begin, end);
+  tile_keys keys = classify_tile(block, tile_row, begin, end);
+  if (keys.class != TILE_SKIP && selects_keys(block->problem)) keys = trim_tile(block, tile_row, keys);
   if (keys.class == TILE_SKIP) return;
   score_softmax_tile(block, tile_row, keys, block->score);
   accumulate_tile(block, tile_row, keys.begin, keys.end, block->score + (keys.begin - keys.first));

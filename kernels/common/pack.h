@@ -9,7 +9,7 @@
 #ifndef ATTN_COMMON_PACK_H
 #define ATTN_COMMON_PACK_H
 
-#include "tiles.h"
+#include "scores.h"
 
 /* Keys of one pack task: a multiple of every PANEL_KEYS, large enough to be worth a task. */
 enum { PACK_KEYS = 1024 };
@@ -20,18 +20,21 @@ typedef struct packed_layout {
   int64_t v_stride; /* floats of a copied V row; 0 = V is read in place */
 } packed_layout;
 
+/* Given scores need no K. */
+static int64_t k_dimensions(const attn_problem *p) { return p->score == ATTN_SCORE_PRECOMPUTED ? 0 : p->dim_qk; }
+
 static packed_layout packed_layout_of(const attn_problem *p) {
   const bool v_in_place = p->dtype_kv == ATTN_F32 && p->v_stride.d == 1 && p->dim_v % VEC_LANES == 0;
   const int64_t keys = round_up(p->seq_k, PANEL_KEYS);
   return (packed_layout){
-      .keys = keys, .k_floats = keys * p->dim_qk, .v_stride = v_in_place ? 0 : round_up(p->dim_v, VEC_LANES)};
+      .keys = keys, .k_floats = keys * k_dimensions(p), .v_stride = v_in_place ? 0 : round_up(p->dim_v, VEC_LANES)};
 }
 
 /* Bytes of one unit, false on overflow. */
 static bool packed_bytes(const attn_problem *p, size_t *bytes) {
   int64_t k, v, floats;
   const int64_t keys = round_up(p->seq_k, PANEL_KEYS), columns = packed_layout_of(p).v_stride;
-  if (__builtin_mul_overflow(keys, p->dim_qk, &k) || __builtin_mul_overflow(keys, columns, &v)) return false;
+  if (__builtin_mul_overflow(keys, k_dimensions(p), &k) || __builtin_mul_overflow(keys, columns, &v)) return false;
   if (__builtin_add_overflow(k, v, &floats) || floats > INT64_MAX / 8) return false;
   *bytes = (size_t)floats * sizeof(float);
   return true;
@@ -129,7 +132,7 @@ static void pack_unit(const attn_schedule *schedule, const attn_args *args, attn
   const attn_key_range keys = {max64(used.begin, task.item * PACK_KEYS), min64(used.end, (task.item + 1) * PACK_KEYS)};
   if (keys.begin >= keys.end) return;
   const packed_layout layout = packed_layout_of(p);
-  pack_k(p, args, &seq, b, head, keys, unit_memory);
+  if (layout.k_floats) pack_k(p, args, &seq, b, head, keys, unit_memory);
   if (layout.v_stride) copy_v(p, args, &seq, b, head, keys, unit_memory + layout.k_floats, layout.v_stride);
 }
 

@@ -14,11 +14,11 @@
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 #ifdef __clang__
-#define UNROLL          _Pragma("clang loop unroll(full)")
-#define UNROLL_4        _Pragma("clang loop unroll_count(4)")
+#define UNROLL   _Pragma("clang loop unroll(full)")
+#define UNROLL_4 _Pragma("clang loop unroll_count(4)")
 #else
-#define UNROLL          _Pragma("GCC unroll 16")
-#define UNROLL_4        _Pragma("GCC unroll 4")
+#define UNROLL   _Pragma("GCC unroll 16")
+#define UNROLL_4 _Pragma("GCC unroll 4")
 #endif
 
 enum { PANEL_KEYS = VEC_LANES * TILE_VECS };
@@ -54,6 +54,8 @@ typedef struct row_block {
   attn_key_range *range; /* [capacity]: keys that the row may see */
   float *score;          /* [rows of S kept][score_stride]: S, then P */
   int64_t acc_stride, score_stride;
+  bool adjusted; /* scores are more than dot products: scores.h has the rest */
+  bool careful;  /* second try: leave V of masked keys alone, whatever stands there (accumulate_tile) */
 } row_block;
 
 /* ---- Rows in ---- */
@@ -76,11 +78,12 @@ static void load_dense_query_row(const row_block *block, int64_t i, float factor
   for (; d < dim_qk; d++) q[d] = factor * from[d];
 }
 
-/* Queries times scale log2(e), so that scores come out in log2 units. Rows without keys may hold anything and are not read. */
+/* Queries, those of dot scores times scale log2(e), so that scores come out in log2 units. Rows without keys may hold anything and are not read. */
 static void load_queries(const row_block *block, int64_t capacity) {
   const attn_problem *p = block->problem;
   const bool dense = p->dtype_q == ATTN_F32 && p->q_stride.d == 1;
-  const float factor = p->scale * LOG2_E;
+  const float factor = p->score == ATTN_SCORE_DOT ? p->scale * LOG2_E : 1.0f;
+  if (p->score == ATTN_SCORE_PRECOMPUTED) return;
   for (int64_t i = 0; i < capacity; i++) {
     if (i >= block->rows || block->range[i].begin >= block->range[i].end)
       memset(block->q + i * p->dim_qk, 0, (size_t)p->dim_qk * sizeof(float));
@@ -121,6 +124,14 @@ static void store_lse(const row_block *block, int64_t i, double lse) {
   const attn_problem *p = block->problem;
   if (attn_uses(p, ATTN_USE_LSE))
     block->args->lse[attn_lse_offset(p, block->seq, block->b, block->head, block->first_row + i)] = (float)lse;
+}
+
+/* Whether no row's acc has met a NaN or an infinity. */
+static inline bool rows_finite(const row_block *block) {
+  vec poison = vec_zero(); /* 0 * x is NaN for NaN and Inf */
+  for (int64_t c = 0; c < block->rows * block->acc_stride; c += VEC_LANES)
+    poison = vec_fma(vec_load(block->acc + c), vec_zero(), poison);
+  return !vec_any_nan(poison);
 }
 
 /* acc[i] = acc[i] / (row_sum + sink); false if the result is not finite. */

@@ -4,7 +4,6 @@
 #define ATTN_COMMON_ROWS_TASK_H
 
 #include "pack.h"
-#include "tiled_rejects.h"
 
 /* Floats of a thread's scratch, part by part. */
 typedef struct scratch_layout {
@@ -46,6 +45,12 @@ static bool plan_phases(const attn_problem *p, int64_t row_block_rows, int64_t k
   return packed_bytes(p, &schedule->unit_bytes);
 }
 
+/* The tiled kernels take every problem. */
+static const char *tiled_rejects(const attn_problem *problem, char *buffer, size_t buffer_bytes) {
+  (void)problem, (void)buffer, (void)buffer_bytes;
+  return NULL;
+}
+
 /* Visits the tiles of one row block and leaves acc, row_max and row_sum behind. */
 typedef void (*attend_fn)(const attn_schedule *schedule, const row_block *block, int64_t capacity);
 
@@ -62,7 +67,7 @@ static void compute_rows(const attn_schedule *schedule, const attn_args *args, a
   const int64_t capacity = round_up(rows, TILE_ROWS);
   scratch_layout at;
   scratch_layout_of(p, round_up(schedule->row_block, TILE_ROWS), score_rows, score_stride, &at);
-  const row_block block = {
+  row_block block = {
       .problem = p,
       .args = args,
       .seq = &seq,
@@ -79,9 +84,15 @@ static void compute_rows(const attn_schedule *schedule, const attn_args *args, a
       .score = scratch + at.score,
       .acc_stride = round_up(p->dim_v, VEC_LANES),
       .score_stride = score_stride,
+      .adjusted = scores_adjusted(p),
   };
   start_rows(&block, capacity);
   attend(schedule, &block, capacity);
+  if (selects_keys(p) && !rows_finite(&block)) {
+    block.careful = true; /* V of a key that no row selects must not even change how the others are computed */
+    start_rows(&block, capacity);
+    attend(schedule, &block, capacity);
+  }
   finish_rows(&block);
 }
 

@@ -116,9 +116,30 @@ static ALWAYS_INLINE void accumulate_columns(float *acc, int64_t acc_stride, con
   store_tile(sum, acc, acc_stride, vecs);
 }
 
+/* The same sums as accumulate_tile, in the same order, but without touching V of keys that mask or bias take from a row: their
+ * weight is 0, but 0 times NaN is NaN. */
+static void accumulate_selected(const row_block *block, int64_t tile_row, int64_t begin, int64_t end, const float *p) {
+  for (int64_t i = 0; i < min64(TILE_ROWS, block->rows - tile_row); i++) {
+    const int64_t row = tile_row + i;
+    float *acc = block->acc + row * block->acc_stride;
+    for (int64_t key = begin; key < end; key++) {
+      if (key < block->range[row].begin || key >= block->range[row].end) continue;
+      if (!attn_key_selected(block->problem, block->args, block->b, block->head, block->first_row + row, key)) continue;
+      const vec weight = vec_set1(p[i * block->score_stride + (key - begin)]);
+      const float *v = block->keys.v + key * block->keys.v_stride;
+      for (int64_t c = 0; c < block->acc_stride; c += VEC_LANES)
+        vec_store(acc + c, vec_fma(weight, vec_load(v + c), vec_load(acc + c)));
+    }
+  }
+}
+
 /* Adds the keys [begin, end) with p[i][j - begin]. Columns are cut into equal strips rather than full tiles and a rest: 5 vectors are 3 + 2, not 4 + 1, because a one-vector tile
  * has too few sums to hide FMA latency. */
 static void accumulate_tile(const row_block *block, int64_t tile_row, int64_t begin, int64_t end, const float *p) {
+  if (block->careful) {
+    accumulate_selected(block, tile_row, begin, end, p);
+    return;
+  }
   const int64_t vecs = block->acc_stride / VEC_LANES, strips = (vecs + TILE_VECS - 1) / TILE_VECS;
   float *acc = block->acc + tile_row * block->acc_stride;
   const float *v = block->keys.v + begin * block->keys.v_stride;

@@ -10,36 +10,28 @@
 
 /* ---- Tiles ---- */
 
-/* One panel: writes `vecs` vectors of scores per row. */
-static ALWAYS_INLINE void score_panel(const float *q, int64_t dim_qk, const float *panel, float *score, int64_t score_stride,
-                                      const int vecs) {
-  vec sum[TILE_ROWS][TILE_VECS];
-  UNROLL
-  for (int i = 0; i < TILE_ROWS; i++) {
-    UNROLL
-    for (int v = 0; v < vecs; v++) sum[i][v] = vec_zero();
-  }
-  product(sum, q, dim_qk, panel, PANEL_KEYS, dim_qk, vecs);
-  store_tile(sum, score, score_stride, vecs);
-}
-
 /* S of keys [begin, end) for the tile's rows; begin is a multiple of PANEL_KEYS. score[i][j - begin]; what lies between
- * `end` and the end of its vector is written too, what lies beyond that vector is not. */
+ * `end` and the end of its vector is written too; what lies beyond that vector only where scores are adjusted. */
 static void score_tile(const row_block *block, int64_t tile_row, int64_t begin, int64_t end, float *score) {
-  const int64_t dim_qk = block->problem->dim_qk;
   for (int64_t key = begin; key < end; key += PANEL_KEYS) {
     const int64_t vecs = (min64(end - key, PANEL_KEYS) + VEC_LANES - 1) / VEC_LANES;
-    WITH_CONSTANT_VECS(vecs, score_panel, block->q + tile_row * dim_qk, dim_qk, block->keys.k + key * dim_qk,
-                       score + (key - begin), block->score_stride)
+    if (block->problem->score == ATTN_SCORE_DOT) {
+      WITH_CONSTANT_VECS(vecs, score_panel, block, tile_row, key, score + (key - begin))
+    } else {
+      other_panel(block, tile_row, key, score + (key - begin));
+    }
   }
 }
 
-/* Masks select: whatever stood in a masked score, NaN included, becomes -inf, up to the next panel border. Edge tiles only. */
+/* Adjusts scores where the problem has more than dot products, then masks: masks select, so whatever stood in a masked score, NaN
+ * included, becomes -inf, up to the next panel border. Edge tiles and adjusted scores only. */
 static void mask_tile(const row_block *block, int64_t tile_row, tile_keys keys, float *score) {
   for (int i = 0; i < TILE_ROWS; i++)
     for (int64_t key = keys.first; key < round_up(keys.end, PANEL_KEYS); key += VEC_LANES) {
       float *s = score + i * block->score_stride + (key - keys.first);
-      vec_store(s, select_allowed(block->range[tile_row + i], key, vec_load(s)));
+      vec x = vec_load(s);
+      if (block->adjusted) x = adjust_scores(block, tile_row + i, key, x);
+      vec_store(s, select_allowed(block->range[tile_row + i], key, x));
     }
 }
 
@@ -96,7 +88,8 @@ static inline bool naive_plan(const attn_problem *p, const attn_machine *machine
 }
 
 static tile_keys keys_of_tile(const row_block *block, int64_t tile_row) {
-  return classify_tile(block, tile_row, 0, block->seq->len_k);
+  const tile_keys keys = classify_tile(block, tile_row, 0, block->seq->len_k);
+  return keys.class != TILE_SKIP && selects_keys(block->problem) ? trim_tile(block, tile_row, keys) : keys;
 }
 
 static float *tile_scores(const row_block *block, int64_t tile_row, int64_t key) {
@@ -117,7 +110,7 @@ static void softmax_rows(const row_block *block, int64_t capacity) {
     const tile_keys keys = keys_of_tile(block, tile_row);
     if (keys.class == TILE_SKIP) continue;
     float *score = tile_scores(block, tile_row, keys.first);
-    if (keys.class == TILE_EDGE) mask_tile(block, tile_row, keys, score);
+    if (keys.class == TILE_EDGE || block->adjusted) mask_tile(block, tile_row, keys, score);
     softmax_tile(block, tile_row, round_up(keys.end, PANEL_KEYS) - keys.first, score);
   }
 }

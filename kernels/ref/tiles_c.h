@@ -12,7 +12,7 @@
 #include "kernels/common/convert.h"
 #include "kernels/common/exact_row.h"
 #include "kernels/common/rows.h"
-#include "kernels/common/tiled_rejects.h"
+#include "tiled_rejects.h"
 #include "kernels/kernel.h"
 
 enum {

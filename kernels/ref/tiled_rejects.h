@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-#include "rows.h"
+#include "kernels/common/rows.h"
 
 /* The tiled kernels take every shape, stride, dtype, length and interval mask; what changes single scores is still refused. */
 static inline const char *tiled_rejects(const attn_problem *p, char *buffer, size_t buffer_bytes) {

@@ -1,0 +1,172 @@
+/* What a score can be besides a scaled dot product: another similarity, then softcap, bias, ALiBi and selection by a mask, in this
+ * order (docs/semantics.md). All in log2 units, like the dot scores of tiles.h.
+ *
+ * Problems that use none of it never come here: their tiles keep P in registers from end to end. */
+#ifndef ATTN_COMMON_SCORES_H
+#define ATTN_COMMON_SCORES_H
+
+#include "tiles.h"
+
+static inline bool selects_keys(const attn_problem *p) { return attn_uses(p, ATTN_USE_MASK | ATTN_USE_BIAS); }
+
+static inline bool scores_adjusted(const attn_problem *p) {
+  return p->score != ATTN_SCORE_DOT || p->softcap > 0 || attn_uses(p, ATTN_USE_MASK | ATTN_USE_BIAS | ATTN_USE_ALIBI);
+}
+
+/* tanh(x) = x P(x^2) / Q(x^2) up to |x| = 9, where it is 1 to within float32; relative error below 3.2e-7
+ * (scripts/derive_tanh.py). NaN stays NaN. */
+static inline vec vec_tanh(vec x) {
+  const vec limited = vec_min(vec_set1(9.0f), vec_max(vec_set1(-9.0f), x)); /* this order keeps NaN */
+  const vec y = vec_mul(limited, limited);
+  vec p = vec_fma(y, vec_set1(0x1.cadbfap-27f), vec_set1(0x1.59c314p-16f));
+  vec q = vec_fma(y, vec_set1(0x1.a17fb2p-21f), vec_set1(0x1.5885f2p-12f));
+  p = vec_fma(p, y, vec_set1(0x1.ca2c60p-9f));
+  q = vec_fma(q, y, vec_set1(0x1.a7f7e4p-6f));
+  p = vec_fma(p, y, vec_set1(0x1.120b1ap-3f));
+  q = vec_fma(q, y, vec_set1(0x1.de5ad6p-2f));
+  p = vec_fma(p, y, vec_set1(1.0f));
+  q = vec_fma(q, y, vec_set1(1.0f));
+  return vec_div(vec_mul(limited, p), q);
+}
+
+/* The row of the problem that row i of the block stands for; those beyond the last repeat it. */
+static inline int64_t problem_row(const row_block *block, int64_t i) { return block->first_row + min64(i, block->rows - 1); }
+
+/* `count` <= VEC_LANES floats of a bias or of given scores from key `key` on, whatever the stride; 0 beyond. */
+static inline vec load_keys_f32(const row_block *block, const float *data, const attn_score_strides *stride, int64_t i,
+                                int64_t key, int64_t count) {
+  const float *at = data + attn_score_offset(stride, block->b, block->head, problem_row(block, i), key);
+  if (stride->k == 1) return count == VEC_LANES ? vec_load(at) : vec_load_first(at, count);
+  float lanes[VEC_LANES] = {0};
+  for (int64_t j = 0; j < count; j++) lanes[j] = at[j * stride->k];
+  return vec_load(lanes);
+}
+
+static inline vec select_by_mask(const row_block *block, int64_t i, int64_t key, int64_t count, vec score) {
+  const attn_score_strides *stride = &block->problem->mask_stride;
+  const uint8_t *at = block->args->mask + attn_score_offset(stride, block->b, block->head, problem_row(block, i), key);
+  if (stride->k == 1) return vec_select_bytes(score, at, count);
+  uint8_t bytes[VEC_LANES] = {0};
+  for (int64_t j = 0; j < count; j++) bytes[j] = at[j * stride->k];
+  return vec_select_bytes(score, bytes, VEC_LANES);
+}
+
+/* Keys of one vector that exist. */
+static inline int64_t keys_in_vector(const row_block *block, int64_t key) {
+  return min64(block->seq->len_k - key, VEC_LANES);
+}
+
+/* -inf where mask or bias take the key from row i, something finite elsewhere. */
+static inline vec selection(const row_block *block, int64_t i, int64_t key) {
+  const attn_problem *p = block->problem;
+  const int64_t count = keys_in_vector(block, key);
+  vec s = vec_zero();
+  if (attn_uses(p, ATTN_USE_BIAS))
+    s = vec_add_bias(s, load_keys_f32(block, block->args->bias, &p->bias_stride, i, key, count));
+  return attn_uses(p, ATTN_USE_MASK) ? select_by_mask(block, i, key, count, s) : s;
+}
+
+/* Scores of row i for VEC_LANES keys from `key` on, from their similarities. */
+static inline vec adjust_scores(const row_block *block, int64_t i, int64_t key, vec s) {
+  const attn_problem *p = block->problem;
+  const int64_t count = keys_in_vector(block, key);
+  if (count <= 0) return s; /* beyond the sequence: never allowed */
+  if (p->softcap > 0) {
+    const float cap = p->softcap * LOG2_E;
+    s = vec_mul(vec_set1(cap), vec_tanh(vec_div(s, vec_set1(cap))));
+  }
+  if (attn_uses(p, ATTN_USE_BIAS))
+    s = vec_add_bias(s, vec_mul(vec_set1(LOG2_E), load_keys_f32(block, block->args->bias, &p->bias_stride, i, key, count)));
+  if (attn_uses(p, ATTN_USE_ALIBI)) {
+    const float slope = block->args->alibi_slopes[block->head] * LOG2_E;
+    const float distance = (float)(problem_row(block, i) + block->seq->offset - key);
+    s = vec_sub(s, vec_mul(vec_set1(slope), vec_abs(vec_sub(vec_set1(distance), vec_lane_numbers()))));
+  }
+  return attn_uses(p, ATTN_USE_MASK) ? select_by_mask(block, i, key, count, s) : s;
+}
+
+/* Whether mask and bias take all keys of a panel from all rows of the tile: nothing of it need be computed. */
+static bool panel_masked(const row_block *block, int64_t tile_row, int64_t key, int64_t end) {
+  if (!selects_keys(block->problem)) return false;
+  for (int64_t i = tile_row; i < tile_row + TILE_ROWS; i++)
+    for (int64_t at = key; at < end; at += VEC_LANES)
+      if (vec_any_above(select_allowed(block->range[i], at, selection(block, i, at)), -INFINITY)) return false;
+  return true;
+}
+
+/* Leaves out what mask and bias take from all rows at both ends of a tile, panel by panel. */
+static tile_keys trim_tile(const row_block *block, int64_t tile_row, tile_keys keys) {
+  while (keys.first < keys.end && panel_masked(block, tile_row, keys.first, min64(keys.end, keys.first + PANEL_KEYS)))
+    keys.first += PANEL_KEYS;
+  keys.begin = max64(keys.begin, keys.first);
+  for (int64_t last; keys.begin < keys.end &&
+                     (last = round_down(keys.end - 1, PANEL_KEYS), panel_masked(block, tile_row, last, keys.end));)
+    keys.end = last;
+  if (keys.begin >= keys.end) keys.class = TILE_SKIP;
+  return keys;
+}
+
+/* ---- One panel of similarities, stored: `vecs` vectors per row ---- */
+
+static ALWAYS_INLINE void score_panel(const row_block *block, int64_t tile_row, int64_t key, float *score, const int vecs) {
+  const int64_t dim_qk = block->problem->dim_qk;
+  vec sum[TILE_ROWS][TILE_VECS];
+  UNROLL
+  for (int i = 0; i < TILE_ROWS; i++) {
+    UNROLL
+    for (int v = 0; v < vecs; v++) sum[i][v] = vec_zero();
+  }
+  product(sum, block->q + tile_row * dim_qk, dim_qk, block->keys.k + key * dim_qk, PANEL_KEYS, dim_qk, vecs);
+  store_tile(sum, score, block->score_stride, vecs);
+}
+
+static inline void additive_panel(const row_block *block, int64_t i, const float *panel, const float *weight,
+                                  vec sum[TILE_VECS]) {
+  const int64_t dim_qk = block->problem->dim_qk;
+  const float *q = block->q + i * dim_qk;
+  for (int64_t d = 0; d < dim_qk; d++) UNROLL
+  for (int v = 0; v < TILE_VECS; v++) {
+    const vec k = vec_load(panel + d * PANEL_KEYS + v * VEC_LANES);
+    sum[v] = vec_fma(vec_set1(weight[d] * LOG2_E), vec_tanh(vec_add(vec_set1(q[d]), k)), sum[v]);
+  }
+}
+
+static inline void gaussian_panel(const row_block *block, int64_t i, const float *panel, const float *weight,
+                                  vec sum[TILE_VECS]) {
+  const int64_t dim_qk = block->problem->dim_qk;
+  const float *q = block->q + i * dim_qk;
+  for (int64_t d = 0; d < dim_qk; d++) UNROLL
+  for (int v = 0; v < TILE_VECS; v++) {
+    vec distance = vec_sub(vec_set1(q[d]), vec_load(panel + d * PANEL_KEYS + v * VEC_LANES));
+    if (weight) distance = vec_mul(vec_set1(weight[d]), distance);
+    sum[v] = vec_fma(distance, distance, sum[v]);
+  }
+  for (int v = 0; v < TILE_VECS; v++) sum[v] = vec_mul(sum[v], vec_set1(-0.5f * LOG2_E));
+}
+
+static inline void given_panel(const row_block *block, int64_t i, int64_t key, vec sum[TILE_VECS]) {
+  const attn_problem *p = block->problem;
+  for (int v = 0; v < TILE_VECS; v++) {
+    const int64_t at = key + v * VEC_LANES, count = keys_in_vector(block, at);
+    if (count > 0)
+      sum[v] = vec_mul(vec_set1(LOG2_E), load_keys_f32(block, block->args->scores, &p->scores_stride, i, at, count));
+  }
+}
+
+/* Similarities that are not dot products, of the tile's rows with the panel at `key`. */
+static void other_panel(const row_block *block, int64_t tile_row, int64_t key, float *score) {
+  const attn_problem *p = block->problem;
+  const float *panel = block->keys.k + key * p->dim_qk;
+  const float *weight =
+      attn_uses(p, ATTN_USE_SCORE_WEIGHT) ? block->args->score_weight + block->head * p->score_weight_stride_h : NULL;
+  for (int i = 0; i < TILE_ROWS; i++) {
+    vec sum[TILE_VECS];
+    for (int v = 0; v < TILE_VECS; v++) sum[v] = vec_zero();
+    if (p->score == ATTN_SCORE_ADDITIVE) additive_panel(block, tile_row + i, panel, weight, sum);
+    if (p->score == ATTN_SCORE_GAUSSIAN) gaussian_panel(block, tile_row + i, panel, weight, sum);
+    if (p->score == ATTN_SCORE_PRECOMPUTED) given_panel(block, tile_row + i, key, sum);
+    for (int v = 0; v < TILE_VECS; v++) vec_store(score + i * block->score_stride + v * VEC_LANES, sum[v]);
+  }
+}
+
+#endif
