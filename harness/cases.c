@@ -12,6 +12,8 @@
 #include "cli.h"
 #include "layout.h"
 
+enum { MOST_COMBINATIONS = 50000 };
+
 int bench_cpu_count(void) {
   cpu_set_t set;
   if (!sched_getaffinity(0, sizeof set, &set)) return CPU_COUNT(&set);
@@ -281,7 +283,8 @@ bool bench_spec_from_id(const char *case_id, bench_spec *spec, char *error, size
 
 bool bench_cases_append(bench_case_list *list, const bench_planned *planned) {
   for (int i = 0; i < list->count; i++)
-    if (!strcmp(list->item[i].bench.case_id, planned->bench.case_id)) return true;
+    if (list->item[i].bench.seed == planned->bench.seed && !strcmp(list->item[i].bench.case_id, planned->bench.case_id))
+      return true;
   if (!(list->count & (list->count - 1))) { /* grows at powers of two */
     void *grown = realloc(list->item, (list->count ? 2 * (size_t)list->count : 1) * sizeof *list->item);
     if (!grown) return false;
@@ -310,8 +313,9 @@ bool bench_cases_add(bench_case_list *list, const bench_grid *grid, uint64_t see
   if (grid->pick) return bench_cases_cover(list, grid, seed, error, error_bytes);
   double combinations = 1;
   for (int i = 0; i < AXIS_COUNT; i++) combinations *= grid->axes[i].count ? grid->axes[i].count : 1;
-  if (combinations > 1e6) {
-    snprintf(error, error_bytes, "the axes have %.3g combinations, more than a million: give fewer values", combinations);
+  if (combinations > MOST_COMBINATIONS) {
+    snprintf(error, error_bytes, "the axes have %.0f combinations, more than %d: give fewer values", combinations,
+             MOST_COMBINATIONS);
     return false;
   }
   int index[AXIS_COUNT] = {0};

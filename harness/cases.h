@@ -21,7 +21,7 @@ typedef struct bench_case_list {
 void bench_case_build(const bench_spec *asked, uint64_t seed, bench_planned *planned);
 
 /* Appends the cases of a grid, outermost axis first; a case that is in the list already is left out. False if memory is
- * short or the grid has more than a million combinations; error then holds a sentence. */
+ * short or the grid has far too many combinations; error then holds a sentence. */
 bool bench_cases_add(bench_case_list *list, const bench_grid *grid, uint64_t seed, char *error, size_t error_bytes);
 void bench_cases_clear(bench_case_list *list);
 

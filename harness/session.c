@@ -211,11 +211,26 @@ static bool append(bench_session *s, bench_record *record, bool durable) {
   return false;
 }
 
+/* Moves what the journal holds of a case (NULL: of any) to the records; of the kernels that were run again, nothing is kept. */
+static void keep_old(bench_session *s, const char *case_id) {
+  for (int i = 0; i < s->old.count; i++) {
+    bench_record *old = &s->old.item[i];
+    if (!old->field[COLUMN_case_id] || (case_id && strcmp(old->field[COLUMN_case_id], case_id))) continue;
+    bool selected = false;
+    for (int k = 0; k < s->kernel_count; k++) selected |= !strcmp(s->kernels[k]->name, bench_record_get(old, COLUMN_kernel));
+    if (case_id && selected)
+      bench_record_clear(old);
+    else
+      (void)append(s, old, false);
+  }
+}
+
 /* Turns the results of one case into records, old ones in their places. */
 static void record_case(bench_session *s, const bench_planned *planned, bench_result *results, bool durable) {
+  const char *case_id = planned->bench.case_id;
   int fresh = 0;
   for (int i = 0; i < s->kernel_count; i++) {
-    bench_record record = {0}, *old = find_old(s, planned->bench.case_id, s->kernels[i]->name);
+    bench_record record = {0}, *old = find_old(s, case_id, s->kernels[i]->name);
     if (old) {
       (void)append(s, old, false);
       continue;
@@ -231,6 +246,7 @@ static void record_case(bench_session *s, const bench_planned *planned, bench_re
     free(result->positions);
     bench_record_clear(&record);
   }
+  keep_old(s, case_id);
   if (s->journal && !bench_journal_flush(s->journal)) s->io_failed = true;
 }
 
@@ -274,6 +290,7 @@ static void run_cases(bench_session *s) {
   catch_interrupts();
   for (int i = 0; i < s->cases.count && !interrupted && !s->io_failed; i++)
     if (!run_case(s, i)) break;
+  keep_old(s, NULL);
   bench_progress_wipe(&s->progress);
   if (interrupted)
     fprintf(stderr, "interrupted after %d of %d cases%s\n", s->progress.done, s->cases.count,

@@ -107,10 +107,10 @@ static void print_noise(const bench_table *t, const bench_records *records) {
       noise[count++] = records->item[i].noise;
   qsort(noise, (size_t)count, sizeof *noise, compare_doubles);
   if (count)
-    fprintf(
-        t->file,
-        "noise floor: the quickest kernel timed against itself differs by %.2f %% (median of %d cases), %.2f %% at worst\n",
-        100 * noise[count / 2], count, 100 * noise[count - 1]);
+    fprintf(t->file,
+            "noise floor: the quickest kernel timed against itself differs by %.2f %% (median over %d case%s), %.2f %% at "
+            "worst\n",
+            100 * noise[count / 2], count, count == 1 ? "" : "s", 100 * noise[count - 1]);
   free(noise);
 }
 
@@ -147,8 +147,8 @@ void bench_table_summary(const bench_table *table, const bench_records *records)
   fputc('\n', table->file);
   print_peaks(table, records);
   print_noise(table, records);
-  fprintf(table->file, "%d rows: %d PASS, %d FAIL, %d ERROR, %d DEGENERATE, %d SKIP\n", records->count,
-          bench_count_status(records, BENCH_PASS), bench_count_status(records, BENCH_FAIL),
+  fprintf(table->file, "%d row%s: %d PASS, %d FAIL, %d ERROR, %d DEGENERATE, %d SKIP\n", records->count,
+          records->count == 1 ? "" : "s", bench_count_status(records, BENCH_PASS), bench_count_status(records, BENCH_FAIL),
           bench_count_status(records, BENCH_ERROR), bench_count_status(records, BENCH_DEGENERATE),
           bench_count_status(records, BENCH_SKIP));
 }

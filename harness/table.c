@@ -180,6 +180,10 @@ static void print_columns(const bench_table *t, const bench_record *const *rows,
     return;
   }
   const char *baseline = common_baseline(rows, count);
+  if (!rows[0]->sample_count) { /* timed rows come first: there are none */
+    fprintf(t->file, "  %-*s %-10s %s\n", NAME_WIDTH, "kernel", "status", "reason");
+    return;
+  }
   if (baseline) snprintf(ratio, sizeof ratio, "x %s [95 %%]", baseline);
   fprintf(t->file, "  %-*s %10s %8s %9s %7s %8s  %-24s %8s  n\n", NAME_WIDTH, "kernel", "median", "+-", "GFLOP/s", "% peak",
           "GB/s", ratio, "err/lim");
