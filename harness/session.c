@@ -211,7 +211,7 @@ static bool append(bench_session *s, bench_record *record, bool durable) {
   return false;
 }
 
-/* Moves what the journal holds of a case (NULL: of any) to the records; of the kernels that were run again, nothing is kept. */
+/* Moves what the journal holds of a case (NULL: of any) to the records; nothing of the kernels that were run again. */
 static void keep_old(bench_session *s, const char *case_id) {
   for (int i = 0; i < s->old.count; i++) {
     bench_record *old = &s->old.item[i];
