@@ -4,6 +4,7 @@
 #define ATTN_COMMON_ROWS_TASK_H
 
 #include "pack.h"
+#include "takes_everything.h"
 
 /* Floats of a thread's scratch, part by part. */
 typedef struct scratch_layout {
@@ -43,12 +44,6 @@ static bool plan_phases(const attn_problem *p, int64_t row_block_rows, int64_t k
   schedule->key_block = key_block;
   schedule->scratch_bytes = (size_t)scratch_floats * sizeof(float);
   return packed_bytes(p, &schedule->unit_bytes);
-}
-
-/* The tiled kernels take every problem. */
-static const char *tiled_rejects(const attn_problem *problem, char *buffer, size_t buffer_bytes) {
-  (void)problem, (void)buffer, (void)buffer_bytes;
-  return NULL;
 }
 
 /* Visits the tiles of one row block and leaves acc, row_max and row_sum behind. */

@@ -8,12 +8,10 @@
  * (weighted sum), where neighbours do not depend on each other and vectorise as they stand. For that K is transposed once per
  * head, as the formula has it, unless there are too few queries to pay for it.
  */
-#include <math.h>
-
-#include "kernels/common/convert.h"
 #include "kernels/common/exact_row.h"
-#include "kernels/common/rows.h"
+#include "kernels/common/takes_everything.h"
 #include "kernels/kernel.h"
+#include "scores_c.h"
 
 /* Transposing K costs about as much as scoring this many queries against K as it lies. */
 enum { TRANSPOSE_QUERIES = 4 };
@@ -23,27 +21,6 @@ enum { TRANSPOSE_KEYS = 16 };
 
 /* Keys scored together when K is read as it lies: this many rows of K stay in the level 1 cache while d walks along them. */
 enum { STRIDED_KEYS = 64 };
-
-/* K, or a block of it, as float32: element (j, d) is at[j * key_step + d * dim_step]. */
-typedef struct key_view {
-  const float *at;
-  int64_t key_step, dim_step;
-} key_view;
-
-/* One query head: where its inputs are, and the memory it works in. */
-typedef struct query_head {
-  const attn_problem *problem;
-  const attn_args *args;
-  attn_sequence seq;
-  int64_t b, h;
-  key_view k;     /* all keys of the sequence */
-  const float *v; /* row j is v + j * v_step, dense in d */
-  int64_t v_step;
-  float *score;  /* [len_q][len_k]: S, then P */
-  float *lse;    /* [len_q] */
-  float *query;  /* [dim_qk] */
-  float *output; /* [dim_v] */
-} query_head;
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
@@ -115,46 +92,7 @@ static attn_key_range allowed_keys(const query_head *head, int64_t i) {
   return attn_allowed_keys(head->problem, head->args, &head->seq, head->b, i);
 }
 
-static bool has_selection(const attn_problem *p) { return attn_uses(p, ATTN_USE_MASK | ATTN_USE_BIAS); }
-
-static bool selected(const query_head *head, int64_t i, int64_t j) {
-  return attn_key_selected(head->problem, head->args, head->b, head->h, i, j);
-}
-
 /* ---- Pass 1: scores ---------------------------------------------------------------------------------------------- */
-
-/* score[j] += one term of the sum over the head dimension, for `keys` keys. */
-static void add_products(float *restrict score, float q, const float *restrict k, int64_t step, int64_t keys) {
-  if (step == 1) {
-    for (int64_t j = 0; j < keys; j++) score[j] += q * k[j];
-  } else {
-    for (int64_t j = 0; j < keys; j++) score[j] += q * k[j * step];
-  }
-}
-
-static void add_tanh(float *score, float weight, float q, const float *k, int64_t step, int64_t keys) {
-  for (int64_t j = 0; j < keys; j++) score[j] += weight * tanhf(q + k[j * step]);
-}
-
-static void subtract_squares(float *score, float weight, float q, const float *k, int64_t step, int64_t keys) {
-  for (int64_t j = 0; j < keys; j++) {
-    const float distance = weight * (q - k[j * step]);
-    score[j] -= 0.5f * distance * distance;
-  }
-}
-
-static void add_dimension(const query_head *head, int64_t d, int64_t key, int64_t keys, float *score) {
-  const attn_problem *p = head->problem;
-  const float *k = head->k.at + key * head->k.key_step + d * head->k.dim_step, q = head->query[d];
-  const bool weighted = attn_uses(p, ATTN_USE_SCORE_WEIGHT) && p->score != ATTN_SCORE_DOT;
-  const float weight = weighted ? head->args->score_weight[head->h * p->score_weight_stride_h + d] : 1.0f;
-  switch (p->score) {
-    case ATTN_SCORE_DOT: add_products(score, q, k, head->k.key_step, keys); break;
-    case ATTN_SCORE_ADDITIVE: add_tanh(score, weight, q, k, head->k.key_step, keys); break;
-    case ATTN_SCORE_GAUSSIAN: subtract_squares(score, weight, q, k, head->k.key_step, keys); break;
-    case ATTN_SCORE_PRECOMPUTED: break; /* has no sum */
-  }
-}
 
 /* The sums over the head dimension for one row; per key they run through d in order, however K lies and keys are grouped. */
 static void similarities(const query_head *head, int64_t i, attn_key_range keys, float *score) {
@@ -172,41 +110,17 @@ static void similarities(const query_head *head, int64_t i, attn_key_range keys,
   for (int64_t j = keys.begin; j < keys.end; j++) score[j] *= p->scale;
 }
 
-static void given_scores(const query_head *head, int64_t i, attn_key_range keys, float *score) {
-  const attn_score_strides *stride = &head->problem->scores_stride;
-  for (int64_t j = keys.begin; j < keys.end; j++)
-    score[j] = head->args->scores[attn_score_offset(stride, head->b, head->h, i, j)];
-}
-
-/* What comes after the similarity, in this order: softcap, bias, ALiBi, and at last the masks, which select: whatever stood
- * in a masked score, NaN included, is gone. */
-static void adjust_scores(const query_head *head, int64_t i, attn_key_range keys, float *score) {
-  const attn_problem *p = head->problem;
-  const int64_t position = i + head->seq.offset;
-  if (p->softcap > 0)
-    for (int64_t j = keys.begin; j < keys.end; j++) score[j] = p->softcap * tanhf(score[j] / p->softcap);
-  if (attn_uses(p, ATTN_USE_BIAS))
-    for (int64_t j = keys.begin; j < keys.end; j++)
-      score[j] += head->args->bias[attn_score_offset(&p->bias_stride, head->b, head->h, i, j)];
-  if (attn_uses(p, ATTN_USE_ALIBI))
-    for (int64_t j = keys.begin; j < keys.end; j++)
-      score[j] -= head->args->alibi_slopes[head->h] * fabsf((float)(position - j));
-  if (has_selection(p))
-    for (int64_t j = keys.begin; j < keys.end; j++)
-      if (!selected(head, i, j)) score[j] = -INFINITY;
-}
-
 static void score_rows(const query_head *head) {
   for (int64_t i = 0; i < head->seq.len_q; i++) {
     const attn_key_range keys = allowed_keys(head, i);
     if (keys.begin >= keys.end) continue; /* q may be NULL where there are no keys */
     float *score = score_row(head, i);
     if (head->problem->score == ATTN_SCORE_PRECOMPUTED) {
-      given_scores(head, i, keys, score);
+      given_scores(head, i, keys, score + keys.begin);
     } else {
       similarities(head, i, keys, score);
     }
-    adjust_scores(head, i, keys, score);
+    adjust_scores(head, i, keys, score + keys.begin);
   }
 }
 
@@ -273,11 +187,6 @@ static void weighted_sum(const query_head *head) {
 
 /* ---- The contract of kernel.h ------------------------------------------------------------------------------------ */
 
-static const char *rejects(const attn_problem *problem, char *buffer, size_t buffer_bytes) {
-  (void)problem, (void)buffer, (void)buffer_bytes;
-  return NULL;
-}
-
 /* One task per query head: it needs all of that head's scores at once. */
 static bool plan(const attn_problem *problem, const attn_machine *machine, attn_schedule *schedule) {
   int64_t start[PARTS + 1];
@@ -319,7 +228,7 @@ const attn_kernel attn_naive_c = {
              .library = "",
              .summary = "textbook: whole score matrix of one head, three passes, plain C; takes every problem",
              .numerics = {.exp_error = 0x1p-23, .p_rounding = 0.0, .input_flush = 0.0}},
-    .rejects = rejects,
+    .rejects = takes_everything,
     .plan = plan,
     .run = run,
 };

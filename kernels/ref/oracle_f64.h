@@ -7,12 +7,12 @@
 
 /* One output row and what the error bound of docs/numerics.md needs to know about it. */
 typedef struct attn_oracle_row {
-  double lse;      /* log sum exp of the allowed scores without the sink; -inf for an empty row */
-  double abs_sum;  /* S: over the allowed keys, the largest sum of absolute terms of a score (dot terms, bias, ALiBi) */
-  int64_t allowed; /* n: allowed keys */
-  double max_v;    /* largest |v| over allowed keys, all of dim_v */
+  double lse;          /* log sum exp of the allowed scores without the sink; -inf for an empty row */
+  double abs_sum;      /* S: over the allowed keys, the largest sum of absolute terms of a score (dot terms, bias, ALiBi) */
+  int64_t allowed;     /* n: allowed keys */
+  double max_v;        /* largest |v| over allowed keys, all of dim_v */
   double max_q, max_k; /* largest |q|, |k| the row reads; for the flush term */
-  bool exists;     /* false: i >= q_len, o must be 0 and lse -inf */
+  bool exists;         /* false: i >= q_len, o must be 0 and lse -inf */
 } attn_oracle_row;
 
 /* Computes output row (batch b, query head h, query i) into o[dim_v], M = sum p |v| into m[dim_v] and W = sqrt(sum p^2 (v - o)^2)

@@ -6,14 +6,12 @@
 #ifndef ATTN_REF_TILES_C_H
 #define ATTN_REF_TILES_C_H
 
-#include <math.h>
 #include <string.h>
 
-#include "kernels/common/convert.h"
 #include "kernels/common/exact_row.h"
-#include "kernels/common/rows.h"
-#include "tiled_rejects.h"
+#include "kernels/common/takes_everything.h"
 #include "kernels/kernel.h"
+#include "scores_c.h"
 
 enum {
   ROWS = 32, /* query rows of a task: a key block is converted once and used this often */
@@ -28,12 +26,13 @@ typedef struct row_block {
   int64_t b, head, first_row, rows;
   attn_key_range range[ROWS]; /* keys that the row may see */
   float row_max[ROWS], row_sum[ROWS];
-  float *q;     /* [ROWS][dim_qk], times scale */
+  float *q;     /* [ROWS][dim_qk], those of dot scores times scale */
   float *k;     /* [dim_qk][KEYS]: the current key block, transposed */
   float *v;     /* [KEYS][dim_v]: the current key block */
   float *acc;   /* [ROWS][dim_v]: O before division */
   float *score; /* [ROWS][score_stride]: S, then P */
   int64_t score_stride;
+  query_head scores; /* the same head as scores_c.h sees it: its keys are the current block */
 } row_block;
 
 static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -76,20 +75,22 @@ static inline row_block tile_block(const attn_schedule *schedule, const attn_arg
   t.v = t.k + KEYS * p->dim_qk;
   t.acc = t.v + KEYS * p->dim_v;
   t.score = t.acc + ROWS * p->dim_v;
+  t.scores = (query_head){.problem = p, .args = args, .seq = t.seq, .b = t.b, .h = t.head, .k = {t.k, 1, KEYS}};
   return t;
 }
 
 static inline void start_rows(row_block *t) {
   const attn_problem *p = t->problem;
+  const float factor = p->score == ATTN_SCORE_DOT ? p->scale : 1.0f;
   for (int64_t i = 0; i < t->rows; i++) {
     t->range[i] = attn_allowed_keys(p, t->args, &t->seq, t->b, t->first_row + i);
     t->row_max[i] = -INFINITY;
     t->row_sum[i] = 0.0f;
     memset(t->acc + i * p->dim_v, 0, (size_t)p->dim_v * sizeof(float));
-    if (t->range[i].begin >= t->range[i].end) continue;
+    if (t->range[i].begin >= t->range[i].end || p->score == ATTN_SCORE_PRECOMPUTED) continue;
     const int64_t offset = attn_q_offset(p, &t->seq, t->b, t->head, t->first_row + i);
     for (int64_t d = 0; d < p->dim_qk; d++)
-      t->q[i * p->dim_qk + d] = p->scale * attn_load_f32(t->args->q, p->dtype_q, offset + d * p->q_stride.d);
+      t->q[i * p->dim_qk + d] = factor * attn_load_f32(t->args->q, p->dtype_q, offset + d * p->q_stride.d);
   }
 }
 
@@ -107,6 +108,7 @@ static inline attn_key_range keys_in_use(const row_block *t) {
 /* K of keys [key, key + KEYS) that any row may see, transposed so that score_tile's inner loop is contiguous. */
 static inline void load_k(const row_block *t, attn_key_range used, int64_t key) {
   const attn_problem *p = t->problem;
+  if (p->score == ATTN_SCORE_PRECOMPUTED) return;
   for (int64_t j = max64(used.begin, key); j < min64(used.end, key + KEYS); j++) {
     const int64_t offset = attn_k_offset(p, &t->seq, t->b, t->head, j);
     for (int64_t d = 0; d < p->dim_qk; d++)
@@ -123,18 +125,21 @@ static inline void load_v(const row_block *t, attn_key_range used, int64_t key) 
   }
 }
 
-/* S = scale Q K^T for the block's keys; score[i][j - key]. */
-static inline void score_tile(const row_block *t, int64_t key, float *score) {
+/* S of the block's keys; score[i][j - key]. */
+static inline void score_tile(row_block *t, int64_t key, float *score) {
   const int64_t dim_qk = t->problem->dim_qk;
   for (int64_t i = 0; i < t->rows; i++) {
     const attn_key_range keys = allowed_in(t, i, key);
-    float *restrict s = score + i * t->score_stride;
-    for (int64_t j = keys.begin - key; j < keys.end - key; j++) s[j] = 0.0f;
-    for (int64_t d = 0; d < dim_qk; d++) {
-      const float q = t->q[i * dim_qk + d];
-      const float *restrict k = t->k + d * KEYS;
-      for (int64_t j = keys.begin - key; j < keys.end - key; j++) s[j] += q * k[j];
+    if (keys.begin >= keys.end) continue;
+    float *s = score + i * t->score_stride + (keys.begin - key);
+    t->scores.query = t->q + i * dim_qk;
+    if (t->problem->score == ATTN_SCORE_PRECOMPUTED) {
+      given_scores(&t->scores, t->first_row + i, keys, s);
+    } else {
+      memset(s, 0, (size_t)(keys.end - keys.begin) * sizeof *s);
+      for (int64_t d = 0; d < dim_qk; d++) add_dimension(&t->scores, d, keys.begin - key, keys.end - keys.begin, s);
     }
+    adjust_scores(&t->scores, t->first_row + i, keys, s);
   }
 }
 
@@ -143,8 +148,9 @@ static inline float largest(const float *x, int64_t count, float so_far) {
   return so_far;
 }
 
-/* x = exp(x - reference); returns the sum added to `sum`. */
-static inline float exponentials(float *x, int64_t count, float reference, float sum) {
+/* x = exp(x - row_max); returns the sum added to `sum`. A row that has seen no selected key has row_max -inf and x -inf: P = 0. */
+static inline float exponentials(float *x, int64_t count, float row_max, float sum) {
+  const float reference = row_max == -INFINITY ? 0.0f : row_max;
   for (int64_t j = 0; j < count; j++) {
     x[j] = expf(x[j] - reference);
     sum += x[j];
@@ -152,13 +158,15 @@ static inline float exponentials(float *x, int64_t count, float reference, float
   return sum;
 }
 
-/* acc += P V for the block's keys. */
+/* acc += P V for the block's keys; V of keys that mask or bias take from the row is not touched. */
 static inline void accumulate_tile(const row_block *t, int64_t key, const float *score) {
   const int64_t dim_v = t->problem->dim_v;
+  const bool selects = has_selection(t->problem);
   for (int64_t i = 0; i < t->rows; i++) {
     const attn_key_range keys = allowed_in(t, i, key);
     float *restrict acc = t->acc + i * dim_v;
     for (int64_t j = keys.begin - key; j < keys.end - key; j++) {
+      if (selects && !selected(&t->scores, t->first_row + i, key + j)) continue;
       const float p = score[i * t->score_stride + j];
       const float *restrict v = t->v + j * dim_v;
       for (int64_t c = 0; c < dim_v; c++) acc[c] += p * v[c];
