@@ -137,7 +137,7 @@ stage_aarch64() {
     return 0
   }
   configure_and_build aarch64 build-aarch64 || { fail_build && return; } || return 1
-  run_ctest build-aarch64 -L 'unit|sanitize'
+  run_ctest build-aarch64 -L sanitize
 }
 
 # ---- All of it -------------------------------------------------------------------------------------------------------
