@@ -229,6 +229,16 @@ ATTN_API void attn_plan_destroy(attn_plan *plan); /* NULL is fine */
 /* Plan, workspace and run in one call, with the kernel chosen automatically. */
 ATTN_API attn_status attn_sdpa(const attn_problem *problem, const attn_args *args);
 
+/* Merges partial results over disjoint sets of keys, each an (O, LSE) pair as attn_plan_run leaves it without sinks, into the result
+ * over all of them: ring attention, caches in pieces, split keys (Dao et al. 2023, https://arxiv.org/abs/2307.08691, section 3.1).
+ *
+ *     lse = log sum_p exp(lse_p),   o = sum_p exp(lse_p - lse) o_p
+ *
+ * o[p]: dense float [rows][dim_v], lse[p]: float [rows]. A part whose LSE is -inf has seen no key and is left out of that row; where
+ * all are, O = 0 and LSE = -inf. o_out and lse_out may be one of the parts' own arrays; lse_out may be NULL. */
+ATTN_API attn_status attn_merge(int parts, int64_t rows, int64_t dim_v, const float *const *o, const float *const *lse,
+                                float *o_out, float *lse_out);
+
 /* ---- The registry ------------------------------------------------------------------------------------------------- */
 
 /* What a kernel declares about its rounding; the error bound of docs/numerics.md is computed from it. */

@@ -1,0 +1,65 @@
+#!/usr/bin/env python3
+"""Derives the rational function that the vector tiers use for tanh, and prints it as C hex floats with its error.
+
+    tanh(x) = x P(x^2) / Q(x^2),  |x| <= 9;  beyond, tanh is 1 to within float32
+
+Odd by construction, so the relative error stays small near 0, where tanh(x) -> x. Minimax by iterated linear least squares:
+Q tanh(x)/x - P = 0 with weights 1 / (Q tanh(x)/x) of the round before (Sanathanan & Koerner 1963), times Lawson's weights that
+level the largest errors. Coefficients are rounded to float32 and the float32 evaluation is emulated on a dense grid: that error,
+rounding included, is the one to declare.
+"""
+import numpy as np
+
+LIMIT = 9.0
+NUMERATOR, DENOMINATOR = 4, 4  # degrees in x^2
+
+
+def fit(rounds=200):
+    x = np.sort(np.concatenate([LIMIT / 2 * (1 + np.cos(np.pi * (np.arange(6000) + 0.5) / 6000)), np.geomspace(1e-4, 1, 2000)]))
+    y, target = x * x, np.tanh(x) / x
+    lawson, scale = np.ones_like(x), 1 / target
+    best = (np.inf, None, None)
+    for _ in range(rounds):
+        powers_p = y[:, None] ** np.arange(NUMERATOR + 1)
+        powers_q = y[:, None] ** np.arange(1, DENOMINATOR + 1)
+        rows = np.hstack([powers_p, -target[:, None] * powers_q])
+        weight = np.sqrt(lawson) * scale
+        column = np.linalg.norm(rows * weight[:, None], axis=0)
+        solution = np.linalg.lstsq(rows * weight[:, None] / column, target * weight, rcond=None)[0] / column
+        p, q = solution[:NUMERATOR + 1], np.concatenate([[1.0], solution[NUMERATOR + 1:]])
+        q_value = np.polynomial.polynomial.polyval(y, q)
+        error = np.abs(np.polynomial.polynomial.polyval(y, p) / q_value / target - 1)
+        if error.max() < best[0]:
+            best = (error.max(), p, q)
+        scale = 1 / (target * np.abs(q_value))
+        lawson = lawson * (error / error.max() + 1e-3)
+        lawson /= lawson.mean()
+    return best
+
+
+def float32_error(p, q):
+    """Horner with fused multiply-adds (one rounding each), one product, one division."""
+    x = np.concatenate([np.linspace(0, 10, 4_000_001)[1:], np.geomspace(1e-30, 1, 1_000_000)]).astype(np.float32)
+    clamped = np.minimum(x, np.float32(LIMIT))
+    y = clamped * clamped
+
+    def horner(c):
+        value = np.full_like(y, np.float32(c[-1]))
+        for a in c[-2::-1]:
+            value = (value.astype(np.float64) * y.astype(np.float64) + np.float64(np.float32(a))).astype(np.float32)
+        return value
+
+    result = clamped * horner(p) / horner(q)
+    return float(np.abs(result.astype(np.float64) / np.tanh(x.astype(np.float64)) - 1).max())
+
+
+def main():
+    error, p, q = fit()
+    print(f"degrees {NUMERATOR} / {DENOMINATOR} in x^2: rational error {error:.2e}, float32 error {float32_error(p, q):.2e}")
+    for name, coefficients in (("p", p), ("q", q)):
+        for i, value in enumerate(np.float32(coefficients)):
+            print(f"  {name}{i} = {float(value).hex()}f  /* {value:.9g} */")
+
+
+if __name__ == "__main__":
+    main()
