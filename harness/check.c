@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "check_private.h"
-#include "limits.h"
+#include "error_limits.h"
 #include "tensors_private.h"
 
 /* The first is a NaN in every float type; the second, in float32 and bfloat16, a large number. What holds either after a run

@@ -1,5 +1,5 @@
 /* docs/numerics.md, "The formulas", line by line. */
-#include "limits.h"
+#include "error_limits.h"
 
 #include <math.h>
 
