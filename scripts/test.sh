@@ -15,6 +15,7 @@ Sets up the machine (scripts/setup.sh), then builds and tests in stages:
   clang      Release build by clang: unit tests and edge suites; with --long by every clang there is
   sanitize   AddressSanitizer and UndefinedBehaviorSanitizer, tiers up to AVX2: unit tests and a seeded selection of cases
   bench      scripts/bench.sh on one small case: table, CSV, JSON and, where Matplotlib is there, figures
+  races      only with --long: ThreadSanitizer on the tests that run kernels from several threads
   aarch64    only with --long: cross-built, under qemu-user
 
   --long         the stages above and the tests with the label `long`
@@ -37,7 +38,7 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-all_stages="gcc tiers clang sanitize bench${long:+ aarch64}"
+all_stages="gcc tiers clang sanitize bench${long:+ races aarch64}"
 
 # ---- Stages ----------------------------------------------------------------------------------------------------------
 
@@ -128,6 +129,11 @@ stage_bench() {
   say "FAILED: bench.sh left no$missing"
   failures=$((failures + 1))
   return 1
+}
+
+stage_races() {
+  configure_and_build tsan build-tsan || { fail_build && return; } || return 1
+  run_ctest build-tsan -R '^(bits|plan)$'
 }
 
 stage_aarch64() {
