@@ -46,6 +46,15 @@ static inline __m256i first_lanes(int64_t n) { return _mm256_cmpgt_epi32(_mm256_
 static inline vec vec_load_first(const float *p, int64_t n) { return _mm256_maskload_ps(p, first_lanes(n)); }
 static inline void vec_store_first(float *p, vec x, int64_t n) { _mm256_maskstore_ps(p, first_lanes(n), x); }
 
+/* 8 float16 or bfloat16 values as floats. */
+static inline vec vec_load_f16(const uint16_t *p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
+}
+static inline vec vec_load_bf16(const uint16_t *p) {
+  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+
 /* x in lanes begin <= lane < end, -inf elsewhere; 0 <= begin <= 8, 0 <= end <= 8. */
 static inline vec vec_select_range(vec x, int64_t begin, int64_t end) {
   __m256i keep = _mm256_andnot_si256(first_lanes(begin), first_lanes(end));

@@ -37,6 +37,15 @@ static inline __mmask16 first_lanes(int64_t n) { return (__mmask16)((1u << n) - 
 static inline vec vec_load_first(const float *p, int64_t n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
 static inline void vec_store_first(float *p, vec x, int64_t n) { _mm512_mask_storeu_ps(p, first_lanes(n), x); }
 
+/* 16 float16 or bfloat16 values as floats. */
+static inline vec vec_load_f16(const uint16_t *p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
+}
+static inline vec vec_load_bf16(const uint16_t *p) {
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+
 /* x in lanes begin <= lane < end, -inf elsewhere; 0 <= begin <= 16, 0 <= end <= 16. */
 static inline vec vec_select_range(vec x, int64_t begin, int64_t end) {
   __mmask16 keep = (__mmask16)(first_lanes(end) & ~first_lanes(begin));

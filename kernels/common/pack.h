@@ -72,16 +72,16 @@ static attn_key_range keys_in_use(const attn_problem *p, const attn_args *args, 
   return (attn_key_range){first.begin < first.end ? first.begin : all.begin, last.begin < last.end ? last.end : all.end};
 }
 
-/* VEC_LANES keys from `key` on, of which `count` exist: their dense float32 rows, transposed into a panel's columns. */
-static void transpose_dense(const float *k, int64_t key_stride, int64_t count, int64_t dim_qk, float *panel) {
-  for (int64_t d = 0; d < dim_qk; d += VEC_LANES) {
-    const int64_t width = min64(dim_qk - d, VEC_LANES);
+/* VEC_LANES keys, of which `count` exist, the first at element `offset`: rows of adjacent elements, transposed into a panel's columns.
+ * The type is a constant at every call. */
+static ALWAYS_INLINE void transpose_dense(const attn_problem *p, const void *k, int64_t offset, int64_t count, float *panel,
+                                          const attn_dtype dtype) {
+  for (int64_t d = 0; d < p->dim_qk; d += VEC_LANES) {
+    const int64_t width = min64(p->dim_qk - d, VEC_LANES);
     vec r[VEC_LANES];
     UNROLL
     for (int i = 0; i < VEC_LANES; i++)
-      r[i] = i >= count           ? vec_zero()
-             : width == VEC_LANES ? vec_load(k + i * key_stride + d)
-                                  : vec_load_first(k + i * key_stride + d, width);
+      r[i] = i < count ? load_elements(k, dtype, offset + i * p->k_stride.s + d, width) : vec_zero();
     vec_transpose(r);
     UNROLL
     for (int i = 0; i < VEC_LANES; i++)
@@ -98,28 +98,32 @@ static void transpose_any(const attn_problem *p, const void *k, int64_t offset, 
 
 static void pack_k(const attn_problem *p, const attn_args *args, const attn_sequence *seq, int64_t b, int64_t head,
                    attn_key_range keys, float *panels) {
-  const bool dense = p->dtype_kv == ATTN_F32 && p->k_stride.d == 1;
   for (int64_t key = round_down(keys.begin, VEC_LANES); key < keys.end; key += VEC_LANES) {
     float *panel = panels + round_down(key, PANEL_KEYS) * p->dim_qk + key % PANEL_KEYS;
     const int64_t offset = attn_k_offset(p, seq, b, head, key), count = min64(keys.end - key, VEC_LANES);
-    if (dense)
-      transpose_dense((const float *)args->k + offset, p->k_stride.s, count, p->dim_qk, panel);
-    else
+    if (p->k_stride.d != 1)
       transpose_any(p, args->k, offset, count, panel);
+    else if (p->dtype_kv == ATTN_F32)
+      transpose_dense(p, args->k, offset, count, panel, ATTN_F32);
+    else if (p->dtype_kv == ATTN_F16)
+      transpose_dense(p, args->k, offset, count, panel, ATTN_F16);
+    else
+      transpose_dense(p, args->k, offset, count, panel, ATTN_BF16);
   }
 }
 
 static void copy_v(const attn_problem *p, const attn_args *args, const attn_sequence *seq, int64_t b, int64_t head,
                    attn_key_range keys, float *rows, int64_t row_floats) {
-  const bool dense = p->dtype_kv == ATTN_F32 && p->v_stride.d == 1;
   for (int64_t key = keys.begin; key < keys.end; key++) {
     const int64_t offset = attn_v_offset(p, seq, b, head, key);
     float *row = rows + key * row_floats;
-    if (dense)
-      memcpy(row, (const float *)args->v + offset, (size_t)p->dim_v * sizeof(float));
-    else
-      for (int64_t d = 0; d < p->dim_v; d++) row[d] = attn_load_f32(args->v, p->dtype_kv, offset + d * p->v_stride.d);
-    memset(row + p->dim_v, 0, (size_t)(row_floats - p->dim_v) * sizeof(float));
+    if (p->v_stride.d == 1) {
+      for (int64_t d = 0; d < p->dim_v; d += VEC_LANES)
+        vec_store(row + d, load_elements(args->v, p->dtype_kv, offset + d, min64(p->dim_v - d, VEC_LANES)));
+      continue;
+    }
+    for (int64_t d = 0; d < row_floats; d++)
+      row[d] = d < p->dim_v ? attn_load_f32(args->v, p->dtype_kv, offset + d * p->v_stride.d) : 0.0f;
   }
 }
 

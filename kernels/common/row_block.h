@@ -60,35 +60,41 @@ typedef struct row_block {
 
 /* ---- Rows in ---- */
 
+/* n <= VEC_LANES elements that follow each other, as float32; 0 beyond. Reads nothing beyond them. */
+static ALWAYS_INLINE vec load_elements(const void *data, attn_dtype dtype, int64_t index, int64_t n) {
+  if (dtype == ATTN_F32) {
+    const float *from = (const float *)data + index;
+    return n == VEC_LANES ? vec_load(from) : vec_load_first(from, n);
+  }
+  const uint16_t *from = (const uint16_t *)data + index;
+  uint16_t padded[VEC_LANES] = {0};
+  if (n < VEC_LANES) from = memcpy(padded, from, (size_t)n * sizeof *from);
+  return dtype == ATTN_F16 ? vec_load_f16(from) : vec_load_bf16(from);
+}
+
 static void load_query_row(const row_block *block, int64_t i, float factor) {
   const attn_problem *p = block->problem;
   float *q = block->q + i * p->dim_qk;
   const int64_t offset = attn_q_offset(p, block->seq, block->b, block->head, block->first_row + i);
-  for (int64_t d = 0; d < p->dim_qk; d++)
-    q[d] = factor * attn_load_f32(block->args->q, p->dtype_q, offset + d * p->q_stride.d);
-}
-
-static void load_dense_query_row(const row_block *block, int64_t i, float factor) {
-  const int64_t dim_qk = block->problem->dim_qk;
-  const float *from =
-      (const float *)block->args->q + attn_q_offset(block->problem, block->seq, block->b, block->head, block->first_row + i);
-  float *q = block->q + i * dim_qk;
-  int64_t d = 0;
-  for (; d + VEC_LANES <= dim_qk; d += VEC_LANES) vec_store(q + d, vec_mul(vec_set1(factor), vec_load(from + d)));
-  for (; d < dim_qk; d++) q[d] = factor * from[d];
+  if (p->q_stride.d != 1) {
+    for (int64_t d = 0; d < p->dim_qk; d++)
+      q[d] = factor * attn_load_f32(block->args->q, p->dtype_q, offset + d * p->q_stride.d);
+    return;
+  }
+  for (int64_t d = 0; d < p->dim_qk; d += VEC_LANES) {
+    const int64_t n = min64(p->dim_qk - d, VEC_LANES);
+    vec_store_first(q + d, vec_mul(vec_set1(factor), load_elements(block->args->q, p->dtype_q, offset + d, n)), n);
+  }
 }
 
 /* Queries, those of dot scores times scale log2(e), so that scores come out in log2 units. Rows without keys may hold anything and are not read. */
 static void load_queries(const row_block *block, int64_t capacity) {
   const attn_problem *p = block->problem;
-  const bool dense = p->dtype_q == ATTN_F32 && p->q_stride.d == 1;
   const float factor = p->score == ATTN_SCORE_DOT ? p->scale * LOG2_E : 1.0f;
   if (p->score == ATTN_SCORE_PRECOMPUTED) return;
   for (int64_t i = 0; i < capacity; i++) {
     if (i >= block->rows || block->range[i].begin >= block->range[i].end)
       memset(block->q + i * p->dim_qk, 0, (size_t)p->dim_qk * sizeof(float));
-    else if (dense)
-      load_dense_query_row(block, i, factor);
     else
       load_query_row(block, i, factor);
   }
