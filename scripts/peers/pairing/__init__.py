@@ -1,0 +1,1 @@
+"""What every rival's script shares: libattn, cases, float64 reference, paired rounds, statistics, tables and files."""

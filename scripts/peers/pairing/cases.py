@@ -1,0 +1,153 @@
+"""Which problems are measured: the axes of attnbench that rivals understand, its names for cases, and the work of a case."""
+
+import difflib
+import itertools
+import re
+from dataclasses import dataclass, replace
+
+CAUSAL, CACHE = ("none", "top-left", "bottom-right"), ("warm", "cold-kv")
+DEFAULTS = {"batch": "1", "heads": "8", "heads_kv": "heads", "seq": "512", "seq_q": "seq", "seq_k": "seq", "head_dim": "64",
+            "causal": "none", "cache": "warm"}
+WORDS = {"causal": CAUSAL, "cache": CACHE, "heads_kv": ("heads",), "seq_q": ("seq",), "seq_k": ("seq",)}
+
+PRESETS = {
+    # The float32 columns of the rivals table, with the shapes of harness/presets/limits.preset.
+    "limits": [
+        {"heads": "1", "seq": "2048"},
+        {"heads": "1", "seq": "2048", "causal": "bottom-right"},
+        {"heads": "1", "seq": "2048", "head_dim": "128"},
+        {"heads": "1", "seq": "512"},
+        {"heads": "8", "seq": "128"},
+        {"heads": "1", "seq": "128"},
+        {"heads": "1", "seq": "8192"},
+        {"heads": "8", "seq_q": "1", "seq_k": "4096", "cache": "cold-kv"},
+        {"heads": "32", "heads_kv": "8", "seq_q": "1", "seq_k": "8192", "head_dim": "128", "cache": "cold-kv"},
+    ],
+    "quick": [{"heads": "2", "seq": "128"}, {"heads": "2", "seq": "256", "causal": "bottom-right"},
+              {"heads": "4", "heads_kv": "2", "seq_q": "1", "seq_k": "1024"}],
+}
+
+
+class CaseError(Exception):
+    """A case that cannot be understood; the message names axis, value and what would be right."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One float32 problem and how it is measured."""
+    batch: int
+    heads: int
+    heads_kv: int
+    seq_q: int
+    seq_k: int
+    head_dim: int
+    causal: str
+    cache: str
+    threads: int = 1
+
+    def __str__(self):
+        """As attnbench words it above its tables."""
+        def pair(a, b, joint):
+            return f"{a}" if a == b else f"{a}{joint}{b}"
+        return (f"f32  batch {self.batch}  heads {pair(self.heads, self.heads_kv, '/')}"
+                f"  seq {pair(self.seq_q, self.seq_k, 'x')}  head_dim {self.head_dim}  causal {self.causal}"
+                f"  threads {self.threads}" + (f"  cache {self.cache}" if self.cache != "warm" else ""))
+
+    @property
+    def id(self):
+        """attnbench's case_id."""
+        return (f"dtype:f32/B:{self.batch}/Hq:{self.heads}/Hkv:{self.heads_kv}/Sq:{self.seq_q}/Sk:{self.seq_k}"
+                f"/D:{self.head_dim}/Dv:{self.head_dim}/causal:{self.causal}/threads:{self.threads}"
+                + (f"/cache:{self.cache}" if self.cache != "warm" else ""))
+
+    @property
+    def offset(self):
+        """Query i of a causal problem sees the keys up to i + offset."""
+        return self.seq_k - self.seq_q if self.causal == "bottom-right" else 0
+
+    @property
+    def flops(self):
+        """Of the allowed pairs, a multiply-add counting 2; softmax counts nothing."""
+        pairs = self.seq_q * self.seq_k
+        if self.causal != "none":
+            pairs = sum(min(max(i + self.offset + 1, 0), self.seq_k) for i in range(self.seq_q))
+        return 4 * self.batch * self.heads * pairs * self.head_dim
+
+    @property
+    def bytes(self):
+        """Q, K, V and O once, K and V with heads_kv."""
+        rows = 2 * self.heads * self.seq_q + 2 * self.heads_kv * self.seq_k
+        return 4 * self.batch * rows * self.head_dim
+
+    @property
+    def bytes_kv(self):
+        return 4 * self.batch * 2 * self.heads_kv * self.seq_k * self.head_dim
+
+
+def build_cases(presets, axes, threads):
+    """Cases in order, without repetitions.
+
+    presets: names of PRESETS. axes: "name=values" texts; they replace the axis of the same name in every preset ("seq" its
+    seq_q and seq_k too), and without a preset they span a grid on their own.
+    """
+    asked = dict(read_axis(text) for text in axes)
+    cases = []
+    for base in [case for name in presets for case in PRESETS[name]] or [{}]:
+        fixed = {name: value for name, value in base.items() if not ("seq" in asked and name in ("seq_q", "seq_k"))}
+        for values in itertools.product(*asked.values()):
+            cases.append(build_case({**DEFAULTS, **fixed, **dict(zip(asked, values))}, threads))
+    return list(dict.fromkeys(cases))
+
+
+def build_case(values, threads):
+    """From the text of every axis."""
+    def number(name):
+        text = values[name]
+        return number(text) if text in DEFAULTS else int(text)
+
+    case = Case(batch=number("batch"), heads=number("heads"), heads_kv=number("heads_kv"), seq_q=number("seq_q"),
+                seq_k=number("seq_k"), head_dim=number("head_dim"), causal=values["causal"], cache=values["cache"],
+                threads=threads)
+    if case.heads % case.heads_kv:
+        raise CaseError(f"heads_kv={case.heads_kv} does not divide heads={case.heads}; a divisor of it is right")
+    return case
+
+
+def read_axis(text):
+    """("seq", ["128", "256"]) of "seq=128:256:*2"."""
+    name, equals, values = text.partition("=")
+    if name not in DEFAULTS:
+        near = difflib.get_close_matches(name, DEFAULTS, 1, 0)[0]
+        raise CaseError(f"no axis {name!r}; did you mean {near!r}? There are: {', '.join(DEFAULTS)}")
+    if not equals or not values:
+        raise CaseError(f"axis {name}: a value is missing; {name}={DEFAULTS[name]} is its default")
+    return name, [value for part in values.split(",") for value in read_value(name, part)]
+
+
+def read_value(name, text):
+    """The values of one word, number or range first:last:*factor, first:last:+step."""
+    words = WORDS.get(name, ())
+    if text in words:
+        return [text]
+    if name in ("causal", "cache"):
+        raise CaseError(f"axis {name}: {text!r}; one of {', '.join(words)} is right")
+    span = re.fullmatch(r"([0-9]+):([0-9]+):([*+])([0-9]+)", text)
+    if not span and not re.fullmatch(r"[0-9]+", text):
+        raise CaseError(f"axis {name}: {text!r}; a whole number or a range a:b:*f, a:b:+s is right")
+    if not span:
+        numbers = [int(text)]
+    else:
+        first, last, step = int(span[1]), int(span[2]), int(span[4])
+        if step < 2 and span[3] == "*" or step < 1:
+            raise CaseError(f"axis {name}: {text!r} never ends; a factor of at least 2 or a step of at least 1 is right")
+        grow = (lambda n: n * step) if span[3] == "*" else (lambda n: n + step)
+        numbers = list(itertools.takewhile(lambda n: n <= last, iterate(first or 1, grow)))
+    if not numbers or min(numbers) < 1:
+        raise CaseError(f"axis {name}: {text!r}; numbers from 1 up are right")
+    return [str(number) for number in numbers]
+
+
+def iterate(value, function):
+    while True:
+        yield value
+        value = function(value)

@@ -1,0 +1,30 @@
+"""What can disturb or colour a measurement in a process that holds two libraries with threads of their own."""
+
+import os
+import re
+
+# Variables that change what is measured; printed with the results where they are set.
+VARIABLES = re.compile(r"(ATTN|OMP|GOMP|KMP|MKL|ONEDNN|DNNL|ATEN|TORCH|OPENBLAS|MALLOC)_\w+|LD_PRELOAD|GLIBC_TUNABLES")
+
+
+def prepare_environment():
+    """Defaults that only count before the first thread starts, so call this before importing NumPy or a rival.
+
+    OpenBLAS (NumPy's, for the float64 reference) would leave workers spinning into the first samples. LLVM's OpenMP, should
+    it come in as a second runtime, lets its workers spin for 200 ms after each region; 1 ms is longer than the gaps inside a
+    sample and shorter than the pause between two.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    os.environ.setdefault("KMP_BLOCKTIME", "1")
+
+
+def settings_of_environment():
+    return {name: value for name, value in sorted(os.environ.items()) if VARIABLES.fullmatch(name)}
+
+
+def openmp_runtimes():
+    """Paths of the OpenMP runtimes in this process. One, shared by both sides, is right: its idle workers are the next
+    region's workers. Those of two spin against each other."""
+    with open("/proc/self/maps", encoding="utf-8") as file:
+        paths = {line.split(maxsplit=5)[5].strip() for line in file if line.count("/")}
+    return sorted(path for path in paths if re.match(r"lib([gi]?omp)\d*[-.][^/]*so|libiomp5", os.path.basename(path)))

@@ -1,0 +1,164 @@
+"""Rows of results.csv and samples.csv as attnbench writes them (harness/columns.def), and tables for people."""
+
+import csv
+import os
+import statistics
+import tempfile
+
+from .stats import holm, paired_ratio, sign_test, summarise, verdict
+
+COLUMNS = (
+    "run_id,case_id,kernel,algorithm,isa,library,dtype_q,dtype_kv,dtype_o,batch,heads_q,heads_kv,seq_q,seq_k,dim_qk,dim_v,"
+    "score,causal,align,window,mask,bias,alibi,softcap,sinks,lengths,layout,cache,threads,status,reason,rows_checked,"
+    "max_err_ratio,max_abs_err,err_index,samples,time_ns_min,time_ns_median,time_ns_mad,time_ns_ci_lo,time_ns_ci_hi,plan_ns,"
+    "workspace_bytes,flops,bytes,gflops,gbs,peak_gflops,peak_pct,peak_gbs,bw_pct,baseline,ratio,ratio_ci_lo,ratio_ci_hi,"
+    "stop_reason,warnings").split(",")
+SAMPLE_COLUMNS = "run_id,case_id,kernel,round,position,time_ns,iterations".split(",")
+
+USUAL = {"score": "dot", "window": "none", "mask": "none", "bias": "none", "alibi": "off", "softcap": 0, "sinks": "off",
+         "lengths": "full", "layout": "bhsd"}  # in every row: the cases have nothing else
+
+OURS, CONTROL = "auto", "auto again"  # the kernel that rivals are compared with, and its A/A control
+
+
+def row_of(run_id, case, result, baseline, peak_gflops=None):
+    """Column -> value; what is missing is absent. baseline: the timed result that ratios are taken against, or None."""
+    row = {"run_id": run_id, "case_id": case.id, "kernel": result.name, "status": result.status, "reason": result.reason,
+           "dtype_q": "f32", "dtype_kv": "f32", "dtype_o": "f32", "batch": case.batch, "heads_q": case.heads,
+           "heads_kv": case.heads_kv, "seq_q": case.seq_q, "seq_k": case.seq_k, "dim_qk": case.head_dim,
+           "dim_v": case.head_dim, "causal": case.causal, "align": case.causal if case.causal != "none" else "top-left",
+           "cache": case.cache, "threads": case.threads, **USUAL}
+    row.update(result.entrant.facts if result.entrant else {"algorithm": result.name})
+    if result.judgement:
+        row.update(rows_checked=result.judgement.rows, max_err_ratio=result.judgement.worst,
+                   max_abs_err=result.judgement.abs_error, err_index=result.judgement.index)
+    if result.timed:
+        row.update(time_columns(case, result, baseline, peak_gflops))
+    else:
+        for column in ("plan_ns", "workspace_bytes"):
+            row.pop(column, None)
+    return row
+
+
+def time_columns(case, result, baseline, peak_gflops):
+    time = summarise(result.times_ns)
+    gflops = case.flops / time.median
+    columns = {"samples": time.n, "time_ns_min": time.min, "time_ns_median": time.median, "time_ns_mad": time.mad,
+               "time_ns_ci_lo": time.low, "time_ns_ci_hi": time.high, "flops": case.flops, "bytes": case.bytes,
+               "gflops": gflops, "gbs": case.bytes / time.median, "stop_reason": "rounds"}
+    if peak_gflops:
+        columns.update(peak_gflops=peak_gflops, peak_pct=100 * gflops / peak_gflops)
+    if baseline:
+        ratio = paired_ratio(baseline.times_ns, result.times_ns)
+        columns.update(baseline=baseline.name, ratio=ratio.median, ratio_ci_lo=ratio.low, ratio_ci_hi=ratio.high)
+    return columns
+
+
+def sample_rows(run_id, case, result):
+    return [{"run_id": run_id, "case_id": case.id, "kernel": result.name, "round": index, "position": position,
+             "time_ns": time, "iterations": result.iterations}
+            for index, (time, position) in enumerate(zip(result.times_ns, result.positions))]
+
+
+def write_csv(path, columns, rows):
+    """By atomic rename; raises OSError."""
+    folder = os.path.dirname(os.path.abspath(path))
+    with tempfile.NamedTemporaryFile("w", dir=folder, newline="", encoding="utf-8", delete=False) as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({column: as_text(value) for column, value in row.items()} for row in rows)
+    os.chmod(file.name, 0o666 & ~current_umask())
+    os.replace(file.name, path)
+
+
+def as_text(value):
+    """Nine digits, as attnbench prints them; infinities are no numbers there."""
+    if isinstance(value, float):
+        return f"{value:.9g}" if abs(value) < float("inf") else "inf"
+    return value
+
+
+def current_umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+# ---- Verdicts ----------------------------------------------------------------------------------------------------------
+
+class Comparisons:
+    """Our automatic kernel against every rival on every case, with one correction over all of them."""
+
+    def __init__(self, rivals):
+        self.rivals = rivals
+        self.found = []  # (case, rival's name, ratio, p)
+
+    def add(self, case, results):
+        ours = next((result for result in results if result.name == OURS and result.timed), None)
+        for rival in results:
+            if ours and rival.timed and rival.name in self.rivals:
+                self.found.append((case, rival.name, paired_ratio(rival.times_ns, ours.times_ns),
+                                   sign_test(rival.times_ns, ours.times_ns)))
+
+    def verdicts(self):
+        """(case, rival's name, ratio, corrected p, verdict)"""
+        corrected = holm([p for *_, p in self.found])
+        return [(case, name, ratio, p, verdict(ratio, p)) for (case, name, ratio, _), p in zip(self.found, corrected)]
+
+
+def control_ratio(results):
+    """The A/A control: our kernel's second entry over its first; None where they were not timed."""
+    pair = {result.name: result.times_ns for result in results if result.timed}
+    return paired_ratio(pair[CONTROL], pair[OURS]) if OURS in pair and CONTROL in pair else None
+
+
+# ---- Tables ------------------------------------------------------------------------------------------------------------
+
+def print_case(case, rows, results):
+    print(f"\n{case}")
+    baseline = next((row["baseline"] for row in rows if "baseline" in row), "")
+    versus = f"{baseline} / kernel" if baseline else ""
+    print(f"  {'kernel':<16} {'time':>10} {'+-':>7} {'GFLOP/s':>8} {'% peak':>7} {'GB/s':>7}  {versus:<26} {'err/limit':>9}")
+    for row, result in zip(rows, results):
+        if result.name != CONTROL:
+            print_row(row, result)
+    control = control_ratio(results)
+    if control:
+        print(f"  A/A control: {OURS} against itself {interval(control.median, control.low, control.high)}")
+
+
+def print_row(row, result):
+    error = f"{row['max_err_ratio']:.3f}" if "max_err_ratio" in row else ""
+    if not result.timed:
+        print(f"  {result.name:<16} {result.status}: {result.reason}")
+        return
+    time, peak = summarise(result.times_ns), f"{row['peak_pct']:.1f}" if "peak_pct" in row else "-"
+    spread = 100 * max(time.high - time.median, time.median - time.low) / time.median
+    ratio = interval(row["ratio"], row["ratio_ci_lo"], row["ratio_ci_hi"]) if "ratio" in row else ""
+    print(f"  {result.name:<16} {duration(time.median):>10} {spread:>5.1f} % {row['gflops']:>8.1f} {peak:>7}"
+          f" {row['gbs']:>7.2f}  {ratio:<26} {error:>9}  {result.entrant.note}".rstrip())
+    for warning in result.warnings:
+        print(f"    {warning}")
+
+
+def print_verdicts(verdicts):
+    if not verdicts:
+        return
+    print(f"\nAgainst {OURS}: the rival's time over ours, paired by round; p by sign test, Holm-corrected over these "
+          f"{len(verdicts)} comparisons")
+    for name in dict.fromkeys(name for _, name, *_ in verdicts):
+        print(f"  {name}")
+        for case, _, ratio, p, word in (found for found in verdicts if found[1] == name):
+            print(f"    {word:<13} {interval(ratio.median, ratio.low, ratio.high):<26} p {p:<8.2g} {case}")
+    middle = {name: statistics.geometric_mean(ratio.median for _, other, ratio, *_ in verdicts if other == name)
+              for name in dict.fromkeys(name for _, name, *_ in verdicts)}
+    print("  geometric means: " + ", ".join(f"{name} {value:.2f}" for name, value in middle.items()))
+
+
+def interval(median, low, high):
+    return f"{median:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def duration(ns):
+    unit, word = next((unit for unit in ((1e9, "s"), (1e6, "ms"), (1e3, "us")) if ns >= unit[0]), (1, "ns"))
+    return f"{ns / unit:.{3 if ns < 10 * unit else 2 if ns < 100 * unit else 1}f} {word}"

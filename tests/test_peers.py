@@ -1,0 +1,503 @@
+"""scripts/peers: libattn through ctypes, the float64 reference, cases, statistics, and torch_sdpa.py without PyTorch and
+with a stand-in for it. Run by pytest; needs NumPy. The library is that of ATTN_TEST_LIBATTN, else build/libattn.so."""
+
+import csv
+import ctypes
+import itertools
+import math
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+np = pytest.importorskip("numpy")
+
+ROOT = Path(__file__).resolve().parents[1]
+PEERS = ROOT / "scripts" / "peers"
+LIBRARY = Path(os.environ.get("ATTN_TEST_LIBATTN", ROOT / "build" / "libattn.so"))
+sys.path[:0] = [str(PEERS), str(ROOT / "scripts")]
+
+from pairing import libattn, machine, rounds, stats  # noqa: E402
+from pairing.cases import CaseError, build_cases  # noqa: E402
+from pairing.reference import Reference, Rounding, make_inputs  # noqa: E402
+from pairing.results import COLUMNS, SAMPLE_COLUMNS, Comparisons  # noqa: E402
+from plotting.table import read_results  # noqa: E402
+
+needs_library = pytest.mark.skipif(not LIBRARY.exists(), reason=f"no {LIBRARY}: cmake --build build --target attn_shared")
+STRUCTURES = {"attn_problem": libattn.Problem, "attn_args": libattn.Args, "attn_options": libattn.Options,
+              "attn_kernel_info": libattn.KernelInfo, "attn_numerics": libattn.Numerics, "attn_strides": libattn.Strides,
+              "attn_score_strides": libattn.ScoreStrides}
+
+
+@pytest.fixture(scope="module")
+def library():
+    return libattn.Library(LIBRARY)
+
+
+def one_case(*axes, threads=1):
+    return build_cases([], axes, threads)[0]
+
+
+def inputs_of(case, seed=1):
+    return make_inputs(case, np.random.default_rng(seed), libattn.aligned_empty)
+
+
+def attention(q, k, v, causal_offset=None):
+    """o and lse in float64, in the fewest words: independent of Reference."""
+    group = q.shape[1] // k.shape[1]
+    q, k, v = q.astype(float), np.repeat(k, group, 1).astype(float), np.repeat(v, group, 1).astype(float)
+    s = np.einsum("bhid,bhjd->bhij", q, k) * float(np.float32(1 / math.sqrt(q.shape[3])))  # as attn_problem holds it
+    if causal_offset is not None:
+        i, j = np.indices(s.shape[2:])
+        s = np.where(j <= i + causal_offset, s, -np.inf)
+    e = np.exp(s)
+    return np.einsum("bhij,bhjd->bhid", e / e.sum(3, keepdims=True), v), np.log(e.sum(3))
+
+
+# ---- libattn through ctypes ------------------------------------------------------------------------------------------
+
+def test_structures_are_those_of_the_header(tmp_path):
+    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
+    if not compiler:
+        pytest.skip("no C compiler")
+    expected, lines = [], []
+    for name, structure in STRUCTURES.items():
+        expected.append(f"{name} {ctypes.sizeof(structure)}")
+        lines.append(f'printf("{name} %zu\\n", sizeof({name}));')
+        for field, *_ in structure._fields_:
+            member = getattr(structure, field)
+            expected.append(f"{name}.{field} {member.offset} {member.size}")
+            lines.append(f'printf("{name}.{field} %zu %zu\\n", offsetof({name}, {field}), sizeof((({name} *)0)->{field}));')
+    source = tmp_path / "layout.c"
+    source.write_text("\n".join(["#include <attn/attn.h>", "#include <stdio.h>", "int main(void) {", *lines, "return 0; }"]))
+    subprocess.run([compiler, "-I", ROOT / "include", source, "-o", tmp_path / "layout"], check=True)
+    found = subprocess.run([tmp_path / "layout"], check=True, capture_output=True, text=True).stdout.splitlines()
+    assert found == expected
+
+
+def test_no_field_of_the_header_is_missing():
+    header = re.sub(r"/\*.*?\*/", "", (ROOT / "include/attn/attn.h").read_text(encoding="utf-8"), flags=re.DOTALL)
+    for name, structure in STRUCTURES.items():
+        body = re.search(rf"typedef struct {name} {{(.*?)}} {name};", header, re.DOTALL)[1]
+        words = [word.strip() for line in body.split(";") for word in line.split(",") if word.strip()]
+        declared = [word.split()[-1].strip("*") for word in words]
+        assert declared == [field for field, *_ in structure._fields_], name
+
+
+@needs_library
+def test_problem_init_fills_what_the_header_promises(library):
+    p = library.problem(batch=2, heads_q=6, heads_kv=3, seq_q=5, seq_k=7, dim_qk=16, dim_v=8, lse=True)
+    assert p.struct_size == ctypes.sizeof(libattn.Problem)
+    assert [p.batch, p.heads_q, p.heads_kv, p.seq_q, p.seq_k, p.dim_qk, p.dim_v] == [2, 6, 3, 5, 7, 16, 8]
+
+    def strides(s):
+        return [s.b, s.h, s.s, s.d]
+    assert strides(p.q_stride) == [6 * 5 * 16, 5 * 16, 16, 1] and strides(p.k_stride) == [3 * 7 * 16, 7 * 16, 16, 1]
+    assert strides(p.v_stride) == [3 * 7 * 8, 7 * 8, 8, 1] and strides(p.o_stride) == [6 * 5 * 8, 5 * 8, 8, 1]
+    assert strides(p.lse_stride)[:3] == [6 * 5, 5, 1]
+    assert [p.bias_stride.b, p.mask_stride.h, p.scores_stride.q, p.scores_stride.k] == [6 * 5 * 7, 5 * 7, 7, 1]
+    assert [p.score, p.scale, p.softcap, p.align] == [0, 0.25, 0, libattn.TOP_LEFT]
+    assert [p.window_left, p.window_right, p.uses] == [-1, -1, libattn.USE_LSE]
+    causal = library.problem(1, 1, 1, 2, 3, 4, 4, causal=libattn.BOTTOM_RIGHT)
+    assert [causal.align, causal.window_left, causal.window_right, causal.uses] == [libattn.BOTTOM_RIGHT, -1, 0, 0]
+
+
+SHAPES = [(), ("causal=top-left",), ("seq_q=9", "causal=bottom-right"), ("heads_kv=2", "seq_q=1"),
+          ("batch=2", "head_dim=40")]
+
+
+@needs_library
+@pytest.mark.parametrize("axes", SHAPES, ids=" ".join)
+def test_kernels_agree_with_numpy(library, axes):
+    case = one_case("heads=4", "seq=33", *axes)
+    q, k, v = inputs_of(case)
+    offset = None if case.causal == "none" else case.offset
+    right, right_lse = attention(q, k, v, offset)
+    align = {"none": None, "top-left": libattn.TOP_LEFT, "bottom-right": libattn.BOTTOM_RIGHT}[case.causal]
+    problem = library.problem(case.batch, 4, case.heads_kv, case.seq_q, 33, case.head_dim, case.head_dim, align, lse=True)
+    for kernel in (None, "naive_c", "flash_c"):
+        o, lse = np.full(q.shape, np.nan, np.float32), np.full(q.shape[:3], np.nan, np.float32)
+        with library.plan(problem, kernel, threads=2) as plan:
+            plan.check(plan.bind(q, k, v, o, lse)())
+            assert plan.kernel == (kernel or plan.kernel) and plan.kernel in library.kernels()
+        assert np.abs(o - right).max() < 1e-5 and np.abs(lse - right_lse).max() < 1e-5
+    reference = Reference(case, q, k, v)
+    assert np.allclose(reference.o, right, rtol=0, atol=1e-13)
+    assert np.allclose(reference.lse, right_lse, rtol=0, atol=1e-12)
+    error = library.kernel(plan.kernel).numerics.exp_error
+    _, lse_limit = reference.limits(Rounding(error))
+    assert reference.judge(o, Rounding(error)).passed and (np.abs(lse - right_lse) <= lse_limit).all()
+
+
+@needs_library
+def test_one_call_without_a_plan(library):
+    case = one_case("heads=2", "seq=16")
+    q, k, v = inputs_of(case)
+    o = np.empty_like(q)
+    library.sdpa(library.problem(1, 2, 2, 16, 16, 64, 64), q, k, v, o)
+    assert np.abs(o - attention(q, k, v)[0]).max() < 1e-5
+
+
+@needs_library
+def test_refusals_carry_the_librarys_words(library):
+    problem = library.problem(1, 1, 1, 4, 4, 8, 8)
+    with pytest.raises(libattn.LibraryError, match="flash_nonsense") as refused:
+        library.plan(problem, "flash_nonsense")
+    assert refused.value.status == libattn.UNKNOWN_KERNEL
+    problem.heads_q, problem.heads_kv = 3, 2
+    with pytest.raises(libattn.LibraryError, match="heads_q"):
+        library.plan(problem)
+
+
+@needs_library
+@pytest.mark.parametrize("spoil", [lambda x: x.astype(float), lambda x: x[:, :, :-1], lambda x: x.transpose(0, 1, 3, 2),
+                                   lambda x: None], ids=["float64", "shorter", "transposed", "None"])
+def test_arrays_that_do_not_fit_never_reach_the_library(library, spoil):
+    good = np.zeros((1, 2, 4, 4), np.float32)
+    with library.plan(library.problem(1, 2, 2, 4, 4, 4, 4)) as plan:
+        plan.bind(good, good, good, good)
+        for place in range(4):
+            arrays = [good, good, good, good]
+            arrays[place] = spoil(good) if place else good[:, :1]
+            with pytest.raises(ValueError, match="is right"):
+                plan.bind(*arrays)
+
+
+def test_a_file_that_is_no_library_is_named(tmp_path):
+    (tmp_path / "libattn.so").write_text("no library")
+    with pytest.raises(libattn.LibraryError, match="libattn.so"):
+        libattn.Library(tmp_path / "libattn.so")
+    with pytest.raises(libattn.LibraryError, match="attn_"):
+        libattn.Library("libc.so.6")
+
+
+# ---- Reference -------------------------------------------------------------------------------------------------------
+
+def test_the_limit_finds_one_key_too_many():
+    case = one_case("heads=2", "seq=256", "causal=top-left")
+    q, k, v = inputs_of(case)
+    reference = Reference(case, q, k, v)
+    right = reference.o.astype(np.float32)
+    rounding = Rounding(exp_error=1e-6)
+    assert reference.judge(right, rounding).passed
+    assert not reference.judge(reference.o * (1 + 1e-4), rounding).passed
+    late, _ = attention(q, k, v, causal_offset=1)
+    assert reference.judge(late, rounding).worst > 100
+    right[0, 1, 200, 3] = np.nan
+    judged = reference.judge(right, rounding)
+    assert not judged.passed and judged.worst == math.inf and judged.index == "0:1:200:3" and judged.rows == 512
+
+
+def test_rows_without_keys_must_be_zero():
+    case = one_case("heads=1", "seq_q=8", "seq_k=4", "causal=bottom-right")
+    reference = Reference(case, *inputs_of(case))
+    right = reference.o.astype(np.float32)
+    assert not right[0, 0, :4].any() and reference.lse[0, 0, 3] == -math.inf and reference.judge(right, Rounding(0)).passed
+    right[0, 0, 2, 5] = 1e-30
+    assert reference.judge(right, Rounding(0)).index == "0:0:2:5" and not reference.judge(right, Rounding(0)).passed
+
+
+def test_a_kernel_that_narrows_p_has_a_wider_limit():
+    case = one_case("heads=1", "seq=32")
+    reference = Reference(case, *inputs_of(case))
+    rough = reference.o + 2.0**-9 * reference.m
+    assert not reference.judge(rough, Rounding(0)).passed and reference.judge(rough, Rounding(0, p_rounding=2.0**-8)).passed
+
+
+# ---- Cases -----------------------------------------------------------------------------------------------------------
+
+def test_limits_are_the_columns_of_the_rivals_table():
+    ids = [case.id for case in build_cases(["limits"], [], 2)]
+    assert len(ids) == 9
+    assert ids[0] == "dtype:f32/B:1/Hq:1/Hkv:1/Sq:2048/Sk:2048/D:64/Dv:64/causal:none/threads:2"
+    assert ids[1] == "dtype:f32/B:1/Hq:1/Hkv:1/Sq:2048/Sk:2048/D:64/Dv:64/causal:bottom-right/threads:2"
+    assert ids[8] == "dtype:f32/B:1/Hq:32/Hkv:8/Sq:1/Sk:8192/D:128/Dv:128/causal:none/threads:2/cache:cold-kv"
+
+
+def test_axes_span_a_grid_and_replace_those_of_presets():
+    grid = build_cases([], ["seq=128:512:*2", "head_dim=64,80"], 1)
+    assert [(case.seq_q, case.seq_k, case.head_dim) for case in grid] == list(
+        (seq, seq, dim) for seq, dim in itertools.product((128, 256, 512), (64, 80)))
+    assert {case.heads for case in build_cases(["limits"], ["heads=8", "heads_kv=heads"], 1)} == {8}
+    assert {(case.seq_q, case.seq_k) for case in build_cases(["limits"], ["seq=64"], 1)} == {(64, 64)}
+    assert [case.seq_k for case in build_cases([], ["seq_k=4:10:+3"], 1)] == [4, 7, 10]
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("sek=4", "did you mean 'seq_k'"), ("seq=x", "a whole number"), ("seq", "a value is missing"), ("seq=0", "from 1 up"),
+    ("causal=yes", "one of none"),
+    ("seq=1:8:*1", "never ends"), ("seq=8:4:+1", "from 1 up"), ("heads_kv=3", "does not divide")])
+def test_wrong_axes_are_explained(text, words):
+    with pytest.raises(CaseError, match=re.escape(words)):
+        build_cases([], [text], 1)
+
+
+def test_work_counts_allowed_pairs():
+    assert one_case("heads=2", "seq=8", "head_dim=4").flops == 4 * 2 * 64 * 4
+    assert one_case("heads=1", "seq=8", "head_dim=4", "causal=top-left").flops == 4 * 36 * 4
+    assert one_case("heads=1", "seq_q=2", "seq_k=5", "head_dim=4", "causal=bottom-right").flops == 4 * (4 + 5) * 4
+    assert one_case("heads=4", "heads_kv=2", "seq_q=1", "seq_k=10", "head_dim=4").bytes == 4 * (2 * 4 * 1 + 2 * 2 * 10) * 4
+
+
+# ---- Statistics ------------------------------------------------------------------------------------------------------
+
+def test_ranks_keep_95_percent():
+    # as tables of the sign test have them
+    assert [stats.median_rank(n) for n in (1, 5, 6, 11, 21, 100)] == [1, 1, 1, 2, 6, 40]
+    found = stats.summarise(range(1, 22))
+    assert (found.min, found.median, found.low, found.high, found.mad, found.n) == (1, 11, 6, 16, 5, 21)
+
+
+def test_interval_covers_the_median():
+    rng = random.Random(1)
+    hits = 0
+    for _ in range(2000):
+        found = stats.summarise([rng.gauss(0, 1) for _ in range(21)])
+        hits += found.low <= 0 <= found.high
+    assert 0.95 <= hits / 2000 <= 0.99
+
+
+def test_ratios_are_paired():
+    drift = [2.0**i for i in range(21)]
+    ratio = stats.paired_ratio([1.5 * x for x in drift], drift)
+    assert [round(x, 12) for x in (ratio.median, ratio.low, ratio.high)] == [1.5, 1.5, 1.5]
+    with pytest.raises(ValueError):
+        stats.paired_ratio([1, 2], [1])
+
+
+def test_sign_test():
+    assert stats.sign_test([2] * 6, [1] * 6) == 2 / 64
+    assert stats.sign_test([2, 2, 2, 1], [1, 1, 1, 2]) == 2 * (1 + 4) / 16
+    assert stats.sign_test([1, 1, 2], [1, 1, 1]) == 1.0  # ties say nothing
+    assert stats.sign_test([1], [1]) == 1.0
+
+
+def test_holm():
+    # https://www.jstor.org/stable/4615733: sorted p times the number of hypotheses left, never falling, at most 1
+    assert stats.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert stats.holm([0.6, 0.7]) == [1.0, 1.0] and stats.holm([]) == []
+
+
+@pytest.mark.parametrize(("low", "middle", "high", "p", "word"), [
+    (1.2, 1.3, 1.4, 0.001, "FASTER"), (0.7, 0.8, 0.9, 0.001, "SLOWER"), (1.2, 1.3, 1.4, 0.2, "INCONCLUSIVE"),
+    (1.001, 1.005, 1.008, 0.001, "SAME"), (0.995, 1.0, 1.005, 0.9, "SAME"), (0.9, 1.05, 1.2, 0.3, "INCONCLUSIVE"),
+    (1.002, 1.008, 1.02, 0.001, "INCONCLUSIVE"), (0.98, 0.985, 0.999, 0.001, "SLOWER")])
+def test_verdicts_need_interval_margin_and_corrected_p(low, middle, high, p, word):
+    assert stats.verdict(stats.Summary(low, middle, 0, low, high, 21), p) == word
+
+
+def test_verdicts_are_corrected_over_all_cases():
+    def results(ours, rival):
+        return [rounds.Result("auto", times_ns=ours), rounds.Result("torch_flash", times_ns=rival)]
+    lead = [1.0] * 21, [1.1] * 15 + [0.9] * 6  # p = 0.078 alone
+    alone, among = Comparisons({"torch_flash"}), Comparisons({"torch_flash"})
+    weak = [1.0] * 21, [1.1] * 16 + [0.9] * 5  # p = 0.027 alone: significant, but not among three
+    alone.add("case", results(*weak))
+    for pair in (weak, lead, lead):
+        among.add("case", results(*pair))
+    assert [word for *_, word in alone.verdicts()] == ["FASTER"]
+    assert [word for *_, word in among.verdicts()] == ["INCONCLUSIVE"] * 3
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 6])
+def test_orders_are_latin_squares(n):
+    square = rounds.latin_square(n, random.Random(3))
+    assert all(sorted(line) == list(range(n)) for line in [*square, *zip(*square)])
+    if n % 2 == 0:
+        followers = [pair for row in square for pair in itertools.pairwise(row)]
+        assert len(set(followers)) == len(followers) == n * (n - 1)
+
+
+def test_openmp_runtimes_are_found_by_name(tmp_path, monkeypatch):
+    maps = "".join(f"7f00-7f01 r-xp 00000000 00:00 1    {path}\n" for path in (
+        "/usr/lib/x/libgomp.so.1.0.0", "/usr/lib/x/libgomp.so.1.0.0", "/opt/libomp.so.5", "/opt/libgomp-a34b3233.so.1",
+        "/opt/libiomp5.so", "/opt/libcompute.so", "[heap]"))
+    file = tmp_path / "maps"
+    file.write_text(maps)
+    opened = open
+    monkeypatch.setattr("builtins.open", lambda path, *rest, **names: opened(
+        file if path == "/proc/self/maps" else path, *rest, **names))
+    assert machine.openmp_runtimes() == ["/opt/libgomp-a34b3233.so.1", "/opt/libiomp5.so", "/opt/libomp.so.5",
+                                         "/usr/lib/x/libgomp.so.1.0.0"]
+
+
+# ---- The script ------------------------------------------------------------------------------------------------------
+
+# As much of PyTorch as the script touches. FAKE_TORCH: "" right, "wrong", "late" (wrong after 30 calls), "refuses",
+# "breaks".
+FAKE_TORCH = '''
+import contextlib, os, sys, types
+import numpy as np
+__version__ = "2.13.0+cpu"
+MODE, CALLS = os.environ.get("FAKE_TORCH", ""), []
+class Tensor:
+    def __init__(self, array): self.array = array
+    def numpy(self): return self.array
+from_numpy, inference_mode, set_num_threads = Tensor, contextlib.nullcontext, lambda n: None
+backends = types.SimpleNamespace(cpu=types.SimpleNamespace(get_cpu_capability=lambda: "AVX512"))
+def sdpa(q, k, v, is_causal=False, enable_gqa=False):
+    CALLS.append(1)
+    if MODE == "refuses": raise RuntimeError("No available kernel. Aborting execution.")
+    if MODE == "breaks": raise RuntimeError("out of luck")
+    q, k, v = (x.array.astype(float) for x in (q, k, v))
+    if enable_gqa: k, v = (np.repeat(x, q.shape[1] // k.shape[1], 1) for x in (k, v))
+    s = q @ k.swapaxes(2, 3) / q.shape[3] ** 0.5
+    if is_causal: s = np.where(np.tri(*s.shape[2:], dtype=bool), s, -np.inf)
+    e = np.exp(s)
+    o = e / e.sum(3, keepdims=True) @ v
+    if MODE == "wrong" or MODE == "late" and len(CALLS) > 30: o = o * 1.001
+    return Tensor(o.astype(np.float32))
+nn = types.ModuleType("torch.nn")
+nn.attention = types.ModuleType("torch.nn.attention")
+nn.attention.SDPBackend = types.SimpleNamespace(FLASH_ATTENTION=1, MATH=0)
+nn.attention.sdpa_kernel = lambda backend: contextlib.nullcontext()
+nn.functional = types.SimpleNamespace(scaled_dot_product_attention=sdpa)
+sys.modules["torch.nn"], sys.modules["torch.nn.attention"] = nn, nn.attention
+__path__ = []
+'''
+SMALL = ["-a", "heads=2", "-a", "seq=24", "-a", "head_dim=16", "--sample-ms", "0.05"]
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Runs torch_sdpa.py; modules: name -> source of a module that hides the real one."""
+    def run(*arguments, modules=None, **environment):
+        folder = tmp_path / "modules"
+        folder.mkdir(exist_ok=True)
+        for name, source in (modules or {}).items():
+            (folder / f"{name}.py").write_text(source)
+        env = {key: value for key, value in os.environ.items() if not key.startswith("ATTN_")}
+        env.update(environment, PYTHONPATH=str(folder), PYTHONDONTWRITEBYTECODE="1")
+        return subprocess.run([sys.executable, PEERS / "torch_sdpa.py", "--libattn", LIBRARY, *map(str, arguments)],
+                              capture_output=True, text=True, env=env, timeout=300, check=False)
+    return run
+
+
+def rows_of(path):
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+ABSENT = {"torch": 'raise ImportError("No module named \'torch\'", name="torch")\n'}
+PRESENT = {"torch": FAKE_TORCH}
+
+
+@needs_library
+def test_without_torch_its_rows_are_skipped_with_the_command(script, tmp_path):
+    done = script(*SMALL, "--csv", tmp_path / "out.csv", "-k", "naive_c", modules=ABSENT)
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(tmp_path / "out.csv")
+    assert [(row["kernel"], row["status"]) for row in rows] == [
+        ("auto", "PASS"), ("naive_c", "PASS"), ("torch_flash", "SKIP"), ("torch_math", "SKIP")]
+    assert all("pip install torch==2.13.0" in row["reason"] and not row["time_ns_median"] for row in rows[2:])
+    assert all(float(row["gflops"]) > 0 and row["baseline"] == "" for row in rows[:2])
+    assert "SKIP: PyTorch" in done.stdout
+
+
+@needs_library
+def test_files_have_attnbenchs_columns_and_the_plotter_reads_them(script, tmp_path):
+    done = script(*SMALL, "-a", "causal=none,bottom-right", "--csv", tmp_path / "out.csv", "--samples",
+                  tmp_path / "samples.csv", "--peak", "1000", modules=PRESENT)
+    assert done.returncode == 0, done.stderr
+    declared = re.findall(r"COLUMN\((\w+)\)", (ROOT / "harness/columns.def").read_text(encoding="utf-8"))
+    assert (tmp_path / "out.csv").read_text(encoding="utf-8").splitlines()[0] == ",".join(declared)
+    assert declared == COLUMNS
+    written = (ROOT / "harness/csv.c").read_text(encoding="utf-8")
+    assert f'"{",".join(SAMPLE_COLUMNS)}\\n"' in written
+    rows, samples = rows_of(tmp_path / "out.csv"), rows_of(tmp_path / "samples.csv")
+    assert len(rows) == 6 and len(samples) == 6 * 21
+    torch_row = rows[1]
+    assert (torch_row["kernel"], torch_row["library"], torch_row["isa"]) == ("torch_flash", "PyTorch 2.13.0", "avx512")
+    for row in rows:
+        assert row["status"] == "PASS" and row["samples"] == "21" and row["baseline"] == "torch_flash"
+        assert float(row["peak_pct"]) == pytest.approx(float(row["gflops"]) / 10) and "--peak" in row["warnings"]
+        assert 0 < float(row["max_err_ratio"]) <= 1 and row["rows_checked"] == "48"
+    assert float(torch_row["ratio"]) == 1
+    first = [sample for sample in samples if sample["case_id"] == rows[0]["case_id"]]
+    times = {name: [float(sample["time_ns"]) for sample in first if sample["kernel"] == name]
+             for name in ("auto", "torch_flash")}
+    expected = stats.paired_ratio(times["torch_flash"], times["auto"])
+    assert float(rows[0]["ratio"]) == pytest.approx(expected.median, rel=1e-6)
+    assert len(read_results([tmp_path / "out.csv"]).rows) == 6
+    assert "A/A control" in done.stdout and "Holm-corrected over these 4 comparisons" in done.stdout
+
+
+@needs_library
+@pytest.mark.parametrize(("mode", "status", "reason", "code"), [
+    ("wrong", "FAIL", "times the error limit", 1), ("late", "FAIL", "after timing", 1),
+    ("refuses", "SKIP", "does not take this", 0), ("breaks", "ERROR", "out of luck", 1)])
+def test_no_time_without_a_passed_check(script, tmp_path, mode, status, reason, code):
+    done = script(*SMALL, "--csv", tmp_path / "out.csv", modules=PRESENT, FAKE_TORCH=mode)
+    assert done.returncode == code, done.stderr
+    rows = rows_of(tmp_path / "out.csv")
+    assert [row["status"] for row in rows] == ["PASS", status, status]
+    for row in rows[1:]:
+        assert reason in row["reason"]
+        assert not any(row[column] for column in COLUMNS[COLUMNS.index("samples"):COLUMNS.index("warnings")])
+    assert "Holm" not in done.stdout
+
+
+@needs_library
+def test_torch_is_not_asked_for_what_it_aligns_otherwise(script, tmp_path):
+    done = script(*SMALL, "-a", "seq_q=8", "-a", "causal=bottom-right", "--csv", tmp_path / "out.csv", modules=PRESENT)
+    assert done.returncode == 0
+    assert [row["status"] for row in rows_of(tmp_path / "out.csv")] == ["PASS", "SKIP", "SKIP"]
+    done = script(*SMALL, "-a", "seq_q=8", "-a", "causal=top-left", "-a", "heads_kv=1", "--csv", tmp_path / "out.csv",
+                  modules=PRESENT)
+    assert [row["status"] for row in rows_of(tmp_path / "out.csv")] == ["PASS"] * 3, done.stdout
+
+
+@needs_library
+def test_mkl_can_be_told_to_use_its_fast_kernels(script, tmp_path):
+    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        pytest.skip("no C compiler")
+    done = script(*SMALL, "--mkl", "intel", "--csv", tmp_path / "out.csv", modules=PRESENT)
+    assert done.returncode == 0, done.stderr
+    assert "MKL kernels: those for Intel's CPUs (--mkl intel)" in done.stdout  # asked of the preloaded function itself
+    assert rows_of(tmp_path / "out.csv")[1]["library"] == "PyTorch 2.13.0, MKL as on Intel"
+    preloaded = re.search(r"LD_PRELOAD=([^:\s]+)", done.stdout)[1]
+    assert not Path(preloaded).exists()
+    done = script(*SMALL, modules=PRESENT)
+    assert done.returncode == 0 and "MKL kernels: unknown" in done.stdout
+
+
+@needs_library
+def test_cold_caches_rotate_copies(script, tmp_path):
+    done = script("-a", "heads=1", "-a", "seq_q=1", "-a", "seq_k=65536", "-a", "cache=cold-kv", "--sample-ms", "0.05",
+                  "--csv", tmp_path / "out.csv", modules=ABSENT)
+    assert done.returncode == 0, done.stderr
+    row = rows_of(tmp_path / "out.csv")[0]
+    assert row["status"] == "PASS" and row["case_id"].endswith("/threads:1/cache:cold-kv") and row["cache"] == "cold-kv"
+
+
+def test_rotations_hold_the_same_data_in_other_places():
+    case = one_case("heads=8", "seq_q=1", "seq_k=32768", "cache=cold-kv")
+    rotations, _ = rounds.rotate(case, inputs_of(case))
+    assert len(rotations) > 1 and len({k.ctypes.data for _, k, _ in rotations}) == len(rotations)
+    assert all((v == rotations[0][2]).all() and q is rotations[0][0] for q, _, v in rotations)
+    assert len(rounds.rotate(one_case("heads=1", "seq=16"), inputs_of(one_case("heads=1", "seq=16")))[0]) == 1
+
+
+@needs_library
+@pytest.mark.parametrize(("arguments", "code", "words"), [
+    (["-a", "sek=4"], 2, "did you mean 'seq_k'"), (["-k", "flash_avx"], 2, "did you mean"),
+    (["--rounds", "20"], 2, "from 21 up"),
+    (["--cases", "none"], 2, "limits"), (["-t", "0"], 2, "from 1 up"), (["--peak", "-1"], 2, "above 0"),
+    (["--frobnicate"], 2, "frobnicate"), (["--libattn", "/no/libattn.so"], 2, "attn_shared"),
+    (["--csv", "/no/such/folder/out.csv"], 5, "cannot be written")])
+def test_wrong_arguments_are_explained_before_anything_runs(script, arguments, code, words):
+    done = script(*SMALL, *arguments, modules=ABSENT)
+    assert done.returncode == code and words in done.stderr and "GFLOP/s" not in done.stdout
+
+
+@needs_library
+def test_nothing_that_could_run_is_a_skip(script):
+    done = script(*SMALL, modules=ABSENT, ATTN_KERNEL="nonsense")
+    assert done.returncode == 77 and "ATTN_KERNEL=nonsense" in done.stdout and "SKIP" in done.stdout
+    done = script(*SMALL, modules={"numpy": 'raise ImportError("hidden", name="numpy")\n'})
+    assert done.returncode == 77 and "pip install numpy" in done.stdout
