@@ -26,7 +26,8 @@ static uint64_t read_xcr0(void) {
 
 static bool all_set(uint64_t value, uint64_t bits) { return (value & bits) == bits; }
 
-/* Linux hands out tile data on request only (arch_prctl(2), since 5.16); once granted it holds for the whole process. */
+/* Linux hands out tile data on request only (arch_prctl(2), since 5.16). Once granted it holds for the whole process, whose signal
+ * stacks must then be larger: so we ask only when somebody wants the tier. */
 static bool amx_permitted(void) { return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0; }
 
 static uint32_t detect_features(void) {
@@ -45,14 +46,16 @@ static uint32_t detect_features(void) {
     __get_cpuid_count(7, 1, &a, &b, &c, &d);
     if (a & 1u << 5) features |= CPU_AVX512_BF16;
   }
-  if (amx && amx_permitted()) features |= CPU_AMX_BF16;
+  if (amx) features |= CPU_AMX_BF16;
   return features;
 }
 #elif defined(__aarch64__)
 /* Advanced SIMD is part of the base architecture. */
 static uint32_t detect_features(void) { return CPU_NEON; }
+static bool amx_permitted(void) { return false; }
 #else
 static uint32_t detect_features(void) { return 0; }
+static bool amx_permitted(void) { return false; }
 #endif
 
 uint32_t attn_cpu_features(void) {
@@ -101,13 +104,15 @@ static void append_feature_names(uint32_t features, char *text, size_t bytes) {
 const char *attn_tier_unusable(int index, const char *cap) {
   static _Thread_local char reason[200];
   uint32_t missing = tiers[index].features & ~attn_cpu_features();
+  const bool capped = cap && index > attn_tier_find(cap);
+  if (!missing && !capped && (tiers[index].features & CPU_AMX_BF16) && !amx_permitted()) missing = CPU_AMX_BF16;
   if (missing) {
     char names[120] = "";
     append_feature_names(missing, names, sizeof names);
     snprintf(reason, sizeof reason, "this CPU or its operating system lacks %s", names);
     return reason;
   }
-  if (cap && index > attn_tier_find(cap)) {
+  if (capped) {
     snprintf(reason, sizeof reason, "tier %s is above the cap '%s'", tiers[index].isa, cap);
     return reason;
   }
@@ -153,12 +158,11 @@ static double probe_bf16_dot_ratio(void) {
 double attn_cpu_bf16_dot_ratio(void) {
   if (!(attn_cpu_features() & CPU_AVX512_BF16)) return 0;
   static _Atomic int cached_thousandths;
-  int thousandths = atomic_load(&cached_thousandths);
-  if (!thousandths) {
-    thousandths = (int)(1000 * probe_bf16_dot_ratio()) + 1;
-    atomic_store(&cached_thousandths, thousandths);
+  if (!atomic_load(&cached_thousandths)) { /* of several threads that probe at once the first one's result stays */
+    int none = 0;
+    atomic_compare_exchange_strong(&cached_thousandths, &none, (int)(1000 * probe_bf16_dot_ratio()) + 1);
   }
-  return (double)(thousandths - 1) / 1000;
+  return (double)(atomic_load(&cached_thousandths) - 1) / 1000;
 }
 
 /* ---- Caches ---- */

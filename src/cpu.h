@@ -5,7 +5,7 @@
 #include "kernels/kernel.h"
 
 /* Feature bits as tiers.def names them. A bit is set only if the instructions exist and the operating system saves their
- * registers (XCR0) or grants them (AMX). */
+ * registers (XCR0). It must also grant AMX, which attn_tier_unusable() asks for. */
 enum {
   CPU_AVX2 = 1 << 0,
   CPU_FMA = 1 << 1,
