@@ -14,9 +14,9 @@
 struct attn_plan {
   const attn_kernel *kernel;
   attn_schedule schedule;
-  attn_options options; /* threads resolved; kernel and max_isa not kept */
+  attn_options options; /* threads resolved and no more than have work; kernel and max_isa not kept */
   size_t workspace_bytes;
-  char description[1400];
+  char description[2800];
 };
 
 /* ---- Memory: [unit 0 of the wave] [unit 1] ... [thread 0] [thread 1] ... ---- */
@@ -36,12 +36,23 @@ static int64_t choose_wave(const attn_schedule *schedule, int threads) {
   return wave < schedule->units ? wave : schedule->units;
 }
 
+/* More threads than a wave has tasks would never work, but each would need its scratch. */
+static int useful_threads(const attn_schedule *schedule, int threads) {
+  int64_t tasks = 1;
+  for (int phase = 0; phase < schedule->phases; phase++) {
+    const int64_t in_phase = schedule->wave_units * schedule->items[phase];
+    tasks = in_phase > tasks ? in_phase : tasks;
+  }
+  return tasks < threads ? (int)tasks : threads;
+}
+
 static bool size_workspace(attn_plan *plan) {
   attn_schedule *s = &plan->schedule;
   if (s->unit_bytes > SIZE_MAX / 4 || s->scratch_bytes > SIZE_MAX / 4) return false;
   s->unit_bytes = align_up(s->unit_bytes);
   s->scratch_bytes = align_up(s->scratch_bytes);
   s->wave_units = choose_wave(s, plan->options.threads);
+  plan->options.threads = useful_threads(s, plan->options.threads);
   size_t shared, scratch;
   return !__builtin_mul_overflow(s->unit_bytes, (size_t)s->wave_units, &shared) &&
          !__builtin_mul_overflow(s->scratch_bytes, (size_t)plan->options.threads, &scratch) &&
