@@ -235,6 +235,9 @@ static attn_status check_strides(const attn_problem *p) {
     tensors[count] = row_tensor(p, "lse_stride", p->lse_stride, p->heads_q, true, 1);
     tensors[count++].output = true;
   }
+  if (p->uses & ATTN_USE_SCORE_WEIGHT)
+    tensors[count++] = (tensor){.field = "score_weight_stride_h",
+                                .axes = {{'h', p->heads_q, p->score_weight_stride_h}, {'d', p->dim_qk, 1}}};
   if (p->uses & ATTN_USE_BIAS) tensors[count++] = score_tensor(p, "bias_stride", p->bias_stride);
   if (p->uses & ATTN_USE_MASK) tensors[count++] = score_tensor(p, "mask_stride", p->mask_stride);
   for (int i = 0; i < count; i++) {
