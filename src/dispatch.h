@@ -6,7 +6,7 @@
 
 typedef struct attn_choice {
   const attn_kernel *kernel;
-  char why[600]; /* how it was chosen, and what was refused before it */
+  char why[2000]; /* how it was chosen, and what was refused before it */
 } attn_choice;
 
 /* Honours, in this order: options->kernel, ATTN_KERNEL, the automatic choice; and the lower of options->max_isa and

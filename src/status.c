@@ -4,7 +4,7 @@
 
 #include "error.h"
 
-static _Thread_local char last_error[1024];
+static _Thread_local char last_error[2400];
 
 attn_status attn_fail(attn_status status, const char *format, ...) {
   va_list arguments;
