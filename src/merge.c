@@ -10,7 +10,7 @@ enum { BLOCK = 64 };
 static double largest_lse(int parts, const float *const *lse, int64_t row) {
   double largest = -INFINITY;
   for (int p = 0; p < parts; p++)
-    if (!((double)lse[p][row] <= largest)) largest = (double)lse[p][row]; /* NaN stays */
+    if (!((double)lse[p][row] <= largest)) largest = (double)lse[p][row]; /* a NaN spreads through the weights */
   return largest;
 }
 
