@@ -56,8 +56,8 @@ static bool lay_out(const attn_problem *p, int64_t start[PARTS + 1]) {
 
 static void open_keys(query_head *head, float *memory) {
   const attn_problem *p = head->problem;
-  const int64_t first = attn_k_offset(p, &head->seq, head->b, head->h, 0), keys = head->seq.len_k;
   if (p->score == ATTN_SCORE_PRECOMPUTED) return;
+  const int64_t first = attn_k_offset(p, &head->seq, head->b, head->h, 0), keys = head->seq.len_k;
   if (!transposes_k(p)) {
     head->k = (key_view){keys == 0 ? NULL : (const float *)head->args->k + first, p->k_stride.s, p->k_stride.d};
     return;
