@@ -227,6 +227,23 @@ static void every_kernel_checks_its_workspace(void **state) {
   test_each_kernel(workspace_is_checked);
 }
 
+/* naive_c cuts one head no further: more threads than heads must not each get a score matrix. */
+static void threads_without_tasks_cost_no_memory(void **state) {
+  (void)state;
+  attn_problem problem;
+  attn_problem_init(&problem, 1, 3, 1, 100, 100, 8, 8);
+  size_t bytes[2];
+  static const int threads[2] = {3, 64};
+  for (int i = 0; i < 2; i++) {
+    attn_plan *plan;
+    test_ok(attn_plan_create(&problem, &(attn_options){.kernel = "naive_c", .threads = threads[i]}, &plan));
+    bytes[i] = attn_plan_workspace(plan);
+    attn_plan_destroy(plan);
+  }
+  assert_true(bytes[0] >= 3 * sizeof(float) * 100 * 100);
+  assert_int_equal(bytes[0], bytes[1]);
+}
+
 static void plan_describes_itself(const char *kernel) {
   attn_plan *plan;
   test_ok(create(kernel, NULL, &plan));
@@ -323,6 +340,7 @@ int main(void) {
       TEST(unknown_cap_is_an_error),
       TEST(thread_counts_are_checked),
       TEST(every_kernel_checks_its_workspace),
+      TEST(threads_without_tasks_cost_no_memory),
       TEST(every_plan_describes_itself),
       TEST(one_shot_gives_the_bits_of_a_plan),
       TEST(last_error_belongs_to_the_thread),

@@ -158,6 +158,8 @@ static void legal_problems_are_accepted(void **state) {
     "addressable")                                                                                                          \
   X(scores_reach, (p->score = ATTN_SCORE_PRECOMPUTED, p->scores_stride.h = INT64_MAX), "scores_stride",                     \
     "9223372036854775807", "addressable")                                                                                   \
+  X(score_weight_reach, (p->uses = ATTN_USE_SCORE_WEIGHT, p->score_weight_stride_h = INT64_MAX), "score_weight_stride_h",   \
+    "9223372036854775807", "addressable")                                                                                   \
   X(o_broadcast, p->o_stride.h = 0, "o_stride.h", "0", "overlap")                                                           \
   X(o_overlap, p->o_stride.s = 5, "o_stride.s", "5", "overlap")                                                             \
   X(o_overlap_negative, p->o_stride.s = -5, "o_stride.s", "-5", "overlap")                                                  \
