@@ -97,6 +97,16 @@ static inline vec vec_exp2(vec t) {
   return _mm256_andnot_ps(_mm256_cmp_ps(t, lowest, _CMP_LT_OQ), _mm256_castsi256_ps(scaled));
 }
 
+/* Lane i of the result is the sum of x[i]'s lanes: a tree of additions that transposes on its way. */
+static inline __attribute__((always_inline)) vec vec_sum_each(const vec x[8]) {
+  vec fours[2];
+  for (int i = 0; i < 2; i++) { /* each half: partial sums of x[4i], x[4i + 1], x[4i + 2], x[4i + 3] */
+    const vec low = _mm256_hadd_ps(x[4 * i], x[4 * i + 1]), high = _mm256_hadd_ps(x[4 * i + 2], x[4 * i + 3]);
+    fours[i] = _mm256_hadd_ps(low, high);
+  }
+  return _mm256_add_ps(_mm256_permute2f128_ps(fours[0], fours[1], 0x20), _mm256_permute2f128_ps(fours[0], fours[1], 0x31));
+}
+
 /* r[i] lane j <-> r[j] lane i. */
 static inline __attribute__((always_inline)) void vec_transpose(vec r[8]) {
   vec t[8];

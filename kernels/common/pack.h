@@ -128,7 +128,7 @@ static void copy_v(const attn_problem *p, const attn_args *args, const attn_sequ
 }
 
 /* Task `item` packs keys [item, item + 1) x PACK_KEYS of the unit's KV head. */
-static void pack_unit(const attn_schedule *schedule, const attn_args *args, attn_task task, float *unit_memory) {
+static inline void pack_unit(const attn_schedule *schedule, const attn_args *args, attn_task task, float *unit_memory) {
   const attn_problem *p = &schedule->problem;
   const int64_t b = task.unit / p->heads_kv, head = task.unit % p->heads_kv * (p->heads_q / p->heads_kv);
   const attn_sequence seq = attn_sequence_of(p, args, b);

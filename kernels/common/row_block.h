@@ -38,25 +38,37 @@ typedef struct packed_keys {
   int64_t v_stride; /* floats from one key's row to the next's */
 } packed_keys;
 
-/* Query rows of one head that are worked on together, and their state. `capacity` = rows rounded up to TILE_ROWS; the rows
- * beyond `rows` are computed like the others, on zero queries, and never stored. */
+/* Query rows that are worked on together, and their state: rows first_row .. of one head, or the rows of several heads that share a KV
+ * head, rows_per_head of each. `capacity` = rows rounded up to TILE_ROWS; the rows beyond `rows` are computed like the others, on
+ * zero queries, and never stored. */
 typedef struct row_block {
   const attn_problem *problem;
   const attn_args *args;
   const attn_sequence *seq;
-  int64_t b, head, first_row, rows;
+  int64_t b, head, first_row, rows, rows_per_head;
   packed_keys keys;
 
-  float *q;              /* [capacity][dim_qk], times scale log2(e) */
+  float *q;              /* [capacity][q_stride], those of dot scores times scale log2(e), 0 beyond dim_qk */
   float *acc;            /* [capacity][acc_stride]: O before division */
   float *row_max;        /* [capacity]: reference of the exponentials, log2 units */
   float *row_sum;        /* [capacity][VEC_LANES]: sum of P, one partial sum per lane */
   attn_key_range *range; /* [capacity]: keys that the row may see */
   float *score;          /* [rows of S kept][score_stride]: S, then P */
-  int64_t acc_stride, score_stride;
+  int64_t q_stride, acc_stride, score_stride;
   bool adjusted; /* scores are more than dot products: scores.h has the rest */
   bool careful;  /* second try: leave V of masked keys alone, whatever stands there (accumulate_tile) */
 } row_block;
+
+/* Which row of the problem row i of a block is; those beyond the last repeat it. */
+typedef struct problem_row {
+  int64_t head, query;
+} problem_row;
+
+static inline problem_row problem_row_of(const row_block *block, int64_t i) {
+  i = min64(i, block->rows - 1);
+  if (i < block->rows_per_head) return (problem_row){block->head, block->first_row + i};
+  return (problem_row){block->head + i / block->rows_per_head, block->first_row + i % block->rows_per_head};
+}
 
 /* ---- Rows in ---- */
 
@@ -74,8 +86,10 @@ static ALWAYS_INLINE vec load_elements(const void *data, attn_dtype dtype, int64
 
 static void load_query_row(const row_block *block, int64_t i, float factor) {
   const attn_problem *p = block->problem;
-  float *q = block->q + i * p->dim_qk;
-  const int64_t offset = attn_q_offset(p, block->seq, block->b, block->head, block->first_row + i);
+  const problem_row row = problem_row_of(block, i);
+  float *q = block->q + i * block->q_stride;
+  const int64_t offset = attn_q_offset(p, block->seq, block->b, row.head, row.query);
+  for (int64_t d = p->dim_qk; d < block->q_stride; d++) q[d] = 0.0f;
   if (p->q_stride.d != 1) {
     for (int64_t d = 0; d < p->dim_qk; d++)
       q[d] = factor * attn_load_f32(block->args->q, p->dtype_q, offset + d * p->q_stride.d);
@@ -94,7 +108,7 @@ static void load_queries(const row_block *block, int64_t capacity) {
   if (p->score == ATTN_SCORE_PRECOMPUTED) return;
   for (int64_t i = 0; i < capacity; i++) {
     if (i >= block->rows || block->range[i].begin >= block->range[i].end)
-      memset(block->q + i * p->dim_qk, 0, (size_t)p->dim_qk * sizeof(float));
+      memset(block->q + i * block->q_stride, 0, (size_t)block->q_stride * sizeof(float));
     else
       load_query_row(block, i, factor);
   }
@@ -103,9 +117,9 @@ static void load_queries(const row_block *block, int64_t capacity) {
 /* Key ranges and state of the rows. Rows beyond the block's last repeat its range, so that they never make a tile an edge. */
 static void start_rows(const row_block *block, int64_t capacity) {
   for (int64_t i = 0; i < capacity; i++) {
-    block->range[i] = i < block->rows
-                          ? attn_allowed_keys(block->problem, block->args, block->seq, block->b, block->first_row + i)
-                          : block->range[block->rows - 1];
+    block->range[i] = i < block->rows ? attn_allowed_keys(block->problem, block->args, block->seq, block->b,
+                                                          problem_row_of(block, i).query)
+                                      : block->range[block->rows - 1];
     block->row_max[i] = -INFINITY;
   }
   memset(block->row_sum, 0, (size_t)(capacity * VEC_LANES) * sizeof(float));
@@ -118,7 +132,8 @@ static void start_rows(const row_block *block, int64_t capacity) {
 /* Writes one row of dim_v floats by dtype and stride. */
 static void store_row(const row_block *block, int64_t i, const float *row) {
   const attn_problem *p = block->problem;
-  const int64_t offset = attn_o_offset(p, block->seq, block->b, block->head, block->first_row + i);
+  const problem_row at = problem_row_of(block, i);
+  const int64_t offset = attn_o_offset(p, block->seq, block->b, at.head, at.query);
   if (p->dtype_o == ATTN_F32 && p->o_stride.d == 1) {
     memcpy((float *)block->args->o + offset, row, (size_t)p->dim_v * sizeof(float));
     return;
@@ -128,8 +143,8 @@ static void store_row(const row_block *block, int64_t i, const float *row) {
 
 static void store_lse(const row_block *block, int64_t i, double lse) {
   const attn_problem *p = block->problem;
-  if (attn_uses(p, ATTN_USE_LSE))
-    block->args->lse[attn_lse_offset(p, block->seq, block->b, block->head, block->first_row + i)] = (float)lse;
+  const problem_row at = problem_row_of(block, i);
+  if (attn_uses(p, ATTN_USE_LSE)) block->args->lse[attn_lse_offset(p, block->seq, block->b, at.head, at.query)] = (float)lse;
 }
 
 /* Whether no row's acc has met a NaN or an infinity. */
@@ -168,12 +183,13 @@ static void finish_rows(const row_block *block) {
     }
     const float sum = vec_reduce_add(vec_load(block->row_sum + i * VEC_LANES));
     float denominator = sum;
-    if (attn_uses(p, ATTN_USE_SINKS)) denominator += exp2f(block->args->sinks[block->head] * LOG2_E - block->row_max[i]);
+    const problem_row at = problem_row_of(block, i);
+    if (attn_uses(p, ATTN_USE_SINKS)) denominator += exp2f(block->args->sinks[at.head] * LOG2_E - block->row_max[i]);
     if (sum > 0 && denominator < INFINITY && divide_row(block, i, denominator)) {
       store_row(block, i, acc);
       store_lse(block, i, attn_uses(p, ATTN_USE_LSE) ? LN_2 * (double)block->row_max[i] + log((double)sum) : 0);
     } else {
-      attn_exact_row(p, block->args, block->b, block->head, block->first_row + i);
+      attn_exact_row(p, block->args, block->b, at.head, at.query);
     }
   }
 }

@@ -34,8 +34,8 @@ static bool scratch_layout_of(const attn_problem *p, int64_t capacity, int64_t s
 }
 
 /* Phases, tasks and memory of a tiled algorithm whose row block and scratch are given. */
-static bool plan_phases(const attn_problem *p, int64_t row_block_rows, int64_t key_block, int64_t scratch_floats,
-                        attn_schedule *schedule) {
+static inline bool plan_phases(const attn_problem *p, int64_t row_block_rows, int64_t key_block, int64_t scratch_floats,
+                               attn_schedule *schedule) {
   const int64_t group = p->heads_q / p->heads_kv, blocks = (p->seq_q + row_block_rows - 1) / row_block_rows;
   schedule->phases = 2;
   schedule->items[0] = (p->seq_k + PACK_KEYS - 1) / PACK_KEYS;
@@ -50,8 +50,8 @@ static bool plan_phases(const attn_problem *p, int64_t row_block_rows, int64_t k
 typedef void (*attend_fn)(const attn_schedule *schedule, const row_block *block, int64_t capacity);
 
 /* Rows past the sequence's queries exist in o, but see nothing. */
-static void compute_rows(const attn_schedule *schedule, const attn_args *args, attn_task task, float *unit_memory,
-                         float *scratch, int64_t score_rows, int64_t score_stride, attend_fn attend) {
+static inline void compute_rows(const attn_schedule *schedule, const attn_args *args, attn_task task, float *unit_memory,
+                                float *scratch, int64_t score_rows, int64_t score_stride, attend_fn attend) {
   const attn_problem *p = &schedule->problem;
   const int64_t group = p->heads_q / p->heads_kv, blocks = schedule->items[1] / group;
   const int64_t b = task.unit / p->heads_kv, head = task.unit % p->heads_kv * group + task.item % group;
@@ -70,6 +70,7 @@ static void compute_rows(const attn_schedule *schedule, const attn_args *args, a
       .head = head,
       .first_row = first_row,
       .rows = rows,
+      .rows_per_head = rows,
       .keys = packed_keys_at(p, args, &seq, b, head, unit_memory),
       .q = scratch + at.q,
       .acc = scratch + at.acc,
@@ -77,6 +78,7 @@ static void compute_rows(const attn_schedule *schedule, const attn_args *args, a
       .row_sum = scratch + at.row_sum,
       .range = (attn_key_range *)(void *)(scratch + at.range),
       .score = scratch + at.score,
+      .q_stride = p->dim_qk,
       .acc_stride = round_up(p->dim_v, VEC_LANES),
       .score_stride = score_stride,
       .adjusted = scores_adjusted(p),

@@ -29,13 +29,11 @@ static inline vec vec_tanh(vec x) {
   return vec_div(vec_mul(limited, p), q);
 }
 
-/* The row of the problem that row i of the block stands for; those beyond the last repeat it. */
-static inline int64_t problem_row(const row_block *block, int64_t i) { return block->first_row + min64(i, block->rows - 1); }
-
 /* `count` <= VEC_LANES floats of a bias or of given scores from key `key` on, whatever the stride; 0 beyond. */
 static inline vec load_keys_f32(const row_block *block, const float *data, const attn_score_strides *stride, int64_t i,
                                 int64_t key, int64_t count) {
-  const float *at = data + attn_score_offset(stride, block->b, block->head, problem_row(block, i), key);
+  const problem_row row = problem_row_of(block, i);
+  const float *at = data + attn_score_offset(stride, block->b, row.head, row.query, key);
   if (stride->k == 1) return count == VEC_LANES ? vec_load(at) : vec_load_first(at, count);
   float lanes[VEC_LANES] = {0};
   for (int64_t j = 0; j < count; j++) lanes[j] = at[j * stride->k];
@@ -44,7 +42,8 @@ static inline vec load_keys_f32(const row_block *block, const float *data, const
 
 static inline vec select_by_mask(const row_block *block, int64_t i, int64_t key, int64_t count, vec score) {
   const attn_score_strides *stride = &block->problem->mask_stride;
-  const uint8_t *at = block->args->mask + attn_score_offset(stride, block->b, block->head, problem_row(block, i), key);
+  const problem_row row = problem_row_of(block, i);
+  const uint8_t *at = block->args->mask + attn_score_offset(stride, block->b, row.head, row.query, key);
   if (stride->k == 1) return vec_select_bytes(score, at, count);
   uint8_t bytes[VEC_LANES] = {0};
   for (int64_t j = 0; j < count; j++) bytes[j] = at[j * stride->k];
@@ -78,8 +77,9 @@ static inline vec adjust_scores(const row_block *block, int64_t i, int64_t key, 
   if (attn_uses(p, ATTN_USE_BIAS))
     s = vec_add_bias(s, vec_mul(vec_set1(LOG2_E), load_keys_f32(block, block->args->bias, &p->bias_stride, i, key, count)));
   if (attn_uses(p, ATTN_USE_ALIBI)) {
-    const float slope = block->args->alibi_slopes[block->head] * LOG2_E;
-    const float distance = (float)(problem_row(block, i) + block->seq->offset - key);
+    const problem_row row = problem_row_of(block, i);
+    const float slope = block->args->alibi_slopes[row.head] * LOG2_E;
+    const float distance = (float)(row.query + block->seq->offset - key);
     s = vec_sub(s, vec_mul(vec_set1(slope), vec_abs(vec_sub(vec_set1(distance), vec_lane_numbers()))));
   }
   return attn_uses(p, ATTN_USE_MASK) ? select_by_mask(block, i, key, count, s) : s;
@@ -95,7 +95,7 @@ static bool panel_masked(const row_block *block, int64_t tile_row, int64_t key, 
 }
 
 /* Leaves out what mask and bias take from all rows at both ends of a tile, panel by panel. */
-static tile_keys trim_tile(const row_block *block, int64_t tile_row, tile_keys keys) {
+static inline tile_keys trim_tile(const row_block *block, int64_t tile_row, tile_keys keys) {
   while (keys.first < keys.end && panel_masked(block, tile_row, keys.first, min64(keys.end, keys.first + PANEL_KEYS)))
     keys.first += PANEL_KEYS;
   keys.begin = max64(keys.begin, keys.first);
@@ -116,14 +116,15 @@ static ALWAYS_INLINE void score_panel(const row_block *block, int64_t tile_row, 
     UNROLL
     for (int v = 0; v < vecs; v++) sum[i][v] = vec_zero();
   }
-  product(sum, block->q + tile_row * dim_qk, dim_qk, block->keys.k + key * dim_qk, PANEL_KEYS, dim_qk, vecs);
+  product(sum, block->q + tile_row * block->q_stride, block->q_stride, block->keys.k + key * dim_qk, PANEL_KEYS, dim_qk,
+          vecs);
   store_tile(sum, score, block->score_stride, vecs);
 }
 
 static inline void additive_panel(const row_block *block, int64_t i, const float *panel, const float *weight,
                                   vec sum[TILE_VECS]) {
   const int64_t dim_qk = block->problem->dim_qk;
-  const float *q = block->q + i * dim_qk;
+  const float *q = block->q + i * block->q_stride;
   for (int64_t d = 0; d < dim_qk; d++) UNROLL
   for (int v = 0; v < TILE_VECS; v++) {
     const vec k = vec_load(panel + d * PANEL_KEYS + v * VEC_LANES);
@@ -134,7 +135,7 @@ static inline void additive_panel(const row_block *block, int64_t i, const float
 static inline void gaussian_panel(const row_block *block, int64_t i, const float *panel, const float *weight,
                                   vec sum[TILE_VECS]) {
   const int64_t dim_qk = block->problem->dim_qk;
-  const float *q = block->q + i * dim_qk;
+  const float *q = block->q + i * block->q_stride;
   for (int64_t d = 0; d < dim_qk; d++) UNROLL
   for (int v = 0; v < TILE_VECS; v++) {
     vec distance = vec_sub(vec_set1(q[d]), vec_load(panel + d * PANEL_KEYS + v * VEC_LANES));
@@ -154,7 +155,7 @@ static inline void given_panel(const row_block *block, int64_t i, int64_t key, v
 }
 
 /* Similarities that are not dot products, of the tile's rows with the panel at `key`. */
-static void other_panel(const row_block *block, int64_t tile_row, int64_t key, float *score) {
+static inline void other_panel(const row_block *block, int64_t tile_row, int64_t key, float *score) {
   const attn_problem *p = block->problem;
   const float *panel = block->keys.k + key * p->dim_qk;
   const float *weight =

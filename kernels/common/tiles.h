@@ -63,7 +63,7 @@ typedef struct tile_keys {
 } tile_keys;
 
 /* The part of keys [begin, end) that the tile at tile_row needs; begin is a multiple of PANEL_KEYS. */
-static tile_keys classify_tile(const row_block *block, int64_t tile_row, int64_t begin, int64_t end) {
+static inline tile_keys classify_tile(const row_block *block, int64_t tile_row, int64_t begin, int64_t end) {
   int64_t any_begin = end, any_end = begin, all_begin = 0, all_end = INT64_MAX;
   for (int64_t i = tile_row; i < tile_row + TILE_ROWS; i++) {
     const attn_key_range range = block->range[i];
@@ -121,10 +121,11 @@ static ALWAYS_INLINE void accumulate_columns(float *acc, int64_t acc_stride, con
 static void accumulate_selected(const row_block *block, int64_t tile_row, int64_t begin, int64_t end, const float *p) {
   for (int64_t i = 0; i < min64(TILE_ROWS, block->rows - tile_row); i++) {
     const int64_t row = tile_row + i;
+    const problem_row at = problem_row_of(block, row);
     float *acc = block->acc + row * block->acc_stride;
     for (int64_t key = begin; key < end; key++) {
       if (key < block->range[row].begin || key >= block->range[row].end) continue;
-      if (!attn_key_selected(block->problem, block->args, block->b, block->head, block->first_row + row, key)) continue;
+      if (!attn_key_selected(block->problem, block->args, block->b, at.head, at.query, key)) continue;
       const vec weight = vec_set1(p[i * block->score_stride + (key - begin)]);
       const float *v = block->keys.v + key * block->keys.v_stride;
       for (int64_t c = 0; c < block->acc_stride; c += VEC_LANES)
@@ -135,7 +136,7 @@ static void accumulate_selected(const row_block *block, int64_t tile_row, int64_
 
 /* Adds the keys [begin, end) with p[i][j - begin]. Columns are cut into equal strips rather than full tiles and a rest: 5 vectors are 3 + 2, not 4 + 1, because a one-vector tile
  * has too few sums to hide FMA latency. */
-static void accumulate_tile(const row_block *block, int64_t tile_row, int64_t begin, int64_t end, const float *p) {
+static inline void accumulate_tile(const row_block *block, int64_t tile_row, int64_t begin, int64_t end, const float *p) {
   if (block->careful) {
     accumulate_selected(block, tile_row, begin, end, p);
     return;

@@ -1,0 +1,17 @@
+/* decode_avx2: few query rows, keys split at fixed borders and merged, K and V read once per KV head and in place.
+ * The loop is kernels/common/decode.h, 8 floats wide, FMA (vec_avx2.h). */
+#include "vec_avx2.h"
+
+#include "kernels/common/decode.h"
+
+const attn_kernel attn_decode_avx2 = {
+    .info = {.name = "decode_avx2",
+             .algorithm = "decode",
+             .isa = "avx2",
+             .library = "",
+             .summary = "few queries: keys split and merged, K and V read once per KV head, in place; 8 floats wide, FMA",
+             .numerics = {.exp_error = 0x1p-22}},
+    .rejects = decode_rejects,
+    .plan = decode_plan,
+    .run = decode_run,
+};

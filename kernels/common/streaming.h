@@ -1,0 +1,62 @@
+/* Streaming softmax: what a row keeps between key blocks, and how it takes in the scores of one more panel (Milakov & Gimelshein 2018,
+ * https://arxiv.org/abs/1805.02867). flash.h and decode.h share it. */
+#ifndef ATTN_COMMON_STREAMING_H
+#define ATTN_COMMON_STREAMING_H
+
+#include "scores.h"
+
+/* Rescaling costs a pass over acc, so a row keeps an outdated reference until a panel exceeds it by more than this, in log2
+ * units: P stays below 2^8, which float32 sums and products carry with ease, and acc / row_sum is unchanged. */
+static const float RESCALE_AT = 8.0f;
+
+/* What a row's exponentials are relative to so far; any number would do before its first allowed key. */
+static inline float reference_of(const row_block *block, int64_t i) {
+  return block->row_max[i] == -INFINITY ? 0.0f : block->row_max[i];
+}
+
+/* Moves row i's reference up by `step`, or sets it if the row has seen no allowed key yet, and with it all that is relative to the
+ * old one: row_sum, acc, and the `pending` P of this tile's panels that acc has not seen yet, which end at `score`. Returns the step
+ * to take off the scores at hand. Tested before any exp, so nothing can overflow. */
+static float rescale_row(const row_block *block, int64_t i, float step, float *score, int64_t pending) {
+  if (block->row_max[i] == -INFINITY) {
+    block->row_max[i] = step;
+    return step;
+  }
+  const float before = block->row_max[i];
+  block->row_max[i] = before + step;
+  step = block->row_max[i] - before; /* what the reference really moved by, after rounding */
+  const vec factor = vec_exp2(vec_set1(-step));
+  float *acc = block->acc + i * block->acc_stride, *sum = block->row_sum + i * VEC_LANES;
+  vec_store(sum, vec_mul(vec_load(sum), factor));
+  for (int64_t c = 0; c < block->acc_stride; c += VEC_LANES) vec_store(acc + c, vec_mul(vec_load(acc + c), factor));
+  for (int64_t j = -pending; j < 0; j += VEC_LANES) vec_store(score + j, vec_mul(vec_load(score + j), factor));
+  return step;
+}
+
+/* The careful end of a panel: scores lie in memory, relative to each row's reference. Masks the keys [key, key + PANEL_KEYS) that
+ * a row may not see (whatever stood there, NaN included, becomes -inf), moves references where needed, then P and row_sum, for
+ * the first `rows` rows of the tile. */
+static void softmax_panel(const row_block *block, int64_t tile_row, int64_t key, float *score, int64_t pending,
+                          int64_t rows) {
+  for (int64_t i = 0; i < rows; i++) {
+    const int64_t row = tile_row + i;
+    float *s = score + i * block->score_stride;
+    vec p[TILE_VECS], best = vec_set1(-INFINITY);
+    for (int v = 0; v < TILE_VECS; v++) {
+      p[v] = vec_load(s + v * VEC_LANES);
+      if (block->adjusted)
+        p[v] = vec_sub(adjust_scores(block, row, key + v * VEC_LANES, p[v]), vec_set1(reference_of(block, row)));
+      p[v] = select_allowed(block->range[row], key + v * VEC_LANES, p[v]);
+      best = vec_max(p[v], best);
+    }
+    const float largest = vec_reduce_max(best);
+    if (largest > (block->row_max[row] == -INFINITY ? -INFINITY : RESCALE_AT)) {
+      const vec step = vec_set1(rescale_row(block, row, largest, s, pending));
+      for (int v = 0; v < TILE_VECS; v++) p[v] = vec_sub(p[v], step);
+    }
+    float *sum = block->row_sum + row * VEC_LANES;
+    vec_store(sum, exponentials(p, s, vec_load(sum)));
+  }
+}
+
+#endif
