@@ -180,15 +180,25 @@ static bool ask_oracle(bench_stage *s) {
 
 static bool stopped(const bench_stage *s) { return s->settings->stop && *s->settings->stop; }
 
-static bool run_stage(bench_stage *s) {
-  if (!open_tensors(s) || !ask_oracle(s)) return true;
+bench_stage *bench_stage_open(const bench_planned *planned, const attn_kernel_info *const *kernels, int count,
+                              const bench_case_settings *settings, bench_result *results) {
+  bench_stage *s = calloc(1, sizeof *s);
+  for (int i = 0; i < count; i++)
+    results[i] = (bench_result){.bench = &planned->bench, .kernel = kernels[i], .baseline = "", .noise = -1};
+  if (!s) {
+    for (int i = 0; i < count; i++) bench_conclude(&results[i], BENCH_ERROR, "out of memory");
+    return NULL;
+  }
+  s->bench = &planned->bench;
+  s->settings = settings;
+  open_jobs(s, planned, kernels, count, results);
+  if (!s->count || !open_tensors(s) || !ask_oracle(s)) return s;
   for (int i = 0; i < s->count && !stopped(s); i++) check_job(s, &s->jobs[i]);
-  if (stopped(s)) return false;
-  if (s->settings->timed) bench_time_jobs(s);
-  return true;
+  return s;
 }
 
-static void close_stage(bench_stage *s) {
+void bench_stage_close(bench_stage *s) {
+  if (!s) return;
   for (int i = 0; i < s->count; i++) close_job(&s->jobs[i]);
   if (s->expected) bench_expected_destroy(s->expected);
   for (int i = 0; i < s->rotations; i++) bench_tensors_destroy(&s->tensors[i]);
@@ -197,18 +207,10 @@ static void close_stage(bench_stage *s) {
 
 bool bench_run_case(const bench_planned *planned, const attn_kernel_info *const *kernels, int count,
                     const bench_case_settings *settings, bench_result *results) {
-  bench_stage *s = calloc(1, sizeof *s);
-  for (int i = 0; i < count; i++)
-    results[i] = (bench_result){.bench = &planned->bench, .kernel = kernels[i], .baseline = "", .noise = -1};
-  if (!s) {
-    for (int i = 0; i < count; i++) bench_conclude(&results[i], BENCH_ERROR, "out of memory");
-    return true;
-  }
-  s->bench = &planned->bench;
-  s->settings = settings;
-  open_jobs(s, planned, kernels, count, results);
-  const bool complete = !s->count || run_stage(s);
-  close_stage(s);
+  bench_stage *s = bench_stage_open(planned, kernels, count, settings, results);
+  const bool complete = !s || !s->count || !stopped(s);
+  if (s && s->expected && complete && settings->timed) bench_time_jobs(s);
+  bench_stage_close(s);
   return complete;
 }
 

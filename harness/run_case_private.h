@@ -44,6 +44,16 @@ void bench_warn(bench_result *result, const char *format, ...) __attribute__((fo
 /* Says what happens now. */
 void bench_note(const bench_stage *stage, const char *what, const char *kernel);
 
+/* Opens a case and checks it with every kernel: each result has its status and reason then. NULL if memory is short. */
+bench_stage *bench_stage_open(const bench_planned *planned, const attn_kernel_info *const *kernels, int count,
+                              const bench_case_settings *settings, bench_result *results);
+void bench_stage_close(bench_stage *stage); /* NULL is fine */
+
+/* One checked job of the stage for bench_time(), and its result after that: samples and places move there. `stop` is why its
+ * last round was the last. */
+bench_entrant bench_stage_entrant(bench_stage *stage, const bench_job *job);
+void bench_stage_fill(const bench_stage *stage, bench_result *result, bench_entrant *entrant, bench_stop stop);
+
 /* Times the jobs that passed, in common rounds, and fills in their results. An error of one spoils the times of all. */
 void bench_time_jobs(bench_stage *stage);
 

@@ -31,6 +31,16 @@ static void rotate_tensors(bench_stage *s) {
                  size * 1e-6);
 }
 
+bench_entrant bench_stage_entrant(bench_stage *s, const bench_job *j) {
+  return (bench_entrant){.plan = j->plan,
+                         .tensors = s->tensors,
+                         .tensor_count = s->rotations,
+                         .workspace = j->workspace,
+                         .workspace_bytes = j->workspace_bytes,
+                         .verdict = j->result->verdict,
+                         .peak = attn_peak_for(j->result->kernel->isa, bench_dtype_name(s->bench->problem.dtype_kv))};
+}
+
 /* Kernels that passed and are quick enough; the slow ones say so. Fills who[] with their jobs. */
 static int choose_entrants(bench_stage *s, bench_entrant *entrants, bench_job **who) {
   int count = 0;
@@ -43,14 +53,7 @@ static int choose_entrants(bench_stage *s, bench_entrant *entrants, bench_job **
       continue;
     }
     who[count] = j;
-    entrants[count++] =
-        (bench_entrant){.plan = j->plan,
-                        .tensors = s->tensors,
-                        .tensor_count = s->rotations,
-                        .workspace = j->workspace,
-                        .workspace_bytes = j->workspace_bytes,
-                        .verdict = j->result->verdict,
-                        .peak = attn_peak_for(j->result->kernel->isa, bench_dtype_name(s->bench->problem.dtype_kv))};
+    entrants[count++] = bench_stage_entrant(s, j);
   }
   return count;
 }
@@ -100,8 +103,7 @@ static void fill_peak(bench_result *r, const bench_entrant *e, double flops, int
   free(share);
 }
 
-/* Moves the samples from the entrant to the result. `stop` is why the last rounds were the last. */
-static void fill_times(const bench_stage *s, bench_result *r, bench_entrant *e, bench_stop stop) {
+void bench_stage_fill(const bench_stage *s, bench_result *r, bench_entrant *e, bench_stop stop) {
   r->timed = true;
   r->time = bench_summarise(e->time_ns, e->rounds);
   r->flops = s->flops;
@@ -169,7 +171,7 @@ static void fill_results(const bench_stage *s, bench_entrant *entrants, bench_jo
   for (int i = 0; i < count; i++)
     if (entrants[i].rounds > rounds) rounds = entrants[i].rounds;
   for (int i = 0; i < count; i++)
-    fill_times(s, who[i]->result, &entrants[i], entrants[i].rounds < rounds ? BENCH_STOP_BUDGET : stop);
+    bench_stage_fill(s, who[i]->result, &entrants[i], entrants[i].rounds < rounds ? BENCH_STOP_BUDGET : stop);
   fill_ratios(who, count);
   fill_noise(&entrants[count], who[same]->result, who, count);
   const double bandwidth = read_bandwidth(s);
