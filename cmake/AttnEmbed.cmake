@@ -1,6 +1,7 @@
-# Turns text files into one C file: cmake -DOUTPUT=presets_data.c "-DINPUTS=a.preset;b.preset" -P AttnEmbed.cmake
-# The result defines bench_presets[] of harness/presets.h, one entry per file, named without its extension.
-set(text "/* Made from harness/presets by cmake/AttnEmbed.cmake. */\n#include \"presets.h\"\n\nconst bench_preset bench_presets[] = {\n")
+# Turns text files into one C file: cmake -DARRAY=bench_presets -DOUTPUT=presets_data.c "-DINPUTS=a.preset;b.preset" -P
+# AttnEmbed.cmake. The result defines an array of bench_preset (harness/presets.h), one entry per file, named without its
+# extension.
+set(text "/* Made from harness/presets by cmake/AttnEmbed.cmake. */\n#include \"presets.h\"\n\nextern const bench_preset ${ARRAY}[];\nconst bench_preset ${ARRAY}[] = {\n")
 foreach(input IN LISTS INPUTS)
   get_filename_component(name ${input} NAME_WE)
   file(READ ${input} content)

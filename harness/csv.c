@@ -5,7 +5,7 @@
 #include "files.h"
 #include "writers.h"
 
-static void put_field(FILE *file, const char *text) {
+void bench_csv_field(FILE *file, const char *text) {
   if (!strpbrk(text, ",\"\r\n")) {
     fputs(text, file);
     return;
@@ -25,7 +25,7 @@ static void write_results(void *context, FILE *file) {
   for (int i = 0; i < report->records->count; i++) {
     for (int c = 0; c < BENCH_COLUMNS; c++) {
       if (c) fputc(',', file);
-      put_field(file, bench_record_get(&report->records->item[i], (bench_column)c));
+      bench_csv_field(file, bench_record_get(&report->records->item[i], (bench_column)c));
     }
     fputc('\n', file);
   }
@@ -35,11 +35,11 @@ static void write_sample_rows(FILE *file, const bench_record *record) {
   for (int round = 0; round < record->sample_count; round++) {
     char time[32];
     bench_format_number(record->samples_ns[round], time, sizeof time);
-    put_field(file, bench_record_get(record, COLUMN_run_id));
+    bench_csv_field(file, bench_record_get(record, COLUMN_run_id));
     fputc(',', file);
-    put_field(file, bench_record_get(record, COLUMN_case_id));
+    bench_csv_field(file, bench_record_get(record, COLUMN_case_id));
     fputc(',', file);
-    put_field(file, bench_record_get(record, COLUMN_kernel));
+    bench_csv_field(file, bench_record_get(record, COLUMN_kernel));
     fprintf(file, ",%d,%d,%s,%" PRId64 "\n", round, record->positions[round], time, record->iterations);
   }
 }

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "commands.h"
+#include "goals.h"
 #include "options.h"
 #include "presets.h"
 #include "table.h"
@@ -71,6 +72,7 @@ static int print_preset(const char *name) {
   const bench_preset *preset = bench_preset_find(name);
   if (preset) {
     fputs(preset->text, stdout);
+    if (bench_goals_find(name)) printf("\n%s", bench_goals_find(name));
     return BENCH_EXIT_OK;
   }
   const char *near = bench_preset_nearest(name);

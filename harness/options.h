@@ -21,7 +21,7 @@ typedef struct bench_options {
   const char *cpus;
   double budget_s, case_budget_s, precision;
   int64_t rounds;
-  bool strict_env;
+  bool strict_env, gate;
   /* output */
   const char *folder, *csv, *json, *samples;
   bool resume, overwrite, dry_run, repro, quiet, verbose;

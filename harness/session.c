@@ -12,6 +12,7 @@
 
 #include "clock.h"
 #include "files.h"
+#include "goals_session.h"
 #include "journal.h"
 #include "session_private.h"
 
@@ -88,6 +89,7 @@ static int check_options(const bench_options *o) {
   if (o->seed < 0) return cli_usage_error(o->command, "--seed %" PRId64 ": should be at least 0", o->seed);
   if (o->rounds < 0 || o->rounds > 100000)
     return cli_usage_error(o->command, "--rounds %" PRId64 ": should be 1 to 100000", o->rounds);
+  if (o->gate && !bench_goals_wanted(o)) return cli_usage_error(o->command, "--gate needs goals: --preset limits");
   if (o->case_budget_s <= 0) return cli_usage_error(o->command, "--case-budget: should be above 0");
   return 0;
 }
@@ -98,10 +100,11 @@ static int open_cases(bench_session *s) {
   if (!code) code = bench_check_overrides(s->options->command);
   if (!code && s->options->cpus) code = bench_pin_cpus(s->options->command, s->options->cpus);
   if (!code) code = bench_options_kernels(s->options, &selection);
-  if (!code) code = bench_options_cases(s->options, &s->cases);
+  if (!code)
+    code = bench_goals_wanted(s->options) ? bench_goals_open(s, &selection) : bench_options_cases(s->options, &s->cases);
   if (code) return code;
   set_kernels(s, &selection);
-  if (s->cases.count) return 0;
+  if (s->cases.count || s->goals) return 0;
   (void)cli_usage_error(s->options->command, "no cases are left");
   return BENCH_EXIT_NOTHING;
 }
@@ -111,7 +114,7 @@ static void open_settings(bench_session *s) {
   s->settings = (bench_case_settings){.timed = o->timed,
                                       .case_budget_s = o->case_budget_s,
                                       .precision = o->precision,
-                                      .rounds = (int)o->rounds,
+                                      .rounds = s->goals && !o->rounds ? BENCH_GOAL_ROUNDS : (int)o->rounds,
                                       .seed = (uint64_t)o->seed,
                                       .stop = &interrupted,
                                       .note = note,
@@ -287,7 +290,6 @@ static void run_cases(bench_session *s) {
   s->guess_left_s = 0;
   for (int i = 0; i < s->cases.count; i++) s->guess_left_s += guess_case(s, i);
   bench_progress_start(&s->progress, s->cases.count, s->guess_left_s, s->options->quiet);
-  catch_interrupts();
   for (int i = 0; i < s->cases.count && !interrupted && !s->io_failed; i++)
     if (!run_case(s, i)) break;
   keep_old(s, NULL);
@@ -320,6 +322,7 @@ static int conclude(const bench_session *s) {
   if (interrupted) return BENCH_EXIT_INTERRUPTED;
   if (!requirement_met(s)) return BENCH_EXIT_FAILED;
   if (bench_count_status(&s->records, BENCH_FAIL) + bench_count_status(&s->records, BENCH_ERROR)) return BENCH_EXIT_FAILED;
+  if (s->goals) return bench_goals_conclude(s);
   if (bench_count_status(&s->records, BENCH_SKIP) < s->records.count) return BENCH_EXIT_OK;
   if (only_unusable(s)) return BENCH_EXIT_SKIPPED;
   fprintf(stderr, "attnbench %s: nothing could run: every row was skipped\n", s->options->command);
@@ -331,6 +334,7 @@ static void close_session(bench_session *s) {
   bench_records_clear(&s->records);
   bench_records_clear(&s->old);
   bench_cases_clear(&s->cases);
+  bench_goals_close(s);
   free(s);
 }
 
@@ -338,7 +342,7 @@ static int run_to_the_end(bench_session *s) {
   int code = open_cases(s);
   if (code) return code;
   open_settings(s);
-  if (s->options->dry_run) return dry_run(s);
+  if (s->options->dry_run) return s->goals ? bench_goals_dry_run(s) : dry_run(s);
   name_run(s);
   bench_environment_read(&s->environment, s->options->argc, s->options->argv, (unsigned long long)s->options->seed);
   code = audit_environment(s);
@@ -346,7 +350,11 @@ static int run_to_the_end(bench_session *s) {
   if (!code) code = open_journal(s);
   if (code) return code;
   bench_session_print_opening(s, stdout);
-  run_cases(s);
+  catch_interrupts();
+  if (s->goals)
+    bench_goals_run(s);
+  else
+    run_cases(s);
   bench_table_summary(&s->table, &s->records);
   fflush(stdout);
   bench_session_write(s);

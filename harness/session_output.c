@@ -4,6 +4,8 @@
 #include <string.h>
 
 #include "files.h"
+#include "goals_private.h"
+#include "goals_session.h"
 #include "session_private.h"
 #include "writers.h"
 
@@ -18,8 +20,12 @@ static void print_overrides(FILE *file) {
 void bench_session_print_opening(const bench_session *s, FILE *file) {
   fprintf(file, "attnbench %s on %s; this CPU runs: %s\n", attn_version(), bench_environment_get(&s->environment, "cpu"),
           attn_cpu_tiers());
-  fprintf(file, "%d case%s x %d kernel%s, seed %" PRId64 "\n", s->cases.count, s->cases.count == 1 ? "" : "s",
-          s->kernel_count, s->kernel_count == 1 ? "" : "s", s->options->seed);
+  if (s->goals)
+    fprintf(file, "%d rows, %d rounds each, one thread kept on one CPU, seed %" PRId64 "\n", s->goals->count,
+            s->settings.rounds, s->options->seed);
+  else
+    fprintf(file, "%d case%s x %d kernel%s, seed %" PRId64 "\n", s->cases.count, s->cases.count == 1 ? "" : "s",
+            s->kernel_count, s->kernel_count == 1 ? "" : "s", s->options->seed);
   print_overrides(file);
   fputc('\n', file);
 }
@@ -64,7 +70,8 @@ static bool write_folder(bench_session *s, const bench_report *report) {
   bench_session_path(s, "env.json", environment);
   bench_session_path(s, "table.txt", table);
   return bench_write_csv(csv, report) && bench_write_samples(samples, report) && bench_write_json(json, report) &&
-         bench_file_write(environment, write_environment, &s->environment) && bench_file_write(table, write_table, s);
+         bench_file_write(environment, write_environment, &s->environment) && bench_file_write(table, write_table, s) &&
+         (!s->goals || bench_goals_write(s));
 }
 
 void bench_session_write(bench_session *s) {

@@ -27,6 +27,7 @@ typedef struct bench_session {
   bench_table table;
   char run_id[48], date[48];
   const char *case_name; /* of the case that runs */
+  struct bench_goal_table *goals; /* of --preset limits; NULL = the rows are cases and kernels */
   double started_s, guess_left_s;
   bool io_failed;
 } bench_session;

@@ -2,6 +2,8 @@
 #ifndef BENCH_WRITERS_H
 #define BENCH_WRITERS_H
 
+#include <stdio.h>
+
 #include "environment.h"
 #include "record.h"
 
@@ -16,6 +18,9 @@ typedef struct bench_report {
 
 /* RFC 4180 with the columns of columns.def; an empty field is a missing value. False after an error, said on stderr. */
 bool bench_write_csv(const char *path, const bench_report *report);
+
+/* One field, quoted where it has to be. */
+void bench_csv_field(FILE *file, const char *text);
 
 /* run_id,case_id,kernel,round,position,time_ns,iterations */
 bool bench_write_samples(const char *path, const bench_report *report);

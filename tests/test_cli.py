@@ -87,6 +87,10 @@ class CommandLine(unittest.TestCase):
             (["'5:1'", "FIRST <= LAST"], ["run", "-a", "seq=5:1"]),
             (["'-3'", "at least 0"], ["run", "-a", "seq=-3"]),
             (["'extra'"], ["run", "extra"]),
+            (["limits", "rows of its own"], ["run", "--preset", "limits", "-a", "seq=64"]),
+            (["limits", "rows of its own"], ["run", "--preset", "limits,quick"]),
+            (["--rounds 5", "at least 11"], ["run", "--preset", "limits", "--rounds", "5"]),
+            (["--gate", "--preset limits"], ["run", "--gate"]),
             (["--v", "missing"], ["eval"]),
         ]:
             done = self.expect(2, words, *arguments)
@@ -96,6 +100,25 @@ class CommandLine(unittest.TestCase):
     def test_nothing_to_run_is_not_success(self):
         self.expect(3, ["'zzz*'", "matches no kernel"], "run", "-k", "zzz*", *SMALL)
         self.expect(3, ["heads_kv"], "check", "-a", "heads=3", "-a", "heads_kv=2")
+
+    def test_goals_are_rows_with_verdicts(self):
+        if not re.search(r"^flash_avx2 (?!.*UNUSABLE)", attnbench("list", "kernels").stdout, re.MULTILINE):
+            self.skipTest("no kernel that has goals runs here")
+        done = self.expect(0, ["seq 2048, against itself", "rows are for another CPU"], "run", "--preset", "limits", "-n")
+        self.assertNotIn("not reached", done.stdout)
+        with tempfile.TemporaryDirectory() as folder:
+            limits = ["run", "-q", "--preset", "limits", "-k", "flash_avx2", "--budget", "0.01", "-o", folder]
+            self.expect(0, ["--budget", "SKIP", "KiB"], *limits)
+            rows = read_csv(Path(folder, "limits.csv"))
+            self.assertIn("95 % interval", Path(folder, "limits.txt").read_text(encoding="utf-8"))
+            self.expect(2, ["--overwrite"], *limits)
+        self.assertEqual({row["kernel"] for row in rows}, {"flash_avx2"})
+        self.assertLessEqual({"PASS", "SKIP"}, {row["status"] for row in rows})
+        for row in rows:
+            self.assertEqual(row["status"] == "PASS", row["measured"] != "", row)
+            self.assertEqual(row["status"] == "PASS", row["reason"] == "", row)
+            if row["metric"] == "workspace":
+                self.assertEqual(row["verdict"], "ok" if float(row["measured"]) <= float(row["floor"]) else "short", row)
 
     def test_environment_is_printed_and_never_ignored(self):
         self.expect(0, ["ATTN_MAX_ISA=c"], "check", "--isa", "c", *SMALL, ATTN_MAX_ISA="c")

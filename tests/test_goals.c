@@ -1,0 +1,193 @@
+/* Goals: what lines mean, what wrong lines are told, and the verdict with its interval. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "goals.h"
+#include "support.h"
+
+/* The rows of one text; fails the test if it cannot be read. */
+static bench_goal_list read_goals(const char *text) {
+  bench_goal_list list = {0};
+  char error[400] = "";
+  if (!bench_goals_read(text, &list, error, sizeof error)) fail_msg("%s", error);
+  return list;
+}
+
+/* A goal of one metric with a floor and a goal as they stand in a file. */
+static bench_goal goal_of(const char *metric, const char *against, const char *floor, const char *goal) {
+  char line[200];
+  snprintf(line, sizeof line, "%s | flash_c | seq=64 | %s | any | %s | %s | row", metric, against, floor, goal);
+  bench_goal_list list = read_goals(line);
+  assert_int_equal(list.count, 1);
+  bench_goal result = list.item[0];
+  bench_goals_clear(&list);
+  return result;
+}
+
+/* ---- Verdicts ------------------------------------------------------------------------------------------------------- */
+
+static void test_verdicts(void **state) {
+  (void)state;
+  static const struct {
+    const char *metric, *floor, *goal;
+    double lo, median, hi;
+    bench_mark mark;
+    bool open;
+  } cases[] = {
+      {"peak", "80", "90", 70, 75, 79, BENCH_SHORT, false},
+      {"peak", "80", "90", 70, 79, 81, BENCH_SHORT, true},
+      {"peak", "80", "90", 79, 81, 85, BENCH_FLOOR, true},
+      {"peak", "80", "90", 81, 82, 95, BENCH_FLOOR, false},
+      {"peak", "80", "90", 85, 90, 91, BENCH_GOAL, false},
+      {"peak", "80", "90", 60, 92, 99, BENCH_GOAL, true},
+      {"peak", "80", "90", 80, 80, 80, BENCH_FLOOR, false}, /* a floor just met is reached */
+      {"peak", "80", "-", 95, 96, 97, BENCH_FLOOR, false},  /* no goal to be reached */
+      {"peak", "-", "-", 10, 20, 30, BENCH_NO_FLOOR, false},
+      {"points", "-3", "-1", -4, -3.5, -3.1, BENCH_SHORT, false},
+      {"points", "-3", "-1", -4, -2, -1, BENCH_FLOOR, true},
+      {"points", "-3", "-1", 1, 2, 3, BENCH_GOAL, false},
+      {"ns", "300", "100", 310, 320, 400, BENCH_SHORT, false}, /* less is better from here on */
+      {"ns", "300", "100", 290, 320, 400, BENCH_SHORT, true},
+      {"ns", "300", "100", 200, 250, 310, BENCH_FLOOR, true},
+      {"ns", "300", "100", 200, 250, 300, BENCH_FLOOR, false},
+      {"ns", "300", "100", 80, 100, 120, BENCH_GOAL, false},
+      {"workspace", "8704", "-", 8704, 8704, 8704, BENCH_FLOOR, false},
+      {"workspace", "8704", "-", 8704.0625, 8704.0625, 8704.0625, BENCH_SHORT, false},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const bench_goal goal = goal_of(cases[i].metric, "", cases[i].floor, cases[i].goal);
+    const bench_summary measured = {
+        .min = cases[i].lo, .median = cases[i].median, .ci_lo = cases[i].lo, .ci_hi = cases[i].hi, .n = 21};
+    const bench_judgement judgement = bench_goal_judge(&goal, &measured);
+    if (judgement.mark != cases[i].mark || judgement.open != cases[i].open)
+      fail_msg("case %zu (%s, median %g): %s, open %d", i, cases[i].metric, cases[i].median, bench_mark_name(judgement.mark),
+               judgement.open);
+  }
+}
+
+static void test_values(void **state) {
+  (void)state;
+  static const bench_goal_sample sample = {.time_ns = 400, .peak_share = 0.6},
+                                 against = {.time_ns = 1000, .peak_share = 0.8};
+  static const struct {
+    const char *metric;
+    double value;
+  } cases[] = {
+      {"peak", 60}, {"points", -20}, {"ratio", 0.75}, {"cost", 4.0 / 3}, {"time", 0.4}, {"speedup", 2.5}, {"ns", 400},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const bench_goal goal = goal_of(cases[i].metric, "", "-", "-");
+    if (fabs(goal.metric->value(&sample, &against) - cases[i].value) > 1e-12)
+      fail_msg("%s is %g, should be %g", cases[i].metric, goal.metric->value(&sample, &against), cases[i].value);
+  }
+  assert_null(goal_of("workspace", "", "-", "-").metric->value);
+}
+
+/* ---- Lines ---------------------------------------------------------------------------------------------------------- */
+
+static void test_a_line_is_a_row_per_kernel(void **state) {
+  (void)state;
+  bench_goal_list list = read_goals(
+      "# comment\n\n[section one]\n"
+      "ratio | flash_avx512, flash_avx2 | heads=1 seq=2048 head_dim=64 causal=bottom-right | causal=none | AMD avx2 | 0.9 | "
+      "- | a row\n"
+      "[two]\nns | naive_c | seq_q=0 | | any | 300 | 100 |");
+  assert_int_equal(list.count, 3);
+  const bench_goal *row = &list.item[1];
+  assert_string_equal(list.item[0].kernel, "flash_avx512");
+  assert_string_equal(row->kernel, "flash_avx2");
+  assert_string_equal(row->section, "section one");
+  assert_string_equal(row->text, "a row");
+  assert_string_equal(row->metric->name, "ratio");
+  assert_true(row->floor == 0.9 && isnan(row->goal));
+  assert_string_equal(bench_spec_get(&row->spec, AXIS_CAUSAL), "bottom-right");
+  assert_string_equal(bench_spec_get(&row->against, AXIS_CAUSAL), "none");
+  assert_string_equal(bench_spec_get(&row->against, AXIS_SEQ), "2048");
+  assert_string_equal(list.item[2].section, "two");
+  assert_string_equal(list.item[2].text, "");
+  assert_string_equal(bench_spec_get(&list.item[2].spec, AXIS_HEADS), "8");
+  bench_goals_clear(&list);
+}
+
+static void test_wrong_lines_are_explained(void **state) {
+  (void)state;
+  static const struct {
+    const char *text, *parts[3];
+  } cases[] = {
+      {"[s]\npeek | k | seq=1 | | any | 1 | 2 | row", {"line 2", "'peek'", "peak"}},
+      {"peak | k | seq=1 | any | 1 | 2 | row", {"line 1", "7 fields", "should be 8"}},
+      {"peak | k | sek=1 | | any | 1 | 2 | row", {"'sek'", "seq", "line 1"}},
+      {"peak | k | seq=1,2 | | any | 1 | 2 | row", {"seq", "2 values", "one case"}},
+      {"peak | k | seq=1 | seq=2 | any | 1 | 2 | row", {"peak", "compares with nothing", "empty"}},
+      {"ratio | k | threads=2 | threads=1 | any | 1 | 2 | row", {"ratio", "2 threads", "comparison"}},
+      {"peak | k | seq=1 | | Intell | 1 | 2 | row", {"'Intell'", "AMD, Intel", "tier"}},
+      {"peak | k | seq=1 | | | 1 | 2 | row", {"CPU", "empty", "any"}},
+      {"peak | k | seq=1 | | any | one | 2 | row", {"'one'", "number", "-"}},
+      {"peak | k | seq=1 | | any | 90 | 80 | row", {"80", "easier", "90"}},
+      {"ns | k | seq=1 | | any | 100 | 300 | row", {"300", "easier", "100"}},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    bench_goal_list list = {0};
+    char error[400] = "";
+    assert_false(bench_goals_read(cases[i].text, &list, error, sizeof error));
+    for (int part = 0; part < 3; part++) test_contains(error, cases[i].parts[part]);
+    bench_goals_clear(&list);
+  }
+}
+
+static void test_cpu_conditions(void **state) {
+  (void)state;
+  static const struct {
+    const char *cpu, *vendor, *tiers;
+    bool applies;
+  } cases[] = {
+      {"any", "", "c", true},
+      {"AMD", "AuthenticAMD", "c avx2", true},
+      {"AMD", "GenuineIntel", "c avx2", false},
+      {"Intel", "", "c avx2", false},
+      {"Intel amx", "GenuineIntel", "c avx2 avx512 amx", true},
+      {"Intel amx", "GenuineIntel", "c avx2 avx512", false},
+      {"avx512", "GenuineIntel", "c avx2 avx512bf16", false}, /* a tier is a whole word */
+      {"avx512", "GenuineIntel", "c avx512 avx512bf16", true},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    bench_goal goal = {.kernel = ""};
+    snprintf(goal.cpu, sizeof goal.cpu, "%s", cases[i].cpu);
+    if (bench_goal_applies(&goal, cases[i].vendor, cases[i].tiers) != cases[i].applies)
+      fail_msg("case %zu: %s on %s with %s", i, cases[i].cpu, cases[i].vendor, cases[i].tiers);
+  }
+}
+
+/* ---- The embedded file ---------------------------------------------------------------------------------------------- */
+
+/* Every vendor that has floors of its own gets a whole table: as many rows of each kernel that both have. */
+static void test_embedded_limits(void **state) {
+  (void)state;
+  int amd = 0, intel = 0;
+  assert_null(bench_goals_find("limit"));
+  assert_non_null(bench_goals_find("limits"));
+  bench_goal_list list = read_goals(bench_goals_find("limits"));
+  for (int i = 0; i < list.count; i++) {
+    const bench_goal *row = &list.item[i];
+    assert_true(row->text[0] && row->section[0]);
+    if (strcmp(bench_spec_get(&row->spec, AXIS_DTYPE), "f32") != 0) continue;
+    amd += bench_goal_applies(row, "AuthenticAMD", "c avx2 avx512");
+    intel += bench_goal_applies(row, "GenuineIntel", "c avx2 avx512");
+  }
+  assert_true(amd > 0);
+  assert_int_equal(amd, intel);
+  bench_goals_clear(&list);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_verdicts),
+      cmocka_unit_test(test_values),
+      cmocka_unit_test(test_a_line_is_a_row_per_kernel),
+      cmocka_unit_test(test_wrong_lines_are_explained),
+      cmocka_unit_test(test_cpu_conditions),
+      cmocka_unit_test(test_embedded_limits),
+  };
+  return cmocka_run_group_tests_name("goals", tests, NULL, NULL);
+}
