@@ -47,7 +47,7 @@ static ALWAYS_INLINE void full_panel(const row_block *block, int64_t tile_row, i
                                      bool settled) {
   vec sum[TILE_ROWS][TILE_VECS];
   relative_scores(block, tile_row, block->keys.k + key * block->problem->dim_qk, sum, TILE_VECS);
-  vec largest = sum[0][0];
+  vec largest = vec_set1(-INFINITY); /* not sum[0][0]: a NaN there would hide what other rows have in its lane */
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
     UNROLL

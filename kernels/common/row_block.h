@@ -55,8 +55,9 @@ typedef struct row_block {
   attn_key_range *range; /* [capacity]: keys that the row may see */
   float *score;          /* [rows of S kept][score_stride]: S, then P */
   int64_t q_stride, acc_stride, score_stride;
-  bool adjusted; /* scores are more than dot products: scores.h has the rest */
-  bool careful;  /* second try: leave V of masked keys alone, whatever stands there (accumulate_tile) */
+  bool adjusted;  /* scores are more than dot products: scores.h has the rest */
+  bool first_try; /* finish_rows may ask for a second one */
+  bool careful;   /* second try: leave V of masked keys alone, whatever stands there (accumulate_tile) */
 } row_block;
 
 /* Which row of the problem row i of a block is; those beyond the last repeat it. */
@@ -147,31 +148,27 @@ static void store_lse(const row_block *block, int64_t i, double lse) {
   if (attn_uses(p, ATTN_USE_LSE)) block->args->lse[attn_lse_offset(p, block->seq, block->b, at.head, at.query)] = (float)lse;
 }
 
-/* Whether no row's acc has met a NaN or an infinity. */
-static inline bool rows_finite(const row_block *block) {
-  vec poison = vec_zero(); /* 0 * x is NaN for NaN and Inf */
-  for (int64_t c = 0; c < block->rows * block->acc_stride; c += VEC_LANES)
-    poison = vec_fma(vec_load(block->acc + c), vec_zero(), poison);
-  return !vec_any_nan(poison);
-}
-
-/* acc[i] = acc[i] / (row_sum + sink); false if the result is not finite. */
+/* acc[i] = acc[i] / (row_sum + sink), without -0: its sign would tell whether masked keys had added their 0. False if the result is
+ * not finite. */
 static bool divide_row(const row_block *block, int64_t i, float denominator) {
   const vec inverse = vec_set1(1.0f / denominator);
   float *acc = block->acc + i * block->acc_stride;
   vec poison = vec_zero(); /* 0 * x is NaN for NaN and Inf */
   for (int64_t c = 0; c < block->acc_stride; c += VEC_LANES) {
-    vec o = vec_mul(vec_load(acc + c), inverse);
+    vec o = vec_fma(vec_load(acc + c), inverse, vec_zero());
     vec_store(acc + c, o);
     poison = vec_fma(o, vec_zero(), poison);
   }
   return !vec_any_nan(poison);
 }
 
-/* O = acc / row_sum and LSE = row_max + log(row_sum). A row without keys gives 0 and -inf. A row that did not come out finite
- * (a masked key's NaN met its zero weight, sums of huge values overflowed, or an input is not finite) is computed again on its own
- * in double precision, from its allowed keys alone. */
-static void finish_rows(const row_block *block) {
+/* O = acc / row_sum and LSE = row_max + log(row_sum). A row without keys gives 0 and -inf.
+ *
+ * An acc that is not finite may have met NaN or infinity in V of a key that its row may not see, whose weight is 0: on the first try
+ * returns false at such a row, to be called again after a careful second one, which leaves those alone and so gives the bits of clean
+ * data. What is not finite then either (sums of huge values overflowed, or an input is not finite) is computed on its own in double
+ * precision, from its allowed keys alone. */
+static bool finish_rows(const row_block *block) {
   const attn_problem *p = block->problem;
   for (int64_t i = 0; i < block->rows; i++) {
     float *acc = block->acc + i * block->acc_stride;
@@ -185,13 +182,17 @@ static void finish_rows(const row_block *block) {
     float denominator = sum;
     const problem_row at = problem_row_of(block, i);
     if (attn_uses(p, ATTN_USE_SINKS)) denominator += exp2f(block->args->sinks[at.head] * LOG2_E - block->row_max[i]);
-    if (sum > 0 && denominator < INFINITY && divide_row(block, i, denominator)) {
+    const bool weighted = sum > 0 && denominator < INFINITY;
+    if (weighted && divide_row(block, i, denominator)) {
       store_row(block, i, acc);
       store_lse(block, i, attn_uses(p, ATTN_USE_LSE) ? LN_2 * (double)block->row_max[i] + log((double)sum) : 0);
+    } else if (weighted && block->first_try) {
+      return false;
     } else {
       attn_exact_row(p, block->args, block->b, at.head, at.query);
     }
   }
+  return true;
 }
 
 #endif

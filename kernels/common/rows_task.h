@@ -82,14 +82,15 @@ static inline void compute_rows(const attn_schedule *schedule, const attn_args *
       .acc_stride = round_up(p->dim_v, VEC_LANES),
       .score_stride = score_stride,
       .adjusted = scores_adjusted(p),
+      .first_try = true,
   };
   start_rows(&block, capacity);
   attend(schedule, &block, capacity);
-  if (selects_keys(p) && !rows_finite(&block)) {
-    block.careful = true; /* V of a key that no row selects must not even change how the others are computed */
-    start_rows(&block, capacity);
-    attend(schedule, &block, capacity);
-  }
+  if (finish_rows(&block)) return;
+  block.first_try = false;
+  block.careful = true;
+  start_rows(&block, capacity);
+  attend(schedule, &block, capacity);
   finish_rows(&block);
 }
 

@@ -89,8 +89,10 @@ static inline vec adjust_scores(const row_block *block, int64_t i, int64_t key, 
 static bool panel_masked(const row_block *block, int64_t tile_row, int64_t key, int64_t end) {
   if (!selects_keys(block->problem)) return false;
   for (int64_t i = tile_row; i < tile_row + TILE_ROWS; i++)
-    for (int64_t at = key; at < end; at += VEC_LANES)
-      if (vec_any_above(select_allowed(block->range[i], at, selection(block, i, at)), -INFINITY)) return false;
+    for (int64_t at = key; at < end; at += VEC_LANES) {
+      const vec s = select_allowed(block->range[i], at, selection(block, i, at));
+      if (vec_any_above(s, -INFINITY) || vec_any_nan(s)) return false; /* a NaN bias allows its key */
+    }
   return true;
 }
 

@@ -1,0 +1,168 @@
+/* NaN, infinities and signed zeros stay where they belong: what stands in elements that a row may not see changes none of its bits,
+ * nor does what its neighbours in a tile come to; and what a row may see reaches it. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support.h"
+
+enum { QUERIES = 24, KEYS = 640, DIM = 16 };
+
+static attn_problem one_head(void) {
+  attn_problem problem;
+  attn_problem_init(&problem, 1, 1, 1, QUERIES, KEYS, DIM, DIM);
+  problem.uses = ATTN_USE_LSE;
+  return problem;
+}
+
+static void run(const char *kernel, const attn_problem *problem, const attn_args *args) {
+  test_ok(test_run(problem, args, &(attn_options){.kernel = kernel, .threads = 1}));
+}
+
+/* Rows [first, end) of both must agree in every bit. */
+static void assert_same_rows(const char *kernel, const char *what, const test_data *a, const test_data *b, int first,
+                             int end) {
+  const size_t rows = (size_t)(end - first);
+  if (memcmp((float *)a->args.o + first * DIM, (float *)b->args.o + first * DIM, rows * DIM * sizeof(float)) ||
+      memcmp(a->args.lse + first, b->args.lse + first, rows * sizeof(float)))
+    fail_msg("%s: %s changes bits of rows %d..%d", kernel, what, first, end - 1);
+}
+
+static void set_key(float *rows, int64_t key, float value) {
+  for (int d = 0; d < DIM; d++) rows[key * DIM + d] = value;
+}
+
+/* Row 0 comes to NaN at a key where the others come to -inf; just behind it, at the same place of a vector, stands the largest score
+ * of row 1, for which it must move its reference whatever row 0 does. */
+static void neighbours_nan_hides_no_score(const char *kernel) {
+  const attn_problem problem = one_head();
+  for (int lanes = 4; lanes <= 16; lanes *= 2) {
+    test_data data = test_data_create(&problem, 3);
+    float *q = (float *)data.args.q, *k = (float *)data.args.k;
+    for (int j = 0; j < KEYS * DIM; j++) k[j] *= 0.1f;
+    for (int i = 0; i < QUERIES; i++) q[i * DIM] = -1;
+    for (int j = 0; j < KEYS; j++) k[j * DIM] = 0;
+    k[260 * DIM] = INFINITY;
+    for (int d = 1; d < DIM; d++) k[(260 + lanes) * DIM + d] = 30 * q[DIM + d];
+    test_data other = test_data_share_inputs(&problem, &data);
+    run(kernel, &problem, &data.args);
+    q[0] = 0; /* 0 times infinity */
+    run(kernel, &problem, &other.args);
+    assert_true(isnan(*(float *)other.args.o));
+    assert_same_rows(kernel, "a NaN score of row 0", &data, &other, 1, QUERIES);
+    test_data_destroy_outputs(&other);
+    test_data_destroy(&data);
+  }
+}
+
+/* Rows far apart in keys with rows between them that see none: nobody sees the keys between. */
+static void keys_between_rows_change_no_bit(const char *kernel) {
+  attn_problem problem = one_head();
+  attn_problem_set_causal(&problem, ATTN_ALIGN_TOP_LEFT);
+  problem.window_left = 1;
+  problem.uses |= ATTN_USE_ROW_LEN;
+  int32_t row_len[QUERIES];
+  bool seen[KEYS] = {false};
+  for (int i = 0; i < QUERIES; i++) {
+    row_len[i] = i % 6 == 0 || i % 6 == 5 ? KEYS : 0;
+    if (row_len[i]) seen[i] = seen[i > 0 ? i - 1 : 0] = true;
+  }
+  test_data data = test_data_create(&problem, 5);
+  data.args.row_len = row_len;
+  test_data other = test_data_share_inputs(&problem, &data);
+  run(kernel, &problem, &data.args);
+  for (int j = 0; j < KEYS; j++)
+    if (!seen[j]) set_key((float *)data.args.k, j, NAN), set_key((float *)data.args.v, j, NAN);
+  run(kernel, &problem, &other.args);
+  assert_same_rows(kernel, "NaN between the keys that rows see", &data, &other, 0, QUERIES);
+  test_data_destroy_outputs(&other);
+  test_data_destroy(&data);
+}
+
+/* Under a causal mask V of key 10 belongs to the rows from 10 on. */
+static void later_keys_change_no_bit_of_earlier_rows(const char *kernel) {
+  static const float poisons[] = {NAN, INFINITY, -INFINITY};
+  attn_problem problem = one_head();
+  attn_problem_set_causal(&problem, ATTN_ALIGN_TOP_LEFT);
+  test_data data = test_data_create(&problem, 7);
+  run(kernel, &problem, &data.args);
+  for (size_t n = 0; n < sizeof poisons / sizeof *poisons; n++) {
+    test_data other = test_data_share_inputs(&problem, &data);
+    set_key((float *)data.args.v, 10, poisons[n]);
+    run(kernel, &problem, &other.args);
+    assert_same_rows(kernel, "V of a later key", &data, &other, 0, 10);
+    for (int i = 10; i < QUERIES; i++) assert_false(isfinite(((float *)other.args.o)[i * DIM]));
+    test_data_destroy_outputs(&other);
+  }
+  test_data_destroy(&data);
+}
+
+/* Row 0 sees key 0, whose V is so small that its product with P vanishes, and -0 behind it; whether it shares a tile with rows that
+ * see positive V must not show in the sign of its zero. */
+static void sign_of_zero_is_the_rows_own(const char *kernel) {
+  attn_problem problem = one_head();
+  attn_problem_set_causal(&problem, ATTN_ALIGN_OFFSET);
+  const int32_t offset = 1;
+  test_data data = test_data_create(&problem, 9);
+  data.args.offsets = &offset;
+  float *q = (float *)data.args.q, *k = (float *)data.args.k, *v = (float *)data.args.v;
+  set_key(q, 0, 1);
+  set_key(k, 0, 0);
+  set_key(k, 1, 1); /* key 0 weighs exp(-4) of key 1 */
+  set_key(v, 0, -0x1p-149f);
+  set_key(v, 1, -0.0f);
+  for (int j = 2; j < KEYS; j++) set_key(v, j, 1);
+  run(kernel, &problem, &data.args);
+  attn_problem alone = problem;
+  alone.seq_q = 1;
+  test_data other = test_data_share_inputs(&alone, &data);
+  run(kernel, &alone, &other.args);
+  assert_same_rows(kernel, "company", &data, &other, 0, 1);
+  test_data_destroy_outputs(&other);
+  test_data_destroy(&data);
+}
+
+/* A NaN bias is not -inf, so its key is allowed, even where everything around it is masked. */
+static void nan_bias_reaches_its_row(const char *kernel) {
+  attn_problem problem = one_head();
+  problem.uses |= ATTN_USE_BIAS;
+  if (attn_kernel_rejects(attn_kernel_find(kernel), &problem)) return;
+  float *bias = test_allocate(sizeof(float) * QUERIES * KEYS);
+  for (int i = 0; i < QUERIES * KEYS; i++) bias[i] = i % KEYS < 64 ? 0 : -INFINITY;
+  bias[3 * KEYS + 500] = NAN;
+  test_data data = test_data_create(&problem, 11);
+  data.args.bias = bias;
+  run(kernel, &problem, &data.args);
+  for (int i = 0; i < QUERIES; i++) {
+    if (isnan(((float *)data.args.o)[i * DIM]) != (i == 3))
+      fail_msg("%s: the NaN in row 3 of the bias shows wrong in row %d", kernel, i);
+  }
+  test_data_destroy(&data);
+  free(bias);
+}
+
+#define FOR_EACH_KERNEL(check)                                                   \
+  static void check##_if_taken(const char *kernel) {                             \
+    const attn_problem problem = one_head();                                     \
+    if (!attn_kernel_rejects(attn_kernel_find(kernel), &problem)) check(kernel); \
+  }                                                                              \
+  static void each_##check(void **state) {                                       \
+    (void)state;                                                                 \
+    test_each_kernel(check##_if_taken);                                          \
+  }
+FOR_EACH_KERNEL(neighbours_nan_hides_no_score)
+FOR_EACH_KERNEL(keys_between_rows_change_no_bit)
+FOR_EACH_KERNEL(later_keys_change_no_bit_of_earlier_rows)
+FOR_EACH_KERNEL(sign_of_zero_is_the_rows_own)
+FOR_EACH_KERNEL(nan_bias_reaches_its_row)
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(each_neighbours_nan_hides_no_score),
+      cmocka_unit_test(each_keys_between_rows_change_no_bit),
+      cmocka_unit_test(each_later_keys_change_no_bit_of_earlier_rows),
+      cmocka_unit_test(each_sign_of_zero_is_the_rows_own),
+      cmocka_unit_test(each_nan_bias_reaches_its_row),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
