@@ -8,6 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
 #include "cli.h"
 #include "layout.h"
@@ -15,6 +18,11 @@
 enum { MOST_COMBINATIONS = 50000 };
 
 int bench_cpu_count(void) {
+#ifdef _OPENMP
+  int bound = 0; /* with OMP_PROC_BIND the first thread sits in one of these places, and its own mask shows no more */
+  for (int i = 0; i < omp_get_num_places(); i++) bound += omp_get_place_num_procs(i);
+  if (bound && omp_get_proc_bind() != omp_proc_bind_false) return bound;
+#endif
   cpu_set_t set;
   if (!sched_getaffinity(0, sizeof set, &set)) return CPU_COUNT(&set);
   const long online = sysconf(_SC_NPROCESSORS_ONLN);

@@ -1,10 +1,10 @@
 /* One row of the goals: the case, and the case that it is compared with, take turns in the same rounds, so that every value
  * is one of neighbours. */
 #include <math.h>
-#include <sched.h>
 #include <stdarg.h>
 #include <stdlib.h>
 
+#include "affinity.h"
 #include "goals_private.h"
 #include "run_case_private.h"
 #include "work.h"
@@ -79,16 +79,6 @@ static bool open_entrant(contest *c, int i) {
   return false;
 }
 
-/* Keeps this thread on the CPU where it is. False if that cannot be had. */
-static bool stay_here(cpu_set_t *before) {
-  cpu_set_t here;
-  const int cpu = sched_getcpu();
-  if (cpu < 0 || sched_getaffinity(0, sizeof *before, before)) return false;
-  CPU_ZERO(&here);
-  CPU_SET(cpu, &here);
-  return !sched_setaffinity(0, sizeof here, &here);
-}
-
 static int take_rounds(contest *c, bench_stop *stop, const char **error) {
   const bench_timing_options options = {.min_rounds = c->settings->rounds,
                                         .max_rounds = c->settings->rounds,
@@ -97,13 +87,13 @@ static int take_rounds(contest *c, bench_stop *stop, const char **error) {
                                         .threads = c->row->planned.bench.threads,
                                         .seed = c->row->planned.bench.seed,
                                         .stop = c->settings->stop};
-  cpu_set_t before;
-  bool single = true;
-  for (int i = 0; i < c->count; i++) single = single && c->stage[i]->bench->threads == 1;
-  const bool pinned = single && stay_here(&before);
+  int threads = 1;
+  for (int i = 0; i < c->count; i++)
+    if (c->stage[i]->bench->threads > threads) threads = c->stage[i]->bench->threads;
+  const bench_hold hold = bench_threads_hold(threads);
   bench_note(c->stage[0], "timing", c->row->kernel->name);
   const int failed = bench_time(c->entrant, c->count, &options, stop, error);
-  if (pinned) (void)sched_setaffinity(0, sizeof before, &before);
+  bench_threads_release(&hold);
   return failed;
 }
 
