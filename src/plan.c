@@ -167,6 +167,7 @@ static void run_task(void *pointer, int64_t index, int worker) {
 
 static void run_waves(const attn_plan *plan, const attn_args *args, char *workspace) {
   const attn_schedule *s = &plan->schedule;
+  if (s->problem.seq_q == 0) return; /* nothing to compute, however many heads there are to do it for */
   phase_context context = {
       .plan = plan, .args = args, .shared = workspace, .scratch = workspace + s->unit_bytes * (size_t)s->wave_units};
   for (int64_t first = 0; first < s->units; first += s->wave_units) {

@@ -8,12 +8,18 @@
 #include "pool.h"
 #include "support.h"
 
-/* Several row blocks and key blocks of every kernel, with tails everywhere; two KV heads of three query heads each. */
-static attn_problem uneven_problem(void) {
+/* Several row blocks and key blocks of every kernel, with tails everywhere; two KV heads of three query heads each. A kernel for few
+ * queries gets few, and keys for several of its splits. */
+static attn_problem uneven_problem(const char *kernel) {
+  static const int64_t shapes[][2] = {{131, 293}, {5, 2111}};
   attn_problem p;
-  attn_problem_init(&p, 3, 6, 2, 131, 293, 37, 29);
-  attn_problem_set_causal(&p, ATTN_ALIGN_BOTTOM_RIGHT);
-  p.uses = ATTN_USE_LSE;
+  for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+    attn_problem_init(&p, 3, 6, 2, shapes[i][0], shapes[i][1], 37, 29);
+    attn_problem_set_causal(&p, ATTN_ALIGN_BOTTOM_RIGHT);
+    p.uses = ATTN_USE_LSE;
+    if (!attn_kernel_rejects(attn_kernel_find(kernel), &p)) return p;
+  }
+  fail_msg("%s takes none of the shapes", kernel);
   return p;
 }
 
@@ -35,7 +41,7 @@ static void same_bits_with(const char *kernel, const attn_problem *p, const test
 
 static void bits_do_not_depend_on_threads(const char *kernel) {
   static const int counts[] = {2, 3, 7};
-  const attn_problem p = uneven_problem();
+  const attn_problem p = uneven_problem(kernel);
   test_data serial = test_data_create(&p, 11);
   test_ok(test_run(&p, &serial.args, &(attn_options){.kernel = kernel, .threads = 1}));
   same_bits_with(kernel, &p, &serial, (attn_options){.threads = 1}, "a second serial run");
@@ -77,7 +83,7 @@ static void *run_shared_plan(void *pointer) {
 
 static void plan_can_be_shared_by_threads(const char *kernel) {
   enum { RUNNERS = 4 };
-  const attn_problem p = uneven_problem();
+  const attn_problem p = uneven_problem(kernel);
   test_data alone = test_data_create(&p, 23);
   attn_plan *plan;
   test_ok(attn_plan_create(&p, &(attn_options){.kernel = kernel, .threads = 1}, &plan));
@@ -101,7 +107,7 @@ static void plan_can_be_shared_by_threads(const char *kernel) {
 
 /* Each sequence alone gives the bits it gives among others. */
 static void bits_do_not_depend_on_the_batch(const char *kernel) {
-  const attn_problem p = uneven_problem();
+  const attn_problem p = uneven_problem(kernel);
   const attn_options options = {.kernel = kernel, .threads = 1};
   test_data together = test_data_create(&p, 31);
   test_ok(test_run(&p, &together.args, &options));
@@ -122,30 +128,31 @@ static void bits_do_not_depend_on_the_batch(const char *kernel) {
   test_data_destroy(&together);
 }
 
-/* A few queries alone give the bits they give among 131: rows do not touch each other, and tile borders do not show. */
+/* A few queries alone give the bits they give among all: rows do not touch each other, and tile borders do not show. */
 static void bits_do_not_depend_on_other_rows(const char *kernel) {
-  const attn_problem p = uneven_problem();
+  const attn_problem p = uneven_problem(kernel);
   const attn_options options = {.kernel = kernel, .threads = 1};
   test_data all = test_data_create(&p, 41);
   test_ok(test_run(&p, &all.args, &options));
   static const int64_t starts[] = {0, 1, 15, 64, 100, 126}, counts[] = {1, 5, 1, 31, 7, 5};
   for (size_t i = 0; i < sizeof starts / sizeof *starts; i++) {
+    const int64_t start = starts[i] % p.seq_q, count = counts[i] < p.seq_q - start ? counts[i] : p.seq_q - start;
     attn_problem few = p; /* rows start .. start + count - 1, at the same key positions */
-    few.seq_q = counts[i];
+    few.seq_q = count;
     few.align = ATTN_ALIGN_OFFSET;
-    const int32_t offset = (int32_t)(p.seq_k - p.seq_q + starts[i]), offsets[] = {offset, offset, offset};
+    const int32_t offset = (int32_t)(p.seq_k - p.seq_q + start), offsets[] = {offset, offset, offset};
     test_data view = {.args = all.args};
-    view.args.q = (const float *)all.args.q + starts[i] * p.q_stride.s;
+    view.args.q = (const float *)all.args.q + start * p.q_stride.s;
     view.args.offsets = offsets;
     test_data alone = test_data_share_inputs(&few, &view);
     test_ok(test_run(&few, &alone.args, &options));
     for (int64_t b = 0; b < p.batch; b++)
       for (int64_t h = 0; h < p.heads_q; h++) {
         const int64_t o = b * p.o_stride.b + h * p.o_stride.h, lse = b * p.lse_stride.b + h * p.lse_stride.h;
-        if (memcmp((float *)alone.args.o + o, (float *)all.args.o + o + starts[i] * p.o_stride.s,
-                   (size_t)(counts[i] * p.dim_v) * sizeof(float)) ||
-            memcmp(alone.args.lse + lse, all.args.lse + lse + starts[i], (size_t)counts[i] * sizeof(float)))
-          fail_msg("%s: rows %d..+%d have other bits alone than among all", kernel, (int)starts[i], (int)counts[i]);
+        if (memcmp((float *)alone.args.o + o, (float *)all.args.o + o + start * p.o_stride.s,
+                   (size_t)(count * p.dim_v) * sizeof(float)) ||
+            memcmp(alone.args.lse + lse, all.args.lse + lse + start, (size_t)count * sizeof(float)))
+          fail_msg("%s: rows %d..+%d have other bits alone than among all", kernel, (int)start, (int)count);
       }
     test_data_destroy_outputs(&alone);
   }
@@ -156,7 +163,7 @@ static void bits_do_not_depend_on_other_rows(const char *kernel) {
 
 /* Grouped heads give the bits of the same KV heads repeated for each query head. */
 static void grouped_heads_equal_repeated_heads(const char *kernel) {
-  const attn_problem p = uneven_problem();
+  const attn_problem p = uneven_problem(kernel);
   const attn_options options = {.kernel = kernel, .threads = 1};
   test_data grouped = test_data_create(&p, 53);
   test_ok(test_run(&p, &grouped.args, &options));
@@ -185,9 +192,9 @@ static void grouped_heads_equal_repeated_heads(const char *kernel) {
 /* What stands in keys that every row masks changes no bit: NaN, infinities, huge values. */
 static void masked_keys_change_no_bit(const char *kernel) {
   static const float poisons[] = {NAN, INFINITY, -INFINITY, 3e38f};
-  attn_problem p = uneven_problem();
+  attn_problem p = uneven_problem(kernel);
   p.uses |= ATTN_USE_KV_LEN;
-  const int32_t kv_len[] = {257, 0, 64};
+  const int32_t kv_len[] = {(int32_t)p.seq_k - 36, 0, 64};
   const attn_options options = {.kernel = kernel, .threads = 1};
   test_data clean = test_data_create(&p, 61);
   clean.args.kv_len = kv_len;

@@ -213,7 +213,7 @@ ATTN_API attn_status attn_plan_create(const attn_problem *problem, const attn_op
 /* Bytes of workspace one run needs; a multiple of 64, 0 if none. */
 ATTN_API size_t attn_plan_workspace(const attn_plan *plan);
 
-/* Computes o (and lse). `workspace` is 64-byte aligned and private to this call; its content before is ignored, after is
+/* Computes o (and lse), which may not overlap the inputs. `workspace` is 64-byte aligned and private to this call; its content before is ignored, after is
  * garbage. Allocates nothing. For a fixed kernel on one CPU a row's bits depend on that row's inputs alone: not on batch,
  * thread count or workspace. */
 ATTN_API attn_status attn_plan_run(const attn_plan *plan, const attn_args *args, void *workspace, size_t workspace_bytes);
@@ -266,7 +266,8 @@ ATTN_API const attn_kernel_info *attn_kernel_get(int index);
 /* NULL if no kernel has that name. */
 ATTN_API const attn_kernel_info *attn_kernel_find(const char *name);
 
-/* Why this CPU cannot run the kernel, or NULL if it can. Honours ATTN_MAX_ISA. Thread-local, valid until the next call. */
+/* Why this CPU cannot run the kernel, or NULL if it can. Honours ATTN_MAX_ISA. Thread-local, valid until the next call; like a failing
+ * call, it and attn_kernel_rejects may change attn_last_error(). */
 ATTN_API const char *attn_kernel_unusable(const attn_kernel_info *kernel);
 
 /* Why the kernel cannot take the problem on this CPU, or NULL if it can. Thread-local, valid until the next call. */

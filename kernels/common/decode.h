@@ -18,9 +18,11 @@
 enum {
   DECODE_ROWS = 16,  /* most query rows of a KV head: beyond, flash's register tiles win over reading K and V only once */
   SPLIT_KEYS = 1024, /* of one task: long enough to hide its start, short enough to share 4096 keys among four threads */
-  DECODE_KEYS = 64,  /* of one block: K and V of it stay in L1 from the score to the sum; a multiple of every PANEL_KEYS */
+  DECODE_TILE_ROWS =
+      4,            /* scored and summed together: each load of K and V is used 4 times, and the sums fit the registers */
+  DECODE_KEYS = 64, /* of one block: K and V of it stay in L1 from the score to the sum; a multiple of every PANEL_KEYS */
   PREFETCH_BYTES =
-      8192 /* ahead in K and in V: measured on Intel; AMD's own prefetching needs none of it, and does not mind */
+      8192 /* ahead in K and in V: what Intel wants; AMD's own prefetching needs none of it, and does not mind */
 };
 
 static const char *decode_rejects(const attn_problem *p, char *buffer, size_t buffer_bytes) {
@@ -97,34 +99,38 @@ static bool decode_plan(const attn_problem *p, const attn_machine *machine, attn
 
 /* ---- S = Q K^T, K in place ---- */
 
-/* Rows of K or V as the loops read them: float32, in place or converted. */
+/* Rows of K or V as the loops read them: element (j, d) is data[first + j * stride + d], in place or converted. */
 typedef struct key_rows {
-  const float *row;
-  int64_t stride;
+  const void *data;
+  attn_dtype dtype;
+  int64_t first, stride;
 } key_rows;
 
-/* score[r][j] for `rows` rows and VEC_LANES / rows keys, of which `keys` exist; `rows` is a constant, 1, 2 or 4. */
-static ALWAYS_INLINE void score_few(const float *q, int64_t q_stride, key_rows k, int64_t keys, int64_t dim_qk, float *score,
-                                    int64_t score_stride, const int rows) {
+/* score[r][j] for `rows` rows and VEC_LANES / rows keys from key `at` on, of which `keys` exist. `rows` is a constant, 1, 2 or 4, and so is
+ * the type. */
+static ALWAYS_INLINE void score_few(const float *q, int64_t q_stride, key_rows k, int64_t at, int64_t keys, int64_t dim_qk,
+                                    float *score, int64_t score_stride, const int rows, const attn_dtype dtype) {
   const int columns = VEC_LANES / rows;
-  const float *key[VEC_LANES];
+  int64_t key[VEC_LANES];
   vec sum[VEC_LANES];
   UNROLL
-  for (int j = 0; j < columns; j++) key[j] = k.row + min64(j, keys - 1) * k.stride;
+  for (int j = 0; j < columns; j++) key[j] = k.first + (at + min64(j, keys - 1)) * k.stride;
   UNROLL
   for (int i = 0; i < VEC_LANES; i++) sum[i] = vec_zero();
-  for (int64_t d = 0; d < dim_qk; d += VEC_LANES) {
-    const int64_t n = min64(dim_qk - d, VEC_LANES);
-    vec qs[4];
-    UNROLL
-    for (int r = 0; r < rows; r++) qs[r] = vec_load(q + r * q_stride + d);
+  int64_t d = 0;
+  for (; d + VEC_LANES <= dim_qk; d += VEC_LANES) {
     UNROLL
     for (int j = 0; j < columns; j++) {
-      const vec x = n == VEC_LANES ? vec_load(key[j] + d) : vec_load_first(key[j] + d, n);
+      const vec x = load_elements(k.data, dtype, key[j] + d, VEC_LANES);
       UNROLL
-      for (int r = 0; r < rows; r++) sum[r * columns + j] = vec_fma(qs[r], x, sum[r * columns + j]);
+      for (int r = 0; r < rows; r++) sum[r * columns + j] = vec_fma(vec_load(q + r * q_stride + d), x, sum[r * columns + j]);
     }
   }
+  if (d < dim_qk)
+    for (int j = 0; j < columns; j++) {
+      const vec x = load_elements(k.data, dtype, key[j] + d, dim_qk - d);
+      for (int r = 0; r < rows; r++) sum[r * columns + j] = vec_fma(vec_load(q + r * q_stride + d), x, sum[r * columns + j]);
+    }
   float each[VEC_LANES];
   vec_store(each, vec_sum_each(sum));
   UNROLL
@@ -139,31 +145,37 @@ static void score_few_rows(const row_block *block, int64_t tile_row, int64_t row
     float *s = score + done * block->score_stride;
     step = rows - done >= 4 ? 4 : rows - done >= 2 ? 2 : 1;
     for (int64_t j = 0; j < keys; j += VEC_LANES / step) {
-      const key_rows from = {k.row + j * k.stride, k.stride};
       if (step == 4)
-        score_few(q, block->q_stride, from, keys - j, dim_qk, s + j, block->score_stride, 4);
+        score_few(q, block->q_stride, k, j, keys - j, dim_qk, s + j, block->score_stride, 4, ATTN_F32);
       else if (step == 2)
-        score_few(q, block->q_stride, from, keys - j, dim_qk, s + j, block->score_stride, 2);
+        score_few(q, block->q_stride, k, j, keys - j, dim_qk, s + j, block->score_stride, 2, ATTN_F32);
+      else if (k.dtype == ATTN_F32)
+        score_few(q, block->q_stride, k, j, keys - j, dim_qk, s + j, block->score_stride, 1, ATTN_F32);
+      else if (k.dtype == ATTN_F16)
+        score_few(q, block->q_stride, k, j, keys - j, dim_qk, s + j, block->score_stride, 1, ATTN_F16);
       else
-        score_few(q, block->q_stride, from, keys - j, dim_qk, s + j, block->score_stride, 1);
+        score_few(q, block->q_stride, k, j, keys - j, dim_qk, s + j, block->score_stride, 1, ATTN_BF16);
     }
   }
 }
 
 /* ---- O += P V, V in place ---- */
 
+/* `rows`, the type and `vecs` are constants. */
 static ALWAYS_INLINE void accumulate_few(float *acc, int64_t acc_stride, const float *p, int64_t p_stride, key_rows v,
-                                         int64_t keys, const int rows, const int vecs) {
-  vec sum[4][TILE_VECS];
+                                         int64_t column, int64_t keys, const int rows, const attn_dtype dtype,
+                                         const int vecs) {
+  vec sum[DECODE_TILE_ROWS][TILE_VECS];
   UNROLL
   for (int r = 0; r < rows; r++) {
     UNROLL
-    for (int c = 0; c < vecs; c++) sum[r][c] = vec_load(acc + r * acc_stride + c * VEC_LANES);
+    for (int c = 0; c < vecs; c++) sum[r][c] = vec_load(acc + r * acc_stride + column + c * VEC_LANES);
   }
+  UNROLL_4
   for (int64_t j = 0; j < keys; j++) {
     UNROLL
     for (int c = 0; c < vecs; c++) {
-      const vec x = vec_load(v.row + j * v.stride + c * VEC_LANES);
+      const vec x = load_elements(v.data, dtype, v.first + j * v.stride + column + c * VEC_LANES, VEC_LANES);
       UNROLL
       for (int r = 0; r < rows; r++) sum[r][c] = vec_fma(vec_set1(p[r * p_stride + j]), x, sum[r][c]);
     }
@@ -171,26 +183,33 @@ static ALWAYS_INLINE void accumulate_few(float *acc, int64_t acc_stride, const f
   UNROLL
   for (int r = 0; r < rows; r++) {
     UNROLL
-    for (int c = 0; c < vecs; c++) vec_store(acc + r * acc_stride + c * VEC_LANES, sum[r][c]);
+    for (int c = 0; c < vecs; c++) vec_store(acc + r * acc_stride + column + c * VEC_LANES, sum[r][c]);
   }
 }
+
+#define ACCUMULATE_FEW(rows, dtype)                                                                                         \
+  WITH_CONSTANT_VECS(next - c, accumulate_few, acc, block->acc_stride, weight, block->score_stride, v, c * VEC_LANES, keys, \
+                     rows, dtype)
 
 static void accumulate_few_rows(const row_block *block, int64_t tile_row, int64_t rows, key_rows v, int64_t keys,
                                 const float *p) {
   const int64_t vecs = block->acc_stride / VEC_LANES;
   for (int64_t done = 0, step; done < rows; done += step) {
+    float *acc = block->acc + (tile_row + done) * block->acc_stride;
+    const float *weight = p + done * block->score_stride;
     step = rows - done >= 4 ? 4 : rows - done >= 2 ? 2 : 1;
     for (int64_t c = 0, next; c < vecs; c = next) {
       next = min64(c + TILE_VECS, vecs);
-      float *acc = block->acc + (tile_row + done) * block->acc_stride + c * VEC_LANES;
-      const float *weight = p + done * block->score_stride;
-      const key_rows from = {v.row + c * VEC_LANES, v.stride};
       if (step == 4) {
-        WITH_CONSTANT_VECS(next - c, accumulate_few, acc, block->acc_stride, weight, block->score_stride, from, keys, 4)
+        ACCUMULATE_FEW(4, ATTN_F32)
       } else if (step == 2) {
-        WITH_CONSTANT_VECS(next - c, accumulate_few, acc, block->acc_stride, weight, block->score_stride, from, keys, 2)
+        ACCUMULATE_FEW(2, ATTN_F32)
+      } else if (v.dtype == ATTN_F32) {
+        ACCUMULATE_FEW(1, ATTN_F32)
+      } else if (v.dtype == ATTN_F16) {
+        ACCUMULATE_FEW(1, ATTN_F16)
       } else {
-        WITH_CONSTANT_VECS(next - c, accumulate_few, acc, block->acc_stride, weight, block->score_stride, from, keys, 1)
+        ACCUMULATE_FEW(1, ATTN_BF16)
       }
     }
   }
@@ -198,15 +217,16 @@ static void accumulate_few_rows(const row_block *block, int64_t tile_row, int64_
 
 /* ---- One block of keys ---- */
 
-/* Keys [begin, end) of K or V as float32 rows: in place where they are, else converted into `copy`, padded to whole vectors. */
-static key_rows open_rows(const void *data, attn_dtype dtype, int64_t offset, int64_t stride, int64_t keys, int64_t dim,
-                          bool padded, float *copy) {
+/* `keys` rows of K or V from element `first` on: in place if the loops may read them there, else converted to float32 rows of whole
+ * vectors. */
+static key_rows open_rows(const void *data, attn_dtype dtype, int64_t first, int64_t stride, int64_t keys, int64_t dim,
+                          bool in_place, float *copy) {
   const int64_t copy_stride = round_up(dim, VEC_LANES);
-  if (dtype == ATTN_F32 && !(padded && dim % VEC_LANES)) return (key_rows){(const float *)data + offset, stride};
+  if (in_place) return (key_rows){data, dtype, first, stride};
   for (int64_t j = 0; j < keys; j++)
     for (int64_t d = 0; d < dim; d += VEC_LANES)
-      vec_store(copy + j * copy_stride + d, load_elements(data, dtype, offset + j * stride + d, min64(dim - d, VEC_LANES)));
-  return (key_rows){copy, copy_stride};
+      vec_store(copy + j * copy_stride + d, load_elements(data, dtype, first + j * stride + d, min64(dim - d, VEC_LANES)));
+  return (key_rows){copy, ATTN_F32, 0, copy_stride};
 }
 
 /* A hint only: addresses beyond the tensor do no harm. */
@@ -226,17 +246,22 @@ static void decode_block(const row_block *block, int64_t begin, int64_t end, flo
   const int64_t first = round_down(begin, PANEL_KEYS), keys = end - begin;
   prefetch_rows(block->args->k, p->dtype_kv, k_at, p->k_stride.s, keys, p->dim_qk);
   prefetch_rows(block->args->v, p->dtype_kv, v_at, p->v_stride.s, keys, p->dim_v);
-  const key_rows k = open_rows(block->args->k, p->dtype_kv, k_at, p->k_stride.s, keys, p->dim_qk, false, k_copy);
-  const key_rows v = open_rows(block->args->v, p->dtype_kv, v_at, p->v_stride.s, keys, p->dim_v, true, v_copy);
+  /* One row converts as it reads; several would convert again and again. Where a row may not see all keys between its first and its
+   * last, or rows differ in more than where their keys end, V is picked key by key, as floats. */
+  const bool f32 = p->dtype_kv == ATTN_F32, alone = block->rows == 1, whole = p->dim_v % VEC_LANES == 0;
+  const bool picks = selects_keys(p) || attn_uses(p, ATTN_USE_ROW_LEN);
+  const key_rows k = open_rows(block->args->k, p->dtype_kv, k_at, p->k_stride.s, keys, p->dim_qk, f32 || alone, k_copy);
+  const key_rows v = open_rows(block->args->v, p->dtype_kv, v_at, p->v_stride.s, keys, p->dim_v,
+                               whole && (f32 || (alone && !picks)), v_copy);
   row_block in_block = *block;
-  in_block.keys = (packed_keys){.v = v.row - begin * v.stride, .v_stride = v.stride};
-  for (int64_t tile_row = 0; tile_row < block->rows; tile_row += TILE_ROWS) {
-    const int64_t rows = min64(TILE_ROWS, block->rows - tile_row);
+  in_block.keys = (packed_keys){.v = (const float *)v.data + v.first - begin * v.stride, .v_stride = v.stride};
+  for (int64_t tile_row = 0; tile_row < block->rows; tile_row += DECODE_TILE_ROWS) {
+    const int64_t rows = min64(DECODE_TILE_ROWS, block->rows - tile_row);
     score_few_rows(block, tile_row, rows, k, keys, block->score + (begin - first));
     for (int64_t key = first; key < end; key += PANEL_KEYS)
       softmax_panel(block, tile_row, key, block->score + (key - first), key - first, rows);
-    if (selects_keys(p))
-      accumulate_selected(&in_block, tile_row, begin, end, block->score + (begin - first));
+    if (picks)
+      accumulate_selected(&in_block, tile_row, rows, begin, end, block->score + (begin - first));
     else
       accumulate_few_rows(block, tile_row, rows, v, keys, block->score + (begin - first));
   }

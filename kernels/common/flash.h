@@ -101,9 +101,27 @@ static int64_t flash_key_block(const attn_problem *p) {
   return dims <= 256 ? 256 : dims <= 512 ? 128 : 64;
 }
 
+/* Rows that the busiest of `threads` works on when `heads` heads of seq_q rows are cut into blocks of `rows`: an even share of the
+ * whole blocks, rounded up, and of the smaller last blocks what does not fit beside it. */
+static int64_t busiest_rows(int64_t seq_q, int64_t rows, int64_t heads, int64_t threads) {
+  const int64_t whole = heads * (seq_q / rows), rest = seq_q % rows, small = rest ? heads : 0;
+  const int64_t share = (whole + threads - 1) / threads, idle = share * threads - whole;
+  const int64_t beside = rest ? min64(small, idle * (rows / rest)) : 0;
+  return share * rows + (small - beside + threads - 1) / threads * rest;
+}
+
+/* FLASH_ROWS, or fewer where that leaves a thread idle at the end: short sequences with few heads. */
+static int64_t flash_rows(const attn_problem *p, int64_t threads) {
+  const int64_t heads = p->batch * p->heads_q, most = min64(FLASH_ROWS, round_up(max64(p->seq_q, 1), TILE_ROWS));
+  if (threads < 2 || heads * p->seq_q > 16 * threads * FLASH_ROWS) return most;
+  int64_t best = most;
+  for (int64_t rows = most - TILE_ROWS; rows >= FLASH_ROWS / 4; rows -= TILE_ROWS)
+    if (busiest_rows(p->seq_q, rows, heads, threads) < busiest_rows(p->seq_q, best, heads, threads)) best = rows;
+  return best;
+}
+
 static bool flash_plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
-  (void)machine;
-  const int64_t key_block = flash_key_block(p), rows = min64(FLASH_ROWS, round_up(max64(p->seq_q, 1), TILE_ROWS));
+  const int64_t key_block = flash_key_block(p), rows = flash_rows(p, machine->threads);
   scratch_layout layout;
   return scratch_layout_of(p, rows, TILE_ROWS, key_block + FLASH_SCORE_PAD, &layout) &&
          plan_phases(p, rows, key_block, layout.total, schedule);

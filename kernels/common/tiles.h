@@ -118,8 +118,9 @@ static ALWAYS_INLINE void accumulate_columns(float *acc, int64_t acc_stride, con
 
 /* The same sums as accumulate_tile, in the same order, but without touching V of keys that mask or bias take from a row: their
  * weight is 0, but 0 times NaN is NaN. */
-static void accumulate_selected(const row_block *block, int64_t tile_row, int64_t begin, int64_t end, const float *p) {
-  for (int64_t i = 0; i < min64(TILE_ROWS, block->rows - tile_row); i++) {
+static void accumulate_selected(const row_block *block, int64_t tile_row, int64_t rows, int64_t begin, int64_t end,
+                                const float *p) {
+  for (int64_t i = 0; i < rows; i++) {
     const int64_t row = tile_row + i;
     const problem_row at = problem_row_of(block, row);
     float *acc = block->acc + row * block->acc_stride;
@@ -138,7 +139,7 @@ static void accumulate_selected(const row_block *block, int64_t tile_row, int64_
  * has too few sums to hide FMA latency. */
 static inline void accumulate_tile(const row_block *block, int64_t tile_row, int64_t begin, int64_t end, const float *p) {
   if (block->careful) {
-    accumulate_selected(block, tile_row, begin, end, p);
+    accumulate_selected(block, tile_row, min64(TILE_ROWS, block->rows - tile_row), begin, end, p);
     return;
   }
   const int64_t vecs = block->acc_stride / VEC_LANES, strips = (vecs + TILE_VECS - 1) / TILE_VECS;
