@@ -239,6 +239,12 @@ static void prefetch_rows(const void *data, attn_dtype dtype, int64_t offset, in
       __builtin_prefetch((const void *)(first + (uintptr_t)(j * stride * element + byte)));
 }
 
+static bool all_rows_see(const row_block *block, int64_t begin, int64_t end) {
+  for (int64_t i = 0; i < block->rows; i++)
+    if (block->range[i].begin > begin || block->range[i].end < end) return false;
+  return true;
+}
+
 static void decode_block(const row_block *block, int64_t begin, int64_t end, float *k_copy, float *v_copy) {
   const attn_problem *p = block->problem;
   const int64_t k_at = attn_k_offset(p, block->seq, block->b, block->head, begin);
@@ -246,10 +252,10 @@ static void decode_block(const row_block *block, int64_t begin, int64_t end, flo
   const int64_t first = round_down(begin, PANEL_KEYS), keys = end - begin;
   prefetch_rows(block->args->k, p->dtype_kv, k_at, p->k_stride.s, keys, p->dim_qk);
   prefetch_rows(block->args->v, p->dtype_kv, v_at, p->v_stride.s, keys, p->dim_v);
-  /* One row converts as it reads; several would convert again and again. Where a row may not see all keys between its first and its
-   * last, or rows differ in more than where their keys end, V is picked key by key, as floats. */
+  /* One row converts as it reads; several would convert again and again. Where not every row sees every key, V is picked key by key,
+   * as floats. */
   const bool f32 = p->dtype_kv == ATTN_F32, alone = block->rows == 1, whole = p->dim_v % VEC_LANES == 0;
-  const bool picks = selects_keys(p) || attn_uses(p, ATTN_USE_ROW_LEN);
+  const bool picks = selects_keys(p) || !all_rows_see(block, begin, end);
   const key_rows k = open_rows(block->args->k, p->dtype_kv, k_at, p->k_stride.s, keys, p->dim_qk, f32 || alone, k_copy);
   const key_rows v = open_rows(block->args->v, p->dtype_kv, v_at, p->v_stride.s, keys, p->dim_v,
                                whole && (f32 || (alone && !picks)), v_copy);
