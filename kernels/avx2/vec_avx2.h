@@ -70,6 +70,12 @@ static inline vec vec_select_bytes(vec x, const uint8_t *bytes, int64_t n) {
   return _mm256_blendv_ps(x, _mm256_set1_ps(-__builtin_inff()), zero);
 }
 
+/* x, but -inf wherever bias is -inf, whatever x is. */
+static inline vec vec_unless_masked(vec x, vec bias) {
+  const vec lowest = _mm256_set1_ps(-__builtin_inff());
+  return _mm256_blendv_ps(x, lowest, _mm256_cmp_ps(bias, lowest, _CMP_EQ_OQ));
+}
+
 /* x + bias, but -inf wherever bias is -inf, whatever x is. */
 static inline vec vec_add_bias(vec x, vec bias) {
   const __m256 off = _mm256_cmp_ps(bias, _mm256_set1_ps(-__builtin_inff()), _CMP_EQ_OQ);

@@ -58,6 +58,12 @@ static inline vec vec_select_bytes(vec x, const uint8_t *bytes, int64_t n) {
   return _mm512_mask_mov_ps(_mm512_set1_ps(-__builtin_inff()), _mm_test_epi8_mask(loaded, loaded), x);
 }
 
+/* x, but -inf wherever bias is -inf, whatever x is. */
+static inline vec vec_unless_masked(vec x, vec bias) {
+  const vec lowest = _mm512_set1_ps(-__builtin_inff());
+  return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(bias, lowest, _CMP_EQ_OQ), lowest);
+}
+
 /* x + bias, but -inf wherever bias is -inf, whatever x is. */
 static inline vec vec_add_bias(vec x, vec bias) {
   const __mmask16 keep = _mm512_cmp_ps_mask(bias, _mm512_set1_ps(-__builtin_inff()), _CMP_NEQ_UQ);

@@ -11,58 +11,97 @@
 
 /* ---- score_softmax_tile: P straight from the registers that S was summed in ---- */
 
-/* sum = Q K^T - reference for one panel; the subtraction is the sums' starting value, so it costs nothing. */
-static ALWAYS_INLINE void relative_scores(const row_block *block, int64_t tile_row, const float *panel,
-                                          vec sum[TILE_ROWS][TILE_VECS], const int vecs) {
+/* sum = Q K^T + shift - reference for one panel; both are the sums' starting value, so that the reference costs nothing. */
+static ALWAYS_INLINE void relative_scores(const row_block *block, int64_t tile_row, int64_t key,
+                                          vec sum[TILE_ROWS][TILE_VECS], const bool shifted, const int vecs) {
   const int64_t dim_qk = block->problem->dim_qk;
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
     const vec start = vec_set1(-reference_of(block, tile_row + i));
     UNROLL
-    for (int v = 0; v < vecs; v++) sum[i][v] = start;
+    for (int v = 0; v < vecs; v++)
+      sum[i][v] = shifted ? vec_add(shift_of(block, tile_row + i, key + v * VEC_LANES), start) : start;
   }
-  product(sum, block->q + tile_row * block->q_stride, block->q_stride, panel, PANEL_KEYS, dim_qk, vecs);
+  product(sum, block->q + tile_row * block->q_stride, block->q_stride, block->keys.k + key * dim_qk, PANEL_KEYS, dim_qk,
+          vecs);
 }
 
-/* A panel on an edge, of which only the first `vecs` vectors hold keys. */
-static ALWAYS_INLINE void edge_panel(const row_block *block, int64_t tile_row, int64_t key, float *score, int64_t pending,
-                                     const int vecs) {
-  vec sum[TILE_ROWS][TILE_VECS];
-  relative_scores(block, tile_row, block->keys.k + key * block->problem->dim_qk, sum, vecs);
-  store_tile(sum, score, block->score_stride, vecs);
-  softmax_panel(block, tile_row, key, score, pending, TILE_ROWS);
+/* Gives rows that have seen no allowed key yet the largest score of this panel as their reference, and takes it off. */
+static ALWAYS_INLINE void settle_rows(const row_block *block, int64_t tile_row, vec sum[TILE_ROWS][TILE_VECS],
+                                      const int vecs) {
+  UNROLL
+  for (int i = 0; i < TILE_ROWS; i++) {
+    vec best = vec_set1(-INFINITY);
+    UNROLL
+    for (int v = 0; v < vecs; v++) best = vec_max(sum[i][v], best);
+    const float largest = vec_reduce_max(best);
+    if (block->row_max[tile_row + i] > -INFINITY || largest == -INFINITY) continue;
+    block->row_max[tile_row + i] = largest;
+    UNROLL
+    for (int v = 0; v < vecs; v++) sum[i][v] = vec_sub(sum[i][v], vec_set1(largest));
+  }
 }
 
-/* A panel whose scores are more than dot products (scores.h); the reference comes off after that. */
-static void adjusted_panel(const row_block *block, int64_t tile_row, int64_t key, float *score, int64_t pending) {
-  if (block->problem->score == ATTN_SCORE_DOT)
-    score_panel(block, tile_row, key, score, TILE_VECS);
-  else
-    other_panel(block, tile_row, key, score);
-  softmax_panel(block, tile_row, key, score, pending, TILE_ROWS);
-}
-
-/* A panel that every row may see whole. `settled`: no row's reference is -inf. */
-static ALWAYS_INLINE void full_panel(const row_block *block, int64_t tile_row, int64_t key, float *score, int64_t pending,
-                                     bool settled) {
-  vec sum[TILE_ROWS][TILE_VECS];
-  relative_scores(block, tile_row, block->keys.k + key * block->problem->dim_qk, sum, TILE_VECS);
+static ALWAYS_INLINE bool some_above(vec sum[TILE_ROWS][TILE_VECS], float limit, const int vecs) {
   vec largest = vec_set1(-INFINITY); /* not sum[0][0]: a NaN there would hide what other rows have in its lane */
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
     UNROLL
-    for (int v = 0; v < TILE_VECS; v++) largest = vec_max(sum[i][v], largest);
+    for (int v = 0; v < vecs; v++) largest = vec_max(sum[i][v], largest);
   }
-  if (!settled || vec_any_above(largest, RESCALE_AT)) {
-    store_tile(sum, score, block->score_stride, TILE_VECS);
+  return vec_any_above(largest, limit);
+}
+
+/* One panel: the first `vecs` vectors hold keys. `shifted`: bias, ALiBi or a mask. `edge`: not every row may see all of it. `settled`:
+ * every row has a reference. */
+static ALWAYS_INLINE void dot_panel(const row_block *block, int64_t tile_row, int64_t key, float *score, int64_t pending,
+                                    bool settled, const bool shifted, const bool edge, const int vecs) {
+  vec sum[TILE_ROWS][TILE_VECS];
+  relative_scores(block, tile_row, key, sum, shifted, vecs);
+  UNROLL
+  for (int i = 0; i < TILE_ROWS; i++) {
+    UNROLL
+    for (int v = 0; v < vecs; v++) {
+      if (shifted) sum[i][v] = select_keys(block, tile_row + i, key + v * VEC_LANES, sum[i][v]);
+      if (edge) sum[i][v] = select_allowed(block->range[tile_row + i], key + v * VEC_LANES, sum[i][v]);
+    }
+  }
+  if (!settled) settle_rows(block, tile_row, sum, vecs);
+  if (some_above(sum, RESCALE_AT, vecs)) {
+    store_tile(sum, score, block->score_stride, vecs);
     softmax_panel(block, tile_row, key, score, pending, TILE_ROWS);
     return;
   }
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
     float *row_sum = block->row_sum + (tile_row + i) * VEC_LANES;
-    vec_store(row_sum, exponentials(sum[i], score + i * block->score_stride, vec_load(row_sum)));
+    vec_store(row_sum, exponentials(sum[i], score + i * block->score_stride, vec_load(row_sum), vecs));
   }
+}
+
+/* dot_panel's cases, each a function of its own: inlined into one, they would fight for registers. */
+static NO_INLINE void full_panel(const row_block *block, int64_t tile_row, int64_t key, float *score, int64_t pending,
+                                 bool settled) {
+  dot_panel(block, tile_row, key, score, pending, settled, false, false, TILE_VECS);
+}
+
+static NO_INLINE void shifted_panel(const row_block *block, int64_t tile_row, int64_t key, float *score, int64_t pending,
+                                    bool settled) {
+  dot_panel(block, tile_row, key, score, pending, settled, true, true, TILE_VECS);
+}
+
+static NO_INLINE void edge_panel(const row_block *block, int64_t tile_row, int64_t key, float *score, int64_t pending,
+                                 bool settled, int64_t vecs) {
+  WITH_CONSTANT_VECS(vecs, dot_panel, block, tile_row, key, score, pending, settled, false, true)
+}
+
+/* A panel whose scores are other similarities, or bent by a softcap (scores.h); the reference comes off after that. */
+static void adjusted_panel(const row_block *block, int64_t tile_row, int64_t key, float *score, int64_t pending) {
+  if (block->problem->score == ATTN_SCORE_DOT)
+    score_panel(block, tile_row, key, score, TILE_VECS);
+  else
+    other_panel(block, tile_row, key, score);
+  softmax_panel(block, tile_row, key, score, pending, TILE_ROWS);
 }
 
 static bool rows_settled(const row_block *block, int64_t tile_row) {
@@ -76,12 +115,14 @@ static void score_softmax_tile(const row_block *block, int64_t tile_row, tile_ke
   bool settled = rows_settled(block, tile_row);
   for (int64_t key = keys.first; key < keys.end; key += PANEL_KEYS) {
     const int64_t done = key - keys.first, end = min64(keys.end, key + PANEL_KEYS);
-    if (block->adjusted) {
+    if (block->shifted) {
+      shifted_panel(block, tile_row, key, score + done, done, settled);
+    } else if (block->adjusted) {
       adjusted_panel(block, tile_row, key, score + done, done);
     } else if (keys.all_begin <= key && key + PANEL_KEYS <= keys.all_end) {
       full_panel(block, tile_row, key, score + done, done, settled);
     } else {
-      WITH_CONSTANT_VECS((end - key + VEC_LANES - 1) / VEC_LANES, edge_panel, block, tile_row, key, score + done, done)
+      edge_panel(block, tile_row, key, score + done, done, settled, (end - key + VEC_LANES - 1) / VEC_LANES);
     }
     if (!settled) settled = rows_settled(block, tile_row);
   }

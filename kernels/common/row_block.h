@@ -13,6 +13,7 @@
 #include "rows.h"
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
+#define NO_INLINE     __attribute__((noinline))
 #ifdef __clang__
 #define UNROLL   _Pragma("clang loop unroll(full)")
 #define UNROLL_4 _Pragma("clang loop unroll_count(4)")
@@ -56,6 +57,7 @@ typedef struct row_block {
   float *score;          /* [rows of S kept][score_stride]: S, then P */
   int64_t q_stride, acc_stride, score_stride;
   bool adjusted;  /* scores are more than dot products: scores.h has the rest */
+  bool shifted;   /* flash: what they are more is added or selected, so sums start from it (shift_of, select_keys) */
   bool first_try; /* finish_rows may ask for a second one */
   bool careful;   /* second try: leave V of masked keys alone, whatever stands there (accumulate_tile) */
 } row_block;

@@ -82,6 +82,7 @@ static inline void compute_rows(const attn_schedule *schedule, const attn_args *
       .acc_stride = round_up(p->dim_v, VEC_LANES),
       .score_stride = score_stride,
       .adjusted = scores_adjusted(p),
+      .shifted = scores_shifted(p),
       .first_try = true,
   };
   start_rows(&block, capacity);

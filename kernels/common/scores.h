@@ -13,6 +13,11 @@ static inline bool scores_adjusted(const attn_problem *p) {
   return p->score != ATTN_SCORE_DOT || p->softcap > 0 || attn_uses(p, ATTN_USE_MASK | ATTN_USE_BIAS | ATTN_USE_ALIBI);
 }
 
+/* Dot products with a bias, ALiBi or a mask and nothing else: terms that a sum may start from. */
+static inline bool scores_shifted(const attn_problem *p) {
+  return scores_adjusted(p) && p->score == ATTN_SCORE_DOT && !(p->softcap > 0);
+}
+
 /* tanh(x) = x P(x^2) / Q(x^2) up to |x| = 9, where it is 1 to within float32; relative error below 3.2e-7
  * (scripts/derive_tanh.py). NaN stays NaN. */
 static inline vec vec_tanh(vec x) {
@@ -65,6 +70,33 @@ static inline vec selection(const row_block *block, int64_t i, int64_t key) {
   return attn_uses(p, ATTN_USE_MASK) ? select_by_mask(block, i, key, count, s) : s;
 }
 
+/* x where mask and bias leave the key to row i, else -inf, whatever x is. */
+static inline vec select_keys(const row_block *block, int64_t i, int64_t key, vec x) {
+  const attn_problem *p = block->problem;
+  const int64_t count = keys_in_vector(block, key);
+  if (count <= 0) return x; /* beyond the sequence: never allowed */
+  if (attn_uses(p, ATTN_USE_BIAS))
+    x = vec_unless_masked(x, load_keys_f32(block, block->args->bias, &p->bias_stride, i, key, count));
+  return attn_uses(p, ATTN_USE_MASK) ? select_by_mask(block, i, key, count, x) : x;
+}
+
+static inline vec alibi_of(const row_block *block, int64_t i, int64_t key) {
+  const problem_row row = problem_row_of(block, i);
+  const float slope = block->args->alibi_slopes[row.head] * LOG2_E;
+  const float distance = (float)(row.query + block->seq->offset - key);
+  return vec_mul(vec_set1(slope), vec_abs(vec_sub(vec_set1(distance), vec_lane_numbers())));
+}
+
+/* Bias and ALiBi of row i for VEC_LANES keys from `key` on. */
+static inline vec shift_of(const row_block *block, int64_t i, int64_t key) {
+  const attn_problem *p = block->problem;
+  const int64_t count = keys_in_vector(block, key);
+  vec s = vec_zero();
+  if (count > 0 && attn_uses(p, ATTN_USE_BIAS))
+    s = vec_mul(vec_set1(LOG2_E), load_keys_f32(block, block->args->bias, &p->bias_stride, i, key, count));
+  return attn_uses(p, ATTN_USE_ALIBI) ? vec_sub(s, alibi_of(block, i, key)) : s;
+}
+
 /* Scores of row i for VEC_LANES keys from `key` on, from their similarities. */
 static inline vec adjust_scores(const row_block *block, int64_t i, int64_t key, vec s) {
   const attn_problem *p = block->problem;
@@ -76,12 +108,7 @@ static inline vec adjust_scores(const row_block *block, int64_t i, int64_t key, 
   }
   if (attn_uses(p, ATTN_USE_BIAS))
     s = vec_add_bias(s, vec_mul(vec_set1(LOG2_E), load_keys_f32(block, block->args->bias, &p->bias_stride, i, key, count)));
-  if (attn_uses(p, ATTN_USE_ALIBI)) {
-    const problem_row row = problem_row_of(block, i);
-    const float slope = block->args->alibi_slopes[row.head] * LOG2_E;
-    const float distance = (float)(row.query + block->seq->offset - key);
-    s = vec_sub(s, vec_mul(vec_set1(slope), vec_abs(vec_sub(vec_set1(distance), vec_lane_numbers()))));
-  }
+  if (attn_uses(p, ATTN_USE_ALIBI)) s = vec_sub(s, alibi_of(block, i, key));
   return attn_uses(p, ATTN_USE_MASK) ? select_by_mask(block, i, key, count, s) : s;
 }
 

@@ -44,7 +44,7 @@ static void softmax_panel(const row_block *block, int64_t tile_row, int64_t key,
     vec p[TILE_VECS], best = vec_set1(-INFINITY);
     for (int v = 0; v < TILE_VECS; v++) {
       p[v] = vec_load(s + v * VEC_LANES);
-      if (block->adjusted)
+      if (block->adjusted && !block->shifted)
         p[v] = vec_sub(adjust_scores(block, row, key + v * VEC_LANES, p[v]), vec_set1(reference_of(block, row)));
       p[v] = select_allowed(block->range[row], key + v * VEC_LANES, p[v]);
       best = vec_max(p[v], best);
@@ -55,7 +55,7 @@ static void softmax_panel(const row_block *block, int64_t tile_row, int64_t key,
       for (int v = 0; v < TILE_VECS; v++) p[v] = vec_sub(p[v], step);
     }
     float *sum = block->row_sum + row * VEC_LANES;
-    vec_store(sum, exponentials(p, s, vec_load(sum)));
+    vec_store(sum, exponentials(p, s, vec_load(sum), TILE_VECS));
   }
 }
 

@@ -52,7 +52,7 @@ static void softmax_tile(const row_block *block, int64_t tile_row, int64_t count
       vec p[TILE_VECS];
       UNROLL
       for (int v = 0; v < TILE_VECS; v++) p[v] = vec_sub(vec_load(row + j + v * VEC_LANES), shift);
-      sum = exponentials(p, row + j, sum);
+      sum = exponentials(p, row + j, sum, TILE_VECS);
     }
     vec_store(block->row_sum + (tile_row + i) * VEC_LANES, sum);
   }
