@@ -8,6 +8,7 @@
 #include "cpu.h"
 #include "dispatch.h"
 #include "error.h"
+#include "float_mode.h"
 #include "parallel.h"
 #include "problem.h"
 
@@ -161,8 +162,10 @@ static void run_task(void *pointer, int64_t index, int worker) {
   const attn_schedule *s = &c->plan->schedule;
   int64_t items = s->items[c->phase], slot = index / items;
   attn_task task = {.phase = c->phase, .unit = c->first_unit + slot, .item = index % items};
+  const uint64_t mode = attn_float_mode_enter();
   c->plan->kernel->run(s, c->args, task, c->shared + (size_t)slot * s->unit_bytes,
                        c->scratch + (size_t)worker * s->scratch_bytes);
+  attn_float_mode_leave(mode);
 }
 
 static void run_waves(const attn_plan *plan, const attn_args *args, char *workspace) {

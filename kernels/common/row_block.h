@@ -13,7 +13,7 @@
 #include "rows.h"
 
 #define ALWAYS_INLINE inline __attribute__((always_inline))
-#define NO_INLINE     __attribute__((noinline))
+#define NO_INLINE     __attribute__((noinline, unused))
 #ifdef __clang__
 #define UNROLL   _Pragma("clang loop unroll(full)")
 #define UNROLL_4 _Pragma("clang loop unroll_count(4)")

@@ -138,7 +138,7 @@ static void accumulate_selected(const row_block *block, int64_t tile_row, int64_
 
 /* Adds the keys [begin, end) with p[i][j - begin]. Columns are cut into equal strips rather than full tiles and a rest: 5 vectors are 3 + 2, not 4 + 1, because a one-vector tile
  * has too few sums to hide FMA latency. */
-static inline void accumulate_tile(const row_block *block, int64_t tile_row, int64_t begin, int64_t end, const float *p) {
+static NO_INLINE void accumulate_tile(const row_block *block, int64_t tile_row, int64_t begin, int64_t end, const float *p) {
   if (block->careful) {
     accumulate_selected(block, tile_row, min64(TILE_ROWS, block->rows - tile_row), begin, end, p);
     return;
