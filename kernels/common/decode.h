@@ -265,7 +265,7 @@ static void decode_block(const row_block *block, int64_t begin, int64_t end, flo
     const int64_t rows = min64(DECODE_TILE_ROWS, block->rows - tile_row);
     score_few_rows(block, tile_row, rows, k, keys, block->score + (begin - first));
     for (int64_t key = first; key < end; key += PANEL_KEYS)
-      softmax_panel(block, tile_row, key, block->score + (key - first), key - first, rows);
+      softmax_panel(block, tile_row, key, block->score + (key - first), key - first, rows, TILE_VECS);
     if (picks)
       accumulate_selected(&in_block, tile_row, rows, begin, end, block->score + (begin - first));
     else

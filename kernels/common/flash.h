@@ -11,19 +11,19 @@
 
 /* ---- score_softmax_tile: P straight from the registers that S was summed in ---- */
 
-/* sum = Q K^T + shift - reference for one panel; both are the sums' starting value, so that the reference costs nothing. */
+/* sum = Q K^T + shift - reference from key `key` on; both are the sums' starting value, so that the reference costs nothing. */
 static ALWAYS_INLINE void relative_scores(const row_block *block, int64_t tile_row, int64_t key,
-                                          vec sum[TILE_ROWS][TILE_VECS], const bool shifted, const int vecs) {
-  const int64_t dim_qk = block->problem->dim_qk;
+                                          vec sum[TILE_ROWS][TILE_VECS], const shift_row *shift, const int vecs) {
+  const int64_t dim_qk = block->problem->dim_qk, panel = round_down(key, PANEL_KEYS);
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
     const vec start = vec_set1(-reference_of(block, tile_row + i));
     UNROLL
     for (int v = 0; v < vecs; v++)
-      sum[i][v] = shifted ? vec_add(shift_of(block, tile_row + i, key + v * VEC_LANES), start) : start;
+      sum[i][v] = shift ? vec_add(shift_at(block, &shift[i], tile_row + i, key, v), start) : start;
   }
-  product(sum, block->q + tile_row * block->q_stride, block->q_stride, block->keys.k + key * dim_qk, PANEL_KEYS, dim_qk,
-          vecs);
+  product(sum, block->q + tile_row * block->q_stride, block->q_stride, block->keys.k + panel * dim_qk + (key - panel),
+          PANEL_KEYS, dim_qk, vecs);
 }
 
 /* Gives rows that have seen no allowed key yet the largest score of this panel as their reference, and takes it off. */
@@ -52,24 +52,26 @@ static ALWAYS_INLINE bool some_above(vec sum[TILE_ROWS][TILE_VECS], float limit,
   return vec_any_above(largest, limit);
 }
 
-/* One panel: the first `vecs` vectors hold keys. `shifted`: bias, ALiBi or a mask. `edge`: not every row may see all of it. `settled`:
+/* `vecs` vectors of one panel, from key `key` on. `shifted`: bias, ALiBi or a mask. `edge`: not every row may see all of it. `settled`:
  * every row has a reference. */
 static ALWAYS_INLINE void dot_panel(const row_block *block, int64_t tile_row, int64_t key, float *score, int64_t pending,
                                     bool settled, const bool shifted, const bool edge, const int vecs) {
   vec sum[TILE_ROWS][TILE_VECS];
-  relative_scores(block, tile_row, key, sum, shifted, vecs);
+  shift_row shift[TILE_ROWS];
+  for (int i = 0; shifted && i < TILE_ROWS; i++) shift[i] = shift_row_of(block, tile_row + i, key);
+  relative_scores(block, tile_row, key, sum, shifted ? shift : NULL, vecs);
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
     UNROLL
     for (int v = 0; v < vecs; v++) {
-      if (shifted) sum[i][v] = select_keys(block, tile_row + i, key + v * VEC_LANES, sum[i][v]);
+      if (shifted) sum[i][v] = select_at(block, &shift[i], tile_row + i, key, v, sum[i][v]);
       if (edge) sum[i][v] = select_allowed(block->range[tile_row + i], key + v * VEC_LANES, sum[i][v]);
     }
   }
   if (!settled) settle_rows(block, tile_row, sum, vecs);
   if (some_above(sum, RESCALE_AT, vecs)) {
     store_tile(sum, score, block->score_stride, vecs);
-    softmax_panel(block, tile_row, key, score, pending, TILE_ROWS);
+    softmax_panel(block, tile_row, key, score, pending, TILE_ROWS, vecs);
     return;
   }
   UNROLL
@@ -101,7 +103,7 @@ static void adjusted_panel(const row_block *block, int64_t tile_row, int64_t key
     score_panel(block, tile_row, key, score, TILE_VECS);
   else
     other_panel(block, tile_row, key, score);
-  softmax_panel(block, tile_row, key, score, pending, TILE_ROWS);
+  softmax_panel(block, tile_row, key, score, pending, TILE_ROWS, TILE_VECS);
 }
 
 static bool rows_settled(const row_block *block, int64_t tile_row) {
@@ -110,20 +112,22 @@ static bool rows_settled(const row_block *block, int64_t tile_row) {
   return settled;
 }
 
-/* P of the tile's keys, relative to each row's reference, from keys.first on. */
+/* P of the tile's keys, relative to each row's reference; score[i][j - keys.first]. Panels go from border to border; the first starts
+ * at the first vector with a key, the last ends with the last one, so that a narrow window costs little more than its keys. */
 static void score_softmax_tile(const row_block *block, int64_t tile_row, tile_keys keys, float *score) {
   bool settled = rows_settled(block, tile_row);
-  for (int64_t key = keys.first; key < keys.end; key += PANEL_KEYS) {
-    const int64_t done = key - keys.first, end = min64(keys.end, key + PANEL_KEYS);
-    if (block->shifted) {
-      shifted_panel(block, tile_row, key, score + done, done, settled);
-    } else if (block->adjusted) {
-      adjusted_panel(block, tile_row, key, score + done, done);
-    } else if (keys.all_begin <= key && key + PANEL_KEYS <= keys.all_end) {
-      full_panel(block, tile_row, key, score + done, done, settled);
-    } else {
-      edge_panel(block, tile_row, key, score + done, done, settled, (end - key + VEC_LANES - 1) / VEC_LANES);
-    }
+  const int64_t first = block->adjusted ? keys.first : round_down(keys.begin, VEC_LANES);
+  for (int64_t key = first, next; key < keys.end; key = next) {
+    next = round_down(key, PANEL_KEYS) + PANEL_KEYS;
+    float *p = score + (key - keys.first);
+    if (block->shifted)
+      shifted_panel(block, tile_row, key, p, key - first, settled);
+    else if (block->adjusted)
+      adjusted_panel(block, tile_row, key, p, key - first);
+    else if (key + PANEL_KEYS == next && keys.all_begin <= key && next <= keys.all_end)
+      full_panel(block, tile_row, key, p, key - first, settled);
+    else
+      edge_panel(block, tile_row, key, p, key - first, settled, (min64(keys.end, next) - key + VEC_LANES - 1) / VEC_LANES);
     if (!settled) settled = rows_settled(block, tile_row);
   }
 }

@@ -35,14 +35,16 @@ static float rescale_row(const row_block *block, int64_t i, float step, float *s
 
 /* The careful end of a panel: scores lie in memory, relative to each row's reference. Masks the keys [key, key + PANEL_KEYS) that
  * a row may not see (whatever stood there, NaN included, becomes -inf), moves references where needed, then P and row_sum, for
- * the first `rows` rows of the tile. */
-static void softmax_panel(const row_block *block, int64_t tile_row, int64_t key, float *score, int64_t pending,
-                          int64_t rows) {
+ * the first `rows` rows of the tile. Of the panel, `vecs` vectors are there. */
+static void softmax_panel(const row_block *block, int64_t tile_row, int64_t key, float *score, int64_t pending, int64_t rows,
+                          int64_t vecs) {
   for (int64_t i = 0; i < rows; i++) {
     const int64_t row = tile_row + i;
     float *s = score + i * block->score_stride;
     vec p[TILE_VECS], best = vec_set1(-INFINITY);
     for (int v = 0; v < TILE_VECS; v++) {
+      p[v] = vec_set1(-INFINITY);
+      if (v >= vecs) continue;
       p[v] = vec_load(s + v * VEC_LANES);
       if (block->adjusted && !block->shifted)
         p[v] = vec_sub(adjust_scores(block, row, key + v * VEC_LANES, p[v]), vec_set1(reference_of(block, row)));
@@ -55,7 +57,7 @@ static void softmax_panel(const row_block *block, int64_t tile_row, int64_t key,
       for (int v = 0; v < TILE_VECS; v++) p[v] = vec_sub(p[v], step);
     }
     float *sum = block->row_sum + row * VEC_LANES;
-    vec_store(sum, exponentials(p, s, vec_load(sum), TILE_VECS));
+    vec_store(sum, exponentials(p, s, vec_load(sum), vecs));
   }
 }
 

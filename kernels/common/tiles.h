@@ -90,15 +90,15 @@ static inline vec select_allowed(attn_key_range range, int64_t key, vec score) {
 
 /* ---- P = exp(S) ---- */
 
-/* p = 2^p for one panel of a row, in registers, stored to `score`, 0 behind the first `vecs` vectors; returns sum + their lane-wise
- * sum. */
-static ALWAYS_INLINE vec exponentials(vec p[TILE_VECS], float *score, vec sum, const int vecs) {
+/* p = 2^p for the first `vecs` vectors of a panel of a row, in registers, stored to `score`; returns sum + their lane-wise sum. */
+static ALWAYS_INLINE vec exponentials(vec p[TILE_VECS], float *score, vec sum, const int64_t vecs) {
   vec added = vec_zero();
   UNROLL
   for (int v = 0; v < TILE_VECS; v++) {
-    if (v < vecs) p[v] = vec_exp2(p[v]);
-    vec_store(score + v * VEC_LANES, v < vecs ? p[v] : vec_zero());
-    if (v < vecs) added = v == 0 ? p[0] : vec_add(added, p[v]);
+    if (v >= vecs) continue;
+    p[v] = vec_exp2(p[v]);
+    vec_store(score + v * VEC_LANES, p[v]);
+    added = v == 0 ? p[0] : vec_add(added, p[v]);
   }
   return vec_add(sum, added);
 }
