@@ -87,9 +87,7 @@ static void print_table(const ceilings *c) {
   for (const ceiling *row = c->row; row < c->row + c->count; row++)
     printf("%-8s %-12s %-6s %-30s %12.1f %12.1f  %s\n", row->kind, row->name, row->dtype, row->what, row->one, row->all,
            row->unit);
-  printf(
-      "\nall cores: %d threads at once. Reads use the widest loads of this CPU.\n",
-      c->threads);
+  printf("\nall cores: %d threads at once. Reads use the widest loads of this CPU.\n", c->threads);
 }
 
 static void write_csv(const ceilings *c, FILE *file) {

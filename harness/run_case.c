@@ -165,8 +165,9 @@ static bool open_tensors(bench_stage *s) {
   return true;
 }
 
-/* Whether the sharp limit applies: it presumes V of mean zero and scores that differ, or addends of equal size all round the same way
- * (docs/numerics.md: a standard deviation below 0.05). Scores of default scale have the square of the inputs' magnitude. */
+/* Whether the sharp limit applies: it presumes V of mean zero and scores that differ, or addends of equal size all round the
+ * same way (docs/numerics.md: a standard deviation below 0.05). Scores of default scale have the square of the inputs'
+ * magnitude. */
 static bool errors_average_out(const bench_case *bench) {
   return !bench->uniform_v && bench->magnitude * bench->magnitude >= 0.05;
 }

@@ -87,8 +87,9 @@ static inline int vec_any_above(vec x, float limit) {
 }
 static inline int vec_any_nan(vec x) { return _mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) != 0; }
 
-/* 2^t for t <= 127; relative error below 1.6e-7 (scripts/derive_exp2.py, tests/exp_every_float.c) down to t = -126, 0 below (the bound's n 2^-126 term)
- * and for -inf; NaN stays NaN. n = t rounded to nearest by adding 1.5 2^23 ("magic number"), whose low bits then go into the exponent. */
+/* 2^t for t <= 127; relative error below 1.6e-7 (scripts/derive_exp2.py, tests/exp_every_float.c) down to t = -126, 0 below
+ * (the bound's n 2^-126 term) and for -inf; NaN stays NaN. n = t rounded to nearest by adding 1.5 2^23 ("magic number"),
+ * whose low bits then go into the exponent. */
 static inline vec vec_exp2(vec t) {
   const vec lowest = vec_set1(-126.0f), magic = vec_set1(0x1.8p23f);
   vec clamped = _mm256_max_ps(lowest, t); /* this order keeps NaN */

@@ -1,5 +1,5 @@
-/* The vector vocabulary of the avx512 tier: 16 floats in a register, 32 registers. kernels/common/ is written in these words;
- * every tier defines the same ones. */
+/* The vector vocabulary of the avx512 tier: 16 floats in a register, 32 registers. kernels/common/ is written in these
+ * words; every tier defines the same ones. */
 #ifndef ATTN_VEC_AVX512_H
 #define ATTN_VEC_AVX512_H
 
@@ -8,8 +8,8 @@
 
 typedef __m512 vec;
 
-/* A product tile of 6 rows x 4 vectors keeps 24 sums in registers, with 4 for the streamed operand and 1-4 for broadcasts: the
- * largest shape that fits 32. Each broadcast is used 4 times, so loads (10 per 24 FMA) stay below FMA throughput. */
+/* A product tile of 6 rows x 4 vectors keeps 24 sums in registers, with 4 for the streamed operand and 1-4 for broadcasts:
+ * the largest shape that fits 32. Each broadcast is used 4 times, so loads (10 per 24 FMA) stay below FMA throughput. */
 enum { VEC_LANES = 16, TILE_ROWS = 6, TILE_VECS = 4 };
 
 static inline vec vec_zero(void) { return _mm512_setzero_ps(); }
@@ -73,8 +73,8 @@ static inline vec vec_add_bias(vec x, vec bias) {
 static inline int vec_any_above(vec x, float limit) { return _mm512_cmp_ps_mask(x, vec_set1(limit), _CMP_GT_OQ) != 0; }
 static inline int vec_any_nan(vec x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0; }
 
-/* 2^t for t <= 127; relative error below 1.8e-7 (scripts/derive_exp2.py, tests/exp_every_float.c), 0 for -inf and far below the smallest denormal.
- * f = t - floor(t) in [0, 1), degree-5 minimax in Horner form, scaled by 2^floor(t). */
+/* 2^t for t <= 127; relative error below 1.8e-7 (scripts/derive_exp2.py, tests/exp_every_float.c), 0 for -inf and far below
+ * the smallest denormal. f = t - floor(t) in [0, 1), degree-5 minimax in Horner form, scaled by 2^floor(t). */
 static inline vec vec_exp2(vec t) {
   vec f = _mm512_reduce_ps(t, 0x09); /* t - floor(t), no exceptions */
   vec p = vec_fma(f, vec_set1(0x1.e96910p-10f), vec_set1(0x1.277c1cp-7f));
@@ -85,7 +85,8 @@ static inline vec vec_exp2(vec t) {
   return _mm512_scalef_ps(p, t);
 }
 
-/* Lane i of the result is the sum of x[i]'s lanes: a tree of additions that transposes on its way (45 instructions for 16 sums). */
+/* Lane i of the result is the sum of x[i]'s lanes: a tree of additions that transposes on its way (45 instructions for 16
+ * sums). */
 static inline __attribute__((always_inline)) vec vec_sum_each(const vec x[16]) {
   vec pairs[8], fours[4], quarters[2];
   for (int i = 0; i < 8; i++) /* lanes of x[2i] and x[2i + 1] alternate */

@@ -1,12 +1,12 @@
 /* decode: few query rows against many keys, where reading K and V once is what counts.
  *
- * All query rows that share a KV head are one block, so K and V are read once per KV head, in place: a panel would have to be written
- * and read again. Keys are split at fixed borders into tasks of their own (Dao et al. 2023, "Flash-Decoding"), each of which leaves
- * (row_max, row_sum, acc) in the unit's memory; the merge phase takes them together in the order of the keys. Borders depend on
- * nothing but the key index, so bits do not depend on who computed what.
+ * All query rows that share a KV head are one block, so K and V are read once per KV head, in place: a panel would have to
+ * be written and read again. Keys are split at fixed borders into tasks of their own (Dao et al. 2023, "Flash-Decoding"),
+ * each of which leaves (row_max, row_sum, acc) in the unit's memory; the merge phase takes them together in the order of the
+ * keys. Borders depend on nothing but the key index, so bits do not depend on who computed what.
  *
- * Scores put the head dimension in lanes: VEC_LANES sums at a time, as 1 row x VEC_LANES keys up to 4 rows x VEC_LANES / 4 keys, which
- * a transposing tree of additions turns into one vector of scores (vec_sum_each). */
+ * Scores put the head dimension in lanes: VEC_LANES sums at a time, as 1 row x VEC_LANES keys up to 4 rows x VEC_LANES / 4
+ * keys, which a transposing tree of additions turns into one vector of scores (vec_sum_each). */
 #ifndef ATTN_COMMON_DECODE_H
 #define ATTN_COMMON_DECODE_H
 
@@ -16,13 +16,11 @@
 #include "streaming.h"
 
 enum {
-  DECODE_ROWS = 16,  /* most query rows of a KV head: beyond, flash's register tiles win over reading K and V only once */
-  SPLIT_KEYS = 1024, /* of one task: long enough to hide its start, short enough to share 4096 keys among four threads */
-  DECODE_TILE_ROWS =
-      4,            /* scored and summed together: each load of K and V is used 4 times, and the sums fit the registers */
-  DECODE_KEYS = 64, /* of one block: K and V of it stay in L1 from the score to the sum; a multiple of every PANEL_KEYS */
-  PREFETCH_BYTES =
-      8192 /* ahead in K and in V: what Intel wants; AMD's own prefetching needs none of it, and does not mind */
+  DECODE_ROWS = 16,     /* most query rows of a KV head; where flash really overtakes is not measured yet */
+  SPLIT_KEYS = 1024,    /* of one task: long enough to hide its start, short enough to share 4096 keys among four threads */
+  DECODE_TILE_ROWS = 4, /* rows scored and summed together: each load of K and V is used 4 times; sums fit the registers */
+  DECODE_KEYS = 64,     /* of one block, whose K and V stay in L1 from score to sum; a multiple of every PANEL_KEYS */
+  PREFETCH_BYTES = 8192 /* ahead in K and in V, for CPUs whose own prefetching stops at pages */
 };
 
 static const char *decode_rejects(const attn_problem *p, char *buffer, size_t buffer_bytes) {
@@ -60,24 +58,14 @@ typedef struct decode_scratch {
 enum { DECODE_SCORE_STRIDE = DECODE_KEYS + 16 };
 
 static bool decode_scratch_of(const attn_problem *p, int64_t capacity, decode_scratch *at) {
-  const bool converts = p->dtype_kv != ATTN_F32;
-  const struct {
-    int64_t *start, rows, floats;
-  } parts[] = {
+  const scratch_part parts[] = {
       {&at->q, capacity, round_up(p->dim_qk, VEC_LANES)},
-      {&at->range, capacity, (int64_t)(sizeof(attn_key_range) / sizeof(float))},
+      {&at->range, capacity, RANGE_FLOATS},
       {&at->score, TILE_ROWS, DECODE_SCORE_STRIDE},
-      {&at->k, converts ? DECODE_KEYS : 0, round_up(p->dim_qk, VEC_LANES)},
+      {&at->k, p->dtype_kv == ATTN_F32 ? 0 : DECODE_KEYS, round_up(p->dim_qk, VEC_LANES)},
       {&at->v, DECODE_KEYS, round_up(p->dim_v, VEC_LANES)},
   };
-  at->total = 0;
-  for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-    int64_t floats;
-    *parts[i].start = at->total;
-    if (__builtin_mul_overflow(parts[i].rows, parts[i].floats, &floats) || floats > INT64_MAX / 16) return false;
-    if (__builtin_add_overflow(at->total, round_up(floats, ATTN_MEMORY_ALIGN / 4), &at->total)) return false;
-  }
-  return at->total <= INT64_MAX / 8;
+  return lay_out_scratch(parts, sizeof parts / sizeof *parts, &at->total);
 }
 
 static bool decode_plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
@@ -106,8 +94,8 @@ typedef struct key_rows {
   int64_t first, stride;
 } key_rows;
 
-/* score[r][j] for `rows` rows and VEC_LANES / rows keys from key `at` on, of which `keys` exist. `rows` is a constant, 1, 2 or 4, and so is
- * the type. */
+/* score[r][j] for `rows` rows and VEC_LANES / rows keys from key `at` on, of which `keys` exist. `rows` is a constant, 1, 2
+ * or 4, and so is the type. */
 static ALWAYS_INLINE void score_few(const float *q, int64_t q_stride, key_rows k, int64_t at, int64_t keys, int64_t dim_qk,
                                     float *score, int64_t score_stride, const int rows, const attn_dtype dtype) {
   const int columns = VEC_LANES / rows;
@@ -137,7 +125,8 @@ static ALWAYS_INLINE void score_few(const float *q, int64_t q_stride, key_rows k
   for (int r = 0; r < rows; r++) memcpy(score + r * score_stride, each + r * columns, (size_t)columns * sizeof(float));
 }
 
-/* Scores of the block's rows [tile_row, tile_row + rows) for `keys` keys. What lies beyond them, up to VEC_LANES, is written too. */
+/* Scores of the block's rows [tile_row, tile_row + rows) for `keys` keys. What lies beyond them, up to VEC_LANES, is written
+ * too. */
 static void score_few_rows(const row_block *block, int64_t tile_row, int64_t rows, key_rows k, int64_t keys, float *score) {
   const int64_t dim_qk = block->problem->dim_qk;
   for (int64_t done = 0, step; done < rows; done += step) {
@@ -217,8 +206,8 @@ static void accumulate_few_rows(const row_block *block, int64_t tile_row, int64_
 
 /* ---- One block of keys ---- */
 
-/* `keys` rows of K or V from element `first` on: in place if the loops may read them there, else converted to float32 rows of whole
- * vectors. */
+/* `keys` rows of K or V from element `first` on: in place if the loops may read them there, else converted to float32 rows
+ * of whole vectors. */
 static key_rows open_rows(const void *data, attn_dtype dtype, int64_t first, int64_t stride, int64_t keys, int64_t dim,
                           bool in_place, float *copy) {
   const int64_t copy_stride = round_up(dim, VEC_LANES);
@@ -252,8 +241,8 @@ static void decode_block(const row_block *block, int64_t begin, int64_t end, flo
   const int64_t first = round_down(begin, PANEL_KEYS), keys = end - begin;
   prefetch_rows(block->args->k, p->dtype_kv, k_at, p->k_stride.s, keys, p->dim_qk);
   prefetch_rows(block->args->v, p->dtype_kv, v_at, p->v_stride.s, keys, p->dim_v);
-  /* One row converts as it reads; several would convert again and again. Where not every row sees every key, V is picked key by key,
-   * as floats. */
+  /* One row converts as it reads; several would convert again and again. Where not every row sees every key, V is picked key
+   * by key, as floats. */
   const bool f32 = p->dtype_kv == ATTN_F32, alone = block->rows == 1, whole = p->dim_v % VEC_LANES == 0;
   const bool picks = selects_keys(p) || !all_rows_see(block, begin, end);
   const key_rows k = open_rows(block->args->k, p->dtype_kv, k_at, p->k_stride.s, keys, p->dim_qk, f32 || alone, k_copy);

@@ -1,8 +1,9 @@
 /* flash: streaming softmax over key blocks (Milakov & Gimelshein 2018, https://arxiv.org/abs/1805.02867; Dao et al. 2022,
- * https://arxiv.org/abs/2205.14135). The score matrix never exists: one tile of S at a time, TILE_ROWS x key_block, stays in L1
- * from its product to its use.
+ * https://arxiv.org/abs/2205.14135). The score matrix never exists: one tile of S at a time, TILE_ROWS x key_block, stays in
+ * L1 from its product to its use.
  *
- * Loop order: a task holds up to FLASH_ROWS query rows; each key block is read from L2 by all their tiles before the next one. */
+ * Loop order: a task holds up to FLASH_ROWS query rows; each key block is read from L2 by all their tiles before the next
+ * one. */
 #ifndef ATTN_COMMON_FLASH_H
 #define ATTN_COMMON_FLASH_H
 
@@ -11,7 +12,8 @@
 
 /* ---- score_softmax_tile: P straight from the registers that S was summed in ---- */
 
-/* sum = Q K^T + shift - reference from key `key` on; both are the sums' starting value, so that the reference costs nothing. */
+/* sum = Q K^T + shift - reference from key `key` on; both are the sums' starting value, so that the reference costs nothing.
+ */
 static ALWAYS_INLINE void relative_scores(const row_block *block, int64_t tile_row, int64_t key,
                                           vec sum[TILE_ROWS][TILE_VECS], const shift_row *shift, const int vecs) {
   const int64_t dim_qk = block->problem->dim_qk, panel = round_down(key, PANEL_KEYS);
@@ -52,8 +54,8 @@ static ALWAYS_INLINE bool some_above(vec sum[TILE_ROWS][TILE_VECS], float limit,
   return vec_any_above(largest, limit);
 }
 
-/* `vecs` vectors of one panel, from key `key` on. `shifted`: bias, ALiBi or a mask. `edge`: not every row may see all of it. `settled`:
- * every row has a reference. */
+/* `vecs` vectors of one panel, from key `key` on. `shifted`: bias, ALiBi or a mask. `edge`: not every row may see all of it.
+ * `settled`: every row has a reference. */
 static ALWAYS_INLINE void dot_panel(const row_block *block, int64_t tile_row, int64_t key, float *score, int64_t pending,
                                     bool settled, const bool shifted, const bool edge, const int vecs) {
   vec sum[TILE_ROWS][TILE_VECS];
@@ -112,8 +114,9 @@ static bool rows_settled(const row_block *block, int64_t tile_row) {
   return settled;
 }
 
-/* P of the tile's keys, relative to each row's reference; score[i][j - keys.first]. Panels go from border to border; the first starts
- * at the first vector with a key, the last ends with the last one, so that a narrow window costs little more than its keys. */
+/* P of the tile's keys, relative to each row's reference; score[i][j - keys.first]. Panels go from border to border; the
+ * first starts at the first vector with a key, the last ends with the last one, so that a narrow window costs little more
+ * than its keys. */
 static void score_softmax_tile(const row_block *block, int64_t tile_row, tile_keys keys, float *score) {
   bool settled = rows_settled(block, tile_row);
   const int64_t first = block->adjusted ? keys.first : round_down(keys.begin, VEC_LANES);
@@ -146,8 +149,8 @@ static int64_t flash_key_block(const attn_problem *p) {
   return dims <= 256 ? 256 : dims <= 512 ? 128 : 64;
 }
 
-/* Rows that the busiest of `threads` works on when `heads` heads of seq_q rows are cut into blocks of `rows`: an even share of the
- * whole blocks, rounded up, and of the smaller last blocks what does not fit beside it. */
+/* Rows that the busiest of `threads` works on when `heads` heads of seq_q rows are cut into blocks of `rows`: an even share
+ * of the whole blocks, rounded up, and of the smaller last blocks what does not fit beside it. */
 static int64_t busiest_rows(int64_t seq_q, int64_t rows, int64_t heads, int64_t threads) {
   const int64_t whole = heads * (seq_q / rows), rest = seq_q % rows, small = rest ? heads : 0;
   const int64_t share = (whole + threads - 1) / threads, idle = share * threads - whole;

@@ -104,7 +104,8 @@ static void load_query_row(const row_block *block, int64_t i, float factor) {
   }
 }
 
-/* Queries, those of dot scores times scale log2(e), so that scores come out in log2 units. Rows without keys may hold anything and are not read. */
+/* Queries, those of dot scores times scale log2(e), so that scores come out in log2 units. Rows without keys may hold anything
+ * and are not read. */
 static void load_queries(const row_block *block, int64_t capacity) {
   const attn_problem *p = block->problem;
   const float factor = p->score == ATTN_SCORE_DOT ? p->scale * LOG2_E : 1.0f;

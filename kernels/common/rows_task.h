@@ -6,31 +6,39 @@
 #include "pack.h"
 #include "takes_everything.h"
 
+/* rows x floats of a thread's scratch, and where they start. */
+typedef struct scratch_part {
+  int64_t *start, rows, floats;
+} scratch_part;
+
+/* Lays the parts out one behind the other, each on a cache line of its own. False if a size overflows. */
+static bool lay_out_scratch(const scratch_part *parts, size_t count, int64_t *total) {
+  *total = 0;
+  for (size_t i = 0; i < count; i++) {
+    int64_t floats;
+    *parts[i].start = *total;
+    if (__builtin_mul_overflow(parts[i].rows, parts[i].floats, &floats) || floats > INT64_MAX / 16) return false;
+    if (__builtin_add_overflow(*total, round_up(floats, ATTN_MEMORY_ALIGN / 4), total)) return false;
+  }
+  return *total <= INT64_MAX / 8;
+}
+
+enum { RANGE_FLOATS = sizeof(attn_key_range) / sizeof(float) };
+
 /* Floats of a thread's scratch, part by part. */
 typedef struct scratch_layout {
   int64_t q, acc, row_max, row_sum, range, score, total;
 } scratch_layout;
 
 /* score_rows x score_stride floats of S. False if a size overflows. */
-static bool scratch_layout_of(const attn_problem *p, int64_t capacity, int64_t score_rows, int64_t score_stride,
-                              scratch_layout *layout) {
-  const int64_t range_floats = (int64_t)(sizeof(attn_key_range) / sizeof(float));
-  const struct {
-    int64_t *start;
-    int64_t rows, floats;
-  } parts[] = {
+static inline bool scratch_layout_of(const attn_problem *p, int64_t capacity, int64_t score_rows, int64_t score_stride,
+                                     scratch_layout *layout) {
+  const scratch_part parts[] = {
       {&layout->q, capacity, p->dim_qk},        {&layout->acc, capacity, round_up(p->dim_v, VEC_LANES)},
       {&layout->row_max, capacity, 1},          {&layout->row_sum, capacity, VEC_LANES},
-      {&layout->range, capacity, range_floats}, {&layout->score, score_rows, score_stride},
+      {&layout->range, capacity, RANGE_FLOATS}, {&layout->score, score_rows, score_stride},
   };
-  layout->total = 0;
-  for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-    int64_t floats;
-    *parts[i].start = layout->total;
-    if (__builtin_mul_overflow(parts[i].rows, parts[i].floats, &floats) || floats > INT64_MAX / 16) return false;
-    if (__builtin_add_overflow(layout->total, round_up(floats, ATTN_MEMORY_ALIGN / 4), &layout->total)) return false;
-  }
-  return layout->total <= INT64_MAX / 8;
+  return lay_out_scratch(parts, sizeof parts / sizeof *parts, &layout->total);
 }
 
 /* Phases, tasks and memory of a tiled algorithm whose row block and scratch are given. */

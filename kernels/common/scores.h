@@ -1,5 +1,5 @@
-/* What a score can be besides a scaled dot product: another similarity, then softcap, bias, ALiBi and selection by a mask, in this
- * order (docs/semantics.md). All in log2 units, like the dot scores of tiles.h.
+/* What a score can be besides a scaled dot product: another similarity, then softcap, bias, ALiBi and selection by a mask,
+ * in this order (docs/semantics.md). All in log2 units, like the dot scores of tiles.h.
  *
  * Problems that use none of it never come here: their tiles keep P in registers from end to end. */
 #ifndef ATTN_COMMON_SCORES_H
@@ -60,16 +60,6 @@ static inline int64_t keys_in_vector(const row_block *block, int64_t key) {
   return min64(block->seq->len_k - key, VEC_LANES);
 }
 
-/* -inf where mask or bias take the key from row i, something finite elsewhere. */
-static inline vec selection(const row_block *block, int64_t i, int64_t key) {
-  const attn_problem *p = block->problem;
-  const int64_t count = keys_in_vector(block, key);
-  vec s = vec_zero();
-  if (attn_uses(p, ATTN_USE_BIAS))
-    s = vec_add_bias(s, load_keys_f32(block, block->args->bias, &p->bias_stride, i, key, count));
-  return attn_uses(p, ATTN_USE_MASK) ? select_by_mask(block, i, key, count, s) : s;
-}
-
 /* x where mask and bias leave the key to row i, else -inf, whatever x is. */
 static inline vec select_keys(const row_block *block, int64_t i, int64_t key, vec x) {
   const attn_problem *p = block->problem;
@@ -80,6 +70,7 @@ static inline vec select_keys(const row_block *block, int64_t i, int64_t key, ve
   return attn_uses(p, ATTN_USE_MASK) ? select_by_mask(block, i, key, count, x) : x;
 }
 
+/* slope |i + offset - j| of row i for VEC_LANES keys j from `key` on. */
 static inline vec alibi_of(const row_block *block, int64_t i, int64_t key) {
   const problem_row row = problem_row_of(block, i);
   const float slope = block->args->alibi_slopes[row.head] * LOG2_E;
@@ -148,8 +139,8 @@ static bool panel_masked(const row_block *block, int64_t tile_row, int64_t key, 
   if (!selects_keys(block->problem)) return false;
   for (int64_t i = tile_row; i < tile_row + TILE_ROWS; i++)
     for (int64_t at = key; at < end; at += VEC_LANES) {
-      const vec s = select_allowed(block->range[i], at, selection(block, i, at));
-      if (vec_any_above(s, -INFINITY) || vec_any_nan(s)) return false; /* a NaN bias allows its key */
+      const vec left = select_allowed(block->range[i], at, select_keys(block, i, at, vec_zero()));
+      if (vec_any_above(left, -INFINITY)) return false; /* a NaN bias allows its key */
     }
   return true;
 }
@@ -159,9 +150,11 @@ static inline tile_keys trim_tile(const row_block *block, int64_t tile_row, tile
   while (keys.first < keys.end && panel_masked(block, tile_row, keys.first, min64(keys.end, keys.first + PANEL_KEYS)))
     keys.first += PANEL_KEYS;
   keys.begin = max64(keys.begin, keys.first);
-  for (int64_t last; keys.begin < keys.end &&
-                     (last = round_down(keys.end - 1, PANEL_KEYS), panel_masked(block, tile_row, last, keys.end));)
+  while (keys.begin < keys.end) {
+    const int64_t last = round_down(keys.end - 1, PANEL_KEYS);
+    if (!panel_masked(block, tile_row, last, keys.end)) break;
     keys.end = last;
+  }
   if (keys.begin >= keys.end) keys.class = TILE_SKIP;
   return keys;
 }
@@ -185,10 +178,12 @@ static inline void additive_panel(const row_block *block, int64_t i, const float
                                   vec sum[TILE_VECS]) {
   const int64_t dim_qk = block->problem->dim_qk;
   const float *q = block->q + i * block->q_stride;
-  for (int64_t d = 0; d < dim_qk; d++) UNROLL
-  for (int v = 0; v < TILE_VECS; v++) {
-    const vec k = vec_load(panel + d * PANEL_KEYS + v * VEC_LANES);
-    sum[v] = vec_fma(vec_set1(weight[d] * LOG2_E), vec_tanh(vec_add(vec_set1(q[d]), k)), sum[v]);
+  for (int64_t d = 0; d < dim_qk; d++) {
+    UNROLL
+    for (int v = 0; v < TILE_VECS; v++) {
+      const vec k = vec_load(panel + d * PANEL_KEYS + v * VEC_LANES);
+      sum[v] = vec_fma(vec_set1(weight[d] * LOG2_E), vec_tanh(vec_add(vec_set1(q[d]), k)), sum[v]);
+    }
   }
 }
 
@@ -196,11 +191,13 @@ static inline void gaussian_panel(const row_block *block, int64_t i, const float
                                   vec sum[TILE_VECS]) {
   const int64_t dim_qk = block->problem->dim_qk;
   const float *q = block->q + i * block->q_stride;
-  for (int64_t d = 0; d < dim_qk; d++) UNROLL
-  for (int v = 0; v < TILE_VECS; v++) {
-    vec distance = vec_sub(vec_set1(q[d]), vec_load(panel + d * PANEL_KEYS + v * VEC_LANES));
-    if (weight) distance = vec_mul(vec_set1(weight[d]), distance);
-    sum[v] = vec_fma(distance, distance, sum[v]);
+  for (int64_t d = 0; d < dim_qk; d++) {
+    UNROLL
+    for (int v = 0; v < TILE_VECS; v++) {
+      vec distance = vec_sub(vec_set1(q[d]), vec_load(panel + d * PANEL_KEYS + v * VEC_LANES));
+      if (weight) distance = vec_mul(vec_set1(weight[d]), distance);
+      sum[v] = vec_fma(distance, distance, sum[v]);
+    }
   }
   for (int v = 0; v < TILE_VECS; v++) sum[v] = vec_mul(sum[v], vec_set1(-0.5f * LOG2_E));
 }

@@ -1,5 +1,5 @@
-/* Streaming softmax: what a row keeps between key blocks, and how it takes in the scores of one more panel (Milakov & Gimelshein 2018,
- * https://arxiv.org/abs/1805.02867). flash.h and decode.h share it. */
+/* Streaming softmax: what a row keeps between key blocks, and how it takes in the scores of one more panel (Milakov &
+ * Gimelshein 2018, https://arxiv.org/abs/1805.02867). flash.h and decode.h share it. */
 #ifndef ATTN_COMMON_STREAMING_H
 #define ATTN_COMMON_STREAMING_H
 
@@ -14,9 +14,9 @@ static inline float reference_of(const row_block *block, int64_t i) {
   return block->row_max[i] == -INFINITY ? 0.0f : block->row_max[i];
 }
 
-/* Moves row i's reference up by `step`, or sets it if the row has seen no allowed key yet, and with it all that is relative to the
- * old one: row_sum, acc, and the `pending` P of this tile's panels that acc has not seen yet, which end at `score`. Returns the step
- * to take off the scores at hand. Tested before any exp, so nothing can overflow. */
+/* Moves row i's reference up by `step`, or sets it if the row has seen no allowed key yet, and with it all that is relative
+ * to the old one: row_sum, acc, and the `pending` P of this tile's panels that acc has not seen yet, which end at `score`.
+ * Returns the step to take off the scores at hand. Tested before any exp, so nothing can overflow. */
 static float rescale_row(const row_block *block, int64_t i, float step, float *score, int64_t pending) {
   if (block->row_max[i] == -INFINITY) {
     block->row_max[i] = step;
@@ -33,9 +33,9 @@ static float rescale_row(const row_block *block, int64_t i, float step, float *s
   return step;
 }
 
-/* The careful end of a panel: scores lie in memory, relative to each row's reference. Masks the keys [key, key + PANEL_KEYS) that
- * a row may not see (whatever stood there, NaN included, becomes -inf), moves references where needed, then P and row_sum, for
- * the first `rows` rows of the tile. Of the panel, `vecs` vectors are there. */
+/* The careful end of a panel: scores lie in memory, relative to each row's reference. Masks the keys [key, key + PANEL_KEYS)
+ * that a row may not see (whatever stood there, NaN included, becomes -inf), moves references where needed, then P and
+ * row_sum, for the first `rows` rows of the tile. Of the panel, `vecs` vectors are there. */
 static void softmax_panel(const row_block *block, int64_t tile_row, int64_t key, float *score, int64_t pending, int64_t rows,
                           int64_t vecs) {
   for (int64_t i = 0; i < rows; i++) {

@@ -1,12 +1,12 @@
-/* The tile engine: the products and exponentials of a few query rows against a few keys, in the words of vec_<isa>.h. flash.h and
- * unfused.h say in which order the tiles are visited and when softmax happens.
+/* The tile engine: the products and exponentials of a few query rows against a few keys, in the words of vec_<isa>.h.
+ * flash.h and unfused.h say in which order the tiles are visited and when softmax happens.
  *
  * One tile is TILE_ROWS query rows against the keys of one key block. Both products, S = Q K^T and O += P V, are the same
- * register tile (product()): TILE_ROWS x TILE_VECS vectors of sums, one row of the streamed operand (K packed with keys in lanes;
- * V as it is) times one broadcast element per row.
+ * register tile (product()): TILE_ROWS x TILE_VECS vectors of sums, one row of the streamed operand (K packed with keys in
+ * lanes; V as it is) times one broadcast element per row.
  *
- * Every output element is one chain of fused multiply-adds over the keys in their order, and masked keys add exact zeros. So the
- * bits of a row depend neither on the rows it shares a tile with nor on where tiles begin.
+ * Every output element is one chain of fused multiply-adds over the keys in their order, and masked keys add exact zeros. So
+ * the bits of a row depend neither on the rows it shares a tile with nor on where tiles begin.
  */
 #ifndef ATTN_COMMON_TILES_H
 #define ATTN_COMMON_TILES_H
@@ -15,8 +15,8 @@
 
 /* ---- The register tile ---- */
 
-/* sum[i][v] += sum_k a[i][k] b[k][v]: TILE_ROWS rows of a against `depth` rows of `vecs` vectors. `vecs` is a constant at every
- * call, so that the sums live in registers. */
+/* sum[i][v] += sum_k a[i][k] b[k][v]: TILE_ROWS rows of a against `depth` rows of `vecs` vectors. `vecs` is a constant at
+ * every call, so that the sums live in registers. */
 static ALWAYS_INLINE void product(vec sum[TILE_ROWS][TILE_VECS], const float *a, int64_t a_stride, const float *b,
                                   int64_t b_stride, int64_t depth, const int vecs) {
   UNROLL_4
@@ -55,8 +55,8 @@ static ALWAYS_INLINE void store_tile(vec sum[TILE_ROWS][TILE_VECS], float *rows,
 typedef enum tile_class { TILE_SKIP, TILE_FULL, TILE_EDGE } tile_class;
 
 /* The keys of one tile: what its rows may see between them, [begin, end), scored from `first`, the panel border at or before
- * begin; and what every row may see, [all_begin, all_end). FULL: the latter holds all that is scored, up to the next panel border,
- * so no mask code runs; on an EDGE tile it runs for the panels beyond all_begin and all_end. */
+ * begin; and what every row may see, [all_begin, all_end). FULL: the latter holds all that is scored, up to the next panel
+ * border, so no mask code runs; on an EDGE tile it runs for the panels beyond all_begin and all_end. */
 typedef struct tile_keys {
   tile_class class;
   int64_t first, begin, end, all_begin, all_end;
@@ -90,7 +90,8 @@ static inline vec select_allowed(attn_key_range range, int64_t key, vec score) {
 
 /* ---- P = exp(S) ---- */
 
-/* p = 2^p for the first `vecs` vectors of a panel of a row, in registers, stored to `score`; returns sum + their lane-wise sum. */
+/* p = 2^p for the first `vecs` vectors of a panel of a row, in registers, stored to `score`; returns sum + their lane-wise
+ * sum. */
 static ALWAYS_INLINE vec exponentials(vec p[TILE_VECS], float *score, vec sum, const int64_t vecs) {
   vec added = vec_zero();
   UNROLL
@@ -117,8 +118,8 @@ static ALWAYS_INLINE void accumulate_columns(float *acc, int64_t acc_stride, con
   store_tile(sum, acc, acc_stride, vecs);
 }
 
-/* The same sums as accumulate_tile, in the same order, but without touching V of keys that mask or bias take from a row: their
- * weight is 0, but 0 times NaN is NaN. */
+/* The same sums as accumulate_tile, in the same order, but without touching V of keys that mask or bias take from a row:
+ * their weight is 0, but 0 times NaN is NaN. */
 static void accumulate_selected(const row_block *block, int64_t tile_row, int64_t rows, int64_t begin, int64_t end,
                                 const float *p) {
   for (int64_t i = 0; i < rows; i++) {
@@ -136,8 +137,8 @@ static void accumulate_selected(const row_block *block, int64_t tile_row, int64_
   }
 }
 
-/* Adds the keys [begin, end) with p[i][j - begin]. Columns are cut into equal strips rather than full tiles and a rest: 5 vectors are 3 + 2, not 4 + 1, because a one-vector tile
- * has too few sums to hide FMA latency. */
+/* Adds the keys [begin, end) with p[i][j - begin]. Columns are cut into equal strips rather than full tiles and a rest: 5
+ * vectors are 3 + 2, not 4 + 1, because a one-vector tile has too few sums to hide multiply-add latency. */
 static NO_INLINE void accumulate_tile(const row_block *block, int64_t tile_row, int64_t begin, int64_t end, const float *p) {
   if (block->careful) {
     accumulate_selected(block, tile_row, min64(TILE_ROWS, block->rows - tile_row), begin, end, p);
