@@ -10,6 +10,7 @@
 #include "cases.h"
 #include "cli.h"
 #include "commands.h"
+#include "emulation.h"
 #include "select.h"
 #include "stats.h"
 #include "timing.h"
@@ -364,6 +365,7 @@ int bench_eval_main(int argc, char **argv) {
   if (!parse(argc, argv, &command, &exit_code)) return exit_code;
   if ((exit_code = select_kernels(&command.kernels, &selection)) != 0) return exit_code;
   if (!read_threads(&command)) return BENCH_EXIT_USAGE;
+  if (command.time && bench_refuses_to_time("eval --time")) return BENCH_EXIT_UNFIT;
   command.options.lse = command.save_lse != NULL;
 
   eval_state *state = calloc(1, sizeof *state);

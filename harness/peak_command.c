@@ -9,6 +9,7 @@
 #include "cases.h"
 #include "cli.h"
 #include "commands.h"
+#include "emulation.h"
 #include "environment.h"
 #include "peak_rate.h"
 #include "stats.h"
@@ -136,6 +137,7 @@ int bench_peak_main(int argc, char **argv) {
                                .options = options};
   int exit_code;
   if (!cli_parse(&command, argc, argv, &exit_code)) return exit_code;
+  if (bench_refuses_to_time("peak")) return BENCH_EXIT_UNFIT;
   if (threads < 1 || threads > 4096)
     return cli_usage_error("peak", "--threads is %lld; 1 to 4096 is right", (long long)threads);
 

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "commands.h"
+#include "emulation.h"
 #include "session.h"
 
 static const char exit_codes[] =
@@ -49,7 +50,8 @@ int bench_run_main(int argc, char **argv) {
                                .epilogue = exit_codes};
   int code;
   o.timed = true;
-  return cli_parse(&command, argc, argv, &code) ? bench_session_run(&o) : code;
+  if (!cli_parse(&command, argc, argv, &code)) return code;
+  return !o.dry_run && bench_refuses_to_time("run") ? BENCH_EXIT_UNFIT : bench_session_run(&o);
 }
 
 int bench_check_main(int argc, char **argv) {

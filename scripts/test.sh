@@ -14,6 +14,7 @@ Sets up the machine (scripts/setup.sh), then builds and tests in stages:
              the automatic choice runs that tier's kernel, by name
   clang      Release build by clang: unit tests and edge suites; with --long by every clang there is
   sanitize   AddressSanitizer and UndefinedBehaviorSanitizer, tiers up to AVX2: unit tests and a seeded selection of cases
+  emulated   where this CPU lacks AVX-512 (or with --long): the avx512 tier's kernels, their instructions emulated on AVX2
   bench      scripts/bench.sh on one small case: table, CSV, JSON and, where Matplotlib is there, figures
   races      only with --long: ThreadSanitizer on the tests that run kernels from several threads
   aarch64    only with --long: cross-built, under qemu-user
@@ -38,7 +39,7 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-all_stages="gcc tiers clang sanitize bench${long:+ races aarch64}"
+all_stages="gcc tiers clang sanitize emulated bench${long:+ races aarch64}"
 
 # ---- Stages ----------------------------------------------------------------------------------------------------------
 
@@ -110,6 +111,13 @@ stage_sanitize() {
   [ -n "$long" ] || selection+=(-E '_(avx512.*|amx)$')
   configure_and_build asan build-asan || { fail_build && return; } || return 1
   ATTN_MAX_ISA=avx2 run_ctest build-asan "${selection[@]}"
+}
+
+stage_emulated() {
+  [ "$(uname -m)" = x86_64 ] && grep -qw avx2 /proc/cpuinfo || { skipped="the emulation needs AVX2" && return 0; }
+  [ -z "$long" ] && grep -qw avx512vl /proc/cpuinfo && { skipped="this CPU has AVX-512 (--long runs it all the same)" && return 0; }
+  configure_and_build release build-emulated -DATTN_EMULATE_AVX512=ON || { fail_build && return; } || return 1
+  run_ctest build-emulated -R '^((tier|edge|conformance|exp)_avx512|bits|nonfinite|merge|guard_pages|no_time)$'
 }
 
 # One test of the other command, which is to leave what it promises.

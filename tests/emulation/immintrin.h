@@ -1,0 +1,258 @@
+/* The AVX-512 instructions that our kernels use, on AVX2: two 256-bit halves each. An emulated build (ATTN_EMULATE_AVX512=ON)
+ * puts this folder before the compiler's own headers, so that the avx512 tier compiles from its very sources and its results
+ * can be checked on a CPU that lacks it. It says nothing about speed.
+ *
+ * Results are those of the instructions, bit for bit (Intel SDM vol. 2), but for the payload of NaNs. An intrinsic that is
+ * missing here is a compile error: add it. */
+#ifndef ATTN_EMULATED_IMMINTRIN_H
+#define ATTN_EMULATED_IMMINTRIN_H
+
+#include_next <immintrin.h>
+
+#include <stdint.h>
+#include <string.h>
+
+#define EMULATED static inline __attribute__((always_inline, unused))
+
+typedef struct emulated_ps {
+  __m256 half[2];
+} emulated_ps;
+typedef struct emulated_pd {
+  __m256d half[2];
+} emulated_pd;
+typedef struct emulated_si {
+  __m256i half[2];
+} emulated_si;
+
+/* ---- One operation, half by half ---- */
+
+#define EMULATE_BINARY(name, type, operation)                                          \
+  EMULATED type emulated_##name(type a, type b) {                                      \
+    return (type){{operation(a.half[0], b.half[0]), operation(a.half[1], b.half[1])}}; \
+  }
+EMULATE_BINARY(add_ps, emulated_ps, _mm256_add_ps)
+EMULATE_BINARY(sub_ps, emulated_ps, _mm256_sub_ps)
+EMULATE_BINARY(mul_ps, emulated_ps, _mm256_mul_ps)
+EMULATE_BINARY(div_ps, emulated_ps, _mm256_div_ps)
+EMULATE_BINARY(min_ps, emulated_ps, _mm256_min_ps)
+EMULATE_BINARY(max_ps, emulated_ps, _mm256_max_ps)
+EMULATE_BINARY(unpacklo_ps, emulated_ps, _mm256_unpacklo_ps)
+EMULATE_BINARY(unpackhi_ps, emulated_ps, _mm256_unpackhi_ps)
+EMULATE_BINARY(unpacklo_pd, emulated_pd, _mm256_unpacklo_pd)
+EMULATE_BINARY(unpackhi_pd, emulated_pd, _mm256_unpackhi_pd)
+EMULATE_BINARY(or_si512, emulated_si, _mm256_or_si256)
+#undef EMULATE_BINARY
+
+EMULATED emulated_ps emulated_set1_ps(float x) { return (emulated_ps){{_mm256_set1_ps(x), _mm256_set1_ps(x)}}; }
+EMULATED emulated_ps emulated_setzero_ps(void) { return emulated_set1_ps(0.0f); }
+EMULATED emulated_si emulated_setzero_si512(void) { return (emulated_si){{_mm256_setzero_si256(), _mm256_setzero_si256()}}; }
+
+EMULATED emulated_ps emulated_fmadd_ps(emulated_ps a, emulated_ps b, emulated_ps c) {
+  return (emulated_ps){{_mm256_fmadd_ps(a.half[0], b.half[0], c.half[0]), _mm256_fmadd_ps(a.half[1], b.half[1], c.half[1])}};
+}
+
+EMULATED emulated_ps emulated_abs_ps(emulated_ps x) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  return (emulated_ps){{_mm256_andnot_ps(sign, x.half[0]), _mm256_andnot_ps(sign, x.half[1])}};
+}
+
+EMULATED emulated_ps emulated_castpd_ps(emulated_pd x) {
+  return (emulated_ps){{_mm256_castpd_ps(x.half[0]), _mm256_castpd_ps(x.half[1])}};
+}
+EMULATED emulated_pd emulated_castps_pd(emulated_ps x) {
+  return (emulated_pd){{_mm256_castps_pd(x.half[0]), _mm256_castps_pd(x.half[1])}};
+}
+EMULATED emulated_ps emulated_castsi512_ps(emulated_si x) {
+  return (emulated_ps){{_mm256_castsi256_ps(x.half[0]), _mm256_castsi256_ps(x.half[1])}};
+}
+
+EMULATED emulated_ps emulated_cvtph_ps(__m256i x) {
+  return (emulated_ps){{_mm256_cvtph_ps(_mm256_castsi256_si128(x)), _mm256_cvtph_ps(_mm256_extracti128_si256(x, 1))}};
+}
+EMULATED emulated_si emulated_cvtepu16_epi32(__m256i x) {
+  return (emulated_si){
+      {_mm256_cvtepu16_epi32(_mm256_castsi256_si128(x)), _mm256_cvtepu16_epi32(_mm256_extracti128_si256(x, 1))}};
+}
+EMULATED emulated_si emulated_slli_epi32(emulated_si x, int count) {
+  return (emulated_si){{_mm256_slli_epi32(x.half[0], count), _mm256_slli_epi32(x.half[1], count)}};
+}
+
+/* ---- Memory ---- */
+
+EMULATED emulated_ps emulated_loadu_ps(const float *p) {
+  return (emulated_ps){{_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}};
+}
+EMULATED void emulated_storeu_ps(float *p, emulated_ps x) {
+  _mm256_storeu_ps(p, x.half[0]);
+  _mm256_storeu_ps(p + 8, x.half[1]);
+}
+EMULATED emulated_si emulated_load_si512(const void *p) {
+  const __m256i *from = (const __m256i *)p;
+  return (emulated_si){{_mm256_load_si256(from), _mm256_load_si256(from + 1)}};
+}
+EMULATED emulated_ps emulated_setr_ps(float a, float b, float c, float d, float e, float f, float g, float h, float i,
+                                      float j, float k, float l, float m, float n, float o, float p) {
+  return (emulated_ps){{_mm256_setr_ps(a, b, c, d, e, f, g, h), _mm256_setr_ps(i, j, k, l, m, n, o, p)}};
+}
+
+/* ---- Masks: bit i of a __mmask16 is lane i ---- */
+
+/* All bits of each lane of a half whose mask bit is set. */
+EMULATED __m256i emulated_lanes(unsigned mask) {
+  const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  return _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32((int)(mask & 255)), bit), bit);
+}
+
+EMULATED emulated_ps emulated_mask_mov_ps(emulated_ps otherwise, __mmask16 mask, emulated_ps x) {
+  emulated_ps result;
+  for (int h = 0; h < 2; h++)
+    result.half[h] =
+        _mm256_blendv_ps(otherwise.half[h], x.half[h], _mm256_castsi256_ps(emulated_lanes((unsigned)mask >> 8 * h)));
+  return result;
+}
+EMULATED emulated_ps emulated_mask_add_ps(emulated_ps otherwise, __mmask16 mask, emulated_ps a, emulated_ps b) {
+  return emulated_mask_mov_ps(otherwise, mask, emulated_add_ps(a, b));
+}
+
+/* Lanes that are not loaded or stored are not touched: they may lie beyond the last page. */
+EMULATED emulated_ps emulated_maskz_loadu_ps(__mmask16 mask, const float *p) {
+  return (emulated_ps){{_mm256_maskload_ps(p, emulated_lanes(mask)), _mm256_maskload_ps(p + 8, emulated_lanes(mask >> 8))}};
+}
+EMULATED void emulated_mask_storeu_ps(float *p, __mmask16 mask, emulated_ps x) {
+  _mm256_maskstore_ps(p, emulated_lanes(mask), x.half[0]);
+  _mm256_maskstore_ps(p + 8, emulated_lanes(mask >> 8), x.half[1]);
+}
+EMULATED __m128i emulated_maskz_loadu_epi8(__mmask16 mask, const void *p) {
+  uint8_t bytes[16] = {0};
+  for (int i = 0; i < 16; i++)
+    if (mask >> i & 1) bytes[i] = ((const uint8_t *)p)[i];
+  return _mm_loadu_si128((const __m128i *)(const void *)bytes);
+}
+EMULATED __mmask16 emulated_test_epi8_mask(__m128i a, __m128i b) {
+  return (__mmask16)~_mm_movemask_epi8(_mm_cmpeq_epi8(_mm_and_si128(a, b), _mm_setzero_si128()));
+}
+
+#define emulated_cmp_ps_mask(a, b, predicate)                                           \
+  ((__mmask16)(_mm256_movemask_ps(_mm256_cmp_ps((a).half[0], (b).half[0], predicate)) | \
+               _mm256_movemask_ps(_mm256_cmp_ps((a).half[1], (b).half[1], predicate)) << 8))
+
+/* ---- Across lanes ---- */
+
+EMULATED float emulated_cvtss_f32(emulated_ps x) { return _mm256_cvtss_f32(x.half[0]); }
+
+/* Quarters of 128 bits: two of a, then two of b. */
+EMULATED emulated_ps emulated_shuffle_f32x4(emulated_ps a, emulated_ps b, int which) {
+  float from[2][4][4], to[4][4];
+  emulated_storeu_ps(&from[0][0][0], a);
+  emulated_storeu_ps(&from[1][0][0], b);
+  for (int i = 0; i < 4; i++) memcpy(to[i], from[i / 2][which >> 2 * i & 3], sizeof to[i]);
+  return emulated_loadu_ps(&to[0][0]);
+}
+
+/* The trees of the compilers' headers: lower and upper half, then quarter, pair and single lane. */
+#define EMULATE_REDUCE(name, operation256, operation128)                                   \
+  EMULATED float emulated_##name(emulated_ps x) {                                          \
+    const __m256 a = operation256(x.half[0], x.half[1]);                                   \
+    const __m128 b = operation128(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1)); \
+    const __m128 c = operation128(b, _mm_shuffle_ps(b, b, _MM_SHUFFLE(1, 0, 3, 2)));       \
+    return _mm_cvtss_f32(operation128(c, _mm_shuffle_ps(c, c, _MM_SHUFFLE(2, 3, 0, 1))));  \
+  }
+EMULATE_REDUCE(reduce_add_ps, _mm256_add_ps, _mm_add_ps)
+EMULATE_REDUCE(reduce_max_ps, _mm256_max_ps, _mm_max_ps)
+#undef EMULATE_REDUCE
+
+EMULATED int64_t emulated_reduce_or_epi64(emulated_si x) {
+  const __m256i a = _mm256_or_si256(x.half[0], x.half[1]);
+  const __m128i b = _mm_or_si128(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+  return _mm_extract_epi64(b, 0) | _mm_extract_epi64(b, 1);
+}
+
+/* ---- Numbers ---- */
+
+/* VREDUCEPS with whole numbers and rounding down, the only form in use: x - floor(x), 0 for infinities. */
+EMULATED emulated_ps emulated_reduce_floor(emulated_ps x) {
+  const __m256 infinity = _mm256_set1_ps(__builtin_inff());
+  emulated_ps result;
+  for (int h = 0; h < 2; h++) {
+    const __m256 whole = _mm256_round_ps(x.half[h], _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    const __m256 size = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x.half[h]);
+    result.half[h] = _mm256_andnot_ps(_mm256_cmp_ps(size, infinity, _CMP_EQ_OQ), _mm256_sub_ps(x.half[h], whole));
+  }
+  return result;
+}
+#define emulated_reduce_ps(x, imm)                                                        \
+  __extension__({                                                                         \
+    _Static_assert((imm) == 0x09, "only the rounding down to whole numbers is emulated"); \
+    emulated_reduce_floor(x);                                                             \
+  })
+
+/* x 2^floor(y), rounded once: exact in double, where the exponent is kept within what still gives 0 or infinity. */
+EMULATED __m128 emulated_scale_four(__m128 x, __m128 y) {
+  const __m128 whole = _mm_round_ps(y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  const __m128 within = _mm_min_ps(_mm_max_ps(whole, _mm_set1_ps(-700.0f)), _mm_set1_ps(700.0f));
+  const __m256i exponent = _mm256_cvtepi32_epi64(_mm_cvtps_epi32(within));
+  const __m256d power = _mm256_castsi256_pd(_mm256_slli_epi64(_mm256_add_epi64(exponent, _mm256_set1_epi64x(1023)), 52));
+  const __m128 scaled = _mm256_cvtpd_ps(_mm256_mul_pd(_mm256_cvtps_pd(x), power));
+  return _mm_blendv_ps(scaled, y, _mm_cmpunord_ps(y, y));
+}
+EMULATED emulated_ps emulated_scalef_ps(emulated_ps x, emulated_ps y) {
+  emulated_ps result;
+  for (int h = 0; h < 2; h++) {
+    const __m128 low = emulated_scale_four(_mm256_castps256_ps128(x.half[h]), _mm256_castps256_ps128(y.half[h]));
+    const __m128 high = emulated_scale_four(_mm256_extractf128_ps(x.half[h], 1), _mm256_extractf128_ps(y.half[h], 1));
+    result.half[h] = _mm256_set_m128(high, low);
+  }
+  return result;
+}
+
+/* ---- The names that the kernels use ---- */
+
+#define __m512              emulated_ps
+#define __m512d             emulated_pd
+#define __m512i             emulated_si
+#define _mm512_abs_ps       emulated_abs_ps
+#define _mm512_add_ps       emulated_add_ps
+#define _mm512_castpd_ps    emulated_castpd_ps
+#define _mm512_castps_pd    emulated_castps_pd
+#define _mm512_castsi512_ps emulated_castsi512_ps
+#undef _mm512_cmp_ps_mask
+#define _mm512_cmp_ps_mask     emulated_cmp_ps_mask
+#define _mm512_cvtepu16_epi32  emulated_cvtepu16_epi32
+#define _mm512_cvtph_ps        emulated_cvtph_ps
+#define _mm512_cvtss_f32       emulated_cvtss_f32
+#define _mm512_div_ps          emulated_div_ps
+#define _mm512_fmadd_ps        emulated_fmadd_ps
+#define _mm512_load_si512      emulated_load_si512
+#define _mm512_loadu_ps        emulated_loadu_ps
+#define _mm512_mask_add_ps     emulated_mask_add_ps
+#define _mm512_mask_mov_ps     emulated_mask_mov_ps
+#define _mm512_mask_storeu_ps  emulated_mask_storeu_ps
+#define _mm512_maskz_loadu_ps  emulated_maskz_loadu_ps
+#define _mm512_max_ps          emulated_max_ps
+#define _mm512_min_ps          emulated_min_ps
+#define _mm512_mul_ps          emulated_mul_ps
+#define _mm512_or_si512        emulated_or_si512
+#define _mm512_reduce_add_ps   emulated_reduce_add_ps
+#define _mm512_reduce_max_ps   emulated_reduce_max_ps
+#define _mm512_reduce_or_epi64 emulated_reduce_or_epi64
+#undef _mm512_reduce_ps
+#define _mm512_reduce_ps     emulated_reduce_ps
+#define _mm512_scalef_ps     emulated_scalef_ps
+#define _mm512_set1_ps       emulated_set1_ps
+#define _mm512_setr_ps       emulated_setr_ps
+#define _mm512_setzero_ps    emulated_setzero_ps
+#define _mm512_setzero_si512 emulated_setzero_si512
+#undef _mm512_shuffle_f32x4
+#define _mm512_shuffle_f32x4 emulated_shuffle_f32x4
+#undef _mm512_slli_epi32
+#define _mm512_slli_epi32    emulated_slli_epi32
+#define _mm512_storeu_ps     emulated_storeu_ps
+#define _mm512_sub_ps        emulated_sub_ps
+#define _mm512_unpackhi_pd   emulated_unpackhi_pd
+#define _mm512_unpackhi_ps   emulated_unpackhi_ps
+#define _mm512_unpacklo_pd   emulated_unpacklo_pd
+#define _mm512_unpacklo_ps   emulated_unpacklo_ps
+#define _mm_maskz_loadu_epi8 emulated_maskz_loadu_epi8
+#define _mm_test_epi8_mask   emulated_test_epi8_mask
+
+#endif
