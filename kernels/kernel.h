@@ -11,6 +11,9 @@
  * A hand-written kernel is a pure function of its arguments: it allocates nothing, starts no threads, keeps no state, never
  * prints or aborts. For a fixed kernel and CPU each output row's bits depend on that row's inputs alone, so block borders are
  * absolute key indices fixed by (kernel, dtype, dims).
+ *
+ * A kernel that stands on another library may need objects of that library: open() makes them once per plan and close() ends
+ * them with it. In between they do not change, so that any number of threads may run the plan at once.
  */
 #ifndef ATTN_KERNEL_H
 #define ATTN_KERNEL_H
@@ -37,6 +40,8 @@ typedef struct attn_schedule {
 
   int64_t row_block; /* query rows of one compute task */
   int64_t key_block; /* keys scored before P is used */
+
+  void *library_state; /* what open() made: the plan's own, only read by run(); NULL for hand-written kernels */
 } attn_schedule;
 
 typedef struct attn_task {
@@ -51,6 +56,11 @@ typedef struct attn_kernel {
   const char *(*rejects)(const attn_problem *problem, char *buffer, size_t buffer_bytes);
   /* Fills in phases, items, unit_bytes, scratch_bytes and the blocks. Returns false if a size overflows. */
   bool (*plan)(const attn_problem *problem, const attn_machine *machine, attn_schedule *schedule);
+  /* NULL for hand-written kernels. Makes library_state from what plan() filled in and may add to scratch_bytes what the library
+   * wants to work in. On failure nothing is left behind and `reason` holds a sentence. */
+  attn_status (*open)(attn_schedule *schedule, char *reason, size_t reason_bytes);
+  /* Ends what open() made; called once after each open() that succeeded. */
+  void (*close)(attn_schedule *schedule);
   /* One task. unit_memory: the unit's shared bytes; scratch: this thread's bytes; both 64-byte aligned. */
   void (*run)(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch);
 } attn_kernel;

@@ -94,6 +94,35 @@ static void describe(attn_plan *plan, const char *why) {
   if (verbose && verbose[0] == '1') fprintf(stderr, "attn plan\n%s", plan->description);
 }
 
+/* Objects of a foreign library, for the kernels that stand on one. */
+static attn_status open_library(attn_plan *plan) {
+  const attn_kernel *kernel = plan->kernel;
+  char reason[300] = "";
+  if (!kernel->open) return ATTN_OK;
+  const attn_status status = kernel->open(&plan->schedule, reason, sizeof reason);
+  return status == ATTN_OK ? ATTN_OK : attn_fail(status, "kernel '%s' cannot start: %s", kernel->info.name, reason);
+}
+
+/* Blocks, library objects and memory; on failure the plan holds none of them. */
+static attn_status prepare(attn_plan *plan) {
+  const attn_kernel *kernel = plan->kernel;
+  attn_machine machine = attn_cpu_machine();
+  machine.threads = plan->options.threads;
+  bool fits = kernel->plan(&plan->schedule.problem, &machine, &plan->schedule);
+  if (fits) {
+    const attn_status status = open_library(plan);
+    if (status != ATTN_OK) return status;
+    fits = size_workspace(plan);
+    if (!fits && kernel->close) kernel->close(&plan->schedule);
+  }
+  if (fits) return ATTN_OK;
+  return attn_fail(
+      ATTN_UNSUPPORTED,
+      "the workspace of %s for this problem exceeds the address space; take a kernel that keeps no score matrix, "
+      "or a smaller seq",
+      kernel->info.name);
+}
+
 static attn_status create(const attn_problem *problem, const attn_kernel *kernel, const attn_options *asked, const char *why,
                           attn_plan **result) {
   attn_options options;
@@ -105,14 +134,10 @@ static attn_status create(const attn_problem *problem, const attn_kernel *kernel
   plan->options = options;
   plan->schedule.problem = *problem;
   plan->schedule.units = problem->batch * problem->heads_kv;
-  attn_machine machine = attn_cpu_machine();
-  machine.threads = options.threads;
-  if (!kernel->plan(problem, &machine, &plan->schedule) || !size_workspace(plan)) {
+  status = prepare(plan);
+  if (status != ATTN_OK) {
     free(plan);
-    return attn_fail(ATTN_UNSUPPORTED,
-                     "the workspace of %s for this problem exceeds the address space; take a kernel that keeps no "
-                     "score matrix, or a smaller seq",
-                     kernel->info.name);
+    return status;
   }
   describe(plan, why);
   *result = plan;
@@ -139,7 +164,10 @@ attn_status attn_plan_create_for_kernel(const attn_problem *problem, const attn_
   return create(problem, kernel, options, "given by the caller", plan);
 }
 
-void attn_plan_destroy(attn_plan *plan) { free(plan); }
+void attn_plan_destroy(attn_plan *plan) {
+  if (plan && plan->kernel->close) plan->kernel->close(&plan->schedule);
+  free(plan);
+}
 
 size_t attn_plan_workspace(const attn_plan *plan) { return plan ? plan->workspace_bytes : 0; }
 
