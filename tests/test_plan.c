@@ -135,9 +135,9 @@ static void attn_kernel_variable_fills_in_for_null_only(void **state) {
 
 static void cap_takes_higher_tiers_away(void **state) {
   (void)state;
-  assert_plan_runs(NULL, "c", "flash_c");
+  assert_plan_runs(NULL, "c", "decode_c");
   setenv("ATTN_MAX_ISA", "c", 1);
-  assert_plan_runs(NULL, NULL, "flash_c");
+  assert_plan_runs(NULL, NULL, "decode_c");
   for (int i = 0; i < attn_kernel_count(); i++) {
     const attn_kernel_info *kernel = attn_kernel_get(i);
     if (strcmp(kernel->isa, "c") == 0) {
@@ -158,9 +158,9 @@ static void caps_only_take_away(void **state) {
   const char *tiers = attn_cpu_tiers(), *last = strrchr(tiers, ' ');
   const char *highest = last ? last + 1 : tiers;
   setenv("ATTN_MAX_ISA", "c", 1);
-  assert_plan_runs(NULL, highest, "flash_c");
+  assert_plan_runs(NULL, highest, "decode_c");
   setenv("ATTN_MAX_ISA", highest, 1);
-  assert_plan_runs(NULL, "c", "flash_c");
+  assert_plan_runs(NULL, "c", "decode_c");
 }
 
 static void unknown_cap_is_an_error(void **state) {

@@ -10,28 +10,21 @@
 #ifndef ATTN_COMMON_DECODE_H
 #define ATTN_COMMON_DECODE_H
 
-#include <stdio.h>
-
 #include "rows_task.h"
+#include "split_keys.h"
 #include "streaming.h"
 
 enum {
-  DECODE_ROWS = 16,     /* most query rows of a KV head; where flash really overtakes is not measured yet */
-  SPLIT_KEYS = 1024,    /* of one task: long enough to hide its start, short enough to share 4096 keys among four threads */
   DECODE_TILE_ROWS = 4, /* rows scored and summed together: each load of K and V is used 4 times; sums fit the registers */
   DECODE_KEYS = 64,     /* of one block, whose K and V stay in L1 from score to sum; a multiple of every PANEL_KEYS */
   PREFETCH_BYTES = 8192 /* ahead in K and in V, for CPUs whose own prefetching stops at pages */
 };
 
 static const char *decode_rejects(const attn_problem *p, char *buffer, size_t buffer_bytes) {
-  const int64_t rows = p->heads_q / p->heads_kv * p->seq_q;
   if (p->score != ATTN_SCORE_DOT) return "it computes dot scores only: other score functions gain nothing from few rows";
   if (p->k_stride.d != 1 || p->v_stride.d != 1)
     return "it reads K and V in place, so their head dimension must be dense (k_stride.d = v_stride.d = 1)";
-  if (rows <= DECODE_ROWS) return NULL;
-  snprintf(buffer, buffer_bytes, "it takes at most %d query rows per KV head; here heads_q / heads_kv x seq_q is %lld",
-           DECODE_ROWS, (long long)rows);
-  return buffer;
+  return too_many_rows(p, buffer, buffer_bytes);
 }
 
 /* ---- Memory: the state of every row, once per split ---- */
@@ -74,7 +67,7 @@ static bool decode_plan(const attn_problem *p, const attn_machine *machine, attn
   decode_scratch scratch;
   int64_t unit;
   schedule->phases = 2;
-  schedule->items[0] = max64((p->seq_k + SPLIT_KEYS - 1) / SPLIT_KEYS, 1);
+  schedule->items[0] = split_count(p);
   schedule->items[1] = 1;
   schedule->row_block = split.capacity;
   schedule->key_block = SPLIT_KEYS;

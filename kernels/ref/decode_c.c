@@ -1,0 +1,132 @@
+/* decode_c: split-KV in plain C, the decode algorithm to be read first.
+ *
+ * A few query rows against many keys leave nothing to share out but the keys: they are split at fixed borders, each split is
+ * streamed like in flash_c by all rows that share the KV head (so K and V are read once, however many query heads there are),
+ * and leaves (row_max, row_sum, acc) behind; the merge phase brings them to one reference and adds them up in the order of
+ * the keys (Dao et al. 2023, "Flash-Decoding", https://crfm.stanford.edu/2023/10/12/flashdecoding.html). */
+#include "kernels/common/split_keys.h"
+#include "streaming_c.h"
+
+/* ---- Memory: the state of every row, once per split ---- */
+
+static int64_t row_state_floats(const attn_problem *p) { return 2 + p->dim_v; /* row_max, row_sum, acc */ }
+
+static float *state_of(const attn_problem *p, float *unit_memory, int64_t split, int64_t row) {
+  return unit_memory + (split * rows_per_kv_head(p) + row) * row_state_floats(p);
+}
+
+static const char *decode_rejects(const attn_problem *p, char *buffer, size_t buffer_bytes) {
+  return too_many_rows(p, buffer, buffer_bytes);
+}
+
+/* Scratch: one block of K and V, one query head's scores, and q and acc of every query head of the group. */
+static bool decode_plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
+  (void)machine;
+  const int64_t rows = rows_per_kv_head(p), dims = p->dim_qk + p->dim_v;
+  int64_t unit;
+  schedule->phases = 2;
+  schedule->items[0] = split_count(p);
+  schedule->items[1] = 1;
+  schedule->row_block = rows;
+  schedule->key_block = KEYS;
+  if (__builtin_mul_overflow(schedule->items[0], rows * row_state_floats(p), &unit) || unit > INT64_MAX / 8) return false;
+  schedule->unit_bytes = (size_t)unit * sizeof(float);
+  schedule->scratch_bytes = (size_t)(KEYS * dims + rows * dims + ROWS * KEYS) * sizeof(float);
+  return true;
+}
+
+/* ---- One split ---- */
+
+/* The rows of one query head of the group, with its own q and acc; K, V and scores are everybody's. */
+static row_block head_block(const attn_schedule *schedule, const attn_args *args, attn_task task, int64_t member,
+                            float *scratch) {
+  const attn_problem *p = &schedule->problem;
+  row_block t = {.problem = p, .args = args, .b = task.unit / p->heads_kv, .score_stride = KEYS};
+  t.head = task.unit % p->heads_kv * (p->heads_q / p->heads_kv) + member;
+  t.seq = attn_sequence_of(p, args, t.b);
+  t.rows = attn_rows(p, &t.seq);
+  t.k = scratch;
+  t.v = t.k + KEYS * p->dim_qk;
+  t.score = t.v + KEYS * p->dim_v;
+  t.q = t.score + ROWS * KEYS + member * p->seq_q * (p->dim_qk + p->dim_v);
+  t.acc = t.q + p->seq_q * p->dim_qk;
+  t.scores = (query_head){.problem = p, .args = args, .seq = t.seq, .b = t.b, .h = t.head, .k = {t.k, 1, KEYS}};
+  return t;
+}
+
+static void leave_state(const row_block *t, float *unit_memory, int64_t split, int64_t member) {
+  const attn_problem *p = t->problem;
+  for (int64_t i = 0; i < t->rows; i++) {
+    float *state = state_of(p, unit_memory, split, member * p->seq_q + i);
+    state[0] = t->row_max[i];
+    state[1] = t->row_sum[i];
+    memcpy(state + 2, t->acc + i * p->dim_v, (size_t)p->dim_v * sizeof(float));
+  }
+}
+
+static void decode_split(const attn_schedule *schedule, const attn_args *args, attn_task task, float *unit_memory,
+                         float *scratch) {
+  const int64_t group = schedule->problem.heads_q / schedule->problem.heads_kv;
+  row_block block[DECODE_ROWS] = {{0}};
+  for (int64_t member = 0; member < group; member++) {
+    block[member] = head_block(schedule, args, task, member, scratch);
+    start_rows(&block[member]);
+  }
+  attn_key_range used = keys_in_use(&block[0]); /* masks that depend on the head come later: all heads read the same keys */
+  used.begin = max64(used.begin, task.item * SPLIT_KEYS);
+  used.end = min64(used.end, (task.item + 1) * SPLIT_KEYS);
+  for (int64_t key = used.begin / KEYS * KEYS; key < used.end; key += KEYS) {
+    load_k(&block[0], used, key);
+    load_v(&block[0], used, key);
+    for (row_block *t = block; t < block + group; t++) {
+      score_tile(t, key, t->score);
+      softmax_tile(t, key);
+      accumulate_tile(t, key, t->score);
+    }
+  }
+  for (int64_t member = 0; member < group; member++) leave_state(&block[member], unit_memory, task.item, member);
+}
+
+/* ---- All splits ---- */
+
+/* Adds a later split to row i, both brought to the larger reference. */
+static void merge_row(row_block *t, int64_t i, const float *later) {
+  const int64_t dim_v = t->problem->dim_v;
+  if (later[0] == -INFINITY) return;
+  if (later[0] > t->row_max[i]) rescale_row(t, i, later[0]);
+  const float factor = expf(later[0] - t->row_max[i]);
+  t->row_sum[i] += later[1] * factor;
+  for (int64_t c = 0; c < dim_v; c++) t->acc[i * dim_v + c] += later[2 + c] * factor;
+}
+
+static void merge_splits(const attn_schedule *schedule, const attn_args *args, attn_task task, float *unit_memory,
+                         float *scratch) {
+  const attn_problem *p = &schedule->problem;
+  for (int64_t member = 0; member < p->heads_q / p->heads_kv; member++) {
+    row_block t = head_block(schedule, args, task, member, scratch);
+    start_rows(&t);
+    for (int64_t split = 0; split < schedule->items[0]; split++)
+      for (int64_t i = 0; i < t.rows; i++) merge_row(&t, i, state_of(p, unit_memory, split, member * p->seq_q + i));
+    finish_rows(&t);
+  }
+}
+
+static void decode_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
+                       void *scratch) {
+  if (task.phase == 0)
+    decode_split(schedule, args, task, unit_memory, scratch);
+  else
+    merge_splits(schedule, args, task, unit_memory, scratch);
+}
+
+const attn_kernel attn_decode_c = {
+    .info = {.name = "decode_c",
+             .algorithm = "decode",
+             .isa = "c",
+             .library = "",
+             .summary = "few queries, keys split at fixed borders and merged, K and V read once per KV head; plain C",
+             .numerics = {.exp_error = 0x1p-23}}, /* expf of the C library: at most 1 ulp in glibc */
+    .rejects = decode_rejects,
+    .plan = decode_plan,
+    .run = decode_run,
+};
