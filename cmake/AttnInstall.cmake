@@ -2,13 +2,13 @@
 include(CMakePackageConfigHelpers)
 set(attn_config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/attn)
 
-install(TARGETS attn_static attn_shared EXPORT attnTargets)
+install(TARGETS attn_static attn_shared attn_nn_static attn_nn_shared EXPORT attnTargets)
 install(DIRECTORY include/attn TYPE INCLUDE FILES_MATCHING PATTERN "*.h")
 if(ATTN_BUILD_HARNESS)
   install(TARGETS attnbench)
 endif()
 
-# Targets attn::shared and attn::static; attnConfig.cmake adds attn::attn.
+# Targets attn::shared, attn::static, attn::nn_shared, attn::nn_static; attnConfig.cmake adds attn::attn and attn::nn.
 install(EXPORT attnTargets NAMESPACE attn:: DESTINATION ${attn_config_dir})
 configure_package_config_file(cmake/attnConfig.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/attnConfig.cmake
                               INSTALL_DESTINATION ${attn_config_dir})
@@ -24,5 +24,7 @@ if(ATTN_OPENMP_TARGET)
   list(APPEND attn_pc_private ${OpenMP_C_FLAGS})
 endif()
 list(JOIN attn_pc_private " " attn_pc_private)
-configure_file(cmake/attn.pc.in attn.pc @ONLY)
-install(FILES ${CMAKE_CURRENT_BINARY_DIR}/attn.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+foreach(name attn attn_nn)
+  configure_file(cmake/${name}.pc.in ${name}.pc @ONLY)
+endforeach()
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/attn.pc ${CMAKE_CURRENT_BINARY_DIR}/attn_nn.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The public header compiles alone, as C11 and as C++11, without a warning, and C++ can link against it.
+# Each public header compiles alone, as C11 and as C++11, without a warning, and C++ can link against it.
 #
 #   check_header.sh C_COMPILER INCLUDE_FOLDER
 set -eu
@@ -8,9 +8,11 @@ warnings='-Wall -Wextra -Wpedantic -Werror'
 
 compile() { # LANGUAGE STANDARD COMPILER
   echo "$3 -std=$2"
-  # shellcheck disable=SC2086  # a list of words
-  printf '#include <attn/attn.h>\n#include <attn/attn.h>\nint main(void) { return attn_kernel_count() < 0; }\n' |
-    "$3" -x "$1" -std="$2" $warnings -I"$include" -fsyntax-only -
+  for header in attn extend nn; do
+    # shellcheck disable=SC2086  # a list of words
+    printf '#include <attn/%s.h>\n#include <attn/%s.h>\nint main(void) { return attn_kernel_count() < 0; }\n' $header $header |
+      "$3" -x "$1" -std="$2" $warnings -I"$include" -fsyntax-only -
+  done
 }
 
 compile c c11 "$compiler"

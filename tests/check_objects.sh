@@ -2,10 +2,10 @@
 # What may not be in the object files: instructions of a tier outside that tier's folder, code that runs at load time, and
 # exported names that do not begin with attn_.
 #
-#   check_objects.sh BUILD_FOLDER SHARED_LIBRARY
+#   check_objects.sh BUILD_FOLDER LIBATTN LIBATTN_NN
 set -eu
-objects=$1/CMakeFiles/attn_objects.dir library=$2
-header=$(dirname "$0")/../include/attn/attn.h
+objects=$1/CMakeFiles/attn_objects.dir nn_objects=$1/CMakeFiles/attn_nn_objects.dir library=$2 nn_library=$3
+include=$(dirname "$0")/../include/attn
 for tool in objdump nm; do
   command -v $tool >/dev/null 2>&1 || { echo "skipped: no $tool (Debian: apt-get install binutils)" && exit 77; }
 done
@@ -33,7 +33,7 @@ must_not_use() {
 }
 
 check_tiers() {
-  for object in $(find "$objects" -name '*.o' | sort); do
+  for object in $(find "$objects" "$nn_objects" -name '*.o' | sort); do
     case $object in
       */kernels/amx/*) ;;
       */kernels/avx512bf16/*) must_not_use "$object" "$amx" AMX ;;
@@ -53,28 +53,28 @@ if objdump -f "$library" | grep -q x86-64; then check_tiers; fi
 
 # ---- Nothing runs at load time ----
 
-for object in $(find "$objects" -name '*.o'); do
+for object in $(find "$objects" "$nn_objects" -name '*.o'); do
   if objdump -h "$object" | grep -qE ' \.(init_array|ctors|preinit_array)'; then complain "$object runs code at load time"; fi
 done
 
-# ---- Exactly the public names leave the shared library ----
+# ---- Exactly the public names leave the shared libraries ----
 
-names=$(nm -D --defined-only "$library" | awk '{print $3}' | sed 's/@.*//')
-for name in $names; do
-  case $name in
-    attn_* | _init | _fini | __bss_start | _edata | _end) ;;
-    *) complain "$library exports $name" ;;
-  esac
-done
-public=$(sed -n 's/^ATTN_API .*[ *]\(attn_[a-z0-9_]*\)(.*/\1/p' "$header")
-for name in $public; do
-  echo "$names" | grep -qx "$name" || complain "$name is declared in attn.h but not exported"
-done
-for name in $names; do
-  case $name in
-    attn_*) echo "$public" | grep -qx "$name" || complain "$name is exported but not declared in attn.h" ;;
-  esac
-done
+# check_exports LIBRARY HEADER...: what the library exports is what the headers declare.
+check_exports() {
+  exporter=$1
+  shift
+  names=$(nm -D --defined-only "$exporter" | awk '{print $3}' | sed 's/@.*//' | grep -vxE '_init|_fini|__bss_start|_edata|_end')
+  public=$(sed -n 's/^ATTN_API .*[ *]\(attn_[a-z0-9_]*\)(.*/\1/p' "$@")
+  for name in $public; do
+    echo "$names" | grep -qx "$name" || complain "$name is declared in $* but not exported"
+  done
+  for name in $names; do
+    echo "$public" | grep -qx "$name" || complain "${exporter##*/} exports $name, which is not declared in $*"
+  done
+  echo "${exporter##*/}: $(echo "$public" | wc -l) public names"
+}
+check_exports "$library" "$include/attn.h" "$include/extend.h"
+check_exports "$nn_library" "$include/nn.h"
 
-echo "$found object files, $(echo "$public" | wc -l) public names, $failures wrong"
+echo "$found object files, $failures wrong"
 [ $failures = 0 ]

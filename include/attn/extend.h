@@ -1,0 +1,32 @@
+/* What a library that builds on libattn needs beyond attn.h, so that its errors and its threads are libattn's: libattn_nn
+ * (attn/nn.h) is one. Programs do not need this header. */
+#ifndef ATTN_EXTEND_H
+#define ATTN_EXTEND_H
+
+#include "attn/attn.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define ATTN_PRINTF(text, first) __attribute__((format(printf, text, first)))
+#else
+#define ATTN_PRINTF(text, first)
+#endif
+
+/* Remembers the sentence for attn_last_error() of this thread and returns `status`, so that callers write
+ * `return attn_fail(ATTN_INVALID_ARGUMENT, "batch is %lld, ...", ...)`. */
+ATTN_API attn_status attn_fail(attn_status status, const char *format, ...) ATTN_PRINTF(2, 3);
+
+/* Threads to use when the caller names none: OpenMP's default, or 1. */
+ATTN_API int attn_parallel_default_threads(void);
+
+/* Calls task(context, i, worker) once for each i in 0..tasks-1; workers take the tasks in order as they become free.
+ * options->threads is at least 1. */
+ATTN_API void attn_parallel_run(const attn_options *options, int64_t tasks, attn_task_fn task, void *context);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

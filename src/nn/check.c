@@ -1,0 +1,47 @@
+/* Argument checks and memory that all of libattn_nn shares. */
+#include "check.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+attn_status attn_nn_check_sizes(const attn_nn_size *sizes, int count) {
+  const int64_t most = (int64_t)1 << 31, elements = (int64_t)1 << 58;
+  for (int i = 0; i < count; i++) {
+    NN_REQUIRE(sizes[i].value >= sizes[i].least, "%s is %" PRId64 "; it must be at least %" PRId64, sizes[i].name,
+               sizes[i].value, sizes[i].least);
+    NN_REQUIRE(sizes[i].value <= most, "%s is %" PRId64 "; it must be at most 2^31", sizes[i].name, sizes[i].value);
+  }
+  int64_t product = 1;
+  for (int i = 0; i < count; i++) {
+    const int64_t value = sizes[i].value > 0 ? sizes[i].value : 1;
+    NN_REQUIRE(!__builtin_mul_overflow(product, value, &product) && product <= elements,
+               "%s is %" PRId64 "; multiplied with the sizes before it, it must be at most 2^58 elements", sizes[i].name,
+               sizes[i].value);
+  }
+  return ATTN_OK;
+}
+
+attn_status attn_nn_check_pointers(const attn_nn_pointer *pointers, int count) {
+  for (int i = 0; i < count; i++)
+    NN_REQUIRE(pointers[i].pointer, "%s is NULL; it must point to its elements", pointers[i].name);
+  return ATTN_OK;
+}
+
+void *attn_nn_allocate(const char *purpose, size_t bytes) {
+  const size_t line = 64;
+  void *memory = bytes <= SIZE_MAX / 2 ? aligned_alloc(line, (bytes / line + 1) * line) : NULL;
+  if (!memory) attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: %s needs %zu bytes", purpose, bytes);
+  return memory;
+}
+
+attn_status attn_nn_run_once(const attn_problem *problem, const attn_args *args, const attn_options *options) {
+  attn_plan *plan;
+  attn_status status = attn_plan_create(problem, options, &plan);
+  if (status != ATTN_OK) return status;
+  const size_t bytes = attn_plan_workspace(plan);
+  void *workspace = attn_nn_allocate("the workspace", bytes);
+  status = workspace ? attn_plan_run(plan, args, workspace, bytes) : ATTN_OUT_OF_MEMORY;
+  free(workspace);
+  attn_plan_destroy(plan);
+  return status;
+}

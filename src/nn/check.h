@@ -1,0 +1,35 @@
+/* Checks that every function of libattn_nn makes of its arguments, as tables. Each failure names the field and its value. */
+#ifndef ATTN_NN_CHECK_H
+#define ATTN_NN_CHECK_H
+
+#include "attn/extend.h"
+#include "attn/nn.h"
+
+#define NN_COUNT(array) (int)(sizeof(array) / sizeof *(array))
+
+#define NN_REQUIRE(condition, ...) \
+  if (!(condition)) return attn_fail(ATTN_INVALID_ARGUMENT, __VA_ARGS__)
+
+typedef struct attn_nn_size {
+  const char *name;
+  int64_t value, least;
+} attn_nn_size;
+
+/* Each at least `least` and at most 2^31, and all of them multiplied at most 2^58 elements. */
+attn_status attn_nn_check_sizes(const attn_nn_size *sizes, int count);
+
+typedef struct attn_nn_pointer {
+  const char *name;
+  const void *pointer;
+} attn_nn_pointer;
+
+/* None NULL. */
+attn_status attn_nn_check_pointers(const attn_nn_pointer *pointers, int count);
+
+/* 64-byte aligned; NULL, with the sentence set, if there is not that much. `bytes` may be 0: a small block then. */
+void *attn_nn_allocate(const char *purpose, size_t bytes);
+
+/* Plans the problem and runs it once with a workspace of its own. */
+attn_status attn_nn_run_once(const attn_problem *problem, const attn_args *args, const attn_options *options);
+
+#endif

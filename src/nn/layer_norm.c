@@ -1,0 +1,81 @@
+/* Add & layer norm, row by row.
+ *
+ * The mean is taken first and subtracted before squares are summed: sum(x^2) - n mean^2 would cancel to nothing for rows far
+ * from 0. The rounding error of that first mean is measured by the mean of the centred row and taken out again. Sums run in
+ * LANES independent chains, which lets the compiler use vectors and keeps a chain's rounding error small. */
+#include <inttypes.h>
+#include <math.h>
+
+#include "layer_norm.h"
+
+enum { LANES = 16 };
+
+/* sum of (x - shift) and of its square */
+static void sums_about(const float *x, int64_t width, float shift, double *sum, double *squares) {
+  float lane_sum[LANES] = {0}, lane_squares[LANES] = {0};
+  int64_t i = 0;
+  for (; i + LANES <= width; i += LANES)
+    for (int lane = 0; lane < LANES; lane++) {
+      const float centred = x[i + lane] - shift;
+      lane_sum[lane] += centred;
+      lane_squares[lane] += centred * centred;
+    }
+  *sum = *squares = 0;
+  for (int lane = 0; lane < LANES; lane++) {
+    *sum += (double)lane_sum[lane];
+    *squares += (double)lane_squares[lane];
+  }
+  for (; i < width; i++) {
+    const double centred = (double)x[i] - (double)shift;
+    *sum += centred;
+    *squares += centred * centred;
+  }
+}
+
+static void norm_row(const float *s, int64_t width, const attn_norm *norm, float *y) {
+  double sum, squares;
+  sums_about(s, width, 0, &sum, &squares);
+  const float mean = (float)(sum / (double)width);
+  sums_about(s, width, mean, &sum, &squares);
+  const double rest = sum / (double)width; /* what the float mean missed */
+  const double variance = squares / (double)width - rest * rest;
+  const float scale = (float)(1 / sqrt((variance > 0 ? variance : 0) + (double)norm->epsilon)), missed = (float)rest;
+  for (int64_t i = 0; i < width; i++) y[i] = (s[i] - mean - missed) * scale;
+  if (norm->gain)
+    for (int64_t i = 0; i < width; i++) y[i] *= norm->gain[i];
+  if (norm->bias)
+    for (int64_t i = 0; i < width; i++) y[i] += norm->bias[i];
+}
+
+void attn_nn_add_layer_norm(int64_t rows, int64_t width, const float *x, const float *residual, const attn_norm *norm,
+                            float *sum, float *y) {
+  for (int64_t row = 0; row < rows; row++) {
+    const float *s = x + row * width;
+    if (residual || sum) {
+      float *into = (sum ? sum : y) + row * width;
+      for (int64_t i = 0; i < width; i++) into[i] = residual ? s[i] + residual[row * width + i] : s[i];
+      s = into;
+    }
+    norm_row(s, width, norm, y + row * width);
+  }
+}
+
+attn_status attn_nn_check_norm(const attn_norm *norm) {
+  NN_REQUIRE(norm, "norm is NULL; it must point to an attn_norm");
+  NN_REQUIRE(norm->epsilon >= 0 && isfinite(norm->epsilon), "attn_norm.epsilon is %g; it must be finite and at least 0",
+             (double)norm->epsilon);
+  return ATTN_OK;
+}
+
+attn_status attn_add_layer_norm(int64_t rows, int64_t width, const float *x, const float *residual, const attn_norm *norm,
+                                float *sum, float *y) {
+  const attn_nn_size sizes[] = {{"rows", rows, 0}, {"width", width, 1}};
+  const attn_nn_pointer pointers[] = {{"x", x}, {"y", y}};
+  attn_status status = attn_nn_check_sizes(sizes, NN_COUNT(sizes));
+  if (status == ATTN_OK) status = attn_nn_check_norm(norm);
+  if (status == ATTN_OK && rows > 0) status = attn_nn_check_pointers(pointers, NN_COUNT(pointers));
+  if (status != ATTN_OK) return status;
+  NN_REQUIRE(!sum || sum != y, "sum and y are the same array; each needs its own");
+  attn_nn_add_layer_norm(rows, width, x, residual, norm, sum, y);
+  return ATTN_OK;
+}

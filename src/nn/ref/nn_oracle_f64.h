@@ -1,0 +1,60 @@
+/* Float64 oracles of libattn_nn, composed as the formulas of docs/semantics.md are: obvious loops, no code shared with what they
+ * judge. Every value travels with the rounding error that float32 arithmetic is expected to have made by then, so that a
+ * block of a dozen steps has a limit derived from its own steps and not a tolerance.
+ *
+ * `error` is a standard deviation: each rounding counts as an independent error of u = 2^-24 times what is rounded, and is carried
+ * through later steps by their derivatives (Higham & Mary 2019, https://doi.org/10.1137/18M1226312, on why sums of n
+ * roundings grow like sqrt(n) u). A result passes within ATTN_NN_SIGMAS of them. docs/numerics.md says more. */
+#ifndef ATTN_NN_ORACLE_F64_H
+#define ATTN_NN_ORACLE_F64_H
+
+#include "attn/attn.h"
+#include "attn/nn.h"
+
+enum { ATTN_NN_SIGMAS = 8 };
+
+/* rows x width numbers, each with its error. */
+typedef struct attn_nn_field {
+  int64_t rows, width;
+  double *value, *error;
+} attn_nn_field;
+
+/* Zeros; aborts without memory (oracles only run in tests and in the harness' check). */
+attn_nn_field attn_nn_field_create(int64_t rows, int64_t width);
+attn_nn_field attn_nn_field_of(const float *data, int64_t rows, int64_t width); /* exact */
+void attn_nn_field_destroy(attn_nn_field *field);
+
+/* The worst |got - value| / (SIGMAS error + 2^-126) over the field: passes up to 1. NaN counts as infinite. */
+double attn_nn_field_worst(const attn_nn_field *field, const float *got);
+
+/* x W + b; w[in][out] by its strides, b NULL = 0. */
+typedef struct attn_nn_matrix {
+  const float *w;
+  int64_t in_stride, out_stride;
+  const float *b;
+} attn_nn_matrix;
+attn_nn_field attn_nn_oracle_linear(const attn_nn_field *x, const attn_nn_matrix *matrix, int64_t out);
+
+attn_nn_field attn_nn_oracle_relu(const attn_nn_field *x);
+attn_nn_field attn_nn_oracle_gelu(const attn_nn_field *x);
+attn_nn_field attn_nn_oracle_add(const attn_nn_field *a, const attn_nn_field *b);
+attn_nn_field attn_nn_oracle_layer_norm(const attn_nn_field *x, const attn_norm *norm);
+
+/* What attention needs beyond its tensors. Sequences stand one behind the other in the rows of q, k and v, heads side by side. */
+typedef struct attn_nn_attention {
+  int64_t batch, heads_q, heads_kv, seq_q, seq_k;
+  bool causal; /* aligned bottom-right where `bottom_right` */
+  bool bottom_right;
+  const int32_t *kv_len;       /* [batch] or NULL */
+  attn_score score;            /* DOT, ADDITIVE, GAUSSIAN; PRECOMPUTED reads `scores` */
+  float scale;                 /* DOT only */
+  const float *weight;         /* of ADDITIVE and GAUSSIAN: [dim] */
+  const attn_nn_field *scores; /* [batch * heads_q * seq_q][at least seq_k] */
+} attn_nn_attention;
+attn_nn_field attn_nn_oracle_attention(const attn_nn_attention *attention, const attn_nn_field *q, const attn_nn_field *k,
+                                       const attn_nn_field *v);
+
+/* Sine and cosine by position, from the formula. */
+attn_nn_field attn_nn_oracle_positions(int64_t first, int64_t rows, int64_t width);
+
+#endif

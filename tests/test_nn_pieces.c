@@ -1,0 +1,336 @@
+/* The small pieces of libattn_nn against their float64 oracles, and against formulas that are wrong in one place, which the
+ * same limit must tell apart; arguments are checked. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "attn/nn.h"
+#include "src/nn/ref/nn_oracle_f64.h"
+#include "support.h"
+
+/* Within the limit of the field, which is not trivially wide. */
+static void passes(attn_nn_field field, const float *got) {
+  const double worst = attn_nn_field_worst(&field, got);
+  if (!(worst <= 1)) fail_msg("%.3g times the limit", worst);
+  attn_nn_field_destroy(&field);
+}
+
+/* What a wrong formula gives must be rejected by its limit. */
+static void rejected(attn_nn_field field, const float *got) {
+  const double worst = attn_nn_field_worst(&field, got);
+  if (!(worst > 4)) fail_msg("a wrong formula passes: %.3g times the limit", worst);
+  attn_nn_field_destroy(&field);
+}
+
+/* ---- Positions ---- */
+
+static void positions_follow_the_formula(void **state) {
+  (void)state;
+  static float out[40 * 33];
+  const int64_t widths[] = {1, 2, 32, 33}, firsts[] = {0, 7, 1000000, ((int64_t)1 << 31) - 40};
+  for (int w = 0; w < 4; w++)
+    for (int f = 0; f < 4; f++) {
+      test_ok(attn_sinusoidal_positions(firsts[f], 40, widths[w], out));
+      passes(attn_nn_oracle_positions(firsts[f], 40, widths[w]), out);
+      rejected(attn_nn_oracle_positions(firsts[f] + 1, 40, widths[w]), out);
+    }
+  assert_true(out[0] != 0);
+}
+
+/* Section 3.5 of the paper: the encoding of p + shift is a rotation of that of p, the same for every p. */
+static void positions_shift_by_rotation(void **state) {
+  (void)state;
+  enum { ROWS = 64, WIDTH = 16, SHIFT = 5 };
+  static float out[ROWS * WIDTH];
+  test_ok(attn_sinusoidal_positions(0, ROWS, WIDTH, out));
+  for (int p = 0; p + SHIFT < ROWS; p++)
+    for (int i = 0; i < WIDTH; i += 2) {
+      const double angle = SHIFT / pow(10000.0, (double)i / WIDTH), s = (double)out[p * WIDTH + i],
+                   c = (double)out[p * WIDTH + i + 1];
+      const float *shifted = out + (p + SHIFT) * WIDTH + i;
+      assert_true(fabs((double)shifted[0] - (s * cos(angle) + c * sin(angle))) < 4e-7);
+      assert_true(fabs((double)shifted[1] - (c * cos(angle) - s * sin(angle))) < 4e-7);
+    }
+}
+
+static void positions_check_arguments(void **state) {
+  (void)state;
+  float out[4];
+  test_refused(attn_sinusoidal_positions(-1, 1, 4, out), ATTN_INVALID_ARGUMENT, (const char *[4]){"first is -1"});
+  test_refused(attn_sinusoidal_positions(0, -1, 4, out), ATTN_INVALID_ARGUMENT, (const char *[4]){"rows is -1"});
+  test_refused(attn_sinusoidal_positions(0, 1, 0, out), ATTN_INVALID_ARGUMENT, (const char *[4]){"width is 0"});
+  test_refused(attn_sinusoidal_positions(0, 1, 4, NULL), ATTN_INVALID_ARGUMENT, (const char *[4]){"out is NULL"});
+  test_refused(attn_sinusoidal_positions((int64_t)1 << 31, 1, 4, out), ATTN_INVALID_ARGUMENT, (const char *[4]){"2^31"});
+  test_ok(attn_sinusoidal_positions(3, 0, 4, NULL));
+}
+
+/* ---- Add & layer norm ---- */
+
+enum { NORM_ROWS = 9, NORM_MOST = 301 };
+static float x[NORM_ROWS * NORM_MOST], r[NORM_ROWS * NORM_MOST], y[NORM_ROWS * NORM_MOST], s[NORM_ROWS * NORM_MOST];
+static float gain[NORM_MOST], bias[NORM_MOST];
+
+static attn_nn_field norm_oracle(int64_t width, bool residual, const attn_norm *norm) {
+  attn_nn_field a = attn_nn_field_of(x, NORM_ROWS, width), b = attn_nn_field_of(r, NORM_ROWS, width);
+  attn_nn_field added = attn_nn_oracle_add(&a, &b), result = attn_nn_oracle_layer_norm(residual ? &added : &a, norm);
+  attn_nn_field_destroy(&a);
+  attn_nn_field_destroy(&b);
+  attn_nn_field_destroy(&added);
+  return result;
+}
+
+/* Rows around `centre`, of very different spread. */
+static void fill_norm(float centre) {
+  test_fill(x, NORM_ROWS * NORM_MOST, 11);
+  test_fill(r, NORM_ROWS * NORM_MOST, 12);
+  test_fill(gain, NORM_MOST, 13);
+  test_fill(bias, NORM_MOST, 14);
+  for (int i = 0; i < NORM_ROWS * NORM_MOST; i++) x[i] = x[i] * 3 + centre;
+}
+
+static void layer_norm_follows_the_formula(void **state) {
+  (void)state;
+  const int64_t widths[] = {2, 3, 15, 16, 17, 64, 300, 301};
+  const float centres[] = {0, 1000, -30000};
+  for (int c = 0; c < 3; c++)
+    for (int w = 0; w < 8; w++)
+      for (int residual = 0; residual < 2; residual++) {
+        fill_norm(centres[c]);
+        const attn_norm norm = {gain, bias, 1e-5f}, wrong_epsilon = {gain, bias, 0.5f}, no_gain = {NULL, bias, 1e-5f},
+                        no_bias = {gain, NULL, 1e-5f};
+        test_ok(attn_add_layer_norm(NORM_ROWS, widths[w], x, residual ? r : NULL, &norm, NULL, y));
+        passes(norm_oracle(widths[w], residual, &norm), y);
+        rejected(norm_oracle(widths[w], residual, &wrong_epsilon), y);
+        rejected(norm_oracle(widths[w], residual, &no_gain), y);
+        rejected(norm_oracle(widths[w], residual, &no_bias), y);
+        if (widths[w] > 2) rejected(norm_oracle(widths[w], !residual, &norm), y);
+      }
+}
+
+/* The variance is that of the row, not an estimate for a population: n, not n - 1. */
+static void variance_is_uncorrected(void **state) {
+  (void)state;
+  const float row[2] = {1, 3};
+  const attn_norm norm = {.epsilon = 0};
+  float out[2];
+  test_ok(attn_add_layer_norm(1, 2, row, NULL, &norm, NULL, out));
+  assert_true(out[0] == -1 && out[1] == 1);
+}
+
+static void layer_norm_works_in_place(void **state) {
+  (void)state;
+  static float expected[NORM_ROWS * 64], sum[NORM_ROWS * 64];
+  const size_t bytes = sizeof expected;
+  const attn_norm norm = {gain, bias, 1e-5f};
+  fill_norm(1);
+  test_ok(attn_add_layer_norm(NORM_ROWS, 64, x, r, &norm, s, expected));
+  for (int i = 0; i < NORM_ROWS * 64; i++) assert_true(s[i] == x[i] + r[i]);
+  memcpy(sum, s, bytes);
+  memcpy(y, x, bytes);
+  test_ok(attn_add_layer_norm(NORM_ROWS, 64, y, r, &norm, NULL, y)); /* y is x */
+  assert_memory_equal(y, expected, bytes);
+  memcpy(y, r, bytes);
+  test_ok(attn_add_layer_norm(NORM_ROWS, 64, x, y, &norm, NULL, y)); /* y is residual */
+  assert_memory_equal(y, expected, bytes);
+  memcpy(s, x, bytes);
+  test_ok(attn_add_layer_norm(NORM_ROWS, 64, s, r, &norm, s, y)); /* sum is x */
+  assert_memory_equal(y, expected, bytes);
+  assert_memory_equal(s, sum, bytes);
+}
+
+static void layer_norm_checks_arguments(void **state) {
+  (void)state;
+  const attn_norm norm = {.epsilon = 1e-5f}, negative = {.epsilon = -1}, nan = {.epsilon = NAN};
+  float a[4] = {1, 2, 3, 4}, b[4];
+  const struct {
+    int64_t rows, width;
+    const float *x;
+    const attn_norm *norm;
+    float *sum, *y;
+    const char *word;
+  } bad[] = {{-1, 4, a, &norm, NULL, b, "rows is -1"},        {1, 0, a, &norm, NULL, b, "width is 0"},
+             {1, 4, NULL, &norm, NULL, b, "x is NULL"},       {1, 4, a, NULL, NULL, b, "norm is NULL"},
+             {1, 4, a, &norm, NULL, NULL, "y is NULL"},       {1, 4, a, &negative, NULL, b, "epsilon is -1"},
+             {1, 4, a, &nan, NULL, b, "epsilon is nan"},      {1, 4, a, &norm, b, b, "sum and y"},
+             {1, (int64_t)1 << 32, a, &norm, NULL, b, "2^31"}};
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+    test_refused(attn_add_layer_norm(bad[i].rows, bad[i].width, bad[i].x, NULL, bad[i].norm, bad[i].sum, bad[i].y),
+                 ATTN_INVALID_ARGUMENT, (const char *[4]){bad[i].word});
+  test_ok(attn_add_layer_norm(0, 4, NULL, NULL, &norm, NULL, NULL));
+  const float constant[3] = {5, 5, 5};
+  test_ok(attn_add_layer_norm(1, 3, constant, NULL, &norm, NULL, b));
+  for (int i = 0; i < 3; i++) assert_true(b[i] == 0);
+}
+
+/* ---- Attention weights ---- */
+
+/* The rows sum to 1, P V is what the kernel itself returns, and masked keys weigh nothing. */
+static void weights_of(const char *kernel, attn_dtype dtype) {
+  enum { B = 2, H = 4, KV = 2, N = 7, M = 37, D = 16 };
+  static float q[B * H * N * D], k[B * KV * M * D], o[B * H * N * M], weights[B * H * N * M];
+  static uint16_t half[2][B * H * N * D + B * KV * M * D];
+  attn_problem p;
+  attn_problem_init(&p, B, H, KV, N, M, D, D);
+  attn_problem_set_causal(&p, ATTN_ALIGN_BOTTOM_RIGHT);
+  p.uses = ATTN_USE_KV_LEN;
+  p.dtype_q = p.dtype_kv = dtype;
+  test_fill(q, B * H * N * D, 1);
+  test_fill(k, B * KV * M * D, 2);
+  for (size_t i = 0; i < B * H * N * D; i++) half[0][i] = (uint16_t)(0x3000 + 0x8000 * (i % 3 == 0) + i % 512);
+  for (size_t i = 0; i < B * KV * M * D; i++) half[1][i] = (uint16_t)(0x3100 + 0x8000 * (i % 2) + i % 301);
+  const int32_t lengths[B] = {M, 20};
+  const attn_args args = {.q = dtype ? (void *)half[0] : q, .k = dtype ? (void *)half[1] : k, .kv_len = lengths};
+  const attn_options options = {.kernel = kernel};
+  const attn_kernel_info *info = attn_kernel_find(kernel);
+  if (attn_kernel_rejects(info, &p)) return;
+  test_ok(attn_weights(&p, &args, &options, weights));
+  attn_problem values = p; /* V: the identity, spelled out */
+  static float identity[M * M];
+  for (int j = 0; j < M; j++) identity[j * M + j] = 1;
+  values.dim_v = M;
+  values.v_stride = (attn_strides){.s = M, .d = 1};
+  values.o_stride = (attn_strides){.b = H * N * M, .h = N * M, .s = M, .d = 1};
+  if (!dtype) {
+    attn_args with_v = args;
+    with_v.v = identity;
+    with_v.o = o;
+    test_ok(test_run(&values, &with_v, &options));
+    assert_memory_equal(o, weights, sizeof weights);
+  }
+  for (int row = 0; row < B * H * N; row++) {
+    const int last = lengths[row / (H * N)] - N + row % N;
+    double total = 0;
+    for (int j = 0; j < M; j++) {
+      total += (double)weights[row * M + j];
+      assert_true(j <= last ? weights[row * M + j] > 0 : weights[row * M + j] == 0);
+    }
+    assert_true(fabs(total - 1) < (info->numerics.p_rounding > 0 ? 1e-2 : 1e-5));
+  }
+}
+
+static void weights_of_every_dtype(const char *kernel) {
+  for (int dtype = ATTN_F32; dtype <= ATTN_BF16; dtype++) weights_of(kernel, (attn_dtype)dtype);
+}
+
+static void weights_are_the_kernels_own(void **state) {
+  (void)state;
+  test_each_kernel(weights_of_every_dtype);
+}
+
+static void weights_check_arguments(void **state) {
+  (void)state;
+  attn_problem p;
+  float a[4] = {1, 2, 3, 4}, w[4];
+  attn_problem_init(&p, 1, 1, 1, 2, 2, 2, 2);
+  const attn_args args = {.q = a, .k = a};
+  test_refused(attn_weights(NULL, &args, NULL, w), ATTN_INVALID_ARGUMENT, (const char *[4]){"problem is NULL"});
+  test_refused(attn_weights(&p, NULL, NULL, w), ATTN_INVALID_ARGUMENT, (const char *[4]){"args is NULL"});
+  test_refused(attn_weights(&p, &args, NULL, NULL), ATTN_INVALID_ARGUMENT, (const char *[4]){"weights is NULL"});
+  test_refused(attn_weights(&p, &(attn_args){.q = a}, NULL, w), ATTN_INVALID_ARGUMENT, (const char *[4]){"k is NULL"});
+  const attn_options unknown = {.kernel = "flash_mmx"};
+  test_refused(attn_weights(&p, &args, &unknown, w), ATTN_UNKNOWN_KERNEL, (const char *[4]){"flash_mmx"});
+  attn_problem_set_varlen(&p, 2, 2);
+  test_refused(attn_weights(&p, &args, NULL, w), ATTN_INVALID_ARGUMENT, (const char *[4]){"VARLEN"});
+  attn_problem_init(&p, 1, 1, 1, 2, 0, 2, 2); /* no keys: nothing to write */
+  test_ok(attn_weights(&p, &args, NULL, NULL));
+}
+
+/* ---- Kernel regression ---- */
+
+enum { POINTS = 41, QUERIES = 23, DX = 3, DY = 2 };
+static float points[POINTS * DX], values[POINTS * DY], queries[QUERIES * DX], predicted[QUERIES * DY];
+
+static attn_nn_field regression_oracle(const float *inverse_width, const float *at) {
+  attn_nn_field q = attn_nn_field_of(at, QUERIES, DX), k = attn_nn_field_of(points, POINTS, DX),
+                v = attn_nn_field_of(values, POINTS, DY);
+  const attn_nn_attention attention = {.batch = 1,
+                                       .heads_q = 1,
+                                       .heads_kv = 1,
+                                       .seq_q = QUERIES,
+                                       .seq_k = POINTS,
+                                       .score = ATTN_SCORE_GAUSSIAN,
+                                       .weight = inverse_width};
+  attn_nn_field o = attn_nn_oracle_attention(&attention, &q, &k, &v);
+  attn_nn_field_destroy(&q);
+  attn_nn_field_destroy(&k);
+  attn_nn_field_destroy(&v);
+  return o;
+}
+
+static void regression_follows_the_formula(const char *kernel) {
+  const attn_options options = {.kernel = kernel};
+  static float weights[QUERIES * POINTS], moved[QUERIES * DX];
+  const float inverse_width[DX] = {0.5f, 3, 1}, other[DX] = {0.5f, 3, 1.01f};
+  test_fill(points, POINTS * DX, 21);
+  test_fill(values, POINTS * DY, 22);
+  test_fill(queries, QUERIES * DX, 23);
+  for (int i = 0; i < QUERIES * DX; i++) moved[i] = queries[i] + 1e-3f;
+  const attn_regression regression = {.points = POINTS,
+                                      .queries = QUERIES,
+                                      .dim_x = DX,
+                                      .dim_y = DY,
+                                      .x = points,
+                                      .y = values,
+                                      .query = queries,
+                                      .inverse_width = inverse_width,
+                                      .prediction = predicted,
+                                      .weights = weights};
+  const attn_status status = attn_kernel_regression(&regression, &options);
+  if (status == ATTN_UNSUPPORTED) return; /* the kernel takes dot scores only, and says so */
+  test_ok(status);
+  passes(regression_oracle(inverse_width, queries), predicted);
+  rejected(regression_oracle(NULL, queries), predicted);
+  rejected(regression_oracle(other, queries), predicted);
+  rejected(regression_oracle(inverse_width, moved), predicted);
+  for (int i = 0; i < QUERIES; i++)
+    for (int d = 0; d < DY; d++) { /* the weights are those of the prediction */
+      double sum = 0;
+      for (int j = 0; j < POINTS; j++) sum += (double)weights[i * POINTS + j] * (double)values[j * DY + d];
+      assert_true(fabs(sum - (double)predicted[i * DY + d]) < 1e-5);
+    }
+}
+
+static void regression_in_every_kernel(void **state) {
+  (void)state;
+  test_each_kernel(regression_follows_the_formula);
+}
+
+static void regression_checks_arguments(void **state) {
+  (void)state;
+  const attn_regression good = {.points = POINTS,
+                                .queries = QUERIES,
+                                .dim_x = DX,
+                                .dim_y = DY,
+                                .x = points,
+                                .y = values,
+                                .query = queries,
+                                .prediction = predicted};
+  test_ok(attn_kernel_regression(&good, NULL));
+  test_refused(attn_kernel_regression(NULL, NULL), ATTN_INVALID_ARGUMENT, (const char *[4]){"regression is NULL"});
+#define REFUSED(field, wrong, word)                                                                                      \
+  do {                                                                                                                   \
+    attn_regression bad = good;                                                                                          \
+    bad.field = wrong;                                                                                                   \
+    test_refused(attn_kernel_regression(&bad, NULL), ATTN_INVALID_ARGUMENT, (const char *[4]){"attn_regression." word}); \
+  } while (0)
+  REFUSED(points, 0, "points is 0");
+  REFUSED(queries, -1, "queries is -1");
+  REFUSED(dim_x, 0, "dim_x is 0");
+  REFUSED(dim_y, 0, "dim_y is 0");
+  REFUSED(x, NULL, "x is NULL");
+  REFUSED(y, NULL, "y is NULL");
+  REFUSED(query, NULL, "query is NULL");
+  REFUSED(prediction, NULL, "prediction is NULL");
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(positions_follow_the_formula), cmocka_unit_test(positions_shift_by_rotation),
+      cmocka_unit_test(positions_check_arguments),    cmocka_unit_test(layer_norm_follows_the_formula),
+      cmocka_unit_test(variance_is_uncorrected),      cmocka_unit_test(layer_norm_works_in_place),
+      cmocka_unit_test(layer_norm_checks_arguments),  cmocka_unit_test(weights_are_the_kernels_own),
+      cmocka_unit_test(weights_check_arguments),      cmocka_unit_test(regression_in_every_kernel),
+      cmocka_unit_test(regression_checks_arguments),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
