@@ -14,12 +14,10 @@ enum { PASSES = 9, FILL = 0x55, LINE = 64 };
 
 static const double PASS_NS = 3e6;
 
-typedef uint64_t (*read_loop)(const void *data, size_t bytes);
-
 /* Tables go from the lowest tier to the highest. */
-static read_loop widest_read(void) {
+bench_read_loop bench_widest_read(void) {
   const attn_peak_loop *loop;
-  read_loop widest = NULL;
+  bench_read_loop widest = NULL;
   for (int i = 0; (loop = attn_peak_get(i)); i++)
     if (loop->read && bench_tier_usable(loop->isa)) widest = loop->read;
   return widest;
@@ -27,7 +25,7 @@ static read_loop widest_read(void) {
 
 /* What the threads of one measurement share. */
 typedef struct reading {
-  read_loop loop;
+  bench_read_loop loop;
   size_t bytes;
   int64_t repeats; /* of one pass */
   double rate[PASSES];
@@ -80,7 +78,7 @@ static void read_own_buffer(reading *r) {
   free(data);
 }
 
-static double bandwidth_of(read_loop loop, size_t bytes, int threads) {
+static double bandwidth_of(bench_read_loop loop, size_t bytes, int threads) {
   reading r = {.loop = loop, .bytes = bytes};
   (void)threads; /* not used without OpenMP */
 #ifdef _OPENMP
@@ -92,5 +90,5 @@ static double bandwidth_of(read_loop loop, size_t bytes, int threads) {
 
 double bench_read_bandwidth(size_t bytes, int threads) {
   bytes = (bytes + ATTN_READ_BYTES - 1) / ATTN_READ_BYTES * ATTN_READ_BYTES;
-  return bandwidth_of(widest_read(), bytes > 0 ? bytes : ATTN_READ_BYTES, threads > 1 ? threads : 1);
+  return bandwidth_of(bench_widest_read(), bytes > 0 ? bytes : ATTN_READ_BYTES, threads > 1 ? threads : 1);
 }

@@ -3,6 +3,12 @@
 #define BENCH_BANDWIDTH_H
 
 #include <stddef.h>
+#include <stdint.h>
+
+typedef uint64_t (*bench_read_loop)(const void *data, size_t bytes); /* as attn_peak_loop.read */
+
+/* Of the widest tier that this CPU runs. */
+bench_read_loop bench_widest_read(void);
 
 /* Bytes/s of all threads together, each reading `bytes` of its own over and over: the median of several passes of the
  * faster of two read-only loops. 0 if memory is short. Without OpenMP, of one thread. A lower bound where the caches can

@@ -33,6 +33,7 @@ static double nanoseconds(sample s, sample against) {
 /* `cost` is a quotient of shares of the peak too: the FLOPs that it divides by are in them. */
 static const bench_metric metrics[] = {
     {.name = "peak", .unit = "%", .decimals = 1, .peak = true, .value = percent_of_peak},
+    {.name = "reads", .unit = "%", .decimals = 1, .reads = true, .value = percent_of_peak},
     {.name = "points", .unit = "points", .decimals = 1, .against = true, .peak = true, .value = points},
     {.name = "ratio", .unit = "x", .decimals = 3, .against = true, .peak = true, .value = ratio},
     {.name = "cost", .unit = "x", .decimals = 3, .against = true, .peak = true, .lower = true, .value = cost},

@@ -10,7 +10,7 @@
 /* One round of one case. */
 typedef struct bench_goal_sample {
   double time_ns;    /* of one call */
-  double peak_share; /* of the tier's peak loop in the same round, 0..1; 0 = not measured */
+  double peak_share; /* of the tier's peak loop, or of the loop that only reads, in the same round; 0 = not measured */
 } bench_goal_sample;
 
 typedef struct bench_metric {
@@ -18,6 +18,7 @@ typedef struct bench_metric {
   int decimals; /* to print */
   bool against; /* compares two cases */
   bool peak;    /* counts shares of the peak loop */
+  bool reads;   /* counts shares of the loop that only reads K and V */
   bool lower;   /* less is better */
   /* The value of one round; `against` is NULL unless the metric compares. NULL: of the plan alone, nothing runs. */
   double (*value)(const bench_goal_sample *sample, const bench_goal_sample *against);

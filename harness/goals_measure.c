@@ -6,6 +6,7 @@
 
 #include "affinity.h"
 #include "goals_private.h"
+#include "read_rate.h"
 #include "run_case_private.h"
 #include "work.h"
 
@@ -63,6 +64,22 @@ static void accept_empty_output(bench_stage *stage, bench_result *result) {
   result->verdict.reason[0] = 0;
 }
 
+/* What stands beside the samples; false if there is no such loop. */
+static bool choose_loop(bench_goal_row *row, const bench_stage *stage, bench_entrant *entrant) {
+  const bench_metric *metric = row->goal->metric;
+  if (!metric->peak) entrant->peak = NULL;
+  entrant->reads = metric->reads;
+  if (metric->peak && !entrant->peak) {
+    conclude(row, BENCH_ERROR, "tier %s has no peak loop", row->kernel->isa);
+    return false;
+  }
+  if (metric->reads && !bench_read_bytes(&stage->bench->problem)) {
+    conclude(row, BENCH_ERROR, "a loop that only reads K and V needs them dense; here the layout is another");
+    return false;
+  }
+  return true;
+}
+
 static bool open_entrant(contest *c, int i) {
   bench_goal_row *row = c->row;
   bench_result *result = &c->results[i];
@@ -72,11 +89,9 @@ static bool open_entrant(contest *c, int i) {
     conclude(row, result->verdict.status, "%s%.300s", i ? "the case of comparison: " : "", result->verdict.reason);
     return false;
   }
+  bench_stage_rotate(c->stage[i]);
   c->entrant[i] = bench_stage_entrant(c->stage[i], &c->stage[i]->jobs[0]);
-  if (!row->goal->metric->peak) c->entrant[i].peak = NULL;
-  if (!row->goal->metric->peak || c->entrant[i].peak) return true;
-  conclude(row, BENCH_ERROR, "tier %s has no peak loop", row->kernel->isa);
-  return false;
+  return choose_loop(row, c->stage[i], &c->entrant[i]);
 }
 
 static int take_rounds(contest *c, bench_stop *stop, const char **error) {
@@ -99,8 +114,10 @@ static int take_rounds(contest *c, bench_stop *stop, const char **error) {
 
 static bench_goal_sample sample_of(const contest *c, int i, int round) {
   const bench_entrant *e = &c->entrant[i];
-  const double seconds = 1e-9 * e->time_ns[round], peak = e->peak_flops[round] * c->stage[i]->bench->threads;
-  return (bench_goal_sample){.time_ns = e->time_ns[round], .peak_share = peak > 0 ? c->stage[i]->flops / seconds / peak : 0};
+  const bench_case *bench = c->stage[i]->bench;
+  const double work = e->reads ? bench_read_bytes(&bench->problem) : c->stage[i]->flops;
+  const double limit = e->peak_flops[round] * (e->reads ? 1 : bench->threads), seconds = 1e-9 * e->time_ns[round];
+  return (bench_goal_sample){.time_ns = e->time_ns[round], .peak_share = limit > 0 ? work / seconds / limit : 0};
 }
 
 static void summarise(contest *c, int rounds) {

@@ -49,6 +49,9 @@ bench_stage *bench_stage_open(const bench_planned *planned, const attn_kernel_in
                               const bench_case_settings *settings, bench_result *results);
 void bench_stage_close(bench_stage *stage); /* NULL is fine */
 
+/* Copies the tensors as often as the case's caches ask for. */
+void bench_stage_rotate(bench_stage *stage);
+
 /* One checked job of the stage for bench_time(), and its result after that: samples and places move there. `stop` is why its
  * last round was the last. */
 bench_entrant bench_stage_entrant(bench_stage *stage, const bench_job *job);

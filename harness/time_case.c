@@ -15,7 +15,7 @@ static const double ROTATION_BYTES = 2147483648.0; /* most memory for the rotati
 
 /* Several copies of the tensors, together larger than the last-level cache, so that none is in it when its turn comes. Where
  * only K and V are to be cold, the copies share q; outputs are checked one by one, so each copy keeps its own. */
-static void rotate_tensors(bench_stage *s) {
+void bench_stage_rotate(bench_stage *s) {
   if (s->bench->cache == BENCH_WARM) return;
   const long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
   const double size = s->bytes > 1 ? s->bytes : 1, wanted = 4.0 * (cache > 0 ? (double)cache : 33554432.0);
@@ -184,7 +184,7 @@ void bench_time_jobs(bench_stage *s) {
   bench_job *who[BENCH_MAX_KERNELS + 1];
   bench_stop stop = BENCH_STOP_INTERRUPT;
   const char *error = "";
-  rotate_tensors(s);
+  bench_stage_rotate(s);
   const int count = choose_entrants(s, entrants, who);
   if (!count) return;
   const int same = add_control(entrants, who, count);

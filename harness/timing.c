@@ -15,6 +15,7 @@
 #include "clock.h"
 #include "generate.h"
 #include "peak_rate.h"
+#include "read_rate.h"
 #include "stats.h"
 
 enum { SLOW_ROUNDS = 3, SUB_SLICES = 2 };
@@ -23,7 +24,7 @@ static const double SUB_SLICE_NS = 0.25e6;  /* two before and two after each sam
 static const double REWARM_BELOW_NS = 20e6; /* longer calls don't notice that others used the caches in between */
 static const double RESOLUTIONS = 1000;     /* a sample lasts as many clock steps: reading it adds at most 0.1 % */
 
-/* Rates of the slices run last. */
+/* Rates of the slices run last; loop NULL: nobody's neighbours. */
 typedef struct slice_rates {
   const attn_peak_loop *loop;
   double rate[SUB_SLICES];
@@ -52,6 +53,8 @@ const char *bench_stop_name(bench_stop stop) {
   static const char *const names[] = {"precision", "rounds", "budget", "interrupt"};
   return names[stop];
 }
+
+static int threads_of(const track *t) { return t->options->threads > 1 ? t->options->threads : 1; }
 
 static int fail(track *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
@@ -125,9 +128,20 @@ static int take_sample(track *t, lane *l, double *time_ns) {
   return 0;
 }
 
-static slice_rates run_slices(const bench_peak_slice *peak) {
-  slice_rates rates = {.loop = peak->loop};
-  for (int i = 0; i < SUB_SLICES; i++) rates.rate[i] = bench_peak_rate(peak);
+/* What the kernel reads, only read: as many tensors as a sample uses, in their turn of the rotation. */
+static double read_next(const track *t, lane *l) {
+  const bench_entrant *e = l->entrant;
+  const int64_t first = l->next_tensor;
+  l->next_tensor = (first + e->iterations) % e->tensor_count;
+  return bench_read_rate(e->tensors, e->tensor_count, first, e->iterations, threads_of(t));
+}
+
+static bool has_slices(const lane *l) { return l->peak.loop || l->entrant->reads; }
+
+static slice_rates run_slices(const track *t, lane *l) {
+  slice_rates rates = {.loop = l->peak.loop};
+  for (int i = 0; has_slices(l) && i < SUB_SLICES; i++)
+    rates.rate[i] = l->entrant->reads ? read_next(t, l) : bench_peak_rate(&l->peak);
   return rates;
 }
 
@@ -183,7 +197,8 @@ static bool is_slow(const track *t, const lane *l) { return l->quota < rounds_ca
 
 /* Time of one round's sample and the slices around it. */
 static double round_ns(const lane *l) {
-  return l->call_ns * (double)l->entrant->iterations + 2 * SUB_SLICES * SUB_SLICE_NS;
+  const double sample_ns = l->call_ns * (double)l->entrant->iterations;
+  return sample_ns + 2 * SUB_SLICES * (l->entrant->reads ? sample_ns : SUB_SLICE_NS);
 }
 
 /* Sets every quota; see the head of this file. What the quick ones leave of their shares goes to the others. */
@@ -216,7 +231,7 @@ static int prepare(track *t, lane *l, bench_entrant *e) {
     return fail(t, "%s: no time without a passed check; its verdict is %s", attn_plan_kernel(e->plan),
                 bench_status_name(e->verdict.status));
   if (!allocate_samples(e, rounds_cap(t->options))) return fail(t, "no memory for the samples");
-  if (e->peak) l->peak = bench_peak_prepare(e->peak, t->options->threads > 1 ? t->options->threads : 1, SUB_SLICE_NS);
+  if (e->peak) l->peak = bench_peak_prepare(e->peak, threads_of(t), SUB_SLICE_NS);
   return calibrate(t, l);
 }
 
@@ -239,12 +254,11 @@ static int run_round(track *t, int round) {
     lane *l = &t->lanes[order[place]];
     bench_entrant *e = l->entrant;
     if (e->rounds >= l->quota) continue;
-    slice_rates before = last.loop == l->peak.loop || !l->peak.loop ? last : run_slices(&l->peak);
+    const slice_rates before = last.loop && last.loop == l->peak.loop ? last : run_slices(t, l);
     if (take_sample(t, l, &e->time_ns[e->rounds])) return -1;
-    if (l->peak.loop) last = run_slices(&l->peak);
-    e->peak_flops[e->rounds] = l->peak.loop ? middle_rate(&before, &last) : 0.0;
+    last = run_slices(t, l);
+    e->peak_flops[e->rounds] = has_slices(l) ? middle_rate(&before, &last) : 0.0;
     e->position[e->rounds++] = place;
-    if (!l->peak.loop) last.loop = NULL; /* no neighbour of the next sample any more */
   }
   return 0;
 }

@@ -27,10 +27,12 @@ typedef struct bench_entrant {
   size_t workspace_bytes;
   bench_verdict verdict;
   const attn_peak_loop *peak; /* NULL: none for its tier */
+  bool reads;                 /* a loop that only reads K and V stands beside the samples instead of a peak loop */
   bool control;               /* the A/A control: a second entry of the first kernel */
   /* filled in by bench_time */
   double *time_ns;    /* [rounds] per call; owned by the entrant, freed by bench_entrant_clear */
-  double *peak_flops; /* [rounds] rate of the peak loop in the same round, flop/s, of one core while all threads run it */
+  double *peak_flops; /* [rounds] rate of the peak loop in the same round, flop/s, of one core while all threads run
+                         it; with `reads` bytes/s of all threads together */
   int *position;      /* [rounds] place in the round's order */
   int64_t iterations; /* calls per sample */
   int rounds;

@@ -10,17 +10,8 @@
 #include "convert.h"
 #include "exact_row.h"
 #include "kernels/kernel.h"
+#include "register_tile.h"
 #include "rows.h"
-
-#define ALWAYS_INLINE inline __attribute__((always_inline))
-#define NO_INLINE     __attribute__((noinline, unused))
-#ifdef __clang__
-#define UNROLL   _Pragma("clang loop unroll(full)")
-#define UNROLL_4 _Pragma("clang loop unroll_count(4)")
-#else
-#define UNROLL   _Pragma("GCC unroll 16")
-#define UNROLL_4 _Pragma("GCC unroll 4")
-#endif
 
 enum { PANEL_KEYS = VEC_LANES * TILE_VECS };
 
