@@ -1,9 +1,10 @@
 # Turns kernels/tiers.def and kernels/kernels.def into sources with the flags of their folder. Sets ATTN_KERNEL_SOURCES and
-# writes kernels_built.def (what src/registry.c includes) to ATTN_GENERATED_DIR. Nothing here asks what the host CPU is.
+# writes kernels_built.def (what src/registry.c includes) and score_steps_built.def (src/score_steps.c) to ATTN_GENERATED_DIR. Nothing here asks what the host CPU is.
 set(ATTN_GENERATED_DIR ${CMAKE_CURRENT_BINARY_DIR}/generated)
 set(ATTN_KERNEL_SOURCES "")
 set(ATTN_KERNELS_BUILT "")
 set(kernels_built_text "")
+set(score_steps_text "")
 
 string(TOLOWER "${CMAKE_SYSTEM_PROCESSOR}" attn_arch)
 if(attn_arch MATCHES "^(x86_64|amd64)$")
@@ -30,6 +31,12 @@ foreach(line IN LISTS tier_lines)
     set(folder_reason_${folder} "")
     list(APPEND ATTN_KERNEL_SOURCES kernels/${folder}/peak_${isa}.c)
     set_source_files_properties(kernels/${folder}/peak_${isa}.c PROPERTIES COMPILE_OPTIONS "${folder_flags_${folder}}")
+    set(source kernels/${folder}/score_steps_${isa}.c)
+    if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/${source}) # tiers without take those of the next lower one
+      list(APPEND ATTN_KERNEL_SOURCES ${source})
+      set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${folder_flags_${folder}}")
+      string(APPEND score_steps_text "ATTN_SCORE_STEPS(${isa})\n")
+    endif()
   else()
     set(folder_reason_${folder} "needs an ${folder_arch_${folder}} CPU; this build is for ${attn_arch}")
   endif()
@@ -55,4 +62,5 @@ foreach(line IN LISTS kernel_lines)
     string(APPEND kernels_built_text "ATTN_KERNEL_NOT_BUILT(${name}, \"${folder_reason_${folder}}\")\n")
   endif()
 endforeach()
+file(CONFIGURE OUTPUT ${ATTN_GENERATED_DIR}/score_steps_built.def CONTENT "${score_steps_text}" @ONLY)
 file(CONFIGURE OUTPUT ${ATTN_GENERATED_DIR}/kernels_built.def CONTENT "${kernels_built_text}" @ONLY)

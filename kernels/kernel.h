@@ -26,6 +26,7 @@ enum { ATTN_MAX_PHASES = 3, ATTN_MEMORY_ALIGN = 64 };
 typedef struct attn_machine {
   int64_t l1d_bytes, l2_bytes, l3_bytes; /* of one core's share as the CPU reports it */
   int threads;
+  const struct attn_score_steps *steps; /* of the highest tier that CPU and cap allow (kernels/common/score_steps.h) */
 } attn_machine;
 
 typedef struct attn_schedule {
@@ -40,6 +41,8 @@ typedef struct attn_schedule {
 
   int64_t row_block; /* query rows of one compute task */
   int64_t key_block; /* keys scored before P is used */
+
+  const struct attn_score_steps *steps; /* for kernels that stand on a library: what plan() took from the machine */
 
   void *library_state; /* what open() made: the plan's own, only read by run(); NULL for hand-written kernels */
 } attn_schedule;

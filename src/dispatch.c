@@ -87,7 +87,7 @@ attn_status attn_dispatch(const attn_problem *problem, const attn_options *optio
   attn_status status = check_cap("attn_options.max_isa", asked_cap);
   if (status == ATTN_OK) status = check_cap("ATTN_MAX_ISA", variable_cap);
   if (status != ATTN_OK) return status;
-  const char *cap = lower_cap(asked_cap, variable_cap);
+  const char *cap = choice->cap = lower_cap(asked_cap, variable_cap);
   if (options && options->kernel) return choose_named(problem, options->kernel, "attn_options.kernel", cap, choice);
   const char *variable_kernel = environment("ATTN_KERNEL");
   if (variable_kernel) return choose_named(problem, variable_kernel, "ATTN_KERNEL", cap, choice);

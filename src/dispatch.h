@@ -6,7 +6,8 @@
 
 typedef struct attn_choice {
   const attn_kernel *kernel;
-  char why[2000]; /* how it was chosen, and what was refused before it */
+  const char *cap; /* the highest tier to use; NULL = no cap. The caller's or the environment's text */
+  char why[2000];  /* how it was chosen, and what was refused before it */
 } attn_choice;
 
 /* Honours, in this order: options->kernel, ATTN_KERNEL, the automatic choice; and the lower of options->max_isa and

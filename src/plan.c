@@ -11,6 +11,7 @@
 #include "float_mode.h"
 #include "parallel.h"
 #include "problem.h"
+#include "score_steps.h"
 
 struct attn_plan {
   const attn_kernel *kernel;
@@ -104,10 +105,11 @@ static attn_status open_library(attn_plan *plan) {
 }
 
 /* Blocks, library objects and memory; on failure the plan holds none of them. */
-static attn_status prepare(attn_plan *plan) {
+static attn_status prepare(attn_plan *plan, const char *cap) {
   const attn_kernel *kernel = plan->kernel;
   attn_machine machine = attn_cpu_machine();
   machine.threads = plan->options.threads;
+  machine.steps = attn_score_steps_below(cap);
   bool fits = kernel->plan(&plan->schedule.problem, &machine, &plan->schedule);
   if (fits) {
     const attn_status status = open_library(plan);
@@ -123,23 +125,23 @@ static attn_status prepare(attn_plan *plan) {
       kernel->info.name);
 }
 
-static attn_status create(const attn_problem *problem, const attn_kernel *kernel, const attn_options *asked, const char *why,
+static attn_status create(const attn_problem *problem, const attn_choice *choice, const attn_options *asked,
                           attn_plan **result) {
   attn_options options;
   attn_status status = resolve_options(asked, &options);
   if (status != ATTN_OK) return status;
   attn_plan *plan = calloc(1, sizeof *plan);
   if (!plan) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_plan needs %zu bytes", sizeof *plan);
-  plan->kernel = kernel;
+  plan->kernel = choice->kernel;
   plan->options = options;
   plan->schedule.problem = *problem;
   plan->schedule.units = problem->batch * problem->heads_kv;
-  status = prepare(plan);
+  status = prepare(plan, choice->cap);
   if (status != ATTN_OK) {
     free(plan);
     return status;
   }
-  describe(plan, why);
+  describe(plan, choice->why);
   *result = plan;
   return ATTN_OK;
 }
@@ -150,7 +152,7 @@ attn_status attn_plan_create(const attn_problem *problem, const attn_options *op
   attn_choice choice;
   attn_status status = attn_problem_validate(problem);
   if (status == ATTN_OK) status = attn_dispatch(problem, options, &choice);
-  return status == ATTN_OK ? create(problem, choice.kernel, options, choice.why, plan) : status;
+  return status == ATTN_OK ? create(problem, &choice, options, plan) : status;
 }
 
 attn_status attn_plan_create_for_kernel(const attn_problem *problem, const attn_kernel *kernel, const attn_options *options,
@@ -161,7 +163,8 @@ attn_status attn_plan_create_for_kernel(const attn_problem *problem, const attn_
   char buffer[300];
   const char *reason = kernel->rejects(problem, buffer, sizeof buffer);
   if (reason) return attn_fail(ATTN_UNSUPPORTED, "kernel '%s' refuses: %s", kernel->info.name, reason);
-  return create(problem, kernel, options, "given by the caller", plan);
+  const attn_choice choice = {.kernel = kernel, .cap = options ? options->max_isa : NULL, .why = "given by the caller"};
+  return create(problem, &choice, options, plan);
 }
 
 void attn_plan_destroy(attn_plan *plan) {

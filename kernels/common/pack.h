@@ -114,17 +114,9 @@ static void pack_k(const attn_problem *p, const attn_args *args, const attn_sequ
 
 static void copy_v(const attn_problem *p, const attn_args *args, const attn_sequence *seq, int64_t b, int64_t head,
                    attn_key_range keys, float *rows, int64_t row_floats) {
-  for (int64_t key = keys.begin; key < keys.end; key++) {
-    const int64_t offset = attn_v_offset(p, seq, b, head, key);
-    float *row = rows + key * row_floats;
-    if (p->v_stride.d == 1) {
-      for (int64_t d = 0; d < p->dim_v; d += VEC_LANES)
-        vec_store(row + d, load_elements(args->v, p->dtype_kv, offset + d, min64(p->dim_v - d, VEC_LANES)));
-      continue;
-    }
-    for (int64_t d = 0; d < row_floats; d++)
-      row[d] = d < p->dim_v ? attn_load_f32(args->v, p->dtype_kv, offset + d * p->v_stride.d) : 0.0f;
-  }
+  for (int64_t key = keys.begin; key < keys.end; key++)
+    copy_row(args->v, p->dtype_kv, attn_v_offset(p, seq, b, head, key), p->v_stride.d, p->dim_v, rows + key * row_floats,
+             row_floats);
 }
 
 /* Task `item` packs keys [item, item + 1) x PACK_KEYS of the unit's KV head. */

@@ -1,4 +1,4 @@
-/* A block of query rows of one head: its inputs, its state between key blocks, and the way in (start_rows) and out (finish_rows).
+/* The way of query rows into a block (start_rows) and out of it (finish_rows); block.h says what a block is.
  *
  * Include vec_<isa>.h first. Everything here is static, so each kernel file gets a copy compiled with its own tier's flags. */
 #ifndef ATTN_COMMON_ROW_BLOCK_H
@@ -7,62 +7,14 @@
 #include <math.h>
 #include <string.h>
 
+#include "block.h"
 #include "convert.h"
 #include "exact_row.h"
-#include "kernels/kernel.h"
 #include "register_tile.h"
-#include "rows.h"
 
 enum { PANEL_KEYS = VEC_LANES * TILE_VECS };
 
-static const float LOG2_E = 0x1.715476p+0f;
 static const double LN_2 = 0x1.62e42fefa39efp-1;
-
-static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
-static inline int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
-static inline int64_t round_down(int64_t x, int64_t multiple) { return x / multiple * multiple; }
-
-/* K and V of one KV head as the tiles read them. */
-typedef struct packed_keys {
-  const float *k;   /* [panel][dim_qk][PANEL_KEYS]: keys in lanes; keys beyond the sequence are 0 */
-  const float *v;   /* row of key 0: dim_v floats, readable up to a multiple of VEC_LANES */
-  int64_t v_stride; /* floats from one key's row to the next's */
-} packed_keys;
-
-/* Query rows that are worked on together, and their state: rows first_row .. of one head, or the rows of several heads that share a KV
- * head, rows_per_head of each. `capacity` = rows rounded up to TILE_ROWS; the rows beyond `rows` are computed like the others, on
- * zero queries, and never stored. */
-typedef struct row_block {
-  const attn_problem *problem;
-  const attn_args *args;
-  const attn_sequence *seq;
-  int64_t b, head, first_row, rows, rows_per_head;
-  packed_keys keys;
-
-  float *q;              /* [capacity][q_stride], those of dot scores times scale log2(e), 0 beyond dim_qk */
-  float *acc;            /* [capacity][acc_stride]: O before division */
-  float *row_max;        /* [capacity]: reference of the exponentials, log2 units */
-  float *row_sum;        /* [capacity][VEC_LANES]: sum of P, one partial sum per lane */
-  attn_key_range *range; /* [capacity]: keys that the row may see */
-  float *score;          /* [rows of S kept][score_stride]: S, then P */
-  int64_t q_stride, acc_stride, score_stride;
-  bool adjusted;  /* scores are more than dot products: scores.h has the rest */
-  bool shifted;   /* flash: what they are more is added or selected, so sums start from it (shift_of, select_keys) */
-  bool first_try; /* finish_rows may ask for a second one */
-  bool careful;   /* second try: leave V of masked keys alone, whatever stands there (accumulate_tile) */
-} row_block;
-
-/* Which row of the problem row i of a block is; those beyond the last repeat it. */
-typedef struct problem_row {
-  int64_t head, query;
-} problem_row;
-
-static inline problem_row problem_row_of(const row_block *block, int64_t i) {
-  i = min64(i, block->rows - 1);
-  if (i < block->rows_per_head) return (problem_row){block->head, block->first_row + i};
-  return (problem_row){block->head + i / block->rows_per_head, block->first_row + i % block->rows_per_head};
-}
 
 /* ---- Rows in ---- */
 
@@ -76,6 +28,18 @@ static ALWAYS_INLINE vec load_elements(const void *data, attn_dtype dtype, int64
   uint16_t padded[VEC_LANES] = {0};
   if (n < VEC_LANES) from = memcpy(padded, from, (size_t)n * sizeof *from);
   return dtype == ATTN_F16 ? vec_load_f16(from) : vec_load_bf16(from);
+}
+
+/* `columns` elements that stand `stride` apart, as floats that follow each other; 0 up to row_floats, a multiple of VEC_LANES. */
+static inline void copy_row(const void *data, attn_dtype dtype, int64_t offset, int64_t stride, int64_t columns, float *row,
+                            int64_t row_floats) {
+  if (stride == 1) {
+    for (int64_t d = 0; d < columns; d += VEC_LANES)
+      vec_store(row + d, load_elements(data, dtype, offset + d, min64(columns - d, VEC_LANES)));
+  } else {
+    for (int64_t d = 0; d < columns; d++) row[d] = attn_load_f32(data, dtype, offset + d * stride);
+  }
+  for (int64_t d = columns; d < row_floats; d++) row[d] = 0.0f;
 }
 
 static void load_query_row(const row_block *block, int64_t i, float factor) {

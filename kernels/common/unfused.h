@@ -7,6 +7,7 @@
 #define ATTN_COMMON_UNFUSED_H
 
 #include "rows_task.h"
+#include "softmax.h"
 
 /* ---- Tiles ---- */
 
@@ -23,39 +24,14 @@ static void score_tile(const row_block *block, int64_t tile_row, int64_t begin, 
   }
 }
 
-/* Adjusts scores where the problem has more than dot products, then masks: masks select, so whatever stood in a masked score, NaN
- * included, becomes -inf, up to the next panel border. Edge tiles and adjusted scores only. */
+/* Edge tiles and adjusted scores only. */
 static void mask_tile(const row_block *block, int64_t tile_row, tile_keys keys, float *score) {
   for (int i = 0; i < TILE_ROWS; i++)
-    for (int64_t key = keys.first; key < round_up(keys.end, PANEL_KEYS); key += VEC_LANES) {
-      float *s = score + i * block->score_stride + (key - keys.first);
-      vec x = vec_load(s);
-      if (block->adjusted) x = adjust_scores(block, tile_row + i, key, x);
-      vec_store(s, select_allowed(block->range[tile_row + i], key, x));
-    }
+    mask_row(block, tile_row + i, keys.first, round_up(keys.end, PANEL_KEYS), score + i * block->score_stride);
 }
 
-static float largest(const float *score, int64_t count) {
-  vec best = vec_set1(-INFINITY);
-  for (int64_t j = 0; j < count; j += VEC_LANES) best = vec_max(vec_load(score + j), best);
-  return vec_reduce_max(best);
-}
-
-/* Turns whole panels of scores per row, `count` of them, into P relative to the largest, in two passes. */
 static void softmax_tile(const row_block *block, int64_t tile_row, int64_t count, float *score) {
-  for (int i = 0; i < TILE_ROWS; i++) {
-    float *row = score + i * block->score_stride, *row_max = block->row_max + tile_row + i;
-    *row_max = largest(row, count);
-    const vec shift = vec_set1(*row_max == -INFINITY ? 0.0f : *row_max);
-    vec sum = vec_zero();
-    for (int64_t j = 0; j < count; j += PANEL_KEYS) {
-      vec p[TILE_VECS];
-      UNROLL
-      for (int v = 0; v < TILE_VECS; v++) p[v] = vec_sub(vec_load(row + j + v * VEC_LANES), shift);
-      sum = exponentials(p, row + j, sum, TILE_VECS);
-    }
-    vec_store(block->row_sum + (tile_row + i) * VEC_LANES, sum);
-  }
+  for (int i = 0; i < TILE_ROWS; i++) softmax_row(block, tile_row + i, count, score + i * block->score_stride);
 }
 
 /* ---- Loops ---- */

@@ -1,0 +1,47 @@
+/* What a kernel needs around the two products that another library computes, on the best tier of this CPU: rows in, scores to
+ * probabilities, rows out.
+ *
+ * Files of kernels/blas and kernels/onednn are compiled with baseline flags, so they reach the vectors of a tier through this table.
+ * Each tier fills one in, from the same code that its own kernels are made of (score_steps_tier.h); the plan hands the best one to
+ * kernel->plan() (attn_machine), which keeps it in the schedule. */
+#ifndef ATTN_COMMON_SCORE_STEPS_H
+#define ATTN_COMMON_SCORE_STEPS_H
+
+#include "block.h"
+
+enum {
+  STEPS_LANES = 16, /* floats of row_sum per row: the most lanes of any tier */
+  STEPS_KEYS =
+      64 /* scores are read and written up to the next multiple of this beyond a row's keys: at least any tier's PANEL_KEYS */
+};
+
+/* Rows of elements, `row_stride` apart from `offset` on, the elements of a row `column_stride` apart. */
+typedef struct row_source {
+  const void *data;
+  attn_dtype dtype;
+  int64_t offset, row_stride, column_stride, columns;
+} row_source;
+
+typedef struct attn_score_steps {
+  const char *isa;
+
+  /* to[i] = row i as floats, 0 from `columns` up to to_stride, a multiple of STEPS_LANES. Where `finite` is not NULL: finite[i] = 1,
+   * or 0 for a row that holds NaN or infinity, which is replaced by zeros. */
+  void (*copy_rows)(const row_source *from, int64_t rows, float *to, int64_t to_stride, uint8_t *finite);
+
+  /* Fills in range, row_max, row_sum, acc and q for `capacity` rows, those beyond block->rows with a range that repeats the last and
+   * q = 0. q holds queries times scale log2(e), so that products with keys are scores in log2 units; leaves q alone if it is NULL. */
+  void (*start_rows)(const row_block *block, int64_t capacity);
+
+  /* Turns scores into P, relative to each row's largest, and leaves row_max and row_sum. score[i][j] belongs to key j; factor: what
+   * scores are multiplied by to be in log2 units (1 if start_rows has seen to it). Softcap, bias, ALiBi and masks as the problem has
+   * them. What stood in scores that a row may not see does not matter: P is 0 there for all keys [keys.begin, keys.end), which is what
+   * the product with V will read. Rows 0 .. block->rows - 1. */
+  void (*softmax_rows)(const row_block *block, attn_key_range keys, float factor);
+
+  /* O = acc / row_sum (sinks joined) and LSE of every row, stored. A row that does not come out finite is computed anew in double
+   * precision, from its allowed keys alone. */
+  void (*finish_rows)(const row_block *block);
+} attn_score_steps;
+
+#endif

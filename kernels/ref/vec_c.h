@@ -1,0 +1,107 @@
+/* The vector vocabulary in C, for any CPU: 4 floats side by side, which every baseline has registers for (SSE2, Advanced SIMD), in
+ * the vector types of gcc and clang. The words of vec_avx2.h that score_steps_tier.h needs. */
+#ifndef ATTN_VEC_C_H
+#define ATTN_VEC_C_H
+
+#include <stdint.h>
+#include <string.h>
+
+#include "kernels/common/convert.h"
+
+typedef float vec __attribute__((vector_size(16)));
+typedef uint32_t vec_bits __attribute__((vector_size(16)));
+
+enum { VEC_LANES = 4, TILE_ROWS = 4, TILE_VECS = 4 };
+
+static inline vec vec_zero(void) { return (vec){0}; }
+static inline vec vec_set1(float x) { return (vec){x, x, x, x}; }
+static inline vec vec_load(const float *p) {
+  vec x;
+  memcpy(&x, p, sizeof x);
+  return x;
+}
+static inline void vec_store(float *p, vec x) { memcpy(p, &x, sizeof x); }
+static inline vec vec_fma(vec a, vec b, vec c) {
+  return a * b + c;
+} /* rounds twice: there may be no instruction that fuses */
+static inline vec vec_mul(vec a, vec b) { return a * b; }
+static inline vec vec_add(vec a, vec b) { return a + b; }
+static inline vec vec_sub(vec a, vec b) { return a - b; }
+static inline vec vec_div(vec a, vec b) { return a / b; }
+static inline vec vec_lane_numbers(void) { return (vec){0, 1, 2, 3}; }
+
+/* a in lanes whose bits are all set, b where none is. */
+static inline vec vec_choose(vec_bits lanes, vec a, vec b) { return (vec)((lanes & (vec_bits)a) | (~lanes & (vec_bits)b)); }
+
+/* b where either is NaN. */
+static inline vec vec_min(vec a, vec b) { return vec_choose((vec_bits)(a < b), a, b); }
+static inline vec vec_max(vec a, vec b) { return vec_choose((vec_bits)(a > b), a, b); }
+static inline vec vec_abs(vec x) { return (vec)((vec_bits)x & 0x7fffffffu); }
+
+static inline float vec_reduce_max(vec x) {
+  float largest = x[0];
+  for (int i = 1; i < VEC_LANES; i++) largest = x[i] > largest ? x[i] : largest;
+  return largest;
+}
+
+/* Always the same tree: halves, quarters. */
+static inline float vec_reduce_add(vec x) { return (x[0] + x[2]) + (x[1] + x[3]); }
+
+/* The first n lanes, 0 <= n <= 4; nothing is read or written beyond them. Loaded lanes beyond n are 0. */
+static inline vec vec_load_first(const float *p, int64_t n) {
+  vec x = vec_zero();
+  memcpy(&x, p, (size_t)n * sizeof *p);
+  return x;
+}
+static inline void vec_store_first(float *p, vec x, int64_t n) { memcpy(p, &x, (size_t)n * sizeof *p); }
+
+/* 4 float16 or bfloat16 values as floats. */
+static inline vec vec_load_f16(const uint16_t *p) {
+  return (vec){attn_f32_of_f16(p[0]), attn_f32_of_f16(p[1]), attn_f32_of_f16(p[2]), attn_f32_of_f16(p[3])};
+}
+static inline vec vec_load_bf16(const uint16_t *p) {
+  return (vec){attn_f32_of_bf16(p[0]), attn_f32_of_bf16(p[1]), attn_f32_of_bf16(p[2]), attn_f32_of_bf16(p[3])};
+}
+
+/* x in lanes begin <= lane < end, -inf elsewhere; 0 <= begin <= 4, 0 <= end <= 4. */
+static inline vec vec_select_range(vec x, int64_t begin, int64_t end) {
+  const vec lane = vec_lane_numbers();
+  const vec_bits keep = (vec_bits)(lane >= vec_set1((float)begin)) & (vec_bits)(lane < vec_set1((float)end));
+  return vec_choose(keep, x, vec_set1(-__builtin_inff()));
+}
+
+/* x where the byte is not 0, -inf elsewhere; of the first n lanes, -inf beyond. Reads n bytes. */
+static inline vec vec_select_bytes(vec x, const uint8_t *bytes, int64_t n) {
+  for (int64_t i = 0; i < VEC_LANES; i++)
+    if (i >= n || !bytes[i]) x[i] = -__builtin_inff();
+  return x;
+}
+
+/* x, but -inf wherever bias is -inf, whatever x is. */
+static inline vec vec_unless_masked(vec x, vec bias) {
+  const vec lowest = vec_set1(-__builtin_inff());
+  return vec_choose((vec_bits)(bias == lowest), lowest, x);
+}
+
+/* x + bias, but -inf wherever bias is -inf, whatever x is. */
+static inline vec vec_add_bias(vec x, vec bias) { return vec_unless_masked(x + bias, bias); }
+
+static inline int any_lane(vec_bits lanes) { return (lanes[0] | lanes[1] | lanes[2] | lanes[3]) != 0; }
+static inline int vec_any_above(vec x, float limit) { return any_lane((vec_bits)(x > vec_set1(limit))); }
+static inline int vec_any_nan(vec x) { return any_lane((vec_bits)(x != x)); }
+
+/* vec_avx2.h's polynomial, whose sums round twice here: relative error below 1.9e-7 (tests/exp_every_float.c). */
+static inline vec vec_exp2(vec t) {
+  const vec lowest = vec_set1(-126.0f), magic = vec_set1(0x1.8p23f);
+  const vec clamped = vec_max(lowest, t); /* this order keeps NaN */
+  const vec shifted = clamped + magic, f = clamped - (shifted - magic);
+  vec p = f * 0x1.5bda58p-10f + 0x1.3ce8aep-7f;
+  p = p * f + 0x1.c6b6d8p-5f;
+  p = p * f + 0x1.ebf9c2p-3f;
+  p = p * f + 0x1.62e42ap-1f;
+  p = p * f + 1.0f;
+  const vec_bits scaled = (vec_bits)p + ((vec_bits)shifted << 23);
+  return (vec)(scaled & ~(vec_bits)(t < lowest));
+}
+
+#endif
