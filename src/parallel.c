@@ -8,6 +8,8 @@
 
 int attn_parallel_default_threads(void) { return omp_get_max_threads(); }
 
+/* All threads of the plan, even where a phase has fewer tasks: libgomp ends the threads that a smaller team leaves over, and
+ * the next phase would have to start new ones, which costs more than a few that find nothing to do. */
 static void run_threads(int threads, int64_t tasks, attn_task_fn task, void *context) {
   _Atomic int64_t next = 0;
 #pragma omp parallel num_threads(threads)
@@ -24,11 +26,10 @@ static void run_threads(int threads, int64_t tasks, attn_task_fn task, void *con
 #endif
 
 void attn_parallel_run(const attn_options *options, int64_t tasks, attn_task_fn task, void *context) {
-  int workers = tasks < options->threads ? (int)tasks : options->threads;
-  if (workers <= 1)
+  if (tasks <= 1 || options->threads <= 1)
     for (int64_t i = 0; i < tasks; i++) task(context, i, 0);
   else if (options->parallel_for)
     options->parallel_for(options->pool, tasks, options->threads, task, context);
   else
-    run_threads(workers, tasks, task, context);
+    run_threads(options->threads, tasks, task, context);
 }
