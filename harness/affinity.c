@@ -1,6 +1,7 @@
 /* Which CPUs the process may use (--cpus), and which CPU each thread is kept on while it is timed. */
+#include "affinity.h"
+
 #include <errno.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,67 +9,79 @@
 #include <omp.h>
 #endif
 
-#include "affinity.h"
-#include "options.h"
+#include "cli.h"
+#include "cpu_list.h"
+#include "cpu_syntax.h"
 
-/* The lowest CPU of the core that this one belongs to; -1 if there is no such CPU. */
-static int first_of_core(int cpu) {
-  char path[96];
-  int first = cpu;
-  snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", cpu);
-  FILE *file = fopen(path, "r");
-  if (!file) return -1;
-  if (fscanf(file, "%d", &first) != 1) first = cpu;
-  (void)fclose(file);
-  return first;
-}
-
-/* The first CPU of the given core, counting cores by their first CPU among all CPUs; -1 if there are not so many. */
-static int cpu_of_core(int wanted) {
-  int core = 0;
-  for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-    const int first = first_of_core(cpu);
-    if (first < 0) return -1;
-    if (first == cpu && core++ == wanted) return cpu;
-  }
-  return -1;
-}
-
-/* Adds "3" or "0-3" to the set; NULL, or what is wrong. */
-static const char *add_range(const char *text, bool cores, cpu_set_t *set) {
-  int first, last;
-  char rest;
-  const int fields = sscanf(text, "%d-%d%c", &first, &last, &rest);
-  if (fields < 1 || fields > 2 || (fields == 1 && strspn(text, "0123456789") != strlen(text)))
-    return "a list such as 0-3,8 or core:0-3";
-  if (fields == 1) last = first;
-  if (first < 0 || last < first || last >= CPU_SETSIZE) return "numbers of CPUs, the first not above the last";
-  for (int i = first; i <= last; i++) {
-    const int cpu = cores ? cpu_of_core(i) : i;
-    if (cpu < 0) return "cores that this machine has";
-    CPU_SET(cpu, set);
-  }
-  return NULL;
-}
+static bool chosen_by_user; /* --cpus: thread 0 goes to the first of them */
 
 int bench_pin_cpus(const char *command, const char *cpus) {
-  cpu_set_t set;
-  const bool cores = !strncmp(cpus, "core:", 5);
-  const char *text = cpus + (cores ? 5 : 0), *wanted = *text ? NULL : "a list such as 0-3,8 or core:0-3";
-  CPU_ZERO(&set);
-  while (*text && !wanted) {
-    char item[32];
-    const size_t length = strcspn(text, ",");
-    snprintf(item, sizeof item, "%.*s", (int)length, text);
-    wanted = add_range(item, cores, &set);
-    text += length + (text[length] == ',');
-  }
-  if (wanted) return cli_usage_error(command, "--cpus '%s': should be %s", cpus, wanted);
-  if (!sched_setaffinity(0, sizeof set, &set)) return 0;
-  return cli_usage_error(command, "--cpus '%s': %s; this process may use %d CPUs", cpus, strerror(errno), bench_cpu_count());
+  char error[600];
+  cpu_set_t allowed, set;
+  const bench_topology *topology = bench_topology_get();
+  if (!topology->here)
+    return cli_usage_error(command, "--cpus '%s': no thread can be bound to %s; attnbench env --cpus shows the plan", cpus,
+                           topology->source);
+  if (sched_getaffinity(0, sizeof allowed, &allowed)) allowed = topology->cpus;
+  if (!bench_cpus_read(cpus, topology, &allowed, &set, error, sizeof error))
+    return cli_usage_error(command, "--cpus '%s': %s", cpus, error);
+  if (sched_setaffinity(0, sizeof set, &set))
+    return cli_usage_error(command, "--cpus '%s': the system refuses: %s", cpus, strerror(errno));
+  chosen_by_user = true;
+  return 0;
 }
 
-/* ---- Holding threads ------------------------------------------------------------------------------------------------ */
+/* ---- Places -------------------------------------------------------------------------------------------------------------- */
+
+/* The allowed CPUs of a core that stand before this one: 0 for the one that a first thread gets. */
+static int rank_in_core(const bench_topology *t, const cpu_set_t *allowed, int place) {
+  int rank = 0;
+  for (int i = 0; i < place; i++)
+    rank += CPU_ISSET(t->in_order[i], allowed) && t->core[t->in_order[i]] == t->core[t->in_order[place]];
+  return rank;
+}
+
+int bench_place_threads(const bench_topology *t, const cpu_set_t *allowed, int first, int *cpu, int threads) {
+  enum { FARTHEST = 8 }; /* threads of a core; no CPU has more */
+  int rank[CPU_SETSIZE], count = 0;
+  const bool leads = first >= 0 && CPU_ISSET(first, allowed) && CPU_ISSET(first, &t->cpus);
+  for (int i = 0; i < t->count; i++) rank[i] = rank_in_core(t, allowed, i);
+  if (leads) { /* it takes the place of its core's first CPU */
+    cpu[count++] = first;
+    for (int i = 0; i < t->count; i++)
+      if (t->core[t->in_order[i]] == t->core[first] && CPU_ISSET(t->in_order[i], allowed)) rank[i] += rank[i] < FARTHEST;
+  }
+  for (int wanted = 0; wanted <= FARTHEST; wanted++)
+    for (int far = 0; far <= leads; far++)
+      for (int i = 0; i < t->count && count < threads; i++) {
+        const int candidate = t->in_order[i];
+        const bool is_far = leads && t->node[candidate] != t->node[first];
+        if (CPU_ISSET(candidate, allowed) && rank[i] == wanted && is_far == far && !(leads && candidate == first))
+          cpu[count++] = candidate;
+      }
+  return count;
+}
+
+/* ---- Holding ------------------------------------------------------------------------------------------------------------- */
+
+/* Set by the thread that opens regions, outside of them. */
+static struct {
+  bool active;
+  unsigned epoch; /* of this holding: what a thread knows of an earlier one is void */
+  int cpu[CPU_SETSIZE];
+  int count;
+  int threads;      /* that were asked for */
+  int largest_team; /* that was settled */
+  cpu_set_t before;
+} held;
+
+enum { FREE = -1 };
+
+/* Where this thread was put. */
+static _Thread_local struct {
+  unsigned epoch;
+  int cpu;
+} settled;
 
 static bool openmp_binds(void) {
 #ifdef _OPENMP
@@ -78,62 +91,99 @@ static bool openmp_binds(void) {
 #endif
 }
 
-/* Calls place(context, thread) on every thread of a region; on the caller alone without OpenMP. */
-static void on_each_thread(int threads, void (*place)(const void *context, int thread), const void *context) {
+bool bench_threads_hold(int threads) {
+  if (held.active || openmp_binds() || threads < 1) return false;
+  if (sched_getaffinity(0, sizeof held.before, &held.before)) return false;
+  held.count =
+      bench_place_threads(bench_topology_here(), &held.before, chosen_by_user ? -1 : sched_getcpu(), held.cpu, CPU_SETSIZE);
+  held.threads = threads;
+  held.epoch++;
+  held.largest_team = 1;
+  held.active = held.count > 0;
+  if (held.active) bench_team_settle(threads);
+  return held.active;
+}
+
+int bench_threads_held(void) { return held.active ? held.threads : 0; }
+
+void bench_thread_settle(int thread, int team) {
+  if (!held.active) return;
+  const int wanted = team <= held.count ? held.cpu[thread] : FREE;
+  if (settled.epoch == held.epoch && settled.cpu == wanted) return;
+  cpu_set_t set = held.before;
+  if (wanted != FREE) {
+    CPU_ZERO(&set);
+    CPU_SET(wanted, &set);
+  }
+  (void)sched_setaffinity(0, sizeof set, &set);
+  settled.epoch = held.epoch;
+  settled.cpu = wanted;
+}
+
+void bench_team_settle(int threads) {
+  if (!held.active) return;
+  if (threads > held.largest_team) held.largest_team = threads;
 #ifdef _OPENMP
   if (threads > 1) {
 #pragma omp parallel num_threads(threads)
-    place(context, omp_get_thread_num());
+    bench_thread_settle(omp_get_thread_num(), omp_get_num_threads());
     return;
   }
 #endif
-  (void)threads;
-  place(context, 0);
+  bench_thread_settle(0, 1);
 }
 
-static void keep_on(const void *context, int thread) {
-  cpu_set_t one;
-  CPU_ZERO(&one);
-  CPU_SET(((const int *)context)[thread], &one);
-  (void)sched_setaffinity(0, sizeof one, &one);
+/* Every thread that may be waiting for the next region gets its freedom back, the caller first: new ones inherit from it. */
+void bench_threads_release(void) {
+  if (!held.active) return;
+  held.active = false;
+#ifdef _OPENMP
+  const int largest = held.largest_team > omp_get_max_threads() ? held.largest_team : omp_get_max_threads();
+#endif
+  (void)sched_setaffinity(0, sizeof held.before, &held.before);
+#ifdef _OPENMP
+  if (largest > 1) {
+#pragma omp parallel num_threads(largest)
+    (void)sched_setaffinity(0, sizeof held.before, &held.before);
+  }
+#endif
 }
 
-static void set_free(const void *context, int thread) {
-  (void)thread;
-  (void)sched_setaffinity(0, sizeof(cpu_set_t), context);
+/* ---- In words ------------------------------------------------------------------------------------------------------------ */
+
+static int count_cores(const bench_topology *t, const cpu_set_t *allowed) {
+  int cores = 0;
+  for (int i = 0; i < t->count; i++) cores += CPU_ISSET(t->in_order[i], allowed) && !rank_in_core(t, allowed, i);
+  return cores;
 }
 
-static bool shares_core(const int *cpu, int count, int candidate) {
-  for (int i = 0; i < count; i++)
-    if (first_of_core(cpu[i]) == first_of_core(candidate)) return true;
-  return false;
+/* OMP_PROC_BIND and OMP_PLACES as they stand. */
+static void describe_openmp(char *text, size_t bytes) {
+  const char *bind = getenv("OMP_PROC_BIND"), *places = getenv("OMP_PLACES");
+  snprintf(text, bytes, "OpenMP's: OMP_PROC_BIND=%s OMP_PLACES=%s", bind ? bind : "", places ? places : "");
 }
 
-/* Fills cpu[wanted] from `allowed`, starting with the present one; siblings of a core that is taken come last. */
-static bool choose_cpus(cpu_set_t allowed, int *cpu, int wanted) {
-  int count = 0;
-  cpu[count++] = sched_getcpu();
-  if (cpu[0] < 0 || !CPU_ISSET(cpu[0], &allowed)) return false;
-  CPU_CLR(cpu[0], &allowed);
-  for (int siblings = 0; siblings < 2; siblings++)
-    for (int i = 0; i < CPU_SETSIZE && count < wanted; i++) {
-      if (!CPU_ISSET(i, &allowed) || (!siblings && shares_core(cpu, count, i))) continue;
-      CPU_CLR(i, &allowed);
-      cpu[count++] = i;
-    }
-  return count == wanted;
-}
-
-bench_hold bench_threads_hold(int threads) {
-  bench_hold hold = {.threads = 0};
+bool bench_describe_binding(const bench_topology *topology, const cpu_set_t *allowed, int threads, char *text,
+                            size_t bytes) {
   int cpu[CPU_SETSIZE];
-  if (openmp_binds() || threads < 1 || threads > CPU_SETSIZE) return hold;
-  if (sched_getaffinity(0, sizeof hold.before, &hold.before) || !choose_cpus(hold.before, cpu, threads)) return hold;
-  on_each_thread(threads, keep_on, cpu);
-  hold.threads = threads;
-  return hold;
-}
-
-void bench_threads_release(const bench_hold *hold) {
-  if (hold->threads) on_each_thread(hold->threads, set_free, &hold->before);
+  char list[400];
+  const int cores = count_cores(topology, allowed), cpus = CPU_COUNT(allowed), wanted = threads ? threads : cpus;
+  if (openmp_binds()) {
+    describe_openmp(text, bytes);
+    return true;
+  }
+  if (!threads && !chosen_by_user) { /* which one is first depends on where the caller happens to run */
+    bench_cpu_list_write(allowed, list, sizeof list);
+    snprintf(text, bytes, "one thread per core of CPUs %s, %d core%s", list, cores, cores == 1 ? "" : "s");
+    return true;
+  }
+  const int placed = wanted <= CPU_SETSIZE ? bench_place_threads(topology, allowed, -1, cpu, wanted) : 0;
+  if (!placed || placed < wanted) {
+    snprintf(text, bytes, "none: %d threads on %d CPU%s would share them", wanted, cpus, cpus == 1 ? "" : "s");
+    return false;
+  }
+  bench_cpu_sequence_write(cpu, placed, list, sizeof list);
+  snprintf(text, bytes, "%d thread%s on CPU%s %s, %s", placed, placed == 1 ? "" : "s", placed == 1 ? "" : "s", list,
+           placed <= cores ? "one per core" : "more than one per core");
+  return true;
 }

@@ -5,7 +5,11 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
+#include "affinity.h"
 #include "clock.h"
 #include "peak_rate.h"
 #include "stats.h"
@@ -52,6 +56,9 @@ static void calibrate(reading *r, const unsigned char *data) {
 
 /* One thread's part: fills its own buffer (first touch), then adds its rate to every pass, all threads starting together. */
 static void read_own_buffer(reading *r) {
+#ifdef _OPENMP
+  bench_thread_settle(omp_get_thread_num(), omp_get_num_threads());
+#endif
   unsigned char *data = aligned_alloc(LINE, r->bytes);
   if (data) memset(data, FILL, r->bytes);
 #ifdef _OPENMP

@@ -62,6 +62,7 @@ void bench_fact_note(bench_environment *environment, const char *name, const cha
 void bench_environment_read(bench_environment *environment, int argc, char **argv, unsigned long long seed) {
   environment->count = 0;
   bench_environment_add_machine(environment);
+  bench_environment_add_topology(environment);
   bench_environment_add_noise(environment);
   bench_environment_add_build(environment);
   bench_environment_add_process(environment, argc, argv, seed);

@@ -2,6 +2,7 @@
 #ifndef BENCH_ENVIRONMENT_H
 #define BENCH_ENVIRONMENT_H
 
+#include <sched.h>
 #include <stdio.h>
 
 typedef enum bench_grade { BENCH_OK, BENCH_WARN, BENCH_BAD, BENCH_UNKNOWN } bench_grade;
@@ -14,12 +15,16 @@ typedef struct bench_fact {
 } bench_fact;
 
 typedef struct bench_environment {
-  bench_fact facts[64];
+  bench_fact facts[96];
   int count;
 } bench_environment;
 
 /* argc, argv and seed are recorded as they are. */
 void bench_environment_read(bench_environment *environment, int argc, char **argv, unsigned long long seed);
+
+/* Replaces the fact "binding": where so many timed threads (0 = however many) would be kept among these CPUs of the topology. */
+void bench_environment_set_binding(bench_environment *environment, const cpu_set_t *cpus, int threads);
+
 const char *bench_environment_get(const bench_environment *environment, const char *name); /* "unknown" if absent */
 
 /* One object: {"governor": {"value": "performance", "grade": "OK"}, ...}, with "advice" where there is any. */

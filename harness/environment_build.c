@@ -1,5 +1,4 @@
 /* What this program was built from and with, and how this process was started. */
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #ifdef _OPENMP
@@ -101,33 +100,7 @@ static void add_variables(bench_environment *e) {
   bench_fact_note(e, "memory_variables", list[0] ? list : "none");
 }
 
-/* "0-3,8" from the CPUs that this process may run on. */
-static void list_cpus(const cpu_set_t *set, char *list, size_t bytes) {
-  list[0] = 0;
-  for (size_t cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-    if (!CPU_ISSET(cpu, set)) continue;
-    size_t last = cpu;
-    while (last + 1 < CPU_SETSIZE && CPU_ISSET(last + 1, set)) last++;
-    char range[32];
-    snprintf(range, sizeof range, last > cpu ? "%zu-%zu" : "%zu", cpu, last);
-    append(list, bytes, ",", range);
-    cpu = last;
-  }
-}
-
-static void add_affinity(bench_environment *e) {
-  char list[512] = "";
-  cpu_set_t set;
-  const char *bind = getenv("OMP_PROC_BIND");
-  if (sched_getaffinity(0, sizeof set, &set)) {
-    bench_fact_note(e, "affinity", "");
-    return;
-  }
-  list_cpus(&set, list, sizeof list);
-  bool pinned = CPU_COUNT(&set) == 1 || (bind && bind[0] && strcmp(bind, "false"));
-  bench_fact_add(e, "affinity", pinned ? BENCH_OK : BENCH_WARN,
-                 pinned ? "" : "OMP_PROC_BIND=close OMP_PLACES=cores attnbench ...; one thread: taskset -c 1 attnbench ...",
-                 "CPUs %s%s", list, pinned ? "" : ", threads may move between them");
+static void add_threads(bench_environment *e) {
 #ifdef _OPENMP
   bench_fact_add(e, "threads", BENCH_OK, "", "%d by OpenMP's default", omp_get_max_threads());
 #else
@@ -138,7 +111,7 @@ static void add_affinity(bench_environment *e) {
 void bench_environment_add_process(bench_environment *environment, int argc, char **argv, unsigned long long seed) {
   char command[512] = "";
   add_variables(environment);
-  add_affinity(environment);
+  add_threads(environment);
   for (int i = 0; i < argc; i++) append(command, sizeof command, " ", argv[i]);
   bench_fact_note(environment, "argv", command);
   bench_fact_add(environment, "seed", BENCH_OK, "", "%llu", seed);

@@ -20,9 +20,10 @@ void bench_read_line(const char *path, char *line, size_t bytes);
 /* The value of the first "name: value" or "name=value" line of a file, without blanks and quotes; "" if there is none. */
 void bench_read_field(const char *path, const char *name, char *value, size_t bytes);
 
-void bench_environment_add_machine(bench_environment *environment); /* CPU, caches, memory, system */
-void bench_environment_add_noise(bench_environment *environment);   /* what disturbs measurements */
-void bench_environment_add_build(bench_environment *environment);   /* compiler, flags, commit */
+void bench_environment_add_machine(bench_environment *environment);  /* CPU, caches, memory, system */
+void bench_environment_add_topology(bench_environment *environment); /* cores, nodes, caches, where threads are kept */
+void bench_environment_add_noise(bench_environment *environment);    /* what disturbs measurements */
+void bench_environment_add_build(bench_environment *environment);    /* compiler, flags, commit */
 void bench_environment_add_process(bench_environment *environment, int argc, char **argv, unsigned long long seed);
 
 #endif

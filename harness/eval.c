@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "affinity.h"
 #include "cases.h"
 #include "cli.h"
 #include "commands.h"
@@ -258,7 +259,10 @@ static bool time_rows(eval_state *state, bench_entrant *entrants) {
   }
   bench_stop stop;
   const char *error;
-  if (bench_time(entrants, count, &options, &stop, &error) == 0) return true;
+  const bool held = bench_threads_hold((int)c->threads);
+  const int failed = bench_time(entrants, count, &options, &stop, &error);
+  if (held) bench_threads_release();
+  if (!failed) return true;
   fprintf(stderr, "attnbench eval: %s\n", error);
   return false;
 }

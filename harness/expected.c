@@ -2,7 +2,11 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
+#include "affinity.h"
 #include "check_private.h"
 
 static const double WORTH_THREADS = 1e6; /* multiply-adds: a few milliseconds; waking threads for less costs more */
@@ -37,6 +41,9 @@ static bool compute_rows(bench_expected *e, const attn_args *args) {
 #pragma omp parallel if (threads) reduction(&& : enough)
 #endif
   {
+#ifdef _OPENMP
+    bench_thread_settle(omp_get_thread_num(), omp_get_num_threads());
+#endif
     double *score = malloc((size_t)(p->seq_k + 1) * sizeof *score);
     if (!score) enough = false;
 #ifdef _OPENMP

@@ -102,14 +102,8 @@ static int take_rounds(contest *c, bench_stop *stop, const char **error) {
                                         .threads = c->row->planned.bench.threads,
                                         .seed = c->row->planned.bench.seed,
                                         .stop = c->settings->stop};
-  int threads = 1;
-  for (int i = 0; i < c->count; i++)
-    if (c->stage[i]->bench->threads > threads) threads = c->stage[i]->bench->threads;
-  const bench_hold hold = bench_threads_hold(threads);
   bench_note(c->stage[0], "timing", c->row->kernel->name);
-  const int failed = bench_time(c->entrant, c->count, &options, stop, error);
-  bench_threads_release(&hold);
-  return failed;
+  return bench_time(c->entrant, c->count, &options, stop, error);
 }
 
 static bench_goal_sample sample_of(const contest *c, int i, int round) {
@@ -168,11 +162,13 @@ bool bench_goal_measure(bench_goal_row *row, const bench_case_settings *settings
     measure_workspace(row);
     return true;
   }
+  const bool held = bench_threads_hold(row->planned.bench.threads);
   const bool complete = run_contest(&c);
   for (int i = 0; i < MOST_ENTRANTS; i++) {
     bench_entrant_clear(&c.entrant[i]);
     bench_stage_close(c.stage[i]);
   }
+  if (held) bench_threads_release();
   row->done = row->done && complete;
   return complete;
 }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "affinity.h"
 #include "attn/attn.h"
 #include "bandwidth.h"
 #include "cases.h"
@@ -147,8 +148,10 @@ int bench_peak_main(int argc, char **argv) {
 #else
   all.threads = 1;
 #endif
+  const bool held = bench_threads_hold(all.threads);
   measure_compute(&all);
   measure_reads(&all);
+  if (held) bench_threads_release();
   bool table = !(csv && !strcmp(csv, "-")) && !(json && !strcmp(json, "-"));
   if (table) print_table(&all);
   bool csv_written = write_file(csv, &all, write_csv), json_written = write_file(json, &all, write_json);

@@ -2,9 +2,12 @@
 #include "peak_rate.h"
 
 #include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
+#include "affinity.h"
 #include "attn/attn.h"
-
 #include "clock.h"
 
 bool bench_tier_usable(const char *isa) {
@@ -44,6 +47,7 @@ double bench_peak_rate(const bench_peak_slice *slice) {
 #endif
   {
 #ifdef _OPENMP
+    bench_thread_settle(omp_get_thread_num(), omp_get_num_threads());
 #pragma omp barrier
 #endif
     rates += slice->loop->flops * (double)slice->iterations / time_once(slice->loop, slice->iterations) * 1e9;

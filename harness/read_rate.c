@@ -1,6 +1,7 @@
 /* The read-only loop over the very tensors of a case, so that caches, pages and placement are those that the kernel meets. */
 #include "read_rate.h"
 
+#include "affinity.h"
 #include "bandwidth.h"
 #include "clock.h"
 #include "generate.h"
@@ -35,6 +36,7 @@ static uint64_t read_tensors(const bench_tensors *t, bench_read_loop loop, int p
 double bench_read_rate(const bench_tensors *tensors, int count, int64_t first, int64_t passes, int threads) {
   const bench_read_loop loop = bench_widest_read();
   uint64_t seen = 0;
+  bench_team_settle(threads);
   const double start = bench_now_ns();
 #ifdef _OPENMP
 #pragma omp parallel for num_threads(threads) reduction(^ : seen) schedule(static, 1)

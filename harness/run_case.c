@@ -7,7 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "affinity.h"
 #include "clock.h"
+#include "first_touch.h"
 #include "run_case_private.h"
 #include "work.h"
 
@@ -117,6 +119,7 @@ static void check_job(bench_stage *s, bench_job *j) {
   j->result->verdict =
       bench_check(j->plan, &s->tensors[0], s->expected, &j->result->kernel->numerics, j->workspace, j->workspace_bytes);
   if (!s->settings->timed || j->result->verdict.status != BENCH_PASS) return;
+  bench_pages_forget(j->workspace, j->workspace_bytes); /* the check wrote all of it; now whoever packs does */
   const double start = bench_now_ns();
   (void)attn_plan_run(j->plan, &s->tensors[0].args, j->workspace, j->workspace_bytes); /* bench_check saw it succeed */
   j->call_s = 1e-9 * (bench_now_ns() - start);
@@ -214,10 +217,12 @@ void bench_stage_close(bench_stage *s) {
 
 bool bench_run_case(const bench_planned *planned, const attn_kernel_info *const *kernels, int count,
                     const bench_case_settings *settings, bench_result *results) {
+  const bool held = settings->timed && bench_threads_hold(planned->bench.threads);
   bench_stage *s = bench_stage_open(planned, kernels, count, settings, results);
   const bool complete = !s || !s->count || !stopped(s);
   if (s && s->expected && complete && settings->timed) bench_time_jobs(s);
   bench_stage_close(s);
+  if (held) bench_threads_release();
   return complete;
 }
 

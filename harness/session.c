@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "affinity.h"
 #include "clock.h"
 #include "files.h"
 #include "goals_session.h"

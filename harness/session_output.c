@@ -21,11 +21,11 @@ void bench_session_print_opening(const bench_session *s, FILE *file) {
   fprintf(file, "attnbench %s on %s; this CPU runs: %s\n", attn_version(), bench_environment_get(&s->environment, "cpu"),
           attn_cpu_tiers());
   if (s->goals)
-    fprintf(file, "%d rows, %d rounds each, threads kept on CPUs of their own, seed %" PRId64 "\n", s->goals->count,
-            s->settings.rounds, s->options->seed);
+    fprintf(file, "%d rows, %d rounds each, seed %" PRId64 "\n", s->goals->count, s->settings.rounds, s->options->seed);
   else
     fprintf(file, "%d case%s x %d kernel%s, seed %" PRId64 "\n", s->cases.count, s->cases.count == 1 ? "" : "s",
             s->kernel_count, s->kernel_count == 1 ? "" : "s", s->options->seed);
+  if (s->settings.timed) fprintf(file, "binding: %s\n", bench_environment_get(&s->environment, "binding"));
   print_overrides(file);
   fputc('\n', file);
 }

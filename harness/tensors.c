@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "first_touch.h"
 #include "generate.h"
 #include "tensors_private.h"
 
@@ -140,7 +141,8 @@ static bool allocate(bench_buffer *t, bench_guard guard, size_t *allocated) {
   t->gap_byte = BENCH_INPUT_POISON;
   int guard_byte = t->output ? BENCH_OUTPUT_GUARD : BENCH_INPUT_POISON;
   memset(t->data - t->guard_before, guard_byte, t->guard_before);
-  memset(t->data, t->gap_byte, t->bytes);
+  bench_pages_forget(t->data, t->bytes);
+  bench_pages_fill(t->data, t->gap_byte, t->bytes);
   memset(t->data + t->bytes, guard_byte, t->guard_after);
   return true;
 }

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "affinity.h"
 #include "clock.h"
 #include "generate.h"
 #include "peak_rate.h"
@@ -119,6 +120,7 @@ static int take_sample(track *t, lane *l, double *time_ns) {
   bool rewarm = e->tensor_count == 1 && l->call_ns < REWARM_BELOW_NS;
   bench_tensors *last = &e->tensors[(l->next_tensor + e->iterations - 1) % e->tensor_count];
   bench_tensors_poison_output(last, 0xff);
+  bench_team_settle(t->options->threads);
   double warm_ns = rewarm ? time_calls(l, 1) : 0.0;
   double total_ns = time_calls(l, e->iterations);
   if (isnan(warm_ns + total_ns)) return fail(t, "%s: %s", attn_plan_kernel(e->plan), attn_last_error());
@@ -178,6 +180,7 @@ void bench_entrant_clear(bench_entrant *entrant) {
 static int calibrate(track *t, lane *l) {
   bench_entrant *e = l->entrant;
   e->iterations = 1;
+  bench_team_settle(t->options->threads);
   double total_ns = time_calls(l, 1);
   while (total_ns < t->sample_ns) {
     double factor = total_ns > 0 ? fmin(1.2 * t->sample_ns / total_ns, 100) : 100;

@@ -1,0 +1,44 @@
+/* Which CPUs there are and what they share: from hwloc where it is built in, else from the system files of Linux.
+ *
+ * CPUs are numbered as the operating system does; cores, NUMA nodes and packages are counted from 0 in the order of the
+ * topology ("logically", in hwloc's words). */
+#ifndef BENCH_TOPOLOGY_H
+#define BENCH_TOPOLOGY_H
+
+#include <sched.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+typedef struct bench_topology {
+  char source[200]; /* "hwloc, API 2.8" */
+  bool here;        /* describes this machine; false for a synthetic one (HWLOC_SYNTHETIC): nothing can be bound to it */
+  cpu_set_t cpus;   /* all that the system lets us see, whatever this process may use */
+  int count;
+  int in_order[CPU_SETSIZE];                                      /* the CPUs, neighbours beside each other */
+  int core[CPU_SETSIZE], node[CPU_SETSIZE], package[CPU_SETSIZE]; /* of each CPU */
+  int cores, nodes, packages;
+  char caches[200]; /* "L3 32 MiB x 1, L2 512 KiB x 2, L1d 32 KiB x 2" */
+
+  /* The objects of a kind ("core", "pu", "package", ...) that share CPUs with `within`, in order, each as the set of its CPUs.
+   * Returns how many there are (at most CPU_SETSIZE), or -1 if the topology has no such kind. */
+  int (*objects)(const char *kind, const cpu_set_t *within, cpu_set_t *objects);
+
+  /* "package:0-1, numanode:0-1, core:0-15, pu:0-31". */
+  void (*list_kinds)(char *text, size_t bytes);
+} bench_topology;
+
+/* The topology that hwloc shows (a synthetic one too), or that of the system files. Read once; never fails: what the system
+ * does not say is one package, one node, and a core for each CPU. */
+const bench_topology *bench_topology_get(void);
+
+/* The same, but always of this machine. */
+const bench_topology *bench_topology_here(void);
+
+/* Appends to a list of objects: ", core:0-3" for 4 of them. */
+void bench_topology_list_kind(char *text, size_t bytes, const char *kind, int count);
+
+/* Where they come from; false from hwloc: there is none, or it cannot be read. */
+bool bench_topology_from_hwloc(bench_topology *topology);
+void bench_topology_from_system(bench_topology *topology);
+
+#endif

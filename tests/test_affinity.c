@@ -1,0 +1,262 @@
+/* Where threads run: the library leaves every thread's affinity alone and keeps its team together; attnbench chooses CPUs by
+ * what they share, holds threads there while it times, and lets them touch memory first. The syntax of --cpus on larger
+ * machines is tested by test_cpus.py. */
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "affinity.h"
+#include "cpu_list.h"
+#include "cpu_syntax.h"
+#include "first_touch.h"
+#include "src/parallel.h"
+#include "support.h"
+
+enum { MOST_THREADS = 8 };
+
+/* What a team of threads says of itself, thread by thread. */
+typedef struct team {
+  cpu_set_t mask[MOST_THREADS];
+  long id[MOST_THREADS];
+  int threads;
+} team;
+
+static team ask_team(int threads) {
+  team t = {.threads = 1};
+#ifdef _OPENMP
+#pragma omp parallel num_threads(threads)
+#endif
+  {
+    int i = 0;
+#ifdef _OPENMP
+    i = omp_get_thread_num();
+#pragma omp single
+    t.threads = omp_get_num_threads();
+#endif
+    (void)sched_getaffinity(0, sizeof t.mask[i], &t.mask[i]);
+    t.id[i] = syscall(SYS_gettid);
+  }
+  (void)threads;
+  return t;
+}
+
+static void assert_same_masks(const team *before, const team *after) {
+  assert_int_equal(before->threads, after->threads);
+  for (int i = 0; i < before->threads; i++) assert_true(CPU_EQUAL(&before->mask[i], &after->mask[i]));
+}
+
+/* ---- The library ------------------------------------------------------------------------------------------------------- */
+
+static void run_unpinned(const char *kernel) {
+  attn_problem problem;
+  attn_problem_init(&problem, 2, 4, 2, 5, 65, 24, 20);
+  test_data data = test_data_create(&problem, 1);
+  const team before = ask_team(2);
+  const attn_status status = test_run(&problem, &data.args, &(attn_options){.kernel = kernel, .threads = 2});
+  const team after = ask_team(2);
+  if (status != ATTN_UNSUPPORTED) test_ok(status);
+  assert_same_masks(&before, &after);
+  test_data_destroy(&data);
+}
+
+static void test_library_never_pins(void **state) {
+  (void)state;
+  test_each_kernel(run_unpinned);
+}
+
+static void do_nothing(void *context, int64_t index, int worker) {
+  (void)context;
+  (void)index;
+  (void)worker;
+}
+
+/* Phases of few tasks between phases of many: the same threads serve both. */
+static void test_team_stays_together(void **state) {
+  (void)state;
+  const attn_options options = {.threads = 4};
+  const team before = ask_team(4);
+  for (int64_t tasks = 2; tasks < 9; tasks += 3) attn_parallel_run(&options, tasks, do_nothing, NULL);
+  const team after = ask_team(4);
+  for (int i = 0; i < before.threads; i++) assert_int_equal(before.id[i], after.id[i]);
+}
+
+/* ---- Places ------------------------------------------------------------------------------------------------------------ */
+
+/* Two nodes of two cores of two threads each; siblings are four CPUs apart, as Linux likes to number them. */
+static bench_topology make_topology(void) {
+  bench_topology t = {.here = true, .cores = 4, .nodes = 2, .packages = 2};
+  for (int core = 0; core < 4; core++)
+    for (int sibling = 0; sibling < 2; sibling++) {
+      const int cpu = core + 4 * sibling;
+      t.in_order[t.count++] = cpu;
+      t.core[cpu] = core;
+      t.node[cpu] = t.package[cpu] = core / 2;
+      CPU_SET(cpu, &t.cpus);
+    }
+  return t;
+}
+
+static void assert_places(const char *allowed, int first, int threads, const char *expected) {
+  const bench_topology t = make_topology();
+  int cpu[CPU_SETSIZE];
+  char list[64];
+  cpu_set_t set;
+  assert_true(bench_cpu_list_read(allowed, &set));
+  bench_cpu_sequence_write(cpu, bench_place_threads(&t, &set, first, cpu, threads), list, sizeof list);
+  assert_string_equal(list, expected);
+}
+
+static void test_cores_come_before_siblings(void **state) {
+  (void)state;
+  assert_places("0-7", -1, 4, "0-3");
+  assert_places("0-7", -1, 8, "0-7");
+  assert_places("0-7", 2, 3, "2-3,0");   /* the first one's node before the other */
+  assert_places("0-7", 6, 4, "6,3,0-1"); /* a second thread of core 2 leads: its sibling comes late */
+  assert_places("0-7", 6, 8, "6,3,0-2,7,4-5");
+  assert_places("1,4-6", -1, 4, "4,1,6,5"); /* core by core; 5 is the sibling of 1 */
+  assert_places("4-7", -1, 2, "4-5");       /* siblings whose firsts we may not use are firsts themselves */
+  assert_places("0-1", -1, 4, "0-1");       /* fewer than asked for */
+  assert_places("0-1", 7, 2, "0-1");        /* a leader that is not allowed */
+}
+
+static void test_lists_of_cpus(void **state) {
+  (void)state;
+  static const char *const wrong[] = {"", "a", "1-", "-1", "3-1", "1,,2", "1,", "0-3x", "99999", "1 2"};
+  char text[64];
+  cpu_set_t set;
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) assert_false(bench_cpu_list_read(wrong[i], &set));
+  assert_true(bench_cpu_list_read("8,0-3,2,10-11", &set));
+  bench_cpu_list_write(&set, text, sizeof text);
+  assert_string_equal(text, "0-3,8,10-11");
+  bench_cpu_sequence_write((const int[]){0, 2, 4, 6, 1, 3, 9, 8}, 8, text, sizeof text);
+  assert_string_equal(text, "0-6:2,1,3,9,8");
+}
+
+/* On whatever machine this is: one CPU for each core that we may use, and what is not ours is refused. */
+static void test_cpus_of_this_machine(void **state) {
+  (void)state;
+  const bench_topology *t = bench_topology_here();
+  char error[600];
+  cpu_set_t allowed, set, one;
+  assert_int_equal(sched_getaffinity(0, sizeof allowed, &allowed), 0);
+  assert_true(bench_cpus_read("core:all", t, &allowed, &set, error, sizeof error));
+  for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+    if (!CPU_ISSET(cpu, &set)) continue;
+    assert_true(CPU_ISSET(cpu, &allowed));
+    for (int other = cpu + 1; other < CPU_SETSIZE; other++)
+      if (CPU_ISSET(other, &set)) assert_int_not_equal(t->core[cpu], t->core[other]);
+  }
+  CPU_ZERO(&one);
+  for (int cpu = 0; !CPU_COUNT(&one); cpu++)
+    if (CPU_ISSET(cpu, &allowed)) CPU_SET(cpu, &one);
+  for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+    char name[16];
+    if (!CPU_ISSET(cpu, &t->cpus) || CPU_ISSET(cpu, &one)) continue;
+    snprintf(name, sizeof name, "%d", cpu);
+    assert_false(bench_cpus_read(name, t, &one, &set, error, sizeof error));
+    test_contains(error, "not allowed");
+  }
+}
+
+/* ---- Holding ----------------------------------------------------------------------------------------------------------- */
+
+static bool may_hold(int threads) {
+  cpu_set_t allowed;
+  return !sched_getaffinity(0, sizeof allowed, &allowed) && CPU_COUNT(&allowed) >= threads &&
+         ask_team(threads).threads == threads;
+}
+
+static void assert_apart(const team *t) {
+  for (int i = 0; i < t->threads; i++) {
+    assert_int_equal(CPU_COUNT(&t->mask[i]), 1);
+    for (int j = 0; j < i; j++) assert_false(CPU_EQUAL(&t->mask[i], &t->mask[j]));
+  }
+}
+
+static void test_threads_are_held_apart_and_let_go(void **state) {
+  (void)state;
+  const team before = ask_team(2);
+  if (!may_hold(2) || !bench_threads_hold(2)) skip();
+  assert_int_equal(bench_threads_held(), 2);
+  assert_false(bench_threads_hold(2)); /* once at a time */
+  const team held = ask_team(2);
+  assert_apart(&held);
+  (void)ask_team(4); /* more than there may be: new ones, which are then ended by the next team */
+  bench_team_settle(2);
+  const team again = ask_team(2);
+  assert_same_masks(&held, &again);
+  bench_threads_release();
+  const team after = ask_team(2);
+  assert_same_masks(&before, &after);
+  assert_int_equal(bench_threads_held(), 0);
+}
+
+/* A team that does not fit is free to move, as it was. */
+static void test_too_many_threads_are_free(void **state) {
+  (void)state;
+  cpu_set_t allowed;
+  assert_int_equal(sched_getaffinity(0, sizeof allowed, &allowed), 0);
+  if (CPU_COUNT(&allowed) >= MOST_THREADS || !bench_threads_hold(MOST_THREADS)) skip();
+  const team t = ask_team(MOST_THREADS);
+  bench_threads_release();
+  for (int i = 0; i < t.threads; i++) assert_true(CPU_EQUAL(&t.mask[i], &allowed));
+}
+
+#ifdef RUSAGE_THREAD
+static long page_faults(void) {
+  struct rusage usage;
+  return getrusage(RUSAGE_THREAD, &usage) ? 0 : usage.ru_minflt;
+}
+
+/* Page faults of each thread of a team of two, so far. */
+static void ask_faults(long faults[2]) {
+#ifdef _OPENMP
+#pragma omp parallel num_threads(2)
+  faults[omp_get_thread_num() % 2] = page_faults();
+#else
+  faults[0] = faults[1] = page_faults();
+#endif
+}
+
+/* Both threads meet pages that nobody has touched, although the memory was all written before. */
+static void test_each_thread_touches_its_share(void **state) {
+  (void)state;
+  enum { BYTES = 32 << 20, HUGE = 4 << 20 };
+  long before[2], after[2];
+  if (!may_hold(2) || !bench_threads_hold(2)) skip();
+  unsigned char *memory = test_allocate(BYTES);
+  memset(memory, 1, BYTES);
+  bench_pages_forget(memory, BYTES);
+  ask_faults(before);
+  bench_pages_fill(memory, 7, BYTES);
+  ask_faults(after);
+  for (size_t i = 0; i < BYTES; i++)
+    if (memory[i] != 7) fail_msg("byte %zu is %d", i, memory[i]);
+  bench_threads_release();
+  for (int i = 0; i < 2; i++) assert_true(after[i] - before[i] >= BYTES / 2 / HUGE);
+  free(memory);
+}
+#endif
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_library_never_pins),
+      cmocka_unit_test(test_team_stays_together),
+      cmocka_unit_test(test_cores_come_before_siblings),
+      cmocka_unit_test(test_lists_of_cpus),
+      cmocka_unit_test(test_cpus_of_this_machine),
+      cmocka_unit_test(test_threads_are_held_apart_and_let_go),
+      cmocka_unit_test(test_too_many_threads_are_free),
+#ifdef RUSAGE_THREAD
+      cmocka_unit_test(test_each_thread_touches_its_share),
+#endif
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,187 @@
+#!/usr/bin/env python3
+"""What --cpus chooses: on this machine, and (with `synthetic`, which needs hwloc) on larger ones that only hwloc pretends.
+
+tests/test_cpus.py path/to/attnbench [synthetic]     needs only Python's standard library
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+ATTNBENCH = str(Path(sys.argv.pop(1)).resolve()) if len(sys.argv) > 1 else "attnbench"
+SYNTHETIC = sys.argv[1:2] == ["synthetic"] and bool(sys.argv.pop(1))
+
+TWO_SOCKETS = "pack:2 numa:1 core:8 pu:2"  # 2 nodes, 16 cores, 32 CPUs; CPU 2n and 2n + 1 share core n
+# Linux often numbers all first threads before all second ones; here core n has CPUs n and n + 4, and there are caches.
+INTERLEAVED = "pack:1 l3:2 l2:2 core:1 pu:2(indexes=0,4,1,5,2,6,3,7)"
+CHIPLETS = "pack:2 numa:4 l3:2 core:6 pu:2"  # as on a large EPYC in NPS4: 8 nodes, 96 cores, 192 CPUs
+
+
+def attnbench(*arguments, topology=None, cpu=None):
+    """The finished process, on a topology that hwloc pretends, or confined to one CPU."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("ATTN_", "HWLOC_", "OMP_"))}
+    if topology:
+        env["HWLOC_SYNTHETIC"] = topology
+    confine = None if cpu is None else lambda: os.sched_setaffinity(0, {cpu})
+    return subprocess.run([ATTNBENCH, *map(str, arguments)], capture_output=True, text=True, env=env, timeout=120,
+                          preexec_fn=confine)
+
+
+def facts(*arguments, **where):
+    """The facts of `env` by name."""
+    done = attnbench("env", "--json", "-", *arguments, **where)
+    assert done.returncode == 0, done.stderr
+    return {name: fact["value"] for name, fact in json.loads(done.stdout).items()}
+
+
+def places(*arguments, **where):
+    """(CPU, core, node, package) of each thread, from the table of `env`."""
+    done = attnbench("env", *arguments, **where)
+    assert done.returncode == 0, done.stderr
+    rows = [tuple(map(int, row)) for row in re.findall(r"^(\d+) +(\d+) +(\d+) +(\d+) +(\d+)$", done.stdout, re.MULTILINE)]
+    assert [row[0] for row in rows] == list(range(len(rows)))
+    return [row[1:] for row in rows]
+
+
+def cpus(text, *arguments, topology=TWO_SOCKETS):
+    return [place[0] for place in places("--cpus", text, *arguments, topology=topology)]
+
+
+class Synthetic(unittest.TestCase):
+
+    def test_facts(self):
+        for topology, packages, nodes, cores, pus in [(TWO_SOCKETS, 2, 2, 16, 32), (INTERLEAVED, 1, 1, 4, 8),
+                                                      (CHIPLETS, 2, 8, 96, 192)]:
+            seen = facts(topology=topology)
+            self.assertEqual([seen[name] for name in ("packages", "nodes", "cores", "pus")],
+                             [str(n) for n in (packages, nodes, cores, pus)])
+            self.assertIn(topology, seen["topology"])
+        self.assertRegex(facts(topology=INTERLEAVED)["caches"], r"L3 .* x 2, L2 .* x 4")
+
+    def test_one_thread_per_core(self):
+        self.assertEqual(cpus("core:0-3"), [0, 2, 4, 6])
+        self.assertEqual(cpus("core:0-3", topology=INTERLEAVED), [0, 1, 2, 3])
+        self.assertEqual(cpus("package:1"), list(range(16, 32, 2)))
+        self.assertEqual(cpus("numa:0"), list(range(0, 16, 2)))
+        self.assertEqual(cpus("all"), list(range(0, 32, 2)))
+        self.assertEqual(cpus("l3:1", topology=INTERLEAVED), [2, 3])
+        self.assertEqual(len(cpus("all", topology=CHIPLETS)), 96)
+
+    def test_paths_and_ranges(self):
+        for text, expected in [("package:1.core:0-1", [16, 18]), ("socket:1.pu:3", [19]), ("core:odd", range(2, 32, 4)),
+                               ("core:even", range(0, 32, 4)), ("core:14-", [28, 30]), ("core:15:3", [0, 2, 30]),
+                               ("package:0-1.core:0", [0, 16]), ("numa:1.core:all", range(16, 32, 2)),
+                               ("core:0-1,8", [0, 2, 16]), ("core:0 core:2", [0, 4]), ("package:1.core:0,2", [16, 20]),
+                               ("core:all,~package:0", range(16, 32, 2)), ("core:0,~pu:0", [1]),
+                               ("core:0-3,~core:1", [0, 4, 6])]:
+            self.assertEqual(cpus(text), list(expected), text)
+        self.assertEqual(cpus("numa:7.l3:1.core:5", topology=CHIPLETS), [190])
+
+    def test_cpus_named_themselves(self):
+        """Numbers, sets and pu: choose siblings too, but those come after the cores' first CPUs."""
+        for text, expected in [("0-3", [0, 2, 1, 3]), ("pu:0-3", [0, 2, 1, 3]), ("1", [1]), ("5,4", [4, 5]), ("0x5", [0, 2]),
+                               ("0xf0000000", [28, 30, 29, 31]), ("0x1,0x00000000", None)]:
+            if expected is None:  # 32 bits a word: CPU 32
+                done = attnbench("env", "--cpus", text, topology=TWO_SOCKETS)
+                self.assertEqual(done.returncode, 2)
+                self.assertIn("there is no CPU 32", done.stderr)
+            else:
+                self.assertEqual(cpus(text), expected, text)
+        self.assertEqual(cpus("0x1,0x00000000", topology=CHIPLETS), [32])
+        self.assertEqual(cpus("pu:1", topology=INTERLEAVED), [4])  # hwloc's count ...
+        self.assertEqual(cpus("1", topology=INTERLEAVED), [1])  # ... is not the system's
+
+    def test_more_threads_than_cores(self):
+        """Every core gets its first thread before any gets a second; nothing is shared silently."""
+        all_places = places("--threads", 32, topology=TWO_SOCKETS)
+        self.assertEqual([place[1] for place in all_places], 2 * list(range(16)))
+        self.assertEqual(len({place[0] for place in all_places}), 32)
+        self.assertEqual([place[3] for place in all_places[:16]], 8 * [0] + 8 * [1])
+        self.assertIn("one per core", facts("--threads", 16, topology=TWO_SOCKETS)["binding"])
+        self.assertIn("more than one per core", facts("--threads", 17, topology=TWO_SOCKETS)["binding"])
+        self.assertIn("none: 3 threads on 2 CPUs", facts("--threads", 3, "--cpus", "core:0-1", topology=TWO_SOCKETS)["binding"])
+
+    def test_errors_name_what_exists(self):
+        for text, words in [("core:16", ["core:16", "core:0-15"]), ("package:1.core:9", ["package:1", "core:0-7"]),
+                            ("corse:0", ["'corse'", "package:0-1", "core:0-15", "pu:0-31"]), ("l3:0", ["'l3'", "core:0-15"]),
+                            ("core:x", ["core:x", "N-M"]), ("core:3-1", ["core:3-1"]), ("core:0:0", ["core:0:0"]),
+                            ("40", ["no CPU 40", "0-31"]), ("core:0.5", ["'5'", "core:0-3"]), ("core:", ["core:"]),
+                            ("", ["no CPU is left"]), ("~all", ["no CPU is left"]), ("0xg", ["hexadecimal"]), ("0-", ["'0-'"]),
+                            (",".join(["0"] * 500), []), ("core:" + "9" * 300, ["too long"])]:
+            done = attnbench("env", "--cpus", text, topology=TWO_SOCKETS)
+            self.assertEqual(done.returncode, 0 if not words else 2, f"{text}: {done.stderr}")
+            for word in words:
+                self.assertIn(word, done.stderr, text)
+
+    def test_another_machine_cannot_be_bound_to(self):
+        done = attnbench("run", "--cpus", "core:0", "-a", "seq=8", topology=TWO_SOCKETS)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("synthetic", done.stderr)
+        self.assertIn("attnbench env --cpus", done.stderr)
+        done = attnbench("run", "-k", "naive_c", "-a", "seq=8", "-a", "heads=1", "--rounds", 3, topology=TWO_SOCKETS)
+        self.assertEqual(done.returncode, 0, done.stderr)  # bound as this machine is
+
+
+class Here(unittest.TestCase):
+
+    def setUp(self):
+        self.allowed = sorted(os.sched_getaffinity(0))
+
+    def test_defaults_are_all_cores(self):
+        seen = facts()
+        self.assertGreaterEqual(int(seen["pus"]), len(self.allowed))
+        self.assertEqual(len(places("--cpus", "core:all")), int(re.search(r"(\d+) cores?$", seen["binding"])[1]))
+        self.assertLessEqual({place[0] for place in places("--cpus", "core:all")}, set(self.allowed))
+
+    def test_numbers_are_the_systems(self):
+        for cpu in self.allowed[:4]:
+            self.assertEqual([place[0] for place in places("--cpus", str(cpu))], [cpu])
+
+    def test_masks_in_force_are_respected(self):
+        first, last = self.allowed[0], self.allowed[-1]
+        self.assertEqual([place[0] for place in places("--cpus", "core:all", cpu=first)], [first])
+        self.assertEqual(facts(cpu=last)["binding"], f"one thread per core of CPUs {last}, 1 core")
+        if first == last:
+            self.skipTest("this process may use one CPU only")
+        done = attnbench("run", "--cpus", last, cpu=first)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn(f"CPU {last} is not allowed; this process may use {first}", done.stderr)
+
+    def test_errors_name_what_exists(self):
+        for text, words in [("core:4000", ["core:0"]), ("9000", ["'9000'"]), ("1000", ["no CPU 1000"]), ("kore:1", ["'kore'"]),
+                            ("abc", ["core:0-3"]), ("core:0-0-0", ["N-M"])]:
+            for command in (["env"], ["run", "-a", "seq=8"], ["check", "-a", "seq=8"]):
+                done = attnbench(*command, "--cpus", text)
+                self.assertEqual(done.returncode, 2, f"{text}: {done.stdout}{done.stderr}")
+                for word in words:
+                    self.assertIn(word, done.stderr)
+
+    def test_a_run_stays_where_it_is_put(self):
+        """The process itself is confined: what env.json says of it afterwards is what the kernel says."""
+        with tempfile.TemporaryDirectory() as folder:
+            last = self.allowed[-1]
+            done = attnbench("run", "--cpus", last, "-k", "naive_c", "-a", "seq=8", "-a", "heads=1", "--rounds", 3, "-o", folder)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            seen = json.loads(Path(folder, "env.json").read_text(encoding="utf-8"))
+            self.assertEqual(seen["affinity"]["value"], f"CPUs {last}")
+            self.assertIn(f"CPU {last}", seen["binding"]["value"])
+            self.assertIn(f"binding: 1 thread on CPU {last}", done.stdout)
+            for name in ("topology", "packages", "nodes", "cores", "pus"):
+                self.assertIn(name, seen)
+
+
+if SYNTHETIC:
+    del Here
+    if "hwloc" not in facts()["topology"]:
+        print("skipped: attnbench was built without hwloc (Debian: apt-get install libhwloc-dev)")
+        sys.exit(77)
+else:
+    del Synthetic
+
+if __name__ == "__main__":
+    unittest.main()
