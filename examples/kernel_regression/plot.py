@@ -1,0 +1,42 @@
+#!/usr/bin/env python3
+"""Draws what kernel_regression wrote: the points, the guessed curve beside the true one, and the weights behind the guess.
+
+    kernel_regression FOLDER && plot.py FOLDER      # writes FOLDER/kernel_regression.png
+"""
+
+import csv
+import pathlib
+import sys
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+
+def read(path):
+    """The rows of a CSV file as floats, without its header."""
+    with open(path, encoding="ascii", newline="") as file:
+        return [[float(cell) for cell in row] for row in list(csv.reader(file))[1:]]
+
+
+def main(folder):
+    points, curve, weights = (read(folder / f"{name}.csv") for name in ("points", "curve", "weights"))
+    places, truth, prediction, average = zip(*curve)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    left.plot(*zip(*points), "o", color="#7F7F7F", markersize=4, label="known points")
+    left.plot(places, truth, "--", color="#1A1A1A", label="2 sin x + x^0.8")
+    left.plot(places, prediction, color="#0072B2", linewidth=2, label="kernel regression")
+    left.plot(places, average, color="#D55E00", linewidth=1, label="plain average")
+    left.set(xlabel="x", ylabel="y", title="Nadaraya-Watson regression of 50 points")
+    left.legend(frameon=False)
+    image = right.imshow([row[1:] for row in weights], aspect="auto", origin="lower", cmap="viridis",
+                         extent=(0, len(points), places[0], places[-1]))
+    right.set(xlabel="known point, by x", ylabel="x of the prediction", title="attention weights")
+    figure.colorbar(image, ax=right)
+    figure.savefig(folder / "kernel_regression.png", dpi=110)
+    print(folder / "kernel_regression.png")
+
+
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "."))
