@@ -32,16 +32,10 @@ static const char *lower_cap(const char *a, const char *b) {
   return attn_tier_find(a) < attn_tier_find(b) ? a : b;
 }
 
-/* NULL = this CPU can run the kernel; else why not. Thread-local or static text. */
-static const char *unusable(const attn_kernel *kernel, const char *cap) {
-  const char *reason = attn_tier_unusable(attn_tier_find(kernel->info.isa), cap);
-  return reason || !kernel->unusable ? reason : kernel->unusable(cap);
-}
-
 /* NULL = the kernel can run the problem here; else why not. Thread-local or static text. */
 static const char *refusal(const attn_kernel *kernel, const attn_problem *problem, const char *cap) {
   static _Thread_local char buffer[300];
-  const char *reason = unusable(kernel, cap);
+  const char *reason = attn_tier_unusable(attn_tier_find(kernel->info.isa), cap);
   return reason ? reason : kernel->rejects(problem, buffer, sizeof buffer);
 }
 
@@ -88,12 +82,19 @@ static attn_status choose_automatically(const attn_problem *problem, const char 
   return attn_fail(ATTN_UNSUPPORTED, "no kernel takes this problem here: %s", refused);
 }
 
+attn_status attn_dispatch_cap(const attn_options *options, const char **cap) {
+  const char *asked = options ? options->max_isa : NULL, *variable = environment("ATTN_MAX_ISA");
+  attn_status status = check_cap("attn_options.max_isa", asked);
+  if (status == ATTN_OK) status = check_cap("ATTN_MAX_ISA", variable);
+  if (status == ATTN_OK) *cap = lower_cap(asked, variable);
+  return status;
+}
+
 attn_status attn_dispatch(const attn_problem *problem, const attn_options *options, attn_choice *choice) {
-  const char *asked_cap = options ? options->max_isa : NULL, *variable_cap = environment("ATTN_MAX_ISA");
-  attn_status status = check_cap("attn_options.max_isa", asked_cap);
-  if (status == ATTN_OK) status = check_cap("ATTN_MAX_ISA", variable_cap);
+  const char *cap;
+  const attn_status status = attn_dispatch_cap(options, &cap);
   if (status != ATTN_OK) return status;
-  const char *cap = choice->cap = lower_cap(asked_cap, variable_cap);
+  choice->cap = cap;
   if (options && options->kernel) return choose_named(problem, options->kernel, "attn_options.kernel", cap, choice);
   const char *variable_kernel = environment("ATTN_KERNEL");
   if (variable_kernel) return choose_named(problem, variable_kernel, "ATTN_KERNEL", cap, choice);
@@ -114,7 +115,7 @@ const char *attn_kernel_unusable(const attn_kernel_info *info) {
   if (!kernel) return "no kernel of this build has that name";
   const char *cap = environment("ATTN_MAX_ISA");
   if (check_cap("ATTN_MAX_ISA", cap) != ATTN_OK) return keep(attn_last_error());
-  return keep(unusable(kernel, cap));
+  return keep(attn_tier_unusable(attn_tier_find(kernel->info.isa), cap));
 }
 
 const char *attn_kernel_rejects(const attn_kernel_info *info, const attn_problem *problem) {

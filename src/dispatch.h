@@ -14,4 +14,7 @@ typedef struct attn_choice {
  * ATTN_MAX_ISA. Never falls back from a named kernel. The problem is valid; options may be NULL. */
 attn_status attn_dispatch(const attn_problem *problem, const attn_options *options, attn_choice *choice);
 
+/* The lower of options->max_isa and ATTN_MAX_ISA, for attn_tier_unusable: NULL = no cap. options may be NULL. */
+attn_status attn_dispatch_cap(const attn_options *options, const char **cap);
+
 #endif

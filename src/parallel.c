@@ -3,6 +3,8 @@
 
 #include <stdatomic.h>
 
+#include "error.h"
+
 #ifdef _OPENMP
 #include <omp.h>
 
@@ -24,6 +26,16 @@ static void run_threads(int threads, int64_t tasks, attn_task_fn task, void *con
   for (int64_t i = 0; i < tasks; i++) task(context, i, 0);
 }
 #endif
+
+attn_status attn_parallel_resolve(const attn_options *asked, attn_options *options) {
+  *options = asked ? (attn_options){.threads = asked->threads, .parallel_for = asked->parallel_for, .pool = asked->pool}
+                   : (attn_options){0};
+  if (options->threads < 0 || options->threads > 4096 || (options->parallel_for && options->threads < 1))
+    return attn_fail(ATTN_INVALID_ARGUMENT, "attn_options.threads is %d; it must be in %s", options->threads,
+                     options->parallel_for ? "1..4096 with parallel_for" : "1..4096, or 0 for the default");
+  if (options->threads == 0) options->threads = attn_parallel_default_threads();
+  return ATTN_OK;
+}
 
 void attn_parallel_run(const attn_options *options, int64_t tasks, attn_task_fn task, void *context) {
   if (tasks <= 1 || options->threads <= 1)

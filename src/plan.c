@@ -63,16 +63,6 @@ static bool size_workspace(attn_plan *plan) {
 
 /* ---- Creating ---- */
 
-static attn_status resolve_options(const attn_options *asked, attn_options *options) {
-  *options = asked ? (attn_options){.threads = asked->threads, .parallel_for = asked->parallel_for, .pool = asked->pool}
-                   : (attn_options){0};
-  if (options->threads < 0 || options->threads > 4096 || (options->parallel_for && options->threads < 1))
-    return attn_fail(ATTN_INVALID_ARGUMENT, "attn_options.threads is %d; it must be in %s", options->threads,
-                     options->parallel_for ? "1..4096 with parallel_for" : "1..4096, or 0 for the default");
-  if (options->threads == 0) options->threads = attn_parallel_default_threads();
-  return ATTN_OK;
-}
-
 static void describe(attn_plan *plan, const char *why) {
   const attn_schedule *s = &plan->schedule;
   const attn_kernel_info *info = &plan->kernel->info;
@@ -128,7 +118,7 @@ static attn_status prepare(attn_plan *plan, const char *cap) {
 static attn_status create(const attn_problem *problem, const attn_choice *choice, const attn_options *asked,
                           attn_plan **result) {
   attn_options options;
-  attn_status status = resolve_options(asked, &options);
+  attn_status status = attn_parallel_resolve(asked, &options);
   if (status != ATTN_OK) return status;
   attn_plan *plan = calloc(1, sizeof *plan);
   if (!plan) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_plan needs %zu bytes", sizeof *plan);
@@ -204,14 +194,12 @@ static void run_waves(const attn_plan *plan, const attn_args *args, char *worksp
   if (s->problem.seq_q == 0) return; /* nothing to compute, however many heads there are to do it for */
   phase_context context = {
       .plan = plan, .args = args, .shared = workspace, .scratch = workspace + s->unit_bytes * (size_t)s->wave_units};
-  if (plan->kernel->begin_run) plan->kernel->begin_run();
   for (int64_t first = 0; first < s->units; first += s->wave_units) {
     int64_t units = s->units - first < s->wave_units ? s->units - first : s->wave_units;
     context.first_unit = first;
     for (context.phase = 0; context.phase < s->phases; context.phase++)
       attn_parallel_run(&plan->options, units * s->items[context.phase], run_task, &context);
   }
-  if (plan->kernel->end_run) plan->kernel->end_run();
 }
 
 static attn_status check_workspace(const attn_plan *plan, const void *workspace, size_t bytes) {

@@ -1,11 +1,10 @@
 /* attn_problem: defaults and validation. Every check names the field, its value and what would be right. */
 #include <inttypes.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "error.h"
 #include "problem.h"
+#include "strides.h"
 
 /* ---- Defaults ---- */
 
@@ -144,105 +143,49 @@ static attn_status check_uses(const attn_problem *p) {
   return ATTN_OK;
 }
 
-/* ---- Strides: what they reach must be addressable, and outputs must not overlap themselves ---- */
+/* ---- Strides ---- */
 
-typedef struct axis {
-  char name;
-  int64_t size, stride;
-} axis;
-
-/* The farthest offset from the first element, in elements; false on overflow. */
-static bool reach(const axis *axes, int count, int64_t *farthest) {
-  *farthest = 0;
-  for (int i = 0; i < count; i++) {
-    int64_t steps, size = axes[i].size > 0 ? axes[i].size - 1 : 0, stride = axes[i].stride;
-    if (stride == INT64_MIN || __builtin_mul_overflow(size, stride < 0 ? -stride : stride, &steps)) return false;
-    if (__builtin_add_overflow(*farthest, steps, farthest)) return false;
-  }
-  return *farthest <= ATTN_ELEMENT_LIMIT;
-}
-
-static attn_status check_reach(const char *field, const axis *axes, int count) {
-  int64_t farthest;
-  REQUIRE(reach(axes, count, &farthest),
-          "attn_problem.%s = {%" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64
-          "} reaches beyond 2^60 elements; shape and strides must describe an addressable tensor",
-          field, axes[0].stride, axes[1].stride, axes[2].stride, axes[3].stride);
-  return ATTN_OK;
-}
-
-/* Sorted by |stride|, each axis must step over all that the smaller ones reach. */
-static attn_status check_overlap(const char *field, const axis *axes) {
-  for (int i = 0; i < 4; i++)
-    if (axes[i].size == 0) return ATTN_OK; /* no elements; dense strides are then 0 */
-  axis sorted[4];
-  memcpy(sorted, axes, sizeof sorted);
-  for (int i = 0; i < 4; i++)
-    for (int j = i + 1; j < 4; j++)
-      if (llabs(sorted[j].stride) < llabs(sorted[i].stride)) {
-        axis other = sorted[i];
-        sorted[i] = sorted[j];
-        sorted[j] = other;
-      }
-  int64_t covered = 0;
-  for (int i = 0; i < 4; i++) {
-    if (sorted[i].size <= 1) continue;
-    REQUIRE(llabs(sorted[i].stride) > covered,
-            "attn_problem.%s.%c is %" PRId64 "; elements would overlap: it must be beyond +-%" PRId64, field, sorted[i].name,
-            sorted[i].stride, covered);
-    covered += (sorted[i].size - 1) * llabs(sorted[i].stride);
-  }
-  return ATTN_OK;
-}
-
-typedef struct tensor {
-  const char *field;
-  axis axes[4];
-  bool output;
-} tensor;
-
-static tensor row_tensor(const attn_problem *p, const char *field, attn_strides stride, int64_t heads, bool queries,
-                         int64_t dim) {
+static attn_tensor row_tensor(const attn_problem *p, const char *field, attn_strides stride, int64_t heads, bool queries,
+                              int64_t dim) {
   bool varlen = p->uses & ATTN_USE_VARLEN;
   int64_t seq = queries ? p->seq_q : p->seq_k, total = queries ? p->total_q : p->total_k;
-  return (tensor){.field = field,
-                  .axes = {{'b', varlen ? 1 : p->batch, stride.b},
-                           {'h', heads, stride.h},
-                           {'s', varlen ? total : seq, stride.s},
-                           {'d', dim, stride.d}}};
+  return (attn_tensor){.field = field,
+                       .axes = {{'b', varlen ? 1 : p->batch, stride.b},
+                                {'h', heads, stride.h},
+                                {'s', varlen ? total : seq, stride.s},
+                                {'d', dim, stride.d}}};
 }
 
-static tensor score_tensor(const attn_problem *p, const char *field, attn_score_strides stride) {
-  return (tensor){
+static attn_tensor score_tensor(const attn_problem *p, const char *field, attn_score_strides stride) {
+  return (attn_tensor){
       .field = field,
       .axes = {
           {'b', p->batch, stride.b}, {'h', p->heads_q, stride.h}, {'q', p->seq_q, stride.q}, {'k', p->seq_k, stride.k}}};
 }
 
 static attn_status check_strides(const attn_problem *p) {
-  tensor tensors[8];
+  attn_tensor tensors[8];
   int count = 0;
   if (p->score != ATTN_SCORE_PRECOMPUTED) {
-    tensors[count++] = row_tensor(p, "q_stride", p->q_stride, p->heads_q, true, p->dim_qk);
-    tensors[count++] = row_tensor(p, "k_stride", p->k_stride, p->heads_kv, false, p->dim_qk);
+    tensors[count++] = row_tensor(p, "attn_problem.q_stride", p->q_stride, p->heads_q, true, p->dim_qk);
+    tensors[count++] = row_tensor(p, "attn_problem.k_stride", p->k_stride, p->heads_kv, false, p->dim_qk);
   } else {
-    tensors[count++] = score_tensor(p, "scores_stride", p->scores_stride);
+    tensors[count++] = score_tensor(p, "attn_problem.scores_stride", p->scores_stride);
   }
-  tensors[count++] = row_tensor(p, "v_stride", p->v_stride, p->heads_kv, false, p->dim_v);
-  tensors[count] = row_tensor(p, "o_stride", p->o_stride, p->heads_q, true, p->dim_v);
+  tensors[count++] = row_tensor(p, "attn_problem.v_stride", p->v_stride, p->heads_kv, false, p->dim_v);
+  tensors[count] = row_tensor(p, "attn_problem.o_stride", p->o_stride, p->heads_q, true, p->dim_v);
   tensors[count++].output = true;
   if (p->uses & ATTN_USE_LSE) {
-    tensors[count] = row_tensor(p, "lse_stride", p->lse_stride, p->heads_q, true, 1);
+    tensors[count] = row_tensor(p, "attn_problem.lse_stride", p->lse_stride, p->heads_q, true, 1);
     tensors[count++].output = true;
   }
   if (p->uses & ATTN_USE_SCORE_WEIGHT)
-    tensors[count++] = (tensor){.field = "score_weight_stride_h",
-                                .axes = {{'h', p->heads_q, p->score_weight_stride_h}, {'d', p->dim_qk, 1}}};
-  if (p->uses & ATTN_USE_BIAS) tensors[count++] = score_tensor(p, "bias_stride", p->bias_stride);
-  if (p->uses & ATTN_USE_MASK) tensors[count++] = score_tensor(p, "mask_stride", p->mask_stride);
+    tensors[count++] = (attn_tensor){.field = "attn_problem.score_weight_stride_h",
+                                     .axes = {{'h', p->heads_q, p->score_weight_stride_h}, {'d', p->dim_qk, 1}}};
+  if (p->uses & ATTN_USE_BIAS) tensors[count++] = score_tensor(p, "attn_problem.bias_stride", p->bias_stride);
+  if (p->uses & ATTN_USE_MASK) tensors[count++] = score_tensor(p, "attn_problem.mask_stride", p->mask_stride);
   for (int i = 0; i < count; i++) {
-    attn_status status = check_reach(tensors[i].field, tensors[i].axes, 4);
-    if (status == ATTN_OK && tensors[i].output) status = check_overlap(tensors[i].field, tensors[i].axes);
+    const attn_status status = attn_check_strides(&tensors[i]);
     if (status != ATTN_OK) return status;
   }
   return ATTN_OK;

@@ -1,0 +1,19 @@
+/* The contract of a tier's product: one panel of W against some rows of X. src/product.c does the rest in portable code, because it
+ * copies every element once where the panel uses it hundreds of times: packing W, gathering X, scattering Y, threads. */
+#ifndef ATTN_KERNELS_PRODUCT_H
+#define ATTN_KERNELS_PRODUCT_H
+
+#include <stdint.h>
+
+typedef struct attn_product_kernel {
+  const char *name, *isa; /* "product_avx2", "avx2" */
+  int64_t tile_rows;      /* rows come in multiples of this */
+  int64_t panel_columns;  /* columns of W side by side in a packed panel, [depth][panel_columns] */
+  int64_t depth_block;    /* depth of one call at most: its part of the panel stays in L1 */
+  /* out[i][c] = start[i][c] + sum_k x[i][k] panel[k][c] for i < rows, c < columns <= panel_columns; up to panel_columns are written.
+   * start_stride 0: all rows start alike. start may be out. The sum is one chain of multiply-adds from start on, in the order of k. */
+  void (*run)(const float *x, int64_t x_stride, int64_t rows, const float *panel, int64_t columns, int64_t depth,
+              const float *start, int64_t start_stride, float *out, int64_t out_stride);
+} attn_product_kernel;
+
+#endif

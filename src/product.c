@@ -1,0 +1,379 @@
+/* Dense layers: Y = X W + bias (include/attn/product.h).
+ *
+ * W is packed once into panels of as many columns as a register tile is wide, [panel][depth][panel_columns], with the bias beside it.
+ * A task is a block of rows times a strip of columns:
+ *
+ *     for each depth block: gather X of the rows (any strides become dense rows, kept in L2)
+ *       for each panel of the strip: the tier's register tiles (kernels/product.h), the panel's part kept in L1
+ *     scatter the sums to Y
+ *
+ * Between depth blocks the sums are kept as they are, so that every element is one chain of multiply-adds over depth, however rows,
+ * strips and blocks are cut. The bias comes last: a chain that started from it would round every step at its magnitude. */
+#include "attn/product.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cpu.h"
+#include "dispatch.h"
+#include "error.h"
+#include "float_mode.h"
+#include "kernels/common/convert.h"
+#include "kernels/product.h"
+#include "parallel.h"
+#include "strides.h"
+
+enum {
+  BLOCK_ROWS = 96,     /* X of a depth block and the sums of a strip stay in a 512 KiB L2, and a panel is used by 16 tiles */
+  STRIP_COLUMNS = 512, /* X is gathered once per strip */
+  MOST_COLUMNS = 128,  /* of any tier's panel */
+  PAD = 16             /* floats that keep rows off each other's cache sets */
+};
+
+struct attn_product {
+  const attn_product_kernel *kernel;
+  attn_options options; /* threads resolved */
+  int64_t depth, columns, panels;
+  bool has_bias, relu;
+  float *panel; /* [panels][depth][panel_columns]; columns beyond W are 0 */
+  float *bias;  /* [columns] */
+};
+
+static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+/* Whole tiles. */
+static int64_t most_rows(const attn_product_kernel *kernel) { return BLOCK_ROWS / kernel->tile_rows * kernel->tile_rows; }
+
+/* ---- Which product ---- */
+
+#define ATTN_PRODUCT(isa) extern const attn_product_kernel attn_product_##isa;
+#include "product_built.def"
+#undef ATTN_PRODUCT
+
+#define ATTN_PRODUCT(isa) &attn_product_##isa,
+static const attn_product_kernel *const kernels[] = {
+#include "product_built.def"
+};
+#undef ATTN_PRODUCT
+
+enum { KERNEL_COUNT = sizeof kernels / sizeof *kernels };
+
+static attn_status choose_named(const char *name, const char *cap, const attn_product_kernel **kernel) {
+  char names[200] = "";
+  for (int i = KERNEL_COUNT - 1; i >= 0; i--) {
+    const char *unusable = attn_tier_unusable(attn_tier_find(kernels[i]->isa), cap);
+    if (strcmp(kernels[i]->name, name) == 0) {
+      if (unusable) return attn_fail(ATTN_UNSUPPORTED, "product '%s' cannot run: %s", name, unusable);
+      *kernel = kernels[i];
+      return ATTN_OK;
+    }
+    if (unusable) continue;
+    if (*names) strcat(names, ", ");
+    strcat(names, kernels[i]->name);
+  }
+  return attn_fail(ATTN_UNKNOWN_KERNEL, "no product is called '%s'; those that run here: %s", name, names);
+}
+
+/* tiers.def goes from low to high. */
+static attn_status choose(const attn_options *options, const attn_product_kernel **kernel) {
+  const char *cap;
+  const attn_status status = attn_dispatch_cap(options, &cap);
+  if (status != ATTN_OK) return status;
+  if (options && options->kernel) return choose_named(options->kernel, cap, kernel);
+  for (int i = KERNEL_COUNT - 1; i >= 0; i--) {
+    *kernel = kernels[i];
+    if (!attn_tier_unusable(attn_tier_find(kernels[i]->isa), cap)) return ATTN_OK;
+  }
+  return attn_fail(ATTN_UNSUPPORTED, "no product runs on this CPU"); /* unreachable: the c tier always does */
+}
+
+/* ---- Packing ---- */
+
+static attn_status check_weights(const attn_product_weights *w) {
+  if (!w) return attn_fail(ATTN_INVALID_ARGUMENT, "weights is NULL; it must point to an attn_product_weights");
+  const struct {
+    const char *field;
+    int64_t value;
+  } sizes[] = {{"depth", w->depth}, {"columns", w->columns}};
+  for (int i = 0; i < 2; i++)
+    if (sizes[i].value < 1 || sizes[i].value > ATTN_SIZE_LIMIT)
+      return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_weights.%s is %" PRId64 "; it must be in 1..2^31",
+                       sizes[i].field, sizes[i].value);
+  if (w->dtype != ATTN_F32 && w->dtype != ATTN_F16 && w->dtype != ATTN_BF16)
+    return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_weights.dtype is %d; it must be ATTN_F32, ATTN_F16 or ATTN_BF16",
+                     (int)w->dtype);
+  if (!w->weight || (uintptr_t)w->weight % attn_dtype_bytes(w->dtype))
+    return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_weights.weight is %p; it must point to aligned elements",
+                     w->weight);
+  if ((uintptr_t)w->bias % sizeof(float))
+    return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_weights.bias is %p; it must be aligned to its element, 4 bytes",
+                     (const void *)w->bias);
+  const attn_tensor tensor = {.field = "attn_product_weights.stride",
+                              .axes = {{'k', w->depth, w->stride_depth}, {'n', w->columns, w->stride_column}}};
+  return attn_check_strides(&tensor);
+}
+
+static void pack_panel(const attn_product_weights *w, int64_t first, int64_t width, float *panel) {
+  for (int64_t k = 0; k < w->depth; k++)
+    for (int64_t c = 0; c < width; c++) {
+      const int64_t column = first + c;
+      panel[k * width + c] =
+          column < w->columns ? attn_load_f32(w->weight, w->dtype, k * w->stride_depth + column * w->stride_column) : 0.0f;
+    }
+}
+
+static void pack(const attn_product_weights *w, attn_product *product) {
+  const int64_t width = product->kernel->panel_columns;
+  for (int64_t p = 0; p < product->panels; p++) pack_panel(w, p * width, width, product->panel + p * width * w->depth);
+  if (w->bias) memcpy(product->bias, w->bias, (size_t)w->columns * sizeof(float));
+}
+
+/* One allocation: the product, its bias, its panels, each on a cache line of its own. */
+static attn_status allocate(const attn_product_kernel *kernel, const attn_product_weights *w, attn_product **result) {
+  const int64_t panels = ceil_div(w->columns, kernel->panel_columns);
+  const size_t bias = (size_t)round_up(w->bias ? w->columns : 0, 16) * sizeof(float);
+  const size_t head = (size_t)round_up(sizeof(attn_product), ATTN_MEMORY_ALIGN);
+  const size_t panel = (size_t)kernel->panel_columns * (size_t)panels * (size_t)w->depth; /* <= 2^63 */
+  attn_product *product = NULL;
+  if (panel <= SIZE_MAX / 8 - head - bias)
+    product = aligned_alloc(ATTN_MEMORY_ALIGN, head + bias + (panel * sizeof(float) + 63) / 64 * 64);
+  if (!product)
+    return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: weights of %" PRId64 " x %" PRId64 " need %zu floats packed",
+                     w->depth, w->columns, panel);
+  *product = (attn_product){
+      .kernel = kernel, .depth = w->depth, .columns = w->columns, .panels = panels, .has_bias = w->bias, .relu = w->relu};
+  product->bias = (float *)(void *)((char *)product + head);
+  product->panel = (float *)(void *)((char *)product + head + bias);
+  *result = product;
+  return ATTN_OK;
+}
+
+attn_status attn_product_create(const attn_product_weights *weights, const attn_options *options, attn_product **product) {
+  if (!product)
+    return attn_fail(ATTN_INVALID_ARGUMENT, "product is NULL; it must point to where the product's address goes");
+  *product = NULL;
+  attn_options resolved;
+  const attn_product_kernel *kernel;
+  attn_status status = check_weights(weights);
+  if (status == ATTN_OK) status = attn_parallel_resolve(options, &resolved);
+  if (status == ATTN_OK) status = choose(options, &kernel);
+  if (status == ATTN_OK) status = allocate(kernel, weights, product);
+  if (status != ATTN_OK) return status;
+  (*product)->options = resolved;
+  pack(weights, *product);
+  return ATTN_OK;
+}
+
+void attn_product_destroy(attn_product *product) { free(product); }
+
+const char *attn_product_name(const attn_product *product) { return product ? product->kernel->name : ""; }
+
+/* ---- Tasks and memory ---- */
+
+/* How the rows and columns of one run are cut, and the memory of one thread: [x][sum][row offsets]. */
+typedef struct layout {
+  int64_t rows_per_block, blocks, panels_per_strip, strips;
+  int64_t x_stride, sum_stride; /* floats from row to row */
+  size_t sum_at, bytes;         /* of one thread */
+} layout;
+
+/* Equal blocks of whole tiles. Where few rows leave threads idle, the columns are cut finer. */
+static layout layout_of(const attn_product *product, int64_t rows) {
+  const attn_product_kernel *kernel = product->kernel;
+  const int64_t threads = product->options.threads;
+  layout l = {.blocks = max64(ceil_div(rows, most_rows(kernel)), 1)};
+  l.rows_per_block = round_up(max64(ceil_div(rows, l.blocks), 1), kernel->tile_rows);
+  l.blocks = ceil_div(rows, l.rows_per_block);
+  const int64_t most = max64(STRIP_COLUMNS / kernel->panel_columns, 1);
+  const int64_t wanted = threads > 1 ? ceil_div(2 * threads, max64(l.blocks, 1)) : 1;
+  l.strips = min64(max64(ceil_div(product->panels, most), wanted), product->panels);
+  l.panels_per_strip = ceil_div(product->panels, l.strips);
+  l.strips = ceil_div(product->panels, l.panels_per_strip);
+  l.x_stride = min64(product->depth, kernel->depth_block) + PAD;
+  l.sum_stride = l.panels_per_strip * kernel->panel_columns + PAD;
+  l.sum_at = (size_t)round_up(l.rows_per_block * l.x_stride, 16) * sizeof(float);
+  l.bytes = l.sum_at + (size_t)round_up(l.rows_per_block * l.sum_stride, 16) * sizeof(float);
+  return l;
+}
+
+/* The size for the rows at hand may be less than for fewer rows, because blocks are cut evenly: a caller that runs up to `rows` gets
+ * what the largest block and strip take. */
+size_t attn_product_workspace(const attn_product *product, int64_t rows) {
+  if (!product || rows <= 0) return 0;
+  const attn_product_kernel *kernel = product->kernel;
+  const int64_t block = round_up(min64(rows, most_rows(kernel)), kernel->tile_rows);
+  const int64_t most = max64(STRIP_COLUMNS / kernel->panel_columns, 1) * kernel->panel_columns;
+  const int64_t strip = min64(most, product->panels * kernel->panel_columns);
+  const int64_t x = round_up(block * (min64(product->depth, kernel->depth_block) + PAD), 16);
+  const int64_t sum = round_up(block * (strip + PAD), 16);
+  const int64_t threads = rows > block || product->panels > 1 ? product->options.threads : 1; /* one task: run serially */
+  return (size_t)threads * (size_t)(x + sum) * sizeof(float);
+}
+
+/* ---- Running ---- */
+
+typedef struct run_context {
+  const attn_product *product;
+  const attn_product_args *args;
+  layout at;
+  char *workspace;
+} run_context;
+
+static int64_t row_offset(const attn_product_args *args, const attn_strides *stride, int64_t row) {
+  return row / args->rows * stride->b + row % args->rows * stride->s;
+}
+
+/* Elements that follow each other within one head. */
+typedef struct segment {
+  int64_t offset, count;
+} segment;
+
+static segment segment_at(const attn_strides *stride, int64_t head_dim, int64_t column, int64_t end) {
+  if (head_dim == 0) return (segment){column * stride->d, end - column};
+  const int64_t within = column % head_dim;
+  return (segment){column / head_dim * stride->h + within * stride->d, min64(end - column, head_dim - within)};
+}
+
+static void gather_row(const attn_product_args *args, int64_t row, int64_t begin, int64_t end, float *to) {
+  const float *x = args->x + row_offset(args, &args->x_stride, row);
+  for (segment s; begin < end; begin += s.count, to += s.count) {
+    s = segment_at(&args->x_stride, args->x_head_dim, begin, end);
+    if (args->x_stride.d == 1)
+      memcpy(to, x + s.offset, (size_t)s.count * sizeof *to);
+    else
+      for (int64_t c = 0; c < s.count; c++) to[c] = x[s.offset + c * args->x_stride.d];
+  }
+}
+
+static void scatter_row(const attn_product_args *args, int64_t row, int64_t begin, int64_t end, const float *from) {
+  float *y = args->y + row_offset(args, &args->y_stride, row);
+  for (segment s; begin < end; begin += s.count, from += s.count) {
+    s = segment_at(&args->y_stride, args->y_head_dim, begin, end);
+    if (args->y_stride.d == 1)
+      memcpy(y + s.offset, from, (size_t)s.count * sizeof *from);
+    else
+      for (int64_t c = 0; c < s.count; c++) y[s.offset + c * args->y_stride.d] = from[c];
+  }
+}
+
+static void finish_row(const attn_product *product, int64_t first_column, int64_t count, float *row) {
+  const float *bias = product->bias + first_column;
+  if (product->has_bias)
+    for (int64_t c = 0; c < count; c++) row[c] += bias[c];
+  if (product->relu)
+    for (int64_t c = 0; c < count; c++) row[c] = row[c] < 0 ? 0.0f : row[c];
+}
+
+/* X of depth [begin, end) of the block's rows; rows up to the next whole tile are 0. */
+static void gather(const run_context *c, int64_t first_row, int64_t rows, int64_t begin, int64_t end, float *x) {
+  const int64_t capacity = round_up(rows, c->product->kernel->tile_rows);
+  for (int64_t i = 0; i < capacity; i++) {
+    if (i < rows)
+      gather_row(c->args, first_row + i, begin, end, x + i * c->at.x_stride);
+    else
+      memset(x + i * c->at.x_stride, 0, (size_t)(end - begin) * sizeof *x);
+  }
+}
+
+/* sum += X W over one depth block, for the panels of a strip; the first block starts from 0. */
+static void multiply(const run_context *c, int64_t rows, int64_t first_panel, int64_t panels, int64_t begin, int64_t end,
+                     const float *x, float *sum) {
+  static const float zeros[MOST_COLUMNS];
+  const attn_product *product = c->product;
+  const attn_product_kernel *kernel = product->kernel;
+  const int64_t width = kernel->panel_columns, capacity = round_up(rows, kernel->tile_rows);
+  for (int64_t p = 0; p < panels; p++) {
+    const int64_t column = (first_panel + p) * width;
+    const float *panel = product->panel + column * product->depth + begin * width;
+    float *out = sum + p * width;
+    const float *start = begin == 0 ? zeros : out;
+    kernel->run(x, c->at.x_stride, capacity, panel, min64(product->columns - column, width), end - begin, start,
+                begin == 0 ? 0 : c->at.sum_stride, out, c->at.sum_stride);
+  }
+}
+
+static void scatter(const run_context *c, int64_t first_row, int64_t rows, int64_t begin, int64_t end, float *sum) {
+  for (int64_t i = 0; i < rows; i++) {
+    float *row = sum + i * c->at.sum_stride;
+    finish_row(c->product, begin, end - begin, row);
+    scatter_row(c->args, first_row + i, begin, end, row);
+  }
+}
+
+/* Strips are outermost, so that neighbouring tasks share W. */
+static void run_task(void *pointer, int64_t task, int worker) {
+  const run_context *c = pointer;
+  const attn_product *product = c->product;
+  const int64_t width = product->kernel->panel_columns, all_rows = c->args->batch * c->args->rows;
+  const int64_t first_row = task % c->at.blocks * c->at.rows_per_block;
+  const int64_t rows = min64(c->at.rows_per_block, all_rows - first_row);
+  const int64_t first_panel = task / c->at.blocks * c->at.panels_per_strip;
+  const int64_t panels = min64(c->at.panels_per_strip, product->panels - first_panel);
+  float *x = (float *)(void *)(c->workspace + (size_t)worker * c->at.bytes);
+  float *sum = x + c->at.sum_at / sizeof(float);
+  const uint64_t mode = attn_float_mode_enter();
+  for (int64_t begin = 0; begin < product->depth; begin += product->kernel->depth_block) {
+    const int64_t end = min64(begin + product->kernel->depth_block, product->depth);
+    gather(c, first_row, rows, begin, end, x);
+    multiply(c, rows, first_panel, panels, begin, end, x, sum);
+  }
+  scatter(c, first_row, rows, first_panel * width, min64((first_panel + panels) * width, product->columns), sum);
+  attn_float_mode_leave(mode);
+}
+
+static attn_status check_side(const char *field, const char *stride_field, const float *data, attn_strides stride,
+                              int64_t head_dim, int64_t columns, const attn_product_args *args, bool output) {
+  if (head_dim < 0 || (head_dim > 0 && columns % head_dim))
+    return attn_fail(ATTN_INVALID_ARGUMENT,
+                     "attn_product_args.%s_head_dim is %" PRId64 "; it must be 0 or a divisor of the %" PRId64 " columns",
+                     field, head_dim, columns);
+  if (!data || (uintptr_t)data % sizeof(float))
+    return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_args.%s is %p; it must point to aligned floats", field,
+                     (const void *)data);
+  const int64_t width = head_dim ? head_dim : columns;
+  const attn_tensor tensor = {.field = stride_field,
+                              .axes = {{'b', args->batch, stride.b},
+                                       {'h', columns / width, head_dim ? stride.h : 0},
+                                       {'s', args->rows, stride.s},
+                                       {'d', width, stride.d}},
+                              .output = output};
+  return attn_check_strides(&tensor);
+}
+
+static attn_status check_args(const attn_product *product, const attn_product_args *args) {
+  if (!product) return attn_fail(ATTN_INVALID_ARGUMENT, "product is NULL; it must come from attn_product_create");
+  if (!args) return attn_fail(ATTN_INVALID_ARGUMENT, "args is NULL; it must point to an attn_product_args");
+  const struct {
+    const char *field;
+    int64_t value;
+  } sizes[] = {{"batch", args->batch}, {"rows", args->rows}};
+  for (int i = 0; i < 2; i++)
+    if (sizes[i].value < 0 || sizes[i].value > ATTN_SIZE_LIMIT)
+      return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_args.%s is %" PRId64 "; it must be in 0..2^31", sizes[i].field,
+                       sizes[i].value);
+  if (args->batch == 0 || args->rows == 0) return ATTN_OK;
+  const attn_status status =
+      check_side("x", "attn_product_args.x_stride", args->x, args->x_stride, args->x_head_dim, product->depth, args, false);
+  if (status != ATTN_OK) return status;
+  return check_side("y", "attn_product_args.y_stride", args->y, args->y_stride, args->y_head_dim, product->columns, args,
+                    true);
+}
+
+attn_status attn_product_run(const attn_product *product, const attn_product_args *args, void *workspace,
+                             size_t workspace_bytes) {
+  const attn_status status = check_args(product, args);
+  if (status != ATTN_OK || args->batch == 0 || args->rows == 0) return status;
+  const int64_t rows = args->batch * args->rows;
+  run_context context = {.product = product, .args = args, .at = layout_of(product, rows), .workspace = workspace};
+  const size_t needed = attn_product_workspace(product, rows);
+  if (!workspace || workspace_bytes < needed || (uintptr_t)workspace % ATTN_MEMORY_ALIGN)
+    return attn_fail(ATTN_WORKSPACE_TOO_SMALL,
+                     "workspace is %p with %zu bytes; %" PRId64 " rows need %zu, aligned to %d (attn_product_workspace)",
+                     workspace, workspace ? workspace_bytes : 0, rows, needed, ATTN_MEMORY_ALIGN);
+  attn_parallel_run(&product->options, context.at.blocks * context.at.strips, run_task, &context);
+  return ATTN_OK;
+}

@@ -1,0 +1,23 @@
+/* What a tensor's strides reach: it must be addressable, and an output must not overlap itself. */
+#ifndef ATTN_STRIDES_H
+#define ATTN_STRIDES_H
+
+#include "attn/attn.h"
+
+#define ATTN_SIZE_LIMIT    ((int64_t)1 << 31) /* of one axis */
+#define ATTN_ELEMENT_LIMIT ((int64_t)1 << 60) /* that strides may reach */
+
+typedef struct attn_axis {
+  char name;
+  int64_t size, stride;
+} attn_axis;
+
+typedef struct attn_tensor {
+  const char *field; /* "attn_problem.q_stride", for the sentence */
+  attn_axis axes[4]; /* those not used: all 0 */
+  bool output;
+} attn_tensor;
+
+attn_status attn_check_strides(const attn_tensor *tensor);
+
+#endif

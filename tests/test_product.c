@@ -1,0 +1,337 @@
+/* Dense layers against float64 sums, for every product that runs here; what their bits may depend on; what they refuse. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "attn/product.h"
+#include "kernels/common/convert.h"
+#include "pool.h"
+#include "support.h"
+
+static const char *const names[] = {"product_c", "product_avx2", "product_avx512", "product_neon"};
+enum { NAMES = sizeof names / sizeof *names };
+
+/* ---- One layer ---- */
+
+typedef struct shape {
+  int64_t batch, rows, depth, columns;
+  bool transposed, bias, relu; /* weight [out][in] */
+  attn_dtype dtype;
+  int64_t x_heads, y_heads; /* 0 = one dense row */
+  int64_t x_step;           /* stride.d of x and y */
+} shape;
+
+typedef struct layer {
+  shape shape;
+  float *x, *y, *bias;
+  void *weight;
+  int64_t y_floats;
+  attn_product_weights weights;
+  attn_product_args args;
+} layer;
+
+static float *random_floats(int64_t count, unsigned seed) {
+  float *data = test_allocate((size_t)count * sizeof *data);
+  test_fill(data, (size_t)count, seed);
+  return data;
+}
+
+static void *random_weight(const shape *s) {
+  float *data = random_floats(s->depth * s->columns, 7);
+  for (int64_t i = 0; i < s->depth * s->columns; i++) attn_store_f32(data, s->dtype, i, data[i]); /* narrower: in place */
+  return data;
+}
+
+/* Rows with a gap behind them, or [batch][heads][rows][dim] where heads are given. */
+static attn_strides strides_of(int64_t rows, int64_t columns, int64_t heads, int64_t step) {
+  if (heads == 0) return (attn_strides){.b = rows * (columns * step + 3), .s = columns * step + 3, .d = step};
+  const int64_t dim = columns / heads * step;
+  return (attn_strides){.b = heads * rows * dim, .h = rows * dim, .s = dim, .d = step};
+}
+
+static layer make_layer(shape s) {
+  layer l = {.shape = s};
+  const attn_strides x = strides_of(s.rows, s.depth, s.x_heads, s.x_step),
+                     y = strides_of(s.rows, s.columns, s.y_heads, s.x_step);
+  l.y_floats = s.batch * y.b + 1;
+  l.x = random_floats(s.batch * x.b + 1, 1);
+  l.y = random_floats(l.y_floats, 2);
+  l.bias = random_floats(s.columns, 3);
+  l.weight = random_weight(&s);
+  l.weights = (attn_product_weights){.depth = s.depth,
+                                     .columns = s.columns,
+                                     .weight = l.weight,
+                                     .stride_depth = s.transposed ? 1 : s.columns,
+                                     .stride_column = s.transposed ? s.depth : 1,
+                                     .dtype = s.dtype,
+                                     .bias = s.bias ? l.bias : NULL,
+                                     .relu = s.relu};
+  l.args = (attn_product_args){.batch = s.batch,
+                               .rows = s.rows,
+                               .x = l.x,
+                               .x_stride = x,
+                               .x_head_dim = s.x_heads ? s.depth / s.x_heads : 0,
+                               .y = l.y,
+                               .y_stride = y,
+                               .y_head_dim = s.y_heads ? s.columns / s.y_heads : 0};
+  return l;
+}
+
+static void free_layer(layer *l) {
+  free(l->x);
+  free(l->y);
+  free(l->bias);
+  free(l->weight);
+}
+
+static attn_product *create(const layer *l, const attn_options *options) {
+  attn_product *product;
+  test_ok(attn_product_create(&l->weights, options, &product));
+  return product;
+}
+
+static void run(const attn_product *product, const attn_product_args *args) {
+  const size_t bytes = attn_product_workspace(product, args->batch * args->rows);
+  void *workspace = bytes ? aligned_alloc(64, bytes) : NULL;
+  if (bytes) memset(workspace, 0xff, bytes); /* NaN: what stands there before must not matter */
+  test_ok(attn_product_run(product, args, workspace, bytes));
+  free(workspace);
+}
+
+/* ---- Against float64 ---- */
+
+static int64_t offset_of(const attn_strides *stride, int64_t head_dim, int64_t b, int64_t row, int64_t column) {
+  if (!head_dim) return b * stride->b + row * stride->s + column * stride->d;
+  return b * stride->b + row * stride->s + column / head_dim * stride->h + column % head_dim * stride->d;
+}
+
+/* Error over its limit: depth + 2 roundings of the sum of absolute terms. `skip` leaves one term out, as a wrong product would. */
+static double error_ratio(const layer *l, int64_t b, int64_t row, int64_t column, int64_t skip) {
+  const shape *s = &l->shape;
+  double sum = 0, terms = 0;
+  for (int64_t k = 0; k < s->depth; k++) {
+    const double x = l->x[offset_of(&l->args.x_stride, l->args.x_head_dim, b, row, k)];
+    const int64_t at = k * l->weights.stride_depth + column * l->weights.stride_column;
+    const double term = k == skip ? 0 : x * (double)attn_load_f32(l->weight, s->dtype, at);
+    sum += term;
+    terms += fabs(term);
+  }
+  if (s->bias) sum += (double)l->bias[column];
+  if (s->relu && sum < 0) sum = 0;
+  const double limit = ((double)s->depth + 2) * 0x1p-24 * (terms + 1) + 0x1p-149;
+  return fabs((double)l->y[offset_of(&l->args.y_stride, l->args.y_head_dim, b, row, column)] - sum) / limit;
+}
+
+static double worst_ratio(const layer *l, int64_t skip) {
+  double worst = 0;
+  for (int64_t b = 0; b < l->shape.batch; b++)
+    for (int64_t row = 0; row < l->shape.rows; row++)
+      for (int64_t column = 0; column < l->shape.columns; column++)
+        worst = fmax(worst, error_ratio(l, b, row, column, skip));
+  return worst;
+}
+
+static const shape shapes[] = {
+    {.batch = 1, .rows = 1, .depth = 1, .columns = 1, .x_step = 1},
+    {.batch = 1, .rows = 7, .depth = 33, .columns = 17, .bias = true, .x_step = 1},
+    {.batch = 3, .rows = 5, .depth = 64, .columns = 48, .transposed = true, .relu = true, .x_step = 1},
+    {.batch = 2, .rows = 70, .depth = 300, .columns = 40, .bias = true, .relu = true, .x_step = 1},
+    {.batch = 2, .rows = 9, .depth = 60, .columns = 96, .x_heads = 5, .y_heads = 8, .bias = true, .x_step = 1},
+    {.batch = 2, .rows = 9, .depth = 60, .columns = 96, .x_heads = 4, .y_heads = 3, .transposed = true, .x_step = 2},
+    {.batch = 1, .rows = 3, .depth = 20, .columns = 700, .dtype = ATTN_BF16, .bias = true, .x_step = 1},
+    {.batch = 1, .rows = 200, .depth = 520, .columns = 9, .dtype = ATTN_F16, .transposed = true, .x_step = 3},
+};
+enum { SHAPES = sizeof shapes / sizeof *shapes };
+
+static void test_meets_the_limit(void **state) {
+  (void)state;
+  int ran = 0;
+  for (int n = 0; n < NAMES; n++) {
+    const attn_options options = {.kernel = names[n], .threads = 1};
+    for (int i = 0; i < SHAPES; i++) {
+      layer l = make_layer(shapes[i]);
+      attn_product *product;
+      const attn_status status = attn_product_create(&l.weights, &options, &product);
+      if (status == ATTN_OK) {
+        run(product, &l.args);
+        assert_string_equal(attn_product_name(product), names[n]);
+        assert_true(worst_ratio(&l, -1) <= 1);
+        assert_true(worst_ratio(&l, 0) > 1); /* one term left out shows */
+        attn_product_destroy(product);
+        ran++;
+      } else {
+        assert_true(status == ATTN_UNSUPPORTED || status == ATTN_UNKNOWN_KERNEL);
+        assert_null(product);
+      }
+      free_layer(&l);
+    }
+  }
+  assert_true(ran >= SHAPES); /* the c tier runs everywhere */
+}
+
+/* What lies between the elements of Y stays what it was. */
+static void test_writes_only_its_elements(void **state) {
+  (void)state;
+  for (int i = 0; i < SHAPES; i++) {
+    layer l = make_layer(shapes[i]);
+    float *before = test_allocate((size_t)l.y_floats * sizeof *before);
+    bool *written = test_allocate((size_t)l.y_floats * sizeof *written);
+    memcpy(before, l.y, (size_t)l.y_floats * sizeof *before);
+    attn_product *product = create(&l, NULL);
+    run(product, &l.args);
+    for (int64_t b = 0; b < l.shape.batch; b++)
+      for (int64_t row = 0; row < l.shape.rows; row++)
+        for (int64_t c = 0; c < l.shape.columns; c++)
+          written[offset_of(&l.args.y_stride, l.args.y_head_dim, b, row, c)] = true;
+    for (int64_t at = 0; at < l.y_floats; at++)
+      if (!written[at]) assert_memory_equal(&l.y[at], &before[at], sizeof *before);
+    attn_product_destroy(product);
+    free(written);
+    free(before);
+    free_layer(&l);
+  }
+}
+
+/* ---- Bits ---- */
+
+/* Rows computed alone, with others, by one thread or several, through OpenMP or a pool: the same bits. */
+static void test_bits_depend_on_the_row_alone(void **state) {
+  (void)state;
+  layer l = make_layer((shape){.batch = 1, .rows = 230, .depth = 300, .columns = 130, .bias = true, .x_step = 1});
+  attn_product *alone = create(&l, &(attn_options){.threads = 1});
+  run(alone, &l.args);
+  float *expected = test_allocate((size_t)l.y_floats * sizeof *expected);
+  memcpy(expected, l.y, (size_t)l.y_floats * sizeof *expected);
+  test_pool pool = {.backwards = true};
+  const attn_options many[] = {
+      {.threads = 2}, {.threads = 5}, {.threads = 3, .parallel_for = test_parallel_for, .pool = &pool}};
+  for (int i = 0; i < 3; i++) {
+    attn_product *product = create(&l, &many[i]);
+    memset(l.y, 0xff, (size_t)l.y_floats * sizeof *l.y);
+    run(product, &l.args);
+    for (int64_t row = 0; row < 230; row++)
+      assert_memory_equal(l.y + row * l.args.y_stride.s, expected + row * l.args.y_stride.s, 130 * sizeof(float));
+    attn_product_destroy(product);
+  }
+  const int64_t parts[] = {1, 6, 13, 97, 229};
+  for (int i = 0; i < 5; i++) {
+    attn_product_args args = l.args;
+    args.rows = parts[i];
+    args.x += args.x_stride.s; /* from row 1 on */
+    args.y += args.y_stride.s;
+    memset(l.y, 0xff, (size_t)l.y_floats * sizeof *l.y);
+    run(alone, &args);
+    for (int64_t row = 1; row <= parts[i]; row++)
+      assert_memory_equal(l.y + row * l.args.y_stride.s, expected + row * l.args.y_stride.s, 130 * sizeof(float));
+  }
+  attn_product_destroy(alone);
+  free(expected);
+  free_layer(&l);
+}
+
+static void test_workspace_never_shrinks(void **state) {
+  (void)state;
+  layer l = make_layer((shape){.batch = 1, .rows = 1, .depth = 300, .columns = 1000, .x_step = 1});
+  for (int threads = 1; threads <= 4; threads++) {
+    attn_product *product = create(&l, &(attn_options){.threads = threads});
+    size_t last = 0;
+    for (int64_t rows = 0; rows < 400; rows++) {
+      const size_t bytes = attn_product_workspace(product, rows);
+      assert_true(bytes >= last && bytes % 64 == 0);
+      last = bytes;
+    }
+    attn_product_destroy(product);
+  }
+  free_layer(&l);
+}
+
+/* relu keeps NaN, and a NaN in one row of X stays in that row. */
+static void test_nan_stays_in_its_row(void **state) {
+  (void)state;
+  layer l = make_layer((shape){.batch = 1, .rows = 8, .depth = 40, .columns = 20, .relu = true, .bias = true, .x_step = 1});
+  l.x[3 * l.args.x_stride.s + 5] = NAN;
+  attn_product *product = create(&l, NULL);
+  run(product, &l.args);
+  for (int64_t row = 0; row < 8; row++)
+    for (int64_t c = 0; c < 20; c++) assert_int_equal(isnan(l.y[row * l.args.y_stride.s + c]) != 0, row == 3);
+  attn_product_destroy(product);
+  free_layer(&l);
+}
+
+/* ---- Bad input ---- */
+
+static void expect_refusal(const layer *l, const attn_options *options, attn_status status, const char *fragment) {
+  attn_product *product = (attn_product *)1;
+  assert_int_equal(attn_product_create(&l->weights, options, &product), status);
+  assert_null(product);
+  test_contains(attn_last_error(), fragment);
+}
+
+static void test_refuses_bad_weights(void **state) {
+  (void)state;
+  const layer good = make_layer((shape){.batch = 1, .rows = 2, .depth = 4, .columns = 4, .x_step = 1});
+  layer l = good;
+  l.weights.depth = 0;
+  expect_refusal(&l, NULL, ATTN_INVALID_ARGUMENT, "attn_product_weights.depth is 0");
+  l = good;
+  l.weights.columns = (int64_t)1 << 40;
+  expect_refusal(&l, NULL, ATTN_INVALID_ARGUMENT, "attn_product_weights.columns is 1099511627776");
+  l = good;
+  l.weights.weight = NULL;
+  expect_refusal(&l, NULL, ATTN_INVALID_ARGUMENT, "attn_product_weights.weight is");
+  l = good;
+  l.weights.dtype = (attn_dtype)9;
+  expect_refusal(&l, NULL, ATTN_INVALID_ARGUMENT, "attn_product_weights.dtype is 9");
+  l = good;
+  l.weights.stride_depth = INT64_MAX;
+  expect_refusal(&l, NULL, ATTN_INVALID_ARGUMENT, "attn_product_weights.stride");
+  l = good;
+  expect_refusal(&l, &(attn_options){.kernel = "product_avx3"}, ATTN_UNKNOWN_KERNEL, "product_c");
+  expect_refusal(&l, &(attn_options){.kernel = "product_avx2", .max_isa = "c"}, ATTN_UNSUPPORTED, "product_avx2");
+  expect_refusal(&l, &(attn_options){.max_isa = "avx3"}, ATTN_INVALID_ARGUMENT, "avx3");
+  expect_refusal(&l, &(attn_options){.threads = -1}, ATTN_INVALID_ARGUMENT, "attn_options.threads is -1");
+  assert_int_equal(attn_product_create(&l.weights, NULL, NULL), ATTN_INVALID_ARGUMENT);
+  free_layer(&l);
+}
+
+static void test_refuses_bad_arguments(void **state) {
+  (void)state;
+  layer l = make_layer((shape){.batch = 2, .rows = 2, .depth = 4, .columns = 6, .x_step = 1});
+  attn_product *product = create(&l, &(attn_options){.threads = 1});
+  const struct {
+    attn_product_args args;
+    const char *fragment;
+  } bad[] = {
+      {{.batch = -1, .rows = 2}, "attn_product_args.batch is -1"},
+      {{.batch = 2, .rows = 2, .y = l.y}, "attn_product_args.x is"},
+      {{.batch = 2, .rows = 2, .x = l.x, .x_stride = l.args.x_stride}, "attn_product_args.y is"},
+      {{.batch = 2, .rows = 2, .x = l.x, .x_head_dim = 3}, "attn_product_args.x_head_dim is 3"},
+      {{.batch = 2, .rows = 2, .x = l.x, .x_stride = {.s = INT64_MAX}}, "attn_product_args.x_stride"},
+      {{.batch = 2, .rows = 2, .x = l.x, .x_stride = l.args.x_stride, .y = l.y, .y_stride = {.b = 12, .s = 5, .d = 1}},
+       "attn_product_args.y_stride.s is 5"},
+  };
+  char workspace[64];
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    assert_int_equal(attn_product_run(product, &bad[i].args, workspace, 0), ATTN_INVALID_ARGUMENT);
+    test_contains(attn_last_error(), bad[i].fragment);
+  }
+  assert_int_equal(attn_product_run(product, &l.args, workspace, 1), ATTN_WORKSPACE_TOO_SMALL);
+  test_ok(attn_product_run(product, &(attn_product_args){.batch = 0, .rows = 5}, NULL, 0));
+  assert_int_equal(attn_product_run(NULL, &l.args, workspace, 64), ATTN_INVALID_ARGUMENT);
+  assert_int_equal(attn_product_run(product, NULL, workspace, 64), ATTN_INVALID_ARGUMENT);
+  attn_product_destroy(product);
+  free_layer(&l);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_meets_the_limit),
+      cmocka_unit_test(test_writes_only_its_elements),
+      cmocka_unit_test(test_bits_depend_on_the_row_alone),
+      cmocka_unit_test(test_workspace_never_shrinks),
+      cmocka_unit_test(test_nan_stays_in_its_row),
+      cmocka_unit_test(test_refuses_bad_weights),
+      cmocka_unit_test(test_refuses_bad_arguments),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
