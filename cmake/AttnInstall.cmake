@@ -13,7 +13,9 @@ install(EXPORT attnTargets NAMESPACE attn:: DESTINATION ${attn_config_dir})
 configure_package_config_file(cmake/attnConfig.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/attnConfig.cmake
                               INSTALL_DESTINATION ${attn_config_dir})
 write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/attnConfigVersion.cmake COMPATIBILITY SameMinorVersion)
-install(FILES ${CMAKE_CURRENT_BINARY_DIR}/attnConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/attnConfigVersion.cmake
+set(attn_find_modules ${ATTN_LIBRARIES})
+list(TRANSFORM attn_find_modules REPLACE "(.+)" "cmake/FindAttn\\1.cmake")
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/attnConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/attnConfigVersion.cmake ${attn_find_modules}
         DESTINATION ${attn_config_dir})
 
 # attn.pc finds its prefix from its own place, so that the tree can be moved.
@@ -23,6 +25,7 @@ set(attn_pc_private -lm)
 if(ATTN_OPENMP_TARGET)
   list(APPEND attn_pc_private ${OpenMP_C_FLAGS})
 endif()
+list(APPEND attn_pc_private ${ATTN_LIBRARY_PC})
 list(JOIN attn_pc_private " " attn_pc_private)
 foreach(name attn attn_nn)
   configure_file(cmake/${name}.pc.in ${name}.pc @ONLY)

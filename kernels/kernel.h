@@ -64,6 +64,15 @@ typedef struct attn_kernel {
   attn_status (*open)(attn_schedule *schedule, char *reason, size_t reason_bytes);
   /* Ends what open() made; called once after each open() that succeeded. */
   void (*close)(attn_schedule *schedule);
+  /* The next four are NULL for hand-written kernels. Writes the library's version and what else results should name to the text that
+   * info.library points to; called before info leaves the registry, by any thread, any number of times. */
+  void (*identify)(void);
+  /* Why the library cannot be used below `cap` (NULL = no cap) on this CPU, where it chooses its instructions itself; NULL if it can. */
+  const char *(*unusable)(const char *cap);
+  /* Around the tasks of each attn_plan_run, on the thread that called it: holds what is global to the process and belongs to the library,
+   * such as its number of threads, and puts it back when the last of several runs at once has ended. */
+  void (*begin_run)(void);
+  void (*end_run)(void);
   /* One task. unit_memory: the unit's shared bytes; scratch: this thread's bytes; both 64-byte aligned. */
   void (*run)(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch);
 } attn_kernel;

@@ -32,10 +32,16 @@ static const char *lower_cap(const char *a, const char *b) {
   return attn_tier_find(a) < attn_tier_find(b) ? a : b;
 }
 
+/* NULL = this CPU can run the kernel; else why not. Thread-local or static text. */
+static const char *unusable(const attn_kernel *kernel, const char *cap) {
+  const char *reason = attn_tier_unusable(attn_tier_find(kernel->info.isa), cap);
+  return reason || !kernel->unusable ? reason : kernel->unusable(cap);
+}
+
 /* NULL = the kernel can run the problem here; else why not. Thread-local or static text. */
 static const char *refusal(const attn_kernel *kernel, const attn_problem *problem, const char *cap) {
   static _Thread_local char buffer[300];
-  const char *reason = attn_tier_unusable(attn_tier_find(kernel->info.isa), cap);
+  const char *reason = unusable(kernel, cap);
   return reason ? reason : kernel->rejects(problem, buffer, sizeof buffer);
 }
 
@@ -115,7 +121,7 @@ const char *attn_kernel_unusable(const attn_kernel_info *info) {
   if (!kernel) return "no kernel of this build has that name";
   const char *cap = environment("ATTN_MAX_ISA");
   if (check_cap("ATTN_MAX_ISA", cap) != ATTN_OK) return keep(attn_last_error());
-  return keep(attn_tier_unusable(attn_tier_find(kernel->info.isa), cap));
+  return keep(unusable(kernel, cap));
 }
 
 const char *attn_kernel_rejects(const attn_kernel_info *info, const attn_problem *problem) {

@@ -194,12 +194,14 @@ static void run_waves(const attn_plan *plan, const attn_args *args, char *worksp
   if (s->problem.seq_q == 0) return; /* nothing to compute, however many heads there are to do it for */
   phase_context context = {
       .plan = plan, .args = args, .shared = workspace, .scratch = workspace + s->unit_bytes * (size_t)s->wave_units};
+  if (plan->kernel->begin_run) plan->kernel->begin_run();
   for (int64_t first = 0; first < s->units; first += s->wave_units) {
     int64_t units = s->units - first < s->wave_units ? s->units - first : s->wave_units;
     context.first_unit = first;
     for (context.phase = 0; context.phase < s->phases; context.phase++)
       attn_parallel_run(&plan->options, units * s->items[context.phase], run_task, &context);
   }
+  if (plan->kernel->end_run) plan->kernel->end_run();
 }
 
 static attn_status check_workspace(const attn_plan *plan, const void *workspace, size_t bytes) {

@@ -38,17 +38,16 @@ const attn_kernel *attn_registry_find(const char *name) {
   return NULL;
 }
 
+static const attn_kernel_info *identified(const attn_kernel *kernel) {
+  if (kernel && kernel->identify) kernel->identify();
+  return kernel ? &kernel->info : NULL;
+}
+
 int attn_kernel_count(void) { return KERNEL_COUNT; }
 
-const attn_kernel_info *attn_kernel_get(int index) {
-  const attn_kernel *kernel = attn_registry_get(index);
-  return kernel ? &kernel->info : NULL;
-}
+const attn_kernel_info *attn_kernel_get(int index) { return identified(attn_registry_get(index)); }
 
-const attn_kernel_info *attn_kernel_find(const char *name) {
-  const attn_kernel *kernel = attn_registry_find(name);
-  return kernel ? &kernel->info : NULL;
-}
+const attn_kernel_info *attn_kernel_find(const char *name) { return identified(attn_registry_find(name)); }
 
 const char *attn_kernel_not_built(int index, const char **reason) {
   for (int i = 0; missing[i].name; i++) {
