@@ -14,19 +14,20 @@ LIMIT = 9.0
 NUMERATOR, DENOMINATOR = 4, 4  # degrees in x^2
 
 
-def fit(rounds=200):
-    x = np.sort(np.concatenate([LIMIT / 2 * (1 + np.cos(np.pi * (np.arange(6000) + 0.5) / 6000)), np.geomspace(1e-4, 1, 2000)]))
-    y, target = x * x, np.tanh(x) / x
+def fit(function=np.tanh, limit=LIMIT, degrees=(NUMERATOR, DENOMINATOR), rounds=200):
+    numerator, denominator = degrees
+    x = np.sort(np.concatenate([limit / 2 * (1 + np.cos(np.pi * (np.arange(6000) + 0.5) / 6000)), np.geomspace(1e-4, 1, 2000)]))
+    y, target = x * x, function(x) / x
     lawson, scale = np.ones_like(x), 1 / target
     best = (np.inf, None, None)
     for _ in range(rounds):
-        powers_p = y[:, None] ** np.arange(NUMERATOR + 1)
-        powers_q = y[:, None] ** np.arange(1, DENOMINATOR + 1)
+        powers_p = y[:, None] ** np.arange(numerator + 1)
+        powers_q = y[:, None] ** np.arange(1, denominator + 1)
         rows = np.hstack([powers_p, -target[:, None] * powers_q])
         weight = np.sqrt(lawson) * scale
         column = np.linalg.norm(rows * weight[:, None], axis=0)
         solution = np.linalg.lstsq(rows * weight[:, None] / column, target * weight, rcond=None)[0] / column
-        p, q = solution[:NUMERATOR + 1], np.concatenate([[1.0], solution[NUMERATOR + 1:]])
+        p, q = solution[:numerator + 1], np.concatenate([[1.0], solution[numerator + 1:]])
         q_value = np.polynomial.polynomial.polyval(y, q)
         error = np.abs(np.polynomial.polynomial.polyval(y, p) / q_value / target - 1)
         if error.max() < best[0]:

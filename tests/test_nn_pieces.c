@@ -4,23 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "attn/nn.h"
-#include "src/nn/ref/nn_oracle_f64.h"
-#include "support.h"
-
-/* Within the limit of the field, which is not trivially wide. */
-static void passes(attn_nn_field field, const float *got) {
-  const double worst = attn_nn_field_worst(&field, got);
-  if (!(worst <= 1)) fail_msg("%.3g times the limit", worst);
-  attn_nn_field_destroy(&field);
-}
-
-/* What a wrong formula gives must be rejected by its limit. */
-static void rejected(attn_nn_field field, const float *got) {
-  const double worst = attn_nn_field_worst(&field, got);
-  if (!(worst > 4)) fail_msg("a wrong formula passes: %.3g times the limit", worst);
-  attn_nn_field_destroy(&field);
-}
+#include "nn_support.h"
 
 /* ---- Positions ---- */
 
@@ -31,8 +15,8 @@ static void positions_follow_the_formula(void **state) {
   for (int w = 0; w < 4; w++)
     for (int f = 0; f < 4; f++) {
       test_ok(attn_sinusoidal_positions(firsts[f], 40, widths[w], out));
-      passes(attn_nn_oracle_positions(firsts[f], 40, widths[w]), out);
-      rejected(attn_nn_oracle_positions(firsts[f] + 1, 40, widths[w]), out);
+      nn_passes(attn_nn_oracle_positions(firsts[f], 40, widths[w]), out);
+      nn_rejected(attn_nn_oracle_positions(firsts[f] + 1, 40, widths[w]), out);
     }
   assert_true(out[0] != 0);
 }
@@ -99,11 +83,11 @@ static void layer_norm_follows_the_formula(void **state) {
         const attn_norm norm = {gain, bias, 1e-5f}, wrong_epsilon = {gain, bias, 0.5f}, no_gain = {NULL, bias, 1e-5f},
                         no_bias = {gain, NULL, 1e-5f};
         test_ok(attn_add_layer_norm(NORM_ROWS, widths[w], x, residual ? r : NULL, &norm, NULL, y));
-        passes(norm_oracle(widths[w], residual, &norm), y);
-        rejected(norm_oracle(widths[w], residual, &wrong_epsilon), y);
-        rejected(norm_oracle(widths[w], residual, &no_gain), y);
-        rejected(norm_oracle(widths[w], residual, &no_bias), y);
-        if (widths[w] > 2) rejected(norm_oracle(widths[w], !residual, &norm), y);
+        nn_passes(norm_oracle(widths[w], residual, &norm), y);
+        nn_rejected(norm_oracle(widths[w], residual, &wrong_epsilon), y);
+        nn_rejected(norm_oracle(widths[w], residual, &no_gain), y);
+        nn_rejected(norm_oracle(widths[w], residual, &no_bias), y);
+        if (widths[w] > 2) nn_rejected(norm_oracle(widths[w], !residual, &norm), y);
       }
 }
 
@@ -278,10 +262,10 @@ static void regression_follows_the_formula(const char *kernel) {
   const attn_status status = attn_kernel_regression(&regression, &options);
   if (status == ATTN_UNSUPPORTED) return; /* the kernel takes dot scores only, and says so */
   test_ok(status);
-  passes(regression_oracle(inverse_width, queries), predicted);
-  rejected(regression_oracle(NULL, queries), predicted);
-  rejected(regression_oracle(other, queries), predicted);
-  rejected(regression_oracle(inverse_width, moved), predicted);
+  nn_passes(regression_oracle(inverse_width, queries), predicted);
+  nn_rejected(regression_oracle(NULL, queries), predicted);
+  nn_rejected(regression_oracle(other, queries), predicted);
+  nn_rejected(regression_oracle(inverse_width, moved), predicted);
   for (int i = 0; i < QUERIES; i++)
     for (int d = 0; d < DY; d++) { /* the weights are those of the prediction */
       double sum = 0;

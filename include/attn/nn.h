@@ -111,6 +111,107 @@ ATTN_API const char *attn_kv_cache_kernel(const attn_kv_cache *cache);
 
 ATTN_API void attn_kv_cache_destroy(attn_kv_cache *cache); /* NULL is fine */
 
+/* ---- Layers: learnt weights packed once, run many times --------------------------------------------------------------- */
+
+/* Each layer is created from a config, which says its shape and its weights, and is then immutable: any number of threads may
+ * run it at once, each with a workspace of its own (64-byte aligned, private to the call). Creating copies the weights;
+ * nothing in the config need outlive it. options may be NULL: options->kernel names the attention kernel where there is
+ * attention inside, threads and pool are used for everything. Running allocates nothing unless it says so. */
+
+/* A learnt map y = x W + b. */
+typedef struct attn_linear {
+  const float *weight; /* [in][out], as y = x W wants it */
+  const float *bias;   /* [out], or NULL for none */
+  bool transposed;     /* weight is [out][in] instead: PyTorch's nn.Linear */
+} attn_linear;
+
+/* Position-wise feed-forward network (Vaswani et al. 2017, section 3.3, eq. 2), with the activation of one's choice:
+ *
+ *     y = activation(x W1 + b1) W2 + b2 */
+typedef enum attn_activation {
+  ATTN_RELU = 0, /* max(0, x) */
+  ATTN_GELU, /* x times the normal distribution function, exact (Hendrycks & Gimpel 2016, https://arxiv.org/abs/1606.08415) */
+} attn_activation;
+
+typedef struct attn_feed_forward_config {
+  int64_t width, hidden; /* >= 1 */
+  attn_activation activation;
+  attn_linear first, second; /* width -> hidden, hidden -> width */
+} attn_feed_forward_config;
+
+typedef struct attn_feed_forward attn_feed_forward;
+ATTN_API attn_status attn_feed_forward_create(const attn_feed_forward_config *config, const attn_options *options,
+                                              attn_feed_forward **layer);
+/* Bytes of workspace for so many rows; more for more rows. */
+ATTN_API size_t attn_feed_forward_workspace(const attn_feed_forward *layer, int64_t rows);
+/* x and y: [rows][width]. y may be x. */
+ATTN_API attn_status attn_feed_forward_run(const attn_feed_forward *layer, int64_t rows, const float *x, float *y,
+                                           void *workspace, size_t workspace_bytes);
+ATTN_API void attn_feed_forward_destroy(attn_feed_forward *layer); /* NULL is fine */
+
+/* Additive attention with its projections (Bahdanau et al. 2015, https://arxiv.org/abs/1409.0473, appendix A.1.2):
+ *
+ *     o_i = sum_j p_ij v_j,   p_i = softmax over j of <w, tanh(q_i Wq + k_j Wk)> */
+typedef struct attn_additive_config {
+  int64_t batch, seq_q, seq_k;             /* >= 0 */
+  int64_t width_q, width_k, hidden, dim_v; /* >= 1 */
+  bool use_kv_len;                         /* args bring kv_len */
+  attn_linear query, key;                  /* width_q -> hidden, width_k -> hidden */
+  const float *score_weight;               /* w: [hidden] */
+} attn_additive_config;
+
+typedef struct attn_additive_args {
+  const float *q; /* [batch][seq_q][width_q] */
+  const float *k; /* [batch][seq_k][width_k]; not read where projected_k is given */
+  const float
+      *projected_k; /* [batch][seq_k][hidden] from attn_additive_project_keys, or NULL: a decoder asks the same keys often */
+  const float *v;   /* [batch][seq_k][dim_v] */
+  const int32_t *kv_len; /* [batch], 0..seq_k */
+  float *o;              /* [batch][seq_q][dim_v] */
+  float *weights;        /* [batch][seq_q][seq_k], or NULL: p, for looking at; allocates */
+} attn_additive_args;
+
+typedef struct attn_additive attn_additive;
+ATTN_API attn_status attn_additive_create(const attn_additive_config *config, const attn_options *options,
+                                          attn_additive **layer);
+ATTN_API size_t attn_additive_workspace(const attn_additive *layer);
+/* projected[batch][seq_k][hidden] = k Wk. */
+ATTN_API attn_status attn_additive_project_keys(const attn_additive *layer, const float *k, float *projected,
+                                                void *workspace, size_t workspace_bytes);
+ATTN_API attn_status attn_additive_run(const attn_additive *layer, const attn_additive_args *args, void *workspace,
+                                       size_t workspace_bytes);
+ATTN_API void attn_additive_destroy(attn_additive *layer); /* NULL is fine */
+
+/* Synthesizer: attention whose scores do not come from queries and keys (Tay et al. 2021, https://arxiv.org/abs/2005.00743).
+ * With heads side by side and one output projection over all of them, as in multi-head attention:
+ *
+ *     y = concat_h(softmax(S_h) (x Wv)_h) Wo + bo
+ *     dense (section 3.1):  S_h = relu(x W1_h + b1_h) W2_h + b2_h      a row's scores from that row alone
+ *     random (section 3.2): S_h = R_h                                  learnt, the same for every input */
+typedef enum attn_synthesizer_kind { ATTN_SYNTHESIZER_DENSE = 0, ATTN_SYNTHESIZER_RANDOM } attn_synthesizer_kind;
+
+typedef struct attn_synthesizer_config {
+  attn_synthesizer_kind kind;
+  int64_t batch, seq;          /* >= 0; seq at most length */
+  int64_t width, heads, dim_v; /* >= 1: x [batch][seq][width]; dim_v per head */
+  int64_t length;              /* the longest sequence that the scores were learnt for, >= 1 */
+  int64_t hidden;              /* DENSE: width of the inner layer, >= 1 */
+  bool causal, use_kv_len;
+  const attn_linear *first;  /* DENSE: [heads] of width -> hidden */
+  const attn_linear *second; /* DENSE: [heads] of hidden -> length */
+  const float *scores;       /* RANDOM: R [heads][length][length] */
+  attn_linear value, output; /* width -> heads dim_v, heads dim_v -> width */
+} attn_synthesizer_config;
+
+typedef struct attn_synthesizer attn_synthesizer;
+ATTN_API attn_status attn_synthesizer_create(const attn_synthesizer_config *config, const attn_options *options,
+                                             attn_synthesizer **layer);
+ATTN_API size_t attn_synthesizer_workspace(const attn_synthesizer *layer);
+/* x and y: [batch][seq][width]; kv_len: [batch], or NULL without use_kv_len. y may be x. */
+ATTN_API attn_status attn_synthesizer_run(const attn_synthesizer *layer, const float *x, const int32_t *kv_len, float *y,
+                                          void *workspace, size_t workspace_bytes);
+ATTN_API void attn_synthesizer_destroy(attn_synthesizer *layer); /* NULL is fine */
+
 #ifdef __cplusplus
 }
 #endif

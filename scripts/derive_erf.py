@@ -1,0 +1,43 @@
+#!/usr/bin/env python3
+"""Derives the rational function that src/nn/activation.c uses for erf, and prints it as C hex floats with its error.
+
+    erf(x) = x P(x^2) / Q(x^2),  |x| <= 4;  beyond, erf is 1 to within a quarter of float32's unit
+
+Fitted as derive_tanh.py fits tanh. The float32 evaluation, without fused multiply-adds, is emulated on a dense grid.
+"""
+
+import math
+
+import numpy as np
+
+import derive_tanh
+
+LIMIT, DEGREES = 4.0, (5, 5)
+erf = np.vectorize(math.erf)
+
+
+def float32_error(p, q):
+    """Horner with two roundings per step, one product, one division; absolute, because GELU adds 1 to it."""
+    x = np.linspace(0, 5, 400_001)[1:].astype(np.float32)
+    clamped = np.minimum(x, np.float32(LIMIT))
+    y = clamped * clamped
+
+    def horner(c):
+        value = np.full_like(y, np.float32(c[-1]))
+        for a in c[-2::-1]:
+            value = value * y + np.float32(a)
+        return value
+
+    result = clamped * horner(p) / horner(q)
+    return float(np.abs(result.astype(np.float64) - erf(x.astype(np.float64))).max())
+
+
+def main():
+    error, p, q = derive_tanh.fit(erf, LIMIT, DEGREES)
+    print(f"degrees {DEGREES} in x^2: rational error {error:.2e}, absolute float32 error {float32_error(p, q):.2e}")
+    for name, coefficients in (("p", p), ("q", q)):
+        print(f"{name}: " + ", ".join(f"{float(value).hex()}f" for value in np.float32(coefficients)))
+
+
+if __name__ == "__main__":
+    main()

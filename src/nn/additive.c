@@ -1,0 +1,140 @@
+/* Additive attention: two products, then libattn's additive score. Keys can be projected once for many queries. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "linear.h"
+
+struct attn_additive {
+  attn_additive_config config; /* its pointers are not kept */
+  attn_product *query, *key;
+  float *score_weight;
+  attn_problem problem;
+  attn_plan *plan;
+};
+
+static attn_status check(const attn_additive_config *c) {
+  NN_REQUIRE(c, "config is NULL; it must point to an attn_additive_config");
+  const attn_nn_size queries[] = {{"attn_additive_config.batch", c->batch, 0},
+                                  {"attn_additive_config.seq_q", c->seq_q, 0},
+                                  {"attn_additive_config.width_q", c->width_q, 1}};
+  const attn_nn_size keys[] = {{"attn_additive_config.batch", c->batch, 0},
+                               {"attn_additive_config.seq_k", c->seq_k, 0},
+                               {"attn_additive_config.width_k", c->width_k, 1}};
+  const attn_nn_size inner[] = {{"attn_additive_config.hidden", c->hidden, 1}};
+  const attn_nn_size values[] = {{"attn_additive_config.dim_v", c->dim_v, 1}};
+  attn_status status = attn_nn_check_sizes(queries, NN_COUNT(queries));
+  if (status == ATTN_OK) status = attn_nn_check_sizes(keys, NN_COUNT(keys));
+  if (status == ATTN_OK) status = attn_nn_check_sizes(inner, NN_COUNT(inner));
+  if (status == ATTN_OK) status = attn_nn_check_sizes(values, NN_COUNT(values));
+  if (status != ATTN_OK) return status;
+  NN_REQUIRE(c->score_weight, "attn_additive_config.score_weight is NULL; it must point to hidden floats");
+  return ATTN_OK;
+}
+
+static attn_status build(attn_additive *layer, const attn_additive_config *c, const attn_options *options) {
+  attn_status status =
+      attn_nn_linear_create("attn_additive_config.query", &c->query, c->width_q, c->hidden, false, options, &layer->query);
+  if (status == ATTN_OK)
+    status = attn_nn_linear_create("attn_additive_config.key", &c->key, c->width_k, c->hidden, false, options, &layer->key);
+  if (status != ATTN_OK) return status;
+  layer->score_weight = attn_nn_allocate("score_weight", (size_t)c->hidden * sizeof(float));
+  if (!layer->score_weight) return ATTN_OUT_OF_MEMORY;
+  memcpy(layer->score_weight, c->score_weight, (size_t)c->hidden * sizeof(float));
+  attn_problem_init(&layer->problem, c->batch, 1, 1, c->seq_q, c->seq_k, c->hidden, c->dim_v);
+  layer->problem.score = ATTN_SCORE_ADDITIVE;
+  layer->problem.uses = ATTN_USE_SCORE_WEIGHT | (c->use_kv_len ? ATTN_USE_KV_LEN : 0);
+  return attn_plan_create(&layer->problem, options, &layer->plan);
+}
+
+attn_status attn_additive_create(const attn_additive_config *config, const attn_options *options, attn_additive **result) {
+  NN_REQUIRE(result, "layer is NULL; it must point to where the layer's address goes");
+  *result = NULL;
+  attn_status status = check(config);
+  if (status != ATTN_OK) return status;
+  attn_additive *layer = calloc(1, sizeof *layer);
+  if (!layer) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_additive needs %zu bytes", sizeof *layer);
+  layer->config = *config;
+  status = build(layer, config, options);
+  if (status != ATTN_OK) return attn_additive_destroy(layer), status;
+  *result = layer;
+  return ATTN_OK;
+}
+
+void attn_additive_destroy(attn_additive *layer) {
+  if (!layer) return;
+  attn_product_destroy(layer->query);
+  attn_product_destroy(layer->key);
+  attn_plan_destroy(layer->plan);
+  free(layer->score_weight);
+  free(layer);
+}
+
+/* [projected queries] [projected keys] [what one product or the attention needs at a time] */
+typedef struct layout {
+  attn_nn_layout all;
+  size_t q, k, step, step_bytes;
+} layout;
+
+static size_t most(size_t a, size_t b) { return a > b ? a : b; }
+
+static layout lay_out(const attn_additive *layer) {
+  const attn_additive_config *c = &layer->config;
+  layout l = {0};
+  l.q = attn_nn_place_floats(&l.all, c->batch * c->seq_q, c->hidden);
+  l.k = attn_nn_place_floats(&l.all, c->batch * c->seq_k, c->hidden);
+  l.step_bytes = most(attn_plan_workspace(layer->plan), most(attn_product_workspace(layer->query, c->batch * c->seq_q),
+                                                             attn_product_workspace(layer->key, c->batch * c->seq_k)));
+  l.step = attn_nn_place_bytes(&l.all, l.step_bytes);
+  return l;
+}
+
+size_t attn_additive_workspace(const attn_additive *layer) { return layer ? lay_out(layer).all.bytes : 0; }
+
+attn_status attn_additive_project_keys(const attn_additive *layer, const float *k, float *projected, void *workspace,
+                                       size_t bytes) {
+  NN_REQUIRE(layer, "layer is NULL; it must come from attn_additive_create");
+  const attn_additive_config *c = &layer->config;
+  const attn_nn_pointer pointers[] = {{"k", k}, {"projected", projected}};
+  const attn_nn_rows shape = {.rows = c->batch * c->seq_k, .in = c->width_k, .out = c->hidden};
+  if (shape.rows == 0) return ATTN_OK;
+  const layout l = lay_out(layer);
+  attn_status status = attn_nn_check_pointers(pointers, NN_COUNT(pointers));
+  if (status == ATTN_OK) status = attn_nn_check_workspace("attn_additive", workspace, bytes, l.all.bytes);
+  return status == ATTN_OK ? attn_nn_linear_run(layer->key, shape, k, projected, (char *)workspace + l.step, l.step_bytes)
+                           : status;
+}
+
+static attn_status check_args(const attn_additive *layer, const attn_additive_args *args) {
+  NN_REQUIRE(layer, "layer is NULL; it must come from attn_additive_create");
+  NN_REQUIRE(args, "args is NULL; it must point to an attn_additive_args");
+  const attn_additive_config *c = &layer->config;
+  NN_REQUIRE(args->q || c->batch * c->seq_q == 0, "attn_additive_args.q is NULL; it must point to its elements");
+  NN_REQUIRE(args->k || args->projected_k || c->batch * c->seq_k == 0,
+             "attn_additive_args.k and projected_k are NULL; one must point to its elements");
+  return ATTN_OK; /* attn_plan_run checks v, o and kv_len */
+}
+
+attn_status attn_additive_run(const attn_additive *layer, const attn_additive_args *args, void *workspace, size_t bytes) {
+  attn_status status = check_args(layer, args);
+  if (status != ATTN_OK) return status;
+  const layout l = lay_out(layer);
+  status = attn_nn_check_workspace("attn_additive", workspace, bytes, l.all.bytes);
+  if (status != ATTN_OK) return status;
+  const attn_additive_config *c = &layer->config;
+  char *memory = workspace;
+  float *q = (float *)(memory + l.q), *k = (float *)(memory + l.k);
+  const attn_nn_rows queries = {.rows = c->batch * c->seq_q, .in = c->width_q, .out = c->hidden};
+  if (queries.rows > 0) status = attn_nn_linear_run(layer->query, queries, args->q, q, memory + l.step, l.step_bytes);
+  if (status == ATTN_OK && !args->projected_k) status = attn_additive_project_keys(layer, args->k, k, workspace, bytes);
+  if (status != ATTN_OK) return status;
+  const attn_args inner = {.q = q,
+                           .k = args->projected_k ? args->projected_k : k,
+                           .v = args->v,
+                           .o = args->o,
+                           .kv_len = args->kv_len,
+                           .score_weight = layer->score_weight};
+  status = attn_plan_run(layer->plan, &inner, memory + l.step, l.step_bytes);
+  if (status != ATTN_OK || !args->weights) return status;
+  return attn_weights(&layer->problem, &inner, &(attn_options){.kernel = attn_plan_kernel(layer->plan)}, args->weights);
+}

@@ -1,0 +1,104 @@
+/* Position-wise feed-forward: two products with an activation between them. ReLU is part of the first product; GELU is a pass
+ * of its own over the hidden rows, block by block while they are near. */
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "activation.h"
+#include "linear.h"
+
+struct attn_feed_forward {
+  int64_t width, hidden;
+  attn_activation activation;
+  attn_options options;
+  attn_product *first, *second;
+};
+
+static attn_status check(const attn_feed_forward_config *c) {
+  NN_REQUIRE(c, "config is NULL; it must point to an attn_feed_forward_config");
+  const attn_nn_size sizes[] = {{"attn_feed_forward_config.width", c->width, 1},
+                                {"attn_feed_forward_config.hidden", c->hidden, 1}};
+  attn_status status = attn_nn_check_sizes(sizes, NN_COUNT(sizes));
+  if (status != ATTN_OK) return status;
+  NN_REQUIRE(c->activation == ATTN_RELU || c->activation == ATTN_GELU,
+             "attn_feed_forward_config.activation is %d; it must be ATTN_RELU or ATTN_GELU", (int)c->activation);
+  return ATTN_OK;
+}
+
+attn_status attn_feed_forward_create(const attn_feed_forward_config *c, const attn_options *options,
+                                     attn_feed_forward **result) {
+  NN_REQUIRE(result, "layer is NULL; it must point to where the layer's address goes");
+  *result = NULL;
+  attn_options resolved;
+  attn_status status = check(c);
+  if (status == ATTN_OK) status = attn_parallel_resolve(options, &resolved);
+  if (status != ATTN_OK) return status;
+  attn_feed_forward *layer = calloc(1, sizeof *layer);
+  if (!layer) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_feed_forward needs %zu bytes", sizeof *layer);
+  *layer = (attn_feed_forward){.width = c->width, .hidden = c->hidden, .activation = c->activation, .options = resolved};
+  status = attn_nn_linear_create("attn_feed_forward_config.first", &c->first, c->width, c->hidden,
+                                 c->activation == ATTN_RELU, options, &layer->first);
+  if (status == ATTN_OK)
+    status = attn_nn_linear_create("attn_feed_forward_config.second", &c->second, c->hidden, c->width, false, options,
+                                   &layer->second);
+  if (status != ATTN_OK) return attn_feed_forward_destroy(layer), status;
+  *result = layer;
+  return ATTN_OK;
+}
+
+void attn_feed_forward_destroy(attn_feed_forward *layer) {
+  if (!layer) return;
+  attn_product_destroy(layer->first);
+  attn_product_destroy(layer->second);
+  free(layer);
+}
+
+/* [hidden rows] [the products' own], one after the other of which runs. */
+typedef struct layout {
+  attn_nn_layout all;
+  size_t hidden, product, product_bytes;
+} layout;
+
+static layout lay_out(const attn_feed_forward *layer, int64_t rows) {
+  layout l = {0};
+  const size_t first = attn_product_workspace(layer->first, rows), second = attn_product_workspace(layer->second, rows);
+  l.hidden = attn_nn_place_floats(&l.all, rows, layer->hidden);
+  l.product_bytes = first > second ? first : second;
+  l.product = attn_nn_place_bytes(&l.all, l.product_bytes);
+  return l;
+}
+
+size_t attn_feed_forward_workspace(const attn_feed_forward *layer, int64_t rows) {
+  return layer && rows > 0 ? lay_out(layer, rows).all.bytes : 0;
+}
+
+typedef struct hidden_rows {
+  float *rows;
+  int64_t width;
+} hidden_rows;
+
+static void activate(const void *context, int64_t first, int64_t rows) {
+  const hidden_rows *h = context;
+  attn_nn_gelu(h->rows + first * h->width, rows * h->width);
+}
+
+attn_status attn_feed_forward_run(const attn_feed_forward *layer, int64_t rows, const float *x, float *y, void *workspace,
+                                  size_t bytes) {
+  NN_REQUIRE(layer, "layer is NULL; it must come from attn_feed_forward_create");
+  const attn_nn_size sizes[] = {{"rows", rows, 0}, {"hidden", layer->hidden, 1}};
+  const attn_nn_pointer pointers[] = {{"x", x}, {"y", y}};
+  attn_status status = attn_nn_check_sizes(sizes, NN_COUNT(sizes));
+  if (status != ATTN_OK || rows == 0) return status;
+  const layout l = lay_out(layer, rows);
+  status = attn_nn_check_pointers(pointers, NN_COUNT(pointers));
+  if (status == ATTN_OK) status = attn_nn_check_workspace("attn_feed_forward", workspace, bytes, l.all.bytes);
+  if (status != ATTN_OK) return status;
+  float *hidden = (float *)((char *)workspace + l.hidden);
+  char *product = (char *)workspace + l.product;
+  const attn_nn_rows in = {.rows = rows, .in = layer->width, .out = layer->hidden};
+  const attn_nn_rows out = {.rows = rows, .in = layer->hidden, .out = layer->width};
+  status = attn_nn_linear_run(layer->first, in, x, hidden, product, l.product_bytes);
+  if (status != ATTN_OK) return status;
+  if (layer->activation == ATTN_GELU)
+    attn_nn_each_block(&layer->options, rows, activate, &(hidden_rows){hidden, layer->hidden});
+  return attn_nn_linear_run(layer->second, out, hidden, y, product, l.product_bytes);
+}

@@ -1,0 +1,38 @@
+/* Learnt maps, and the memory that layers share out among their steps. */
+#ifndef ATTN_NN_LINEAR_H
+#define ATTN_NN_LINEAR_H
+
+#include "attn/product.h"
+#include "check.h"
+
+/* Packs W and b; `name` is the config's field, for errors. */
+attn_status attn_nn_linear_create(const char *name, const attn_linear *linear, int64_t in, int64_t out, bool relu,
+                                  const attn_options *options, attn_product **product);
+
+/* y[rows][out] = x[rows][in] W + b, both dense unless a row stride is given (0: dense). */
+typedef struct attn_nn_rows {
+  int64_t rows, in, out;
+  int64_t x_stride, y_stride;
+} attn_nn_rows;
+attn_status attn_nn_linear_run(const attn_product *product, attn_nn_rows shape, const float *x, float *y, void *workspace,
+                               size_t bytes);
+
+/* ---- Workspaces: regions one behind the other, each 64-byte aligned ---- */
+
+typedef struct attn_nn_layout {
+  size_t bytes;
+  bool overflow;
+} attn_nn_layout;
+
+/* Offset of a new region of `count` floats (or bytes). */
+size_t attn_nn_place_floats(attn_nn_layout *layout, int64_t rows, int64_t width);
+size_t attn_nn_place_bytes(attn_nn_layout *layout, size_t bytes);
+
+/* The caller's workspace is there, large enough and aligned. */
+attn_status attn_nn_check_workspace(const char *layer, const void *workspace, size_t bytes, size_t needed);
+
+/* Rows of a layer in blocks, over the threads: body(context, first row, rows). */
+typedef void (*attn_nn_rows_fn)(const void *context, int64_t first, int64_t rows);
+void attn_nn_each_block(const attn_options *options, int64_t rows, attn_nn_rows_fn body, const void *context);
+
+#endif

@@ -1,0 +1,190 @@
+/* Synthesizer: scores made by a small network from each row alone (dense) or learnt as they are (random), then libattn's
+ * precomputed score. Heads lie side by side in every row and are addressed by strides. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "linear.h"
+
+struct attn_synthesizer {
+  attn_synthesizer_config config; /* its pointers are not kept */
+  attn_product **first, **second; /* [heads]: DENSE */
+  float *scores;                  /* [heads][length][length]: RANDOM */
+  attn_product *value, *output;
+  attn_plan *plan;
+};
+
+static attn_status check(const attn_synthesizer_config *c) {
+  NN_REQUIRE(c, "config is NULL; it must point to an attn_synthesizer_config");
+  const attn_nn_size rows[] = {{"attn_synthesizer_config.batch", c->batch, 0},
+                               {"attn_synthesizer_config.seq", c->seq, 0},
+                               {"attn_synthesizer_config.width", c->width, 1}};
+  const attn_nn_size scores[] = {{"attn_synthesizer_config.heads", c->heads, 1},
+                                 {"attn_synthesizer_config.length", c->length, 1},
+                                 {"attn_synthesizer_config.length", c->length, 1}};
+  const attn_nn_size values[] = {{"attn_synthesizer_config.heads", c->heads, 1},
+                                 {"attn_synthesizer_config.dim_v", c->dim_v, 1},
+                                 {"attn_synthesizer_config.batch", c->batch, 0}};
+  const attn_nn_size hidden[] = {{"attn_synthesizer_config.hidden", c->hidden, 1}};
+  NN_REQUIRE(c->kind == ATTN_SYNTHESIZER_DENSE || c->kind == ATTN_SYNTHESIZER_RANDOM,
+             "attn_synthesizer_config.kind is %d; it must be ATTN_SYNTHESIZER_DENSE or _RANDOM", (int)c->kind);
+  attn_status status = attn_nn_check_sizes(rows, NN_COUNT(rows));
+  if (status == ATTN_OK) status = attn_nn_check_sizes(scores, NN_COUNT(scores));
+  if (status == ATTN_OK) status = attn_nn_check_sizes(values, NN_COUNT(values));
+  if (status == ATTN_OK && c->kind == ATTN_SYNTHESIZER_DENSE) status = attn_nn_check_sizes(hidden, NN_COUNT(hidden));
+  if (status != ATTN_OK) return status;
+  NN_REQUIRE(c->seq <= c->length,
+             "attn_synthesizer_config.seq is %" PRId64 " with length %" PRId64 "; scores were learnt for no more than that",
+             c->seq, c->length);
+  const bool dense = c->kind == ATTN_SYNTHESIZER_DENSE;
+  NN_REQUIRE(dense || c->scores, "attn_synthesizer_config.scores is NULL; ATTN_SYNTHESIZER_RANDOM needs them");
+  NN_REQUIRE(!dense || (c->first && c->second),
+             "attn_synthesizer_config.%s is NULL; ATTN_SYNTHESIZER_DENSE needs one per head", c->first ? "second" : "first");
+  return ATTN_OK;
+}
+
+static attn_status build_scores(attn_synthesizer *layer, const attn_synthesizer_config *c, const attn_options *options) {
+  if (c->kind == ATTN_SYNTHESIZER_RANDOM) {
+    const size_t bytes = (size_t)(c->heads * c->length * c->length) * sizeof(float);
+    layer->scores = attn_nn_allocate("the learnt scores", bytes);
+    if (!layer->scores) return ATTN_OUT_OF_MEMORY;
+    memcpy(layer->scores, c->scores, bytes);
+    return ATTN_OK;
+  }
+  layer->first = calloc((size_t)c->heads, sizeof *layer->first);
+  layer->second = calloc((size_t)c->heads, sizeof *layer->second);
+  if (!layer->first || !layer->second) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: %" PRId64 " heads", c->heads);
+  attn_status status = ATTN_OK;
+  for (int64_t h = 0; status == ATTN_OK && h < c->heads; h++) {
+    status = attn_nn_linear_create("attn_synthesizer_config.first", &c->first[h], c->width, c->hidden, true, options,
+                                   &layer->first[h]);
+    if (status == ATTN_OK)
+      status = attn_nn_linear_create("attn_synthesizer_config.second", &c->second[h], c->hidden, c->length, false, options,
+                                     &layer->second[h]);
+  }
+  return status;
+}
+
+static attn_status build(attn_synthesizer *layer, const attn_synthesizer_config *c, const attn_options *options) {
+  const int64_t joined = c->heads * c->dim_v;
+  attn_status status = build_scores(layer, c, options);
+  if (status == ATTN_OK)
+    status =
+        attn_nn_linear_create("attn_synthesizer_config.value", &c->value, c->width, joined, false, options, &layer->value);
+  if (status == ATTN_OK)
+    status = attn_nn_linear_create("attn_synthesizer_config.output", &c->output, joined, c->width, false, options,
+                                   &layer->output);
+  if (status != ATTN_OK) return status;
+  attn_problem p;
+  attn_problem_init(&p, c->batch, c->heads, c->heads, c->seq, c->seq, 1, c->dim_v);
+  attn_problem_set_bshd(&p);
+  p.score = ATTN_SCORE_PRECOMPUTED;
+  if (c->causal) attn_problem_set_causal(&p, ATTN_ALIGN_TOP_LEFT);
+  if (c->use_kv_len) p.uses |= ATTN_USE_KV_LEN;
+  const int64_t score_rows = c->kind == ATTN_SYNTHESIZER_DENSE ? c->seq : c->length;
+  p.scores_stride = (attn_score_strides){.h = score_rows * c->length, .q = c->length, .k = 1};
+  if (c->kind == ATTN_SYNTHESIZER_DENSE)
+    p.scores_stride.b = c->heads * p.scores_stride.h; /* learnt ones serve every batch */
+  return attn_plan_create(&p, options, &layer->plan);
+}
+
+attn_status attn_synthesizer_create(const attn_synthesizer_config *config, const attn_options *options,
+                                    attn_synthesizer **result) {
+  NN_REQUIRE(result, "layer is NULL; it must point to where the layer's address goes");
+  *result = NULL;
+  attn_status status = check(config);
+  if (status != ATTN_OK) return status;
+  attn_synthesizer *layer = calloc(1, sizeof *layer);
+  if (!layer) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_synthesizer needs %zu bytes", sizeof *layer);
+  layer->config = *config;
+  status = build(layer, config, options);
+  if (status != ATTN_OK) return attn_synthesizer_destroy(layer), status;
+  *result = layer;
+  return ATTN_OK;
+}
+
+void attn_synthesizer_destroy(attn_synthesizer *layer) {
+  if (!layer) return;
+  for (int64_t h = 0; h < layer->config.heads; h++) {
+    if (layer->first) attn_product_destroy(layer->first[h]);
+    if (layer->second) attn_product_destroy(layer->second[h]);
+  }
+  free(layer->first);
+  free(layer->second);
+  free(layer->scores);
+  attn_product_destroy(layer->value);
+  attn_product_destroy(layer->output);
+  attn_plan_destroy(layer->plan);
+  free(layer);
+}
+
+/* [values, heads side by side] [o likewise] [one head's hidden rows] [scores] [what one step needs at a time] */
+typedef struct layout {
+  attn_nn_layout all;
+  size_t v, o, hidden, scores, step, step_bytes;
+} layout;
+
+static layout lay_out(const attn_synthesizer *layer) {
+  const attn_synthesizer_config *c = &layer->config;
+  const int64_t rows = c->batch * c->seq, joined = c->heads * c->dim_v;
+  const bool dense = c->kind == ATTN_SYNTHESIZER_DENSE;
+  layout l = {0};
+  l.v = attn_nn_place_floats(&l.all, rows, joined);
+  l.o = attn_nn_place_floats(&l.all, rows, joined);
+  l.hidden = attn_nn_place_floats(&l.all, dense ? rows : 0, c->hidden);
+  l.scores = attn_nn_place_floats(&l.all, dense ? rows * c->heads : 0, c->length);
+  const attn_product *products[] = {layer->value, layer->output, dense ? layer->first[0] : NULL,
+                                    dense ? layer->second[0] : NULL};
+  l.step_bytes = attn_plan_workspace(layer->plan);
+  for (int i = 0; i < NN_COUNT(products); i++) {
+    const size_t bytes = products[i] ? attn_product_workspace(products[i], rows) : 0;
+    l.step_bytes = bytes > l.step_bytes ? bytes : l.step_bytes;
+  }
+  l.step = attn_nn_place_bytes(&l.all, l.step_bytes);
+  return l;
+}
+
+size_t attn_synthesizer_workspace(const attn_synthesizer *layer) { return layer ? lay_out(layer).all.bytes : 0; }
+
+/* scores[batch][heads][seq][length] */
+static attn_status make_scores(const attn_synthesizer *layer, const float *x, const layout *l, char *memory) {
+  const attn_synthesizer_config *c = &layer->config;
+  float *hidden = (float *)(memory + l->hidden), *scores = (float *)(memory + l->scores);
+  const attn_nn_rows first = {.rows = c->batch * c->seq, .in = c->width, .out = c->hidden};
+  attn_status status = ATTN_OK;
+  for (int64_t h = 0; status == ATTN_OK && h < c->heads; h++) {
+    status = attn_nn_linear_run(layer->first[h], first, x, hidden, memory + l->step, l->step_bytes);
+    if (status != ATTN_OK) break;
+    const attn_product_args args = {.batch = c->batch,
+                                    .rows = c->seq,
+                                    .x = hidden,
+                                    .x_stride = {.b = c->seq * c->hidden, .s = c->hidden, .d = 1},
+                                    .y = scores + h * c->seq * c->length,
+                                    .y_stride = {.b = c->heads * c->seq * c->length, .s = c->length, .d = 1}};
+    status = attn_product_run(layer->second[h], &args, memory + l->step, l->step_bytes);
+  }
+  return status;
+}
+
+attn_status attn_synthesizer_run(const attn_synthesizer *layer, const float *x, const int32_t *kv_len, float *y,
+                                 void *workspace, size_t bytes) {
+  NN_REQUIRE(layer, "layer is NULL; it must come from attn_synthesizer_create");
+  const attn_synthesizer_config *c = &layer->config;
+  const attn_nn_rows values = {.rows = c->batch * c->seq, .in = c->width, .out = c->heads * c->dim_v};
+  const attn_nn_rows outputs = {.rows = c->batch * c->seq, .in = c->heads * c->dim_v, .out = c->width};
+  if (values.rows == 0) return ATTN_OK;
+  const attn_nn_pointer pointers[] = {{"x", x}, {"y", y}};
+  const layout l = lay_out(layer);
+  attn_status status = attn_nn_check_pointers(pointers, NN_COUNT(pointers));
+  if (status == ATTN_OK) status = attn_nn_check_workspace("attn_synthesizer", workspace, bytes, l.all.bytes);
+  if (status != ATTN_OK) return status;
+  char *memory = workspace;
+  float *v = (float *)(memory + l.v), *o = (float *)(memory + l.o);
+  const bool dense = c->kind == ATTN_SYNTHESIZER_DENSE;
+  if (dense) status = make_scores(layer, x, &l, memory);
+  if (status == ATTN_OK) status = attn_nn_linear_run(layer->value, values, x, v, memory + l.step, l.step_bytes);
+  if (status != ATTN_OK) return status;
+  const attn_args args = {.v = v, .o = o, .scores = dense ? (float *)(memory + l.scores) : layer->scores, .kv_len = kv_len};
+  status = attn_plan_run(layer->plan, &args, memory + l.step, l.step_bytes);
+  return status == ATTN_OK ? attn_nn_linear_run(layer->output, outputs, o, y, memory + l.step, l.step_bytes) : status;
+}

@@ -1,0 +1,25 @@
+/* Learnt maps with random weights, for the tests of libattn_nn's layers. */
+#ifndef TESTS_NN_SUPPORT_H
+#define TESTS_NN_SUPPORT_H
+
+#include "attn/nn.h"
+#include "src/nn/ref/nn_oracle_f64.h"
+#include "support.h"
+
+/* Weights of size 1 / sqrt(in), a bias where wanted. Every second seed gives a transposed weight. Never freed: tests end. */
+attn_linear nn_random_linear(int64_t in, int64_t out, bool bias, unsigned seed);
+
+/* As the oracle takes it. */
+attn_nn_matrix nn_matrix(const attn_linear *linear, int64_t in, int64_t out);
+
+/* x W + b of a field, which is given up. */
+attn_nn_field nn_apply(attn_nn_field x, const attn_linear *linear, int64_t out);
+
+/* `count` floats in -1..1; never freed. */
+float *nn_random(int64_t count, unsigned seed);
+
+/* Fails unless the result lies within the limit of the field / beyond 4 times that limit. Gives the field up. */
+void nn_passes(attn_nn_field field, const float *got);
+void nn_rejected(attn_nn_field field, const float *got);
+
+#endif
