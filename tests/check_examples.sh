@@ -49,3 +49,5 @@ try sdpa attn sdpa.c
 try pick_kernel attn pick_kernel.c
 try decode_loop attn_nn decode_loop.c 100 50
 try kernel_regression attn_nn kernel_regression/kernel_regression.c "$work"
+try seq2seq_attention attn_nn "seq2seq_attention/seq2seq_attention.c safetensors.c" \
+  "$source/seq2seq_attention/weights.safetensors" "$work"

@@ -28,3 +28,11 @@ def test_kernel_regression(tmp_path):
     assert "bandwidth 0." in run(BINARIES / "example_kernel_regression", tmp_path)
     run(sys.executable, EXAMPLES / "kernel_regression" / "plot.py", tmp_path)
     assert_drawn(tmp_path / "kernel_regression.png", 50)
+
+
+def test_seq2seq_attention(tmp_path):
+    folder = EXAMPLES / "seq2seq_attention"
+    out = run(BINARIES / "example_seq2seq_attention", folder / "weights.safetensors", tmp_path, "reversal")
+    assert "reversal -> lasrever\n" in out
+    run(sys.executable, folder / "plot.py", tmp_path)
+    assert_drawn(tmp_path / "attention.png", 50)

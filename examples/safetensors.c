@@ -1,0 +1,195 @@
+#include "safetensors.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- The header: as much JSON as a safetensors header holds ---- */
+
+typedef struct reader {
+  const char *at, *end;
+} reader;
+
+static void skip_space(reader *r) {
+  while (r->at < r->end && strchr(" \t\r\n", *r->at) && *r->at) r->at++;
+}
+
+static bool accept(reader *r, char wanted) {
+  skip_space(r);
+  if (r->at == r->end || *r->at != wanted) return false;
+  r->at++;
+  return true;
+}
+
+/* A string without escapes that concern us: \" and \\ are kept as they stand. Too long for `text` is an error. */
+static bool read_string(reader *r, char *text, size_t bytes) {
+  if (!accept(r, '"')) return false;
+  size_t length = 0;
+  for (; r->at < r->end && *r->at != '"'; r->at++) {
+    const bool escape = *r->at == '\\' && r->at + 1 < r->end;
+    for (int i = 0; i <= escape; i++) {
+      if (text && length + 1 >= bytes) return false;
+      if (text) text[length] = r->at[i];
+      length++;
+    }
+    r->at += escape;
+  }
+  if (text) text[length] = 0;
+  return accept(r, '"');
+}
+
+static bool read_number(reader *r, int64_t *number) {
+  skip_space(r);
+  *number = 0;
+  const char *begin = r->at;
+  for (; r->at < r->end && *r->at >= '0' && *r->at <= '9'; r->at++) {
+    if (*number > INT64_MAX / 10 - 10) return false;
+    *number = *number * 10 + (*r->at - '0');
+  }
+  return r->at > begin;
+}
+
+/* [1, 2, 3]; -1 if it is none, or longer than `most`. */
+static int read_numbers(reader *r, int64_t *numbers, int most) {
+  if (!accept(r, '[')) return -1;
+  int count = 0;
+  if (accept(r, ']')) return 0;
+  do {
+    if (count == most || !read_number(r, &numbers[count])) return -1;
+    count++;
+  } while (accept(r, ','));
+  return accept(r, ']') ? count : -1;
+}
+
+static bool skip_strings(reader *r) { /* {"note": "...", ...}: the file's own remarks */
+  if (!accept(r, '{')) return false;
+  if (accept(r, '}')) return true;
+  do {
+    if (!read_string(r, NULL, 0) || !accept(r, ':') || !read_string(r, NULL, 0)) return false;
+  } while (accept(r, ','));
+  return accept(r, '}');
+}
+
+typedef struct entry {
+  char dtype[8];
+  int64_t range[2];
+  bool complete;
+} entry;
+
+/* {"dtype": "F32", "shape": [...], "data_offsets": [begin, end]}, in any order. */
+static bool read_entry(reader *r, safetensor *tensor, entry *e) {
+  int found = 0;
+  if (!accept(r, '{')) return false;
+  do {
+    char key[16];
+    if (!read_string(r, key, sizeof key) || !accept(r, ':')) return false;
+    if (strcmp(key, "dtype") == 0) {
+      if (!read_string(r, e->dtype, sizeof e->dtype)) return false;
+      found |= 1;
+    } else if (strcmp(key, "shape") == 0) {
+      tensor->dims = read_numbers(r, tensor->shape, SAFETENSORS_MAX_DIMS);
+      if (tensor->dims < 0) return false;
+      found |= 2;
+    } else if (strcmp(key, "data_offsets") == 0) {
+      if (read_numbers(r, e->range, 2) != 2) return false;
+      found |= 4;
+    } else {
+      return false;
+    }
+  } while (accept(r, ','));
+  return accept(r, '}') && found == 7;
+}
+
+/* Whether the entry's bytes lie in the data and are as many as its shape says. */
+static bool fits(const safetensor *tensor, const entry *e, int64_t data_bytes) {
+  int64_t bytes = sizeof(float);
+  for (int i = 0; i < tensor->dims; i++)
+    if (__builtin_mul_overflow(bytes, tensor->shape[i], &bytes)) return false;
+  return e->range[0] <= e->range[1] && e->range[1] <= data_bytes && e->range[1] - e->range[0] == bytes &&
+         e->range[0] % (int64_t)sizeof(float) == 0;
+}
+
+static const char *read_header(safetensors *out, reader r, const char *data, int64_t data_bytes) {
+  const char *const malformed = "its header is not what a safetensors header should be";
+  if (!accept(&r, '{')) return malformed;
+  if (accept(&r, '}')) return NULL;
+  do {
+    char name[SAFETENSORS_MAX_NAME];
+    safetensor tensor = {0};
+    entry e = {0};
+    if (!read_string(&r, name, sizeof name) || !accept(&r, ':')) return malformed;
+    if (strcmp(name, "__metadata__") == 0) {
+      if (!skip_strings(&r)) return malformed;
+      continue;
+    }
+    if (!read_entry(&r, &tensor, &e)) return malformed;
+    if (strcmp(e.dtype, "F32") != 0) continue;
+    if (!fits(&tensor, &e, data_bytes)) return "a tensor's shape and offsets do not fit each other or the file";
+    safetensor *more = realloc(out->tensors, (size_t)(out->count + 1) * sizeof *more);
+    if (!more) return "out of memory";
+    out->tensors = more;
+    memcpy(tensor.name, name, sizeof name);
+    tensor.data = (const float *)(const void *)(data + e.range[0]);
+    more[out->count++] = tensor;
+  } while (accept(&r, ','));
+  return accept(&r, '}') ? NULL : malformed;
+}
+
+/* ---- The file ---- */
+
+static char *read_file(const char *path, int64_t *bytes) {
+  FILE *file = fopen(path, "rb");
+  if (!file) return NULL;
+  fseek(file, 0, SEEK_END);
+  *bytes = ftell(file);
+  rewind(file);
+  char *contents = *bytes > 0 ? malloc((size_t)*bytes) : NULL;
+  if (contents && fread(contents, 1, (size_t)*bytes, file) != (size_t)*bytes) {
+    free(contents);
+    contents = NULL;
+  }
+  fclose(file);
+  return contents;
+}
+
+int safetensors_read(const char *path, safetensors *out) {
+  *out = (safetensors){0};
+  int64_t bytes = 0;
+  char *contents = read_file(path, &bytes);
+  out->file = contents;
+  uint64_t header = 0;
+  const char *wrong = NULL;
+  if (!contents)
+    wrong = "it cannot be read";
+  else if (bytes < 8)
+    wrong = "it is shorter than the 8 bytes that give the header's length";
+  else if (memcpy(&header, contents, 8), header > (uint64_t)bytes - 8 || header % 4)
+    wrong = "the header's length exceeds the file or is no multiple of 4";
+  else
+    wrong =
+        read_header(out, (reader){contents + 8, contents + 8 + header}, contents + 8 + header, bytes - 8 - (int64_t)header);
+  if (!wrong) return 0;
+  fprintf(stderr, "%s: %s\n", path, wrong);
+  safetensors_free(out);
+  return -1;
+}
+
+void safetensors_free(safetensors *tensors) {
+  free(tensors->tensors);
+  free(tensors->file);
+  *tensors = (safetensors){0};
+}
+
+const float *safetensors_get(const safetensors *tensors, const char *name, int64_t rows, int64_t columns) {
+  for (int i = 0; i < tensors->count; i++) {
+    const safetensor *t = &tensors->tensors[i];
+    if (strcmp(t->name, name) != 0) continue;
+    if (rows ? t->dims == 2 && t->shape[0] == rows && t->shape[1] == columns : t->dims == 1 && t->shape[0] == columns)
+      return t->data;
+    fprintf(stderr, "tensor %s has another shape; wanted %lld x %lld\n", name, (long long)rows, (long long)columns);
+    return NULL;
+  }
+  fprintf(stderr, "no tensor named %s\n", name);
+  return NULL;
+}

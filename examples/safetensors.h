@@ -1,0 +1,32 @@
+/* Reads .safetensors files: named tensors of float32 (https://huggingface.co/docs/safetensors). Eight bytes of header length, a
+ * JSON header, then the data. The file comes from outside, so nothing in it is trusted: a header that does not fit its file is an
+ * error, never a read beyond it. Only what the examples need: F32 tensors; others are left out. Little-endian machines. */
+#ifndef EXAMPLES_SAFETENSORS_H
+#define EXAMPLES_SAFETENSORS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { SAFETENSORS_MAX_DIMS = 4, SAFETENSORS_MAX_NAME = 96 };
+
+typedef struct safetensor {
+  char name[SAFETENSORS_MAX_NAME];
+  int dims;
+  int64_t shape[SAFETENSORS_MAX_DIMS];
+  const float *data;
+} safetensor;
+
+typedef struct safetensors {
+  int count;
+  safetensor *tensors;
+  void *file; /* the whole file; `data` points into it */
+} safetensors;
+
+/* 0, or -1 after a sentence on stderr. */
+int safetensors_read(const char *path, safetensors *out);
+void safetensors_free(safetensors *tensors);
+
+/* The data of the tensor of that name and exactly this shape (rows 0: a vector of `columns`), or NULL after a sentence on stderr. */
+const float *safetensors_get(const safetensors *tensors, const char *name, int64_t rows, int64_t columns);
+
+#endif
