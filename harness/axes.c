@@ -12,7 +12,7 @@ enum { MOST_VALUES = 4096 };
 static const char *const causal_words[] = {"none", "top-left", "bottom-right", "offset", NULL};
 static const char *const align_words[] = {"top-left", "bottom-right", "offset", NULL};
 static const char *const mask_words[] = {"none", "random", "padding", NULL};
-static const char *const bias_words[] = {"none", "full", "heads", "row", NULL};
+static const char *const bias_words[] = {"none", "full", "masking", "heads", "row", NULL};
 static const char *const switch_words[] = {"off", "on", NULL};
 static const char *const score_words[] = {"dot", "additive", "gaussian", "precomputed", NULL};
 static const char *const length_words[] = {"full", "kv_len", "q_len", "both", "row_len", "varlen", NULL};
@@ -44,7 +44,7 @@ static const bench_axis_info axes[AXIS_COUNT] = {
     [AXIS_MASK] = {"mask", "none", AXIS_IS_WORD, 0, mask_words,
                    "boolean mask: each key with p = 1/2, or a random suffix off"},
     [AXIS_BIAS] = {"bias", "none", AXIS_IS_WORD, 0, bias_words,
-                   "added to the scores: full, broadcast over batch, or per key"},
+                   "added to the scores: full, with -inf for single keys, tiles and rows, broadcast over batch, or per key"},
     [AXIS_ALIBI] = {"alibi", "off", AXIS_IS_WORD, 0, switch_words, "ALiBi slopes"},
     [AXIS_SOFTCAP] = {"softcap", "0", AXIS_IS_REAL, 0, NULL, "c: scores become c tanh(s/c); 0 = off"},
     [AXIS_SCORE] = {"score", "dot", AXIS_IS_WORD, 0, score_words, "score function"},

@@ -111,6 +111,7 @@ static void build_masks(const bench_spec *spec, attn_problem *problem) {
                   {AXIS_MASK, "random", ATTN_USE_MASK},
                   {AXIS_MASK, "padding", ATTN_USE_MASK},
                   {AXIS_BIAS, "full", ATTN_USE_BIAS},
+                  {AXIS_BIAS, "masking", ATTN_USE_BIAS},
                   {AXIS_BIAS, "heads", ATTN_USE_BIAS},
                   {AXIS_BIAS, "row", ATTN_USE_BIAS},
                   {AXIS_LENGTHS, "kv_len", ATTN_USE_KV_LEN},

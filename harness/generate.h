@@ -20,6 +20,8 @@ typedef enum bench_stream {
   BENCH_STREAM_SINKS,
   BENCH_STREAM_CHECKED_ROWS,
   BENCH_STREAM_ORDER,
+  BENCH_STREAM_STRUCTURE,
+  BENCH_STREAM_BIAS_MASK,
 } bench_stream;
 
 /* 64 uniform bits. */

@@ -11,6 +11,7 @@
 #include "clock.h"
 #include "first_touch.h"
 #include "run_case_private.h"
+#include "structure.h"
 #include "work.h"
 
 const attn_kernel_info bench_automatic = {
@@ -113,11 +114,32 @@ static void close_job(bench_job *j) {
 
 /* ---- Checking ------------------------------------------------------------------------------------------------------- */
 
+static attn_status create_plan_by_name(const void *name, const attn_problem *problem, const attn_options *options,
+                                       attn_plan **plan) {
+  attn_options named = *options;
+  named.kernel = name;
+  return attn_plan_create(problem, &named, plan);
+}
+
+/* What the structural tests say replaces the verdict only if it is worse. */
+static void check_structure(bench_stage *s, bench_job *j) {
+  bench_verdict *verdict = &j->result->verdict;
+  if (!s->settings->structure || (verdict->status != BENCH_PASS && verdict->status != BENCH_DEGENERATE)) return;
+  const bench_subject subject = {
+      .create_plan = create_plan_by_name, .context = attn_plan_kernel(j->plan), .numerics = &j->result->kernel->numerics};
+  const bench_verdict structure =
+      bench_structure_check(&subject, &s->tensors[0], s->expected, s->bench->seed, ~0u, &verdict->structure);
+  if (structure.status == BENCH_PASS) return;
+  verdict->status = structure.status;
+  memcpy(verdict->reason, structure.reason, sizeof verdict->reason);
+}
+
 static void check_job(bench_stage *s, bench_job *j) {
   bench_note(s, "checking", j->result->kernel->name);
   if (!open_plan(s, j)) return;
   j->result->verdict =
       bench_check(j->plan, &s->tensors[0], s->expected, &j->result->kernel->numerics, j->workspace, j->workspace_bytes);
+  check_structure(s, j);
   if (!s->settings->timed || j->result->verdict.status != BENCH_PASS) return;
   bench_pages_forget(j->workspace, j->workspace_bytes); /* the check wrote all of it; now whoever packs does */
   const double start = bench_now_ns();

@@ -7,6 +7,7 @@
 
 typedef struct bench_case_settings {
   bool timed;
+  bool structure; /* also the structural tests, on what passed */
   double case_budget_s, precision;
   int rounds; /* exactly so many; 0 = until the interval is narrow enough */
   uint64_t seed;

@@ -113,6 +113,7 @@ static int open_cases(bench_session *s) {
 static void open_settings(bench_session *s) {
   const bench_options *o = s->options;
   s->settings = (bench_case_settings){.timed = o->timed,
+                                      .structure = !o->timed,
                                       .case_budget_s = o->case_budget_s,
                                       .precision = o->precision,
                                       .rounds = s->goals && !o->rounds ? BENCH_GOAL_ROUNDS : (int)o->rounds,
@@ -262,6 +263,13 @@ static int missing_kernels(bench_session *s, const bench_planned *planned, const
   return count;
 }
 
+static void count_structure_runs(bench_session *s, const bench_result *results, int count) {
+  for (int i = 0; i < count; i++)
+    for (int k = 0; k < s->kernel_count; k++)
+      for (int test = 0; test < BENCH_STRUCTURE_TESTS && !strcmp(s->kernels[k]->name, results[i].kernel->name); test++)
+        s->structure_runs[k][test] += results[i].verdict.structure >> test & 1;
+}
+
 /* One case; false if the run was interrupted before it was complete. */
 static bool run_case(bench_session *s, int index) {
   const bench_planned *planned = &s->cases.item[index];
@@ -278,6 +286,7 @@ static bool run_case(bench_session *s, int index) {
       skip_for_budget(s, results, planned, missing, count);
     else if (!bench_run_case(planned, missing, count, &s->settings, results))
       return false;
+    count_structure_runs(s, results, count);
   }
   record_case(s, planned, results, affordable);
   bench_progress_wipe(&s->progress);
@@ -356,6 +365,7 @@ static int run_to_the_end(bench_session *s) {
     bench_goals_run(s);
   else
     run_cases(s);
+  bench_session_print_structure(s, stdout);
   bench_table_summary(&s->table, &s->records);
   fflush(stdout);
   bench_session_write(s);

@@ -1,5 +1,6 @@
 /* What a session prints around its table, and the files it leaves. */
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,6 +31,19 @@ void bench_session_print_opening(const bench_session *s, FILE *file) {
   fputc('\n', file);
 }
 
+void bench_session_print_structure(const bench_session *s, FILE *file) {
+  if (!s->settings.structure) return;
+  fprintf(file, "structural tests, cases on which each ran:\n%-18s", "kernel");
+  for (int test = 0; test < BENCH_STRUCTURE_TESTS; test++)
+    fprintf(file, " %*s", (int)fmax(5, (double)strlen(bench_structure_name(test))), bench_structure_name(test));
+  for (int k = 0; k < s->kernel_count; k++) {
+    fprintf(file, "\n%-18s", s->kernels[k]->name);
+    for (int test = 0; test < BENCH_STRUCTURE_TESTS; test++)
+      fprintf(file, " %*d", (int)fmax(5, (double)strlen(bench_structure_name(test))), s->structure_runs[k][test]);
+  }
+  fputs("\n\n", file);
+}
+
 void bench_session_path(const bench_session *s, const char *name, char *path) {
   snprintf(path, BENCH_PATH_BYTES, "%s/%s", s->options->folder, name);
 }
@@ -56,6 +70,7 @@ static void write_table(void *context, FILE *file) {
       if (strcmp(bench_record_get(&s->records.item[next], COLUMN_case_id), case_id)) break;
     bench_table_case(&table, s->records.item + first, next - first);
   }
+  bench_session_print_structure(s, file);
   bench_table_summary(&table, &s->records);
 }
 

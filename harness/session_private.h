@@ -9,6 +9,7 @@
 #include "progress.h"
 #include "record.h"
 #include "run_case.h"
+#include "structure.h"
 #include "table.h"
 
 enum { BENCH_PATH_BYTES = 4096 };
@@ -17,6 +18,7 @@ typedef struct bench_session {
   bench_options *options;
   const attn_kernel_info *kernels[BENCH_MAX_KERNELS + 1];
   int kernel_count;
+  int structure_runs[BENCH_MAX_KERNELS + 1][BENCH_STRUCTURE_TESTS]; /* cases on which each structural test ran */
   bench_case_list cases;
   bench_case_settings settings;
   bench_environment environment;
@@ -26,7 +28,7 @@ typedef struct bench_session {
   bench_progress progress;
   bench_table table;
   char run_id[48], date[48];
-  const char *case_name; /* of the case that runs */
+  const char *case_name;          /* of the case that runs */
   struct bench_goal_table *goals; /* of --preset limits; NULL = the rows are cases and kernels */
   double started_s, guess_left_s;
   bool io_failed;
@@ -34,6 +36,9 @@ typedef struct bench_session {
 
 /* Machine, library, how many cases and kernels, and the environment variables in force. */
 void bench_session_print_opening(const bench_session *session, FILE *file);
+
+/* On how many cases each structural test ran, by kernel: none is a hole in what was checked, not a pass. */
+void bench_session_print_structure(const bench_session *session, FILE *file);
 
 /* False if a file that was asked for cannot be written; said on stderr. */
 bool bench_session_can_write(const bench_session *session);

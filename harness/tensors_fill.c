@@ -147,6 +147,27 @@ static void fill_pairs(const bench_case *bench, bench_buffer *t, bench_stream st
                         bench_value_normal(bench->seed, stream, (uint64_t)(logical_row(t, b, h, i) * t->extent[3] + j)));
 }
 
+/* Which elements of a masking bias are -inf: one row in eight as a whole, a quarter of the tiles of 16 rows x 64 keys, and one in
+ * four of the rest; (h, i, j) counts within batch b. */
+static bool bias_masks(const bench_case *bench, const bench_buffer *t, int64_t b, int64_t h, int64_t i, int64_t j) {
+  enum { ROWS = 16, KEYS = 64 };
+  const uint64_t row = (uint64_t)logical_row(t, b, h, i), tile = (uint64_t)logical_row(t, b, h, i / ROWS * ROWS);
+  const uint64_t keys = (uint64_t)t->extent[3], kinds = 3; /* disjoint indices for the three draws */
+  return bench_value_bits(bench->seed, BENCH_STREAM_BIAS_MASK, kinds * row * keys) % 8 == 0 ||
+         bench_value_bits(bench->seed, BENCH_STREAM_BIAS_MASK, kinds * (tile * keys + (uint64_t)(j / KEYS)) + 1) % 4 == 0 ||
+         bench_value_bits(bench->seed, BENCH_STREAM_BIAS_MASK, kinds * (row * keys + (uint64_t)j) + 2) % 4 == 0;
+}
+
+static void fill_bias_mask(const bench_case *bench, bench_buffer *t, const reach *batch) {
+  float *data = (float *)t->data;
+  for (int64_t b = 0; t->present && is(bench->bias, "masking") && b < stored(t, 0); b++)
+    for (int64_t h = 0; h < stored(t, 1); h++)
+      for (int64_t i = 0; i < stored(t, 2); i++)
+        for (int64_t j = 0; j < stored(t, 3); j++)
+          if (pair_reached(t, &batch[b], i, j) && bias_masks(bench, t, b, h, i, j))
+            data[storage_row(t, b, h, i) + j * t->stride[3]] = -INFINITY;
+}
+
 /* Allowed is any nonzero byte, so that a kernel that looks at one bit only is found out. */
 static void fill_mask(const bench_case *bench, bench_buffer *t) {
   bool random = is(bench->mask, "random"), padding = is(bench->mask, "padding");
@@ -196,6 +217,7 @@ bool bench_tensors_fill(const bench_case *bench, bench_tensors *tensors) {
   if (!batch) return false;
   for (int64_t b = 0; b < p->batch; b++) batch[b] = reach_of(bench, &tensors->args, b);
   fill_pairs(bench, &t[BENCH_BIAS], BENCH_STREAM_BIAS, 1.0, batch);
+  fill_bias_mask(bench, &t[BENCH_BIAS], batch);
   fill_pairs(bench, &t[BENCH_SCORES], BENCH_STREAM_SCORES, bench->magnitude, batch);
   bool filled = fill_rows(bench, &t[BENCH_V], BENCH_STREAM_V, p->dtype_kv, bench->uniform_v, batch);
   if (p->score != ATTN_SCORE_PRECOMPUTED) { /* else q and k are not read and stay poisoned */

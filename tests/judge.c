@@ -61,3 +61,19 @@ bench_verdict judge_kernel(const attn_kernel *kernel, int threads, bench_tensors
   attn_plan_destroy(plan);
   return verdict;
 }
+
+static attn_status create_plan(const void *kernel, const attn_problem *problem, const attn_options *options,
+                               attn_plan **plan) {
+  return attn_plan_create_for_kernel(problem, kernel, options, plan);
+}
+
+bench_verdict judge_structure(const attn_kernel *kernel, bench_structure_test test, const bench_case *bench,
+                              bench_tensors *tensors, const bench_expected *expected) {
+  unsigned ran;
+  const bench_verdict values = judge_kernel(kernel, 1, tensors, expected); /* leaves the output to compare with */
+  if (values.status == BENCH_SKIP || values.status == BENCH_ERROR) return values;
+  const bench_subject subject = {.create_plan = create_plan, .context = kernel, .numerics = &kernel->info.numerics};
+  bench_verdict verdict = bench_structure_check(&subject, tensors, expected, bench->seed, 1u << test, &ran);
+  if (!ran) verdict.status = BENCH_DEGENERATE;
+  return verdict;
+}

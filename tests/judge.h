@@ -5,6 +5,7 @@
 #include "cases.h"
 #include "check.h"
 #include "kernels/kernel.h"
+#include "structure.h"
 
 /* The cases of a preset or suite by name, or of a text in the format of harness/presets; those that no kernel could take are
  * left out. Exits with a message if it cannot be read. */
@@ -16,5 +17,10 @@ bench_expected *judge_expected(const bench_case *bench, const bench_tensors *ten
 
 /* Plans with the case's threads (or one), runs on a workspace full of garbage, compares. SKIP where the kernel refuses. */
 bench_verdict judge_kernel(const attn_kernel *kernel, int threads, bench_tensors *tensors, const bench_expected *expected);
+
+/* One structural test on a case, whatever the verdict on its values: SKIP where the kernel refuses, DEGENERATE where the test
+ * means nothing. */
+bench_verdict judge_structure(const attn_kernel *kernel, bench_structure_test test, const bench_case *bench,
+                              bench_tensors *tensors, const bench_expected *expected);
 
 #endif

@@ -8,13 +8,15 @@
 
 #include "kernels/common/rows.h"
 
-#define MUTANT(name, what)       FAULT_##name,
-#define GUARD_MUTANT(name, what) FAULT_##name,
+#define MUTANT(name, what)           FAULT_##name,
+#define GUARD_MUTANT(name, what)     FAULT_##name,
+#define STRUCTURE_MUTANT(name, what) FAULT_##name,
 typedef enum fault {
 #include "mutants.def"
 } fault;
 #undef MUTANT
 #undef GUARD_MUTANT
+#undef STRUCTURE_MUTANT
 
 enum { ROW_BLOCK = 8, KEY_BLOCK = 16 };
 
@@ -26,13 +28,15 @@ typedef struct head {
   attn_sequence seq;
   int64_t b, h;
   int64_t kv_b, kv_h; /* where k and v are read: b and h, unless broken */
+  int64_t key_block;  /* KEY_BLOCK, unless broken */
 } head;
 
 typedef struct row {
   int64_t i;
   attn_key_range keys;
   float max, sum;
-  float *acc; /* [dim_v], in scratch */
+  bool allowed[KEY_BLOCK]; /* of the tile at hand */
+  float *acc;              /* [dim_v], in scratch */
 } row;
 
 /* Reads that the compiler may not leave out. */
@@ -95,12 +99,26 @@ static float score(const head *t, int64_t i, int64_t j) {
   return t->fault == FAULT_softcap_after_bias ? s : s + added;
 }
 
-static void score_tile(const head *t, const row *r, int64_t first, float *tile) {
+static bool masked_by_bias(const head *t, int64_t i, int64_t j) {
+  const attn_problem *p = &t->problem;
+  return attn_uses(p, ATTN_USE_BIAS) && t->args->bias[attn_score_offset(&p->bias_stride, t->b, t->h, i, j)] == -INFINITY;
+}
+
+static void score_tile(const head *t, row *r, int64_t first, float *tile) {
   for (int64_t c = 0; c < KEY_BLOCK; c++) {
     const int64_t j = first + c;
-    const bool allowed = j >= r->keys.begin && j < r->keys.end && !masked(t, r->i, j);
-    tile[c] = allowed ? score(t, r->i, j) : -INFINITY;
+    const bool seen = c < t->key_block && j >= r->keys.begin && j < r->keys.end && !masked(t, r->i, j);
+    r->allowed[c] = seen && !masked_by_bias(t, r->i, j);
+    tile[c] = r->allowed[c] ? score(t, r->i, j) : -INFINITY;
+    if (t->fault == FAULT_swallows_nan && isnan(tile[c])) tile[c] = -INFINITY;
+    if (t->fault == FAULT_multiplies_masked && seen) r->allowed[c] = true;
   }
+}
+
+/* Keys that a bias of -inf masks get next to nothing. */
+static void leak(const head *t, const row *r, int64_t first, float *tile) {
+  for (int64_t j = first; j < first + t->key_block; j++)
+    if (j >= r->keys.begin && j < r->keys.end && masked_by_bias(t, r->i, j)) tile[j - first] = 1e-12f;
 }
 
 static float weight(const head *t, float s, float max, int64_t c) {
@@ -118,8 +136,12 @@ static float weight(const head *t, float s, float max, int64_t c) {
 /* Turns scores into weights relative to the new maximum, and rescales what was summed relative to the old one. */
 static void softmax_tile(const head *t, row *r, float *tile) {
   float max = r->max;
-  for (int c = 0; c < KEY_BLOCK; c++) max = tile[c] > max ? tile[c] : max;
-  if (max == -INFINITY) {
+  bool any = r->sum > 0;
+  for (int c = 0; c < KEY_BLOCK; c++) {
+    max = tile[c] > max ? tile[c] : max;
+    any |= tile[c] != -INFINITY;
+  }
+  if (!any) {
     memset(tile, 0, KEY_BLOCK * sizeof *tile);
     return;
   }
@@ -135,8 +157,8 @@ static void softmax_tile(const head *t, row *r, float *tile) {
 static void accumulate_tile(const head *t, row *r, int64_t first, const float *tile) {
   const attn_problem *p = &t->problem;
   for (int64_t c = 0; c < KEY_BLOCK; c++) {
-    if (tile[c] == 0) continue;
     int64_t j = first + c;
+    if (!r->allowed[c] && tile[c] == 0) continue;
     if (t->fault == FAULT_next_key_of_v && j + 1 < t->seq.len_k) j++;
     const float *v = (const float *)t->args->v + attn_v_offset(p, &t->seq, t->kv_b, t->kv_h, j);
     for (int64_t d = 0; d < p->dim_v; d++) r->acc[d] += tile[c] * v[d * p->v_stride.d];
@@ -186,9 +208,10 @@ static void run_row(const head *t, int64_t i, float *acc) {
   float tile[KEY_BLOCK];
   row r = {.i = i, .keys = allowed_keys(t, i), .max = -INFINITY, .acc = acc};
   if (t->fault != FAULT_stale_accumulator) memset(acc, 0, (size_t)t->problem.dim_v * sizeof *acc);
-  for (int64_t first = r.keys.begin / KEY_BLOCK * KEY_BLOCK; first < r.keys.end; first += KEY_BLOCK) {
+  for (int64_t first = r.keys.begin / t->key_block * t->key_block; first < r.keys.end; first += t->key_block) {
     score_tile(t, &r, first, tile);
     softmax_tile(t, &r, tile);
+    if (t->fault == FAULT_faint_leak && r.sum > 0) leak(t, &r, first, tile);
     accumulate_tile(t, &r, first, tile);
   }
   finish_row(t, &r);
@@ -218,8 +241,18 @@ static void break_problem(head *t) {
   }
 }
 
-static head make_head(fault f, const attn_problem *problem, const attn_args *args, int64_t b, int64_t h) {
+/* Another length of tiles moves the roundings of the rescaling, and nothing else. */
+static int64_t broken_key_block(fault f, const attn_schedule *schedule) {
+  static int calls;
+  if (f == FAULT_bits_by_call) return KEY_BLOCK - calls++ % 3;
+  if (f == FAULT_bits_by_threads) return schedule->key_block;
+  return f == FAULT_bits_by_batch && schedule->problem.batch > 1 ? KEY_BLOCK - 3 : KEY_BLOCK;
+}
+
+static head make_head(fault f, const attn_schedule *schedule, const attn_args *args, int64_t b, int64_t h) {
+  const attn_problem *problem = &schedule->problem;
   head t = {.fault = f, .problem = *problem, .args = args, .b = b, .h = h, .kv_b = b, .kv_h = h};
+  t.key_block = broken_key_block(f, schedule);
   break_problem(&t);
   t.seq = attn_sequence_of(&t.problem, args, b);
   const int64_t group = problem->heads_q / problem->heads_kv;
@@ -232,11 +265,12 @@ static void run(fault f, const attn_schedule *schedule, const attn_args *args, a
   const attn_problem *p = &schedule->problem;
   const int64_t blocks = (p->seq_q + ROW_BLOCK - 1) / ROW_BLOCK, block = task.item % blocks;
   const int64_t group = p->heads_q / p->heads_kv, b = task.unit / p->heads_kv;
-  const head t = make_head(f, p, args, b, task.unit % p->heads_kv * group + task.item / blocks);
+  head t = make_head(f, schedule, args, b, task.unit % p->heads_kv * group + task.item / blocks);
   if (f == FAULT_does_nothing || (f == FAULT_skips_last_block && block == blocks - 1)) return;
   const int64_t end = block * ROW_BLOCK + ROW_BLOCK < t.seq.rows ? block * ROW_BLOCK + ROW_BLOCK : t.seq.rows;
   for (int64_t i = block * ROW_BLOCK; i < end; i++) {
     if (f == FAULT_skips_last_row && i == t.seq.rows - 1) continue;
+    if (f == FAULT_bits_by_place) t.key_block = KEY_BLOCK - i % ROW_BLOCK;
     run_row(&t, i, scratch);
     if (f == FAULT_scales_q_in_place) scale_q_in_place(&t, i);
   }
@@ -250,12 +284,11 @@ static const char *rejects(const attn_problem *p, char *buffer, size_t buffer_by
 }
 
 static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
-  (void)machine;
   schedule->phases = 1;
   schedule->items[0] = p->heads_q / p->heads_kv * ((p->seq_q + ROW_BLOCK - 1) / ROW_BLOCK);
   schedule->scratch_bytes = (size_t)p->dim_v * sizeof(float);
   schedule->row_block = ROW_BLOCK;
-  schedule->key_block = KEY_BLOCK;
+  schedule->key_block = machine->threads > 1 ? KEY_BLOCK - 3 : KEY_BLOCK; /* only bits_by_threads looks at it */
   return true;
 }
 
@@ -264,12 +297,14 @@ static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedu
     (void)unit;                                                                                                             \
     run(FAULT_##name, schedule, args, task, scratch);                                                                       \
   }
-#define GUARD_MUTANT MUTANT
+#define GUARD_MUTANT     MUTANT
+#define STRUCTURE_MUTANT MUTANT
 #include "mutants.def"
 #undef MUTANT
 #undef GUARD_MUTANT
+#undef STRUCTURE_MUTANT
 
-#define ENTRY(fault_name, what, only_guards)                   \
+#define ENTRY(fault_name, what, only_guards, only_structure)   \
   {                                                            \
       .kernel = {.info = {.name = #fault_name,                 \
                           .algorithm = "mutant",               \
@@ -281,10 +316,18 @@ static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedu
                  .plan = plan,                                 \
                  .run = run_##fault_name},                     \
       .guard_only = only_guards,                               \
+      .structure_only = only_structure,                        \
   },
-#define MUTANT(name, what)       ENTRY(name, what, false)
-#define GUARD_MUTANT(name, what) ENTRY(name, what, true)
+#define MUTANT(name, what)           ENTRY(name, what, false, false)
+#define GUARD_MUTANT(name, what)     ENTRY(name, what, true, false)
+#define STRUCTURE_MUTANT(name, what) ENTRY(name, what, false, true)
 const mutant mutants[] = {
 #include "mutants.def"
 };
 const int mutant_count = sizeof mutants / sizeof *mutants;
+
+const mutant *mutant_find(const char *name) {
+  for (int i = 0; i < mutant_count; i++)
+    if (strcmp(mutants[i].kernel.info.name, name) == 0) return &mutants[i];
+  return NULL;
+}

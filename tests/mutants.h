@@ -6,10 +6,12 @@
 
 typedef struct mutant {
   attn_kernel kernel;
-  bool guard_only; /* its values are right: only guard pages can tell */
+  bool guard_only;     /* its values are right: only guard pages can tell */
+  bool structure_only; /* likewise: only a structural test can */
 } mutant;
 
 extern const mutant mutants[]; /* the original first */
 extern const int mutant_count;
+const mutant *mutant_find(const char *name); /* NULL if there is none */
 
 #endif
