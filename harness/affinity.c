@@ -64,7 +64,7 @@ int bench_place_threads(const bench_topology *t, const cpu_set_t *allowed, int f
 
 /* ---- Holding ------------------------------------------------------------------------------------------------------------- */
 
-/* Set by the thread that opens regions, outside of them. */
+/* Set by the thread that opens regions. */
 static struct {
   bool active;
   unsigned epoch; /* of this holding: what a thread knows of an earlier one is void */
@@ -108,6 +108,7 @@ int bench_threads_held(void) { return held.active ? held.threads : 0; }
 
 void bench_thread_settle(int thread, int team) {
   if (!held.active) return;
+  if (thread == 0 && team > held.largest_team) held.largest_team = team;
   const int wanted = team <= held.count ? held.cpu[thread] : FREE;
   if (settled.epoch == held.epoch && settled.cpu == wanted) return;
   cpu_set_t set = held.before;
@@ -122,7 +123,6 @@ void bench_thread_settle(int thread, int team) {
 
 void bench_team_settle(int threads) {
   if (!held.active) return;
-  if (threads > held.largest_team) held.largest_team = threads;
 #ifdef _OPENMP
   if (threads > 1) {
 #pragma omp parallel num_threads(threads)
@@ -137,13 +137,10 @@ void bench_team_settle(int threads) {
 void bench_threads_release(void) {
   if (!held.active) return;
   held.active = false;
-#ifdef _OPENMP
-  const int largest = held.largest_team > omp_get_max_threads() ? held.largest_team : omp_get_max_threads();
-#endif
   (void)sched_setaffinity(0, sizeof held.before, &held.before);
 #ifdef _OPENMP
-  if (largest > 1) {
-#pragma omp parallel num_threads(largest)
+  if (held.largest_team > 1) {
+#pragma omp parallel num_threads(held.largest_team)
     (void)sched_setaffinity(0, sizeof held.before, &held.before);
   }
 #endif

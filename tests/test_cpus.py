@@ -24,7 +24,7 @@ CHIPLETS = "pack:2 numa:4 l3:2 core:6 pu:2"  # as on a large EPYC in NPS4: 8 nod
 
 def attnbench(*arguments, topology=None, cpu=None):
     """The finished process, on a topology that hwloc pretends, or confined to one CPU."""
-    env = {key: value for key, value in os.environ.items() if not key.startswith(("ATTN_", "HWLOC_", "OMP_"))}
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("ATTN_", "HWLOC_", "OMP_P", "OMP_NUM"))}
     if topology:
         env["HWLOC_SYNTHETIC"] = topology
     confine = None if cpu is None else lambda: os.sched_setaffinity(0, {cpu})
