@@ -3,6 +3,7 @@ message(STATUS "attn ${PROJECT_VERSION} for ${attn_arch}, ${CMAKE_C_COMPILER_ID}
 message(STATUS "  kernels   ${kernel_count} built")
 message(STATUS "  OpenMP    ${ATTN_OPENMP_STATUS}")
 message(STATUS "  hwloc     ${ATTN_HWLOC_STATUS}")
+message(STATUS "  gbench    ${ATTN_GBENCH_STATUS}")
 foreach(line IN LISTS ATTN_LIBRARY_SUMMARY)
   message(STATUS "  ${line}")
 endforeach()

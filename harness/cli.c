@@ -48,10 +48,13 @@ const char *cli_nearest(const char *word, const char *const *names) {
   return best;
 }
 
+/* What stands between "attnbench" and the command's name: nothing before "-gbench", a program of its own. */
+static const char *joint(const char *command) { return *command == '-' ? "" : " "; }
+
 int cli_usage_error(const char *command, const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
-  fprintf(stderr, "attnbench %s: ", command);
+  fprintf(stderr, "attnbench%s%s: ", joint(command), command);
   vfprintf(stderr, format, arguments);
   fputc('\n', stderr);
   va_end(arguments);
@@ -167,7 +170,7 @@ static void print_option(const cli_option *option) {
 
 static void print_help(const cli_command *command) {
   static const cli_option help = {CLI_FLAG, 'h', "help", NULL, "this text", NULL};
-  printf("attnbench %s %s\n\n", command->name, command->usage);
+  printf("attnbench%s%s %s\n\n", joint(command->name), command->name, command->usage);
   cli_print_wrapped(stdout, command->summary, 0, 0, HELP_COLUMNS);
   for (const cli_option *option = command->options; option->kind != CLI_OPTIONS_END; option++)
     if (option->kind == CLI_GROUP)
@@ -200,7 +203,8 @@ static int unknown_option(const cli_command *command, const char *given, const c
   names[count] = NULL;
   const char *near = cli_nearest(word, names);
   if (near) return cli_usage_error(command->name, "unknown option '%s'; did you mean --%s?", given, near);
-  return cli_usage_error(command->name, "unknown option '%s'; see attnbench %s --help", given, command->name);
+  return cli_usage_error(command->name, "unknown option '%s'; see attnbench%s%s --help", given, joint(command->name),
+                         command->name);
 }
 
 /* A value that stands in the next argument must not look like a forgotten one: "--csv --json". Negative numbers are fine. */
@@ -241,8 +245,8 @@ bool cli_parse(const cli_command *command, int argc, char **argv, int *exit_code
     if (options_end || argument[0] != '-' || !argument[1]) {
       cli_list *list = command->positionals;
       if (!list || list->count == CLI_LIST_MAX) {
-        *exit_code =
-            cli_usage_error(command->name, "unexpected argument '%s'; see attnbench %s --help", argument, command->name);
+        *exit_code = cli_usage_error(command->name, "unexpected argument '%s'; see attnbench%s%s --help", argument,
+                                     joint(command->name), command->name);
         return false;
       }
       list->item[list->count++] = argument;

@@ -67,7 +67,7 @@ typedef struct cli_list {
 } cli_list;
 
 typedef struct cli_command {
-  const char *name;          /* "run" */
+  const char *name;          /* "run"; "-gbench" of the program attnbench-gbench */
   const char *usage;         /* what follows "attnbench run " */
   const char *summary;       /* a sentence or two, wrapped */
   const cli_option *options; /* ended by CLI_END; --help is added */

@@ -23,10 +23,14 @@ static void put_text(FILE *file, const char *key, const char *text) {
   bench_json_string(file, text);
 }
 
+void bench_series_name(char *name, size_t bytes, const char *kernel, const char *case_id, const char *suffix) {
+  snprintf(name, bytes, "attn/kernel:%s/%s%s", kernel, case_id, suffix);
+}
+
 static void put_name(FILE *file, const char *key, const bench_record *record, const char *suffix) {
   char name[BENCH_NAME + 128];
-  snprintf(name, sizeof name, "attn/kernel:%s/%s%s", bench_record_get(record, COLUMN_kernel),
-           bench_record_get(record, COLUMN_case_id), suffix);
+  bench_series_name(name, sizeof name, bench_record_get(record, COLUMN_kernel), bench_record_get(record, COLUMN_case_id),
+                    suffix);
   put_text(file, key, name);
 }
 

@@ -25,6 +25,9 @@ void bench_csv_field(FILE *file, const char *text);
 /* run_id,case_id,kernel,round,position,time_ns,iterations */
 bool bench_write_samples(const char *path, const bench_report *report);
 
+/* A series' name in that JSON: "attn/kernel:flash_c/dtype:f32/B:1/..." and a suffix. */
+void bench_series_name(char *name, size_t bytes, const char *kernel, const char *case_id, const char *suffix);
+
 /* JSON that Google Benchmark's tools/compare.py reads: one entry per repetition and their median as an aggregate; rows
  * without a time stand in "not_timed", with their reason. */
 bool bench_write_json(const char *path, const bench_report *report);

@@ -27,6 +27,8 @@ has_cmake() {
 }
 has_cmocka() { has_header cmocka.h; }
 has_hwloc() { has_header hwloc.h; }
+has_google_benchmark() { echo '#include <benchmark/benchmark.h>' | "${CXX:-c++}" -E -x c++ - >/dev/null 2>&1; }
+has_compare_py() { [ -e /usr/share/benchmark/compare.py ]; }
 has_pkg_config() { have pkg-config; }
 has_venv_module() { [ -x .venv/bin/python ] || python3 -c 'import venv, ensurepip' 2>/dev/null; }
 has_requirements() { cmp -s scripts/requirements.txt .venv/.attn-requirements; }
@@ -37,6 +39,8 @@ required|make|make|building
 required|cmake|cmake|building
 optional|cmocka|libcmocka-dev|the unit tests
 optional|hwloc|libhwloc-dev|topology and binding in attnbench
+optional|google_benchmark|g++ libbenchmark-dev|attnbench-gbench
+optional|compare_py|libbenchmark-tools|Google Benchmark'"'"'s comparison of result files
 optional|pkg_config|pkg-config|finding hwloc, and the test of attn.pc
 optional|venv_module|python3 python3-venv|figures and the tests of the scripts'
 

@@ -1,0 +1,62 @@
+// attnbench-gbench: the cases of attnbench in Google Benchmark's own timing loop, for those who live with its tools.
+//
+// A benchmark's name is the case's name in results.json. That is why none asks for UseRealTime(), which would append to it:
+// the number of iterations is then chosen by the CPU time of this thread, which works in every call; the time that is reported
+// as such is the wall clock's, and so are the rates.
+#include <benchmark/benchmark.h>
+
+#include <cstring>
+
+#include "gbench/trials.h"
+
+static void run_trial(benchmark::State &state, bench_trials *trials, int index) {
+  const char *error = bench_trial_open(trials, index);
+  if (error != nullptr) {
+    state.SkipWithError(error);
+    return;
+  }
+  bench_trial_begin(trials);
+  for (auto unused : state) {
+    (void)unused;
+    if (!bench_trial_call(trials)) {
+      state.SkipWithError("ERROR: a timed run failed");
+      break;
+    }
+  }
+  bench_trial_rates rates;
+  error = bench_trial_end(trials, &rates);
+  if (error != nullptr) {
+    state.SkipWithError(error);
+    return;
+  }
+  state.counters["gflops"] = rates.gflops;
+  state.counters["gbs"] = rates.gbs;
+  state.counters["max_err_ratio"] = rates.max_err_ratio;
+  if (rates.peak_gflops <= 0) return;
+  state.counters["peak_gflops"] = rates.peak_gflops;
+  state.counters["peak_pct"] = rates.peak_pct;
+}
+
+static bool asks_for_help(int argc, char **argv) {
+  for (int i = 1; i < argc; i++)
+    if (std::strcmp(argv[i], "--help") == 0) return true;
+  return false;
+}
+
+int main(int argc, char **argv) {
+  int exit_code = 0;
+  if (asks_for_help(argc, argv)) {
+    (void)bench_trials_create(argc, argv, &exit_code);  // prints it
+    return exit_code;
+  }
+  benchmark::Initialize(&argc, argv);  // takes its own options out
+  bench_trials *trials = bench_trials_create(argc, argv, &exit_code);
+  if (trials == nullptr) return exit_code;
+  for (int i = 0; i < bench_trials_count(trials); i++)
+    benchmark::RegisterBenchmark(bench_trial_name(trials, i), run_trial, trials, i);
+  const auto matched = benchmark::RunSpecifiedBenchmarks();
+  exit_code = matched == 0 ? 3 : bench_trials_exit_code(trials);
+  benchmark::Shutdown();
+  bench_trials_destroy(trials);
+  return exit_code;
+}

@@ -1,0 +1,16 @@
+/* attnbench-gbench with kernels that go wrong: linked with --wrap=attn_plan_run, every call of the library passes here. From
+ * the call on that BROKEN_FROM says, one output is off by 1. */
+#include <stdlib.h>
+
+#include "attn/attn.h"
+
+attn_status __real_attn_plan_run(const attn_plan *plan, const attn_args *args, void *workspace, size_t workspace_bytes);
+attn_status __wrap_attn_plan_run(const attn_plan *plan, const attn_args *args, void *workspace, size_t workspace_bytes);
+
+attn_status __wrap_attn_plan_run(const attn_plan *plan, const attn_args *args, void *workspace, size_t workspace_bytes) {
+  static long calls;
+  const char *from = getenv("BROKEN_FROM");
+  const attn_status status = __real_attn_plan_run(plan, args, workspace, workspace_bytes);
+  if (calls++ >= (from ? atol(from) : 0)) *(float *)args->o += 1.0f;
+  return status;
+}

@@ -1,0 +1,189 @@
+#!/usr/bin/env python3
+"""Google Benchmark over our cases, and its compare.py over our results and its own.
+
+tests/test_gbench.py CLASS...     the environment names the programs: ATTNBENCH, ATTNBENCH_GBENCH, GBENCH_BROKEN, COMPARE_PY
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+CASE = ["-a", "heads=2", "-a", "head_dim=16", "-a", "causal=none,top-left"]
+ID = "dtype:f32/B:1/Hq:2/Hkv:2/Sq:{0}/Sk:{0}/D:16/Dv:16/causal:{1}/threads:1"
+QUICK = ["--benchmark_min_time=0.02"]
+
+
+def run(program, *arguments, **environment):
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("ATTN_", "BENCHMARK_"))}
+    return subprocess.run([os.environ[program], *map(str, arguments)], capture_output=True, text=True,
+                          env={**env, **environment}, timeout=300)
+
+
+def name(kernel, seq, causal="none"):
+    return f"attn/kernel:{kernel}/{ID.format(seq, causal)}"
+
+
+class Folder(unittest.TestCase):
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def ours(self, file, *arguments):
+        """What `attnbench run` measured, in a file of this name."""
+        path = self.folder / file
+        done = run("ATTNBENCH", "run", "-q", "--rounds", 5, "--json", path, *CASE, *arguments)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return path
+
+    def theirs(self, file, *arguments, code=0, program="ATTNBENCH_GBENCH", **environment):
+        """What Google Benchmark measured."""
+        path = self.folder / file
+        done = run(program, *QUICK, f"--benchmark_out={path}", "--benchmark_out_format=json", *CASE, *arguments, **environment)
+        self.assertEqual(done.returncode, code, done.stderr)
+        return path
+
+
+def entries(path):
+    return {entry["name"]: entry for entry in json.loads(Path(path).read_text(encoding="utf-8"))["benchmarks"]}
+
+
+class Gbench(Folder):
+
+    def test_same_names_as_run(self):
+        arguments = ["-k", "naive_c,flash_c", "-a", "seq=24,40"]
+        theirs = entries(self.theirs("theirs.json", *arguments))
+        ours = {entry.get("run_name") for entry in entries(self.ours("ours.json", *arguments)).values()}
+        self.assertEqual(set(theirs), ours)
+        self.assertEqual(set(theirs),
+                         {name(k, s, c) for k in ("naive_c", "flash_c") for s in (24, 40) for c in ("none", "top-left")})
+
+    def test_counters_follow_from_the_time(self):
+        entry = entries(self.theirs("theirs.json", "-k", "flash_c", "-a", "seq=64", "-a", "causal=none"))[name("flash_c", 64)]
+        flops, size = 2 * 2 * 64 * 64 * (16 + 16), 4 * 2 * 64 * 16 * 4
+        self.assertAlmostEqual(entry["gflops"] * entry["real_time"] / flops, 1, delta=0.2)  # our clock holds theirs
+        self.assertAlmostEqual(entry["gbs"] / entry["gflops"], size / flops, places=5)
+        self.assertAlmostEqual(entry["peak_pct"], 100 * entry["gflops"] / entry["peak_gflops"], places=3)
+        self.assertGreater(entry["peak_gflops"], entry["gflops"])
+        self.assertTrue(0 < entry["max_err_ratio"] <= 1)
+
+    def test_their_options_and_ours(self):
+        done = run("ATTNBENCH_GBENCH", "--preset", "quick", "-k", "naive_c", "-a", "seq=16", "--benchmark_list_tests")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertTrue(all(line.startswith("attn/kernel:naive_c/") for line in done.stdout.split()), done.stdout)
+        done = run("ATTNBENCH_GBENCH", *CASE, "-a", "seq=16", "--benchmark_filter=kernel:naive_c/.*causal:none", *QUICK)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(re.findall(r"attn/kernel:\S+", done.stdout), [name("naive_c", 16)])
+        repeated = self.theirs("r.json", "-k", "naive_c", "-a", "seq=16", "-a", "causal=none", "--benchmark_repetitions=3")
+        self.assertIn(f"{name('naive_c', 16)}_median", entries(repeated))
+        for words, arguments in [(["--kernel"], ["--kernell=a"]), (["naive_c"], ["-k", "naive_d"]), (["seq"], ["-a", "sek=3"]),
+                                 (["--benchmark_nope"], ["--benchmark_nope"]), (["core:0"], ["--cpus", "core:4000"])]:
+            done = run("ATTNBENCH_GBENCH", *arguments)
+            self.assertEqual(done.returncode, 2, done.stdout)
+            for word in words:
+                self.assertIn(word, done.stderr)
+        self.assertIn("--benchmark_filter", run("ATTNBENCH_GBENCH", "--help").stdout)
+
+    def test_cold_caches_and_threads_are_checked_too(self):
+        path = self.theirs("cold.json", "-k", "flash_c", "-a", "seq=64", "-a", "causal=none", "-a", "cache=warm,cold", "-t", "1,2")
+        for entry_name, entry in entries(path).items():
+            self.assertNotIn("error_occurred", entry, entry_name)
+            self.assertGreater(entry["gflops"], 0)
+
+    def test_refusals_are_errors_with_a_reason(self):
+        entry = entries(self.theirs("theirs.json", "-k", "decode_c", "-a", "seq=40", "-a", "causal=none"))[name("decode_c", 40)]
+        self.assertIn("SKIP: ", entry["error_message"])
+        self.assertNotIn("gflops", entry)
+
+
+class Broken(Folder):
+
+    def test_a_failing_check_is_an_error_and_no_time(self):
+        path = self.theirs("broken.json", "-k", "naive_c", "-a", "seq=24", program="GBENCH_BROKEN", code=1, BROKEN_FROM="0")
+        for entry in entries(path).values():
+            self.assertTrue(entry["error_occurred"])
+            self.assertRegex(entry["error_message"], r"^FAIL: ")
+            self.assertEqual((entry["real_time"], entry["iterations"]), (0, 0))
+            self.assertNotIn("gflops", entry)
+
+    def test_a_kernel_that_goes_wrong_later_has_no_time_either(self):
+        path = self.theirs("late.json", "-k", "naive_c", "-a", "seq=24", "-a", "causal=none", program="GBENCH_BROKEN", code=1,
+                           BROKEN_FROM="20")
+        (entry,) = entries(path).values()
+        self.assertIn("differs from the one that passed", entry["error_message"])
+        self.assertNotIn("gflops", entry)
+
+    def test_unbroken_it_passes(self):
+        path = self.theirs("fine.json", "-k", "naive_c", "-a", "seq=24", program="GBENCH_BROKEN", BROKEN_FROM="999999999")
+        for entry in entries(path).values():
+            self.assertNotIn("error_occurred", entry)
+
+
+class Compare(Folder):
+    """The real compare.py; it puts the change (new - old) / |old| of the time behind each name."""
+
+    def compare(self, *arguments):
+        done = subprocess.run([sys.executable, os.environ["COMPARE_PY"], "--no-color", *map(str, arguments)],
+                              capture_output=True, text=True, timeout=120)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
+
+    def changes(self, text, row):
+        return [float(value) for value in re.findall(re.escape(row) + r" +([+-]\d+\.\d+) ", text)]
+
+    def median(self, path, kernel, seq, causal="none"):
+        return entries(path)[f"{name(kernel, seq, causal)}_median"]["real_time"]
+
+    def assert_change(self, text, row, old, new):
+        found = self.changes(text, row)
+        self.assertEqual(len(found), 1, text)
+        self.assertAlmostEqual(found[0], (new - old) / old, delta=0.0002)
+
+    def test_our_files(self):
+        """decode_c refuses the case: rows without a time must be no hindrance."""
+        arguments = ["-k", "naive_c,flash_c,decode_c", "-a", "seq=24"]
+        first, second = (self.ours(file, *arguments) for file in ("a.json", "b.json"))
+        self.assertEqual(len(json.loads(first.read_text(encoding="utf-8"))["not_timed"]), 2)
+        text = self.compare("benchmarks", first, second)
+        self.assertNotIn("decode_c", text)
+        for kernel in ("naive_c", "flash_c"):
+            for causal in ("none", "top-left"):
+                self.assert_change(text, f"{name(kernel, 24, causal)}_median", self.median(first, kernel, 24, causal),
+                                   self.median(second, kernel, 24, causal))
+                self.assertEqual(len(self.changes(text, name(kernel, 24, causal))), 5, "a row per repetition")
+        text = self.compare("filters", first, "kernel:naive_c", "kernel:flash_c")
+        for causal in ("none", "top-left"):
+            row = f"attn/[kernel:naive_c vs. kernel:flash_c]/{ID.format(24, causal)}_median"
+            self.assert_change(text, row, self.median(first, "naive_c", 24, causal), self.median(first, "flash_c", 24, causal))
+
+
+class CompareBoth(Compare):
+    test_our_files = None
+
+    def test_their_file_against_ours(self):
+        """decode_c is an error in theirs and has no time in ours."""
+        arguments = ["-k", "naive_c,flash_c,decode_c", "-a", "seq=24", "-a", "causal=none"]
+        theirs = self.theirs("theirs.json", *arguments, "--benchmark_repetitions=5")
+        ours = self.ours("ours.json", *arguments)
+        text = self.compare("benchmarks", theirs, ours)
+        for kernel in ("naive_c", "flash_c"):
+            self.assert_change(text, f"{name(kernel, 24)}_median", self.median(theirs, kernel, 24), self.median(ours, kernel, 24))
+        text = self.compare("filters", theirs, "kernel:naive_c", "kernel:flash_c")
+        self.assert_change(text, f"attn/[kernel:naive_c vs. kernel:flash_c]/{ID.format(24, 'none')}_median",
+                           self.median(theirs, "naive_c", 24), self.median(theirs, "flash_c", 24))
+
+
+if __name__ == "__main__":
+    if any(word.startswith("Compare") for word in sys.argv[1:]):
+        try:
+            import scipy  # noqa: F401  what compare.py imports
+        except ImportError:
+            print("skipped: no scipy, which compare.py imports (python3 -m pip install scipy)")
+            sys.exit(77)
+    unittest.main()
