@@ -73,7 +73,7 @@ check_exports() {
   done
   echo "${exporter##*/}: $(echo "$public" | wc -l) public names"
 }
-check_exports "$library" "$include/attn.h" "$include/extend.h" "$include/product.h"
+check_exports "$library" "$include/attn.h" "$include/extend.h" "$include/product.h" "$include/mha.h"
 check_exports "$nn_library" "$include/nn.h"
 
 echo "$found object files, $failures wrong"

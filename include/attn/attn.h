@@ -282,4 +282,7 @@ ATTN_API const char *attn_cpu_tiers(void);
 #ifdef __cplusplus
 }
 #endif
+
+#include "attn/mha.h" /* attn_mha_*: whole layers, with projections */
+
 #endif

@@ -81,6 +81,7 @@ static double v_element(const query *r, int64_t j, int64_t d) {
 
 double attn_oracle_load(const void *data, attn_dtype dtype, int64_t index) {
   if (dtype == ATTN_F32) return ((const float *)data)[index];
+  if (dtype == ATTN_ORACLE_F64) return ((const double *)data)[index];
   const uint16_t bits = ((const uint16_t *)data)[index];
   if (dtype == ATTN_BF16) {
     const uint32_t wide = (uint32_t)bits << 16;

@@ -24,6 +24,10 @@ void attn_oracle_f64_row(const attn_problem *problem, const attn_args *args, int
 /* Rows of sequence b: seq_q, or with VARLEN its own length (q_len rows and beyond both count: the latter must be zero). */
 int64_t attn_oracle_f64_rows(const attn_problem *problem, const attn_args *args, int64_t b);
 
+/* A type that only the oracle reads: float64, for q, k and v that no storage type has rounded (layers, whose projections are float64
+ * here as well). */
+#define ATTN_ORACLE_F64 ((attn_dtype)64)
+
 /* Reads element `index` (in elements) of an array of the given type. */
 double attn_oracle_load(const void *data, attn_dtype dtype, int64_t index);
 

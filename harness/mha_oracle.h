@@ -1,0 +1,29 @@
+/* What a multi-head attention layer is, in float64, and by how much a float32 layer may miss it (docs/numerics.md, "Layers"). Shares
+ * no code with the layer: projections are loops over float64, attention is the oracle of kernels/ref. */
+#ifndef BENCH_MHA_ORACLE_H
+#define BENCH_MHA_ORACLE_H
+
+#include "attn/attn.h"
+
+typedef struct mha_oracle mha_oracle;
+
+/* Keeps the arguments, which must outlive it. NULL if memory is short. */
+mha_oracle *mha_oracle_create(const attn_mha_problem *problem, const attn_mha_weights *weights, const attn_mha_args *args);
+void mha_oracle_destroy(mha_oracle *oracle);
+
+/* One row of the layer and its limits. */
+typedef struct mha_oracle_row {
+  double *y, *limit; /* [width_out]: y, and the largest error it may have */
+  double *p;         /* [heads_q][seq_k]: attention weights; NULL = not wanted */
+  double *p_limit;   /* [heads_q][seq_k], with p */
+  double *lse;       /* [heads_q]; NULL = not wanted */
+  double *lse_limit; /* [heads_q], with lse */
+} mha_oracle_row;
+
+/* Fills in row i of batch b for an attention kernel of the given numerics. zero_mean: the inputs and weights are generated, so that
+ * errors average out, and the sharp limit holds where it is lower. The keys and values of a batch are projected once, so visit
+ * the rows of a batch together. */
+void mha_oracle_compute(mha_oracle *oracle, int64_t b, int64_t i, const attn_numerics *numerics, bool zero_mean,
+                        const mha_oracle_row *row);
+
+#endif

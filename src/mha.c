@@ -1,0 +1,335 @@
+/* Multi-head attention: four dense layers around one attention plan (include/attn/mha.h).
+ *
+ * The projections write Q, K and V with one head behind the other, [batch][heads][seq][dim], and the last one reads O the same way:
+ * heads are addressed by strides of the product, so nothing is ever transposed, and the keys of a head stand together. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "attn/product.h"
+#include "error.h"
+#include "kernels/common/convert.h"
+#include "kernels/kernel.h"
+#include "mha_problem.h"
+
+enum { WEIGHT_COLUMNS = 256 }; /* keys whose weights one pass of attn_mha_attention_weights finds */
+
+struct attn_mha {
+  attn_mha_problem problem; /* with the strides of q, k, v and o filled in */
+  attn_product *product[PROJECTIONS];
+  attn_plan *attention, *weights; /* weights: NULL unless wanted */
+  size_t q_at, k_at, v_at, o_at, rest_at, workspace_bytes;
+  size_t rest_bytes; /* of the product or plan that needs most */
+  char description[3400];
+};
+
+#define REQUIRE(condition, ...) \
+  if (!(condition)) return attn_fail(ATTN_INVALID_ARGUMENT, __VA_ARGS__)
+
+static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+static bool uses(const attn_mha_problem *p, uint32_t use) { return (p->attention.uses & use) != 0; }
+
+/* ---- Weights ---- */
+
+static attn_status pack_projection(const projection *part, const attn_mha_weights *w, const attn_options *options,
+                                   attn_product **product) {
+  const bool in_out = w->layout == ATTN_IN_OUT;
+  const int64_t first = in_out ? part->first : part->first * part->depth;
+  const attn_product_weights weights = {
+      .depth = part->depth,
+      .columns = part->columns,
+      .weight = (const char *)part->weight + first * (int64_t)attn_dtype_bytes(w->dtype),
+      .stride_depth = in_out ? part->all : 1,
+      .stride_column = in_out ? 1 : part->depth,
+      .dtype = w->dtype,
+      .bias = part->bias,
+  };
+  return attn_product_create(&weights, options, product);
+}
+
+static attn_status pack_weights(attn_mha *layer, const attn_mha_weights *weights, const attn_mha_options *options) {
+  attn_options products = options ? options->attention : (attn_options){0};
+  products.kernel = options ? options->product : NULL;
+  projection list[PROJECTIONS];
+  attn_mha_projections(&layer->problem, weights, list);
+  attn_status status = ATTN_OK;
+  for (int i = 0; i < PROJECTIONS && status == ATTN_OK; i++)
+    status = pack_projection(&list[i], weights, &products, &layer->product[i]);
+  return status;
+}
+
+/* ---- Plans ---- */
+
+/* The weights P are what attention gives when V is the identity: some of its columns at a time. */
+static attn_status plan_weights(attn_mha *layer, const attn_options *options) {
+  if (!layer->problem.want_weights || layer->problem.attention.seq_k == 0) return ATTN_OK;
+  const attn_score_strides stride = layer->problem.weights_stride;
+  attn_problem p = layer->problem.attention;
+  p.dim_v = min64(p.seq_k, WEIGHT_COLUMNS);
+  p.v_stride = (attn_strides){.s = -1, .d = 1}; /* element (j, c) is 1 where c = j: see run_weights */
+  p.o_stride = (attn_strides){.b = stride.b, .h = stride.h, .s = stride.q, .d = stride.k};
+  p.uses &= ~(uint32_t)ATTN_USE_LSE;
+  attn_options automatic = options ? *options : (attn_options){0};
+  attn_status status = attn_plan_create(&p, &automatic, &layer->weights);
+  if (status != ATTN_UNSUPPORTED || !automatic.kernel) return status;
+  automatic.kernel = NULL; /* the kernel that was named may not take these strides */
+  return attn_plan_create(&p, &automatic, &layer->weights);
+}
+
+/* Adds `floats` x `rows` to *at, on a cache line; false on overflow. */
+static bool reserve(size_t *at, row_count rows, int64_t floats) {
+  int64_t count;
+  if (__builtin_mul_overflow(rows.batch * rows.rows, floats, &count) || count > INT64_MAX / 64) return false;
+  const size_t bytes = ((size_t)count * sizeof(float) + 63) / 64 * 64;
+  return !__builtin_add_overflow(*at, bytes, at) && *at <= SIZE_MAX / 4;
+}
+
+static void want(size_t *bytes, size_t needed) { *bytes = needed > *bytes ? needed : *bytes; }
+
+/* The unit matrix by strides: 2 seq_k - 1 floats, the middle one 1. */
+static size_t unit_floats(const attn_mha *layer) {
+  return layer->weights ? (size_t)(2 * layer->problem.attention.seq_k - 1 + 15) / 16 * 16 : 0;
+}
+
+/* [Q][K][V][O][what one product or plan works in; the unit matrix before it when weights are asked for] */
+static attn_status lay_out_workspace(attn_mha *layer) {
+  const attn_problem *a = &layer->problem.attention;
+  const row_count queries = attn_mha_rows(&layer->problem, true), keys = attn_mha_rows(&layer->problem, false);
+  size_t at = 0;
+  const struct {
+    size_t *start;
+    row_count rows;
+    int64_t floats;
+  } parts[] = {{&layer->q_at, queries, a->heads_q * a->dim_qk},
+               {&layer->k_at, keys, a->heads_kv * a->dim_qk},
+               {&layer->v_at, keys, a->heads_kv * a->dim_v},
+               {&layer->o_at, queries, a->heads_q * a->dim_v}};
+  for (int i = 0; i < 4; i++) {
+    *parts[i].start = at;
+    if (!reserve(&at, parts[i].rows, parts[i].floats))
+      return attn_fail(ATTN_UNSUPPORTED,
+                       "the workspace of this layer exceeds the address space; take a smaller batch or seq");
+  }
+  layer->rest_at = at;
+  for (int i = 0; i < PROJECTIONS; i++) {
+    const row_count rows = i == PROJECT_Q || i == PROJECT_OUT ? queries : keys;
+    want(&layer->rest_bytes, attn_product_workspace(layer->product[i], rows.batch * rows.rows));
+  }
+  want(&layer->rest_bytes, attn_plan_workspace(layer->attention));
+  if (layer->weights) want(&layer->rest_bytes, attn_plan_workspace(layer->weights) + unit_floats(layer) * sizeof(float));
+  layer->workspace_bytes = at + layer->rest_bytes;
+  return ATTN_OK;
+}
+
+static void describe(attn_mha *layer) {
+  const attn_problem *a = &layer->problem.attention;
+  snprintf(layer->description, sizeof layer->description,
+           "layer      width %" PRId64 " and %" PRId64 " to %" PRId64 ", %" PRId64 " heads on %" PRId64
+           ", head dimensions %" PRId64 " and %" PRId64
+           "\n"
+           "products   %s\n"
+           "workspace  %zu bytes: %zu of Q, K, V and O, %zu to work in\n"
+           "attention:\n%s",
+           layer->problem.width, layer->problem.width_memory, layer->problem.width_out, a->heads_q, a->heads_kv, a->dim_qk,
+           a->dim_v, attn_product_name(layer->product[0]), layer->workspace_bytes, layer->rest_at, layer->rest_bytes,
+           attn_plan_describe(layer->attention));
+}
+
+static attn_status build(attn_mha *layer, const attn_mha_weights *weights, const attn_mha_options *options) {
+  const attn_options *attention = options ? &options->attention : NULL;
+  attn_status status = attn_plan_create(&layer->problem.attention, attention, &layer->attention);
+  if (status == ATTN_OK) status = plan_weights(layer, attention);
+  if (status == ATTN_OK) status = pack_weights(layer, weights, options);
+  if (status == ATTN_OK) status = lay_out_workspace(layer);
+  if (status == ATTN_OK) describe(layer);
+  return status;
+}
+
+attn_status attn_mha_create(const attn_mha_problem *problem, const attn_mha_weights *weights,
+                            const attn_mha_options *options, attn_mha **layer) {
+  REQUIRE(layer, "layer is NULL; it must point to where the layer's address goes");
+  *layer = NULL;
+  attn_mha_problem p;
+  attn_status status = attn_mha_check(problem, weights, &p);
+  if (status != ATTN_OK) return status;
+  attn_mha *made = calloc(1, sizeof *made);
+  if (!made) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_mha needs %zu bytes", sizeof *made);
+  made->problem = p;
+  status = build(made, weights, options);
+  if (status == ATTN_OK)
+    *layer = made;
+  else
+    attn_mha_destroy(made);
+  return status;
+}
+
+void attn_mha_destroy(attn_mha *layer) {
+  if (!layer) return;
+  for (int i = 0; i < PROJECTIONS; i++) attn_product_destroy(layer->product[i]);
+  attn_plan_destroy(layer->attention);
+  attn_plan_destroy(layer->weights);
+  free(layer);
+}
+
+size_t attn_mha_workspace(const attn_mha *layer) { return layer ? layer->workspace_bytes : 0; }
+const char *attn_mha_describe(const attn_mha *layer) { return layer ? layer->description : ""; }
+const char *attn_mha_kernel(const attn_mha *layer) { return layer ? attn_plan_kernel(layer->attention) : ""; }
+const char *attn_mha_product(const attn_mha *layer) { return layer ? attn_product_name(layer->product[0]) : ""; }
+
+/* ---- Running ---- */
+
+/* One run: where its parts are. */
+typedef struct layer_run {
+  const attn_mha *layer;
+  const attn_mha_args *args;
+  const float *memory;
+  attn_strides memory_stride;
+  float *q, *k, *v, *o;
+  void *rest;
+} layer_run;
+
+static attn_status project(const layer_run *r, int which) {
+  const attn_mha_problem *p = &r->layer->problem;
+  const attn_problem *a = &p->attention;
+  const attn_product *product = r->layer->product[which];
+  const row_count queries = attn_mha_rows(p, true), keys = attn_mha_rows(p, false);
+  attn_product_args args;
+  switch (which) {
+    case PROJECT_Q:
+      args = (attn_product_args){queries.batch, queries.rows, r->args->x, p->x_stride, 0, r->q, a->q_stride, a->dim_qk};
+      break;
+    case PROJECT_K:
+      args = (attn_product_args){keys.batch, keys.rows, r->memory, r->memory_stride, 0, r->k, a->k_stride, a->dim_qk};
+      break;
+    case PROJECT_V:
+      args = (attn_product_args){keys.batch, keys.rows, r->memory, r->memory_stride, 0, r->v, a->v_stride, a->dim_v};
+      break;
+    default:
+      args = (attn_product_args){queries.batch, queries.rows, r->o, a->o_stride, a->dim_v, r->args->y, p->y_stride, 0};
+  }
+  return attn_product_run(product, &args, r->rest, r->layer->rest_bytes);
+}
+
+static attn_status attend(const layer_run *r) {
+  const attn_mha_problem *p = &r->layer->problem;
+  const row_count queries = attn_mha_rows(p, true);
+  const attn_problem *a = &p->attention;
+  attn_args args = r->args->attention;
+  args.q = r->q;
+  args.k = r->k;
+  args.v = r->v;
+  args.o = r->o;
+  if (uses(p, ATTN_USE_VARLEN)) /* tokens of no sequence have rows of y too */
+    memset(r->o, 0, (size_t)(queries.rows * a->heads_q * a->dim_v) * sizeof(float));
+  return attn_plan_run(r->layer->attention, &args, r->rest, r->layer->rest_bytes);
+}
+
+static attn_status check_pointer(const char *field, const float *pointer, bool needed) {
+  REQUIRE(!needed || pointer, "attn_mha_args.%s is NULL; the layer has rows there", field);
+  REQUIRE((uintptr_t)pointer % sizeof(float) == 0, "attn_mha_args.%s is %p; it must be aligned to its element, 4 bytes",
+          field, (const void *)pointer);
+  return ATTN_OK;
+}
+
+static attn_status check_run(const attn_mha *layer, const attn_mha_args *args, const void *workspace, size_t bytes) {
+  REQUIRE(layer, "layer is NULL; it must come from attn_mha_create");
+  REQUIRE(args, "args is NULL; it must point to an attn_mha_args");
+  const attn_mha_problem *p = &layer->problem;
+  const row_count queries = attn_mha_rows(p, true), keys = attn_mha_rows(p, false);
+  const bool has_rows = queries.batch * queries.rows > 0, has_keys = keys.batch * keys.rows > 0;
+  attn_status status = check_pointer("x", args->x, has_rows);
+  if (status == ATTN_OK) status = check_pointer("memory", args->memory, false);
+  if (status != ATTN_OK) return status;
+  REQUIRE(args->memory || !has_keys || (queries.rows == keys.rows && p->width == p->width_memory),
+          "attn_mha_args.memory is NULL, which stands for x: but x has %" PRId64 " rows of %" PRId64
+          ", and the memory %" PRId64 " of %" PRId64,
+          queries.rows, p->width, keys.rows, p->width_memory);
+  if (layer->workspace_bytes && (!workspace || bytes < layer->workspace_bytes || (uintptr_t)workspace % ATTN_MEMORY_ALIGN))
+    return attn_fail(ATTN_WORKSPACE_TOO_SMALL,
+                     "workspace is %p with %zu bytes; this layer needs %zu, aligned to %d (attn_mha_workspace)", workspace,
+                     workspace ? bytes : 0, layer->workspace_bytes, ATTN_MEMORY_ALIGN);
+  return ATTN_OK;
+}
+
+static layer_run start_run(const attn_mha *layer, const attn_mha_args *args, char *workspace) {
+  const attn_mha_problem *p = &layer->problem;
+  return (layer_run){.layer = layer,
+                     .args = args,
+                     .memory = args->memory ? args->memory : args->x,
+                     .memory_stride = args->memory ? p->memory_stride : p->x_stride,
+                     .q = (float *)(void *)(workspace + layer->q_at),
+                     .k = (float *)(void *)(workspace + layer->k_at),
+                     .v = (float *)(void *)(workspace + layer->v_at),
+                     .o = (float *)(void *)(workspace + layer->o_at),
+                     .rest = workspace + layer->rest_at};
+}
+
+static double now_ns(const attn_mha_profile *profile) {
+  struct timespec t = {0, 0};
+  if (profile) clock_gettime(CLOCK_MONOTONIC, &t);
+  return 1e9 * (double)t.tv_sec + (double)t.tv_nsec;
+}
+
+attn_status attn_mha_run(const attn_mha *layer, const attn_mha_args *args, void *workspace, size_t workspace_bytes) {
+  attn_mha_profile *profile = args ? args->profile : NULL;
+  const double start = now_ns(profile);
+  attn_status status = check_run(layer, args, workspace, workspace_bytes);
+  if (status != ATTN_OK) return status;
+  const row_count queries = attn_mha_rows(&layer->problem, true);
+  if (queries.batch * queries.rows == 0) return ATTN_OK;
+  status = check_pointer("y", args->y, true);
+  const layer_run run = start_run(layer, args, workspace);
+  const double projecting = now_ns(profile);
+  for (int i = PROJECT_Q; i <= PROJECT_V && status == ATTN_OK; i++) status = project(&run, i);
+  const double attending = now_ns(profile);
+  if (status == ATTN_OK) status = attend(&run);
+  const double finishing = now_ns(profile);
+  if (status == ATTN_OK) status = project(&run, PROJECT_OUT);
+  if (!profile || status != ATTN_OK) return status;
+  const double end = now_ns(profile);
+  profile->runs++;
+  profile->projections_ns += attending - projecting + (end - finishing);
+  profile->attention_ns += finishing - attending;
+  profile->total_ns += end - start;
+  return ATTN_OK;
+}
+
+/* V is the identity: one 1 among zeros, which strides of -1 along the keys and 1 along the columns turn into all of it. Starting
+ * `first` floats later gives the columns from `first` on. */
+static attn_status run_weights(const layer_run *r, float *weights) {
+  const attn_problem *a = &r->layer->problem.attention;
+  const int64_t columns = min64(a->seq_k, WEIGHT_COLUMNS);
+  float *unit = r->rest;
+  memset(unit, 0, unit_floats(r->layer) * sizeof *unit);
+  unit[a->seq_k - 1] = 1;
+  float *rest = unit + unit_floats(r->layer);
+  attn_args args = r->args->attention;
+  args.q = r->q;
+  args.k = r->k;
+  attn_status status = ATTN_OK;
+  for (int64_t first = 0; first < a->seq_k && status == ATTN_OK; first += columns) {
+    const int64_t column = min64(first, a->seq_k - columns); /* the last pass overlaps the one before */
+    args.v = unit + (a->seq_k - 1) + column;
+    args.o = weights + column * r->layer->problem.weights_stride.k;
+    status = attn_plan_run(r->layer->weights, &args, rest, attn_plan_workspace(r->layer->weights));
+  }
+  return status;
+}
+
+attn_status attn_mha_attention_weights(const attn_mha *layer, const attn_mha_args *args, float *weights, void *workspace,
+                                       size_t workspace_bytes) {
+  attn_status status = check_run(layer, args, workspace, workspace_bytes);
+  if (status != ATTN_OK) return status;
+  REQUIRE(layer->problem.want_weights,
+          "attn_mha_problem.want_weights was false when this layer was made; set it before attn_mha_create");
+  const attn_problem *a = &layer->problem.attention;
+  if (a->batch * a->seq_q == 0 || a->seq_k == 0) return ATTN_OK;
+  REQUIRE(weights && (uintptr_t)weights % sizeof *weights == 0, "weights is %p; it must point to aligned floats",
+          (void *)weights);
+  const layer_run run = start_run(layer, args, workspace);
+  status = project(&run, PROJECT_Q);
+  if (status == ATTN_OK) status = project(&run, PROJECT_K);
+  return status == ATTN_OK ? run_weights(&run, weights) : status;
+}

@@ -1,0 +1,31 @@
+/* The shape of a multi-head attention layer, checked, and the list of its projections. */
+#ifndef ATTN_MHA_PROBLEM_H
+#define ATTN_MHA_PROBLEM_H
+
+#include "attn/attn.h"
+
+enum { PROJECT_Q, PROJECT_K, PROJECT_V, PROJECT_OUT, PROJECTIONS };
+
+/* Rows of x and y, or of the memory: those of all sequences, or with VARLEN all tokens as one. */
+typedef struct row_count {
+  int64_t batch, rows;
+} row_count;
+
+row_count attn_mha_rows(const attn_mha_problem *problem, bool queries);
+
+/* One projection: which part of which array, depth x columns. */
+typedef struct projection {
+  const char *name;
+  int64_t depth, columns;
+  const void *weight;
+  const float *bias;
+  int64_t first, all; /* the array has `all` columns, this projection those from `first` on */
+} projection;
+
+void attn_mha_projections(const attn_mha_problem *problem, const attn_mha_weights *weights, projection list[PROJECTIONS]);
+
+/* Checks everything that attn_mha_create is given but its options, and gives q, k, v and o the strides that they have inside the
+ * layer. */
+attn_status attn_mha_check(const attn_mha_problem *asked, const attn_mha_weights *weights, attn_mha_problem *problem);
+
+#endif
