@@ -16,8 +16,8 @@
 
 enum {
   DECODE_TILE_ROWS = 4, /* rows scored and summed together: each load of K and V is used 4 times; sums fit the registers */
-  DECODE_KEYS = 64,     /* of one block, whose K and V stay in L1 from score to sum; a multiple of every PANEL_KEYS */
-  PREFETCH_BYTES = 8192 /* ahead in K and in V, for CPUs whose own prefetching stops at pages */
+  DECODE_KEYS = 32,     /* of one block: K and V take turns so often that memory sees two streams, not one after the other */
+  PREFETCH_BYTES = 8192 /* ahead in K and in V; CPUs prefetch on their own, but stop at pages and behind slow arithmetic */
 };
 
 static const char *decode_rejects(const attn_problem *p, char *buffer, size_t buffer_bytes) {
@@ -45,7 +45,7 @@ static split_layout split_layout_of(const attn_problem *p) {
 
 /* Floats of a thread's scratch. */
 typedef struct decode_scratch {
-  int64_t q, range, score, k, v, total;
+  int64_t q, range, score, v, total;
 } decode_scratch;
 
 enum { DECODE_SCORE_STRIDE = DECODE_KEYS + 16 };
@@ -55,7 +55,6 @@ static bool decode_scratch_of(const attn_problem *p, int64_t capacity, decode_sc
       {&at->q, capacity, round_up(p->dim_qk, VEC_LANES)},
       {&at->range, capacity, RANGE_FLOATS},
       {&at->score, TILE_ROWS, DECODE_SCORE_STRIDE},
-      {&at->k, p->dtype_kv == ATTN_F32 ? 0 : DECODE_KEYS, round_up(p->dim_qk, VEC_LANES)},
       {&at->v, DECODE_KEYS, round_up(p->dim_v, VEC_LANES)},
   };
   return lay_out_scratch(parts, sizeof parts / sizeof *parts, &at->total);
@@ -87,138 +86,207 @@ typedef struct key_rows {
   int64_t first, stride;
 } key_rows;
 
-/* score[r][j] for `rows` rows and VEC_LANES / rows keys from key `at` on, of which `keys` exist. `rows` is a constant, 1, 2
- * or 4, and so is the type. */
-static ALWAYS_INLINE void score_few(const float *q, int64_t q_stride, key_rows k, int64_t at, int64_t keys, int64_t dim_qk,
-                                    float *score, int64_t score_stride, const int rows, const attn_dtype dtype) {
-  const int columns = VEC_LANES / rows;
-  int64_t key[VEC_LANES];
-  vec sum[VEC_LANES];
+enum { LINE_BYTES = 64 };
+
+/* Asks for the line that the loops will need PREFETCH_BYTES after the one at `index`, into level 2. A hint only: addresses beyond
+ * the tensor do no harm. One hint goes with each line that is used, so that memory is busy while the arithmetic runs; a burst of
+ * them would fill the core's few line buffers and wait. */
+static ALWAYS_INLINE void prefetch_ahead(const void *data, attn_dtype dtype, int64_t index) {
+  __builtin_prefetch((const void *)((uintptr_t)data + (uintptr_t)(index * (dtype == ATTN_F32 ? 4 : 2)) + PREFETCH_BYTES), 0,
+                     2);
+}
+
+/* sum[r][j] += products of the elements [d, d + n) of `rows` rows and of the `group` keys from key[0] on. */
+static ALWAYS_INLINE void score_columns(vec *sum, const float *q, int64_t q_stride, const void *data, const int64_t *key,
+                                        int64_t d, int64_t n, const int rows, const int group, const attn_dtype dtype) {
   UNROLL
-  for (int j = 0; j < columns; j++) key[j] = k.first + (at + min64(j, keys - 1)) * k.stride;
+  for (int j = 0; j < group; j++) {
+    const vec x = load_elements(data, dtype, key[j] + d, n);
+    UNROLL
+    for (int r = 0; r < rows; r++)
+      sum[r * (VEC_LANES / rows) + j] = vec_fma(vec_load(q + r * q_stride + d), x, sum[r * (VEC_LANES / rows) + j]);
+  }
+}
+
+/* score[r][j] for `rows` rows and VEC_LANES / rows keys from key `at` on, of which `keys` exist. `rows` is a constant, 1, 2 or
+ * 4, and so are the type and `ahead`. A row on its own waits for memory, which is read fastest in its own order: key by key.
+ * Several rows go through their keys side by side, so that each load of q serves all of them. */
+static ALWAYS_INLINE void score_few(const float *q, int64_t q_stride, key_rows k, int64_t at, int64_t keys, int64_t dim_qk,
+                                    float *score, int64_t score_stride, const int rows, const attn_dtype dtype,
+                                    const bool ahead) {
+  const int columns = VEC_LANES / rows, group = rows == 1 ? 1 : columns, line = LINE_BYTES / (dtype == ATTN_F32 ? 4 : 2);
+  vec sum[VEC_LANES];
+  int64_t key[VEC_LANES];
   UNROLL
   for (int i = 0; i < VEC_LANES; i++) sum[i] = vec_zero();
-  int64_t d = 0;
-  for (; d + VEC_LANES <= dim_qk; d += VEC_LANES) {
-    UNROLL
-    for (int j = 0; j < columns; j++) {
-      const vec x = load_elements(k.data, dtype, key[j] + d, VEC_LANES);
+  UNROLL
+  for (int j = 0; j < columns; j++) key[j] = k.first + min64(at + j, keys - 1) * k.stride;
+  UNROLL
+  for (int j = 0; j < columns; j += group) {
+    int64_t d = 0;
+    for (; d + line <= dim_qk; d += line) {
       UNROLL
-      for (int r = 0; r < rows; r++) sum[r * columns + j] = vec_fma(vec_load(q + r * q_stride + d), x, sum[r * columns + j]);
+      for (int i = 0; ahead && i < group; i++) prefetch_ahead(k.data, dtype, key[j + i] + d);
+      UNROLL
+      for (int part = 0; part < line; part += VEC_LANES)
+        score_columns(&sum[j], q, q_stride, k.data, &key[j], d + part, VEC_LANES, rows, group, dtype);
     }
+    for (; d < dim_qk; d += VEC_LANES)
+      score_columns(&sum[j], q, q_stride, k.data, &key[j], d, min64(dim_qk - d, VEC_LANES), rows, group, dtype);
   }
-  if (d < dim_qk)
-    for (int j = 0; j < columns; j++) {
-      const vec x = load_elements(k.data, dtype, key[j] + d, dim_qk - d);
-      for (int r = 0; r < rows; r++) sum[r * columns + j] = vec_fma(vec_load(q + r * q_stride + d), x, sum[r * columns + j]);
-    }
   float each[VEC_LANES];
   vec_store(each, vec_sum_each(sum));
   UNROLL
   for (int r = 0; r < rows; r++) memcpy(score + r * score_stride, each + r * columns, (size_t)columns * sizeof(float));
 }
 
-/* Scores of the block's rows [tile_row, tile_row + rows) for `keys` keys. What lies beyond them, up to VEC_LANES, is written
- * too. */
-static void score_few_rows(const row_block *block, int64_t tile_row, int64_t rows, key_rows k, int64_t keys, float *score) {
-  const int64_t dim_qk = block->problem->dim_qk;
-  for (int64_t done = 0, step; done < rows; done += step) {
-    const float *q = block->q + (tile_row + done) * block->q_stride;
-    float *s = score + done * block->score_stride;
-    step = rows - done >= 4 ? 4 : rows - done >= 2 ? 2 : 1;
-    for (int64_t j = 0; j < keys; j += VEC_LANES / step) {
-      if (step == 4)
-        score_few(q, block->q_stride, k, j, keys - j, dim_qk, s + j, block->score_stride, 4, ATTN_F32);
-      else if (step == 2)
-        score_few(q, block->q_stride, k, j, keys - j, dim_qk, s + j, block->score_stride, 2, ATTN_F32);
-      else if (k.dtype == ATTN_F32)
-        score_few(q, block->q_stride, k, j, keys - j, dim_qk, s + j, block->score_stride, 1, ATTN_F32);
-      else if (k.dtype == ATTN_F16)
-        score_few(q, block->q_stride, k, j, keys - j, dim_qk, s + j, block->score_stride, 1, ATTN_F16);
-      else
-        score_few(q, block->q_stride, k, j, keys - j, dim_qk, s + j, block->score_stride, 1, ATTN_BF16);
-    }
+/* Rows that one call works on, by index into the tables below. */
+static const int64_t ROWS_AT_ONCE[] = {4, 2, 1};
+
+static inline int rows_index(int64_t rows) { return rows >= 4 ? 0 : rows >= 2 ? 1 : 2; }
+
+/* NAME(rows, dtype, ahead) for all types and numbers of rows: a function of its own for each, or their registers would get in
+ * each other's way. `again` is for K and V that other rows have just read: it asks memory for nothing. */
+#define FOR_EACH_KIND(NAME)                                                                                   \
+  NAME(4, ATTN_F32, fresh)                                                                                    \
+  NAME(2, ATTN_F32, fresh)                                                                                    \
+  NAME(1, ATTN_F32, fresh) NAME(4, ATTN_F16, fresh) NAME(2, ATTN_F16, fresh) NAME(1, ATTN_F16, fresh)         \
+      NAME(4, ATTN_BF16, fresh) NAME(2, ATTN_BF16, fresh) NAME(1, ATTN_BF16, fresh) NAME(4, ATTN_F32, again)  \
+          NAME(2, ATTN_F32, again) NAME(1, ATTN_F32, again) NAME(4, ATTN_F16, again) NAME(2, ATTN_F16, again) \
+              NAME(1, ATTN_F16, again) NAME(4, ATTN_BF16, again) NAME(2, ATTN_BF16, again) NAME(1, ATTN_BF16, again)
+#define TABLE_OF(name)                                                                                \
+  {                                                                                                   \
+      [ATTN_F32] = {{name##_4_ATTN_F32_fresh, name##_2_ATTN_F32_fresh, name##_1_ATTN_F32_fresh},      \
+                    {name##_4_ATTN_F32_again, name##_2_ATTN_F32_again, name##_1_ATTN_F32_again}},     \
+      [ATTN_F16] = {{name##_4_ATTN_F16_fresh, name##_2_ATTN_F16_fresh, name##_1_ATTN_F16_fresh},      \
+                    {name##_4_ATTN_F16_again, name##_2_ATTN_F16_again, name##_1_ATTN_F16_again}},     \
+      [ATTN_BF16] = {{name##_4_ATTN_BF16_fresh, name##_2_ATTN_BF16_fresh, name##_1_ATTN_BF16_fresh},  \
+                     {name##_4_ATTN_BF16_again, name##_2_ATTN_BF16_again, name##_1_ATTN_BF16_again}}, \
   }
+enum { again = false, fresh = true };
+
+/* Scores of `rows` rows for all keys of the block. What lies beyond `keys`, up to VEC_LANES, is written too. */
+typedef void score_function(const float *q, int64_t q_stride, key_rows k, int64_t keys, int64_t dim_qk, float *score,
+                            int64_t score_stride);
+#define DEFINE_SCORE(rows, dtype, ahead)                                                                             \
+  static NO_INLINE void score_##rows##_##dtype##_##ahead(const float *q, int64_t q_stride, key_rows k, int64_t keys, \
+                                                         int64_t dim_qk, float *score, int64_t score_stride) {       \
+    for (int64_t at = 0; at < keys; at += VEC_LANES / rows)                                                          \
+      score_few(q, q_stride, k, at, keys, dim_qk, score + at, score_stride, rows, dtype, ahead);                     \
+  }
+FOR_EACH_KIND(DEFINE_SCORE)
+
+/* Scores of the block's rows [tile_row, tile_row + rows). `read`: other rows have already read these keys. */
+static void score_few_rows(const row_block *block, int64_t tile_row, int64_t rows, key_rows k, bool read, int64_t keys,
+                           float *score) {
+  static score_function *const functions[][2][3] = TABLE_OF(score);
+  for (int64_t done = 0, step; done < rows; done += step, read = true) {
+    const int index = rows_index(rows - done);
+    step = ROWS_AT_ONCE[index];
+    functions[k.dtype][read][index](block->q + (tile_row + done) * block->q_stride, block->q_stride, k, keys,
+                                    block->problem->dim_qk, score + done * block->score_stride, block->score_stride);
+  }
+}
+
+/* ---- Softmax of a block ---- */
+
+/* The scores of row `row`, masked, to P; score[0] belongs to key `first`, the block holds `keys`. Like softmax_panel, for a whole
+ * block at a time: one largest score, at most one rescaling. `plain`: nothing is added to scores, no key of the block is masked. */
+static void softmax_row(const row_block *block, int64_t row, int64_t first, attn_key_range keys, float *score, bool plain) {
+  const attn_key_range range = {max64(block->range[row].begin, keys.begin), min64(block->range[row].end, keys.end)};
+  const int64_t from = round_down(keys.begin - first, VEC_LANES), to = keys.end - first;
+  vec best = vec_set1(-INFINITY), sum = vec_load(block->row_sum + row * VEC_LANES);
+  const bool whole = plain && (keys.begin - first) % VEC_LANES == 0 && (keys.end - first) % VEC_LANES == 0;
+  for (int64_t j = from; whole && j < to; j += VEC_LANES) best = vec_max(vec_load(score + j), best);
+  for (int64_t j = from; !whole && j < to; j += VEC_LANES) {
+    const vec x = select_allowed(range, first + j, adjust_scores(block, row, first + j, vec_load(score + j)));
+    vec_store(score + j, x);
+    best = vec_max(x, best);
+  }
+  const float step = vec_reduce_max(best) - reference_of(block, row);
+  if (step > (block->row_max[row] == -INFINITY ? -INFINITY : RESCALE_AT)) {
+    rescale_row(block, row, step, score, 0);
+    sum = vec_load(block->row_sum + row * VEC_LANES);
+  }
+  const vec reference = vec_set1(reference_of(block, row));
+  for (int64_t j = from; j < to; j += VEC_LANES) {
+    const vec p = vec_exp2(vec_sub(vec_load(score + j), reference));
+    vec_store(score + j, p);
+    sum = vec_add(sum, p);
+  }
+  vec_store(block->row_sum + row * VEC_LANES, sum);
 }
 
 /* ---- O += P V, V in place ---- */
 
-/* `rows`, the type and `vecs` are constants. */
+/* Sums that stay in registers: rows times vectors of columns. */
+enum { DECODE_SUMS = DECODE_TILE_ROWS * TILE_VECS };
+
+/* `rows`, the type, `ahead` and `vecs` are constants. */
 static ALWAYS_INLINE void accumulate_few(float *acc, int64_t acc_stride, const float *p, int64_t p_stride, key_rows v,
                                          int64_t column, int64_t keys, const int rows, const attn_dtype dtype,
-                                         const int vecs) {
-  vec sum[DECODE_TILE_ROWS][TILE_VECS];
+                                         const bool ahead, const int vecs) {
+  const int vecs_of_line = LINE_BYTES / (VEC_LANES * (dtype == ATTN_F32 ? 4 : 2));
+  vec sum[DECODE_SUMS];
   UNROLL
-  for (int r = 0; r < rows; r++) {
-    UNROLL
-    for (int c = 0; c < vecs; c++) sum[r][c] = vec_load(acc + r * acc_stride + column + c * VEC_LANES);
-  }
-  UNROLL_4
+  for (int i = 0; i < rows * vecs; i++) sum[i] = vec_load(acc + i / vecs * acc_stride + column + i % vecs * VEC_LANES);
   for (int64_t j = 0; j < keys; j++) {
+    const int64_t at = v.first + j * v.stride + column;
+    vec weight[DECODE_TILE_ROWS];
+    UNROLL
+    for (int r = 0; r < rows; r++) weight[r] = vec_set1(p[r * p_stride + j]);
     UNROLL
     for (int c = 0; c < vecs; c++) {
-      const vec x = load_elements(v.data, dtype, v.first + j * v.stride + column + c * VEC_LANES, VEC_LANES);
+      if (ahead && c % vecs_of_line == 0) prefetch_ahead(v.data, dtype, at + c * VEC_LANES);
+      const vec x = load_elements(v.data, dtype, at + c * VEC_LANES, VEC_LANES);
       UNROLL
-      for (int r = 0; r < rows; r++) sum[r][c] = vec_fma(vec_set1(p[r * p_stride + j]), x, sum[r][c]);
+      for (int r = 0; r < rows; r++) sum[r * vecs + c] = vec_fma(weight[r], x, sum[r * vecs + c]);
     }
   }
   UNROLL
-  for (int r = 0; r < rows; r++) {
-    UNROLL
-    for (int c = 0; c < vecs; c++) vec_store(acc + r * acc_stride + column + c * VEC_LANES, sum[r][c]);
-  }
+  for (int i = 0; i < rows * vecs; i++) vec_store(acc + i / vecs * acc_stride + column + i % vecs * VEC_LANES, sum[i]);
 }
 
-#define ACCUMULATE_FEW(rows, dtype)                                                                                         \
-  WITH_CONSTANT_VECS(next - c, accumulate_few, acc, block->acc_stride, weight, block->score_stride, v, c * VEC_LANES, keys, \
-                     rows, dtype)
+/* All columns of `rows` rows, as many vectors at a time as there are registers for their sums: too few sums could not hide the
+ * latency of multiply-add. */
+#define ACCUMULATE_VECS(rows, dtype, ahead, vecs)                                                                   \
+  for (; (vecs) * (rows) <= DECODE_SUMS && column + (vecs) * VEC_LANES <= acc_stride; column += (vecs) * VEC_LANES) \
+    accumulate_few(acc, acc_stride, p, p_stride, v, column, keys, rows, dtype, ahead,                               \
+                   (vecs) * (rows) <= DECODE_SUMS ? (vecs) : 1);
+typedef void accumulate_function(float *acc, int64_t acc_stride, const float *p, int64_t p_stride, key_rows v, int64_t keys);
+#define DEFINE_ACCUMULATE(rows, dtype, ahead)                                                                 \
+  static NO_INLINE void accumulate_##rows##_##dtype##_##ahead(float *acc, int64_t acc_stride, const float *p, \
+                                                              int64_t p_stride, key_rows v, int64_t keys) {   \
+    int64_t column = 0;                                                                                       \
+    ACCUMULATE_VECS(rows, dtype, ahead, 16)                                                                   \
+    ACCUMULATE_VECS(rows, dtype, ahead, 8)                                                                    \
+    ACCUMULATE_VECS(rows, dtype, ahead, 4)                                                                    \
+    ACCUMULATE_VECS(rows, dtype, ahead, 2)                                                                    \
+    ACCUMULATE_VECS(rows, dtype, ahead, 1)                                                                    \
+  }
+FOR_EACH_KIND(DEFINE_ACCUMULATE)
 
-static void accumulate_few_rows(const row_block *block, int64_t tile_row, int64_t rows, key_rows v, int64_t keys,
+static void accumulate_few_rows(const row_block *block, int64_t tile_row, int64_t rows, key_rows v, bool read, int64_t keys,
                                 const float *p) {
-  const int64_t vecs = block->acc_stride / VEC_LANES;
-  for (int64_t done = 0, step; done < rows; done += step) {
-    float *acc = block->acc + (tile_row + done) * block->acc_stride;
-    const float *weight = p + done * block->score_stride;
-    step = rows - done >= 4 ? 4 : rows - done >= 2 ? 2 : 1;
-    for (int64_t c = 0, next; c < vecs; c = next) {
-      next = min64(c + TILE_VECS, vecs);
-      if (step == 4) {
-        ACCUMULATE_FEW(4, ATTN_F32)
-      } else if (step == 2) {
-        ACCUMULATE_FEW(2, ATTN_F32)
-      } else if (v.dtype == ATTN_F32) {
-        ACCUMULATE_FEW(1, ATTN_F32)
-      } else if (v.dtype == ATTN_F16) {
-        ACCUMULATE_FEW(1, ATTN_F16)
-      } else {
-        ACCUMULATE_FEW(1, ATTN_BF16)
-      }
-    }
+  static accumulate_function *const functions[][2][3] = TABLE_OF(accumulate);
+  for (int64_t done = 0, step; done < rows; done += step, read = true) {
+    const int index = rows_index(rows - done);
+    step = ROWS_AT_ONCE[index];
+    functions[v.dtype][read][index](block->acc + (tile_row + done) * block->acc_stride, block->acc_stride,
+                                    p + done * block->score_stride, block->score_stride, v, keys);
   }
 }
 
 /* ---- One block of keys ---- */
 
-/* `keys` rows of K or V from element `first` on: in place if the loops may read them there, else converted to float32 rows
- * of whole vectors. */
-static key_rows open_rows(const void *data, attn_dtype dtype, int64_t first, int64_t stride, int64_t keys, int64_t dim,
-                          bool in_place, float *copy) {
-  const int64_t copy_stride = round_up(dim, VEC_LANES);
-  if (in_place) return (key_rows){data, dtype, first, stride};
+/* V of the block's keys as float32 rows of whole vectors, for what cannot be read in place. */
+static key_rows v_as_floats(const attn_problem *p, key_rows v, int64_t keys, float *copy) {
+  const int64_t copy_stride = round_up(p->dim_v, VEC_LANES);
   for (int64_t j = 0; j < keys; j++)
-    for (int64_t d = 0; d < dim; d += VEC_LANES)
-      vec_store(copy + j * copy_stride + d, load_elements(data, dtype, first + j * stride + d, min64(dim - d, VEC_LANES)));
+    for (int64_t d = 0; d < p->dim_v; d += VEC_LANES)
+      vec_store(copy + j * copy_stride + d,
+                load_elements(v.data, v.dtype, v.first + j * v.stride + d, min64(p->dim_v - d, VEC_LANES)));
   return (key_rows){copy, ATTN_F32, 0, copy_stride};
-}
-
-/* A hint only: addresses beyond the tensor do no harm. */
-static void prefetch_rows(const void *data, attn_dtype dtype, int64_t offset, int64_t stride, int64_t keys, int64_t dim) {
-  const int64_t element = (int64_t)attn_dtype_bytes(dtype), row_bytes = dim * element,
-                ahead = PREFETCH_BYTES / row_bytes + 1;
-  const uintptr_t first = (uintptr_t)data + (uintptr_t)((offset + ahead * stride) * element);
-  for (int64_t j = 0; j < keys; j++)
-    for (int64_t byte = 0; byte < row_bytes; byte += 64)
-      __builtin_prefetch((const void *)(first + (uintptr_t)(j * stride * element + byte)));
 }
 
 static bool all_rows_see(const row_block *block, int64_t begin, int64_t end) {
@@ -227,31 +295,28 @@ static bool all_rows_see(const row_block *block, int64_t begin, int64_t end) {
   return true;
 }
 
-static void decode_block(const row_block *block, int64_t begin, int64_t end, float *k_copy, float *v_copy) {
+static void decode_block(const row_block *block, int64_t begin, int64_t end, float *v_copy) {
   const attn_problem *p = block->problem;
-  const int64_t k_at = attn_k_offset(p, block->seq, block->b, block->head, begin);
-  const int64_t v_at = attn_v_offset(p, block->seq, block->b, block->head, begin);
-  const int64_t first = round_down(begin, PANEL_KEYS), keys = end - begin;
-  prefetch_rows(block->args->k, p->dtype_kv, k_at, p->k_stride.s, keys, p->dim_qk);
-  prefetch_rows(block->args->v, p->dtype_kv, v_at, p->v_stride.s, keys, p->dim_v);
-  /* One row converts as it reads; several would convert again and again. Where not every row sees every key, V is picked key
-   * by key, as floats. */
-  const bool f32 = p->dtype_kv == ATTN_F32, alone = block->rows == 1, whole = p->dim_v % VEC_LANES == 0;
-  const bool picks = selects_keys(p) || !all_rows_see(block, begin, end);
-  const key_rows k = open_rows(block->args->k, p->dtype_kv, k_at, p->k_stride.s, keys, p->dim_qk, f32 || alone, k_copy);
-  const key_rows v = open_rows(block->args->v, p->dtype_kv, v_at, p->v_stride.s, keys, p->dim_v,
-                               whole && (f32 || (alone && !picks)), v_copy);
+  const int64_t first = round_down(begin, DECODE_KEYS), keys = end - begin;
+  const bool sees_all = all_rows_see(block, begin, end), picks = selects_keys(p) || !sees_all;
+  const bool plain = sees_all && !picks && !p->softcap && !attn_uses(p, ATTN_USE_ALIBI);
+  const key_rows k = {block->args->k, p->dtype_kv, attn_k_offset(p, block->seq, block->b, block->head, begin),
+                      p->k_stride.s};
+  key_rows v = {block->args->v, p->dtype_kv, attn_v_offset(p, block->seq, block->b, block->head, begin), p->v_stride.s};
+  /* Columns that are no whole vectors, and half-precision keys that rows pick one by one, are copied as floats. */
+  if (p->dim_v % VEC_LANES || (picks && v.dtype != ATTN_F32)) v = v_as_floats(p, v, keys, v_copy);
   row_block in_block = *block;
   in_block.keys = (packed_keys){.v = (const float *)v.data + v.first - begin * v.stride, .v_stride = v.stride};
   for (int64_t tile_row = 0; tile_row < block->rows; tile_row += DECODE_TILE_ROWS) {
     const int64_t rows = min64(DECODE_TILE_ROWS, block->rows - tile_row);
-    score_few_rows(block, tile_row, rows, k, keys, block->score + (begin - first));
-    for (int64_t key = first; key < end; key += PANEL_KEYS)
-      softmax_panel(block, tile_row, key, block->score + (key - first), key - first, rows, TILE_VECS);
+    float *score = block->score + (begin - first);
+    score_few_rows(block, tile_row, rows, k, tile_row > 0, keys, score);
+    for (int64_t i = 0; i < rows; i++)
+      softmax_row(block, tile_row + i, first, (attn_key_range){begin, end}, block->score + i * block->score_stride, plain);
     if (picks)
-      accumulate_selected(&in_block, tile_row, rows, begin, end, block->score + (begin - first));
+      accumulate_selected(&in_block, tile_row, rows, begin, end, score);
     else
-      accumulate_few_rows(block, tile_row, rows, v, keys, block->score + (begin - first));
+      accumulate_few_rows(block, tile_row, rows, v, tile_row > 0 || v.data == v_copy, keys, score);
   }
 }
 
@@ -307,7 +372,7 @@ static void decode_split(const attn_schedule *schedule, const attn_args *args, a
   start_rows(&block, block.rows);
   const attn_key_range keys = keys_of_split(&block, task.item);
   for (int64_t key = round_down(keys.begin, DECODE_KEYS); key < keys.end; key += DECODE_KEYS)
-    decode_block(&block, max64(key, keys.begin), min64(key + DECODE_KEYS, keys.end), scratch + at.k, scratch + at.v);
+    decode_block(&block, max64(key, keys.begin), min64(key + DECODE_KEYS, keys.end), scratch + at.v);
 }
 
 /* Adds a later split's state to the first one's, both brought to the larger reference. */
