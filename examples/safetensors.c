@@ -185,7 +185,9 @@ const float *safetensors_get(const safetensors *tensors, const char *name, int64
   for (int i = 0; i < tensors->count; i++) {
     const safetensor *t = &tensors->tensors[i];
     if (strcmp(t->name, name) != 0) continue;
-    if (rows ? t->dims == 2 && t->shape[0] == rows && t->shape[1] == columns : t->dims == 1 && t->shape[0] == columns)
+    int64_t leading = 1;
+    for (int d = 0; d + 1 < t->dims; d++) leading *= t->shape[d];
+    if (t->dims > 0 && t->shape[t->dims - 1] == columns && (rows ? t->dims > 1 && leading == rows : t->dims == 1))
       return t->data;
     fprintf(stderr, "tensor %s has another shape; wanted %lld x %lld\n", name, (long long)rows, (long long)columns);
     return NULL;

@@ -26,7 +26,8 @@ typedef struct safetensors {
 int safetensors_read(const char *path, safetensors *out);
 void safetensors_free(safetensors *tensors);
 
-/* The data of the tensor of that name and exactly this shape (rows 0: a vector of `columns`), or NULL after a sentence on stderr. */
+/* The data of the tensor of that name and exactly this shape, or NULL after a sentence on stderr. All dimensions but the last count
+ * as rows; rows 0 is a vector of `columns`. */
 const float *safetensors_get(const safetensors *tensors, const char *name, int64_t rows, int64_t columns);
 
 #endif

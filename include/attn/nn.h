@@ -212,6 +212,72 @@ ATTN_API attn_status attn_synthesizer_run(const attn_synthesizer *layer, const f
                                           void *workspace, size_t workspace_bytes);
 ATTN_API void attn_synthesizer_destroy(attn_synthesizer *layer); /* NULL is fine */
 
+/* ---- Transformer blocks ------------------------------------------------------------------------------------------------ */
+
+/* Multi-head attention as models use it: attn_mha_problem_init (attn/attn.h), and two of its kinds by name.
+ *
+ * Causal self-attention (Vaswani et al. 2017, section 3.2.3, the decoder's first): every token sees itself and those before it. */
+ATTN_API void attn_causal_self_attention_init(attn_mha_problem *problem, int64_t batch, int64_t heads, int64_t seq,
+                                              int64_t width);
+/* Cross-attention (section 3.2.3, "encoder-decoder attention"): queries of width `width` attend to a memory of another length and
+ * width, all of it, or as much as kv_len says (set ATTN_USE_KV_LEN). */
+ATTN_API void attn_cross_attention_init(attn_mha_problem *problem, int64_t batch, int64_t heads, int64_t seq_q,
+                                        int64_t seq_memory, int64_t width, int64_t width_memory);
+
+/* A transformer block (Vaswani et al. 2017, section 3.1 and figure 1): self-attention, in a decoder also attention to the encoder's
+ * output, and a feed-forward network, each with a residual connection around it and a layer norm:
+ *
+ *     post-norm, as in the paper:  x <- norm(x + sublayer(x))
+ *     pre-norm:                    x <- x + sublayer(norm(x))       (Xiong et al. 2020, https://arxiv.org/abs/2002.04745, figure 1)
+ *
+ * A pre-norm stack ends with one more norm, which is the caller's: attn_add_layer_norm. */
+typedef struct attn_block_config {
+  attn_mha_problem self; /* shape, masks and lengths of the self-attention; x and y dense, width = width_out */
+  attn_mha_weights self_weights;
+  attn_norm self_norm;
+
+  bool has_cross; /* a decoder block */
+  attn_mha_problem cross;
+  attn_mha_weights cross_weights;
+  attn_norm cross_norm;
+
+  attn_feed_forward_config feed_forward;
+  attn_norm feed_forward_norm;
+
+  bool pre_norm;
+} attn_block_config;
+
+/* Shapes of an encoder block: self-attention over all tokens, ReLU, post-norm, norms without gain and bias, epsilon 1e-5. The weights
+ * are left to fill in, as is what else should differ (config.self.attention.uses |= ATTN_USE_KV_LEN; config.pre_norm = true). */
+ATTN_API void attn_encoder_block_init(attn_block_config *config, int64_t batch, int64_t heads, int64_t seq, int64_t width,
+                                      int64_t hidden);
+/* Likewise of a decoder block: causal self-attention, and attention to a memory of seq_memory rows of width_memory. */
+ATTN_API void attn_decoder_block_init(attn_block_config *config, int64_t batch, int64_t heads, int64_t seq,
+                                      int64_t seq_memory, int64_t width, int64_t width_memory, int64_t hidden);
+
+/* Where the time of a run went, added up over runs. projections: the four products around each attention. */
+typedef struct attn_block_profile {
+  int64_t runs;
+  double projections_ns, attention_ns, feed_forward_ns, norm_ns, total_ns;
+} attn_block_profile;
+
+typedef struct attn_block_args {
+  const float *x;              /* [batch][seq][width], or with VARLEN [total_q][width] */
+  const float *memory;         /* [batch][seq_memory][width_memory] by cross.memory_stride; decoder blocks only */
+  float *y;                    /* as x; may be x */
+  attn_args self, cross;       /* masks and lengths, where the problems' uses ask for them; q, k, v, o are not read */
+  attn_block_profile *profile; /* NULL = take no times */
+} attn_block_args;
+
+typedef struct attn_block attn_block;
+ATTN_API attn_status attn_block_create(const attn_block_config *config, const attn_options *options, attn_block **block);
+ATTN_API size_t attn_block_workspace(const attn_block *block);
+ATTN_API attn_status attn_block_run(const attn_block *block, const attn_block_args *args, void *workspace,
+                                    size_t workspace_bytes);
+/* The kernel of the self-attention. */
+ATTN_API const char *attn_block_kernel(const attn_block *block);
+ATTN_API void attn_block_destroy(attn_block *block); /* NULL is fine */
+
 #ifdef __cplusplus
 }
 #endif

@@ -54,6 +54,12 @@ typedef struct attn_nn_attention {
 attn_nn_field attn_nn_oracle_attention(const attn_nn_attention *attention, const attn_nn_field *q, const attn_nn_field *k,
                                        const attn_nn_field *v);
 
+/* Whole layers, of the configs that libattn_nn takes. Dot scores; masks: kv_len, and causal by either alignment (anything else
+ * aborts). x is not given up. */
+attn_nn_field attn_nn_oracle_mha(const attn_mha_problem *problem, const attn_mha_weights *weights, const attn_args *args,
+                                 const attn_nn_field *x, const attn_nn_field *memory);
+attn_nn_field attn_nn_oracle_block(const attn_block_config *config, const attn_block_args *args);
+
 /* Sine and cosine by position, from the formula. */
 attn_nn_field attn_nn_oracle_positions(int64_t first, int64_t rows, int64_t width);
 

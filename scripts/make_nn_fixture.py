@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+"""Makes tests/data/nn/*.safetensors: transformer layers of PyTorch with small random weights, inputs, and what PyTorch
+computes from them in float64. tests/test_nn_block.c compares libattn_nn with it.
+
+    python3 -m pip install torch numpy
+    scripts/make_nn_fixture.py
+
+Names are PyTorch's own. Lengths of padded sequences are stored as floats, since the file holds nothing else.
+"""
+
+import importlib.util
+import pathlib
+
+import torch
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BATCH, SEQ, MEMORY, WIDTH, HEADS, HIDDEN = 2, 7, 9, 24, 4, 40
+LENGTHS, MEMORY_LENGTHS = [7, 4], [5, 9]
+
+
+def writer():
+    """write_safetensors of the example that trains its own weights."""
+    spec = importlib.util.spec_from_file_location("train", ROOT / "examples" / "seq2seq_attention" / "train.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.write_safetensors
+
+
+def randomise(layer):
+    """Weights that float32 holds exactly; gains and biases away from 1 and 0, so that leaving one out shows."""
+    for name, parameter in layer.named_parameters():
+        noise = torch.randn(parameter.shape) * (0.2 if parameter.dim() > 1 else 0.3)
+        parameter.data = (noise + (1.0 if "norm" in name and "weight" in name else 0.0)).double()
+
+
+def padding(lengths, seq):
+    """True where a key is padding, as PyTorch's masks have it."""
+    return torch.arange(seq) >= torch.tensor(lengths)[:, None]
+
+
+def make(kind, norm_first, activation):
+    """A layer in training mode without dropout: PyTorch's fused inference path stays out of it."""
+    options = dict(d_model=WIDTH, nhead=HEADS, dim_feedforward=HIDDEN, dropout=0.0, activation=activation, batch_first=True,
+                   norm_first=norm_first, dtype=torch.float64)
+    x = torch.randn(BATCH, SEQ, WIDTH).double()
+    tensors = {"x": x, "lengths": torch.tensor(LENGTHS)}
+    if kind == "encoder":
+        layer = torch.nn.TransformerEncoderLayer(**options)
+        randomise(layer)
+        y = layer(x, src_key_padding_mask=padding(LENGTHS, SEQ))
+    else:
+        layer = torch.nn.TransformerDecoderLayer(**options)
+        randomise(layer)
+        memory = torch.randn(BATCH, MEMORY, WIDTH).double()
+        causal = torch.ones(SEQ, SEQ, dtype=torch.bool).triu(1)
+        y = layer(x, memory, tgt_mask=causal, memory_key_padding_mask=padding(MEMORY_LENGTHS, MEMORY))
+        tensors |= {"memory": memory, "lengths": torch.tensor(MEMORY_LENGTHS)}
+    return tensors | {"y": y} | dict(layer.named_parameters())
+
+
+def make_layer_norm():
+    layer = torch.nn.LayerNorm(WIDTH, dtype=torch.float64)
+    layer.weight.data, layer.bias.data = torch.randn(WIDTH).double(), torch.randn(WIDTH).double()
+    x, residual = torch.randn(SEQ, WIDTH).double() * 3 + 5, torch.randn(SEQ, WIDTH).double()
+    return {"x": x, "residual": residual, "y": layer(x + residual), "weight": layer.weight, "bias": layer.bias}
+
+
+def main():
+    torch.manual_seed(7)
+    folder = ROOT / "tests" / "data" / "nn"
+    folder.mkdir(parents=True, exist_ok=True)
+    write = writer()
+    note = f"scripts/make_nn_fixture.py, PyTorch {torch.__version__}, float64 rounded to float32"
+    write(folder / "layer_norm.safetensors", make_layer_norm(), note)
+    for kind in ("encoder", "decoder"):
+        for norm_first, activation in ((False, "relu"), (True, "gelu")):
+            name = f"{kind}_{'pre' if norm_first else 'post'}"
+            write(folder / f"{name}.safetensors", make(kind, norm_first, activation), note)
+            print(folder / f"{name}.safetensors")
+
+
+if __name__ == "__main__":
+    main()

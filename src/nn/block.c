@@ -1,0 +1,326 @@
+/* Transformer blocks. Encoder and decoder differ in the number of their sublayers only, and pre- and post-norm in where the norm
+ * stands; so a block is a list of sublayers, each with its norm, and one loop runs them all:
+ *
+ *     post-norm:  stream = norm(stream + sublayer(stream))
+ *     pre-norm:   stream = stream + sublayer(norm(stream))
+ *
+ * In pre-norm the addition of one sublayer and the norm of the next are one pass over the rows. */
+#define _POSIX_C_SOURCE 200809L
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "layer_norm.h"
+#include "linear.h"
+
+enum { MOST_SUBLAYERS = 3 };
+
+typedef struct sublayer {
+  attn_mha *attention;             /* or */
+  attn_feed_forward *feed_forward; /* one of them */
+  bool cross;
+  attn_norm norm; /* its arrays are the block's own */
+} sublayer;
+
+struct attn_block {
+  int64_t rows, width;
+  bool pre_norm;
+  int count;
+  sublayer sublayers[MOST_SUBLAYERS];
+  attn_options options;
+  float *norm_arrays; /* gain and bias of every sublayer: [count][2][width] */
+};
+
+/* ---- Shapes ---- */
+
+void attn_causal_self_attention_init(attn_mha_problem *problem, int64_t batch, int64_t heads, int64_t seq, int64_t width) {
+  attn_mha_problem_init(problem, batch, heads, seq, seq, width);
+  attn_problem_set_causal(&problem->attention, ATTN_ALIGN_TOP_LEFT);
+}
+
+void attn_cross_attention_init(attn_mha_problem *problem, int64_t batch, int64_t heads, int64_t seq_q, int64_t seq_memory,
+                               int64_t width, int64_t width_memory) {
+  attn_mha_problem_init(problem, batch, heads, seq_q, seq_memory, width);
+  problem->width_memory = width_memory;
+  problem->memory_stride = (attn_strides){.b = seq_memory * width_memory, .s = width_memory, .d = 1};
+}
+
+void attn_encoder_block_init(attn_block_config *config, int64_t batch, int64_t heads, int64_t seq, int64_t width,
+                             int64_t hidden) {
+  const attn_norm norm = {.epsilon = 1e-5f};
+  *config = (attn_block_config){
+      .self_norm = norm, .cross_norm = norm, .feed_forward = {.width = width, .hidden = hidden}, .feed_forward_norm = norm};
+  attn_mha_problem_init(&config->self, batch, heads, seq, seq, width);
+}
+
+void attn_decoder_block_init(attn_block_config *config, int64_t batch, int64_t heads, int64_t seq, int64_t seq_memory,
+                             int64_t width, int64_t width_memory, int64_t hidden) {
+  attn_encoder_block_init(config, batch, heads, seq, width, hidden);
+  attn_causal_self_attention_init(&config->self, batch, heads, seq, width);
+  attn_cross_attention_init(&config->cross, batch, heads, seq, seq_memory, width, width_memory);
+  config->has_cross = true;
+}
+
+/* ---- Creating ---- */
+
+static int64_t rows_of(const attn_mha_problem *p) {
+  const attn_problem *a = &p->attention;
+  return a->uses & ATTN_USE_VARLEN ? a->total_q : a->batch * a->seq_q;
+}
+
+/* The block's rows are dense, all of one width, and as many in each sublayer. */
+static attn_status check_attention(const char *name, const attn_mha_problem *p, int64_t width) {
+  const attn_problem *a = &p->attention;
+  const attn_nn_size sizes[] = {
+      {"attn_block_config.self or .cross: batch", a->batch, 0}, {"seq_q", a->seq_q, 0}, {"width", p->width, 1}};
+  attn_status status = attn_nn_check_sizes(sizes, NN_COUNT(sizes));
+  if (status != ATTN_OK) return status;
+  NN_REQUIRE(p->width == width && p->width_out == width,
+             "attn_block_config.%s has width %" PRId64 " and width_out %" PRId64
+             "; a block with residual connections needs both "
+             "to be %" PRId64 ", the width of x",
+             name, p->width, p->width_out, width);
+  const attn_strides strides[] = {p->x_stride, p->y_stride};
+  for (int i = 0; i < 2; i++)
+    NN_REQUIRE((strides[i].b == a->seq_q * width || a->batch <= 1 || (a->uses & ATTN_USE_VARLEN)) && strides[i].s == width &&
+                   strides[i].d == 1,
+               "attn_block_config.%s.%c_stride is {.b = %" PRId64 ", .s = %" PRId64 ", .d = %" PRId64
+               "}; the rows of a block are dense: it must be as attn_mha_problem_init sets it",
+               name, i ? 'y' : 'x', strides[i].b, strides[i].s, strides[i].d);
+  return ATTN_OK;
+}
+
+static attn_status check(const attn_block_config *c) {
+  NN_REQUIRE(
+      c, "config is NULL; it must point to an attn_block_config made by attn_encoder_block_init or attn_decoder_block_init");
+  const int64_t width = c->self.width;
+  attn_status status = check_attention("self", &c->self, width);
+  if (status == ATTN_OK && c->has_cross) status = check_attention("cross", &c->cross, width);
+  if (status != ATTN_OK) return status;
+  NN_REQUIRE(!c->has_cross || rows_of(&c->cross) == rows_of(&c->self),
+             "attn_block_config.cross has %" PRId64 " query rows and .self has %" PRId64 "; they must be the same rows",
+             rows_of(&c->cross), rows_of(&c->self));
+  NN_REQUIRE(c->feed_forward.width == width,
+             "attn_block_config.feed_forward.width is %" PRId64 "; it must be %" PRId64 ", the width of x",
+             c->feed_forward.width, width);
+  const attn_norm *norms[] = {&c->self_norm, &c->feed_forward_norm, c->has_cross ? &c->cross_norm : &c->self_norm};
+  for (int i = 0; i < 3 && status == ATTN_OK; i++) status = attn_nn_check_norm(norms[i]);
+  return status;
+}
+
+/* Copies gain and bias into the block's own memory, 1 and 0 where there are none. */
+static attn_norm keep_norm(attn_block *block, const attn_norm *norm) {
+  float *gain = block->norm_arrays + (int64_t)block->count * 2 * block->width, *bias = gain + block->width;
+  for (int64_t i = 0; i < block->width; i++) {
+    gain[i] = norm->gain ? norm->gain[i] : 1;
+    bias[i] = norm->bias ? norm->bias[i] : 0;
+  }
+  return (attn_norm){.gain = gain, .bias = bias, .epsilon = norm->epsilon};
+}
+
+static attn_status add_attention(attn_block *block, const attn_mha_problem *problem, const attn_mha_weights *weights,
+                                 const attn_norm *norm, bool cross, const attn_options *options) {
+  const attn_mha_options mha = {.attention = options ? *options : (attn_options){0}};
+  sublayer *s = &block->sublayers[block->count];
+  *s = (sublayer){.cross = cross, .norm = keep_norm(block, norm)};
+  block->count++;
+  return attn_mha_create(problem, weights, &mha, &s->attention);
+}
+
+static attn_status build(attn_block *block, const attn_block_config *c, const attn_options *options) {
+  block->norm_arrays = attn_nn_allocate("the norms", (size_t)(MOST_SUBLAYERS * 2 * block->width) * sizeof(float));
+  if (!block->norm_arrays) return ATTN_OUT_OF_MEMORY;
+  attn_status status = attn_parallel_resolve(options, &block->options);
+  if (status == ATTN_OK) status = add_attention(block, &c->self, &c->self_weights, &c->self_norm, false, options);
+  if (status == ATTN_OK && c->has_cross)
+    status = add_attention(block, &c->cross, &c->cross_weights, &c->cross_norm, true, options);
+  if (status != ATTN_OK) return status;
+  sublayer *s = &block->sublayers[block->count];
+  *s = (sublayer){.norm = keep_norm(block, &c->feed_forward_norm)};
+  block->count++;
+  return attn_feed_forward_create(&c->feed_forward, options, &s->feed_forward);
+}
+
+attn_status attn_block_create(const attn_block_config *config, const attn_options *options, attn_block **result) {
+  NN_REQUIRE(result, "block is NULL; it must point to where the block's address goes");
+  *result = NULL;
+  attn_status status = check(config);
+  if (status != ATTN_OK) return status;
+  attn_block *block = calloc(1, sizeof *block);
+  if (!block) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_block needs %zu bytes", sizeof *block);
+  block->rows = rows_of(&config->self);
+  block->width = config->self.width;
+  block->pre_norm = config->pre_norm;
+  status = build(block, config, options);
+  if (status != ATTN_OK) return attn_block_destroy(block), status;
+  *result = block;
+  return ATTN_OK;
+}
+
+void attn_block_destroy(attn_block *block) {
+  if (!block) return;
+  for (int i = 0; i < block->count; i++) {
+    attn_mha_destroy(block->sublayers[i].attention);
+    attn_feed_forward_destroy(block->sublayers[i].feed_forward);
+  }
+  free(block->norm_arrays);
+  free(block);
+}
+
+const char *attn_block_kernel(const attn_block *block) {
+  return block ? attn_mha_kernel(block->sublayers[0].attention) : "";
+}
+
+/* ---- Running ---- */
+
+/* [the stream] [what the sublayer reads: pre-norm] [what it gives] [what it works in] */
+typedef struct layout {
+  attn_nn_layout all;
+  size_t stream, normed, out, step, step_bytes;
+} layout;
+
+static layout lay_out(const attn_block *block) {
+  layout l = {0};
+  l.stream = attn_nn_place_floats(&l.all, block->rows, block->width);
+  l.normed = attn_nn_place_floats(&l.all, block->pre_norm ? block->rows : 0, block->width);
+  l.out = attn_nn_place_floats(&l.all, block->rows, block->width);
+  for (int i = 0; i < block->count; i++) {
+    const sublayer *s = &block->sublayers[i];
+    const size_t bytes =
+        s->attention ? attn_mha_workspace(s->attention) : attn_feed_forward_workspace(s->feed_forward, block->rows);
+    l.step_bytes = bytes > l.step_bytes ? bytes : l.step_bytes;
+  }
+  l.step = attn_nn_place_bytes(&l.all, l.step_bytes);
+  return l;
+}
+
+size_t attn_block_workspace(const attn_block *block) { return block ? lay_out(block).all.bytes : 0; }
+
+static double now_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return 1e9 * (double)now.tv_sec + (double)now.tv_nsec;
+}
+
+/* One run: where its parts are. */
+typedef struct block_run {
+  const attn_block *block;
+  const attn_block_args *args;
+  float *stream, *normed, *out;
+  void *step;
+  size_t step_bytes;
+} block_run;
+
+static attn_status run_sublayer(const block_run *r, const sublayer *s, const float *x) {
+  attn_block_profile *profile = r->args->profile;
+  const double begin = profile ? now_ns() : 0;
+  if (!s->attention) {
+    const attn_status status = attn_feed_forward_run(s->feed_forward, r->block->rows, x, r->out, r->step, r->step_bytes);
+    if (profile) profile->feed_forward_ns += now_ns() - begin;
+    return status;
+  }
+  attn_mha_profile times = {0};
+  const attn_mha_args args = {.x = x,
+                              .memory = s->cross ? r->args->memory : NULL,
+                              .y = r->out,
+                              .attention = s->cross ? r->args->cross : r->args->self,
+                              .profile = profile ? &times : NULL};
+  const attn_status status = attn_mha_run(s->attention, &args, r->step, r->step_bytes);
+  if (profile) {
+    profile->projections_ns += times.projections_ns;
+    profile->attention_ns += times.attention_ns;
+  }
+  return status;
+}
+
+/* y = norm(x + residual) or, without a norm, y = x + residual; and the sum where it is wanted. */
+typedef struct joining {
+  int64_t width;
+  const float *x, *residual;
+  const attn_norm *norm;
+  float *sum, *y;
+} joining;
+
+static void join_rows(const void *context, int64_t first, int64_t rows) {
+  const joining *j = context;
+  const int64_t at = first * j->width, count = rows * j->width;
+  if (j->norm) {
+    attn_nn_add_layer_norm(rows, j->width, j->x + at, j->residual ? j->residual + at : NULL, j->norm,
+                           j->sum ? j->sum + at : NULL, j->y + at);
+    return;
+  }
+  for (int64_t i = at; i < at + count; i++) j->y[i] = j->x[i] + j->residual[i];
+}
+
+static void join(const block_run *r, joining j) {
+  const double begin = r->args->profile ? now_ns() : 0;
+  j.width = r->block->width;
+  attn_nn_each_block(&r->block->options, r->block->rows, join_rows, &j);
+  if (r->args->profile) r->args->profile->norm_ns += now_ns() - begin;
+}
+
+static attn_status run_post_norm(const block_run *r) {
+  const float *stream = r->args->x;
+  attn_status status = ATTN_OK;
+  for (int i = 0; i < r->block->count; i++) {
+    const sublayer *s = &r->block->sublayers[i];
+    status = run_sublayer(r, s, stream);
+    if (status != ATTN_OK) return status;
+    float *next = i + 1 < r->block->count ? r->stream : r->args->y;
+    join(r, (joining){.x = r->out, .residual = stream, .norm = &s->norm, .y = next});
+    stream = next;
+  }
+  return status;
+}
+
+static attn_status run_pre_norm(const block_run *r) {
+  const float *stream = r->args->x;
+  const sublayer *s = r->block->sublayers;
+  join(r, (joining){.x = stream, .norm = &s[0].norm, .y = r->normed});
+  attn_status status = ATTN_OK;
+  for (int i = 0; i < r->block->count; i++) {
+    status = run_sublayer(r, &s[i], r->normed);
+    if (status != ATTN_OK) return status;
+    const bool last = i + 1 == r->block->count;
+    if (last)
+      join(r, (joining){.x = r->out, .residual = stream, .y = r->args->y});
+    else
+      join(r, (joining){.x = r->out, .residual = stream, .norm = &s[i + 1].norm, .sum = r->stream, .y = r->normed});
+    stream = r->stream;
+  }
+  return status;
+}
+
+static attn_status check_args(const attn_block *block, const attn_block_args *args) {
+  NN_REQUIRE(block, "block is NULL; it must come from attn_block_create");
+  NN_REQUIRE(args, "args is NULL; it must point to an attn_block_args");
+  NN_REQUIRE(args->x || block->rows == 0, "attn_block_args.x is NULL; it must point to its elements");
+  NN_REQUIRE(args->y || block->rows == 0, "attn_block_args.y is NULL; it must point to its elements");
+  NN_REQUIRE(args->memory || block->count < MOST_SUBLAYERS || block->rows == 0,
+             "attn_block_args.memory is NULL; a decoder block attends to it");
+  return ATTN_OK;
+}
+
+attn_status attn_block_run(const attn_block *block, const attn_block_args *args, void *workspace, size_t bytes) {
+  attn_status status = check_args(block, args);
+  if (status != ATTN_OK || block->rows == 0) return status;
+  const layout l = lay_out(block);
+  status = attn_nn_check_workspace("attn_block", workspace, bytes, l.all.bytes);
+  if (status != ATTN_OK) return status;
+  const double begin = args->profile ? now_ns() : 0;
+  char *memory = workspace;
+  const block_run r = {.block = block,
+                       .args = args,
+                       .stream = (float *)(memory + l.stream),
+                       .normed = (float *)(memory + l.normed),
+                       .out = (float *)(memory + l.out),
+                       .step = memory + l.step,
+                       .step_bytes = l.step_bytes};
+  status = block->pre_norm ? run_pre_norm(&r) : run_post_norm(&r);
+  if (args->profile) {
+    args->profile->runs++;
+    args->profile->total_ns += now_ns() - begin;
+  }
+  return status;
+}

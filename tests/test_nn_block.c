@@ -1,0 +1,321 @@
+/* Transformer blocks against the float64 oracle and against PyTorch's layers (tests/data/nn, scripts/make_nn_fixture.py), pre- and
+ * post-norm, encoder and decoder; wrong formulas must be told apart by the same limit. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "examples/safetensors.h"
+#include "nn_support.h"
+
+enum { BATCH = 2, SEQ = 7, MEMORY = 9, WIDTH = 24, HEADS = 4, HIDDEN = 40 }; /* of the fixture */
+
+typedef struct fixture {
+  safetensors file;
+  attn_block_config config;
+  attn_block_args args;
+  int32_t lengths[BATCH];
+  const float *expected;
+} fixture;
+
+static const float *tensor(const fixture *f, const char *name, int64_t rows, int64_t columns) {
+  const float *data = safetensors_get(&f->file, name, rows, columns);
+  assert_non_null(data);
+  return data;
+}
+
+static attn_norm norm_of(const fixture *f, int number) {
+  char name[2][32];
+  snprintf(name[0], sizeof name[0], "norm%d.weight", number);
+  snprintf(name[1], sizeof name[1], "norm%d.bias", number);
+  return (attn_norm){tensor(f, name[0], 0, WIDTH), tensor(f, name[1], 0, WIDTH), 1e-5f};
+}
+
+static attn_mha_weights attention_of(const fixture *f, const char *name) {
+  char names[4][64];
+  const char *parts[] = {"in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias"};
+  for (int i = 0; i < 4; i++) snprintf(names[i], sizeof names[i], "%s.%s", name, parts[i]);
+  return (attn_mha_weights){.layout = ATTN_OUT_IN,
+                            .w_qkv = tensor(f, names[0], 3 * WIDTH, WIDTH),
+                            .b_qkv = tensor(f, names[1], 0, 3 * WIDTH),
+                            .w_o = tensor(f, names[2], WIDTH, WIDTH),
+                            .b_o = tensor(f, names[3], 0, WIDTH)};
+}
+
+static void load(fixture *f, bool decoder, bool pre_norm) {
+  char path[512];
+  snprintf(path, sizeof path, "%s/tests/data/nn/%s_%s.safetensors", TEST_SOURCE_DIR, decoder ? "decoder" : "encoder",
+           pre_norm ? "pre" : "post");
+  memset(f, 0, sizeof *f);
+  assert_int_equal(safetensors_read(path, &f->file), 0);
+  attn_block_config *c = &f->config;
+  if (decoder)
+    attn_decoder_block_init(c, BATCH, HEADS, SEQ, MEMORY, WIDTH, WIDTH, HIDDEN);
+  else
+    attn_encoder_block_init(c, BATCH, HEADS, SEQ, WIDTH, HIDDEN);
+  c->pre_norm = pre_norm;
+  c->self_weights = attention_of(f, "self_attn");
+  c->self_norm = norm_of(f, 1);
+  c->feed_forward_norm = norm_of(f, decoder ? 3 : 2);
+  c->feed_forward.activation = pre_norm ? ATTN_GELU : ATTN_RELU;
+  c->feed_forward.first =
+      (attn_linear){tensor(f, "linear1.weight", HIDDEN, WIDTH), tensor(f, "linear1.bias", 0, HIDDEN), true};
+  c->feed_forward.second =
+      (attn_linear){tensor(f, "linear2.weight", WIDTH, HIDDEN), tensor(f, "linear2.bias", 0, WIDTH), true};
+  const float *lengths = tensor(f, "lengths", 0, BATCH);
+  for (int b = 0; b < BATCH; b++) f->lengths[b] = (int32_t)lengths[b];
+  f->args.x = tensor(f, "x", BATCH * SEQ, WIDTH);
+  f->expected = tensor(f, "y", BATCH * SEQ, WIDTH);
+  (decoder ? &c->cross : &c->self)->attention.uses |= ATTN_USE_KV_LEN;
+  (decoder ? &f->args.cross : &f->args.self)->kv_len = f->lengths;
+  if (!decoder) return;
+  c->cross_weights = attention_of(f, "multihead_attn");
+  c->cross_norm = norm_of(f, 2);
+  f->args.memory = tensor(f, "memory", BATCH * MEMORY, WIDTH);
+}
+
+static void run(const attn_block_config *config, const attn_options *options, const attn_block_args *args) {
+  attn_block *block;
+  test_ok(attn_block_create(config, options, &block));
+  if (options && options->kernel) assert_string_equal(attn_block_kernel(block), options->kernel);
+  const size_t bytes = attn_block_workspace(block);
+  void *workspace = test_allocate(bytes);
+  memset(workspace, 0xff, bytes); /* NaN: whatever is read must have been written */
+  test_ok(attn_block_run(block, args, workspace, bytes));
+  free(workspace);
+  attn_block_destroy(block);
+}
+
+/* ---- PyTorch ---- */
+
+static void as_pytorch(const char *kernel) {
+  for (int variant = 0; variant < 4; variant++) {
+    fixture f;
+    float y[BATCH * SEQ * WIDTH];
+    load(&f, variant & 1, variant & 2);
+    f.args.y = y;
+    const attn_options options = {.kernel = kernel, .threads = 2};
+    attn_block *refused;
+    if (attn_block_create(&f.config, &options, &refused) == ATTN_UNSUPPORTED) { /* 7 rows are too many for no kernel but */
+      assert_non_null(strstr(attn_last_error(), kernel));                       /* those of decoding, which say so */
+      safetensors_free(&f.file);
+      continue;
+    }
+    attn_block_destroy(refused);
+    run(&f.config, &options, &f.args);
+    attn_nn_field oracle = attn_nn_oracle_block(&f.config, &f.args);
+    for (int i = 0; i < BATCH * SEQ * WIDTH; i++) { /* the fixture, the scale and epsilon are rounded to float32 */
+      assert_true(fabs(oracle.value[i] - (double)f.expected[i]) <= 0x1p-23 * (fabs(oracle.value[i]) + 1));
+      oracle.value[i] = (double)f.expected[i];
+    }
+    nn_passes(oracle, y);
+    safetensors_free(&f.file);
+  }
+}
+
+static void blocks_are_pytorchs(void **state) {
+  (void)state;
+  test_each_kernel(as_pytorch);
+}
+
+static void layer_norm_is_pytorchs(void **state) {
+  (void)state;
+  safetensors file;
+  float y[SEQ * WIDTH];
+  assert_int_equal(safetensors_read(TEST_SOURCE_DIR "/tests/data/nn/layer_norm.safetensors", &file), 0);
+  const float *x = safetensors_get(&file, "x", SEQ, WIDTH), *residual = safetensors_get(&file, "residual", SEQ, WIDTH),
+              *expected = safetensors_get(&file, "y", SEQ, WIDTH);
+  const attn_norm norm = {safetensors_get(&file, "weight", 0, WIDTH), safetensors_get(&file, "bias", 0, WIDTH), 1e-5f};
+  assert_true(x && residual && expected && norm.gain && norm.bias);
+  test_ok(attn_add_layer_norm(SEQ, WIDTH, x, residual, &norm, NULL, y));
+  attn_nn_field fx = attn_nn_field_of(x, SEQ, WIDTH), fr = attn_nn_field_of(residual, SEQ, WIDTH);
+  attn_nn_field sum = attn_nn_oracle_add(&fx, &fr), oracle = attn_nn_oracle_layer_norm(&sum, &norm);
+  for (int i = 0; i < SEQ * WIDTH; i++) oracle.value[i] = (double)expected[i];
+  nn_passes(oracle, y);
+  attn_nn_field_destroy(&fx);
+  attn_nn_field_destroy(&fr);
+  attn_nn_field_destroy(&sum);
+  safetensors_free(&file);
+}
+
+/* ---- Wrong formulas ---- */
+
+static void wrong_blocks_are_told_apart(void **state) {
+  (void)state;
+  for (int variant = 0; variant < 4; variant++) {
+    fixture f;
+    float y[BATCH * SEQ * WIDTH];
+    const bool decoder = variant & 1;
+    load(&f, decoder, variant & 2);
+    f.args.y = y;
+    run(&f.config, NULL, &f.args);
+#define REJECTED(change)                                      \
+  do {                                                        \
+    attn_block_config c = f.config;                           \
+    attn_block_args a = f.args;                               \
+    int32_t longer[BATCH] = {f.lengths[0], f.lengths[1] - 1}; \
+    (void)longer;                                             \
+    change;                                                   \
+    nn_rejected(attn_nn_oracle_block(&c, &a), y);             \
+  } while (0)
+    REJECTED(c.pre_norm = !c.pre_norm);
+    REJECTED(c.self_norm.epsilon = 1e-2f);
+    REJECTED(c.self_norm.bias = NULL);
+    REJECTED(c.feed_forward_norm = c.self_norm);
+    REJECTED(c.feed_forward.activation = c.feed_forward.activation == ATTN_RELU ? ATTN_GELU : ATTN_RELU);
+    REJECTED(c.feed_forward.second.bias = NULL);
+    REJECTED(c.self_weights.b_o = NULL);
+    REJECTED(c.self.attention.scale *= 1.01f);
+    REJECTED(c.self.attention.window_right = decoder ? -1 : 0);
+    REJECTED((decoder ? &a.cross : &a.self)->kv_len = longer);
+    if (decoder) {
+      REJECTED(c.cross_norm.gain = NULL);
+      REJECTED(c.cross_weights = c.self_weights);
+      REJECTED(c.has_cross = false);
+    }
+    safetensors_free(&f.file);
+  }
+}
+
+/* ---- Shapes that the fixture does not have: GQA, another width of memory, many rows, in place, times ---- */
+
+static attn_mha_weights random_attention(const attn_mha_problem *p, unsigned seed) {
+  const attn_problem *a = &p->attention;
+  const int64_t q = a->heads_q * a->dim_qk, k = a->heads_kv * a->dim_qk, v = a->heads_kv * a->dim_v;
+  attn_mha_weights w = {.layout = ATTN_IN_OUT}; /* even seeds: [in][out] */
+  w.w_q = nn_random_linear(p->width, q, false, 2 * seed).weight;
+  w.w_k = nn_random_linear(p->width_memory, k, false, 2 * seed + 2).weight;
+  w.w_v = nn_random_linear(p->width_memory, v, false, 2 * seed + 4).weight;
+  w.w_o = nn_random_linear(a->heads_q * a->dim_v, p->width_out, false, 2 * seed + 6).weight;
+  w.b_k = nn_random(k, seed);
+  return w;
+}
+
+static void other_shapes_follow_the_formula(void **state) {
+  (void)state;
+  enum { B = 3, N = 67, M = 50, W = 32, WM = 20, HID = 96 };
+  const int32_t lengths[B] = {M, 1, 33};
+  for (int pre = 0; pre < 2; pre++) {
+    attn_block_config c;
+    attn_decoder_block_init(&c, B, 4, N, M, W, WM, HID);
+    attn_problem_init(&c.self.attention, B, 4, 2, N, N, 8, 8); /* two KV heads */
+    attn_problem_set_causal(&c.self.attention, ATTN_ALIGN_TOP_LEFT);
+    attn_problem_init(&c.cross.attention, B, 4, 1, N, M, 8, 12); /* one, wider */
+    c.cross.attention.uses |= ATTN_USE_KV_LEN;
+    c.pre_norm = pre;
+    c.self_weights = random_attention(&c.self, 1);
+    c.cross_weights = random_attention(&c.cross, 20);
+    c.feed_forward.first = nn_random_linear(W, HID, true, 51);
+    c.feed_forward.second = nn_random_linear(HID, W, true, 52);
+    float *x = nn_random(B * N * W, 60), *y = nn_random(B * N * W, 61);
+    attn_block_profile profile = {0};
+    attn_block_args args = {
+        .x = x, .memory = nn_random(B * M * WM, 62), .y = y, .cross = {.kv_len = lengths}, .profile = &profile};
+    run(&c, &(attn_options){.threads = 2}, &args);
+    nn_passes(attn_nn_oracle_block(&c, &args), y);
+    assert_true(profile.runs == 1 && profile.projections_ns > 0 && profile.attention_ns > 0 && profile.feed_forward_ns > 0 &&
+                profile.norm_ns > 0);
+    assert_true(profile.projections_ns + profile.attention_ns + profile.feed_forward_ns + profile.norm_ns <=
+                profile.total_ns * 1.001);
+    args.y = x; /* in place, one thread: the same bits */
+    args.profile = NULL;
+    run(&c, &(attn_options){.threads = 1}, &args);
+    assert_memory_equal(x, y, B * N * W * sizeof *x);
+  }
+}
+
+/* Causal and cross-attention by name. */
+static void named_attentions_follow_the_formula(void **state) {
+  (void)state;
+  enum { B = 2, N = 11, M = 6, W = 32, WM = 20 };
+  for (int cross = 0; cross < 2; cross++) {
+    attn_mha_problem p, other;
+    attn_causal_self_attention_init(&p, B, 4, N, W);
+    if (cross) attn_cross_attention_init(&p, B, 4, N, M, W, WM);
+    const attn_mha_weights weights = random_attention(&p, 7);
+    const float *x = nn_random(B * N * W, 1), *memory = nn_random(B * M * WM, 2);
+    float *y = nn_random(B * N * W, 3);
+    attn_mha *layer;
+    test_ok(attn_mha_create(&p, &weights, NULL, &layer));
+    void *workspace = test_allocate(attn_mha_workspace(layer));
+    const attn_mha_args args = {.x = x, .memory = cross ? memory : NULL, .y = y};
+    test_ok(attn_mha_run(layer, &args, workspace, attn_mha_workspace(layer)));
+    attn_nn_field fx = attn_nn_field_of(x, B * N, W), fm = attn_nn_field_of(memory, B * M, WM);
+    nn_passes(attn_nn_oracle_mha(&p, &weights, &args.attention, &fx, cross ? &fm : NULL), y);
+    other = p;
+    other.attention.window_right = cross ? 0 : -1;
+    nn_rejected(attn_nn_oracle_mha(&other, &weights, &args.attention, &fx, cross ? &fm : NULL), y);
+    attn_nn_field_destroy(&fx);
+    attn_nn_field_destroy(&fm);
+    free(workspace);
+    attn_mha_destroy(layer);
+  }
+}
+
+/* ---- Arguments ---- */
+
+static void arguments_are_checked(void **state) {
+  (void)state;
+  fixture f;
+  attn_block *block;
+  load(&f, true, false);
+#define REFUSED(change, word)                                                                            \
+  do {                                                                                                   \
+    attn_block_config bad = f.config;                                                                    \
+    change;                                                                                              \
+    test_refused(attn_block_create(&bad, NULL, &block), ATTN_INVALID_ARGUMENT, (const char *[4]){word}); \
+    assert_null(block);                                                                                  \
+  } while (0)
+  REFUSED(bad.self.width = 0, "width is 0");
+  REFUSED(bad.self.width_out = 12, "attn_block_config.self has width 24 and width_out 12");
+  REFUSED(bad.cross.width = 25, "attn_block_config.cross has width 25");
+  REFUSED(bad.self.x_stride.s = 48, "attn_block_config.self.x_stride");
+  REFUSED(bad.cross.y_stride.d = 2, "attn_block_config.cross.y_stride");
+  REFUSED(bad.cross.attention.batch = 1, "attn_block_config.cross has 7 query rows");
+  REFUSED(bad.feed_forward.width = 23, "attn_block_config.feed_forward.width is 23");
+  REFUSED(bad.feed_forward.hidden = 0, "attn_feed_forward_config.hidden is 0");
+  REFUSED(bad.cross_norm.epsilon = -1, "attn_norm.epsilon is -1");
+  REFUSED(bad.self_weights.w_o = NULL, "w_o is NULL");
+  REFUSED(bad.self.struct_size = 3, "struct_size is 3");
+  test_refused(attn_block_create(NULL, NULL, &block), ATTN_INVALID_ARGUMENT, (const char *[4]){"config is NULL"});
+  test_refused(attn_block_create(&f.config, NULL, NULL), ATTN_INVALID_ARGUMENT, (const char *[4]){"block is NULL"});
+  const attn_options unknown = {.kernel = "flash_mmx"};
+  test_refused(attn_block_create(&f.config, &unknown, &block), ATTN_UNKNOWN_KERNEL, (const char *[4]){"flash_mmx"});
+
+  float y[BATCH * SEQ * WIDTH];
+  f.args.y = y;
+  test_ok(attn_block_create(&f.config, NULL, &block));
+  const size_t bytes = attn_block_workspace(block);
+  char *workspace = test_allocate(bytes + 64);
+  attn_block_args bad = f.args;
+  bad.x = NULL;
+  test_refused(attn_block_run(block, &bad, workspace, bytes), ATTN_INVALID_ARGUMENT, (const char *[4]){"x is NULL"});
+  bad = f.args, bad.y = NULL;
+  test_refused(attn_block_run(block, &bad, workspace, bytes), ATTN_INVALID_ARGUMENT, (const char *[4]){"y is NULL"});
+  bad = f.args, bad.memory = NULL;
+  test_refused(attn_block_run(block, &bad, workspace, bytes), ATTN_INVALID_ARGUMENT, (const char *[4]){"memory is NULL"});
+  bad = f.args, bad.cross.kv_len = NULL;
+  test_refused(attn_block_run(block, &bad, workspace, bytes), ATTN_INVALID_ARGUMENT, (const char *[4]){"kv_len"});
+  test_refused(attn_block_run(block, NULL, workspace, bytes), ATTN_INVALID_ARGUMENT, (const char *[4]){"args is NULL"});
+  test_refused(attn_block_run(NULL, &f.args, workspace, bytes), ATTN_INVALID_ARGUMENT, (const char *[4]){"block is NULL"});
+  test_refused(attn_block_run(block, &f.args, workspace, bytes - 1), ATTN_WORKSPACE_TOO_SMALL,
+               (const char *[4]){"attn_block needs"});
+  test_refused(attn_block_run(block, &f.args, workspace + 8, bytes), ATTN_WORKSPACE_TOO_SMALL,
+               (const char *[4]){"aligned to 64"});
+  free(workspace);
+  attn_block_destroy(block);
+  attn_block_destroy(NULL);
+  safetensors_free(&f.file);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(blocks_are_pytorchs),
+      cmocka_unit_test(layer_norm_is_pytorchs),
+      cmocka_unit_test(wrong_blocks_are_told_apart),
+      cmocka_unit_test(other_shapes_follow_the_formula),
+      cmocka_unit_test(named_attentions_follow_the_formula),
+      cmocka_unit_test(arguments_are_checked),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
