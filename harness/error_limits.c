@@ -53,7 +53,7 @@ static double ratio_of(double error, double limit) {
 }
 
 double bench_output_ratio(const bench_row_limits *limits, double o, double m, double w, double got) {
-  if (limits->empty) return got == 0.0 ? 0.0 : INFINITY;
+  if (limits->empty) return got == 0.0 && o == 0.0 ? 0.0 : INFINITY; /* o may be someone else's answer */
   if (isnan(o)) return isnan(got) ? 0.0 : INFINITY;
   if (isinf(o)) return got == o ? 0.0 : INFINITY;
 

@@ -5,9 +5,9 @@
 #   scripts/setup.sh --retry  try again what could not be had last time
 #
 # Required: a C11 compiler, a make tool and CMake 3.25. Optional: cmocka (unit tests), hwloc (topology), Python with
-# scripts/requirements.txt in .venv (figures, tests of the scripts). Packages come from apt-get, as root or through sudo when
-# that asks no question. What cannot be had is named with the command that would install it; only a missing required tool
-# is a failure. ATTN_NO_INSTALL=1: install nothing, only say what is missing.
+# scripts/requirements.txt in .venv (figures, tests of the scripts) and requirements-tests.txt (tests alone). Packages come from
+# apt-get, as root or through sudo when that asks no question. What cannot be had is named with the command that would install
+# it; only a missing required tool is a failure. ATTN_NO_INSTALL=1: install nothing, only say what is missing.
 set -u
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -31,7 +31,7 @@ has_google_benchmark() { echo '#include <benchmark/benchmark.h>' | "${CXX:-c++}"
 has_compare_py() { [ -e /usr/share/benchmark/compare.py ]; }
 has_pkg_config() { have pkg-config; }
 has_venv_module() { [ -x .venv/bin/python ] || python3 -c 'import venv, ensurepip' 2>/dev/null; }
-has_requirements() { cmp -s scripts/requirements.txt .venv/.attn-requirements; }
+has_requirements() { cmp -s "scripts/$1.txt" ".venv/.attn-$1"; } # requirements or requirements-tests
 
 # need | test | Debian packages | what for
 needs='required|compiler|gcc libc6-dev|building
@@ -99,9 +99,9 @@ pip_install() {
 
 may_pip() { [ "${ATTN_NO_INSTALL:-0}" != 1 ] && has_venv_module && ! was_tried "pip $1"; }
 
-install_requirements() {
-  say "setup: installing $(grep -Ev '^ *(#|$)' scripts/requirements.txt | tr '\n' ' ')into .venv (pip)"
-  make_venv && pip_install -r scripts/requirements.txt && cp scripts/requirements.txt .venv/.attn-requirements
+install_requirements() { # of one file: the tests' own may fail without taking the others with them
+  say "setup: installing $(grep -Ev '^ *(#|$)' "scripts/$1.txt" | tr '\n' ' ')into .venv (pip)"
+  make_venv && pip_install -r "scripts/$1.txt" && cp "scripts/$1.txt" ".venv/.attn-$1"
 }
 
 install_cmake() {
@@ -109,8 +109,10 @@ install_cmake() {
   make_venv && pip_install 'cmake>=3.25' && hash -r
 }
 
-requirements="requirements $(cksum <scripts/requirements.txt)"
-if ! has_requirements && may_pip "$requirements"; then install_requirements || echo "pip $requirements" >>"$tried"; fi
+for file in requirements requirements-tests; do
+  wanted="$file $(cksum <"scripts/$file.txt")"
+  if ! has_requirements $file && may_pip "$wanted"; then install_requirements $file || echo "pip $wanted" >>"$tried"; fi
+done
 if ! has_cmake && may_pip cmake; then install_cmake || echo "pip cmake" >>"$tried"; fi
 
 # ---- What is still missing? ------------------------------------------------------------------------------------------
@@ -122,7 +124,11 @@ while IFS='|' read -r need test packages purpose; do
     [ "$need" = required ] && status=1
   fi
 done <<<"$needs"
-if ! has_requirements && ! python3 -c 'import numpy, matplotlib' 2>/dev/null; then
+if ! has_requirements requirements-tests && ! python3 -c 'import onnx' 2>/dev/null; then
+  warn "setup: no onnx (optional, for one test); to install it:" \
+    "python3 -m venv .venv && .venv/bin/pip install -r scripts/requirements-tests.txt"
+fi
+if ! has_requirements requirements && ! python3 -c 'import numpy, matplotlib' 2>/dev/null; then
   warn "setup: no NumPy and Matplotlib (optional, for figures); to install them:" \
     "python3 -m venv .venv && .venv/bin/pip install -r scripts/requirements.txt"
 fi
