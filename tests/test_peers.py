@@ -22,10 +22,11 @@ PEERS = ROOT / "scripts" / "peers"
 LIBRARY = Path(os.environ.get("ATTN_TEST_LIBATTN", ROOT / "build" / "libattn.so"))
 sys.path[:0] = [str(PEERS), str(ROOT / "scripts")]
 
-from pairing import libattn, machine, rounds, stats  # noqa: E402
+from pairing import contender, libattn, machine, rounds, stats, storage  # noqa: E402
 from pairing.cases import CaseError, build_cases  # noqa: E402
 from pairing.reference import Reference, Rounding, make_inputs  # noqa: E402
-from pairing.results import COLUMNS, SAMPLE_COLUMNS, Comparisons  # noqa: E402
+from pairing.peak import PeakLibrary  # noqa: E402
+from pairing.results import COLUMNS, SAMPLE_COLUMNS, Comparisons, roof_columns  # noqa: E402
 from plotting.table import read_results  # noqa: E402
 
 needs_library = pytest.mark.skipif(not LIBRARY.exists(), reason=f"no {LIBRARY}: cmake --build build --target attn_shared")
@@ -209,6 +210,99 @@ def test_a_kernel_that_narrows_p_has_a_wider_limit():
     assert not reference.judge(rough, Rounding(0)).passed and reference.judge(rough, Rounding(0, p_rounding=2.0**-8)).passed
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_half_precision_is_judged_by_its_own_steps(dtype):
+    case = one_case("heads=2", "seq=64", f"dtype={dtype}")
+    q, k, v = inputs_of(case)
+    reference = Reference(case, q, k, v)
+    o, _ = attention(*(storage.widen(x, dtype) for x in (q, k, v)))
+    assert np.allclose(reference.o, o, rtol=0, atol=1e-13)
+    right, step = storage.store(o.astype(np.float32), dtype), storage.ROUNDOFF[dtype]
+    exact, narrow = Rounding(0), Rounding(0, p_rounding=step)
+    assert 0.5 < reference.judge(right, exact).worst <= 1
+    neighbour = right + np.asarray(1, right.dtype) if dtype == "bf16" else np.nextafter(right, np.float16(9))
+    assert not reference.judge(neighbour, exact).passed
+    assert reference.judge(neighbour, Rounding(0, store_error=3 * step)).passed
+    p_error = np.random.default_rng(3).uniform(-step, step, reference.o.shape) * reference.w  # of a kernel that narrows P
+    moved = storage.store((reference.o + p_error).astype(np.float32), dtype)
+    assert reference.judge(moved, narrow).passed and not reference.judge(moved, exact).passed
+    right[0, 0, 3, 5] = storage.store(np.array([np.nan], np.float32), dtype)[0]
+    assert reference.judge(right, narrow).index == "0:0:3:5"
+
+
+def test_w_is_how_far_independent_errors_of_p_move_the_output():
+    case = one_case("heads=1", "seq_q=3", "seq_k=20", "dtype=bf16")
+    q, k, v = (storage.widen(x, "bf16") for x in inputs_of(case))
+    s = q[0, 0] @ k[0, 0].T * float(np.float32(0.125))
+    p = np.exp(s) / np.exp(s).sum(1, keepdims=True)
+    o = p @ v[0, 0]
+    direct = np.sqrt(((p[:, :, None] * (v[0, 0][None] - o[:, None])) ** 2).sum(1))
+    assert np.allclose(Reference(case, *inputs_of(case)).w[0, 0], direct, rtol=1e-9)
+
+
+def test_bfloat16_rounds_to_nearest_even():
+    values = np.array([1.0, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, -3.4e38, np.inf, np.nan, 1e-40], np.float32)
+    bits = [0x3F80, 0x3F80, 0x3F82, 0x3F81, 0xFF80, 0x7F80, 0x7FC0, 0x0001]
+    assert [int(x) for x in storage.store(values, "bf16")] == bits
+    assert storage.widen(np.array([0x3FC0], np.uint16), "bf16")[0] == 1.5
+    o = np.zeros(3, np.uint16)
+    storage.spoil(o)
+    assert np.isnan(storage.widen(o, "bf16")).all()
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_kernels_take_half_precision(library, dtype):
+    case = one_case("heads=2", "seq=33", f"dtype={dtype}")
+    q, k, v = inputs_of(case)
+    o = np.zeros_like(q)
+    with library.plan(library.problem(1, 2, 2, 33, 33, 64, 64, dtype=dtype), "flash_c") as plan:
+        plan.check(plan.bind(q, k, v, o)())
+        with pytest.raises(ValueError, match="is right"):
+            plan.bind(q.astype(np.float32), k, v, o)
+    assert Reference(case, q, k, v).judge(o, Rounding(library.kernel("flash_c").numerics.exp_error)).passed
+
+
+# ---- Peak ------------------------------------------------------------------------------------------------------------
+
+needs_peak = pytest.mark.skipif(not LIBRARY.with_name("libattn_peak.so").exists(),
+                                reason="no libattn_peak.so: cmake --build build --target attn_peak")
+
+
+@needs_peak
+def test_the_peak_is_measured_in_this_process():
+    peak = PeakLibrary(LIBRARY.with_name("libattn_peak.so"))
+    assert not peak.absent
+    with peak.meter("f32", 1) as meter:
+        rates = [meter.flops() for _ in range(5)]
+        assert " f32: " in meter.name and 1e9 < max(rates) < 1e12
+    case = one_case("heads=1", "seq_q=1", "seq_k=4096")
+    rotations, _ = rounds.rotate(case, inputs_of(case))
+    with peak.meter("bf16", 1) as meter:
+        assert 1e8 < max(meter.read(rotations) for _ in range(5)) < 1e13
+    with peak.meter("f32", 2) as meter:
+        assert meter.flops() > 0 and meter.read(rotations) > 0
+        tiny = np.zeros((1, 1, 2, 4), np.float32)
+        assert meter.read([(tiny, tiny, tiny)]) == 0.0  # less than one step of the loop
+
+
+def test_without_the_peak_library_nothing_is_claimed(tmp_path):
+    peak = PeakLibrary(tmp_path / "libattn_peak.so")
+    assert "--target attn_peak" in peak.absent
+    with peak.meter("f32", 1) as meter:
+        assert meter is None
+
+
+def test_shares_are_medians_of_the_rounds():
+    case = one_case("heads=1", "seq=8", "head_dim=4")  # 1024 flops
+    result = contender.Result("auto", times_ns=[10, 20, 40], peak_rates=[204.8e9, 51.2e9, 102.4e9])
+    columns = roof_columns(case, result)
+    assert columns == {"peak_gflops": pytest.approx(102.4), "peak_pct": pytest.approx(50.0)}  # of 50, 100 and 25
+    decode = one_case("heads=1", "seq_q=1", "seq_k=8", "head_dim=4")  # 256 bytes of K and V
+    columns = roof_columns(decode, contender.Result("auto", times_ns=[10, 20], read_rates=[51.2e9, 25.6e9]))
+    assert columns == {"peak_gbs": pytest.approx(38.4), "bw_pct": pytest.approx(50.0)}
+
+
 # ---- Cases -----------------------------------------------------------------------------------------------------------
 
 def test_limits_are_the_columns_of_the_rivals_table():
@@ -230,7 +324,7 @@ def test_axes_span_a_grid_and_replace_those_of_presets():
 
 @pytest.mark.parametrize(("text", "words"), [
     ("sek=4", "did you mean 'seq_k'"), ("seq=x", "a whole number"), ("seq", "a value is missing"), ("seq=0", "from 1 up"),
-    ("causal=yes", "one of none"),
+    ("causal=yes", "one of none"), ("dtype=f64", "one of f32"),
     ("seq=1:8:*1", "never ends"), ("seq=8:4:+1", "from 1 up"), ("heads_kv=3", "does not divide")])
 def test_wrong_axes_are_explained(text, words):
     with pytest.raises(CaseError, match=re.escape(words)):
@@ -293,7 +387,7 @@ def test_verdicts_need_interval_margin_and_corrected_p(low, middle, high, p, wor
 
 def test_verdicts_are_corrected_over_all_cases():
     def results(ours, rival):
-        return [rounds.Result("auto", times_ns=ours), rounds.Result("torch_flash", times_ns=rival)]
+        return [contender.Result("auto", times_ns=ours), contender.Result("torch_flash", times_ns=rival)]
     lead = [1.0] * 21, [1.1] * 15 + [0.9] * 6  # p = 0.078 alone
     alone, among = Comparisons({"torch_flash"}), Comparisons({"torch_flash"})
     weak = [1.0] * 21, [1.1] * 16 + [0.9] * 5  # p = 0.027 alone: significant, but not among three
@@ -394,15 +488,15 @@ def test_without_torch_its_rows_are_skipped_with_the_command(script, tmp_path):
     rows = rows_of(tmp_path / "out.csv")
     assert [(row["kernel"], row["status"]) for row in rows] == [
         ("auto", "PASS"), ("naive_c", "PASS"), ("torch_flash", "SKIP"), ("torch_math", "SKIP")]
-    assert all("pip install torch==2.13.0" in row["reason"] and not row["time_ns_median"] for row in rows[2:])
-    assert all(float(row["gflops"]) > 0 and row["baseline"] == "" for row in rows[:2])
+    assert all("scripts/peers/setup.sh torch" in row["reason"] and not row["time_ns_median"] for row in rows[2:])
+    assert all(float(row["gflops"]) > 0 and row["baseline"] == "auto" for row in rows[:2])
     assert "SKIP: PyTorch" in done.stdout
 
 
 @needs_library
 def test_files_have_attnbenchs_columns_and_the_plotter_reads_them(script, tmp_path):
     done = script(*SMALL, "-a", "causal=none,bottom-right", "--csv", tmp_path / "out.csv", "--samples",
-                  tmp_path / "samples.csv", "--peak", "1000", modules=PRESENT)
+                  tmp_path / "samples.csv", modules=PRESENT)
     assert done.returncode == 0, done.stderr
     declared = re.findall(r"COLUMN\((\w+)\)", (ROOT / "harness/columns.def").read_text(encoding="utf-8"))
     assert (tmp_path / "out.csv").read_text(encoding="utf-8").splitlines()[0] == ",".join(declared)
@@ -413,16 +507,18 @@ def test_files_have_attnbenchs_columns_and_the_plotter_reads_them(script, tmp_pa
     assert len(rows) == 6 and len(samples) == 6 * 21
     torch_row = rows[1]
     assert (torch_row["kernel"], torch_row["library"], torch_row["isa"]) == ("torch_flash", "PyTorch 2.13.0", "avx512")
+    if LIBRARY.with_name("libattn_peak.so").exists():
+        assert all(float(row["peak_gflops"]) > 1 and float(row["peak_pct"]) > 0 and not row["bw_pct"] for row in rows)
     for row in rows:
-        assert row["status"] == "PASS" and row["samples"] == "21" and row["baseline"] == "torch_flash"
-        assert float(row["peak_pct"]) == pytest.approx(float(row["gflops"]) / 10) and "--peak" in row["warnings"]
+        assert row["status"] == "PASS" and row["samples"] == "21" and row["baseline"] == "auto"
         assert 0 < float(row["max_err_ratio"]) <= 1 and row["rows_checked"] == "48"
-    assert float(torch_row["ratio"]) == 1
+    assert float(rows[0]["ratio"]) == 1 and rows[0]["warnings"].startswith("chose ")
     first = [sample for sample in samples if sample["case_id"] == rows[0]["case_id"]]
     times = {name: [float(sample["time_ns"]) for sample in first if sample["kernel"] == name]
              for name in ("auto", "torch_flash")}
-    expected = stats.paired_ratio(times["torch_flash"], times["auto"])
-    assert float(rows[0]["ratio"]) == pytest.approx(expected.median, rel=1e-6)
+    expected = stats.paired_ratio(times["auto"], times["torch_flash"])
+    assert float(torch_row["ratio"]) == pytest.approx(expected.median, rel=1e-6)
+    assert f"{1 / float(torch_row['ratio']):.3f} [{1 / float(torch_row['ratio_ci_hi']):.3f}" in done.stdout
     assert len(read_results([tmp_path / "out.csv"]).rows) == 6
     assert "A/A control" in done.stdout and "Holm-corrected over these 4 comparisons" in done.stdout
 
@@ -487,7 +583,8 @@ def test_rotations_hold_the_same_data_in_other_places():
 @pytest.mark.parametrize(("arguments", "code", "words"), [
     (["-a", "sek=4"], 2, "did you mean 'seq_k'"), (["-k", "flash_avx"], 2, "did you mean"),
     (["--rounds", "20"], 2, "from 21 up"),
-    (["--cases", "none"], 2, "limits"), (["-t", "0"], 2, "from 1 up"), (["--peak", "-1"], 2, "above 0"),
+    (["--cases", "none"], 2, "limits"), (["-t", "0"], 2, "from 1 up"), (["--sample-ms", "-1"], 2, "above 0"),
+    (["--cpus", "x"], 2, "numbers of CPUs"), (["--cpus", "9999"], 2, "are right"),
     (["--frobnicate"], 2, "frobnicate"), (["--libattn", "/no/libattn.so"], 2, "attn_shared"),
     (["--csv", "/no/such/folder/out.csv"], 5, "cannot be written")])
 def test_wrong_arguments_are_explained_before_anything_runs(script, arguments, code, words):

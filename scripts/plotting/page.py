@@ -29,8 +29,9 @@ class Frame:
 class Page:
     """self.axes: one per panel, row by row; titled, otherwise empty."""
 
-    def __init__(self, title, header, panels, columns, frame, legends, notes):
-        """legends: rows of [(handle, label)]; notes: [(status, sentence)]; panels: their titles."""
+    def __init__(self, title, header, panels, columns, frame, legends, notes, listed="not-timed.txt"):
+        """legends: rows of [(handle, label)]; notes: [(status, sentence)]; panels: their titles; listed: where all notes
+        are."""
         first = max(frame.first_left, frame.left)
         cell = frame.left + frame.width + frame.right
         content = first - frame.left + columns * cell
@@ -40,7 +41,7 @@ class Page:
         header_lines = [line for text in header for line in style.wrap(text, inner, style.HEADER)]
         names = [style.wrap(name, frame.width + frame.right - 0.1, style.BODY, "bold") for name in panels]
         legend_rows = [row for legend in legends for row in self._legend_rows(legend, inner)]
-        note_lines = self._note_lines(notes, inner)
+        note_lines = self._note_lines(notes, inner, listed)
         above = [0.12 + LINE * max(len(lines) for lines in names[i:i + columns]) for i in range(0, len(names), columns)]
         heading = 0.27 * len(title_lines) + LINE * len(header_lines) + 0.14
         footing = (LINE + 0.05) * len(legend_rows) + LINE * len(note_lines) + 0.1
@@ -104,11 +105,11 @@ class Page:
         return rows
 
     @staticmethod
-    def _note_lines(notes, width):
+    def _note_lines(notes, width, listed):
         lines = [(status, line) for status, sentence in notes for line in style.wrap(sentence, width, style.NOTE)]
         if len(lines) > MOST_NOTES:
             hidden = len(lines) - MOST_NOTES + 1
-            more = f"... and {views.plural(hidden, 'more line')}: not-timed.txt beside this figure lists every row"
+            more = f"... and {views.plural(hidden, 'more line')}: {listed} beside this figure lists every row"
             lines = lines[:MOST_NOTES - 1] + [("", more)]
         return lines
 

@@ -3,15 +3,18 @@
 import difflib
 import itertools
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-CAUSAL, CACHE = ("none", "top-left", "bottom-right"), ("warm", "cold-kv")
-DEFAULTS = {"batch": "1", "heads": "8", "heads_kv": "heads", "seq": "512", "seq_q": "seq", "seq_k": "seq", "head_dim": "64",
-            "causal": "none", "cache": "warm"}
-WORDS = {"causal": CAUSAL, "cache": CACHE, "heads_kv": ("heads",), "seq_q": ("seq",), "seq_k": ("seq",)}
+DTYPES, CAUSAL, CACHE = ("f32", "f16", "bf16"), ("none", "top-left", "bottom-right"), ("warm", "cold-kv")
+ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
+DEFAULTS = {"dtype": "f32", "batch": "1", "heads": "8", "heads_kv": "heads", "seq": "512", "seq_q": "seq", "seq_k": "seq",
+            "head_dim": "64", "causal": "none", "cache": "warm"}
+WORDS = {"dtype": DTYPES, "causal": CAUSAL, "cache": CACHE, "heads_kv": ("heads",), "seq_q": ("seq",), "seq_k": ("seq",)}
+
+FEW_QUERIES = 16
 
 PRESETS = {
-    # The float32 columns of the rivals table, with the shapes of harness/presets/limits.preset.
+    # What every rival is measured on, with the shapes of harness/presets/limits.preset.
     "limits": [
         {"heads": "1", "seq": "2048"},
         {"heads": "1", "seq": "2048", "causal": "bottom-right"},
@@ -34,7 +37,7 @@ class CaseError(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """One float32 problem and how it is measured."""
+    """One problem and how it is measured."""
     batch: int
     heads: int
     heads_kv: int
@@ -44,21 +47,41 @@ class Case:
     causal: str
     cache: str
     threads: int = 1
+    dtype: str = "f32"  # of q, k, v and o
 
     def __str__(self):
         """As attnbench words it above its tables."""
         def pair(a, b, joint):
             return f"{a}" if a == b else f"{a}{joint}{b}"
-        return (f"f32  batch {self.batch}  heads {pair(self.heads, self.heads_kv, '/')}"
+        return (f"{self.dtype}  batch {self.batch}  heads {pair(self.heads, self.heads_kv, '/')}"
                 f"  seq {pair(self.seq_q, self.seq_k, 'x')}  head_dim {self.head_dim}  causal {self.causal}"
                 f"  threads {self.threads}" + (f"  cache {self.cache}" if self.cache != "warm" else ""))
 
     @property
     def id(self):
         """attnbench's case_id."""
-        return (f"dtype:f32/B:{self.batch}/Hq:{self.heads}/Hkv:{self.heads_kv}/Sq:{self.seq_q}/Sk:{self.seq_k}"
+        return (f"dtype:{self.dtype}/B:{self.batch}/Hq:{self.heads}/Hkv:{self.heads_kv}/Sq:{self.seq_q}/Sk:{self.seq_k}"
                 f"/D:{self.head_dim}/Dv:{self.head_dim}/causal:{self.causal}/threads:{self.threads}"
                 + (f"/cache:{self.cache}" if self.cache != "warm" else ""))
+
+    @property
+    def title(self):
+        """In as few words as tables and figures need: what all cases of the rivals table share is left out."""
+        def pair(a, b, joint):
+            return f"{a}" if a == b else f"{a}{joint}{b}"
+        heads = pair(self.heads, self.heads_kv, "/")
+        if self.is_decode:
+            words = f"{'decode' if self.heads == self.heads_kv else 'GQA decode'} {heads}×{self.seq_k}×{self.head_dim}"
+            return words if self.seq_q == 1 else f"{words}, {self.seq_q} queries"
+        words = [f"d{self.head_dim}", f"s{pair(self.seq_q, self.seq_k, '×')}"]
+        words += [f"×{heads} heads"] if heads != "1" else []
+        words += ["causal"] if self.causal != "none" else []
+        return " ".join(words + ([f"batch {self.batch}"] if self.batch > 1 else []))
+
+    @property
+    def is_decode(self):
+        """Few queries, more keys: memory is the limit (as in scripts/plotting/views.py)."""
+        return self.seq_q <= FEW_QUERIES and self.seq_q < self.seq_k
 
     @property
     def offset(self):
@@ -77,11 +100,11 @@ class Case:
     def bytes(self):
         """Q, K, V and O once, K and V with heads_kv."""
         rows = 2 * self.heads * self.seq_q + 2 * self.heads_kv * self.seq_k
-        return 4 * self.batch * rows * self.head_dim
+        return ITEM_BYTES[self.dtype] * self.batch * rows * self.head_dim
 
     @property
     def bytes_kv(self):
-        return 4 * self.batch * 2 * self.heads_kv * self.seq_k * self.head_dim
+        return ITEM_BYTES[self.dtype] * self.batch * 2 * self.heads_kv * self.seq_k * self.head_dim
 
 
 def build_cases(presets, axes, threads):
@@ -107,7 +130,7 @@ def build_case(values, threads):
 
     case = Case(batch=number("batch"), heads=number("heads"), heads_kv=number("heads_kv"), seq_q=number("seq_q"),
                 seq_k=number("seq_k"), head_dim=number("head_dim"), causal=values["causal"], cache=values["cache"],
-                threads=threads)
+                threads=threads, dtype=values["dtype"])
     if case.heads % case.heads_kv:
         raise CaseError(f"heads_kv={case.heads_kv} does not divide heads={case.heads}; a divisor of it is right")
     return case
@@ -129,7 +152,7 @@ def read_value(name, text):
     words = WORDS.get(name, ())
     if text in words:
         return [text]
-    if name in ("causal", "cache"):
+    if name in ("dtype", "causal", "cache"):
         raise CaseError(f"axis {name}: {text!r}; one of {', '.join(words)} is right")
     span = re.fullmatch(r"([0-9]+):([0-9]+):([*+])([0-9]+)", text)
     if not span and not re.fullmatch(r"[0-9]+", text):

@@ -1,9 +1,9 @@
-"""libattn from Python: include/attn/attn.h through ctypes, as much of it as dense float32 attention takes.
+"""libattn from Python: include/attn/attn.h through ctypes, as much of it as dense attention takes.
 
     library = Library("build/libattn.so")
     problem = library.problem(batch=1, heads_q=8, heads_kv=8, seq_q=512, seq_k=512, dim_qk=64, dim_v=64)
     with library.plan(problem, threads=2) as plan:
-        run = plan.bind(q, k, v, o)     # C-contiguous float32 arrays [batch][heads][seq][dim]
+        run = plan.bind(q, k, v, o)     # C-contiguous arrays [batch][heads][seq][dim]; bf16 as uint16
         plan.check(run())
 
 The structures repeat those of the header field by field; tests/test_peers.py compares them with what a C compiler makes of
@@ -15,6 +15,8 @@ import functools
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int64, c_size_t, c_uint32, c_void_p
 
 import numpy as np
+
+from .storage import ARRAYS, CODES
 
 OK, INVALID_ARGUMENT, UNSUPPORTED, UNKNOWN_KERNEL = range(4)  # attn_status
 TOP_LEFT, BOTTOM_RIGHT, OFFSET = range(3)                     # attn_align
@@ -104,10 +106,11 @@ class Library:
             raise LibraryError(f"{path}: its attn_problem has {size} bytes, that of this script {ctypes.sizeof(Problem)}; "
                                "both must come from the same source tree")
 
-    def problem(self, batch, heads_q, heads_kv, seq_q, seq_k, dim_qk, dim_v, causal=None, lse=False):
-        """Dense [batch][heads][seq][dim] float32. causal: None, TOP_LEFT or BOTTOM_RIGHT."""
+    def problem(self, batch, heads_q, heads_kv, seq_q, seq_k, dim_qk, dim_v, causal=None, lse=False, dtype="f32"):
+        """Dense [batch][heads][seq][dim]. causal: None, TOP_LEFT or BOTTOM_RIGHT. dtype: of q, k, v and o."""
         problem = Problem()
         self.c.attn_problem_init(problem, batch, heads_q, heads_kv, seq_q, seq_k, dim_qk, dim_v)
+        problem.dtype_q = problem.dtype_kv = problem.dtype_o = CODES[dtype]
         if causal is not None:
             self.c.attn_problem_set_causal(problem, causal)
         if lse:
@@ -174,13 +177,16 @@ def make_args(problem, q, k, v, o, lse=None):
     shapes = {"q": (p.batch, p.heads_q, p.seq_q, p.dim_qk), "k": (p.batch, p.heads_kv, p.seq_k, p.dim_qk),
               "v": (p.batch, p.heads_kv, p.seq_k, p.dim_v), "o": (p.batch, p.heads_q, p.seq_q, p.dim_v),
               "lse": (p.batch, p.heads_q, p.seq_q)}
+    types = {code: ARRAYS[name] for name, code in CODES.items()}
+    wanted = {"q": types[p.dtype_q], "k": types[p.dtype_kv], "v": types[p.dtype_kv], "o": types[p.dtype_o],
+              "lse": ARRAYS["f32"]}
     arrays = {"q": q, "k": k, "v": v, "o": o}
     if p.uses & USE_LSE:
         arrays["lse"] = lse
     for name, array in arrays.items():
-        if array is None or array.dtype != np.float32 or array.shape != shapes[name] or not array.flags.c_contiguous:
+        if array is None or array.dtype != wanted[name] or array.shape != shapes[name] or not array.flags.c_contiguous:
             found = "None" if array is None else f"{array.dtype} {array.shape}"
-            raise ValueError(f"{name} is {found}; C-contiguous float32 {shapes[name]} is right")
+            raise ValueError(f"{name} is {found}; C-contiguous {wanted[name]} {shapes[name]} is right")
     return Args(**{name: array.ctypes.data for name, array in arrays.items()})
 
 

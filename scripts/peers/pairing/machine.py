@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 
 # Variables that change what is measured; printed with the results where they are set.
 VARIABLES = re.compile(r"(ATTN|OMP|GOMP|KMP|MKL|ONEDNN|DNNL|ATEN|TORCH|OPENBLAS|MALLOC)_\w+|LD_PRELOAD|GLIBC_TUNABLES")
@@ -28,3 +29,12 @@ def openmp_runtimes():
     with open("/proc/self/maps", encoding="utf-8") as file:
         paths = {line.split(maxsplit=5)[5].strip() for line in file if line.count("/")}
     return sorted(path for path in paths if re.match(r"lib([gi]?omp)\d*[-.][^/]*so|libiomp5", os.path.basename(path)))
+
+
+def need_numpy():
+    """Ends the program as skipped where NumPy is missing: nothing can be checked without it."""
+    try:
+        import numpy  # noqa: F401  # pylint: disable=import-outside-toplevel,unused-import
+    except ImportError:
+        print("skipped: no NumPy (python3 -m pip install numpy)")
+        sys.exit(77)

@@ -21,10 +21,10 @@ USUAL = {"score": "dot", "window": "none", "mask": "none", "bias": "none", "alib
 OURS, CONTROL = "auto", "auto again"  # the kernel that rivals are compared with, and its A/A control
 
 
-def row_of(run_id, case, result, baseline, peak_gflops=None):
+def row_of(run_id, case, result, baseline):
     """Column -> value; what is missing is absent. baseline: the timed result that ratios are taken against, or None."""
     row = {"run_id": run_id, "case_id": case.id, "kernel": result.name, "status": result.status, "reason": result.reason,
-           "dtype_q": "f32", "dtype_kv": "f32", "dtype_o": "f32", "batch": case.batch, "heads_q": case.heads,
+           "dtype_q": case.dtype, "dtype_kv": case.dtype, "dtype_o": case.dtype, "batch": case.batch, "heads_q": case.heads,
            "heads_kv": case.heads_kv, "seq_q": case.seq_q, "seq_k": case.seq_k, "dim_qk": case.head_dim,
            "dim_v": case.head_dim, "causal": case.causal, "align": case.causal if case.causal != "none" else "top-left",
            "cache": case.cache, "threads": case.threads, **USUAL}
@@ -33,24 +33,34 @@ def row_of(run_id, case, result, baseline, peak_gflops=None):
         row.update(rows_checked=result.judgement.rows, max_err_ratio=result.judgement.worst,
                    max_abs_err=result.judgement.abs_error, err_index=result.judgement.index)
     if result.timed:
-        row.update(time_columns(case, result, baseline, peak_gflops))
+        row.update(time_columns(case, result, baseline), **roof_columns(case, result))
     else:
         for column in ("plan_ns", "workspace_bytes"):
             row.pop(column, None)
     return row
 
 
-def time_columns(case, result, baseline, peak_gflops):
+def time_columns(case, result, baseline):
     time = summarise(result.times_ns)
     gflops = case.flops / time.median
     columns = {"samples": time.n, "time_ns_min": time.min, "time_ns_median": time.median, "time_ns_mad": time.mad,
                "time_ns_ci_lo": time.low, "time_ns_ci_hi": time.high, "flops": case.flops, "bytes": case.bytes,
                "gflops": gflops, "gbs": case.bytes / time.median, "stop_reason": "rounds"}
-    if peak_gflops:
-        columns.update(peak_gflops=peak_gflops, peak_pct=100 * gflops / peak_gflops)
     if baseline:
         ratio = paired_ratio(baseline.times_ns, result.times_ns)
         columns.update(baseline=baseline.name, ratio=ratio.median, ratio_ci_lo=ratio.low, ratio_ci_hi=ratio.high)
+    return columns
+
+
+def roof_columns(case, result):
+    """Rates of the peak and read loops, and the shares of them: medians of the shares of every round."""
+    columns = {}
+    if result.peak_rates:
+        shares = [case.flops / time / (rate * 1e-9) for time, rate in zip(result.times_ns, result.peak_rates, strict=True)]
+        columns.update(peak_gflops=statistics.median(result.peak_rates) * 1e-9, peak_pct=100 * statistics.median(shares))
+    if result.read_rates:
+        shares = [case.bytes_kv / time / (rate * 1e-9) for time, rate in zip(result.times_ns, result.read_rates, strict=True)]
+        columns.update(peak_gbs=statistics.median(result.read_rates) * 1e-9, bw_pct=100 * statistics.median(shares))
     return columns
 
 
@@ -116,9 +126,9 @@ def control_ratio(results):
 
 def print_case(case, rows, results):
     print(f"\n{case}")
-    baseline = next((row["baseline"] for row in rows if "baseline" in row), "")
-    versus = f"{baseline} / kernel" if baseline else ""
-    print(f"  {'kernel':<16} {'time':>10} {'+-':>7} {'GFLOP/s':>8} {'% peak':>7} {'GB/s':>7}  {versus:<26} {'err/limit':>9}")
+    versus = f"kernel / {OURS}" if any("ratio" in row for row in rows) else ""
+    print(f"  {'kernel':<20} {'time':>10} {'+-':>7} {'GFLOP/s':>8} {'% peak':>7} {'GB/s':>7} {'% read':>7}  {versus:<26} "
+          f"{'err/limit':>9}")
     for row, result in zip(rows, results):
         if result.name != CONTROL:
             print_row(row, result)
@@ -130,13 +140,14 @@ def print_case(case, rows, results):
 def print_row(row, result):
     error = f"{row['max_err_ratio']:.3f}" if "max_err_ratio" in row else ""
     if not result.timed:
-        print(f"  {result.name:<16} {result.status}: {result.reason}")
+        print(f"  {result.name:<20} {result.status}: {result.reason}")
         return
     time, peak = summarise(result.times_ns), f"{row['peak_pct']:.1f}" if "peak_pct" in row else "-"
     spread = 100 * max(time.high - time.median, time.median - time.low) / time.median
-    ratio = interval(row["ratio"], row["ratio_ci_lo"], row["ratio_ci_hi"]) if "ratio" in row else ""
-    print(f"  {result.name:<16} {duration(time.median):>10} {spread:>5.1f} % {row['gflops']:>8.1f} {peak:>7}"
-          f" {row['gbs']:>7.2f}  {ratio:<26} {error:>9}  {result.entrant.note}".rstrip())
+    read = f"{row['bw_pct']:.1f}" if "bw_pct" in row else ""
+    slower = interval(*slowness(row)) if "ratio" in row else ""
+    print(f"  {result.name:<20} {duration(time.median):>10} {spread:>5.1f} % {row['gflops']:>8.1f} {peak:>7}"
+          f" {row['gbs']:>7.2f} {read:>7}  {slower:<26} {error:>9}  {result.entrant.note}".rstrip())
     for warning in result.warnings:
         print(f"    {warning}")
 
@@ -153,6 +164,11 @@ def print_verdicts(verdicts):
     middle = {name: statistics.geometric_mean(ratio.median for _, other, ratio, *_ in verdicts if other == name)
               for name in dict.fromkeys(name for _, name, *_ in verdicts)}
     print("  geometric means: " + ", ".join(f"{name} {value:.2f}" for name, value in middle.items()))
+
+
+def slowness(row):
+    """(median, low, high) of the time of a row over that of its baseline: the other way round than the column ratio."""
+    return tuple(1 / float(row[column]) for column in ("ratio", "ratio_ci_hi", "ratio_ci_lo"))
 
 
 def interval(median, low, high):

@@ -1,7 +1,4 @@
-"""Several contenders on one problem, side by side: checked first, then timed in rounds of changing order.
-
-A contender has a `name` and `start(case, rotations)`, a context manager that gives an Entrant or raises Refused.
-"""
+"""Several contenders on one problem, side by side: checked first, then timed in rounds of changing order."""
 
 import contextlib
 import gc
@@ -10,57 +7,21 @@ import math
 import random
 import time
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from .contender import Refused, Result
 from .libattn import aligned_empty
-from .reference import Reference, Rounding, make_inputs
+from .peak import PeakLibrary
+from .reference import Reference, make_inputs
+from .stats import LEAST_ROUNDS
 
-LEAST_ROUNDS = 21                # a verdict takes at least so many, fixed before looking
 REWARM_BELOW_NS = 10e6           # shorter calls get an untimed one first, which brings their data back into the caches
 MOST_ROTATION_BYTES = 2.0**31
 MOST_ROTATIONS = 64
 SPIN_PAUSE_S = 0.05              # longer than idle workers of libgomp spin (some 10^5 pauses, below 20 ms)
-
-
-class Refused(Exception):
-    """This contender cannot take the case: a SKIP row. The message says why."""
-
-
-@dataclass
-class Entrant:
-    """A contender that is ready to run one case."""
-    calls: list                  # one function per rotation; each computes the case once and returns a result
-    output: object               # result -> array [batch][heads][seq][dim]; raises where the result says that a call failed
-    rounding: Rounding           # of its arithmetic: what its error limit is computed from
-    facts: dict                  # further columns of its row: algorithm, isa, library, plan_ns, workspace_bytes
-    scope: object = contextlib.nullcontext  # () -> context manager around the calls, entered outside the timed stretch
-    note: str = ""               # for the table
-    poison: object = lambda: None           # spoils the output buffers, so that a call that writes nothing is found out
-
-
-@dataclass
-class Result:
-    """One row: a contender on a case. times_ns: one per round, empty unless status is PASS."""
-    name: str
-    status: str = "PASS"
-    reason: str = ""
-    entrant: Entrant = None
-    judgement: object = None
-    times_ns: list = field(default_factory=list)
-    positions: list = field(default_factory=list)
-    iterations: int = 1
-    call_ns: float = 0.0
-    warnings: list = field(default_factory=list)
-
-    def lose(self, status, reason):
-        self.status, self.reason, self.times_ns, self.positions = status, reason, [], []
-
-    @property
-    def timed(self):
-        return bool(self.times_ns)
 
 
 @dataclass(frozen=True)
@@ -69,6 +30,7 @@ class Settings:
     sample_ns: float = 20e6      # a sample lasts at least so long
     seed: int = 1
     pause_s: float = 0.0         # before every sample: see SPIN_PAUSE_S
+    peak: PeakLibrary = None     # what shares of the peak are taken of; None: none are
 
 
 def run_case(case, contenders, settings):
@@ -82,7 +44,8 @@ def run_case(case, contenders, settings):
         for result in racing:
             result.warnings += warnings
             calibrate(result, settings)
-        measure(racing, case, reference, settings, random.Random(seed))
+        meter = stack.enter_context(settings.peak.meter(case.dtype, case.threads)) if settings.peak else None
+        measure(racing, case, reference, settings, Gauges(meter, case, rotations), random.Random(seed))
     return results
 
 
@@ -146,14 +109,35 @@ def compare(result, returned, reference, when):
 
 # ---- Timing ------------------------------------------------------------------------------------------------------------
 
-def measure(results, case, reference, settings, rng):
-    """Fills times_ns and positions: everyone once per round. The last output is compared again."""
+class Gauges:
+    """The loops that rates are shares of, beside the samples: the peak loop before each, for decoding the read loop once a
+    round."""
+
+    def __init__(self, meter, case, rotations):
+        self.meter, self.rotations, self.reads = meter, rotations, case.is_decode
+        self.round, self.read_rate = -1, 0.0
+
+    def record(self, result, index):
+        if self.meter is None:
+            return
+        if self.reads and index != self.round:
+            self.round, self.read_rate = index, self.meter.read(self.rotations)
+        if self.read_rate:
+            result.read_rates.append(self.read_rate)
+        result.peak_rates.append(self.meter.flops())
+
+
+def measure(results, case, reference, settings, gauges, rng):
+    """Fills times, positions and the rates beside them: everyone once per round. The last output is compared again."""
     collecting = gc.isenabled()
     gc.disable()
     try:
-        for position, result, last in schedule(results, settings.rounds, rng):
+        for index, position, result in schedule(results, settings.rounds, rng):
+            if settings.pause_s:
+                time.sleep(settings.pause_s)
+            gauges.record(result, index)
             returned = take_sample(result, position, case, settings)
-            if last:
+            if index == settings.rounds - 1:
                 compare(result, returned, reference, "after timing: ")
     finally:
         if collecting:
@@ -161,12 +145,12 @@ def measure(results, case, reference, settings, rng):
 
 
 def schedule(results, rounds, rng):
-    """(position in the round, result, whether it is its last sample): the rows of randomised Latin squares."""
+    """(round, position in it, result): the rows of randomised Latin squares."""
     square = []
     for index in range(rounds if results else 0):
         square = square or latin_square(len(results), rng)
         for position, who in enumerate(square.pop()):
-            yield position, results[who], index == rounds - 1
+            yield index, position, results[who]
 
 
 def latin_square(n, rng):

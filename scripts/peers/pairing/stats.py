@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 
 CONFIDENCE = 0.95
+LEAST_ROUNDS = 21  # a verdict takes at least so many, fixed before looking
 MARGIN = 0.01  # a lead below 1 % is no lead, whatever the intervals say
 
 

@@ -1,0 +1,176 @@
+#!/usr/bin/env python3
+"""ggml's flash_attn_ext against libattn: same buffers, same threads, one process, rounds in changing order.
+
+    scripts/peers/setup.sh ggml
+    cmake --build build --target attn_shared attn_peak
+    .venv-peers/ggml/bin/python scripts/peers/ggml_flash_attn.py --ggml-lib PATH/libggml.so --cases limits --csv ggml.csv
+
+ggml comes as source: build it with -DBUILD_SHARED_LIBS=ON and name its libggml.so (libggml-base and libggml-cpu are found
+through it). The graph of one node is planned beforehand, its work buffer allocated, tensors laid over the given arrays, so that
+a call is ggml_graph_compute() and nothing else. K and V are as wide as Q: float32. See scripts/peers/README.md for the rest.
+
+Exit code: 0 measured, 1 a check failed, 2 usage, 5 cannot write, 77 nothing could run, 130 interrupted (what was finished is
+written).
+"""
+
+import contextlib
+import ctypes
+import functools
+import sys
+from ctypes import POINTER, c_bool, c_char_p, c_float, c_int, c_int64, c_size_t, c_void_p
+from pathlib import Path
+
+from pairing.machine import need_numpy, prepare_environment
+
+prepare_environment()  # before NumPy starts its threads
+need_numpy()
+import numpy as np  # noqa: E402
+
+from pairing import script  # noqa: E402
+from pairing.contender import Absent, Entrant, Refused  # noqa: E402
+from pairing.libattn import aligned_empty  # noqa: E402
+from pairing.peers import PEERS  # noqa: E402
+from pairing.reference import ASSUMED_EXP_ERROR, Rounding  # noqa: E402
+from pairing.storage import spoil  # noqa: E402
+
+NAME = "ggml_flash_attn_ext"
+WITHOUT = "ggml is not installed as a package; --ggml-lib PATH names your build of it (libggml.so)"
+F32, F16, SUCCESS = 0, 1, 0  # enum ggml_type, enum ggml_status
+OBJECTS_BYTES = 2**20        # of a context: a graph and a handful of tensors without their data
+
+
+class InitParams(ctypes.Structure):
+    _fields_ = [("mem_size", c_size_t), ("mem_buffer", c_void_p), ("no_alloc", c_bool)]
+
+
+class GraphPlan(ctypes.Structure):
+    """struct ggml_cplan: what is needed of it, and room for what other versions append. It is returned in memory anyway."""
+    _fields_ = [("work_size", c_size_t), ("work_data", c_void_p), ("rest", c_void_p * 30)]
+
+
+FUNCTIONS = {  # name -> result, arguments
+    "ggml_init": (c_void_p, [InitParams]),
+    "ggml_free": (None, [c_void_p]),
+    "ggml_new_tensor_4d": (c_void_p, [c_void_p, c_int, *[c_int64] * 4]),
+    "ggml_flash_attn_ext": (c_void_p, [*[c_void_p] * 5, *[c_float] * 3]),
+    "ggml_new_graph": (c_void_p, [c_void_p]),
+    "ggml_build_forward_expand": (None, [c_void_p, c_void_p]),
+    "ggml_backend_cpu_buffer_from_ptr": (c_void_p, [c_void_p, c_size_t]),
+    "ggml_backend_buffer_free": (None, [c_void_p]),
+    "ggml_backend_tensor_alloc": (c_int, [c_void_p, c_void_p, c_void_p]),
+    "ggml_cpu_init": (None, []),
+    "ggml_graph_plan": (GraphPlan, [c_void_p, c_int, c_void_p]),
+    "ggml_graph_compute": (c_int, [c_void_p, POINTER(GraphPlan)]),
+}
+
+
+class GgmlError(Exception):
+    """The library cannot be had, or a call failed."""
+
+
+class Ggml:
+    """A loaded libggml.so."""
+
+    def __init__(self, path):
+        try:
+            self.c = ctypes.CDLL(str(Path(path).absolute()))
+            for name, (result, arguments) in FUNCTIONS.items():
+                function = getattr(self.c, name)
+                function.restype, function.argtypes = result, arguments
+        except (OSError, AttributeError) as error:
+            raise GgmlError(f"{error}; --ggml-lib takes the libggml.so of a build with shared libraries") from None
+        self.c.ggml_cpu_init()
+        self.version = ""
+        with contextlib.suppress(AttributeError):  # came with version 0.9
+            self.c.ggml_version.restype = c_char_p
+            self.version = self.c.ggml_version().decode()
+
+
+class FlashAttn:
+    """A context, a graph and a work buffer per rotation: [batch][heads][seq][dim] in, [batch][seq][heads][dim] out."""
+    name = NAME
+
+    def __init__(self, ggml):
+        self.ggml = ggml
+
+    @contextlib.contextmanager
+    def start(self, case, rotations):
+        if case.dtype != "f32":
+            raise Refused("flash_attn_ext keeps Q and O in float32")
+        o = aligned_empty((case.batch, case.seq_q, case.heads, case.head_dim))
+        mask = causal_mask(case)
+        with contextlib.ExitStack() as stack:
+            calls = [stack.enter_context(self.graph(case, *tensors, mask, o)) for tensors in rotations]
+            yield Entrant(calls=calls, output=functools.partial(self.output, o), rounding=Rounding(ASSUMED_EXP_ERROR),
+                          poison=lambda: spoil(o),
+                          facts={"algorithm": NAME, "isa": "", "library": f"ggml {self.ggml.version}".rstrip()})
+
+    @staticmethod
+    def output(o, status):
+        if status != SUCCESS:
+            raise RuntimeError(f"ggml_graph_compute returned {status}; 0 is right")
+        return o.transpose(0, 2, 1, 3)
+
+    @contextlib.contextmanager
+    def graph(self, case, q, k, v, mask, o):
+        """A function that computes one rotation."""
+        c, buffers = self.ggml.c, []
+        context = c.ggml_init(InitParams(OBJECTS_BYTES, None, True))
+
+        def tensor(array):
+            made = c.ggml_new_tensor_4d(context, F16 if array.dtype == np.float16 else F32, *reversed(array.shape))
+            place(made, array)
+            return made
+
+        def place(made, array):
+            """ggml keeps data where a buffer says, so each array becomes one."""
+            buffers.append(c.ggml_backend_cpu_buffer_from_ptr(array.ctypes.data, array.nbytes))
+            c.ggml_backend_tensor_alloc(buffers[-1], made, array.ctypes.data)
+
+        try:
+            result = c.ggml_flash_attn_ext(context, tensor(q), tensor(k), tensor(v), None if mask is None else tensor(mask),
+                                           case.head_dim**-0.5, 0.0, 0.0)
+            place(result, o)
+            graph = c.ggml_new_graph(context)
+            c.ggml_build_forward_expand(graph, result)
+            plan = c.ggml_graph_plan(graph, case.threads, None)
+            work = aligned_empty(max(plan.work_size, 1), np.uint8)
+            plan.work_data = work.ctypes.data
+            call = functools.partial(c.ggml_graph_compute, graph, ctypes.byref(plan))
+            call.keep = work, mask
+            yield call
+        finally:
+            for buffer in buffers:
+                c.ggml_backend_buffer_free(buffer)
+            c.ggml_free(context)
+
+
+def causal_mask(case):
+    """0 and -inf, one for all heads: the only way to say it there. None where everything is allowed."""
+    if case.causal == "none":
+        return None
+    mask = aligned_empty((1, 1, case.seq_q, case.seq_k), np.float16)
+    mask[...] = np.where(np.tri(case.seq_q, case.seq_k, case.offset, dtype=bool), 0, -np.inf)
+    return mask
+
+
+def contenders(options, _library):
+    if options.ggml_lib is None:
+        return [Absent(NAME, WITHOUT)]
+    try:
+        return [FlashAttn(Ggml(options.ggml_lib))]
+    except GgmlError as error:
+        return [Absent(NAME, str(error))]
+
+
+def conditions(options):
+    return [f"ggml from {options.ggml_lib}" if options.ggml_lib else WITHOUT]
+
+
+def add_options(add):
+    add("--ggml-lib", type=Path, metavar="PATH", help="libggml.so of your build of ggml (default: none)")
+
+
+if __name__ == "__main__":
+    sys.exit(script.main(script.Rival(PEERS["ggml"], __doc__, contenders, conditions, own_threads=True,
+                                      add_options=add_options)))

@@ -1,0 +1,43 @@
+#!/usr/bin/env python3
+"""oneDNN against libattn's own kernels: same buffers, same threads, one process, rounds in changing order.
+
+    scripts/peers/setup.sh onednn
+    .venv-peers/onednn/bin/python scripts/peers/onednn_kernels.py --cases limits --csv results/local/onednn.csv
+
+The rival is not written twice: libattn has kernels that stand on oneDNN's C interface, with primitives made in the plan and
+buffers in the workspace (kernels/onednn/), and they are what is timed, by the libattn that setup.sh builds with oneDNN 3.13:
+
+matmul_onednn  matmul, softmax, matmul for a block of rows or a head
+graph_onednn   its graph interface's SDPA partition
+
+Another libattn (--libattn) brings the oneDNN that it was built with. See scripts/peers/README.md for the rest.
+
+Exit code: 0 measured, 1 a check failed, 2 usage, 5 cannot write, 77 nothing could run, 130 interrupted (what was finished is
+written).
+"""
+
+import sys
+
+from pairing.machine import need_numpy, prepare_environment
+
+prepare_environment()  # before NumPy starts its threads
+need_numpy()
+from pairing import script  # noqa: E402
+from pairing.ours import LibraryKernel  # noqa: E402
+from pairing.peers import PEERS, ROOT  # noqa: E402
+
+PEER = PEERS["onednn"]
+WITH_ONEDNN = ROOT / ".venv-peers" / "onednn" / "build" / "libattn.so"
+
+
+def contenders(_options, library):
+    return [LibraryKernel(library, name, name, remedy=f"{PEER.install} builds a libattn that has it") for name in PEER.rivals]
+
+
+def conditions(_options):
+    return ["oneDNN: what this libattn was built with"]
+
+
+if __name__ == "__main__":
+    default = WITH_ONEDNN if WITH_ONEDNN.exists() else script.Rival.libattn
+    sys.exit(script.main(script.Rival(PEER, __doc__, contenders, conditions, libattn=default)))

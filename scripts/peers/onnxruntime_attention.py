@@ -1,0 +1,214 @@
+#!/usr/bin/env python3
+"""ONNX Runtime's three attention operators against libattn: same data, same threads, one process, rounds in changing order.
+
+    scripts/peers/setup.sh onnxruntime
+    cmake --build build --target attn_shared attn_peak
+    .venv-peers/onnxruntime/bin/python scripts/peers/onnxruntime_attention.py --cases limits --csv results/local/ort.csv
+
+ort_mha        com.microsoft MultiHeadAttention: flash without mask and causal, else the score matrix of all heads in memory
+ort_attention  ai.onnx Attention of opset 23: the score matrix of all heads in memory
+ort_gqa        com.microsoft GroupQueryAttention: no score matrix; always causal; K and V are its cache, one buffer for past and
+               present
+
+A model of one node, all graph optimisations on, inputs and outputs bound beforehand (IO binding), so that a call is
+run_with_iobinding() and nothing else. See scripts/peers/README.md for the rest.
+
+Exit code: 0 measured, 1 a check failed, 2 usage, 5 cannot write, 77 nothing could run, 130 interrupted (what was finished is
+written).
+"""
+
+import contextlib
+import functools
+import sys
+
+from pairing.machine import need_numpy, prepare_environment
+
+prepare_environment()  # before NumPy starts its threads
+need_numpy()
+import numpy as np  # noqa: E402
+
+try:
+    import onnx
+    import onnxruntime
+    from onnx import TensorProto, helper
+    from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NotImplementedByRuntime
+except ImportError as missing:
+    onnx, WITHOUT = None, f"ONNX Runtime cannot be imported ({missing}): scripts/peers/setup.sh onnxruntime installs it"
+
+from pairing import script  # noqa: E402
+from pairing.cases import FEW_QUERIES  # noqa: E402
+from pairing.contender import Absent, Entrant, Refused  # noqa: E402
+from pairing.libattn import aligned_empty  # noqa: E402
+from pairing.peers import PEERS  # noqa: E402
+from pairing.reference import ASSUMED_EXP_ERROR, Rounding  # noqa: E402
+from pairing.storage import ARRAYS, ROUNDOFF, spoil  # noqa: E402
+
+CONTRIB = "com.microsoft"
+OPSETS, IR_VERSION = {"": 23, CONTRIB: 1}, 10  # opset 23 brought Attention
+
+
+class Operator:
+    """One of its operators. Subclasses say which node, and which arrays it reads and writes."""
+    name = op = domain = ""
+
+    @contextlib.contextmanager
+    def start(self, case, rotations):
+        self.refuse(case)
+        bindings = [self.bind(case, *tensors) for tensors in rotations]
+        try:
+            session = make_session(self.op, self.domain, bindings[0], case)
+        except NotImplementedByRuntime as error:
+            raise Refused(f"{self.op} of {case.dtype}: {' '.join(str(error).split())}") from None
+        o = bindings[0].outputs["o"]
+        for binding in bindings[1:]:
+            binding.outputs["o"] = o
+        calls = [functools.partial(session.run_with_iobinding, bind_io(session, binding)) for binding in bindings]
+        yield Entrant(calls=calls, output=lambda _: self.output(case, o), rounding=rounding(case.dtype),
+                      poison=lambda: spoil(o),
+                      facts={"algorithm": self.name, "isa": "", "library": f"ONNX Runtime {onnxruntime.__version__}"})
+
+    def refuse(self, case):
+        """Raises Refused for what the operator does not define, or defines otherwise."""
+
+    def bind(self, case, q, k, v):
+        """The Binding of one rotation."""
+        raise NotImplementedError
+
+    def output(self, case, o):
+        """o as [batch][heads][seq][dim]."""
+        return o
+
+
+class Binding:
+    """Arrays by the names of the node's inputs and outputs, in order; None: an optional input left out."""
+
+    def __init__(self, inputs, outputs, attributes):
+        self.inputs, self.outputs, self.attributes = inputs, outputs, attributes
+
+
+class MultiHeadAttention(Operator):
+    """q [batch][seq][heads * dim]. Few queries find K and V as a cache keeps them, [batch][heads][seq][dim], which spares
+    copying them; many queries find them as q. Of the two layouts that the operator takes, each is the faster one there."""
+    name, op, domain = "ort_mha", "MultiHeadAttention", CONTRIB
+
+    def refuse(self, case):
+        if case.heads != case.heads_kv:
+            raise Refused("MultiHeadAttention has no KV heads of its own: heads_kv = heads is what it takes")
+        if case.causal == "bottom-right" and case.seq_q != case.seq_k:
+            raise Refused("unidirectional aligns top-left; bottom-right with seq_q != seq_k would take a past or a bias")
+
+    def bind(self, case, q, k, v):
+        cache = case.seq_q <= FEW_QUERIES
+        inputs = {"q": tokens_first(q), "k": k if cache else tokens_first(k), "v": v if cache else tokens_first(v)}
+        return Binding(inputs, {"o": tokens_first_empty(case)},
+                       {"num_heads": case.heads, "unidirectional": int(case.causal != "none")})
+
+    def output(self, case, o):
+        return heads_first(case, o)
+
+
+class GroupQueryAttention(Operator):
+    """K and V of the case are the cache. Past and present are one buffer, so of the keys only those of the queries at hand are
+    written, in place and with what stands there already. The first prompt (seq_q = seq_k) writes all of it."""
+    name, op, domain = "ort_gqa", "GroupQueryAttention", CONTRIB
+
+    def refuse(self, case):
+        if case.seq_q > case.seq_k:
+            raise Refused("GroupQueryAttention appends its queries' keys to a cache: seq_q <= seq_k is what it takes")
+        if case.causal != "bottom-right" and case.seq_q > 1 or case.causal == "top-left" and case.seq_k > 1:
+            raise Refused("GroupQueryAttention is always causal, aligned bottom-right")
+
+    def bind(self, case, q, k, v):
+        new = slice(case.seq_k - case.seq_q, case.seq_k)
+        inputs = {"q": tokens_first(q), "k": tokens_first(k[:, :, new]), "v": tokens_first(v[:, :, new]),
+                  "past_k": k, "past_v": v, "last_key": np.full(case.batch, case.seq_k - 1, np.int32),
+                  "all_keys": np.array([case.seq_k], np.int32)}
+        return Binding(inputs, {"o": tokens_first_empty(case), "present_k": k, "present_v": v},
+                       {"num_heads": case.heads, "kv_num_heads": case.heads_kv})
+
+    def output(self, case, o):
+        return heads_first(case, o)
+
+
+class Attention(Operator):
+    """Everything [batch][heads][seq][dim]; KV heads of its own."""
+    name, op = "ort_attention", "Attention"
+
+    def refuse(self, case):
+        if case.causal == "bottom-right" and case.seq_q != case.seq_k:
+            raise Refused("is_causal of opset 23 aligns top-left; bottom-right with seq_q != seq_k would take a past or a mask")
+
+    def bind(self, case, q, k, v):
+        o = aligned_empty((case.batch, case.heads, case.seq_q, case.head_dim), ARRAYS[case.dtype])
+        return Binding({"q": q, "k": k, "v": v}, {"o": o}, {"is_causal": int(case.causal != "none")})
+
+
+OPERATORS = (MultiHeadAttention(), Attention(), GroupQueryAttention())
+
+
+# ---- Layouts -----------------------------------------------------------------------------------------------------------
+
+def tokens_first(x):
+    """[batch][heads][seq][dim] as a new [batch][seq][heads * dim]."""
+    batch, heads, seq, dim = x.shape
+    copy = aligned_empty((batch, seq, heads * dim), x.dtype)
+    copy.reshape(batch, seq, heads, dim)[...] = x.transpose(0, 2, 1, 3)
+    return copy
+
+
+def tokens_first_empty(case):
+    return aligned_empty((case.batch, case.seq_q, case.heads * case.head_dim), ARRAYS[case.dtype])
+
+
+def heads_first(case, o):
+    return o.reshape(case.batch, case.seq_q, case.heads, case.head_dim).transpose(0, 2, 1, 3)
+
+
+# ---- Sessions ----------------------------------------------------------------------------------------------------------
+
+def make_session(op, domain, binding, case):
+    """A session of a model that is this one node, its shapes fixed."""
+    def describe(arrays):
+        return [helper.make_tensor_value_info(name, onnx_type(array), array.shape) for name, array in arrays.items()]
+
+    node = helper.make_node(op, list(binding.inputs), list(binding.outputs), domain=domain, **binding.attributes)
+    graph = helper.make_graph([node], op, describe(binding.inputs), describe(binding.outputs))
+    model = helper.make_model(graph, ir_version=IR_VERSION,
+                              opset_imports=[helper.make_opsetid(*opset) for opset in OPSETS.items()])
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = case.threads, 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.log_severity_level = 4  # what fails is raised too
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def onnx_type(array):
+    """uint16 is how bfloat16 comes (pairing/storage.py)."""
+    return TensorProto.BFLOAT16 if array.dtype == np.uint16 else helper.np_dtype_to_tensor_dtype(array.dtype)
+
+
+def bind_io(session, binding):
+    """Addresses, read and written in place."""
+    io = session.io_binding()
+    for name, x in binding.inputs.items():
+        io.bind_input(name, "cpu", 0, onnx_type(x), x.shape, x.ctypes.data)
+    for name, x in binding.outputs.items():
+        io.bind_output(name, "cpu", 0, onnx_type(x), x.shape, x.ctypes.data)
+    io.keep = binding
+    return io
+
+
+def rounding(dtype):
+    return Rounding(ASSUMED_EXP_ERROR, p_rounding=0.0 if dtype == "f32" else ROUNDOFF[dtype])
+
+
+def contenders(_options, _library):
+    return [operator if onnx else Absent(operator.name, WITHOUT) for operator in OPERATORS]
+
+
+def conditions(_options):
+    return [f"ONNX Runtime {onnxruntime.__version__}  CPUExecutionProvider" if onnx else WITHOUT]
+
+
+if __name__ == "__main__":
+    sys.exit(script.main(script.Rival(PEERS["onnxruntime"], __doc__, contenders, conditions, own_threads=True)))

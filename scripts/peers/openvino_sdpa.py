@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""OpenVINO's ScaledDotProductAttention against libattn: same buffers, same threads, one process, rounds in changing order.
+
+    scripts/peers/setup.sh openvino
+    cmake --build build --target attn_shared attn_peak
+    .venv-peers/openvino/bin/python scripts/peers/openvino_sdpa.py --cases limits --csv results/local/openvino.csv
+
+A model of one opset-13 node for the CPU plugin: latency hint, one stream, the threads asked for, arithmetic as wide as the data
+(the plugin would take bf16 on its own where the CPU has it). Inputs and output are set beforehand and shared, so that a call is
+infer() of one request; about 3 us of it are its Python layer. See scripts/peers/README.md for the rest.
+
+Exit code: 0 measured, 1 a check failed, 2 usage, 5 cannot write, 77 nothing could run, 130 interrupted (what was finished is
+written).
+"""
+
+import contextlib
+import sys
+
+from pairing.machine import need_numpy, prepare_environment
+
+prepare_environment()  # before NumPy starts its threads
+need_numpy()
+import numpy as np  # noqa: E402
+
+try:
+    import openvino
+    from openvino import opset13
+except ImportError as missing:
+    openvino, WITHOUT = None, f"OpenVINO cannot be imported ({missing}): scripts/peers/setup.sh openvino installs it"
+
+from pairing import script  # noqa: E402
+from pairing.contender import Absent, Entrant, Refused  # noqa: E402
+from pairing.libattn import aligned_empty  # noqa: E402
+from pairing.peers import PEERS  # noqa: E402
+from pairing.reference import ASSUMED_EXP_ERROR, Rounding  # noqa: E402
+from pairing.storage import ARRAYS, ROUNDOFF, spoil  # noqa: E402
+
+CAPABILITIES = {"f32": "FP32", "f16": "FP16", "bf16": "BF16"}  # what the plugin calls arithmetic in these
+
+
+class ScaledDotProductAttention:
+    """The node takes as many KV heads as heads. For fewer they are broadcast in front of it, as exported models do."""
+    name = "openvino_sdpa"
+
+    def __init__(self):
+        self.core = openvino.Core()
+        self.capabilities = self.core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+    @contextlib.contextmanager
+    def start(self, case, rotations):
+        if case.causal == "bottom-right" and case.seq_q != case.seq_k:
+            raise Refused("causal aligns top-left; bottom-right with seq_q != seq_k would take a mask tensor")
+        precision = case.dtype if CAPABILITIES[case.dtype] in self.capabilities else "f32"
+        compiled = self.core.compile_model(make_model(case), "CPU", {
+            "PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1, "INFERENCE_NUM_THREADS": case.threads,
+            "INFERENCE_PRECISION_HINT": precision, "ENABLE_CPU_PINNING": False})
+        o = aligned_empty((case.batch, case.heads, case.seq_q, case.head_dim), ARRAYS[case.dtype])
+        requests = [make_request(compiled, tensors, o, case.dtype) for tensors in rotations]
+        yield Entrant(calls=[request.infer for request in requests], output=lambda _: o, poison=lambda: spoil(o),
+                      rounding=rounding(case.dtype, precision),
+                      facts={"algorithm": self.name, "isa": "", "library": openvino_name()},
+                      note="" if precision == case.dtype else f"computes in {precision}")
+
+
+def rounding(dtype, precision):
+    """Without units for bf16 the plugin's conversion to it rounds up from the middle only where the last bit kept is 1: it errs
+    by up to a whole step, twice as much as rounding to nearest."""
+    narrowed = 0.0 if precision == "f32" else ROUNDOFF[precision]
+    return Rounding(ASSUMED_EXP_ERROR, p_rounding=narrowed,
+                    store_error=2 * ROUNDOFF["bf16"] if dtype == "bf16" and precision == "f32" else None)
+
+
+def make_model(case):
+    q, k, v = (opset13.parameter((case.batch, heads, seq, case.head_dim), openvino_type(case.dtype))
+               for heads, seq in ((case.heads, case.seq_q), (case.heads_kv, case.seq_k), (case.heads_kv, case.seq_k)))
+    all_k, all_v = (x if case.heads == case.heads_kv else repeat_heads(case, x) for x in (k, v))
+    o = opset13.scaled_dot_product_attention(q, all_k, all_v, causal=case.causal != "none")
+    return openvino.Model([o], [q, k, v])
+
+
+def repeat_heads(case, x):
+    """[batch][heads_kv][seq][dim] -> [batch][heads][seq][dim]"""
+    def constant(*values):
+        return opset13.constant(np.array(values, np.int64))
+    shape = case.batch, case.heads_kv, case.heads // case.heads_kv, case.seq_k, case.head_dim
+    copies = opset13.broadcast(opset13.unsqueeze(x, constant(2)), constant(*shape))
+    return opset13.reshape(copies, constant(case.batch, case.heads, case.seq_k, case.head_dim), False)
+
+
+def make_request(compiled, tensors, o, dtype):
+    """Reads and writes these arrays in place."""
+    request = compiled.create_infer_request()
+    for index, x in enumerate(tensors):
+        request.set_input_tensor(index, shared_tensor(x, dtype))
+    request.set_output_tensor(0, shared_tensor(o, dtype))
+    return request
+
+
+def shared_tensor(array, dtype):
+    return openvino.Tensor(array, openvino.Shape(array.shape), openvino_type(dtype))
+
+
+def openvino_type(dtype):
+    return getattr(openvino.Type, dtype)
+
+
+def openvino_name():
+    return f"OpenVINO {openvino.__version__.split('-', maxsplit=1)[0]}"
+
+
+def contenders(_options, _library):
+    return [ScaledDotProductAttention() if openvino else Absent("openvino_sdpa", WITHOUT)]
+
+
+def conditions(_options):
+    return [f"{openvino_name()}  CPU plugin" if openvino else WITHOUT]
+
+
+if __name__ == "__main__":
+    sys.exit(script.main(script.Rival(PEERS["openvino"], __doc__, contenders, conditions, own_threads=True)))

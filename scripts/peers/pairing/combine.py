@@ -1,0 +1,166 @@
+"""The results of all rivals in one grid: cases across, libraries down; Markdown here, bars in scripts/plotting/peers.py."""
+
+import csv
+import statistics
+from dataclasses import dataclass
+
+from .cases import Case
+from .peers import PEERS, WORDS
+from .results import OURS, interval, slowness
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One library on one case. value, low, high: % of the peak loop, or GB/s of K and V where the case is decoding; None unless
+    status is PASS. slower: (median, low, high) of its time over ours in the same process; None for ours."""
+    status: str
+    reason: str
+    value: float = None
+    low: float = None
+    high: float = None
+    slower: tuple = None
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All that was measured with one dtype and one number of threads."""
+    dtype: str
+    threads: int
+    cases: list      # of Case
+    names: list      # of kernels: ours first, then as PEERS has them
+    libraries: dict  # kernel -> library and version, as far as a row says it
+    cells: dict      # (kernel, case) -> Cell
+    peak: float      # GFLOP/s, the median of all rows; None without
+    reads: dict      # case -> GB/s of the read loop, where the case is decoding
+
+
+def read_rows(paths):
+    """Rows of several CSV files, as dictionaries of text."""
+    rows = []
+    for path in paths:
+        with open(path, newline="", encoding="utf-8") as file:
+            rows += csv.DictReader(file)
+    return rows
+
+
+def make_grids(rows):
+    """float32 first, few threads first."""
+    groups, libraries = {}, {row["kernel"]: row["library"] for row in rows if row["library"]}
+    for row in rows:
+        groups.setdefault((int(row["threads"]), row["dtype_q"]), []).append(row)
+    order = sorted(groups, key=lambda key: (key[0], ("f32", "bf16", "f16").index(key[1])))
+    return [make_grid(threads, dtype, groups[threads, dtype], libraries) for threads, dtype in order]
+
+
+def make_grid(threads, dtype, rows, libraries):
+    names = [OURS, *(name for peer in PEERS.values() for name in peer.rivals)]
+    found = {}
+    for row in rows:
+        found.setdefault((row["kernel"], case_of(row)), []).append(row)
+    cells = {key: make_cell(key[1], several) for key, several in found.items()}
+    return Grid(dtype, threads, list(dict.fromkeys(case for _, case in found)),
+                [name for name in names if any(kernel == name for kernel, _ in found)], libraries, cells,
+                median_of(rows, "peak_gflops"),
+                {case: read for case in dict.fromkeys(case for _, case in found)
+                 if (read := median_of([row for row in rows if case_of(row) == case], "peak_gbs"))})
+
+
+def case_of(row):
+    return Case(batch=int(row["batch"]), heads=int(row["heads_q"]), heads_kv=int(row["heads_kv"]), seq_q=int(row["seq_q"]),
+                seq_k=int(row["seq_k"]), head_dim=int(row["dim_qk"]), causal=row["causal"], cache=row["cache"],
+                threads=int(row["threads"]), dtype=row["dtype_q"])
+
+
+def make_cell(case, several):
+    """Of one row, or of our rows from several processes: then the median, and from the lowest to the highest."""
+    timed = [row for row in several if row["status"] == "PASS" and row["time_ns_median"]]
+    if not timed:
+        return Cell(several[0]["status"], several[0]["reason"])
+    values = [value for value in (spread_of(case, row) for row in timed) if value]
+    if not values:
+        return Cell("PASS", "")
+    middle = statistics.median(value for value, _, _ in values)
+    slower = slowness(timed[0]) if timed[0]["ratio"] and timed[0]["kernel"] != OURS else None
+    return Cell("PASS", "", middle, min(low for _, low, _ in values), max(high for _, _, high in values), slower)
+
+
+def spread_of(case, row):
+    """(rate, low, high) of a timed row: the interval of its time, turned over. None without a peak to compare with."""
+    time, low, high = (float(row[column]) for column in ("time_ns_median", "time_ns_ci_lo", "time_ns_ci_hi"))
+    if case.is_decode:
+        rate = case.bytes_kv / time
+    elif row["peak_pct"]:
+        rate = float(row["peak_pct"])
+    else:
+        return None
+    return rate, rate * time / high, rate * time / low
+
+
+def median_of(rows, column):
+    values = [float(row[column]) for row in rows if row[column]]
+    return statistics.median(values) if values else None
+
+
+# ---- Markdown ----------------------------------------------------------------------------------------------------------
+
+def markdown(grids, conditions):
+    return "\n".join([*(f"{line}  " for line in conditions), "", *(line for grid in grids for line in grid_lines(grid))])
+
+
+def grid_lines(grid):
+    titles = [case.title for case in grid.cases]
+    peak = f" of {grid.peak:.0f} GFLOP/s" if grid.peak else ""
+    reads = ["read loop", *(f"{grid.reads[case]:.1f}" if case in grid.reads else "" for case in grid.cases)]
+    rates = [[label(grid, name), *(rate_text(grid.cells.get((name, case))) for case in grid.cases)] for name in grid.names]
+    times = [[label(grid, name), *(slower_text(grid.cells.get((name, case))) for case in grid.cases)]
+             for name in grid.names if name != OURS]
+    return [f"{heading(grid)}: % of the peak loop{peak}; decode: GB/s of K and V", "",
+            *table(["", *titles], [*rates, reads] if grid.reads else rates), "",
+            f"{heading(grid)}: time over ours in the same process, 95 % interval", "",
+            *table(["", *titles], times), "", *reasons(grid), ""]
+
+
+def heading(grid):
+    return f"{grid.dtype}, {'one thread' if grid.threads == 1 else f'{grid.threads} threads'}"
+
+
+def table(header, rows):
+    return ["| " + " | ".join(line) + " |" for line in [header, ["---"] * len(header), *rows]]
+
+
+def label(grid, name):
+    """What stands in the first column: the library with its version, and which part of it."""
+    if name == OURS:
+        return "**libattn**, automatic choice"
+    words = WORDS[name]
+    version, comma, how = grid.libraries.get(name, "").partition(", ")
+    peer = next(peer for peer in PEERS.values() if name in peer.rivals)
+    return (words.replace(peer.title, version, 1) if version.startswith(peer.title) else words) + comma + how
+
+
+def rate_text(cell):
+    if cell is None:
+        return ""
+    if cell.status != "PASS":
+        return "–" if cell.status == "SKIP" else cell.status
+    return "no peak" if cell.value is None else f"{cell.value:.1f}"
+
+
+def slower_text(cell):
+    if cell is None or cell.slower is None:
+        return "–" if cell is None or cell.status in ("PASS", "SKIP") else cell.status
+    return interval(*cell.slower)
+
+
+def reasons(grid):
+    """Why something has no time, one line for each reason of each library."""
+    found = {}
+    for (name, case), cell in grid.cells.items():
+        if cell.status != "PASS":
+            found.setdefault((name, cell.status, cell.reason), []).append(case.title)
+    return [f"- {WORDS.get(name, name)}, {status} ({extent(titles, grid)}): {reason}"
+            for (name, status, reason), titles in found.items()]
+
+
+def extent(titles, grid):
+    return "every case" if len(titles) == len(grid.cases) else ", ".join(titles)

@@ -1,0 +1,49 @@
+"""libattn as a contender: a kernel by name, or its automatic choice."""
+
+import contextlib
+import time
+
+from . import libattn
+from .contender import Entrant, Refused
+from .libattn import LibraryError, aligned_empty
+from .reference import Rounding
+from .storage import ARRAYS, spoil
+
+CAUSAL = {"none": None, "top-left": libattn.TOP_LEFT, "bottom-right": libattn.BOTTOM_RIGHT}
+
+
+class LibraryKernel:
+    """Planned once, run with a workspace and an output of its own. remedy: said after a refusal."""
+
+    def __init__(self, library, name, kernel, remedy=""):
+        self.library, self.name, self.kernel, self.remedy = library, name, kernel, remedy
+
+    @contextlib.contextmanager
+    def start(self, case, rotations):
+        problem = self.library.problem(case.batch, case.heads, case.heads_kv, case.seq_q, case.seq_k, case.head_dim,
+                                       case.head_dim, CAUSAL[case.causal], dtype=case.dtype)
+        begun = time.perf_counter_ns()
+        try:
+            plan = self.library.plan(problem, self.kernel, case.threads)
+        except LibraryError as error:
+            unknown = error.status == libattn.UNKNOWN_KERNEL and self.remedy
+            raise Refused(f"this libattn has no {self.kernel}; {self.remedy}" if unknown else str(error)) from None
+        plan_ns = time.perf_counter_ns() - begun
+        with plan:
+            yield self.entrant(case, plan, plan_ns, rotations)
+
+    def entrant(self, case, plan, plan_ns, rotations):
+        o = aligned_empty((case.batch, case.heads, case.seq_q, case.head_dim), ARRAYS[case.dtype])
+
+        def output(status):
+            plan.check(status)
+            return o
+
+        info = self.library.kernel(plan.kernel)
+        numerics = info.numerics
+        return Entrant(calls=[plan.bind(q, k, v, o) for q, k, v in rotations], output=output,
+                       rounding=Rounding(numerics.exp_error, numerics.p_rounding, numerics.input_flush),
+                       facts={"algorithm": info.algorithm.decode(), "isa": info.isa.decode(),
+                              "library": info.library.decode(), "plan_ns": plan_ns,
+                              "workspace_bytes": plan.workspace.nbytes},
+                       note="" if self.kernel else f"runs {plan.kernel}", poison=lambda: spoil(o))

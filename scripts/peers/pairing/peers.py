@@ -1,0 +1,46 @@
+"""Which rivals there are: one line each. run_all.py and setup.sh's users find everything else from here."""
+
+import importlib.util
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parents[1]
+ROOT = FOLDER.parents[1]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """name: of its environment. rivals: its kernels, the best known first. title: what people call it."""
+    name: str
+    title: str
+    script: str
+    rivals: tuple
+    install: str
+    modules: tuple = ()  # what its script imports besides NumPy
+
+    def interpreter(self):
+        """The Python of its environment, or this one if it has the modules, or None."""
+        own = ROOT / ".venv-peers" / self.name / "bin" / "python"
+        if own.exists():
+            return str(own)
+        here = all(importlib.util.find_spec(module) for module in ("numpy", *self.modules))
+        return sys.executable if here else None
+
+
+PEERS = {peer.name: peer for peer in (
+    Peer("torch", "PyTorch", "torch_sdpa.py", ("torch_flash", "torch_math"), "scripts/peers/setup.sh torch", ("torch",)),
+    Peer("onnxruntime", "ONNX Runtime", "onnxruntime_attention.py", ("ort_mha", "ort_attention", "ort_gqa"),
+         "scripts/peers/setup.sh onnxruntime", ("onnxruntime", "onnx")),
+    Peer("openvino", "OpenVINO", "openvino_sdpa.py", ("openvino_sdpa",), "scripts/peers/setup.sh openvino",
+         ("openvino",)),
+    Peer("onednn", "oneDNN", "onednn_kernels.py", ("matmul_onednn", "graph_onednn"), "scripts/peers/setup.sh onednn"),
+    Peer("ggml", "ggml", "ggml_flash_attn.py", ("ggml_flash_attn_ext",),
+         "scripts/peers/setup.sh ggml, and --ggml-lib PATH names your build of it (libggml.so)"),
+)}
+
+# What a rival's row stands for, where its name does not say it.
+WORDS = {"torch_flash": "PyTorch flash", "torch_math": "PyTorch math", "ort_mha": "ONNX Runtime MultiHeadAttention",
+         "ort_attention": "ONNX Runtime Attention-23", "ort_gqa": "ONNX Runtime GroupQueryAttention",
+         "openvino_sdpa": "OpenVINO ScaledDotProductAttention", "ggml_flash_attn_ext": "ggml flash_attn_ext",
+         "matmul_onednn": "oneDNN matmul + softmax + matmul", "graph_onednn": "oneDNN graph SDPA"}

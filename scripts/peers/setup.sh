@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Gives rivals environments of their own: .venv-peers/NAME with what scripts/peers/requirements-NAME.txt pins.
+#
+#   scripts/peers/setup.sh torch onnxruntime     these
+#   scripts/peers/setup.sh --all                 all; safe to repeat, and quick once everything is there
+#   scripts/peers/setup.sh --list                what is there
+#
+# onednn: also builds a libattn with the oneDNN of its environment, in .venv-peers/onednn/build: the rival is libattn's own
+# kernels on it. ggml: only NumPy; ggml itself is a build of yours (--ggml-lib). Needs python3 with venv, and pip's index.
+# Exit code: 0 all are there, 1 one could not be made, 2 usage.
+set -u
+source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+
+home=$root/.venv-peers
+names=$(ls scripts/peers/requirements-*.txt | sed 's|.*requirements-||; s|\.txt$||')
+
+usage() {
+  warn "setup.sh: $1; usage: scripts/peers/setup.sh NAME... | --all | --list, NAME one of: $(echo $names)"
+  exit 2
+}
+
+requirements() { echo "scripts/peers/requirements-$1.txt"; }
+is_ready() { [ -x "$home/$1/bin/python" ] && cmp -s "$(requirements "$1")" "$home/$1/.attn-requirements"; }
+
+list() {
+  local name
+  for name in $names; do
+    is_ready "$name" && say "$name: .venv-peers/$name" || say "$name: not there; scripts/peers/setup.sh $name"
+  done
+}
+
+make_environment() {
+  say "setup: $name: installing $(grep -Ev '^ *(#|$)' "$(requirements "$name")" | tr '\n' ' ')into .venv-peers/$name"
+  quietly "$home/$name.log" python3 -m venv "$home/$name" &&
+    quietly "$home/$name.log" "$home/$name/bin/python" -m pip install --quiet --disable-pip-version-check \
+      -r "$(requirements "$name")" &&
+    cp "$(requirements "$name")" "$home/$name/.attn-requirements"
+}
+
+# The kernels that are the rival, built with the environment's library.
+build_onednn() {
+  say "setup: onednn: building libattn with it in .venv-peers/onednn/build"
+  quietly "$home/onednn-build.log" cmake -S "$root" -B "$home/onednn/build" -DCMAKE_BUILD_TYPE=Release -DATTN_ONEDNN=ON \
+    -DCMAKE_PREFIX_PATH="$home/onednn" -DATTN_BUILD_TESTS=OFF -DATTN_BUILD_EXAMPLES=OFF &&
+    quietly "$home/onednn-build.log" cmake --build "$home/onednn/build" -j "$jobs" --target attn_shared attn_peak
+}
+
+[ $# -gt 0 ] || usage "no name"
+case $1 in
+  --list) list && exit 0 ;;
+  --all) set -- $names ;;
+esac
+for name in "$@"; do
+  echo "$names" | grep -qx -- "$name" || usage "no rival '$name'"
+done
+
+mkdir -p "$home"
+status=0
+for name in "$@"; do
+  is_ready "$name" || make_environment || { status=1 && continue; }
+  [ "$name" != onednn ] || build_onednn || status=1
+done
+exit $status
