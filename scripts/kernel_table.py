@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+"""Writes docs/kernels.md, the table of what every kernel takes, from what the kernels themselves say.
+
+    scripts/kernel_table.py build/tests/kernel_table                    rewrites the rows of the kernels in that build
+    scripts/kernel_table.py --check build/tests/kernel_table            exit 1 if the document is out of date
+    scripts/kernel_table.py 'qemu-aarch64 -L /usr/aarch64-linux-gnu build-aarch64/tests/kernel_table'
+
+No build has every kernel: rows of the others stay as they are. --check looks at the rows of the kernels that the build has, and
+that every kernel of kernels/kernels.def has a row. A kernel on another version of its library than the one in the document may
+refuse other things: that is said, not failed.
+"""
+
+import argparse
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DOCUMENT = ROOT / "docs" / "kernels.md"
+REGISTRY = ROOT / "kernels" / "kernels.def"
+
+OPENING = """# What each kernel takes
+
+Made by `scripts/kernel_table.py` from what the kernels answer through `attn_kernel_rejects`; a test holds it against the build.
+Semantics of every option: [semantics.md](semantics.md). A number in place of a ✓ is the kernel's reason, below the tables. Each
+option is asked about alone, on a problem of 2 heads, 4 queries, 64 keys and 64 dimensions in the first of the types that the
+kernel takes; `attnbench explain -a ...` answers for any other problem, on the CPU at hand.
+"""
+
+
+class Table:
+    """Rows and reasons by kernel, and what stands in every table's head."""
+
+    def __init__(self):
+        self.heads, self.meanings = {}, {}  # title -> headings; title -> [(heading, meaning)]
+        self.rows = {}  # (title, kernel) -> cells
+        self.kernels = {}  # kernel -> (algorithm, tier, library, summary)
+        self.reasons = {}  # kernel -> [reason]
+
+    def read(self, command):
+        text = subprocess.run(shlex.split(command), stdout=subprocess.PIPE, check=True, encoding="utf-8").stdout
+        for line in text.splitlines():
+            kind, *words = line.split("\t")
+            if kind == "S":
+                self.heads[words[0]] = words[1:]
+            elif kind == "F":
+                self.meanings.setdefault(words[0], []).append((words[1], words[2]))
+            elif kind == "K":
+                self.kernels[words[0]] = words[1:]
+                self.reasons[words[0]] = []
+            elif kind == "R":
+                self.rows[words[0], words[1]] = words[2:]
+            elif kind == "N":
+                self.reasons[words[0]].append(words[2])
+
+
+def line(cells):
+    return "| " + " | ".join(cells) + " |"
+
+
+def kernel_lines(table, kernel):
+    """The lines of the document about one kernel: title -> line."""
+    algorithm, tier, library, summary = table.kernels[kernel]
+    lines = {"Kernels": line([f"`{kernel}`", algorithm, tier, library or "–", summary])}
+    for title in table.heads:
+        lines[title] = line([f"`{kernel}`"] + ["✓" if cell == "yes" else cell for cell in table.rows[title, kernel]])
+    if table.reasons[kernel]:
+        reasons = "; ".join(f"**{number}** {reason}" for number, reason in enumerate(table.reasons[kernel], 1))
+        lines["Reasons"] = f"- `{kernel}`: {reasons}"
+    return lines
+
+
+def read_document():
+    """title -> kernel -> line, as it stands."""
+    lines, title = {}, ""
+    for text in DOCUMENT.read_text(encoding="utf-8").splitlines() if DOCUMENT.exists() else []:
+        heading = re.match(r"## (.*)", text)
+        title = heading.group(1) if heading else title
+        row = re.match(r"(?:\||-) `([a-z0-9_]+)`", text)
+        if row:
+            lines.setdefault(title, {})[row.group(1)] = text
+    return lines
+
+
+def registered():
+    """Kernels in the order of the registry."""
+    return re.findall(r"^ATTN_KERNEL\(([a-z0-9_]+),", REGISTRY.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def merge(old, table):
+    """The lines of the build over those of the document, for kernels that are registered."""
+    merged = {}
+    for kernel in registered():
+        lines = kernel_lines(table, kernel) if kernel in table.kernels else {t: x[kernel] for t, x in old.items() if kernel in x}
+        for title, text in lines.items():
+            merged.setdefault(title, {})[kernel] = text
+    return merged
+
+
+def document(lines, table):
+    """The whole text."""
+    out = [OPENING]
+
+    def add(title, head, note):
+        out.append(f"## {title}\n")
+        out.append("\n".join([line(head), "|" + "---|" * len(head), *lines.get(title, {}).values()]) + "\n")
+        if note:
+            out.append(note + "\n")
+
+    add("Kernels", ["kernel", "algorithm", "tier", "library", "what it is"], "")
+    for title, head in table.heads.items():
+        add(title, ["kernel", *head], "; ".join(f"**{name}** {meaning}" for name, meaning in table.meanings[title]) + ".")
+    out.append("## Reasons\n")
+    out.append("\n".join(lines.get("Reasons", {}).values()) + "\n")
+    return "\n".join(out)
+
+
+def library_of(text):
+    return text.split(" | ")[3]
+
+
+def differences(old, new, table):
+    """Sentences about kernels whose lines in the document are not those of the build, or that have none."""
+    for kernel in registered():
+        if kernel not in old.get("Kernels", {}):
+            yield f"{kernel} has no row"
+        elif kernel in table.kernels and library_of(old["Kernels"][kernel]) != library_of(new["Kernels"][kernel]):
+            print(f"not compared: {kernel} stands on {library_of(new['Kernels'][kernel])} here, on "
+                  f"{library_of(old['Kernels'][kernel])} in the document")
+        else:
+            for title in new:
+                if old.get(title, {}).get(kernel) != new[title].get(kernel):
+                    yield f"{title}: {kernel}\n  in the document: {old.get(title, {}).get(kernel)}\n  " \
+                          f"in this build:   {new[title].get(kernel)}"
+    for kernel in sorted(set(old.get("Kernels", {})) - set(registered())):
+        yield f"{kernel} has a row, but kernels/kernels.def does not know it"
+
+
+def check(old, new, table):
+    found = list(differences(old, new, table))
+    for sentence in found:
+        print(sentence)
+    text = DOCUMENT.read_text(encoding="utf-8") if DOCUMENT.exists() else ""
+    if not found and document(old, table) != text:
+        found.append("the text around the rows")
+        print("docs/kernels.md: the text around the rows is not what scripts/kernel_table.py writes")
+    print(f"docs/kernels.md: {len(table.kernels)} kernels of this build, {len(registered())} registered, {len(found)} differences"
+          + ("; scripts/kernel_table.py writes it anew" if found else ""))
+    return 1 if found else 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing, tell whether the document is up to date")
+    parser.add_argument("command", nargs="+", help="a build's tests/kernel_table, with an emulator before it if need be")
+    arguments = parser.parse_args()
+    table = Table()
+    for command in arguments.command:
+        table.read(command)
+    old = read_document()
+    new = merge(old, table)
+    if arguments.check:
+        return check(old, new, table)
+    DOCUMENT.write_text(document(new, table), encoding="utf-8")
+    for kernel in registered():
+        if kernel not in new["Kernels"]:
+            print(f"{kernel} has no row: none of these builds has it")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
