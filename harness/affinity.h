@@ -12,6 +12,11 @@
  * exit code, having said why on stderr. */
 int bench_pin_cpus(const char *command, const char *cpus);
 
+/* What --cpus takes, for --help. */
+#define BENCH_CPUS_HELP                                                                                                \
+  "keep to these CPUs, one thread per core: core:0-3, package:1.core:0-1, numa:0 (hwloc's syntax), or exactly these: " \
+  "pu:0-3, 0-3,8 (default: all that this process may use)"
+
 /* The CPU of each of `threads` threads: one per core first, then the cores' other CPUs; those near `first` (a CPU, or -1 for
  * the first that is allowed) before those of other NUMA nodes. Returns how many could be placed: fewer if CPUs are short. */
 int bench_place_threads(const bench_topology *topology, const cpu_set_t *allowed, int first, int *cpu, int threads);
@@ -24,6 +29,9 @@ void bench_threads_release(void);
 
 /* The threads that bench_threads_hold() was asked for; 0 if nothing is held. */
 int bench_threads_held(void);
+
+/* Whether those are more than there are CPUs, so that they are free to move and share them. */
+bool bench_threads_share_cpus(void);
 
 /* Moves the calling thread to its CPU. The harness' own regions begin with it: libgomp ends threads that a smaller team has no
  * use for and starts new ones for the next, and those begin on their parent's CPU. Where a team is larger than what is held,

@@ -7,7 +7,6 @@
 #include "commands.h"
 #include "cpu_syntax.h"
 #include "environment.h"
-#include "options.h"
 
 static const char epilogue[] =
     "Exit code 4 if --strict was given and a fact is BAD. 'unknown' means that this system does not say:\n"

@@ -23,7 +23,7 @@ typedef struct eval_command {
   eval_options options;
   const char *save_o, *save_lse;
   cli_list kernels;
-  const char *threads_text;
+  const char *threads_text, *cpus;
   int64_t threads;
   double budget_s;
   bool time;
@@ -99,6 +99,7 @@ static bool parse(int argc, char **argv, eval_command *c, int *exit_code) {
       {CLI_LIST, 'k', "kernel", "NAME", "a kernel, a glob, !GLOB to leave out, auto, or all; repeatable (default all)",
        &c->kernels},
       {CLI_STRING, 't', "threads", "N", "threads of the kernels; all = every CPU allowed (default 1)", &c->threads_text},
+      {CLI_STRING, 0, "cpus", "LIST", BENCH_CPUS_HELP, &c->cpus},
       {CLI_FLAG, 0, "time", NULL, "time every kernel that passes", &c->time},
       {CLI_DURATION, 0, "budget", "TIME", "of the timing: 10s, 2m (default 10s)", &c->budget_s},
       CLI_HEADING("Output"),
@@ -368,6 +369,7 @@ int bench_eval_main(int argc, char **argv) {
   int exit_code;
   if (!parse(argc, argv, &command, &exit_code)) return exit_code;
   if ((exit_code = select_kernels(&command.kernels, &selection)) != 0) return exit_code;
+  if (command.cpus && (exit_code = bench_pin_cpus("eval", command.cpus)) != 0) return exit_code;
   if (!read_threads(&command)) return BENCH_EXIT_USAGE;
   if (command.time && bench_refuses_to_time("eval --time")) return BENCH_EXIT_UNFIT;
   command.options.lse = command.save_lse != NULL;

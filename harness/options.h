@@ -75,9 +75,4 @@ int bench_options_kernels(bench_options *options, bench_selection *selection);
 /* Refuses a value of ATTN_MAX_ISA that is no tier. Returns 0 or BENCH_EXIT_USAGE. */
 int bench_check_overrides(const char *command);
 
-/* What --cpus takes, for --help. */
-#define BENCH_CPUS_HELP                                                                                                \
-  "keep to these CPUs, one thread per core: core:0-3, package:1.core:0-1, numa:0 (hwloc's syntax), or exactly these: " \
-  "pu:0-3, 0-3,8 (default: all that this process may use)"
-
 #endif

@@ -123,11 +123,13 @@ static bool write_file(const char *path, const ceilings *c, void (*write)(const 
 
 int bench_peak_main(int argc, char **argv) {
   const char *csv = NULL, *json = NULL;
-  int64_t threads = bench_cpu_count();
+  const char *cpus = NULL;
+  int64_t threads = INT64_MIN; /* not given */
   const cli_option options[] = {
       {CLI_STRING, 0, "csv", "FILE", "write the table as CSV; - is stdout and replaces the table", &csv},
       {CLI_STRING, 0, "json", "FILE", "write the table as JSON; - is stdout and replaces the table", &json},
       {CLI_INT, 0, "threads", "N", "what \"all cores\" means (default: every CPU this process may use)", &threads},
+      {CLI_STRING, 0, "cpus", "LIST", BENCH_CPUS_HELP, &cpus},
       CLI_END,
   };
   const cli_command command = {.name = "peak",
@@ -139,6 +141,8 @@ int bench_peak_main(int argc, char **argv) {
   int exit_code;
   if (!cli_parse(&command, argc, argv, &exit_code)) return exit_code;
   if (bench_refuses_to_time("peak")) return BENCH_EXIT_UNFIT;
+  if (cpus && (exit_code = bench_pin_cpus("peak", cpus)) != 0) return exit_code;
+  if (threads == INT64_MIN) threads = bench_cpu_count();
   if (threads < 1 || threads > 4096)
     return cli_usage_error("peak", "--threads is %lld; 1 to 4096 is right", (long long)threads);
 

@@ -1,6 +1,7 @@
 /* attnbench run and attnbench check: their options. */
 #include <string.h>
 
+#include "affinity.h"
 #include "commands.h"
 #include "emulation.h"
 #include "session.h"

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "affinity.h"
 #include "bandwidth.h"
 #include "kernels/peak.h"
 #include "run_case_private.h"
@@ -105,6 +106,7 @@ static void fill_peak(bench_result *r, const bench_entrant *e, double flops, int
 
 void bench_stage_fill(const bench_stage *s, bench_result *r, bench_entrant *e, bench_stop stop) {
   r->timed = true;
+  if (bench_threads_share_cpus()) bench_warn(r, "threads: %d share fewer CPUs, and may move", s->bench->threads);
   r->time = bench_summarise(e->time_ns, e->rounds);
   r->flops = s->flops;
   r->bytes = s->bytes;

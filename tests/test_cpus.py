@@ -4,6 +4,7 @@
 tests/test_cpus.py path/to/attnbench [synthetic]     needs only Python's standard library
 """
 
+import csv
 import json
 import os
 import re
@@ -155,11 +156,22 @@ class Here(unittest.TestCase):
     def test_errors_name_what_exists(self):
         for text, words in [("core:4000", ["core:0"]), ("9000", ["'9000'"]), ("1000", ["no CPU 1000"]), ("kore:1", ["'kore'"]),
                             ("abc", ["core:0-3"]), ("core:0-0-0", ["N-M"])]:
-            for command in (["env"], ["run", "-a", "seq=8"], ["check", "-a", "seq=8"]):
+            for command in (["env"], ["run", "-a", "seq=8"], ["check", "-a", "seq=8"], ["peak"],
+                            ["eval", "--q", "q.npy", "--k", "k.npy", "--v", "v.npy"]):
                 done = attnbench(*command, "--cpus", text)
                 self.assertEqual(done.returncode, 2, f"{text}: {done.stdout}{done.stderr}")
                 for word in words:
                     self.assertIn(word, done.stderr)
+
+    def test_threads_that_share_cpus_say_so(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "results.csv")
+            done = attnbench("run", "-k", "naive_c", "-a", "seq=8", "-t", "1,2", "--rounds", 3, "--csv", path, cpu=self.allowed[0])
+            self.assertEqual(done.returncode, 0, done.stderr)
+            with open(path, newline="", encoding="utf-8") as file:
+                rows = {row["threads"]: row["warnings"] for row in csv.DictReader(file)}
+        self.assertIn("threads: 2 share fewer CPUs", rows["2"])
+        self.assertNotIn("threads:", rows["1"])
 
     def test_a_run_stays_where_it_is_put(self):
         """The process itself is confined: what env.json says of it afterwards is what the kernel says."""

@@ -7,6 +7,7 @@
 
 #include "affinity.h"
 #include "clock.h"
+#include "emulation.h"
 #include "options.h"
 #include "peak_rate.h"
 #include "run_case_private.h"
@@ -91,6 +92,8 @@ static bool name_trials(bench_trials *t) {
 bench_trials *bench_trials_create(int argc, char **argv, int *exit_code) {
   bench_options o = {.command = "-gbench", .seed = 1, .default_preset = "quick"};
   if (!parse(&o, argc, argv, exit_code)) return NULL;
+  *exit_code = BENCH_EXIT_UNFIT;
+  if (bench_refuses_to_time(o.command)) return NULL;
   bench_trials *t = calloc(1, sizeof *t);
   *exit_code = t ? read_trials(t, &o) : BENCH_EXIT_INTERNAL;
   if (!*exit_code && !name_trials(t)) *exit_code = BENCH_EXIT_INTERNAL;
