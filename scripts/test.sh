@@ -159,7 +159,7 @@ stage_aarch64() {
 for stage in $stages; do
   [ "$(type -t "stage_$stage")" = function ] || { warn "test.sh: no stage '$stage' (see --help)" && exit 2; }
 done
-scripts/setup.sh || exit 5
+scripts/setup.sh --model || exit 5
 mkdir -p "$logs"
 : >"$logs/skipped.txt"
 begun=$SECONDS

@@ -51,3 +51,12 @@ try decode_loop attn_nn decode_loop.c 100 50
 try kernel_regression attn_nn kernel_regression/kernel_regression.c "$work"
 try seq2seq_attention attn_nn "seq2seq_attention/seq2seq_attention.c safetensors.c" \
   "$source/seq2seq_attention/weights.safetensors" "$work"
+
+# minilm needs its model to run: here it must compile, and say what is wrong without one.
+echo "pkg-config attn_nn: minilm"
+# shellcheck disable=SC2046  # lists of flags
+"$compiler" -std=c11 -O2 -I"$source" "$source/minilm/minilm.c" "$source/safetensors.c" $(pkg-config --cflags --libs attn_nn) \
+  -lm -o "$work/minilm"
+echo "not a model" >"$work/model"
+if "$work/minilm" "$work/model" "$work/model" "$work/out" 2>"$work/minilm.txt"; then echo "FAILED: minilm took no model" && exit 1; fi
+grep -q "the header's length exceeds the file" "$work/minilm.txt"
