@@ -125,8 +125,11 @@ static attn_status create_plan_by_name(const void *name, const attn_problem *pro
 static void check_structure(bench_stage *s, bench_job *j) {
   bench_verdict *verdict = &j->result->verdict;
   if (!s->settings->structure || (verdict->status != BENCH_PASS && verdict->status != BENCH_DEGENERATE)) return;
-  const bench_subject subject = {
-      .create_plan = create_plan_by_name, .context = attn_plan_kernel(j->plan), .numerics = &j->result->kernel->numerics};
+  const char *kernel = attn_plan_kernel(j->plan);
+  const bench_subject subject = {.create_plan = create_plan_by_name,
+                                 .context = kernel,
+                                 .numerics = &j->result->kernel->numerics,
+                                 .rows_stand_alone = !attn_kernel_find(kernel)->library[0]};
   const bench_verdict structure =
       bench_structure_check(&subject, &s->tensors[0], s->expected, s->bench->seed, ~0u, &verdict->structure);
   if (structure.status == BENCH_PASS) return;

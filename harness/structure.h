@@ -12,7 +12,7 @@
 #define BENCH_STRUCTURE_LIST(STRUCTURE_TEST)                                                                    \
   STRUCTURE_TEST(threads, "other numbers of threads give the same bits")                                        \
   STRUCTURE_TEST(batch, "a sequence alone gives the bits it gives in its batch, however lengths are told")      \
-  STRUCTURE_TEST(rows, "a few rows alone give the bits they give among all")                                    \
+  STRUCTURE_TEST(rows, "a few rows alone give what they give among all, our own kernels in every bit")          \
   STRUCTURE_TEST(poison, "what stands in elements that no row may see changes no bit")                          \
   STRUCTURE_TEST(neighbours, "a NaN reaches every row that may see it, and leaves the others within the limit") \
   STRUCTURE_TEST(probe, "equal scores give every allowed key 1 / count and every other key exactly 0")          \
@@ -34,6 +34,7 @@ typedef struct bench_subject {
                              attn_plan **plan);
   const void *context; /* of create_plan, which adds the kernel to the options */
   const attn_numerics *numerics;
+  bool rows_stand_alone; /* a row's bits do not depend on the rows beside it: all kernels but those of libraries */
 } bench_subject;
 
 /* Runs the tests of the set (bit n: test n) on a case whose output in `tensors` the kernel has just computed. Tests that mean

@@ -42,6 +42,7 @@ typedef struct attn_schedule {
   int64_t row_block; /* query rows of one compute task */
   int64_t key_block; /* keys scored before P is used */
 
+  int most_threads;                     /* that may work at once: the library's limit; 0 = any number */
   const struct attn_score_steps *steps; /* for kernels that stand on a library: what plan() took from the machine */
 
   void *library_state; /* what open() made: the plan's own, only read by run(); NULL for hand-written kernels */

@@ -45,6 +45,7 @@ static int useful_threads(const attn_schedule *schedule, int threads) {
     const int64_t in_phase = schedule->wave_units * schedule->items[phase];
     tasks = in_phase > tasks ? in_phase : tasks;
   }
+  if (schedule->most_threads && schedule->most_threads < tasks) tasks = schedule->most_threads;
   return tasks < threads ? (int)tasks : threads;
 }
 

@@ -73,7 +73,9 @@ int main(int argc, char **argv) {
   static const struct {
     const char *tier, *kernel;
     exp2_array function;
-  } tiers[] = {{"avx2", "flash_avx2", vec_exp2_array_avx2}, {"avx512", "flash_avx512", vec_exp2_array_avx512}};
+  } tiers[] = {{"c", "blocked_c", vec_exp2_array_c},
+               {"avx2", "flash_avx2", vec_exp2_array_avx2},
+               {"avx512", "flash_avx512", vec_exp2_array_avx512}};
   for (size_t i = 0; argc == 2 && i < sizeof tiers / sizeof *tiers; i++) {
     if (strcmp(argv[1], tiers[i].tier) != 0) continue;
     const attn_kernel_info *kernel = attn_kernel_find(tiers[i].kernel);
@@ -84,11 +86,12 @@ int main(int argc, char **argv) {
     try_range(tiers[i].function, sign, sign | near_zero, 997, &seen);
     try_range(tiers[i].function, near_zero, bits_of(8.0f), 1, &seen);
     try_range(tiers[i].function, sign | near_zero, bits_of(-160.0f), 1, &seen);
-    const double declared = kernel->numerics.exp_error;
+    /* vec_c.h serves kernels of libraries (score_steps.h), which all declare this; the kernels in plain C use the C library's exp. */
+    const double declared = strcmp(tiers[i].tier, "c") ? kernel->numerics.exp_error : 0x1p-22;
     printf("%s: %" PRId64
            " inputs; relative error %.3g at %.9g (declared %.3g); where 2^t < 2^-126, absolute error %.3g at %.9g\n",
            tiers[i].tier, seen.tried, seen.worst, seen.worst_at, declared, seen.lost, seen.lost_at);
     return check_special(tiers[i].function) || !(seen.worst <= declared) || !(seen.lost <= 0x1p-126);
   }
-  return fprintf(stderr, "usage: exp_every_float avx2|avx512\n"), 2;
+  return fprintf(stderr, "usage: exp_every_float c|avx2|avx512\n"), 2;
 }

@@ -72,7 +72,8 @@ bench_verdict judge_structure(const attn_kernel *kernel, bench_structure_test te
   unsigned ran;
   const bench_verdict values = judge_kernel(kernel, 1, tensors, expected); /* leaves the output to compare with */
   if (values.status == BENCH_SKIP || values.status == BENCH_ERROR) return values;
-  const bench_subject subject = {.create_plan = create_plan, .context = kernel, .numerics = &kernel->info.numerics};
+  const bench_subject subject = {
+      .create_plan = create_plan, .context = kernel, .numerics = &kernel->info.numerics, .rows_stand_alone = true};
   bench_verdict verdict = bench_structure_check(&subject, tensors, expected, bench->seed, 1u << test, &ran);
   if (!ran) verdict.status = BENCH_DEGENERATE;
   return verdict;

@@ -40,6 +40,9 @@ void test_contains(const char *text, const char *part);
 /* Fails the test unless the call failed with this status and a sentence that contains every part (NULL: no more). */
 void test_refused(attn_status status, attn_status expected, const char *const parts[4]);
 
+/* Whether the kernel promises that a row's bits do not depend on where the row stands among others; says so if not. */
+bool test_rows_stand_alone(const char *kernel);
+
 /* Calls check(kernel name) for every kernel this CPU can run; at least one must exist. */
 void test_each_kernel(void (*check)(const char *kernel));
 

@@ -130,6 +130,7 @@ static void bits_do_not_depend_on_the_batch(const char *kernel) {
 
 /* A few queries alone give the bits they give among all: rows do not touch each other, and tile borders do not show. */
 static void bits_do_not_depend_on_other_rows(const char *kernel) {
+  if (!test_rows_stand_alone(kernel)) return;
   const attn_problem p = uneven_problem(kernel);
   const attn_options options = {.kernel = kernel, .threads = 1};
   test_data all = test_data_create(&p, 41);

@@ -100,6 +100,7 @@ static void later_keys_change_no_bit_of_earlier_rows(const char *kernel) {
 /* Row 0 sees key 0, whose V is so small that its product with P vanishes, and -0 behind it; whether it shares a tile with rows that
  * see positive V must not show in the sign of its zero. */
 static void sign_of_zero_is_the_rows_own(const char *kernel) {
+  if (!test_rows_stand_alone(kernel)) return;
   attn_problem problem = one_head();
   attn_problem_set_causal(&problem, ATTN_ALIGN_OFFSET);
   const int32_t offset = 1;

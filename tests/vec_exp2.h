@@ -4,6 +4,7 @@
 
 #include <stdint.h>
 
+void vec_exp2_array_c(float *x, int64_t count);
 void vec_exp2_array_avx2(float *x, int64_t count);
 void vec_exp2_array_avx512(float *x, int64_t count);
 

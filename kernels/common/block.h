@@ -54,4 +54,83 @@ static inline problem_row problem_row_of(const row_block *block, int64_t i) {
   return (problem_row){block->head + i / block->rows_per_head, block->first_row + i % block->rows_per_head};
 }
 
+/* Keys that at least one row of the sequence may see, as one interval. */
+static inline attn_key_range keys_in_use(const attn_problem *p, const attn_args *args, const attn_sequence *seq, int64_t b) {
+  if (seq->len_q <= 0) return (attn_key_range){0, 0};
+  const attn_key_range all = {0, seq->len_k};
+  if (attn_uses(p, ATTN_USE_ROW_LEN)) {
+    attn_key_range used = {INT64_MAX, 0};
+    for (int64_t i = 0; i < seq->len_q; i++) {
+      const attn_key_range row = attn_allowed_keys(p, args, seq, b, i);
+      if (row.begin >= row.end) continue;
+      used.begin = min64(used.begin, row.begin);
+      used.end = max64(used.end, row.end);
+    }
+    return used.begin < used.end ? used : (attn_key_range){0, 0};
+  }
+  /* Without per-row lengths ranges move right with the row, so the first and the last row that see any key bound them all; a row
+   * that sees none says nothing, and the bound stays open on its side. */
+  const attn_key_range first = attn_allowed_keys(p, args, seq, b, 0),
+                       last = attn_allowed_keys(p, args, seq, b, seq->len_q - 1);
+  return (attn_key_range){first.begin < first.end ? first.begin : all.begin, last.begin < last.end ? last.end : all.end};
+}
+
+/* ---- Memory and tasks ---- */
+
+/* Keys of one pack task: a multiple of every PANEL_KEYS, large enough to be worth a task. */
+enum { PACK_KEYS = 1024 };
+
+/* rows x floats of a thread's scratch, and where they start. */
+typedef struct scratch_part {
+  int64_t *start, rows, floats;
+} scratch_part;
+
+/* Lays the parts out one behind the other, each on a cache line of its own. False if a size overflows. */
+static inline bool lay_out_scratch(const scratch_part *parts, size_t count, int64_t *total) {
+  *total = 0;
+  for (size_t i = 0; i < count; i++) {
+    int64_t floats;
+    *parts[i].start = *total;
+    if (__builtin_mul_overflow(parts[i].rows, parts[i].floats, &floats) || floats > INT64_MAX / 16) return false;
+    if (__builtin_add_overflow(*total, round_up(floats, ATTN_MEMORY_ALIGN / 4), total)) return false;
+  }
+  return *total <= INT64_MAX / 8;
+}
+
+enum { RANGE_FLOATS = sizeof(attn_key_range) / sizeof(float) };
+
+/* Floats of a thread's scratch, part by part. */
+typedef struct scratch_layout {
+  int64_t q, acc, row_max, row_sum, range, score, total;
+} scratch_layout;
+
+/* score_rows x score_stride floats of S, vectors of `lanes` floats. False if a size overflows. */
+static inline bool scratch_layout_for(const attn_problem *p, int64_t capacity, int64_t score_rows, int64_t score_stride,
+                                      int64_t lanes, scratch_layout *layout) {
+  const scratch_part parts[] = {
+      {&layout->q, capacity, p->dim_qk},        {&layout->acc, capacity, round_up(p->dim_v, lanes)},
+      {&layout->row_max, capacity, 1},          {&layout->row_sum, capacity, lanes},
+      {&layout->range, capacity, RANGE_FLOATS}, {&layout->score, score_rows, score_stride},
+  };
+  return lay_out_scratch(parts, sizeof parts / sizeof *parts, &layout->total);
+}
+
+/* What a compute task is about: rows first_row .. of query head `head`. */
+typedef struct task_rows {
+  attn_sequence seq;
+  int64_t b, head, first_row, rows; /* rows <= 0: the sequence ends before */
+} task_rows;
+
+/* Items of the phase are group x row blocks, the last rows first: under a causal mask they see most keys. Rows past the
+ * sequence's queries exist in o, but see nothing. */
+static inline task_rows task_rows_of(const attn_schedule *schedule, const attn_args *args, attn_task task) {
+  const attn_problem *p = &schedule->problem;
+  const int64_t group = p->heads_q / p->heads_kv, blocks = schedule->items[task.phase] / group;
+  task_rows at = {.b = task.unit / p->heads_kv, .head = task.unit % p->heads_kv * group + task.item % group};
+  at.seq = attn_sequence_of(p, args, at.b);
+  at.first_row = (blocks - 1 - task.item / group) * schedule->row_block;
+  at.rows = min64(schedule->row_block, attn_rows(p, &at.seq) - at.first_row);
+  return at;
+}
+
 #endif

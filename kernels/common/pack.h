@@ -11,9 +11,6 @@
 
 #include "scores.h"
 
-/* Keys of one pack task: a multiple of every PANEL_KEYS, large enough to be worth a task. */
-enum { PACK_KEYS = 1024 };
-
 typedef struct packed_layout {
   int64_t keys;     /* seq_k rounded up to whole panels */
   int64_t k_floats; /* of the panels */
@@ -49,27 +46,6 @@ static packed_keys packed_keys_at(const attn_problem *p, const attn_args *args, 
     keys.v_stride = p->v_stride.s;
   }
   return keys;
-}
-
-/* Keys that at least one row of the sequence may see, as one interval. */
-static attn_key_range keys_in_use(const attn_problem *p, const attn_args *args, const attn_sequence *seq, int64_t b) {
-  if (seq->len_q <= 0) return (attn_key_range){0, 0};
-  const attn_key_range all = {0, seq->len_k};
-  if (attn_uses(p, ATTN_USE_ROW_LEN)) {
-    attn_key_range used = {INT64_MAX, 0};
-    for (int64_t i = 0; i < seq->len_q; i++) {
-      const attn_key_range row = attn_allowed_keys(p, args, seq, b, i);
-      if (row.begin >= row.end) continue;
-      used.begin = min64(used.begin, row.begin);
-      used.end = max64(used.end, row.end);
-    }
-    return used.begin < used.end ? used : (attn_key_range){0, 0};
-  }
-  /* Without per-row lengths ranges move right with the row, so the first and the last row that see any key bound them all; a row
-   * that sees none says nothing, and the bound stays open on its side. */
-  const attn_key_range first = attn_allowed_keys(p, args, seq, b, 0),
-                       last = attn_allowed_keys(p, args, seq, b, seq->len_q - 1);
-  return (attn_key_range){first.begin < first.end ? first.begin : all.begin, last.begin < last.end ? last.end : all.end};
 }
 
 /* VEC_LANES keys, of which `count` exist, the first at element `offset`: rows of adjacent elements, transposed into a panel's columns.

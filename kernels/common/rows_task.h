@@ -6,39 +6,9 @@
 #include "pack.h"
 #include "takes_everything.h"
 
-/* rows x floats of a thread's scratch, and where they start. */
-typedef struct scratch_part {
-  int64_t *start, rows, floats;
-} scratch_part;
-
-/* Lays the parts out one behind the other, each on a cache line of its own. False if a size overflows. */
-static bool lay_out_scratch(const scratch_part *parts, size_t count, int64_t *total) {
-  *total = 0;
-  for (size_t i = 0; i < count; i++) {
-    int64_t floats;
-    *parts[i].start = *total;
-    if (__builtin_mul_overflow(parts[i].rows, parts[i].floats, &floats) || floats > INT64_MAX / 16) return false;
-    if (__builtin_add_overflow(*total, round_up(floats, ATTN_MEMORY_ALIGN / 4), total)) return false;
-  }
-  return *total <= INT64_MAX / 8;
-}
-
-enum { RANGE_FLOATS = sizeof(attn_key_range) / sizeof(float) };
-
-/* Floats of a thread's scratch, part by part. */
-typedef struct scratch_layout {
-  int64_t q, acc, row_max, row_sum, range, score, total;
-} scratch_layout;
-
-/* score_rows x score_stride floats of S. False if a size overflows. */
 static inline bool scratch_layout_of(const attn_problem *p, int64_t capacity, int64_t score_rows, int64_t score_stride,
                                      scratch_layout *layout) {
-  const scratch_part parts[] = {
-      {&layout->q, capacity, p->dim_qk},        {&layout->acc, capacity, round_up(p->dim_v, VEC_LANES)},
-      {&layout->row_max, capacity, 1},          {&layout->row_sum, capacity, VEC_LANES},
-      {&layout->range, capacity, RANGE_FLOATS}, {&layout->score, score_rows, score_stride},
-  };
-  return lay_out_scratch(parts, sizeof parts / sizeof *parts, &layout->total);
+  return scratch_layout_for(p, capacity, score_rows, score_stride, VEC_LANES, layout);
 }
 
 /* Phases, tasks and memory of a tiled algorithm whose row block and scratch are given. */
@@ -57,29 +27,24 @@ static inline bool plan_phases(const attn_problem *p, int64_t row_block_rows, in
 /* Visits the tiles of one row block and leaves acc, row_max and row_sum behind. */
 typedef void (*attend_fn)(const attn_schedule *schedule, const row_block *block, int64_t capacity);
 
-/* Rows past the sequence's queries exist in o, but see nothing. */
 static inline void compute_rows(const attn_schedule *schedule, const attn_args *args, attn_task task, float *unit_memory,
                                 float *scratch, int64_t score_rows, int64_t score_stride, attend_fn attend) {
   const attn_problem *p = &schedule->problem;
-  const int64_t group = p->heads_q / p->heads_kv, blocks = schedule->items[1] / group;
-  const int64_t b = task.unit / p->heads_kv, head = task.unit % p->heads_kv * group + task.item % group;
-  const attn_sequence seq = attn_sequence_of(p, args, b);
-  const int64_t first_row = (blocks - 1 - task.item / group) * schedule->row_block; /* causal: the longest come first */
-  const int64_t rows = min64(schedule->row_block, attn_rows(p, &seq) - first_row);
-  if (rows <= 0) return;
-  const int64_t capacity = round_up(rows, TILE_ROWS);
+  const task_rows rows = task_rows_of(schedule, args, task);
+  if (rows.rows <= 0) return;
+  const int64_t capacity = round_up(rows.rows, TILE_ROWS);
   scratch_layout at;
   scratch_layout_of(p, round_up(schedule->row_block, TILE_ROWS), score_rows, score_stride, &at);
   row_block block = {
       .problem = p,
       .args = args,
-      .seq = &seq,
-      .b = b,
-      .head = head,
-      .first_row = first_row,
-      .rows = rows,
-      .rows_per_head = rows,
-      .keys = packed_keys_at(p, args, &seq, b, head, unit_memory),
+      .seq = &rows.seq,
+      .b = rows.b,
+      .head = rows.head,
+      .first_row = rows.first_row,
+      .rows = rows.rows,
+      .rows_per_head = rows.rows,
+      .keys = packed_keys_at(p, args, &rows.seq, rows.b, rows.head, unit_memory),
       .q = scratch + at.q,
       .acc = scratch + at.acc,
       .row_max = scratch + at.row_max,

@@ -1,0 +1,149 @@
+/* OpenBLAS: its product, its name, its threads. Its symbols may carry a prefix (the builds of PyPI: scipy_). */
+#include "openblas.h"
+
+#include <cblas.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "src/cpu.h"
+
+#define PASTE_NAMES(prefix, symbol) prefix##symbol
+#define PASTE(prefix, symbol)       PASTE_NAMES(prefix, symbol)
+#define BLAS(symbol)                PASTE(ATTN_OPENBLAS_PREFIX, symbol)
+
+static void sgemm(const attn_product *p) {
+  BLAS(cblas_sgemm)
+  (CblasRowMajor, CblasNoTrans, p->b_transposed ? CblasTrans : CblasNoTrans, (blasint)p->rows, (blasint)p->columns,
+   (blasint)p->depth, 1.0f, p->a, (blasint)p->a_stride, p->b, (blasint)p->b_stride, 0.0f, p->c, (blasint)p->c_stride);
+}
+
+/* ---- Threads ---- */
+
+enum { BUILT_ON_OPENMP = 2 }; /* what openblas_get_parallel() says of such a build */
+
+/* A build on OpenMP asks the calling thread how many threads it may use, whatever was set. */
+void attn_openblas_product(const attn_product *product) {
+#ifdef _OPENMP
+  if (BLAS(openblas_get_parallel)() == BUILT_ON_OPENMP) {
+    const int threads = omp_get_max_threads();
+    omp_set_num_threads(1);
+    sgemm(product);
+    omp_set_num_threads(threads);
+    return;
+  }
+#endif
+  sgemm(product);
+}
+
+/* Sets OpenBLAS's number; a build on OpenMP would set that of the calling thread's regions as well. */
+static void set_threads(int threads) {
+#ifdef _OPENMP
+  const int of_regions = omp_get_max_threads();
+  BLAS(openblas_set_num_threads)(threads);
+  if (omp_get_max_threads() != of_regions) omp_set_num_threads(of_regions);
+#else
+  BLAS(openblas_set_num_threads)(threads);
+#endif
+}
+
+static struct {
+  pthread_mutex_t mutex;
+  int64_t holds;
+  int threads_before;
+} held = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+
+void attn_openblas_hold(void) {
+  pthread_mutex_lock(&held.mutex);
+  if (held.holds++ == 0) {
+    held.threads_before = BLAS(openblas_get_num_threads)();
+    if (held.threads_before != 1) set_threads(1);
+  }
+  pthread_mutex_unlock(&held.mutex);
+}
+
+void attn_openblas_release(void) {
+  pthread_mutex_lock(&held.mutex);
+  if (--held.holds == 0 && held.threads_before != 1 && BLAS(openblas_get_num_threads)() == 1)
+    set_threads(held.threads_before);
+  pthread_mutex_unlock(&held.mutex);
+}
+
+int attn_openblas_most_threads(void) {
+  const char *text = strstr(BLAS(openblas_get_config)(), "MAX_THREADS=");
+  const int threads = text ? atoi(text + strlen("MAX_THREADS=")) : 0;
+  return threads > 0 ? threads : 1; /* a build without threads says nothing and promises nothing */
+}
+
+/* ---- Name ---- */
+
+char attn_openblas_library[80] = "OpenBLAS";
+
+static void write_name(void) {
+  char version[40] = "";
+  sscanf(BLAS(openblas_get_config)(), "OpenBLAS %39s", version);
+  snprintf(attn_openblas_library, sizeof attn_openblas_library, "OpenBLAS%s%s %s", *version ? " " : "", version,
+           BLAS(openblas_get_corename)());
+}
+
+void attn_openblas_identify(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, write_name);
+}
+
+/* ---- Cap ---- */
+
+/* The lowest tier that has the instructions of a core's sgemm, for cores below this CPU's best; AVX without AVX2 counts as avx2. */
+static const struct {
+  const char *core, *isa;
+} cores[] = {
+    {"Prescott", "c"},
+    {"Core2", "c"},
+    {"Penryn", "c"},
+    {"Dunnington", "c"},
+    {"Atom", "c"},
+    {"Nehalem", "c"},
+    {"Athlon", "c"},
+    {"Opteron", "c"},
+    {"Opteron_SSE3", "c"},
+    {"Barcelona", "c"},
+    {"Bobcat", "c"},
+    {"Nano", "c"},
+    {"Sandybridge", "avx2"},
+    {"Haswell", "avx2"},
+    {"Zen", "avx2"},
+    {"Bulldozer", "avx2"},
+    {"Piledriver", "avx2"},
+    {"Steamroller", "avx2"},
+    {"Excavator", "avx2"},
+    {"SkylakeX", "avx512"},
+    {"Cooperlake", "avx512"},
+    {"SapphireRapids", "avx512"},
+};
+
+/* Of a core that is not in the table only this is known: the CPU runs it. */
+static const char *isa_of_core(const char *core) {
+  for (size_t i = 0; i < sizeof cores / sizeof *cores; i++)
+    if (!strcasecmp(cores[i].core, core)) return cores[i].isa;
+  const char *best = "c";
+  for (int tier = 0; attn_tier_isa(tier); tier++)
+    if (!attn_tier_unusable(tier, NULL)) best = attn_tier_isa(tier);
+  return best;
+}
+
+const char *attn_openblas_unusable(const char *cap) {
+  static _Thread_local char reason[200];
+  if (!cap) return NULL;
+  const char *core = BLAS(openblas_get_corename)(), *isa = isa_of_core(core);
+  if (attn_tier_find(isa) <= attn_tier_find(cap)) return NULL;
+  snprintf(reason, sizeof reason,
+           "OpenBLAS chose its code for %s (tier %s) itself, above the cap '%s'; OPENBLAS_CORETYPE in the environment would "
+           "change it",
+           core, isa, cap);
+  return reason;
+}

@@ -1,0 +1,27 @@
+/* What the kernels on OpenBLAS share: its product, its name, and its threads. */
+#ifndef ATTN_BLAS_OPENBLAS_H
+#define ATTN_BLAS_OPENBLAS_H
+
+#include "kernels/common/composed.h"
+
+/* One sgemm; between attn_openblas_hold() and attn_openblas_release() on the calling thread alone. */
+void attn_openblas_product(const attn_product *product);
+
+/* Holds OpenBLAS at one thread until as many releases as holds have been called, then puts back the number of threads it had. For the
+ * whole process, because OpenBLAS has one number for all: other threads' calls to it run on one thread meanwhile. If somebody else sets
+ * the number in between, theirs stays. */
+void attn_openblas_hold(void);
+void attn_openblas_release(void);
+
+/* "OpenBLAS 0.3.21 Zen": version and the core whose code it took; of the library that is there now, not of the build. Filled in by
+ * attn_openblas_identify(). */
+extern char attn_openblas_library[80];
+void attn_openblas_identify(void);
+
+/* OpenBLAS picks its core itself (OPENBLAS_CORETYPE overrides it): why that may not run below `cap`, or NULL if it may. */
+const char *attn_openblas_unusable(const char *cap);
+
+/* As many threads as OpenBLAS has working memory for. */
+int attn_openblas_most_threads(void);
+
+#endif

@@ -1,0 +1,230 @@
+/* Attention composed of a library's products (composed.h).
+ *
+ * A product reads whole matrices, so what masks must never let through is kept out of them beforehand: V is copied with its
+ * non-finite rows replaced by zeros, and rows that may see such a key are computed on their own afterwards. Then masked keys, whatever
+ * they hold, add exact zeros. K is read where it stands if a library can walk it: what is not finite there spoils its own column of S
+ * only, which is masked. */
+#include "composed.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "exact_row.h"
+
+const char *attn_composed_rejects(const attn_problem *p, char *buffer, size_t buffer_bytes) {
+  static const char *const names[] = {[ATTN_SCORE_ADDITIVE] = "additive scores, sum w tanh(q + k), are no matrix product",
+                                      [ATTN_SCORE_GAUSSIAN] =
+                                          "gaussian scores are no matrix product; |q|^2 - 2 q k + |k|^2 would "
+                                          "cancel"};
+  if (p->score == ATTN_SCORE_ADDITIVE || p->score == ATTN_SCORE_GAUSSIAN) return names[p->score];
+  const struct {
+    const char *name;
+    int64_t value;
+  } sizes[] = {{"seq_q", p->seq_q}, {"seq_k", p->seq_k}, {"dim_qk", p->dim_qk}, {"dim_v", p->dim_v}};
+  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+    if (sizes[i].value <= INT32_MAX - STEPS_KEYS) continue;
+    snprintf(buffer, buffer_bytes, "%s is %" PRId64 "; the library counts rows and columns in 32 bits", sizes[i].name,
+             sizes[i].value);
+    return buffer;
+  }
+  return NULL;
+}
+
+/* ---- Memory of a unit: K rows unless read in place, V rows, and which V rows are finite ---- */
+
+typedef struct unit_layout {
+  int64_t k_stride; /* floats of a copied row of K; 0 = K is read in place, or not at all */
+  int64_t v_stride;
+  int64_t v, finite, floats; /* where they begin, in floats, and the end */
+} unit_layout;
+
+static bool reads_k_in_place(const attn_problem *p) {
+  return p->dtype_kv == ATTN_F32 && p->k_stride.d == 1 && p->k_stride.s >= p->dim_qk && p->k_stride.s <= INT32_MAX;
+}
+
+/* False if a size overflows. */
+static bool lay_out_unit(const attn_problem *p, unit_layout *layout) {
+  const bool copies_k = p->score == ATTN_SCORE_DOT && !reads_k_in_place(p);
+  int64_t k;
+  layout->k_stride = copies_k ? round_up(p->dim_qk, STEPS_LANES) : 0;
+  layout->v_stride = round_up(p->dim_v, STEPS_LANES);
+  const scratch_part parts[] = {
+      {&k, p->seq_k, layout->k_stride}, {&layout->v, p->seq_k, layout->v_stride}, {&layout->finite, p->seq_k, 1}};
+  return lay_out_scratch(parts, sizeof parts / sizeof *parts, &layout->floats);
+}
+
+static int64_t score_stride(const attn_problem *p) { return round_up(p->seq_k, STEPS_KEYS) + STEPS_LANES; }
+
+bool attn_composed_plan(const attn_problem *p, const attn_machine *machine, int64_t rows, attn_schedule *schedule) {
+  scratch_layout scratch;
+  unit_layout unit;
+  if (!lay_out_unit(p, &unit) || !scratch_layout_for(p, rows, rows, score_stride(p), STEPS_LANES, &scratch)) return false;
+  schedule->phases = 2;
+  schedule->items[0] = (p->seq_k + PACK_KEYS - 1) / PACK_KEYS;
+  schedule->items[1] = p->heads_q / p->heads_kv * ((p->seq_q + rows - 1) / rows);
+  schedule->row_block = rows;
+  schedule->key_block = p->seq_k;
+  schedule->unit_bytes = (size_t)unit.floats * sizeof(float);
+  schedule->scratch_bytes = (size_t)scratch.total * sizeof(float);
+  schedule->steps = machine->steps;
+  return true;
+}
+
+/* ---- Pack ---- */
+
+static void pack(const attn_schedule *schedule, const attn_args *args, attn_task task, float *memory) {
+  const attn_problem *p = &schedule->problem;
+  const int64_t b = task.unit / p->heads_kv, head = task.unit % p->heads_kv * (p->heads_q / p->heads_kv);
+  const attn_sequence seq = attn_sequence_of(p, args, b);
+  const attn_key_range used = keys_in_use(p, args, &seq, b);
+  const int64_t key = max64(used.begin, task.item * PACK_KEYS), end = min64(used.end, (task.item + 1) * PACK_KEYS);
+  unit_layout at;
+  if (key >= end || !lay_out_unit(p, &at)) return;
+  const row_source v = {.data = args->v,
+                        .dtype = p->dtype_kv,
+                        .offset = attn_v_offset(p, &seq, b, head, key),
+                        .row_stride = p->v_stride.s,
+                        .column_stride = p->v_stride.d,
+                        .columns = p->dim_v};
+  uint8_t *finite = (uint8_t *)(memory + at.finite);
+  schedule->steps->copy_rows(&v, end - key, memory + at.v + key * at.v_stride, at.v_stride, finite + key);
+  if (!at.k_stride) return;
+  const row_source k = {.data = args->k,
+                        .dtype = p->dtype_kv,
+                        .offset = attn_k_offset(p, &seq, b, head, key),
+                        .row_stride = p->k_stride.s,
+                        .column_stride = p->k_stride.d,
+                        .columns = p->dim_qk};
+  schedule->steps->copy_rows(&k, end - key, memory + key * at.k_stride, at.k_stride, NULL);
+}
+
+/* ---- Compute ---- */
+
+/* Rows that the products are about: those that the sequence has queries for, so that a sequence of its own gives the bits it gives
+ * where it is padded. The others see nothing. */
+static int64_t rows_with_queries(const row_block *block) { return min64(block->rows, block->seq->len_q - block->first_row); }
+
+/* The keys that the block's rows may see, as one interval. */
+static attn_key_range keys_of_block(const row_block *block) {
+  attn_key_range used = {INT64_MAX, 0};
+  for (int64_t i = 0; i < block->rows; i++) {
+    if (block->range[i].begin >= block->range[i].end) continue;
+    used.begin = min64(used.begin, block->range[i].begin);
+    used.end = max64(used.end, block->range[i].end);
+  }
+  return used;
+}
+
+/* Given scores stand in the caller's own order. */
+static void copy_scores(const row_block *block) {
+  const attn_score_strides *stride = &block->problem->scores_stride;
+  for (int64_t i = 0; i < block->rows; i++) {
+    const attn_key_range keys = block->range[i];
+    if (keys.begin >= keys.end) continue;
+    const float *from =
+        block->args->scores + attn_score_offset(stride, block->b, block->head, block->first_row + i, keys.begin);
+    float *to = block->score + i * block->score_stride + keys.begin;
+    for (int64_t j = 0; j < keys.end - keys.begin; j++) to[j] = from[j * stride->k];
+  }
+}
+
+static void multiply_queries(const row_block *block, attn_key_range keys, int64_t k_stride, attn_product_fn product) {
+  product(&(attn_product){.rows = rows_with_queries(block),
+                          .columns = keys.end - keys.begin,
+                          .depth = block->problem->dim_qk,
+                          .a = block->q,
+                          .a_stride = block->q_stride,
+                          .b = block->keys.k + keys.begin * k_stride,
+                          .b_stride = k_stride,
+                          .b_transposed = true,
+                          .c = block->score + keys.begin,
+                          .c_stride = block->score_stride});
+}
+
+static void weigh_values(const row_block *block, attn_key_range keys, attn_product_fn product) {
+  product(&(attn_product){.rows = rows_with_queries(block),
+                          .columns = block->problem->dim_v,
+                          .depth = keys.end - keys.begin,
+                          .a = block->score + keys.begin,
+                          .a_stride = block->score_stride,
+                          .b = block->keys.v + keys.begin * block->keys.v_stride,
+                          .b_stride = block->keys.v_stride,
+                          .c = block->acc,
+                          .c_stride = block->acc_stride});
+}
+
+static bool sees_non_finite(const row_block *block, int64_t i, const uint8_t *finite) {
+  for (int64_t j = block->range[i].begin; j < block->range[i].end; j++)
+    if (!finite[j] && attn_key_selected(block->problem, block->args, block->b, block->head, block->first_row + i, j))
+      return true;
+  return false;
+}
+
+/* Rows that may see a V with NaN or infinity, of which the products have seen zeros. */
+static void redo_non_finite(const row_block *block, attn_key_range keys, const uint8_t *finite) {
+  if (!memchr(finite + keys.begin, 0, (size_t)(keys.end - keys.begin))) return;
+  for (int64_t i = 0; i < block->rows; i++)
+    if (sees_non_finite(block, i, finite))
+      attn_exact_row(block->problem, block->args, block->b, block->head, block->first_row + i);
+}
+
+static void attend(const attn_schedule *schedule, const row_block *block, int64_t k_stride, const uint8_t *finite,
+                   attn_product_fn product) {
+  const attn_score_steps *steps = schedule->steps;
+  const bool given = block->problem->score == ATTN_SCORE_PRECOMPUTED;
+  steps->start_rows(block, block->rows);
+  const attn_key_range keys = keys_of_block(block);
+  if (keys.begin < keys.end) {
+    if (given)
+      copy_scores(block);
+    else
+      multiply_queries(block, keys, k_stride, product);
+    steps->softmax_rows(block, keys, given ? LOG2_E : 1.0f);
+    weigh_values(block, keys, product);
+  }
+  steps->finish_rows(block);
+  if (keys.begin < keys.end) redo_non_finite(block, keys, finite);
+}
+
+static void compute(const attn_schedule *schedule, const attn_args *args, attn_task task, float *memory, float *scratch,
+                    attn_product_fn product) {
+  const attn_problem *p = &schedule->problem;
+  const task_rows rows = task_rows_of(schedule, args, task);
+  unit_layout unit;
+  scratch_layout at;
+  if (rows.rows <= 0 || !lay_out_unit(p, &unit)) return;
+  if (!scratch_layout_for(p, schedule->row_block, schedule->row_block, score_stride(p), STEPS_LANES, &at)) return;
+  row_block block = {
+      .problem = p,
+      .args = args,
+      .seq = &rows.seq,
+      .b = rows.b,
+      .head = rows.head,
+      .first_row = rows.first_row,
+      .rows = rows.rows,
+      .rows_per_head = rows.rows,
+      .keys = {.k = memory, .v = memory + unit.v, .v_stride = unit.v_stride},
+      .q = scratch + at.q,
+      .acc = scratch + at.acc,
+      .row_max = scratch + at.row_max,
+      .row_sum = scratch + at.row_sum,
+      .range = (attn_key_range *)(void *)(scratch + at.range),
+      .score = scratch + at.score,
+      .q_stride = p->dim_qk,
+      .acc_stride = round_up(p->dim_v, STEPS_LANES),
+      .score_stride = score_stride(p),
+      .adjusted = p->softcap > 0 || attn_uses(p, ATTN_USE_MASK | ATTN_USE_BIAS | ATTN_USE_ALIBI),
+  };
+  if (!unit.k_stride && args->k && p->score == ATTN_SCORE_DOT)
+    block.keys.k = (const float *)args->k + attn_k_offset(p, &rows.seq, rows.b, rows.head, 0);
+  attend(schedule, &block, unit.k_stride ? unit.k_stride : p->k_stride.s, (const uint8_t *)(memory + unit.finite), product);
+}
+
+void attn_composed_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
+                       void *scratch, attn_product_fn product) {
+  if (task.phase == 0)
+    pack(schedule, args, task, unit_memory);
+  else
+    compute(schedule, args, task, unit_memory, scratch, product);
+}

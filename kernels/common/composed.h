@@ -1,0 +1,32 @@
+/* Attention composed of two matrix products that a library computes, S = Q K^T and O = P V, with our softmax between them: what the
+ * kernels of such libraries share.
+ *
+ * Scores of a row block are kept whole. Both products run over exactly the keys that the block's rows may see between them, as one
+ * interval, and no padding; what single rows may not see is masked in S and 0 in P. */
+#ifndef ATTN_COMMON_COMPOSED_H
+#define ATTN_COMMON_COMPOSED_H
+
+#include "score_steps.h"
+
+/* c = a b, or a b^T: float matrices by rows, c[rows][columns], a[rows][depth], b[depth][columns] or, transposed, [columns][depth];
+ * strides are elements from one row to the next, at least a row long. c's content before does not matter. All sizes >= 1. */
+typedef struct attn_product {
+  int64_t rows, columns, depth;
+  const float *a, *b;
+  float *c;
+  int64_t a_stride, b_stride, c_stride;
+  bool b_transposed;
+} attn_product;
+
+typedef void (*attn_product_fn)(const attn_product *product);
+
+/* Why such a kernel cannot take the problem: scores that are no product, or more than a library counts in 32 bits. NULL = takes it. */
+const char *attn_composed_rejects(const attn_problem *problem, char *buffer, size_t buffer_bytes);
+
+/* Two phases: pack, then compute with `rows` query rows per task. False if a size overflows. */
+bool attn_composed_plan(const attn_problem *problem, const attn_machine *machine, int64_t rows, attn_schedule *schedule);
+
+void attn_composed_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
+                       void *scratch, attn_product_fn product);
+
+#endif

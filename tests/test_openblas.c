@@ -1,0 +1,177 @@
+/* The kernels on OpenBLAS leave its number of threads as they found it, hold it at one while they run, several plans at once
+ * included, and name version and core of the library that is there. */
+#include <cblas.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support.h"
+
+#define PASTE_NAMES(prefix, symbol) prefix##symbol
+#define PASTE(prefix, symbol)       PASTE_NAMES(prefix, symbol)
+#define BLAS(symbol)                PASTE(ATTN_OPENBLAS_PREFIX, symbol)
+
+enum { THREADS = 3 };
+
+static const char *const kernels[] = {"gemm_openblas", "naive_openblas"};
+
+static attn_problem some_heads(void) {
+  attn_problem problem;
+  attn_problem_init(&problem, 2, 4, 2, 70, 90, 16, 24);
+  attn_problem_set_causal(&problem, ATTN_ALIGN_BOTTOM_RIGHT);
+  problem.uses = ATTN_USE_LSE;
+  return problem;
+}
+
+/* A caller's pool that does its tasks itself and looks at OpenBLAS meanwhile. */
+typedef struct watcher {
+  _Atomic int tasks, held;
+  int set_to; /* what somebody else sets the number to in the first task; 0 = nobody does */
+} watcher;
+
+static void watch(void *pool, int64_t tasks, int workers, attn_task_fn task, void *context) {
+  watcher *w = pool;
+  (void)workers;
+  for (int64_t i = 0; i < tasks; i++) {
+    w->held += BLAS(openblas_get_num_threads)() == 1;
+    task(context, i, 0);
+    if (w->set_to && w->tasks == 0) BLAS(openblas_set_num_threads)(w->set_to);
+    w->tasks++;
+  }
+}
+
+static int set_three_threads(void **state) {
+  (void)state;
+  BLAS(openblas_set_num_threads)(THREADS);
+  if (BLAS(openblas_get_num_threads)() != THREADS) skip(); /* a build without threads has nothing to put back */
+  return 0;
+}
+
+static void threads_are_held_and_put_back(void **state) {
+  (void)state;
+  const attn_problem problem = some_heads();
+  test_data data = test_data_create(&problem, 1);
+  for (int i = 0; i < 2; i++) {
+    watcher w = {.set_to = 0};
+    test_ok(test_run(&problem, &data.args,
+                     &(attn_options){.kernel = kernels[i], .threads = 2, .parallel_for = watch, .pool = &w}));
+    assert_true(w.tasks > 2);
+    assert_int_equal(w.held, w.tasks);
+    assert_int_equal(BLAS(openblas_get_num_threads)(), THREADS);
+    test_ok(test_run(&problem, &data.args, &(attn_options){.kernel = kernels[i], .threads = 4}));
+    assert_int_equal(BLAS(openblas_get_num_threads)(), THREADS);
+  }
+  test_data_destroy(&data);
+}
+
+static void a_number_that_others_set_meanwhile_stays(void **state) {
+  (void)state;
+  const attn_problem problem = some_heads();
+  test_data data = test_data_create(&problem, 1);
+  watcher w = {.set_to = 2};
+  test_ok(test_run(&problem, &data.args,
+                   &(attn_options){.kernel = kernels[0], .threads = 2, .parallel_for = watch, .pool = &w}));
+  assert_int_equal(BLAS(openblas_get_num_threads)(), 2);
+  test_data_destroy(&data);
+}
+
+/* ---- Several plans at once ---- */
+
+typedef struct runner {
+  pthread_t thread;
+  attn_plan *plan;
+  test_data data;
+  attn_status status;
+} runner;
+
+static void *run_often(void *pointer) {
+  runner *r = pointer;
+  const size_t bytes = attn_plan_workspace(r->plan);
+  void *workspace = aligned_alloc(64, bytes);
+  r->status = workspace ? ATTN_OK : ATTN_OUT_OF_MEMORY;
+  for (int i = 0; i < 40 && r->status == ATTN_OK; i++) r->status = attn_plan_run(r->plan, &r->data.args, workspace, bytes);
+  free(workspace);
+  return NULL;
+}
+
+static void plans_at_once_hold_together(void **state) {
+  (void)state;
+  enum { RUNNERS = 6 };
+  const attn_problem problem = some_heads();
+  test_data alone[2];
+  runner runners[RUNNERS];
+  watcher seen[RUNNERS] = {{.set_to = 0}};
+  for (int k = 0; k < 2; k++) {
+    alone[k] = test_data_create(&problem, 5);
+    test_ok(test_run(&problem, &alone[k].args, &(attn_options){.kernel = kernels[k], .threads = 1}));
+  }
+  for (int i = 0; i < RUNNERS; i++) {
+    runners[i] = (runner){.data = test_data_share_inputs(&problem, &alone[i % 2])};
+    const attn_options options = {.kernel = kernels[i % 2], .threads = 2, .parallel_for = watch, .pool = &seen[i]};
+    test_ok(attn_plan_create(&problem, &options, &runners[i].plan));
+  }
+  for (int i = 0; i < RUNNERS; i++) assert_int_equal(pthread_create(&runners[i].thread, NULL, run_often, &runners[i]), 0);
+  for (int i = 0; i < RUNNERS; i++) {
+    assert_int_equal(pthread_join(runners[i].thread, NULL), 0);
+    test_ok(runners[i].status);
+    assert_int_equal(seen[i].held, seen[i].tasks); /* one thread in every task, although other plans began and ended */
+    assert_memory_equal(runners[i].data.args.o, alone[i % 2].args.o, alone[i % 2].o_bytes);
+    test_data_destroy_outputs(&runners[i].data);
+    attn_plan_destroy(runners[i].plan);
+  }
+  assert_int_equal(BLAS(openblas_get_num_threads)(), THREADS);
+  for (int k = 0; k < 2; k++) test_data_destroy(&alone[k]);
+}
+
+/* ---- Names and refusals ---- */
+
+static void library_names_version_and_core(void **state) {
+  (void)state;
+  for (int i = 0; i < 2; i++) {
+    const char *library = attn_kernel_find(kernels[i])->library;
+    test_contains(library, "OpenBLAS ");
+    test_contains(library, BLAS(openblas_get_corename)());
+    test_contains(BLAS(openblas_get_config)(), "OpenBLAS");
+  }
+}
+
+static void scores_that_are_no_product_are_refused(void **state) {
+  (void)state;
+  attn_problem problem = some_heads();
+  attn_plan *plan;
+  problem.score = ATTN_SCORE_ADDITIVE;
+  problem.uses |= ATTN_USE_SCORE_WEIGHT;
+  test_refused(attn_plan_create(&problem, &(attn_options){.kernel = kernels[0]}, &plan), ATTN_UNSUPPORTED,
+               (const char *const[4]){"gemm_openblas", "additive", "no matrix product"});
+  problem.score = ATTN_SCORE_GAUSSIAN;
+  test_refused(attn_plan_create(&problem, &(attn_options){.kernel = kernels[1]}, &plan), ATTN_UNSUPPORTED,
+               (const char *const[4]){"naive_openblas", "gaussian", "no matrix product"});
+}
+
+/* OpenBLAS has chosen its code by the CPU, or by OPENBLAS_CORETYPE, when we are asked: under a cap it may run or not, but never in
+ * silence above it. */
+static void cap_is_kept_or_refused_in_words(void **state) {
+  (void)state;
+  const attn_problem problem = some_heads();
+  const char *core = BLAS(openblas_get_corename)();
+  const bool baseline = !strcmp(core, "Nehalem") || !strcmp(core, "Prescott");
+  attn_plan *plan;
+  const attn_status status = attn_plan_create(&problem, &(attn_options){.kernel = kernels[0], .max_isa = "c"}, &plan);
+  if (baseline) test_ok(status);
+  if (!strcmp(core, "Haswell") || !strcmp(core, "Zen") || !strcmp(core, "SkylakeX"))
+    test_refused(status, ATTN_UNSUPPORTED, (const char *const[4]){"gemm_openblas", core, "cap 'c'", "OPENBLAS_CORETYPE"});
+  attn_plan_destroy(plan);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup(threads_are_held_and_put_back, set_three_threads),
+      cmocka_unit_test_setup(a_number_that_others_set_meanwhile_stays, set_three_threads),
+      cmocka_unit_test_setup(plans_at_once_hold_together, set_three_threads),
+      cmocka_unit_test(library_names_version_and_core),
+      cmocka_unit_test(scores_that_are_no_product_are_refused),
+      cmocka_unit_test(cap_is_kept_or_refused_in_words),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
