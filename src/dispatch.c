@@ -71,21 +71,35 @@ static attn_status choose_named(const attn_problem *problem, const char *name, c
   return ATTN_OK;
 }
 
+/* Queries of a head up to which split-KV beats flash, by the width of a key (docs/performance.md, "Which kernel when"): flash
+ * transposes K and fills tiles of several queries, which few queries do not pay back. */
+enum { DECODE_QUERIES = 8, DECODE_QUERIES_WIDE = 16, WIDE = 256 /* dim_qk + dim_v */ };
+
+/* NULL, or why the automatic choice passes over a kernel that would take the problem. A rule sees the shape of one sequence, never
+ * batch or threads. */
+static const char *passed_over(const attn_kernel *kernel, const attn_problem *p) {
+  const int64_t most = p->dim_qk + p->dim_v >= WIDE ? DECODE_QUERIES_WIDE : DECODE_QUERIES;
+  if (strcmp(kernel->info.algorithm, "decode") != 0 || p->seq_q <= most) return NULL;
+  return "slower than flash for so many queries";
+}
+
 static attn_status choose_automatically(const attn_problem *problem, const char *cap, attn_choice *choice) {
   char refused[1900] = "", line[360];
-  const attn_kernel *kernel;
+  const attn_kernel *kernel, *second_best = NULL;
   for (int i = 0; (kernel = attn_registry_get(i)); i++) {
     const char *reason = refusal(kernel, problem, cap);
-    if (!reason) {
-      choice->kernel = kernel;
-      snprintf(choice->why, sizeof choice->why, "automatic: the best-ranked kernel that accepts%s%s",
-               *refused ? "; refused: " : "", refused);
-      return ATTN_OK;
-    }
+    const bool accepts = !reason;
+    if (accepts) reason = passed_over(kernel, problem);
+    if (!reason) break;
+    if (accepts && !second_best) second_best = kernel;
     snprintf(line, sizeof line, "%s (%s)", kernel->info.name, reason);
     append(refused, sizeof refused, ", ", line);
   }
-  return attn_fail(ATTN_UNSUPPORTED, "no kernel takes this problem here: %s", refused);
+  choice->kernel = kernel ? kernel : second_best;
+  if (!choice->kernel) return attn_fail(ATTN_UNSUPPORTED, "no kernel takes this problem here: %s", refused);
+  snprintf(choice->why, sizeof choice->why, "automatic: the best-ranked kernel that accepts%s%s",
+           *refused ? "; passed over: " : "", refused);
+  return ATTN_OK;
 }
 
 attn_status attn_dispatch_cap(const attn_options *options, const char **cap) {

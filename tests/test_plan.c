@@ -167,6 +167,25 @@ static void caps_only_take_away(void **state) {
   assert_plan_runs(NULL, "c", "decode_c");
 }
 
+/* Split-KV for few queries, flash for many, where a key is wide a little later; batch and threads have no say. */
+static void choice_depends_on_the_shape_of_a_sequence(void **state) {
+  (void)state;
+  static const struct {
+    int64_t heads_q, seq_q, dim;
+    const char *expected;
+  } cases[] = {{1, 8, 64, "decode_c"},   {1, 9, 64, "flash_c"},   {4, 8, 64, "decode_c"},
+               {1, 16, 128, "decode_c"}, {1, 17, 128, "flash_c"}, {64, 1, 64, "flash_c"}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+    for (int batch = 1; batch <= 64; batch += 63) {
+      attn_problem problem;
+      attn_plan *plan;
+      attn_problem_init(&problem, batch, cases[i].heads_q, 1, cases[i].seq_q, 512, cases[i].dim, cases[i].dim);
+      test_ok(attn_plan_create(&problem, &(attn_options){.max_isa = "c", .threads = batch}, &plan));
+      assert_string_equal(attn_plan_kernel(plan), cases[i].expected);
+      attn_plan_destroy(plan);
+    }
+}
+
 static void unknown_cap_is_an_error(void **state) {
   (void)state;
   assert_create_fails(NULL, "avx9", ATTN_INVALID_ARGUMENT, (const char *const[4]){"attn_options.max_isa", "'avx9'", "c"});
@@ -341,6 +360,7 @@ int main(void) {
       TEST(attn_kernel_variable_fills_in_for_null_only),
       TEST(cap_takes_higher_tiers_away),
       TEST(caps_only_take_away),
+      TEST(choice_depends_on_the_shape_of_a_sequence),
       TEST(unknown_cap_is_an_error),
       TEST(thread_counts_are_checked),
       TEST(every_kernel_checks_its_workspace),

@@ -150,10 +150,11 @@ static inline int rows_index(int64_t rows) { return rows >= 4 ? 0 : rows >= 2 ? 
 #define FOR_EACH_KIND(NAME)                                                                                   \
   NAME(4, ATTN_F32, fresh)                                                                                    \
   NAME(2, ATTN_F32, fresh)                                                                                    \
-  NAME(1, ATTN_F32, fresh) NAME(4, ATTN_F16, fresh) NAME(2, ATTN_F16, fresh) NAME(1, ATTN_F16, fresh)         \
-      NAME(4, ATTN_BF16, fresh) NAME(2, ATTN_BF16, fresh) NAME(1, ATTN_BF16, fresh) NAME(4, ATTN_F32, again)  \
-          NAME(2, ATTN_F32, again) NAME(1, ATTN_F32, again) NAME(4, ATTN_F16, again) NAME(2, ATTN_F16, again) \
-              NAME(1, ATTN_F16, again) NAME(4, ATTN_BF16, again) NAME(2, ATTN_BF16, again) NAME(1, ATTN_BF16, again)
+  NAME(1, ATTN_F32, fresh)                                                                                    \
+  NAME(4, ATTN_F16, fresh) NAME(2, ATTN_F16, fresh) NAME(1, ATTN_F16, fresh) NAME(4, ATTN_BF16, fresh)        \
+      NAME(2, ATTN_BF16, fresh) NAME(1, ATTN_BF16, fresh) NAME(4, ATTN_F32, again) NAME(2, ATTN_F32, again)   \
+          NAME(1, ATTN_F32, again) NAME(4, ATTN_F16, again) NAME(2, ATTN_F16, again) NAME(1, ATTN_F16, again) \
+              NAME(4, ATTN_BF16, again) NAME(2, ATTN_BF16, again) NAME(1, ATTN_BF16, again)
 #define TABLE_OF(name)                                                                                \
   {                                                                                                   \
       [ATTN_F32] = {{name##_4_ATTN_F32_fresh, name##_2_ATTN_F32_fresh, name##_1_ATTN_F32_fresh},      \
@@ -298,12 +299,12 @@ static bool all_rows_see(const row_block *block, int64_t begin, int64_t end) {
 static void decode_block(const row_block *block, int64_t begin, int64_t end, float *v_copy) {
   const attn_problem *p = block->problem;
   const int64_t first = round_down(begin, DECODE_KEYS), keys = end - begin;
-  const bool sees_all = all_rows_see(block, begin, end), picks = selects_keys(p) || !sees_all;
-  const bool plain = sees_all && !picks && !p->softcap && !attn_uses(p, ATTN_USE_ALIBI);
+  const bool selects = selects_keys(p) || !all_rows_see(block, begin, end), picks = block->careful && selects;
+  const bool plain = !selects && !p->softcap && !attn_uses(p, ATTN_USE_ALIBI);
   const key_rows k = {block->args->k, p->dtype_kv, attn_k_offset(p, block->seq, block->b, block->head, begin),
                       p->k_stride.s};
   key_rows v = {block->args->v, p->dtype_kv, attn_v_offset(p, block->seq, block->b, block->head, begin), p->v_stride.s};
-  /* Columns that are no whole vectors, and half-precision keys that rows pick one by one, are copied as floats. */
+  /* Columns that are no whole vectors, and half-precision V that careful rows pick key by key, are copied as floats. */
   if (p->dim_v % VEC_LANES || (picks && v.dtype != ATTN_F32)) v = v_as_floats(p, v, keys, v_copy);
   row_block in_block = *block;
   in_block.keys = (packed_keys){.v = (const float *)v.data + v.first - begin * v.stride, .v_stride = v.stride};
@@ -344,6 +345,7 @@ static row_block decode_rows(const attn_schedule *schedule, const attn_args *arg
       .acc_stride = at.acc_stride,
       .score_stride = DECODE_SCORE_STRIDE,
       .adjusted = true, /* scores come without the reference taken off */
+      .first_try = true,
   };
 }
 
@@ -358,11 +360,12 @@ static attn_key_range keys_of_split(const row_block *block, int64_t split) {
   return (attn_key_range){max64(keys.begin, split * SPLIT_KEYS), min64(keys.end, (split + 1) * SPLIT_KEYS)};
 }
 
-static void decode_split(const attn_schedule *schedule, const attn_args *args, attn_task task, float *unit_memory,
-                         float *scratch) {
+static void decode_split(const attn_schedule *schedule, const attn_args *args, attn_task task, int64_t split, bool careful,
+                         float *unit_memory, float *scratch) {
   const attn_problem *p = &schedule->problem;
   const attn_sequence seq = attn_sequence_of(p, args, task.unit / p->heads_kv);
-  row_block block = decode_rows(schedule, args, &seq, task, task.item, unit_memory);
+  row_block block = decode_rows(schedule, args, &seq, task, split, unit_memory);
+  block.careful = careful;
   if (block.rows == 0) return;
   decode_scratch at;
   decode_scratch_of(p, split_layout_of(p).capacity, &at);
@@ -370,7 +373,7 @@ static void decode_split(const attn_schedule *schedule, const attn_args *args, a
   block.range = (attn_key_range *)(void *)(scratch + at.range);
   block.score = scratch + at.score;
   start_rows(&block, block.rows);
-  const attn_key_range keys = keys_of_split(&block, task.item);
+  const attn_key_range keys = keys_of_split(&block, split);
   for (int64_t key = round_down(keys.begin, DECODE_KEYS); key < keys.end; key += DECODE_KEYS)
     decode_block(&block, max64(key, keys.begin), min64(key + DECODE_KEYS, keys.end), scratch + at.v);
 }
@@ -388,12 +391,14 @@ static void merge_row(const row_block *first, const row_block *later, int64_t i)
   first->row_max[i] = reference;
 }
 
-static void merge_splits(const attn_schedule *schedule, const attn_args *args, attn_task task, float *unit_memory,
-                         float *scratch) {
+/* False if a row of the first try is not finite (finish_rows). */
+static bool merge_splits(const attn_schedule *schedule, const attn_args *args, attn_task task, bool careful,
+                         float *unit_memory, float *scratch) {
   const attn_problem *p = &schedule->problem;
   const attn_sequence seq = attn_sequence_of(p, args, task.unit / p->heads_kv);
   row_block whole = decode_rows(schedule, args, &seq, task, 0, unit_memory);
-  if (whole.rows == 0) return;
+  if (whole.rows == 0) return true;
+  whole.first_try = !careful;
   whole.range = (attn_key_range *)(void *)scratch;
   for (int64_t i = 0; i < whole.rows; i++)
     whole.range[i] = attn_allowed_keys(p, args, &seq, whole.b, problem_row_of(&whole, i).query);
@@ -401,15 +406,18 @@ static void merge_splits(const attn_schedule *schedule, const attn_args *args, a
     const row_block later = decode_rows(schedule, args, &seq, task, split, unit_memory);
     for (int64_t i = 0; i < whole.rows; i++) merge_row(&whole, &later, i);
   }
-  finish_rows(&whole);
+  return finish_rows(&whole);
 }
 
 static void decode_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
                        void *scratch) {
-  if (task.phase == 0)
-    decode_split(schedule, args, task, unit_memory, scratch);
-  else
-    merge_splits(schedule, args, task, unit_memory, scratch);
+  if (task.phase == 0) {
+    decode_split(schedule, args, task, task.item, false, unit_memory, scratch);
+  } else if (!merge_splits(schedule, args, task, false, unit_memory, scratch)) {
+    for (int64_t split = 0; split < schedule->items[0]; split++)
+      decode_split(schedule, args, task, split, true, unit_memory, scratch);
+    merge_splits(schedule, args, task, true, unit_memory, scratch);
+  }
 }
 
 #endif

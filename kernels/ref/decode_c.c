@@ -7,6 +7,8 @@
 #include "kernels/common/split_keys.h"
 #include "streaming_c.h"
 
+_Static_assert((int)DECODE_ROWS <= (int)ROWS, "all rows of one query head are one row_block");
+
 /* ---- Memory: the state of every row, once per split ---- */
 
 static int64_t row_state_floats(const attn_problem *p) { return 2 + p->dim_v; /* row_max, row_sum, acc */ }
