@@ -89,6 +89,7 @@ def reference(p):
 FILES = ["q", "k", "v", "bias", "mask", "scores", "score_weight", "kv_len", "q_len", "cu_seqlens_q", "cu_seqlens_k"]
 FILES += ["offset", "alibi", "sinks", "expect", "expect_lse"]
 VALUES = ["scale", "softcap", "causal", "window_left", "window_right", "score", "layout", "dtype", "save_o"]
+DRAWN = 70  # problems in which everything meets everything
 
 
 def run(attnbench, folder, p):
@@ -197,6 +198,130 @@ def check_problems(attnbench, folder, report):
             report.expect(code == 1 and statuses(output) == {"FAIL"}, name, what, output)
 
 
+def pick(*values):
+    return values[RNG.integers(len(values))]
+
+
+def bf16_bits(x):
+    """Rounded to nearest, ties to even."""
+    bits = x.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def as_stored(p, dtype):
+    """The problem with q, k, v in files of a type, and the same with the values that the files hold."""
+    if dtype == "bf16":
+        stored = {x: bf16_bits(p[x]) for x in "qkv"}
+        return {**p, **stored, "dtype": "bf16"}, {**p, **{x: (stored[x].astype(np.uint32) << 16).view(np.float32) for x in "qkv"}}
+    halves = {"f16": "qkv", "f32+f16": "kv"}.get(dtype, "")
+    stored = {**p, **{x: p[x].astype(np.float16) for x in halves}}
+    return stored, dict(stored)
+
+
+def drawn_score(p, pairs, dim):
+    """Score function, softcap, bias, ALiBi, sinks."""
+    heads = pairs[1]
+    score = pick("dot", "dot", "dot", "additive", "gaussian", "precomputed")
+    if score == "dot":
+        p.update(pick({}, {"scale": float(RNG.uniform(-0.5, 0.5))}))
+    else:
+        p["score"] = score
+    if score in ("additive", "gaussian"):
+        p["score_weight"] = normal(*pick((dim,), (heads, dim))) * np.float32(dim**-0.25)
+    if score == "precomputed":
+        p["scores"] = normal(*pick(pairs, (heads, *pairs[2:]), pairs[2:]))
+    p.update(pick({}, {"softcap": float(RNG.uniform(0.5, 8))}), **pick({}, {"sinks": normal(heads)}))
+    shape = pick(None, pairs, (pairs[0], 1, *pairs[2:]), (heads, 1, pairs[3]), (pairs[2], 1))
+    if shape:
+        p["bias"] = pick(masked_bias, normal)(*shape)
+    p.update(pick({}, {"alibi": np.exp2(-RNG.uniform(0, 8, heads)).astype(np.float32)}))
+
+
+def drawn_masks(p, pairs, packed):
+    """Position, window, mask, lengths."""
+    batch, _, seq_q, seq_k = pairs
+    p["causal"] = causal = pick("none", "top-left", "bottom-right", "offset")
+    if causal == "offset" or (causal == "none" and pick(True, False)):
+        p["offset"] = pick(int(RNG.integers(-5, 40)), RNG.integers(-9, 60, batch).astype(np.int32))
+    p.update(pick({}, {"window_left": int(pick(0, 3, 17, 100))}))
+    if causal == "none":
+        p.update(pick({}, {"window_right": int(pick(0, 2, 20))}))
+    shape = pick(None, pairs, (batch, 1, 1, seq_k), (seq_q, seq_k))
+    if shape:
+        p["mask"] = RNG.random(shape) < 0.6
+    if packed:
+        return
+    kind = pick("full", "batch", "rows")
+    if kind == "batch":
+        p["kv_len"] = RNG.integers(0, seq_k + 1, batch).astype(np.int32)
+    if kind == "rows" and causal != "bottom-right":
+        p["kv_len"] = RNG.integers(0, seq_k + 1, (batch, seq_q)).astype(np.int32)
+    p.update(pick({}, {"q_len": RNG.integers(0, seq_q + 1, batch).astype(np.int32)}))
+
+
+def drawn_problem():
+    batch, (heads, heads_kv) = pick(1, 2, 3), pick((1, 1), (2, 2), (4, 2), (6, 1), (8, 2))
+    seq_q, seq_k, dim, dim_v = pick(1, 3, 16, 41), pick(1, 7, 32, 65, 130), pick(1, 8, 17, 64), pick(1, 8, 33, 64)
+    p = tensors(batch, heads, heads_kv, seq_q, seq_k, dim, dim_v)
+    pairs, packed = (batch, heads, seq_q, seq_k), pick(True, False, False)
+    drawn_score(p, pairs, dim)
+    drawn_masks(p, pairs, packed)
+    return p, packed, pick("f32", "f32", "f16", "bf16", "f32+f16")
+
+
+def sequence(p, b, len_q, len_k):
+    """Sequence b of a batch as a problem of its own, cut to its lengths."""
+    one = {name: value for name, value in p.items() if name not in ("q", "k", "v", "bias", "mask", "scores", "offset")}
+    one.update(q=p["q"][b : b + 1, :, :len_q], k=p["k"][b : b + 1, :, :len_k], v=p["v"][b : b + 1, :, :len_k])
+    batch, heads, seq_q, _ = p["q"].shape
+    for name in ("bias", "mask", "scores"):
+        if name in p:
+            full = np.broadcast_to(p[name], (batch, heads, seq_q, p["k"].shape[2]))
+            one[name] = full[b : b + 1, :, :len_q, :len_k]
+    if "offset" in p:
+        one["offset"] = int(np.broadcast_to(p["offset"], batch)[b])
+    return one
+
+
+def pack(p, values):
+    """Both with their sequences cut to random lengths and packed, and the answer. The longest is as long as bias, mask and
+    scores say."""
+    batch, heads, seq_q, _ = p["q"].shape
+    len_q, len_k = (RNG.integers(0, seq + 1, batch) for seq in (seq_q, p["k"].shape[2]))
+    len_q[0], len_k[0] = seq_q, p["k"].shape[2]
+    parts = [reference(sequence(values, b, len_q[b], len_k[b])) for b in range(batch)]
+    lengths = {"q": len_q, "k": len_k, "v": len_k}
+    packed = {x: np.concatenate([p[x][b, :, : lengths[x][b]].swapaxes(0, 1) for b in range(batch)]) for x in "qkv"}
+    packed.update(cu_seqlens_q=np.append(0, len_q.cumsum()), cu_seqlens_k=np.append(0, len_k.cumsum()))
+    o = np.concatenate([part[0][0].swapaxes(0, 1) for part in parts])
+    return {**p, **packed}, o, np.concatenate([part[1][0] for part in parts], axis=-1)
+
+
+def moved(o):
+    """The answer with one value moved by more than any limit and less than a key does."""
+    wrong = o.copy()
+    place = np.unravel_index(np.abs(o).argmax(), o.shape)
+    wrong[place] += 0.05 * (1 + abs(o[place]))
+    return wrong
+
+
+def check_drawn(attnbench, folder, report):
+    """Everything with everything: positions x windows, masks, lengths, packed sequences, score functions, 16-bit types."""
+    for n in range(DRAWN):
+        p, packed, dtype = drawn_problem()
+        stored, values = as_stored(p, dtype)
+        if packed:
+            stored, o, lse = pack(stored, values)
+        else:
+            o, lse = reference(values)
+        words = [f"{key} {value.shape if isinstance(value, np.ndarray) else value}" for key, value in stored.items()]
+        name = f"drawn {n}, {dtype}: {', '.join(words)}"
+        code, output = run(attnbench, folder, {**stored, "expect": o, "expect_lse": lse})
+        report.expect(code == 0 and statuses(output) <= {"PASS", "DEGENERATE"}, name, f"exit code {code}", output)
+        code, output = run(attnbench, folder, {**stored, "expect": moved(o), "expect_lse": lse})
+        report.expect(code == 1 and statuses(output) == {"FAIL"}, name, f"a wrong answer gave exit code {code}", output)
+
+
 def check_layouts(attnbench, folder, report):
     """Fewer dimensions, another order, and packed sequences."""
     p = tensors(batch=1)
@@ -295,7 +420,7 @@ def check_refusals(attnbench, folder, report):
 def main():
     report = Report()
     with tempfile.TemporaryDirectory() as folder:
-        for check in (check_problems, check_layouts, check_types, check_refusals):
+        for check in (check_problems, check_drawn, check_layouts, check_types, check_refusals):
             check(sys.argv[1], pathlib.Path(folder), report)
     print(f"eval_numpy: {report.checks} checks, {report.failures} failures")
     return int(report.failures > 0)
