@@ -15,7 +15,8 @@ typedef struct bench_case {
   bench_cache cache;
   uint64_t seed;             /* of the generated inputs; derived from --seed and the case_id */
   char mask[BENCH_WORD];     /* "none", "random" (each key allowed with p = 1/2), "padding" (a random suffix off) */
-  char bias[BENCH_WORD];     /* "none", "full", "masking" (full, and -inf here and there), "heads" (broadcast over batch), "row" (broadcast over heads and queries) */
+  char bias[BENCH_WORD];     /* "none", "full", "masking" (full, with -inf for keys, tiles and rows), "heads" (broadcast over
+                                batch), "row" (broadcast over heads and queries) */
   char lengths[BENCH_WORD];  /* "full", "kv_len", "q_len", "both", "row_len", "varlen" */
   char layout[BENCH_WORD];   /* "bhsd", "bshd", "packed" (varlen), and those of layout.c: the strides say it all */
   char alignment[BENCH_WORD];/* of OFFSET: "" or the offset */

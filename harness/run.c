@@ -75,7 +75,8 @@ int bench_check_main(int argc, char **argv) {
                                .usage = "[--suite NAME | -a AXIS=VALUES...] [--kernel GLOB]...",
                                .summary =
                                    "Checks every kernel on every case against the float64 oracle under the limits of "
-                                   "docs/numerics.md, and times nothing. Without cases: suite edge.",
+                                   "docs/numerics.md, then against itself on the same problem put differently (structural "
+                                   "tests), and times nothing. Without cases: suite edge.",
                                .options = options,
                                .epilogue = exit_codes};
   int code;

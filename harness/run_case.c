@@ -22,7 +22,8 @@ static attn_kernel_info automatic_choices[BENCH_MAX_KERNELS];
 
 enum { PLAN_REPEATS = 5, TYPICAL_ROUNDS = 45 };
 
-static const double MEMORY_SHARE = 0.8; /* of what is available, for one case */
+static const double MEMORY_SHARE = 0.8;   /* of what is available, for one case */
+static const double STRUCTURE_WORK = 1e8; /* multiply-adds: structural tests run a case some fifteen times over */
 
 void bench_conclude(bench_result *result, bench_status status, const char *format, ...) {
   va_list arguments;
@@ -121,10 +122,15 @@ static attn_status create_plan_by_name(const void *name, const attn_problem *pro
   return attn_plan_create(problem, &named, plan);
 }
 
+static double multiply_adds(const attn_problem *p) {
+  return (double)p->batch * (double)p->heads_q * (double)p->seq_q * (double)p->seq_k * (double)(p->dim_qk + p->dim_v);
+}
+
 /* What the structural tests say replaces the verdict only if it is worse. */
 static void check_structure(bench_stage *s, bench_job *j) {
   bench_verdict *verdict = &j->result->verdict;
-  if (!s->settings->structure || (verdict->status != BENCH_PASS && verdict->status != BENCH_DEGENERATE)) return;
+  if (!s->settings->structure || multiply_adds(&s->bench->problem) > STRUCTURE_WORK) return;
+  if (verdict->status != BENCH_PASS && verdict->status != BENCH_DEGENERATE) return;
   const char *kernel = attn_plan_kernel(j->plan);
   const bench_subject subject = {.create_plan = create_plan_by_name,
                                  .context = kernel,
@@ -263,8 +269,7 @@ double bench_case_guess(const bench_planned *planned, const attn_kernel_info *co
       samples += fmax(call, BENCH_MIN_SAMPLE_S) + BENCH_MIN_SAMPLE_S / 2;
   }
   if (calls <= 0) return 1e-4;
-  const double work =
-      (double)p->batch * (double)p->heads_q * (double)p->seq_q * (double)p->seq_k * (double)(p->dim_qk + p->dim_v);
+  const double work = multiply_adds(p);
   const double check = 1e-3 + 3 * calls + fmin(work, 1e8) * 6e-9;
   if (!settings->timed) return check;
   const double timing =

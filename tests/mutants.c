@@ -86,6 +86,7 @@ static float added_score(const head *t, int64_t i, int64_t j) {
   const int64_t offset = t->fault == FAULT_alibi_without_offset ? 0 : t->seq.offset;
   float sum = 0;
   if (attn_uses(p, ATTN_USE_BIAS)) sum += t->args->bias[attn_score_offset(&p->bias_stride, t->b, t->h, i, j)];
+  if (t->fault == FAULT_clamps_bias) sum = fmaxf(sum, -1e9f);
   if (attn_uses(p, ATTN_USE_ALIBI)) sum -= t->args->alibi_slopes[t->h] * (float)llabs(i + offset - j);
   return sum;
 }
@@ -101,6 +102,7 @@ static float score(const head *t, int64_t i, int64_t j) {
 
 static bool masked_by_bias(const head *t, int64_t i, int64_t j) {
   const attn_problem *p = &t->problem;
+  if (t->fault == FAULT_clamps_bias) return false;
   return attn_uses(p, ATTN_USE_BIAS) && t->args->bias[attn_score_offset(&p->bias_stride, t->b, t->h, i, j)] == -INFINITY;
 }
 

@@ -154,6 +154,21 @@ class CommandLine(unittest.TestCase):
         self.expect(0, ["seq", "head_dim", "causal", "threads"], "list", "axes")
         self.expect(0, ["Sq:24/Sk:24/D:16"], "list", "cases", *SMALL)
 
+    def test_case_names_are_unique_and_say_what_masks(self):
+        for suite in ("edge", "conformance"):
+            names = self.expect(0, ["/bias:masking"], "list", "cases", "-p", suite).stdout.splitlines()
+            self.assertEqual(len(names), len(set(names)), suite)
+
+    def test_check_tells_on_how_many_cases_each_structural_test_ran(self):
+        """Every test applies to some case of the suite, and flash_c passes them."""
+        done = self.expect(0, ["structural tests"], "check", "--suite", "conformance", "-k", "flash_c", "--cases", "150")
+        heads, counts = (line.split() for line in done.stdout.split("each ran:\n")[1].splitlines()[:2])
+        self.assertEqual((heads[0], counts[0]), ("kernel", "flash_c"))
+        self.assertEqual(len(heads), len(counts))
+        self.assertLessEqual({"threads", "batch", "rows", "poison", "neighbours", "probe", "partition"}, set(heads))
+        for name, count in zip(heads[1:], counts[1:]):
+            self.assertGreater(int(count), 10, name)
+
     def test_explain_says_why(self):
         done = self.expect(0, ["kernel     flash_c", "flash_c            yes"], "explain", *SMALL, ATTN_MAX_ISA="c")
         for line in done.stdout.splitlines():
