@@ -7,5 +7,6 @@
 void vec_exp2_array_c(float *x, int64_t count);
 void vec_exp2_array_avx2(float *x, int64_t count);
 void vec_exp2_array_avx512(float *x, int64_t count);
+void vec_exp2_array_neon(float *x, int64_t count);
 
 #endif

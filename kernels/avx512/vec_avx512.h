@@ -21,11 +21,18 @@ static inline vec vec_mul(vec a, vec b) { return _mm512_mul_ps(a, b); }
 static inline vec vec_add(vec a, vec b) { return _mm512_add_ps(a, b); }
 static inline vec vec_sub(vec a, vec b) { return _mm512_sub_ps(a, b); }
 static inline vec vec_div(vec a, vec b) { return _mm512_div_ps(a, b); }
-static inline vec vec_min(vec a, vec b) { return _mm512_min_ps(a, b); }
 static inline vec vec_abs(vec x) { return _mm512_abs_ps(x); }
 static inline vec vec_lane_numbers(void) { return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
-/* b where either is NaN. */
+/* b where a is NaN; b never is. */
 static inline vec vec_max(vec a, vec b) { return _mm512_max_ps(a, b); }
+/* x between low and high; NaN stays NaN. */
+static inline vec vec_clamp(vec x, vec low, vec high) { return _mm512_min_ps(high, _mm512_max_ps(low, x)); }
+
+/* One factor for all lanes, and its multiply-add. */
+typedef vec vec_factor;
+static inline vec_factor vec_factor_of(float x) { return vec_set1(x); }
+static inline vec vec_fma_factor(vec_factor a, vec b, vec c) { return vec_fma(a, b, c); }
+
 static inline float vec_reduce_max(vec x) { return _mm512_reduce_max_ps(x); }
 
 /* Always the same tree: halves, quarters, ... */

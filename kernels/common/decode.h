@@ -233,15 +233,15 @@ static ALWAYS_INLINE void accumulate_few(float *acc, int64_t acc_stride, const f
   for (int i = 0; i < rows * vecs; i++) sum[i] = vec_load(acc + i / vecs * acc_stride + column + i % vecs * VEC_LANES);
   for (int64_t j = 0; j < keys; j++) {
     const int64_t at = v.first + j * v.stride + column;
-    vec weight[DECODE_TILE_ROWS];
+    vec_factor weight[DECODE_TILE_ROWS];
     UNROLL
-    for (int r = 0; r < rows; r++) weight[r] = vec_set1(p[r * p_stride + j]);
+    for (int r = 0; r < rows; r++) weight[r] = vec_factor_of(p[r * p_stride + j]);
     UNROLL
     for (int c = 0; c < vecs; c++) {
       if (ahead && c % vecs_of_line == 0) prefetch_ahead(v.data, dtype, at + c * VEC_LANES);
       const vec x = load_elements(v.data, dtype, at + c * VEC_LANES, VEC_LANES);
       UNROLL
-      for (int r = 0; r < rows; r++) sum[r * vecs + c] = vec_fma(weight[r], x, sum[r * vecs + c]);
+      for (int r = 0; r < rows; r++) sum[r * vecs + c] = vec_fma_factor(weight[r], x, sum[r * vecs + c]);
     }
   }
   UNROLL

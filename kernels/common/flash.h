@@ -146,7 +146,7 @@ enum {
  * 512 KiB L2, and a tile of S at most 8 KiB of L1. */
 static int64_t flash_key_block(const attn_problem *p) {
   const int64_t dims = p->dim_qk + p->dim_v;
-  return dims <= 256 ? 256 : dims <= 512 ? 128 : 64;
+  return WHOLE_PANELS(dims <= 256 ? 256 : dims <= 512 ? 128 : 64);
 }
 
 /* Rows that the busiest of `threads` works on when `heads` heads of seq_q rows are cut into blocks of `rows`: an even share

@@ -8,30 +8,30 @@
 
 #include <stdint.h>
 
-#define ALWAYS_INLINE inline __attribute__((always_inline))
-#define NO_INLINE     __attribute__((noinline, unused))
-#ifdef __clang__
-#define UNROLL   _Pragma("clang loop unroll(full)")
-#define UNROLL_4 _Pragma("clang loop unroll_count(4)")
-#else
-#define UNROLL   _Pragma("GCC unroll 16")
-#define UNROLL_4 _Pragma("GCC unroll 4")
-#endif
+#include "unroll.h"
 
 /* sum[i][v] += sum_k a[i][k] b[k][v]: TILE_ROWS rows of a against `depth` rows of `vecs` vectors. `vecs` is a constant at
- * every call, so that the sums live in registers. */
+ * every call, so that the sums live in registers. A tier may bring PRODUCT_STEPS steps of k of its own; then the loop here does
+ * the few that are left. */
 static ALWAYS_INLINE void product(vec sum[TILE_ROWS][TILE_VECS], const float *a, int64_t a_stride, const float *b,
                                   int64_t b_stride, int64_t depth, const int vecs) {
+  int64_t k = 0;
+#ifdef PRODUCT_STEPS
+  for (; k + PRODUCT_STEPS <= depth; k += PRODUCT_STEPS)
+    product_steps(sum, a + k, a_stride, b + k * b_stride, b_stride, vecs);
+  NO_UNROLL
+#else
   UNROLL_4
-  for (int64_t k = 0; k < depth; k++) {
+#endif
+  for (; k < depth; k++) {
     vec row[TILE_VECS];
     UNROLL
     for (int v = 0; v < vecs; v++) row[v] = vec_load(b + k * b_stride + v * VEC_LANES);
     UNROLL
     for (int i = 0; i < TILE_ROWS; i++) {
-      vec x = vec_set1(a[i * a_stride + k]);
+      const vec_factor x = vec_factor_of(a[i * a_stride + k]);
       UNROLL
-      for (int v = 0; v < vecs; v++) sum[i][v] = vec_fma(x, row[v], sum[i][v]);
+      for (int v = 0; v < vecs; v++) sum[i][v] = vec_fma_factor(x, row[v], sum[i][v]);
     }
   }
 }

@@ -14,6 +14,9 @@
 
 enum { PANEL_KEYS = VEC_LANES * TILE_VECS };
 
+/* The most keys up to n that make whole panels: a tier's panels need not divide a power of two. */
+#define WHOLE_PANELS(n) ((n) / PANEL_KEYS * PANEL_KEYS)
+
 static const double LN_2 = 0x1.62e42fefa39efp-1;
 
 /* ---- Rows in ---- */

@@ -39,7 +39,7 @@ static void softmax_tile(const row_block *block, int64_t tile_row, int64_t count
 enum {
   BLOCKED_ROWS = 96,               /* as flash: more rows would not save more L2 traffic */
   BLOCKED_SCORE_BYTES = 384 << 10, /* of S: leaves room for K and V blocks in a 1 MiB L2 */
-  BLOCKED_KEYS = 256,
+  BLOCKED_KEYS = WHOLE_PANELS(256),
   UNFUSED_SCORE_PAD = 16
 };
 

@@ -1,0 +1,17 @@
+/* Loops of kernels unrolled by request, in the words of either compiler, and functions that must or must not be inlined. */
+#ifndef ATTN_COMMON_UNROLL_H
+#define ATTN_COMMON_UNROLL_H
+
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+#define NO_INLINE     __attribute__((noinline, unused))
+#ifdef __clang__
+#define UNROLL    _Pragma("clang loop unroll(full)")
+#define UNROLL_4  _Pragma("clang loop unroll_count(4)")
+#define NO_UNROLL _Pragma("clang loop unroll(disable) vectorize(disable)")
+#else
+#define UNROLL    _Pragma("GCC unroll 16")
+#define UNROLL_4  _Pragma("GCC unroll 4")
+#define NO_UNROLL _Pragma("GCC unroll 1")
+#endif
+
+#endif

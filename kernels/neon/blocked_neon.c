@@ -1,0 +1,17 @@
+/* blocked_neon: row blocks with their scores kept in L2, two-pass softmax.
+ * The loop is kernels/common/unfused.h, the tiles kernels/common/tiles.h, 4 floats wide (vec_neon.h). */
+#include "vec_neon.h"
+
+#include "kernels/common/unfused.h"
+
+const attn_kernel attn_blocked_neon = {
+    .info = {.name = "blocked_neon",
+             .algorithm = "blocked",
+             .isa = "neon",
+             .library = "",
+             .summary = "row blocks with their scores kept in L2, two-pass softmax; tiles of 8 rows, 4 floats wide",
+             .numerics = {.exp_error = 0x1p-22}},
+    .rejects = takes_everything,
+    .plan = blocked_plan,
+    .run = unfused_run,
+};

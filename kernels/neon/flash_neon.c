@@ -1,0 +1,18 @@
+/* flash_neon: flash attention: streaming softmax over key blocks, no score matrix.
+ * The loop is kernels/common/flash.h, the tiles kernels/common/tiles.h, 4 floats wide (vec_neon.h). */
+#include "vec_neon.h"
+
+#include "kernels/common/flash.h"
+
+const attn_kernel attn_flash_neon = {
+    .info = {.name = "flash_neon",
+             .algorithm = "flash",
+             .isa = "neon",
+             .library = "",
+             .summary =
+                 "flash attention: streaming softmax over key blocks, no score matrix; tiles of 8 rows, 4 floats wide",
+             .numerics = {.exp_error = 0x1p-22}},
+    .rejects = takes_everything,
+    .plan = flash_plan,
+    .run = flash_run,
+};

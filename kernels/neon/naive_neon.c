@@ -1,0 +1,17 @@
+/* naive_neon: textbook: the whole score matrix of a head, three passes.
+ * The loop is kernels/common/unfused.h, the tiles kernels/common/tiles.h, 4 floats wide (vec_neon.h). */
+#include "vec_neon.h"
+
+#include "kernels/common/unfused.h"
+
+const attn_kernel attn_naive_neon = {
+    .info = {.name = "naive_neon",
+             .algorithm = "naive",
+             .isa = "neon",
+             .library = "",
+             .summary = "textbook: the whole score matrix of a head, three passes; tiles of 8 rows, 4 floats wide",
+             .numerics = {.exp_error = 0x1p-22}},
+    .rejects = takes_everything,
+    .plan = naive_plan,
+    .run = unfused_run,
+};

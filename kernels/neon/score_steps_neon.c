@@ -1,0 +1,7 @@
+/* What library-backed kernels need around their products, in neon. */
+#define NEON_TILE_VECS 4 /* panels of 16 keys: score_steps.h promises that they divide 64 */
+#include "vec_neon.h"
+
+#include "kernels/common/score_steps_tier.h"
+
+ATTN_SCORE_STEPS_OF(neon)

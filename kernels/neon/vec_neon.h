@@ -1,0 +1,180 @@
+/* The vector vocabulary of the neon tier: 4 floats in a register, 32 registers. The same words as vec_avx512.h. */
+#ifndef ATTN_VEC_NEON_H
+#define ATTN_VEC_NEON_H
+
+#include <arm_neon.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "kernels/common/unroll.h"
+
+typedef float32x4_t vec;
+
+/* 8 rows x 3 vectors keep 24 sums in registers, with 3 for the streamed operand and 4 that hold factors: the most that fit 32,
+ * at 8 loads per 24 multiply-adds. decode, whose tiles have 4 rows, asks for 4 vectors. */
+#ifndef NEON_TILE_VECS
+#define NEON_TILE_VECS 3
+#endif
+enum { VEC_LANES = 4, TILE_ROWS = 8, TILE_VECS = NEON_TILE_VECS };
+
+static inline vec vec_zero(void) { return vdupq_n_f32(0.0f); }
+static inline vec vec_set1(float x) { return vdupq_n_f32(x); }
+static inline vec vec_load(const float *p) { return vld1q_f32(p); }
+static inline void vec_store(float *p, vec x) { vst1q_f32(p, x); }
+static inline vec vec_fma(vec a, vec b, vec c) { return vfmaq_f32(c, a, b); }
+static inline vec vec_mul(vec a, vec b) { return vmulq_f32(a, b); }
+static inline vec vec_add(vec a, vec b) { return vaddq_f32(a, b); }
+static inline vec vec_sub(vec a, vec b) { return vsubq_f32(a, b); }
+static inline vec vec_div(vec a, vec b) { return vdivq_f32(a, b); }
+static inline vec vec_abs(vec x) { return vabsq_f32(x); }
+static inline vec vec_lane_numbers(void) { return (vec){0, 1, 2, 3}; }
+/* b where a is NaN; b never is. */
+static inline vec vec_max(vec a, vec b) { return vmaxnmq_f32(a, b); }
+/* x between low and high; NaN stays NaN. */
+static inline vec vec_clamp(vec x, vec low, vec high) { return vminq_f32(vmaxq_f32(x, low), high); }
+
+/* One factor for all lanes. It stays a scalar, because multiplying by an element of a register costs nothing here, whereas a
+ * broadcasting load takes a slot of the units that multiply. */
+typedef float vec_factor;
+static inline vec_factor vec_factor_of(float x) { return x; }
+static inline vec vec_fma_factor(vec_factor a, vec b, vec c) { return vfmaq_n_f32(c, b, a); }
+
+/* ---- The hot tile ----
+ *
+ * Loads and multiply-adds stand in the order written, as statements of assembly: left to themselves, compilers hoist loads until
+ * the sums no longer fit the registers, or turn factors into broadcasts, which take a slot of the units that multiply. */
+typedef float32x4_t any_vec __attribute__((may_alias, aligned(4)));
+
+static ALWAYS_INLINE vec load_here(const float *p) {
+  vec x;
+  __asm__ volatile("ldr %q0, %1" : "=w"(x) : "m"(*(const any_vec *)(const void *)p));
+  return x;
+}
+
+#define FMA_LANE(sum, x, factors, lane) \
+  __asm__ volatile("fmla %0.4s, %1.4s, %2.s[" #lane "]" : "+w"(sum) : "w"(x), "w"(factors))
+
+/* sum[i][v] += factors[i][lane] b[v] for four rows. */
+#define FOUR_ROWS(sum, factors, lane, b)                                                \
+  do {                                                                                  \
+    vec row[TILE_VECS];                                                                 \
+    UNROLL                                                                              \
+    for (int v = 0; v < vecs; v++) row[v] = load_here((b) + v * 4);                     \
+    UNROLL                                                                              \
+    for (int i = 0; i < 4; i++) {                                                       \
+      UNROLL                                                                            \
+      for (int v = 0; v < vecs; v++) FMA_LANE((sum)[i][v], row[v], (factors)[i], lane); \
+    }                                                                                   \
+  } while (0)
+
+/* Steps k = 0..3 of product() in tiles.h. The rows in two halves, so that registers hold 24 sums, 4 rows of factors and 3
+ * vectors of b. */
+#define PRODUCT_STEPS 4
+static ALWAYS_INLINE void product_steps(vec sum[][TILE_VECS], const float *a, int64_t a_stride, const float *b,
+                                        int64_t b_stride, const int vecs) {
+  UNROLL
+  for (int half = 0; half < TILE_ROWS; half += 4) {
+    vec factors[4];
+    UNROLL
+    for (int i = 0; i < 4; i++) factors[i] = load_here(a + (half + i) * a_stride);
+    FOUR_ROWS(sum + half, factors, 0, b);
+    FOUR_ROWS(sum + half, factors, 1, b + b_stride);
+    FOUR_ROWS(sum + half, factors, 2, b + 2 * b_stride);
+    FOUR_ROWS(sum + half, factors, 3, b + 3 * b_stride);
+  }
+}
+
+static inline float vec_reduce_max(vec x) { return vmaxnmvq_f32(x); }
+/* Always the same tree: neighbours, then pairs. */
+static inline float vec_reduce_add(vec x) { return vaddvq_f32(x); }
+
+/* The first n lanes, 0 <= n <= 4; nothing is read or written beyond them. Loaded lanes beyond n are 0. */
+static inline vec vec_load_first(const float *p, int64_t n) {
+  float lanes[4] = {0};
+  for (int64_t i = 0; i < 4 && i < n; i++) lanes[i] = p[i];
+  return vld1q_f32(lanes);
+}
+static inline void vec_store_first(float *p, vec x, int64_t n) {
+  if (n == 4) {
+    vst1q_f32(p, x);
+    return;
+  }
+  float lanes[4];
+  vst1q_f32(lanes, x);
+  for (int64_t i = 0; i < 3 && i < n; i++) p[i] = lanes[i];
+}
+
+/* 4 float16 or bfloat16 values as floats. */
+static inline vec vec_load_f16(const uint16_t *p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
+static inline vec vec_load_bf16(const uint16_t *p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
+
+static inline vec vec_lowest(void) { return vdupq_n_f32(-__builtin_inff()); }
+
+/* x in lanes begin <= lane < end, -inf elsewhere; 0 <= begin <= 4, 0 <= end <= 4. */
+static inline vec vec_select_range(vec x, int64_t begin, int64_t end) {
+  const int32x4_t lane = {0, 1, 2, 3};
+  const uint32x4_t keep =
+      vandq_u32(vcgeq_s32(lane, vdupq_n_s32((int32_t)begin)), vcltq_s32(lane, vdupq_n_s32((int32_t)end)));
+  return vbslq_f32(keep, x, vec_lowest());
+}
+
+/* x where the byte is not 0, -inf elsewhere; of the first n lanes, -inf beyond. Reads n bytes. */
+static inline vec vec_select_bytes(vec x, const uint8_t *bytes, int64_t n) {
+  uint32_t loaded = 0;
+  if (n == 4)
+    memcpy(&loaded, bytes, 4);
+  else
+    for (int64_t i = 0; i < n; i++) loaded |= (uint32_t)bytes[i] << 8 * i;
+  const uint32x4_t wide = vmovl_u16(vget_low_u16(vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(loaded)))));
+  return vbslq_f32(vtstq_u32(wide, wide), x, vec_lowest());
+}
+
+/* x, but -inf wherever bias is -inf, whatever x is. */
+static inline vec vec_unless_masked(vec x, vec bias) { return vbslq_f32(vceqq_f32(bias, vec_lowest()), bias, x); }
+
+/* x + bias, but -inf wherever bias is -inf, whatever x is. */
+static inline vec vec_add_bias(vec x, vec bias) { return vec_unless_masked(vaddq_f32(x, bias), bias); }
+
+static inline int vec_any_above(vec x, float limit) { return vmaxnmvq_f32(x) > limit; } /* NaN: only if all lanes are */
+static inline int vec_any_nan(vec x) { return __builtin_isnan(vmaxvq_f32(x)); }
+
+/* A multiply-add here overwrites its addend, so a constant addend must be copied each time. Loading it anew takes a load slot,
+ * of which there are plenty, where a register copy would take a slot of the units that multiply: the compiler must not
+ * know that it is the same constant. */
+static const float exp2_coefficients[5][4] = {
+#define FOUR_TIMES(x) {x, x, x, x}
+    FOUR_TIMES(0x1.3ce8aep-7f), FOUR_TIMES(0x1.c6b6d8p-5f), FOUR_TIMES(0x1.ebf9c2p-3f),
+    FOUR_TIMES(0x1.62e42ap-1f), FOUR_TIMES(1.0f),
+#undef FOUR_TIMES
+};
+/* 2^t for t <= 127; relative error below 1.6e-7 (scripts/derive_exp2.py, tests/exp_every_float.c) down to t = -126; below, an
+ * error of at most 2^-126 (the bound's n 2^-126 term), and 0 from -127 on and for -inf; NaN stays NaN. n = t rounded to
+ * nearest by adding 1.5 2^23 ("magic number"), whose low bits then go into the exponent. At n = -127 that leaves the bits of a
+ * denormal, and of 2^0 / 2^127 exactly those of 0: what is clamped to -127 needs no selection. */
+static inline vec vec_exp2(vec t) {
+  const float(*c)[4] = exp2_coefficients;
+  const vec magic = vec_set1(0x1.8p23f);
+  vec clamped = vmaxq_f32(t, vec_set1(-127.0f)); /* keeps NaN */
+  vec shifted = vec_add(clamped, magic);
+  vec f = vec_sub(clamped, vec_sub(shifted, magic));
+  vec p = vec_fma(f, vec_set1(0x1.5bda58p-10f), load_here(c[0]));
+  p = vec_fma(p, f, load_here(c[1]));
+  p = vec_fma(p, f, load_here(c[2]));
+  p = vec_fma(p, f, load_here(c[3]));
+  p = vec_fma(p, f, load_here(c[4]));
+  return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(p), vshlq_n_s32(vreinterpretq_s32_f32(shifted), 23)));
+}
+
+/* Lane i of the result is the sum of x[i]'s lanes: a tree of additions that transposes on its way. */
+static ALWAYS_INLINE vec vec_sum_each(const vec x[4]) { return vpaddq_f32(vpaddq_f32(x[0], x[1]), vpaddq_f32(x[2], x[3])); }
+
+/* r[i] lane j <-> r[j] lane i. */
+static ALWAYS_INLINE void vec_transpose(vec r[4]) {
+  const float32x4x2_t low = vtrnq_f32(r[0], r[1]), high = vtrnq_f32(r[2], r[3]);
+  r[0] = vcombine_f32(vget_low_f32(low.val[0]), vget_low_f32(high.val[0]));
+  r[1] = vcombine_f32(vget_low_f32(low.val[1]), vget_low_f32(high.val[1]));
+  r[2] = vcombine_f32(vget_high_f32(low.val[0]), vget_high_f32(high.val[0]));
+  r[3] = vcombine_f32(vget_high_f32(low.val[1]), vget_high_f32(high.val[1]));
+}
+
+#endif
