@@ -7,7 +7,7 @@
 
 enum {
   PRODUCT_COLUMNS = TILE_VECS * VEC_LANES,
-  PRODUCT_DEPTH = PRODUCT_COLUMNS <= 32 ? 256 : 128 /* 16 or 32 KiB of panel in L1 beside the rows of X */
+  PRODUCT_DEPTH = PRODUCT_COLUMNS <= 32 ? 256 : 128 /* 12 to 32 KiB of panel in L1 beside the rows of X */
 };
 
 static ALWAYS_INLINE void product_tile(const float *x, int64_t x_stride, const float *panel, int64_t depth,

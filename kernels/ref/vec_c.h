@@ -24,6 +24,11 @@ static inline void vec_store(float *p, vec x) { memcpy(p, &x, sizeof x); }
 static inline vec vec_fma(vec a, vec b, vec c) {
   return a * b + c;
 } /* rounds twice: there may be no instruction that fuses */
+/* One factor for all lanes, and its multiply-add. */
+typedef vec vec_factor;
+static inline vec_factor vec_factor_of(float x) { return vec_set1(x); }
+static inline vec vec_fma_factor(vec_factor a, vec b, vec c) { return vec_fma(a, b, c); }
+
 static inline vec vec_mul(vec a, vec b) { return a * b; }
 static inline vec vec_add(vec a, vec b) { return a + b; }
 static inline vec vec_sub(vec a, vec b) { return a - b; }
@@ -33,9 +38,13 @@ static inline vec vec_lane_numbers(void) { return (vec){0, 1, 2, 3}; }
 /* a in lanes whose bits are all set, b where none is. */
 static inline vec vec_choose(vec_bits lanes, vec a, vec b) { return (vec)((lanes & (vec_bits)a) | (~lanes & (vec_bits)b)); }
 
-/* b where either is NaN. */
-static inline vec vec_min(vec a, vec b) { return vec_choose((vec_bits)(a < b), a, b); }
+/* b where a is NaN; b never is. */
 static inline vec vec_max(vec a, vec b) { return vec_choose((vec_bits)(a > b), a, b); }
+/* x between low and high; NaN stays NaN. */
+static inline vec vec_clamp(vec x, vec low, vec high) {
+  const vec raised = vec_choose((vec_bits)(low > x), low, x);
+  return vec_choose((vec_bits)(high < raised), high, raised);
+}
 static inline vec vec_abs(vec x) { return (vec)((vec_bits)x & 0x7fffffffu); }
 
 static inline float vec_reduce_max(vec x) {
