@@ -77,7 +77,7 @@ static inline attn_key_range keys_in_use(const attn_problem *p, const attn_args 
 
 /* ---- Memory and tasks ---- */
 
-/* Keys of one pack task: a multiple of every PANEL_KEYS, large enough to be worth a task. */
+/* Keys of one pack task: a multiple of every VEC_LANES, large enough to be worth a task; a panel may have keys of two. */
 enum { PACK_KEYS = 1024 };
 
 /* rows x floats of a thread's scratch, and where they start. */
