@@ -41,7 +41,7 @@ make_environment() {
 build_onednn() {
   say "setup: onednn: building libattn with it in .venv-peers/onednn/build"
   quietly "$home/onednn-build.log" cmake -S "$root" -B "$home/onednn/build" -DCMAKE_BUILD_TYPE=Release -DATTN_ONEDNN=ON \
-    -DCMAKE_PREFIX_PATH="$home/onednn" -DATTN_BUILD_TESTS=OFF -DATTN_BUILD_EXAMPLES=OFF &&
+    -DATTN_ONEDNN_ROOT="$home/onednn" -DATTN_BUILD_TESTS=OFF -DATTN_BUILD_EXAMPLES=OFF &&
     quietly "$home/onednn-build.log" cmake --build "$home/onednn/build" -j "$jobs" --target attn_shared attn_peak
 }
 

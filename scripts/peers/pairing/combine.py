@@ -1,6 +1,7 @@
 """The results of all rivals in one grid: cases across, libraries down; Markdown here, bars in scripts/plotting/peers.py."""
 
 import csv
+import re
 import statistics
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from .results import OURS, interval, slowness
 @dataclass(frozen=True)
 class Cell:
     """One library on one case. value, low, high: % of the peak loop, or GB/s of K and V where the case is decoding; None unless
-    status is PASS. slower: (median, low, high) of its time over ours in the same process; None for ours."""
+    status is PASS and there is a peak. slower: (median, low, high) of its time over ours in the same process; None for ours."""
     status: str
     reason: str
     value: float = None
@@ -32,6 +33,7 @@ class Grid:
     cells: dict      # (kernel, case) -> Cell
     peak: float      # GFLOP/s, the median of all rows; None without
     reads: dict      # case -> GB/s of the read loop, where the case is decoding
+    noise: dict      # case -> % by which our kernel differs from itself (A/A control), in the worst process; 0 below 1 %
 
 
 def read_rows(paths):
@@ -62,7 +64,14 @@ def make_grid(threads, dtype, rows, libraries):
                 [name for name in names if any(kernel == name for kernel, _ in found)], libraries, cells,
                 median_of(rows, "peak_gflops"),
                 {case: read for case in dict.fromkeys(case for _, case in found)
-                 if (read := median_of([row for row in rows if case_of(row) == case], "peak_gbs"))})
+                 if (read := median_of([row for row in rows if case_of(row) == case], "peak_gbs"))},
+                {case: max(map(noise_of, several)) for (kernel, case), several in found.items() if kernel == OURS})
+
+
+def noise_of(row):
+    """From the warning that pairing/script.py leaves."""
+    told = re.search(r"differs from itself by [+-]([0-9.]+) %", row["warnings"])
+    return float(told[1]) if told else 0.0
 
 
 def case_of(row):
@@ -76,11 +85,11 @@ def make_cell(case, several):
     timed = [row for row in several if row["status"] == "PASS" and row["time_ns_median"]]
     if not timed:
         return Cell(several[0]["status"], several[0]["reason"])
+    slower = slowness(timed[0]) if timed[0]["ratio"] and timed[0]["kernel"] != OURS else None
     values = [value for value in (spread_of(case, row) for row in timed) if value]
     if not values:
-        return Cell("PASS", "")
+        return Cell("PASS", "", slower=slower)
     middle = statistics.median(value for value, _, _ in values)
-    slower = slowness(timed[0]) if timed[0]["ratio"] and timed[0]["kernel"] != OURS else None
     return Cell("PASS", "", middle, min(low for _, low, _ in values), max(high for _, _, high in values), slower)
 
 
@@ -114,10 +123,11 @@ def grid_lines(grid):
     rates = [[label(grid, name), *(rate_text(grid.cells.get((name, case))) for case in grid.cases)] for name in grid.names]
     times = [[label(grid, name), *(slower_text(grid.cells.get((name, case))) for case in grid.cases)]
              for name in grid.names if name != OURS]
+    noise = ["A/A control: ours differs from itself by", *(noise_text(grid.noise.get(case)) for case in grid.cases)]
     return [f"{heading(grid)}: % of the peak loop{peak}; decode: GB/s of K and V", "",
             *table(["", *titles], [*rates, reads] if grid.reads else rates), "",
             f"{heading(grid)}: time over ours in the same process, 95 % interval", "",
-            *table(["", *titles], times), "", *reasons(grid), ""]
+            *table(["", *titles], [*times, noise]), "", *reasons(grid), ""]
 
 
 def heading(grid):
@@ -144,6 +154,10 @@ def rate_text(cell):
     if cell.status != "PASS":
         return "–" if cell.status == "SKIP" else cell.status
     return "no peak" if cell.value is None else f"{cell.value:.1f}"
+
+
+def noise_text(percent):
+    return "–" if percent is None else f"{percent:.1f} %" if percent else "< 1 %"
 
 
 def slower_text(cell):

@@ -1,0 +1,104 @@
+/* As much of ggml as scripts/peers/ggml_flash_attn.py touches, computing attention in the plainest way: a stand-in for tests, with
+ * ggml's signatures and meanings and none of its code. Tensors of four dimensions, the innermost first. */
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+typedef struct tensor {
+  int type;
+  int64_t ne[4];
+  const struct tensor *q, *k, *v, *mask;
+  float scale;
+  void *data;
+} tensor;
+
+typedef struct context {
+  tensor tensors[8];
+  int count;
+  tensor *graph;
+} context;
+
+struct ggml_init_params {
+  size_t mem_size;
+  void *mem_buffer;
+  bool no_alloc;
+};
+
+struct ggml_cplan {
+  size_t work_size;
+  uint8_t *work_data;
+  int n_threads;
+  void *threadpool, *abort, *abort_data;
+  bool use_ref;
+};
+
+static int buffers; /* must be 0 again when a context is freed */
+
+const char *ggml_version(void) { return "0.0.1"; }
+void ggml_cpu_init(void) {}
+void *ggml_init(struct ggml_init_params p) { return p.no_alloc && p.mem_size >= 4096 ? calloc(1, sizeof(context)) : NULL; }
+void ggml_free(context *c) {
+  if (buffers) abort();
+  free(c);
+}
+
+tensor *ggml_new_tensor_4d(context *c, int type, int64_t a, int64_t b, int64_t d, int64_t e) {
+  tensor *t = &c->tensors[c->count++];
+  *t = (tensor){.type = type, .ne = {a, b, d, e}};
+  return t;
+}
+
+tensor *ggml_flash_attn_ext(context *c, tensor *q, tensor *k, tensor *v, tensor *mask, float scale, float max_bias,
+                            float softcap) {
+  if (max_bias != 0 || softcap != 0 || (mask && mask->type != 1)) return NULL;
+  tensor *o = ggml_new_tensor_4d(c, 0, v->ne[0], q->ne[2], q->ne[1], q->ne[3]);
+  o->q = q, o->k = k, o->v = v, o->mask = mask, o->scale = scale;
+  return o;
+}
+
+void *ggml_backend_cpu_buffer_from_ptr(void *data, size_t bytes) {
+  (void)bytes;
+  buffers++;
+  return data;
+}
+void ggml_backend_buffer_free(void *buffer) {
+  (void)buffer;
+  buffers--;
+}
+int ggml_backend_tensor_alloc(void *buffer, tensor *t, void *data) {
+  t->data = data;
+  return buffer != data;
+}
+void *ggml_new_graph(context *c) { return &c->graph; }
+void ggml_build_forward_expand(tensor **graph, tensor *t) { *graph = t; }
+struct ggml_cplan ggml_graph_plan(tensor **graph, int threads, void *pool) {
+  (void)graph, (void)pool;
+  return (struct ggml_cplan){.work_size = 64, .n_threads = threads, .use_ref = true};
+}
+
+static void row(const tensor *o, int64_t b, int64_t h, int64_t i) {
+  const tensor *q = o->q, *k = o->k, *v = o->v;
+  const int64_t d = q->ne[0], keys = k->ne[1], kv_head = b * k->ne[2] + h / (q->ne[2] / k->ne[2]);
+  const float *query = (const float *)q->data + ((b * q->ne[2] + h) * q->ne[1] + i) * d;
+  float *out = (float *)o->data + ((b * q->ne[1] + i) * q->ne[2] + h) * d;
+  double sum = 0, total[512] = {0};
+  for (int64_t j = 0; j < keys; j++) {
+    if (o->mask && ((const uint16_t *)o->mask->data)[i * keys + j] == 0xfc00) continue; /* -inf in f16 */
+    double s = 0;
+    for (int64_t x = 0; x < d; x++) s += (double)query[x] * ((const float *)k->data)[(kv_head * keys + j) * d + x];
+    const double p = exp(s * o->scale);
+    sum += p;
+    for (int64_t x = 0; x < d; x++) total[x] += p * ((const float *)v->data)[(kv_head * keys + j) * d + x];
+  }
+  for (int64_t x = 0; x < d; x++) out[x] = (float)(total[x] / sum);
+}
+
+int ggml_graph_compute(tensor **graph, struct ggml_cplan *plan) {
+  const tensor *o = *graph;
+  if (!plan->work_data || plan->n_threads < 1 || !plan->use_ref) return -1;
+  for (int64_t b = 0; b < o->ne[3]; b++)
+    for (int64_t h = 0; h < o->ne[1]; h++)
+      for (int64_t i = 0; i < o->ne[2]; i++) row(o, b, h, i);
+  return 0;
+}
