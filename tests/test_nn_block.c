@@ -1,5 +1,6 @@
 /* Transformer blocks against the float64 oracle and against PyTorch's layers (tests/data/nn, scripts/make_nn_fixture.py), pre- and
  * post-norm, encoder and decoder; wrong formulas must be told apart by the same limit. */
+#include <fenv.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -224,6 +225,26 @@ static void other_shapes_follow_the_formula(void **state) {
   }
 }
 
+/* Whatever rounding the caller has set, the bits are the same and the setting is kept. */
+static void rounding_of_the_caller_does_not_matter(void **state) {
+  (void)state;
+  for (int variant = 0; variant < 4; variant++) {
+    fixture f;
+    static float usual[BATCH * SEQ * WIDTH], other[BATCH * SEQ * WIDTH];
+    load(&f, variant & 1, variant & 2);
+    f.args.y = usual;
+    run(&f.config, &(attn_options){.threads = 1}, &f.args);
+    f.args.y = other;
+    fesetround(FE_UPWARD);
+    run(&f.config, &(attn_options){.threads = 1}, &f.args);
+    const int kept = fegetround();
+    fesetround(FE_TONEAREST);
+    assert_int_equal(kept, FE_UPWARD);
+    assert_memory_equal(usual, other, sizeof usual);
+    safetensors_free(&f.file);
+  }
+}
+
 /* Causal and cross-attention by name. */
 static void named_attentions_follow_the_formula(void **state) {
   (void)state;
@@ -314,6 +335,7 @@ int main(void) {
       cmocka_unit_test(layer_norm_is_pytorchs),
       cmocka_unit_test(wrong_blocks_are_told_apart),
       cmocka_unit_test(other_shapes_follow_the_formula),
+      cmocka_unit_test(rounding_of_the_caller_does_not_matter),
       cmocka_unit_test(named_attentions_follow_the_formula),
       cmocka_unit_test(arguments_are_checked),
   };

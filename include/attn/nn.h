@@ -38,7 +38,7 @@ typedef struct attn_norm {
   float epsilon;     /* added to the variance; >= 0 and finite (PyTorch: 1e-5) */
 } attn_norm;
 
-/* Add & norm (Vaswani et al. 2017, section 5.4; layer normalisation: Ba et al. 2016, https://arxiv.org/abs/1607.06450, eq. 3 and 4):
+/* Add & norm (Vaswani et al. 2017, section 3.1; layer normalisation: Ba et al. 2016, https://arxiv.org/abs/1607.06450, eq. 3 and 4):
  *
  *     s = x + residual,   y = gain (s - mean(s)) / sqrt(variance(s) + epsilon) + bias
  *
@@ -186,8 +186,8 @@ ATTN_API void attn_additive_destroy(attn_additive *layer); /* NULL is fine */
  * With heads side by side and one output projection over all of them, as in multi-head attention:
  *
  *     y = concat_h(softmax(S_h) (x Wv)_h) Wo + bo
- *     dense (section 3.1):  S_h = relu(x W1_h + b1_h) W2_h + b2_h      a row's scores from that row alone
- *     random (section 3.2): S_h = R_h                                  learnt, the same for every input */
+ *     "dense" (section 3):  S_h = relu(x W1_h + b1_h) W2_h + b2_h      a row's scores from that row alone
+ *     "random" (section 3): S_h = R_h                                  learnt, the same for every input */
 typedef enum attn_synthesizer_kind { ATTN_SYNTHESIZER_DENSE = 0, ATTN_SYNTHESIZER_RANDOM } attn_synthesizer_kind;
 
 typedef struct attn_synthesizer_config {

@@ -6,6 +6,7 @@
 #include <inttypes.h>
 #include <math.h>
 
+#include "float_mode.h"
 #include "layer_norm.h"
 
 enum { LANES = 16 };
@@ -76,6 +77,8 @@ attn_status attn_add_layer_norm(int64_t rows, int64_t width, const float *x, con
   if (status == ATTN_OK && rows > 0) status = attn_nn_check_pointers(pointers, NN_COUNT(pointers));
   if (status != ATTN_OK) return status;
   NN_REQUIRE(!sum || sum != y, "sum and y are the same array; each needs its own");
+  const uint64_t mode = attn_float_mode_enter();
   attn_nn_add_layer_norm(rows, width, x, residual, norm, sum, y);
+  attn_float_mode_leave(mode);
   return ATTN_OK;
 }

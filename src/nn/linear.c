@@ -3,6 +3,8 @@
 
 #include <inttypes.h>
 
+#include "float_mode.h"
+
 attn_status attn_nn_linear_create(const char *name, const attn_linear *linear, int64_t in, int64_t out, bool relu,
                                   const attn_options *options, attn_product **product) {
   NN_REQUIRE(linear->weight, "%s.weight is NULL; it must point to %" PRId64 " x %" PRId64 " floats", name,
@@ -69,7 +71,9 @@ static void run_block(void *pointer, int64_t block, int worker) {
   (void)worker;
   const block_context *c = pointer;
   const int64_t first = block * BLOCK_ROWS, rest = c->rows - first;
+  const uint64_t mode = attn_float_mode_enter();
   c->body(c->context, first, rest < BLOCK_ROWS ? rest : BLOCK_ROWS);
+  attn_float_mode_leave(mode);
 }
 
 void attn_nn_each_block(const attn_options *options, int64_t rows, attn_nn_rows_fn body, const void *context) {

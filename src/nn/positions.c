@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "check.h"
+#include "float_mode.h"
 
 attn_status attn_sinusoidal_positions(int64_t first, int64_t rows, int64_t width, float *out) {
   const attn_nn_size sizes[] = {{"rows", rows, 0}, {"width", width, 1}};
@@ -11,6 +12,7 @@ attn_status attn_sinusoidal_positions(int64_t first, int64_t rows, int64_t width
   NN_REQUIRE(first >= 0 && first <= ((int64_t)1 << 31) - rows,
              "first is %" PRId64 " with %" PRId64 " rows; positions must lie within 0..2^31", first, rows);
   NN_REQUIRE(out || rows == 0, "out is NULL; it must point to its elements");
+  const uint64_t mode = attn_float_mode_enter();
   for (int64_t column = 0; column < width; column++) {
     const double frequency = pow(10000.0, -(double)(column - column % 2) / (double)width);
     for (int64_t row = 0; row < rows; row++) {
@@ -18,5 +20,6 @@ attn_status attn_sinusoidal_positions(int64_t first, int64_t rows, int64_t width
       out[row * width + column] = (float)(column % 2 ? cos(angle) : sin(angle));
     }
   }
+  attn_float_mode_leave(mode);
   return ATTN_OK;
 }
