@@ -65,10 +65,18 @@ static attn_nn_field rows_of(const float *data, int heads, int dim) {
   return field;
 }
 
+static attn_numerics numerics; /* of the kernel on trial */
+
 static double worst_against(bool causal, const float *keys, const float *o) {
   attn_nn_field fq = rows_of(q, H, D), fk = rows_of(keys, KV, D), fv = rows_of(v, KV, DV);
-  const attn_nn_attention attention = {
-      .batch = B, .heads_q = H, .heads_kv = KV, .seq_q = LONG, .seq_k = LONG, .causal = causal, .scale = 1 / sqrtf(D)};
+  const attn_nn_attention attention = {.batch = B,
+                                       .heads_q = H,
+                                       .heads_kv = KV,
+                                       .seq_q = LONG,
+                                       .seq_k = LONG,
+                                       .causal = causal,
+                                       .scale = 1 / sqrtf(D),
+                                       .numerics = numerics};
   attn_nn_field expected = attn_nn_oracle_attention(&attention, &fq, &fk, &fv);
   const double worst = attn_nn_field_worst(&expected, o);
   attn_nn_field_destroy(&fq);
@@ -83,6 +91,7 @@ static void steps_are_the_whole(const char *kernel) {
   const attn_options options = {.kernel = kernel, .threads = 2};
   attn_kv_cache *cache;
   fill();
+  numerics = attn_kernel_find(kernel)->numerics;
   test_ok(attn_kv_cache_create(&shape, &options, &cache));
   assert_string_equal(attn_kv_cache_kernel(cache), kernel);
   const int32_t prompts[B] = {5, 3}, rest[B] = {1, 3}, nothing[B] = {1, 0}, behind[B] = {0, 1};

@@ -145,6 +145,8 @@ static attn_additive_config additive_config(void) {
                                 .score_weight = nn_random(AH, 3)};
 }
 
+static attn_numerics numerics; /* of the kernel on trial */
+
 static attn_nn_field additive_oracle(const attn_additive_config *c, const attn_additive_args *a, attn_score score) {
   attn_nn_field q = nn_apply(attn_nn_field_of(a->q, AB * AQ, WQ), &c->query, AH);
   attn_nn_field k = nn_apply(attn_nn_field_of(a->k, AB * AK, WK), &c->key, AH);
@@ -157,7 +159,8 @@ static attn_nn_field additive_oracle(const attn_additive_config *c, const attn_a
                                        .kv_len = a->kv_len,
                                        .score = score,
                                        .scale = 1,
-                                       .weight = c->score_weight};
+                                       .weight = c->score_weight,
+                                       .numerics = numerics};
   attn_nn_field o = attn_nn_oracle_attention(&attention, &q, &k, &v);
   attn_nn_field_destroy(&q);
   attn_nn_field_destroy(&k);
@@ -167,6 +170,7 @@ static attn_nn_field additive_oracle(const attn_additive_config *c, const attn_a
 
 static void additive_in(const char *kernel) {
   const attn_additive_config config = additive_config();
+  numerics = attn_kernel_find(kernel)->numerics;
   const attn_options options = {.kernel = kernel, .threads = 2};
   const int32_t lengths[AB] = {AK, 7}, longer[AB] = {AK, 8};
   float *o = nn_random(AB * AQ * AV, 9), *again = nn_random(AB * AQ * AV, 10), *weights = nn_random(AB * AQ * AK, 11),
@@ -331,7 +335,8 @@ static attn_nn_field synthesizer_oracle(const attn_synthesizer_config *c, const 
                                        .causal = c->causal,
                                        .kv_len = lengths,
                                        .score = ATTN_SCORE_PRECOMPUTED,
-                                       .scores = &scores};
+                                       .scores = &scores,
+                                       .numerics = numerics};
   attn_nn_field o = attn_nn_oracle_attention(&attention, NULL, NULL, &v);
   attn_linear output = c->output;
   if (wrong == NO_BIAS) output.bias = NULL;
@@ -343,6 +348,7 @@ static attn_nn_field synthesizer_oracle(const attn_synthesizer_config *c, const 
 static void synthesizer_of(const char *kernel, attn_synthesizer_kind kind, bool causal) {
   attn_synthesizer_config config = synthesizer_config(kind);
   config.causal = causal;
+  numerics = attn_kernel_find(kernel)->numerics;
   const attn_options options = {.kernel = kernel, .threads = 2};
   const int32_t lengths[SB] = {SEQ, 5}, longer[SB] = {SEQ, 6};
   float *x = nn_random(SB * SEQ * WIDTH, 51), *y = nn_random(SB * SEQ * WIDTH, 52);

@@ -224,6 +224,8 @@ static void weights_check_arguments(void **state) {
 enum { POINTS = 41, QUERIES = 23, DX = 3, DY = 2 };
 static float points[POINTS * DX], values[POINTS * DY], queries[QUERIES * DX], predicted[QUERIES * DY];
 
+static attn_numerics numerics; /* of the kernel on trial */
+
 static attn_nn_field regression_oracle(const float *inverse_width, const float *at) {
   attn_nn_field q = attn_nn_field_of(at, QUERIES, DX), k = attn_nn_field_of(points, POINTS, DX),
                 v = attn_nn_field_of(values, POINTS, DY);
@@ -233,7 +235,8 @@ static attn_nn_field regression_oracle(const float *inverse_width, const float *
                                        .seq_q = QUERIES,
                                        .seq_k = POINTS,
                                        .score = ATTN_SCORE_GAUSSIAN,
-                                       .weight = inverse_width};
+                                       .weight = inverse_width,
+                                       .numerics = numerics};
   attn_nn_field o = attn_nn_oracle_attention(&attention, &q, &k, &v);
   attn_nn_field_destroy(&q);
   attn_nn_field_destroy(&k);
@@ -243,6 +246,7 @@ static attn_nn_field regression_oracle(const float *inverse_width, const float *
 
 static void regression_follows_the_formula(const char *kernel) {
   const attn_options options = {.kernel = kernel};
+  numerics = attn_kernel_find(kernel)->numerics;
   static float weights[QUERIES * POINTS], moved[QUERIES * DX];
   const float inverse_width[DX] = {0.5f, 3, 1}, other[DX] = {0.5f, 3, 1.01f};
   test_fill(points, POINTS * DX, 21);

@@ -15,7 +15,7 @@ static attn_nn_field project(const attn_nn_field *x, const attn_mha_weights *w, 
   return attn_nn_oracle_linear(x, &matrix, columns);
 }
 
-static attn_nn_attention attention_of(const attn_problem *p, const attn_args *args) {
+static attn_nn_attention attention_of(const attn_problem *p, const attn_args *args, const attn_numerics *numerics) {
   const bool causal = p->window_right == 0;
   if ((p->uses & ~(uint32_t)ATTN_USE_KV_LEN) || p->score != ATTN_SCORE_DOT || p->softcap != 0 || p->window_left >= 0 ||
       p->window_right > 0 || p->align == ATTN_ALIGN_OFFSET)
@@ -28,11 +28,12 @@ static attn_nn_attention attention_of(const attn_problem *p, const attn_args *ar
                              .causal = causal,
                              .bottom_right = p->align == ATTN_ALIGN_BOTTOM_RIGHT,
                              .kv_len = p->uses & ATTN_USE_KV_LEN ? args->kv_len : NULL,
-                             .scale = p->scale};
+                             .scale = p->scale,
+                             .numerics = numerics ? *numerics : (attn_numerics){0}};
 }
 
 attn_nn_field attn_nn_oracle_mha(const attn_mha_problem *problem, const attn_mha_weights *w, const attn_args *args,
-                                 const attn_nn_field *x, const attn_nn_field *memory) {
+                                 const attn_numerics *numerics, const attn_nn_field *x, const attn_nn_field *memory) {
   const attn_problem *p = &problem->attention;
   const int64_t q = p->heads_q * p->dim_qk, k = p->heads_kv * p->dim_qk, v = p->heads_kv * p->dim_v;
   const bool packed = w->w_qkv != NULL;
@@ -43,7 +44,7 @@ attn_nn_field attn_nn_oracle_mha(const attn_mha_problem *problem, const attn_mha
       project(memory, w, packed ? w->w_qkv : w->w_k, packed ? w->b_qkv : w->b_k, packed ? q : 0, k, packed ? all : k);
   attn_nn_field fv =
       project(memory, w, packed ? w->w_qkv : w->w_v, packed ? w->b_qkv : w->b_v, packed ? q + k : 0, v, packed ? all : v);
-  const attn_nn_attention attention = attention_of(p, args);
+  const attn_nn_attention attention = attention_of(p, args, numerics);
   attn_nn_field o = attn_nn_oracle_attention(&attention, &fq, &fk, &fv);
   attn_nn_field y = project(&o, w, w->w_o, w->b_o, 0, problem->width_out, problem->width_out);
   attn_nn_field *used[] = {&fq, &fk, &fv, &o};
@@ -71,21 +72,22 @@ static attn_nn_field feed_forward(const attn_feed_forward_config *c, const attn_
 
 typedef enum step { SELF, CROSS, FEED_FORWARD } step;
 
-static attn_nn_field sublayer(const attn_block_config *c, const attn_block_args *args, step which, const attn_nn_field *x) {
+static attn_nn_field sublayer(const attn_block_config *c, const attn_block_args *args, const attn_numerics *numerics,
+                              step which, const attn_nn_field *x) {
   if (which == FEED_FORWARD) return feed_forward(&c->feed_forward, x);
-  if (which == SELF) return attn_nn_oracle_mha(&c->self, &c->self_weights, &args->self, x, NULL);
+  if (which == SELF) return attn_nn_oracle_mha(&c->self, &c->self_weights, &args->self, numerics, x, NULL);
   const attn_problem *p = &c->cross.attention;
   attn_nn_field memory = attn_nn_field_of(args->memory, p->batch * p->seq_k, c->cross.width_memory);
-  attn_nn_field y = attn_nn_oracle_mha(&c->cross, &c->cross_weights, &args->cross, x, &memory);
+  attn_nn_field y = attn_nn_oracle_mha(&c->cross, &c->cross_weights, &args->cross, numerics, x, &memory);
   attn_nn_field_destroy(&memory);
   return y;
 }
 
 /* x <- norm(x + sublayer(x)), or x + sublayer(norm(x)). */
-static attn_nn_field apply(const attn_block_config *c, const attn_block_args *args, step which, const attn_norm *norm,
-                           attn_nn_field x) {
+static attn_nn_field apply(const attn_block_config *c, const attn_block_args *args, const attn_numerics *numerics,
+                           step which, const attn_norm *norm, attn_nn_field x) {
   attn_nn_field in = c->pre_norm ? attn_nn_oracle_layer_norm(&x, norm) : x;
-  attn_nn_field out = sublayer(c, args, which, &in);
+  attn_nn_field out = sublayer(c, args, numerics, which, &in);
   attn_nn_field sum = attn_nn_oracle_add(&out, &x);
   attn_nn_field_destroy(&out);
   attn_nn_field_destroy(&x);
@@ -98,10 +100,10 @@ static attn_nn_field apply(const attn_block_config *c, const attn_block_args *ar
   return y;
 }
 
-attn_nn_field attn_nn_oracle_block(const attn_block_config *c, const attn_block_args *args) {
+attn_nn_field attn_nn_oracle_block(const attn_block_config *c, const attn_block_args *args, const attn_numerics *numerics) {
   const attn_problem *p = &c->self.attention;
   attn_nn_field x = attn_nn_field_of(args->x, p->batch * p->seq_q, c->self.width);
-  x = apply(c, args, SELF, &c->self_norm, x);
-  if (c->has_cross) x = apply(c, args, CROSS, &c->cross_norm, x);
-  return apply(c, args, FEED_FORWARD, &c->feed_forward_norm, x);
+  x = apply(c, args, numerics, SELF, &c->self_norm, x);
+  if (c->has_cross) x = apply(c, args, numerics, CROSS, &c->cross_norm, x);
+  return apply(c, args, numerics, FEED_FORWARD, &c->feed_forward_norm, x);
 }

@@ -200,6 +200,11 @@ static double score_of(const head *c, int64_t i, int64_t j, double *variance) {
   return scale * s.value;
 }
 
+/* Of one weight, relative: exp as float32 has it, about 4 u, or as the kernel declares it; and the rounding of P. */
+static double own_variance(const attn_numerics *n) {
+  return square(4 * unit) + square(n->exp_error) + square(n->p_rounding);
+}
+
 static void attend_row(const head *c, int64_t i, double *p, double *p_variance, attn_nn_field *o) {
   const int64_t keys = c->a->seq_k;
   double largest = -INFINITY, total = 0;
@@ -218,9 +223,9 @@ static void attend_row(const head *c, int64_t i, double *p, double *p_variance, 
         add_product(&s, p[j] / total, 0, c->v->value[at], c->v->error[at]);
       }
     for (int64_t j = 0; j < keys; j++)
-      if (p[j] > 0) { /* do = sum of p (v - o) ds; exp adds errors of its own, about 4 u */
+      if (p[j] > 0) { /* do = sum of p (v - o) ds */
         const int64_t at = key_row(c, j) * c->v->width + kv_head(c) * c->dim_v + d;
-        from_scores += square(p[j] / total * (c->v->value[at] - s.value)) * (p_variance[j] + square(4 * unit));
+        from_scores += square(p[j] / total * (c->v->value[at] - s.value)) * (p_variance[j] + own_variance(&c->a->numerics));
       }
     const int64_t at = (c->b * c->a->seq_q + i) * o->width + c->h * c->dim_v + d;
     o->value[at] = s.value;

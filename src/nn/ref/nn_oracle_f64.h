@@ -50,15 +50,18 @@ typedef struct attn_nn_attention {
   float scale;                 /* DOT only */
   const float *weight;         /* of ADDITIVE and GAUSSIAN: [dim] */
   const attn_nn_field *scores; /* [batch * heads_q * seq_q][at least seq_k] */
+  attn_numerics numerics;      /* what the kernel declares beyond float32: its exp, the rounding of P */
 } attn_nn_attention;
 attn_nn_field attn_nn_oracle_attention(const attn_nn_attention *attention, const attn_nn_field *q, const attn_nn_field *k,
                                        const attn_nn_field *v);
 
 /* Whole layers, of the configs that libattn_nn takes. Dot scores; masks: kv_len, and causal by either alignment (anything else
- * aborts). x is not given up. */
+ * aborts). numerics: of the kernel, or NULL
+ * for float32. x is not given up. */
 attn_nn_field attn_nn_oracle_mha(const attn_mha_problem *problem, const attn_mha_weights *weights, const attn_args *args,
-                                 const attn_nn_field *x, const attn_nn_field *memory);
-attn_nn_field attn_nn_oracle_block(const attn_block_config *config, const attn_block_args *args);
+                                 const attn_numerics *numerics, const attn_nn_field *x, const attn_nn_field *memory);
+attn_nn_field attn_nn_oracle_block(const attn_block_config *config, const attn_block_args *args,
+                                   const attn_numerics *numerics);
 
 /* Sine and cosine by position, from the formula. */
 attn_nn_field attn_nn_oracle_positions(int64_t first, int64_t rows, int64_t width);
