@@ -132,6 +132,7 @@ void bench_team_settle(int threads) {
     return;
   }
 #endif
+  (void)threads;
   bench_thread_settle(0, 1);
 }
 
