@@ -39,6 +39,8 @@ typedef enum bench_axis {
   AXIS_MAGNITUDE,
   AXIS_VALUES,
   AXIS_CACHE,
+  AXIS_LAYER,
+  AXIS_WIDTH,
   AXIS_THREADS,
   AXIS_COUNT
 } bench_axis;

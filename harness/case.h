@@ -24,6 +24,8 @@ typedef struct bench_case {
   bool alibi, sinks;         /* generated slopes, sinks */
   double magnitude;          /* inputs are normal with this standard deviation; 1 unless a suite says otherwise */
   bool uniform_v;            /* V without zero mean: only the proven bound applies */
+  char layer[BENCH_WORD];    /* "" = attention alone; "mha": the whole layer around it (layer.h) */
+  int64_t width;             /* of a layer: d_model; 0 where there is none */
   char case_id[BENCH_NAME];  /* dtype:f32/B:1/Hq:8/Hkv:8/Sq:512/Sk:512/D:64/Dv:64/causal:none/threads:1, then whatever axis
                                 is not at its default */
 } bench_case;

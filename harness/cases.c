@@ -13,6 +13,7 @@
 #endif
 
 #include "cli.h"
+#include "layer.h"
 #include "layout.h"
 
 enum { MOST_COMBINATIONS = 50000 };
@@ -57,6 +58,24 @@ static bool is(const bench_spec *spec, bench_axis axis, const char *word) {
 /* seq_q, seq_k, dim_qk, dim_v: their own value, else that of the axis for both. */
 static int64_t get_or(const bench_spec *spec, bench_axis axis, bench_axis both) {
   return get_int(spec, spec->value[axis][0] ? axis : both);
+}
+
+/* A layer's width is its own axis or follows from the heads; where it is given, the heads share it out. */
+static void build_layer(const bench_spec *spec, bench_case *bench) {
+  const bool given = !is(spec, AXIS_WIDTH, "default");
+  const int64_t heads = get_int(spec, AXIS_HEADS), width = get_int(spec, AXIS_WIDTH);
+  attn_problem *p = &bench->problem;
+  if (!is(spec, AXIS_LAYER, "none")) snprintf(bench->layer, BENCH_WORD, "%s", bench_spec_get(spec, AXIS_LAYER));
+  bench->width = given ? width : bench->layer[0] ? heads * p->dim_v : 0;
+  const bool own_dims = spec->value[AXIS_HEAD_DIM][0] || spec->value[AXIS_DIM_QK][0] || spec->value[AXIS_DIM_V][0];
+  if (!bench->layer[0] || !given || own_dims) return;
+  if (width % heads) bench->width = 0; /* bench_layer_contradiction says so */
+  const attn_dtype q = p->dtype_q, kv = p->dtype_kv, o = p->dtype_o;
+  const int64_t dim = width / heads > 0 ? width / heads : 1;
+  attn_problem_init(p, p->batch, heads, p->heads_kv, p->seq_q, p->seq_k, dim, dim);
+  p->dtype_q = q;
+  p->dtype_kv = kv;
+  p->dtype_o = o;
 }
 
 static void build_shape(const bench_spec *spec, attn_problem *problem) {
@@ -190,9 +209,9 @@ static void name_dtype(const attn_problem *p, char *text, size_t bytes) {
 
 /* Everything that makes the data: the shape and, in the order of the table, what is not at its default. */
 static void name_problem(const bench_spec *spec, const attn_problem *p, char *name, char *rest) {
-  static const bench_axis others[] = {AXIS_ALIGN,   AXIS_OFFSET,  AXIS_WINDOW, AXIS_MASK,      AXIS_BIAS,
-                                      AXIS_ALIBI,   AXIS_SOFTCAP, AXIS_SCORE,  AXIS_SCALE,     AXIS_SINKS,
-                                      AXIS_LENGTHS, AXIS_LSE,     AXIS_LAYOUT, AXIS_MAGNITUDE, AXIS_VALUES};
+  static const bench_axis others[] = {AXIS_ALIGN,   AXIS_OFFSET,    AXIS_WINDOW, AXIS_MASK,  AXIS_BIAS,    AXIS_ALIBI,
+                                      AXIS_SOFTCAP, AXIS_SCORE,     AXIS_SCALE,  AXIS_SINKS, AXIS_LENGTHS, AXIS_LSE,
+                                      AXIS_LAYOUT,  AXIS_MAGNITUDE, AXIS_VALUES, AXIS_LAYER, AXIS_WIDTH};
   char dtype[BENCH_WORD];
   name_dtype(p, dtype, sizeof dtype);
   snprintf(name, BENCH_NAME,
@@ -225,11 +244,11 @@ static void name_case(const bench_spec *spec, uint64_t seed, bench_case *bench) 
 }
 
 /* What attn_problem_validate() cannot know. */
-static const char *contradiction(const bench_spec *spec) {
+static const char *contradiction(const bench_spec *spec, const bench_case *bench) {
   const bool varlen = is(spec, AXIS_LENGTHS, "varlen");
   if (!varlen && is(spec, AXIS_LAYOUT, "packed")) return "layout=packed needs lengths=varlen";
   if (varlen && spec->value[AXIS_LAYOUT][0] && !is(spec, AXIS_LAYOUT, "packed")) return "lengths=varlen needs layout=packed";
-  return NULL;
+  return bench_layer_contradiction(bench);
 }
 
 /* Drops what has no meaning, so that equal problems get equal names: the alignment where nothing is positioned or the causal
@@ -247,12 +266,13 @@ void bench_case_build(const bench_spec *asked, uint64_t seed, bench_planned *pla
   bench_case *bench = &planned->bench;
   tidy(spec);
   build_shape(spec, &bench->problem);
+  build_layer(spec, bench);
   build_position(spec, &bench->problem);
   build_score(spec, &bench->problem);
   build_masks(spec, &bench->problem);
   build_inputs(spec, bench);
   name_case(spec, seed, bench);
-  const char *reason = contradiction(spec);
+  const char *reason = contradiction(spec, bench);
   if (!reason && attn_problem_validate(&bench->problem) != ATTN_OK) reason = attn_last_error();
   if (reason) snprintf(planned->invalid, sizeof planned->invalid, "not a valid problem: %s", reason);
 }

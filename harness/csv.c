@@ -18,12 +18,20 @@ void bench_csv_field(FILE *file, const char *text) {
   fputc('"', file);
 }
 
+/* Files without layers do without their columns, which are the last. */
+static int columns_of(const bench_records *records) {
+  for (int i = 0; i < records->count; i++)
+    if (bench_record_get(&records->item[i], COLUMN_layer)[0]) return BENCH_COLUMNS;
+  return COLUMN_layer;
+}
+
 static void write_results(void *context, FILE *file) {
   const bench_report *report = context;
-  for (int c = 0; c < BENCH_COLUMNS; c++) fprintf(file, "%s%s", c ? "," : "", bench_column_names[c]);
+  const int columns = columns_of(report->records);
+  for (int c = 0; c < columns; c++) fprintf(file, "%s%s", c ? "," : "", bench_column_names[c]);
   fputc('\n', file);
   for (int i = 0; i < report->records->count; i++) {
-    for (int c = 0; c < BENCH_COLUMNS; c++) {
+    for (int c = 0; c < columns; c++) {
       if (c) fputc(',', file);
       bench_csv_field(file, bench_record_get(&report->records->item[i], (bench_column)c));
     }

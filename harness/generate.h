@@ -22,6 +22,7 @@ typedef enum bench_stream {
   BENCH_STREAM_ORDER,
   BENCH_STREAM_STRUCTURE,
   BENCH_STREAM_BIAS_MASK,
+  BENCH_STREAM_LAYER,
 } bench_stream;
 
 /* 64 uniform bits. */

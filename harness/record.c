@@ -117,6 +117,17 @@ static bool fill_work(bench_record *r, const bench_result *result) {
          set_positive(r, COLUMN_bw_pct, result->read_bandwidth > 0 ? gbs * 1e9 / result->read_bandwidth * 100 : 0);
 }
 
+static bool fill_layer(bench_record *r, const bench_result *result) {
+  const bench_case *bench = result->bench;
+  if (!bench_layer_is(bench)) return true;
+  if (!bench_record_set(r, COLUMN_layer, bench->layer) || !set_whole(r, COLUMN_width, bench->width) ||
+      !bench_record_set(r, COLUMN_product, result->product ? result->product : ""))
+    return false;
+  return !result->timed || (set_number(r, COLUMN_projections_pct, 100 * result->shares.projections) &&
+                            set_number(r, COLUMN_attention_pct, 100 * result->shares.attention) &&
+                            set_number(r, COLUMN_rest_pct, 100 * result->shares.rest));
+}
+
 static bool fill_times(bench_record *r, bench_result *result) {
   const bench_summary *t = &result->time, *ratio = &result->ratio;
   r->samples_ns = result->samples_ns;
@@ -139,7 +150,8 @@ static bool fill_times(bench_record *r, bench_result *result) {
 bool bench_record_fill(bench_record *record, const bench_planned *planned, bench_result *result, const char *run_id) {
   *record = (bench_record){.noise = -1};
   return bench_record_set(record, COLUMN_run_id, run_id) && fill_case(record, planned) && fill_verdict(record, result) &&
-         (!result->timed || fill_times(record, result)) && bench_record_set(record, COLUMN_warnings, result->warnings);
+         fill_layer(record, result) && (!result->timed || fill_times(record, result)) &&
+         bench_record_set(record, COLUMN_warnings, result->warnings);
 }
 
 void bench_record_clear(bench_record *record) {

@@ -25,6 +25,8 @@ typedef struct bench_result {
   bench_summary ratio;            /* baseline time / this time: > 1 is faster */
   bench_summary ratio_best;       /* best kernel's time / this time */
   bench_stop stop;
+  const char *product;            /* of a layer: what its projections are done by; NULL = no layer */
+  bench_shares shares;            /* of a layer, in time */
   double noise;                   /* A/A control: |ratio - 1| of a kernel against itself, same case; < 0 = no control */
   char warnings[200];
 

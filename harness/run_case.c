@@ -60,7 +60,7 @@ static attn_options options_of(const bench_stage *s, const bench_job *j) {
 
 /* The automatic choice gets a row of its own that says what was chosen. */
 static void name_choice(bench_job *j) {
-  const char *chosen = attn_plan_kernel(j->plan);
+  const char *chosen = j->layer ? bench_layer_kernel(j->layer) : attn_plan_kernel(j->plan);
   if (j->result->kernel != &bench_automatic) return;
   for (int i = 0; i < attn_kernel_count() && i < BENCH_MAX_KERNELS; i++)
     if (!strcmp(attn_kernel_get(i)->name, chosen)) {
@@ -85,15 +85,8 @@ static double time_plan(const attn_problem *problem, const attn_options *options
   return best;
 }
 
-static bool open_plan(bench_stage *s, bench_job *j) {
-  const attn_options options = options_of(s, j);
-  if (attn_plan_create(&s->bench->problem, &options, &j->plan) != ATTN_OK) {
-    bench_conclude(j->result, BENCH_ERROR, "%s", attn_last_error());
-    return false;
-  }
-  if (s->settings->timed) j->result->plan_ns = time_plan(&s->bench->problem, &options);
-  name_choice(j);
-  j->workspace_bytes = attn_plan_workspace(j->plan);
+static bool open_workspace(bench_job *j, size_t bytes) {
+  j->workspace_bytes = bytes;
   j->result->workspace_bytes = (double)j->workspace_bytes;
   if ((double)j->workspace_bytes > MEMORY_SHARE * bench_memory_available()) {
     bench_conclude(j->result, BENCH_SKIP, "workspace of %.3g GB is more than %.0f %% of the memory that is free",
@@ -106,10 +99,23 @@ static bool open_plan(bench_stage *s, bench_job *j) {
   return j->workspace;
 }
 
+static bool open_plan(bench_stage *s, bench_job *j) {
+  const attn_options options = options_of(s, j);
+  if (attn_plan_create(&s->bench->problem, &options, &j->plan) != ATTN_OK) {
+    bench_conclude(j->result, BENCH_ERROR, "%s", attn_last_error());
+    return false;
+  }
+  if (s->settings->timed) j->result->plan_ns = time_plan(&s->bench->problem, &options);
+  name_choice(j);
+  return open_workspace(j, attn_plan_workspace(j->plan));
+}
+
 static void close_job(bench_job *j) {
   attn_plan_destroy(j->plan);
+  bench_layer_unmake(j->layer);
   free(j->workspace);
   j->plan = NULL;
+  j->layer = NULL;
   j->workspace = NULL;
 }
 
@@ -143,8 +149,32 @@ static void check_structure(bench_stage *s, bench_job *j) {
   memcpy(verdict->reason, structure.reason, sizeof verdict->reason);
 }
 
+/* The same for a layer. The automatic choice of a kernel stands for itself. */
+static void check_layer(bench_stage *s, bench_job *j) {
+  const attn_kernel_info *kernel = j->result->kernel;
+  const double start = bench_now_ns();
+  j->layer = bench_layer_make(s->layer, kernel == &bench_automatic ? NULL : kernel);
+  if (!j->layer) {
+    bench_conclude(j->result, BENCH_ERROR, "%s", attn_last_error());
+    return;
+  }
+  if (s->settings->timed) j->result->plan_ns = bench_now_ns() - start;
+  name_choice(j);
+  if (!open_workspace(j, bench_layer_workspace(j->layer))) return;
+  j->result->product = bench_layer_product(j->layer);
+  j->result->verdict = bench_layer_check(j->layer, &j->result->kernel->numerics, j->workspace, j->workspace_bytes);
+  if (!s->settings->timed || j->result->verdict.status != BENCH_PASS) return;
+  const double call = bench_now_ns();
+  (void)bench_layer_call(j->layer, j->workspace, j->workspace_bytes); /* the check saw it succeed */
+  j->call_s = 1e-9 * (bench_now_ns() - call);
+}
+
 static void check_job(bench_stage *s, bench_job *j) {
   bench_note(s, "checking", j->result->kernel->name);
+  if (s->layer) {
+    check_layer(s, j);
+    return;
+  }
   if (!open_plan(s, j)) return;
   j->result->verdict =
       bench_check(j->plan, &s->tensors[0], s->expected, &j->result->kernel->numerics, j->workspace, j->workspace_bytes);
@@ -217,6 +247,21 @@ static bool ask_oracle(bench_stage *s) {
   return s->expected;
 }
 
+static bool open_layer(bench_stage *s) {
+  bench_note(s, "making the layer", "");
+  s->layer = bench_layer_open(s->bench);
+  s->flops = bench_layer_flops(s->bench);
+  s->bytes = bench_layer_bytes(s->bench);
+  if (!s->layer) conclude_all(s, BENCH_ERROR, "out of memory for the layer");
+  return s->layer;
+}
+
+/* Inputs and right answers, of attention or of a layer. */
+static bool open_data(bench_stage *s) {
+  if (bench_layer_is(s->bench)) return open_layer(s);
+  return open_tensors(s) && ask_oracle(s);
+}
+
 /* ---- The case ------------------------------------------------------------------------------------------------------- */
 
 static bool stopped(const bench_stage *s) { return s->settings->stop && *s->settings->stop; }
@@ -233,7 +278,7 @@ bench_stage *bench_stage_open(const bench_planned *planned, const attn_kernel_in
   s->bench = &planned->bench;
   s->settings = settings;
   open_jobs(s, planned, kernels, count, results);
-  if (!s->count || !open_tensors(s) || !ask_oracle(s)) return s;
+  if (!s->count || !open_data(s)) return s;
   for (int i = 0; i < s->count && !stopped(s); i++) check_job(s, &s->jobs[i]);
   return s;
 }
@@ -241,6 +286,7 @@ bench_stage *bench_stage_open(const bench_planned *planned, const attn_kernel_in
 void bench_stage_close(bench_stage *s) {
   if (!s) return;
   for (int i = 0; i < s->count; i++) close_job(&s->jobs[i]);
+  bench_layer_close(s->layer);
   if (s->expected) bench_expected_destroy(s->expected);
   for (int i = 0; i < s->rotations; i++) bench_tensors_destroy(&s->tensors[i]);
   free(s);
@@ -251,19 +297,29 @@ bool bench_run_case(const bench_planned *planned, const attn_kernel_info *const 
   const bool held = settings->timed && bench_threads_hold(planned->bench.threads);
   bench_stage *s = bench_stage_open(planned, kernels, count, settings, results);
   const bool complete = !s || !s->count || !stopped(s);
-  if (s && s->expected && complete && settings->timed) bench_time_jobs(s);
+  if (s && (s->expected || s->layer) && complete && settings->timed) bench_time_jobs(s);
   bench_stage_close(s);
   if (held) bench_threads_release();
   return complete;
+}
+
+/* How much more a layer has to do than its attention. */
+static double layer_factor(const bench_planned *planned) {
+  const bench_case *bench = &planned->bench;
+  const attn_args none = {0};
+  if (planned->invalid[0] || !bench_layer_is(bench)) return 1;
+  const double attention = bench_work_flops(&bench->problem, bench_work_pairs(&bench->problem, &none));
+  return attention > 0 ? bench_layer_flops(bench) / attention : 1;
 }
 
 double bench_case_guess(const bench_planned *planned, const attn_kernel_info *const *kernels, int count,
                         const bench_case_settings *settings) {
   const attn_problem *p = &planned->bench.problem;
   double calls = 0, samples = 0;
+  const double more = layer_factor(planned);
   for (int i = 0; i < count; i++) {
     if (refusal(planned, kernels[i])) continue;
-    const double call = bench_work_guess(p, kernels[i], planned->bench.threads);
+    const double call = bench_work_guess(p, kernels[i], planned->bench.threads) * more;
     calls += call;
     if (call * BENCH_FEW_ROUNDS < settings->case_budget_s)
       samples += fmax(call, BENCH_MIN_SAMPLE_S) + BENCH_MIN_SAMPLE_S / 2;

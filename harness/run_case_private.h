@@ -17,6 +17,7 @@ enum {
 typedef struct bench_job {
   bench_result *result;
   attn_plan *plan;
+  bench_layer_job *layer; /* instead of the plan */
   void *workspace;
   size_t workspace_bytes;
   double call_s; /* one call, roughly */
@@ -31,6 +32,7 @@ typedef struct bench_stage {
   bench_tensors tensors[BENCH_MAX_ROTATIONS];
   int rotations; /* tensors made so far */
   bench_expected *expected;
+  bench_layer *layer;  /* instead of tensors and expected */
   double flops, bytes; /* of one call */
 } bench_stage;
 

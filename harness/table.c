@@ -120,6 +120,14 @@ static void print_time_row(const bench_table *t, const bench_record *r) {
           peak, gbs, ratio, error, get(r, COLUMN_samples));
 }
 
+/* Of a layer: where the time went. */
+static void print_shares(const bench_table *t, const bench_record *r) {
+  if (!get(r, COLUMN_projections_pct)[0]) return;
+  fprintf(t->file, "%*sprojections %.1f %% (%s), attention %.1f %%, rest %.1f %%\n", BELOW, "",
+          bench_record_number(r, COLUMN_projections_pct), get(r, COLUMN_product),
+          bench_record_number(r, COLUMN_attention_pct), bench_record_number(r, COLUMN_rest_pct));
+}
+
 static void print_check_row(const bench_table *t, const bench_record *r) {
   char error[24], absolute[24];
   format_general(r, COLUMN_max_err_ratio, 3, error, sizeof error);
@@ -152,6 +160,7 @@ static void print_row(const bench_table *t, const bench_record *r, bool best) {
     print_check_row(t, r);
   else
     print_refusal(t, r);
+  print_shares(t, r);
   if (get(r, COLUMN_warnings)[0]) {
     fprintf(t->file, "%*s", BELOW, "");
     bench_print_wrapped(t->file, get(r, COLUMN_warnings), BELOW);

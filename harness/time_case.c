@@ -33,9 +33,11 @@ void bench_stage_rotate(bench_stage *s) {
 }
 
 bench_entrant bench_stage_entrant(bench_stage *s, const bench_job *j) {
+  if (j->layer) bench_layer_reset_shares(j->layer);
   return (bench_entrant){.plan = j->plan,
+                         .layer = j->layer,
                          .tensors = s->tensors,
-                         .tensor_count = s->rotations,
+                         .tensor_count = s->layer ? 1 : s->rotations,
                          .workspace = j->workspace,
                          .workspace_bytes = j->workspace_bytes,
                          .verdict = j->result->verdict,
@@ -76,7 +78,7 @@ static double read_bandwidth(const bench_stage *s) {
     double rate;
   } known[BANDWIDTH_CLASSES];
   static int known_count;
-  const double bytes = s->bytes * s->rotations / s->bench->threads;
+  const double bytes = s->bytes * (s->layer ? 1 : s->rotations) / s->bench->threads;
   const int size_class = bytes > 16384 ? (int)ceil(log2(bytes)) : 14;
   for (int i = 0; i < known_count; i++)
     if (known[i].size_class == size_class && known[i].threads == s->bench->threads) return known[i].rate;
@@ -112,6 +114,7 @@ void bench_stage_fill(const bench_stage *s, bench_result *r, bench_entrant *e, b
   r->bytes = s->bytes;
   r->stop = stop;
   r->iterations = e->iterations;
+  if (e->layer) r->shares = bench_layer_shares(e->layer);
   fill_peak(r, e, s->flops, s->bench->threads);
   r->samples_ns = e->time_ns;
   r->positions = e->position;

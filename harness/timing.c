@@ -96,12 +96,32 @@ bool bench_latin_square(int *square, int n, uint64_t seed, int block) {
 
 /* ---- Samples ---------------------------------------------------------------------------------------------------------- */
 
+static const char *name_of(const bench_entrant *e) {
+  return e->layer ? bench_layer_kernel(e->layer) : attn_plan_kernel(e->plan);
+}
+
+attn_status bench_entrant_call(const bench_entrant *e, int64_t turn) {
+  if (e->layer) return bench_layer_call(e->layer, e->workspace, e->workspace_bytes);
+  return attn_plan_run(e->plan, &e->tensors[turn % e->tensor_count].args, e->workspace, e->workspace_bytes);
+}
+
+void bench_entrant_poison(const bench_entrant *e, int64_t turn) {
+  if (e->layer)
+    bench_layer_poison(e->layer);
+  else
+    bench_tensors_poison_output(&e->tensors[turn % e->tensor_count], 0xff);
+}
+
+uint64_t bench_entrant_output_hash(const bench_entrant *e, int64_t turn) {
+  if (e->layer) return bench_layer_output_hash(e->layer);
+  return bench_tensors_output_hash(&e->tensors[turn % e->tensor_count]);
+}
+
 /* Calls the kernel on the next tensors of the rotation. */
 static attn_status call(lane *l) {
-  bench_entrant *e = l->entrant;
-  const bench_tensors *tensors = &e->tensors[l->next_tensor];
-  l->next_tensor = (l->next_tensor + 1) % e->tensor_count;
-  return attn_plan_run(e->plan, &tensors->args, e->workspace, e->workspace_bytes);
+  const int64_t turn = l->next_tensor;
+  l->next_tensor = (turn + 1) % l->entrant->tensor_count;
+  return bench_entrant_call(l->entrant, turn);
 }
 
 /* Nanoseconds of `calls` calls, or NaN if one failed. */
@@ -118,14 +138,14 @@ static double time_calls(lane *l, int64_t calls) {
 static int take_sample(track *t, lane *l, double *time_ns) {
   bench_entrant *e = l->entrant;
   bool rewarm = e->tensor_count == 1 && l->call_ns < REWARM_BELOW_NS;
-  bench_tensors *last = &e->tensors[(l->next_tensor + e->iterations - 1) % e->tensor_count];
-  bench_tensors_poison_output(last, 0xff);
+  const int64_t last = l->next_tensor + e->iterations - 1;
+  bench_entrant_poison(e, last);
   bench_team_settle(t->options->threads);
   double warm_ns = rewarm ? time_calls(l, 1) : 0.0;
   double total_ns = time_calls(l, e->iterations);
-  if (isnan(warm_ns + total_ns)) return fail(t, "%s: %s", attn_plan_kernel(e->plan), attn_last_error());
-  if (bench_tensors_output_hash(last) != e->verdict.output_hash)
-    return fail(t, "%s: an output of the timed runs differs from the one that passed the check", attn_plan_kernel(e->plan));
+  if (isnan(warm_ns + total_ns)) return fail(t, "%s: %s", name_of(e), attn_last_error());
+  if (bench_entrant_output_hash(e, last) != e->verdict.output_hash)
+    return fail(t, "%s: an output of the timed runs differs from the one that passed the check", name_of(e));
   *time_ns = total_ns / (double)e->iterations;
   return 0;
 }
@@ -187,7 +207,7 @@ static int calibrate(track *t, lane *l) {
     e->iterations = (int64_t)ceil((double)e->iterations * fmax(factor, 1.2));
     total_ns = time_calls(l, e->iterations);
   }
-  if (isnan(total_ns)) return fail(t, "%s: %s", attn_plan_kernel(e->plan), attn_last_error());
+  if (isnan(total_ns)) return fail(t, "%s: %s", name_of(e), attn_last_error());
   l->call_ns = total_ns / (double)e->iterations;
   return 0;
 }
@@ -231,7 +251,7 @@ static void share_budget(track *t) {
 static int prepare(track *t, lane *l, bench_entrant *e) {
   *l = (lane){.entrant = e};
   if (e->verdict.status != BENCH_PASS)
-    return fail(t, "%s: no time without a passed check; its verdict is %s", attn_plan_kernel(e->plan),
+    return fail(t, "%s: no time without a passed check; its verdict is %s", name_of(e),
                 bench_status_name(e->verdict.status));
   if (!allocate_samples(e, rounds_cap(t->options))) return fail(t, "no memory for the samples");
   if (e->peak) l->peak = bench_peak_prepare(e->peak, threads_of(t), SUB_SLICE_NS);

@@ -6,6 +6,7 @@
 
 #include "check.h"
 #include "kernels/peak.h"
+#include "layer.h"
 
 typedef struct bench_timing_options {
   double precision;         /* stop when the 95 % interval of every median is within +-precision (0.01) */
@@ -22,6 +23,7 @@ typedef struct bench_timing_options {
 typedef struct bench_entrant {
   const attn_plan *plan;
   bench_tensors *tensors; /* rotations of the same values; several for cold caches */
+  bench_layer_job *layer; /* a whole layer instead of plan and tensors; tensor_count is then 1 */
   int tensor_count;
   void *workspace;
   size_t workspace_bytes;
@@ -37,6 +39,11 @@ typedef struct bench_entrant {
   int64_t iterations; /* calls per sample */
   int rounds;
 } bench_entrant;
+
+/* One call on the tensors whose turn it is (any number >= 0), and their output before and after it. */
+attn_status bench_entrant_call(const bench_entrant *entrant, int64_t turn);
+void bench_entrant_poison(const bench_entrant *entrant, int64_t turn);
+uint64_t bench_entrant_output_hash(const bench_entrant *entrant, int64_t turn);
 
 typedef enum bench_stop { BENCH_STOP_PRECISION, BENCH_STOP_ROUNDS, BENCH_STOP_BUDGET, BENCH_STOP_INTERRUPT } bench_stop;
 const char *bench_stop_name(bench_stop stop);

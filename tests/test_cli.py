@@ -27,6 +27,7 @@ CSV_HEADER = (
     "time_ns_ci_hi,plan_ns,workspace_bytes,flops,bytes,gflops,gbs,peak_gflops,peak_pct,peak_gbs,bw_pct,baseline,"
     "ratio,ratio_ci_lo,ratio_ci_hi,stop_reason,warnings")
 TIMED = CSV_HEADER[CSV_HEADER.index("samples"):CSV_HEADER.index(",baseline")].split(",")
+LAYER_HEADER = CSV_HEADER + ",layer,width,product,projections_pct,attention_pct,rest_pct"
 SAMPLES_HEADER = "run_id,case_id,kernel,round,position,time_ns,iterations"
 STATUSES = {"PASS", "FAIL", "SKIP", "DEGENERATE", "ERROR"}
 SMALL = ["-a", "heads=2", "-a", "seq=24", "-a", "head_dim=16"]
@@ -277,6 +278,38 @@ class Files(unittest.TestCase):
         self.assertEqual(again.returncode, 2)
         self.assertIn("--resume", again.stderr)
         self.assertEqual((self.folder / "results.csv").read_bytes(), before)
+
+
+class Layers(unittest.TestCase):
+    """Whole layers beside plain attention: columns of their own, and what cannot be a layer."""
+
+    def test_layers_have_columns_of_their_own(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "layers.csv")
+            done = attnbench("run", "-k", "flash_c", "-a", "layer=none,mha,block", *SMALL, *QUICK, "--csv", file)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(done.stdout.count("projections "), 2)
+            with open(file, encoding="utf-8") as text:
+                self.assertEqual(text.readline().strip(), LAYER_HEADER)
+            rows = {row["layer"]: row for row in read_csv(file)}
+        self.assertEqual(set(rows), {"", "mha", "block"})
+        self.assertEqual([rows[""][name] for name in LAYER_HEADER.split(",")[-5:]], [""] * 5)
+        flops = {}
+        for name in ("mha", "block"):
+            row = rows[name]
+            self.assertEqual((row["status"], row["width"], row["product"]), ("PASS", "32", "product_c"))
+            shares = [float(row[f"{part}_pct"]) for part in ("projections", "attention", "rest")]
+            self.assertAlmostEqual(sum(shares), 100, places=5)
+            self.assertGreater(min(shares[:2]), 0)
+            flops[name] = float(row["flops"]) - float(rows[""]["flops"])
+        self.assertEqual(flops["mha"], 2 * 24 * 4 * 32 * 32)
+        self.assertEqual(flops["block"], flops["mha"] + 2 * 24 * 2 * 32 * 128)
+
+    def test_what_is_no_layer_is_skipped_in_words(self):
+        for axes, words in ((["layer=mha", "width=30", "heads=4"], "multiple of its heads"), (["width=32"], "layer=mha")):
+            done = attnbench("check", "-k", "flash_c", *(word for axis in axes for word in ("-a", axis)))
+            self.assertEqual(done.returncode, 3, done.stdout)
+            self.assertIn(words, " ".join(done.stdout.split()))
 
 
 class Resuming(unittest.TestCase):

@@ -165,15 +165,10 @@ static void run_peak(trial *now, double *rate) {
   for (int i = 0; i < SLICES && now->peak.loop; i++) rate[i] = bench_peak_rate(&now->peak);
 }
 
-/* The tensors of a call: those of a cold cache take turns. */
-static bench_tensors *tensors_of(trial *now, int64_t calls) {
-  return &now->entrant.tensors[calls % now->entrant.tensor_count];
-}
-
 void bench_trial_begin(bench_trials *trials) {
   trial *now = &trials->now;
   run_peak(now, now->rate);
-  for (int i = 0; i < now->entrant.tensor_count; i++) bench_tensors_poison_output(&now->entrant.tensors[i], 0xff);
+  for (int i = 0; i < now->entrant.tensor_count; i++) bench_entrant_poison(&now->entrant, i);
   bench_team_settle(now->stage->bench->threads);
   now->failed = false;
   now->calls = 0;
@@ -184,9 +179,7 @@ void bench_trial_begin(bench_trials *trials) {
 
 bool bench_trial_call(bench_trials *trials) {
   trial *now = &trials->now;
-  const bench_entrant *e = &now->entrant;
-  const attn_status status = attn_plan_run(e->plan, &tensors_of(now, now->calls++)->args, e->workspace, e->workspace_bytes);
-  now->failed |= status != ATTN_OK;
+  now->failed |= bench_entrant_call(&now->entrant, now->calls++) != ATTN_OK;
   return !now->failed;
 }
 
@@ -195,7 +188,7 @@ const char *bench_trial_end(bench_trials *trials, bench_trial_rates *rates) {
   trial *now = &trials->now;
   *rates = (bench_trial_rates){.max_err_ratio = now->result.verdict.max_err_ratio};
   if (now->failed) return refuse(trials, BENCH_ERROR, attn_last_error());
-  if (now->calls > 0 && bench_tensors_output_hash(tensors_of(now, now->calls - 1)) != now->result.verdict.output_hash)
+  if (now->calls > 0 && bench_entrant_output_hash(&now->entrant, now->calls - 1) != now->result.verdict.output_hash)
     return refuse(trials, BENCH_FAIL, "an output of the timed runs differs from the one that passed the check");
   const double seconds = 1e-9 * (end_ns - now->start_ns) / (double)(now->calls ? now->calls : 1);
   rates->gflops = 1e-9 * now->stage->flops / seconds;

@@ -1,0 +1,206 @@
+/* Layers as cases of the benchmark: checked before they are timed, wrong ones not timed at all, work and shares of the time told right. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "layer_kinds.h"
+#include "record.h"
+#include "run_case.h"
+#include "support.h"
+#include "timing.h"
+
+static bench_planned plan_case(const char *id) {
+  bench_spec spec;
+  bench_planned planned;
+  char error[300];
+  if (!bench_spec_from_id(id, &spec, error, sizeof error)) fail_msg("%s", error);
+  bench_case_build(&spec, 1, &planned);
+  return planned;
+}
+
+static bench_planned valid_case(const char *id) {
+  const bench_planned planned = plan_case(id);
+  if (planned.invalid[0]) fail_msg("%s", planned.invalid);
+  return planned;
+}
+
+static const char *const kinds[] = {"mha", "block"};
+
+/* One layer of a kind, with its memory. */
+typedef struct bench_one {
+  bench_planned planned;
+  bench_layer *layer;
+  bench_layer_job *job;
+  void *workspace;
+  size_t bytes;
+  const attn_kernel_info *kernel;
+} bench_one;
+
+static void open_one(bench_one *one, const char *kind, const char *shape) {
+  char id[200];
+  snprintf(id, sizeof id, "layer:%s/%s", kind, shape);
+  one->planned = valid_case(id);
+  one->layer = bench_layer_open(&one->planned.bench);
+  assert_non_null(one->layer);
+  one->job = bench_layer_make(one->layer, NULL);
+  assert_non_null(one->job);
+  one->kernel = attn_kernel_find(bench_layer_kernel(one->job));
+  one->bytes = bench_layer_workspace(one->job);
+  one->workspace = test_allocate(one->bytes);
+}
+
+static void close_one(bench_one *one) {
+  bench_layer_unmake(one->job);
+  bench_layer_close(one->layer);
+  free(one->workspace);
+}
+
+static bench_verdict check(const bench_one *one) {
+  return bench_layer_check(one->job, &one->kernel->numerics, one->workspace, one->bytes);
+}
+
+static void test_right_layers_pass(void **state) {
+  (void)state;
+  static const char *const shapes[] = {"heads:4/width:64/seq:40", "heads:4/width:64/seq:150/causal:top-left",
+                                       "heads:6/heads_kv:2/head_dim:8/width:40/seq:33", "batch:3/heads:2/width:32/seq:20"};
+  for (int k = 0; k < 2; k++)
+    for (int s = 0; s < 4; s++) {
+      bench_one one;
+      open_one(&one, kinds[k], shapes[s]);
+      const bench_verdict verdict = check(&one);
+      if (verdict.status != BENCH_PASS) fail_msg("%s %s: %s", kinds[k], shapes[s], verdict.reason);
+      assert_true(verdict.rows_checked > 0 && verdict.max_err_ratio > 0);
+      assert_string_not_equal(bench_layer_product(one.job), "");
+      close_one(&one);
+    }
+}
+
+/* A weight or bias that changes after the layer was made makes the layer wrong; then nothing is timed. */
+static void test_wrong_layers_fail_and_are_not_timed(void **state) {
+  (void)state;
+  for (int k = 0; k < 2; k++)
+    for (int which = 0; which < 2; which++) {
+      bench_one one;
+      open_one(&one, kinds[k], "heads:4/width:64/seq:40");
+      bench_layer_data *data = bench_layer_data_of(one.layer);
+      *(which ? &data->weights[70] : &data->biases[3]) += 0.05f;
+      bench_entrant entrant = {.layer = one.job,
+                               .tensor_count = 1,
+                               .workspace = one.workspace,
+                               .workspace_bytes = one.bytes,
+                               .verdict = check(&one)};
+      assert_int_equal(entrant.verdict.status, BENCH_FAIL);
+      assert_true(entrant.verdict.max_err_ratio > 1);
+      const bench_timing_options options = {.min_rounds = 3, .max_rounds = 3, .budget_s = 1, .min_sample_s = 1e-4};
+      bench_stop stop;
+      const char *error;
+      assert_int_equal(bench_time(&entrant, 1, &options, &stop, &error), -1);
+      test_contains(error, "no time without a passed check");
+      bench_entrant_clear(&entrant);
+      close_one(&one);
+    }
+}
+
+/* With one key the softmax has nothing to choose: uniform attention is right as well. */
+static void test_a_case_that_cannot_fail_is_degenerate(void **state) {
+  (void)state;
+  for (int k = 0; k < 2; k++) {
+    bench_one one;
+    open_one(&one, kinds[k], "heads:2/width:16/seq:1");
+    const bench_verdict verdict = check(&one);
+    assert_int_equal(verdict.status, BENCH_DEGENERATE);
+    test_contains(verdict.reason, "looks at all keys alike");
+    close_one(&one);
+  }
+}
+
+static void test_width_and_heads(void **state) {
+  (void)state;
+  bench_planned p = valid_case("layer:mha/heads:8/width:512");
+  assert_int_equal(p.bench.problem.dim_qk, 64);
+  assert_int_equal(p.bench.width, 512);
+  p = valid_case("layer:mha/heads:4/head_dim:32");
+  assert_int_equal(p.bench.width, 128);
+  p = valid_case("layer:mha/heads:4/head_dim:32/width:100");
+  assert_int_equal(p.bench.width, 100);
+  assert_int_equal(p.bench.problem.dim_v, 32);
+  static const struct {
+    const char *id, *part;
+  } bad[] = {{"layer:mha/heads:8/width:100", "must be a multiple of its heads"},
+             {"heads:8/width:512", "width is of layers"},
+             {"layer:mha/seq_q:3/seq_k:4", "seq_q and seq_k must be equal"},
+             {"layer:block/lengths:kv_len", "causal masks and windows only"},
+             {"layer:mha/dtype:bf16", "float32 inside"},
+             {"layer:mha/layout:bshd", "layout, cache, magnitude and values"}};
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) test_contains(plan_case(bad[i].id).invalid, bad[i].part);
+}
+
+/* Multiplications and additions, counted by hand: 10 rows, width 8, 2 heads of 4, 10 keys each. */
+static void test_work(void **state) {
+  (void)state;
+  const double projections = 2.0 * 10 * (8 * 8 * 4), attention = 2.0 * 2 * 10 * 10 * (4 + 4);
+  const bench_planned mha = valid_case("layer:mha/heads:2/width:8/seq:10");
+  assert_true(bench_layer_flops(&mha.bench) == projections + attention);
+  const bench_planned block = valid_case("layer:block/heads:2/width:8/seq:10");
+  assert_true(bench_layer_flops(&block.bench) == projections + attention + 2.0 * 10 * (2 * 8 * 32));
+  assert_true(bench_layer_bytes(&mha.bench) == 4.0 * (2 * 10 * 8 + 8 * 8 * 4 + 4 * 8));
+}
+
+static double number(const bench_record *record, bench_column column) { return bench_record_number(record, column); }
+
+/* The whole way of a case, to its row. */
+static void test_row_of_a_layer(void **state) {
+  (void)state;
+  for (int k = 0; k < 2; k++) {
+    char id[100];
+    snprintf(id, sizeof id, "layer:%s/heads:4/width:64/seq:40", kinds[k]);
+    const bench_planned planned = valid_case(id);
+    const attn_kernel_info *kernels[] = {attn_kernel_find("flash_c"), &bench_automatic};
+    const bench_case_settings settings = {.timed = true, .case_budget_s = 5, .rounds = 3};
+    bench_result results[2];
+    assert_true(bench_run_case(&planned, kernels, 2, &settings, results));
+    for (int i = 0; i < 2; i++) {
+      bench_record record;
+      assert_true(bench_record_fill(&record, &planned, &results[i], "run"));
+      assert_string_equal(bench_record_get(&record, COLUMN_status), "PASS");
+      assert_string_equal(bench_record_get(&record, COLUMN_layer), kinds[k]);
+      assert_string_equal(bench_record_get(&record, COLUMN_width), "64");
+      assert_true(number(&record, COLUMN_samples) == 3);
+      assert_true(number(&record, COLUMN_flops) == bench_layer_flops(&planned.bench));
+      assert_true(number(&record, COLUMN_projections_pct) > 0 && number(&record, COLUMN_attention_pct) > 0);
+      assert_true(fabs(number(&record, COLUMN_projections_pct) + number(&record, COLUMN_attention_pct) +
+                       number(&record, COLUMN_rest_pct) - 100) < 1e-6);
+      if (i == 0) assert_string_equal(bench_record_get(&record, COLUMN_product), "product_c"); /* of the kernel's tier */
+      bench_record_clear(&record);
+    }
+  }
+}
+
+/* Attention alone has none of the columns. */
+static void test_row_of_a_kernel(void **state) {
+  (void)state;
+  const bench_planned planned = valid_case("heads:2/seq:16/head_dim:8");
+  const attn_kernel_info *kernel = attn_kernel_find("flash_c");
+  const bench_case_settings settings = {.case_budget_s = 1};
+  bench_result result;
+  bench_record record;
+  assert_true(bench_run_case(&planned, &kernel, 1, &settings, &result));
+  assert_true(bench_record_fill(&record, &planned, &result, "run"));
+  assert_string_equal(bench_record_get(&record, COLUMN_status), "PASS");
+  for (int c = COLUMN_layer; c <= COLUMN_rest_pct; c++) assert_string_equal(bench_record_get(&record, (bench_column)c), "");
+  bench_record_clear(&record);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_right_layers_pass),
+      cmocka_unit_test(test_wrong_layers_fail_and_are_not_timed),
+      cmocka_unit_test(test_a_case_that_cannot_fail_is_degenerate),
+      cmocka_unit_test(test_width_and_heads),
+      cmocka_unit_test(test_work),
+      cmocka_unit_test(test_row_of_a_layer),
+      cmocka_unit_test(test_row_of_a_kernel),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
