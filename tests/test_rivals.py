@@ -196,8 +196,8 @@ def test_what_is_installed_gives_the_right_answer(tmp_path, name):
     peer, own = PEERS[name], ROOT / ".venv-peers" / name / "bin" / "python"
     if not own.exists():
         pytest.skip(f"{peer.title} is not installed: {peer.install}")
-    done = run_script(peer, "--cases", "quick", "-a", "dtype=f32,f16,bf16", "--sample-ms", "0.05", "--csv", tmp_path / "out.csv",
-                      interpreter=own)
+    done = run_script(peer, "--cases", "quick", "-a", "dtype=f32,f16,bf16", "--sample-ms", "0.05", "--csv",
+                      tmp_path / "out.csv", interpreter=own)
     assert done.returncode == 0, done.stderr + done.stdout
     rows = [row for row in rows_of(tmp_path / "out.csv") if row["kernel"] != "auto"]
     assert {row["status"] for row in rows} <= {"PASS", "SKIP"}
@@ -260,7 +260,8 @@ def test_the_table_holds_everything_once():
 
 
 def test_grids_are_apart_by_dtype_and_threads():
-    other = [result_row("auto", one_case("heads=1", "seq=64", f"dtype={dtype}"), 1e3, peak_pct=1.0) for dtype in ("bf16", "f16")]
+    other = [result_row("auto", one_case("heads=1", "seq=64", f"dtype={dtype}"), 1e3, peak_pct=1.0)
+             for dtype in ("bf16", "f16")]
     two = result_row("auto", build_cases([], ["heads=1"], 2)[0], 1e3, peak_pct=1.0)
     grids = combine.make_grids([two, *other, *ROWS])
     assert [(grid.dtype, grid.threads) for grid in grids] == [("f32", 1), ("bf16", 1), ("f16", 1), ("f32", 2)]
@@ -283,6 +284,6 @@ def test_the_figure_shows_every_library_and_every_gap(tmp_path):
     assert run_all.main(["--from", str(tmp_path)]) == 0
     assert (tmp_path / "peers-f32-1.png").stat().st_size > 10_000
     drawn = (tmp_path / "peers-f32-1.svg").read_text(encoding="utf-8")
-    for words in ("libattn, automatic choice", "PyTorch 2.13.0 flash, MKL as on Intel", "80", "60   1.50×", "4.0   2.00×", "FAIL",
-                  "SKIP", "no peak", "decode 8×4096×64", "SKIP OpenVINO ScaledDotProductAttention (every case): no OpenVINO"):
+    for words in ("libattn, automatic choice", "PyTorch 2.13.0 flash, MKL as on Intel", "80", "60   1.50×", "4.0   2.00×",
+                  "FAIL", "SKIP", "no peak", "decode 8×4096×64", "SKIP OpenVINO ScaledDotProductAttention (every case): no OpenVINO"):
         assert f"<!-- {words} -->" in drawn, words

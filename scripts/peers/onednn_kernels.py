@@ -10,12 +10,14 @@ buffers in the workspace (kernels/onednn/), and they are what is timed, by the l
 matmul_onednn  matmul, softmax, matmul for a block of rows or a head
 graph_onednn   its graph interface's SDPA partition
 
-Another libattn (--libattn) brings the oneDNN that it was built with. See scripts/peers/README.md for the rest.
+PyPI's oneDNN is built for SYCL: every call goes through its queue, and through TBB's threads, which small cases feel. Another
+libattn (--libattn build/libattn.so) brings the oneDNN that it was built with, such as Debian's 2.6 on OpenMP. See scripts/peers/README.md for the rest.
 
 Exit code: 0 measured, 1 a check failed, 2 usage, 5 cannot write, 77 nothing could run, 130 interrupted (what was finished is
 written).
 """
 
+import os
 import sys
 
 from pairing.machine import need_numpy, prepare_environment
@@ -27,7 +29,11 @@ from pairing.ours import LibraryKernel  # noqa: E402
 from pairing.peers import PEERS, ROOT  # noqa: E402
 
 PEER = PEERS["onednn"]
-WITH_ONEDNN = ROOT / ".venv-peers" / "onednn" / "build" / "libattn.so"
+ENVIRONMENT = ROOT / ".venv-peers" / "onednn"
+WITH_ONEDNN = ENVIRONMENT / "build" / "libattn.so"
+
+# PyPI's oneDNN is built for SYCL: its CPU engine runs on Intel's OpenCL runtime, which comes with it and is found through this.
+OPENCL = ENVIRONMENT / "lib" / "libintelocl.so"
 
 
 def contenders(_options, library):
@@ -35,9 +41,11 @@ def contenders(_options, library):
 
 
 def conditions(_options):
-    return ["oneDNN: what this libattn was built with"]
+    return ["oneDNN: the one that this libattn was built with (column library)"]
 
 
 if __name__ == "__main__":
+    if OPENCL.exists():
+        os.environ.setdefault("OCL_ICD_FILENAMES", str(OPENCL))
     default = WITH_ONEDNN if WITH_ONEDNN.exists() else script.Rival.libattn
-    sys.exit(script.main(script.Rival(PEER, __doc__, contenders, conditions, libattn=default)))
+    sys.exit(script.main(script.Rival(PEER, __doc__, contenders, conditions, libattn=default, own_threads=True)))
