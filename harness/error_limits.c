@@ -18,7 +18,8 @@ static output_type type_of(attn_dtype dtype) {
 
 bench_row_limits bench_limits_of_row(const attn_problem *problem, const attn_numerics *numerics, const attn_oracle_row *row,
                                      bool zero_mean) {
-  const double u = 0x1p-24, eps = numerics->exp_error, u_p = numerics->p_rounding, f = numerics->input_flush;
+  const double u = 0x1p-24, eps = numerics->exp_error, f = numerics->input_flush;
+  const double u_p = problem->dtype_kv == ATTN_F32 ? 0.0 : numerics->p_rounding;
   const double tiny = f > 0 ? 0x1p-126 : 0x1p-149, n = (double)row->allowed, scale = fabs((double)problem->scale);
   const double terms = problem->score == ATTN_SCORE_PRECOMPUTED ? 0.0 : (double)problem->dim_qk;
   const double tanhs = (problem->score == ATTN_SCORE_ADDITIVE) + (problem->softcap > 0);

@@ -32,6 +32,7 @@ has_cmocka() { has_header cmocka.h; }
 has_hwloc() { has_header hwloc.h; }
 has_google_benchmark() { echo '#include <benchmark/benchmark.h>' | "${CXX:-c++}" -E -x c++ - >/dev/null 2>&1; }
 has_compare_py() { [ -e /usr/share/benchmark/compare.py ]; }
+has_onednn() { has_header oneapi/dnnl/dnnl.h; }
 has_pkg_config() { have pkg-config; }
 has_venv_module() { [ -x .venv/bin/python ] || python3 -c 'import venv, ensurepip' 2>/dev/null; }
 has_requirements() { cmp -s "scripts/$1.txt" ".venv/.attn-$1"; } # requirements or requirements-tests
@@ -45,6 +46,7 @@ optional|cmocka|libcmocka-dev|the unit tests
 optional|hwloc|libhwloc-dev|topology and binding in attnbench
 optional|google_benchmark|g++ libbenchmark-dev|attnbench-gbench
 optional|compare_py|libbenchmark-tools|Google Benchmark'"'"'s comparison of result files
+optional|onednn|libdnnl-dev|the kernels on oneDNN
 optional|pkg_config|pkg-config|finding hwloc, and the test of attn.pc
 optional|venv_module|python3 python3-venv|figures and the tests of the scripts'
 

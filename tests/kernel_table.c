@@ -173,7 +173,7 @@ static int number_of(const char *kernel, const char *reason, char (*known)[400],
 }
 
 static void print_kernel(const attn_kernel *kernel) {
-  const attn_kernel_info *info = &kernel->info;
+  const attn_kernel_info *info = attn_kernel_find(kernel->info.name); /* which also names the version of a library */
   const attn_problem base = base_of(kernel);
   char known[MOST_REASONS][400], buffer[400], row[FEATURES * 4] = "";
   int count = 0;

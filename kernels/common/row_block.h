@@ -67,7 +67,7 @@ static void load_query_row(const row_block *block, int64_t i, float factor) {
 static void load_queries(const row_block *block, int64_t capacity) {
   const attn_problem *p = block->problem;
   const float factor = p->score == ATTN_SCORE_DOT ? p->scale * LOG2_E : 1.0f;
-  if (p->score == ATTN_SCORE_PRECOMPUTED) return;
+  if (p->score == ATTN_SCORE_PRECOMPUTED || !block->q) return; /* not needed, or loaded elsewhere */
   for (int64_t i = 0; i < capacity; i++) {
     if (i >= block->rows || block->range[i].begin >= block->range[i].end)
       memset(block->q + i * block->q_stride, 0, (size_t)block->q_stride * sizeof(float));

@@ -39,6 +39,12 @@ typedef struct attn_score_steps {
    * the product with V will read. Rows 0 .. block->rows - 1. */
   void (*softmax_rows)(const row_block *block, attn_key_range keys, float factor);
 
+  /* The same two steps around a softmax that a library computes. First scores as that takes them, in natural units and -inf where a row
+   * may not see the key, for all keys [keys.begin, keys.end), both multiples of STEPS_KEYS; leaves row_max. Rows that see no key keep
+   * what is there. Then, from its P, whose rows add up to 1: row_sum and row_max as finish_rows() wants them. */
+  void (*mask_rows)(const row_block *block, attn_key_range keys, float factor);
+  void (*take_softmax)(const row_block *block, attn_key_range keys);
+
   /* O = acc / row_sum (sinks joined) and LSE of every row, stored. A row that does not come out finite is computed anew in double
    * precision, from its allowed keys alone. */
   void (*finish_rows)(const row_block *block);

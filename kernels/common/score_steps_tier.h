@@ -59,6 +59,47 @@ static void steps_softmax_rows(const row_block *block, attn_key_range keys, floa
   }
 }
 
+/* Keys [key, end) of row i, whole panels: adjusted, masked, largest kept, in natural units. */
+static vec mask_natural(const row_block *block, int64_t i, int64_t key, int64_t end, float factor, float *score) {
+  vec best = vec_set1(-INFINITY);
+  for (int64_t j = key; j < end; j += VEC_LANES) {
+    vec x = vec_mul(vec_load(score + j), vec_set1(factor));
+    if (block->adjusted) x = adjust_scores(block, i, j, x);
+    x = select_allowed(block->range[i], j, x);
+    best = vec_max(x, best);
+    vec_store(score + j, vec_mul(x, vec_set1((float)LN_2)));
+  }
+  return best;
+}
+
+static void fill_scores(float *row, int64_t begin, int64_t end, float value) {
+  for (int64_t j = begin; j < end; j += VEC_LANES) vec_store(row + j, vec_set1(value));
+}
+
+static void steps_mask_rows(const row_block *block, attn_key_range keys, float factor) {
+  for (int64_t i = 0; i < block->rows; i++) {
+    float *row = block->score + i * block->score_stride;
+    const attn_key_range range = block->range[i];
+    if (range.begin >= range.end) continue;
+    const int64_t first = round_down(range.begin, PANEL_KEYS), end = round_up(range.end, PANEL_KEYS);
+    fill_scores(row, keys.begin, first, -INFINITY);
+    block->row_max[i] = vec_reduce_max(mask_natural(block, i, first, end, factor, row));
+    fill_scores(row, end, keys.end, -INFINITY);
+  }
+}
+
+/* The largest P is 1 over the sum of exponentials relative to the largest score, so that score and P give the logarithm of the sum of
+ * all: taken for the reference, it makes the sum 1. */
+static void steps_take_softmax(const row_block *block, attn_key_range keys) {
+  const bool needed = attn_uses(block->problem, ATTN_USE_LSE | ATTN_USE_SINKS);
+  for (int64_t i = 0; i < block->rows; i++) {
+    block->row_sum[i * VEC_LANES] = 1.0f;
+    if (!needed || block->range[i].begin >= block->range[i].end) continue;
+    const float *row = block->score + i * block->score_stride;
+    block->row_max[i] -= log2f(largest(row + keys.begin, keys.end - keys.begin));
+  }
+}
+
 static void steps_finish_rows(const row_block *block) {
   row_block last_try = *block;
   last_try.first_try = false;
@@ -72,6 +113,8 @@ static void steps_finish_rows(const row_block *block) {
       .copy_rows = steps_copy_rows,                      \
       .start_rows = start_rows,                          \
       .softmax_rows = steps_softmax_rows,                \
+      .mask_rows = steps_mask_rows,                      \
+      .take_softmax = steps_take_softmax,                \
       .finish_rows = steps_finish_rows,                  \
   };
 

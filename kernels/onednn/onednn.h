@@ -1,0 +1,93 @@
+/* oneDNN through its C API, in the few words that the kernels of this folder need, the same words for 2.6 and 3.x: where the two
+ * differ (memory descriptors, creation of primitives, attributes), the difference stands in onednn.c and nowhere else.
+ *
+ * An operation is one primitive with the layouts of its operands. Operations are created when a plan is opened and not changed after
+ * that; any number of threads may execute one at once, each with operands and working memory of its own. Executing makes short-lived
+ * memory objects (handles), which oneDNN allocates.
+ *
+ * Threads. oneDNN's primitives split their work over threads themselves, and our tasks are on threads already. Built on OpenMP it
+ * takes as many as OpenMP would on the calling thread, so each task sets that number to 1 and sets it back afterwards
+ * (attn_onednn_hold_threads, attn_onednn_restore_threads); creation does the same, for blocking is chosen by that number. Built on
+ * TBB, as all of SYCL is, its threads are its own and no C program can set their number: attn_onednn_unusable says what to do. */
+#ifndef ATTN_ONEDNN_ONEDNN_H
+#define ATTN_ONEDNN_ONEDNN_H
+
+#include <oneapi/dnnl/dnnl.h>
+#include <oneapi/dnnl/dnnl_debug.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* ---- The library ---- */
+
+/* "oneDNN 2.6.3 AVX2": the version that is loaded and the instructions it chose, once attn_onednn_identify() has been called.
+ * info.library of each kernel here points to it. */
+extern char attn_onednn_text[80];
+void attn_onednn_identify(void);
+
+/* attn_kernel.unusable of each kernel here. */
+const char *attn_onednn_unusable(const char *cap);
+
+/* An engine, and a stream on it: with SYCL the queue of a worker, otherwise the calling thread. */
+typedef struct onednn_library {
+  dnnl_engine_t engine;
+  dnnl_stream_t stream;
+  int (*get_threads)(void); /* of OpenMP; NULL for other runtimes */
+  void (*set_threads)(int);
+} onednn_library;
+
+dnnl_status_t attn_onednn_open(onednn_library *library);
+void attn_onednn_close(onednn_library *library);
+
+/* From here to attn_onednn_restore_threads() what oneDNN does for the calling thread is done on that thread alone. Returns what
+ * attn_onednn_restore_threads() takes. */
+int attn_onednn_hold_threads(const onednn_library *library);
+void attn_onednn_restore_threads(const onednn_library *library, int before);
+
+/* ---- Operations ---- */
+
+/* Element (r, c) stands r * row_stride + c * column_stride elements from the first. */
+typedef struct onednn_matrix {
+  dnnl_data_type_t type;
+  int64_t rows, columns, row_stride, column_stride;
+} onednn_matrix;
+
+enum { ONEDNN_OPERANDS = 3 };
+
+/* 2.6: a struct of its own. 3.x: a handle. */
+typedef dnnl_memory_desc_t onednn_desc;
+
+typedef struct onednn_operation {
+  dnnl_primitive_t primitive;
+  int operands;
+  int role[ONEDNN_OPERANDS];         /* DNNL_ARG_... */
+  onednn_desc desc[ONEDNN_OPERANDS]; /* of the operand that plays it */
+  onednn_desc work;                  /* scratch_bytes bytes, where there are any */
+  size_t scratch_bytes;              /* memory that executing wants from its caller */
+} onednn_operation;
+
+/* c = a b, or c = c + a b. a: m x k, b: k x n, c: m x n. */
+typedef struct onednn_product {
+  onednn_matrix a, b, c;
+  bool accumulate;
+} onednn_product;
+
+/* These make an operation, or leave it empty and say why not. Without `create` it gets no primitive, which is what takes long because
+ * code is generated: enough to see whether oneDNN has it. Operands, in this order: a, b, c; x, x; from, to. */
+dnnl_status_t attn_onednn_open_product(const onednn_library *library, const onednn_product *product, bool create,
+                                       onednn_operation *operation);
+/* Softmax of each row, in place: the matrix must be dense. */
+dnnl_status_t attn_onednn_open_softmax(const onednn_library *library, const onednn_matrix *x, bool create,
+                                       onednn_operation *operation);
+/* Rounds to the type of `to`, to nearest. */
+dnnl_status_t attn_onednn_open_conversion(const onednn_library *library, const onednn_matrix *from, const onednn_matrix *to,
+                                          bool create, onednn_operation *operation);
+
+/* An empty operation is fine. */
+void attn_onednn_close_operation(onednn_operation *operation);
+
+/* Runs the operation and waits for it. `work`: scratch_bytes bytes, 64-byte aligned. */
+dnnl_status_t attn_onednn_execute(const onednn_library *library, const onednn_operation *operation, void *const *operands,
+                                  void *work);
+
+#endif
