@@ -94,6 +94,7 @@ static bool openmp_binds(void) {
 bool bench_threads_hold(int threads) {
   if (held.active || openmp_binds() || threads < 1) return false;
   if (sched_getaffinity(0, sizeof held.before, &held.before)) return false;
+  if (sched_setaffinity(0, sizeof held.before, &held.before)) return false; /* a sandbox may forbid it */
   held.count =
       bench_place_threads(bench_topology_here(), &held.before, chosen_by_user ? -1 : sched_getcpu(), held.cpu, CPU_SETSIZE);
   held.threads = threads;

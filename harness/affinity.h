@@ -23,7 +23,7 @@ int bench_place_threads(const bench_topology *topology, const cpu_set_t *allowed
 
 /* From here on, until bench_threads_release(), thread i of a region of up to `threads` OpenMP threads belongs on the i-th CPU
  * of bench_place_threads(): the caller, thread 0, stays on the present CPU (without --cpus) or moves to the first one. False
- * if nothing is held: OpenMP binds threads itself (OMP_PROC_BIND), or the system does not say which CPUs there are. */
+ * if nothing is held: OpenMP binds threads itself (OMP_PROC_BIND), or the system tells or allows nothing about affinity. */
 bool bench_threads_hold(int threads);
 void bench_threads_release(void);
 
