@@ -1,11 +1,13 @@
 # Finds the libraries of kernels/libraries.def. Sets ATTN_LIBRARIES (those found), ATTN_LIBRARY_TARGETS, ATTN_LIBRARY_SUMMARY (a line
-# each), ATTN_LIBRARY_PC (flags for attn.pc), and for each folder what AttnKernels.cmake asks: folder_flags_<folder> and
-# folder_reason_<folder>, "" or why its kernels cannot be built.
+# each), ATTN_LIBRARY_PC (flags for attn.pc), ATTN_LIBRARY_ROOTS (text for attnConfig.cmake), library_missing_<target> (why a library
+# is not there), and for each folder what AttnKernels.cmake asks: folder_flags_<folder> and folder_reason_<folder>, "" or why its
+# kernels cannot be built.
 set(ATTN_LIBRARIES "")
 set(ATTN_LIBRARY_TARGETS "")
 set(ATTN_LIBRARY_SUMMARY "")
 set(ATTN_LIBRARY_PC "")
 set(ATTN_LIBRARY_FOLDERS "")
+set(ATTN_LIBRARY_ROOTS "")
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS kernels/libraries.def)
 
 file(STRINGS kernels/libraries.def library_lines REGEX "^ATTN_LIBRARY\\(")
@@ -31,6 +33,9 @@ foreach(line IN LISTS library_lines)
       list(APPEND ATTN_LIBRARIES ${library})
       list(APPEND ATTN_LIBRARY_TARGETS attn::${target})
       list(APPEND ATTN_LIBRARY_PC ${ATTN_${LIBRARY}_PC})
+      if(ATTN_${LIBRARY}_ROOT)
+        string(APPEND ATTN_LIBRARY_ROOTS "if(NOT ATTN_${LIBRARY}_ROOT)\n  set(ATTN_${LIBRARY}_ROOT \"${ATTN_${LIBRARY}_ROOT}\")\nendif()\n")
+      endif()
     else()
       set(folder_reason_${folder} "${ATTN_${LIBRARY}_MISSING} (Debian: apt-get install ${package})")
       if(ATTN_${LIBRARY} STREQUAL "ON")

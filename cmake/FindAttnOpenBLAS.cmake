@@ -3,7 +3,9 @@
 # <cblas.h> and the macro ATTN_OPENBLAS_PREFIX, ATTN_OPENBLAS_VERSION and ATTN_OPENBLAS_PC; otherwise ATTN_OPENBLAS_MISSING.
 # Installed with attnConfig.cmake, because the static library needs it again.
 include(CheckCSourceCompiles)
-set(ATTN_OPENBLAS_ROOT "" CACHE PATH "Where OpenBLAS is, if not where the system has it: a folder with include/ and lib/, or one level above")
+if(NOT DEFINED ATTN_OPENBLAS_ROOT) # else attnConfig.cmake has set it
+  set(ATTN_OPENBLAS_ROOT "" CACHE PATH "Where OpenBLAS is, if not in the system: a folder with include/ and lib/, or the one above it")
+endif()
 set(ATTN_OPENBLAS_MISSING "OpenBLAS was not found")
 
 # A root is the only place to look at; what an earlier configure found elsewhere does not count.

