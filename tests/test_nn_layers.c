@@ -127,6 +127,12 @@ static void feed_forward_checks_arguments(void **state) {
   attn_feed_forward_destroy(NULL);
 }
 
+/* The parts of one run's time, and no more than all of it. */
+static void assert_profile(const attn_mha_profile *p) {
+  assert_true(p->runs == 1 && p->projections_ns > 0 && p->attention_ns > 0);
+  assert_true(p->projections_ns + p->attention_ns <= p->total_ns * 1.000001);
+}
+
 /* ---- Additive attention ---- */
 
 enum { AB = 2, AQ = 5, AK = 19, WQ = 24, WK = 18, AH = 32, AV = 11 };
@@ -175,12 +181,14 @@ static void additive_in(const char *kernel) {
   const int32_t lengths[AB] = {AK, 7}, longer[AB] = {AK, 8};
   float *o = nn_random(AB * AQ * AV, 9), *again = nn_random(AB * AQ * AV, 10), *weights = nn_random(AB * AQ * AK, 11),
         *projected = nn_random(AB * AK * AH, 12);
+  attn_mha_profile profile = {0};
   attn_additive_args args = {.q = nn_random(AB * AQ * WQ, 4),
                              .k = nn_random(AB * AK * WK, 5),
                              .v = nn_random(AB * AK * AV, 6),
                              .kv_len = lengths,
                              .o = o,
-                             .weights = weights};
+                             .weights = weights,
+                             .profile = &profile};
   attn_additive *layer;
   const attn_status status = attn_additive_create(&config, &options, &layer);
   if (status == ATTN_UNSUPPORTED) return; /* a kernel for dot scores only */
@@ -188,6 +196,8 @@ static void additive_in(const char *kernel) {
   const size_t bytes = attn_additive_workspace(layer);
   void *workspace = test_allocate(bytes);
   test_ok(attn_additive_run(layer, &args, workspace, bytes));
+  assert_string_equal(attn_additive_kernel(layer), kernel);
+  assert_profile(&profile);
   nn_passes(additive_oracle(&config, &args, ATTN_SCORE_ADDITIVE), o);
 
   attn_additive_config no_bias = config, other_weight = config;
@@ -351,6 +361,7 @@ static void synthesizer_of(const char *kernel, attn_synthesizer_kind kind, bool 
   numerics = attn_kernel_find(kernel)->numerics;
   const attn_options options = {.kernel = kernel, .threads = 2};
   const int32_t lengths[SB] = {SEQ, 5}, longer[SB] = {SEQ, 6};
+  attn_mha_profile profile = {0};
   float *x = nn_random(SB * SEQ * WIDTH, 51), *y = nn_random(SB * SEQ * WIDTH, 52);
   attn_synthesizer *layer;
   const attn_status status = attn_synthesizer_create(&config, &options, &layer);
@@ -358,7 +369,10 @@ static void synthesizer_of(const char *kernel, attn_synthesizer_kind kind, bool 
   test_ok(status);
   const size_t bytes = attn_synthesizer_workspace(layer);
   void *workspace = test_allocate(bytes);
-  test_ok(attn_synthesizer_run(layer, x, lengths, y, workspace, bytes));
+  test_ok(attn_synthesizer_run(layer, &(attn_synthesizer_args){.x = x, .y = y, .kv_len = lengths, .profile = &profile},
+                               workspace, bytes));
+  assert_string_equal(attn_synthesizer_kernel(layer), kernel);
+  assert_profile(&profile);
   nn_passes(synthesizer_oracle(&config, x, lengths, NONE), y);
   nn_rejected(synthesizer_oracle(&config, x, longer, NONE), y);
   nn_rejected(synthesizer_oracle(&config, x, lengths, WEIGHT_OFF), y);
@@ -366,7 +380,8 @@ static void synthesizer_of(const char *kernel, attn_synthesizer_kind kind, bool 
   if (kind == ATTN_SYNTHESIZER_DENSE) nn_rejected(synthesizer_oracle(&config, x, lengths, OTHER_ACTIVATION), y);
   config.causal = !causal;
   nn_rejected(synthesizer_oracle(&config, x, lengths, NONE), y);
-  test_ok(attn_synthesizer_run(layer, x, lengths, x, workspace, bytes)); /* in place */
+  test_ok(attn_synthesizer_run(layer, &(attn_synthesizer_args){.x = x, .y = x, .kv_len = lengths}, workspace,
+                               bytes)); /* in place */
   assert_memory_equal(x, y, SB * SEQ * WIDTH * sizeof *x);
   free(workspace);
   attn_synthesizer_destroy(layer);
@@ -413,11 +428,11 @@ static void synthesizer_checks_arguments(void **state) {
   const size_t bytes = attn_synthesizer_workspace(layer);
   void *workspace = test_allocate(bytes);
   float *x = nn_random(SB * SEQ * WIDTH, 1);
-  test_refused(attn_synthesizer_run(layer, NULL, NULL, x, workspace, bytes), ATTN_INVALID_ARGUMENT,
+  test_refused(attn_synthesizer_run(layer, &(attn_synthesizer_args){.y = x}, workspace, bytes), ATTN_INVALID_ARGUMENT,
                (const char *[4]){"x is NULL"});
-  test_refused(attn_synthesizer_run(layer, x, NULL, x, workspace, bytes), ATTN_INVALID_ARGUMENT,
-               (const char *[4]){"kv_len"});
-  test_refused(attn_synthesizer_run(layer, x, NULL, x, workspace, 0), ATTN_WORKSPACE_TOO_SMALL,
+  test_refused(attn_synthesizer_run(layer, &(attn_synthesizer_args){.x = x, .y = x}, workspace, bytes),
+               ATTN_INVALID_ARGUMENT, (const char *[4]){"kv_len"});
+  test_refused(attn_synthesizer_run(layer, &(attn_synthesizer_args){.x = x, .y = x}, workspace, 0), ATTN_WORKSPACE_TOO_SMALL,
                (const char *[4]){"attn_synthesizer needs"});
   free(workspace);
   attn_synthesizer_destroy(layer);

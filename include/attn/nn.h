@@ -166,9 +166,10 @@ typedef struct attn_additive_args {
   const float
       *projected_k; /* [batch][seq_k][hidden] from attn_additive_project_keys, or NULL: a decoder asks the same keys often */
   const float *v;   /* [batch][seq_k][dim_v] */
-  const int32_t *kv_len; /* [batch], 0..seq_k */
-  float *o;              /* [batch][seq_q][dim_v] */
-  float *weights;        /* [batch][seq_q][seq_k], or NULL: p, for looking at; allocates */
+  const int32_t *kv_len;     /* [batch], 0..seq_k */
+  float *o;                  /* [batch][seq_q][dim_v] */
+  float *weights;            /* [batch][seq_q][seq_k], or NULL: p, for looking at; allocates */
+  attn_mha_profile *profile; /* NULL = take no times */
 } attn_additive_args;
 
 typedef struct attn_additive attn_additive;
@@ -180,6 +181,8 @@ ATTN_API attn_status attn_additive_project_keys(const attn_additive *layer, cons
                                                 void *workspace, size_t workspace_bytes);
 ATTN_API attn_status attn_additive_run(const attn_additive *layer, const attn_additive_args *args, void *workspace,
                                        size_t workspace_bytes);
+/* The attention kernel that the layer runs. */
+ATTN_API const char *attn_additive_kernel(const attn_additive *layer);
 ATTN_API void attn_additive_destroy(attn_additive *layer); /* NULL is fine */
 
 /* Synthesizer: attention whose scores do not come from queries and keys (Tay et al. 2021, https://arxiv.org/abs/2005.00743).
@@ -207,9 +210,16 @@ typedef struct attn_synthesizer attn_synthesizer;
 ATTN_API attn_status attn_synthesizer_create(const attn_synthesizer_config *config, const attn_options *options,
                                              attn_synthesizer **layer);
 ATTN_API size_t attn_synthesizer_workspace(const attn_synthesizer *layer);
-/* x and y: [batch][seq][width]; kv_len: [batch], or NULL without use_kv_len. y may be x. */
-ATTN_API attn_status attn_synthesizer_run(const attn_synthesizer *layer, const float *x, const int32_t *kv_len, float *y,
-                                          void *workspace, size_t workspace_bytes);
+typedef struct attn_synthesizer_args {
+  const float *x;            /* [batch][seq][width] */
+  float *y;                  /* as x; may be x */
+  const int32_t *kv_len;     /* [batch]: with use_kv_len */
+  attn_mha_profile *profile; /* NULL = take no times; the small networks count as projections */
+} attn_synthesizer_args;
+ATTN_API attn_status attn_synthesizer_run(const attn_synthesizer *layer, const attn_synthesizer_args *args, void *workspace,
+                                          size_t workspace_bytes);
+/* The attention kernel that the layer runs. */
+ATTN_API const char *attn_synthesizer_kernel(const attn_synthesizer *layer);
 ATTN_API void attn_synthesizer_destroy(attn_synthesizer *layer); /* NULL is fine */
 
 /* ---- Transformer blocks ------------------------------------------------------------------------------------------------ */

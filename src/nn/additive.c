@@ -89,6 +89,8 @@ static layout lay_out(const attn_additive *layer) {
   return l;
 }
 
+const char *attn_additive_kernel(const attn_additive *layer) { return layer ? attn_plan_kernel(layer->plan) : ""; }
+
 size_t attn_additive_workspace(const attn_additive *layer) { return layer ? lay_out(layer).all.bytes : 0; }
 
 attn_status attn_additive_project_keys(const attn_additive *layer, const float *k, float *projected, void *workspace,
@@ -124,6 +126,7 @@ attn_status attn_additive_run(const attn_additive *layer, const attn_additive_ar
   const attn_additive_config *c = &layer->config;
   char *memory = workspace;
   float *q = (float *)(memory + l.q), *k = (float *)(memory + l.k);
+  const double begin = attn_nn_now_ns(args->profile);
   const attn_nn_rows queries = {.rows = c->batch * c->seq_q, .in = c->width_q, .out = c->hidden};
   if (queries.rows > 0) status = attn_nn_linear_run(layer->query, queries, args->q, q, memory + l.step, l.step_bytes);
   if (status == ATTN_OK && !args->projected_k) status = attn_additive_project_keys(layer, args->k, k, workspace, bytes);
@@ -134,7 +137,15 @@ attn_status attn_additive_run(const attn_additive *layer, const attn_additive_ar
                            .o = args->o,
                            .kv_len = args->kv_len,
                            .score_weight = layer->score_weight};
+  const double projected = attn_nn_now_ns(args->profile);
   status = attn_plan_run(layer->plan, &inner, memory + l.step, l.step_bytes);
+  if (args->profile && status == ATTN_OK) {
+    const double end = attn_nn_now_ns(args->profile);
+    args->profile->runs++;
+    args->profile->projections_ns += projected - begin;
+    args->profile->attention_ns += end - projected;
+    args->profile->total_ns += end - begin;
+  }
   if (status != ATTN_OK || !args->weights) return status;
   return attn_weights(&layer->problem, &inner, &(attn_options){.kernel = attn_plan_kernel(layer->plan)}, args->weights);
 }

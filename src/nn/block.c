@@ -5,11 +5,9 @@
  *     pre-norm:   stream = stream + sublayer(norm(stream))
  *
  * In pre-norm the addition of one sublayer and the norm of the next are one pass over the rows. */
-#define _POSIX_C_SOURCE 200809L
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "layer_norm.h"
 #include "linear.h"
@@ -197,12 +195,6 @@ static layout lay_out(const attn_block *block) {
 
 size_t attn_block_workspace(const attn_block *block) { return block ? lay_out(block).all.bytes : 0; }
 
-static double now_ns(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return 1e9 * (double)now.tv_sec + (double)now.tv_nsec;
-}
-
 /* One run: where its parts are. */
 typedef struct block_run {
   const attn_block *block;
@@ -214,10 +206,10 @@ typedef struct block_run {
 
 static attn_status run_sublayer(const block_run *r, const sublayer *s, const float *x) {
   attn_block_profile *profile = r->args->profile;
-  const double begin = profile ? now_ns() : 0;
+  const double begin = attn_nn_now_ns(profile);
   if (!s->attention) {
     const attn_status status = attn_feed_forward_run(s->feed_forward, r->block->rows, x, r->out, r->step, r->step_bytes);
-    if (profile) profile->feed_forward_ns += now_ns() - begin;
+    if (profile) profile->feed_forward_ns += attn_nn_now_ns(profile) - begin;
     return status;
   }
   attn_mha_profile times = {0};
@@ -254,10 +246,10 @@ static void join_rows(const void *context, int64_t first, int64_t rows) {
 }
 
 static void join(const block_run *r, joining j) {
-  const double begin = r->args->profile ? now_ns() : 0;
+  const double begin = attn_nn_now_ns(r->args->profile);
   j.width = r->block->width;
   attn_nn_each_block(&r->block->options, r->block->rows, join_rows, &j);
-  if (r->args->profile) r->args->profile->norm_ns += now_ns() - begin;
+  if (r->args->profile) r->args->profile->norm_ns += attn_nn_now_ns(r->args->profile) - begin;
 }
 
 static attn_status run_post_norm(const block_run *r) {
@@ -308,7 +300,7 @@ attn_status attn_block_run(const attn_block *block, const attn_block_args *args,
   const layout l = lay_out(block);
   status = attn_nn_check_workspace("attn_block", workspace, bytes, l.all.bytes);
   if (status != ATTN_OK) return status;
-  const double begin = args->profile ? now_ns() : 0;
+  const double begin = attn_nn_now_ns(args->profile);
   char *memory = workspace;
   const block_run r = {.block = block,
                        .args = args,
@@ -320,7 +312,7 @@ attn_status attn_block_run(const attn_block *block, const attn_block_args *args,
   status = block->pre_norm ? run_pre_norm(&r) : run_post_norm(&r);
   if (args->profile) {
     args->profile->runs++;
-    args->profile->total_ns += now_ns() - begin;
+    args->profile->total_ns += attn_nn_now_ns(args->profile) - begin;
   }
   return status;
 }

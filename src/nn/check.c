@@ -3,6 +3,13 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
+#include <time.h>
+
+double attn_nn_now_ns(const void *profile) {
+  struct timespec now = {0, 0};
+  if (profile) clock_gettime(CLOCK_MONOTONIC, &now);
+  return 1e9 * (double)now.tv_sec + (double)now.tv_nsec;
+}
 
 attn_status attn_nn_check_sizes(const attn_nn_size *sizes, int count) {
   const int64_t most = (int64_t)1 << 31, elements = (int64_t)1 << 58;

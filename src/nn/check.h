@@ -29,6 +29,9 @@ attn_status attn_nn_check_pointers(const attn_nn_pointer *pointers, int count);
 /* 64-byte aligned; NULL, with the sentence set, if there is not that much. `bytes` may be 0: a small block then. */
 void *attn_nn_allocate(const char *purpose, size_t bytes);
 
+/* Nanoseconds of the monotonic clock; 0, and no call, without a profile to fill in. */
+double attn_nn_now_ns(const void *profile);
+
 /* Plans the problem and runs it once with a workspace of its own. */
 attn_status attn_nn_run_once(const attn_problem *problem, const attn_args *args, const attn_options *options);
 

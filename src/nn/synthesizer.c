@@ -166,25 +166,40 @@ static attn_status make_scores(const attn_synthesizer *layer, const float *x, co
   return status;
 }
 
-attn_status attn_synthesizer_run(const attn_synthesizer *layer, const float *x, const int32_t *kv_len, float *y,
-                                 void *workspace, size_t bytes) {
+const char *attn_synthesizer_kernel(const attn_synthesizer *layer) { return layer ? attn_plan_kernel(layer->plan) : ""; }
+
+attn_status attn_synthesizer_run(const attn_synthesizer *layer, const attn_synthesizer_args *args, void *workspace,
+                                 size_t bytes) {
   NN_REQUIRE(layer, "layer is NULL; it must come from attn_synthesizer_create");
+  NN_REQUIRE(args, "args is NULL; it must point to an attn_synthesizer_args");
   const attn_synthesizer_config *c = &layer->config;
   const attn_nn_rows values = {.rows = c->batch * c->seq, .in = c->width, .out = c->heads * c->dim_v};
   const attn_nn_rows outputs = {.rows = c->batch * c->seq, .in = c->heads * c->dim_v, .out = c->width};
   if (values.rows == 0) return ATTN_OK;
-  const attn_nn_pointer pointers[] = {{"x", x}, {"y", y}};
+  const attn_nn_pointer pointers[] = {{"attn_synthesizer_args.x", args->x}, {"attn_synthesizer_args.y", args->y}};
   const layout l = lay_out(layer);
   attn_status status = attn_nn_check_pointers(pointers, NN_COUNT(pointers));
   if (status == ATTN_OK) status = attn_nn_check_workspace("attn_synthesizer", workspace, bytes, l.all.bytes);
   if (status != ATTN_OK) return status;
+  const double begin = attn_nn_now_ns(args->profile);
   char *memory = workspace;
   float *v = (float *)(memory + l.v), *o = (float *)(memory + l.o);
   const bool dense = c->kind == ATTN_SYNTHESIZER_DENSE;
-  if (dense) status = make_scores(layer, x, &l, memory);
-  if (status == ATTN_OK) status = attn_nn_linear_run(layer->value, values, x, v, memory + l.step, l.step_bytes);
+  if (dense) status = make_scores(layer, args->x, &l, memory);
+  if (status == ATTN_OK) status = attn_nn_linear_run(layer->value, values, args->x, v, memory + l.step, l.step_bytes);
   if (status != ATTN_OK) return status;
-  const attn_args args = {.v = v, .o = o, .scores = dense ? (float *)(memory + l.scores) : layer->scores, .kv_len = kv_len};
-  status = attn_plan_run(layer->plan, &args, memory + l.step, l.step_bytes);
-  return status == ATTN_OK ? attn_nn_linear_run(layer->output, outputs, o, y, memory + l.step, l.step_bytes) : status;
+  const attn_args inner = {
+      .v = v, .o = o, .scores = dense ? (float *)(memory + l.scores) : layer->scores, .kv_len = args->kv_len};
+  const double projected = attn_nn_now_ns(args->profile);
+  status = attn_plan_run(layer->plan, &inner, memory + l.step, l.step_bytes);
+  const double attended = attn_nn_now_ns(args->profile);
+  if (status == ATTN_OK) status = attn_nn_linear_run(layer->output, outputs, o, args->y, memory + l.step, l.step_bytes);
+  if (args->profile && status == ATTN_OK) {
+    const double end = attn_nn_now_ns(args->profile);
+    args->profile->runs++;
+    args->profile->projections_ns += (projected - begin) + (end - attended);
+    args->profile->attention_ns += attended - projected;
+    args->profile->total_ns += end - begin;
+  }
+  return status;
 }
