@@ -32,6 +32,7 @@ from pairing.results import COLUMNS, row_of, write_csv
 
 OK, FAILED, USAGE, CANNOT_WRITE, NOTHING_RAN, INTERRUPTED = 0, 1, 2, 5, 77, 130
 USUAL_AXES = ["dtype=f32,bf16"]
+CONDITIONS = "conditions.txt"
 
 
 def main(argv=None):
@@ -41,6 +42,7 @@ def main(argv=None):
         if not options.again:
             cases = build_cases(options.cases, options.axes, options.threads)
             options.out.mkdir(parents=True, exist_ok=True)
+            write_conditions(options.out / CONDITIONS)
             codes = [run_peer(PEERS[name], cases, options) for name in options.names]
         combine_all(options.again or options.out)
     except CaseError as error:
@@ -109,7 +111,7 @@ def combine_all(folder):
     if not paths:
         raise FileNotFoundError(2, "holds no file such as torch.csv; the folder of an earlier run is right", str(folder))
     grids = combine.make_grids(combine.read_rows(paths))
-    conditions = read_conditions(folder)
+    conditions = (folder / CONDITIONS).read_text(encoding="utf-8").splitlines() if (folder / CONDITIONS).exists() else []
     (folder / "table.md").write_text(combine.markdown(grids, conditions), encoding="utf-8")
     print(f"table: {folder / 'table.md'}")
     try:
@@ -125,12 +127,9 @@ def combine_all(folder):
         print(f"figure: {stem}.png, {stem}.svg")
 
 
-def read_conditions(folder):
-    """Lines above table and figure: written when measuring, kept for --from."""
-    file = folder / "conditions.txt"
-    if not file.exists():
-        file.write_text(f"CPU: {cpu_name()}\nMeasured {time.strftime('%Y-%m-%d')}, commit {commit()}\n", encoding="utf-8")
-    return file.read_text(encoding="utf-8").splitlines()
+def write_conditions(file):
+    """Lines above table and figure, for --from too."""
+    file.write_text(f"CPU: {cpu_name()}\nMeasured {time.strftime('%Y-%m-%d')}, commit {commit()}\n", encoding="utf-8")
 
 
 def cpu_name():

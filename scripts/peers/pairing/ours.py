@@ -1,6 +1,7 @@
 """libattn as a contender: a kernel by name, or its automatic choice."""
 
 import contextlib
+import re
 import time
 
 from . import libattn
@@ -26,11 +27,17 @@ class LibraryKernel:
         try:
             plan = self.library.plan(problem, self.kernel, case.threads)
         except LibraryError as error:
-            unknown = error.status == libattn.UNKNOWN_KERNEL and self.remedy
-            raise Refused(f"this libattn has no {self.kernel}; {self.remedy}" if unknown else str(error)) from None
+            raise Refused(self.reason(error)) from None
         plan_ns = time.perf_counter_ns() - begun
         with plan:
             yield self.entrant(case, plan, plan_ns, rotations)
+
+    def reason(self, error):
+        """Of a refusal, without the list of kernels that would take the case."""
+        if error.status == libattn.UNKNOWN_KERNEL and self.remedy:
+            return f"this libattn has no {self.kernel}; {self.remedy}"
+        why = re.search(r"which cannot run: (.*); kernels that can: ", str(error))
+        return why[1] if why else str(error)
 
     def entrant(self, case, plan, plan_ns, rotations):
         o = aligned_empty((case.batch, case.heads, case.seq_q, case.head_dim), ARRAYS[case.dtype])
