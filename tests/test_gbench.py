@@ -65,7 +65,8 @@ class Gbench(Folder):
                          {name(k, s, c) for k in ("naive_c", "flash_c") for s in (24, 40) for c in ("none", "top-left")})
 
     def test_counters_follow_from_the_time(self):
-        entry = entries(self.theirs("theirs.json", "-k", "flash_c", "-a", "seq=64", "-a", "causal=none"))[name("flash_c", 64)]
+        path = self.theirs("theirs.json", "-k", "flash_c", "-a", "seq=64", "-a", "causal=none", "--benchmark_min_time=0.5")
+        entry = entries(path)[name("flash_c", 64)]
         flops, size = 2 * 2 * 64 * 64 * (16 + 16), 4 * 2 * 64 * 16 * 4
         self.assertAlmostEqual(entry["gflops"] * entry["real_time"] / flops, 1, delta=0.2)  # our clock holds theirs
         self.assertAlmostEqual(entry["gbs"] / entry["gflops"], size / flops, places=5)
@@ -97,7 +98,7 @@ class Gbench(Folder):
             self.assertGreater(entry["gflops"], 0)
 
     def test_refusals_are_errors_with_a_reason(self):
-        entry = entries(self.theirs("theirs.json", "-k", "decode_c", "-a", "seq=40", "-a", "causal=none"))[name("decode_c", 40)]
+        entry = entries(self.theirs("theirs.json", "-k", "decode_c", "-a", "seq=160", "-a", "causal=none"))[name("decode_c", 160)]
         self.assertIn("SKIP: ", entry["error_message"])
         self.assertNotIn("gflops", entry)
 
@@ -147,20 +148,20 @@ class Compare(Folder):
 
     def test_our_files(self):
         """decode_c refuses the case: rows without a time must be no hindrance."""
-        arguments = ["-k", "naive_c,flash_c,decode_c", "-a", "seq=24"]
+        arguments = ["-k", "naive_c,flash_c,decode_c", "-a", "seq=160"]
         first, second = (self.ours(file, *arguments) for file in ("a.json", "b.json"))
         self.assertEqual(len(json.loads(first.read_text(encoding="utf-8"))["not_timed"]), 2)
         text = self.compare("benchmarks", first, second)
         self.assertNotIn("decode_c", text)
         for kernel in ("naive_c", "flash_c"):
             for causal in ("none", "top-left"):
-                self.assert_change(text, f"{name(kernel, 24, causal)}_median", self.median(first, kernel, 24, causal),
-                                   self.median(second, kernel, 24, causal))
-                self.assertEqual(len(self.changes(text, name(kernel, 24, causal))), 5, "a row per repetition")
+                self.assert_change(text, f"{name(kernel, 160, causal)}_median", self.median(first, kernel, 160, causal),
+                                   self.median(second, kernel, 160, causal))
+                self.assertEqual(len(self.changes(text, name(kernel, 160, causal))), 5, "a row per repetition")
         text = self.compare("filters", first, "kernel:naive_c", "kernel:flash_c")
         for causal in ("none", "top-left"):
-            row = f"attn/[kernel:naive_c vs. kernel:flash_c]/{ID.format(24, causal)}_median"
-            self.assert_change(text, row, self.median(first, "naive_c", 24, causal), self.median(first, "flash_c", 24, causal))
+            row = f"attn/[kernel:naive_c vs. kernel:flash_c]/{ID.format(160, causal)}_median"
+            self.assert_change(text, row, self.median(first, "naive_c", 160, causal), self.median(first, "flash_c", 160, causal))
 
 
 class CompareBoth(Compare):
@@ -168,15 +169,15 @@ class CompareBoth(Compare):
 
     def test_their_file_against_ours(self):
         """decode_c is an error in theirs and has no time in ours."""
-        arguments = ["-k", "naive_c,flash_c,decode_c", "-a", "seq=24", "-a", "causal=none"]
+        arguments = ["-k", "naive_c,flash_c,decode_c", "-a", "seq=160", "-a", "causal=none"]
         theirs = self.theirs("theirs.json", *arguments, "--benchmark_repetitions=5")
         ours = self.ours("ours.json", *arguments)
         text = self.compare("benchmarks", theirs, ours)
         for kernel in ("naive_c", "flash_c"):
-            self.assert_change(text, f"{name(kernel, 24)}_median", self.median(theirs, kernel, 24), self.median(ours, kernel, 24))
+            self.assert_change(text, f"{name(kernel, 160)}_median", self.median(theirs, kernel, 160), self.median(ours, kernel, 160))
         text = self.compare("filters", theirs, "kernel:naive_c", "kernel:flash_c")
-        self.assert_change(text, f"attn/[kernel:naive_c vs. kernel:flash_c]/{ID.format(24, 'none')}_median",
-                           self.median(theirs, "naive_c", 24), self.median(theirs, "flash_c", 24))
+        self.assert_change(text, f"attn/[kernel:naive_c vs. kernel:flash_c]/{ID.format(160, 'none')}_median",
+                           self.median(theirs, "naive_c", 160), self.median(theirs, "flash_c", 160))
 
 
 if __name__ == "__main__":
