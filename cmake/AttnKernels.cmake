@@ -54,6 +54,11 @@ foreach(folder IN LISTS ATTN_LIBRARY_FOLDERS)
   if(folder_reason_${folder} STREQUAL "")
     file(GLOB sources RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} CONFIGURE_DEPENDS kernels/${folder}/*.c)
     list(APPEND ATTN_KERNEL_SOURCES ${sources})
+    foreach(source IN LISTS sources)
+      if(source MATCHES "/product_([a-z0-9]+)\\.c$") # before those of the tiers: they are ranked from the end
+        set(product_text "ATTN_PRODUCT(${CMAKE_MATCH_1})\n${product_text}")
+      endif()
+    endforeach()
   endif()
 endforeach()
 

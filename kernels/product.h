@@ -3,6 +3,7 @@
 #ifndef ATTN_KERNELS_PRODUCT_H
 #define ATTN_KERNELS_PRODUCT_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 typedef struct attn_product_kernel {
@@ -14,6 +15,12 @@ typedef struct attn_product_kernel {
    * start_stride 0: all rows start alike. start may be out. The sum is one chain of multiply-adds from start on, in the order of k. */
   void (*run)(const float *x, int64_t x_stride, int64_t rows, const float *panel, int64_t columns, int64_t depth,
               const float *start, int64_t start_stride, float *out, int64_t out_stride);
+
+  /* For products that stand on a library; 0 and NULL for our own. */
+  bool rows_by_place; /* a row's bits depend on its place in its block: blocks then start with each sequence */
+  const char *(*unusable)(const char *cap); /* why it may not run below this tier, or NULL */
+  int (*most_threads)(void);
+  void (*begin_run)(void), (*end_run)(void); /* around all tasks of a run */
 } attn_product_kernel;
 
 #endif

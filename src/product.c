@@ -27,7 +27,7 @@
 enum {
   BLOCK_ROWS = 96,     /* X of a depth block and the sums of a strip stay in a 512 KiB L2, and a panel is used by 16 tiles */
   STRIP_COLUMNS = 512, /* X is gathered once per strip */
-  MOST_COLUMNS = 128,  /* of any tier's panel */
+  MOST_COLUMNS = 256,  /* of any panel */
   PAD = 16             /* floats that keep rows off each other's cache sets */
 };
 
@@ -62,10 +62,16 @@ static const attn_product_kernel *const kernels[] = {
 
 enum { KERNEL_COUNT = sizeof kernels / sizeof *kernels };
 
+/* The tier of a library's own code says nothing of the code that the library picks. */
+static const char *unusable_below(const attn_product_kernel *kernel, const char *cap) {
+  const char *reason = attn_tier_unusable(attn_tier_find(kernel->isa), cap);
+  return !reason && kernel->unusable ? kernel->unusable(cap) : reason;
+}
+
 static attn_status choose_named(const char *name, const char *cap, const attn_product_kernel **kernel) {
   char names[200] = "";
   for (int i = KERNEL_COUNT - 1; i >= 0; i--) {
-    const char *unusable = attn_tier_unusable(attn_tier_find(kernels[i]->isa), cap);
+    const char *unusable = unusable_below(kernels[i], cap);
     if (strcmp(kernels[i]->name, name) == 0) {
       if (unusable) return attn_fail(ATTN_UNSUPPORTED, "product '%s' cannot run: %s", name, unusable);
       *kernel = kernels[i];
@@ -78,7 +84,7 @@ static attn_status choose_named(const char *name, const char *cap, const attn_pr
   return attn_fail(ATTN_UNKNOWN_KERNEL, "no product is called '%s'; those that run here: %s", name, names);
 }
 
-/* tiers.def goes from low to high. */
+/* tiers.def goes from low to high; libraries stand before it and must be asked for. */
 static attn_status choose(const attn_options *options, const attn_product_kernel **kernel) {
   const char *cap;
   const attn_status status = attn_dispatch_cap(options, &cap);
@@ -86,7 +92,7 @@ static attn_status choose(const attn_options *options, const attn_product_kernel
   if (options && options->kernel) return choose_named(options->kernel, cap, kernel);
   for (int i = KERNEL_COUNT - 1; i >= 0; i--) {
     *kernel = kernels[i];
-    if (!attn_tier_unusable(attn_tier_find(kernels[i]->isa), cap)) return ATTN_OK;
+    if (!unusable_below(kernels[i], cap)) return ATTN_OK;
   }
   return attn_fail(ATTN_UNSUPPORTED, "no product runs on this CPU"); /* unreachable: the c tier always does */
 }
@@ -164,6 +170,8 @@ attn_status attn_product_create(const attn_product_weights *weights, const attn_
   if (status == ATTN_OK) status = allocate(kernel, weights, product);
   if (status != ATTN_OK) return status;
   (*product)->options = resolved;
+  if (kernel->most_threads && kernel->most_threads() < resolved.threads)
+    (*product)->options.threads = kernel->most_threads();
   pack(weights, *product);
   return ATTN_OK;
 }
@@ -177,17 +185,21 @@ const char *attn_product_name(const attn_product *product) { return product ? pr
 /* How the rows and columns of one run are cut, and the memory of one thread: [x][sum][row offsets]. */
 typedef struct layout {
   int64_t rows_per_block, blocks, panels_per_strip, strips;
+  int64_t rows;                 /* that are cut into blocks together: all, or those of one sequence */
   int64_t x_stride, sum_stride; /* floats from row to row */
   size_t sum_at, bytes;         /* of one thread */
 } layout;
 
 /* Equal blocks of whole tiles. Where few rows leave threads idle, the columns are cut finer. */
-static layout layout_of(const attn_product *product, int64_t rows) {
+static layout layout_of(const attn_product *product, int64_t batch, int64_t rows_each) {
   const attn_product_kernel *kernel = product->kernel;
   const int64_t threads = product->options.threads;
+  const bool by_place = kernel->rows_by_place;
+  const int64_t rows = by_place ? rows_each : batch * rows_each; /* cut into blocks; by place each sequence on its own */
   layout l = {.blocks = max64(ceil_div(rows, most_rows(kernel)), 1)};
   l.rows_per_block = round_up(max64(ceil_div(rows, l.blocks), 1), kernel->tile_rows);
-  l.blocks = ceil_div(rows, l.rows_per_block);
+  l.blocks = ceil_div(rows, l.rows_per_block) * (by_place ? batch : 1);
+  l.rows = rows;
   const int64_t most = max64(STRIP_COLUMNS / kernel->panel_columns, 1);
   const int64_t wanted = threads > 1 ? ceil_div(2 * threads, max64(l.blocks, 1)) : 1;
   l.strips = min64(max64(ceil_div(product->panels, most), wanted), product->panels);
@@ -210,7 +222,8 @@ size_t attn_product_workspace(const attn_product *product, int64_t rows) {
   const int64_t strip = min64(most, product->panels * kernel->panel_columns);
   const int64_t x = round_up(block * (min64(product->depth, kernel->depth_block) + PAD), 16);
   const int64_t sum = round_up(block * (strip + PAD), 16);
-  const int64_t threads = rows > block || product->panels > 1 ? product->options.threads : 1; /* one task: run serially */
+  const bool one_task = product->panels == 1 && rows <= (kernel->rows_by_place ? 1 : block); /* run serially */
+  const int64_t threads = one_task ? 1 : product->options.threads;
   return (size_t)threads * (size_t)(x + sum) * sizeof(float);
 }
 
@@ -304,20 +317,30 @@ static void scatter(const run_context *c, int64_t first_row, int64_t rows, int64
   }
 }
 
+/* The rows of a block, counted through all sequences. */
+typedef struct row_range {
+  int64_t first, count;
+} row_range;
+
+static row_range rows_of_block(const layout *at, int64_t block) {
+  const int64_t each = ceil_div(at->rows, at->rows_per_block), within = block % each * at->rows_per_block;
+  return (row_range){block / each * at->rows + within, min64(at->rows_per_block, at->rows - within)};
+}
+
 /* Strips are outermost, so that neighbouring tasks share W. */
 static void run_task(void *pointer, int64_t task, int worker) {
   const run_context *c = pointer;
   const attn_product *product = c->product;
-  const int64_t width = product->kernel->panel_columns, all_rows = c->args->batch * c->args->rows;
-  const int64_t first_row = task % c->at.blocks * c->at.rows_per_block;
-  const int64_t rows = min64(c->at.rows_per_block, all_rows - first_row);
+  const int64_t width = product->kernel->panel_columns;
+  const row_range block = rows_of_block(&c->at, task % c->at.blocks);
+  const int64_t first_row = block.first, rows = block.count;
   const int64_t first_panel = task / c->at.blocks * c->at.panels_per_strip;
   const int64_t panels = min64(c->at.panels_per_strip, product->panels - first_panel);
   float *x = (float *)(void *)(c->workspace + (size_t)worker * c->at.bytes);
   float *sum = x + c->at.sum_at / sizeof(float);
   const uint64_t mode = attn_float_mode_enter();
-  for (int64_t begin = 0; begin < product->depth; begin += product->kernel->depth_block) {
-    const int64_t end = min64(begin + product->kernel->depth_block, product->depth);
+  for (int64_t begin = 0, end; begin < product->depth; begin = end) {
+    end = begin + min64(product->kernel->depth_block, product->depth - begin);
     gather(c, first_row, rows, begin, end, x);
     multiply(c, rows, first_panel, panels, begin, end, x, sum);
   }
@@ -368,12 +391,15 @@ attn_status attn_product_run(const attn_product *product, const attn_product_arg
   const attn_status status = check_args(product, args);
   if (status != ATTN_OK || args->batch == 0 || args->rows == 0) return status;
   const int64_t rows = args->batch * args->rows;
-  run_context context = {.product = product, .args = args, .at = layout_of(product, rows), .workspace = workspace};
+  run_context context = {
+      .product = product, .args = args, .at = layout_of(product, args->batch, args->rows), .workspace = workspace};
   const size_t needed = attn_product_workspace(product, rows);
   if (!workspace || workspace_bytes < needed || (uintptr_t)workspace % ATTN_MEMORY_ALIGN)
     return attn_fail(ATTN_WORKSPACE_TOO_SMALL,
                      "workspace is %p with %zu bytes; %" PRId64 " rows need %zu, aligned to %d (attn_product_workspace)",
                      workspace, workspace ? workspace_bytes : 0, rows, needed, ATTN_MEMORY_ALIGN);
+  if (product->kernel->begin_run) product->kernel->begin_run();
   attn_parallel_run(&product->options, context.at.blocks * context.at.strips, run_task, &context);
+  if (product->kernel->end_run) product->kernel->end_run();
   return ATTN_OK;
 }

@@ -8,7 +8,7 @@
 #include "pool.h"
 #include "support.h"
 
-static const char *const names[] = {"product_c", "product_avx2", "product_avx512", "product_neon"};
+static const char *const names[] = {"product_c", "product_avx2", "product_avx512", "product_neon", "product_openblas"};
 enum { NAMES = sizeof names / sizeof *names };
 
 /* ---- One layer ---- */
@@ -229,6 +229,41 @@ static void test_bits_depend_on_the_row_alone(void **state) {
   free_layer(&l);
 }
 
+/* OpenBLAS sums by a row's place in its block: so a sequence among others, or alone, on any threads, has the same bits. */
+static void test_sequences_keep_their_bits_in_a_library(void **state) {
+  (void)state;
+  layer l = make_layer((shape){.batch = 5, .rows = 130, .depth = 70, .columns = 300, .bias = true, .x_step = 1});
+  attn_product *product;
+  attn_options options = {.kernel = "product_openblas", .threads = 1};
+  if (attn_product_create(&l.weights, &options, &product) != ATTN_OK) {
+    test_contains(attn_last_error(), "product_openblas");
+    free_layer(&l);
+    skip(); /* not built, or not for this CPU */
+  }
+  run(product, &l.args);
+  float *expected = test_allocate((size_t)l.y_floats * sizeof *expected);
+  memcpy(expected, l.y, (size_t)l.y_floats * sizeof *expected);
+  attn_product_destroy(product);
+  options.threads = 3;
+  test_ok(attn_product_create(&l.weights, &options, &product));
+  for (int64_t b = 0; b < 5; b++) {
+    attn_product_args alone = l.args;
+    alone.batch = b == 0 ? 5 : 1; /* first all of them, by several threads */
+    alone.x += b * l.args.x_stride.b;
+    alone.y += b * l.args.y_stride.b;
+    memset(l.y, 0xff, (size_t)l.y_floats * sizeof *l.y);
+    run(product, &alone);
+    for (int64_t n = 0; n < alone.batch; n++)
+      for (int64_t row = 0; row < 130; row++) {
+        const int64_t at = (b + n) * l.args.y_stride.b + row * l.args.y_stride.s;
+        assert_memory_equal(l.y + at, expected + at, 300 * sizeof(float));
+      }
+  }
+  attn_product_destroy(product);
+  free(expected);
+  free_layer(&l);
+}
+
 static void test_workspace_never_shrinks(void **state) {
   (void)state;
   layer l = make_layer((shape){.batch = 1, .rows = 1, .depth = 300, .columns = 1000, .x_step = 1});
@@ -328,6 +363,7 @@ int main(void) {
       cmocka_unit_test(test_meets_the_limit),
       cmocka_unit_test(test_writes_only_its_elements),
       cmocka_unit_test(test_bits_depend_on_the_row_alone),
+      cmocka_unit_test(test_sequences_keep_their_bits_in_a_library),
       cmocka_unit_test(test_workspace_never_shrinks),
       cmocka_unit_test(test_nan_stays_in_its_row),
       cmocka_unit_test(test_refuses_bad_weights),

@@ -47,8 +47,8 @@ typedef struct attn_product_args {
   int64_t y_head_dim;
 } attn_product_args;
 
-/* options may be NULL. options->kernel names the product: "product_avx2", ... (attn_product_name); NULL = the one of the highest tier
- * that this CPU and ATTN_MAX_ISA allow. ATTN_KERNEL is about attention and not read. On failure *product is NULL. */
+/* options may be NULL. options->kernel names the product: "product_avx2", ... (attn_product_name), or "product_openblas" where the
+ * library was built with it; NULL = our own of the highest tier that this CPU and ATTN_MAX_ISA allow, never a library's. ATTN_KERNEL is about attention and not read. On failure *product is NULL. */
 ATTN_API attn_status attn_product_create(const attn_product_weights *weights, const attn_options *options,
                                          attn_product **product);
 
@@ -56,7 +56,8 @@ ATTN_API attn_status attn_product_create(const attn_product_weights *weights, co
 ATTN_API size_t attn_product_workspace(const attn_product *product, int64_t rows);
 
 /* Computes every row of Y. `workspace` is 64-byte aligned and private to this call. Allocates nothing. Every element is one chain of
- * multiply-adds over depth, then the bias: a row's bits depend on that row and W alone, not on the other rows or threads. */
+ * multiply-adds over depth, then the bias: a row's bits depend on that row and W alone, not on the other rows or threads; of
+ * product_openblas, which sums as it likes, also on the row's place in its sequence. */
 ATTN_API attn_status attn_product_run(const attn_product *product, const attn_product_args *args, void *workspace,
                                       size_t workspace_bytes);
 
