@@ -15,6 +15,8 @@ Sets up the machine (scripts/setup.sh), then builds and tests in stages:
   clang      Release build by clang: unit tests and edge suites; with --long by every clang there is
   sanitize   AddressSanitizer and UndefinedBehaviorSanitizer, tiers up to AVX2: unit tests and a seeded selection of cases
   emulated   where this CPU lacks AVX-512 (or with --long): the avx512 tier's kernels, their instructions emulated on AVX2
+  onednn3    the kernels on oneDNN 3.x, which scripts/get_onednn.sh puts into .venv/onednn3 (and, where somebody has put it there
+             or with --long, the newest into .venv/onednn-sycl): edge and conformance suite, a seeded selection
   bench      scripts/bench.sh on one small case: table, CSV, JSON and, where Matplotlib is there, figures
   races      only with --long: ThreadSanitizer on the tests that run kernels from several threads
   aarch64    only with --long: cross-built, under qemu-user
@@ -118,6 +120,36 @@ stage_emulated() {
   [ -z "$long" ] && grep -qw avx512vl /proc/cpuinfo && { skipped="this CPU has AVX-512 (--long runs it all the same)" && return 0; }
   configure_and_build release build-emulated -DATTN_EMULATE_AVX512=ON || { fail_build && return; } || return 1
   run_ctest build-emulated -R '^((tier|edge|conformance|exp)_avx512|bits|nonfinite|merge|guard_pages|no_time)$'
+}
+
+# check_onednn FOLDER BUILD [command to run it with...]: one test, both suites.
+check_onednn() {
+  local folder=$1 build=$2 suite
+  shift 2
+  tests=$((tests + 1))
+  quietly "$logs/$build-configure.log" cmake --preset release -B "$build" ${CI:+-DATTN_WERROR=ON} -DATTN_ONEDNN=ON \
+    -DATTN_ONEDNN_ROOT="$root/$folder" -DATTN_OPENBLAS=OFF -DATTN_BUILD_TESTS=OFF -DATTN_BUILD_EXAMPLES=OFF &&
+    quietly "$logs/$build-build.log" cmake --build "$build" -j "$jobs" --target attnbench ||
+    { failures=$((failures + 1)) && return 1; }
+  "$@" "$build/harness/attnbench" list kernels | grep onednn
+  for suite in edge conformance; do
+    quietly "$logs/$build-$suite.log" "$@" "$build/harness/attnbench" check --suite $suite --kernel '*_onednn' --cases 250 ||
+      { failures=$((failures + 1)) && return 1; }
+    tail -n 1 "$logs/$build-$suite.log"
+  done
+}
+
+stage_onednn3() {
+  local why result=0 cpu sycl=.venv/onednn-sycl
+  have cc && [ "$(uname -m)" = x86_64 ] || { skipped='no x86-64, for which alone PyPI has oneDNN' && return 0; }
+  why=$(scripts/get_onednn.sh .venv/onednn3 2>>"$logs/onednn.log" | tee -a "$logs/onednn.log" | sed -n 's/^skipped: //p')
+  [ -z "$why" ] || { skipped=$why && return 0; }
+  check_onednn .venv/onednn3 build-onednn3 || result=1
+  [ -n "$long" ] && scripts/get_onednn.sh --sycl $sycl >>"$logs/onednn.log" 2>&1
+  [ -e $sycl/.attn-onednn ] || return $result
+  cpu=$(taskset -cp $$ | sed 's/.*[ ,-]//') # its threads are its own: bound to one CPU they are one
+  check_onednn $sycl build-onednn-sycl env OCL_ICD_FILENAMES="$root/$sycl/lib/libintelocl.so" taskset -c "$cpu" || result=1
+  return $result
 }
 
 # One test of the other command, which is to leave what it promises.
