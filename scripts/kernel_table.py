@@ -34,7 +34,7 @@ class Table:
     """Rows and reasons by kernel, and what stands in every table's head."""
 
     def __init__(self):
-        self.heads, self.meanings = {}, {}  # title -> headings; title -> [(heading, meaning)]
+        self.heads, self.meanings = {}, {}  # title -> headings; title -> heading -> meaning
         self.rows = {}  # (title, kernel) -> cells
         self.kernels = {}  # kernel -> (algorithm, tier, library, summary)
         self.reasons = {}  # kernel -> [reason]
@@ -46,7 +46,7 @@ class Table:
             if kind == "S":
                 self.heads[words[0]] = words[1:]
             elif kind == "F":
-                self.meanings.setdefault(words[0], []).append((words[1], words[2]))
+                self.meanings.setdefault(words[0], {})[words[1]] = words[2]
             elif kind == "K":
                 self.kernels[words[0]] = words[1:]
                 self.reasons[words[0]] = []
@@ -111,7 +111,7 @@ def document(lines, table):
 
     add("Kernels", ["kernel", "algorithm", "tier", "library", "what it is"], "")
     for title, head in table.heads.items():
-        add(title, ["kernel", *head], "; ".join(f"**{name}** {meaning}" for name, meaning in table.meanings[title]) + ".")
+        add(title, ["kernel", *head], "; ".join(f"**{name}** {meaning}" for name, meaning in table.meanings[title].items()) + ".")
     out.append("## Reasons\n")
     out.append("\n".join(lines.get("Reasons", {}).values()) + "\n")
     return "\n".join(out)
