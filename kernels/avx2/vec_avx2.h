@@ -29,7 +29,7 @@ static inline vec vec_clamp(vec x, vec low, vec high) { return _mm256_min_ps(hig
 
 /* One factor for all lanes, and its multiply-add. */
 typedef vec vec_factor;
-static inline vec_factor vec_factor_of(float x) { return vec_set1(x); }
+static inline vec_factor vec_factor_at(const float *p) { return vec_set1(*p); }
 static inline vec vec_fma_factor(vec_factor a, vec b, vec c) { return vec_fma(a, b, c); }
 
 static inline float vec_reduce_max(vec x) {

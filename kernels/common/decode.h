@@ -235,7 +235,7 @@ static ALWAYS_INLINE void accumulate_few(float *acc, int64_t acc_stride, const f
     const int64_t at = v.first + j * v.stride + column;
     vec_factor weight[DECODE_TILE_ROWS];
     UNROLL
-    for (int r = 0; r < rows; r++) weight[r] = vec_factor_of(p[r * p_stride + j]);
+    for (int r = 0; r < rows; r++) weight[r] = vec_factor_at(p + r * p_stride + j);
     UNROLL
     for (int c = 0; c < vecs; c++) {
       if (ahead && c % vecs_of_line == 0) prefetch_ahead(v.data, dtype, at + c * VEC_LANES);

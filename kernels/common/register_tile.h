@@ -29,7 +29,7 @@ static ALWAYS_INLINE void product(vec sum[TILE_ROWS][TILE_VECS], const float *a,
     for (int v = 0; v < vecs; v++) row[v] = vec_load(b + k * b_stride + v * VEC_LANES);
     UNROLL
     for (int i = 0; i < TILE_ROWS; i++) {
-      const vec_factor x = vec_factor_of(a[i * a_stride + k]);
+      const vec_factor x = vec_factor_at(a + i * a_stride + k);
       UNROLL
       for (int v = 0; v < vecs; v++) sum[i][v] = vec_fma_factor(x, row[v], sum[i][v]);
     }

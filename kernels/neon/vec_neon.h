@@ -33,12 +33,6 @@ static inline vec vec_max(vec a, vec b) { return vmaxnmq_f32(a, b); }
 /* x between low and high; NaN stays NaN. */
 static inline vec vec_clamp(vec x, vec low, vec high) { return vminq_f32(vmaxq_f32(x, low), high); }
 
-/* One factor for all lanes. It stays a scalar, because multiplying by an element of a register costs nothing here, whereas a
- * broadcasting load takes a slot of the units that multiply. */
-typedef float vec_factor;
-static inline vec_factor vec_factor_of(float x) { return x; }
-static inline vec vec_fma_factor(vec_factor a, vec b, vec c) { return vfmaq_n_f32(c, b, a); }
-
 /* ---- The hot tile ----
  *
  * Loads and multiply-adds stand in the order written, as statements of assembly: left to themselves, compilers hoist loads until
@@ -53,6 +47,19 @@ static ALWAYS_INLINE vec load_here(const float *p) {
 
 #define FMA_LANE(sum, x, factors, lane) \
   __asm__ volatile("fmla %0.4s, %1.4s, %2.s[" #lane "]" : "+w"(sum) : "w"(x), "w"(factors))
+
+/* One factor for all lanes, and its multiply-add. The factor is element 0 of a register: a broadcasting load would take a slot
+ * of the units that multiply. */
+typedef vec vec_factor;
+static ALWAYS_INLINE vec_factor vec_factor_at(const float *p) {
+  vec x;
+  __asm__ volatile("ldr %s0, %1" : "=w"(x) : "m"(*p));
+  return x;
+}
+static ALWAYS_INLINE vec vec_fma_factor(vec_factor a, vec b, vec c) {
+  FMA_LANE(c, b, a, 0);
+  return c;
+}
 
 /* sum[i][v] += factors[i][lane] b[v] for four rows. */
 #define FOUR_ROWS(sum, factors, lane, b)                                                \

@@ -26,7 +26,7 @@ static inline vec vec_fma(vec a, vec b, vec c) {
 } /* rounds twice: there may be no instruction that fuses */
 /* One factor for all lanes, and its multiply-add. */
 typedef vec vec_factor;
-static inline vec_factor vec_factor_of(float x) { return vec_set1(x); }
+static inline vec_factor vec_factor_at(const float *p) { return vec_set1(*p); }
 static inline vec vec_fma_factor(vec_factor a, vec b, vec c) { return vec_fma(a, b, c); }
 
 static inline vec vec_mul(vec a, vec b) { return a * b; }
