@@ -34,6 +34,8 @@ has_openblas() { has_header openblas_config.h; }
 has_google_benchmark() { echo '#include <benchmark/benchmark.h>' | "${CXX:-c++}" -E -x c++ - >/dev/null 2>&1; }
 has_compare_py() { [ -e /usr/share/benchmark/compare.py ]; }
 has_onednn() { has_header oneapi/dnnl/dnnl.h; }
+has_aarch64_compiler() { [ "$(uname -m)" = aarch64 ] || { have aarch64-linux-gnu-gcc && [ -e /usr/aarch64-linux-gnu/include/stdio.h ]; }; }
+has_aarch64_emulator() { [ "$(uname -m)" = aarch64 ] || have qemu-aarch64; }
 has_pkg_config() { have pkg-config; }
 has_venv_module() { [ -x .venv/bin/python ] || python3 -c 'import venv, ensurepip' 2>/dev/null; }
 has_requirements() { cmp -s "scripts/$1.txt" ".venv/.attn-$1"; } # requirements or requirements-tests
@@ -49,6 +51,8 @@ optional|openblas|libopenblas-dev|the kernels gemm_openblas and naive_openblas
 optional|google_benchmark|g++ libbenchmark-dev|attnbench-gbench
 optional|compare_py|libbenchmark-tools|Google Benchmark'"'"'s comparison of result files
 optional|onednn|libdnnl-dev|the kernels on oneDNN
+optional|aarch64_compiler|gcc-aarch64-linux-gnu libc6-dev-arm64-cross|the kernels for 64-bit Arm, in the tests
+optional|aarch64_emulator|qemu-user|running them
 optional|pkg_config|pkg-config|finding hwloc, and the test of attn.pc
 optional|venv_module|python3 python3-venv|figures and the tests of the scripts'
 

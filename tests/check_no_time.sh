@@ -1,9 +1,10 @@
-#!/bin/sh
-# usage: check_no_time.sh ATTNBENCH: an emulated build refuses every way of taking a time, with exit code 4, and still checks.
-attnbench=$1
+#!/usr/bin/env bash
+# usage: check_no_time.sh [EMULATOR...] ATTNBENCH: an emulated build, and any build under an emulator, refuses every way of taking a
+# time, with exit code 4, and still checks.
+attnbench=("$@")
 failed=0
 refuses() {
-  output=$("$attnbench" "$@" 2>&1)
+  output=$("${attnbench[@]}" "$@" 2>&1)
   code=$?
   case $code,$output in
     4,*"no times are taken here"*) ;;
@@ -13,5 +14,5 @@ refuses() {
 refuses run -a seq=16 -a heads=1
 refuses run --preset limits
 refuses peak
-"$attnbench" check -a seq=16 -a heads=1 >/dev/null || { echo "FAILED: attnbench check" && failed=1; }
+"${attnbench[@]}" check -a seq=16 -a heads=1 >/dev/null || { echo "FAILED: attnbench check" && failed=1; }
 exit $failed
