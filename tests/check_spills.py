@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The hot loops keep their sums in registers: no innermost loop of a flash kernel that is full of multiply-adds touches the stack with
 a vector. Usage: check_spills.py BUILD_FOLDER; exit code 77 if there is nothing to look at."""
+import platform
 import re
 import shutil
 import subprocess
@@ -8,13 +9,20 @@ import sys
 from pathlib import Path
 
 # What makes a loop one of products: its multiply-adds (at most four unrolled tiles of 24; beyond, they are polynomials), their share of
-# its instructions, and broadcasts to feed them.
+# its instructions, and what feeds them: broadcasts, or on Arm elements of a register.
 HOT, MOST, SHARE, BROADCASTS = 12, 96, 0.4, 3
 
+# By architecture: jump with its target, multiply-add, vector access to the stack, what feeds a multiply-add.
+X86 = {"objdump": "objdump", "jump": r"j\w+\s+([0-9a-f]+)\b", "fma": r"vfmadd|vdpbf16ps", "spill": r"(?=.*\(%rsp)(?=.*%[yz]mm)",
+       "feed": r"vbroadcastss"}
+ARM = {"objdump": "objdump" if platform.machine() == "aarch64" else "aarch64-linux-gnu-objdump",
+       "jump": r"(?:b\.\w+|cbn?z\s+\w+,|tbn?z\s+\w+, #\d+,)\s+([0-9a-f]+)\b",
+       "fma": r"fmla|bfmmla|bfdot", "spill": r"(?:ldr|str|ldp|stp|ldur|stur)\s+q\d.*\[sp", "feed": r"fmla.*\.s\[|bfmmla|bfdot"}
 
-def functions(path):
+
+def functions(path, machine):
     """name -> [(address, instruction)] of an object file."""
-    text = subprocess.run(["objdump", "-d", "--no-show-raw-insn", path], capture_output=True, text=True, check=True).stdout
+    text = subprocess.run([machine["objdump"], "-d", "--no-show-raw-insn", path], capture_output=True, text=True, check=True).stdout
     found, name = {}, None
     for line in text.splitlines():
         if head := re.match(r"[0-9a-f]+ <(.+)>:$", line):
@@ -25,28 +33,29 @@ def functions(path):
     return found
 
 
-def innermost_loops(instructions):
+def innermost_loops(instructions, machine):
     """[first, last] addresses between a backward jump's target and the jump, those without another such pair inside."""
     loops = [(int(jump[1], 16), at) for at, text in instructions
-             if (jump := re.match(r"j\w+\s+([0-9a-f]+)\b", text)) and int(jump[1], 16) < at]
+             if (jump := re.match(machine["jump"], text)) and int(jump[1], 16) < at]
     return [a for a in loops if not any(a != b and a[0] <= b[0] and b[1] <= a[1] for b in loops)]
 
 
 def main():
-    objects = sorted(Path(sys.argv[1]).rglob("flash_avx*.c.o"))
-    objects = [path for path in objects if "attn_objects" in str(path)]
-    if not shutil.which("objdump") or not objects:
-        print("skipped: no objdump (Debian: apt-get install binutils) or no vector kernel in this build")
+    objects = [path for path in sorted(Path(sys.argv[1]).rglob("flash_*.c.o")) if "attn_objects" in str(path)]
+    objects = [(path, ARM if "neon" in path.name else X86) for path in objects if re.match("flash_(avx|neon)", path.name)]
+    if not objects or not all(shutil.which(machine["objdump"]) for _, machine in objects):
+        print("skipped: no vector kernel in this build, or no objdump for it (Debian: apt-get install binutils, for Arm"
+              " binutils-aarch64-linux-gnu)")
         return 77
     wrong = 0
-    for path in objects:
+    for path, machine in objects:
         hot = 0
-        for name, instructions in functions(path).items():
-            for first, last in innermost_loops(instructions):
+        for name, instructions in functions(path, machine).items():
+            for first, last in innermost_loops(instructions, machine):
                 loop = [text for at, text in instructions if first <= at <= last]
-                fma = sum("vfmadd" in text for text in loop)
-                spills = [text for text in loop if re.search(r"\(%rsp", text) and re.search(r"%[yz]mm", text)]
-                broadcasts = sum("vbroadcastss" in text for text in loop)
+                fma = sum(bool(re.match(machine["fma"], text)) for text in loop)
+                spills = [text for text in loop if re.match(machine["spill"], text)]
+                broadcasts = sum(bool(re.match(machine["feed"], text)) for text in loop)
                 if not HOT <= fma <= MOST or fma < SHARE * len(loop) or broadcasts < BROADCASTS:
                     continue
                 hot += 1

@@ -1,0 +1,197 @@
+#!/usr/bin/env python3
+"""Cycles of flash_neon's hot tile on Arm cores that nobody here owns, from its machine code and llvm-mca's models of them.
+
+    scripts/neon_static.py                         prints the tables
+    scripts/neon_static.py --write                 and puts them into docs/neon-static.md
+    scripts/neon_static.py --check                 exit 1 where an estimate is below the floor; 77 without the tools
+
+Compiles kernels/neon/flash_neon.c for aarch64 (Debian: gcc-aarch64-linux-gnu), cuts the loops of the two products and the straight
+stretch of the exponentials out of the assembly, and lets llvm-mca (Debian: llvm-19, or any newer one) run each of them back to back.
+A tile is 8 query rows against 12 keys. Nothing is executed, so nothing here is a time: caches, branches and the start of each
+loop are not in it.
+"""
+
+import argparse
+import collections
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DOCUMENT = ROOT / "docs" / "neon-static.md"
+CORES = ["neoverse-n1", "neoverse-v1", "neoverse-v2"]
+ROWS, KEYS, LANES, STEPS = 8, 12, 4, 4  # of a tile; steps of the inner dimension that one round of a product loop does
+GOALS = {64: (82, 88), 128: (89, 93)}  # floor and goal in % of the limit, by head_dim
+FLAGS = ["-std=c11", "-O3", "-DNDEBUG", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-D_POSIX_C_SOURCE=200809L",
+         "-Iinclude", "-Isrc", "-I.", "-S", "-o"]
+
+Stretch = collections.namedtuple("Stretch", "name lines multiplies")
+
+
+def find(names):
+    return next((name for name in names if shutil.which(name)), None)
+
+
+def first_line(command):
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip().splitlines()
+
+
+def compile_kernel(compiler):
+    with tempfile.TemporaryDirectory() as folder:
+        output = pathlib.Path(folder) / "flash_neon.s"
+        subprocess.run([compiler, *FLAGS, str(output), "kernels/neon/flash_neon.c"], cwd=ROOT, check=True)
+        return output.read_text()
+
+
+def function(text, name):
+    """The instructions and labels of a function, without directives and comments."""
+    body = text[text.index(f"\n{name}:") + 1:]
+    body = body[:body.index(f"\t.size\t{name}")]
+    lines = [re.sub(r"\s*//.*", "", line) for line in body.splitlines()]
+    return [line for line in lines if line.strip() and not re.match(r"\s*[.#](?!L)", line)]
+
+
+def is_multiply(line):
+    return re.match(r"\s*fmla\b", line) is not None
+
+
+def product_loops(lines):
+    """Innermost loops that multiply by element, by their number of multiply-adds."""
+    labels = {line.rstrip(":"): i for i, line in enumerate(lines) if line.startswith(".L")}
+    loops = {}
+    for end, line in enumerate(lines):
+        jump = re.match(r"\s*b(?:\.)?\w*\s+(\.L\w+)$", line)
+        begin = labels.get(jump[1], end) if jump else end
+        body = [one for one in lines[begin:end] if not one.startswith(".L")]
+        if begin < end and len(body) == end - begin - 1:
+            by_element = sum(bool(re.match(r"\s*fmla.*\.s\[\d\]", one)) for one in body)
+            loops.setdefault(by_element, body + [line])
+    return loops
+
+
+def straight(lines):
+    """As if no branch were taken."""
+    return [re.sub(r"\b(b\.?\w+|cbn?z .*?,|tbn?z .*?,)\s+\.L\w+", "nop", line) for line in lines if not line.startswith(".L")]
+
+
+def start_of_tile(lines):
+    """From the function's entry to its first loop: the sums start at minus the rows' references."""
+    return straight(lines[1:next(i for i, line in enumerate(lines) if re.match(r"\s*fmla.*\.s\[", line))])
+
+
+def exponentials(lines):
+    """The longest stretch without labels and multiplications by element: P of a tile that needs no other reference."""
+    stretches, current = [], []
+    for line in lines:
+        if line.startswith(".L"):
+            stretches.append(current)
+            current = []
+        elif not re.match(r"\s*(ret|b\s)", line):
+            current.append(line)
+    return straight(max(stretches, key=lambda s: sum(is_multiply(one) for one in s)))
+
+
+def stretches(text):
+    panel, sums = function(text, "full_panel"), function(text, "accumulate_tile")
+    qk, pv = product_loops(panel), product_loops(sums)
+    full, pair = ROWS * KEYS // LANES * STEPS, ROWS * 2 * STEPS
+    return [Stretch("Q Kᵀ, 4 of head_dim", qk[full], full), Stretch("P V, 4 keys × 12 columns", pv[full], full),
+            Stretch("P V, 4 keys × 8 columns", pv[pair], pair), Stretch("start of a tile", start_of_tile(panel), 0),
+            Stretch("exponentials of 8 × 12", exponentials(panel), 0)]
+
+
+def cycles(mca, core, lines):
+    """Of one round, when rounds follow each other: the difference between many and few, so that the start does not count."""
+
+    def total(rounds):
+        command = [mca, "--mtriple=aarch64-linux-gnu", f"--mcpu={core}", f"--iterations={rounds}", "--instruction-info=0",
+                   "--resource-pressure=0", "--skip-unsupported-instructions=none"]
+        source = "\n".join(lines).replace("#:lo12:", ":lo12:") + "\n"
+        result = subprocess.run(command, input=source, capture_output=True, text=True)
+        if result.returncode:
+            result = subprocess.run(command[:-1], input=source, capture_output=True, text=True, check=True)
+        return int(re.search(r"Total Cycles:\s+(\d+)", result.stdout)[1])
+
+    return (total(300) - total(100)) / 200
+
+
+def multiplies_per_cycle(mca, core):
+    """FMLA by element on registers alone, 24 sums."""
+    lines = [f"\tfmla\tv{i}.4s, v24.4s, v25.s[{i % 4}]" for i in range(24)]
+    return 24 / cycles(mca, core, lines)
+
+
+def strips_of(vectors):
+    """Widths in vectors, as accumulate_tile cuts the columns."""
+    count = -(-vectors // 3)
+    return [vectors * (i + 1) // count - vectors * i // count for i in range(count)]
+
+
+def tile_cycles(of, head_dim):
+    qk, wide, narrow, start, exp = of
+    widths = collections.Counter(strips_of(head_dim // LANES))
+    pv = KEYS // STEPS * (widths[3] * wide + widths[2] * narrow)
+    return start, head_dim // STEPS * qk, exp, pv
+
+
+def tables(mca, text):
+    """Lines of Markdown, and estimates in % of the limit by core and head_dim."""
+    parts = stretches(text)
+    rows = ["| core | FMLA a cycle | " + " | ".join(part.name for part in parts) + " |", "|---|---|" + "---|" * len(parts)]
+    shares = ["| core | head_dim | start | Q Kᵀ | exponentials | P V | cycles of a tile | FMLA limit | share | floor | goal |",
+              "|---|---|---|---|---|---|---|---|---|---|---|"]
+    estimates = {}
+    for core in CORES:
+        rate = multiplies_per_cycle(mca, core)
+        of = [cycles(mca, core, part.lines) for part in parts]
+        cells = [f"{c:.1f}" + (f" ({100 * part.multiplies / rate / c:.1f} %)" if part.multiplies else "")
+                 for part, c in zip(parts, of)]
+        rows.append(f"| {core} | {rate:.2f} | " + " | ".join(cells) + " |")
+        for head_dim, (floor, goal) in GOALS.items():
+            parts_of_tile = tile_cycles(of, head_dim)
+            limit = 2 * ROWS * KEYS * head_dim / LANES / rate
+            share = estimates[core, head_dim] = 100 * limit / sum(parts_of_tile)
+            cells = " | ".join(f"{part:.0f}" for part in (*parts_of_tile, sum(parts_of_tile), limit))
+            shares.append(f"| {core} | {head_dim} | {cells} | {share:.1f} % | {floor} | {goal} |")
+    return rows + [""] + shares, estimates
+
+
+BEGIN, END = "<!-- begin: scripts/neon_static.py --write -->", "<!-- end -->"
+
+
+def write(lines):
+    text = DOCUMENT.read_text()
+    before, after = text[:text.index(BEGIN)], text[text.index(END):]
+    DOCUMENT.write_text("\n".join([before + BEGIN, "", *lines, "", after]))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--compiler", default=find(["aarch64-linux-gnu-gcc"]), help="default aarch64-linux-gnu-gcc")
+    parser.add_argument("--mca", default=find([f"llvm-mca-{n}" for n in range(25, 17, -1)] + ["llvm-mca"]), help="default the newest")
+    parser.add_argument("--write", action="store_true", help="puts the tables into docs/neon-static.md")
+    parser.add_argument("--check", action="store_true", help="exit 1 where an estimate is below the floor")
+    options = parser.parse_args()
+    if not options.compiler or not options.mca:
+        print("skipped: no aarch64-linux-gnu-gcc or no llvm-mca (Debian: apt-get install gcc-aarch64-linux-gnu llvm-19)")
+        return 77
+    made_by = [first_line([options.compiler, "--version"])[0], next(line.strip() for line in first_line([options.mca, "--version"])
+                                                                      if "version" in line)]
+    lines, estimates = tables(options.mca, compile_kernel(options.compiler))
+    lines = ["Made with " + " and ".join(made_by) + ".", "", *lines]
+    print("\n".join(lines))
+    if options.write:
+        write(lines)
+    short = [f"{core}, head_dim {dim}: {share:.1f} % of the FMLA limit, floor {GOALS[dim][0]}"
+             for (core, dim), share in estimates.items() if share < GOALS[dim][0]]
+    if options.check and short:
+        print("WRONG:", *short, sep="\n  ")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
