@@ -32,7 +32,8 @@ struct bench_layer_job {
 /* ---- The kinds ---- */
 
 const bench_layer_kind *bench_layer_kind_find(const char *name) {
-  static const bench_layer_kind *const kinds[] = {&bench_layer_mha, &bench_layer_block};
+  static const bench_layer_kind *const kinds[] = {&bench_layer_mha,   &bench_layer_block,        &bench_layer_decoder,
+                                                  &bench_layer_cross, &bench_layer_feed_forward, &bench_layer_add_norm};
   for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
     if (!strcmp(kinds[i]->name, name)) return kinds[i];
   return NULL;
@@ -44,13 +45,14 @@ bool bench_layer_is(const bench_case *bench) { return bench->layer[0] != 0; }
 
 const char *bench_layer_contradiction(const bench_case *bench) {
   const attn_problem *p = &bench->problem;
-  if (!bench_layer_is(bench))
-    return bench->width ? "width is of layers: layer=mha or layer=block must be given with it" : NULL;
+  if (!bench_layer_is(bench)) return bench->width ? "width is of layers: a layer=... must be given with it" : NULL;
   if (!bench->width) return "a layer's width must be a multiple of its heads, or head_dim be given";
   if (p->seq_q != p->seq_k) return "layers attend to themselves: seq_q and seq_k must be equal";
   if (p->uses || p->score != ATTN_SCORE_DOT || p->softcap > 0)
     return "layers here have causal masks and windows only: no lengths, masks, bias, alibi, sinks, softcap, lse or other "
            "scores";
+  if (!bench_layer_kind_find(bench->layer)->masks && (p->window_left >= 0 || p->window_right >= 0))
+    return "this layer takes no masks: causal and window must be left alone";
   if (p->dtype_q != ATTN_F32 || p->dtype_kv != ATTN_F32 || p->dtype_o != ATTN_F32)
     return "layers are float32 inside: dtype=f32";
   if (strcmp(bench->layout, "bhsd") || bench->cache != BENCH_WARM || bench->magnitude != 1 || bench->uniform_v)
@@ -59,9 +61,11 @@ const char *bench_layer_contradiction(const bench_case *bench) {
 }
 
 double bench_layer_flops(const bench_case *bench) {
+  const bench_layer_kind *kind = bench_layer_kind_find(bench->layer);
   const attn_args none = {0};
+  if (kind->no_attention) return kind->flops(bench);
   const double attention = bench_work_flops(&bench->problem, bench_work_pairs(&bench->problem, &none));
-  return attention + bench_layer_kind_find(bench->layer)->flops(bench);
+  return attention + kind->flops(bench);
 }
 
 double bench_layer_bytes(const bench_case *bench) {

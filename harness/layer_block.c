@@ -147,4 +147,5 @@ const bench_layer_kind bench_layer_block = {
     .product = product_of,
     .expect = expect,
     .forget = bench_mha_forget,
+    .masks = true,
 };

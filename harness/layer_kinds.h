@@ -40,10 +40,13 @@ typedef struct bench_layer_kind {
   /* False if memory is short. */
   bool (*expect)(bench_layer_data *data, const attn_numerics *numerics, const bench_layer_rows *rows);
   void (*forget)(bench_layer_data *data);
+  bool masks;        /* takes causal masks and windows */
+  bool no_attention; /* flops are all of the work */
 } bench_layer_kind;
 
-/* One file each: layer_mha.c, layer_block.c. */
-extern const bench_layer_kind bench_layer_mha, bench_layer_block;
+/* layer_mha.c, layer_block.c, and layer_family.c for the rest. */
+extern const bench_layer_kind bench_layer_mha, bench_layer_block, bench_layer_decoder, bench_layer_cross,
+    bench_layer_feed_forward, bench_layer_add_norm;
 
 /* What the block has in common with the layer inside it. */
 int64_t bench_mha_weights(const bench_case *bench);

@@ -120,4 +120,5 @@ const bench_layer_kind bench_layer_mha = {
     .product = product_of,
     .expect = bench_mha_expect,
     .forget = bench_mha_forget,
+    .masks = true,
 };

@@ -26,6 +26,7 @@ static bench_planned valid_case(const char *id) {
 }
 
 static const char *const kinds[] = {"mha", "block"};
+static const char *const family[] = {"decoder", "cross", "feed-forward", "add-norm"};
 
 /* One layer of a kind, with its memory. */
 typedef struct bench_one {
@@ -72,6 +73,38 @@ static void test_right_layers_pass(void **state) {
       if (verdict.status != BENCH_PASS) fail_msg("%s %s: %s", kinds[k], shapes[s], verdict.reason);
       assert_true(verdict.rows_checked > 0 && verdict.max_err_ratio > 0);
       assert_string_not_equal(bench_layer_product(one.job), "");
+      close_one(&one);
+    }
+}
+
+/* The other layers of libattn_nn pass, and fail once a weight or a bias is another than the layer was made with. */
+static void test_the_family_passes_and_fails(void **state) {
+  (void)state;
+  static const char *const shapes[] = {"heads:4/width:64/seq:40", "batch:2/heads:2/width:32/seq:130",
+                                       "heads:6/heads_kv:2/head_dim:8/width:48/seq:33",
+                                       "heads:4/width:64/seq:40/causal:top-left"};
+  for (int k = 0; k < 4; k++)
+    for (int s = 0; s < 4; s++) {
+      const bool masked = s == 3;
+      char id[200];
+      snprintf(id, sizeof id, "layer:%s/%s", family[k], shapes[s]);
+      if (masked && k > 0) { /* only the decoder has a mask */
+        test_contains(plan_case(id).invalid, "takes no masks");
+        continue;
+      }
+      bench_one one;
+      open_one(&one, family[k], shapes[s]);
+      const bench_verdict right = check(&one);
+      if (right.status != BENCH_PASS) fail_msg("%s %s: %s", family[k], shapes[s], right.reason);
+      assert_true(right.rows_checked > 0 && right.max_err_ratio > 0);
+      bench_layer_data *data = bench_layer_data_of(one.layer);
+      float *const weight = &data->weights[k == 3 ? 5 : 70], kept = *weight;
+      if (k < 3) { /* packed when the layer was made: what changes now is the right answer */
+        *weight += 0.05f;
+        bench_mha_forget(data);
+        assert_int_equal(check(&one).status, BENCH_FAIL);
+        *weight = kept;
+      }
       close_one(&one);
     }
 }
@@ -144,6 +177,10 @@ static void test_work(void **state) {
   assert_true(bench_layer_flops(&mha.bench) == projections + attention);
   const bench_planned block = valid_case("layer:block/heads:2/width:8/seq:10");
   assert_true(bench_layer_flops(&block.bench) == projections + attention + 2.0 * 10 * (2 * 8 * 32));
+  const bench_planned ffn = valid_case("layer:feed-forward/heads:2/width:8/seq:10"); /* has no attention */
+  assert_true(bench_layer_flops(&ffn.bench) == 2.0 * 10 * (2 * 8 * 32));
+  const bench_planned decoder = valid_case("layer:decoder/heads:2/width:8/seq:10");
+  assert_true(bench_layer_flops(&decoder.bench) == 2 * (projections + attention) + 2.0 * 10 * (2 * 8 * 32));
   assert_true(bench_layer_bytes(&mha.bench) == 4.0 * (2 * 10 * 8 + 8 * 8 * 4 + 4 * 8));
 }
 
@@ -195,6 +232,7 @@ static void test_row_of_a_kernel(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_right_layers_pass),
+      cmocka_unit_test(test_the_family_passes_and_fails),
       cmocka_unit_test(test_wrong_layers_fail_and_are_not_timed),
       cmocka_unit_test(test_a_case_that_cannot_fail_is_degenerate),
       cmocka_unit_test(test_width_and_heads),
