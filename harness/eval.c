@@ -12,6 +12,7 @@
 #include "cli.h"
 #include "commands.h"
 #include "emulation.h"
+#include "peak_rate.h"
 #include "select.h"
 #include "stats.h"
 #include "timing.h"
@@ -249,14 +250,13 @@ static bool time_rows(eval_state *state, bench_entrant *entrants) {
     if (!row->plan || row->verdict.status != BENCH_PASS) continue;
     const attn_kernel_info *kernel = attn_kernel_find(attn_plan_kernel(row->plan));
     row->entrant = &entrants[count++];
-    *row->entrant =
-        (bench_entrant){.plan = row->plan,
-                        .tensors = &state->input.tensors,
-                        .tensor_count = 1,
-                        .workspace = row->workspace,
-                        .workspace_bytes = row->workspace_bytes,
-                        .verdict = row->verdict,
-                        .peak = attn_peak_for(kernel->isa, bench_dtype_name(state->input.tensors.problem.dtype_kv))};
+    *row->entrant = (bench_entrant){.plan = row->plan,
+                                    .tensors = &state->input.tensors,
+                                    .tensor_count = 1,
+                                    .workspace = row->workspace,
+                                    .workspace_bytes = row->workspace_bytes,
+                                    .verdict = row->verdict,
+                                    .peak = bench_peak_of(kernel, bench_dtype_name(state->input.tensors.problem.dtype_kv))};
   }
   bench_stop stop;
   const char *error;

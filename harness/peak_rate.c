@@ -7,7 +7,6 @@
 #endif
 
 #include "affinity.h"
-#include "attn/attn.h"
 #include "clock.h"
 
 bool bench_tier_usable(const char *isa) {
@@ -16,6 +15,12 @@ bool bench_tier_usable(const char *isa) {
   for (const char *at = tiers; (at = strstr(at, isa)); at += length)
     if ((at == tiers || at[-1] == ' ') && (at[length] == 0 || at[length] == ' ')) return true;
   return false;
+}
+
+const attn_peak_loop *bench_peak_of(const attn_kernel_info *kernel, const char *dtype) {
+  if (!kernel->library[0]) return attn_peak_for(kernel->isa, dtype);
+  const char *tiers = attn_cpu_tiers(), *last = strrchr(tiers, ' ');
+  return attn_peak_for(last ? last + 1 : tiers, kernel->numerics.p_rounding > 0 ? dtype : "f32");
 }
 
 static const double WARM_UP_NS = 2e6; /* clocks and vector units of present CPUs need well under a millisecond to wake */

@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 
+#include "attn/attn.h"
 #include "kernels/peak.h"
 
 /* A loop with the number of iterations that fills one slice on this machine. */
@@ -15,6 +16,10 @@ typedef struct bench_peak_slice {
 
 /* Whether this CPU and its operating system run the loops of a tier. */
 bool bench_tier_usable(const char *isa);
+
+/* The loop that a kernel is measured against: that of its tier, or, for the kernels of libraries, which choose their instructions
+ * themselves, of the highest tier there is; for bf16 only if P is rounded to it, else what is multiplied is f32. */
+const attn_peak_loop *bench_peak_of(const attn_kernel_info *kernel, const char *dtype);
 
 /* Warms the loop up and finds the iterations for slices of about slice_ns. `threads` run it at once (one without OpenMP). */
 bench_peak_slice bench_peak_prepare(const attn_peak_loop *loop, int threads, double slice_ns);

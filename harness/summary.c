@@ -125,14 +125,17 @@ static void print_peaks(const bench_table *t, const bench_records *records) {
     bool repeated = !bench_record_get(first, COLUMN_peak_gflops)[0];
     for (int k = 0; k < records->count && !repeated; k++) {
       const bench_record *r = &records->item[k];
-      if (!same(r, first, COLUMN_isa) || !same(r, first, COLUMN_dtype_kv) || !same(r, first, COLUMN_threads)) continue;
+      if (!same(r, first, COLUMN_library) || !same(r, first, COLUMN_isa) || !same(r, first, COLUMN_dtype_kv) ||
+          !same(r, first, COLUMN_threads))
+        continue;
       if (!bench_record_get(r, COLUMN_peak_gflops)[0]) continue;
       repeated = k < i;
       peaks[count++] = bench_record_number(r, COLUMN_peak_gflops);
     }
     if (repeated) continue;
     qsort(peaks, (size_t)count, sizeof *peaks, compare_doubles);
-    fprintf(t->file, "%s%s %s %.1f (%s)", separator, bench_record_get(first, COLUMN_isa),
+    const char *library = bench_record_get(first, COLUMN_library);
+    fprintf(t->file, "%s%s %s %.1f (%s)", separator, library[0] ? library : bench_record_get(first, COLUMN_isa),
             bench_record_get(first, COLUMN_dtype_kv), peaks[count / 2], bench_record_get(first, COLUMN_threads));
     separator = ", ";
   }

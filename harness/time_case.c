@@ -6,7 +6,7 @@
 
 #include "affinity.h"
 #include "bandwidth.h"
-#include "kernels/peak.h"
+#include "peak_rate.h"
 #include "run_case_private.h"
 #include "work.h"
 
@@ -41,7 +41,7 @@ bench_entrant bench_stage_entrant(bench_stage *s, const bench_job *j) {
                          .workspace = j->workspace,
                          .workspace_bytes = j->workspace_bytes,
                          .verdict = j->result->verdict,
-                         .peak = attn_peak_for(j->result->kernel->isa, bench_dtype_name(s->bench->problem.dtype_kv))};
+                         .peak = bench_peak_of(j->result->kernel, bench_dtype_name(s->bench->problem.dtype_kv))};
 }
 
 /* Kernels that passed and are quick enough; the slow ones say so. Fills who[] with their jobs. */
