@@ -63,8 +63,8 @@ bench_outcome bench_view_run(bench_structure *s, bench_view *view);
 /* The same bits as the case's output in the view's heads and rows? BROKEN names the first difference: "with <what>". */
 bench_outcome bench_view_same_bits(bench_structure *s, const bench_view *view, const char *what);
 
-/* The same answer as the case's output, within the limits? leave_out: NULL or one byte per [head][row]. With `merged`, the limits have room for weights that went
- * through rounded LSEs. BROKEN names the worst value. */
+/* The same answer as the case's output, within the limits? leave_out: NULL or one byte per [head][row]. With `merged`, the
+ * limits have room for weights that went through rounded LSEs. BROKEN names the first value beyond them. */
 bench_outcome bench_view_within_limits(bench_structure *s, const bench_view *view, const unsigned char *leave_out,
                                        bool merged, const char *what);
 
