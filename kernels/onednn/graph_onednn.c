@@ -1,0 +1,315 @@
+/* graph_onednn: oneDNN's fused attention. MatMul, Multiply, SoftMax and MatMul go through its graph API, which in newer versions makes one
+ * partition of them and decides itself how to walk over keys.
+ *
+ * A task is a block of query rows of one head: as many in every task, filled up with zeros, so that a row's bits do not depend on
+ * the rows beside it. Q and O go through the task's memory, K and V are read where they are. What the pattern cannot express
+ * without breaking rules that hold here (masks and biases select, LSE) is refused. Graph, partition and compiled code are made
+ * with the plan; executing makes short-lived tensor handles, and should it fail the rows are computed without oneDNN. */
+#include <oneapi/dnnl/dnnl_graph.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "matmul_layout.h"
+#include "onednn.h"
+
+/* Since 3.13 the caller may bring the memory to work in; before, oneDNN allocates it. */
+#define HAS_SCRATCHPAD (DNNL_VERSION_MAJOR > 3 || DNNL_VERSION_MINOR >= 13)
+
+enum { Q, K, SCALE, V, INPUTS, OUTPUT = INPUTS, SCORES, SCALED, WEIGHTS, TENSORS };
+
+typedef struct graph_state {
+  onednn_library library;
+  dnnl_graph_logical_tensor_t tensors[TENSORS], work;
+  dnnl_graph_partition_t partition;
+  dnnl_graph_compiled_partition_t compiled; /* NULL where there are no keys */
+  int64_t rows;
+  size_t work_bytes;
+} graph_state;
+
+/* Where a thread's scratch has what; oneDNN's own comes last. */
+typedef struct graph_layout {
+  int64_t q_at, acc_at, max_at, sum_at, range_at, acc_stride, work_at;
+} graph_layout;
+
+static bool lay_out(const attn_problem *p, int64_t rows, graph_layout *g) {
+  *g = (graph_layout){.acc_stride = round_up(p->dim_v, STEPS_LANES)};
+  return matmul_append(&g->work_at, &g->q_at, rows, p->dim_qk * (int64_t)sizeof(float)) &&
+         matmul_append(&g->work_at, &g->acc_at, rows, g->acc_stride * (int64_t)sizeof(float)) &&
+         matmul_append(&g->work_at, &g->max_at, rows, sizeof(float)) &&
+         matmul_append(&g->work_at, &g->sum_at, rows, STEPS_LANES * sizeof(float)) &&
+         matmul_append(&g->work_at, &g->range_at, rows, sizeof(attn_key_range));
+}
+
+/* The most of MATMUL_ROWS that the queries fill, or the fewest that hold them all. */
+static int64_t rows_of(const attn_problem *p) {
+  int64_t rows = MATMUL_ROWS[0];
+  for (size_t i = 0; i < sizeof MATMUL_ROWS / sizeof *MATMUL_ROWS; i++)
+    if (MATMUL_ROWS[i] >= p->seq_q) rows = MATMUL_ROWS[i];
+  return rows;
+}
+
+/* ---- The graph ---- */
+
+static dnnl_status_t describe(dnnl_graph_logical_tensor_t *tensor, size_t id, int64_t rows, int64_t columns,
+                              int64_t stride) {
+  const dnnl_dims_t sizes = {1, 1, rows, columns}, strides = {rows * stride, rows * stride, stride, 1};
+  return dnnl_graph_logical_tensor_init_with_strides(tensor, id, dnnl_f32, 4, sizes, strides,
+                                                     dnnl_graph_tensor_property_undef);
+}
+
+static dnnl_status_t describe_tensors(graph_state *s, const attn_problem *p) {
+  const struct {
+    int64_t rows, columns, stride;
+  } shapes[TENSORS] = {
+      [Q] = {s->rows, p->dim_qk, p->dim_qk},
+      [K] = {p->seq_k, p->dim_qk, p->k_stride.s},
+      [SCALE] = {1, 1, 1},
+      [V] = {p->seq_k, p->dim_v, p->v_stride.s},
+      [OUTPUT] = {s->rows, p->dim_v, round_up(p->dim_v, STEPS_LANES)},
+      [SCORES] = {s->rows, p->seq_k, p->seq_k},
+      [SCALED] = {s->rows, p->seq_k, p->seq_k},
+      [WEIGHTS] = {s->rows, p->seq_k, p->seq_k},
+  };
+  dnnl_status_t status = dnnl_success;
+  for (size_t i = 0; i < TENSORS && status == dnnl_success; i++)
+    status = describe(&s->tensors[i], i, shapes[i].rows, shapes[i].columns, shapes[i].stride);
+  return status;
+}
+
+/* Adds one operation with the inputs a and b (b = a: one input). */
+static dnnl_status_t add_operation(graph_state *s, dnnl_graph_graph_t graph, size_t id, dnnl_graph_op_kind_t kind, int a,
+                                   int b, int result) {
+  static const char *const names[] = {"qk", "scale", "softmax", "pv"};
+  const uint8_t yes = 1;
+  const int64_t last = -1;
+  dnnl_graph_op_t op;
+  dnnl_status_t status = dnnl_graph_op_create(&op, id, kind, names[id]);
+  if (status != dnnl_success) return status;
+  status = dnnl_graph_op_add_input(op, &s->tensors[a]);
+  if (status == dnnl_success && b != a) status = dnnl_graph_op_add_input(op, &s->tensors[b]);
+  if (status == dnnl_success) status = dnnl_graph_op_add_output(op, &s->tensors[result]);
+  if (status == dnnl_success && b == K) status = dnnl_graph_op_set_attr_bool(op, dnnl_graph_op_attr_transpose_b, &yes, 1);
+  if (status == dnnl_success && b == a) status = dnnl_graph_op_set_attr_s64(op, dnnl_graph_op_attr_axis, &last, 1);
+  if (status == dnnl_success) status = dnnl_graph_add_op(graph, op);
+  dnnl_graph_op_destroy(op); /* the graph has its own copy */
+  return status;
+}
+
+/* One partition of the whole, in s->partition; *partitions: how many there are. */
+static dnnl_status_t find_partition(graph_state *s, const attn_problem *p, size_t *partitions) {
+  dnnl_graph_graph_t graph;
+  dnnl_status_t status = dnnl_graph_graph_create_with_fpmath_mode(&graph, dnnl_cpu, dnnl_fpmath_mode_strict);
+  if (status != dnnl_success) return status;
+  status = describe_tensors(s, p);
+  if (status == dnnl_success) status = add_operation(s, graph, 0, dnnl_graph_op_matmul, Q, K, SCORES);
+  if (status == dnnl_success) status = add_operation(s, graph, 1, dnnl_graph_op_multiply, SCORES, SCALE, SCALED);
+  if (status == dnnl_success) status = add_operation(s, graph, 2, dnnl_graph_op_softmax, SCALED, SCALED, WEIGHTS);
+  if (status == dnnl_success) status = add_operation(s, graph, 3, dnnl_graph_op_matmul, WEIGHTS, V, OUTPUT);
+  if (status == dnnl_success) status = dnnl_graph_graph_finalize(graph);
+  if (status == dnnl_success) status = dnnl_graph_graph_filter(graph, dnnl_graph_partition_policy_fusion);
+  if (status == dnnl_success) status = dnnl_graph_graph_get_partition_num(graph, partitions);
+  if (status == dnnl_success && *partitions == 1) status = dnnl_graph_graph_get_partitions(graph, 1, &s->partition);
+  dnnl_graph_graph_destroy(graph);
+  return status;
+}
+
+static void end_graph(graph_state *s) {
+  if (s->compiled) dnnl_graph_compiled_partition_destroy(s->compiled);
+  if (s->partition) dnnl_graph_partition_destroy(s->partition);
+  attn_onednn_close(&s->library);
+}
+
+static dnnl_status_t compile(graph_state *s) {
+  const dnnl_graph_logical_tensor_t *inputs[INPUTS], *outputs[] = {&s->tensors[OUTPUT]};
+  for (int i = 0; i < INPUTS; i++) inputs[i] = &s->tensors[i];
+  dnnl_status_t status = dnnl_graph_compiled_partition_create(&s->compiled, s->partition);
+  if (status == dnnl_success)
+    status = dnnl_graph_partition_compile(s->partition, s->compiled, INPUTS, inputs, 1, outputs, s->library.engine);
+#if HAS_SCRATCHPAD
+  if (status == dnnl_success) status = dnnl_graph_compiled_partition_get_scratchpad_logical_tensor(s->compiled, &s->work);
+  if (status == dnnl_success) status = dnnl_graph_logical_tensor_get_mem_size(&s->work, &s->work_bytes);
+#endif
+  return status;
+}
+
+/* ---- rejects, plan, open, close ---- */
+
+static const char *cannot_express(const attn_problem *p) {
+  if (p->score != ATTN_SCORE_DOT) return "oneDNN's fused attention takes dot scores";
+  if (p->dtype_q != ATTN_F32 || p->dtype_kv != ATTN_F32) return "graph_onednn takes float32 q, k and v";
+  if (!matmul_sees_all(p))
+    return "masks, lengths, windows and biases of -inf select keys here, and oneDNN's fused attention can only add to "
+           "scores";
+  if (p->softcap > 0 || attn_uses(p, ATTN_USE_ALIBI | ATTN_USE_SINKS))
+    return "oneDNN's fused attention has no softcap, ALiBi or sinks";
+  if (attn_uses(p, ATTN_USE_LSE)) return "oneDNN's fused attention does not return the LSE";
+  if (p->seq_k > 0 && !matmul_in_place(p))
+    return "oneDNN's fused attention reads K and V as matrices: rows of adjacent elements, forwards and without overlap";
+  return NULL;
+}
+
+static const char *rejects(const attn_problem *p, char *buffer, size_t buffer_bytes) {
+  graph_state state = {.rows = rows_of(p)};
+  size_t partitions = 0;
+  const char *reason = cannot_express(p);
+  if (reason || p->seq_k == 0) return reason;
+  const dnnl_status_t status = find_partition(&state, p, &partitions);
+  end_graph(&state);
+  if (status == dnnl_success && partitions == 1) return NULL;
+  attn_onednn_identify();
+  if (status == dnnl_success)
+    snprintf(buffer, buffer_bytes, "%s has no fused attention for it: its graph makes %zu partitions", attn_onednn_text,
+             partitions);
+  else
+    snprintf(buffer, buffer_bytes, "%s cannot make a graph of it: it answers '%s'", attn_onednn_text,
+             dnnl_status2str(status));
+  return buffer;
+}
+
+/* A version whose graph does not fuse plain attention can do nothing here. */
+static const char *unusable(const char *cap) {
+  static _Thread_local char buffer[200];
+  attn_problem plain;
+  attn_problem_init(&plain, 1, 1, 1, 96, 256, 64, 64);
+  const char *reason = attn_onednn_unusable(cap);
+  return reason ? reason : rejects(&plain, buffer, sizeof buffer);
+}
+
+static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
+  graph_layout at;
+  const int64_t rows = rows_of(p);
+  if (!lay_out(p, rows, &at)) return false;
+  schedule->steps = machine->steps;
+  schedule->phases = 1;
+  schedule->items[0] = p->heads_q / p->heads_kv * ((p->seq_q + rows - 1) / rows);
+  schedule->row_block = rows;
+  schedule->key_block = p->seq_k;
+  schedule->unit_bytes = 0;
+  schedule->scratch_bytes = (size_t)at.work_at;
+  return true;
+}
+
+static attn_status open(attn_schedule *schedule, char *reason, size_t reason_bytes) {
+  graph_state *s = calloc(1, sizeof *s);
+  size_t partitions = 0;
+  if (!s) return snprintf(reason, reason_bytes, "out of memory"), ATTN_OUT_OF_MEMORY;
+  s->rows = schedule->row_block;
+  dnnl_status_t status = attn_onednn_open(&s->library);
+  if (status == dnnl_success && schedule->problem.seq_k > 0) {
+    const int threads = attn_onednn_hold_threads(&s->library);
+    status = find_partition(s, &schedule->problem, &partitions);
+    if (status == dnnl_success) status = partitions == 1 ? compile(s) : dnnl_unimplemented;
+    attn_onednn_restore_threads(&s->library, threads);
+  }
+  if (status != dnnl_success) {
+    snprintf(reason, reason_bytes, "oneDNN cannot compile its partition: it answers '%s'", dnnl_status2str(status));
+    end_graph(s);
+    free(s);
+    return status == dnnl_out_of_memory ? ATTN_OUT_OF_MEMORY : ATTN_UNSUPPORTED;
+  }
+  schedule->scratch_bytes += s->work_bytes;
+  schedule->library_state = s;
+  return ATTN_OK;
+}
+
+static void close(attn_schedule *schedule) {
+  end_graph(schedule->library_state);
+  free(schedule->library_state);
+}
+
+/* ---- run ---- */
+
+static bool execute(const graph_state *s, void *const *data, void *work) {
+  dnnl_graph_tensor_t tensors[OUTPUT + 2] = {NULL};
+  dnnl_status_t status = dnnl_success;
+  for (int i = 0; i <= OUTPUT && status == dnnl_success; i++)
+    status = dnnl_graph_tensor_create(&tensors[i], &s->tensors[i], s->library.engine, data[i]);
+  const_dnnl_graph_tensor_t inputs[INPUTS], outputs[] = {tensors[OUTPUT]};
+  for (int i = 0; i < INPUTS; i++) inputs[i] = tensors[i];
+#if HAS_SCRATCHPAD
+  if (status == dnnl_success && s->work_bytes)
+    status = dnnl_graph_tensor_create(&tensors[OUTPUT + 1], &s->work, s->library.engine, work);
+  if (status == dnnl_success)
+    status = dnnl_graph_compiled_partition_execute_v2(s->compiled, s->library.stream, INPUTS, inputs, 1, outputs,
+                                                      tensors[OUTPUT + 1]);
+#else
+  (void)work;
+  if (status == dnnl_success)
+    status = dnnl_graph_compiled_partition_execute(s->compiled, s->library.stream, INPUTS, inputs, 1, outputs);
+#endif
+  if (status == dnnl_success) status = dnnl_stream_wait(s->library.stream);
+  for (int i = 0; i <= OUTPUT + 1; i++)
+    if (tensors[i]) dnnl_graph_tensor_destroy(tensors[i]);
+  return status == dnnl_success;
+}
+
+static void load_queries(const row_block *block, int64_t rows, float *q) {
+  const attn_problem *p = block->problem;
+  memset(q, 0, (size_t)(rows * p->dim_qk) * sizeof *q);
+  for (int64_t i = 0; i < block->rows; i++) {
+    const float *from =
+        (const float *)block->args->q + attn_q_offset(p, block->seq, block->b, block->head, block->first_row + i);
+    for (int64_t d = 0; d < p->dim_qk; d++) q[i * p->dim_qk + d] = from[d * p->q_stride.d];
+  }
+}
+
+static bool attend(const graph_state *s, const row_block *block, float *q, void *work) {
+  const attn_problem *p = block->problem;
+  const attn_args *args = block->args;
+  float scale = p->scale;
+  load_queries(block, s->rows, q);
+  void *const data[OUTPUT + 1] = {
+      [Q] = q,
+      [K] = (float *)(uintptr_t)args->k + attn_k_offset(p, block->seq, block->b, block->head, 0),
+      [SCALE] = &scale,
+      [V] = (float *)(uintptr_t)args->v + attn_v_offset(p, block->seq, block->b, block->head, 0),
+      [OUTPUT] = block->acc,
+  };
+  const int threads = attn_onednn_hold_threads(&s->library);
+  const bool done = execute(s, data, work);
+  attn_onednn_restore_threads(&s->library, threads);
+  return done;
+}
+
+static void run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch) {
+  const attn_problem *p = &schedule->problem;
+  const graph_state *s = schedule->library_state;
+  const int64_t group = p->heads_q / p->heads_kv, b = task.unit / p->heads_kv;
+  const attn_sequence seq = attn_sequence_of(p, args, b);
+  char *memory = scratch;
+  graph_layout at;
+  (void)unit_memory;
+  (void)lay_out(p, s->rows, &at); /* plan() has tried the same */
+  row_block block = {.problem = p, .args = args, .seq = &seq, .b = b, .acc_stride = at.acc_stride, .q_stride = p->dim_qk};
+  block.head = task.unit % p->heads_kv * group + task.item % group;
+  block.first_row = task.item / group * s->rows;
+  block.rows = block.rows_per_head = min64(s->rows, p->seq_q - block.first_row);
+  block.acc = (float *)(void *)(memory + at.acc_at);
+  block.row_max = (float *)(void *)(memory + at.max_at);
+  block.row_sum = (float *)(void *)(memory + at.sum_at);
+  block.range = (attn_key_range *)(void *)(memory + at.range_at);
+  schedule->steps->start_rows(&block, s->rows);
+  if (p->seq_k > 0) {
+    const bool done = attend(s, &block, (float *)(void *)(memory + at.q_at), memory + at.work_at);
+    schedule->steps->take_softmax(&block, (attn_key_range){0, 0}); /* O is divided already */
+    for (int64_t i = 0; i < block.rows && !done; i++) block.acc[i * at.acc_stride] = NAN;
+  }
+  schedule->steps->finish_rows(&block);
+}
+
+const attn_kernel attn_graph_onednn = {
+    .info = {.name = "graph_onednn",
+             .algorithm = "graph",
+             .isa = "c",
+             .library = attn_onednn_text,
+             .summary = "oneDNN's fused attention through its graph API, on blocks of rows; plain float32 attention only",
+             .numerics = {.exp_error = 0x1p-21}}, /* as matmul_onednn's softmax */
+    .rejects = rejects,
+    .plan = plan,
+    .open = open,
+    .close = close,
+    .identify = attn_onednn_identify,
+    .unusable = unusable,
+    .run = run,
+};
