@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the figures of one or more attnbench runs: rates, speed-ups, winners and thread scaling, as PNG and SVG.
+"""Draws the figures of one or more attnbench runs: rates, speed-ups, winners, thread scaling and layers, as PNG and SVG.
 
     scripts/plot.py results/local/2026-01-31 -o figures
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from plotting.table import ResultsError, read_results
 from plotting.views import NothingToDraw
 
-FIGURES = ("rate-seq", "rate-heads", "speedup", "winners", "threads")
+FIGURES = ("rate-seq", "rate-heads", "speedup", "winners", "threads", "layers")
 OK, BAD_INPUT, NOTHING, CANNOT_WRITE = 0, 2, 3, 5
 
 

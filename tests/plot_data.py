@@ -60,10 +60,28 @@ def grid(seqs=(128, 512, 2048), heads=(8,), dims=(64, 128), threads=(1,)):
             for seq in seqs for head in heads for dim in dims for count in threads for kernel, rate in kernels]
 
 
+def layer(name="flash_avx2", heads=8, width=512, attention=30.0, kind="mha", **changes):
+    """A timed row of a layer whose heads share out its width."""
+    cells = row(name, heads=heads, dim=width // heads, **changes)
+    case_id = f"{cells['case_id']}/layer:{kind}/width:{width}"
+    return cells | {"layer": kind, "width": width, "product": "product_avx2", "projections_pct": 99.5 - attention,
+                    "attention_pct": attention, "rest_pct": 0.5, "case_id": case_id}
+
+
+def layers(heads=(1, 2, 4, 8), seqs=(128, 256, 512)):
+    """Two layers along heads and seq; blocked is always faster."""
+    return [layer(name, count, rate=rate, seq=seq, kind=kind, baseline_rate=None) for kind in ("mha", "block")
+            for seq in seqs for count in heads for name, rate in (("flash_avx2", 60.0), ("blocked_avx2", 70.0))]
+
+
 def everything():
     """Data for every figure, with a skip, a failure and a close race."""
     rows = grid(dims=(64,), threads=(1, 2)) + grid(dims=(128,)) + grid(seqs=(512,), heads=(1, 2, 4), dims=(64,))
     rows += [untimed("SKIP", "this CPU has no AVX-512", name="flash_avx512", seq=seq, dim=dim)
              for seq in (128, 512, 2048) for dim in (64, 128)]
     rows += [untimed("FAIL", "output[0,1,2,3] is off by 4.1 x the bound", name="naive_avx2", seq=512)]
+    refused = [untimed("SKIP", "this CPU has no AVX-512", name="flash_avx512", seq=128, heads=16, dim=32),
+               untimed("FAIL", "output[0,1,2,3] is off by 4.1 x the bound", name="naive_avx2", seq=128, heads=16, dim=32)]
+    rows += layers(heads=(16, 32, 64)) + [cells | {"layer": "mha", "case_id": cells["case_id"] + "/layer:mha/width:512"}
+                                          for cells in refused]
     return rows + [row("blocked_avx2", 119.9, seq=128, baseline_rate=10.0)]

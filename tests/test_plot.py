@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from plot_data import COLUMNS, PEAK, everything, grid, row, untimed, write
+from plot_data import COLUMNS, PEAK, everything, grid, layers, row, untimed, write
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
@@ -118,6 +118,28 @@ def test_the_same_case_twice_is_refused(tmp_path):
     one, two = write(tmp_path / "a", [row()]), write(tmp_path / "b", [row(rate=91.0)])
     with pytest.raises(ResultsError, match="flash_avx2 is also in .*a.results.csv, row 2"):
         read_results([one, two])
+
+
+# ---- layers ------------------------------------------------------------------------------------------------------------
+
+def test_heads_share_a_layers_width(read):
+    rows = read(layers(seqs=(512,)) + [row(heads=heads, dim=512 // heads) for heads in (1, 2, 4, 8)])
+    assert len(views.panels(rows, ("heads",))) == 2 + 4  # a panel per layer; attention alone keeps its head_dims apart
+    panels, sparse = views.layer_panels(rows)
+    assert not sparse and {(panel.layer, panel.axis) for panel in panels} == {("mha", "heads"), ("block", "heads")}
+    assert [bar.x for bar in panels[0].bars] == [1, 2, 4, 8]
+    for bar in panels[0].bars:
+        assert bar.row["kernel"] == "blocked_avx2" and sum(bar.shares.values()) == pytest.approx(1)
+        assert bar.shares["attention"] == pytest.approx(0.3)
+
+
+def test_files_without_layers_need_no_columns_for_them(tmp_path):
+    plain = [column for column in COLUMNS if column not in ("layer", "width", "product", "projections_pct", "attention_pct",
+                                                            "rest_pct")]
+    results = read_results([write(tmp_path / "a", [row()], plain)])
+    assert results.rows[0]["layer"] == "" and results.rows[0]["attention_pct"] is None
+    with pytest.raises(views.NothingToDraw, match="no row is of a layer"):
+        views.layer_panels(results.rows)
 
 
 # ---- conditions and curves ---------------------------------------------------------------------------------------------
@@ -404,7 +426,8 @@ def test_crowded_pages_have_room(tmp_path, name):
     equal = [row(f"{algorithm}_{isa}", 100.0 + i / 100, seq=seq, baseline_rate=0.0123) for seq in range(1024, 1601, 64)
              for i, (algorithm, isa) in enumerate((a, t) for a in ("flash", "naive", "blocked", "new") for t in PEAK)
              if (algorithm, isa) not in (("naive", "c"), ("flash", "avx2"), ("blocked", "avx512"))]
-    for page in pages_of(name, write(tmp_path / "run", dense + masked + equal)):
+    deep = layers(heads=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512), seqs=range(1024, 1601, 32))
+    for page in pages_of(name, write(tmp_path / "run", dense + masked + equal + deep)):
         check_room(page, list(page_texts(page)))
 
 
@@ -435,7 +458,7 @@ def test_unseparated_cells_are_hatched(run):
     from matplotlib.patches import Rectangle
     axes = pages_of("winners", run)[0].axes[0]
     hatched = [patch.get_xy() for patch in axes.findobj(Rectangle) if patch.get_hatch()]
-    assert [(int(x), int(y)) for x, y in hatched] == [(0, 0)]  # seq 128, head_dim 64: 120.0 against 119.9
+    assert [(int(x), int(y)) for x, y in hatched] == [(0, 3)]  # seq 128, head_dim 64 (layers have 8 to 32): 120.0, 119.9
 
 
 def test_the_peak_is_the_top_of_the_axis(run):

@@ -7,6 +7,7 @@ from matplotlib.lines import Line2D
 from . import style, views
 from .bars import bar_page
 from .heatmap import heatmap_page
+from .layers import layers_page
 from .notes import blank_notes, sparse_note, untimed_notes, warning_note
 from .page import Frame, Page, columns_for
 
@@ -47,7 +48,16 @@ def threads(results, looks):
     return [scaling_page(part, header(part, results, left_out), looks) for part in pages(panels)]
 
 
-FIGURES = {"rate-seq": rate_seq, "rate-heads": rate_heads, "speedup": speedup, "winners": winners, "threads": threads}
+def layers(results, looks):
+    del looks  # parts of a layer, not kernels, have colours here
+    panels, sparse = views.layer_panels(results.rows)
+    extra = sparse_note(panels, sparse, "places")
+    by_axis = [[panel for panel in panels if panel.axis == axis] for axis in ("heads", "seq")]
+    return [layers_page(part, header(part, results), notes(part) + extra) for along in by_axis for part in pages(along)]
+
+
+FIGURES = {"rate-seq": rate_seq, "rate-heads": rate_heads, "speedup": speedup, "winners": winners, "threads": threads,
+           "layers": layers}
 
 
 # ---- shared pieces -----------------------------------------------------------------------------------------------------

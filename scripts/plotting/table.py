@@ -21,6 +21,7 @@ COUNTS = ("batch", "heads_q", "heads_kv", "seq_q", "seq_k", "dim_qk", "dim_v", "
 TIMES = ("time_ns_median", "time_ns_ci_lo", "time_ns_ci_hi")
 RATIOS = ("ratio", "ratio_ci_lo", "ratio_ci_hi")
 RATES = ("gflops", "gbs", "peak_gflops", "peak_pct", "peak_gbs", "bw_pct")
+SHARES = ("projections_pct", "attention_pct", "rest_pct")  # of layers: the columns may be absent, as is "layer" then
 COLUMNS = TEXT + NAMES + COUNTS + TIMES + RATIOS + RATES
 
 
@@ -135,6 +136,9 @@ def _read_row(file, number, header, cells, cpu):
         values[column] = _number(place, column, raw[column], positive=True)
     for column in RATES:
         values[column] = _number(place, column, raw[column], positive=False)
+    values["layer"] = raw.get("layer", "")
+    for column in SHARES:
+        values[column] = _number(place, column, raw.get(column, ""), positive=False)
     if values["kernel"] == AUTO:
         values["algorithm"] = AUTO  # it may choose another one in every case
     _check_times(place, raw, values)

@@ -100,13 +100,19 @@ def conditions(row, free=()):
     if "threads" not in free:
         shown["threads"] = row["threads"]
     shown["causal"] = row["causal"]
-    if "head_dim" not in free:
+    if "head_dim" not in free and not ("heads" in free and shares_width(row)):
         shown["head_dim"] = (row["dim_qk"], row["dim_v"])
     if "seq" in free:
         shown["queries"] = 0 if row["seq_q"] == row["seq_k"] else row["seq_q"]
     else:
         shown["seq"] = (row["seq_q"], row["seq_k"])
     return shown
+
+
+def shares_width(row):
+    """Whether the heads of a layer share out a width that was given: then more heads are narrower ones."""
+    given = [part.split(":")[1] for part in row["case_id"].split("/") if part.startswith("width:")]
+    return bool(row["layer"]) and given == [str(row["heads_q"] * row["dim_v"])]
 
 
 def aligned(row):
@@ -286,6 +292,51 @@ def curves_of(rows, point_of):
     for curve in found.values():
         curve.points.sort(key=lambda point: point.x)
     return list(found.values())
+
+
+# ---- layers --------------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class LayerBar:
+    """One case of a layer: its time with the fastest kernel, and the share of each part, 0..1."""
+    x: int
+    time_ns: float
+    shares: dict
+    row: Row
+
+
+@dataclass(frozen=True)
+class LayerPanel:
+    conditions: dict
+    layer: str
+    axis: str     # "heads" or "seq"
+    bars: list
+    rows: list
+
+
+def layer_panels(rows):
+    """Layers along the number of heads and along seq, wherever there are at least two places: (panels, those with two)."""
+    layers = [row for row in rows if row["layer"]]
+    if not layers:
+        raise NothingToDraw("no row is of a layer: attnbench run --preset mha measures some")
+    drawn = [layer_panel(panel, axis) for axis in ("heads", "seq") for panel in panels(layers, (axis,))]
+    drawn, sparse = fullest(drawn, lambda panel: len(panel.bars))
+    if not drawn:
+        raise NothingToDraw("no layer was timed at two numbers of heads or lengths with all else equal")
+    return drawn, sparse
+
+
+def layer_panel(panel, axis):
+    column = {"seq": "seq_k", "heads": "heads_q"}[axis]
+    fastest = {}
+    for row in panel.rows:
+        best = fastest.get(row[column])
+        if row.timed and row["attention_pct"] is not None and (best is None or row["time_ns_median"] < best["time_ns_median"]):
+            fastest[row[column]] = row
+    bars = [LayerBar(x, row["time_ns_median"],
+                     {part: row[f"{part}_pct"] / 100 for part in ("projections", "attention", "rest")}, row)
+            for x, row in sorted(fastest.items())]
+    return LayerPanel(panel.conditions, panel.rows[0]["layer"], axis, bars, panel.rows)
 
 
 # ---- speed-up against the baseline -------------------------------------------------------------------------------------

@@ -1,0 +1,43 @@
+"""Where the time of a layer goes: a stack of bars per case, for the kernel that is fastest there."""
+
+from matplotlib.patches import Patch
+
+from . import style, views
+from .page import Frame, Page, columns_for
+
+PARTS = {"projections": "#0072B2", "attention": "#E69F00", "rest": "#BBBBBB"}  # Okabe and Ito, as in style.py
+MOST_BARS = 8
+
+
+def layers_page(panels, header, notes):
+    """A panel per layer, all along the same axis: the median time of a call, split as the run's own profile splits it."""
+    frame = Frame(width=2.6 if len(panels) > 1 else 4.4, height=2.2, left=0.62, right=0.2)
+    lines = header + ["Bar: median time of one call with the fastest kernel; projections: all dense layers, in a block with "
+                      "the feed-forward; numbers: share of attention"]
+    legend = [[(Patch(facecolor=colour), part) for part, colour in PARTS.items()]]
+    title = f"Time of whole layers, by {'number of heads' if panels[0].axis == 'heads' else 'sequence length'}"
+    page = Page(title, lines, views.titles(panels), columns_for(panels), frame, legend, notes)
+    for axes, panel in zip(page.axes, panels):
+        draw_layers(axes, panel)
+    return page
+
+
+def draw_layers(axes, panel):
+    bars = views.spaced(panel.bars, MOST_BARS)
+    scale, unit = (1e-6, "ms") if max(bar.time_ns for bar in bars) >= 1e6 else (1e-3, "µs")
+    places = range(len(bars))
+    base = [0.0] * len(bars)
+    for part, colour in PARTS.items():
+        heights = [bar.time_ns * scale * bar.shares[part] for bar in bars]
+        axes.bar(places, heights, 0.72, bottom=base, color=colour, lw=0)
+        base = [low + height for low, height in zip(base, heights)]
+    for place, bar, top in zip(places, bars, base):
+        axes.annotate(f"{100 * bar.shares['attention']:.0f}", (place, top), (0, 2), textcoords="offset points", ha="center",
+                      va="bottom", size=style.LABEL)
+    axes.set_ylim(0, 1.1 * max(base))
+    axes.set_xlim(-0.6, len(bars) - 0.4)
+    axes.set_xticks(list(places), [str(bar.x) for bar in bars])
+    axes.tick_params(axis="x", length=0)
+    axes.grid(axis="y", color=style.GRID, lw=0.6)
+    axes.set_xlabel(panel.axis)
+    axes.set_ylabel(unit)
