@@ -45,7 +45,7 @@ bool bench_layer_is(const bench_case *bench) { return bench->layer[0] != 0; }
 
 const char *bench_layer_contradiction(const bench_case *bench) {
   const attn_problem *p = &bench->problem;
-  if (!bench_layer_is(bench)) return bench->width ? "width is of layers: a layer=... must be given with it" : NULL;
+  if (!bench_layer_is(bench)) return bench->width ? "width is of layers: layer=mha, layer=block, ... must be given with it" : NULL;
   if (!bench->width) return "a layer's width must be a multiple of its heads, or head_dim be given";
   if (p->seq_q != p->seq_k) return "layers attend to themselves: seq_q and seq_k must be equal";
   if (p->uses || p->score != ATTN_SCORE_DOT || p->softcap > 0)

@@ -1,9 +1,29 @@
 #include "nn_support.h"
 
 #include <math.h>
+#include <stdlib.h>
+
+/* What nn_random gave, until the program ends. */
+static struct kept {
+  struct kept *next;
+  float *values;
+} *all;
+
+static void free_all(void) {
+  while (all) {
+    struct kept *first = all;
+    all = first->next;
+    free(first->values);
+    free(first);
+  }
+}
 
 float *nn_random(int64_t count, unsigned seed) {
   float *values = test_allocate((size_t)(count + 1) * sizeof *values);
+  struct kept *kept = test_allocate(sizeof *kept);
+  if (!all) atexit(free_all);
+  *kept = (struct kept){all, values};
+  all = kept;
   test_fill(values, (size_t)count, seed);
   return values;
 }

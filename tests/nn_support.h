@@ -6,7 +6,7 @@
 #include "src/nn/ref/nn_oracle_f64.h"
 #include "support.h"
 
-/* Weights of size 1 / sqrt(in), a bias where wanted. Every second seed gives a transposed weight. Never freed: tests end. */
+/* Weights of size 1 / sqrt(in), a bias where wanted. Every second seed gives a transposed weight. Freed when the tests end. */
 attn_linear nn_random_linear(int64_t in, int64_t out, bool bias, unsigned seed);
 
 /* As the oracle takes it. */
@@ -15,7 +15,7 @@ attn_nn_matrix nn_matrix(const attn_linear *linear, int64_t in, int64_t out);
 /* x W + b of a field, which is given up. */
 attn_nn_field nn_apply(attn_nn_field x, const attn_linear *linear, int64_t out);
 
-/* `count` floats in -1..1; never freed. */
+/* `count` floats in -1..1; freed when the tests end. */
 float *nn_random(int64_t count, unsigned seed);
 
 /* Fails unless the result lies within the limit of the field / beyond 4 times that limit. Gives the field up. */

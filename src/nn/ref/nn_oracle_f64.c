@@ -200,10 +200,8 @@ static double score_of(const head *c, int64_t i, int64_t j, double *variance) {
   return scale * s.value;
 }
 
-/* Of one weight, relative: exp as float32 has it, about 4 u, or as the kernel declares it; and the rounding of P. */
-static double own_variance(const attn_numerics *n) {
-  return square(4 * unit) + square(n->exp_error) + square(n->p_rounding);
-}
+/* Of one weight, relative: exp as float32 has it, about 4 u, or as the kernel declares it. With float32 values P is not rounded. */
+static double own_variance(const attn_numerics *n) { return square(4 * unit) + square(n->exp_error); }
 
 static void attend_row(const head *c, int64_t i, double *p, double *p_variance, attn_nn_field *o) {
   const int64_t keys = c->a->seq_k;

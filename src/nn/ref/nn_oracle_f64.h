@@ -50,7 +50,7 @@ typedef struct attn_nn_attention {
   float scale;                 /* DOT only */
   const float *weight;         /* of ADDITIVE and GAUSSIAN: [dim] */
   const attn_nn_field *scores; /* [batch * heads_q * seq_q][at least seq_k] */
-  attn_numerics numerics;      /* what the kernel declares beyond float32: its exp, the rounding of P */
+  attn_numerics numerics;      /* what the kernel declares of its exp */
 } attn_nn_attention;
 attn_nn_field attn_nn_oracle_attention(const attn_nn_attention *attention, const attn_nn_field *q, const attn_nn_field *k,
                                        const attn_nn_field *v);
