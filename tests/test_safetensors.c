@@ -111,8 +111,9 @@ static void broken_headers_do_no_harm(void **state) {
         for (int t = 0; t < file.count; t++) { /* whatever it took must be there */
           int64_t count = 1;
           for (int d = 0; d < file.tensors[t].dims; d++) count *= file.tensors[t].shape[d];
-          volatile float sum = 0;
+          float sum = 0;
           for (int64_t e = 0; e < count; e++) sum += file.tensors[t].data[e];
+          assert_true(sum >= 0); /* 1, 2, 3, 4: a sanitizer sees what lies beyond */
         }
         safetensors_free(&file);
       }
