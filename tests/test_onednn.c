@@ -1,0 +1,93 @@
+/* What the kernels on oneDNN promise beside the answers, which every kernel is tried for: the caller's OpenMP setting is what it was,
+ * refusals say what and who, and bfloat16 either meets its declared limit or is refused in oneDNN's own word. */
+#include <dlfcn.h>
+#include <string.h>
+
+#include "support.h"
+
+static const char *const kernels[] = {"matmul_onednn", "graph_onednn"};
+enum { KERNELS = sizeof kernels / sizeof *kernels };
+
+static attn_problem plain_problem(void) {
+  attn_problem p;
+  attn_problem_init(&p, 1, 2, 1, 37, 300, 24, 20);
+  return p;
+}
+
+/* NULL where the kernel is not built or cannot run here. */
+static const attn_kernel_info *usable(const char *name) {
+  const attn_kernel_info *kernel = attn_kernel_find(name);
+  if (!kernel) print_message("%s skipped: not built\n", name);
+  const char *why_not = kernel ? attn_kernel_unusable(kernel) : NULL;
+  if (why_not) print_message("%s skipped: %s\n", name, why_not);
+  return why_not ? NULL : kernel;
+}
+
+/* The OpenMP that the process has, by name: this program may be built without, and oneDNN bring one. */
+static void *openmp(const char *name) { return dlsym(RTLD_DEFAULT, name); }
+
+static void callers_threads_stay_what_they_were(void **state) {
+  (void)state;
+  int (*get)(void);
+  void (*set)(int);
+  void *const get_address = openmp("omp_get_max_threads"), *const set_address = openmp("omp_set_num_threads");
+  memcpy(&get, &get_address, sizeof get);
+  memcpy(&set, &set_address, sizeof set);
+  if (!get || !set) skip();
+  const int before = get();
+  const attn_problem p = plain_problem();
+  for (int i = 0; i < KERNELS; i++) {
+    if (!usable(kernels[i])) continue;
+    test_data data = test_data_create(&p, 5);
+    for (int threads = 1; threads <= 5; threads += 4) {
+      set(threads);
+      test_ok(test_run(&p, &data.args, &(attn_options){.kernel = kernels[i], .threads = 1}));
+      assert_int_equal(get(), threads);
+      test_ok(test_run(&p, &data.args, &(attn_options){.kernel = kernels[i], .threads = 3}));
+      assert_int_equal(get(), threads);
+    }
+    test_data_destroy(&data);
+  }
+  set(before);
+}
+
+static void assert_rejects(const char *kernel, const attn_problem *p, const char *part) {
+  if (usable(kernel)) test_contains(attn_kernel_rejects(attn_kernel_find(kernel), p), part);
+}
+
+static void refusals_say_what_is_missing(void **state) {
+  (void)state;
+  attn_problem mixed = plain_problem(), gaussian = plain_problem(), causal = plain_problem(), lse = plain_problem();
+  mixed.dtype_kv = ATTN_BF16;
+  gaussian.score = ATTN_SCORE_GAUSSIAN;
+  attn_problem_set_causal(&causal, ATTN_ALIGN_TOP_LEFT);
+  lse.uses = ATTN_USE_LSE;
+  assert_rejects("matmul_onednn", &mixed, "one type");
+  assert_rejects("matmul_onednn", &gaussian, "gaussian");
+  assert_rejects("graph_onednn", &causal, "masks");
+  assert_rejects("graph_onednn", &lse, "LSE");
+}
+
+/* Whether a CPU has products of 16-bit types oneDNN knows: no is a status of its own, with its version. */
+static void types_it_lacks_are_refused_in_its_words(void **state) {
+  (void)state;
+  static const attn_dtype types[] = {ATTN_BF16, ATTN_F16};
+  const attn_kernel_info *kernel = usable("matmul_onednn");
+  for (size_t i = 0; kernel && i < sizeof types / sizeof *types; i++) {
+    attn_problem p = plain_problem();
+    p.dtype_q = p.dtype_kv = p.dtype_o = types[i];
+    const char *reason = attn_kernel_rejects(kernel, &p);
+    if (!reason) continue; /* then the conformance suite has tried it */
+    test_contains(reason, kernel->library);
+    test_contains(reason, "unimplemented");
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(callers_threads_stay_what_they_were),
+      cmocka_unit_test(refusals_say_what_is_missing),
+      cmocka_unit_test(types_it_lacks_are_refused_in_its_words),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
