@@ -21,7 +21,7 @@ typedef struct attn_peak_loop {
 
 /* The loops of a tier, ended by one whose isa is NULL. */
 extern const attn_peak_loop attn_peak_c[], attn_peak_avx2[], attn_peak_avx512[], attn_peak_avx512bf16[], attn_peak_amx[],
-    attn_peak_neon[];
+    attn_peak_neon[], attn_peak_neonbf16[];
 
 /* All loops of this build, whatever the CPU; NULL beyond the last. Check attn_cpu_tiers() before running one. */
 const attn_peak_loop *attn_peak_get(int index);

@@ -53,8 +53,12 @@ static uint32_t detect_features(void) {
   return features;
 }
 #elif defined(__aarch64__)
+#include <sys/auxv.h>
+
+enum { HWCAP2_BF16_BIT = 1 << 14 }; /* Linux, Documentation/arch/arm64/elf_hwcaps.rst; older headers lack it */
+
 /* Advanced SIMD is part of the base architecture. */
-static uint32_t detect_features(void) { return CPU_NEON; }
+static uint32_t detect_features(void) { return CPU_NEON | (getauxval(AT_HWCAP2) & HWCAP2_BF16_BIT ? CPU_NEON_BF16 : 0); }
 static bool amx_permitted(void) { return false; }
 #else
 static uint32_t detect_features(void) { return 0; }
@@ -96,7 +100,8 @@ const char *attn_tier_isa(int index) { return index >= 0 && index < TIER_COUNT ?
 
 /* Names of feature bits, for sentences. */
 static void append_feature_names(uint32_t features, char *text, size_t bytes) {
-  static const char *const names[] = {"AVX2", "FMA", "F16C", "AVX-512 F/BW/DQ/VL", "AVX512-BF16", "AMX-BF16", "NEON"};
+  static const char *const names[] = {"AVX2",        "FMA",      "F16C", "AVX-512 F/BW/DQ/VL",
+                                      "AVX512-BF16", "AMX-BF16", "NEON", "BF16 on NEON"};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
     if (!(features & 1u << i)) continue;
     size_t used = strlen(text);

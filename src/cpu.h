@@ -14,6 +14,7 @@ enum {
   CPU_AVX512_BF16 = 1 << 4,
   CPU_AMX_BF16 = 1 << 5, /* AMX-TILE and AMX-BF16 */
   CPU_NEON = 1 << 6,
+  CPU_NEON_BF16 = 1 << 7, /* BFDOT, BFMMLA and BFCVT on Advanced SIMD registers */
 };
 
 /* Detected once per process, thread-safe. */

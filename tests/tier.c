@@ -34,6 +34,12 @@ static void expect(bool holds, const char *what, const char *detail) {
   printf("WRONG: %s (%s)\n", what, detail ? detail : "no reason");
 }
 
+/* Tiers whose products take bf16 inputs refuse others. */
+static bool takes(const char *kernel, const attn_problem *problem) {
+  const attn_kernel_info *info = attn_kernel_find(kernel);
+  return attn_kernel_unusable(info) || !attn_kernel_rejects(info, problem);
+}
+
 /* The registry's best kernel for the problem that is not above the tier: of the highest tier that has one, decode for few query rows
  * of a KV head, else flash. */
 static const char *expected_kernel(const char *isa, const attn_problem *problem) {
@@ -43,7 +49,7 @@ static const char *expected_kernel(const char *isa, const attn_problem *problem)
     snprintf(name, sizeof name, "decode_%s", attn_tier_isa(tier));
     if (few_rows && attn_kernel_find(name)) return name;
     snprintf(name, sizeof name, "flash_%s", attn_tier_isa(tier));
-    if (attn_kernel_find(name)) return name;
+    if (attn_kernel_find(name) && takes(name, problem)) return name;
   }
   return "none";
 }

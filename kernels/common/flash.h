@@ -189,8 +189,8 @@ static void flash_attend(const attn_schedule *schedule, const row_block *block, 
       flash_tile(block, tile_row, key, min64(key + schedule->key_block, block->seq->len_k));
 }
 
-static void flash_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
-                      void *scratch) {
+static inline void flash_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
+                             void *scratch) {
   if (task.phase == 0)
     pack_unit(schedule, args, task, unit_memory);
   else

@@ -53,6 +53,12 @@ static inline vec select_allowed(attn_key_range range, int64_t key, vec score) {
 
 /* ---- P = exp(S) ---- */
 
+/* What P is rounded to before it is summed and multiplied: a tier whose product takes narrower values says so, for the sum must
+ * know of it too. */
+#ifndef ROUND_P
+#define ROUND_P(p) (p)
+#endif
+
 /* p = 2^p for the first `vecs` vectors of a panel of a row, in registers, stored to `score`; returns sum + their lane-wise
  * sum. */
 static ALWAYS_INLINE vec exponentials(vec p[TILE_VECS], float *score, vec sum, const int64_t vecs) {
@@ -60,7 +66,7 @@ static ALWAYS_INLINE vec exponentials(vec p[TILE_VECS], float *score, vec sum, c
   UNROLL
   for (int v = 0; v < TILE_VECS; v++) {
     if (v >= vecs) continue;
-    p[v] = vec_exp2(p[v]);
+    p[v] = ROUND_P(vec_exp2(p[v]));
     vec_store(score + v * VEC_LANES, p[v]);
     added = v == 0 ? p[0] : vec_add(added, p[v]);
   }

@@ -1,0 +1,277 @@
+/* flash_neonbf16: flash attention on bf16 inputs by BFMMLA, which multiplies 2 x 4 by 4 x 2 values and adds the 2 x 2 results in
+ * float32: four times the work of an FMLA.
+ *
+ * A tile is 8 query rows (4 pairs) against 12 keys (6 pairs), 24 accumulators of 2 x 2 sums. Operands are packed as the instruction
+ * takes them, 8 values in a register: two rows (keys, columns) of 4 neighbours along the dimension that is summed.
+ *
+ *   Q   [tile][dim / 4][row pair][row][4]     K  [panel][dim / 4][key pair][key][4]
+ *   P   [key / 4][row pair][row][4]           V  [column group][key / 4][column pair][column][4]
+ *
+ * Scores go through memory, where the code of every tier masks and exponentiates them (streaming.h); P is rounded to bf16 for the
+ * second product and its sum, as numerics declare. What a masked key holds is multiplied by a P of exactly 0. */
+#include "kernels/neon/vec_neon.h"
+
+/* To the nearest bf16 value. */
+static inline vec round_to_bf16(vec x) {
+  return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_bf16(vcvt_bf16_f32(x)), 16));
+}
+#define ROUND_P(p) round_to_bf16(p)
+
+#include "kernels/common/flash.h"
+
+enum {
+  PAIRS = TILE_ROWS / 2, /* of rows */
+  COLUMNS = 12,          /* of a tile of O; keys of a tile of S are as many */
+  COLUMN_PAIRS = COLUMNS / 2,
+  QUAD = 4,           /* values that one step sums over */
+  STEP_A = PAIRS * 8, /* values of Q or P of one step */
+  STEP_B = COLUMN_PAIRS * 8,
+  TASK_KEYS = WHOLE_PANELS(1024)
+};
+_Static_assert((int)COLUMNS == (int)PANEL_KEYS, "a panel of K is as wide as a group of columns of V");
+
+static const char *rejects(const attn_problem *p, char *buffer, size_t buffer_bytes) {
+  (void)buffer, (void)buffer_bytes;
+  if (p->score != ATTN_SCORE_DOT) return "it computes dot scores only: its products take bf16 values";
+  if (p->dtype_q != ATTN_BF16) return "its dot product needs bf16 inputs: dtype_q must be ATTN_BF16";
+  if (p->dtype_kv != ATTN_BF16) return "its dot product needs bf16 inputs: dtype_kv must be ATTN_BF16";
+  return NULL;
+}
+
+/* ---- Memory ---- */
+
+static int64_t quads(int64_t n) { return (n + QUAD - 1) / QUAD; }
+static int64_t groups_of(const attn_problem *p) { return (p->dim_v + COLUMNS - 1) / COLUMNS; }
+static int64_t key_quads(const attn_problem *p) { return round_up(p->seq_k, PANEL_KEYS) / QUAD; }
+static uint16_t *packed_k(const row_block *block) { return (uint16_t *)(uintptr_t)block->keys.k; }
+
+static int64_t k_values(const attn_problem *p) { return round_up(p->seq_k, PANEL_KEYS) * quads(p->dim_qk) * QUAD; }
+static int64_t v_values(const attn_problem *p) { return groups_of(p) * key_quads(p) * STEP_B; }
+
+/* Packed Q and P lie behind the tile's scores, in the scratch that the plan asks for. */
+static int64_t q_floats(const attn_problem *p, int64_t rows) { return rows * quads(p->dim_qk) * QUAD / 2; }
+static int64_t score_floats(int64_t key_block) { return round_up(TILE_ROWS * (key_block + FLASH_SCORE_PAD), 16); }
+static uint16_t *packed_q(const row_block *block, int64_t key_block) {
+  return (uint16_t *)(void *)(block->score + score_floats(key_block));
+}
+
+static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
+  const int64_t most = INT64_MAX / 64;
+  if (!flash_plan(p, machine, schedule)) return false;
+  if (p->seq_k > 0 && (p->dim_qk + p->dim_v + 2 * COLUMNS) > most / (p->seq_k + PANEL_KEYS)) return false;
+  schedule->items[0] = (p->seq_k + TASK_KEYS - 1) / TASK_KEYS;
+  schedule->unit_bytes = (size_t)(k_values(p) + v_values(p)) * sizeof(uint16_t);
+  schedule->scratch_bytes +=
+      ((size_t)q_floats(p, schedule->row_block + TILE_ROWS) + (size_t)TILE_ROWS * (size_t)schedule->key_block + 64) *
+      sizeof(float);
+  return true;
+}
+
+/* ---- Packing: whole panels, with zeros for what is no key in use ---- */
+
+static void pack_key(const attn_problem *p, const attn_args *args, int64_t k_at, int64_t v_at, bool exists, int64_t key,
+                     uint16_t *k, uint16_t *v) {
+  const uint16_t *k_from = args->k, *v_from = args->v;
+  const int64_t j = key % PANEL_KEYS, depth = quads(p->dim_qk) * QUAD;
+  uint16_t *to = k + key / PANEL_KEYS * PANEL_KEYS * depth + j / 2 * 8 + j % 2 * QUAD;
+  for (int64_t d = 0; d < depth; d++)
+    to[d / QUAD * STEP_B + d % QUAD] = exists && d < p->dim_qk ? k_from[k_at + d * p->k_stride.d] : 0;
+  for (int64_t c = 0; c < groups_of(p) * COLUMNS; c++)
+    v[(c / COLUMNS * key_quads(p) + key / QUAD) * STEP_B + c % COLUMNS / 2 * 8 + c % 2 * QUAD + key % QUAD] =
+        exists && c < p->dim_v ? v_from[v_at + c * p->v_stride.d] : 0;
+}
+
+static void pack(const attn_schedule *schedule, const attn_args *args, attn_task task, uint16_t *k) {
+  const attn_problem *p = &schedule->problem;
+  const int64_t b = task.unit / p->heads_kv, head = task.unit % p->heads_kv * (p->heads_q / p->heads_kv);
+  const attn_sequence seq = attn_sequence_of(p, args, b);
+  const attn_key_range used = keys_in_use(p, args, &seq, b);
+  const int64_t begin = max64(round_down(used.begin, PANEL_KEYS), task.item * TASK_KEYS);
+  const int64_t end = min64(round_up(used.end, PANEL_KEYS), (task.item + 1) * TASK_KEYS);
+  for (int64_t key = begin; key < end; key++)
+    pack_key(p, args, attn_k_offset(p, &seq, b, head, key), attn_v_offset(p, &seq, b, head, key),
+             used.begin <= key && key < used.end, key, k, k + k_values(p));
+}
+
+static void pack_queries(const row_block *block, int64_t capacity, uint16_t *to) {
+  const attn_problem *p = block->problem;
+  const uint16_t *from = block->args->q;
+  const int64_t depth = quads(p->dim_qk) * QUAD;
+  for (int64_t i = 0; i < capacity; i++) {
+    const bool used = i < block->rows && block->range[i].begin < block->range[i].end;
+    const problem_row at = problem_row_of(block, i);
+    const int64_t offset = attn_q_offset(p, block->seq, block->b, at.head, at.query), r = i % TILE_ROWS;
+    uint16_t *row = to + (i - r) * depth + r / 2 * 8 + r % 2 * QUAD;
+    for (int64_t d = 0; d < depth; d++)
+      row[d / QUAD * STEP_A + d % QUAD] = used && d < p->dim_qk ? from[offset + d * p->q_stride.d] : 0;
+  }
+}
+
+/* ---- The register tile ---- */
+
+static ALWAYS_INLINE bfloat16x8_t load_8(const uint16_t *p) {
+  return vreinterpretq_bf16_f32(load_here((const float *)(const void *)p));
+}
+
+/* sum[i][c] += the 2 x 2 products of row pair i and column pair c, over `steps` quads. `pairs` is a constant. */
+static ALWAYS_INLINE void multiply(vec sum[PAIRS][COLUMN_PAIRS], const uint16_t *a, const uint16_t *b, int64_t steps,
+                                   const int pairs) {
+  NO_UNROLL
+  for (int64_t s = 0; s < steps; s++) {
+    bfloat16x8_t rows[PAIRS];
+    UNROLL
+    for (int i = 0; i < PAIRS; i++) rows[i] = load_8(a + s * STEP_A + i * 8);
+    UNROLL
+    for (int c = 0; c < pairs; c++) {
+      const bfloat16x8_t columns = load_8(b + s * STEP_B + c * 8);
+      UNROLL
+      for (int i = 0; i < PAIRS; i++) sum[i][c] = vbfmmlaq_f32(sum[i][c], rows[i], columns);
+    }
+  }
+}
+
+/* score[i][j] of one panel, in log2 units. */
+static NO_INLINE void score_panel_bf16(const row_block *block, const uint16_t *q, int64_t key, float *score) {
+  const attn_problem *p = block->problem;
+  const vec factor = vec_set1(p->scale * LOG2_E);
+  vec sum[PAIRS][COLUMN_PAIRS];
+  UNROLL
+  for (int i = 0; i < PAIRS; i++) {
+    UNROLL
+    for (int c = 0; c < COLUMN_PAIRS; c++) sum[i][c] = vec_zero();
+  }
+  multiply(sum, q, packed_k(block) + key * quads(p->dim_qk) * QUAD, quads(p->dim_qk), COLUMN_PAIRS);
+  UNROLL
+  for (int i = 0; i < PAIRS; i++) {
+    float *row = score + 2 * i * block->score_stride;
+    UNROLL
+    for (int v = 0; v < TILE_VECS; v++) {
+      const float64x2_t left = vreinterpretq_f64_f32(sum[i][2 * v]), right = vreinterpretq_f64_f32(sum[i][2 * v + 1]);
+      vec_store(row + v * VEC_LANES, vec_mul(vreinterpretq_f32_f64(vzip1q_f64(left, right)), factor));
+      vec_store(row + block->score_stride + v * VEC_LANES, vec_mul(vreinterpretq_f32_f64(vzip2q_f64(left, right)), factor));
+    }
+  }
+}
+
+/* acc += P V for one group of columns; of the tile's rows only `only` is stored, unless it is negative. */
+static ALWAYS_INLINE void accumulate_group(float *acc, int64_t stride, const uint16_t *p, const uint16_t *v, int64_t steps,
+                                           int only, const int pairs) {
+  vec sum[PAIRS][COLUMN_PAIRS];
+  UNROLL
+  for (int i = 0; i < PAIRS; i++) {
+    UNROLL
+    for (int c = 0; c < pairs; c++)
+      sum[i][c] = vcombine_f32(vld1_f32(acc + 2 * i * stride + 2 * c), vld1_f32(acc + (2 * i + 1) * stride + 2 * c));
+  }
+  multiply(sum, p, v, steps, pairs);
+  UNROLL
+  for (int i = 0; i < PAIRS; i++) {
+    UNROLL
+    for (int c = 0; c < pairs; c++) {
+      if (only < 0 || only == 2 * i) vst1_f32(acc + 2 * i * stride + 2 * c, vget_low_f32(sum[i][c]));
+      if (only < 0 || only == 2 * i + 1) vst1_f32(acc + (2 * i + 1) * stride + 2 * c, vget_high_f32(sum[i][c]));
+    }
+  }
+}
+
+static NO_INLINE void accumulate_columns_of(float *acc, int64_t stride, const uint16_t *p, const uint16_t *v, int64_t steps,
+                                            int only, int64_t columns) {
+  if (columns >= COLUMNS)
+    accumulate_group(acc, stride, p, v, steps, only, COLUMN_PAIRS);
+  else if (columns > QUAD)
+    accumulate_group(acc, stride, p, v, steps, only, 4);
+  else
+    accumulate_group(acc, stride, p, v, steps, only, 2);
+}
+
+/* ---- O += P V ---- */
+
+static void round_p(const row_block *block, const float *score, int64_t steps, uint16_t *p) {
+  for (int64_t s = 0; s < steps; s++)
+    for (int i = 0; i < PAIRS; i++) {
+      const float *row = score + 2 * i * block->score_stride + s * QUAD;
+      const bfloat16x8_t first = vcvtq_low_bf16_f32(vec_load(row));
+      vst1q_u16(p + s * STEP_A + i * 8,
+                vreinterpretq_u16_bf16(vcvtq_high_bf16_f32(first, vec_load(row + block->score_stride))));
+    }
+}
+
+/* A copy of a group's V without the keys that row i may not see: zeros, as far as its sums can tell. */
+static void copy_allowed_v(const row_block *block, int64_t i, int64_t key, int64_t steps, const uint16_t *v,
+                           uint16_t *copy) {
+  const problem_row at = problem_row_of(block, i);
+  memcpy(copy, v, (size_t)(steps * STEP_B) * sizeof *v);
+  for (int64_t j = 0; j < steps * QUAD; j++) {
+    if (block->range[i].begin <= key + j && key + j < block->range[i].end &&
+        attn_key_selected(block->problem, block->args, block->b, at.head, at.query, key + j))
+      continue;
+    for (int c = 0; c < COLUMNS; c++) copy[j / QUAD * STEP_B + c / 2 * 8 + c % 2 * QUAD + j % QUAD] = 0;
+  }
+}
+
+static void accumulate_bf16(const row_block *block, int64_t tile_row, int64_t key, int64_t steps, const uint16_t *p) {
+  enum { MOST_KEYS = 256 };
+  const attn_problem *problem = block->problem;
+  float *acc = block->acc + tile_row * block->acc_stride;
+  for (int64_t g = 0; g < groups_of(problem); g++) {
+    const uint16_t *v = packed_k(block) + k_values(problem) + (g * key_quads(problem) + key / QUAD) * STEP_B;
+    const int64_t columns = block->acc_stride - g * COLUMNS;
+    if (!block->careful) {
+      accumulate_columns_of(acc + g * COLUMNS, block->acc_stride, p, v, steps, -1, columns);
+      continue;
+    }
+    uint16_t copy[MOST_KEYS * COLUMNS];
+    for (int i = 0; i < TILE_ROWS && tile_row + i < block->rows; i++) {
+      copy_allowed_v(block, tile_row + i, key, steps, v, copy);
+      accumulate_columns_of(acc + g * COLUMNS, block->acc_stride, p, copy, steps, i, columns);
+    }
+  }
+}
+
+/* ---- The loop ---- */
+
+static void tile_bf16(const row_block *block, int64_t tile_row, int64_t begin, int64_t end, const uint16_t *q, uint16_t *p) {
+  tile_keys keys = classify_tile(block, tile_row, begin, end);
+  if (keys.class != TILE_SKIP && selects_keys(block->problem)) keys = trim_tile(block, tile_row, keys);
+  if (keys.class == TILE_SKIP) return;
+  for (int64_t key = keys.first; key < keys.end; key += PANEL_KEYS) {
+    float *score = block->score + (key - keys.first);
+    score_panel_bf16(block, q, key, score);
+    softmax_panel(block, tile_row, key, score, key - keys.first, TILE_ROWS, TILE_VECS);
+  }
+  const int64_t steps = (round_up(keys.end, PANEL_KEYS) - keys.first) / QUAD;
+  round_p(block, block->score, steps, p);
+  accumulate_bf16(block, tile_row, keys.first, steps, p);
+}
+
+static void attend(const attn_schedule *schedule, const row_block *given, int64_t capacity) {
+  row_block block = *given;
+  block.adjusted = true; /* scores come without the reference taken off */
+  block.shifted = false;
+  uint16_t *q = packed_q(&block, schedule->key_block);
+  const int64_t depth = quads(block.problem->dim_qk) * QUAD;
+  uint16_t *p = q + round_up(capacity * depth, 32);
+  pack_queries(&block, capacity, q);
+  for (int64_t key = 0; key < block.seq->len_k; key += schedule->key_block)
+    for (int64_t tile_row = 0; tile_row < capacity; tile_row += TILE_ROWS)
+      tile_bf16(&block, tile_row, key, min64(key + schedule->key_block, block.seq->len_k), q + tile_row * depth, p);
+}
+
+static void run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch) {
+  if (task.phase == 0)
+    pack(schedule, args, task, unit_memory);
+  else
+    compute_rows(schedule, args, task, unit_memory, scratch, TILE_ROWS, schedule->key_block + FLASH_SCORE_PAD, attend);
+}
+
+const attn_kernel attn_flash_neonbf16 = {
+    .info = {.name = "flash_neonbf16",
+             .algorithm = "flash",
+             .isa = "neonbf16",
+             .library = "",
+             .summary = "flash attention on bf16 inputs, P rounded to bf16; tiles of 8 x 12 by BFMMLA",
+             .numerics = {.exp_error = 0x1p-22, .p_rounding = 0x1p-8, .input_flush = 0x1p-126}},
+    .rejects = rejects,
+    .plan = plan,
+    .run = run,
+};

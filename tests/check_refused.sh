@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# usage: check_refused.sh KERNEL REASON EMULATOR... ATTNBENCH: on a CPU (the emulator's -cpu) that lacks what the kernel needs, its rows
+# are skips that say so, and asking for it by name is an error that says so; nothing dies of an unknown instruction.
+kernel=$1 reason=$2
+shift 2
+attnbench=("$@")
+failed=0
+expect() { # CODE, then attnbench's arguments
+  local code=$1 output
+  shift
+  output=$("${attnbench[@]}" "$@" 2>&1)
+  local got=$?
+  output=$(echo $output) # sentences are wrapped in tables
+  [ $got = "$code" ] && [[ $output == *"$reason"* ]] && return
+  echo "FAILED: attnbench $* ended with $got, not $code, or did not say '$reason': $output"
+  failed=1
+}
+expect 77 check --kernel "$kernel" -a dtype=bf16 -a seq=16 -a heads=1
+ATTN_KERNEL=$kernel expect 1 check --kernel auto -a dtype=bf16 -a seq=16 -a heads=1
+expect 0 list kernels
+exit $failed
