@@ -439,7 +439,7 @@ const attn_kernel attn_matmul_onednn = {
              .isa = "c",
              .library = attn_onednn_text,
              .summary = "oneDNN's matmul on blocks of rows and keys, its softmax on whole rows, our masks between them",
-             /* its softmax: at most 3.7e-7 over all float32 arguments on AVX2, the division by the sum included */
+             /* its softmax: at most 3.7e-7 over a dense sample of float32 arguments on AVX2, the division by the sum included */
              .numerics = {.exp_error = 0x1p-21, .p_rounding = 0x1p-8}},
     .rejects = rejects,
     .plan = plan,
