@@ -80,6 +80,9 @@ run_ctest() {
 
 fail_build() { failures=$((failures + 1)) tests=$((tests + 1)) && return 1; }
 
+# An option for CMake: a selection of so many cases of each suite, or with --long all of them.
+some_cases() { [ -n "$long" ] && say "-DATTN_TEST_CASES=" || say "-DATTN_TEST_CASES=$1"; }
+
 stage_gcc() {
   configure_and_build release build ${CC:+-DCMAKE_C_COMPILER="$CC"} || { fail_build && return; } || return 1
   exclude=tier run_ctest build
@@ -103,7 +106,7 @@ stage_clang() {
   [ -n "$(clangs)" ] || { skipped="no clang; to install it: apt-get install clang" && return 0; }
   for compiler in $(clangs); do
     say "-- $compiler"
-    configure_and_build clang "build-$compiler" -DCMAKE_C_COMPILER="$compiler" || { fail_build || result=1; continue; }
+    configure_and_build clang "build-$compiler" -DCMAKE_C_COMPILER="$compiler" "$(some_cases 600)" || { fail_build || result=1; continue; }
     run_ctest "build-$compiler" -L 'unit|tier|compiler' || result=1
   done
   return $result
@@ -112,7 +115,7 @@ stage_clang() {
 stage_sanitize() {
   local selection=(-L sanitize)
   [ -n "$long" ] || selection+=(-E '_(avx512.*|amx)$')
-  configure_and_build asan build-asan || { fail_build && return; } || return 1
+  configure_and_build asan build-asan "$(some_cases 300)" || { fail_build && return; } || return 1
   ATTN_MAX_ISA=avx2 run_ctest build-asan "${selection[@]}"
 }
 
