@@ -20,11 +20,18 @@ static const char *emulator_of_process(void) {
   return strcmp(program, emulator) ? emulator : NULL;
 }
 
-const char *bench_emulation(void) {
+/* What the build itself emulates, or NULL. */
+static const char *emulated_tier(void) {
 #ifdef ATTN_EMULATE_AVX512
   return "this build emulates the avx512 tier on AVX2 (ATTN_EMULATE_AVX512=ON)";
 #else
+  return NULL;
+#endif
+}
+
+const char *bench_emulation(void) {
   static char text[400];
+  if (emulated_tier()) return emulated_tier();
   const char *declared = getenv("ATTN_EMULATED"), *emulator = emulator_of_process();
   if (emulator)
     snprintf(text, sizeof text, "this program runs under an emulator, %s", emulator);
@@ -33,7 +40,6 @@ const char *bench_emulation(void) {
   else
     return NULL;
   return text;
-#endif
 }
 
 bool bench_refuses_to_time(const char *command) {
