@@ -5,7 +5,7 @@
 #include <immintrin.h>
 #include <stddef.h>
 
-enum { TILES = 4, TILE_ROWS = 16, TILE_ROW_BYTES = 64, DEPTH = 32, COLUMNS = 16 };
+enum { TILES = 4, TILE_ROWS = 16, DEPTH = 32, COLUMNS = 16 };
 
 /* LDTILECFG's memory layout, Intel SDM vol. 1, ch. 18. */
 typedef struct tile_config {
@@ -14,13 +14,16 @@ typedef struct tile_config {
   uint8_t rows[16];
 } tile_config;
 
+/* In static storage: gcc's _tile_loadconfig says that it reads 8 bytes of its argument, so what it loads from an automatic object may
+ * never have been stored there (gcc 12: a general protection fault). */
+static const tile_config eight_tiles = {
+    .palette = 1,
+    .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64},
+    .rows = {16, 16, 16, 16, 16, 16, 16, 16},
+};
+
 static void tile_loop(int64_t iterations) {
-  tile_config config = {.palette = 1};
-  for (int t = 0; t < 8; t++) {
-    config.row_bytes[t] = TILE_ROW_BYTES;
-    config.rows[t] = TILE_ROWS;
-  }
-  _tile_loadconfig(&config);
+  _tile_loadconfig(&eight_tiles);
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
