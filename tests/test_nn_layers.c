@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "nn_support.h"
+#include "pool.h"
 
 /* ---- Feed-forward ---- */
 
@@ -231,6 +232,32 @@ static void additive_in_every_kernel(void **state) {
   test_each_kernel(additive_in);
 }
 
+/* Threads and pool of the options are for everything, the weights included. */
+static void additive_weights_run_on_the_pool(void **state) {
+  (void)state;
+  const attn_additive_config config = additive_config();
+  const int32_t lengths[AB] = {AK, 7};
+  float *weights[] = {NULL, nn_random(AB * AQ * AK, 11)};
+  test_pool pools[2] = {{.calls = 0}};
+  for (int i = 0; i < 2; i++) {
+    attn_additive *layer;
+    test_ok(attn_additive_create(
+        &config, &(attn_options){.threads = 2, .parallel_for = test_parallel_for, .pool = &pools[i]}, &layer));
+    const attn_additive_args args = {.q = nn_random(AB * AQ * WQ, 4),
+                                     .k = nn_random(AB * AK * WK, 5),
+                                     .v = nn_random(AB * AK * AV, 6),
+                                     .kv_len = lengths,
+                                     .o = nn_random(AB * AQ * AV, 9),
+                                     .weights = weights[i]};
+    const size_t bytes = attn_additive_workspace(layer);
+    void *workspace = test_allocate(bytes);
+    test_ok(attn_additive_run(layer, &args, workspace, bytes));
+    free(workspace);
+    attn_additive_destroy(layer);
+  }
+  assert_true(pools[1].calls > pools[0].calls);
+}
+
 static void additive_checks_arguments(void **state) {
   (void)state;
   attn_additive *layer;
@@ -443,8 +470,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(feed_forward_follows_the_formula), cmocka_unit_test(gelu_follows_the_formula),
       cmocka_unit_test(feed_forward_checks_arguments),    cmocka_unit_test(additive_in_every_kernel),
-      cmocka_unit_test(additive_checks_arguments),        cmocka_unit_test(synthesizer_in_every_kernel),
-      cmocka_unit_test(synthesizer_checks_arguments),
+      cmocka_unit_test(additive_weights_run_on_the_pool), cmocka_unit_test(additive_checks_arguments),
+      cmocka_unit_test(synthesizer_in_every_kernel),      cmocka_unit_test(synthesizer_checks_arguments),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

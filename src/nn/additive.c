@@ -7,6 +7,7 @@
 
 struct attn_additive {
   attn_additive_config config; /* its pointers are not kept */
+  attn_options options;        /* threads and pool */
   attn_product *query, *key;
   float *score_weight;
   attn_problem problem;
@@ -33,8 +34,10 @@ static attn_status check(const attn_additive_config *c) {
 }
 
 static attn_status build(attn_additive *layer, const attn_additive_config *c, const attn_options *options) {
-  attn_status status =
-      attn_nn_linear_create("attn_additive_config.query", &c->query, c->width_q, c->hidden, false, options, &layer->query);
+  attn_status status = attn_parallel_resolve(options, &layer->options);
+  if (status == ATTN_OK)
+    status =
+        attn_nn_linear_create("attn_additive_config.query", &c->query, c->width_q, c->hidden, false, options, &layer->query);
   if (status == ATTN_OK)
     status = attn_nn_linear_create("attn_additive_config.key", &c->key, c->width_k, c->hidden, false, options, &layer->key);
   if (status != ATTN_OK) return status;
@@ -147,5 +150,7 @@ attn_status attn_additive_run(const attn_additive *layer, const attn_additive_ar
     args->profile->total_ns += end - begin;
   }
   if (status != ATTN_OK || !args->weights) return status;
-  return attn_weights(&layer->problem, &inner, &(attn_options){.kernel = attn_plan_kernel(layer->plan)}, args->weights);
+  attn_options options = layer->options;
+  options.kernel = attn_plan_kernel(layer->plan);
+  return attn_weights(&layer->problem, &inner, &options, args->weights);
 }
