@@ -466,12 +466,54 @@ static void synthesizer_checks_arguments(void **state) {
   attn_synthesizer_destroy(NULL);
 }
 
+/* Tensors that just can be addressed, and a workspace that no longer can. */
+static void workspaces_beyond_the_address_space_are_refused(void **state) {
+  (void)state;
+  enum { LONG = 1 << 15 };
+  const int64_t batch = (int64_t)3 << 28;
+  const float *weight = nn_random(LONG, 1);
+  const attn_linear map = {.weight = weight}; /* 1 x 1 or 1 x LONG */
+  const attn_synthesizer_config scores = {.batch = batch,
+                                          .seq = LONG,
+                                          .width = 1,
+                                          .heads = 1,
+                                          .dim_v = 1,
+                                          .length = LONG,
+                                          .hidden = 1,
+                                          .first = &map,
+                                          .second = &map,
+                                          .value = map,
+                                          .output = map};
+  const attn_additive_config queries = {.batch = batch,
+                                        .seq_q = LONG,
+                                        .seq_k = 1,
+                                        .width_q = 1,
+                                        .width_k = 1,
+                                        .hidden = LONG,
+                                        .dim_v = 1,
+                                        .query = map,
+                                        .key = map,
+                                        .score_weight = weight};
+  attn_synthesizer *synthesizer;
+  attn_additive *additive;
+  test_refused(attn_synthesizer_create(&scores, NULL, &synthesizer), ATTN_UNSUPPORTED,
+               (const char *[4]){"attn_synthesizer", "address space"});
+  test_refused(attn_additive_create(&queries, NULL, &additive), ATTN_UNSUPPORTED,
+               (const char *[4]){"attn_additive", "address space"});
+  assert_true(!synthesizer && !additive);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(feed_forward_follows_the_formula), cmocka_unit_test(gelu_follows_the_formula),
-      cmocka_unit_test(feed_forward_checks_arguments),    cmocka_unit_test(additive_in_every_kernel),
-      cmocka_unit_test(additive_weights_run_on_the_pool), cmocka_unit_test(additive_checks_arguments),
-      cmocka_unit_test(synthesizer_in_every_kernel),      cmocka_unit_test(synthesizer_checks_arguments),
+      cmocka_unit_test(feed_forward_follows_the_formula),
+      cmocka_unit_test(gelu_follows_the_formula),
+      cmocka_unit_test(feed_forward_checks_arguments),
+      cmocka_unit_test(additive_in_every_kernel),
+      cmocka_unit_test(additive_weights_run_on_the_pool),
+      cmocka_unit_test(additive_checks_arguments),
+      cmocka_unit_test(synthesizer_in_every_kernel),
+      cmocka_unit_test(synthesizer_checks_arguments),
+      cmocka_unit_test(workspaces_beyond_the_address_space_are_refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -50,29 +50,6 @@ static attn_status build(attn_additive *layer, const attn_additive_config *c, co
   return attn_plan_create(&layer->problem, options, &layer->plan);
 }
 
-attn_status attn_additive_create(const attn_additive_config *config, const attn_options *options, attn_additive **result) {
-  NN_REQUIRE(result, "layer is NULL; it must point to where the layer's address goes");
-  *result = NULL;
-  attn_status status = check(config);
-  if (status != ATTN_OK) return status;
-  attn_additive *layer = calloc(1, sizeof *layer);
-  if (!layer) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_additive needs %zu bytes", sizeof *layer);
-  layer->config = *config;
-  status = build(layer, config, options);
-  if (status != ATTN_OK) return attn_additive_destroy(layer), status;
-  *result = layer;
-  return ATTN_OK;
-}
-
-void attn_additive_destroy(attn_additive *layer) {
-  if (!layer) return;
-  attn_product_destroy(layer->query);
-  attn_product_destroy(layer->key);
-  attn_plan_destroy(layer->plan);
-  free(layer->score_weight);
-  free(layer);
-}
-
 /* [projected queries] [projected keys] [what one product or the attention needs at a time] */
 typedef struct layout {
   attn_nn_layout all;
@@ -90,6 +67,30 @@ static layout lay_out(const attn_additive *layer) {
                                                              attn_product_workspace(layer->key, c->batch * c->seq_k)));
   l.step = attn_nn_place_bytes(&l.all, l.step_bytes);
   return l;
+}
+
+attn_status attn_additive_create(const attn_additive_config *config, const attn_options *options, attn_additive **result) {
+  NN_REQUIRE(result, "layer is NULL; it must point to where the layer's address goes");
+  *result = NULL;
+  attn_status status = check(config);
+  if (status != ATTN_OK) return status;
+  attn_additive *layer = calloc(1, sizeof *layer);
+  if (!layer) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_additive needs %zu bytes", sizeof *layer);
+  layer->config = *config;
+  status = build(layer, config, options);
+  if (status == ATTN_OK) status = attn_nn_check_layout("attn_additive", lay_out(layer).all);
+  if (status != ATTN_OK) return attn_additive_destroy(layer), status;
+  *result = layer;
+  return ATTN_OK;
+}
+
+void attn_additive_destroy(attn_additive *layer) {
+  if (!layer) return;
+  attn_product_destroy(layer->query);
+  attn_product_destroy(layer->key);
+  attn_plan_destroy(layer->plan);
+  free(layer->score_weight);
+  free(layer);
 }
 
 const char *attn_additive_kernel(const attn_additive *layer) { return layer ? attn_plan_kernel(layer->plan) : ""; }

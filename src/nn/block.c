@@ -140,38 +140,6 @@ static attn_status build(attn_block *block, const attn_block_config *c, const at
   return attn_feed_forward_create(&c->feed_forward, options, &s->feed_forward);
 }
 
-attn_status attn_block_create(const attn_block_config *config, const attn_options *options, attn_block **result) {
-  NN_REQUIRE(result, "block is NULL; it must point to where the block's address goes");
-  *result = NULL;
-  attn_status status = check(config);
-  if (status != ATTN_OK) return status;
-  attn_block *block = calloc(1, sizeof *block);
-  if (!block) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_block needs %zu bytes", sizeof *block);
-  block->rows = rows_of(&config->self);
-  block->width = config->self.width;
-  block->pre_norm = config->pre_norm;
-  status = build(block, config, options);
-  if (status != ATTN_OK) return attn_block_destroy(block), status;
-  *result = block;
-  return ATTN_OK;
-}
-
-void attn_block_destroy(attn_block *block) {
-  if (!block) return;
-  for (int i = 0; i < block->count; i++) {
-    attn_mha_destroy(block->sublayers[i].attention);
-    attn_feed_forward_destroy(block->sublayers[i].feed_forward);
-  }
-  free(block->norm_arrays);
-  free(block);
-}
-
-const char *attn_block_kernel(const attn_block *block) {
-  return block ? attn_mha_kernel(block->sublayers[0].attention) : "";
-}
-
-/* ---- Running ---- */
-
 /* [the stream] [what the sublayer reads: pre-norm] [what it gives] [what it works in] */
 typedef struct layout {
   attn_nn_layout all;
@@ -192,6 +160,39 @@ static layout lay_out(const attn_block *block) {
   l.step = attn_nn_place_bytes(&l.all, l.step_bytes);
   return l;
 }
+
+attn_status attn_block_create(const attn_block_config *config, const attn_options *options, attn_block **result) {
+  NN_REQUIRE(result, "block is NULL; it must point to where the block's address goes");
+  *result = NULL;
+  attn_status status = check(config);
+  if (status != ATTN_OK) return status;
+  attn_block *block = calloc(1, sizeof *block);
+  if (!block) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_block needs %zu bytes", sizeof *block);
+  block->rows = rows_of(&config->self);
+  block->width = config->self.width;
+  block->pre_norm = config->pre_norm;
+  status = build(block, config, options);
+  if (status == ATTN_OK) status = attn_nn_check_layout("attn_block", lay_out(block).all);
+  if (status != ATTN_OK) return attn_block_destroy(block), status;
+  *result = block;
+  return ATTN_OK;
+}
+
+void attn_block_destroy(attn_block *block) {
+  if (!block) return;
+  for (int i = 0; i < block->count; i++) {
+    attn_mha_destroy(block->sublayers[i].attention);
+    attn_feed_forward_destroy(block->sublayers[i].feed_forward);
+  }
+  free(block->norm_arrays);
+  free(block);
+}
+
+const char *attn_block_kernel(const attn_block *block) {
+  return block ? attn_mha_kernel(block->sublayers[0].attention) : "";
+}
+
+/* ---- Running ---- */
 
 size_t attn_block_workspace(const attn_block *block) { return block ? lay_out(block).all.bytes : 0; }
 

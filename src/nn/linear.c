@@ -47,6 +47,12 @@ size_t attn_nn_place_floats(attn_nn_layout *layout, int64_t rows, int64_t width)
   return attn_nn_place_bytes(layout, (size_t)count * sizeof(float));
 }
 
+attn_status attn_nn_check_layout(const char *layer, attn_nn_layout layout) {
+  if (!layout.overflow) return ATTN_OK;
+  return attn_fail(ATTN_UNSUPPORTED, "the workspace of this %s exceeds the address space; take a smaller batch or seq",
+                   layer);
+}
+
 attn_status attn_nn_check_workspace(const char *layer, const void *workspace, size_t bytes, size_t needed) {
   if (needed == 0) return ATTN_OK;
   if (!workspace || bytes < needed)

@@ -21,12 +21,15 @@ attn_status attn_nn_linear_run(const attn_product *product, attn_nn_rows shape, 
 
 typedef struct attn_nn_layout {
   size_t bytes;
-  bool overflow;
+  bool overflow; /* a region, or all of them, is too large to address */
 } attn_nn_layout;
 
 /* Offset of a new region of `count` floats (or bytes). */
 size_t attn_nn_place_floats(attn_nn_layout *layout, int64_t rows, int64_t width);
 size_t attn_nn_place_bytes(attn_nn_layout *layout, size_t bytes);
+
+/* Whether all of it can be addressed: a layer that could not run is refused when it is created. */
+attn_status attn_nn_check_layout(const char *layer, attn_nn_layout layout);
 
 /* The caller's workspace is there, large enough and aligned. */
 attn_status attn_nn_check_workspace(const char *layer, const void *workspace, size_t bytes, size_t needed);

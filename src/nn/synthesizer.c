@@ -88,36 +88,6 @@ static attn_status build(attn_synthesizer *layer, const attn_synthesizer_config 
   return attn_plan_create(&p, options, &layer->plan);
 }
 
-attn_status attn_synthesizer_create(const attn_synthesizer_config *config, const attn_options *options,
-                                    attn_synthesizer **result) {
-  NN_REQUIRE(result, "layer is NULL; it must point to where the layer's address goes");
-  *result = NULL;
-  attn_status status = check(config);
-  if (status != ATTN_OK) return status;
-  attn_synthesizer *layer = calloc(1, sizeof *layer);
-  if (!layer) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_synthesizer needs %zu bytes", sizeof *layer);
-  layer->config = *config;
-  status = build(layer, config, options);
-  if (status != ATTN_OK) return attn_synthesizer_destroy(layer), status;
-  *result = layer;
-  return ATTN_OK;
-}
-
-void attn_synthesizer_destroy(attn_synthesizer *layer) {
-  if (!layer) return;
-  for (int64_t h = 0; h < layer->config.heads; h++) {
-    if (layer->first) attn_product_destroy(layer->first[h]);
-    if (layer->second) attn_product_destroy(layer->second[h]);
-  }
-  free(layer->first);
-  free(layer->second);
-  free(layer->scores);
-  attn_product_destroy(layer->value);
-  attn_product_destroy(layer->output);
-  attn_plan_destroy(layer->plan);
-  free(layer);
-}
-
 /* [values, heads side by side] [o likewise] [one head's hidden rows] [scores] [what one step needs at a time] */
 typedef struct layout {
   attn_nn_layout all;
@@ -142,6 +112,37 @@ static layout lay_out(const attn_synthesizer *layer) {
   }
   l.step = attn_nn_place_bytes(&l.all, l.step_bytes);
   return l;
+}
+
+attn_status attn_synthesizer_create(const attn_synthesizer_config *config, const attn_options *options,
+                                    attn_synthesizer **result) {
+  NN_REQUIRE(result, "layer is NULL; it must point to where the layer's address goes");
+  *result = NULL;
+  attn_status status = check(config);
+  if (status != ATTN_OK) return status;
+  attn_synthesizer *layer = calloc(1, sizeof *layer);
+  if (!layer) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_synthesizer needs %zu bytes", sizeof *layer);
+  layer->config = *config;
+  status = build(layer, config, options);
+  if (status == ATTN_OK) status = attn_nn_check_layout("attn_synthesizer", lay_out(layer).all);
+  if (status != ATTN_OK) return attn_synthesizer_destroy(layer), status;
+  *result = layer;
+  return ATTN_OK;
+}
+
+void attn_synthesizer_destroy(attn_synthesizer *layer) {
+  if (!layer) return;
+  for (int64_t h = 0; h < layer->config.heads; h++) {
+    if (layer->first) attn_product_destroy(layer->first[h]);
+    if (layer->second) attn_product_destroy(layer->second[h]);
+  }
+  free(layer->first);
+  free(layer->second);
+  free(layer->scores);
+  attn_product_destroy(layer->value);
+  attn_product_destroy(layer->output);
+  attn_plan_destroy(layer->plan);
+  free(layer);
 }
 
 size_t attn_synthesizer_workspace(const attn_synthesizer *layer) { return layer ? lay_out(layer).all.bytes : 0; }
