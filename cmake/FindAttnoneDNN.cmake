@@ -5,7 +5,9 @@
 #
 # Header and library are looked up by name, not through dnnl-config.cmake: Debian's demands OpenCL's development files, which its
 # package does not bring and the C API does not need, and the newest wheels of PyPI have none. dnnl_DIR is honoured all the same.
-set(ATTN_ONEDNN_ROOT "" CACHE PATH "Where oneDNN is, if not where the system has it: a folder with include/ and lib/")
+if(NOT DEFINED ATTN_ONEDNN_ROOT) # else attnConfig.cmake has set it
+  set(ATTN_ONEDNN_ROOT "" CACHE PATH "Where oneDNN is, if not where the system has it: a folder with include/ and lib/")
+endif()
 set(ATTN_ONEDNN_MISSING "oneDNN was not found")
 
 # A root is the only place to look at; what an earlier configure found elsewhere does not count.
