@@ -41,9 +41,12 @@ typedef struct attn_score_steps {
 
   /* The same two steps around a softmax that a library computes. First scores as that takes them, in natural units and -inf where a row
    * may not see the key, for all keys [keys.begin, keys.end), both multiples of STEPS_KEYS; leaves row_max. Rows that see no key keep
-   * what is there. Then, from its P, whose rows add up to 1: row_sum and row_max as finish_rows() wants them. */
+   * what is there. Then, from its P, whose rows add up to 1: row_sum and row_max as finish_rows() wants them; but a row_sum of 0 where K
+   * and V have 16 bits, because P is then narrowed to their type, and the sum must be that of the narrowed values (docs/numerics.md):
+   * add_narrowed() adds so many keys of them, `stride` apart from row to row. */
   void (*mask_rows)(const row_block *block, attn_key_range keys, float factor);
   void (*take_softmax)(const row_block *block, attn_key_range keys);
+  void (*add_narrowed)(const row_block *block, const void *p, int64_t stride, int64_t keys);
 
   /* O = acc / row_sum (sinks joined) and LSE of every row, stored. A row that does not come out finite is computed anew in double
    * precision, from its allowed keys alone. */

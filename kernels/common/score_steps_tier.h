@@ -93,10 +93,19 @@ static void steps_mask_rows(const row_block *block, attn_key_range keys, float f
 static void steps_take_softmax(const row_block *block, attn_key_range keys) {
   const bool needed = attn_uses(block->problem, ATTN_USE_LSE | ATTN_USE_SINKS);
   for (int64_t i = 0; i < block->rows; i++) {
-    block->row_sum[i * VEC_LANES] = 1.0f;
+    block->row_sum[i * VEC_LANES] = block->problem->dtype_kv == ATTN_F32 ? 1.0f : 0.0f;
     if (!needed || block->range[i].begin >= block->range[i].end) continue;
     const float *row = block->score + i * block->score_stride;
     block->row_max[i] -= log2f(largest(row + keys.begin, keys.end - keys.begin));
+  }
+}
+
+static void steps_add_narrowed(const row_block *block, const void *p, int64_t stride, int64_t keys) {
+  const attn_dtype dtype = block->problem->dtype_kv;
+  for (int64_t i = 0; i < block->rows; i++) {
+    vec sum = vec_load(block->row_sum + i * VEC_LANES);
+    for (int64_t j = 0; j < keys; j += VEC_LANES) sum = vec_add(sum, load_elements(p, dtype, i * stride + j, VEC_LANES));
+    vec_store(block->row_sum + i * VEC_LANES, sum);
   }
 }
 
@@ -115,6 +124,7 @@ static void steps_finish_rows(const row_block *block) {
       .softmax_rows = steps_softmax_rows,                \
       .mask_rows = steps_mask_rows,                      \
       .take_softmax = steps_take_softmax,                \
+      .add_narrowed = steps_add_narrowed,                \
       .finish_rows = steps_finish_rows,                  \
   };
 

@@ -386,6 +386,7 @@ static bool accumulate_rows(const matmul_task *t) {
     if (t->state->narrow.primitive) {
       if (!execute(t, &t->state->narrow, weights, t->scratch + m->p_at, NULL)) return false;
       weights = t->scratch + m->p_at;
+      t->schedule->steps->add_narrowed(&t->block, weights, m->keys, m->keys);
     }
     if (!execute(t, &t->state->sums[place_of(t, n)], weights, v_at(t, n), t->block.acc)) return false;
   }
@@ -434,13 +435,14 @@ static void run(const attn_schedule *schedule, const attn_args *args, attn_task 
 }
 
 const attn_kernel attn_matmul_onednn = {
-    .info = {.name = "matmul_onednn",
-             .algorithm = "matmul",
-             .isa = "c",
-             .library = attn_onednn_text,
-             .summary = "oneDNN's matmul on blocks of rows and keys, its softmax on whole rows, our masks between them",
-             /* its softmax: at most 3.7e-7 over a dense sample of float32 arguments on AVX2, the division by the sum included */
-             .numerics = {.exp_error = 0x1p-21, .p_rounding = 0x1p-8}},
+    .info =
+        {.name = "matmul_onednn",
+         .algorithm = "matmul",
+         .isa = "c",
+         .library = attn_onednn_text,
+         .summary = "oneDNN's matmul on blocks of rows and keys, its softmax on whole rows, our masks between them",
+         /* its softmax: at most 3.7e-7 over a dense sample of float32 arguments on AVX2, the division by the sum included */
+         .numerics = {.exp_error = 0x1p-21, .p_rounding = 0x1p-8}},
     .rejects = rejects,
     .plan = plan,
     .open = open,
