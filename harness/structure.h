@@ -34,7 +34,8 @@ typedef struct bench_subject {
                              attn_plan **plan);
   const void *context; /* of create_plan, which adds the kernel to the options */
   const attn_numerics *numerics;
-  bool rows_stand_alone; /* a row's bits do not depend on the rows beside it: all kernels but those of libraries */
+  /* A row's bits depend neither on the rows beside it nor on how large the problem is around them: all kernels but those of libraries. */
+  bool rows_stand_alone;
 } bench_subject;
 
 /* Runs the tests of the set (bit n: test n) on a case whose output in `tensors` the kernel has just computed. Tests that mean
