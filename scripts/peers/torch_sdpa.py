@@ -15,7 +15,6 @@ written).
 import contextlib
 import sys
 import warnings
-from pathlib import Path
 
 from pairing import mkl
 from pairing.machine import need_numpy, prepare_environment
@@ -98,16 +97,6 @@ def torch_name():
     return f"PyTorch {torch.__version__.split('+')[0]}" + (", MKL as on Intel" if mkl.is_preloaded() else "")
 
 
-def mkl_path():
-    """Which kernels PyTorch's matrix products run."""
-    fast = mkl.recognises_cpu(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
-    if fast is None:
-        return "unknown"
-    if not fast:
-        return "generic, as this CPU is not Intel's; --mkl intel gives it the fast ones"
-    return "those for Intel's CPUs (--mkl intel)" if mkl.is_preloaded() else "those for Intel's CPUs"
-
-
 def contenders(_options, _library):
     return [TorchBackend(name) if torch else Absent(name, WITHOUT_TORCH) for name in BACKENDS]
 
@@ -115,7 +104,7 @@ def contenders(_options, _library):
 def conditions(_options):
     if torch is None:
         return [WITHOUT_TORCH]
-    return [f"{torch_name()}  capability {torch.backends.cpu.get_cpu_capability()}", f"MKL kernels: {mkl_path()}"]
+    return [f"{torch_name()}  capability {torch.backends.cpu.get_cpu_capability()}", f"MKL kernels: {mkl.kernels_of(torch)}"]
 
 
 def start(options):

@@ -35,6 +35,27 @@ def recognises_cpu(path):
     return None
 
 
+def kernels_of(torch):
+    """Which kernels PyTorch's matrix products run, in words."""
+    fast = recognises_cpu(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
+    if fast is None:
+        return "unknown"
+    if not fast:
+        return "generic, as this CPU is not Intel's; --mkl intel gives it the fast ones"
+    return "those for Intel's CPUs (--mkl intel)" if is_preloaded() else "those for Intel's CPUs"
+
+
+def add_option(add, title):
+    add("--mkl", choices=("as-is", "intel"), default="as-is",
+        help=f"intel: let {title}'s MKL use its fast kernels on another maker's CPU too (default as-is)")
+
+
+def environment_of_others():
+    """What programs that this one starts should see: the remedy is for this process, and its file is gone by then."""
+    kept = [place for place in os.environ.get("LD_PRELOAD", "").split(":") if place and not place.endswith(PRELOADED)]
+    return {**os.environ, "LD_PRELOAD": ":".join(kept)}
+
+
 def restart_preloaded():
     """Starts this program over with the remedy in place; does not return. Call it again then: it clears up."""
     if is_preloaded():

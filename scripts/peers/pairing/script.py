@@ -179,8 +179,7 @@ def read_options(rival, argv):
         help=f"the shared library, libattn_peak.so beside it (default {rival.libattn}: cmake --build build --target "
              "attn_shared attn_peak)")
     if rival.has_mkl:
-        add("--mkl", choices=("as-is", "intel"), default="as-is",
-            help=f"intel: let {rival.peer.title}'s MKL use its fast kernels on another maker's CPU too (default as-is)")
+        mkl.add_option(add, rival.peer.title)
     add("--csv", type=Path, metavar="FILE", help="write the rows as attnbench run --csv does")
     add("--samples", type=Path, metavar="FILE", help="write every sample as attnbench run --samples does")
     rival.add_options(add)
