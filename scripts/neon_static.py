@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Cycles of flash_neon's hot tile on Arm cores that nobody here owns, from its machine code and llvm-mca's models of them.
+"""Cycles of flash_neon's hot tile, and of flash_neonbf16's products, on Arm cores that nobody here owns, from their machine code and
+llvm-mca's models of those cores.
 
     scripts/neon_static.py                         prints the tables
     scripts/neon_static.py --write                 and puts them into docs/neon-static.md
     scripts/neon_static.py --check                 exit 1 where an estimate is below the floor; 77 without the tools
 
-Compiles kernels/neon/flash_neon.c for aarch64 (Debian: gcc-aarch64-linux-gnu), cuts the loops of the two products and the straight
+Compiles kernels/neon/flash_neon.c and kernels/neonbf16/flash_neonbf16.c for aarch64 (Debian: gcc-aarch64-linux-gnu), cuts the loops of the two products and the straight
 stretch of the exponentials out of the assembly, and lets llvm-mca (Debian: llvm-19, or any newer one) run each of them back to back.
 A tile is 8 query rows against 12 keys. Nothing is executed, so nothing here is a time: caches, branches and the start of each
 loop are not in it.
@@ -23,6 +24,7 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "neon-static.md"
 CORES = ["neoverse-n1", "neoverse-v1", "neoverse-v2"]
+BF16_CORES = ["neoverse-v1", "neoverse-v2"]  # those that have BFMMLA
 ROWS, KEYS, LANES, STEPS = 8, 12, 4, 4  # of a tile; steps of the inner dimension that one round of a product loop does
 GOALS = {64: (82, 88), 128: (89, 93)}  # floor and goal in % of the limit, by head_dim
 FLAGS = ["-std=c11", "-O3", "-DNDEBUG", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-D_POSIX_C_SOURCE=200809L",
@@ -39,10 +41,10 @@ def first_line(command):
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip().splitlines()
 
 
-def compile_kernel(compiler):
+def compile_kernel(compiler, source, *flags):
     with tempfile.TemporaryDirectory() as folder:
-        output = pathlib.Path(folder) / "flash_neon.s"
-        subprocess.run([compiler, *FLAGS, str(output), "kernels/neon/flash_neon.c"], cwd=ROOT, check=True)
+        output = pathlib.Path(folder) / "kernel.s"
+        subprocess.run([compiler, *flags, *FLAGS, str(output), source], cwd=ROOT, check=True)
         return output.read_text()
 
 
@@ -58,8 +60,11 @@ def is_multiply(line):
     return re.match(r"\s*fmla\b", line) is not None
 
 
-def product_loops(lines):
-    """Innermost loops that multiply by element, by their number of multiply-adds."""
+BY_ELEMENT, BFMMLA = r"\s*fmla.*\.s\[\d\]", r"\s*bfmmla\b"
+
+
+def product_loops(lines, multiply=BY_ELEMENT):
+    """Innermost loops of products, by their number of multiply-adds."""
     labels = {line.rstrip(":"): i for i, line in enumerate(lines) if line.startswith(".L")}
     loops = {}
     for end, line in enumerate(lines):
@@ -67,8 +72,7 @@ def product_loops(lines):
         begin = labels.get(jump[1], end) if jump else end
         body = [one for one in lines[begin:end] if not one.startswith(".L")]
         if begin < end and len(body) == end - begin - 1:
-            by_element = sum(bool(re.match(r"\s*fmla.*\.s\[\d\]", one)) for one in body)
-            loops.setdefault(by_element, body + [line])
+            loops.setdefault(sum(bool(re.match(multiply, one)) for one in body), body + [line])
     return loops
 
 
@@ -118,10 +122,9 @@ def cycles(mca, core, lines):
     return (total(300) - total(100)) / 200
 
 
-def multiplies_per_cycle(mca, core):
-    """FMLA by element on registers alone, 24 sums."""
-    lines = [f"\tfmla\tv{i}.4s, v24.4s, v25.s[{i % 4}]" for i in range(24)]
-    return 24 / cycles(mca, core, lines)
+def multiplies_per_cycle(mca, core, instruction="fmla\tv{0}.4s, v24.4s, v25.s[{1}]"):
+    """On registers alone, 24 sums; by default FMLA by element."""
+    return 24 / cycles(mca, core, ["\t" + instruction.format(i, i % 4) for i in range(24)])
 
 
 def strips_of(vectors):
@@ -159,6 +162,16 @@ def tables(mca, text):
     return rows + [""] + shares, estimates
 
 
+def bf16_table(mca, text):
+    loops = [product_loops(function(text, name), BFMMLA)[24] for name in ("score_panel_bf16", "accumulate_columns_of")]
+    rows = ["| core | BFMMLA a cycle | Q Kᵀ, 4 of head_dim | P V, 4 keys × 12 columns |", "|---|---|---|---|"]
+    for core in BF16_CORES:
+        rate = multiplies_per_cycle(mca, core, "bfmmla\tv{0}.4s, v24.8h, v25.8h")
+        of = [cycles(mca, core, lines) for lines in loops]
+        rows.append(f"| {core} | {rate:.2f} | " + " | ".join(f"{c:.1f} ({100 * 24 / rate / c:.1f} %)" for c in of) + " |")
+    return rows
+
+
 BEGIN, END = "<!-- begin: scripts/neon_static.py --write -->", "<!-- end -->"
 
 
@@ -180,8 +193,9 @@ def main():
         return 77
     made_by = [first_line([options.compiler, "--version"])[0], next(line.strip() for line in first_line([options.mca, "--version"])
                                                                       if "version" in line)]
-    lines, estimates = tables(options.mca, compile_kernel(options.compiler))
-    lines = ["Made with " + " and ".join(made_by) + ".", "", *lines]
+    lines, estimates = tables(options.mca, compile_kernel(options.compiler, "kernels/neon/flash_neon.c"))
+    bf16 = bf16_table(options.mca, compile_kernel(options.compiler, "kernels/neonbf16/flash_neonbf16.c", "-march=armv8.2-a+bf16"))
+    lines = ["Made with " + " and ".join(made_by) + ".", "", *lines, "", "`flash_neonbf16`:", "", *bf16]
     print("\n".join(lines))
     if options.write:
         write(lines)
