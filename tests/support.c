@@ -96,6 +96,13 @@ bool test_rows_stand_alone(const char *kernel) {
   return !library[0];
 }
 
+bool test_library_refuses(const char *kernel, const attn_problem *problem) {
+  const attn_kernel_info *info = attn_kernel_find(kernel);
+  const char *reason = info->library[0] ? attn_kernel_rejects(info, problem) : NULL;
+  if (reason) print_message("%s skipped: %s\n", kernel, reason);
+  return reason;
+}
+
 void test_each_kernel(void (*check)(const char *kernel)) {
   int usable = 0;
   for (int i = 0; i < attn_kernel_count(); i++) {

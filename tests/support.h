@@ -43,6 +43,9 @@ void test_refused(attn_status status, attn_status expected, const char *const pa
 /* Whether the kernel promises that a row's bits do not depend on where the row stands among others; says so if not. */
 bool test_rows_stand_alone(const char *kernel);
 
+/* Whether the kernel stands on a library and refuses the problem, which our own must take; says so if it does. */
+bool test_library_refuses(const char *kernel, const attn_problem *problem);
+
 /* Calls check(kernel name) for every kernel this CPU can run; at least one must exist. */
 void test_each_kernel(void (*check)(const char *kernel));
 

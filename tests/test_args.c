@@ -148,6 +148,7 @@ static void empty_tensors(const char *kernel) {
 
   attn_problem_init(&p, 2, 4, 2, 5, 0, 8, 6);
   p.uses = ATTN_USE_LSE;
+  if (test_library_refuses(kernel, &p)) return;
   memset(o, 0xff, sizeof o);
   memset(lse, 0xff, sizeof lse);
   test_ok(test_run(&p, &(attn_args){.o = o, .lse = lse}, &options));
