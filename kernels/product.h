@@ -15,6 +15,8 @@ typedef struct attn_product_kernel {
    * start_stride 0: all rows start alike. start may be out. The sum is one chain of multiply-adds from start on, in the order of k. */
   void (*run)(const float *x, int64_t x_stride, int64_t rows, const float *panel, int64_t columns, int64_t depth,
               const float *start, int64_t start_stride, float *out, int64_t out_stride);
+  /* x[i] <- x[i] times the normal distribution function there; each element for itself. NULL: that of the tiers is taken. */
+  void (*gelu)(float *x, int64_t count);
 
   /* For products that stand on a library; 0 and NULL for our own. */
   bool rows_by_place; /* a row's bits depend on its place in its block: blocks then start with each sequence */

@@ -36,8 +36,9 @@ struct attn_product {
   attn_options options; /* threads resolved */
   int64_t depth, columns, panels;
   bool has_bias, relu;
-  float *panel; /* [panels][depth][panel_columns]; columns beyond W are 0 */
-  float *bias;  /* [columns] */
+  void (*gelu)(float *x, int64_t count); /* NULL = none */
+  float *panel;                          /* [panels][depth][panel_columns]; columns beyond W are 0 */
+  float *bias;                           /* [columns] */
 };
 
 static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -84,17 +85,20 @@ static attn_status choose_named(const char *name, const char *cap, const attn_pr
   return attn_fail(ATTN_UNKNOWN_KERNEL, "no product is called '%s'; those that run here: %s", name, names);
 }
 
-/* tiers.def goes from low to high; libraries stand before it and must be asked for. */
-static attn_status choose(const attn_options *options, const attn_product_kernel **kernel) {
+/* Our own of the highest tier: tiers.def goes from low to high; libraries stand before it and must be asked for. The c tier always runs. */
+static const attn_product_kernel *best_of_tiers(const char *cap) {
+  int best = KERNEL_COUNT - 1;
+  while (best > 0 && unusable_below(kernels[best], cap)) best--;
+  return kernels[best];
+}
+
+static attn_status choose(const attn_options *options, const attn_product_kernel **kernel,
+                          const attn_product_kernel **best) {
   const char *cap;
   const attn_status status = attn_dispatch_cap(options, &cap);
   if (status != ATTN_OK) return status;
-  if (options && options->kernel) return choose_named(options->kernel, cap, kernel);
-  for (int i = KERNEL_COUNT - 1; i >= 0; i--) {
-    *kernel = kernels[i];
-    if (!unusable_below(kernels[i], cap)) return ATTN_OK;
-  }
-  return attn_fail(ATTN_UNSUPPORTED, "no product runs on this CPU"); /* unreachable: the c tier always does */
+  *kernel = *best = best_of_tiers(cap);
+  return options && options->kernel ? choose_named(options->kernel, cap, kernel) : ATTN_OK;
 }
 
 /* ---- Packing ---- */
@@ -118,6 +122,8 @@ static attn_status check_weights(const attn_product_weights *w) {
   if ((uintptr_t)w->bias % sizeof(float))
     return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_weights.bias is %p; it must be aligned to its element, 4 bytes",
                      (const void *)w->bias);
+  if (w->relu && w->gelu)
+    return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_weights.relu and .gelu are both true; one of them must be false");
   const attn_tensor tensor = {.field = "attn_product_weights.stride",
                               .axes = {{'k', w->depth, w->stride_depth}, {'n', w->columns, w->stride_column}}};
   return attn_check_strides(&tensor);
@@ -163,13 +169,14 @@ attn_status attn_product_create(const attn_product_weights *weights, const attn_
     return attn_fail(ATTN_INVALID_ARGUMENT, "product is NULL; it must point to where the product's address goes");
   *product = NULL;
   attn_options resolved;
-  const attn_product_kernel *kernel;
+  const attn_product_kernel *kernel, *best;
   attn_status status = check_weights(weights);
   if (status == ATTN_OK) status = attn_parallel_resolve(options, &resolved);
-  if (status == ATTN_OK) status = choose(options, &kernel);
+  if (status == ATTN_OK) status = choose(options, &kernel, &best);
   if (status == ATTN_OK) status = allocate(kernel, weights, product);
   if (status != ATTN_OK) return status;
   (*product)->options = resolved;
+  if (weights->gelu) (*product)->gelu = kernel->gelu ? kernel->gelu : best->gelu;
   if (kernel->most_threads && kernel->most_threads() < resolved.threads)
     (*product)->options.threads = kernel->most_threads();
   pack(weights, *product);
@@ -279,6 +286,7 @@ static void finish_row(const attn_product *product, int64_t first_column, int64_
     for (int64_t c = 0; c < count; c++) row[c] += bias[c];
   if (product->relu)
     for (int64_t c = 0; c < count; c++) row[c] = row[c] < 0 ? 0.0f : row[c];
+  if (product->gelu) product->gelu(row, count);
 }
 
 /* X of depth [begin, end) of the block's rows; rows up to the next whole tile are 0. */

@@ -15,7 +15,7 @@ enum { NAMES = sizeof names / sizeof *names };
 
 typedef struct shape {
   int64_t batch, rows, depth, columns;
-  bool transposed, bias, relu; /* weight [out][in] */
+  bool transposed, bias, relu, gelu; /* weight [out][in] */
   attn_dtype dtype;
   int64_t x_heads, y_heads; /* 0 = one dense row */
   int64_t x_step;           /* stride.d of x and y */
@@ -65,7 +65,8 @@ static layer make_layer(shape s) {
                                      .stride_column = s.transposed ? s.depth : 1,
                                      .dtype = s.dtype,
                                      .bias = s.bias ? l.bias : NULL,
-                                     .relu = s.relu};
+                                     .relu = s.relu,
+                                     .gelu = s.gelu};
   l.args = (attn_product_args){.batch = s.batch,
                                .rows = s.rows,
                                .x = l.x,
@@ -118,7 +119,11 @@ static double error_ratio(const layer *l, int64_t b, int64_t row, int64_t column
   }
   if (s->bias) sum += (double)l->bias[column];
   if (s->relu && sum < 0) sum = 0;
-  const double limit = ((double)s->depth + 2) * 0x1p-24 * (terms + 1) + 0x1p-149;
+  double limit = ((double)s->depth + 2) * 0x1p-24 * (terms + 1) + 0x1p-149;
+  if (s->gelu) { /* its slope is below 1.13; its erf, to which 1 is added, errs by 6 units of 1 (scripts/derive_erf.py) */
+    limit = 1.13 * limit + 8 * 0x1p-24 * fabs(sum);
+    sum *= 0.5 * erfc(-sum * sqrt(0.5));
+  }
   return fabs((double)l->y[offset_of(&l->args.y_stride, l->args.y_head_dim, b, row, column)] - sum) / limit;
 }
 
@@ -136,6 +141,8 @@ static const shape shapes[] = {
     {.batch = 1, .rows = 7, .depth = 33, .columns = 17, .bias = true, .x_step = 1},
     {.batch = 3, .rows = 5, .depth = 64, .columns = 48, .transposed = true, .relu = true, .x_step = 1},
     {.batch = 2, .rows = 70, .depth = 300, .columns = 40, .bias = true, .relu = true, .x_step = 1},
+    {.batch = 2, .rows = 70, .depth = 30, .columns = 45, .bias = true, .gelu = true, .x_step = 1},
+    {.batch = 1, .rows = 7, .depth = 300, .columns = 600, .gelu = true, .x_step = 1},
     {.batch = 2, .rows = 9, .depth = 60, .columns = 96, .x_heads = 5, .y_heads = 8, .bias = true, .x_step = 1},
     {.batch = 2, .rows = 9, .depth = 60, .columns = 96, .x_heads = 4, .y_heads = 3, .transposed = true, .x_step = 2},
     {.batch = 1, .rows = 3, .depth = 20, .columns = 700, .dtype = ATTN_BF16, .bias = true, .x_step = 1},
@@ -280,17 +287,20 @@ static void test_workspace_never_shrinks(void **state) {
   free_layer(&l);
 }
 
-/* relu keeps NaN, and a NaN in one row of X stays in that row. */
+/* The activations keep NaN, and a NaN in one row of X stays in that row. */
 static void test_nan_stays_in_its_row(void **state) {
   (void)state;
-  layer l = make_layer((shape){.batch = 1, .rows = 8, .depth = 40, .columns = 20, .relu = true, .bias = true, .x_step = 1});
-  l.x[3 * l.args.x_stride.s + 5] = NAN;
-  attn_product *product = create(&l, NULL);
-  run(product, &l.args);
-  for (int64_t row = 0; row < 8; row++)
-    for (int64_t c = 0; c < 20; c++) assert_int_equal(isnan(l.y[row * l.args.y_stride.s + c]) != 0, row == 3);
-  attn_product_destroy(product);
-  free_layer(&l);
+  for (int gelu = 0; gelu < 2; gelu++) {
+    layer l = make_layer(
+        (shape){.batch = 1, .rows = 8, .depth = 40, .columns = 20, .relu = !gelu, .gelu = gelu, .bias = true, .x_step = 1});
+    l.x[3 * l.args.x_stride.s + 5] = NAN;
+    attn_product *product = create(&l, NULL);
+    run(product, &l.args);
+    for (int64_t row = 0; row < 8; row++)
+      for (int64_t c = 0; c < 20; c++) assert_int_equal(isnan(l.y[row * l.args.y_stride.s + c]) != 0, row == 3);
+    attn_product_destroy(product);
+    free_layer(&l);
+  }
 }
 
 /* ---- Bad input ---- */
@@ -308,6 +318,9 @@ static void test_refuses_bad_weights(void **state) {
   layer l = good;
   l.weights.depth = 0;
   expect_refusal(&l, NULL, ATTN_INVALID_ARGUMENT, "attn_product_weights.depth is 0");
+  l = good;
+  l.weights.relu = l.weights.gelu = true;
+  expect_refusal(&l, NULL, ATTN_INVALID_ARGUMENT, "attn_product_weights.relu and .gelu are both true");
   l = good;
   l.weights.columns = (int64_t)1 << 40;
   expect_refusal(&l, NULL, ATTN_INVALID_ARGUMENT, "attn_product_weights.columns is 1099511627776");

@@ -29,6 +29,7 @@ typedef struct attn_product_weights {
   attn_dtype dtype;                    /* of weight; f16 and bf16 are widened to float32 when packed */
   const float *bias;                   /* [columns], or NULL for none */
   bool relu;                           /* y = max(y, 0), NaN stays NaN */
+  bool gelu;                           /* y = y times the normal distribution function at y, exact; not with relu */
 } attn_product_weights;
 
 /* One call: batch x rows rows of X, and where the rows of Y go. Column c of row (b, s) is at

@@ -2,6 +2,7 @@
 #ifndef ATTN_COMMON_PRODUCT_PANEL_H
 #define ATTN_COMMON_PRODUCT_PANEL_H
 
+#include "gelu.h"
 #include "kernels/product.h"
 #include "register_tile.h"
 
@@ -38,6 +39,7 @@ static void product_panel(const float *x, int64_t x_stride, int64_t rows, const 
                                                    .tile_rows = TILE_ROWS,           \
                                                    .panel_columns = PRODUCT_COLUMNS, \
                                                    .depth_block = PRODUCT_DEPTH,     \
-                                                   .run = product_panel}
+                                                   .run = product_panel,             \
+                                                   .gelu = gelu_row}
 
 #endif

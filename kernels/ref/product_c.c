@@ -3,6 +3,9 @@
 #include <string.h>
 
 #include "kernels/product.h"
+#include "vec_c.h"
+
+#include "kernels/common/gelu.h"
 
 typedef float four __attribute__((vector_size(16)));
 
@@ -33,4 +36,5 @@ const attn_product_kernel attn_product_c = {.name = "product_c",
                                             .tile_rows = ROWS,
                                             .panel_columns = COLUMNS,
                                             .depth_block = DEPTH,
-                                            .run = product_panel};
+                                            .run = product_panel,
+                                            .gelu = gelu_row};

@@ -36,10 +36,11 @@ static attn_status check(const attn_additive_config *c) {
 static attn_status build(attn_additive *layer, const attn_additive_config *c, const attn_options *options) {
   attn_status status = attn_parallel_resolve(options, &layer->options);
   if (status == ATTN_OK)
-    status =
-        attn_nn_linear_create("attn_additive_config.query", &c->query, c->width_q, c->hidden, false, options, &layer->query);
+    status = attn_nn_linear_create("attn_additive_config.query", &c->query, c->width_q, c->hidden, NN_NOTHING, options,
+                                   &layer->query);
   if (status == ATTN_OK)
-    status = attn_nn_linear_create("attn_additive_config.key", &c->key, c->width_k, c->hidden, false, options, &layer->key);
+    status =
+        attn_nn_linear_create("attn_additive_config.key", &c->key, c->width_k, c->hidden, NN_NOTHING, options, &layer->key);
   if (status != ATTN_OK) return status;
   layer->score_weight = attn_nn_allocate("score_weight", (size_t)c->hidden * sizeof(float));
   if (!layer->score_weight) return ATTN_OUT_OF_MEMORY;

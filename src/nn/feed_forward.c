@@ -1,15 +1,11 @@
-/* Position-wise feed-forward: two products with an activation between them. ReLU is part of the first product; GELU is a pass
- * of its own over the hidden rows, block by block while they are near. */
+/* Position-wise feed-forward: two products. The activation is part of the first, which applies it while its rows are near. */
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "activation.h"
 #include "linear.h"
 
 struct attn_feed_forward {
   int64_t width, hidden;
-  attn_activation activation;
-  attn_options options;
   attn_product *first, *second;
 };
 
@@ -28,17 +24,15 @@ attn_status attn_feed_forward_create(const attn_feed_forward_config *c, const at
                                      attn_feed_forward **result) {
   NN_REQUIRE(result, "layer is NULL; it must point to where the layer's address goes");
   *result = NULL;
-  attn_options resolved;
   attn_status status = check(c);
-  if (status == ATTN_OK) status = attn_parallel_resolve(options, &resolved);
   if (status != ATTN_OK) return status;
   attn_feed_forward *layer = calloc(1, sizeof *layer);
   if (!layer) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_feed_forward needs %zu bytes", sizeof *layer);
-  *layer = (attn_feed_forward){.width = c->width, .hidden = c->hidden, .activation = c->activation, .options = resolved};
+  *layer = (attn_feed_forward){.width = c->width, .hidden = c->hidden};
   status = attn_nn_linear_create("attn_feed_forward_config.first", &c->first, c->width, c->hidden,
-                                 c->activation == ATTN_RELU, options, &layer->first);
+                                 c->activation == ATTN_RELU ? NN_RELU : NN_GELU, options, &layer->first);
   if (status == ATTN_OK)
-    status = attn_nn_linear_create("attn_feed_forward_config.second", &c->second, c->hidden, c->width, false, options,
+    status = attn_nn_linear_create("attn_feed_forward_config.second", &c->second, c->hidden, c->width, NN_NOTHING, options,
                                    &layer->second);
   if (status != ATTN_OK) return attn_feed_forward_destroy(layer), status;
   *result = layer;
@@ -71,16 +65,6 @@ size_t attn_feed_forward_workspace(const attn_feed_forward *layer, int64_t rows)
   return layer && rows > 0 ? lay_out(layer, rows).all.bytes : 0;
 }
 
-typedef struct hidden_rows {
-  float *rows;
-  int64_t width;
-} hidden_rows;
-
-static void activate(const void *context, int64_t first, int64_t rows) {
-  const hidden_rows *h = context;
-  attn_nn_gelu(h->rows + first * h->width, rows * h->width);
-}
-
 attn_status attn_feed_forward_run(const attn_feed_forward *layer, int64_t rows, const float *x, float *y, void *workspace,
                                   size_t bytes) {
   NN_REQUIRE(layer, "layer is NULL; it must come from attn_feed_forward_create");
@@ -98,7 +82,5 @@ attn_status attn_feed_forward_run(const attn_feed_forward *layer, int64_t rows, 
   const attn_nn_rows out = {.rows = rows, .in = layer->hidden, .out = layer->width};
   status = attn_nn_linear_run(layer->first, in, x, hidden, product, l.product_bytes);
   if (status != ATTN_OK) return status;
-  if (layer->activation == ATTN_GELU)
-    attn_nn_each_block(&layer->options, rows, activate, &(hidden_rows){hidden, layer->hidden});
   return attn_nn_linear_run(layer->second, out, hidden, y, product, l.product_bytes);
 }

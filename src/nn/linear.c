@@ -5,7 +5,7 @@
 
 #include "float_mode.h"
 
-attn_status attn_nn_linear_create(const char *name, const attn_linear *linear, int64_t in, int64_t out, bool relu,
+attn_status attn_nn_linear_create(const char *name, const attn_linear *linear, int64_t in, int64_t out, attn_nn_after after,
                                   const attn_options *options, attn_product **product) {
   NN_REQUIRE(linear->weight, "%s.weight is NULL; it must point to %" PRId64 " x %" PRId64 " floats", name,
              linear->transposed ? out : in, linear->transposed ? in : out);
@@ -15,7 +15,8 @@ attn_status attn_nn_linear_create(const char *name, const attn_linear *linear, i
                                         .stride_depth = linear->transposed ? 1 : out,
                                         .stride_column = linear->transposed ? in : 1,
                                         .bias = linear->bias,
-                                        .relu = relu};
+                                        .relu = after == NN_RELU,
+                                        .gelu = after == NN_GELU};
   attn_options plain = options ? *options : (attn_options){0};
   plain.kernel = NULL; /* names the attention kernel, not the product */
   return attn_product_create(&weights, &plain, product);

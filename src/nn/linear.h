@@ -5,8 +5,11 @@
 #include "attn/product.h"
 #include "check.h"
 
+/* What a map does to its own output. */
+typedef enum attn_nn_after { NN_NOTHING, NN_RELU, NN_GELU } attn_nn_after;
+
 /* Packs W and b; `name` is the config's field, for errors. */
-attn_status attn_nn_linear_create(const char *name, const attn_linear *linear, int64_t in, int64_t out, bool relu,
+attn_status attn_nn_linear_create(const char *name, const attn_linear *linear, int64_t in, int64_t out, attn_nn_after after,
                                   const attn_options *options, attn_product **product);
 
 /* y[rows][out] = x[rows][in] W + b, both dense unless a row stride is given (0: dense). */

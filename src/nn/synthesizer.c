@@ -56,11 +56,11 @@ static attn_status build_scores(attn_synthesizer *layer, const attn_synthesizer_
   if (!layer->first || !layer->second) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: %" PRId64 " heads", c->heads);
   attn_status status = ATTN_OK;
   for (int64_t h = 0; status == ATTN_OK && h < c->heads; h++) {
-    status = attn_nn_linear_create("attn_synthesizer_config.first", &c->first[h], c->width, c->hidden, true, options,
+    status = attn_nn_linear_create("attn_synthesizer_config.first", &c->first[h], c->width, c->hidden, NN_RELU, options,
                                    &layer->first[h]);
     if (status == ATTN_OK)
-      status = attn_nn_linear_create("attn_synthesizer_config.second", &c->second[h], c->hidden, c->length, false, options,
-                                     &layer->second[h]);
+      status = attn_nn_linear_create("attn_synthesizer_config.second", &c->second[h], c->hidden, c->length, NN_NOTHING,
+                                     options, &layer->second[h]);
   }
   return status;
 }
@@ -69,10 +69,10 @@ static attn_status build(attn_synthesizer *layer, const attn_synthesizer_config 
   const int64_t joined = c->heads * c->dim_v;
   attn_status status = build_scores(layer, c, options);
   if (status == ATTN_OK)
-    status =
-        attn_nn_linear_create("attn_synthesizer_config.value", &c->value, c->width, joined, false, options, &layer->value);
+    status = attn_nn_linear_create("attn_synthesizer_config.value", &c->value, c->width, joined, NN_NOTHING, options,
+                                   &layer->value);
   if (status == ATTN_OK)
-    status = attn_nn_linear_create("attn_synthesizer_config.output", &c->output, joined, c->width, false, options,
+    status = attn_nn_linear_create("attn_synthesizer_config.output", &c->output, joined, c->width, NN_NOTHING, options,
                                    &layer->output);
   if (status != ATTN_OK) return status;
   attn_problem p;
