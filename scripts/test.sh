@@ -15,11 +15,12 @@ Sets up the machine (scripts/setup.sh), then builds and tests in stages:
   clang      Release build by clang: unit tests and edge suites; with --long by every clang there is
   sanitize   AddressSanitizer and UndefinedBehaviorSanitizer, tiers up to AVX2: unit tests and a seeded selection of cases
   emulated   where this CPU lacks AVX-512 (or with --long): the avx512 tier's kernels, their instructions emulated on AVX2
-  onednn3    the kernels on oneDNN 3.x, which scripts/get_onednn.sh puts into .venv/onednn3 (and, where somebody has put it there
-             or with --long, the newest into .venv/onednn-sycl): edge and conformance suite, a seeded selection
   bench      scripts/bench.sh on one small case: table, CSV, JSON and, where Matplotlib is there, figures
   aarch64    cross-built, under qemu-user: a seeded selection of the vector tiers' cases; with --long many more, and what the
              stage `sanitize` runs
+  onednn3    only with --long: the kernels on oneDNN 3.x, which scripts/get_onednn.sh puts into .venv/onednn3, and on the newest, in
+             .venv/onednn-sycl (without --long, by --stage, where somebody has put it there): edge and conformance suite, a seeded
+             selection
   races      only with --long: ThreadSanitizer on the tests that run kernels from several threads
 
   --long         the stages above and the tests with the label `long`
@@ -42,7 +43,7 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-all_stages="gcc tiers clang sanitize emulated bench aarch64${long:+ races}"
+all_stages="gcc tiers clang sanitize emulated bench aarch64${long:+ onednn3 races}"
 
 # ---- Stages ----------------------------------------------------------------------------------------------------------
 
