@@ -1,6 +1,8 @@
-/* What the kernels on oneDNN promise beside the answers, which every kernel is tried for: the caller's OpenMP setting is what it was,
- * refusals say what and who, and bfloat16 either meets its declared limit or is refused in oneDNN's own word. */
+/* What the kernels on oneDNN promise beside the answers, which every kernel is tried for: inside a task oneDNN starts no threads, the
+ * caller's OpenMP setting is what it was (onednn_mutants.c proves that both are seen), refusals say what and who, and bfloat16 either meets its declared limit or is refused in oneDNN's own word. */
+#include <dirent.h>
 #include <dlfcn.h>
+#include <oneapi/dnnl/dnnl_config.h>
 #include <string.h>
 
 #include "support.h"
@@ -25,6 +27,36 @@ static const attn_kernel_info *usable(const char *name) {
 
 /* The OpenMP that the process has, by name: this program may be built without, and oneDNN bring one. */
 static void *openmp(const char *name) { return dlsym(RTLD_DEFAULT, name); }
+
+static int threads_of_process(void) {
+  DIR *tasks = opendir("/proc/self/task");
+  int count = 0;
+  if (!tasks) skip();
+  for (const struct dirent *entry; (entry = readdir(tasks));) count += entry->d_name[0] != '.';
+  closedir(tasks);
+  return count;
+}
+
+/* OpenMP keeps the threads that it has started, so that they can be counted afterwards. Other runtimes have threads of their own, on one
+ * CPU or not at all (attn_onednn_unusable). */
+static void one_task_is_one_thread(void **state) {
+  (void)state;
+  void (*set)(int);
+  void *const set_address = openmp("omp_set_num_threads");
+  memcpy(&set, &set_address, sizeof set);
+  if (!set || DNNL_CPU_THREADING_RUNTIME != DNNL_RUNTIME_OMP) skip();
+  set(5);
+  attn_problem p;
+  attn_problem_init(&p, 1, 1, 1, 96, 1024, 64, 64); /* enough for several threads */
+  const int before = threads_of_process();
+  for (int i = 0; i < KERNELS; i++) {
+    if (!usable(kernels[i])) continue;
+    test_data data = test_data_create(&p, 5);
+    test_ok(test_run(&p, &data.args, &(attn_options){.kernel = kernels[i], .threads = 1}));
+    assert_int_equal(threads_of_process(), before);
+    test_data_destroy(&data);
+  }
+}
 
 static void callers_threads_stay_what_they_were(void **state) {
   (void)state;
@@ -85,6 +117,7 @@ static void types_it_lacks_are_refused_in_its_words(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(one_task_is_one_thread), /* first: no other test has started threads */
       cmocka_unit_test(callers_threads_stay_what_they_were),
       cmocka_unit_test(refusals_say_what_is_missing),
       cmocka_unit_test(types_it_lacks_are_refused_in_its_words),
