@@ -75,6 +75,22 @@ static inline attn_key_range keys_in_use(const attn_problem *p, const attn_args 
   return (attn_key_range){first.begin < first.end ? first.begin : all.begin, last.begin < last.end ? last.end : all.end};
 }
 
+/* Keys that at least one row of the block may see, as one interval. */
+static inline attn_key_range keys_of_block(const row_block *block) {
+  attn_key_range used = {INT64_MAX, 0};
+  for (int64_t i = 0; i < block->rows; i++) {
+    if (block->range[i].begin >= block->range[i].end) continue;
+    used.begin = min64(used.begin, block->range[i].begin);
+    used.end = max64(used.end, block->range[i].end);
+  }
+  return used.begin < used.end ? used : (attn_key_range){0, 0};
+}
+
+/* Scores are more than similarities: softcap, bias, ALiBi or a mask (scores.h). */
+static inline bool similarities_adjusted(const attn_problem *p) {
+  return p->softcap > 0 || attn_uses(p, ATTN_USE_MASK | ATTN_USE_BIAS | ATTN_USE_ALIBI);
+}
+
 /* ---- Memory and tasks ---- */
 
 /* Keys of one pack task: a multiple of every VEC_LANES, large enough to be worth a task; a panel may have keys of two. */
@@ -131,6 +147,30 @@ static inline task_rows task_rows_of(const attn_schedule *schedule, const attn_a
   at.first_row = (blocks - 1 - task.item / group) * schedule->row_block;
   at.rows = min64(schedule->row_block, attn_rows(p, &at.seq) - at.first_row);
   return at;
+}
+
+/* The block of a task's rows, its state in a thread's scratch; what reads K and V is left to fill in. */
+static inline row_block block_of_task(const attn_problem *p, const attn_args *args, const task_rows *rows,
+                                      const scratch_layout *at, float *scratch, int64_t lanes, int64_t score_stride) {
+  return (row_block){
+      .problem = p,
+      .args = args,
+      .seq = &rows->seq,
+      .b = rows->b,
+      .head = rows->head,
+      .first_row = rows->first_row,
+      .rows = rows->rows,
+      .rows_per_head = rows->rows,
+      .q = scratch + at->q,
+      .acc = scratch + at->acc,
+      .row_max = scratch + at->row_max,
+      .row_sum = scratch + at->row_sum,
+      .range = (attn_key_range *)(void *)(scratch + at->range),
+      .score = scratch + at->score,
+      .q_stride = p->dim_qk,
+      .acc_stride = round_up(p->dim_v, lanes),
+      .score_stride = score_stride,
+  };
 }
 
 #endif

@@ -105,17 +105,6 @@ static void pack(const attn_schedule *schedule, const attn_args *args, attn_task
  * where it is padded. The others see nothing. */
 static int64_t rows_with_queries(const row_block *block) { return min64(block->rows, block->seq->len_q - block->first_row); }
 
-/* The keys that the block's rows may see, as one interval. */
-static attn_key_range keys_of_block(const row_block *block) {
-  attn_key_range used = {INT64_MAX, 0};
-  for (int64_t i = 0; i < block->rows; i++) {
-    if (block->range[i].begin >= block->range[i].end) continue;
-    used.begin = min64(used.begin, block->range[i].begin);
-    used.end = max64(used.end, block->range[i].end);
-  }
-  return used;
-}
-
 /* Given scores stand in the caller's own order. */
 static void copy_scores(const row_block *block) {
   const attn_score_strides *stride = &block->problem->scores_stride;
@@ -195,27 +184,9 @@ static void compute(const attn_schedule *schedule, const attn_args *args, attn_t
   scratch_layout at;
   if (rows.rows <= 0 || !lay_out_unit(p, &unit)) return;
   if (!scratch_layout_for(p, schedule->row_block, schedule->row_block, score_stride(p), STEPS_LANES, &at)) return;
-  row_block block = {
-      .problem = p,
-      .args = args,
-      .seq = &rows.seq,
-      .b = rows.b,
-      .head = rows.head,
-      .first_row = rows.first_row,
-      .rows = rows.rows,
-      .rows_per_head = rows.rows,
-      .keys = {.k = memory, .v = memory + unit.v, .v_stride = unit.v_stride},
-      .q = scratch + at.q,
-      .acc = scratch + at.acc,
-      .row_max = scratch + at.row_max,
-      .row_sum = scratch + at.row_sum,
-      .range = (attn_key_range *)(void *)(scratch + at.range),
-      .score = scratch + at.score,
-      .q_stride = p->dim_qk,
-      .acc_stride = round_up(p->dim_v, STEPS_LANES),
-      .score_stride = score_stride(p),
-      .adjusted = p->softcap > 0 || attn_uses(p, ATTN_USE_MASK | ATTN_USE_BIAS | ATTN_USE_ALIBI),
-  };
+  row_block block = block_of_task(p, args, &rows, &at, scratch, STEPS_LANES, score_stride(p));
+  block.keys = (packed_keys){.k = memory, .v = memory + unit.v, .v_stride = unit.v_stride};
+  block.adjusted = similarities_adjusted(p);
   if (!unit.k_stride && args->k && p->score == ATTN_SCORE_DOT)
     block.keys.k = (const float *)args->k + attn_k_offset(p, &rows.seq, rows.b, rows.head, 0);
   attend(schedule, &block, unit.k_stride ? unit.k_stride : p->k_stride.s, (const uint8_t *)(memory + unit.finite), product);

@@ -35,29 +35,11 @@ static inline void compute_rows(const attn_schedule *schedule, const attn_args *
   const int64_t capacity = round_up(rows.rows, TILE_ROWS);
   scratch_layout at;
   scratch_layout_of(p, round_up(schedule->row_block, TILE_ROWS), score_rows, score_stride, &at);
-  row_block block = {
-      .problem = p,
-      .args = args,
-      .seq = &rows.seq,
-      .b = rows.b,
-      .head = rows.head,
-      .first_row = rows.first_row,
-      .rows = rows.rows,
-      .rows_per_head = rows.rows,
-      .keys = packed_keys_at(p, args, &rows.seq, rows.b, rows.head, unit_memory),
-      .q = scratch + at.q,
-      .acc = scratch + at.acc,
-      .row_max = scratch + at.row_max,
-      .row_sum = scratch + at.row_sum,
-      .range = (attn_key_range *)(void *)(scratch + at.range),
-      .score = scratch + at.score,
-      .q_stride = p->dim_qk,
-      .acc_stride = round_up(p->dim_v, VEC_LANES),
-      .score_stride = score_stride,
-      .adjusted = scores_adjusted(p),
-      .shifted = scores_shifted(p),
-      .first_try = true,
-  };
+  row_block block = block_of_task(p, args, &rows, &at, scratch, VEC_LANES, score_stride);
+  block.keys = packed_keys_at(p, args, &rows.seq, rows.b, rows.head, unit_memory);
+  block.adjusted = scores_adjusted(p);
+  block.shifted = scores_shifted(p);
+  block.first_try = true;
   start_rows(&block, capacity);
   attend(schedule, &block, capacity);
   if (finish_rows(&block)) return;

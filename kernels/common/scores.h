@@ -9,9 +9,7 @@
 
 static inline bool selects_keys(const attn_problem *p) { return attn_uses(p, ATTN_USE_MASK | ATTN_USE_BIAS); }
 
-static inline bool scores_adjusted(const attn_problem *p) {
-  return p->score != ATTN_SCORE_DOT || p->softcap > 0 || attn_uses(p, ATTN_USE_MASK | ATTN_USE_BIAS | ATTN_USE_ALIBI);
-}
+static inline bool scores_adjusted(const attn_problem *p) { return p->score != ATTN_SCORE_DOT || similarities_adjusted(p); }
 
 /* Dot products with a bias, ALiBi or a mask and nothing else: terms that a sum may start from. */
 static inline bool scores_shifted(const attn_problem *p) {

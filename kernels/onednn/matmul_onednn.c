@@ -276,22 +276,16 @@ static bool start_task(const attn_schedule *schedule, const attn_args *args, att
   block->q_stride = m->q_stride;
   block->acc_stride = m->acc_stride;
   block->score_stride = m->score_stride;
-  block->adjusted =
-      p->score != ATTN_SCORE_DOT || p->softcap > 0 || attn_uses(p, ATTN_USE_MASK | ATTN_USE_BIAS | ATTN_USE_ALIBI);
+  block->adjusted = similarities_adjusted(p);
   schedule->steps->start_rows(block, m->rows);
   return true;
 }
 
 static void find_key_blocks(matmul_task *t) {
-  const row_block *block = &t->block;
+  const attn_key_range used = keys_of_block(&t->block);
   const int64_t keys = t->state->layout.keys;
-  t->first = INT64_MAX;
-  t->end = 0;
-  for (int64_t i = 0; i < block->rows; i++) {
-    if (block->range[i].begin >= block->range[i].end) continue;
-    t->first = min64(t->first, block->range[i].begin / keys);
-    t->end = max64(t->end, (block->range[i].end + keys - 1) / keys);
-  }
+  t->first = used.begin / keys;
+  t->end = (used.end + keys - 1) / keys;
 }
 
 static int place_of(const matmul_task *t, int64_t n) { return n < t->state->layout.first_packed ? IN_PLACE : PACKED; }
