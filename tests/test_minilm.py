@@ -288,13 +288,13 @@ def test_a_named_kernel_is_the_only_one(run):
 
 
 def test_wrong_embeddings_of_torch_are_a_failure(run):
-    done = run("--rounds", 11, torch=FAKE_TORCH, FAKE_TORCH="wrong")
+    done = run("--rounds", 11, "--kernel", "flash_c", torch=FAKE_TORCH, FAKE_TORCH="wrong")
     assert done.returncode == 1
     assert float(re.search(r"PyTorch, padded (\S+)", done.stdout)[1]) > compare.TOLERANCE
 
 
 def test_mkl_can_be_told_to_use_its_fast_kernels(run):
-    done = run("--rounds", 11, "--mkl", "intel", torch=FAKE_TORCH)
+    done = run("--rounds", 11, "--kernel", "flash_c", "--mkl", "intel", torch=FAKE_TORCH)
     if "needs a C compiler" in done.stderr:
         pytest.skip("no C compiler")
     assert done.returncode == 0 and not done.stderr, done.stderr  # our program does not miss the preloaded library either
