@@ -2,6 +2,7 @@
  * The loop is kernels/common/decode.h, 16 floats wide (vec_avx512.h). */
 #include "vec_avx512.h"
 
+#define DECODE_EIGHT_ROWS /* 16 sums, 8 queries and a key fit into 32 registers */
 #include "kernels/common/decode.h"
 
 const attn_kernel attn_decode_avx512 = {

@@ -5,7 +5,7 @@
  * each of which leaves (row_max, row_sum, acc) in the unit's memory; the merge phase takes them together in the order of the
  * keys. Borders depend on nothing but the key index, so bits do not depend on who computed what.
  *
- * Scores put the head dimension in lanes: VEC_LANES sums at a time, as 1 row x VEC_LANES keys up to 4 rows x VEC_LANES / 4
+ * Scores put the head dimension in lanes: VEC_LANES sums at a time, as 1 row x VEC_LANES keys up to 8 rows x VEC_LANES / 8
  * keys, which a transposing tree of additions turns into one vector of scores (vec_sum_each). */
 #ifndef ATTN_COMMON_DECODE_H
 #define ATTN_COMMON_DECODE_H
@@ -14,8 +14,17 @@
 #include "split_keys.h"
 #include "streaming.h"
 
+/* Rows scored and summed together, so often is each load (and conversion) of K and V used: 8 where a tier says that it has the registers
+ * for their sums. */
+#ifdef DECODE_EIGHT_ROWS
+enum { DECODE_TILE_ROWS = 8 };
+#define EIGHT_ROWS(...) __VA_ARGS__
+#else
+enum { DECODE_TILE_ROWS = 4 };
+#define EIGHT_ROWS(...)
+#endif
+
 enum {
-  DECODE_TILE_ROWS = 4, /* rows scored and summed together: each load of K and V is used 4 times; sums fit the registers */
   DECODE_KEYS = 32,     /* of one block: K and V take turns so often that memory sees two streams, not one after the other */
   PREFETCH_BYTES = 8192 /* ahead in K and in V; CPUs prefetch on their own, but stop at pages and behind slow arithmetic */
 };
@@ -45,7 +54,7 @@ static split_layout split_layout_of(const attn_problem *p) {
 
 /* Floats of a thread's scratch. */
 typedef struct decode_scratch {
-  int64_t q, range, score, v, total;
+  int64_t q, q_tiles, range, score, v, total;
 } decode_scratch;
 
 enum { DECODE_SCORE_STRIDE = DECODE_KEYS + 16 };
@@ -53,8 +62,9 @@ enum { DECODE_SCORE_STRIDE = DECODE_KEYS + 16 };
 static bool decode_scratch_of(const attn_problem *p, int64_t capacity, decode_scratch *at) {
   const scratch_part parts[] = {
       {&at->q, capacity, round_up(p->dim_qk, VEC_LANES)},
+      {&at->q_tiles, capacity, round_up(p->dim_qk, VEC_LANES)},
       {&at->range, capacity, RANGE_FLOATS},
-      {&at->score, TILE_ROWS, DECODE_SCORE_STRIDE},
+      {&at->score, DECODE_TILE_ROWS, DECODE_SCORE_STRIDE},
       {&at->v, DECODE_KEYS, round_up(p->dim_v, VEC_LANES)},
   };
   return lay_out_scratch(parts, sizeof parts / sizeof *parts, &at->total);
@@ -97,23 +107,24 @@ static ALWAYS_INLINE void prefetch_ahead(const void *data, attn_dtype dtype, int
 }
 
 /* sum[r][j] += products of the elements [d, d + n) of `rows` rows and of the `group` keys from key[0] on. */
-static ALWAYS_INLINE void score_columns(vec *sum, const float *q, int64_t q_stride, const void *data, const int64_t *key,
-                                        int64_t d, int64_t n, const int rows, const int group, const attn_dtype dtype) {
+static ALWAYS_INLINE void score_columns(vec *sum, const float *q, const void *data, const int64_t *key, int64_t d, int64_t n,
+                                        const int rows, const int group, const attn_dtype dtype) {
+  vec query[DECODE_TILE_ROWS];
+  UNROLL
+  for (int r = 0; r < rows; r++) query[r] = vec_load(q + d * rows + r * VEC_LANES);
   UNROLL
   for (int j = 0; j < group; j++) {
     const vec x = load_elements(data, dtype, key[j] + d, n);
     UNROLL
-    for (int r = 0; r < rows; r++)
-      sum[r * (VEC_LANES / rows) + j] = vec_fma(vec_load(q + r * q_stride + d), x, sum[r * (VEC_LANES / rows) + j]);
+    for (int r = 0; r < rows; r++) sum[r * (VEC_LANES / rows) + j] = vec_fma(query[r], x, sum[r * (VEC_LANES / rows) + j]);
   }
 }
 
-/* score[r][j] for `rows` rows and VEC_LANES / rows keys from key `at` on, of which `keys` exist. `rows` is a constant, 1, 2 or
- * 4, and so are the type and `ahead`. A row on its own waits for memory, which is read fastest in its own order: key by key.
+/* score[r][j] for `rows` rows and VEC_LANES / rows keys from key `at` on, of which `keys` exist. `rows` is a constant, 1 to 8,
+ * and so are the type and `ahead`. A row on its own waits for memory, which is read fastest in its own order: key by key.
  * Several rows go through their keys side by side, so that each load of q serves all of them. */
-static ALWAYS_INLINE void score_few(const float *q, int64_t q_stride, key_rows k, int64_t at, int64_t keys, int64_t dim_qk,
-                                    float *score, int64_t score_stride, const int rows, const attn_dtype dtype,
-                                    const bool ahead) {
+static ALWAYS_INLINE void score_few(const float *q, key_rows k, int64_t at, int64_t keys, int64_t dim_qk, float *score,
+                                    int64_t score_stride, const int rows, const attn_dtype dtype, const bool ahead) {
   const int columns = VEC_LANES / rows, group = rows == 1 ? 1 : columns, line = LINE_BYTES / (dtype == ATTN_F32 ? 4 : 2);
   vec sum[VEC_LANES];
   int64_t key[VEC_LANES];
@@ -129,10 +140,10 @@ static ALWAYS_INLINE void score_few(const float *q, int64_t q_stride, key_rows k
       for (int i = 0; ahead && i < group; i++) prefetch_ahead(k.data, dtype, key[j + i] + d);
       UNROLL
       for (int part = 0; part < line; part += VEC_LANES)
-        score_columns(&sum[j], q, q_stride, k.data, &key[j], d + part, VEC_LANES, rows, group, dtype);
+        score_columns(&sum[j], q, k.data, &key[j], d + part, VEC_LANES, rows, group, dtype);
     }
     for (; d < dim_qk; d += VEC_LANES)
-      score_columns(&sum[j], q, q_stride, k.data, &key[j], d, min64(dim_qk - d, VEC_LANES), rows, group, dtype);
+      score_columns(&sum[j], q, k.data, &key[j], d, min64(dim_qk - d, VEC_LANES), rows, group, dtype);
   }
   float each[VEC_LANES];
   vec_store(each, vec_sum_each(sum));
@@ -141,51 +152,65 @@ static ALWAYS_INLINE void score_few(const float *q, int64_t q_stride, key_rows k
 }
 
 /* Rows that one call works on, by index into the tables below. */
-static const int64_t ROWS_AT_ONCE[] = {4, 2, 1};
+static const int64_t ROWS_AT_ONCE[] = {8, 4, 2, 1};
 
-static inline int rows_index(int64_t rows) { return rows >= 4 ? 0 : rows >= 2 ? 1 : 2; }
+static inline int rows_index(int64_t rows) {
+  return rows >= 8 && DECODE_TILE_ROWS >= 8 ? 0 : rows >= 4 ? 1 : rows >= 2 ? 2 : 3;
+}
 
-/* NAME(rows, dtype, ahead) for all types and numbers of rows: a function of its own for each, or their registers would get in
- * each other's way. `again` is for K and V that other rows have just read: it asks memory for nothing. */
-#define FOR_EACH_KIND(NAME)                                                                                   \
-  NAME(4, ATTN_F32, fresh)                                                                                    \
-  NAME(2, ATTN_F32, fresh)                                                                                    \
-  NAME(1, ATTN_F32, fresh)                                                                                    \
-  NAME(4, ATTN_F16, fresh) NAME(2, ATTN_F16, fresh) NAME(1, ATTN_F16, fresh) NAME(4, ATTN_BF16, fresh)        \
-      NAME(2, ATTN_BF16, fresh) NAME(1, ATTN_BF16, fresh) NAME(4, ATTN_F32, again) NAME(2, ATTN_F32, again)   \
-          NAME(1, ATTN_F32, again) NAME(4, ATTN_F16, again) NAME(2, ATTN_F16, again) NAME(1, ATTN_F16, again) \
-              NAME(4, ATTN_BF16, again) NAME(2, ATTN_BF16, again) NAME(1, ATTN_BF16, again)
-#define TABLE_OF(name)                                                                                \
-  {                                                                                                   \
-      [ATTN_F32] = {{name##_4_ATTN_F32_fresh, name##_2_ATTN_F32_fresh, name##_1_ATTN_F32_fresh},      \
-                    {name##_4_ATTN_F32_again, name##_2_ATTN_F32_again, name##_1_ATTN_F32_again}},     \
-      [ATTN_F16] = {{name##_4_ATTN_F16_fresh, name##_2_ATTN_F16_fresh, name##_1_ATTN_F16_fresh},      \
-                    {name##_4_ATTN_F16_again, name##_2_ATTN_F16_again, name##_1_ATTN_F16_again}},     \
-      [ATTN_BF16] = {{name##_4_ATTN_BF16_fresh, name##_2_ATTN_BF16_fresh, name##_1_ATTN_BF16_fresh},  \
-                     {name##_4_ATTN_BF16_again, name##_2_ATTN_BF16_again, name##_1_ATTN_BF16_again}}, \
+/* NAME(rows, dtype, ahead) for all numbers of rows, types and both `ahead`: a function of its own for each, or their registers would
+ * get in each other's way. `again` is for K and V that other rows have just read: it asks memory for nothing. */
+#define FOR_EACH_ROWS(NAME, dtype, ahead) \
+  EIGHT_ROWS(NAME(8, dtype, ahead))       \
+  NAME(4, dtype, ahead) NAME(2, dtype, ahead) NAME(1, dtype, ahead)
+#define FOR_EACH_KIND(NAME)             \
+  FOR_EACH_ROWS(NAME, ATTN_F32, fresh)  \
+  FOR_EACH_ROWS(NAME, ATTN_F32, again)  \
+  FOR_EACH_ROWS(NAME, ATTN_F16, fresh)  \
+  FOR_EACH_ROWS(NAME, ATTN_F16, again)  \
+  FOR_EACH_ROWS(NAME, ATTN_BF16, fresh) \
+  FOR_EACH_ROWS(NAME, ATTN_BF16, again)
+#define ENTRIES_OF(name, kind) \
+  {EIGHT_ROWS([0] = name##_8_##kind, )[1] = name##_4_##kind, [2] = name##_2_##kind, [3] = name##_1_##kind}
+#define TABLE_OF(name)                                                                      \
+  {                                                                                         \
+      [ATTN_F32] = {ENTRIES_OF(name, ATTN_F32_fresh), ENTRIES_OF(name, ATTN_F32_again)},    \
+      [ATTN_F16] = {ENTRIES_OF(name, ATTN_F16_fresh), ENTRIES_OF(name, ATTN_F16_again)},    \
+      [ATTN_BF16] = {ENTRIES_OF(name, ATTN_BF16_fresh), ENTRIES_OF(name, ATTN_BF16_again)}, \
   }
 enum { again = false, fresh = true };
 
 /* Scores of `rows` rows for all keys of the block. What lies beyond `keys`, up to VEC_LANES, is written too. */
-typedef void score_function(const float *q, int64_t q_stride, key_rows k, int64_t keys, int64_t dim_qk, float *score,
-                            int64_t score_stride);
-#define DEFINE_SCORE(rows, dtype, ahead)                                                                             \
-  static NO_INLINE void score_##rows##_##dtype##_##ahead(const float *q, int64_t q_stride, key_rows k, int64_t keys, \
-                                                         int64_t dim_qk, float *score, int64_t score_stride) {       \
-    for (int64_t at = 0; at < keys; at += VEC_LANES / rows)                                                          \
-      score_few(q, q_stride, k, at, keys, dim_qk, score + at, score_stride, rows, dtype, ahead);                     \
+typedef void score_function(const float *q, key_rows k, int64_t keys, int64_t dim_qk, float *score, int64_t score_stride);
+#define DEFINE_SCORE(rows, dtype, ahead)                                                                           \
+  static NO_INLINE void score_##rows##_##dtype##_##ahead(const float *q, key_rows k, int64_t keys, int64_t dim_qk, \
+                                                         float *score, int64_t score_stride) {                     \
+    for (int64_t at = 0; at < keys; at += VEC_LANES / rows)                                                        \
+      score_few(q, k, at, keys, dim_qk, score + at, score_stride, rows, dtype, ahead);                             \
   }
 FOR_EACH_KIND(DEFINE_SCORE)
 
+/* The queries as score_few reads them: of the rows that one call works on, a vector of each, side by side, so that one pointer
+ * reaches them all. */
+static void tile_queries(const row_block *block, float *q_tiles) {
+  for (int64_t row = 0, step; row < block->rows; row += step) {
+    step = ROWS_AT_ONCE[rows_index(block->rows - row)];
+    for (int64_t r = 0; r < step; r++)
+      for (int64_t d = 0; d < block->q_stride; d += VEC_LANES)
+        vec_store(q_tiles + row * block->q_stride + d * step + r * VEC_LANES,
+                  vec_load(block->q + (row + r) * block->q_stride + d));
+  }
+}
+
 /* Scores of the block's rows [tile_row, tile_row + rows). `read`: other rows have already read these keys. */
-static void score_few_rows(const row_block *block, int64_t tile_row, int64_t rows, key_rows k, bool read, int64_t keys,
-                           float *score) {
-  static score_function *const functions[][2][3] = TABLE_OF(score);
+static void score_few_rows(const row_block *block, const float *q_tiles, int64_t tile_row, int64_t rows, key_rows k,
+                           bool read, int64_t keys, float *score) {
+  static score_function *const functions[][2][4] = TABLE_OF(score);
   for (int64_t done = 0, step; done < rows; done += step, read = true) {
     const int index = rows_index(rows - done);
     step = ROWS_AT_ONCE[index];
-    functions[k.dtype][read][index](block->q + (tile_row + done) * block->q_stride, block->q_stride, k, keys,
-                                    block->problem->dim_qk, score + done * block->score_stride, block->score_stride);
+    functions[k.dtype][read][index](q_tiles + (tile_row + done) * block->q_stride, k, keys, block->problem->dim_qk,
+                                    score + done * block->score_stride, block->score_stride);
   }
 }
 
@@ -221,7 +246,7 @@ static void softmax_row(const row_block *block, int64_t row, int64_t first, attn
 /* ---- O += P V, V in place ---- */
 
 /* Sums that stay in registers: rows times vectors of columns. */
-enum { DECODE_SUMS = DECODE_TILE_ROWS * TILE_VECS };
+enum { DECODE_SUMS = 4 * TILE_VECS };
 
 /* `rows`, the type, `ahead` and `vecs` are constants. */
 static ALWAYS_INLINE void accumulate_few(float *acc, int64_t acc_stride, const float *p, int64_t p_stride, key_rows v,
@@ -269,7 +294,7 @@ FOR_EACH_KIND(DEFINE_ACCUMULATE)
 
 static void accumulate_few_rows(const row_block *block, int64_t tile_row, int64_t rows, key_rows v, bool read, int64_t keys,
                                 const float *p) {
-  static accumulate_function *const functions[][2][3] = TABLE_OF(accumulate);
+  static accumulate_function *const functions[][2][4] = TABLE_OF(accumulate);
   for (int64_t done = 0, step; done < rows; done += step, read = true) {
     const int index = rows_index(rows - done);
     step = ROWS_AT_ONCE[index];
@@ -296,7 +321,7 @@ static bool all_rows_see(const row_block *block, int64_t begin, int64_t end) {
   return true;
 }
 
-static void decode_block(const row_block *block, int64_t begin, int64_t end, float *v_copy) {
+static void decode_block(const row_block *block, const float *q_tiles, int64_t begin, int64_t end, float *v_copy) {
   const attn_problem *p = block->problem;
   const int64_t first = round_down(begin, DECODE_KEYS), keys = end - begin;
   const bool selects = selects_keys(p) || !all_rows_see(block, begin, end), picks = block->careful && selects;
@@ -311,7 +336,7 @@ static void decode_block(const row_block *block, int64_t begin, int64_t end, flo
   for (int64_t tile_row = 0; tile_row < block->rows; tile_row += DECODE_TILE_ROWS) {
     const int64_t rows = min64(DECODE_TILE_ROWS, block->rows - tile_row);
     float *score = block->score + (begin - first);
-    score_few_rows(block, tile_row, rows, k, tile_row > 0, keys, score);
+    score_few_rows(block, q_tiles, tile_row, rows, k, tile_row > 0, keys, score);
     for (int64_t i = 0; i < rows; i++)
       softmax_row(block, tile_row + i, first, (attn_key_range){begin, end}, block->score + i * block->score_stride, plain);
     if (picks)
@@ -373,9 +398,10 @@ static void decode_split(const attn_schedule *schedule, const attn_args *args, a
   block.range = (attn_key_range *)(void *)(scratch + at.range);
   block.score = scratch + at.score;
   start_rows(&block, block.rows);
+  tile_queries(&block, scratch + at.q_tiles);
   const attn_key_range keys = keys_of_split(&block, split);
   for (int64_t key = round_down(keys.begin, DECODE_KEYS); key < keys.end; key += DECODE_KEYS)
-    decode_block(&block, max64(key, keys.begin), min64(key + DECODE_KEYS, keys.end), scratch + at.v);
+    decode_block(&block, scratch + at.q_tiles, max64(key, keys.begin), min64(key + DECODE_KEYS, keys.end), scratch + at.v);
 }
 
 /* Adds a later split's state to the first one's, both brought to the larger reference. */
