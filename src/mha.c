@@ -10,6 +10,7 @@
 
 #include "attn/product.h"
 #include "error.h"
+#include "identity.h"
 #include "kernels/common/convert.h"
 #include "kernels/kernel.h"
 #include "mha_problem.h"
@@ -62,13 +63,13 @@ static attn_status pack_weights(attn_mha *layer, const attn_mha_weights *weights
 
 /* ---- Plans ---- */
 
-/* The weights P are what attention gives when V is the identity: some of its columns at a time. */
+/* The weights P are what attention gives when V is the identity (identity.h): some of its columns at a time. */
 static attn_status plan_weights(attn_mha *layer, const attn_options *options) {
   if (!layer->problem.want_weights || layer->problem.attention.seq_k == 0) return ATTN_OK;
   const attn_score_strides stride = layer->problem.weights_stride;
   attn_problem p = layer->problem.attention;
   p.dim_v = min64(p.seq_k, WEIGHT_COLUMNS);
-  p.v_stride = (attn_strides){.s = -1, .d = 1}; /* element (j, c) is 1 where c = j: see run_weights */
+  p.v_stride = attn_identity_strides;
   p.o_stride = (attn_strides){.b = stride.b, .h = stride.h, .s = stride.q, .d = stride.k};
   p.uses &= ~(uint32_t)ATTN_USE_LSE;
   attn_options automatic = options ? *options : (attn_options){0};
@@ -88,12 +89,12 @@ static bool reserve(size_t *at, row_count rows, int64_t floats) {
 
 static void want(size_t *bytes, size_t needed) { *bytes = needed > *bytes ? needed : *bytes; }
 
-/* The unit matrix by strides: 2 seq_k - 1 floats, the middle one 1. */
-static size_t unit_floats(const attn_mha *layer) {
-  return layer->weights ? (size_t)(2 * layer->problem.attention.seq_k - 1 + 15) / 16 * 16 : 0;
+/* Whole cache lines. */
+static size_t identity_floats(const attn_mha *layer) {
+  return layer->weights ? (attn_identity_elements(layer->problem.attention.seq_k) + 15) / 16 * 16 : 0;
 }
 
-/* [Q][K][V][O][what one product or plan works in; the unit matrix before it when weights are asked for] */
+/* [Q][K][V][O][what one product or plan works in; the identity before it when weights are asked for] */
 static attn_status lay_out_workspace(attn_mha *layer) {
   const attn_problem *a = &layer->problem.attention;
   const row_count queries = attn_mha_rows(&layer->problem, true), keys = attn_mha_rows(&layer->problem, false);
@@ -118,7 +119,7 @@ static attn_status lay_out_workspace(attn_mha *layer) {
     want(&layer->rest_bytes, attn_product_workspace(layer->product[i], rows.batch * rows.rows));
   }
   want(&layer->rest_bytes, attn_plan_workspace(layer->attention));
-  if (layer->weights) want(&layer->rest_bytes, attn_plan_workspace(layer->weights) + unit_floats(layer) * sizeof(float));
+  if (layer->weights) want(&layer->rest_bytes, attn_plan_workspace(layer->weights) + identity_floats(layer) * sizeof(float));
   layer->workspace_bytes = at + layer->rest_bytes;
   return ATTN_OK;
 }
@@ -296,22 +297,18 @@ attn_status attn_mha_run(const attn_mha *layer, const attn_mha_args *args, void 
   return ATTN_OK;
 }
 
-/* V is the identity: one 1 among zeros, which strides of -1 along the keys and 1 along the columns turn into all of it. Starting
- * `first` floats later gives the columns from `first` on. */
 static attn_status run_weights(const layer_run *r, float *weights) {
   const attn_problem *a = &r->layer->problem.attention;
   const int64_t columns = min64(a->seq_k, WEIGHT_COLUMNS);
-  float *unit = r->rest;
-  memset(unit, 0, unit_floats(r->layer) * sizeof *unit);
-  unit[a->seq_k - 1] = 1;
-  float *rest = unit + unit_floats(r->layer);
+  const char *identity = attn_identity_fill(r->rest, a->seq_k, ATTN_F32);
+  float *rest = (float *)r->rest + identity_floats(r->layer);
   attn_args args = r->args->attention;
   args.q = r->q;
   args.k = r->k;
   attn_status status = ATTN_OK;
   for (int64_t first = 0; first < a->seq_k && status == ATTN_OK; first += columns) {
     const int64_t column = min64(first, a->seq_k - columns); /* the last pass overlaps the one before */
-    args.v = unit + (a->seq_k - 1) + column;
+    args.v = identity + column * (int64_t)sizeof(float);
     args.o = weights + column * r->layer->problem.weights_stride.k;
     status = attn_plan_run(r->layer->weights, &args, rest, attn_plan_workspace(r->layer->weights));
   }

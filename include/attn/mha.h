@@ -105,7 +105,7 @@ ATTN_API attn_status attn_mha_run(const attn_mha *layer, const attn_mha_args *ar
 
 /* For looking at: the attention weights P themselves, [batch][heads_q][seq_q][seq_k] by weights_stride, 0 for masked keys. A pass of its
  * own that does Q, K and the softmax again, in time proportional to seq_q seq_k^2; y and lse are not written. Needs want_weights, and
- * no VARLEN. */
+ * no VARLEN. Where q and k are at hand, or for other scores than dot products: attn_weights (attn/nn.h). */
 ATTN_API attn_status attn_mha_attention_weights(const attn_mha *layer, const attn_mha_args *args, float *weights,
                                                 void *workspace, size_t workspace_bytes);
 

@@ -51,7 +51,10 @@ ATTN_API attn_status attn_add_layer_norm(int64_t rows, int64_t width, const floa
 /* The attention weights themselves, p of docs/semantics.md, for looking at: weights[batch][heads_q][seq_q][seq_k], dense.
  * Runs the kernel with the unit vectors as values, so that it is the kernel's own softmax that is shown, at the cost of
  * dim_v = seq_k. args->v, o and lse, and the problem's dim_v, v_stride, o_stride and dtype_o are ignored. Masked keys
- * weigh 0; a row sums to 1, to less with a sink, and to 0 if no key is allowed. Not for VARLEN. options may be NULL. */
+ * weigh 0; a row sums to 1, to less with a sink, and to 0 if no key is allowed. Not for VARLEN. options may be NULL.
+ *
+ * Takes q and k as any problem has them, and allocates. To look into a whole multi-head layer take attn_mha_attention_weights
+ * (attn/mha.h), which projects q and k itself, works in the caller's workspace and writes by strides. */
 ATTN_API attn_status attn_weights(const attn_problem *problem, const attn_args *args, const attn_options *options,
                                   float *weights);
 
