@@ -127,6 +127,13 @@ const char *attn_tier_unusable(int index, const char *cap) {
   return NULL;
 }
 
+const char *attn_tier_best(void) {
+  const char *best = tiers[0].isa;
+  for (int i = 1; i < TIER_COUNT; i++)
+    if (!attn_tier_unusable(i, NULL)) best = tiers[i].isa;
+  return best;
+}
+
 static void write_cpu_tiers(char *text, size_t bytes) {
   size_t used = 0;
   for (int i = 0; i < TIER_COUNT; i++)

@@ -27,6 +27,9 @@ const char *attn_tier_isa(int tier);
 /* NULL if the tier can run here and is not above `cap` (NULL = no cap); else why not. Thread-local text. */
 const char *attn_tier_unusable(int tier, const char *cap);
 
+/* The highest tier that can run here, whatever a cap says. */
+const char *attn_tier_best(void);
+
 /* bf16 dot-product multiply-adds per second over float32 FMA multiply-adds per second, from a probe of about a millisecond
  * on first use: 2 on one CPU, 1/2 on another, with the same feature bits. 0 without AVX512-BF16. */
 double attn_cpu_bf16_dot_ratio(void);

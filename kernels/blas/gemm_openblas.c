@@ -7,12 +7,7 @@
 enum { GEMM_ROWS = 128 };
 
 static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
-  schedule->most_threads = attn_openblas_most_threads();
-  return attn_composed_plan(p, machine, GEMM_ROWS, schedule);
-}
-
-static void run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch) {
-  attn_composed_run(schedule, args, task, unit_memory, scratch, attn_openblas_product);
+  return attn_openblas_plan(p, machine, GEMM_ROWS, schedule);
 }
 
 const attn_kernel attn_gemm_openblas = {
@@ -29,5 +24,5 @@ const attn_kernel attn_gemm_openblas = {
     .unusable = attn_openblas_unusable,
     .begin_run = attn_openblas_hold,
     .end_run = attn_openblas_release,
-    .run = run,
+    .run = attn_openblas_run,
 };

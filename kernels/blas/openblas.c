@@ -80,6 +80,18 @@ int attn_openblas_most_threads(void) {
   return threads > 0 ? threads : 1; /* a build without threads says nothing and promises nothing */
 }
 
+/* ---- Kernels ---- */
+
+bool attn_openblas_plan(const attn_problem *p, const attn_machine *machine, int64_t rows, attn_schedule *schedule) {
+  schedule->most_threads = attn_openblas_most_threads();
+  return attn_composed_plan(p, machine, rows, schedule);
+}
+
+void attn_openblas_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
+                       void *scratch) {
+  attn_composed_run(schedule, args, task, unit_memory, scratch, attn_openblas_product);
+}
+
 /* ---- Name ---- */
 
 char attn_openblas_library[80] = "OpenBLAS";
@@ -130,10 +142,7 @@ static const struct {
 static const char *isa_of_core(const char *core) {
   for (size_t i = 0; i < sizeof cores / sizeof *cores; i++)
     if (!strcasecmp(cores[i].core, core)) return cores[i].isa;
-  const char *best = "c";
-  for (int tier = 0; attn_tier_isa(tier); tier++)
-    if (!attn_tier_unusable(tier, NULL)) best = attn_tier_isa(tier);
-  return best;
+  return attn_tier_best();
 }
 
 const char *attn_openblas_unusable(const char *cap) {

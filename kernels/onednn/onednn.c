@@ -104,20 +104,13 @@ void attn_onednn_restore_threads(const onednn_library *library, int before) {
 
 /* ---- Whether it can be used ---- */
 
-static const char *best_tier(void) {
-  const char *best = "c";
-  for (int tier = 0; attn_tier_isa(tier); tier++)
-    if (!attn_tier_unusable(tier, NULL)) best = attn_tier_isa(tier);
-  return best;
-}
-
 /* oneDNN chooses its instructions itself, once and for the whole process. Of a choice that is not in the table only this is known: the
  * CPU has them. */
 static const char *cap_unusable(const char *cap) {
   static _Thread_local char reason[200];
   if (!cap) return NULL;
   const int isa = chosen_isa();
-  const char *tier = isa < 0 ? best_tier() : isas[isa].tier;
+  const char *tier = isa < 0 ? attn_tier_best() : isas[isa].tier;
   if (attn_tier_find(tier) <= attn_tier_find(cap)) return NULL;
   snprintf(reason, sizeof reason,
            "oneDNN chose %s (tier %s) itself, above the cap '%s'; ONEDNN_MAX_CPU_ISA in the environment would change it",
