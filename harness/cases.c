@@ -66,10 +66,10 @@ static void build_layer(const bench_spec *spec, bench_case *bench) {
   const int64_t heads = get_int(spec, AXIS_HEADS), width = get_int(spec, AXIS_WIDTH);
   attn_problem *p = &bench->problem;
   if (!is(spec, AXIS_LAYER, "none")) snprintf(bench->layer, BENCH_WORD, "%s", bench_spec_get(spec, AXIS_LAYER));
-  bench->width = given ? width : bench->layer[0] ? heads * p->dim_v : 0;
+  bench->width = given ? width : bench_layer_has_width(bench) ? heads * p->dim_v : 0;
   const bool own_dims = spec->value[AXIS_HEAD_DIM][0] || spec->value[AXIS_DIM_QK][0] || spec->value[AXIS_DIM_V][0];
   if (!bench->layer[0] || !given || own_dims) return;
-  if (width % heads) bench->width = 0; /* bench_layer_contradiction says so */
+  if (width % heads) bench->width = 0; /* bench_layer_contradicts says so */
   const attn_dtype q = p->dtype_q, kv = p->dtype_kv, o = p->dtype_o;
   const int64_t dim = width / heads > 0 ? width / heads : 1;
   attn_problem_init(p, p->batch, heads, p->heads_kv, p->seq_q, p->seq_k, dim, dim);
@@ -244,16 +244,17 @@ static void name_case(const bench_spec *spec, uint64_t seed, bench_case *bench) 
 }
 
 /* What attn_problem_validate() cannot know. */
-static const char *contradiction(const bench_spec *spec, const bench_case *bench) {
+static const char *contradiction(const bench_spec *spec) {
   const bool varlen = is(spec, AXIS_LENGTHS, "varlen");
   if (!varlen && is(spec, AXIS_LAYOUT, "packed")) return "layout=packed needs lengths=varlen";
   if (varlen && spec->value[AXIS_LAYOUT][0] && !is(spec, AXIS_LAYOUT, "packed")) return "lengths=varlen needs layout=packed";
-  return bench_layer_contradiction(bench);
+  return NULL;
 }
 
 /* Drops what has no meaning, so that equal problems get equal names: the alignment where nothing is positioned or the causal
- * mask says it already, and the offset of other alignments. */
+ * mask says it already, the offset of other alignments, and what layers lack. */
 static void tidy(bench_spec *spec) {
+  bench_layer_settle(spec);
   const bool causal = !is(spec, AXIS_CAUSAL, "none");
   const bool positioned = !is(spec, AXIS_WINDOW, "none") || is(spec, AXIS_ALIBI, "on");
   if (causal || !positioned) spec->value[AXIS_ALIGN][0] = 0;
@@ -272,7 +273,9 @@ void bench_case_build(const bench_spec *asked, uint64_t seed, bench_planned *pla
   build_masks(spec, &bench->problem);
   build_inputs(spec, bench);
   name_case(spec, seed, bench);
-  const char *reason = contradiction(spec, bench);
+  char words[sizeof planned->invalid - sizeof "not a valid problem: "];
+  const char *reason = contradiction(spec);
+  if (!reason && bench_layer_contradicts(spec, bench, words, sizeof words)) reason = words;
   if (!reason && attn_problem_validate(&bench->problem) != ATTN_OK) reason = attn_last_error();
   if (reason) snprintf(planned->invalid, sizeof planned->invalid, "not a valid problem: %s", reason);
 }

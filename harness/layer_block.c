@@ -54,9 +54,9 @@ static void unmake(void *pointer) {
   free(made);
 }
 
-static attn_status make(const bench_layer_data *data, const attn_options *options, bool uniform, void **result) {
+static attn_status make(const bench_layer_data *data, const attn_options *options, bool wrong, void **result) {
   attn_block_config config = config_of(data);
-  if (uniform) config.self.attention.scale = 0;
+  if (wrong) config.self.attention.scale = 0;
   attn_options products = *options;
   products.kernel = NULL;
   const attn_product_weights one = {.depth = 1, .columns = 1, .weight = data->weights};
@@ -134,11 +134,17 @@ static bool expect(bench_layer_data *data, const attn_numerics *numerics, const 
   return true;
 }
 
+static bench_layer_shape shape_of(const bench_case *bench) {
+  return bench_layer_rows_to_rows(bench, weights_of(bench), biases_of(bench));
+}
+
 const bench_layer_kind bench_layer_block = {
     .name = "block",
-    .weights = weights_of,
-    .biases = biases_of,
+    .has = BENCH_HAS_WIDTH | BENCH_HAS_HEADS | BENCH_HAS_GROUPS | BENCH_HAS_MASKS | BENCH_HAS_SCALE | BENCH_HAS_ATTENTION |
+           BENCH_HAS_DENSE,
+    .shape = shape_of,
     .flops = product_flops,
+    .wrong = "attention that looks at all keys alike",
     .make = make,
     .unmake = unmake,
     .workspace = workspace_of,
@@ -147,5 +153,4 @@ const bench_layer_kind bench_layer_block = {
     .product = product_of,
     .expect = expect,
     .forget = bench_mha_forget,
-    .masks = true,
 };

@@ -41,11 +41,11 @@ static attn_mha_problem problem_of(const bench_layer_data *data) {
 
 /* ---- The layer ---- */
 
-static attn_status make(const bench_layer_data *data, const attn_options *options, bool uniform, void **made) {
+static attn_status make(const bench_layer_data *data, const attn_options *options, bool wrong, void **made) {
   attn_mha_problem problem = problem_of(data);
   const attn_mha_weights weights = bench_mha_weights_of(data);
   const attn_mha_options all = {.attention = *options};
-  if (uniform) problem.attention.scale = 0;
+  if (wrong) problem.attention.scale = 0;
   attn_mha *mha;
   const attn_status status = attn_mha_create(&problem, &weights, &all, &mha);
   *made = mha;
@@ -107,11 +107,17 @@ void bench_mha_forget(bench_layer_data *data) {
   data->oracle = NULL;
 }
 
+static bench_layer_shape shape_of(const bench_case *bench) {
+  return bench_layer_rows_to_rows(bench, bench_mha_weights(bench), bench_mha_biases(bench));
+}
+
 const bench_layer_kind bench_layer_mha = {
     .name = "mha",
-    .weights = bench_mha_weights,
-    .biases = bench_mha_biases,
+    .has = BENCH_HAS_WIDTH | BENCH_HAS_HEADS | BENCH_HAS_GROUPS | BENCH_HAS_MASKS | BENCH_HAS_SCALE | BENCH_HAS_ATTENTION |
+           BENCH_HAS_DENSE,
+    .shape = shape_of,
     .flops = projection_flops,
+    .wrong = "attention that looks at all keys alike",
     .make = make,
     .unmake = unmake,
     .workspace = workspace_of,
@@ -120,5 +126,4 @@ const bench_layer_kind bench_layer_mha = {
     .product = product_of,
     .expect = bench_mha_expect,
     .forget = bench_mha_forget,
-    .masks = true,
 };

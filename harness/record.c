@@ -60,6 +60,14 @@ static bool set_whole(bench_record *record, bench_column column, int64_t value) 
   return bench_record_set(record, column, text);
 }
 
+/* Heads and their sizes, where there are any. */
+static bool fill_heads(bench_record *r, const bench_case *bench) {
+  const attn_problem *p = &bench->problem;
+  return !bench_layer_has_heads(bench) ||
+         (set_whole(r, COLUMN_heads_q, p->heads_q) && set_whole(r, COLUMN_heads_kv, p->heads_kv) &&
+          set_whole(r, COLUMN_dim_qk, p->dim_qk) && set_whole(r, COLUMN_dim_v, p->dim_v));
+}
+
 static bool fill_problem(bench_record *r, const attn_problem *p) {
   static const char *const aligns[] = {
       [ATTN_ALIGN_TOP_LEFT] = "top-left", [ATTN_ALIGN_BOTTOM_RIGHT] = "bottom-right", [ATTN_ALIGN_OFFSET] = "offset"};
@@ -71,9 +79,7 @@ static bool fill_problem(bench_record *r, const attn_problem *p) {
   return bench_record_set(r, COLUMN_dtype_q, bench_dtype_name(p->dtype_q)) &&
          bench_record_set(r, COLUMN_dtype_kv, bench_dtype_name(p->dtype_kv)) &&
          bench_record_set(r, COLUMN_dtype_o, bench_dtype_name(p->dtype_o)) && set_whole(r, COLUMN_batch, p->batch) &&
-         set_whole(r, COLUMN_heads_q, p->heads_q) && set_whole(r, COLUMN_heads_kv, p->heads_kv) &&
          set_whole(r, COLUMN_seq_q, p->seq_q) && set_whole(r, COLUMN_seq_k, p->seq_k) &&
-         set_whole(r, COLUMN_dim_qk, p->dim_qk) && set_whole(r, COLUMN_dim_v, p->dim_v) &&
          bench_record_set(r, COLUMN_align, aligns[p->align]) && bench_record_set(r, COLUMN_window, window) &&
          set_number(r, COLUMN_softcap, p->softcap);
 }
@@ -81,8 +87,9 @@ static bool fill_problem(bench_record *r, const attn_problem *p) {
 static bool fill_case(bench_record *r, const bench_planned *planned) {
   static const char *const caches[] = {[BENCH_WARM] = "warm", [BENCH_COLD_KV] = "cold-kv", [BENCH_COLD_ALL] = "cold"};
   const bench_case *c = &planned->bench;
-  return fill_problem(r, &c->problem) && bench_record_set(r, COLUMN_case_id, c->case_id) &&
-         bench_record_set(r, COLUMN_score, bench_spec_get(&planned->spec, AXIS_SCORE)) &&
+  const char *score = bench_layer_has_attention(c) ? bench_spec_get(&planned->spec, AXIS_SCORE) : "";
+  return fill_problem(r, &c->problem) && fill_heads(r, c) && bench_record_set(r, COLUMN_case_id, c->case_id) &&
+         bench_record_set(r, COLUMN_score, score) &&
          bench_record_set(r, COLUMN_causal, bench_spec_get(&planned->spec, AXIS_CAUSAL)) &&
          bench_record_set(r, COLUMN_mask, c->mask) && bench_record_set(r, COLUMN_bias, c->bias) &&
          bench_record_set(r, COLUMN_alibi, c->alibi ? "on" : "off") &&
@@ -108,24 +115,31 @@ static bool fill_verdict(bench_record *r, const bench_result *result) {
 
 static bool fill_work(bench_record *r, const bench_result *result) {
   const double seconds = result->time.median * 1e-9, gbs = result->bytes / seconds * 1e-9;
-  return set_number(r, COLUMN_plan_ns, result->plan_ns) && set_number(r, COLUMN_workspace_bytes, result->workspace_bytes) &&
-         set_number(r, COLUMN_flops, result->flops) && set_number(r, COLUMN_bytes, result->bytes) &&
-         set_number(r, COLUMN_gflops, result->flops / seconds * 1e-9) && set_number(r, COLUMN_gbs, gbs) &&
+  const bench_case *bench = result->bench;
+  return (!bench_layer_has_plan(bench) || set_number(r, COLUMN_plan_ns, result->plan_ns)) &&
+         (!bench_layer_has_workspace(bench) || set_number(r, COLUMN_workspace_bytes, result->workspace_bytes)) &&
+         set_positive(r, COLUMN_flops, result->flops) && set_number(r, COLUMN_bytes, result->bytes) &&
+         set_positive(r, COLUMN_gflops, result->flops / seconds * 1e-9) && set_number(r, COLUMN_gbs, gbs) &&
          set_positive(r, COLUMN_peak_gflops, result->peak_flops * 1e-9) &&
          set_positive(r, COLUMN_peak_pct, result->peak_ratio * 100) &&
          set_positive(r, COLUMN_peak_gbs, result->read_bandwidth * 1e-9) &&
          set_positive(r, COLUMN_bw_pct, result->read_bandwidth > 0 ? gbs * 1e9 / result->read_bandwidth * 100 : 0);
 }
 
+static bool fill_shares(bench_record *r, const bench_result *result) {
+  const bench_shares *shares = &result->shares;
+  if (!result->timed || !bench_layer_has_projections(result->bench)) return true;
+  return set_number(r, COLUMN_projections_pct, 100 * shares->projections) &&
+         (!bench_layer_has_attention(result->bench) || set_number(r, COLUMN_attention_pct, 100 * shares->attention)) &&
+         set_number(r, COLUMN_rest_pct, 100 * shares->rest);
+}
+
 static bool fill_layer(bench_record *r, const bench_result *result) {
   const bench_case *bench = result->bench;
   if (!bench_layer_is(bench)) return true;
-  if (!bench_record_set(r, COLUMN_layer, bench->layer) || !set_whole(r, COLUMN_width, bench->width) ||
-      !bench_record_set(r, COLUMN_product, result->product ? result->product : ""))
-    return false;
-  return !result->timed || (set_number(r, COLUMN_projections_pct, 100 * result->shares.projections) &&
-                            set_number(r, COLUMN_attention_pct, 100 * result->shares.attention) &&
-                            set_number(r, COLUMN_rest_pct, 100 * result->shares.rest));
+  return bench_record_set(r, COLUMN_layer, bench->layer) &&
+         (!bench_layer_has_width(bench) || set_whole(r, COLUMN_width, bench->width)) &&
+         bench_record_set(r, COLUMN_product, result->product ? result->product : "") && fill_shares(r, result);
 }
 
 static bool fill_times(bench_record *r, bench_result *result) {

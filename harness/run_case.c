@@ -68,7 +68,7 @@ static void name_choice(bench_job *j) {
       automatic_choices[i].name = bench_automatic.name;
       j->result->kernel = &automatic_choices[i];
     }
-  bench_warn(j->result, "chose %s", chosen);
+  if (bench_layer_has_attention(j->result->bench)) bench_warn(j->result, "chose %s", chosen);
 }
 
 /* Nanoseconds of the shortest of a few creations: the first also fills caches of the library. */
@@ -153,9 +153,9 @@ static void check_structure(bench_stage *s, bench_job *j) {
 static void check_layer(bench_stage *s, bench_job *j) {
   const attn_kernel_info *kernel = j->result->kernel;
   const double start = bench_now_ns();
-  j->layer = bench_layer_make(s->layer, kernel == &bench_automatic ? NULL : kernel);
-  if (!j->layer) {
-    bench_conclude(j->result, BENCH_ERROR, "%s", attn_last_error());
+  const attn_status status = bench_layer_make(s->layer, kernel == &bench_automatic ? NULL : kernel, &j->layer);
+  if (status != ATTN_OK) {
+    bench_conclude(j->result, status == ATTN_UNSUPPORTED ? BENCH_SKIP : BENCH_ERROR, "%s", attn_last_error());
     return;
   }
   if (s->settings->timed) j->result->plan_ns = bench_now_ns() - start;
@@ -197,11 +197,25 @@ static const char *refusal(const bench_planned *planned, const attn_kernel_info 
   return attn_kernel_rejects(kernel, &planned->bench.problem);
 }
 
+/* Layers without a kernel inside are measured once: in the row of the automatic choice, or in the first. */
+static int only_row(const bench_case *bench, const attn_kernel_info *const *kernels, int count) {
+  if (bench_layer_has_attention(bench) || bench_layer_has_projections(bench)) return -1;
+  for (int i = 0; i < count; i++)
+    if (kernels[i] == &bench_automatic) return i;
+  return 0;
+}
+
+static const char *refusal_of_row(const bench_planned *planned, const attn_kernel_info *const *kernels, int only, int i) {
+  if (only < 0 || planned->invalid[0]) return refusal(planned, kernels[i]);
+  return i == only ? NULL : "the layer runs no kernel: one row stands for all";
+}
+
 /* One job per kernel that takes the case; the others get their reason. */
 static void open_jobs(bench_stage *s, const bench_planned *planned, const attn_kernel_info *const *kernels, int count,
                       bench_result *results) {
+  const int only = only_row(&planned->bench, kernels, count);
   for (int i = 0; i < count; i++) {
-    const char *reason = refusal(planned, kernels[i]);
+    const char *reason = refusal_of_row(planned, kernels, only, i);
     if (reason)
       bench_conclude(&results[i], BENCH_SKIP, "%s", reason);
     else
@@ -248,10 +262,18 @@ static bool ask_oracle(bench_stage *s) {
 }
 
 static bool open_layer(bench_stage *s) {
-  bench_note(s, "making the layer", "");
-  s->layer = bench_layer_open(s->bench);
+  char reason[160];
+  const double available = bench_memory_available();
   s->flops = bench_layer_flops(s->bench);
   s->bytes = bench_layer_bytes(s->bench);
+  if (s->bytes > MEMORY_SHARE * available) {
+    snprintf(reason, sizeof reason, "its data need %.3g GB, more than %.0f %% of the %.3g GB of memory that are free",
+             s->bytes * 1e-9, MEMORY_SHARE * 100, available * 1e-9);
+    conclude_all(s, BENCH_SKIP, reason);
+    return false;
+  }
+  bench_note(s, "making the layer", "");
+  s->layer = bench_layer_open(s->bench);
   if (!s->layer) conclude_all(s, BENCH_ERROR, "out of memory for the layer");
   return s->layer;
 }
@@ -309,7 +331,8 @@ static double layer_factor(const bench_planned *planned) {
   const attn_args none = {0};
   if (planned->invalid[0] || !bench_layer_is(bench)) return 1;
   const double attention = bench_work_flops(&bench->problem, bench_work_pairs(&bench->problem, &none));
-  return attention > 0 ? bench_layer_flops(bench) / attention : 1;
+  const double flops = bench_layer_flops(bench);
+  return attention > 0 && flops > 0 ? flops / attention : 1;
 }
 
 double bench_case_guess(const bench_planned *planned, const attn_kernel_info *const *kernels, int count,
@@ -317,8 +340,9 @@ double bench_case_guess(const bench_planned *planned, const attn_kernel_info *co
   const attn_problem *p = &planned->bench.problem;
   double calls = 0, samples = 0;
   const double more = layer_factor(planned);
+  const int only = only_row(&planned->bench, kernels, count);
   for (int i = 0; i < count; i++) {
-    if (refusal(planned, kernels[i])) continue;
+    if (refusal_of_row(planned, kernels, only, i)) continue;
     const double call = bench_work_guess(p, kernels[i], planned->bench.threads) * more;
     calls += call;
     if (call * BENCH_FEW_ROUNDS < settings->case_budget_s)

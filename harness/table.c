@@ -49,6 +49,7 @@ static const char *get(const bench_record *r, bench_column column) { return benc
 
 static void append_pair(char *text, size_t bytes, const char *name, const char *a, const char *b, const char *separator) {
   const size_t used = strlen(text);
+  if (!a[0]) return;
   const bool differ = strcmp(a, b);
   snprintf(text + used, bytes - used, "  %s %s%s%s", name, a, differ ? separator : "", differ ? b : "");
 }
@@ -120,12 +121,13 @@ static void print_time_row(const bench_table *t, const bench_record *r) {
           peak, gbs, ratio, error, get(r, COLUMN_samples));
 }
 
-/* Of a layer: where the time went. */
+/* Of a layer: where the time went. Without attention there is nothing to tell its dense layers' time from. */
 static void print_shares(const bench_table *t, const bench_record *r) {
   if (!get(r, COLUMN_projections_pct)[0]) return;
-  fprintf(t->file, "%*sprojections %.1f %% (%s), attention %.1f %%, rest %.1f %%\n", BELOW, "",
-          bench_record_number(r, COLUMN_projections_pct), get(r, COLUMN_product),
-          bench_record_number(r, COLUMN_attention_pct), bench_record_number(r, COLUMN_rest_pct));
+  fprintf(t->file, "%*sprojections %.1f %% (%s)", BELOW, "", bench_record_number(r, COLUMN_projections_pct),
+          get(r, COLUMN_product));
+  if (get(r, COLUMN_attention_pct)[0]) fprintf(t->file, ", attention %.1f %%", bench_record_number(r, COLUMN_attention_pct));
+  fprintf(t->file, ", rest %.1f %%\n", bench_record_number(r, COLUMN_rest_pct));
 }
 
 static void print_check_row(const bench_table *t, const bench_record *r) {

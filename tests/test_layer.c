@@ -44,9 +44,10 @@ static void open_one(bench_one *one, const char *kind, const char *shape) {
   one->planned = valid_case(id);
   one->layer = bench_layer_open(&one->planned.bench);
   assert_non_null(one->layer);
-  one->job = bench_layer_make(one->layer, NULL);
-  assert_non_null(one->job);
-  one->kernel = attn_kernel_find(bench_layer_kernel(one->job));
+  test_ok(bench_layer_make(one->layer, NULL, &one->job));
+  static const attn_kernel_info none = {.name = ""};
+  const attn_kernel_info *kernel = attn_kernel_find(bench_layer_kernel(one->job));
+  one->kernel = kernel ? kernel : &none;
   one->bytes = bench_layer_workspace(one->job);
   one->workspace = test_allocate(one->bytes);
 }
@@ -98,12 +99,11 @@ static void test_the_family_passes_and_fails(void **state) {
       if (right.status != BENCH_PASS) fail_msg("%s %s: %s", family[k], shapes[s], right.reason);
       assert_true(right.rows_checked > 0 && right.max_err_ratio > 0);
       bench_layer_data *data = bench_layer_data_of(one.layer);
-      float *const weight = &data->weights[k == 3 ? 5 : 70], kept = *weight;
       if (k < 3) { /* packed when the layer was made: what changes now is the right answer */
-        *weight += 0.05f;
+        data->weights[70] += 0.05f;
         bench_mha_forget(data);
         assert_int_equal(check(&one).status, BENCH_FAIL);
-        *weight = kept;
+        data->weights[70] -= 0.05f;
       }
       close_one(&one);
     }
@@ -160,12 +160,15 @@ static void test_width_and_heads(void **state) {
   assert_int_equal(p.bench.problem.dim_v, 32);
   static const struct {
     const char *id, *part;
-  } bad[] = {{"layer:mha/heads:8/width:100", "must be a multiple of its heads"},
+  } bad[] = {{"layer:mha/heads:8/width:100", "width is 100 with 8 heads; it must be a multiple of its heads"},
              {"heads:8/width:512", "width is of layers"},
-             {"layer:mha/seq_q:3/seq_k:4", "seq_q and seq_k must be equal"},
-             {"layer:block/lengths:kv_len", "causal masks and windows only"},
-             {"layer:mha/dtype:bf16", "float32 inside"},
-             {"layer:mha/layout:bshd", "layout, cache, magnitude and values"}};
+             {"layer:mha/seq_q:3/seq_k:4", "seq_q is 3 with seq_k 4; layer mha has one length"},
+             {"layer:mha/seq:0", "seq_q is 0; layers need at least 1"},
+             {"layer:mha/causal:offset", "alignment is offset; layers know no offsets"},
+             {"layer:block/lengths:kv_len", "lengths is kv_len; layers here have no such choice"},
+             {"layer:mha/score:additive", "score is additive; layer mha has none to choose"},
+             {"layer:mha/dtype:bf16", "dtype is bf16; layers are float32 inside"},
+             {"layer:mha/layout:bshd", "layout is bshd; layers here have no such choice"}};
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) test_contains(plan_case(bad[i].id).invalid, bad[i].part);
 }
 
