@@ -19,7 +19,20 @@ static const char *const length_words[] = {"full", "kv_len", "q_len", "both", "r
 static const char *const layout_words[] = {"bhsd",     "bshd",      "strided", "spread", "transposed",
                                            "reversed", "broadcast", "packed",  NULL};
 static const char *const value_words[] = {"zero-mean", "positive", NULL};
-static const char *const layer_words[] = {"none", "mha", "block", "decoder", "cross", "feed-forward", "add-norm", NULL};
+static const char *const layer_words[] = {"none",
+                                          "mha",
+                                          "block",
+                                          "decoder",
+                                          "cross",
+                                          "feed-forward",
+                                          "add-norm",
+                                          "additive",
+                                          "synthesizer-dense",
+                                          "synthesizer-random",
+                                          "regression",
+                                          "positions",
+                                          "decode-step",
+                                          NULL};
 static const char *const cache_words[] = {"warm", "cold-kv", "cold", NULL};
 static const char *const heads_words[] = {"heads", NULL};
 static const char *const default_words[] = {"default", NULL};
@@ -61,7 +74,8 @@ static const bench_axis_info axes[AXIS_COUNT] = {
     [AXIS_CACHE] = {"cache", "warm", AXIS_IS_WORD, 0, cache_words,
                     "K and V, or all tensors, rotated beyond the last-level cache"},
     [AXIS_LAYER] = {"layer", "none", AXIS_IS_WORD, 0, layer_words,
-                    "attention alone, or a whole layer: multi-head attention, an encoder block, ..."},
+                    "attention alone, or what libattn_nn builds with it: multi-head attention, an encoder block, ... "
+                    "(docs/measuring.md)"},
     [AXIS_WIDTH] = {"width", "default", AXIS_IS_INT, 1, default_words,
                     "of a layer, d_model: head_dim is width / heads (default: heads x head_dim)"},
     [AXIS_THREADS] = {"threads", "1", AXIS_IS_INT, 1, all_words, "threads of the kernel; all: every CPU allowed"},

@@ -8,8 +8,18 @@
 #include "layer_kinds.h"
 
 const bench_layer_kind *bench_layer_kind_find(const char *name) {
-  static const bench_layer_kind *const kinds[] = {&bench_layer_mha,   &bench_layer_block,        &bench_layer_decoder,
-                                                  &bench_layer_cross, &bench_layer_feed_forward, &bench_layer_add_norm};
+  static const bench_layer_kind *const kinds[] = {&bench_layer_mha,
+                                                  &bench_layer_block,
+                                                  &bench_layer_decoder,
+                                                  &bench_layer_cross,
+                                                  &bench_layer_feed_forward,
+                                                  &bench_layer_add_norm,
+                                                  &bench_layer_additive,
+                                                  &bench_layer_synthesizer_dense,
+                                                  &bench_layer_synthesizer_random,
+                                                  &bench_layer_regression,
+                                                  &bench_layer_positions,
+                                                  &bench_layer_decode_step};
   for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
     if (!strcmp(kinds[i]->name, name)) return kinds[i];
   return NULL;
@@ -123,6 +133,10 @@ static bool contradicts_shape(const bench_layer_kind *kind, const bench_case *be
   if (p->seq_q != p->seq_k && !(kind->has & BENCH_HAS_LENGTHS))
     return refuse(v, "seq_q is %" PRId64 " with seq_k %" PRId64 "; layer %s has one length: seq_q and seq_k must be equal",
                   p->seq_q, p->seq_k, kind->name);
+  if (kind == &bench_layer_decode_step && p->seq_q > p->seq_k)
+    return refuse(v,
+                  "seq_q is %" PRId64 " with seq_k %" PRId64 "; seq_k counts the step's own tokens too: at least %" PRId64,
+                  p->seq_q, p->seq_k, p->seq_q);
   if (p->heads_kv != p->heads_q && !(kind->has & BENCH_HAS_GROUPS))
     return refuse(
         v, "heads_kv is %" PRId64 " with %" PRId64 " heads; heads of layer %s have values of their own: leave it alone",

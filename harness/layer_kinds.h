@@ -83,9 +83,12 @@ struct bench_layer_kind {
   const struct bench_family *family;      /* of the kinds that share layer_family.c */
 };
 
-/* layer_mha.c, layer_block.c; then layer_transformer.c. */
+/* layer_mha.c, layer_block.c; then layer_transformer.c, layer_scores.c, layer_synthesizer.c and layer_sequence.c. */
 extern const bench_layer_kind bench_layer_mha, bench_layer_block;
 extern const bench_layer_kind bench_layer_decoder, bench_layer_cross, bench_layer_feed_forward, bench_layer_add_norm;
+extern const bench_layer_kind bench_layer_additive, bench_layer_regression;
+extern const bench_layer_kind bench_layer_synthesizer_dense, bench_layer_synthesizer_random;
+extern const bench_layer_kind bench_layer_positions, bench_layer_decode_step;
 
 /* Of a case: NULL for plain attention. By name: NULL if no layer has it. */
 const bench_layer_kind *bench_layer_kind_of(const bench_case *bench);

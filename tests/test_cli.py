@@ -305,8 +305,42 @@ class Layers(unittest.TestCase):
         self.assertEqual(flops["mha"], 2 * 24 * 4 * 32 * 32)
         self.assertEqual(flops["block"], flops["mha"] + 2 * 24 * 2 * 32 * 128)
 
+    def test_cells_that_mean_nothing_are_empty(self):
+        empty = {"positions": {"heads_q", "heads_kv", "dim_qk", "dim_v", "score", "flops", "gflops", "product", "attention_pct"},
+                 "decode-step": {"width", "product", "projections_pct", "attention_pct", "rest_pct", "workspace_bytes"},
+                 "regression": {"width", "product", "rest_pct", "plan_ns", "workspace_bytes"},
+                 "feed-forward": {"heads_q", "score", "attention_pct"}, "additive": set()}
+        full = {"heads_q", "dim_qk", "score", "flops", "gflops", "width", "product", "projections_pct", "attention_pct", "rest_pct",
+                "plan_ns", "workspace_bytes"}
+        with tempfile.TemporaryDirectory() as folder:
+            done = attnbench("run", "-k", "auto", "-a", f"layer={','.join(empty)}", "-a", "seq=24", *QUICK, "-o", Path(folder, "o"))
+            self.assertEqual(done.returncode, 0, done.stderr)
+            rows = {row["layer"]: row for row in read_csv(Path(folder, "o", "results.csv"))}
+            entries = strict_json(Path(folder, "o", "results.json").read_text(encoding="utf-8"))["benchmarks"]
+        self.assertEqual(set(rows), set(empty))
+        for layer, row in rows.items():
+            self.assertEqual(row["status"], "PASS")
+            self.assertGreater(float(row["gbs"]), 0)
+            self.assertLessEqual(empty[layer], {name for name in row if row[name] == ""}, layer)
+        self.assertLessEqual(full, {name for name, cell in rows["additive"].items() if cell})
+        self.assertEqual({layer: rows[layer]["score"] for layer in ("additive", "regression", "decode-step")},
+                         {"additive": "additive", "regression": "gaussian", "decode-step": "dot"})
+        self.assertEqual((rows["decode-step"]["seq_q"], rows["decode-step"]["causal"]), ("1", "bottom-right"))
+        self.assertEqual(len({entry["run_name"] for entry in entries}), len(rows))
+        headlines = [line for line in done.stdout.splitlines() if line.startswith("f32 ")]
+        self.assertNotIn("head", next(line for line in headlines if "layer positions" in line))
+        self.assertEqual(done.stdout.count("projections "), 2)  # of those that tell: feed-forward and additive
+        self.assertNotIn("attention", next(line for line in done.stdout.splitlines() if "projections 100.0 %" in line))
+
+    def test_layers_without_a_kernel_have_one_row(self):
+        done = attnbench("check", "-k", "naive_c,flash_c", "-a", "layer=positions", "-a", "seq=24")
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertIn("1 PASS", done.stdout)
+        self.assertIn("runs no kernel: one row stands for all", done.stdout)
+
     def test_what_is_no_layer_is_skipped_in_words(self):
-        for axes, words in ((["layer=mha", "width=30", "heads=4"], "multiple of its heads"), (["width=32"], "layer=mha")):
+        for axes, words in ((["layer=mha", "width=30", "heads=4"], "multiple of its heads"), (["width=32"], "layer=mha"),
+                            (["layer=additive", "heads=8"], "heads is 8; layer additive is made for heads=1 only")):
             done = attnbench("check", "-k", "flash_c", *(word for axis in axes for word in ("-a", axis)))
             self.assertEqual(done.returncode, 3, done.stdout)
             self.assertIn(words, " ".join(done.stdout.split()))

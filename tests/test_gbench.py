@@ -91,6 +91,18 @@ class Gbench(Folder):
                 self.assertIn(word, done.stderr)
         self.assertIn("--benchmark_filter", run("ATTNBENCH_GBENCH", "--help").stdout)
 
+    def test_layers(self):
+        layers = ["positions", "decode-step", "additive", "regression", "synthesizer-random", "mha"]
+        done = run("ATTNBENCH_GBENCH", *QUICK, f"--benchmark_out={self.folder / 'l.json'}", "--benchmark_out_format=json", "-k", "auto",
+                   "-a", "seq=24", "-a", f"layer={','.join(layers)}")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        found = {re.search("layer:([^/]+)", name).group(1): entry for name, entry in entries(self.folder / "l.json").items()}
+        self.assertEqual(set(found), set(layers))
+        for layer, entry in found.items():
+            self.assertNotIn("error_occurred", entry, layer)
+            self.assertEqual("gflops" in entry, layer != "positions")
+            self.assertTrue(0 < entry["max_err_ratio"] <= 1)
+
     def test_cold_caches_and_threads_are_checked_too(self):
         path = self.theirs("cold.json", "-k", "flash_c", "-a", "seq=64", "-a", "causal=none", "-a", "cache=warm,cold", "-t", "1,2")
         for entry_name, entry in entries(path).items():

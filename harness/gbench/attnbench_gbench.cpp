@@ -29,7 +29,7 @@ static void run_trial(benchmark::State &state, bench_trials *trials, int index) 
     state.SkipWithError(error);
     return;
   }
-  state.counters["gflops"] = rates.gflops;
+  if (rates.gflops > 0) state.counters["gflops"] = rates.gflops;
   state.counters["gbs"] = rates.gbs;
   state.counters["max_err_ratio"] = rates.max_err_ratio;
   if (rates.peak_gflops <= 0) return;

@@ -27,7 +27,7 @@ const char *bench_trial_open(bench_trials *trials, int index);
 
 /* What begin, any number of calls and end measure. */
 typedef struct bench_trial_rates {
-  double gflops, gbs; /* 1e9 operations and bytes of Q, K, V and O per second, by the wall clock */
+  double gflops, gbs; /* 1e9 operations and bytes of Q, K, V and O per second, by the wall clock; 0: none is counted */
   double peak_gflops; /* of the tier's multiply-add loop on as many threads, beside the calls; 0 if it has none */
   double peak_pct;    /* gflops / peak_gflops * 100 */
   double max_err_ratio;

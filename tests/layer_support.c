@@ -1,0 +1,63 @@
+#include "layer_support.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+bench_planned plan_case(const char *id) {
+  bench_spec spec;
+  bench_planned planned;
+  char error[300];
+  if (!bench_spec_from_id(id, &spec, error, sizeof error)) fail_msg("%s", error);
+  bench_case_build(&spec, 1, &planned);
+  return planned;
+}
+
+bench_planned valid_case(const char *id) {
+  const bench_planned planned = plan_case(id);
+  if (planned.invalid[0]) fail_msg("%s", planned.invalid);
+  return planned;
+}
+
+static void take_job(layer_one *one) {
+  static const attn_kernel_info none = {.name = ""};
+  const attn_kernel_info *kernel = attn_kernel_find(bench_layer_kernel(one->job));
+  one->kernel = kernel ? kernel : &none;
+  one->bytes = bench_layer_workspace(one->job);
+  one->workspace = test_allocate(one->bytes);
+}
+
+void open_layer(layer_one *one, const char *kind, const char *shape) {
+  char id[200];
+  snprintf(id, sizeof id, "layer:%s/%s", kind, shape);
+  one->planned = valid_case(id);
+  one->layer = bench_layer_open(&one->planned.bench);
+  assert_non_null(one->layer);
+  test_ok(bench_layer_make(one->layer, NULL, &one->job));
+  take_job(one);
+}
+
+static void drop_job(layer_one *one) {
+  bench_layer_unmake(one->job);
+  free(one->workspace);
+  one->job = NULL;
+  one->workspace = NULL;
+}
+
+void close_layer(layer_one *one) {
+  drop_job(one);
+  bench_layer_close(one->layer);
+}
+
+bool remake_layer(layer_one *one, const attn_kernel_info *kernel, bool wrong) {
+  drop_job(one);
+  const attn_status status =
+      wrong ? bench_layer_make_wrong(one->layer, kernel, &one->job) : bench_layer_make(one->layer, kernel, &one->job);
+  if (status == ATTN_UNSUPPORTED) return false;
+  test_ok(status);
+  take_job(one);
+  return true;
+}
+
+bench_verdict check_layer(const layer_one *one) {
+  return bench_layer_check(one->job, &one->kernel->numerics, one->workspace, one->bytes);
+}

@@ -1,0 +1,379 @@
+/* The layers of libattn_nn as cases of the benchmark: each passes with every kernel that takes it, fails once it is wrong, and says what
+ * it cannot be. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "layer_support.h"
+#include "record.h"
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+/* One kind: shapes it must get right (the sizes around the blocks of kernels and products, and around the number of rows that are all
+ * checked), and a number of its data that the right answer hangs on but the made layer does not. */
+typedef struct trial {
+  const char *kind;
+  const char *shapes[6];
+  char spoil; /* 'w'eight, 'b'ias, 'x', or 0: a call reads all its data anew */
+  int at;
+} trial;
+
+static const trial trials[] = {
+    {"decoder",
+     {"heads:4/width:64/seq:40", "batch:2/heads:2/width:32/seq:130", "heads:6/heads_kv:2/head_dim:8/width:48/seq:33",
+      "heads:4/width:64/seq:40/causal:top-left"},
+     'w',
+     70},
+    {"cross",
+     {"heads:4/width:64/seq:40", "batch:2/heads:2/width:32/seq:130", "heads:6/heads_kv:2/head_dim:8/width:48/seq:33"},
+     'w',
+     70},
+    {"feed-forward", {"width:64/seq:40", "batch:2/width:32/seq:130", "width:7/seq:1"}, 'w', 70},
+    {"add-norm", {"width:64/seq:40", "batch:2/width:32/seq:130", "width:33/seq:1"}, 0, 0},
+    {"additive",
+     {"seq:2", "batch:2/seq_q:1/seq_k:70/width:24", "seq:97/width:21/head_dim:13",
+      "batch:2/seq_q:130/seq_k:33/dim_qk:8/dim_v:5/width:16", "seq_q:5/seq_k:2/width:1/head_dim:1"},
+     'w',
+     3},
+    {"synthesizer-dense",
+     {"heads:2/width:16/seq:2", "heads:3/head_dim:5/width:21/seq:33", "batch:2/heads:2/width:32/seq:130",
+      "batch:2/heads:1/width:16/seq:97/causal:top-left"},
+     'w',
+     70},
+    {"synthesizer-random",
+     {"heads:2/width:16/seq:2", "heads:3/head_dim:5/width:21/seq:33", "batch:2/heads:2/width:32/seq:130",
+      "batch:2/heads:1/width:16/seq:97/causal:top-left"},
+     'w',
+     3},
+    {"regression", {"seq:2/head_dim:1", "seq_q:1/seq_k:70/dim_qk:3/dim_v:1", "seq_q:130/seq_k:97/dim_qk:8/dim_v:5"}, 0, 0},
+    {"positions", {"seq:2/width:7", "seq:97/width:3", "seq:130/width:64"}, 0, 0},
+    {"decode-step",
+     {"seq:2/head_dim:8", "batch:2/heads:6/heads_kv:2/dim_qk:13/dim_v:9/seq:70",
+      "batch:2/heads:4/head_dim:16/seq_q:4/seq_k:70", "heads:16/heads_kv:16/head_dim:4/seq_q:9/seq_k:40",
+      "heads:2/heads_kv:1/head_dim:8/seq_q:20/seq_k:20", "batch:3/heads:1/head_dim:16/seq:300"},
+     'x',
+     8 * 8 + 2 * 8 * 8 + 3}, /* of the shape "seq:2": a cached key, behind query, key and value of the step */
+};
+
+static void passes(const layer_one *one, const char *shape) {
+  const bench_verdict verdict = check_layer(one);
+  const char *kind = one->planned.bench.layer;
+  if (verdict.status != BENCH_PASS) fail_msg("%s %s with %s: %s", kind, shape, one->kernel->name, verdict.reason);
+  assert_true(verdict.rows_checked > 0 && verdict.max_err_ratio > 0);
+  assert_true((bench_layer_product(one->job)[0] != 0) == bench_layer_has_projections(&one->planned.bench));
+  const bench_verdict again = check_layer(one); /* what a call leaves behind does not change the next */
+  assert_true(again.status == BENCH_PASS && again.output_hash == verdict.output_hash);
+}
+
+/* Kernels of our own that take the attention take the layer; those on libraries may lack something that it asks for. */
+static void passes_with(const char *name) {
+  const attn_kernel_info *kernel = attn_kernel_find(name);
+  for (size_t t = 0; t < COUNT(trials); t++)
+    for (int s = 0; s < 6 && trials[t].shapes[s]; s++) {
+      layer_one one;
+      open_layer(&one, trials[t].kind, trials[t].shapes[s]);
+      const char *reason = attn_kernel_rejects(kernel, &one.planned.bench.problem);
+      if (!remake_layer(&one, kernel, false)) {
+        if (!reason && !kernel->library[0])
+          fail_msg("%s %s: %s does not take it: %s", trials[t].kind, trials[t].shapes[s], name, attn_last_error());
+      } else {
+        passes(&one, trials[t].shapes[s]);
+        if (bench_layer_has_attention(&one.planned.bench)) assert_string_equal(bench_layer_kernel(one.job), name);
+      }
+      close_layer(&one);
+    }
+}
+
+static void test_right_layers_pass_with_every_kernel(void **state) {
+  (void)state;
+  test_each_kernel(passes_with);
+}
+
+static void test_the_automatic_choice_passes(void **state) {
+  (void)state;
+  for (size_t t = 0; t < COUNT(trials); t++)
+    for (int s = 0; s < 6 && trials[t].shapes[s]; s++) {
+      layer_one one;
+      open_layer(&one, trials[t].kind, trials[t].shapes[s]);
+      passes(&one, trials[t].shapes[s]);
+      close_layer(&one);
+    }
+}
+
+/* The wrong answer of a kind is told from the right one when it is the layer's own. */
+static void test_wrong_answers_fail(void **state) {
+  (void)state;
+  for (size_t t = 0; t < COUNT(trials); t++)
+    for (int s = 0; s < 6 && trials[t].shapes[s]; s++) {
+      layer_one one;
+      open_layer(&one, trials[t].kind, trials[t].shapes[s]);
+      assert_true(remake_layer(&one, NULL, true));
+      const bench_verdict verdict = check_layer(&one);
+      if (verdict.status != BENCH_FAIL) fail_msg("%s %s: the wrong answer passes", trials[t].kind, trials[t].shapes[s]);
+      test_contains(verdict.reason, "of the limit at batch");
+      close_layer(&one);
+    }
+}
+
+/* Weights are packed, and a prompt is cached, before: what changes then is the right answer. */
+static void test_spoilt_data_fail(void **state) {
+  (void)state;
+  for (size_t t = 0; t < COUNT(trials); t++) {
+    if (!trials[t].spoil) continue;
+    layer_one one;
+    open_layer(&one, trials[t].kind, trials[t].shapes[0]);
+    passes(&one, trials[t].shapes[0]);
+    bench_layer_data *data = bench_layer_data_of(one.layer);
+    float *number = (trials[t].spoil == 'x' ? data->x : data->weights) + trials[t].at;
+    *number += 0.05f;
+    if (data->kind->forget) data->kind->forget(data);
+    if (check_layer(&one).status != BENCH_FAIL) fail_msg("%s: another weight passes", trials[t].kind);
+    *number -= 0.05f;
+    close_layer(&one);
+  }
+}
+
+/* Writing beside y fails, whatever stands in it. */
+static void test_guards(void **state) {
+  (void)state;
+  layer_one one;
+  open_layer(&one, "positions", "seq:8/width:6");
+  bench_layer_data *data = bench_layer_data_of(one.layer);
+  data->y += 1; /* the last number lands in the guard zone */
+  test_contains(check_layer(&one).reason, "wrote outside y");
+  data->y -= 1;
+  close_layer(&one);
+}
+
+/* With one key, or with frequency 1 alone, there is nothing to tell apart. */
+static void test_cases_that_cannot_fail_are_degenerate(void **state) {
+  (void)state;
+  static const struct {
+    const char *kind, *shape, *reason;
+  } cases[] = {{"additive", "seq:1", "looks at all keys alike"},
+               {"synthesizer-dense", "seq:1", "looks at all keys alike"},
+               {"synthesizer-random", "seq:1", "looks at all keys alike"},
+               {"regression", "seq_q:3/seq_k:1", "looks at all keys alike"},
+               {"decode-step", "seq:1", "looks at all keys alike"},
+               {"positions", "seq:1", "frequencies of another base"},
+               {"positions", "seq:40/width:2", "frequencies of another base"},
+               {"positions", "seq:1/width:1", "zeros"}};
+  for (size_t i = 0; i < COUNT(cases); i++) {
+    layer_one one;
+    open_layer(&one, cases[i].kind, cases[i].shape);
+    const bench_verdict verdict = check_layer(&one);
+    if (verdict.status != BENCH_DEGENERATE) fail_msg("%s %s passes as a case", cases[i].kind, cases[i].shape);
+    test_contains(verdict.reason, cases[i].reason);
+    close_layer(&one);
+  }
+}
+
+/* ---- Axes ---- */
+
+static void test_axes_that_a_layer_settles(void **state) {
+  (void)state;
+  bench_planned p = valid_case("layer:additive/seq:5");
+  assert_true(p.bench.problem.heads_q == 1 && p.bench.problem.score == ATTN_SCORE_ADDITIVE && p.bench.width == 64);
+  p = valid_case("layer:additive/seq:5/width:48");
+  assert_true(p.bench.problem.dim_qk == 48 && p.bench.problem.dim_v == 48);
+  p = valid_case("layer:decode-step/seq:50");
+  assert_true(p.bench.problem.seq_q == 1 && p.bench.problem.seq_k == 50 && p.bench.problem.window_right == 0);
+  assert_true(p.bench.problem.align == ATTN_ALIGN_BOTTOM_RIGHT && p.bench.width == 0);
+  p = valid_case("layer:regression/seq_q:3/seq_k:9/dim_qk:2/dim_v:1");
+  assert_true(p.bench.problem.heads_q == 1 && p.bench.problem.score == ATTN_SCORE_GAUSSIAN && p.bench.width == 0);
+  p = valid_case("layer:synthesizer-random/seq:9");
+  assert_true(p.bench.problem.heads_q == 8 && p.bench.problem.score == ATTN_SCORE_PRECOMPUTED && p.bench.width == 512);
+}
+
+/* Heads mean nothing to feed-forward, add & norm and positions: only the width that they make does. */
+static void test_equal_layers_have_equal_names(void **state) {
+  (void)state;
+  static const char *const kind[] = {"feed-forward", "add-norm", "positions"};
+  static const char *const same[] = {"width:96", "heads:4/width:96", "heads:3/heads_kv:1/head_dim:32", "heads:12/dim_v:8",
+                                     "heads:5/width:96"};
+  for (size_t k = 0; k < COUNT(kind); k++)
+    for (size_t s = 0; s < COUNT(same); s++) {
+      char id[100], first[100];
+      snprintf(first, sizeof first, "layer:%s/%s", kind[k], same[0]);
+      snprintf(id, sizeof id, "layer:%s/%s", kind[k], same[s]);
+      const bench_planned one = valid_case(first), other = valid_case(id);
+      assert_int_equal(one.bench.width, 96);
+      assert_string_equal(other.bench.case_id, one.bench.case_id);
+    }
+}
+
+/* A name makes the case that bears it, for every layer there is. */
+static void test_names_of_all_layers_are_read_again(void **state) {
+  (void)state;
+  const char *const *words = bench_axis_get(AXIS_LAYER)->words;
+  assert_string_equal(words[0], "none");
+  for (int i = 1; words[i]; i++) {
+    char id[100];
+    assert_non_null(bench_layer_kind_find(words[i]));
+    snprintf(id, sizeof id, "layer:%s/seq:9", words[i]);
+    const bench_planned one = valid_case(id), again = valid_case(one.bench.case_id);
+    assert_string_equal(again.bench.case_id, one.bench.case_id);
+    assert_int_equal(again.bench.seed, one.bench.seed);
+  }
+}
+
+static void test_contradictions(void **state) {
+  (void)state;
+  static const struct {
+    const char *id, *part;
+  } bad[] = {{"layer:additive/heads:8", "heads is 8; layer additive is made for heads=1 only"},
+             {"layer:additive/score:dot", "score is dot; layer additive is made for score=additive only"},
+             {"layer:additive/causal:top-left", "causal is top-left; layer additive takes no masks"},
+             {"layer:additive/scale:2", "scale is 2; layer additive has none to set"},
+             {"layer:regression/batch:2", "batch is 2; layer regression is made for batch=1 only"},
+             {"layer:regression/width:5", "width is 5; layer regression has none: give head_dim"},
+             {"layer:regression/seq_k:0", "seq_k is 0; layers need at least 1"},
+             {"layer:positions/threads:2", "threads is 2; layer positions is made for threads=1 only"},
+             {"layer:add-norm/threads:2", "threads is 2; layer add-norm is made for threads=1 only"},
+             {"layer:positions/seq_q:1", "seq_q is 1 with seq_k 512; layer positions has one length"},
+             {"layer:feed-forward/causal:top-left", "takes no masks"},
+             {"layer:feed-forward/window:3", "window is 3; layer feed-forward takes no windows"},
+             {"layer:cross/causal:top-left", "takes no masks"},
+             {"layer:synthesizer-dense/heads_kv:2", "heads_kv is 2 with 8 heads"},
+             {"layer:synthesizer-dense/causal:bottom-right", "takes causal=top-left"},
+             {"layer:synthesizer-random/window:3", "takes no windows"},
+             {"layer:synthesizer-random/seq_q:3/seq_k:4", "has one length"},
+             {"layer:decode-step/causal:top-left", "layer decode-step is made for causal=bottom-right only"},
+             {"layer:decode-step/seq_q:5/seq_k:3", "seq_k counts the step's own tokens too: at least 5"},
+             {"layer:decode-step/width:512", "width is 512; layer decode-step has none"},
+             {"layer:decode-step/scale:2", "scale is 2; layer decode-step has none to set"},
+             {"layer:decode-step/dtype:bf16", "dtype is bf16; layers are float32 inside"}};
+  for (size_t i = 0; i < COUNT(bad); i++) test_contains(plan_case(bad[i].id).invalid, bad[i].part);
+}
+
+/* ---- Work, and rows of results ---- */
+
+static double flops(const char *id) {
+  const bench_planned planned = valid_case(id);
+  return bench_layer_flops(&planned.bench);
+}
+static double bytes(const char *id) {
+  const bench_planned planned = valid_case(id);
+  return bench_layer_bytes(&planned.bench);
+}
+
+/* Counted by hand: 10 rows, width 8, 2 heads of 4. */
+static void test_work(void **state) {
+  (void)state;
+  const double projections = 2.0 * 10 * (8 * 8 * 4), attention = 2.0 * 2 * 10 * 10 * (4 + 4), ffn = 2.0 * 10 * (2 * 8 * 32);
+  assert_true(flops("layer:decoder/heads:2/width:8/seq:10") == 2 * (projections + attention) + ffn);
+  assert_true(flops("layer:feed-forward/width:8/seq:10") == ffn); /* has no attention */
+  assert_true(flops("layer:add-norm/width:8/seq:10") == 10 * 80);
+  assert_true(bytes("layer:add-norm/width:8/seq:10") == 4 * (3 * 80 + 2 * 8)); /* x, residual, y; gain and bias */
+  assert_true(flops("layer:positions/width:8/seq:10") == 0);                   /* sines count nothing */
+  assert_true(bytes("layer:positions/width:8/seq:10") == 4 * 80);
+
+  /* 3 queries and 10 keys of width 8 to 4 hidden; per pair 3 per hidden number and 2 per value */
+  assert_true(flops("layer:additive/seq_q:3/seq_k:10/width:8/dim_qk:4/dim_v:5") == 2.0 * 13 * 8 * 4 + 30 * (3 * 4 + 2 * 5));
+  assert_true(bytes("layer:additive/seq_q:3/seq_k:10/width:8/dim_qk:4/dim_v:5") ==
+              4 * (3 * 8 + 10 * 8 + 10 * 5 + 3 * 5 + 2 * (8 * 4 + 4) + 4));
+  /* per head 8 -> 4 and 4 -> 10, then values and outputs 8 -> 8 */
+  assert_true(flops("layer:synthesizer-dense/heads:2/width:8/seq:10") ==
+              2.0 * 10 * (2 * (8 * 4 + 4 * 10) + 2 * 64) + 2 * 100 * 2 * 4);
+  assert_true(flops("layer:synthesizer-random/heads:2/width:8/seq:10") == 2.0 * 10 * 2 * 64 + 2 * 100 * 2 * 4);
+  assert_true(flops("layer:synthesizer-random/heads:2/width:8/seq:10/causal:top-left") ==
+              2.0 * 10 * 2 * 64 + 2 * 55 * 2 * 4);
+  assert_true(bytes("layer:synthesizer-random/heads:2/width:8/seq:10") == 4 * (2 * 80 + 2 * 100 + 2 * 64 + 16));
+  assert_true(flops("layer:regression/seq_q:3/seq_k:10/dim_qk:2/dim_v:1") == 30 * (3 * 2 + 2 * 1));
+  assert_true(bytes("layer:regression/seq_q:3/seq_k:10/dim_qk:2/dim_v:1") == 4 * (3 * 2 + 10 * 2 + 10 + 3 + 2));
+
+  /* one token sees 10 keys, of two the first sees 9; K and V are shared by two heads */
+  assert_true(flops("layer:decode-step/heads:2/heads_kv:1/head_dim:4/seq:10") == 2 * 10 * 2 * (4 + 4));
+  assert_true(flops("layer:decode-step/heads:2/heads_kv:1/head_dim:4/seq_q:2/seq_k:10") == 2 * 19 * 2 * (4 + 4));
+  assert_true(bytes("layer:decode-step/heads:2/heads_kv:1/head_dim:4/seq:10") == 4 * (2 * 2 * 4 + 2 * 10 * 4));
+}
+
+/* Columns of one timed row, "" where empty. */
+typedef struct row {
+  const char *layer, *shape;
+  const char *heads, *width, *score, *causal;
+  bool flops, plan, workspace, product, attention; /* columns that are filled in */
+} row;
+
+static bool filled(const bench_record *record, bench_column column) { return bench_record_get(record, column)[0]; }
+
+static void row_says(const bench_record *record, const row *expected) {
+  assert_string_equal(bench_record_get(record, COLUMN_status), "PASS");
+  assert_string_equal(bench_record_get(record, COLUMN_layer), expected->layer);
+  assert_string_equal(bench_record_get(record, COLUMN_heads_q), expected->heads);
+  assert_int_equal(filled(record, COLUMN_dim_v), expected->heads[0] != 0);
+  assert_string_equal(bench_record_get(record, COLUMN_width), expected->width);
+  assert_string_equal(bench_record_get(record, COLUMN_score), expected->score);
+  assert_string_equal(bench_record_get(record, COLUMN_causal), expected->causal);
+  static const bench_column rates[] = {COLUMN_flops, COLUMN_gflops};
+  for (size_t i = 0; i < COUNT(rates); i++) assert_int_equal(filled(record, rates[i]), expected->flops);
+  assert_int_equal(filled(record, COLUMN_plan_ns), expected->plan);
+  assert_int_equal(filled(record, COLUMN_workspace_bytes), expected->workspace);
+  static const bench_column parts[] = {COLUMN_product, COLUMN_projections_pct, COLUMN_rest_pct};
+  for (size_t i = 0; i < COUNT(parts); i++) assert_int_equal(filled(record, parts[i]), expected->product);
+  assert_int_equal(filled(record, COLUMN_attention_pct), expected->attention);
+  assert_true(bench_record_number(record, COLUMN_time_ns_median) > 0 && bench_record_number(record, COLUMN_gbs) > 0);
+}
+
+static void test_rows(void **state) {
+  (void)state;
+  static const row rows[] = {
+      {"additive", "seq:20/width:16", "1", "16", "additive", "none", true, true, true, true, true},
+      {"synthesizer-dense", "heads:2/seq:20/width:16", "2", "16", "precomputed", "none", true, true, true, true, true},
+      {"synthesizer-random", "heads:2/seq:20/width:16", "2", "16", "precomputed", "none", true, true, true, true, true},
+      {"regression", "seq:20/head_dim:4", "1", "", "gaussian", "none", true, false, false, false, false},
+      {"positions", "seq:20/width:16", "", "16", "", "none", false, false, false, false, false},
+      {"add-norm", "seq:20/width:16", "", "16", "", "none", true, false, false, false, false},
+      {"feed-forward", "seq:20/width:16", "", "16", "", "none", true, true, true, true, false},
+      {"decode-step", "heads:2/seq:20/head_dim:8", "2", "", "dot", "bottom-right", true, true, false, false, false}};
+  const attn_kernel_info *kernels[] = {attn_kernel_find("flash_c"), &bench_automatic};
+  const bench_case_settings settings = {.timed = true, .case_budget_s = 5, .rounds = 3};
+  for (size_t i = 0; i < COUNT(rows); i++) {
+    char id[100];
+    snprintf(id, sizeof id, "layer:%s/%s", rows[i].layer, rows[i].shape);
+    const bench_planned planned = valid_case(id);
+    const bool kernel = bench_layer_has_attention(&planned.bench) || rows[i].product;
+    bench_result results[2];
+    bench_record record;
+    assert_true(bench_run_case(&planned, kernels, 2, &settings, results));
+    assert_true(bench_record_fill(&record, &planned, &results[1], "run"));
+    row_says(&record, &rows[i]);
+    bench_record_clear(&record);
+    assert_true(bench_record_fill(&record, &planned, &results[0], "run"));
+    if (kernel) row_says(&record, &rows[i]);
+    if (!kernel) test_contains(bench_record_get(&record, COLUMN_reason), "runs no kernel: one row stands for all");
+    if (!kernel) assert_true(results[0].verdict.status == BENCH_SKIP && !results[1].warnings[0]);
+    bench_record_clear(&record);
+  }
+}
+
+/* Without the automatic choice in the list, the first row is the one. */
+static void test_layers_without_a_kernel_are_measured_once(void **state) {
+  (void)state;
+  const bench_planned planned = valid_case("layer:positions/seq:20/width:16");
+  const attn_kernel_info *kernels[] = {attn_kernel_find("flash_c"), attn_kernel_find("naive_c")};
+  const bench_case_settings settings = {.case_budget_s = 5};
+  bench_result results[2];
+  assert_true(bench_run_case(&planned, kernels, 2, &settings, results));
+  assert_true(results[0].verdict.status == BENCH_PASS && results[1].verdict.status == BENCH_SKIP);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_right_layers_pass_with_every_kernel),
+      cmocka_unit_test(test_the_automatic_choice_passes),
+      cmocka_unit_test(test_wrong_answers_fail),
+      cmocka_unit_test(test_spoilt_data_fail),
+      cmocka_unit_test(test_guards),
+      cmocka_unit_test(test_cases_that_cannot_fail_are_degenerate),
+      cmocka_unit_test(test_axes_that_a_layer_settles),
+      cmocka_unit_test(test_equal_layers_have_equal_names),
+      cmocka_unit_test(test_names_of_all_layers_are_read_again),
+      cmocka_unit_test(test_contradictions),
+      cmocka_unit_test(test_work),
+      cmocka_unit_test(test_rows),
+      cmocka_unit_test(test_layers_without_a_kernel_are_measured_once),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
