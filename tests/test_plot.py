@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from plot_data import COLUMNS, PEAK, everything, grid, layers, row, untimed, write
+from plot_data import COLUMNS, PEAK, everything, grid, layer, layers, row, untimed, write
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
@@ -140,6 +140,28 @@ def test_files_without_layers_need_no_columns_for_them(tmp_path):
     assert results.rows[0]["layer"] == "" and results.rows[0]["attention_pct"] is None
     with pytest.raises(views.NothingToDraw, match="no row is of a layer"):
         views.layer_panels(results.rows)
+
+
+def test_layers_may_lack_heads_parts_and_counted_work(read):
+    none = {"heads_q": "", "heads_kv": "", "dim_qk": "", "dim_v": "", "score": "", "projections_pct": "", "attention_pct": "",
+            "rest_pct": "", "product": ""}
+    cells = [layer(kind=kind, seq=seq) for kind in ("positions", "feed-forward", "mha") for seq in (64, 256, 1024)]
+    for cell in cells:
+        if cell["layer"] == "positions":
+            cell |= none | {"gflops": "", "peak_pct": "", "peak_gflops": ""}
+        if cell["layer"] == "feed-forward":
+            cell |= {**none, "projections_pct": 99.5, "rest_pct": 0.5}
+    rows = read(cells)
+    panels, _ = views.layer_panels(rows)
+    shares = {panel.layer: panel.bars[0].shares for panel in panels}
+    assert shares["positions"] == {"projections": 0, "attention": 0, "rest": 0, "undivided": 1}
+    assert shares["feed-forward"] == {"projections": 0.995, "attention": 0, "rest": 0.005, "undivided": 0}
+    assert all(sum(parts.values()) == pytest.approx(1) for parts in shares.values())
+    assert not any("head" in title for title in views.titles(panels) if "mha" not in title)
+    drawn, _ = views.rate_panels(rows, "seq")
+    assert {"layer:mha/width:512", "layer:feed-forward/width:512"} <= {panel.conditions["other"] for panel in drawn}
+    with pytest.raises(ResultsError, match="'heads_q': ''; must be a whole number"):
+        read([row() | {"heads_q": ""}])  # attention alone has heads
 
 
 # ---- conditions and curves ---------------------------------------------------------------------------------------------

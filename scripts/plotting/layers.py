@@ -5,7 +5,7 @@ from matplotlib.patches import Patch
 from . import style, views
 from .page import Frame, Page, columns_for
 
-PARTS = {"projections": "#0072B2", "attention": "#E69F00", "rest": "#BBBBBB"}  # Okabe and Ito, as in style.py
+PARTS = {"projections": "#0072B2", "attention": "#E69F00", "rest": "#BBBBBB", "undivided": "#009E73"}  # Okabe and Ito, as in style.py
 MOST_BARS = 8
 
 
@@ -13,7 +13,7 @@ def layers_page(panels, header, notes):
     """A panel per layer, all along the same axis: the median time of a call, split as the run's own profile splits it."""
     frame = Frame(width=2.6 if len(panels) > 1 else 4.4, height=2.2, left=0.62, right=0.2)
     lines = header + ["Bar: median time of one call with the fastest kernel; projections: all dense layers, in a block with "
-                      "the feed-forward; numbers: share of attention"]
+                      "the feed-forward; undivided: the layer does not tell its parts apart; numbers: share of attention"]
     legend = [[(Patch(facecolor=colour), part) for part, colour in PARTS.items()]]
     title = f"Time of whole layers, by {'number of heads' if panels[0].axis == 'heads' else 'sequence length'}"
     page = Page(title, lines, views.titles(panels), columns_for(panels), frame, legend, notes)
@@ -32,6 +32,8 @@ def draw_layers(axes, panel):
         axes.bar(places, heights, 0.72, bottom=base, color=colour, lw=0)
         base = [low + height for low, height in zip(base, heights)]
     for place, bar, top in zip(places, bars, base):
+        if bar.row["attention_pct"] is None:
+            continue  # has no attention, or does not tell it apart
         axes.annotate(f"{100 * bar.shares['attention']:.0f}", (place, top), (0, 2), textcoords="offset points", ha="center",
                       va="bottom", size=style.LABEL)
     axes.set_ylim(0, 1.1 * max(base))

@@ -18,6 +18,7 @@ TEXT = ("run_id", "isa", "score", "align", "window", "mask", "bias", "alibi", "s
         "cache", "reason", "baseline", "warnings")
 NAMES = ("case_id", "kernel", "algorithm", "dtype_q", "dtype_kv", "dtype_o", "causal", "status")  # never empty
 COUNTS = ("batch", "heads_q", "heads_kv", "seq_q", "seq_k", "dim_qk", "dim_v", "threads")
+HEADS = ("heads_q", "heads_kv", "dim_qk", "dim_v")  # empty for layers that have none; 0 in a Row
 TIMES = ("time_ns_median", "time_ns_ci_lo", "time_ns_ci_hi")
 RATIOS = ("ratio", "ratio_ci_lo", "ratio_ci_hi")
 RATES = ("gflops", "gbs", "peak_gflops", "peak_pct", "peak_gbs", "bw_pct")
@@ -128,7 +129,11 @@ def _read_row(file, number, header, cells, cpu):
         values[column] = raw[column]
     if values["status"] not in STATUSES:
         raise ResultsError(f"{place} 'status': {values['status']!r}; must be one of {' '.join(STATUSES)}")
+    values["layer"] = raw.get("layer", "")
     for column in COUNTS:
+        if column in HEADS and values["layer"] and not raw[column]:
+            values[column] = 0
+            continue
         if not re.fullmatch(r"[0-9]+", raw[column]):
             raise ResultsError(f"{place} {column!r}: {raw[column]!r}; must be a whole number >= 0")
         values[column] = int(raw[column])
@@ -136,7 +141,6 @@ def _read_row(file, number, header, cells, cpu):
         values[column] = _number(place, column, raw[column], positive=True)
     for column in RATES:
         values[column] = _number(place, column, raw[column], positive=False)
-    values["layer"] = raw.get("layer", "")
     for column in SHARES:
         values[column] = _number(place, column, raw.get(column, ""), positive=False)
     if values["kernel"] == AUTO:
@@ -174,7 +178,7 @@ def _check_times(place, raw, values):
                                    "interval")
         if not values[low] <= values[middle] <= values[high]:
             raise ResultsError(f"{place} {middle!r}: {raw[middle]} is outside its interval {raw[low]} to {raw[high]}")
-    if values["time_ns_median"] is not None and values["gflops"] is None:
+    if values["time_ns_median"] is not None and values["gflops"] is None and not values["layer"]:
         raise ResultsError(f"{place} 'gflops': empty beside a time; a timed row has its rate")
 
 

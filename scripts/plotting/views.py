@@ -18,7 +18,7 @@ CASE_WORDS = {"dtype", "B", "Hq", "Hkv", "Sq", "Sk", "D", "Dv", "score", "causal
               "alibi", "softcap", "sinks", "lengths", "layout", "cache", "threads"}
 
 # Values that go without saying.
-USUAL = {"score": {"dot"}, "align": {"", "none"}, "window": {"", "none"}, "mask": {"", "none"}, "bias": {"", "none"},
+USUAL = {"score": {"", "dot"}, "align": {"", "none"}, "window": {"", "none"}, "mask": {"", "none"}, "bias": {"", "none"},
          "alibi": {"", "off"}, "softcap": {"", "0"}, "sinks": {"", "off"}, "lengths": {"", "full"},
          "layout": {"", "bhsd"}, "cache": {"", "warm"}, "other": {""}}
 
@@ -129,6 +129,8 @@ def describe(key, value, contrast=False):
     """A condition in words; "" for what goes without saying, unless it is said in contrast to another panel."""
     if value in USUAL.get(key, ()) and not (contrast and value):
         return ""
+    if key in ("heads", "head_dim") and value == (0, 0):
+        return ""  # a layer without heads
     if key == "heads":
         query, shared = value
         return plural(query, "head") + (f", {shared} of K/V" if shared != query else "")
@@ -282,8 +284,10 @@ def is_decode(row):
 
 
 def rate_point(row, column, rate):
-    """Rates are inverse times, so the short end of the time's interval is the upper rate."""
+    """Rates are inverse times, so the short end of the time's interval is the upper rate. None: some layers count no work."""
     value, time = row[rate], row["time_ns_median"]
+    if value is None:
+        return None
     return Point(row[column], value, value * time / row["time_ns_ci_hi"], value * time / row["time_ns_ci_lo"], row)
 
 
@@ -304,7 +308,8 @@ def curves_of(rows, point_of):
 
 @dataclass(frozen=True)
 class LayerBar:
-    """One case of a layer: its time with the fastest kernel, and the share of each part, 0..1."""
+    """One case of a layer: its time with the fastest kernel, and the share of each part, 0..1; a layer that does not tell its
+    parts apart is "undivided"."""
     x: int
     time_ns: float
     shares: dict
@@ -332,16 +337,19 @@ def layer_panels(rows):
     return drawn, sparse
 
 
+def layer_shares(row):
+    shares = {part: (row[f"{part}_pct"] or 0) / 100 for part in ("projections", "attention", "rest")}
+    return shares | {"undivided": 0 if row["projections_pct"] is not None else 1}
+
+
 def layer_panel(panel, axis):
     column = {"seq": "seq_k", "heads": "heads_q"}[axis]
     fastest = {}
     for row in panel.rows:
         best = fastest.get(row[column])
-        if row.timed and row["attention_pct"] is not None and (best is None or row["time_ns_median"] < best["time_ns_median"]):
+        if row.timed and (best is None or row["time_ns_median"] < best["time_ns_median"]):
             fastest[row[column]] = row
-    bars = [LayerBar(x, row["time_ns_median"],
-                     {part: row[f"{part}_pct"] / 100 for part in ("projections", "attention", "rest")}, row)
-            for x, row in sorted(fastest.items())]
+    bars = [LayerBar(x, row["time_ns_median"], layer_shares(row), row) for x, row in sorted(fastest.items())]
     return LayerPanel(panel.conditions, panel.rows[0]["layer"], axis, bars, panel.rows)
 
 
