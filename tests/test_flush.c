@@ -1,5 +1,6 @@
 /* Flush-to-zero and denormals-are-zero, and rounding towards zero: with any of the caller's floating-point modes every kernel gives the
  * same bits, within the proven limit, on ordinary data, on denormals and on logits of +-10^4, and leaves the mode as it was. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -68,14 +69,11 @@ static void each_modes_stay_within_the_limit(void **state) {
   (void)state;
   test_each_kernel(modes_stay_within_the_limit);
 }
-#else
-static void each_modes_stay_within_the_limit(void **state) {
-  (void)state;
-  skip(); /* the modes are set by x86's MXCSR here */
-}
-#endif
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(each_modes_stay_within_the_limit)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
+#else
+int main(void) { return puts("skipped: the modes are set by x86's MXCSR here"), 77; }
+#endif
