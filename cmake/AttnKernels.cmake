@@ -1,9 +1,11 @@
-# Turns kernels/tiers.def and kernels/kernels.def into sources with the flags of their folder. Sets ATTN_KERNEL_SOURCES and
-# writes kernels_built.def (what src/registry.c includes), score_steps_built.def (src/score_steps.c) and product_built.def
-# (src/product.c) to ATTN_GENERATED_DIR. Nothing here asks what the host CPU is.
+# Turns kernels/tiers.def and kernels/kernels.def into sources with the flags of their folder. Sets ATTN_KERNEL_SOURCES, ATTN_TIERS (those
+# of this architecture, low to high) and ATTN_KERNELS_BUILT, and writes kernels_built.def (what src/registry.c includes),
+# score_steps_built.def (src/score_steps.c) and product_built.def (src/product.c) to ATTN_GENERATED_DIR. Nothing here asks what the host
+# CPU is.
 set(ATTN_GENERATED_DIR ${CMAKE_CURRENT_BINARY_DIR}/generated)
 set(ATTN_KERNEL_SOURCES "")
 set(ATTN_KERNELS_BUILT "")
+set(ATTN_TIERS "")
 set(kernels_built_text "")
 set(ATTN_TIER_PARTS score_steps product) # files beside the kernels: tiers without one take that of the next lower tier
 set(score_steps_text "")
@@ -33,6 +35,7 @@ foreach(line IN LISTS tier_lines)
   endif()
   if(folder_arch_${folder} STREQUAL "any" OR folder_arch_${folder} STREQUAL attn_arch)
     set(folder_reason_${folder} "")
+    list(APPEND ATTN_TIERS ${isa})
     list(APPEND ATTN_KERNEL_SOURCES kernels/${folder}/peak_${isa}.c)
     set_source_files_properties(kernels/${folder}/peak_${isa}.c PROPERTIES COMPILE_OPTIONS "${folder_flags_${folder}}")
     foreach(part IN LISTS ATTN_TIER_PARTS)
