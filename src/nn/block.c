@@ -70,8 +70,9 @@ static int64_t rows_of(const attn_mha_problem *p) {
 /* The block's rows are dense, all of one width, and as many in each sublayer. */
 static attn_status check_attention(const char *name, const attn_mha_problem *p, int64_t width) {
   const attn_problem *a = &p->attention;
-  const attn_nn_size sizes[] = {
-      {"attn_block_config.self or .cross: batch", a->batch, 0}, {"seq_q", a->seq_q, 0}, {"width", p->width, 1}};
+  const attn_nn_size sizes[] = {{"attn_block_config.self or .cross: batch", a->batch, 0},
+                                {"attn_block_config.self or .cross: seq_q", a->seq_q, 0},
+                                {"attn_block_config.self or .cross: width", p->width, 1}};
   attn_status status = attn_nn_check_sizes(sizes, NN_COUNT(sizes));
   if (status != ATTN_OK) return status;
   NN_REQUIRE(p->width == width && p->width_out == width,
