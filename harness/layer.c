@@ -209,7 +209,7 @@ bench_shares bench_layer_shares(const bench_layer_job *job) {
 
 static bool guards_stand(const bench_layer *layer) {
   const unsigned char *before = (const unsigned char *)layer->y_memory;
-  const unsigned char *behind = (const unsigned char *)(layer->data.y + layer->y_floats);
+  const unsigned char *behind = (const unsigned char *)(layer->y_memory + GUARD + layer->y_floats);
   for (size_t i = 0; i < GUARD * sizeof(float); i++)
     if (before[i] != 0xff || behind[i] != 0xff) return false;
   return true;
