@@ -184,9 +184,10 @@ static void flash_tile(const row_block *block, int64_t tile_row, int64_t begin, 
 }
 
 static void flash_attend(const attn_schedule *schedule, const row_block *block, int64_t capacity) {
-  for (int64_t key = 0; key < block->seq->len_k; key += schedule->key_block)
+  const attn_key_range keys = keys_of_block(block);
+  for (int64_t key = keys.begin / schedule->key_block * schedule->key_block; key < keys.end; key += schedule->key_block)
     for (int64_t tile_row = 0; tile_row < capacity; tile_row += TILE_ROWS)
-      flash_tile(block, tile_row, key, min64(key + schedule->key_block, block->seq->len_k));
+      flash_tile(block, tile_row, key, min64(key + schedule->key_block, keys.end));
 }
 
 static inline void flash_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,

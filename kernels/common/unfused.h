@@ -73,7 +73,8 @@ static float *tile_scores(const row_block *block, int64_t tile_row, int64_t key)
 }
 
 static void score_rows(const attn_schedule *schedule, const row_block *block, int64_t capacity) {
-  for (int64_t key = 0; key < block->seq->len_k; key += schedule->key_block)
+  const attn_key_range used = keys_of_block(block);
+  for (int64_t key = used.begin / schedule->key_block * schedule->key_block; key < used.end; key += schedule->key_block)
     for (int64_t tile_row = 0; tile_row < capacity; tile_row += TILE_ROWS) {
       const tile_keys keys = keys_of_tile(block, tile_row);
       const int64_t begin = max64(keys.first, key), end = min64(keys.end, key + schedule->key_block);
@@ -92,7 +93,8 @@ static void softmax_rows(const row_block *block, int64_t capacity) {
 }
 
 static void accumulate_rows(const attn_schedule *schedule, const row_block *block, int64_t capacity) {
-  for (int64_t key = 0; key < block->seq->len_k; key += schedule->key_block)
+  const attn_key_range used = keys_of_block(block);
+  for (int64_t key = used.begin / schedule->key_block * schedule->key_block; key < used.end; key += schedule->key_block)
     for (int64_t tile_row = 0; tile_row < capacity; tile_row += TILE_ROWS) {
       const tile_keys keys = keys_of_tile(block, tile_row);
       const int64_t begin = max64(keys.begin, key), end = min64(keys.end, key + schedule->key_block);
