@@ -48,6 +48,14 @@ static void add_flags(bench_environment *e) {
     bench_fact_note(e, tiers[i].fact, tiers[i].flags[0] ? tiers[i].flags : "none of its own");
 }
 
+/* Prescott's code is SSE3: what OpenBLAS takes on a CPU that is newer than itself. The command that gives it the CPU's, or "". */
+static const char *better_core(const char *libraries) {
+  if (!strstr(libraries, "OpenBLAS") || !strstr(libraries, " Prescott") || !strstr(attn_cpu_tiers(), "avx2")) return "";
+  return strstr(attn_cpu_tiers(), "avx512")
+             ? "OPENBLAS_CORETYPE=SkylakeX: this OpenBLAS does not know the CPU and runs SSE3 code"
+             : "OPENBLAS_CORETYPE=Haswell: this OpenBLAS does not know the CPU and runs SSE3 code";
+}
+
 /* Versions of the libraries behind kernels; one of them may stand behind several. */
 static void add_libraries(bench_environment *e) {
   char list[512] = "";
@@ -58,7 +66,8 @@ static void add_libraries(bench_environment *e) {
       snprintf(list + used, sizeof list - used, "%s%s", used ? ", " : "", library);
   }
   bench_fact_note(e, "attn", attn_version());
-  bench_fact_note(e, "libraries", list[0] ? list : "none");
+  const char *advice = better_core(list);
+  bench_fact_add(e, "libraries", advice[0] ? BENCH_WARN : BENCH_OK, advice, "%s", list[0] ? list : "none");
   bench_fact_note(e, "openmp", BENCH_BUILD_OPENMP);
 }
 

@@ -121,6 +121,16 @@ class CommandLine(unittest.TestCase):
             if row["metric"] == "workspace":
                 self.assertEqual(row["verdict"], "ok" if float(row["measured"]) <= float(row["floor"]) else "short", row)
 
+    def test_an_openblas_that_does_not_know_the_cpu_is_a_warning(self):
+        libraries = attnbench("env", OPENBLAS_CORETYPE="Haswell").stdout
+        if "OpenBLAS" not in libraries or "avx2" not in libraries:
+            self.skipTest("needs OpenBLAS and a CPU with AVX2")
+        self.assertIsNone(re.search(r"WARN +libraries", libraries))
+        old = attnbench("env", OPENBLAS_CORETYPE="Prescott").stdout
+        if " Prescott" not in old:
+            self.skipTest("this OpenBLAS has no code for Prescott")
+        self.assertRegex(old, r"WARN +libraries .*Prescott.*\n +mend: OPENBLAS_CORETYPE=(SkylakeX|Haswell)")
+
     def test_environment_is_printed_and_never_ignored(self):
         self.expect(0, ["ATTN_MAX_ISA=c"], "check", "--isa", "c", *SMALL, ATTN_MAX_ISA="c")
         for arguments in (["check", *SMALL], ["run", *SMALL], ["explain", *SMALL]):
