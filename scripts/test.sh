@@ -14,7 +14,7 @@ Sets up the machine (scripts/setup.sh), then builds and tests in stages:
              the automatic choice runs that tier's kernel, by name
   clang      Release build by clang: unit tests and edge suites; with --long by every clang there is
   sanitize   AddressSanitizer and UndefinedBehaviorSanitizer, tiers up to AVX2: unit tests and a seeded selection of cases
-  emulated   where this CPU lacks AVX-512 (or with --long): the avx512 tier's kernels, their instructions emulated on AVX2
+  emulated   where this CPU lacks AMX (or with --long): the kernels of the tiers avx512 and amx, their instructions emulated on AVX2
   bench      scripts/bench.sh on one small case: table, CSV, JSON and, where Matplotlib is there, figures
   aarch64    cross-built, under qemu-user: a seeded selection of the vector tiers' cases; with --long many more, and what the
              stage `sanitize` runs
@@ -122,9 +122,11 @@ stage_sanitize() {
 
 stage_emulated() {
   [ "$(uname -m)" = x86_64 ] && grep -qw avx2 /proc/cpuinfo || { skipped="the emulation needs AVX2" && return 0; }
-  [ -z "$long" ] && grep -qw avx512vl /proc/cpuinfo && { skipped="this CPU has AVX-512 (--long runs it all the same)" && return 0; }
+  [ -z "$long" ] && grep -qw amx_bf16 /proc/cpuinfo && { skipped="this CPU has AVX-512 and AMX (--long runs it all the same)" && return 0; }
   configure_and_build release build-emulated -DATTN_EMULATE_AVX512=ON || { fail_build && return; } || return 1
-  run_ctest build-emulated -R '^((tier|edge|conformance|exp)_avx512|bits|nonfinite|merge|guard_pages|no_time)$'
+  local avx512='(edge|conformance|exp|tier)_avx512|' # where the stages before this one could not run them
+  [ -z "$long" ] && grep -qw avx512vl /proc/cpuinfo && avx512=
+  run_ctest build-emulated -R "^(${avx512}(tier|conformance)_amx|bits|nonfinite|merge|guard_pages|no_time)\$"
 }
 
 # check_onednn FOLDER BUILD [command to run it with...]: one test, both suites.

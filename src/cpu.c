@@ -28,7 +28,12 @@ static bool all_set(uint64_t value, uint64_t bits) { return (value & bits) == bi
 
 /* Linux hands out tile data on request only (arch_prctl(2), since 5.16). Once granted it holds for the whole process, whose signal
  * stacks must then be larger: so we ask only when somebody wants the tier. */
-static bool amx_permitted(void) { return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0; }
+static bool amx_permitted(void) {
+#ifdef ATTN_EMULATE_AVX512
+  return true;
+#endif
+  return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+}
 
 static uint32_t detect_features(void) {
   uint32_t a, b, c, d, features = 0;
@@ -40,8 +45,8 @@ static uint32_t detect_features(void) {
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return features;
   uint32_t subleaves = a;
   if (ymm && (b & bit_AVX2)) features |= CPU_AVX2;
-#ifdef ATTN_EMULATE_AVX512 /* for tests: the tier's instructions run as AVX2 */
-  if (features & CPU_AVX2) return features | CPU_AVX512;
+#ifdef ATTN_EMULATE_AVX512 /* for tests: the tiers' instructions run as AVX2 */
+  if (features & CPU_AVX2) return features | CPU_AVX512 | CPU_AVX512_BF16 | CPU_AMX_BF16;
 #endif
   if (zmm && all_set(b, bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | (1u << 31) /* VL */)) features |= CPU_AVX512;
   bool amx = tiles && all_set(d, 1u << 22 /* AMX-BF16 */ | 1u << 24 /* AMX-TILE */);

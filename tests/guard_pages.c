@@ -14,7 +14,8 @@
 
 static const char cases_text[] =
     "[guard pages]\n"
-    "pick = 160\n"
+    "pick = 240\n"
+    "dtype = f32, bf16\n"
     "work = 2e6\n"
     "batch = 1, 2\n"
     "heads = 1, 2, 4\n"

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/common/convert.h"
+
 enum { UNWRITTEN = 0xA5 };
 
 void *test_allocate(size_t bytes) {
@@ -27,15 +29,19 @@ static size_t span(int64_t batch, int64_t heads, int64_t seq, int64_t dim, attn_
   return (size_t)(1 + (batch - 1) * stride.b + (heads - 1) * stride.h + (seq - 1) * stride.s + (dim - 1) * stride.d);
 }
 
-static float *random_tensor(size_t count, unsigned seed) {
+static void *random_tensor(size_t count, attn_dtype dtype, unsigned seed) {
   float *values = test_allocate(count * sizeof *values);
   test_fill(values, count, seed);
-  return values;
+  if (dtype == ATTN_F32) return values;
+  void *narrow = test_allocate(count * attn_dtype_bytes(dtype));
+  for (size_t i = 0; i < count; i++) attn_store_f32(narrow, dtype, (int64_t)i, values[i]);
+  free(values);
+  return narrow;
 }
 
 test_data test_data_share_inputs(const attn_problem *p, const test_data *inputs) {
   test_data data = {.args = inputs->args};
-  data.o_bytes = sizeof(float) * span(p->batch, p->heads_q, p->seq_q, p->dim_v, p->o_stride);
+  data.o_bytes = attn_dtype_bytes(p->dtype_o) * span(p->batch, p->heads_q, p->seq_q, p->dim_v, p->o_stride);
   data.lse_bytes = sizeof(float) * span(p->batch, p->heads_q, p->seq_q, 1, p->lse_stride);
   data.args.o = memset(test_allocate(data.o_bytes), UNWRITTEN, data.o_bytes);
   data.args.lse = memset(test_allocate(data.lse_bytes), UNWRITTEN, data.lse_bytes);
@@ -43,11 +49,12 @@ test_data test_data_share_inputs(const attn_problem *p, const test_data *inputs)
 }
 
 test_data test_data_create(const attn_problem *p, unsigned seed) {
-  test_data inputs = {.args = {
-                          .q = random_tensor(span(p->batch, p->heads_q, p->seq_q, p->dim_qk, p->q_stride), seed),
-                          .k = random_tensor(span(p->batch, p->heads_kv, p->seq_k, p->dim_qk, p->k_stride), seed + 1),
-                          .v = random_tensor(span(p->batch, p->heads_kv, p->seq_k, p->dim_v, p->v_stride), seed + 2),
-                      }};
+  test_data inputs = {
+      .args = {
+          .q = random_tensor(span(p->batch, p->heads_q, p->seq_q, p->dim_qk, p->q_stride), p->dtype_q, seed),
+          .k = random_tensor(span(p->batch, p->heads_kv, p->seq_k, p->dim_qk, p->k_stride), p->dtype_kv, seed + 1),
+          .v = random_tensor(span(p->batch, p->heads_kv, p->seq_k, p->dim_v, p->v_stride), p->dtype_kv, seed + 2),
+      }};
   return test_data_share_inputs(p, &inputs);
 }
 
@@ -94,6 +101,15 @@ bool test_rows_stand_alone(const char *kernel) {
   const char *library = attn_kernel_find(kernel)->library;
   if (library[0]) print_message("%s skipped: the order of %s's sums depends on where a row stands\n", kernel, library);
   return !library[0];
+}
+
+bool test_fit_types(const char *kernel, attn_problem *problem) {
+  attn_problem narrow = *problem;
+  narrow.dtype_q = narrow.dtype_kv = narrow.dtype_o = ATTN_BF16;
+  const attn_kernel_info *info = attn_kernel_find(kernel);
+  if (!info || !attn_kernel_rejects(info, problem) || attn_kernel_rejects(info, &narrow)) return false;
+  *problem = narrow;
+  return true;
 }
 
 bool test_library_refuses(const char *kernel, const attn_problem *problem) {

@@ -5,25 +5,34 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/common/convert.h"
 #include "pool.h"
 #include "support.h"
 
 /* Several row blocks and key blocks of every kernel, with tails everywhere; two KV heads of three query heads each. A kernel for few
- * queries gets few, and keys for several of its splits; one that knows no masks gets none. */
+ * queries gets few, and keys for several of its splits; one that knows no masks gets none; one that multiplies bf16 gets that. */
 static attn_problem uneven_problem(const char *kernel) {
   static const struct {
     int64_t seq_q, seq_k;
     bool plain;
-  } kinds[] = {{131, 293, false}, {5, 2111, false}, {131, 293, true}};
+    attn_dtype dtype;
+  } kinds[] = {
+      {131, 293, false, ATTN_F32}, {5, 2111, false, ATTN_F32}, {131, 293, true, ATTN_F32}, {131, 293, false, ATTN_BF16}};
   attn_problem p;
   for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
     attn_problem_init(&p, 3, 6, 2, kinds[i].seq_q, kinds[i].seq_k, 37, 29);
     if (!kinds[i].plain) attn_problem_set_causal(&p, ATTN_ALIGN_BOTTOM_RIGHT);
     p.uses = kinds[i].plain ? 0 : ATTN_USE_LSE;
+    p.dtype_q = p.dtype_kv = p.dtype_o = kinds[i].dtype;
     if (!attn_kernel_rejects(attn_kernel_find(kernel), &p)) return p;
   }
   fail_msg("%s takes none of the problems", kernel);
   return p;
+}
+
+/* Element `index` of a tensor; all tensors of these problems have the type of q. */
+static void *element(const attn_problem *p, const void *tensor, int64_t index) {
+  return (char *)(uintptr_t)tensor + (size_t)index * attn_dtype_bytes(p->dtype_q);
 }
 
 static void assert_same_outputs(const char *kernel, const char *what, const test_data *a, const test_data *b) {
@@ -118,12 +127,12 @@ static void bits_do_not_depend_on_the_batch(const char *kernel) {
   one.batch = 1;
   for (int64_t b = 0; b < p.batch; b++) {
     test_data view = {.args = together.args};
-    view.args.q = (const float *)together.args.q + b * p.q_stride.b;
-    view.args.k = (const float *)together.args.k + b * p.k_stride.b;
-    view.args.v = (const float *)together.args.v + b * p.v_stride.b;
+    view.args.q = element(&p, together.args.q, b * p.q_stride.b);
+    view.args.k = element(&p, together.args.k, b * p.k_stride.b);
+    view.args.v = element(&p, together.args.v, b * p.v_stride.b);
     test_data alone = test_data_share_inputs(&one, &view);
     test_ok(test_run(&one, &alone.args, &options));
-    if (memcmp(alone.args.o, (float *)together.args.o + b * p.o_stride.b, alone.o_bytes) ||
+    if (memcmp(alone.args.o, element(&p, together.args.o, b * p.o_stride.b), alone.o_bytes) ||
         memcmp(alone.args.lse, together.args.lse + b * p.lse_stride.b, alone.lse_bytes))
       fail_msg("%s: sequence %d has other bits alone than in its batch", kernel, (int)b);
     test_data_destroy_outputs(&alone);
@@ -146,15 +155,15 @@ static void bits_do_not_depend_on_other_rows(const char *kernel) {
     few.align = ATTN_ALIGN_OFFSET;
     const int32_t offset = (int32_t)(p.seq_k - p.seq_q + start), offsets[] = {offset, offset, offset};
     test_data view = {.args = all.args};
-    view.args.q = (const float *)all.args.q + start * p.q_stride.s;
+    view.args.q = element(&p, all.args.q, start * p.q_stride.s);
     view.args.offsets = offsets;
     test_data alone = test_data_share_inputs(&few, &view);
     test_ok(test_run(&few, &alone.args, &options));
     for (int64_t b = 0; b < p.batch; b++)
       for (int64_t h = 0; h < p.heads_q; h++) {
         const int64_t o = b * p.o_stride.b + h * p.o_stride.h, lse = b * p.lse_stride.b + h * p.lse_stride.h;
-        if (memcmp((float *)alone.args.o + o, (float *)all.args.o + o + start * p.o_stride.s,
-                   (size_t)(count * p.dim_v) * sizeof(float)) ||
+        if (memcmp(element(&p, alone.args.o, o), element(&p, all.args.o, o + start * p.o_stride.s),
+                   (size_t)(count * p.dim_v) * attn_dtype_bytes(p.dtype_o)) ||
             memcmp(alone.args.lse + lse, all.args.lse + lse + start, (size_t)count * sizeof(float)))
           fail_msg("%s: rows %d..+%d have other bits alone than among all", kernel, (int)start, (int)count);
       }
@@ -179,10 +188,11 @@ static void grouped_heads_equal_repeated_heads(const char *kernel) {
   const int64_t k_head = p.seq_k * p.dim_qk, v_head = p.seq_k * p.dim_v, group = p.heads_q / p.heads_kv;
   for (int64_t b = 0; b < p.batch; b++)
     for (int64_t h = 0; h < p.heads_q; h++) {
-      memcpy((float *)copies.args.k + (b * p.heads_q + h) * k_head,
-             (const float *)grouped.args.k + (b * p.heads_kv + h / group) * k_head, (size_t)k_head * sizeof(float));
-      memcpy((float *)copies.args.v + (b * p.heads_q + h) * v_head,
-             (const float *)grouped.args.v + (b * p.heads_kv + h / group) * v_head, (size_t)v_head * sizeof(float));
+      const int64_t from = b * p.heads_kv + h / group, to = b * p.heads_q + h;
+      memcpy(element(&p, copies.args.k, to * k_head), element(&p, grouped.args.k, from * k_head),
+             (size_t)k_head * attn_dtype_bytes(p.dtype_kv));
+      memcpy(element(&p, copies.args.v, to * v_head), element(&p, grouped.args.v, from * v_head),
+             (size_t)v_head * attn_dtype_bytes(p.dtype_kv));
     }
   const void *own_q = copies.args.q;
   copies.args.q = grouped.args.q;
@@ -208,10 +218,12 @@ static void masked_keys_change_no_bit(const char *kernel) {
     for (int64_t b = 0; b < p.batch; b++)
       for (int64_t h = 0; h < p.heads_kv; h++)
         for (int64_t j = kv_len[b]; j < p.seq_k; j++) {
-          float *k = (float *)clean.args.k + b * p.k_stride.b + h * p.k_stride.h + j * p.k_stride.s;
-          float *v = (float *)clean.args.v + b * p.v_stride.b + h * p.v_stride.h + j * p.v_stride.s;
-          for (int64_t d = 0; d < p.dim_qk; d++) k[d] = poisons[i];
-          for (int64_t d = 0; d < p.dim_v; d++) v[d] = poisons[i];
+          const int64_t k = b * p.k_stride.b + h * p.k_stride.h + j * p.k_stride.s;
+          const int64_t v = b * p.v_stride.b + h * p.v_stride.h + j * p.v_stride.s;
+          for (int64_t d = 0; d < p.dim_qk; d++)
+            attn_store_f32((void *)(uintptr_t)clean.args.k, p.dtype_kv, k + d, poisons[i]);
+          for (int64_t d = 0; d < p.dim_v; d++)
+            attn_store_f32((void *)(uintptr_t)clean.args.v, p.dtype_kv, v + d, poisons[i]);
         }
     test_data poisoned = test_data_share_inputs(&p, &clean);
     test_ok(test_run(&p, &poisoned.args, &options));

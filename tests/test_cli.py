@@ -79,7 +79,7 @@ class CommandLine(unittest.TestCase):
             (["'rum'", "run"], ["rum"]),
             (["'--presett'", "--preset"], ["run", "--presett", "quick"]),
             (["'seqq'", "seq"], ["run", "-a", "seqq=4"]),
-            (["'flash_avx'", "flash_avx2"], ["run", "-k", "flash_avx"]),
+            (["'flash_avx3'", "flash_avx2"], ["run", "-k", "flash_avx3"]),
             (["'quik'", "quick"], ["run", "--preset", "quik"]),
             (["'edgy'", "edge"], ["check", "--suite", "edgy"]),
             (["'axess'", "axes"], ["list", "axess"]),

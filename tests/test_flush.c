@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "check.h"
+#include "kernels/common/convert.h"
 #include "support.h"
 
 #ifdef __x86_64__
@@ -24,20 +25,32 @@ static void fill(float *data, size_t count, float factor, unsigned seed) {
   }
 }
 
+static const void *narrow(const float *values, size_t count, uint16_t *to) {
+  for (size_t i = 0; i < count; i++) to[i] = attn_bf16_of_f32(values[i]);
+  return to;
+}
+
 /* The oracle runs in the default mode; only the kernel sees the flags. */
 static void within_limit(const char *kernel, const flush_case *c, unsigned mode) {
   enum { HEADS = 2, QUERIES = 8, KEYS = 150, DIM = 24 };
   static float q[HEADS * QUERIES * DIM], k[HEADS * KEYS * DIM], v[HEADS * KEYS * DIM], o[HEADS * QUERIES * DIM],
       lse[HEADS * QUERIES];
+  static uint16_t narrow_q[HEADS * QUERIES * DIM], narrow_k[HEADS * KEYS * DIM], narrow_v[HEADS * KEYS * DIM];
   static float plain[HEADS * QUERIES * DIM]; /* of mode 0, which comes first */
   attn_problem p;
   attn_problem_init(&p, 1, HEADS, HEADS, QUERIES, KEYS, DIM, DIM);
   p.uses = ATTN_USE_LSE;
+  const bool is_narrow = test_fit_types(kernel, &p);
   if (attn_kernel_rejects(attn_kernel_find(kernel), &p)) p.uses = 0; /* a library that has no LSE */
   fill(q, sizeof q / sizeof *q, c->q, 1);
   fill(k, sizeof k / sizeof *k, c->k, 2);
   fill(v, sizeof v / sizeof *v, c->v, 3);
-  const attn_args args = {.q = q, .k = k, .v = v, .o = o, .lse = lse};
+  attn_args args = {.q = q, .k = k, .v = v, .o = o, .lse = lse};
+  if (is_narrow) {
+    args.q = narrow(q, sizeof q / sizeof *q, narrow_q);
+    args.k = narrow(k, sizeof k / sizeof *k, narrow_k);
+    args.v = narrow(v, sizeof v / sizeof *v, narrow_v);
+  }
   bench_expected *expected = bench_expected_create(&p, &args, 1, false);
   assert_non_null(expected);
   const unsigned before = _mm_getcsr();

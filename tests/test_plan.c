@@ -8,9 +8,11 @@
 
 #include "support.h"
 
-static attn_problem small_problem(void) {
+/* One that the kernel takes; NULL: any. */
+static attn_problem small_problem(const char *kernel) {
   attn_problem problem;
   attn_problem_init(&problem, 2, 4, 2, 7, 65, 24, 20); /* few enough queries for the decode kernels */
+  if (kernel) test_fit_types(kernel, &problem);
   return problem;
 }
 
@@ -27,7 +29,7 @@ static int clear_environment(void **state) {
 }
 
 static attn_status create(const char *kernel, const char *max_isa, attn_plan **plan) {
-  const attn_problem problem = small_problem();
+  const attn_problem problem = small_problem(kernel);
   return attn_plan_create(&problem, &(attn_options){.kernel = kernel, .max_isa = max_isa, .threads = 1}, plan);
 }
 
@@ -82,7 +84,7 @@ static void kernels_that_are_not_built_say_why(void **state) {
 
 static void registry_answers_for_a_problem(void **state) {
   (void)state;
-  const attn_problem good = small_problem();
+  const attn_problem good = small_problem(NULL);
   attn_problem bad = good;
   bad.dim_v = 0;
   const attn_kernel_info *kernel = attn_kernel_find("naive_c");
@@ -203,7 +205,7 @@ static void worker_without_tasks(void *pool, int64_t tasks, int workers, attn_ta
 
 static void thread_counts_are_checked(void **state) {
   (void)state;
-  const attn_problem problem = small_problem();
+  const attn_problem problem = small_problem(NULL);
   attn_plan *plan;
   attn_options options = {.threads = -1};
   test_refused(attn_plan_create(&problem, &options, &plan), ATTN_INVALID_ARGUMENT,
@@ -214,7 +216,7 @@ static void thread_counts_are_checked(void **state) {
 }
 
 static void workspace_is_checked(const char *kernel) {
-  const attn_problem problem = small_problem();
+  const attn_problem problem = small_problem(kernel);
   test_data data = test_data_create(&problem, 1);
   attn_plan *plan;
   test_ok(attn_plan_create(&problem, &(attn_options){.kernel = kernel, .threads = 2}, &plan));
@@ -293,7 +295,7 @@ static void every_plan_describes_itself(void **state) {
 
 static void one_shot_gives_the_bits_of_a_plan(void **state) {
   (void)state;
-  attn_problem problem = small_problem();
+  attn_problem problem = small_problem(NULL);
   problem.uses = ATTN_USE_LSE;
   test_data data = test_data_create(&problem, 5), again = test_data_share_inputs(&problem, &data);
   test_ok(test_run(&problem, &data.args, NULL));
@@ -309,14 +311,14 @@ static void one_shot_gives_the_bits_of_a_plan(void **state) {
 
 static void *fail_elsewhere(void *seen) {
   snprintf(seen, 64, "%.60s", attn_last_error());
-  attn_problem problem = small_problem();
+  attn_problem problem = small_problem(NULL);
   problem.dim_qk = -77;
   return (void *)(intptr_t)attn_problem_validate(&problem);
 }
 
 static void last_error_belongs_to_the_thread(void **state) {
   (void)state;
-  attn_problem problem = small_problem();
+  attn_problem problem = small_problem(NULL);
   problem.batch = -5;
   assert_int_equal(attn_problem_validate(&problem), ATTN_INVALID_ARGUMENT);
   char seen_at_start[64] = "not run", before[256];

@@ -2,25 +2,11 @@
  * Tiles hold zeros: bf16 denormals cannot slow it down. */
 #include "kernels/peak.h"
 
-#include <immintrin.h>
 #include <stddef.h>
 
+#include "tiles_amx.h"
+
 enum { TILES = 4, TILE_ROWS = 16, DEPTH = 32, COLUMNS = 16 };
-
-/* LDTILECFG's memory layout, Intel SDM vol. 1, ch. 18. */
-typedef struct tile_config {
-  uint8_t palette, start_row, reserved[14];
-  uint16_t row_bytes[16];
-  uint8_t rows[16];
-} tile_config;
-
-/* In static storage: gcc's _tile_loadconfig says that it reads 8 bytes of its argument, so what it loads from an automatic object may
- * never have been stored there (gcc 12: a general protection fault). */
-static const tile_config eight_tiles = {
-    .palette = 1,
-    .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64},
-    .rows = {16, 16, 16, 16, 16, 16, 16, 16},
-};
 
 static void tile_loop(int64_t iterations) {
   _tile_loadconfig(&eight_tiles);

@@ -4,6 +4,7 @@
 
 #include <immintrin.h>
 #include <stddef.h>
+#include <string.h>
 
 enum { CHAINS = 24, REPEAT = 4, PRODUCTS = 32 };
 
@@ -13,7 +14,10 @@ static volatile float sink;
 
 static void dot_loop(int64_t iterations) {
   __m512 sum[CHAINS];
-  __m512bh a = (__m512bh)_mm512_set1_epi16(source), b = (__m512bh)_mm512_set1_epi16(source);
+  const __m512i half = _mm512_set1_epi16(source);
+  __m512bh a, b;
+  memcpy(&a, &half, sizeof a);
+  memcpy(&b, &half, sizeof b);
 #pragma GCC unroll 32
   for (int c = 0; c < CHAINS; c++) sum[c] = _mm512_set1_ps((float)c);
   for (int64_t i = 0; i < iterations; i++) {

@@ -168,7 +168,7 @@ static int64_t flash_rows(const attn_problem *p, int64_t threads) {
   return best;
 }
 
-static bool flash_plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
+static inline bool flash_plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
   const int64_t key_block = flash_key_block(p), rows = flash_rows(p, machine->threads);
   scratch_layout layout;
   return scratch_layout_of(p, rows, TILE_ROWS, key_block + FLASH_SCORE_PAD, &layout) &&

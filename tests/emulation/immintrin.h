@@ -1,6 +1,6 @@
-/* The AVX-512 instructions that our kernels use, on AVX2: two 256-bit halves each. An emulated build (ATTN_EMULATE_AVX512=ON)
- * puts this folder before the compiler's own headers, so that the avx512 tier compiles from its very sources and its results
- * can be checked on a CPU that lacks it. It says nothing about speed.
+/* The AVX-512 instructions that our kernels use, on AVX2: two 256-bit halves each, and the tile unit (tiles.h). An emulated build
+ * (ATTN_EMULATE_AVX512=ON) puts this folder before the compiler's own headers, so that the tiers from avx512 on compile from their
+ * very sources and their results can be checked on a CPU that lacks them. It says nothing about speed.
  *
  * Results are those of the instructions, bit for bit (Intel SDM vol. 2), but for the payload of NaNs. An intrinsic that is
  * missing here is a compile error: add it. */
@@ -11,6 +11,8 @@
 
 #include <stdint.h>
 #include <string.h>
+
+#include "tiles.h"
 
 #define EMULATED static inline __attribute__((always_inline, unused))
 
@@ -41,6 +43,7 @@ EMULATE_BINARY(unpackhi_ps, emulated_ps, _mm256_unpackhi_ps)
 EMULATE_BINARY(unpacklo_pd, emulated_pd, _mm256_unpacklo_pd)
 EMULATE_BINARY(unpackhi_pd, emulated_pd, _mm256_unpackhi_pd)
 EMULATE_BINARY(or_si512, emulated_si, _mm256_or_si256)
+EMULATE_BINARY(and_si512, emulated_si, _mm256_and_si256)
 #undef EMULATE_BINARY
 
 EMULATED emulated_ps emulated_set1_ps(float x) { return (emulated_ps){{_mm256_set1_ps(x), _mm256_set1_ps(x)}}; }
@@ -49,6 +52,10 @@ EMULATED emulated_si emulated_setzero_si512(void) { return (emulated_si){{_mm256
 
 EMULATED emulated_ps emulated_fmadd_ps(emulated_ps a, emulated_ps b, emulated_ps c) {
   return (emulated_ps){{_mm256_fmadd_ps(a.half[0], b.half[0], c.half[0]), _mm256_fmadd_ps(a.half[1], b.half[1], c.half[1])}};
+}
+
+EMULATED emulated_ps emulated_fmsub_ps(emulated_ps a, emulated_ps b, emulated_ps c) {
+  return (emulated_ps){{_mm256_fmsub_ps(a.half[0], b.half[0], c.half[0]), _mm256_fmsub_ps(a.half[1], b.half[1], c.half[1])}};
 }
 
 EMULATED emulated_ps emulated_abs_ps(emulated_ps x) {
@@ -75,6 +82,44 @@ EMULATED emulated_si emulated_cvtepu16_epi32(__m256i x) {
 }
 EMULATED emulated_si emulated_slli_epi32(emulated_si x, int count) {
   return (emulated_si){{_mm256_slli_epi32(x.half[0], count), _mm256_slli_epi32(x.half[1], count)}};
+}
+
+EMULATED emulated_si emulated_set1_epi32(int x) { return (emulated_si){{_mm256_set1_epi32(x), _mm256_set1_epi32(x)}}; }
+EMULATED emulated_si emulated_set1_epi16(short x) { return (emulated_si){{_mm256_set1_epi16(x), _mm256_set1_epi16(x)}}; }
+EMULATED __m256i emulated_castsi512_si256(emulated_si x) { return x.half[0]; }
+EMULATED __m256i emulated_extracti64x4_epi64(emulated_si x, int half) { return x.half[half]; }
+
+/* ---- bfloat16 ---- */
+
+/* VCVTNE2PS2BF16: nearest, ties to even, denormals to 0, NaN quiet; `low` fills the lower 16 values. */
+EMULATED emulated_si emulated_cvtne2ps_pbh(emulated_ps high, emulated_ps low) {
+  uint32_t bits[32];
+  uint16_t narrow[32];
+  emulated_si result;
+  memcpy(bits, &low, sizeof low);
+  memcpy(bits + 16, &high, sizeof high);
+  for (int i = 0; i < 32; i++) {
+    const uint32_t size = bits[i] & 0x7fffffffu;
+    const uint32_t x = size < 0x00800000u ? bits[i] & 0x80000000u : bits[i];
+    narrow[i] = (uint16_t)(size > 0x7f800000u ? bits[i] >> 16 | 0x0040u : (x + 0x7fffu + (x >> 16 & 1u)) >> 16);
+  }
+  memcpy(&result, narrow, sizeof result);
+  return result;
+}
+
+/* VDPBF16PS, for the peak loop alone: the odd product is added first. */
+EMULATED emulated_ps emulated_dpbf16_ps(emulated_ps sum, emulated_si a, emulated_si b) {
+  uint32_t x[16], y[16];
+  float s[16];
+  memcpy(x, &a, sizeof x);
+  memcpy(y, &b, sizeof y);
+  memcpy(s, &sum, sizeof s);
+  for (int i = 0; i < 16; i++) {
+    s[i] = fmaf(emulated_float(x[i] & 0xffff0000u), emulated_float(y[i] & 0xffff0000u), s[i]);
+    s[i] = fmaf(emulated_float(x[i] << 16), emulated_float(y[i] << 16), s[i]);
+  }
+  memcpy(&sum, s, sizeof s);
+  return sum;
 }
 
 /* ---- Memory ---- */
@@ -112,6 +157,23 @@ EMULATED emulated_ps emulated_mask_mov_ps(emulated_ps otherwise, __mmask16 mask,
 }
 EMULATED emulated_ps emulated_mask_add_ps(emulated_ps otherwise, __mmask16 mask, emulated_ps a, emulated_ps b) {
   return emulated_mask_mov_ps(otherwise, mask, emulated_add_ps(a, b));
+}
+
+EMULATED emulated_si emulated_loadu_si512(const void *p) {
+  const __m256i *from = (const __m256i *)p;
+  return (emulated_si){{_mm256_loadu_si256(from), _mm256_loadu_si256(from + 1)}};
+}
+EMULATED void emulated_storeu_si512(void *p, emulated_si x) {
+  _mm256_storeu_si256((__m256i *)p, x.half[0]);
+  _mm256_storeu_si256((__m256i *)p + 1, x.half[1]);
+}
+EMULATED emulated_si emulated_maskz_loadu_epi16(__mmask32 mask, const void *p) {
+  uint16_t values[32] = {0};
+  emulated_si result;
+  for (int i = 0; i < 32; i++)
+    if (mask >> i & 1) memcpy(&values[i], (const char *)p + 2 * i, 2);
+  memcpy(&result, values, sizeof result);
+  return result;
 }
 
 /* Lanes that are not loaded or stored are not touched: they may lie beyond the last page. */
@@ -207,37 +269,49 @@ EMULATED emulated_ps emulated_scalef_ps(emulated_ps x, emulated_ps y) {
 
 /* ---- The names that the kernels use ---- */
 
-#define __m512              emulated_ps
-#define __m512d             emulated_pd
-#define __m512i             emulated_si
-#define _mm512_abs_ps       emulated_abs_ps
-#define _mm512_add_ps       emulated_add_ps
-#define _mm512_castpd_ps    emulated_castpd_ps
-#define _mm512_castps_pd    emulated_castps_pd
-#define _mm512_castsi512_ps emulated_castsi512_ps
+#define __m512                 emulated_ps
+#define __m512d                emulated_pd
+#define __m512i                emulated_si
+#define __m512bh               emulated_si
+#define _mm512_abs_ps          emulated_abs_ps
+#define _mm512_add_ps          emulated_add_ps
+#define _mm512_and_si512       emulated_and_si512
+#define _mm512_castpd_ps       emulated_castpd_ps
+#define _mm512_castps_pd       emulated_castps_pd
+#define _mm512_castsi512_ps    emulated_castsi512_ps
+#define _mm512_castsi512_si256 emulated_castsi512_si256
 #undef _mm512_cmp_ps_mask
-#define _mm512_cmp_ps_mask     emulated_cmp_ps_mask
-#define _mm512_cvtepu16_epi32  emulated_cvtepu16_epi32
-#define _mm512_cvtph_ps        emulated_cvtph_ps
-#define _mm512_cvtss_f32       emulated_cvtss_f32
-#define _mm512_div_ps          emulated_div_ps
-#define _mm512_fmadd_ps        emulated_fmadd_ps
-#define _mm512_load_si512      emulated_load_si512
-#define _mm512_loadu_ps        emulated_loadu_ps
-#define _mm512_mask_add_ps     emulated_mask_add_ps
-#define _mm512_mask_mov_ps     emulated_mask_mov_ps
-#define _mm512_mask_storeu_ps  emulated_mask_storeu_ps
-#define _mm512_maskz_loadu_ps  emulated_maskz_loadu_ps
-#define _mm512_max_ps          emulated_max_ps
-#define _mm512_min_ps          emulated_min_ps
-#define _mm512_mul_ps          emulated_mul_ps
-#define _mm512_or_si512        emulated_or_si512
-#define _mm512_reduce_add_ps   emulated_reduce_add_ps
-#define _mm512_reduce_max_ps   emulated_reduce_max_ps
-#define _mm512_reduce_or_epi64 emulated_reduce_or_epi64
+#define _mm512_cmp_ps_mask    emulated_cmp_ps_mask
+#define _mm512_cvtepu16_epi32 emulated_cvtepu16_epi32
+#define _mm512_cvtne2ps_pbh   emulated_cvtne2ps_pbh
+#define _mm512_cvtph_ps       emulated_cvtph_ps
+#define _mm512_cvtss_f32      emulated_cvtss_f32
+#define _mm512_div_ps         emulated_div_ps
+#define _mm512_dpbf16_ps      emulated_dpbf16_ps
+#undef _mm512_extracti64x4_epi64
+#define _mm512_extracti64x4_epi64 emulated_extracti64x4_epi64
+#define _mm512_fmadd_ps           emulated_fmadd_ps
+#define _mm512_fmsub_ps           emulated_fmsub_ps
+#define _mm512_load_si512         emulated_load_si512
+#define _mm512_loadu_ps           emulated_loadu_ps
+#define _mm512_loadu_si512        emulated_loadu_si512
+#define _mm512_mask_add_ps        emulated_mask_add_ps
+#define _mm512_mask_mov_ps        emulated_mask_mov_ps
+#define _mm512_mask_storeu_ps     emulated_mask_storeu_ps
+#define _mm512_maskz_loadu_epi16  emulated_maskz_loadu_epi16
+#define _mm512_maskz_loadu_ps     emulated_maskz_loadu_ps
+#define _mm512_max_ps             emulated_max_ps
+#define _mm512_min_ps             emulated_min_ps
+#define _mm512_mul_ps             emulated_mul_ps
+#define _mm512_or_si512           emulated_or_si512
+#define _mm512_reduce_add_ps      emulated_reduce_add_ps
+#define _mm512_reduce_max_ps      emulated_reduce_max_ps
+#define _mm512_reduce_or_epi64    emulated_reduce_or_epi64
 #undef _mm512_reduce_ps
 #define _mm512_reduce_ps     emulated_reduce_ps
 #define _mm512_scalef_ps     emulated_scalef_ps
+#define _mm512_set1_epi16    emulated_set1_epi16
+#define _mm512_set1_epi32    emulated_set1_epi32
 #define _mm512_set1_ps       emulated_set1_ps
 #define _mm512_setr_ps       emulated_setr_ps
 #define _mm512_setzero_ps    emulated_setzero_ps
@@ -247,6 +321,7 @@ EMULATED emulated_ps emulated_scalef_ps(emulated_ps x, emulated_ps y) {
 #undef _mm512_slli_epi32
 #define _mm512_slli_epi32    emulated_slli_epi32
 #define _mm512_storeu_ps     emulated_storeu_ps
+#define _mm512_storeu_si512  emulated_storeu_si512
 #define _mm512_sub_ps        emulated_sub_ps
 #define _mm512_unpackhi_pd   emulated_unpackhi_pd
 #define _mm512_unpackhi_ps   emulated_unpackhi_ps
