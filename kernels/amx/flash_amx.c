@@ -46,19 +46,24 @@ static const uint16_t *v_tiles(const attn_problem *p, const uint16_t *unit, int6
   return unit + keys_of(p) * depth_of(p) + column * keys_of(p) + key * HALF;
 }
 
-/* P, then Q, behind the scores. */
-static int64_t p_floats(void) { return TILE_ROWS * KEY_BLOCK / 2; }
-static uint16_t *p_of(const row_block *block) { return (uint16_t *)(void *)(block->score + TILE_ROWS * SCORE_STRIDE); }
-static uint16_t *q_of(const row_block *block) { return p_of(block) + 2 * p_floats(); }
+/* Scores and P of two tiles of rows, then Q. */
+enum {
+  TILES_IN_FLIGHT = 2,
+  SCORE_ROWS = TILES_IN_FLIGHT * TILE_ROWS,
+  SCORE_FLOATS = TILE_ROWS * SCORE_STRIDE,
+  P_VALUES = TILE_ROWS * KEY_BLOCK
+};
+static uint16_t *p_of(const row_block *block) { return (uint16_t *)(void *)(block->score + TILES_IN_FLIGHT * SCORE_FLOATS); }
+static uint16_t *q_of(const row_block *block) { return p_of(block) + TILES_IN_FLIGHT * P_VALUES; }
 
 static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
   const int64_t most = INT64_MAX / 64, rows = flash_rows(p, machine->threads);
   scratch_layout layout;
   if (p->dim_qk > most / 1024 || p->dim_v > most / 1024) return false;
   if (p->seq_k > 0 && depth_of(p) + columns_of(p) > most / keys_of(p)) return false;
-  if (!scratch_layout_of(p, round_up(rows, TILE_ROWS), TILE_ROWS, SCORE_STRIDE, &layout)) return false;
-  const int64_t q_floats = round_up(rows, TILE_ROWS) * depth_of(p) / 2;
-  if (!plan_phases(p, rows, KEY_BLOCK, layout.total + p_floats() + q_floats, schedule)) return false;
+  if (!scratch_layout_of(p, round_up(rows, TILE_ROWS), SCORE_ROWS, SCORE_STRIDE, &layout)) return false;
+  const int64_t q_floats = round_up(rows, TILE_ROWS) * depth_of(p) / 2, p_floats = TILES_IN_FLIGHT * P_VALUES / 2;
+  if (!plan_phases(p, rows, KEY_BLOCK, layout.total + p_floats + q_floats, schedule)) return false;
   schedule->unit_bytes = (size_t)(keys_of(p) * (depth_of(p) + columns_of(p))) * sizeof(uint16_t);
   return true;
 }
@@ -156,87 +161,145 @@ static void pack_queries(const row_block *block, int64_t capacity, uint16_t *to)
 
 enum { FLOAT_STRIDE = SCORE_STRIDE * (int)sizeof(float), P_STRIDE = KEY_BLOCK * (int)sizeof(uint16_t) };
 
-/* Scores of 32 rows, or of the first 16, and 32 keys. */
-static ALWAYS_INLINE void score_keys(const uint16_t *q, int64_t depth, const uint16_t *k, float *score, const bool both) {
-  const int64_t q_stride = depth * (int64_t)sizeof *q;
-  tiles_see_stores();
+/* A tile of rows against a block of keys: where its scores and P are. */
+typedef struct tile_job {
+  bool exists, both; /* both: it has more than 16 rows */
+  int64_t tile_row, key, keys;
+  const uint16_t *q;
+  float *score;
+  uint16_t *p;
+} tile_job;
+
+/* One step of a product: 32 values along the sum, of 16 or, if `both`, 32 rows and 16 or, if `wide`, 32 columns. */
+static ALWAYS_INLINE void multiply_tiles(const uint16_t *a, int64_t a_stride, const uint16_t *b, const uint16_t *b_next,
+                                         bool both, bool wide) {
+  const int64_t stride = a_stride * (int64_t)sizeof *a;
+  _tile_loadd(4, a, stride);
+  _tile_loadd(6, b, 64);
+  if (wide) _tile_loadd(7, b_next, 64);
+  if (both) _tile_loadd(5, a + HALF * a_stride, stride);
+  _tile_dpbf16ps(0, 4, 6);
+  if (wide) _tile_dpbf16ps(1, 4, 7);
+  if (both) _tile_dpbf16ps(2, 5, 6);
+  if (both && wide) _tile_dpbf16ps(3, 5, 7);
+}
+
+static ALWAYS_INLINE void load_sums(const float *from, int64_t row_stride, bool both, bool wide) {
+  const int64_t stride = row_stride * (int64_t)sizeof *from;
+  _tile_loadd(0, from, stride);
+  if (wide) _tile_loadd(1, from + HALF, stride);
+  if (both) _tile_loadd(2, from + HALF * row_stride, stride);
+  if (both && wide) _tile_loadd(3, from + HALF * row_stride + HALF, stride);
+}
+
+static ALWAYS_INLINE void zero_sums(void) {
   _tile_zero(0);
   _tile_zero(1);
-  if (both) _tile_zero(2);
-  if (both) _tile_zero(3);
-  for (int64_t d = 0; d < depth; d += DEPTH) {
-    _tile_loadd(4, q + d, q_stride);
-    _tile_loadd(6, k + d * HALF, 64);
-    _tile_loadd(7, k + (depth + d) * HALF, 64);
-    if (both) _tile_loadd(5, q + HALF * depth + d, q_stride);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    if (both) _tile_dpbf16ps(2, 5, 6);
-    if (both) _tile_dpbf16ps(3, 5, 7);
-  }
-  _tile_stored(0, score, FLOAT_STRIDE);
-  _tile_stored(1, score + HALF, FLOAT_STRIDE);
-  if (both) _tile_stored(2, score + HALF * SCORE_STRIDE, FLOAT_STRIDE);
-  if (both) _tile_stored(3, score + HALF * SCORE_STRIDE + HALF, FLOAT_STRIDE);
+  _tile_zero(2);
+  _tile_zero(3);
 }
 
-/* acc += P V for 16 or, if `wide`, 32 columns and 16 or, if `both`, 32 rows. v_next: tiles of the second 16 columns. */
-static ALWAYS_INLINE void accumulate_tiles(float *acc, int64_t acc_stride, const uint16_t *p, const uint16_t *v,
-                                           const uint16_t *v_next, int64_t keys, const bool both, const bool wide) {
-  const int64_t stride = acc_stride * (int64_t)sizeof *acc;
+static ALWAYS_INLINE void store_sums(float *to, int64_t row_stride, bool both, bool wide) {
+  const int64_t stride = row_stride * (int64_t)sizeof *to;
+  _tile_stored(0, to, stride);
+  if (wide) _tile_stored(1, to + HALF, stride);
+  if (both) _tile_stored(2, to + HALF * row_stride, stride);
+  if (both && wide) _tile_stored(3, to + HALF * row_stride + HALF, stride);
+}
+
+/* Products that wait to be computed, step by step, while softmax of another tile runs beside them: O += P V of one job, then S = Q K^T
+ * of another. The tile unit works on a step for 64 cycles, in which the rest of the core is free. */
+typedef struct tile_work {
+  const row_block *block;
+  const uint16_t *unit;
+  tile_job output, scores;
+  int64_t column, output_key; /* the next step of O += P V */
+  int64_t key, d;             /* the next step of S = Q K^T */
+} tile_work;
+
+static int64_t steps_of(const tile_work *w) {
+  const attn_problem *p = w->block->problem;
+  const int64_t outputs = w->output.exists ? (p->dim_v + DEPTH - 1) / DEPTH * (w->output.keys / DEPTH) : 0;
+  return outputs + (w->scores.exists ? depth_of(p) / DEPTH * (w->scores.keys / DEPTH) : 0);
+}
+
+static ALWAYS_INLINE void step_output(tile_work *w) {
+  const tile_job *job = &w->output;
+  const attn_problem *p = w->block->problem;
+  const int64_t stride = w->block->acc_stride;
+  const bool wide = w->column + HALF < p->dim_v;
+  const uint16_t *v = v_tiles(p, w->unit, w->column, job->key + w->output_key);
+  const uint16_t *v_next = v_tiles(p, w->unit, w->column + HALF, job->key + w->output_key);
+  float *acc = w->block->acc + job->tile_row * stride + w->column;
   tiles_see_stores();
-  _tile_loadd(0, acc, stride);
-  if (wide) _tile_loadd(1, acc + HALF, stride);
-  if (both) _tile_loadd(2, acc + HALF * acc_stride, stride);
-  if (both && wide) _tile_loadd(3, acc + HALF * acc_stride + HALF, stride);
-  for (int64_t j = 0; j < keys; j += DEPTH) {
-    _tile_loadd(4, p + j, P_STRIDE);
-    _tile_loadd(6, v + j * HALF, 64);
-    if (wide) _tile_loadd(7, v_next + j * HALF, 64);
-    if (both) _tile_loadd(5, p + HALF * KEY_BLOCK + j, P_STRIDE);
-    _tile_dpbf16ps(0, 4, 6);
-    if (wide) _tile_dpbf16ps(1, 4, 7);
-    if (both) _tile_dpbf16ps(2, 5, 6);
-    if (both && wide) _tile_dpbf16ps(3, 5, 7);
-  }
-  _tile_stored(0, acc, stride);
-  if (wide) _tile_stored(1, acc + HALF, stride);
-  if (both) _tile_stored(2, acc + HALF * acc_stride, stride);
-  if (both && wide) _tile_stored(3, acc + HALF * acc_stride + HALF, stride);
+  if (w->output_key == 0) load_sums(acc, stride, job->both, wide);
+  multiply_tiles(job->p + w->output_key, KEY_BLOCK, v, v_next, job->both, wide);
+  w->output_key += DEPTH;
+  if (w->output_key < job->keys) return;
+  store_sums(acc, stride, job->both, wide);
+  w->output_key = 0;
+  w->column += DEPTH;
 }
 
-static void score_tile_amx(const row_block *block, const uint16_t *q, const uint16_t *unit, int64_t key, int64_t end,
-                           bool both) {
-  const int64_t depth = depth_of(block->problem);
-  for (float *score = block->score; key < end; key += DEPTH, score += DEPTH) {
-    if (both)
-      score_keys(q, depth, k_tiles(block->problem, unit, key), score, true);
-    else
-      score_keys(q, depth, k_tiles(block->problem, unit, key), score, false);
-  }
+static ALWAYS_INLINE void step_scores(tile_work *w) {
+  const tile_job *job = &w->scores;
+  const int64_t depth = depth_of(w->block->problem);
+  const uint16_t *k = k_tiles(w->block->problem, w->unit, job->key + w->key);
+  tiles_see_stores();
+  if (w->d == 0) zero_sums();
+  multiply_tiles(job->q + w->d, depth, k + w->d * HALF, k + (depth + w->d) * HALF, job->both, true);
+  w->d += DEPTH;
+  if (w->d < depth) return;
+  store_sums(job->score + w->key, SCORE_STRIDE, job->both, true);
+  w->d = 0;
+  w->key += DEPTH;
+}
+
+static ALWAYS_INLINE void step(tile_work *w) {
+  if (w->output.exists && w->column < w->block->problem->dim_v)
+    step_output(w);
+  else
+    step_scores(w);
+}
+
+static void all_steps(const row_block *block, const uint16_t *unit, const tile_job *output, const tile_job *scores) {
+  tile_work w = {.block = block, .unit = unit};
+  if (output) w.output = *output;
+  if (scores) w.scores = *scores;
+  for (int64_t left = steps_of(&w); left > 0; left--) step(&w);
 }
 
 /* ---- Softmax of a block of keys ---- */
 
-/* Scores of one row, in place: times factor, with all that is added to them, -inf where the row may not see the key. Returns the
- * largest of each lane. */
-static vec adjust_row(const row_block *block, int64_t row, int64_t key, int64_t keys, float factor, float *score) {
-  vec best = vec_set1(-INFINITY);
+/* Scores of one row, in place: times factor, with all that is added to them, -inf where the row may not see the key. */
+static void adjust_row(const row_block *block, int64_t row, int64_t key, int64_t keys, float factor, float *score) {
   for (int64_t j = 0; j < keys; j += VEC_LANES) {
     vec x = vec_mul(vec_load(score + j), vec_set1(factor));
     if (block->adjusted) x = adjust_scores(block, row, key + j, x);
     x = select_allowed(block->range[row], key + j, x);
     vec_store(score + j, x);
-    best = vec_max(x, best);
   }
-  return best;
 }
 
 static vec largest_of_row(const float *score, int64_t keys) {
-  vec best = vec_load(score);
-  for (int64_t j = VEC_LANES; j < keys; j += VEC_LANES) best = vec_max(vec_load(score + j), best);
+  vec best = vec_set1(-INFINITY);
+  for (int64_t j = 0; j < keys; j += VEC_LANES) best = vec_max(vec_load(score + j), best);
   return best;
 }
+
+/* Lane i of the result is the largest of x[i]'s lanes. */
+static vec largest_of_each(vec x[VEC_LANES]) {
+  vec_transpose(x);
+  vec best = x[0];
+  UNROLL
+  for (int i = 1; i < VEC_LANES; i++) best = vec_max(x[i], best);
+  return best;
+}
+
+/* What the exponentials of a job's rows are: 2^(factor score - reference). */
+typedef struct row_scales {
+  float factor[TILE_ROWS], reference[TILE_ROWS];
+} row_scales;
 
 /* The values of low, then those of high, as bf16. */
 static inline __m512i narrow(vec high, vec low) {
@@ -261,18 +324,44 @@ static ALWAYS_INLINE vec exponentials_bf16(const float *score, int64_t keys, vec
   return sum;
 }
 
-/* keys: a multiple of DEPTH, from `key` on. */
-static void softmax_row_amx(const row_block *block, int64_t row, int64_t key, int64_t keys, float *score, uint16_t *p) {
-  const attn_key_range range = block->range[row];
+/* Adjusts and masks the scores of rows that need it, and moves references where a score demands it. */
+static void settle_job(const row_block *block, const tile_job *job, row_scales *scales) {
   const float scale = block->problem->scale * LOG2_E;
-  const bool plain = !block->adjusted && range.begin <= key && key + keys <= range.end && scale > 0;
-  const float largest = plain ? scale * vec_reduce_max(largest_of_row(score, keys))
-                              : vec_reduce_max(adjust_row(block, row, key, keys, scale, score));
-  const float step = largest - reference_of(block, row);
-  if (step > (block->row_max[row] == -INFINITY ? -INFINITY : RESCALE_AT)) rescale_row(block, row, step, score, 0);
-  float *sum = block->row_sum + row * VEC_LANES;
-  vec_store(sum, exponentials_bf16(score, keys, vec_set1(plain ? scale : 1.0f), vec_set1(reference_of(block, row)), p,
-                                   vec_load(sum)));
+  const int64_t rows = job->both ? TILE_ROWS : HALF;
+  for (int64_t i = 0; i < rows; i++) {
+    const attn_key_range range = block->range[job->tile_row + i];
+    const bool plain = !block->adjusted && range.begin <= job->key && job->key + job->keys <= range.end && scale > 0;
+    scales->factor[i] = plain ? scale : 1.0f;
+    if (!plain) adjust_row(block, job->tile_row + i, job->key, job->keys, scale, job->score + i * SCORE_STRIDE);
+  }
+  for (int64_t half = 0; half < rows; half += HALF) {
+    const float *row_max = block->row_max + job->tile_row + half;
+    vec best[HALF];
+    UNROLL
+    for (int i = 0; i < HALF; i++) best[i] = largest_of_row(job->score + (half + i) * SCORE_STRIDE, job->keys);
+    const vec before = vec_load(row_max), lowest = vec_set1(-INFINITY);
+    const __mmask16 new = _mm512_cmp_ps_mask(before, lowest, _CMP_EQ_OQ);
+    const vec reference = _mm512_mask_mov_ps(before, new, vec_zero());
+    const vec step = vec_sub(vec_mul(largest_of_each(best), vec_load(scales->factor + half)), reference);
+    const vec limit = _mm512_mask_mov_ps(vec_set1(RESCALE_AT), new, lowest);
+    const unsigned above = _mm512_cmp_ps_mask(step, limit, _CMP_GT_OQ);
+    float steps[HALF];
+    vec_store(steps, step);
+    for (unsigned left = above; left; left &= left - 1) {
+      const int i = __builtin_ctz(left);
+      rescale_row(block, job->tile_row + half + i, steps[i], NULL, 0);
+    }
+    const vec after = vec_load(row_max);
+    vec_store(scales->reference + half,
+              _mm512_mask_mov_ps(after, _mm512_cmp_ps_mask(after, lowest, _CMP_EQ_OQ), vec_zero()));
+  }
+}
+
+static ALWAYS_INLINE void exponentiate_row(const row_block *block, const tile_job *job, const row_scales *scales,
+                                           int64_t i) {
+  float *sum = block->row_sum + (job->tile_row + i) * VEC_LANES;
+  vec_store(sum, exponentials_bf16(job->score + i * SCORE_STRIDE, job->keys, vec_set1(scales->factor[i]),
+                                   vec_set1(scales->reference[i]), job->p + i * KEY_BLOCK, vec_load(sum)));
 }
 
 /* ---- O += P V ---- */
@@ -290,71 +379,97 @@ static void copy_allowed_v(const row_block *block, int64_t i, int64_t key, int64
 }
 
 /* One row of a half tile at a time, and of its sums only that row. */
-static void accumulate_careful(const row_block *block, int64_t tile_row, int64_t key, int64_t keys, const uint16_t *unit,
-                               const uint16_t *p) {
+static void accumulate_careful(const row_block *block, const uint16_t *unit, const tile_job *job) {
   uint16_t copy[KEY_BLOCK * HALF];
   float sums[HALF * HALF];
-  for (int64_t i = 0; i < TILE_ROWS && tile_row + i < block->rows; i++)
+  for (int64_t i = 0; i < TILE_ROWS && job->tile_row + i < block->rows; i++)
     for (int64_t column = 0; column < block->problem->dim_v; column += HALF) {
-      float *acc = block->acc + (tile_row + i) * block->acc_stride + column;
-      copy_allowed_v(block, tile_row + i, key, keys, v_tiles(block->problem, unit, column, key), copy);
+      float *acc = block->acc + (job->tile_row + i) * block->acc_stride + column;
+      const uint16_t *v = v_tiles(block->problem, unit, column, job->key), *p = job->p + i / HALF * HALF * KEY_BLOCK;
+      copy_allowed_v(block, job->tile_row + i, job->key, job->keys, v, copy);
       memset(sums, 0, sizeof sums);
       memcpy(sums + i % HALF * HALF, acc, HALF * sizeof *acc);
-      accumulate_tiles(sums, HALF, p + i / HALF * HALF * KEY_BLOCK, copy, copy, keys, false, false);
+      tiles_see_stores();
+      load_sums(sums, HALF, false, false);
+      for (int64_t j = 0; j < job->keys; j += DEPTH) multiply_tiles(p + j, KEY_BLOCK, copy + j * HALF, NULL, false, false);
+      store_sums(sums, HALF, false, false);
       memcpy(acc, sums + i % HALF * HALF, HALF * sizeof *acc);
     }
 }
 
-static void accumulate_amx(const row_block *block, int64_t tile_row, int64_t key, int64_t keys, const uint16_t *unit,
-                           const uint16_t *p, bool both) {
-  const attn_problem *problem = block->problem;
-  float *acc = block->acc + tile_row * block->acc_stride;
-  for (int64_t column = 0; column < problem->dim_v; column += DEPTH) {
-    const uint16_t *v = v_tiles(problem, unit, column, key), *v_next = v_tiles(problem, unit, column + HALF, key);
-    const bool wide = column + HALF < problem->dim_v;
-    if (both && wide)
-      accumulate_tiles(acc + column, block->acc_stride, p, v, v_next, keys, true, true);
-    else if (both)
-      accumulate_tiles(acc + column, block->acc_stride, p, v, v, keys, true, false);
-    else if (wide)
-      accumulate_tiles(acc + column, block->acc_stride, p, v, v_next, keys, false, true);
-    else
-      accumulate_tiles(acc + column, block->acc_stride, p, v, v, keys, false, false);
+/* ---- The loop ---- */
+
+/* Where the loop over blocks of keys and tiles of rows stands. */
+typedef struct tile_walk {
+  const row_block *block;
+  int64_t capacity, key, end, tile_row, count;
+} tile_walk;
+
+/* The next tile that any row has keys in. */
+static tile_job next_job(tile_walk *at) {
+  const row_block *block = at->block;
+  for (; at->key < at->end; at->key += KEY_BLOCK, at->tile_row = 0)
+    for (; at->tile_row < at->capacity; at->tile_row += TILE_ROWS) {
+      tile_keys tile = classify_tile(block, at->tile_row, at->key, min64(at->key + KEY_BLOCK, at->end));
+      if (tile.class != TILE_SKIP && selects_keys(block->problem)) tile = trim_tile(block, at->tile_row, tile);
+      if (tile.class == TILE_SKIP) continue;
+      const int64_t key = round_down(tile.begin, DEPTH), flight = at->count++ % TILES_IN_FLIGHT, row = at->tile_row;
+      at->tile_row += TILE_ROWS;
+      return (tile_job){.exists = true,
+                        .both = block->rows - row > HALF,
+                        .tile_row = row,
+                        .key = key,
+                        .keys = round_up(tile.end, DEPTH) - key,
+                        .q = q_of(block) + row * depth_of(block->problem),
+                        .score = block->score + flight * SCORE_FLOATS,
+                        .p = p_of(block) + flight * P_VALUES};
+    }
+  return (tile_job){.exists = false};
+}
+
+/* Softmax of a job's rows, with the waiting products spread among them. */
+static void softmax_beside(const row_block *block, const tile_job *job, tile_work *work) {
+  const int64_t rows = job->both ? TILE_ROWS : HALF, steps = steps_of(work);
+  row_scales scales;
+  settle_job(block, job, &scales);
+  for (int64_t i = 0, done = 0; i < rows; i++) {
+    exponentiate_row(block, job, &scales, i);
+    for (; done * rows < steps * (i + 1); done++) step(work);
   }
 }
 
-/* ---- The loop ---- */
-
-static void tile_amx(const row_block *block, int64_t tile_row, int64_t begin, int64_t end, const uint16_t *q) {
-  tile_keys tile = classify_tile(block, tile_row, begin, end);
-  if (tile.class != TILE_SKIP && selects_keys(block->problem)) tile = trim_tile(block, tile_row, tile);
-  if (tile.class == TILE_SKIP) return;
-  const uint16_t *unit = (const uint16_t *)(const void *)block->keys.k;
-  const int64_t key = round_down(tile.begin, DEPTH), keys = round_up(tile.end, DEPTH) - key;
-  const int64_t rows = min64(block->rows - tile_row, TILE_ROWS);
-  const bool both = rows > HALF;
-  uint16_t *p = p_of(block);
-  score_tile_amx(block, q, unit, key, key + keys, both);
-  for (int64_t i = 0; i < (both ? TILE_ROWS : HALF); i++)
-    softmax_row_amx(block, tile_row + i, key, keys, block->score + i * SCORE_STRIDE, p + i * KEY_BLOCK);
-  if (block->careful)
-    accumulate_careful(block, tile_row, key, keys, unit, p);
-  else
-    accumulate_amx(block, tile_row, key, keys, unit, p, both);
+/* While softmax of one job runs, the tile unit computes the output of the job before it and the scores of the one behind it. Jobs of the
+ * same rows must not: softmax may rescale the output. */
+static void attend_jobs(const row_block *block, const uint16_t *unit, tile_walk *at) {
+  tile_job before = {.exists = false}, job = next_job(at);
+  if (job.exists) all_steps(block, unit, NULL, &job);
+  while (job.exists) {
+    const tile_job next = next_job(at);
+    if (before.exists && (before.tile_row == job.tile_row || block->careful)) {
+      if (block->careful)
+        accumulate_careful(block, unit, &before);
+      else
+        all_steps(block, unit, &before, NULL);
+      before.exists = false;
+    }
+    tile_work work = {.block = block, .unit = unit, .output = before, .scores = next};
+    softmax_beside(block, &job, &work);
+    before = job;
+    job = next;
+  }
+  if (before.exists && block->careful) accumulate_careful(block, unit, &before);
+  if (before.exists && !block->careful) all_steps(block, unit, &before, NULL);
 }
 
 static void attend(const attn_schedule *schedule, const row_block *given, int64_t capacity) {
   const attn_key_range used = keys_of_block(given);
-  const int64_t depth = depth_of(given->problem);
-  row_block state = *given;
-  const row_block *block = &state;
+  row_block block = *given;
   (void)schedule;
-  state.adjusted = similarities_adjusted(given->problem); /* all in one pass over stored scores */
-  pack_queries(block, capacity, q_of(block));
+  block.adjusted = similarities_adjusted(given->problem); /* all in one pass over stored scores */
+  tile_walk walk = {.block = &block, .capacity = capacity, .key = round_down(used.begin, KEY_BLOCK), .end = used.end};
+  pack_queries(&block, capacity, q_of(&block));
   _tile_loadconfig(&eight_tiles);
-  for (int64_t key = round_down(used.begin, KEY_BLOCK); key < used.end; key += KEY_BLOCK)
-    for (int64_t tile_row = 0; tile_row < capacity; tile_row += TILE_ROWS)
-      tile_amx(block, tile_row, key, min64(key + KEY_BLOCK, used.end), q_of(block) + tile_row * depth);
+  attend_jobs(&block, (const uint16_t *)(const void *)block.keys.k, &walk);
   _tile_release();
 }
 
@@ -362,7 +477,7 @@ static void run(const attn_schedule *schedule, const attn_args *args, attn_task 
   if (task.phase == 0)
     pack(schedule, args, task, unit_memory);
   else
-    compute_rows(schedule, args, task, unit_memory, scratch, TILE_ROWS, SCORE_STRIDE, attend);
+    compute_rows(schedule, args, task, unit_memory, scratch, SCORE_ROWS, SCORE_STRIDE, attend);
 }
 
 const attn_kernel attn_flash_amx = {

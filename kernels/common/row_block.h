@@ -100,6 +100,11 @@ static void store_row(const row_block *block, int64_t i, const float *row) {
     memcpy((float *)block->args->o + offset, row, (size_t)p->dim_v * sizeof(float));
     return;
   }
+  if (p->dtype_o == ATTN_BF16 && p->o_stride.d == 1) { /* a loop that compilers turn into vectors */
+    uint16_t *o = (uint16_t *)block->args->o + offset;
+    for (int64_t d = 0; d < p->dim_v; d++) o[d] = attn_bf16_of_f32(row[d]);
+    return;
+  }
   for (int64_t d = 0; d < p->dim_v; d++) attn_store_f32(block->args->o, p->dtype_o, offset + d * p->o_stride.d, row[d]);
 }
 
