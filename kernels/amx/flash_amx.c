@@ -271,13 +271,18 @@ static void all_steps(const row_block *block, const uint16_t *unit, const tile_j
 
 /* ---- Softmax of a block of keys ---- */
 
-/* Scores of one row, in place: times factor, with all that is added to them, -inf where the row may not see the key. */
-static void adjust_row(const row_block *block, int64_t row, int64_t key, int64_t keys, float factor, float *score) {
+/* Scores of one row, in place: -inf where the row may not see the key. */
+static void mask_row_amx(const row_block *block, int64_t row, int64_t key, int64_t keys, float *score) {
+  for (int64_t j = 0; j < keys; j += VEC_LANES)
+    vec_store(score + j, select_allowed(block->range[row], key + j, vec_load(score + j)));
+}
+
+/* Scores of one row, in place: times scale, with all that is added to them, and masked. */
+static void adjust_row(const row_block *block, int64_t row, int64_t key, int64_t keys, float scale, float *score) {
   for (int64_t j = 0; j < keys; j += VEC_LANES) {
-    vec x = vec_mul(vec_load(score + j), vec_set1(factor));
+    vec x = vec_mul(vec_load(score + j), vec_set1(scale));
     if (block->adjusted) x = adjust_scores(block, row, key + j, x);
-    x = select_allowed(block->range[row], key + j, x);
-    vec_store(score + j, x);
+    vec_store(score + j, select_allowed(block->range[row], key + j, x));
   }
 }
 
@@ -328,11 +333,15 @@ static ALWAYS_INLINE vec exponentials_bf16(const float *score, int64_t keys, vec
 static void settle_job(const row_block *block, const tile_job *job, row_scales *scales) {
   const float scale = block->problem->scale * LOG2_E;
   const int64_t rows = job->both ? TILE_ROWS : HALF;
+  const bool direct = !block->adjusted && scale > 0; /* of the problem, not of the row: both ways round differently */
   for (int64_t i = 0; i < rows; i++) {
     const attn_key_range range = block->range[job->tile_row + i];
-    const bool plain = !block->adjusted && range.begin <= job->key && job->key + job->keys <= range.end && scale > 0;
-    scales->factor[i] = plain ? scale : 1.0f;
-    if (!plain) adjust_row(block, job->tile_row + i, job->key, job->keys, scale, job->score + i * SCORE_STRIDE);
+    float *score = job->score + i * SCORE_STRIDE;
+    scales->factor[i] = direct ? scale : 1.0f;
+    if (!direct)
+      adjust_row(block, job->tile_row + i, job->key, job->keys, scale, score);
+    else if (range.begin > job->key || job->key + job->keys > range.end)
+      mask_row_amx(block, job->tile_row + i, job->key, job->keys, score);
   }
   for (int64_t half = 0; half < rows; half += HALF) {
     const float *row_max = block->row_max + job->tile_row + half;
