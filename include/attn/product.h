@@ -49,7 +49,8 @@ typedef struct attn_product_args {
 } attn_product_args;
 
 /* options may be NULL. options->kernel names the product: "product_avx2", ... (attn_product_name), or "product_openblas" where the
- * library was built with it; NULL = our own of the highest tier that this CPU and ATTN_MAX_ISA allow, never a library's. ATTN_KERNEL is about attention and not read. On failure *product is NULL. */
+ * library was built with it; NULL = our own of the highest tier that this CPU and ATTN_MAX_ISA allow, never a library's. ATTN_KERNEL is
+ * about attention and not read. On failure *product is NULL. */
 ATTN_API attn_status attn_product_create(const attn_product_weights *weights, const attn_options *options,
                                          attn_product **product);
 
