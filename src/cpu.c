@@ -31,8 +31,9 @@ static bool all_set(uint64_t value, uint64_t bits) { return (value & bits) == bi
 static bool amx_permitted(void) {
 #ifdef ATTN_EMULATE_AVX512
   return true;
-#endif
+#else
   return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+#endif
 }
 
 static uint32_t detect_features(void) {

@@ -376,12 +376,7 @@ static row_block decode_rows(const attn_schedule *schedule, const attn_args *arg
 
 /* Keys of a split that any row may see. */
 static attn_key_range keys_of_split(const row_block *block, int64_t split) {
-  attn_key_range keys = {INT64_MAX, 0};
-  for (int64_t i = 0; i < block->rows; i++) {
-    if (block->range[i].begin >= block->range[i].end) continue;
-    keys.begin = min64(keys.begin, block->range[i].begin);
-    keys.end = max64(keys.end, block->range[i].end);
-  }
+  const attn_key_range keys = keys_of_block(block);
   return (attn_key_range){max64(keys.begin, split * SPLIT_KEYS), min64(keys.end, (split + 1) * SPLIT_KEYS)};
 }
 
