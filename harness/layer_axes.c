@@ -133,7 +133,7 @@ static bool contradicts_shape(const bench_layer_kind *kind, const bench_case *be
   if (p->seq_q != p->seq_k && !(kind->has & BENCH_HAS_LENGTHS))
     return refuse(v, "seq_q is %" PRId64 " with seq_k %" PRId64 "; layer %s has one length: seq_q and seq_k must be equal",
                   p->seq_q, p->seq_k, kind->name);
-  if (kind == &bench_layer_decode_step && p->seq_q > p->seq_k)
+  if ((kind->has & BENCH_HAS_PAST) && p->seq_q > p->seq_k)
     return refuse(v,
                   "seq_q is %" PRId64 " with seq_k %" PRId64 "; seq_k counts the step's own tokens too: at least %" PRId64,
                   p->seq_q, p->seq_k, p->seq_q);

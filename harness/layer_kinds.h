@@ -51,6 +51,7 @@ typedef enum bench_layer_has {
   BENCH_HAS_HEADS = 1 << 1,       /* heads and head_dim; without: they mean nothing */
   BENCH_HAS_GROUPS = 1 << 2,      /* heads may share keys and values */
   BENCH_HAS_LENGTHS = 1 << 3,     /* seq_q and seq_k may differ */
+  BENCH_HAS_PAST = 1 << 11,       /* seq_k counts the seq_q new tokens and those before them */
   BENCH_HAS_CAUSAL = 1 << 4,      /* a causal mask, aligned top-left */
   BENCH_HAS_MASKS = 1 << 5,       /* any causal mask, and windows */
   BENCH_HAS_SCALE = 1 << 6,       /* of dot scores */

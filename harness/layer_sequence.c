@@ -233,7 +233,7 @@ static const bench_family step_family = {
     .create = step_create, .destroy = step_destroy, .run = step_run, .expect = step_expect};
 const bench_layer_kind bench_layer_decode_step = {
     .name = "decode-step",
-    .has = BENCH_HAS_HEADS | BENCH_HAS_GROUPS | BENCH_HAS_LENGTHS | BENCH_HAS_ATTENTION | BENCH_HAS_PLAN,
+    .has = BENCH_HAS_HEADS | BENCH_HAS_GROUPS | BENCH_HAS_LENGTHS | BENCH_HAS_PAST | BENCH_HAS_ATTENTION | BENCH_HAS_PLAN,
     .axes = {{AXIS_SEQ_Q, "1", false}, {AXIS_CAUSAL, "bottom-right", true}},
     .shape = step_shape,
     .wrong = "attention that looks at all keys alike",
