@@ -1,36 +1,30 @@
-/* flash_amx: flash attention on bf16 inputs in the tile unit (AMX), whose TDPBF16PS multiplies 16 x 32 by 32 x 16 values and adds the
- * 16 x 16 results in float32: 16 times the work of an AVX-512 multiply-add in the time of one.
+/* flash_amx: flash attention on bf16 inputs in the tile unit (AMX): TDPBF16PS multiplies 16 x 32 by 32 x 16 values and adds the 16 x 16
+ * results in float32, at 16 times the rate of AVX-512's float32 multiply-adds.
  *
- * A block of rows is 32 queries, two tiles. Both products use 2 x 2 tiles of sums, so that each tile that is loaded is used twice.
- * The left operand is rows as they are; the right one holds pairs of neighbours along the dimension that is summed:
+ * A tile of rows is 32 queries, two tiles of the unit. Both products use 2 x 2 tiles of sums, so that each tile that is loaded is used
+ * twice. The left operand is rows as they are; the right one holds pairs of neighbours along the dimension that is summed:
  *
  *   Q   [row][dim]                               K  [key / 16][dim / 32][dim pair][key][2]
  *   P   [row][key]                               V  [column / 16][key / 32][key pair][column][2]
  *
- * with zeros up to whole tiles. Scores go through level 1, a block of keys at a time: first all of them, then each row's largest, so that
+ * with zeros up to whole tiles. Scores go through memory, a block of keys at a time: first all of them, then each row's largest, so that
  * a row moves its reference at most once per block and before any exponential, then P, rounded to bf16 as it is written; its sum is that
- * of the rounded values, as numerics declare. What a masked key holds is multiplied by a P of exactly 0. */
+ * of the rounded values, as numerics declare. While the vectors do that for one tile of rows, the unit accumulates the output of the tile
+ * before and scores the one behind it. What a masked key holds is multiplied by a P of exactly 0. */
 #define AVX512_TILE_ROWS 32
 #include "kernels/avx512/vec_avx512.h"
 
 #include "kernels/common/flash.h"
+#include "kernels/common/takes_bf16.h"
 #include "tiles_amx.h"
 
 enum {
   HALF = 16,       /* rows, and columns, of a tile */
   DEPTH = 32,      /* values that one tile product sums over */
   TILE = 16 * 32,  /* bf16 values of a tile */
-  KEY_BLOCK = 128, /* scores and P of 32 rows, 24 KiB, stay in level 1 beside Q and the output */
+  KEY_BLOCK = 128, /* measured: 64 and 256 are slower, at head_dim 64 by a tenth (docs/performance-log.md) */
   SCORE_STRIDE = KEY_BLOCK + FLASH_SCORE_PAD
 };
-
-static const char *rejects(const attn_problem *p, char *buffer, size_t buffer_bytes) {
-  (void)buffer, (void)buffer_bytes;
-  if (p->score != ATTN_SCORE_DOT) return "it computes dot scores only: its products take bf16 values";
-  if (p->dtype_q != ATTN_BF16) return "its dot product needs bf16 inputs: dtype_q must be ATTN_BF16";
-  if (p->dtype_kv != ATTN_BF16) return "its dot product needs bf16 inputs: dtype_kv must be ATTN_BF16";
-  return NULL;
-}
 
 /* ---- Memory ---- */
 
@@ -159,8 +153,6 @@ static void pack_queries(const row_block *block, int64_t capacity, uint16_t *to)
 
 /* ---- The products: tiles 0-3 sum, 4 and 5 hold rows, 6 and 7 columns ---- */
 
-enum { FLOAT_STRIDE = SCORE_STRIDE * (int)sizeof(float), P_STRIDE = KEY_BLOCK * (int)sizeof(uint16_t) };
-
 /* A tile of rows against a block of keys: where its scores and P are. */
 typedef struct tile_job {
   bool exists, both; /* both: it has more than 16 rows */
@@ -223,7 +215,7 @@ static int64_t steps_of(const tile_work *w) {
   return outputs + (w->scores.exists ? depth_of(p) / DEPTH * (w->scores.keys / DEPTH) : 0);
 }
 
-static ALWAYS_INLINE void step_output(tile_work *w) {
+static ALWAYS_INLINE void accumulate_step(tile_work *w) {
   const tile_job *job = &w->output;
   const attn_problem *p = w->block->problem;
   const int64_t stride = w->block->acc_stride;
@@ -241,7 +233,7 @@ static ALWAYS_INLINE void step_output(tile_work *w) {
   w->column += DEPTH;
 }
 
-static ALWAYS_INLINE void step_scores(tile_work *w) {
+static ALWAYS_INLINE void score_step(tile_work *w) {
   const tile_job *job = &w->scores;
   const int64_t depth = depth_of(w->block->problem);
   const uint16_t *k = k_tiles(w->block->problem, w->unit, job->key + w->key);
@@ -257,9 +249,9 @@ static ALWAYS_INLINE void step_scores(tile_work *w) {
 
 static ALWAYS_INLINE void step(tile_work *w) {
   if (w->output.exists && w->column < w->block->problem->dim_v)
-    step_output(w);
+    accumulate_step(w);
   else
-    step_scores(w);
+    score_step(w);
 }
 
 static void all_steps(const row_block *block, const uint16_t *unit, const tile_job *output, const tile_job *scores) {
@@ -303,7 +295,7 @@ static vec largest_of_each(vec x[VEC_LANES]) {
 
 /* What the exponentials of a job's rows are: 2^(factor score - reference). */
 typedef struct row_scales {
-  float factor[TILE_ROWS], reference[TILE_ROWS];
+  float factor, reference[TILE_ROWS];
 } row_scales;
 
 /* The values of low, then those of high, as bf16. */
@@ -334,10 +326,10 @@ static void settle_job(const row_block *block, const tile_job *job, row_scales *
   const float scale = block->problem->scale * LOG2_E;
   const int64_t rows = job->both ? TILE_ROWS : HALF;
   const bool direct = !block->adjusted && scale > 0; /* of the problem, not of the row: both ways round differently */
+  scales->factor = direct ? scale : 1.0f;
   for (int64_t i = 0; i < rows; i++) {
     const attn_key_range range = block->range[job->tile_row + i];
     float *score = job->score + i * SCORE_STRIDE;
-    scales->factor[i] = direct ? scale : 1.0f;
     if (!direct)
       adjust_row(block, job->tile_row + i, job->key, job->keys, scale, score);
     else if (range.begin > job->key || job->key + job->keys > range.end)
@@ -351,7 +343,7 @@ static void settle_job(const row_block *block, const tile_job *job, row_scales *
     const vec before = vec_load(row_max), lowest = vec_set1(-INFINITY);
     const __mmask16 new = _mm512_cmp_ps_mask(before, lowest, _CMP_EQ_OQ);
     const vec reference = _mm512_mask_mov_ps(before, new, vec_zero());
-    const vec step = vec_sub(vec_mul(largest_of_each(best), vec_load(scales->factor + half)), reference);
+    const vec step = vec_sub(vec_mul(largest_of_each(best), vec_set1(scales->factor)), reference);
     const vec limit = _mm512_mask_mov_ps(vec_set1(RESCALE_AT), new, lowest);
     const unsigned above = _mm512_cmp_ps_mask(step, limit, _CMP_GT_OQ);
     float steps[HALF];
@@ -369,7 +361,7 @@ static void settle_job(const row_block *block, const tile_job *job, row_scales *
 static ALWAYS_INLINE void exponentiate_row(const row_block *block, const tile_job *job, const row_scales *scales,
                                            int64_t i) {
   float *sum = block->row_sum + (job->tile_row + i) * VEC_LANES;
-  vec_store(sum, exponentials_bf16(job->score + i * SCORE_STRIDE, job->keys, vec_set1(scales->factor[i]),
+  vec_store(sum, exponentials_bf16(job->score + i * SCORE_STRIDE, job->keys, vec_set1(scales->factor),
                                    vec_set1(scales->reference[i]), job->p + i * KEY_BLOCK, vec_load(sum)));
 }
 
@@ -496,7 +488,7 @@ const attn_kernel attn_flash_amx = {
              .library = "",
              .summary = "flash attention on bf16 inputs in the tile unit, P rounded to bf16; 32 rows x 32 keys at a time",
              .numerics = {.exp_error = 0x1p-22, .p_rounding = 0x1p-8, .input_flush = 0x1p-126}},
-    .rejects = rejects,
+    .rejects = takes_bf16,
     .plan = plan,
     .run = run,
 };

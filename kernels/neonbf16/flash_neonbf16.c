@@ -18,6 +18,7 @@ static inline vec round_to_bf16(vec x) {
 #define ROUND_P(p) round_to_bf16(p)
 
 #include "kernels/common/flash.h"
+#include "kernels/common/takes_bf16.h"
 
 enum {
   PAIRS = TILE_ROWS / 2, /* of rows */
@@ -29,14 +30,6 @@ enum {
   TASK_KEYS = WHOLE_PANELS(1024)
 };
 _Static_assert((int)COLUMNS == (int)PANEL_KEYS, "a panel of K is as wide as a group of columns of V");
-
-static const char *rejects(const attn_problem *p, char *buffer, size_t buffer_bytes) {
-  (void)buffer, (void)buffer_bytes;
-  if (p->score != ATTN_SCORE_DOT) return "it computes dot scores only: its products take bf16 values";
-  if (p->dtype_q != ATTN_BF16) return "its dot product needs bf16 inputs: dtype_q must be ATTN_BF16";
-  if (p->dtype_kv != ATTN_BF16) return "its dot product needs bf16 inputs: dtype_kv must be ATTN_BF16";
-  return NULL;
-}
 
 /* ---- Memory ---- */
 
@@ -252,9 +245,10 @@ static void attend(const attn_schedule *schedule, const row_block *given, int64_
   const int64_t depth = quads(block.problem->dim_qk) * QUAD;
   uint16_t *p = q + round_up(capacity * depth, 32);
   pack_queries(&block, capacity, q);
-  for (int64_t key = 0; key < block.seq->len_k; key += schedule->key_block)
+  const attn_key_range keys = keys_of_block(&block);
+  for (int64_t key = keys.begin / schedule->key_block * schedule->key_block; key < keys.end; key += schedule->key_block)
     for (int64_t tile_row = 0; tile_row < capacity; tile_row += TILE_ROWS)
-      tile_bf16(&block, tile_row, key, min64(key + schedule->key_block, block.seq->len_k), q + tile_row * depth, p);
+      tile_bf16(&block, tile_row, key, min64(key + schedule->key_block, keys.end), q + tile_row * depth, p);
 }
 
 static void run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch) {
@@ -271,7 +265,7 @@ const attn_kernel attn_flash_neonbf16 = {
              .library = "",
              .summary = "flash attention on bf16 inputs, P rounded to bf16; tiles of 8 x 12 by BFMMLA",
              .numerics = {.exp_error = 0x1p-22, .p_rounding = 0x1p-8, .input_flush = 0x1p-126}},
-    .rejects = rejects,
+    .rejects = takes_bf16,
     .plan = plan,
     .run = run,
 };
