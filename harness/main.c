@@ -1,4 +1,4 @@
 /* attnbench: see commands.c. */
-#include "commands.h"
+#include "commands/commands.h"
 
 int main(int argc, char **argv) { return bench_main(argc, argv); }

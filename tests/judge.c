@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "plan.h"
-#include "presets.h"
+#include "cases/presets.h"
 
 enum { SEED = 20240229 };
 

@@ -2,12 +2,12 @@
 #ifndef TESTS_JUDGE_H
 #define TESTS_JUDGE_H
 
-#include "cases.h"
-#include "check.h"
+#include "cases/cases.h"
+#include "check/check.h"
 #include "kernels/kernel.h"
-#include "structure.h"
+#include "check/structure.h"
 
-/* The cases of a preset or suite by name, or of a text in the format of harness/presets; those that no kernel could take are
+/* The cases of a preset or suite by name, or of a text in the format of harness/cases/presets; those that no kernel could take are
  * left out. Exits with a message if it cannot be read. */
 bench_case_list judge_suite(const char *name);
 bench_case_list judge_cases(const char *text);

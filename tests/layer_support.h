@@ -2,8 +2,8 @@
 #ifndef TESTS_LAYER_SUPPORT_H
 #define TESTS_LAYER_SUPPORT_H
 
-#include "layer_kinds.h"
-#include "run_case.h"
+#include "layers/layer_kinds.h"
+#include "timing/run_case.h"
 #include "support.h"
 
 /* The case of an id; valid_case fails unless it is a valid problem. */

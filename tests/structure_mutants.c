@@ -1,4 +1,4 @@
-/* Proof that each structural test of harness/structure.h can fail: it must FAIL the broken kernels named here on some case of
+/* Proof that each structural test of harness/check/structure.h can fail: it must FAIL the broken kernels named here on some case of
  * the conformance suite, and PASS the unbroken original on every one.
  *
  *     structure_mutants SUITE

@@ -12,10 +12,10 @@
 #include <omp.h>
 #endif
 
-#include "affinity.h"
-#include "cpu_list.h"
-#include "cpu_syntax.h"
-#include "first_touch.h"
+#include "machine/affinity.h"
+#include "machine/cpu_list.h"
+#include "machine/cpu_syntax.h"
+#include "machine/first_touch.h"
 #include "src/parallel.h"
 #include "support.h"
 

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "goals.h"
+#include "goals/goals.h"
 #include "support.h"
 
 /* The rows of one text; fails the test if it cannot be read. */

@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "layer_support.h"
-#include "record.h"
-#include "timing.h"
+#include "report/record.h"
+#include "timing/timing.h"
 
 static const char *const kinds[] = {"mha", "block"};
 

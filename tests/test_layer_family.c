@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "layer_support.h"
-#include "record.h"
+#include "report/record.h"
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 

@@ -6,7 +6,7 @@
 
 #include "attn/product.h"
 #include "kernels/common/convert.h"
-#include "mha_oracle.h"
+#include "layers/mha_oracle.h"
 #include "pool.h"
 #include "support.h"
 

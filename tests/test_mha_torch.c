@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "mha_oracle.h"
-#include "npy.h"
+#include "layers/mha_oracle.h"
+#include "data/npy.h"
 #include "support.h"
 
 static npy_array load(const char *layer, const char *name) {

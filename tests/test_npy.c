@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "npy.h"
+#include "data/npy.h"
 
 static char path[64];
 

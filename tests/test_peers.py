@@ -498,11 +498,11 @@ def test_files_have_attnbenchs_columns_and_the_plotter_reads_them(script, tmp_pa
     done = script(*SMALL, "-a", "causal=none,bottom-right", "--csv", tmp_path / "out.csv", "--samples",
                   tmp_path / "samples.csv", modules=PRESENT)
     assert done.returncode == 0, done.stderr
-    declared = re.findall(r"COLUMN\((\w+)\)", (ROOT / "harness/columns.def").read_text(encoding="utf-8"))
+    declared = re.findall(r"COLUMN\((\w+)\)", (ROOT / "harness/report/columns.def").read_text(encoding="utf-8"))
     declared = declared[:declared.index("layer")]  # the rest is of whole layers, and only written where a file holds some
     assert (tmp_path / "out.csv").read_text(encoding="utf-8").splitlines()[0] == ",".join(declared)
     assert declared == COLUMNS
-    written = (ROOT / "harness/csv.c").read_text(encoding="utf-8")
+    written = (ROOT / "harness/report/csv.c").read_text(encoding="utf-8")
     assert f'"{",".join(SAMPLE_COLUMNS)}\\n"' in written
     rows, samples = rows_of(tmp_path / "out.csv"), rows_of(tmp_path / "samples.csv")
     assert len(rows) == 6 and len(samples) == 6 * 21

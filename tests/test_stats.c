@@ -1,7 +1,7 @@
 /* The order statistics of the harness, against values worked out by hand and against intervals from a table. */
 #include <math.h>
 
-#include "stats.h"
+#include "timing/stats.h"
 #include "support.h"
 
 static void assert_close(double a, double b) {

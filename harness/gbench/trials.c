@@ -5,14 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "affinity.h"
-#include "clock.h"
-#include "emulation.h"
-#include "options.h"
-#include "peak_rate.h"
-#include "run_case_private.h"
-#include "stats.h"
-#include "writers.h"
+#include "machine/affinity.h"
+#include "base/clock.h"
+#include "machine/emulation.h"
+#include "commands/options.h"
+#include "timing/peak_rate.h"
+#include "timing/run_case_private.h"
+#include "timing/stats.h"
+#include "report/writers.h"
 
 enum { SLICES = 2 }; /* of the peak loop, before and after */
 

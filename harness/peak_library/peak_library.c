@@ -5,9 +5,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "affinity.h"
-#include "clock.h"
-#include "peak_rate.h"
+#include "machine/affinity.h"
+#include "base/clock.h"
+#include "timing/peak_rate.h"
 
 struct peak_meter {
   bench_peak_slice slice;

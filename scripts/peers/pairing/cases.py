@@ -14,7 +14,7 @@ WORDS = {"dtype": DTYPES, "causal": CAUSAL, "cache": CACHE, "heads_kv": ("heads"
 FEW_QUERIES = 16
 
 PRESETS = {
-    # What every rival is measured on, with the shapes of harness/presets/limits.preset.
+    # What every rival is measured on, with the shapes of harness/cases/presets/limits.preset.
     "limits": [
         {"heads": "1", "seq": "2048"},
         {"heads": "1", "seq": "2048", "causal": "bottom-right"},

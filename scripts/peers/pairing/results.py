@@ -1,4 +1,4 @@
-"""Rows of results.csv and samples.csv as attnbench writes them (harness/columns.def), and tables for people."""
+"""Rows of results.csv and samples.csv as attnbench writes them (harness/report/columns.def), and tables for people."""
 
 import csv
 import os

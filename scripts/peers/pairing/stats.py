@@ -1,4 +1,4 @@
-"""The statistics of attnbench (harness/stats.c) and its verdicts: order statistics, paired ratios, Holm's correction."""
+"""The statistics of attnbench (harness/timing/stats.c) and its verdicts: order statistics, paired ratios, Holm's correction."""
 
 import math
 from dataclasses import dataclass

@@ -1,0 +1,143 @@
+/* Counts the work of a case, independently of the kernels and of the oracle. */
+#include "cases/work.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* The keys of one row before mask and bias: [first, last]. */
+typedef struct key_range {
+  int64_t first, last;
+} key_range;
+
+typedef struct sequence {
+  int64_t queries, keys, offset;
+} sequence;
+
+static sequence get_sequence(const attn_problem *p, const attn_args *args, int64_t b) {
+  sequence s = {p->seq_q, p->seq_k, 0};
+  if (p->uses & ATTN_USE_VARLEN) {
+    s.queries = args->cu_seqlens_q[b + 1] - args->cu_seqlens_q[b];
+    s.keys = args->cu_seqlens_k[b + 1] - args->cu_seqlens_k[b];
+  }
+  if (p->uses & ATTN_USE_Q_LEN) s.queries = args->q_len[b];
+  if (p->uses & ATTN_USE_KV_LEN) s.keys = args->kv_len[b];
+  if (p->align == ATTN_ALIGN_BOTTOM_RIGHT) s.offset = s.keys - s.queries;
+  if (p->align == ATTN_ALIGN_OFFSET) s.offset = args->offsets[b];
+  return s;
+}
+
+static key_range get_keys(const attn_problem *p, const attn_args *args, const sequence *s, int64_t b, int64_t i) {
+  int64_t keys = s->keys;
+  if (p->uses & ATTN_USE_ROW_LEN && args->row_len[b * p->seq_q + i] < keys) keys = args->row_len[b * p->seq_q + i];
+  key_range range = {0, keys - 1};
+  const int64_t position = i + s->offset;
+  if (p->window_left >= 0 && position - p->window_left > range.first) range.first = position - p->window_left;
+  if (p->window_right >= 0 && position + p->window_right < range.last) range.last = position + p->window_right;
+  return range;
+}
+
+static bool is_allowed(const attn_problem *p, const attn_args *args, int64_t b, int64_t h, int64_t i, int64_t j) {
+  const attn_score_strides *m = &p->mask_stride, *s = &p->bias_stride;
+  if (p->uses & ATTN_USE_MASK && !args->mask[b * m->b + h * m->h + i * m->q + j * m->k]) return false;
+  return !(p->uses & ATTN_USE_BIAS && args->bias[b * s->b + h * s->h + i * s->q + j * s->k] == -INFINITY);
+}
+
+/* Pairs of one head, looking at every element of mask and bias. */
+static int64_t count_masked(const attn_problem *p, const attn_args *args, const sequence *s, int64_t b, int64_t h) {
+  int64_t pairs = 0;
+  for (int64_t i = 0; i < s->queries; i++) {
+    const key_range keys = get_keys(p, args, s, b, i);
+    for (int64_t j = keys.first; j <= keys.last; j++) pairs += is_allowed(p, args, b, h, i, j);
+  }
+  return pairs;
+}
+
+static int64_t count_open(const attn_problem *p, const attn_args *args, const sequence *s, int64_t b) {
+  int64_t pairs = 0;
+  for (int64_t i = 0; i < s->queries; i++) {
+    const key_range keys = get_keys(p, args, s, b, i);
+    if (keys.last >= keys.first) pairs += keys.last - keys.first + 1;
+  }
+  return pairs;
+}
+
+double bench_work_pairs(const attn_problem *p, const attn_args *args) {
+  const bool masked = p->uses & (ATTN_USE_MASK | ATTN_USE_BIAS);
+  const bool per_head = (p->uses & ATTN_USE_MASK && p->mask_stride.h) || (p->uses & ATTN_USE_BIAS && p->bias_stride.h);
+  double pairs = 0;
+  for (int64_t b = 0; b < p->batch; b++) {
+    const sequence s = get_sequence(p, args, b);
+    if (!masked)
+      pairs += (double)p->heads_q * (double)count_open(p, args, &s, b);
+    else if (!per_head)
+      pairs += (double)p->heads_q * (double)count_masked(p, args, &s, b, 0);
+    else
+      for (int64_t h = 0; h < p->heads_q; h++) pairs += (double)count_masked(p, args, &s, b, h);
+  }
+  return pairs;
+}
+
+double bench_work_flops(const attn_problem *p, double pairs) {
+  const double dim_qk = (double)p->dim_qk, dim_v = (double)p->dim_v;
+  switch (p->score) {
+    case ATTN_SCORE_PRECOMPUTED: return pairs * 2 * dim_v;
+    case ATTN_SCORE_ADDITIVE:
+    case ATTN_SCORE_GAUSSIAN: return pairs * (3 * dim_qk + 2 * dim_v);
+    default: return pairs * 2 * (dim_qk + dim_v);
+  }
+}
+
+static double element_bytes(attn_dtype dtype) { return dtype == ATTN_F32 ? 4 : 2; }
+
+double bench_work_bytes(const attn_problem *p, const attn_args *args) {
+  double queries = 0, keys = 0, scores = 0, outputs = 0;
+  for (int64_t b = 0; b < p->batch; b++) {
+    const sequence s = get_sequence(p, args, b);
+    queries += (double)s.queries;
+    keys += (double)s.keys;
+    scores += (double)s.queries * (double)s.keys;
+    outputs += (double)(p->uses & ATTN_USE_VARLEN ? s.queries : p->seq_q); /* rows beyond q_len are written as zeros */
+  }
+  const double q = element_bytes(p->dtype_q), kv = element_bytes(p->dtype_kv), o = element_bytes(p->dtype_o);
+  const double heads = (double)p->heads_q, heads_kv = (double)p->heads_kv;
+  const double out = outputs * heads * (double)p->dim_v * o + keys * heads_kv * (double)p->dim_v * kv;
+  if (p->score == ATTN_SCORE_PRECOMPUTED) return out + scores * heads * 4;
+  return out + queries * heads * (double)p->dim_qk * q + keys * heads_kv * (double)p->dim_qk * kv;
+}
+
+/* Flop/s of a typical core, by tier and algorithm. */
+static double typical_rate(const attn_kernel_info *kernel) {
+  static const struct {
+    const char *isa;
+    double rate;
+  } tiers[] = {{"c", 5e9}, {"avx2", 60e9}, {"avx512", 120e9}, {"avx512bf16", 200e9}, {"amx", 800e9}, {"neon", 30e9}, {"neonbf16", 60e9}};
+  double rate = 20e9;
+  for (size_t i = 0; i < sizeof tiers / sizeof *tiers; i++)
+    if (!strcmp(kernel->isa, tiers[i].isa)) rate = tiers[i].rate;
+  return strcmp(kernel->algorithm, "naive") ? rate : rate / 2.5;
+}
+
+double bench_work_guess(const attn_problem *p, const attn_kernel_info *kernel, int threads) {
+  const double causal = p->window_right == 0 ? 0.55 : 1;
+  const double pairs = (double)p->batch * (double)p->heads_q * (double)p->seq_q * (double)p->seq_k * causal;
+  return 1e-6 + bench_work_flops(p, pairs) / typical_rate(kernel) / (threads > 1 ? threads : 1);
+}
+
+static double read_number(const char *path, const char *key) {
+  char line[256];
+  double value = -1;
+  FILE *file = fopen(path, "r");
+  if (!file) return -1;
+  while (value < 0 && fgets(line, sizeof line, file))
+    if (!strncmp(line, key, strlen(key)) && sscanf(line + strlen(key), "%lf", &value) != 1) value = -1;
+  (void)fclose(file);
+  return value;
+}
+
+double bench_memory_available(void) {
+  const double available = read_number("/proc/meminfo", "MemAvailable:") * 1024;
+  const double limit = read_number("/sys/fs/cgroup/memory.max", ""), used = read_number("/sys/fs/cgroup/memory.current", "");
+  const double left = limit > 0 && used >= 0 ? limit - used : INFINITY;
+  return available > 0 && available < left ? available : left;
+}

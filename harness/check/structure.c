@@ -1,0 +1,196 @@
+/* The structural tests that compare bits, and the loop over all of them. */
+#include "check/structure.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "check/structure_private.h"
+
+enum { PICK_SEQUENCE, PICK_ROW, PICK_ROWS, PICK_POISON };
+
+/* ---- Threads --------------------------------------------------------------------------------------------------------- */
+
+/* A pool that does everything itself, last task first, in the name of one worker after the other: what depends on how work is
+ * cut up or shared out shows without a thread being started. (tests/test_bits.c runs real threads.) */
+static void run_backwards(void *pool, int64_t tasks, int workers, attn_task_fn task, void *context) {
+  (void)pool;
+  for (int64_t i = tasks - 1; i >= 0; i--) task(context, i, (int)(i % workers));
+}
+
+/* Runs the whole case again. False: reason says why not. */
+static bool run_case_again(bench_structure *s, const attn_options *options) {
+  attn_plan *plan = NULL;
+  const attn_status status = s->subject->create_plan(s->subject->context, &s->tensors->problem, options, &plan);
+  const size_t bytes = status == ATTN_OK ? attn_plan_workspace(plan) : 0;
+  void *workspace = aligned_alloc(64, bytes ? bytes : 64);
+  const bool ran = status == ATTN_OK && workspace && attn_plan_run(plan, &s->tensors->args, workspace, bytes) == ATTN_OK;
+  if (!ran) snprintf(s->reason, sizeof s->reason, "%s", workspace ? attn_last_error() : "out of memory");
+  free(workspace);
+  attn_plan_destroy(plan);
+  return ran;
+}
+
+static bench_outcome compare_threads(bench_structure *s, const unsigned char *before, unsigned char *after, size_t bytes) {
+  static const int counts[] = {1, 2, 3, 7};
+  for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+    const attn_options options = {.threads = counts[i], .parallel_for = run_backwards};
+    bench_tensors_poison_output(s->tensors, 0xff);
+    if (!run_case_again(s, &options)) return BENCH_CANNOT_RUN;
+    bench_tensors_gather_output(s->tensors, after);
+    if (!memcmp(before, after, bytes)) continue;
+    snprintf(s->reason, sizeof s->reason, "other bits with %d threads that take the tasks backwards", counts[i]);
+    return BENCH_BROKEN;
+  }
+  return BENCH_HOLDS;
+}
+
+/* The case's output stands in its tensors again afterwards, unless the kernel broke its promise. */
+static bench_outcome test_threads(bench_structure *s) {
+  const size_t bytes = bench_tensors_output_bytes(s->tensors);
+  unsigned char *packed = malloc(2 * bytes + 1);
+  if (!packed) return snprintf(s->reason, sizeof s->reason, "out of memory"), BENCH_CANNOT_RUN;
+  bench_tensors_gather_output(s->tensors, packed);
+  const bench_outcome outcome = compare_threads(s, packed, packed + bytes, bytes);
+  free(packed);
+  return outcome;
+}
+
+/* ---- What stands around ---------------------------------------------------------------------------------------------- */
+
+/* Libraries choose their code by the size of a product: a view of another size is held to the limits there. */
+static bench_outcome same_answer(bench_structure *s, const bench_view *view, const char *what) {
+  const attn_problem *whole = &s->tensors->problem;
+  const bool same_size = view->problem.seq_q == whole->seq_q && view->problem.seq_k == whole->seq_k;
+  return s->subject->rows_stand_alone || same_size ? bench_view_same_bits(s, view, what)
+                                                   : bench_view_within_limits(s, view, NULL, false, what);
+}
+
+static bench_outcome test_batch(bench_structure *s) {
+  bench_view view = bench_view_of_sequence(s);
+  bench_outcome outcome = bench_view_run(s, &view);
+  if (outcome == BENCH_HOLDS) outcome = same_answer(s, &view, "as a sequence of its own");
+  bench_view_clear(&view);
+  return outcome;
+}
+
+static bench_outcome test_rows(bench_structure *s) {
+  const int64_t first = bench_structure_pick(s, PICK_ROW, s->seq.len_q);
+  const int64_t count = 1 + bench_structure_pick(s, PICK_ROWS, s->seq.len_q - first);
+  if (count == s->seq.len_q) return BENCH_NOT_APPLICABLE;
+  bench_view view = bench_view_of_sequence(s);
+  bench_view_keep_rows(&view, first, count);
+  bench_outcome outcome = bench_view_run(s, &view);
+  if (outcome == BENCH_HOLDS) outcome = same_answer(s, &view, "without the other rows");
+  bench_view_clear(&view);
+  return outcome;
+}
+
+/* ---- Poison ---------------------------------------------------------------------------------------------------------- */
+
+static void fill_row(void *rows, attn_dtype dtype, int64_t dim, int64_t row, double value) {
+  for (int64_t d = 0; d < dim; d++) bench_store(rows, dtype, row * dim + d, value);
+}
+
+/* K and V of the keys that no row of their head sees. */
+static int64_t poison_keys(bench_view *v, double poison) {
+  const attn_problem *p = &v->problem;
+  const int64_t group = p->heads_q / p->heads_kv;
+  int64_t poisoned = 0;
+  for (int64_t g = 0; g < p->heads_kv; g++)
+    for (int64_t j = 0; j < p->seq_k; j++) {
+      bool seen = false;
+      for (int64_t h = g * group; h < (g + 1) * group && !seen; h++)
+        for (int64_t i = 0; i < p->seq_q && !seen; i++) seen = bench_view_sees(v, h, i, j);
+      if (seen) continue;
+      poisoned++;
+      fill_row((void *)(uintptr_t)v->args.v, p->dtype_kv, p->dim_v, g * p->seq_k + j, poison);
+      if (p->score != ATTN_SCORE_PRECOMPUTED)
+        fill_row((void *)(uintptr_t)v->args.k, p->dtype_kv, p->dim_qk, g * p->seq_k + j, poison);
+    }
+  return poisoned;
+}
+
+/* Bias and scores of the pairs that are masked by something else. Bias comes last: what it is decides what is masked. */
+static int64_t poison_pairs(bench_view *v, float poison) {
+  const attn_problem *p = &v->problem;
+  float *bias = (float *)(uintptr_t)v->args.bias, *scores = (float *)(uintptr_t)v->args.scores;
+  int64_t n = 0, poisoned = 0;
+  if (p->score != ATTN_SCORE_PRECOMPUTED && !attn_uses(p, ATTN_USE_BIAS)) return 0;
+  for (int64_t h = 0; h < p->heads_q; h++)
+    for (int64_t i = 0; i < p->seq_q; i++)
+      for (int64_t j = 0; j < p->seq_k; j++, n++) {
+        const bool masked = !bench_view_sees_but_for_bias(v, h, i, j);
+        if (p->score == ATTN_SCORE_PRECOMPUTED && !bench_view_sees(v, h, i, j)) scores[n] = poison, poisoned++;
+        if (attn_uses(p, ATTN_USE_BIAS) && masked) bias[n] = poison, poisoned++;
+      }
+  return poisoned;
+}
+
+static bench_outcome test_poison(bench_structure *s) {
+  static const float poisons[] = {NAN, INFINITY, -INFINITY, 3e38f};
+  const float poison = poisons[bench_structure_pick(s, PICK_POISON, sizeof poisons / sizeof *poisons)];
+  bench_view view = bench_view_of_sequence(s);
+  int64_t *order = bench_view_allocate(&view, view.problem.seq_k, sizeof *order), poisoned = 0;
+  for (int64_t j = 0; order && j < view.problem.seq_k; j++) order[j] = j;
+  if (order) bench_view_copy_keys(&view, order);
+  if (!view.out_of_memory) poisoned = poison_keys(&view, (double)poison) + poison_pairs(&view, poison);
+  bench_outcome outcome = poisoned || view.out_of_memory ? bench_view_run(s, &view) : BENCH_NOT_APPLICABLE;
+  if (outcome == BENCH_HOLDS) outcome = same_answer(s, &view, "with poison in what it may not see");
+  bench_view_clear(&view);
+  return outcome;
+}
+
+/* ---- All of them ----------------------------------------------------------------------------------------------------- */
+
+#define NAME(name, what)  #name,
+#define CLAIM(name, what) what,
+static const char *const names[] = {BENCH_STRUCTURE_LIST(NAME)};
+static const char *const claims[] = {BENCH_STRUCTURE_LIST(CLAIM)};
+
+const char *bench_structure_name(bench_structure_test test) { return names[test]; }
+const char *bench_structure_claim(bench_structure_test test) { return claims[test]; }
+
+static bench_outcome (*const tests[])(bench_structure *) = {
+    [BENCH_STRUCTURE_threads] = test_threads,
+    [BENCH_STRUCTURE_batch] = test_batch,
+    [BENCH_STRUCTURE_rows] = test_rows,
+    [BENCH_STRUCTURE_poison] = test_poison,
+    [BENCH_STRUCTURE_neighbours] = bench_structure_neighbours,
+    [BENCH_STRUCTURE_probe] = bench_structure_probe,
+    [BENCH_STRUCTURE_convex] = bench_structure_convex,
+    [BENCH_STRUCTURE_permutation] = bench_structure_permutation,
+    [BENCH_STRUCTURE_heads] = bench_structure_heads,
+    [BENCH_STRUCTURE_partition] = bench_structure_partition,
+};
+
+/* A sequence with queries and keys, by seed; false if the case has none. */
+static bool choose_sequence(bench_structure *s) {
+  const attn_problem *p = &s->tensors->problem;
+  if (p->batch == 0) return false;
+  const int64_t start = bench_structure_pick(s, PICK_SEQUENCE, p->batch);
+  for (int64_t n = 0; n < p->batch; n++) {
+    s->seq = attn_sequence_of(p, &s->tensors->args, (start + n) % p->batch);
+    if (s->seq.len_q > 0 && s->seq.len_k > 0) return true;
+  }
+  return false;
+}
+
+bench_verdict bench_structure_check(const bench_subject *subject, bench_tensors *tensors, const bench_expected *expected,
+                                    uint64_t seed, unsigned set, unsigned *ran) {
+  bench_structure s = {.subject = subject, .tensors = tensors, .expected = expected, .seed = seed};
+  bench_verdict verdict = {.status = BENCH_PASS};
+  *ran = 0;
+  if (!choose_sequence(&s)) return verdict;
+  for (int test = 0; test < BENCH_STRUCTURE_TESTS && verdict.status == BENCH_PASS; test++) {
+    if (!(set >> test & 1)) continue;
+    const bench_outcome outcome = tests[test](&s);
+    if (outcome != BENCH_NOT_APPLICABLE) *ran |= 1u << test;
+    if (outcome == BENCH_BROKEN || outcome == BENCH_CANNOT_RUN) {
+      verdict.status = outcome == BENCH_BROKEN ? BENCH_FAIL : BENCH_ERROR;
+      snprintf(verdict.reason, sizeof verdict.reason, "structural test '%s': %s", names[test], s.reason);
+    }
+  }
+  return verdict;
+}

@@ -1,0 +1,82 @@
+/* What structure.c (the tests of bits), structure_limits.c (those within limits) and structure_view.c share. */
+#ifndef BENCH_STRUCTURE_PRIVATE_H
+#define BENCH_STRUCTURE_PRIVATE_H
+
+#include "check/check_private.h"
+#include "data/generate.h"
+#include "kernels/common/rows.h"
+#include "check/structure.h"
+
+typedef enum bench_outcome { BENCH_HOLDS, BENCH_BROKEN, BENCH_NOT_APPLICABLE, BENCH_CANNOT_RUN } bench_outcome;
+
+/* One case and the sequence of it that the tests look at. */
+typedef struct bench_structure {
+  const bench_subject *subject;
+  bench_tensors *tensors;
+  const bench_expected *expected;
+  uint64_t seed;
+  attn_sequence seq; /* has queries and keys */
+  char reason[320];  /* of BROKEN and CANNOT_RUN */
+} bench_structure;
+
+/* A problem of its own on part of the case's data: one sequence or less, batch 1, not packed, with LSE. Outputs are dense and
+ * its own; so are the inputs that bench_view_copy_... replaced. */
+typedef struct bench_view {
+  attn_problem problem;
+  attn_args args;
+  int32_t offset;    /* where query 0 stands among its keys */
+  int64_t head, row; /* of the sequence: those of the view's head 0 and row 0 */
+  void *owned[12];
+  int owned_count;
+  bool out_of_memory;
+} bench_view;
+
+/* The structure's sequence, whole. */
+bench_view bench_view_of_sequence(const bench_structure *s);
+void bench_view_clear(bench_view *view);
+
+/* Less of it: one KV head with its query heads; rows first .. first + count - 1; every step-th key from first on, below end
+ * (a step above 1 only where keys have no positions). */
+void bench_view_keep_kv_head(bench_view *view, int64_t kv_head);
+void bench_view_keep_rows(bench_view *view, int64_t first, int64_t count);
+void bench_view_keep_keys(bench_view *view, int64_t first, int64_t end, int64_t step);
+
+/* True if some mask, length or penalty depends on where a key stands, so that keys cannot change places. */
+bool bench_view_is_positional(const bench_view *view);
+
+/* Replaces K, V, bias, mask and scores by dense copies that may be written; key j of the copy is key order[j]. */
+void bench_view_copy_keys(bench_view *view, const int64_t *order);
+
+/* Zeroed memory that is freed with the view; NULL and out_of_memory if there is none. */
+void *bench_view_allocate(bench_view *view, int64_t count, size_t bytes);
+
+/* Says by a bool mask what windows and lengths of rows say, so that keys may change places (ALiBi stays). */
+void bench_view_forget_positions(bench_view *view);
+
+/* May row i of head h see key j? */
+bool bench_view_sees(const bench_view *view, int64_t h, int64_t i, int64_t j);
+bool bench_view_sees_but_for_bias(const bench_view *view, int64_t h, int64_t i, int64_t j);
+
+/* Runs the kernel on the view: HOLDS, NOT_APPLICABLE if it refuses the problem, CANNOT_RUN with a reason. */
+bench_outcome bench_view_run(bench_structure *s, bench_view *view);
+
+/* The same bits as the case's output in the view's heads and rows? BROKEN names the first difference: "with <what>". */
+bench_outcome bench_view_same_bits(bench_structure *s, const bench_view *view, const char *what);
+
+/* The same answer as the case's output, within the limits? leave_out: NULL or one byte per [head][row]. With `merged`, the
+ * limits have room for weights that went through rounded LSEs. BROKEN names the first value beyond them. */
+bench_outcome bench_view_within_limits(bench_structure *s, const bench_view *view, const unsigned char *leave_out,
+                                       bool merged, const char *what);
+
+/* A seeded choice, the same at every call with the same `use`: 0 .. count - 1. */
+int64_t bench_structure_pick(const bench_structure *s, int use, int64_t count);
+
+/* structure_limits.c */
+bench_outcome bench_structure_neighbours(bench_structure *s);
+bench_outcome bench_structure_probe(bench_structure *s);
+bench_outcome bench_structure_convex(bench_structure *s);
+bench_outcome bench_structure_permutation(bench_structure *s);
+bench_outcome bench_structure_heads(bench_structure *s);
+bench_outcome bench_structure_partition(bench_structure *s);
+
+#endif

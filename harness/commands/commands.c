@@ -1,0 +1,80 @@
+/* The table of sub-commands and `attnbench help`. */
+#include "commands/commands.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "attn/attn.h"
+#include "base/cli.h"
+
+typedef struct command {
+  const char *name;
+  int (*main)(int argc, char **argv);
+  const char *summary;
+} command;
+
+static const command commands[] = {
+    {"run", bench_run_main, "check kernels, then time them: table, CSV, JSON (the default, with preset quick)"},
+    {"check", bench_check_main, "check only: any kernels on any cases, or a whole suite"},
+    {"eval", bench_eval_main, "run kernels on your own tensors in .npy files, checked and on request timed"},
+    {"list", bench_list_main, "kernels, presets, axes, cases"},
+    {"explain", bench_explain_main, "for one problem: the kernel that is chosen, and why others are refused"},
+    {"peak", bench_peak_main, "what this CPU could do: multiply-add rate per tier, read bandwidth per cache"},
+    {"env", bench_env_main, "what this machine is, and what on it disturbs measuring"},
+};
+enum { COMMANDS = sizeof commands / sizeof *commands };
+
+static void print_help(void) {
+  printf("attnbench %s: attention kernels for CPUs, validated and timed\n\nattnbench [COMMAND] [options]\n\n",
+         attn_version());
+  for (int i = 0; i < COMMANDS; i++) printf("  %-9s %s\n", commands[i].name, commands[i].summary);
+  printf(
+      "\nattnbench COMMAND --help lists its options. Try:\n\n"
+      "    attnbench                                          a short benchmark, about two minutes\n"
+      "    attnbench run -a seq=128:4096:*2 -a causal=none,bottom-right -o results\n"
+      "    attnbench run --preset decode --kernel 'flash_*'\n"
+      "    attnbench check --suite edge\n"
+      "    attnbench explain -a seq_q=1 -a seq_k=4096 -a dtype=bf16\n");
+}
+
+static int unknown_command(const char *word) {
+  const char *names[COMMANDS + 2];
+  for (int i = 0; i < COMMANDS; i++) names[i] = commands[i].name;
+  names[COMMANDS] = "help";
+  names[COMMANDS + 1] = NULL;
+  const char *near = cli_nearest(word, names);
+  fprintf(stderr, "attnbench: unknown command '%s'; %s%s\n", word, near ? "did you mean " : "see attnbench help",
+          near ? near : "");
+  return BENCH_EXIT_USAGE;
+}
+
+static int not_yet(const char *word) {
+  fprintf(stderr, "attnbench: this version (%s) does not have '%s'\n", attn_version(), word);
+  return BENCH_EXIT_USAGE;
+}
+
+int bench_main(int argc, char **argv) {
+  static char run[] = "run";
+  char *just_run[] = {run, NULL};
+  if (argc < 2) return bench_run_main(1, just_run);
+  const char *word = argv[1];
+  if (!strcmp(word, "help") && argc > 2) {
+    char help[] = "--help", *with_help[] = {argv[2], help, NULL};
+    for (int i = 0; i < COMMANDS; i++)
+      if (!strcmp(argv[2], commands[i].name)) return commands[i].main(2, with_help);
+    return unknown_command(argv[2]);
+  }
+  if (!strcmp(word, "help") || !strcmp(word, "--help") || !strcmp(word, "-h")) {
+    print_help();
+    return BENCH_EXIT_OK;
+  }
+  if (!strcmp(word, "--version")) {
+    printf("attnbench %s\n", attn_version());
+    return BENCH_EXIT_OK;
+  }
+  if (!strcmp(word, "tune") || !strcmp(word, "compare")) return not_yet(word);
+  for (int i = 0; i < COMMANDS; i++)
+    if (!strcmp(word, commands[i].name)) return commands[i].main(argc - 1, argv + 1);
+  if (word[0] == '-') return bench_run_main(argc, argv); /* attnbench --kernel ... is attnbench run --kernel ... */
+  return unknown_command(word);
+}

@@ -1,0 +1,93 @@
+/* attnbench env: the audit of machine, build and noise, and where threads would be kept. */
+#include <errno.h>
+#include <string.h>
+
+#include "machine/affinity.h"
+#include "base/cli.h"
+#include "commands/commands.h"
+#include "machine/cpu_syntax.h"
+#include "machine/environment.h"
+
+static const char epilogue[] =
+    "Exit code 4 if --strict was given and a fact is BAD. 'unknown' means that this system does not say:\n"
+    "nothing is guessed. With HWLOC_SYNTHETIC set (\"pack:2 numa:1 core:8 pu:2\"), --cpus and --threads\n"
+    "show what they would choose on such a machine.\n";
+
+/* Where threads would be kept. */
+typedef struct placing {
+  const char *cpus;
+  int64_t threads;
+  cpu_set_t set;
+} placing;
+
+/* False after an error, said on stderr. */
+static bool write_file(const bench_environment *environment, const char *path) {
+  bool to_stdout = strcmp(path, "-") == 0;
+  FILE *file = to_stdout ? stdout : fopen(path, "w");
+  if (file) bench_environment_write_json(environment, file);
+  bool failed = !file || ferror(file);
+  if (file && !to_stdout) failed = fclose(file) || failed;
+  if (failed) fprintf(stderr, "attnbench env: cannot write '%s': %s\n", path, strerror(errno));
+  return !failed;
+}
+
+/* Returns 0 or an exit code. */
+static int choose_cpus(placing *p) {
+  char error[600];
+  const bench_topology *topology = bench_topology_get();
+  cpu_set_t allowed = topology->cpus;
+  if (p->threads < 0 || p->threads > CPU_SETSIZE)
+    return cli_usage_error("env", "--threads is %lld; 1 to %d is right", (long long)p->threads, CPU_SETSIZE);
+  if (topology->here && sched_getaffinity(0, sizeof allowed, &allowed)) allowed = topology->cpus;
+  p->set = allowed;
+  if (p->cpus && !bench_cpus_read(p->cpus, topology, &allowed, &p->set, error, sizeof error))
+    return cli_usage_error("env", "--cpus '%s': %s", p->cpus, error);
+  if (p->cpus && !p->threads) p->threads = CPU_COUNT(&p->set);
+  return 0;
+}
+
+/* One line per thread. */
+static void print_threads(const placing *p) {
+  const bench_topology *t = bench_topology_get();
+  int cpu[CPU_SETSIZE];
+  const int wanted = (int)p->threads, placed = bench_place_threads(t, &p->set, -1, cpu, wanted);
+  printf("\n%-8s %6s %6s %6s %8s\n", "thread", "CPU", "core", "node", "package");
+  for (int i = 0; i < placed; i++)
+    printf("%-8d %6d %6d %6d %8d\n", i, cpu[i], t->core[cpu[i]], t->node[cpu[i]], t->package[cpu[i]]);
+  if (placed < wanted)
+    printf("%d threads have no CPU of their own: none of the %d would be bound\n", wanted - placed, wanted);
+}
+
+int bench_env_main(int argc, char **argv) {
+  const char *json = NULL;
+  bool strict = false;
+  placing where = {.cpus = NULL};
+  const cli_option options[] = {
+      {CLI_STRING, 0, "json", "FILE", "write the facts as JSON instead of the table; - is stdout", &json},
+      {CLI_FLAG, 0, "strict", NULL, "exit with 4 if the machine is unfit to measure: any fact is BAD", &strict},
+      CLI_HEADING("Where threads would be kept (nothing is bound)"),
+      {CLI_STRING, 0, "cpus", "LIST", BENCH_CPUS_HELP, &where.cpus},
+      {CLI_INT, 't', "threads", "N", "so many threads (default: one for each CPU of --cpus, or for each core)",
+       &where.threads},
+      CLI_END,
+  };
+  const cli_command command = {.name = "env",
+                               .usage = "[options]",
+                               .summary =
+                                   "Says what this machine and this build are, what disturbs measurements here, and "
+                                   "which command would mend it.",
+                               .options = options,
+                               .epilogue = epilogue};
+  int exit_code;
+  if (!cli_parse(&command, argc, argv, &exit_code)) return exit_code;
+  exit_code = choose_cpus(&where);
+  if (exit_code) return exit_code;
+
+  static bench_environment environment;
+  bench_environment_read(&environment, argc, argv, 0);
+  bench_environment_set_binding(&environment, &where.set, (int)where.threads);
+  if (json && !write_file(&environment, json)) return BENCH_EXIT_INTERNAL;
+  if (!json) bench_environment_print(&environment, stdout);
+  if (!json && where.threads) print_threads(&where);
+  return strict && bench_environment_worst(&environment) == BENCH_BAD ? BENCH_EXIT_UNFIT : BENCH_EXIT_OK;
+}

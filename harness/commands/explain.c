@@ -1,0 +1,59 @@
+/* attnbench explain: which kernel the library chooses for a problem, and why each other was refused. */
+#include <stdio.h>
+#include <string.h>
+
+#include "commands/commands.h"
+#include "commands/options.h"
+#include "report/table.h"
+
+static const char *rejection(const bench_planned *planned, const attn_kernel_info *kernel) {
+  return planned->invalid[0] ? planned->invalid : attn_kernel_rejects(kernel, &planned->bench.problem);
+}
+
+static void print_plan(const bench_planned *planned) {
+  const attn_options options = {.threads = planned->bench.threads};
+  attn_plan *plan;
+  if (attn_plan_create(&planned->bench.problem, &options, &plan) != ATTN_OK) {
+    printf("no plan: %s\n", attn_last_error());
+    return;
+  }
+  printf("%s\n", attn_plan_describe(plan));
+  attn_plan_destroy(plan);
+}
+
+static void explain_case(const bench_planned *planned) {
+  printf("%s\n\n", planned->bench.case_id);
+  if (planned->invalid[0])
+    printf("%s\n", planned->invalid);
+  else
+    print_plan(planned);
+  printf("\n%-18s %s\n", "kernel", "takes it?");
+  for (int i = 0; i < attn_kernel_count(); i++) {
+    const attn_kernel_info *kernel = attn_kernel_get(i);
+    const char *reason = rejection(planned, kernel);
+    printf("%-18s %s", kernel->name, reason ? "no: " : "yes\n");
+    if (reason) bench_print_wrapped(stdout, reason, 23);
+  }
+  const char *name, *reason;
+  for (int i = 0; (name = attn_kernel_not_built(i, &reason)); i++) printf("%-18s no: not built: %s\n", name, reason);
+  putchar('\n');
+}
+
+int bench_explain_main(int argc, char **argv) {
+  bench_options o = {.command = "explain", .seed = 1};
+  const cli_option options[] = {BENCH_CASE_OPTIONS(&o), CLI_END};
+  const cli_command command = {.name = "explain",
+                               .usage = "[-a AXIS=VALUE]...",
+                               .summary =
+                                   "Says which kernel the library chooses for a problem and with which plan, and for every "
+                                   "other kernel whether it could have taken it or why not.",
+                               .options = options};
+  bench_case_list cases = {0};
+  int code;
+  if (!cli_parse(&command, argc, argv, &code)) return code;
+  code = bench_check_overrides(o.command);
+  if (!code) code = bench_options_cases(&o, &cases);
+  for (int i = 0; i < cases.count && !code; i++) explain_case(&cases.item[i]);
+  bench_cases_clear(&cases);
+  return code;
+}

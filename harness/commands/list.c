@@ -1,0 +1,108 @@
+/* attnbench list: kernels, presets, axes, cases. */
+#include <stdio.h>
+#include <string.h>
+
+#include "commands/commands.h"
+#include "goals/goals.h"
+#include "commands/options.h"
+#include "cases/presets.h"
+#include "report/table.h"
+
+static int list_kernels(bench_options *options) {
+  (void)options;
+  printf("%-18s %-9s %-11s %s\n", "kernel", "algorithm", "tier", "what it is, or why it cannot run here");
+  for (int i = 0; i < attn_kernel_count(); i++) {
+    const attn_kernel_info *kernel = attn_kernel_get(i);
+    const char *reason = attn_kernel_unusable(kernel);
+    printf("%-18s %-9s %-11s ", kernel->name, kernel->algorithm, kernel->isa);
+    if (reason)
+      printf("UNUSABLE: %s\n", reason);
+    else
+      bench_print_wrapped(stdout, kernel->summary, 41);
+  }
+  const char *name, *reason;
+  for (int i = 0; (name = attn_kernel_not_built(i, &reason)); i++) printf("%-40s NOT BUILT: %s\n", name, reason);
+  printf("\nthis CPU and its system allow: %s\n", attn_cpu_tiers());
+  return BENCH_EXIT_OK;
+}
+
+static int list_axes(bench_options *options) {
+  (void)options;
+  printf("-a AXIS=VALUES: commas separate values; FIRST:LAST:+STEP and FIRST:LAST:*FACTOR are ranges.\n\n");
+  printf("%-10s %-10s %s\n", "axis", "default", "values");
+  for (int i = 0; i < AXIS_COUNT; i++) {
+    const bench_axis_info *axis = bench_axis_get((bench_axis)i);
+    printf("%-10s %-10s %s\n", axis->name, axis->fallback[0] ? axis->fallback : "-", axis->help);
+    if (axis->kind != AXIS_IS_WORD) continue;
+    printf("%-21s ", "");
+    for (int w = 0; axis->words[w]; w++) printf("%s%s", w ? ", " : "", axis->words[w]);
+    putchar('\n');
+  }
+  printf("%-10s %-10s %s\n", "kernel", "all", "the same as --kernel");
+  return BENCH_EXIT_OK;
+}
+
+static int list_presets(bench_options *options) {
+  char summary[200];
+  for (const bench_preset *preset = bench_presets; preset->name; preset++) {
+    bench_case_list cases = {0};
+    const bench_options chosen = {
+        .command = options->command, .seed = options->seed, .presets = {.item = {preset->name}, .count = 1}};
+    const int code = bench_options_cases(&chosen, &cases);
+    if (code) return code;
+    bench_preset_summary(preset, summary, sizeof summary);
+    printf("%-12s %5d cases  ", preset->name, cases.count);
+    bench_print_wrapped(stdout, summary, 26);
+    bench_cases_clear(&cases);
+  }
+  printf("\nattnbench list preset NAME prints its text; attnbench list cases --preset NAME its cases.\n");
+  return BENCH_EXIT_OK;
+}
+
+static int list_cases(bench_options *options) {
+  bench_case_list cases = {0};
+  const int code = bench_options_cases(options, &cases);
+  for (int i = 0; i < cases.count && !code; i++)
+    printf("%s%s%s\n", cases.item[i].bench.case_id, cases.item[i].invalid[0] ? "  SKIP: " : "", cases.item[i].invalid);
+  bench_cases_clear(&cases);
+  return code;
+}
+
+static int print_preset(const char *name) {
+  const bench_preset *preset = bench_preset_find(name);
+  if (preset) {
+    fputs(preset->text, stdout);
+    if (bench_goals_find(name)) printf("\n%s", bench_goals_find(name));
+    return BENCH_EXIT_OK;
+  }
+  const char *near = bench_preset_nearest(name);
+  return cli_usage_error("list", "unknown preset '%s'; %s%s", name, near ? "did you mean " : "see attnbench list presets",
+                         near ? near : "");
+}
+
+int bench_list_main(int argc, char **argv) {
+  static const struct {
+    const char *name;
+    int (*list)(bench_options *);
+  } subjects[] = {{"kernels", list_kernels}, {"presets", list_presets}, {"axes", list_axes}, {"cases", list_cases}};
+  static const char *const names[] = {"kernels", "presets", "preset", "axes", "cases", NULL};
+  bench_options o = {.command = "list", .seed = 1, .default_preset = "quick"};
+  cli_list words = {.count = 0};
+  const cli_option options[] = {BENCH_CASE_OPTIONS(&o), CLI_END};
+  const cli_command command = {.name = "list",
+                               .usage = "kernels | presets | preset NAME | axes | cases [options]",
+                               .summary =
+                                   "Prints what there is. The options matter to `cases` only, which lists the case_ids that "
+                                   "the same options would make `run` run.",
+                               .options = options,
+                               .positionals = &words};
+  int code;
+  if (!cli_parse(&command, argc, argv, &code)) return code;
+  if (words.count == 2 && !strcmp(words.item[0], "preset")) return print_preset(words.item[1]);
+  if (words.count != 1) return cli_usage_error("list", "say what: kernels, presets, preset NAME, axes or cases");
+  for (size_t i = 0; i < sizeof subjects / sizeof *subjects; i++)
+    if (!strcmp(words.item[0], subjects[i].name)) return subjects[i].list(&o);
+  const char *near = cli_nearest(words.item[0], names);
+  return cli_usage_error("list", "unknown subject '%s'; %s%s", words.item[0],
+                         near ? "did you mean " : "there are kernels, presets, preset NAME, axes, cases", near ? near : "");
+}

@@ -1,0 +1,140 @@
+/* From options to cases and kernels. */
+#include "commands/options.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cases/presets.h"
+
+enum { SENTENCE = 400, WORD = 64 };
+
+/* ---- Cases --------------------------------------------------------------------------------------------------------- */
+
+static int add_preset(const char *command, const char *name, bench_grids *grids) {
+  char error[SENTENCE];
+  const bench_preset *preset = bench_preset_find(name);
+  if (!preset) {
+    const char *near = bench_preset_nearest(name);
+    if (near) return cli_usage_error(command, "unknown preset '%s'; did you mean %s?", name, near);
+    return cli_usage_error(command, "unknown preset '%s'; see attnbench list presets", name);
+  }
+  if (bench_preset_read(preset->text, grids, error, sizeof error)) return 0;
+  return cli_usage_error(command, "preset %s: %s", name, error);
+}
+
+static int add_presets(const bench_options *options, bench_grids *grids) {
+  int code = 0;
+  for (int i = 0; i < options->presets.count && !code; i++)
+    for (const char *text = options->presets.item[i]; *text && !code;) {
+      char name[WORD];
+      const size_t length = strcspn(text, ",");
+      snprintf(name, sizeof name, "%.*s", (int)length, text);
+      code = add_preset(options->command, name, grids);
+      text += length + (text[length] == ',');
+    }
+  return code;
+}
+
+/* Options replace the axes of every grid. */
+static int set_axes(const bench_options *options, bench_grids *grids) {
+  char error[SENTENCE], threads[WORD];
+  const char *values;
+  for (int g = 0; g < grids->count; g++) {
+    for (int i = 0; i < options->axes.count; i++)
+      if (!bench_axis_is(options->axes.item[i], "kernel", &values) &&
+          !bench_grid_set(&grids->grid[g], options->axes.item[i], error, sizeof error))
+        return cli_usage_error(options->command, "%s", error);
+    snprintf(threads, sizeof threads, "threads=%s", options->threads ? options->threads : "");
+    if (options->threads && !bench_grid_set(&grids->grid[g], threads, error, sizeof error))
+      return cli_usage_error(options->command, "%s", error);
+  }
+  return 0;
+}
+
+static bool has_axes(const bench_options *options) {
+  const char *values;
+  for (int i = 0; i < options->axes.count; i++)
+    if (!bench_axis_is(options->axes.item[i], "kernel", &values)) return true;
+  return false;
+}
+
+static int make_grids(const bench_options *options, bench_grids *grids) {
+  int code = add_presets(options, grids);
+  if (code) return code;
+  const bool nothing_asked = !grids->count && !has_axes(options) && !options->case_ids.count;
+  if (nothing_asked && options->default_preset)
+    code = add_preset(options->command, options->default_preset, grids);
+  else if (!grids->count && !options->case_ids.count)
+    grids->grid[grids->count++] = (bench_grid){0};
+  return code ? code : set_axes(options, grids);
+}
+
+static int add_case_ids(const bench_options *options, bench_case_list *list) {
+  char error[SENTENCE];
+  bench_spec spec;
+  bench_planned planned;
+  for (int i = 0; i < options->case_ids.count; i++) {
+    if (!bench_spec_from_id(options->case_ids.item[i], &spec, error, sizeof error))
+      return cli_usage_error(options->command, "--case '%s': %s", options->case_ids.item[i], error);
+    bench_case_build(&spec, (uint64_t)options->seed, &planned);
+    if (!bench_cases_append(list, &planned)) return BENCH_EXIT_INTERNAL;
+  }
+  return 0;
+}
+
+/* Keeps a seeded selection of `most` cases in their order. */
+static void thin_out(bench_case_list *list, int64_t most, uint64_t seed) {
+  int kept = 0;
+  for (int i = 0; i < list->count; i++) {
+    const uint64_t left = (uint64_t)(list->count - i), wanted = (uint64_t)(most - kept);
+    if (bench_random(&seed) % left < wanted) list->item[kept++] = list->item[i];
+  }
+  list->count = kept;
+}
+
+int bench_options_cases(const bench_options *options, bench_case_list *list) {
+  char error[SENTENCE];
+  bench_grids grids = {.count = 0};
+  if (options->cases < 0)
+    return cli_usage_error(options->command, "--cases %lld: should be at least 1", (long long)options->cases);
+  int code = make_grids(options, &grids);
+  if (!code) code = add_case_ids(options, list);
+  for (int g = 0; g < grids.count && !code; g++)
+    if (!bench_cases_add(list, &grids.grid[g], (uint64_t)options->seed, error, sizeof error))
+      code = cli_usage_error(options->command, "%s", error);
+  bench_grids_clear(&grids);
+  if (!code && options->cases && options->cases < list->count) thin_out(list, options->cases, (uint64_t)options->seed);
+  return code;
+}
+
+/* ---- Kernels ------------------------------------------------------------------------------------------------------- */
+
+static bool is_tier(const char *name) {
+  for (int i = 0; bench_tier_names[i]; i++)
+    if (!strcmp(name, bench_tier_names[i])) return true;
+  return false;
+}
+
+static int say_no_tier(const char *command, const char *what, const char *value) {
+  char tiers[200] = "";
+  const char *near = cli_nearest(value, bench_tier_names);
+  for (int i = 0; bench_tier_names[i]; i++)
+    snprintf(tiers + strlen(tiers), sizeof tiers - strlen(tiers), "%s%s", i ? ", " : "", bench_tier_names[i]);
+  return cli_usage_error(command, "%s '%s' should be one of %s%s%s", what, value, tiers, near ? "; did you mean " : "",
+                         near ? near : "");
+}
+
+int bench_check_overrides(const char *command) {
+  const char *cap = getenv("ATTN_MAX_ISA");
+  return !cap || !cap[0] || is_tier(cap) ? 0 : say_no_tier(command, "the environment's ATTN_MAX_ISA", cap);
+}
+
+int bench_options_kernels(bench_options *options, bench_selection *selection) {
+  const char *values;
+  for (int i = 0; i < options->axes.count; i++)
+    if (bench_axis_is(options->axes.item[i], "kernel", &values) && options->filter.kernels.count < CLI_LIST_MAX)
+      options->filter.kernels.item[options->filter.kernels.count++] = values;
+  if (options->require && !is_tier(options->require)) return say_no_tier(options->command, "--require", options->require);
+  return bench_select(&options->filter, options->command, selection);
+}

@@ -1,0 +1,163 @@
+/* attnbench peak: what this machine can do at most. The peak loop of every tier and dtype, and the read bandwidth of
+ * every cache level and of memory, on one core and on all. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "machine/affinity.h"
+#include "attn/attn.h"
+#include "timing/bandwidth.h"
+#include "cases/cases.h"
+#include "base/cli.h"
+#include "commands/commands.h"
+#include "machine/emulation.h"
+#include "machine/environment.h"
+#include "timing/peak_rate.h"
+#include "timing/stats.h"
+
+enum { SLICES = 21, MOST_ROWS = 64 };
+
+static const double SLICE_NS = 2e6;
+
+/* One measured ceiling. */
+typedef struct ceiling {
+  char kind[8];    /* "compute" or "read" */
+  char name[24];   /* tier, or "L1", "memory" */
+  char dtype[8];   /* of the inputs; "" for reads */
+  char what[48];   /* "fma, 512 bit", or "32 KiB per core" */
+  char unit[8];    /* "Gflop/s" or "GB/s" */
+  double one, all; /* one core; all cores together. 0 = not measured */
+} ceiling;
+
+typedef struct ceilings {
+  ceiling row[MOST_ROWS];
+  int count;
+  int threads;
+} ceilings;
+
+/* ---- Measuring ----------------------------------------------------------------------------------------------------- */
+
+/* Median over the slices, of all `threads` together. */
+static double compute_rate(const attn_peak_loop *loop, int threads) {
+  double rate[SLICES];
+  bench_peak_slice slice = bench_peak_prepare(loop, threads, SLICE_NS);
+  for (int i = 0; i < SLICES; i++) rate[i] = bench_peak_rate(&slice) * threads;
+  return bench_median(rate, SLICES);
+}
+
+static void measure_compute(ceilings *c) {
+  const attn_peak_loop *loop;
+  for (int i = 0; (loop = attn_peak_get(i)) && c->count < MOST_ROWS; i++) {
+    if (!bench_tier_usable(loop->isa)) continue;
+    ceiling *row = &c->row[c->count++];
+    *row = (ceiling){.kind = "compute", .unit = "Gflop/s", .one = compute_rate(loop, 1) / 1e9};
+    snprintf(row->name, sizeof row->name, "%s", loop->isa);
+    snprintf(row->dtype, sizeof row->dtype, "%s", loop->dtype);
+    snprintf(row->what, sizeof row->what, "%s", loop->what);
+    row->all = c->threads > 1 ? compute_rate(loop, c->threads) / 1e9 : row->one;
+  }
+}
+
+/* bytes: what each core reads. */
+static void measure_read(ceilings *c, const char *name, size_t bytes, const char *note) {
+  if (c->count == MOST_ROWS) return;
+  ceiling *row = &c->row[c->count++];
+  *row = (ceiling){.kind = "read", .unit = "GB/s", .one = bench_read_bandwidth(bytes, 1) / 1e9};
+  snprintf(row->name, sizeof row->name, "%s", name);
+  snprintf(row->what, sizeof row->what, "%zu KiB per core%s", bytes / 1024, note);
+  row->all = c->threads > 1 ? bench_read_bandwidth(bytes, c->threads) / 1e9 : row->one;
+}
+
+/* Half of a private cache, so that nothing else in it gets in the way; of the last level, shared by all cores, half of a
+ * core's share, but at least twice the level before, or it would be that level which is measured. */
+static void measure_reads(ceilings *c) {
+  size_t l1 = (size_t)bench_cache_bytes(1), l2 = (size_t)bench_cache_bytes(2), l3 = (size_t)bench_cache_bytes(3);
+  if (l1) measure_read(c, "L1", l1 / 2, "");
+  if (l2) measure_read(c, "L2", l2 / 2, "");
+  size_t l3_share = l3 / 2 / (size_t)c->threads;
+  if (l3) measure_read(c, "L3", l3_share > 2 * l2 ? l3_share : 2 * l2, "");
+
+  size_t last = l3 ? l3 : l2 ? l2 : (size_t)32 << 20, most = (size_t)1 << 30;
+  size_t beyond = 4 * last < most ? 4 * last : most;
+  measure_read(c, "memory", beyond, beyond < 2 * last ? ", may be cached" : "");
+}
+
+/* ---- Output ---------------------------------------------------------------------------------------------------------- */
+
+static void print_table(const ceilings *c) {
+  printf("%-8s %-12s %-6s %-30s %12s %12s  %s\n", "kind", "name", "dtype", "what", "one core", "all cores", "unit");
+  for (const ceiling *row = c->row; row < c->row + c->count; row++)
+    printf("%-8s %-12s %-6s %-30s %12.1f %12.1f  %s\n", row->kind, row->name, row->dtype, row->what, row->one, row->all,
+           row->unit);
+  printf("\nall cores: %d threads at once. Reads use the widest loads of this CPU.\n", c->threads);
+}
+
+static void write_csv(const ceilings *c, FILE *file) {
+  fprintf(file, "kind,name,dtype,what,threads,one_core,all_cores,unit\n");
+  for (const ceiling *row = c->row; row < c->row + c->count; row++)
+    fprintf(file, "%s,%s,%s,\"%s\",%d,%.6g,%.6g,%s\n", row->kind, row->name, row->dtype, row->what, c->threads, row->one,
+            row->all, row->unit);
+}
+
+static void write_json(const ceilings *c, FILE *file) {
+  fprintf(file, "{\"threads\": %d,\n \"ceilings\": [", c->threads);
+  for (const ceiling *row = c->row; row < c->row + c->count; row++)
+    fprintf(file,
+            "%s\n  {\"kind\": \"%s\", \"name\": \"%s\", \"dtype\": \"%s\", \"what\": \"%s\", \"one_core\": %.6g, "
+            "\"all_cores\": %.6g, \"unit\": \"%s\"}",
+            row == c->row ? "" : ",", row->kind, row->name, row->dtype, row->what, row->one, row->all, row->unit);
+  fprintf(file, "\n]}\n");
+}
+
+/* False after an error, said on stderr. No path: nothing to do. */
+static bool write_file(const char *path, const ceilings *c, void (*write)(const ceilings *, FILE *)) {
+  if (!path) return true;
+  bool to_stdout = strcmp(path, "-") == 0;
+  FILE *file = to_stdout ? stdout : fopen(path, "w");
+  if (file) write(c, file);
+  bool failed = !file || ferror(file);
+  if (file && !to_stdout) failed = fclose(file) || failed;
+  if (failed) fprintf(stderr, "attnbench peak: cannot write '%s': %s\n", path, strerror(errno));
+  return !failed;
+}
+
+int bench_peak_main(int argc, char **argv) {
+  const char *csv = NULL, *json = NULL;
+  const char *cpus = NULL;
+  int64_t threads = INT64_MIN; /* not given */
+  const cli_option options[] = {
+      {CLI_STRING, 0, "csv", "FILE", "write the table as CSV; - is stdout and replaces the table", &csv},
+      {CLI_STRING, 0, "json", "FILE", "write the table as JSON; - is stdout and replaces the table", &json},
+      {CLI_INT, 0, "threads", "N", "what \"all cores\" means (default: every CPU this process may use)", &threads},
+      {CLI_STRING, 0, "cpus", "LIST", BENCH_CPUS_HELP, &cpus},
+      CLI_END,
+  };
+  const cli_command command = {.name = "peak",
+                               .usage = "[options]",
+                               .summary =
+                                   "Measures what this machine can do at most: multiply-adds per tier and dtype, and "
+                                   "read bandwidth per cache level and of memory, on one core and on all.",
+                               .options = options};
+  int exit_code;
+  if (!cli_parse(&command, argc, argv, &exit_code)) return exit_code;
+  if (bench_refuses_to_time("peak")) return BENCH_EXIT_UNFIT;
+  if (cpus && (exit_code = bench_pin_cpus("peak", cpus)) != 0) return exit_code;
+  if (threads == INT64_MIN) threads = bench_cpu_count();
+  if (threads < 1 || threads > 4096)
+    return cli_usage_error("peak", "--threads is %lld; 1 to 4096 is right", (long long)threads);
+
+  static ceilings all;
+#ifdef _OPENMP
+  all.threads = (int)threads;
+#else
+  all.threads = 1;
+#endif
+  const bool held = bench_threads_hold(all.threads);
+  measure_compute(&all);
+  measure_reads(&all);
+  if (held) bench_threads_release();
+  bool table = !(csv && !strcmp(csv, "-")) && !(json && !strcmp(json, "-"));
+  if (table) print_table(&all);
+  bool csv_written = write_file(csv, &all, write_csv), json_written = write_file(json, &all, write_json);
+  return csv_written && json_written ? BENCH_EXIT_OK : BENCH_EXIT_INTERNAL;
+}

@@ -1,0 +1,65 @@
+/* Counter-based random values, and rounding to the storage types. */
+#include "data/generate.h"
+
+#include <math.h>
+#include <string.h>
+
+static const uint64_t GOLDEN = 0x9e3779b97f4a7c15u; /* 2^64 / golden ratio: SplitMix64's step */
+
+static uint64_t mix(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+uint64_t bench_value_bits(uint64_t seed, bench_stream stream, uint64_t index) {
+  uint64_t start = mix(seed + GOLDEN * ((uint64_t)stream + 1));
+  return mix(start + GOLDEN * (index + 1));
+}
+
+int64_t bench_value_below(uint64_t seed, bench_stream stream, uint64_t index, int64_t count) {
+  return (int64_t)(bench_value_bits(seed, stream, index) % (uint64_t)count);
+}
+
+double bench_value_uniform(uint64_t seed, bench_stream stream, uint64_t index) {
+  return (double)(bench_value_bits(seed, stream, index) >> 11) * 0x1p-53;
+}
+
+double bench_value_normal(uint64_t seed, bench_stream stream, uint64_t index) {
+  uint64_t bits = bench_value_bits(seed, stream, index);
+  float radius_uniform = ((float)(bits >> 40) + 0.5f) * 0x1p-24f; /* in (0, 1): its logarithm is finite */
+  float turn = (float)(bits & 0xffffff) * 0x1p-24f;
+  return (double)(sqrtf(-2.0f * logf(radius_uniform)) * cosf(6.2831853f * turn));
+}
+
+size_t bench_dtype_bytes(attn_dtype dtype) { return dtype == ATTN_F32 ? 4 : 2; }
+
+static uint32_t float_bits(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+static uint16_t half_from_float(float x) {
+  uint32_t bits = float_bits(x), magnitude = bits & 0x7fffffff, sign = (bits >> 16) & 0x8000;
+  if (magnitude > 0x7f800000) return (uint16_t)(sign | 0x7e00);  /* NaN */
+  if (magnitude >= 0x477ff000) return (uint16_t)(sign | 0x7c00); /* 65520 and more round to infinity */
+  if (magnitude < 0x38800000) /* below 2^-14: adding 1/2 rounds to multiples of 2^-24, the step of denormal halves */
+    return (uint16_t)(sign | (float_bits(fabsf(x) + 0.5f) - 0x3f000000));
+  uint32_t rounded = magnitude + 0xfff + ((magnitude >> 13) & 1);
+  return (uint16_t)(sign | ((rounded - 0x38000000) >> 13));
+}
+
+static uint16_t bfloat_from_float(float x) {
+  uint32_t bits = float_bits(x);
+  if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)((bits >> 16) | 0x40);
+  return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+void bench_store(void *data, attn_dtype dtype, int64_t index, double value) {
+  float x = (float)value;
+  if (dtype == ATTN_F32)
+    ((float *)data)[index] = x;
+  else
+    ((uint16_t *)data)[index] = dtype == ATTN_F16 ? half_from_float(x) : bfloat_from_float(x);
+}

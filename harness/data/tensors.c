@@ -1,0 +1,226 @@
+/* Memory of one case's tensors: spans from shapes and strides, guard zones or guard pages around them, and attn_args. */
+#include "data/tensors.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "machine/first_touch.h"
+#include "data/generate.h"
+#include "data/tensors_private.h"
+
+enum { ALIGNMENT = 64 };
+
+/* ---- Shapes ------------------------------------------------------------------------------------------------------- */
+
+static bool uses(const attn_problem *p, uint32_t use) { return (p->uses & use) != 0; }
+
+/* [b][h][s][d]; with VARLEN the tokens of all sequences stand along s. */
+static bench_buffer rows_of(const attn_problem *p, const char *name, attn_dtype dtype, attn_strides stride, int64_t heads,
+                            int64_t seq, int64_t total, int64_t dim) {
+  bool varlen = uses(p, ATTN_USE_VARLEN);
+  return (bench_buffer){.name = name,
+                        .present = true,
+                        .element_bytes = bench_dtype_bytes(dtype),
+                        .extent = {varlen ? 1 : p->batch, heads, varlen ? total : seq, dim},
+                        .stride = {varlen ? 0 : stride.b, stride.h, stride.s, stride.d}};
+}
+
+static bench_buffer pairs_of(const attn_problem *p, const char *name, bool present, size_t bytes,
+                             attn_score_strides stride) {
+  return (bench_buffer){.name = name,
+                        .present = present,
+                        .element_bytes = bytes,
+                        .extent = {p->batch, p->heads_q, p->seq_q, p->seq_k},
+                        .stride = {stride.b, stride.h, stride.q, stride.k}};
+}
+
+/* A dense array [rows][columns] of 4-byte elements. */
+static bench_buffer table_of(const char *name, bool present, int64_t rows, int64_t columns, int64_t row_stride) {
+  return (bench_buffer){.name = name,
+                        .present = present,
+                        .element_bytes = 4,
+                        .extent = {1, 1, rows, columns},
+                        .stride = {0, 0, row_stride, 1}};
+}
+
+static void describe(const attn_problem *p, bench_buffer *t) {
+  t[BENCH_Q] = rows_of(p, "q", p->dtype_q, p->q_stride, p->heads_q, p->seq_q, p->total_q, p->dim_qk);
+  t[BENCH_K] = rows_of(p, "k", p->dtype_kv, p->k_stride, p->heads_kv, p->seq_k, p->total_k, p->dim_qk);
+  t[BENCH_V] = rows_of(p, "v", p->dtype_kv, p->v_stride, p->heads_kv, p->seq_k, p->total_k, p->dim_v);
+  t[BENCH_O] = rows_of(p, "o", p->dtype_o, p->o_stride, p->heads_q, p->seq_q, p->total_q, p->dim_v);
+  t[BENCH_LSE] = rows_of(p, "lse", ATTN_F32, p->lse_stride, p->heads_q, p->seq_q, p->total_q, 1);
+  t[BENCH_LSE].present = uses(p, ATTN_USE_LSE);
+  t[BENCH_LSE].stride[3] = 1;
+  t[BENCH_O].output = t[BENCH_LSE].output = true;
+  t[BENCH_BIAS] = pairs_of(p, "bias", uses(p, ATTN_USE_BIAS), 4, p->bias_stride);
+  t[BENCH_MASK] = pairs_of(p, "mask", uses(p, ATTN_USE_MASK), 1, p->mask_stride);
+  t[BENCH_SCORES] = pairs_of(p, "scores", p->score == ATTN_SCORE_PRECOMPUTED, 4, p->scores_stride);
+  t[BENCH_SCORE_WEIGHT] =
+      table_of("score_weight", uses(p, ATTN_USE_SCORE_WEIGHT), p->heads_q, p->dim_qk, p->score_weight_stride_h);
+  t[BENCH_KV_LEN] = table_of("kv_len", uses(p, ATTN_USE_KV_LEN), 1, p->batch, 0);
+  t[BENCH_Q_LEN] = table_of("q_len", uses(p, ATTN_USE_Q_LEN), 1, p->batch, 0);
+  t[BENCH_ROW_LEN] = table_of("row_len", uses(p, ATTN_USE_ROW_LEN), p->batch, p->seq_q, p->seq_q);
+  t[BENCH_CU_SEQLENS_Q] = table_of("cu_seqlens_q", uses(p, ATTN_USE_VARLEN), 1, p->batch + 1, 0);
+  t[BENCH_CU_SEQLENS_K] = table_of("cu_seqlens_k", uses(p, ATTN_USE_VARLEN), 1, p->batch + 1, 0);
+  t[BENCH_OFFSETS] = table_of("offsets", p->align == ATTN_ALIGN_OFFSET, 1, p->batch, 0);
+  t[BENCH_ALIBI_SLOPES] = table_of("alibi_slopes", uses(p, ATTN_USE_ALIBI), 1, p->heads_q, 0);
+  t[BENCH_SINKS] = table_of("sinks", uses(p, ATTN_USE_SINKS), 1, p->heads_q, 0);
+}
+
+/* Sets first and bytes. False if the span overflows. */
+static bool measure(bench_buffer *t) {
+  int64_t low = 0, high = 0;
+  t->first = 0;
+  t->bytes = 0;
+  for (int i = 0; i < 4; i++)
+    if (!t->present || t->extent[i] <= 0) return t->extent[i] >= 0;
+  for (int i = 0; i < 4; i++) {
+    int64_t reach;
+    if (__builtin_mul_overflow(t->extent[i] - 1, t->stride[i], &reach)) return false;
+    if (__builtin_add_overflow(reach < 0 ? low : high, reach, reach < 0 ? &low : &high)) return false;
+  }
+  int64_t elements;
+  if (__builtin_sub_overflow(high, low, &elements) || __builtin_add_overflow(elements, 1, &elements)) return false;
+  t->first = -low;
+  return !__builtin_mul_overflow((size_t)elements, t->element_bytes, &t->bytes) && t->bytes <= PTRDIFF_MAX / 2;
+}
+
+static size_t round_up(size_t bytes, size_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
+
+static size_t zoned_bytes(const bench_buffer *t) { return round_up(t->bytes + 2 * BENCH_GUARD_BYTES, ALIGNMENT); }
+
+size_t bench_tensors_size(const bench_case *bench) {
+  bench_buffer buffers[BENCH_TENSORS];
+  describe(&bench->problem, buffers);
+  size_t total = 0;
+  for (int i = 0; i < BENCH_TENSORS; i++) {
+    if (!measure(&buffers[i])) return 0;
+    if (buffers[i].present && __builtin_add_overflow(total, zoned_bytes(&buffers[i]), &total)) return 0;
+  }
+  return total;
+}
+
+/* ---- Memory ------------------------------------------------------------------------------------------------------- */
+
+/* Guard zones before and after; the data is aligned to 64 bytes. */
+static bool allocate_zones(bench_buffer *t, size_t *allocated) {
+  size_t bytes = zoned_bytes(t);
+  unsigned char *memory = aligned_alloc(ALIGNMENT, bytes);
+  if (!memory) return false;
+  *allocated += bytes;
+  t->memory = memory;
+  t->data = memory + BENCH_GUARD_BYTES;
+  t->guard_before = BENCH_GUARD_BYTES;
+  t->guard_after = bytes - BENCH_GUARD_BYTES - t->bytes;
+  return true;
+}
+
+/* [inaccessible page][pages of data][inaccessible page], the data flush with the page after it, or before it. */
+static bool allocate_pages(bench_buffer *t, bench_guard guard, size_t *allocated) {
+  size_t page = (size_t)sysconf(_SC_PAGESIZE);
+  size_t inner = round_up(t->bytes + BENCH_GUARD_BYTES, page), bytes = inner + 2 * page;
+  unsigned char *memory = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return false;
+  t->memory = memory;
+  t->mapped_bytes = bytes;
+  *allocated += bytes;
+  if (mprotect(memory + page, inner, PROT_READ | PROT_WRITE)) return false;
+  size_t zone = inner - t->bytes;
+  t->guard_before = guard == BENCH_GUARD_PAGE_AFTER ? zone : 0;
+  t->guard_after = guard == BENCH_GUARD_PAGE_AFTER ? 0 : zone;
+  t->data = memory + page + t->guard_before;
+  return true;
+}
+
+static bool allocate(bench_buffer *t, bench_guard guard, size_t *allocated) {
+  if (!t->present) return true;
+  bool done = guard == BENCH_GUARD_ZONES ? allocate_zones(t, allocated) : allocate_pages(t, guard, allocated);
+  if (!done) return false;
+  t->gap_byte = BENCH_INPUT_POISON;
+  int guard_byte = t->output ? BENCH_OUTPUT_GUARD : BENCH_INPUT_POISON;
+  memset(t->data - t->guard_before, guard_byte, t->guard_before);
+  bench_pages_forget(t->data, t->bytes);
+  bench_pages_fill(t->data, t->gap_byte, t->bytes);
+  memset(t->data + t->bytes, guard_byte, t->guard_after);
+  return true;
+}
+
+static void release(bench_buffer *t) {
+  if (t->mapped_bytes)
+    munmap(t->memory, t->mapped_bytes);
+  else
+    free(t->memory);
+}
+
+/* First element in stride order; NULL if the problem has no such tensor. */
+static void *origin(const bench_buffer *t) { return t->present ? t->data + (size_t)t->first * t->element_bytes : NULL; }
+
+static attn_args point_into(const bench_buffer *t) {
+  return (attn_args){.q = origin(&t[BENCH_Q]),
+                     .k = origin(&t[BENCH_K]),
+                     .v = origin(&t[BENCH_V]),
+                     .o = origin(&t[BENCH_O]),
+                     .lse = origin(&t[BENCH_LSE]),
+                     .bias = origin(&t[BENCH_BIAS]),
+                     .mask = origin(&t[BENCH_MASK]),
+                     .scores = origin(&t[BENCH_SCORES]),
+                     .score_weight = origin(&t[BENCH_SCORE_WEIGHT]),
+                     .kv_len = origin(&t[BENCH_KV_LEN]),
+                     .row_len = origin(&t[BENCH_ROW_LEN]),
+                     .q_len = origin(&t[BENCH_Q_LEN]),
+                     .cu_seqlens_q = origin(&t[BENCH_CU_SEQLENS_Q]),
+                     .cu_seqlens_k = origin(&t[BENCH_CU_SEQLENS_K]),
+                     .offsets = origin(&t[BENCH_OFFSETS]),
+                     .alibi_slopes = origin(&t[BENCH_ALIBI_SLOPES]),
+                     .sinks = origin(&t[BENCH_SINKS])};
+}
+
+/* Memory for every tensor, poisoned; on failure nothing is left allocated. */
+static bool allocate_all(const attn_problem *problem, bench_tensors *tensors, bench_guard guard) {
+  *tensors = (bench_tensors){.problem = *problem, .buffer_count = BENCH_TENSORS};
+  tensors->buffers = calloc(BENCH_TENSORS, sizeof *tensors->buffers);
+  if (!tensors->buffers) return false;
+  describe(problem, tensors->buffers);
+  for (int i = 0; i < BENCH_TENSORS; i++) {
+    if (measure(&tensors->buffers[i]) && allocate(&tensors->buffers[i], guard, &tensors->bytes)) continue;
+    bench_tensors_destroy(tensors);
+    return false;
+  }
+  tensors->o_bytes = tensors->buffers[BENCH_O].bytes;
+  tensors->args = point_into(tensors->buffers);
+  return true;
+}
+
+bool bench_tensors_create_guarded(const bench_case *bench, bench_tensors *tensors, bench_guard guard) {
+  if (!allocate_all(&bench->problem, tensors, guard)) return false;
+  if (bench_tensors_fill(bench, tensors)) return true;
+  bench_tensors_destroy(tensors);
+  return false;
+}
+
+bool bench_tensors_create(const bench_case *bench, bench_tensors *tensors) {
+  return bench_tensors_create_guarded(bench, tensors, BENCH_GUARD_ZONES);
+}
+
+bool bench_tensors_create_empty(const attn_problem *problem, bench_tensors *tensors) {
+  return allocate_all(problem, tensors, BENCH_GUARD_ZONES);
+}
+
+bool bench_tensors_clone(const bench_tensors *source, bench_tensors *copy) {
+  if (!allocate_all(&source->problem, copy, BENCH_GUARD_ZONES)) return false;
+  for (int i = 0; i < BENCH_TENSORS; i++) {
+    const bench_buffer *from = &source->buffers[i];
+    if (!from->present) continue;
+    memcpy(copy->buffers[i].data, from->data, from->bytes);
+    copy->buffers[i].gap_byte = from->gap_byte;
+  }
+  return true;
+}
+
+void bench_tensors_destroy(bench_tensors *tensors) {
+  for (int i = 0; tensors->buffers && i < tensors->buffer_count; i++) release(&tensors->buffers[i]);
+  free(tensors->buffers);
+  *tensors = (bench_tensors){0};
+}

@@ -1,0 +1,51 @@
+/* The tensors of one case: allocated with guard zones, filled from a seed (or by `eval` from files), and the attn_args that
+ * point into them. */
+#ifndef BENCH_TENSORS_H
+#define BENCH_TENSORS_H
+
+#include "cases/case.h"
+
+typedef struct bench_tensors {
+  attn_args args;
+  attn_problem problem; /* of the case they were made for */
+  /* what tensors.c needs to free, restore and check: opaque to others */
+  struct bench_buffer *buffers;
+  int buffer_count;
+  size_t bytes;   /* allocated in all */
+  size_t o_bytes; /* span of o in bytes, gaps included; args.o points to its first element in stride order */
+} bench_tensors;
+
+/* Bytes that bench_tensors_create would allocate: tested against memory before a case starts. 0 on overflow. */
+size_t bench_tensors_size(const bench_case *bench);
+
+/* False if memory is short. Values: normal(0, magnitude) rounded to the storage type, from (seed, tensor, element) alone, so
+ * that layout does not change them. Gaps, padding beyond lengths and guard zones hold NaN poison. */
+bool bench_tensors_create(const bench_case *bench, bench_tensors *tensors);
+void bench_tensors_destroy(bench_tensors *tensors);
+
+/* Memory alone, all of it poisoned: the caller fills in every input that args points to. */
+bool bench_tensors_create_empty(const attn_problem *problem, bench_tensors *tensors);
+
+/* The same values in memory of its own, for the rotations of cold caches; cheaper than making them again. */
+bool bench_tensors_clone(const bench_tensors *source, bench_tensors *copy);
+
+/* The same with an inaccessible page flush with one end of every tensor, so that reading or writing one element too far
+ * faults: to be run in a forked child. The other end keeps its guard zone. */
+typedef enum bench_guard { BENCH_GUARD_ZONES, BENCH_GUARD_PAGE_AFTER, BENCH_GUARD_PAGE_BEFORE } bench_guard;
+bool bench_tensors_create_guarded(const bench_case *bench, bench_tensors *tensors, bench_guard guard);
+
+/* Fills o and lse (gaps too) with the byte pattern `poison`, so that what a kernel does not write can be seen. */
+void bench_tensors_poison_output(bench_tensors *tensors, uint8_t poison);
+
+/* NULL, or which guard zone or stride gap was written ("o: guard after the tensor overwritten at byte 12"). */
+const char *bench_tensors_damage(const bench_tensors *tensors);
+
+/* A 64-bit hash of everything a kernel may only read, and of the outputs it owns (o and lse without gaps). */
+uint64_t bench_tensors_input_hash(const bench_tensors *tensors);
+uint64_t bench_tensors_output_hash(const bench_tensors *tensors);
+
+/* Bytes of the owned outputs, packed in [batch][head][query][column] order, lse after o; and that packed copy. */
+size_t bench_tensors_output_bytes(const bench_tensors *tensors);
+void bench_tensors_gather_output(const bench_tensors *tensors, void *packed);
+
+#endif

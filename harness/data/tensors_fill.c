@@ -1,0 +1,229 @@
+/* Values of generated tensors. Only what some row may read gets a value: gaps and unreachable padding keep their NaN
+ * poison, so that a kernel that lets them through shows it. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "data/generate.h"
+#include "kernels/common/rows.h"
+#include "data/tensors_private.h"
+
+/* What the rows of one batch entry may read, by lengths, windows and padding masks; and where its tokens stand. */
+typedef struct reach {
+  int64_t first_q, first_k; /* first token; 0 unless VARLEN */
+  int64_t rows;             /* queries that are computed */
+  int64_t key_begin, key_end;
+} reach;
+
+static bool is(const char *word, const char *value) { return strcmp(word, value) == 0; }
+
+/* ---- Lengths ------------------------------------------------------------------------------------------------------ */
+
+/* The first sequence has at least one token, the others may be empty. */
+static int32_t random_length(uint64_t seed, bench_stream stream, int64_t b, int64_t longest) {
+  if (longest == 0) return 0;
+  if (b == 0) return (int32_t)(1 + bench_value_below(seed, stream, 0, longest));
+  return (int32_t)bench_value_below(seed, stream, (uint64_t)b, longest + 1);
+}
+
+static void fill_lengths(const bench_case *bench, bench_buffer *t, bench_stream stream, int64_t longest) {
+  int32_t *length = (int32_t *)t->data;
+  bool random = !is(bench->lengths, "full");
+  for (int64_t b = 0; t->present && b < bench->problem.batch; b++)
+    length[b] = random ? random_length(bench->seed, stream, b, longest) : (int32_t)longest;
+}
+
+static void fill_row_lengths(const bench_case *bench, bench_buffer *t) {
+  int32_t *length = (int32_t *)t->data;
+  const attn_problem *p = &bench->problem;
+  for (int64_t i = 0; t->present && i < p->batch * p->seq_q; i++)
+    length[i] = (int32_t)bench_value_below(bench->seed, BENCH_STREAM_ROW_LEN, (uint64_t)i, p->seq_k + 1);
+}
+
+static void fill_cu_seqlens(const bench_case *bench, bench_buffer *t, bench_stream stream, int64_t longest, int64_t total) {
+  int32_t *cu = (int32_t *)t->data;
+  if (!t->present) return;
+  cu[0] = 0;
+  for (int64_t b = 0; b < bench->problem.batch; b++) {
+    int64_t end = cu[b] + random_length(bench->seed, stream, b, longest);
+    cu[b + 1] = (int32_t)(end < total ? end : total);
+  }
+}
+
+static void fill_offsets(const bench_case *bench, bench_buffer *t) {
+  int32_t *offset = (int32_t *)t->data;
+  for (int64_t b = 0; t->present && b < bench->problem.batch; b++) offset[b] = (int32_t)bench->offset;
+}
+
+/* ---- Reach -------------------------------------------------------------------------------------------------------- */
+
+/* A padding mask switches off all keys from here on; at least one key stays. */
+static int64_t unpadded_keys(const bench_case *bench, int64_t b) {
+  if (bench->problem.mask_stride.b == 0) b = 0;
+  return 1 + bench_value_below(bench->seed, BENCH_STREAM_MASK, (uint64_t)b, bench->problem.seq_k);
+}
+
+static reach reach_of(const bench_case *bench, const attn_args *args, int64_t b) {
+  const attn_problem *p = &bench->problem;
+  attn_sequence seq = attn_sequence_of(p, args, b);
+  reach r = {.first_q = seq.first_q, .first_k = seq.first_k, .rows = seq.len_q, .key_begin = seq.len_k};
+  for (int64_t i = 0; i < seq.len_q; i++) {
+    attn_key_range keys = attn_allowed_keys(p, args, &seq, b, i);
+    if (keys.begin >= keys.end) continue;
+    if (keys.begin < r.key_begin) r.key_begin = keys.begin;
+    if (keys.end > r.key_end) r.key_end = keys.end;
+  }
+  if (attn_uses(p, ATTN_USE_MASK) && is(bench->mask, "padding") && p->seq_k > 0) {
+    int64_t end = unpadded_keys(bench, b);
+    if (end < r.key_end) r.key_end = end;
+  }
+  return r;
+}
+
+/* One byte per (batch, token) of q, or of k and v: 1 where some row reads it. Tensors that are broadcast over the batch (or
+ * along the sequence) share elements, so they get the union. NULL if memory is short. */
+static unsigned char *reach_map(const bench_buffer *t, const attn_problem *p, const reach *batch, bool queries) {
+  int64_t tokens = t->extent[2], rows = t->stride[0] == 0 ? 1 : t->extent[0];
+  unsigned char *map = calloc((size_t)(rows * tokens) + 1, 1);
+  if (!map) return NULL;
+  for (int64_t b = 0; b < p->batch; b++) {
+    int64_t first = queries ? batch[b].first_q : batch[b].first_k;
+    int64_t begin = queries ? 0 : batch[b].key_begin, end = queries ? batch[b].rows : batch[b].key_end;
+    for (int64_t j = begin; j < end; j++) map[(rows == 1 ? 0 : b * tokens) + (t->stride[2] == 0 ? 0 : first + j)] = 1;
+  }
+  return map;
+}
+
+/* ---- Values ------------------------------------------------------------------------------------------------------- */
+
+/* Broadcast dimensions hold one element. */
+static int64_t stored(const bench_buffer *t, int i) { return t->stride[i] == 0 && t->extent[i] > 0 ? 1 : t->extent[i]; }
+
+static int64_t logical_row(const bench_buffer *t, int64_t b, int64_t h, int64_t s) {
+  return (b * t->extent[1] + h) * t->extent[2] + s;
+}
+
+static int64_t storage_row(const bench_buffer *t, int64_t b, int64_t h, int64_t s) {
+  return t->first + b * t->stride[0] + h * t->stride[1] + s * t->stride[2];
+}
+
+/* q, k or v: normal, or uniform in [0, magnitude) where `uniform`. */
+static bool fill_rows(const bench_case *bench, bench_buffer *t, bench_stream stream, attn_dtype dtype, bool uniform,
+                      const reach *batch) {
+  unsigned char *map = reach_map(t, &bench->problem, batch, stream == BENCH_STREAM_Q);
+  if (!map) return false;
+  for (int64_t b = 0; b < stored(t, 0); b++)
+    for (int64_t h = 0; h < stored(t, 1); h++)
+      for (int64_t s = 0; s < stored(t, 2); s++) {
+        if (!map[b * t->extent[2] + s]) continue;
+        uint64_t index = (uint64_t)(logical_row(t, b, h, s) * t->extent[3]);
+        int64_t place = storage_row(t, b, h, s);
+        for (int64_t d = 0; d < stored(t, 3); d++) {
+          double x = uniform ? bench_value_uniform(bench->seed, stream, index + (uint64_t)d)
+                             : bench_value_normal(bench->seed, stream, index + (uint64_t)d);
+          bench_store(t->data, dtype, place + d * t->stride[3], bench->magnitude * x);
+        }
+      }
+  free(map);
+  return true;
+}
+
+/* True if a (row, key) element of bias or scores is read by anyone; broadcast dimensions are. */
+static bool pair_reached(const bench_buffer *t, const reach *r, int64_t i, int64_t j) {
+  if (t->stride[0] == 0) return true;
+  return (t->stride[2] == 0 || i < r->rows) && (t->stride[3] == 0 || (j >= r->key_begin && j < r->key_end));
+}
+
+/* bias or scores. */
+static void fill_pairs(const bench_case *bench, bench_buffer *t, bench_stream stream, double magnitude, const reach *batch) {
+  float *data = (float *)t->data;
+  for (int64_t b = 0; t->present && b < stored(t, 0); b++)
+    for (int64_t h = 0; h < stored(t, 1); h++)
+      for (int64_t i = 0; i < stored(t, 2); i++)
+        for (int64_t j = 0; j < stored(t, 3); j++)
+          if (pair_reached(t, &batch[b], i, j))
+            data[storage_row(t, b, h, i) + j * t->stride[3]] =
+                (float)(magnitude *
+                        bench_value_normal(bench->seed, stream, (uint64_t)(logical_row(t, b, h, i) * t->extent[3] + j)));
+}
+
+/* Which elements of a masking bias are -inf: one row in eight as a whole, a quarter of the tiles of 16 rows x 64 keys, and one in
+ * four of the rest; (h, i, j) counts within batch b. */
+static bool bias_masks(const bench_case *bench, const bench_buffer *t, int64_t b, int64_t h, int64_t i, int64_t j) {
+  enum { ROWS = 16, KEYS = 64 };
+  const uint64_t row = (uint64_t)logical_row(t, b, h, i), tile = (uint64_t)logical_row(t, b, h, i / ROWS * ROWS);
+  const uint64_t keys = (uint64_t)t->extent[3], kinds = 3; /* disjoint indices for the three draws */
+  return bench_value_bits(bench->seed, BENCH_STREAM_BIAS_MASK, kinds * row * keys) % 8 == 0 ||
+         bench_value_bits(bench->seed, BENCH_STREAM_BIAS_MASK, kinds * (tile * keys + (uint64_t)(j / KEYS)) + 1) % 4 == 0 ||
+         bench_value_bits(bench->seed, BENCH_STREAM_BIAS_MASK, kinds * (row * keys + (uint64_t)j) + 2) % 4 == 0;
+}
+
+static void fill_bias_mask(const bench_case *bench, bench_buffer *t, const reach *batch) {
+  float *data = (float *)t->data;
+  for (int64_t b = 0; t->present && is(bench->bias, "masking") && b < stored(t, 0); b++)
+    for (int64_t h = 0; h < stored(t, 1); h++)
+      for (int64_t i = 0; i < stored(t, 2); i++)
+        for (int64_t j = 0; j < stored(t, 3); j++)
+          if (pair_reached(t, &batch[b], i, j) && bias_masks(bench, t, b, h, i, j))
+            data[storage_row(t, b, h, i) + j * t->stride[3]] = -INFINITY;
+}
+
+/* Allowed is any nonzero byte, so that a kernel that looks at one bit only is found out. */
+static void fill_mask(const bench_case *bench, bench_buffer *t) {
+  bool random = is(bench->mask, "random"), padding = is(bench->mask, "padding");
+  for (int64_t b = 0; t->present && b < stored(t, 0); b++)
+    for (int64_t h = 0; h < stored(t, 1); h++)
+      for (int64_t i = 0; i < stored(t, 2); i++)
+        for (int64_t j = 0; j < stored(t, 3); j++) {
+          uint64_t bits =
+              bench_value_bits(bench->seed, BENCH_STREAM_MASK, (uint64_t)(logical_row(t, b, h, i) * t->extent[3] + j));
+          bool allowed = padding ? j < unpadded_keys(bench, b) : !random || (bits & 1);
+          t->data[storage_row(t, b, h, i) + j * t->stride[3]] = (unsigned char)(allowed ? 1 + (bits >> 8) % 255 : 0);
+        }
+}
+
+/* Of variance 1/sqrt(dim): keeps additive and gaussian scores within a few units of each other at any dimension. */
+static void fill_score_weight(const bench_case *bench, bench_buffer *t) {
+  double magnitude = pow((double)bench->problem.dim_qk, -0.25);
+  for (int64_t h = 0; t->present && h < stored(t, 2); h++)
+    for (int64_t d = 0; d < t->extent[3]; d++)
+      ((float *)t->data)[t->first + h * t->stride[2] + d] =
+          (float)(magnitude * bench_value_normal(bench->seed, BENCH_STREAM_SCORE_WEIGHT, (uint64_t)(h * t->extent[3] + d)));
+}
+
+/* Slopes of the ALiBi paper (Press et al. 2022): 2^(-8 (h + 1) / heads). Sinks: normal. */
+static void fill_heads(const bench_case *bench, bench_buffer *slopes, bench_buffer *sinks) {
+  double heads = (double)bench->problem.heads_q;
+  for (int64_t h = 0; h < bench->problem.heads_q; h++) {
+    if (slopes->present) ((float *)slopes->data)[h] = (float)exp2(-8.0 * (double)(h + 1) / heads);
+    if (sinks->present) ((float *)sinks->data)[h] = (float)bench_value_normal(bench->seed, BENCH_STREAM_SINKS, (uint64_t)h);
+  }
+}
+
+bool bench_tensors_fill(const bench_case *bench, bench_tensors *tensors) {
+  const attn_problem *p = &bench->problem;
+  bench_buffer *t = tensors->buffers;
+  fill_lengths(bench, &t[BENCH_KV_LEN], BENCH_STREAM_KV_LEN, p->seq_k);
+  fill_lengths(bench, &t[BENCH_Q_LEN], BENCH_STREAM_Q_LEN, p->seq_q);
+  fill_row_lengths(bench, &t[BENCH_ROW_LEN]);
+  fill_cu_seqlens(bench, &t[BENCH_CU_SEQLENS_Q], BENCH_STREAM_Q_LEN, p->seq_q, p->total_q);
+  fill_cu_seqlens(bench, &t[BENCH_CU_SEQLENS_K], BENCH_STREAM_KV_LEN, p->seq_k, p->total_k);
+  fill_offsets(bench, &t[BENCH_OFFSETS]);
+  fill_score_weight(bench, &t[BENCH_SCORE_WEIGHT]);
+  fill_heads(bench, &t[BENCH_ALIBI_SLOPES], &t[BENCH_SINKS]);
+  fill_mask(bench, &t[BENCH_MASK]);
+
+  reach *batch = malloc((size_t)(p->batch + 1) * sizeof *batch);
+  if (!batch) return false;
+  for (int64_t b = 0; b < p->batch; b++) batch[b] = reach_of(bench, &tensors->args, b);
+  fill_pairs(bench, &t[BENCH_BIAS], BENCH_STREAM_BIAS, 1.0, batch);
+  fill_bias_mask(bench, &t[BENCH_BIAS], batch);
+  fill_pairs(bench, &t[BENCH_SCORES], BENCH_STREAM_SCORES, bench->magnitude, batch);
+  bool filled = fill_rows(bench, &t[BENCH_V], BENCH_STREAM_V, p->dtype_kv, bench->uniform_v, batch);
+  if (p->score != ATTN_SCORE_PRECOMPUTED) { /* else q and k are not read and stay poisoned */
+    filled = filled && fill_rows(bench, &t[BENCH_Q], BENCH_STREAM_Q, p->dtype_q, false, batch);
+    filled = filled && fill_rows(bench, &t[BENCH_K], BENCH_STREAM_K, p->dtype_kv, false, batch);
+  }
+  free(batch);
+  return filled;
+}

@@ -1,0 +1,191 @@
+/* What a kernel did to memory: poisoned outputs, guard zones, gaps, hashes and packed copies of what it owns. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "data/tensors_private.h"
+
+static const bench_tensor OUTPUTS[] = {BENCH_O, BENCH_LSE};
+enum { OUTPUT_COUNT = sizeof OUTPUTS / sizeof OUTPUTS[0] };
+
+bench_owned bench_owned_elements(const bench_tensors *tensors, bench_tensor which) {
+  const bench_buffer *t = &tensors->buffers[which];
+  bench_owned owned = {.start = t->first};
+  memcpy(owned.extent, t->extent, sizeof owned.extent);
+  memcpy(owned.stride, t->stride, sizeof owned.stride);
+  if (!t->present) return (bench_owned){0};
+  if (tensors->problem.uses & ATTN_USE_VARLEN) {
+    const int32_t *cu = tensors->args.cu_seqlens_q;
+    owned.extent[2] = cu[tensors->problem.batch] - cu[0];
+    owned.start += cu[0] * t->stride[2];
+  }
+  owned.count = owned.extent[0] * owned.extent[1] * owned.extent[2] * owned.extent[3];
+  return owned;
+}
+
+/* True if the owned elements fill the span: then there are no gaps, and their bytes are those of the span. */
+static bool is_dense(const bench_buffer *t, const bench_owned *owned) {
+  return (size_t)owned->count * t->element_bytes == t->bytes;
+}
+
+void bench_tensors_poison_output(bench_tensors *tensors, uint8_t poison) {
+  for (int i = 0; i < OUTPUT_COUNT; i++) {
+    bench_buffer *t = &tensors->buffers[OUTPUTS[i]];
+    if (!t->present) continue;
+    memset(t->data, poison, t->bytes);
+    t->gap_byte = poison;
+  }
+}
+
+/* ---- Walking the owned elements --------------------------------------------------------------------------------------- */
+
+/* Calls visit(context, row) for every run of extent[3] elements along the last dimension; row is the place of the first. */
+static void for_each_row(const bench_owned *owned, void (*visit)(void *context, int64_t row), void *context) {
+  for (int64_t b = 0; b < owned->extent[0]; b++)
+    for (int64_t h = 0; h < owned->extent[1]; h++)
+      for (int64_t s = 0; s < owned->extent[2]; s++)
+        visit(context, owned->start + b * owned->stride[0] + h * owned->stride[1] + s * owned->stride[2]);
+}
+
+typedef struct row_walk {
+  const bench_buffer *tensor;
+  const bench_owned *owned;
+  unsigned char *bytes; /* packed copy, or the map of owned elements */
+  uint64_t hash;
+} row_walk;
+
+static void copy_row(void *context, int64_t row) {
+  row_walk *walk = context;
+  size_t size = walk->tensor->element_bytes;
+  for (int64_t d = 0; d < walk->owned->extent[3]; d++, walk->bytes += size)
+    memcpy(walk->bytes, walk->tensor->data + (size_t)(row + d * walk->owned->stride[3]) * size, size);
+}
+
+static void mark_row(void *context, int64_t row) {
+  row_walk *walk = context;
+  for (int64_t d = 0; d < walk->owned->extent[3]; d++) walk->bytes[row + d * walk->owned->stride[3]] = 1;
+}
+
+size_t bench_tensors_output_bytes(const bench_tensors *tensors) {
+  size_t bytes = 0;
+  for (int i = 0; i < OUTPUT_COUNT; i++)
+    bytes += (size_t)bench_owned_elements(tensors, OUTPUTS[i]).count * tensors->buffers[OUTPUTS[i]].element_bytes;
+  return bytes;
+}
+
+void bench_tensors_gather_output(const bench_tensors *tensors, void *packed) {
+  row_walk walk = {.bytes = packed};
+  for (int i = 0; i < OUTPUT_COUNT; i++) {
+    bench_owned owned = bench_owned_elements(tensors, OUTPUTS[i]);
+    walk.tensor = &tensors->buffers[OUTPUTS[i]];
+    walk.owned = &owned;
+    for_each_row(&owned, copy_row, &walk);
+  }
+}
+
+/* ---- Hashes ----------------------------------------------------------------------------------------------------------- */
+
+/* Four independent lanes keep the multiplier busy; the tail is padded with zeros. Not cryptographic: nobody is forging. */
+static uint64_t hash_bytes(uint64_t hash, const unsigned char *data, size_t bytes) {
+  const uint64_t prime = 0x9fb21c651e98df25u;
+  uint64_t lane[4] = {hash, hash + 1, hash + 2, hash + 3};
+  size_t done = 0;
+  for (; done + 32 <= bytes; done += 32)
+    for (int i = 0; i < 4; i++) {
+      uint64_t word;
+      memcpy(&word, data + done + 8 * i, sizeof word);
+      lane[i] = (lane[i] ^ word) * prime;
+      lane[i] ^= lane[i] >> 29;
+    }
+  for (; done < bytes; done++) lane[0] = ((lane[0] ^ data[done]) * prime) ^ (lane[0] >> 29);
+  for (int i = 0; i < 4; i++) hash = ((hash ^ lane[i]) * prime) ^ (hash >> 31);
+  return hash ^ bytes;
+}
+
+static void hash_row(void *context, int64_t row) {
+  row_walk *walk = context;
+  size_t size = walk->tensor->element_bytes;
+  for (int64_t d = 0; d < walk->owned->extent[3]; d++)
+    walk->hash = hash_bytes(walk->hash, walk->tensor->data + (size_t)(row + d * walk->owned->stride[3]) * size, size);
+}
+
+static void hash_contiguous_row(void *context, int64_t row) {
+  row_walk *walk = context;
+  size_t size = walk->tensor->element_bytes;
+  walk->hash = hash_bytes(walk->hash, walk->tensor->data + (size_t)row * size, (size_t)walk->owned->extent[3] * size);
+}
+
+uint64_t bench_tensors_output_hash(const bench_tensors *tensors) {
+  row_walk walk = {.hash = 0};
+  for (int i = 0; i < OUTPUT_COUNT; i++) {
+    bench_owned owned = bench_owned_elements(tensors, OUTPUTS[i]);
+    walk.tensor = &tensors->buffers[OUTPUTS[i]];
+    walk.owned = &owned;
+    if (is_dense(walk.tensor, &owned))
+      walk.hash = hash_bytes(walk.hash, walk.tensor->data, walk.tensor->bytes);
+    else
+      for_each_row(&owned, owned.stride[3] == 1 ? hash_contiguous_row : hash_row, &walk);
+  }
+  return walk.hash;
+}
+
+uint64_t bench_tensors_input_hash(const bench_tensors *tensors) {
+  uint64_t hash = 0;
+  for (int i = 0; i < tensors->buffer_count; i++) {
+    const bench_buffer *t = &tensors->buffers[i];
+    if (t->present && !t->output) hash = hash_bytes(hash, t->data, t->bytes);
+  }
+  return hash;
+}
+
+/* ---- Damage ----------------------------------------------------------------------------------------------------------- */
+
+/* Index of the first byte that is not `expected`, or -1. */
+static int64_t first_other(const unsigned char *data, size_t bytes, unsigned char expected) {
+  for (size_t i = 0; i < bytes; i++)
+    if (data[i] != expected) return (int64_t)i;
+  return -1;
+}
+
+static bool guard_damaged(bench_buffer *t) {
+  unsigned char expected = t->output ? BENCH_OUTPUT_GUARD : BENCH_INPUT_POISON;
+  int64_t before = first_other(t->data - t->guard_before, t->guard_before, expected);
+  int64_t after = first_other(t->data + t->bytes, t->guard_after, expected);
+  if (before >= 0)
+    snprintf(t->damage, sizeof t->damage, "%s: guard before the tensor overwritten, %lld bytes ahead of its start", t->name,
+             (long long)((int64_t)t->guard_before - before));
+  else if (after >= 0)
+    snprintf(t->damage, sizeof t->damage, "%s: guard after the tensor overwritten at byte %lld", t->name, (long long)after);
+  return before >= 0 || after >= 0;
+}
+
+/* Elements of an output that belong to no row must still hold the poison. */
+static bool gap_damaged(const bench_tensors *tensors, bench_tensor which) {
+  bench_buffer *t = &tensors->buffers[which];
+  bench_owned owned = bench_owned_elements(tensors, which);
+  if (!t->present || is_dense(t, &owned)) return false;
+  size_t elements = t->bytes / t->element_bytes;
+  row_walk walk = {.tensor = t, .owned = &owned, .bytes = calloc(elements, 1)};
+  snprintf(t->damage, sizeof t->damage, "%s: no memory to look at its gaps", t->name);
+  if (!walk.bytes) return true;
+  for_each_row(&owned, mark_row, &walk);
+  bool damaged = false;
+  for (size_t i = 0; i < elements && !damaged; i++) {
+    damaged = !walk.bytes[i] && first_other(t->data + i * t->element_bytes, t->element_bytes, t->gap_byte) >= 0;
+    if (damaged)
+      snprintf(t->damage, sizeof t->damage, "%s: written at element %lld of its span, which belongs to no row", t->name,
+               (long long)i);
+  }
+  free(walk.bytes);
+  return damaged;
+}
+
+const char *bench_tensors_damage(const bench_tensors *tensors) {
+  for (int i = 0; i < tensors->buffer_count; i++) {
+    bench_buffer *t = &tensors->buffers[i];
+    if (t->present && guard_damaged(t)) return t->damage;
+  }
+  for (int i = 0; i < OUTPUT_COUNT; i++)
+    if (gap_damaged(tensors, OUTPUTS[i])) return tensors->buffers[OUTPUTS[i]].damage;
+  return NULL;
+}

@@ -1,0 +1,60 @@
+/* What tensors.c allocates, tensors_fill.c fills and tensors_output.c watches. */
+#ifndef BENCH_TENSORS_PRIVATE_H
+#define BENCH_TENSORS_PRIVATE_H
+
+#include "data/tensors.h"
+
+/* Order of bench_tensors.buffers; all are there, those that the problem does not use with present = false. */
+typedef enum bench_tensor {
+  BENCH_Q,
+  BENCH_K,
+  BENCH_V,
+  BENCH_O,
+  BENCH_LSE,
+  BENCH_BIAS,
+  BENCH_MASK,
+  BENCH_SCORES,
+  BENCH_SCORE_WEIGHT,
+  BENCH_KV_LEN,
+  BENCH_Q_LEN,
+  BENCH_ROW_LEN,
+  BENCH_CU_SEQLENS_Q,
+  BENCH_CU_SEQLENS_K,
+  BENCH_OFFSETS,
+  BENCH_ALIBI_SLOPES,
+  BENCH_SINKS,
+  BENCH_TENSORS
+} bench_tensor;
+
+enum { BENCH_GUARD_BYTES = 256 }; /* four cache lines, so that tensors stay aligned to 64 */
+
+/* Of gaps, unreachable padding and guard zones of inputs: a NaN in every float type, -1 as a length, "allowed" in a mask. */
+enum { BENCH_INPUT_POISON = 0xff, BENCH_OUTPUT_GUARD = 0xb6 };
+
+typedef struct bench_buffer {
+  const char *name;
+  bool present, output;
+  size_t element_bytes;
+  int64_t extent[4], stride[4]; /* elements */
+  int64_t first;                /* place of element [0][0][0][0] in the span, in elements; negative strides make it > 0 */
+  size_t bytes;                 /* the span: from the lowest to the highest element, gaps included */
+  unsigned char *data;          /* start of the span */
+  size_t guard_before, guard_after;
+  unsigned char gap_byte; /* what gaps hold since the last filling or poisoning */
+  void *memory;           /* to be freed or, if mapped_bytes > 0, unmapped */
+  size_t mapped_bytes;
+  char damage[120]; /* the sentence that bench_tensors_damage returns */
+} bench_buffer;
+
+/* Values of all inputs; the lengths first, as they decide what is padding. False if memory is short. */
+bool bench_tensors_fill(const bench_case *bench, bench_tensors *tensors);
+
+/* Elements of o (or lse) that the problem owns: everything but gaps and, with VARLEN, tokens of no sequence. */
+typedef struct bench_owned {
+  int64_t extent[4], stride[4];
+  int64_t start; /* in elements from the span's start */
+  int64_t count;
+} bench_owned;
+bench_owned bench_owned_elements(const bench_tensors *tensors, bench_tensor which);
+
+#endif

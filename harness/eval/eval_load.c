@@ -1,0 +1,363 @@
+/* From .npy files to a problem with its data. What the files say is checked against each other here, so that neither the
+ * library nor the oracle sees a length or a shape that does not fit. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/cli.h"
+#include "eval/eval_private.h"
+#include "data/tensors_private.h"
+
+/* The index of `word` among `words`, or -1 with a sentence. */
+static int find_word(eval_loader *l, const char *name, const char *word, const char *const *words) {
+  for (int i = 0; words[i]; i++)
+    if (strcmp(word, words[i]) == 0) return i;
+  const char *nearest = cli_nearest(word, words);
+  eval_fail(l, "%s %s is unknown%s%s", name, word, nearest ? "; did you mean " : "", nearest ? nearest : "");
+  return -1;
+}
+
+/* ---- Shapes ------------------------------------------------------------------------------------------------------ */
+
+/* Sizes of q, k or v as [batch, heads, seq or tokens, dim]; false if it has not 2 to 4 dimensions. */
+static bool row_sizes(eval_loader *l, eval_file which, int64_t size[4]) {
+  const npy_array *array = &l->file[which];
+  const bool packed = eval_has(l, EVAL_CU_SEQLENS_Q);
+  if (array->dims < 2 || array->dims > (packed ? 3 : 4))
+    return eval_fail_shape(l, which,
+                           packed ? "with --cu-seqlens-q it must be [tokens, heads, dim]"
+                           : l->input->sequence_first
+                               ? "it must be [batch, seq, heads, dim], [seq, heads, dim] or [seq, dim]"
+                               : "it must be [batch, heads, seq, dim], [heads, seq, dim] or [seq, dim]");
+  const int64_t *s = array->shape + (array->dims == 4);
+  size[0] = array->dims == 4 ? array->shape[0] : 1;
+  size[1] = array->dims == 2 ? 1 : s[l->input->sequence_first ? 1 : 0];
+  size[2] = array->dims == 2 ? s[0] : s[l->input->sequence_first ? 0 : 1];
+  size[3] = s[array->dims == 2 ? 1 : 2];
+  return true;
+}
+
+/* Without --q (precomputed scores don't need it) the scores tell its sizes; rank follows v. */
+static bool query_sizes_from_scores(eval_loader *l, const int64_t v[4], int64_t q[4]) {
+  const npy_array *scores = &l->file[EVAL_SCORES];
+  if (scores->dims < 2) return eval_fail_shape(l, EVAL_SCORES, "without --q it must be [..., seq_q, seq_k]");
+  if (eval_has(l, EVAL_CU_SEQLENS_Q))
+    return eval_fail(l, "--q is needed with --cu-seqlens-q: it tells the number of query tokens");
+  const int64_t heads = scores->dims > 2 ? scores->shape[scores->dims - 3] : 1;
+  q[0] = v[0];
+  q[1] = heads > 1 ? heads : v[1];
+  q[2] = scores->shape[scores->dims - 2];
+  q[3] = 1; /* not read */
+  l->input->rank = q[1] > 1 && l->file[EVAL_V].dims == 2 ? 3 : l->file[EVAL_V].dims;
+  return true;
+}
+
+static bool same_sizes(eval_loader *l, eval_file which, const int64_t *size, eval_file other, const int64_t *wanted,
+                       bool heads, bool seq, bool dim) {
+  static const char *const names[] = {"batch", "heads", "tokens", "head dimension"};
+  const bool compared[] = {true, heads, seq, dim};
+  for (int i = 0; i < 4; i++)
+    if (compared[i] && size[i] != wanted[i])
+      return eval_fail(l, "%s %s has %s %lld, but %s %s has %lld; they must agree", eval_option(which),
+                       l->options->path[which], names[i], (long long)size[i], eval_option(other), l->options->path[other],
+                       (long long)wanted[i]);
+  return true;
+}
+
+/* cu_seqlens never decrease, so that every sequence has a length; the longest is the problem's seq. */
+static bool read_cu_seqlens(eval_loader *l, eval_file which, int64_t tokens, int64_t *longest) {
+  const npy_array *array = &l->file[which];
+  if (array->dims != 1 || array->count < 1) return eval_fail_shape(l, which, "it must be [batch + 1]");
+  if (!eval_to_lengths(l, which, 0, tokens < INT32_MAX ? tokens : INT32_MAX)) return false;
+  const int32_t *cu = array->data;
+  *longest = 0;
+  for (int64_t b = 0; b + 1 < array->count; b++) {
+    if (cu[b + 1] < cu[b])
+      return eval_fail(l, "%s %s: element %lld is %d after %d; it must not decrease", eval_option(which),
+                       l->options->path[which], (long long)b + 1, cu[b + 1], cu[b]);
+    if (cu[b + 1] - cu[b] > *longest) *longest = cu[b + 1] - cu[b];
+  }
+  return true;
+}
+
+static bool init_packed(eval_loader *l, const int64_t q[4], const int64_t k[4], int64_t dim_v) {
+  int64_t seq_q, seq_k;
+  if (eval_has(l, EVAL_KV_LEN) || eval_has(l, EVAL_Q_LEN))
+    return eval_fail(l, "--kv-len and --q-len don't go with --cu-seqlens-q");
+  if (!read_cu_seqlens(l, EVAL_CU_SEQLENS_Q, q[2], &seq_q) || !read_cu_seqlens(l, EVAL_CU_SEQLENS_K, k[2], &seq_k))
+    return false;
+  const int64_t batch = l->file[EVAL_CU_SEQLENS_Q].count - 1;
+  if (l->file[EVAL_CU_SEQLENS_K].count - 1 != batch)
+    return eval_fail(l, "--cu-seqlens-q tells %lld sequences, --cu-seqlens-k %lld; they must agree", (long long)batch,
+                     (long long)l->file[EVAL_CU_SEQLENS_K].count - 1);
+  attn_problem_init(&l->problem, batch, q[1], k[1], seq_q, seq_k, q[3], dim_v);
+  attn_problem_set_varlen(&l->problem, q[2], k[2]);
+  return true;
+}
+
+/* Sizes and strides of q, k, v and o. */
+static bool load_shape(eval_loader *l) {
+  static const char *const layouts[] = {"bhsd", "bshd", NULL};
+  int64_t q[4], k[4], v[4];
+  const bool need_qk = !eval_has(l, EVAL_SCORES), packed = eval_has(l, EVAL_CU_SEQLENS_Q);
+  if (!eval_has(l, EVAL_V) || (need_qk && (!eval_has(l, EVAL_Q) || !eval_has(l, EVAL_K))))
+    return eval_fail(l, "%s is missing; --q, --k and --v are needed (--v alone with --scores)",
+                     eval_option(!eval_has(l, EVAL_V)  ? EVAL_V
+                                 : eval_has(l, EVAL_Q) ? EVAL_K
+                                                       : EVAL_Q));
+  if (packed != eval_has(l, EVAL_CU_SEQLENS_K)) return eval_fail(l, "--cu-seqlens-q and --cu-seqlens-k are needed together");
+  const int layout = find_word(l, "--layout", l->options->layout, layouts);
+  if (layout < 0) return false;
+  l->input->sequence_first = packed || layout == 1;
+  l->input->rank = l->file[EVAL_Q].dims;
+  if (!row_sizes(l, EVAL_V, v)) return false;
+  if (!(eval_has(l, EVAL_Q) ? row_sizes(l, EVAL_Q, q) : query_sizes_from_scores(l, v, q))) return false;
+  memcpy(k, v, sizeof k);
+  k[3] = q[3];
+  if (eval_has(l, EVAL_K) && (!row_sizes(l, EVAL_K, k) || !same_sizes(l, EVAL_V, v, EVAL_K, k, true, true, false)))
+    return false;
+  if (eval_has(l, EVAL_K) && eval_has(l, EVAL_Q) && !same_sizes(l, EVAL_K, k, EVAL_Q, q, false, false, true)) return false;
+  if (eval_has(l, EVAL_Q) && !same_sizes(l, EVAL_V, v, EVAL_Q, q, false, false, false)) return false;
+  if (packed) return init_packed(l, q, k, v[3]);
+  attn_problem_init(&l->problem, q[0], q[1], k[1], q[2], k[2], q[3], v[3]);
+  if (l->input->sequence_first) attn_problem_set_bshd(&l->problem);
+  return true;
+}
+
+/* bias, mask or scores: NumPy's broadcasting to [batch, heads_q, seq_q, seq_k], by strides of 0. */
+static bool broadcast(eval_loader *l, eval_file which, attn_score_strides *strides) {
+  const attn_problem *p = &l->problem;
+  const npy_array *array = &l->file[which];
+  const int64_t size[4] = {p->batch, p->heads_q, p->seq_q, p->seq_k};
+  int64_t stride[4] = {0}, step = 1;
+  bool fits = array->dims <= 4;
+  for (int d = 3, a = array->dims - 1; fits && a >= 0; d--, a--) {
+    fits = array->shape[a] == size[d] || array->shape[a] == 1;
+    stride[d] = array->shape[a] == 1 ? 0 : step;
+    step *= array->shape[a];
+  }
+  *strides = (attn_score_strides){stride[0], stride[1], stride[2], stride[3]};
+  if (fits) return true;
+  char text[EVAL_SHAPE_TEXT], wanted[EVAL_SHAPE_TEXT + 80];
+  snprintf(wanted, sizeof wanted, "it must broadcast to [batch, heads_q, seq_q, seq_k] = %s",
+           eval_shape_text(size, 4, text));
+  return eval_fail_shape(l, which, wanted);
+}
+
+static bool load_pairs(eval_loader *l) {
+  attn_problem *p = &l->problem;
+  if (eval_has(l, EVAL_BIAS)) {
+    if (!eval_to_dtype(l, EVAL_BIAS, ATTN_F32) || !broadcast(l, EVAL_BIAS, &p->bias_stride)) return false;
+    p->uses |= ATTN_USE_BIAS;
+  }
+  if (eval_has(l, EVAL_MASK)) {
+    if (l->file[EVAL_MASK].type != NPY_U8)
+      return eval_fail(l,
+                       "--mask %s holds neither bool nor uint8; 1 lets a key be seen (a mask that is added goes to --bias)",
+                       l->options->path[EVAL_MASK]);
+    if (!broadcast(l, EVAL_MASK, &p->mask_stride)) return false;
+    p->uses |= ATTN_USE_MASK;
+  }
+  return !eval_has(l, EVAL_SCORES) ||
+         (eval_to_dtype(l, EVAL_SCORES, ATTN_F32) && broadcast(l, EVAL_SCORES, &p->scores_stride));
+}
+
+/* ---- What the options say ---------------------------------------------------------------------------------------- */
+
+/* The types that the kernels get: the files' own (f64 becomes f32), or what --dtype says. */
+static bool load_dtypes(eval_loader *l) {
+  static const char *const words[] = {[ATTN_F32] = "f32", [ATTN_F16] = "f16", [ATTN_BF16] = "bf16", NULL};
+  const int asked = l->options->dtype ? find_word(l, "--dtype", l->options->dtype, words) : ATTN_F32;
+  attn_dtype dtype[] = {[EVAL_Q] = ATTN_F32, [EVAL_K] = ATTN_F32, [EVAL_V] = ATTN_F32};
+  if (asked < 0) return false;
+  for (int which = EVAL_Q; which <= EVAL_V; which++) {
+    if (!eval_has(l, which)) continue;
+    dtype[which] = !l->options->dtype && l->file[which].type == NPY_F16 ? ATTN_F16 : (attn_dtype)asked;
+    if (!eval_to_dtype(l, which, dtype[which])) return false;
+  }
+  if (eval_has(l, EVAL_K) && dtype[EVAL_K] != dtype[EVAL_V])
+    return eval_fail(l, "--k %s holds %s, but --v %s holds %s; they must agree (--dtype converts both)",
+                     l->options->path[EVAL_K], words[dtype[EVAL_K]], l->options->path[EVAL_V], words[dtype[EVAL_V]]);
+  l->problem.dtype_kv = dtype[EVAL_V];
+  l->problem.dtype_q = l->problem.dtype_o = eval_has(l, EVAL_Q) ? dtype[EVAL_Q] : dtype[EVAL_V];
+  return true;
+}
+
+static bool load_score(eval_loader *l) {
+  static const char *const words[] = {[ATTN_SCORE_DOT] = "dot",
+                                      [ATTN_SCORE_ADDITIVE] = "additive",
+                                      [ATTN_SCORE_GAUSSIAN] = "gaussian",
+                                      [ATTN_SCORE_PRECOMPUTED] = "precomputed",
+                                      NULL};
+  const eval_options *o = l->options;
+  attn_problem *p = &l->problem;
+  const char *word = o->score ? o->score : eval_has(l, EVAL_SCORES) ? "precomputed" : "dot";
+  const int score = find_word(l, "--score", word, words);
+  if (score < 0) return false;
+  p->score = (attn_score)score;
+  if ((score == ATTN_SCORE_PRECOMPUTED) != eval_has(l, EVAL_SCORES))
+    return eval_fail(l, "--score %s %s --scores; only precomputed scores have it", word,
+                     eval_has(l, EVAL_SCORES) ? "doesn't go with" : "needs");
+  if (!isnan(o->scale) && score != ATTN_SCORE_DOT)
+    return eval_fail(l, "--scale %g: only dot scores are scaled, and --score is %s", o->scale, word);
+  if (!isnan(o->scale)) p->scale = (float)o->scale;
+  p->softcap = (float)o->softcap;
+  const bool weight = eval_has(l, EVAL_SCORE_WEIGHT);
+  if (weight ? score != ATTN_SCORE_ADDITIVE && score != ATTN_SCORE_GAUSSIAN : score == ATTN_SCORE_ADDITIVE)
+    return eval_fail(l, "--score %s %s --score-weight; additive needs it and gaussian may have it", word,
+                     weight ? "doesn't go with" : "needs");
+  if (!weight) return true;
+  const npy_array *w = &l->file[EVAL_SCORE_WEIGHT];
+  if (w->dims < 1 || w->dims > 2 || w->shape[w->dims - 1] != p->dim_qk || (w->dims == 2 && w->shape[0] != p->heads_q))
+    return eval_fail_shape(l, EVAL_SCORE_WEIGHT, "it must be [dim_qk] or [heads_q, dim_qk]");
+  p->uses |= ATTN_USE_SCORE_WEIGHT;
+  p->score_weight_stride_h = w->dims == 2 ? p->dim_qk : 0;
+  return eval_to_dtype(l, EVAL_SCORE_WEIGHT, ATTN_F32);
+}
+
+/* --offset: a whole number for all batches, or a file [batch]; turned into the latter. */
+static bool load_offset(eval_loader *l) {
+  npy_array *array = &l->file[EVAL_OFFSET];
+  if (eval_has(l, EVAL_OFFSET)) {
+    if (array->dims != 1 || array->count != l->problem.batch) return eval_fail_shape(l, EVAL_OFFSET, "it must be [batch]");
+    return eval_to_lengths(l, EVAL_OFFSET, INT32_MIN, INT32_MAX);
+  }
+  if (l->offset < INT32_MIN || l->offset > INT32_MAX)
+    return eval_fail(l, "--offset %lld has more than 32 bits", (long long)l->offset);
+  int32_t *offsets = calloc((size_t)l->problem.batch + 1, sizeof *offsets);
+  if (!offsets) return eval_fail_internal(l, "no memory for the offsets of %lld batches", (long long)l->problem.batch);
+  for (int64_t b = 0; b < l->problem.batch; b++) offsets[b] = (int32_t)l->offset;
+  *array = (npy_array){.type = NPY_I32, .dims = 1, .shape = {l->problem.batch}, .count = l->problem.batch, .data = offsets};
+  return true;
+}
+
+/* Causal masks, windows and their alignment. */
+static bool load_position(eval_loader *l) {
+  static const char *const words[] = {[ATTN_ALIGN_TOP_LEFT] = "top-left",
+                                      [ATTN_ALIGN_BOTTOM_RIGHT] = "bottom-right",
+                                      [ATTN_ALIGN_OFFSET] = "offset",
+                                      "none",
+                                      NULL};
+  const eval_options *o = l->options;
+  const int causal = find_word(l, "--causal", o->causal, words);
+  if (causal < 0) return false;
+  const bool none = strcmp(o->causal, "none") == 0, offset = o->path[EVAL_OFFSET] != NULL;
+  if (offset ? !none && causal != ATTN_ALIGN_OFFSET : causal == ATTN_ALIGN_OFFSET)
+    return eval_fail(l, "--causal %s %s --offset", o->causal, offset ? "doesn't go with" : "needs");
+  if (!none && o->window_right >= 0)
+    return eval_fail(l, "--window-right %lld doesn't go with --causal %s, which is a right window of 0",
+                     (long long)o->window_right, o->causal);
+  l->problem.window_right = o->window_right;
+  if (offset) l->problem.align = ATTN_ALIGN_OFFSET;
+  if (!none) attn_problem_set_causal(&l->problem, (attn_align)causal);
+  l->problem.window_left = o->window_left;
+  return !offset || load_offset(l);
+}
+
+/* --kv-len is [batch], or [batch, seq_q] for a length of each row. */
+static bool load_lengths(eval_loader *l) {
+  attn_problem *p = &l->problem;
+  if (eval_has(l, EVAL_KV_LEN)) {
+    const npy_array *array = &l->file[EVAL_KV_LEN];
+    const bool rows = array->dims == 2;
+    if (array->dims < 1 || array->dims > 2 || array->shape[0] != p->batch || (rows && array->shape[1] != p->seq_q))
+      return eval_fail_shape(l, EVAL_KV_LEN, "it must be [batch] or [batch, seq_q]");
+    if (!eval_to_lengths(l, EVAL_KV_LEN, 0, p->seq_k)) return false;
+    p->uses |= rows ? ATTN_USE_ROW_LEN : ATTN_USE_KV_LEN;
+  }
+  if (!eval_has(l, EVAL_Q_LEN)) return true;
+  if (l->file[EVAL_Q_LEN].dims != 1 || l->file[EVAL_Q_LEN].count != p->batch)
+    return eval_fail_shape(l, EVAL_Q_LEN, "it must be [batch]");
+  p->uses |= ATTN_USE_Q_LEN;
+  return eval_to_lengths(l, EVAL_Q_LEN, 0, p->seq_q);
+}
+
+static bool load_head_values(eval_loader *l, eval_file which, uint32_t use) {
+  if (!eval_has(l, which)) return true;
+  if (l->file[which].dims != 1 || l->file[which].count != l->problem.heads_q)
+    return eval_fail_shape(l, which, "it must be [heads_q]");
+  l->problem.uses |= use;
+  return eval_to_dtype(l, which, ATTN_F32);
+}
+
+/* ---- What the kernels' outputs are compared with ----------------------------------------------------------------- */
+
+static bool load_expectation(eval_loader *l, eval_file which, int64_t dim, double **values) {
+  npy_array *array = &l->file[which];
+  int64_t shape[NPY_MAX_DIMS];
+  const int dims = eval_output_shape(l->input, dim, shape);
+  if (!eval_has(l, which)) return true;
+  if (array->dims != dims || memcmp(array->shape, shape, (size_t)dims * sizeof *shape) != 0) {
+    char text[EVAL_SHAPE_TEXT], wanted[EVAL_SHAPE_TEXT + 40];
+    snprintf(wanted, sizeof wanted, "this problem's output has shape %s", eval_shape_text(shape, dims, text));
+    return eval_fail_shape(l, which, wanted);
+  }
+  if (!eval_to_doubles(l, which)) return false;
+  *values = array->data;
+  array->data = NULL;
+  return true;
+}
+
+/* ---- Together ---------------------------------------------------------------------------------------------------- */
+
+static bool validate(eval_loader *l) {
+  return attn_problem_validate(&l->problem) == ATTN_OK || eval_fail(l, "%s", attn_last_error());
+}
+
+/* Copies the files to the tensors, which have guard zones. All are dense, so that an array and its span have one order. */
+static bool fill_tensors(eval_loader *l) {
+  const bool rows = l->problem.uses & ATTN_USE_ROW_LEN;
+  const struct {
+    eval_file file;
+    bench_tensor tensor;
+  } pairs[] = {
+      {EVAL_Q, BENCH_Q},
+      {EVAL_K, BENCH_K},
+      {EVAL_V, BENCH_V},
+      {EVAL_BIAS, BENCH_BIAS},
+      {EVAL_MASK, BENCH_MASK},
+      {EVAL_SCORES, BENCH_SCORES},
+      {EVAL_SCORE_WEIGHT, BENCH_SCORE_WEIGHT},
+      {EVAL_KV_LEN, rows ? BENCH_ROW_LEN : BENCH_KV_LEN},
+      {EVAL_Q_LEN, BENCH_Q_LEN},
+      {EVAL_CU_SEQLENS_Q, BENCH_CU_SEQLENS_Q},
+      {EVAL_CU_SEQLENS_K, BENCH_CU_SEQLENS_K},
+      {EVAL_OFFSET, BENCH_OFFSETS},
+      {EVAL_ALIBI, BENCH_ALIBI_SLOPES},
+      {EVAL_SINKS, BENCH_SINKS},
+  };
+  if (!bench_tensors_create_empty(&l->problem, &l->input->tensors))
+    return eval_fail_internal(l, "no memory for the problem's tensors");
+  for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+    const bench_buffer *buffer = &l->input->tensors.buffers[pairs[i].tensor];
+    const npy_array *array = &l->file[pairs[i].file];
+    if (!array->data || !buffer->present || buffer->bytes == 0) continue;
+    if (buffer->bytes > (size_t)array->count * buffer->element_bytes)
+      return eval_fail_internal(l, "%s is smaller than its tensor", eval_option(pairs[i].file));
+    memcpy(buffer->data, array->data, buffer->bytes);
+  }
+  return true;
+}
+
+bool eval_load(const eval_options *options, eval_input *input) {
+  *input = (eval_input){0};
+  eval_loader loader = {.options = options, .input = input}, *l = &loader;
+  const bool ok = eval_read_files(l) && load_shape(l) && validate(l) && load_dtypes(l) && load_score(l) &&
+                  load_position(l) && load_lengths(l) && load_pairs(l) && load_head_values(l, EVAL_ALIBI, ATTN_USE_ALIBI) &&
+                  load_head_values(l, EVAL_SINKS, ATTN_USE_SINKS);
+  if (options->lse || options->path[EVAL_EXPECT_LSE]) loader.problem.uses |= ATTN_USE_LSE;
+  const bool loaded = ok && validate(l) && fill_tensors(l) &&
+                      load_expectation(l, EVAL_EXPECT, loader.problem.dim_v, &input->expect) &&
+                      load_expectation(l, EVAL_EXPECT_LSE, -1, &input->expect_lse);
+  eval_free_files(l);
+  if (!loaded) eval_unload(input);
+  return loaded;
+}
+
+void eval_unload(eval_input *input) {
+  bench_tensors_destroy(&input->tensors);
+  free(input->expect);
+  free(input->expect_lse);
+  input->expect = input->expect_lse = NULL;
+}

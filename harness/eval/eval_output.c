@@ -1,0 +1,127 @@
+/* The outputs of `eval`: someone else's as the expected answer (the oracle's rows and limits, with the values of the
+ * --expect files in them), and the kernels' own as files. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "check/check_private.h"
+#include "eval/eval_private.h"
+#include "data/generate.h"
+
+int eval_output_shape(const eval_input *input, int64_t dim, int64_t shape[NPY_MAX_DIMS]) {
+  const attn_problem *p = &input->tensors.problem;
+  const bool sequence_first = dim >= 0 && input->sequence_first;
+  int dims = 0;
+  if (input->rank == 4) shape[dims++] = p->batch;
+  if (input->rank > 2 && !sequence_first) shape[dims++] = p->heads_q;
+  shape[dims++] = p->uses & ATTN_USE_VARLEN ? p->total_q : p->seq_q;
+  if (input->rank > 2 && sequence_first) shape[dims++] = p->heads_q;
+  if (dim >= 0) shape[dims++] = dim;
+  return dims;
+}
+
+/* ---- Expectations ------------------------------------------------------------------------------------------------ */
+
+/* Where an output row begins in o or lse, in elements. */
+static int64_t place(const eval_input *input, const attn_strides *stride, const bench_expected_row *row) {
+  const bool packed = input->tensors.problem.uses & ATTN_USE_VARLEN;
+  const int64_t start = packed ? input->tensors.args.cu_seqlens_q[row->b] * stride->s : row->b * stride->b;
+  return start + row->h * stride->h + row->i * stride->s;
+}
+
+static void *copy(const void *from, size_t bytes) {
+  void *to = malloc(bytes + 1);
+  return to && bytes ? memcpy(to, from, bytes) : to; /* no bytes: from may be NULL */
+}
+
+static void set_row(bench_expected *expected, int64_t n, const eval_input *input) {
+  const attn_problem *p = &expected->problem;
+  bench_expected_row *row = &expected->row[n];
+  const int64_t at = place(input, &p->o_stride, row);
+  for (int64_t d = 0; input->expect && d < p->dim_v; d++)
+    expected->o[n * p->dim_v + d] = input->expect[at + d * p->o_stride.d];
+  if (input->expect_lse) row->facts.lse = input->expect_lse[place(input, &p->lse_stride, row)];
+}
+
+bench_expected *eval_expect(const bench_expected *oracle, const eval_input *input) {
+  const size_t bytes = (size_t)(oracle->rows * oracle->problem.dim_v) * sizeof(double);
+  bench_expected *expected = copy(oracle, sizeof *oracle);
+  if (!expected) return NULL;
+  expected->row = copy(oracle->row, (size_t)oracle->rows * sizeof *oracle->row);
+  expected->o = copy(oracle->o, bytes);
+  expected->m = copy(oracle->m, bytes);
+  expected->w = copy(oracle->w, bytes);
+  expected->mean_v = copy(oracle->mean_v, bytes);
+  if (!expected->row || !expected->o || !expected->m || !expected->w || !expected->mean_v) {
+    bench_expected_destroy(expected);
+    return NULL;
+  }
+  for (int64_t n = 0; n < expected->rows; n++) set_row(expected, n, input);
+  return expected;
+}
+
+/* The files' rows in the types of o and lse, where args points. */
+static void store_row(const bench_expected *expected, int64_t n, const eval_input *input, const attn_args *args) {
+  const attn_problem *p = &expected->problem;
+  const bench_expected_row *row = &expected->row[n];
+  const int64_t at = place(input, &p->o_stride, row);
+  for (int64_t d = 0; d < p->dim_v; d++)
+    bench_store(args->o, p->dtype_o, at + d * p->o_stride.d, expected->o[n * p->dim_v + d]);
+  if (p->uses & ATTN_USE_LSE) args->lse[place(input, &p->lse_stride, row)] = (float)row->facts.lse;
+}
+
+bench_verdict eval_judge(const bench_expected *oracle, const bench_expected *expected, const eval_input *input) {
+  static const attn_numerics exact = {0};
+  for (int64_t n = 0; n < expected->rows; n++) store_row(expected, n, input, &input->tensors.args);
+  return bench_compare(oracle, &input->tensors.args, &exact);
+}
+
+/* ---- Files ------------------------------------------------------------------------------------------------------- */
+
+/* One output on its way into a file. */
+typedef struct saved_output {
+  const void *data;
+  attn_dtype dtype;
+  attn_strides stride;
+  int64_t dim;   /* -1: the LSE */
+  double unused; /* for tokens of no sequence, which kernels don't write: as rows without keys have it */
+} saved_output;
+
+static void fill_unused_tokens(const eval_input *input, const saved_output *output, void *data) {
+  const attn_problem *p = &input->tensors.problem;
+  const int32_t *cu = input->tensors.args.cu_seqlens_q;
+  const int64_t columns = output->dim < 0 ? 1 : output->dim;
+  for (int64_t t = 0; (p->uses & ATTN_USE_VARLEN) && t < p->total_q; t++)
+    for (int64_t h = 0; (t < cu[0] || t >= cu[p->batch]) && h < p->heads_q; h++)
+      for (int64_t d = 0; d < columns; d++)
+        bench_store(data, output->dtype, t * output->stride.s + h * output->stride.h + d, output->unused);
+}
+
+/* Saves a copy: what the kernel wrote stays as it is for the checks that follow. */
+static int save(const eval_input *input, const saved_output *output, const char *path, char *error, size_t error_bytes) {
+  static const npy_type types[] = {[ATTN_F32] = NPY_F32, [ATTN_F16] = NPY_F16, [ATTN_BF16] = NPY_U16};
+  npy_array array = {.type = types[output->dtype], .count = 1};
+  array.dims = eval_output_shape(input, output->dim, array.shape);
+  for (int d = 0; d < array.dims; d++) array.count *= array.shape[d];
+  array.data = copy(output->data, (size_t)array.count * bench_dtype_bytes(output->dtype));
+  if (!array.data) {
+    snprintf(error, error_bytes, "%s: no memory for a copy of the output", path);
+    return -1;
+  }
+  fill_unused_tokens(input, output, array.data);
+  const int failed = npy_write(path, &array, error, error_bytes);
+  npy_free(&array);
+  return failed;
+}
+
+int eval_save_o(const eval_input *input, const char *path, char *error, size_t error_bytes) {
+  const attn_problem *p = &input->tensors.problem;
+  const saved_output o = {input->tensors.args.o, p->dtype_o, p->o_stride, p->dim_v, 0.0};
+  return save(input, &o, path, error, error_bytes);
+}
+
+int eval_save_lse(const eval_input *input, const char *path, char *error, size_t error_bytes) {
+  const saved_output lse = {input->tensors.args.lse, ATTN_F32, input->tensors.problem.lse_stride, -1, -INFINITY};
+  return save(input, &lse, path, error, error_bytes);
+}

@@ -1,0 +1,265 @@
+/* Reads goals and judges by them. */
+#include "goals/goals.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/cli.h"
+#include "base/select.h"
+
+enum { LINE = 400, FIELDS = 8, SENTENCE = 300 };
+
+/* ---- Metrics ------------------------------------------------------------------------------------------------------- */
+
+typedef const bench_goal_sample *sample;
+
+static double percent_of_peak(sample s, sample against) {
+  (void)against;
+  return 100 * s->peak_share;
+}
+static double points(sample s, sample against) { return 100 * (s->peak_share - against->peak_share); }
+static double ratio(sample s, sample against) { return s->peak_share / against->peak_share; }
+static double cost(sample s, sample against) { return against->peak_share / s->peak_share; }
+static double relative_time(sample s, sample against) { return s->time_ns / against->time_ns; }
+static double speedup(sample s, sample against) { return against->time_ns / s->time_ns; }
+static double nanoseconds(sample s, sample against) {
+  (void)against;
+  return s->time_ns;
+}
+
+/* `cost` is a quotient of shares of the peak too: the FLOPs that it divides by are in them. */
+static const bench_metric metrics[] = {
+    {.name = "peak", .unit = "%", .decimals = 1, .peak = true, .value = percent_of_peak},
+    {.name = "reads", .unit = "%", .decimals = 1, .reads = true, .value = percent_of_peak},
+    {.name = "points", .unit = "points", .decimals = 1, .against = true, .peak = true, .value = points},
+    {.name = "ratio", .unit = "x", .decimals = 3, .against = true, .peak = true, .value = ratio},
+    {.name = "cost", .unit = "x", .decimals = 3, .against = true, .peak = true, .lower = true, .value = cost},
+    {.name = "time", .unit = "x", .decimals = 3, .against = true, .lower = true, .value = relative_time},
+    {.name = "speedup", .unit = "x", .decimals = 3, .against = true, .value = speedup},
+    {.name = "ns", .unit = "ns", .decimals = 0, .lower = true, .value = nanoseconds},
+    {.name = "workspace", .unit = "KiB", .decimals = 0, .lower = true},
+};
+enum { METRICS = sizeof metrics / sizeof *metrics };
+
+/* ---- Lines --------------------------------------------------------------------------------------------------------- */
+
+static char *trim(char *text) {
+  text += strspn(text, " \t");
+  size_t length = strlen(text);
+  while (length && isspace((unsigned char)text[length - 1])) text[--length] = 0;
+  return text;
+}
+
+/* Cuts at every `separator`; returns the number of parts, of which at most `most` are stored. */
+static int split(char *text, char separator, char **part, int most) {
+  int count = 0;
+  for (char *next = text; next; count++) {
+    char *here = next;
+    next = strchr(here, separator);
+    if (next) *next++ = 0;
+    if (count < most) part[count] = trim(here);
+  }
+  return count;
+}
+
+static const bench_metric *find_metric(const char *name, char *error) {
+  const char *names[METRICS + 1] = {NULL};
+  for (int i = 0; i < METRICS; i++) {
+    if (!strcmp(name, metrics[i].name)) return &metrics[i];
+    names[i] = metrics[i].name;
+  }
+  const char *near = cli_nearest(name, names);
+  snprintf(error, SENTENCE, "unknown metric '%.40s'%s%s", name, near ? "; did you mean " : "", near ? near : "");
+  return NULL;
+}
+
+/* Sets the axes of "heads=1 seq=2048", one value each. */
+static bool set_axes(bench_grid *grid, char *axes, bench_spec *spec, char *error) {
+  for (char *word = strtok(axes, " \t"); word; word = strtok(NULL, " \t"))
+    if (!bench_grid_set(grid, word, error, SENTENCE)) return false;
+  *spec = (bench_spec){0};
+  for (int i = 0; i < AXIS_COUNT; i++) {
+    if (grid->axes[i].count > 1) {
+      snprintf(error, SENTENCE, "axis %s has %d values: a row is one case", bench_axis_get((bench_axis)i)->name,
+               grid->axes[i].count);
+      return false;
+    }
+    if (grid->axes[i].count) memcpy(spec->value[i], grid->axes[i].value[0], BENCH_WORD);
+  }
+  return true;
+}
+
+static bool read_cases(bench_goal *goal, char *axes, char *against, char *error) {
+  bench_grid grid = {0};
+  if (*against && !goal->metric->against) {
+    snprintf(error, SENTENCE, "metric %s compares with nothing: `against` should be empty", goal->metric->name);
+    return false;
+  }
+  bool fine = set_axes(&grid, axes, &goal->spec, error) && set_axes(&grid, against, &goal->against, error);
+  bench_grid_clear(&grid);
+  if (!fine) return false;
+  const char *threads = bench_spec_get(&goal->spec, AXIS_THREADS);
+  if (!goal->metric->peak || !strcmp(threads, bench_spec_get(&goal->against, AXIS_THREADS))) return true;
+  snprintf(error, SENTENCE, "metric %s: the peak loop runs on %s threads, so should the case of comparison",
+           goal->metric->name, threads);
+  return false;
+}
+
+static bool read_number(const char *text, double *value, char *error) {
+  *value = NAN;
+  if (!strcmp(text, "-") || cli_read_real(text, value)) return true;
+  snprintf(error, SENTENCE, "'%.40s' should be a number, or - for none", text);
+  return false;
+}
+
+static const struct {
+  const char *word, *vendor;
+} vendors[] = {{"AMD", "AuthenticAMD"}, {"Intel", "GenuineIntel"}};
+enum { VENDORS = sizeof vendors / sizeof *vendors };
+
+/* The vendor that a word stands for, or NULL. */
+static const char *vendor_of(const char *word) {
+  for (int i = 0; i < VENDORS; i++)
+    if (!strcmp(word, vendors[i].word)) return vendors[i].vendor;
+  return NULL;
+}
+
+/* Whether `word` is one of the words of `text`, which blanks separate. */
+static bool has_word(const char *text, const char *word) {
+  const size_t length = strlen(word);
+  for (const char *at = text; (at = strstr(at, word)); at += length)
+    if ((at == text || at[-1] == ' ') && (at[length] == 0 || at[length] == ' ')) return true;
+  return false;
+}
+
+static bool is_condition(const char *word) {
+  if (!strcmp(word, "any") || vendor_of(word)) return true;
+  for (int i = 0; bench_tier_names[i]; i++)
+    if (!strcmp(word, bench_tier_names[i])) return true;
+  return false;
+}
+
+static bool read_cpu(const char *text, char *cpu, size_t bytes, char *error) {
+  char words[LINE];
+  snprintf(words, sizeof words, "%s", text);
+  snprintf(cpu, bytes, "%s", text);
+  for (char *word = strtok(words, " \t"); word; word = strtok(NULL, " \t"))
+    if (!is_condition(word)) {
+      snprintf(error, SENTENCE, "CPU '%.40s' should be any, AMD, Intel or a tier", word);
+      return false;
+    }
+  if (*text) return true;
+  snprintf(error, SENTENCE, "CPU is empty: should be any, AMD, Intel or a tier");
+  return false;
+}
+
+static bool append(bench_goal_list *list, const bench_goal *goal, char *error) {
+  if (!(list->count & (list->count - 1))) { /* grows at powers of two */
+    void *grown = realloc(list->item, (list->count ? 2 * (size_t)list->count : 1) * sizeof *list->item);
+    if (!grown) {
+      snprintf(error, SENTENCE, "out of memory");
+      return false;
+    }
+    list->item = grown;
+  }
+  list->item[list->count++] = *goal;
+  return true;
+}
+
+/* The floor may not be harder to reach than the goal. */
+static bool check_order(const bench_goal *goal, char *error) {
+  const bool wrong = goal->metric->lower ? goal->goal > goal->floor : goal->goal < goal->floor;
+  if (wrong) snprintf(error, SENTENCE, "goal %.9g is easier than floor %.9g", goal->goal, goal->floor);
+  return !wrong;
+}
+
+static bool read_row(char *line, const char *section, bench_goal_list *list, char *error) {
+  enum { METRIC, KERNELS, CASE, AGAINST, CPU, FLOOR, GOAL, TEXT, MOST_KERNELS = 16 };
+  char *field[FIELDS], *kernel[MOST_KERNELS];
+  bench_goal goal = {.kernel = ""};
+  const int fields = split(line, '|', field, FIELDS);
+  if (fields != FIELDS) {
+    snprintf(error, SENTENCE, "%d fields, should be %d: metric | kernels | case | against | CPU | floor | goal | row",
+             fields, FIELDS);
+    return false;
+  }
+  goal.metric = find_metric(field[METRIC], error);
+  if (!goal.metric || !read_cases(&goal, field[CASE], field[AGAINST], error) ||
+      !read_cpu(field[CPU], goal.cpu, sizeof goal.cpu, error) || !read_number(field[FLOOR], &goal.floor, error) ||
+      !read_number(field[GOAL], &goal.goal, error) || !check_order(&goal, error))
+    return false;
+  snprintf(goal.section, sizeof goal.section, "%s", section);
+  snprintf(goal.text, sizeof goal.text, "%s", field[TEXT]);
+  const int kernels = split(field[KERNELS], ',', kernel, MOST_KERNELS);
+  for (int i = 0; i < kernels && i < MOST_KERNELS; i++) {
+    snprintf(goal.kernel, sizeof goal.kernel, "%s", kernel[i]);
+    if (!append(list, &goal, error)) return false;
+  }
+  return true;
+}
+
+static bool read_line(char *line, char *section, size_t bytes, bench_goal_list *list, char *error) {
+  if (!*line || *line == '#') return true;
+  if (*line != '[') return read_row(line, section, list, error);
+  snprintf(section, bytes, "%.*s", (int)strcspn(line + 1, "]"), line + 1);
+  return true;
+}
+
+bool bench_goals_read(const char *text, bench_goal_list *list, char *error, size_t error_bytes) {
+  char section[sizeof list->item->section] = "", line[LINE], problem[SENTENCE] = "";
+  for (int number = 1; *text; number++) {
+    const size_t length = strcspn(text, "\n");
+    snprintf(line, sizeof line, "%.*s", (int)length, text);
+    if (!read_line(trim(line), section, sizeof section, list, problem)) {
+      snprintf(error, error_bytes, "line %d: %s", number, problem);
+      return false;
+    }
+    text += length + (text[length] == '\n');
+  }
+  return true;
+}
+
+const char *bench_goals_find(const char *name) {
+  for (const bench_preset *file = bench_goal_files; file->name; file++)
+    if (!strcmp(file->name, name)) return file->text;
+  return NULL;
+}
+
+void bench_goals_clear(bench_goal_list *list) {
+  free(list->item);
+  *list = (bench_goal_list){0};
+}
+
+/* ---- Judgement ----------------------------------------------------------------------------------------------------- */
+
+bool bench_goal_applies(const bench_goal *goal, const char *vendor, const char *tiers) {
+  char words[sizeof goal->cpu];
+  snprintf(words, sizeof words, "%s", goal->cpu);
+  for (const char *word = strtok(words, " \t"); word; word = strtok(NULL, " \t")) {
+    const char *wanted = vendor_of(word);
+    if (wanted ? strcmp(vendor, wanted) != 0 : strcmp(word, "any") != 0 && !has_word(tiers, word)) return false;
+  }
+  return true;
+}
+
+static bool reaches(const bench_goal *goal, double value, double mark) {
+  return goal->metric->lower ? value <= mark : value >= mark;
+}
+
+bench_judgement bench_goal_judge(const bench_goal *goal, const bench_summary *measured) {
+  if (isnan(goal->floor)) return (bench_judgement){BENCH_NO_FLOOR, false};
+  const bool floor = reaches(goal, measured->median, goal->floor);
+  return (bench_judgement){
+      .mark = !floor                                        ? BENCH_SHORT
+              : reaches(goal, measured->median, goal->goal) ? BENCH_GOAL
+                                                            : BENCH_FLOOR,
+      .open = reaches(goal, measured->ci_lo, goal->floor) != floor || reaches(goal, measured->ci_hi, goal->floor) != floor};
+}
+
+const char *bench_mark_name(bench_mark mark) {
+  static const char *const names[] = {"-", "short", "ok", "goal"};
+  return names[mark];
+}

@@ -1,0 +1,134 @@
+/* Goals as text and as CSV. */
+#include <math.h>
+#include <string.h>
+
+#include "goals/goals_private.h"
+#include "report/record.h"
+#include "report/table.h"
+#include "report/writers.h"
+
+enum { NUMBER = 48 };
+
+/* "-" where there is none. */
+static void format_value(const bench_metric *metric, double value, char *text) {
+  snprintf(text, NUMBER, "%.*f", metric->decimals, value);
+  if (isnan(value)) snprintf(text, NUMBER, "-");
+}
+
+/* "goal", "short?": the question mark says that the interval holds the floor. */
+static void format_mark(const bench_goal_row *row, char *text) {
+  snprintf(text, NUMBER, "%s%s",
+           row->status == BENCH_PASS ? bench_mark_name(row->judgement.mark) : bench_status_name(row->status),
+           row->status == BENCH_PASS && row->judgement.open ? "?" : "");
+}
+
+void bench_goals_print_head(FILE *file) {
+  fprintf(file, "%-44s %-14s %7s %7s %9s %-6s  %-17s %s\n", "row", "kernel", "floor", "goal", "measured", "",
+          "95 % interval", "verdict");
+}
+
+void bench_goals_print_row(const bench_goal_row *row, const bench_goal_row *before, FILE *file) {
+  const bench_metric *metric = row->goal->metric;
+  char floor[NUMBER], goal[NUMBER], measured[NUMBER] = "", interval[2 * NUMBER + 4] = "", low[NUMBER], high[NUMBER],
+                                    mark[NUMBER];
+  format_value(metric, row->goal->floor, floor);
+  format_value(metric, row->goal->goal, goal);
+  if (row->status == BENCH_PASS) format_value(metric, row->measured.median, measured);
+  format_value(metric, row->measured.ci_lo, low);
+  format_value(metric, row->measured.ci_hi, high);
+  if (row->status == BENCH_PASS && row->measured.n > 1) snprintf(interval, sizeof interval, "%s .. %s", low, high);
+  format_mark(row, mark);
+  if (!before || strcmp(before->goal->section, row->goal->section)) fprintf(file, "%s\n", row->goal->section);
+  fprintf(file, "  %-42s %-14s %7s %7s %9s %-6s  %-17s %s\n", row->goal->text, row->goal->kernel, floor, goal, measured,
+          measured[0] ? metric->unit : "", interval, mark);
+  if (row->status == BENCH_PASS) return;
+  fprintf(file, "      ");
+  bench_print_wrapped(file, row->reason, 6);
+}
+
+void bench_goals_print_absences(const bench_goal_table *table, FILE *file) {
+  static const struct {
+    const char *one, *many;
+  } reasons[BENCH_ABSENCES] = {
+      [BENCH_OTHER_CPU] = {"row is", "rows are"},
+      [BENCH_NOT_BUILT] = {"row needs a kernel", "rows need kernels"},
+      [BENCH_NO_TIER] = {"row needs a tier", "rows need tiers"},
+      [BENCH_REFUSED] = {"row has a problem", "rows have problems"},
+      [BENCH_NOT_SELECTED] = {"row is", "rows are"},
+  };
+  static const char *const rest[BENCH_ABSENCES] = {
+      [BENCH_OTHER_CPU] = "for another CPU",
+      [BENCH_NOT_BUILT] = "that this build lacks",
+      [BENCH_NO_TIER] = "that this CPU lacks, or ATTN_MAX_ISA forbids",
+      [BENCH_REFUSED] = "that the kernel does not take yet",
+      [BENCH_NOT_SELECTED] = "of kernels that were not asked for",
+  };
+  for (int i = BENCH_HERE + 1; i < BENCH_ABSENCES; i++)
+    if (table->absent[i])
+      fprintf(file, "%d %s %s\n", table->absent[i], table->absent[i] == 1 ? reasons[i].one : reasons[i].many, rest[i]);
+}
+
+void bench_goals_print_summary(const bench_goal_table *table, FILE *file) {
+  int marks[BENCH_GOAL + 1] = {0}, done = 0, judged = 0, open = 0;
+  for (int i = 0; i < table->count; i++) {
+    const bench_goal_row *row = &table->row[i];
+    done += row->done;
+    if (!row->done || row->status != BENCH_PASS) continue;
+    marks[row->judgement.mark]++;
+    open += row->judgement.open;
+    judged += row->judgement.mark != BENCH_NO_FLOOR;
+  }
+  fprintf(file, "\n%d of %d rows have a verdict: %d at their goal, %d more at their floor (ok), %d short of it", judged,
+          table->count, marks[BENCH_GOAL], marks[BENCH_FLOOR], marks[BENCH_SHORT]);
+  fprintf(file, open ? "; ? = the interval holds the floor (%d)\n" : "\n", open);
+  if (done < table->count) fprintf(file, "%d rows were not reached\n", table->count - done);
+  bench_goals_print_absences(table, file);
+}
+
+/* ---- CSV ------------------------------------------------------------------------------------------------------------ */
+
+static void put_number(FILE *file, double value) {
+  char text[NUMBER];
+  bench_format_number(value, text, sizeof text);
+  fprintf(file, ",%s", text);
+}
+
+static void put_text(FILE *file, const char *text) {
+  fputc(',', file);
+  bench_csv_field(file, text);
+}
+
+static void write_row(const bench_goal_row *row, const char *run_id, FILE *file) {
+  const bool measured = row->status == BENCH_PASS;
+  const bench_goal *goal = row->goal;
+  bench_csv_field(file, run_id);
+  put_text(file, goal->section);
+  put_text(file, goal->text);
+  put_text(file, goal->kernel);
+  put_text(file, goal->metric->name);
+  put_text(file, goal->metric->unit);
+  put_text(file, row->planned.bench.case_id);
+  put_text(file, goal->metric->against ? row->against.bench.case_id : "");
+  put_text(file, goal->cpu);
+  put_number(file, goal->floor);
+  put_number(file, goal->goal);
+  put_number(file, measured ? row->measured.median : NAN);
+  put_number(file, measured ? row->measured.ci_lo : NAN);
+  put_number(file, measured ? row->measured.ci_hi : NAN);
+  fprintf(file, ",%d", measured ? row->measured.n : 0);
+  put_text(file, bench_status_name(row->status));
+  put_text(file, measured && row->judgement.mark != BENCH_NO_FLOOR ? bench_mark_name(row->judgement.mark) : "");
+  put_text(file, measured && row->judgement.open ? "yes" : "no");
+  put_text(file, row->reason);
+  fputc('\n', file);
+}
+
+void bench_goals_write_csv(const bench_goal_table *table, const char *run_id, FILE *file) {
+  fputs(
+      "run_id,section,row,kernel,metric,unit,case_id,against_case_id,cpu,floor,goal,measured,ci_lo,ci_hi,rounds,status,"
+      "verdict,"
+      "interval_holds_floor,reason\n",
+      file);
+  for (int i = 0; i < table->count; i++)
+    if (table->row[i].done) write_row(&table->row[i], run_id, file);
+}

@@ -1,0 +1,241 @@
+/* What follows from the order of tokens, as cases: sinusoidal positions, and a decoding step with a KV cache. Neither has weights. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "attn/extend.h"
+#include "layers/layer_family.h"
+
+/* ---- Sinusoidal positions: rows 0 .. seq - 1 ---- */
+
+static bench_layer_shape positions_shape(const bench_case *bench) {
+  return (bench_layer_shape){.rows = bench->problem.seq_q, .columns = bench->width};
+}
+
+/* Frequencies of base 100: those of twice the width are the square roots, and of these the first half. */
+static attn_status run_base_100(const bench_layer_data *data) {
+  const int64_t width = data->bench->width;
+  float *twice = malloc(2 * (size_t)width * sizeof *twice);
+  if (!twice) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for a row of positions");
+  attn_status status = ATTN_OK;
+  for (int64_t row = 0; row < data->bench->problem.seq_q && status == ATTN_OK; row++) {
+    status = attn_sinusoidal_positions(row, 1, 2 * width, twice);
+    if (status == ATTN_OK) memcpy(data->y + row * width, twice, (size_t)width * sizeof *twice);
+  }
+  free(twice);
+  return status;
+}
+
+static attn_status positions_run(bench_made *made, void *workspace, size_t bytes, bench_layer_time *time) {
+  (void)workspace, (void)bytes, (void)time;
+  const bench_layer_data *data = made->data;
+  if (made->wrong) return run_base_100(data);
+  return attn_sinusoidal_positions(0, data->bench->problem.seq_q, data->bench->width, data->y);
+}
+
+static attn_nn_field positions_expect(const bench_chosen *c) {
+  const int64_t width = c->data->bench->width;
+  attn_nn_field chosen = attn_nn_field_create(c->count, width);
+  for (int64_t r = 0; r < c->count; r++) {
+    attn_nn_field one = attn_nn_oracle_positions(c->row[r], 1, width);
+    memcpy(chosen.value + r * width, one.value, (size_t)width * sizeof *one.value);
+    memcpy(chosen.error + r * width, one.error, (size_t)width * sizeof *one.error);
+    attn_nn_field_destroy(&one);
+  }
+  return chosen;
+}
+
+static const bench_family positions_family = {.run = positions_run, .expect = positions_expect};
+const bench_layer_kind bench_layer_positions = {.name = "positions",
+                                                .has = BENCH_HAS_WIDTH,
+                                                .axes = {{AXIS_BATCH, "1", true}, {AXIS_THREADS, "1", true}},
+                                                .shape = positions_shape,
+                                                .wrong = "frequencies of another base",
+                                                .family = &positions_family,
+                                                BENCH_FAMILY_MEMBERS};
+
+/* ---- A decoding step: seq_q new tokens per sequence behind seq_k - seq_q that the cache holds ---- */
+
+/* x: queries of the step, its keys and values, then those already cached; each [batch][heads][tokens][dim]. */
+typedef struct step_layout {
+  int64_t tokens, cached;
+  int64_t k, v, cached_k, cached_v, inputs; /* where each begins */
+} step_layout;
+
+static step_layout lay_out(const bench_case *bench) {
+  const attn_problem *p = &bench->problem;
+  const int64_t shared = p->batch * p->heads_kv;
+  step_layout l = {.tokens = p->seq_q, .cached = p->seq_k - p->seq_q};
+  l.k = p->batch * p->heads_q * l.tokens * p->dim_qk;
+  l.v = l.k + shared * l.tokens * p->dim_qk;
+  l.cached_k = l.v + shared * l.tokens * p->dim_v;
+  l.cached_v = l.cached_k + shared * l.cached * p->dim_qk;
+  l.inputs = l.cached_v + shared * l.cached * p->dim_v;
+  return l;
+}
+
+/* A row of y is one head's output for one token, as attn_kv_cache_step gives them. */
+static bench_layer_shape step_shape(const bench_case *bench) {
+  const attn_problem *p = &bench->problem;
+  return (bench_layer_shape){.inputs = lay_out(bench).inputs, .rows = p->heads_q * p->seq_q, .columns = p->dim_v};
+}
+
+typedef struct step_state {
+  attn_kv_cache *cache;
+  float *zeros; /* queries of the wrong answer: as far from one key as from any other */
+} step_state;
+
+static void step_destroy(void *layer) {
+  step_state *state = layer;
+  if (!state) return;
+  attn_kv_cache_destroy(state->cache);
+  free(state->zeros);
+  free(state);
+}
+
+/* A first step on the empty cache makes the plan of such steps, which says what kernel they run. */
+static attn_status step_create(bench_made *made) {
+  const bench_layer_data *data = made->data;
+  const attn_problem *p = &data->bench->problem;
+  const step_layout l = lay_out(data->bench);
+  const attn_kv_cache_shape shape = {.batch = p->batch,
+                                     .heads_q = p->heads_q,
+                                     .heads_kv = p->heads_kv,
+                                     .dim_qk = p->dim_qk,
+                                     .dim_v = p->dim_v,
+                                     .capacity = p->seq_k,
+                                     .dtype = ATTN_F32};
+  step_state *state = made->layer = calloc(1, sizeof *state);
+  if (state) state->zeros = calloc((size_t)l.k + 1, sizeof *state->zeros);
+  if (!state || !state->zeros) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for a decoding step");
+  attn_status status = attn_kv_cache_create(&shape, &made->options, &state->cache);
+  if (status == ATTN_OK)
+    status = attn_kv_cache_step(state->cache, l.tokens, NULL, data->x, data->x + l.k, data->x + l.v, data->y);
+  if (status == ATTN_OK) status = attn_kv_cache_truncate(state->cache, 0);
+  if (status == ATTN_OK) snprintf(made->kernel, sizeof made->kernel, "%s", attn_kv_cache_kernel(state->cache));
+  return status;
+}
+
+/* ---- The cache before the step ---- */
+
+/* Tokens first .. first + tokens of [batch x heads][cached][dim]. */
+static void cut(const float *from, int64_t heads, int64_t cached, int64_t dim, int64_t first, int64_t tokens, float *to) {
+  for (int64_t h = 0; h < heads; h++)
+    memcpy(to + h * tokens * dim, from + (h * cached + first) * dim, (size_t)(tokens * dim) * sizeof *to);
+}
+
+/* Keys and values of a prompt's part, with queries and outputs that nobody looks at. */
+typedef struct prompt {
+  float *q, *k, *v, *o;
+} prompt;
+
+static void free_prompt(prompt *part) {
+  float *const memory[] = {part->q, part->k, part->v, part->o};
+  for (int i = 0; i < 4; i++) free(memory[i]);
+}
+
+static bool make_prompt(const attn_problem *p, int64_t tokens, prompt *part) {
+  const size_t query_rows = (size_t)(p->batch * p->heads_q * tokens), key_rows = (size_t)(p->batch * p->heads_kv * tokens);
+  *part =
+      (prompt){calloc(query_rows * (size_t)p->dim_qk, sizeof(float)), malloc(key_rows * (size_t)p->dim_qk * sizeof(float)),
+               malloc(key_rows * (size_t)p->dim_v * sizeof(float)), malloc(query_rows * (size_t)p->dim_v * sizeof(float))};
+  if (part->q && part->k && part->v && part->o) return true;
+  free_prompt(part);
+  return false;
+}
+
+static attn_status append(const bench_layer_data *data, attn_kv_cache *cache, int64_t first, int64_t tokens) {
+  const attn_problem *p = &data->bench->problem;
+  const step_layout l = lay_out(data->bench);
+  prompt part;
+  if (!make_prompt(p, tokens, &part)) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for a prompt");
+  cut(data->x + l.cached_k, p->batch * p->heads_kv, l.cached, p->dim_qk, first, tokens, part.k);
+  cut(data->x + l.cached_v, p->batch * p->heads_kv, l.cached, p->dim_v, first, tokens, part.v);
+  const attn_status status = attn_kv_cache_step(cache, tokens, NULL, part.q, part.k, part.v, part.o);
+  free_prompt(&part);
+  return status;
+}
+
+/* In steps as long as the kernel takes: those for decoding take few rows. */
+static attn_status fill(const bench_layer_data *data, attn_kv_cache *cache) {
+  const int64_t cached = lay_out(data->bench).cached;
+  attn_status status = ATTN_OK;
+  for (int64_t first = 0, tokens = cached; first < cached && status == ATTN_OK; first += tokens) {
+    if (tokens > cached - first) tokens = cached - first;
+    while ((status = append(data, cache, first, tokens)) == ATTN_UNSUPPORTED && tokens > 1) tokens /= 2;
+  }
+  return status;
+}
+
+/* The first call, which is the check's, fills the cache. */
+static attn_status step_run(bench_made *made, void *workspace, size_t bytes, bench_layer_time *time) {
+  (void)workspace, (void)bytes, (void)time;
+  const bench_layer_data *data = made->data;
+  const step_state *state = made->layer;
+  const step_layout l = lay_out(data->bench);
+  attn_status status = ATTN_OK;
+  if (attn_kv_cache_lengths(state->cache)[0] < l.cached) status = fill(data, state->cache);
+  if (status == ATTN_OK) status = attn_kv_cache_truncate(state->cache, l.cached);
+  if (status != ATTN_OK) return status;
+  const float *q = made->wrong ? state->zeros : data->x;
+  return attn_kv_cache_step(state->cache, l.tokens, NULL, q, data->x + l.k, data->x + l.v, data->y);
+}
+
+/* ---- What is right ---- */
+
+/* Of one sequence, from base[batch][heads][tokens][dim] into rows `at` .. of a field with heads side by side. */
+static void take_heads(const float *base, int64_t batch, int64_t heads, int64_t tokens, int64_t at, attn_nn_field *field) {
+  const int64_t dim = field->width / heads;
+  for (int64_t h = 0; h < heads; h++)
+    for (int64_t t = 0; t < tokens; t++)
+      for (int64_t d = 0; d < dim; d++)
+        field->value[(at + t) * field->width + h * dim + d] = (double)base[((batch * heads + h) * tokens + t) * dim + d];
+}
+
+/* All rows of the step: they are few. */
+static attn_nn_field step_oracle(const bench_chosen *c) {
+  const float *x = c->data->x;
+  const attn_problem *p = &c->data->bench->problem;
+  const step_layout l = lay_out(c->data->bench);
+  attn_nn_field q = attn_nn_field_create(l.tokens, p->heads_q * p->dim_qk);
+  attn_nn_field k = attn_nn_field_create(p->seq_k, p->heads_kv * p->dim_qk);
+  attn_nn_field v = attn_nn_field_create(p->seq_k, p->heads_kv * p->dim_v);
+  take_heads(x, c->batch, p->heads_q, l.tokens, 0, &q);
+  take_heads(x + l.cached_k, c->batch, p->heads_kv, l.cached, 0, &k);
+  take_heads(x + l.k, c->batch, p->heads_kv, l.tokens, l.cached, &k);
+  take_heads(x + l.cached_v, c->batch, p->heads_kv, l.cached, 0, &v);
+  take_heads(x + l.v, c->batch, p->heads_kv, l.tokens, l.cached, &v);
+  const attn_nn_attention attention = {.batch = 1,
+                                       .heads_q = p->heads_q,
+                                       .heads_kv = p->heads_kv,
+                                       .seq_q = l.tokens,
+                                       .seq_k = p->seq_k,
+                                       .causal = true,
+                                       .bottom_right = true,
+                                       .score = ATTN_SCORE_DOT,
+                                       .scale = p->scale,
+                                       .numerics = *c->numerics};
+  return bench_then(bench_then(bench_then(attn_nn_oracle_attention(&attention, &q, &k, &v), &q), &k), &v);
+}
+
+static attn_nn_field step_expect(const bench_chosen *c) {
+  const attn_problem *p = &c->data->bench->problem;
+  attn_nn_field o = step_oracle(c), chosen = attn_nn_field_create(c->count, p->dim_v);
+  for (int64_t r = 0; r < c->count; r++) {
+    const int64_t h = c->row[r] / p->seq_q, t = c->row[r] % p->seq_q, at = t * o.width + h * p->dim_v;
+    memcpy(chosen.value + r * p->dim_v, o.value + at, (size_t)p->dim_v * sizeof *o.value);
+    memcpy(chosen.error + r * p->dim_v, o.error + at, (size_t)p->dim_v * sizeof *o.error);
+  }
+  return bench_then(chosen, &o);
+}
+
+static const bench_family step_family = {
+    .create = step_create, .destroy = step_destroy, .run = step_run, .expect = step_expect};
+const bench_layer_kind bench_layer_decode_step = {
+    .name = "decode-step",
+    .has = BENCH_HAS_HEADS | BENCH_HAS_GROUPS | BENCH_HAS_LENGTHS | BENCH_HAS_PAST | BENCH_HAS_ATTENTION | BENCH_HAS_PLAN,
+    .axes = {{AXIS_SEQ_Q, "1", false}, {AXIS_CAUSAL, "bottom-right", true}},
+    .shape = step_shape,
+    .wrong = "attention that looks at all keys alike",
+    .family = &step_family,
+    BENCH_FAMILY_MEMBERS};

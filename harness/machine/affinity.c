@@ -1,0 +1,190 @@
+/* Which CPUs the process may use (--cpus), and which CPU each thread is kept on while it is timed. */
+#include "machine/affinity.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "base/cli.h"
+#include "machine/cpu_list.h"
+#include "machine/cpu_syntax.h"
+
+static bool chosen_by_user; /* --cpus: thread 0 goes to the first of them */
+
+int bench_pin_cpus(const char *command, const char *cpus) {
+  char error[600];
+  cpu_set_t allowed, set;
+  const bench_topology *topology = bench_topology_get();
+  if (!topology->here)
+    return cli_usage_error(command, "--cpus '%s': no thread can be bound to %s; attnbench env --cpus shows the plan", cpus,
+                           topology->source);
+  if (sched_getaffinity(0, sizeof allowed, &allowed)) allowed = topology->cpus;
+  if (!bench_cpus_read(cpus, topology, &allowed, &set, error, sizeof error))
+    return cli_usage_error(command, "--cpus '%s': %s", cpus, error);
+  if (sched_setaffinity(0, sizeof set, &set))
+    return cli_usage_error(command, "--cpus '%s': the system refuses: %s", cpus, strerror(errno));
+  chosen_by_user = true;
+  return 0;
+}
+
+/* ---- Places -------------------------------------------------------------------------------------------------------------- */
+
+/* The allowed CPUs of a core that stand before this one: 0 for the one that a first thread gets. */
+static int rank_in_core(const bench_topology *t, const cpu_set_t *allowed, int place) {
+  int rank = 0;
+  for (int i = 0; i < place; i++)
+    rank += CPU_ISSET(t->in_order[i], allowed) && t->core[t->in_order[i]] == t->core[t->in_order[place]];
+  return rank;
+}
+
+int bench_place_threads(const bench_topology *t, const cpu_set_t *allowed, int first, int *cpu, int threads) {
+  enum { FARTHEST = 8 }; /* threads of a core; no CPU has more */
+  int rank[CPU_SETSIZE], count = 0;
+  const bool leads = first >= 0 && CPU_ISSET(first, allowed) && CPU_ISSET(first, &t->cpus);
+  for (int i = 0; i < t->count; i++) rank[i] = rank_in_core(t, allowed, i);
+  if (leads) { /* it takes the place of its core's first CPU */
+    cpu[count++] = first;
+    for (int i = 0; i < t->count; i++)
+      if (t->core[t->in_order[i]] == t->core[first] && CPU_ISSET(t->in_order[i], allowed)) rank[i] += rank[i] < FARTHEST;
+  }
+  for (int wanted = 0; wanted <= FARTHEST; wanted++)
+    for (int far = 0; far <= leads; far++)
+      for (int i = 0; i < t->count && count < threads; i++) {
+        const int candidate = t->in_order[i];
+        const bool is_far = leads && t->node[candidate] != t->node[first];
+        if (CPU_ISSET(candidate, allowed) && rank[i] == wanted && is_far == far && !(leads && candidate == first))
+          cpu[count++] = candidate;
+      }
+  return count;
+}
+
+/* ---- Holding ------------------------------------------------------------------------------------------------------------- */
+
+/* Set by the thread that opens regions. */
+static struct {
+  bool active;
+  unsigned epoch; /* of this holding: what a thread knows of an earlier one is void */
+  int cpu[CPU_SETSIZE];
+  int count;
+  int threads;      /* that were asked for */
+  int largest_team; /* that was settled */
+  cpu_set_t before;
+} held;
+
+enum { FREE = -1 };
+
+/* Where this thread was put. */
+static _Thread_local struct {
+  unsigned epoch;
+  int cpu;
+} settled;
+
+static bool openmp_binds(void) {
+#ifdef _OPENMP
+  return omp_get_proc_bind() != omp_proc_bind_false;
+#else
+  return false;
+#endif
+}
+
+bool bench_threads_hold(int threads) {
+  if (held.active || openmp_binds() || threads < 1) return false;
+  if (sched_getaffinity(0, sizeof held.before, &held.before)) return false;
+  if (sched_setaffinity(0, sizeof held.before, &held.before)) return false; /* a sandbox may forbid it */
+  held.count =
+      bench_place_threads(bench_topology_here(), &held.before, chosen_by_user ? -1 : sched_getcpu(), held.cpu, CPU_SETSIZE);
+  held.threads = threads;
+  held.epoch++;
+  held.largest_team = 1;
+  held.active = held.count > 0;
+  if (held.active) bench_team_settle(threads);
+  return held.active;
+}
+
+int bench_threads_held(void) { return held.active ? held.threads : 0; }
+
+bool bench_threads_share_cpus(void) { return held.active && held.threads > held.count; }
+
+void bench_thread_settle(int thread, int team) {
+  if (!held.active) return;
+  if (thread == 0 && team > held.largest_team) held.largest_team = team;
+  const int wanted = team <= held.count ? held.cpu[thread] : FREE;
+  if (settled.epoch == held.epoch && settled.cpu == wanted) return;
+  cpu_set_t set = held.before;
+  if (wanted != FREE) {
+    CPU_ZERO(&set);
+    CPU_SET(wanted, &set);
+  }
+  (void)sched_setaffinity(0, sizeof set, &set);
+  settled.epoch = held.epoch;
+  settled.cpu = wanted;
+}
+
+void bench_team_settle(int threads) {
+  if (!held.active) return;
+#ifdef _OPENMP
+  if (threads > 1) {
+#pragma omp parallel num_threads(threads)
+    bench_thread_settle(omp_get_thread_num(), omp_get_num_threads());
+    return;
+  }
+#endif
+  (void)threads;
+  bench_thread_settle(0, 1);
+}
+
+/* Every thread that may be waiting for the next region gets its freedom back, the caller first: new ones inherit from it. */
+void bench_threads_release(void) {
+  if (!held.active) return;
+  held.active = false;
+  (void)sched_setaffinity(0, sizeof held.before, &held.before);
+#ifdef _OPENMP
+  if (held.largest_team > 1) {
+#pragma omp parallel num_threads(held.largest_team)
+    (void)sched_setaffinity(0, sizeof held.before, &held.before);
+  }
+#endif
+}
+
+/* ---- In words ------------------------------------------------------------------------------------------------------------ */
+
+static int count_cores(const bench_topology *t, const cpu_set_t *allowed) {
+  int cores = 0;
+  for (int i = 0; i < t->count; i++) cores += CPU_ISSET(t->in_order[i], allowed) && !rank_in_core(t, allowed, i);
+  return cores;
+}
+
+/* OMP_PROC_BIND and OMP_PLACES as they stand. */
+static void describe_openmp(char *text, size_t bytes) {
+  const char *bind = getenv("OMP_PROC_BIND"), *places = getenv("OMP_PLACES");
+  snprintf(text, bytes, "OpenMP's: OMP_PROC_BIND=%s OMP_PLACES=%s", bind ? bind : "", places ? places : "");
+}
+
+bool bench_describe_binding(const bench_topology *topology, const cpu_set_t *allowed, int threads, char *text,
+                            size_t bytes) {
+  int cpu[CPU_SETSIZE];
+  char list[400];
+  const int cores = count_cores(topology, allowed), cpus = CPU_COUNT(allowed), wanted = threads ? threads : cpus;
+  if (openmp_binds()) {
+    describe_openmp(text, bytes);
+    return true;
+  }
+  if (!threads && !chosen_by_user) { /* which one is first depends on where the caller happens to run */
+    bench_cpu_list_write(allowed, list, sizeof list);
+    snprintf(text, bytes, "one thread per core of CPUs %s, %d core%s", list, cores, cores == 1 ? "" : "s");
+    return true;
+  }
+  const int placed = wanted <= CPU_SETSIZE ? bench_place_threads(topology, allowed, -1, cpu, wanted) : 0;
+  if (!placed || placed < wanted) {
+    snprintf(text, bytes, "none: %d threads on %d CPU%s would share them", wanted, cpus, cpus == 1 ? "" : "s");
+    return false;
+  }
+  bench_cpu_sequence_write(cpu, placed, list, sizeof list);
+  snprintf(text, bytes, "%d thread%s on CPU%s %s, %s", placed, placed == 1 ? "" : "s", placed == 1 ? "" : "s", list,
+           placed <= cores ? "one per core" : "more than one per core");
+  return true;
+}

@@ -1,0 +1,110 @@
+/* The topology as /sys/devices/system/cpu tells it: what binding needs, without hwloc. */
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "machine/cpu_list.h"
+#include "machine/environment_private.h"
+#include "machine/topology.h"
+
+#define CPU_FOLDER "/sys/devices/system/cpu"
+
+static bench_topology known; /* what objects_of() looks at */
+
+static bool read_cpus(const char *path, cpu_set_t *set) {
+  char text[4096];
+  bench_read_line(path, text, sizeof text);
+  return text[0] && bench_cpu_list_read(text, set);
+}
+
+/* The lowest CPU that shares something with this one, by a list such as "0,64"; this one itself where the system is silent. */
+static int lowest_of(int cpu, const char *list) {
+  char path[128];
+  cpu_set_t set;
+  snprintf(path, sizeof path, CPU_FOLDER "/cpu%d/topology/%s", cpu, list);
+  if (!read_cpus(path, &set)) return cpu;
+  for (int i = 0; i < cpu; i++)
+    if (CPU_ISSET(i, &set)) return i;
+  return cpu;
+}
+
+/* Numbers groups of CPUs by their lowest member, in the order of CPUs. Returns how many there are. */
+static int number_groups(const cpu_set_t *cpus, const char *list, int *group) {
+  int groups = 0;
+  for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+    if (!CPU_ISSET(cpu, cpus)) continue;
+    const int lowest = lowest_of(cpu, list);
+    group[cpu] = lowest < cpu && CPU_ISSET(lowest, cpus) ? group[lowest] : groups++;
+  }
+  return groups;
+}
+
+static int number_nodes(int *node) {
+  int nodes = 0;
+  for (int i = 0; i < CPU_SETSIZE; i++) {
+    char path[96];
+    cpu_set_t set;
+    snprintf(path, sizeof path, "/sys/devices/system/node/node%d/cpulist", i);
+    if (!read_cpus(path, &set)) continue;
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+      if (CPU_ISSET(cpu, &set)) node[cpu] = nodes;
+    nodes++;
+  }
+  return nodes ? nodes : 1;
+}
+
+/* The CPUs for which group[cpu] == index and that stand in `within`, or in all CPUs if it is NULL. */
+static cpu_set_t members(const int *group, int index, const cpu_set_t *within) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+    if (CPU_ISSET(cpu, within) && (group ? group[cpu] : cpu) == index) CPU_SET(cpu, &set);
+  return set;
+}
+
+static int objects_of(const char *kind, const cpu_set_t *within, cpu_set_t *objects) {
+  static const struct {
+    const char *kind;
+    const int *group;
+  } kinds[] = {
+      {"core", known.core}, {"pu", NULL}, {"numanode", known.node}, {"numa", known.node}, {"package", known.package}};
+  int count = 0;
+  for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
+    if (strcmp(kind, kinds[k].kind)) continue;
+    for (int i = 0; i < CPU_SETSIZE; i++) {
+      const cpu_set_t shared = members(kinds[k].group, i, within);
+      if (CPU_COUNT(&shared)) objects[count++] = members(kinds[k].group, i, &known.cpus);
+    }
+    return count;
+  }
+  return -1;
+}
+
+static void list_kinds(char *text, size_t bytes) {
+  text[0] = 0;
+  bench_topology_list_kind(text, bytes, "package", known.packages);
+  bench_topology_list_kind(text, bytes, "numanode", known.nodes);
+  bench_topology_list_kind(text, bytes, "core", known.cores);
+  bench_topology_list_kind(text, bytes, "pu", known.count);
+}
+
+static int by_node_and_core(const void *left, const void *right) {
+  const int a = *(const int *)left, b = *(const int *)right;
+  if (known.node[a] != known.node[b]) return known.node[a] - known.node[b];
+  return known.core[a] != known.core[b] ? known.core[a] - known.core[b] : a - b;
+}
+
+void bench_topology_from_system(bench_topology *topology) {
+  known = (bench_topology){.here = true, .objects = objects_of, .list_kinds = list_kinds};
+  snprintf(known.source, sizeof known.source, "system files");
+  if (!read_cpus(CPU_FOLDER "/online", &known.cpus) && sched_getaffinity(0, sizeof known.cpus, &known.cpus))
+    CPU_SET(0, &known.cpus);
+  known.cores = number_groups(&known.cpus, "thread_siblings_list", known.core);
+  known.packages = number_groups(&known.cpus, "core_siblings_list", known.package);
+  known.nodes = number_nodes(known.node);
+  for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+    if (CPU_ISSET(cpu, &known.cpus)) known.in_order[known.count++] = cpu;
+  qsort(known.in_order, (size_t)known.count, sizeof *known.in_order, by_node_and_core);
+  *topology = known;
+}

@@ -1,0 +1,29 @@
+/* The journal: one JSON object per line, appended and flushed after every case, so that a run that was cut short loses one
+ * case at most and `--resume` goes on from there. The first line says what the run was; the others hold records. */
+#ifndef BENCH_JOURNAL_H
+#define BENCH_JOURNAL_H
+
+#include <stdio.h>
+
+#include "report/record.h"
+
+/* What must be the same for results to stand in one file. */
+typedef struct bench_journal_head {
+  const char *command; /* "run", "check" */
+  const char *version; /* of attnbench */
+  const char *cpu;
+  uint64_t seed;
+} bench_journal_head;
+
+/* Starts a new journal. NULL after an error, said on stderr. */
+FILE *bench_journal_create(const char *path, const bench_journal_head *head);
+
+/* Opens an old one for more and appends its records to *records; a last line that was cut off is dropped. NULL after an
+ * error (unreadable, or of another command, version, CPU or seed), said on stderr. */
+FILE *bench_journal_resume(const char *path, const bench_journal_head *head, bench_records *records);
+
+/* Appends one record; false after an error. bench_journal_flush() makes it durable. */
+bool bench_journal_append(FILE *journal, const bench_record *record);
+bool bench_journal_flush(FILE *journal);
+
+#endif

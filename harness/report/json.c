@@ -1,0 +1,148 @@
+/* results.json: Google Benchmark's format (docs/user_guide.md, "Output Formats"; tools/gbench/util.py reads it).
+ *
+ * compare.py wants cpu_time in every entry. We measure wall time only, so cpu_time repeats it, and the context says so. */
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/files.h"
+#include "report/writers.h"
+
+/* Fields of the record that become counters of an entry. */
+static const bench_column counters[] = {COLUMN_gflops, COLUMN_gbs,         COLUMN_peak_gflops, COLUMN_peak_pct,
+                                        COLUMN_ratio,  COLUMN_ratio_ci_lo, COLUMN_ratio_ci_hi, COLUMN_max_err_ratio};
+
+static void put_number(FILE *file, double value) {
+  char text[32];
+  bench_format_number(value, text, sizeof text);
+  fputs(isfinite(value) ? text : "null", file);
+}
+
+static void put_text(FILE *file, const char *key, const char *text) {
+  fprintf(file, "\"%s\": ", key);
+  bench_json_string(file, text);
+}
+
+void bench_series_name(char *name, size_t bytes, const char *kernel, const char *case_id, const char *suffix) {
+  snprintf(name, bytes, "attn/kernel:%s/%s%s", kernel, case_id, suffix);
+}
+
+static void put_name(FILE *file, const char *key, const bench_record *record, const char *suffix) {
+  char name[BENCH_NAME + 128];
+  bench_series_name(name, sizeof name, bench_record_get(record, COLUMN_kernel), bench_record_get(record, COLUMN_case_id),
+                    suffix);
+  put_text(file, key, name);
+}
+
+/* The keys shared by repetitions and aggregates. */
+static void put_entry(FILE *file, const bench_record *record, int family, const char *suffix, double time_ns) {
+  fputs("      ", file);
+  put_name(file, "name", record, suffix);
+  fprintf(file, ",\n      \"family_index\": %d,\n      \"per_family_instance_index\": 0,\n      ", family);
+  put_name(file, "run_name", record, "");
+  fprintf(file,
+          ",\n      \"repetitions\": %d,\n      \"threads\": %s,\n      \"iterations\": %" PRId64 ",\n      \"real_time\": ",
+          record->sample_count, bench_record_get(record, COLUMN_threads), record->iterations);
+  put_number(file, time_ns);
+  fputs(",\n      \"cpu_time\": ", file);
+  put_number(file, time_ns);
+  fputs(",\n      \"time_unit\": \"ns\"", file);
+}
+
+static void put_repetition(FILE *file, const bench_record *record, int family, int round) {
+  fputs("    {\n", file);
+  put_entry(file, record, family, "", record->samples_ns[round]);
+  fprintf(file, ",\n      \"run_type\": \"iteration\",\n      \"repetition_index\": %d\n    }", round);
+}
+
+static void put_median(FILE *file, const bench_record *record, int family) {
+  fputs("    {\n", file);
+  put_entry(file, record, family, "_median", bench_record_number(record, COLUMN_time_ns_median));
+  fputs(",\n      \"run_type\": \"aggregate\",\n      \"aggregate_name\": \"median\",\n      \"aggregate_unit\": \"time\"",
+        file);
+  for (size_t i = 0; i < sizeof counters / sizeof *counters; i++) {
+    if (!bench_record_get(record, counters[i])[0]) continue;
+    fprintf(file, ",\n      \"%s\": ", bench_column_names[counters[i]]);
+    put_number(file, bench_record_number(record, counters[i]));
+  }
+  fputs("\n    }", file);
+}
+
+#ifdef NDEBUG
+static const char build_type[] = "release";
+#else
+static const char build_type[] = "debug";
+#endif
+
+static void put_context(FILE *file, const bench_report *report) {
+  static const struct {
+    const char *key, *fact;
+  } facts[] = {{"host_name", "host"}, {"cpu", "cpu"}, {"compiler", "compiler"}};
+  fputs("  \"context\": {\n    ", file);
+  put_text(file, "date", report->date);
+  fputs(",\n    ", file);
+  put_text(file, "executable", report->executable);
+  for (size_t i = 0; i < sizeof facts / sizeof *facts; i++) {
+    fputs(",\n    ", file);
+    put_text(file, facts[i].key, bench_environment_get(report->environment, facts[i].fact));
+  }
+  fprintf(file, ",\n    \"num_cpus\": %d,\n    ", bench_cpu_count());
+  put_text(file, "library_version", attn_version());
+  fputs(",\n    ", file);
+  put_text(file, "run_id", report->run_id);
+  fputs(",\n    \"cpu_time_is\": \"a copy of real_time: only wall time is measured\"", file);
+  fprintf(file, ",\n    \"library_build_type\": \"%s\",\n    \"json_schema_version\": 1\n  }", build_type);
+}
+
+static void put_benchmarks(FILE *file, const bench_records *records) {
+  const char *separator = "\n";
+  int family = 0;
+  fputs("  \"benchmarks\": [", file);
+  for (int i = 0; i < records->count; i++) {
+    const bench_record *record = &records->item[i];
+    if (!record->sample_count) continue;
+    for (int round = 0; round < record->sample_count; round++) {
+      fputs(separator, file);
+      separator = ",\n";
+      put_repetition(file, record, family, round);
+    }
+    fputs(separator, file);
+    put_median(file, record, family++);
+  }
+  fputs("\n  ]", file);
+}
+
+static void put_not_timed(FILE *file, const bench_records *records) {
+  const char *separator = "\n";
+  fputs("  \"not_timed\": [", file);
+  for (int i = 0; i < records->count; i++) {
+    const bench_record *record = &records->item[i];
+    if (record->sample_count) continue;
+    fprintf(file, "%s    {", separator);
+    separator = ",\n";
+    put_name(file, "name", record, "");
+    fputs(", ", file);
+    put_text(file, "status", bench_record_get(record, COLUMN_status));
+    fputs(", ", file);
+    put_text(file, "reason", bench_record_get(record, COLUMN_reason));
+    fputs(", ", file);
+    put_text(file, "warnings", bench_record_get(record, COLUMN_warnings));
+    fputs("}", file);
+  }
+  fputs("\n  ]", file);
+}
+
+static void write_json(void *context, FILE *file) {
+  const bench_report *report = context;
+  fputs("{\n", file);
+  put_context(file, report);
+  fputs(",\n", file);
+  put_benchmarks(file, report->records);
+  fputs(",\n", file);
+  put_not_timed(file, report->records);
+  fputs("\n}\n", file);
+}
+
+bool bench_write_json(const char *path, const bench_report *report) {
+  return bench_file_write(path, write_json, (void *)report);
+}

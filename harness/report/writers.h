@@ -1,0 +1,35 @@
+/* The result files: results.csv, samples.csv, results.json. All are written whole, at the end, from the records. */
+#ifndef BENCH_WRITERS_H
+#define BENCH_WRITERS_H
+
+#include <stdio.h>
+
+#include "machine/environment.h"
+#include "report/record.h"
+
+/* What every file says about the run. */
+typedef struct bench_report {
+  const bench_records *records;
+  const char *run_id;
+  const char *executable;
+  const char *date; /* ISO 8601, local time with offset */
+  const bench_environment *environment;
+} bench_report;
+
+/* RFC 4180 with the columns of columns.def; an empty field is a missing value. False after an error, said on stderr. */
+bool bench_write_csv(const char *path, const bench_report *report);
+
+/* One field, quoted where it has to be. */
+void bench_csv_field(FILE *file, const char *text);
+
+/* run_id,case_id,kernel,round,position,time_ns,iterations */
+bool bench_write_samples(const char *path, const bench_report *report);
+
+/* A series' name in that JSON: "attn/kernel:flash_c/dtype:f32/B:1/..." and a suffix. */
+void bench_series_name(char *name, size_t bytes, const char *kernel, const char *case_id, const char *suffix);
+
+/* JSON that Google Benchmark's tools/compare.py reads: one entry per repetition and their median as an aggregate; rows
+ * without a time stand in "not_timed", with their reason. */
+bool bench_write_json(const char *path, const bench_report *report);
+
+#endif

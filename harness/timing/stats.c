@@ -1,0 +1,72 @@
+/* Order statistics: medians, their distribution-free intervals, paired ratios. */
+#include "timing/stats.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int compare_doubles(const void *a, const void *b) {
+  double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+/* NULL if memory is short. */
+static double *sorted_copy(const double *values, int n) {
+  double *copy = malloc((size_t)n * sizeof *copy);
+  if (!copy) return NULL;
+  memcpy(copy, values, (size_t)n * sizeof *copy);
+  qsort(copy, (size_t)n, sizeof *copy, compare_doubles);
+  return copy;
+}
+
+static double sorted_median(const double *sorted, int n) {
+  return n % 2 ? sorted[n / 2] : 0.5 * (sorted[n / 2 - 1] + sorted[n / 2]);
+}
+
+/* P(X = i) for X ~ Binomial(n, 1/2); by logarithms, as 2^-n underflows for large n. */
+static double binomial_half(int n, int i) {
+  return exp(lgamma(n + 1.0) - lgamma(i + 1.0) - lgamma(n - i + 1.0) - n * log(2.0));
+}
+
+/* The interval [x(k), x(n+1-k)] of the sorted values holds the median of any continuous distribution with probability
+ * 1 - 2 P(X < k), X ~ Binomial(n, 1/2) counting the values below it. Takes the largest k that keeps 95 %; below 6 values
+ * none does, and k = 1 is the range. */
+int bench_median_rank(int n) {
+  double below = 0.0;
+  int k = 0;
+  while (k < n / 2 && (below += binomial_half(n, k)) <= 0.025) k++;
+  return k > 0 ? k : 1;
+}
+
+bench_summary bench_summarise(const double *values, int n) {
+  bench_summary s = {.n = n};
+  double *sorted = n > 0 ? sorted_copy(values, n) : NULL;
+  if (!sorted) return (bench_summary){0};
+  int rank = bench_median_rank(n);
+  s.min = sorted[0];
+  s.median = sorted_median(sorted, n);
+  s.ci_lo = sorted[rank - 1];
+  s.ci_hi = sorted[n - rank];
+  for (int i = 0; i < n; i++) sorted[i] = fabs(sorted[i] - s.median);
+  qsort(sorted, (size_t)n, sizeof *sorted, compare_doubles);
+  s.mad = sorted_median(sorted, n);
+  free(sorted);
+  return s;
+}
+
+/* The interval of the median log-ratio is the one that the sign test does not reject. */
+bench_summary bench_paired_ratio(const double *a, const double *b, int n) {
+  double *log_ratio = n > 0 ? malloc((size_t)n * sizeof *log_ratio) : NULL;
+  if (!log_ratio) return (bench_summary){0};
+  for (int i = 0; i < n; i++) log_ratio[i] = log(a[i] / b[i]);
+  bench_summary s = bench_summarise(log_ratio, n);
+  free(log_ratio);
+  return (bench_summary){.min = exp(s.min),
+                         .median = exp(s.median),
+                         .mad = expm1(s.mad),
+                         .ci_lo = exp(s.ci_lo),
+                         .ci_hi = exp(s.ci_hi),
+                         .n = s.n};
+}
+
+double bench_median(const double *values, int n) { return bench_summarise(values, n).median; }
