@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # attn_warnings: an interface target with the warnings, sanitizers and language flags that every target shares.
 add_library(attn_warnings INTERFACE)
 target_compile_options(attn_warnings INTERFACE -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # Turns text files into one C file: cmake -DARRAY=bench_presets -DOUTPUT=presets_data.c "-DINPUTS=a.preset;b.preset" -P
 # AttnEmbed.cmake. The result defines an array of bench_preset (harness/cases/presets.h), one entry per file, named without its
 # extension.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # Install rules: libraries, header, attnbench, find_package(attn) and pkg-config. Everything installed is relocatable.
 include(CMakePackageConfigHelpers)
 set(attn_config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/attn)

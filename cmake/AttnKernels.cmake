@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # Turns kernels/tiers.def and kernels/kernels.def into sources with the flags of their folder. Sets ATTN_KERNEL_SOURCES, ATTN_TIERS (those
 # of this architecture, low to high) and ATTN_KERNELS_BUILT, and writes kernels_built.def (what src/registry.c includes),
 # score_steps_built.def (src/score_steps.c) and product_built.def (src/product.c) to ATTN_GENERATED_DIR. Nothing here asks what the host

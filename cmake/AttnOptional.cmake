@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # Optional packages, each AUTO, ON or OFF. AUTO takes what is there; ON fails with the package to install.
 set(ATTN_OPENMP_TARGET "")
 set(ATTN_OPENMP_STATUS "off (ATTN_OPENMP=OFF): one thread unless the caller brings a pool")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # Finds OpenBLAS with its CBLAS interface: a package of the system, or what ATTN_OPENBLAS_ROOT points to, such as a folder into which
 # scripts/get_openblas.sh has put the build of PyPI, whose names carry a prefix. Defines the target attn::openblas, whose users see
 # <cblas.h> and the macro ATTN_OPENBLAS_PREFIX, ATTN_OPENBLAS_VERSION and ATTN_OPENBLAS_PC; otherwise ATTN_OPENBLAS_MISSING.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # Finds oneDNN, 2.6 or 3.x: a package of the system, or what ATTN_ONEDNN_ROOT points to, such as a folder into which
 # scripts/get_onednn.sh has put a build of PyPI. Defines the target attn::onednn, ATTN_ONEDNN_VERSION and ATTN_ONEDNN_PC; otherwise
 # ATTN_ONEDNN_MISSING. Kernels that need more than the version found has get a kernel_reason_<kernel>. Installed with

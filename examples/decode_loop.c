@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Generation with a KV cache, timed with every kernel: append one token, attend to all before it, take the next.
  *
  * The model is one attention layer made by hand, so that the right answer is known: an induction head (Elhage et al. 2021,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Four ways to pick a kernel: read the registry, let the library choose, name one, and time them all once.
  *
  * The plan made once is what a program keeps: it can be run any number of times, by any number of threads. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Reads .safetensors files: named tensors of float32 (https://huggingface.co/docs/safetensors). Eight bytes of header length, a
  * JSON header, then the data. The file comes from outside, so nothing in it is trusted: a header that does not fit its file is an
  * error, never a read beyond it. Only what the examples need: F32 tensors; others are left out. Little-endian machines. */

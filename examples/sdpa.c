@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* example: ten lines */
 #include <attn/attn.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* attnbench: see commands.c. */
 #include "commands/commands.h"
 

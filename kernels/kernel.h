@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The kernel contract: what a kernel tells the plan, and what the plan promises the kernel.
  *
  * The work of one call is cut into units, one per KV head of one batch (unit = batch * heads_kv + kv_head), because all

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Peak loops: how fast one core can multiply and add when nothing else is in its way. Every kernel's rate is shown as a share
  * of the loop of its tier and dtype, timed in the same process. kernels/<folder>/peak_<isa>.c defines `attn_peak_<isa>`. */
 #ifndef ATTN_PEAK_H

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
 # Sets up, builds, validates every kernel, times it and draws the figures: the one command of the benchmark.
 set -u
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Captures real attention inputs: Q, K, V of a sentence encoder on English prose, as .npy files for `attnbench eval`.
 
 Random inputs give flat softmax rows; trained heads do not: some look at one token, some at all of them alike. This script

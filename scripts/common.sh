@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # Shared by setup.sh, bench.sh and test.sh, which source it: the repository root, the tools of .venv first in PATH, and a few
 # small words.
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Derives the polynomials that the vector tiers use for 2^f, and prints them as C hex floats with their error.
 
     2^t = 2^n 2^f,  t = n + f

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Derives the rational function that the vector tiers use for tanh, and prints it as C hex floats with its error.
 
     tanh(x) = x P(x^2) / Q(x^2),  |x| <= 9;  beyond, tanh is 1 to within float32

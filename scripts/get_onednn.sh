@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
 # Puts a oneDNN 3.x from PyPI into a folder, for -DATTN_ONEDNN_ROOT, and prints how to build with it and run.
 set -u
 

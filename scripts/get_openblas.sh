@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
 # Gets the OpenBLAS that SciPy is built with (scipy-openblas32 from PyPI) into a folder: newer than most distributions', and nothing
 # is installed system-wide.
 #

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Writes docs/kernels.md, the table of what every kernel takes, from what the kernels themselves say.
 
     scripts/kernel_table.py build/tests/kernel_table                    rewrites the rows of the kernels in that build

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Writes tests/data/mha: what PyTorch's MultiheadAttention gives, in float64, on small float32 inputs and weights.
 
     pip install torch==2.13.0 numpy

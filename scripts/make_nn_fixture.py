@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Makes tests/data/nn/*.safetensors: transformer layers of PyTorch with small random weights, inputs, and what PyTorch
 computes from them in float64. tests/test_nn_block.c compares libattn_nn with it.
 

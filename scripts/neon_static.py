@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Cycles of flash_neon's hot tile, and of flash_neonbf16's products, on Arm cores that nobody here owns, from their machine code and
 llvm-mca's models of those cores.
 

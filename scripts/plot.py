@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Draws the figures of one or more attnbench runs: rates, speed-ups, winners, thread scaling and layers, as PNG and SVG.
 
     scripts/plot.py results/local/2026-01-31 -o figures

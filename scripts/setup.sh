@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
 # Makes a fresh machine ready: installs what building needs and what tests and figures can use, where it may.
 #
 #   scripts/setup.sh          called by bench.sh and test.sh; safe to repeat, and quick once everything is there

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
 # Sets up, builds and runs every test, in stages: a second compiler, sanitizers, and every CPU tier on its own.
 set -u
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

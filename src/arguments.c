@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* attn_args: the pointers and lengths of one call. */
 #include <inttypes.h>
 

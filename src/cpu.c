@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* CPU features, tiers and caches. CPUID leaves and XCR0 bits: Intel SDM vol. 1, ch. 13-14 and vol. 2A, "CPUID". */
 #define _GNU_SOURCE
 #include "cpu.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What this CPU and its operating system let us run. */
 #ifndef ATTN_CPU_H
 #define ATTN_CPU_H

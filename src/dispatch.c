@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Dispatch: a named kernel or a clear error; otherwise the first of the registry that this CPU and the problem allow. */
 #include "dispatch.h"
 

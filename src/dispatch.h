@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Which kernel runs a problem, and why not another. */
 #ifndef ATTN_DISPATCH_H
 #define ATTN_DISPATCH_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The identity as V, of which O is P itself: how attention weights are had from any kernel as it is.
  *
  * n x n of it cost 2 n - 1 elements: element (j, c) stands at n - 1 + c - j of an array with a single 1 in its middle, which strides of -1

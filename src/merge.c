@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* attn_merge: partial (O, LSE) pairs over disjoint keys become one. In double, so that merging adds no more than the
  * rounding of its results; parts without a key are skipped rather than multiplied by 0, whatever their O holds. */
 #include <inttypes.h>

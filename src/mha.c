@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Multi-head attention: four dense layers around one attention plan (include/attn/mha.h).
  *
  * The projections write Q, K and V with one head behind the other, [batch][heads][seq][dim], and the last one reads O the same way:

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The shape of a multi-head attention layer, checked, and the list of its projections. */
 #ifndef ATTN_MHA_PROBLEM_H
 #define ATTN_MHA_PROBLEM_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The loop that runs a phase. Tasks are handed out one by one in their order, so that "longest first" balances the end. */
 #include "parallel.h"
 

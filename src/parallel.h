@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* One parallel loop: the caller's pool, OpenMP where built in, else a plain loop. */
 #ifndef ATTN_PARALLEL_H
 #define ATTN_PARALLEL_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The table of peak loops, from the tiers of this architecture. */
 #include "kernels/peak.h"
 

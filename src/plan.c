@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Plans: everything that can be decided or checked before the data is there, and the loop that runs it. */
 #include "plan.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* A plan for a kernel that need not be registered: what attn_plan_create does after dispatch. Tests judge broken kernels
  * through it, by the same path as real ones. */
 #ifndef ATTN_PLAN_H

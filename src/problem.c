@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* attn_problem: defaults and validation. Every check names the field, its value and what would be right. */
 #include <inttypes.h>
 #include <math.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The check of one call's data; attn_problem_validate checks the shape. */
 #ifndef ATTN_PROBLEM_H
 #define ATTN_PROBLEM_H

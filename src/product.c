@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Dense layers: Y = X W + bias (include/attn/product.h).
  *
  * W is packed once into panels of as many columns as a register tile is wide, [panel][depth][panel_columns], with the bias beside it.

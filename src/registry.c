@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The registry: kernels_built.def, made by CMake from kernels/kernels.def, turned into a table. */
 #include "registry.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The kernels of this build, in the order of kernels.def. */
 #ifndef ATTN_REGISTRY_H
 #define ATTN_REGISTRY_H

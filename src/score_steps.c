@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The tiers' attn_score_steps: score_steps_built.def, made by CMake from kernels/tiers.def, lowest tier first. */
 #include "score_steps.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Which tier's attn_score_steps a plan gets. */
 #ifndef ATTN_SCORE_STEPS_H
 #define ATTN_SCORE_STEPS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Status names, the thread's last error sentence, and the version. */
 #include <stdarg.h>
 #include <stdio.h>

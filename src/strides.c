@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Checks of a tensor's strides. */
 #include "strides.h"
 

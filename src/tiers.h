@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Helpers for including tiers.def: ATTN_IF_<architecture>(...) keeps its arguments on that architecture only. */
 #ifndef ATTN_TIERS_H
 #define ATTN_TIERS_H

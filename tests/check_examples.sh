@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Builds the programs of examples/ as a stranger would, against an installed library, with find_package(attn) and with pkg-config,
 # and runs them.
 #

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Each public header compiles alone, as C11 and as C++11, without a warning, and C++ can link against it.
 #
 #   check_header.sh C_COMPILER INCLUDE_FOLDER

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # Installs into a folder of its own, moves it, and builds and runs a downstream program with find_package(attn) and with
 # pkg-config, against the shared and the static library.
 #

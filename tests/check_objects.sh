@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # What may not be in the object files: instructions of a tier outside that tier's folder, code that runs at load time, and
 # exported names that do not begin with attn_.
 #

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # The OpenBLAS of PyPI (scripts/get_openblas.sh) in place of the system's: its prefixed names are found, the kernels on it pass, and
 # what is installed runs and links. Skipped where the package is not.
 #

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # The ten lines of C in README.md are examples/sdpa.c, which the tests build and run: not a copy that rots.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
 # usage: check_refused.sh KERNEL REASON EMULATOR... ATTNBENCH: on a CPU (the emulator's -cpu) that lacks what the kernel needs, its rows
 # are skips that say so, and asking for it by name is an error that says so; nothing dies of an unknown instruction.
 kernel=$1 reason=$2

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """The hot loops keep their sums in registers: no innermost loop of a flash kernel that is full of multiply-adds touches the stack with
 a vector. Usage: check_spills.py BUILD_FOLDER; exit code 77 if there is nothing to look at."""
 import platform

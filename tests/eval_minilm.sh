@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: MIT
 # `attnbench eval` on what a trained model's attention reads (tests/data/minilm): every kernel must agree with the oracle and
 # with NumPy's float64 answer, and must be told apart from problems that are nearly the same. No Python needed.
 #

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Every option of `attnbench eval` against attention written in NumPy: the oracle and all kernels must agree with it.
 
 tests/eval_numpy.py path/to/attnbench     exit 0: all as it should be; 77: no NumPy

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* vec_exp2 of one tier over every float32 input that can matter, against the C library's double exp2.
  *
  *     exp_every_float TIER [STEP]

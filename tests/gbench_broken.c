@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* attnbench-gbench with kernels that go wrong: linked with --wrap=attn_plan_run, every call of the library passes here. From
  * the call on that BROKEN_FROM says, one output is off by 1. */
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Reading or writing one element too far must fault: every kernel runs with an inaccessible page flush with the end, then
  * with the start, of every tensor, in a child process. The broken kernels of mutants.def that go too far must be caught. */
 #include <signal.h>

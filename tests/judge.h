@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Judges kernels that need not be registered by the very path that `attnbench check` uses: tensors, oracle, bench_check. */
 #ifndef TESTS_JUDGE_H
 #define TESTS_JUDGE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 #include "layer_support.h"
 
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* One benchmark layer with its memory, for the tests of layers as cases. */
 #ifndef TESTS_LAYER_SUPPORT_H
 #define TESTS_LAYER_SUPPORT_H

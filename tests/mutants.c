@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* A small flash kernel with a switch for every fault of mutants.def. Float32 and dot scores only, but every mask, length,
  * layout and option with them. The phases have the names they have in kernels/. */
 #include "mutants.h"

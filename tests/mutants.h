@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Deliberately broken kernels: see mutants.def. */
 #ifndef TESTS_MUTANTS_H
 #define TESTS_MUTANTS_H

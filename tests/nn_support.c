@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 #include "nn_support.h"
 
 #include <math.h>

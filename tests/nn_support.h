@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Learnt maps with random weights, for the tests of libattn_nn's layers. */
 #ifndef TESTS_NN_SUPPORT_H
 #define TESTS_NN_SUPPORT_H

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """The ONNX Attention operator as an outside yardstick: seeded cases of opsets 23, 24 and 25, computed by ONNX's own reference
 evaluator, must agree with every kernel of `attnbench eval` within our derived error limits.
 

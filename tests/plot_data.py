@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Result files for test_plot.py: rows with chosen rates, in the columns that attnbench writes."""
 
 import csv

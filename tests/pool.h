@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* A small thread pool as a caller of the library might have one: for attn_options.parallel_for. */
 #ifndef TESTS_POOL_H
 #define TESTS_POOL_H

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Runs a test file of this folder with pytest; exit code 77 (skipped) where a package it needs is missing.
 
 run_pytest.py FILE [PACKAGE...]

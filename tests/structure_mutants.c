@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Proof that each structural test of harness/check/structure.h can fail: it must FAIL the broken kernels named here on some case of
  * the conformance suite, and PASS the unbroken original on every one.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What the unit tests share: tensors of one problem with seeded values, and one call that plans and runs a kernel. */
 #ifndef TESTS_SUPPORT_H
 #define TESTS_SUPPORT_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Where threads run: the library leaves every thread's affinity alone and keeps its team together; attnbench chooses CPUs by
  * what they share, holds threads there while it times, and lets them touch memory first. The syntax of --cpus on larger
  * machines is tested by test_cpus.py. */

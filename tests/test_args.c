@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* attn_args: every pointer and length that attn_plan_run checks before it touches data, and what it must not need. */
 #include <math.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Determinism: for a fixed kernel on one CPU a row's bits depend on its own inputs alone. Every kernel is run with different
  * thread counts, pools, batches, neighbours, positions and workspaces, and every time the bits must be the same. */
 #include <math.h>

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """The command line of attnbench: exit codes, sentences, files, resuming, interrupting.
 
 tests/test_cli.py path/to/attnbench [unittest options]     needs only Python's standard library

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """What --cpus chooses: on this machine, and (with `synthetic`, which needs hwloc) on larger ones that only hwloc pretends.
 
 tests/test_cpus.py path/to/attnbench [synthetic]     needs only Python's standard library

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """The Python halves of examples/: the pictures they draw from what the programs write."""
 
 import os

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Google Benchmark over our cases, and its compare.py over our results and its own.
 
 tests/test_gbench.py CLASS...     the environment names the programs: ATTNBENCH, ATTNBENCH_GBENCH, GBENCH_BROKEN, COMPARE_PY

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Goals: what lines mean, what wrong lines are told, and the verdict with its interval. */
 #include <math.h>
 #include <stdio.h>

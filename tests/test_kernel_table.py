@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """scripts/kernel_table.py --check fails where the document is out of date, and only there.
 
 tests/test_kernel_table.py path/to/kernel_table     needs only Python's standard library

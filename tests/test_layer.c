@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Layers as cases of the benchmark: checked before they are timed, wrong ones not timed at all, work and shares of the time told
  * right. Here with mha and block; test_layer_family.c has those of libattn_nn. */
 #include <math.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The layers of libattn_nn as cases of the benchmark: each passes with every kernel that takes it, fails once it is wrong, and says what
  * it cannot be. */
 #include <math.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* attn_merge: any partition of the keys, merged, is the whole; parts without keys do not count; arguments are checked. */
 #include <math.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Layers with weights as PyTorch stores them give what its MultiheadAttention gives (tests/data/mha, made by
  * scripts/make_mha_fixture.py), and so does the float64 layer that the other tests judge by. */
 #include <math.h>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """examples/minilm: its program asked for times over its standard input, and compare.py from end to end on a model of random
 weights, without PyTorch, with a stand-in for it, and with itself where .venv-peers has it. Run by pytest; needs NumPy."""
 

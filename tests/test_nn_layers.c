@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Feed-forward, additive attention and Synthesizer against their float64 oracles, and against formulas that are wrong in one
  * place; arguments are checked. */
 #include <math.h>

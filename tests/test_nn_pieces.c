@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The small pieces of libattn_nn against their float64 oracles, and against formulas that are wrong in one place, which the
  * same limit must tell apart; arguments are checked. */
 #include <math.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* NaN, infinities and signed zeros stay where they belong: what stands in elements that a row may not see changes none of its bits,
  * nor does what its neighbours in a tile come to; and what a row may see reaches it. */
 #include <math.h>

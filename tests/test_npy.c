@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The .npy reader and writer: what NumPy may write is read, and whatever else stands in a file is refused with a sentence
  * that says what is wrong. The files are put together byte by byte here, so that no Python is needed. */
 #include <setjmp.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What the kernels on oneDNN promise beside the answers, which every kernel is tried for: inside a task oneDNN starts no threads, the
  * caller's OpenMP setting is what it was (onednn_mutants.c proves that both are seen), refusals say what and who, and bfloat16 either meets its declared limit or is refused in oneDNN's own word. */
 #include <dirent.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What kernel.h promises kernels that stand on another library: open() once per plan, after plan() and before the workspace is
  * sized; run() sees what it made, unchanged; close() once for each open() that succeeded, and for no other. */
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The kernels on OpenBLAS leave its number of threads as they found it, hold it at one while they run, several plans at once
  * included, and name version and core of the library that is there.
  *

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """scripts/peers: libattn through ctypes, the float64 reference, cases, statistics, and torch_sdpa.py without PyTorch and
 with a stand-in for it. Run by pytest; needs NumPy. The library is that of ATTN_TEST_LIBATTN, else build/libattn.so."""
 

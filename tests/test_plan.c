@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Plans, the registry and dispatch: an override only takes away and fails loudly, errors list what would do, plans can be
  * shared, and the workspace is checked. */
 #include <pthread.h>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """scripts/plot.py: what it reads, what it refuses, what its figures say. Run by pytest; drawing needs matplotlib."""
 
 import sys

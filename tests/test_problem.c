@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* attn_problem: defaults, and every check of attn_problem_validate. A wrong field must be refused with a sentence that
  * names the field, its value and what would be right. */
 #include <math.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Dense layers against float64 sums, for every product that runs here; what their bits may depend on; what they refuse. */
 #include <math.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """scripts/peers: the rivals besides PyTorch, run_all.py with its table and figure, setup.sh. Rivals that are installed
 (.venv-peers) run for real on small cases; all others are absent, or a stand-in compiled here. Run by pytest; needs NumPy."""
 

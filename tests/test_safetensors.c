@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The reader of the examples: what it takes, and that no header, however wrong, makes it read beyond its file. */
 #include <fcntl.h>
 #include <stdio.h>

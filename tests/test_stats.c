@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The order statistics of the harness, against values worked out by hand and against intervals from a table. */
 #include <math.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What runs when ATTN_MAX_ISA caps the tier: the automatic choice must be that tier's kernel, by name, kernels of
  * higher tiers must be refused with a reason, and what was chosen must compute attention.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* vec_exp2 of one tier behind a plain function, compiled with that tier's flags: VEC_HEADER names the header, VEC_EXP2_ARRAY the
  * function. */
 #include VEC_HEADER

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* x[i] = vec_exp2(x[i]) of each tier; count is a multiple of 16. */
 #ifndef TEST_VEC_EXP2_H
 #define TEST_VEC_EXP2_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Kernel regression, the oldest attention: fifty noisy points of a curve, and the curve guessed from them.
  *
  * The points are the classic example (Zhang et al., Dive into Deep Learning, https://d2l.ai, "Attention Pooling"):

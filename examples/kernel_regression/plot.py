@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Draws what kernel_regression wrote: the points, the guessed curve beside the true one, and the weights behind the guess.
 
     kernel_regression FOLDER && plot.py FOLDER      # writes FOLDER/kernel_regression.png

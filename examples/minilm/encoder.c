@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The encoder in libattn_nn's words: embedding, blocks, pooling (encoder.h). */
 #define _POSIX_C_SOURCE 200809L
 #include "encoder.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* all-MiniLM-L6-v2, a real sentence encoder (Wang et al. 2020, https://arxiv.org/abs/2002.10957; fine-tuned by the
  * sentence-transformers project): six post-norm encoder blocks of twelve heads, mean over the tokens, length 1. */
 #ifndef EXAMPLES_MINILM_ENCODER_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Runs a real sentence encoder, all-MiniLM-L6-v2 (encoder.h), with every attention kernel of the library that takes the shape; the
  * fastest is kept and its embeddings are written. That is the whole of picking a kernel at run time: the name goes into
  * attn_options, the rest is the same.

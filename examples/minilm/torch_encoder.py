@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """all-MiniLM-L6-v2 in PyTorch, as a framework user would write it: fused attention, fused linear layers and norms."""
 
 import numpy as np

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Draws the attention weights that seq2seq_attention wrote: which letter of the word was looked at for each letter written.
 
     seq2seq_attention weights.safetensors FOLDER && plot.py FOLDER      # writes FOLDER/attention.png

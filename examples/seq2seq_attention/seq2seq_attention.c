@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* A recurrent encoder and decoder that write words backwards, joined by additive attention (Bahdanau et al. 2015).
  *
  * The encoder reads the word letter by letter and leaves one state per letter. The decoder writes letter by letter; before each it

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Trains the weights that seq2seq_attention.c reads: a recurrent encoder and decoder with additive attention (Bahdanau et
 al. 2015, https://arxiv.org/abs/1409.0473) learn to write a word backwards.
 

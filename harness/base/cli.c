@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The option parser: a table in, values or one clear sentence out. */
 #include "base/cli.h"
 

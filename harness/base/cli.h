@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Command line options from a table: parsing, `--help`, and errors that name the nearest right word.
  *
  *     static bool quiet;

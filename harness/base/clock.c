@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Reading and distrusting the clock. */
 #include "base/clock.h"
 

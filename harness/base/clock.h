@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The one clock of the harness: CLOCK_MONOTONIC, in nanoseconds. */
 #ifndef BENCH_CLOCK_H
 #define BENCH_CLOCK_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Atomic files, folders, JSON strings. */
 #include "base/files.h"
 

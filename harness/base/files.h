@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Files that are either whole or absent: written beside their place and renamed into it. */
 #ifndef BENCH_FILES_H
 #define BENCH_FILES_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Progress with ETA: the guesses of work.c, scaled by how wrong they have been so far. */
 #include "base/progress.h"
 

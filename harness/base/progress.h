@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* How far the run is, on stderr: one line that rewrites itself on a terminal, one line per case elsewhere. */
 #ifndef BENCH_PROGRESS_H
 #define BENCH_PROGRESS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Kernel filters. */
 #include "base/select.h"
 

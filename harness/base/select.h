@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Which kernels a run takes: globs over names, algorithms and tiers, with errors that name the nearest right word. */
 #ifndef BENCH_SELECT_H
 #define BENCH_SELECT_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The table of axes, and how their values are read. */
 #include "cases/axes.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Axes: the named properties of a case, their values as text, and grids (every combination of some values).
  *
  * A specification gives every axis one value as text; cases.c turns it into a bench_case. Text is what users type, what

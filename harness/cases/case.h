@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* One benchmark case: an attn_problem, how its inputs are made, and its name. The writers print these fields as CSV columns;
  * equal case_ids mean equal problems, data and thread counts. */
 #ifndef BENCH_CASE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Builds cases from specifications, and lists of cases from grids. */
 #include "cases/cases.h"
 

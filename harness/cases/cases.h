@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* From specifications to cases: problems with strides, seeds and names, and lists of them from grids. */
 #ifndef BENCH_CASES_H
 #define BENCH_CASES_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* A seeded covering selection: few combinations of many axes in which as many pairs of values as possible meet.
  *
  * Most faults need one value or two that meet (a causal mask with a short last tile), rarely more, so covering pairs finds

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Strides that a caller might bring, from the everyday to the perverse. */
 #include "cases/layout.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The layouts of q, k, v and o by name. */
 #ifndef BENCH_LAYOUT_H
 #define BENCH_LAYOUT_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Reads preset text into grids. */
 #include "cases/presets.h"
 

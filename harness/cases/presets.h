@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Presets: grids of cases in readable files, harness/cases/presets/NAME.preset, embedded into the program.
  *
  *     # The first comment says what the preset is for; `attnbench list presets` prints its first line.

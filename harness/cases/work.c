@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Counts the work of a case, independently of the kernels and of the oracle. */
 #include "cases/work.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What one call has to do: pairs, floating-point operations, bytes; and how long that may take. */
 #ifndef BENCH_WORK_H
 #define BENCH_WORK_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The verdict: outputs against the oracle under the limits of docs/numerics.md, and a run under watch. */
 #include "check/check.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Is this output right? The oracle's answer, the two derived limits of docs/numerics.md, and the verdict that timing
  * demands. */
 #ifndef BENCH_CHECK_H

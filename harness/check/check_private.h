@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What expected.c prepares and check.c judges by. */
 #ifndef BENCH_CHECK_PRIVATE_H
 #define BENCH_CHECK_PRIVATE_H

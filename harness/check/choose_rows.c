@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Which output rows the oracle computes. Small problems: all. Larger ones: where kernels change their path (first and
  * last row, borders of common tile heights, borders of masks and lengths) and seeded rows in between, thinned out evenly
  * over the heads when even these would take seconds. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* docs/numerics.md, "The formulas", line by line. */
 #include "check/error_limits.h"
 

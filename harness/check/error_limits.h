@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The error limits of docs/numerics.md, for one row and one of its outputs. */
 #ifndef BENCH_LIMITS_H
 #define BENCH_LIMITS_H

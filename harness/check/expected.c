@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The oracle's answer to one problem, and whether that problem can tell it from no answer at all. */
 #include <math.h>
 #include <stdio.h>

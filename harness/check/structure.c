@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The structural tests that compare bits, and the loop over all of them. */
 #include "check/structure.h"
 

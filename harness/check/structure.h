@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Structural tests: what must hold between several runs of one kernel, whatever the right answer is.
  * Each takes the problem of a case apart or puts it differently (other threads, one sequence alone, other rows around, keys in
  * another order ...) and compares the answers, bit by bit or within the limits of docs/numerics.md.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The structural tests that compare within the limits of docs/numerics.md. */
 #include <math.h>
 #include <stdio.h>

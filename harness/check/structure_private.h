@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What structure.c (the tests of bits), structure_limits.c (those within limits) and structure_view.c share. */
 #ifndef BENCH_STRUCTURE_PRIVATE_H
 #define BENCH_STRUCTURE_PRIVATE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Views: parts of a case as problems of their own, by pointers and strides where that will do. */
 #include <math.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The table of sub-commands and `attnbench help`. */
 #include "commands/commands.h"
 

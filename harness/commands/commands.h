@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The sub-commands of attnbench. Each gets its own name as argv[0] and returns an exit code of cli.h. */
 #ifndef BENCH_COMMANDS_H
 #define BENCH_COMMANDS_H

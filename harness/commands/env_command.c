@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* attnbench env: the audit of machine, build and noise, and where threads would be kept. */
 #include <errno.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* attnbench list: kernels, presets, axes, cases. */
 #include <stdio.h>
 #include <string.h>

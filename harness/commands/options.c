@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* From options to cases and kernels. */
 #include "commands/options.h"
 

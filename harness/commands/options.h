@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The options that sub-commands share: which cases, which kernels, how to measure, where to write. */
 #ifndef BENCH_OPTIONS_H
 #define BENCH_OPTIONS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* attnbench peak: what this machine can do at most. The peak loop of every tier and dtype, and the read bandwidth of
  * every cache level and of memory, on one core and on all. */
 #include <errno.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* attnbench run and attnbench check: their options. */
 #include <string.h>
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The loop over the cases: resume, run, record, print, write. */
 #include "commands/session.h"
 

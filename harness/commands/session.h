@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* A whole run or check: all cases with all kernels, to table and files. */
 #ifndef BENCH_SESSION_H
 #define BENCH_SESSION_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What a session prints around its table, and the files it leaves. */
 #include <inttypes.h>
 #include <math.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What session.c (the loop) and session_output.c (what is said and written) share. */
 #ifndef BENCH_SESSION_PRIVATE_H
 #define BENCH_SESSION_PRIVATE_H

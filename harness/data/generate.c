@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Counter-based random values, and rounding to the storage types. */
 #include "data/generate.h"
 

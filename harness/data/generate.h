@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Generated data: every value is a pure function of (seed, stream, index), so that neither layout nor order of filling
  * changes it. The generator is SplitMix64 (Steele, Lea & Flood 2014) used as a counter-based hash. */
 #ifndef BENCH_GENERATE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The .npy format without Python: a magic string, a version, and a Python dict literal that says type, order and shape, then
  * the elements. The file may come from anywhere, so every field is checked against the bytes that are really there before
  * anything is allocated or read by it. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Memory of one case's tensors: spans from shapes and strides, guard zones or guard pages around them, and attn_args. */
 #include "data/tensors.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The tensors of one case: allocated with guard zones, filled from a seed (or by `eval` from files), and the attn_args that
  * point into them. */
 #ifndef BENCH_TENSORS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Values of generated tensors. Only what some row may read gets a value: gaps and unreachable padding keep their NaN
  * poison, so that a kernel that lets them through shows it. */
 #include <math.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What a kernel did to memory: poisoned outputs, guard zones, gaps, hashes and packed copies of what it owns. */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What tensors.c allocates, tensors_fill.c fills and tensors_output.c watches. */
 #ifndef BENCH_TENSORS_PRIVATE_H
 #define BENCH_TENSORS_PRIVATE_H

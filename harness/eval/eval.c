@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* `attnbench eval`: kernels on the user's own tensors, judged by the oracle and, where there is one, by someone else's
  * output. Real data is not zero-mean, so that only the proven limit applies. */
 #include "eval/eval.h"

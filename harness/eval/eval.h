@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* `attnbench eval`: one problem on the user's own tensors. eval_load.c turns options and .npy files into a problem with its
  * data, eval.c runs the kernels on it. */
 #ifndef BENCH_EVAL_H

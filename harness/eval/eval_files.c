@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The files of `eval`: reading them, turning their elements into the types that the library takes, and saying what is wrong
  * with the option's name in the sentence. */
 #include <math.h>

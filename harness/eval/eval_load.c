@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* From .npy files to a problem with its data. What the files say is checked against each other here, so that neither the
  * library nor the oracle sees a length or a shape that does not fit. */
 #include <math.h>

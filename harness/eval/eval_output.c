@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The outputs of `eval`: someone else's as the expected answer (the oracle's rows and limits, with the values of the
  * --expect files in them), and the kernels' own as files. */
 #include <math.h>

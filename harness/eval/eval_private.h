@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What eval_files.c (files and their elements) and eval_load.c (what they mean together) share. */
 #ifndef BENCH_EVAL_PRIVATE_H
 #define BENCH_EVAL_PRIVATE_H

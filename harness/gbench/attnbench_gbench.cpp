@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 // attnbench-gbench: the cases of attnbench in Google Benchmark's own timing loop, for those who live with its tools.
 //
 // A benchmark's name is the case's name in results.json. That is why none asks for UseRealTime(), which would append to it:

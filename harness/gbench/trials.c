@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Trials on top of bench_stage: one kernel on one case, checked. */
 #include "trials.h"
 

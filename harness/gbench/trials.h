@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Kernels on cases for a timing loop that is not ours. The cases, names and checks are those of `attnbench run`; so is the rule
  * that there is no time without a passed check. One trial is open at a time. Plain C, to be included by C++. */
 #ifndef BENCH_GBENCH_TRIALS_H

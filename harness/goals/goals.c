@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Reads goals and judges by them. */
 #include "goals/goals.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Goals: which share of the machine's limit which kernel is meant to reach, read from harness/goals/NAME.goals (the head
  * of limits.goals explains the lines), and the judgement of what was measured. Nothing here measures. */
 #ifndef BENCH_GOALS_H

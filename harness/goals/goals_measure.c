@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* One row of the goals: the case, and the case that it is compared with, take turns in the same rounds, so that every value
  * is one of neighbours. */
 #include <math.h>

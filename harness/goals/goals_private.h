@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What goals_session.c (which rows, in which order), goals_measure.c (one row) and goals_table.c (text and CSV) share. */
 #ifndef BENCH_GOALS_PRIVATE_H
 #define BENCH_GOALS_PRIVATE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Which goals become rows here, and the loop over them. */
 #include "goals/goals_session.h"
 

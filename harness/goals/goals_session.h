@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* `run --preset limits`: a session whose rows are goals. */
 #ifndef BENCH_GOALS_SESSION_H
 #define BENCH_GOALS_SESSION_H

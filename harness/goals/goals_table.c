@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Goals as text and as CSV. */
 #include <math.h>
 #include <string.h>

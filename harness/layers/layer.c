@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Layers as cases: data, rows, verdicts. layer_axes.c says what the axes mean to them. */
 #include "layers/layer.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Whole layers as cases: libattn's attention with what stands around it, and the rest of libattn_nn, checked against float64 and
  * timed like a kernel, with the share of the time that each part takes. layer_kinds.h has one entry per layer; everything here is
  * the same for all of them. */

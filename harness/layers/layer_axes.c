@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What the axes of a case mean to layers: values that a layer has by itself, and what contradicts it, in words. */
 #include <inttypes.h>
 #include <stdarg.h>

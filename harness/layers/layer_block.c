@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* A transformer encoder block: multi-head self-attention and a feed-forward network four times as wide inside, each with a residual
  * connection and a layer norm behind it (post-norm). */
 #include <stdlib.h>

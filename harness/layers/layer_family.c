@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Shared by the layers of libattn_nn: see layer_family.h. */
 #include "layers/layer_family.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What most layers of libattn_nn share as benchmark cases: how they are made, named and compared. A kind adds create, run and expect;
  * layer_mha.c and layer_block.c, whose oracles keep state, do without. */
 #ifndef BENCH_LAYER_FAMILY_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The layers that attnbench knows, and what each must say of itself. */
 #ifndef BENCH_LAYER_KINDS_H
 #define BENCH_LAYER_KINDS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Multi-head self-attention with its four projections. */
 #include <stdlib.h>
 

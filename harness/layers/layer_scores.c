@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Attention with scores other than dot products as cases: additive attention and kernel regression. */
 #include <math.h>
 #include <stdio.h>

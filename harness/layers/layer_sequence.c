@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What follows from the order of tokens, as cases: sinusoidal positions, and a decoding step with a KV cache. Neither has weights. */
 #include <stdio.h>
 #include <stdlib.h>

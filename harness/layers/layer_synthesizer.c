@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Synthesizers as cases, learnt for sequences of the case's own length. The hidden layer of the dense one is dim_qk wide. */
 #include <math.h>
 #include <stdio.h>

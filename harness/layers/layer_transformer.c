@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Layers of the transformer as cases: cross-attention, feed-forward, add & norm, and the decoder block of all of them. */
 #include <stdio.h>
 

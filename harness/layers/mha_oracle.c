@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The layer in float64, row by row, and its error limits: docs/numerics.md, "Layers", line by line. */
 #include "layers/mha_oracle.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What a multi-head attention layer is, in float64, and by how much a float32 layer may miss it (docs/numerics.md, "Layers"). Shares
  * no code with the layer: projections are loops over float64, attention is the oracle of kernels/ref. */
 #ifndef BENCH_MHA_ORACLE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Which CPUs the process may use (--cpus), and which CPU each thread is kept on while it is timed. */
 #include "machine/affinity.h"
 

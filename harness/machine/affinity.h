@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Threads kept on CPUs of their own while they are timed: a scheduler may pack threads on one CPU, or move them about. Only
  * attnbench does this; the library never touches the affinity of a thread. */
 #ifndef BENCH_AFFINITY_H

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 # Writes OUTPUT, a header that says what this program was built from: commit and whether the tree was dirty, compiler, flags.
 # Run at every build, so that the commit is that of the build and not of the configuration; touches the file only if
 # something changed.

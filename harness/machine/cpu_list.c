@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Lists of CPU numbers. */
 #include "machine/cpu_list.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Lists of CPU numbers as the system files and taskset write them: "0-3,8". */
 #ifndef BENCH_CPU_LIST_H
 #define BENCH_CPU_LIST_H

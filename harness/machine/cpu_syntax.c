@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Reads hwloc's way of naming CPUs. hwloc has its parser in its programs, not in its library, so this one is ours; it also
  * serves the topology that is read without hwloc, with fewer kinds of objects. */
 #include "machine/cpu_syntax.h"

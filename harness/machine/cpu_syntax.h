@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What `--cpus` may say. */
 #ifndef BENCH_CPU_SYNTAX_H
 #define BENCH_CPU_SYNTAX_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What would make a time meaningless: a build whose tiers are emulated, or a program that is. */
 #include "machine/emulation.h"
 

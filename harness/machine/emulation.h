@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Is what runs here the machine itself? A time taken under emulation is no time. */
 #ifndef BENCH_EMULATION_H
 #define BENCH_EMULATION_H

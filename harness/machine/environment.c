@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The list of facts: adding, finding, printing. */
 #include "machine/environment.h"
 

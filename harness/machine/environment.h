@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Machine, build and noise: what env.json holds and what `attnbench env` audits. Unknown is "unknown", never guessed. */
 #ifndef BENCH_ENVIRONMENT_H
 #define BENCH_ENVIRONMENT_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What this program was built from and with, and how this process was started. */
 #include <stdlib.h>
 #include <string.h>

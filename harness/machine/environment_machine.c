@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* CPU, caches, memory and operating system, as the system files of Linux tell them. */
 #include <stdlib.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What makes times scatter: clock control, other work, the hypervisor's thefts, page sizes, memory nodes, quotas. */
 #include <dirent.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* How facts get into bench_environment: the files environment_*.c each add theirs. */
 #ifndef BENCH_ENVIRONMENT_PRIVATE_H
 #define BENCH_ENVIRONMENT_PRIVATE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Packages, nodes, cores and caches, and where timed threads are kept. */
 #include <stdio.h>
 #include <string.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* First touch by the threads that will use the memory. */
 #include "machine/first_touch.h"
 

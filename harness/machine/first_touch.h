@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Where memory comes to lie: a page belongs to the NUMA node of the thread that writes to it first. While threads are held
  * (affinity.h), tensors are first written in shares, one per thread in the order of memory, which is the order of heads in
  * most layouts and of the library's tasks; and a workspace is left to the library's own threads. The library hands tasks out

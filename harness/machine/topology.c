@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Reads the topology on first use. */
 #include "machine/topology.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Which CPUs there are and what they share: from hwloc where it is built in, else from the system files of Linux.
  *
  * CPUs are numbered as the operating system does; cores, NUMA nodes and packages are counted from 0 in the order of the

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The topology as hwloc sees it, which knows more kinds of objects and can pretend (HWLOC_SYNTHETIC). */
 #include "machine/topology.h"
 

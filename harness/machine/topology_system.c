@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The topology as /sys/devices/system/cpu tells it: what binding needs, without hwloc. */
 #include <limits.h>
 #include <stdio.h>

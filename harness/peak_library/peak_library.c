@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The peak and read loops of kernels/peak.h behind four functions that a foreign-function interface can call. */
 #include "peak_library.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* libattn_peak: what this machine can do at most, measured from inside another program's process. scripts/peers loads it beside
  * libattn, so that a rival's rate too is a share of a peak timed in the same process and the same round. */
 #ifndef PEAK_LIBRARY_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* CSV files (RFC 4180: comma, CRLF is optional and left out, fields with comma, quote or line break are quoted). */
 #include <inttypes.h>
 #include <string.h>

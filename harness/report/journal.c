@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Writes and reads journal.jsonl. The reader takes exactly what the writer makes: flat objects whose values are strings,
  * numbers or arrays of numbers. */
 #include "report/journal.h"

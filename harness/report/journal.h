@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The journal: one JSON object per line, appended and flushed after every case, so that a run that was cut short loses one
  * case at most and `--resume` goes on from there. The first line says what the run was; the others hold records. */
 #ifndef BENCH_JOURNAL_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* results.json: Google Benchmark's format (docs/user_guide.md, "Output Formats"; tools/gbench/util.py reads it).
  *
  * compare.py wants cpu_time in every entry. We measure wall time only, so cpu_time repeats it, and the context says so. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* From a result to text. */
 #include "report/record.h"
 

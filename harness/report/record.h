@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* A finished row as text, column by column: what table, CSV, JSON and journal all print, so that they cannot disagree and a
  * resumed row is like a fresh one. */
 #ifndef BENCH_RECORD_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The end of the table: what each kernel did, why rows were skipped, how noisy the machine was. */
 #include <math.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Prints records as a table for people. */
 #include "report/table.h"
 

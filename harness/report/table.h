@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The table on stdout: one block per case, kernels from fast to slow, refusals and failures with reasons, a summary. */
 #ifndef BENCH_TABLE_H
 #define BENCH_TABLE_H

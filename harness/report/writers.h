@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The result files: results.csv, samples.csv, results.json. All are written whole, at the end, from the records. */
 #ifndef BENCH_WRITERS_H
 #define BENCH_WRITERS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Read-only loops: those of the widest tier that this CPU runs (kernels/peak.h). */
 #include "timing/bandwidth.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Read bandwidth: how fast `threads` cores can read a buffer of a given size and do nothing else with it. */
 #ifndef BENCH_BANDWIDTH_H
 #define BENCH_BANDWIDTH_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Peak loops against the clock. */
 #include "timing/peak_rate.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Timing of peak loops (kernels/peak.h), in slices short enough to stand beside every sample. */
 #ifndef BENCH_PEAK_RATE_H
 #define BENCH_PEAK_RATE_H

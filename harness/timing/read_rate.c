@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The read-only loop over the very tensors of a case, so that caches, pages and placement are those that the kernel meets. */
 #include "timing/read_rate.h"
 

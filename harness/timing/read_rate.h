@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* How fast the K and V of a case can be read when nothing is done with them: what decode is measured against. */
 #ifndef BENCH_READ_RATE_H
 #define BENCH_READ_RATE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* One row of results: a case x kernel, as table, CSV and JSON print it. */
 #ifndef BENCH_RESULT_H
 #define BENCH_RESULT_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* One case: tensors, oracle, plans, checks. time_case.c does the timing. */
 #include "timing/run_case.h"
 

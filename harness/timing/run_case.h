@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* One case: make its tensors, ask the oracle, check every kernel, time those that passed together. */
 #ifndef BENCH_RUN_CASE_H
 #define BENCH_RUN_CASE_H

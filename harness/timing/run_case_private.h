@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What run_case.c (check) and time_case.c (time) share about the case that is running. */
 #ifndef BENCH_RUN_CASE_PRIVATE_H
 #define BENCH_RUN_CASE_PRIVATE_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Order statistics: medians, their distribution-free intervals, paired ratios. */
 #include "timing/stats.h"
 

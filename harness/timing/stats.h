@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Order statistics: no normality assumed. All functions sort copies; NaN never enters. With n = 0, or if memory is short, a
  * summary is all zeros (n too). */
 #ifndef BENCH_STATS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Timing of one case: rotations, rounds, ratios, peak and bandwidth. */
 #include <math.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Rounds: every entrant once, in changing order, between two slices of its peak loop, its output held against the
  * check's.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* How a time comes about: rounds in which every entrant of a case runs once, in changing order, with the peak loop beside
  * them. A time cannot be asked for without a passed check: the verdict is part of the entrant, and anything but PASS is
  * refused. */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* libattn: attention on the CPU, in many implementations behind one interface.
  *
  * One call computes, for every batch b, query head h and query i,

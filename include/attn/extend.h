@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What a library that builds on libattn needs beyond attn.h, so that its errors and its threads are libattn's: libattn_nn
  * (attn/nn.h) is one. Programs do not need this header. */
 #ifndef ATTN_EXTEND_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Multi-head attention, whole layer (part of attn.h, which includes this):
  *
  *     Y = concat_h( softmax(Q_h K_h^T / sqrt(dim_qk)) V_h ) W_O + b_O,   Q = X W_Q + b_Q,  K = M W_K + b_K,  V = M W_V + b_V

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* libattn_nn: what stands around attention in the models built from it, each a small function or a plan of its own.
  *
  * It uses libattn (attn.h) for all attention and all products, and reports errors as libattn does: a status, and a sentence

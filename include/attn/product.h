@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Dense layers: Y = X W + bias, with W packed once. What multi-head attention (attn_mha_create) and the layers of attn/nn.h
  * project with; a program that builds its own layers from libattn can use it as well.
  *

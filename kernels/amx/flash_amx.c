@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* flash_amx: flash attention on bf16 inputs in the tile unit (AMX): TDPBF16PS multiplies 16 x 32 by 32 x 16 values and adds the 16 x 16
  * results in float32, at 16 times the rate of AVX-512's float32 multiply-adds.
  *

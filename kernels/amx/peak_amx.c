@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Peak loop of the amx tier: tdpbf16ps into four tiles of 16 x 16 floats, each adding a 16 x 32 by 32 x 16 product of bf16.
  * Tiles hold zeros: bf16 denormals cannot slow it down. */
 #include "kernels/peak.h"

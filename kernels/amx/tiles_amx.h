@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The tile unit: eight tiles of 16 rows of 64 bytes, all in use (Intel SDM vol. 1, ch. 18). */
 #ifndef ATTN_TILES_AMX_H
 #define ATTN_TILES_AMX_H

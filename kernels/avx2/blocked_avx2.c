@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* blocked_avx2: row blocks with their scores kept in L2, two-pass softmax.
  * The loop is kernels/common/unfused.h, the tiles kernels/common/tiles.h, 8 floats wide, FMA (vec_avx2.h). */
 #include "vec_avx2.h"

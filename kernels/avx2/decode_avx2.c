@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* decode_avx2: few query rows, keys split at fixed borders and merged, K and V read once per KV head and in place.
  * The loop is kernels/common/decode.h, 8 floats wide, FMA (vec_avx2.h). */
 #include "vec_avx2.h"

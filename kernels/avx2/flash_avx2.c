@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* flash_avx2: flash attention: streaming softmax over key blocks, no score matrix.
  * The loop is kernels/common/flash.h, the tiles kernels/common/tiles.h, 8 floats wide, FMA (vec_avx2.h). */
 #include "vec_avx2.h"

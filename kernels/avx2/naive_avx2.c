@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* naive_avx2: textbook: the whole score matrix of a head, three passes.
  * The loop is kernels/common/unfused.h, the tiles kernels/common/tiles.h, 8 floats wide, FMA (vec_avx2.h). */
 #include "vec_avx2.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* product_avx2: dense layers with the register tile of vec_avx2.h, 8 floats wide. */
 #include "vec_avx2.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What library-backed kernels need around their products, in avx2. */
 #include "vec_avx2.h"
 

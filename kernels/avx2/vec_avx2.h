@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The vector vocabulary of the avx2 tier: 8 floats in a register, 16 registers. The same words as vec_avx512.h. */
 #ifndef ATTN_VEC_AVX2_H
 #define ATTN_VEC_AVX2_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* blocked_avx512: row blocks with their scores kept in L2, two-pass softmax.
  * The loop is kernels/common/unfused.h, the tiles kernels/common/tiles.h, 16 floats wide (vec_avx512.h). */
 #include "vec_avx512.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* decode_avx512: few query rows, keys split at fixed borders and merged, K and V read once per KV head and in place.
  * The loop is kernels/common/decode.h, 16 floats wide (vec_avx512.h). */
 #include "vec_avx512.h"

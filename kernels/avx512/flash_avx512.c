@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* flash_avx512: flash attention: streaming softmax over key blocks, no score matrix.
  * The loop is kernels/common/flash.h, the tiles kernels/common/tiles.h, 16 floats wide (vec_avx512.h). */
 #include "vec_avx512.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* naive_avx512: textbook: the whole score matrix of a head, three passes.
  * The loop is kernels/common/unfused.h, the tiles kernels/common/tiles.h, 16 floats wide (vec_avx512.h). */
 #include "vec_avx512.h"

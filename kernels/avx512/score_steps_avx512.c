@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What library-backed kernels need around their products, in avx512. */
 #include "vec_avx512.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The vector vocabulary of the avx512 tier: 16 floats in a register, 32 registers. kernels/common/ is written in these
  * words; every tier defines the same ones. */
 #ifndef ATTN_VEC_AVX512_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Peak loop of the avx512bf16 tier: independent chains of vdpbf16ps, 32 bf16 products summed into 16 floats each. Its rate
  * against the float32 FMA loop differs by CPU (2x on one, 1/2 on another), which src/cpu.c probes with it. */
 #include "kernels/peak.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* gemm_openblas: both products of a block of query rows by OpenBLAS, the scores of the block kept between them, softmax and masks ours.
  * What a careful user of a BLAS would write: the score memory is bounded, and P is still in a cache when V comes. */
 #include "openblas.h"

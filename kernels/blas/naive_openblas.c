@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* naive_openblas: the textbook with a BLAS, and the baseline that most code would be: per head one product for the whole score matrix,
  * softmax over it, one product with V. */
 #include "openblas.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* OpenBLAS: its product, its name, its threads. Its symbols may carry a prefix (the builds of PyPI: scipy_). */
 #include "openblas.h"
 

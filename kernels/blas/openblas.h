@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What the kernels on OpenBLAS share: its product, its name, and its threads. */
 #ifndef ATTN_BLAS_OPENBLAS_H
 #define ATTN_BLAS_OPENBLAS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* product_openblas: dense layers by OpenBLAS sgemm, on the blocks of rows and panels of W that the other products have. */
 #include "openblas.h"
 

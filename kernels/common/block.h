@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* A block of query rows of one head: its inputs, and its state between key blocks. Nothing here depends on a tier: files without
  * one share blocks with those that have one (score_steps.h). */
 #ifndef ATTN_COMMON_BLOCK_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Attention composed of a library's products (composed.h).
  *
  * A product reads whole matrices, so what masks must never let through is kept out of them beforehand: V is copied with its

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Attention composed of two matrix products that a library computes, S = Q K^T and O = P V, with our softmax between them: what the
  * kernels of such libraries share.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* float32 from and to the 16-bit storage types, in portable C: rounding to nearest, ties to even; overflow goes to infinity;
  * denormals and NaN stay what they are. Integer arithmetic only (but for one exact product), so the results do not depend on
  * the rounding mode or on a caller that flushes denormals to zero. */

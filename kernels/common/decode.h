@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* decode: few query rows against many keys, where reading K and V once is what counts.
  *
  * All query rows that share a KV head are one block, so K and V are read once per KV head, in place: a panel would have to

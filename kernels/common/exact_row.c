@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* attn_exact_row: two passes over the row's allowed keys, in double. The first finds the largest score and the sum of
  * exponentials, the second weighs V, a block of output columns at a time. */
 #include "kernels/common/exact_row.h"

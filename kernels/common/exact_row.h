@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* One output row in double precision: what a kernel falls back to when its float32 arithmetic gave out. */
 #ifndef ATTN_COMMON_EXACT_ROW_H
 #define ATTN_COMMON_EXACT_ROW_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* flash: streaming softmax over key blocks (Milakov & Gimelshein 2018, https://arxiv.org/abs/1805.02867; Dao et al. 2022,
  * https://arxiv.org/abs/2205.14135). The score matrix never exists: one tile of S at a time, TILE_ROWS x key_block, stays in
  * L1 from its product to its use.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* GELU, exact: x (1 + erf(x / sqrt 2)) / 2 (Hendrycks & Gimpel 2016, https://arxiv.org/abs/1606.08415), in a tier's vector words.
  *
  * erf(t) = t P(t^2) / Q(t^2) for |t| <= 4, where it is 1 to within a quarter of float32's unit: to 2.5e-8, and evaluated in float32 to

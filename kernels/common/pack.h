@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The pack phase: K and V of one KV head brought into the layout that tiles.h reads, once for all row blocks and all query heads
  * that share it. Whatever the storage type and strides were, float32 comes out.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* A tier's product (kernels/product.h) from its register tile: X rows against one packed panel of W. */
 #ifndef ATTN_COMMON_PRODUCT_PANEL_H
 #define ATTN_COMMON_PRODUCT_PANEL_H

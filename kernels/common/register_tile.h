@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The register tile: the one product that everything is made of. TILE_ROWS x TILE_VECS vectors of sums, one row of the streamed
  * operand times one broadcast element per row. Attention multiplies Q with K and P with V by it (tiles.h), and projections X with
  * W (product_panel.h).

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The way of query rows into a block (start_rows) and out of it (finish_rows); block.h says what a block is.
  *
  * Include vec_<isa>.h first. Everything here is static, so each kernel file gets a copy compiled with its own tier's flags. */

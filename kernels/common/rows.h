@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Which rows and keys a task is about, and where their elements are: what every kernel asks of a problem, answered once.
  *
  * Masks select keys. The part of the selection that is one interval per row (lengths, per-row lengths, window, causal)

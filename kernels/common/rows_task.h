@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What the tiled algorithms share around their loops: which rows a task is about, how the thread's scratch is laid out,
  * and the run function with its two phases, pack and compute. */
 #ifndef ATTN_COMMON_ROWS_TASK_H

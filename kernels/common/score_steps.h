@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What a kernel needs around the two products that another library computes, on the best tier of this CPU: rows in, scores to
  * probabilities, rows out.
  *

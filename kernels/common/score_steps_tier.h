@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* A tier's attn_score_steps. Include vec_<isa>.h first, then write ATTN_SCORE_STEPS_OF(isa). */
 #ifndef ATTN_COMMON_SCORE_STEPS_TIER_H
 #define ATTN_COMMON_SCORE_STEPS_TIER_H

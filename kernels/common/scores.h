@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What a score can be besides a scaled dot product: another similarity, then softcap, bias, ALiBi and selection by a mask,
  * in this order (docs/semantics.md). All in log2 units, like the dot scores of tiles.h.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Softmax in two passes over the scores of one row, which lie in memory, in log2 units. */
 #ifndef ATTN_COMMON_SOFTMAX_H
 #define ATTN_COMMON_SOFTMAX_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Splits over keys: what the decode kernels of every tier agree on. Borders are absolute key indices, so that no bit depends
  * on who computes which split. */
 #ifndef ATTN_COMMON_SPLIT_KEYS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Streaming softmax: what a row keeps between key blocks, and how it takes in the scores of one more panel (Milakov &
  * Gimelshein 2018, https://arxiv.org/abs/1805.02867). flash.h and decode.h share it. */
 #ifndef ATTN_COMMON_STREAMING_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* `rejects` of kernels whose products are of bfloat16: dot scores of bf16 queries and keys. */
 #ifndef ATTN_COMMON_TAKES_BF16_H
 #define ATTN_COMMON_TAKES_BF16_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* `rejects` of kernels that take every problem. */
 #ifndef ATTN_COMMON_TAKES_EVERYTHING_H
 #define ATTN_COMMON_TAKES_EVERYTHING_H

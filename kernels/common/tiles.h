@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The tile engine: the products and exponentials of a few query rows against a few keys, in the words of vec_<isa>.h.
  * flash.h and unfused.h say in which order the tiles are visited and when softmax happens.
  *

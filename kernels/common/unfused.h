@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* blocked and naive: the scores of a row block are kept whole between the passes S = Q K^T, P = softmax(S), O = P V.
  *
  * blocked holds as many rows as keep S in L2 and walks K and V in key blocks that stay there as well; naive is the textbook: all

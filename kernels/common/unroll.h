@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Loops of kernels unrolled by request, in the words of either compiler, and functions that must or must not be inlined. */
 #ifndef ATTN_COMMON_UNROLL_H
 #define ATTN_COMMON_UNROLL_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* blocked_neon: row blocks with their scores kept in L2, two-pass softmax.
  * The loop is kernels/common/unfused.h, the tiles kernels/common/tiles.h, 4 floats wide (vec_neon.h). */
 #include "vec_neon.h"

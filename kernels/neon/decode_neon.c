@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* decode_neon: few query rows, keys split at fixed borders and merged, K and V read once per KV head and in place.
  * The loop is kernels/common/decode.h, 4 floats wide (vec_neon.h). */
 #define NEON_TILE_VECS 4

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* flash_neon: flash attention: streaming softmax over key blocks, no score matrix.
  * The loop is kernels/common/flash.h, the tiles kernels/common/tiles.h, 4 floats wide (vec_neon.h). */
 #include "vec_neon.h"

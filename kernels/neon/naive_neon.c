@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* naive_neon: textbook: the whole score matrix of a head, three passes.
  * The loop is kernels/common/unfused.h, the tiles kernels/common/tiles.h, 4 floats wide (vec_neon.h). */
 #include "vec_neon.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Peak loop of the neon tier: independent chains of fused multiply-adds on registers alone, 24 of the 32 registers. */
 #include "kernels/peak.h"
 

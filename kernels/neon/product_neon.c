@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* product_neon: dense layers with the register tile of vec_neon.h, 4 floats wide. */
 #include "vec_neon.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The vector vocabulary of the neon tier: 4 floats in a register, 32 registers. The same words as vec_avx512.h. */
 #ifndef ATTN_VEC_NEON_H
 #define ATTN_VEC_NEON_H

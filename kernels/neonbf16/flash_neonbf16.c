@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* flash_neonbf16: flash attention on bf16 inputs by BFMMLA, which multiplies 2 x 4 by 4 x 2 values and adds the 2 x 2 results in
  * float32: four times the work of an FMLA.
  *

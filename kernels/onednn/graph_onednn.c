@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* graph_onednn: oneDNN's fused attention. MatMul, Multiply, SoftMax and MatMul go through its graph API, which in newer versions makes one
  * partition of them and decides itself how to walk over keys.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* How matmul_onednn cuts a problem into products, and where a task's data lies: what its plan, open and run agree on. */
 #ifndef ATTN_ONEDNN_MATMUL_LAYOUT_H
 #define ATTN_ONEDNN_MATMUL_LAYOUT_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* oneDNN's C API, 2.6 and 3.x. */
 #define _GNU_SOURCE /* RTLD_DEFAULT, sched_getaffinity */
 #include "onednn.h"

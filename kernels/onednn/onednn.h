@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* oneDNN through its C API, in the few words that the kernels of this folder need, the same words for 2.6 and 3.x: where the two
  * differ (memory descriptors, creation of primitives, attributes), the difference stands in onednn.c and nowhere else.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* blocked_c: tiled over queries in plain C. The scores of a row block are kept whole; softmax takes two passes, one for the
  * largest score and one for the exponentials. K and V are converted block by block and reused by all rows of the block. */
 #include "tiles_c.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* decode_c: split-KV in plain C, the decode algorithm to be read first.
  *
  * A few query rows against many keys leave nothing to share out but the keys: they are split at fixed borders, each split is

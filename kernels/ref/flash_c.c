@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* flash_c: streaming softmax in plain C, the flash algorithm to be read first.
  *
  * Walk the keys block by block and keep for every query row the largest score so far (row_max), the sum of exponentials relative

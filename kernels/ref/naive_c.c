@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* naive attention in plain C: the textbook, and the baseline that speed-ups are quoted against.
  *
  * softmax(Q K^T) V with the whole score matrix of one head in memory, in three passes: score_rows, softmax_rows,

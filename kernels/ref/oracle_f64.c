@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The float64 oracle: docs/semantics.md turned into loops, one row at a time, and beside every output what the error bound of
  * docs/numerics.md needs. It shares no code with the kernels, not even the conversions, so that a mistake there shows.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The float64 oracle: what attention is, in the most obvious loops we can write, with compensated sums, on inputs already
  * rounded to their storage type. Independent of every fast path; shares no code with the kernels. */
 #ifndef ATTN_ORACLE_F64_H

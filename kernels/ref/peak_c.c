@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Peak loops of the c tier: independent multiply-add chains in plain C, on whatever vectors the baseline flags give (SSE2 on
  * x86-64, without fused multiply-add). */
 #include "kernels/peak.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* product_c: dense layers in plain C, with the register tile that the vector tiers have: a few rows times a panel, summed in
  * registers, one row of the panel times one element of X per row. Four floats side by side are what every CPU has. */
 #include <string.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What library-backed kernels need around their products, where the CPU has no tier above plain C. */
 #include "vec_c.h"
 

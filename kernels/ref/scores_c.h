@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Scores in plain C, one row against some keys: similarity, then softcap, bias, ALiBi and selection (docs/semantics.md). What
  * naive_c, blocked_c and flash_c share. */
 #ifndef ATTN_REF_SCORES_C_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Streaming softmax in plain C: what flash_c and decode_c do with the scores of one key block. */
 #ifndef ATTN_REF_STREAMING_C_H
 #define ATTN_REF_STREAMING_C_H

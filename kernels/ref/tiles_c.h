@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Plain-C tiles for blocked_c and flash_c: the phases that every tier has under the same names, without vectors, packing or
  * register tricks. Read this first, then kernels/common/tiles.h.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The vector vocabulary in C, for any CPU: 4 floats side by side, which every baseline has registers for (SSE2, Advanced SIMD), in
  * the vector types of gcc and clang. The words of vec_avx2.h that score_steps_tier.h needs. */
 #ifndef ATTN_VEC_C_H

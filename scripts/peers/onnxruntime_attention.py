@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """ONNX Runtime's three attention operators against libattn: same data, same threads, one process, rounds in changing order.
 
     scripts/peers/setup.sh onnxruntime

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """OpenVINO's ScaledDotProductAttention against libattn: same buffers, same threads, one process, rounds in changing order.
 
     scripts/peers/setup.sh openvino

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """Runs every rival that is installed on the same cases and puts all of them into one table and one figure, libattn beside each.
 
     scripts/peers/setup.sh --all                    environments of their own, once

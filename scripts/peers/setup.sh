@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
 # Gives rivals environments of their own: .venv-peers/NAME with what scripts/peers/requirements-NAME.txt pins.
 #
 #   scripts/peers/setup.sh torch onnxruntime     these

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
 """PyTorch's scaled_dot_product_attention against libattn: same buffers, same threads, one process, rounds in changing order.
 
     scripts/peers/setup.sh torch

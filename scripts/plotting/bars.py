@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Speed-up bars: how much faster each kernel is than the baseline, case by case, with the paired interval as whiskers."""
 
 from math import log10

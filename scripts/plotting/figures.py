@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """The figures. Each takes the results, asks views for its panels and returns finished pages, or raises NothingToDraw."""
 
 from math import log2

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Winner heatmap: the fastest kernel of each seq and head_dim, its lead in the cell, hatched where it is not proven."""
 
 from matplotlib import patheffects

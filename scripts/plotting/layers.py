@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Where the time of a layer goes: a stack of bars per case, for the kernel that is fastest there."""
 
 from matplotlib.patches import Patch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """What stands under a figure: kernels without a time and why, warnings, and what the figure left aside."""
 
 from .views import conditions, in_words, plural, shared_conditions

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """A figure page, laid out in inches: title and conditions on top, panels in rows and columns, legend and notes below.
 
 Heights follow from the wrapped text, so nothing can overlap and nothing is cut off.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Bars of libattn and its rivals: a panel per case, a bar per library. Reads a Grid of scripts/peers/pairing/combine.py."""
 
 from matplotlib.patches import Patch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """How kernels look, the same in every figure: colour and marker say the algorithm, line style and hatching say the tier.
 
 The colours are those of Okabe and Ito (Color Universal Design, 2008), told apart with every common colour blindness; marker

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Reads results.csv (as attnbench run --csv writes it) and the env.json beside it. Errors name file, row, column, value."""
 
 import csv

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """What each figure shows, as plain data: panels of equal conditions, curves, winners, speed-ups. Nothing is drawn.
 
 Every function returns its panels or raises NothingToDraw with the reason.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Additive attention: two products, then libattn's additive score. Keys can be projected once for many queries. */
 #include <inttypes.h>
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Transformer blocks. Encoder and decoder differ in the number of their sublayers only, and pre- and post-norm in where the norm
  * stands; so a block is a list of sublayers, each with its norm, and one loop runs them all:
  *

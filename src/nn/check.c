@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Argument checks and memory that all of libattn_nn shares. */
 #include "check.h"
 

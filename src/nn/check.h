@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Checks that every function of libattn_nn makes of its arguments, as tables. Each failure names the field and its value. */
 #ifndef ATTN_NN_CHECK_H
 #define ATTN_NN_CHECK_H

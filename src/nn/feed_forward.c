@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Position-wise feed-forward: two products. The activation is part of the first, which applies it while its rows are near. */
 #include <inttypes.h>
 #include <stdlib.h>

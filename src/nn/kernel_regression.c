@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Nadaraya-Watson kernel regression: attention whose keys are the known points and whose values are what is known there. */
 #include "check.h"
 

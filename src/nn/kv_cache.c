@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* A KV cache and the step that decodes with it: append, then attend causally, aligned bottom-right.
  *
  * Alignment does the bookkeeping: with kv_len = tokens cached and q_len = tokens of this step, offset = kv_len - q_len is the

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Add & layer norm, row by row.
  *
  * The mean is taken first and subtracted before squares are summed: sum(x^2) - n mean^2 would cancel to nothing for rows far

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Add & norm without the checks, for blocks that made them once. */
 #ifndef ATTN_NN_LAYER_NORM_H
 #define ATTN_NN_LAYER_NORM_H

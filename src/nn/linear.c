@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Learnt maps on libattn's product, and workspaces. */
 #include "linear.h"
 

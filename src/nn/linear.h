@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Learnt maps, and the memory that layers share out among their steps. */
 #ifndef ATTN_NN_LINEAR_H
 #define ATTN_NN_LINEAR_H

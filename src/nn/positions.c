@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Sinusoidal positions. In double throughout: a position of a million has lost its phase in float32. */
 #include <inttypes.h>
 #include <math.h>

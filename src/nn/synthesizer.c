@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Synthesizer: scores made by a small network from each row alone (dense) or learnt as they are (random), then libattn's
  * precomputed score. Heads lie side by side in every row and are addressed by strides. */
 #include <inttypes.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Attention weights, from any kernel as it is (identity.h), in one run. */
 #include <stdlib.h>
 

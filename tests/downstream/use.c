@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Two keys with equal scores: attention must be the mean of their values. */
 #include <attn/attn.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The AVX-512 instructions that our kernels use, on AVX2: two 256-bit halves each, and the tile unit (tiles.h). An emulated build
  * (ATTN_EMULATE_AVX512=ON) puts this folder before the compiler's own headers, so that the tiers from avx512 on compile from their
  * very sources and their results can be checked on a CPU that lacks them. It says nothing about speed.

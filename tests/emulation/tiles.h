@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The tile unit (AMX), element by element: eight tiles of 16 x 64 bytes per thread, as kernels/amx configures them.
  *
  * TDPBF16PS as the SDM's vol. 2 has it, found bit for bit on an Emerald Rapids: the products of even and of odd places are summed on

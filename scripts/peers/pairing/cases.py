@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Which problems are measured: the axes of attnbench that rivals understand, its names for cases, and the work of a case."""
 
 import difflib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """The results of all rivals in one grid: cases across, libraries down; Markdown here, bars in scripts/plotting/peers.py."""
 
 import csv

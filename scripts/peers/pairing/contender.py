@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """What takes part in a comparison, and what came of it.
 
 A contender has a `name` and `start(case, rotations)`, a context manager that gives an Entrant or raises Refused.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """libattn from Python: include/attn/attn.h through ctypes, as much of it as dense attention takes.
 
     library = Library("build/libattn.so")

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """What can disturb or colour a measurement in a process that holds two libraries with threads of their own."""
 
 import os

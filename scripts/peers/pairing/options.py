@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Options that one rival's script and run_all.py share, and how their values are read."""
 
 import argparse

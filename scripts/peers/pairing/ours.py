@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """libattn as a contender: a kernel by name, or its automatic choice."""
 
 import contextlib

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """What this machine can do at most, timed beside every sample: libattn_peak.so (harness/peak_library) through ctypes."""
 
 import contextlib

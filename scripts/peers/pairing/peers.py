@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Which rivals there are: one line each. run_all.py and setup.sh's users find everything else from here."""
 
 import importlib.util

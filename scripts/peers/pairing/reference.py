@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """The right answer in float64, in NumPy, and how far from it an output may be: docs/numerics.md for dot scores."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Rows of results.csv and samples.csv as attnbench writes them (harness/report/columns.def), and tables for people."""
 
 import csv

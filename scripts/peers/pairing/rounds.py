@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """Several contenders on one problem, side by side: checked first, then timed in rounds of changing order."""
 
 import contextlib

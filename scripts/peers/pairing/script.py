@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """What the scripts of all rivals do: command line, conditions, cases one after the other, tables, files.
 
 A script makes a Rival and calls main(). prepare_environment() of machine.py comes before anything that starts threads.

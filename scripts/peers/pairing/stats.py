@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """The statistics of attnbench (harness/timing/stats.c) and its verdicts: order statistics, paired ratios, Holm's correction."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: MIT
 """How numbers are stored: the dtypes of attn.h as NumPy arrays. NumPy has no bfloat16; its bits stand in uint16."""
 
 import numpy as np

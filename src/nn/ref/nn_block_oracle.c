@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Oracles of multi-head attention and of transformer blocks, composed of those of their steps in the order of the formulas. */
 #include <stdlib.h>
 

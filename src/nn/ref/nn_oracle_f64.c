@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The oracles of libattn_nn: values in double, and beside each the error that float32 is expected to make. */
 #include "src/nn/ref/nn_oracle_f64.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Float64 oracles of libattn_nn, composed as the formulas of docs/semantics.md are: obvious loops, no code shared with what they
  * judge. Every value travels with the rounding error that float32 arithmetic is expected to have made by then, so that a
  * block of a dozen steps has a limit derived from its own steps and not a tolerance.
