@@ -38,7 +38,7 @@ typedef struct progress {
 
 static void run_cases(const attn_kernel *kernel, const bench_case_list *cases, bench_guard guard, progress *p) {
   for (p->at = 0; p->at < cases->count && !p->failed; p->at++) {
-    const bench_case *bench = &cases->item[p->at].bench;
+    const bench_case *bench = &cases->item[p->at];
     bench_tensors tensors;
     if (!bench_tensors_create_guarded(bench, &tensors, guard)) _exit(5);
     bench_expected *expected = judge_expected(bench, &tensors);
@@ -69,7 +69,7 @@ static const char *run_in_child(const attn_kernel *kernel, const bench_case_list
   int status;
   if (child < 0 || waitpid(child, &status, 0) != child) exit(5);
   const char *side = guard == BENCH_GUARD_PAGE_AFTER ? "after" : "before";
-  const char *id = p->at < cases->count ? cases->item[p->at].bench.case_id : "the last case";
+  const char *id = p->at < cases->count ? cases->item[p->at].case_id : "the last case";
   if (WIFSIGNALED(status))
     snprintf(what, sizeof what, "signal %d with guard pages %s the tensors: %s", WTERMSIG(status), side, id);
   else if (WEXITSTATUS(status))

@@ -75,7 +75,7 @@ int main(int argc, char **argv) {
   }
   for (int suite = 1; suite < argc; suite++) {
     bench_case_list cases = judge_suite(argv[suite]);
-    for (int i = 0; i < cases.count; i++) judge_case(&cases.item[i].bench, fates);
+    for (int i = 0; i < cases.count; i++) judge_case(&cases.item[i], fates);
     printf("%s: %d cases\n", argv[suite], cases.count);
     bench_cases_clear(&cases);
   }

@@ -4,19 +4,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-bench_planned plan_case(const char *id) {
+bench_case plan_case(const char *id) {
   bench_spec spec;
-  bench_planned planned;
+  bench_case bench;
   char error[300];
   if (!bench_spec_from_id(id, &spec, error, sizeof error)) fail_msg("%s", error);
-  bench_case_build(&spec, 1, &planned);
-  return planned;
+  bench_case_build(&spec, 1, &bench);
+  return bench;
 }
 
-bench_planned valid_case(const char *id) {
-  const bench_planned planned = plan_case(id);
-  if (planned.invalid[0]) fail_msg("%s", planned.invalid);
-  return planned;
+bench_case valid_case(const char *id) {
+  const bench_case bench = plan_case(id);
+  if (bench.invalid[0]) fail_msg("%s", bench.invalid);
+  return bench;
 }
 
 static void take_job(layer_one *one) {
@@ -30,8 +30,8 @@ static void take_job(layer_one *one) {
 void open_layer(layer_one *one, const char *kind, const char *shape) {
   char id[200];
   snprintf(id, sizeof id, "layer:%s/%s", kind, shape);
-  one->planned = valid_case(id);
-  one->layer = bench_layer_open(&one->planned.bench);
+  one->bench = valid_case(id);
+  one->layer = bench_layer_open(&one->bench);
   assert_non_null(one->layer);
   test_ok(bench_layer_make(one->layer, NULL, &one->job));
   take_job(one);

@@ -4,15 +4,15 @@
 #define TESTS_LAYER_SUPPORT_H
 
 #include "layers/layer_kinds.h"
-#include "timing/run_case.h"
 #include "support.h"
+#include "timing/run_case.h"
 
 /* The case of an id; valid_case fails unless it is a valid problem. */
-bench_planned plan_case(const char *id);
-bench_planned valid_case(const char *id);
+bench_case plan_case(const char *id);
+bench_case valid_case(const char *id);
 
 typedef struct layer_one {
-  bench_planned planned;
+  bench_case bench;
   bench_layer *layer;
   bench_layer_job *job; /* of the automatic choice */
   const attn_kernel_info *kernel;

@@ -99,7 +99,7 @@ int main(int argc, char **argv) {
     return 2;
   }
   bench_case_list cases = judge_suite(argv[1]);
-  for (int n = 0; n < cases.count; n++) try_all(&cases.item[n].bench);
+  for (int n = 0; n < cases.count; n++) try_all(&cases.item[n]);
   bench_cases_clear(&cases);
   return report();
 }

@@ -70,14 +70,14 @@ static void test_a_case_that_cannot_fail_is_degenerate(void **state) {
 
 static void test_width_and_heads(void **state) {
   (void)state;
-  bench_planned p = valid_case("layer:mha/heads:8/width:512");
-  assert_int_equal(p.bench.problem.dim_qk, 64);
-  assert_int_equal(p.bench.width, 512);
+  bench_case p = valid_case("layer:mha/heads:8/width:512");
+  assert_int_equal(p.problem.dim_qk, 64);
+  assert_int_equal(p.width, 512);
   p = valid_case("layer:mha/heads:4/head_dim:32");
-  assert_int_equal(p.bench.width, 128);
+  assert_int_equal(p.width, 128);
   p = valid_case("layer:mha/heads:4/head_dim:32/width:100");
-  assert_int_equal(p.bench.width, 100);
-  assert_int_equal(p.bench.problem.dim_v, 32);
+  assert_int_equal(p.width, 100);
+  assert_int_equal(p.problem.dim_v, 32);
   static const struct {
     const char *id, *part;
   } bad[] = {{"layer:mha/heads:8/width:100", "width is 100 with 8 heads; it must be a multiple of its heads"},
@@ -96,11 +96,11 @@ static void test_width_and_heads(void **state) {
 static void test_work(void **state) {
   (void)state;
   const double projections = 2.0 * 10 * (8 * 8 * 4), attention = 2.0 * 2 * 10 * 10 * (4 + 4);
-  const bench_planned mha = valid_case("layer:mha/heads:2/width:8/seq:10");
-  assert_true(bench_layer_flops(&mha.bench) == projections + attention);
-  const bench_planned block = valid_case("layer:block/heads:2/width:8/seq:10");
-  assert_true(bench_layer_flops(&block.bench) == projections + attention + 2.0 * 10 * (2 * 8 * 32));
-  assert_true(bench_layer_bytes(&mha.bench) == 4.0 * (2 * 10 * 8 + 8 * 8 * 4 + 4 * 8));
+  const bench_case mha = valid_case("layer:mha/heads:2/width:8/seq:10");
+  assert_true(bench_layer_flops(&mha) == projections + attention);
+  const bench_case block = valid_case("layer:block/heads:2/width:8/seq:10");
+  assert_true(bench_layer_flops(&block) == projections + attention + 2.0 * 10 * (2 * 8 * 32));
+  assert_true(bench_layer_bytes(&mha) == 4.0 * (2 * 10 * 8 + 8 * 8 * 4 + 4 * 8));
 }
 
 static double number(const bench_record *record, bench_column column) { return bench_record_number(record, column); }
@@ -111,19 +111,19 @@ static void test_row_of_a_layer(void **state) {
   for (int k = 0; k < 2; k++) {
     char id[100];
     snprintf(id, sizeof id, "layer:%s/heads:4/width:64/seq:40", kinds[k]);
-    const bench_planned planned = valid_case(id);
+    const bench_case bench = valid_case(id);
     const attn_kernel_info *kernels[] = {attn_kernel_find("flash_c"), &bench_automatic};
     const bench_case_settings settings = {.timed = true, .case_budget_s = 5, .rounds = 3};
     bench_result results[2];
-    assert_true(bench_run_case(&planned, kernels, 2, &settings, results));
+    assert_true(bench_run_case(&bench, kernels, 2, &settings, results));
     for (int i = 0; i < 2; i++) {
       bench_record record;
-      assert_true(bench_record_fill(&record, &planned, &results[i], "run"));
+      assert_true(bench_record_fill(&record, &bench, &results[i], "run"));
       assert_string_equal(bench_record_get(&record, COLUMN_status), "PASS");
       assert_string_equal(bench_record_get(&record, COLUMN_layer), kinds[k]);
       assert_string_equal(bench_record_get(&record, COLUMN_width), "64");
       assert_true(number(&record, COLUMN_samples) == 3);
-      assert_true(number(&record, COLUMN_flops) == bench_layer_flops(&planned.bench));
+      assert_true(number(&record, COLUMN_flops) == bench_layer_flops(&bench));
       assert_true(number(&record, COLUMN_projections_pct) > 0 && number(&record, COLUMN_attention_pct) > 0);
       assert_true(fabs(number(&record, COLUMN_projections_pct) + number(&record, COLUMN_attention_pct) +
                        number(&record, COLUMN_rest_pct) - 100) < 1e-6);
@@ -136,13 +136,13 @@ static void test_row_of_a_layer(void **state) {
 /* Attention alone has none of the columns. */
 static void test_row_of_a_kernel(void **state) {
   (void)state;
-  const bench_planned planned = valid_case("heads:2/seq:16/head_dim:8");
+  const bench_case bench = valid_case("heads:2/seq:16/head_dim:8");
   const attn_kernel_info *kernel = attn_kernel_find("flash_c");
   const bench_case_settings settings = {.case_budget_s = 1};
   bench_result result;
   bench_record record;
-  assert_true(bench_run_case(&planned, &kernel, 1, &settings, &result));
-  assert_true(bench_record_fill(&record, &planned, &result, "run"));
+  assert_true(bench_run_case(&bench, &kernel, 1, &settings, &result));
+  assert_true(bench_record_fill(&record, &bench, &result, "run"));
   assert_string_equal(bench_record_get(&record, COLUMN_status), "PASS");
   for (int c = COLUMN_layer; c <= COLUMN_rest_pct; c++) assert_string_equal(bench_record_get(&record, (bench_column)c), "");
   bench_record_clear(&record);

@@ -59,10 +59,10 @@ static const trial trials[] = {
 
 static void passes(const layer_one *one, const char *shape) {
   const bench_verdict verdict = check_layer(one);
-  const char *kind = one->planned.bench.layer;
+  const char *kind = one->bench.layer;
   if (verdict.status != BENCH_PASS) fail_msg("%s %s with %s: %s", kind, shape, one->kernel->name, verdict.reason);
   assert_true(verdict.rows_checked > 0 && verdict.max_err_ratio > 0);
-  assert_true((bench_layer_product(one->job)[0] != 0) == bench_layer_has_projections(&one->planned.bench));
+  assert_true((bench_layer_product(one->job)[0] != 0) == bench_layer_has_projections(&one->bench));
   const bench_verdict again = check_layer(one); /* what a call leaves behind does not change the next */
   assert_true(again.status == BENCH_PASS && again.output_hash == verdict.output_hash);
 }
@@ -74,13 +74,13 @@ static void passes_with(const char *name) {
     for (int s = 0; s < 6 && trials[t].shapes[s]; s++) {
       layer_one one;
       open_layer(&one, trials[t].kind, trials[t].shapes[s]);
-      const char *reason = attn_kernel_rejects(kernel, &one.planned.bench.problem);
+      const char *reason = attn_kernel_rejects(kernel, &one.bench.problem);
       if (!remake_layer(&one, kernel, false)) {
         if (!reason && !kernel->library[0])
           fail_msg("%s %s: %s does not take it: %s", trials[t].kind, trials[t].shapes[s], name, attn_last_error());
       } else {
         passes(&one, trials[t].shapes[s]);
-        if (bench_layer_has_attention(&one.planned.bench)) assert_string_equal(bench_layer_kernel(one.job), name);
+        if (bench_layer_has_attention(&one.bench)) assert_string_equal(bench_layer_kernel(one.job), name);
       }
       close_layer(&one);
     }
@@ -174,17 +174,17 @@ static void test_cases_that_cannot_fail_are_degenerate(void **state) {
 
 static void test_axes_that_a_layer_settles(void **state) {
   (void)state;
-  bench_planned p = valid_case("layer:additive/seq:5");
-  assert_true(p.bench.problem.heads_q == 1 && p.bench.problem.score == ATTN_SCORE_ADDITIVE && p.bench.width == 64);
+  bench_case p = valid_case("layer:additive/seq:5");
+  assert_true(p.problem.heads_q == 1 && p.problem.score == ATTN_SCORE_ADDITIVE && p.width == 64);
   p = valid_case("layer:additive/seq:5/width:48");
-  assert_true(p.bench.problem.dim_qk == 48 && p.bench.problem.dim_v == 48);
+  assert_true(p.problem.dim_qk == 48 && p.problem.dim_v == 48);
   p = valid_case("layer:decode-step/seq:50");
-  assert_true(p.bench.problem.seq_q == 1 && p.bench.problem.seq_k == 50 && p.bench.problem.window_right == 0);
-  assert_true(p.bench.problem.align == ATTN_ALIGN_BOTTOM_RIGHT && p.bench.width == 0);
+  assert_true(p.problem.seq_q == 1 && p.problem.seq_k == 50 && p.problem.window_right == 0);
+  assert_true(p.problem.align == ATTN_ALIGN_BOTTOM_RIGHT && p.width == 0);
   p = valid_case("layer:regression/seq_q:3/seq_k:9/dim_qk:2/dim_v:1");
-  assert_true(p.bench.problem.heads_q == 1 && p.bench.problem.score == ATTN_SCORE_GAUSSIAN && p.bench.width == 0);
+  assert_true(p.problem.heads_q == 1 && p.problem.score == ATTN_SCORE_GAUSSIAN && p.width == 0);
   p = valid_case("layer:synthesizer-random/seq:9");
-  assert_true(p.bench.problem.heads_q == 8 && p.bench.problem.score == ATTN_SCORE_PRECOMPUTED && p.bench.width == 512);
+  assert_true(p.problem.heads_q == 8 && p.problem.score == ATTN_SCORE_PRECOMPUTED && p.width == 512);
 }
 
 /* Heads mean nothing to feed-forward, add & norm and positions: only the width that they make does. */
@@ -198,9 +198,9 @@ static void test_equal_layers_have_equal_names(void **state) {
       char id[100], first[100];
       snprintf(first, sizeof first, "layer:%s/%s", kind[k], same[0]);
       snprintf(id, sizeof id, "layer:%s/%s", kind[k], same[s]);
-      const bench_planned one = valid_case(first), other = valid_case(id);
-      assert_int_equal(one.bench.width, 96);
-      assert_string_equal(other.bench.case_id, one.bench.case_id);
+      const bench_case one = valid_case(first), other = valid_case(id);
+      assert_int_equal(one.width, 96);
+      assert_string_equal(other.case_id, one.case_id);
     }
 }
 
@@ -213,9 +213,9 @@ static void test_names_of_all_layers_are_read_again(void **state) {
     char id[100];
     assert_non_null(bench_layer_kind_find(words[i]));
     snprintf(id, sizeof id, "layer:%s/seq:9", words[i]);
-    const bench_planned one = valid_case(id), again = valid_case(one.bench.case_id);
-    assert_string_equal(again.bench.case_id, one.bench.case_id);
-    assert_int_equal(again.bench.seed, one.bench.seed);
+    const bench_case one = valid_case(id), again = valid_case(one.case_id);
+    assert_string_equal(again.case_id, one.case_id);
+    assert_int_equal(again.seed, one.seed);
   }
 }
 
@@ -251,12 +251,12 @@ static void test_contradictions(void **state) {
 /* ---- Work, and rows of results ---- */
 
 static double flops(const char *id) {
-  const bench_planned planned = valid_case(id);
-  return bench_layer_flops(&planned.bench);
+  const bench_case bench = valid_case(id);
+  return bench_layer_flops(&bench);
 }
 static double bytes(const char *id) {
-  const bench_planned planned = valid_case(id);
-  return bench_layer_bytes(&planned.bench);
+  const bench_case bench = valid_case(id);
+  return bench_layer_bytes(&bench);
 }
 
 /* Counted by hand: 10 rows, width 8, 2 heads of 4. */
@@ -333,15 +333,15 @@ static void test_rows(void **state) {
   for (size_t i = 0; i < COUNT(rows); i++) {
     char id[100];
     snprintf(id, sizeof id, "layer:%s/%s", rows[i].layer, rows[i].shape);
-    const bench_planned planned = valid_case(id);
-    const bool kernel = bench_layer_has_attention(&planned.bench) || rows[i].product;
+    const bench_case bench = valid_case(id);
+    const bool kernel = bench_layer_has_attention(&bench) || rows[i].product;
     bench_result results[2];
     bench_record record;
-    assert_true(bench_run_case(&planned, kernels, 2, &settings, results));
-    assert_true(bench_record_fill(&record, &planned, &results[1], "run"));
+    assert_true(bench_run_case(&bench, kernels, 2, &settings, results));
+    assert_true(bench_record_fill(&record, &bench, &results[1], "run"));
     row_says(&record, &rows[i]);
     bench_record_clear(&record);
-    assert_true(bench_record_fill(&record, &planned, &results[0], "run"));
+    assert_true(bench_record_fill(&record, &bench, &results[0], "run"));
     if (kernel) row_says(&record, &rows[i]);
     if (!kernel) test_contains(bench_record_get(&record, COLUMN_reason), "runs no kernel: one row stands for all");
     if (!kernel) assert_true(results[0].verdict.status == BENCH_SKIP && !results[1].warnings[0]);
@@ -352,11 +352,11 @@ static void test_rows(void **state) {
 /* Without the automatic choice in the list, the first row is the one. */
 static void test_layers_without_a_kernel_are_measured_once(void **state) {
   (void)state;
-  const bench_planned planned = valid_case("layer:positions/seq:20/width:16");
+  const bench_case bench = valid_case("layer:positions/seq:20/width:16");
   const attn_kernel_info *kernels[] = {attn_kernel_find("flash_c"), attn_kernel_find("naive_c")};
   const bench_case_settings settings = {.case_budget_s = 5};
   bench_result results[2];
-  assert_true(bench_run_case(&planned, kernels, 2, &settings, results));
+  assert_true(bench_run_case(&bench, kernels, 2, &settings, results));
   assert_true(results[0].verdict.status == BENCH_PASS && results[1].verdict.status == BENCH_SKIP);
 }
 

@@ -113,8 +113,8 @@ int main(int argc, char **argv) {
     return SKIPPED;
   }
   bench_case_list cases = judge_cases(cases_text);
-  check_refusals(cap, &cases.item[0].bench.problem);
-  for (int i = 0; i < cases.count; i++) check_choice(&cases.item[i].bench, cap);
+  check_refusals(cap, &cases.item[0].problem);
+  for (int i = 0; i < cases.count; i++) check_choice(&cases.item[i], cap);
   printf("cap %s: %d cases, %d wrong\n", cap, cases.count, wrong);
   bench_cases_clear(&cases);
   return wrong ? 1 : 0;

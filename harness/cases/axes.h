@@ -10,7 +10,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "cases/case.h"
+#include "attn/attn.h"
+
+enum { BENCH_WORD = 24 }; /* longest value of an axis, its end included */
 
 typedef enum bench_axis {
   AXIS_DTYPE,

@@ -14,8 +14,8 @@
 #endif
 
 #include "base/cli.h"
-#include "layers/layer.h"
 #include "cases/layout.h"
+#include "layers/layer.h"
 
 enum { MOST_COMBINATIONS = 50000 };
 
@@ -262,10 +262,9 @@ static void tidy(bench_spec *spec) {
   if (!is(spec, causal ? AXIS_CAUSAL : AXIS_ALIGN, "offset")) spec->value[AXIS_OFFSET][0] = 0;
 }
 
-void bench_case_build(const bench_spec *asked, uint64_t seed, bench_planned *planned) {
-  *planned = (bench_planned){.spec = *asked};
-  bench_spec *spec = &planned->spec;
-  bench_case *bench = &planned->bench;
+void bench_case_build(const bench_spec *asked, uint64_t seed, bench_case *bench) {
+  *bench = (bench_case){.spec = *asked};
+  bench_spec *spec = &bench->spec;
   tidy(spec);
   build_shape(spec, &bench->problem);
   build_layer(spec, bench);
@@ -274,11 +273,11 @@ void bench_case_build(const bench_spec *asked, uint64_t seed, bench_planned *pla
   build_masks(spec, &bench->problem);
   build_inputs(spec, bench);
   name_case(spec, seed, bench);
-  char words[sizeof planned->invalid - sizeof "not a valid problem: "];
+  char words[sizeof bench->invalid - sizeof "not a valid problem: "];
   const char *reason = contradiction(spec);
   if (!reason && bench_layer_contradicts(spec, bench, words, sizeof words)) reason = words;
   if (!reason && attn_problem_validate(&bench->problem) != ATTN_OK) reason = attn_last_error();
-  if (reason) snprintf(planned->invalid, sizeof planned->invalid, "not a valid problem: %s", reason);
+  if (reason) snprintf(bench->invalid, sizeof bench->invalid, "not a valid problem: %s", reason);
 }
 
 /* Axes that case_ids abbreviate. */
@@ -314,16 +313,15 @@ bool bench_spec_from_id(const char *case_id, bench_spec *spec, char *error, size
 
 /* ---- Lists --------------------------------------------------------------------------------------------------------- */
 
-bool bench_cases_append(bench_case_list *list, const bench_planned *planned) {
+bool bench_cases_append(bench_case_list *list, const bench_case *bench) {
   for (int i = 0; i < list->count; i++)
-    if (list->item[i].bench.seed == planned->bench.seed && !strcmp(list->item[i].bench.case_id, planned->bench.case_id))
-      return true;
+    if (list->item[i].seed == bench->seed && !strcmp(list->item[i].case_id, bench->case_id)) return true;
   if (!(list->count & (list->count - 1))) { /* grows at powers of two */
     void *grown = realloc(list->item, (list->count ? 2 * (size_t)list->count : 1) * sizeof *list->item);
     if (!grown) return false;
     list->item = grown;
   }
-  list->item[list->count++] = *planned;
+  list->item[list->count++] = *bench;
   return true;
 }
 
@@ -354,11 +352,11 @@ bool bench_cases_add(bench_case_list *list, const bench_grid *grid, uint64_t see
   int index[AXIS_COUNT] = {0};
   do {
     bench_spec spec = {0};
-    bench_planned planned;
+    bench_case bench;
     for (int i = 0; i < AXIS_COUNT; i++)
       if (grid->axes[i].count) memcpy(spec.value[i], grid->axes[i].value[index[i]], BENCH_WORD);
-    bench_case_build(&spec, seed, &planned);
-    if (!bench_cases_append(list, &planned)) {
+    bench_case_build(&spec, seed, &bench);
+    if (!bench_cases_append(list, &bench)) {
       snprintf(error, error_bytes, "out of memory for the list of cases");
       return false;
     }

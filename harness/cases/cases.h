@@ -3,23 +3,16 @@
 #ifndef BENCH_CASES_H
 #define BENCH_CASES_H
 
-#include "cases/axes.h"
-
-/* A case as it was asked for. */
-typedef struct bench_planned {
-  bench_case bench;
-  bench_spec spec;   /* without axes that mean nothing here (the offset of another alignment) */
-  char invalid[256]; /* one sentence if no kernel could ever take it (heads_kv not a divisor of heads, ...); "" = fine */
-} bench_planned;
+#include "cases/case.h"
 
 typedef struct bench_case_list {
-  bench_planned *item;
+  bench_case *item;
   int count;
 } bench_case_list;
 
 /* Turns text into a case. `seed` is the run's; the case's own follows from it and the problem's name, so that thread counts
  * and cache modes share their data. */
-void bench_case_build(const bench_spec *asked, uint64_t seed, bench_planned *planned);
+void bench_case_build(const bench_spec *asked, uint64_t seed, bench_case *bench);
 
 /* Appends the cases of a grid, outermost axis first; a case that is in the list already is left out. False if memory is
  * short or the grid has far too many combinations; error then holds a sentence. */
@@ -30,7 +23,7 @@ void bench_cases_clear(bench_case_list *list);
 bool bench_cases_cover(bench_case_list *list, const bench_grid *grid, uint64_t seed, char *error, size_t error_bytes);
 
 /* Appends one case unless it is there already. */
-bool bench_cases_append(bench_case_list *list, const bench_planned *planned);
+bool bench_cases_append(bench_case_list *list, const bench_case *bench);
 
 /* The specification that a case_id stands for. False with a sentence in error. */
 bool bench_spec_from_id(const char *case_id, bench_spec *spec, char *error, size_t error_bytes);

@@ -54,30 +54,30 @@ static double work_of(const attn_problem *p) {
 }
 
 /* Draws until a combination is a valid problem within the work limit. */
-static bool draw_valid(cover *c, uint64_t seed, int *index, bench_planned *planned) {
+static bool draw_valid(cover *c, uint64_t seed, int *index, bench_case *bench) {
   for (int try = 0; try < TRIES; try++) {
     bench_spec spec = {0};
     draw(c, index);
     for (int i = 0; i < AXIS_COUNT; i++)
       if (c->grid->axes[i].count) memcpy(spec.value[i], c->grid->axes[i].value[index[i]], BENCH_WORD);
-    bench_case_build(&spec, seed, planned);
-    if (!planned->invalid[0] && !(c->grid->work > 0 && work_of(&planned->bench.problem) > c->grid->work)) return true;
+    bench_case_build(&spec, seed, bench);
+    if (!bench->invalid[0] && !(c->grid->work > 0 && work_of(&bench->problem) > c->grid->work)) return true;
   }
   return false;
 }
 
 /* The best of several candidates by new pairs. */
-static bool choose(cover *c, uint64_t seed, bench_planned *best) {
+static bool choose(cover *c, uint64_t seed, bench_case *best) {
   int best_index[AXIS_COUNT] = {0}, best_pairs = -1;
   for (int candidate = 0; candidate < CANDIDATES; candidate++) {
     int index[AXIS_COUNT] = {0};
-    bench_planned planned;
-    if (!draw_valid(c, seed, index, &planned)) return false;
+    bench_case bench;
+    if (!draw_valid(c, seed, index, &bench)) return false;
     const int pairs = new_pairs(c, index, false);
     if (pairs > best_pairs) {
       best_pairs = pairs;
       memcpy(best_index, index, sizeof index);
-      *best = planned;
+      *best = bench;
     }
   }
   (void)new_pairs(c, best_index, true);
@@ -86,18 +86,18 @@ static bool choose(cover *c, uint64_t seed, bench_planned *best) {
 
 bool bench_cases_cover(bench_case_list *list, const bench_grid *grid, uint64_t seed, char *error, size_t error_bytes) {
   cover c;
-  bench_planned planned;
+  bench_case bench;
   if (!cover_open(&c, grid, seed)) {
     snprintf(error, error_bytes, "out of memory for the covering selection");
     return false;
   }
   bool fine = true;
   for (int64_t i = 0; i < grid->pick && fine; i++)
-    if (!choose(&c, seed, &planned)) {
+    if (!choose(&c, seed, &bench)) {
       snprintf(error, error_bytes, "grid '%s': no combination of its values is a valid problem within its work limit",
                grid->title);
       fine = false;
-    } else if (!bench_cases_append(list, &planned)) {
+    } else if (!bench_cases_append(list, &bench)) {
       snprintf(error, error_bytes, "out of memory for the list of cases");
       fine = false;
     }

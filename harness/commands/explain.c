@@ -7,14 +7,14 @@
 #include "commands/options.h"
 #include "report/table.h"
 
-static const char *rejection(const bench_planned *planned, const attn_kernel_info *kernel) {
-  return planned->invalid[0] ? planned->invalid : attn_kernel_rejects(kernel, &planned->bench.problem);
+static const char *rejection(const bench_case *bench, const attn_kernel_info *kernel) {
+  return bench->invalid[0] ? bench->invalid : attn_kernel_rejects(kernel, &bench->problem);
 }
 
-static void print_plan(const bench_planned *planned) {
-  const attn_options options = {.threads = planned->bench.threads};
+static void print_plan(const bench_case *bench) {
+  const attn_options options = {.threads = bench->threads};
   attn_plan *plan;
-  if (attn_plan_create(&planned->bench.problem, &options, &plan) != ATTN_OK) {
+  if (attn_plan_create(&bench->problem, &options, &plan) != ATTN_OK) {
     printf("no plan: %s\n", attn_last_error());
     return;
   }
@@ -22,16 +22,16 @@ static void print_plan(const bench_planned *planned) {
   attn_plan_destroy(plan);
 }
 
-static void explain_case(const bench_planned *planned) {
-  printf("%s\n\n", planned->bench.case_id);
-  if (planned->invalid[0])
-    printf("%s\n", planned->invalid);
+static void explain_case(const bench_case *bench) {
+  printf("%s\n\n", bench->case_id);
+  if (bench->invalid[0])
+    printf("%s\n", bench->invalid);
   else
-    print_plan(planned);
+    print_plan(bench);
   printf("\n%-18s %s\n", "kernel", "takes it?");
   for (int i = 0; i < attn_kernel_count(); i++) {
     const attn_kernel_info *kernel = attn_kernel_get(i);
-    const char *reason = rejection(planned, kernel);
+    const char *reason = rejection(bench, kernel);
     printf("%-18s %s", kernel->name, reason ? "no: " : "yes\n");
     if (reason) bench_print_wrapped(stdout, reason, 23);
   }

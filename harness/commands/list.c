@@ -3,10 +3,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "commands/commands.h"
-#include "goals/goals.h"
-#include "commands/options.h"
 #include "cases/presets.h"
+#include "commands/commands.h"
+#include "commands/options.h"
+#include "goals/goals.h"
 #include "report/table.h"
 
 static int list_kernels(bench_options *options) {
@@ -64,7 +64,7 @@ static int list_cases(bench_options *options) {
   bench_case_list cases = {0};
   const int code = bench_options_cases(options, &cases);
   for (int i = 0; i < cases.count && !code; i++)
-    printf("%s%s%s\n", cases.item[i].bench.case_id, cases.item[i].invalid[0] ? "  SKIP: " : "", cases.item[i].invalid);
+    printf("%s%s%s\n", cases.item[i].case_id, cases.item[i].invalid[0] ? "  SKIP: " : "", cases.item[i].invalid);
   bench_cases_clear(&cases);
   return code;
 }

@@ -74,12 +74,12 @@ static int make_grids(const bench_options *options, bench_grids *grids) {
 static int add_case_ids(const bench_options *options, bench_case_list *list) {
   char error[SENTENCE];
   bench_spec spec;
-  bench_planned planned;
+  bench_case bench;
   for (int i = 0; i < options->case_ids.count; i++) {
     if (!bench_spec_from_id(options->case_ids.item[i], &spec, error, sizeof error))
       return cli_usage_error(options->command, "--case '%s': %s", options->case_ids.item[i], error);
-    bench_case_build(&spec, (uint64_t)options->seed, &planned);
-    if (!bench_cases_append(list, &planned)) return BENCH_EXIT_INTERNAL;
+    bench_case_build(&spec, (uint64_t)options->seed, &bench);
+    if (!bench_cases_append(list, &bench)) return BENCH_EXIT_INTERNAL;
   }
   return 0;
 }

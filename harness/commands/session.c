@@ -11,12 +11,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "machine/affinity.h"
 #include "base/clock.h"
 #include "base/files.h"
-#include "goals/goals_session.h"
-#include "report/journal.h"
 #include "commands/session_private.h"
+#include "goals/goals_session.h"
+#include "machine/affinity.h"
+#include "report/journal.h"
 
 enum { FULL_TABLE_CASES = 12 };
 
@@ -154,7 +154,7 @@ static int dry_run(const bench_session *s) {
   for (int i = 0; i < s->cases.count; i++) {
     const double guess = guess_case(s, i);
     total += guess;
-    printf("%7.1f s  %s%s%s\n", guess, s->cases.item[i].bench.case_id, s->cases.item[i].invalid[0] ? "  SKIP: " : "",
+    printf("%7.1f s  %s%s%s\n", guess, s->cases.item[i].case_id, s->cases.item[i].invalid[0] ? "  SKIP: " : "",
            s->cases.item[i].invalid);
   }
   bench_format_clock(total, clock, sizeof clock);
@@ -188,10 +188,10 @@ static void apply_requirement(const bench_session *s, bench_result *result) {
   memcpy(result->verdict.reason, reason, sizeof reason);
 }
 
-static void skip_for_budget(const bench_session *s, bench_result *results, const bench_planned *planned,
+static void skip_for_budget(const bench_session *s, bench_result *results, const bench_case *bench,
                             const attn_kernel_info *const *kernels, int count) {
   for (int i = 0; i < count; i++) {
-    results[i] = (bench_result){.bench = &planned->bench, .kernel = kernels[i], .baseline = "", .noise = -1};
+    results[i] = (bench_result){.bench = bench, .kernel = kernels[i], .baseline = "", .noise = -1};
     results[i].verdict.status = BENCH_SKIP;
     snprintf(results[i].verdict.reason, sizeof results[i].verdict.reason, "--budget of %.0f s is used up",
              s->options->budget_s);
@@ -232,8 +232,8 @@ static void keep_old(bench_session *s, const char *case_id) {
 }
 
 /* Turns the results of one case into records, old ones in their places. */
-static void record_case(bench_session *s, const bench_planned *planned, bench_result *results, bool durable) {
-  const char *case_id = planned->bench.case_id;
+static void record_case(bench_session *s, const bench_case *bench, bench_result *results, bool durable) {
+  const char *case_id = bench->case_id;
   int fresh = 0;
   for (int i = 0; i < s->kernel_count; i++) {
     bench_record record = {0}, *old = find_old(s, case_id, s->kernels[i]->name);
@@ -244,7 +244,7 @@ static void record_case(bench_session *s, const bench_planned *planned, bench_re
     bench_result *result = &results[fresh++];
     apply_requirement(s, result);
     const bool whole = !(result->timed && result->stop == BENCH_STOP_INTERRUPT);
-    if (bench_record_fill(&record, planned, result, s->run_id))
+    if (bench_record_fill(&record, bench, result, s->run_id))
       (void)append(s, &record, durable && whole);
     else
       s->io_failed = true;
@@ -257,10 +257,10 @@ static void record_case(bench_session *s, const bench_planned *planned, bench_re
 }
 
 /* The kernels whose rows the journal does not hold. */
-static int missing_kernels(bench_session *s, const bench_planned *planned, const attn_kernel_info **missing) {
+static int missing_kernels(bench_session *s, const bench_case *bench, const attn_kernel_info **missing) {
   int count = 0;
   for (int i = 0; i < s->kernel_count; i++)
-    if (!find_old(s, planned->bench.case_id, s->kernels[i]->name)) missing[count++] = s->kernels[i];
+    if (!find_old(s, bench->case_id, s->kernels[i]->name)) missing[count++] = s->kernels[i];
   return count;
 }
 
@@ -273,23 +273,23 @@ static void count_structure_runs(bench_session *s, const bench_result *results, 
 
 /* One case; false if the run was interrupted before it was complete. */
 static bool run_case(bench_session *s, int index) {
-  const bench_planned *planned = &s->cases.item[index];
+  const bench_case *bench = &s->cases.item[index];
   const attn_kernel_info *missing[BENCH_MAX_KERNELS + 1];
   bench_result results[BENCH_MAX_KERNELS + 1];
   const double guess = guess_case(s, index);
-  const int count = missing_kernels(s, planned, missing), before = s->records.count;
+  const int count = missing_kernels(s, bench, missing), before = s->records.count;
   bool affordable = true;
-  s->case_name = planned->bench.case_id;
+  s->case_name = bench->case_id;
   if (count) {
     bench_progress_note(&s->progress, s->case_name, "begins");
     affordable = set_case_budget(s, guess);
     if (!affordable)
-      skip_for_budget(s, results, planned, missing, count);
-    else if (!bench_run_case(planned, missing, count, &s->settings, results))
+      skip_for_budget(s, results, bench, missing, count);
+    else if (!bench_run_case(bench, missing, count, &s->settings, results))
       return false;
     count_structure_runs(s, results, count);
   }
-  record_case(s, planned, results, affordable);
+  record_case(s, bench, results, affordable);
   bench_progress_wipe(&s->progress);
   bench_table_case(&s->table, s->records.item + before, s->records.count - before);
   bench_progress_advance(&s->progress, guess, !count);

@@ -6,14 +6,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "machine/affinity.h"
 #include "base/clock.h"
-#include "machine/emulation.h"
 #include "commands/options.h"
+#include "machine/affinity.h"
+#include "machine/emulation.h"
+#include "report/writers.h"
 #include "timing/peak_rate.h"
 #include "timing/run_case_private.h"
 #include "timing/stats.h"
-#include "report/writers.h"
 
 enum { SLICES = 2 }; /* of the peak loop, before and after */
 
@@ -86,7 +86,7 @@ static bool name_trials(bench_trials *t) {
   t->names = malloc(((size_t)bench_trials_count(t) + 1) * sizeof *t->names);
   for (int i = 0; t->names && i < bench_trials_count(t); i++)
     bench_series_name(t->names[i], sizeof *t->names, t->kernels[i % t->kernel_count]->name,
-                      t->cases.item[i / t->kernel_count].bench.case_id, "");
+                      t->cases.item[i / t->kernel_count].case_id, "");
   return t->names;
 }
 
@@ -143,15 +143,15 @@ static const char *judge(bench_trials *t) {
 }
 
 static void open_trial(bench_trials *t, int index) {
-  const bench_planned *planned = &t->cases.item[index / t->kernel_count];
+  const bench_case *bench = &t->cases.item[index / t->kernel_count];
   const attn_kernel_info *kernel = t->kernels[index % t->kernel_count];
   trial *now = &t->now;
-  *now = (trial){.open = true, .index = index, .held = bench_threads_hold(planned->bench.threads)};
-  now->stage = bench_stage_open(planned, &kernel, 1, &t->settings, &now->result);
+  *now = (trial){.open = true, .index = index, .held = bench_threads_hold(bench->threads)};
+  now->stage = bench_stage_open(bench, &kernel, 1, &t->settings, &now->result);
   if (now->result.verdict.status != BENCH_PASS) return;
   bench_stage_rotate(now->stage);
   now->entrant = bench_stage_entrant(now->stage, &now->stage->jobs[0]);
-  if (now->entrant.peak) now->peak = bench_peak_prepare(now->entrant.peak, planned->bench.threads, SLICE_NS);
+  if (now->entrant.peak) now->peak = bench_peak_prepare(now->entrant.peak, bench->threads, SLICE_NS);
 }
 
 const char *bench_trial_open(bench_trials *trials, int index) {

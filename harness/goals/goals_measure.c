@@ -5,11 +5,11 @@
 #include <stdarg.h>
 #include <stdlib.h>
 
-#include "machine/affinity.h"
+#include "cases/work.h"
 #include "goals/goals_private.h"
+#include "machine/affinity.h"
 #include "timing/read_rate.h"
 #include "timing/run_case_private.h"
-#include "cases/work.h"
 
 enum { MOST_ENTRANTS = 2 };
 
@@ -45,8 +45,8 @@ static void conclude_measured(bench_goal_row *row, bench_summary measured) {
 
 static void measure_workspace(bench_goal_row *row) {
   attn_plan *plan;
-  const attn_options options = {.kernel = row->kernel->name, .threads = row->planned.bench.threads};
-  if (attn_plan_create(&row->planned.bench.problem, &options, &plan) != ATTN_OK) {
+  const attn_options options = {.kernel = row->kernel->name, .threads = row->bench.threads};
+  if (attn_plan_create(&row->bench.problem, &options, &plan) != ATTN_OK) {
     conclude(row, BENCH_ERROR, "%s", attn_last_error());
     return;
   }
@@ -84,7 +84,7 @@ static bool choose_loop(bench_goal_row *row, const bench_stage *stage, bench_ent
 static bool open_entrant(contest *c, int i) {
   bench_goal_row *row = c->row;
   bench_result *result = &c->results[i];
-  c->stage[i] = bench_stage_open(i ? &row->against : &row->planned, &row->kernel, 1, c->settings, result);
+  c->stage[i] = bench_stage_open(i ? &row->against : &row->bench, &row->kernel, 1, c->settings, result);
   if (c->stage[i] && c->stage[i]->expected) accept_empty_output(c->stage[i], result);
   if (result->verdict.status != BENCH_PASS) {
     conclude(row, result->verdict.status, "%s%.300s", i ? "the case of comparison: " : "", result->verdict.reason);
@@ -100,8 +100,8 @@ static int take_rounds(contest *c, bench_stop *stop, const char **error) {
                                         .max_rounds = c->settings->rounds,
                                         .budget_s = INFINITY,
                                         .min_sample_s = BENCH_MIN_SAMPLE_S,
-                                        .threads = c->row->planned.bench.threads,
-                                        .seed = c->row->planned.bench.seed,
+                                        .threads = c->row->bench.threads,
+                                        .seed = c->row->bench.seed,
                                         .stop = c->settings->stop};
   bench_note(c->stage[0], "timing", c->row->kernel->name);
   return bench_time(c->entrant, c->count, &options, stop, error);
@@ -163,7 +163,7 @@ bool bench_goal_measure(bench_goal_row *row, const bench_case_settings *settings
     measure_workspace(row);
     return true;
   }
-  const bool held = bench_threads_hold(row->planned.bench.threads);
+  const bool held = bench_threads_hold(row->bench.threads);
   const bool complete = run_contest(&c);
   for (int i = 0; i < MOST_ENTRANTS; i++) {
     bench_entrant_clear(&c.entrant[i]);
@@ -176,6 +176,6 @@ bool bench_goal_measure(bench_goal_row *row, const bench_case_settings *settings
 
 double bench_goal_guess(const bench_goal_row *row, const bench_case_settings *settings) {
   if (!row->goal->metric->value) return 1e-4;
-  const double one = bench_case_guess(&row->planned, &row->kernel, 1, settings);
+  const double one = bench_case_guess(&row->bench, &row->kernel, 1, settings);
   return row->goal->metric->against ? one + bench_case_guess(&row->against, &row->kernel, 1, settings) : one;
 }

@@ -15,7 +15,7 @@ enum { BENCH_LEAST_GOAL_ROUNDS = 11 };
 typedef struct bench_goal_row {
   const bench_goal *goal;
   const attn_kernel_info *kernel;
-  bench_planned planned, against; /* `against` only where the metric compares */
+  bench_case bench, against; /* `against` only where the metric compares */
   bool done;
   bench_status status; /* PASS: measured */
   char reason[400];    /* why not; "" on PASS */

@@ -7,9 +7,9 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "machine/environment_private.h"
 #include "base/files.h"
 #include "goals/goals_private.h"
+#include "machine/environment_private.h"
 #include "report/journal.h"
 
 /* ---- Choosing ------------------------------------------------------------------------------------------------------- */
@@ -65,10 +65,10 @@ static bench_absence make_row(const bench_goal *goal, const bench_selection *sel
   if (!row->kernel) return BENCH_NOT_BUILT;
   if (!is_selected(selection, row->kernel)) return BENCH_NOT_SELECTED;
   if (attn_kernel_unusable(row->kernel)) return BENCH_NO_TIER;
-  bench_case_build(&goal->spec, seed, &row->planned);
+  bench_case_build(&goal->spec, seed, &row->bench);
   bench_case_build(&goal->against, seed, &row->against);
-  if (attn_kernel_rejects(row->kernel, &row->planned.bench.problem)) return BENCH_REFUSED;
-  return attn_kernel_rejects(row->kernel, &row->against.bench.problem) ? BENCH_REFUSED : BENCH_HERE;
+  if (attn_kernel_rejects(row->kernel, &row->bench.problem)) return BENCH_REFUSED;
+  return attn_kernel_rejects(row->kernel, &row->against.problem) ? BENCH_REFUSED : BENCH_HERE;
 }
 
 static void choose_rows(bench_goal_table *table, const bench_selection *selection, uint64_t seed) {
@@ -119,8 +119,8 @@ int bench_goals_dry_run(bench_session *s) {
     const double guess = bench_goal_guess(row, &s->settings);
     total += guess;
     printf("%7.1f s  %s: %s, %s %s\n%11s%s\n", guess, row->goal->section, row->goal->text, row->goal->metric->name,
-           row->goal->kernel, "", row->planned.bench.case_id);
-    if (row->goal->metric->against) printf("%11sagainst %s\n", "", row->against.bench.case_id);
+           row->goal->kernel, "", row->bench.case_id);
+    if (row->goal->metric->against) printf("%11sagainst %s\n", "", row->against.case_id);
   }
   bench_format_clock(total, clock, sizeof clock);
   printf("%d rows, about %s (a guess, to a factor of two or so)\n", s->goals->count, clock);
@@ -130,7 +130,7 @@ int bench_goals_dry_run(bench_session *s) {
 
 /* Why the row is not tried, or NULL. */
 static const char *reason_to_skip(const bench_session *s, const bench_goal_row *row, char *reason, size_t bytes) {
-  const int threads = row->planned.bench.threads, cpus = bench_cpu_count();
+  const int threads = row->bench.threads, cpus = bench_cpu_count();
   const double spent = 1e-9 * bench_now_ns() - s->started_s;
   if (!row->goal->metric->value) return NULL; /* nothing runs */
   if (threads > cpus)
@@ -151,10 +151,10 @@ static bool is_recorded(const bench_records *records, const char *case_id, const
 }
 
 /* The cases of a row are rows of the other result files as well; one that serves several rows stands there once. */
-static void record(bench_session *s, const bench_planned *planned, bench_result *result) {
+static void record(bench_session *s, const bench_case *bench, bench_result *result) {
   bench_record row = {0};
-  if (result->kernel && !is_recorded(&s->records, planned->bench.case_id, result->kernel->name)) {
-    const bool fine = bench_record_fill(&row, planned, result, s->run_id) &&
+  if (result->kernel && !is_recorded(&s->records, bench->case_id, result->kernel->name)) {
+    const bool fine = bench_record_fill(&row, bench, result, s->run_id) &&
                       (!s->journal || (bench_journal_append(s->journal, &row) && bench_journal_flush(s->journal))) &&
                       bench_records_append(&s->records, &row);
     if (!fine) s->io_failed = true;
@@ -175,13 +175,13 @@ static bool run_row(bench_session *s, bench_goal_row *row) {
     s->case_name = row->goal->text;
     complete = bench_goal_measure(row, &s->settings, results);
   }
-  if (complete) record(s, &row->planned, &results[0]);
+  if (complete) record(s, &row->bench, &results[0]);
   if (complete) record(s, &row->against, &results[1]);
   return complete;
 }
 
 static void print_repro(const bench_goal_row *row) {
-  printf("      attnbench run --kernel %s --case '%s'\n", row->goal->kernel, row->planned.bench.case_id);
+  printf("      attnbench run --kernel %s --case '%s'\n", row->goal->kernel, row->bench.case_id);
 }
 
 void bench_goals_run(bench_session *s) {

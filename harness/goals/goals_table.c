@@ -108,8 +108,8 @@ static void write_row(const bench_goal_row *row, const char *run_id, FILE *file)
   put_text(file, goal->kernel);
   put_text(file, goal->metric->name);
   put_text(file, goal->metric->unit);
-  put_text(file, row->planned.bench.case_id);
-  put_text(file, goal->metric->against ? row->against.bench.case_id : "");
+  put_text(file, row->bench.case_id);
+  put_text(file, goal->metric->against ? row->against.case_id : "");
   put_text(file, goal->cpu);
   put_number(file, goal->floor);
   put_number(file, goal->goal);

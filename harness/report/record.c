@@ -85,13 +85,13 @@ static bool fill_problem(bench_record *r, const attn_problem *p) {
          set_number(r, COLUMN_softcap, p->softcap);
 }
 
-static bool fill_case(bench_record *r, const bench_planned *planned) {
+static bool fill_case(bench_record *r, const bench_case *bench) {
   static const char *const caches[] = {[BENCH_WARM] = "warm", [BENCH_COLD_KV] = "cold-kv", [BENCH_COLD_ALL] = "cold"};
-  const bench_case *c = &planned->bench;
-  const char *score = bench_layer_has_attention(c) ? bench_spec_get(&planned->spec, AXIS_SCORE) : "";
+  const bench_case *c = bench;
+  const char *score = bench_layer_has_attention(c) ? bench_spec_get(&bench->spec, AXIS_SCORE) : "";
   return fill_problem(r, &c->problem) && fill_heads(r, c) && bench_record_set(r, COLUMN_case_id, c->case_id) &&
          bench_record_set(r, COLUMN_score, score) &&
-         bench_record_set(r, COLUMN_causal, bench_spec_get(&planned->spec, AXIS_CAUSAL)) &&
+         bench_record_set(r, COLUMN_causal, bench_spec_get(&bench->spec, AXIS_CAUSAL)) &&
          bench_record_set(r, COLUMN_mask, c->mask) && bench_record_set(r, COLUMN_bias, c->bias) &&
          bench_record_set(r, COLUMN_alibi, c->alibi ? "on" : "off") &&
          bench_record_set(r, COLUMN_sinks, c->sinks ? "on" : "off") && bench_record_set(r, COLUMN_lengths, c->lengths) &&
@@ -162,9 +162,9 @@ static bool fill_times(bench_record *r, bench_result *result) {
          bench_record_set(r, COLUMN_stop_reason, bench_stop_name(result->stop));
 }
 
-bool bench_record_fill(bench_record *record, const bench_planned *planned, bench_result *result, const char *run_id) {
+bool bench_record_fill(bench_record *record, const bench_case *bench, bench_result *result, const char *run_id) {
   *record = (bench_record){.noise = -1};
-  return bench_record_set(record, COLUMN_run_id, run_id) && fill_case(record, planned) && fill_verdict(record, result) &&
+  return bench_record_set(record, COLUMN_run_id, run_id) && fill_case(record, bench) && fill_verdict(record, result) &&
          fill_layer(record, result) && (!result->timed || fill_times(record, result)) &&
          bench_record_set(record, COLUMN_warnings, result->warnings);
 }

@@ -42,7 +42,7 @@ bool bench_record_is(const bench_record *record, bench_status status);
 bool bench_record_set(bench_record *record, bench_column column, const char *text);
 
 /* Writes the row. Takes the result's samples over. False if memory is short. */
-bool bench_record_fill(bench_record *record, const bench_planned *planned, bench_result *result, const char *run_id);
+bool bench_record_fill(bench_record *record, const bench_case *bench, bench_result *result, const char *run_id);
 
 /* Moves the record to the end of the list. False if memory is short. */
 bool bench_records_append(bench_records *records, bench_record *record);

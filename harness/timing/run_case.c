@@ -8,12 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "machine/affinity.h"
 #include "base/clock.h"
+#include "cases/work.h"
+#include "check/structure.h"
+#include "machine/affinity.h"
 #include "machine/first_touch.h"
 #include "timing/run_case_private.h"
-#include "check/structure.h"
-#include "cases/work.h"
 
 const attn_kernel_info bench_automatic = {
     .name = "auto", .algorithm = "auto", .isa = "", .library = "", .summary = "the library's own choice"};
@@ -188,14 +188,14 @@ static void check_job(bench_stage *s, bench_job *j) {
 }
 
 /* Why the kernel cannot run here, or NULL. */
-static const char *refusal(const bench_planned *planned, const attn_kernel_info *kernel) {
-  if (planned->invalid[0]) return planned->invalid;
+static const char *refusal(const bench_case *bench, const attn_kernel_info *kernel) {
+  if (bench->invalid[0]) return bench->invalid;
   if (kernel == &bench_automatic) {
     for (int i = 0; i < attn_kernel_count(); i++)
-      if (!attn_kernel_rejects(attn_kernel_get(i), &planned->bench.problem)) return NULL;
+      if (!attn_kernel_rejects(attn_kernel_get(i), &bench->problem)) return NULL;
     return "no kernel takes it on this CPU";
   }
-  return attn_kernel_rejects(kernel, &planned->bench.problem);
+  return attn_kernel_rejects(kernel, &bench->problem);
 }
 
 /* Layers without a kernel inside are measured once: in the row of the automatic choice, or in the first. */
@@ -206,17 +206,17 @@ static int only_row(const bench_case *bench, const attn_kernel_info *const *kern
   return 0;
 }
 
-static const char *refusal_of_row(const bench_planned *planned, const attn_kernel_info *const *kernels, int only, int i) {
-  if (only < 0 || planned->invalid[0]) return refusal(planned, kernels[i]);
+static const char *refusal_of_row(const bench_case *bench, const attn_kernel_info *const *kernels, int only, int i) {
+  if (only < 0 || bench->invalid[0]) return refusal(bench, kernels[i]);
   return i == only ? NULL : "the layer runs no kernel: one row stands for all";
 }
 
 /* One job per kernel that takes the case; the others get their reason. */
-static void open_jobs(bench_stage *s, const bench_planned *planned, const attn_kernel_info *const *kernels, int count,
+static void open_jobs(bench_stage *s, const bench_case *bench, const attn_kernel_info *const *kernels, int count,
                       bench_result *results) {
-  const int only = only_row(&planned->bench, kernels, count);
+  const int only = only_row(bench, kernels, count);
   for (int i = 0; i < count; i++) {
-    const char *reason = refusal_of_row(planned, kernels, only, i);
+    const char *reason = refusal_of_row(bench, kernels, only, i);
     if (reason)
       bench_conclude(&results[i], BENCH_SKIP, "%s", reason);
     else
@@ -289,18 +289,18 @@ static bool open_data(bench_stage *s) {
 
 static bool stopped(const bench_stage *s) { return s->settings->stop && *s->settings->stop; }
 
-bench_stage *bench_stage_open(const bench_planned *planned, const attn_kernel_info *const *kernels, int count,
+bench_stage *bench_stage_open(const bench_case *bench, const attn_kernel_info *const *kernels, int count,
                               const bench_case_settings *settings, bench_result *results) {
   bench_stage *s = calloc(1, sizeof *s);
   for (int i = 0; i < count; i++)
-    results[i] = (bench_result){.bench = &planned->bench, .kernel = kernels[i], .baseline = "", .noise = -1};
+    results[i] = (bench_result){.bench = bench, .kernel = kernels[i], .baseline = "", .noise = -1};
   if (!s) {
     for (int i = 0; i < count; i++) bench_conclude(&results[i], BENCH_ERROR, "out of memory");
     return NULL;
   }
-  s->bench = &planned->bench;
+  s->bench = bench;
   s->settings = settings;
-  open_jobs(s, planned, kernels, count, results);
+  open_jobs(s, bench, kernels, count, results);
   if (!s->count || !open_data(s)) return s;
   for (int i = 0; i < s->count && !stopped(s); i++) check_job(s, &s->jobs[i]);
   return s;
@@ -315,10 +315,10 @@ void bench_stage_close(bench_stage *s) {
   free(s);
 }
 
-bool bench_run_case(const bench_planned *planned, const attn_kernel_info *const *kernels, int count,
+bool bench_run_case(const bench_case *bench, const attn_kernel_info *const *kernels, int count,
                     const bench_case_settings *settings, bench_result *results) {
-  const bool held = settings->timed && bench_threads_hold(planned->bench.threads);
-  bench_stage *s = bench_stage_open(planned, kernels, count, settings, results);
+  const bool held = settings->timed && bench_threads_hold(bench->threads);
+  bench_stage *s = bench_stage_open(bench, kernels, count, settings, results);
   const bool complete = !s || !s->count || !stopped(s);
   if (s && (s->expected || s->layer) && complete && settings->timed) bench_time_jobs(s);
   bench_stage_close(s);
@@ -327,24 +327,23 @@ bool bench_run_case(const bench_planned *planned, const attn_kernel_info *const 
 }
 
 /* How much more a layer has to do than its attention. */
-static double layer_factor(const bench_planned *planned) {
-  const bench_case *bench = &planned->bench;
+static double layer_factor(const bench_case *bench) {
   const attn_args none = {0};
-  if (planned->invalid[0] || !bench_layer_is(bench)) return 1;
+  if (bench->invalid[0] || !bench_layer_is(bench)) return 1;
   const double attention = bench_work_flops(&bench->problem, bench_work_pairs(&bench->problem, &none));
   const double flops = bench_layer_flops(bench);
   return attention > 0 && flops > 0 ? flops / attention : 1;
 }
 
-double bench_case_guess(const bench_planned *planned, const attn_kernel_info *const *kernels, int count,
+double bench_case_guess(const bench_case *bench, const attn_kernel_info *const *kernels, int count,
                         const bench_case_settings *settings) {
-  const attn_problem *p = &planned->bench.problem;
+  const attn_problem *p = &bench->problem;
   double calls = 0, samples = 0;
-  const double more = layer_factor(planned);
-  const int only = only_row(&planned->bench, kernels, count);
+  const double more = layer_factor(bench);
+  const int only = only_row(bench, kernels, count);
   for (int i = 0; i < count; i++) {
-    if (refusal_of_row(planned, kernels, only, i)) continue;
-    const double call = bench_work_guess(p, kernels[i], planned->bench.threads) * more;
+    if (refusal_of_row(bench, kernels, only, i)) continue;
+    const double call = bench_work_guess(p, kernels[i], bench->threads) * more;
     calls += call;
     if (call * BENCH_FEW_ROUNDS < settings->case_budget_s)
       samples += fmax(call, BENCH_MIN_SAMPLE_S) + BENCH_MIN_SAMPLE_S / 2;

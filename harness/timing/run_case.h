@@ -23,11 +23,11 @@ extern const attn_kernel_info bench_automatic;
 /* Fills results[count], one per kernel, whatever happens: what could not run is SKIP or ERROR with the reason. The caller
  * frees samples_ns and positions. False if *settings->stop cut it short before the checks were done: the results are then of
  * no use. */
-bool bench_run_case(const bench_planned *planned, const attn_kernel_info *const *kernels, int count,
+bool bench_run_case(const bench_case *bench, const attn_kernel_info *const *kernels, int count,
                     const bench_case_settings *settings, bench_result *results);
 
 /* A guess at the seconds that bench_run_case() takes. */
-double bench_case_guess(const bench_planned *planned, const attn_kernel_info *const *kernels, int count,
+double bench_case_guess(const bench_case *bench, const attn_kernel_info *const *kernels, int count,
                         const bench_case_settings *settings);
 
 #endif

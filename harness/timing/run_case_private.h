@@ -3,8 +3,8 @@
 #ifndef BENCH_RUN_CASE_PRIVATE_H
 #define BENCH_RUN_CASE_PRIVATE_H
 
-#include "timing/run_case.h"
 #include "base/select.h"
+#include "timing/run_case.h"
 
 enum {
   BENCH_MAX_ROTATIONS = 512,
@@ -48,7 +48,7 @@ void bench_warn(bench_result *result, const char *format, ...) __attribute__((fo
 void bench_note(const bench_stage *stage, const char *what, const char *kernel);
 
 /* Opens a case and checks it with every kernel: each result has its status and reason then. NULL if memory is short. */
-bench_stage *bench_stage_open(const bench_planned *planned, const attn_kernel_info *const *kernels, int count,
+bench_stage *bench_stage_open(const bench_case *bench, const attn_kernel_info *const *kernels, int count,
                               const bench_case_settings *settings, bench_result *results);
 void bench_stage_close(bench_stage *stage); /* NULL is fine */
 
