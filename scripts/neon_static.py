@@ -38,6 +38,15 @@ def find(names):
     return next((name for name in names if shutil.which(name)), None)
 
 
+def find_mca():
+    """The newest llvm-mca that has a model of every core: older ones lack the last."""
+    for name in [f"llvm-mca-{n}" for n in range(25, 17, -1)] + ["llvm-mca"]:
+        command = [name, "--mtriple=aarch64-linux-gnu", f"--mcpu={BF16_CORES[-1]}"]
+        if shutil.which(name) and subprocess.run(command, input="nop\n", capture_output=True, text=True).returncode == 0:
+            return name
+    return None
+
+
 def first_line(command):
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip().splitlines()
 
@@ -185,12 +194,12 @@ def write(lines):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--compiler", default=find(["aarch64-linux-gnu-gcc"]), help="default aarch64-linux-gnu-gcc")
-    parser.add_argument("--mca", default=find([f"llvm-mca-{n}" for n in range(25, 17, -1)] + ["llvm-mca"]), help="default the newest")
+    parser.add_argument("--mca", default=find_mca(), help="default the newest")
     parser.add_argument("--write", action="store_true", help="puts the tables into docs/neon-static.md")
     parser.add_argument("--check", action="store_true", help="exit 1 where an estimate is below the floor")
     options = parser.parse_args()
     if not options.compiler or not options.mca:
-        print("skipped: no aarch64-linux-gnu-gcc or no llvm-mca (Debian: apt-get install gcc-aarch64-linux-gnu llvm-19)")
+        print("skipped: no aarch64-linux-gnu-gcc or no llvm-mca that knows the cores (Debian: apt-get install gcc-aarch64-linux-gnu llvm-19)")
         return 77
     made_by = [first_line([options.compiler, "--version"])[0], next(line.strip() for line in first_line([options.mca, "--version"])
                                                                       if "version" in line)]
