@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "plan.h"
 #include "cases/presets.h"
+#include "plan.h"
 
 enum { SEED = 20240229 };
 

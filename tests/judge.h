@@ -5,8 +5,8 @@
 
 #include "cases/cases.h"
 #include "check/check.h"
-#include "kernels/kernel.h"
 #include "check/structure.h"
+#include "kernels/kernel.h"
 
 /* The cases of a preset or suite by name, or of a text in the format of harness/cases/presets; those that no kernel could take are
  * left out. Exits with a message if it cannot be read. */

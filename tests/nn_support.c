@@ -8,7 +8,8 @@
 static struct kept {
   struct kept *next;
   float *values;
-} *all;
+};
+static struct kept *all;
 
 static void free_all(void) {
   while (all) {

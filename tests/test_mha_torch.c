@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "layers/mha_oracle.h"
 #include "data/npy.h"
+#include "layers/mha_oracle.h"
 #include "support.h"
 
 static npy_array load(const char *layer, const char *name) {

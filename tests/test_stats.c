@@ -2,8 +2,8 @@
 /* The order statistics of the harness, against values worked out by hand and against intervals from a table. */
 #include <math.h>
 
-#include "timing/stats.h"
 #include "support.h"
+#include "timing/stats.h"
 
 static void assert_close(double a, double b) {
   if (!(fabs(a - b) <= 1e-12 * (1 + fabs(b)))) fail_msg("%.17g instead of %.17g", a, b);

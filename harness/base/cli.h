@@ -58,8 +58,10 @@ typedef struct cli_option {
   void *target;      /* bool, const char *, cli_list, int64_t or double, by kind; holds the default before */
 } cli_option;
 
-#define CLI_HEADING(title) {CLI_GROUP, 0, title, NULL, NULL, NULL}
-#define CLI_END            {CLI_OPTIONS_END, 0, NULL, NULL, NULL, NULL}
+#define CLI_HEADING(title) \
+  { CLI_GROUP, 0, title, NULL, NULL, NULL }
+#define CLI_END \
+  { CLI_OPTIONS_END, 0, NULL, NULL, NULL, NULL }
 
 enum { CLI_LIST_MAX = 64 };
 typedef struct cli_list {

@@ -7,8 +7,8 @@
 #include <omp.h>
 #endif
 
-#include "machine/affinity.h"
 #include "check/check_private.h"
+#include "machine/affinity.h"
 
 static const double WORTH_THREADS = 1e6; /* multiply-adds: a few milliseconds; waking threads for less costs more */
 

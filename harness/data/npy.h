@@ -15,8 +15,8 @@ typedef struct npy_array {
   npy_type type;
   int dims;
   int64_t shape[NPY_MAX_DIMS];
-  int64_t count;  /* elements */
-  void *data;     /* C order, native byte order; owned; free with npy_free */
+  int64_t count; /* elements */
+  void *data;    /* C order, native byte order; owned; free with npy_free */
 } npy_array;
 
 /* 0, or -1 with a sentence in error[error_bytes] naming the file and what would be right. Never trusts a header field. */

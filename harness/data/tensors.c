@@ -7,9 +7,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "machine/first_touch.h"
 #include "data/generate.h"
 #include "data/tensors_private.h"
+#include "machine/first_touch.h"
 
 enum { ALIGNMENT = 64 };
 

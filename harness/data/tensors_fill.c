@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "data/generate.h"
-#include "kernels/common/rows.h"
 #include "data/tensors_private.h"
+#include "kernels/common/rows.h"
 
 /* What the rows of one batch entry may read, by lengths, windows and padding masks; and where its tokens stand. */
 typedef struct reach {

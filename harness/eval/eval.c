@@ -8,16 +8,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "machine/affinity.h"
-#include "cases/cases.h"
 #include "base/cli.h"
+#include "base/select.h"
+#include "cases/cases.h"
+#include "cases/work.h"
 #include "commands/commands.h"
+#include "machine/affinity.h"
 #include "machine/emulation.h"
 #include "timing/peak_rate.h"
-#include "base/select.h"
 #include "timing/stats.h"
 #include "timing/timing.h"
-#include "cases/work.h"
 
 enum { ROW_NAME = 80 };
 

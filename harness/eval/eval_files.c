@@ -7,8 +7,8 @@
 #include <stdlib.h>
 
 #include "base/cli.h"
-#include "eval/eval_private.h"
 #include "data/generate.h"
+#include "eval/eval_private.h"
 #include "kernels/ref/oracle_f64.h"
 
 static const char *const option_names[EVAL_FILES] = {

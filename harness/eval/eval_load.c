@@ -7,8 +7,8 @@
 #include <string.h>
 
 #include "base/cli.h"
-#include "eval/eval_private.h"
 #include "data/tensors_private.h"
+#include "eval/eval_private.h"
 
 /* The index of `word` among `words`, or -1 with a sentence. */
 static int find_word(eval_loader *l, const char *name, const char *word, const char *const *words) {

@@ -7,8 +7,8 @@
 #include <string.h>
 
 #include "check/check_private.h"
-#include "eval/eval_private.h"
 #include "data/generate.h"
+#include "eval/eval_private.h"
 
 int eval_output_shape(const eval_input *input, int64_t dim, int64_t shape[NPY_MAX_DIMS]) {
   const attn_problem *p = &input->tensors.problem;

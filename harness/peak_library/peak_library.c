@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "machine/affinity.h"
 #include "base/clock.h"
+#include "machine/affinity.h"
 #include "timing/peak_rate.h"
 
 struct peak_meter {

@@ -244,9 +244,10 @@ ATTN_API attn_status attn_merge(int parts, int64_t rows, int64_t dim_v, const fl
 
 /* What a kernel declares about its rounding; the error bound of docs/numerics.md is computed from it. */
 typedef struct attn_numerics {
-  double exp_error;   /* largest relative error of its exp */
-  double p_rounding;  /* unit roundoff of P before the product with V, where K and V have 16 bits: 0 = kept in float32, 2^-8 = bf16,
-                         2^-11 = f16. With float32 K and V, P stays float32 */
+  double exp_error; /* largest relative error of its exp */
+  /* Unit roundoff of P before the product with V, where K and V have 16 bits: 0 = kept in float32, 2^-8 = bf16, 2^-11 = f16.
+   * With float32 K and V, P stays float32. */
+  double p_rounding;
   double input_flush; /* inputs of smaller magnitude may be taken as 0 (denormal bf16 in tile units); 0 = none */
 } attn_numerics;
 

@@ -150,7 +150,8 @@ static inline int vec_any_nan(vec x) { return __builtin_isnan(vmaxvq_f32(x)); }
  * of which there are plenty, where a register copy would take a slot of the units that multiply: the compiler must not
  * know that it is the same constant. */
 static const float exp2_coefficients[5][4] = {
-#define FOUR_TIMES(x) {x, x, x, x}
+#define FOUR_TIMES(x) \
+  { x, x, x, x }
     FOUR_TIMES(0x1.3ce8aep-7f), FOUR_TIMES(0x1.c6b6d8p-5f), FOUR_TIMES(0x1.ebf9c2p-3f),
     FOUR_TIMES(0x1.62e42ap-1f), FOUR_TIMES(1.0f),
 #undef FOUR_TIMES
