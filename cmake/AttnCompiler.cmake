@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 # attn_warnings: an interface target with the warnings, sanitizers and language flags that every target shares.
 add_library(attn_warnings INTERFACE)
-target_compile_options(attn_warnings INTERFACE -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith
-                                               -Wvla -Wundef $<$<BOOL:${ATTN_WERROR}>:-Werror>)
+target_compile_options(attn_warnings INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes
+                                               -Wpointer-arith -Wvla -Wundef $<$<BOOL:${ATTN_WERROR}>:-Werror>)
 if(ATTN_SANITIZE)
   target_compile_options(attn_warnings INTERFACE -fsanitize=${ATTN_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
   target_link_options(attn_warnings INTERFACE -fsanitize=${ATTN_SANITIZE})

@@ -5,7 +5,7 @@
 #   check_header.sh C_COMPILER INCLUDE_FOLDER
 set -eu
 compiler=$1 include=$2
-warnings='-Wall -Wextra -Wpedantic -Werror'
+warnings='-Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror'
 
 compile() { # LANGUAGE STANDARD COMPILER
   echo "$3 -std=$2"

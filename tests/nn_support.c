@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 /* What nn_random gave, until the program ends. */
-static struct kept {
+struct kept {
   struct kept *next;
   float *values;
 };

@@ -99,7 +99,7 @@ static bench_topology make_topology(void) {
       t.in_order[t.count++] = cpu;
       t.core[cpu] = core;
       t.node[cpu] = t.package[cpu] = core / 2;
-      CPU_SET(cpu, &t.cpus);
+      bench_add_cpu(&t.cpus, cpu);
     }
   return t;
 }
@@ -149,17 +149,17 @@ static void test_cpus_of_this_machine(void **state) {
   assert_int_equal(sched_getaffinity(0, sizeof allowed, &allowed), 0);
   assert_true(bench_cpus_read("core:all", t, &allowed, &set, error, sizeof error));
   for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-    if (!CPU_ISSET(cpu, &set)) continue;
-    assert_true(CPU_ISSET(cpu, &allowed));
+    if (!bench_has_cpu(&set, cpu)) continue;
+    assert_true(bench_has_cpu(&allowed, cpu));
     for (int other = cpu + 1; other < CPU_SETSIZE; other++)
-      if (CPU_ISSET(other, &set)) assert_int_not_equal(t->core[cpu], t->core[other]);
+      if (bench_has_cpu(&set, other)) assert_int_not_equal(t->core[cpu], t->core[other]);
   }
   CPU_ZERO(&one);
   for (int cpu = 0; !CPU_COUNT(&one); cpu++)
-    if (CPU_ISSET(cpu, &allowed)) CPU_SET(cpu, &one);
+    if (bench_has_cpu(&allowed, cpu)) bench_add_cpu(&one, cpu);
   for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
     char name[16];
-    if (!CPU_ISSET(cpu, &t->cpus) || CPU_ISSET(cpu, &one)) continue;
+    if (!bench_has_cpu(&t->cpus, cpu) || bench_has_cpu(&one, cpu)) continue;
     snprintf(name, sizeof name, "%d", cpu);
     assert_false(bench_cpus_read(name, t, &one, &set, error, sizeof error));
     test_contains(error, "not allowed");

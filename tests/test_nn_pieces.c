@@ -161,7 +161,7 @@ static void weights_of(const char *kernel, attn_dtype dtype) {
   p.dtype_q = p.dtype_kv = dtype;
   test_fill(q, B * H * N * D, 1);
   test_fill(k, B * KV * M * D, 2);
-  for (size_t i = 0; i < B * H * N * D; i++) half[0][i] = (uint16_t)(0x3000 + 0x8000 * (i % 3 == 0) + i % 512);
+  for (size_t i = 0; i < B * H * N * D; i++) half[0][i] = (uint16_t)(0x3000u + 0x8000u * (i % 3 == 0) + i % 512);
   for (size_t i = 0; i < B * KV * M * D; i++) half[1][i] = (uint16_t)(0x3100 + 0x8000 * (i % 2) + i % 301);
   const int32_t lengths[B] = {M, 20};
   const attn_args args = {.q = dtype ? (void *)half[0] : q, .k = dtype ? (void *)half[1] : k, .kv_len = lengths};

@@ -268,7 +268,7 @@ static void count_structure_runs(bench_session *s, const bench_result *results, 
   for (int i = 0; i < count; i++)
     for (int k = 0; k < s->kernel_count; k++)
       for (int test = 0; test < BENCH_STRUCTURE_TESTS && !strcmp(s->kernels[k]->name, results[i].kernel->name); test++)
-        s->structure_runs[k][test] += results[i].verdict.structure >> test & 1;
+        s->structure_runs[k][test] += (int)(results[i].verdict.structure >> test & 1);
 }
 
 /* One case; false if the run was interrupted before it was complete. */

@@ -38,26 +38,26 @@ int bench_pin_cpus(const char *command, const char *cpus) {
 static int rank_in_core(const bench_topology *t, const cpu_set_t *allowed, int place) {
   int rank = 0;
   for (int i = 0; i < place; i++)
-    rank += CPU_ISSET(t->in_order[i], allowed) && t->core[t->in_order[i]] == t->core[t->in_order[place]];
+    rank += bench_has_cpu(allowed, t->in_order[i]) && t->core[t->in_order[i]] == t->core[t->in_order[place]];
   return rank;
 }
 
 int bench_place_threads(const bench_topology *t, const cpu_set_t *allowed, int first, int *cpu, int threads) {
   enum { FARTHEST = 8 }; /* threads of a core; no CPU has more */
   int rank[CPU_SETSIZE], count = 0;
-  const bool leads = first >= 0 && CPU_ISSET(first, allowed) && CPU_ISSET(first, &t->cpus);
+  const bool leads = first >= 0 && bench_has_cpu(allowed, first) && bench_has_cpu(&t->cpus, first);
   for (int i = 0; i < t->count; i++) rank[i] = rank_in_core(t, allowed, i);
   if (leads) { /* it takes the place of its core's first CPU */
     cpu[count++] = first;
     for (int i = 0; i < t->count; i++)
-      if (t->core[t->in_order[i]] == t->core[first] && CPU_ISSET(t->in_order[i], allowed)) rank[i] += rank[i] < FARTHEST;
+      if (t->core[t->in_order[i]] == t->core[first] && bench_has_cpu(allowed, t->in_order[i])) rank[i] += rank[i] < FARTHEST;
   }
   for (int wanted = 0; wanted <= FARTHEST; wanted++)
     for (int far = 0; far <= leads; far++)
       for (int i = 0; i < t->count && count < threads; i++) {
         const int candidate = t->in_order[i];
         const bool is_far = leads && t->node[candidate] != t->node[first];
-        if (CPU_ISSET(candidate, allowed) && rank[i] == wanted && is_far == far && !(leads && candidate == first))
+        if (bench_has_cpu(allowed, candidate) && rank[i] == wanted && is_far == far && !(leads && candidate == first))
           cpu[count++] = candidate;
       }
   return count;
@@ -118,7 +118,7 @@ void bench_thread_settle(int thread, int team) {
   cpu_set_t set = held.before;
   if (wanted != FREE) {
     CPU_ZERO(&set);
-    CPU_SET(wanted, &set);
+    bench_add_cpu(&set, wanted);
   }
   (void)sched_setaffinity(0, sizeof set, &set);
   settled.epoch = held.epoch;
@@ -155,7 +155,7 @@ void bench_threads_release(void) {
 
 static int count_cores(const bench_topology *t, const cpu_set_t *allowed) {
   int cores = 0;
-  for (int i = 0; i < t->count; i++) cores += CPU_ISSET(t->in_order[i], allowed) && !rank_in_core(t, allowed, i);
+  for (int i = 0; i < t->count; i++) cores += bench_has_cpu(allowed, t->in_order[i]) && !rank_in_core(t, allowed, i);
   return cores;
 }
 

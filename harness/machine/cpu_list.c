@@ -23,7 +23,7 @@ static bool read_range(const char **text, cpu_set_t *set) {
     ++*text;
     last = read_number(text);
   }
-  for (int cpu = first; first >= 0 && cpu <= last; cpu++) CPU_SET(cpu, set);
+  for (int cpu = first; first >= 0 && cpu <= last; cpu++) bench_add_cpu(set, cpu);
   return first >= 0 && first <= last;
 }
 
@@ -63,8 +63,8 @@ void bench_cpu_list_write(const cpu_set_t *set, char *text, size_t bytes) {
   text[0] = 0;
   for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
     int last = cpu;
-    if (!CPU_ISSET(cpu, set)) continue;
-    while (last + 1 < CPU_SETSIZE && CPU_ISSET(last + 1, set)) last++;
+    if (!bench_has_cpu(set, cpu)) continue;
+    while (last + 1 < CPU_SETSIZE && bench_has_cpu(set, last + 1)) last++;
     char range[32];
     snprintf(range, sizeof range, last > cpu ? "%d-%d" : "%d", cpu, last);
     append(text, bytes, range);

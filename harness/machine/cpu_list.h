@@ -7,6 +7,9 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+static inline bool bench_has_cpu(const cpu_set_t *set, int cpu) { return CPU_ISSET((size_t)cpu, set); }
+static inline void bench_add_cpu(cpu_set_t *set, int cpu) { CPU_SET((size_t)cpu, set); }
+
 /* False unless all of `text` is such a list, of numbers below CPU_SETSIZE. */
 bool bench_cpu_list_read(const char *text, cpu_set_t *set);
 

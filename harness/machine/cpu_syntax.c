@@ -170,7 +170,7 @@ static bool add_mask(naming *n, const char *text) {
       if (!isxdigit((unsigned char)*digit) || (value && bit > CPU_SETSIZE - 4))
         return fail(n, "'%s' should be a set of CPUs in hexadecimal, such as 0xf", text);
       for (int i = 0; i < 4; i++)
-        if (value >> i & 1) CPU_SET((size_t)(bit + i), &cpus);
+        if (value >> i & 1) bench_add_cpu(&cpus, bit + i);
     }
     end = begin > text ? begin - 1 : text;
   }
@@ -222,9 +222,9 @@ static void settle(const naming *n, cpu_set_t *set) {
   *set = n->exact;
   for (int i = 0; i < t->count; i++) {
     const int cpu = t->in_order[i];
-    if (!CPU_ISSET(cpu, &n->whole) || !CPU_ISSET(cpu, n->allowed) || taken[t->core[cpu]]) continue;
+    if (!bench_has_cpu(&n->whole, cpu) || !bench_has_cpu(n->allowed, cpu) || taken[t->core[cpu]]) continue;
     taken[t->core[cpu]] = true;
-    CPU_SET(cpu, set);
+    bench_add_cpu(set, cpu);
   }
 }
 
@@ -232,9 +232,9 @@ static bool check_set(naming *n, const cpu_set_t *set) {
   char list[CPUS_TEXT];
   bench_cpu_list_write(n->allowed, list, sizeof list);
   for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
-    if (CPU_ISSET(cpu, set) && !CPU_ISSET(cpu, n->allowed))
-      return CPU_ISSET(cpu, &n->topology->cpus) ? fail(n, "CPU %d is not allowed; this process may use %s", cpu, list)
-                                                : fail(n, "there is no CPU %d; this process may use %s", cpu, list);
+    if (bench_has_cpu(set, cpu) && !bench_has_cpu(n->allowed, cpu))
+      return bench_has_cpu(&n->topology->cpus, cpu) ? fail(n, "CPU %d is not allowed; this process may use %s", cpu, list)
+                                                    : fail(n, "there is no CPU %d; this process may use %s", cpu, list);
   return CPU_COUNT(set) ? true : fail(n, "no CPU is left; this process may use %s", list);
 }
 

@@ -9,12 +9,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "machine/cpu_list.h"
+
 static hwloc_topology_t machine;
 
 static void to_set(hwloc_const_cpuset_t from, cpu_set_t *set) {
   CPU_ZERO(set);
   for (int cpu = hwloc_bitmap_first(from); cpu >= 0 && cpu < CPU_SETSIZE; cpu = hwloc_bitmap_next(from, cpu))
-    CPU_SET(cpu, set);
+    bench_add_cpu(set, cpu);
 }
 
 /* The kind's depth in the tree (a negative one for memory); false if it is no kind of hwloc's, or none is here. */
@@ -97,7 +99,7 @@ static void fill(bench_topology *t) {
   *t = (bench_topology){.here = hwloc_topology_is_thissystem(machine), .objects = objects_of, .list_kinds = list_kinds};
   for (hwloc_obj_t pu = NULL; (pu = hwloc_get_next_obj_by_type(machine, HWLOC_OBJ_PU, pu));) {
     if (pu->os_index >= CPU_SETSIZE) continue;
-    CPU_SET(pu->os_index, &t->cpus);
+    bench_add_cpu(&t->cpus, (int)pu->os_index);
     t->core[pu->os_index] = t->count; /* unless there are cores */
     t->in_order[t->count++] = (int)pu->os_index;
   }

@@ -26,7 +26,7 @@ static int lowest_of(int cpu, const char *list) {
   snprintf(path, sizeof path, CPU_FOLDER "/cpu%d/topology/%s", cpu, list);
   if (!read_cpus(path, &set)) return cpu;
   for (int i = 0; i < cpu; i++)
-    if (CPU_ISSET(i, &set)) return i;
+    if (bench_has_cpu(&set, i)) return i;
   return cpu;
 }
 
@@ -34,9 +34,9 @@ static int lowest_of(int cpu, const char *list) {
 static int number_groups(const cpu_set_t *cpus, const char *list, int *group) {
   int groups = 0;
   for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-    if (!CPU_ISSET(cpu, cpus)) continue;
+    if (!bench_has_cpu(cpus, cpu)) continue;
     const int lowest = lowest_of(cpu, list);
-    group[cpu] = lowest < cpu && CPU_ISSET(lowest, cpus) ? group[lowest] : groups++;
+    group[cpu] = lowest < cpu && bench_has_cpu(cpus, lowest) ? group[lowest] : groups++;
   }
   return groups;
 }
@@ -49,7 +49,7 @@ static int number_nodes(int *node) {
     snprintf(path, sizeof path, "/sys/devices/system/node/node%d/cpulist", i);
     if (!read_cpus(path, &set)) continue;
     for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
-      if (CPU_ISSET(cpu, &set)) node[cpu] = nodes;
+      if (bench_has_cpu(&set, cpu)) node[cpu] = nodes;
     nodes++;
   }
   return nodes ? nodes : 1;
@@ -60,7 +60,7 @@ static cpu_set_t members(const int *group, int index, const cpu_set_t *within) {
   cpu_set_t set;
   CPU_ZERO(&set);
   for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
-    if (CPU_ISSET(cpu, within) && (group ? group[cpu] : cpu) == index) CPU_SET(cpu, &set);
+    if (bench_has_cpu(within, cpu) && (group ? group[cpu] : cpu) == index) bench_add_cpu(&set, cpu);
   return set;
 }
 
@@ -100,12 +100,12 @@ void bench_topology_from_system(bench_topology *topology) {
   known = (bench_topology){.here = true, .objects = objects_of, .list_kinds = list_kinds};
   snprintf(known.source, sizeof known.source, "system files");
   if (!read_cpus(CPU_FOLDER "/online", &known.cpus) && sched_getaffinity(0, sizeof known.cpus, &known.cpus))
-    CPU_SET(0, &known.cpus);
+    bench_add_cpu(&known.cpus, 0);
   known.cores = number_groups(&known.cpus, "thread_siblings_list", known.core);
   known.packages = number_groups(&known.cpus, "core_siblings_list", known.package);
   known.nodes = number_nodes(known.node);
   for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
-    if (CPU_ISSET(cpu, &known.cpus)) known.in_order[known.count++] = cpu;
+    if (bench_has_cpu(&known.cpus, cpu)) known.in_order[known.count++] = cpu;
   qsort(known.in_order, (size_t)known.count, sizeof *known.in_order, by_node_and_core);
   *topology = known;
 }
