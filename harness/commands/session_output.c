@@ -35,11 +35,11 @@ void bench_session_print_opening(const bench_session *s, FILE *file) {
 void bench_session_print_structure(const bench_session *s, FILE *file) {
   if (!s->settings.structure) return;
   fprintf(file, "structural tests, cases (of at most 1e8 multiply-adds) on which each ran:\n%-18s", "kernel");
-  for (int test = 0; test < BENCH_STRUCTURE_TESTS; test++)
+  for (bench_structure_test test = 0; test < BENCH_STRUCTURE_TESTS; test++)
     fprintf(file, " %*s", (int)fmax(5, (double)strlen(bench_structure_name(test))), bench_structure_name(test));
   for (int k = 0; k < s->kernel_count; k++) {
     fprintf(file, "\n%-18s", s->kernels[k]->name);
-    for (int test = 0; test < BENCH_STRUCTURE_TESTS; test++)
+    for (bench_structure_test test = 0; test < BENCH_STRUCTURE_TESTS; test++)
       fprintf(file, " %*d", (int)fmax(5, (double)strlen(bench_structure_name(test))), s->structure_runs[k][test]);
   }
   fputs("\n\n", file);

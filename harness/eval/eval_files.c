@@ -90,7 +90,7 @@ static bool is_plain_offset(eval_loader *loader, eval_file which) {
 }
 
 bool eval_read_files(eval_loader *loader) {
-  for (int which = 0; which < EVAL_FILES; which++) {
+  for (eval_file which = 0; which < EVAL_FILES; which++) {
     const char *path = loader->options->path[which];
     char error[600];
     if (!path || is_plain_offset(loader, which)) continue;
@@ -101,7 +101,7 @@ bool eval_read_files(eval_loader *loader) {
 }
 
 void eval_free_files(eval_loader *loader) {
-  for (int which = 0; which < EVAL_FILES; which++) npy_free(&loader->file[which]);
+  for (eval_file which = 0; which < EVAL_FILES; which++) npy_free(&loader->file[which]);
 }
 
 /* ---- Converting elements ----------------------------------------------------------------------------------------- */

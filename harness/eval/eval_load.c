@@ -172,7 +172,7 @@ static bool load_dtypes(eval_loader *l) {
   const int asked = l->options->dtype ? find_word(l, "--dtype", l->options->dtype, words) : ATTN_F32;
   attn_dtype dtype[] = {[EVAL_Q] = ATTN_F32, [EVAL_K] = ATTN_F32, [EVAL_V] = ATTN_F32};
   if (asked < 0) return false;
-  for (int which = EVAL_Q; which <= EVAL_V; which++) {
+  for (eval_file which = EVAL_Q; which <= EVAL_V; which++) {
     if (!eval_has(l, which)) continue;
     dtype[which] = !l->options->dtype && l->file[which].type == NPY_F16 ? ATTN_F16 : (attn_dtype)asked;
     if (!eval_to_dtype(l, which, dtype[which])) return false;

@@ -74,7 +74,7 @@ static bool choose_loop(bench_goal_row *row, const bench_stage *stage, bench_ent
     conclude(row, BENCH_ERROR, "tier %s has no peak loop", row->kernel->isa);
     return false;
   }
-  if (metric->reads && !bench_read_bytes(&stage->bench->problem)) {
+  if (metric->reads && bench_read_bytes(&stage->bench->problem) <= 0) {
     conclude(row, BENCH_ERROR, "a loop that only reads K and V needs them dense; here the layout is another");
     return false;
   }

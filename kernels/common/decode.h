@@ -326,7 +326,7 @@ static void decode_block(const row_block *block, const float *q_tiles, int64_t b
   const attn_problem *p = block->problem;
   const int64_t first = round_down(begin, DECODE_KEYS), keys = end - begin;
   const bool selects = selects_keys(p) || !all_rows_see(block, begin, end), picks = block->careful && selects;
-  const bool plain = !selects && !p->softcap && !attn_uses(p, ATTN_USE_ALIBI);
+  const bool plain = !selects && p->softcap == 0 && !attn_uses(p, ATTN_USE_ALIBI);
   const key_rows k = {block->args->k, p->dtype_kv, attn_k_offset(p, block->seq, block->b, block->head, begin),
                       p->k_stride.s};
   key_rows v = {block->args->v, p->dtype_kv, attn_v_offset(p, block->seq, block->b, block->head, begin), p->v_stride.s};
