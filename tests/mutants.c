@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/common/rows.h"
+#include "kernels/common/indexing.h"
 
 #define MUTANT(name, what)           FAULT_##name,
 #define GUARD_MUTANT(name, what)     FAULT_##name,

@@ -7,7 +7,7 @@
 
 #include "check/check_private.h"
 #include "data/generate.h"
-#include "kernels/common/rows.h"
+#include "kernels/common/indexing.h"
 
 static const double ALL_ROWS_COST = 1e8; /* multiply-adds up to which every row is checked */
 static const double MOST_COST = 4e8;     /* ... and that the oracle may spend on one problem: a second or two of one core */

@@ -6,7 +6,7 @@
 #include "check/check_private.h"
 #include "check/structure.h"
 #include "data/generate.h"
-#include "kernels/common/rows.h"
+#include "kernels/common/indexing.h"
 
 typedef enum bench_outcome { BENCH_HOLDS, BENCH_BROKEN, BENCH_NOT_APPLICABLE, BENCH_CANNOT_RUN } bench_outcome;
 

@@ -7,7 +7,7 @@
 
 #include "data/generate.h"
 #include "data/tensors_private.h"
-#include "kernels/common/rows.h"
+#include "kernels/common/indexing.h"
 
 /* What the rows of one batch entry may read, by lengths, windows and padding masks; and where its tokens stand. */
 typedef struct reach {

@@ -16,7 +16,7 @@
 #include "kernels/avx512/vec_avx512.h"
 
 #include "kernels/common/flash.h"
-#include "kernels/common/takes_bf16.h"
+#include "kernels/common/rejects.h"
 #include "tiles_amx.h"
 
 enum {

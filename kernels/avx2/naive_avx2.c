@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* naive_avx2: textbook: the whole score matrix of a head, three passes.
- * The loop is kernels/common/unfused.h, the tiles kernels/common/tiles.h, 8 floats wide, FMA (vec_avx2.h). */
+ * The loop is kernels/common/two_pass.h, the tiles kernels/common/tiles.h, 8 floats wide, FMA (vec_avx2.h). */
 #include "vec_avx2.h"
 
-#include "kernels/common/unfused.h"
+#include "kernels/common/two_pass.h"
 
 const attn_kernel attn_naive_avx2 = {
     .info = {.name = "naive_avx2",
@@ -14,5 +14,5 @@ const attn_kernel attn_naive_avx2 = {
              .numerics = {.exp_error = 0x1p-22}},
     .rejects = takes_everything,
     .plan = naive_plan,
-    .run = unfused_run,
+    .run = two_pass_run,
 };

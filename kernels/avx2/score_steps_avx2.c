@@ -2,6 +2,6 @@
 /* What library-backed kernels need around their products, in avx2. */
 #include "vec_avx2.h"
 
-#include "kernels/common/score_steps_tier.h"
+#include "kernels/library/score_steps_tier.h"
 
 ATTN_SCORE_STEPS_OF(avx2)

@@ -18,7 +18,7 @@
 #define PASTE(prefix, symbol)       PASTE_NAMES(prefix, symbol)
 #define BLAS(symbol)                PASTE(ATTN_OPENBLAS_PREFIX, symbol)
 
-static void sgemm(const attn_product *p) {
+static void sgemm(const library_product *p) {
   BLAS(cblas_sgemm)
   (CblasRowMajor, CblasNoTrans, p->b_transposed ? CblasTrans : CblasNoTrans, (blasint)p->rows, (blasint)p->columns,
    (blasint)p->depth, 1.0f, p->a, (blasint)p->a_stride, p->b, (blasint)p->b_stride, 0.0f, p->c, (blasint)p->c_stride);
@@ -29,7 +29,7 @@ static void sgemm(const attn_product *p) {
 enum { BUILT_ON_OPENMP = 2 }; /* what openblas_get_parallel() says of such a build */
 
 /* A build on OpenMP asks the calling thread how many threads it may use, whatever was set. */
-void attn_openblas_product(const attn_product *product) {
+void attn_openblas_product(const library_product *product) {
 #ifdef _OPENMP
   if (BLAS(openblas_get_parallel)() == BUILT_ON_OPENMP) {
     const int threads = omp_get_max_threads();

@@ -3,10 +3,10 @@
 #ifndef ATTN_BLAS_OPENBLAS_H
 #define ATTN_BLAS_OPENBLAS_H
 
-#include "kernels/common/composed.h"
+#include "kernels/library/composed.h"
 
 /* One sgemm; between attn_openblas_hold() and attn_openblas_release() on the calling thread alone. */
-void attn_openblas_product(const attn_product *product);
+void attn_openblas_product(const library_product *product);
 
 /* Holds OpenBLAS at one thread until as many releases as holds have been called, then puts back the number of threads it had. For the
  * whole process, because OpenBLAS has one number for all: other threads' calls to it run on one thread meanwhile. If somebody else sets

@@ -10,15 +10,15 @@ enum { ROWS = 96, COLUMNS = 256 };
 
 static void run(const float *x, int64_t x_stride, int64_t rows, const float *panel, int64_t columns, int64_t depth,
                 const float *start, int64_t start_stride, float *out, int64_t out_stride) {
-  const attn_product product = {.rows = rows,
-                                .columns = columns,
-                                .depth = depth,
-                                .a = x,
-                                .b = panel,
-                                .c = out,
-                                .a_stride = x_stride,
-                                .b_stride = COLUMNS,
-                                .c_stride = out_stride};
+  const library_product product = {.rows = rows,
+                                   .columns = columns,
+                                   .depth = depth,
+                                   .a = x,
+                                   .b = panel,
+                                   .c = out,
+                                   .a_stride = x_stride,
+                                   .b_stride = COLUMNS,
+                                   .c_stride = out_stride};
   (void)start; /* zeros: the whole depth is one call */
   (void)start_stride;
   attn_openblas_product(&product);

@@ -11,9 +11,9 @@
 #ifndef ATTN_COMMON_DECODE_H
 #define ATTN_COMMON_DECODE_H
 
-#include "rows_task.h"
 #include "split_keys.h"
-#include "streaming.h"
+#include "streaming_softmax.h"
+#include "two_phase.h"
 
 /* Rows scored and summed together, so often is each load (and conversion) of K and V used: 8 where a tier says that it has the registers
  * for their sums. */
@@ -172,12 +172,12 @@ static inline int rows_index(int64_t rows) {
   FOR_EACH_ROWS(NAME, ATTN_BF16, fresh) \
   FOR_EACH_ROWS(NAME, ATTN_BF16, again)
 #define ENTRIES_OF(name, kind) \
-  {EIGHT_ROWS([0] = name##_8_##kind, )[1] = name##_4_##kind, [2] = name##_2_##kind, [3] = name##_1_##kind}
-#define TABLE_OF(name)                                                                      \
-  {                                                                                         \
-      [ATTN_F32] = {ENTRIES_OF(name, ATTN_F32_fresh), ENTRIES_OF(name, ATTN_F32_again)},    \
-      [ATTN_F16] = {ENTRIES_OF(name, ATTN_F16_fresh), ENTRIES_OF(name, ATTN_F16_again)},    \
-      [ATTN_BF16] = {ENTRIES_OF(name, ATTN_BF16_fresh), ENTRIES_OF(name, ATTN_BF16_again)}, \
+  { EIGHT_ROWS([0] = name##_8_##kind, )[1] = name##_4_##kind, [2] = name##_2_##kind, [3] = name##_1_##kind }
+#define TABLE_OF(name)                                                                    \
+  {                                                                                       \
+    [ATTN_F32] = {ENTRIES_OF(name, ATTN_F32_fresh), ENTRIES_OF(name, ATTN_F32_again)},    \
+    [ATTN_F16] = {ENTRIES_OF(name, ATTN_F16_fresh), ENTRIES_OF(name, ATTN_F16_again)},    \
+    [ATTN_BF16] = {ENTRIES_OF(name, ATTN_BF16_fresh), ENTRIES_OF(name, ATTN_BF16_again)}, \
   }
 enum { again = false, fresh = true };
 
@@ -276,9 +276,9 @@ static ALWAYS_INLINE void accumulate_few(float *acc, int64_t acc_stride, const f
 
 /* All columns of `rows` rows, as many vectors at a time as there are registers for their sums: too few sums could not hide the
  * latency of multiply-add. */
-#define ACCUMULATE_VECS(rows, dtype, ahead, vecs)                                                                   \
-  for (; (vecs) * (rows) <= DECODE_SUMS && column + (vecs) * VEC_LANES <= acc_stride; column += (vecs) * VEC_LANES) \
-    accumulate_few(acc, acc_stride, p, p_stride, v, column, keys, rows, dtype, ahead,                               \
+#define ACCUMULATE_VECS(rows, dtype, ahead, vecs)                                                               \
+  for (; (vecs) * (rows) <= DECODE_SUMS && column + (vecs)*VEC_LANES <= acc_stride; column += (vecs)*VEC_LANES) \
+    accumulate_few(acc, acc_stride, p, p_stride, v, column, keys, rows, dtype, ahead,                           \
                    (vecs) * (rows) <= DECODE_SUMS ? (vecs) : 1);
 typedef void accumulate_function(float *acc, int64_t acc_stride, const float *p, int64_t p_stride, key_rows v, int64_t keys);
 #define DEFINE_ACCUMULATE(rows, dtype, ahead)                                                                 \

@@ -6,7 +6,7 @@
 #include <math.h>
 
 #include "kernels/common/convert.h"
-#include "kernels/common/rows.h"
+#include "kernels/common/indexing.h"
 
 enum { COLUMNS = 64 }; /* output columns per pass over the keys: they live on the stack */
 

@@ -8,8 +8,8 @@
 #ifndef ATTN_COMMON_FLASH_H
 #define ATTN_COMMON_FLASH_H
 
-#include "rows_task.h"
-#include "streaming.h"
+#include "streaming_softmax.h"
+#include "two_phase.h"
 
 /* ---- score_softmax_tile: P straight from the registers that S was summed in ---- */
 

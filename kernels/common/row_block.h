@@ -1,165 +1,177 @@
 /* SPDX-License-Identifier: MIT */
-/* The way of query rows into a block (start_rows) and out of it (finish_rows); block.h says what a block is.
- *
- * Include vec_<isa>.h first. Everything here is static, so each kernel file gets a copy compiled with its own tier's flags. */
+/* A block of query rows of one head: its inputs, and its state between key blocks. Nothing here depends on a tier: files without
+ * one share blocks with those that have one (score_steps.h). */
 #ifndef ATTN_COMMON_ROW_BLOCK_H
 #define ATTN_COMMON_ROW_BLOCK_H
 
-#include <math.h>
-#include <string.h>
+#include "indexing.h"
+#include "kernels/kernel.h"
 
-#include "block.h"
-#include "convert.h"
-#include "exact_row.h"
-#include "register_tile.h"
+static const float LOG2_E = 0x1.715476p+0f; /* scores are kept in log2 units: exp(s) = 2^(s log2(e)) */
 
-enum { PANEL_KEYS = VEC_LANES * TILE_VECS };
+static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+static inline int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
+static inline int64_t round_down(int64_t x, int64_t multiple) { return x / multiple * multiple; }
 
-/* The most keys up to n that make whole panels: a tier's panels need not divide a power of two. */
-#define WHOLE_PANELS(n) ((n) / PANEL_KEYS * PANEL_KEYS)
+/* K and V of one KV head as the tiles read them. */
+typedef struct packed_keys {
+  const float *k;   /* [panel][dim_qk][PANEL_KEYS]: keys in lanes; keys beyond the sequence are 0 */
+  const float *v;   /* row of key 0: dim_v floats, readable up to a multiple of VEC_LANES */
+  int64_t v_stride; /* floats from one key's row to the next's */
+} packed_keys;
 
-static const double LN_2 = 0x1.62e42fefa39efp-1;
+/* Query rows that are worked on together, and their state: rows first_row .. of one head, or the rows of several heads that share a KV
+ * head, rows_per_head of each. `capacity` = rows rounded up to TILE_ROWS; the rows beyond `rows` are computed like the others, on
+ * zero queries, and never stored. */
+typedef struct row_block {
+  const attn_problem *problem;
+  const attn_args *args;
+  const attn_sequence *seq;
+  int64_t b, head, first_row, rows, rows_per_head;
+  packed_keys keys;
 
-/* ---- Rows in ---- */
+  float *q;              /* [capacity][q_stride], those of dot scores times scale log2(e), 0 beyond dim_qk */
+  float *acc;            /* [capacity][acc_stride]: O before division */
+  float *row_max;        /* [capacity]: reference of the exponentials, log2 units */
+  float *row_sum;        /* [capacity][VEC_LANES]: sum of P, one partial sum per lane */
+  attn_key_range *range; /* [capacity]: keys that the row may see */
+  float *score;          /* [rows of S kept][score_stride]: S, then P */
+  int64_t q_stride, acc_stride, score_stride;
+  bool adjusted;  /* scores are more than dot products: scores.h has the rest */
+  bool shifted;   /* flash: what they are more is added or selected, so sums start from it (shift_of, select_keys) */
+  bool first_try; /* finish_rows may ask for a second one */
+  bool careful;   /* second try: leave V of masked keys alone, whatever stands there (accumulate_tile) */
+} row_block;
 
-/* n <= VEC_LANES elements that follow each other, as float32; 0 beyond. Reads nothing beyond them. */
-static ALWAYS_INLINE vec load_elements(const void *data, attn_dtype dtype, int64_t index, int64_t n) {
-  if (dtype == ATTN_F32) {
-    const float *from = (const float *)data + index;
-    return n == VEC_LANES ? vec_load(from) : vec_load_first(from, n);
-  }
-  const uint16_t *from = (const uint16_t *)data + index;
-  uint16_t padded[VEC_LANES] = {0};
-  if (n < VEC_LANES) from = memcpy(padded, from, (size_t)n * sizeof *from);
-  return dtype == ATTN_F16 ? vec_load_f16(from) : vec_load_bf16(from);
+/* Which row of the problem row i of a block is; those beyond the last repeat it. */
+typedef struct problem_row {
+  int64_t head, query;
+} problem_row;
+
+static inline problem_row problem_row_of(const row_block *block, int64_t i) {
+  i = min64(i, block->rows - 1);
+  if (i < block->rows_per_head) return (problem_row){block->head, block->first_row + i};
+  return (problem_row){block->head + i / block->rows_per_head, block->first_row + i % block->rows_per_head};
 }
 
-/* `columns` elements that stand `stride` apart, as floats that follow each other; 0 up to row_floats, a multiple of VEC_LANES. */
-static inline void copy_row(const void *data, attn_dtype dtype, int64_t offset, int64_t stride, int64_t columns, float *row,
-                            int64_t row_floats) {
-  if (stride == 1) {
-    for (int64_t d = 0; d < columns; d += VEC_LANES)
-      vec_store(row + d, load_elements(data, dtype, offset + d, min64(columns - d, VEC_LANES)));
-  } else {
-    for (int64_t d = 0; d < columns; d++) row[d] = attn_load_f32(data, dtype, offset + d * stride);
+/* Keys that at least one row of the sequence may see, as one interval. */
+static inline attn_key_range keys_in_use(const attn_problem *p, const attn_args *args, const attn_sequence *seq, int64_t b) {
+  if (seq->len_q <= 0) return (attn_key_range){0, 0};
+  const attn_key_range all = {0, seq->len_k};
+  if (attn_uses(p, ATTN_USE_ROW_LEN)) {
+    attn_key_range used = {INT64_MAX, 0};
+    for (int64_t i = 0; i < seq->len_q; i++) {
+      const attn_key_range row = attn_allowed_keys(p, args, seq, b, i);
+      if (row.begin >= row.end) continue;
+      used.begin = min64(used.begin, row.begin);
+      used.end = max64(used.end, row.end);
+    }
+    return used.begin < used.end ? used : (attn_key_range){0, 0};
   }
-  for (int64_t d = columns; d < row_floats; d++) row[d] = 0.0f;
+  /* Without per-row lengths ranges move right with the row, so the first and the last row that see any key bound them all; a row
+   * that sees none says nothing, and the bound stays open on its side. */
+  const attn_key_range first = attn_allowed_keys(p, args, seq, b, 0),
+                       last = attn_allowed_keys(p, args, seq, b, seq->len_q - 1);
+  return (attn_key_range){first.begin < first.end ? first.begin : all.begin, last.begin < last.end ? last.end : all.end};
 }
 
-static void load_query_row(const row_block *block, int64_t i, float factor) {
-  const attn_problem *p = block->problem;
-  const problem_row row = problem_row_of(block, i);
-  float *q = block->q + i * block->q_stride;
-  const int64_t offset = attn_q_offset(p, block->seq, block->b, row.head, row.query);
-  for (int64_t d = p->dim_qk; d < block->q_stride; d++) q[d] = 0.0f;
-  if (p->q_stride.d != 1) {
-    for (int64_t d = 0; d < p->dim_qk; d++)
-      q[d] = factor * attn_load_f32(block->args->q, p->dtype_q, offset + d * p->q_stride.d);
-    return;
-  }
-  for (int64_t d = 0; d < p->dim_qk; d += VEC_LANES) {
-    const int64_t n = min64(p->dim_qk - d, VEC_LANES);
-    vec_store_first(q + d, vec_mul(vec_set1(factor), load_elements(block->args->q, p->dtype_q, offset + d, n)), n);
-  }
-}
-
-/* Queries, those of dot scores times scale log2(e), so that scores come out in log2 units. Rows without keys may hold anything
- * and are not read. */
-static void load_queries(const row_block *block, int64_t capacity) {
-  const attn_problem *p = block->problem;
-  const float factor = p->score == ATTN_SCORE_DOT ? p->scale * LOG2_E : 1.0f;
-  if (p->score == ATTN_SCORE_PRECOMPUTED || !block->q) return; /* not needed, or loaded elsewhere */
-  for (int64_t i = 0; i < capacity; i++) {
-    if (i >= block->rows || block->range[i].begin >= block->range[i].end)
-      memset(block->q + i * block->q_stride, 0, (size_t)block->q_stride * sizeof(float));
-    else
-      load_query_row(block, i, factor);
-  }
-}
-
-/* Key ranges and state of the rows. Rows beyond the block's last repeat its range, so that they never make a tile an edge. */
-static void start_rows(const row_block *block, int64_t capacity) {
-  for (int64_t i = 0; i < capacity; i++) {
-    block->range[i] = i < block->rows ? attn_allowed_keys(block->problem, block->args, block->seq, block->b,
-                                                          problem_row_of(block, i).query)
-                                      : block->range[block->rows - 1];
-    block->row_max[i] = -INFINITY;
-  }
-  memset(block->row_sum, 0, (size_t)(capacity * VEC_LANES) * sizeof(float));
-  memset(block->acc, 0, (size_t)(capacity * block->acc_stride) * sizeof(float));
-  load_queries(block, capacity);
-}
-
-/* ---- Rows out ---- */
-
-/* Writes one row of dim_v floats by dtype and stride. */
-static void store_row(const row_block *block, int64_t i, const float *row) {
-  const attn_problem *p = block->problem;
-  const problem_row at = problem_row_of(block, i);
-  const int64_t offset = attn_o_offset(p, block->seq, block->b, at.head, at.query);
-  if (p->dtype_o == ATTN_F32 && p->o_stride.d == 1) {
-    memcpy((float *)block->args->o + offset, row, (size_t)p->dim_v * sizeof(float));
-    return;
-  }
-  if (p->dtype_o == ATTN_BF16 && p->o_stride.d == 1) { /* a loop that compilers turn into vectors */
-    uint16_t *o = (uint16_t *)block->args->o + offset;
-    for (int64_t d = 0; d < p->dim_v; d++) o[d] = attn_bf16_of_f32(row[d]);
-    return;
-  }
-  for (int64_t d = 0; d < p->dim_v; d++) attn_store_f32(block->args->o, p->dtype_o, offset + d * p->o_stride.d, row[d]);
-}
-
-static void store_lse(const row_block *block, int64_t i, double lse) {
-  const attn_problem *p = block->problem;
-  const problem_row at = problem_row_of(block, i);
-  if (attn_uses(p, ATTN_USE_LSE)) block->args->lse[attn_lse_offset(p, block->seq, block->b, at.head, at.query)] = (float)lse;
-}
-
-/* acc[i] = acc[i] / (row_sum + sink), without -0: its sign would tell whether masked keys had added their 0. False if the result is
- * not finite. */
-static bool divide_row(const row_block *block, int64_t i, float denominator) {
-  const vec inverse = vec_set1(1.0f / denominator);
-  float *acc = block->acc + i * block->acc_stride;
-  vec poison = vec_zero(); /* 0 * x is NaN for NaN and Inf */
-  for (int64_t c = 0; c < block->acc_stride; c += VEC_LANES) {
-    vec o = vec_fma(vec_load(acc + c), inverse, vec_zero());
-    vec_store(acc + c, o);
-    poison = vec_fma(o, vec_zero(), poison);
-  }
-  return !vec_any_nan(poison);
-}
-
-/* O = acc / row_sum and LSE = row_max + log(row_sum). A row without keys gives 0 and -inf.
- *
- * An acc that is not finite may have met NaN or infinity in V of a key that its row may not see, whose weight is 0: on the first try
- * returns false at such a row, to be called again after a careful second one, which leaves those alone and so gives the bits of clean
- * data. What is not finite then either (sums of huge values overflowed, or an input is not finite) is computed on its own in double
- * precision, from its allowed keys alone. */
-static bool finish_rows(const row_block *block) {
-  const attn_problem *p = block->problem;
+/* Keys that at least one row of the block may see, as one interval. */
+static inline attn_key_range keys_of_block(const row_block *block) {
+  attn_key_range used = {INT64_MAX, 0};
   for (int64_t i = 0; i < block->rows; i++) {
-    float *acc = block->acc + i * block->acc_stride;
-    if (block->range[i].begin >= block->range[i].end) {
-      memset(acc, 0, (size_t)p->dim_v * sizeof(float));
-      store_row(block, i, acc);
-      store_lse(block, i, -INFINITY);
-      continue;
-    }
-    const float sum = vec_reduce_add(vec_load(block->row_sum + i * VEC_LANES));
-    float denominator = sum;
-    const problem_row at = problem_row_of(block, i);
-    if (attn_uses(p, ATTN_USE_SINKS)) denominator += exp2f(block->args->sinks[at.head] * LOG2_E - block->row_max[i]);
-    const bool weighted = sum > 0 && denominator < INFINITY;
-    if (weighted && divide_row(block, i, denominator)) {
-      store_row(block, i, acc);
-      store_lse(block, i, attn_uses(p, ATTN_USE_LSE) ? LN_2 * (double)block->row_max[i] + log((double)sum) : 0);
-    } else if (weighted && block->first_try) {
-      return false;
-    } else {
-      attn_exact_row(p, block->args, block->b, at.head, at.query);
-    }
+    if (block->range[i].begin >= block->range[i].end) continue;
+    used.begin = min64(used.begin, block->range[i].begin);
+    used.end = max64(used.end, block->range[i].end);
   }
-  return true;
+  return used.begin < used.end ? used : (attn_key_range){0, 0};
+}
+
+/* Scores are more than similarities: softcap, bias, ALiBi or a mask (scores.h). */
+static inline bool similarities_adjusted(const attn_problem *p) {
+  return p->softcap > 0 || attn_uses(p, ATTN_USE_MASK | ATTN_USE_BIAS | ATTN_USE_ALIBI);
+}
+
+/* ---- Memory and tasks ---- */
+
+/* Keys of one pack task: a multiple of every VEC_LANES, large enough to be worth a task; a panel may have keys of two. */
+enum { PACK_KEYS = 1024 };
+
+/* rows x floats of a thread's scratch, and where they start. */
+typedef struct scratch_part {
+  int64_t *start, rows, floats;
+} scratch_part;
+
+/* Lays the parts out one behind the other, each on a cache line of its own. False if a size overflows. */
+static inline bool lay_out_scratch(const scratch_part *parts, size_t count, int64_t *total) {
+  *total = 0;
+  for (size_t i = 0; i < count; i++) {
+    int64_t floats;
+    *parts[i].start = *total;
+    if (__builtin_mul_overflow(parts[i].rows, parts[i].floats, &floats) || floats > INT64_MAX / 16) return false;
+    if (__builtin_add_overflow(*total, round_up(floats, ATTN_MEMORY_ALIGN / 4), total)) return false;
+  }
+  return *total <= INT64_MAX / 8;
+}
+
+enum { RANGE_FLOATS = sizeof(attn_key_range) / sizeof(float) };
+
+/* Floats of a thread's scratch, part by part. */
+typedef struct scratch_layout {
+  int64_t q, acc, row_max, row_sum, range, score, total;
+} scratch_layout;
+
+/* score_rows x score_stride floats of S, vectors of `lanes` floats. False if a size overflows. */
+static inline bool scratch_layout_for(const attn_problem *p, int64_t capacity, int64_t score_rows, int64_t score_stride,
+                                      int64_t lanes, scratch_layout *layout) {
+  const scratch_part parts[] = {
+      {&layout->q, capacity, p->dim_qk},        {&layout->acc, capacity, round_up(p->dim_v, lanes)},
+      {&layout->row_max, capacity, 1},          {&layout->row_sum, capacity, lanes},
+      {&layout->range, capacity, RANGE_FLOATS}, {&layout->score, score_rows, score_stride},
+  };
+  return lay_out_scratch(parts, sizeof parts / sizeof *parts, &layout->total);
+}
+
+/* What a compute task is about: rows first_row .. of query head `head`. */
+typedef struct task_rows {
+  attn_sequence seq;
+  int64_t b, head, first_row, rows; /* rows <= 0: the sequence ends before */
+} task_rows;
+
+/* Items of the phase are group x row blocks, the last rows first: under a causal mask they see most keys. Rows past the
+ * sequence's queries exist in o, but see nothing. */
+static inline task_rows task_rows_of(const attn_schedule *schedule, const attn_args *args, attn_task task) {
+  const attn_problem *p = &schedule->problem;
+  const int64_t group = p->heads_q / p->heads_kv, blocks = schedule->items[task.phase] / group;
+  task_rows at = {.b = task.unit / p->heads_kv, .head = task.unit % p->heads_kv * group + task.item % group};
+  at.seq = attn_sequence_of(p, args, at.b);
+  at.first_row = (blocks - 1 - task.item / group) * schedule->row_block;
+  at.rows = min64(schedule->row_block, attn_rows(p, &at.seq) - at.first_row);
+  return at;
+}
+
+/* The block of a task's rows, its state in a thread's scratch; what reads K and V is left to fill in. */
+static inline row_block block_of_task(const attn_problem *p, const attn_args *args, const task_rows *rows,
+                                      const scratch_layout *at, float *scratch, int64_t lanes, int64_t score_stride) {
+  return (row_block){
+      .problem = p,
+      .args = args,
+      .seq = &rows->seq,
+      .b = rows->b,
+      .head = rows->head,
+      .first_row = rows->first_row,
+      .rows = rows->rows,
+      .rows_per_head = rows->rows,
+      .q = scratch + at->q,
+      .acc = scratch + at->acc,
+      .row_max = scratch + at->row_max,
+      .row_sum = scratch + at->row_sum,
+      .range = (attn_key_range *)(void *)(scratch + at->range),
+      .score = scratch + at->score,
+      .q_stride = p->dim_qk,
+      .acc_stride = round_up(p->dim_v, lanes),
+      .score_stride = score_stride,
+  };
 }
 
 #endif

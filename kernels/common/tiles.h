@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The tile engine: the products and exponentials of a few query rows against a few keys, in the words of vec_<isa>.h.
- * flash.h and unfused.h say in which order the tiles are visited and when softmax happens.
+ * flash.h and two_pass.h say in which order the tiles are visited and when softmax happens.
  *
  * One tile is TILE_ROWS query rows against the keys of one key block. Both products, S = Q K^T and O += P V, are the same
  * register tile (product()): TILE_ROWS x TILE_VECS vectors of sums, one row of the streamed operand (K packed with keys in
@@ -12,7 +12,7 @@
 #ifndef ATTN_COMMON_TILES_H
 #define ATTN_COMMON_TILES_H
 
-#include "row_block.h"
+#include "rows_io.h"
 
 /* ---- Which keys ---- */
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* naive_neon: textbook: the whole score matrix of a head, three passes.
- * The loop is kernels/common/unfused.h, the tiles kernels/common/tiles.h, 4 floats wide (vec_neon.h). */
+ * The loop is kernels/common/two_pass.h, the tiles kernels/common/tiles.h, 4 floats wide (vec_neon.h). */
 #include "vec_neon.h"
 
-#include "kernels/common/unfused.h"
+#include "kernels/common/two_pass.h"
 
 const attn_kernel attn_naive_neon = {
     .info = {.name = "naive_neon",
@@ -14,5 +14,5 @@ const attn_kernel attn_naive_neon = {
              .numerics = {.exp_error = 0x1p-22}},
     .rejects = takes_everything,
     .plan = naive_plan,
-    .run = unfused_run,
+    .run = two_pass_run,
 };

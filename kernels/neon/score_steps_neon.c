@@ -3,6 +3,6 @@
 #define NEON_TILE_VECS 4 /* panels of 16 keys: score_steps.h promises that they divide 64 */
 #include "vec_neon.h"
 
-#include "kernels/common/score_steps_tier.h"
+#include "kernels/library/score_steps_tier.h"
 
 ATTN_SCORE_STEPS_OF(neon)

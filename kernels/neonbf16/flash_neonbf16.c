@@ -8,7 +8,7 @@
  *   Q   [tile][dim / 4][row pair][row][4]     K  [panel][dim / 4][key pair][key][4]
  *   P   [key / 4][row pair][row][4]           V  [column group][key / 4][column pair][column][4]
  *
- * Scores go through memory, where the code of every tier masks and exponentiates them (streaming.h); P is rounded to bf16 for the
+ * Scores go through memory, where the code of every tier masks and exponentiates them (streaming_softmax.h); P is rounded to bf16 for the
  * second product and its sum, as numerics declare. What a masked key holds is multiplied by a P of exactly 0. */
 #include "kernels/neon/vec_neon.h"
 
@@ -19,7 +19,7 @@ static inline vec round_to_bf16(vec x) {
 #define ROUND_P(p) round_to_bf16(p)
 
 #include "kernels/common/flash.h"
-#include "kernels/common/takes_bf16.h"
+#include "kernels/common/rejects.h"
 
 enum {
   PAIRS = TILE_ROWS / 2, /* of rows */

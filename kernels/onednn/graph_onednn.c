@@ -283,7 +283,7 @@ static void run(const attn_schedule *schedule, const attn_args *args, attn_task 
   (void)unit_memory;
   (void)lay_out(p, s->rows, &at); /* plan() has tried the same */
   row_block block = {.problem = p, .args = args, .seq = &seq, .b = b, .acc_stride = at.acc_stride, .q_stride = p->dim_qk};
-  block.head = task.unit % p->heads_kv * group + task.item % group;
+  row_block.head = task.unit % p->heads_kv * group + task.item % group;
   block.first_row = task.item / group * s->rows;
   block.rows = block.rows_per_head = min64(s->rows, p->seq_q - block.first_row);
   block.acc = (float *)(void *)(memory + at.acc_at);

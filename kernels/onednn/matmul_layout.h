@@ -4,7 +4,7 @@
 #define ATTN_ONEDNN_MATMUL_LAYOUT_H
 
 #include "kernels/common/convert.h"
-#include "kernels/common/score_steps.h"
+#include "kernels/library/score_steps.h"
 
 /* Rows of a product: one of these. Without AVX-512 oneDNN computes float32 rows by sixes, and a rest of one to three rows by other
  * code, which adds the terms in another order; some multiples of 6 it cuts up so that such rests come about (78, 90). These it does

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* matmul_onednn: attention from oneDNN's primitives: S = Q K^T and O = P V by its matmul on blocks of rows and of keys, P = softmax(S)
- * by its softmax on whole rows. Between them our code (kernels/common/score_steps.h) adds what scores are more than products, and
+ * by its softmax on whole rows. Between them our code (kernels/library/score_steps.h) adds what scores are more than products, and
  * masks: -inf is a score that softmax turns into 0.
  *
  * What is kept of the rules that hold for every kernel here, although the arithmetic is not ours:

@@ -10,7 +10,7 @@
  * head, as the formula has it, unless there are too few queries to pay for it.
  */
 #include "kernels/common/exact_row.h"
-#include "kernels/common/takes_everything.h"
+#include "kernels/common/rejects.h"
 #include "kernels/kernel.h"
 #include "scores_c.h"
 

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "kernels/common/exact_row.h"
-#include "kernels/common/takes_everything.h"
+#include "kernels/common/rejects.h"
 #include "kernels/kernel.h"
 #include "scores_c.h"
 

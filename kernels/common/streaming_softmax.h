@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* Streaming softmax: what a row keeps between key blocks, and how it takes in the scores of one more panel (Milakov &
  * Gimelshein 2018, https://arxiv.org/abs/1805.02867). flash.h and decode.h share it. */
-#ifndef ATTN_COMMON_STREAMING_H
-#define ATTN_COMMON_STREAMING_H
+#ifndef ATTN_COMMON_STREAMING_SOFTMAX_H
+#define ATTN_COMMON_STREAMING_SOFTMAX_H
 
 #include "scores.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Softmax in two passes over the scores of one row, which lie in memory, in log2 units. */
-#ifndef ATTN_COMMON_SOFTMAX_H
-#define ATTN_COMMON_SOFTMAX_H
+#ifndef ATTN_COMMON_TWO_PASS_SOFTMAX_H
+#define ATTN_COMMON_TWO_PASS_SOFTMAX_H
 
 #include "scores.h"
 

@@ -1,10 +1,16 @@
 /* SPDX-License-Identifier: MIT */
-/* `rejects` of kernels whose products are of bfloat16: dot scores of bf16 queries and keys. */
-#ifndef ATTN_COMMON_TAKES_BF16_H
-#define ATTN_COMMON_TAKES_BF16_H
+/* `rejects` functions (kernels/kernel.h) that several kernels share. */
+#ifndef ATTN_COMMON_REJECTS_H
+#define ATTN_COMMON_REJECTS_H
 
 #include "kernels/kernel.h"
 
+static inline const char *takes_everything(const attn_problem *problem, char *buffer, size_t buffer_bytes) {
+  (void)problem, (void)buffer, (void)buffer_bytes;
+  return NULL;
+}
+
+/* For kernels whose products multiply bfloat16 values: dot scores of bf16 queries and keys. */
 static inline const char *takes_bf16(const attn_problem *p, char *buffer, size_t buffer_bytes) {
   (void)buffer, (void)buffer_bytes;
   if (p->score != ATTN_SCORE_DOT) return "it computes dot scores only: its products take bf16 values";

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /* A tier's attn_score_steps. Include vec_<isa>.h first, then write ATTN_SCORE_STEPS_OF(isa). */
-#ifndef ATTN_COMMON_SCORE_STEPS_TIER_H
-#define ATTN_COMMON_SCORE_STEPS_TIER_H
+#ifndef ATTN_LIBRARY_SCORE_STEPS_TIER_H
+#define ATTN_LIBRARY_SCORE_STEPS_TIER_H
 
+#include "kernels/common/two_pass_softmax.h"
 #include "score_steps.h"
-#include "softmax.h"
 
 _Static_assert(STEPS_LANES % (int)VEC_LANES == 0, "score_steps.h promises rows of STEPS_LANES");
 _Static_assert(STEPS_KEYS % (int)PANEL_KEYS == 0, "score_steps.h promises panels of STEPS_KEYS");

@@ -4,22 +4,22 @@
  *
  * Scores of a row block are kept whole. Both products run over exactly the keys that the block's rows may see between them, as one
  * interval, and no padding; what single rows may not see is masked in S and 0 in P. */
-#ifndef ATTN_COMMON_COMPOSED_H
-#define ATTN_COMMON_COMPOSED_H
+#ifndef ATTN_LIBRARY_COMPOSED_H
+#define ATTN_LIBRARY_COMPOSED_H
 
 #include "score_steps.h"
 
 /* c = a b, or a b^T: float matrices by rows, c[rows][columns], a[rows][depth], b[depth][columns] or, transposed, [columns][depth];
  * strides are elements from one row to the next, at least a row long. c's content before does not matter. All sizes >= 1. */
-typedef struct attn_product {
+typedef struct library_product {
   int64_t rows, columns, depth;
   const float *a, *b;
   float *c;
   int64_t a_stride, b_stride, c_stride;
   bool b_transposed;
-} attn_product;
+} library_product;
 
-typedef void (*attn_product_fn)(const attn_product *product);
+typedef void (*library_product_fn)(const library_product *product);
 
 /* Why such a kernel cannot take the problem: scores that are no product, or more than a library counts in 32 bits. NULL = takes it. */
 const char *attn_composed_rejects(const attn_problem *problem, char *buffer, size_t buffer_bytes);
@@ -28,6 +28,6 @@ const char *attn_composed_rejects(const attn_problem *problem, char *buffer, siz
 bool attn_composed_plan(const attn_problem *problem, const attn_machine *machine, int64_t rows, attn_schedule *schedule);
 
 void attn_composed_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
-                       void *scratch, attn_product_fn product);
+                       void *scratch, library_product_fn product);
 
 #endif

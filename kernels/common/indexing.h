@@ -6,8 +6,8 @@
  * indices count from the start of their sequence; all offsets are in elements. No index arithmetic here can overflow, however
  * extreme windows and alignment offsets are.
  */
-#ifndef ATTN_COMMON_ROWS_H
-#define ATTN_COMMON_ROWS_H
+#ifndef ATTN_COMMON_INDEXING_H
+#define ATTN_COMMON_INDEXING_H
 
 #include <math.h>
 

@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "exact_row.h"
+#include "kernels/common/exact_row.h"
 
 const char *attn_composed_rejects(const attn_problem *p, char *buffer, size_t buffer_bytes) {
   static const char *const names[] = {[ATTN_SCORE_ADDITIVE] = "additive scores, sum w tanh(q + k), are no matrix product",
@@ -119,29 +119,29 @@ static void copy_scores(const row_block *block) {
   }
 }
 
-static void multiply_queries(const row_block *block, attn_key_range keys, int64_t k_stride, attn_product_fn product) {
-  product(&(attn_product){.rows = rows_with_queries(block),
-                          .columns = keys.end - keys.begin,
-                          .depth = block->problem->dim_qk,
-                          .a = block->q,
-                          .a_stride = block->q_stride,
-                          .b = block->keys.k + keys.begin * k_stride,
-                          .b_stride = k_stride,
-                          .b_transposed = true,
-                          .c = block->score + keys.begin,
-                          .c_stride = block->score_stride});
+static void multiply_queries(const row_block *block, attn_key_range keys, int64_t k_stride, library_product_fn product) {
+  product(&(library_product){.rows = rows_with_queries(block),
+                             .columns = keys.end - keys.begin,
+                             .depth = block->problem->dim_qk,
+                             .a = block->q,
+                             .a_stride = block->q_stride,
+                             .b = block->keys.k + keys.begin * k_stride,
+                             .b_stride = k_stride,
+                             .b_transposed = true,
+                             .c = block->score + keys.begin,
+                             .c_stride = block->score_stride});
 }
 
-static void weigh_values(const row_block *block, attn_key_range keys, attn_product_fn product) {
-  product(&(attn_product){.rows = rows_with_queries(block),
-                          .columns = block->problem->dim_v,
-                          .depth = keys.end - keys.begin,
-                          .a = block->score + keys.begin,
-                          .a_stride = block->score_stride,
-                          .b = block->keys.v + keys.begin * block->keys.v_stride,
-                          .b_stride = block->keys.v_stride,
-                          .c = block->acc,
-                          .c_stride = block->acc_stride});
+static void weigh_values(const row_block *block, attn_key_range keys, library_product_fn product) {
+  product(&(library_product){.rows = rows_with_queries(block),
+                             .columns = block->problem->dim_v,
+                             .depth = keys.end - keys.begin,
+                             .a = block->score + keys.begin,
+                             .a_stride = block->score_stride,
+                             .b = block->keys.v + keys.begin * block->keys.v_stride,
+                             .b_stride = block->keys.v_stride,
+                             .c = block->acc,
+                             .c_stride = block->acc_stride});
 }
 
 static bool sees_non_finite(const row_block *block, int64_t i, const uint8_t *finite) {
@@ -160,7 +160,7 @@ static void redo_non_finite(const row_block *block, attn_key_range keys, const u
 }
 
 static void attend(const attn_schedule *schedule, const row_block *block, int64_t k_stride, const uint8_t *finite,
-                   attn_product_fn product) {
+                   library_product_fn product) {
   const attn_score_steps *steps = schedule->steps;
   const bool given = block->problem->score == ATTN_SCORE_PRECOMPUTED;
   steps->start_rows(block, block->rows);
@@ -178,7 +178,7 @@ static void attend(const attn_schedule *schedule, const row_block *block, int64_
 }
 
 static void compute(const attn_schedule *schedule, const attn_args *args, attn_task task, float *memory, float *scratch,
-                    attn_product_fn product) {
+                    library_product_fn product) {
   const attn_problem *p = &schedule->problem;
   const task_rows rows = task_rows_of(schedule, args, task);
   unit_layout unit;
@@ -194,7 +194,7 @@ static void compute(const attn_schedule *schedule, const attn_args *args, attn_t
 }
 
 void attn_composed_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
-                       void *scratch, attn_product_fn product) {
+                       void *scratch, library_product_fn product) {
   if (task.phase == 0)
     pack(schedule, args, task, unit_memory);
   else

@@ -4,11 +4,11 @@
  * blocked holds as many rows as keep S in L2 and walks K and V in key blocks that stay there as well; naive is the textbook: all
  * rows of a head, the whole score matrix in memory, each pass from end to end. Same tiles, same softmax as flash, so that a
  * comparison shows what the loop order is worth and nothing else. */
-#ifndef ATTN_COMMON_UNFUSED_H
-#define ATTN_COMMON_UNFUSED_H
+#ifndef ATTN_COMMON_TWO_PASS_H
+#define ATTN_COMMON_TWO_PASS_H
 
-#include "rows_task.h"
-#include "softmax.h"
+#include "two_pass_softmax.h"
+#include "two_phase.h"
 
 /* ---- Tiles ---- */
 
@@ -41,27 +41,27 @@ enum {
   BLOCKED_ROWS = 96,               /* as flash: more rows would not save more L2 traffic */
   BLOCKED_SCORE_BYTES = 384 << 10, /* of S: leaves room for K and V blocks in a 1 MiB L2 */
   BLOCKED_KEYS = WHOLE_PANELS(256),
-  UNFUSED_SCORE_PAD = 16
+  TWO_PASS_SCORE_PAD = 16
 };
 
-static int64_t unfused_score_stride(const attn_problem *p) { return round_up(p->seq_k, PANEL_KEYS) + UNFUSED_SCORE_PAD; }
+static int64_t two_pass_score_stride(const attn_problem *p) { return round_up(p->seq_k, PANEL_KEYS) + TWO_PASS_SCORE_PAD; }
 
-static bool unfused_plan(const attn_problem *p, int64_t rows, int64_t key_block, attn_schedule *schedule) {
+static bool two_pass_plan(const attn_problem *p, int64_t rows, int64_t key_block, attn_schedule *schedule) {
   scratch_layout layout;
   rows = min64(round_up(rows, TILE_ROWS), round_up(max64(p->seq_q, 1), TILE_ROWS));
-  return scratch_layout_of(p, rows, rows, unfused_score_stride(p), &layout) &&
+  return scratch_layout_of(p, rows, rows, two_pass_score_stride(p), &layout) &&
          plan_phases(p, rows, key_block, layout.total, schedule);
 }
 
 static inline bool blocked_plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
   (void)machine;
-  const int64_t fitting = BLOCKED_SCORE_BYTES / (unfused_score_stride(p) * (int64_t)sizeof(float));
-  return unfused_plan(p, min64(BLOCKED_ROWS, max64(fitting, TILE_ROWS)), BLOCKED_KEYS, schedule);
+  const int64_t fitting = BLOCKED_SCORE_BYTES / (two_pass_score_stride(p) * (int64_t)sizeof(float));
+  return two_pass_plan(p, min64(BLOCKED_ROWS, max64(fitting, TILE_ROWS)), BLOCKED_KEYS, schedule);
 }
 
 static inline bool naive_plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
   (void)machine;
-  return unfused_plan(p, max64(p->seq_q, 1), round_up(max64(p->seq_k, 1), PANEL_KEYS), schedule);
+  return two_pass_plan(p, max64(p->seq_q, 1), round_up(max64(p->seq_k, 1), PANEL_KEYS), schedule);
 }
 
 static tile_keys keys_of_tile(const row_block *block, int64_t tile_row) {
@@ -103,19 +103,19 @@ static void accumulate_rows(const attn_schedule *schedule, const row_block *bloc
     }
 }
 
-static void unfused_attend(const attn_schedule *schedule, const row_block *block, int64_t capacity) {
+static void two_pass_attend(const attn_schedule *schedule, const row_block *block, int64_t capacity) {
   score_rows(schedule, block, capacity);
   softmax_rows(block, capacity);
   accumulate_rows(schedule, block, capacity);
 }
 
-static void unfused_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
-                        void *scratch) {
+static void two_pass_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
+                         void *scratch) {
   if (task.phase == 0)
     pack_unit(schedule, args, task, unit_memory);
   else
     compute_rows(schedule, args, task, unit_memory, scratch, round_up(schedule->row_block, TILE_ROWS),
-                 unfused_score_stride(&schedule->problem), unfused_attend);
+                 two_pass_score_stride(&schedule->problem), two_pass_attend);
 }
 
 #endif

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /* What the tiled algorithms share around their loops: which rows a task is about, how the thread's scratch is laid out,
  * and the run function with its two phases, pack and compute. */
-#ifndef ATTN_COMMON_ROWS_TASK_H
-#define ATTN_COMMON_ROWS_TASK_H
+#ifndef ATTN_COMMON_TWO_PHASE_H
+#define ATTN_COMMON_TWO_PHASE_H
 
 #include "pack.h"
-#include "takes_everything.h"
+#include "rejects.h"
 
 static inline bool scratch_layout_of(const attn_problem *p, int64_t capacity, int64_t score_rows, int64_t score_stride,
                                      scratch_layout *layout) {

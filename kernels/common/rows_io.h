@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: MIT */
+/* The way of query rows into a block (start_rows) and out of it (finish_rows); row_block.h says what a block is.
+ *
+ * Include vec_<isa>.h first. Everything here is static, so each kernel file gets a copy compiled with its own tier's flags. */
+#ifndef ATTN_COMMON_ROWS_IO_H
+#define ATTN_COMMON_ROWS_IO_H
+
+#include <math.h>
+#include <string.h>
+
+#include "convert.h"
+#include "exact_row.h"
+#include "register_tile.h"
+#include "row_block.h"
+
+enum { PANEL_KEYS = VEC_LANES * TILE_VECS };
+
+/* The most keys up to n that make whole panels: a tier's panels need not divide a power of two. */
+#define WHOLE_PANELS(n) ((n) / PANEL_KEYS * PANEL_KEYS)
+
+static const double LN_2 = 0x1.62e42fefa39efp-1;
+
+/* ---- Rows in ---- */
+
+/* n <= VEC_LANES elements that follow each other, as float32; 0 beyond. Reads nothing beyond them. */
+static ALWAYS_INLINE vec load_elements(const void *data, attn_dtype dtype, int64_t index, int64_t n) {
+  if (dtype == ATTN_F32) {
+    const float *from = (const float *)data + index;
+    return n == VEC_LANES ? vec_load(from) : vec_load_first(from, n);
+  }
+  const uint16_t *from = (const uint16_t *)data + index;
+  uint16_t padded[VEC_LANES] = {0};
+  if (n < VEC_LANES) from = memcpy(padded, from, (size_t)n * sizeof *from);
+  return dtype == ATTN_F16 ? vec_load_f16(from) : vec_load_bf16(from);
+}
+
+/* `columns` elements that stand `stride` apart, as floats that follow each other; 0 up to row_floats, a multiple of VEC_LANES. */
+static inline void copy_row(const void *data, attn_dtype dtype, int64_t offset, int64_t stride, int64_t columns, float *row,
+                            int64_t row_floats) {
+  if (stride == 1) {
+    for (int64_t d = 0; d < columns; d += VEC_LANES)
+      vec_store(row + d, load_elements(data, dtype, offset + d, min64(columns - d, VEC_LANES)));
+  } else {
+    for (int64_t d = 0; d < columns; d++) row[d] = attn_load_f32(data, dtype, offset + d * stride);
+  }
+  for (int64_t d = columns; d < row_floats; d++) row[d] = 0.0f;
+}
+
+static void load_query_row(const row_block *block, int64_t i, float factor) {
+  const attn_problem *p = block->problem;
+  const problem_row row = problem_row_of(block, i);
+  float *q = block->q + i * block->q_stride;
+  const int64_t offset = attn_q_offset(p, block->seq, block->b, row.head, row.query);
+  for (int64_t d = p->dim_qk; d < block->q_stride; d++) q[d] = 0.0f;
+  if (p->q_stride.d != 1) {
+    for (int64_t d = 0; d < p->dim_qk; d++)
+      q[d] = factor * attn_load_f32(block->args->q, p->dtype_q, offset + d * p->q_stride.d);
+    return;
+  }
+  for (int64_t d = 0; d < p->dim_qk; d += VEC_LANES) {
+    const int64_t n = min64(p->dim_qk - d, VEC_LANES);
+    vec_store_first(q + d, vec_mul(vec_set1(factor), load_elements(block->args->q, p->dtype_q, offset + d, n)), n);
+  }
+}
+
+/* Queries, those of dot scores times scale log2(e), so that scores come out in log2 units. Rows without keys may hold anything
+ * and are not read. */
+static void load_queries(const row_block *block, int64_t capacity) {
+  const attn_problem *p = block->problem;
+  const float factor = p->score == ATTN_SCORE_DOT ? p->scale * LOG2_E : 1.0f;
+  if (p->score == ATTN_SCORE_PRECOMPUTED || !block->q) return; /* not needed, or loaded elsewhere */
+  for (int64_t i = 0; i < capacity; i++) {
+    if (i >= block->rows || block->range[i].begin >= block->range[i].end)
+      memset(block->q + i * block->q_stride, 0, (size_t)block->q_stride * sizeof(float));
+    else
+      load_query_row(block, i, factor);
+  }
+}
+
+/* Key ranges and state of the rows. Rows beyond the block's last repeat its range, so that they never make a tile an edge. */
+static void start_rows(const row_block *block, int64_t capacity) {
+  for (int64_t i = 0; i < capacity; i++) {
+    block->range[i] = i < block->rows ? attn_allowed_keys(block->problem, block->args, block->seq, block->b,
+                                                          problem_row_of(block, i).query)
+                                      : block->range[block->rows - 1];
+    block->row_max[i] = -INFINITY;
+  }
+  memset(block->row_sum, 0, (size_t)(capacity * VEC_LANES) * sizeof(float));
+  memset(block->acc, 0, (size_t)(capacity * block->acc_stride) * sizeof(float));
+  load_queries(block, capacity);
+}
+
+/* ---- Rows out ---- */
+
+/* Writes one row of dim_v floats by dtype and stride. */
+static void store_row(const row_block *block, int64_t i, const float *row) {
+  const attn_problem *p = block->problem;
+  const problem_row at = problem_row_of(block, i);
+  const int64_t offset = attn_o_offset(p, block->seq, block->b, at.head, at.query);
+  if (p->dtype_o == ATTN_F32 && p->o_stride.d == 1) {
+    memcpy((float *)block->args->o + offset, row, (size_t)p->dim_v * sizeof(float));
+    return;
+  }
+  if (p->dtype_o == ATTN_BF16 && p->o_stride.d == 1) { /* a loop that compilers turn into vectors */
+    uint16_t *o = (uint16_t *)block->args->o + offset;
+    for (int64_t d = 0; d < p->dim_v; d++) o[d] = attn_bf16_of_f32(row[d]);
+    return;
+  }
+  for (int64_t d = 0; d < p->dim_v; d++) attn_store_f32(block->args->o, p->dtype_o, offset + d * p->o_stride.d, row[d]);
+}
+
+static void store_lse(const row_block *block, int64_t i, double lse) {
+  const attn_problem *p = block->problem;
+  const problem_row at = problem_row_of(block, i);
+  if (attn_uses(p, ATTN_USE_LSE)) block->args->lse[attn_lse_offset(p, block->seq, block->b, at.head, at.query)] = (float)lse;
+}
+
+/* acc[i] = acc[i] / (row_sum + sink), without -0: its sign would tell whether masked keys had added their 0. False if the result is
+ * not finite. */
+static bool divide_row(const row_block *block, int64_t i, float denominator) {
+  const vec inverse = vec_set1(1.0f / denominator);
+  float *acc = block->acc + i * block->acc_stride;
+  vec poison = vec_zero(); /* 0 * x is NaN for NaN and Inf */
+  for (int64_t c = 0; c < block->acc_stride; c += VEC_LANES) {
+    vec o = vec_fma(vec_load(acc + c), inverse, vec_zero());
+    vec_store(acc + c, o);
+    poison = vec_fma(o, vec_zero(), poison);
+  }
+  return !vec_any_nan(poison);
+}
+
+/* O = acc / row_sum and LSE = row_max + log(row_sum). A row without keys gives 0 and -inf.
+ *
+ * An acc that is not finite may have met NaN or infinity in V of a key that its row may not see, whose weight is 0: on the first try
+ * returns false at such a row, to be called again after a careful second one, which leaves those alone and so gives the bits of clean
+ * data. What is not finite then either (sums of huge values overflowed, or an input is not finite) is computed on its own in double
+ * precision, from its allowed keys alone. */
+static bool finish_rows(const row_block *block) {
+  const attn_problem *p = block->problem;
+  for (int64_t i = 0; i < block->rows; i++) {
+    float *acc = block->acc + i * block->acc_stride;
+    if (block->range[i].begin >= block->range[i].end) {
+      memset(acc, 0, (size_t)p->dim_v * sizeof(float));
+      store_row(block, i, acc);
+      store_lse(block, i, -INFINITY);
+      continue;
+    }
+    const float sum = vec_reduce_add(vec_load(block->row_sum + i * VEC_LANES));
+    float denominator = sum;
+    const problem_row at = problem_row_of(block, i);
+    if (attn_uses(p, ATTN_USE_SINKS)) denominator += exp2f(block->args->sinks[at.head] * LOG2_E - block->row_max[i]);
+    const bool weighted = sum > 0 && denominator < INFINITY;
+    if (weighted && divide_row(block, i, denominator)) {
+      store_row(block, i, acc);
+      store_lse(block, i, attn_uses(p, ATTN_USE_LSE) ? LN_2 * (double)block->row_max[i] + log((double)sum) : 0);
+    } else if (weighted && block->first_try) {
+      return false;
+    } else {
+      attn_exact_row(p, block->args, block->b, at.head, at.query);
+    }
+  }
+  return true;
+}
+
+#endif
