@@ -20,6 +20,7 @@
 #include "dispatch.h"
 #include "error.h"
 #include "float_mode.h"
+#include "kernels/common/arithmetic.h"
 #include "kernels/common/convert.h"
 #include "kernels/product.h"
 #include "parallel.h"
@@ -41,11 +42,6 @@ struct attn_product {
   float *panel;                          /* [panels][depth][panel_columns]; columns beyond W are 0 */
   float *bias;                           /* [columns] */
 };
-
-static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
-static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-static int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 /* Whole tiles. */
 static int64_t most_rows(const attn_product_kernel *kernel) { return BLOCK_ROWS / kernel->tile_rows * kernel->tile_rows; }

@@ -57,8 +57,8 @@ static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedu
   if (p->dim_qk > most / 1024 || p->dim_v > most / 1024) return false;
   if (p->seq_k > 0 && depth_of(p) + columns_of(p) > most / keys_of(p)) return false;
   if (!scratch_layout_of(p, round_up(rows, TILE_ROWS), SCORE_ROWS, SCORE_STRIDE, &layout)) return false;
-  const int64_t q_floats = round_up(rows, TILE_ROWS) * depth_of(p) / 2, p_floats = TILES_IN_FLIGHT * P_VALUES / 2;
-  if (!plan_phases(p, rows, KEY_BLOCK, layout.total + p_floats + q_floats, schedule)) return false;
+  const int64_t q_bytes = round_up(rows, TILE_ROWS) * depth_of(p) * 2, p_bytes = TILES_IN_FLIGHT * P_VALUES * 2;
+  if (!plan_phases(p, rows, KEY_BLOCK, layout.total + p_bytes + q_bytes, schedule)) return false;
   schedule->unit_bytes = (size_t)(keys_of(p) * (depth_of(p) + columns_of(p))) * sizeof(uint16_t);
   return true;
 }
@@ -129,7 +129,7 @@ static void pack(const attn_schedule *schedule, const attn_args *args, attn_task
   const attn_problem *p = &schedule->problem;
   const int64_t b = task.unit / p->heads_kv, head = task.unit % p->heads_kv * (p->heads_q / p->heads_kv);
   key_source s = {.p = p, .args = args, .seq = attn_sequence_of(p, args, b), .b = b, .head = head};
-  s.used = keys_in_use(p, args, &s.seq, b);
+  s.used = attn_keys_of_sequence(p, args, &s.seq, b);
   const int64_t begin = max64(round_down(s.used.begin, DEPTH), task.item * PACK_KEYS);
   const int64_t end = min64(round_up(s.used.end, DEPTH), (task.item + 1) * PACK_KEYS);
   for (int64_t key = begin; key < end; key += DEPTH) {
@@ -412,8 +412,7 @@ static tile_job next_job(tile_walk *at) {
   const row_block *block = at->block;
   for (; at->key < at->end; at->key += KEY_BLOCK, at->tile_row = 0)
     for (; at->tile_row < at->capacity; at->tile_row += TILE_ROWS) {
-      tile_keys tile = classify_tile(block, at->tile_row, at->key, min64(at->key + KEY_BLOCK, at->end));
-      if (tile.class != TILE_SKIP && selects_keys(block->problem)) tile = trim_tile(block, at->tile_row, tile);
+      const tile_keys tile = keys_of_tile(block, at->tile_row, at->key, min64(at->key + KEY_BLOCK, at->end));
       if (tile.class == TILE_SKIP) continue;
       const int64_t key = round_down(tile.begin, DEPTH), flight = at->count++ % TILES_IN_FLIGHT, row = at->tile_row;
       at->tile_row += TILE_ROWS;
@@ -479,7 +478,7 @@ static void run(const attn_schedule *schedule, const attn_args *args, attn_task 
   if (task.phase == 0)
     pack(schedule, args, task, unit_memory);
   else
-    compute_rows(schedule, args, task, unit_memory, scratch, SCORE_ROWS, SCORE_STRIDE, attend);
+    compute_rows(schedule, args, task, unit_memory, scratch, &(tiled_algorithm){SCORE_ROWS, SCORE_STRIDE, attend});
 }
 
 const attn_kernel attn_flash_amx = {

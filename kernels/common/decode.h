@@ -40,20 +40,21 @@ static const char *decode_rejects(const attn_problem *p, char *buffer, size_t bu
 /* ---- Memory: the state of every row, once per split ---- */
 
 typedef struct split_layout {
-  int64_t capacity;                            /* rows of a KV head, whole tiles */
-  int64_t acc_stride, row_max, row_sum, total; /* floats; acc comes first */
+  int64_t capacity;                     /* rows of a KV head, whole tiles */
+  int64_t acc_stride;                   /* floats */
+  int64_t acc, row_max, row_sum, total; /* offsets in bytes, and the size */
 } split_layout;
 
-static split_layout split_layout_of(const attn_problem *p) {
-  split_layout at = {.capacity = round_up(p->heads_q / p->heads_kv * p->seq_q, TILE_ROWS),
-                     .acc_stride = round_up(p->dim_v, VEC_LANES)};
-  at.row_max = at.capacity * at.acc_stride;
-  at.row_sum = at.row_max + round_up(at.capacity, ATTN_MEMORY_ALIGN / 4);
-  at.total = round_up(at.row_sum + at.capacity * VEC_LANES, ATTN_MEMORY_ALIGN / 4);
-  return at;
+/* False if a size overflows. */
+static bool split_layout_of(const attn_problem *p, split_layout *at) {
+  *at = (split_layout){.capacity = round_up(rows_per_kv_head(p), TILE_ROWS), .acc_stride = round_up(p->dim_v, VEC_LANES)};
+  const memory_part parts[] = {{&at->acc, at->capacity, float_bytes(at->acc_stride)},
+                               {&at->row_max, at->capacity, float_bytes(1)},
+                               {&at->row_sum, at->capacity, float_bytes(VEC_LANES)}};
+  return LAY_OUT(parts, &at->total);
 }
 
-/* Floats of a thread's scratch. */
+/* Offsets in a thread's scratch, in bytes. */
 typedef struct decode_scratch {
   int64_t q, q_tiles, range, score, v, total;
 } decode_scratch;
@@ -61,30 +62,32 @@ typedef struct decode_scratch {
 enum { DECODE_SCORE_STRIDE = DECODE_KEYS + 16 };
 
 static bool decode_scratch_of(const attn_problem *p, int64_t capacity, decode_scratch *at) {
-  const scratch_part parts[] = {
-      {&at->q, capacity, round_up(p->dim_qk, VEC_LANES)},
-      {&at->q_tiles, capacity, round_up(p->dim_qk, VEC_LANES)},
-      {&at->range, capacity, RANGE_FLOATS},
-      {&at->score, DECODE_TILE_ROWS, DECODE_SCORE_STRIDE},
-      {&at->v, DECODE_KEYS, round_up(p->dim_v, VEC_LANES)},
+  const int64_t q_bytes = float_bytes(round_up(p->dim_qk, VEC_LANES)), v_bytes = float_bytes(round_up(p->dim_v, VEC_LANES));
+  const memory_part parts[] = {
+      {&at->q, capacity, q_bytes},
+      {&at->q_tiles, capacity, q_bytes},
+      {&at->range, capacity, sizeof(attn_key_range)},
+      {&at->score, DECODE_TILE_ROWS, float_bytes(DECODE_SCORE_STRIDE)},
+      {&at->v, DECODE_KEYS, v_bytes},
   };
-  return lay_out_scratch(parts, sizeof parts / sizeof *parts, &at->total);
+  at->total = 0;
+  return LAY_OUT(parts, &at->total);
 }
 
 static bool decode_plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
   (void)machine;
-  const split_layout split = split_layout_of(p);
+  split_layout split;
   decode_scratch scratch;
   int64_t unit;
+  if (!split_layout_of(p, &split) || !decode_scratch_of(p, split.capacity, &scratch)) return false;
   schedule->phases = 2;
   schedule->items[0] = split_count(p);
   schedule->items[1] = 1;
   schedule->row_block = split.capacity;
   schedule->key_block = SPLIT_KEYS;
   if (__builtin_mul_overflow(schedule->items[0], split.total, &unit) || unit > INT64_MAX / 8) return false;
-  schedule->unit_bytes = (size_t)unit * sizeof(float);
-  if (!decode_scratch_of(p, split.capacity, &scratch)) return false;
-  schedule->scratch_bytes = (size_t)scratch.total * sizeof(float);
+  schedule->unit_bytes = (size_t)unit;
+  schedule->scratch_bytes = (size_t)scratch.total;
   return true;
 }
 
@@ -349,26 +352,49 @@ static void decode_block(const row_block *block, const float *q_tiles, int64_t b
 
 /* ---- Tasks ---- */
 
-/* The block of all rows that share the unit's KV head, with the state of one split. */
-static row_block decode_rows(const attn_schedule *schedule, const attn_args *args, const attn_sequence *seq, attn_task task,
-                             int64_t split, float *unit_memory) {
+typedef struct decode_task {
+  const attn_problem *problem;
+  const attn_args *args;
+  attn_sequence seq;
+  int64_t head, splits; /* head: the first of the query heads that share the unit's KV head */
+  void *unit_memory, *scratch;
+  split_layout state;
+  decode_scratch at;
+} decode_task;
+
+static decode_task decode_task_of(const attn_schedule *schedule, const attn_args *args, int64_t unit, void *unit_memory,
+                                  void *scratch) {
   const attn_problem *p = &schedule->problem;
-  const int64_t group = p->heads_q / p->heads_kv;
-  const split_layout at = split_layout_of(p);
-  float *state = unit_memory + split * at.total;
+  decode_task t = {.problem = p,
+                   .args = args,
+                   .seq = attn_sequence_of(p, args, attn_batch_of_unit(p, unit)),
+                   .head = attn_head_of_unit(p, unit),
+                   .splits = schedule->items[0],
+                   .unit_memory = unit_memory,
+                   .scratch = scratch};
+  split_layout_of(p, &t.state);
+  decode_scratch_of(p, t.state.capacity, &t.at);
+  return t;
+}
+
+/* The block of all rows that share the unit's KV head, with the state of one split. */
+static row_block decode_rows(const decode_task *t, int64_t split) {
+  const attn_problem *p = t->problem;
+  void *state = (char *)t->unit_memory + split * t->state.total;
   return (row_block){
       .problem = p,
-      .args = args,
-      .seq = seq,
-      .b = seq->b,
-      .head = task.unit % p->heads_kv * group,
-      .rows = group * seq->rows,
-      .rows_per_head = seq->rows,
-      .acc = state,
-      .row_max = state + at.row_max,
-      .row_sum = state + at.row_sum,
+      .args = t->args,
+      .seq = &t->seq,
+      .b = t->seq.b,
+      .head = t->head,
+      .rows = attn_group(p) * t->seq.rows,
+      .rows_per_head = t->seq.rows,
+      .acc = floats_at(state, t->state.acc),
+      .row_max = floats_at(state, t->state.row_max),
+      .row_sum = floats_at(state, t->state.row_sum),
+      .range = (attn_key_range *)(void *)floats_at(t->scratch, t->at.range),
       .q_stride = round_up(p->dim_qk, VEC_LANES),
-      .acc_stride = at.acc_stride,
+      .acc_stride = t->state.acc_stride,
       .score_stride = DECODE_SCORE_STRIDE,
       .adjusted = true, /* scores come without the reference taken off */
       .first_try = true,
@@ -381,23 +407,18 @@ static attn_key_range keys_of_split(const row_block *block, int64_t split) {
   return (attn_key_range){max64(keys.begin, split * SPLIT_KEYS), min64(keys.end, (split + 1) * SPLIT_KEYS)};
 }
 
-static void decode_split(const attn_schedule *schedule, const attn_args *args, attn_task task, int64_t split, bool careful,
-                         float *unit_memory, float *scratch) {
-  const attn_problem *p = &schedule->problem;
-  const attn_sequence seq = attn_sequence_of(p, args, task.unit / p->heads_kv);
-  row_block block = decode_rows(schedule, args, &seq, task, split, unit_memory);
-  block.careful = careful;
+static void decode_split(const decode_task *t, int64_t split, bool careful) {
+  row_block block = decode_rows(t, split);
+  float *q_tiles = floats_at(t->scratch, t->at.q_tiles), *v_copy = floats_at(t->scratch, t->at.v);
   if (block.rows == 0) return;
-  decode_scratch at;
-  decode_scratch_of(p, split_layout_of(p).capacity, &at);
-  block.q = scratch + at.q;
-  block.range = (attn_key_range *)(void *)(scratch + at.range);
-  block.score = scratch + at.score;
+  block.careful = careful;
+  block.q = floats_at(t->scratch, t->at.q);
+  block.score = floats_at(t->scratch, t->at.score);
   start_rows(&block, block.rows);
-  tile_queries(&block, scratch + at.q_tiles);
+  tile_queries(&block, q_tiles);
   const attn_key_range keys = keys_of_split(&block, split);
   for (int64_t key = round_down(keys.begin, DECODE_KEYS); key < keys.end; key += DECODE_KEYS)
-    decode_block(&block, scratch + at.q_tiles, max64(key, keys.begin), min64(key + DECODE_KEYS, keys.end), scratch + at.v);
+    decode_block(&block, q_tiles, max64(key, keys.begin), min64(key + DECODE_KEYS, keys.end), v_copy);
 }
 
 /* Adds a later split's state to the first one's, both brought to the larger reference. */
@@ -414,18 +435,14 @@ static void merge_row(const row_block *first, const row_block *later, int64_t i)
 }
 
 /* False if a row of the first try is not finite (finish_rows). */
-static bool merge_splits(const attn_schedule *schedule, const attn_args *args, attn_task task, bool careful,
-                         float *unit_memory, float *scratch) {
-  const attn_problem *p = &schedule->problem;
-  const attn_sequence seq = attn_sequence_of(p, args, task.unit / p->heads_kv);
-  row_block whole = decode_rows(schedule, args, &seq, task, 0, unit_memory);
+static bool merge_splits(const decode_task *t, bool careful) {
+  row_block whole = decode_rows(t, 0);
   if (whole.rows == 0) return true;
   whole.first_try = !careful;
-  whole.range = (attn_key_range *)(void *)scratch;
   for (int64_t i = 0; i < whole.rows; i++)
-    whole.range[i] = attn_allowed_keys(p, args, &seq, whole.b, problem_row_of(&whole, i).query);
-  for (int64_t split = 1; split < schedule->items[0]; split++) {
-    const row_block later = decode_rows(schedule, args, &seq, task, split, unit_memory);
+    whole.range[i] = attn_allowed_keys(t->problem, t->args, &t->seq, whole.b, problem_row_of(&whole, i).query);
+  for (int64_t split = 1; split < t->splits; split++) {
+    const row_block later = decode_rows(t, split);
     for (int64_t i = 0; i < whole.rows; i++) merge_row(&whole, &later, i);
   }
   return finish_rows(&whole);
@@ -433,12 +450,12 @@ static bool merge_splits(const attn_schedule *schedule, const attn_args *args, a
 
 static void decode_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
                        void *scratch) {
+  const decode_task t = decode_task_of(schedule, args, task.unit, unit_memory, scratch);
   if (task.phase == 0) {
-    decode_split(schedule, args, task, task.item, false, unit_memory, scratch);
-  } else if (!merge_splits(schedule, args, task, false, unit_memory, scratch)) {
-    for (int64_t split = 0; split < schedule->items[0]; split++)
-      decode_split(schedule, args, task, split, true, unit_memory, scratch);
-    merge_splits(schedule, args, task, true, unit_memory, scratch);
+    decode_split(&t, task.item, false);
+  } else if (!merge_splits(&t, false)) {
+    for (int64_t split = 0; split < t.splits; split++) decode_split(&t, split, true);
+    merge_splits(&t, true);
   }
 }
 

@@ -177,8 +177,7 @@ static inline bool flash_plan(const attn_problem *p, const attn_machine *machine
 }
 
 static void flash_tile(const row_block *block, int64_t tile_row, int64_t begin, int64_t end) {
-  tile_keys keys = classify_tile(block, tile_row, begin, end);
-  if (keys.class != TILE_SKIP && selects_keys(block->problem)) keys = trim_tile(block, tile_row, keys);
+  const tile_keys keys = keys_of_tile(block, tile_row, begin, end);
   if (keys.class == TILE_SKIP) return;
   score_softmax_tile(block, tile_row, keys, block->score);
   accumulate_tile(block, tile_row, keys.begin, keys.end, block->score + (keys.begin - keys.first));
@@ -196,7 +195,8 @@ static inline void flash_run(const attn_schedule *schedule, const attn_args *arg
   if (task.phase == 0)
     pack_unit(schedule, args, task, unit_memory);
   else
-    compute_rows(schedule, args, task, unit_memory, scratch, TILE_ROWS, schedule->key_block + FLASH_SCORE_PAD, flash_attend);
+    compute_rows(schedule, args, task, unit_memory, scratch,
+                 &(tiled_algorithm){TILE_ROWS, schedule->key_block + FLASH_SCORE_PAD, flash_attend});
 }
 
 #endif

@@ -11,6 +11,7 @@
 
 #include <math.h>
 
+#include "arithmetic.h"
 #include "attn/attn.h"
 
 /* One sequence of the batch: batch entry b, or with VARLEN the tokens between two cu_seqlens. */
@@ -79,8 +80,39 @@ static inline attn_key_range attn_allowed_keys(const attn_problem *problem, cons
   return keys.begin < keys.end ? keys : (attn_key_range){0, 0};
 }
 
-static inline int64_t attn_kv_head(const attn_problem *problem, int64_t h) {
-  return h / (problem->heads_q / problem->heads_kv);
+/* The smallest range that holds both; an empty one adds nothing. */
+static inline attn_key_range attn_join_keys(attn_key_range a, attn_key_range b) {
+  if (a.begin >= a.end) return b;
+  if (b.begin >= b.end) return a;
+  return (attn_key_range){min64(a.begin, b.begin), max64(a.end, b.end)};
+}
+
+/* One range that holds all keys that rows of the sequence may see. */
+static inline attn_key_range attn_keys_of_sequence(const attn_problem *problem, const attn_args *args,
+                                                   const attn_sequence *seq, int64_t b) {
+  attn_key_range used = {0, 0};
+  if (attn_uses(problem, ATTN_USE_ROW_LEN)) {
+    for (int64_t i = 0; i < seq->len_q; i++) used = attn_join_keys(used, attn_allowed_keys(problem, args, seq, b, i));
+    return used;
+  }
+  /* Without per-row lengths the range moves right with the row, so the first row bounds it on the left and the last row on the right.
+   * A row that sees no key gives no bound: that side stays open. */
+  if (seq->len_q <= 0) return used;
+  const attn_key_range first = attn_allowed_keys(problem, args, seq, b, 0);
+  const attn_key_range last = attn_allowed_keys(problem, args, seq, b, seq->len_q - 1);
+  return (attn_key_range){first.begin, last.begin < last.end ? last.end : seq->len_k};
+}
+
+/* Query heads that share a KV head. */
+static inline int64_t attn_group(const attn_problem *problem) { return problem->heads_q / problem->heads_kv; }
+
+static inline int64_t attn_kv_head(const attn_problem *problem, int64_t h) { return h / attn_group(problem); }
+
+/* A unit is one KV head of one batch (kernels/kernel.h): its batch, and the first of its query heads. */
+static inline int64_t attn_batch_of_unit(const attn_problem *problem, int64_t unit) { return unit / problem->heads_kv; }
+
+static inline int64_t attn_head_of_unit(const attn_problem *problem, int64_t unit) {
+  return unit % problem->heads_kv * attn_group(problem);
 }
 
 /* With VARLEN the batch stride is ignored: tokens of all sequences stand one behind the other along .s. */

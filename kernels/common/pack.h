@@ -13,44 +13,35 @@
 #include "scores.h"
 
 typedef struct packed_layout {
-  int64_t keys;     /* seq_k rounded up to whole panels */
-  int64_t k_floats; /* of the panels */
-  int64_t v_stride; /* floats of a copied V row; 0 = V is read in place */
+  int64_t k, v, bytes; /* offsets of the panels and of copied rows of V in a unit's memory, and its size */
+  int64_t v_stride;    /* floats of a copied row of V; 0 = V is read in place */
 } packed_layout;
 
 /* Given scores need no K. */
 static int64_t k_dimensions(const attn_problem *p) { return p->score == ATTN_SCORE_PRECOMPUTED ? 0 : p->dim_qk; }
 
-static packed_layout packed_layout_of(const attn_problem *p) {
+/* False if a size overflows. */
+static bool packed_layout_of(const attn_problem *p, packed_layout *at) {
   const bool v_in_place = p->dtype_kv == ATTN_F32 && p->v_stride.d == 1 && p->dim_v % VEC_LANES == 0;
   const int64_t keys = round_up(p->seq_k, PANEL_KEYS);
-  return (packed_layout){
-      .keys = keys, .k_floats = keys * k_dimensions(p), .v_stride = v_in_place ? 0 : round_up(p->dim_v, VEC_LANES)};
+  *at = (packed_layout){.v_stride = v_in_place ? 0 : round_up(p->dim_v, VEC_LANES)};
+  const memory_part parts[] = {{&at->k, keys, float_bytes(k_dimensions(p))}, {&at->v, keys, float_bytes(at->v_stride)}};
+  return LAY_OUT(parts, &at->bytes);
 }
 
-/* Bytes of one unit, false on overflow. */
-static bool packed_bytes(const attn_problem *p, size_t *bytes) {
-  int64_t k, v, floats;
-  const int64_t keys = round_up(p->seq_k, PANEL_KEYS), columns = packed_layout_of(p).v_stride;
-  if (__builtin_mul_overflow(keys, k_dimensions(p), &k) || __builtin_mul_overflow(keys, columns, &v)) return false;
-  if (__builtin_add_overflow(k, v, &floats) || floats > INT64_MAX / 8) return false;
-  *bytes = (size_t)floats * sizeof(float);
-  return true;
-}
-
-static packed_keys packed_keys_at(const attn_problem *p, const attn_args *args, const attn_sequence *seq, int64_t b,
-                                  int64_t head, const float *unit_memory) {
-  const packed_layout layout = packed_layout_of(p);
-  packed_keys keys = {.k = unit_memory, .v = unit_memory + layout.k_floats, .v_stride = layout.v_stride};
-  if (layout.v_stride == 0 && args->v) {
-    keys.v = (const float *)args->v + attn_v_offset(p, seq, b, head, 0);
+static packed_keys packed_keys_at(const attn_problem *p, const attn_args *args, const task_rows *rows, void *unit_memory) {
+  packed_layout at;
+  packed_layout_of(p, &at);
+  packed_keys keys = {.k = floats_at(unit_memory, at.k), .v = floats_at(unit_memory, at.v), .v_stride = at.v_stride};
+  if (at.v_stride == 0 && args->v) {
+    keys.v = (const float *)args->v + attn_v_offset(p, &rows->seq, rows->b, rows->head, 0);
     keys.v_stride = p->v_stride.s;
   }
   return keys;
 }
 
-/* VEC_LANES keys, of which `count` exist, the first at element `offset`: rows of adjacent elements, transposed into a panel's columns.
- * The type is a constant at every call. */
+/* VEC_LANES keys whose elements lie side by side, of which `count` exist, the first at element `offset`, transposed into a panel's
+ * columns. The type is a constant at every call. */
 static ALWAYS_INLINE void transpose_dense(const attn_problem *p, const void *k, int64_t offset, int64_t count, float *panel,
                                           const attn_dtype dtype) {
   for (int64_t d = 0; d < p->dim_qk; d += VEC_LANES) {
@@ -73,40 +64,37 @@ static void transpose_any(const attn_problem *p, const void *k, int64_t offset, 
           i < count ? attn_load_f32(k, p->dtype_kv, offset + i * p->k_stride.s + d * p->k_stride.d) : 0.0f;
 }
 
-static void pack_k(const attn_problem *p, const attn_args *args, const attn_sequence *seq, int64_t b, int64_t head,
-                   attn_key_range keys, float *panels) {
+static void pack_k(const unit_keys *unit, attn_key_range keys, float *panels) {
+  const attn_problem *p = unit->problem;
+  const void *k = unit->args->k;
   for (int64_t key = round_down(keys.begin, VEC_LANES); key < keys.end; key += VEC_LANES) {
     float *panel = panels + round_down(key, PANEL_KEYS) * p->dim_qk + key % PANEL_KEYS;
-    const int64_t offset = attn_k_offset(p, seq, b, head, key), count = min64(keys.end - key, VEC_LANES);
+    const int64_t offset = attn_k_offset(p, &unit->seq, unit->b, unit->head, key), count = min64(keys.end - key, VEC_LANES);
     if (p->k_stride.d != 1)
-      transpose_any(p, args->k, offset, count, panel);
+      transpose_any(p, k, offset, count, panel);
     else if (p->dtype_kv == ATTN_F32)
-      transpose_dense(p, args->k, offset, count, panel, ATTN_F32);
+      transpose_dense(p, k, offset, count, panel, ATTN_F32);
     else if (p->dtype_kv == ATTN_F16)
-      transpose_dense(p, args->k, offset, count, panel, ATTN_F16);
+      transpose_dense(p, k, offset, count, panel, ATTN_F16);
     else
-      transpose_dense(p, args->k, offset, count, panel, ATTN_BF16);
+      transpose_dense(p, k, offset, count, panel, ATTN_BF16);
   }
 }
 
-static void copy_v(const attn_problem *p, const attn_args *args, const attn_sequence *seq, int64_t b, int64_t head,
-                   attn_key_range keys, float *rows, int64_t row_floats) {
-  for (int64_t key = keys.begin; key < keys.end; key++)
-    copy_row(args->v, p->dtype_kv, attn_v_offset(p, seq, b, head, key), p->v_stride.d, p->dim_v, rows + key * row_floats,
-             row_floats);
+static void copy_v(const unit_keys *unit, attn_key_range keys, float *rows, int64_t row_floats) {
+  const row_source v = v_rows(unit, 0);
+  for (int64_t key = keys.begin; key < keys.end; key++) copy_row(&v, key, rows + key * row_floats, row_floats);
 }
 
 /* Task `item` packs keys [item, item + 1) x PACK_KEYS of the unit's KV head. */
-static inline void pack_unit(const attn_schedule *schedule, const attn_args *args, attn_task task, float *unit_memory) {
+static inline void pack_unit(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory) {
   const attn_problem *p = &schedule->problem;
-  const int64_t b = task.unit / p->heads_kv, head = task.unit % p->heads_kv * (p->heads_q / p->heads_kv);
-  const attn_sequence seq = attn_sequence_of(p, args, b);
-  const attn_key_range used = keys_in_use(p, args, &seq, b);
-  const attn_key_range keys = {max64(used.begin, task.item * PACK_KEYS), min64(used.end, (task.item + 1) * PACK_KEYS)};
-  if (keys.begin >= keys.end) return;
-  const packed_layout layout = packed_layout_of(p);
-  if (layout.k_floats) pack_k(p, args, &seq, b, head, keys, unit_memory);
-  if (layout.v_stride) copy_v(p, args, &seq, b, head, keys, unit_memory + layout.k_floats, layout.v_stride);
+  const unit_keys unit = keys_of_unit(p, args, task.unit);
+  const attn_key_range keys = keys_of_item(&unit, task.item, PACK_KEYS);
+  packed_layout at;
+  if (keys.begin >= keys.end || !packed_layout_of(p, &at)) return;
+  if (k_dimensions(p)) pack_k(&unit, keys, floats_at(unit_memory, at.k));
+  if (at.v_stride) copy_v(&unit, keys, floats_at(unit_memory, at.v), at.v_stride);
 }
 
 #endif

@@ -6,13 +6,9 @@
 
 #include "indexing.h"
 #include "kernels/kernel.h"
+#include "memory.h"
 
 static const float LOG2_E = 0x1.715476p+0f; /* scores are kept in log2 units: exp(s) = 2^(s log2(e)) */
-
-static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
-static inline int64_t round_up(int64_t x, int64_t multiple) { return (x + multiple - 1) / multiple * multiple; }
-static inline int64_t round_down(int64_t x, int64_t multiple) { return x / multiple * multiple; }
 
 /* K and V of one KV head as the tiles read them. */
 typedef struct packed_keys {
@@ -55,36 +51,11 @@ static inline problem_row problem_row_of(const row_block *block, int64_t i) {
   return (problem_row){block->head + i / block->rows_per_head, block->first_row + i % block->rows_per_head};
 }
 
-/* Keys that at least one row of the sequence may see, as one interval. */
-static inline attn_key_range keys_in_use(const attn_problem *p, const attn_args *args, const attn_sequence *seq, int64_t b) {
-  if (seq->len_q <= 0) return (attn_key_range){0, 0};
-  const attn_key_range all = {0, seq->len_k};
-  if (attn_uses(p, ATTN_USE_ROW_LEN)) {
-    attn_key_range used = {INT64_MAX, 0};
-    for (int64_t i = 0; i < seq->len_q; i++) {
-      const attn_key_range row = attn_allowed_keys(p, args, seq, b, i);
-      if (row.begin >= row.end) continue;
-      used.begin = min64(used.begin, row.begin);
-      used.end = max64(used.end, row.end);
-    }
-    return used.begin < used.end ? used : (attn_key_range){0, 0};
-  }
-  /* Without per-row lengths ranges move right with the row, so the first and the last row that see any key bound them all; a row
-   * that sees none says nothing, and the bound stays open on its side. */
-  const attn_key_range first = attn_allowed_keys(p, args, seq, b, 0),
-                       last = attn_allowed_keys(p, args, seq, b, seq->len_q - 1);
-  return (attn_key_range){first.begin < first.end ? first.begin : all.begin, last.begin < last.end ? last.end : all.end};
-}
-
-/* Keys that at least one row of the block may see, as one interval. */
+/* One range that holds all keys that rows of the block may see. */
 static inline attn_key_range keys_of_block(const row_block *block) {
-  attn_key_range used = {INT64_MAX, 0};
-  for (int64_t i = 0; i < block->rows; i++) {
-    if (block->range[i].begin >= block->range[i].end) continue;
-    used.begin = min64(used.begin, block->range[i].begin);
-    used.end = max64(used.end, block->range[i].end);
-  }
-  return used.begin < used.end ? used : (attn_key_range){0, 0};
+  attn_key_range used = {0, 0};
+  for (int64_t i = 0; i < block->rows; i++) used = attn_join_keys(used, block->range[i]);
+  return used;
 }
 
 /* Scores are more than similarities: softcap, bias, ALiBi or a mask (scores.h). */
@@ -92,67 +63,101 @@ static inline bool similarities_adjusted(const attn_problem *p) {
   return p->softcap > 0 || attn_uses(p, ATTN_USE_MASK | ATTN_USE_BIAS | ATTN_USE_ALIBI);
 }
 
-/* ---- Memory and tasks ---- */
+/* ---- The keys of a pack task ---- */
 
-/* Keys of one pack task: a multiple of every VEC_LANES, large enough to be worth a task; a panel may have keys of two. */
+/* Keys of one pack task: a multiple of every VEC_LANES, large enough to be worth a task. Two tasks may fill one panel. */
 enum { PACK_KEYS = 1024 };
 
-/* rows x floats of a thread's scratch, and where they start. */
-typedef struct scratch_part {
-  int64_t *start, rows, floats;
-} scratch_part;
+/* The keys of a unit's KV head. */
+typedef struct unit_keys {
+  const attn_problem *problem;
+  const attn_args *args;
+  attn_sequence seq;
+  int64_t b, head;     /* head: the first of the query heads that share the KV head */
+  attn_key_range used; /* holds all keys that any row may see */
+} unit_keys;
 
-/* Lays the parts out one behind the other, each on a cache line of its own. False if a size overflows. */
-static inline bool lay_out_scratch(const scratch_part *parts, size_t count, int64_t *total) {
-  *total = 0;
-  for (size_t i = 0; i < count; i++) {
-    int64_t floats;
-    *parts[i].start = *total;
-    if (__builtin_mul_overflow(parts[i].rows, parts[i].floats, &floats) || floats > INT64_MAX / 16) return false;
-    if (__builtin_add_overflow(*total, round_up(floats, ATTN_MEMORY_ALIGN / 4), total)) return false;
-  }
-  return *total <= INT64_MAX / 8;
+static inline unit_keys keys_of_unit(const attn_problem *p, const attn_args *args, int64_t unit) {
+  unit_keys keys = {.problem = p, .args = args, .b = attn_batch_of_unit(p, unit), .head = attn_head_of_unit(p, unit)};
+  keys.seq = attn_sequence_of(p, args, keys.b);
+  keys.used = attn_keys_of_sequence(p, args, &keys.seq, keys.b);
+  return keys;
 }
 
-enum { RANGE_FLOATS = sizeof(attn_key_range) / sizeof(float) };
+/* The keys in use among [item, item + 1) x size. */
+static inline attn_key_range keys_of_item(const unit_keys *keys, int64_t item, int64_t size) {
+  return (attn_key_range){max64(keys->used.begin, item * size), min64(keys->used.end, (item + 1) * size)};
+}
 
-/* Floats of a thread's scratch, part by part. */
+/* Rows of elements, row_stride apart from `offset` on; the elements of a row are column_stride apart. */
+typedef struct row_source {
+  const void *data;
+  attn_dtype dtype;
+  int64_t offset, row_stride, column_stride, columns;
+} row_source;
+
+/* K and V of the unit's keys, from key `key` on. */
+static inline row_source k_rows(const unit_keys *keys, int64_t key) {
+  const attn_problem *p = keys->problem;
+  return (row_source){.data = keys->args->k,
+                      .dtype = p->dtype_kv,
+                      .offset = attn_k_offset(p, &keys->seq, keys->b, keys->head, key),
+                      .row_stride = p->k_stride.s,
+                      .column_stride = p->k_stride.d,
+                      .columns = p->dim_qk};
+}
+
+static inline row_source v_rows(const unit_keys *keys, int64_t key) {
+  const attn_problem *p = keys->problem;
+  return (row_source){.data = keys->args->v,
+                      .dtype = p->dtype_kv,
+                      .offset = attn_v_offset(p, &keys->seq, keys->b, keys->head, key),
+                      .row_stride = p->v_stride.s,
+                      .column_stride = p->v_stride.d,
+                      .columns = p->dim_v};
+}
+
+/* ---- The block of a compute task, and its memory ---- */
+
+/* Offsets in a thread's scratch, in bytes, and the strides of the rows there, in floats. */
 typedef struct scratch_layout {
   int64_t q, acc, row_max, row_sum, range, score, total;
+  int64_t acc_stride, score_stride;
 } scratch_layout;
 
-/* score_rows x score_stride floats of S, vectors of `lanes` floats. False if a size overflows. */
+/* For `capacity` rows, of which score_rows x score_stride scores are kept, and vectors of `lanes` floats. False if a size overflows. */
 static inline bool scratch_layout_for(const attn_problem *p, int64_t capacity, int64_t score_rows, int64_t score_stride,
-                                      int64_t lanes, scratch_layout *layout) {
-  const scratch_part parts[] = {
-      {&layout->q, capacity, p->dim_qk},        {&layout->acc, capacity, round_up(p->dim_v, lanes)},
-      {&layout->row_max, capacity, 1},          {&layout->row_sum, capacity, lanes},
-      {&layout->range, capacity, RANGE_FLOATS}, {&layout->score, score_rows, score_stride},
+                                      int64_t lanes, scratch_layout *at) {
+  *at = (scratch_layout){.acc_stride = round_up(p->dim_v, lanes), .score_stride = score_stride};
+  const memory_part parts[] = {
+      {&at->q, capacity, float_bytes(p->dim_qk)},     {&at->acc, capacity, float_bytes(at->acc_stride)},
+      {&at->row_max, capacity, float_bytes(1)},       {&at->row_sum, capacity, float_bytes(lanes)},
+      {&at->range, capacity, sizeof(attn_key_range)}, {&at->score, score_rows, float_bytes(score_stride)},
   };
-  return lay_out_scratch(parts, sizeof parts / sizeof *parts, &layout->total);
+  return LAY_OUT(parts, &at->total);
 }
 
-/* What a compute task is about: rows first_row .. of query head `head`. */
+/* The rows of a compute task: rows first_row .. of query head `head`. */
 typedef struct task_rows {
   attn_sequence seq;
-  int64_t b, head, first_row, rows; /* rows <= 0: the sequence ends before */
+  int64_t b, head, first_row, rows; /* rows <= 0: the sequence ends before first_row */
 } task_rows;
 
-/* Items of the phase are group x row blocks, the last rows first: under a causal mask they see most keys. Rows past the
- * sequence's queries exist in o, but see nothing. */
+/* Items of the phase are query heads of the unit x row blocks. The last rows come first, because under a causal mask they see most
+ * keys. Rows behind the sequence's queries exist in o but see nothing. */
 static inline task_rows task_rows_of(const attn_schedule *schedule, const attn_args *args, attn_task task) {
   const attn_problem *p = &schedule->problem;
-  const int64_t group = p->heads_q / p->heads_kv, blocks = schedule->items[task.phase] / group;
-  task_rows at = {.b = task.unit / p->heads_kv, .head = task.unit % p->heads_kv * group + task.item % group};
+  const int64_t group = attn_group(p), blocks = schedule->items[task.phase] / group;
+  task_rows at = {.b = attn_batch_of_unit(p, task.unit), .head = attn_head_of_unit(p, task.unit) + task.item % group};
   at.seq = attn_sequence_of(p, args, at.b);
   at.first_row = (blocks - 1 - task.item / group) * schedule->row_block;
   at.rows = min64(schedule->row_block, attn_rows(p, &at.seq) - at.first_row);
   return at;
 }
 
-/* The block of a task's rows, its state in a thread's scratch; what reads K and V is left to fill in. */
+/* The block of a task's rows, with its state in a thread's scratch. The caller fills in what reads K and V. */
 static inline row_block block_of_task(const attn_problem *p, const attn_args *args, const task_rows *rows,
-                                      const scratch_layout *at, float *scratch, int64_t lanes, int64_t score_stride) {
+                                      const scratch_layout *at, void *scratch) {
   return (row_block){
       .problem = p,
       .args = args,
@@ -162,15 +167,15 @@ static inline row_block block_of_task(const attn_problem *p, const attn_args *ar
       .first_row = rows->first_row,
       .rows = rows->rows,
       .rows_per_head = rows->rows,
-      .q = scratch + at->q,
-      .acc = scratch + at->acc,
-      .row_max = scratch + at->row_max,
-      .row_sum = scratch + at->row_sum,
-      .range = (attn_key_range *)(void *)(scratch + at->range),
-      .score = scratch + at->score,
+      .q = floats_at(scratch, at->q),
+      .acc = floats_at(scratch, at->acc),
+      .row_max = floats_at(scratch, at->row_max),
+      .row_sum = floats_at(scratch, at->row_sum),
+      .range = (attn_key_range *)(void *)floats_at(scratch, at->range),
+      .score = floats_at(scratch, at->score),
       .q_stride = p->dim_qk,
-      .acc_stride = round_up(p->dim_v, lanes),
-      .score_stride = score_stride,
+      .acc_stride = at->acc_stride,
+      .score_stride = at->score_stride,
   };
 }
 

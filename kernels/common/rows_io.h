@@ -34,14 +34,14 @@ static ALWAYS_INLINE vec load_elements(const void *data, attn_dtype dtype, int64
   return dtype == ATTN_F16 ? vec_load_f16(from) : vec_load_bf16(from);
 }
 
-/* `columns` elements that stand `stride` apart, as floats that follow each other; 0 up to row_floats, a multiple of VEC_LANES. */
-static inline void copy_row(const void *data, attn_dtype dtype, int64_t offset, int64_t stride, int64_t columns, float *row,
-                            int64_t row_floats) {
-  if (stride == 1) {
+/* Row i as floats that lie side by side; 0 up to row_floats, a multiple of VEC_LANES. */
+static inline void copy_row(const row_source *from, int64_t i, float *row, int64_t row_floats) {
+  const int64_t offset = from->offset + i * from->row_stride, columns = from->columns;
+  if (from->column_stride == 1) {
     for (int64_t d = 0; d < columns; d += VEC_LANES)
-      vec_store(row + d, load_elements(data, dtype, offset + d, min64(columns - d, VEC_LANES)));
+      vec_store(row + d, load_elements(from->data, from->dtype, offset + d, min64(columns - d, VEC_LANES)));
   } else {
-    for (int64_t d = 0; d < columns; d++) row[d] = attn_load_f32(data, dtype, offset + d * stride);
+    for (int64_t d = 0; d < columns; d++) row[d] = attn_load_f32(from->data, from->dtype, offset + d * from->column_stride);
   }
   for (int64_t d = columns; d < row_floats; d++) row[d] = 0.0f;
 }

@@ -135,7 +135,6 @@ static inline vec adjust_scores(const row_block *block, int64_t i, int64_t key, 
 
 /* Whether mask and bias take all keys of a panel from all rows of the tile: nothing of it need be computed. */
 static bool panel_masked(const row_block *block, int64_t tile_row, int64_t key, int64_t end) {
-  if (!selects_keys(block->problem)) return false;
   for (int64_t i = tile_row; i < tile_row + TILE_ROWS; i++)
     for (int64_t at = key; at < end; at += VEC_LANES) {
       const vec left = select_allowed(block->range[i], at, select_keys(block, i, at, vec_zero()));
@@ -144,8 +143,11 @@ static bool panel_masked(const row_block *block, int64_t tile_row, int64_t key, 
   return true;
 }
 
-/* Leaves out what mask and bias take from all rows at both ends of a tile, panel by panel. */
-static inline tile_keys trim_tile(const row_block *block, int64_t tile_row, tile_keys keys) {
+/* The part of keys [begin, end) that the tile at tile_row needs; begin is a multiple of PANEL_KEYS. Panels at both ends that mask and
+ * bias take from all rows are left out. */
+static inline tile_keys keys_of_tile(const row_block *block, int64_t tile_row, int64_t begin, int64_t end) {
+  tile_keys keys = classify_tile(block, tile_row, begin, end);
+  if (keys.class == TILE_SKIP || !selects_keys(block->problem)) return keys;
   while (keys.first < keys.end && panel_masked(block, tile_row, keys.first, min64(keys.end, keys.first + PANEL_KEYS)))
     keys.first += PANEL_KEYS;
   keys.begin = max64(keys.begin, keys.first);

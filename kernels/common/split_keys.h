@@ -6,6 +6,7 @@
 
 #include <stdio.h>
 
+#include "indexing.h"
 #include "kernels/kernel.h"
 
 enum {
@@ -14,7 +15,7 @@ enum {
 };
 
 /* Query rows that share a KV head. */
-static inline int64_t rows_per_kv_head(const attn_problem *p) { return p->heads_q / p->heads_kv * p->seq_q; }
+static inline int64_t rows_per_kv_head(const attn_problem *p) { return attn_group(p) * p->seq_q; }
 
 /* NULL, or the reason in words. */
 static inline const char *too_many_rows(const attn_problem *p, char *buffer, size_t buffer_bytes) {

@@ -26,7 +26,8 @@ typedef struct tile_keys {
   int64_t first, begin, end, all_begin, all_end;
 } tile_keys;
 
-/* The part of keys [begin, end) that the tile at tile_row needs; begin is a multiple of PANEL_KEYS. */
+/* What the rows' ranges leave of keys [begin, end) for the tile at tile_row; begin is a multiple of PANEL_KEYS. keys_of_tile (scores.h)
+ * also sees to masks and bias. */
 static inline tile_keys classify_tile(const row_block *block, int64_t tile_row, int64_t begin, int64_t end) {
   int64_t any_begin = end, any_end = begin, all_begin = 0, all_end = INT64_MAX;
   for (int64_t i = tile_row; i < tile_row + TILE_ROWS; i++) {

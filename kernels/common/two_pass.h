@@ -64,11 +64,6 @@ static inline bool naive_plan(const attn_problem *p, const attn_machine *machine
   return two_pass_plan(p, max64(p->seq_q, 1), round_up(max64(p->seq_k, 1), PANEL_KEYS), schedule);
 }
 
-static tile_keys keys_of_tile(const row_block *block, int64_t tile_row) {
-  const tile_keys keys = classify_tile(block, tile_row, 0, block->seq->len_k);
-  return keys.class != TILE_SKIP && selects_keys(block->problem) ? trim_tile(block, tile_row, keys) : keys;
-}
-
 static float *tile_scores(const row_block *block, int64_t tile_row, int64_t key) {
   return block->score + tile_row * block->score_stride + key;
 }
@@ -77,7 +72,7 @@ static void score_rows(const attn_schedule *schedule, const row_block *block, in
   const attn_key_range used = keys_of_block(block);
   for (int64_t key = used.begin / schedule->key_block * schedule->key_block; key < used.end; key += schedule->key_block)
     for (int64_t tile_row = 0; tile_row < capacity; tile_row += TILE_ROWS) {
-      const tile_keys keys = keys_of_tile(block, tile_row);
+      const tile_keys keys = keys_of_tile(block, tile_row, 0, block->seq->len_k);
       const int64_t begin = max64(keys.first, key), end = min64(keys.end, key + schedule->key_block);
       if (begin < end) score_tile(block, tile_row, begin, end, tile_scores(block, tile_row, begin));
     }
@@ -85,7 +80,7 @@ static void score_rows(const attn_schedule *schedule, const row_block *block, in
 
 static void softmax_rows(const row_block *block, int64_t capacity) {
   for (int64_t tile_row = 0; tile_row < capacity; tile_row += TILE_ROWS) {
-    const tile_keys keys = keys_of_tile(block, tile_row);
+    const tile_keys keys = keys_of_tile(block, tile_row, 0, block->seq->len_k);
     if (keys.class == TILE_SKIP) continue;
     float *score = tile_scores(block, tile_row, keys.first);
     if (keys.class == TILE_EDGE || block->adjusted) mask_tile(block, tile_row, keys, score);
@@ -97,7 +92,7 @@ static void accumulate_rows(const attn_schedule *schedule, const row_block *bloc
   const attn_key_range used = keys_of_block(block);
   for (int64_t key = used.begin / schedule->key_block * schedule->key_block; key < used.end; key += schedule->key_block)
     for (int64_t tile_row = 0; tile_row < capacity; tile_row += TILE_ROWS) {
-      const tile_keys keys = keys_of_tile(block, tile_row);
+      const tile_keys keys = keys_of_tile(block, tile_row, 0, block->seq->len_k);
       const int64_t begin = max64(keys.begin, key), end = min64(keys.end, key + schedule->key_block);
       if (begin < end) accumulate_tile(block, tile_row, begin, end, tile_scores(block, tile_row, begin));
     }
@@ -114,8 +109,9 @@ static void two_pass_run(const attn_schedule *schedule, const attn_args *args, a
   if (task.phase == 0)
     pack_unit(schedule, args, task, unit_memory);
   else
-    compute_rows(schedule, args, task, unit_memory, scratch, round_up(schedule->row_block, TILE_ROWS),
-                 two_pass_score_stride(&schedule->problem), two_pass_attend);
+    compute_rows(schedule, args, task, unit_memory, scratch,
+                 &(tiled_algorithm){round_up(schedule->row_block, TILE_ROWS), two_pass_score_stride(&schedule->problem),
+                                    two_pass_attend});
 }
 
 #endif

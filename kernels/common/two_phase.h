@@ -12,42 +12,48 @@ static inline bool scratch_layout_of(const attn_problem *p, int64_t capacity, in
   return scratch_layout_for(p, capacity, score_rows, score_stride, VEC_LANES, layout);
 }
 
-/* Phases, tasks and memory of a tiled algorithm whose row block and scratch are given. */
-static inline bool plan_phases(const attn_problem *p, int64_t row_block_rows, int64_t key_block, int64_t scratch_floats,
+/* Phases, tasks and memory of a tiled algorithm whose row block and scratch are given. False if a size overflows. */
+static inline bool plan_phases(const attn_problem *p, int64_t row_block_rows, int64_t key_block, int64_t scratch_bytes,
                                attn_schedule *schedule) {
-  const int64_t group = p->heads_q / p->heads_kv, blocks = (p->seq_q + row_block_rows - 1) / row_block_rows;
+  packed_layout unit;
+  if (!packed_layout_of(p, &unit)) return false;
   schedule->phases = 2;
-  schedule->items[0] = (p->seq_k + PACK_KEYS - 1) / PACK_KEYS;
-  schedule->items[1] = group * blocks;
+  schedule->items[0] = ceil_div(p->seq_k, PACK_KEYS);
+  schedule->items[1] = attn_group(p) * ceil_div(p->seq_q, row_block_rows);
   schedule->row_block = row_block_rows;
   schedule->key_block = key_block;
-  schedule->scratch_bytes = (size_t)scratch_floats * sizeof(float);
-  return packed_bytes(p, &schedule->unit_bytes);
+  schedule->unit_bytes = (size_t)unit.bytes;
+  schedule->scratch_bytes = (size_t)scratch_bytes;
+  return true;
 }
 
-/* Visits the tiles of one row block and leaves acc, row_max and row_sum behind. */
-typedef void (*attend_fn)(const attn_schedule *schedule, const row_block *block, int64_t capacity);
+/* What sets the compute phases of tiled algorithms apart. */
+typedef struct tiled_algorithm {
+  int64_t score_rows, score_stride; /* of S that is kept */
+  /* Visits the tiles of a row block and leaves acc, row_max and row_sum. */
+  void (*attend)(const attn_schedule *schedule, const row_block *block, int64_t capacity);
+} tiled_algorithm;
 
-static inline void compute_rows(const attn_schedule *schedule, const attn_args *args, attn_task task, float *unit_memory,
-                                float *scratch, int64_t score_rows, int64_t score_stride, attend_fn attend) {
+static inline void compute_rows(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
+                                void *scratch, const tiled_algorithm *algorithm) {
   const attn_problem *p = &schedule->problem;
   const task_rows rows = task_rows_of(schedule, args, task);
   if (rows.rows <= 0) return;
   const int64_t capacity = round_up(rows.rows, TILE_ROWS);
   scratch_layout at;
-  scratch_layout_of(p, round_up(schedule->row_block, TILE_ROWS), score_rows, score_stride, &at);
-  row_block block = block_of_task(p, args, &rows, &at, scratch, VEC_LANES, score_stride);
-  block.keys = packed_keys_at(p, args, &rows.seq, rows.b, rows.head, unit_memory);
+  scratch_layout_of(p, round_up(schedule->row_block, TILE_ROWS), algorithm->score_rows, algorithm->score_stride, &at);
+  row_block block = block_of_task(p, args, &rows, &at, scratch);
+  block.keys = packed_keys_at(p, args, &rows, unit_memory);
   block.adjusted = scores_adjusted(p);
   block.shifted = scores_shifted(p);
   block.first_try = true;
   start_rows(&block, capacity);
-  attend(schedule, &block, capacity);
+  algorithm->attend(schedule, &block, capacity);
   if (finish_rows(&block)) return;
   block.first_try = false;
   block.careful = true;
   start_rows(&block, capacity);
-  attend(schedule, &block, capacity);
+  algorithm->attend(schedule, &block, capacity);
   finish_rows(&block);
 }
 

@@ -35,9 +35,8 @@ const char *attn_composed_rejects(const attn_problem *p, char *buffer, size_t bu
 /* ---- Memory of a unit: K rows unless read in place, V rows, and which V rows are finite ---- */
 
 typedef struct unit_layout {
-  int64_t k_stride; /* floats of a copied row of K; 0 = K is read in place, or not at all */
-  int64_t v_stride;
-  int64_t v, finite, floats; /* where they begin, in floats, and the end */
+  int64_t k_stride, v_stride;  /* floats of a copied row; k_stride 0 = K is read in place, or not at all */
+  int64_t k, v, finite, bytes; /* offsets in bytes, and the size */
 } unit_layout;
 
 static bool reads_k_in_place(const attn_problem *p) {
@@ -47,12 +46,12 @@ static bool reads_k_in_place(const attn_problem *p) {
 /* False if a size overflows. */
 static bool lay_out_unit(const attn_problem *p, unit_layout *layout) {
   const bool copies_k = p->score == ATTN_SCORE_DOT && !reads_k_in_place(p);
-  int64_t k;
-  layout->k_stride = copies_k ? round_up(p->dim_qk, STEPS_LANES) : 0;
-  layout->v_stride = round_up(p->dim_v, STEPS_LANES);
-  const scratch_part parts[] = {
-      {&k, p->seq_k, layout->k_stride}, {&layout->v, p->seq_k, layout->v_stride}, {&layout->finite, p->seq_k, 1}};
-  return lay_out_scratch(parts, sizeof parts / sizeof *parts, &layout->floats);
+  *layout = (unit_layout){.k_stride = copies_k ? round_up(p->dim_qk, STEPS_LANES) : 0,
+                          .v_stride = round_up(p->dim_v, STEPS_LANES)};
+  const memory_part parts[] = {{&layout->k, p->seq_k, float_bytes(layout->k_stride)},
+                               {&layout->v, p->seq_k, float_bytes(layout->v_stride)},
+                               {&layout->finite, p->seq_k, sizeof(uint8_t)}};
+  return LAY_OUT(parts, &layout->bytes);
 }
 
 static int64_t score_stride(const attn_problem *p) { return round_up(p->seq_k, STEPS_KEYS) + STEPS_LANES; }
@@ -62,45 +61,40 @@ bool attn_composed_plan(const attn_problem *p, const attn_machine *machine, int6
   unit_layout unit;
   if (!lay_out_unit(p, &unit) || !scratch_layout_for(p, rows, rows, score_stride(p), STEPS_LANES, &scratch)) return false;
   schedule->phases = 2;
-  schedule->items[0] = (p->seq_k + PACK_KEYS - 1) / PACK_KEYS;
-  schedule->items[1] = p->heads_q / p->heads_kv * ((p->seq_q + rows - 1) / rows);
+  schedule->items[0] = ceil_div(p->seq_k, PACK_KEYS);
+  schedule->items[1] = attn_group(p) * ceil_div(p->seq_q, rows);
   schedule->row_block = rows;
   schedule->key_block = p->seq_k;
-  schedule->unit_bytes = (size_t)unit.floats * sizeof(float);
-  schedule->scratch_bytes = (size_t)scratch.total * sizeof(float);
+  schedule->unit_bytes = (size_t)unit.bytes;
+  schedule->scratch_bytes = (size_t)scratch.total;
   schedule->steps = machine->steps;
   return true;
 }
 
 /* ---- Pack ---- */
 
-static void pack(const attn_schedule *schedule, const attn_args *args, attn_task task, float *memory) {
-  const attn_problem *p = &schedule->problem;
-  const int64_t b = task.unit / p->heads_kv, head = task.unit % p->heads_kv * (p->heads_q / p->heads_kv);
-  const attn_sequence seq = attn_sequence_of(p, args, b);
-  const attn_key_range used = keys_in_use(p, args, &seq, b);
-  const int64_t key = max64(used.begin, task.item * PACK_KEYS), end = min64(used.end, (task.item + 1) * PACK_KEYS);
+static void pack(const attn_schedule *schedule, const attn_args *args, attn_task task, void *memory) {
+  const unit_keys unit = keys_of_unit(&schedule->problem, args, task.unit);
+  const attn_key_range keys = keys_of_item(&unit, task.item, PACK_KEYS);
+  const int64_t count = keys.end - keys.begin;
   unit_layout at;
-  if (key >= end || !lay_out_unit(p, &at)) return;
-  const row_source v = {.data = args->v,
-                        .dtype = p->dtype_kv,
-                        .offset = attn_v_offset(p, &seq, b, head, key),
-                        .row_stride = p->v_stride.s,
-                        .column_stride = p->v_stride.d,
-                        .columns = p->dim_v};
-  uint8_t *finite = (uint8_t *)(memory + at.finite);
-  schedule->steps->copy_rows(&v, end - key, memory + at.v + key * at.v_stride, at.v_stride, finite + key);
-  if (!at.k_stride) return;
-  const row_source k = {.data = args->k,
-                        .dtype = p->dtype_kv,
-                        .offset = attn_k_offset(p, &seq, b, head, key),
-                        .row_stride = p->k_stride.s,
-                        .column_stride = p->k_stride.d,
-                        .columns = p->dim_qk};
-  schedule->steps->copy_rows(&k, end - key, memory + key * at.k_stride, at.k_stride, NULL);
+  if (count <= 0 || !lay_out_unit(&schedule->problem, &at)) return;
+  const row_source k = k_rows(&unit, keys.begin), v = v_rows(&unit, keys.begin);
+  uint8_t *finite = (uint8_t *)memory + at.finite + keys.begin;
+  schedule->steps->copy_rows(&v, count, floats_at(memory, at.v) + keys.begin * at.v_stride, at.v_stride, finite);
+  if (at.k_stride)
+    schedule->steps->copy_rows(&k, count, floats_at(memory, at.k) + keys.begin * at.k_stride, at.k_stride, NULL);
 }
 
 /* ---- Compute ---- */
+
+typedef struct composed_task {
+  const attn_score_steps *steps;
+  library_product_fn product;
+  row_block block;
+  int64_t k_stride;      /* floats from one key's row of K to the next's */
+  const uint8_t *finite; /* of each key: whether its V is finite; where it is not, the copy of V holds zeros */
+} composed_task;
 
 /* Rows that the products are about: those that the sequence has queries for, so that a sequence of its own gives the bits it gives
  * where it is padded. The others see nothing. */
@@ -119,29 +113,31 @@ static void copy_scores(const row_block *block) {
   }
 }
 
-static void multiply_queries(const row_block *block, attn_key_range keys, int64_t k_stride, library_product_fn product) {
-  product(&(library_product){.rows = rows_with_queries(block),
-                             .columns = keys.end - keys.begin,
-                             .depth = block->problem->dim_qk,
-                             .a = block->q,
-                             .a_stride = block->q_stride,
-                             .b = block->keys.k + keys.begin * k_stride,
-                             .b_stride = k_stride,
-                             .b_transposed = true,
-                             .c = block->score + keys.begin,
-                             .c_stride = block->score_stride});
+static void multiply_queries(const composed_task *task, attn_key_range keys) {
+  const row_block *block = &task->block;
+  task->product(&(library_product){.rows = rows_with_queries(block),
+                                   .columns = keys.end - keys.begin,
+                                   .depth = block->problem->dim_qk,
+                                   .a = block->q,
+                                   .a_stride = block->q_stride,
+                                   .b = block->keys.k + keys.begin * task->k_stride,
+                                   .b_stride = task->k_stride,
+                                   .b_transposed = true,
+                                   .c = block->score + keys.begin,
+                                   .c_stride = block->score_stride});
 }
 
-static void weigh_values(const row_block *block, attn_key_range keys, library_product_fn product) {
-  product(&(library_product){.rows = rows_with_queries(block),
-                             .columns = block->problem->dim_v,
-                             .depth = keys.end - keys.begin,
-                             .a = block->score + keys.begin,
-                             .a_stride = block->score_stride,
-                             .b = block->keys.v + keys.begin * block->keys.v_stride,
-                             .b_stride = block->keys.v_stride,
-                             .c = block->acc,
-                             .c_stride = block->acc_stride});
+static void weigh_values(const composed_task *task, attn_key_range keys) {
+  const row_block *block = &task->block;
+  task->product(&(library_product){.rows = rows_with_queries(block),
+                                   .columns = block->problem->dim_v,
+                                   .depth = keys.end - keys.begin,
+                                   .a = block->score + keys.begin,
+                                   .a_stride = block->score_stride,
+                                   .b = block->keys.v + keys.begin * block->keys.v_stride,
+                                   .b_stride = block->keys.v_stride,
+                                   .c = block->acc,
+                                   .c_stride = block->acc_stride});
 }
 
 static bool sees_non_finite(const row_block *block, int64_t i, const uint8_t *finite) {
@@ -159,9 +155,9 @@ static void redo_non_finite(const row_block *block, attn_key_range keys, const u
       attn_exact_row(block->problem, block->args, block->b, block->head, block->first_row + i);
 }
 
-static void attend(const attn_schedule *schedule, const row_block *block, int64_t k_stride, const uint8_t *finite,
-                   library_product_fn product) {
-  const attn_score_steps *steps = schedule->steps;
+static void attend(const composed_task *task) {
+  const row_block *block = &task->block;
+  const attn_score_steps *steps = task->steps;
   const bool given = block->problem->score == ATTN_SCORE_PRECOMPUTED;
   steps->start_rows(block, block->rows);
   const attn_key_range keys = keys_of_block(block);
@@ -169,15 +165,15 @@ static void attend(const attn_schedule *schedule, const row_block *block, int64_
     if (given)
       copy_scores(block);
     else
-      multiply_queries(block, keys, k_stride, product);
+      multiply_queries(task, keys);
     steps->softmax_rows(block, keys, given ? LOG2_E : 1.0f);
-    weigh_values(block, keys, product);
+    weigh_values(task, keys);
   }
   steps->finish_rows(block);
-  if (keys.begin < keys.end) redo_non_finite(block, keys, finite);
+  if (keys.begin < keys.end) redo_non_finite(block, keys, task->finite);
 }
 
-static void compute(const attn_schedule *schedule, const attn_args *args, attn_task task, float *memory, float *scratch,
+static void compute(const attn_schedule *schedule, const attn_args *args, attn_task task, void *memory, void *scratch,
                     library_product_fn product) {
   const attn_problem *p = &schedule->problem;
   const task_rows rows = task_rows_of(schedule, args, task);
@@ -185,12 +181,16 @@ static void compute(const attn_schedule *schedule, const attn_args *args, attn_t
   scratch_layout at;
   if (rows.rows <= 0 || !lay_out_unit(p, &unit)) return;
   if (!scratch_layout_for(p, schedule->row_block, schedule->row_block, score_stride(p), STEPS_LANES, &at)) return;
-  row_block block = block_of_task(p, args, &rows, &at, scratch, STEPS_LANES, score_stride(p));
-  block.keys = (packed_keys){.k = memory, .v = memory + unit.v, .v_stride = unit.v_stride};
-  block.adjusted = similarities_adjusted(p);
+  composed_task t = {.steps = schedule->steps,
+                     .product = product,
+                     .block = block_of_task(p, args, &rows, &at, scratch),
+                     .k_stride = unit.k_stride ? unit.k_stride : p->k_stride.s,
+                     .finite = (const uint8_t *)memory + unit.finite};
+  t.block.adjusted = similarities_adjusted(p);
+  t.block.keys = (packed_keys){.k = floats_at(memory, unit.k), .v = floats_at(memory, unit.v), .v_stride = unit.v_stride};
   if (!unit.k_stride && args->k && p->score == ATTN_SCORE_DOT)
-    block.keys.k = (const float *)args->k + attn_k_offset(p, &rows.seq, rows.b, rows.head, 0);
-  attend(schedule, &block, unit.k_stride ? unit.k_stride : p->k_stride.s, (const uint8_t *)(memory + unit.finite), product);
+    t.block.keys.k = (const float *)args->k + attn_k_offset(p, &rows.seq, rows.b, rows.head, 0);
+  attend(&t);
 }
 
 void attn_composed_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,

@@ -16,13 +16,6 @@ enum {
       64 /* scores are read and written up to the next multiple of this beyond a row's keys: at least any tier's PANEL_KEYS */
 };
 
-/* Rows of elements, `row_stride` apart from `offset` on, the elements of a row `column_stride` apart. */
-typedef struct row_source {
-  const void *data;
-  attn_dtype dtype;
-  int64_t offset, row_stride, column_stride, columns;
-} row_source;
-
 typedef struct attn_score_steps {
   const char *isa;
 

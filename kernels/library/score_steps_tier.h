@@ -18,8 +18,7 @@ static bool is_finite_row(const float *row, int64_t count) {
 static void steps_copy_rows(const row_source *from, int64_t rows, float *to, int64_t to_stride, uint8_t *finite) {
   for (int64_t i = 0; i < rows; i++) {
     float *row = to + i * to_stride;
-    copy_row(from->data, from->dtype, from->offset + i * from->row_stride, from->column_stride, from->columns, row,
-             to_stride);
+    copy_row(from, i, row, to_stride);
     if (!finite) continue;
     finite[i] = is_finite_row(row, to_stride);
     if (!finite[i]) memset(row, 0, (size_t)to_stride * sizeof *row);

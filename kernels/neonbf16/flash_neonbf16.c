@@ -63,28 +63,28 @@ static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedu
 
 /* ---- Packing: whole panels, with zeros for what is no key in use ---- */
 
-static void pack_key(const attn_problem *p, const attn_args *args, int64_t k_at, int64_t v_at, bool exists, int64_t key,
-                     uint16_t *k, uint16_t *v) {
-  const uint16_t *k_from = args->k, *v_from = args->v;
+static uint16_t value_at(const row_source *row, int64_t column) {
+  return ((const uint16_t *)row->data)[row->offset + column * row->column_stride];
+}
+
+static void pack_key(const unit_keys *unit, int64_t key, uint16_t *k, uint16_t *v) {
+  const attn_problem *p = unit->problem;
+  const bool used = unit->used.begin <= key && key < unit->used.end;
+  const row_source k_from = k_rows(unit, key), v_from = v_rows(unit, key);
   const int64_t j = key % PANEL_KEYS, depth = quads(p->dim_qk) * QUAD;
   uint16_t *to = k + key / PANEL_KEYS * PANEL_KEYS * depth + j / 2 * 8 + j % 2 * QUAD;
-  for (int64_t d = 0; d < depth; d++)
-    to[d / QUAD * STEP_B + d % QUAD] = exists && d < p->dim_qk ? k_from[k_at + d * p->k_stride.d] : 0;
+  for (int64_t d = 0; d < depth; d++) to[d / QUAD * STEP_B + d % QUAD] = used && d < p->dim_qk ? value_at(&k_from, d) : 0;
   for (int64_t c = 0; c < groups_of(p) * COLUMNS; c++)
     v[(c / COLUMNS * key_quads(p) + key / QUAD) * STEP_B + c % COLUMNS / 2 * 8 + c % 2 * QUAD + key % QUAD] =
-        exists && c < p->dim_v ? v_from[v_at + c * p->v_stride.d] : 0;
+        used && c < p->dim_v ? value_at(&v_from, c) : 0;
 }
 
 static void pack(const attn_schedule *schedule, const attn_args *args, attn_task task, uint16_t *k) {
-  const attn_problem *p = &schedule->problem;
-  const int64_t b = task.unit / p->heads_kv, head = task.unit % p->heads_kv * (p->heads_q / p->heads_kv);
-  const attn_sequence seq = attn_sequence_of(p, args, b);
-  const attn_key_range used = keys_in_use(p, args, &seq, b);
-  const int64_t begin = max64(round_down(used.begin, PANEL_KEYS), task.item * TASK_KEYS);
-  const int64_t end = min64(round_up(used.end, PANEL_KEYS), (task.item + 1) * TASK_KEYS);
-  for (int64_t key = begin; key < end; key++)
-    pack_key(p, args, attn_k_offset(p, &seq, b, head, key), attn_v_offset(p, &seq, b, head, key),
-             used.begin <= key && key < used.end, key, k, k + k_values(p));
+  const unit_keys unit = keys_of_unit(&schedule->problem, args, task.unit);
+  const attn_key_range keys = keys_of_item(&unit, task.item, TASK_KEYS);
+  if (keys.begin >= keys.end) return;
+  for (int64_t key = round_down(keys.begin, PANEL_KEYS); key < round_up(keys.end, PANEL_KEYS); key++)
+    pack_key(&unit, key, k, k + k_values(&schedule->problem));
 }
 
 static void pack_queries(const row_block *block, int64_t capacity, uint16_t *to) {
@@ -225,8 +225,7 @@ static void accumulate_bf16(const row_block *block, int64_t tile_row, int64_t ke
 /* ---- The loop ---- */
 
 static void tile_bf16(const row_block *block, int64_t tile_row, int64_t begin, int64_t end, const uint16_t *q, uint16_t *p) {
-  tile_keys keys = classify_tile(block, tile_row, begin, end);
-  if (keys.class != TILE_SKIP && selects_keys(block->problem)) keys = trim_tile(block, tile_row, keys);
+  const tile_keys keys = keys_of_tile(block, tile_row, begin, end);
   if (keys.class == TILE_SKIP) return;
   for (int64_t key = keys.first; key < keys.end; key += PANEL_KEYS) {
     float *score = block->score + (key - keys.first);
@@ -256,7 +255,8 @@ static void run(const attn_schedule *schedule, const attn_args *args, attn_task 
   if (task.phase == 0)
     pack(schedule, args, task, unit_memory);
   else
-    compute_rows(schedule, args, task, unit_memory, scratch, TILE_ROWS, schedule->key_block + FLASH_SCORE_PAD, attend);
+    compute_rows(schedule, args, task, unit_memory, scratch,
+                 &(tiled_algorithm){TILE_ROWS, schedule->key_block + FLASH_SCORE_PAD, attend});
 }
 
 const attn_kernel attn_flash_neonbf16 = {

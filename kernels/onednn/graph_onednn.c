@@ -33,13 +33,15 @@ typedef struct graph_layout {
   int64_t q_at, acc_at, max_at, sum_at, range_at, acc_stride, work_at;
 } graph_layout;
 
-static bool lay_out(const attn_problem *p, int64_t rows, graph_layout *g) {
+/* False if a size overflows. */
+static bool graph_layout_of(const attn_problem *p, int64_t rows, graph_layout *g) {
   *g = (graph_layout){.acc_stride = round_up(p->dim_v, STEPS_LANES)};
-  return matmul_append(&g->work_at, &g->q_at, rows, p->dim_qk * (int64_t)sizeof(float)) &&
-         matmul_append(&g->work_at, &g->acc_at, rows, g->acc_stride * (int64_t)sizeof(float)) &&
-         matmul_append(&g->work_at, &g->max_at, rows, sizeof(float)) &&
-         matmul_append(&g->work_at, &g->sum_at, rows, STEPS_LANES * sizeof(float)) &&
-         matmul_append(&g->work_at, &g->range_at, rows, sizeof(attn_key_range));
+  const memory_part parts[] = {{&g->q_at, rows, float_bytes(p->dim_qk)},
+                               {&g->acc_at, rows, float_bytes(g->acc_stride)},
+                               {&g->max_at, rows, float_bytes(1)},
+                               {&g->sum_at, rows, float_bytes(STEPS_LANES)},
+                               {&g->range_at, rows, sizeof(attn_key_range)}};
+  return LAY_OUT(parts, &g->work_at);
 }
 
 /* The most of MATMUL_ROWS that the queries fill, or the fewest that hold them all. */
@@ -180,10 +182,10 @@ static const char *unusable(const char *cap) {
 static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
   graph_layout at;
   const int64_t rows = rows_of(p);
-  if (!lay_out(p, rows, &at)) return false;
+  if (!graph_layout_of(p, rows, &at)) return false;
   schedule->steps = machine->steps;
   schedule->phases = 1;
-  schedule->items[0] = p->heads_q / p->heads_kv * ((p->seq_q + rows - 1) / rows);
+  schedule->items[0] = attn_group(p) * ceil_div(p->seq_q, rows);
   schedule->row_block = rows;
   schedule->key_block = p->seq_k;
   schedule->unit_bytes = 0;
@@ -276,14 +278,14 @@ static bool attend(const graph_state *s, const row_block *block, float *q, void 
 static void run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch) {
   const attn_problem *p = &schedule->problem;
   const graph_state *s = schedule->library_state;
-  const int64_t group = p->heads_q / p->heads_kv, b = task.unit / p->heads_kv;
+  const int64_t group = attn_group(p), b = attn_batch_of_unit(p, task.unit);
   const attn_sequence seq = attn_sequence_of(p, args, b);
   char *memory = scratch;
   graph_layout at;
   (void)unit_memory;
-  (void)lay_out(p, s->rows, &at); /* plan() has tried the same */
+  (void)graph_layout_of(p, s->rows, &at); /* plan() has tried the same */
   row_block block = {.problem = p, .args = args, .seq = &seq, .b = b, .acc_stride = at.acc_stride, .q_stride = p->dim_qk};
-  row_block.head = task.unit % p->heads_kv * group + task.item % group;
+  block.head = attn_head_of_unit(p, task.unit) + task.item % group;
   block.first_row = task.item / group * s->rows;
   block.rows = block.rows_per_head = min64(s->rows, p->seq_q - block.first_row);
   block.acc = (float *)(void *)(memory + at.acc_at);

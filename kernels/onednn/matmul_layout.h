@@ -47,18 +47,10 @@ static inline bool matmul_in_place(const attn_problem *p) {
   return matmul_sees_all(p) && k && matmul_is_matrix(&p->v_stride, p->dim_v);
 }
 
-/* Appends count x bytes to `end`, which comes to stand on a cache line; false if it overflows. */
-static inline bool matmul_append(int64_t *end, int64_t *at, int64_t count, int64_t bytes) {
-  int64_t more;
-  *at = *end;
-  if (__builtin_mul_overflow(count, bytes, &more) || more > INT64_MAX / 16) return false;
-  return !__builtin_add_overflow(*end, round_up(more, ATTN_MEMORY_ALIGN), end) && *end <= INT64_MAX / 16;
-}
-
 static inline void matmul_choose_blocks(const attn_problem *p, matmul_layout *m) {
-  const int64_t group = p->heads_q / p->heads_kv, queries = max64(p->seq_q, 1);
+  const int64_t group = attn_group(p), queries = max64(p->seq_q, 1);
   m->keys = min64(MATMUL_KEYS, round_up(max64(p->seq_k, 1), STEPS_KEYS));
-  m->key_blocks = (p->seq_k + m->keys - 1) / m->keys;
+  m->key_blocks = ceil_div(p->seq_k, m->keys);
   m->first_packed = m->in_place ? p->seq_k / m->keys : 0;
   m->score_stride = m->key_blocks * m->keys;
   int64_t most = MATMUL_ROWS[0];
@@ -67,8 +59,8 @@ static inline void matmul_choose_blocks(const attn_problem *p, matmul_layout *m)
   m->rows = most;
   for (size_t i = 0; i < sizeof MATMUL_ROWS / sizeof *MATMUL_ROWS; i++)
     if (MATMUL_ROWS[i] <= most && MATMUL_ROWS[i] >= m->heads * queries) m->rows = MATMUL_ROWS[i];
-  m->row_blocks = (queries + m->rows - 1) / m->rows;
-  m->head_blocks = (group + m->heads - 1) / m->heads;
+  m->row_blocks = ceil_div(queries, m->rows);
+  m->head_blocks = ceil_div(group, m->heads);
 }
 
 /* False if a size overflows. */
@@ -80,16 +72,17 @@ static inline bool matmul_layout_of(const attn_problem *p, matmul_layout *m) {
   matmul_choose_blocks(p, m);
   const bool scores_given = p->score == ATTN_SCORE_PRECOMPUTED, narrows = p->dtype_kv != ATTN_F32;
   const int64_t keys = (m->key_blocks - m->first_packed) * m->keys, element = (int64_t)m->element_bytes;
-  return matmul_append(&m->unit_bytes, &m->k_at, scores_given ? 0 : keys, p->dim_qk * element) &&
-         matmul_append(&m->unit_bytes, &m->v_at, keys, p->dim_v * element) &&
-         matmul_append(&m->unit_bytes, &m->finite_at, keys, 1) &&
-         matmul_append(&m->work_at, &m->q_at, m->rows, p->dim_qk * element) &&
-         matmul_append(&m->work_at, &m->acc_at, m->rows, m->acc_stride * (int64_t)sizeof(float)) &&
-         matmul_append(&m->work_at, &m->max_at, m->rows, sizeof(float)) &&
-         matmul_append(&m->work_at, &m->sum_at, m->rows, STEPS_LANES * sizeof(float)) &&
-         matmul_append(&m->work_at, &m->range_at, m->rows, sizeof(attn_key_range)) &&
-         matmul_append(&m->work_at, &m->score_at, m->rows, m->score_stride * (int64_t)sizeof(float)) &&
-         matmul_append(&m->work_at, &m->p_at, narrows ? m->rows : 0, m->keys * element);
+  const memory_part unit[] = {{&m->k_at, scores_given ? 0 : keys, p->dim_qk * element},
+                              {&m->v_at, keys, p->dim_v * element},
+                              {&m->finite_at, keys, sizeof(uint8_t)}};
+  const memory_part scratch[] = {{&m->q_at, m->rows, p->dim_qk * element},
+                                 {&m->acc_at, m->rows, float_bytes(m->acc_stride)},
+                                 {&m->max_at, m->rows, float_bytes(1)},
+                                 {&m->sum_at, m->rows, float_bytes(STEPS_LANES)},
+                                 {&m->range_at, m->rows, sizeof(attn_key_range)},
+                                 {&m->score_at, m->rows, float_bytes(m->score_stride)},
+                                 {&m->p_at, narrows ? m->rows : 0, m->keys * element}};
+  return LAY_OUT(unit, &m->unit_bytes) && LAY_OUT(scratch, &m->work_at);
 }
 
 #endif

@@ -222,7 +222,7 @@ static bool all_finite(attn_dtype dtype, const void *elements, int64_t count) {
 static void pack_keys(const attn_schedule *schedule, const attn_args *args, attn_task task, char *unit) {
   const attn_problem *p = &schedule->problem;
   const matmul_layout *m = &((const matmul_state *)schedule->library_state)->layout;
-  const int64_t b = task.unit / p->heads_kv, head = task.unit % p->heads_kv * (p->heads_q / p->heads_kv);
+  const int64_t b = attn_batch_of_unit(p, task.unit), head = attn_head_of_unit(p, task.unit);
   const attn_sequence seq = attn_sequence_of(p, args, b);
   const size_t k_bytes = (size_t)p->dim_qk * m->element_bytes, v_bytes = (size_t)p->dim_v * m->element_bytes;
   for (int64_t row = task.item * m->keys; row < (task.item + 1) * m->keys; row++) {
@@ -259,7 +259,7 @@ static bool start_task(const attn_schedule *schedule, const attn_args *args, att
   const attn_problem *p = &schedule->problem;
   const matmul_state *s = schedule->library_state;
   const matmul_layout *m = &s->layout;
-  const int64_t group = p->heads_q / p->heads_kv, head = task.item % m->head_blocks * m->heads;
+  const int64_t group = attn_group(p), head = task.item % m->head_blocks * m->heads;
   const int64_t b = task.unit / p->heads_kv;
   *t =
       (matmul_task){.schedule = schedule, .state = s, .seq = attn_sequence_of(p, args, b), .unit = unit, .scratch = scratch};

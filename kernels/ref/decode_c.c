@@ -22,37 +22,56 @@ static const char *decode_rejects(const attn_problem *p, char *buffer, size_t bu
   return too_many_rows(p, buffer, buffer_bytes);
 }
 
-/* Scratch: one block of K and V, one query head's scores, and q and acc of every query head of the group. */
+/* Offsets in a thread's scratch, in bytes: one block of K and V and one query head's scores, q and acc of all rows of the group. */
+typedef struct decode_layout {
+  int64_t k, v, score, q, acc, total;
+} decode_layout;
+
+/* False if a size overflows. */
+static bool decode_layout_of(const attn_problem *p, decode_layout *at) {
+  const int64_t rows = rows_per_kv_head(p);
+  const memory_part parts[] = {{&at->k, KEYS, float_bytes(p->dim_qk)},
+                               {&at->v, KEYS, float_bytes(p->dim_v)},
+                               {&at->score, ROWS, float_bytes(KEYS)},
+                               {&at->q, rows, float_bytes(p->dim_qk)},
+                               {&at->acc, rows, float_bytes(p->dim_v)}};
+  at->total = 0;
+  return LAY_OUT(parts, &at->total);
+}
+
 static bool decode_plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
   (void)machine;
-  const int64_t rows = rows_per_kv_head(p), dims = p->dim_qk + p->dim_v;
-  int64_t unit;
+  decode_layout scratch;
+  int64_t states, unit = 0;
+  const memory_part parts[] = {{&states, split_count(p), float_bytes(rows_per_kv_head(p) * row_state_floats(p))}};
+  if (!decode_layout_of(p, &scratch) || !LAY_OUT(parts, &unit)) return false;
   schedule->phases = 2;
   schedule->items[0] = split_count(p);
   schedule->items[1] = 1;
-  schedule->row_block = rows;
+  schedule->row_block = rows_per_kv_head(p);
   schedule->key_block = KEYS;
-  if (__builtin_mul_overflow(schedule->items[0], rows * row_state_floats(p), &unit) || unit > INT64_MAX / 8) return false;
-  schedule->unit_bytes = (size_t)unit * sizeof(float);
-  schedule->scratch_bytes = (size_t)(KEYS * dims + rows * dims + ROWS * KEYS) * sizeof(float);
+  schedule->unit_bytes = (size_t)unit;
+  schedule->scratch_bytes = (size_t)scratch.total;
   return true;
 }
 
 /* ---- One split ---- */
 
-/* The rows of one query head of the group, with its own q and acc; K, V and scores are everybody's. */
+/* The rows of one query head of the group, with q and acc of their own; K, V and scores are shared by the group. */
 static row_block head_block(const attn_schedule *schedule, const attn_args *args, attn_task task, int64_t member,
-                            float *scratch) {
+                            void *scratch) {
   const attn_problem *p = &schedule->problem;
-  row_block t = {.problem = p, .args = args, .b = task.unit / p->heads_kv, .score_stride = KEYS};
-  t.head = task.unit % p->heads_kv * (p->heads_q / p->heads_kv) + member;
+  row_block t = {.problem = p, .args = args, .b = attn_batch_of_unit(p, task.unit), .score_stride = KEYS};
+  decode_layout at;
+  decode_layout_of(p, &at);
+  t.head = attn_head_of_unit(p, task.unit) + member;
   t.seq = attn_sequence_of(p, args, t.b);
   t.rows = attn_rows(p, &t.seq);
-  t.k = scratch;
-  t.v = t.k + KEYS * p->dim_qk;
-  t.score = t.v + KEYS * p->dim_v;
-  t.q = t.score + ROWS * KEYS + member * p->seq_q * (p->dim_qk + p->dim_v);
-  t.acc = t.q + p->seq_q * p->dim_qk;
+  t.k = floats_at(scratch, at.k);
+  t.v = floats_at(scratch, at.v);
+  t.score = floats_at(scratch, at.score);
+  t.q = floats_at(scratch, at.q) + member * p->seq_q * p->dim_qk;
+  t.acc = floats_at(scratch, at.acc) + member * p->seq_q * p->dim_v;
   t.scores = (query_head){.problem = p, .args = args, .seq = t.seq, .b = t.b, .h = t.head, .k = {t.k, 1, KEYS}};
   return t;
 }
@@ -69,13 +88,14 @@ static void leave_state(const row_block *t, float *unit_memory, int64_t split, i
 
 static void decode_split(const attn_schedule *schedule, const attn_args *args, attn_task task, float *unit_memory,
                          float *scratch) {
-  const int64_t group = schedule->problem.heads_q / schedule->problem.heads_kv;
+  const int64_t group = attn_group(&schedule->problem);
   row_block block[DECODE_ROWS] = {{0}};
   for (int64_t member = 0; member < group; member++) {
     block[member] = head_block(schedule, args, task, member, scratch);
     start_rows(&block[member]);
   }
-  attn_key_range used = keys_in_use(&block[0]); /* masks that depend on the head come later: all heads read the same keys */
+  attn_key_range used =
+      keys_of_block(&block[0]); /* masks that depend on the head come later: all heads read the same keys */
   used.begin = max64(used.begin, task.item * SPLIT_KEYS);
   used.end = min64(used.end, (task.item + 1) * SPLIT_KEYS);
   for (int64_t key = used.begin / KEYS * KEYS; key < used.end; key += KEYS) {
@@ -105,7 +125,7 @@ static void merge_row(row_block *t, int64_t i, const float *later) {
 static void merge_splits(const attn_schedule *schedule, const attn_args *args, attn_task task, float *unit_memory,
                          float *scratch) {
   const attn_problem *p = &schedule->problem;
-  for (int64_t member = 0; member < p->heads_q / p->heads_kv; member++) {
+  for (int64_t member = 0; member < attn_group(p); member++) {
     row_block t = head_block(schedule, args, task, member, scratch);
     start_rows(&t);
     for (int64_t split = 0; split < schedule->items[0]; split++)

@@ -11,7 +11,7 @@ static void flash_run(const attn_schedule *schedule, const attn_args *args, attn
   (void)unit_memory;
   row_block t = tile_block(schedule, args, task, scratch, KEYS);
   start_rows(&t);
-  const attn_key_range used = keys_in_use(&t);
+  const attn_key_range used = keys_of_block(&t);
   for (int64_t key = used.begin / KEYS * KEYS; key < used.end; key += KEYS) {
     load_k(&t, used, key);
     score_tile(&t, key, t.score);

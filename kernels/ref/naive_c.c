@@ -10,6 +10,7 @@
  * head, as the formula has it, unless there are too few queries to pay for it.
  */
 #include "kernels/common/exact_row.h"
+#include "kernels/common/memory.h"
 #include "kernels/common/rejects.h"
 #include "kernels/kernel.h"
 #include "scores_c.h"
@@ -31,28 +32,22 @@ static bool transposes_k(const attn_problem *p) {
   return p->score != ATTN_SCORE_PRECOMPUTED && (p->dtype_kv != ATTN_F32 || p->seq_q >= TRANSPOSE_QUERIES);
 }
 
-/* The parts of one task's scratch. */
-enum part { SCORES, LSES, QUERY, OUTPUT, KEYS, VALUES, PARTS };
+/* Offsets in a task's scratch, in bytes. */
+typedef struct head_layout {
+  int64_t scores, lses, query, output, keys, values, total;
+} head_layout;
 
-/* Where each part begins, in floats, each on a cache line of its own; start[PARTS] is the size. False if it overflows. */
-static bool lay_out(const attn_problem *p, int64_t start[PARTS + 1]) {
-  const int64_t line = ATTN_MEMORY_ALIGN / (int64_t)sizeof(float);
-  const int64_t shape[PARTS][2] = {
-      [SCORES] = {p->seq_q, p->seq_k},
-      [LSES] = {p->seq_q, 1},
-      [QUERY] = {1, p->dim_qk},
-      [OUTPUT] = {1, p->dim_v},
-      [KEYS] = {transposes_k(p) ? p->seq_k : 0, p->dim_qk},
-      [VALUES] = {lies_dense(p->dtype_kv, &p->v_stride) ? 0 : p->seq_k, p->dim_v},
-  };
-  start[0] = 0;
-  for (int part = 0; part < PARTS; part++) {
-    int64_t floats;
-    if (__builtin_mul_overflow(shape[part][0], shape[part][1], &floats)) return false;
-    if (__builtin_add_overflow(floats, (line - floats % line) % line, &floats)) return false;
-    if (__builtin_add_overflow(start[part], floats, &start[part + 1])) return false;
-  }
-  return true;
+/* False if a size overflows. */
+static bool head_layout_of(const attn_problem *p, head_layout *at) {
+  const bool copies_v = !lies_dense(p->dtype_kv, &p->v_stride);
+  const memory_part parts[] = {{&at->scores, p->seq_q, float_bytes(p->seq_k)},
+                               {&at->lses, p->seq_q, float_bytes(1)},
+                               {&at->query, 1, float_bytes(p->dim_qk)},
+                               {&at->output, 1, float_bytes(p->dim_v)},
+                               {&at->keys, transposes_k(p) ? p->seq_k : 0, float_bytes(p->dim_qk)},
+                               {&at->values, copies_v ? p->seq_k : 0, float_bytes(p->dim_v)}};
+  at->total = 0;
+  return LAY_OUT(parts, &at->total);
 }
 
 static void open_keys(query_head *head, float *memory) {
@@ -190,32 +185,32 @@ static void weighted_sum(const query_head *head) {
 
 /* One task per query head: it needs all of that head's scores at once. */
 static bool plan(const attn_problem *problem, const attn_machine *machine, attn_schedule *schedule) {
-  int64_t start[PARTS + 1];
+  head_layout at;
   (void)machine;
-  if (!lay_out(problem, start)) return false;
+  if (!head_layout_of(problem, &at)) return false;
   schedule->phases = 1;
-  schedule->items[0] = problem->heads_q / problem->heads_kv;
+  schedule->items[0] = attn_group(problem);
   schedule->unit_bytes = 0;
   schedule->row_block = problem->seq_q;
   schedule->key_block = problem->seq_k;
-  return !__builtin_mul_overflow(start[PARTS], (int64_t)sizeof(float), &schedule->scratch_bytes);
+  schedule->scratch_bytes = (size_t)at.total;
+  return true;
 }
 
 static void run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch) {
   const attn_problem *p = &schedule->problem;
-  const int64_t b = task.unit / p->heads_kv, kv_head = task.unit % p->heads_kv;
-  float *memory = scratch;
-  int64_t start[PARTS + 1];
+  const int64_t b = attn_batch_of_unit(p, task.unit);
+  head_layout at;
   (void)unit_memory;
-  if (!lay_out(p, start)) return; /* plan() has tried the same */
-  query_head head = {.problem = p, .args = args, .b = b, .h = kv_head * schedule->items[0] + task.item};
+  if (!head_layout_of(p, &at)) return; /* plan() has tried the same */
+  query_head head = {.problem = p, .args = args, .b = b, .h = attn_head_of_unit(p, task.unit) + task.item};
   head.seq = attn_sequence_of(p, args, b);
-  head.score = memory + start[SCORES];
-  head.lse = memory + start[LSES];
-  head.query = memory + start[QUERY];
-  head.output = memory + start[OUTPUT];
-  open_keys(&head, memory + start[KEYS]);
-  open_values(&head, memory + start[VALUES]);
+  head.score = floats_at(scratch, at.scores);
+  head.lse = floats_at(scratch, at.lses);
+  head.query = floats_at(scratch, at.query);
+  head.output = floats_at(scratch, at.output);
+  open_keys(&head, floats_at(scratch, at.keys));
+  open_values(&head, floats_at(scratch, at.values));
   score_rows(&head);
   softmax_rows(&head);
   weighted_sum(&head);

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "kernels/common/exact_row.h"
+#include "kernels/common/memory.h"
 #include "kernels/common/rejects.h"
 #include "kernels/kernel.h"
 #include "scores_c.h"
@@ -36,46 +37,55 @@ typedef struct row_block {
   query_head scores; /* the same head as scores_c.h sees it: its keys are the current block */
 } row_block;
 
-static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
-
 /* The row's keys among [key, key + KEYS). */
 static inline attn_key_range allowed_in(const row_block *t, int64_t i, int64_t key) {
   return (attn_key_range){max64(t->range[i].begin, key), min64(t->range[i].end, key + KEYS)};
 }
 
-/* Floats of scratch with score_stride scores per row; false on overflow. */
-static inline bool tile_scratch_bytes(const attn_problem *p, int64_t score_stride, size_t *bytes) {
-  int64_t score;
-  const int64_t rest = ROWS * (p->dim_qk + p->dim_v) + KEYS * (p->dim_qk + p->dim_v);
-  if (__builtin_mul_overflow(score_stride, (int64_t)ROWS, &score) || __builtin_add_overflow(score, rest, &score))
-    return false;
-  return !__builtin_mul_overflow((size_t)score, sizeof(float), bytes);
+/* Offsets in a thread's scratch, in bytes. */
+typedef struct tile_layout {
+  int64_t q, k, v, acc, score, total;
+} tile_layout;
+
+/* False if a size overflows. */
+static inline bool tile_layout_of(const attn_problem *p, int64_t score_stride, tile_layout *at) {
+  const memory_part parts[] = {{&at->q, ROWS, float_bytes(p->dim_qk)},
+                               {&at->k, KEYS, float_bytes(p->dim_qk)},
+                               {&at->v, KEYS, float_bytes(p->dim_v)},
+                               {&at->acc, ROWS, float_bytes(p->dim_v)},
+                               {&at->score, ROWS, float_bytes(score_stride)}};
+  at->total = 0;
+  return LAY_OUT(parts, &at->total);
 }
 
-/* One phase; a task is ROWS rows of one query head, the last rows first because under a causal mask they see most keys. */
+/* One phase. A task is ROWS rows of one query head; the last rows come first, because under a causal mask they see most keys. */
 static inline bool tile_plan(const attn_problem *p, int64_t score_stride, attn_schedule *schedule) {
+  tile_layout at;
+  if (!tile_layout_of(p, score_stride, &at)) return false;
   schedule->phases = 1;
-  schedule->items[0] = p->heads_q / p->heads_kv * ((p->seq_q + ROWS - 1) / ROWS);
+  schedule->items[0] = attn_group(p) * ceil_div(p->seq_q, ROWS);
   schedule->row_block = ROWS;
   schedule->key_block = KEYS;
-  return tile_scratch_bytes(p, score_stride, &schedule->scratch_bytes);
+  schedule->scratch_bytes = (size_t)at.total;
+  return true;
 }
 
-static inline row_block tile_block(const attn_schedule *schedule, const attn_args *args, attn_task task, float *scratch,
+static inline row_block tile_block(const attn_schedule *schedule, const attn_args *args, attn_task task, void *scratch,
                                    int64_t score_stride) {
   const attn_problem *p = &schedule->problem;
-  const int64_t group = p->heads_q / p->heads_kv, blocks = schedule->items[0] / group;
-  row_block t = {.problem = p, .args = args, .b = task.unit / p->heads_kv, .score_stride = score_stride};
-  t.head = task.unit % p->heads_kv * group + task.item % group;
+  const int64_t group = attn_group(p), blocks = schedule->items[0] / group;
+  row_block t = {.problem = p, .args = args, .b = attn_batch_of_unit(p, task.unit), .score_stride = score_stride};
+  tile_layout at;
+  tile_layout_of(p, score_stride, &at);
+  t.head = attn_head_of_unit(p, task.unit) + task.item % group;
   t.seq = attn_sequence_of(p, args, t.b);
   t.first_row = (blocks - 1 - task.item / group) * ROWS;
   t.rows = max64(min64(ROWS, attn_rows(p, &t.seq) - t.first_row), 0);
-  t.q = scratch;
-  t.k = t.q + ROWS * p->dim_qk;
-  t.v = t.k + KEYS * p->dim_qk;
-  t.acc = t.v + KEYS * p->dim_v;
-  t.score = t.acc + ROWS * p->dim_v;
+  t.q = floats_at(scratch, at.q);
+  t.k = floats_at(scratch, at.k);
+  t.v = floats_at(scratch, at.v);
+  t.acc = floats_at(scratch, at.acc);
+  t.score = floats_at(scratch, at.score);
   t.scores = (query_head){.problem = p, .args = args, .seq = t.seq, .b = t.b, .h = t.head, .k = {t.k, 1, KEYS}};
   return t;
 }
@@ -95,14 +105,10 @@ static inline void start_rows(row_block *t) {
   }
 }
 
-/* The keys that any row of the block may see. */
-static inline attn_key_range keys_in_use(const row_block *t) {
-  attn_key_range used = {INT64_MAX, 0};
-  for (int64_t i = 0; i < t->rows; i++) {
-    if (t->range[i].begin >= t->range[i].end) continue;
-    used.begin = min64(used.begin, t->range[i].begin);
-    used.end = max64(used.end, t->range[i].end);
-  }
+/* One range that holds all keys that rows of the block may see. */
+static inline attn_key_range keys_of_block(const row_block *t) {
+  attn_key_range used = {0, 0};
+  for (int64_t i = 0; i < t->rows; i++) used = attn_join_keys(used, t->range[i]);
   return used;
 }
 
