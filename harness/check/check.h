@@ -40,6 +40,11 @@ const char *bench_expected_degenerate(const bench_expected *expected);
 /* Compares o (and lse) in args with the expected rows under the kernel's declared numerics. Never SKIP. */
 bench_verdict bench_compare(const bench_expected *expected, const attn_args *args, const attn_numerics *numerics);
 
+/* The same for an implementation that stores outputs with the relative error store_error, where that is more than rounding to
+ * nearest (0: it is not). */
+bench_verdict bench_compare_stored(const bench_expected *expected, const attn_args *args, const attn_numerics *numerics,
+                                   double store_error);
+
 /* Runs the plan on poisoned output and judges it: bounds, guard zones, untouched elements. `workspace` fits the plan. */
 bench_verdict bench_check(const attn_plan *plan, bench_tensors *tensors, const bench_expected *expected,
                           const attn_numerics *numerics, void *workspace, size_t workspace_bytes);

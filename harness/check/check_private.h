@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What expected.c prepares and check.c judges by. */
+/* What expected.c prepares and compare.c judges by. */
 #ifndef BENCH_CHECK_PRIVATE_H
 #define BENCH_CHECK_PRIVATE_H
 
@@ -26,5 +26,8 @@ bool bench_expected_choose(bench_expected *expected, const attn_args *args, uint
 
 /* The null answer that would pass under these numerics ("zeros", ...), or NULL. */
 const char *bench_null_answer(const bench_expected *expected, const attn_args *args, const attn_numerics *numerics);
+
+void bench_set_reason(bench_verdict *verdict, bench_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 #endif

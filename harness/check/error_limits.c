@@ -41,6 +41,7 @@ bench_row_limits bench_limits_of_row(const attn_problem *problem, const attn_num
       .lse = (zero_mean ? fmin(proven, sharp + u_p) : proven) + lse_rounding,
       .max_v = row->max_v,
       .p_rounding = u_p,
+      .store_error = type_of(problem->dtype_o).roundoff,
       .dtype_o = problem->dtype_o,
       .both = zero_mean,
       .empty = row->allowed == 0,
@@ -65,7 +66,7 @@ double bench_output_ratio(const bench_row_limits *limits, double o, double m, do
   const double sharp = 2 * limits->sharp * m + 6 * limits->p_rounding * w + limits->lost;
   if (limits->both && sharp < error) error = sharp;
   if (isinf(got) && fabs(o) + error >= type.overflow) return signbit(got) == signbit(o) ? 0.0 : INFINITY;
-  return ratio_of(fabs(got - o), error + type.roundoff * (fabs(o) + error) + type.step / 2);
+  return ratio_of(fabs(got - o), error + limits->store_error * (fabs(o) + error) + type.step / 2);
 }
 
 double bench_lse_ratio(const bench_row_limits *limits, double lse, double got) {

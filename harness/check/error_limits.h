@@ -10,6 +10,7 @@ typedef struct bench_row_limits {
   double proven, sharp; /* a_proven, a_sharp: relative error of the row's p */
   double lost, lse;     /* underflow; limit of the LSE's error */
   double max_v, p_rounding;
+  double store_error; /* relative error of storing an output: u_o unless the caller raises it */
   attn_dtype dtype_o;
   bool both;  /* generated zero-mean data must meet the sharp limit as well */
   bool empty; /* no allowed key: o = 0 and lse = -inf exactly */

@@ -13,9 +13,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "machine/affinity.h"
 #include "base/clock.h"
-#include "data/generate.h"
+#include "machine/affinity.h"
+#include "timing/order.h"
 #include "timing/peak_rate.h"
 #include "timing/read_rate.h"
 #include "timing/stats.h"
@@ -66,33 +66,6 @@ static int fail(track *t, const char *format, ...) {
   vsnprintf(t->error, sizeof t->error, format, arguments);
   va_end(arguments);
   return -1;
-}
-
-/* ---- Order ------------------------------------------------------------------------------------------------------------ */
-
-static void shuffle(int *items, int count, uint64_t seed, uint64_t index) {
-  for (int i = 0; i < count; i++) items[i] = i;
-  for (int i = count - 1; i > 0; i--) {
-    int j = (int)bench_value_below(seed, BENCH_STREAM_ORDER, index + (uint64_t)i, i + 1), item = items[i];
-    items[i] = items[j];
-    items[j] = item;
-  }
-}
-
-/* Row r, place p holds name[(w(p) + shift[r]) mod n], with w = 0, 1, n-1, 2, n-2, ... (Williams 1949): a Latin square for
- * any n, and for even n everyone also follows everyone else equally often. */
-bool bench_latin_square(int *square, int n, uint64_t seed, int block) {
-  int *name = malloc(2 * (size_t)n * sizeof *name), *shift = name + n;
-  if (!name) return false;
-  shuffle(name, n, seed, (uint64_t)block * 2 * (uint64_t)n);
-  shuffle(shift, n, seed, ((uint64_t)block * 2 + 1) * (uint64_t)n);
-  for (int row = 0; row < n; row++)
-    for (int place = 0; place < n; place++) {
-      int zigzag = place % 2 ? (place + 1) / 2 : (n - place / 2) % n;
-      square[row * n + place] = name[(zigzag + shift[row]) % n];
-    }
-  free(name);
-  return true;
 }
 
 /* ---- Samples ---------------------------------------------------------------------------------------------------------- */

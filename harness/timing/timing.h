@@ -57,8 +57,4 @@ int bench_time(bench_entrant *entrants, int count, const bench_timing_options *o
                const char **error);
 void bench_entrant_clear(bench_entrant *entrant);
 
-/* The orders of one block of n rounds: row r of square[n][n] is the order of round r; every entrant stands once in every
- * place. Blocks are shuffled independently. False if memory is short. */
-bool bench_latin_square(int *square, int n, uint64_t seed, int block);
-
 #endif
