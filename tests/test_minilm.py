@@ -22,6 +22,8 @@ sys.path.insert(0, str(FOLDER))
 
 import compare  # noqa: E402
 
+compare.attnbench.load(beside=PROGRAM.parent)
+
 LAYERS, WIDTH, HIDDEN, VOCABULARY, POSITIONS = 6, 384, 1536, 30522, 512
 WORDS = "[PAD] [UNK] [CLS] [SEP] . , the cat sleeps on a warm mat while rain taps against glass and nobody moves it".split()
 SENTENCES = ["The cat sleeps.", "Rain taps against the warm glass, and nobody moves.", "A mat"]  # 6, 13 and 4 tokens
@@ -194,7 +196,7 @@ def test_wrong_arguments_are_explained(waiting, arguments, code, words):
 # ---- Rounds ----------------------------------------------------------------------------------------------------------
 
 class Clockwork:
-    """A contender that takes `milliseconds` per sentence, and notes when it was asked for how many runs."""
+    """A side that takes `milliseconds` per sentence, and notes when it was asked for how many runs."""
 
     def __init__(self, name, milliseconds, log):
         self.name, self.milliseconds, self.log = name, milliseconds, log
@@ -253,13 +255,13 @@ OURS = ["what packing saves us", "ours against itself (noise)"]
 AGAINST = ["same work, packed", "same work, padded", "packed by us, padded by PyTorch"]
 
 
-def assert_compared(done, comparisons, contenders):
+def assert_compared(done, comparisons, sides):
     """The whole output is there, and its numbers fit together."""
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("3 sentences of 4 to 13 tokens: 23 rows packed, 39 padded; packing saves 41 % of every")
     assert re.search(r"^naive_c +[\d.]+$", done.stdout, re.MULTILINE)  # one of the kernels, one by one
     found = ratios_of(done.stdout)
-    assert sorted(found) == sorted([*comparisons, *contenders])
+    assert sorted(found) == sorted([*comparisons, *sides])
     assert all(low <= middle <= high for middle, low, high in found.values())
     assert re.search(r"^ours, packed: time in \w+: projections [\d.]+ %, attention [\d.]+ %, feed-forward [\d.]+ %, "
                      r"add & norm [\d.]+ %, the rest [\d.]+ %$", done.stdout, re.MULTILINE)

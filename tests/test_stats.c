@@ -87,11 +87,37 @@ static void interval_covers_as_often_as_it_says(void **state) {
   assert_true(share > 0.965 && share < 0.981);
 }
 
+/* Binomial tails by hand: all of 6 pairs above, then 3 of 4. */
+static void sign_test_counts_pairs(void **state) {
+  (void)state;
+  const double ones[] = {1, 1, 1, 1, 1, 1}, twos[] = {2, 2, 2, 2, 2, 2}, mixed[] = {2, 2, 2, 0, 1, 1};
+  assert_close(bench_sign_test(twos, ones, 6), 2.0 / 64);
+  assert_close(bench_sign_test(ones, twos, 6), 2.0 / 64);
+  assert_close(bench_sign_test(mixed, ones, 6), 2.0 * (1 + 4) / 16); /* the two equal pairs are left out */
+  assert_close(bench_sign_test(mixed + 2, ones, 2), 1);              /* one above, one below */
+  assert_close(bench_sign_test(ones, ones, 6), 1);
+}
+
+/* The sorted p-values count 4, 3, 2, 1 times, never fall and stay at most 1. */
+static void holm_adjusts_in_place(void **state) {
+  (void)state;
+  double p[] = {0.01, 0.04, 0.03, 0.005}, large[] = {0.6, 0.7};
+  const double adjusted[] = {0.03, 0.06, 0.06, 0.02};
+  assert_true(bench_holm(p, 4) && bench_holm(large, 2) && bench_holm(large, 0));
+  for (int i = 0; i < 4; i++) assert_close(p[i], adjusted[i]);
+  assert_close(large[0], 1);
+  assert_close(large[1], 1);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(median_of_odd_and_even_counts),       cmocka_unit_test(summary_of_a_few_values_is_their_range),
-      cmocka_unit_test(interval_has_the_tabulated_ranks),    cmocka_unit_test(paired_ratio_is_per_round),
+      cmocka_unit_test(median_of_odd_and_even_counts),
+      cmocka_unit_test(summary_of_a_few_values_is_their_range),
+      cmocka_unit_test(interval_has_the_tabulated_ranks),
+      cmocka_unit_test(paired_ratio_is_per_round),
       cmocka_unit_test(interval_covers_as_often_as_it_says),
+      cmocka_unit_test(sign_test_counts_pairs),
+      cmocka_unit_test(holm_adjusts_in_place),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -20,7 +20,6 @@ import json
 import math
 import os
 import pathlib
-import random
 import subprocess
 import sys
 import tempfile
@@ -37,9 +36,9 @@ machine.need_numpy()
 import numpy as np  # noqa: E402
 
 import capture_qkv  # noqa: E402  the tokenizer and the model in NumPy
-from pairing.options import at_least  # noqa: E402
-from pairing.rounds import SPIN_PAUSE_S, latin_square  # noqa: E402
-from pairing.stats import LEAST_ROUNDS, paired_ratio, summarise  # noqa: E402
+from pairing import attnbench  # noqa: E402
+from pairing.options import LEAST_ROUNDS, at_least  # noqa: E402
+from pairing.rounds import SPIN_PAUSE_S, schedule  # noqa: E402
 
 TOLERANCE = 1e-5  # 1 - cosine
 SAMPLE_MS = 20    # a sample lasts at least so long
@@ -188,16 +187,13 @@ def share_cpus(threads):
     return f"on CPU {', '.join(map(str, cpus[:threads]))}"
 
 
-def measure(contenders, sentences, rounds, pause_s, seed=1):
-    """name -> milliseconds per sentence in each round. Everyone once per round, in the order of randomised Latin squares."""
-    runs = {name: math.ceil(SAMPLE_MS / (one.time(1) * sentences)) for name, one in contenders.items()}
-    names, square, rng = list(contenders), [], random.Random(seed)
-    times = {name: [] for name in names}
-    for _ in range(rounds):
-        square = square or latin_square(len(names), rng)
-        for who in square.pop():
-            time.sleep(pause_s)  # until the idle workers of the one before sleep
-            times[names[who]].append(contenders[names[who]].time(runs[names[who]]))
+def measure(sides, sentences, rounds, pause_s, seed=1):
+    """name -> milliseconds per sentence in each round. Each once per round, in the order of randomised Latin squares."""
+    runs = {name: math.ceil(SAMPLE_MS / (one.time(1) * sentences)) for name, one in sides.items()}
+    times = {name: [] for name in sides}
+    for *_, name in schedule(list(sides), rounds, seed):
+        time.sleep(pause_s)  # until the idle workers of the one before sleep
+        times[name].append(sides[name].time(runs[name]))
     return times
 
 
@@ -214,12 +210,12 @@ def print_times(times):
     print(f"\n{'':<34} ms per sentence  [95 % interval]")
     for name, values in times.items():
         if name != "ours, again":
-            found = summarise(values)
+            found = attnbench.summarise(values)
             print(f"{name:<34} {found.median:15.3f}  [{found.low:.3f}, {found.high:.3f}]")
     print(f"\n{'time over time, round by round':<34} {'ratio':>15}  [95 % interval]")
     for words, above, below in COMPARISONS:
         if above in times:
-            found = paired_ratio(times[above], times[below])
+            found = attnbench.paired_ratio(times[above], times[below])
             print(f"{words:<34} {found.median:15.3f}  [{found.low:.3f}, {found.high:.3f}]")
 
 
@@ -229,11 +225,12 @@ def compare_times(command, model, batch, options, reference):
                 "ours, padded": Program(*command.build("--rounds", "--padded")),
                 "ours, again": Program(*command.build("--rounds"))}
     theirs, version = start_torch(model, batch, options.threads)
-    contenders = {**programs, **theirs}
-    distances = {name: distance(one.embeddings, reference) for name, one in contenders.items()}
+    attnbench.load(beside=options.program.absolute().parent)  # after PyTorch: both use its OpenMP then
+    sides = {**programs, **theirs}
+    distances = {name: distance(one.embeddings, reference) for name, one in sides.items()}
     print(f"\nin turn, {options.rounds} rounds: {programs['ours, packed'].kernel}; {version}")
     print("cosine distance from NumPy: " + "; ".join(f"{name} {found:.1e}" for name, found in distances.items()))
-    print_times(measure(contenders, len(batch.lines), options.rounds, SPIN_PAUSE_S if options.threads > 1 else 0.0))
+    print_times(measure(sides, len(batch.lines), options.rounds, SPIN_PAUSE_S if options.threads > 1 else 0.0))
     shares = {name: program.finish() for name, program in programs.items()}
     print(f"\nours, packed: {shares['ours, packed']}\nours, padded: {shares['ours, padded']}")
     return max(distances.values())

@@ -71,3 +71,32 @@ bench_summary bench_paired_ratio(const double *a, const double *b, int n) {
 }
 
 double bench_median(const double *values, int n) { return bench_summarise(values, n).median; }
+
+/* ---- Tests ---------------------------------------------------------------------------------------------------------- */
+
+double bench_sign_test(const double *a, const double *b, int n) {
+  int above = 0, below = 0;
+  for (int i = 0; i < n; i++) {
+    above += a[i] > b[i];
+    below += a[i] < b[i];
+  }
+  const int pairs = above + below, fewer = above < below ? above : below;
+  double tail = 0.0;
+  for (int i = 0; i <= fewer; i++) tail += binomial_half(pairs, i);
+  return fmin(1.0, 2 * tail);
+}
+
+static int compare_pointees(const void *a, const void *b) {
+  return compare_doubles(*(const double *const *)a, *(const double *const *)b);
+}
+
+/* The smallest of n p-values counts n times, the next n - 1 times, and none less than a smaller one. */
+bool bench_holm(double *p, int n) {
+  double **order = malloc((size_t)(n + 1) * sizeof *order), least = 0.0;
+  if (!order) return false;
+  for (int i = 0; i < n; i++) order[i] = &p[i];
+  qsort(order, (size_t)n, sizeof *order, compare_pointees);
+  for (int i = 0; i < n; i++) *order[i] = least = fmax(least, fmin(1.0, *order[i] * (n - i)));
+  free(order);
+  return true;
+}

@@ -4,6 +4,8 @@
 #ifndef BENCH_STATS_H
 #define BENCH_STATS_H
 
+#include <stdbool.h>
+
 typedef struct bench_summary {
   double min, median, mad; /* mad: median absolute deviation, not scaled */
   double ci_lo, ci_hi;     /* 95 % interval of the median from order statistics (binomial); the range if n < 6 */
@@ -17,6 +19,13 @@ bench_summary bench_summarise(const double *values, int n);
 bench_summary bench_paired_ratio(const double *a, const double *b, int n);
 
 double bench_median(const double *values, int n);
+
+/* Sign test: the two-sided p-value of "a is above b as often as below". Equal pairs are left out; 1 if nothing is left. */
+double bench_sign_test(const double *a, const double *b, int n);
+
+/* Holm's adjustment (1979) of n p-values in place: to reject those that are then <= alpha keeps the chance of any false
+ * rejection at alpha. False if memory is short. */
+bool bench_holm(double *p, int n);
 
 /* The rank k (from 1) for which the k-th smallest and the k-th largest of n values hold the median with >= 95 %; 1 if n <
  * 6. */

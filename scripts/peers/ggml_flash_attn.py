@@ -3,7 +3,7 @@
 """ggml's flash_attn_ext against libattn: same buffers, same threads, one process, rounds in changing order.
 
     scripts/peers/setup.sh ggml
-    cmake --build build --target attn_shared attn_peak
+    cmake --build build --target attn_shared attnbench_shared
     .venv-peers/ggml/bin/python scripts/peers/ggml_flash_attn.py --ggml-lib PATH/libggml.so --cases limits --csv ggml.csv
 
 ggml comes as source: build it with -DBUILD_SHARED_LIBS=ON and name its libggml.so (libggml-base and libggml-cpu are found
@@ -28,11 +28,10 @@ need_numpy()
 import numpy as np  # noqa: E402
 
 from pairing import script  # noqa: E402
-from pairing.contender import Absent, Entrant, Refused  # noqa: E402
-from pairing.libattn import aligned_empty  # noqa: E402
+from pairing.attnbench import ASSUMED_EXP_ERROR, LoadError, Rounding, load_functions  # noqa: E402
+from pairing.implementation import Absent, Prepared, Refused  # noqa: E402
 from pairing.peers import PEERS  # noqa: E402
-from pairing.reference import ASSUMED_EXP_ERROR, Rounding  # noqa: E402
-from pairing.storage import spoil  # noqa: E402
+from pairing.storage import aligned_empty, spoil  # noqa: E402
 
 NAME = "ggml_flash_attn_ext"
 WITHOUT = "ggml is not installed as a package; --ggml-lib PATH names your build of it (libggml.so)"
@@ -65,21 +64,12 @@ FUNCTIONS = {  # name -> result, arguments
 }
 
 
-class GgmlError(Exception):
-    """The library cannot be had, or a call failed."""
-
-
 class Ggml:
     """A loaded libggml.so."""
 
     def __init__(self, path):
-        try:
-            self.c = ctypes.CDLL(str(Path(path).absolute()))
-            for name, (result, arguments) in FUNCTIONS.items():
-                function = getattr(self.c, name)
-                function.restype, function.argtypes = result, arguments
-        except (OSError, AttributeError) as error:
-            raise GgmlError(f"{error}; --ggml-lib takes the libggml.so of a build with shared libraries") from None
+        self.c = load_functions(Path(path).absolute(), FUNCTIONS,
+                                "--ggml-lib takes the libggml.so of a build with shared libraries")
         self.c.ggml_cpu_init()
         self.version = ""
         with contextlib.suppress(AttributeError):  # came with version 0.9
@@ -102,7 +92,7 @@ class FlashAttn:
         mask = causal_mask(case)
         with contextlib.ExitStack() as stack:
             calls = [stack.enter_context(self.graph(case, *tensors, mask, o)) for tensors in rotations]
-            yield Entrant(calls=calls, output=functools.partial(self.output, o), rounding=Rounding(ASSUMED_EXP_ERROR),
+            yield Prepared(calls=calls, output=functools.partial(self.output, o), rounding=Rounding(ASSUMED_EXP_ERROR),
                           poison=lambda: spoil(o),
                           facts={"algorithm": NAME, "isa": "", "library": f"ggml {self.ggml.version}".rstrip()})
 
@@ -155,12 +145,12 @@ def causal_mask(case):
     return mask
 
 
-def contenders(options, _library):
+def implementations(options, _library):
     if options.ggml_lib is None:
         return [Absent(NAME, WITHOUT)]
     try:
         return [FlashAttn(Ggml(options.ggml_lib))]
-    except GgmlError as error:
+    except LoadError as error:
         return [Absent(NAME, str(error))]
 
 
@@ -173,5 +163,5 @@ def add_options(add):
 
 
 if __name__ == "__main__":
-    sys.exit(script.main(script.Rival(PEERS["ggml"], __doc__, contenders, conditions, own_threads=True,
+    sys.exit(script.main(script.Script(PEERS["ggml"], __doc__, implementations, conditions, own_threads=True,
                                       add_options=add_options)))

@@ -5,8 +5,8 @@
     scripts/peers/setup.sh onednn
     .venv-peers/onednn/bin/python scripts/peers/onednn_kernels.py --cases limits --csv results/local/onednn.csv
 
-The rival is not written twice: libattn has kernels that stand on oneDNN's C interface, with primitives made in the plan and
-buffers in the workspace (kernels/onednn/), and they are what is timed, by the libattn that setup.sh builds with oneDNN 3.13:
+libattn has kernels on oneDNN's C interface, with primitives made in the plan and buffers in the workspace (kernels/onednn/).
+They are what is timed here, in the libattn that setup.sh builds with oneDNN 3.13:
 
 matmul_onednn  matmul, softmax, matmul for a block of rows or a head
 graph_onednn   its graph interface's SDPA partition
@@ -37,8 +37,8 @@ WITH_ONEDNN = ENVIRONMENT / "build" / "libattn.so"
 OPENCL = ENVIRONMENT / "lib" / "libintelocl.so"
 
 
-def contenders(_options, library):
-    return [LibraryKernel(library, name, name, remedy=f"{PEER.install} builds a libattn that has it") for name in PEER.rivals]
+def implementations(_options, library):
+    return [LibraryKernel(library, name, name, remedy=f"{PEER.install} builds a libattn that has it") for name in PEER.kernels]
 
 
 def conditions(_options):
@@ -48,5 +48,5 @@ def conditions(_options):
 if __name__ == "__main__":
     if OPENCL.exists():
         os.environ.setdefault("OCL_ICD_FILENAMES", str(OPENCL))
-    default = WITH_ONEDNN if WITH_ONEDNN.exists() else script.Rival.libattn
-    sys.exit(script.main(script.Rival(PEER, __doc__, contenders, conditions, libattn=default, own_threads=True)))
+    default = WITH_ONEDNN if WITH_ONEDNN.exists() else script.Script.libattn
+    sys.exit(script.main(script.Script(PEER, __doc__, implementations, conditions, libattn=default, own_threads=True)))

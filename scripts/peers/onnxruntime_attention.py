@@ -3,7 +3,7 @@
 """ONNX Runtime's three attention operators against libattn: same data, same threads, one process, rounds in changing order.
 
     scripts/peers/setup.sh onnxruntime
-    cmake --build build --target attn_shared attn_peak
+    cmake --build build --target attn_shared attnbench_shared
     .venv-peers/onnxruntime/bin/python scripts/peers/onnxruntime_attention.py --cases limits --csv results/local/ort.csv
 
 ort_mha        com.microsoft MultiHeadAttention: flash without mask and causal, else the score matrix of all heads in memory
@@ -37,12 +37,11 @@ except ImportError as missing:
     onnx, WITHOUT = None, f"ONNX Runtime cannot be imported ({missing}): scripts/peers/setup.sh onnxruntime installs it"
 
 from pairing import script  # noqa: E402
+from pairing.attnbench import ASSUMED_EXP_ERROR, Rounding  # noqa: E402
 from pairing.cases import FEW_QUERIES  # noqa: E402
-from pairing.contender import Absent, Entrant, Refused  # noqa: E402
-from pairing.libattn import aligned_empty  # noqa: E402
+from pairing.implementation import Absent, Prepared, Refused  # noqa: E402
 from pairing.peers import PEERS  # noqa: E402
-from pairing.reference import ASSUMED_EXP_ERROR, Rounding  # noqa: E402
-from pairing.storage import ARRAYS, ROUNDOFF, spoil  # noqa: E402
+from pairing.storage import ARRAYS, ROUNDOFF, aligned_empty, spoil  # noqa: E402
 
 CONTRIB = "com.microsoft"
 OPSETS, IR_VERSION = {"": 23, CONTRIB: 1}, 10  # opset 23 brought Attention
@@ -64,7 +63,7 @@ class Operator:
         for binding in bindings[1:]:
             binding.outputs["o"] = o
         calls = [functools.partial(session.run_with_iobinding, bind_io(session, binding)) for binding in bindings]
-        yield Entrant(calls=calls, output=lambda _: self.output(case, o), rounding=rounding(case.dtype),
+        yield Prepared(calls=calls, output=lambda _: self.output(case, o), rounding=rounding(case.dtype),
                       poison=lambda: spoil(o),
                       facts={"algorithm": self.name, "isa": "", "library": f"ONNX Runtime {onnxruntime.__version__}"})
 
@@ -203,7 +202,7 @@ def rounding(dtype):
     return Rounding(ASSUMED_EXP_ERROR, p_rounding=0.0 if dtype == "f32" else ROUNDOFF[dtype])
 
 
-def contenders(_options, _library):
+def implementations(_options, _library):
     return [operator if onnx else Absent(operator.name, WITHOUT) for operator in OPERATORS]
 
 
@@ -212,4 +211,4 @@ def conditions(_options):
 
 
 if __name__ == "__main__":
-    sys.exit(script.main(script.Rival(PEERS["onnxruntime"], __doc__, contenders, conditions, own_threads=True)))
+    sys.exit(script.main(script.Script(PEERS["onnxruntime"], __doc__, implementations, conditions, own_threads=True)))

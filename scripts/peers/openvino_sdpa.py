@@ -3,7 +3,7 @@
 """OpenVINO's ScaledDotProductAttention against libattn: same buffers, same threads, one process, rounds in changing order.
 
     scripts/peers/setup.sh openvino
-    cmake --build build --target attn_shared attn_peak
+    cmake --build build --target attn_shared attnbench_shared
     .venv-peers/openvino/bin/python scripts/peers/openvino_sdpa.py --cases limits --csv results/local/openvino.csv
 
 A model of one opset-13 node for the CPU plugin: latency hint, one stream, the threads asked for, arithmetic as wide as the data
@@ -30,11 +30,10 @@ except ImportError as missing:
     openvino, WITHOUT = None, f"OpenVINO cannot be imported ({missing}): scripts/peers/setup.sh openvino installs it"
 
 from pairing import script  # noqa: E402
-from pairing.contender import Absent, Entrant, Refused  # noqa: E402
-from pairing.libattn import aligned_empty  # noqa: E402
+from pairing.attnbench import ASSUMED_EXP_ERROR, Rounding  # noqa: E402
+from pairing.implementation import Absent, Prepared, Refused  # noqa: E402
 from pairing.peers import PEERS  # noqa: E402
-from pairing.reference import ASSUMED_EXP_ERROR, Rounding  # noqa: E402
-from pairing.storage import ARRAYS, ROUNDOFF, spoil  # noqa: E402
+from pairing.storage import ARRAYS, ROUNDOFF, aligned_empty, spoil  # noqa: E402
 
 CAPABILITIES = {"f32": "FP32", "f16": "FP16", "bf16": "BF16"}  # what the plugin calls arithmetic in these
 
@@ -57,7 +56,7 @@ class ScaledDotProductAttention:
             "INFERENCE_PRECISION_HINT": precision, "ENABLE_CPU_PINNING": False})
         o = aligned_empty((case.batch, case.heads, case.seq_q, case.head_dim), ARRAYS[case.dtype])
         requests = [make_request(compiled, tensors, o, case.dtype) for tensors in rotations]
-        yield Entrant(calls=[request.infer for request in requests], output=lambda _: o, poison=lambda: spoil(o),
+        yield Prepared(calls=[request.infer for request in requests], output=lambda _: o, poison=lambda: spoil(o),
                       rounding=rounding(case.dtype, precision),
                       facts={"algorithm": self.name, "isa": "", "library": openvino_name()},
                       note="" if precision == case.dtype else f"computes in {precision}")
@@ -68,7 +67,7 @@ def rounding(dtype, precision):
     by up to a whole step, twice as much as rounding to nearest."""
     narrowed = 0.0 if precision == "f32" else ROUNDOFF[precision]
     return Rounding(ASSUMED_EXP_ERROR, p_rounding=narrowed,
-                    store_error=2 * ROUNDOFF["bf16"] if dtype == "bf16" and precision == "f32" else None)
+                    store_error=2 * ROUNDOFF["bf16"] if dtype == "bf16" and precision == "f32" else 0.0)
 
 
 def make_model(case):
@@ -109,7 +108,7 @@ def openvino_name():
     return f"OpenVINO {openvino.__version__.split('-', maxsplit=1)[0]}"
 
 
-def contenders(_options, _library):
+def implementations(_options, _library):
     return [ScaledDotProductAttention() if openvino else Absent("openvino_sdpa", WITHOUT)]
 
 
@@ -118,4 +117,4 @@ def conditions(_options):
 
 
 if __name__ == "__main__":
-    sys.exit(script.main(script.Rival(PEERS["openvino"], __doc__, contenders, conditions, own_threads=True)))
+    sys.exit(script.main(script.Script(PEERS["openvino"], __doc__, implementations, conditions, own_threads=True)))

@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Runs every rival that is installed on the same cases and puts all of them into one table and one figure, libattn beside each.
+"""Runs every peer that is installed on the same cases and puts all of them into one table and one figure, libattn beside each.
 
     scripts/peers/setup.sh --all                    environments of their own, once
-    cmake --build build --target attn_shared attn_peak
+    cmake --build build --target attn_shared attnbench_shared
     scripts/peers/run_all.py -o results/local/peers          # nine cases in float32 and bfloat16, one thread: about ten minutes
     scripts/peers/run_all.py -o results/local/peers-2 --threads 2 -a heads=8
     scripts/peers/run_all.py --quick                         # does it work?
     scripts/peers/run_all.py --from results/local/peers      # table and figure again
 
-Leaves NAME.csv, NAME-samples.csv and NAME.txt for every rival, table.md and peers-*.png, *.svg. A rival that is not installed
+Leaves NAME.csv, NAME-samples.csv and NAME.txt for every peer, table.md and peers-*.png, *.svg. A peer that is not installed
 is a row with the reason and the command that installs it. See scripts/peers/README.md.
 
-Exit code: 0 measured, 1 a check failed, 2 usage, 5 cannot write, 77 no rival could run, 130 interrupted.
+Exit code: 0 measured, 1 a check failed, 2 usage, 5 cannot write, 77 no peer could run, 130 interrupted.
 """
 
 import argparse
@@ -26,7 +26,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # for the figures
 
 from pairing import combine
 from pairing.cases import CaseError, build_cases
-from pairing.contender import Result
+from pairing.implementation import Result
 from pairing.options import Help, add_case_options
 from pairing.peers import FOLDER, PEERS, ROOT
 from pairing.results import COLUMNS, row_of, write_csv
@@ -101,7 +101,7 @@ def passed_on(options):
 def write_absent(peer, cases, path):
     """A SKIP row for each of its kernels on each case."""
     reason = f"{peer.title} is not installed: {peer.install}"
-    write_csv(path, COLUMNS, [row_of("", case, Result(name, "SKIP", reason), None) for case in cases for name in peer.rivals])
+    write_csv(path, COLUMNS, [row_of("", case, Result(name, "SKIP", reason), None) for case in cases for name in peer.kernels])
 
 
 # ---- Table and figure --------------------------------------------------------------------------------------------------
@@ -154,9 +154,9 @@ def commit():
 
 def read_options(argv):
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0], formatter_class=Help,
-                                     epilog=f"Rivals: {', '.join(PEERS)}.")
+                                     epilog=f"Peers: {', '.join(PEERS)}.")
     add = parser.add_argument
-    add("names", nargs="*", metavar="RIVAL", help="these only (default: all)")
+    add("names", nargs="*", metavar="PEER", help="these only (default: all)")
     add("-o", dest="out", type=Path, default=ROOT / "results/local/peers", metavar="DIR",
         help="where the files go (default results/local/peers)")
     add("--from", dest="again", type=Path, metavar="DIR", help="measure nothing; table and figures of an earlier run")
@@ -171,7 +171,7 @@ def read_options(argv):
     options = parser.parse_args(argv)
     for name in options.names:
         if name not in PEERS:
-            parser.error(f"no rival {name!r}; there are: {', '.join(PEERS)}")
+            parser.error(f"no peer {name!r}; there are: {', '.join(PEERS)}")
     return with_defaults(options)
 
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Gives rivals environments of their own: .venv-peers/NAME with what scripts/peers/requirements-NAME.txt pins.
+# Gives peers environments of their own: .venv-peers/NAME with what scripts/peers/requirements-NAME.txt pins.
 #
 #   scripts/peers/setup.sh torch onnxruntime     these
 #   scripts/peers/setup.sh --all                 all; safe to repeat, and quick once everything is there
 #   scripts/peers/setup.sh --list                what is there
 #
-# onednn: also builds a libattn with the oneDNN of its environment, in .venv-peers/onednn/build: the rival is libattn's own
-# kernels on it. ggml: only NumPy; ggml itself is a build of yours (--ggml-lib). Needs python3 with venv, and pip's index.
+# onednn: also builds a libattn with the oneDNN of its environment, in .venv-peers/onednn/build: libattn's own kernels on
+# it are what is measured. ggml: only NumPy; ggml itself is a build of yours (--ggml-lib). Needs python3 with venv, and pip's index.
 # Exit code: 0 all are there, 1 one could not be made, 2 usage.
 set -u
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
@@ -38,12 +38,12 @@ make_environment() {
     cp "$(requirements "$name")" "$home/$name/.attn-requirements"
 }
 
-# The kernels that are the rival, built with the environment's library.
+# libattn with the environment's oneDNN.
 build_onednn() {
   say "setup: onednn: building libattn with it in .venv-peers/onednn/build"
   quietly "$home/onednn-build.log" cmake -S "$root" -B "$home/onednn/build" -DCMAKE_BUILD_TYPE=Release -DATTN_ONEDNN=ON \
     -DATTN_ONEDNN_ROOT="$home/onednn" -DATTN_BUILD_TESTS=OFF -DATTN_BUILD_EXAMPLES=OFF &&
-    quietly "$home/onednn-build.log" cmake --build "$home/onednn/build" -j "$jobs" --target attn_shared attn_peak
+    quietly "$home/onednn-build.log" cmake --build "$home/onednn/build" -j "$jobs" --target attn_shared attnbench_shared
 }
 
 [ $# -gt 0 ] || usage "no name"
@@ -52,7 +52,7 @@ case $1 in
   --all) set -- $names ;;
 esac
 for name in "$@"; do
-  echo "$names" | grep -qx -- "$name" || usage "no rival '$name'"
+  echo "$names" | grep -qx -- "$name" || usage "no peer '$name'"
 done
 
 mkdir -p "$home"

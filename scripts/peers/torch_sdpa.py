@@ -3,11 +3,11 @@
 """PyTorch's scaled_dot_product_attention against libattn: same buffers, same threads, one process, rounds in changing order.
 
     scripts/peers/setup.sh torch
-    cmake --build build --target attn_shared attn_peak
+    cmake --build build --target attn_shared attnbench_shared
     .venv-peers/torch/bin/python scripts/peers/torch_sdpa.py --cases limits --csv results/local/torch.csv
 
-Every contender's output is compared with a float64 reference before it is timed, and again afterwards. What a contender
-cannot do, or is not installed, is a row with the reason. See scripts/peers/README.md.
+Every output is compared with the float64 oracle before it is timed, and again afterwards. What an implementation cannot do, or
+what is not installed, is a row with the reason. See scripts/peers/README.md.
 
 Exit code: 0 measured, 1 a check failed, 2 usage, 5 cannot write, 77 nothing could run, 130 interrupted (what was finished is
 written).
@@ -29,9 +29,9 @@ except ImportError as error:
     torch, WITHOUT_TORCH = None, f"PyTorch cannot be imported ({error}): scripts/peers/setup.sh torch installs it"
 
 from pairing import script  # noqa: E402
-from pairing.contender import Absent, Entrant, Refused  # noqa: E402
+from pairing.attnbench import Rounding  # noqa: E402
+from pairing.implementation import Absent, Prepared, Refused  # noqa: E402
 from pairing.peers import PEERS  # noqa: E402
-from pairing.reference import Rounding  # noqa: E402
 from pairing.storage import ROUNDOFF  # noqa: E402
 
 BACKENDS = {"torch_flash": "FLASH_ATTENTION", "torch_math": "MATH"}
@@ -70,7 +70,7 @@ class TorchBackend:
                     raise
                 said = [str(reason.message).splitlines()[0] for reason in reasons]
                 raise Refused(" ".join([f"PyTorch's {BACKENDS[self.name]} backend does not take this", *said])) from None
-        yield Entrant(calls=calls, output=lambda tensor: as_array(tensor, case.dtype), rounding=rounding(case.dtype),
+        yield Prepared(calls=calls, output=lambda tensor: as_array(tensor, case.dtype), rounding=rounding(case.dtype),
                       scope=scope, facts={"algorithm": self.name, "library": torch_name(),
                                           "isa": TIERS.get(torch.backends.cpu.get_cpu_capability(), "")})
 
@@ -98,7 +98,7 @@ def torch_name():
     return f"PyTorch {torch.__version__.split('+')[0]}" + (", MKL as on Intel" if mkl.is_preloaded() else "")
 
 
-def contenders(_options, _library):
+def implementations(_options, _library):
     return [TorchBackend(name) if torch else Absent(name, WITHOUT_TORCH) for name in BACKENDS]
 
 
@@ -114,4 +114,4 @@ def start(options):
 
 
 if __name__ == "__main__":
-    sys.exit(script.main(script.Rival(PEERS["torch"], __doc__, contenders, conditions, start, has_mkl=True)))
+    sys.exit(script.main(script.Script(PEERS["torch"], __doc__, implementations, conditions, start, has_mkl=True)))

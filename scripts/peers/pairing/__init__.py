@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""What every rival's script shares: libattn, cases, float64 reference, paired rounds, statistics, tables and files."""
+"""What the scripts of all peers share: libattn, cases, the harness' statistics and oracle, paired rounds, tables and files."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which problems are measured: the axes of attnbench that rivals understand, its names for cases, and the work of a case."""
+"""Which problems are measured: the axes of attnbench that peers understand, its names for cases, and the work of a case."""
 
 import difflib
 import itertools
@@ -15,7 +15,7 @@ WORDS = {"dtype": DTYPES, "causal": CAUSAL, "cache": CACHE, "heads_kv": ("heads"
 FEW_QUERIES = 16
 
 PRESETS = {
-    # What every rival is measured on, with the shapes of harness/cases/presets/limits.preset.
+    # What every peer is measured on, with the shapes of harness/cases/presets/limits.preset.
     "limits": [
         {"heads": "1", "seq": "2048"},
         {"heads": "1", "seq": "2048", "causal": "bottom-right"},
@@ -51,7 +51,7 @@ class Case:
     dtype: str = "f32"  # of q, k, v and o
 
     def __str__(self):
-        """As attnbench words it above its tables."""
+        """As the heading of a table of attnbench."""
         def pair(a, b, joint):
             return f"{a}" if a == b else f"{a}{joint}{b}"
         return (f"{self.dtype}  batch {self.batch}  heads {pair(self.heads, self.heads_kv, '/')}"
@@ -67,7 +67,7 @@ class Case:
 
     @property
     def title(self):
-        """In as few words as tables and figures need: what all cases of the rivals table share is left out."""
+        """In as few words as tables and figures need: what all cases of the peers table share is left out."""
         def pair(a, b, joint):
             return f"{a}" if a == b else f"{a}{joint}{b}"
         heads = pair(self.heads, self.heads_kv, "/")

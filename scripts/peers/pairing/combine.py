@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The results of all rivals in one grid: cases across, libraries down; Markdown here, bars in scripts/plotting/peers.py."""
+"""The results of all peers in one grid: cases across, libraries down; Markdown here, bars in scripts/plotting/peers.py."""
 
 import csv
 import re
@@ -56,7 +56,7 @@ def make_grids(rows):
 
 
 def make_grid(threads, dtype, rows, libraries):
-    names = [OURS, *(name for peer in PEERS.values() for name in peer.rivals)]
+    names = [OURS, *(name for peer in PEERS.values() for name in peer.kernels)]
     found = {}
     for row in rows:
         found.setdefault((row["kernel"], case_of(row)), []).append(row)
@@ -145,7 +145,7 @@ def label(grid, name):
         return "**libattn**, automatic choice"
     words = WORDS[name]
     version, comma, how = grid.libraries.get(name, "").partition(", ")
-    peer = next(peer for peer in PEERS.values() if name in peer.rivals)
+    peer = next(peer for peer in PEERS.values() if name in peer.kernels)
     return (words.replace(peer.title, version, 1) if version.startswith(peer.title) else words) + comma + how
 
 

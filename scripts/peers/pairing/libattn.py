@@ -17,19 +17,18 @@ from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int64, c_size_
 
 import numpy as np
 
-from .storage import ARRAYS, CODES
+from .attnbench import DTYPES, LoadError, load_functions
+from .storage import ARRAYS, aligned_empty
 
 OK, INVALID_ARGUMENT, UNSUPPORTED, UNKNOWN_KERNEL = range(4)  # attn_status
 TOP_LEFT, BOTTOM_RIGHT, OFFSET = range(3)                     # attn_align
 USE_LSE = 1
 
-WORKSPACE_ALIGNMENT = 64
-
 
 class LibraryError(Exception):
-    """A call that the library refused, in its own words. status: attn_status; None where no library could be loaded."""
+    """A call that the library refused, in its own words. status: attn_status."""
 
-    def __init__(self, message, status=None):
+    def __init__(self, message, status):
         super().__init__(message)
         self.status = status
 
@@ -90,28 +89,22 @@ FUNCTIONS = {  # name -> result, arguments
 
 
 class Library:
-    """A loaded libattn.so. Raises LibraryError where the file is absent, no libattn, or has other structures than these."""
+    """A loaded libattn.so. Raises LoadError where the file is absent, no libattn, or has other structures than these."""
 
     def __init__(self, path):
-        try:
-            self.c = ctypes.CDLL(str(path))
-            for name, (result, arguments) in FUNCTIONS.items():
-                function = getattr(self.c, name)
-                function.restype, function.argtypes = result, arguments
-        except (OSError, AttributeError) as error:
-            raise LibraryError(f"cannot load libattn: {error}; cmake --build build --target attn_shared makes one") from None
+        self.c = load_functions(path, FUNCTIONS, "cmake --build build --target attn_shared makes libattn.so")
         self.version = self.c.attn_version().decode()
         self.tiers = self.c.attn_cpu_tiers().decode()
         size = self.problem(1, 1, 1, 1, 1, 1, 1).struct_size
         if size != ctypes.sizeof(Problem):
-            raise LibraryError(f"{path}: its attn_problem has {size} bytes, that of this script {ctypes.sizeof(Problem)}; "
+            raise LoadError(f"{path}: its attn_problem has {size} bytes, that of this script {ctypes.sizeof(Problem)}; "
                                "both must come from the same source tree")
 
     def problem(self, batch, heads_q, heads_kv, seq_q, seq_k, dim_qk, dim_v, causal=None, lse=False, dtype="f32"):
         """Dense [batch][heads][seq][dim]. causal: None, TOP_LEFT or BOTTOM_RIGHT. dtype: of q, k, v and o."""
         problem = Problem()
         self.c.attn_problem_init(problem, batch, heads_q, heads_kv, seq_q, seq_k, dim_qk, dim_v)
-        problem.dtype_q = problem.dtype_kv = problem.dtype_o = CODES[dtype]
+        problem.dtype_q = problem.dtype_kv = problem.dtype_o = DTYPES[dtype]
         if causal is not None:
             self.c.attn_problem_set_causal(problem, causal)
         if lse:
@@ -178,7 +171,7 @@ def make_args(problem, q, k, v, o, lse=None):
     shapes = {"q": (p.batch, p.heads_q, p.seq_q, p.dim_qk), "k": (p.batch, p.heads_kv, p.seq_k, p.dim_qk),
               "v": (p.batch, p.heads_kv, p.seq_k, p.dim_v), "o": (p.batch, p.heads_q, p.seq_q, p.dim_v),
               "lse": (p.batch, p.heads_q, p.seq_q)}
-    types = {code: ARRAYS[name] for name, code in CODES.items()}
+    types = {code: ARRAYS[name] for name, code in DTYPES.items()}
     wanted = {"q": types[p.dtype_q], "k": types[p.dtype_kv], "v": types[p.dtype_kv], "o": types[p.dtype_o],
               "lse": ARRAYS["f32"]}
     arrays = {"q": q, "k": k, "v": v, "o": o}
@@ -189,12 +182,3 @@ def make_args(problem, q, k, v, o, lse=None):
             found = "None" if array is None else f"{array.dtype} {array.shape}"
             raise ValueError(f"{name} is {found}; C-contiguous {wanted[name]} {shapes[name]} is right")
     return Args(**{name: array.ctypes.data for name, array in arrays.items()})
-
-
-def aligned_empty(shape, dtype=np.float32, alignment=WORKSPACE_ALIGNMENT):
-    """np.empty whose data begins at a multiple of `alignment` bytes."""
-    dtype = np.dtype(dtype)
-    size = int(np.prod(shape)) * dtype.itemsize
-    raw = np.empty(size + alignment, np.uint8)
-    start = -raw.ctypes.data % alignment
-    return raw[start:start + size].view(dtype).reshape(shape)

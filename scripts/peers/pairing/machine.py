@@ -10,7 +10,7 @@ VARIABLES = re.compile(r"(ATTN|OMP|GOMP|KMP|MKL|ONEDNN|DNNL|ATEN|TORCH|OPENBLAS|
 
 
 def prepare_environment():
-    """Defaults that only count before the first thread starts, so call this before importing NumPy or a rival.
+    """Defaults that only count before the first thread starts, so call this before importing NumPy or a peer.
 
     OpenBLAS (NumPy's, for the float64 reference) would leave workers spinning into the first samples. LLVM's OpenMP, should
     it come in as a second runtime, lets its workers spin for 200 ms after each region; 1 ms is longer than the gaps inside a

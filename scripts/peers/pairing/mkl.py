@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Intel's MKL inside a rival: which of its code paths it takes, and how to give it the fast one on another maker's CPU.
+"""Intel's MKL inside a peer: which of its code paths it takes, and how to give it the fast one on another maker's CPU.
 
 MKL asks mkl_serv_intel_cpu_true() and, where the answer is no, uses generic kernels: on AMD Zen 5 its sgemm then runs at
 less than half its AVX-512 speed. A preloaded function of that name that says yes is the known remedy; it works for libraries

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""Options that one rival's script and run_all.py share, and how their values are read."""
+"""Options that the script of one peer and run_all.py share, and how their values are read."""
 
 import argparse
 
 from .cases import PRESETS
-from .stats import LEAST_ROUNDS
+
+LEAST_ROUNDS = 21  # a verdict takes at least so many, fixed before looking
 
 
 def add_case_options(add):
-    """What is measured and how often: the same for one rival and for all of them (run_all.py)."""
+    """What is measured and how often: the same for one peer and for all of them (run_all.py)."""
     add("--cases", action="append", choices=PRESETS, default=[], metavar="NAME",
         help=f"repeatable: a list of cases, {' or '.join(PRESETS)} (default quick, unless there are axes)")
     add("-a", dest="axes", action="append", default=[], metavar="AXIS=VALUES",
@@ -16,7 +17,7 @@ def add_case_options(add):
     add("-t", "--threads", type=at_least(1), default=1, metavar="N", help="threads of both sides (default 1)")
     add("--cpus", type=cpu_list, metavar="LIST", help="bind to these CPUs, such as 0 or 0,2 (default: as started)")
     add("--rounds", type=at_least(LEAST_ROUNDS), default=LEAST_ROUNDS, metavar="N",
-        help=f"everyone once per round (default and least {LEAST_ROUNDS})")
+        help=f"each once per round (default and least {LEAST_ROUNDS})")
     add("--sample-ms", type=positive, default=20.0, metavar="MS", help="a sample repeats the call for so long (default 20)")
     add("--seed", type=at_least(0), default=1, metavar="N", help="of inputs and order (default 1)")
 

@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""libattn as a contender: a kernel by name, or its automatic choice."""
+"""libattn's own kernels: one by name, or its automatic choice."""
 
 import contextlib
 import re
 import time
 
 from . import libattn
-from .contender import Entrant, Refused
-from .libattn import LibraryError, aligned_empty
-from .reference import Rounding
-from .storage import ARRAYS, spoil
-
-CAUSAL = {"none": None, "top-left": libattn.TOP_LEFT, "bottom-right": libattn.BOTTOM_RIGHT}
+from .attnbench import ALIGNMENTS, Rounding
+from .implementation import Prepared, Refused
+from .storage import ARRAYS, aligned_empty, spoil
 
 
 class LibraryKernel:
@@ -23,15 +20,15 @@ class LibraryKernel:
     @contextlib.contextmanager
     def start(self, case, rotations):
         problem = self.library.problem(case.batch, case.heads, case.heads_kv, case.seq_q, case.seq_k, case.head_dim,
-                                       case.head_dim, CAUSAL[case.causal], dtype=case.dtype)
+                                       case.head_dim, ALIGNMENTS[case.causal], dtype=case.dtype)
         begun = time.perf_counter_ns()
         try:
             plan = self.library.plan(problem, self.kernel, case.threads)
-        except LibraryError as error:
+        except libattn.LibraryError as error:
             raise Refused(self.reason(error)) from None
         plan_ns = time.perf_counter_ns() - begun
         with plan:
-            yield self.entrant(case, plan, plan_ns, rotations)
+            yield self.prepare(case, plan, plan_ns, rotations)
 
     def reason(self, error):
         """Of a refusal, without the list of kernels that would take the case."""
@@ -40,7 +37,7 @@ class LibraryKernel:
         why = re.search(r"which cannot run: (.*); kernels that can: ", str(error))
         return why[1] if why else str(error)
 
-    def entrant(self, case, plan, plan_ns, rotations):
+    def prepare(self, case, plan, plan_ns, rotations):
         o = aligned_empty((case.batch, case.heads, case.seq_q, case.head_dim), ARRAYS[case.dtype])
 
         def output(status):
@@ -49,8 +46,8 @@ class LibraryKernel:
 
         info = self.library.kernel(plan.kernel)
         numerics = info.numerics
-        narrowing = 0.0 if case.dtype == "f32" else numerics.p_rounding  # nobody narrows P in front of a float32 V
-        return Entrant(calls=[plan.bind(q, k, v, o) for q, k, v in rotations], output=output,
+        narrowing = 0.0 if case.dtype == "f32" else numerics.p_rounding  # P stays float32 beside a float32 V
+        return Prepared(calls=[plan.bind(q, k, v, o) for q, k, v in rotations], output=output,
                        rounding=Rounding(numerics.exp_error, narrowing, numerics.input_flush),
                        facts={"algorithm": info.algorithm.decode(), "isa": info.isa.decode(),
                               "library": info.library.decode(), "plan_ns": plan_ns,

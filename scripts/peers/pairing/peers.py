@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which rivals there are: one line each. run_all.py and setup.sh's users find everything else from here."""
+"""The peers: the other libraries that libattn is compared with, one line each. run_all.py finds everything else from here."""
 
 import importlib.util
 import sys
@@ -12,11 +12,11 @@ ROOT = FOLDER.parents[1]
 
 @dataclass(frozen=True)
 class Peer:
-    """name: of its environment. rivals: its kernels, the best known first. title: what people call it."""
+    """name: of its environment. kernels: those it has, the best known first. title: what people call it."""
     name: str
     title: str
     script: str
-    rivals: tuple
+    kernels: tuple
     install: str
     modules: tuple = ()  # what its script imports besides NumPy
 
@@ -40,7 +40,7 @@ PEERS = {peer.name: peer for peer in (
          "scripts/peers/setup.sh ggml, and --ggml-lib PATH names your build of it (libggml.so)"),
 )}
 
-# What a rival's row stands for, where its name does not say it.
+# The kernels in words.
 WORDS = {"torch_flash": "PyTorch flash", "torch_math": "PyTorch math", "ort_mha": "ONNX Runtime MultiHeadAttention",
          "ort_attention": "ONNX Runtime Attention-23", "ort_gqa": "ONNX Runtime GroupQueryAttention",
          "openvino_sdpa": "OpenVINO ScaledDotProductAttention", "ggml_flash_attn_ext": "ggml flash_attn_ext",

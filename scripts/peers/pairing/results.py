@@ -6,7 +6,7 @@ import os
 import statistics
 import tempfile
 
-from .stats import holm, paired_ratio, sign_test, summarise, verdict
+from .attnbench import holm, paired_ratio, sign_test, summarise
 
 COLUMNS = (
     "run_id,case_id,kernel,algorithm,isa,library,dtype_q,dtype_kv,dtype_o,batch,heads_q,heads_kv,seq_q,seq_k,dim_qk,dim_v,"
@@ -19,7 +19,7 @@ SAMPLE_COLUMNS = "run_id,case_id,kernel,round,position,time_ns,iterations".split
 USUAL = {"score": "dot", "window": "none", "mask": "none", "bias": "none", "alibi": "off", "softcap": 0, "sinks": "off",
          "lengths": "full", "layout": "bhsd"}  # in every row: the cases have nothing else
 
-OURS, CONTROL = "auto", "auto again"  # the kernel that rivals are compared with, and its A/A control
+OURS, CONTROL = "auto", "auto again"  # the kernel that peers are compared with, and its A/A control
 
 
 def row_of(run_id, case, result, baseline):
@@ -29,10 +29,10 @@ def row_of(run_id, case, result, baseline):
            "heads_kv": case.heads_kv, "seq_q": case.seq_q, "seq_k": case.seq_k, "dim_qk": case.head_dim,
            "dim_v": case.head_dim, "causal": case.causal, "align": case.causal if case.causal != "none" else "top-left",
            "cache": case.cache, "threads": case.threads, **USUAL}
-    row.update(result.entrant.facts if result.entrant else {"algorithm": result.name})
-    if result.judgement:
-        row.update(rows_checked=result.judgement.rows, max_err_ratio=result.judgement.worst,
-                   max_abs_err=result.judgement.abs_error, err_index=result.judgement.index)
+    row.update(result.prepared.facts if result.prepared else {"algorithm": result.name})
+    if result.check:
+        row.update(rows_checked=result.check.rows, max_err_ratio=result.check.worst, max_abs_err=result.check.abs_error,
+                   err_index=result.check.index)
     if result.timed:
         row.update(time_columns(case, result, baseline), **roof_columns(case, result))
     else:
@@ -44,7 +44,7 @@ def row_of(run_id, case, result, baseline):
 def time_columns(case, result, baseline):
     time = summarise(result.times_ns)
     gflops = case.flops / time.median
-    columns = {"samples": time.n, "time_ns_min": time.min, "time_ns_median": time.median, "time_ns_mad": time.mad,
+    columns = {"samples": len(result.times_ns), "time_ns_min": time.min, "time_ns_median": time.median, "time_ns_mad": time.mad,
                "time_ns_ci_lo": time.low, "time_ns_ci_hi": time.high, "flops": case.flops, "bytes": case.bytes,
                "gflops": gflops, "gbs": case.bytes / time.median, "stop_reason": "rounds"}
     if baseline:
@@ -97,22 +97,38 @@ def current_umask():
 
 # ---- Verdicts ----------------------------------------------------------------------------------------------------------
 
-class Comparisons:
-    """Our automatic kernel against every rival on every case, with one correction over all of them."""
+CONFIDENCE = 0.95
+MARGIN = 0.01  # a lead below 1 % is no lead, whatever the intervals say
 
-    def __init__(self, rivals):
-        self.rivals = rivals
-        self.found = []  # (case, rival's name, ratio, p)
+
+def verdict(ratio, p, margin=MARGIN):
+    """On a peer's time over ours, p corrected: FASTER (ours is), SLOWER, SAME (interval within the margin) or INCONCLUSIVE."""
+    separated = p <= 1 - CONFIDENCE and not ratio.low <= 1 <= ratio.high
+    if separated and ratio.median > 1 + margin:
+        return "FASTER"
+    if separated and ratio.median < 1 / (1 + margin):
+        return "SLOWER"
+    if 1 / (1 + margin) <= ratio.low and ratio.high <= 1 + margin:
+        return "SAME"
+    return "INCONCLUSIVE"
+
+
+class Comparisons:
+    """Our automatic kernel against every kernel of a peer on every case, with one correction over all of them."""
+
+    def __init__(self, names):
+        self.names = names  # of the peer's kernels
+        self.found = []     # (case, kernel, ratio, p)
 
     def add(self, case, results):
         ours = next((result for result in results if result.name == OURS and result.timed), None)
-        for rival in results:
-            if ours and rival.timed and rival.name in self.rivals:
-                self.found.append((case, rival.name, paired_ratio(rival.times_ns, ours.times_ns),
-                                   sign_test(rival.times_ns, ours.times_ns)))
+        for theirs in results:
+            if ours and theirs.timed and theirs.name in self.names:
+                self.found.append((case, theirs.name, paired_ratio(theirs.times_ns, ours.times_ns),
+                                   sign_test(theirs.times_ns, ours.times_ns)))
 
     def verdicts(self):
-        """(case, rival's name, ratio, corrected p, verdict)"""
+        """(case, kernel, ratio, corrected p, verdict)"""
         corrected = holm([p for *_, p in self.found])
         return [(case, name, ratio, p, verdict(ratio, p)) for (case, name, ratio, _), p in zip(self.found, corrected)]
 
@@ -148,7 +164,7 @@ def print_row(row, result):
     read = f"{row['bw_pct']:.1f}" if "bw_pct" in row else ""
     slower = interval(*slowness(row)) if "ratio" in row else ""
     print(f"  {result.name:<20} {duration(time.median):>10} {spread:>5.1f} % {row['gflops']:>8.1f} {peak:>7}"
-          f" {row['gbs']:>7.2f} {read:>7}  {slower:<26} {error:>9}  {result.entrant.note}".rstrip())
+          f" {row['gbs']:>7.2f} {read:>7}  {slower:<26} {error:>9}  {result.prepared.note}".rstrip())
     for warning in result.warnings:
         print(f"    {warning}")
 
@@ -156,7 +172,7 @@ def print_row(row, result):
 def print_verdicts(verdicts):
     if not verdicts:
         return
-    print(f"\nAgainst {OURS}: the rival's time over ours, paired by round; p by sign test, Holm-corrected over these "
+    print(f"\nAgainst {OURS}: the peer's time over ours, paired by round; p by sign test, Holm-corrected over these "
           f"{len(verdicts)} comparisons")
     for name in dict.fromkeys(name for _, name, *_ in verdicts):
         print(f"  {name}")

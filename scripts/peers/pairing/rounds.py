@@ -1,23 +1,19 @@
 # SPDX-License-Identifier: MIT
-"""Several contenders on one problem, side by side: checked first, then timed in rounds of changing order."""
+"""Several implementations on one problem, side by side: checked first, then timed in rounds of changing order."""
 
 import contextlib
 import gc
 import itertools
 import math
-import random
 import time
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from .contender import Refused, Result
-from .libattn import aligned_empty
-from .peak import PeakLibrary
-from .reference import Reference, make_inputs
-from .stats import LEAST_ROUNDS
+from . import attnbench
+from .implementation import Refused, Result
+from .options import LEAST_ROUNDS
+from .storage import aligned_empty, make_inputs
 
 REWARM_BELOW_NS = 10e6           # shorter calls get an untimed one first, which brings their data back into the caches
 MOST_ROTATION_BYTES = 2.0**31
@@ -31,22 +27,21 @@ class Settings:
     sample_ns: float = 20e6      # a sample lasts at least so long
     seed: int = 1
     pause_s: float = 0.0         # before every sample: see SPIN_PAUSE_S
-    peak: PeakLibrary = None     # what shares of the peak are taken of; None: none are
 
 
-def run_case(case, contenders, settings):
-    """A Result per contender. Only what passed the check is timed, and all that passed is timed together."""
+def run_case(case, implementations, settings):
+    """A Result per implementation. Only what passed the check is timed, and all that passed is timed together."""
     seed = zlib.crc32(f"{settings.seed} {case.id}".encode())
-    rotations, warnings = rotate(case, make_inputs(case, np.random.default_rng(seed), aligned_empty))
-    reference = Reference(case, *rotations[0])
+    rotations, warnings = rotate(case, make_inputs(case, seed))
+    reference = attnbench.Reference(case, *rotations[0], seed)
     with contextlib.ExitStack() as stack:
-        results = [check(stack, case, contender, rotations, reference) for contender in contenders]
-        racing = [result for result in results if result.status == "PASS"]
-        for result in racing:
+        results = [check(stack, case, each, rotations, reference) for each in implementations]
+        passed = [result for result in results if result.status == "PASS"]
+        for result in passed:
             result.warnings += warnings
             calibrate(result, settings)
-        meter = stack.enter_context(settings.peak.meter(case.dtype, case.threads)) if settings.peak else None
-        measure(racing, case, reference, settings, Gauges(meter, case, rotations), random.Random(seed))
+        peak = stack.enter_context(attnbench.open_peak(case.dtype, case.threads))
+        measure(passed, case, reference, settings, Gauges(peak, case, rotations), seed)
     return results
 
 
@@ -80,60 +75,58 @@ def available_bytes():
         return next(1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable:"))
 
 
-def check(stack, case, contender, rotations, reference):
-    """Every rotation is computed and compared with the reference; leaves the entrant open in `stack`."""
-    result = Result(contender.name)
+def check(stack, case, implementation, rotations, reference):
+    """Computes every rotation and compares it with the reference. What it prepared stays open in `stack`."""
+    result = Result(implementation.name)
     try:
-        result.entrant = stack.enter_context(contender.start(case, rotations))
-        with result.entrant.scope():
-            for call in result.entrant.calls:
-                result.entrant.poison()
+        result.prepared = stack.enter_context(implementation.start(case, rotations))
+        with result.prepared.scope():
+            for call in result.prepared.calls:
+                result.prepared.poison()
                 compare(result, call(), reference, "")
                 if result.status != "PASS":
                     break
     except Refused as refusal:
-        result.lose("SKIP", str(refusal))
+        result.drop("SKIP", str(refusal))
     except (RuntimeError, TypeError, ValueError, MemoryError) as error:
-        result.lose("ERROR", " ".join(f"{type(error).__name__}: {error}".split()))
+        result.drop("ERROR", " ".join(f"{type(error).__name__}: {error}".split()))
     return result
 
 
 def compare(result, returned, reference, when):
-    entrant = result.entrant
-    judgement = reference.judge(entrant.output(returned), entrant.rounding)
-    if result.judgement is None or judgement.worst > result.judgement.worst:
-        result.judgement = judgement
-    if not judgement.passed:
-        place = f"{judgement.index} (batch:head:query:column)"
-        result.lose("FAIL", f"{when}{judgement.worst:.3g} times the error limit at {place}")
+    found = reference.check(result.prepared.output(returned), result.prepared.rounding)
+    if result.check is None or found.worst > result.check.worst:
+        result.check = found
+    if not found.passed:
+        place = f"{found.index} (batch:head:query:column)"
+        result.drop("FAIL", f"{when}{found.worst:.3g} times the error limit at {place}")
 
 
 # ---- Timing ------------------------------------------------------------------------------------------------------------
 
 class Gauges:
-    """The loops that rates are shares of, beside the samples: the peak loop before each, for decoding the read loop once a
-    round."""
+    """The rates that shares are taken of: the peak loop before each sample and, for decoding, the read loop once a round."""
 
-    def __init__(self, meter, case, rotations):
-        self.meter, self.rotations, self.reads = meter, rotations, case.is_decode
+    def __init__(self, peak, case, rotations):
+        self.peak, self.rotations, self.reads = peak, rotations, case.is_decode
         self.round, self.read_rate = -1, 0.0
 
     def record(self, result, index):
-        if self.meter is None:
+        if self.peak is None:
             return
         if self.reads and index != self.round:
-            self.round, self.read_rate = index, self.meter.read(self.rotations)
+            self.round, self.read_rate = index, self.peak.read(self.rotations)
         if self.read_rate:
             result.read_rates.append(self.read_rate)
-        result.peak_rates.append(self.meter.flops())
+        result.peak_rates.append(self.peak.flops())
 
 
-def measure(results, case, reference, settings, gauges, rng):
-    """Fills times, positions and the rates beside them: everyone once per round. The last output is compared again."""
+def measure(results, case, reference, settings, gauges, seed):
+    """Fills times, positions and the rates beside them: each once per round. The last output is compared again."""
     collecting = gc.isenabled()
     gc.disable()
     try:
-        for index, position, result in schedule(results, settings.rounds, rng):
+        for index, position, result in schedule(results, settings.rounds, seed):
             if settings.pause_s:
                 time.sleep(settings.pause_s)
             gauges.record(result, index)
@@ -145,33 +138,26 @@ def measure(results, case, reference, settings, gauges, rng):
             gc.enable()
 
 
-def schedule(results, rounds, rng):
-    """(round, position in it, result): the rows of randomised Latin squares."""
-    square = []
-    for index in range(rounds if results else 0):
-        square = square or latin_square(len(results), rng)
-        for position, who in enumerate(square.pop()):
-            yield index, position, results[who]
-
-
-def latin_square(n, rng):
-    """Rows of names 0..n-1, everyone once in each place; for even n everyone follows everyone else equally often
-    (Williams 1949)."""
-    names, shifts = rng.sample(range(n), n), rng.sample(range(n), n)
-    zigzag = [(place + 1) // 2 if place % 2 else -(place // 2) % n for place in range(n)]
-    return [[names[(step + shift) % n] for step in zigzag] for shift in shifts]
+def schedule(items, rounds, seed):
+    """(round, position in it, item): the rows of randomised Latin squares, one square after the other."""
+    for index in range(rounds if items else 0):
+        block, row = divmod(index, len(items))
+        if row == 0:
+            square = attnbench.latin_square(len(items), seed, block)
+        for position, who in enumerate(square[row]):
+            yield index, position, items[who]
 
 
 def take_sample(result, position, case, settings):
     """One sample: the time per call. Returns what the last call returned."""
-    entrant = result.entrant
+    prepared = result.prepared
     if settings.pause_s:
         time.sleep(settings.pause_s)
-    entrant.poison()
-    with entrant.scope():
+    prepared.poison()
+    with prepared.scope():
         if case.cache == "warm" and result.call_ns < REWARM_BELOW_NS:
-            entrant.calls[0]()
-        total_ns, returned = time_calls(entrant.calls, result.iterations)
+            prepared.calls[0]()
+        total_ns, returned = time_calls(prepared.calls, result.iterations)
     result.times_ns.append(total_ns / result.iterations)
     result.positions.append(position)
     return returned
@@ -189,10 +175,10 @@ def time_calls(calls, count):
 def calibrate(result, settings):
     """Finds how many calls make a sample, which also warms up."""
     least_ns = max(settings.sample_ns, 1e12 * time.get_clock_info("perf_counter").resolution)
-    with result.entrant.scope():
-        total_ns, _ = time_calls(result.entrant.calls, 1)
+    with result.prepared.scope():
+        total_ns, _ = time_calls(result.prepared.calls, 1)
         while total_ns < least_ns:
             factor = min(100, 1.2 * least_ns / max(total_ns, 1))
             result.iterations = math.ceil(result.iterations * max(factor, 1.2))
-            total_ns, _ = time_calls(result.entrant.calls, result.iterations)
+            total_ns, _ = time_calls(result.prepared.calls, result.iterations)
     result.call_ns = total_ns / result.iterations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What the scripts of all rivals do: command line, conditions, cases one after the other, tables, files.
+"""What the scripts of all peers do: command line, conditions, cases one after the other, tables, files.
 
-A script makes a Rival and calls main(). prepare_environment() of machine.py comes before anything that starts threads.
+A script makes a Script and calls main(). prepare_environment() of machine.py comes before anything that starts threads.
 """
 
 import argparse
@@ -12,45 +12,44 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import mkl, rounds
+from . import attnbench, mkl, rounds
 from .cases import DEFAULTS as AXES
 from .cases import CaseError, build_cases
-from .libattn import Library, LibraryError
+from .libattn import Library
 from .machine import openmp_runtimes, settings_of_environment
 from .options import Help, add_case_options
 from .ours import LibraryKernel
-from .peak import PeakLibrary
 from .peers import Peer
-from .results import (COLUMNS, CONTROL, OURS, SAMPLE_COLUMNS, Comparisons, control_ratio, print_case, print_verdicts, row_of,
-                      sample_rows, write_csv)
+from .results import (COLUMNS, CONTROL, MARGIN, OURS, SAMPLE_COLUMNS, Comparisons, control_ratio, print_case,
+                      print_verdicts, row_of, sample_rows, write_csv)
 from .rounds import Settings, run_case
-from .stats import MARGIN
 
 OK, FAILED, USAGE, CANNOT_WRITE, NOTHING_RAN, INTERRUPTED = 0, 1, 2, 5, 77, 130
 
 
 @dataclass(frozen=True)
-class Rival:
-    """One script's part of the work."""
+class Script:
+    """What one peer's script adds."""
     peer: Peer
     doc: str                               # of the script: its first paragraph becomes the help's
-    contenders: object                     # (options, library) -> [contender], named as in peer.rivals
+    implementations: object                # (options, library) -> [implementation], named as in peer.kernels
     conditions: object                     # (options) -> lines above the tables
     start: object = lambda options: None   # before the first case: threads
-    own_threads: bool = False              # it has a thread pool that is not OpenMP's
+    own_threads: bool = False              # the peer has a thread pool that is not OpenMP's
     has_mkl: bool = False
     add_options: object = lambda add: None
     libattn: Path = Path("build/libattn.so")
 
 
-def main(rival, argv=None):
-    options = read_options(rival, argv)
+def main(script, argv=None):
+    options = read_options(script, argv)
     try:
         cases = build_cases(options.cases, options.axes, options.threads)
         library = Library(options.libattn)
+        attnbench.load(beside=options.libattn)
         check_kernels(library, options.kernels)
         bind_to_cpus(options.cpus)
-    except (CaseError, LibraryError, OSError) as error:
+    except (CaseError, attnbench.LoadError, OSError) as error:
         return complain(error, USAGE)
     if options.mkl == "intel":
         try:
@@ -60,20 +59,19 @@ def main(rival, argv=None):
     for path in filter(None, (options.csv, options.samples)):
         if not os.access(path.parent, os.W_OK) or path.is_dir():
             return complain(f"{path}: cannot be written; name a file in a folder that exists", CANNOT_WRITE)
-    rival.start(options)
-    peak = PeakLibrary(options.libattn.with_name("libattn_peak.so").absolute())
+    script.start(options)
     settings = Settings(rounds=options.rounds, sample_ns=options.sample_ms * 1e6, seed=options.seed,
-                        pause_s=pause(rival, options), peak=peak)
-    print_conditions(rival, library, options, settings)
+                        pause_s=pause(script, options))
+    print_conditions(script, library, options, settings)
 
-    contenders = [LibraryKernel(library, OURS, None), LibraryKernel(library, CONTROL, None),
+    implementations = [LibraryKernel(library, OURS, None), LibraryKernel(library, CONTROL, None),
                   *(LibraryKernel(library, name, name) for name in dict.fromkeys(options.kernels)),
-                  *rival.contenders(options, library)]
-    run = Run(rival, options)
+                  *script.implementations(options, library)]
+    run = Run(script, options)
     try:
         for number, case in enumerate(cases, 1):
             print(f"[{number}/{len(cases)}] {case}", file=sys.stderr)
-            run.add(case, run_case(case, contenders, settings))
+            run.add(case, run_case(case, implementations, settings))
     except KeyboardInterrupt:
         print("interrupted: what was finished is kept", file=sys.stderr)
         run.interrupted = True
@@ -84,9 +82,9 @@ def main(rival, argv=None):
 class Run:
     """Rows of all cases so far."""
 
-    def __init__(self, rival, options):
+    def __init__(self, script, options):
         self.options, self.id = options, f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
-        self.rows, self.samples, self.comparisons = [], [], Comparisons(set(rival.peer.rivals))
+        self.rows, self.samples, self.comparisons = [], [], Comparisons(set(script.peer.kernels))
         self.interrupted = False
 
     def add(self, case, results):
@@ -105,7 +103,7 @@ class Run:
     def warnings(self, result, control):
         """For the file; the tables say it elsewhere."""
         if result.name == OURS and result.timed:
-            yield f"chose {result.entrant.note.removeprefix('runs ')}"
+            yield f"chose {result.prepared.note.removeprefix('runs ')}"
         if control and result.name == OURS and abs(control.median - 1) > MARGIN:
             yield f"A/A control: differs from itself by {100 * (control.median - 1):+.1f} %"
 
@@ -126,15 +124,15 @@ class Run:
         return OK if "PASS" in statuses else NOTHING_RAN
 
 
-def pause(rival, options):
+def pause(script, options):
     """Seconds before a sample: none while both sides share one OpenMP runtime or nobody has threads."""
-    apart = rival.own_threads or len(openmp_runtimes()) > 1
+    apart = script.own_threads or len(openmp_runtimes()) > 1
     return rounds.SPIN_PAUSE_S if options.threads > 1 and apart else 0.0
 
 
-def print_conditions(rival, library, options, settings):
+def print_conditions(script, library, options, settings):
     runtimes = openmp_runtimes()
-    for line in rival.conditions(options):
+    for line in script.conditions(options):
         print(line)
     print(f"libattn {library.version}  {options.libattn}  tiers {library.tiers}")
     print(f"threads {options.threads} of {len(os.sched_getaffinity(0))} CPUs  rounds {settings.rounds}  samples of "
@@ -144,9 +142,9 @@ def print_conditions(rival, library, options, settings):
         print(f"two thread pools: {settings.pause_s * 1e3:g} ms of rest before each sample and each peak loop")
     for name, value in settings_of_environment().items():
         print(f"environment: {name}={value}")
-    with settings.peak.meter("f32", options.threads) as meter:
-        print(f"% of peak: of {meter.name}, {meter.flops() * 1e-9:.0f} GFLOP/s, timed beside every sample" if meter else
-              f"% of peak: none ({settings.peak.absent or 'no loop for this CPU'})")
+    with attnbench.open_peak("f32", options.threads) as peak:
+        print(f"% of peak: of {peak.name}, {peak.flops() * 1e-9:.0f} GFLOP/s, timed beside every sample" if peak else
+              "% of peak: none (no loop for this CPU)")
 
 
 def check_kernels(library, names):
@@ -154,7 +152,7 @@ def check_kernels(library, names):
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1, 0)[0]
-            raise LibraryError(f"no kernel {name!r}; did you mean {near!r}? There are: {', '.join(known)}")
+            raise attnbench.LoadError(f"no kernel {name!r}; did you mean {near!r}? There are: {', '.join(known)}")
 
 
 def bind_to_cpus(cpus):
@@ -169,21 +167,21 @@ def bind_to_cpus(cpus):
 
 # ---- Command line ------------------------------------------------------------------------------------------------------
 
-def read_options(rival, argv):
-    parser = argparse.ArgumentParser(description=rival.doc.split("\n\n", maxsplit=1)[0], formatter_class=Help,
+def read_options(script, argv):
+    parser = argparse.ArgumentParser(description=script.doc.split("\n\n", maxsplit=1)[0], formatter_class=Help,
                                      epilog=f"Axes, as attnbench's: {', '.join(AXES)}.")
     add = parser.add_argument
     add_case_options(add)
     add("-k", "--kernel", dest="kernels", action="append", default=[], metavar="NAME",
         help="repeatable: this kernel of libattn as well (default: its automatic choice only)")
-    add("--libattn", type=Path, default=rival.libattn, metavar="PATH",
-        help=f"the shared library, libattn_peak.so beside it (default {rival.libattn}: cmake --build build --target "
-             "attn_shared attn_peak)")
-    if rival.has_mkl:
-        mkl.add_option(add, rival.peer.title)
+    add("--libattn", type=Path, default=script.libattn, metavar="PATH",
+        help=f"the shared library, libattnbench.so beside it (default {script.libattn}: cmake --build build --target "
+             "attn_shared attnbench_shared)")
+    if script.has_mkl:
+        mkl.add_option(add, script.peer.title)
     add("--csv", type=Path, metavar="FILE", help="write the rows as attnbench run --csv does")
     add("--samples", type=Path, metavar="FILE", help="write every sample as attnbench run --samples does")
-    rival.add_options(add)
+    script.add_options(add)
     parser.set_defaults(mkl="as-is")
     options = parser.parse_args(argv)
     if not options.cases and not options.axes:

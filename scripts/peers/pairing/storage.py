@@ -1,35 +1,42 @@
 # SPDX-License-Identifier: MIT
-"""How numbers are stored: the dtypes of attn.h as NumPy arrays. NumPy has no bfloat16; its bits stand in uint16."""
+"""How numbers are stored: the dtypes of attn.h as NumPy arrays. NumPy has no bfloat16; its bits are kept in uint16."""
 
 import numpy as np
 
-CODES = {"f32": 0, "f16": 1, "bf16": 2}  # attn_dtype
 ARRAYS = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "bf16": np.dtype(np.uint16)}
 ROUNDOFF = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
-LEAST_STEP = {"f32": 2.0**-149, "f16": 2.0**-24, "bf16": 2.0**-133}  # the smallest positive value
+ALIGNMENT = 64  # bytes: workspaces need it, and read loops
 
 
-def store(values, dtype, out=None):
+def aligned_empty(shape, dtype=np.float32):
+    """np.empty whose data begins at a multiple of ALIGNMENT bytes."""
+    dtype = np.dtype(dtype)
+    size = int(np.prod(shape)) * dtype.itemsize
+    raw = np.empty(size + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start:start + size].view(dtype).reshape(shape)
+
+
+def make_inputs(case, seed):
+    """q, k, v: normal, mean zero, standard deviation 1, rounded to the dtype of the case."""
+    rng = np.random.default_rng(seed)
+    inputs = [aligned_empty((case.batch, heads, seq, case.head_dim), ARRAYS[case.dtype])
+              for heads, seq in ((case.heads, case.seq_q), (case.heads_kv, case.seq_k), (case.heads_kv, case.seq_k))]
+    for x in inputs:
+        x[...] = store(rng.standard_normal(x.shape, dtype=np.float32), case.dtype)
+    return inputs
+
+
+def store(values, dtype):
     """float32 `values`, rounded to nearest even, as dtype; NaN becomes one NaN."""
     if dtype != "bf16":
-        stored = values.astype(ARRAYS[dtype], copy=False)
-    else:
-        bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-        stored = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-        stored[np.isnan(values)] = 0x7FC0
-    if out is None:
-        return stored
-    out[...] = stored
-    return out
-
-
-def widen(array, dtype):
-    """As float64."""
-    if dtype == "bf16":
-        array = (np.asarray(array).astype(np.uint32) << 16).view(np.float32)
-    return array.astype(float)
+        return values.astype(ARRAYS[dtype], copy=False)
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    stored = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    stored[np.isnan(values)] = 0x7FC0
+    return stored
 
 
 def spoil(array):
-    """Fills an output with NaN, so that a call that writes nothing is found out."""
+    """Fills an output with NaN, which shows a call that writes nothing."""
     array.fill(0x7FC0 if array.dtype == np.uint16 else np.nan)

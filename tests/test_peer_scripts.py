@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""scripts/peers: the rivals besides PyTorch, run_all.py with its table and figure, setup.sh. Rivals that are installed
+"""scripts/peers: the scripts of the peers besides PyTorch, run_all.py with its table and figure, setup.sh. Peers that are installed
 (.venv-peers) run for real on small cases; all others are absent, or a stand-in compiled here. Run by pytest; needs NumPy."""
 
 import csv
@@ -23,13 +23,13 @@ import onnxruntime_attention  # noqa: E402
 import run_all  # noqa: E402
 from pairing import combine  # noqa: E402
 from pairing.cases import PRESETS, build_cases  # noqa: E402
-from pairing.contender import Refused  # noqa: E402
+from pairing.implementation import Refused  # noqa: E402
 from pairing.peers import PEERS, WORDS, Peer  # noqa: E402
 from pairing.results import COLUMNS, write_csv  # noqa: E402
 
 needs_library = pytest.mark.skipif(not LIBRARY.exists(), reason=f"no {LIBRARY}: cmake --build build --target attn_shared")
 SMALL = ["-a", "heads=2", "-a", "seq=24", "-a", "head_dim=16", "--sample-ms", "0.05"]
-RIVALS = [name for peer in PEERS.values() for name in peer.rivals]
+KERNELS = [name for peer in PEERS.values() for name in peer.kernels]
 
 
 def one_case(*axes):
@@ -47,7 +47,7 @@ def compiler():
 
 
 def run_script(peer, *arguments, interpreter=sys.executable, hide=(), folder=None):
-    """One rival's script; hide: modules that cannot be imported."""
+    """One peer's script; hide: modules that cannot be imported."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("ATTN_")} | {"PYTHONDONTWRITEBYTECODE": "1"}
     for name in hide:
         (folder / f"{name}.py").write_text(f'raise ImportError("No module named {name!r}", name={name!r})\n')
@@ -56,22 +56,22 @@ def run_script(peer, *arguments, interpreter=sys.executable, hide=(), folder=Non
                           capture_output=True, text=True, env=env, timeout=300, check=False)
 
 
-# ---- The list of rivals ----------------------------------------------------------------------------------------------
+# ---- The list of peers ----------------------------------------------------------------------------------------------
 
-def test_every_rival_has_a_script_an_environment_and_words():
+def test_every_peer_has_a_script_an_environment_and_words():
     for peer in PEERS.values():
         assert os.access(PEERS_FOLDER / peer.script, os.X_OK)
         pins = (PEERS_FOLDER / f"requirements-{peer.name}.txt").read_text(encoding="utf-8").splitlines()
         assert all("==" in line for line in pins if not line.startswith("#")) and any("numpy==" in line for line in pins)
         assert f"scripts/peers/setup.sh {peer.name}" in peer.install
-        assert all(WORDS[name].startswith(peer.title) for name in peer.rivals)
-    assert set(WORDS) == set(RIVALS)
+        assert all(WORDS[name].startswith(peer.title) for name in peer.kernels)
+    assert set(WORDS) == set(KERNELS)
     files = {path.name for path in PEERS_FOLDER.glob("requirements-*.txt")}
     assert files == {f"requirements-{name}.txt" for name in PEERS}
 
 
 @pytest.mark.parametrize(("arguments", "code", "words"), [
-    ([], 2, "no name"), (["jax"], 2, "no rival 'jax'"), (["--list"], 0, "onnxruntime: ")])
+    ([], 2, "no name"), (["jax"], 2, "no peer 'jax'"), (["--list"], 0, "onnxruntime: ")])
 def test_setup_explains_itself(arguments, code, words):
     done = subprocess.run([PEERS_FOLDER / "setup.sh", *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == code and words in done.stdout + done.stderr
@@ -82,25 +82,25 @@ def test_setup_explains_itself(arguments, code, words):
 @needs_library
 @pytest.mark.parametrize(("name", "hidden"), [
     ("onnxruntime", ["onnx"]), ("openvino", ["openvino"]), ("onednn", []), ("ggml", [])])
-def test_an_absent_rival_is_a_row_with_the_command(tmp_path, name, hidden):
+def test_an_absent_peer_is_a_row_with_the_command(tmp_path, name, hidden):
     peer = PEERS[name]
     done = run_script(peer, *SMALL, "--csv", tmp_path / "out.csv", hide=hidden, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = {row["kernel"]: row for row in rows_of(tmp_path / "out.csv")}
-    assert list(rows) == ["auto", *peer.rivals] and rows["auto"]["status"] == "PASS"
+    assert list(rows) == ["auto", *peer.kernels] and rows["auto"]["status"] == "PASS"
     remedy = "--ggml-lib" if name == "ggml" else f"scripts/peers/setup.sh {name}"
-    for rival in peer.rivals:
-        if name == "onednn" and rows[rival]["status"] == "PASS":
+    for kernel in peer.kernels:
+        if name == "onednn" and rows[kernel]["status"] == "PASS":
             continue  # this libattn has it
-        assert rows[rival]["status"] == "SKIP" and not rows[rival]["time_ns_median"]
-        assert remedy in rows[rival]["reason"] or name == "onednn" and rows[rival]["reason"]
+        assert rows[kernel]["status"] == "SKIP" and not rows[kernel]["time_ns_median"]
+        assert remedy in rows[kernel]["reason"] or name == "onednn" and rows[kernel]["reason"]
 
 
-def test_run_all_without_any_rival_says_what_to_install(tmp_path, monkeypatch, capsys):
+def test_run_all_without_any_peer_says_what_to_install(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Peer, "interpreter", lambda _: None)
     assert run_all.main(["--quick", "-a", "dtype=f32", "-o", str(tmp_path)]) == 77
     rows = [row for name in PEERS for row in rows_of(tmp_path / f"{name}.csv")]
-    assert len(rows) == len(RIVALS) * len(PRESETS["quick"]) and {row["status"] for row in rows} == {"SKIP"}
+    assert len(rows) == len(KERNELS) * len(PRESETS["quick"]) and {row["status"] for row in rows} == {"SKIP"}
     told, table = capsys.readouterr().err, (tmp_path / "table.md").read_text(encoding="utf-8")
     for peer in PEERS.values():
         assert peer.install in told
@@ -108,7 +108,7 @@ def test_run_all_without_any_rival_says_what_to_install(tmp_path, monkeypatch, c
 
 
 @pytest.mark.parametrize(("arguments", "code", "words"), [
-    (["jax"], 2, "no rival 'jax'"), (["--rounds", "20"], 2, "from 21 up"), (["-a", "sek=4"], 2, "did you mean 'seq_k'"),
+    (["jax"], 2, "no peer 'jax'"), (["--rounds", "20"], 2, "from 21 up"), (["-a", "sek=4"], 2, "did you mean 'seq_k'"),
     (["--from", "/no/such/folder"], 5, "earlier run"), (["-o", "/proc/none"], 5, "/proc/none")])
 def test_wrong_arguments_of_run_all_are_explained(arguments, code, words):
     done = subprocess.run([sys.executable, PEERS_FOLDER / "run_all.py", *arguments], capture_output=True, text=True,
@@ -126,7 +126,7 @@ def test_run_all_passes_on_what_was_asked(monkeypatch):
     assert "--cases limits -a dtype=f32,bf16 --threads 2" in passed and "--cpus" not in passed
 
 
-# ---- Semantics that rivals lack --------------------------------------------------------------------------------------
+# ---- Semantics that peers lack --------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("operator", "axes", "words"), [
     ("ort_mha", ("heads=4", "heads_kv=2"), "KV heads"), ("ort_mha", ("seq_q=2", "causal=bottom-right"), "top-left"),
@@ -189,7 +189,7 @@ def test_a_ggml_that_is_none_is_a_row(tmp_path):
         assert done.returncode == 0 and row["status"] == "SKIP" and "--ggml-lib" in row["reason"]
 
 
-# ---- Installed rivals, for real --------------------------------------------------------------------------------------
+# ---- Installed peers, for real --------------------------------------------------------------------------------------
 
 @needs_library
 @pytest.mark.parametrize("name", ["torch", "onnxruntime", "openvino"])
@@ -202,8 +202,8 @@ def test_what_is_installed_gives_the_right_answer(tmp_path, name):
     assert done.returncode == 0, done.stderr + done.stdout
     rows = [row for row in rows_of(tmp_path / "out.csv") if row["kernel"] != "auto"]
     assert {row["status"] for row in rows} <= {"PASS", "SKIP"}
-    for rival in peer.rivals:
-        timed = [row for row in rows if row["kernel"] == rival and row["status"] == "PASS"]
+    for kernel in peer.kernels:
+        timed = [row for row in rows if row["kernel"] == kernel and row["status"] == "PASS"]
         assert {row["dtype_q"] for row in timed} >= {"f32"} and all(row["library"].startswith(peer.title) for row in timed)
 
 

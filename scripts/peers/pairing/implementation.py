@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What takes part in a comparison, and what came of it.
+"""The implementations of attention that are compared, ours and theirs, and the result of one of them on one case.
 
-A contender has a `name` and `start(case, rotations)`, a context manager that gives an Entrant or raises Refused.
+An implementation has a `name` and `start(case, rotations)`, a context manager that gives a Prepared or raises Refused.
 """
 
 import contextlib
@@ -9,29 +9,29 @@ from dataclasses import dataclass, field
 
 
 class Refused(Exception):
-    """This contender cannot take the case: a SKIP row. The message says why."""
+    """This implementation cannot take the case, which becomes a SKIP row. The message says why."""
 
 
 @dataclass
-class Entrant:
-    """A contender that is ready to run one case."""
+class Prepared:
+    """An implementation that is ready to run one case."""
     calls: list                  # one function per rotation; each computes the case once and returns a result
     output: object               # result -> array [batch][heads][seq][dim]; raises where the result says that a call failed
-    rounding: object             # reference.Rounding of its arithmetic: what its error limit is computed from
+    rounding: object             # attnbench.Rounding of its arithmetic: its error limit follows from it
     facts: dict                  # further columns of its row: algorithm, isa, library, plan_ns, workspace_bytes
-    scope: object = contextlib.nullcontext  # () -> context manager around the calls, entered outside the timed stretch
+    scope: object = contextlib.nullcontext  # () -> context manager around the calls, entered before the clock starts
     note: str = ""               # for the table
-    poison: object = lambda: None           # spoils the output buffers, so that a call that writes nothing is found out
+    poison: object = lambda: None           # fills the output with NaN, which shows a call that writes nothing
 
 
 @dataclass
 class Result:
-    """One row: a contender on a case. times_ns and the rates: one per round, empty unless status is PASS."""
+    """One row: an implementation on a case. times_ns and the rates: one per round, empty unless status is PASS."""
     name: str
     status: str = "PASS"
     reason: str = ""
-    entrant: Entrant = None
-    judgement: object = None
+    prepared: Prepared = None
+    check: object = None            # attnbench.Check
     times_ns: list = field(default_factory=list)
     positions: list = field(default_factory=list)
     peak_rates: list = field(default_factory=list)   # flop/s of the peak loop just before the sample
@@ -40,7 +40,8 @@ class Result:
     call_ns: float = 0.0
     warnings: list = field(default_factory=list)
 
-    def lose(self, status, reason):
+    def drop(self, status, reason):
+        """Takes its times away, so that only PASS rows have some."""
         self.status, self.reason = status, reason
         self.times_ns, self.positions, self.peak_rates, self.read_rates = [], [], [], []
 
@@ -50,7 +51,7 @@ class Result:
 
 
 class Absent:
-    """Stands for a rival that is not there: every case is refused for the same reason."""
+    """A peer that is not installed: it refuses every case for the same reason."""
 
     def __init__(self, name, reason):
         self.name, self.reason = name, reason

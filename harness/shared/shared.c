@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: MIT */
+#include "shared/shared.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "check/check.h"
+#include "machine/affinity.h"
+#include "timing/bandwidth.h"
+#include "timing/order.h"
+#include "timing/peak_rate.h"
+#include "timing/stats.h"
+
+/* The loops call this for attnbench's own threads. Threads of another program stay where that program puts them. */
+void bench_thread_settle(int thread, int team) { (void)thread, (void)team; }
+
+/* ---- Statistics ---------------------------------------------------------------------------------------------------------- */
+
+static void flatten(bench_summary s, double summary[5]) {
+  memcpy(summary, (double[5]){s.min, s.median, s.mad, s.ci_lo, s.ci_hi}, 5 * sizeof *summary);
+}
+
+void attnbench_summarise(const double *values, int n, double summary[5]) { flatten(bench_summarise(values, n), summary); }
+
+void attnbench_paired_ratio(const double *a, const double *b, int n, double summary[5]) {
+  flatten(bench_paired_ratio(a, b, n), summary);
+}
+
+double attnbench_sign_test(const double *a, const double *b, int n) { return bench_sign_test(a, b, n); }
+
+int attnbench_holm(double *p, int n) { return bench_holm(p, n); }
+
+int attnbench_latin_square(int *square, int n, uint64_t seed, int block) {
+  return bench_latin_square(square, n, seed, block);
+}
+
+/* ---- The oracle ---------------------------------------------------------------------------------------------------------- */
+
+struct attnbench_expected {
+  attn_args args;
+  bench_expected *rows;
+};
+
+static attn_problem dense_problem(const int64_t sizes[6], int dtype, int align, int with_lse) {
+  attn_problem problem;
+  attn_problem_init(&problem, sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[5]);
+  problem.dtype_q = problem.dtype_kv = problem.dtype_o = (attn_dtype)dtype;
+  if (align >= 0) attn_problem_set_causal(&problem, (attn_align)align);
+  if (with_lse) problem.uses |= ATTN_USE_LSE;
+  return problem;
+}
+
+attnbench_expected *attnbench_expected_create(const int64_t sizes[6], int dtype, int align, int with_lse, const void *q,
+                                              const void *k, const void *v, uint64_t seed) {
+  const attn_problem problem = dense_problem(sizes, dtype, align, with_lse);
+  attnbench_expected *expected = malloc(sizeof *expected);
+  if (!expected) return NULL;
+  expected->args = (attn_args){.q = q, .k = k, .v = v};
+  expected->rows = bench_expected_create(&problem, &expected->args, seed, true);
+  if (expected->rows) return expected;
+  free(expected);
+  return NULL;
+}
+
+void attnbench_expected_destroy(attnbench_expected *expected) {
+  if (expected) bench_expected_destroy(expected->rows);
+  free(expected);
+}
+
+double attnbench_compare(const attnbench_expected *expected, const void *o, const float *lse, const double arithmetic[4],
+                         double *abs_error, int64_t where[5]) {
+  const attn_numerics numerics = {.exp_error = arithmetic[0], .p_rounding = arithmetic[1], .input_flush = arithmetic[2]};
+  attn_args args = expected->args;
+  args.o = (void *)(uintptr_t)o; /* only read here */
+  args.lse = (float *)(uintptr_t)lse;
+  const bench_verdict verdict = bench_compare_stored(expected->rows, &args, &numerics, arithmetic[3]);
+  *abs_error = verdict.max_abs_err;
+  memcpy(where, verdict.err_index, sizeof verdict.err_index);
+  where[4] = verdict.rows_checked;
+  return verdict.max_err_ratio;
+}
+
+/* ---- Peaks --------------------------------------------------------------------------------------------------------------- */
+
+struct attnbench_peak {
+  bench_peak_slice slice;
+  char name[64];
+};
+
+/* Tables go from the lowest tier to the highest. */
+static const char *highest_tier(void) {
+  const attn_peak_loop *loop;
+  const char *highest = NULL;
+  for (int i = 0; (loop = attn_peak_get(i)); i++)
+    if (bench_tier_usable(loop->isa)) highest = loop->isa;
+  return highest;
+}
+
+attnbench_peak *attnbench_peak_open(const char *dtype, int threads, double slice_ns) {
+  const char *isa = highest_tier();
+  const attn_peak_loop *loop = isa ? attn_peak_for(isa, dtype) : NULL;
+  attnbench_peak *peak = loop ? malloc(sizeof *peak) : NULL;
+  if (!peak) return NULL;
+  peak->slice = bench_peak_prepare(loop, threads, slice_ns);
+  snprintf(peak->name, sizeof peak->name, "%s %s: %s", loop->isa, loop->dtype, loop->what);
+  return peak;
+}
+
+void attnbench_peak_close(attnbench_peak *peak) { free(peak); }
+
+const char *attnbench_peak_name(const attnbench_peak *peak) { return peak->name; }
+
+double attnbench_peak_rate(const attnbench_peak *peak) { return bench_peak_rate(&peak->slice) * peak->slice.threads; }
+
+static volatile uint64_t seen; /* keeps the compiler from leaving the loads out */
+
+double attnbench_read_rate(const void *data, size_t bytes, int threads) {
+  const bench_read_loop read = bench_widest_read();
+  const size_t part = bytes / (size_t)threads / ATTN_READ_BYTES * ATTN_READ_BYTES;
+  if (!read || part == 0) return 0.0;
+  const double start = bench_now_ns();
+#ifdef _OPENMP
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+#endif
+  for (int i = 0; i < threads; i++) seen = read((const char *)data + (size_t)i * part, part);
+  return (double)(part * (size_t)threads) / (bench_now_ns() - start) * 1e9;
+}
