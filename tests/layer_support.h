@@ -3,7 +3,7 @@
 #ifndef TESTS_LAYER_SUPPORT_H
 #define TESTS_LAYER_SUPPORT_H
 
-#include "layers/layer_kinds.h"
+#include "layers/layer_functions.h"
 #include "support.h"
 #include "timing/run_case.h"
 

@@ -128,7 +128,7 @@ static void test_spoilt_data_fail(void **state) {
     bench_layer_data *data = bench_layer_data_of(one.layer);
     float *number = (trials[t].spoil == 'x' ? data->x : data->weights) + trials[t].at;
     *number += 0.05f;
-    if (data->kind->forget) data->kind->forget(data);
+    bench_mha_forget(data);
     if (check_layer(&one).status != BENCH_FAIL) fail_msg("%s: another weight passes", trials[t].kind);
     *number -= 0.05f;
     close_layer(&one);
@@ -211,7 +211,7 @@ static void test_names_of_all_layers_are_read_again(void **state) {
   assert_string_equal(words[0], "none");
   for (int i = 1; words[i]; i++) {
     char id[100];
-    assert_non_null(bench_layer_kind_find(words[i]));
+    assert_non_null(bench_layer_find(words[i]));
     snprintf(id, sizeof id, "layer:%s/seq:9", words[i]);
     const bench_case one = valid_case(id), again = valid_case(one.case_id);
     assert_string_equal(again.case_id, one.case_id);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* One benchmark case: an attn_problem, how its inputs are made, and its name. The writers print these fields as CSV columns;
- * equal case_ids mean equal problems, data and thread counts. */
+ * equal case ids mean equal problems, data and thread counts. */
 #ifndef BENCH_CASE_H
 #define BENCH_CASE_H
 
@@ -10,27 +10,30 @@ enum { BENCH_NAME = 480 };
 
 typedef enum bench_cache { BENCH_WARM, BENCH_COLD_KV, BENCH_COLD_ALL } bench_cache;
 
+/* The words are those of the axes of the same names. */
 typedef struct bench_case {
   bench_spec spec;   /* what was asked for, without axes that mean nothing here (the offset of another alignment) */
   char invalid[256]; /* one sentence if no kernel could ever take it (heads_kv not a divisor of heads, ...); "" = fine */
   attn_problem problem;
   int threads;
   bench_cache cache;
-  uint64_t seed;            /* of the generated inputs; derived from --seed and the case_id */
-  char mask[BENCH_WORD];    /* "none", "random" (each key allowed with p = 1/2), "padding" (a random suffix off) */
-  char bias[BENCH_WORD];    /* "none", "full", "masking" (full, with -inf for keys, tiles and rows), "heads" (broadcast over
-                                batch), "row" (broadcast over heads and queries) */
-  char lengths[BENCH_WORD]; /* "full", "kv_len", "q_len", "both", "row_len", "varlen" */
-  char layout[BENCH_WORD];  /* "bhsd", "bshd", "packed" (varlen), and those of layout.c: the strides say it all */
-  char alignment[BENCH_WORD]; /* of OFFSET: "" or the offset */
-  int64_t offset;             /* generated args.offsets, for ATTN_ALIGN_OFFSET */
-  bool alibi, sinks;          /* generated slopes, sinks */
-  double magnitude;           /* inputs are normal with this standard deviation; 1 unless a suite says otherwise */
-  bool uniform_v;             /* V without zero mean: only the proven bound applies */
-  char layer[BENCH_WORD];     /* "" = attention alone; "mha": the whole layer around it (layer.h) */
-  int64_t width;              /* of a layer: d_model; 0 where there is none */
-  char case_id[BENCH_NAME];   /* dtype:f32/B:1/Hq:8/Hkv:8/Sq:512/Sk:512/D:64/Dv:64/causal:none/threads:1, then whatever axis
-                                is not at its default */
+  uint64_t seed; /* of the generated inputs; derived from --seed and the case id */
+  char mask[BENCH_WORD], bias[BENCH_WORD], lengths[BENCH_WORD];
+  char layout[BENCH_WORD];  /* for people: the strides of the problem are what counts */
+  int64_t offset;           /* generated args.offsets, for ATTN_ALIGN_OFFSET */
+  bool alibi, sinks;        /* generated slopes, sinks */
+  double magnitude;         /* inputs are normal with this standard deviation; 1 unless a suite says otherwise */
+  bool uniform_v;           /* V without zero mean: only the proven bound applies */
+  char layer[BENCH_WORD];   /* "" = attention alone; or a layer around it (layer_info.h) */
+  int64_t width;            /* of a layer: d_model; 0 where there is none */
+  char case_id[BENCH_NAME]; /* case_id.h */
 } bench_case;
+
+/* Builds a case from text. `seed` is the run's; the case's own follows from it and the problem's name, so that thread counts and
+ * cache modes share their data. */
+void bench_case_build(const bench_spec *asked, uint64_t seed, bench_case *bench);
+
+/* CPUs that this process may use. */
+int bench_cpu_count(void);
 
 #endif

@@ -56,10 +56,8 @@ static double work_of(const attn_problem *p) {
 /* Draws until a combination is a valid problem within the work limit. */
 static bool draw_valid(cover *c, uint64_t seed, int *index, bench_case *bench) {
   for (int try = 0; try < TRIES; try++) {
-    bench_spec spec = {0};
     draw(c, index);
-    for (int i = 0; i < AXIS_COUNT; i++)
-      if (c->grid->axes[i].count) memcpy(spec.value[i], c->grid->axes[i].value[index[i]], BENCH_WORD);
+    const bench_spec spec = bench_grid_spec(c->grid, index);
     bench_case_build(&spec, seed, bench);
     if (!bench->invalid[0] && !(c->grid->work > 0 && work_of(&bench->problem) > c->grid->work)) return true;
   }

@@ -2,6 +2,7 @@
 /* Strides that a caller might bring, from the everyday to the perverse. */
 #include "cases/layout.h"
 
+#include <math.h>
 #include <string.h>
 
 typedef attn_strides (*layout_fn)(int64_t heads, int64_t seq, int64_t dim);
@@ -47,16 +48,24 @@ static void broadcast(attn_problem *p) {
   p->v_stride.b = 0;
 }
 
-void bench_layout_apply(attn_problem *problem, const char *layout) {
+/* Every layout of the table stays far below 2^63 then. */
+static bool is_addressable(const attn_problem *p) {
+  const double rows = fmax((double)p->heads_q * (double)p->seq_q, (double)p->heads_kv * (double)p->seq_k);
+  return (double)p->batch * rows * (double)(p->dim_qk > p->dim_v ? p->dim_qk : p->dim_v) <= 0x1p56;
+}
+
+bool bench_layout_apply(attn_problem *problem, const char *layout) {
   static const struct {
     const char *name;
     layout_fn strides;
   } layouts[] = {
       {"bhsd", dense}, {"strided", strided}, {"spread", spread}, {"transposed", transposed}, {"reversed", reversed}};
+  if (!is_addressable(problem)) return false;
   for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++)
     if (!strcmp(layout, layouts[i].name)) apply(problem, layouts[i].strides);
   if (!strcmp(layout, "bshd")) attn_problem_set_bshd(problem);
   if (!strcmp(layout, "broadcast")) broadcast(problem);
   if (!strcmp(layout, "packed"))
     attn_problem_set_varlen(problem, problem->batch * problem->seq_q, problem->batch * problem->seq_k);
+  return true;
 }

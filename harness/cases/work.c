@@ -112,7 +112,8 @@ static double typical_rate(const attn_kernel_info *kernel) {
   static const struct {
     const char *isa;
     double rate;
-  } tiers[] = {{"c", 5e9}, {"avx2", 60e9}, {"avx512", 120e9}, {"avx512bf16", 200e9}, {"amx", 800e9}, {"neon", 30e9}, {"neonbf16", 60e9}};
+  } tiers[] = {{"c", 5e9},     {"avx2", 60e9}, {"avx512", 120e9}, {"avx512bf16", 200e9},
+               {"amx", 800e9}, {"neon", 30e9}, {"neonbf16", 60e9}};
   double rate = 20e9;
   for (size_t i = 0; i < sizeof tiers / sizeof *tiers; i++)
     if (!strcmp(kernel->isa, tiers[i].isa)) rate = tiers[i].rate;

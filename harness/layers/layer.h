@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /* Whole layers as cases: libattn's attention with what stands around it, and the rest of libattn_nn, checked against float64 and
- * timed like a kernel, with the share of the time that each part takes. layer_kinds.h has one entry per layer; everything here is
- * the same for all of them. */
+ * timed like a kernel, with the share of the time that each part takes. layer_functions.h has what differs between layers;
+ * everything here is the same for all of them. */
 #ifndef BENCH_LAYER_H
 #define BENCH_LAYER_H
 
-#include "cases/axes.h"
+#include "cases/layer_info.h"
 #include "check/check.h"
 
 /* Inputs, weights and the rows to check of one case. */
@@ -14,27 +14,8 @@ typedef struct bench_layer bench_layer;
 /* The layer made with one kernel. */
 typedef struct bench_layer_job bench_layer_job;
 
-bool bench_layer_is(const bench_case *bench); /* false: plain attention */
-
-/* ---- What the axes mean to it ---- */
-
-/* Gives the axes that a layer has an opinion on their value, and drops heads where it has none. Does nothing without a layer. */
-void bench_layer_settle(bench_spec *spec);
-
-/* Whether the case is no layer that we have, with a sentence: it has options that the layer lacks, or dimensions that don't fit. */
-bool bench_layer_contradicts(const bench_spec *spec, const bench_case *bench, char *reason, size_t bytes);
-
-/* ---- What it consists of; plain attention has heads, attention, plan and workspace ---- */
-
-bool bench_layer_has_width(const bench_case *bench);
-bool bench_layer_has_heads(const bench_case *bench);
-bool bench_layer_has_attention(const bench_case *bench);
-bool bench_layer_has_projections(const bench_case *bench);
-bool bench_layer_has_plan(const bench_case *bench);
-bool bench_layer_has_workspace(const bench_case *bench);
-
-/* Floating-point operations of one call: dense layers and the like, plus attention; 0 where nothing counts. And bytes of input,
- * output and weights, each once. */
+/* Floating-point operations of one call, those of attention included; 0 where nothing counts. And bytes of input, output and
+ * weights, each once. */
 double bench_layer_flops(const bench_case *bench);
 double bench_layer_bytes(const bench_case *bench);
 
@@ -55,8 +36,8 @@ size_t bench_layer_workspace(const bench_layer_job *job);
 const char *bench_layer_kernel(const bench_layer_job *job);  /* "" where there is none */
 const char *bench_layer_product(const bench_layer_job *job); /* "" without dense layers */
 
-/* Runs it on poisoned output and judges the chosen rows, and that wrong answers would be told apart: zeros, and the wrong answer
- * of the kind, as with uniform attention. */
+/* Runs the layer on poisoned output, checks the chosen rows, and checks that two wrong answers would fail: zeros, and the wrong
+ * answer of the layer, such as uniform attention. */
 bench_verdict bench_layer_check(bench_layer_job *job, const attn_numerics *numerics, void *workspace, size_t bytes);
 
 /* What timing needs: one call, and the output before and after it. */
@@ -64,8 +45,8 @@ attn_status bench_layer_call(bench_layer_job *job, void *workspace, size_t bytes
 void bench_layer_poison(bench_layer_job *job);
 uint64_t bench_layer_output_hash(const bench_layer_job *job);
 
-/* Shares of the calls' time since the last reset, 0..1: dense layers, attention, and what is left. Only of layers with projections:
- * others have one part, or none that their interface tells apart. */
+/* Shares of the calls' time since the last reset, 0..1: dense layers, attention, and what is left. All 0 for layers without
+ * projections, which report no parts. */
 typedef struct bench_shares {
   double projections, attention, rest;
 } bench_shares;

@@ -1,157 +1,170 @@
 /* SPDX-License-Identifier: MIT */
-/* A transformer encoder block: multi-head self-attention and a feed-forward network four times as wide inside, each with a residual
- * connection and a layer norm behind it (post-norm). */
-#include <stdlib.h>
-#include <string.h>
-
+/* Transformer blocks, post-norm: every sub-layer has a residual connection and a layer norm behind it. The encoder block has
+ * self-attention and a feed-forward network; the decoder block has cross-attention between them. */
 #include "attn/nn.h"
-#include "attn/product.h"
-#include "layers/layer_kinds.h"
-#include "src/nn/ref/nn_oracle_f64.h"
+#include "layers/layer_functions.h"
 
-static const float EPSILON = 1e-5f;
+/* ---- Weights and biases: those of each sub-layer in order, then gain and bias of the norms in the same order ---- */
 
-static int64_t hidden_of(const bench_case *bench) { return 4 * bench->width; }
-
-/* mha's, then both matrices of the feed-forward. */
-static int64_t weights_of(const bench_case *bench) { return bench_mha_weights(bench) + 2 * bench->width * hidden_of(bench); }
-
-/* mha's, then those of the feed-forward, then gain and bias of two norms. */
-static int64_t biases_of(const bench_case *bench) { return bench_mha_biases(bench) + hidden_of(bench) + 5 * bench->width; }
-
-static double product_flops(const bench_case *bench) {
-  return 2.0 * (double)(bench->problem.batch * bench->problem.seq_q) * (double)weights_of(bench);
+static int64_t block_weights(const bench_case *bench, int attentions) {
+  return attentions * bench_mha_weights(bench) + bench_feed_forward_weights(bench);
 }
 
-static attn_block_config config_of(const bench_layer_data *data) {
+static int64_t norms_at(const bench_case *bench, int attentions) {
+  return attentions * bench_mha_biases(bench) + bench_feed_forward_biases(bench);
+}
+
+static bench_layer_shape block_shape(const bench_case *bench, int attentions) {
+  return bench_layer_rows_to_rows(bench, block_weights(bench, attentions),
+                                  norms_at(bench, attentions) + 2 * (attentions + 1) * bench->width);
+}
+
+/* Those of the cross-attention. */
+static attn_mha_weights cross_weights(const bench_layer_data *data) {
+  bench_layer_data second = *data;
+  second.weights += bench_mha_weights(data->bench);
+  second.biases += bench_mha_biases(data->bench);
+  return bench_mha_weights_of(&second);
+}
+
+/* What both blocks have in common. */
+static void configure(const bench_layer_data *data, int attentions, attn_block_config *config) {
   const bench_case *bench = data->bench;
-  const attn_problem *p = &bench->problem;
-  const int64_t width = bench->width, hidden = hidden_of(bench);
-  const float *matrices = data->weights + bench_mha_weights(bench), *biases = data->biases + bench_mha_biases(bench);
-  const float *norms = biases + hidden + width;
+  const int64_t norms = norms_at(bench, attentions);
+  config->self.attention = bench->problem;
+  config->self_weights = bench_mha_weights_of(data);
+  config->feed_forward =
+      bench_feed_forward_at(data, attentions * bench_mha_weights(bench), attentions * bench_mha_biases(bench));
+  config->self_norm = bench_norm_at(data, norms);
+  config->feed_forward_norm = bench_norm_at(data, norms + 2 * attentions * bench->width);
+}
+
+static attn_block_config encoder_config(const bench_layer_data *data) {
+  const attn_problem *p = &data->bench->problem;
+  const int64_t width = data->bench->width;
   attn_block_config config;
-  attn_encoder_block_init(&config, p->batch, p->heads_q, p->seq_q, width, hidden);
-  config.self.attention = *p;
-  config.self_weights = bench_mha_weights_of(data);
-  config.feed_forward.first = (attn_linear){.weight = matrices, .bias = biases};
-  config.feed_forward.second = (attn_linear){.weight = matrices + width * hidden, .bias = biases + hidden};
-  config.self_norm = (attn_norm){norms, norms + width, EPSILON};
-  config.feed_forward_norm = (attn_norm){norms + 2 * width, norms + 3 * width, EPSILON};
+  attn_encoder_block_init(&config, p->batch, p->heads_q, p->seq_q, width, 4 * width);
+  configure(data, 1, &config);
   return config;
 }
 
-/* ---- The layer ---- */
-
-typedef struct made_block {
-  attn_block *block;
-  attn_product *example; /* made as the block makes its own: knows the name */
-} made_block;
-
-static void unmake(void *pointer) {
-  made_block *made = pointer;
-  if (!made) return;
-  attn_block_destroy(made->block);
-  attn_product_destroy(made->example);
-  free(made);
+static attn_block_config decoder_config(const bench_layer_data *data) {
+  const attn_problem *p = &data->bench->problem;
+  const int64_t width = data->bench->width;
+  attn_block_config config;
+  attn_decoder_block_init(&config, p->batch, p->heads_q, p->seq_q, p->seq_k, width, width, 4 * width);
+  configure(data, 2, &config);
+  config.cross = bench_cross_problem(data, p->batch, p->seq_q);
+  config.cross_weights = cross_weights(data);
+  config.cross_norm = bench_norm_at(data, norms_at(data->bench, 2) + 2 * width);
+  return config;
 }
 
-static attn_status make(const bench_layer_data *data, const attn_options *options, bool wrong, void **result) {
-  attn_block_config config = config_of(data);
-  if (wrong) config.self.attention.scale = 0;
-  attn_options products = *options;
-  products.kernel = NULL;
-  const attn_product_weights one = {.depth = 1, .columns = 1, .weight = data->weights};
-  made_block *made = calloc(1, sizeof *made);
-  attn_status status = made ? attn_product_create(&one, &products, &made->example) : ATTN_OUT_OF_MEMORY;
-  if (status == ATTN_OK) status = attn_block_create(&config, options, &made->block);
-  if (status == ATTN_OK) {
-    *result = made;
-    return ATTN_OK;
-  }
-  unmake(made);
+/* ---- Running ---- */
+
+static attn_status create(bench_layer_job *job, const attn_block_config *config) {
+  attn_block *block = NULL;
+  const attn_status status = attn_block_create(config, &job->options, &block);
+  job->layer = block;
+  bench_layer_name_kernel(job, attn_block_kernel(block));
   return status;
 }
 
-static size_t workspace_of(const void *made) { return attn_block_workspace(((const made_block *)made)->block); }
-static const char *kernel_of(const void *made) { return attn_block_kernel(((const made_block *)made)->block); }
-static const char *product_of(const void *made) { return attn_product_name(((const made_block *)made)->example); }
+static void block_destroy(void *layer) { attn_block_destroy(layer); }
+static size_t block_workspace(const bench_layer_job *job) { return attn_block_workspace(job->layer); }
 
-static attn_status run(const bench_layer_data *data, void *made, void *workspace, size_t bytes, bench_layer_time *time) {
+static attn_status run(bench_layer_job *job, const float *memory, void *workspace, size_t bytes) {
   attn_block_profile profile = {0};
-  const attn_block_args args = {.x = data->x, .y = data->y, .profile = &profile};
-  const attn_status status = attn_block_run(((made_block *)made)->block, &args, workspace, bytes);
-  time->projections_ns += profile.projections_ns + profile.feed_forward_ns;
-  time->attention_ns += profile.attention_ns;
-  time->total_ns += profile.total_ns;
+  const attn_block_args args = {.x = job->data->x, .memory = memory, .y = job->data->y, .profile = &profile};
+  const attn_status status = attn_block_run(job->layer, &args, workspace, bytes);
+  job->time.projections_ns += profile.projections_ns + profile.feed_forward_ns;
+  job->time.attention_ns += profile.attention_ns;
+  job->time.total_ns += profile.total_ns;
   return status;
 }
 
-/* ---- What is right ---- */
+/* ---- What is right: behind self-attention every row stands alone, so that only the chosen ones are computed ---- */
 
-static attn_nn_matrix matrix_of(const attn_linear *linear, int64_t out) {
-  return (attn_nn_matrix){.w = linear->weight, .in_stride = out, .out_stride = 1, .b = linear->bias};
+/* norm(x + out); gives up both. */
+static attn_nn_field add_and_norm(attn_nn_field x, attn_nn_field out, const attn_norm *norm) {
+  attn_nn_field sum = bench_then(bench_then(attn_nn_oracle_add(&x, &out), &x), &out);
+  return bench_then(attn_nn_oracle_layer_norm(&sum, norm), &sum);
 }
 
-static attn_nn_field then(attn_nn_field next, attn_nn_field *used) {
-  attn_nn_field_destroy(used);
-  return next;
+static attn_nn_field after_self_attention(const bench_chosen *c, const attn_block_config *config) {
+  attn_nn_field x = bench_chosen_x(c);
+  x = bench_then(attn_nn_oracle_add(&x, &c->mha), &x);
+  return bench_then(attn_nn_oracle_layer_norm(&x, &config->self_norm), &x);
 }
 
-/* The chosen rows of x + attention(x), with the limits that the layer oracle gives attention. */
-static attn_nn_field attended(const bench_layer_data *data, const bench_layer_rows *rows) {
-  const int64_t width = data->bench->width, seq = data->bench->problem.seq_q;
-  attn_nn_field x = attn_nn_field_create(rows->count, width), a = attn_nn_field_create(rows->count, width);
-  for (int64_t r = 0; r < rows->count; r++)
-    for (int64_t c = 0; c < width; c++) {
-      x.value[r * width + c] = (double)data->x[(rows->batch[r] * seq + rows->row[r]) * width + c];
-      a.value[r * width + c] = rows->value[r * width + c];
-      a.error[r * width + c] = rows->limit[r * width + c] / ATTN_NN_SIGMAS;
-    }
-  return then(then(attn_nn_oracle_add(&x, &a), &x), &a);
+static attn_nn_field after_feed_forward(attn_nn_field x, const attn_block_config *config) {
+  return add_and_norm(x, bench_feed_forward_expect(&config->feed_forward, &x), &config->feed_forward_norm);
 }
 
-static attn_nn_field fed_forward(const attn_block_config *config, const attn_nn_field *x) {
-  const attn_nn_matrix first = matrix_of(&config->feed_forward.first, config->feed_forward.hidden);
-  const attn_nn_matrix second = matrix_of(&config->feed_forward.second, config->feed_forward.width);
-  attn_nn_field inner = attn_nn_oracle_linear(x, &first, config->feed_forward.hidden);
-  inner = then(attn_nn_oracle_relu(&inner), &inner);
-  return then(attn_nn_oracle_linear(&inner, &second, config->feed_forward.width), &inner);
+/* ---- Encoder block ---- */
+
+static bench_layer_shape encoder_shape(const bench_case *bench) { return block_shape(bench, 1); }
+static double encoder_flops(const bench_case *bench) { return bench_dense_flops(bench, block_weights(bench, 1)); }
+
+static attn_status encoder_create(bench_layer_job *job) {
+  attn_block_config config = encoder_config(job->data);
+  if (job->wrong) config.self.attention.scale = 0;
+  return create(job, &config);
 }
 
-/* Behind attention, every row is on its own: so only the chosen ones are computed. */
-static bool expect(bench_layer_data *data, const attn_numerics *numerics, const bench_layer_rows *rows) {
-  const attn_block_config config = config_of(data);
-  if (!bench_mha_expect(data, numerics, rows)) return false;
-  attn_nn_field x = attended(data, rows);
-  x = then(attn_nn_oracle_layer_norm(&x, &config.self_norm), &x);
-  attn_nn_field added = fed_forward(&config, &x);
-  x = then(then(attn_nn_oracle_add(&x, &added), &x), &added);
-  x = then(attn_nn_oracle_layer_norm(&x, &config.feed_forward_norm), &x);
-  for (int64_t i = 0; i < rows->count * data->bench->width; i++) {
-    rows->value[i] = x.value[i];
-    rows->limit[i] = ATTN_NN_SIGMAS * x.error[i] + 0x1p-126;
-  }
-  attn_nn_field_destroy(&x);
-  return true;
+static attn_status encoder_run(bench_layer_job *job, void *workspace, size_t bytes) {
+  return run(job, NULL, workspace, bytes);
 }
 
-static bench_layer_shape shape_of(const bench_case *bench) {
-  return bench_layer_rows_to_rows(bench, weights_of(bench), biases_of(bench));
+static attn_nn_field encoder_expect(const bench_chosen *c) {
+  const attn_block_config config = encoder_config(c->data);
+  return after_feed_forward(after_self_attention(c, &config), &config);
 }
 
-const bench_layer_kind bench_layer_block = {
-    .name = "block",
-    .has = BENCH_HAS_WIDTH | BENCH_HAS_HEADS | BENCH_HAS_GROUPS | BENCH_HAS_MASKS | BENCH_HAS_SCALE | BENCH_HAS_ATTENTION |
-           BENCH_HAS_DENSE,
-    .shape = shape_of,
-    .flops = product_flops,
-    .wrong = "attention that looks at all keys alike",
-    .make = make,
-    .unmake = unmake,
-    .workspace = workspace_of,
-    .run = run,
-    .kernel = kernel_of,
-    .product = product_of,
-    .expect = expect,
-    .forget = bench_mha_forget,
-};
+const bench_layer_functions bench_layer_block = {.shape = encoder_shape,
+                                                 .flops = encoder_flops,
+                                                 .wrong = "attention that looks at all keys alike",
+                                                 .create = encoder_create,
+                                                 .destroy = block_destroy,
+                                                 .workspace = block_workspace,
+                                                 .run = encoder_run,
+                                                 .expect = encoder_expect,
+                                                 .after_mha = true};
+
+/* ---- Decoder block: x is also the memory; the case masks the self-attention ---- */
+
+static bench_layer_shape decoder_shape(const bench_case *bench) { return block_shape(bench, 2); }
+
+static double decoder_flops(const bench_case *bench) {
+  const attn_problem *p = &bench->problem;
+  const double cross =
+      2.0 * (double)(p->batch * p->heads_q) * (double)(p->seq_q * p->seq_k) * (double)(p->dim_qk + p->dim_v);
+  return cross + bench_dense_flops(bench, block_weights(bench, 2));
+}
+
+static attn_status decoder_create(bench_layer_job *job) {
+  attn_block_config config = decoder_config(job->data);
+  if (job->wrong) config.cross.attention.scale = 0;
+  return create(job, &config);
+}
+
+static attn_status decoder_run(bench_layer_job *job, void *workspace, size_t bytes) {
+  return run(job, job->data->x, workspace, bytes);
+}
+
+static attn_nn_field decoder_expect(const bench_chosen *c) {
+  const attn_block_config config = decoder_config(c->data);
+  attn_nn_field x = after_self_attention(c, &config);
+  x = add_and_norm(x, bench_cross_expect(c, &config.cross_weights, &x), &config.cross_norm);
+  return after_feed_forward(x, &config);
+}
+
+const bench_layer_functions bench_layer_decoder = {.shape = decoder_shape,
+                                                   .flops = decoder_flops,
+                                                   .wrong = "attention to the memory that looks at all its rows alike",
+                                                   .create = decoder_create,
+                                                   .destroy = block_destroy,
+                                                   .workspace = block_workspace,
+                                                   .run = decoder_run,
+                                                   .expect = decoder_expect,
+                                                   .after_mha = true};

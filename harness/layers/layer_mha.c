@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* Multi-head self-attention with its four projections. */
+/* Multi-head attention with its four projections: self-attention and cross-attention. */
 #include <stdlib.h>
 
-#include "layers/layer_kinds.h"
+#include "layers/layer_functions.h"
 #include "layers/mha_oracle.h"
 
 /* Columns of Q, K and V side by side. */
@@ -17,10 +17,10 @@ int64_t bench_mha_weights(const bench_case *bench) {
 
 int64_t bench_mha_biases(const bench_case *bench) { return inner_columns(&bench->problem) + bench->width; }
 
-/* A multiplication and an addition per weight and row. */
-static double projection_flops(const bench_case *bench) {
-  const attn_problem *p = &bench->problem;
-  return 2.0 * (double)(p->batch * p->seq_q) * (double)bench_mha_weights(bench);
+static double mha_flops(const bench_case *bench) { return bench_dense_flops(bench, bench_mha_weights(bench)); }
+
+static bench_layer_shape mha_shape(const bench_case *bench) {
+  return bench_layer_rows_to_rows(bench, bench_mha_weights(bench), bench_mha_biases(bench));
 }
 
 attn_mha_weights bench_mha_weights_of(const bench_layer_data *data) {
@@ -40,35 +40,44 @@ static attn_mha_problem problem_of(const bench_layer_data *data) {
   return problem;
 }
 
-/* ---- The layer ---- */
+/* ---- Self-attention ---- */
 
-static attn_status make(const bench_layer_data *data, const attn_options *options, bool wrong, void **made) {
-  attn_mha_problem problem = problem_of(data);
-  const attn_mha_weights weights = bench_mha_weights_of(data);
-  const attn_mha_options all = {.attention = *options};
-  if (wrong) problem.attention.scale = 0;
-  attn_mha *mha;
-  const attn_status status = attn_mha_create(&problem, &weights, &all, &mha);
-  *made = mha;
+static attn_status create(bench_layer_job *job, attn_mha_problem problem) {
+  const attn_mha_weights weights = bench_mha_weights_of(job->data);
+  const attn_mha_options options = {.attention = job->options};
+  if (job->wrong) problem.attention.scale = 0;
+  attn_mha *mha = NULL;
+  const attn_status status = attn_mha_create(&problem, &weights, &options, &mha);
+  job->layer = mha;
+  bench_layer_name_kernel(job, attn_mha_kernel(mha));
   return status;
 }
 
-static void unmake(void *made) { attn_mha_destroy(made); }
-static size_t workspace_of(const void *made) { return attn_mha_workspace(made); }
-static const char *kernel_of(const void *made) { return attn_mha_kernel(made); }
-static const char *product_of(const void *made) { return attn_mha_product(made); }
+static attn_status mha_create(bench_layer_job *job) { return create(job, problem_of(job->data)); }
+static void mha_destroy(void *layer) { attn_mha_destroy(layer); }
+static size_t mha_workspace(const bench_layer_job *job) { return attn_mha_workspace(job->layer); }
 
-static attn_status run(const bench_layer_data *data, void *made, void *workspace, size_t bytes, bench_layer_time *time) {
+/* memory: NULL for self-attention. */
+static attn_status run(bench_layer_job *job, const float *memory, void *workspace, size_t bytes) {
   attn_mha_profile profile = {0};
-  const attn_mha_args args = {.x = data->x, .y = data->y, .profile = &profile};
-  const attn_status status = attn_mha_run(made, &args, workspace, bytes);
-  time->projections_ns += profile.projections_ns;
-  time->attention_ns += profile.attention_ns;
-  time->total_ns += profile.total_ns;
+  const attn_mha_args args = {.x = job->data->x, .memory = memory, .y = job->data->y, .profile = &profile};
+  const attn_status status = attn_mha_run(job->layer, &args, workspace, bytes);
+  bench_add_times(&job->time, &profile);
   return status;
 }
 
-/* ---- What is right ---- */
+static attn_status mha_run(bench_layer_job *job, void *workspace, size_t bytes) { return run(job, NULL, workspace, bytes); }
+
+const bench_layer_functions bench_layer_mha = {.shape = mha_shape,
+                                               .flops = mha_flops,
+                                               .wrong = "attention that looks at all keys alike",
+                                               .create = mha_create,
+                                               .destroy = mha_destroy,
+                                               .workspace = mha_workspace,
+                                               .run = mha_run,
+                                               .after_mha = true};
+
+/* ---- Expected self-attention ---- */
 
 /* The oracle keeps pointers to these. */
 typedef struct kept_oracle {
@@ -108,23 +117,43 @@ void bench_mha_forget(bench_layer_data *data) {
   data->oracle = NULL;
 }
 
-static bench_layer_shape shape_of(const bench_case *bench) {
-  return bench_layer_rows_to_rows(bench, bench_mha_weights(bench), bench_mha_biases(bench));
+/* ---- Cross-attention: x is queries and memory ---- */
+
+attn_mha_problem bench_cross_problem(const bench_layer_data *data, int64_t batch, int64_t seq_q) {
+  const attn_problem *p = &data->bench->problem;
+  attn_mha_problem problem;
+  attn_cross_attention_init(&problem, batch, p->heads_q, seq_q, p->seq_k, data->bench->width, data->bench->width);
+  attn_problem_init(&problem.attention, batch, p->heads_q, p->heads_kv, seq_q, p->seq_k, p->dim_qk, p->dim_v);
+  problem.attention.scale = p->scale;
+  return problem;
 }
 
-const bench_layer_kind bench_layer_mha = {
-    .name = "mha",
-    .has = BENCH_HAS_WIDTH | BENCH_HAS_HEADS | BENCH_HAS_GROUPS | BENCH_HAS_MASKS | BENCH_HAS_SCALE | BENCH_HAS_ATTENTION |
-           BENCH_HAS_DENSE,
-    .shape = shape_of,
-    .flops = projection_flops,
-    .wrong = "attention that looks at all keys alike",
-    .make = make,
-    .unmake = unmake,
-    .workspace = workspace_of,
-    .run = run,
-    .kernel = kernel_of,
-    .product = product_of,
-    .expect = bench_mha_expect,
-    .forget = bench_mha_forget,
-};
+static attn_status cross_create(bench_layer_job *job) {
+  const attn_problem *p = &job->data->bench->problem;
+  return create(job, bench_cross_problem(job->data, p->batch, p->seq_q));
+}
+
+static attn_status cross_run(bench_layer_job *job, void *workspace, size_t bytes) {
+  return run(job, job->data->x, workspace, bytes);
+}
+
+attn_nn_field bench_cross_expect(const bench_chosen *c, const attn_mha_weights *weights, const attn_nn_field *x) {
+  const attn_mha_problem problem = bench_cross_problem(c->data, 1, c->count);
+  attn_nn_field memory = bench_all_x(c);
+  return bench_then(attn_nn_oracle_mha(&problem, weights, &(attn_args){0}, c->numerics, x, &memory), &memory);
+}
+
+static attn_nn_field cross_expect(const bench_chosen *c) {
+  const attn_mha_weights weights = bench_mha_weights_of(c->data);
+  attn_nn_field x = bench_chosen_x(c);
+  return bench_then(bench_cross_expect(c, &weights, &x), &x);
+}
+
+const bench_layer_functions bench_layer_cross = {.shape = mha_shape,
+                                                 .flops = mha_flops,
+                                                 .wrong = "attention that looks at all keys alike",
+                                                 .create = cross_create,
+                                                 .destroy = mha_destroy,
+                                                 .workspace = mha_workspace,
+                                                 .run = cross_run,
+                                                 .expect = cross_expect};

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "attn/extend.h"
-#include "layers/layer_family.h"
+#include "layers/layer_functions.h"
 
 static const char ALIKE[] = "attention that looks at all keys alike";
 
@@ -58,32 +58,32 @@ static attn_additive_config additive_config(const bench_layer_data *data) {
                                 .score_weight = data->weights + 2 * width * hidden};
 }
 
-static attn_status additive_create(bench_made *made) {
-  attn_additive_config config = additive_config(made->data);
+static attn_status additive_create(bench_layer_job *job) {
+  attn_additive_config config = additive_config(job->data);
   float *zeros = calloc((size_t)config.hidden, sizeof *zeros);
   if (!zeros) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for %lld zeros", (long long)config.hidden);
-  if (made->wrong) config.score_weight = zeros;
+  if (job->wrong) config.score_weight = zeros;
   attn_additive *layer = NULL;
-  const attn_status status = attn_additive_create(&config, &made->options, &layer);
+  const attn_status status = attn_additive_create(&config, &job->options, &layer);
   free(zeros);
-  made->layer = layer;
-  snprintf(made->kernel, sizeof made->kernel, "%s", attn_additive_kernel(layer));
+  job->layer = layer;
+  bench_layer_name_kernel(job, attn_additive_kernel(layer));
   return status;
 }
 
 static void additive_destroy(void *layer) { attn_additive_destroy(layer); }
-static size_t additive_workspace(const bench_made *made) { return attn_additive_workspace(made->layer); }
+static size_t additive_workspace(const bench_layer_job *job) { return attn_additive_workspace(job->layer); }
 
-static attn_status additive_run(bench_made *made, void *workspace, size_t bytes, bench_layer_time *time) {
-  const bench_layer_data *data = made->data;
+static attn_status additive_run(bench_layer_job *job, void *workspace, size_t bytes) {
+  const bench_layer_data *data = job->data;
   attn_mha_profile profile = {0};
   const attn_additive_args args = {.q = data->x,
                                    .k = data->x + keys_at(data->bench),
                                    .v = data->x + additive_values_at(data->bench),
                                    .o = data->y,
                                    .profile = &profile};
-  const attn_status status = attn_additive_run(made->layer, &args, workspace, bytes);
-  bench_add_times(time, &profile);
+  const attn_status status = attn_additive_run(job->layer, &args, workspace, bytes);
+  bench_add_times(&job->time, &profile);
   return status;
 }
 
@@ -100,20 +100,14 @@ static attn_nn_field additive_expect(const bench_chosen *c) {
   return bench_then(bench_then(bench_then(attn_nn_oracle_attention(&attention, &q, &k, &v), &q), &k), &v);
 }
 
-static const bench_family additive_family = {.create = additive_create,
-                                             .destroy = additive_destroy,
-                                             .workspace = additive_workspace,
-                                             .run = additive_run,
-                                             .expect = additive_expect};
-const bench_layer_kind bench_layer_additive = {
-    .name = "additive",
-    .has = BENCH_HAS_WIDTH | BENCH_HAS_HEADS | BENCH_HAS_LENGTHS | BENCH_HAS_ATTENTION | BENCH_HAS_DENSE,
-    .axes = {{AXIS_HEADS, "1", true}, {AXIS_SCORE, "additive", true}},
-    .shape = additive_shape,
-    .flops = additive_flops,
-    .wrong = ALIKE,
-    .family = &additive_family,
-    BENCH_FAMILY_MEMBERS};
+const bench_layer_functions bench_layer_additive = {.shape = additive_shape,
+                                                    .flops = additive_flops,
+                                                    .wrong = ALIKE,
+                                                    .create = additive_create,
+                                                    .destroy = additive_destroy,
+                                                    .workspace = additive_workspace,
+                                                    .run = additive_run,
+                                                    .expect = additive_expect};
 
 /* ---- Kernel regression: x is the queries, the known points and their values; the weights are 1 / bandwidth ---- */
 
@@ -136,9 +130,9 @@ static void prepare_regression(bench_layer_data *data) {
   for (int64_t i = 0; i < dim; i++) data->weights[i] = (0.5f + fabsf(data->weights[i])) / sqrtf((float)dim);
 }
 
-static attn_status regression_run(bench_made *made, void *workspace, size_t bytes, bench_layer_time *time) {
-  (void)workspace, (void)bytes, (void)time;
-  const bench_layer_data *data = made->data;
+static attn_status regression_run(bench_layer_job *job, void *workspace, size_t bytes) {
+  (void)workspace, (void)bytes;
+  const bench_layer_data *data = job->data;
   const attn_problem *p = &data->bench->problem;
   const attn_regression regression = {.points = p->seq_k,
                                       .queries = p->seq_q,
@@ -147,15 +141,15 @@ static attn_status regression_run(bench_made *made, void *workspace, size_t byte
                                       .query = data->x,
                                       .x = data->x + points_at(data->bench),
                                       .y = data->x + regression_values_at(data->bench),
-                                      .inverse_width = made->wrong ? made->layer : data->weights,
+                                      .inverse_width = job->wrong ? job->layer : data->weights,
                                       .prediction = data->y};
-  return attn_kernel_regression(&regression, &made->options);
+  return attn_kernel_regression(&regression, &job->options);
 }
 
 /* Bandwidths without end are the wrong answer: every point is as near as any other. */
-static attn_status regression_create(bench_made *made) {
-  made->layer = calloc((size_t)made->data->shape.weights, sizeof(float));
-  return made->layer ? ATTN_OK : attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for bandwidths");
+static attn_status regression_create(bench_layer_job *job) {
+  job->layer = calloc((size_t)job->data->shape.weights, sizeof(float));
+  return job->layer ? ATTN_OK : attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for bandwidths");
 }
 
 static attn_nn_field regression_expect(const bench_chosen *c) {
@@ -170,14 +164,10 @@ static attn_nn_field regression_expect(const bench_chosen *c) {
   return bench_then(bench_then(bench_then(attn_nn_oracle_attention(&attention, &q, &k, &v), &q), &k), &v);
 }
 
-static const bench_family regression_family = {
-    .create = regression_create, .destroy = free, .run = regression_run, .expect = regression_expect};
-const bench_layer_kind bench_layer_regression = {
-    .name = "regression",
-    .has = BENCH_HAS_HEADS | BENCH_HAS_LENGTHS | BENCH_HAS_ATTENTION,
-    .axes = {{AXIS_HEADS, "1", true}, {AXIS_BATCH, "1", true}, {AXIS_SCORE, "gaussian", true}},
-    .shape = regression_shape,
-    .prepare = prepare_regression,
-    .wrong = ALIKE,
-    .family = &regression_family,
-    BENCH_FAMILY_MEMBERS};
+const bench_layer_functions bench_layer_regression = {.shape = regression_shape,
+                                                      .prepare = prepare_regression,
+                                                      .wrong = ALIKE,
+                                                      .create = regression_create,
+                                                      .destroy = free,
+                                                      .run = regression_run,
+                                                      .expect = regression_expect};

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "attn/extend.h"
-#include "layers/layer_family.h"
+#include "layers/layer_functions.h"
 
 /* ---- Sinusoidal positions: rows 0 .. seq - 1 ---- */
 
@@ -27,10 +27,10 @@ static attn_status run_base_100(const bench_layer_data *data) {
   return status;
 }
 
-static attn_status positions_run(bench_made *made, void *workspace, size_t bytes, bench_layer_time *time) {
-  (void)workspace, (void)bytes, (void)time;
-  const bench_layer_data *data = made->data;
-  if (made->wrong) return run_base_100(data);
+static attn_status positions_run(bench_layer_job *job, void *workspace, size_t bytes) {
+  (void)workspace, (void)bytes;
+  const bench_layer_data *data = job->data;
+  if (job->wrong) return run_base_100(data);
   return attn_sinusoidal_positions(0, data->bench->problem.seq_q, data->bench->width, data->y);
 }
 
@@ -46,14 +46,8 @@ static attn_nn_field positions_expect(const bench_chosen *c) {
   return chosen;
 }
 
-static const bench_family positions_family = {.run = positions_run, .expect = positions_expect};
-const bench_layer_kind bench_layer_positions = {.name = "positions",
-                                                .has = BENCH_HAS_WIDTH,
-                                                .axes = {{AXIS_BATCH, "1", true}, {AXIS_THREADS, "1", true}},
-                                                .shape = positions_shape,
-                                                .wrong = "frequencies of another base",
-                                                .family = &positions_family,
-                                                BENCH_FAMILY_MEMBERS};
+const bench_layer_functions bench_layer_positions = {
+    .shape = positions_shape, .wrong = "frequencies of another base", .run = positions_run, .expect = positions_expect};
 
 /* ---- A decoding step: seq_q new tokens per sequence behind seq_k - seq_q that the cache holds ---- */
 
@@ -95,8 +89,8 @@ static void step_destroy(void *layer) {
 }
 
 /* A first step on the empty cache makes the plan of such steps, which says what kernel they run. */
-static attn_status step_create(bench_made *made) {
-  const bench_layer_data *data = made->data;
+static attn_status step_create(bench_layer_job *job) {
+  const bench_layer_data *data = job->data;
   const attn_problem *p = &data->bench->problem;
   const step_layout l = lay_out(data->bench);
   const attn_kv_cache_shape shape = {.batch = p->batch,
@@ -106,14 +100,14 @@ static attn_status step_create(bench_made *made) {
                                      .dim_v = p->dim_v,
                                      .capacity = p->seq_k,
                                      .dtype = ATTN_F32};
-  step_state *state = made->layer = calloc(1, sizeof *state);
+  step_state *state = job->layer = calloc(1, sizeof *state);
   if (state) state->zeros = calloc((size_t)l.k + 1, sizeof *state->zeros);
   if (!state || !state->zeros) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for a decoding step");
-  attn_status status = attn_kv_cache_create(&shape, &made->options, &state->cache);
+  attn_status status = attn_kv_cache_create(&shape, &job->options, &state->cache);
   if (status == ATTN_OK)
     status = attn_kv_cache_step(state->cache, l.tokens, NULL, data->x, data->x + l.k, data->x + l.v, data->y);
   if (status == ATTN_OK) status = attn_kv_cache_truncate(state->cache, 0);
-  if (status == ATTN_OK) snprintf(made->kernel, sizeof made->kernel, "%s", attn_kv_cache_kernel(state->cache));
+  if (status == ATTN_OK) bench_layer_name_kernel(job, attn_kv_cache_kernel(state->cache));
   return status;
 }
 
@@ -169,16 +163,16 @@ static attn_status fill(const bench_layer_data *data, attn_kv_cache *cache) {
 }
 
 /* The first call, which is the check's, fills the cache. */
-static attn_status step_run(bench_made *made, void *workspace, size_t bytes, bench_layer_time *time) {
-  (void)workspace, (void)bytes, (void)time;
-  const bench_layer_data *data = made->data;
-  const step_state *state = made->layer;
+static attn_status step_run(bench_layer_job *job, void *workspace, size_t bytes) {
+  (void)workspace, (void)bytes;
+  const bench_layer_data *data = job->data;
+  const step_state *state = job->layer;
   const step_layout l = lay_out(data->bench);
   attn_status status = ATTN_OK;
   if (attn_kv_cache_lengths(state->cache)[0] < l.cached) status = fill(data, state->cache);
   if (status == ATTN_OK) status = attn_kv_cache_truncate(state->cache, l.cached);
   if (status != ATTN_OK) return status;
-  const float *q = made->wrong ? state->zeros : data->x;
+  const float *q = job->wrong ? state->zeros : data->x;
   return attn_kv_cache_step(state->cache, l.tokens, NULL, q, data->x + l.k, data->x + l.v, data->y);
 }
 
@@ -230,13 +224,9 @@ static attn_nn_field step_expect(const bench_chosen *c) {
   return bench_then(chosen, &o);
 }
 
-static const bench_family step_family = {
-    .create = step_create, .destroy = step_destroy, .run = step_run, .expect = step_expect};
-const bench_layer_kind bench_layer_decode_step = {
-    .name = "decode-step",
-    .has = BENCH_HAS_HEADS | BENCH_HAS_GROUPS | BENCH_HAS_LENGTHS | BENCH_HAS_PAST | BENCH_HAS_ATTENTION | BENCH_HAS_PLAN,
-    .axes = {{AXIS_SEQ_Q, "1", false}, {AXIS_CAUSAL, "bottom-right", true}},
-    .shape = step_shape,
-    .wrong = "attention that looks at all keys alike",
-    .family = &step_family,
-    BENCH_FAMILY_MEMBERS};
+const bench_layer_functions bench_layer_decode_step = {.shape = step_shape,
+                                                       .wrong = "attention that looks at all keys alike",
+                                                       .create = step_create,
+                                                       .destroy = step_destroy,
+                                                       .run = step_run,
+                                                       .expect = step_expect};

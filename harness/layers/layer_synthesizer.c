@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "attn/extend.h"
-#include "layers/layer_family.h"
+#include "layers/layer_functions.h"
 
 /* Where each part of the weights and biases begins: dense has two matrices per head where random has its scores. */
 typedef struct synthesizer_layout {
@@ -41,7 +41,7 @@ static attn_linear second_of(const bench_layer_data *data, int64_t h) {
 }
 
 static attn_synthesizer_kind kind_of(const bench_layer_data *data) {
-  return data->kind == &bench_layer_synthesizer_dense ? ATTN_SYNTHESIZER_DENSE : ATTN_SYNTHESIZER_RANDOM;
+  return data->functions == &bench_layer_synthesizer_dense ? ATTN_SYNTHESIZER_DENSE : ATTN_SYNTHESIZER_RANDOM;
 }
 
 static attn_linear value_of(const bench_layer_data *data) {
@@ -110,8 +110,8 @@ static void flatten(attn_synthesizer_config *config, synthesizer_maps *maps) {
   config->scores = maps->zeros;
 }
 
-static attn_status synthesizer_create(bench_made *made) {
-  const bench_layer_data *data = made->data;
+static attn_status synthesizer_create(bench_layer_job *job) {
+  const bench_layer_data *data = job->data;
   const attn_problem *p = &data->bench->problem;
   synthesizer_maps maps;
   if (!make_maps(data, &maps)) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for the maps of a Synthesizer");
@@ -129,23 +129,23 @@ static attn_status synthesizer_create(bench_made *made) {
                                     .scores = data->weights,
                                     .value = value_of(data),
                                     .output = output_of(data)};
-  if (made->wrong) flatten(&config, &maps);
+  if (job->wrong) flatten(&config, &maps);
   attn_synthesizer *layer = NULL;
-  const attn_status status = attn_synthesizer_create(&config, &made->options, &layer);
+  const attn_status status = attn_synthesizer_create(&config, &job->options, &layer);
   free_maps(&maps);
-  made->layer = layer;
-  snprintf(made->kernel, sizeof made->kernel, "%s", attn_synthesizer_kernel(layer));
+  job->layer = layer;
+  bench_layer_name_kernel(job, attn_synthesizer_kernel(layer));
   return status;
 }
 
 static void synthesizer_destroy(void *layer) { attn_synthesizer_destroy(layer); }
-static size_t synthesizer_workspace(const bench_made *made) { return attn_synthesizer_workspace(made->layer); }
+static size_t synthesizer_workspace(const bench_layer_job *job) { return attn_synthesizer_workspace(job->layer); }
 
-static attn_status synthesizer_run(bench_made *made, void *workspace, size_t bytes, bench_layer_time *time) {
+static attn_status synthesizer_run(bench_layer_job *job, void *workspace, size_t bytes) {
   attn_mha_profile profile = {0};
-  const attn_synthesizer_args args = {.x = made->data->x, .y = made->data->y, .profile = &profile};
-  const attn_status status = attn_synthesizer_run(made->layer, &args, workspace, bytes);
-  bench_add_times(time, &profile);
+  const attn_synthesizer_args args = {.x = job->data->x, .y = job->data->y, .profile = &profile};
+  const attn_status status = attn_synthesizer_run(job->layer, &args, workspace, bytes);
+  bench_add_times(&job->time, &profile);
   return status;
 }
 
@@ -190,29 +190,21 @@ static attn_nn_field synthesizer_expect(const bench_chosen *c) {
   return bench_then(bench_apply(&o, output_of(c->data), c->data->bench->width), &o);
 }
 
-static const bench_family synthesizer_family = {.create = synthesizer_create,
-                                                .destroy = synthesizer_destroy,
-                                                .workspace = synthesizer_workspace,
-                                                .run = synthesizer_run,
-                                                .expect = synthesizer_expect};
-
-enum { SYNTHESIZER_HAS = BENCH_HAS_WIDTH | BENCH_HAS_HEADS | BENCH_HAS_CAUSAL | BENCH_HAS_ATTENTION | BENCH_HAS_DENSE };
-
-const bench_layer_kind bench_layer_synthesizer_dense = {.name = "synthesizer-dense",
-                                                        .has = SYNTHESIZER_HAS,
-                                                        .axes = {{AXIS_SCORE, "precomputed", true}},
-                                                        .shape = dense_shape,
-                                                        .flops = dense_flops,
-                                                        .prepare = prepare_synthesizer,
-                                                        .wrong = "attention that looks at all keys alike",
-                                                        .family = &synthesizer_family,
-                                                        BENCH_FAMILY_MEMBERS};
-const bench_layer_kind bench_layer_synthesizer_random = {.name = "synthesizer-random",
-                                                         .has = SYNTHESIZER_HAS,
-                                                         .axes = {{AXIS_SCORE, "precomputed", true}},
-                                                         .shape = random_shape,
-                                                         .flops = random_flops,
-                                                         .prepare = prepare_synthesizer,
-                                                         .wrong = "attention that looks at all keys alike",
-                                                         .family = &synthesizer_family,
-                                                         BENCH_FAMILY_MEMBERS};
+const bench_layer_functions bench_layer_synthesizer_dense = {.shape = dense_shape,
+                                                             .flops = dense_flops,
+                                                             .prepare = prepare_synthesizer,
+                                                             .wrong = "attention that looks at all keys alike",
+                                                             .create = synthesizer_create,
+                                                             .destroy = synthesizer_destroy,
+                                                             .workspace = synthesizer_workspace,
+                                                             .run = synthesizer_run,
+                                                             .expect = synthesizer_expect};
+const bench_layer_functions bench_layer_synthesizer_random = {.shape = random_shape,
+                                                              .flops = random_flops,
+                                                              .prepare = prepare_synthesizer,
+                                                              .wrong = "attention that looks at all keys alike",
+                                                              .create = synthesizer_create,
+                                                              .destroy = synthesizer_destroy,
+                                                              .workspace = synthesizer_workspace,
+                                                              .run = synthesizer_run,
+                                                              .expect = synthesizer_expect};

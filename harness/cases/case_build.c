@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: MIT */
+/* From a specification to a case: what the value of each axis does to the problem, and to how its data is made. */
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "cases/case_id.h"
+#include "cases/layer_info.h"
+#include "cases/layout.h"
+
+int bench_cpu_count(void) {
+#ifdef _OPENMP
+  int bound = 0; /* with OMP_PROC_BIND the first thread sits in one of these places, and its own mask shows no more */
+  for (int i = 0; i < omp_get_num_places(); i++) bound += omp_get_place_num_procs(i);
+  if (bound && omp_get_proc_bind() != omp_proc_bind_false) return bound;
+#endif
+  cpu_set_t set;
+  if (!sched_getaffinity(0, sizeof set, &set)) return CPU_COUNT(&set);
+  const long online = sysconf(_SC_NPROCESSORS_ONLN);
+  return online > 0 ? (int)online : 1;
+}
+
+static bool is(const bench_case *bench, bench_axis axis, const char *word) {
+  return bench_spec_is(&bench->spec, axis, word);
+}
+
+static bool is_given(const bench_case *bench, bench_axis axis) { return bench->spec.value[axis][0] != 0; }
+
+/* ---- Shape --------------------------------------------------------------------------------------------------------- */
+
+/* seq_q, seq_k, dim_qk, dim_v: their own value, else that of the axis for both. */
+static int64_t get_or(const bench_case *bench, bench_axis axis, bench_axis both) {
+  return bench_spec_int(&bench->spec, is_given(bench, axis) ? axis : both);
+}
+
+static int64_t heads_kv_of(const bench_case *bench) {
+  return bench_spec_int(&bench->spec, is(bench, AXIS_HEADS_KV, "heads") ? AXIS_HEADS : AXIS_HEADS_KV);
+}
+
+/* The problem of these head dimensions. */
+static void set_shape(bench_case *bench, int64_t dim_qk, int64_t dim_v) {
+  const bench_spec *spec = &bench->spec;
+  attn_problem *p = &bench->problem;
+  attn_problem_init(p, bench_spec_int(spec, AXIS_BATCH), bench_spec_int(spec, AXIS_HEADS), heads_kv_of(bench),
+                    get_or(bench, AXIS_SEQ_Q, AXIS_SEQ), get_or(bench, AXIS_SEQ_K, AXIS_SEQ), dim_qk, dim_v);
+  (void)bench_dtype_read(bench_spec_get(spec, AXIS_DTYPE), &p->dtype_q, &p->dtype_kv, &p->dtype_o);
+}
+
+static void build_shape(bench_case *bench) {
+  set_shape(bench, get_or(bench, AXIS_DIM_QK, AXIS_HEAD_DIM), get_or(bench, AXIS_DIM_V, AXIS_HEAD_DIM));
+}
+
+/* A layer's width is its own axis or follows from the heads. Where it is given and no head dimension is, the heads share it. A width
+ * that they cannot share becomes 0: bench_layer_contradicts says so. */
+static void build_layer(bench_case *bench) {
+  const bool width_given = !is(bench, AXIS_WIDTH, "default");
+  const int64_t heads = bench->problem.heads_q, width = bench_spec_int(&bench->spec, AXIS_WIDTH);
+  if (!is(bench, AXIS_LAYER, "none")) snprintf(bench->layer, BENCH_WORD, "%s", bench_spec_get(&bench->spec, AXIS_LAYER));
+  bench->width = width_given ? width : bench_layer_has_width(bench) ? heads * bench->problem.dim_v : 0;
+  if (!bench->layer[0] || !width_given) return;
+  if (is_given(bench, AXIS_HEAD_DIM) || is_given(bench, AXIS_DIM_QK) || is_given(bench, AXIS_DIM_V)) return;
+  if (width % heads) bench->width = 0;
+  const int64_t dim = width / heads > 0 ? width / heads : 1;
+  set_shape(bench, dim, dim);
+}
+
+/* ---- Scores and masks ---------------------------------------------------------------------------------------------- */
+
+static void build_position(bench_case *bench) {
+  static const struct {
+    const char *name;
+    attn_align align;
+  } aligns[] = {{"top-left", ATTN_ALIGN_TOP_LEFT}, {"bottom-right", ATTN_ALIGN_BOTTOM_RIGHT}, {"offset", ATTN_ALIGN_OFFSET}};
+  attn_problem *p = &bench->problem;
+  const bool causal = !is(bench, AXIS_CAUSAL, "none");
+  for (size_t i = 0; i < sizeof aligns / sizeof *aligns; i++)
+    if (is(bench, causal ? AXIS_CAUSAL : AXIS_ALIGN, aligns[i].name)) p->align = aligns[i].align;
+  bench_window window;
+  if (bench_window_read(bench_spec_get(&bench->spec, AXIS_WINDOW), causal, &window)) {
+    p->window_left = window.left;
+    p->window_right = window.right;
+  }
+  if (causal) attn_problem_set_causal(p, p->align);
+}
+
+static void build_score(bench_case *bench) {
+  static const struct {
+    const char *name;
+    attn_score score;
+  } scores[] = {{"dot", ATTN_SCORE_DOT},
+                {"additive", ATTN_SCORE_ADDITIVE},
+                {"gaussian", ATTN_SCORE_GAUSSIAN},
+                {"precomputed", ATTN_SCORE_PRECOMPUTED}};
+  attn_problem *p = &bench->problem;
+  for (size_t i = 0; i < sizeof scores / sizeof *scores; i++)
+    if (is(bench, AXIS_SCORE, scores[i].name)) p->score = scores[i].score;
+  if (!is(bench, AXIS_SCALE, "default")) p->scale = (float)bench_spec_real(&bench->spec, AXIS_SCALE);
+  p->softcap = (float)bench_spec_real(&bench->spec, AXIS_SOFTCAP);
+}
+
+/* The inputs that a word brings with it. */
+static void build_uses(bench_case *bench) {
+  static const struct {
+    bench_axis axis;
+    const char *word;
+    uint32_t uses;
+  } switches[] = {{AXIS_SCORE, "additive", ATTN_USE_SCORE_WEIGHT},
+                  {AXIS_SCORE, "gaussian", ATTN_USE_SCORE_WEIGHT},
+                  {AXIS_ALIBI, "on", ATTN_USE_ALIBI},
+                  {AXIS_SINKS, "on", ATTN_USE_SINKS},
+                  {AXIS_LSE, "on", ATTN_USE_LSE},
+                  {AXIS_MASK, "random", ATTN_USE_MASK},
+                  {AXIS_MASK, "padding", ATTN_USE_MASK},
+                  {AXIS_BIAS, "full", ATTN_USE_BIAS},
+                  {AXIS_BIAS, "masking", ATTN_USE_BIAS},
+                  {AXIS_BIAS, "heads", ATTN_USE_BIAS},
+                  {AXIS_BIAS, "row", ATTN_USE_BIAS},
+                  {AXIS_LENGTHS, "kv_len", ATTN_USE_KV_LEN},
+                  {AXIS_LENGTHS, "q_len", ATTN_USE_Q_LEN},
+                  {AXIS_LENGTHS, "both", ATTN_USE_KV_LEN | ATTN_USE_Q_LEN},
+                  {AXIS_LENGTHS, "row_len", ATTN_USE_ROW_LEN}};
+  for (size_t i = 0; i < sizeof switches / sizeof *switches; i++)
+    if (is(bench, switches[i].axis, switches[i].word)) bench->problem.uses |= switches[i].uses;
+}
+
+/* The heads share masks; the queries share a padding mask too. */
+static void build_masks(bench_case *bench) {
+  attn_problem *p = &bench->problem;
+  const int64_t q = p->seq_q, k = p->seq_k;
+  const attn_score_strides per_query = {.b = q * k, .h = 0, .q = k, .k = 1}, per_key = {.b = k, .h = 0, .q = 0, .k = 1};
+  if (is(bench, AXIS_MASK, "random")) p->mask_stride = per_query;
+  if (is(bench, AXIS_MASK, "padding")) p->mask_stride = per_key;
+  if (is(bench, AXIS_BIAS, "heads")) p->bias_stride.b = 0;
+  if (is(bench, AXIS_BIAS, "row")) p->bias_stride = per_key;
+}
+
+/* ---- Data and run -------------------------------------------------------------------------------------------------- */
+
+static void build_data(bench_case *bench) {
+  const bool varlen = is(bench, AXIS_LENGTHS, "varlen");
+  const struct {
+    char *word;
+    bench_axis axis;
+  } words[] = {
+      {bench->mask, AXIS_MASK}, {bench->bias, AXIS_BIAS}, {bench->lengths, AXIS_LENGTHS}, {bench->layout, AXIS_LAYOUT}};
+  for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+    snprintf(words[i].word, BENCH_WORD, "%s", bench_spec_get(&bench->spec, words[i].axis));
+  if (varlen && !is_given(bench, AXIS_LAYOUT)) snprintf(bench->layout, BENCH_WORD, "packed");
+  bench->offset = bench_spec_int(&bench->spec, AXIS_OFFSET);
+  bench->alibi = is(bench, AXIS_ALIBI, "on");
+  bench->sinks = is(bench, AXIS_SINKS, "on");
+  bench->magnitude = bench_spec_real(&bench->spec, AXIS_MAGNITUDE);
+  bench->uniform_v = is(bench, AXIS_VALUES, "positive");
+}
+
+static void build_run(bench_case *bench) {
+  bench->cache = is(bench, AXIS_CACHE, "cold")      ? BENCH_COLD_ALL
+                 : is(bench, AXIS_CACHE, "cold-kv") ? BENCH_COLD_KV
+                                                    : BENCH_WARM;
+  bench->threads = is(bench, AXIS_THREADS, "all") ? bench_cpu_count() : (int)bench_spec_int(&bench->spec, AXIS_THREADS);
+}
+
+/* ---- The whole ----------------------------------------------------------------------------------------------------- */
+
+/* Drops what has no meaning, so that equal problems get equal names: the alignment where nothing is positioned or the causal
+ * mask says it already, the offset of other alignments, and what layers lack. */
+static void tidy(bench_case *bench) {
+  bench_spec *spec = &bench->spec;
+  bench_layer_settle(spec);
+  const bool causal = !is(bench, AXIS_CAUSAL, "none");
+  const bool positioned = !is(bench, AXIS_WINDOW, "none") || is(bench, AXIS_ALIBI, "on");
+  if (causal || !positioned) bench_spec_set(spec, AXIS_ALIGN, "");
+  if (!is(bench, causal ? AXIS_CAUSAL : AXIS_ALIGN, "offset")) bench_spec_set(spec, AXIS_OFFSET, "");
+}
+
+/* What attn_problem_validate() cannot know. */
+static const char *contradiction(const bench_case *bench) {
+  const bool varlen = is(bench, AXIS_LENGTHS, "varlen");
+  if (!varlen && is(bench, AXIS_LAYOUT, "packed")) return "layout=packed needs lengths=varlen";
+  if (varlen && is_given(bench, AXIS_LAYOUT) && !is(bench, AXIS_LAYOUT, "packed"))
+    return "lengths=varlen needs layout=packed";
+  return NULL;
+}
+
+/* The first reason why no kernel can take the case, or NULL. */
+static const char *find_fault(const bench_case *bench, char *words, size_t bytes) {
+  const char *reason = contradiction(bench);
+  if (reason) return reason;
+  if (bench_layer_contradicts(bench, words, bytes)) return words;
+  return attn_problem_validate(&bench->problem) == ATTN_OK ? NULL : attn_last_error();
+}
+
+void bench_case_build(const bench_spec *asked, uint64_t seed, bench_case *bench) {
+  *bench = (bench_case){.spec = *asked};
+  tidy(bench);
+  build_shape(bench);
+  build_layer(bench);
+  build_position(bench);
+  build_score(bench);
+  build_uses(bench);
+  build_masks(bench);
+  build_data(bench);
+  build_run(bench);
+  bench_case_name(bench, seed);
+  char words[sizeof bench->invalid - sizeof "not a valid problem: "];
+  const char *reason = "batch x heads x seq x dim is more than 2^56 numbers";
+  if (bench_layout_apply(&bench->problem, bench->layout)) reason = find_fault(bench, words, sizeof words);
+  if (reason) snprintf(bench->invalid, sizeof bench->invalid, "not a valid problem: %s", reason);
+}
