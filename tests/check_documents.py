@@ -1,0 +1,212 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""The documents say what is true: their links lead somewhere, their commands are accepted, their code compiles and runs.
+
+    check_documents.py links
+    check_documents.py commands ATTNBENCH [ATTNBENCH_GBENCH]
+    check_documents.py snippets DOCUMENT COMPILER FLAG...
+    check_documents.py tutorial FOLDER COMPILER
+
+`commands` tries every line of a ```sh block that calls build/harness/attnbench: a run or a check with --dry-run, the others as they
+are. `snippets` makes one program of the ```c blocks of a document and runs it. A block that begins with `#include` or `static` goes to
+file scope; any other becomes the body of a function. `tutorial` follows docs/tutorial.md in a copy of the source tree: it writes each
+```c block to the file that the block's first comment names, and runs each ```sh block.
+"""
+
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SKIPPED = 77
+
+
+def documents():
+    for path in sorted(ROOT.rglob("*.md")):
+        first = path.relative_to(ROOT).parts[0]
+        if not first.startswith(("build", ".")) and path.relative_to(ROOT).parts[:2] != ("results", "local"):
+            yield path
+
+
+def blocks(path, language):
+    """(line number, text) of every fenced block of this language."""
+    text = path.read_text()
+    for match in re.finditer(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        yield text.count("\n", 0, match.start()) + 2, match[1]
+
+
+# ---- Links -----------------------------------------------------------------------------------------------------------
+
+
+def anchors(path):
+    """The names that GitHub gives to the headings of a document."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ +(.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def broken_links():
+    for path in documents():
+        text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            file, _, anchor = target.partition("#")
+            if re.match(r"[a-z]+:", target):
+                continue
+            aim = (path.parent / file).resolve() if file else path
+            if not aim.exists():
+                yield f"{path.relative_to(ROOT)}: {target} does not exist"
+            elif anchor and anchor not in anchors(aim):
+                yield f"{path.relative_to(ROOT)}: {target}: no such heading"
+
+
+def check_links():
+    problems = list(broken_links())
+    print("\n".join(problems) or "every link leads somewhere")
+    return 1 if problems else 0
+
+
+# ---- Commands --------------------------------------------------------------------------------------------------------
+
+
+def commands(text):
+    """Shell lines without their comments, joined where they end with a backslash."""
+    for line in text.replace("\\\n", " ").splitlines():
+        line = re.sub(r"(^|\s)#.*", "", line).strip()
+        if line:
+            yield line
+
+
+def dry(words, attnbench, gbench):
+    """What to run instead of these words, so that nothing is timed and no file is needed; None where that is not possible."""
+    program = words[0]
+    if program == "build/harness/gbench/attnbench-gbench":
+        return [gbench, *[word for word in words[1:] if "benchmark_out" not in word], "--benchmark_list_tests"] if gbench else None
+    command = next((word for word in words[1:] if not word.startswith("-")), "run")
+    if command in ("peak", "eval"):
+        return None
+    return [attnbench, *words[1:], *(["--dry-run"] if command in ("run", "check") else [])]
+
+
+def try_command(line, attnbench, gbench):
+    """None, or why the line is wrong."""
+    words = shlex.split(line)
+    environment = dict(os.environ)
+    while words and re.match(r"[A-Z_]+=", words[0]):
+        name, _, value = words.pop(0).partition("=")
+        environment[name] = value
+    if not words or not words[0].startswith("build/harness/"):
+        return None
+    if "HWLOC_SYNTHETIC" not in environment and "--cpus" in words:  # this machine may have fewer cores than the document's
+        at = words.index("--cpus")
+        del words[at:at + 2]
+    arguments = dry(words, attnbench, gbench)
+    if arguments is None:
+        return None
+    print("  " + line, flush=True)
+    answer = subprocess.run(arguments, env=environment, capture_output=True, text=True)
+    return f"exit code {answer.returncode}: {answer.stderr or answer.stdout}" if answer.returncode else None
+
+
+def check_commands(attnbench, gbench=None):
+    wrong = 0
+    for path in documents():
+        if path.name == "tutorial.md":  # has a test of its own
+            continue
+        for number, text in blocks(path, "sh"):
+            for line in commands(text):
+                problem = try_command(line, attnbench, gbench)
+                if problem:
+                    print(f"WRONG: {path.relative_to(ROOT)}:{number}: {line}\n{problem}")
+                    wrong += 1
+    return 1 if wrong else 0
+
+
+# ---- Snippets --------------------------------------------------------------------------------------------------------
+
+
+def program_of(path):
+    """One C program of all ```c blocks: every snippet a function, main() calls them in order."""
+    parts, calls = [], []
+    for number, text in blocks(path, "c"):
+        parts.append(f'#line {number} "{path.name}"')
+        if re.match(r"#include|static|/\* file scope", text):
+            parts.append(text)
+        else:
+            calls.append(f'  puts("---- line {number}");\n  snippet_{number}();')
+            parts.append(f"static void snippet_{number}(void) {{\n#line {number} \"{path.name}\"\n{text}}}\n")
+    return "\n".join([*parts, "int main(void) {", *calls, "  return 0;", "}", ""]), len(calls)
+
+
+def check_snippets(document, compiler, *flags):
+    text, count = program_of(ROOT / document)
+    folder = pathlib.Path(f"snippets-{pathlib.Path(document).stem}").resolve()
+    folder.mkdir(exist_ok=True)
+    (folder / "snippets.c").write_text(text)
+    warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-variable", "-Wno-unused-function"]
+    sources = [compiler, "-std=c11", "-O1", *warnings, "snippets.c", "-o", "snippets", *flags]
+    for command in (sources, ["./snippets"]):
+        answer = subprocess.run(command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        print(answer.stdout)
+        if answer.returncode:
+            print(f"WRONG: {document}: exit code {answer.returncode} of {command[0]}")
+            return 1
+    print(f"{count} snippets compile and run")
+    return 0 if count else 1
+
+
+# ---- Tutorial --------------------------------------------------------------------------------------------------------
+
+
+def copy_sources(folder):
+    """What a clone would hold, but for the results; a build folder that is there already is kept."""
+    names = [path.name for path in ROOT.iterdir() if not path.name.startswith(("build", ".")) and path.name != "results"]
+    for name in [*names, ".clang-format"]:
+        source, copy = ROOT / name, folder / name
+        if source.is_dir():
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy2(source, copy)
+    if (ROOT / ".venv").exists() and not (folder / ".venv").exists():
+        (folder / ".venv").symlink_to((ROOT / ".venv").resolve())
+
+
+def expecting(text):
+    """A script in which every command must succeed, but for those whose comment names another exit code."""
+    return "set -eu\n" + re.sub(r"^(.*\S) +# .*\bexit code (\d+)\b.*$", r"if \1; then exit 99; else [ $? = \2 ]; fi", text,
+                                flags=re.MULTILINE)
+
+
+def check_tutorial(folder, compiler):
+    """Builds with little optimisation and without tests: what counts is that each step works. No step may install anything."""
+    folder = pathlib.Path(folder)
+    folder.mkdir(exist_ok=True)
+    copy_sources(folder)
+    document = folder / "docs/tutorial.md"
+    home = folder / "home"
+    for leftover in (home, folder / "first"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    home.mkdir()
+    environment = {**os.environ, "HOME": str(home), "ATTN_NO_INSTALL": "1", "CC": compiler}
+    configure = ("cmake --preset release -DCMAKE_C_FLAGS_RELEASE=-O1 -DATTN_BUILD_TESTS=OFF -DATTN_BUILD_EXAMPLES=OFF "
+                 "-DATTN_OPENBLAS=OFF -DATTN_ONEDNN=OFF >configure.log")
+    steps = [(0, "sh", configure)]
+    for language in ("sh", "c"):
+        steps += [(number, language, text) for number, text in blocks(document, language)]
+    for number, language, text in sorted(steps):
+        print(f"---- docs/tutorial.md:{number}", flush=True)
+        if language == "c":
+            (folder / re.match(r"/\* ([\w./]+\.c)\b", text)[1]).write_text(text)
+        elif subprocess.run(["bash", "-c", expecting(text)], cwd=folder, env=environment).returncode:
+            print(f"WRONG: docs/tutorial.md:{number}:\n{text}")
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    what, *arguments = sys.argv[1:]
+    sys.exit(globals()[f"check_{what}"](*arguments))
