@@ -37,6 +37,7 @@ has_compare_py() { [ -e /usr/share/benchmark/compare.py ]; }
 has_onednn() { has_header oneapi/dnnl/dnnl.h; }
 has_aarch64_compiler() { [ "$(uname -m)" = aarch64 ] || { have aarch64-linux-gnu-gcc && [ -e /usr/aarch64-linux-gnu/include/stdio.h ]; }; }
 has_aarch64_emulator() { [ "$(uname -m)" = aarch64 ] || have qemu-aarch64; }
+has_doxygen() { have doxygen; }
 has_pkg_config() { have pkg-config; }
 has_venv_module() { [ -x .venv/bin/python ] || python3 -c 'import venv, ensurepip' 2>/dev/null; }
 has_requirements() { cmp -s "scripts/$1.txt" ".venv/.attn-$1"; } # requirements or requirements-tests
@@ -54,6 +55,7 @@ optional|compare_py|libbenchmark-tools|Google Benchmark'"'"'s comparison of resu
 optional|onednn|libdnnl-dev|the kernels on oneDNN
 optional|aarch64_compiler|gcc-aarch64-linux-gnu libc6-dev-arm64-cross|the kernels for 64-bit Arm, in the tests
 optional|aarch64_emulator|qemu-user|running them
+optional|doxygen|doxygen|the API pages
 optional|pkg_config|pkg-config|finding hwloc, and the test of attn.pc
 optional|venv_module|python3 python3-venv|figures and the tests of the scripts'
 

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT */
-/* libattn: attention on the CPU, in many implementations behind one interface.
+/** @file
+ * Attention on the CPU, in many implementations behind one interface.
  *
  * One call computes, for every batch b, query head h and query i,
  *
  *     o = sum_j p_j v_j,   p = softmax over the allowed keys j of s_j,   s_j = scale <q_i, k_j> + ...
  *
- * (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, eq. 1). docs/semantics.md defines every option.
+ * (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, eq. 1). docs/semantics.md defines every option, docs/library.md shows
+ * each in use.
  *
  *     #include <attn/attn.h>
  *
@@ -14,12 +16,14 @@
  *     attn_args args = {.q = q, .k = k, .v = v, .o = o};        // float [batch][heads][seq][dim]
  *     if (attn_sdpa(&problem, &args) != ATTN_OK) puts(attn_last_error());
  *
- * To run one shape many times, make a plan once and run it with a workspace of your own; to choose the kernel, name it in
+ * To run one shape many times, make a plan once and run it with a workspace of your own. To choose the kernel, name it in
  * attn_options. A plan is immutable: any number of threads may run it at once, each with its own workspace.
  *
  * The library never aborts, prints (unless ATTN_VERBOSE=1 asks for it), pins threads, or writes outside what the strides
- * describe. It reads these environment variables when a plan is created: ATTN_KERNEL (a kernel name, used where
- * attn_options names none), ATTN_MAX_ISA (c, avx2, avx512, ...: take no higher tier) and ATTN_VERBOSE.
+ * describe. It reads these environment variables when a plan is created: ATTN_KERNEL (a kernel name, used where attn_options
+ * names none), ATTN_MAX_ISA (c, avx2, avx512, ...: use no higher tier) and ATTN_VERBOSE.
+ *
+ * Functions that can fail return an attn_status and leave a sentence for attn_last_error().
  *
  * C11 or later, C++11 or later. All sizes are in elements and all pointers in host memory unless said otherwise.
  */
@@ -30,10 +34,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ATTN_VERSION_MAJOR 0
-#define ATTN_VERSION_MINOR 1
-#define ATTN_VERSION_PATCH 0
+#define ATTN_VERSION_MAJOR 0 /**< Changes when programs have to change. */
+#define ATTN_VERSION_MINOR \
+  1 /**< Changes with every release that adds something; before 1.0 programs may have to change too. */
+#define ATTN_VERSION_PATCH 0 /**< Changes with every release that only mends something. */
 
+/** Marks what the shared libraries export. */
 #if defined(ATTN_SHARED) && defined(__GNUC__)
 #define ATTN_API __attribute__((visibility("default")))
 #else
@@ -46,240 +52,276 @@ extern "C" {
 
 /* ---- Status ------------------------------------------------------------------------------------------------------ */
 
+/** What a call returns. Every value but ATTN_OK comes with a sentence from attn_last_error(). */
 typedef enum attn_status {
-  ATTN_OK = 0,
-  ATTN_INVALID_ARGUMENT,    /* a field holds what it must not hold */
-  ATTN_UNSUPPORTED,         /* legal, but no kernel (or not the one asked for) takes it here */
-  ATTN_UNKNOWN_KERNEL,      /* no kernel of that name is registered */
-  ATTN_WORKSPACE_TOO_SMALL, /* fewer bytes than attn_plan_workspace() says, or not 64-byte aligned */
-  ATTN_OUT_OF_MEMORY,
+  ATTN_OK = 0,              /**< Done. */
+  ATTN_INVALID_ARGUMENT,    /**< A field holds what it must not hold. */
+  ATTN_UNSUPPORTED,         /**< Legal, but no kernel (or not the named one) takes it on this CPU. */
+  ATTN_UNKNOWN_KERNEL,      /**< No kernel of that name is registered. */
+  ATTN_WORKSPACE_TOO_SMALL, /**< Fewer bytes than the workspace function says, or not 64-byte aligned. */
+  ATTN_OUT_OF_MEMORY,       /**< An allocation failed. */
 } attn_status;
 
-/* "ATTN_OK", ...; never NULL. */
+/** The name of a status: "ATTN_OK", ...; never NULL. */
 ATTN_API const char *attn_status_name(attn_status status);
 
-/* One sentence on the last failed call of this thread: the field, its value and what would be right. "" if none failed.
- * Valid until the next failing call of this thread. */
+/** One sentence on the last failed call of this thread: the field, its value and what would be right. It is "" if none failed,
+ * and valid until the next failing call of this thread. */
 ATTN_API const char *attn_last_error(void);
 
-/* "0.1.0" */
+/** The version of the library that runs: "0.1.0". */
 ATTN_API const char *attn_version(void);
 
 /* ---- The problem: shape and semantics, no data -------------------------------------------------------------------- */
 
+/** Storage type of a tensor. Arithmetic is float32 or better with each of them. */
 typedef enum attn_dtype {
-  ATTN_F32 = 0,
-  ATTN_F16,  /* IEEE binary16 */
-  ATTN_BF16, /* bfloat16: the upper half of a float32 */
+  ATTN_F32 = 0, /**< float, IEEE binary32 */
+  ATTN_F16,     /**< IEEE binary16 */
+  ATTN_BF16,    /**< bfloat16: the upper half of a float32 */
 } attn_dtype;
 
+/** How a score s of query q and key k is computed. Only dot scores are scaled. */
 typedef enum attn_score {
-  ATTN_SCORE_DOT = 0,     /* scale <q, k> */
-  ATTN_SCORE_ADDITIVE,    /* sum_d w_d tanh(q_d + k_d): Bahdanau et al. 2015, q and k already projected; takes no scale */
-  ATTN_SCORE_GAUSSIAN,    /* -1/2 sum_d (w_d (q_d - k_d))^2: Nadaraya-Watson regression; takes no scale */
-  ATTN_SCORE_PRECOMPUTED, /* args.scores holds S (Synthesizer, Tay et al. 2021); q, k are not read; takes no scale */
+  /** scale * sum_d q_d k_d (Vaswani et al. 2017, section 3.2.1) */
+  ATTN_SCORE_DOT = 0,
+  /** sum_d w_d tanh(q_d + k_d), with q and k already projected (Bahdanau et al. 2015, https://arxiv.org/abs/1409.0473, A.1.2) */
+  ATTN_SCORE_ADDITIVE,
+  /** -1/2 sum_d (w_d (q_d - k_d))^2: Nadaraya-Watson kernel regression (Nadaraya 1964, Watson 1964) */
+  ATTN_SCORE_GAUSSIAN,
+  /** args.scores holds s; q and k are not read (Synthesizer, Tay et al. 2021, https://arxiv.org/abs/2005.00743) */
+  ATTN_SCORE_PRECOMPUTED,
 } attn_score;
 
-/* Where query 0 stands among the keys. Query i stands at key position i + offset; causal masks, windows and ALiBi
- * distances all use that position. */
+/** Where query 0 stands among the keys. Query i stands at key position i + offset. Causal masks, windows and ALiBi distances all
+ * use that position. */
 typedef enum attn_align {
-  ATTN_ALIGN_TOP_LEFT = 0, /* offset 0 */
-  ATTN_ALIGN_BOTTOM_RIGHT, /* offset = kv_len - q_len of the sequence: the last query meets the last key */
-  ATTN_ALIGN_OFFSET,       /* offset = args.offsets[batch]: decoding with a KV cache */
+  ATTN_ALIGN_TOP_LEFT = 0, /**< offset 0 */
+  ATTN_ALIGN_BOTTOM_RIGHT, /**< offset = keys - queries of the sequence: the last query meets the last key */
+  ATTN_ALIGN_OFFSET,       /**< offset = args.offsets[batch]: decoding with a KV cache */
 } attn_align;
 
-/* What attn_args will bring; a bit set here makes the pointer of the same name required, a bit not set makes it ignored. */
+/** Bits of attn_problem.uses: what attn_args will bring. A bit that is set makes the pointer of the same name required; a bit that
+ * is not set makes it ignored. */
 enum {
-  ATTN_USE_LSE = 1 << 0,          /* write args.lse */
-  ATTN_USE_BIAS = 1 << 1,         /* args.bias: added to the scores; -inf masks */
-  ATTN_USE_MASK = 1 << 2,         /* args.mask: key allowed where nonzero */
-  ATTN_USE_KV_LEN = 1 << 3,       /* args.kv_len: keys of each batch */
-  ATTN_USE_Q_LEN = 1 << 4,        /* args.q_len: queries of each batch */
-  ATTN_USE_ROW_LEN = 1 << 5,      /* args.row_len: keys of each query row; TOP_LEFT or OFFSET alignment only */
-  ATTN_USE_VARLEN = 1 << 6,       /* args.cu_seqlens_q/k: packed sequences; excludes KV_LEN, Q_LEN and ROW_LEN */
-  ATTN_USE_ALIBI = 1 << 7,        /* args.alibi_slopes */
-  ATTN_USE_SINKS = 1 << 8,        /* args.sinks */
-  ATTN_USE_SCORE_WEIGHT = 1 << 9, /* args.score_weight: required by ADDITIVE, optional for GAUSSIAN (default 1) */
+  ATTN_USE_LSE = 1 << 0,          /**< write args.lse */
+  ATTN_USE_BIAS = 1 << 1,         /**< args.bias is added to the scores; -inf masks */
+  ATTN_USE_MASK = 1 << 2,         /**< args.mask: a key is allowed where it is not 0 */
+  ATTN_USE_KV_LEN = 1 << 3,       /**< args.kv_len: keys of each batch */
+  ATTN_USE_Q_LEN = 1 << 4,        /**< args.q_len: queries of each batch */
+  ATTN_USE_ROW_LEN = 1 << 5,      /**< args.row_len: keys of each query row; with TOP_LEFT or OFFSET alignment only */
+  ATTN_USE_VARLEN = 1 << 6,       /**< args.cu_seqlens_q and _k: packed sequences; excludes KV_LEN, Q_LEN and ROW_LEN */
+  ATTN_USE_ALIBI = 1 << 7,        /**< args.alibi_slopes: minus slope times distance (Press et al. 2022, arXiv:2108.12409) */
+  ATTN_USE_SINKS = 1 << 8,        /**< args.sinks: one more logit per head in the denominator */
+  ATTN_USE_SCORE_WEIGHT = 1 << 9, /**< args.score_weight: required by ADDITIVE, optional for GAUSSIAN (default 1) */
 };
 
-/* Distance in elements between neighbours along batch, head, sequence and head dimension. Any sign; 0 broadcasts (not in o
- * and lse, which must not overlap themselves). */
+/** Distances in elements between neighbours of a tensor [batch][heads][seq][dim]. Any sign; 0 broadcasts, but not in o and lse,
+ * which must not overlap themselves. */
 typedef struct attn_strides {
-  int64_t b, h, s, d;
+  int64_t b; /**< from one batch to the next */
+  int64_t h; /**< from one head to the next */
+  int64_t s; /**< from one token to the next */
+  int64_t d; /**< from one element of a token to the next */
 } attn_strides;
 
-/* Likewise for arrays indexed [batch][heads_q][seq_q][seq_k]; 0 broadcasts. */
+/** Distances in elements between neighbours of an array [batch][heads_q][seq_q][seq_k]. Any sign; 0 broadcasts. */
 typedef struct attn_score_strides {
-  int64_t b, h, q, k;
+  int64_t b; /**< from one batch to the next */
+  int64_t h; /**< from one query head to the next */
+  int64_t q; /**< from one query to the next */
+  int64_t k; /**< from one key to the next */
 } attn_score_strides;
 
+/** Shape and semantics of an attention, without data. attn_problem_init() fills in all of it; then change what differs. */
 typedef struct attn_problem {
-  size_t struct_size; /* set by attn_problem_init; lets later versions add fields */
+  size_t struct_size; /**< Bytes of this struct, set by attn_problem_init(); lets later versions add fields. */
 
-  int64_t batch;    /* >= 0 */
-  int64_t heads_q;  /* >= 1, a multiple of heads_kv */
-  int64_t heads_kv; /* >= 1; query head h reads KV head h / (heads_q / heads_kv) */
-  int64_t seq_q;    /* >= 0; with VARLEN the longest sequence */
-  int64_t seq_k;    /* >= 0; with VARLEN the longest sequence */
-  int64_t dim_qk;   /* >= 1 */
-  int64_t dim_v;    /* >= 1 */
+  int64_t batch;    /**< Sequences, >= 0. */
+  int64_t heads_q;  /**< Query heads: >= 1, a multiple of heads_kv. */
+  int64_t heads_kv; /**< KV heads, >= 1. Query head h reads KV head h / (heads_q / heads_kv). */
+  int64_t seq_q;    /**< Queries of a sequence, >= 0; with VARLEN of the longest one. */
+  int64_t seq_k;    /**< Keys of a sequence, >= 0; with VARLEN of the longest one. */
+  int64_t dim_qk;   /**< Elements of a query and of a key, >= 1. */
+  int64_t dim_v;    /**< Elements of a value and of an output, >= 1. */
 
-  attn_dtype dtype_q;  /* F32, or dtype_kv */
-  attn_dtype dtype_kv; /* of k and v */
-  attn_dtype dtype_o;  /* F32, or dtype_q */
+  attn_dtype dtype_q;  /**< Of q: ATTN_F32, or the same as dtype_kv. */
+  attn_dtype dtype_kv; /**< Of k and v. */
+  attn_dtype dtype_o;  /**< Of o: ATTN_F32, or the same as dtype_q. */
 
-  attn_strides q_stride, k_stride, v_stride, o_stride; /* with VARLEN .b is ignored: .s walks the packed tokens */
-  attn_strides lse_stride;                             /* .d is ignored */
-  attn_score_strides bias_stride, mask_stride, scores_stride;
+  attn_strides q_stride; /**< Of q. With VARLEN .b is ignored and .s walks the packed tokens, here and in the next four. */
+  attn_strides k_stride; /**< Of k. */
+  attn_strides v_stride; /**< Of v. */
+  attn_strides o_stride; /**< Of o. */
 
-  attn_score score;
-  float scale;   /* of DOT scores; default 1/sqrt(dim_qk); 0 and negative are legal */
-  float softcap; /* > 0: s = softcap tanh(s / softcap), before bias; 0 = off */
+  attn_strides lse_stride;          /**< Of lse; .d is ignored. */
+  attn_score_strides bias_stride;   /**< Of bias. */
+  attn_score_strides mask_stride;   /**< Of mask. */
+  attn_score_strides scores_stride; /**< Of scores. */
 
-  attn_align align;
-  int64_t window_left;  /* key j allowed only if j >= i + offset - window_left;  -1 = open */
-  int64_t window_right; /* key j allowed only if j <= i + offset + window_right; -1 = open; causal is 0 */
+  attn_score score; /**< The score function; default ATTN_SCORE_DOT. */
+  float scale;      /**< Factor of dot scores, default 1/sqrt(dim_qk). 0 and negative are legal; NaN and inf are errors. */
+  float softcap;    /**< > 0: s = softcap tanh(s / softcap), before bias (Gemma 2, arXiv:2408.00118); 0 = off. */
 
-  uint32_t uses;                 /* ATTN_USE_... */
-  int64_t total_q, total_k;      /* VARLEN: tokens that q, o, lse and k, v hold; cu_seqlens may not exceed them */
-  int64_t score_weight_stride_h; /* from one query head's score_weight [dim_qk] to the next's; 0 = shared */
+  attn_align align;     /**< Where query 0 stands among the keys. */
+  int64_t window_left;  /**< Key j is allowed only if j >= i + offset - window_left; -1 = open. */
+  int64_t window_right; /**< Key j is allowed only if j <= i + offset + window_right; -1 = open; causal is 0. */
+
+  uint32_t uses;                 /**< ATTN_USE_... bits: what args will bring. */
+  int64_t total_q;               /**< With VARLEN: tokens that q, o and lse hold; cu_seqlens_q may not exceed it. */
+  int64_t total_k;               /**< With VARLEN: tokens that k and v hold; cu_seqlens_k may not exceed it. */
+  int64_t score_weight_stride_h; /**< Elements from one query head's score_weight to the next one's; 0 = shared. */
 } attn_problem;
 
-/* Fills in the shape, dense [batch][heads][seq][dim] strides for every tensor, float32, scale 1/sqrt(dim_qk), nothing masked,
+/** Fills in the shape, dense [batch][heads][seq][dim] strides for every tensor, float32, scale 1/sqrt(dim_qk), nothing masked,
  * no LSE. Checks nothing: attn_plan_create() does. */
 ATTN_API void attn_problem_init(attn_problem *problem, int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t seq_q,
                                 int64_t seq_k, int64_t dim_qk, int64_t dim_v);
 
-/* Causal masking: each query sees the keys up to its own position. Sets align and window_right = 0. */
+/** Causal masking: each query sees the keys up to its own position. Sets align, and window_right to 0. */
 ATTN_API void attn_problem_set_causal(attn_problem *problem, attn_align align);
 
-/* Dense [batch][seq][heads][dim] strides for q, k, v and o (lse stays [batch][heads][seq]). */
+/** Sets dense [batch][seq][heads][dim] strides for q, k, v and o. lse stays [batch][heads][seq]. */
 ATTN_API void attn_problem_set_bshd(attn_problem *problem);
 
-/* Packed sequences: dense [total][heads][dim] strides for q, k, v, o, and lse [heads][total_q]; sets ATTN_USE_VARLEN. */
+/** Packed sequences: sets dense [tokens][heads][dim] strides for q, k, v and o, lse [heads][total_q], total_q, total_k and
+ * ATTN_USE_VARLEN (Dao 2023, https://arxiv.org/abs/2307.08691: the varlen interface of FlashAttention-2). */
 ATTN_API void attn_problem_set_varlen(attn_problem *problem, int64_t total_q, int64_t total_k);
 
-/* Checks every field, as attn_plan_create() will. */
+/** Checks every field, as attn_plan_create() will. Returns ATTN_OK or ATTN_INVALID_ARGUMENT. */
 ATTN_API attn_status attn_problem_validate(const attn_problem *problem);
 
 /* ---- The data of one call ----------------------------------------------------------------------------------------- */
 
-/* Element types follow the problem's dtypes. Pointers of tensors without elements may be NULL. Data must be aligned to its
- * element. Out-of-range lengths are errors; reading and writing stays within what shape and strides describe. */
+/** The pointers of one call. Element types follow the problem's dtypes. Pointers of tensors without elements may be NULL. Data
+ * must be aligned to its element. Lengths out of range are errors. Reading and writing stay within what shape and strides
+ * describe. */
 typedef struct attn_args {
-  const void *q; /* [batch][heads_q][seq_q][dim_qk] by q_stride */
-  const void *k; /* [batch][heads_kv][seq_k][dim_qk] by k_stride */
-  const void *v; /* [batch][heads_kv][seq_k][dim_v] by v_stride */
-  void *o;       /* [batch][heads_q][seq_q][dim_v] by o_stride */
-  float *lse;    /* [batch][heads_q][seq_q] by lse_stride: natural log of the sum of exp(s), -inf for an empty row; never
-                    includes the sink */
+  const void *q; /**< Queries [batch][heads_q][seq_q][dim_qk] by q_stride. */
+  const void *k; /**< Keys [batch][heads_kv][seq_k][dim_qk] by k_stride. */
+  const void *v; /**< Values [batch][heads_kv][seq_k][dim_v] by v_stride. */
+  void *o;       /**< Output [batch][heads_q][seq_q][dim_v] by o_stride. */
+  float
+      *lse; /**< Output [batch][heads_q][seq_q] by lse_stride: the natural logarithm of the sum of exp(s), -inf for an empty
+                    row. It never includes the sink. */
 
-  const float *bias;         /* [batch][heads_q][seq_q][seq_k] by bias_stride */
-  const uint8_t *mask;       /* [batch][heads_q][seq_q][seq_k] by mask_stride */
-  const float *scores;       /* [batch][heads_q][seq_q][seq_k] by scores_stride; PRECOMPUTED only */
-  const float *score_weight; /* [heads_q][dim_qk] by score_weight_stride_h */
+  const float *bias;         /**< Added to the scores: [batch][heads_q][seq_q][seq_k] by bias_stride. */
+  const uint8_t *mask;       /**< 0 = masked: [batch][heads_q][seq_q][seq_k] by mask_stride. */
+  const float *scores;       /**< For PRECOMPUTED only: [batch][heads_q][seq_q][seq_k] by scores_stride. */
+  const float *score_weight; /**< w of ADDITIVE and GAUSSIAN: [heads_q][dim_qk] by score_weight_stride_h. */
 
-  const int32_t *kv_len;       /* [batch], 0..seq_k */
-  const int32_t *q_len;        /* [batch], 0..seq_q; rows beyond it give o = 0, lse = -inf */
-  const int32_t *row_len;      /* [batch][seq_q] dense, 0..seq_k */
-  const int32_t *cu_seqlens_q; /* [batch + 1], not decreasing, within 0..total_q, steps of at most seq_q */
-  const int32_t *cu_seqlens_k; /* [batch + 1], likewise */
-  const int32_t *offsets;      /* [batch]; ATTN_ALIGN_OFFSET only */
-  const float *alibi_slopes;   /* [heads_q] */
-  const float *sinks;          /* [heads_q]: one more logit in the denominator */
+  const int32_t *kv_len;       /**< Keys of each batch: [batch], each in 0..seq_k. */
+  const int32_t *q_len;        /**< Queries of each batch: [batch], each in 0..seq_q. Rows beyond give o = 0, lse = -inf. */
+  const int32_t *row_len;      /**< Keys of each query: [batch][seq_q], dense, each in 0..seq_k. */
+  const int32_t *cu_seqlens_q; /**< Where each sequence begins among the packed queries: [batch + 1], not decreasing, within
+                                  0..total_q, in steps of at most seq_q. */
+  const int32_t *cu_seqlens_k; /**< Where each sequence begins among the packed keys: [batch + 1], likewise. */
+  const int32_t *offsets;      /**< For ATTN_ALIGN_OFFSET only: key position of query 0, [batch]; any value. */
+  const float *alibi_slopes;   /**< ALiBi slope of each query head: [heads_q]. */
+  const float *sinks;          /**< Sink logit of each query head: [heads_q] (Xiao et al. 2024, arXiv:2309.17453). */
 } attn_args;
 
 /* ---- Plan and run ------------------------------------------------------------------------------------------------- */
 
+/** All decisions about one problem: kernel, tiles, tasks, memory. Immutable. */
 typedef struct attn_plan attn_plan;
 
-/* One task of a parallel loop. `worker` is in 0..workers-1. */
+/** One task of a parallel loop. `worker` is in 0..workers-1. */
 typedef void (*attn_task_fn)(void *context, int64_t task, int worker);
 
-/* A caller's own thread pool: must call task(context, i, worker) exactly once for each i in 0..tasks-1, in any order, never
+/** A caller's own thread pool. It must call task(context, i, worker) exactly once for each i in 0..tasks-1, in any order, never
  * two at once with the same worker, and return when all are done. */
 typedef void (*attn_parallel_for)(void *pool, int64_t tasks, int workers, attn_task_fn task, void *context);
 
+/** How a plan or a layer is to be made. All zero (or a NULL pointer) is the default. */
 typedef struct attn_options {
-  const char *kernel;             /* a registered name; NULL = ATTN_KERNEL, else automatic. Never silently replaced */
-  const char *max_isa;            /* highest tier to use; NULL = no cap beyond ATTN_MAX_ISA */
-  int threads;                    /* 0 = OpenMP's default (1 without OpenMP); with parallel_for: workers, >= 1 */
-  attn_parallel_for parallel_for; /* NULL = OpenMP where built in, else serial */
-  void *pool;                     /* passed to parallel_for */
+  const char *kernel;             /**< A registered name; NULL = ATTN_KERNEL, else automatic. Never replaced silently. */
+  const char *max_isa;            /**< Highest tier to use; NULL = no cap beyond ATTN_MAX_ISA. */
+  int threads;                    /**< 0 = OpenMP's default (1 without OpenMP). With parallel_for: its workers, >= 1. */
+  attn_parallel_for parallel_for; /**< The caller's thread pool; NULL = OpenMP where built in, else serial. */
+  void *pool;                     /**< Passed to parallel_for. */
 } attn_options;
 
-/* All choices and all checks of the shape; options may be NULL. On failure *plan is NULL and attn_last_error() says why. */
+/** Checks the problem and makes all choices. options may be NULL. On failure *plan is NULL and attn_last_error() says why. Every
+ * status is possible but ATTN_WORKSPACE_TOO_SMALL. */
 ATTN_API attn_status attn_plan_create(const attn_problem *problem, const attn_options *options, attn_plan **plan);
 
-/* Bytes of workspace one run needs; a multiple of 64, 0 if none. */
+/** Bytes of workspace that one run needs: a multiple of 64, 0 if none. */
 ATTN_API size_t attn_plan_workspace(const attn_plan *plan);
 
-/* Computes o (and lse), which may not overlap the inputs. `workspace` is 64-byte aligned and private to this call; its content before is ignored, after is
- * garbage. Allocates nothing. For a fixed kernel on one CPU a row's bits depend on that row's inputs alone: not on batch,
- * thread count or workspace. */
+/** Computes o (and lse), which may not overlap the inputs. `workspace` is 64-byte aligned and private to this call; what it held
+ * before does not matter, and what it holds after means nothing. Allocates nothing. For a fixed kernel on one CPU a row's bits
+ * depend on that row's inputs alone: not on batch, thread count or workspace.
+ *
+ * Returns ATTN_INVALID_ARGUMENT for a pointer or a length that does not fit the problem, ATTN_WORKSPACE_TOO_SMALL, or ATTN_OK. */
 ATTN_API attn_status attn_plan_run(const attn_plan *plan, const attn_args *args, void *workspace, size_t workspace_bytes);
 
-/* A few lines: kernel, tiles, threads, workspace and why it was chosen. Lives as long as the plan. */
+/** A few lines: kernel, tiles, threads, workspace and why it was chosen. Lives as long as the plan. */
 ATTN_API const char *attn_plan_describe(const attn_plan *plan);
 
-/* The name of the kernel that the plan runs. */
+/** The name of the kernel that the plan runs. */
 ATTN_API const char *attn_plan_kernel(const attn_plan *plan);
 
-ATTN_API void attn_plan_destroy(attn_plan *plan); /* NULL is fine */
+/** Frees the plan. NULL is fine. */
+ATTN_API void attn_plan_destroy(attn_plan *plan);
 
-/* Plan, workspace and run in one call, with the kernel chosen automatically. */
+/** Plan, workspace and run in one call, with the kernel chosen automatically. Returns what any of the three returns. */
 ATTN_API attn_status attn_sdpa(const attn_problem *problem, const attn_args *args);
 
-/* Merges partial results over disjoint sets of keys, each an (O, LSE) pair as attn_plan_run leaves it without sinks, into the result
- * over all of them: ring attention, caches in pieces, split keys (Dao et al. 2023, https://arxiv.org/abs/2307.08691, section 3.1).
+/** Merges partial results over disjoint sets of keys into the result over all of them. Each part is an (O, LSE) pair as
+ * attn_plan_run() leaves it without sinks. Ring attention, caches in pieces and split keys need it (Dao et al. 2023,
+ * https://arxiv.org/abs/2307.08691, section 3.1).
  *
  *     lse = log sum_p exp(lse_p),   o = sum_p exp(lse_p - lse) o_p
  *
- * o[p]: dense float [rows][dim_v], lse[p]: float [rows]. A part whose LSE is -inf has seen no key and is left out of that row; where
- * all are, O = 0 and LSE = -inf. o_out and lse_out may be one of the parts' own arrays; lse_out may be NULL. */
+ * There are `parts` >= 1 parts; o[p] is a dense float [rows][dim_v], lse[p] a float [rows]. A part whose LSE is -inf has seen no
+ * key and is left out of that row; if all are left out, O = 0 and LSE = -inf. o_out and lse_out have the same shapes and may be
+ * one of the parts' own arrays; lse_out may be NULL. Returns ATTN_OK or ATTN_INVALID_ARGUMENT. */
 ATTN_API attn_status attn_merge(int parts, int64_t rows, int64_t dim_v, const float *const *o, const float *const *lse,
                                 float *o_out, float *lse_out);
 
 /* ---- The registry ------------------------------------------------------------------------------------------------- */
 
-/* What a kernel declares about its rounding; the error bound of docs/numerics.md is computed from it. */
+/** What a kernel declares about its rounding. The error limits of docs/numerics.md are computed from it. */
 typedef struct attn_numerics {
-  double exp_error; /* largest relative error of its exp */
-  /* Unit roundoff of P before the product with V, where K and V have 16 bits: 0 = kept in float32, 2^-8 = bf16, 2^-11 = f16.
-   * With float32 K and V, P stays float32. */
-  double p_rounding;
-  double input_flush; /* inputs of smaller magnitude may be taken as 0 (denormal bf16 in tile units); 0 = none */
+  double exp_error; /**< Largest relative error of its exp. */
+  double
+      p_rounding; /**< Unit roundoff of P before the product with V, where K and V have 16 bits: 0 = kept in float32, 2^-8 =
+                         bf16, 2^-11 = f16. With float32 K and V, P stays float32. */
+  double input_flush; /**< Inputs of smaller magnitude may be taken as 0 (denormal bf16 in tile units); 0 = none. */
 } attn_numerics;
 
+/** What can be known about a kernel without running it. */
 typedef struct attn_kernel_info {
-  const char *name;      /* "flash_avx512" */
-  const char *algorithm; /* "flash" */
-  const char *isa;       /* tier: "c", "avx2", "avx512", ... */
-  const char *library;   /* "" or the library behind it with its version */
-  const char *summary;   /* one line */
-  attn_numerics numerics;
+  const char *name;       /**< "flash_avx512" */
+  const char *algorithm;  /**< "flash" */
+  const char *isa;        /**< Its tier: "c", "avx2", "avx512", ... */
+  const char *library;    /**< "", or the library behind it with its version. */
+  const char *summary;    /**< One line. */
+  attn_numerics numerics; /**< How it rounds. */
 } attn_kernel_info;
 
-/* Kernels in this build, best first. */
+/** Number of kernels in this build. */
 ATTN_API int attn_kernel_count(void);
 
-/* NULL if index is out of range. */
+/** The kernel at `index`, best first; NULL if index is not in 0..attn_kernel_count()-1. */
 ATTN_API const attn_kernel_info *attn_kernel_get(int index);
 
-/* NULL if no kernel has that name. */
+/** The kernel of that name; NULL if there is none. */
 ATTN_API const attn_kernel_info *attn_kernel_find(const char *name);
 
-/* Why this CPU cannot run the kernel, or NULL if it can. Honours ATTN_MAX_ISA. Thread-local, valid until the next call; like a failing
- * call, it and attn_kernel_rejects may change attn_last_error(). */
+/** Why this CPU cannot run the kernel, or NULL if it can. Honours ATTN_MAX_ISA. The text belongs to this thread and is valid until
+ * the next call. Like a failing call, this function and attn_kernel_rejects() may change attn_last_error(). */
 ATTN_API const char *attn_kernel_unusable(const attn_kernel_info *kernel);
 
-/* Why the kernel cannot take the problem on this CPU, or NULL if it can. Thread-local, valid until the next call. */
+/** Why the kernel cannot take the problem on this CPU, or NULL if it can. The text belongs to this thread and is valid until the
+ * next call. */
 ATTN_API const char *attn_kernel_rejects(const attn_kernel_info *kernel, const attn_problem *problem);
 
-/* Kernels that the source has but this build lacks: name and reason, by index; NULL beyond the last. */
+/** Kernels that the source has but this build lacks: the name, and in *reason why; NULL if index is beyond the last. */
 ATTN_API const char *attn_kernel_not_built(int index, const char **reason);
 
-/* The tiers that this CPU and its operating system allow, joined by spaces, lowest first: "c avx2 avx512". */
+/** The tiers that this CPU and its operating system allow, lowest first, separated by spaces: "c avx2 avx512". */
 ATTN_API const char *attn_cpu_tiers(void);
 
 #ifdef __cplusplus

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* What a library that builds on libattn needs beyond attn.h, so that its errors and its threads are libattn's: libattn_nn
- * (attn/nn.h) is one. Programs do not need this header. */
+/** @file
+ * What a library that builds on libattn needs beyond attn.h, so that its errors and its threads are libattn's. libattn_nn
+ * (attn/nn.h) is such a library. Programs do not need this header. */
 #ifndef ATTN_EXTEND_H
 #define ATTN_EXTEND_H
 
@@ -10,23 +11,25 @@
 extern "C" {
 #endif
 
+/** Lets the compiler check a printf-like call: parameter `text` is the format, `first` the first value. */
 #if defined(__GNUC__)
 #define ATTN_PRINTF(text, first) __attribute__((format(printf, text, first)))
 #else
 #define ATTN_PRINTF(text, first)
 #endif
 
-/* Remembers the sentence for attn_last_error() of this thread and returns `status`, so that callers write
+/** Remembers the sentence for attn_last_error() of this thread and returns `status`, so that callers write
  * `return attn_fail(ATTN_INVALID_ARGUMENT, "batch is %lld, ...", ...)`. */
 ATTN_API attn_status attn_fail(attn_status status, const char *format, ...) ATTN_PRINTF(2, 3);
 
-/* Threads to use when the caller names none: OpenMP's default, or 1. */
+/** Threads to use when the caller names none: OpenMP's default, or 1. */
 ATTN_API int attn_parallel_default_threads(void);
 
-/* Checks the options and fills in the number of threads; kernel and max_isa are not kept. asked may be NULL. */
+/** Checks the options and fills in the number of threads; kernel and max_isa are not copied. asked may be NULL. Returns ATTN_OK or
+ * ATTN_INVALID_ARGUMENT. */
 ATTN_API attn_status attn_parallel_resolve(const attn_options *asked, attn_options *options);
 
-/* Calls task(context, i, worker) once for each i in 0..tasks-1; workers take the tasks in order as they become free.
+/** Calls task(context, i, worker) once for each i in 0..tasks-1. Workers take the tasks in order as they become free.
  * options->threads is at least 1. */
 ATTN_API void attn_parallel_run(const attn_options *options, int64_t tasks, attn_task_fn task, void *context);
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* libattn_nn: what stands around attention in the models built from it, each a small function or a plan of its own.
+/** @file
+ * libattn_nn: what stands around attention in the models built from it. Each piece is a small function or a plan of its own.
  *
  * It uses libattn (attn.h) for all attention and all products, and reports errors as libattn does: a status, and a sentence
  * in attn_last_error(). docs/semantics.md ("The family around it") gives every formula with its source.
@@ -25,272 +26,353 @@ extern "C" {
 
 /* ---- Small pieces ------------------------------------------------------------------------------------------------- */
 
-/* Sinusoidal positions first .. first + rows - 1 into out[rows][width] (Vaswani et al. 2017, section 3.5):
+/** Sinusoidal positions first .. first + rows - 1 into out[rows][width] (Vaswani et al. 2017, section 3.5):
  *
  *     out[p][2i] = sin((first + p) / 10000^(2i / width)),   out[p][2i + 1] = cos((first + p) / 10000^(2i / width))
  *
- * first >= 0, rows >= 0, width >= 1; first + rows at most 2^31. Of an odd width the last column is a sine. */
+ * first >= 0, rows >= 0, width >= 1; first + rows at most 2^31. Where the width is odd, the last column is a sine. Returns ATTN_OK
+ * or ATTN_INVALID_ARGUMENT. */
 ATTN_API attn_status attn_sinusoidal_positions(int64_t first, int64_t rows, int64_t width, float *out);
 
-/* What layer normalisation learns. */
+/** What layer normalisation learns. */
 typedef struct attn_norm {
-  const float *gain; /* [width]; NULL = 1 */
-  const float *bias; /* [width]; NULL = 0 */
-  float epsilon;     /* added to the variance; >= 0 and finite (PyTorch: 1e-5) */
+  const float *gain; /**< [width]; NULL = 1 */
+  const float *bias; /**< [width]; NULL = 0 */
+  float epsilon;     /**< Added to the variance; >= 0 and finite (PyTorch: 1e-5). */
 } attn_norm;
 
-/* Add & norm (Vaswani et al. 2017, section 3.1; layer normalisation: Ba et al. 2016, https://arxiv.org/abs/1607.06450, eq. 3 and 4):
+/** Add & norm (Vaswani et al. 2017, section 3.1; layer normalisation: Ba et al. 2016, https://arxiv.org/abs/1607.06450, eq. 3
+ * and 4):
  *
  *     s = x + residual,   y = gain (s - mean(s)) / sqrt(variance(s) + epsilon) + bias
  *
- * for each of `rows` rows of `width`, the variance being the mean square without correction. residual NULL: s = x. If
- * `sum` is not NULL, s is written there too (the stream that a pre-norm block carries on). y and sum may be x or
- * residual, but not each other. */
+ * for each of `rows` >= 0 rows of `width` >= 1. The variance is the mean square, without correction. residual NULL: s = x. If `sum`
+ * is not NULL, s is written there too (the stream that a pre-norm block carries on). y and sum may be x or residual, but not each
+ * other. Returns ATTN_OK or ATTN_INVALID_ARGUMENT. */
 ATTN_API attn_status attn_add_layer_norm(int64_t rows, int64_t width, const float *x, const float *residual,
                                          const attn_norm *norm, float *sum, float *y);
 
-/* The attention weights themselves, p of docs/semantics.md, for looking at: weights[batch][heads_q][seq_q][seq_k], dense.
- * Runs the kernel with the unit vectors as values, so that it is the kernel's own softmax that is shown, at the cost of
- * dim_v = seq_k. args->v, o and lse, and the problem's dim_v, v_stride, o_stride and dtype_o are ignored. Masked keys
- * weigh 0; a row sums to 1, to less with a sink, and to 0 if no key is allowed. Not for VARLEN. options may be NULL.
+/** The attention weights, p of docs/semantics.md, for looking at: weights[batch][heads_q][seq_q][seq_k], dense.
  *
- * Takes q and k as any problem has them, and allocates. To look into a whole multi-head layer take attn_mha_attention_weights
- * (attn/mha.h), which projects q and k itself, works in the caller's workspace and writes by strides. */
+ * It runs the kernel with the unit vectors as values, at the cost of dim_v = seq_k. So the weights are those of the kernel's own
+ * softmax. args->v, o and lse, and the problem's dim_v, v_stride, o_stride and dtype_o are ignored. Masked keys weigh 0. A row sums
+ * to 1, to less with a sink, and to 0 if no key is allowed. Not for VARLEN. options may be NULL.
+ *
+ * It takes q and k as any problem has them, and allocates. attn_mha_attention_weights() (attn/mha.h) looks into a whole multi-head
+ * layer: it projects q and k itself, works in the caller's workspace and writes by strides. */
 ATTN_API attn_status attn_weights(const attn_problem *problem, const attn_args *args, const attn_options *options,
                                   float *weights);
 
 /* ---- Kernel regression -------------------------------------------------------------------------------------------- */
 
-/* Nadaraya-Watson kernel regression with a Gaussian kernel (Nadaraya 1964, Watson 1964): the prediction at a point is the
- * mean of the known values, weighted by how near their points are. It is attention with ATTN_SCORE_GAUSSIAN:
+/** Nadaraya-Watson kernel regression with a Gaussian kernel (Nadaraya 1964, Watson 1964): the prediction at a point is the mean of
+ * the known values, weighted by how near their points are. It is attention with ATTN_SCORE_GAUSSIAN:
  *
  *     f(x) = sum_i K(x - x_i) y_i / sum_i K(x - x_i),   K(d) = exp(-1/2 sum_c (inverse_width_c d_c)^2)
  */
 typedef struct attn_regression {
-  int64_t points, queries;    /* known points, >= 1; where to predict, >= 0 */
-  int64_t dim_x, dim_y;       /* coordinates of a point and of a value, >= 1 */
-  const float *x, *y;         /* [points][dim_x], [points][dim_y] */
-  const float *query;         /* [queries][dim_x] */
-  const float *inverse_width; /* [dim_x]: 1 / bandwidth; NULL = 1 */
-  float *prediction;          /* [queries][dim_y] */
-  float *weights;             /* [queries][points], or NULL: how much each known point counts */
+  int64_t points;             /**< Known points, >= 1. */
+  int64_t queries;            /**< Points to predict at, >= 0. */
+  int64_t dim_x;              /**< Coordinates of a point, >= 1. */
+  int64_t dim_y;              /**< Elements of a value, >= 1. */
+  const float *x;             /**< Known points [points][dim_x]. */
+  const float *y;             /**< Their values [points][dim_y]. */
+  const float *query;         /**< Where to predict: [queries][dim_x]. */
+  const float *inverse_width; /**< 1 / bandwidth of each coordinate: [dim_x]; NULL = 1. */
+  float *prediction;          /**< Output [queries][dim_y]. */
+  float *weights;             /**< Output [queries][points], how much each known point counts; or NULL. */
 } attn_regression;
 
-/* options may be NULL. */
+/** Computes the predictions. Plans and allocates in every call. options may be NULL. */
 ATTN_API attn_status attn_kernel_regression(const attn_regression *regression, const attn_options *options);
 
 /* ---- Decoding with a KV cache -------------------------------------------------------------------------------------- */
 
+/** Keys and values of the tokens so far, and the attention of new tokens to them. Each sequence of the batch has its own length. */
 typedef struct attn_kv_cache attn_kv_cache;
 
+/** Shape of a cache. */
 typedef struct attn_kv_cache_shape {
-  int64_t batch, heads_q, heads_kv; /* heads_q a multiple of heads_kv */
-  int64_t dim_qk, dim_v;
-  int64_t capacity; /* most tokens a sequence may have */
-  attn_dtype dtype; /* of q, k and v, as given and as kept; outputs are float32 */
+  int64_t batch;    /**< Sequences, >= 0. */
+  int64_t heads_q;  /**< Query heads, a multiple of heads_kv. */
+  int64_t heads_kv; /**< KV heads, >= 1. */
+  int64_t dim_qk;   /**< Elements of a query and of a key, >= 1. */
+  int64_t dim_v;    /**< Elements of a value, >= 1. */
+  int64_t capacity; /**< Most tokens that a sequence may have. */
+  attn_dtype dtype; /**< Of q, k and v, as given and as kept; outputs are float32. */
 } attn_kv_cache_shape;
 
-/* An empty cache: keys [batch][heads_kv][capacity][dim_qk], and values likewise. options may be NULL; they choose the kernel. */
+/** Makes an empty cache: keys [batch][heads_kv][capacity][dim_qk], and values likewise. options may be NULL; they choose the kernel.
+ * On failure *cache is NULL. */
 ATTN_API attn_status attn_kv_cache_create(const attn_kv_cache_shape *shape, const attn_options *options,
                                           attn_kv_cache **cache);
 
-/* One step: appends the keys and values of `tokens` new tokens per sequence, then lets their queries attend to everything
- * cached so far, causally (bottom-right: token i of the step sees the old tokens and the new ones up to itself).
+/** One step: appends the keys and values of `tokens` new tokens per sequence, then lets their queries attend to everything cached so
+ * far, causally (bottom-right: token i of the step sees the old tokens and the new ones up to itself).
  *
  * q: [batch][heads_q][tokens][dim_qk], k and v: [batch][heads_kv][tokens][dim], o: [batch][heads_q][tokens][dim_v] float.
- * counts[batch], or NULL for all of them: how many of the step's tokens each sequence really has (0..tokens); the others are
- * padding, whose o is 0. A step of many tokens is a prompt, a step of one is generation; when `tokens` changes from one
- * step to the next, the step makes a new plan. On failure nothing is appended. One step at a time per cache. */
+ * counts[batch], each in 0..tokens, says how many of the step's tokens each sequence really has; NULL means all. The others are
+ * padding, and their o is 0. A step of many tokens is a prompt, a step of one is generation. When `tokens` changes from one step to
+ * the next, the step makes a new plan. On failure nothing is appended. Only one step may run at a time per cache. */
 ATTN_API attn_status attn_kv_cache_step(attn_kv_cache *cache, int64_t tokens, const int32_t *counts, const void *q,
                                         const void *k, const void *v, float *o);
 
-/* Tokens cached per sequence: [batch], as long as the cache lives. */
+/** Tokens cached per sequence: [batch], valid as long as the cache lives. */
 ATTN_API const int32_t *attn_kv_cache_lengths(const attn_kv_cache *cache);
 
-/* Forgets all but the first `length` tokens of every sequence that has more; 0 empties the cache. */
+/** Forgets all but the first `length` >= 0 tokens of every sequence that has more; 0 empties the cache. */
 ATTN_API attn_status attn_kv_cache_truncate(attn_kv_cache *cache, int64_t length);
 
-/* The kernel that the last step ran, or that a step of one token would. */
+/** The name of the kernel that the last step ran; before the first step, of the one that a step of one token would run. */
 ATTN_API const char *attn_kv_cache_kernel(const attn_kv_cache *cache);
 
-ATTN_API void attn_kv_cache_destroy(attn_kv_cache *cache); /* NULL is fine */
+/** Frees the cache. NULL is fine. */
+ATTN_API void attn_kv_cache_destroy(attn_kv_cache *cache);
 
 /* ---- Layers: learnt weights packed once, run many times --------------------------------------------------------------- */
 
 /* Each layer is created from a config, which says its shape and its weights, and is then immutable: any number of threads may
- * run it at once, each with a workspace of its own (64-byte aligned, private to the call). Creating copies the weights;
- * nothing in the config need outlive it. options may be NULL: options->kernel names the attention kernel where there is
+ * run it at once, each with a workspace of its own (64-byte aligned, private to the call). Creating copies the weights, so
+ * nothing in the config has to outlive it. options may be NULL: options->kernel names the attention kernel where there is
  * attention inside, threads and pool are used for everything. Running allocates nothing unless it says so. */
 
-/* A learnt map y = x W + b. */
+/** A learnt map y = x W + b. */
 typedef struct attn_linear {
-  const float *weight; /* [in][out], as y = x W wants it */
-  const float *bias;   /* [out], or NULL for none */
-  bool transposed;     /* weight is [out][in] instead: PyTorch's nn.Linear */
+  const float *weight; /**< [in][out], as y = x W wants it. */
+  const float *bias;   /**< [out], or NULL for none. */
+  bool transposed;     /**< weight is [out][in] instead: PyTorch's nn.Linear. */
 } attn_linear;
 
-/* Position-wise feed-forward network (Vaswani et al. 2017, section 3.3, eq. 2), with the activation of one's choice:
- *
- *     y = activation(x W1 + b1) W2 + b2 */
+/** The function between the two maps of a feed-forward network. */
 typedef enum attn_activation {
-  ATTN_RELU = 0, /* max(0, x) */
-  ATTN_GELU, /* x times the normal distribution function, exact (Hendrycks & Gimpel 2016, https://arxiv.org/abs/1606.08415) */
+  ATTN_RELU = 0, /**< max(0, x) */
+  ATTN_GELU, /**< x times the normal distribution function, exact (Hendrycks & Gimpel 2016, https://arxiv.org/abs/1606.08415) */
 } attn_activation;
 
+/** Position-wise feed-forward network (Vaswani et al. 2017, section 3.3, eq. 2), with a choice of activation:
+ *
+ *     y = activation(x W1 + b1) W2 + b2 */
 typedef struct attn_feed_forward_config {
-  int64_t width, hidden; /* >= 1 */
-  attn_activation activation;
-  attn_linear first, second; /* width -> hidden, hidden -> width */
+  int64_t width;              /**< Elements of a row of x and of y, >= 1. */
+  int64_t hidden;             /**< Elements of a row in between, >= 1. */
+  attn_activation activation; /**< Applied to the hidden rows. */
+  attn_linear first;          /**< width -> hidden */
+  attn_linear second;         /**< hidden -> width */
 } attn_feed_forward_config;
 
+/** A feed-forward network with its weights packed. */
 typedef struct attn_feed_forward attn_feed_forward;
+
+/** Checks the config and packs the weights. options may be NULL. On failure *layer is NULL. */
 ATTN_API attn_status attn_feed_forward_create(const attn_feed_forward_config *config, const attn_options *options,
                                               attn_feed_forward **layer);
-/* Bytes of workspace for so many rows; more for more rows. */
+
+/** Bytes of workspace for this many rows; more rows need more. */
 ATTN_API size_t attn_feed_forward_workspace(const attn_feed_forward *layer, int64_t rows);
-/* x and y: [rows][width]. y may be x. */
+
+/** Computes y from x, both [rows][width]. y may be x. */
 ATTN_API attn_status attn_feed_forward_run(const attn_feed_forward *layer, int64_t rows, const float *x, float *y,
                                            void *workspace, size_t workspace_bytes);
-ATTN_API void attn_feed_forward_destroy(attn_feed_forward *layer); /* NULL is fine */
 
-/* Additive attention with its projections (Bahdanau et al. 2015, https://arxiv.org/abs/1409.0473, appendix A.1.2):
+/** Frees the layer. NULL is fine. */
+ATTN_API void attn_feed_forward_destroy(attn_feed_forward *layer);
+
+/** Additive attention with its projections (Bahdanau et al. 2015, https://arxiv.org/abs/1409.0473, appendix A.1.2):
  *
  *     o_i = sum_j p_ij v_j,   p_i = softmax over j of <w, tanh(q_i Wq + k_j Wk)> */
 typedef struct attn_additive_config {
-  int64_t batch, seq_q, seq_k;             /* >= 0 */
-  int64_t width_q, width_k, hidden, dim_v; /* >= 1 */
-  bool use_kv_len;                         /* args bring kv_len */
-  attn_linear query, key;                  /* width_q -> hidden, width_k -> hidden */
-  const float *score_weight;               /* w: [hidden] */
+  int64_t batch;             /**< Sequences, >= 0. */
+  int64_t seq_q;             /**< Queries of a sequence, >= 0. */
+  int64_t seq_k;             /**< Keys of a sequence, >= 0. */
+  int64_t width_q;           /**< Elements of a query, >= 1. */
+  int64_t width_k;           /**< Elements of a key, >= 1. */
+  int64_t hidden;            /**< Elements of a projected query or key, >= 1. */
+  int64_t dim_v;             /**< Elements of a value, >= 1. */
+  bool use_kv_len;           /**< args bring kv_len. */
+  attn_linear query;         /**< Wq: width_q -> hidden */
+  attn_linear key;           /**< Wk: width_k -> hidden */
+  const float *score_weight; /**< w: [hidden] */
 } attn_additive_config;
 
+/** The pointers of one call. */
 typedef struct attn_additive_args {
-  const float *q; /* [batch][seq_q][width_q] */
-  const float *k; /* [batch][seq_k][width_k]; not read where projected_k is given */
+  const float *q; /**< [batch][seq_q][width_q] */
+  const float *k; /**< [batch][seq_k][width_k]; not read where projected_k is given. */
   const float
-      *projected_k; /* [batch][seq_k][hidden] from attn_additive_project_keys, or NULL: a decoder asks the same keys often */
-  const float *v;   /* [batch][seq_k][dim_v] */
-  const int32_t *kv_len;     /* [batch], 0..seq_k */
-  float *o;                  /* [batch][seq_q][dim_v] */
-  float *weights;            /* [batch][seq_q][seq_k], or NULL: p, for looking at; allocates */
-  attn_mha_profile *profile; /* NULL = take no times */
+      *projected_k; /**< [batch][seq_k][hidden] from attn_additive_project_keys(), for a decoder that attends to the same
+                                keys often; or NULL. */
+  const float *v;   /**< [batch][seq_k][dim_v] */
+  const int32_t *kv_len;     /**< [batch], each in 0..seq_k; with use_kv_len. */
+  float *o;                  /**< Output [batch][seq_q][dim_v]. */
+  float *weights;            /**< Output [batch][seq_q][seq_k]: p, for looking at; allocates. Or NULL. */
+  attn_mha_profile *profile; /**< Times are added to it; NULL = take no times. */
 } attn_additive_args;
 
+/** Additive attention with its weights packed. */
 typedef struct attn_additive attn_additive;
+
+/** Checks the config and packs the weights. options may be NULL. On failure *layer is NULL. */
 ATTN_API attn_status attn_additive_create(const attn_additive_config *config, const attn_options *options,
                                           attn_additive **layer);
+
+/** Bytes of workspace that one run needs. */
 ATTN_API size_t attn_additive_workspace(const attn_additive *layer);
-/* projected[batch][seq_k][hidden] = k Wk. */
+
+/** Computes projected[batch][seq_k][hidden] = k Wk from k[batch][seq_k][width_k]. */
 ATTN_API attn_status attn_additive_project_keys(const attn_additive *layer, const float *k, float *projected,
                                                 void *workspace, size_t workspace_bytes);
+
+/** Computes args->o, and args->weights if it is not NULL. */
 ATTN_API attn_status attn_additive_run(const attn_additive *layer, const attn_additive_args *args, void *workspace,
                                        size_t workspace_bytes);
-/* The attention kernel that the layer runs. */
-ATTN_API const char *attn_additive_kernel(const attn_additive *layer);
-ATTN_API void attn_additive_destroy(attn_additive *layer); /* NULL is fine */
 
-/* Synthesizer: attention whose scores do not come from queries and keys (Tay et al. 2021, https://arxiv.org/abs/2005.00743).
- * With heads side by side and one output projection over all of them, as in multi-head attention:
+/** The name of the attention kernel that the layer runs. */
+ATTN_API const char *attn_additive_kernel(const attn_additive *layer);
+
+/** Frees the layer. NULL is fine. */
+ATTN_API void attn_additive_destroy(attn_additive *layer);
+
+/** Where the scores of a Synthesizer come from (Tay et al. 2021, section 3). */
+typedef enum attn_synthesizer_kind {
+  ATTN_SYNTHESIZER_DENSE = 0, /**< S_h = relu(x W1_h + b1_h) W2_h + b2_h: a row's scores from that row alone */
+  ATTN_SYNTHESIZER_RANDOM     /**< S_h = R_h: learnt, the same for every input */
+} attn_synthesizer_kind;
+
+/** Synthesizer: attention whose scores do not come from queries and keys (Tay et al. 2021, https://arxiv.org/abs/2005.00743). Heads
+ * stand side by side, and one output projection follows over all of them, as in multi-head attention:
  *
  *     y = concat_h(softmax(S_h) (x Wv)_h) Wo + bo
- *     "dense" (section 3):  S_h = relu(x W1_h + b1_h) W2_h + b2_h      a row's scores from that row alone
- *     "random" (section 3): S_h = R_h                                  learnt, the same for every input */
-typedef enum attn_synthesizer_kind { ATTN_SYNTHESIZER_DENSE = 0, ATTN_SYNTHESIZER_RANDOM } attn_synthesizer_kind;
-
+ */
 typedef struct attn_synthesizer_config {
-  attn_synthesizer_kind kind;
-  int64_t batch, seq;          /* >= 0; seq at most length */
-  int64_t width, heads, dim_v; /* >= 1: x [batch][seq][width]; dim_v per head */
-  int64_t length;              /* the longest sequence that the scores were learnt for, >= 1 */
-  int64_t hidden;              /* DENSE: width of the inner layer, >= 1 */
-  bool causal, use_kv_len;
-  const attn_linear *first;  /* DENSE: [heads] of width -> hidden */
-  const attn_linear *second; /* DENSE: [heads] of hidden -> length */
-  const float *scores;       /* RANDOM: R [heads][length][length] */
-  attn_linear value, output; /* width -> heads dim_v, heads dim_v -> width */
+  attn_synthesizer_kind kind; /**< Dense or random. */
+  int64_t batch;              /**< Sequences, >= 0. */
+  int64_t seq;                /**< Tokens of a sequence, 0..length. */
+  int64_t width;              /**< Elements of a row of x and of y, >= 1. */
+  int64_t heads;              /**< >= 1 */
+  int64_t dim_v;              /**< Elements of a value of one head, >= 1. */
+  int64_t length;             /**< The longest sequence that the scores were learnt for, >= 1. */
+  int64_t hidden;             /**< DENSE: width of the inner layer, >= 1. */
+  bool causal;                /**< Each token sees itself and those before it. */
+  bool use_kv_len;            /**< args bring kv_len. */
+  const attn_linear *first;   /**< DENSE: W1, b1: [heads] of width -> hidden. */
+  const attn_linear *second;  /**< DENSE: W2, b2: [heads] of hidden -> length. */
+  const float *scores;        /**< RANDOM: R [heads][length][length]. */
+  attn_linear value;          /**< Wv: width -> heads dim_v */
+  attn_linear output;         /**< Wo, bo: heads dim_v -> width */
 } attn_synthesizer_config;
 
+/** A Synthesizer with its weights packed. */
 typedef struct attn_synthesizer attn_synthesizer;
+
+/** Checks the config and packs the weights. options may be NULL. On failure *layer is NULL. */
 ATTN_API attn_status attn_synthesizer_create(const attn_synthesizer_config *config, const attn_options *options,
                                              attn_synthesizer **layer);
+
+/** Bytes of workspace that one run needs. */
 ATTN_API size_t attn_synthesizer_workspace(const attn_synthesizer *layer);
+
+/** The pointers of one call. */
 typedef struct attn_synthesizer_args {
-  const float *x;            /* [batch][seq][width] */
-  float *y;                  /* as x; may be x */
-  const int32_t *kv_len;     /* [batch]: with use_kv_len */
-  attn_mha_profile *profile; /* NULL = take no times; the small networks count as projections */
+  const float *x;        /**< [batch][seq][width] */
+  float *y;              /**< Output, shaped as x; may be x. */
+  const int32_t *kv_len; /**< [batch], each in 0..seq; with use_kv_len. */
+  attn_mha_profile
+      *profile; /**< Times are added to it (the networks of DENSE count as projections); NULL = take no times. */
 } attn_synthesizer_args;
+
+/** Computes args->y. */
 ATTN_API attn_status attn_synthesizer_run(const attn_synthesizer *layer, const attn_synthesizer_args *args, void *workspace,
                                           size_t workspace_bytes);
-/* The attention kernel that the layer runs. */
+
+/** The name of the attention kernel that the layer runs. */
 ATTN_API const char *attn_synthesizer_kernel(const attn_synthesizer *layer);
-ATTN_API void attn_synthesizer_destroy(attn_synthesizer *layer); /* NULL is fine */
+
+/** Frees the layer. NULL is fine. */
+ATTN_API void attn_synthesizer_destroy(attn_synthesizer *layer);
 
 /* ---- Transformer blocks ------------------------------------------------------------------------------------------------ */
 
-/* Multi-head attention as models use it: attn_mha_problem_init (attn/attn.h), and two of its kinds by name.
- *
- * Causal self-attention (Vaswani et al. 2017, section 3.2.3, the decoder's first): every token sees itself and those before it. */
+/* Multi-head attention as models use it: attn_mha_problem_init() (attn/mha.h), and two of its kinds by name. */
+
+/** Causal self-attention (Vaswani et al. 2017, section 3.2.3, the decoder's first): every token sees itself and those before it. */
 ATTN_API void attn_causal_self_attention_init(attn_mha_problem *problem, int64_t batch, int64_t heads, int64_t seq,
                                               int64_t width);
-/* Cross-attention (section 3.2.3, "encoder-decoder attention"): queries of width `width` attend to a memory of another length and
- * width, all of it, or as much as kv_len says (set ATTN_USE_KV_LEN). */
+
+/** Cross-attention (Vaswani et al. 2017, section 3.2.3, "encoder-decoder attention"): queries of width `width` attend to a memory of
+ * another length and width, to all of it, or to as much as kv_len says (set ATTN_USE_KV_LEN). */
 ATTN_API void attn_cross_attention_init(attn_mha_problem *problem, int64_t batch, int64_t heads, int64_t seq_q,
                                         int64_t seq_memory, int64_t width, int64_t width_memory);
 
-/* A transformer block (Vaswani et al. 2017, section 3.1 and figure 1): self-attention, in a decoder also attention to the encoder's
+/** A transformer block (Vaswani et al. 2017, section 3.1 and figure 1): self-attention, in a decoder also attention to the encoder's
  * output, and a feed-forward network, each with a residual connection around it and a layer norm:
  *
  *     post-norm, as in the paper:  x <- norm(x + sublayer(x))
  *     pre-norm:                    x <- x + sublayer(norm(x))       (Xiong et al. 2020, https://arxiv.org/abs/2002.04745, figure 1)
  *
- * A pre-norm stack ends with one more norm, which is the caller's: attn_add_layer_norm. */
+ * A pre-norm stack ends with one more norm, which the caller computes by attn_add_layer_norm(). */
 typedef struct attn_block_config {
-  attn_mha_problem self; /* shape, masks and lengths of the self-attention; x and y dense, width = width_out */
-  attn_mha_weights self_weights;
-  attn_norm self_norm;
+  attn_mha_problem self;         /**< Shape, masks and lengths of the self-attention; x and y dense, width = width_out. */
+  attn_mha_weights self_weights; /**< Weights of the self-attention. */
+  attn_norm self_norm;           /**< Norm of the self-attention. */
 
-  bool has_cross; /* a decoder block */
-  attn_mha_problem cross;
-  attn_mha_weights cross_weights;
-  attn_norm cross_norm;
+  bool has_cross;                 /**< A decoder block: with attention to the memory. */
+  attn_mha_problem cross;         /**< Shape, masks and lengths of that attention. */
+  attn_mha_weights cross_weights; /**< Its weights. */
+  attn_norm cross_norm;           /**< Its norm. */
 
-  attn_feed_forward_config feed_forward;
-  attn_norm feed_forward_norm;
+  attn_feed_forward_config feed_forward; /**< The feed-forward network. */
+  attn_norm feed_forward_norm;           /**< Its norm. */
 
-  bool pre_norm;
+  bool pre_norm; /**< Norms before the sublayers instead of after them. */
 } attn_block_config;
 
-/* Shapes of an encoder block: self-attention over all tokens, ReLU, post-norm, norms without gain and bias, epsilon 1e-5. The weights
- * are left to fill in, as is what else should differ (config.self.attention.uses |= ATTN_USE_KV_LEN; config.pre_norm = true). */
+/** Shapes of an encoder block: self-attention over all tokens, ReLU, post-norm, norms without gain and bias, epsilon 1e-5. The caller
+ * fills in the weights, and whatever else differs (config.self.attention.uses |= ATTN_USE_KV_LEN; config.pre_norm = true). */
 ATTN_API void attn_encoder_block_init(attn_block_config *config, int64_t batch, int64_t heads, int64_t seq, int64_t width,
                                       int64_t hidden);
-/* Likewise of a decoder block: causal self-attention, and attention to a memory of seq_memory rows of width_memory. */
+
+/** Shapes of a decoder block, likewise: causal self-attention, and attention to a memory of seq_memory rows of width_memory. */
 ATTN_API void attn_decoder_block_init(attn_block_config *config, int64_t batch, int64_t heads, int64_t seq,
                                       int64_t seq_memory, int64_t width, int64_t width_memory, int64_t hidden);
 
-/* Where the time of a run went, added up over runs. projections: the four products around each attention. */
+/** Where the time of a run went, added up over runs. */
 typedef struct attn_block_profile {
-  int64_t runs;
-  double projections_ns, attention_ns, feed_forward_ns, norm_ns, total_ns;
+  int64_t runs;           /**< Runs so far. */
+  double projections_ns;  /**< Nanoseconds in the four products around each attention. */
+  double attention_ns;    /**< Nanoseconds in attention. */
+  double feed_forward_ns; /**< Nanoseconds in the feed-forward network. */
+  double norm_ns;         /**< Nanoseconds in residuals and norms. */
+  double total_ns;        /**< Nanoseconds of the whole runs. */
 } attn_block_profile;
 
+/** The pointers of one call. */
 typedef struct attn_block_args {
-  const float *x;              /* [batch][seq][width], or with VARLEN [total_q][width] */
-  const float *memory;         /* [batch][seq_memory][width_memory] by cross.memory_stride; decoder blocks only */
-  float *y;                    /* as x; may be x */
-  attn_args self, cross;       /* masks and lengths, where the problems' uses ask for them; q, k, v, o are not read */
-  attn_block_profile *profile; /* NULL = take no times */
+  const float *x;              /**< [batch][seq][width], or with VARLEN [total_q][width]. */
+  const float *memory;         /**< [batch][seq_memory][width_memory] by cross.memory_stride; decoder blocks only. */
+  float *y;                    /**< Output, shaped as x; may be x. */
+  attn_args self;              /**< Masks and lengths that self.attention.uses asks for; q, k, v and o are not read. */
+  attn_args cross;             /**< Masks and lengths that cross.attention.uses asks for; q, k, v and o are not read. */
+  attn_block_profile *profile; /**< Times are added to it; NULL = take no times. */
 } attn_block_args;
 
+/** A transformer block with its weights packed. */
 typedef struct attn_block attn_block;
+
+/** Checks the config and packs the weights. options may be NULL. On failure *block is NULL. */
 ATTN_API attn_status attn_block_create(const attn_block_config *config, const attn_options *options, attn_block **block);
+
+/** Bytes of workspace that one run needs. */
 ATTN_API size_t attn_block_workspace(const attn_block *block);
+
+/** Computes args->y. */
 ATTN_API attn_status attn_block_run(const attn_block *block, const attn_block_args *args, void *workspace,
                                     size_t workspace_bytes);
-/* The kernel of the self-attention. */
+
+/** The name of the kernel of the self-attention. */
 ATTN_API const char *attn_block_kernel(const attn_block *block);
-ATTN_API void attn_block_destroy(attn_block *block); /* NULL is fine */
+
+/** Frees the block. NULL is fine. */
+ATTN_API void attn_block_destroy(attn_block *block);
 
 #ifdef __cplusplus
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* Dense layers: Y = X W + bias, with W packed once. What multi-head attention (attn_mha_create) and the layers of attn/nn.h
- * project with; a program that builds its own layers from libattn can use it as well.
+/** @file
+ * Dense layers: Y = X W + bias, with W packed once. Multi-head attention (attn_mha_create()) and the layers of attn/nn.h project
+ * with them. A program that builds its own layers from libattn can use them as well.
  *
  *     attn_product *w;                                    // W [depth][columns], as y = x W wants it
  *     attn_product_create(&(attn_product_weights){.depth = 512, .columns = 256, .weight = weight, .stride_depth = 256,
@@ -19,55 +20,61 @@
 extern "C" {
 #endif
 
-/* W packed for this CPU, with its bias. Immutable: any number of threads may run it at once, each with its own workspace. */
+/** W packed for this CPU, with its bias. Immutable: any number of threads may run it at once, each with its own workspace. */
 typedef struct attn_product attn_product;
 
-/* What W is. Everything is copied: nothing here need outlive attn_product_create. */
+/** What W is. Everything is copied: nothing here has to outlive attn_product_create(). */
 typedef struct attn_product_weights {
-  int64_t depth, columns;              /* W is depth x columns; both >= 1 */
-  const void *weight;                  /* element (k, n) at k stride_depth + n stride_column */
-  int64_t stride_depth, stride_column; /* any values: {columns, 1} for [in][out], {1, depth} for PyTorch's [out][in] */
-  attn_dtype dtype;                    /* of weight; f16 and bf16 are widened to float32 when packed */
-  const float *bias;                   /* [columns], or NULL for none */
-  bool relu;                           /* y = max(y, 0), NaN stays NaN */
-  bool gelu;                           /* y = y times the normal distribution function at y, exact; not with relu */
+  int64_t depth;         /**< Rows of W = length of a row of X, >= 1. */
+  int64_t columns;       /**< Columns of W = length of a row of Y, >= 1. */
+  const void *weight;    /**< W: element (k, n) is at k stride_depth + n stride_column. */
+  int64_t stride_depth;  /**< Elements from one row of W to the next: `columns` for [in][out], 1 for PyTorch's [out][in]. */
+  int64_t stride_column; /**< Elements from one column of W to the next: 1 for [in][out], `depth` for PyTorch's [out][in]. */
+  attn_dtype dtype;      /**< Of weight. f16 and bf16 are widened to float32 when packed. */
+  const float *bias;     /**< [columns], or NULL for none. */
+  bool relu;             /**< y = max(y, 0); NaN stays NaN. */
+  bool gelu;             /**< y = y times the normal distribution function at y, exact; not together with relu. */
 } attn_product_weights;
 
-/* One call: batch x rows rows of X, and where the rows of Y go. Column c of row (b, s) is at
+/** One call: batch x rows rows of X, and where the rows of Y go. Column c of row (b, s) is at
  *
  *     b stride.b + s stride.s + (c / head_dim) stride.h + (c % head_dim) stride.d
  *
- * so that heads are addressed in place; head_dim = 0 means one head of all columns, and stride.h is not read. Strides in elements,
- * any values; Y must neither overlap itself nor X. */
+ * so that heads are addressed in place. head_dim = 0 means one head of all columns; stride.h is then not read. Strides are in
+ * elements and may have any value. Y must overlap neither itself nor X. */
 typedef struct attn_product_args {
-  int64_t batch, rows; /* >= 0 */
-  const float *x;
-  attn_strides x_stride;
-  int64_t x_head_dim;
-  float *y;
-  attn_strides y_stride;
-  int64_t y_head_dim;
+  int64_t batch;         /**< >= 0 */
+  int64_t rows;          /**< Rows of each batch, >= 0. */
+  const float *x;        /**< [batch][rows][depth] by x_stride. */
+  attn_strides x_stride; /**< Of x. */
+  int64_t x_head_dim;    /**< Columns of a head of x; 0 = all. */
+  float *y;              /**< [batch][rows][columns] by y_stride. */
+  attn_strides y_stride; /**< Of y. */
+  int64_t y_head_dim;    /**< Columns of a head of y; 0 = all. */
 } attn_product_args;
 
-/* options may be NULL. options->kernel names the product: "product_avx2", ... (attn_product_name), or "product_openblas" where the
- * library was built with it; NULL = our own of the highest tier that this CPU and ATTN_MAX_ISA allow, never a library's. ATTN_KERNEL is
- * about attention and not read. On failure *product is NULL. */
+/** Packs W. options may be NULL. options->kernel names the product: "product_avx2", ... (attn_product_name()), or
+ * "product_openblas" where the library was built with it. NULL = our own of the highest tier that this CPU and ATTN_MAX_ISA allow,
+ * never another library's. ATTN_KERNEL is about attention and not read. On failure *product is NULL. */
 ATTN_API attn_status attn_product_create(const attn_product_weights *weights, const attn_options *options,
                                          attn_product **product);
 
-/* Bytes of workspace that a run over so many rows (batch x rows) needs; a multiple of 64. Never more for fewer rows. */
+/** Bytes of workspace that a run over this many rows (batch x rows) needs: a multiple of 64. Fewer rows never need more. */
 ATTN_API size_t attn_product_workspace(const attn_product *product, int64_t rows);
 
-/* Computes every row of Y. `workspace` is 64-byte aligned and private to this call. Allocates nothing. Every element is one chain of
- * multiply-adds over depth, then the bias: a row's bits depend on that row and W alone, not on the other rows or threads; of
- * product_openblas, which sums as it likes, also on the row's place in its sequence. */
+/** Computes every row of Y. `workspace` is 64-byte aligned and private to this call. Allocates nothing. Every element is one chain
+ * of multiply-adds over depth, then the bias. So a row's bits depend on that row and W alone, not on the other rows or threads.
+ * Exception: product_openblas sums in an order of its own, so there bits also depend on the row's place in its sequence.
+ *
+ * Returns ATTN_INVALID_ARGUMENT, ATTN_WORKSPACE_TOO_SMALL or ATTN_OK. */
 ATTN_API attn_status attn_product_run(const attn_product *product, const attn_product_args *args, void *workspace,
                                       size_t workspace_bytes);
 
-/* Which product was chosen: "product_avx2". */
+/** Which product was chosen: "product_avx2". */
 ATTN_API const char *attn_product_name(const attn_product *product);
 
-ATTN_API void attn_product_destroy(attn_product *product); /* NULL is fine */
+/** Frees the product. NULL is fine. */
+ATTN_API void attn_product_destroy(attn_product *product);
 
 #ifdef __cplusplus
 }
