@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "layer_support.h"
-#include "report/record.h"
+#include "report/columns.h"
 #include "timing/timing.h"
 
 static const char *const kinds[] = {"mha", "block"};
@@ -103,8 +103,6 @@ static void test_work(void **state) {
   assert_true(bench_layer_bytes(&mha) == 4.0 * (2 * 10 * 8 + 8 * 8 * 4 + 4 * 8));
 }
 
-static double number(const bench_record *record, bench_column column) { return bench_record_number(record, column); }
-
 /* The whole way of a case, to its row. */
 static void test_row_of_a_layer(void **state) {
   (void)state;
@@ -114,21 +112,19 @@ static void test_row_of_a_layer(void **state) {
     const bench_case bench = valid_case(id);
     const attn_kernel_info *kernels[] = {attn_kernel_find("flash_c"), &bench_automatic};
     const bench_case_settings settings = {.timed = true, .case_budget_s = 5, .rounds = 3};
-    bench_result results[2];
-    assert_true(bench_run_case(&bench, kernels, 2, &settings, results));
+    bench_row rows[2];
+    assert_true(bench_run_case(&bench, kernels, 2, &settings, rows));
     for (int i = 0; i < 2; i++) {
-      bench_record record;
-      assert_true(bench_record_fill(&record, &bench, &results[i], "run"));
-      assert_string_equal(bench_record_get(&record, COLUMN_status), "PASS");
-      assert_string_equal(bench_record_get(&record, COLUMN_layer), kinds[k]);
-      assert_string_equal(bench_record_get(&record, COLUMN_width), "64");
-      assert_true(number(&record, COLUMN_samples) == 3);
-      assert_true(number(&record, COLUMN_flops) == bench_layer_flops(&bench));
-      assert_true(number(&record, COLUMN_projections_pct) > 0 && number(&record, COLUMN_attention_pct) > 0);
-      assert_true(fabs(number(&record, COLUMN_projections_pct) + number(&record, COLUMN_attention_pct) +
-                       number(&record, COLUMN_rest_pct) - 100) < 1e-6);
-      if (i == 0) assert_string_equal(bench_record_get(&record, COLUMN_product), "product_c"); /* of the kernel's tier */
-      bench_record_clear(&record);
+      const bench_row *row = &rows[i];
+      assert_int_equal(row->verdict.status, BENCH_PASS);
+      assert_string_equal(row->layer, kinds[k]);
+      assert_int_equal(row->width, 64);
+      assert_int_equal(row->time.n, 3);
+      assert_true(row->flops == bench_layer_flops(&bench));
+      assert_true(row->projections_pct > 0 && row->attention_pct > 0);
+      assert_true(fabs(row->projections_pct + row->attention_pct + row->rest_pct - 100) < 1e-6);
+      if (i == 0) assert_string_equal(row->product, "product_c"); /* of the kernel's tier */
+      bench_row_clear(&rows[i]);
     }
   }
 }
@@ -139,13 +135,12 @@ static void test_row_of_a_kernel(void **state) {
   const bench_case bench = valid_case("heads:2/seq:16/head_dim:8");
   const attn_kernel_info *kernel = attn_kernel_find("flash_c");
   const bench_case_settings settings = {.case_budget_s = 1};
-  bench_result result;
-  bench_record record;
-  assert_true(bench_run_case(&bench, &kernel, 1, &settings, &result));
-  assert_true(bench_record_fill(&record, &bench, &result, "run"));
-  assert_string_equal(bench_record_get(&record, COLUMN_status), "PASS");
-  for (int c = COLUMN_layer; c <= COLUMN_rest_pct; c++) assert_string_equal(bench_record_get(&record, (bench_column)c), "");
-  bench_record_clear(&record);
+  bench_row row;
+  char text[BENCH_CELL];
+  assert_true(bench_run_case(&bench, &kernel, 1, &settings, &row));
+  assert_int_equal(row.verdict.status, BENCH_PASS);
+  for (int c = COLUMN_layer; c <= COLUMN_rest_pct; c++) assert_string_equal(bench_cell(&row, (bench_column)c, text), "");
+  bench_row_clear(&row);
 }
 
 int main(void) {

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "layer_support.h"
-#include "report/record.h"
+#include "report/columns.h"
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
@@ -297,24 +297,28 @@ typedef struct row {
   bool flops, plan, workspace, product, attention; /* columns that are filled in */
 } row;
 
-static bool filled(const bench_record *record, bench_column column) { return bench_record_get(record, column)[0]; }
+static bool filled(const bench_row *found, bench_column column) {
+  char text[BENCH_CELL];
+  return bench_cell(found, column, text)[0];
+}
 
-static void row_says(const bench_record *record, const row *expected) {
-  assert_string_equal(bench_record_get(record, COLUMN_status), "PASS");
-  assert_string_equal(bench_record_get(record, COLUMN_layer), expected->layer);
-  assert_string_equal(bench_record_get(record, COLUMN_heads_q), expected->heads);
-  assert_int_equal(filled(record, COLUMN_dim_v), expected->heads[0] != 0);
-  assert_string_equal(bench_record_get(record, COLUMN_width), expected->width);
-  assert_string_equal(bench_record_get(record, COLUMN_score), expected->score);
-  assert_string_equal(bench_record_get(record, COLUMN_causal), expected->causal);
+static void row_says(const bench_row *found, const row *expected) {
+  char text[BENCH_CELL];
+  assert_int_equal(found->verdict.status, BENCH_PASS);
+  assert_string_equal(found->layer, expected->layer);
+  assert_string_equal(bench_cell(found, COLUMN_heads_q, text), expected->heads);
+  assert_int_equal(filled(found, COLUMN_dim_v), expected->heads[0] != 0);
+  assert_string_equal(bench_cell(found, COLUMN_width, text), expected->width);
+  assert_string_equal(found->score, expected->score);
+  assert_string_equal(found->causal, expected->causal);
   static const bench_column rates[] = {COLUMN_flops, COLUMN_gflops};
-  for (size_t i = 0; i < COUNT(rates); i++) assert_int_equal(filled(record, rates[i]), expected->flops);
-  assert_int_equal(filled(record, COLUMN_plan_ns), expected->plan);
-  assert_int_equal(filled(record, COLUMN_workspace_bytes), expected->workspace);
+  for (size_t i = 0; i < COUNT(rates); i++) assert_int_equal(filled(found, rates[i]), expected->flops);
+  assert_int_equal(filled(found, COLUMN_plan_ns), expected->plan);
+  assert_int_equal(filled(found, COLUMN_workspace_bytes), expected->workspace);
   static const bench_column parts[] = {COLUMN_product, COLUMN_projections_pct, COLUMN_rest_pct};
-  for (size_t i = 0; i < COUNT(parts); i++) assert_int_equal(filled(record, parts[i]), expected->product);
-  assert_int_equal(filled(record, COLUMN_attention_pct), expected->attention);
-  assert_true(bench_record_number(record, COLUMN_time_ns_median) > 0 && bench_record_number(record, COLUMN_gbs) > 0);
+  for (size_t i = 0; i < COUNT(parts); i++) assert_int_equal(filled(found, parts[i]), expected->product);
+  assert_int_equal(filled(found, COLUMN_attention_pct), expected->attention);
+  assert_true(found->time.median > 0 && found->gbs > 0);
 }
 
 static void test_rows(void **state) {
@@ -335,17 +339,13 @@ static void test_rows(void **state) {
     snprintf(id, sizeof id, "layer:%s/%s", rows[i].layer, rows[i].shape);
     const bench_case bench = valid_case(id);
     const bool kernel = bench_layer_has_attention(&bench) || rows[i].product;
-    bench_result results[2];
-    bench_record record;
-    assert_true(bench_run_case(&bench, kernels, 2, &settings, results));
-    assert_true(bench_record_fill(&record, &bench, &results[1], "run"));
-    row_says(&record, &rows[i]);
-    bench_record_clear(&record);
-    assert_true(bench_record_fill(&record, &bench, &results[0], "run"));
-    if (kernel) row_says(&record, &rows[i]);
-    if (!kernel) test_contains(bench_record_get(&record, COLUMN_reason), "runs no kernel: one row stands for all");
-    if (!kernel) assert_true(results[0].verdict.status == BENCH_SKIP && !results[1].warnings[0]);
-    bench_record_clear(&record);
+    bench_row found[2];
+    assert_true(bench_run_case(&bench, kernels, 2, &settings, found));
+    row_says(&found[1], &rows[i]);
+    if (kernel) row_says(&found[0], &rows[i]);
+    if (!kernel) test_contains(found[0].verdict.reason, "runs no kernel: one row stands for all");
+    if (!kernel) assert_true(found[0].verdict.status == BENCH_SKIP && !found[1].warnings[0]);
+    for (int k = 0; k < 2; k++) bench_row_clear(&found[k]);
   }
 }
 
@@ -355,7 +355,7 @@ static void test_layers_without_a_kernel_are_measured_once(void **state) {
   const bench_case bench = valid_case("layer:positions/seq:20/width:16");
   const attn_kernel_info *kernels[] = {attn_kernel_find("flash_c"), attn_kernel_find("naive_c")};
   const bench_case_settings settings = {.case_budget_s = 5};
-  bench_result results[2];
+  bench_row results[2];
   assert_true(bench_run_case(&bench, kernels, 2, &settings, results));
   assert_true(results[0].verdict.status == BENCH_PASS && results[1].verdict.status == BENCH_SKIP);
 }

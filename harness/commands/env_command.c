@@ -3,9 +3,9 @@
 #include <errno.h>
 #include <string.h>
 
-#include "machine/affinity.h"
 #include "base/cli.h"
 #include "commands/commands.h"
+#include "machine/affinity.h"
 #include "machine/cpu_syntax.h"
 #include "machine/environment.h"
 

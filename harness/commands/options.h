@@ -3,8 +3,8 @@
 #ifndef BENCH_OPTIONS_H
 #define BENCH_OPTIONS_H
 
-#include "cases/cases.h"
 #include "base/select.h"
+#include "cases/cases.h"
 
 typedef struct bench_options {
   const char *command;

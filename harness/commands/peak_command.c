@@ -5,14 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "machine/affinity.h"
 #include "attn/attn.h"
-#include "timing/bandwidth.h"
-#include "cases/cases.h"
 #include "base/cli.h"
+#include "cases/cases.h"
 #include "commands/commands.h"
+#include "machine/affinity.h"
 #include "machine/emulation.h"
 #include "machine/environment.h"
+#include "timing/bandwidth.h"
 #include "timing/peak_rate.h"
 #include "timing/stats.h"
 

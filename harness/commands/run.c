@@ -2,10 +2,10 @@
 /* attnbench run and attnbench check: their options. */
 #include <string.h>
 
-#include "machine/affinity.h"
 #include "commands/commands.h"
-#include "machine/emulation.h"
 #include "commands/session.h"
+#include "machine/affinity.h"
+#include "machine/emulation.h"
 
 static const char exit_codes[] =
     "Exit codes: 0 all passed, 1 a check failed, 2 usage, 3 nothing matched or could run, 4 machine\n"

@@ -164,37 +164,34 @@ static int dry_run(const bench_session *s) {
 
 /* ---- Cases ---------------------------------------------------------------------------------------------------------- */
 
-/* The journal's record of a case and kernel, unless it has to be done again. */
-static bench_record *find_old(bench_session *s, const char *case_id, const char *kernel) {
+/* The journal's row of a case and kernel, unless it has to be done again. */
+static bench_row *find_old(bench_session *s, const char *case_id, const char *kernel) {
   for (int i = 0; i < s->old.count; i++) {
-    bench_record *r = &s->old.item[i];
-    if (!strcmp(bench_record_get(r, COLUMN_case_id), case_id) && !strcmp(bench_record_get(r, COLUMN_kernel), kernel) &&
-        !bench_record_is(r, BENCH_ERROR))
-      return r;
+    bench_row *r = &s->old.item[i];
+    if (!strcmp(r->case_id, case_id) && !strcmp(r->kernel, kernel) && r->verdict.status != BENCH_ERROR) return r;
   }
   return NULL;
 }
 
-static bool is_skip_of_tier(const bench_result *result, const char *tier) {
-  return tier && result->verdict.status == BENCH_SKIP && !strcmp(result->kernel->isa, tier);
+static bool is_skip_of_tier(const bench_row *row, const char *tier) {
+  return tier && row->verdict.status == BENCH_SKIP && !strcmp(row->isa, tier);
 }
 
 /* --require: a skip of that tier is a failure. */
-static void apply_requirement(const bench_session *s, bench_result *result) {
-  char reason[sizeof result->verdict.reason];
-  if (!is_skip_of_tier(result, s->options->require)) return;
-  snprintf(reason, sizeof reason, "--require %s: %.300s", s->options->require, result->verdict.reason);
-  result->verdict.status = BENCH_FAIL;
-  memcpy(result->verdict.reason, reason, sizeof reason);
+static void apply_requirement(const bench_session *s, bench_row *row) {
+  char reason[sizeof row->verdict.reason];
+  if (!is_skip_of_tier(row, s->options->require)) return;
+  snprintf(reason, sizeof reason, "--require %s: %.300s", s->options->require, row->verdict.reason);
+  row->verdict.status = BENCH_FAIL;
+  memcpy(row->verdict.reason, reason, sizeof reason);
 }
 
-static void skip_for_budget(const bench_session *s, bench_result *results, const bench_case *bench,
+static void skip_for_budget(const bench_session *s, bench_row *rows, const bench_case *bench,
                             const attn_kernel_info *const *kernels, int count) {
   for (int i = 0; i < count; i++) {
-    results[i] = (bench_result){.bench = bench, .kernel = kernels[i], .baseline = "", .noise = -1};
-    results[i].verdict.status = BENCH_SKIP;
-    snprintf(results[i].verdict.reason, sizeof results[i].verdict.reason, "--budget of %.0f s is used up",
-             s->options->budget_s);
+    rows[i] = bench_row_create(bench, kernels[i]);
+    rows[i].verdict.status = BENCH_SKIP;
+    snprintf(rows[i].verdict.reason, sizeof rows[i].verdict.reason, "--budget of %.0f s is used up", s->options->budget_s);
   }
 }
 
@@ -209,48 +206,48 @@ static bool set_case_budget(bench_session *s, double guess) {
   return true;
 }
 
-static bool append(bench_session *s, bench_record *record, bool durable) {
-  if (s->journal && durable && !bench_journal_append(s->journal, record)) s->io_failed = true;
-  if (bench_records_append(&s->records, record)) return true;
+/* Moves a row to the results, and to the journal if it is to be `durable`. */
+static void append(bench_session *s, bench_row *row, bool durable) {
+  if (s->journal && durable && !bench_journal_append(s->journal, row)) s->io_failed = true;
+  if (bench_rows_append(&s->rows, row)) return;
   fprintf(stderr, "attnbench: out of memory for the results\n");
   s->io_failed = true;
+  bench_row_clear(row);
+}
+
+static bool is_selected(const bench_session *s, const char *kernel) {
+  for (int i = 0; i < s->kernel_count; i++)
+    if (!strcmp(s->kernels[i]->name, kernel)) return true;
   return false;
 }
 
-/* Moves what the journal holds of a case (NULL: of any) to the records; nothing of the kernels that were run again. */
+/* Moves what the journal holds of a case (NULL: of any) to the results; nothing of the kernels that were run again. */
 static void keep_old(bench_session *s, const char *case_id) {
   for (int i = 0; i < s->old.count; i++) {
-    bench_record *old = &s->old.item[i];
-    if (!old->field[COLUMN_case_id] || (case_id && strcmp(old->field[COLUMN_case_id], case_id))) continue;
-    bool selected = false;
-    for (int k = 0; k < s->kernel_count; k++) selected |= !strcmp(s->kernels[k]->name, bench_record_get(old, COLUMN_kernel));
-    if (case_id && selected)
-      bench_record_clear(old);
+    bench_row *old = &s->old.item[i];
+    if (!old->case_id[0] || (case_id && strcmp(old->case_id, case_id))) continue;
+    if (case_id && is_selected(s, old->kernel))
+      bench_row_clear(old);
     else
-      (void)append(s, old, false);
+      append(s, old, false);
   }
 }
 
-/* Turns the results of one case into records, old ones in their places. */
-static void record_case(bench_session *s, const bench_case *bench, bench_result *results, bool durable) {
-  const char *case_id = bench->case_id;
-  int fresh = 0;
+static void record(bench_session *s, bench_row *row, bool durable) {
+  const bool whole = !row->time.n || row->stop != BENCH_STOP_INTERRUPT;
+  snprintf(row->run_id, sizeof row->run_id, "%s", s->run_id);
+  apply_requirement(s, row);
+  append(s, row, durable && whole);
+}
+
+/* Moves the fresh rows of one case to the results, old ones in their places. */
+static void record_case(bench_session *s, const char *case_id, bench_row *fresh, bool durable) {
   for (int i = 0; i < s->kernel_count; i++) {
-    bench_record record = {0}, *old = find_old(s, case_id, s->kernels[i]->name);
-    if (old) {
-      (void)append(s, old, false);
-      continue;
-    }
-    bench_result *result = &results[fresh++];
-    apply_requirement(s, result);
-    const bool whole = !(result->timed && result->stop == BENCH_STOP_INTERRUPT);
-    if (bench_record_fill(&record, bench, result, s->run_id))
-      (void)append(s, &record, durable && whole);
+    bench_row *old = find_old(s, case_id, s->kernels[i]->name);
+    if (old)
+      append(s, old, false);
     else
-      s->io_failed = true;
-    free(result->samples_ns);
-    free(result->positions);
-    bench_record_clear(&record);
+      record(s, fresh++, durable);
   }
   keep_old(s, case_id);
   if (s->journal && !bench_journal_flush(s->journal)) s->io_failed = true;
@@ -264,34 +261,34 @@ static int missing_kernels(bench_session *s, const bench_case *bench, const attn
   return count;
 }
 
-static void count_structure_runs(bench_session *s, const bench_result *results, int count) {
+static void count_structure_runs(bench_session *s, const bench_row *rows, int count) {
   for (int i = 0; i < count; i++)
     for (int k = 0; k < s->kernel_count; k++)
-      for (int test = 0; test < BENCH_STRUCTURE_TESTS && !strcmp(s->kernels[k]->name, results[i].kernel->name); test++)
-        s->structure_runs[k][test] += (int)(results[i].verdict.structure >> test & 1);
+      for (int test = 0; test < BENCH_STRUCTURE_TESTS && !strcmp(s->kernels[k]->name, rows[i].kernel); test++)
+        s->structure_runs[k][test] += (int)(rows[i].verdict.structure >> test & 1);
 }
 
 /* One case; false if the run was interrupted before it was complete. */
 static bool run_case(bench_session *s, int index) {
   const bench_case *bench = &s->cases.item[index];
   const attn_kernel_info *missing[BENCH_MAX_KERNELS + 1];
-  bench_result results[BENCH_MAX_KERNELS + 1];
+  bench_row rows[BENCH_MAX_KERNELS + 1];
   const double guess = guess_case(s, index);
-  const int count = missing_kernels(s, bench, missing), before = s->records.count;
+  const int count = missing_kernels(s, bench, missing), before = s->rows.count;
   bool affordable = true;
   s->case_name = bench->case_id;
   if (count) {
     bench_progress_note(&s->progress, s->case_name, "begins");
     affordable = set_case_budget(s, guess);
     if (!affordable)
-      skip_for_budget(s, results, bench, missing, count);
-    else if (!bench_run_case(bench, missing, count, &s->settings, results))
+      skip_for_budget(s, rows, bench, missing, count);
+    else if (!bench_run_case(bench, missing, count, &s->settings, rows))
       return false;
-    count_structure_runs(s, results, count);
+    count_structure_runs(s, rows, count);
   }
-  record_case(s, bench, results, affordable);
+  record_case(s, bench->case_id, rows, affordable);
   bench_progress_wipe(&s->progress);
-  bench_table_case(&s->table, s->records.item + before, s->records.count - before);
+  bench_table_case(&s->table, s->rows.item + before, s->rows.count - before);
   bench_progress_advance(&s->progress, guess, !count);
   s->guess_left_s -= guess;
   return true;
@@ -332,9 +329,9 @@ static int conclude(const bench_session *s) {
   if (s->io_failed) return BENCH_EXIT_INTERNAL;
   if (interrupted) return BENCH_EXIT_INTERRUPTED;
   if (!requirement_met(s)) return BENCH_EXIT_FAILED;
-  if (bench_count_status(&s->records, BENCH_FAIL) + bench_count_status(&s->records, BENCH_ERROR)) return BENCH_EXIT_FAILED;
+  if (bench_count_status(&s->rows, BENCH_FAIL) + bench_count_status(&s->rows, BENCH_ERROR)) return BENCH_EXIT_FAILED;
   if (s->goals) return bench_goals_conclude(s);
-  if (bench_count_status(&s->records, BENCH_SKIP) < s->records.count) return BENCH_EXIT_OK;
+  if (bench_count_status(&s->rows, BENCH_SKIP) < s->rows.count) return BENCH_EXIT_OK;
   if (only_unusable(s)) return BENCH_EXIT_SKIPPED;
   fprintf(stderr, "attnbench %s: nothing could run: every row was skipped\n", s->options->command);
   return BENCH_EXIT_NOTHING;
@@ -342,8 +339,8 @@ static int conclude(const bench_session *s) {
 
 static void close_session(bench_session *s) {
   if (s->journal) (void)fclose(s->journal);
-  bench_records_clear(&s->records);
-  bench_records_clear(&s->old);
+  bench_rows_clear(&s->rows);
+  bench_rows_clear(&s->old);
   bench_cases_clear(&s->cases);
   bench_goals_close(s);
   free(s);
@@ -367,7 +364,7 @@ static int run_to_the_end(bench_session *s) {
   else
     run_cases(s);
   bench_session_print_structure(s, stdout);
-  bench_table_summary(&s->table, &s->records);
+  bench_table_summary(&s->table, &s->rows);
   fflush(stdout);
   bench_session_write(s);
   return conclude(s);

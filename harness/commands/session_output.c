@@ -6,9 +6,9 @@
 #include <string.h>
 
 #include "base/files.h"
+#include "commands/session_private.h"
 #include "goals/goals_private.h"
 #include "goals/goals_session.h"
-#include "commands/session_private.h"
 #include "report/writers.h"
 
 /* The library's own environment variables, where set: they change results, so they stand beside them. */
@@ -65,14 +65,13 @@ static void write_table(void *context, FILE *file) {
   table.file = file;
   table.colour = table.only_bad = false;
   bench_session_print_opening(s, file);
-  for (int first = 0, next; first < s->records.count; first = next) {
-    const char *case_id = bench_record_get(&s->records.item[first], COLUMN_case_id);
-    for (next = first + 1; next < s->records.count; next++)
-      if (strcmp(bench_record_get(&s->records.item[next], COLUMN_case_id), case_id)) break;
-    bench_table_case(&table, s->records.item + first, next - first);
+  for (int first = 0, next; first < s->rows.count; first = next) {
+    for (next = first + 1; next < s->rows.count; next++)
+      if (strcmp(s->rows.item[next].case_id, s->rows.item[first].case_id)) break;
+    bench_table_case(&table, s->rows.item + first, next - first);
   }
   bench_session_print_structure(s, file);
-  bench_table_summary(&table, &s->records);
+  bench_table_summary(&table, &s->rows);
 }
 
 static void write_environment(void *context, FILE *file) { bench_environment_write_json(context, file); }
@@ -92,11 +91,8 @@ static bool write_folder(bench_session *s, const bench_report *report) {
 
 void bench_session_write(bench_session *s) {
   const bench_options *o = s->options;
-  const bench_report report = {.records = &s->records,
-                               .run_id = s->run_id,
-                               .executable = "attnbench",
-                               .date = s->date,
-                               .environment = &s->environment};
+  const bench_report report = {
+      .rows = &s->rows, .run_id = s->run_id, .executable = "attnbench", .date = s->date, .environment = &s->environment};
   if (o->csv && !bench_write_csv(o->csv, &report)) s->io_failed = true;
   if (o->json && !bench_write_json(o->json, &report)) s->io_failed = true;
   if (o->samples && !bench_write_samples(o->samples, &report)) s->io_failed = true;

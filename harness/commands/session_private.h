@@ -5,13 +5,13 @@
 
 #include <stdio.h>
 
-#include "machine/environment.h"
-#include "commands/options.h"
 #include "base/progress.h"
-#include "report/record.h"
-#include "timing/run_case.h"
 #include "check/structure.h"
+#include "commands/options.h"
+#include "machine/environment.h"
+#include "report/columns.h"
 #include "report/table.h"
+#include "timing/run_case.h"
 
 enum { BENCH_PATH_BYTES = 4096 };
 
@@ -23,8 +23,8 @@ typedef struct bench_session {
   bench_case_list cases;
   bench_case_settings settings;
   bench_environment environment;
-  bench_records records; /* in the order of cases and kernels */
-  bench_records old;     /* of the journal that is resumed */
+  bench_rows rows; /* in the order of cases and kernels */
+  bench_rows old;  /* of the journal that is resumed */
   FILE *journal;
   bench_progress progress;
   bench_table table;

@@ -24,7 +24,7 @@ typedef struct trial {
   bool open, held;
   int index;
   bench_stage *stage;
-  bench_result result;
+  bench_row row;
   bench_entrant entrant;
   bench_peak_slice peak; /* loop NULL: none */
   double rate[2 * SLICES];
@@ -138,7 +138,7 @@ static const char *refuse(bench_trials *t, bench_status status, const char *reas
 }
 
 static const char *judge(bench_trials *t) {
-  const bench_verdict *verdict = &t->now.result.verdict;
+  const bench_verdict *verdict = &t->now.row.verdict;
   return verdict->status == BENCH_PASS ? NULL : refuse(t, verdict->status, verdict->reason);
 }
 
@@ -147,8 +147,8 @@ static void open_trial(bench_trials *t, int index) {
   const attn_kernel_info *kernel = t->kernels[index % t->kernel_count];
   trial *now = &t->now;
   *now = (trial){.open = true, .index = index, .held = bench_threads_hold(bench->threads)};
-  now->stage = bench_stage_open(bench, &kernel, 1, &t->settings, &now->result);
-  if (now->result.verdict.status != BENCH_PASS) return;
+  now->stage = bench_stage_open(bench, &kernel, 1, &t->settings, &now->row);
+  if (now->row.verdict.status != BENCH_PASS) return;
   bench_stage_rotate(now->stage);
   now->entrant = bench_stage_entrant(now->stage, &now->stage->jobs[0]);
   if (now->entrant.peak) now->peak = bench_peak_prepare(now->entrant.peak, bench->threads, SLICE_NS);
@@ -187,9 +187,9 @@ bool bench_trial_call(bench_trials *trials) {
 const char *bench_trial_end(bench_trials *trials, bench_trial_rates *rates) {
   const double end_ns = bench_now_ns();
   trial *now = &trials->now;
-  *rates = (bench_trial_rates){.max_err_ratio = now->result.verdict.max_err_ratio};
+  *rates = (bench_trial_rates){.max_err_ratio = now->row.verdict.max_err_ratio};
   if (now->failed) return refuse(trials, BENCH_ERROR, attn_last_error());
-  if (now->calls > 0 && bench_entrant_output_hash(&now->entrant, now->calls - 1) != now->result.verdict.output_hash)
+  if (now->calls > 0 && bench_entrant_output_hash(&now->entrant, now->calls - 1) != now->row.verdict.output_hash)
     return refuse(trials, BENCH_FAIL, "an output of the timed runs differs from the one that passed the check");
   const double seconds = 1e-9 * (end_ns - now->start_ns) / (double)(now->calls ? now->calls : 1);
   rates->gflops = 1e-9 * now->stage->flops / seconds;

@@ -116,9 +116,7 @@ static bool read_number(const char *text, double *value, char *error) {
   return false;
 }
 
-static const struct {
-  const char *word, *vendor;
-} vendors[] = {{"AMD", "AuthenticAMD"}, {"Intel", "GenuineIntel"}};
+static const struct { const char *word, *vendor; } vendors[] = {{"AMD", "AuthenticAMD"}, {"Intel", "GenuineIntel"}};
 enum { VENDORS = sizeof vendors / sizeof *vendors };
 
 /* The vendor that a word stands for, or NULL. */

@@ -17,7 +17,7 @@ enum { MOST_ENTRANTS = 2 };
 typedef struct contest {
   bench_goal_row *row;
   const bench_case_settings *settings;
-  bench_result *results;
+  bench_row *rows;
   bench_stage *stage[MOST_ENTRANTS];
   bench_entrant entrant[MOST_ENTRANTS];
   int count;
@@ -59,10 +59,10 @@ static void measure_workspace(bench_goal_row *row) {
 
 /* An output without elements cannot be wrong: that every answer would pass is no objection. The check has seen that nothing
  * was written, which is all that can be asked. */
-static void accept_empty_output(bench_stage *stage, bench_result *result) {
-  if (result->verdict.status != BENCH_DEGENERATE || bench_tensors_output_bytes(&stage->tensors[0])) return;
-  result->verdict.status = BENCH_PASS;
-  result->verdict.reason[0] = 0;
+static void accept_empty_output(bench_stage *stage, bench_verdict *verdict) {
+  if (verdict->status != BENCH_DEGENERATE || bench_tensors_output_bytes(&stage->tensors[0])) return;
+  verdict->status = BENCH_PASS;
+  verdict->reason[0] = 0;
 }
 
 /* What stands beside the samples; false if there is no such loop. */
@@ -83,11 +83,11 @@ static bool choose_loop(bench_goal_row *row, const bench_stage *stage, bench_ent
 
 static bool open_entrant(contest *c, int i) {
   bench_goal_row *row = c->row;
-  bench_result *result = &c->results[i];
-  c->stage[i] = bench_stage_open(i ? &row->against : &row->bench, &row->kernel, 1, c->settings, result);
-  if (c->stage[i] && c->stage[i]->expected) accept_empty_output(c->stage[i], result);
-  if (result->verdict.status != BENCH_PASS) {
-    conclude(row, result->verdict.status, "%s%.300s", i ? "the case of comparison: " : "", result->verdict.reason);
+  bench_verdict *verdict = &c->rows[i].verdict;
+  c->stage[i] = bench_stage_open(i ? &row->against : &row->bench, &row->kernel, 1, c->settings, &c->rows[i]);
+  if (c->stage[i] && c->stage[i]->expected) accept_empty_output(c->stage[i], verdict);
+  if (verdict->status != BENCH_PASS) {
+    conclude(row, verdict->status, "%s%.300s", i ? "the case of comparison: " : "", verdict->reason);
     return false;
   }
   bench_stage_rotate(c->stage[i]);
@@ -135,7 +135,7 @@ static bool measure_rounds(contest *c) {
   bench_stop stop;
   const char *error;
   if (take_rounds(c, &stop, &error)) {
-    for (int i = 0; i < c->count; i++) bench_conclude(&c->results[i], BENCH_ERROR, "timing: %s", error);
+    for (int i = 0; i < c->count; i++) bench_conclude(&c->rows[i], BENCH_ERROR, "timing: %s", error);
     conclude(c->row, BENCH_ERROR, "timing: %s", error);
     return true;
   }
@@ -143,7 +143,7 @@ static bool measure_rounds(contest *c) {
   if (c->count > 1 && c->entrant[1].rounds < rounds) rounds = c->entrant[1].rounds;
   if (stop == BENCH_STOP_INTERRUPT && rounds < BENCH_LEAST_GOAL_ROUNDS) return false;
   summarise(c, rounds);
-  for (int i = 0; i < c->count; i++) bench_stage_fill(c->stage[i], &c->results[i], &c->entrant[i], stop);
+  for (int i = 0; i < c->count; i++) bench_stage_fill(c->stage[i], &c->stage[i]->jobs[0], &c->entrant[i], stop);
   return true;
 }
 
@@ -156,9 +156,9 @@ static bool run_contest(contest *c) {
   return measure_rounds(c);
 }
 
-bool bench_goal_measure(bench_goal_row *row, const bench_case_settings *settings, bench_result results[2]) {
-  contest c = {.row = row, .settings = settings, .results = results};
-  results[0] = results[1] = (bench_result){.kernel = NULL};
+bool bench_goal_measure(bench_goal_row *row, const bench_case_settings *settings, bench_row rows[2]) {
+  contest c = {.row = row, .settings = settings, .rows = rows};
+  rows[0] = rows[1] = (bench_row){.case_id = ""};
   if (!row->goal->metric->value) {
     measure_workspace(row);
     return true;

@@ -41,10 +41,10 @@ typedef struct bench_goal_table {
   int absent[BENCH_ABSENCES];
 } bench_goal_table;
 
-/* Checks the row's cases and measures them in common rounds. results[1] is the case of comparison; where there is none, or
- * it did not come to that, its kernel is NULL. The caller frees samples_ns and positions. False if *settings->stop cut it
- * short: the row is not done then. */
-bool bench_goal_measure(bench_goal_row *row, const bench_case_settings *settings, bench_result results[2]);
+/* Checks the row's cases and measures them in common rounds. rows[1] is that of the case of comparison; where there is none, or
+ * it did not come to that, its case_id is "". The caller clears both. False if *settings->stop cut it short: the row is not
+ * done then. */
+bool bench_goal_measure(bench_goal_row *row, const bench_case_settings *settings, bench_row rows[2]);
 
 /* A guess at the seconds that it takes. */
 double bench_goal_guess(const bench_goal_row *row, const bench_case_settings *settings);

@@ -142,41 +142,34 @@ static const char *reason_to_skip(const bench_session *s, const bench_goal_row *
   return reason;
 }
 
-static bool is_recorded(const bench_records *records, const char *case_id, const char *kernel) {
-  for (int i = 0; i < records->count; i++)
-    if (!strcmp(bench_record_get(&records->item[i], COLUMN_case_id), case_id) &&
-        !strcmp(bench_record_get(&records->item[i], COLUMN_kernel), kernel))
-      return true;
+static bool is_recorded(const bench_rows *rows, const bench_row *row) {
+  for (int i = 0; i < rows->count; i++)
+    if (!strcmp(rows->item[i].case_id, row->case_id) && !strcmp(rows->item[i].kernel, row->kernel)) return true;
   return false;
 }
 
-/* The cases of a row are rows of the other result files as well; one that serves several rows stands there once. */
-static void record(bench_session *s, const bench_case *bench, bench_result *result) {
-  bench_record row = {0};
-  if (result->kernel && !is_recorded(&s->records, bench->case_id, result->kernel->name)) {
-    const bool fine = bench_record_fill(&row, bench, result, s->run_id) &&
-                      (!s->journal || (bench_journal_append(s->journal, &row) && bench_journal_flush(s->journal))) &&
-                      bench_records_append(&s->records, &row);
-    if (!fine) s->io_failed = true;
+/* The cases of a goal are rows of the other result files as well; one that serves several goals stands there once. */
+static void record(bench_session *s, bench_row *row) {
+  if (row->case_id[0] && !is_recorded(&s->rows, row)) {
+    snprintf(row->run_id, sizeof row->run_id, "%s", s->run_id);
+    if (s->journal && !(bench_journal_append(s->journal, row) && bench_journal_flush(s->journal))) s->io_failed = true;
+    if (!bench_rows_append(&s->rows, row)) s->io_failed = true;
   }
-  free(result->samples_ns);
-  free(result->positions);
-  bench_record_clear(&row);
+  bench_row_clear(row);
 }
 
 /* False if the run was interrupted before the row was done. */
 static bool run_row(bench_session *s, bench_goal_row *row) {
-  bench_result results[2] = {{.kernel = NULL}, {.kernel = NULL}};
+  bench_row rows[2] = {{.case_id = ""}, {.case_id = ""}};
   bool complete = true;
   if (reason_to_skip(s, row, row->reason, sizeof row->reason)) {
     row->status = BENCH_SKIP;
     row->done = true;
   } else {
     s->case_name = row->goal->text;
-    complete = bench_goal_measure(row, &s->settings, results);
+    complete = bench_goal_measure(row, &s->settings, rows);
   }
-  if (complete) record(s, &row->bench, &results[0]);
-  if (complete) record(s, &row->against, &results[1]);
+  for (int i = 0; complete && i < 2; i++) record(s, &rows[i]);
   return complete;
 }
 

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "goals/goals_private.h"
-#include "report/record.h"
 #include "report/table.h"
 #include "report/writers.h"
 
@@ -90,7 +89,7 @@ void bench_goals_print_summary(const bench_goal_table *table, FILE *file) {
 
 static void put_number(FILE *file, double value) {
   char text[NUMBER];
-  bench_format_number(value, text, sizeof text);
+  bench_format_number(value, text);
   fprintf(file, ",%s", text);
 }
 

@@ -20,43 +20,46 @@ void bench_csv_field(FILE *file, const char *text) {
 }
 
 /* Files without layers do without their columns, which are the last. */
-static int columns_of(const bench_records *records) {
-  for (int i = 0; i < records->count; i++)
-    if (bench_record_get(&records->item[i], COLUMN_layer)[0]) return BENCH_COLUMNS;
+static int columns_of(const bench_rows *rows) {
+  for (int i = 0; i < rows->count; i++)
+    if (rows->item[i].layer[0]) return BENCH_COLUMNS;
   return COLUMN_layer;
+}
+
+static void write_row(FILE *file, const bench_row *row, int columns) {
+  char text[BENCH_CELL];
+  for (int c = 0; c < columns; c++) {
+    if (c) fputc(',', file);
+    bench_csv_field(file, bench_cell(row, (bench_column)c, text));
+  }
+  fputc('\n', file);
 }
 
 static void write_results(void *context, FILE *file) {
   const bench_report *report = context;
-  const int columns = columns_of(report->records);
-  for (int c = 0; c < columns; c++) fprintf(file, "%s%s", c ? "," : "", bench_column_names[c]);
+  const int columns = columns_of(report->rows);
+  for (int c = 0; c < columns; c++) fprintf(file, "%s%s", c ? "," : "", bench_column_name((bench_column)c));
   fputc('\n', file);
-  for (int i = 0; i < report->records->count; i++) {
-    for (int c = 0; c < columns; c++) {
-      if (c) fputc(',', file);
-      bench_csv_field(file, bench_record_get(&report->records->item[i], (bench_column)c));
-    }
-    fputc('\n', file);
-  }
+  for (int i = 0; i < report->rows->count; i++) write_row(file, &report->rows->item[i], columns);
 }
 
-static void write_sample_rows(FILE *file, const bench_record *record) {
-  for (int round = 0; round < record->sample_count; round++) {
-    char time[32];
-    bench_format_number(record->samples_ns[round], time, sizeof time);
-    bench_csv_field(file, bench_record_get(record, COLUMN_run_id));
+static void write_samples_of(FILE *file, const bench_row *row) {
+  for (int round = 0; round < row->time.n; round++) {
+    char time[BENCH_NUMBER];
+    bench_format_number(row->samples_ns[round], time);
+    bench_csv_field(file, row->run_id);
     fputc(',', file);
-    bench_csv_field(file, bench_record_get(record, COLUMN_case_id));
+    bench_csv_field(file, row->case_id);
     fputc(',', file);
-    bench_csv_field(file, bench_record_get(record, COLUMN_kernel));
-    fprintf(file, ",%d,%d,%s,%" PRId64 "\n", round, record->positions[round], time, record->iterations);
+    bench_csv_field(file, row->kernel);
+    fprintf(file, ",%d,%d,%s,%" PRId64 "\n", round, row->positions[round], time, row->iterations);
   }
 }
 
 static void write_samples(void *context, FILE *file) {
   const bench_report *report = context;
   fputs("run_id,case_id,kernel,round,position,time_ns,iterations\n", file);
-  for (int i = 0; i < report->records->count; i++) write_sample_rows(file, &report->records->item[i]);
+  for (int i = 0; i < report->rows->count; i++) write_samples_of(file, &report->rows->item[i]);
 }
 
 bool bench_write_csv(const char *path, const bench_report *report) {

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -26,37 +27,39 @@ static void put_head(FILE *file, const bench_journal_head *head) {
 }
 
 static void put_number(FILE *file, double value) {
-  char text[32];
-  bench_format_number(value, text, sizeof text);
+  char text[BENCH_NUMBER];
+  bench_format_number(value, text);
   fputs(text, file);
 }
 
-static void put_samples(FILE *file, const bench_record *record) {
-  fprintf(file, ", \"iterations\": %" PRId64 ", \"noise\": ", record->iterations);
-  put_number(file, record->noise);
+static void put_samples(FILE *file, const bench_row *row) {
+  fprintf(file, ", \"iterations\": %" PRId64 ", \"noise\": ", row->iterations);
+  put_number(file, row->noise);
   fputs(", \"ratio_best\": ", file);
-  put_number(file, record->ratio_best);
+  put_number(file, isnan(row->ratio_best) ? 0 : row->ratio_best);
   fputs(", \"samples_ns\": [", file);
-  for (int i = 0; i < record->sample_count; i++) {
+  for (int i = 0; i < row->time.n; i++) {
     if (i) fputc(',', file);
-    put_number(file, record->samples_ns[i]);
+    put_number(file, row->samples_ns[i]);
   }
   fputs("], \"positions\": [", file);
-  for (int i = 0; i < record->sample_count; i++) fprintf(file, "%s%d", i ? "," : "", record->positions[i]);
+  for (int i = 0; i < row->time.n; i++) fprintf(file, "%s%d", i ? "," : "", row->positions[i]);
   fputc(']', file);
 }
 
-bool bench_journal_append(FILE *journal, const bench_record *record) {
+bool bench_journal_append(FILE *journal, const bench_row *row) {
   const char *separator = "{";
   for (int i = 0; i < BENCH_COLUMNS; i++) {
-    if (!record->field[i]) continue;
+    char text[BENCH_CELL];
+    const char *cell = bench_cell(row, (bench_column)i, text);
+    if (!cell[0]) continue;
     fputs(separator, journal);
     separator = ", ";
-    bench_json_string(journal, bench_column_names[i]);
+    bench_json_string(journal, bench_column_name((bench_column)i));
     fputs(": ", journal);
-    bench_json_string(journal, record->field[i]);
+    bench_json_string(journal, cell);
   }
-  if (record->sample_count) put_samples(journal, record);
+  if (row->time.n) put_samples(journal, row);
   fputs("}\n", journal);
   return !ferror(journal);
 }
@@ -136,54 +139,59 @@ static bool read_numbers(const char **at, double **values, int *count) {
   return true;
 }
 
-static bool set_positions(bench_record *record, const double *values, int count) {
-  free(record->positions);
-  record->positions = malloc(((size_t)count + 1) * sizeof *record->positions);
-  for (int i = 0; record->positions && i < count; i++) record->positions[i] = (int)values[i];
-  return record->positions;
+static bool read_positions(const char **at, bench_row *row, int *count) {
+  double *values = NULL;
+  const bool fine = read_numbers(at, &values, count);
+  free(row->positions);
+  row->positions = fine ? malloc(((size_t)*count + 1) * sizeof *row->positions) : NULL;
+  for (int i = 0; row->positions && i < *count; i++) row->positions[i] = (int)values[i];
+  free(values);
+  return row->positions;
 }
 
-static bool set_field(bench_record *record, const char *key, const char *text) {
+static bool set_cell(bench_row *row, const char *key, const char *text) {
   for (int i = 0; i < BENCH_COLUMNS; i++)
-    if (!strcmp(key, bench_column_names[i])) return bench_record_set(record, (bench_column)i, text);
+    if (!strcmp(key, bench_column_name((bench_column)i))) return bench_cell_read(row, (bench_column)i, text);
   return false;
 }
 
-/* A value that is not a string. `positions` counts them, to be compared with the samples. */
-static bool read_other(const char **at, const char *key, bench_record *record, int *positions) {
-  double number = 0, *values = NULL;
-  if (!strcmp(key, "samples_ns")) return read_numbers(at, &record->samples_ns, &record->sample_count);
-  if (!strcmp(key, "positions")) {
-    const bool fine = read_numbers(at, &values, positions) && set_positions(record, values, *positions);
-    free(values);
-    return fine;
-  }
-  if (!read_number(at, &number)) return false;
+static bool set_number(bench_row *row, const char *key, double number) {
   if (!strcmp(key, "iterations"))
-    record->iterations = (int64_t)number;
+    row->iterations = (int64_t)number;
   else if (!strcmp(key, "noise"))
-    record->noise = number;
+    row->noise = number;
   else if (!strcmp(key, "ratio_best"))
-    record->ratio_best = number;
+    row->ratio_best = number;
   else
     return false;
   return true;
 }
 
-static bool read_record(const char *line, bench_record *record) {
-  char key[KEY], text[1024];
-  int positions = 0;
+/* How many of each the line held; they must agree with the row. */
+typedef struct lengths {
+  int samples, positions;
+} lengths;
+
+static bool read_value(const char **at, const char *key, bench_row *row, lengths *found) {
+  char text[1024];
+  double number;
+  skip_blanks(at);
+  if (**at == '"') return read_string(at, text, sizeof text) && set_cell(row, key, text);
+  if (!strcmp(key, "samples_ns")) return read_numbers(at, &row->samples_ns, &found->samples);
+  if (!strcmp(key, "positions")) return read_positions(at, row, &found->positions);
+  return read_number(at, &number) && set_number(row, key, number);
+}
+
+static bool read_row(const char *line, bench_row *row) {
+  char key[KEY];
+  lengths found = {0};
   const char *at = line;
-  *record = (bench_record){.noise = -1};
+  *row = bench_row_create(NULL, NULL);
   if (!take(&at, '{')) return false;
   do {
-    if (!read_string(&at, key, sizeof key) || !take(&at, ':')) return false;
-    skip_blanks(&at);
-    if (*at == '"' ? !read_string(&at, text, sizeof text) || !set_field(record, key, text)
-                   : !read_other(&at, key, record, &positions))
-      return false;
+    if (!read_string(&at, key, sizeof key) || !take(&at, ':') || !read_value(&at, key, row, &found)) return false;
   } while (take(&at, ','));
-  return take(&at, '}') && positions == record->sample_count;
+  return take(&at, '}') && found.samples == row->time.n && found.positions == row->time.n;
 }
 
 /* The value of a string in the head line. */
@@ -211,18 +219,18 @@ static const char *head_mismatch(const char *line, const bench_journal_head *hea
   return NULL;
 }
 
-/* Reads the records behind the head. *end is where the last whole line ends. */
-static const char *read_records(FILE *file, bench_records *records, long *end) {
+/* Reads the rows behind the head. *end is where the last whole line ends. */
+static const char *read_rows(FILE *file, bench_rows *rows, long *end) {
   char *line = NULL;
   size_t room = 0;
   ssize_t length;
   const char *error = NULL;
   while (!error && (length = getline(&line, &room, file)) > 0 && line[length - 1] == '\n') {
-    bench_record record;
-    if (!read_record(line, &record)) {
-      error = "holds a line that is not a record of attnbench";
-      bench_record_clear(&record);
-    } else if (!bench_records_append(records, &record)) {
+    bench_row row;
+    if (!read_row(line, &row)) {
+      error = "holds a line that is not a row of attnbench";
+      bench_row_clear(&row);
+    } else if (!bench_rows_append(rows, &row)) {
       error = "out of memory";
     } else {
       *end = ftell(file);
@@ -232,14 +240,14 @@ static const char *read_records(FILE *file, bench_records *records, long *end) {
   return error;
 }
 
-FILE *bench_journal_resume(const char *path, const bench_journal_head *head, bench_records *records) {
+FILE *bench_journal_resume(const char *path, const bench_journal_head *head, bench_rows *rows) {
   char why[600], *line = NULL;
   size_t room = 0;
   FILE *file = fopen(path, "r+");
   if (!file) return fail(NULL, path, strerror(errno));
   const char *error = getline(&line, &room, file) > 0 ? head_mismatch(line, head, why, sizeof why) : "is empty";
   long end = ftell(file);
-  if (!error) error = read_records(file, records, &end);
+  if (!error) error = read_rows(file, rows, &end);
   free(line);
   if (error) return fail(file, path, error);
   if (fseek(file, end, SEEK_SET) || ftruncate(fileno(file), end)) return fail(file, path, strerror(errno));

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /* The journal: one JSON object per line, appended and flushed after every case, so that a run that was cut short loses one
- * case at most and `--resume` goes on from there. The first line says what the run was; the others hold records. */
+ * case at most and `--resume` goes on from there. The first line says what the run was; the others hold rows. */
 #ifndef BENCH_JOURNAL_H
 #define BENCH_JOURNAL_H
 
 #include <stdio.h>
 
-#include "report/record.h"
+#include "report/columns.h"
 
 /* What must be the same for results to stand in one file. */
 typedef struct bench_journal_head {
@@ -19,12 +19,12 @@ typedef struct bench_journal_head {
 /* Starts a new journal. NULL after an error, said on stderr. */
 FILE *bench_journal_create(const char *path, const bench_journal_head *head);
 
-/* Opens an old one for more and appends its records to *records; a last line that was cut off is dropped. NULL after an
+/* Opens an old one for more and appends its rows to *rows; a last line that was cut off is dropped. NULL after an
  * error (unreadable, or of another command, version, CPU or seed), said on stderr. */
-FILE *bench_journal_resume(const char *path, const bench_journal_head *head, bench_records *records);
+FILE *bench_journal_resume(const char *path, const bench_journal_head *head, bench_rows *rows);
 
-/* Appends one record; false after an error. bench_journal_flush() makes it durable. */
-bool bench_journal_append(FILE *journal, const bench_record *record);
+/* Appends one row; false after an error. bench_journal_flush() makes it durable. */
+bool bench_journal_append(FILE *journal, const bench_row *row);
 bool bench_journal_flush(FILE *journal);
 
 #endif

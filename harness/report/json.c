@@ -7,15 +7,16 @@
 #include <string.h>
 
 #include "base/files.h"
+#include "cases/cases.h"
 #include "report/writers.h"
 
-/* Fields of the record that become counters of an entry. */
+/* Columns that become counters of an entry. */
 static const bench_column counters[] = {COLUMN_gflops, COLUMN_gbs,         COLUMN_peak_gflops, COLUMN_peak_pct,
                                         COLUMN_ratio,  COLUMN_ratio_ci_lo, COLUMN_ratio_ci_hi, COLUMN_max_err_ratio};
 
 static void put_number(FILE *file, double value) {
-  char text[32];
-  bench_format_number(value, text, sizeof text);
+  char text[BENCH_NUMBER];
+  bench_format_number(value, text);
   fputs(isfinite(value) ? text : "null", file);
 }
 
@@ -28,43 +29,43 @@ void bench_series_name(char *name, size_t bytes, const char *kernel, const char 
   snprintf(name, bytes, "attn/kernel:%s/%s%s", kernel, case_id, suffix);
 }
 
-static void put_name(FILE *file, const char *key, const bench_record *record, const char *suffix) {
+static void put_name(FILE *file, const char *key, const bench_row *row, const char *suffix) {
   char name[BENCH_NAME + 128];
-  bench_series_name(name, sizeof name, bench_record_get(record, COLUMN_kernel), bench_record_get(record, COLUMN_case_id),
-                    suffix);
+  bench_series_name(name, sizeof name, row->kernel, row->case_id, suffix);
   put_text(file, key, name);
 }
 
 /* The keys shared by repetitions and aggregates. */
-static void put_entry(FILE *file, const bench_record *record, int family, const char *suffix, double time_ns) {
+static void put_entry(FILE *file, const bench_row *row, int family, const char *suffix, double time_ns) {
   fputs("      ", file);
-  put_name(file, "name", record, suffix);
+  put_name(file, "name", row, suffix);
   fprintf(file, ",\n      \"family_index\": %d,\n      \"per_family_instance_index\": 0,\n      ", family);
-  put_name(file, "run_name", record, "");
+  put_name(file, "run_name", row, "");
   fprintf(file,
-          ",\n      \"repetitions\": %d,\n      \"threads\": %s,\n      \"iterations\": %" PRId64 ",\n      \"real_time\": ",
-          record->sample_count, bench_record_get(record, COLUMN_threads), record->iterations);
+          ",\n      \"repetitions\": %d,\n      \"threads\": %" PRId64 ",\n      \"iterations\": %" PRId64
+          ",\n      \"real_time\": ",
+          row->time.n, row->threads, row->iterations);
   put_number(file, time_ns);
   fputs(",\n      \"cpu_time\": ", file);
   put_number(file, time_ns);
   fputs(",\n      \"time_unit\": \"ns\"", file);
 }
 
-static void put_repetition(FILE *file, const bench_record *record, int family, int round) {
+static void put_repetition(FILE *file, const bench_row *row, int family, int round) {
   fputs("    {\n", file);
-  put_entry(file, record, family, "", record->samples_ns[round]);
+  put_entry(file, row, family, "", row->samples_ns[round]);
   fprintf(file, ",\n      \"run_type\": \"iteration\",\n      \"repetition_index\": %d\n    }", round);
 }
 
-static void put_median(FILE *file, const bench_record *record, int family) {
+static void put_median(FILE *file, const bench_row *row, int family) {
   fputs("    {\n", file);
-  put_entry(file, record, family, "_median", bench_record_number(record, COLUMN_time_ns_median));
+  put_entry(file, row, family, "_median", row->time.median);
   fputs(",\n      \"run_type\": \"aggregate\",\n      \"aggregate_name\": \"median\",\n      \"aggregate_unit\": \"time\"",
         file);
   for (size_t i = 0; i < sizeof counters / sizeof *counters; i++) {
-    if (!bench_record_get(record, counters[i])[0]) continue;
-    fprintf(file, ",\n      \"%s\": ", bench_column_names[counters[i]]);
-    put_number(file, bench_record_number(record, counters[i]));
+    char text[BENCH_CELL];
+    const char *cell = bench_cell(row, counters[i], text);
+    if (cell[0]) fprintf(file, ",\n      \"%s\": %s", bench_column_name(counters[i]), strcmp(cell, "inf") ? cell : "null");
   }
   fputs("\n    }", file);
 }
@@ -95,39 +96,39 @@ static void put_context(FILE *file, const bench_report *report) {
   fprintf(file, ",\n    \"library_build_type\": \"%s\",\n    \"json_schema_version\": 1\n  }", build_type);
 }
 
-static void put_benchmarks(FILE *file, const bench_records *records) {
+static void put_benchmarks(FILE *file, const bench_rows *rows) {
   const char *separator = "\n";
   int family = 0;
   fputs("  \"benchmarks\": [", file);
-  for (int i = 0; i < records->count; i++) {
-    const bench_record *record = &records->item[i];
-    if (!record->sample_count) continue;
-    for (int round = 0; round < record->sample_count; round++) {
+  for (int i = 0; i < rows->count; i++) {
+    const bench_row *row = &rows->item[i];
+    if (!row->time.n) continue;
+    for (int round = 0; round < row->time.n; round++) {
       fputs(separator, file);
       separator = ",\n";
-      put_repetition(file, record, family, round);
+      put_repetition(file, row, family, round);
     }
     fputs(separator, file);
-    put_median(file, record, family++);
+    put_median(file, row, family++);
   }
   fputs("\n  ]", file);
 }
 
-static void put_not_timed(FILE *file, const bench_records *records) {
+static void put_not_timed(FILE *file, const bench_rows *rows) {
   const char *separator = "\n";
   fputs("  \"not_timed\": [", file);
-  for (int i = 0; i < records->count; i++) {
-    const bench_record *record = &records->item[i];
-    if (record->sample_count) continue;
+  for (int i = 0; i < rows->count; i++) {
+    const bench_row *row = &rows->item[i];
+    if (row->time.n) continue;
     fprintf(file, "%s    {", separator);
     separator = ",\n";
-    put_name(file, "name", record, "");
+    put_name(file, "name", row, "");
     fputs(", ", file);
-    put_text(file, "status", bench_record_get(record, COLUMN_status));
+    put_text(file, "status", bench_status_name(row->verdict.status));
     fputs(", ", file);
-    put_text(file, "reason", bench_record_get(record, COLUMN_reason));
+    put_text(file, "reason", row->verdict.reason);
     fputs(", ", file);
-    put_text(file, "warnings", bench_record_get(record, COLUMN_warnings));
+    put_text(file, "warnings", row->warnings);
     fputs("}", file);
   }
   fputs("\n  ]", file);
@@ -138,9 +139,9 @@ static void write_json(void *context, FILE *file) {
   fputs("{\n", file);
   put_context(file, report);
   fputs(",\n", file);
-  put_benchmarks(file, report->records);
+  put_benchmarks(file, report->rows);
   fputs(",\n", file);
-  put_not_timed(file, report->records);
+  put_not_timed(file, report->rows);
   fputs("\n}\n", file);
 }
 

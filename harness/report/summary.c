@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The end of the table: what each kernel did, why rows were skipped, how noisy the machine was. */
+/* The end of the table: what each kernel did, why rows were skipped, the measured peaks, how noisy the machine was. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,54 +7,62 @@
 #include "base/select.h"
 #include "report/table.h"
 
-int bench_count_status(const bench_records *records, bench_status status) {
+int bench_count_status(const bench_rows *rows, bench_status status) {
   int count = 0;
-  for (int i = 0; i < records->count; i++) count += bench_record_is(&records->item[i], status);
+  for (int i = 0; i < rows->count; i++) count += rows->item[i].verdict.status == status;
   return count;
 }
 
-static bool same(const bench_record *a, const bench_record *b, bench_column column) {
-  return !strcmp(bench_record_get(a, column), bench_record_get(b, column));
-}
+/* Whether two rows belong together. */
+typedef bool same_fn(const bench_row *a, const bench_row *b);
 
-/* True if no earlier record has the same text there. */
-static bool is_first(const bench_records *records, int index, bench_column column) {
+/* True if no row before it belongs with row `index`. */
+static bool is_first(const bench_rows *rows, int index, same_fn *same) {
   for (int i = 0; i < index; i++)
-    if (same(&records->item[i], &records->item[index], column)) return false;
+    if (same(&rows->item[i], &rows->item[index])) return false;
   return true;
 }
 
-static int count_of(const bench_records *records, const bench_record *like, bench_status status) {
+/* ---- Kernels -------------------------------------------------------------------------------------------------------- */
+
+static bool same_kernel(const bench_row *a, const bench_row *b) { return !strcmp(a->kernel, b->kernel); }
+
+static int count_of(const bench_rows *rows, const bench_row *like, bench_status status) {
   int count = 0;
-  for (int i = 0; i < records->count; i++)
-    count += same(&records->item[i], like, COLUMN_kernel) && bench_record_is(&records->item[i], status);
+  for (int i = 0; i < rows->count; i++) count += same_kernel(&rows->item[i], like) && rows->item[i].verdict.status == status;
   return count;
 }
 
-/* The largest share of the error limit that the kernel used up in any row; < 0 if none was judged. */
-static double worst_of(const bench_records *records, const bench_record *like) {
+/* The largest share of the error limit that the kernel used up in any row; < 0 if no output of it was checked. */
+static double worst_of(const bench_rows *rows, const bench_row *like) {
   double worst = -1;
-  for (int i = 0; i < records->count; i++) {
-    const bench_record *r = &records->item[i];
-    if (same(r, like, COLUMN_kernel) && bench_record_get(r, COLUMN_max_err_ratio)[0])
-      worst = fmax(worst, bench_record_number(r, COLUMN_max_err_ratio));
+  for (int i = 0; i < rows->count; i++) {
+    const bench_verdict *v = &rows->item[i].verdict;
+    if (same_kernel(&rows->item[i], like) && v->status != BENCH_SKIP && v->status != BENCH_ERROR)
+      worst = fmax(worst, v->max_err_ratio);
   }
   return worst;
 }
 
-static void print_kernels(const bench_table *t, const bench_records *records) {
+static void print_kernel(const bench_table *t, const bench_rows *rows, const bench_row *r) {
+  const double worst = worst_of(rows, r);
+  fprintf(t->file, "%-18s %7d %7d %7d %10d %7d", r->kernel, count_of(rows, r, BENCH_PASS), count_of(rows, r, BENCH_FAIL),
+          count_of(rows, r, BENCH_ERROR), count_of(rows, r, BENCH_DEGENERATE), count_of(rows, r, BENCH_SKIP));
+  if (worst >= 0) fprintf(t->file, "  %13.3g", worst);
+  fputc('\n', t->file);
+}
+
+static void print_kernels(const bench_table *t, const bench_rows *rows) {
   fprintf(t->file, "%-18s %7s %7s %7s %10s %7s  %s\n", "kernel", "PASS", "FAIL", "ERROR", "DEGENERATE", "SKIP",
           "worst err/lim");
-  for (int i = 0; i < records->count; i++) {
-    const bench_record *r = &records->item[i];
-    if (!is_first(records, i, COLUMN_kernel)) continue;
-    const double worst = worst_of(records, r);
-    fprintf(t->file, "%-18s %7d %7d %7d %10d %7d", bench_record_get(r, COLUMN_kernel), count_of(records, r, BENCH_PASS),
-            count_of(records, r, BENCH_FAIL), count_of(records, r, BENCH_ERROR), count_of(records, r, BENCH_DEGENERATE),
-            count_of(records, r, BENCH_SKIP));
-    if (worst >= 0) fprintf(t->file, "  %13.3g", worst);
-    fputc('\n', t->file);
-  }
+  for (int i = 0; i < rows->count; i++)
+    if (is_first(rows, i, same_kernel)) print_kernel(t, rows, &rows->item[i]);
+}
+
+/* ---- Reasons of skips ----------------------------------------------------------------------------------------------- */
+
+static bool same_skip(const bench_row *a, const bench_row *b) {
+  return a->verdict.status == BENCH_SKIP && b->verdict.status == BENCH_SKIP && !strcmp(a->verdict.reason, b->verdict.reason);
 }
 
 /* Appends ", NAME" unless the list holds the name already. */
@@ -66,93 +74,87 @@ static void add_name(char *list, size_t bytes, const char *name) {
   snprintf(list + used, bytes - used, "%s%s", used ? ", " : "", name);
 }
 
-/* The reason of record `index`, with how many rows it skipped and of which kernels. */
-static void print_reason(const bench_table *t, const bench_records *records, int index) {
+/* The reason of row `index`, with how many rows it skipped and of which kernels. */
+static void print_reason(const bench_table *t, const bench_rows *rows, int index) {
   char text[2048], kernels[1024] = "";
   int count = 0;
-  for (int i = index; i < records->count; i++) {
-    const bench_record *r = &records->item[i];
-    if (!bench_record_is(r, BENCH_SKIP) || !same(r, &records->item[index], COLUMN_reason)) continue;
-    add_name(kernels, sizeof kernels, bench_record_get(r, COLUMN_kernel));
+  for (int i = index; i < rows->count; i++) {
+    if (!same_skip(&rows->item[i], &rows->item[index])) continue;
+    add_name(kernels, sizeof kernels, rows->item[i].kernel);
     count++;
   }
-  snprintf(text, sizeof text, "%s (%s)", bench_record_get(&records->item[index], COLUMN_reason), kernels);
+  snprintf(text, sizeof text, "%s (%s)", rows->item[index].verdict.reason, kernels);
   const int column = fprintf(t->file, "%7d  ", count);
   bench_print_wrapped(t->file, text, column);
 }
 
 /* Every distinct reason of a skip. */
-static void print_reasons(const bench_table *t, const bench_records *records) {
+static void print_reasons(const bench_table *t, const bench_rows *rows) {
   const char *title = "\nskipped:\n";
-  for (int i = 0; i < records->count; i++) {
-    if (!bench_record_is(&records->item[i], BENCH_SKIP) || !is_first(records, i, COLUMN_reason)) continue;
+  for (int i = 0; i < rows->count; i++) {
+    if (rows->item[i].verdict.status != BENCH_SKIP || !is_first(rows, i, same_skip)) continue;
     fputs(title, t->file);
     title = "";
-    print_reason(t, records, i);
+    print_reason(t, rows, i);
   }
 }
 
-static int compare_doubles(const void *a, const void *b) {
-  const double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
+/* ---- Peaks and noise ------------------------------------------------------------------------------------------------ */
+
+/* Rows whose peak is that of the same loop on as many threads. */
+static bool same_peak(const bench_row *a, const bench_row *b) {
+  return a->peak_gflops > 0 && b->peak_gflops > 0 && !strcmp(a->library, b->library) && !strcmp(a->isa, b->isa) &&
+         !strcmp(a->dtype_kv, b->dtype_kv) && a->threads == b->threads;
+}
+
+/* The median over the cases of each tier's measured peak, per thread count. `values` has room for one per row. */
+static void print_peaks(const bench_table *t, const bench_rows *rows, double *values) {
+  const char *separator = "measured peak, GFLOP/s (threads): ";
+  for (int i = 0; i < rows->count; i++) {
+    const bench_row *r = &rows->item[i];
+    int count = 0;
+    if (!(r->peak_gflops > 0) || !is_first(rows, i, same_peak)) continue;
+    for (int k = i; k < rows->count; k++)
+      if (same_peak(&rows->item[k], r)) values[count++] = rows->item[k].peak_gflops;
+    fprintf(t->file, "%s%s %s %.1f (%d)", separator, r->library[0] ? r->library : r->isa, r->dtype_kv,
+            bench_median(values, count), (int)r->threads);
+    separator = ", ";
+  }
+  if (separator[0] == ',') fputc('\n', t->file);
+}
+
+static bool same_timed_case(const bench_row *a, const bench_row *b) {
+  return a->time.n && b->time.n && !strcmp(a->case_id, b->case_id);
 }
 
 /* A kernel against itself in every case: differences below this mean nothing. */
-static void print_noise(const bench_table *t, const bench_records *records) {
-  double *noise = malloc(((size_t)records->count + 1) * sizeof *noise);
+static void print_noise(const bench_table *t, const bench_rows *rows, double *values) {
+  double worst = 0;
   int count = 0;
-  if (!noise) return;
-  for (int i = 0; i < records->count; i++)
-    if (records->item[i].sample_count && records->item[i].noise >= 0 &&
-        (!count || !same(&records->item[i], &records->item[i - 1], COLUMN_case_id)))
-      noise[count++] = records->item[i].noise;
-  qsort(noise, (size_t)count, sizeof *noise, compare_doubles);
+  for (int i = 0; i < rows->count; i++) {
+    const bench_row *r = &rows->item[i];
+    if (!r->time.n || r->noise < 0 || !is_first(rows, i, same_timed_case)) continue;
+    worst = fmax(worst, r->noise);
+    values[count++] = r->noise;
+  }
   if (count)
     fprintf(t->file,
             "noise floor: the quickest kernel timed against itself differs by %.2f %% (median over %d case%s), %.2f %% at "
             "worst\n",
-            100 * noise[count / 2], count, count == 1 ? "" : "s", 100 * noise[count - 1]);
-  free(noise);
+            100 * bench_median(values, count), count, count == 1 ? "" : "s", 100 * worst);
 }
 
-/* The median over the cases of each tier's measured peak, per thread count. */
-static void print_peaks(const bench_table *t, const bench_records *records) {
-  double *peaks = malloc(((size_t)records->count + 1) * sizeof *peaks);
-  const char *separator = "measured peak, GFLOP/s (threads): ";
-  if (!peaks) return;
-  for (int i = 0; i < records->count; i++) {
-    const bench_record *first = &records->item[i];
-    int count = 0;
-    bool repeated = !bench_record_get(first, COLUMN_peak_gflops)[0];
-    for (int k = 0; k < records->count && !repeated; k++) {
-      const bench_record *r = &records->item[k];
-      if (!same(r, first, COLUMN_library) || !same(r, first, COLUMN_isa) || !same(r, first, COLUMN_dtype_kv) ||
-          !same(r, first, COLUMN_threads))
-        continue;
-      if (!bench_record_get(r, COLUMN_peak_gflops)[0]) continue;
-      repeated = k < i;
-      peaks[count++] = bench_record_number(r, COLUMN_peak_gflops);
-    }
-    if (repeated) continue;
-    qsort(peaks, (size_t)count, sizeof *peaks, compare_doubles);
-    const char *library = bench_record_get(first, COLUMN_library);
-    fprintf(t->file, "%s%s %s %.1f (%s)", separator, library[0] ? library : bench_record_get(first, COLUMN_isa),
-            bench_record_get(first, COLUMN_dtype_kv), peaks[count / 2], bench_record_get(first, COLUMN_threads));
-    separator = ", ";
-  }
-  if (separator[0] == ',') fputc('\n', t->file);
-  free(peaks);
-}
-
-void bench_table_summary(const bench_table *table, const bench_records *records) {
-  if (!records->count) return;
-  print_kernels(table, records);
-  if (table->only_bad) print_reasons(table, records);
+void bench_table_summary(const bench_table *table, const bench_rows *rows) {
+  double *values = rows->count ? malloc((size_t)rows->count * sizeof *values) : NULL;
+  if (!rows->count) return;
+  print_kernels(table, rows);
+  if (table->only_bad) print_reasons(table, rows);
   fputc('\n', table->file);
-  print_peaks(table, records);
-  print_noise(table, records);
-  fprintf(table->file, "%d row%s: %d PASS, %d FAIL, %d ERROR, %d DEGENERATE, %d SKIP\n", records->count,
-          records->count == 1 ? "" : "s", bench_count_status(records, BENCH_PASS), bench_count_status(records, BENCH_FAIL),
-          bench_count_status(records, BENCH_ERROR), bench_count_status(records, BENCH_DEGENERATE),
-          bench_count_status(records, BENCH_SKIP));
+  if (values) print_peaks(table, rows, values);
+  if (values) print_noise(table, rows, values);
+  fprintf(table->file, "%d row%s: %d PASS, %d FAIL, %d ERROR, %d DEGENERATE, %d SKIP\n", rows->count,
+          rows->count == 1 ? "" : "s", bench_count_status(rows, BENCH_PASS), bench_count_status(rows, BENCH_FAIL),
+          bench_count_status(rows, BENCH_ERROR), bench_count_status(rows, BENCH_DEGENERATE),
+          bench_count_status(rows, BENCH_SKIP));
+  free(values);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Prints records as a table for people. */
+/* Prints rows as a table for people. */
 #include "report/table.h"
 
 #include <inttypes.h>
@@ -46,8 +46,6 @@ void bench_format_time(double ns, char *text, size_t bytes) {
 
 /* ---- A case's headline ---------------------------------------------------------------------------------------------- */
 
-static const char *get(const bench_record *r, bench_column column) { return bench_record_get(r, column); }
-
 static void append_pair(char *text, size_t bytes, const char *name, const char *a, const char *b, const char *separator) {
   const size_t used = strlen(text);
   if (!a[0]) return;
@@ -56,17 +54,20 @@ static void append_pair(char *text, size_t bytes, const char *name, const char *
 }
 
 /* "f32  batch 1  heads 8  seq 512  head_dim 64  causal none  threads 1  lse on" */
-static void print_headline(const bench_table *t, const bench_record *r) {
-  char text[BENCH_NAME + 64];
-  const char *case_id = get(r, COLUMN_case_id);
-  snprintf(text, sizeof text, "%.*s", (int)strcspn(case_id, "/") - 6, case_id + 6); /* behind "dtype:" */
-  append_pair(text, sizeof text, "batch", get(r, COLUMN_batch), get(r, COLUMN_batch), "");
-  append_pair(text, sizeof text, "heads", get(r, COLUMN_heads_q), get(r, COLUMN_heads_kv), "/");
-  append_pair(text, sizeof text, "seq", get(r, COLUMN_seq_q), get(r, COLUMN_seq_k), "x");
-  append_pair(text, sizeof text, "head_dim", get(r, COLUMN_dim_qk), get(r, COLUMN_dim_v), "/");
-  append_pair(text, sizeof text, "causal", get(r, COLUMN_causal), get(r, COLUMN_causal), "");
-  append_pair(text, sizeof text, "threads", get(r, COLUMN_threads), get(r, COLUMN_threads), "");
-  const char *rest = strstr(case_id, "/threads:"); /* what is not at its default stands behind it */
+static void print_headline(const bench_table *t, const bench_row *r) {
+  static const struct {
+    const char *name;
+    bench_column a, b;
+    const char *separator;
+  } pairs[] = {{"batch", COLUMN_batch, COLUMN_batch, ""},    {"heads", COLUMN_heads_q, COLUMN_heads_kv, "/"},
+               {"seq", COLUMN_seq_q, COLUMN_seq_k, "x"},     {"head_dim", COLUMN_dim_qk, COLUMN_dim_v, "/"},
+               {"causal", COLUMN_causal, COLUMN_causal, ""}, {"threads", COLUMN_threads, COLUMN_threads, ""}};
+  char text[BENCH_NAME + 64], first[BENCH_CELL], second[BENCH_CELL];
+  snprintf(text, sizeof text, "%.*s", (int)strcspn(r->case_id, "/") - 6, r->case_id + 6); /* behind "dtype:" */
+  for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
+    append_pair(text, sizeof text, pairs[i].name, bench_cell(r, pairs[i].a, first), bench_cell(r, pairs[i].b, second),
+                pairs[i].separator);
+  const char *rest = strstr(r->case_id, "/threads:"); /* what is not at its default stands behind it */
   rest = rest ? strchr(rest + 1, '/') : NULL;
   while (rest) {
     char word[4 * BENCH_WORD];
@@ -81,118 +82,120 @@ static void print_headline(const bench_table *t, const bench_record *r) {
 
 /* ---- Rows ------------------------------------------------------------------------------------------------------------- */
 
-static void format_fixed(const bench_record *r, bench_column column, int digits, char *text, size_t bytes) {
-  text[0] = 0;
-  if (get(r, column)[0]) snprintf(text, bytes, "%.*f", digits, bench_record_number(r, column));
+/* "" where there is no such number. */
+static void format_fixed(double value, int digits, char *text, size_t bytes) {
+  snprintf(text, bytes, "%.*f", digits, value);
+  if (isnan(value)) text[0] = 0;
 }
 
 /* For numbers that may be huge, as those of failures are. */
-static void format_general(const bench_record *r, bench_column column, int digits, char *text, size_t bytes) {
+static void format_general(double value, int digits, char *text, size_t bytes) {
+  snprintf(text, bytes, "%.*g", digits, value);
+  if (isnan(value)) text[0] = 0;
+}
+
+/* The larger half of the interval, as a share of the median; "" where there is no interval. */
+static void format_spread(const bench_summary *time, char *text, size_t bytes) {
+  const double half = fmax(time->ci_hi - time->median, time->median - time->ci_lo);
+  snprintf(text, bytes, "%.1f %%", 100 * half / time->median);
+  if (isnan(half)) text[0] = 0;
+}
+
+static void format_ratio(const bench_summary *ratio, char *text, size_t bytes) {
+  const int digits = ratio->median < 10 ? 2 : ratio->median < 100 ? 1 : 0;
   text[0] = 0;
-  if (get(r, column)[0]) snprintf(text, bytes, "%.*g", digits, bench_record_number(r, column));
+  if (!(ratio->median > 0)) return;
+  if (isnan(ratio->ci_lo))
+    snprintf(text, bytes, "%.*f", digits, ratio->median);
+  else
+    snprintf(text, bytes, "%.*f [%.*f, %.*f]", digits, ratio->median, digits, ratio->ci_lo, digits, ratio->ci_hi);
 }
 
-/* The larger half of the interval, as a share of the median. */
-static void format_spread(const bench_record *r, char *text, size_t bytes) {
-  const double median = bench_record_number(r, COLUMN_time_ns_median);
-  const double above = bench_record_number(r, COLUMN_time_ns_ci_hi) - median;
-  const double below = median - bench_record_number(r, COLUMN_time_ns_ci_lo);
-  snprintf(text, bytes, "%.1f %%", median > 0 ? 100 * fmax(above, below) / median : 0);
-}
-
-static void format_ratio(const bench_record *r, char *text, size_t bytes) {
-  const double ratio = bench_record_number(r, COLUMN_ratio);
-  const int digits = ratio < 10 ? 2 : ratio < 100 ? 1 : 0;
-  text[0] = 0;
-  if (ratio > 0)
-    snprintf(text, bytes, "%.*f [%.*f, %.*f]", digits, ratio, digits, bench_record_number(r, COLUMN_ratio_ci_lo), digits,
-             bench_record_number(r, COLUMN_ratio_ci_hi));
-}
-
-static void print_time_row(const bench_table *t, const bench_record *r) {
+static void print_time_row(const bench_table *t, const bench_row *r) {
   char time[24], spread[24], rate[24], peak[24], gbs[24], ratio[64], error[24];
-  bench_format_time(bench_record_number(r, COLUMN_time_ns_median), time, sizeof time);
-  format_spread(r, spread, sizeof spread);
-  format_fixed(r, COLUMN_gflops, 1, rate, sizeof rate);
-  format_fixed(r, COLUMN_peak_pct, 1, peak, sizeof peak);
-  format_fixed(r, COLUMN_gbs, 2, gbs, sizeof gbs);
-  format_ratio(r, ratio, sizeof ratio);
-  format_fixed(r, COLUMN_max_err_ratio, 3, error, sizeof error);
-  fprintf(t->file, "  %-*s %10s %8s %9s %7s %8s  %-24s %8s  %s\n", NAME_WIDTH, get(r, COLUMN_kernel), time, spread, rate,
-          peak, gbs, ratio, error, get(r, COLUMN_samples));
+  bench_format_time(r->time.median, time, sizeof time);
+  format_spread(&r->time, spread, sizeof spread);
+  format_fixed(r->gflops > 0 ? r->gflops : NAN, 1, rate, sizeof rate);
+  format_fixed(r->peak_pct, 1, peak, sizeof peak);
+  format_fixed(r->gbs, 2, gbs, sizeof gbs);
+  format_ratio(&r->ratio, ratio, sizeof ratio);
+  format_fixed(r->verdict.max_err_ratio, 3, error, sizeof error);
+  fprintf(t->file, "  %-*s %10s %8s %9s %7s %8s  %-24s %8s  %d\n", NAME_WIDTH, r->kernel, time, spread, rate, peak, gbs,
+          ratio, error, r->time.n);
 }
 
-/* Of a layer: where the time went. Without attention there is nothing to tell its dense layers' time from. */
-static void print_shares(const bench_table *t, const bench_record *r) {
-  if (!get(r, COLUMN_projections_pct)[0]) return;
-  fprintf(t->file, "%*sprojections %.1f %% (%s)", BELOW, "", bench_record_number(r, COLUMN_projections_pct),
-          get(r, COLUMN_product));
-  if (get(r, COLUMN_attention_pct)[0]) fprintf(t->file, ", attention %.1f %%", bench_record_number(r, COLUMN_attention_pct));
-  fprintf(t->file, ", rest %.1f %%\n", bench_record_number(r, COLUMN_rest_pct));
+/* Of a layer: where the time went. Without attention, nothing is printed for it. */
+static void print_shares(const bench_table *t, const bench_row *r) {
+  if (isnan(r->projections_pct)) return;
+  fprintf(t->file, "%*sprojections %.1f %% (%s)", BELOW, "", r->projections_pct, r->product);
+  if (!isnan(r->attention_pct)) fprintf(t->file, ", attention %.1f %%", r->attention_pct);
+  fprintf(t->file, ", rest %.1f %%\n", r->rest_pct);
 }
 
-static void print_check_row(const bench_table *t, const bench_record *r) {
-  char error[24], absolute[24];
-  format_general(r, COLUMN_max_err_ratio, 3, error, sizeof error);
-  format_general(r, COLUMN_max_abs_err, 3, absolute, sizeof absolute);
-  fprintf(t->file, "  %-*s %-10s %9s %10s %8s", NAME_WIDTH, get(r, COLUMN_kernel), get(r, COLUMN_status), error, absolute,
-          get(r, COLUMN_rows_checked));
-  fprintf(t->file, "\n%*s", get(r, COLUMN_reason)[0] ? BELOW : 0, "");
-  if (get(r, COLUMN_reason)[0]) bench_print_wrapped(t->file, get(r, COLUMN_reason), BELOW);
+static void print_check_row(const bench_table *t, const bench_row *r) {
+  char error[24] = "", absolute[24] = "", rows[BENCH_CELL];
+  const bench_verdict *v = &r->verdict;
+  if (v->status != BENCH_ERROR) format_general(v->max_err_ratio, 3, error, sizeof error);
+  if (v->status != BENCH_ERROR) format_general(v->max_abs_err, 3, absolute, sizeof absolute);
+  fprintf(t->file, "  %-*s %-10s %9s %10s %8s\n", NAME_WIDTH, r->kernel, bench_status_name(v->status), error, absolute,
+          bench_cell(r, COLUMN_rows_checked, rows));
+  if (!v->reason[0]) return;
+  fprintf(t->file, "%*s", BELOW, "");
+  bench_print_wrapped(t->file, v->reason, BELOW);
 }
 
-static void print_refusal(const bench_table *t, const bench_record *r) {
-  const int indent = fprintf(t->file, "  %-*s %-10s ", NAME_WIDTH, get(r, COLUMN_kernel), get(r, COLUMN_status));
-  bench_print_wrapped(t->file, get(r, COLUMN_reason), indent);
+static void print_refusal(const bench_table *t, const bench_row *r) {
+  const int indent = fprintf(t->file, "  %-*s %-10s ", NAME_WIDTH, r->kernel, bench_status_name(r->verdict.status));
+  bench_print_wrapped(t->file, r->verdict.reason, indent);
 }
 
-static bool is_bad(const bench_record *r) { return bench_record_is(r, BENCH_FAIL) || bench_record_is(r, BENCH_ERROR); }
+static bool is_bad(const bench_row *r) { return r->verdict.status == BENCH_FAIL || r->verdict.status == BENCH_ERROR; }
 
-static paint paint_of(const bench_record *r, bool best) {
+static paint paint_of(const bench_row *r, bool best) {
   if (is_bad(r)) return RED;
-  if (bench_record_is(r, BENCH_SKIP) || bench_record_is(r, BENCH_DEGENERATE)) return DIM;
+  if (r->verdict.status == BENCH_SKIP || r->verdict.status == BENCH_DEGENERATE) return DIM;
   return best ? BOLD : PLAIN;
 }
 
-static void print_row(const bench_table *t, const bench_record *r, bool best) {
+static void print_row(const bench_table *t, const bench_row *r, bool best) {
   const paint how = paint_of(r, best);
   start(t, how);
-  if (r->sample_count)
+  if (r->time.n)
     print_time_row(t, r);
-  else if (!t->timed && !bench_record_is(r, BENCH_SKIP))
+  else if (!t->timed && r->verdict.status != BENCH_SKIP)
     print_check_row(t, r);
   else
     print_refusal(t, r);
   print_shares(t, r);
-  if (get(r, COLUMN_warnings)[0]) {
+  if (r->warnings[0]) {
     fprintf(t->file, "%*s", BELOW, "");
-    bench_print_wrapped(t->file, get(r, COLUMN_warnings), BELOW);
+    bench_print_wrapped(t->file, r->warnings, BELOW);
   }
   stop(t, how);
   if (t->repro || is_bad(r))
-    fprintf(t->file, "%*sattnbench %s --case %s --kernel %s --seed %" PRIu64 "\n", BELOW, "", t->command,
-            get(r, COLUMN_case_id), get(r, COLUMN_kernel), t->seed);
+    fprintf(t->file, "%*sattnbench %s --case %s --kernel %s --seed %" PRIu64 "\n", BELOW, "", t->command, r->case_id,
+            r->kernel, t->seed);
 }
 
 /* The baseline of all timed rows; "baseline" where resumed rows have another; NULL if nothing was timed. */
-static const char *common_baseline(const bench_record *const *rows, int count) {
+static const char *common_baseline(const bench_row *const *rows, int count) {
   const char *baseline = NULL;
   for (int i = 0; i < count; i++) {
-    const char *own = get(rows[i], COLUMN_baseline);
+    const char *own = rows[i]->baseline;
     if (baseline && own[0] && strcmp(own, baseline)) return "baseline";
     if (own[0]) baseline = own;
   }
   return baseline;
 }
 
-static void print_columns(const bench_table *t, const bench_record *const *rows, int count) {
-  char ratio[64] = "x";
+static void print_columns(const bench_table *t, const bench_row *const *rows, int count) {
+  char ratio[80] = "x";
   if (!t->timed) {
     fprintf(t->file, "  %-*s %-10s %9s %10s %8s\n", NAME_WIDTH, "kernel", "status", "err/lim", "abs error", "rows");
     return;
   }
   const char *baseline = common_baseline(rows, count);
-  if (!rows[0]->sample_count) { /* timed rows come first: there are none */
+  if (!rows[0]->time.n) { /* timed rows come first: there are none */
     fprintf(t->file, "  %-*s %-10s %s\n", NAME_WIDTH, "kernel", "status", "reason");
     return;
   }
@@ -203,25 +206,25 @@ static void print_columns(const bench_table *t, const bench_record *const *rows,
 
 /* Timed rows first, by time; the others in the order they have. */
 static int compare_rows(const void *a, const void *b) {
-  const bench_record *x = *(const bench_record *const *)a, *y = *(const bench_record *const *)b;
-  const double s = x->sample_count ? bench_record_number(x, COLUMN_time_ns_median) : INFINITY;
-  const double t = y->sample_count ? bench_record_number(y, COLUMN_time_ns_median) : INFINITY;
+  const bench_row *x = *(const bench_row *const *)a, *y = *(const bench_row *const *)b;
+  const double s = x->time.n ? x->time.median : INFINITY;
+  const double t = y->time.n ? y->time.median : INFINITY;
   if (s != t) return s < t ? -1 : 1;
   return x < y ? -1 : x > y;
 }
 
-void bench_table_case(const bench_table *table, const bench_record *records, int count) {
-  const bench_record *rows[BENCH_MAX_KERNELS + 1];
+void bench_table_case(const bench_table *table, const bench_row *all, int count) {
+  const bench_row *rows[BENCH_MAX_KERNELS + 1];
   int shown = 0;
   for (int i = 0; i < count && shown <= BENCH_MAX_KERNELS; i++)
-    if (!table->only_bad || is_bad(&records[i])) rows[shown++] = &records[i];
+    if (!table->only_bad || is_bad(&all[i])) rows[shown++] = &all[i];
   if (!shown) return;
   qsort(rows, (size_t)shown, sizeof *rows, compare_rows);
   start(table, BOLD);
   print_headline(table, rows[0]);
   stop(table, BOLD);
   print_columns(table, rows, shown);
-  for (int i = 0; i < shown; i++) print_row(table, rows[i], i == 0 && rows[i]->sample_count);
+  for (int i = 0; i < shown; i++) print_row(table, rows[i], i == 0 && rows[i]->time.n);
   fputc('\n', table->file);
   fflush(table->file);
 }

@@ -5,7 +5,7 @@
 
 #include <stdio.h>
 
-#include "report/record.h"
+#include "report/columns.h"
 
 typedef struct bench_table {
   FILE *file;
@@ -20,14 +20,14 @@ typedef struct bench_table {
 /* True where colour is welcome: a terminal, no NO_COLOR, not TERM=dumb. */
 bool bench_wants_colour(FILE *file);
 
-/* The records of one case. */
-void bench_table_case(const bench_table *table, const bench_record *records, int count);
+/* The rows of one case. */
+void bench_table_case(const bench_table *table, const bench_row *rows, int count);
 
 /* Per kernel how many rows passed, failed and were skipped, and why; the noise floor; the peaks. */
-void bench_table_summary(const bench_table *table, const bench_records *records);
+void bench_table_summary(const bench_table *table, const bench_rows *rows);
 
-/* How many records have the status. */
-int bench_count_status(const bench_records *records, bench_status status);
+/* How many rows have the status. */
+int bench_count_status(const bench_rows *rows, bench_status status);
 
 /* "1.23 ms": four characters of number and a unit. */
 void bench_format_time(double ns, char *text, size_t bytes);

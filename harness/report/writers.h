@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT */
-/* The result files: results.csv, samples.csv, results.json. All are written whole, at the end, from the records. */
+/* The result files: results.csv, samples.csv, results.json. All are written whole, at the end, from the rows. */
 #ifndef BENCH_WRITERS_H
 #define BENCH_WRITERS_H
 
 #include <stdio.h>
 
 #include "machine/environment.h"
-#include "report/record.h"
+#include "report/columns.h"
 
 /* What every file says about the run. */
 typedef struct bench_report {
-  const bench_records *records;
+  const bench_rows *rows;
   const char *run_id;
   const char *executable;
   const char *date; /* ISO 8601, local time with offset */

@@ -10,8 +10,8 @@
 #include <omp.h>
 #endif
 
-#include "machine/affinity.h"
 #include "base/clock.h"
+#include "machine/affinity.h"
 #include "timing/peak_rate.h"
 #include "timing/stats.h"
 

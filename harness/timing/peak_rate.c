@@ -7,8 +7,8 @@
 #include <omp.h>
 #endif
 
-#include "machine/affinity.h"
 #include "base/clock.h"
+#include "machine/affinity.h"
 
 bool bench_tier_usable(const char *isa) {
   const char *tiers = attn_cpu_tiers(); /* words with blanks between them */

@@ -2,11 +2,11 @@
 /* The read-only loop over the very tensors of a case, so that caches, pages and placement are those that the kernel meets. */
 #include "timing/read_rate.h"
 
-#include "machine/affinity.h"
-#include "timing/bandwidth.h"
 #include "base/clock.h"
 #include "data/generate.h"
 #include "kernels/peak.h"
+#include "machine/affinity.h"
+#include "timing/bandwidth.h"
 
 static int64_t elements(const attn_problem *p, int64_t dim) { return p->batch * p->heads_kv * p->seq_k * dim; }
 

@@ -18,29 +18,25 @@
 const attn_kernel_info bench_automatic = {
     .name = "auto", .algorithm = "auto", .isa = "", .library = "", .summary = "the library's own choice"};
 
-/* What "auto" chose, by registry index: its row carries the name "auto" and the rest of the kernel. */
-static attn_kernel_info automatic_choices[BENCH_MAX_KERNELS];
-
 enum { PLAN_REPEATS = 5, TYPICAL_ROUNDS = 45 };
 
 static const double MEMORY_SHARE = 0.8;   /* of what is available, for one case */
 static const double STRUCTURE_WORK = 1e8; /* multiply-adds: structural tests run a case some fifteen times over */
 
-void bench_conclude(bench_result *result, bench_status status, const char *format, ...) {
+void bench_conclude(bench_row *row, bench_status status, const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
-  result->verdict = (bench_verdict){.status = status};
-  vsnprintf(result->verdict.reason, sizeof result->verdict.reason, format, arguments);
+  row->verdict = (bench_verdict){.status = status};
+  vsnprintf(row->verdict.reason, sizeof row->verdict.reason, format, arguments);
   va_end(arguments);
 }
 
-void bench_warn(bench_result *result, const char *format, ...) {
-  const size_t used = strlen(result->warnings);
+void bench_warn(bench_row *row, const char *format, ...) {
+  const size_t used = strlen(row->warnings);
   va_list arguments;
   va_start(arguments, format);
-  if (used && used + 2 < sizeof result->warnings) strcat(result->warnings, "; ");
-  vsnprintf(result->warnings + strlen(result->warnings), sizeof result->warnings - strlen(result->warnings), format,
-            arguments);
+  if (used && used + 2 < sizeof row->warnings) strcat(row->warnings, "; ");
+  vsnprintf(row->warnings + strlen(row->warnings), sizeof row->warnings - strlen(row->warnings), format, arguments);
   va_end(arguments);
 }
 
@@ -49,27 +45,24 @@ void bench_note(const bench_stage *s, const char *what, const char *kernel) {
 }
 
 static void conclude_all(bench_stage *s, bench_status status, const char *reason) {
-  for (int i = 0; i < s->count; i++) bench_conclude(s->jobs[i].result, status, "%s", reason);
+  for (int i = 0; i < s->count; i++) bench_conclude(s->jobs[i].row, status, "%s", reason);
 }
 
 /* ---- Plans ---------------------------------------------------------------------------------------------------------- */
 
 static attn_options options_of(const bench_stage *s, const bench_job *j) {
-  const bool automatic = j->result->kernel == &bench_automatic;
-  return (attn_options){.kernel = automatic ? NULL : j->result->kernel->name, .threads = s->bench->threads};
+  const bool automatic = j->kernel == &bench_automatic;
+  return (attn_options){.kernel = automatic ? NULL : j->kernel->name, .threads = s->bench->threads};
 }
 
-/* The automatic choice gets a row of its own that says what was chosen. */
-static void name_choice(bench_job *j) {
+/* The row of the automatic choice keeps the name "auto" and says what was chosen. */
+static void name_choice(const bench_stage *s, bench_job *j) {
+  if (j->kernel != &bench_automatic) return;
   const char *chosen = j->layer ? bench_layer_kernel(j->layer) : attn_plan_kernel(j->plan);
-  if (j->result->kernel != &bench_automatic) return;
-  for (int i = 0; i < attn_kernel_count() && i < BENCH_MAX_KERNELS; i++)
-    if (!strcmp(attn_kernel_get(i)->name, chosen)) {
-      automatic_choices[i] = *attn_kernel_get(i);
-      automatic_choices[i].name = bench_automatic.name;
-      j->result->kernel = &automatic_choices[i];
-    }
-  if (bench_layer_has_attention(j->result->bench)) bench_warn(j->result, "chose %s", chosen);
+  const attn_kernel_info *kernel = attn_kernel_find(chosen);
+  if (kernel) j->kernel = kernel;
+  bench_row_set_origin(j->row, j->kernel);
+  if (bench_layer_has_attention(s->bench)) bench_warn(j->row, "chose %s", chosen);
 }
 
 /* Nanoseconds of the shortest of a few creations: the first also fills caches of the library. */
@@ -88,26 +81,24 @@ static double time_plan(const attn_problem *problem, const attn_options *options
 
 static bool open_workspace(bench_job *j, size_t bytes) {
   j->workspace_bytes = bytes;
-  j->result->workspace_bytes = (double)j->workspace_bytes;
   if ((double)j->workspace_bytes > MEMORY_SHARE * bench_memory_available()) {
-    bench_conclude(j->result, BENCH_SKIP, "workspace of %.3g GB is more than %.0f %% of the memory that is free",
+    bench_conclude(j->row, BENCH_SKIP, "workspace of %.3g GB is more than %.0f %% of the memory that is free",
                    (double)j->workspace_bytes * 1e-9, MEMORY_SHARE * 100);
     return false;
   }
   j->workspace = aligned_alloc(64, j->workspace_bytes ? j->workspace_bytes : 64);
-  if (!j->workspace)
-    bench_conclude(j->result, BENCH_ERROR, "out of memory for a workspace of %zu bytes", j->workspace_bytes);
+  if (!j->workspace) bench_conclude(j->row, BENCH_ERROR, "out of memory for a workspace of %zu bytes", j->workspace_bytes);
   return j->workspace;
 }
 
 static bool open_plan(bench_stage *s, bench_job *j) {
   const attn_options options = options_of(s, j);
   if (attn_plan_create(&s->bench->problem, &options, &j->plan) != ATTN_OK) {
-    bench_conclude(j->result, BENCH_ERROR, "%s", attn_last_error());
+    bench_conclude(j->row, BENCH_ERROR, "%s", attn_last_error());
     return false;
   }
-  if (s->settings->timed) j->result->plan_ns = time_plan(&s->bench->problem, &options);
-  name_choice(j);
+  if (s->settings->timed) j->plan_ns = time_plan(&s->bench->problem, &options);
+  name_choice(s, j);
   return open_workspace(j, attn_plan_workspace(j->plan));
 }
 
@@ -135,13 +126,13 @@ static double multiply_adds(const attn_problem *p) {
 
 /* What the structural tests say replaces the verdict only if it is worse. */
 static void check_structure(bench_stage *s, bench_job *j) {
-  bench_verdict *verdict = &j->result->verdict;
+  bench_verdict *verdict = &j->row->verdict;
   if (!s->settings->structure || multiply_adds(&s->bench->problem) > STRUCTURE_WORK) return;
   if (verdict->status != BENCH_PASS && verdict->status != BENCH_DEGENERATE) return;
   const char *kernel = attn_plan_kernel(j->plan);
   const bench_subject subject = {.create_plan = create_plan_by_name,
                                  .context = kernel,
-                                 .numerics = &j->result->kernel->numerics,
+                                 .numerics = &j->kernel->numerics,
                                  .rows_stand_alone = !attn_kernel_find(kernel)->library[0]};
   const bench_verdict structure =
       bench_structure_check(&subject, &s->tensors[0], s->expected, s->bench->seed, ~0u, &verdict->structure);
@@ -152,35 +143,35 @@ static void check_structure(bench_stage *s, bench_job *j) {
 
 /* The same for a layer. The automatic choice of a kernel stands for itself. */
 static void check_layer(bench_stage *s, bench_job *j) {
-  const attn_kernel_info *kernel = j->result->kernel;
+  const attn_kernel_info *kernel = j->kernel;
   const double start = bench_now_ns();
   const attn_status status = bench_layer_make(s->layer, kernel == &bench_automatic ? NULL : kernel, &j->layer);
   if (status != ATTN_OK) {
-    bench_conclude(j->result, status == ATTN_UNSUPPORTED ? BENCH_SKIP : BENCH_ERROR, "%s", attn_last_error());
+    bench_conclude(j->row, status == ATTN_UNSUPPORTED ? BENCH_SKIP : BENCH_ERROR, "%s", attn_last_error());
     return;
   }
-  if (s->settings->timed) j->result->plan_ns = bench_now_ns() - start;
-  name_choice(j);
+  if (s->settings->timed) j->plan_ns = bench_now_ns() - start;
+  name_choice(s, j);
   if (!open_workspace(j, bench_layer_workspace(j->layer))) return;
-  j->result->product = bench_layer_product(j->layer);
-  j->result->verdict = bench_layer_check(j->layer, &j->result->kernel->numerics, j->workspace, j->workspace_bytes);
-  if (!s->settings->timed || j->result->verdict.status != BENCH_PASS) return;
+  snprintf(j->row->product, sizeof j->row->product, "%s", bench_layer_product(j->layer));
+  j->row->verdict = bench_layer_check(j->layer, &j->kernel->numerics, j->workspace, j->workspace_bytes);
+  if (!s->settings->timed || j->row->verdict.status != BENCH_PASS) return;
   const double call = bench_now_ns();
   (void)bench_layer_call(j->layer, j->workspace, j->workspace_bytes); /* the check saw it succeed */
   j->call_s = 1e-9 * (bench_now_ns() - call);
 }
 
 static void check_job(bench_stage *s, bench_job *j) {
-  bench_note(s, "checking", j->result->kernel->name);
+  bench_note(s, "checking", j->kernel->name);
   if (s->layer) {
     check_layer(s, j);
     return;
   }
   if (!open_plan(s, j)) return;
-  j->result->verdict =
-      bench_check(j->plan, &s->tensors[0], s->expected, &j->result->kernel->numerics, j->workspace, j->workspace_bytes);
+  j->row->verdict =
+      bench_check(j->plan, &s->tensors[0], s->expected, &j->kernel->numerics, j->workspace, j->workspace_bytes);
   check_structure(s, j);
-  if (!s->settings->timed || j->result->verdict.status != BENCH_PASS) return;
+  if (!s->settings->timed || j->row->verdict.status != BENCH_PASS) return;
   bench_pages_forget(j->workspace, j->workspace_bytes); /* the check wrote all of it; now whoever packs does */
   const double start = bench_now_ns();
   (void)attn_plan_run(j->plan, &s->tensors[0].args, j->workspace, j->workspace_bytes); /* bench_check saw it succeed */
@@ -213,15 +204,15 @@ static const char *refusal_of_row(const bench_case *bench, const attn_kernel_inf
 
 /* One job per kernel that takes the case; the others get their reason. */
 static void open_jobs(bench_stage *s, const bench_case *bench, const attn_kernel_info *const *kernels, int count,
-                      bench_result *results) {
+                      bench_row *rows) {
   const int only = only_row(bench, kernels, count);
   for (int i = 0; i < count; i++) {
     const char *reason = refusal_of_row(bench, kernels, only, i);
     if (reason)
-      bench_conclude(&results[i], BENCH_SKIP, "%s", reason);
+      bench_conclude(&rows[i], BENCH_SKIP, "%s", reason);
     else
-      s->jobs[s->count++] = (bench_job){.result = &results[i]};
-    if (!reason) bench_conclude(&results[i], BENCH_ERROR, "interrupted before its check");
+      s->jobs[s->count++] = (bench_job){.row = &rows[i], .kernel = kernels[i]};
+    if (!reason) bench_conclude(&rows[i], BENCH_ERROR, "interrupted before its check");
   }
 }
 
@@ -290,17 +281,16 @@ static bool open_data(bench_stage *s) {
 static bool stopped(const bench_stage *s) { return s->settings->stop && *s->settings->stop; }
 
 bench_stage *bench_stage_open(const bench_case *bench, const attn_kernel_info *const *kernels, int count,
-                              const bench_case_settings *settings, bench_result *results) {
+                              const bench_case_settings *settings, bench_row *rows) {
   bench_stage *s = calloc(1, sizeof *s);
-  for (int i = 0; i < count; i++)
-    results[i] = (bench_result){.bench = bench, .kernel = kernels[i], .baseline = "", .noise = -1};
+  for (int i = 0; i < count; i++) rows[i] = bench_row_create(bench, kernels[i]);
   if (!s) {
-    for (int i = 0; i < count; i++) bench_conclude(&results[i], BENCH_ERROR, "out of memory");
+    for (int i = 0; i < count; i++) bench_conclude(&rows[i], BENCH_ERROR, "out of memory");
     return NULL;
   }
   s->bench = bench;
   s->settings = settings;
-  open_jobs(s, bench, kernels, count, results);
+  open_jobs(s, bench, kernels, count, rows);
   if (!s->count || !open_data(s)) return s;
   for (int i = 0; i < s->count && !stopped(s); i++) check_job(s, &s->jobs[i]);
   return s;
@@ -316,9 +306,9 @@ void bench_stage_close(bench_stage *s) {
 }
 
 bool bench_run_case(const bench_case *bench, const attn_kernel_info *const *kernels, int count,
-                    const bench_case_settings *settings, bench_result *results) {
+                    const bench_case_settings *settings, bench_row *rows) {
   const bool held = settings->timed && bench_threads_hold(bench->threads);
-  bench_stage *s = bench_stage_open(bench, kernels, count, settings, results);
+  bench_stage *s = bench_stage_open(bench, kernels, count, settings, rows);
   const bool complete = !s || !s->count || !stopped(s);
   if (s && (s->expected || s->layer) && complete && settings->timed) bench_time_jobs(s);
   bench_stage_close(s);

@@ -4,7 +4,7 @@
 #define BENCH_RUN_CASE_H
 
 #include "cases/cases.h"
-#include "timing/result.h"
+#include "timing/row.h"
 
 typedef struct bench_case_settings {
   bool timed;
@@ -20,11 +20,10 @@ typedef struct bench_case_settings {
 /* Stands for the library's own choice in a list of kernels: name "auto". */
 extern const attn_kernel_info bench_automatic;
 
-/* Fills results[count], one per kernel, whatever happens: what could not run is SKIP or ERROR with the reason. The caller
- * frees samples_ns and positions. False if *settings->stop cut it short before the checks were done: the results are then of
- * no use. */
+/* Fills rows[count], one per kernel, whatever happens: what could not run is SKIP or ERROR with the reason. The caller clears
+ * them. False if *settings->stop cut it short before the checks were done: the rows are then of no use. */
 bool bench_run_case(const bench_case *bench, const attn_kernel_info *const *kernels, int count,
-                    const bench_case_settings *settings, bench_result *results);
+                    const bench_case_settings *settings, bench_row *rows);
 
 /* A guess at the seconds that bench_run_case() takes. */
 double bench_case_guess(const bench_case *bench, const attn_kernel_info *const *kernels, int count,

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /* Timing of one case: rotations, rounds, ratios, peak and bandwidth. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "cases/work.h"
 #include "machine/affinity.h"
 #include "timing/bandwidth.h"
 #include "timing/peak_rate.h"
 #include "timing/run_case_private.h"
-#include "cases/work.h"
 
 enum { MIN_ROUNDS = 11, MAX_ROUNDS = 200, BANDWIDTH_CLASSES = 64 };
 
@@ -29,7 +30,7 @@ void bench_stage_rotate(bench_stage *s) {
   }
   if (s->rotations * size < wanted)
     for (int i = 0; i < s->count; i++)
-      bench_warn(s->jobs[i].result, "cache: %d rotations of %.3g MB are less than 4 x the last-level cache", s->rotations,
+      bench_warn(s->jobs[i].row, "cache: %d rotations of %.3g MB are less than 4 x the last-level cache", s->rotations,
                  size * 1e-6);
 }
 
@@ -41,8 +42,8 @@ bench_entrant bench_stage_entrant(bench_stage *s, const bench_job *j) {
                          .tensor_count = s->layer ? 1 : s->rotations,
                          .workspace = j->workspace,
                          .workspace_bytes = j->workspace_bytes,
-                         .verdict = j->result->verdict,
-                         .peak = bench_peak_of(j->result->kernel, bench_dtype_name(s->bench->problem.dtype_kv))};
+                         .verdict = j->row->verdict,
+                         .peak = bench_peak_of(j->kernel, bench_dtype_name(s->bench->problem.dtype_kv))};
 }
 
 /* Kernels that passed and are quick enough; the slow ones say so. Fills who[] with their jobs. */
@@ -50,9 +51,9 @@ static int choose_entrants(bench_stage *s, bench_entrant *entrants, bench_job **
   int count = 0;
   for (int i = 0; i < s->count; i++) {
     bench_job *j = &s->jobs[i];
-    if (j->result->verdict.status != BENCH_PASS) continue;
+    if (j->row->verdict.status != BENCH_PASS) continue;
     if (j->call_s * BENCH_FEW_ROUNDS > s->settings->case_budget_s && !s->settings->rounds) {
-      bench_warn(j->result, "not timed: one call takes %.3g s, and --case-budget %.3g s has no room for %d", j->call_s,
+      bench_warn(j->row, "not timed: one call takes %.3g s, and --case-budget %.3g s has no room for %d", j->call_s,
                  s->settings->case_budget_s, BENCH_FEW_ROUNDS);
       continue;
     }
@@ -94,28 +95,47 @@ static double read_bandwidth(const bench_stage *s) {
 }
 
 /* Share of the peak, round by round: a ratio of neighbours. */
-static void fill_peak(bench_result *r, const bench_entrant *e, double flops, int threads) {
+static void fill_peak(bench_row *r, const bench_entrant *e, double flops, int threads) {
   double *share = malloc(((size_t)e->rounds + 1) * sizeof *share);
   if (!share || !e->peak || !e->peak_flops || flops <= 0) {
     free(share);
     return;
   }
   for (int i = 0; i < e->rounds; i++) share[i] = flops / (e->time_ns[i] * 1e-9) / (e->peak_flops[i] * threads);
-  r->peak_flops = threads * bench_median(e->peak_flops, e->rounds);
-  r->peak_ratio = bench_median(share, e->rounds);
-  if (r->peak_ratio > 1) bench_warn(r, "faster than the measured peak: the peak loop was disturbed");
+  r->peak_gflops = 1e-9 * threads * bench_median(e->peak_flops, e->rounds);
+  r->peak_pct = 100 * bench_median(share, e->rounds);
+  if (r->peak_pct > 100) bench_warn(r, "faster than the measured peak: the peak loop was disturbed");
   free(share);
 }
 
-void bench_stage_fill(const bench_stage *s, bench_result *r, bench_entrant *e, bench_stop stop) {
-  r->timed = true;
-  if (bench_threads_share_cpus()) bench_warn(r, "threads: %d share fewer CPUs, and may move", s->bench->threads);
-  r->time = bench_summarise(e->time_ns, e->rounds);
+/* Shares of the time of a layer's parts. */
+static void fill_shares(bench_row *r, const bench_case *bench, const bench_layer_job *layer) {
+  if (!bench_layer_has_projections(bench)) return;
+  const bench_shares shares = bench_layer_shares(layer);
+  r->projections_pct = 100 * shares.projections;
+  if (bench_layer_has_attention(bench)) r->attention_pct = 100 * shares.attention;
+  r->rest_pct = 100 * shares.rest;
+}
+
+static void fill_work(const bench_stage *s, const bench_job *j) {
+  bench_row *r = j->row;
+  const double seconds = r->time.median * 1e-9;
+  if (bench_layer_has_plan(s->bench)) r->plan_ns = j->plan_ns;
+  if (bench_layer_has_workspace(s->bench)) r->workspace_bytes = (double)j->workspace_bytes;
   r->flops = s->flops;
   r->bytes = s->bytes;
+  r->gflops = s->flops / seconds * 1e-9;
+  r->gbs = s->bytes / seconds * 1e-9;
+}
+
+void bench_stage_fill(const bench_stage *s, const bench_job *j, bench_entrant *e, bench_stop stop) {
+  bench_row *r = j->row;
+  if (bench_threads_share_cpus()) bench_warn(r, "threads: %d share fewer CPUs, and may move", s->bench->threads);
+  r->time = bench_summarise(e->time_ns, e->rounds);
   r->stop = stop;
   r->iterations = e->iterations;
-  if (e->layer) r->shares = bench_layer_shares(e->layer);
+  fill_work(s, j);
+  if (e->layer) fill_shares(r, s->bench, e->layer);
   fill_peak(r, e, s->flops, s->bench->threads);
   r->samples_ns = e->time_ns;
   r->positions = e->position;
@@ -124,19 +144,19 @@ void bench_stage_fill(const bench_stage *s, bench_result *r, bench_entrant *e, b
 }
 
 /* naive_c where it was timed, else the slowest. */
-static const bench_result *choose_baseline(bench_job *const *who, int count) {
-  const bench_result *slowest = who[0]->result;
+static const bench_row *choose_baseline(bench_job *const *who, int count) {
+  const bench_row *slowest = who[0]->row;
   for (int i = 0; i < count; i++) {
-    if (!strcmp(who[i]->result->kernel->name, "naive_c")) return who[i]->result;
-    if (who[i]->result->time.median > slowest->time.median) slowest = who[i]->result;
+    if (!strcmp(who[i]->row->kernel, "naive_c")) return who[i]->row;
+    if (who[i]->row->time.median > slowest->time.median) slowest = who[i]->row;
   }
   return slowest;
 }
 
-static const bench_result *choose_best(bench_job *const *who, int count) {
-  const bench_result *best = who[0]->result;
+static const bench_row *choose_best(bench_job *const *who, int count) {
+  const bench_row *best = who[0]->row;
   for (int i = 1; i < count; i++)
-    if (who[i]->result->time.median < best->time.median) best = who[i]->result;
+    if (who[i]->row->time.median < best->time.median) best = who[i]->row;
   return best;
 }
 
@@ -144,19 +164,19 @@ static const bench_result *choose_best(bench_job *const *who, int count) {
 static int fewer(int a, int b) { return a < b ? a : b; }
 
 static void fill_ratios(bench_job *const *who, int count) {
-  const bench_result *baseline = choose_baseline(who, count), *best = choose_best(who, count);
+  const bench_row *baseline = choose_baseline(who, count), *best = choose_best(who, count);
   for (int i = 0; i < count; i++) {
-    bench_result *r = who[i]->result;
-    r->baseline = baseline->kernel->name;
+    bench_row *r = who[i]->row;
+    snprintf(r->baseline, sizeof r->baseline, "%s", baseline->kernel);
     r->ratio = bench_paired_ratio(baseline->samples_ns, r->samples_ns, fewer(baseline->time.n, r->time.n));
-    r->ratio_best = bench_paired_ratio(best->samples_ns, r->samples_ns, fewer(best->time.n, r->time.n));
+    r->ratio_best = bench_paired_ratio(best->samples_ns, r->samples_ns, fewer(best->time.n, r->time.n)).median;
   }
 }
 
-static void fill_noise(const bench_entrant *control, const bench_result *same, bench_job *const *who, int count) {
+static void fill_noise(const bench_entrant *control, const bench_row *same, bench_job *const *who, int count) {
   const int rounds = fewer(control->rounds, same->time.n);
   const double noise = fabs(bench_paired_ratio(control->time_ns, same->samples_ns, rounds).median - 1);
-  for (int i = 0; i < count; i++) who[i]->result->noise = noise;
+  for (int i = 0; i < count; i++) who[i]->row->noise = noise;
 }
 
 static bench_timing_options timing_options(const bench_stage *s) {
@@ -171,17 +191,20 @@ static bench_timing_options timing_options(const bench_stage *s) {
                                 .stop = settings->stop};
 }
 
-static void fill_results(const bench_stage *s, bench_entrant *entrants, bench_job *const *who, int count, int same,
-                         bench_stop stop) {
+static void fill_rows(const bench_stage *s, bench_entrant *entrants, bench_job *const *who, int count, int same,
+                      bench_stop stop) {
   int rounds = 0;
   for (int i = 0; i < count; i++)
     if (entrants[i].rounds > rounds) rounds = entrants[i].rounds;
   for (int i = 0; i < count; i++)
-    bench_stage_fill(s, who[i]->result, &entrants[i], entrants[i].rounds < rounds ? BENCH_STOP_BUDGET : stop);
+    bench_stage_fill(s, who[i], &entrants[i], entrants[i].rounds < rounds ? BENCH_STOP_BUDGET : stop);
   fill_ratios(who, count);
-  fill_noise(&entrants[count], who[same]->result, who, count);
+  fill_noise(&entrants[count], who[same]->row, who, count);
   const double bandwidth = read_bandwidth(s);
-  for (int i = 0; i < count; i++) who[i]->result->read_bandwidth = bandwidth;
+  for (int i = 0; i < count; i++) {
+    who[i]->row->peak_gbs = 1e-9 * bandwidth;
+    who[i]->row->bw_pct = bandwidth > 0 ? who[i]->row->gbs * 1e9 / bandwidth * 100 : NAN;
+  }
 }
 
 /* All kernels of the case in common rounds. An error of one spoils the times of all. */
@@ -197,8 +220,8 @@ void bench_time_jobs(bench_stage *s) {
   const bench_timing_options options = timing_options(s);
   bench_note(s, "timing", "");
   if (bench_time(entrants, count + 1, &options, &stop, &error))
-    for (int i = 0; i < count; i++) bench_conclude(who[i]->result, BENCH_ERROR, "timing: %s", error);
+    for (int i = 0; i < count; i++) bench_conclude(who[i]->row, BENCH_ERROR, "timing: %s", error);
   else if (entrants[0].rounds > 0)
-    fill_results(s, entrants, who, count, same, stop);
+    fill_rows(s, entrants, who, count, same, stop);
   for (int i = 0; i <= count; i++) bench_entrant_clear(&entrants[i]);
 }

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: MIT */
+/* What a row says before anything ran: its case and its kernel. */
+#include "timing/row.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "layers/layer.h"
+
+static const bench_summary no_times = {.min = NAN, .median = NAN, .mad = NAN, .ci_lo = NAN, .ci_hi = NAN};
+
+#define COPY(target, text) ((void)snprintf(target, sizeof(target), "%s", text))
+
+/* "none", or keys to the left and to the right, "" = all: "256..0", "..64". */
+static void describe_window(bench_row *row, const attn_problem *p) {
+  char left[24] = "", right[24] = "";
+  if (p->window_left >= 0) snprintf(left, sizeof left, "%" PRId64, p->window_left);
+  if (p->window_right >= 0) snprintf(right, sizeof right, "%" PRId64, p->window_right);
+  COPY(row->window, "none");
+  if (p->window_left >= 0 || p->window_right > 0) snprintf(row->window, sizeof row->window, "%s..%s", left, right);
+}
+
+static void describe_problem(bench_row *row, const attn_problem *p) {
+  static const char *const aligns[] = {
+      [ATTN_ALIGN_TOP_LEFT] = "top-left", [ATTN_ALIGN_BOTTOM_RIGHT] = "bottom-right", [ATTN_ALIGN_OFFSET] = "offset"};
+  COPY(row->dtype_q, bench_dtype_name(p->dtype_q));
+  COPY(row->dtype_kv, bench_dtype_name(p->dtype_kv));
+  COPY(row->dtype_o, bench_dtype_name(p->dtype_o));
+  COPY(row->align, aligns[p->align]);
+  row->batch = p->batch;
+  row->seq_q = p->seq_q;
+  row->seq_k = p->seq_k;
+  row->softcap = p->softcap;
+  describe_window(row, p);
+}
+
+static void describe_heads(bench_row *row, const bench_case *bench) {
+  if (!bench_layer_has_heads(bench)) return;
+  row->heads_q = bench->problem.heads_q;
+  row->heads_kv = bench->problem.heads_kv;
+  row->dim_qk = bench->problem.dim_qk;
+  row->dim_v = bench->problem.dim_v;
+}
+
+static void describe_options(bench_row *row, const bench_case *bench) {
+  static const char *const caches[] = {[BENCH_WARM] = "warm", [BENCH_COLD_KV] = "cold-kv", [BENCH_COLD_ALL] = "cold"};
+  if (bench_layer_has_attention(bench)) COPY(row->score, bench_spec_get(&bench->spec, AXIS_SCORE));
+  COPY(row->causal, bench_spec_get(&bench->spec, AXIS_CAUSAL));
+  COPY(row->mask, bench->mask);
+  COPY(row->bias, bench->bias);
+  COPY(row->alibi, bench->alibi ? "on" : "off");
+  COPY(row->sinks, bench->sinks ? "on" : "off");
+  COPY(row->lengths, bench->lengths);
+  COPY(row->layout, bench->layout);
+  COPY(row->cache, caches[bench->cache]);
+}
+
+static void describe_case(bench_row *row, const bench_case *bench) {
+  COPY(row->case_id, bench->case_id);
+  describe_problem(row, &bench->problem);
+  describe_heads(row, bench);
+  describe_options(row, bench);
+  row->threads = bench->threads;
+  if (!bench_layer_is(bench)) return;
+  COPY(row->layer, bench->layer);
+  if (bench_layer_has_width(bench)) row->width = bench->width;
+}
+
+void bench_row_set_origin(bench_row *row, const attn_kernel_info *kernel) {
+  COPY(row->algorithm, kernel->algorithm);
+  COPY(row->isa, kernel->isa);
+  COPY(row->library, kernel->library);
+}
+
+bench_row bench_row_create(const bench_case *bench, const attn_kernel_info *kernel) {
+  bench_row row = {.heads_q = -1, .heads_kv = -1, .dim_qk = -1, .dim_v = -1, .width = -1, .time = no_times, .noise = -1};
+  row.ratio = no_times;
+  row.plan_ns = row.workspace_bytes = row.flops = row.bytes = row.gflops = row.gbs = NAN;
+  row.peak_gflops = row.peak_pct = row.peak_gbs = row.bw_pct = row.ratio_best = NAN;
+  row.projections_pct = row.attention_pct = row.rest_pct = NAN;
+  if (bench) describe_case(&row, bench);
+  if (kernel) bench_row_set_origin(&row, kernel);
+  if (kernel) COPY(row.kernel, kernel->name);
+  return row;
+}
+
+void bench_row_clear(bench_row *row) {
+  free(row->samples_ns);
+  free(row->positions);
+  *row = (bench_row){0};
+}
