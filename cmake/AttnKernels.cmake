@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: MIT
-# Turns kernels/tiers.def and kernels/kernels.def into sources with the flags of their folder. Sets ATTN_KERNEL_SOURCES, ATTN_TIERS (those
-# of this architecture, low to high) and ATTN_KERNELS_BUILT, and writes kernels_built.def (what src/registry.c includes),
-# score_steps_built.def (src/score_steps.c) and product_built.def (src/product.c) to ATTN_GENERATED_DIR. Nothing here asks what the host
-# CPU is.
+# Turns kernels/tiers.def and kernels/kernels.def into sources with the flags of their folder. Nothing here asks what the host CPU is. Sets
+#   ATTN_TIERS, ATTN_VECTOR_TIERS            the tiers of this architecture, low to high; those of them that have a vec_<isa>.h
+#   ATTN_KERNEL_SOURCES, ATTN_KERNELS_BUILT  sources of libattn; names of the kernels among them
+#   ATTN_PEAK_SOURCES                        peak loops, which only the harness links
+# and writes to ATTN_GENERATED_DIR what C files include: kernels_built.def (src/registry.c), score_steps_built.def (src/score_steps.c),
+# product_built.def (src/product.c) and peak_built.def (kernels/peak.c).
 set(ATTN_GENERATED_DIR ${CMAKE_CURRENT_BINARY_DIR}/generated)
 set(ATTN_KERNEL_SOURCES "")
 set(ATTN_KERNELS_BUILT "")
+set(ATTN_PEAK_SOURCES "")
 set(ATTN_TIERS "")
+set(ATTN_VECTOR_TIERS "")
 set(kernels_built_text "")
-set(ATTN_TIER_PARTS score_steps product) # files beside the kernels: tiers without one take that of the next lower tier
+set(ATTN_TIER_PARTS score_steps product peak) # files beside the kernels: tiers without one take that of the next lower tier
 set(score_steps_text "")
 set(product_text "")
+set(peak_text "")
 
 string(TOLOWER "${CMAKE_SYSTEM_PROCESSOR}" attn_arch)
 if(attn_arch MATCHES "^(x86_64|amd64)$")
@@ -30,19 +35,25 @@ foreach(line IN LISTS tier_lines)
   set(folder ${CMAKE_MATCH_2})
   set(folder_of_${isa} ${folder})
   set(folder_arch_${folder} ${CMAKE_MATCH_3})
-  separate_arguments(folder_flags_${folder} UNIX_COMMAND "${CMAKE_MATCH_4}")
-  if(ATTN_EMULATE_AVX512 AND folder MATCHES "^(avx512.*|amx)$")
+  set(flags "${CMAKE_MATCH_4}")
+  separate_arguments(folder_flags_${folder} UNIX_COMMAND "${flags}")
+  if(ATTN_EMULATE_AVX512 AND flags MATCHES "-mavx512")
     set(folder_flags_${folder} -mavx2 -mfma -mf16c -isystem ${PROJECT_SOURCE_DIR}/tests/emulation)
   endif()
   if(folder_arch_${folder} STREQUAL "any" OR folder_arch_${folder} STREQUAL attn_arch)
     set(folder_reason_${folder} "")
     list(APPEND ATTN_TIERS ${isa})
-    list(APPEND ATTN_KERNEL_SOURCES kernels/${folder}/peak_${isa}.c)
-    set_source_files_properties(kernels/${folder}/peak_${isa}.c PROPERTIES COMPILE_OPTIONS "${folder_flags_${folder}}")
+    if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/kernels/${folder}/vec_${isa}.h)
+      list(APPEND ATTN_VECTOR_TIERS ${isa})
+    endif()
     foreach(part IN LISTS ATTN_TIER_PARTS)
       set(source kernels/${folder}/${part}_${isa}.c)
       if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/${source})
-        list(APPEND ATTN_KERNEL_SOURCES ${source})
+        if(part STREQUAL "peak")
+          list(APPEND ATTN_PEAK_SOURCES ${source})
+        else()
+          list(APPEND ATTN_KERNEL_SOURCES ${source})
+        endif()
         set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${folder_flags_${folder}}")
         string(TOUPPER ${part} macro)
         string(APPEND ${part}_text "ATTN_${macro}(${isa})\n")

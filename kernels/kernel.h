@@ -23,9 +23,8 @@
 
 enum { ATTN_MAX_PHASES = 3, ATTN_MEMORY_ALIGN = 64 };
 
-/* What plan() may use to decide. Caches steer speed only, never which keys go together. */
+/* What plan() may use to decide, beside the problem. It steers speed only, never which keys go together. */
 typedef struct attn_machine {
-  int64_t l1d_bytes, l2_bytes, l3_bytes; /* of one core's share as the CPU reports it */
   int threads;
   const struct attn_score_steps *steps; /* of the highest tier that CPU and cap allow (kernels/library/score_steps.h) */
 } attn_machine;

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* Peak loops: how fast one core can multiply and add when nothing else is in its way. Every kernel's rate is shown as a share
- * of the loop of its tier and dtype, timed in the same process. kernels/<folder>/peak_<isa>.c defines `attn_peak_<isa>`. */
+/* Peak loops: how fast one core can multiply and add on registers alone. The benchmark shows every kernel's rate as a share of the loop
+ * of its tier and dtype, timed in the same process. They are no part of libattn: the target attn_peak_loops has them.
+ *
+ * kernels/<folder>/peak_<isa>.c defines `const attn_peak_loop attn_peak_<isa>[]`, the loops of a tier, ended by one whose isa is NULL. A
+ * tier without that file is measured against the next lower tier's loops. */
 #ifndef ATTN_PEAK_H
 #define ATTN_PEAK_H
 
@@ -20,15 +23,11 @@ typedef struct attn_peak_loop {
   uint64_t (*read)(const void *data, size_t bytes);
 } attn_peak_loop;
 
-/* The loops of a tier, ended by one whose isa is NULL. */
-extern const attn_peak_loop attn_peak_c[], attn_peak_avx2[], attn_peak_avx512[], attn_peak_avx512bf16[], attn_peak_amx[],
-    attn_peak_neon[], attn_peak_neonbf16[];
-
 /* All loops of this build, whatever the CPU; NULL beyond the last. Check attn_cpu_tiers() before running one. */
 const attn_peak_loop *attn_peak_get(int index);
 
 /* The loop that a kernel of this tier and K/V dtype is measured against: the tier's own for that dtype, else the tier's f32
- * loop, else the next lower tier's. NULL if there is none. */
+ * loop, else the next lower tier's. NULL if no tier has that name. */
 const attn_peak_loop *attn_peak_for(const char *isa, const char *dtype);
 
 #endif

@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: MIT */
-/* CPU features, tiers and caches. CPUID leaves and XCR0 bits: Intel SDM vol. 1, ch. 13-14 and vol. 2A, "CPUID". */
+/* CPU features and tiers. CPUID leaves and XCR0 bits: Intel SDM vol. 1, ch. 13-14 and vol. 2A, "CPUID". */
 #define _GNU_SOURCE
 #include "cpu.h"
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
-#include <unistd.h>
 
-#include "kernels/peak.h"
+#include "attn/attn.h"
+#include "text.h"
 #include "tiers.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <sys/syscall.h>
+#include <unistd.h>
 
 enum { XCR0_AVX = 0x6, XCR0_AVX512 = 0xe6, XCR0_AMX = 0x60000 };
 enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
@@ -89,7 +90,7 @@ typedef struct tier {
   uint32_t features;
 } tier;
 
-#define ATTN_TIER(isa, folder, architecture, flags, features) ATTN_IF_##architecture({#isa, features}, )
+#define ATTN_TIER(isa, folder, architecture, flags, features, ...) ATTN_IF_##architecture({#isa, features}, )
 static const tier tiers[] = {
 #include "kernels/tiers.def"
 };
@@ -109,11 +110,8 @@ const char *attn_tier_isa(int index) { return index >= 0 && index < TIER_COUNT ?
 static void append_feature_names(uint32_t features, char *text, size_t bytes) {
   static const char *const names[] = {"AVX2",        "FMA",      "F16C", "AVX-512 F/BW/DQ/VL",
                                       "AVX512-BF16", "AMX-BF16", "NEON", "BF16 on NEON"};
-  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-    if (!(features & 1u << i)) continue;
-    size_t used = strlen(text);
-    snprintf(text + used, bytes - used, "%s%s", used ? ", " : "", names[i]);
-  }
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+    if (features & 1u << i) attn_append(text, bytes, ", ", names[i]);
 }
 
 const char *attn_tier_unusable(int index, const char *cap) {
@@ -142,69 +140,12 @@ const char *attn_tier_best(void) {
 }
 
 static void write_cpu_tiers(char *text, size_t bytes) {
-  size_t used = 0;
   for (int i = 0; i < TIER_COUNT; i++)
-    if (!attn_tier_unusable(i, NULL))
-      used += (size_t)snprintf(text + used, bytes - used, "%s%s", used ? " " : "", tiers[i].isa);
+    if (!attn_tier_unusable(i, NULL)) attn_append(text, bytes, " ", tiers[i].isa);
 }
 
 const char *attn_cpu_tiers(void) {
   static _Thread_local char text[128];
   if (!*text) write_cpu_tiers(text, sizeof text);
   return text;
-}
-
-/* ---- The probe ---- */
-
-static double loop_seconds(const attn_peak_loop *loop, int64_t iterations) {
-  struct timespec start, end;
-  clock_gettime(CLOCK_MONOTONIC, &start);
-  loop->run(iterations);
-  clock_gettime(CLOCK_MONOTONIC, &end);
-  return (double)(end.tv_sec - start.tv_sec) + 1e-9 * (double)(end.tv_nsec - start.tv_nsec);
-}
-
-/* The two loops alternate, and each one's best of three counts: an interrupt must not decide. */
-static double probe_bf16_dot_ratio(void) {
-  const attn_peak_loop *fma = attn_peak_for("avx512", "f32"), *dot = attn_peak_for("avx512bf16", "bf16");
-  double best_fma = 1e9, best_dot = 1e9;
-  for (int round = 0; round < 3; round++) {
-    const int64_t iterations = 4000;
-    double fma_s = loop_seconds(fma, iterations), dot_s = loop_seconds(dot, iterations);
-    best_fma = fma_s < best_fma ? fma_s : best_fma;
-    best_dot = dot_s < best_dot ? dot_s : best_dot;
-  }
-  return (dot->flops / best_dot) / (fma->flops / best_fma);
-}
-
-double attn_cpu_bf16_dot_ratio(void) {
-  if (!(attn_cpu_features() & CPU_AVX512_BF16)) return 0;
-  static _Atomic int cached_thousandths;
-  if (!atomic_load(&cached_thousandths)) { /* of several threads that probe at once the first one's result stays */
-    int none = 0;
-    atomic_compare_exchange_strong(&cached_thousandths, &none, (int)(1000 * probe_bf16_dot_ratio()) + 1);
-  }
-  return (double)(atomic_load(&cached_thousandths) - 1) / 1000;
-}
-
-/* ---- Caches ---- */
-
-static int64_t cache_bytes(int name, int64_t fallback) {
-  long bytes = sysconf(name);
-  return bytes > 0 ? bytes : fallback;
-}
-
-attn_machine attn_cpu_machine(void) {
-  return (attn_machine){
-#ifdef _SC_LEVEL1_DCACHE_SIZE
-      .l1d_bytes = cache_bytes(_SC_LEVEL1_DCACHE_SIZE, 32 << 10),
-      .l2_bytes = cache_bytes(_SC_LEVEL2_CACHE_SIZE, 512 << 10),
-      .l3_bytes = cache_bytes(_SC_LEVEL3_CACHE_SIZE, 4 << 20),
-#else
-      .l1d_bytes = 32 << 10,
-      .l2_bytes = 512 << 10,
-      .l3_bytes = 4 << 20,
-#endif
-      .threads = 1,
-  };
 }

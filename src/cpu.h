@@ -3,7 +3,7 @@
 #ifndef ATTN_CPU_H
 #define ATTN_CPU_H
 
-#include "kernels/kernel.h"
+#include <stdint.h>
 
 /* Feature bits as tiers.def names them. A bit is set only if the instructions exist and the operating system saves their
  * registers (XCR0). It must also grant AMX, which attn_tier_unusable() asks for. */
@@ -30,12 +30,5 @@ const char *attn_tier_unusable(int tier, const char *cap);
 
 /* The highest tier that can run here, whatever a cap says. */
 const char *attn_tier_best(void);
-
-/* bf16 dot-product multiply-adds per second over float32 FMA multiply-adds per second, from a probe of about a millisecond
- * on first use: 2 on one CPU, 1/2 on another, with the same feature bits. 0 without AVX512-BF16. */
-double attn_cpu_bf16_dot_ratio(void);
-
-/* Cache sizes as the operating system reports them, with plausible defaults where it does not. */
-attn_machine attn_cpu_machine(void);
 
 #endif

@@ -9,6 +9,7 @@
 #include "cpu.h"
 #include "error.h"
 #include "registry.h"
+#include "text.h"
 
 /* An unset or empty variable is no request. */
 static const char *environment(const char *name) {
@@ -16,15 +17,10 @@ static const char *environment(const char *name) {
   return value && *value ? value : NULL;
 }
 
-static void append(char *text, size_t bytes, const char *separator, const char *more) {
-  size_t used = strlen(text);
-  snprintf(text + used, bytes - used, "%s%s", used ? separator : "", more);
-}
-
 static attn_status check_cap(const char *source, const char *cap) {
   if (!cap || attn_tier_find(cap) >= 0) return ATTN_OK;
   char names[160] = "";
-  for (int i = 0; attn_tier_isa(i); i++) append(names, sizeof names, ", ", attn_tier_isa(i));
+  for (int i = 0; attn_tier_isa(i); i++) attn_append(names, sizeof names, ", ", attn_tier_isa(i));
   return attn_fail(ATTN_INVALID_ARGUMENT, "%s is '%s'; it must be one of %s", source, cap, names);
 }
 
@@ -49,7 +45,7 @@ static const char *refusal(const attn_kernel *kernel, const attn_problem *proble
 static void list_usable(const attn_problem *problem, const char *cap, char *names, size_t bytes) {
   const attn_kernel *kernel;
   for (int i = 0; (kernel = attn_registry_get(i)); i++)
-    if (!refusal(kernel, problem, cap)) append(names, bytes, ", ", kernel->info.name);
+    if (!refusal(kernel, problem, cap)) attn_append(names, bytes, ", ", kernel->info.name);
   if (!*names) snprintf(names, bytes, "none");
 }
 
@@ -94,7 +90,7 @@ static attn_status choose_automatically(const attn_problem *problem, const char 
     if (!reason) break;
     if (accepts && !second_best) second_best = kernel;
     snprintf(line, sizeof line, "%s (%s)", kernel->info.name, reason);
-    append(refused, sizeof refused, ", ", line);
+    attn_append(refused, sizeof refused, ", ", line);
   }
   choice->kernel = kernel ? kernel : second_best;
   if (!choice->kernel) return attn_fail(ATTN_UNSUPPORTED, "no kernel takes this problem here: %s", refused);

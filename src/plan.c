@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "cpu.h"
 #include "dispatch.h"
 #include "error.h"
 #include "float_mode.h"
@@ -99,9 +98,7 @@ static attn_status open_library(attn_plan *plan) {
 /* Blocks, library objects and memory; on failure the plan holds none of them. */
 static attn_status prepare(attn_plan *plan, const char *cap) {
   const attn_kernel *kernel = plan->kernel;
-  attn_machine machine = attn_cpu_machine();
-  machine.threads = plan->options.threads;
-  machine.steps = attn_score_steps_below(cap);
+  const attn_machine machine = {.threads = plan->options.threads, .steps = attn_score_steps_below(cap)};
   bool fits = kernel->plan(&plan->schedule.problem, &machine, &plan->schedule);
   if (fits) {
     const attn_status status = open_library(plan);

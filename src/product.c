@@ -25,6 +25,7 @@
 #include "kernels/product.h"
 #include "parallel.h"
 #include "strides.h"
+#include "text.h"
 
 enum {
   BLOCK_ROWS = 96,     /* X of a depth block and the sums of a strip stay in a 512 KiB L2, and a panel is used by 16 tiles */
@@ -75,9 +76,7 @@ static attn_status choose_named(const char *name, const char *cap, const attn_pr
       *kernel = kernels[i];
       return ATTN_OK;
     }
-    if (unusable) continue;
-    if (*names) strcat(names, ", ");
-    strcat(names, kernels[i]->name);
+    if (!unusable) attn_append(names, sizeof names, ", ", kernels[i]->name);
   }
   return attn_fail(ATTN_UNKNOWN_KERNEL, "no product is called '%s'; those that run here: %s", name, names);
 }

@@ -6,7 +6,7 @@
 #   check_objects.sh BUILD_FOLDER LIBATTN LIBATTN_NN
 set -eu
 objects=$1/CMakeFiles/attn_objects.dir nn_objects=$1/CMakeFiles/attn_nn_objects.dir library=$2 nn_library=$3
-include=$(dirname "$0")/../include/attn
+peak_objects=$1/CMakeFiles/attn_peak_loops.dir kernels=$(dirname "$0")/../kernels include=$(dirname "$0")/../include/attn
 for tool in objdump nm; do
   command -v $tool >/dev/null 2>&1 || { echo "skipped: no $tool (Debian: apt-get install binutils)" && exit 77; }
 done
@@ -18,39 +18,44 @@ complain() {
   failures=$((failures + 1))
 }
 
-# ---- Instructions: lines of disassembly that use what a tier brings. VEX and EVEX mnemonics begin with v. ----
+# ---- Instructions: kernels/<folder>/instructions.ere has what a tier brings; tiers.def goes from low to high ----
 
 tab=$(printf '\t')
-avx="${tab}v[a-z0-9]+ |%[yz]mm[0-9]"
-avx512='%zmm[0-9]|%[xy]mm(1[6-9]|2[0-9]|3[01])|%k[0-7]'
-bf16="${tab}v(dpbf16ps|cvtne2?ps2bf16)"
-amx="%tmm[0-7]|${tab}(ld|st)tilecfg|${tab}tilerelease"
-
+pattern_of() { sed "s/\\\\t/$tab/g" "$kernels/$1/instructions.ere" | paste -s -d '|'; }
 uses() { objdump -d --no-show-raw-insn "$1" | grep -E -m 1 -- "$2"; }
 
-# must_not_use OBJECT PATTERN WHAT
+# must_not_use PATTERN OBJECT...
 must_not_use() {
-  if line=$(uses "$1" "$2"); then complain "${1#"$objects"/} holds $3: $line"; fi
+  pattern=$1
+  shift
+  for object in "$@"; do
+    if line=$(uses "$object" "$pattern"); then complain "${object#"$objects"/} is outside of the tier that brings: $line"; fi
+  done
 }
 
+# From the highest tier to the lowest: what a tier brings stands in objects of its folder, or the search is broken, and neither in
+# those of lower tiers nor outside the tiers.
 check_tiers() {
-  for object in $(find "$objects" "$nn_objects" -name '*.o' | sort); do
-    case $object in
-      */kernels/amx/*) ;;
-      */kernels/avx512bf16/*) must_not_use "$object" "$amx" AMX ;;
-      */kernels/avx512/*) must_not_use "$object" "$amx|$bf16" 'AMX or AVX512-BF16' ;;
-      */kernels/avx2/*) must_not_use "$object" "$amx|$avx512" AVX-512 ;;
-      *) must_not_use "$object" "$amx|$avx" AVX ;;
-    esac
+  allowed=
+  for folder in $(sed -n 's/^ATTN_TIER([a-z0-9]*, \([a-z0-9]*\), x86_64,.*/\1/p' "$kernels/tiers.def" | tac); do
+    allowed="$allowed -not -path */kernels/$folder/*"
+    [ -f "$kernels/$folder/instructions.ere" ] || continue
+    pattern=$(pattern_of "$folder") found_own=
+    for object in $(find "$objects" "$peak_objects" -path "*/kernels/$folder/*.o"); do
+      if uses "$object" "$pattern" >/dev/null; then found_own=yes; fi
+    done
+    [ -n "$found_own" ] || complain "no object of $folder holds what its tier brings: the search is broken"
+    set -f # no expansion of the patterns in $allowed
+    set -- $(find "$objects" "$nn_objects" "$peak_objects" -name '*.o' $allowed | sort)
+    set +f
+    must_not_use "$pattern" "$@"
   done
-  # The patterns must find what is there, or they would pass everything.
-  kernels=$objects/kernels
-  uses "$kernels/avx2/flash_avx2.c.o" "$avx" >/dev/null || complain "no AVX found: the search is broken"
-  uses "$kernels/avx512/flash_avx512.c.o" "$avx512" >/dev/null || complain "no AVX512 found: the search is broken"
-  uses "$kernels/avx512bf16/peak_avx512bf16.c.o" "$bf16" >/dev/null || complain "no bf16 found: the search is broken"
-  uses "$kernels/amx/peak_amx.c.o" "$amx" >/dev/null || complain "no AMX found: the search is broken"
 }
 if objdump -f "$library" | grep -q x86-64; then check_tiers; fi
+
+# ---- The peak loops are no part of the library ----
+
+if nm "$library" | grep -E ' attn_peak_'; then complain "${library##*/} holds peak loops"; fi
 
 # ---- Nothing runs at load time ----
 

@@ -8,7 +8,7 @@
 
 enum { WORD = 64 };
 
-#define ATTN_TIER(isa, folder, architecture, flags, features) #isa,
+#define ATTN_TIER(isa, ...) #isa,
 const char *const bench_tier_names[] = {
 #include "kernels/tiers.def"
     NULL};

@@ -109,11 +109,14 @@ double bench_work_bytes(const attn_problem *p, const attn_args *args) {
 
 /* Flop/s of a typical core, by tier and algorithm. */
 static double typical_rate(const attn_kernel_info *kernel) {
+#define ATTN_TIER(isa, folder, architecture, flags, features, typical_flops) {#isa, typical_flops},
   static const struct {
     const char *isa;
     double rate;
-  } tiers[] = {{"c", 5e9},     {"avx2", 60e9}, {"avx512", 120e9}, {"avx512bf16", 200e9},
-               {"amx", 800e9}, {"neon", 30e9}, {"neonbf16", 60e9}};
+  } tiers[] = {
+#include "kernels/tiers.def"
+  };
+#undef ATTN_TIER
   double rate = 20e9;
   for (size_t i = 0; i < sizeof tiers / sizeof *tiers; i++)
     if (!strcmp(kernel->isa, tiers[i].isa)) rate = tiers[i].rate;

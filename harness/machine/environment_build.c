@@ -36,7 +36,7 @@ static void add_build_type(bench_environment *e) {
 
 /* What the library's files, and each tier's, got on top of the flags that all share; from kernels/tiers.def. */
 static void add_flags(bench_environment *e) {
-#define ATTN_TIER(isa, folder, architecture, flags, features) ATTN_IF_##architecture({"flags_" #isa, flags}, )
+#define ATTN_TIER(isa, folder, architecture, flags, ...) ATTN_IF_##architecture({"flags_" #isa, flags}, )
   static const struct {
     const char *fact, *flags;
   } tiers[] = {
