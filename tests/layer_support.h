@@ -5,6 +5,7 @@
 
 #include "layers/layer_functions.h"
 #include "support.h"
+#include "cases/cases.h"
 #include "timing/run_case.h"
 
 /* The case of an id; valid_case fails unless it is a valid problem. */

@@ -8,7 +8,7 @@
 
 #include "layer_support.h"
 #include "report/columns.h"
-#include "timing/timing.h"
+#include "timing/rounds.h"
 
 static const char *const kinds[] = {"mha", "block"};
 
@@ -38,19 +38,21 @@ static void test_wrong_layers_fail_and_are_not_timed(void **state) {
       open_layer(&one, kinds[k], "heads:4/width:64/seq:40");
       bench_layer_data *data = bench_layer_data_of(one.layer);
       *(which ? &data->weights[70] : &data->biases[3]) += 0.05f;
-      bench_entrant entrant = {.layer = one.job,
-                               .tensor_count = 1,
-                               .workspace = one.workspace,
-                               .workspace_bytes = one.bytes,
-                               .verdict = check_layer(&one)};
-      assert_int_equal(entrant.verdict.status, BENCH_FAIL);
-      assert_true(entrant.verdict.max_err_ratio > 1);
+      bench_trial trial = {.kernel = &bench_automatic,
+                           .layer = one.job,
+                           .tensor_count = 1,
+                           .workspace = one.workspace,
+                           .workspace_bytes = one.bytes,
+                           .verdict = check_layer(&one)};
+      bench_trial *const trials[] = {&trial};
+      assert_int_equal(trial.verdict.status, BENCH_FAIL);
+      assert_true(trial.verdict.max_err_ratio > 1);
       const bench_timing_options options = {.min_rounds = 3, .max_rounds = 3, .budget_s = 1, .min_sample_s = 1e-4};
       bench_stop stop;
       const char *error;
-      assert_int_equal(bench_time(&entrant, 1, &options, &stop, &error), -1);
+      assert_false(bench_time(trials, 1, &options, &stop, &error));
       test_contains(error, "no time without a passed check");
-      bench_entrant_clear(&entrant);
+      bench_trial_clear(&trial);
       close_layer(&one);
     }
 }

@@ -16,8 +16,8 @@
 #include "machine/affinity.h"
 #include "machine/emulation.h"
 #include "timing/peak_rate.h"
+#include "timing/rounds.h"
 #include "timing/stats.h"
-#include "timing/timing.h"
 
 enum { ROW_NAME = 80 };
 
@@ -39,7 +39,7 @@ typedef struct eval_row {
   attn_plan *plan; /* NULL: not run */
   void *workspace;
   size_t workspace_bytes;
-  bench_entrant *entrant; /* NULL: not timed */
+  bench_trial trial; /* with samples where it was timed */
 } eval_row;
 
 /* What all rows share. */
@@ -235,8 +235,21 @@ static void clear(eval_state *state) {
 
 /* ---- Times ------------------------------------------------------------------------------------------------------- */
 
+static bench_trial *prepare_trial(eval_row *row, bench_tensors *tensors) {
+  const attn_kernel_info *kernel = attn_kernel_find(attn_plan_kernel(row->plan));
+  row->trial = (bench_trial){.kernel = kernel,
+                             .plan = row->plan,
+                             .tensors = tensors,
+                             .tensor_count = 1,
+                             .workspace = row->workspace,
+                             .workspace_bytes = row->workspace_bytes,
+                             .verdict = row->verdict,
+                             .peak = bench_peak_of(kernel, bench_dtype_name(tensors->problem.dtype_kv))};
+  return &row->trial;
+}
+
 /* Times all rows that passed. False after an error, said on stderr. */
-static bool time_rows(eval_state *state, bench_entrant *entrants) {
+static bool time_rows(eval_state *state) {
   const eval_command *c = state->command;
   const bench_timing_options options = {.precision = 0.01,
                                         .min_rounds = 11,
@@ -245,37 +258,29 @@ static bool time_rows(eval_state *state, bench_entrant *entrants) {
                                         .min_sample_s = 1e-3,
                                         .threads = (int)c->threads,
                                         .seed = 1};
+  bench_trial *trials[BENCH_MAX_KERNELS + 1];
   int count = 0;
-  for (int i = 0; i < state->rows; i++) {
-    eval_row *row = &state->row[i];
-    if (!row->plan || row->verdict.status != BENCH_PASS) continue;
-    const attn_kernel_info *kernel = attn_kernel_find(attn_plan_kernel(row->plan));
-    row->entrant = &entrants[count++];
-    *row->entrant = (bench_entrant){.plan = row->plan,
-                                    .tensors = &state->input.tensors,
-                                    .tensor_count = 1,
-                                    .workspace = row->workspace,
-                                    .workspace_bytes = row->workspace_bytes,
-                                    .verdict = row->verdict,
-                                    .peak = bench_peak_of(kernel, bench_dtype_name(state->input.tensors.problem.dtype_kv))};
-  }
+  for (int i = 0; i < state->rows; i++)
+    if (state->row[i].plan && state->row[i].verdict.status == BENCH_PASS)
+      trials[count++] = prepare_trial(&state->row[i], &state->input.tensors);
   bench_stop stop;
   const char *error;
   const bool held = bench_threads_hold((int)c->threads);
-  const int failed = bench_time(entrants, count, &options, &stop, &error);
+  const bool timed = bench_time(trials, count, &options, &stop, &error);
   if (held) bench_threads_release();
-  if (!failed) return true;
+  if (timed) return true;
   fprintf(stderr, "attnbench eval: %s\n", error);
   return false;
 }
 
 /* Share of the peak that ran beside each sample, the median over the rounds; 0 = no peak loop. */
-static double peak_share(const bench_entrant *entrant, double flops, int64_t threads) {
-  double *share = malloc((size_t)entrant->rounds * sizeof *share + 1);
+static double peak_share(const bench_trial *trial, double flops, int64_t threads) {
+  const bench_samples *samples = &trial->samples;
+  double *share = malloc((size_t)samples->rounds * sizeof *share + 1);
   double median = 0.0;
-  for (int r = 0; share && r < entrant->rounds; r++)
-    share[r] = flops / (entrant->time_ns[r] * 1e-9) / (entrant->peak_flops[r] * (double)threads);
-  if (share && entrant->peak) median = bench_median(share, entrant->rounds);
+  for (int r = 0; share && r < samples->rounds; r++)
+    share[r] = flops / (samples->time_ns[r] * 1e-9) / (samples->loop_rate[r] * (double)threads);
+  if (share && trial->peak) median = bench_median(share, samples->rounds);
   free(share);
   return median;
 }
@@ -303,9 +308,9 @@ static void print_problem(const eval_state *state) {
          threads == 1 ? "" : "s", (long long)checked);
 }
 
-static void print_time(const bench_entrant *entrant, double flops, int64_t threads) {
-  const bench_summary time = bench_summarise(entrant->time_ns, entrant->rounds);
-  const double share = peak_share(entrant, flops, threads);
+static void print_time(const bench_trial *trial, double flops, int64_t threads) {
+  const bench_summary time = bench_summarise(trial->samples.time_ns, trial->samples.rounds);
+  const double share = peak_share(trial, flops, threads);
   printf("  %11.2f  [%.2f, %.2f]  %8.2f", time.median * 1e-3, time.ci_lo * 1e-3, time.ci_hi * 1e-3, flops / time.median);
   if (share > 0) printf("  %5.1f %%", 100 * share);
 }
@@ -321,7 +326,7 @@ static void print_rows(const eval_state *state, double flops) {
     const bool judged = row->verdict.status != BENCH_SKIP && row->verdict.status != BENCH_ERROR;
     printf("%-*s  %-10s", width, row->name, bench_status_name(row->verdict.status));
     if (judged) printf("  %9.3g  %11.3g", row->verdict.max_err_ratio, row->verdict.max_abs_err);
-    if (row->entrant) print_time(row->entrant, flops, state->command->threads);
+    if (row->trial.samples.rounds) print_time(&row->trial, flops, state->command->threads);
     if (row->verdict.reason[0]) printf("  %s", row->verdict.reason);
     printf("\n");
   }
@@ -347,16 +352,14 @@ static int exit_code_of(const eval_state *state) {
 
 static int run(eval_state *state, const bench_selection *selection) {
   const attn_problem *problem = &state->input.tensors.problem;
-  bench_entrant entrants[BENCH_MAX_KERNELS + 1] = {0};
   if (!prepare_answers(state)) return BENCH_EXIT_INTERNAL;
   if (state->expected) run_expect_row(state);
   if (selection->automatic) run_row(state, NULL);
   for (int i = 0; i < selection->count; i++) run_row(state, selection->kernel[i]);
-  if (state->command->time && !time_rows(state, entrants)) state->exit_code = BENCH_EXIT_INTERNAL;
+  if (state->command->time && !time_rows(state)) state->exit_code = BENCH_EXIT_INTERNAL;
   print_problem(state);
   print_rows(state, bench_work_flops(problem, bench_work_pairs(problem, &state->input.tensors.args)));
-  for (int i = 0; i < state->rows; i++)
-    if (state->row[i].entrant) bench_entrant_clear(state->row[i].entrant);
+  for (int i = 0; i < state->rows; i++) bench_trial_clear(&state->row[i].trial);
   return exit_code_of(state);
 }
 

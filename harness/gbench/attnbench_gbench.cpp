@@ -8,24 +8,24 @@
 
 #include <cstring>
 
-#include "gbench/trials.h"
+#include "gbench/suite.h"
 
-static void run_trial(benchmark::State &state, bench_trials *trials, int index) {
-  const char *error = bench_trial_open(trials, index);
+static void run_trial(benchmark::State &state, gbench_suite *suite, int index) {
+  const char *error = gbench_open(suite, index);
   if (error != nullptr) {
     state.SkipWithError(error);
     return;
   }
-  bench_trial_begin(trials);
+  gbench_begin(suite);
   for (auto unused : state) {
     (void)unused;
-    if (!bench_trial_call(trials)) {
+    if (!gbench_call(suite)) {
       state.SkipWithError("ERROR: a timed run failed");
       break;
     }
   }
-  bench_trial_rates rates;
-  error = bench_trial_end(trials, &rates);
+  gbench_rates rates;
+  error = gbench_end(suite, &rates);
   if (error != nullptr) {
     state.SkipWithError(error);
     return;
@@ -47,17 +47,17 @@ static bool asks_for_help(int argc, char **argv) {
 int main(int argc, char **argv) {
   int exit_code = 0;
   if (asks_for_help(argc, argv)) {
-    (void)bench_trials_create(argc, argv, &exit_code);  // prints it
+    (void)gbench_create(argc, argv, &exit_code);  // prints it
     return exit_code;
   }
   benchmark::Initialize(&argc, argv);  // takes its own options out
-  bench_trials *trials = bench_trials_create(argc, argv, &exit_code);
-  if (trials == nullptr) return exit_code;
-  for (int i = 0; i < bench_trials_count(trials); i++)
-    benchmark::RegisterBenchmark(bench_trial_name(trials, i), run_trial, trials, i);
+  gbench_suite *suite = gbench_create(argc, argv, &exit_code);
+  if (suite == nullptr) return exit_code;
+  for (int i = 0; i < gbench_count(suite); i++)
+    benchmark::RegisterBenchmark(gbench_name(suite, i), run_trial, suite, i);
   const auto matched = benchmark::RunSpecifiedBenchmarks();
-  exit_code = matched == 0 ? 3 : bench_trials_exit_code(trials);
+  exit_code = matched == 0 ? 3 : gbench_exit_code(suite);
   benchmark::Shutdown();
-  bench_trials_destroy(trials);
+  gbench_destroy(suite);
   return exit_code;
 }

@@ -9,19 +9,18 @@
 #include "goals/goals_private.h"
 #include "machine/affinity.h"
 #include "timing/read_rate.h"
-#include "timing/run_case_private.h"
+#include "timing/setup.h"
 
-enum { MOST_ENTRANTS = 2 };
+enum { MOST_CASES = 2 };
 
-/* The cases of one row on their way. */
-typedef struct contest {
+/* The cases of one row while they are measured; each has one trial. */
+typedef struct pair {
   bench_goal_row *row;
   const bench_case_settings *settings;
-  bench_row *rows;
-  bench_stage *stage[MOST_ENTRANTS];
-  bench_entrant entrant[MOST_ENTRANTS];
+  bench_setup *setup[MOST_CASES];
+  bench_trial *trial[MOST_CASES];
   int count;
-} contest;
+} pair;
 
 static void conclude(bench_goal_row *row, bench_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
@@ -59,115 +58,133 @@ static void measure_workspace(bench_goal_row *row) {
 
 /* An output without elements cannot be wrong: that every answer would pass is no objection. The check has seen that nothing
  * was written, which is all that can be asked. */
-static void accept_empty_output(bench_stage *stage, bench_verdict *verdict) {
-  if (verdict->status != BENCH_DEGENERATE || bench_tensors_output_bytes(&stage->tensors[0])) return;
-  verdict->status = BENCH_PASS;
-  verdict->reason[0] = 0;
+static void accept_empty_output(const bench_setup *setup, bench_trial *trial) {
+  if (trial->verdict.status != BENCH_DEGENERATE || bench_tensors_output_bytes(&setup->tensors[0])) return;
+  trial->verdict.status = BENCH_PASS;
+  trial->verdict.reason[0] = 0;
 }
 
-/* What stands beside the samples; false if there is no such loop. */
-static bool choose_loop(bench_goal_row *row, const bench_stage *stage, bench_entrant *entrant) {
+/* What runs beside the samples; false if there is no such loop. */
+static bool choose_loop(bench_goal_row *row, const bench_setup *setup, bench_trial *trial) {
   const bench_metric *metric = row->goal->metric;
-  if (!metric->peak) entrant->peak = NULL;
-  entrant->reads = metric->reads;
-  if (metric->peak && !entrant->peak) {
+  if (!metric->peak) trial->peak = NULL;
+  trial->reads = metric->reads;
+  if (metric->peak && !trial->peak) {
     conclude(row, BENCH_ERROR, "tier %s has no peak loop", row->kernel->isa);
     return false;
   }
-  if (metric->reads && bench_read_bytes(&stage->bench->problem) <= 0) {
+  if (metric->reads && bench_read_bytes(&setup->bench->problem) <= 0) {
     conclude(row, BENCH_ERROR, "a loop that only reads K and V needs them dense; here the layout is another");
     return false;
   }
   return true;
 }
 
-static bool open_entrant(contest *c, int i) {
-  bench_goal_row *row = c->row;
-  bench_verdict *verdict = &c->rows[i].verdict;
-  c->stage[i] = bench_stage_open(i ? &row->against : &row->bench, &row->kernel, 1, c->settings, &c->rows[i]);
-  if (c->stage[i] && c->stage[i]->expected) accept_empty_output(c->stage[i], verdict);
-  if (verdict->status != BENCH_PASS) {
-    conclude(row, verdict->status, "%s%.300s", i ? "the case of comparison: " : "", verdict->reason);
+/* Opens and checks the next case. False if it cannot be timed; the row says why. */
+static bool open_trial(pair *p) {
+  const int i = p->count;
+  bench_goal_row *row = p->row;
+  bench_setup *setup = bench_setup_open(i ? &row->against : &row->bench, &row->kernel, 1, p->settings);
+  if (!setup) {
+    conclude(row, BENCH_ERROR, "out of memory");
     return false;
   }
-  bench_stage_rotate(c->stage[i]);
-  c->entrant[i] = bench_stage_entrant(c->stage[i], &c->stage[i]->jobs[0]);
-  return choose_loop(row, c->stage[i], &c->entrant[i]);
+  bench_trial *trial = &setup->trials[0];
+  p->setup[i] = setup;
+  p->trial[i] = trial;
+  p->count++;
+  (void)bench_setup_check(setup); /* an interrupted one has no PASS */
+  if (setup->expected) accept_empty_output(setup, trial);
+  if (trial->verdict.status != BENCH_PASS) {
+    conclude(row, trial->verdict.status, "%s%.300s", i ? "the case of comparison: " : "", trial->verdict.reason);
+    return false;
+  }
+  bench_setup_rotate(setup);
+  bench_setup_prepare_trial(setup, trial);
+  return choose_loop(row, setup, trial);
 }
 
-static int take_rounds(contest *c, bench_stop *stop, const char **error) {
-  const bench_timing_options options = {.min_rounds = c->settings->rounds,
-                                        .max_rounds = c->settings->rounds,
+static bool take_rounds(pair *p, bench_stop *stop, const char **error) {
+  const bench_timing_options options = {.min_rounds = p->settings->rounds,
+                                        .max_rounds = p->settings->rounds,
                                         .budget_s = INFINITY,
                                         .min_sample_s = BENCH_MIN_SAMPLE_S,
-                                        .threads = c->row->bench.threads,
-                                        .seed = c->row->bench.seed,
-                                        .stop = c->settings->stop};
-  bench_note(c->stage[0], "timing", c->row->kernel->name);
-  return bench_time(c->entrant, c->count, &options, stop, error);
+                                        .threads = p->row->bench.threads,
+                                        .seed = p->row->bench.seed,
+                                        .stop = p->settings->stop,
+                                        .meter = p->settings->meter};
+  bench_note(p->setup[0], "timing", p->row->kernel->name);
+  return bench_time(p->trial, p->count, &options, stop, error);
 }
 
-static bench_goal_sample sample_of(const contest *c, int i, int round) {
-  const bench_entrant *e = &c->entrant[i];
-  const bench_case *bench = c->stage[i]->bench;
-  const double work = e->reads ? bench_read_bytes(&bench->problem) : c->stage[i]->flops;
-  const double limit = e->peak_flops[round] * (e->reads ? 1 : bench->threads), seconds = 1e-9 * e->time_ns[round];
-  return (bench_goal_sample){.time_ns = e->time_ns[round], .peak_share = limit > 0 ? work / seconds / limit : 0};
+static bench_goal_sample sample_of(const pair *p, int i, int round) {
+  const bench_trial *t = p->trial[i];
+  const bench_case *bench = p->setup[i]->bench;
+  const double work = t->reads ? bench_read_bytes(&bench->problem) : p->setup[i]->flops;
+  const double limit = t->samples.loop_rate[round] * (t->reads ? 1 : bench->threads), time_ns = t->samples.time_ns[round];
+  return (bench_goal_sample){.time_ns = time_ns, .peak_share = limit > 0 ? work / (1e-9 * time_ns) / limit : 0};
 }
 
-static void summarise(contest *c, int rounds) {
+static void summarise(pair *p, int rounds) {
   double *values = malloc(((size_t)rounds + 1) * sizeof *values);
   if (!values) {
-    conclude(c->row, BENCH_ERROR, "out of memory");
+    conclude(p->row, BENCH_ERROR, "out of memory");
     return;
   }
   for (int round = 0; round < rounds; round++) {
-    const bench_goal_sample sample = sample_of(c, 0, round);
-    const bench_goal_sample against = c->count > 1 ? sample_of(c, 1, round) : (bench_goal_sample){0};
-    values[round] = c->row->goal->metric->value(&sample, &against);
+    const bench_goal_sample sample = sample_of(p, 0, round);
+    const bench_goal_sample against = p->count > 1 ? sample_of(p, 1, round) : (bench_goal_sample){0};
+    values[round] = p->row->goal->metric->value(&sample, &against);
   }
-  conclude_measured(c->row, bench_summarise(values, rounds));
+  conclude_measured(p->row, bench_summarise(values, rounds));
   free(values);
 }
 
+static void spoil(pair *p, const char *error) {
+  for (int i = 0; i < p->count; i++) {
+    bench_conclude(p->trial[i], BENCH_ERROR, "timing: %s", error);
+    bench_trial_clear(p->trial[i]);
+  }
+  conclude(p->row, BENCH_ERROR, "timing: %s", error);
+}
+
 /* False if it was interrupted before there were rounds enough. */
-static bool measure_rounds(contest *c) {
+static bool measure_rounds(pair *p) {
   bench_stop stop;
   const char *error;
-  if (take_rounds(c, &stop, &error)) {
-    for (int i = 0; i < c->count; i++) bench_conclude(&c->rows[i], BENCH_ERROR, "timing: %s", error);
-    conclude(c->row, BENCH_ERROR, "timing: %s", error);
+  if (!take_rounds(p, &stop, &error)) {
+    spoil(p, error);
     return true;
   }
-  int rounds = c->entrant[0].rounds;
-  if (c->count > 1 && c->entrant[1].rounds < rounds) rounds = c->entrant[1].rounds;
+  int rounds = p->trial[0]->samples.rounds;
+  if (p->count > 1 && p->trial[1]->samples.rounds < rounds) rounds = p->trial[1]->samples.rounds;
   if (stop == BENCH_STOP_INTERRUPT && rounds < BENCH_LEAST_GOAL_ROUNDS) return false;
-  summarise(c, rounds);
-  for (int i = 0; i < c->count; i++) bench_stage_fill(c->stage[i], &c->stage[i]->jobs[0], &c->entrant[i], stop);
+  summarise(p, rounds);
+  for (int i = 0; i < p->count; i++) p->setup[i]->stop = stop;
   return true;
 }
 
-static bool run_contest(contest *c) {
-  const int wanted = c->row->goal->metric->against ? 2 : 1;
-  for (; c->count < wanted; c->count++) {
-    if (!open_entrant(c, c->count)) return !*c->settings->stop;
-    if (*c->settings->stop) return false;
+static bool measure_pair(pair *p) {
+  const int wanted = p->row->goal->metric->against ? 2 : 1;
+  while (p->count < wanted) {
+    if (!open_trial(p)) return !*p->settings->stop;
+    if (*p->settings->stop) return false;
   }
-  return measure_rounds(c);
+  return measure_rounds(p);
 }
 
 bool bench_goal_measure(bench_goal_row *row, const bench_case_settings *settings, bench_row rows[2]) {
-  contest c = {.row = row, .settings = settings, .rows = rows};
+  pair p = {.row = row, .settings = settings};
   rows[0] = rows[1] = (bench_row){.case_id = ""};
   if (!row->goal->metric->value) {
     measure_workspace(row);
     return true;
   }
   const bool held = bench_threads_hold(row->bench.threads);
-  const bool complete = run_contest(&c);
-  for (int i = 0; i < MOST_ENTRANTS; i++) {
-    bench_entrant_clear(&c.entrant[i]);
-    bench_stage_close(c.stage[i]);
+  const bool complete = measure_pair(&p);
+  for (int i = 0; i < p.count; i++) {
+    if (complete) rows[i] = bench_setup_row(p.setup[i], p.trial[i]);
+    bench_setup_close(p.setup[i]);
   }
   if (held) bench_threads_release();
   row->done = row->done && complete;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* Kernels on cases for a timing loop that is not ours. The cases, names and checks are those of `attnbench run`; so is the rule
+/* Kernels on cases for Google Benchmark's timing loop. The cases, names and checks are those of `attnbench run`; so is the rule
  * that there is no time without a passed check. One trial is open at a time. Plain C, to be included by C++. */
-#ifndef BENCH_GBENCH_TRIALS_H
-#define BENCH_GBENCH_TRIALS_H
+#ifndef GBENCH_SUITE_H
+#define GBENCH_SUITE_H
 
 #include <stdbool.h>
 
@@ -10,41 +10,42 @@
 extern "C" {
 #endif
 
-typedef struct bench_trials bench_trials;
+typedef struct gbench_suite gbench_suite;
 
 /* Every selected kernel on every case that attnbench's own options ask for. Returns NULL with *exit_code set after --help or a
  * usage error, which has been said on stderr. */
-bench_trials *bench_trials_create(int argc, char **argv, int *exit_code);
-void bench_trials_destroy(bench_trials *trials);
+gbench_suite *gbench_create(int argc, char **argv, int *exit_code);
+void gbench_destroy(gbench_suite *suite);
 
-int bench_trials_count(const bench_trials *trials);
+/* How many trials there are. */
+int gbench_count(const gbench_suite *suite);
 
 /* The name of trial `index`, the same as in results.json: "attn/kernel:flash_c/dtype:f32/B:1/...". */
-const char *bench_trial_name(const bench_trials *trials, int index);
+const char *gbench_name(const gbench_suite *suite, int index);
 
 /* Makes the trial's tensors and plan, keeps its threads on their CPUs, and checks its output, unless all that is done already.
  * NULL, or why there must be no time: "FAIL: ..." , "SKIP: ...", "DEGENERATE: ...", "ERROR: ...". */
-const char *bench_trial_open(bench_trials *trials, int index);
+const char *gbench_open(gbench_suite *suite, int index);
 
 /* What begin, any number of calls and end measure. */
-typedef struct bench_trial_rates {
+typedef struct gbench_rates {
   double gflops, gbs; /* 1e9 operations and bytes of Q, K, V and O per second, by the wall clock; 0: none is counted */
   double peak_gflops; /* of the tier's multiply-add loop on as many threads, beside the calls; 0 if it has none */
   double peak_pct;    /* gflops / peak_gflops * 100 */
   double max_err_ratio;
-} bench_trial_rates;
+} gbench_rates;
 
 /* Runs the peak loop and one call to warm up, and starts the clock. */
-void bench_trial_begin(bench_trials *trials);
+void gbench_begin(gbench_suite *suite);
 
-/* One run of the plan. False if it failed. */
-bool bench_trial_call(bench_trials *trials);
+/* One call of the kernel. False if it failed. */
+bool gbench_call(gbench_suite *suite);
 
-/* Stops the clock and judges the last output. NULL, or why the time must not count. */
-const char *bench_trial_end(bench_trials *trials, bench_trial_rates *rates);
+/* Stops the clock and compares the last output. NULL, or why the time must not count. */
+const char *gbench_end(gbench_suite *suite, gbench_rates *rates);
 
 /* 1 if a check failed in any trial so far, else 0. */
-int bench_trials_exit_code(const bench_trials *trials);
+int gbench_exit_code(const gbench_suite *suite);
 
 #ifdef __cplusplus
 }

@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: MIT */
+/* Trials of bench_setup, one at a time, between the calls of Google Benchmark. */
+#include "gbench/suite.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "commands/options.h"
+#include "machine/affinity.h"
+#include "machine/emulation.h"
+#include "report/writers.h"
+#include "timing/setup.h"
+
+enum { SLICES = 2 }; /* of the peak loop, before and after */
+
+static const double SLICE_NS = 0.25e6;
+
+/* The trial that is open. */
+typedef struct open_trial {
+  bool open, held;
+  int index;
+  bench_setup *setup; /* NULL: out of memory */
+  bench_trial *trial; /* of the setup */
+  double rate[2 * SLICES];
+  int64_t calls;
+  double start_ns;
+  bool failed; /* a call returned an error */
+  char error[sizeof(((bench_verdict *)0)->reason) + 32];
+} open_trial;
+
+struct gbench_suite {
+  const attn_kernel_info *kernels[BENCH_MAX_KERNELS + 1];
+  int kernel_count;
+  bench_case_list cases;
+  char (*names)[BENCH_NAME + 128];
+  bench_case_settings settings;
+  open_trial now;
+  int exit_code;
+};
+
+/* ---- Which trials there are -------------------------------------------------------------------------------------------- */
+
+static const char epilogue[] =
+    "Google Benchmark's own options go beside these: --benchmark_list_tests, --benchmark_filter=REGEX,\n"
+    "--benchmark_repetitions=N, --benchmark_min_time=SECONDS, --benchmark_out=FILE, ...\n"
+    "Exit codes: 0 fine, 1 a check failed, 2 usage, 3 nothing matched.\n";
+
+static bool parse(bench_options *o, int argc, char **argv, int *exit_code) {
+  const cli_option options[] = {
+      BENCH_CASE_OPTIONS(o),
+      BENCH_KERNEL_OPTIONS(o),
+      CLI_HEADING("Measuring"),
+      {CLI_STRING, 0, "cpus", "LIST", BENCH_CPUS_HELP, &o->cpus},
+      CLI_END,
+  };
+  const cli_command command = {.name = "-gbench",
+                               .usage = "[-a AXIS=VALUES]... [--preset NAME] [--kernel GLOB]... [--benchmark_...]",
+                               .summary =
+                                   "Google Benchmark times the cases of attnbench run: each is checked against the float64 "
+                                   "oracle first, and one that fails is an error, not a time. Without cases: preset quick.",
+                               .options = options,
+                               .epilogue = epilogue};
+  return cli_parse(&command, argc, argv, exit_code);
+}
+
+static int read_options(gbench_suite *suite, bench_options *o) {
+  bench_selection selection;
+  int code = bench_check_overrides(o->command);
+  if (!code && o->seed < 0) code = cli_usage_error(o->command, "--seed %lld: should be at least 0", (long long)o->seed);
+  if (!code && o->cpus) code = bench_pin_cpus(o->command, o->cpus);
+  if (!code) code = bench_options_kernels(o, &selection);
+  if (!code) code = bench_options_cases(o, &suite->cases);
+  if (code) return code;
+  if (selection.automatic) suite->kernels[suite->kernel_count++] = &bench_automatic;
+  for (int i = 0; i < selection.count; i++) suite->kernels[suite->kernel_count++] = selection.kernel[i];
+  return 0;
+}
+
+static bool name_trials(gbench_suite *suite) {
+  suite->names = malloc(((size_t)gbench_count(suite) + 1) * sizeof *suite->names);
+  for (int i = 0; suite->names && i < gbench_count(suite); i++)
+    bench_series_name(suite->names[i], sizeof *suite->names, suite->kernels[i % suite->kernel_count]->name,
+                      suite->cases.item[i / suite->kernel_count].case_id, "");
+  return suite->names;
+}
+
+gbench_suite *gbench_create(int argc, char **argv, int *exit_code) {
+  bench_options o = {.command = "-gbench", .seed = 1, .default_preset = "quick"};
+  if (!parse(&o, argc, argv, exit_code)) return NULL;
+  *exit_code = BENCH_EXIT_UNFIT;
+  if (bench_refuses_to_time(o.command)) return NULL;
+  gbench_suite *suite = calloc(1, sizeof *suite);
+  *exit_code = suite ? read_options(suite, &o) : BENCH_EXIT_INTERNAL;
+  if (!*exit_code && !name_trials(suite)) *exit_code = BENCH_EXIT_INTERNAL;
+  if (!*exit_code && !gbench_count(suite)) *exit_code = BENCH_EXIT_NOTHING;
+  if (!*exit_code) {
+    suite->settings = (bench_case_settings){.timed = true, .seed = (uint64_t)o.seed};
+    return suite;
+  }
+  gbench_destroy(suite);
+  return NULL;
+}
+
+int gbench_count(const gbench_suite *suite) { return suite->cases.count * suite->kernel_count; }
+
+const char *gbench_name(const gbench_suite *suite, int index) { return suite->names[index]; }
+
+int gbench_exit_code(const gbench_suite *suite) { return suite->exit_code; }
+
+/* ---- One trial ----------------------------------------------------------------------------------------------------------- */
+
+static void close_trial(gbench_suite *suite) {
+  if (!suite->now.open) return;
+  bench_setup_close(suite->now.setup);
+  if (suite->now.held) bench_threads_release();
+  suite->now.open = false;
+}
+
+void gbench_destroy(gbench_suite *suite) {
+  if (!suite) return;
+  close_trial(suite);
+  bench_cases_clear(&suite->cases);
+  free(suite->names);
+  free(suite);
+}
+
+/* The status and reason that stand for a time. */
+static const char *refuse(gbench_suite *suite, bench_status status, const char *reason) {
+  snprintf(suite->now.error, sizeof suite->now.error, "%s: %s", bench_status_name(status), reason);
+  if (status == BENCH_FAIL || status == BENCH_ERROR) suite->exit_code = BENCH_EXIT_FAILED;
+  return suite->now.error;
+}
+
+static const char *refuse_unless_passed(gbench_suite *suite) {
+  if (!suite->now.setup) return refuse(suite, BENCH_ERROR, "out of memory");
+  const bench_verdict *verdict = &suite->now.trial->verdict;
+  return verdict->status == BENCH_PASS ? NULL : refuse(suite, verdict->status, verdict->reason);
+}
+
+static void open_setup(gbench_suite *suite, int index) {
+  const bench_case *bench = &suite->cases.item[index / suite->kernel_count];
+  const attn_kernel_info *kernel = suite->kernels[index % suite->kernel_count];
+  open_trial *now = &suite->now;
+  *now = (open_trial){.open = true, .index = index, .held = bench_threads_hold(bench->threads)};
+  now->setup = bench_setup_open(bench, &kernel, 1, &suite->settings);
+  if (!now->setup) return;
+  bench_trial *trial = now->trial = &now->setup->trials[0];
+  (void)bench_setup_check(now->setup);
+  if (trial->verdict.status != BENCH_PASS) return;
+  bench_setup_rotate(now->setup);
+  bench_setup_prepare_trial(now->setup, trial);
+  if (trial->peak) trial->slice = bench_peak_prepare(trial->peak, bench->threads, SLICE_NS);
+}
+
+const char *gbench_open(gbench_suite *suite, int index) {
+  if (!suite->now.open || suite->now.index != index) {
+    close_trial(suite);
+    open_setup(suite, index);
+  }
+  return refuse_unless_passed(suite);
+}
+
+static void run_peak(const open_trial *now, double *rate) {
+  for (int i = 0; i < SLICES && now->trial->slice.loop; i++) rate[i] = bench_peak_rate(&now->trial->slice);
+}
+
+void gbench_begin(gbench_suite *suite) {
+  open_trial *now = &suite->now;
+  run_peak(now, now->rate);
+  for (int i = 0; i < now->trial->tensor_count; i++) bench_trial_poison(now->trial, i);
+  bench_team_settle(now->setup->bench->threads);
+  now->failed = false;
+  now->calls = 0;
+  (void)gbench_call(suite);
+  now->start_ns = bench_now_ns();
+  now->calls = 0;
+}
+
+bool gbench_call(gbench_suite *suite) {
+  open_trial *now = &suite->now;
+  now->failed |= bench_trial_call(now->trial, now->calls++) != ATTN_OK;
+  return !now->failed;
+}
+
+static bool output_is_the_checked_one(const open_trial *now) {
+  return now->calls == 0 || bench_trial_output_hash(now->trial, now->calls - 1) == now->trial->verdict.output_hash;
+}
+
+static void fill_rates(open_trial *now, double seconds, gbench_rates *rates) {
+  rates->gflops = 1e-9 * now->setup->flops / seconds;
+  rates->gbs = 1e-9 * now->setup->bytes / seconds;
+  if (!now->trial->slice.loop) return;
+  run_peak(now, now->rate + SLICES);
+  rates->peak_gflops = 1e-9 * bench_median(now->rate, 2 * SLICES) * now->setup->bench->threads;
+  rates->peak_pct = 100 * rates->gflops / rates->peak_gflops;
+}
+
+const char *gbench_end(gbench_suite *suite, gbench_rates *rates) {
+  const double end_ns = bench_now_ns();
+  open_trial *now = &suite->now;
+  *rates = (gbench_rates){.max_err_ratio = now->trial->verdict.max_err_ratio};
+  if (now->failed) return refuse(suite, BENCH_ERROR, attn_last_error());
+  if (!output_is_the_checked_one(now))
+    return refuse(suite, BENCH_FAIL, "an output of the timed runs differs from the one that passed the check");
+  fill_rates(now, 1e-9 * (end_ns - now->start_ns) / (double)(now->calls ? now->calls : 1), rates);
+  return NULL;
+}

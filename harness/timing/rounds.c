@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: MIT */
+/* Rounds: every trial once, in changing order, and the decision when they end.
+ *
+ * The budget is shared out evenly. What quick trials leave of their shares goes to the others. A trial whose `min_rounds`
+ * samples still don't fit (naive code on a long sequence) is slow: it takes part in the first rounds only, as many as its share
+ * allows but at least SLOW_ROUNDS, so that it cannot use up the time of the others. A ratio with it is over those common first
+ * rounds. All other trials run in every round. */
+#include "timing/rounds.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "timing/order.h"
+#include "timing/sample.h"
+#include "timing/stats.h"
+
+enum { SLOW_ROUNDS = 3 };
+
+static const double RESOLUTIONS = 1000; /* a sample lasts as many clock steps: reading the clock adds at most 0.1 % */
+
+typedef struct rounds {
+  bench_trial *const *trials;
+  int count;
+  int *square; /* orders of the present block of `count` rounds */
+  const bench_timing_options *options;
+  bench_sampler sampler;
+  double start_ns;
+} rounds;
+
+const char *bench_stop_name(bench_stop stop) {
+  static const char *const names[] = {"precision", "rounds", "budget", "interrupt"};
+  return names[stop];
+}
+
+static int cap_of(const bench_timing_options *o) { return o->max_rounds > o->min_rounds ? o->max_rounds : o->min_rounds; }
+
+/* ---- Budget ----------------------------------------------------------------------------------------------------------- */
+
+static double need_ns(const rounds *r, const bench_trial *t) { return bench_sample_guess_ns(t) * r->options->min_rounds; }
+
+/* Lets a trial run in all rounds if it fits into an even share of what is left. */
+static bool admit_if_quick(const rounds *r, bench_trial *t, double *left_ns, int *waiting) {
+  if (t->quota || need_ns(r, t) > *left_ns / *waiting) return false;
+  t->quota = cap_of(r->options);
+  *left_ns -= need_ns(r, t);
+  --*waiting;
+  return true;
+}
+
+/* A slow trial gets the rounds that fit into its share. */
+static int slow_quota(const rounds *r, const bench_trial *t, double share_ns) {
+  const int least = SLOW_ROUNDS < r->options->min_rounds ? SLOW_ROUNDS : r->options->min_rounds;
+  const int fitting = (int)(share_ns / bench_sample_guess_ns(t));
+  return fitting > least ? fitting : least;
+}
+
+/* Sets every quota; see the head of this file. */
+static void share_budget(rounds *r) {
+  double left_ns = 1e9 * r->options->budget_s;
+  int waiting = r->count;
+  for (bool admitted = true; admitted;) {
+    admitted = false;
+    for (int i = 0; i < r->count; i++) admitted |= admit_if_quick(r, r->trials[i], &left_ns, &waiting);
+  }
+  for (int i = 0; i < r->count; i++)
+    if (!r->trials[i]->quota) r->trials[i]->quota = slow_quota(r, r->trials[i], left_ns / waiting);
+}
+
+static bool is_slow(const rounds *r, const bench_trial *t) { return t->quota < cap_of(r->options); }
+
+/* ---- Preparation ------------------------------------------------------------------------------------------------------ */
+
+static bool prepare(rounds *r, bench_trial *t) {
+  t->quota = 0;
+  if (t->verdict.status != BENCH_PASS)
+    return bench_sampler_fail(&r->sampler, "%s: no time without a passed check; its verdict is %s", t->kernel->name,
+                              bench_status_name(t->verdict.status));
+  if (!bench_trial_allocate(t, cap_of(r->options))) return bench_sampler_fail(&r->sampler, "no memory for the samples");
+  return bench_sample_calibrate(&r->sampler, t);
+}
+
+static bool prepare_all(rounds *r) {
+  const double resolution_ns = r->sampler.meter->resolution_ns();
+  if (resolution_ns <= 0.0) return bench_sampler_fail(&r->sampler, "the clock (CLOCK_MONOTONIC) stands still");
+  r->sampler.sample_ns = fmax(1e9 * r->options->min_sample_s, RESOLUTIONS * resolution_ns);
+  for (int i = 0; i < r->count; i++)
+    if (!prepare(r, r->trials[i])) return false;
+  share_budget(r);
+  return true;
+}
+
+/* ---- The end ---------------------------------------------------------------------------------------------------------- */
+
+static bool is_narrow(const bench_trial *t, double precision) {
+  const bench_summary s = bench_summarise(t->samples.time_ns, t->samples.rounds);
+  return s.ci_hi - s.median <= precision * s.median && s.median - s.ci_lo <= precision * s.median;
+}
+
+static bool all_done(const rounds *r) {
+  for (int i = 0; i < r->count; i++)
+    if (r->trials[i]->samples.rounds < r->trials[i]->quota) return false;
+  return true;
+}
+
+static bool all_slow(const rounds *r) {
+  for (int i = 0; i < r->count; i++)
+    if (!is_slow(r, r->trials[i])) return false;
+  return true;
+}
+
+/* Slow trials are not asked: they stop at their quota. */
+static bool all_narrow(const rounds *r) {
+  for (int i = 0; i < r->count; i++)
+    if (!is_slow(r, r->trials[i]) && !is_narrow(r->trials[i], r->options->precision)) return false;
+  return !all_slow(r);
+}
+
+static bool interrupted(const rounds *r) { return r->options->stop && *r->options->stop; }
+
+static bool budget_is_spent(const rounds *r) {
+  return r->sampler.meter->now_ns() - r->start_ns > 1e9 * r->options->budget_s;
+}
+
+/* True if the rounds are over; *stop says why. */
+static bool is_over(const rounds *r, int done, bench_stop *stop) {
+  const bool enough = done >= r->options->min_rounds;
+  bool over = true;
+  if (all_done(r))
+    *stop = all_slow(r) ? BENCH_STOP_BUDGET : BENCH_STOP_ROUNDS;
+  else if (interrupted(r))
+    *stop = BENCH_STOP_INTERRUPT;
+  else if (enough && all_narrow(r))
+    *stop = BENCH_STOP_PRECISION;
+  else if (enough && budget_is_spent(r))
+    *stop = BENCH_STOP_BUDGET;
+  else
+    over = false;
+  return over;
+}
+
+/* ---- Rounds ----------------------------------------------------------------------------------------------------------- */
+
+static bool run_round(rounds *r, int round) {
+  bench_slices last = {.loop = NULL};
+  const int *order = r->square + (round % r->count) * r->count;
+  for (int place = 0; place < r->count; place++) {
+    bench_trial *t = r->trials[order[place]];
+    if (t->samples.rounds < t->quota && !bench_sample_take(&r->sampler, t, place, &last)) return false;
+  }
+  return true;
+}
+
+static bool run_rounds(rounds *r, bench_stop *stop) {
+  for (int round = 0;; round++) {
+    const bool new_square = round % r->count == 0;
+    if (new_square && !bench_latin_square(r->square, r->count, r->options->seed, round / r->count))
+      return bench_sampler_fail(&r->sampler, "no memory for the order of the rounds");
+    if (!run_round(r, round)) return false;
+    if (is_over(r, round + 1, stop)) return true;
+  }
+}
+
+bool bench_time(bench_trial *const *trials, int count, const bench_timing_options *options, bench_stop *stop,
+                const char **error) {
+  static _Thread_local char message[sizeof((bench_sampler *)0)->error];
+  const bench_meter *meter = options->meter ? options->meter : &bench_machine_meter;
+  rounds r = {.trials = trials,
+              .count = count,
+              .options = options,
+              .square = calloc((size_t)count * (size_t)count + 1, sizeof *r.square),
+              .sampler = {.meter = meter, .threads = options->threads > 1 ? options->threads : 1},
+              .start_ns = meter->now_ns()};
+  *stop = BENCH_STOP_ROUNDS;
+  bool fine = r.square || bench_sampler_fail(&r.sampler, "no memory for the order of %d trials", count);
+  fine = fine && prepare_all(&r) && (count == 0 || run_rounds(&r, stop));
+  free(r.square);
+  snprintf(message, sizeof message, "%s", r.sampler.error);
+  *error = fine ? NULL : message;
+  return fine;
+}

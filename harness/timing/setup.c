@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: MIT */
+/* Opening and closing a case: which kernels can run it, its tensors and the oracle's answer. */
+#include "timing/setup.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "cases/work.h"
+#include "timing/setup_private.h"
+
+static const double ROTATION_BYTES = 2147483648.0; /* most memory for the rotations of a cold cache */
+static const double ROTATED_CACHES = 4;            /* rotations are together so many times the last-level cache */
+static const double USUAL_CACHE = 33554432.0;      /* where the system does not say how large it is */
+
+void bench_note(const bench_setup *s, const char *what, const char *kernel) {
+  if (s->settings->note) s->settings->note(s->settings->note_context, what, kernel);
+}
+
+double bench_multiply_adds(const attn_problem *p) {
+  return (double)p->batch * (double)p->heads_q * (double)p->seq_q * (double)p->seq_k * (double)(p->dim_qk + p->dim_v);
+}
+
+/* ---- Which kernels can run it ------------------------------------------------------------------------------------------ */
+
+/* Why the kernel cannot run here, or NULL. */
+static const char *refusal_of_kernel(const bench_case *bench, const attn_kernel_info *kernel) {
+  if (bench->invalid[0]) return bench->invalid;
+  if (kernel != &bench_automatic) return attn_kernel_rejects(kernel, &bench->problem);
+  for (int i = 0; i < attn_kernel_count(); i++)
+    if (!attn_kernel_rejects(attn_kernel_get(i), &bench->problem)) return NULL;
+  return "no kernel takes it on this CPU";
+}
+
+/* Layers without a kernel inside are measured once: in the row of the automatic choice, or in the first. -1: in every row. */
+static int only_row(const bench_case *bench, const attn_kernel_info *const *kernels, int count) {
+  if (bench_layer_has_attention(bench) || bench_layer_has_projections(bench)) return -1;
+  for (int i = 0; i < count; i++)
+    if (kernels[i] == &bench_automatic) return i;
+  return 0;
+}
+
+const char *bench_refusal(const bench_case *bench, const attn_kernel_info *const *kernels, int count, int index) {
+  const int only = only_row(bench, kernels, count);
+  if (only < 0 || bench->invalid[0]) return refusal_of_kernel(bench, kernels[index]);
+  return index == only ? NULL : "the layer runs no kernel: one row stands for all";
+}
+
+/* Returns how many trials are not refused. */
+static int open_trials(bench_setup *s, const attn_kernel_info *const *kernels, int count) {
+  int running = 0;
+  for (int i = 0; i < count; i++) {
+    const char *reason = bench_refusal(s->bench, kernels, count, i);
+    s->trials[i] = (bench_trial){.kernel = kernels[i], .automatic = kernels[i] == &bench_automatic, .refused = reason};
+    if (reason)
+      bench_conclude(&s->trials[i], BENCH_SKIP, "%s", reason);
+    else
+      bench_conclude(&s->trials[i], BENCH_ERROR, "interrupted before its check");
+    running += !reason;
+  }
+  s->count = count;
+  return running;
+}
+
+/* ---- Data -------------------------------------------------------------------------------------------------------------- */
+
+static bool conclude_all(bench_setup *s, bench_status status, const char *reason) {
+  for (int i = 0; i < s->count; i++)
+    if (!s->trials[i].refused) bench_conclude(&s->trials[i], status, "%s", reason);
+  return false;
+}
+
+static bool is_too_much(double bytes, double available) { return bytes > BENCH_MEMORY_SHARE * available; }
+
+static bool refuse_size(bench_setup *s, const char *what, double bytes, double available) {
+  char reason[160];
+  snprintf(reason, sizeof reason, "its %s need %.3g GB, more than %.0f %% of the %.3g GB of memory that are free", what,
+           bytes * 1e-9, BENCH_MEMORY_SHARE * 100, available * 1e-9);
+  return conclude_all(s, BENCH_SKIP, reason);
+}
+
+static bool open_tensors(bench_setup *s) {
+  const size_t bytes = bench_tensors_size(s->bench); /* 0: more than can be counted */
+  const double available = bench_memory_available();
+  if (!bytes || is_too_much((double)bytes, available))
+    return refuse_size(s, "tensors", bytes ? (double)bytes : INFINITY, available);
+  bench_note(s, "making tensors", "");
+  if (!bench_tensors_create(s->bench, &s->tensors[0])) return conclude_all(s, BENCH_ERROR, "out of memory for the tensors");
+  s->rotations = 1;
+  return true;
+}
+
+/* Whether the sharp limit applies: it presumes V of mean zero and scores that differ, or addends of equal size all round the
+ * same way (docs/numerics.md: a standard deviation below 0.05). Scores of default scale have the square of the inputs'
+ * magnitude. */
+static bool errors_average_out(const bench_case *bench) {
+  return !bench->uniform_v && bench->magnitude * bench->magnitude >= 0.05;
+}
+
+static bool ask_oracle(bench_setup *s) {
+  const attn_problem *problem = &s->bench->problem;
+  const attn_args *args = &s->tensors[0].args;
+  bench_note(s, "asking the oracle", "");
+  s->expected = bench_expected_create(problem, args, s->bench->seed, errors_average_out(s->bench));
+  s->flops = bench_work_flops(problem, bench_work_pairs(problem, args));
+  s->bytes = bench_work_bytes(problem, args);
+  return s->expected || conclude_all(s, BENCH_ERROR, "out of memory for the oracle's answer");
+}
+
+static bool open_layer(bench_setup *s) {
+  const double available = bench_memory_available();
+  s->flops = bench_layer_flops(s->bench);
+  s->bytes = bench_layer_bytes(s->bench);
+  if (is_too_much(s->bytes, available)) return refuse_size(s, "data", s->bytes, available);
+  bench_note(s, "making the layer", "");
+  s->layer = bench_layer_open(s->bench);
+  return s->layer || conclude_all(s, BENCH_ERROR, "out of memory for the layer");
+}
+
+static void open_data(bench_setup *s) {
+  if (bench_layer_is(s->bench))
+    (void)open_layer(s);
+  else if (open_tensors(s))
+    (void)ask_oracle(s);
+}
+
+/* ---- The case ---------------------------------------------------------------------------------------------------------- */
+
+bench_setup *bench_setup_open(const bench_case *bench, const attn_kernel_info *const *kernels, int count,
+                              const bench_case_settings *settings) {
+  bench_setup *s = calloc(1, sizeof *s);
+  if (!s) return NULL;
+  s->bench = bench;
+  s->settings = settings;
+  if (open_trials(s, kernels, count)) open_data(s);
+  return s;
+}
+
+void bench_setup_close(bench_setup *s) {
+  if (!s) return;
+  for (int i = 0; i < s->count; i++) bench_trial_close(&s->trials[i]);
+  bench_trial_clear(&s->control);
+  bench_layer_close(s->layer);
+  bench_expected_destroy(s->expected);
+  for (int i = 0; i < s->rotations; i++) bench_tensors_destroy(&s->tensors[i]);
+  free(s);
+}
+
+/* ---- Rotations --------------------------------------------------------------------------------------------------------- */
+
+static double wanted_bytes(void) {
+  const long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
+  return ROTATED_CACHES * (cache > 0 ? (double)cache : USUAL_CACHE);
+}
+
+/* How many copies make `wanted` bytes, as far as memory allows. */
+static int wanted_rotations(const bench_setup *s, double size, double wanted) {
+  const double room = fmin(ROTATION_BYTES, 0.4 * bench_memory_available()) / ((double)s->tensors[0].bytes + 1);
+  return (int)fmax(1, fmin(BENCH_MAX_ROTATIONS, fmin(ceil(wanted / size) + 1, room)));
+}
+
+/* Where only K and V are to be cold, the copies share q. Outputs are checked one by one, so each copy keeps its own. */
+static bool add_rotation(bench_setup *s) {
+  bench_tensors *copy = &s->tensors[s->rotations];
+  if (!bench_tensors_clone(&s->tensors[0], copy)) return false;
+  if (s->bench->cache == BENCH_COLD_KV) copy->args.q = s->tensors[0].args.q;
+  s->rotations++;
+  return true;
+}
+
+/* Together larger than the last-level cache, so that no copy is in it when its turn comes. */
+static void rotate_cold(bench_setup *s) {
+  const double size = s->bytes > 1 ? s->bytes : 1, wanted = wanted_bytes();
+  const int target = wanted_rotations(s, size, wanted);
+  while (s->rotations < target && add_rotation(s)) continue;
+  for (int i = 0; i < s->count && s->rotations * size < wanted; i++)
+    if (!s->trials[i].refused)
+      bench_warn(&s->trials[i], "cache: %d rotations of %.3g MB are less than 4 x the last-level cache", s->rotations,
+                 size * 1e-6);
+}
+
+void bench_setup_rotate(bench_setup *s) {
+  if (s->bench->cache != BENCH_WARM) rotate_cold(s);
+  for (int i = 0; i < s->count; i++) s->trials[i].tensor_count = s->layer ? 1 : s->rotations;
+}

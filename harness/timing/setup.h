@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: MIT */
+/* A setup: one case and what all its trials share. */
+#ifndef BENCH_SETUP_H
+#define BENCH_SETUP_H
+
+#include "base/select.h"
+#include "timing/row.h"
+
+enum {
+  BENCH_MAX_ROTATIONS = 512,
+  BENCH_FEW_ROUNDS = 4, /* a kernel that does not fit so often into the budget of its case is not timed */
+};
+
+/* A sample repeats the call until it lasts this long: long against a timer interrupt, short against a second. */
+#define BENCH_MIN_SAMPLE_S 2e-3
+
+typedef struct bench_case_settings {
+  bool timed;
+  bool structure; /* also the structural tests, on what passed */
+  double case_budget_s, precision;
+  int rounds; /* exactly so many; 0 = until the interval is narrow enough */
+  uint64_t seed;
+  volatile const int *stop;                                          /* nonzero: finish the round */
+  void (*note)(void *context, const char *what, const char *kernel); /* what happens now */
+  void *note_context;
+  const bench_meter *meter; /* NULL = bench_machine_meter */
+} bench_case_settings;
+
+typedef struct bench_setup {
+  const bench_case *bench;
+  const bench_case_settings *settings;
+  bench_trial trials[BENCH_MAX_KERNELS + 1]; /* one per kernel that was asked for */
+  int count;
+  bench_tensors tensors[BENCH_MAX_ROTATIONS];
+  int rotations; /* tensors made so far */
+  bench_expected *expected;
+  bench_layer *layer;  /* instead of tensors and expected */
+  double flops, bytes; /* of one call */
+
+  /* Set by bench_setup_time(). */
+  bench_trial control;           /* the A/A control: the quickest trial once more */
+  const bench_trial *controlled; /* that trial; NULL: nothing was timed */
+  double read_bandwidth;         /* bytes/s, with the case's threads */
+  bench_stop stop;               /* why the last round was the last */
+} bench_setup;
+
+/* Why a case cannot run with kernels[index], or NULL. */
+const char *bench_refusal(const bench_case *bench, const attn_kernel_info *const *kernels, int count, int index);
+
+/* Opens a case: its tensors, the oracle's answer and one trial per kernel, not checked yet. Where data cannot be made, all
+ * trials say why. NULL if memory is short. */
+bench_setup *bench_setup_open(const bench_case *bench, const attn_kernel_info *const *kernels, int count,
+                              const bench_case_settings *settings);
+void bench_setup_close(bench_setup *setup); /* NULL is fine */
+
+/* Makes and checks the trials one after the other: each has its verdict then. False if *settings->stop cut it short. */
+bool bench_setup_check(bench_setup *setup);
+
+/* Copies the tensors as often as the case's caches ask for, and gives them to the trials. */
+void bench_setup_rotate(bench_setup *setup);
+
+/* Chooses the loop that runs beside a checked trial, and forgets the times of its check. */
+void bench_setup_prepare_trial(const bench_setup *setup, bench_trial *trial);
+
+/* Times the trials that passed, in common rounds. A failure of one spoils the times of all: they become ERROR. */
+void bench_setup_time(bench_setup *setup);
+
+/* The row of one trial, without comparisons. The trial's samples move there. */
+bench_row bench_setup_row(const bench_setup *setup, bench_trial *trial);
+
+/* The rows of all trials. */
+void bench_setup_rows(bench_setup *setup, bench_row *rows);
+
+/* Says what happens now. */
+void bench_note(const bench_setup *setup, const char *what, const char *kernel);
+
+#endif

@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: MIT */
+/* Making the trials of a case, and checking them. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "cases/work.h"
+#include "check/structure.h"
+#include "machine/first_touch.h"
+#include "timing/setup_private.h"
+
+enum { PLAN_REPEATS = 5 };
+
+static const double STRUCTURE_WORK = 1e8; /* multiply-adds: structural tests run a case some fifteen times over */
+
+/* ---- Plans ------------------------------------------------------------------------------------------------------------ */
+
+static attn_options options_of(const bench_setup *s, const bench_trial *t) {
+  return (attn_options){.kernel = t->automatic ? NULL : t->kernel->name, .threads = s->bench->threads};
+}
+
+/* The row of the automatic choice keeps the name "auto" and says what was chosen. */
+static void name_choice(const bench_setup *s, bench_trial *t) {
+  if (!t->automatic) return;
+  const char *chosen = t->layer ? bench_layer_kernel(t->layer) : attn_plan_kernel(t->plan);
+  const attn_kernel_info *kernel = attn_kernel_find(chosen);
+  if (kernel) t->kernel = kernel;
+  if (bench_layer_has_attention(s->bench)) bench_warn(t, "chose %s", chosen);
+}
+
+/* Nanoseconds of the shortest of a few creations: the first also fills caches of the library. */
+static double time_plan(const attn_problem *problem, const attn_options *options) {
+  double best = INFINITY;
+  for (int i = 0; i < PLAN_REPEATS; i++) {
+    attn_plan *plan;
+    const double start = bench_now_ns();
+    if (attn_plan_create(problem, options, &plan) != ATTN_OK) return 0;
+    best = fmin(best, bench_now_ns() - start);
+    attn_plan_destroy(plan);
+  }
+  return best;
+}
+
+static bool open_workspace(bench_trial *t, size_t bytes) {
+  t->workspace_bytes = bytes;
+  if ((double)bytes > BENCH_MEMORY_SHARE * bench_memory_available()) {
+    bench_conclude(t, BENCH_SKIP, "workspace of %.3g GB is more than %.0f %% of the memory that is free",
+                   (double)bytes * 1e-9, BENCH_MEMORY_SHARE * 100);
+    return false;
+  }
+  t->workspace = aligned_alloc(64, bytes ? bytes : 64);
+  if (!t->workspace) bench_conclude(t, BENCH_ERROR, "out of memory for a workspace of %zu bytes", bytes);
+  return t->workspace;
+}
+
+static bool open_plan(bench_setup *s, bench_trial *t) {
+  const attn_options options = options_of(s, t);
+  if (attn_plan_create(&s->bench->problem, &options, &t->plan) != ATTN_OK) {
+    bench_conclude(t, BENCH_ERROR, "%s", attn_last_error());
+    return false;
+  }
+  if (s->settings->timed) t->plan_ns = time_plan(&s->bench->problem, &options);
+  name_choice(s, t);
+  return open_workspace(t, attn_plan_workspace(t->plan));
+}
+
+static bool open_layer(bench_setup *s, bench_trial *t) {
+  const double start = bench_now_ns();
+  const attn_status status = bench_layer_make(s->layer, t->automatic ? NULL : t->kernel, &t->layer);
+  if (status != ATTN_OK) {
+    bench_conclude(t, status == ATTN_UNSUPPORTED ? BENCH_SKIP : BENCH_ERROR, "%s", attn_last_error());
+    return false;
+  }
+  if (s->settings->timed) t->plan_ns = bench_now_ns() - start;
+  name_choice(s, t);
+  return open_workspace(t, bench_layer_workspace(t->layer));
+}
+
+void bench_trial_close(bench_trial *t) {
+  attn_plan_destroy(t->plan);
+  bench_layer_unmake(t->layer);
+  free(t->workspace);
+  bench_trial_clear(t);
+}
+
+/* ---- Checking --------------------------------------------------------------------------------------------------------- */
+
+static attn_status create_plan_by_name(const void *name, const attn_problem *problem, const attn_options *options,
+                                       attn_plan **plan) {
+  attn_options named = *options;
+  named.kernel = name;
+  return attn_plan_create(problem, &named, plan);
+}
+
+static bench_verdict run_structure(const bench_setup *s, bench_trial *t) {
+  const char *kernel = attn_plan_kernel(t->plan);
+  const bench_subject subject = {.create_plan = create_plan_by_name,
+                                 .context = kernel,
+                                 .numerics = &t->kernel->numerics,
+                                 .rows_stand_alone = !attn_kernel_find(kernel)->library[0]};
+  return bench_structure_check(&subject, &t->tensors[0], s->expected, s->bench->seed, ~0u, &t->verdict.structure);
+}
+
+/* What the structural tests say replaces the verdict only if it is worse. */
+static void check_structure(const bench_setup *s, bench_trial *t) {
+  if (!s->settings->structure || bench_multiply_adds(&s->bench->problem) > STRUCTURE_WORK) return;
+  if (t->verdict.status != BENCH_PASS && t->verdict.status != BENCH_DEGENERATE) return;
+  const bench_verdict structure = run_structure(s, t);
+  if (structure.status == BENCH_PASS) return;
+  t->verdict.status = structure.status;
+  memcpy(t->verdict.reason, structure.reason, sizeof t->verdict.reason);
+}
+
+static void check_plan(const bench_setup *s, bench_trial *t) {
+  const attn_numerics *numerics = &t->kernel->numerics;
+  t->verdict = bench_check(t->plan, &t->tensors[0], s->expected, numerics, t->workspace, t->workspace_bytes);
+  check_structure(s, t);
+}
+
+/* One call, roughly, of a trial that passed: the check has seen that it succeeds. */
+static double time_call(const bench_trial *t) {
+  if (!t->layer)
+    bench_pages_forget(t->workspace, t->workspace_bytes); /* the check wrote all of it; now whoever packs does */
+  const double start = bench_now_ns();
+  (void)bench_trial_call(t, 0);
+  return bench_now_ns() - start;
+}
+
+static void check_trial(bench_setup *s, bench_trial *t) {
+  bench_note(s, "checking", t->kernel->name);
+  t->tensors = s->tensors;
+  t->tensor_count = 1;
+  if (!(s->layer ? open_layer(s, t) : open_plan(s, t))) return;
+  if (t->layer)
+    t->verdict = bench_layer_check(t->layer, &t->kernel->numerics, t->workspace, t->workspace_bytes);
+  else
+    check_plan(s, t);
+  if (s->settings->timed && t->verdict.status == BENCH_PASS) t->call_ns = time_call(t);
+}
+
+static bool stopped(const bench_setup *s) { return s->settings->stop && *s->settings->stop; }
+
+bool bench_setup_check(bench_setup *s) {
+  const bool has_data = s->expected || s->layer;
+  int running = 0;
+  for (int i = 0; i < s->count; i++) {
+    if (s->trials[i].refused) continue;
+    running++;
+    if (has_data && !stopped(s)) check_trial(s, &s->trials[i]);
+  }
+  return !running || !stopped(s);
+}
