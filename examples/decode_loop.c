@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* Generation with a KV cache, timed with every kernel: append one token, attend to all before it, take the next.
+/* Generation with a KV cache, timed with every kernel. Each step appends one token, attends to all tokens so far, and yields the
+ * next one.
  *
- * The model is one attention layer made by hand, so that the right answer is known: an induction head (Elhage et al. 2021,
- * https://transformer-circuits.pub/2021/framework/). Every token has a code of +1 and -1. Each position keeps as its key the
- * code of the token *before* it and as its value its own; the query is the code of the present token. So attention finds the
- * places where the present token stood before and returns what followed there: given a melody once, the layer hums it for
- * ever. Whatever kernel runs must hum the same notes.
+ * The model is one attention layer made by hand, an induction head (Elhage et al. 2021,
+ * https://transformer-circuits.pub/2021/framework/), so that the right answer is known. Every token has a code of +1 and -1. The key
+ * of a position is the code of the token *before* it, and its value is its own code. The query is the code of the present token. So
+ * attention finds the places where the present token stood before, and returns what followed there: given a melody once, the layer
+ * repeats it for ever. Every kernel must give the same notes.
  *
  *     decode_loop [prompt [generated]]        default: 1024 256 */
 #define _POSIX_C_SOURCE 200809L
@@ -29,11 +30,11 @@ static void make_codes(void) {
     }
 }
 
-/* A melody of `period` different notes, again and again. Notes repeat only with the melody, so the next one is always certain. */
+/* A melody of `period` different notes, repeated. No note occurs twice in a period, so each note determines the next. */
 static int note_at(int64_t position, int64_t period) { return (int)(position % period * 37 % NOTES); }
 
-/* q, k and v of `tokens` tokens as the cache wants them: [heads][tokens][dim]. The query heads of a group ask the same, each a
- * little more sharply than the one before it. */
+/* q, k and v of `tokens` tokens as the cache wants them: [heads][tokens][dim]. The query heads of a group have the same query,
+ * with a larger factor from head to head. */
 static void fill_step(const int *notes, int before, int64_t tokens, float *q, float *k, float *v) {
   for (int64_t t = 0; t < tokens; t++) {
     const float *own = codes[notes[t]], *previous = codes[t > 0 ? notes[t - 1] : before];
@@ -68,14 +69,14 @@ static double seconds(void) {
   return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* What one kernel did with the melody. */
+/* Result of one kernel. */
 typedef struct outcome {
   attn_status status;
-  int64_t right;               /* notes generated as they should be */
+  int64_t right;               /* correct notes among those generated */
   double prompt_s, generate_s; /* spent in attn_kv_cache_step */
 } outcome;
 
-/* Reads the prompt in steps of at most `chunk`, then generates note by note, feeding each back. */
+/* Reads the prompt in steps of at most `chunk` tokens, then generates note by note from its own output. */
 static outcome hum(attn_kv_cache *cache, int64_t prompt, int64_t generate, int64_t period, int64_t chunk) {
   const size_t row = (size_t)chunk * DIM * sizeof(float);
   float *q = malloc(HEADS_Q * row), *k = malloc(HEADS_KV * row), *v = malloc(HEADS_KV * row), *o = malloc(HEADS_Q * row);
@@ -109,7 +110,7 @@ static outcome try_kernel(const char *name, int64_t prompt, int64_t generate) {
   outcome out = {.status = attn_kv_cache_create(&shape, &options, &cache)};
   if (out.status != ATTN_OK) return out;
   out = hum(cache, prompt, generate, period, 64);
-  if (out.status == ATTN_UNSUPPORTED) { /* a kernel for few queries: let it read the prompt in small bites */
+  if (out.status == ATTN_UNSUPPORTED) { /* a kernel for few queries: read the prompt in smaller steps */
     attn_kv_cache_truncate(cache, 0);
     out = hum(cache, prompt, generate, period, 4);
   }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* Four ways to pick a kernel: read the registry, let the library choose, name one, and time them all once.
+/* Four ways to pick a kernel: read the registry, let the library choose, name one, or time them all once.
  *
- * The plan made once is what a program keeps: it can be run any number of times, by any number of threads. */
+ * A program keeps the plan: it can be run any number of times, by any number of threads. */
 #define _POSIX_C_SOURCE 200809L
 #include <attn/attn.h>
 #include <stdio.h>
@@ -84,7 +84,7 @@ int main(void) {
   attn_plan_destroy(plan);
 
   const attn_options mistaken = {.kernel = "flash_mmx"};
-  const attn_status status = attn_plan_create(&problem, &mistaken, &plan); /* never a silent fallback */
+  const attn_status status = attn_plan_create(&problem, &mistaken, &plan); /* an error, never a silent replacement */
   printf("\na name that does not exist: %s\n  %s\n", attn_status_name(status), attn_last_error());
   return status == ATTN_UNKNOWN_KERNEL ? 0 : 1;
 }

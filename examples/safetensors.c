@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- The header: as much JSON as a safetensors header holds ---- */
+/* ---- The header: the part of JSON that safetensors headers use ---- */
 
 typedef struct reader {
   const char *at, *end;
@@ -23,7 +23,7 @@ static bool accept(reader *r, char wanted) {
   return true;
 }
 
-/* A string without escapes that concern us: \" and \\ are kept as they stand. Too long for `text` is an error. */
+/* A string. Escapes such as \" and \\ are not decoded. Too long for `text` is an error. */
 static bool read_string(reader *r, char *text, size_t bytes) {
   if (!accept(r, '"')) return false;
   size_t length = 0;
@@ -51,7 +51,7 @@ static bool read_number(reader *r, int64_t *number) {
   return r->at > begin;
 }
 
-/* [1, 2, 3]; -1 if it is none, or longer than `most`. */
+/* Reads [1, 2, 3]. Returns the count, or -1 if this is no such list or longer than `most`. */
 static int read_numbers(reader *r, int64_t *numbers, int most) {
   if (!accept(r, '[')) return -1;
   int count = 0;
@@ -63,7 +63,7 @@ static int read_numbers(reader *r, int64_t *numbers, int most) {
   return accept(r, ']') ? count : -1;
 }
 
-static bool skip_strings(reader *r) { /* {"note": "...", ...}: the file's own remarks */
+static bool skip_strings(reader *r) { /* {"note": "...", ...}: metadata, not used */
   if (!accept(r, '{')) return false;
   if (accept(r, '}')) return true;
   do {
@@ -102,7 +102,7 @@ static bool read_entry(reader *r, safetensor *tensor, entry *e) {
   return accept(r, '}') && found == 7;
 }
 
-/* Whether the entry's bytes lie in the data and are as many as its shape says. */
+/* Whether the entry's bytes lie in the data, and their number fits its shape. */
 static bool fits(const safetensor *tensor, const entry *e, int64_t data_bytes) {
   int64_t bytes = sizeof(float);
   for (int i = 0; i < tensor->dims; i++)

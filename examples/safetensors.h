@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Reads .safetensors files: named tensors of float32 (https://huggingface.co/docs/safetensors). Eight bytes of header length, a
  * JSON header, then the data. The file comes from outside, so nothing in it is trusted: a header that does not fit its file is an
- * error, never a read beyond it. Only what the examples need: F32 tensors; others are left out. Little-endian machines. */
+ * error, never a read beyond it. It reads F32 tensors only, which is what the examples need, and skips others. Little-endian machines. */
 #ifndef EXAMPLES_SAFETENSORS_H
 #define EXAMPLES_SAFETENSORS_H
 
@@ -23,12 +23,12 @@ typedef struct safetensors {
   void *file; /* the whole file; `data` points into it */
 } safetensors;
 
-/* 0, or -1 after a sentence on stderr. */
+/* Returns 0, or -1 after a message on stderr. */
 int safetensors_read(const char *path, safetensors *out);
 void safetensors_free(safetensors *tensors);
 
-/* The data of the tensor of that name and exactly this shape, or NULL after a sentence on stderr. All dimensions but the last count
- * as rows; rows 0 is a vector of `columns`. */
+/* The data of the tensor of that name and exactly this shape, or NULL after a message on stderr. All dimensions but the last count
+ * as rows; rows = 0 means a vector of `columns`. */
 const float *safetensors_get(const safetensors *tensors, const char *name, int64_t rows, int64_t columns);
 
 #endif

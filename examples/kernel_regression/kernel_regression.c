@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* Kernel regression, the oldest attention: fifty noisy points of a curve, and the curve guessed from them.
+/* Kernel regression, the oldest attention: it estimates a curve from fifty noisy points.
  *
  * The points are the classic example (Zhang et al., Dive into Deep Learning, https://d2l.ai, "Attention Pooling"):
  * y = 2 sin(x) + x^0.8 + noise of deviation 0.5, x in 0..5. A prediction is the mean of all known y, weighted by
- * exp(-(distance / bandwidth)^2 / 2): queries are the places to predict, keys the known places, values what is known there.
+ * exp(-(distance / bandwidth)^2 / 2). Queries are the places to predict, keys the known places, values the known y.
  *
- * The bandwidth is chosen as one would: by predicting every known point from all *others*. Leaving a point out is a mask.
+ * The bandwidth is chosen by leave-one-out validation: every known point is predicted from all *others*. A mask leaves it out.
  *
  *     kernel_regression [FOLDER]     writes points.csv, curve.csv and weights.csv there; plot.py draws them */
 #include <attn/nn.h>
@@ -19,7 +19,7 @@ static float x[POINTS], y[POINTS], at[QUERIES], prediction[QUERIES], weights[QUE
 
 static double truth(double place) { return 2 * sin(place) + pow(place, 0.8); }
 
-static double uniform(void) { /* in (0, 1); the same on every machine */
+static double uniform(void) { /* in (0, 1), the same numbers on every machine */
   static uint64_t state = 20;
   state = state * 6364136223846793005u + 1442695040888963407u;
   return ((double)(state >> 11) + 0.5) * 0x1p-53;

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Draws what kernel_regression wrote: the points, the guessed curve beside the true one, and the weights behind the guess.
+"""Draws what kernel_regression wrote: the points, the estimated and the true curve, and the weights of the estimate.
 
     kernel_regression FOLDER && plot.py FOLDER      # writes FOLDER/kernel_regression.png
 """

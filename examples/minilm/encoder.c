@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The encoder in libattn_nn's words: embedding, blocks, pooling (encoder.h). */
+/* The encoder, built from libattn_nn: embedding, blocks, pooling (encoder.h). */
 #define _POSIX_C_SOURCE 200809L
 #include "encoder.h"
 
@@ -56,7 +56,7 @@ void free_sentences(sentences *s) { free(s->ids), free(s->starts), free(s->lengt
 
 /* ---- The model ---- */
 
-/* A tensor of layer `layer`; NULL with a message if it is not there, which attn_block_create then refuses. */
+/* A tensor of layer `layer`. If it is missing: NULL and a message; attn_block_create then refuses the NULL. */
 static const float *layer_tensor(const model *m, int layer, const char *name, int64_t rows, int64_t columns) {
   char full[128];
   snprintf(full, sizeof full, "encoder.layer.%d.%s", layer, name);
@@ -70,7 +70,7 @@ static attn_norm layer_norm(const model *m, int layer, const char *part) {
   return (attn_norm){layer_tensor(m, layer, names[0], 0, WIDTH), layer_tensor(m, layer, names[1], 0, WIDTH), epsilon};
 }
 
-/* The block of one layer, for this batch; where its sentences begin, or how long they are, is given with each run. */
+/* The block of one layer, for this batch. Each run is told where sentences begin (packed) or how long they are (padded). */
 static attn_status create_block(model *m, int layer, const attn_options *options) {
   attn_block_config c;
   attn_encoder_block_init(&c, m->input->count, HEADS, m->input->longest, WIDTH, HIDDEN);
@@ -115,7 +115,7 @@ attn_status create_model(model *m, const safetensors *file, const sentences *inp
   attn_status status = ATTN_OK;
   for (int layer = 0; layer < LAYERS && status == ATTN_OK; layer++) status = create_block(m, layer, options);
   if (status != ATTN_OK) return status;
-  m->workspace_bytes = attn_block_workspace(m->blocks[0]); /* all layers are alike and run one after the other */
+  m->workspace_bytes = attn_block_workspace(m->blocks[0]); /* all layers have the same shape and run one after the other */
   m->workspace = aligned_alloc(64, m->workspace_bytes);
   m->x = malloc((size_t)(row_count(input) * WIDTH) * sizeof *m->x);
   m->embeddings = malloc((size_t)(input->count * WIDTH) * sizeof *m->embeddings);

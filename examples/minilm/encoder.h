@@ -10,7 +10,7 @@
 
 enum { LAYERS = 6, HEADS = 12, WIDTH = 384, HIDDEN = 1536, VOCABULARY = 30522, POSITIONS = 512 };
 
-/* A row of the batch is a token. Packed, the sentences stand one behind the other; padded, each takes as many rows as the longest. */
+/* A row of the batch is a token. Packed, each sentence follows the one before; padded, each takes as many rows as the longest. */
 typedef struct sentences {
   int64_t count, longest;
   bool padded;
@@ -19,7 +19,7 @@ typedef struct sentences {
   int32_t *lengths; /* [count] */
 } sentences;
 
-/* Reads one sentence per line, as token ids; longer ones than POSITIONS are cut. 0, or -1 after a sentence on stderr. */
+/* Reads one sentence per line, as token ids, and cuts it after POSITIONS tokens. Returns 0, or -1 after a message on stderr. */
 int read_sentences(const char *path, sentences *s);
 void free_sentences(sentences *s);
 int64_t row_count(const sentences *s);
@@ -37,7 +37,7 @@ typedef struct model {
   attn_block_profile profile;
 } model;
 
-/* A model for exactly these sentences, which it does not copy. Whatever comes back, destroy_model frees it. */
+/* Makes a model for exactly these sentences, which it does not copy. destroy_model frees it, also after a failure. */
 attn_status create_model(model *m, const safetensors *file, const sentences *input, const attn_options *options);
 void destroy_model(model *m);
 

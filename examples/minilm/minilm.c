@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* Runs a real sentence encoder, all-MiniLM-L6-v2 (encoder.h), with every attention kernel of the library that takes the shape; the
- * fastest is kept and its embeddings are written. That is the whole of picking a kernel at run time: the name goes into
- * attn_options, the rest is the same.
+/* Runs a real sentence encoder, all-MiniLM-L6-v2 (encoder.h), with every attention kernel of the library that takes the shape, and
+ * writes the embeddings of the fastest. To pick a kernel at run time, put its name into attn_options; nothing else changes.
  *
  *     minilm MODEL.safetensors TOKENS.txt EMBEDDINGS.csv [--threads N] [--kernel NAME] [--padded] [--rounds]
  *
- * TOKENS.txt holds one sentence per line, as token ids; compare.py makes it, and sets our time beside PyTorch's.
- * --padded     fills every sentence up to the longest, as frameworks do, instead of packing them one behind the other
- * --rounds     one kernel, the library's choice unless named, timed whenever the standard input asks: answer_rounds */
+ * TOKENS.txt holds one sentence per line, as token ids; compare.py makes it, and compares our time with PyTorch's.
+ * --padded     pads every sentence to the longest, as frameworks do, instead of packing the tokens of all sentences
+ * --rounds     one kernel (the library's choice unless named), timed whenever the standard input asks: answer_rounds */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,7 +30,7 @@ static int write_embeddings(const char *path, const float *embeddings, int64_t c
   return fclose(file);
 }
 
-/* Where the time of all runs so far went. */
+/* Prints where the time of all runs so far went. */
 static void print_shares(const model *m) {
   const attn_block_profile *p = &m->profile;
   const double all = m->time * 1e9, rest = all - p->projections_ns - p->attention_ns - p->feed_forward_ns - p->norm_ns;
@@ -40,9 +39,9 @@ static void print_shares(const model *m) {
          100 * p->feed_forward_ns / all, 100 * p->norm_ns / all, 100 * rest / all);
 }
 
-/* Each number on the standard input asks for so many runs, after one that warms up, and is answered by their milliseconds per
- * sentence. In between the program sleeps: whoever asks can time something else in turn with us, on the same CPUs. At the end of
- * the input, where the time went. */
+/* Each number n on the standard input asks for n runs, after one that warms up. The answer is their time in milliseconds per
+ * sentence. Between numbers the program sleeps, so that the asking program can time something else in turn, on the same CPUs. At the
+ * end of the input it prints where the time went. */
 static attn_status answer_rounds(model *m) {
   m->time = 0;
   m->profile = (attn_block_profile){0};
@@ -57,7 +56,7 @@ static attn_status answer_rounds(model *m) {
   return ATTN_OK;
 }
 
-/* Writes the embeddings, prints the kernel's name, then lets itself be timed. */
+/* Writes the embeddings, prints the kernel's name, then answers rounds. */
 static int run_rounds(const task *t) {
   const attn_options options = {.kernel = t->kernel, .threads = t->threads};
   model m;
@@ -78,7 +77,7 @@ static int by_size(const void *a, const void *b) {
   return (left > right) - (left < right);
 }
 
-/* The median of a few runs, after one that warms up; negative if the kernel cannot. */
+/* The median time of a few runs, after one that warms up; negative if a run fails. */
 static double time_kernel(model *m) {
   enum { RUNS = 5 };
   double times[RUNS];
@@ -102,15 +101,15 @@ static double distance(const float *a, const float *b, int64_t count) {
   return largest;
 }
 
-/* What the kernels tried so far have shown: the first one's embeddings, with which the others must agree, and who was fastest. */
-typedef struct contest {
+/* Results so far: the embeddings of the first kernel, with which the others must agree, and the fastest kernel. */
+typedef struct comparison {
   float *first;
   double fastest;
-  char winner[64];
-} contest;
+  char fastest_kernel[64];
+} comparison;
 
 /* Runs one kernel, and writes its embeddings if it is the fastest so far. -1 if they are wrong or cannot be written. */
-static int try_kernel(const task *t, const char *name, contest *c) {
+static int try_kernel(const task *t, const char *name, comparison *c) {
   const attn_options options = {.kernel = name, .threads = t->threads};
   model m;
   const attn_status status = create_model(&m, &t->file, &t->input, &options);
@@ -129,7 +128,7 @@ static int try_kernel(const task *t, const char *name, contest *c) {
   int result = off <= 1e-5 ? 0 : (fprintf(stderr, "%s: its embeddings differ from those of the first kernel\n", name), -1);
   if (result == 0 && (c->fastest < 0 || time < c->fastest)) {
     c->fastest = time;
-    snprintf(c->winner, sizeof c->winner, "%s", name);
+    snprintf(c->fastest_kernel, sizeof c->fastest_kernel, "%s", name);
     result = write_embeddings(t->output, embeddings, t->input.count);
   }
   destroy_model(&m);
@@ -137,7 +136,7 @@ static int try_kernel(const task *t, const char *name, contest *c) {
 }
 
 static int try_kernels(const task *t) {
-  contest c = {.fastest = -1};
+  comparison c = {.fastest = -1};
   printf(
       "%lld sentences of up to %lld tokens, %s into %lld rows, %d thread%s\n\n%-18s ms/sentence  1 - cosine to the first\n",
       (long long)t->input.count, (long long)t->input.longest, t->input.padded ? "padded" : "packed",
@@ -147,7 +146,7 @@ static int try_kernels(const task *t) {
     const attn_kernel_info *kernel = attn_kernel_get(i);
     if (!attn_kernel_unusable(kernel)) result = try_kernel(t, kernel->name, &c);
   }
-  if (c.fastest >= 0) printf("\nfastest: %s; its embeddings are in %s\n", c.winner, t->output);
+  if (c.fastest >= 0) printf("\nfastest: %s; its embeddings are in %s\n", c.fastest_kernel, t->output);
   free(c.first);
   return c.fastest >= 0 ? result : -1;
 }

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 class Encoder:
     """encode(packed) gives the embeddings of all sentences. Padded, each is computed at the length of the longest, as tokenizers
-    deliver them; packed, everything but attention runs on the rows that are tokens, which a user writes by hand."""
+    deliver them. Packed, everything but attention runs on the rows that are tokens; users have to write this by hand."""
 
     def __init__(self, weights, config, ids, lengths):
         self.w = {name: torch.from_numpy(np.array(tensor)) for name, tensor in weights.items()}

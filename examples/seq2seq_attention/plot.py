@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Draws the attention weights that seq2seq_attention wrote: which letter of the word was looked at for each letter written.
+"""Draws the attention weights that seq2seq_attention wrote: for each written letter, the weight of each letter of the word.
 
     seq2seq_attention weights.safetensors FOLDER && plot.py FOLDER      # writes FOLDER/attention.png
 """

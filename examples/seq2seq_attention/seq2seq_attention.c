@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* A recurrent encoder and decoder that write words backwards, joined by additive attention (Bahdanau et al. 2015).
  *
- * The encoder reads the word letter by letter and leaves one state per letter. The decoder writes letter by letter; before each it
- * asks, by additive attention, which of those states it needs: query = its own state, keys = values = the encoder's states. Nobody
- * told it to look from the end to the beginning; train.py gave it words and their reversals, and attention.csv shows what it learnt.
+ * The encoder reads the word letter by letter and keeps one state per letter. The decoder writes letter by letter. Before each letter
+ * it attends to those states: the query is its own state, keys and values are the encoder's states. train.py trained it on words and
+ * their reversals only; attention.csv shows that it has learnt to look from the end to the beginning.
  *
  *     seq2seq_attention WEIGHTS.safetensors FOLDER [WORD]     writes FOLDER/attention.csv; plot.py draws it
  *
@@ -21,7 +21,7 @@ enum { EMBED = 16, HIDDEN = 48, ATTENTION = 32, LONGEST = 16 };
 
 /* ---- The model: weights, and attention as a layer of libattn_nn ---- */
 
-typedef struct gru { /* three gates, one below the other: reset, update, new (torch.nn.GRU) */
+typedef struct gru { /* three gates, stacked by rows: reset, update, new (torch.nn.GRU) */
   int inputs;
   const float *from_input, *from_state, *input_bias, *state_bias;
 } gru;
@@ -64,7 +64,7 @@ static gru load_gru(const safetensors *file, const char *names[4], int inputs, i
   return cell;
 }
 
-/* One query at a time over at most LONGEST states, the word's length given with each call. */
+/* Attention of one query over at most LONGEST states. Each call is told the length of the word. */
 static attn_status load_attention(const safetensors *file, model *m) {
   const attn_additive_config config = {
       .batch = 1,
@@ -102,7 +102,7 @@ static int load(const safetensors *file, model *m) {
 
 /* ---- Reading and writing a word ---- */
 
-/* What was written, and where it looked for every letter: weights[step][letter of the word]. */
+/* The written symbols, and the attention weights of every step: weights[step][letter of the word]. */
 typedef struct translation {
   int symbols[LONGEST + 1], count;
   float weights[LONGEST + 1][LONGEST];
@@ -190,7 +190,7 @@ static int show_word(const model *m, const char *word, const char *folder) {
   return write_attention(folder, word, &t);
 }
 
-/* Random words of every length, none of which it was shown to learn from on purpose. */
+/* Random words of every length. The training did not choose any of them on purpose. */
 static int measure(const model *m, int words) {
   int right = 0, letters = 0, nearby = 0;
   unsigned state = 99;

@@ -6,8 +6,8 @@ al. 2015, https://arxiv.org/abs/1409.0473) learn to write a word backwards.
     python3 -m pip install torch numpy
     examples/seq2seq_attention/train.py            # a few minutes on one CPU core; writes weights.safetensors beside itself
 
-Reversing is a good first task for attention: the right alignment is known (the anti-diagonal), nothing but attention can
-carry the word once it is longer than the hidden state can hold, and so the heatmap shows at a glance whether it works.
+Reversing is a good first task for attention. The right alignment is known: the anti-diagonal of the heatmap. A word that is longer than
+the hidden state can hold cannot be reversed without attention.
 """
 
 import argparse
@@ -34,7 +34,7 @@ class Seq2Seq(torch.nn.Module):
         self.output = torch.nn.Linear(2 * HIDDEN, SYMBOLS)
 
     def forward(self, words, lengths, inputs):
-        """Logits of every step, the decoder being given the right letters so far."""
+        """Logits of every step. The decoder is given the right letters so far."""
         packed = torch.nn.utils.rnn.pack_padded_sequence(self.embed(words), lengths, True, enforce_sorted=False)
         states, last = self.encoder(packed)
         states, _ = torch.nn.utils.rnn.pad_packed_sequence(states, True, total_length=words.shape[1])
@@ -51,7 +51,7 @@ class Seq2Seq(torch.nn.Module):
 
 
 def make_batch(generator, batch):
-    """Random words, padded; what the decoder is given and what it should say: the word backwards, then END."""
+    """Random words, padded, with input and target of the decoder: the word backwards, then END."""
     lengths = torch.from_numpy(generator.integers(1, LONGEST + 1, batch))
     letters = torch.from_numpy(generator.integers(FIRST_LETTER, SYMBOLS, (batch, LONGEST)))
     place = torch.arange(LONGEST)

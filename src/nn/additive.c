@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Additive attention: two products, then libattn's additive score. Keys can be projected once for many queries. */
+/* Additive attention: two products, then the additive score of libattn. Keys can be projected once for many queries. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 #include "linear.h"
 
 struct attn_additive {
-  attn_additive_config config; /* its pointers are not kept */
+  attn_additive_config config; /* a copy; its pointers may no longer be valid */
   attn_options options;        /* threads and pool */
   attn_product *query, *key;
   float *score_weight;
@@ -52,7 +52,7 @@ static attn_status build(attn_additive *layer, const attn_additive_config *c, co
   return attn_plan_create(&layer->problem, options, &layer->plan);
 }
 
-/* [projected queries] [projected keys] [what one product or the attention needs at a time] */
+/* [projected queries] [projected keys] [workspace of one product or of the attention, in turn] */
 typedef struct layout {
   attn_nn_layout all;
   size_t q, k, step, step_bytes;

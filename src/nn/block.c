@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Transformer blocks. Encoder and decoder differ in the number of their sublayers only, and pre- and post-norm in where the norm
- * stands; so a block is a list of sublayers, each with its norm, and one loop runs them all:
+/* Transformer blocks. Encoder and decoder differ only in the number of their sublayers, pre-norm and post-norm only in the place of
+ * the norm. So a block is a list of sublayers, each with its norm, and one loop runs them all:
  *
  *     post-norm:  stream = norm(stream + sublayer(stream))
  *     pre-norm:   stream = stream + sublayer(norm(stream))
@@ -16,10 +16,10 @@
 enum { MOST_SUBLAYERS = 3 };
 
 typedef struct sublayer {
-  attn_mha *attention;             /* or */
-  attn_feed_forward *feed_forward; /* one of them */
+  attn_mha *attention;             /* NULL in a feed-forward sublayer */
+  attn_feed_forward *feed_forward; /* NULL in an attention sublayer */
   bool cross;
-  attn_norm norm; /* its arrays are the block's own */
+  attn_norm norm; /* gain and bias point into norm_arrays */
 } sublayer;
 
 struct attn_block {
@@ -68,7 +68,7 @@ static int64_t rows_of(const attn_mha_problem *p) {
   return a->uses & ATTN_USE_VARLEN ? a->total_q : a->batch * a->seq_q;
 }
 
-/* The block's rows are dense, all of one width, and as many in each sublayer. */
+/* Rows are dense and have one width, and every sublayer has the same number of them. */
 static attn_status check_attention(const char *name, const attn_mha_problem *p, int64_t width) {
   const attn_problem *a = &p->attention;
   const attn_nn_size sizes[] = {{"attn_block_config.self or .cross: batch", a->batch, 0},
@@ -109,7 +109,7 @@ static attn_status check(const attn_block_config *c) {
   return status;
 }
 
-/* Copies gain and bias into the block's own memory, 1 and 0 where there are none. */
+/* Copies gain and bias into the block's memory. A missing gain is 1, a missing bias 0. */
 static attn_norm keep_norm(attn_block *block, const attn_norm *norm) {
   float *gain = block->norm_arrays + (int64_t)block->count * 2 * block->width, *bias = gain + block->width;
   for (int64_t i = 0; i < block->width; i++) {
@@ -142,7 +142,7 @@ static attn_status build(attn_block *block, const attn_block_config *c, const at
   return attn_feed_forward_create(&c->feed_forward, options, &s->feed_forward);
 }
 
-/* [the stream] [what the sublayer reads: pre-norm] [what it gives] [what it works in] */
+/* [stream] [input of the sublayer: pre-norm only] [output of the sublayer] [workspace of the sublayer] */
 typedef struct layout {
   attn_nn_layout all;
   size_t stream, normed, out, step, step_bytes;
@@ -198,7 +198,7 @@ const char *attn_block_kernel(const attn_block *block) {
 
 size_t attn_block_workspace(const attn_block *block) { return block ? lay_out(block).all.bytes : 0; }
 
-/* One run: where its parts are. */
+/* One run: its arguments, and the parts of its workspace. */
 typedef struct block_run {
   const attn_block *block;
   const attn_block_args *args;
@@ -229,7 +229,7 @@ static attn_status run_sublayer(const block_run *r, const sublayer *s, const flo
   return status;
 }
 
-/* y = norm(x + residual) or, without a norm, y = x + residual; and the sum where it is wanted. */
+/* y = norm(x + residual), or y = x + residual without a norm. Also stores the sum if `sum` is not NULL. */
 typedef struct joining {
   int64_t width;
   const float *x, *residual;

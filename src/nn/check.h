@@ -16,7 +16,7 @@ typedef struct attn_nn_size {
   int64_t value, least;
 } attn_nn_size;
 
-/* Each at least `least` and at most 2^31, and all of them multiplied at most 2^58 elements. */
+/* Each size is at least `least` and at most 2^31, and their product is at most 2^58. */
 attn_status attn_nn_check_sizes(const attn_nn_size *sizes, int count);
 
 typedef struct attn_nn_pointer {
@@ -24,16 +24,16 @@ typedef struct attn_nn_pointer {
   const void *pointer;
 } attn_nn_pointer;
 
-/* None NULL. */
+/* No pointer is NULL. */
 attn_status attn_nn_check_pointers(const attn_nn_pointer *pointers, int count);
 
-/* 64-byte aligned; NULL, with the sentence set, if there is not that much. `bytes` may be 0: a small block then. */
+/* 64-byte aligned memory. NULL, with the sentence set, if there is not enough. `bytes` = 0 gives a small block. */
 void *attn_nn_allocate(const char *purpose, size_t bytes);
 
-/* Nanoseconds of the monotonic clock; 0, and no call, without a profile to fill in. */
+/* Nanoseconds of the monotonic clock. Without a profile: 0, and the clock is not read. */
 double attn_nn_now_ns(const void *profile);
 
-/* Plans the problem and runs it once with a workspace of its own. */
+/* Plans the problem and runs it once, with a workspace that it allocates and frees. */
 attn_status attn_nn_run_once(const attn_problem *problem, const attn_args *args, const attn_options *options);
 
 #endif

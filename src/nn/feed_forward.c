@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Position-wise feed-forward: two products. The activation is part of the first, which applies it while its rows are near. */
+/* Position-wise feed-forward: two products. The first one applies the activation while its rows are still in the cache. */
 #include <inttypes.h>
 #include <stdlib.h>
 
@@ -47,7 +47,7 @@ void attn_feed_forward_destroy(attn_feed_forward *layer) {
   free(layer);
 }
 
-/* [hidden rows] [the products' own], one after the other of which runs. */
+/* [hidden rows] [workspace of the products, which run one after the other] */
 typedef struct layout {
   attn_nn_layout all;
   size_t hidden, product, product_bytes;

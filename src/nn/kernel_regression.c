@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Nadaraya-Watson kernel regression: attention whose keys are the known points and whose values are what is known there. */
+/* Nadaraya-Watson kernel regression: attention whose keys are the known points and whose values are the known values. */
 #include "check.h"
 
 static attn_status check(const attn_regression *r) {

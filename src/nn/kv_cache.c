@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* A KV cache and the step that decodes with it: append, then attend causally, aligned bottom-right.
  *
- * Alignment does the bookkeeping: with kv_len = tokens cached and q_len = tokens of this step, offset = kv_len - q_len is the
- * position of the step's first token, for every sequence of a ragged batch on its own. */
+ * The alignment yields positions: with kv_len = tokens cached and q_len = tokens of this step, offset = kv_len - q_len is the
+ * position of the step's first token. It is computed per sequence, so sequences may have different lengths. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 struct attn_kv_cache {
   attn_kv_cache_shape shape;
   attn_options options;
-  char kernel[64]; /* options.kernel and max_isa, kept: the caller's strings may go */
+  char kernel[64]; /* copies of options.kernel and max_isa: the caller may free the strings */
   char max_isa[32];
   size_t element_bytes;
   char *k, *v;
@@ -47,7 +47,7 @@ static attn_status check_shape(const attn_kv_cache_shape *s) {
   return ATTN_OK;
 }
 
-/* A name too long to keep is no kernel's: cut off, it is as unknown as it was. */
+/* No kernel has a name that is too long to keep. Cut off, it is still unknown. */
 static const char *keep(char *memory, size_t bytes, const char *text) {
   if (!text) return NULL;
   strncpy(memory, text, bytes - 1);
@@ -95,7 +95,7 @@ attn_status attn_kv_cache_create(const attn_kv_cache_shape *shape, const attn_op
     status = attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: the cache has %zu rows of %" PRId64 " + %" PRId64 " elements",
                        rows, shape->dim_qk, shape->dim_v);
   } else {
-    status = make_plan(cache, 1); /* a kernel that cannot decode is refused here, not in the middle of a text */
+    status = make_plan(cache, 1); /* a kernel that cannot decode is refused now, not at the first generated token */
   }
   if (status != ATTN_OK) return attn_kv_cache_destroy(cache), status;
   *result = cache;
@@ -130,7 +130,7 @@ static attn_status check_step(attn_kv_cache *cache, int64_t tokens, const int32_
   return ATTN_OK;
 }
 
-/* Copies the step's rows of one tensor behind those cached. */
+/* Appends the step's rows of one tensor to the cached ones. */
 static void append(const attn_kv_cache *cache, int64_t tokens, const char *rows, int64_t dim, char *cached) {
   const attn_kv_cache_shape *s = &cache->shape;
   const size_t row_bytes = (size_t)dim * cache->element_bytes;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* Add & layer norm, row by row.
  *
- * The mean is taken first and subtracted before squares are summed: sum(x^2) - n mean^2 would cancel to nothing for rows far
- * from 0. The rounding error of that first mean is measured by the mean of the centred row and taken out again. Sums run in
- * LANES independent chains, which lets the compiler use vectors and keeps a chain's rounding error small. */
+ * The mean is subtracted before squares are summed, because sum(x^2) - n mean^2 would cancel for rows far from 0. The mean of the
+ * centred row is the rounding error of the first mean, and is subtracted as well. Sums run in LANES independent chains. This lets
+ * the compiler use vectors and keeps the rounding error of a chain small. */
 #include <inttypes.h>
 #include <math.h>
 
@@ -39,7 +39,7 @@ static void norm_row(const float *s, int64_t width, const attn_norm *norm, float
   sums_about(s, width, 0, &sum, &squares);
   const float mean = (float)(sum / (double)width);
   sums_about(s, width, mean, &sum, &squares);
-  const double rest = sum / (double)width; /* what the float mean missed */
+  const double rest = sum / (double)width; /* rounding error of the float mean */
   const double variance = squares / (double)width - rest * rest;
   const float scale = (float)(1 / sqrt((variance > 0 ? variance : 0) + (double)norm->epsilon)), missed = (float)rest;
   for (int64_t i = 0; i < width; i++) y[i] = (s[i] - mean - missed) * scale;

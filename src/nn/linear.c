@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Learnt maps on libattn's product, and workspaces. */
+/* Learnt maps, computed by attn_product, and workspaces. */
 #include "linear.h"
 
 #include <inttypes.h>
@@ -19,7 +19,7 @@ attn_status attn_nn_linear_create(const char *name, const attn_linear *linear, i
                                         .relu = after == NN_RELU,
                                         .gelu = after == NN_GELU};
   attn_options plain = options ? *options : (attn_options){0};
-  plain.kernel = NULL; /* names the attention kernel, not the product */
+  plain.kernel = NULL; /* it is the name of an attention kernel, not of a product */
   return attn_product_create(&weights, &plain, product);
 }
 

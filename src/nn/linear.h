@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* Learnt maps, and the memory that layers share out among their steps. */
+/* Learnt maps, and the workspaces that layers divide among their steps. */
 #ifndef ATTN_NN_LINEAR_H
 #define ATTN_NN_LINEAR_H
 
 #include "attn/product.h"
 #include "check.h"
 
-/* What a map does to its own output. */
+/* What a map applies to its output. */
 typedef enum attn_nn_after { NN_NOTHING, NN_RELU, NN_GELU } attn_nn_after;
 
 /* Packs W and b; `name` is the config's field, for errors. */
@@ -21,7 +21,7 @@ typedef struct attn_nn_rows {
 attn_status attn_nn_linear_run(const attn_product *product, attn_nn_rows shape, const float *x, float *y, void *workspace,
                                size_t bytes);
 
-/* ---- Workspaces: regions one behind the other, each 64-byte aligned ---- */
+/* ---- Workspaces: consecutive regions, each 64-byte aligned ---- */
 
 typedef struct attn_nn_layout {
   size_t bytes;
@@ -32,13 +32,13 @@ typedef struct attn_nn_layout {
 size_t attn_nn_place_floats(attn_nn_layout *layout, int64_t rows, int64_t width);
 size_t attn_nn_place_bytes(attn_nn_layout *layout, size_t bytes);
 
-/* Whether all of it can be addressed: a layer that could not run is refused when it is created. */
+/* Whether the whole workspace can be addressed. If not, the layer is refused when it is created. */
 attn_status attn_nn_check_layout(const char *layer, attn_nn_layout layout);
 
-/* The caller's workspace is there, large enough and aligned. */
+/* Checks that the caller's workspace is not NULL, large enough and aligned. */
 attn_status attn_nn_check_workspace(const char *layer, const void *workspace, size_t bytes, size_t needed);
 
-/* Rows of a layer in blocks, over the threads: body(context, first row, rows). */
+/* Divides the rows of a layer into blocks and runs body(context, first row, rows) on the threads. */
 typedef void (*attn_nn_rows_fn)(const void *context, int64_t first, int64_t rows);
 void attn_nn_each_block(const attn_options *options, int64_t rows, attn_nn_rows_fn body, const void *context);
 

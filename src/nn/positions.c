@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Sinusoidal positions. In double throughout: a position of a million has lost its phase in float32. */
+/* Sinusoidal positions, computed in double: in float32 the phase of a position of a million would be lost. */
 #include <inttypes.h>
 #include <math.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Synthesizer: scores made by a small network from each row alone (dense) or learnt as they are (random), then libattn's
- * precomputed score. Heads lie side by side in every row and are addressed by strides. */
+/* Synthesizer. Scores come from a small network that sees one row at a time (dense), or are learnt directly (random). Attention
+ * then takes them as precomputed scores. Heads lie side by side in every row and are addressed by strides. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "linear.h"
 
 struct attn_synthesizer {
-  attn_synthesizer_config config; /* its pointers are not kept */
+  attn_synthesizer_config config; /* a copy; its pointers may no longer be valid */
   attn_product **first, **second; /* [heads]: DENSE */
   float *scores;                  /* [heads][length][length]: RANDOM */
   attn_product *value, *output;
@@ -85,11 +85,11 @@ static attn_status build(attn_synthesizer *layer, const attn_synthesizer_config 
   const int64_t score_rows = c->kind == ATTN_SYNTHESIZER_DENSE ? c->seq : c->length;
   p.scores_stride = (attn_score_strides){.h = score_rows * c->length, .q = c->length, .k = 1};
   if (c->kind == ATTN_SYNTHESIZER_DENSE)
-    p.scores_stride.b = c->heads * p.scores_stride.h; /* learnt ones serve every batch */
+    p.scores_stride.b = c->heads * p.scores_stride.h; /* learnt scores have no batch */
   return attn_plan_create(&p, options, &layer->plan);
 }
 
-/* [values, heads side by side] [o likewise] [one head's hidden rows] [scores] [what one step needs at a time] */
+/* [values, heads side by side] [outputs, likewise] [hidden rows of one head] [scores] [workspace of one step at a time] */
 typedef struct layout {
   attn_nn_layout all;
   size_t v, o, hidden, scores, step, step_bytes;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Attention weights, from any kernel as it is (identity.h), in one run. */
+/* Attention weights of any kernel: with the identity matrix as V (identity.h) the output O is P. */
 #include <stdlib.h>
 
 #include "check.h"

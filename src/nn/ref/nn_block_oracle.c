@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* Oracles of multi-head attention and of transformer blocks, composed of those of their steps in the order of the formulas. */
+/* Oracles of multi-head attention and of transformer blocks: the oracles of their steps, in the order of the formulas. */
 #include <stdlib.h>
 
 #include "src/nn/ref/nn_oracle_f64.h"
 
-/* Columns first .. of a dense weight that has `all` of them, in either layout. */
+/* The columns from `first` on of a dense weight with `all` columns, in either layout. */
 static attn_nn_field project(const attn_nn_field *x, const attn_mha_weights *w, const void *weight, const float *bias,
                              int64_t first, int64_t columns, int64_t all) {
   if (w->dtype != ATTN_F32) abort();

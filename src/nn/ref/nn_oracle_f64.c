@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The oracles of libattn_nn: values in double, and beside each the error that float32 is expected to make. */
+/* The oracles of libattn_nn: every value in double, with the error that float32 is expected to make. */
 #include "src/nn/ref/nn_oracle_f64.h"
 
 #include <math.h>
@@ -41,10 +41,10 @@ double attn_nn_field_worst(const attn_nn_field *field, const float *got) {
 
 /* ---- Sums ---- */
 
-/* A sum of products as float32 forms it: of n rounded partial sums, each as large as a random walk or a steady climb to the
- * result makes it, whichever order they are formed in. */
+/* A sum of products as float32 computes it: n rounded partial sums in any order. A partial sum is as large as a random walk, or as
+ * a steady climb to the result, would make it. */
 typedef struct sum {
-  double value, squares, carried; /* carried: variance of what came in */
+  double value, squares, carried; /* carried: variance of the inputs' errors */
   int64_t terms;
 } sum;
 
@@ -95,7 +95,7 @@ attn_nn_field attn_nn_oracle_gelu(const attn_nn_field *x) {
     const double v = x->value[i], share = 0.5 * erfc(-v * half_root);
     const double slope = share + v * density_at_0 * exp(-0.5 * v * v);
     y.value[i] = v * share;
-    /* erf as float32 has it is good to about 2 u of 1, whatever it is near -1 */
+    /* float32 erf errs by about 2 u of 1, also near -1 */
     y.error[i] = sqrt(square(slope * x->error[i]) + square(unit * v * (share + 1)));
   }
   return y;
@@ -128,7 +128,7 @@ static void norm_row(const double *x, const double *error, int64_t n, const attn
     /* dh_i = scale (dx_i - mean(dx) - h_i mean(h dx)) */
     const double shared = (e2 + 2 * h * e2h + h * h * e2hh) / square((double)n);
     y[i] = gain * h + bias;
-    /* the scale is good to a few u, the mean to about u of the spread */
+    /* the scale errs by a few u, the mean by about u of the spread */
     const double own = square(unit * gain) * (square(4 * h) + 1) + square(unit * y[i]);
     y_error[i] = sqrt(square(gain * scale) * (square(error[i]) + shared) + own);
   }
@@ -191,7 +191,7 @@ static double score_of(const head *c, int64_t i, int64_t j, double *variance) {
     const double difference = w * (q - k), t = tanh(q + k);
     if (a->score == ATTN_SCORE_DOT)
       add_product(&s, q, q_error, k, k_error);
-    else if (a->score == ATTN_SCORE_ADDITIVE) /* tanh is good to a few u of 1 */
+    else if (a->score == ATTN_SCORE_ADDITIVE) /* tanh errs by a few u of 1 */
       add_product(&s, w, 0, t, sqrt(square((1 - t * t) * (together + unit * fabs(q + k))) + square(4 * unit)));
     else
       add_product(&s, -0.5 * difference, w * together / 2 + unit * fabs(difference), difference, w * together);
@@ -201,7 +201,7 @@ static double score_of(const head *c, int64_t i, int64_t j, double *variance) {
   return scale * s.value;
 }
 
-/* Of one weight, relative: exp as float32 has it, about 4 u, or as the kernel declares it. With float32 values P is not rounded. */
+/* Relative error of one weight: that of exp, about 4 u in float32 or as the kernel declares. With float32 values P is not rounded. */
 static double own_variance(const attn_numerics *n) { return square(4 * unit) + square(n->exp_error); }
 
 static void attend_row(const head *c, int64_t i, double *p, double *p_variance, attn_nn_field *o) {

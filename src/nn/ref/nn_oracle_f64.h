@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* Float64 oracles of libattn_nn, composed as the formulas of docs/semantics.md are: obvious loops, no code shared with what they
- * judge. Every value travels with the rounding error that float32 arithmetic is expected to have made by then, so that a
- * block of a dozen steps has a limit derived from its own steps and not a tolerance.
+/* Float64 oracles of libattn_nn, composed like the formulas of docs/semantics.md: obvious loops that share no code with what they
+ * check. Every value carries the rounding error that float32 arithmetic is expected to have made so far. So the error limit of a
+ * block is derived from its own dozen steps; it is no chosen tolerance.
  *
  * `error` is a standard deviation: each rounding counts as an independent error of u = 2^-24 times what is rounded, and is carried
  * through later steps by their derivatives (Higham & Mary 2019, https://doi.org/10.1137/18M1226312, on why sums of n
@@ -20,12 +20,12 @@ typedef struct attn_nn_field {
   double *value, *error;
 } attn_nn_field;
 
-/* Zeros; aborts without memory (oracles only run in tests and in the harness' check). */
+/* All zeros. Aborts without memory: oracles only run in tests and in the check of the harness. */
 attn_nn_field attn_nn_field_create(int64_t rows, int64_t width);
 attn_nn_field attn_nn_field_of(const float *data, int64_t rows, int64_t width); /* exact */
 void attn_nn_field_destroy(attn_nn_field *field);
 
-/* The worst |got - value| / (SIGMAS error + 2^-126) over the field: passes up to 1. NaN counts as infinite. */
+/* The largest |got - value| / (SIGMAS error + 2^-126) of the field. Up to 1 passes; NaN counts as infinite. */
 double attn_nn_field_worst(const attn_nn_field *field, const float *got);
 
 /* x W + b; w[in][out] by its strides, b NULL = 0. */
@@ -41,7 +41,7 @@ attn_nn_field attn_nn_oracle_gelu(const attn_nn_field *x);
 attn_nn_field attn_nn_oracle_add(const attn_nn_field *a, const attn_nn_field *b);
 attn_nn_field attn_nn_oracle_layer_norm(const attn_nn_field *x, const attn_norm *norm);
 
-/* What attention needs beyond its tensors. Sequences stand one behind the other in the rows of q, k and v, heads side by side. */
+/* Attention without its tensors. The rows of q, k and v hold one sequence after the other, with heads side by side. */
 typedef struct attn_nn_attention {
   int64_t batch, heads_q, heads_kv, seq_q, seq_k;
   bool causal; /* aligned bottom-right where `bottom_right` */
@@ -56,9 +56,8 @@ typedef struct attn_nn_attention {
 attn_nn_field attn_nn_oracle_attention(const attn_nn_attention *attention, const attn_nn_field *q, const attn_nn_field *k,
                                        const attn_nn_field *v);
 
-/* Whole layers, of the configs that libattn_nn takes. Dot scores; masks: kv_len, and causal by either alignment (anything else
- * aborts). numerics: of the kernel, or NULL
- * for float32. x is not given up. */
+/* Whole layers, from the configs that libattn_nn takes. Dot scores; kv_len and causal masks of either alignment (anything else
+ * aborts). numerics: those of the kernel, or NULL for float32. x stays the caller's. */
 attn_nn_field attn_nn_oracle_mha(const attn_mha_problem *problem, const attn_mha_weights *weights, const attn_args *args,
                                  const attn_numerics *numerics, const attn_nn_field *x, const attn_nn_field *memory);
 attn_nn_field attn_nn_oracle_block(const attn_block_config *config, const attn_block_args *args,
