@@ -14,9 +14,9 @@
 int bench_pin_cpus(const char *command, const char *cpus);
 
 /* What --cpus takes, for --help. */
-#define BENCH_CPUS_HELP                                                                                                \
-  "keep to these CPUs, one thread per core: core:0-3, package:1.core:0-1, numa:0 (hwloc's syntax), or exactly these: " \
-  "pu:0-3, 0-3,8 (default: all that this process may use)"
+#define BENCH_CPUS_HELP                                                                                                   \
+  "keep to exactly these CPUs: 0-3,8; with hwloc, one thread per core: core:0-3, package:1.core:0-1, numa:0, or exactly " \
+  "pu:0-3 (default: all that this process may use)"
 
 /* The CPU of each of `threads` threads: one per core first, then the cores' other CPUs; those near `first` (a CPU, or -1 for
  * the first that is allowed) before those of other NUMA nodes. Returns how many could be placed: fewer if CPUs are short. */

@@ -19,13 +19,6 @@ typedef struct bench_topology {
   int core[CPU_SETSIZE], node[CPU_SETSIZE], package[CPU_SETSIZE]; /* of each CPU */
   int cores, nodes, packages;
   char caches[200]; /* "L3 32 MiB x 1, L2 512 KiB x 2, L1d 32 KiB x 2" */
-
-  /* The objects of a kind ("core", "pu", "package", ...) that share CPUs with `within`, in order, each as the set of its CPUs.
-   * Returns how many there are (at most CPU_SETSIZE), or -1 if the topology has no such kind. */
-  int (*objects)(const char *kind, const cpu_set_t *within, cpu_set_t *objects);
-
-  /* "package:0-1, numanode:0-1, core:0-15, pu:0-31". */
-  void (*list_kinds)(char *text, size_t bytes);
 } bench_topology;
 
 /* The topology that hwloc shows (a synthetic one too), or that of the system files. Read once; never fails: what the system
@@ -34,9 +27,6 @@ const bench_topology *bench_topology_get(void);
 
 /* The same, but always of this machine. */
 const bench_topology *bench_topology_here(void);
-
-/* Appends to a list of objects: ", core:0-3" for 4 of them. */
-void bench_topology_list_kind(char *text, size_t bytes, const char *kind, int count);
 
 /* Where they come from; false from hwloc: there is none, or it cannot be read. */
 bool bench_topology_from_hwloc(bench_topology *topology);

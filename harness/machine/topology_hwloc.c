@@ -3,58 +3,23 @@
 #include "machine/topology.h"
 
 #ifdef BENCH_HWLOC
-#include <ctype.h>
-#include <hwloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "machine/cpu_list.h"
+#include "machine/topology_hwloc.h"
 
 static hwloc_topology_t machine;
 
-static void to_set(hwloc_const_cpuset_t from, cpu_set_t *set) {
-  CPU_ZERO(set);
-  for (int cpu = hwloc_bitmap_first(from); cpu >= 0 && cpu < CPU_SETSIZE; cpu = hwloc_bitmap_next(from, cpu))
-    bench_add_cpu(set, cpu);
-}
+hwloc_topology_t bench_hwloc_machine(void) { return machine; }
 
-/* The kind's depth in the tree (a negative one for memory); false if it is no kind of hwloc's, or none is here. */
-static bool find_depth(const char *kind, int *depth) {
-  union hwloc_obj_attr_u attributes;
-  hwloc_obj_type_t type;
-  if (hwloc_type_sscanf(kind, &type, &attributes, sizeof attributes) < 0) return false;
-  *depth = hwloc_get_type_depth(machine, type);
-  return *depth >= 0 || *depth == HWLOC_TYPE_DEPTH_NUMANODE;
-}
-
-static int objects_of(const char *kind, const cpu_set_t *within, cpu_set_t *objects) {
-  int depth, count = 0;
-  if (!find_depth(kind, &depth)) return -1;
-  for (hwloc_obj_t o = NULL; (o = hwloc_get_next_obj_by_depth(machine, depth, o)) && count < CPU_SETSIZE;) {
-    cpu_set_t shared;
-    to_set(o->cpuset, &objects[count]);
-    CPU_AND(&shared, &objects[count], within);
-    count += CPU_COUNT(&shared) > 0;
-  }
-  return count;
-}
-
-static void list_depth(char *text, size_t bytes, int depth) {
-  char kind[32];
-  hwloc_obj_t first = hwloc_get_obj_by_depth(machine, depth, 0);
-  if (!first) return;
-  (void)hwloc_obj_type_snprintf(kind, sizeof kind, first, 0);
-  for (char *c = kind; *c; c++) *c = (char)tolower((unsigned char)*c);
-  bench_topology_list_kind(text, bytes, kind, (int)hwloc_get_nbobjs_by_depth(machine, depth));
-}
-
-/* From the widest to the PUs; the machine itself is no choice, and instruction caches are beside those of data. */
-static void list_kinds(char *text, size_t bytes) {
-  text[0] = 0;
-  list_depth(text, bytes, HWLOC_TYPE_DEPTH_NUMANODE);
-  for (int depth = 1; depth < hwloc_topology_get_depth(machine); depth++)
-    if (!hwloc_obj_type_is_icache(hwloc_get_depth_type(machine, depth))) list_depth(text, bytes, depth);
+cpu_set_t bench_hwloc_cpus(hwloc_const_bitmap_t bits) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (int cpu = hwloc_bitmap_first(bits); cpu >= 0 && cpu < CPU_SETSIZE; cpu = hwloc_bitmap_next(bits, cpu))
+    bench_add_cpu(&set, cpu);
+  return set;
 }
 
 /* "L3 32 MiB x 1, ..." from the last level to the first. */
@@ -96,7 +61,7 @@ static void name_source(bench_topology *t) {
 }
 
 static void fill(bench_topology *t) {
-  *t = (bench_topology){.here = hwloc_topology_is_thissystem(machine), .objects = objects_of, .list_kinds = list_kinds};
+  *t = (bench_topology){.here = hwloc_topology_is_thissystem(machine)};
   for (hwloc_obj_t pu = NULL; (pu = hwloc_get_next_obj_by_type(machine, HWLOC_OBJ_PU, pu));) {
     if (pu->os_index >= CPU_SETSIZE) continue;
     bench_add_cpu(&t->cpus, (int)pu->os_index);

@@ -11,7 +11,7 @@
 
 #define CPU_FOLDER "/sys/devices/system/cpu"
 
-static bench_topology known; /* what objects_of() looks at */
+static bench_topology known; /* what by_node_and_core() looks at */
 
 static bool read_cpus(const char *path, cpu_set_t *set) {
   char text[4096];
@@ -55,41 +55,6 @@ static int number_nodes(int *node) {
   return nodes ? nodes : 1;
 }
 
-/* The CPUs for which group[cpu] == index and that stand in `within`, or in all CPUs if it is NULL. */
-static cpu_set_t members(const int *group, int index, const cpu_set_t *within) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
-    if (bench_has_cpu(within, cpu) && (group ? group[cpu] : cpu) == index) bench_add_cpu(&set, cpu);
-  return set;
-}
-
-static int objects_of(const char *kind, const cpu_set_t *within, cpu_set_t *objects) {
-  static const struct {
-    const char *kind;
-    const int *group;
-  } kinds[] = {
-      {"core", known.core}, {"pu", NULL}, {"numanode", known.node}, {"numa", known.node}, {"package", known.package}};
-  int count = 0;
-  for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
-    if (strcmp(kind, kinds[k].kind)) continue;
-    for (int i = 0; i < CPU_SETSIZE; i++) {
-      const cpu_set_t shared = members(kinds[k].group, i, within);
-      if (CPU_COUNT(&shared)) objects[count++] = members(kinds[k].group, i, &known.cpus);
-    }
-    return count;
-  }
-  return -1;
-}
-
-static void list_kinds(char *text, size_t bytes) {
-  text[0] = 0;
-  bench_topology_list_kind(text, bytes, "package", known.packages);
-  bench_topology_list_kind(text, bytes, "numanode", known.nodes);
-  bench_topology_list_kind(text, bytes, "core", known.cores);
-  bench_topology_list_kind(text, bytes, "pu", known.count);
-}
-
 static int by_node_and_core(const void *left, const void *right) {
   const int a = *(const int *)left, b = *(const int *)right;
   if (known.node[a] != known.node[b]) return known.node[a] - known.node[b];
@@ -97,7 +62,7 @@ static int by_node_and_core(const void *left, const void *right) {
 }
 
 void bench_topology_from_system(bench_topology *topology) {
-  known = (bench_topology){.here = true, .objects = objects_of, .list_kinds = list_kinds};
+  known = (bench_topology){.here = true};
   snprintf(known.source, sizeof known.source, "system files");
   if (!read_cpus(CPU_FOLDER "/online", &known.cpus) && sched_getaffinity(0, sizeof known.cpus, &known.cpus))
     bench_add_cpu(&known.cpus, 0);

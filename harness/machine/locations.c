@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: MIT */
+/* hwloc's locations, such as package:1.core:0-1,~pu:3. hwloc's library knows kinds, objects and sets; how its programs put them
+ * into lists and ranges is read here. */
+#include <stdio.h>
+
+#include "machine/cpu_syntax.h"
+
+#ifdef BENCH_HWLOC
+#include <ctype.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include "machine/cpu_list.h"
+#include "machine/topology_hwloc.h"
+
+enum { ITEM = 256, CPUS_TEXT = 200 };
+
+/* What the items so far have named. */
+typedef struct reader {
+  hwloc_topology_t machine;
+  const bench_topology *topology;
+  const cpu_set_t *allowed;
+  cpu_set_t whole;  /* CPUs of cores and larger objects, of which each core gives one */
+  cpu_set_t exact;  /* CPUs that were named themselves */
+  bool removing;    /* the item began with ~ */
+  char kinds[ITEM]; /* "package:1.core:" of the last item, for one that continues its list */
+  char *error;
+  size_t error_bytes;
+} reader;
+
+static bool fail(reader *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static bool fail(reader *r, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(r->error, r->error_bytes, format, arguments);
+  va_end(arguments);
+  return false;
+}
+
+/* ---- Ranges ------------------------------------------------------------------------------------------------------------ */
+
+/* first, first + step, ...: `count` of them, of which those of a wildcard may be missing. */
+typedef struct range {
+  int first, count, step;
+  bool wildcard, wraps;
+} range;
+
+/* A whole number below a million at *text, behind which it moves; -1 if there is none. */
+static int read_number(const char **text) {
+  int number = -1;
+  for (; isdigit((unsigned char)**text) && number < 1000000; ++*text) number = (number < 0 ? 0 : 10 * number) + **text - '0';
+  return number;
+}
+
+/* all, odd, even among `count` objects. */
+static bool read_word(const char *text, int count, range *r) {
+  const bool odd = !strcmp(text, "odd"), all = !strcmp(text, "all");
+  if (!odd && !all && strcmp(text, "even")) return false;
+  const int step = all ? 1 : 2;
+  *r = (range){.first = odd, .count = (count - odd + step - 1) / step, .step = step, .wildcard = true};
+  return true;
+}
+
+/* N, N-M, N-, N:COUNT among `count` objects. */
+static bool read_numbers(const char *text, int count, range *r) {
+  *r = (range){.first = read_number(&text), .count = 1, .step = 1};
+  if (r->first < 0 || !*text) return r->first >= 0;
+  r->wraps = *text == ':';
+  r->wildcard = *text == '-' && !text[1];
+  if (*text != ':' && *text != '-') return false;
+  text++;
+  const int second = r->wildcard ? count - 1 : read_number(&text);
+  r->count = r->wraps ? second : second - r->first + 1;
+  return !*text && (r->count > 0 || r->wildcard);
+}
+
+/* ---- Errors ------------------------------------------------------------------------------------------------------------ */
+
+/* Appends ", core:0-3" for 4 objects. */
+static void append_kind(char *text, size_t bytes, const char *kind, int count) {
+  const size_t used = strlen(text);
+  snprintf(text + used, bytes - used, count > 1 ? "%s%s:0-%d" : "%s%s:0", used ? ", " : "", kind, count - 1);
+}
+
+static void append_depth(char *text, size_t bytes, hwloc_topology_t machine, int depth) {
+  char kind[32];
+  const hwloc_obj_t first = hwloc_get_obj_by_depth(machine, depth, 0);
+  if (!first) return;
+  (void)hwloc_obj_type_snprintf(kind, sizeof kind, first, 0);
+  for (char *c = kind; *c; c++) *c = (char)tolower((unsigned char)*c);
+  append_kind(text, bytes, kind, (int)hwloc_get_nbobjs_by_depth(machine, depth));
+}
+
+/* Lists the kinds from the widest to the PUs, without the machine as a whole and without instruction caches. */
+static bool say_unknown_kind(reader *r, const char *kind) {
+  char kinds[400] = "";
+  append_depth(kinds, sizeof kinds, r->machine, HWLOC_TYPE_DEPTH_NUMANODE);
+  for (int depth = 1; depth < hwloc_topology_get_depth(r->machine); depth++)
+    if (!hwloc_obj_type_is_icache(hwloc_get_depth_type(r->machine, depth)))
+      append_depth(kinds, sizeof kinds, r->machine, depth);
+  return fail(r, "'%s' is no kind of object here; %s has %s", kind, r->topology->source, kinds);
+}
+
+static bool say_beyond(reader *r, const char *kind, const char *text, int count, const char *where) {
+  char there[64] = "none";
+  if (count) append_kind(strcpy(there, ""), sizeof there, kind, count);
+  return fail(r, "%s:%s goes beyond what %s has: %s", kind, text, where, there);
+}
+
+/* ---- Objects ----------------------------------------------------------------------------------------------------------- */
+
+static void subtract(cpu_set_t *set, const cpu_set_t *cpus) {
+  cpu_set_t common;
+  CPU_AND(&common, set, cpus);
+  CPU_XOR(set, set, &common);
+}
+
+static bool take(reader *r, const cpu_set_t *cpus, bool exact) {
+  cpu_set_t *into = exact ? &r->exact : &r->whole;
+  if (!r->removing) {
+    CPU_OR(into, into, cpus);
+  } else {
+    subtract(&r->exact, cpus);
+    subtract(&r->whole, cpus);
+  }
+  return true;
+}
+
+/* An object that was named by its number should have a CPU that this process may use. */
+static bool check_allowed(reader *r, const char *name, const cpu_set_t *cpus) {
+  char theirs[CPUS_TEXT], ours[CPUS_TEXT];
+  cpu_set_t common;
+  CPU_AND(&common, cpus, r->allowed);
+  if (CPU_COUNT(&common) || r->removing) return true;
+  bench_cpu_list_write(cpus, theirs, sizeof theirs);
+  bench_cpu_list_write(r->allowed, ours, sizeof ours);
+  return fail(r, "%s is CPU %s; this process may use %s", name, theirs, ours);
+}
+
+static bool take_path(reader *r, const char *path, hwloc_const_cpuset_t within, const char *where);
+
+/* Takes an object, or what the rest of its path names inside it. */
+static bool take_object(reader *r, hwloc_obj_t object, const char *name, const char *rest, bool wildcard) {
+  if (*rest) return take_path(r, rest, object->cpuset, name);
+  const cpu_set_t cpus = bench_hwloc_cpus(object->cpuset);
+  return (wildcard || check_allowed(r, name, &cpus)) && take(r, &cpus, object->type == HWLOC_OBJ_PU);
+}
+
+/* The depth of a kind in hwloc's tree; false if it is no kind, or this topology has no object of it. */
+static bool find_depth(hwloc_topology_t machine, const char *kind, int *depth) {
+  union hwloc_obj_attr_u attributes;
+  hwloc_obj_type_t type;
+  if (hwloc_type_sscanf(kind, &type, &attributes, sizeof attributes) < 0) return false;
+  *depth = hwloc_get_type_depth(machine, type);
+  return *depth >= 0 || *depth == HWLOC_TYPE_DEPTH_NUMANODE;
+}
+
+static bool take_range(reader *r, const char *kind, const char *text, const char *rest, hwloc_const_cpuset_t within,
+                       const char *where) {
+  range numbers;
+  int depth;
+  if (!find_depth(r->machine, kind, &depth)) return say_unknown_kind(r, kind);
+  const int count = (int)hwloc_get_nbobjs_inside_cpuset_by_depth(r->machine, within, depth);
+  if (!read_word(text, count, &numbers) && !read_numbers(text, count, &numbers))
+    return fail(r, "%s:%s should be %s:N, N-M, N-, N:COUNT, all, odd or even", kind, text, kind);
+  if (numbers.first >= count || (!numbers.wraps && !numbers.wildcard && numbers.first + numbers.count > count))
+    return say_beyond(r, kind, text, count, where);
+  for (int i = 0; i < numbers.count; i++) {
+    const int index = numbers.wraps ? (numbers.first + i) % count : numbers.first + i * numbers.step;
+    const hwloc_obj_t object = hwloc_get_obj_inside_cpuset_by_depth(r->machine, within, depth, (unsigned)index);
+    char name[64];
+    snprintf(name, sizeof name, "%.40s:%d", kind, index);
+    if (!take_object(r, object, name, rest, numbers.wildcard)) return false;
+  }
+  return true;
+}
+
+/* "package:1.core:0-1" and so on, inside the CPUs of what stands before it. */
+static bool take_path(reader *r, const char *path, hwloc_const_cpuset_t within, const char *where) {
+  char kind[ITEM], text[ITEM];
+  const size_t kind_length = strcspn(path, ":"), length = strcspn(path, ".");
+  if (kind_length >= length) return fail(r, "'%s' should be a kind and its numbers, such as core:0-3", path);
+  snprintf(kind, sizeof kind, "%.*s", (int)kind_length, path);
+  snprintf(text, sizeof text, "%.*s", (int)(length - kind_length - 1), path + kind_length + 1);
+  path += length;
+  return take_range(r, kind, text, path + (*path == '.'), within, where);
+}
+
+/* ---- Items ------------------------------------------------------------------------------------------------------------- */
+
+/* Hexadecimal words of 32 bits, the highest first: "0xff", "0x1,0x00000000". */
+static bool take_mask(reader *r, const char *text) {
+  cpu_set_t cpus;
+  hwloc_bitmap_t bits = hwloc_bitmap_alloc();
+  const bool fine = bits && !hwloc_bitmap_sscanf(bits, text) && hwloc_bitmap_last(bits) < CPU_SETSIZE;
+  if (fine) cpus = bench_hwloc_cpus(bits);
+  hwloc_bitmap_free(bits);
+  return fine ? take(r, &cpus, true) : fail(r, "'%s' should be a set of CPUs in hexadecimal, such as 0xf", text);
+}
+
+static bool take_numbers(reader *r, const char *text) {
+  cpu_set_t cpus;
+  if (bench_cpu_list_read(text, &cpus)) return take(r, &cpus, true);
+  return fail(r, "'%s' should be a CPU, as in 0-3,8, or an object, as in core:0-3, package:1.core:0, numa:0", text);
+}
+
+/* "core:0-3", or "8" behind it. What continues it stands behind its last kind, not behind the count of "core:0:2". */
+static bool take_objects(reader *r, const char *item, bool has_kind) {
+  char path[2 * ITEM];
+  snprintf(path, sizeof path, "%s%s", has_kind ? "" : r->kinds, item);
+  const char *last = strrchr(path, '.');
+  const char *kind_end = strchr(last ? last : path, ':');
+  snprintf(r->kinds, sizeof r->kinds, "%.*s", kind_end ? (int)(kind_end - path + 1) : 0, path);
+  return take_path(r, path, hwloc_get_root_obj(r->machine)->cpuset, r->topology->here ? "this machine" : "this topology");
+}
+
+static bool take_item(reader *r, const char *item) {
+  r->removing = *item == '~';
+  if (r->removing) item++;
+  const bool has_kind = strchr(item, ':');
+  if (!strncmp(item, "0x", 2)) return take_mask(r, item);
+  if (!strcmp(item, "all") || !strcmp(item, "root")) return take(r, &r->topology->cpus, false);
+  return has_kind || r->kinds[0] ? take_objects(r, item, has_kind) : take_numbers(r, item);
+}
+
+/* The next item's length: up to a comma or blank, but with all words of a set in hexadecimal. */
+static size_t item_length(const char *text) {
+  size_t length = strcspn(text, ", ");
+  while (!strncmp(text + (*text == '~'), "0x", 2) && !strncmp(text + length, ",0x", 3))
+    length += 1 + strcspn(text + length + 1, ", ");
+  return length;
+}
+
+/* One CPU for each core of r->whole, the first that is allowed, beside those that were named themselves. */
+static void settle(const reader *r, cpu_set_t *set) {
+  const bench_topology *t = r->topology;
+  bool taken[CPU_SETSIZE] = {false};
+  *set = r->exact;
+  for (int i = 0; i < t->count; i++) {
+    const int cpu = t->in_order[i];
+    if (!bench_has_cpu(&r->whole, cpu) || !bench_has_cpu(r->allowed, cpu) || taken[t->core[cpu]]) continue;
+    taken[t->core[cpu]] = true;
+    bench_add_cpu(set, cpu);
+  }
+}
+
+bool bench_locations_read(const char *text, const bench_topology *topology, const cpu_set_t *allowed, cpu_set_t *set,
+                          char *error, size_t error_bytes) {
+  reader r = {.machine = bench_hwloc_machine(),
+              .topology = topology,
+              .allowed = allowed,
+              .error = error,
+              .error_bytes = error_bytes};
+  for (text += strspn(text, ", "); *text; text += strspn(text, ", ")) {
+    char item[ITEM];
+    const size_t length = item_length(text);
+    if (length >= sizeof item) return fail(&r, "'%.20s...' is too long for one item", text);
+    snprintf(item, sizeof item, "%.*s", (int)length, text);
+    if (!take_item(&r, item)) return false;
+    text += length;
+  }
+  settle(&r, set);
+  return true;
+}
+
+#else
+
+bool bench_locations_read(const char *text, const bench_topology *topology, const cpu_set_t *allowed, cpu_set_t *set,
+                          char *error, size_t error_bytes) {
+  (void)topology, (void)allowed, (void)set;
+  snprintf(error, error_bytes,
+           "'%.60s' should be numbers of CPUs, such as 0-3,8; to name cores or nodes takes hwloc, which this attnbench was "
+           "built without (Debian: libhwloc-dev)",
+           text);
+  return false;
+}
+#endif
