@@ -3,12 +3,11 @@
 #include <inttypes.h>
 
 #include "error.h"
+#include "kernels/common/dtypes.h"
 #include "problem.h"
 
 #define REQUIRE(condition, ...) \
   if (!(condition)) return attn_fail(ATTN_INVALID_ARGUMENT, __VA_ARGS__)
-
-static uintptr_t dtype_bytes(attn_dtype dtype) { return dtype == ATTN_F32 ? 4 : 2; }
 
 static attn_status check_pointer(const char *field, const void *pointer, bool needed, uintptr_t alignment, const char *why) {
   if (!needed) return ATTN_OK;
@@ -23,7 +22,7 @@ static attn_status check_pointers(const attn_problem *p, const attn_args *a) {
   bool queries = p->batch > 0 && (varlen ? p->total_q : p->seq_q) > 0;
   bool keys = p->batch > 0 && (varlen ? p->total_k : p->seq_k) > 0;
   bool scores = queries && keys;
-  uintptr_t q = dtype_bytes(p->dtype_q), kv = dtype_bytes(p->dtype_kv), o = dtype_bytes(p->dtype_o);
+  uintptr_t q = attn_dtype_bytes(p->dtype_q), kv = attn_dtype_bytes(p->dtype_kv), o = attn_dtype_bytes(p->dtype_o);
   const struct {
     const char *field;
     const void *pointer;

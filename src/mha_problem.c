@@ -138,8 +138,7 @@ static attn_status check_weights(const attn_mha_problem *p, const attn_mha_weigh
   REQUIRE(w, "weights is NULL; it must point to an attn_mha_weights");
   REQUIRE(w->layout == ATTN_IN_OUT || w->layout == ATTN_OUT_IN,
           "attn_mha_weights.layout is %d; it must be ATTN_IN_OUT or ATTN_OUT_IN", (int)w->layout);
-  REQUIRE(w->dtype == ATTN_F32 || w->dtype == ATTN_F16 || w->dtype == ATTN_BF16,
-          "attn_mha_weights.dtype is %d; it must be ATTN_F32, ATTN_F16 or ATTN_BF16", (int)w->dtype);
+  REQUIRE(attn_dtype_exists(w->dtype), "attn_mha_weights.dtype is %d; it must be " ATTN_DTYPE_CONSTANTS, (int)w->dtype);
   REQUIRE(!w->w_qkv || !(w->w_q || w->w_k || w->w_v),
           "attn_mha_weights.w_qkv is given beside w_q, w_k or w_v; it must be one or the other");
   REQUIRE(!w->w_qkv || !(w->b_q || w->b_k || w->b_v),

@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "error.h"
+#include "kernels/common/dtypes.h"
 #include "problem.h"
 #include "strides.h"
 
@@ -101,8 +102,7 @@ static attn_status check_sizes(const attn_problem *p) {
 }
 
 static attn_status check_enums(const attn_problem *p) {
-  REQUIRE(p->dtype_kv == ATTN_F32 || p->dtype_kv == ATTN_F16 || p->dtype_kv == ATTN_BF16,
-          "attn_problem.dtype_kv is %d; it must be ATTN_F32, ATTN_F16 or ATTN_BF16", (int)p->dtype_kv);
+  REQUIRE(attn_dtype_exists(p->dtype_kv), "attn_problem.dtype_kv is %d; it must be " ATTN_DTYPE_CONSTANTS, (int)p->dtype_kv);
   REQUIRE(p->dtype_q == ATTN_F32 || p->dtype_q == p->dtype_kv,
           "attn_problem.dtype_q is %d with dtype_kv %d; it must be ATTN_F32 or equal to dtype_kv", (int)p->dtype_q,
           (int)p->dtype_kv);

@@ -109,8 +109,8 @@ static attn_status check_weights(const attn_product_weights *w) {
     if (sizes[i].value < 1 || sizes[i].value > ATTN_SIZE_LIMIT)
       return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_weights.%s is %" PRId64 "; it must be in 1..2^31",
                        sizes[i].field, sizes[i].value);
-  if (w->dtype != ATTN_F32 && w->dtype != ATTN_F16 && w->dtype != ATTN_BF16)
-    return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_weights.dtype is %d; it must be ATTN_F32, ATTN_F16 or ATTN_BF16",
+  if (!attn_dtype_exists(w->dtype))
+    return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_weights.dtype is %d; it must be " ATTN_DTYPE_CONSTANTS,
                      (int)w->dtype);
   if (!w->weight || (uintptr_t)w->weight % attn_dtype_bytes(w->dtype))
     return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_weights.weight is %p; it must point to aligned elements",

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/cli.h"
+#include "kernels/common/dtypes.h"
 
 enum {
   MOST_TOKENS = INT32_MAX, /* lengths and offsets are int32 in attn_args; sizes beyond 2^31 are invalid anyway */
@@ -69,13 +70,10 @@ void bench_spec_set(bench_spec *spec, bench_axis axis, const char *value) {
 
 /* ---- Single values ------------------------------------------------------------------------------------------------- */
 
-const char *bench_dtype_name(attn_dtype dtype) {
-  static const char *const names[] = {[ATTN_F32] = "f32", [ATTN_F16] = "f16", [ATTN_BF16] = "bf16"};
-  return names[dtype];
-}
+const char *bench_dtype_name(attn_dtype dtype) { return attn_dtype_of(dtype).name; }
 
 static bool read_dtype(const char *text, size_t length, attn_dtype *dtype) {
-  for (attn_dtype d = ATTN_F32; d <= ATTN_BF16; d++)
+  for (attn_dtype d = 0; attn_dtype_exists(d); d++)
     if (strlen(bench_dtype_name(d)) == length && !strncmp(bench_dtype_name(d), text, length)) {
       *dtype = d;
       return true;

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kernels/common/dtypes.h"
+
 /* The keys of one row before mask and bias: [first, last]. */
 typedef struct key_range {
   int64_t first, last;
@@ -89,7 +91,7 @@ double bench_work_flops(const attn_problem *p, double pairs) {
   }
 }
 
-static double element_bytes(attn_dtype dtype) { return dtype == ATTN_F32 ? 4 : 2; }
+static double element_bytes(attn_dtype dtype) { return (double)attn_dtype_bytes(dtype); }
 
 double bench_work_bytes(const attn_problem *p, const attn_args *args) {
   double queries = 0, keys = 0, scores = 0, outputs = 0;

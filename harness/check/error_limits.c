@@ -4,18 +4,7 @@
 
 #include <math.h>
 
-typedef struct output_type {
-  double roundoff, step, overflow; /* u_o; smallest positive value; where rounding gives infinity */
-} output_type;
-
-static output_type type_of(attn_dtype dtype) {
-  switch (dtype) {
-    case ATTN_F16: return (output_type){0x1p-11, 0x1p-24, 65520.0};
-    case ATTN_BF16: return (output_type){0x1p-8, 0x1p-133, (2.0 - 0x1p-8) * 0x1p127};
-    case ATTN_F32: break;
-  }
-  return (output_type){0x1p-24, 0x1p-149, (2.0 - 0x1p-24) * 0x1p127};
-}
+#include "kernels/common/dtypes.h"
 
 bench_row_limits bench_limits_of_row(const attn_problem *problem, const attn_numerics *numerics, const attn_oracle_row *row,
                                      bool zero_mean) {
@@ -41,7 +30,7 @@ bench_row_limits bench_limits_of_row(const attn_problem *problem, const attn_num
       .lse = (zero_mean ? fmin(proven, sharp + u_p) : proven) + lse_rounding,
       .max_v = row->max_v,
       .p_rounding = u_p,
-      .store_error = type_of(problem->dtype_o).roundoff,
+      .store_error = attn_dtype_of(problem->dtype_o).roundoff,
       .dtype_o = problem->dtype_o,
       .both = zero_mean,
       .empty = row->allowed == 0,
@@ -60,13 +49,13 @@ double bench_output_ratio(const bench_row_limits *limits, double o, double m, do
   if (isnan(o)) return isnan(got) ? 0.0 : INFINITY;
   if (isinf(o)) return got == o ? 0.0 : INFINITY;
 
-  const output_type type = type_of(limits->dtype_o);
+  const attn_dtype_info type = attn_dtype_of(limits->dtype_o);
   const double a = 2 * limits->proven;
   double error = (a < 1 ? expm1(a) * m : 2 * (limits->max_v + fabs(o))) + limits->lost;
   const double sharp = 2 * limits->sharp * m + 6 * limits->p_rounding * w + limits->lost;
   if (limits->both && sharp < error) error = sharp;
   if (isinf(got) && fabs(o) + error >= type.overflow) return signbit(got) == signbit(o) ? 0.0 : INFINITY;
-  return ratio_of(fabs(got - o), error + limits->store_error * (fabs(o) + error) + type.step / 2);
+  return ratio_of(fabs(got - o), error + limits->store_error * (fabs(o) + error) + type.least / 2);
 }
 
 double bench_lse_ratio(const bench_row_limits *limits, double lse, double got) {

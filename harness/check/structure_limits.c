@@ -102,13 +102,13 @@ static void make_probe(bench_view *v) {
 }
 
 static bench_outcome weights_are_right(bench_structure *s, const bench_view *v, int64_t h, int64_t i) {
-  static const double roundoff[] = {[ATTN_F32] = 0x1p-24, [ATTN_F16] = 0x1p-11, [ATTN_BF16] = 0x1p-8};
   const attn_problem *p = &v->problem;
   const attn_numerics *numerics = s->subject->numerics;
   int64_t count = 0;
   for (int64_t j = 0; j < p->seq_k; j++) count += bench_view_sees(v, h, i, j);
   const double share = count ? 1 / (double)count : 0, limit = 2 * (numerics->exp_error + numerics->p_rounding) +
-                                                              roundoff[p->dtype_o] + 0x1p-24 * (double)(count + 8);
+                                                              attn_dtype_of(p->dtype_o).roundoff +
+                                                              0x1p-24 * (double)(count + 8);
   for (int64_t j = 0; j < p->seq_k; j++) {
     const double got = attn_oracle_load(v->args.o, p->dtype_o, (h * p->seq_q + i) * p->seq_k + j);
     const double expected = bench_view_sees(v, h, i, j) ? share : 0;

@@ -33,8 +33,6 @@ double bench_value_normal(uint64_t seed, bench_stream stream, uint64_t index) {
   return (double)(sqrtf(-2.0f * logf(radius_uniform)) * cosf(6.2831853f * turn));
 }
 
-size_t bench_dtype_bytes(attn_dtype dtype) { return dtype == ATTN_F32 ? 4 : 2; }
-
 static uint32_t float_bits(float x) {
   uint32_t bits;
   memcpy(&bits, &x, sizeof bits);
@@ -59,8 +57,9 @@ static uint16_t bfloat_from_float(float x) {
 
 void bench_store(void *data, attn_dtype dtype, int64_t index, double value) {
   float x = (float)value;
-  if (dtype == ATTN_F32)
-    ((float *)data)[index] = x;
-  else
-    ((uint16_t *)data)[index] = dtype == ATTN_F16 ? half_from_float(x) : bfloat_from_float(x);
+  switch (dtype) {
+    case ATTN_F32: ((float *)data)[index] = x; break;
+    case ATTN_F16: ((uint16_t *)data)[index] = half_from_float(x); break;
+    case ATTN_BF16: ((uint16_t *)data)[index] = bfloat_from_float(x); break;
+  }
 }

@@ -4,7 +4,7 @@
 #ifndef BENCH_GENERATE_H
 #define BENCH_GENERATE_H
 
-#include "attn/attn.h"
+#include "kernels/common/dtypes.h"
 
 /* One per tensor, and one for the rows that the check draws. Appending is free; reordering changes all data. */
 typedef enum bench_stream {
@@ -36,7 +36,7 @@ int64_t bench_value_below(uint64_t seed, bench_stream stream, uint64_t index, in
 double bench_value_uniform(uint64_t seed, bench_stream stream, uint64_t index);
 double bench_value_normal(uint64_t seed, bench_stream stream, uint64_t index);
 
-size_t bench_dtype_bytes(attn_dtype dtype);
+static inline size_t bench_dtype_bytes(attn_dtype dtype) { return attn_dtype_bytes(dtype); }
 
 /* data[index] = value, rounded to nearest even of the type. */
 void bench_store(void *data, attn_dtype dtype, int64_t index, double value);

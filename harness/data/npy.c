@@ -34,6 +34,15 @@ static const npy_kind npy_kinds[] = {
 
 enum { NPY_KINDS = sizeof npy_kinds / sizeof *npy_kinds };
 
+npy_type npy_type_of(attn_dtype dtype) {
+  static const npy_type types[] = {
+#define DTYPE(constant, name, element, npy, ...) [ATTN_##constant] = NPY_##npy,
+#include "kernels/common/dtypes.def"
+#undef DTYPE
+  };
+  return types[dtype];
+}
+
 /* A file while it is read: what the header said so far, where its text is being parsed, and where errors go. */
 typedef struct npy_reader {
   FILE *file;

@@ -140,7 +140,6 @@ static bool is_float(const eval_loader *loader, npy_type type) {
 }
 
 bool eval_to_dtype(eval_loader *loader, eval_file which, attn_dtype dtype) {
-  static const npy_type stored[] = {[ATTN_F32] = NPY_F32, [ATTN_F16] = NPY_F16, [ATTN_BF16] = NPY_U16};
   npy_array *array = &loader->file[which];
   if (!is_float(loader, array->type))
     return fail_type(loader, which, "floats are wanted: float16, float32, float64, or bfloat16 as uint16 with --dtype bf16");
@@ -154,7 +153,7 @@ bool eval_to_dtype(eval_loader *loader, eval_file which, attn_dtype dtype) {
     return eval_fail(loader, "%s %s: element %lld is %g, which is too large for %d-bit floats", eval_option(which),
                      loader->options->path[which], (long long)i, value, 8 * (int)bench_dtype_bytes(dtype));
   }
-  return replace(array, data, stored[dtype]);
+  return replace(array, data, npy_type_of(dtype));
 }
 
 bool eval_to_doubles(eval_loader *loader, eval_file which) {

@@ -9,6 +9,7 @@
 #include "base/cli.h"
 #include "data/tensors_private.h"
 #include "eval/eval_private.h"
+#include "kernels/common/dtypes.h"
 
 /* The index of `word` among `words`, or -1 with a sentence. */
 static int find_word(eval_loader *l, const char *name, const char *word, const char *const *words) {
@@ -168,7 +169,8 @@ static bool load_pairs(eval_loader *l) {
 
 /* The types that the kernels get: the files' own (f64 becomes f32), or what --dtype says. */
 static bool load_dtypes(eval_loader *l) {
-  static const char *const words[] = {[ATTN_F32] = "f32", [ATTN_F16] = "f16", [ATTN_BF16] = "bf16", NULL};
+  const char *words[ATTN_DTYPE_COUNT + 1] = {NULL};
+  for (attn_dtype d = 0; attn_dtype_exists(d); d++) words[d] = attn_dtype_of(d).name;
   const int asked = l->options->dtype ? find_word(l, "--dtype", l->options->dtype, words) : ATTN_F32;
   attn_dtype dtype[] = {[EVAL_Q] = ATTN_F32, [EVAL_K] = ATTN_F32, [EVAL_V] = ATTN_F32};
   if (asked < 0) return false;

@@ -101,8 +101,7 @@ static void fill_unused_tokens(const eval_input *input, const saved_output *outp
 
 /* Saves a copy: what the kernel wrote stays as it is for the checks that follow. */
 static int save(const eval_input *input, const saved_output *output, const char *path, char *error, size_t error_bytes) {
-  static const npy_type types[] = {[ATTN_F32] = NPY_F32, [ATTN_F16] = NPY_F16, [ATTN_BF16] = NPY_U16};
-  npy_array array = {.type = types[output->dtype], .count = 1};
+  npy_array array = {.type = npy_type_of(output->dtype), .count = 1};
   array.dims = eval_output_shape(input, output->dim, array.shape);
   for (int d = 0; d < array.dims; d++) array.count *= array.shape[d];
   array.data = copy(output->data, (size_t)array.count * bench_dtype_bytes(output->dtype));

@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-#include "attn/attn.h"
+#include "dtypes.h"
 
 static inline uint32_t attn_bits_of_f32(float value) {
   uint32_t bits;
@@ -51,24 +51,28 @@ static inline uint16_t attn_f16_of_f32(float value) {
   return (uint16_t)(sign | (count + (rest > tie || (rest == tie && (count & 1u)))));
 }
 
-static inline size_t attn_dtype_bytes(attn_dtype dtype) { return dtype == ATTN_F32 ? 4 : 2; }
+static inline float attn_f32_of_f32(float value) { return value; }
 
 static inline float attn_load_f32(const void *data, attn_dtype dtype, int64_t index) {
   switch (dtype) {
-    case ATTN_F16: return attn_f32_of_f16(((const uint16_t *)data)[index]);
-    case ATTN_BF16: return attn_f32_of_bf16(((const uint16_t *)data)[index]);
-    case ATTN_F32: break;
+#define DTYPE(constant, name, element, ...) \
+  case ATTN_##constant:                     \
+    return attn_f32_of_##name(((const element *)data)[index]);
+#include "dtypes.def"
+#undef DTYPE
   }
-  return ((const float *)data)[index];
+  return 0.0f; /* not reached */
 }
 
 static inline void attn_store_f32(void *data, attn_dtype dtype, int64_t index, float value) {
   switch (dtype) {
-    case ATTN_F16: ((uint16_t *)data)[index] = attn_f16_of_f32(value); return;
-    case ATTN_BF16: ((uint16_t *)data)[index] = attn_bf16_of_f32(value); return;
-    case ATTN_F32: break;
+#define DTYPE(constant, name, element, ...)                 \
+  case ATTN_##constant:                                     \
+    ((element *)data)[index] = attn_##name##_of_f32(value); \
+    break;
+#include "dtypes.def"
+#undef DTYPE
   }
-  ((float *)data)[index] = value;
 }
 
 #endif

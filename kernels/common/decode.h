@@ -106,7 +106,7 @@ enum { LINE_BYTES = 64 };
  * the tensor do no harm. One hint goes with each line that is used, so that memory is busy while the arithmetic runs; a burst of
  * them would fill the core's few line buffers and wait. */
 static ALWAYS_INLINE void prefetch_ahead(const void *data, attn_dtype dtype, int64_t index) {
-  __builtin_prefetch((const void *)((uintptr_t)data + (uintptr_t)(index * (dtype == ATTN_F32 ? 4 : 2)) + PREFETCH_BYTES), 0,
+  __builtin_prefetch((const void *)((uintptr_t)data + (uintptr_t)(index * (int)attn_dtype_bytes(dtype)) + PREFETCH_BYTES), 0,
                      2);
 }
 
@@ -129,7 +129,7 @@ static ALWAYS_INLINE void score_columns(vec *sum, const float *q, const void *da
  * Several rows go through their keys side by side, so that each load of q serves all of them. */
 static ALWAYS_INLINE void score_few(const float *q, key_rows k, int64_t at, int64_t keys, int64_t dim_qk, float *score,
                                     int64_t score_stride, const int rows, const attn_dtype dtype, const bool ahead) {
-  const int columns = VEC_LANES / rows, group = rows == 1 ? 1 : columns, line = LINE_BYTES / (dtype == ATTN_F32 ? 4 : 2);
+  const int columns = VEC_LANES / rows, group = rows == 1 ? 1 : columns, line = LINE_BYTES / (int)attn_dtype_bytes(dtype);
   vec sum[VEC_LANES];
   int64_t key[VEC_LANES];
   UNROLL
@@ -167,21 +167,8 @@ static inline int rows_index(int64_t rows) {
 #define FOR_EACH_ROWS(NAME, dtype, ahead) \
   EIGHT_ROWS(NAME(8, dtype, ahead))       \
   NAME(4, dtype, ahead) NAME(2, dtype, ahead) NAME(1, dtype, ahead)
-#define FOR_EACH_KIND(NAME)             \
-  FOR_EACH_ROWS(NAME, ATTN_F32, fresh)  \
-  FOR_EACH_ROWS(NAME, ATTN_F32, again)  \
-  FOR_EACH_ROWS(NAME, ATTN_F16, fresh)  \
-  FOR_EACH_ROWS(NAME, ATTN_F16, again)  \
-  FOR_EACH_ROWS(NAME, ATTN_BF16, fresh) \
-  FOR_EACH_ROWS(NAME, ATTN_BF16, again)
 #define ENTRIES_OF(name, kind) \
   { EIGHT_ROWS([0] = name##_8_##kind, )[1] = name##_4_##kind, [2] = name##_2_##kind, [3] = name##_1_##kind }
-#define TABLE_OF(name)                                                                    \
-  {                                                                                       \
-    [ATTN_F32] = {ENTRIES_OF(name, ATTN_F32_fresh), ENTRIES_OF(name, ATTN_F32_again)},    \
-    [ATTN_F16] = {ENTRIES_OF(name, ATTN_F16_fresh), ENTRIES_OF(name, ATTN_F16_again)},    \
-    [ATTN_BF16] = {ENTRIES_OF(name, ATTN_BF16_fresh), ENTRIES_OF(name, ATTN_BF16_again)}, \
-  }
 enum { again = false, fresh = true };
 
 /* Scores of `rows` rows for all keys of the block. What lies beyond `keys`, up to VEC_LANES, is written too. */
@@ -192,7 +179,11 @@ typedef void score_function(const float *q, key_rows k, int64_t keys, int64_t di
     for (int64_t at = 0; at < keys; at += VEC_LANES / rows)                                                        \
       score_few(q, k, at, keys, dim_qk, score + at, score_stride, rows, dtype, ahead);                             \
   }
-FOR_EACH_KIND(DEFINE_SCORE)
+#define DTYPE(constant, ...)                           \
+  FOR_EACH_ROWS(DEFINE_SCORE, ATTN_##constant, fresh) \
+  FOR_EACH_ROWS(DEFINE_SCORE, ATTN_##constant, again)
+#include "dtypes.def"
+#undef DTYPE
 
 /* The queries as score_few reads them: of the rows that one call works on, a vector of each, side by side, so that one pointer
  * reaches them all. */
@@ -209,7 +200,12 @@ static void tile_queries(const row_block *block, float *q_tiles) {
 /* Scores of the block's rows [tile_row, tile_row + rows). `read`: other rows have already read these keys. */
 static void score_few_rows(const row_block *block, const float *q_tiles, int64_t tile_row, int64_t rows, key_rows k,
                            bool read, int64_t keys, float *score) {
-  static score_function *const functions[][2][4] = TABLE_OF(score);
+  static score_function *const functions[][2][4] = {
+#define DTYPE(constant, ...) \
+  [ATTN_##constant] = {ENTRIES_OF(score, ATTN_##constant##_fresh), ENTRIES_OF(score, ATTN_##constant##_again)},
+#include "dtypes.def"
+#undef DTYPE
+  };
   for (int64_t done = 0, step; done < rows; done += step, read = true) {
     const int index = rows_index(rows - done);
     step = ROWS_AT_ONCE[index];
@@ -256,7 +252,7 @@ enum { DECODE_SUMS = 4 * TILE_VECS };
 static ALWAYS_INLINE void accumulate_few(float *acc, int64_t acc_stride, const float *p, int64_t p_stride, key_rows v,
                                          int64_t column, int64_t keys, const int rows, const attn_dtype dtype,
                                          const bool ahead, const int vecs) {
-  const int vecs_of_line = LINE_BYTES / (VEC_LANES * (dtype == ATTN_F32 ? 4 : 2));
+  const int vecs_of_line = LINE_BYTES / (VEC_LANES * (int)attn_dtype_bytes(dtype));
   vec sum[DECODE_SUMS];
   UNROLL
   for (int i = 0; i < rows * vecs; i++) sum[i] = vec_load(acc + i / vecs * acc_stride + column + i % vecs * VEC_LANES);
@@ -294,11 +290,20 @@ typedef void accumulate_function(float *acc, int64_t acc_stride, const float *p,
     ACCUMULATE_VECS(rows, dtype, ahead, 2)                                                                    \
     ACCUMULATE_VECS(rows, dtype, ahead, 1)                                                                    \
   }
-FOR_EACH_KIND(DEFINE_ACCUMULATE)
+#define DTYPE(constant, ...)                                \
+  FOR_EACH_ROWS(DEFINE_ACCUMULATE, ATTN_##constant, fresh) \
+  FOR_EACH_ROWS(DEFINE_ACCUMULATE, ATTN_##constant, again)
+#include "dtypes.def"
+#undef DTYPE
 
 static void accumulate_few_rows(const row_block *block, int64_t tile_row, int64_t rows, key_rows v, bool read, int64_t keys,
                                 const float *p) {
-  static accumulate_function *const functions[][2][4] = TABLE_OF(accumulate);
+  static accumulate_function *const functions[][2][4] = {
+#define DTYPE(constant, ...) \
+  [ATTN_##constant] = {ENTRIES_OF(accumulate, ATTN_##constant##_fresh), ENTRIES_OF(accumulate, ATTN_##constant##_again)},
+#include "dtypes.def"
+#undef DTYPE
+  };
   for (int64_t done = 0, step; done < rows; done += step, read = true) {
     const int index = rows_index(rows - done);
     step = ROWS_AT_ONCE[index];

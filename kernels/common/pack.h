@@ -70,14 +70,18 @@ static void pack_k(const unit_keys *unit, attn_key_range keys, float *panels) {
   for (int64_t key = round_down(keys.begin, VEC_LANES); key < keys.end; key += VEC_LANES) {
     float *panel = panels + round_down(key, PANEL_KEYS) * p->dim_qk + key % PANEL_KEYS;
     const int64_t offset = attn_k_offset(p, &unit->seq, unit->b, unit->head, key), count = min64(keys.end - key, VEC_LANES);
-    if (p->k_stride.d != 1)
+    if (p->k_stride.d != 1) {
       transpose_any(p, k, offset, count, panel);
-    else if (p->dtype_kv == ATTN_F32)
-      transpose_dense(p, k, offset, count, panel, ATTN_F32);
-    else if (p->dtype_kv == ATTN_F16)
-      transpose_dense(p, k, offset, count, panel, ATTN_F16);
-    else
-      transpose_dense(p, k, offset, count, panel, ATTN_BF16);
+      continue;
+    }
+    switch (p->dtype_kv) { /* a copy of the code for each type */
+#define DTYPE(constant, ...)                                      \
+  case ATTN_##constant:                                           \
+    transpose_dense(p, k, offset, count, panel, ATTN_##constant); \
+    break;
+#include "dtypes.def"
+#undef DTYPE
+    }
   }
 }
 

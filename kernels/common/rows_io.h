@@ -28,6 +28,11 @@ static ALWAYS_INLINE vec load_elements(const void *data, attn_dtype dtype, int64
     const float *from = (const float *)data + index;
     return n == VEC_LANES ? vec_load(from) : vec_load_first(from, n);
   }
+  if (dtype != ATTN_F16 && dtype != ATTN_BF16) { /* types that no tier loads as a vector */
+    float one_by_one[VEC_LANES] = {0};
+    for (int64_t d = 0; d < n; d++) one_by_one[d] = attn_load_f32(data, dtype, index + d);
+    return vec_load(one_by_one);
+  }
   const uint16_t *from = (const uint16_t *)data + index;
   uint16_t padded[VEC_LANES] = {0};
   if (n < VEC_LANES) from = memcpy(padded, from, (size_t)n * sizeof *from);

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "check.h"
+#include "kernels/common/dtypes.h"
 
 struct attn_kv_cache {
   attn_kv_cache_shape shape;
@@ -42,8 +43,8 @@ static attn_status check_shape(const attn_kv_cache_shape *s) {
   NN_REQUIRE(s->heads_q % s->heads_kv == 0,
              "attn_kv_cache_shape.heads_q is %" PRId64 " with heads_kv %" PRId64 "; it must be a multiple", s->heads_q,
              s->heads_kv);
-  NN_REQUIRE(s->dtype == ATTN_F32 || s->dtype == ATTN_F16 || s->dtype == ATTN_BF16,
-             "attn_kv_cache_shape.dtype is %d; it must be ATTN_F32, ATTN_F16 or ATTN_BF16", (int)s->dtype);
+  NN_REQUIRE(attn_dtype_exists(s->dtype), "attn_kv_cache_shape.dtype is %d; it must be " ATTN_DTYPE_CONSTANTS,
+             (int)s->dtype);
   return ATTN_OK;
 }
 
@@ -85,7 +86,7 @@ attn_status attn_kv_cache_create(const attn_kv_cache_shape *shape, const attn_op
   if (options) cache->options = *options;
   cache->options.kernel = keep(cache->kernel, sizeof cache->kernel, cache->options.kernel);
   cache->options.max_isa = keep(cache->max_isa, sizeof cache->max_isa, cache->options.max_isa);
-  cache->element_bytes = shape->dtype == ATTN_F32 ? sizeof(float) : sizeof(uint16_t);
+  cache->element_bytes = attn_dtype_bytes(shape->dtype);
   const size_t rows = (size_t)(shape->batch * shape->heads_kv * shape->capacity);
   cache->k = attn_nn_allocate("the cache of keys", rows * (size_t)shape->dim_qk * cache->element_bytes);
   cache->v = attn_nn_allocate("the cache of values", rows * (size_t)shape->dim_v * cache->element_bytes);

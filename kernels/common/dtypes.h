@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: MIT */
+/* What is known of each storage type: dtypes.def as a table. */
+#ifndef ATTN_COMMON_DTYPES_H
+#define ATTN_COMMON_DTYPES_H
+
+#include "attn/attn.h"
+
+enum {
+#define DTYPE(constant, ...) +1
+  ATTN_DTYPE_COUNT = 0 /* one for each */
+#include "dtypes.def"
+#undef DTYPE
+};
+
+#define ATTN_DTYPE_CONSTANTS "ATTN_F32, ATTN_F16 or ATTN_BF16" /* for messages */
+
+typedef struct attn_dtype_info {
+  const char *name;
+  size_t bytes;
+  double roundoff, least, overflow; /* see dtypes.def */
+} attn_dtype_info;
+
+static inline attn_dtype_info attn_dtype_of(attn_dtype dtype) {
+  static const attn_dtype_info types[] = {
+#define DTYPE(constant, name, element, npy, ...) [ATTN_##constant] = {#name, sizeof(element), __VA_ARGS__},
+#include "dtypes.def"
+#undef DTYPE
+  };
+  return types[dtype];
+}
+
+static inline size_t attn_dtype_bytes(attn_dtype dtype) { return attn_dtype_of(dtype).bytes; }
+static inline bool attn_dtype_exists(attn_dtype dtype) { return (unsigned)dtype < ATTN_DTYPE_COUNT; }
+
+#endif
