@@ -60,10 +60,10 @@ static void test_verdicts(void **state) {
     const bench_goal goal = goal_of(cases[i].metric, "", cases[i].floor, cases[i].goal);
     const bench_summary measured = {
         .min = cases[i].lo, .median = cases[i].median, .ci_lo = cases[i].lo, .ci_hi = cases[i].hi, .n = 21};
-    const bench_judgement judgement = bench_goal_judge(&goal, &measured);
-    if (judgement.mark != cases[i].mark || judgement.open != cases[i].open)
-      fail_msg("case %zu (%s, median %g): %s, open %d", i, cases[i].metric, cases[i].median, bench_mark_name(judgement.mark),
-               judgement.open);
+    const bench_goal_verdict verdict = bench_goal_verdict_of(&goal, &measured);
+    if (verdict.mark != cases[i].mark || verdict.open != cases[i].open)
+      fail_msg("case %zu (%s, median %g): %s, open %d", i, cases[i].metric, cases[i].median, bench_mark_name(verdict.mark),
+               verdict.open);
   }
 }
 

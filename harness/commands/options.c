@@ -10,6 +10,16 @@
 
 enum { SENTENCE = 400, WORD = 64 };
 
+bench_options bench_options_default(const char *command, const char *preset, int argc, char **argv) {
+  return (bench_options){.command = command,
+                         .seed = 1,
+                         .case_budget_s = 5,
+                         .precision = 0.01,
+                         .default_preset = preset,
+                         .argc = argc,
+                         .argv = argv};
+}
+
 /* ---- Cases --------------------------------------------------------------------------------------------------------- */
 
 static int add_preset(const char *command, const char *name, bench_grids *grids) {

@@ -30,6 +30,9 @@ typedef struct bench_options {
   char **argv;
 } bench_options;
 
+/* What the options are where nothing is given. */
+bench_options bench_options_default(const char *command, const char *preset, int argc, char **argv);
+
 /* Rows of an option table; `o` points to a bench_options. */
 // clang-format off
 #define BENCH_CASE_OPTIONS(o)                                                                                          \

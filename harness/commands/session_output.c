@@ -1,17 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /* What a session prints around its table, and the files it leaves. */
 #include <inttypes.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/files.h"
-#include "commands/session_private.h"
-#include "goals/goals_private.h"
-#include "goals/goals_session.h"
+#include "commands/session.h"
 #include "report/writers.h"
 
-/* The library's own environment variables, where set: they change results, so they stand beside them. */
+/* The library's environment variables that are set: they change results. */
 static void print_overrides(FILE *file) {
   static const char *const names[] = {"ATTN_KERNEL",     "ATTN_MAX_ISA",  "ATTN_VERBOSE", "ATTN_TUNING",
                                       "OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES"};
@@ -22,25 +19,34 @@ static void print_overrides(FILE *file) {
 void bench_session_print_opening(const bench_session *s, FILE *file) {
   fprintf(file, "attnbench %s on %s; this CPU runs: %s\n", attn_version(), bench_environment_get(&s->environment, "cpu"),
           attn_cpu_tiers());
-  if (s->goals)
-    fprintf(file, "%d rows, %d rounds each, seed %" PRId64 "\n", s->goals->count, s->settings.rounds, s->options->seed);
-  else
-    fprintf(file, "%d case%s x %d kernel%s, seed %" PRId64 "\n", s->cases.count, s->cases.count == 1 ? "" : "s",
-            s->kernel_count, s->kernel_count == 1 ? "" : "s", s->options->seed);
+  s->steps->print_extent(s, file);
+  fprintf(file, ", seed %" PRId64 "\n", s->options->seed);
   if (s->settings.timed) fprintf(file, "binding: %s\n", bench_environment_get(&s->environment, "binding"));
   print_overrides(file);
   fputc('\n', file);
 }
 
+void bench_print_estimate(const char *extent, double seconds) {
+  char clock[24];
+  bench_format_clock(seconds, clock, sizeof clock);
+  printf("%s, about %s (a guess, to a factor of two or so)\n", extent, clock);
+}
+
+/* The width of a structural test's column. */
+static int width_of(int test) {
+  const int length = (int)strlen(bench_structure_name((bench_structure_test)test));
+  return length > 5 ? length : 5;
+}
+
 void bench_session_print_structure(const bench_session *s, FILE *file) {
   if (!s->settings.structure) return;
   fprintf(file, "structural tests, cases (of at most 1e8 multiply-adds) on which each ran:\n%-18s", "kernel");
-  for (bench_structure_test test = 0; test < BENCH_STRUCTURE_TESTS; test++)
-    fprintf(file, " %*s", (int)fmax(5, (double)strlen(bench_structure_name(test))), bench_structure_name(test));
+  for (int test = 0; test < BENCH_STRUCTURE_TESTS; test++)
+    fprintf(file, " %*s", width_of(test), bench_structure_name((bench_structure_test)test));
   for (int k = 0; k < s->kernel_count; k++) {
     fprintf(file, "\n%-18s", s->kernels[k]->name);
-    for (bench_structure_test test = 0; test < BENCH_STRUCTURE_TESTS; test++)
-      fprintf(file, " %*d", (int)fmax(5, (double)strlen(bench_structure_name(test))), s->structure_runs[k][test]);
+    for (int test = 0; test < BENCH_STRUCTURE_TESTS; test++)
+      fprintf(file, " %*d", width_of(test), s->structure_runs[k][test]);
   }
   fputs("\n\n", file);
 }
@@ -86,7 +92,7 @@ static bool write_folder(bench_session *s, const bench_report *report) {
   bench_session_path(s, "table.txt", table);
   return bench_write_csv(csv, report) && bench_write_samples(samples, report) && bench_write_json(json, report) &&
          bench_file_write(environment, write_environment, &s->environment) && bench_file_write(table, write_table, s) &&
-         (!s->goals || bench_goals_write(s));
+         s->steps->write(s);
 }
 
 void bench_session_write(bench_session *s) {

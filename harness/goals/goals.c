@@ -248,10 +248,10 @@ static bool reaches(const bench_goal *goal, double value, double mark) {
   return goal->metric->lower ? value <= mark : value >= mark;
 }
 
-bench_judgement bench_goal_judge(const bench_goal *goal, const bench_summary *measured) {
-  if (isnan(goal->floor)) return (bench_judgement){BENCH_NO_FLOOR, false};
+bench_goal_verdict bench_goal_verdict_of(const bench_goal *goal, const bench_summary *measured) {
+  if (isnan(goal->floor)) return (bench_goal_verdict){BENCH_NO_FLOOR, false};
   const bool floor = reaches(goal, measured->median, goal->floor);
-  return (bench_judgement){
+  return (bench_goal_verdict){
       .mark = !floor                                        ? BENCH_SHORT
               : reaches(goal, measured->median, goal->goal) ? BENCH_GOAL
                                                             : BENCH_FLOOR,

@@ -58,13 +58,13 @@ typedef enum bench_mark {
   BENCH_GOAL,     /* reached as well */
 } bench_mark;
 
-typedef struct bench_judgement {
+typedef struct bench_goal_verdict {
   bench_mark mark;
   bool open; /* the interval holds values on the other side of the floor */
-} bench_judgement;
+} bench_goal_verdict;
 
 /* By the median alone; a floor that is just met is reached. */
-bench_judgement bench_goal_judge(const bench_goal *goal, const bench_summary *measured);
+bench_goal_verdict bench_goal_verdict_of(const bench_goal *goal, const bench_summary *measured);
 const char *bench_mark_name(bench_mark mark); /* "-", "short", "ok", "goal" */
 
 #endif

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "cases/work.h"
-#include "goals/goals_private.h"
+#include "goals/goal_rows.h"
 #include "machine/affinity.h"
 #include "timing/read_rate.h"
 #include "timing/setup.h"
@@ -36,7 +36,7 @@ static void conclude(bench_goal_row *row, bench_status status, const char *forma
 
 static void conclude_measured(bench_goal_row *row, bench_summary measured) {
   row->measured = measured;
-  row->judgement = bench_goal_judge(row->goal, &row->measured);
+  row->verdict = bench_goal_verdict_of(row->goal, &row->measured);
   conclude(row, BENCH_PASS, "%s", "");
 }
 

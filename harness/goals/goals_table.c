@@ -3,7 +3,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "goals/goals_private.h"
+#include "goals/goal_rows.h"
 #include "report/table.h"
 #include "report/writers.h"
 
@@ -18,8 +18,8 @@ static void format_value(const bench_metric *metric, double value, char *text) {
 /* "goal", "short?": the question mark says that the interval holds the floor. */
 static void format_mark(const bench_goal_row *row, char *text) {
   snprintf(text, NUMBER, "%s%s",
-           row->status == BENCH_PASS ? bench_mark_name(row->judgement.mark) : bench_status_name(row->status),
-           row->status == BENCH_PASS && row->judgement.open ? "?" : "");
+           row->status == BENCH_PASS ? bench_mark_name(row->verdict.mark) : bench_status_name(row->status),
+           row->status == BENCH_PASS && row->verdict.open ? "?" : "");
 }
 
 void bench_goals_print_head(FILE *file) {
@@ -27,16 +27,24 @@ void bench_goals_print_head(FILE *file) {
           "95 % interval", "verdict");
 }
 
+/* "86.1 .. 88.0"; "" where there is no interval. */
+static void format_interval(const bench_goal_row *row, char *text, size_t bytes) {
+  char low[NUMBER], high[NUMBER];
+  const bench_summary *measured = &row->measured;
+  text[0] = 0;
+  if (row->status != BENCH_PASS || measured->n < 2 || isnan(measured->ci_lo)) return;
+  format_value(row->goal->metric, measured->ci_lo, low);
+  format_value(row->goal->metric, measured->ci_hi, high);
+  snprintf(text, bytes, "%s .. %s", low, high);
+}
+
 void bench_goals_print_row(const bench_goal_row *row, const bench_goal_row *before, FILE *file) {
   const bench_metric *metric = row->goal->metric;
-  char floor[NUMBER], goal[NUMBER], measured[NUMBER] = "", interval[2 * NUMBER + 4] = "", low[NUMBER], high[NUMBER],
-                                    mark[NUMBER];
+  char floor[NUMBER], goal[NUMBER], measured[NUMBER] = "", interval[2 * NUMBER + 4], mark[NUMBER];
   format_value(metric, row->goal->floor, floor);
   format_value(metric, row->goal->goal, goal);
   if (row->status == BENCH_PASS) format_value(metric, row->measured.median, measured);
-  format_value(metric, row->measured.ci_lo, low);
-  format_value(metric, row->measured.ci_hi, high);
-  if (row->status == BENCH_PASS && row->measured.n > 1) snprintf(interval, sizeof interval, "%s .. %s", low, high);
+  format_interval(row, interval, sizeof interval);
   format_mark(row, mark);
   if (!before || strcmp(before->goal->section, row->goal->section)) fprintf(file, "%s\n", row->goal->section);
   fprintf(file, "  %-42s %-14s %7s %7s %9s %-6s  %-17s %s\n", row->goal->text, row->goal->kernel, floor, goal, measured,
@@ -50,38 +58,41 @@ void bench_goals_print_absences(const bench_goal_table *table, FILE *file) {
   static const struct {
     const char *one, *many;
   } reasons[BENCH_ABSENCES] = {
-      [BENCH_OTHER_CPU] = {"row is", "rows are"},
-      [BENCH_NOT_BUILT] = {"row needs a kernel", "rows need kernels"},
-      [BENCH_NO_TIER] = {"row needs a tier", "rows need tiers"},
-      [BENCH_REFUSED] = {"row has a problem", "rows have problems"},
-      [BENCH_NOT_SELECTED] = {"row is", "rows are"},
-  };
-  static const char *const rest[BENCH_ABSENCES] = {
-      [BENCH_OTHER_CPU] = "for another CPU",
-      [BENCH_NOT_BUILT] = "that this build lacks",
-      [BENCH_NO_TIER] = "that this CPU lacks, or ATTN_MAX_ISA forbids",
-      [BENCH_REFUSED] = "that the kernel does not take yet",
-      [BENCH_NOT_SELECTED] = "of kernels that were not asked for",
+      [BENCH_OTHER_CPU] = {"row is for another CPU", "rows are for another CPU"},
+      [BENCH_NOT_BUILT] = {"row needs a kernel that this build lacks", "rows need kernels that this build lacks"},
+      [BENCH_NO_TIER] = {"row needs a tier that this CPU lacks, or ATTN_MAX_ISA forbids",
+                         "rows need tiers that this CPU lacks, or ATTN_MAX_ISA forbids"},
+      [BENCH_REFUSED] = {"row has a problem that the kernel does not take yet",
+                         "rows have problems that the kernel does not take yet"},
+      [BENCH_NOT_SELECTED] = {"row is of a kernel that was not asked for", "rows are of kernels that were not asked for"},
   };
   for (int i = BENCH_HERE + 1; i < BENCH_ABSENCES; i++)
     if (table->absent[i])
-      fprintf(file, "%d %s %s\n", table->absent[i], table->absent[i] == 1 ? reasons[i].one : reasons[i].many, rest[i]);
+      fprintf(file, "%d %s\n", table->absent[i], table->absent[i] == 1 ? reasons[i].one : reasons[i].many);
+}
+
+static void count_row(bench_goal_counts *counts, const bench_goal_row *row) {
+  if (!row->done) return;
+  counts->done++;
+  counts->failed += row->status == BENCH_FAIL || row->status == BENCH_ERROR || row->status == BENCH_DEGENERATE;
+  if (row->status != BENCH_PASS) return;
+  counts->marks[row->verdict.mark]++;
+  counts->open += row->verdict.open;
+  counts->judged += row->verdict.mark != BENCH_NO_FLOOR;
+}
+
+bench_goal_counts bench_goals_count(const bench_goal_table *table) {
+  bench_goal_counts counts = {0};
+  for (int i = 0; i < table->count; i++) count_row(&counts, &table->row[i]);
+  return counts;
 }
 
 void bench_goals_print_summary(const bench_goal_table *table, FILE *file) {
-  int marks[BENCH_GOAL + 1] = {0}, done = 0, judged = 0, open = 0;
-  for (int i = 0; i < table->count; i++) {
-    const bench_goal_row *row = &table->row[i];
-    done += row->done;
-    if (!row->done || row->status != BENCH_PASS) continue;
-    marks[row->judgement.mark]++;
-    open += row->judgement.open;
-    judged += row->judgement.mark != BENCH_NO_FLOOR;
-  }
-  fprintf(file, "\n%d of %d rows have a verdict: %d at their goal, %d more at their floor (ok), %d short of it", judged,
-          table->count, marks[BENCH_GOAL], marks[BENCH_FLOOR], marks[BENCH_SHORT]);
-  fprintf(file, open ? "; ? = the interval holds the floor (%d)\n" : "\n", open);
-  if (done < table->count) fprintf(file, "%d rows were not reached\n", table->count - done);
+  const bench_goal_counts counts = bench_goals_count(table);
+  fprintf(file, "\n%d of %d rows have a verdict: %d at their goal, %d more at their floor (ok), %d short of it",
+          counts.judged, table->count, counts.marks[BENCH_GOAL], counts.marks[BENCH_FLOOR], counts.marks[BENCH_SHORT]);
+  fprintf(file, counts.open ? "; ? = the interval holds the floor (%d)\n" : "\n", counts.open);
+  if (counts.done < table->count) fprintf(file, "%d rows were not reached\n", table->count - counts.done);
   bench_goals_print_absences(table, file);
 }
 
@@ -117,8 +128,8 @@ static void write_row(const bench_goal_row *row, const char *run_id, FILE *file)
   put_number(file, measured ? row->measured.ci_hi : NAN);
   fprintf(file, ",%d", measured ? row->measured.n : 0);
   put_text(file, bench_status_name(row->status));
-  put_text(file, measured && row->judgement.mark != BENCH_NO_FLOOR ? bench_mark_name(row->judgement.mark) : "");
-  put_text(file, measured && row->judgement.open ? "yes" : "no");
+  put_text(file, measured && row->verdict.mark != BENCH_NO_FLOOR ? bench_mark_name(row->verdict.mark) : "");
+  put_text(file, measured && row->verdict.open ? "yes" : "no");
   put_text(file, row->reason);
   fputc('\n', file);
 }

@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: MIT */
-/* What goals_session.c (which rows, in which order), goals_measure.c (one row) and goals_table.c (text and CSV) share. */
-#ifndef BENCH_GOALS_PRIVATE_H
-#define BENCH_GOALS_PRIVATE_H
+/* Goals as rows: which goals can be measured here (goals_choose.c), one of them measured (goals_measure.c), and all of them as
+ * text and CSV (goals_table.c). */
+#ifndef BENCH_GOAL_ROWS_H
+#define BENCH_GOAL_ROWS_H
 
 #include <stdio.h>
 
+#include "base/select.h"
 #include "goals/goals.h"
 #include "timing/run_case.h"
 
-/* A row is the median of at least so many rounds. */
-enum { BENCH_LEAST_GOAL_ROUNDS = 11 };
+/* A row is the median of this many rounds, unless --rounds says otherwise; never of fewer than the least. */
+enum { BENCH_GOAL_ROUNDS = 21, BENCH_LEAST_GOAL_ROUNDS = 11 };
 
 /* A goal whose kernel runs here. */
 typedef struct bench_goal_row {
@@ -20,7 +22,7 @@ typedef struct bench_goal_row {
   bench_status status; /* PASS: measured */
   char reason[400];    /* why not; "" on PASS */
   bench_summary measured;
-  bench_judgement judgement;
+  bench_goal_verdict verdict;
 } bench_goal_row;
 
 /* Why a goal is not among the rows. */
@@ -41,6 +43,12 @@ typedef struct bench_goal_table {
   int absent[BENCH_ABSENCES];
 } bench_goal_table;
 
+/* Reads the goals of a text and makes rows of those whose kernel is selected and can run here. False with a sentence in error;
+ * bench_goal_table_clear() is due in any case. */
+bool bench_goal_table_open(bench_goal_table *table, const char *text, const bench_selection *selection, uint64_t seed,
+                           char *error, size_t error_bytes);
+void bench_goal_table_clear(bench_goal_table *table);
+
 /* Checks the row's cases and measures them in common rounds. rows[1] is that of the case of comparison; where there is none, or
  * it did not come to that, its case_id is "". The caller clears both. False if *settings->stop cut it short: the row is not
  * done then. */
@@ -49,8 +57,16 @@ bool bench_goal_measure(bench_goal_row *row, const bench_case_settings *settings
 /* A guess at the seconds that it takes. */
 double bench_goal_guess(const bench_goal_row *row, const bench_case_settings *settings);
 
-/* Headings; one row, with the name of its section if the row before it (NULL = none) is of another; why goals are absent;
- * counts of verdicts, and that again. */
+/* What came out of the rows that are done. */
+typedef struct bench_goal_counts {
+  int done, failed;          /* failed: FAIL, ERROR or DEGENERATE */
+  int marks[BENCH_GOAL + 1]; /* measured rows by verdict */
+  int judged, open;          /* measured rows with a floor; with an interval that holds it */
+} bench_goal_counts;
+bench_goal_counts bench_goals_count(const bench_goal_table *table);
+
+/* The headings; one row, below the name of its section unless the row before it (NULL = none) is of the same; why goals are
+ * absent; the counts of verdicts, and why goals are absent. */
 void bench_goals_print_head(FILE *file);
 void bench_goals_print_row(const bench_goal_row *row, const bench_goal_row *before, FILE *file);
 void bench_goals_print_absences(const bench_goal_table *table, FILE *file);

@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: MIT */
+/* The steps of a session over goals: each goal is one case, or two that are timed together, with a floor and a goal for what
+ * comes out. */
+#include "commands/limits.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/files.h"
+#include "goals/goal_rows.h"
+
+/* ---- Opening -------------------------------------------------------------------------------------------------------- */
+
+/* The goals that a list of presets ("limits" or "quick,limits") names, or NULL. */
+static const char *goals_of(const char *presets) {
+  char name[64];
+  for (; *presets; presets += presets[0] == ',') {
+    const size_t length = strcspn(presets, ",");
+    snprintf(name, sizeof name, "%.*s", (int)length, presets);
+    if (bench_goals_find(name)) return bench_goals_find(name);
+    presets += length;
+  }
+  return NULL;
+}
+
+bool bench_limits_wanted(const bench_options *o) {
+  for (int i = 0; i < o->presets.count; i++)
+    if (goals_of(o->presets.item[i])) return true;
+  return false;
+}
+
+static bool has_other_cases(const bench_options *o) {
+  const char *values;
+  for (int i = 0; i < o->axes.count; i++)
+    if (!bench_axis_is(o->axes.item[i], "kernel", &values)) return true;
+  return o->presets.count > 1 || !bench_goals_find(o->presets.item[0]) || o->case_ids.count || o->threads || o->cases;
+}
+
+static int check_options(const bench_options *o) {
+  if (has_other_cases(o))
+    return cli_usage_error(o->command,
+                           "--preset limits has rows of its own: leave out -a, -t, --case, --cases and other presets "
+                           "(attnbench list preset limits prints the rows)");
+  if (o->resume) return cli_usage_error(o->command, "--resume: the rows of --preset limits belong to one process");
+  if (o->rounds && o->rounds < BENCH_LEAST_GOAL_ROUNDS)
+    return cli_usage_error(o->command, "--rounds %lld: a row of --preset limits needs at least %d", (long long)o->rounds,
+                           BENCH_LEAST_GOAL_ROUNDS);
+  return 0;
+}
+
+static int refuse_empty(const bench_goal_table *table, const char *command) {
+  bench_goals_print_absences(table, stderr);
+  (void)cli_usage_error(command, "no row of --preset limits can be measured here");
+  return table->absent[BENCH_NO_TIER] ? BENCH_EXIT_SKIPPED : BENCH_EXIT_NOTHING;
+}
+
+static int open_goals(bench_session *s, const bench_selection *selection) {
+  const bench_options *o = s->options;
+  char error[400];
+  const int code = check_options(o);
+  if (code) return code;
+  bench_goal_table *table = s->own = calloc(1, sizeof *table);
+  if (!table) return BENCH_EXIT_INTERNAL;
+  const char *preset = o->presets.item[0];
+  if (!bench_goal_table_open(table, bench_goals_find(preset), selection, (uint64_t)o->seed, error, sizeof error))
+    return cli_usage_error(o->command, "goals of preset %s: %s", preset, error);
+  return table->count ? 0 : refuse_empty(table, o->command);
+}
+
+static void close_goals(bench_session *s) {
+  if (s->own) bench_goal_table_clear(s->own);
+  free(s->own);
+}
+
+static void print_extent(const bench_session *s, FILE *file) {
+  const bench_goal_table *table = s->own;
+  fprintf(file, "%d rows, %d rounds each", table->count, s->settings.rounds);
+}
+
+static int dry_run(const bench_session *s) {
+  const bench_goal_table *table = s->own;
+  char extent[32];
+  double total = 0;
+  for (int i = 0; i < table->count; i++) {
+    const bench_goal_row *row = &table->row[i];
+    const double guess = bench_goal_guess(row, &s->settings);
+    total += guess;
+    printf("%7.1f s  %s: %s, %s %s\n%11s%s\n", guess, row->goal->section, row->goal->text, row->goal->metric->name,
+           row->goal->kernel, "", row->bench.case_id);
+    if (row->goal->metric->against) printf("%11sagainst %s\n", "", row->against.case_id);
+  }
+  snprintf(extent, sizeof extent, "%d rows", table->count);
+  bench_print_estimate(extent, total);
+  bench_goals_print_absences(table, stdout);
+  return BENCH_EXIT_OK;
+}
+
+/* ---- Running -------------------------------------------------------------------------------------------------------- */
+
+/* Whether the row is not tried, with the reason in it. */
+static bool is_skipped(const bench_session *s, bench_goal_row *row) {
+  const int threads = row->bench.threads, cpus = bench_cpu_count();
+  if (!row->goal->metric->value) return false; /* nothing runs */
+  if (threads > cpus)
+    snprintf(row->reason, sizeof row->reason, "needs %d CPUs; this process may use %d", threads, cpus);
+  else if (s->options->budget_s > 0 && bench_session_elapsed(s) > s->options->budget_s)
+    snprintf(row->reason, sizeof row->reason, "--budget of %.0f s is used up", s->options->budget_s);
+  else
+    return false;
+  row->status = BENCH_SKIP;
+  row->done = true;
+  return true;
+}
+
+static bool is_kept(const bench_rows *rows, const bench_row *row) {
+  for (int i = 0; i < rows->count; i++)
+    if (!strcmp(rows->item[i].case_id, row->case_id) && !strcmp(rows->item[i].kernel, row->kernel)) return true;
+  return false;
+}
+
+/* The cases of a goal are rows of the other result files as well; one that serves several goals stands there once. */
+static void keep(bench_session *s, bench_row *row) {
+  if (row->case_id[0] && !is_kept(&s->rows, row)) {
+    bench_session_name_row(s, row);
+    bench_session_keep(s, row, true);
+    bench_session_flush(s);
+  }
+  bench_row_clear(row);
+}
+
+/* False if the run was interrupted before the row was done. */
+static bool run_row(bench_session *s, bench_goal_row *row) {
+  bench_row rows[2];
+  if (is_skipped(s, row)) return true;
+  s->case_name = row->goal->text;
+  const bool complete = bench_goal_measure(row, &s->settings, rows);
+  for (int i = 0; complete && i < 2; i++) keep(s, &rows[i]);
+  return complete;
+}
+
+static void print_row(const bench_session *s, const bench_goal_row *row, const bench_goal_row *before) {
+  bench_progress_wipe(&s->progress);
+  bench_goals_print_row(row, before, stdout);
+  if (s->options->repro || row->status == BENCH_FAIL)
+    printf("      attnbench run --kernel %s --case '%s'\n", row->goal->kernel, row->bench.case_id);
+  fflush(stdout);
+}
+
+static double guess_all(const bench_session *s, const bench_goal_table *table) {
+  double guess = 0;
+  for (int i = 0; i < table->count; i++) guess += bench_goal_guess(&table->row[i], &s->settings);
+  return guess;
+}
+
+static void run_goals(bench_session *s) {
+  const bench_goal_table *table = s->own;
+  bench_progress_start(&s->progress, table->count, guess_all(s, table), s->options->quiet);
+  bench_goals_print_head(stdout);
+  for (int i = 0; i < table->count && !*s->settings.stop && !s->io_failed; i++) {
+    bench_goal_row *row = &table->row[i];
+    if (!run_row(s, row)) break;
+    print_row(s, row, i ? row - 1 : NULL);
+    bench_progress_advance(&s->progress, bench_goal_guess(row, &s->settings), false);
+  }
+  bench_progress_wipe(&s->progress);
+  bench_goals_print_summary(table, stdout);
+  putchar('\n');
+}
+
+/* ---- The end -------------------------------------------------------------------------------------------------------- */
+
+static void write_csv(void *context, FILE *file) {
+  const bench_session *s = context;
+  bench_goals_write_csv(s->own, s->run_id, file);
+}
+
+static void write_text(void *context, FILE *file) {
+  const bench_session *s = context;
+  const bench_goal_table *table = s->own;
+  const bench_goal_row *before = NULL;
+  bench_session_print_opening(s, file);
+  bench_goals_print_head(file);
+  for (const bench_goal_row *row = table->row; row < table->row + table->count; row++) {
+    if (!row->done) continue;
+    bench_goals_print_row(row, before, file);
+    before = row;
+  }
+  bench_goals_print_summary(table, file);
+}
+
+/* limits.csv and limits.txt. */
+static bool write_goals(const bench_session *s) {
+  char csv[BENCH_PATH_BYTES], text[BENCH_PATH_BYTES];
+  bench_session_path(s, "limits.csv", csv);
+  bench_session_path(s, "limits.txt", text);
+  return bench_file_write(csv, write_csv, (void *)s) && bench_file_write(text, write_text, (void *)s);
+}
+
+static int conclude(const bench_session *s) {
+  const bench_goal_counts counts = bench_goals_count(s->own);
+  if (counts.failed || (s->options->gate && counts.marks[BENCH_SHORT])) return BENCH_EXIT_FAILED;
+  return s->options->gate && !counts.judged ? BENCH_EXIT_UNFIT : BENCH_EXIT_OK;
+}
+
+const bench_session_steps bench_limits_steps = {.rounds = BENCH_GOAL_ROUNDS,
+                                                .gate = true,
+                                                .open = open_goals,
+                                                .close = close_goals,
+                                                .dry_run = dry_run,
+                                                .print_extent = print_extent,
+                                                .run = run_goals,
+                                                .write = write_goals,
+                                                .conclude = conclude};

@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: MIT */
+/* The steps of a session over cases: every case with every kernel, except the rows that a resumed journal holds. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "commands/session.h"
+
+static int open_cases(bench_session *s, const bench_selection *selection) {
+  (void)selection;
+  const int code = bench_options_cases(s->options, &s->cases);
+  if (code || s->cases.count) return code;
+  (void)cli_usage_error(s->options->command, "no cases are left");
+  return BENCH_EXIT_NOTHING;
+}
+
+static void close_cases(bench_session *s) { bench_cases_clear(&s->cases); }
+
+static double guess_case(const bench_session *s, int index) {
+  return bench_case_guess(&s->cases.item[index], s->kernels, s->kernel_count, &s->settings);
+}
+
+static void print_extent(const bench_session *s, FILE *file) {
+  fprintf(file, "%d case%s x %d kernel%s", s->cases.count, s->cases.count == 1 ? "" : "s", s->kernel_count,
+          s->kernel_count == 1 ? "" : "s");
+}
+
+static int dry_run(const bench_session *s) {
+  char extent[64];
+  double total = 0;
+  for (int i = 0; i < s->cases.count; i++) {
+    const bench_case *bench = &s->cases.item[i];
+    const double guess = guess_case(s, i);
+    total += guess;
+    printf("%7.1f s  %s%s%s\n", guess, bench->case_id, bench->invalid[0] ? "  SKIP: " : "", bench->invalid);
+  }
+  snprintf(extent, sizeof extent, "%d cases x %d kernels", s->cases.count, s->kernel_count);
+  bench_print_estimate(extent, total);
+  return BENCH_EXIT_OK;
+}
+
+/* ---- What the journal holds ----------------------------------------------------------------------------------------- */
+
+/* The journal's row of a case and kernel, unless it has to be done again. */
+static bench_row *find_old(bench_session *s, const char *case_id, const char *kernel) {
+  for (int i = 0; i < s->old.count; i++) {
+    bench_row *r = &s->old.item[i];
+    if (!strcmp(r->case_id, case_id) && !strcmp(r->kernel, kernel) && r->verdict.status != BENCH_ERROR) return r;
+  }
+  return NULL;
+}
+
+/* The kernels whose rows the journal does not hold. */
+static int missing_kernels(bench_session *s, const bench_case *bench, const attn_kernel_info **missing) {
+  int count = 0;
+  for (int i = 0; i < s->kernel_count; i++)
+    if (!find_old(s, bench->case_id, s->kernels[i]->name)) missing[count++] = s->kernels[i];
+  return count;
+}
+
+static bool is_selected(const bench_session *s, const char *kernel) {
+  for (int i = 0; i < s->kernel_count; i++)
+    if (!strcmp(s->kernels[i]->name, kernel)) return true;
+  return false;
+}
+
+/* Keeps what the journal holds of a case (NULL: of any), except rows that were measured again. */
+static void keep_old(bench_session *s, const char *case_id) {
+  for (int i = 0; i < s->old.count; i++) {
+    bench_row *old = &s->old.item[i];
+    if (!old->case_id[0] || (case_id && strcmp(old->case_id, case_id))) continue;
+    if (case_id && is_selected(s, old->kernel))
+      bench_row_clear(old);
+    else
+      bench_session_keep(s, old, false);
+  }
+}
+
+/* ---- Rows of one case ----------------------------------------------------------------------------------------------- */
+
+static bool is_skip_of_tier(const bench_row *row, const char *tier) {
+  return tier && row->verdict.status == BENCH_SKIP && !strcmp(row->isa, tier);
+}
+
+/* --require: a skip of that tier is a failure. */
+static void apply_requirement(const bench_session *s, bench_row *row) {
+  char reason[sizeof row->verdict.reason];
+  if (!is_skip_of_tier(row, s->options->require)) return;
+  snprintf(reason, sizeof reason, "--require %s: %.300s", s->options->require, row->verdict.reason);
+  row->verdict.status = BENCH_FAIL;
+  memcpy(row->verdict.reason, reason, sizeof reason);
+}
+
+static void keep_fresh(bench_session *s, bench_row *row, bool durable) {
+  const bool whole = !row->time.n || row->stop != BENCH_STOP_INTERRUPT;
+  bench_session_name_row(s, row);
+  apply_requirement(s, row);
+  bench_session_keep(s, row, durable && whole);
+}
+
+/* Keeps the rows of one case in the order of the kernels: fresh ones, and old ones in their places. */
+static void keep_case(bench_session *s, const char *case_id, bench_row *fresh, bool durable) {
+  for (int i = 0; i < s->kernel_count; i++) {
+    bench_row *old = find_old(s, case_id, s->kernels[i]->name);
+    if (old)
+      bench_session_keep(s, old, false);
+    else
+      keep_fresh(s, fresh++, durable);
+  }
+  keep_old(s, case_id);
+  bench_session_flush(s);
+}
+
+static void count_structure_runs_of(bench_session *s, const bench_row *row) {
+  for (int k = 0; k < s->kernel_count; k++)
+    for (int test = 0; test < BENCH_STRUCTURE_TESTS && !strcmp(s->kernels[k]->name, row->kernel); test++)
+      s->structure_runs[k][test] += (int)(row->verdict.structure >> test & 1);
+}
+
+/* ---- Running -------------------------------------------------------------------------------------------------------- */
+
+/* The case that runs. */
+typedef struct current {
+  const bench_case *bench;
+  const attn_kernel_info *kernels[BENCH_MAX_KERNELS + 1]; /* whose rows are missing */
+  bench_row rows[BENCH_MAX_KERNELS + 1];                  /* one for each of them */
+  int count;
+} current;
+
+/* With --budget, the time of a case shrinks to twice its share of what is left. False if nothing is left. */
+static bool set_case_budget(bench_session *s, double guess) {
+  const double left = s->options->budget_s - bench_session_elapsed(s);
+  s->settings.case_budget_s = s->options->case_budget_s;
+  if (s->options->budget_s <= 0) return true;
+  if (left <= 0) return false;
+  const double share = 2 * left * guess / fmax(s->guess_left_s, 1e-9);
+  s->settings.case_budget_s = fmin(s->options->case_budget_s, fmax(share, 0.05));
+  return true;
+}
+
+static void skip_for_budget(const bench_session *s, current *c) {
+  for (int i = 0; i < c->count; i++) {
+    bench_verdict *verdict = &c->rows[i].verdict;
+    c->rows[i] = bench_row_create(c->bench, c->kernels[i]);
+    verdict->status = BENCH_SKIP;
+    snprintf(verdict->reason, sizeof verdict->reason, "--budget of %.0f s is used up", s->options->budget_s);
+  }
+}
+
+/* Fills the rows of the kernels that are missing. *durable is set if they need not be done again by --resume. False if the run
+ * was interrupted before they were complete. */
+static bool run_missing(bench_session *s, current *c, double guess, bool *durable) {
+  bench_progress_note(&s->progress, s->case_name, "begins");
+  *durable = set_case_budget(s, guess);
+  if (!*durable)
+    skip_for_budget(s, c);
+  else if (!bench_run_case(c->bench, c->kernels, c->count, &s->settings, c->rows))
+    return false;
+  for (int i = 0; i < c->count; i++) count_structure_runs_of(s, &c->rows[i]);
+  return true;
+}
+
+/* One case; false if the run was interrupted before it was complete. */
+static bool run_case(bench_session *s, int index) {
+  current c = {.bench = &s->cases.item[index]};
+  const double guess = guess_case(s, index);
+  const int before = s->rows.count;
+  bool durable = true;
+  s->case_name = c.bench->case_id;
+  c.count = missing_kernels(s, c.bench, c.kernels);
+  if (c.count && !run_missing(s, &c, guess, &durable)) return false;
+  keep_case(s, s->case_name, c.rows, durable);
+  bench_progress_wipe(&s->progress);
+  bench_table_case(&s->table, s->rows.item + before, s->rows.count - before);
+  bench_progress_advance(&s->progress, guess, !c.count);
+  s->guess_left_s -= guess;
+  return true;
+}
+
+static void run_cases(bench_session *s) {
+  s->guess_left_s = 0;
+  for (int i = 0; i < s->cases.count; i++) s->guess_left_s += guess_case(s, i);
+  bench_progress_start(&s->progress, s->cases.count, s->guess_left_s, s->options->quiet);
+  for (int i = 0; i < s->cases.count && !*s->settings.stop && !s->io_failed; i++)
+    if (!run_case(s, i)) break;
+  keep_old(s, NULL);
+  bench_progress_wipe(&s->progress);
+  if (*s->settings.stop)
+    fprintf(stderr, "interrupted after %d of %d cases%s\n", s->progress.done, s->cases.count,
+            s->options->folder ? "; --resume goes on from there" : "");
+}
+
+/* ---- The end -------------------------------------------------------------------------------------------------------- */
+
+static bool no_files(const bench_session *s) {
+  (void)s;
+  return true;
+}
+
+/* True if this CPU runs none of the kernels. */
+static bool only_unusable(const bench_session *s) {
+  for (int i = 0; i < s->kernel_count; i++)
+    if (s->kernels[i] == &bench_automatic || !attn_kernel_unusable(s->kernels[i])) return false;
+  return true;
+}
+
+static int conclude(const bench_session *s) {
+  if (bench_count_status(&s->rows, BENCH_SKIP) < s->rows.count) return BENCH_EXIT_OK;
+  if (only_unusable(s)) return BENCH_EXIT_SKIPPED;
+  fprintf(stderr, "attnbench %s: nothing could run: every row was skipped\n", s->options->command);
+  return BENCH_EXIT_NOTHING;
+}
+
+const bench_session_steps bench_cases_steps = {.open = open_cases,
+                                               .close = close_cases,
+                                               .dry_run = dry_run,
+                                               .print_extent = print_extent,
+                                               .run = run_cases,
+                                               .write = no_files,
+                                               .conclude = conclude};
