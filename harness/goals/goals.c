@@ -248,14 +248,17 @@ static bool reaches(const bench_goal *goal, double value, double mark) {
   return goal->metric->lower ? value <= mark : value >= mark;
 }
 
+/* Whether the interval holds values on both sides of the floor; without an interval that is unknown, and false. */
+static bool is_open(const bench_goal *goal, const bench_summary *measured) {
+  if (isnan(measured->ci_lo) || isnan(measured->ci_hi)) return false;
+  return reaches(goal, measured->ci_lo, goal->floor) != reaches(goal, measured->ci_hi, goal->floor);
+}
+
 bench_goal_verdict bench_goal_verdict_of(const bench_goal *goal, const bench_summary *measured) {
   if (isnan(goal->floor)) return (bench_goal_verdict){BENCH_NO_FLOOR, false};
-  const bool floor = reaches(goal, measured->median, goal->floor);
-  return (bench_goal_verdict){
-      .mark = !floor                                        ? BENCH_SHORT
-              : reaches(goal, measured->median, goal->goal) ? BENCH_GOAL
-                                                            : BENCH_FLOOR,
-      .open = reaches(goal, measured->ci_lo, goal->floor) != floor || reaches(goal, measured->ci_hi, goal->floor) != floor};
+  const bool floor = reaches(goal, measured->median, goal->floor), best = reaches(goal, measured->median, goal->goal);
+  const bench_mark mark = !floor ? BENCH_SHORT : best ? BENCH_GOAL : BENCH_FLOOR;
+  return (bench_goal_verdict){mark, is_open(goal, measured)};
 }
 
 const char *bench_mark_name(bench_mark mark) {
