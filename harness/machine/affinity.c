@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Which CPUs the process may use (--cpus), and which CPU each thread is kept on while it is timed. */
+/* The CPUs that the process may use (--cpus), and the CPU that each thread is kept on while it is timed. */
 #include "machine/affinity.h"
 
 #include <errno.h>
@@ -14,7 +14,7 @@
 #include "machine/cpu_list.h"
 #include "machine/cpu_syntax.h"
 
-static bool chosen_by_user; /* --cpus: thread 0 goes to the first of them */
+static bool chosen_by_user; /* by --cpus; thread 0 then goes to the first of them */
 
 int bench_pin_cpus(const char *command, const char *cpus) {
   char error[600];
@@ -34,7 +34,7 @@ int bench_pin_cpus(const char *command, const char *cpus) {
 
 /* ---- Places -------------------------------------------------------------------------------------------------------------- */
 
-/* The allowed CPUs of a core that stand before this one: 0 for the one that a first thread gets. */
+/* How many allowed CPUs of its core come before the CPU at `place`: 0 for the one that the first thread gets. */
 static int rank_in_core(const bench_topology *t, const cpu_set_t *allowed, int place) {
   int rank = 0;
   for (int i = 0; i < place; i++)
@@ -42,33 +42,36 @@ static int rank_in_core(const bench_topology *t, const cpu_set_t *allowed, int p
   return rank;
 }
 
+enum { MOST_PER_CORE = 8, NODES_NEAR_AND_FAR = 2 }; /* hardware threads of a core: no CPU has more */
+
+/* In which turn a CPU gets a thread: CPUs that are first in their cores before second ones, and among equals those on the node of
+ * `first` before others. Where `first` (not -1) is a CPU, it counts as the first of its core. */
+static int turn_of(const bench_topology *t, const cpu_set_t *allowed, int first, int place) {
+  const int cpu = t->in_order[place], rank = rank_in_core(t, allowed, place);
+  if (first < 0) return rank * NODES_NEAR_AND_FAR;
+  const bool shares_core = t->core[cpu] == t->core[first] && rank < MOST_PER_CORE;
+  return (rank + shares_core) * NODES_NEAR_AND_FAR + (t->node[cpu] != t->node[first]);
+}
+
 int bench_place_threads(const bench_topology *t, const cpu_set_t *allowed, int first, int *cpu, int threads) {
-  enum { FARTHEST = 8 }; /* threads of a core; no CPU has more */
-  int rank[CPU_SETSIZE], count = 0;
-  const bool leads = first >= 0 && bench_has_cpu(allowed, first) && bench_has_cpu(&t->cpus, first);
-  for (int i = 0; i < t->count; i++) rank[i] = rank_in_core(t, allowed, i);
-  if (leads) { /* it takes the place of its core's first CPU */
-    cpu[count++] = first;
-    for (int i = 0; i < t->count; i++)
-      if (t->core[t->in_order[i]] == t->core[first] && bench_has_cpu(allowed, t->in_order[i])) rank[i] += rank[i] < FARTHEST;
-  }
-  for (int wanted = 0; wanted <= FARTHEST; wanted++)
-    for (int far = 0; far <= leads; far++)
-      for (int i = 0; i < t->count && count < threads; i++) {
-        const int candidate = t->in_order[i];
-        const bool is_far = leads && t->node[candidate] != t->node[first];
-        if (bench_has_cpu(allowed, candidate) && rank[i] == wanted && is_far == far && !(leads && candidate == first))
-          cpu[count++] = candidate;
-      }
+  int turn[CPU_SETSIZE], count = 0;
+  if (first >= 0 && !(bench_has_cpu(allowed, first) && bench_has_cpu(&t->cpus, first))) first = -1;
+  for (int i = 0; i < t->count; i++) turn[i] = turn_of(t, allowed, first, i);
+  if (first >= 0) cpu[count++] = first;
+  for (int now = 0; now < (MOST_PER_CORE + 1) * NODES_NEAR_AND_FAR; now++)
+    for (int i = 0; i < t->count && count < threads; i++) {
+      const int next = t->in_order[i];
+      if (turn[i] == now && next != first && bench_has_cpu(allowed, next)) cpu[count++] = next;
+    }
   return count;
 }
 
 /* ---- Holding ------------------------------------------------------------------------------------------------------------- */
 
-/* Set by the thread that opens regions. */
+/* Set by the thread that opens parallel regions. */
 static struct {
   bool active;
-  unsigned epoch; /* of this holding: what a thread knows of an earlier one is void */
+  unsigned epoch; /* counts the holdings, so that a thread notices a new one */
   int cpu[CPU_SETSIZE];
   int count;
   int threads;      /* that were asked for */
@@ -138,7 +141,7 @@ void bench_team_settle(int threads) {
   bench_thread_settle(0, 1);
 }
 
-/* Every thread that may be waiting for the next region gets its freedom back, the caller first: new ones inherit from it. */
+/* Frees every thread that may be waiting for the next region, the caller first: new threads inherit its affinity. */
 void bench_threads_release(void) {
   if (!held.active) return;
   held.active = false;
@@ -151,7 +154,7 @@ void bench_threads_release(void) {
 #endif
 }
 
-/* ---- In words ------------------------------------------------------------------------------------------------------------ */
+/* ---- Description ------------------------------------------------------------------------------------------------------------ */
 
 static int count_cores(const bench_topology *t, const cpu_set_t *allowed) {
   int cores = 0;
@@ -159,33 +162,41 @@ static int count_cores(const bench_topology *t, const cpu_set_t *allowed) {
   return cores;
 }
 
-/* OMP_PROC_BIND and OMP_PLACES as they stand. */
 static void describe_openmp(char *text, size_t bytes) {
   const char *bind = getenv("OMP_PROC_BIND"), *places = getenv("OMP_PLACES");
   snprintf(text, bytes, "OpenMP's: OMP_PROC_BIND=%s OMP_PLACES=%s", bind ? bind : "", places ? places : "");
 }
 
-bool bench_describe_binding(const bench_topology *topology, const cpu_set_t *allowed, int threads, char *text,
-                            size_t bytes) {
+/* Without naming a CPU for each thread: the first one depends on where the caller runs. */
+static void describe_cores(const cpu_set_t *allowed, int cores, char *text, size_t bytes) {
+  char list[400];
+  bench_cpu_list_write(allowed, list, sizeof list);
+  snprintf(text, bytes, "one thread per core of CPUs %s, %d core%s", list, cores, cores == 1 ? "" : "s");
+}
+
+static bool describe_places(const bench_topology *t, const cpu_set_t *allowed, int threads, char *text, size_t bytes) {
   int cpu[CPU_SETSIZE];
   char list[400];
-  const int cores = count_cores(topology, allowed), cpus = CPU_COUNT(allowed), wanted = threads ? threads : cpus;
-  if (openmp_binds()) {
-    describe_openmp(text, bytes);
-    return true;
-  }
-  if (!threads && !chosen_by_user) { /* which one is first depends on where the caller happens to run */
-    bench_cpu_list_write(allowed, list, sizeof list);
-    snprintf(text, bytes, "one thread per core of CPUs %s, %d core%s", list, cores, cores == 1 ? "" : "s");
-    return true;
-  }
-  const int placed = wanted <= CPU_SETSIZE ? bench_place_threads(topology, allowed, -1, cpu, wanted) : 0;
-  if (!placed || placed < wanted) {
-    snprintf(text, bytes, "none: %d threads on %d CPU%s would share them", wanted, cpus, cpus == 1 ? "" : "s");
+  const int placed = threads <= CPU_SETSIZE ? bench_place_threads(t, allowed, -1, cpu, threads) : 0;
+  if (!placed || placed < threads) {
+    const int cpus = CPU_COUNT(allowed);
+    snprintf(text, bytes, "none: %d threads on %d CPU%s would share them", threads, cpus, cpus == 1 ? "" : "s");
     return false;
   }
+  const char *plural = placed == 1 ? "" : "s";
   bench_cpu_sequence_write(cpu, placed, list, sizeof list);
-  snprintf(text, bytes, "%d thread%s on CPU%s %s, %s", placed, placed == 1 ? "" : "s", placed == 1 ? "" : "s", list,
-           placed <= cores ? "one per core" : "more than one per core");
+  snprintf(text, bytes, "%d thread%s on CPU%s %s, %s", placed, plural, plural, list,
+           placed <= count_cores(t, allowed) ? "one per core" : "more than one per core");
+  return true;
+}
+
+bool bench_describe_binding(const bench_topology *topology, const cpu_set_t *allowed, int threads, char *text,
+                            size_t bytes) {
+  if (!openmp_binds() && (threads || chosen_by_user))
+    return describe_places(topology, allowed, threads ? threads : CPU_COUNT(allowed), text, bytes);
+  if (openmp_binds())
+    describe_openmp(text, bytes);
+  else
+    describe_cores(allowed, count_cores(topology, allowed), text, bytes);
   return true;
 }

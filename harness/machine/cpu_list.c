@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Reads a number below CPU_SETSIZE and moves on; -1 if there is none. */
+/* Reads a number below CPU_SETSIZE at *text and moves behind it; -1 if there is none. */
 static int read_number(const char **text) {
   char *end;
   if (**text < '0' || **text > '9') return -1;
@@ -42,32 +42,36 @@ static void append(char *text, size_t bytes, const char *part) {
   snprintf(text + used, bytes - used, "%s%s", used ? "," : "", part);
 }
 
+static void append_range(char *text, size_t bytes, int first, int last, int step) {
+  char range[48];
+  int used = snprintf(range, sizeof range, "%d", first);
+  if (last > first) used += snprintf(range + used, sizeof range - (size_t)used, "-%d", last);
+  if (step > 1) snprintf(range + used, sizeof range - (size_t)used, ":%d", step);
+  append(text, bytes, range);
+}
+
+/* The length of the range at the beginning of a sequence; two numbers are a range only where they are neighbours. */
+static int range_length(const int *cpu, int count) {
+  const int step = count > 1 ? cpu[1] - cpu[0] : 1;
+  int length = 1;
+  while (length < count && cpu[length] - cpu[length - 1] == step) length++;
+  return step == 1 || (step > 1 && length > 2) ? length : 1;
+}
+
 void bench_cpu_sequence_write(const int *cpu, int count, char *text, size_t bytes) {
   text[0] = 0;
-  for (int i = 0, end; i < count; i = end) {
-    const int step = i + 1 < count ? cpu[i + 1] - cpu[i] : 1;
-    char range[48];
-    for (end = i + 1; end < count && cpu[end] - cpu[end - 1] == step;) end++;
-    if (step < 1 || (step > 1 && end - i < 3)) end = i + 1; /* two numbers are no range */
-    if (end - i == 1)
-      snprintf(range, sizeof range, "%d", cpu[i]);
-    else if (step == 1)
-      snprintf(range, sizeof range, "%d-%d", cpu[i], cpu[end - 1]);
-    else
-      snprintf(range, sizeof range, "%d-%d:%d", cpu[i], cpu[end - 1], step);
-    append(text, bytes, range);
+  for (int i = 0, length; i < count; i += length) {
+    length = range_length(cpu + i, count - i);
+    append_range(text, bytes, cpu[i], cpu[i + length - 1], length > 1 ? cpu[i + 1] - cpu[i] : 1);
   }
 }
 
 void bench_cpu_list_write(const cpu_set_t *set, char *text, size_t bytes) {
   text[0] = 0;
-  for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-    int last = cpu;
+  for (int cpu = 0, last; cpu < CPU_SETSIZE; cpu = last + 1) {
+    last = cpu;
     if (!bench_has_cpu(set, cpu)) continue;
     while (last + 1 < CPU_SETSIZE && bench_has_cpu(set, last + 1)) last++;
-    char range[32];
-    snprintf(range, sizeof range, last > cpu ? "%d-%d" : "%d", cpu, last);
-    append(text, bytes, range);
-    cpu = last;
+    append_range(text, bytes, cpu, last, 1);
   }
 }

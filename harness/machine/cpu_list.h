@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Lists of CPU numbers as the system files and taskset write them: "0-3,8". */
+/* Lists of CPU numbers as system files and taskset write them: "0-3,8". */
 #ifndef BENCH_CPU_LIST_H
 #define BENCH_CPU_LIST_H
 
@@ -16,7 +16,7 @@ bool bench_cpu_list_read(const char *text, cpu_set_t *set);
 /* "0-3,8"; cut at the end of `text`. */
 void bench_cpu_list_write(const cpu_set_t *set, char *text, size_t bytes);
 
-/* A sequence in its own order, steps of more than one as hwloc-like ranges with a stride: "0-30:2,1-31:2". */
+/* A sequence in its own order, with the step of a range behind a colon where it is not 1: "0-30:2,1-31:2". */
 void bench_cpu_sequence_write(const int *cpu, int count, char *text, size_t bytes);
 
 #endif

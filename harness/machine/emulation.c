@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What would make a time meaningless: a build whose tiers are emulated, or a program that is. */
+/* Emulation makes times meaningless, whether the build emulates a tier or an emulator runs the program. */
 #include "machine/emulation.h"
 
 #include <stddef.h>
@@ -8,9 +8,9 @@
 #include <string.h>
 #include <unistd.h>
 
-/* User-mode emulators run a program of another CPU inside a process of their own. They answer for /proc/self/exe themselves, with
- * the path of the program, but qemu-user and Valgrind leave /proc/thread-self/exe to the kernel, which names the emulator. Where
- * the two are the same file or cannot be read, nothing is emulated as far as anyone can tell. */
+/* The emulator that runs this program, or NULL. User-mode emulators answer /proc/self/exe themselves, with the path of the program.
+ * qemu-user and Valgrind leave /proc/thread-self/exe to the kernel, which names the emulator. Where both name one file, or cannot
+ * be read, no emulator can be seen. */
 static const char *emulator_of_process(void) {
   static char emulator[256];
   char program[sizeof emulator];

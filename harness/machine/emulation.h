@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Is what runs here the machine itself? A time taken under emulation is no time. */
+/* Whether the program runs on the real machine. Times taken under emulation mean nothing. */
 #ifndef BENCH_EMULATION_H
 #define BENCH_EMULATION_H
 
@@ -8,7 +8,7 @@
 /* NULL on real hardware, else what is emulated, in words. */
 const char *bench_emulation(void);
 
-/* True where times mean nothing; says so on stderr in the name of the sub-command. */
+/* True where times mean nothing; then says so on stderr, with the name of the sub-command. */
 bool bench_refuses_to_time(const char *command);
 
 #endif

@@ -26,20 +26,22 @@ void bench_read_line(const char *path, char *line, size_t bytes) {
   trim(line);
 }
 
+/* The value in a line "name: value" or "name=value", or NULL. Changes the line. */
+static const char *value_of(char *line, const char *name) {
+  char *separator = strpbrk(line, ":=");
+  if (!separator) return NULL;
+  *separator = 0;
+  trim(line);
+  trim(separator + 1);
+  return strcmp(line, name) ? NULL : separator + 1;
+}
+
 void bench_read_field(const char *path, const char *name, char *value, size_t bytes) {
   char line[8192];
+  const char *found = NULL;
   FILE *file = fopen(path, "r");
-  value[0] = 0;
-  while (file && fgets(line, sizeof line, file)) {
-    char *separator = strpbrk(line, ":=");
-    if (!separator) continue;
-    *separator = 0;
-    trim(line);
-    if (strcmp(line, name)) continue;
-    trim(separator + 1);
-    snprintf(value, bytes, "%s", separator + 1);
-    break;
-  }
+  while (file && !found && fgets(line, sizeof line, file)) found = value_of(line, name);
+  snprintf(value, bytes, "%s", found ? found : "");
   if (file) fclose(file);
 }
 
@@ -51,13 +53,21 @@ void bench_fact_add(bench_environment *environment, const char *name, bench_grad
   va_start(arguments, format);
   vsnprintf(fact->value, sizeof fact->value, format, arguments);
   va_end(arguments);
+  const bool known = fact->value[0] != 0;
+  if (!known) snprintf(fact->value, sizeof fact->value, "unknown");
   snprintf(fact->name, sizeof fact->name, "%s", name);
-  snprintf(fact->advice, sizeof fact->advice, "%s", advice);
-  fact->grade = grade;
+  snprintf(fact->advice, sizeof fact->advice, "%s", known ? advice : "");
+  fact->grade = known ? grade : BENCH_UNKNOWN;
 }
 
 void bench_fact_note(bench_environment *environment, const char *name, const char *value) {
-  bench_fact_add(environment, name, value[0] ? BENCH_OK : BENCH_UNKNOWN, "", "%s", value[0] ? value : "unknown");
+  bench_fact_add(environment, name, BENCH_OK, "", "%s", value);
+}
+
+void bench_fact_note_file(bench_environment *environment, const char *name, const char *path) {
+  char line[512];
+  bench_read_line(path, line, sizeof line);
+  bench_fact_note(environment, name, line);
 }
 
 void bench_environment_read(bench_environment *environment, int argc, char **argv, unsigned long long seed) {
@@ -90,7 +100,7 @@ bench_grade bench_environment_worst(const bench_environment *environment) {
   return worst;
 }
 
-/* Bytes beyond ASCII pass as they are: valid where the source is UTF-8. */
+/* Writes bytes beyond ASCII as they are, which is valid JSON where the text is UTF-8. */
 static void put_json_string(FILE *file, const char *text) {
   fputc('"', file);
   for (; *text; text++) {
@@ -105,20 +115,23 @@ static void put_json_string(FILE *file, const char *text) {
   fputc('"', file);
 }
 
+static void put_json_fact(FILE *file, const bench_fact *fact) {
+  put_json_string(file, fact->name);
+  fputs(": {\"value\": ", file);
+  put_json_string(file, fact->value);
+  fprintf(file, ", \"grade\": \"%s\"", bench_grade_name(fact->grade));
+  if (fact->advice[0]) {
+    fputs(", \"advice\": ", file);
+    put_json_string(file, fact->advice);
+  }
+  fputs("}", file);
+}
+
 void bench_environment_write_json(const bench_environment *environment, FILE *file) {
   fputs("{", file);
   for (int i = 0; i < environment->count; i++) {
-    const bench_fact *fact = &environment->facts[i];
     fputs(i ? ",\n  " : "\n  ", file);
-    put_json_string(file, fact->name);
-    fputs(": {\"value\": ", file);
-    put_json_string(file, fact->value);
-    fprintf(file, ", \"grade\": \"%s\"", bench_grade_name(fact->grade));
-    if (fact->advice[0]) {
-      fputs(", \"advice\": ", file);
-      put_json_string(file, fact->advice);
-    }
-    fputs("}", file);
+    put_json_fact(file, &environment->facts[i]);
   }
   fputs("\n}\n", file);
 }

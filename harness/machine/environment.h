@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Machine, build and noise: what env.json holds and what `attnbench env` audits. Unknown is "unknown", never guessed. */
+/* Facts about machine, build and noise, for env.json and `attnbench env`. What cannot be read is "unknown", never guessed. */
 #ifndef BENCH_ENVIRONMENT_H
 #define BENCH_ENVIRONMENT_H
 
@@ -12,7 +12,7 @@ typedef struct bench_fact {
   char name[48];   /* "governor" */
   char value[512]; /* "performance" or "unknown" */
   bench_grade grade;
-  char advice[200]; /* the command that would mend it; "" */
+  char advice[200]; /* the command that would improve it, or "" */
 } bench_fact;
 
 typedef struct bench_environment {
@@ -23,7 +23,7 @@ typedef struct bench_environment {
 /* argc, argv and seed are recorded as they are. */
 void bench_environment_read(bench_environment *environment, int argc, char **argv, unsigned long long seed);
 
-/* Replaces the fact "binding": where so many timed threads (0 = however many) would be kept among these CPUs of the topology. */
+/* Replaces the fact "binding": the CPUs, among these, that `threads` timed threads (0: any number) would be kept on. */
 void bench_environment_set_binding(bench_environment *environment, const cpu_set_t *cpus, int threads);
 
 const char *bench_environment_get(const bench_environment *environment, const char *name); /* "unknown" if absent */

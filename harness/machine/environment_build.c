@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What this program was built from and with, and how this process was started. */
+/* Source and compiler of this program, and how the process was started. */
 #include <stdlib.h>
 #include <string.h>
 #ifdef _OPENMP
@@ -18,11 +18,9 @@ extern char **environ;
 static void add_commit(bench_environment *e) {
   bool clean = strcmp(BENCH_BUILD_TREE, "clean") == 0, dirty = strcmp(BENCH_BUILD_TREE, "dirty") == 0;
   bench_fact_note(e, "commit", strcmp(BENCH_BUILD_COMMIT, "unknown") ? BENCH_BUILD_COMMIT : "");
-  bench_fact_add(e, "source_tree",
-                 clean   ? BENCH_OK
-                 : dirty ? BENCH_WARN
-                         : BENCH_UNKNOWN,
-                 dirty ? "git commit: results should name the code that they came from" : "", "%s", BENCH_BUILD_TREE);
+  bench_fact_add(e, "source_tree", dirty ? BENCH_WARN : BENCH_OK,
+                 dirty ? "git commit: results should name the code that they came from" : "", "%s",
+                 clean || dirty ? BENCH_BUILD_TREE : "");
 }
 
 static void add_build_type(bench_environment *e) {
@@ -34,7 +32,7 @@ static void add_build_type(bench_environment *e) {
                  sanitized ? "cmake -DATTN_SANITIZE= and build again" : "", "%s", sanitized ? BENCH_BUILD_SANITIZE : "none");
 }
 
-/* What the library's files, and each tier's, got on top of the flags that all share; from kernels/tiers.def. */
+/* The flags that all files share, and those that the library and each tier (kernels/tiers.def) get on top. */
 static void add_flags(bench_environment *e) {
 #define ATTN_TIER(isa, folder, architecture, flags, ...) ATTN_IF_##architecture({"flags_" #isa, flags}, )
   static const struct {
@@ -49,7 +47,7 @@ static void add_flags(bench_environment *e) {
     bench_fact_note(e, tiers[i].fact, tiers[i].flags[0] ? tiers[i].flags : "none of its own");
 }
 
-/* Prescott's code is SSE3: what OpenBLAS takes on a CPU that is newer than itself. The command that gives it the CPU's, or "". */
+/* On a CPU that it does not know, an old OpenBLAS runs its SSE3 code, called Prescott. The setting that selects better code, or "". */
 static const char *better_core(const char *libraries) {
   if (!strstr(libraries, "OpenBLAS") || !strstr(libraries, " Prescott") || !strstr(attn_cpu_tiers(), "avx2")) return "";
   return strstr(attn_cpu_tiers(), "avx512")
@@ -57,7 +55,7 @@ static const char *better_core(const char *libraries) {
              : "OPENBLAS_CORETYPE=Haswell: this OpenBLAS does not know the CPU and runs SSE3 code";
 }
 
-/* Versions of the libraries behind kernels; one of them may stand behind several. */
+/* Versions of the libraries that kernels call, each once. */
 static void add_libraries(bench_environment *e) {
   char list[512] = "";
   for (int i = 0; i < attn_kernel_count(); i++) {
@@ -88,7 +86,7 @@ static void append(char *list, size_t bytes, const char *separator, const char *
   snprintf(list + used, bytes - used, "%s%s", used ? separator : "", text);
 }
 
-/* All variables whose names start so. */
+/* All environment variables whose names start with one of the prefixes. */
 static void list_variables(const char *const *prefixes, char *list, size_t bytes) {
   list[0] = 0;
   for (char **variable = environ; *variable; variable++)

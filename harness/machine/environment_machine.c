@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* CPU, caches, memory and operating system, as the system files of Linux tell them. */
+/* CPU, caches, memory and operating system, from the system files of Linux. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/utsname.h>
@@ -18,51 +18,54 @@
 
 #define CPU_FOLDER "/sys/devices/system/cpu"
 
+static void note_field(bench_environment *e, const char *name, const char *path, const char *field) {
+  char value[512];
+  bench_read_field(path, field, value, sizeof value);
+  bench_fact_note(e, name, value);
+}
+
 static void add_cpu(bench_environment *e) {
-  static const struct {
-    const char *fact, *field;
-  } fields[] = {
+  static const char *const fields[][2] = {
       {"cpu", "model name"},  {"cpu_vendor", "vendor_id"},  {"cpu_family", "cpu family"},
       {"cpu_model", "model"}, {"cpu_stepping", "stepping"}, {"microcode", "microcode"},
   };
-  char value[512];
-  for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-    bench_read_field("/proc/cpuinfo", fields[i].field, value, sizeof value);
-    bench_fact_note(e, fields[i].fact, value);
-  }
+  for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) note_field(e, fields[i][0], "/proc/cpuinfo", fields[i][1]);
   bench_fact_note(e, "tiers", attn_cpu_tiers());
-  bench_read_line(CPU_FOLDER "/online", value, sizeof value);
-  bench_fact_note(e, "cpus_online", value);
-  bench_read_line(CPU_FOLDER "/smt/control", value, sizeof value);
-  bench_fact_note(e, "smt", value);
+  bench_fact_note_file(e, "cpus_online", CPU_FOLDER "/online");
+  bench_fact_note_file(e, "smt", CPU_FOLDER "/smt/control");
 }
 
-/* The name that the hypervisor gives itself in CPUID leaf 0x40000000; "none" on bare metal. */
-static void add_hypervisor(bench_environment *e) {
-  const char *advice = "measure on bare metal: caches, clock and neighbours of a virtual machine are not what they seem";
+/* The hypervisor's name, "none" on bare metal, "" if it cannot be told. */
 #if defined(__x86_64__)
-  unsigned eax, ebx, ecx, edx;
-  char name[13] = "";
-  if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx)) {
-    bench_fact_note(e, "hypervisor", "");
-  } else if (!(ecx >> 31)) {
-    bench_fact_note(e, "hypervisor", "none");
-  } else {
-    __cpuid(0x40000000, eax, ebx, ecx, edx);
-    memcpy(name, (unsigned[]){ebx, ecx, edx}, 12);
-    bench_fact_add(e, "hypervisor", BENCH_WARN, advice, "%s", name[0] ? name : "one without a name");
-  }
+static void read_hypervisor(char name[64]) {
+  unsigned eax, ebx, ecx, edx, present = 1u << 31;
+  strcpy(name, "");
+  if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx)) return;
+  strcpy(name, "none");
+  if (!(ecx & present)) return;
+  __cpuid(0x40000000, eax, ebx, ecx, edx); /* the hypervisor's own leaf */
+  const unsigned words[4] = {ebx, ecx, edx, 0};
+  memcpy(name, words, sizeof words);
+  if (!name[0]) strcpy(name, "one without a name");
+}
 #else
-  char type[64];
-  bench_read_line("/sys/hypervisor/type", type, sizeof type);
-  if (type[0])
-    bench_fact_add(e, "hypervisor", BENCH_WARN, advice, "%s", type);
-  else
-    bench_fact_note(e, "hypervisor", ""); /* other hypervisors leave no trace that every system shows */
+static void read_hypervisor(char name[64]) {
+  bench_read_line("/sys/hypervisor/type", name, 64);
+} /* only Xen has this file */
 #endif
+
+static void add_hypervisor(bench_environment *e) {
+  char name[64];
+  read_hypervisor(name);
+  if (!strcmp(name, "none"))
+    bench_fact_note(e, "hypervisor", name);
+  else
+    bench_fact_add(e, "hypervisor", BENCH_WARN,
+                   "measure on bare metal: a virtual machine may misreport its caches and clock, and shares its CPU", "%s",
+                   name);
 }
 
-/* One file of a cache's folder, "48K" for `size`. */
+/* A file in the folder of a cache: `what` is "size" for "48K". */
 static void read_cache(int index, const char *what, char *value, size_t bytes) {
   char path[128];
   snprintf(path, sizeof path, CPU_FOLDER "/cpu0/cache/index%d/%s", index, what);
@@ -92,18 +95,20 @@ long long bench_cache_bytes(int level) {
   return 0;
 }
 
+static void add_cache(bench_environment *e, int index) {
+  char level[16], type[32], size[32], shared[128], name[48];
+  read_cache(index, "level", level, sizeof level);
+  read_cache(index, "type", type, sizeof type);
+  read_cache(index, "size", size, sizeof size);
+  read_cache(index, "shared_cpu_list", shared, sizeof shared);
+  if (!level[0] || strcmp(type, "Instruction") == 0) return;
+  snprintf(name, sizeof name, "cache_l%s%s", level, strcmp(type, "Data") ? "" : "d");
+  bench_fact_add(e, name, BENCH_OK, "", "%lld KiB, shared by CPUs %s", read_size(size) / 1024,
+                 shared[0] ? shared : "unknown");
+}
+
 static void add_caches(bench_environment *e) {
-  for (int index = 0; index < MOST_CACHES; index++) {
-    char level[16], type[32], size[32], shared[128], name[48];
-    read_cache(index, "level", level, sizeof level);
-    read_cache(index, "type", type, sizeof type);
-    read_cache(index, "size", size, sizeof size);
-    read_cache(index, "shared_cpu_list", shared, sizeof shared);
-    if (!level[0] || strcmp(type, "Instruction") == 0) continue;
-    snprintf(name, sizeof name, "cache_l%s%s", level, strcmp(type, "Data") ? "" : "d");
-    bench_fact_add(e, name, BENCH_OK, "", "%lld KiB, shared by CPUs %s", read_size(size) / 1024,
-                   shared[0] ? shared : "unknown");
-  }
+  for (int index = 0; index < MOST_CACHES; index++) add_cache(e, index);
   if (!bench_cache_bytes(1)) bench_fact_note(e, "cache_l1d", "");
 }
 
@@ -111,29 +116,34 @@ static void add_memory(bench_environment *e) {
   char total[64], free_now[64];
   bench_read_field("/proc/meminfo", "MemTotal", total, sizeof total);
   bench_read_field("/proc/meminfo", "MemAvailable", free_now, sizeof free_now);
-  if (!total[0]) {
+  if (total[0])
+    bench_fact_add(e, "memory", BENCH_OK, "", "%lld MiB, %lld MiB available", atoll(total) / 1024, atoll(free_now) / 1024);
+  else
     bench_fact_note(e, "memory", "");
-    return;
-  }
-  bench_fact_add(e, "memory", BENCH_OK, "", "%lld MiB, %lld MiB available", atoll(total) / 1024, atoll(free_now) / 1024);
 }
 
-static void add_system(bench_environment *e) {
-  char text[512], stamp[64];
-  struct utsname system;
-  time_t now = time(NULL);
+static void add_date(bench_environment *e) {
+  char stamp[64];
   struct tm calendar;
-  if (gethostname(text, sizeof text)) text[0] = 0;
-  text[sizeof text - 1] = 0;
-  bench_fact_note(e, "host", text);
+  const time_t now = time(NULL);
   strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &calendar));
   bench_fact_note(e, "date", stamp);
-  bench_read_field("/etc/os-release", "PRETTY_NAME", text, sizeof text);
-  bench_fact_note(e, "system", text);
+}
+
+static void add_kernel(bench_environment *e) {
+  struct utsname system;
   if (uname(&system))
     bench_fact_note(e, "kernel", "");
   else
     bench_fact_add(e, "kernel", BENCH_OK, "", "%s %s %s", system.sysname, system.release, system.machine);
+}
+
+static void add_system(bench_environment *e) {
+  char host[512] = "";
+  bench_fact_note(e, "host", gethostname(host, sizeof host - 1) ? "" : host);
+  add_date(e);
+  note_field(e, "system", "/etc/os-release", "PRETTY_NAME");
+  add_kernel(e);
 #if defined(__GLIBC__)
   bench_fact_add(e, "libc", BENCH_OK, "", "glibc %s", gnu_get_libc_version());
 #else
@@ -144,16 +154,12 @@ static void add_system(bench_environment *e) {
 static void add_clock(bench_environment *e) {
   char source[64];
   bench_read_line("/sys/devices/system/clocksource/clocksource0/current_clocksource", source, sizeof source);
-  bool quick = !strcmp(source, "tsc") || !strcmp(source, "arch_sys_counter") || !strcmp(source, "kvm-clock");
-  const char *advice = quick || !source[0] ? "" : "boot with clocksource=tsc: reading another clock takes a system call";
-  bench_fact_add(e, "clock_source",
-                 !source[0] ? BENCH_UNKNOWN
-                 : quick    ? BENCH_OK
-                            : BENCH_WARN,
-                 advice, "%s", source[0] ? source : "unknown");
-  double resolution_ns = bench_clock_resolution_ns();
+  const bool quick = !strcmp(source, "tsc") || !strcmp(source, "arch_sys_counter") || !strcmp(source, "kvm-clock");
+  bench_fact_add(e, "clock_source", quick ? BENCH_OK : BENCH_WARN,
+                 quick ? "" : "boot with clocksource=tsc: reading another clock takes a system call", "%s", source);
+  const double resolution_ns = bench_clock_resolution_ns();
   if (resolution_ns <= 0.0)
-    bench_fact_add(e, "clock_resolution", BENCH_BAD, "none: CLOCK_MONOTONIC stands still here", "0 ns");
+    bench_fact_add(e, "clock_resolution", BENCH_BAD, "none: CLOCK_MONOTONIC does not advance here", "0 ns");
   else
     bench_fact_add(e, "clock_resolution", resolution_ns < 1000.0 ? BENCH_OK : BENCH_WARN, "", "%.0f ns", resolution_ns);
 }

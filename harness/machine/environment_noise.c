@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What makes times scatter: clock control, other work, the hypervisor's thefts, page sizes, memory nodes, quotas. */
+/* What makes times scatter: clock control, other work, CPU time lost to the hypervisor, page sizes, memory nodes, quotas. */
 #include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,14 +11,11 @@ static void add_governor(bench_environment *e) {
   char governor[64];
   bench_read_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", governor, sizeof governor);
   bool fine = strcmp(governor, "performance") == 0;
-  if (governor[0])
-    bench_fact_add(e, "governor", fine ? BENCH_OK : BENCH_WARN, fine ? "" : "cpupower frequency-set -g performance", "%s",
-                   governor);
-  else
-    bench_fact_note(e, "governor", "");
+  bench_fact_add(e, "governor", fine ? BENCH_OK : BENCH_WARN, fine ? "" : "cpupower frequency-set -g performance", "%s",
+                 governor);
 }
 
-/* Two drivers, two files of opposite sense. A boosted clock depends on heat and neighbours. */
+/* Two drivers have two files of opposite sense. A boosted clock depends on heat and on the load of other cores. */
 static void add_boost(bench_environment *e) {
   char boost[16], no_turbo[16];
   bench_read_line("/sys/devices/system/cpu/cpufreq/boost", boost, sizeof boost);
@@ -26,13 +23,11 @@ static void add_boost(bench_environment *e) {
   bool on = boost[0] == '1' || no_turbo[0] == '0';
   const char *off = boost[0] ? "echo 0 > /sys/devices/system/cpu/cpufreq/boost (for a steady clock)"
                              : "echo 1 > /sys/devices/system/cpu/intel_pstate/no_turbo (for a steady clock)";
-  if (boost[0] || no_turbo[0])
-    bench_fact_add(e, "boost", on ? BENCH_WARN : BENCH_OK, on ? off : "", on ? "on" : "off");
-  else
-    bench_fact_note(e, "boost", "");
+  const char *value = !boost[0] && !no_turbo[0] ? "" : on ? "on" : "off";
+  bench_fact_add(e, "boost", on ? BENCH_WARN : BENCH_OK, on ? off : "", "%s", value);
 }
 
-/* Other work in the last minute, against the CPUs there are. */
+/* Other work in the last minute, compared with the number of CPUs. */
 static void add_load(bench_environment *e) {
   char text[128];
   bench_read_line("/proc/loadavg", text, sizeof text);
@@ -46,18 +41,25 @@ static void add_load(bench_environment *e) {
                  text, cpus);
 }
 
-/* Share of CPU time that the hypervisor gave to others since boot. */
-static void add_steal(bench_environment *e) {
-  long long ticks[8] = {0}, total = 0; /* user nice system idle iowait irq softirq steal */
+enum { IDLE_TICKS = 3, IO_WAIT_TICKS, STEAL_TICKS = 7, TICK_KINDS }; /* in the first line of /proc/stat */
+
+/* Share of the busy CPU time since boot that the hypervisor gave to others, in %; negative if it is unknown. */
+static double stolen_share(void) {
+  long long ticks[TICK_KINDS] = {0}, total = 0;
   char text[256];
   bench_read_line("/proc/stat", text, sizeof text);
   char *next = text + strcspn(text, " ");
-  for (int i = 0; i < 8; i++) total += ticks[i] = strtoll(next, &next, 10);
-  if (total <= 0) {
+  for (int i = 0; i < TICK_KINDS; i++) total += ticks[i] = strtoll(next, &next, 10);
+  const long long busy = total - ticks[IDLE_TICKS] - ticks[IO_WAIT_TICKS];
+  return total > 0 ? 100.0 * (double)ticks[STEAL_TICKS] / (double)(busy > 0 ? busy : total) : -1.0;
+}
+
+static void add_steal(bench_environment *e) {
+  const double share = stolen_share();
+  if (share < 0) {
     bench_fact_note(e, "steal", "");
     return;
   }
-  double share = 100.0 * (double)ticks[7] / (double)(total - ticks[3] - ticks[4] > 0 ? total - ticks[3] - ticks[4] : total);
   bench_grade grade = share >= 5.0 ? BENCH_BAD : share >= 0.5 ? BENCH_WARN : BENCH_OK;
   bench_fact_add(e, "steal", grade, grade == BENCH_OK ? "" : "use a dedicated host or a larger instance",
                  "%.2f %% of the busy CPU time since boot", share);
@@ -78,73 +80,90 @@ static void add_numa(bench_environment *e) {
   char online[64];
   bench_read_line("/sys/devices/system/node/online", online, sizeof online);
   bool one = online[0] && !strpbrk(online, "-,");
-  if (!online[0])
-    bench_fact_note(e, "numa_nodes", "");
-  else
-    bench_fact_add(e, "numa_nodes", one ? BENCH_OK : BENCH_WARN,
-                   one ? "" : "numactl --cpunodebind=0 --membind=0 attnbench ...", "%s", online);
+  bench_fact_add(e, "numa_nodes", one ? BENCH_OK : BENCH_WARN,
+                 one ? "" : "numactl --cpunodebind=0 --membind=0 attnbench ...", "%s", online);
 }
 
-/* CPUs' worth of time that a group may use: cgroup 2 "max 100000" or "200000 100000", cgroup 1 quota and period. */
+/* ---- Quota of control groups --------------------------------------------------------------------------------------------- */
+
+static void read_in(const char *folder, const char *file, char *text, size_t bytes) {
+  char path[1024];
+  snprintf(path, sizeof path, "%s/%s", folder, file);
+  bench_read_line(path, text, bytes);
+}
+
+/* How many CPUs' time a group may use, 0 without a limit: cgroup 2 has "max 100000" or "200000 100000", cgroup 1 quota and period
+ * in two files. */
 static double quota_of(const char *folder) {
-  char path[1024], text[128];
-  snprintf(path, sizeof path, "%s/cpu.max", folder);
-  bench_read_line(path, text, sizeof text);
-  double quota = atof(text), period = text[0] && strchr(text, ' ') ? atof(strchr(text, ' ')) : 0.0;
-  if (!text[0]) {
-    snprintf(path, sizeof path, "%s/cpu.cfs_quota_us", folder);
-    bench_read_line(path, text, sizeof text);
-    quota = atof(text);
-    snprintf(path, sizeof path, "%s/cpu.cfs_period_us", folder);
-    bench_read_line(path, text, sizeof text);
-    period = atof(text);
+  char quota[128], period[128];
+  read_in(folder, "cpu.max", quota, sizeof quota);
+  snprintf(period, sizeof period, "%s", quota + strcspn(quota, " "));
+  if (!quota[0]) {
+    read_in(folder, "cpu.cfs_quota_us", quota, sizeof quota);
+    read_in(folder, "cpu.cfs_period_us", period, sizeof period);
   }
-  return quota > 0 && period > 0 ? quota / period : 0.0;
+  return atof(quota) > 0 && atof(period) > 0 ? atof(quota) / atof(period) : 0.0;
 }
 
-/* The smallest quota of our group and all above it; 0 = none. *known tells whether any group was found. */
-static double smallest_quota(const char *root, const char *group, bool *known) {
+static bool is_folder(const char *path) {
+  DIR *folder = opendir(path);
+  if (folder) closedir(folder);
+  return folder;
+}
+
+/* Cuts the last name off a path below `root`; false at the root. */
+static bool go_up(char *folder, const char *root) {
+  char *slash = strrchr(folder, '/');
+  if (!slash || strlen(folder) <= strlen(root)) return false;
+  *slash = 0;
+  return true;
+}
+
+/* What the control groups of this process say about its CPU time. */
+typedef struct cpu_limit {
+  double cpus; /* 0: no limit */
+  bool known;  /* some group was found */
+} cpu_limit;
+
+/* Applies the smallest quota of a group and of all above it. */
+static void limit_by_group(cpu_limit *limit, const char *root, const char *group) {
   char folder[768];
   double smallest = 0.0;
   snprintf(folder, sizeof folder, "%s%s", root, group);
-  for (;;) {
-    DIR *there = opendir(folder);
-    if (there) closedir(there);
-    *known = *known || there;
-    double quota = quota_of(folder);
+  do {
+    const double quota = quota_of(folder);
+    limit->known = limit->known || is_folder(folder);
     if (quota > 0 && (smallest == 0.0 || quota < smallest)) smallest = quota;
-    char *slash = strrchr(folder, '/');
-    if (!slash || strlen(folder) <= strlen(root)) return smallest;
-    *slash = 0;
-  }
+  } while (go_up(folder, root));
+  if (smallest > 0) limit->cpus = smallest;
+}
+
+/* A line of /proc/self/cgroup: "0::/group" of cgroup 2, or "4:cpu,cpuacct:/group" of cgroup 1. */
+static void limit_by_line(cpu_limit *limit, char *line) {
+  char *controllers = strchr(line, ':'), *group = controllers ? strchr(controllers + 1, ':') : NULL;
+  if (!group) return;
+  *group++ = 0;
+  group[strcspn(group, "\n")] = 0;
+  const bool unified = strncmp(line, "0:", 2) == 0 && controllers[1] == 0;
+  if (unified && access("/sys/fs/cgroup/cgroup.controllers", F_OK) == 0) limit_by_group(limit, "/sys/fs/cgroup", group);
+  if (!unified && strstr(controllers, "cpu") && !strstr(controllers, "cpuset"))
+    limit_by_group(limit, "/sys/fs/cgroup/cpu", group);
 }
 
 static void add_quota(bench_environment *e) {
   char line[512];
-  double quota = 0.0;
-  bool known = false;
+  cpu_limit limit = {0};
   FILE *file = fopen("/proc/self/cgroup", "r");
-  while (file && fgets(line, sizeof line, file)) { /* "0::/group", or "4:cpu,cpuacct:/group" */
-    char *controllers = strchr(line, ':'), *group = controllers ? strchr(controllers + 1, ':') : NULL;
-    if (!group) continue;
-    *group++ = 0;
-    group[strcspn(group, "\n")] = 0;
-    if (strncmp(line, "0:", 2) == 0 && controllers[1] == 0) {
-      bool unified = access("/sys/fs/cgroup/cgroup.controllers", F_OK) == 0;
-      double found = unified ? smallest_quota("/sys/fs/cgroup", group, &known) : 0.0;
-      if (found > 0) quota = found;
-    } else if (strstr(controllers, "cpu") && !strstr(controllers, "cpuset")) {
-      double found = smallest_quota("/sys/fs/cgroup/cpu", group, &known);
-      if (found > 0) quota = found;
-    }
-  }
+  while (file && fgets(line, sizeof line, file)) limit_by_line(&limit, line);
   if (file) fclose(file);
-  if (quota > 0)
+  if (limit.cpus > 0)
     bench_fact_add(e, "cpu_quota", BENCH_WARN, "run outside the container's CPU limit (docker run without --cpus)",
-                   "%.2f CPUs", quota);
+                   "%.2f CPUs", limit.cpus);
   else
-    bench_fact_note(e, "cpu_quota", known ? "none" : "");
+    bench_fact_note(e, "cpu_quota", limit.known ? "none" : "");
 }
+
+/* ------------------------------------------------------------------------------------------------------------------------ */
 
 void bench_environment_add_noise(bench_environment *environment) {
   add_governor(environment);

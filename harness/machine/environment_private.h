@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* How facts get into bench_environment: the files environment_*.c each add theirs. */
+/* Adding facts to bench_environment. Each of the files environment_*.c adds some. */
 #ifndef BENCH_ENVIRONMENT_PRIVATE_H
 #define BENCH_ENVIRONMENT_PRIVATE_H
 
@@ -8,12 +8,14 @@
 
 #include "machine/environment.h"
 
-/* Adds a fact; the value is cut at its field's end. advice: the command that would mend it, or "". */
+/* Adds a fact, whose value is cut to fit. An empty value becomes "unknown", whatever the grade. advice: the command that would
+ * improve it, or "". */
 void bench_fact_add(bench_environment *environment, const char *name, bench_grade grade, const char *advice,
                     const char *format, ...) __attribute__((format(printf, 5, 6)));
 
-/* A fact that needs no judgement: OK, or unknown where the value is empty. */
+/* A fact that is OK whatever its value; the second takes the value from the first line of a file. */
 void bench_fact_note(bench_environment *environment, const char *name, const char *value);
+void bench_fact_note_file(bench_environment *environment, const char *name, const char *path);
 
 /* First line of a small file, without surrounding blanks; "" if there is none. */
 void bench_read_line(const char *path, char *line, size_t bytes);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Packages, nodes, cores and caches, and where timed threads are kept. */
+/* Packages, nodes, cores and caches, and the CPUs that timed threads are kept on. */
 #include <stdio.h>
 #include <string.h>
 
@@ -11,7 +11,7 @@ static void add_number(bench_environment *e, const char *name, int number) {
   bench_fact_add(e, name, BENCH_OK, "", "%d", number);
 }
 
-/* CPUs of the shown topology that this process may use: all of one that is not this machine. */
+/* The CPUs of the topology that this process may use; all of them if it is another machine's. */
 static cpu_set_t usable_cpus(const bench_topology *topology) {
   cpu_set_t set;
   if (!topology->here || sched_getaffinity(0, sizeof set, &set)) return topology->cpus;

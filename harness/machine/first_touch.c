@@ -12,7 +12,7 @@
 
 #include "machine/affinity.h"
 
-enum { FEW_PAGES = 16 }; /* per thread: less is not worth waking it */
+enum { FEW_PAGES = 16 }; /* per thread; for fewer it is not worth waking */
 
 static uintptr_t page_bytes(void) { return (uintptr_t)sysconf(_SC_PAGESIZE); }
 

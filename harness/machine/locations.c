@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* hwloc's locations, such as package:1.core:0-1,~pu:3. hwloc's library knows kinds, objects and sets; how its programs put them
- * into lists and ranges is read here. */
+/* hwloc's locations, such as package:1.core:0-1,~pu:3. Kinds, objects and sets are read by hwloc's library. It has no function for
+ * the lists and ranges that hwloc's programs take, so these are read here. */
 #include <stdio.h>
 
 #include "machine/cpu_syntax.h"
@@ -158,25 +158,25 @@ static bool find_depth(hwloc_topology_t machine, const char *kind, int *depth) {
 
 static bool take_range(reader *r, const char *kind, const char *text, const char *rest, hwloc_const_cpuset_t within,
                        const char *where) {
-  range numbers;
+  range of;
   int depth;
   if (!find_depth(r->machine, kind, &depth)) return say_unknown_kind(r, kind);
   const int count = (int)hwloc_get_nbobjs_inside_cpuset_by_depth(r->machine, within, depth);
-  if (!read_word(text, count, &numbers) && !read_numbers(text, count, &numbers))
+  if (!read_word(text, count, &of) && !read_numbers(text, count, &of))
     return fail(r, "%s:%s should be %s:N, N-M, N-, N:COUNT, all, odd or even", kind, text, kind);
-  if (numbers.first >= count || (!numbers.wraps && !numbers.wildcard && numbers.first + numbers.count > count))
+  if (of.first >= count || (!of.wraps && !of.wildcard && of.first + of.count > count))
     return say_beyond(r, kind, text, count, where);
-  for (int i = 0; i < numbers.count; i++) {
-    const int index = numbers.wraps ? (numbers.first + i) % count : numbers.first + i * numbers.step;
+  for (int i = 0; i < of.count; i++) {
+    const int index = of.wraps ? (of.first + i) % count : of.first + i * of.step;
     const hwloc_obj_t object = hwloc_get_obj_inside_cpuset_by_depth(r->machine, within, depth, (unsigned)index);
     char name[64];
     snprintf(name, sizeof name, "%.40s:%d", kind, index);
-    if (!take_object(r, object, name, rest, numbers.wildcard)) return false;
+    if (!take_object(r, object, name, rest, of.wildcard)) return false;
   }
   return true;
 }
 
-/* "package:1.core:0-1" and so on, inside the CPUs of what stands before it. */
+/* "package:1.core:0-1" and so on, inside the CPUs of the object before it. */
 static bool take_path(reader *r, const char *path, hwloc_const_cpuset_t within, const char *where) {
   char kind[ITEM], text[ITEM];
   const size_t kind_length = strcspn(path, ":"), length = strcspn(path, ".");
@@ -205,7 +205,7 @@ static bool take_numbers(reader *r, const char *text) {
   return fail(r, "'%s' should be a CPU, as in 0-3,8, or an object, as in core:0-3, package:1.core:0, numa:0", text);
 }
 
-/* "core:0-3", or "8" behind it. What continues it stands behind its last kind, not behind the count of "core:0:2". */
+/* "core:0-3", or an "8" that continues it: that belongs behind the last kind, not behind the count of "core:0:2". */
 static bool take_objects(reader *r, const char *item, bool has_kind) {
   char path[2 * ITEM];
   snprintf(path, sizeof path, "%s%s", has_kind ? "" : r->kinds, item);
@@ -245,6 +245,16 @@ static void settle(const reader *r, cpu_set_t *set) {
   }
 }
 
+/* Takes the first item of the text and moves behind it. */
+static bool take_next(reader *r, const char **text) {
+  char item[ITEM];
+  const size_t length = item_length(*text);
+  if (length >= sizeof item) return fail(r, "'%.20s...' is too long for one item", *text);
+  snprintf(item, sizeof item, "%.*s", (int)length, *text);
+  *text += length;
+  return take_item(r, item);
+}
+
 bool bench_locations_read(const char *text, const bench_topology *topology, const cpu_set_t *allowed, cpu_set_t *set,
                           char *error, size_t error_bytes) {
   reader r = {.machine = bench_hwloc_machine(),
@@ -252,14 +262,8 @@ bool bench_locations_read(const char *text, const bench_topology *topology, cons
               .allowed = allowed,
               .error = error,
               .error_bytes = error_bytes};
-  for (text += strspn(text, ", "); *text; text += strspn(text, ", ")) {
-    char item[ITEM];
-    const size_t length = item_length(text);
-    if (length >= sizeof item) return fail(&r, "'%.20s...' is too long for one item", text);
-    snprintf(item, sizeof item, "%.*s", (int)length, text);
-    if (!take_item(&r, item)) return false;
-    text += length;
-  }
+  for (text += strspn(text, ", "); *text; text += strspn(text, ", "))
+    if (!take_next(&r, &text)) return false;
   settle(&r, set);
   return true;
 }

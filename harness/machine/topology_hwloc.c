@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The topology as hwloc sees it, which knows more kinds of objects and can pretend (HWLOC_SYNTHETIC). */
+/* The topology from hwloc, which may be a synthetic one (HWLOC_SYNTHETIC). */
 #include "machine/topology.h"
 
 #ifdef BENCH_HWLOC
@@ -22,19 +22,21 @@ cpu_set_t bench_hwloc_cpus(hwloc_const_bitmap_t bits) {
   return set;
 }
 
-/* "L3 32 MiB x 1, ..." from the last level to the first. */
+/* Appends "L3 32 MiB x 1". */
+static void append_cache(char *text, size_t bytes, int depth) {
+  char kind[32];
+  const hwloc_obj_t first = hwloc_get_obj_by_depth(machine, depth, 0);
+  const unsigned long long kib = first->attr->cache.size >> 10;
+  const size_t used = strlen(text);
+  (void)hwloc_obj_type_snprintf(kind, sizeof kind, first, 0);
+  snprintf(text + used, bytes - used, "%s%s %llu %s x %u", used ? ", " : "", kind, kib % 1024 ? kib : kib / 1024,
+           kib % 1024 ? "KiB" : "MiB", hwloc_get_nbobjs_by_depth(machine, depth));
+}
+
+/* From the last level to the first. */
 static void describe_caches(char *text, size_t bytes) {
-  for (int depth = 1; depth < hwloc_topology_get_depth(machine); depth++) {
-    char kind[32];
-    const hwloc_obj_type_t type = hwloc_get_depth_type(machine, depth);
-    hwloc_obj_t first = hwloc_get_obj_by_depth(machine, depth, 0);
-    if (!hwloc_obj_type_is_dcache(type)) continue;
-    (void)hwloc_obj_type_snprintf(kind, sizeof kind, first, 0);
-    const unsigned long long kib = first->attr->cache.size >> 10;
-    const size_t used = strlen(text);
-    snprintf(text + used, bytes - used, "%s%s %llu %s x %u", used ? ", " : "", kind, kib % 1024 ? kib : kib / 1024,
-             kib % 1024 ? "KiB" : "MiB", hwloc_get_nbobjs_by_depth(machine, depth));
-  }
+  for (int depth = 1; depth < hwloc_topology_get_depth(machine); depth++)
+    if (hwloc_obj_type_is_dcache(hwloc_get_depth_type(machine, depth))) append_cache(text, bytes, depth);
 }
 
 /* Numbers the CPUs of each object of a kind; returns how many objects there are, 1 where the kind is missing. */
@@ -50,14 +52,10 @@ static int number(hwloc_obj_type_t type, int *of_cpu) {
 
 static void name_source(bench_topology *t) {
   const char *synthetic = getenv("HWLOC_SYNTHETIC");
+  const char *kind = t->here ? "" : synthetic ? ", synthetic: " : ", of another machine";
   const unsigned api = hwloc_get_api_version();
-  snprintf(t->source, sizeof t->source, "hwloc, API %u.%u", api >> 16, api >> 8 & 0xff);
-  if (t->here) return;
-  const size_t used = strlen(t->source);
-  if (synthetic)
-    snprintf(t->source + used, sizeof t->source - used, ", synthetic: %.150s", synthetic);
-  else
-    snprintf(t->source + used, sizeof t->source - used, ", of another machine");
+  snprintf(t->source, sizeof t->source, "hwloc, API %u.%u%s%.150s", api >> 16, api >> 8 & 0xff, kind,
+           synthetic && !t->here ? synthetic : "");
 }
 
 static void fill(bench_topology *t) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The topology as /sys/devices/system/cpu tells it: what binding needs, without hwloc. */
+/* The topology from /sys/devices/system/cpu: what binding needs, without hwloc. */
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@ static bool read_cpus(const char *path, cpu_set_t *set) {
   return text[0] && bench_cpu_list_read(text, set);
 }
 
-/* The lowest CPU that shares something with this one, by a list such as "0,64"; this one itself where the system is silent. */
+/* The lowest CPU in a list of this CPU's neighbours, such as "0,64"; the CPU itself where the system has no list. */
 static int lowest_of(int cpu, const char *list) {
   char path[128];
   cpu_set_t set;
