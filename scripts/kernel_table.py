@@ -24,10 +24,10 @@ REGISTRY = ROOT / "kernels" / "kernels.def"
 
 OPENING = """# What each kernel takes
 
-Made by `scripts/kernel_table.py` from what the kernels answer through `attn_kernel_rejects`; a test holds it against the build.
-Semantics of every option: [semantics.md](semantics.md). A number in place of a ✓ is the kernel's reason, below the tables. Each
-option is asked about alone, on a problem of 2 heads, 4 queries, 64 keys and 64 dimensions in the first of the types that the
-kernel takes; `attnbench explain -a ...` answers for any other problem, on the CPU at hand.
+`scripts/kernel_table.py` makes this page from what the kernels answer through `attn_kernel_rejects`; a test compares it with the
+build. [semantics.md](semantics.md) defines every option. A number in place of a ✓ is the kernel's reason, below the tables. Each option
+is tried alone, on a problem of 2 heads, 4 queries, 64 keys and 64 dimensions in the first of the types that the kernel takes.
+`attnbench explain -a ...` answers for any other problem, on your CPU.
 """
 
 
