@@ -45,6 +45,13 @@ EMULATE_BINARY(unpacklo_pd, emulated_pd, _mm256_unpacklo_pd)
 EMULATE_BINARY(unpackhi_pd, emulated_pd, _mm256_unpackhi_pd)
 EMULATE_BINARY(or_si512, emulated_si, _mm256_or_si256)
 EMULATE_BINARY(and_si512, emulated_si, _mm256_and_si256)
+EMULATE_BINARY(add_epi32, emulated_si, _mm256_add_epi32)
+EMULATE_BINARY(unpacklo_epi16, emulated_si, _mm256_unpacklo_epi16)
+EMULATE_BINARY(unpackhi_epi16, emulated_si, _mm256_unpackhi_epi16)
+EMULATE_BINARY(unpacklo_epi32, emulated_si, _mm256_unpacklo_epi32)
+EMULATE_BINARY(unpackhi_epi32, emulated_si, _mm256_unpackhi_epi32)
+EMULATE_BINARY(unpacklo_epi64, emulated_si, _mm256_unpacklo_epi64)
+EMULATE_BINARY(unpackhi_epi64, emulated_si, _mm256_unpackhi_epi64)
 #undef EMULATE_BINARY
 
 EMULATED emulated_ps emulated_set1_ps(float x) { return (emulated_ps){{_mm256_set1_ps(x), _mm256_set1_ps(x)}}; }
@@ -74,6 +81,13 @@ EMULATED emulated_ps emulated_castsi512_ps(emulated_si x) {
   return (emulated_ps){{_mm256_castsi256_ps(x.half[0]), _mm256_castsi256_ps(x.half[1])}};
 }
 
+EMULATED emulated_si emulated_castps_si512(emulated_ps x) {
+  return (emulated_si){{_mm256_castps_si256(x.half[0]), _mm256_castps_si256(x.half[1])}};
+}
+EMULATED emulated_si emulated_castsi128_si512(__m128i x) {
+  return (emulated_si){{_mm256_zextsi128_si256(x), _mm256_setzero_si256()}};
+}
+
 EMULATED emulated_ps emulated_cvtph_ps(__m256i x) {
   return (emulated_ps){{_mm256_cvtph_ps(_mm256_castsi256_si128(x)), _mm256_cvtph_ps(_mm256_extracti128_si256(x, 1))}};
 }
@@ -84,7 +98,11 @@ EMULATED emulated_si emulated_cvtepu16_epi32(__m256i x) {
 EMULATED emulated_si emulated_slli_epi32(emulated_si x, int count) {
   return (emulated_si){{_mm256_slli_epi32(x.half[0], count), _mm256_slli_epi32(x.half[1], count)}};
 }
+EMULATED emulated_si emulated_srli_epi32(emulated_si x, int count) {
+  return (emulated_si){{_mm256_srli_epi32(x.half[0], count), _mm256_srli_epi32(x.half[1], count)}};
+}
 
+EMULATED emulated_si emulated_set1_epi8(char x) { return (emulated_si){{_mm256_set1_epi8(x), _mm256_set1_epi8(x)}}; }
 EMULATED emulated_si emulated_set1_epi32(int x) { return (emulated_si){{_mm256_set1_epi32(x), _mm256_set1_epi32(x)}}; }
 EMULATED emulated_si emulated_set1_epi16(short x) { return (emulated_si){{_mm256_set1_epi16(x), _mm256_set1_epi16(x)}}; }
 EMULATED __m256i emulated_castsi512_si256(emulated_si x) { return x.half[0]; }
@@ -176,6 +194,20 @@ EMULATED emulated_si emulated_maskz_loadu_epi16(__mmask32 mask, const void *p) {
   memcpy(&result, values, sizeof result);
   return result;
 }
+EMULATED emulated_si emulated_maskz_loadu_epi8_512(__mmask64 mask, const void *p) {
+  uint8_t bytes[64] = {0};
+  for (int i = 0; i < 64; i++)
+    if (mask >> i & 1) bytes[i] = ((const uint8_t *)p)[i];
+  return emulated_loadu_si512(bytes);
+}
+
+/* The low words of the lanes. */
+EMULATED void emulated_mask_cvtepi32_storeu_epi16(void *p, __mmask16 mask, emulated_si x) {
+  uint32_t lanes[16];
+  memcpy(lanes, &x, sizeof x);
+  for (int i = 0; i < 16; i++)
+    if (mask >> i & 1) memcpy((char *)p + 2 * i, &lanes[i], 2);
+}
 
 /* Lanes that are not loaded or stored are not touched: they may lie beyond the last page. */
 EMULATED emulated_ps emulated_maskz_loadu_ps(__mmask16 mask, const float *p) {
@@ -195,6 +227,27 @@ EMULATED __mmask16 emulated_test_epi8_mask(__m128i a, __m128i b) {
   return (__mmask16)~_mm_movemask_epi8(_mm_cmpeq_epi8(_mm_and_si128(a, b), _mm_setzero_si128()));
 }
 
+EMULATED __mmask64 emulated_test_epi8_mask_512(emulated_si a, emulated_si b) {
+  const emulated_si both = emulated_and_si512(a, b);
+  const __m256i zero = _mm256_setzero_si256();
+  const uint32_t low = (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(both.half[0], zero));
+  const uint32_t high = (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(both.half[1], zero));
+  return ~(low | (uint64_t)high << 32);
+}
+EMULATED __mmask16 emulated_test_epi32_mask(emulated_si a, emulated_si b) {
+  uint32_t lanes[16];
+  unsigned mask = 0;
+  const emulated_si both = emulated_and_si512(a, b);
+  memcpy(lanes, &both, sizeof both);
+  for (int i = 0; i < 16; i++) mask |= (unsigned)(lanes[i] != 0) << i;
+  return (__mmask16)mask;
+}
+EMULATED emulated_si emulated_maskz_and_epi32(__mmask16 mask, emulated_si a, emulated_si b) {
+  const emulated_si both = emulated_and_si512(a, b);
+  return (emulated_si){{_mm256_and_si256(both.half[0], emulated_lanes(mask)),
+                        _mm256_and_si256(both.half[1], emulated_lanes((unsigned)mask >> 8))}};
+}
+
 #define emulated_cmp_ps_mask(a, b, predicate)                                           \
   ((__mmask16)(_mm256_movemask_ps(_mm256_cmp_ps((a).half[0], (b).half[0], predicate)) | \
                _mm256_movemask_ps(_mm256_cmp_ps((a).half[1], (b).half[1], predicate)) << 8))
@@ -210,6 +263,28 @@ EMULATED emulated_ps emulated_shuffle_f32x4(emulated_ps a, emulated_ps b, int wh
   emulated_storeu_ps(&from[1][0][0], b);
   for (int i = 0; i < 4; i++) memcpy(to[i], from[i / 2][which >> 2 * i & 3], sizeof to[i]);
   return emulated_loadu_ps(&to[0][0]);
+}
+
+/* x where the quarter's lanes are masked. */
+EMULATED emulated_si emulated_mask_broadcast_i32x4(emulated_si otherwise, __mmask16 mask, __m128i x) {
+  const __m256 both = _mm256_castsi256_ps(_mm256_broadcastsi128_si256(x));
+  emulated_si result;
+  for (int h = 0; h < 2; h++)
+    result.half[h] = _mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(otherwise.half[h]), both,
+                                                          _mm256_castsi256_ps(emulated_lanes((unsigned)mask >> 8 * h))));
+  return result;
+}
+
+/* Bytes within each quarter; those that are not masked are `otherwise`. */
+EMULATED emulated_si emulated_mask_shuffle_epi8(emulated_si otherwise, __mmask64 mask, emulated_si x, emulated_si which) {
+  uint8_t to[64], from[64];
+  emulated_si shuffled;
+  for (int h = 0; h < 2; h++) shuffled.half[h] = _mm256_shuffle_epi8(x.half[h], which.half[h]);
+  memcpy(to, &otherwise, sizeof to);
+  memcpy(from, &shuffled, sizeof from);
+  for (int i = 0; i < 64; i++)
+    if (mask >> i & 1) to[i] = from[i];
+  return emulated_loadu_si512(to);
 }
 
 /* The trees of the compilers' headers: lower and upper half, then quarter, pair and single lane. */
@@ -249,6 +324,13 @@ EMULATED emulated_ps emulated_reduce_floor(emulated_ps x) {
     emulated_reduce_floor(x);                                                             \
   })
 
+#define emulated_roundscale_ps(x, imm)                                                        \
+  __extension__({                                                                             \
+    _Static_assert((imm) == 0x0a, "only the rounding up to whole numbers is emulated");       \
+    (emulated_ps){{_mm256_round_ps((x).half[0], _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC),   \
+                   _mm256_round_ps((x).half[1], _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC)}}; \
+  })
+
 /* x 2^floor(y), rounded once: exact in double, where the exponent is kept within what still gives 0 or infinity. */
 EMULATED __m128 emulated_scale_four(__m128 x, __m128 y) {
   const __m128 whole = _mm_round_ps(y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
@@ -271,14 +353,17 @@ EMULATED emulated_ps emulated_scalef_ps(emulated_ps x, emulated_ps y) {
 /* ---- The names that the kernels use ---- */
 
 #define __m512                 emulated_ps
+#define __m512bh               emulated_si
 #define __m512d                emulated_pd
 #define __m512i                emulated_si
-#define __m512bh               emulated_si
 #define _mm512_abs_ps          emulated_abs_ps
+#define _mm512_add_epi32       emulated_add_epi32
 #define _mm512_add_ps          emulated_add_ps
 #define _mm512_and_si512       emulated_and_si512
 #define _mm512_castpd_ps       emulated_castpd_ps
 #define _mm512_castps_pd       emulated_castps_pd
+#define _mm512_castps_si512    emulated_castps_si512
+#define _mm512_castsi128_si512 emulated_castsi128_si512
 #define _mm512_castsi512_ps    emulated_castsi512_ps
 #define _mm512_castsi512_si256 emulated_castsi512_si256
 #undef _mm512_cmp_ps_mask
@@ -290,29 +375,37 @@ EMULATED emulated_ps emulated_scalef_ps(emulated_ps x, emulated_ps y) {
 #define _mm512_div_ps         emulated_div_ps
 #define _mm512_dpbf16_ps      emulated_dpbf16_ps
 #undef _mm512_extracti64x4_epi64
-#define _mm512_extracti64x4_epi64 emulated_extracti64x4_epi64
-#define _mm512_fmadd_ps           emulated_fmadd_ps
-#define _mm512_fmsub_ps           emulated_fmsub_ps
-#define _mm512_load_si512         emulated_load_si512
-#define _mm512_loadu_ps           emulated_loadu_ps
-#define _mm512_loadu_si512        emulated_loadu_si512
-#define _mm512_mask_add_ps        emulated_mask_add_ps
-#define _mm512_mask_mov_ps        emulated_mask_mov_ps
-#define _mm512_mask_storeu_ps     emulated_mask_storeu_ps
-#define _mm512_maskz_loadu_epi16  emulated_maskz_loadu_epi16
-#define _mm512_maskz_loadu_ps     emulated_maskz_loadu_ps
-#define _mm512_max_ps             emulated_max_ps
-#define _mm512_min_ps             emulated_min_ps
-#define _mm512_mul_ps             emulated_mul_ps
-#define _mm512_or_si512           emulated_or_si512
-#define _mm512_reduce_add_ps      emulated_reduce_add_ps
-#define _mm512_reduce_max_ps      emulated_reduce_max_ps
-#define _mm512_reduce_or_epi64    emulated_reduce_or_epi64
+#define _mm512_extracti64x4_epi64         emulated_extracti64x4_epi64
+#define _mm512_fmadd_ps                   emulated_fmadd_ps
+#define _mm512_fmsub_ps                   emulated_fmsub_ps
+#define _mm512_load_si512                 emulated_load_si512
+#define _mm512_loadu_ps                   emulated_loadu_ps
+#define _mm512_loadu_si512                emulated_loadu_si512
+#define _mm512_mask_add_ps                emulated_mask_add_ps
+#define _mm512_mask_broadcast_i32x4       emulated_mask_broadcast_i32x4
+#define _mm512_mask_cvtepi32_storeu_epi16 emulated_mask_cvtepi32_storeu_epi16
+#define _mm512_mask_mov_ps                emulated_mask_mov_ps
+#define _mm512_mask_shuffle_epi8          emulated_mask_shuffle_epi8
+#define _mm512_mask_storeu_ps             emulated_mask_storeu_ps
+#define _mm512_maskz_and_epi32            emulated_maskz_and_epi32
+#define _mm512_maskz_loadu_epi16          emulated_maskz_loadu_epi16
+#define _mm512_maskz_loadu_epi8           emulated_maskz_loadu_epi8_512
+#define _mm512_maskz_loadu_ps             emulated_maskz_loadu_ps
+#define _mm512_max_ps                     emulated_max_ps
+#define _mm512_min_ps                     emulated_min_ps
+#define _mm512_mul_ps                     emulated_mul_ps
+#define _mm512_or_si512                   emulated_or_si512
+#define _mm512_reduce_add_ps              emulated_reduce_add_ps
+#define _mm512_reduce_max_ps              emulated_reduce_max_ps
+#define _mm512_reduce_or_epi64            emulated_reduce_or_epi64
 #undef _mm512_reduce_ps
-#define _mm512_reduce_ps     emulated_reduce_ps
+#define _mm512_reduce_ps emulated_reduce_ps
+#undef _mm512_roundscale_ps
+#define _mm512_roundscale_ps emulated_roundscale_ps
 #define _mm512_scalef_ps     emulated_scalef_ps
 #define _mm512_set1_epi16    emulated_set1_epi16
 #define _mm512_set1_epi32    emulated_set1_epi32
+#define _mm512_set1_epi8     emulated_set1_epi8
 #define _mm512_set1_ps       emulated_set1_ps
 #define _mm512_setr_ps       emulated_setr_ps
 #define _mm512_setzero_ps    emulated_setzero_ps
@@ -320,15 +413,25 @@ EMULATED emulated_ps emulated_scalef_ps(emulated_ps x, emulated_ps y) {
 #undef _mm512_shuffle_f32x4
 #define _mm512_shuffle_f32x4 emulated_shuffle_f32x4
 #undef _mm512_slli_epi32
-#define _mm512_slli_epi32    emulated_slli_epi32
-#define _mm512_storeu_ps     emulated_storeu_ps
-#define _mm512_storeu_si512  emulated_storeu_si512
-#define _mm512_sub_ps        emulated_sub_ps
-#define _mm512_unpackhi_pd   emulated_unpackhi_pd
-#define _mm512_unpackhi_ps   emulated_unpackhi_ps
-#define _mm512_unpacklo_pd   emulated_unpacklo_pd
-#define _mm512_unpacklo_ps   emulated_unpacklo_ps
-#define _mm_maskz_loadu_epi8 emulated_maskz_loadu_epi8
-#define _mm_test_epi8_mask   emulated_test_epi8_mask
+#define _mm512_slli_epi32 emulated_slli_epi32
+#undef _mm512_srli_epi32
+#define _mm512_srli_epi32      emulated_srli_epi32
+#define _mm512_storeu_ps       emulated_storeu_ps
+#define _mm512_storeu_si512    emulated_storeu_si512
+#define _mm512_sub_ps          emulated_sub_ps
+#define _mm512_test_epi32_mask emulated_test_epi32_mask
+#define _mm512_test_epi8_mask  emulated_test_epi8_mask_512
+#define _mm512_unpackhi_epi16  emulated_unpackhi_epi16
+#define _mm512_unpackhi_epi32  emulated_unpackhi_epi32
+#define _mm512_unpackhi_epi64  emulated_unpackhi_epi64
+#define _mm512_unpackhi_pd     emulated_unpackhi_pd
+#define _mm512_unpackhi_ps     emulated_unpackhi_ps
+#define _mm512_unpacklo_epi16  emulated_unpacklo_epi16
+#define _mm512_unpacklo_epi32  emulated_unpacklo_epi32
+#define _mm512_unpacklo_epi64  emulated_unpacklo_epi64
+#define _mm512_unpacklo_pd     emulated_unpacklo_pd
+#define _mm512_unpacklo_ps     emulated_unpacklo_ps
+#define _mm_maskz_loadu_epi8   emulated_maskz_loadu_epi8
+#define _mm_test_epi8_mask     emulated_test_epi8_mask
 
 #endif

@@ -55,12 +55,14 @@ static inline void emulated_tile_release(void) {
 #undef _tile_loadd
 #undef _tile_release
 #undef _tile_stored
+#undef _tile_stream_loadd
 #undef _tile_zero
-#define _tile_dpbf16ps   emulated_tile_dpbf16ps
-#define _tile_loadconfig emulated_tile_loadconfig
-#define _tile_loadd      emulated_tile_loadd
-#define _tile_release    emulated_tile_release
-#define _tile_stored     emulated_tile_stored
-#define _tile_zero       emulated_tile_zero
+#define _tile_dpbf16ps     emulated_tile_dpbf16ps
+#define _tile_loadconfig   emulated_tile_loadconfig
+#define _tile_loadd        emulated_tile_loadd
+#define _tile_release      emulated_tile_release
+#define _tile_stored       emulated_tile_stored
+#define _tile_stream_loadd emulated_tile_loadd
+#define _tile_zero         emulated_tile_zero
 
 #endif

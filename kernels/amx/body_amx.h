@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: MIT */
+/* The products of the tile unit, with softmax of another block spread between them. Tiles 0-3 hold sums, 4 and 5 the left operand,
+ * 6 and 7 the right one.
+ *
+ * A group is four tiles of sums, 32 x 32 values, over all steps of its product. A body is all groups of O^T += V^T P^T of the block
+ * before and of S^T = K Q^T of the block behind; softmax of the block between runs beside them. A tile product keeps the unit busy for 16
+ * cycles, and the vectors do not wait for it. The sums of a group are stored by the next group, each tile just before it is needed
+ * again: a store right behind its product would wait for it. */
+#ifndef ATTN_BODY_AMX_H
+#define ATTN_BODY_AMX_H
+
+#include "softmax_amx.h"
+
+/* Where a group's operands are. The left one is read once for 32 queries and should not push S, P, O and Q out of level 1. */
+typedef struct operands {
+  const char *left, *right;
+  int64_t left_stride, left_step; /* bytes from row to row, from step to step */
+} operands;
+
+static ALWAYS_INLINE void load_operands(operands *at) {
+  tiles_see_stores();
+  _tile_stream_loadd(4, at->left, at->left_stride);
+  _tile_loadd(6, at->right, 128);
+  _tile_loadd(7, at->right + 64, 128);
+  _tile_stream_loadd(5, at->left + HALF * at->left_stride, at->left_stride);
+  at->left += at->left_step;
+  at->right += STEP * sizeof(uint16_t);
+}
+
+/* Stores a tile of the group before, and starts one of this group: from what `sums` holds, or from 0. A macro, because tiles are
+ * constants of the instruction. */
+#define START_TILE(tile, before, sums, starts)                \
+  do {                                                        \
+    _tile_stored(tile, before, TILE_QUERIES * sizeof(float)); \
+    if (starts)                                               \
+      _tile_zero(tile);                                       \
+    else                                                      \
+      _tile_loadd(tile, sums, TILE_QUERIES * sizeof(float));  \
+  } while (0)
+
+enum {
+  SUMS_0 = 0,
+  SUMS_1 = HALF,
+  SUMS_2 = HALF * TILE_QUERIES,
+  SUMS_3 = HALF * TILE_QUERIES + HALF
+}; /* of the four tiles */
+
+/* How much softmax runs beside one step of four products: `pairs` of keys, for all queries; if they are too many, until the block
+ * ends. Constants of each body. */
+typedef struct softmax_pace {
+  int pairs;
+  bool too_many, masked;
+} softmax_pace;
+
+/* What follows product `slot` of a step. */
+static ALWAYS_INLINE void softmax_share(softmax *x, const softmax_pace pace, const int slot) {
+  UNROLL
+  for (int i = (pace.pairs * slot + 3) / 4; i < (pace.pairs * (slot + 1) + 3) / 4; i++)
+    if (!pace.too_many || x->s < x->end) softmax_pair(x, pace.masked);
+}
+
+/* The sums of the last group, which the tiles still hold: where they belong. */
+typedef struct pending_sums {
+  float *at;
+} pending_sums;
+
+/* One group of `steps` steps: out = in, or 0 if it starts, + left right. `in` may be `out`. */
+static ALWAYS_INLINE void run_group(pending_sums *pending, const float *in, const bool starts, float *out, operands at,
+                                    const int steps, softmax *x, const softmax_pace pace) {
+  float *before = pending->at;
+  tiles_see_stores();
+  START_TILE(0, before + SUMS_0, in + SUMS_0, starts);
+  load_operands(&at);
+  _tile_dpbf16ps(0, 4, 6);
+  softmax_share(x, pace, 0);
+  START_TILE(1, before + SUMS_1, in + SUMS_1, starts);
+  _tile_dpbf16ps(1, 4, 7);
+  softmax_share(x, pace, 1);
+  START_TILE(2, before + SUMS_2, in + SUMS_2, starts);
+  _tile_dpbf16ps(2, 5, 6);
+  softmax_share(x, pace, 2);
+  START_TILE(3, before + SUMS_3, in + SUMS_3, starts);
+  _tile_dpbf16ps(3, 5, 7);
+  softmax_share(x, pace, 3);
+  for (int step = 1; step < steps; step++) {
+    load_operands(&at);
+    _tile_dpbf16ps(0, 4, 6);
+    softmax_share(x, pace, 0);
+    _tile_dpbf16ps(1, 4, 7);
+    softmax_share(x, pace, 1);
+    _tile_dpbf16ps(2, 5, 6);
+    softmax_share(x, pace, 2);
+    _tile_dpbf16ps(3, 5, 7);
+    softmax_share(x, pace, 3);
+  }
+  pending->at = out;
+}
+
+/* Stores what the tiles hold; `nowhere` takes what the next group stores. */
+static void store_pending(pending_sums *pending, float *nowhere) {
+  const int64_t stride = TILE_QUERIES * sizeof(float);
+  _tile_stored(0, pending->at + SUMS_0, stride);
+  _tile_stored(1, pending->at + SUMS_1, stride);
+  _tile_stored(2, pending->at + SUMS_2, stride);
+  _tile_stored(3, pending->at + SUMS_3, stride);
+  tiles_see_stores();
+  pending->at = nowhere;
+}
+
+/* Where a body's operands are: of O^T += V^T P^T, and of S^T = K Q^T. */
+typedef struct output_work {
+  float *o;
+  bool starts; /* o holds nothing yet */
+  const uint16_t *v, *p;
+} output_work;
+
+typedef struct score_work {
+  float *s;
+  const uint16_t *q;
+  const uint16_t *k;
+  int64_t k_stride, k_step, k_group; /* bytes from key to key, from 32 dimensions to the next, from 32 keys to the next */
+} score_work;
+
+static ALWAYS_INLINE void output_groups(pending_sums *pending, const output_work *w, const int depth_v, softmax *x,
+                                        const softmax_pace pace) {
+  for (int d = 0; d < depth_v; d++) {
+    const operands at = {.left = (const char *)(w->v + d * GROUPS * STEP),
+                         .right = (const char *)w->p,
+                         .left_stride = 64,
+                         .left_step = STEP * sizeof(uint16_t)};
+    run_group(pending, w->o + d * SUMS, w->starts, w->o + d * SUMS, at, GROUPS, x, pace);
+  }
+}
+
+static ALWAYS_INLINE void score_groups(pending_sums *pending, const score_work *w, const int depth_qk, softmax *x,
+                                       const softmax_pace pace) {
+  for (int g = 0; g < GROUPS; g++) {
+    const operands at = {.left = (const char *)w->k + g * w->k_group,
+                         .right = (const char *)w->q,
+                         .left_stride = w->k_stride,
+                         .left_step = w->k_step};
+    run_group(pending, w->s, true, w->s + g * SUMS, at, depth_qk, x, pace);
+  }
+}
+
+/* ---- Bodies ---- */
+
+typedef void body_function(pending_sums *pending, const output_work *output, int depth_v, const score_work *scores,
+                           int depth_qk, const softmax_work *x);
+
+static ALWAYS_INLINE void run_body(pending_sums *pending, const output_work *output, const int depth_v,
+                                   const score_work *scores, const int depth_qk, const softmax_work *given,
+                                   const softmax_pace pace) {
+  softmax x = start_softmax(given);
+  output_groups(pending, output, depth_v, &x, pace);
+  score_groups(pending, scores, depth_qk, &x, pace);
+  end_softmax(&x, given);
+}
+
+/* Equal depths that divide a block's 32 pairs of keys evenly among their 4 x depth steps, and any others. */
+#define EVEN_BODY(name, depth, masked)                                                                                \
+  static NO_INLINE void name(pending_sums *pending, const output_work *output, int depth_v, const score_work *scores, \
+                             int depth_qk, const softmax_work *x) {                                                   \
+    (void)depth_v, (void)depth_qk;                                                                                    \
+    run_body(pending, output, depth, scores, depth, x, (softmax_pace){8 / (depth), false, masked});                   \
+  }
+#define ANY_BODY(name, pairs, masked)                                                                                 \
+  static NO_INLINE void name(pending_sums *pending, const output_work *output, int depth_v, const score_work *scores, \
+                             int depth_qk, const softmax_work *x) {                                                   \
+    run_body(pending, output, depth_v, scores, depth_qk, x, (softmax_pace){pairs, true, masked});                     \
+  }
+EVEN_BODY(body_1, 1, false)
+EVEN_BODY(body_2, 2, false)
+EVEN_BODY(body_4, 4, false)
+EVEN_BODY(body_8, 8, false)
+ANY_BODY(body_few, 8, false)
+ANY_BODY(body_many, 3, false)
+EVEN_BODY(masked_body_1, 1, true)
+EVEN_BODY(masked_body_2, 2, true)
+EVEN_BODY(masked_body_4, 4, true)
+EVEN_BODY(masked_body_8, 8, true)
+ANY_BODY(masked_body_few, 8, true)
+ANY_BODY(masked_body_many, 3, true)
+
+/* With 12 steps or more, 3 pairs of keys a step are enough; with the fewest, 4, it takes 8. */
+static body_function *body_for(int depth_v, int depth_qk, bool masked) {
+  if (depth_v == depth_qk) {
+    if (depth_v == 1) return masked ? masked_body_1 : body_1;
+    if (depth_v == 2) return masked ? masked_body_2 : body_2;
+    if (depth_v == 4) return masked ? masked_body_4 : body_4;
+    if (depth_v == 8) return masked ? masked_body_8 : body_8;
+  }
+  if (depth_v + depth_qk >= 6) return masked ? masked_body_many : body_many;
+  return masked ? masked_body_few : body_few;
+}
+
+/* S^T of a block beside nothing; its last group stays pending. */
+static NO_INLINE void scores_alone(pending_sums *pending, const score_work *scores, int depth_qk) {
+  softmax none = {.key = 0};
+  score_groups(pending, scores, depth_qk, &none, (softmax_pace){0, false, false});
+}
+
+/* O^T of a block beside nothing; its last group stays pending. */
+static NO_INLINE void output_alone(pending_sums *pending, const output_work *output, int depth_v) {
+  softmax none = {.key = 0};
+  output_groups(pending, output, depth_v, &none, (softmax_pace){0, false, false});
+}
+
+/* Softmax of a block whose S^T is stored, beside nothing. */
+static NO_INLINE void softmax_alone(const softmax_work *given, bool masked) {
+  softmax x = start_softmax(given);
+  while (x.s < x.end) {
+    if (masked)
+      softmax_pair(&x, true);
+    else
+      softmax_pair(&x, false);
+  }
+  end_softmax(&x, given);
+}
+
+#endif

@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: MIT */
+/* Q, K and V as the tile unit takes them (shape_amx.h). K is read in place where its rows are whole steps of adjacent values; then only
+ * its last block is copied, because rows beyond the sequence may not exist. */
+#ifndef ATTN_PACK_AMX_H
+#define ATTN_PACK_AMX_H
+
+#include "body_amx.h"
+
+/* ---- Memory of a unit: V^T, then K ---- */
+
+static bool k_in_place(const attn_problem *p) { return p->k_stride.d == 1 && p->dim_qk % DEPTH == 0; }
+
+static int64_t packed_values(const attn_problem *p) {
+  const int64_t blocks = blocks_of(p->seq_k), k_blocks = k_in_place(p) ? blocks > 0 : blocks;
+  return blocks * block_values(p->dim_v) + k_blocks * block_values(p->dim_qk);
+}
+
+static uint16_t *packed_v(const attn_problem *p, uint16_t *unit, int64_t block) {
+  return unit + block * block_values(p->dim_v);
+}
+
+/* Of an in-place K only the last block is packed. */
+static uint16_t *packed_k(const attn_problem *p, uint16_t *unit, int64_t block) {
+  return packed_v(p, unit, blocks_of(p->seq_k)) + (k_in_place(p) ? 0 : block) * block_values(p->dim_qk);
+}
+
+/* ---- Rows in ---- */
+
+/* 32 values, `stride` apart, of which n are there; zeros beyond. */
+static __m512i load_values(const uint16_t *from, int64_t stride, int64_t n) {
+  if (stride == 1) return n >= DEPTH ? _mm512_loadu_si512(from) : _mm512_maskz_loadu_epi16(((__mmask32)1 << n) - 1, from);
+  uint16_t values[DEPTH] = {0};
+  for (int64_t i = 0; i < min64(n, DEPTH); i++) values[i] = from[i * stride];
+  return _mm512_loadu_si512(values);
+}
+
+/* The keys of a sequence that any row may see, and the head they belong to. */
+typedef struct key_source {
+  const attn_problem *p;
+  const attn_args *args;
+  attn_sequence seq;
+  int64_t b, head;
+  attn_key_range used;
+} key_source;
+
+static __m512i load_k(const key_source *s, int64_t key, int64_t d) {
+  if (key < s->used.begin || key >= s->used.end) return _mm512_setzero_si512();
+  const uint16_t *k = s->args->k;
+  return load_values(k + attn_k_offset(s->p, &s->seq, s->b, s->head, key) + d * s->p->k_stride.d, s->p->k_stride.d,
+                     s->p->dim_qk - d);
+}
+
+static __m512i load_v(const key_source *s, int64_t key, int64_t d) {
+  if (key < s->used.begin || key >= s->used.end) return _mm512_setzero_si512();
+  const uint16_t *v = s->args->v;
+  return load_values(v + attn_v_offset(s->p, &s->seq, s->b, s->head, key) + d * s->p->v_stride.d, s->p->v_stride.d,
+                     s->p->dim_v - d);
+}
+
+/* ---- Blocks ---- */
+
+static void pack_k_block(const key_source *s, int64_t key, uint16_t *to) {
+  for (int64_t group = key; group < key + KEY_BLOCK; group += 32)
+    for (int64_t d = 0; d < s->p->dim_qk; d += DEPTH, to += STEP)
+      for (int64_t i = 0; i < 32; i++) _mm512_storeu_si512(to + i * DEPTH, load_k(s, group + i, d));
+}
+
+/* Eight values of each of four rows, `stride` bytes apart: by masked broadcasts, which need no shuffle. */
+static inline __m512i load_quarters(const char *from, int64_t stride) {
+  __m512i r = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)(const void *)from));
+  r = _mm512_mask_broadcast_i32x4(r, 0x00f0, _mm_loadu_si128((const __m128i *)(const void *)(from + stride)));
+  r = _mm512_mask_broadcast_i32x4(r, 0x0f00, _mm_loadu_si128((const __m128i *)(const void *)(from + 2 * stride)));
+  return _mm512_mask_broadcast_i32x4(r, 0xf000, _mm_loadu_si128((const __m128i *)(const void *)(from + 3 * stride)));
+}
+
+/* 32 keys of 32 dimensions, rows `stride` bytes apart, to 32 dimensions of 32 keys. */
+static void transpose_values(const char *from, int64_t stride, uint16_t *to) {
+  for (int part = 0; part < 4; part++, to += 8 * DEPTH) { /* dimensions 8 part .. 8 part + 7 */
+    __m512i r[8], t[8];                                   /* each quarter is of eight keys of its own: keys 8 quarter .. */
+    UNROLL
+    for (int i = 0; i < 8; i++) r[i] = load_quarters(from + part * 16 + i * stride, 8 * stride);
+    UNROLL
+    for (int i = 0; i < 8; i += 2) {
+      t[i] = _mm512_unpacklo_epi16(r[i], r[i + 1]);
+      t[i + 1] = _mm512_unpackhi_epi16(r[i], r[i + 1]);
+    }
+    UNROLL
+    for (int i = 0; i < 8; i += 4) {
+      r[i] = _mm512_unpacklo_epi32(t[i], t[i + 2]);
+      r[i + 1] = _mm512_unpackhi_epi32(t[i], t[i + 2]);
+      r[i + 2] = _mm512_unpacklo_epi32(t[i + 1], t[i + 3]);
+      r[i + 3] = _mm512_unpackhi_epi32(t[i + 1], t[i + 3]);
+    }
+    UNROLL
+    for (int i = 0; i < 4; i++) {
+      _mm512_storeu_si512(to + 2 * i * DEPTH, _mm512_unpacklo_epi64(r[i], r[i + 4]));
+      _mm512_storeu_si512(to + (2 * i + 1) * DEPTH, _mm512_unpackhi_epi64(r[i], r[i + 4]));
+    }
+  }
+}
+
+static void pack_v_block(const key_source *s, int64_t key, uint16_t *to) {
+  const attn_problem *p = s->p;
+  for (int64_t d = 0; d < p->dim_v; d += DEPTH)
+    for (int64_t group = key; group < key + KEY_BLOCK; group += 32, to += STEP) {
+      if (p->v_stride.d == 1 && d + DEPTH <= p->dim_v && s->used.begin <= group && group + 32 <= s->used.end) {
+        const uint16_t *v = (const uint16_t *)s->args->v + attn_v_offset(p, &s->seq, s->b, s->head, group) + d;
+        transpose_values((const char *)v, p->v_stride.s * (int64_t)sizeof *v, to);
+      } else {
+        uint16_t copy[STEP];
+        for (int64_t i = 0; i < 32; i++) _mm512_storeu_si512(copy + i * DEPTH, load_v(s, group + i, d));
+        transpose_values((const char *)copy, DEPTH * sizeof *copy, to);
+      }
+    }
+}
+
+/* The blocks of one packing task. */
+static void pack_keys(const attn_schedule *schedule, const attn_args *args, attn_task task, uint16_t *unit) {
+  const attn_problem *p = &schedule->problem;
+  const int64_t b = task.unit / p->heads_kv, head = task.unit % p->heads_kv * (p->heads_q / p->heads_kv);
+  key_source s = {.p = p, .args = args, .seq = attn_sequence_of(p, args, b), .b = b, .head = head};
+  s.used = attn_keys_of_sequence(p, args, &s.seq, b);
+  const int64_t begin = max64(round_down(s.used.begin, KEY_BLOCK), task.item * PACK_KEYS);
+  const int64_t end = min64(s.used.end, (task.item + 1) * PACK_KEYS);
+  for (int64_t key = begin; key < end; key += KEY_BLOCK) {
+    pack_v_block(&s, key, packed_v(p, unit, key / KEY_BLOCK));
+    if (!k_in_place(p) || key + KEY_BLOCK > s.seq.len_k) pack_k_block(&s, key, packed_k(p, unit, key / KEY_BLOCK));
+  }
+}
+
+/* Up to 32 queries, of which those that see no key may hold anything and count as zeros. */
+static void pack_queries(const row_block *block, int64_t row, const attn_key_range *range, uint16_t *to) {
+  const attn_problem *p = block->problem;
+  const uint16_t *from[TILE_QUERIES];
+  for (int64_t i = 0; i < TILE_QUERIES; i++) {
+    const problem_row at = problem_row_of(block, row + i);
+    const bool used = row + i < block->rows && range[i].begin < range[i].end;
+    from[i] = used ? (const uint16_t *)block->args->q + attn_q_offset(p, block->seq, block->b, at.head, at.query) : NULL;
+  }
+  for (int64_t d = 0; d < p->dim_qk; d += DEPTH, to += STEP)
+    for (int half = 0; half < 2; half++) {
+      vec r[HALF];
+      UNROLL
+      for (int i = 0; i < HALF; i++) {
+        const uint16_t *q = from[half * HALF + i];
+        r[i] = q ? _mm512_castsi512_ps(load_values(q + d * p->q_stride.d, p->q_stride.d, p->dim_qk - d)) : vec_zero();
+      }
+      vec_transpose(r);
+      UNROLL
+      for (int i = 0; i < HALF; i++) vec_store((float *)(void *)(to + i * 2 * DEPTH + half * DEPTH), r[i]);
+    }
+}
+
+#endif

@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: MIT */
+/* A tile of 32 queries: which keys they see, their scores beyond the dot product, their references, and their output rows. */
+#ifndef ATTN_QUERY_TILE_AMX_H
+#define ATTN_QUERY_TILE_AMX_H
+
+#include "pack_amx.h"
+
+/* A row's P is 2^(score - reference), in log2 units. It starts from a reference that suits nearly all data, so that its first scores need
+ * not be awaited. Whether it suits a row is seen by the sum of P over a block: below LEAST_SUM in the row's first block some weights
+ * might vanish against the largest one, above MOST_SUM sums might overflow. Then the reference moves to the largest score of the block,
+ * rounded up, and the block's P is made again before anything has used it. Only the row's own scores decide. */
+static const float FIRST_REFERENCE = -20, LEAST_SUM = 64 * 1.01f, MOST_SUM = 0x1p60f;
+
+typedef struct query_tile {
+  int64_t row; /* of the task */
+  attn_key_range range[TILE_QUERIES];
+  int64_t all_begin, all_end;     /* keys that every query sees, as far as ranges tell */
+  int64_t first_block, end_block; /* that some query sees */
+  float minus_ref[TILE_QUERIES], sum[TILE_QUERIES];
+  float *o;     /* O^T */
+  bool started; /* o is in use */
+  bool again;   /* some rows are not finite */
+} query_tile;
+
+/* Rows beyond the last one repeat its range, so that they never make a block an edge. */
+static void start_tile(const row_block *block, int64_t row, float *o, query_tile *t) {
+  *t = (query_tile){.row = row, .all_end = INT64_MAX, .o = o};
+  attn_key_range any = {INT64_MAX, 0};
+  for (int64_t i = 0; i < TILE_QUERIES; i++) {
+    const attn_key_range range =
+        attn_allowed_keys(block->problem, block->args, block->seq, block->b, problem_row_of(block, row + i).query);
+    t->range[i] = range;
+    t->minus_ref[i] = -FIRST_REFERENCE;
+    t->all_begin = max64(t->all_begin, range.begin);
+    t->all_end = min64(t->all_end, range.end);
+    if (range.begin >= range.end) continue;
+    any.begin = min64(any.begin, range.begin);
+    any.end = max64(any.end, range.end);
+  }
+  if (any.begin >= any.end) return;
+  t->first_block = any.begin / KEY_BLOCK;
+  t->end_block = blocks_of(any.end);
+}
+
+/* ---- Keys that a query sees ---- */
+
+static inline uint64_t low_bits(int64_t n) { return n >= 64 ? ~(uint64_t)0 : n <= 0 ? 0 : ((uint64_t)1 << n) - 1; }
+
+/* Bit j: neither mask nor bias takes key `key` + j from row i. */
+static uint64_t selected_keys(const row_block *block, int64_t i, int64_t key, int64_t keys) {
+  const attn_problem *p = block->problem;
+  const problem_row row = problem_row_of(block, i);
+  uint64_t bits = low_bits(keys);
+  if (attn_uses(p, ATTN_USE_MASK)) {
+    const uint8_t *mask = block->args->mask + attn_score_offset(&p->mask_stride, block->b, row.head, row.query, key);
+    uint64_t left = 0;
+    if (p->mask_stride.k == 1)
+      left = _mm512_test_epi8_mask(_mm512_maskz_loadu_epi8(bits, mask), _mm512_set1_epi8(-1));
+    else
+      for (int64_t j = 0; j < keys; j++) left |= (uint64_t)(mask[j * p->mask_stride.k] != 0) << j;
+    bits &= left;
+  }
+  for (int64_t j = 0; attn_uses(p, ATTN_USE_BIAS) && j < keys; j += VEC_LANES) {
+    const vec bias = load_keys_f32(block, block->args->bias, &p->bias_stride, i, key + j, min64(keys - j, VEC_LANES));
+    bits &= ~((uint64_t)_mm512_cmp_ps_mask(bias, vec_set1(-INFINITY), _CMP_EQ_OQ) << j);
+  }
+  return bits;
+}
+
+/* visible[key / 32][query]: bit j of a word is key j. Returns whether any bit is set. */
+static bool visible_keys(const row_block *block, const query_tile *t, int64_t key, uint32_t *visible) {
+  const bool selects = selects_keys(block->problem);
+  const int64_t keys = min64(block->seq->len_k - key, KEY_BLOCK);
+  uint64_t any = 0;
+  for (int64_t i = 0; i < TILE_QUERIES; i++) {
+    uint64_t bits = low_bits(t->range[i].end - key) & ~low_bits(t->range[i].begin - key);
+    if (selects && bits) bits &= selected_keys(block, t->row + i, key, keys);
+    visible[i] = (uint32_t)bits;
+    visible[TILE_QUERIES + i] = (uint32_t)(bits >> 32);
+    any |= bits;
+  }
+  return any != 0;
+}
+
+/* ---- Scores that are more than dot products ---- */
+
+/* 16 keys of a bias for 16 rows from row i on, keys down and rows across. */
+static void load_bias(const row_block *block, int64_t i, int64_t key, vec bias[HALF]) {
+  const int64_t count = min64(block->seq->len_k - key, HALF);
+  for (int n = 0; n < HALF; n++)
+    bias[n] =
+        count > 0 ? load_keys_f32(block, block->args->bias, &block->problem->bias_stride, i + n, key, count) : vec_zero();
+  vec_transpose(bias);
+}
+
+/* i + offset - key of 16 rows from row i on. */
+static vec distances(const row_block *block, int64_t i, int64_t key) {
+  float distance[HALF];
+  for (int n = 0; n < HALF; n++) distance[n] = (float)(problem_row_of(block, i + n).query + block->seq->offset - key);
+  return vec_load(distance);
+}
+
+/* Turns dot products of a block into scores, in place: times scale, softcap, bias and ALiBi, in log2 units. */
+static NO_INLINE void adjust_block(const row_block *block, int64_t row, int64_t key, float *s) {
+  const attn_problem *p = block->problem;
+  const vec scale = vec_set1(p->scale * LOG2_E), cap = vec_set1(p->softcap * LOG2_E);
+  const bool has_bias = attn_uses(p, ATTN_USE_BIAS), has_alibi = attn_uses(p, ATTN_USE_ALIBI);
+  const vec slope = vec_set1(has_alibi ? block->args->alibi_slopes[problem_row_of(block, row).head] * LOG2_E : 0);
+  for (int64_t half = 0; half < TILE_QUERIES; half += HALF)
+    for (int64_t j = 0; j < KEY_BLOCK; j += HALF) {
+      vec bias[HALF], distance = vec_zero();
+      if (has_bias) load_bias(block, row + half, key + j, bias);
+      if (has_alibi) distance = distances(block, row + half, key + j);
+      for (int n = 0; n < HALF; n++) {
+        float *at = s + (j + n) * TILE_QUERIES + half;
+        vec x = vec_mul(vec_load(at), scale);
+        if (p->softcap > 0) x = vec_mul(cap, vec_tanh(vec_div(x, cap)));
+        if (has_bias) x = vec_fma(vec_set1(LOG2_E), bias[n], x);
+        if (has_alibi) x = vec_sub(x, vec_mul(slope, vec_abs(vec_sub(distance, vec_set1((float)n)))));
+        vec_store(at, x);
+      }
+    }
+}
+
+/* ---- References ---- */
+
+/* The queries of a half that see any key of a block. */
+static __mmask16 sees_block(const uint32_t *visible, int half) {
+  const __m512i low = _mm512_loadu_si512(visible + half * HALF),
+                high = _mm512_loadu_si512(visible + TILE_QUERIES + half * HALF);
+  const __m512i both = _mm512_or_si512(low, high);
+  return _mm512_test_epi32_mask(both, both);
+}
+
+/* The queries of a half whose references do not suit the sums of their block. NaN suits: no reference would mend it. */
+static ALWAYS_INLINE __mmask16 misfits(const query_tile *t, int half, vec block_sum, __mmask16 seen) {
+  const __mmask16 new = _mm512_cmp_ps_mask(vec_load(t->sum + half * HALF), vec_zero(), _CMP_EQ_OQ);
+  const __mmask16 low = _mm512_cmp_ps_mask(block_sum, vec_set1(LEAST_SUM), _CMP_LT_OQ);
+  return (__mmask16)(_mm512_cmp_ps_mask(block_sum, vec_set1(MOST_SUM), _CMP_GT_OQ) | (new &low &seen));
+}
+
+/* Of each query of a half the largest score among the keys it sees. `visible`: NULL if all. */
+static vec largest_scores(const float *s, const uint32_t *visible, int half) {
+  vec best = vec_set1(-INFINITY);
+  for (int key = 0; key < KEY_BLOCK; key++) {
+    const vec x = vec_load(s + key * TILE_QUERIES + half * HALF);
+    const __mmask16 sees = visible ? sees_key(visible, half, key) : (__mmask16)-1;
+    best = vec_max(_mm512_mask_mov_ps(vec_set1(-INFINITY), sees, x), best);
+  }
+  return best;
+}
+
+/* Gives the queries `moving` of a half the reference `largest`, rounded up, and scales what they have summed by the same power of 2. */
+static void move_half(query_tile *t, int half, __mmask16 moving, vec largest, int64_t depth_v) {
+  const vec before = vec_load(t->minus_ref + half * HALF), sum = vec_load(t->sum + half * HALF);
+  const vec up = _mm512_roundscale_ps(largest, 0x0a); /* to whole numbers, no exceptions */
+  moving &= _mm512_cmp_ps_mask(vec_abs(up), vec_set1(INFINITY), _CMP_LT_OQ);
+  const vec after = _mm512_mask_mov_ps(before, moving, vec_sub(vec_zero(), up));
+  const __mmask16 summed = moving & _mm512_cmp_ps_mask(sum, vec_zero(), _CMP_NEQ_UQ);
+  const vec factor = _mm512_mask_mov_ps(vec_set1(1), summed, vec_exp2(vec_sub(after, before)));
+  vec_store(t->minus_ref + half * HALF, after);
+  vec_store(t->sum + half * HALF, vec_mul(sum, factor));
+  for (int64_t d = 0; t->started && d < depth_v * DEPTH; d++) {
+    float *o = t->o + d * TILE_QUERIES + half * HALF;
+    vec_store(o, vec_mul(vec_load(o), factor));
+  }
+}
+
+/* ---- Rows out ---- */
+
+/* 16 floats of an output row, of which n are there, from element `at` on; elements are adjacent. */
+static ALWAYS_INLINE void store_output(const row_block *block, int64_t at, vec x, int64_t n) {
+  if (block->problem->dtype_o == ATTN_F32) {
+    _mm512_mask_storeu_ps((float *)block->args->o + at, first_lanes(n), x);
+    return;
+  }
+  const __m512i bits = _mm512_castps_si512(x); /* finite: the caller has seen to it */
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  _mm512_mask_cvtepi32_storeu_epi16((uint16_t *)block->args->o + at, first_lanes(n), _mm512_srli_epi32(rounded, 16));
+}
+
+/* O of one row whose elements are not adjacent. */
+static void store_strided(const row_block *block, const query_tile *t, int64_t i, float inverse) {
+  const attn_problem *p = block->problem;
+  const problem_row at = problem_row_of(block, t->row + i);
+  const int64_t offset = attn_o_offset(p, block->seq, block->b, at.head, at.query);
+  for (int64_t d = 0; d < p->dim_v; d++)
+    attn_store_f32(block->args->o, p->dtype_o, offset + d * p->o_stride.d, fmaf(t->o[d * TILE_QUERIES + i], inverse, 0.0f));
+}
+
+/* The rows `good` of a half: O = O^T / denominator, without -0, whose sign would tell whether unseen keys had added their 0. */
+static void store_half(const row_block *block, const query_tile *t, int half, __mmask16 good, vec inverse) {
+  const attn_problem *p = block->problem;
+  float inverses[HALF];
+  int64_t offset[HALF];
+  vec_store(inverses, inverse);
+  for (int i = 0; i < HALF; i++) {
+    const problem_row at = problem_row_of(block, t->row + half * HALF + i);
+    offset[i] = attn_o_offset(p, block->seq, block->b, at.head, at.query);
+    if (p->o_stride.d != 1 && good >> i & 1) store_strided(block, t, half * HALF + i, inverses[i]);
+  }
+  for (int64_t d = 0; p->o_stride.d == 1 && d < p->dim_v; d += HALF) {
+    vec r[HALF];
+    UNROLL
+    for (int i = 0; i < HALF; i++)
+      r[i] = vec_fma(vec_load(t->o + (d + i) * TILE_QUERIES + half * HALF), inverse, vec_zero());
+    vec_transpose(r);
+    UNROLL
+    for (int i = 0; i < HALF; i++)
+      if (good >> i & 1) store_output(block, offset[i] + d, r[i], min64(p->dim_v - d, HALF));
+  }
+}
+
+/* The rows of a half whose O is finite once divided. */
+static __mmask16 finite_rows(const query_tile *t, int64_t dim_v, int half, vec inverse) {
+  vec poison = vec_zero(); /* 0 * x is NaN for NaN and Inf */
+  for (int64_t d = 0; d < dim_v; d++)
+    poison = vec_fma(vec_mul(vec_load(t->o + d * TILE_QUERIES + half * HALF), inverse), vec_zero(), poison);
+  return _mm512_cmp_ps_mask(poison, poison, _CMP_ORD_Q);
+}
+
+/* Row i of the tile without any key: O = 0, LSE = -inf. */
+static void store_empty(const row_block *block, const query_tile *t, int64_t i) {
+  const attn_problem *p = block->problem;
+  const problem_row at = problem_row_of(block, t->row + i);
+  const int64_t offset = attn_o_offset(p, block->seq, block->b, at.head, at.query);
+  for (int64_t d = 0; d < p->dim_v; d++) attn_store_f32(block->args->o, p->dtype_o, offset + d * p->o_stride.d, 0.0f);
+  store_lse(block, t->row + i, -INFINITY);
+}
+
+/* What becomes of the rows of a half that are not `good`. An O that is not finite may have met NaN or infinity in V of a key that no
+ * query of the tile sees, whose weight is 0: `again` asks for a careful second try without those. What is not finite then either
+ * (another query's key, an input, an overflow) is computed on its own in double precision, from its allowed keys alone. */
+static void settle_rows_left(const row_block *block, query_tile *t, int half, __mmask16 good, __mmask16 weighted) {
+  for (int64_t i = 0; i < HALF && t->row + half * HALF + i < block->rows; i++) {
+    const int64_t lane = half * HALF + i;
+    const problem_row at = problem_row_of(block, t->row + lane);
+    if (t->range[lane].begin >= t->range[lane].end)
+      store_empty(block, t, lane);
+    else if (good >> i & 1)
+      continue;
+    else if (weighted >> i & 1 && block->first_try)
+      t->again = true;
+    else
+      attn_exact_row(block->problem, block->args, block->b, at.head, at.query);
+  }
+}
+
+static void store_lse_half(const row_block *block, const query_tile *t, int half, __mmask16 good) {
+  if (!attn_uses(block->problem, ATTN_USE_LSE)) return;
+  for (int64_t i = half * HALF; i < (half + 1) * HALF; i++)
+    if (good >> (i - half * HALF) & 1) store_lse(block, t->row + i, log((double)t->sum[i]) - LN_2 * (double)t->minus_ref[i]);
+}
+
+/* O = O^T / sum and LSE = reference + log(sum). A row without keys gives 0 and -inf. */
+static NO_INLINE void finish_tile(const row_block *block, query_tile *t) {
+  const attn_problem *p = block->problem;
+  for (int half = 0; half < 2 && t->row + half * HALF < block->rows; half++) {
+    const int64_t rows = min64(block->rows - t->row - half * HALF, HALF);
+    const vec sum = vec_load(t->sum + half * HALF), minus_ref = vec_load(t->minus_ref + half * HALF);
+    vec denominator = sum;
+    if (attn_uses(p, ATTN_USE_SINKS)) {
+      const float sink = block->args->sinks[problem_row_of(block, t->row).head] * LOG2_E;
+      denominator = vec_add(sum, vec_exp2(vec_add(vec_set1(sink), minus_ref)));
+    }
+    const vec inverse = vec_div(vec_set1(1), denominator);
+    const __mmask16 weighted = first_lanes(rows) & _mm512_cmp_ps_mask(sum, vec_zero(), _CMP_GT_OQ) &
+                               _mm512_cmp_ps_mask(denominator, vec_set1(INFINITY), _CMP_LT_OQ);
+    const __mmask16 good = t->started ? weighted & finite_rows(t, p->dim_v, half, inverse) : 0;
+    if (good) store_half(block, t, half, good, inverse);
+    store_lse_half(block, t, half, good);
+    if (good != first_lanes(rows)) settle_rows_left(block, t, half, good, weighted);
+  }
+}
+
+#endif

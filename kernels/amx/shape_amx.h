@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: MIT */
+/* Shapes of flash_amx's tiles and of what stands in memory, in the order in which the tile unit walks through it. All values are
+ * bfloat16 but for the sums; dimensions are zero up to a multiple of 32.
+ *
+ *   left   K    rows in place, or [key / 32][dim / 32][32 keys][32 dims]    V^T  [key / 64][dim / 32][key / 32][32 dims][32 keys]
+ *   right  Q^T  [dim / 32][16 pairs of dims][32 queries][2]                 P^T  [key / 32][16 pairs of keys][32 queries][2]
+ *   sums   S^T  [key / 32][32 keys][32 queries]                             O^T  [dim / 32][32 dims][32 queries]            */
+#ifndef ATTN_SHAPE_AMX_H
+#define ATTN_SHAPE_AMX_H
+
+#include "kernels/avx512/vec_avx512.h"
+
+#include "kernels/common/two_phase.h"
+#include "tiles_amx.h"
+
+enum {
+  HALF = 16,         /* rows, and columns, of a tile; queries of a vector */
+  DEPTH = 32,        /* values that one tile product sums over */
+  TILE_QUERIES = 32, /* queries worked on together: two tiles */
+  KEY_BLOCK = 64,    /* keys of S that exist at a time */
+  GROUPS = KEY_BLOCK / 32,
+  STEP = 32 * 32, /* values of two tiles, which one step of a product takes from each side */
+  SUMS = 32 * 32, /* floats of four tiles of sums */
+  SCORES = GROUPS * SUMS
+};
+
+static int64_t depth_of(int64_t dim) { return (dim + DEPTH - 1) / DEPTH; }
+static int64_t blocks_of(int64_t keys) { return (keys + KEY_BLOCK - 1) / KEY_BLOCK; }
+
+/* bfloat16 values of K or V of one block of keys. */
+static int64_t block_values(int64_t dim) { return KEY_BLOCK * DEPTH * depth_of(dim); }
+
+#endif
