@@ -10,12 +10,14 @@ usage: scripts/test.sh [--long] [--stage NAME]...
 
 Sets up the machine (scripts/setup.sh), then builds and tests in stages:
 
-  gcc        Release build of the default compiler (CC, else gcc): every test but those of `tiers`
+  gcc        Release build of the default compiler (CC, else gcc): every test but those of `tiers` and `machines`
   tiers      the same build with the tier capped at each level this CPU has: the edge suite of that tier's kernels, and that
              the automatic choice runs that tier's kernel, by name
   clang      Release build by clang: unit tests and edge suites; with --long by every clang there is
   sanitize   AddressSanitizer and UndefinedBehaviorSanitizer, tiers up to AVX2: unit tests and a seeded selection of cases
   emulated   where this CPU lacks AMX (or with --long): the kernels of the tiers avx512 and amx, their instructions emulated on AVX2
+  machines   feigned machines: libraries that choose other code, fewer CPUs and threads, another topology, no permission for AMX's
+             tiles, CPUs without AVX and without AVX-512 (qemu-user); and a build with assertions and without anything optional
   bench      scripts/bench.sh on one small case: table, CSV, JSON and, where Matplotlib is there, figures
   aarch64    cross-built, under qemu-user: a seeded selection of the vector tiers' cases; with --long many more, and what the
              stage `sanitize` runs
@@ -44,7 +46,7 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-all_stages="gcc tiers clang sanitize emulated bench aarch64${long:+ onednn3 races}"
+all_stages="gcc tiers clang sanitize emulated machines bench aarch64${long:+ onednn3 races}"
 
 # ---- Stages ----------------------------------------------------------------------------------------------------------
 
@@ -87,7 +89,7 @@ some_cases() { [ -n "$long" ] && say "-DATTN_TEST_CASES=" || say "-DATTN_TEST_CA
 
 stage_gcc() {
   configure_and_build release build ${CC:+-DCMAKE_C_COMPILER="$CC"} || { fail_build && return; } || return 1
-  exclude=tier run_ctest build
+  exclude='tier|feigned' run_ctest build
 }
 
 stage_tiers() {
@@ -128,6 +130,16 @@ stage_emulated() {
   local avx512='(edge|conformance|exp|tier)_avx512|' # where the stages before this one could not run them
   [ -z "$long" ] && grep -qw avx512vl /proc/cpuinfo && avx512=
   run_ctest build-emulated -R "^(${avx512}(tier|conformance)_amx|bits|nonfinite|merge|guard_pages|no_time)\$"
+}
+
+stage_machines() {
+  local result=0
+  configure_and_build release build || { fail_build || result=1; }
+  run_ctest build -L feigned || result=1
+  configure_and_build bare build-bare "$(some_cases 40)" || { fail_build || result=1; }
+  run_ctest build-bare -R '^(affinity|args|cli|cpus|eval_minilm|goals|header|kernel_table|layer|mha|nn_layers|plan|product|(edge|tier)_(c|avx2))$' ||
+    result=1
+  return $result
 }
 
 # check_onednn FOLDER BUILD [command to run it with...]: one test, both suites.

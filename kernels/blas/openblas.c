@@ -109,9 +109,9 @@ void attn_openblas_identify(void) {
   pthread_once(&once, write_name);
 }
 
-/* ---- Cap ---- */
+/* ---- Which instructions it uses ---- */
 
-/* The lowest tier that has the instructions of a core's sgemm, for cores below this CPU's best; AVX without AVX2 counts as avx2. */
+/* The lowest tier that has the instructions of a core's sgemm; AVX without AVX2 counts as avx2. */
 static const struct {
   const char *core, *isa;
 } cores[] = {
@@ -139,21 +139,28 @@ static const struct {
     {"SapphireRapids", "avx512"},
 };
 
-/* Of a core that is not in the table only this is known: the CPU runs it. */
+/* NULL for a core that is not in the table. OpenBLAS chose it itself: only this is known, that the CPU runs it. */
 static const char *isa_of_core(const char *core) {
   for (size_t i = 0; i < sizeof cores / sizeof *cores; i++)
     if (!strcasecmp(cores[i].core, core)) return cores[i].isa;
-  return attn_tier_best();
+  return NULL;
 }
 
+/* OpenBLAS runs the code that OPENBLAS_CORETYPE names on any CPU, and crashes where the CPU lacks its instructions. */
 const char *attn_openblas_unusable(const char *cap) {
   static _Thread_local char reason[200];
-  if (!cap) return NULL;
-  const char *core = BLAS(openblas_get_corename)(), *isa = isa_of_core(core);
-  if (attn_tier_find(isa) <= attn_tier_find(cap)) return NULL;
-  snprintf(reason, sizeof reason,
-           "OpenBLAS chose its code for %s (tier %s) itself, above the cap '%s'; OPENBLAS_CORETYPE in the environment would "
-           "change it",
-           core, isa, cap);
+  const char *core = BLAS(openblas_get_corename)(), *known = isa_of_core(core);
+  const char *isa = cap && !known ? attn_tier_best() : known;
+  if (cap && attn_tier_find(isa) > attn_tier_find(cap))
+    snprintf(
+        reason, sizeof reason,
+        "OpenBLAS chose its code for %s (tier %s) itself, above the cap '%s'; OPENBLAS_CORETYPE in the environment would "
+        "change it",
+        core, isa, cap);
+  else if (known && attn_tier_unusable(attn_tier_find(known), NULL))
+    snprintf(reason, sizeof reason, "OPENBLAS_CORETYPE chose OpenBLAS's code for %s (tier %s), which this CPU cannot run",
+             core, known);
+  else
+    return NULL;
   return reason;
 }

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: MIT
+# Feigned machines: tests that look at the machine, run again as if this machine had other CPUs, fewer of them, another topology,
+# or libraries that choose other code. Label `feigned`; `scripts/test.sh --stage machines` runs them. No test's outcome may
+# depend on the machine, so each must pass, or be skipped with a reason, on all of them.
+
+# add_feigned(MACHINE "VARIABLE=VALUE;..." "command prefix" TEST...): each TEST again, named TEST@MACHINE.
+function(add_feigned machine environment prefix)
+  foreach(test IN LISTS ARGN)
+    get_property(command GLOBAL PROPERTY command_of_${test})
+    if(command)
+      get_property(usual TEST ${test} PROPERTY ENVIRONMENT)
+      add_labelled(${test}@${machine} "feigned" ${prefix} ${command})
+      set_property(TEST ${test}@${machine} PROPERTY ENVIRONMENT ${usual} ${environment})
+    endif()
+  endforeach()
+endfunction()
+
+# Small selections of the suites, for the machines alone; tiny ones for emulated CPUs.
+function(add_small name)
+  add_labelled(${name} "feigned" attnbench check --seed 5 ${ARGN})
+endfunction()
+add_small(small_edge --suite edge --cases 40)
+add_small(tiny_edge --suite edge --cases 4)
+foreach(folder blas onednn)
+  if(folder_kernels_${folder})
+    list(JOIN folder_kernels_${folder} "," kernels)
+    add_small(small_${folder} --cases 40 --suite conformance --kernel ${kernels})
+  endif()
+endforeach()
+
+add_executable(feign feign.c)
+target_link_libraries(feign PRIVATE attn_warnings)
+
+# ---- The code that libraries choose, under every cap ----------------------------------------------------------------------
+# A library whose code is above the cap is refused in words, which its unit test checks; below, its kernels run.
+foreach(core Prescott Haswell Zen SkylakeX)
+  foreach(cap c avx2 avx512)
+    add_feigned(${core}_${cap} "OPENBLAS_CORETYPE=${core};ATTN_MAX_ISA=${cap}" "" openblas product plan)
+  endforeach()
+  add_feigned(${core} "OPENBLAS_CORETYPE=${core};ATTN_MAX_ISA=avx512" "" small_blas)
+endforeach()
+foreach(isa SSE41 AVX2 AVX512_CORE)
+  foreach(cap c avx2 avx512)
+    add_feigned(${isa}_${cap} "ONEDNN_MAX_CPU_ISA=${isa};ATTN_MAX_ISA=${cap}" "" onednn)
+  endforeach()
+  add_feigned(${isa} "ONEDNN_MAX_CPU_ISA=${isa}" "" small_onednn)
+endforeach()
+
+# ---- Fewer CPUs and threads, other topologies, no permission for tiles ------------------------------------------------------
+set(unit_of_machine affinity args flush goals layer merge mha nn_layers nonfinite onednn openblas plan product score_steps)
+add_feigned(one_cpu "" "$<TARGET_FILE:feign>;--one-cpu" ${unit_of_machine} bits cli cpus small_edge)
+add_feigned(crowded "OMP_NUM_THREADS=7" "$<TARGET_FILE:feign>;--one-cpu" ${unit_of_machine})
+add_feigned(one_thread "OMP_THREAD_LIMIT=1;OMP_DYNAMIC=true" "" ${unit_of_machine})
+add_feigned(two_sockets "HWLOC_SYNTHETIC=pack:2 numa:1 core:8 pu:2" "" affinity plan cpus)
+add_feigned(one_pu "HWLOC_SYNTHETIC=core:1 pu:1" "" affinity plan cpus)
+add_feigned(no_tiles "" "$<TARGET_FILE:feign>;--no-tiles" ${unit_of_machine} bits tier_avx512 tier_amx small_edge)
+
+# ---- Other CPUs, emulated by qemu-user: without AVX, and without AVX-512 ------------------------------------------------------
+find_program(ATTN_QEMU_X86_64 qemu-x86_64 DOC "qemu-user for x86-64: other CPU models, in the tests")
+foreach(model Nehalem Haswell)
+  if(NOT ATTN_QEMU_X86_64)
+    add_skipped(plan@qemu_${model} "feigned" "no qemu-x86_64 (Debian: apt-get install qemu-user)")
+    continue()
+  endif()
+  set(qemu ${ATTN_QEMU_X86_64} -cpu ${model})
+  add_feigned(qemu_${model} "" "${qemu}" plan score_steps merge nonfinite onednn args tier_avx512 tiny_edge)
+  file(GENERATE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/${model}/attnbench
+       CONTENT "#!/bin/sh\nexec ${ATTN_QEMU_X86_64} -cpu ${model} $<TARGET_FILE:attnbench> \"$@\"\n"
+       FILE_PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE)
+  if(Python3_FOUND)
+    add_labelled(cli@qemu_${model} "feigned" ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/test_cli.py
+                 ${CMAKE_CURRENT_BINARY_DIR}/${model}/attnbench -k goals -k openblas -k skip_has)
+  endif()
+  add_feigned(qemu_${model}_SkylakeX "OPENBLAS_CORETYPE=SkylakeX" "${qemu}" openblas) # code that the CPU cannot run: refused
+endforeach()
