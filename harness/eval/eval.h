@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /* `attnbench eval`: one problem on the user's own tensors. eval_load.c turns options and .npy files into a problem with its
- * data, eval.c runs the kernels on it. */
+ * data, eval_run.c runs the kernels on it. */
 #ifndef BENCH_EVAL_H
 #define BENCH_EVAL_H
 
+#include "base/select.h"
 #include "check/check.h"
 #include "data/npy.h"
 
@@ -53,6 +54,17 @@ typedef struct eval_input {
 /* False with exit_code and error set. Every length has been checked, so that the oracle may run on what it returns. */
 bool eval_load(const eval_options *options, eval_input *input);
 void eval_unload(eval_input *input);
+
+/* What is done with them. */
+typedef struct eval_task {
+  const char *save_o, *save_lse; /* NULL = not saved */
+  int threads;
+  bool time;
+  double budget_s; /* of the timing */
+} eval_task;
+
+/* Runs, checks and perhaps times the kernels, and prints one row for each. Returns the exit code. */
+int eval_run(const eval_task *task, eval_input *input, const bench_selection *selection);
 
 /* The oracle's rows and limits with the values of the --expect files, where there are any. NULL if memory is short. */
 bench_expected *eval_expect(const bench_expected *oracle, const eval_input *input);

@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/cli.h"
 #include "data/generate.h"
@@ -80,6 +81,15 @@ static bool fail_type(eval_loader *loader, eval_file which, const char *wanted) 
   };
   return eval_fail(loader, "%s %s holds %s; %s", eval_option(which), loader->options->path[which],
                    names[loader->file[which].type], wanted);
+}
+
+/* The index of `word` among `words`, or -1 with a sentence. */
+int eval_find_word(eval_loader *l, const char *name, const char *word, const char *const *words) {
+  for (int i = 0; words[i]; i++)
+    if (strcmp(word, words[i]) == 0) return i;
+  const char *nearest = cli_nearest(word, words);
+  eval_fail(l, "%s %s is unknown%s%s", name, word, nearest ? "; did you mean " : "", nearest ? nearest : "");
+  return -1;
 }
 
 /* ---- Reading ----------------------------------------------------------------------------------------------------- */

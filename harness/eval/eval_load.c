@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* From .npy files to a problem with its data. What the files say is checked against each other here, so that neither the
- * library nor the oracle sees a length or a shape that does not fit. */
+ * library nor the oracle gets a length or a shape that does not fit. eval_shapes.c does the sizes. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,121 +11,7 @@
 #include "eval/eval_private.h"
 #include "kernels/common/dtypes.h"
 
-/* The index of `word` among `words`, or -1 with a sentence. */
-static int find_word(eval_loader *l, const char *name, const char *word, const char *const *words) {
-  for (int i = 0; words[i]; i++)
-    if (strcmp(word, words[i]) == 0) return i;
-  const char *nearest = cli_nearest(word, words);
-  eval_fail(l, "%s %s is unknown%s%s", name, word, nearest ? "; did you mean " : "", nearest ? nearest : "");
-  return -1;
-}
-
-/* ---- Shapes ------------------------------------------------------------------------------------------------------ */
-
-/* Sizes of q, k or v as [batch, heads, seq or tokens, dim]; false if it has not 2 to 4 dimensions. */
-static bool row_sizes(eval_loader *l, eval_file which, int64_t size[4]) {
-  const npy_array *array = &l->file[which];
-  const bool packed = eval_has(l, EVAL_CU_SEQLENS_Q);
-  if (array->dims < 2 || array->dims > (packed ? 3 : 4))
-    return eval_fail_shape(l, which,
-                           packed ? "with --cu-seqlens-q it must be [tokens, heads, dim]"
-                           : l->input->sequence_first
-                               ? "it must be [batch, seq, heads, dim], [seq, heads, dim] or [seq, dim]"
-                               : "it must be [batch, heads, seq, dim], [heads, seq, dim] or [seq, dim]");
-  const int64_t *s = array->shape + (array->dims == 4);
-  size[0] = array->dims == 4 ? array->shape[0] : 1;
-  size[1] = array->dims == 2 ? 1 : s[l->input->sequence_first ? 1 : 0];
-  size[2] = array->dims == 2 ? s[0] : s[l->input->sequence_first ? 0 : 1];
-  size[3] = s[array->dims == 2 ? 1 : 2];
-  return true;
-}
-
-/* Without --q (precomputed scores don't need it) the scores tell its sizes; rank follows v. */
-static bool query_sizes_from_scores(eval_loader *l, const int64_t v[4], int64_t q[4]) {
-  const npy_array *scores = &l->file[EVAL_SCORES];
-  if (scores->dims < 2) return eval_fail_shape(l, EVAL_SCORES, "without --q it must be [..., seq_q, seq_k]");
-  if (eval_has(l, EVAL_CU_SEQLENS_Q))
-    return eval_fail(l, "--q is needed with --cu-seqlens-q: it tells the number of query tokens");
-  const int64_t heads = scores->dims > 2 ? scores->shape[scores->dims - 3] : 1;
-  q[0] = v[0];
-  q[1] = heads > 1 ? heads : v[1];
-  q[2] = scores->shape[scores->dims - 2];
-  q[3] = 1; /* not read */
-  l->input->rank = q[1] > 1 && l->file[EVAL_V].dims == 2 ? 3 : l->file[EVAL_V].dims;
-  return true;
-}
-
-static bool same_sizes(eval_loader *l, eval_file which, const int64_t *size, eval_file other, const int64_t *wanted,
-                       bool heads, bool seq, bool dim) {
-  static const char *const names[] = {"batch", "heads", "tokens", "head dimension"};
-  const bool compared[] = {true, heads, seq, dim};
-  for (int i = 0; i < 4; i++)
-    if (compared[i] && size[i] != wanted[i])
-      return eval_fail(l, "%s %s has %s %lld, but %s %s has %lld; they must agree", eval_option(which),
-                       l->options->path[which], names[i], (long long)size[i], eval_option(other), l->options->path[other],
-                       (long long)wanted[i]);
-  return true;
-}
-
-/* cu_seqlens never decrease, so that every sequence has a length; the longest is the problem's seq. */
-static bool read_cu_seqlens(eval_loader *l, eval_file which, int64_t tokens, int64_t *longest) {
-  const npy_array *array = &l->file[which];
-  if (array->dims != 1 || array->count < 1) return eval_fail_shape(l, which, "it must be [batch + 1]");
-  if (!eval_to_lengths(l, which, 0, tokens < INT32_MAX ? tokens : INT32_MAX)) return false;
-  const int32_t *cu = array->data;
-  *longest = 0;
-  for (int64_t b = 0; b + 1 < array->count; b++) {
-    if (cu[b + 1] < cu[b])
-      return eval_fail(l, "%s %s: element %lld is %d after %d; it must not decrease", eval_option(which),
-                       l->options->path[which], (long long)b + 1, cu[b + 1], cu[b]);
-    if (cu[b + 1] - cu[b] > *longest) *longest = cu[b + 1] - cu[b];
-  }
-  return true;
-}
-
-static bool init_packed(eval_loader *l, const int64_t q[4], const int64_t k[4], int64_t dim_v) {
-  int64_t seq_q, seq_k;
-  if (eval_has(l, EVAL_KV_LEN) || eval_has(l, EVAL_Q_LEN))
-    return eval_fail(l, "--kv-len and --q-len don't go with --cu-seqlens-q");
-  if (!read_cu_seqlens(l, EVAL_CU_SEQLENS_Q, q[2], &seq_q) || !read_cu_seqlens(l, EVAL_CU_SEQLENS_K, k[2], &seq_k))
-    return false;
-  const int64_t batch = l->file[EVAL_CU_SEQLENS_Q].count - 1;
-  if (l->file[EVAL_CU_SEQLENS_K].count - 1 != batch)
-    return eval_fail(l, "--cu-seqlens-q tells %lld sequences, --cu-seqlens-k %lld; they must agree", (long long)batch,
-                     (long long)l->file[EVAL_CU_SEQLENS_K].count - 1);
-  attn_problem_init(&l->problem, batch, q[1], k[1], seq_q, seq_k, q[3], dim_v);
-  attn_problem_set_varlen(&l->problem, q[2], k[2]);
-  return true;
-}
-
-/* Sizes and strides of q, k, v and o. */
-static bool load_shape(eval_loader *l) {
-  static const char *const layouts[] = {"bhsd", "bshd", NULL};
-  int64_t q[4], k[4], v[4];
-  const bool need_qk = !eval_has(l, EVAL_SCORES), packed = eval_has(l, EVAL_CU_SEQLENS_Q);
-  if (!eval_has(l, EVAL_V) || (need_qk && (!eval_has(l, EVAL_Q) || !eval_has(l, EVAL_K))))
-    return eval_fail(l, "%s is missing; --q, --k and --v are needed (--v alone with --scores)",
-                     eval_option(!eval_has(l, EVAL_V)  ? EVAL_V
-                                 : eval_has(l, EVAL_Q) ? EVAL_K
-                                                       : EVAL_Q));
-  if (packed != eval_has(l, EVAL_CU_SEQLENS_K)) return eval_fail(l, "--cu-seqlens-q and --cu-seqlens-k are needed together");
-  const int layout = find_word(l, "--layout", l->options->layout, layouts);
-  if (layout < 0) return false;
-  l->input->sequence_first = packed || layout == 1;
-  l->input->rank = l->file[EVAL_Q].dims;
-  if (!row_sizes(l, EVAL_V, v)) return false;
-  if (!(eval_has(l, EVAL_Q) ? row_sizes(l, EVAL_Q, q) : query_sizes_from_scores(l, v, q))) return false;
-  memcpy(k, v, sizeof k);
-  k[3] = q[3];
-  if (eval_has(l, EVAL_K) && (!row_sizes(l, EVAL_K, k) || !same_sizes(l, EVAL_V, v, EVAL_K, k, true, true, false)))
-    return false;
-  if (eval_has(l, EVAL_K) && eval_has(l, EVAL_Q) && !same_sizes(l, EVAL_K, k, EVAL_Q, q, false, false, true)) return false;
-  if (eval_has(l, EVAL_Q) && !same_sizes(l, EVAL_V, v, EVAL_Q, q, false, false, false)) return false;
-  if (packed) return init_packed(l, q, k, v[3]);
-  attn_problem_init(&l->problem, q[0], q[1], k[1], q[2], k[2], q[3], v[3]);
-  if (l->input->sequence_first) attn_problem_set_bshd(&l->problem);
-  return true;
-}
+/* ---- Pairs of queries and keys ----------------------------------------------------------------------------------- */
 
 /* bias, mask or scores: NumPy's broadcasting to [batch, heads_q, seq_q, seq_k], by strides of 0. */
 static bool broadcast(eval_loader *l, eval_file which, attn_score_strides *strides) {
@@ -171,7 +57,7 @@ static bool load_pairs(eval_loader *l) {
 static bool load_dtypes(eval_loader *l) {
   const char *words[ATTN_DTYPE_COUNT + 1] = {NULL};
   for (attn_dtype d = 0; attn_dtype_exists(d); d++) words[d] = attn_dtype_of(d).name;
-  const int asked = l->options->dtype ? find_word(l, "--dtype", l->options->dtype, words) : ATTN_F32;
+  const int asked = l->options->dtype ? eval_find_word(l, "--dtype", l->options->dtype, words) : ATTN_F32;
   attn_dtype dtype[] = {[EVAL_Q] = ATTN_F32, [EVAL_K] = ATTN_F32, [EVAL_V] = ATTN_F32};
   if (asked < 0) return false;
   for (eval_file which = EVAL_Q; which <= EVAL_V; which++) {
@@ -187,27 +73,12 @@ static bool load_dtypes(eval_loader *l) {
   return true;
 }
 
-static bool load_score(eval_loader *l) {
-  static const char *const words[] = {[ATTN_SCORE_DOT] = "dot",
-                                      [ATTN_SCORE_ADDITIVE] = "additive",
-                                      [ATTN_SCORE_GAUSSIAN] = "gaussian",
-                                      [ATTN_SCORE_PRECOMPUTED] = "precomputed",
-                                      NULL};
-  const eval_options *o = l->options;
+static bool load_score_weight(eval_loader *l, const char *word) {
   attn_problem *p = &l->problem;
-  const char *word = o->score ? o->score : eval_has(l, EVAL_SCORES) ? "precomputed" : "dot";
-  const int score = find_word(l, "--score", word, words);
-  if (score < 0) return false;
-  p->score = (attn_score)score;
-  if ((score == ATTN_SCORE_PRECOMPUTED) != eval_has(l, EVAL_SCORES))
-    return eval_fail(l, "--score %s %s --scores; only precomputed scores have it", word,
-                     eval_has(l, EVAL_SCORES) ? "doesn't go with" : "needs");
-  if (!isnan(o->scale) && score != ATTN_SCORE_DOT)
-    return eval_fail(l, "--scale %g: only dot scores are scaled, and --score is %s", o->scale, word);
-  if (!isnan(o->scale)) p->scale = (float)o->scale;
-  p->softcap = (float)o->softcap;
   const bool weight = eval_has(l, EVAL_SCORE_WEIGHT);
-  if (weight ? score != ATTN_SCORE_ADDITIVE && score != ATTN_SCORE_GAUSSIAN : score == ATTN_SCORE_ADDITIVE)
+  const bool wrong =
+      weight ? p->score != ATTN_SCORE_ADDITIVE && p->score != ATTN_SCORE_GAUSSIAN : p->score == ATTN_SCORE_ADDITIVE;
+  if (wrong)
     return eval_fail(l, "--score %s %s --score-weight; additive needs it and gaussian may have it", word,
                      weight ? "doesn't go with" : "needs");
   if (!weight) return true;
@@ -217,6 +88,28 @@ static bool load_score(eval_loader *l) {
   p->uses |= ATTN_USE_SCORE_WEIGHT;
   p->score_weight_stride_h = w->dims == 2 ? p->dim_qk : 0;
   return eval_to_dtype(l, EVAL_SCORE_WEIGHT, ATTN_F32);
+}
+
+static bool load_score(eval_loader *l) {
+  static const char *const words[] = {[ATTN_SCORE_DOT] = "dot",
+                                      [ATTN_SCORE_ADDITIVE] = "additive",
+                                      [ATTN_SCORE_GAUSSIAN] = "gaussian",
+                                      [ATTN_SCORE_PRECOMPUTED] = "precomputed",
+                                      NULL};
+  const eval_options *o = l->options;
+  const bool scores = eval_has(l, EVAL_SCORES);
+  const char *word = o->score ? o->score : scores ? "precomputed" : "dot";
+  const int score = eval_find_word(l, "--score", word, words);
+  if (score < 0) return false;
+  if ((score == ATTN_SCORE_PRECOMPUTED) != scores)
+    return eval_fail(l, "--score %s %s --scores; only precomputed scores have it", word,
+                     scores ? "doesn't go with" : "needs");
+  if (!isnan(o->scale) && score != ATTN_SCORE_DOT)
+    return eval_fail(l, "--scale %g: only dot scores are scaled, and --score is %s", o->scale, word);
+  l->problem.score = (attn_score)score;
+  if (!isnan(o->scale)) l->problem.scale = (float)o->scale;
+  l->problem.softcap = (float)o->softcap;
+  return load_score_weight(l, word);
 }
 
 /* --offset: a whole number for all batches, or a file [batch]; turned into the latter. */
@@ -243,7 +136,7 @@ static bool load_position(eval_loader *l) {
                                       "none",
                                       NULL};
   const eval_options *o = l->options;
-  const int causal = find_word(l, "--causal", o->causal, words);
+  const int causal = eval_find_word(l, "--causal", o->causal, words);
   if (causal < 0) return false;
   const bool none = strcmp(o->causal, "none") == 0, offset = o->path[EVAL_OFFSET] != NULL;
   if (offset ? !none && causal != ATTN_ALIGN_OFFSET : causal == ATTN_ALIGN_OFFSET)
@@ -284,7 +177,7 @@ static bool load_head_values(eval_loader *l, eval_file which, uint32_t use) {
   return eval_to_dtype(l, which, ATTN_F32);
 }
 
-/* ---- What the kernels' outputs are compared with ----------------------------------------------------------------- */
+/* ---- What the outputs are compared with -------------------------------------------------------------------------- */
 
 static bool load_expectation(eval_loader *l, eval_file which, int64_t dim, double **values) {
   npy_array *array = &l->file[which];
@@ -308,54 +201,68 @@ static bool validate(eval_loader *l) {
   return attn_problem_validate(&l->problem) == ATTN_OK || eval_fail(l, "%s", attn_last_error());
 }
 
-/* Copies the files to the tensors, which have guard zones. All are dense, so that an array and its span have one order. */
-static bool fill_tensors(eval_loader *l) {
-  const bool rows = l->problem.uses & ATTN_USE_ROW_LEN;
-  const struct {
-    eval_file file;
-    bench_tensor tensor;
-  } pairs[] = {
-      {EVAL_Q, BENCH_Q},
-      {EVAL_K, BENCH_K},
-      {EVAL_V, BENCH_V},
-      {EVAL_BIAS, BENCH_BIAS},
-      {EVAL_MASK, BENCH_MASK},
-      {EVAL_SCORES, BENCH_SCORES},
-      {EVAL_SCORE_WEIGHT, BENCH_SCORE_WEIGHT},
-      {EVAL_KV_LEN, rows ? BENCH_ROW_LEN : BENCH_KV_LEN},
-      {EVAL_Q_LEN, BENCH_Q_LEN},
-      {EVAL_CU_SEQLENS_Q, BENCH_CU_SEQLENS_Q},
-      {EVAL_CU_SEQLENS_K, BENCH_CU_SEQLENS_K},
-      {EVAL_OFFSET, BENCH_OFFSETS},
-      {EVAL_ALIBI, BENCH_ALIBI_SLOPES},
-      {EVAL_SINKS, BENCH_SINKS},
+/* Which tensor a file fills. */
+static bench_tensor tensor_of(const eval_loader *l, eval_file which) {
+  static const bench_tensor tensors[EVAL_EXPECT] = {
+      [EVAL_Q] = BENCH_Q,
+      [EVAL_K] = BENCH_K,
+      [EVAL_V] = BENCH_V,
+      [EVAL_BIAS] = BENCH_BIAS,
+      [EVAL_MASK] = BENCH_MASK,
+      [EVAL_SCORES] = BENCH_SCORES,
+      [EVAL_SCORE_WEIGHT] = BENCH_SCORE_WEIGHT,
+      [EVAL_KV_LEN] = BENCH_KV_LEN,
+      [EVAL_Q_LEN] = BENCH_Q_LEN,
+      [EVAL_CU_SEQLENS_Q] = BENCH_CU_SEQLENS_Q,
+      [EVAL_CU_SEQLENS_K] = BENCH_CU_SEQLENS_K,
+      [EVAL_OFFSET] = BENCH_OFFSETS,
+      [EVAL_ALIBI] = BENCH_ALIBI_SLOPES,
+      [EVAL_SINKS] = BENCH_SINKS,
   };
+  return which == EVAL_KV_LEN && l->problem.uses & ATTN_USE_ROW_LEN ? BENCH_ROW_LEN : tensors[which];
+}
+
+/* Copies a file to its tensor. Both are dense and have the same order. */
+static bool fill_tensor(eval_loader *l, eval_file which) {
+  const bench_buffer *buffer = &l->input->tensors.buffers[tensor_of(l, which)];
+  const npy_array *array = &l->file[which];
+  if (!array->data || !buffer->present || buffer->bytes == 0) return true;
+  if (buffer->bytes > (size_t)array->count * buffer->element_bytes)
+    return eval_fail_internal(l, "%s is smaller than its tensor", eval_option(which));
+  memcpy(buffer->data, array->data, buffer->bytes);
+  return true;
+}
+
+/* The tensors have guard zones, unlike the files. */
+static bool fill_tensors(eval_loader *l) {
   if (!bench_tensors_create_empty(&l->problem, &l->input->tensors))
     return eval_fail_internal(l, "no memory for the problem's tensors");
-  for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
-    const bench_buffer *buffer = &l->input->tensors.buffers[pairs[i].tensor];
-    const npy_array *array = &l->file[pairs[i].file];
-    if (!array->data || !buffer->present || buffer->bytes == 0) continue;
-    if (buffer->bytes > (size_t)array->count * buffer->element_bytes)
-      return eval_fail_internal(l, "%s is smaller than its tensor", eval_option(pairs[i].file));
-    memcpy(buffer->data, array->data, buffer->bytes);
-  }
+  for (eval_file which = EVAL_Q; which < EVAL_EXPECT; which++)
+    if (!fill_tensor(l, which)) return false;
   return true;
+}
+
+/* Everything that the problem says, from the options and the files. */
+static bool load_problem(eval_loader *l) {
+  return eval_read_files(l) && eval_load_shape(l) && validate(l) && load_dtypes(l) && load_score(l) && load_position(l) &&
+         load_lengths(l) && load_pairs(l) && load_head_values(l, EVAL_ALIBI, ATTN_USE_ALIBI) &&
+         load_head_values(l, EVAL_SINKS, ATTN_USE_SINKS);
+}
+
+static bool load_data(eval_loader *l) {
+  return validate(l) && fill_tensors(l) && load_expectation(l, EVAL_EXPECT, l->problem.dim_v, &l->input->expect) &&
+         load_expectation(l, EVAL_EXPECT_LSE, -1, &l->input->expect_lse);
 }
 
 bool eval_load(const eval_options *options, eval_input *input) {
   *input = (eval_input){0};
-  eval_loader loader = {.options = options, .input = input}, *l = &loader;
-  const bool ok = eval_read_files(l) && load_shape(l) && validate(l) && load_dtypes(l) && load_score(l) &&
-                  load_position(l) && load_lengths(l) && load_pairs(l) && load_head_values(l, EVAL_ALIBI, ATTN_USE_ALIBI) &&
-                  load_head_values(l, EVAL_SINKS, ATTN_USE_SINKS);
+  eval_loader loader = {.options = options, .input = input};
+  bool fine = load_problem(&loader);
   if (options->lse || options->path[EVAL_EXPECT_LSE]) loader.problem.uses |= ATTN_USE_LSE;
-  const bool loaded = ok && validate(l) && fill_tensors(l) &&
-                      load_expectation(l, EVAL_EXPECT, loader.problem.dim_v, &input->expect) &&
-                      load_expectation(l, EVAL_EXPECT_LSE, -1, &input->expect_lse);
-  eval_free_files(l);
-  if (!loaded) eval_unload(input);
-  return loaded;
+  fine = fine && load_data(&loader);
+  eval_free_files(&loader);
+  if (!fine) eval_unload(input);
+  return fine;
 }
 
 void eval_unload(eval_input *input) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What eval_files.c (files and their elements) and eval_load.c (what they mean together) share. */
+/* What eval_files.c (files and their elements), eval_shapes.c (sizes) and eval_load.c (the problem and its data) share. */
 #ifndef BENCH_EVAL_PRIVATE_H
 #define BENCH_EVAL_PRIVATE_H
 
@@ -28,6 +28,9 @@ bool eval_fail(eval_loader *loader, const char *format, ...) __attribute__((form
 bool eval_fail_internal(eval_loader *loader, const char *format, ...) __attribute__((format(printf, 2, 3)));
 bool eval_fail_shape(eval_loader *loader, eval_file which, const char *wanted);
 
+/* The index of `word` among words, which NULL ends; -1 with a sentence that names the option. */
+int eval_find_word(eval_loader *loader, const char *option, const char *word, const char *const *words);
+
 enum { EVAL_SHAPE_TEXT = 24 * NPY_MAX_DIMS };
 
 /* "[2, 12, 128, 32]" */
@@ -38,6 +41,9 @@ const char *eval_shape_text(const int64_t *shape, int dims, char text[EVAL_SHAPE
 bool eval_to_dtype(eval_loader *loader, eval_file which, attn_dtype dtype);
 bool eval_to_doubles(eval_loader *loader, eval_file which);
 bool eval_to_lengths(eval_loader *loader, eval_file which, int64_t low, int64_t high);
+
+/* Sizes and strides of q, k, v and o. */
+bool eval_load_shape(eval_loader *loader);
 
 /* Shape of o as q's file would have it, and its dimensions; dim < 0: that of the LSE, where heads stand before queries. */
 int eval_output_shape(const eval_input *input, int64_t dim, int64_t shape[NPY_MAX_DIMS]);

@@ -65,6 +65,9 @@ void bench_setup_prepare_trial(const bench_setup *setup, bench_trial *trial);
 /* Times the trials that passed, in common rounds. A failure of one spoils the times of all: they become ERROR. */
 void bench_setup_time(bench_setup *setup);
 
+/* Median over the rounds of the share of the peak that ran beside each sample; NaN without a peak loop. */
+double bench_peak_share(const bench_trial *trial, double flops, int threads);
+
 /* The row of one trial, without comparisons. The trial's samples move there. */
 bench_row bench_setup_row(const bench_setup *setup, bench_trial *trial);
 

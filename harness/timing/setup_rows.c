@@ -12,23 +12,22 @@ static int fewer(int a, int b) { return a < b ? a : b; }
 
 /* ---- One row ---------------------------------------------------------------------------------------------------------- */
 
-/* Share of the peak in every round, from the loop that ran beside the sample. NULL if there is none, or memory is short. */
-static double *shares_of_peak(const bench_setup *s, const bench_trial *t) {
+double bench_peak_share(const bench_trial *t, double flops, int threads) {
   const bench_samples *samples = &t->samples;
-  if (!t->peak || s->flops <= 0) return NULL;
-  double *share = malloc(((size_t)samples->rounds + 1) * sizeof *share);
-  for (int i = 0; share && i < samples->rounds; i++)
-    share[i] = s->flops / (samples->time_ns[i] * 1e-9) / (samples->loop_rate[i] * s->bench->threads);
-  return share;
+  double *share = t->peak && flops > 0 ? malloc(((size_t)samples->rounds + 1) * sizeof *share) : NULL;
+  if (!share) return NAN;
+  for (int i = 0; i < samples->rounds; i++)
+    share[i] = flops / (samples->time_ns[i] * 1e-9) / (samples->loop_rate[i] * threads);
+  const double median = bench_median(share, samples->rounds);
+  free(share);
+  return median;
 }
 
 static void fill_peak(const bench_setup *s, bench_trial *t, bench_row *row) {
-  double *share = shares_of_peak(s, t);
-  if (!share) return;
+  row->peak_pct = 100 * bench_peak_share(t, s->flops, s->bench->threads);
+  if (isnan(row->peak_pct)) return;
   row->peak_gflops = 1e-9 * s->bench->threads * bench_median(t->samples.loop_rate, t->samples.rounds);
-  row->peak_pct = 100 * bench_median(share, t->samples.rounds);
   if (row->peak_pct > 100) bench_warn(t, "faster than the measured peak: the peak loop was disturbed");
-  free(share);
 }
 
 /* Shares of the time of a layer's parts. */
