@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The table of sub-commands and `attnbench help`. */
+/* The table of sub-commands, and the choice among them. */
 #include "commands/commands.h"
 
 #include <stdio.h>
@@ -11,8 +11,11 @@
 typedef struct command {
   const char *name;
   int (*main)(int argc, char **argv);
-  const char *summary;
+  const char *summary; /* NULL: not in the list of commands */
 } command;
+
+static int help_main(int argc, char **argv);
+static int version_main(int argc, char **argv);
 
 static const command commands[] = {
     {"run", bench_run_main, "check kernels, then time them: table, CSV, JSON (the default, with preset quick)"},
@@ -22,13 +25,42 @@ static const command commands[] = {
     {"explain", bench_explain_main, "for one problem: the kernel that is chosen, and why others are refused"},
     {"peak", bench_peak_main, "what this CPU could do: multiply-add rate per tier, read bandwidth per cache"},
     {"env", bench_env_main, "what this machine is, and what on it disturbs measuring"},
+    {"help", help_main, NULL},
+    {"--help", help_main, NULL},
+    {"-h", help_main, NULL},
+    {"--version", version_main, NULL},
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };
+
+static const command *find(const char *name) {
+  for (int i = 0; i < COMMANDS; i++)
+    if (!strcmp(name, commands[i].name)) return &commands[i];
+  return NULL;
+}
+
+static int unknown_command(const char *word) {
+  const char *names[COMMANDS + 1] = {NULL};
+  int count = 0;
+  for (int i = 0; i < COMMANDS; i++)
+    if (commands[i].name[0] != '-') names[count++] = commands[i].name;
+  const char *near = cli_nearest(word, names);
+  fprintf(stderr, "attnbench: unknown command '%s'; %s%s\n", word, near ? "did you mean " : "see attnbench help",
+          near ? near : "");
+  return BENCH_EXIT_USAGE;
+}
+
+static int version_main(int argc, char **argv) {
+  (void)argc;
+  (void)argv;
+  printf("attnbench %s\n", attn_version());
+  return BENCH_EXIT_OK;
+}
 
 static void print_help(void) {
   printf("attnbench %s: attention kernels for CPUs, validated and timed\n\nattnbench [COMMAND] [options]\n\n",
          attn_version());
-  for (int i = 0; i < COMMANDS; i++) printf("  %-9s %s\n", commands[i].name, commands[i].summary);
+  for (int i = 0; i < COMMANDS; i++)
+    if (commands[i].summary) printf("  %-9s %s\n", commands[i].name, commands[i].summary);
   printf(
       "\nattnbench COMMAND --help lists its options. Try:\n\n"
       "    attnbench                                          a short benchmark, about two minutes\n"
@@ -38,44 +70,24 @@ static void print_help(void) {
       "    attnbench explain -a seq_q=1 -a seq_k=4096 -a dtype=bf16\n");
 }
 
-static int unknown_command(const char *word) {
-  const char *names[COMMANDS + 2];
-  for (int i = 0; i < COMMANDS; i++) names[i] = commands[i].name;
-  names[COMMANDS] = "help";
-  names[COMMANDS + 1] = NULL;
-  const char *near = cli_nearest(word, names);
-  fprintf(stderr, "attnbench: unknown command '%s'; %s%s\n", word, near ? "did you mean " : "see attnbench help",
-          near ? near : "");
-  return BENCH_EXIT_USAGE;
-}
-
-static int not_yet(const char *word) {
-  fprintf(stderr, "attnbench: this version (%s) does not have '%s'\n", attn_version(), word);
-  return BENCH_EXIT_USAGE;
+/* `help` alone, or `help COMMAND`. */
+static int help_main(int argc, char **argv) {
+  char help[] = "--help";
+  if (strcmp(argv[0], "help") || argc < 2) {
+    print_help();
+    return BENCH_EXIT_OK;
+  }
+  const command *about = find(argv[1]);
+  char *with_help[] = {argv[1], help, NULL};
+  return about && about->summary ? about->main(2, with_help) : unknown_command(argv[1]);
 }
 
 int bench_main(int argc, char **argv) {
   static char run[] = "run";
   char *just_run[] = {run, NULL};
   if (argc < 2) return bench_run_main(1, just_run);
-  const char *word = argv[1];
-  if (!strcmp(word, "help") && argc > 2) {
-    char help[] = "--help", *with_help[] = {argv[2], help, NULL};
-    for (int i = 0; i < COMMANDS; i++)
-      if (!strcmp(argv[2], commands[i].name)) return commands[i].main(2, with_help);
-    return unknown_command(argv[2]);
-  }
-  if (!strcmp(word, "help") || !strcmp(word, "--help") || !strcmp(word, "-h")) {
-    print_help();
-    return BENCH_EXIT_OK;
-  }
-  if (!strcmp(word, "--version")) {
-    printf("attnbench %s\n", attn_version());
-    return BENCH_EXIT_OK;
-  }
-  if (!strcmp(word, "tune") || !strcmp(word, "compare")) return not_yet(word);
-  for (int i = 0; i < COMMANDS; i++)
-    if (!strcmp(word, commands[i].name)) return commands[i].main(argc - 1, argv + 1);
-  if (word[0] == '-') return bench_run_main(argc, argv); /* attnbench --kernel ... is attnbench run --kernel ... */
-  return unknown_command(word);
+  const command *named = find(argv[1]);
+  if (named) return named->main(argc - 1, argv + 1);
+  if (argv[1][0] == '-') return bench_run_main(argc, argv); /* attnbench --kernel ... is attnbench run --kernel ... */
+  return unknown_command(argv[1]);
 }

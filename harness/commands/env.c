@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* attnbench env: the audit of machine, build and noise, and where threads would be kept. */
+/* attnbench env: the audit of machine, build and noise, and the CPUs to which threads would be bound. */
 #include <errno.h>
 #include <string.h>
 
@@ -59,36 +59,45 @@ static void print_threads(const placing *p) {
     printf("%d threads have no CPU of their own: none of the %d would be bound\n", wanted - placed, wanted);
 }
 
-int bench_env_main(int argc, char **argv) {
-  const char *json = NULL;
-  bool strict = false;
-  placing where = {.cpus = NULL};
-  const cli_option options[] = {
-      {CLI_STRING, 0, "json", "FILE", "write the facts as JSON instead of the table; - is stdout", &json},
-      {CLI_FLAG, 0, "strict", NULL, "exit with 4 if the machine is unfit to measure: any fact is BAD", &strict},
-      CLI_HEADING("Where threads would be kept (nothing is bound)"),
-      {CLI_STRING, 0, "cpus", "LIST", BENCH_CPUS_HELP, &where.cpus},
-      {CLI_INT, 't', "threads", "N", "so many threads (default: one for each CPU of --cpus, or for each core)",
-       &where.threads},
-      CLI_END,
-  };
-  const cli_command command = {.name = "env",
-                               .usage = "[options]",
-                               .summary =
-                                   "Says what this machine and this build are, what disturbs measurements here, and "
-                                   "which command would mend it.",
-                               .options = options,
-                               .epilogue = epilogue};
-  int exit_code;
-  if (!cli_parse(&command, argc, argv, &exit_code)) return exit_code;
-  exit_code = choose_cpus(&where);
-  if (exit_code) return exit_code;
+static const char *json;
+static bool strict;
+static placing where;
 
+static const cli_option options[] = {
+    {CLI_STRING, 0, "json", "FILE", "write the facts as JSON instead of the table; - is stdout", &json},
+    {CLI_FLAG, 0, "strict", NULL, "exit with 4 if the machine is unfit to measure: any fact is BAD", &strict},
+    CLI_HEADING("Where threads would be kept (nothing is bound)"),
+    {CLI_STRING, 0, "cpus", "LIST", BENCH_CPUS_HELP, &where.cpus},
+    {CLI_INT, 't', "threads", "N", "so many threads (default: one for each CPU of --cpus, or for each core)",
+     &where.threads},
+    CLI_END,
+};
+
+static const cli_command command = {
+    .name = "env",
+    .usage = "[options]",
+    .summary =
+        "Says what this machine and this build are, what disturbs measurements here, and which command would mend it.",
+    .options = options,
+    .epilogue = epilogue};
+
+static int report(const bench_environment *environment) {
+  if (json && !write_file(environment, json)) return BENCH_EXIT_INTERNAL;
+  if (!json) bench_environment_print(environment, stdout);
+  if (!json && where.threads) print_threads(&where);
+  return strict && bench_environment_worst(environment) == BENCH_BAD ? BENCH_EXIT_UNFIT : BENCH_EXIT_OK;
+}
+
+int bench_env_main(int argc, char **argv) {
   static bench_environment environment;
+  int code;
+  json = NULL;
+  strict = false;
+  where = (placing){.cpus = NULL};
+  if (!cli_parse(&command, argc, argv, &code)) return code;
+  code = choose_cpus(&where);
+  if (code) return code;
   bench_environment_read(&environment, argc, argv, 0);
   bench_environment_set_binding(&environment, &where.set, (int)where.threads);
-  if (json && !write_file(&environment, json)) return BENCH_EXIT_INTERNAL;
-  if (!json) bench_environment_print(&environment, stdout);
-  if (!json && where.threads) print_threads(&where);
-  return strict && bench_environment_worst(&environment) == BENCH_BAD ? BENCH_EXIT_UNFIT : BENCH_EXIT_OK;
+  return report(&environment);
 }

@@ -40,17 +40,21 @@ static void explain_case(const bench_case *bench) {
   putchar('\n');
 }
 
+static bench_options o;
+
+static const cli_option options[] = {BENCH_CASE_OPTIONS(&o), CLI_END};
+
+static const cli_command command = {.name = "explain",
+                                    .usage = "[-a AXIS=VALUE]...",
+                                    .summary =
+                                        "Says which kernel the library chooses for a problem and with which plan, and for "
+                                        "every other kernel whether it could have taken it or why not.",
+                                    .options = options};
+
 int bench_explain_main(int argc, char **argv) {
-  bench_options o = {.command = "explain", .seed = 1};
-  const cli_option options[] = {BENCH_CASE_OPTIONS(&o), CLI_END};
-  const cli_command command = {.name = "explain",
-                               .usage = "[-a AXIS=VALUE]...",
-                               .summary =
-                                   "Says which kernel the library chooses for a problem and with which plan, and for every "
-                                   "other kernel whether it could have taken it or why not.",
-                               .options = options};
   bench_case_list cases = {0};
   int code;
+  o = bench_options_default("explain", NULL, argc, argv);
   if (!cli_parse(&command, argc, argv, &code)) return code;
   code = bench_check_overrides(o.command);
   if (!code) code = bench_options_cases(&o, &cases);

@@ -9,7 +9,7 @@
 #include "goals/goals.h"
 #include "report/table.h"
 
-static int list_kernels(bench_options *options) {
+static int list_kernels(const bench_options *options) {
   (void)options;
   printf("%-18s %-9s %-11s %s\n", "kernel", "algorithm", "tier", "what it is, or why it cannot run here");
   for (int i = 0; i < attn_kernel_count(); i++) {
@@ -27,7 +27,7 @@ static int list_kernels(bench_options *options) {
   return BENCH_EXIT_OK;
 }
 
-static int list_axes(bench_options *options) {
+static int list_axes(const bench_options *options) {
   (void)options;
   printf("-a AXIS=VALUES: commas separate values; FIRST:LAST:+STEP and FIRST:LAST:*FACTOR are ranges.\n\n");
   printf("%-10s %-10s %s\n", "axis", "default", "values");
@@ -43,7 +43,7 @@ static int list_axes(bench_options *options) {
   return BENCH_EXIT_OK;
 }
 
-static int list_presets(bench_options *options) {
+static int list_presets(const bench_options *options) {
   char summary[200];
   for (const bench_preset *preset = bench_presets; preset->name; preset++) {
     bench_case_list cases = {0};
@@ -60,7 +60,7 @@ static int list_presets(bench_options *options) {
   return BENCH_EXIT_OK;
 }
 
-static int list_cases(bench_options *options) {
+static int list_cases(const bench_options *options) {
   bench_case_list cases = {0};
   const int code = bench_options_cases(options, &cases);
   for (int i = 0; i < cases.count && !code; i++)
@@ -81,29 +81,38 @@ static int print_preset(const char *name) {
                          near ? near : "");
 }
 
-int bench_list_main(int argc, char **argv) {
+static bench_options o;
+static cli_list words;
+
+static const cli_option options[] = {BENCH_CASE_OPTIONS(&o), CLI_END};
+
+static const cli_command command = {.name = "list",
+                                    .usage = "kernels | presets | preset NAME | axes | cases [options]",
+                                    .summary =
+                                        "Prints what there is. The options matter to `cases` only, which lists the case_ids "
+                                        "that the same options would make `run` run.",
+                                    .options = options,
+                                    .positionals = &words};
+
+static int list(const char *subject) {
   static const struct {
     const char *name;
-    int (*list)(bench_options *);
+    int (*list)(const bench_options *);
   } subjects[] = {{"kernels", list_kernels}, {"presets", list_presets}, {"axes", list_axes}, {"cases", list_cases}};
   static const char *const names[] = {"kernels", "presets", "preset", "axes", "cases", NULL};
-  bench_options o = {.command = "list", .seed = 1, .default_preset = "quick"};
-  cli_list words = {.count = 0};
-  const cli_option options[] = {BENCH_CASE_OPTIONS(&o), CLI_END};
-  const cli_command command = {.name = "list",
-                               .usage = "kernels | presets | preset NAME | axes | cases [options]",
-                               .summary =
-                                   "Prints what there is. The options matter to `cases` only, which lists the case_ids that "
-                                   "the same options would make `run` run.",
-                               .options = options,
-                               .positionals = &words};
+  for (size_t i = 0; i < sizeof subjects / sizeof *subjects; i++)
+    if (!strcmp(subject, subjects[i].name)) return subjects[i].list(&o);
+  const char *near = cli_nearest(subject, names);
+  return cli_usage_error("list", "unknown subject '%s'; %s%s", subject,
+                         near ? "did you mean " : "there are kernels, presets, preset NAME, axes, cases", near ? near : "");
+}
+
+int bench_list_main(int argc, char **argv) {
   int code;
+  o = bench_options_default("list", "quick", argc, argv);
+  words.count = 0;
   if (!cli_parse(&command, argc, argv, &code)) return code;
   if (words.count == 2 && !strcmp(words.item[0], "preset")) return print_preset(words.item[1]);
   if (words.count != 1) return cli_usage_error("list", "say what: kernels, presets, preset NAME, axes or cases");
-  for (size_t i = 0; i < sizeof subjects / sizeof *subjects; i++)
-    if (!strcmp(words.item[0], subjects[i].name)) return subjects[i].list(&o);
-  const char *near = cli_nearest(words.item[0], names);
-  return cli_usage_error("list", "unknown subject '%s'; %s%s", words.item[0],
-                         near ? "did you mean " : "there are kernels, presets, preset NAME, axes, cases", near ? near : "");
+  return list(words.item[0]);
 }

@@ -122,43 +122,64 @@ static bool write_file(const char *path, const ceilings *c, void (*write)(const 
   return !failed;
 }
 
-int bench_peak_main(int argc, char **argv) {
-  const char *csv = NULL, *json = NULL;
-  const char *cpus = NULL;
-  int64_t threads = INT64_MIN; /* not given */
-  const cli_option options[] = {
-      {CLI_STRING, 0, "csv", "FILE", "write the table as CSV; - is stdout and replaces the table", &csv},
-      {CLI_STRING, 0, "json", "FILE", "write the table as JSON; - is stdout and replaces the table", &json},
-      {CLI_INT, 0, "threads", "N", "what \"all cores\" means (default: every CPU this process may use)", &threads},
-      {CLI_STRING, 0, "cpus", "LIST", BENCH_CPUS_HELP, &cpus},
-      CLI_END,
-  };
-  const cli_command command = {.name = "peak",
-                               .usage = "[options]",
-                               .summary =
-                                   "Measures what this machine can do at most: multiply-adds per tier and dtype, and "
-                                   "read bandwidth per cache level and of memory, on one core and on all.",
-                               .options = options};
-  int exit_code;
-  if (!cli_parse(&command, argc, argv, &exit_code)) return exit_code;
+static const char *csv, *json, *cpus;
+static int64_t threads;
+
+static const cli_option options[] = {
+    {CLI_STRING, 0, "csv", "FILE", "write the table as CSV; - is stdout and replaces the table", &csv},
+    {CLI_STRING, 0, "json", "FILE", "write the table as JSON; - is stdout and replaces the table", &json},
+    {CLI_INT, 0, "threads", "N", "what \"all cores\" means (default: every CPU this process may use)", &threads},
+    {CLI_STRING, 0, "cpus", "LIST", BENCH_CPUS_HELP, &cpus},
+    CLI_END,
+};
+
+static const cli_command command = {.name = "peak",
+                                    .usage = "[options]",
+                                    .summary =
+                                        "Measures what this machine can do at most: multiply-adds per tier and dtype, and "
+                                        "read bandwidth per cache level and of memory, on one core and on all.",
+                                    .options = options};
+
+/* Returns 0 or an exit code. */
+static int choose_threads(void) {
   if (bench_refuses_to_time("peak")) return BENCH_EXIT_UNFIT;
-  if (cpus && (exit_code = bench_pin_cpus("peak", cpus)) != 0) return exit_code;
+  const int code = cpus ? bench_pin_cpus("peak", cpus) : 0;
+  if (code) return code;
   if (threads == INT64_MIN) threads = bench_cpu_count();
   if (threads < 1 || threads > 4096)
     return cli_usage_error("peak", "--threads is %lld; 1 to 4096 is right", (long long)threads);
+  return 0;
+}
 
-  static ceilings all;
+static void measure(ceilings *all) {
 #ifdef _OPENMP
-  all.threads = (int)threads;
+  all->threads = (int)threads;
 #else
-  all.threads = 1;
+  all->threads = 1;
 #endif
-  const bool held = bench_threads_hold(all.threads);
-  measure_compute(&all);
-  measure_reads(&all);
+  const bool held = bench_threads_hold(all->threads);
+  measure_compute(all);
+  measure_reads(all);
   if (held) bench_threads_release();
-  bool table = !(csv && !strcmp(csv, "-")) && !(json && !strcmp(json, "-"));
-  if (table) print_table(&all);
-  bool csv_written = write_file(csv, &all, write_csv), json_written = write_file(json, &all, write_json);
+}
+
+/* Writes the files; the table goes to stdout unless a file does. */
+static int report(const ceilings *all) {
+  const bool taken = (csv && !strcmp(csv, "-")) || (json && !strcmp(json, "-"));
+  if (!taken) print_table(all);
+  const bool csv_written = write_file(csv, all, write_csv), json_written = write_file(json, all, write_json);
   return csv_written && json_written ? BENCH_EXIT_OK : BENCH_EXIT_INTERNAL;
+}
+
+int bench_peak_main(int argc, char **argv) {
+  static ceilings all;
+  int code;
+  csv = json = cpus = NULL;
+  threads = INT64_MIN; /* not given */
+  if (!cli_parse(&command, argc, argv, &code)) return code;
+  code = choose_threads();
+  if (code) return code;
+  all.count = 0;
+  measure(&all);
+  return report(&all);
 }
