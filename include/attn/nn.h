@@ -13,6 +13,15 @@
  * Everything is float32 and row-major. "May be x" says that an output may be the same array as an input; otherwise outputs
  * may not overlap inputs.
  *
+ * A layer is created from a config, which says its shape and its weights, and is then immutable: any number of threads may run it
+ * at once, each with a workspace of its own (64-byte aligned, private to the call). Creating copies the weights, so nothing in the
+ * config has to outlive it. options may be NULL: options->kernel names the attention kernel where there is attention inside,
+ * threads and pool are used for everything. Running allocates nothing unless it says so.
+ *
+ * Creating returns ATTN_OK, ATTN_INVALID_ARGUMENT (a field of the config), ATTN_UNSUPPORTED or ATTN_UNKNOWN_KERNEL (the named
+ * kernel) or ATTN_OUT_OF_MEMORY. Running returns ATTN_OK, ATTN_INVALID_ARGUMENT (a pointer or a length) or
+ * ATTN_WORKSPACE_TOO_SMALL; where it allocates, also ATTN_OUT_OF_MEMORY.
+ *
  * find_package(attn COMPONENTS nn) gives attn::nn; pkg-config knows it as attn_nn.
  */
 #ifndef ATTN_NN_H
@@ -130,11 +139,6 @@ ATTN_API const char *attn_kv_cache_kernel(const attn_kv_cache *cache);
 ATTN_API void attn_kv_cache_destroy(attn_kv_cache *cache);
 
 /* ---- Layers: learnt weights packed once, run many times --------------------------------------------------------------- */
-
-/* Each layer is created from a config, which says its shape and its weights, and is then immutable: any number of threads may
- * run it at once, each with a workspace of its own (64-byte aligned, private to the call). Creating copies the weights, so
- * nothing in the config has to outlive it. options may be NULL: options->kernel names the attention kernel where there is
- * attention inside, threads and pool are used for everything. Running allocates nothing unless it says so. */
 
 /** A learnt map y = x W + b. */
 typedef struct attn_linear {
