@@ -4,7 +4,7 @@
 #define TESTS_NN_SUPPORT_H
 
 #include "attn/nn.h"
-#include "src/nn/ref/nn_oracle_f64.h"
+#include "layers/mha_oracle.h"
 #include "support.h"
 
 /* Weights of size 1 / sqrt(in), a bias where wanted. Every second seed gives a transposed weight. Freed when the tests end. */
@@ -15,6 +15,11 @@ attn_nn_matrix nn_matrix(const attn_linear *linear, int64_t in, int64_t out);
 
 /* x W + b of a field, which is given up. */
 attn_nn_field nn_apply(attn_nn_field x, const attn_linear *linear, int64_t out);
+
+/* Multi-head attention, and a whole transformer block, in float64. numerics: of the kernel, or NULL for float32. */
+attn_nn_field nn_mha(const attn_mha_problem *problem, const attn_mha_weights *weights, const attn_args *args,
+                     const attn_nn_field *x, const attn_nn_field *memory);
+attn_nn_field nn_block(const attn_block_config *config, const attn_block_args *args, const attn_numerics *numerics);
 
 /* `count` floats in -1..1; freed when the tests end. */
 float *nn_random(int64_t count, unsigned seed);

@@ -105,7 +105,7 @@ static void as_pytorch(const char *kernel) {
     }
     attn_block_destroy(refused);
     run(&f.config, &options, &f.args);
-    attn_nn_field oracle = attn_nn_oracle_block(&f.config, &f.args, &attn_kernel_find(kernel)->numerics);
+    attn_nn_field oracle = nn_block(&f.config, &f.args, &attn_kernel_find(kernel)->numerics);
     for (int i = 0; i < BATCH * SEQ * WIDTH; i++) { /* the fixture, the scale and epsilon are rounded to float32 */
       assert_true(fabs(oracle.value[i] - (double)f.expected[i]) <= 0x1p-23 * (fabs(oracle.value[i]) + 1));
       oracle.value[i] = (double)f.expected[i];
@@ -158,7 +158,7 @@ static void wrong_blocks_are_told_apart(void **state) {
     int32_t longer[BATCH] = {f.lengths[0], f.lengths[1] - 1}; \
     (void)longer;                                             \
     change;                                                   \
-    nn_rejected(attn_nn_oracle_block(&c, &a, NULL), y);       \
+    nn_rejected(nn_block(&c, &a, NULL), y);                   \
   } while (0)
     REJECTED(c.pre_norm = !c.pre_norm);
     REJECTED(c.self_norm.epsilon = 1e-2f);
@@ -214,7 +214,7 @@ static void other_shapes_follow_the_formula(void **state) {
     attn_block_args args = {
         .x = x, .memory = nn_random(B * M * WM, 62), .y = y, .cross = {.kv_len = lengths}, .profile = &profile};
     run(&c, &(attn_options){.threads = 2}, &args);
-    nn_passes(attn_nn_oracle_block(&c, &args, NULL), y);
+    nn_passes(nn_block(&c, &args, NULL), y);
     assert_true(profile.runs == 1 && profile.projections_ns > 0 && profile.attention_ns > 0 && profile.feed_forward_ns > 0 &&
                 profile.norm_ns > 0);
     assert_true(profile.projections_ns + profile.attention_ns + profile.feed_forward_ns + profile.norm_ns <=
@@ -263,10 +263,10 @@ static void named_attentions_follow_the_formula(void **state) {
     const attn_mha_args args = {.x = x, .memory = cross ? memory : NULL, .y = y};
     test_ok(attn_mha_run(layer, &args, workspace, attn_mha_workspace(layer)));
     attn_nn_field fx = attn_nn_field_of(x, B * N, W), fm = attn_nn_field_of(memory, B * M, WM);
-    nn_passes(attn_nn_oracle_mha(&p, &weights, &args.attention, NULL, &fx, cross ? &fm : NULL), y);
+    nn_passes(nn_mha(&p, &weights, &args.attention, &fx, cross ? &fm : NULL), y);
     other = p;
     other.attention.window_right = cross ? 0 : -1;
-    nn_rejected(attn_nn_oracle_mha(&other, &weights, &args.attention, NULL, &fx, cross ? &fm : NULL), y);
+    nn_rejected(nn_mha(&other, &weights, &args.attention, &fx, cross ? &fm : NULL), y);
     attn_nn_field_destroy(&fx);
     attn_nn_field_destroy(&fm);
     free(workspace);

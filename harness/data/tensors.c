@@ -17,14 +17,18 @@ enum { ALIGNMENT = 64 };
 
 static bool uses(const attn_problem *p, uint32_t use) { return (p->uses & use) != 0; }
 
+/* Sizes of q, k, v, o or lse in one sequence, and tokens of all sequences with VARLEN. */
+typedef struct row_shape {
+  int64_t heads, seq, total, dim;
+} row_shape;
+
 /* [b][h][s][d]; with VARLEN the tokens of all sequences stand along s. */
-static bench_buffer rows_of(const attn_problem *p, const char *name, attn_dtype dtype, attn_strides stride, int64_t heads,
-                            int64_t seq, int64_t total, int64_t dim) {
+static bench_buffer rows_of(const attn_problem *p, const char *name, attn_dtype dtype, attn_strides stride, row_shape n) {
   bool varlen = uses(p, ATTN_USE_VARLEN);
   return (bench_buffer){.name = name,
                         .present = true,
                         .element_bytes = bench_dtype_bytes(dtype),
-                        .extent = {varlen ? 1 : p->batch, heads, varlen ? total : seq, dim},
+                        .extent = {varlen ? 1 : p->batch, n.heads, varlen ? n.total : n.seq, n.dim},
                         .stride = {varlen ? 0 : stride.b, stride.h, stride.s, stride.d}};
 }
 
@@ -46,18 +50,26 @@ static bench_buffer table_of(const char *name, bool present, int64_t rows, int64
                         .stride = {0, 0, row_stride, 1}};
 }
 
-static void describe(const attn_problem *p, bench_buffer *t) {
-  t[BENCH_Q] = rows_of(p, "q", p->dtype_q, p->q_stride, p->heads_q, p->seq_q, p->total_q, p->dim_qk);
-  t[BENCH_K] = rows_of(p, "k", p->dtype_kv, p->k_stride, p->heads_kv, p->seq_k, p->total_k, p->dim_qk);
-  t[BENCH_V] = rows_of(p, "v", p->dtype_kv, p->v_stride, p->heads_kv, p->seq_k, p->total_k, p->dim_v);
-  t[BENCH_O] = rows_of(p, "o", p->dtype_o, p->o_stride, p->heads_q, p->seq_q, p->total_q, p->dim_v);
-  t[BENCH_LSE] = rows_of(p, "lse", ATTN_F32, p->lse_stride, p->heads_q, p->seq_q, p->total_q, 1);
+static void describe_rows(const attn_problem *p, bench_buffer *t) {
+  const row_shape q = {p->heads_q, p->seq_q, p->total_q, p->dim_qk}, o = {p->heads_q, p->seq_q, p->total_q, p->dim_v};
+  const row_shape k = {p->heads_kv, p->seq_k, p->total_k, p->dim_qk}, v = {p->heads_kv, p->seq_k, p->total_k, p->dim_v};
+  t[BENCH_Q] = rows_of(p, "q", p->dtype_q, p->q_stride, q);
+  t[BENCH_K] = rows_of(p, "k", p->dtype_kv, p->k_stride, k);
+  t[BENCH_V] = rows_of(p, "v", p->dtype_kv, p->v_stride, v);
+  t[BENCH_O] = rows_of(p, "o", p->dtype_o, p->o_stride, o);
+  t[BENCH_LSE] = rows_of(p, "lse", ATTN_F32, p->lse_stride, (row_shape){p->heads_q, p->seq_q, p->total_q, 1});
   t[BENCH_LSE].present = uses(p, ATTN_USE_LSE);
   t[BENCH_LSE].stride[3] = 1;
   t[BENCH_O].output = t[BENCH_LSE].output = true;
+}
+
+static void describe_pairs(const attn_problem *p, bench_buffer *t) {
   t[BENCH_BIAS] = pairs_of(p, "bias", uses(p, ATTN_USE_BIAS), 4, p->bias_stride);
   t[BENCH_MASK] = pairs_of(p, "mask", uses(p, ATTN_USE_MASK), 1, p->mask_stride);
   t[BENCH_SCORES] = pairs_of(p, "scores", p->score == ATTN_SCORE_PRECOMPUTED, 4, p->scores_stride);
+}
+
+static void describe_tables(const attn_problem *p, bench_buffer *t) {
   t[BENCH_SCORE_WEIGHT] =
       table_of("score_weight", uses(p, ATTN_USE_SCORE_WEIGHT), p->heads_q, p->dim_qk, p->score_weight_stride_h);
   t[BENCH_KV_LEN] = table_of("kv_len", uses(p, ATTN_USE_KV_LEN), 1, p->batch, 0);
@@ -68,6 +80,12 @@ static void describe(const attn_problem *p, bench_buffer *t) {
   t[BENCH_OFFSETS] = table_of("offsets", p->align == ATTN_ALIGN_OFFSET, 1, p->batch, 0);
   t[BENCH_ALIBI_SLOPES] = table_of("alibi_slopes", uses(p, ATTN_USE_ALIBI), 1, p->heads_q, 0);
   t[BENCH_SINKS] = table_of("sinks", uses(p, ATTN_USE_SINKS), 1, p->heads_q, 0);
+}
+
+static void describe(const attn_problem *p, bench_buffer *t) {
+  describe_rows(p, t);
+  describe_pairs(p, t);
+  describe_tables(p, t);
 }
 
 /* Sets first and bytes. False if the span overflows. */

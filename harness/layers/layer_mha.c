@@ -139,8 +139,9 @@ static attn_status cross_run(bench_layer_job *job, void *workspace, size_t bytes
 
 attn_nn_field bench_cross_expect(const bench_chosen *c, const attn_mha_weights *weights, const attn_nn_field *x) {
   const attn_mha_problem problem = bench_cross_problem(c->data, 1, c->count);
+  const mha_oracle_call call = {.problem = &problem, .weights = weights, .numerics = *c->numerics};
   attn_nn_field memory = bench_all_x(c);
-  return bench_then(attn_nn_oracle_mha(&problem, weights, &(attn_args){0}, c->numerics, x, &memory), &memory);
+  return bench_then(mha_oracle_field(&call, x, &memory), &memory);
 }
 
 static attn_nn_field cross_expect(const bench_chosen *c) {

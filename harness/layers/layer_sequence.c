@@ -113,13 +113,18 @@ static attn_status step_create(bench_layer_job *job) {
 
 /* ---- The cache before the step ---- */
 
-/* Tokens first .. first + tokens of [batch x heads][cached][dim]. */
-static void cut(const float *from, int64_t heads, int64_t cached, int64_t dim, int64_t first, int64_t tokens, float *to) {
+/* Some tokens of a prompt that is cached. */
+typedef struct prompt_part {
+  int64_t first, tokens;
+} prompt_part;
+
+/* Copies a part of [heads][cached][dim]. */
+static void cut(const float *from, int64_t heads, int64_t cached, int64_t dim, prompt_part part, float *to) {
   for (int64_t h = 0; h < heads; h++)
-    memcpy(to + h * tokens * dim, from + (h * cached + first) * dim, (size_t)(tokens * dim) * sizeof *to);
+    memcpy(to + h * part.tokens * dim, from + (h * cached + part.first) * dim, (size_t)(part.tokens * dim) * sizeof *to);
 }
 
-/* Keys and values of a prompt's part, with queries and outputs that nobody looks at. */
+/* Keys and values of a part of the prompt. Its queries and outputs do not matter. */
 typedef struct prompt {
   float *q, *k, *v, *o;
 } prompt;
@@ -139,14 +144,14 @@ static bool make_prompt(const attn_problem *p, int64_t tokens, prompt *part) {
   return false;
 }
 
-static attn_status append(const bench_layer_data *data, attn_kv_cache *cache, int64_t first, int64_t tokens) {
+static attn_status append(const bench_layer_data *data, attn_kv_cache *cache, prompt_part which) {
   const attn_problem *p = &data->bench->problem;
   const step_layout l = lay_out(data->bench);
   prompt part;
-  if (!make_prompt(p, tokens, &part)) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for a prompt");
-  cut(data->x + l.cached_k, p->batch * p->heads_kv, l.cached, p->dim_qk, first, tokens, part.k);
-  cut(data->x + l.cached_v, p->batch * p->heads_kv, l.cached, p->dim_v, first, tokens, part.v);
-  const attn_status status = attn_kv_cache_step(cache, tokens, NULL, part.q, part.k, part.v, part.o);
+  if (!make_prompt(p, which.tokens, &part)) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for a prompt");
+  cut(data->x + l.cached_k, p->batch * p->heads_kv, l.cached, p->dim_qk, which, part.k);
+  cut(data->x + l.cached_v, p->batch * p->heads_kv, l.cached, p->dim_v, which, part.v);
+  const attn_status status = attn_kv_cache_step(cache, which.tokens, NULL, part.q, part.k, part.v, part.o);
   free_prompt(&part);
   return status;
 }
@@ -157,7 +162,7 @@ static attn_status fill(const bench_layer_data *data, attn_kv_cache *cache) {
   attn_status status = ATTN_OK;
   for (int64_t first = 0, tokens = cached; first < cached && status == ATTN_OK; first += tokens) {
     if (tokens > cached - first) tokens = cached - first;
-    while ((status = append(data, cache, first, tokens)) == ATTN_UNSUPPORTED && tokens > 1) tokens /= 2;
+    while ((status = append(data, cache, (prompt_part){first, tokens})) == ATTN_UNSUPPORTED && tokens > 1) tokens /= 2;
   }
   return status;
 }

@@ -56,13 +56,6 @@ typedef struct attn_nn_attention {
 attn_nn_field attn_nn_oracle_attention(const attn_nn_attention *attention, const attn_nn_field *q, const attn_nn_field *k,
                                        const attn_nn_field *v);
 
-/* Whole layers, from the configs that libattn_nn takes. Dot scores; kv_len and causal masks of either alignment (anything else
- * aborts). numerics: those of the kernel, or NULL for float32. x stays the caller's. */
-attn_nn_field attn_nn_oracle_mha(const attn_mha_problem *problem, const attn_mha_weights *weights, const attn_args *args,
-                                 const attn_numerics *numerics, const attn_nn_field *x, const attn_nn_field *memory);
-attn_nn_field attn_nn_oracle_block(const attn_block_config *config, const attn_block_args *args,
-                                   const attn_numerics *numerics);
-
 /* Sine and cosine by position, from the formula. */
 attn_nn_field attn_nn_oracle_positions(int64_t first, int64_t rows, int64_t width);
 
