@@ -7,15 +7,21 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* out[i][c] = start[i][c] + sum_k x[i][k] panel[k][c] for i < rows, c < columns <= panel_columns; up to panel_columns are written. The
+ * sum is one chain of multiply-adds from `start` on, in the order of k. */
+typedef struct attn_product_block {
+  int64_t rows, columns, depth;   /* rows: a multiple of tile_rows; depth: at most depth_block */
+  const float *x, *panel, *start; /* start may be out */
+  float *out;
+  int64_t x_stride, start_stride, out_stride; /* floats from row to row; start_stride 0: all rows start alike */
+} attn_product_block;
+
 typedef struct attn_product_kernel {
   const char *name, *isa; /* "product_avx2", "avx2" */
   int64_t tile_rows;      /* rows come in multiples of this */
   int64_t panel_columns;  /* columns of W side by side in a packed panel, [depth][panel_columns] */
   int64_t depth_block;    /* depth of one call at most: its part of the panel stays in L1 */
-  /* out[i][c] = start[i][c] + sum_k x[i][k] panel[k][c] for i < rows, c < columns <= panel_columns; up to panel_columns are written.
-   * start_stride 0: all rows start alike. start may be out. The sum is one chain of multiply-adds from start on, in the order of k. */
-  void (*run)(const float *x, int64_t x_stride, int64_t rows, const float *panel, int64_t columns, int64_t depth,
-              const float *start, int64_t start_stride, float *out, int64_t out_stride);
+  void (*run)(const attn_product_block *block);
   /* x[i] <- x[i] times the normal distribution function there; each element for itself. NULL: that of the tiers is taken. */
   void (*gelu)(float *x, int64_t count);
 

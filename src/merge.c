@@ -5,29 +5,35 @@
 #include <math.h>
 
 #include "error.h"
+#include "kernels/common/arithmetic.h"
 
 enum { BLOCK = 64 };
 
-static double largest_lse(int parts, const float *const *lse, int64_t row) {
+typedef struct partial_results {
+  int parts;
+  int64_t dim_v;
+  const float *const *o, *const *lse; /* [part][row][dim_v], [part][row] */
+} partial_results;
+
+static double largest_lse(const partial_results *in, int64_t row) {
   double largest = -INFINITY;
-  for (int p = 0; p < parts; p++)
-    if (!((double)lse[p][row] <= largest)) largest = (double)lse[p][row]; /* a NaN spreads through the weights */
+  for (int p = 0; p < in->parts; p++)
+    if (!((double)in->lse[p][row] <= largest)) largest = (double)in->lse[p][row]; /* a NaN spreads through the weights */
   return largest;
 }
 
-static double weight_of(const float *const *lse, int part, int64_t row, double reference) {
-  return lse[part][row] == -INFINITY ? 0 : exp((double)lse[part][row] - reference);
+static double weight_of(const partial_results *in, int part, int64_t row, double reference) {
+  return in->lse[part][row] == -INFINITY ? 0 : exp((double)in->lse[part][row] - reference);
 }
 
 /* Columns go in blocks, so that every part is read before the block is written: o_out may be one of them. */
-static void merge_row(int parts, int64_t row, int64_t dim_v, const float *const *o, const float *const *lse,
-                      double reference, double total, float *o_out) {
-  for (int64_t first = 0; first < dim_v; first += BLOCK) {
-    const int64_t count = dim_v - first < BLOCK ? dim_v - first : BLOCK, at = row * dim_v + first;
+static void merge_row(const partial_results *in, int64_t row, double reference, double total, float *o_out) {
+  for (int64_t first = 0; first < in->dim_v; first += BLOCK) {
+    const int64_t count = min64(in->dim_v - first, BLOCK), at = row * in->dim_v + first;
     double sum[BLOCK] = {0};
-    for (int p = 0; p < parts; p++) {
-      const double weight = weight_of(lse, p, row, reference) / total;
-      for (int64_t d = 0; lse[p][row] != -INFINITY && d < count; d++) sum[d] += weight * (double)o[p][at + d];
+    for (int p = 0; p < in->parts; p++) {
+      const double weight = weight_of(in, p, row, reference) / total;
+      for (int64_t d = 0; in->lse[p][row] != -INFINITY && d < count; d++) sum[d] += weight * (double)in->o[p][at + d];
     }
     for (int64_t d = 0; d < count; d++) o_out[at + d] = (float)sum[d];
   }
@@ -50,11 +56,12 @@ static attn_status check(int parts, int64_t rows, int64_t dim_v, const float *co
 attn_status attn_merge(int parts, int64_t rows, int64_t dim_v, const float *const *o, const float *const *lse, float *o_out,
                        float *lse_out) {
   attn_status status = check(parts, rows, dim_v, o, lse, o_out);
+  const partial_results in = {.parts = parts, .dim_v = dim_v, .o = o, .lse = lse};
   for (int64_t row = 0; status == ATTN_OK && row < rows; row++) {
-    const double reference = largest_lse(parts, lse, row);
+    const double reference = largest_lse(&in, row);
     double total = 0;
-    for (int p = 0; p < parts; p++) total += weight_of(lse, p, row, reference);
-    merge_row(parts, row, dim_v, o, lse, reference, total, o_out);
+    for (int p = 0; p < parts; p++) total += weight_of(&in, p, row, reference);
+    merge_row(&in, row, reference, total, o_out);
     if (lse_out) lse_out[row] = total > 0 || isnan(total) ? (float)(reference + log(total)) : -INFINITY;
   }
   return status;

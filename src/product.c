@@ -285,39 +285,52 @@ static void finish_row(const attn_product *product, int64_t first_column, int64_
   if (product->gelu) product->gelu(row, count);
 }
 
-/* X of depth [begin, end) of the block's rows; rows up to the next whole tile are 0. */
-static void gather(const run_context *c, int64_t first_row, int64_t rows, int64_t begin, int64_t end, float *x) {
-  const int64_t capacity = round_up(rows, c->product->kernel->tile_rows);
+/* What a task works on: a block of rows times a strip of panels, one depth block [begin, end) at a time. */
+typedef struct strip {
+  int64_t first_row, rows, first_panel, panels, begin, end;
+  float *x, *sum; /* [rows up to whole tiles][stride]: X of the depth block, and the sums */
+} strip;
+
+/* X of the depth block; rows up to the next whole tile are 0. */
+static void gather(const run_context *c, const strip *s) {
+  const int64_t capacity = round_up(s->rows, c->product->kernel->tile_rows);
   for (int64_t i = 0; i < capacity; i++) {
-    if (i < rows)
-      gather_row(c->args, first_row + i, begin, end, x + i * c->at.x_stride);
+    float *row = s->x + i * c->at.x_stride;
+    if (i < s->rows)
+      gather_row(c->args, s->first_row + i, s->begin, s->end, row);
     else
-      memset(x + i * c->at.x_stride, 0, (size_t)(end - begin) * sizeof *x);
+      memset(row, 0, (size_t)(s->end - s->begin) * sizeof *row);
   }
 }
 
-/* sum += X W over one depth block, for the panels of a strip; the first block starts from 0. */
-static void multiply(const run_context *c, int64_t rows, int64_t first_panel, int64_t panels, int64_t begin, int64_t end,
-                     const float *x, float *sum) {
+/* sum += X W over the depth block; the first one starts from 0. */
+static void multiply(const run_context *c, const strip *s) {
   static const float zeros[MOST_COLUMNS];
   const attn_product *product = c->product;
-  const attn_product_kernel *kernel = product->kernel;
-  const int64_t width = kernel->panel_columns, capacity = round_up(rows, kernel->tile_rows);
-  for (int64_t p = 0; p < panels; p++) {
-    const int64_t column = (first_panel + p) * width;
-    const float *panel = product->panel + column * product->depth + begin * width;
-    float *out = sum + p * width;
-    const float *start = begin == 0 ? zeros : out;
-    kernel->run(x, c->at.x_stride, capacity, panel, min64(product->columns - column, width), end - begin, start,
-                begin == 0 ? 0 : c->at.sum_stride, out, c->at.sum_stride);
+  const int64_t width = product->kernel->panel_columns;
+  for (int64_t p = 0; p < s->panels; p++) {
+    const int64_t column = (s->first_panel + p) * width;
+    float *out = s->sum + p * width;
+    product->kernel->run(&(attn_product_block){.rows = round_up(s->rows, product->kernel->tile_rows),
+                                               .columns = min64(product->columns - column, width),
+                                               .depth = s->end - s->begin,
+                                               .x = s->x,
+                                               .panel = product->panel + column * product->depth + s->begin * width,
+                                               .start = s->begin == 0 ? zeros : out,
+                                               .out = out,
+                                               .x_stride = c->at.x_stride,
+                                               .start_stride = s->begin == 0 ? 0 : c->at.sum_stride,
+                                               .out_stride = c->at.sum_stride});
   }
 }
 
-static void scatter(const run_context *c, int64_t first_row, int64_t rows, int64_t begin, int64_t end, float *sum) {
-  for (int64_t i = 0; i < rows; i++) {
-    float *row = sum + i * c->at.sum_stride;
+static void scatter(const run_context *c, const strip *s) {
+  const int64_t width = c->product->kernel->panel_columns, begin = s->first_panel * width;
+  const int64_t end = min64((s->first_panel + s->panels) * width, c->product->columns);
+  for (int64_t i = 0; i < s->rows; i++) {
+    float *row = s->sum + i * c->at.sum_stride;
     finish_row(c->product, begin, end - begin, row);
-    scatter_row(c->args, first_row + i, begin, end, row);
+    scatter_row(c->args, s->first_row + i, begin, end, row);
   }
 }
 
@@ -335,39 +348,46 @@ static row_range rows_of_block(const layout *at, int64_t block) {
 static void run_task(void *pointer, int64_t task, int worker) {
   const run_context *c = pointer;
   const attn_product *product = c->product;
-  const int64_t width = product->kernel->panel_columns;
   const row_range block = rows_of_block(&c->at, task % c->at.blocks);
-  const int64_t first_row = block.first, rows = block.count;
-  const int64_t first_panel = task / c->at.blocks * c->at.panels_per_strip;
-  const int64_t panels = min64(c->at.panels_per_strip, product->panels - first_panel);
-  float *x = (float *)(void *)(c->workspace + (size_t)worker * c->at.bytes);
-  float *sum = x + c->at.sum_at / sizeof(float);
+  char *memory = c->workspace + (size_t)worker * c->at.bytes;
+  strip s = {.first_row = block.first, .rows = block.count, .first_panel = task / c->at.blocks * c->at.panels_per_strip};
+  s.panels = min64(c->at.panels_per_strip, product->panels - s.first_panel);
+  s.x = (float *)(void *)memory;
+  s.sum = (float *)(void *)(memory + c->at.sum_at);
   const uint64_t mode = attn_float_mode_enter();
-  for (int64_t begin = 0, end; begin < product->depth; begin = end) {
-    end = begin + min64(product->kernel->depth_block, product->depth - begin);
-    gather(c, first_row, rows, begin, end, x);
-    multiply(c, rows, first_panel, panels, begin, end, x, sum);
+  for (; s.begin < product->depth; s.begin = s.end) {
+    s.end = s.begin + min64(product->kernel->depth_block, product->depth - s.begin);
+    gather(c, &s);
+    multiply(c, &s);
   }
-  scatter(c, first_row, rows, first_panel * width, min64((first_panel + panels) * width, product->columns), sum);
+  scatter(c, &s);
   attn_float_mode_leave(mode);
 }
 
-static attn_status check_side(const char *field, const char *stride_field, const float *data, attn_strides stride,
-                              int64_t head_dim, int64_t columns, const attn_product_args *args, bool output) {
-  if (head_dim < 0 || (head_dim > 0 && columns % head_dim))
+/* X or Y as the arguments give it. */
+typedef struct side {
+  const char *name, *stride_name;
+  const float *data;
+  attn_strides stride;
+  int64_t head_dim, columns;
+  bool output;
+} side;
+
+static attn_status check_side(const attn_product_args *args, const side *s) {
+  if (s->head_dim < 0 || (s->head_dim > 0 && s->columns % s->head_dim))
     return attn_fail(ATTN_INVALID_ARGUMENT,
                      "attn_product_args.%s_head_dim is %" PRId64 "; it must be 0 or a divisor of the %" PRId64 " columns",
-                     field, head_dim, columns);
-  if (!data || (uintptr_t)data % sizeof(float))
-    return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_args.%s is %p; it must point to aligned floats", field,
-                     (const void *)data);
-  const int64_t width = head_dim ? head_dim : columns;
-  const attn_tensor tensor = {.field = stride_field,
-                              .axes = {{'b', args->batch, stride.b},
-                                       {'h', columns / width, head_dim ? stride.h : 0},
-                                       {'s', args->rows, stride.s},
-                                       {'d', width, stride.d}},
-                              .output = output};
+                     s->name, s->head_dim, s->columns);
+  if (!s->data || (uintptr_t)s->data % sizeof(float))
+    return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_args.%s is %p; it must point to aligned floats", s->name,
+                     (const void *)s->data);
+  const int64_t width = s->head_dim ? s->head_dim : s->columns;
+  const attn_tensor tensor = {.field = s->stride_name,
+                              .axes = {{'b', args->batch, s->stride.b},
+                                       {'h', s->columns / width, s->head_dim ? s->stride.h : 0},
+                                       {'s', args->rows, s->stride.s},
+                                       {'d', width, s->stride.d}},
+                              .output = s->output};
   return attn_check_strides(&tensor);
 }
 
@@ -383,11 +403,21 @@ static attn_status check_args(const attn_product *product, const attn_product_ar
       return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_args.%s is %" PRId64 "; it must be in 0..2^31", sizes[i].field,
                        sizes[i].value);
   if (args->batch == 0 || args->rows == 0) return ATTN_OK;
-  const attn_status status =
-      check_side("x", "attn_product_args.x_stride", args->x, args->x_stride, args->x_head_dim, product->depth, args, false);
-  if (status != ATTN_OK) return status;
-  return check_side("y", "attn_product_args.y_stride", args->y, args->y_stride, args->y_head_dim, product->columns, args,
-                    true);
+  const side x = {.name = "x",
+                  .stride_name = "attn_product_args.x_stride",
+                  .data = args->x,
+                  .stride = args->x_stride,
+                  .head_dim = args->x_head_dim,
+                  .columns = product->depth};
+  const side y = {.name = "y",
+                  .stride_name = "attn_product_args.y_stride",
+                  .data = args->y,
+                  .stride = args->y_stride,
+                  .head_dim = args->y_head_dim,
+                  .columns = product->columns,
+                  .output = true};
+  const attn_status status = check_side(args, &x);
+  return status == ATTN_OK ? check_side(args, &y) : status;
 }
 
 attn_status attn_product_run(const attn_product *product, const attn_product_args *args, void *workspace,

@@ -8,20 +8,17 @@
  * never cut, so that it may block it as it likes. */
 enum { ROWS = 96, COLUMNS = 256 };
 
-static void run(const float *x, int64_t x_stride, int64_t rows, const float *panel, int64_t columns, int64_t depth,
-                const float *start, int64_t start_stride, float *out, int64_t out_stride) {
-  const library_product product = {.rows = rows,
-                                   .columns = columns,
-                                   .depth = depth,
-                                   .a = x,
-                                   .b = panel,
-                                   .c = out,
-                                   .a_stride = x_stride,
-                                   .b_stride = COLUMNS,
-                                   .c_stride = out_stride};
-  (void)start; /* zeros: the whole depth is one call */
-  (void)start_stride;
-  attn_openblas_product(&product);
+/* The block starts from zeros, because its depth is the whole depth. */
+static void run(const attn_product_block *block) {
+  attn_openblas_product(&(library_product){.rows = block->rows,
+                                           .columns = block->columns,
+                                           .depth = block->depth,
+                                           .a = block->x,
+                                           .b = block->panel,
+                                           .c = block->out,
+                                           .a_stride = block->x_stride,
+                                           .b_stride = COLUMNS,
+                                           .c_stride = block->out_stride});
 }
 
 const attn_product_kernel attn_product_openblas = {

@@ -78,20 +78,21 @@ static bool decode_plan(const attn_problem *p, const attn_machine *machine, attn
   (void)machine;
   split_layout split;
   decode_scratch scratch;
-  int64_t unit;
+  int64_t states, unit = 0;
   if (!split_layout_of(p, &split) || !decode_scratch_of(p, split.capacity, &scratch)) return false;
+  const memory_part parts[] = {{&states, split_count(p), split.total}};
+  if (!LAY_OUT(parts, &unit)) return false;
   schedule->phases = 2;
   schedule->items[0] = split_count(p);
   schedule->items[1] = 1;
   schedule->row_block = split.capacity;
   schedule->key_block = SPLIT_KEYS;
-  if (__builtin_mul_overflow(schedule->items[0], split.total, &unit) || unit > INT64_MAX / 8) return false;
   schedule->unit_bytes = (size_t)unit;
   schedule->scratch_bytes = (size_t)scratch.total;
   return true;
 }
 
-/* ---- S = Q K^T, K in place ---- */
+/* ---- A few rows and a block of keys ---- */
 
 /* Rows of K or V as the loops read them: element (j, d) is data[first + j * stride + d], in place or converted. */
 typedef struct key_rows {
@@ -99,6 +100,24 @@ typedef struct key_rows {
   attn_dtype dtype;
   int64_t first, stride;
 } key_rows;
+
+/* Rows that are scored and summed together, and the block's keys. */
+typedef struct few_rows {
+  key_rows keys;  /* K for scores, V for sums */
+  int64_t count;  /* of the keys */
+  int64_t row;    /* the first row that a call works on */
+  const float *q; /* as tile_queries leaves them */
+  float *score;   /* [row][score_stride]: S, then P */
+  float *acc;     /* [row][acc_stride] */
+  int64_t dim_qk, score_stride, acc_stride;
+} few_rows;
+
+/* Constants at every call: how many rows there are, the type of K and V, and whether memory is asked for what comes next. */
+typedef struct few_kind {
+  int rows;
+  attn_dtype dtype;
+  bool ahead;
+} few_kind;
 
 enum { LINE_BYTES = 64 };
 
@@ -110,49 +129,54 @@ static ALWAYS_INLINE void prefetch_ahead(const void *data, attn_dtype dtype, int
                      2);
 }
 
-/* sum[r][j] += products of the elements [d, d + n) of `rows` rows and of the `group` keys from key[0] on. */
-static ALWAYS_INLINE void score_columns(vec *sum, const float *q, const void *data, const int64_t *key, int64_t d, int64_t n,
-                                        const int rows, const int group, const attn_dtype dtype) {
+/* ---- S = Q K^T, K in place ---- */
+
+/* Keys that are summed side by side. A row on its own waits for memory, which is read fastest in its own order: key by key. Several
+ * rows go through their keys side by side, so that each load of q serves all of them. */
+static ALWAYS_INLINE int keys_at_once(few_kind kind) { return kind.rows == 1 ? 1 : VEC_LANES / kind.rows; }
+
+/* sum[r][j] += products of the elements [d, d + n) of the rows and of the keys that begin at elements key[0] .. */
+static ALWAYS_INLINE void score_columns(vec *sum, const few_rows t, const int64_t *key, int64_t d, int64_t n,
+                                        const few_kind kind) {
+  const int columns = VEC_LANES / kind.rows;
   vec query[DECODE_TILE_ROWS];
   UNROLL
-  for (int r = 0; r < rows; r++) query[r] = vec_load(q + d * rows + r * VEC_LANES);
+  for (int r = 0; r < kind.rows; r++) query[r] = vec_load(t.q + d * kind.rows + r * VEC_LANES);
   UNROLL
-  for (int j = 0; j < group; j++) {
-    const vec x = load_elements(data, dtype, key[j] + d, n);
+  for (int j = 0; j < keys_at_once(kind); j++) {
+    const vec x = load_elements(t.keys.data, kind.dtype, key[j] + d, n);
     UNROLL
-    for (int r = 0; r < rows; r++) sum[r * (VEC_LANES / rows) + j] = vec_fma(query[r], x, sum[r * (VEC_LANES / rows) + j]);
+    for (int r = 0; r < kind.rows; r++) sum[r * columns + j] = vec_fma(query[r], x, sum[r * columns + j]);
   }
 }
 
-/* score[r][j] for `rows` rows and VEC_LANES / rows keys from key `at` on, of which `keys` exist. `rows` is a constant, 1 to 8,
- * and so are the type and `ahead`. A row on its own waits for memory, which is read fastest in its own order: key by key.
- * Several rows go through their keys side by side, so that each load of q serves all of them. */
-static ALWAYS_INLINE void score_few(const float *q, key_rows k, int64_t at, int64_t keys, int64_t dim_qk, float *score,
-                                    int64_t score_stride, const int rows, const attn_dtype dtype, const bool ahead) {
-  const int columns = VEC_LANES / rows, group = rows == 1 ? 1 : columns, line = LINE_BYTES / (int)attn_dtype_bytes(dtype);
+/* score[r][at + j] for the rows and j < VEC_LANES / rows; scores of keys that do not exist repeat the last key's. */
+static ALWAYS_INLINE void score_few(const few_rows t, int64_t at, const few_kind kind) {
+  const int columns = VEC_LANES / kind.rows, group = keys_at_once(kind), line = LINE_BYTES / (int)attn_dtype_bytes(kind.dtype);
   vec sum[VEC_LANES];
   int64_t key[VEC_LANES];
   UNROLL
   for (int i = 0; i < VEC_LANES; i++) sum[i] = vec_zero();
   UNROLL
-  for (int j = 0; j < columns; j++) key[j] = k.first + min64(at + j, keys - 1) * k.stride;
+  for (int j = 0; j < columns; j++) key[j] = t.keys.first + min64(at + j, t.count - 1) * t.keys.stride;
   UNROLL
   for (int j = 0; j < columns; j += group) {
     int64_t d = 0;
-    for (; d + line <= dim_qk; d += line) {
+    for (; d + line <= t.dim_qk; d += line) {
+      if (kind.ahead) {
+        UNROLL
+        for (int i = 0; i < group; i++) prefetch_ahead(t.keys.data, kind.dtype, key[j + i] + d);
+      }
       UNROLL
-      for (int i = 0; ahead && i < group; i++) prefetch_ahead(k.data, dtype, key[j + i] + d);
-      UNROLL
-      for (int part = 0; part < line; part += VEC_LANES)
-        score_columns(&sum[j], q, k.data, &key[j], d + part, VEC_LANES, rows, group, dtype);
+      for (int part = 0; part < line; part += VEC_LANES) score_columns(&sum[j], t, &key[j], d + part, VEC_LANES, kind);
     }
-    for (; d < dim_qk; d += VEC_LANES)
-      score_columns(&sum[j], q, k.data, &key[j], d, min64(dim_qk - d, VEC_LANES), rows, group, dtype);
+    for (; d < t.dim_qk; d += VEC_LANES) score_columns(&sum[j], t, &key[j], d, min64(t.dim_qk - d, VEC_LANES), kind);
   }
   float each[VEC_LANES];
   vec_store(each, vec_sum_each(sum));
   UNROLL
-  for (int r = 0; r < rows; r++) memcpy(score + r * score_stride, each + r * columns, (size_t)columns * sizeof(float));
+  for (int r = 0; r < kind.rows; r++)
+    memcpy(t.score + r * t.score_stride + at, each + r * columns, (size_t)columns * sizeof(float));
 }
 
 /* Rows that one call works on, by index into the tables below. */
@@ -171,13 +195,23 @@ static inline int rows_index(int64_t rows) {
   { EIGHT_ROWS([0] = name##_8_##kind, )[1] = name##_4_##kind, [2] = name##_2_##kind, [3] = name##_1_##kind }
 enum { again = false, fresh = true };
 
-/* Scores of `rows` rows for all keys of the block. What lies beyond `keys`, up to VEC_LANES, is written too. */
-typedef void score_function(const float *q, key_rows k, int64_t keys, int64_t dim_qk, float *score, int64_t score_stride);
-#define DEFINE_SCORE(rows, dtype, ahead)                                                                           \
-  static NO_INLINE void score_##rows##_##dtype##_##ahead(const float *q, key_rows k, int64_t keys, int64_t dim_qk, \
-                                                         float *score, int64_t score_stride) {                     \
-    for (int64_t at = 0; at < keys; at += VEC_LANES / rows)                                                        \
-      score_few(q, k, at, keys, dim_qk, score + at, score_stride, rows, dtype, ahead);                             \
+typedef void few_function(const few_rows *rows);
+
+/* The rows from `row` on. */
+static ALWAYS_INLINE few_rows rows_left(const few_rows *t) {
+  few_rows left = *t;
+  left.q += t->row * round_up(t->dim_qk, VEC_LANES);
+  left.score += t->row * t->score_stride;
+  left.acc += t->row * t->acc_stride;
+  return left;
+}
+
+/* Scores of the rows for all keys of the block. Up to VEC_LANES scores beyond those of the block's keys are written too. */
+#define DEFINE_SCORE(rows, dtype, ahead)                                                       \
+  static NO_INLINE void score_##rows##_##dtype##_##ahead(const few_rows *t) {                  \
+    const few_rows left = rows_left(t);                                                        \
+    const few_kind kind = {rows, dtype, ahead};                                                \
+    for (int64_t at = 0; at < left.count; at += VEC_LANES / (rows)) score_few(left, at, kind); \
   }
 #define DTYPE(constant, ...)                           \
   FOR_EACH_ROWS(DEFINE_SCORE, ATTN_##constant, fresh) \
@@ -197,21 +231,23 @@ static void tile_queries(const row_block *block, float *q_tiles) {
   }
 }
 
-/* Scores of the block's rows [tile_row, tile_row + rows). `read`: other rows have already read these keys. */
-static void score_few_rows(const row_block *block, const float *q_tiles, int64_t tile_row, int64_t rows, key_rows k,
-                           bool read, int64_t keys, float *score) {
-  static score_function *const functions[][2][4] = {
+/* Calls the functions of a table of a kind for all `rows` rows. `read`: other rows have already read the keys. */
+static void for_few_rows(few_function *const functions[][2][4], few_rows *t, int64_t rows, bool read) {
+  for (t->row = 0; t->row < rows; read = true) {
+    const int index = rows_index(rows - t->row);
+    functions[t->keys.dtype][read][index](t);
+    t->row += ROWS_AT_ONCE[index];
+  }
+}
+
+static void score_few_rows(few_rows *t, int64_t rows, bool read) {
+  static few_function *const functions[][2][4] = {
 #define DTYPE(constant, ...) \
   [ATTN_##constant] = {ENTRIES_OF(score, ATTN_##constant##_fresh), ENTRIES_OF(score, ATTN_##constant##_again)},
 #include "dtypes.def"
 #undef DTYPE
   };
-  for (int64_t done = 0, step; done < rows; done += step, read = true) {
-    const int index = rows_index(rows - done);
-    step = ROWS_AT_ONCE[index];
-    functions[k.dtype][read][index](q_tiles + (tile_row + done) * block->q_stride, k, keys, block->problem->dim_qk,
-                                    score + done * block->score_stride, block->score_stride);
-  }
+  for_few_rows(functions, t, rows, read);
 }
 
 /* ---- Softmax of a block ---- */
@@ -248,47 +284,45 @@ static void softmax_row(const row_block *block, int64_t row, int64_t first, attn
 /* Sums that stay in registers: rows times vectors of columns. */
 enum { DECODE_SUMS = 4 * TILE_VECS };
 
-/* `rows`, the type, `ahead` and `vecs` are constants. */
-static ALWAYS_INLINE void accumulate_few(float *acc, int64_t acc_stride, const float *p, int64_t p_stride, key_rows v,
-                                         int64_t column, int64_t keys, const int rows, const attn_dtype dtype,
-                                         const bool ahead, const int vecs) {
-  const int vecs_of_line = LINE_BYTES / (VEC_LANES * (int)attn_dtype_bytes(dtype));
+/* acc += P V for `vecs`, a constant, vectors of columns from `column` on. */
+static ALWAYS_INLINE void accumulate_few(const few_rows t, int64_t column, const few_kind kind, const int vecs) {
+  const int vecs_of_line = LINE_BYTES / (VEC_LANES * (int)attn_dtype_bytes(kind.dtype));
+  float *acc = t.acc + column;
   vec sum[DECODE_SUMS];
   UNROLL
-  for (int i = 0; i < rows * vecs; i++) sum[i] = vec_load(acc + i / vecs * acc_stride + column + i % vecs * VEC_LANES);
-  for (int64_t j = 0; j < keys; j++) {
-    const int64_t at = v.first + j * v.stride + column;
+  for (int i = 0; i < kind.rows * vecs; i++) sum[i] = vec_load(acc + i / vecs * t.acc_stride + i % vecs * VEC_LANES);
+  for (int64_t j = 0; j < t.count; j++) {
+    const int64_t at = t.keys.first + j * t.keys.stride + column;
     vec_factor weight[DECODE_TILE_ROWS];
     UNROLL
-    for (int r = 0; r < rows; r++) weight[r] = vec_factor_at(p + r * p_stride + j);
+    for (int r = 0; r < kind.rows; r++) weight[r] = vec_factor_at(t.score + r * t.score_stride + j);
     UNROLL
     for (int c = 0; c < vecs; c++) {
-      if (ahead && c % vecs_of_line == 0) prefetch_ahead(v.data, dtype, at + c * VEC_LANES);
-      const vec x = load_elements(v.data, dtype, at + c * VEC_LANES, VEC_LANES);
+      if (kind.ahead && c % vecs_of_line == 0) prefetch_ahead(t.keys.data, kind.dtype, at + c * VEC_LANES);
+      const vec x = load_elements(t.keys.data, kind.dtype, at + c * VEC_LANES, VEC_LANES);
       UNROLL
-      for (int r = 0; r < rows; r++) sum[r * vecs + c] = vec_fma_factor(weight[r], x, sum[r * vecs + c]);
+      for (int r = 0; r < kind.rows; r++) sum[r * vecs + c] = vec_fma_factor(weight[r], x, sum[r * vecs + c]);
     }
   }
   UNROLL
-  for (int i = 0; i < rows * vecs; i++) vec_store(acc + i / vecs * acc_stride + column + i % vecs * VEC_LANES, sum[i]);
+  for (int i = 0; i < kind.rows * vecs; i++) vec_store(acc + i / vecs * t.acc_stride + i % vecs * VEC_LANES, sum[i]);
 }
 
-/* All columns of `rows` rows, as many vectors at a time as there are registers for their sums: too few sums could not hide the
- * latency of multiply-add. */
-#define ACCUMULATE_VECS(rows, dtype, ahead, vecs)                                                               \
-  for (; (vecs) * (rows) <= DECODE_SUMS && column + (vecs)*VEC_LANES <= acc_stride; column += (vecs)*VEC_LANES) \
-    accumulate_few(acc, acc_stride, p, p_stride, v, column, keys, rows, dtype, ahead,                           \
-                   (vecs) * (rows) <= DECODE_SUMS ? (vecs) : 1);
-typedef void accumulate_function(float *acc, int64_t acc_stride, const float *p, int64_t p_stride, key_rows v, int64_t keys);
-#define DEFINE_ACCUMULATE(rows, dtype, ahead)                                                                 \
-  static NO_INLINE void accumulate_##rows##_##dtype##_##ahead(float *acc, int64_t acc_stride, const float *p, \
-                                                              int64_t p_stride, key_rows v, int64_t keys) {   \
-    int64_t column = 0;                                                                                       \
-    ACCUMULATE_VECS(rows, dtype, ahead, 16)                                                                   \
-    ACCUMULATE_VECS(rows, dtype, ahead, 8)                                                                    \
-    ACCUMULATE_VECS(rows, dtype, ahead, 4)                                                                    \
-    ACCUMULATE_VECS(rows, dtype, ahead, 2)                                                                    \
-    ACCUMULATE_VECS(rows, dtype, ahead, 1)                                                                    \
+/* All columns of the rows, as many vectors at a time as there are registers for their sums: too few sums could not hide the latency of
+ * multiply-add. */
+#define ACCUMULATE_VECS(rows, vecs)                                                                                  \
+  for (; (vecs) * (rows) <= DECODE_SUMS && column + (vecs)*VEC_LANES <= left.acc_stride; column += (vecs)*VEC_LANES) \
+    accumulate_few(left, column, kind, (vecs) * (rows) <= DECODE_SUMS ? (vecs) : 1);
+#define DEFINE_ACCUMULATE(rows, dtype, ahead)                                      \
+  static NO_INLINE void accumulate_##rows##_##dtype##_##ahead(const few_rows *t) { \
+    const few_rows left = rows_left(t);                                            \
+    const few_kind kind = {rows, dtype, ahead};                                    \
+    int64_t column = 0;                                                            \
+    ACCUMULATE_VECS(rows, 16)                                                      \
+    ACCUMULATE_VECS(rows, 8)                                                       \
+    ACCUMULATE_VECS(rows, 4)                                                       \
+    ACCUMULATE_VECS(rows, 2)                                                       \
+    ACCUMULATE_VECS(rows, 1)                                                       \
   }
 #define DTYPE(constant, ...)                                \
   FOR_EACH_ROWS(DEFINE_ACCUMULATE, ATTN_##constant, fresh) \
@@ -296,20 +330,14 @@ typedef void accumulate_function(float *acc, int64_t acc_stride, const float *p,
 #include "dtypes.def"
 #undef DTYPE
 
-static void accumulate_few_rows(const row_block *block, int64_t tile_row, int64_t rows, key_rows v, bool read, int64_t keys,
-                                const float *p) {
-  static accumulate_function *const functions[][2][4] = {
+static void accumulate_few_rows(few_rows *t, int64_t rows, bool read) {
+  static few_function *const functions[][2][4] = {
 #define DTYPE(constant, ...) \
   [ATTN_##constant] = {ENTRIES_OF(accumulate, ATTN_##constant##_fresh), ENTRIES_OF(accumulate, ATTN_##constant##_again)},
 #include "dtypes.def"
 #undef DTYPE
   };
-  for (int64_t done = 0, step; done < rows; done += step, read = true) {
-    const int index = rows_index(rows - done);
-    step = ROWS_AT_ONCE[index];
-    functions[v.dtype][read][index](block->acc + (tile_row + done) * block->acc_stride, block->acc_stride,
-                                    p + done * block->score_stride, block->score_stride, v, keys);
-  }
+  for_few_rows(functions, t, rows, read);
 }
 
 /* ---- One block of keys ---- */
@@ -344,14 +372,22 @@ static void decode_block(const row_block *block, const float *q_tiles, int64_t b
   in_block.keys = (packed_keys){.v = (const float *)v.data + v.first - begin * v.stride, .v_stride = v.stride};
   for (int64_t tile_row = 0; tile_row < block->rows; tile_row += DECODE_TILE_ROWS) {
     const int64_t rows = min64(DECODE_TILE_ROWS, block->rows - tile_row);
-    float *score = block->score + (begin - first);
-    score_few_rows(block, q_tiles, tile_row, rows, k, tile_row > 0, keys, score);
+    few_rows tile = {.keys = k,
+                     .count = keys,
+                     .q = q_tiles + tile_row * block->q_stride,
+                     .score = block->score + (begin - first),
+                     .acc = block->acc + tile_row * block->acc_stride,
+                     .dim_qk = p->dim_qk,
+                     .score_stride = block->score_stride,
+                     .acc_stride = block->acc_stride};
+    score_few_rows(&tile, rows, tile_row > 0);
     for (int64_t i = 0; i < rows; i++)
       softmax_row(block, tile_row + i, first, (attn_key_range){begin, end}, block->score + i * block->score_stride, plain);
+    tile.keys = v;
     if (picks)
-      accumulate_selected(&in_block, tile_row, rows, begin, end, score);
+      accumulate_selected(&in_block, tile_row, rows, begin, end, tile.score);
     else
-      accumulate_few_rows(block, tile_row, rows, v, tile_row > 0 || v.data == v_copy, keys, score);
+      accumulate_few_rows(&tile, rows, tile_row > 0 || v.data == v_copy);
   }
 }
 

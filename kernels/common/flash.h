@@ -13,20 +13,30 @@
 
 /* ---- score_softmax_tile: P straight from the registers that S was summed in ---- */
 
-/* sum = Q K^T + shift - reference from key `key` on; both are the sums' starting value, so that the reference costs nothing.
- */
-static ALWAYS_INLINE void relative_scores(const row_block *block, int64_t tile_row, int64_t key,
-                                          vec sum[TILE_ROWS][TILE_VECS], const shift_row *shift, const int vecs) {
-  const int64_t dim_qk = block->problem->dim_qk, panel = round_down(key, PANEL_KEYS);
+/* The panel from key `key` on of the tile at tile_row. */
+typedef struct panel_work {
+  const row_block *block;
+  int64_t tile_row, key;
+  float *score;    /* score[i][0] belongs to `key` */
+  int64_t pending; /* P of the tile's panels so far, which acc has not seen yet; they end at `score` */
+  bool settled;    /* every row has a reference */
+} panel_work;
+
+/* sum = Q K^T + shift - reference. The last two are the sums' starting value, so that the reference costs nothing. */
+static ALWAYS_INLINE void relative_scores(const panel_work w, vec sum[TILE_ROWS][TILE_VECS], const shift_row *shift,
+                                          const int vecs) {
+  const row_block *block = w.block;
+  const int64_t dim_qk = block->problem->dim_qk, panel = round_down(w.key, PANEL_KEYS);
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
-    const vec start = vec_set1(-reference_of(block, tile_row + i));
+    const vec start = vec_set1(-reference_of(block, w.tile_row + i));
     UNROLL
     for (int v = 0; v < vecs; v++)
-      sum[i][v] = shift ? vec_add(shift_at(block, &shift[i], tile_row + i, key, v), start) : start;
+      sum[i][v] = shift ? vec_add(shift_at(block, &shift[i], w.tile_row + i, w.key, v), start) : start;
   }
-  product(sum, block->q + tile_row * block->q_stride, block->q_stride, block->keys.k + panel * dim_qk + (key - panel),
-          PANEL_KEYS, dim_qk, vecs);
+  const float_rows q = {block->q + w.tile_row * block->q_stride, block->q_stride};
+  const float_rows k = {block->keys.k + panel * dim_qk + (w.key - panel), PANEL_KEYS};
+  product(sum, q, k, dim_qk, vecs);
 }
 
 /* Gives rows that have seen no allowed key yet the largest score of this panel as their reference, and takes it off. */
@@ -55,58 +65,48 @@ static ALWAYS_INLINE bool some_above(vec sum[TILE_ROWS][TILE_VECS], float limit,
   return vec_any_above(largest, limit);
 }
 
-/* `vecs` vectors of one panel, from key `key` on. `shifted`: bias, ALiBi or a mask. `edge`: not every row may see all of it.
- * `settled`: every row has a reference. */
-static ALWAYS_INLINE void dot_panel(const row_block *block, int64_t tile_row, int64_t key, float *score, int64_t pending,
-                                    bool settled, const bool shifted, const bool edge, const int vecs) {
+/* The first `vecs` vectors of the panel. `shifted`: bias, ALiBi or a mask. `edge`: not every row may see all of it. */
+static ALWAYS_INLINE void dot_panel(const panel_work w, const bool shifted, const bool edge, const int vecs) {
+  const row_block *block = w.block;
   vec sum[TILE_ROWS][TILE_VECS];
   shift_row shift[TILE_ROWS];
-  for (int i = 0; shifted && i < TILE_ROWS; i++) shift[i] = shift_row_of(block, tile_row + i, key);
-  relative_scores(block, tile_row, key, sum, shifted ? shift : NULL, vecs);
+  for (int i = 0; shifted && i < TILE_ROWS; i++) shift[i] = shift_row_of(block, w.tile_row + i, w.key);
+  relative_scores(w, sum, shifted ? shift : NULL, vecs);
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
     UNROLL
     for (int v = 0; v < vecs; v++) {
-      if (shifted) sum[i][v] = select_at(block, &shift[i], tile_row + i, key, v, sum[i][v]);
-      if (edge) sum[i][v] = select_allowed(block->range[tile_row + i], key + v * VEC_LANES, sum[i][v]);
+      if (shifted) sum[i][v] = select_at(block, &shift[i], w.tile_row + i, w.key, v, sum[i][v]);
+      if (edge) sum[i][v] = select_allowed(block->range[w.tile_row + i], w.key + v * VEC_LANES, sum[i][v]);
     }
   }
-  if (!settled) settle_rows(block, tile_row, sum, vecs);
+  if (!w.settled) settle_rows(block, w.tile_row, sum, vecs);
   if (some_above(sum, RESCALE_AT, vecs)) {
-    store_tile(sum, score, block->score_stride, vecs);
-    softmax_panel(block, tile_row, key, score, pending, TILE_ROWS, vecs);
+    store_tile(sum, w.score, block->score_stride, vecs);
+    softmax_panel(block, w.tile_row, w.key, w.score, w.pending, vecs);
     return;
   }
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
-    float *row_sum = block->row_sum + (tile_row + i) * VEC_LANES;
-    vec_store(row_sum, exponentials(sum[i], score + i * block->score_stride, vec_load(row_sum), vecs));
+    float *row_sum = block->row_sum + (w.tile_row + i) * VEC_LANES;
+    vec_store(row_sum, exponentials(sum[i], w.score + i * block->score_stride, vec_load(row_sum), vecs));
   }
 }
 
-/* dot_panel's cases, each a function of its own: inlined into one, they would fight for registers. */
-static NO_INLINE void full_panel(const row_block *block, int64_t tile_row, int64_t key, float *score, int64_t pending,
-                                 bool settled) {
-  dot_panel(block, tile_row, key, score, pending, settled, false, false, TILE_VECS);
-}
+/* dot_panel's cases. Each is a function of its own, because inlined into one they would compete for registers. */
+static NO_INLINE void full_panel(const panel_work *w) { dot_panel(*w, false, false, TILE_VECS); }
 
-static NO_INLINE void shifted_panel(const row_block *block, int64_t tile_row, int64_t key, float *score, int64_t pending,
-                                    bool settled) {
-  dot_panel(block, tile_row, key, score, pending, settled, true, true, TILE_VECS);
-}
+static NO_INLINE void shifted_panel(const panel_work *w) { dot_panel(*w, true, true, TILE_VECS); }
 
-static NO_INLINE void edge_panel(const row_block *block, int64_t tile_row, int64_t key, float *score, int64_t pending,
-                                 bool settled, int64_t vecs) {
-  WITH_CONSTANT_VECS(vecs, dot_panel, block, tile_row, key, score, pending, settled, false, true)
-}
+static NO_INLINE void edge_panel(const panel_work *w, int64_t vecs) { WITH_CONSTANT_VECS(vecs, dot_panel, *w, false, true) }
 
-/* A panel whose scores are other similarities, or bent by a softcap (scores.h); the reference comes off after that. */
-static void adjusted_panel(const row_block *block, int64_t tile_row, int64_t key, float *score, int64_t pending) {
-  if (block->problem->score == ATTN_SCORE_DOT)
-    score_panel(block, tile_row, key, score, TILE_VECS);
+/* A panel whose scores are other similarities or pass through a softcap (scores.h); the reference comes off after that. */
+static void adjusted_panel(const panel_work *w) {
+  if (w->block->problem->score == ATTN_SCORE_DOT)
+    score_panel(w->block, w->tile_row, w->key, w->score, TILE_VECS);
   else
-    other_panel(block, tile_row, key, score);
-  softmax_panel(block, tile_row, key, score, pending, TILE_ROWS, TILE_VECS);
+    other_panel(w->block, w->tile_row, w->key, w->score);
+  softmax_panel(w->block, w->tile_row, w->key, w->score, w->pending, TILE_VECS);
 }
 
 static bool rows_settled(const row_block *block, int64_t tile_row) {
@@ -119,20 +119,22 @@ static bool rows_settled(const row_block *block, int64_t tile_row) {
  * first starts at the first vector with a key, the last ends with the last one, so that a narrow window costs little more
  * than its keys. */
 static void score_softmax_tile(const row_block *block, int64_t tile_row, tile_keys keys, float *score) {
-  bool settled = rows_settled(block, tile_row);
   const int64_t first = block->adjusted ? keys.first : round_down(keys.begin, VEC_LANES);
+  panel_work w = {.block = block, .tile_row = tile_row, .settled = rows_settled(block, tile_row)};
   for (int64_t key = first, next; key < keys.end; key = next) {
     next = round_down(key, PANEL_KEYS) + PANEL_KEYS;
-    float *p = score + (key - keys.first);
+    w.key = key;
+    w.score = score + (key - keys.first);
+    w.pending = key - first;
     if (block->shifted)
-      shifted_panel(block, tile_row, key, p, key - first, settled);
+      shifted_panel(&w);
     else if (block->adjusted)
-      adjusted_panel(block, tile_row, key, p, key - first);
+      adjusted_panel(&w);
     else if (key + PANEL_KEYS == next && keys.all_begin <= key && next <= keys.all_end)
-      full_panel(block, tile_row, key, p, key - first, settled);
+      full_panel(&w);
     else
-      edge_panel(block, tile_row, key, p, key - first, settled, (min64(keys.end, next) - key + VEC_LANES - 1) / VEC_LANES);
-    if (!settled) settled = rows_settled(block, tile_row);
+      edge_panel(&w, ceil_div(min64(keys.end, next) - key, VEC_LANES));
+    if (!w.settled) w.settled = rows_settled(block, tile_row);
   }
 }
 

@@ -3,6 +3,7 @@
 #ifndef ATTN_COMMON_PRODUCT_PANEL_H
 #define ATTN_COMMON_PRODUCT_PANEL_H
 
+#include "arithmetic.h"
 #include "gelu.h"
 #include "kernels/product.h"
 #include "register_tile.h"
@@ -12,25 +13,24 @@ enum {
   PRODUCT_DEPTH = PRODUCT_COLUMNS <= 32 ? 256 : 128 /* 12 to 32 KiB of panel in L1 beside the rows of X */
 };
 
-static ALWAYS_INLINE void product_tile(const float *x, int64_t x_stride, const float *panel, int64_t depth,
-                                       const float *start, int64_t start_stride, float *out, int64_t out_stride,
-                                       const int vecs) {
+/* Rows first .. of the block. */
+static ALWAYS_INLINE void product_tile(const attn_product_block b, int64_t first, const int vecs) {
+  const float_rows x = {b.x + first * b.x_stride, b.x_stride}, panel = {b.panel, PRODUCT_COLUMNS};
+  const float *start = b.start + first * b.start_stride;
   vec sum[TILE_ROWS][TILE_VECS];
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
     UNROLL
-    for (int v = 0; v < vecs; v++) sum[i][v] = vec_load(start + i * start_stride + v * VEC_LANES);
+    for (int v = 0; v < vecs; v++) sum[i][v] = vec_load(start + i * b.start_stride + v * VEC_LANES);
   }
-  product(sum, x, x_stride, panel, PRODUCT_COLUMNS, depth, vecs);
-  store_tile(sum, out, out_stride, vecs);
+  product(sum, x, panel, b.depth, vecs);
+  store_tile(sum, b.out + first * b.out_stride, b.out_stride, vecs);
 }
 
-static void product_panel(const float *x, int64_t x_stride, int64_t rows, const float *panel, int64_t columns, int64_t depth,
-                          const float *start, int64_t start_stride, float *out, int64_t out_stride) {
-  const int64_t vecs = (columns + VEC_LANES - 1) / VEC_LANES;
-  for (int64_t i = 0; i < rows; i += TILE_ROWS) {
-    WITH_CONSTANT_VECS(vecs, product_tile, x + i * x_stride, x_stride, panel, depth, start + i * start_stride, start_stride,
-                       out + i * out_stride, out_stride)
+static void product_panel(const attn_product_block *block) {
+  const int64_t vecs = ceil_div(block->columns, VEC_LANES);
+  for (int64_t i = 0; i < block->rows; i += TILE_ROWS) {
+    WITH_CONSTANT_VECS(vecs, product_tile, *block, i)
   }
 }
 

@@ -11,15 +11,21 @@
 
 #include "unroll.h"
 
+/* Rows of floats, `stride` apart. */
+typedef struct float_rows {
+  const float *at;
+  int64_t stride;
+} float_rows;
+
 /* sum[i][v] += sum_k a[i][k] b[k][v]: TILE_ROWS rows of a against `depth` rows of `vecs` vectors. `vecs` is a constant at
  * every call, so that the sums live in registers. A tier may bring PRODUCT_STEPS steps of k of its own; then the loop here does
  * the few that are left. */
-static ALWAYS_INLINE void product(vec sum[TILE_ROWS][TILE_VECS], const float *a, int64_t a_stride, const float *b,
-                                  int64_t b_stride, int64_t depth, const int vecs) {
+static ALWAYS_INLINE void product(vec sum[TILE_ROWS][TILE_VECS], const float_rows a, const float_rows b, int64_t depth,
+                                  const int vecs) {
   int64_t k = 0;
 #ifdef PRODUCT_STEPS
   for (; k + PRODUCT_STEPS <= depth; k += PRODUCT_STEPS)
-    product_steps(sum, a + k, a_stride, b + k * b_stride, b_stride, vecs);
+    product_steps(sum, a.at + k, a.stride, b.at + k * b.stride, b.stride, vecs);
   NO_UNROLL
 #else
   UNROLL_4
@@ -27,10 +33,10 @@ static ALWAYS_INLINE void product(vec sum[TILE_ROWS][TILE_VECS], const float *a,
   for (; k < depth; k++) {
     vec row[TILE_VECS];
     UNROLL
-    for (int v = 0; v < vecs; v++) row[v] = vec_load(b + k * b_stride + v * VEC_LANES);
+    for (int v = 0; v < vecs; v++) row[v] = vec_load(b.at + k * b.stride + v * VEC_LANES);
     UNROLL
     for (int i = 0; i < TILE_ROWS; i++) {
-      const vec_factor x = vec_factor_at(a + i * a_stride + k);
+      const vec_factor x = vec_factor_at(a.at + i * a.stride + k);
       UNROLL
       for (int v = 0; v < vecs; v++) sum[i][v] = vec_fma_factor(x, row[v], sum[i][v]);
     }

@@ -170,8 +170,9 @@ static ALWAYS_INLINE void score_panel(const row_block *block, int64_t tile_row, 
     UNROLL
     for (int v = 0; v < vecs; v++) sum[i][v] = vec_zero();
   }
-  product(sum, block->q + tile_row * block->q_stride, block->q_stride, block->keys.k + key * dim_qk, PANEL_KEYS, dim_qk,
-          vecs);
+  const float_rows q = {block->q + tile_row * block->q_stride, block->q_stride},
+                   k = {block->keys.k + key * dim_qk, PANEL_KEYS};
+  product(sum, q, k, dim_qk, vecs);
   store_tile(sum, score, block->score_stride, vecs);
 }
 

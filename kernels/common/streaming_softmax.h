@@ -36,10 +36,10 @@ static float rescale_row(const row_block *block, int64_t i, float step, float *s
 
 /* The careful end of a panel: scores lie in memory, relative to each row's reference. Masks the keys [key, key + PANEL_KEYS)
  * that a row may not see (whatever stood there, NaN included, becomes -inf), moves references where needed, then P and
- * row_sum, for the first `rows` rows of the tile. Of the panel, `vecs` vectors are there. */
+ * row_sum, for the rows of the tile. Of the panel, `vecs` vectors are there. */
 static inline void softmax_panel(const row_block *block, int64_t tile_row, int64_t key, float *score, int64_t pending,
-                                 int64_t rows, int64_t vecs) {
-  for (int64_t i = 0; i < rows; i++) {
+                                 int64_t vecs) {
+  for (int64_t i = 0; i < TILE_ROWS; i++) {
     const int64_t row = tile_row + i;
     float *s = score + i * block->score_stride;
     vec p[TILE_VECS], best = vec_set1(-INFINITY);

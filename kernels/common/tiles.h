@@ -77,15 +77,15 @@ static ALWAYS_INLINE vec exponentials(vec p[TILE_VECS], float *score, vec sum, c
 
 /* ---- O += P V ---- */
 
-static ALWAYS_INLINE void accumulate_columns(float *acc, int64_t acc_stride, const float *p, int64_t p_stride,
-                                             const float *v, int64_t v_stride, int64_t keys, const int vecs) {
+static ALWAYS_INLINE void accumulate_columns(float *acc, int64_t acc_stride, const float_rows p, const float_rows v,
+                                             int64_t keys, const int vecs) {
   vec sum[TILE_ROWS][TILE_VECS];
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
     UNROLL
     for (int c = 0; c < vecs; c++) sum[i][c] = vec_load(acc + i * acc_stride + c * VEC_LANES);
   }
-  product(sum, p, p_stride, v, v_stride, keys, vecs);
+  product(sum, p, v, keys, vecs);
   store_tile(sum, acc, acc_stride, vecs);
 }
 
@@ -117,11 +117,13 @@ static NO_INLINE void accumulate_tile(const row_block *block, int64_t tile_row, 
   }
   const int64_t vecs = block->acc_stride / VEC_LANES, strips = (vecs + TILE_VECS - 1) / TILE_VECS;
   float *acc = block->acc + tile_row * block->acc_stride;
-  const float *v = block->keys.v + begin * block->keys.v_stride;
+  const float_rows weights = {p, block->score_stride};
+  float_rows v = {block->keys.v + begin * block->keys.v_stride, block->keys.v_stride};
   for (int64_t strip = 0, done = 0; strip < strips; strip++) {
-    const int64_t next = vecs * (strip + 1) / strips, column = done * VEC_LANES;
-    WITH_CONSTANT_VECS(next - done, accumulate_columns, acc + column, block->acc_stride, p, block->score_stride, v + column,
-                       block->keys.v_stride, end - begin)
+    const int64_t next = vecs * (strip + 1) / strips;
+    WITH_CONSTANT_VECS(next - done, accumulate_columns, acc, block->acc_stride, weights, v, end - begin)
+    acc += (next - done) * VEC_LANES;
+    v.at += (next - done) * VEC_LANES;
     done = next;
   }
 }

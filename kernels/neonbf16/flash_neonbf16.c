@@ -147,9 +147,18 @@ static NO_INLINE void score_panel_bf16(const row_block *block, const uint16_t *q
   }
 }
 
+/* A tile's P against one group of columns. */
+typedef struct group_work {
+  float *acc;
+  int64_t stride, columns; /* of acc */
+  const uint16_t *p;
+  int64_t steps; /* quads of keys */
+} group_work;
+
 /* acc += P V for one group of columns; of the tile's rows only `only` is stored, unless it is negative. */
-static ALWAYS_INLINE void accumulate_group(float *acc, int64_t stride, const uint16_t *p, const uint16_t *v, int64_t steps,
-                                           int only, const int pairs) {
+static ALWAYS_INLINE void accumulate_group(const group_work w, const uint16_t *v, int only, const int pairs) {
+  float *acc = w.acc;
+  const int64_t stride = w.stride;
   vec sum[PAIRS][COLUMN_PAIRS];
   UNROLL
   for (int i = 0; i < PAIRS; i++) {
@@ -157,7 +166,7 @@ static ALWAYS_INLINE void accumulate_group(float *acc, int64_t stride, const uin
     for (int c = 0; c < pairs; c++)
       sum[i][c] = vcombine_f32(vld1_f32(acc + 2 * i * stride + 2 * c), vld1_f32(acc + (2 * i + 1) * stride + 2 * c));
   }
-  multiply(sum, p, v, steps, pairs);
+  multiply(sum, w.p, v, w.steps, pairs);
   UNROLL
   for (int i = 0; i < PAIRS; i++) {
     UNROLL
@@ -168,14 +177,13 @@ static ALWAYS_INLINE void accumulate_group(float *acc, int64_t stride, const uin
   }
 }
 
-static NO_INLINE void accumulate_columns_of(float *acc, int64_t stride, const uint16_t *p, const uint16_t *v, int64_t steps,
-                                            int only, int64_t columns) {
-  if (columns >= COLUMNS)
-    accumulate_group(acc, stride, p, v, steps, only, COLUMN_PAIRS);
-  else if (columns > QUAD)
-    accumulate_group(acc, stride, p, v, steps, only, 4);
+static NO_INLINE void accumulate_columns_of(const group_work *w, const uint16_t *v, int only) {
+  if (w->columns >= COLUMNS)
+    accumulate_group(*w, v, only, COLUMN_PAIRS);
+  else if (w->columns > QUAD)
+    accumulate_group(*w, v, only, 4);
   else
-    accumulate_group(acc, stride, p, v, steps, only, 2);
+    accumulate_group(*w, v, only, 2);
 }
 
 /* ---- O += P V ---- */
@@ -209,15 +217,15 @@ static void accumulate_bf16(const row_block *block, int64_t tile_row, int64_t ke
   float *acc = block->acc + tile_row * block->acc_stride;
   for (int64_t g = 0; g < groups_of(problem); g++) {
     const uint16_t *v = packed_k(block) + k_values(problem) + (g * key_quads(problem) + key / QUAD) * STEP_B;
-    const int64_t columns = block->acc_stride - g * COLUMNS;
+    const group_work w = {acc + g * COLUMNS, block->acc_stride, block->acc_stride - g * COLUMNS, p, steps};
     if (!block->careful) {
-      accumulate_columns_of(acc + g * COLUMNS, block->acc_stride, p, v, steps, -1, columns);
+      accumulate_columns_of(&w, v, -1);
       continue;
     }
     uint16_t copy[MOST_KEYS * COLUMNS];
     for (int i = 0; i < TILE_ROWS && tile_row + i < block->rows; i++) {
       copy_allowed_v(block, tile_row + i, key, steps, v, copy);
-      accumulate_columns_of(acc + g * COLUMNS, block->acc_stride, p, copy, steps, i, columns);
+      accumulate_columns_of(&w, copy, i);
     }
   }
 }
@@ -230,7 +238,7 @@ static void tile_bf16(const row_block *block, int64_t tile_row, int64_t begin, i
   for (int64_t key = keys.first; key < keys.end; key += PANEL_KEYS) {
     float *score = block->score + (key - keys.first);
     score_panel_bf16(block, q, key, score);
-    softmax_panel(block, tile_row, key, score, key - keys.first, TILE_ROWS, TILE_VECS);
+    softmax_panel(block, tile_row, key, score, key - keys.first, TILE_VECS);
   }
   const int64_t steps = (round_up(keys.end, PANEL_KEYS) - keys.first) / QUAD;
   round_p(block, block->score, steps, p);

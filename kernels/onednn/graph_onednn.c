@@ -80,20 +80,31 @@ static dnnl_status_t describe_tensors(graph_state *s, const attn_problem *p) {
   return status;
 }
 
-/* Adds one operation with the inputs a and b (b = a: one input). */
-static dnnl_status_t add_operation(graph_state *s, dnnl_graph_graph_t graph, size_t id, dnnl_graph_op_kind_t kind, int a,
-                                   int b, int result) {
-  static const char *const names[] = {"qk", "scale", "softmax", "pv"};
+/* An operation with the inputs a and b (b = a: one input). */
+typedef struct graph_operation {
+  const char *name;
+  dnnl_graph_op_kind_t kind;
+  int a, b, result;
+} graph_operation;
+
+static const graph_operation operations[] = {{"qk", dnnl_graph_op_matmul, Q, K, SCORES},
+                                             {"scale", dnnl_graph_op_multiply, SCORES, SCALE, SCALED},
+                                             {"softmax", dnnl_graph_op_softmax, SCALED, SCALED, WEIGHTS},
+                                             {"pv", dnnl_graph_op_matmul, WEIGHTS, V, OUTPUT}};
+enum { OPERATIONS = sizeof operations / sizeof *operations };
+
+static dnnl_status_t add_operation(graph_state *s, dnnl_graph_graph_t graph, size_t id) {
+  const graph_operation *o = &operations[id];
   const uint8_t yes = 1;
   const int64_t last = -1;
   dnnl_graph_op_t op;
-  dnnl_status_t status = dnnl_graph_op_create(&op, id, kind, names[id]);
+  dnnl_status_t status = dnnl_graph_op_create(&op, id, o->kind, o->name);
   if (status != dnnl_success) return status;
-  status = dnnl_graph_op_add_input(op, &s->tensors[a]);
-  if (status == dnnl_success && b != a) status = dnnl_graph_op_add_input(op, &s->tensors[b]);
-  if (status == dnnl_success) status = dnnl_graph_op_add_output(op, &s->tensors[result]);
-  if (status == dnnl_success && b == K) status = dnnl_graph_op_set_attr_bool(op, dnnl_graph_op_attr_transpose_b, &yes, 1);
-  if (status == dnnl_success && b == a) status = dnnl_graph_op_set_attr_s64(op, dnnl_graph_op_attr_axis, &last, 1);
+  status = dnnl_graph_op_add_input(op, &s->tensors[o->a]);
+  if (status == dnnl_success && o->b != o->a) status = dnnl_graph_op_add_input(op, &s->tensors[o->b]);
+  if (status == dnnl_success) status = dnnl_graph_op_add_output(op, &s->tensors[o->result]);
+  if (status == dnnl_success && o->b == K) status = dnnl_graph_op_set_attr_bool(op, dnnl_graph_op_attr_transpose_b, &yes, 1);
+  if (status == dnnl_success && o->b == o->a) status = dnnl_graph_op_set_attr_s64(op, dnnl_graph_op_attr_axis, &last, 1);
   if (status == dnnl_success) status = dnnl_graph_add_op(graph, op);
   dnnl_graph_op_destroy(op); /* the graph has its own copy */
   return status;
@@ -105,10 +116,7 @@ static dnnl_status_t find_partition(graph_state *s, const attn_problem *p, size_
   dnnl_status_t status = dnnl_graph_graph_create_with_fpmath_mode(&graph, dnnl_cpu, dnnl_fpmath_mode_strict);
   if (status != dnnl_success) return status;
   status = describe_tensors(s, p);
-  if (status == dnnl_success) status = add_operation(s, graph, 0, dnnl_graph_op_matmul, Q, K, SCORES);
-  if (status == dnnl_success) status = add_operation(s, graph, 1, dnnl_graph_op_multiply, SCORES, SCALE, SCALED);
-  if (status == dnnl_success) status = add_operation(s, graph, 2, dnnl_graph_op_softmax, SCALED, SCALED, WEIGHTS);
-  if (status == dnnl_success) status = add_operation(s, graph, 3, dnnl_graph_op_matmul, WEIGHTS, V, OUTPUT);
+  for (size_t id = 0; id < OPERATIONS && status == dnnl_success; id++) status = add_operation(s, graph, id);
   if (status == dnnl_success) status = dnnl_graph_graph_finalize(graph);
   if (status == dnnl_success) status = dnnl_graph_graph_filter(graph, dnnl_graph_partition_policy_fusion);
   if (status == dnnl_success) status = dnnl_graph_graph_get_partition_num(graph, partitions);

@@ -12,23 +12,24 @@ typedef float four __attribute__((vector_size(16)));
 
 enum { ROWS = 4, FOURS = 2, COLUMNS = 4 * FOURS, DEPTH = 256 };
 
-static void product_tile(const float *x, int64_t x_stride, const float *panel, int64_t depth, four sum[ROWS][FOURS]) {
-  for (int64_t k = 0; k < depth; k++) {
+/* sum += rows first .. of the block's X times its panel. */
+static void product_tile(const attn_product_block *b, int64_t first, four sum[ROWS][FOURS]) {
+  const float *x = b->x + first * b->x_stride;
+  for (int64_t k = 0; k < b->depth; k++) {
     four row[FOURS];
-    memcpy(row, panel + k * COLUMNS, sizeof row);
+    memcpy(row, b->panel + k * COLUMNS, sizeof row);
     for (int i = 0; i < ROWS; i++)
-      for (int v = 0; v < FOURS; v++) sum[i][v] += x[i * x_stride + k] * row[v];
+      for (int v = 0; v < FOURS; v++) sum[i][v] += x[i * b->x_stride + k] * row[v];
   }
 }
 
-static void product_panel(const float *x, int64_t x_stride, int64_t rows, const float *panel, int64_t columns, int64_t depth,
-                          const float *start, int64_t start_stride, float *out, int64_t out_stride) {
-  (void)columns; /* the rest of the panel is 0 */
-  for (int64_t first = 0; first < rows; first += ROWS) {
+/* All columns of the panel: those beyond the block's are 0. */
+static void product_panel(const attn_product_block *b) {
+  for (int64_t first = 0; first < b->rows; first += ROWS) {
     four sum[ROWS][FOURS];
-    for (int i = 0; i < ROWS; i++) memcpy(sum[i], start + (first + i) * start_stride, sizeof sum[i]);
-    product_tile(x + first * x_stride, x_stride, panel, depth, sum);
-    for (int i = 0; i < ROWS; i++) memcpy(out + (first + i) * out_stride, sum[i], sizeof sum[i]);
+    for (int i = 0; i < ROWS; i++) memcpy(sum[i], b->start + (first + i) * b->start_stride, sizeof sum[i]);
+    product_tile(b, first, sum);
+    for (int i = 0; i < ROWS; i++) memcpy(b->out + (first + i) * b->out_stride, sum[i], sizeof sum[i]);
   }
 }
 
