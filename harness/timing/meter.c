@@ -6,7 +6,8 @@
 #include "timing/read_rate.h"
 
 static double read_rate(const bench_trial *t, int64_t turn, int threads) {
-  return bench_read_rate(t->tensors, t->tensor_count, turn, t->samples.iterations, threads);
+  const bench_read_span span = {t->tensors, t->tensor_count, turn, t->samples.iterations};
+  return bench_read_rate(bench_widest_read(), span, threads);
 }
 
 const bench_meter bench_machine_meter = {

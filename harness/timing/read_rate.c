@@ -6,7 +6,6 @@
 #include "data/generate.h"
 #include "kernels/peak.h"
 #include "machine/affinity.h"
-#include "timing/bandwidth.h"
 
 static int64_t elements(const attn_problem *p, int64_t dim) { return p->batch * p->heads_kv * p->seq_k * dim; }
 
@@ -34,8 +33,7 @@ static uint64_t read_tensors(const bench_tensors *t, bench_read_loop loop, int p
          read_part(loop, t->args.v, elements(p, p->dim_v) * size, part, parts);
 }
 
-double bench_read_rate(const bench_tensors *tensors, int count, int64_t first, int64_t passes, int threads) {
-  const bench_read_loop loop = bench_widest_read();
+double bench_read_rate(bench_read_loop loop, bench_read_span span, int threads) {
   uint64_t seen = 0;
   bench_team_settle(threads);
   const double start = bench_now_ns();
@@ -45,8 +43,9 @@ double bench_read_rate(const bench_tensors *tensors, int count, int64_t first, i
   threads = 1;
 #endif
   for (int part = 0; part < threads; part++)
-    for (int64_t i = 0; i < passes; i++) seen ^= read_tensors(&tensors[(first + i) % count], loop, part, threads);
+    for (int64_t i = 0; i < span.passes; i++)
+      seen ^= read_tensors(&span.tensors[(span.first + i) % span.count], loop, part, threads);
   const double time_ns = bench_now_ns() - start;
   __asm__ volatile("" : : "r"(seen)); /* the loads have a use */
-  return bench_read_bytes(&tensors->problem) * (double)passes / time_ns * 1e9;
+  return bench_read_bytes(&span.tensors->problem) * (double)span.passes / time_ns * 1e9;
 }

@@ -30,24 +30,23 @@ static double binomial_half(int n, int i) {
 }
 
 /* The interval [x(k), x(n+1-k)] of the sorted values holds the median of any continuous distribution with probability
- * 1 - 2 P(X < k), X ~ Binomial(n, 1/2) counting the values below it. Takes the largest k that keeps 95 %; below 6 values
- * none does, and k = 1 is the range. */
+ * 1 - 2 P(X < k), X ~ Binomial(n, 1/2) counting the values below it. Takes the largest k that keeps 95 %. */
 int bench_median_rank(int n) {
   double below = 0.0;
   int k = 0;
   while (k < n / 2 && (below += binomial_half(n, k)) <= 0.025) k++;
-  return k > 0 ? k : 1;
+  return k;
 }
 
 bench_summary bench_summarise(const double *values, int n) {
   bench_summary s = {.n = n};
   double *sorted = n > 0 ? sorted_copy(values, n) : NULL;
   if (!sorted) return (bench_summary){0};
-  int rank = bench_median_rank(n);
+  const int rank = bench_median_rank(n);
   s.min = sorted[0];
   s.median = sorted_median(sorted, n);
-  s.ci_lo = sorted[rank - 1];
-  s.ci_hi = sorted[n - rank];
+  s.ci_lo = rank ? sorted[rank - 1] : NAN;
+  s.ci_hi = rank ? sorted[n - rank] : NAN;
   for (int i = 0; i < n; i++) sorted[i] = fabs(sorted[i] - s.median);
   qsort(sorted, (size_t)n, sizeof *sorted, compare_doubles);
   s.mad = sorted_median(sorted, n);

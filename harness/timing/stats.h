@@ -8,7 +8,7 @@
 
 typedef struct bench_summary {
   double min, median, mad; /* mad: median absolute deviation, not scaled */
-  double ci_lo, ci_hi;     /* 95 % interval of the median from order statistics (binomial); the range if n < 6 */
+  double ci_lo, ci_hi;     /* 95 % interval of the median from order statistics (binomial); NaN if n < 6: there is none */
   int n;
 } bench_summary;
 
@@ -27,8 +27,8 @@ double bench_sign_test(const double *a, const double *b, int n);
  * rejection at alpha. False if memory is short. */
 bool bench_holm(double *p, int n);
 
-/* The rank k (from 1) for which the k-th smallest and the k-th largest of n values hold the median with >= 95 %; 1 if n <
- * 6. */
+/* The largest rank k (from 1) for which the k-th smallest and the k-th largest of n values hold the median with >= 95 %; 0 if
+ * n < 6: not even the smallest and the largest do. */
 int bench_median_rank(int n);
 
 #endif

@@ -1,0 +1,827 @@
+/* SPDX-License-Identifier: MIT */
+/* How times come about, with a simulated clock and scripted trials: every number that timing reports is known beforehand. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "cases/cases.h"
+#include "support.h"
+#include "timing/order.h"
+#include "timing/read_rate.h"
+#include "timing/setup.h"
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+enum { MOST_EVENTS = 20000, MOST_ROUNDS = 64, MOST_TENSORS = 8, CHECKED = 4711, UNWRITTEN = 13 };
+
+/* ---- The simulated world ---------------------------------------------------------------------------------------------- */
+
+/* What a trial does. kernel comes first: a trial points to it. */
+typedef struct script {
+  attn_kernel_info kernel;
+  double call_ns[MOST_ROUNDS]; /* of a call in round r: call_ns[r % lengths] */
+  int lengths;
+  double control_factor; /* on the calls of the A/A control, a second trial of the same kernel */
+  int idle_from;         /* from this round on, it writes no output; 0 = never */
+  int wrong_from;        /* ... it writes another output */
+  int fail_from;         /* ... its calls fail */
+  int interrupt_in;      /* in this round, the user presses Ctrl-C; 0 = never */
+} script;
+
+typedef enum event_kind { CALL, POISON, HASH, PEAK, READ } event_kind;
+
+typedef struct event {
+  event_kind kind;
+  const bench_trial *trial; /* NULL: PEAK */
+  const attn_peak_loop *loop;
+  int64_t turn;
+  double rate;
+} event;
+
+static struct {
+  double now_ns, resolution_ns, peak_rate;
+  event log[MOST_EVENTS];
+  int events;
+  int64_t calls;
+  uint64_t output[MOST_TENSORS]; /* of the trial that was poisoned last */
+  volatile int stop;
+  const bench_trial *control;
+  int slices, bandwidths;
+  size_t bandwidth_bytes;
+} sim;
+
+static void note(event e) {
+  if (sim.events < MOST_EVENTS) sim.log[sim.events++] = e;
+}
+
+static const script *script_of(const bench_trial *t) { return (const script *)(const void *)t->kernel; }
+
+static double now_ns(void) { return sim.now_ns; }
+static double resolution_ns(void) { return sim.resolution_ns; }
+
+static attn_status call(const bench_trial *t, int64_t turn) {
+  const script *s = script_of(t);
+  const int round = t->samples.rounds;
+  sim.calls++;
+  sim.now_ns += s->call_ns[round % s->lengths] * (t == sim.control ? s->control_factor : 1);
+  note((event){.kind = CALL, .trial = t, .turn = turn % t->tensor_count});
+  if (s->interrupt_in && round == s->interrupt_in) sim.stop = 1;
+  if (s->fail_from && round >= s->fail_from) return ATTN_INVALID_ARGUMENT;
+  if (s->idle_from && round >= s->idle_from) return ATTN_OK;
+  sim.output[turn % t->tensor_count] = s->wrong_from && round >= s->wrong_from ? CHECKED + 1 : CHECKED;
+  return ATTN_OK;
+}
+
+static void poison(const bench_trial *t, int64_t turn) {
+  note((event){.kind = POISON, .trial = t, .turn = turn % t->tensor_count});
+  sim.output[turn % t->tensor_count] = UNWRITTEN;
+}
+
+static uint64_t output_hash(const bench_trial *t, int64_t turn) {
+  note((event){.kind = HASH, .trial = t, .turn = turn % t->tensor_count});
+  return sim.output[turn % t->tensor_count];
+}
+
+static bench_peak_slice peak_prepare(const attn_peak_loop *loop, int threads, double slice_ns) {
+  return (bench_peak_slice){.loop = loop, .threads = threads, .iterations = (int64_t)slice_ns};
+}
+
+/* Rates that differ from slice to slice, some disturbed: their medians tell which slices were taken. */
+static double peak_rate(const bench_peak_slice *slice) {
+  static const double factor[] = {1, 0.96, 0.5, 1.01, 0.98, 0.3, 0.99};
+  const double rate = sim.peak_rate * factor[sim.slices++ % (int)COUNT(factor)];
+  sim.now_ns += (double)slice->iterations;
+  note((event){.kind = PEAK, .loop = slice->loop, .rate = rate});
+  return rate;
+}
+
+static double read_rate(const bench_trial *t, int64_t turn, int threads) {
+  const double rate = 1e9 * (1 + sim.slices++ % 5) * threads;
+  sim.now_ns += 1000.0 * (double)t->samples.iterations;
+  note((event){.kind = READ, .trial = t, .turn = turn, .rate = rate});
+  return rate;
+}
+
+static double bandwidth(size_t bytes, int threads) {
+  sim.bandwidths++;
+  sim.bandwidth_bytes = bytes;
+  return 8e9 * threads;
+}
+
+static const bench_meter simulated = {.now_ns = now_ns,
+                                      .resolution_ns = resolution_ns,
+                                      .call = call,
+                                      .poison = poison,
+                                      .output_hash = output_hash,
+                                      .peak_prepare = peak_prepare,
+                                      .peak_rate = peak_rate,
+                                      .read_rate = read_rate,
+                                      .bandwidth = bandwidth};
+
+static int begin(void **state) {
+  (void)state;
+  memset(&sim, 0, sizeof sim);
+  sim.now_ns = 1e9;
+  sim.resolution_ns = 1;
+  sim.peak_rate = 2e9;
+  return 0;
+}
+
+static script steady(const char *name, double ns) {
+  return (script){.kernel = {.name = name, .algorithm = "scripted", .isa = "c", .library = ""},
+                  .call_ns = {ns},
+                  .lengths = 1,
+                  .control_factor = 1};
+}
+
+static bench_trial trial_of(const script *s) {
+  return (bench_trial){.kernel = &s->kernel, .tensor_count = 1, .verdict = {.status = BENCH_PASS, .output_hash = CHECKED}};
+}
+
+/* ---- One run of the rounds -------------------------------------------------------------------------------------------- */
+
+enum { MOST_TRIALS = 6 };
+
+typedef struct timing {
+  bench_trial trial[MOST_TRIALS];
+  int count;
+  bench_timing_options options;
+  bench_stop stop;
+  const char *error;
+} timing;
+
+/* Fixed rounds of 1 us samples, no peak loop. */
+static timing timing_of(const script *const *scripts, int count, int rounds) {
+  timing t = {.count = count,
+              .options = {.min_rounds = rounds,
+                          .max_rounds = rounds,
+                          .budget_s = 1e3,
+                          .min_sample_s = 1e-6,
+                          .seed = 5,
+                          .stop = &sim.stop,
+                          .meter = &simulated}};
+  for (int i = 0; i < count; i++) t.trial[i] = trial_of(scripts[i]);
+  return t;
+}
+
+static bool run(timing *t) {
+  bench_trial *trials[MOST_TRIALS];
+  for (int i = 0; i < t->count; i++) trials[i] = &t->trial[i];
+  return bench_time(trials, t->count, &t->options, &t->stop, &t->error);
+}
+
+static void run_well(timing *t) {
+  if (!run(t)) fail_msg("%s", t->error);
+}
+
+static void clear(timing *t) {
+  for (int i = 0; i < t->count; i++) bench_trial_clear(&t->trial[i]);
+}
+
+static void assert_close(double a, double b) {
+  if (!(fabs(a - b) <= 1e-12 * (1 + fabs(b)))) fail_msg("%.17g instead of %.17g", a, b);
+}
+
+static int count_events(event_kind kind, const bench_trial *trial) {
+  int count = 0;
+  for (int i = 0; i < sim.events; i++) count += sim.log[i].kind == kind && (!trial || sim.log[i].trial == trial);
+  return count;
+}
+
+/* ---- Calls and samples ------------------------------------------------------------------------------------------------ */
+
+/* 100 ns a call, samples of 2 ms: 1 call, then 100 times as many twice, then 1.2 times what is missing. */
+static void iterations_fill_a_sample(void **state) {
+  (void)state;
+  const script s = steady("steady", 100), *scripts[] = {&s};
+  timing t = timing_of(scripts, 1, 7);
+  t.options.min_sample_s = 2e-3;
+  run_well(&t);
+  assert_int_equal(t.trial[0].samples.iterations, 24000);
+  assert_int_equal(sim.calls, 1 + 100 + 10000 + 24000 + 7 * (1 + 24000)); /* each round warms up with one call */
+  assert_close(t.trial[0].call_ns, 100);
+  for (int r = 0; r < 7; r++) assert_close(t.trial[0].samples.time_ns[r], 100);
+  clear(&t);
+}
+
+static void a_sample_lasts_a_thousand_clock_steps(void **state) {
+  (void)state;
+  const script s = steady("steady", 1000), *scripts[] = {&s};
+  timing t = timing_of(scripts, 1, 7);
+  sim.resolution_ns = 50;
+  run_well(&t);
+  assert_int_equal(t.trial[0].samples.iterations, 60); /* 1.2 * 50 us */
+  clear(&t);
+  sim.resolution_ns = 0;
+  t = timing_of(scripts, 1, 7);
+  assert_false(run(&t));
+  test_contains(t.error, "stands still");
+  clear(&t);
+}
+
+/* Samples are those of their rounds, one per round, and a call of 20 ms or more is not warmed up. */
+static void samples_are_times_per_call(void **state) {
+  (void)state;
+  script s = steady("long", 0);
+  s.lengths = 7;
+  for (int r = 0; r < 7; r++) s.call_ns[r] = 20e6 + 1e6 * r * r;
+  const script *scripts[] = {&s};
+  timing t = timing_of(scripts, 1, 7);
+  run_well(&t);
+  assert_int_equal(t.trial[0].samples.iterations, 1);
+  assert_int_equal(t.trial[0].samples.rounds, 7);
+  assert_int_equal(sim.calls, 1 + 7);
+  for (int r = 0; r < 7; r++) assert_close(t.trial[0].samples.time_ns[r], s.call_ns[r]);
+  const bench_summary summary = bench_summarise(t.trial[0].samples.time_ns, 7);
+  assert_close(summary.median, 29e6);
+  assert_close(summary.min, 20e6);
+  clear(&t);
+}
+
+/* ---- What is refused -------------------------------------------------------------------------------------------------- */
+
+static void expect_error(const script *s, const char *part) {
+  const script good = steady("good", 500), *scripts[] = {&good, s};
+  timing t = timing_of(scripts, 2, 7);
+  assert_false(run(&t));
+  test_contains(t.error, s->kernel.name);
+  test_contains(t.error, part);
+  clear(&t);
+}
+
+static void the_timed_output_is_compared(void **state) {
+  (void)state;
+  script s = steady("turns_wrong", 700);
+  s.wrong_from = 4;
+  expect_error(&s, "differs from the one that passed the check");
+}
+
+static void the_output_is_poisoned_before_each_sample(void **state) {
+  (void)state;
+  script s = steady("skips_work", 700);
+  s.idle_from = 3;
+  expect_error(&s, "differs from the one that passed the check");
+}
+
+static void a_failing_call_is_an_error(void **state) {
+  (void)state;
+  script s = steady("fails", 700);
+  s.fail_from = 2;
+  expect_error(&s, "");
+}
+
+static void no_time_without_pass(void **state) {
+  (void)state;
+  static const bench_status others[] = {BENCH_FAIL, BENCH_SKIP, BENCH_DEGENERATE, BENCH_ERROR};
+  const script s = steady("unchecked", 100), *scripts[] = {&s};
+  for (size_t i = 0; i < COUNT(others); i++) {
+    timing t = timing_of(scripts, 1, 7);
+    t.trial[0].verdict.status = others[i];
+    assert_false(run(&t));
+    test_contains(t.error, "no time without a passed check");
+    test_contains(t.error, bench_status_name(others[i]));
+    assert_int_equal(sim.calls, 0);
+    clear(&t);
+  }
+}
+
+/* ---- When the rounds end ---------------------------------------------------------------------------------------------- */
+
+static timing open_ended(const script *const *scripts, int count) {
+  timing t = timing_of(scripts, count, 11);
+  t.options.max_rounds = 20;
+  t.options.precision = 0.01;
+  return t;
+}
+
+static void precise_times_end_at_the_least_rounds(void **state) {
+  (void)state;
+  script a = steady("a", 0), b = steady("b", 3000);
+  const double inside[] = {5000, 5050, 4950}; /* an interval of exactly +-1 % is narrow enough */
+  memcpy(a.call_ns, inside, sizeof inside);
+  a.lengths = 3;
+  const script *scripts[] = {&a, &b};
+  timing t = open_ended(scripts, 2);
+  run_well(&t);
+  assert_int_equal(t.stop, BENCH_STOP_PRECISION);
+  assert_int_equal(t.trial[0].samples.rounds, 11);
+  assert_int_equal(t.trial[1].samples.rounds, 11);
+  clear(&t);
+}
+
+/* One trial whose interval is too wide on one side keeps all trials running. */
+static void expect_all_rounds(double odd) {
+  script wide = steady("wide", 0);
+  const double times[] = {odd, 5000, 5000};
+  memcpy(wide.call_ns, times, sizeof times);
+  wide.lengths = 3;
+  const script narrow = steady("narrow", 3000), *scripts[] = {&wide, &narrow};
+  timing t = open_ended(scripts, 2);
+  run_well(&t);
+  assert_int_equal(t.stop, BENCH_STOP_ROUNDS);
+  assert_int_equal(t.trial[0].samples.rounds, 20);
+  assert_int_equal(t.trial[1].samples.rounds, 20);
+  clear(&t);
+}
+
+static void an_interval_wide_below_is_not_precise(void **state) {
+  (void)state;
+  expect_all_rounds(4900);
+}
+
+static void an_interval_wide_above_is_not_precise(void **state) {
+  (void)state;
+  expect_all_rounds(5100);
+}
+
+/* A round takes 2 samples of 3 calls of 1 ms and 2 calls to warm up: 8 ms; the budget holds 13.5 rounds and the 2 calls and 6
+ * calls of the calibration. */
+static void the_budget_ends_the_rounds(void **state) {
+  (void)state;
+  script wide = steady("wide", 0);
+  wide.call_ns[0] = 1e6, wide.call_ns[1] = 1.2e6, wide.call_ns[2] = 0.8e6;
+  wide.lengths = 3;
+  script other = wide;
+  other.kernel.name = "other";
+  const script *scripts[] = {&wide, &other};
+  timing t = open_ended(scripts, 2);
+  t.options.max_rounds = 60;
+  t.options.min_sample_s = 2.5e-3;
+  t.options.budget_s = 13.5 * 8e-3 + 8e-3;
+  run_well(&t);
+  assert_int_equal(t.stop, BENCH_STOP_BUDGET);
+  assert_int_equal(t.trial[0].samples.iterations, 3);
+  assert_int_equal(t.trial[0].samples.rounds, 14);
+  assert_int_equal(t.trial[1].samples.rounds, 14);
+  clear(&t);
+}
+
+static void an_interrupt_ends_after_the_round(void **state) {
+  (void)state;
+  script a = steady("a", 1000), b = steady("b", 2000);
+  a.interrupt_in = 4; /* the fifth round */
+  const script *scripts[] = {&a, &b};
+  timing t = timing_of(scripts, 2, 30);
+  run_well(&t);
+  assert_int_equal(t.stop, BENCH_STOP_INTERRUPT);
+  assert_int_equal(t.trial[0].samples.rounds, 5);
+  assert_int_equal(t.trial[1].samples.rounds, 5);
+  clear(&t);
+}
+
+/* 10 s for 11 rounds of three trials: 3.33 s each. Two need far less; what they leave goes to the third, whose samples take 1 s and
+ * the slices around them 1 ms: 9 rounds. */
+static void a_slow_trial_runs_in_the_first_rounds_only(void **state) {
+  (void)state;
+  const script a = steady("a", 1e6), slow = steady("slow", 1e9), b = steady("b", 1e6), *scripts[] = {&a, &slow, &b};
+  timing t = timing_of(scripts, 3, 11);
+  t.options.budget_s = 10;
+  run_well(&t);
+  assert_int_equal(t.trial[0].samples.rounds, 11);
+  assert_int_equal(t.trial[1].samples.rounds, 9);
+  assert_int_equal(t.trial[2].samples.rounds, 11);
+  assert_int_equal(t.stop, BENCH_STOP_ROUNDS);
+  clear(&t);
+}
+
+/* A slow trial runs at least three times, or as often as was asked for. */
+static void slow_trials_run_three_times_at_least(void **state) {
+  (void)state;
+  const script slow = steady("slow", 1e9), slower = steady("slower", 2e9), *scripts[] = {&slow, &slower};
+  for (int rounds = 2; rounds <= 11; rounds += 9) {
+    timing t = timing_of(scripts, 2, rounds);
+    t.options.budget_s = 2;
+    run_well(&t);
+    for (int i = 0; i < 2; i++) assert_int_equal(t.trial[i].samples.rounds, rounds < 3 ? rounds : 3);
+    assert_int_equal(t.stop, rounds < 3 ? BENCH_STOP_ROUNDS : BENCH_STOP_BUDGET);
+    clear(&t);
+  }
+}
+
+/* ---- Order ------------------------------------------------------------------------------------------------------------ */
+
+static void positions_are_those_of_the_samples(void **state) {
+  (void)state;
+  enum { TRIALS = 5, ROUNDS = 2 * TRIALS };
+  script s[TRIALS];
+  const script *scripts[TRIALS];
+  for (int i = 0; i < TRIALS; i++) s[i] = steady("one of five", 1000 + 100 * i), scripts[i] = &s[i];
+  timing t = timing_of(scripts, TRIALS, ROUNDS);
+  run_well(&t);
+  int samples = 0, seen[TRIALS][TRIALS] = {{0}};
+  for (int e = 0; e < sim.events; e++) {
+    if (sim.log[e].kind != POISON) continue; /* one per sample */
+    const int round = samples / TRIALS, place = samples % TRIALS, trial = (int)(sim.log[e].trial - t.trial);
+    assert_int_equal(t.trial[trial].samples.position[round], place);
+    seen[trial][place]++;
+    samples++;
+  }
+  assert_int_equal(samples, TRIALS * ROUNDS);
+  for (int i = 0; i < TRIALS; i++)
+    for (int place = 0; place < TRIALS; place++) assert_int_equal(seen[i][place], 2); /* two Latin squares */
+  clear(&t);
+}
+
+static void the_order_follows_the_seed(void **state) {
+  (void)state;
+  enum { N = 6 };
+  int a[N * N], b[N * N], c[N * N], next[N * N];
+  assert_true(bench_latin_square(a, N, 1, 0) && bench_latin_square(b, N, 1, 0));
+  assert_true(bench_latin_square(c, N, 2, 0) && bench_latin_square(next, N, 1, 1));
+  assert_memory_equal(a, b, sizeof a);
+  assert_true(memcmp(a, c, sizeof a) != 0 && memcmp(a, next, sizeof a) != 0);
+  int follows[N][N] = {{0}};
+  for (int row = 0; row < N; row++)
+    for (int place = 1; place < N; place++) follows[a[row * N + place - 1]][a[row * N + place]]++;
+  for (int i = 0; i < N; i++)
+    for (int j = 0; j < N; j++) assert_int_equal(follows[i][j], i != j);
+}
+
+/* ---- Rotation --------------------------------------------------------------------------------------------------------- */
+
+/* Each call takes the next tensors, across samples; the last of a sample is poisoned before and compared after; nothing is warmed
+ * up. */
+static void calls_rotate_through_the_tensors(void **state) {
+  (void)state;
+  const script s = steady("rotates", 300), *scripts[] = {&s};
+  timing t = timing_of(scripts, 1, 9);
+  t.trial[0].tensor_count = 7;
+  run_well(&t);
+  const int64_t iterations = t.trial[0].samples.iterations;
+  int64_t turn = 0, poisoned = -1;
+  for (int e = 0; e < sim.events; e++) {
+    const event *now = &sim.log[e];
+    if (now->kind == CALL) assert_int_equal(now->turn, turn++ % 7);
+    if (now->kind == POISON) assert_int_equal(poisoned = now->turn, (turn + iterations - 1) % 7);
+    if (now->kind == HASH) assert_int_equal(now->turn, poisoned);
+    if (now->kind == HASH) assert_int_equal(now->turn, (turn - 1) % 7);
+  }
+  assert_int_equal(count_events(HASH, NULL), 9);
+  assert_int_equal(turn, 1 + iterations + 9 * iterations);
+  clear(&t);
+}
+
+/* ---- Loops beside the samples ----------------------------------------------------------------------------------------- */
+
+static int compare_doubles(const void *a, const void *b) {
+  const double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+static double median_of_four(const event *before, const event *after) {
+  double rates[] = {before[0].rate, before[1].rate, after[0].rate, after[1].rate};
+  qsort(rates, 4, sizeof *rates, compare_doubles);
+  return (rates[1] + rates[2]) / 2;
+}
+
+static bool is_slice(const event *e) { return e->kind == PEAK || e->kind == READ; }
+
+/* Where the next sample after event e begins and ends. */
+static int next_of_kind(event_kind kind, int e) {
+  while (e < sim.events && sim.log[e].kind != kind) e++;
+  return e;
+}
+
+/* Two slices of the trial's own loop stand right before and right after every sample, and their median is its rate. */
+static void peak_slices_surround_each_sample(void **state) {
+  (void)state;
+  static const attn_peak_loop loops[] = {{.isa = "c", .dtype = "f32", .flops = 1},
+                                         {.isa = "avx2", .dtype = "f32", .flops = 1}};
+  const script a = steady("a", 500), b = steady("b", 600), c = steady("c", 700), d = steady("d", 800);
+  const script *scripts[] = {&a, &b, &c, &d};
+  timing t = timing_of(scripts, 4, 8);
+  t.options.threads = 3;
+  for (int i = 0; i < 3; i++) t.trial[i].peak = &loops[i / 2];
+  run_well(&t);
+  int samples[4] = {0};
+  for (int e = next_of_kind(POISON, 0); e < sim.events; e = next_of_kind(POISON, e + 1)) {
+    const int end = next_of_kind(HASH, e), i = (int)(sim.log[e].trial - t.trial);
+    const double rate = t.trial[i].samples.loop_rate[samples[i]++];
+    if (i == 3) {
+      assert_true(rate == 0); /* it has no loop */
+      continue;
+    }
+    assert_int_equal(t.trial[i].slice.threads, 3);
+    for (int k = 1; k <= 2; k++) {
+      assert_true(is_slice(&sim.log[e - k]) && sim.log[e - k].loop == t.trial[i].peak);
+      assert_true(is_slice(&sim.log[end + k]) && sim.log[end + k].loop == t.trial[i].peak);
+    }
+    assert_close(rate, median_of_four(&sim.log[e - 2], &sim.log[end + 1]));
+  }
+  for (int i = 0; i < 4; i++) assert_int_equal(samples[i], 8);
+  clear(&t);
+}
+
+/* The read loop reads what a sample reads, in its turn, and takes turns with the calls in one rotation. */
+static void read_slices_read_as_much_as_a_sample(void **state) {
+  (void)state;
+  const script s = steady("reads", 300), *scripts[] = {&s};
+  timing t = timing_of(scripts, 1, 7);
+  t.trial[0].tensor_count = 8;
+  t.trial[0].reads = true;
+  t.options.threads = 2;
+  run_well(&t);
+  const int64_t iterations = t.trial[0].samples.iterations;
+  int64_t turn = 0;
+  for (int e = 0; e < sim.events; e++) {
+    if (sim.log[e].kind == READ || sim.log[e].kind == CALL) assert_int_equal(sim.log[e].turn, turn % 8);
+    if (sim.log[e].kind == READ || sim.log[e].kind == CALL) turn += sim.log[e].kind == READ ? iterations : 1;
+  }
+  assert_int_equal(count_events(READ, NULL), 4 * 7);
+  for (int r = 0, e = 0; r < 7; r++, e++) {
+    e = next_of_kind(POISON, e);
+    assert_close(t.trial[0].samples.loop_rate[r], median_of_four(&sim.log[e - 2], &sim.log[next_of_kind(HASH, e) + 1]));
+  }
+  clear(&t);
+}
+
+/* ---- From trials to rows ---------------------------------------------------------------------------------------------- */
+
+static bench_case case_of(const char *id) {
+  bench_spec spec;
+  bench_case bench;
+  char error[200];
+  if (!bench_spec_from_id(id, &spec, error, sizeof error)) fail_msg("%s", error);
+  bench_case_build(&spec, 1, &bench);
+  return bench;
+}
+
+/* A case with scripted trials; nothing of it is real but its name. */
+static bench_setup *setup_of(const bench_case *bench, const bench_case_settings *settings, const script *const *scripts,
+                             int count) {
+  bench_setup *s = calloc(1, sizeof *s);
+  assert_non_null(s);
+  *s = (bench_setup){.bench = bench, .settings = settings, .count = count, .rotations = 1, .flops = 1e6, .bytes = 1e6};
+  for (int i = 0; i < count; i++) {
+    s->trials[i] = trial_of(scripts[i]);
+    s->trials[i].call_ns = scripts[i]->call_ns[0];
+  }
+  sim.control = &s->control;
+  return s;
+}
+
+static void free_setup(bench_setup *s, bench_row *rows) {
+  for (int i = 0; i < s->count; i++) bench_row_clear(&rows[i]);
+  for (int i = 0; i < s->count; i++) bench_trial_clear(&s->trials[i]);
+  bench_trial_clear(&s->control);
+  free(s);
+}
+
+static const bench_case_settings seven_rounds = {.timed = true, .case_budget_s = 5, .rounds = 7, .meter = &simulated};
+
+static void rows_compare_with_naive_and_with_the_best(void **state) {
+  (void)state;
+  const bench_case bench = case_of("seq:64/heads:2/head_dim:32/threads:2");
+  script naive = steady("naive_c", 8000), slow = steady("slow_c", 16000), quick = steady("quick_c", 2000);
+  quick.control_factor = 1.25;
+  const script *scripts[] = {&slow, &naive, &quick};
+  bench_setup *s = setup_of(&bench, &seven_rounds, scripts, 3);
+  bench_row rows[3];
+  bench_setup_time(s);
+  bench_setup_rows(s, rows);
+  static const double times[] = {16000, 8000, 2000}, ratios[] = {0.5, 1, 4}, best[] = {0.125, 0.25, 1};
+  for (int i = 0; i < 3; i++) {
+    const bench_row *r = &rows[i];
+    assert_int_equal(r->verdict.status, BENCH_PASS);
+    assert_int_equal(r->time.n, 7);
+    assert_int_equal(r->stop, BENCH_STOP_ROUNDS);
+    assert_close(r->time.median, times[i]);
+    assert_close(r->time.mad, 0);
+    assert_string_equal(r->baseline, "naive_c");
+    assert_close(r->ratio.median, ratios[i]);
+    assert_close(r->ratio.ci_lo, ratios[i]);
+    assert_close(r->ratio_best, best[i]);
+    assert_close(r->noise, 0.25); /* the quickest kernel against itself */
+    assert_close(r->gflops, 1e6 / times[i]);
+    assert_close(r->gbs, 1e6 / times[i]);
+    assert_close(r->peak_gbs, 16);
+    assert_close(r->bw_pct, 100 * 1e6 / times[i] / 16);
+    assert_int_equal(r->iterations, (int64_t)ceil(1.2 * 2e6 / times[i]));
+    for (int n = 0; n < 7; n++) assert_close(r->samples_ns[n], times[i]);
+  }
+  assert_ptr_equal(s->controlled, &s->trials[2]);
+  assert_int_equal(sim.bandwidth_bytes, 1 << 19); /* each of two threads reads half of 1e6 bytes */
+  free_setup(s, rows);
+}
+
+static void without_naive_the_slowest_is_the_baseline(void **state) {
+  (void)state;
+  const bench_case bench = case_of("seq:64/heads:2/head_dim:32");
+  const script a = steady("a_c", 3000), b = steady("b_c", 6000), *scripts[] = {&a, &b};
+  bench_setup *s = setup_of(&bench, &seven_rounds, scripts, 2);
+  bench_row rows[2];
+  bench_setup_time(s);
+  bench_setup_rows(s, rows);
+  assert_string_equal(rows[0].baseline, "b_c");
+  assert_close(rows[0].ratio.median, 2);
+  assert_close(rows[1].ratio.median, 1);
+  assert_close(rows[0].noise, 0);
+  free_setup(s, rows);
+}
+
+/* Each trial is held against the loop of its own tier, round by round, on all threads. */
+static void the_peak_is_that_of_the_tier(void **state) {
+  (void)state;
+  const bench_case bench = case_of("seq:64/heads:2/head_dim:32/threads:3");
+  script s1 = steady("a_c", 4000), s2 = steady("b_other", 2000);
+  s2.kernel.isa = attn_peak_get(1)->isa; /* of this build; its loop is not run */
+  const script *scripts[] = {&s1, &s2};
+  bench_setup *s = setup_of(&bench, &seven_rounds, scripts, 2);
+  bench_row rows[2];
+  bench_setup_time(s);
+  for (int i = 0; i < 2; i++) {
+    assert_non_null(s->trials[i].peak);
+    assert_string_equal(s->trials[i].peak->isa, scripts[i]->kernel.isa);
+  }
+  double share[2][7], rate[2][7];
+  for (int i = 0; i < 2; i++)
+    for (int r = 0; r < 7; r++) {
+      rate[i][r] = s->trials[i].samples.loop_rate[r];
+      share[i][r] = 1e6 / (scripts[i]->call_ns[0] * 1e-9) / (3 * rate[i][r]);
+    }
+  bench_setup_rows(s, rows);
+  for (int i = 0; i < 2; i++) {
+    assert_close(rows[i].peak_gflops, 3e-9 * bench_median(rate[i], 7));
+    assert_close(rows[i].peak_pct, 100 * bench_median(share[i], 7));
+  }
+  free_setup(s, rows);
+}
+
+static void a_failure_spoils_the_times_of_all(void **state) {
+  (void)state;
+  const bench_case bench = case_of("seq:64/heads:2/head_dim:32");
+  script a = steady("a_c", 3000), b = steady("b_c", 6000), c = steady("c_c", 9000);
+  b.wrong_from = 5;
+  const script *scripts[] = {&a, &b, &c};
+  bench_setup *s = setup_of(&bench, &seven_rounds, scripts, 3);
+  bench_row rows[3];
+  bench_conclude(&s->trials[2], BENCH_FAIL, "wrong");
+  bench_setup_time(s);
+  bench_setup_rows(s, rows);
+  for (int i = 0; i < 2; i++) {
+    assert_int_equal(rows[i].verdict.status, BENCH_ERROR);
+    test_contains(rows[i].verdict.reason, "timing: b_c: an output of the timed runs differs");
+  }
+  assert_int_equal(rows[2].verdict.status, BENCH_FAIL); /* took no part */
+  for (int i = 0; i < 3; i++) assert_true(rows[i].time.n == 0 && !rows[i].samples_ns && isnan(rows[i].ratio.median));
+  free_setup(s, rows);
+}
+
+/* A kernel that fits fewer than four times into the budget of the case is not timed, unless rounds were asked for. */
+static void kernels_too_slow_for_the_budget_say_so(void **state) {
+  (void)state;
+  const bench_case bench = case_of("seq:64/heads:2/head_dim:32");
+  const script quick = steady("a_c", 3000), slow = steady("b_c", 1.3e9), *scripts[] = {&quick, &slow};
+  bench_case_settings settings = {.timed = true, .case_budget_s = 5, .precision = 0.01, .meter = &simulated};
+  for (int fixed = 0; fixed < 2; fixed++) {
+    bench_setup *s = setup_of(&bench, &settings, scripts, 2);
+    bench_row rows[2];
+    settings.rounds = fixed ? 3 : 0;
+    bench_setup_time(s);
+    bench_setup_rows(s, rows);
+    assert_int_equal(rows[0].time.n, fixed ? 3 : 11);
+    assert_int_equal(rows[0].stop, fixed ? BENCH_STOP_ROUNDS : BENCH_STOP_PRECISION);
+    assert_int_equal(rows[1].time.n, fixed ? 3 : 0);
+    if (!fixed) test_contains(rows[1].warnings, "not timed: one call takes 1.3 s");
+    if (fixed) assert_true(isnan(rows[0].time.ci_lo)); /* three rounds have no interval */
+    free_setup(s, rows);
+  }
+}
+
+/* A slow trial has fewer samples; ratios with it are over the rounds in common, and its row says that the budget ended them. */
+static void ratios_are_over_common_rounds(void **state) {
+  (void)state;
+  const bench_case bench = case_of("seq:64/heads:2/head_dim:32");
+  script quick = steady("a_c", 0), slow = steady("b_c", 1e9);
+  for (int r = 0; r < 30; r++) quick.call_ns[r] = r < 3 ? 1e6 : 2e6;
+  quick.lengths = 30;
+  const script *scripts[] = {&quick, &slow};
+  const bench_case_settings settings = {.timed = true, .case_budget_s = 5, .precision = 0.01, .meter = &simulated};
+  bench_setup *s = setup_of(&bench, &settings, scripts, 2);
+  bench_row rows[2];
+  bench_setup_time(s);
+  bench_setup_rows(s, rows);
+  assert_true(rows[1].time.n >= 3 && rows[1].time.n <= 5 && rows[0].time.n > 2 * rows[1].time.n);
+  assert_int_equal(rows[1].stop, BENCH_STOP_BUDGET);
+  assert_int_equal(rows[0].ratio.n, rows[1].time.n);
+  assert_close(rows[0].ratio.median, rows[1].time.n <= 5 ? 1e3 : 5e2);
+  assert_close(rows[0].time.median, 2e6);
+  free_setup(s, rows);
+}
+
+/* ---- Cold caches ------------------------------------------------------------------------------------------------------ */
+
+static void cold_caches_rotate_copies(void **state) {
+  (void)state;
+  static const struct {
+    const char *id;
+    bool many, shares_q;
+  } cases[] = {{"seq:64/heads:2/head_dim:32", false, false},
+               {"seq:64/heads:2/head_dim:32/cache:cold-kv", true, true},
+               {"seq:64/heads:2/head_dim:32/cache:cold", true, false}};
+  const bench_case_settings settings = {.timed = true, .case_budget_s = 5, .meter = &simulated};
+  const attn_kernel_info *kernel = attn_kernel_find("flash_c");
+  for (size_t i = 0; i < COUNT(cases); i++) {
+    const bench_case bench = case_of(cases[i].id);
+    bench_setup *s = bench_setup_open(&bench, &kernel, 1, &settings);
+    assert_non_null(s);
+    assert_true(bench_setup_check(s));
+    assert_int_equal(s->trials[0].verdict.status, BENCH_PASS);
+    assert_int_equal(s->trials[0].tensor_count, 1);
+    bench_setup_rotate(s);
+    assert_int_equal(s->trials[0].tensor_count, s->rotations);
+    assert_true(cases[i].many ? s->rotations > 16 : s->rotations == 1); /* a case of 64 KiB against a last-level cache */
+    for (int n = 1; n < s->rotations; n++) {
+      assert_ptr_equal(s->trials[0].tensors, s->tensors);
+      assert_true((s->tensors[n].args.q == s->tensors[0].args.q) == cases[i].shares_q);
+      assert_true(s->tensors[n].args.k != s->tensors[n - 1].args.k && s->tensors[n].args.v != s->tensors[n - 1].args.v);
+      assert_memory_equal(s->tensors[n].args.k, s->tensors[0].args.k, 2 * 64 * 32 * sizeof(float));
+      assert_true(s->tensors[n].args.o != s->tensors[0].args.o);
+    }
+    bench_setup_close(s);
+  }
+}
+
+/* ---- The loops themselves, on the real clock -------------------------------------------------------------------------- */
+
+enum { TRIES = 100 };
+
+/* A loop that takes exactly this long cannot be faster; the quickest of many tries is hardly slower. */
+static void wait_ns(double ns) {
+  const double start = bench_now_ns();
+  while (bench_now_ns() - start < ns) continue;
+}
+
+static void wait_iterations(int64_t iterations) { wait_ns((double)iterations); }
+
+static void the_peak_rate_is_flops_over_time(void **state) {
+  (void)state;
+  static const attn_peak_loop loop = {.isa = "c", .dtype = "f32", .flops = 8, .run = wait_iterations};
+  const bench_peak_slice slice = {.loop = &loop, .threads = 1, .iterations = 100000};
+  double best = 0;
+  for (int i = 0; i < TRIES; i++) best = fmax(best, bench_peak_rate(&slice));
+  assert_true(best <= 8e9 * (1 + 1e-9) && best >= 8e9 * 0.97);
+}
+
+static size_t bytes_read;
+
+static uint64_t wait_bytes(const void *data, size_t bytes) {
+  (void)data;
+  bytes_read += bytes;
+  wait_ns((double)bytes);
+  return 0;
+}
+
+static void the_read_rate_is_bytes_over_time(void **state) {
+  (void)state;
+  const bench_case bench = case_of("seq:128/heads:2/head_dim:32");
+  bench_tensors tensors[3];
+  for (int i = 0; i < 3; i++) assert_true(bench_tensors_create(&bench, &tensors[i]));
+  const double bytes = bench_read_bytes(&bench.problem);
+  assert_true(bytes == 2.0 * 2 * 128 * 32 * sizeof(float));
+  for (int passes = 1; passes <= 4; passes++) {
+    double best = 0;
+    for (int i = 0; i < TRIES; i++) {
+      bytes_read = 0;
+      best = fmax(best, bench_read_rate(wait_bytes, (bench_read_span){tensors, 3, 2, passes}, 1));
+      assert_true((double)bytes_read == passes * bytes);
+    }
+    assert_true(best <= 1e9 * (1 + 1e-9) && best >= 0.97e9);
+  }
+  for (int i = 0; i < 3; i++) bench_tensors_destroy(&tensors[i]);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup(iterations_fill_a_sample, begin),
+      cmocka_unit_test_setup(a_sample_lasts_a_thousand_clock_steps, begin),
+      cmocka_unit_test_setup(samples_are_times_per_call, begin),
+      cmocka_unit_test_setup(the_timed_output_is_compared, begin),
+      cmocka_unit_test_setup(the_output_is_poisoned_before_each_sample, begin),
+      cmocka_unit_test_setup(a_failing_call_is_an_error, begin),
+      cmocka_unit_test_setup(no_time_without_pass, begin),
+      cmocka_unit_test_setup(precise_times_end_at_the_least_rounds, begin),
+      cmocka_unit_test_setup(an_interval_wide_below_is_not_precise, begin),
+      cmocka_unit_test_setup(an_interval_wide_above_is_not_precise, begin),
+      cmocka_unit_test_setup(the_budget_ends_the_rounds, begin),
+      cmocka_unit_test_setup(an_interrupt_ends_after_the_round, begin),
+      cmocka_unit_test_setup(a_slow_trial_runs_in_the_first_rounds_only, begin),
+      cmocka_unit_test_setup(slow_trials_run_three_times_at_least, begin),
+      cmocka_unit_test_setup(positions_are_those_of_the_samples, begin),
+      cmocka_unit_test_setup(the_order_follows_the_seed, begin),
+      cmocka_unit_test_setup(calls_rotate_through_the_tensors, begin),
+      cmocka_unit_test_setup(peak_slices_surround_each_sample, begin),
+      cmocka_unit_test_setup(read_slices_read_as_much_as_a_sample, begin),
+      cmocka_unit_test_setup(rows_compare_with_naive_and_with_the_best, begin),
+      cmocka_unit_test_setup(without_naive_the_slowest_is_the_baseline, begin),
+      cmocka_unit_test_setup(the_peak_is_that_of_the_tier, begin),
+      cmocka_unit_test_setup(a_failure_spoils_the_times_of_all, begin),
+      cmocka_unit_test_setup(kernels_too_slow_for_the_budget_say_so, begin),
+      cmocka_unit_test_setup(ratios_are_over_common_rounds, begin),
+      cmocka_unit_test_setup(cold_caches_rotate_copies, begin),
+      cmocka_unit_test_setup(the_peak_rate_is_flops_over_time, begin),
+      cmocka_unit_test_setup(the_read_rate_is_bytes_over_time, begin),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
