@@ -79,7 +79,7 @@ static double read_bandwidth(const bench_setup *s) {
 static bench_timing_options options_of(const bench_setup *s) {
   const bench_case_settings *settings = s->settings;
   const int fixed = settings->rounds;
-  return (bench_timing_options){.precision = fixed ? 0 : settings->precision,
+  return (bench_timing_options){.precision = settings->precision,
                                 .min_rounds = fixed ? fixed : MIN_ROUNDS,
                                 .max_rounds = fixed ? fixed : MAX_ROUNDS,
                                 .budget_s = fixed ? NO_BUDGET_S : settings->case_budget_s,
