@@ -6,8 +6,8 @@ import json
 import re
 from pathlib import Path
 
-COLUMNS_DEF = Path(__file__).resolve().parents[1] / "harness" / "columns.def"
-COLUMNS = re.findall(r"COLUMN\((\w+)\)", COLUMNS_DEF.read_text(encoding="utf-8"))
+COLUMNS_DEF = Path(__file__).resolve().parents[1] / "harness" / "report" / "columns.def"
+COLUMNS = re.findall(r"\bCOLUMN\((\w+), ", COLUMNS_DEF.read_text(encoding="utf-8"))
 
 PEAK = {"c": 15.0, "avx2": 120.0, "avx512": 240.0}
 

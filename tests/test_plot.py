@@ -243,6 +243,13 @@ def test_a_lead_needs_intervals_apart_and_a_margin(read, rate, width, separated)
     assert cell.winner["kernel"] == "flash_avx512" and cell.separated is separated
 
 
+def test_few_samples_are_a_point_and_separate_nothing(read):
+    no_interval = {"samples": 3, "time_ns_ci_lo": "", "time_ns_ci_hi": ""}
+    rows = read([row("flash_avx512", 150.0), row("flash_avx2", 100.0, **no_interval)])
+    assert rows[1]["time_ns_ci_lo"] == rows[1]["time_ns_median"] == rows[1]["time_ns_ci_hi"]
+    assert views.winner(rows).margin == pytest.approx(0.5) and not views.winner(rows).separated
+
+
 def test_a_lead_over_another_run_is_not_separated(read):
     cell = views.winner(read([row("flash_avx512", 200.0), row("blocked_avx512", 100.0, run_id="r2")]))
     assert cell.winner["kernel"] == "flash_avx512" and not cell.separated

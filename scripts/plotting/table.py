@@ -24,6 +24,7 @@ TIMES = ("time_ns_median", "time_ns_ci_lo", "time_ns_ci_hi")
 RATIOS = ("ratio", "ratio_ci_lo", "ratio_ci_hi")
 RATES = ("gflops", "gbs", "peak_gflops", "peak_pct", "peak_gbs", "bw_pct")
 SHARES = ("projections_pct", "attention_pct", "rest_pct")  # of layers: the columns may be absent, as is "layer" then
+INTERVAL_ROUNDS = 6  # fewer samples have no 95 % interval of their median
 COLUMNS = TEXT + NAMES + COUNTS + TIMES + RATIOS + RATES
 
 
@@ -146,6 +147,7 @@ def _read_row(file, number, header, cells, cpu):
         values[column] = _number(place, column, raw.get(column, ""), positive=False)
     if values["kernel"] == AUTO:
         values["algorithm"] = AUTO  # it may choose another one in every case
+    values["has_interval"] = not raw.get("samples") or int(raw["samples"]) >= INTERVAL_ROUNDS
     _check_times(place, raw, values)
     return Row(Path(file), number, cpu, values)
 
@@ -163,16 +165,19 @@ def _number(place, column, cell, positive):
 
 
 def _check_times(place, raw, values):
-    """Only PASS rows carry times; a median has a rate and lies inside its interval."""
+    """Only PASS rows carry times; a median has a rate and, with samples enough, lies inside its interval."""
     if values["status"] != "PASS":
         for column in TIMES + RATIOS + ("gflops", "gbs"):
             if values[column] is not None:
                 raise ResultsError(f"{place} {column!r}: {raw[column]!r} on a {values['status']} row; only PASS rows carry "
                                    "times")
         return
+    few = not values["has_interval"]
     for (middle, low, high) in (TIMES, RATIOS):
         if values[middle] is None:
             continue
+        if few and values[low] is None and values[high] is None:
+            values[low] = values[high] = values[middle]  # drawn as a point
         for column in (low, high):
             if values[column] is None:
                 raise ResultsError(f"{place} {column!r}: empty beside {middle} {raw[middle]}; a median comes with its "

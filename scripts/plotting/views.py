@@ -408,7 +408,8 @@ def winner(rows):
         return Cell(ranked[0], None, None, False)
     best, second = ranked[:2]
     margin = second["time_ns_median"] / best["time_ns_median"] - 1
-    apart = best["time_ns_ci_hi"] < second["time_ns_ci_lo"] and best["run_id"] == second["run_id"]
+    apart = best["time_ns_ci_hi"] < second["time_ns_ci_lo"] and best["run_id"] == second["run_id"] and \
+        best["has_interval"] and second["has_interval"]
     return Cell(best, second, margin, apart and margin >= MARGIN)
 
 

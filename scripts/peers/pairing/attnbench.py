@@ -70,7 +70,7 @@ def doubles(values):
 
 @dataclass(frozen=True)
 class Summary:
-    """low, high: 95 % interval of the median from order statistics; the range below 6 values. mad: median absolute
+    """low, high: 95 % interval of the median from order statistics; NaN below 6 values. mad: median absolute
     deviation."""
     min: float
     median: float
