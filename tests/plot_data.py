@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 COLUMNS_DEF = Path(__file__).resolve().parents[1] / "harness" / "report" / "columns.def"
-COLUMNS = re.findall(r"\bCOLUMN\((\w+), ", COLUMNS_DEF.read_text(encoding="utf-8"))
+COLUMNS = re.findall(r"(?m)^COLUMN\((\w+), ", COLUMNS_DEF.read_text(encoding="utf-8"))
 
 PEAK = {"c": 15.0, "avx2": 120.0, "avx512": 240.0}
 

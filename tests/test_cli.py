@@ -32,7 +32,7 @@ LAYER_HEADER = CSV_HEADER + ",layer,width,product,projections_pct,attention_pct,
 SAMPLES_HEADER = "run_id,case_id,kernel,round,position,time_ns,iterations"
 STATUSES = {"PASS", "FAIL", "SKIP", "DEGENERATE", "ERROR"}
 SMALL = ["-a", "heads=2", "-a", "seq=24", "-a", "head_dim=16"]
-QUICK = ["--rounds", "5", "--case-budget", "1"]
+QUICK = ["--rounds", "6", "--case-budget", "1"]  # the fewest with an interval
 
 
 def attnbench(*arguments, cwd=None, **environment):
@@ -257,6 +257,17 @@ class Files(unittest.TestCase):
             if row["causal"] == "none":
                 self.assertEqual(float(row["flops"]), flops)
             self.assertAlmostEqual(float(row["gflops"]), float(row["flops"]) / median, delta=1e-4 * float(row["gflops"]))
+
+    def test_fewer_than_six_rounds_have_no_interval(self):
+        with tempfile.TemporaryDirectory() as folder:
+            done = attnbench("run", "-k", "naive_c,flash_c", *SMALL, "--rounds", "5", "--csv", Path(folder, "rows.csv"))
+            self.assertEqual(done.returncode, 0, done.stderr)
+            for row in read_csv(Path(folder, "rows.csv")):
+                self.assertEqual((row["status"], row["samples"]), ("PASS", "5"))
+                self.assertGreater(float(row["time_ns_median"]) * float(row["ratio"]), 0)
+                for column in ("time_ns_ci_lo", "time_ns_ci_hi", "ratio_ci_lo", "ratio_ci_hi"):
+                    self.assertEqual(row[column], "", column)
+        self.assertNotIn("0.0 %", done.stdout.split("noise floor")[0])
 
     def test_samples_are_those_of_the_rows(self):
         samples = {}

@@ -486,7 +486,7 @@ def test_files_have_attnbenchs_columns_and_the_plotter_reads_them(script, tmp_pa
     done = script(*SMALL, "-a", "causal=none,bottom-right", "--csv", tmp_path / "out.csv", "--samples",
                   tmp_path / "samples.csv", modules=PRESENT)
     assert done.returncode == 0, done.stderr
-    declared = re.findall(r"\bCOLUMN\((\w+), ", (ROOT / "harness/report/columns.def").read_text(encoding="utf-8"))
+    declared = re.findall(r"(?m)^COLUMN\((\w+), ", (ROOT / "harness/report/columns.def").read_text(encoding="utf-8"))
     declared = declared[:declared.index("layer")]  # the rest is of whole layers, and only written where a file holds some
     assert (tmp_path / "out.csv").read_text(encoding="utf-8").splitlines()[0] == ",".join(declared)
     assert declared == COLUMNS
