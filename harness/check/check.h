@@ -19,11 +19,11 @@ const char *bench_status_name(bench_status status); /* "PASS" ... */
 typedef struct bench_verdict {
   bench_status status;
   int64_t rows_checked;
-  double max_err_ratio; /* largest error / bound over all checked outputs and LSEs; > 1 fails; INFINITY where a NaN or Inf
-                           stands that does not belong there, or the other way round */
+  double max_err_ratio; /* largest error / limit over all checked outputs and LSEs; > 1 fails; INFINITY where only one of
+                           output and answer is finite, or NaN */
   double max_abs_err;
   int64_t err_index[4]; /* batch, head, query, column of max_err_ratio; column -1 is the LSE */
-  uint64_t output_hash; /* bench_check: of the output that was judged; timing holds every later output against it */
+  uint64_t output_hash; /* bench_check: of the output that was checked; timing compares every later output with it */
   unsigned structure;   /* structural tests that ran on the case: bit n is test n of structure.h */
   char reason[400];     /* one sentence; "" on PASS */
 } bench_verdict;
@@ -34,9 +34,6 @@ typedef struct bench_expected bench_expected;
 bench_expected *bench_expected_create(const attn_problem *problem, const attn_args *args, uint64_t seed, bool zero_mean);
 void bench_expected_destroy(bench_expected *expected);
 
-/* NULL, or why this case cannot tell a right answer from a null one (zeros, mean of V, untouched output). */
-const char *bench_expected_degenerate(const bench_expected *expected);
-
 /* Compares o (and lse) in args with the expected rows under the kernel's declared numerics. Never SKIP. */
 bench_verdict bench_compare(const bench_expected *expected, const attn_args *args, const attn_numerics *numerics);
 
@@ -45,7 +42,8 @@ bench_verdict bench_compare(const bench_expected *expected, const attn_args *arg
 bench_verdict bench_compare_stored(const bench_expected *expected, const attn_args *args, const attn_numerics *numerics,
                                    double store_error);
 
-/* Runs the plan on poisoned output and judges it: bounds, guard zones, untouched elements. `workspace` fits the plan. */
+/* Runs the plan on poisoned output and checks it: error limits, guard zones, elements that nobody wrote, inputs, a second run.
+ * `workspace` fits the plan. */
 bench_verdict bench_check(const attn_plan *plan, bench_tensors *tensors, const bench_expected *expected,
                           const attn_numerics *numerics, void *workspace, size_t workspace_bytes);
 

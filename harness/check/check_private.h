@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What expected.c prepares and compare.c judges by. */
+/* What expected.c prepares and compare.c compares with. */
 #ifndef BENCH_CHECK_PRIVATE_H
 #define BENCH_CHECK_PRIVATE_H
 
@@ -18,7 +18,6 @@ struct bench_expected {
   bench_expected_row *row;
   double *o, *m, *w; /* [rows][dim_v]; M and W of docs/numerics.md */
   double *mean_v;    /* [rows][dim_v]: plain mean of V over the row's allowed keys, the answer of a kernel without softmax */
-  char degenerate[160];
 };
 
 /* The rows to check, without their values: sets rows and row. False if memory is short. */

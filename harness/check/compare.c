@@ -29,68 +29,96 @@ void bench_set_reason(bench_verdict *verdict, bench_status status, const char *f
 /* Element offset of the row's first output. */
 static int64_t place(const attn_problem *p, const attn_args *args, const attn_strides *stride,
                      const bench_expected_row *row) {
-  bool varlen = p->uses & ATTN_USE_VARLEN;
-  int64_t start = varlen ? args->cu_seqlens_q[row->b] * stride->s : row->b * stride->b;
+  const bool varlen = p->uses & ATTN_USE_VARLEN;
+  const int64_t start = varlen ? args->cu_seqlens_q[row->b] * stride->s : row->b * stride->b;
   return start + row->h * stride->h + row->i * stride->s;
 }
 
-/* The worst value so far, and how many were beyond their limit. */
-typedef struct judgement {
-  bench_verdict verdict;
+typedef struct comparison {
+  const bench_expected *expected;
+  const attn_args *args;
+  const attn_numerics *numerics;
+  double store_error;
+  bench_verdict verdict; /* of the values so far */
   double worst_got, worst_expected;
-  int64_t beyond;
-} judgement;
+  int64_t beyond; /* how many values were beyond their limit */
+} comparison;
 
-static void judge(judgement *j, const bench_expected_row *row, int64_t column, double ratio, double got, double expected) {
-  double error = fabs(got - expected);
-  if (error > j->verdict.max_abs_err && error < INFINITY) j->verdict.max_abs_err = error;
-  if (ratio > 1.0) j->beyond++;
-  if (!(ratio > j->verdict.max_err_ratio)) return;
-  j->verdict.max_err_ratio = ratio;
-  memcpy(j->verdict.err_index, (int64_t[4]){row->b, row->h, row->i, column}, sizeof j->verdict.err_index);
-  j->worst_got = got;
-  j->worst_expected = expected;
+/* What one value is held against. */
+typedef struct expectation {
+  const bench_expected_row *row;
+  int64_t column;
+  double value;
+} expectation;
+
+static void compare_value(comparison *c, expectation e, double got, double ratio) {
+  const double error = fabs(got - e.value);
+  if (error > c->verdict.max_abs_err && error < INFINITY) c->verdict.max_abs_err = error;
+  if (ratio > 1.0) c->beyond++;
+  if (!(ratio > c->verdict.max_err_ratio)) return;
+  c->verdict.max_err_ratio = ratio;
+  memcpy(c->verdict.err_index, (int64_t[4]){e.row->b, e.row->h, e.row->i, e.column}, sizeof c->verdict.err_index);
+  c->worst_got = got;
+  c->worst_expected = e.value;
 }
 
-static void judge_row(judgement *j, const bench_expected *e, int64_t n, const attn_args *args, const attn_numerics *numerics,
-                      double store_error) {
+static void compare_outputs(comparison *c, int64_t n, const bench_row_limits *limits) {
+  const bench_expected *e = c->expected;
   const attn_problem *p = &e->problem;
   const bench_expected_row *row = &e->row[n];
-  const double *o = e->o + n * p->dim_v, *m = e->m + n * p->dim_v, *w = e->w + n * p->dim_v;
-  bench_row_limits limits = bench_limits_of_row(p, numerics, &row->facts, e->zero_mean);
-  limits.store_error = fmax(limits.store_error, store_error);
-  int64_t at = place(p, args, &p->o_stride, row);
+  const int64_t at = place(p, c->args, &p->o_stride, row);
   for (int64_t d = 0; d < p->dim_v; d++) {
-    double got = attn_oracle_load(args->o, p->dtype_o, at + d * p->o_stride.d);
-    judge(j, row, d, bench_output_ratio(&limits, o[d], m[d], w[d], got), got, o[d]);
+    const int64_t k = n * p->dim_v + d;
+    const double got = attn_oracle_load(c->args->o, p->dtype_o, at + d * p->o_stride.d);
+    compare_value(c, (expectation){row, d, e->o[k]}, got, bench_output_ratio(limits, e->o[k], e->m[k], e->w[k], got));
   }
-  if (!(p->uses & ATTN_USE_LSE)) return;
-  double got = (double)args->lse[place(p, args, &p->lse_stride, row)];
-  judge(j, row, LSE_COLUMN, bench_lse_ratio(&limits, row->facts.lse, got), got, row->facts.lse);
 }
 
-static void explain_failure(judgement *j, int64_t rows) {
-  const int64_t *at = j->verdict.err_index;
-  char where[120], how[80];
-  int used = snprintf(where, sizeof where, "%s[batch %lld, head %lld, query %lld", at[3] == LSE_COLUMN ? "lse" : "o",
-                      (long long)at[0], (long long)at[1], (long long)at[2]);
-  if (at[3] != LSE_COLUMN) snprintf(where + used, sizeof where - (size_t)used, ", column %lld", (long long)at[3]);
-  if (isfinite(j->verdict.max_err_ratio))
-    snprintf(how, sizeof how, "%.3g times the error limit", j->verdict.max_err_ratio);
-  else
-    snprintf(how, sizeof how, "which no error limit allows");
-  bench_set_reason(&j->verdict, BENCH_FAIL, "%s] is %.9g, should be %.9g: %s; %lld values of %lld rows are beyond theirs",
-                   where, j->worst_got, j->worst_expected, how, (long long)j->beyond, (long long)rows);
+static void compare_lse(comparison *c, const bench_expected_row *row, const bench_row_limits *limits) {
+  const attn_problem *p = &c->expected->problem;
+  const double lse = row->facts.lse, got = (double)c->args->lse[place(p, c->args, &p->lse_stride, row)];
+  compare_value(c, (expectation){row, LSE_COLUMN, lse}, got, bench_lse_ratio(limits, lse, got));
+}
+
+static void compare_row(comparison *c, int64_t n) {
+  const bench_expected *e = c->expected;
+  bench_row_limits limits = bench_limits_of_row(&e->problem, c->numerics, &e->row[n].facts, e->zero_mean);
+  limits.store_error = fmax(limits.store_error, c->store_error);
+  compare_outputs(c, n, &limits);
+  if (e->problem.uses & ATTN_USE_LSE) compare_lse(c, &e->row[n], &limits);
+}
+
+/* "o[batch 0, head 1, query 2, column 3]" */
+static void name_value(const int64_t at[4], char *text, size_t bytes) {
+  char column[40] = "";
+  if (at[3] != LSE_COLUMN) snprintf(column, sizeof column, ", column %lld", (long long)at[3]);
+  snprintf(text, bytes, "%s[batch %lld, head %lld, query %lld%s]", at[3] == LSE_COLUMN ? "lse" : "o", (long long)at[0],
+           (long long)at[1], (long long)at[2], column);
+}
+
+static void explain_failure(comparison *c) {
+  char where[160], how[80] = "which no error limit allows";
+  name_value(c->verdict.err_index, where, sizeof where);
+  if (isfinite(c->verdict.max_err_ratio)) snprintf(how, sizeof how, "%.3g times the error limit", c->verdict.max_err_ratio);
+  bench_set_reason(&c->verdict, BENCH_FAIL, "%s is %.9g, should be %.9g: %s; %lld values of %lld rows are beyond theirs",
+                   where, c->worst_got, c->worst_expected, how, (long long)c->beyond, (long long)c->expected->rows);
+}
+
+static void explain_degenerate(comparison *c) {
+  const char *null_answer = bench_null_answer(c->expected, c->args, c->numerics);
+  if (null_answer) bench_set_reason(&c->verdict, BENCH_DEGENERATE, "right, but %s would pass as well", null_answer);
 }
 
 bench_verdict bench_compare_stored(const bench_expected *expected, const attn_args *args, const attn_numerics *numerics,
                                    double store_error) {
-  judgement j = {.verdict = {.status = BENCH_PASS, .rows_checked = expected->rows}};
-  for (int64_t n = 0; n < expected->rows; n++) judge_row(&j, expected, n, args, numerics, store_error);
-  const char *null_answer = j.beyond ? NULL : bench_null_answer(expected, args, numerics);
-  if (j.beyond) explain_failure(&j, expected->rows);
-  if (null_answer) bench_set_reason(&j.verdict, BENCH_DEGENERATE, "right, but %s would pass as well", null_answer);
-  return j.verdict;
+  comparison c = {.expected = expected, .args = args, .numerics = numerics, .store_error = store_error};
+  c.verdict.rows_checked = expected->rows;
+  for (int64_t n = 0; n < expected->rows; n++) compare_row(&c, n);
+  if (c.beyond)
+    explain_failure(&c);
+  else
+    explain_degenerate(&c);
+  return c.verdict;
 }
 
 bench_verdict bench_compare(const bench_expected *expected, const attn_args *args, const attn_numerics *numerics) {
@@ -101,16 +129,25 @@ bench_verdict bench_compare(const bench_expected *expected, const attn_args *arg
 
 typedef enum null_answer { NULL_UNTOUCHED, NULL_ZEROS, NULL_MEAN_ALLOWED, NULL_MEAN_ALL, NULL_ANSWERS } null_answer;
 
+/* Keys of a row's sequence, padding too, and the element of V where its first key begins. */
+typedef struct keys_of_row {
+  int64_t count, at;
+} keys_of_row;
+
+static keys_of_row find_keys(const attn_problem *p, const attn_args *args, const bench_expected_row *row) {
+  const int64_t head = row->h / (p->heads_q / p->heads_kv) * p->v_stride.h;
+  if (!(p->uses & ATTN_USE_VARLEN)) return (keys_of_row){p->seq_k, row->b * p->v_stride.b + head};
+  const int64_t first = args->cu_seqlens_k[row->b];
+  return (keys_of_row){args->cu_seqlens_k[row->b + 1] - first, first * p->v_stride.s + head};
+}
+
 /* Mean of the finite values of one column of V over all keys of the row's sequence; padding holds NaN. */
 static double mean_of_column(const attn_problem *p, const attn_args *args, const bench_expected_row *row, int64_t d) {
-  bool varlen = p->uses & ATTN_USE_VARLEN;
-  const attn_strides *stride = &p->v_stride;
-  int64_t first = varlen ? args->cu_seqlens_k[row->b] : 0, keys = varlen ? args->cu_seqlens_k[row->b + 1] - first : p->seq_k;
-  int64_t head = row->h / (p->heads_q / p->heads_kv), count = 0;
-  int64_t at = (varlen ? 0 : row->b * stride->b) + head * stride->h + first * stride->s + d * stride->d;
+  const keys_of_row keys = find_keys(p, args, row);
+  int64_t count = 0;
   double sum = 0.0;
-  for (int64_t j = 0; j < keys; j++) {
-    double v = attn_oracle_load(args->v, p->dtype_kv, at + j * stride->s);
+  for (int64_t j = 0; j < keys.count; j++) {
+    const double v = attn_oracle_load(args->v, p->dtype_kv, keys.at + d * p->v_stride.d + j * p->v_stride.s);
     if (!isfinite(v)) continue;
     sum += v;
     count++;
@@ -127,17 +164,20 @@ static double null_value(const bench_expected *e, const attn_args *args, null_an
   }
 }
 
+static bool null_row_passes(const bench_expected *e, const attn_args *args, const attn_numerics *numerics, int64_t n,
+                            null_answer answer) {
+  const bench_row_limits limits = bench_limits_of_row(&e->problem, numerics, &e->row[n].facts, e->zero_mean);
+  for (int64_t d = 0; d < e->problem.dim_v; d++) {
+    const int64_t at = n * e->problem.dim_v + d;
+    if (bench_output_ratio(&limits, e->o[at], e->m[at], e->w[at], null_value(e, args, answer, n, d)) > 1.0) return false;
+  }
+  return true;
+}
+
 /* True if the answer passes at every output of every checked row: stops at the first that rejects it. */
 static bool null_passes(const bench_expected *e, const attn_args *args, const attn_numerics *numerics, null_answer answer) {
-  const attn_problem *p = &e->problem;
-  for (int64_t n = 0; n < e->rows; n++) {
-    bench_row_limits limits = bench_limits_of_row(p, numerics, &e->row[n].facts, e->zero_mean);
-    for (int64_t d = 0; d < p->dim_v; d++) {
-      int64_t at = n * p->dim_v + d;
-      double ratio = bench_output_ratio(&limits, e->o[at], e->m[at], e->w[at], null_value(e, args, answer, n, d));
-      if (ratio > 1.0) return false;
-    }
-  }
+  for (int64_t n = 0; n < e->rows; n++)
+    if (!null_row_passes(e, args, numerics, n, answer)) return false;
   return true;
 }
 
