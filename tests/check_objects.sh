@@ -1,5 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
+# shellcheck disable=SC2044,SC2046,SC2086  # lists of words and of names without blanks
 # What may not be in the object files: instructions of a tier outside that tier's folder, code that runs at load time, and
 # exported names that do not begin with attn_.
 #

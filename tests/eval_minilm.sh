@@ -1,5 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
+# shellcheck disable=SC2046,SC2059,SC2086  # lists of words and of names without blanks
 # `attnbench eval` on what a trained model's attention reads (tests/data/minilm): every kernel must agree with the oracle and
 # with NumPy's float64 answer, and must be told apart from problems that are nearly the same. No Python needed.
 #

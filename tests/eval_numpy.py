@@ -287,7 +287,7 @@ def sequence(p, b, len_q, len_k):
 def pack(p, values):
     """Both with their sequences cut to random lengths and packed, and the answer. The longest is as long as bias, mask and
     scores say."""
-    batch, heads, seq_q, _ = p["q"].shape
+    batch, _, seq_q, _ = p["q"].shape
     len_q, len_k = (RNG.integers(0, seq + 1, batch) for seq in (seq_q, p["k"].shape[2]))
     len_q[0], len_k[0] = seq_q, p["k"].shape[2]
     parts = [reference(sequence(values, b, len_q[b], len_k[b])) for b in range(batch)]

@@ -324,8 +324,8 @@ def test_limits_are_the_columns_of_the_peers_table():
 
 def test_axes_span_a_grid_and_replace_those_of_presets():
     grid = build_cases([], ["seq=128:512:*2", "head_dim=64,80"], 1)
-    assert [(case.seq_q, case.seq_k, case.head_dim) for case in grid] == list(
-        (seq, seq, dim) for seq, dim in itertools.product((128, 256, 512), (64, 80)))
+    assert [(case.seq_q, case.seq_k, case.head_dim) for case in grid] == [
+        (seq, seq, dim) for seq, dim in itertools.product((128, 256, 512), (64, 80))]
     assert {case.heads for case in build_cases(["limits"], ["heads=8", "heads_kv=heads"], 1)} == {8}
     assert {(case.seq_q, case.seq_k) for case in build_cases(["limits"], ["seq=64"], 1)} == {(64, 64)}
     assert [case.seq_k for case in build_cases([], ["seq_k=4:10:+3"], 1)] == [4, 7, 10]

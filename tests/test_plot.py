@@ -6,15 +6,14 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-
 from plot_data import COLUMNS, PEAK, everything, grid, layer, layers, row, untimed, write
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
-import plot  # noqa: E402
-from plotting import notes, table, views  # noqa: E402
-from plotting.table import ResultsError, read_csv, read_results  # noqa: E402
-from plotting.views import NothingToDraw  # noqa: E402
+import plot
+from plotting import notes, table, views
+from plotting.table import ResultsError, read_csv, read_results
+from plotting.views import NothingToDraw
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ static void interval_covers_as_often_as_it_says(void **state) {
   double values[N];
   for (int trial = 0; trial < TRIALS; trial++) {
     test_fill(uniform, N, (unsigned)trial);
-    for (int i = 0; i < N; i++) values[i] = exp(3 * uniform[i]); /* skewed, like times; median 1 */
+    for (int i = 0; i < N; i++) values[i] = exp((double)(3 * uniform[i])); /* skewed, like times; median 1 */
     const bench_summary s = bench_summarise(values, N);
     covered += s.ci_lo <= 1 && 1 <= s.ci_hi;
   }

@@ -33,9 +33,8 @@ from pairing import machine, mkl  # noqa: E402
 
 machine.prepare_environment()  # before NumPy starts its threads
 machine.need_numpy()
-import numpy as np  # noqa: E402
-
 import capture_qkv  # noqa: E402  the tokenizer and the model in NumPy
+import numpy as np  # noqa: E402
 from pairing import attnbench  # noqa: E402
 from pairing.options import LEAST_ROUNDS, at_least  # noqa: E402
 from pairing.rounds import SPIN_PAUSE_S, schedule  # noqa: E402

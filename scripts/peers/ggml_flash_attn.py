@@ -26,7 +26,6 @@ from pairing.machine import need_numpy, prepare_environment
 prepare_environment()  # before NumPy starts its threads
 need_numpy()
 import numpy as np  # noqa: E402
-
 from pairing import script  # noqa: E402
 from pairing.attnbench import ASSUMED_EXP_ERROR, LoadError, Rounding, load_functions  # noqa: E402
 from pairing.implementation import Absent, Prepared, Refused  # noqa: E402

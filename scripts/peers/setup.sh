@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
+# shellcheck disable=SC2012,SC2086,SC2116  # lists of words and of names without blanks
 # Gives peers environments of their own: .venv-peers/NAME with what scripts/peers/requirements-NAME.txt pins.
 #
 #   scripts/peers/setup.sh torch onnxruntime     these

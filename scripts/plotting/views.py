@@ -421,7 +421,7 @@ def scaling_panels(rows):
     for panel in panels(rows, ("threads",)):
         fewest = min((row["threads"] for row in panel.rows if row.timed), default=0)
         base = {row["kernel"]: row for row in panel.rows if row.timed and row["threads"] == fewest}
-        curves = curves_of(panel.rows, lambda row: scaling_point(row, base.get(row["kernel"])))
+        curves = curves_of(panel.rows, lambda row, base=base: scaling_point(row, base.get(row["kernel"])))
         if any(len(curve.points) > 1 for curve in curves):
             drawn.append(RatePanel(panel.conditions, "speed-up", [curve for curve in curves if len(curve.points) > 1], {},
                                    sorted({row["threads"] for row in panel.rows}), panel.rows))

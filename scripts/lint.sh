@@ -1,0 +1,122 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# Checks in the sources what a machine can check: format, suspicious code, line length, spelling, commit subjects.
+set -u
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+usage() {
+  cat <<'END'
+usage: scripts/lint.sh [--long] [--fix] [CHECK]...
+
+Runs the checks named, or all:
+
+  format     clang-format 14 would change no C file (.clang-format)
+  tidy       clang-tidy 14 complains about nothing (.clang-tidy); with --long also its static analyzer, which takes minutes
+  python     ruff complains about nothing (ruff.toml)
+  shell      shellcheck complains about nothing
+  spelling   codespell finds no misspelling (.codespellrc)
+  length     no line of C, Python, shell or CMake is longer than 125 characters
+  licence    every source file names its licence in its first lines
+  subjects   no commit subject since the turn of 0.1 is longer than 72 characters
+
+  --fix      let clang-format and ruff mend what they can, instead of complaining
+  -h, --help this text
+
+Prints one line per check. A check whose tool is absent is skipped and says so; scripts/setup.sh installs the tools. The exit code is
+0 only if no check failed. tidy needs a configured build folder: build/, from `cmake --preset release`.
+END
+}
+
+long='' fix=''
+chosen=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    -h | --help) usage && exit 0 ;;
+    --long) long=1 ;;
+    --fix) fix=1 ;;
+    -*) warn "lint.sh: unknown option '$1' (see --help)" && exit 2 ;;
+    *) chosen+=("$1") ;;
+  esac
+  shift
+done
+first_commit=3e7509d # subjects before it are published
+
+# Names of the sources that match a pattern: those git knows, else those that lie outside of build folders and virtual environments.
+sources() {
+  { git ls-files --cached --others --exclude-standard 2>/dev/null || find . -type f -not -path './build*' -not -path './.*' -printf '%P\n'; } |
+    grep -E "$1" | grep -vE '^(results/|tests/data/)' | while read -r name; do [ -f "$name" ] && say "$name"; done
+}
+mapfile -t c_files < <(sources '\.[ch]$')
+mapfile -t python_files < <(sources '\.py$')
+mapfile -t shell_files < <(sources '\.sh$|^\.ci/run$')
+mapfile -t cmake_files < <(sources '\.cmake$|(^|/)CMakeLists\.txt$')
+
+# ---- Checks: each prints complaints and fails, or sets `skipped` ---------------------------------------------------------
+
+check_format() {
+  local tool
+  tool=$(clang_tool clang-format) || { skipped="no clang-format 14; to install it: apt-get install clang-format-14" && return; }
+  if [ -n "$fix" ]; then "$tool" -i "${c_files[@]}"; else "$tool" --dry-run --Werror "${c_files[@]}"; fi
+}
+
+# The files of the compile commands, but for generated ones.
+compiled_files() { sed -n 's|^  "file": "\(.*\.c\)",*$|\1|p' build/compile_commands.json | grep -v '/build/' | sort -u; }
+
+check_tidy() {
+  local tool extra=(--extra-arg=-fno-openmp) # clang's OpenMP may be absent
+  tool=$(clang_tool clang-tidy) || { skipped="no clang-tidy 14; to install it: apt-get install clang-tidy-14" && return; }
+  [ -e build/compile_commands.json ] || { skipped="no build/compile_commands.json: cmake --preset release makes it" && return; }
+  [ -z "$long" ] || extra+=('--checks=clang-analyzer-*,-clang-analyzer-valist.Uninitialized,-clang-analyzer-security.insecureAPI.*')
+  compiled_files | xargs -P "$jobs" -n 8 "$tool" -p build --quiet --extra-arg=-Wno-unknown-warning-option "${extra[@]}" \
+    2>"$logs/tidy-errors.txt" | grep -E '(warning|error): .*\[' -A 2 | sort -u
+  [ "${PIPESTATUS[1]}" = 0 ]
+}
+
+check_python() {
+  have ruff || { skipped="no ruff; to install it: scripts/setup.sh, or pip install ruff" && return; }
+  ruff check --quiet --no-cache --output-format concise ${fix:+--fix} "${python_files[@]}"
+}
+
+check_shell() {
+  have shellcheck || { skipped="no shellcheck; to install it: apt-get install shellcheck" && return; }
+  shellcheck "${shell_files[@]}"
+}
+
+check_spelling() {
+  have codespell || { skipped="no codespell; to install it: apt-get install codespell" && return; }
+  sources '\.([chs]|md|py|sh|def|cmake|cpp|in|txt|cff)$|^LICENSE$' | xargs codespell
+}
+
+check_length() {
+  ! awk 'length($0) > 125 { printf "%s:%d: %d characters\n", FILENAME, FNR, length($0) }' \
+    "${c_files[@]}" "${python_files[@]}" "${shell_files[@]}" "${cmake_files[@]}" | grep .
+}
+
+check_licence() {
+  local file result=0
+  for file in "${c_files[@]}" "${python_files[@]}" "${shell_files[@]}" "${cmake_files[@]}"; do
+    head -n 3 "$file" | grep -q 'SPDX-License-Identifier: MIT' || { say "$file: no SPDX line" && result=1; }
+  done
+  return "$result"
+}
+
+check_subjects() {
+  git cat-file -e "$first_commit^{commit}" 2>/dev/null || { skipped="the history since $first_commit is not here" && return; }
+  ! git log --no-merges --format=%s "$first_commit.." | awk 'length($0) > 72' | grep .
+}
+
+# ---- All of them -----------------------------------------------------------------------------------------------------
+
+logs=$root/build/log
+mkdir -p "$logs"
+[ ${#chosen[@]} -gt 0 ] || chosen=(format tidy python shell spelling length licence subjects)
+status=0
+for check in "${chosen[@]}"; do
+  [ "$(type -t "check_$check")" = function ] || { warn "lint.sh: no check '$check' (see --help)" && exit 2; }
+  begun=$SECONDS skipped='' result=passed
+  "check_$check" >"$logs/lint-$check.txt" 2>&1 || result=FAILED status=1
+  [ $result = passed ] || cat "$logs/lint-$check.txt"
+  [ -z "$skipped" ] || result="skipped: $skipped"
+  say "$check: $result ($((SECONDS - begun)) s)"
+done
+exit $status
