@@ -3,14 +3,15 @@
 """The documents say what is true: their links lead somewhere, their commands are accepted, their code compiles and runs.
 
     check_documents.py links
+    check_documents.py facts
     check_documents.py commands ATTNBENCH [ATTNBENCH_GBENCH]
     check_documents.py snippets DOCUMENT COMPILER FLAG...
     check_documents.py tutorial FOLDER COMPILER
 
-`commands` tries every line of a ```sh block that calls build/harness/attnbench: a run or a check with --dry-run, the others as they
-are. `snippets` makes one program of the ```c blocks of a document and runs it. A block that begins with `#include` or `static` goes to
-file scope; any other becomes the body of a function. `tutorial` follows docs/tutorial.md in a copy of the source tree: it writes each
-```c block to the file that the block's first comment names, and runs each ```sh block.
+`commands` tries every line of a ```sh block that calls build/harness/attnbench: a run or a check with --dry-run, the others
+as they are. `snippets` makes one program of the ```c blocks of a document and runs it. A block that begins with `#include`
+or `static` goes to file scope; any other becomes the body of a function. `tutorial` follows docs/tutorial.md in a copy of
+the source tree: it writes each ```c block to the file that the block's first comment names, and runs each ```sh block.
 """
 
 import os
@@ -69,6 +70,29 @@ def check_links():
     return 1 if problems else 0
 
 
+# ---- Facts -----------------------------------------------------------------------------------------------------------
+
+
+def version_in(file, pattern):
+    return ".".join(re.search(pattern, (ROOT / file).read_text(), re.DOTALL).groups())
+
+
+def check_facts():
+    """One version everywhere, and a licence for all test data."""
+    versions = {
+        "CMakeLists.txt": version_in("CMakeLists.txt", r"project\(attn VERSION ([\d.]+)"),
+        "include/attn/attn.h": version_in("include/attn/attn.h", r"MAJOR (\d+).*MINOR (\d+).*PATCH (\d+)"),
+        "CITATION.cff": version_in("CITATION.cff", r"\nversion: ([\d.]+)"),
+    }
+    licences = (ROOT / "LICENSES.md").read_text()
+    folders = [f"tests/data/{path.name}" for path in (ROOT / "tests/data").iterdir()]
+    wrong = [f"{folder} is not in LICENSES.md" for folder in folders if folder not in licences]
+    if len(set(versions.values())) > 1:
+        wrong.append(f"versions differ: {versions}")
+    print("\n".join(wrong) or "versions agree, and all test data has a licence")
+    return 1 if wrong else 0
+
+
 # ---- Commands --------------------------------------------------------------------------------------------------------
 
 
@@ -81,10 +105,10 @@ def commands(text):
 
 
 def dry(words, attnbench, gbench):
-    """What to run instead of these words, so that nothing is timed and no file is needed; None where that is not possible."""
-    program = words[0]
-    if program == "build/harness/gbench/attnbench-gbench":
-        return [gbench, *[word for word in words[1:] if "benchmark_out" not in word], "--benchmark_list_tests"] if gbench else None
+    """What to run instead, so that nothing is timed and no file is needed; None where that is not possible."""
+    if words[0] == "build/harness/gbench/attnbench-gbench":
+        options = [word for word in words[1:] if "benchmark_out" not in word]
+        return [gbench, *options, "--benchmark_list_tests"] if gbench else None
     command = next((word for word in words[1:] if not word.startswith("-")), "run")
     if command in ("peak", "eval"):
         return None
@@ -107,7 +131,7 @@ def try_command(line, attnbench, gbench):
     if arguments is None:
         return None
     print("  " + line, flush=True)
-    answer = subprocess.run(arguments, env=environment, capture_output=True, text=True)
+    answer = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
     if answer.returncode == 0 or "libhwloc-dev" in answer.stderr:  # this attnbench may be built without hwloc
         return None
     return f"exit code {answer.returncode}: {answer.stderr or answer.stdout}"
@@ -151,8 +175,8 @@ def check_snippets(document, compiler, *flags):
     warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-variable", "-Wno-unused-function"]
     sources = [compiler, "-std=c11", "-O1", *warnings, "snippets.c", "-o", "snippets", *flags]
     for command in (sources, ["./snippets"]):
-        answer = subprocess.run(command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        print(answer.stdout)
+        answer = subprocess.run(command, cwd=folder, text=True, capture_output=True, check=False)
+        print(answer.stdout + answer.stderr)
         if answer.returncode:
             print(f"WRONG: {document}: exit code {answer.returncode} of {command[0]}")
             return 1
@@ -183,27 +207,38 @@ def expecting(text):
                                 flags=re.MULTILINE)
 
 
+CONFIGURE = ("cmake --preset release -DCMAKE_C_FLAGS_RELEASE=-O1 -DATTN_BUILD_TESTS=OFF -DATTN_BUILD_EXAMPLES=OFF "
+             "-DATTN_OPENBLAS=OFF -DATTN_ONEDNN=OFF >configure.log")
+
+
+def steps_of(document):
+    """(line number, language, text) in order. The first step makes the builds quick; what counts is that each step works."""
+    found = [(number, language, text) for language in ("sh", "c") for number, text in blocks(document, language)]
+    return [(0, "sh", CONFIGURE), *sorted(found)]
+
+
+def follow(folder, language, text, environment):
+    """Whether one step succeeds."""
+    if language == "c":
+        return (folder / re.match(r"/\* ([\w./]+\.c)\b", text)[1]).write_text(text) > 0
+    return subprocess.run(["bash", "-c", expecting(text)], cwd=folder, env=environment, check=False).returncode == 0
+
+
 def check_tutorial(folder, compiler):
-    """Builds with little optimisation and without tests: what counts is that each step works. No step may install anything."""
+    if not shutil.which("pkg-config"):
+        print("skipped: pkg-config is missing (Debian: apt-get install pkg-config)")
+        return SKIPPED
     folder = pathlib.Path(folder)
     folder.mkdir(exist_ok=True)
     copy_sources(folder)
-    document = folder / "docs/tutorial.md"
     home = folder / "home"
     for leftover in (home, folder / "first"):
         shutil.rmtree(leftover, ignore_errors=True)
     home.mkdir()
     environment = {**os.environ, "HOME": str(home), "ATTN_NO_INSTALL": "1", "CC": compiler}
-    configure = ("cmake --preset release -DCMAKE_C_FLAGS_RELEASE=-O1 -DATTN_BUILD_TESTS=OFF -DATTN_BUILD_EXAMPLES=OFF "
-                 "-DATTN_OPENBLAS=OFF -DATTN_ONEDNN=OFF >configure.log")
-    steps = [(0, "sh", configure)]
-    for language in ("sh", "c"):
-        steps += [(number, language, text) for number, text in blocks(document, language)]
-    for number, language, text in sorted(steps):
+    for number, language, text in steps_of(folder / "docs/tutorial.md"):
         print(f"---- docs/tutorial.md:{number}", flush=True)
-        if language == "c":
-            (folder / re.match(r"/\* ([\w./]+\.c)\b", text)[1]).write_text(text)
-        elif subprocess.run(["bash", "-c", expecting(text)], cwd=folder, env=environment).returncode:
+        if not follow(folder, language, text, environment):
             print(f"WRONG: docs/tutorial.md:{number}:\n{text}")
             return 1
     return 0

@@ -35,9 +35,8 @@
 #include <stdint.h>
 
 #define ATTN_VERSION_MAJOR 0 /**< Changes when programs have to change. */
-#define ATTN_VERSION_MINOR \
-  1 /**< Changes with every release that adds something; before 1.0 programs may have to change too. */
-#define ATTN_VERSION_PATCH 0 /**< Changes with every release that only mends something. */
+#define ATTN_VERSION_MINOR 1 /**< Changes when something is added; before 1.0 programs may have to change too. */
+#define ATTN_VERSION_PATCH 0 /**< Changes when errors are corrected. */
 
 /** Marks what the shared libraries export. */
 #if defined(ATTN_SHARED) && defined(__GNUC__)
