@@ -101,9 +101,12 @@ typedef struct attention {
   float *nowhere;
   uint16_t *p[2], *q[2], *v;
   pending_sums pending;
+  const uint16_t *k;       /* the first key of the KV head */
+  int64_t in_place_blocks; /* of K */
   int depth_qk, depth_v;
-  bool adjusted; /* scores are more than dot products times a positive scale */
-  float scale;   /* of what softmax finds, to log2 units */
+  body_function *body[2]; /* of jobs that are not masked, and that are */
+  bool adjusted;          /* scores are more than dot products times a positive scale */
+  float scale;            /* of what softmax finds, to log2 units */
 } attention;
 
 /* Where the loop over super-blocks of keys, tiles and blocks stands. */
@@ -168,27 +171,23 @@ static void find_job(const attention *a, walk *w, job *next) {
 /* ---- One job's operands ---- */
 
 static score_work scores_of(const attention *a, const job *j, float *s) {
-  const attn_problem *p = a->block->problem;
-  const int64_t key = j->block * KEY_BLOCK, value = sizeof(uint16_t);
-  if (k_in_place(p) && key + KEY_BLOCK <= a->block->seq->len_k)
-    return (score_work){
-        .s = s,
-        .q = j->q,
-        .k = (const uint16_t *)a->block->args->k + attn_k_offset(p, a->block->seq, a->block->b, a->block->head, key),
-        .k_stride = p->k_stride.s * value,
-        .k_step = DEPTH * value,
-        .k_group = 32 * p->k_stride.s * value};
+  const bool in_place = j->block < a->in_place_blocks;
+  const int64_t value = sizeof(uint16_t), stride = in_place ? a->block->problem->k_stride.s : DEPTH;
   return (score_work){.s = s,
                       .q = j->q,
-                      .k = packed_k(p, a->unit, j->block),
-                      .k_stride = DEPTH * value,
-                      .k_step = STEP * value,
-                      .k_group = a->depth_qk * STEP * value};
+                      .k = in_place ? a->k + j->block * KEY_BLOCK * stride : packed_k(a->block->problem, a->unit, j->block),
+                      .k_stride = stride * value,
+                      .k_step = (in_place ? DEPTH : STEP) * value,
+                      .k_group = (in_place ? 32 * stride : a->depth_qk * STEP) * value};
+}
+
+static const uint16_t *values_of(const attention *a, const job *j) {
+  return a->unit + j->block * (a->depth_v * GROUPS * STEP);
 }
 
 /* A copy of V^T without the keys that no query of the tile sees. */
 static const uint16_t *seen_values(const attention *a, const job *j) {
-  const uint16_t *v = packed_v(a->block->problem, a->unit, j->block);
+  const uint16_t *v = values_of(a, j);
   uint64_t seen = 0;
   if (!j->masked) return v;
   for (int i = 0; i < TILE_QUERIES; i++) seen |= j->visible[i] | (uint64_t)j->visible[TILE_QUERIES + i] << 32;
@@ -201,11 +200,10 @@ static const uint16_t *seen_values(const attention *a, const job *j) {
 
 /* Without a job, products of finite or other values go where the first job's output will start anew. */
 static output_work output_of(const attention *a, const job *before, const job *now, const uint16_t *p) {
-  if (!before->exists)
-    return (output_work){.o = now->tile->o, .starts = true, .v = packed_v(a->block->problem, a->unit, now->block), .p = p};
+  if (!before->exists) return (output_work){.o = now->tile->o, .starts = true, .v = values_of(a, now), .p = p};
   return (output_work){.o = before->tile->o,
                        .starts = before->starts,
-                       .v = a->block->careful ? seen_values(a, before) : packed_v(a->block->problem, a->unit, before->block),
+                       .v = a->block->careful ? seen_values(a, before) : values_of(a, before),
                        .p = p};
 }
 
@@ -255,7 +253,7 @@ static void run_job(attention *a, const job *before, const job *now, const job *
   const score_work scores = scores_of(a, next->exists ? next : now, a->s);
   float sum[TILE_QUERIES];
   const softmax_work x = softmax_of(a, now, a->s, p, sum);
-  body_for(a->depth_v, a->depth_qk, now->masked)(&a->pending, &output, a->depth_v, &scores, a->depth_qk, &x);
+  a->body[now->masked](&a->pending, &output, a->depth_v, &scores, a->depth_qk, &x);
   settle_job(a, now, p, sum);
   if (before->exists && before->last) finish_tile(a->block, before->tile);
 }
@@ -331,6 +329,9 @@ static void compute(const attn_schedule *schedule, const attn_args *args, attn_t
   const int64_t tiles = (rows.rows + TILE_QUERIES - 1) / TILE_QUERIES, outputs = outputs_of(p, schedule->row_block);
   for (int64_t i = 0; i < tiles; i++)
     start_tile(&block, i * TILE_QUERIES, floats_at(scratch, at.o) + i % outputs * a.depth_v * SUMS, &a.tiles[i]);
+  for (int masked = 0; masked < 2; masked++) a.body[masked] = body_for(a.depth_v, a.depth_qk, masked);
+  if (k_in_place(p)) a.in_place_blocks = rows.seq.len_k / KEY_BLOCK;
+  a.k = (const uint16_t *)args->k + attn_k_offset(p, &rows.seq, rows.b, rows.head, 0);
   a.scale = a.adjusted ? 1.0f : p->scale * LOG2_E;
   attend(&a, &block, tiles);
 }

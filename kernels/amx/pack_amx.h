@@ -131,19 +131,18 @@ static void pack_keys(const attn_schedule *schedule, const attn_args *args, attn
 /* Up to 32 queries, of which those that see no key may hold anything and count as zeros. */
 static void pack_queries(const row_block *block, int64_t row, const attn_key_range *range, uint16_t *to) {
   const attn_problem *p = block->problem;
+  const problem_row first = problem_row_of(block, row);
+  const uint16_t *q = (const uint16_t *)block->args->q + attn_q_offset(p, block->seq, block->b, first.head, first.query);
   const uint16_t *from[TILE_QUERIES];
-  for (int64_t i = 0; i < TILE_QUERIES; i++) {
-    const problem_row at = problem_row_of(block, row + i);
-    const bool used = row + i < block->rows && range[i].begin < range[i].end;
-    from[i] = used ? (const uint16_t *)block->args->q + attn_q_offset(p, block->seq, block->b, at.head, at.query) : NULL;
-  }
+  for (int64_t i = 0; i < TILE_QUERIES; i++)
+    from[i] = row + i < block->rows && range[i].begin < range[i].end ? q + i * p->q_stride.s : NULL;
   for (int64_t d = 0; d < p->dim_qk; d += DEPTH, to += STEP)
     for (int half = 0; half < 2; half++) {
       vec r[HALF];
       UNROLL
       for (int i = 0; i < HALF; i++) {
-        const uint16_t *q = from[half * HALF + i];
-        r[i] = q ? _mm512_castsi512_ps(load_values(q + d * p->q_stride.d, p->q_stride.d, p->dim_qk - d)) : vec_zero();
+        const uint16_t *at = from[half * HALF + i];
+        r[i] = at ? _mm512_castsi512_ps(load_values(at + d * p->q_stride.d, p->q_stride.d, p->dim_qk - d)) : vec_zero();
       }
       vec_transpose(r);
       UNROLL

@@ -22,19 +22,37 @@ typedef struct query_tile {
   bool again;   /* some rows are not finite */
 } query_tile;
 
+static bool ranges_differ(const attn_problem *p) {
+  return p->window_left >= 0 || p->window_right >= 0 || attn_uses(p, ATTN_USE_ROW_LEN);
+}
+
 /* Rows beyond the last one repeat its range, so that they never make a block an edge. */
-static void start_tile(const row_block *block, int64_t row, float *o, query_tile *t) {
-  *t = (query_tile){.row = row, .all_end = INT64_MAX, .o = o};
-  attn_key_range any = {INT64_MAX, 0};
+static void find_ranges(const row_block *block, query_tile *t) {
+  const problem_row last = problem_row_of(block, t->row + TILE_QUERIES - 1);
+  const bool one = !ranges_differ(block->problem) && last.query < block->seq->len_q;
+  attn_key_range range = {0, 0};
   for (int64_t i = 0; i < TILE_QUERIES; i++) {
-    const attn_key_range range =
-        attn_allowed_keys(block->problem, block->args, block->seq, block->b, problem_row_of(block, row + i).query);
+    if (i == 0 || !one)
+      range = attn_allowed_keys(block->problem, block->args, block->seq, block->b, problem_row_of(block, t->row + i).query);
     t->range[i] = range;
+  }
+}
+
+static void start_tile(const row_block *block, int64_t row, float *o, query_tile *t) {
+  attn_key_range any = {INT64_MAX, 0};
+  t->row = row;
+  t->o = o;
+  t->started = t->again = false;
+  t->first_block = t->end_block = t->all_begin = 0;
+  t->all_end = INT64_MAX;
+  find_ranges(block, t);
+  for (int64_t i = 0; i < TILE_QUERIES; i++) {
+    const attn_key_range range = t->range[i];
     t->minus_ref[i] = -FIRST_REFERENCE;
+    t->sum[i] = 0;
     t->all_begin = max64(t->all_begin, range.begin);
     t->all_end = min64(t->all_end, range.end);
-    if (range.begin >= range.end) continue;
-    any.begin = min64(any.begin, range.begin);
+    any.begin = min64(any.begin, range.begin < range.end ? range.begin : INT64_MAX);
     any.end = max64(any.end, range.end);
   }
   if (any.begin >= any.end) return;
@@ -168,55 +186,88 @@ static void move_half(query_tile *t, int half, __mmask16 moving, vec largest, in
 
 /* ---- Rows out ---- */
 
-/* 16 floats of an output row, of which n are there, from element `at` on; elements are adjacent. */
-static ALWAYS_INLINE void store_output(const row_block *block, int64_t at, vec x, int64_t n) {
-  if (block->problem->dtype_o == ATTN_F32) {
-    _mm512_mask_storeu_ps((float *)block->args->o + at, first_lanes(n), x);
-    return;
-  }
-  const __m512i bits = _mm512_castps_si512(x); /* finite: the caller has seen to it */
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-  _mm512_mask_cvtepi32_storeu_epi16((uint16_t *)block->args->o + at, first_lanes(n), _mm512_srli_epi32(rounded, 16));
+/* 16 queries of one dimension: O^T / denominator, without -0, whose sign would tell whether unseen keys had added their 0. 0 x is NaN
+ * for NaN and infinities, and stays so in `poison`. */
+static ALWAYS_INLINE vec divided(const float *o, vec inverse, vec *poison) {
+  const vec x = vec_fma(vec_load(o), inverse, vec_zero());
+  *poison = vec_fma(x, vec_zero(), *poison);
+  return x;
 }
 
-/* O of one row whose elements are not adjacent. */
-static void store_strided(const row_block *block, const query_tile *t, int64_t i, float inverse) {
-  const attn_problem *p = block->problem;
-  const problem_row at = problem_row_of(block, t->row + i);
-  const int64_t offset = attn_o_offset(p, block->seq, block->b, at.head, at.query);
-  for (int64_t d = 0; d < p->dim_v; d++)
-    attn_store_f32(block->args->o, p->dtype_o, offset + d * p->o_stride.d, fmaf(t->o[d * TILE_QUERIES + i], inverse, 0.0f));
+/* 16 values of a and of b as bfloat16, side by side in pairs. */
+static ALWAYS_INLINE vec pairs_of(vec a, vec b) {
+  static const uint16_t order[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                     8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  const __m512bh narrow = _mm512_cvtne2ps_pbh(b, a);
+  __m512i bits;
+  memcpy(&bits, &narrow, sizeof bits);
+  return _mm512_castsi512_ps(_mm512_permutexvar_epi16(_mm512_loadu_si512(order), bits));
 }
 
-/* The rows `good` of a half: O = O^T / denominator, without -0, whose sign would tell whether unseen keys had added their 0. */
-static void store_half(const row_block *block, const query_tile *t, int half, __mmask16 good, vec inverse) {
-  const attn_problem *p = block->problem;
-  float inverses[HALF];
-  int64_t offset[HALF];
-  vec_store(inverses, inverse);
-  for (int i = 0; i < HALF; i++) {
-    const problem_row at = problem_row_of(block, t->row + half * HALF + i);
-    offset[i] = attn_o_offset(p, block->seq, block->b, at.head, at.query);
-    if (p->o_stride.d != 1 && good >> i & 1) store_strided(block, t, half * HALF + i, inverses[i]);
-  }
-  for (int64_t d = 0; p->o_stride.d == 1 && d < p->dim_v; d += HALF) {
+/* Where 16 rows of a tile begin in O, and how many there are. */
+typedef struct output_rows {
+  int64_t count, first, stride;
+} output_rows;
+
+/* 16 rows of adjacent elements. Returns what is not finite. */
+static NO_INLINE vec store_f32(const row_block *block, const float *o, vec inverse, output_rows rows) {
+  vec poison = vec_zero();
+  float *to = (float *)block->args->o + rows.first;
+  for (int64_t d = 0; d < block->problem->dim_v; d += HALF) {
     vec r[HALF];
     UNROLL
-    for (int i = 0; i < HALF; i++)
-      r[i] = vec_fma(vec_load(t->o + (d + i) * TILE_QUERIES + half * HALF), inverse, vec_zero());
+    for (int i = 0; i < HALF; i++) r[i] = divided(o + (d + i) * TILE_QUERIES, inverse, &poison);
     vec_transpose(r);
+    const __mmask16 columns = first_lanes(min64(block->problem->dim_v - d, HALF));
     UNROLL
     for (int i = 0; i < HALF; i++)
-      if (good >> i & 1) store_output(block, offset[i] + d, r[i], min64(p->dim_v - d, HALF));
+      if (i < rows.count) _mm512_mask_storeu_ps(to + i * rows.stride + d, columns, r[i]);
   }
+  return poison;
 }
 
-/* The rows of a half whose O is finite once divided. */
-static __mmask16 finite_rows(const query_tile *t, int64_t dim_v, int half, vec inverse) {
-  vec poison = vec_zero(); /* 0 * x is NaN for NaN and Inf */
-  for (int64_t d = 0; d < dim_v; d++)
-    poison = vec_fma(vec_mul(vec_load(t->o + d * TILE_QUERIES + half * HALF), inverse), vec_zero(), poison);
+static NO_INLINE vec store_bf16(const row_block *block, const float *o, vec inverse, output_rows rows) {
+  vec poison[2] = {vec_zero(), vec_zero()};
+  uint16_t *to = (uint16_t *)block->args->o + rows.first;
+  for (int64_t d = 0; d < block->problem->dim_v; d += DEPTH) {
+    vec r[HALF];
+    UNROLL
+    for (int i = 0; i < HALF; i++) {
+      const float *at = o + (d + 2 * i) * TILE_QUERIES;
+      r[i] = pairs_of(divided(at, inverse, &poison[0]), divided(at + TILE_QUERIES, inverse, &poison[1]));
+    }
+    vec_transpose(r);
+    const __mmask32 columns = (__mmask32)low_bits(min64(block->problem->dim_v - d, DEPTH));
+    UNROLL
+    for (int i = 0; i < HALF; i++)
+      if (i < rows.count) _mm512_mask_storeu_epi16(to + i * rows.stride + d, columns, _mm512_castps_si512(r[i]));
+  }
+  return vec_add(poison[0], poison[1]);
+}
+
+/* Rows whose elements are not adjacent. */
+static NO_INLINE vec store_strided(const row_block *block, const float *o, vec inverse, output_rows rows) {
+  const attn_problem *p = block->problem;
+  vec poison = vec_zero();
+  for (int64_t d = 0; d < p->dim_v; d++) {
+    float x[HALF];
+    vec_store(x, divided(o + d * TILE_QUERIES, inverse, &poison));
+    for (int64_t i = 0; i < rows.count; i++)
+      attn_store_f32(block->args->o, p->dtype_o, rows.first + i * rows.stride + d * p->o_stride.d, x[i]);
+  }
+  return poison;
+}
+
+/* The rows of a half: O = O^T / denominator. Returns which of them are finite. */
+static __mmask16 store_half(const row_block *block, const query_tile *t, int half, int64_t count, vec inverse) {
+  const attn_problem *p = block->problem;
+  const problem_row at = problem_row_of(block, t->row + half * HALF);
+  const output_rows rows = {
+      .count = count, .first = attn_o_offset(p, block->seq, block->b, at.head, at.query), .stride = p->o_stride.s};
+  const float *o = t->o + half * HALF;
+  const vec poison = p->o_stride.d != 1        ? store_strided(block, o, inverse, rows)
+                     : p->dtype_o == ATTN_BF16 ? store_bf16(block, o, inverse, rows)
+                                               : store_f32(block, o, inverse, rows);
   return _mm512_cmp_ps_mask(poison, poison, _CMP_ORD_Q);
 }
 
@@ -229,7 +280,7 @@ static void store_empty(const row_block *block, const query_tile *t, int64_t i) 
   store_lse(block, t->row + i, -INFINITY);
 }
 
-/* What becomes of the rows of a half that are not `good`. An O that is not finite may have met NaN or infinity in V of a key that no
+/* What becomes of the rows of a half that are not `good`, whatever has been stored for them. An O that is not finite may have met NaN or infinity in V of a key that no
  * query of the tile sees, whose weight is 0: `again` asks for a careful second try without those. What is not finite then either
  * (another query's key, an input, an overflow) is computed on its own in double precision, from its allowed keys alone. */
 static void settle_rows_left(const row_block *block, query_tile *t, int half, __mmask16 good, __mmask16 weighted) {
@@ -267,8 +318,7 @@ static NO_INLINE void finish_tile(const row_block *block, query_tile *t) {
     const vec inverse = vec_div(vec_set1(1), denominator);
     const __mmask16 weighted = first_lanes(rows) & _mm512_cmp_ps_mask(sum, vec_zero(), _CMP_GT_OQ) &
                                _mm512_cmp_ps_mask(denominator, vec_set1(INFINITY), _CMP_LT_OQ);
-    const __mmask16 good = t->started ? weighted & finite_rows(t, p->dim_v, half, inverse) : 0;
-    if (good) store_half(block, t, half, good, inverse);
+    const __mmask16 good = t->started ? weighted & store_half(block, t, half, rows, inverse) : 0;
     store_lse_half(block, t, half, good);
     if (good != first_lanes(rows)) settle_rows_left(block, t, half, good, weighted);
   }

@@ -45,7 +45,6 @@ EMULATE_BINARY(unpacklo_pd, emulated_pd, _mm256_unpacklo_pd)
 EMULATE_BINARY(unpackhi_pd, emulated_pd, _mm256_unpackhi_pd)
 EMULATE_BINARY(or_si512, emulated_si, _mm256_or_si256)
 EMULATE_BINARY(and_si512, emulated_si, _mm256_and_si256)
-EMULATE_BINARY(add_epi32, emulated_si, _mm256_add_epi32)
 EMULATE_BINARY(unpacklo_epi16, emulated_si, _mm256_unpacklo_epi16)
 EMULATE_BINARY(unpackhi_epi16, emulated_si, _mm256_unpackhi_epi16)
 EMULATE_BINARY(unpacklo_epi32, emulated_si, _mm256_unpacklo_epi32)
@@ -98,10 +97,6 @@ EMULATED emulated_si emulated_cvtepu16_epi32(__m256i x) {
 EMULATED emulated_si emulated_slli_epi32(emulated_si x, int count) {
   return (emulated_si){{_mm256_slli_epi32(x.half[0], count), _mm256_slli_epi32(x.half[1], count)}};
 }
-EMULATED emulated_si emulated_srli_epi32(emulated_si x, int count) {
-  return (emulated_si){{_mm256_srli_epi32(x.half[0], count), _mm256_srli_epi32(x.half[1], count)}};
-}
-
 EMULATED emulated_si emulated_set1_epi8(char x) { return (emulated_si){{_mm256_set1_epi8(x), _mm256_set1_epi8(x)}}; }
 EMULATED emulated_si emulated_set1_epi32(int x) { return (emulated_si){{_mm256_set1_epi32(x), _mm256_set1_epi32(x)}}; }
 EMULATED emulated_si emulated_set1_epi16(short x) { return (emulated_si){{_mm256_set1_epi16(x), _mm256_set1_epi16(x)}}; }
@@ -201,12 +196,11 @@ EMULATED emulated_si emulated_maskz_loadu_epi8_512(__mmask64 mask, const void *p
   return emulated_loadu_si512(bytes);
 }
 
-/* The low words of the lanes. */
-EMULATED void emulated_mask_cvtepi32_storeu_epi16(void *p, __mmask16 mask, emulated_si x) {
-  uint32_t lanes[16];
-  memcpy(lanes, &x, sizeof x);
-  for (int i = 0; i < 16; i++)
-    if (mask >> i & 1) memcpy((char *)p + 2 * i, &lanes[i], 2);
+EMULATED void emulated_mask_storeu_epi16(void *p, __mmask32 mask, emulated_si x) {
+  uint16_t values[32];
+  memcpy(values, &x, sizeof x);
+  for (int i = 0; i < 32; i++)
+    if (mask >> i & 1) memcpy((char *)p + 2 * i, &values[i], 2);
 }
 
 /* Lanes that are not loaded or stored are not touched: they may lie beyond the last page. */
@@ -287,6 +281,14 @@ EMULATED emulated_si emulated_mask_shuffle_epi8(emulated_si otherwise, __mmask64
   return emulated_loadu_si512(to);
 }
 
+EMULATED emulated_si emulated_permutexvar_epi16(emulated_si which, emulated_si x) {
+  uint16_t index[32], from[32], to[32];
+  memcpy(index, &which, sizeof which);
+  memcpy(from, &x, sizeof x);
+  for (int i = 0; i < 32; i++) to[i] = from[index[i] & 31];
+  return emulated_loadu_si512(to);
+}
+
 /* The trees of the compilers' headers: lower and upper half, then quarter, pair and single lane. */
 #define EMULATE_REDUCE(name, operation256, operation128)                                   \
   EMULATED float emulated_##name(emulated_ps x) {                                          \
@@ -357,7 +359,6 @@ EMULATED emulated_ps emulated_scalef_ps(emulated_ps x, emulated_ps y) {
 #define __m512d                emulated_pd
 #define __m512i                emulated_si
 #define _mm512_abs_ps          emulated_abs_ps
-#define _mm512_add_epi32       emulated_add_epi32
 #define _mm512_add_ps          emulated_add_ps
 #define _mm512_and_si512       emulated_and_si512
 #define _mm512_castpd_ps       emulated_castpd_ps
@@ -375,29 +376,30 @@ EMULATED emulated_ps emulated_scalef_ps(emulated_ps x, emulated_ps y) {
 #define _mm512_div_ps         emulated_div_ps
 #define _mm512_dpbf16_ps      emulated_dpbf16_ps
 #undef _mm512_extracti64x4_epi64
-#define _mm512_extracti64x4_epi64         emulated_extracti64x4_epi64
-#define _mm512_fmadd_ps                   emulated_fmadd_ps
-#define _mm512_fmsub_ps                   emulated_fmsub_ps
-#define _mm512_load_si512                 emulated_load_si512
-#define _mm512_loadu_ps                   emulated_loadu_ps
-#define _mm512_loadu_si512                emulated_loadu_si512
-#define _mm512_mask_add_ps                emulated_mask_add_ps
-#define _mm512_mask_broadcast_i32x4       emulated_mask_broadcast_i32x4
-#define _mm512_mask_cvtepi32_storeu_epi16 emulated_mask_cvtepi32_storeu_epi16
-#define _mm512_mask_mov_ps                emulated_mask_mov_ps
-#define _mm512_mask_shuffle_epi8          emulated_mask_shuffle_epi8
-#define _mm512_mask_storeu_ps             emulated_mask_storeu_ps
-#define _mm512_maskz_and_epi32            emulated_maskz_and_epi32
-#define _mm512_maskz_loadu_epi16          emulated_maskz_loadu_epi16
-#define _mm512_maskz_loadu_epi8           emulated_maskz_loadu_epi8_512
-#define _mm512_maskz_loadu_ps             emulated_maskz_loadu_ps
-#define _mm512_max_ps                     emulated_max_ps
-#define _mm512_min_ps                     emulated_min_ps
-#define _mm512_mul_ps                     emulated_mul_ps
-#define _mm512_or_si512                   emulated_or_si512
-#define _mm512_reduce_add_ps              emulated_reduce_add_ps
-#define _mm512_reduce_max_ps              emulated_reduce_max_ps
-#define _mm512_reduce_or_epi64            emulated_reduce_or_epi64
+#define _mm512_extracti64x4_epi64   emulated_extracti64x4_epi64
+#define _mm512_fmadd_ps             emulated_fmadd_ps
+#define _mm512_fmsub_ps             emulated_fmsub_ps
+#define _mm512_load_si512           emulated_load_si512
+#define _mm512_loadu_ps             emulated_loadu_ps
+#define _mm512_loadu_si512          emulated_loadu_si512
+#define _mm512_mask_add_ps          emulated_mask_add_ps
+#define _mm512_mask_broadcast_i32x4 emulated_mask_broadcast_i32x4
+#define _mm512_mask_storeu_epi16    emulated_mask_storeu_epi16
+#define _mm512_permutexvar_epi16    emulated_permutexvar_epi16
+#define _mm512_mask_mov_ps          emulated_mask_mov_ps
+#define _mm512_mask_shuffle_epi8    emulated_mask_shuffle_epi8
+#define _mm512_mask_storeu_ps       emulated_mask_storeu_ps
+#define _mm512_maskz_and_epi32      emulated_maskz_and_epi32
+#define _mm512_maskz_loadu_epi16    emulated_maskz_loadu_epi16
+#define _mm512_maskz_loadu_epi8     emulated_maskz_loadu_epi8_512
+#define _mm512_maskz_loadu_ps       emulated_maskz_loadu_ps
+#define _mm512_max_ps               emulated_max_ps
+#define _mm512_min_ps               emulated_min_ps
+#define _mm512_mul_ps               emulated_mul_ps
+#define _mm512_or_si512             emulated_or_si512
+#define _mm512_reduce_add_ps        emulated_reduce_add_ps
+#define _mm512_reduce_max_ps        emulated_reduce_max_ps
+#define _mm512_reduce_or_epi64      emulated_reduce_or_epi64
 #undef _mm512_reduce_ps
 #define _mm512_reduce_ps emulated_reduce_ps
 #undef _mm512_roundscale_ps
@@ -413,9 +415,7 @@ EMULATED emulated_ps emulated_scalef_ps(emulated_ps x, emulated_ps y) {
 #undef _mm512_shuffle_f32x4
 #define _mm512_shuffle_f32x4 emulated_shuffle_f32x4
 #undef _mm512_slli_epi32
-#define _mm512_slli_epi32 emulated_slli_epi32
-#undef _mm512_srli_epi32
-#define _mm512_srli_epi32      emulated_srli_epi32
+#define _mm512_slli_epi32      emulated_slli_epi32
 #define _mm512_storeu_ps       emulated_storeu_ps
 #define _mm512_storeu_si512    emulated_storeu_si512
 #define _mm512_sub_ps          emulated_sub_ps
