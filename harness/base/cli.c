@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The option parser: a table in, values or one clear sentence out. */
+/* Parses options by a table. Every error is one sentence on stderr. */
 #include "base/cli.h"
 
 #include <ctype.h>
@@ -14,31 +14,35 @@ enum { HELP_COLUMNS = 100, HELP_INDENT = 28 };
 
 /* ---- Words --------------------------------------------------------------------------------------------------------- */
 
+enum { LONGEST_WORD = 63 };
+
 static int least(int a, int b, int c) { return a < b ? (a < c ? a : c) : (b < c ? b : c); }
 
-/* Levenshtein distance; words longer than the row count as far away. */
-static int edit_distance(const char *a, const char *b) {
-  enum { LONGEST = 63 };
-  int row[LONGEST + 1];
-  const int rows = (int)strlen(a), columns = (int)strlen(b);
-  if (rows > LONGEST || columns > LONGEST) return LONGEST;
-  for (int j = 0; j <= columns; j++) row[j] = j;
-  for (int i = 1; i <= rows; i++) {
-    int diagonal = row[0];
-    row[0] = i;
-    for (int j = 1; j <= columns; j++) {
-      const int above = row[j];
-      const bool same = tolower((unsigned char)a[i - 1]) == tolower((unsigned char)b[j - 1]);
-      row[j] = least(above + 1, row[j - 1] + 1, diagonal + !same);
-      diagonal = above;
-    }
+static bool same_letter(char a, char b) { return tolower((unsigned char)a) == tolower((unsigned char)b); }
+
+/* From the distances of a word without its last letter to those with it: row[j] is the distance to the first j letters of b. */
+static void add_letter(int *row, char letter, const char *b) {
+  int diagonal = row[0]++;
+  for (int j = 1; b[j - 1]; j++) {
+    const int above = row[j];
+    row[j] = least(above + 1, row[j - 1] + 1, diagonal + !same_letter(letter, b[j - 1]));
+    diagonal = above;
   }
+}
+
+/* Levenshtein's distance; that of longer words is not computed. */
+static int edit_distance(const char *a, const char *b) {
+  int row[LONGEST_WORD + 1];
+  const size_t columns = strlen(b);
+  if (strlen(a) > LONGEST_WORD || columns > LONGEST_WORD) return LONGEST_WORD;
+  for (int j = 0; j <= (int)columns; j++) row[j] = j;
+  for (; *a; a++) add_letter(row, *a, b);
   return row[columns];
 }
 
 const char *cli_nearest(const char *word, const char *const *names) {
   const char *best = NULL;
-  int best_distance = (int)strlen(word) / 2 + 1; /* more than half of the letters wrong: not what was meant */
+  int best_distance = (int)strlen(word) / 2 + 1; /* with more than half of the letters wrong, it is another word */
   for (; *names; names++) {
     const int distance = edit_distance(word, *names);
     if (distance < best_distance) {
@@ -49,7 +53,7 @@ const char *cli_nearest(const char *word, const char *const *names) {
   return best;
 }
 
-/* What stands between "attnbench" and the command's name: nothing before "-gbench", a program of its own. */
+/* What separates "attnbench" from the command's name: nothing where that is "-gbench", as in attnbench-gbench. */
 static const char *joint(const char *command) { return *command == '-' ? "" : " "; }
 
 int cli_usage_error(const char *command, const char *format, ...) {
@@ -60,6 +64,14 @@ int cli_usage_error(const char *command, const char *format, ...) {
   fputc('\n', stderr);
   va_end(arguments);
   return BENCH_EXIT_USAGE;
+}
+
+bool cli_next_word(const char **text, char *word, size_t bytes) {
+  if (!*text || !**text) return false;
+  const size_t length = strcspn(*text, ",");
+  snprintf(word, bytes, "%.*s", (int)length, *text);
+  *text += length + ((*text)[length] == ',');
+  return true;
 }
 
 /* ---- Values -------------------------------------------------------------------------------------------------------- */
@@ -118,20 +130,22 @@ bool cli_read_percent(const char *text, double *fraction) {
   return true;
 }
 
+/* NULL, or what the value should have been. */
+static const char *append(cli_list *list, const char *text) {
+  if (list->count == CLI_LIST_MAX) return "given at most 64 times";
+  list->item[list->count++] = text;
+  return NULL;
+}
+
 /* Stores `text` in the option's target. NULL, or what the value should have been. */
 static const char *store_value(const cli_option *option, const char *text) {
   switch (option->kind) {
     case CLI_STRING: *(const char **)option->target = text; return NULL;
+    case CLI_LIST: return append(option->target, text);
     case CLI_INT: return cli_read_int(text, option->target) ? NULL : "a whole number";
     case CLI_REAL: return cli_read_real(text, option->target) ? NULL : "a finite number";
     case CLI_DURATION: return cli_read_duration(text, option->target) ? NULL : "a time such as 90s, 250ms, 5m or 1h";
     case CLI_PERCENT: return cli_read_percent(text, option->target) ? NULL : "a share such as 1% or 0.01";
-    case CLI_LIST: {
-      cli_list *list = option->target;
-      if (list->count == CLI_LIST_MAX) return "given at most 64 times";
-      list->item[list->count++] = text;
-      return NULL;
-    }
     default: return "no value";
   }
 }
@@ -139,7 +153,7 @@ static const char *store_value(const cli_option *option, const char *text) {
 /* ---- Help ---------------------------------------------------------------------------------------------------------- */
 
 void cli_print_wrapped(FILE *file, const char *text, int column, int indent, int width) {
-  bool blank = false; /* due before the next word, unless a new line begins there */
+  bool blank = false; /* before the next word, unless it begins a line */
   while (*text) {
     const int length = (int)strcspn(text, " ");
     if (column + blank + length > width && column > indent) {
@@ -193,12 +207,12 @@ static const cli_option *find_option(const cli_option *options, const char *name
   return NULL;
 }
 
-static int unknown_option(const cli_command *command, const char *given, const char *name, size_t length) {
+static int unknown_option(const cli_command *command, const char *given) {
   enum { MAX_OPTIONS = 96 };
-  const char *names[MAX_OPTIONS + 1];
+  const char *names[MAX_OPTIONS + 1], *name = given + 1 + (given[1] == '-');
   char word[64];
   int count = 0;
-  snprintf(word, sizeof word, "%.*s", (int)length, name);
+  snprintf(word, sizeof word, "%.*s", (int)(given[1] == '-' ? strcspn(name, "=") : strlen(name)), name);
   for (const cli_option *option = command->options; option->kind != CLI_OPTIONS_END && count < MAX_OPTIONS; option++)
     if (option->kind != CLI_GROUP) names[count++] = option->name;
   names[count] = NULL;
@@ -208,58 +222,66 @@ static int unknown_option(const cli_command *command, const char *given, const c
                          command->name);
 }
 
-/* A value that stands in the next argument must not look like a forgotten one: "--csv --json". Negative numbers are fine. */
+/* True of "--json" in "--csv --json", which lacks the value of --csv. Negative numbers are values. */
 static bool looks_like_option(const char *text) {
   return text[0] == '-' && text[1] && !isdigit((unsigned char)text[1]) && text[1] != '.';
+}
+
+/* The value that stands in the option's own argument: "--name=value", "-nvalue", "-n=value". NULL if there is none. */
+static const char *own_value(const char *given) {
+  if (given[1] != '-') return given[2] ? given + 2 + (given[2] == '=') : NULL;
+  const char *equals = strchr(given, '=');
+  return equals ? equals + 1 : NULL;
+}
+
+static const cli_option *named_option(const cli_command *command, const char *given) {
+  if (given[1] != '-') return find_option(command->options, "", 0, given[1]);
+  return find_option(command->options, given + 2, strcspn(given + 2, "="), 0);
+}
+
+static int set_flag(const cli_command *command, const cli_option *option, const char *given) {
+  if (own_value(given)) return cli_usage_error(command->name, "--%s takes no value ('%s')", option->name, given);
+  *(bool *)option->target = true;
+  return 0;
 }
 
 /* Takes option argv[*index], with its value if it has one, and advances *index to the last argument used. Returns 0, or the
  * exit code of an error. */
 static int take_option(const cli_command *command, int argc, char **argv, int *index) {
-  const char *given = argv[*index];
-  const bool is_long = given[1] == '-';
-  const char *name = given + (is_long ? 2 : 1);
-  const size_t length = is_long ? strcspn(name, "=") : 1;
-  const cli_option *option = find_option(command->options, name, length, is_long ? 0 : *name);
-  if (!option) return unknown_option(command, given, name, is_long ? length : strlen(name));
-
-  const char *value = is_long ? (name[length] ? name + length + 1 : NULL) : (name[1] ? name + 1 + (name[1] == '=') : NULL);
-  if (option->kind == CLI_FLAG) {
-    if (value) return cli_usage_error(command->name, "--%s takes no value ('%s')", option->name, given);
-    *(bool *)option->target = true;
-    return 0;
-  }
-  if (!value) {
-    if (*index + 1 >= argc || looks_like_option(argv[*index + 1]))
-      return cli_usage_error(command->name, "--%s needs a value: --%s %s", option->name, option->name, option->value);
-    value = argv[++*index];
-  }
+  const char *given = argv[*index], *value = own_value(given);
+  const cli_option *option = named_option(command, given);
+  if (!option) return unknown_option(command, given);
+  if (option->kind == CLI_FLAG) return set_flag(command, option, given);
+  if (!value && (*index + 1 >= argc || looks_like_option(argv[*index + 1])))
+    return cli_usage_error(command->name, "--%s needs a value: --%s %s", option->name, option->name, option->value);
+  if (!value) value = argv[++*index];
   const char *wanted = store_value(option, value);
-  if (wanted) return cli_usage_error(command->name, "--%s '%s': should be %s", option->name, value, wanted);
-  return 0;
+  return wanted ? cli_usage_error(command->name, "--%s '%s': should be %s", option->name, value, wanted) : 0;
 }
+
+/* Returns 0, or the exit code of an error. */
+static int take_positional(const cli_command *command, const char *argument) {
+  if (command->positionals && !append(command->positionals, argument)) return 0;
+  return cli_usage_error(command->name, "unexpected argument '%s'; see attnbench%s%s --help", argument, joint(command->name),
+                         command->name);
+}
+
+static bool is_help(const char *argument) { return !strcmp(argument, "--help") || !strcmp(argument, "-h"); }
 
 bool cli_parse(const cli_command *command, int argc, char **argv, int *exit_code) {
   bool options_end = false;
-  for (int i = 1; i < argc; i++) {
+  *exit_code = BENCH_EXIT_OK;
+  for (int i = 1; i < argc && !*exit_code; i++) {
     const char *argument = argv[i];
-    if (options_end || argument[0] != '-' || !argument[1]) {
-      cli_list *list = command->positionals;
-      if (!list || list->count == CLI_LIST_MAX) {
-        *exit_code = cli_usage_error(command->name, "unexpected argument '%s'; see attnbench%s%s --help", argument,
-                                     joint(command->name), command->name);
-        return false;
-      }
-      list->item[list->count++] = argument;
-    } else if (!strcmp(argument, "--")) {
+    if (options_end || argument[0] != '-' || !argument[1])
+      *exit_code = take_positional(command, argument);
+    else if (!strcmp(argument, "--"))
       options_end = true;
-    } else if (!strcmp(argument, "--help") || !strcmp(argument, "-h")) {
+    else if (is_help(argument)) {
       print_help(command);
-      *exit_code = BENCH_EXIT_OK;
       return false;
-    } else if ((*exit_code = take_option(command, argc, argv, &i))) {
-      return false;
-    }
+    } else
+      *exit_code = take_option(command, argc, argv, &i);
   }
-  return true;
+  return !*exit_code;
 }

@@ -87,6 +87,9 @@ int cli_usage_error(const char *command, const char *format, ...) __attribute__(
 /* The name nearest to `word` by edit distance, or NULL if none is near enough to be meant. names is ended by NULL. */
 const char *cli_nearest(const char *word, const char *const *names);
 
+/* Copies the next comma-separated word of *text and moves *text behind it; false at the end. */
+bool cli_next_word(const char **text, char *word, size_t bytes);
+
 /* Prints words and a line break, wrapped at `width`: the first line starts at `column`, the others at `indent`. */
 void cli_print_wrapped(FILE *file, const char *text, int column, int indent, int width);
 

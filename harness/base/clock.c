@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Reading and distrusting the clock. */
+/* Reads the clock, and measures its resolution. */
 #include "base/clock.h"
 
 #include <time.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Progress with ETA: the guesses of work.c, scaled by how wrong they have been so far. */
+/* Progress with ETA: the guesses of cases/work.c, scaled by how wrong they have been so far. */
 #include "base/progress.h"
 
 #include <stdio.h>
@@ -41,7 +41,7 @@ static void format_eta(const bench_progress *p, char *text, unsigned bytes) {
   snprintf(text, bytes, "%s left", clock);
 }
 
-/* Off terminals: one line per case, but of very many cases only one every few seconds. */
+/* Whether a line is due off terminals: one per case, and every few seconds where there are very many cases. */
 static bool is_due(bench_progress *progress, const char *doing) {
   const double now = 1e-9 * bench_now_ns();
   if (strcmp(doing, "begins") || (progress->cases > MANY_CASES && now - progress->last_line < SECONDS_BETWEEN)) return false;

@@ -23,12 +23,19 @@ static const char *get(const attn_kernel_info *kernel, property what) {
 
 static bool is_glob(const char *pattern) { return strpbrk(pattern, "*?["); }
 
-/* Copies the next comma-separated word of *text and moves on; false at the end. */
-static bool next_word(const char **text, char *word) {
-  if (!*text || !**text) return false;
-  const size_t length = strcspn(*text, ",");
-  snprintf(word, WORD, "%.*s", (int)length, *text);
-  *text += length + ((*text)[length] == ',');
+/* Goes over the words of a list, whose items hold comma-separated words. Starts as {.list = ...}. */
+typedef struct words {
+  const cli_list *list;
+  int item;
+  const char *text; /* the rest of the item before */
+  char word[WORD];
+} words;
+
+static bool next(words *w) {
+  while (!cli_next_word(&w->text, w->word, sizeof w->word)) {
+    if (w->item == w->list->count) return false;
+    w->text = w->list->item[w->item++];
+  }
   return true;
 }
 
@@ -38,18 +45,16 @@ static bool matches_any(const char *pattern, property what) {
   return false;
 }
 
-/* Does any word of the list match? `excludes` looks at the words that begin with "!" instead. *any tells whether there was
- * such a word at all. */
+/* True if a word of the list matches; of the words that begin with "!" if `excludes`, else of the others. *any is set if there
+ * are such words at all. */
 static bool list_matches(const cli_list *list, const char *value, bool excludes, bool *any) {
-  char word[WORD];
   bool found = false;
   *any = false;
-  for (int i = 0; i < list->count; i++)
-    for (const char *text = list->item[i]; next_word(&text, word);) {
-      if ((word[0] == '!') != excludes || !strcmp(word, "auto")) continue;
-      *any = true;
-      found |= !fnmatch(word + excludes, value, 0);
-    }
+  for (words w = {.list = list}; next(&w);) {
+    if ((w.word[0] == '!') != excludes || !strcmp(w.word, "auto")) continue;
+    *any = true;
+    found |= !fnmatch(w.word + excludes, value, 0);
+  }
   return found;
 }
 
@@ -63,34 +68,37 @@ static int say_not_built(const char *command, const char *word) {
   return 0;
 }
 
+static int say_no_match(const char *command, const char *word, property what) {
+  (void)cli_usage_error(command, "'%s' matches no %s; see attnbench list kernels", word, property_names[what]);
+  return BENCH_EXIT_NOTHING;
+}
+
 static int say_unknown(const char *command, const char *word, property what) {
-  const char *names[BENCH_MAX_KERNELS + 1];
-  int count = 0;
-  for (; count < attn_kernel_count() && count < BENCH_MAX_KERNELS; count++) names[count] = get(attn_kernel_get(count), what);
-  names[count] = NULL;
-  if (is_glob(word)) {
-    (void)cli_usage_error(command, "'%s' matches no %s; see attnbench list kernels", word, property_names[what]);
-    return BENCH_EXIT_NOTHING;
-  }
+  const char *names[BENCH_MAX_KERNELS + 1] = {NULL};
+  for (int i = 0; i < attn_kernel_count() && i < BENCH_MAX_KERNELS; i++) names[i] = get(attn_kernel_get(i), what);
   const char *near = cli_nearest(word, names);
   if (near) return cli_usage_error(command, "unknown %s '%s'; did you mean %s?", property_names[what], word, near);
   return cli_usage_error(command, "unknown %s '%s'; see attnbench list kernels", property_names[what], word);
 }
 
-/* Every word must mean something. */
+/* Returns 0 if a kernel matches the pattern, else an exit code. */
+static int check_pattern(const char *pattern, property what, const char *command) {
+  if (matches_any(pattern, what)) return 0;
+  const int code = what == NAME ? say_not_built(command, pattern) : 0;
+  if (code) return code;
+  return is_glob(pattern) ? say_no_match(command, pattern, what) : say_unknown(command, pattern, what);
+}
+
+/* Every word must match something. *automatic is set if "auto" is among the kernels. */
 static int check_words(const cli_list *list, property what, const char *command, bool *automatic) {
-  char word[WORD];
-  for (int i = 0; i < list->count; i++)
-    for (const char *text = list->item[i]; next_word(&text, word);) {
-      const char *pattern = word + (word[0] == '!');
-      if (what == NAME && !strcmp(word, "auto")) {
-        *automatic = true;
-      } else if (!matches_any(pattern, what)) {
-        const int code = what == NAME ? say_not_built(command, pattern) : 0;
-        return code ? code : say_unknown(command, pattern, what);
-      }
-    }
-  return 0;
+  int code = 0;
+  for (words w = {.list = list}; !code && next(&w);) {
+    if (what == NAME && !strcmp(w.word, "auto"))
+      *automatic = true;
+    else
+      code = check_pattern(w.word + (w.word[0] == '!'), what, command);
+  }
+  return code;
 }
 
 static bool wanted(const cli_list *list, const char *value) {
@@ -108,19 +116,22 @@ static bool only_automatic(const bench_filter *filter, const bench_selection *se
   return selection->automatic && !includes && !excludes && !filter->algorithms.count && !filter->isas.count;
 }
 
-int bench_select(const bench_filter *filter, const char *command, bench_selection *selection) {
-  *selection = (bench_selection){0};
-  int code = check_words(&filter->kernels, NAME, command, &selection->automatic);
-  if (!code) code = check_words(&filter->algorithms, ALGORITHM, command, NULL);
-  if (!code) code = check_words(&filter->isas, ISA, command, NULL);
-  if (code) return code;
-  if (only_automatic(filter, selection)) return 0;
+static void select_kernels(const bench_filter *filter, bench_selection *selection) {
   for (int i = 0; i < attn_kernel_count() && selection->count < BENCH_MAX_KERNELS; i++) {
     const attn_kernel_info *kernel = attn_kernel_get(i);
     if (wanted(&filter->kernels, kernel->name) && wanted(&filter->algorithms, kernel->algorithm) &&
         wanted(&filter->isas, kernel->isa))
       selection->kernel[selection->count++] = kernel;
   }
+}
+
+int bench_select(const bench_filter *filter, const char *command, bench_selection *selection) {
+  *selection = (bench_selection){0};
+  int code = check_words(&filter->kernels, NAME, command, &selection->automatic);
+  if (!code) code = check_words(&filter->algorithms, ALGORITHM, command, NULL);
+  if (!code) code = check_words(&filter->isas, ISA, command, NULL);
+  if (code || only_automatic(filter, selection)) return code;
+  select_kernels(filter, selection);
   if (selection->count || selection->automatic) return 0;
   (void)cli_usage_error(command, "no kernel passes all of --kernel, --algo and --isa; see attnbench list kernels");
   return BENCH_EXIT_NOTHING;

@@ -11,21 +11,17 @@
 
 /* ---- Opening -------------------------------------------------------------------------------------------------------- */
 
-/* The goals that a list of presets ("limits" or "quick,limits") names, or NULL. */
-static const char *goals_of(const char *presets) {
+/* True if a list of presets ("limits" or "quick,limits") names one with goals. */
+static bool has_goals(const char *presets) {
   char name[64];
-  for (; *presets; presets += presets[0] == ',') {
-    const size_t length = strcspn(presets, ",");
-    snprintf(name, sizeof name, "%.*s", (int)length, presets);
-    if (bench_goals_find(name)) return bench_goals_find(name);
-    presets += length;
-  }
-  return NULL;
+  while (cli_next_word(&presets, name, sizeof name))
+    if (bench_goals_find(name)) return true;
+  return false;
 }
 
 bool bench_limits_wanted(const bench_options *o) {
   for (int i = 0; i < o->presets.count; i++)
-    if (goals_of(o->presets.item[i])) return true;
+    if (has_goals(o->presets.item[i])) return true;
   return false;
 }
 

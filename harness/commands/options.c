@@ -35,15 +35,11 @@ static int add_preset(const char *command, const char *name, bench_grids *grids)
 }
 
 static int add_presets(const bench_options *options, bench_grids *grids) {
+  char name[WORD];
   int code = 0;
-  for (int i = 0; i < options->presets.count && !code; i++)
-    for (const char *text = options->presets.item[i]; *text && !code;) {
-      char name[WORD];
-      const size_t length = strcspn(text, ",");
-      snprintf(name, sizeof name, "%.*s", (int)length, text);
+  for (int i = 0; i < options->presets.count; i++)
+    for (const char *text = options->presets.item[i]; !code && cli_next_word(&text, name, sizeof name);)
       code = add_preset(options->command, name, grids);
-      text += length + (text[length] == ',');
-    }
   return code;
 }
 

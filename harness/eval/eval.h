@@ -69,8 +69,8 @@ int eval_run(const eval_task *task, eval_input *input, const bench_selection *se
 /* The oracle's rows and limits with the values of the --expect files, where there are any. NULL if memory is short. */
 bench_expected *eval_expect(const bench_expected *oracle, const eval_input *input);
 
-/* The files' own verdict: are they right by the oracle? Overwrites o and lse. */
-bench_verdict eval_judge(const bench_expected *oracle, const bench_expected *expected, const eval_input *input);
+/* Checks the values of the --expect files against the oracle. Overwrites o and lse. */
+bench_verdict eval_check_expected(const bench_expected *oracle, const bench_expected *expected, const eval_input *input);
 
 /* Write o (or the LSE) as .npy in q's layout; bfloat16 as uint16. 0, or -1 with a sentence in error. */
 int eval_save_o(const eval_input *input, const char *path, char *error, size_t error_bytes);

@@ -33,61 +33,80 @@ static bool broadcast(eval_loader *l, eval_file which, attn_score_strides *strid
   return eval_fail_shape(l, which, wanted);
 }
 
+static bool load_bias(eval_loader *l) {
+  l->problem.uses |= ATTN_USE_BIAS;
+  return eval_to_dtype(l, EVAL_BIAS, ATTN_F32) && broadcast(l, EVAL_BIAS, &l->problem.bias_stride);
+}
+
+static bool load_mask(eval_loader *l) {
+  if (l->file[EVAL_MASK].type != NPY_U8)
+    return eval_fail(l, "--mask %s holds neither bool nor uint8; 1 lets a key be seen (a mask that is added goes to --bias)",
+                     l->options->path[EVAL_MASK]);
+  l->problem.uses |= ATTN_USE_MASK;
+  return broadcast(l, EVAL_MASK, &l->problem.mask_stride);
+}
+
+static bool load_scores(eval_loader *l) {
+  return eval_to_dtype(l, EVAL_SCORES, ATTN_F32) && broadcast(l, EVAL_SCORES, &l->problem.scores_stride);
+}
+
 static bool load_pairs(eval_loader *l) {
-  attn_problem *p = &l->problem;
-  if (eval_has(l, EVAL_BIAS)) {
-    if (!eval_to_dtype(l, EVAL_BIAS, ATTN_F32) || !broadcast(l, EVAL_BIAS, &p->bias_stride)) return false;
-    p->uses |= ATTN_USE_BIAS;
-  }
-  if (eval_has(l, EVAL_MASK)) {
-    if (l->file[EVAL_MASK].type != NPY_U8)
-      return eval_fail(l,
-                       "--mask %s holds neither bool nor uint8; 1 lets a key be seen (a mask that is added goes to --bias)",
-                       l->options->path[EVAL_MASK]);
-    if (!broadcast(l, EVAL_MASK, &p->mask_stride)) return false;
-    p->uses |= ATTN_USE_MASK;
-  }
-  return !eval_has(l, EVAL_SCORES) ||
-         (eval_to_dtype(l, EVAL_SCORES, ATTN_F32) && broadcast(l, EVAL_SCORES, &p->scores_stride));
+  return (!eval_has(l, EVAL_BIAS) || load_bias(l)) && (!eval_has(l, EVAL_MASK) || load_mask(l)) &&
+         (!eval_has(l, EVAL_SCORES) || load_scores(l));
 }
 
 /* ---- What the options say ---------------------------------------------------------------------------------------- */
 
-/* The types that the kernels get: the files' own (f64 becomes f32), or what --dtype says. */
+/* The type that the kernels get of a file: its own (f64 becomes f32), or what --dtype asks for. */
+static attn_dtype dtype_of(const eval_loader *l, eval_file which, attn_dtype asked) {
+  return !l->options->dtype && l->file[which].type == NPY_F16 ? ATTN_F16 : asked;
+}
+
+static bool convert_rows(eval_loader *l, attn_dtype asked) {
+  for (eval_file which = EVAL_Q; which <= EVAL_V; which++)
+    if (eval_has(l, which) && !eval_to_dtype(l, which, dtype_of(l, which, asked))) return false;
+  return true;
+}
+
 static bool load_dtypes(eval_loader *l) {
   const char *words[ATTN_DTYPE_COUNT + 1] = {NULL};
   for (attn_dtype d = 0; attn_dtype_exists(d); d++) words[d] = attn_dtype_of(d).name;
   const int asked = l->options->dtype ? eval_find_word(l, "--dtype", l->options->dtype, words) : ATTN_F32;
-  attn_dtype dtype[] = {[EVAL_Q] = ATTN_F32, [EVAL_K] = ATTN_F32, [EVAL_V] = ATTN_F32};
   if (asked < 0) return false;
-  for (eval_file which = EVAL_Q; which <= EVAL_V; which++) {
-    if (!eval_has(l, which)) continue;
-    dtype[which] = !l->options->dtype && l->file[which].type == NPY_F16 ? ATTN_F16 : (attn_dtype)asked;
-    if (!eval_to_dtype(l, which, dtype[which])) return false;
-  }
-  if (eval_has(l, EVAL_K) && dtype[EVAL_K] != dtype[EVAL_V])
+  const attn_dtype q = dtype_of(l, EVAL_Q, (attn_dtype)asked), k = dtype_of(l, EVAL_K, (attn_dtype)asked),
+                   v = dtype_of(l, EVAL_V, (attn_dtype)asked);
+  if (!convert_rows(l, (attn_dtype)asked)) return false;
+  if (eval_has(l, EVAL_K) && k != v)
     return eval_fail(l, "--k %s holds %s, but --v %s holds %s; they must agree (--dtype converts both)",
-                     l->options->path[EVAL_K], words[dtype[EVAL_K]], l->options->path[EVAL_V], words[dtype[EVAL_V]]);
-  l->problem.dtype_kv = dtype[EVAL_V];
-  l->problem.dtype_q = l->problem.dtype_o = eval_has(l, EVAL_Q) ? dtype[EVAL_Q] : dtype[EVAL_V];
+                     l->options->path[EVAL_K], words[k], l->options->path[EVAL_V], words[v]);
+  l->problem.dtype_kv = v;
+  l->problem.dtype_q = l->problem.dtype_o = eval_has(l, EVAL_Q) ? q : v;
   return true;
 }
 
-static bool load_score_weight(eval_loader *l, const char *word) {
+static bool load_score_weight(eval_loader *l) {
   attn_problem *p = &l->problem;
-  const bool weight = eval_has(l, EVAL_SCORE_WEIGHT);
-  const bool wrong =
-      weight ? p->score != ATTN_SCORE_ADDITIVE && p->score != ATTN_SCORE_GAUSSIAN : p->score == ATTN_SCORE_ADDITIVE;
-  if (wrong)
-    return eval_fail(l, "--score %s %s --score-weight; additive needs it and gaussian may have it", word,
-                     weight ? "doesn't go with" : "needs");
-  if (!weight) return true;
   const npy_array *w = &l->file[EVAL_SCORE_WEIGHT];
   if (w->dims < 1 || w->dims > 2 || w->shape[w->dims - 1] != p->dim_qk || (w->dims == 2 && w->shape[0] != p->heads_q))
     return eval_fail_shape(l, EVAL_SCORE_WEIGHT, "it must be [dim_qk] or [heads_q, dim_qk]");
   p->uses |= ATTN_USE_SCORE_WEIGHT;
   p->score_weight_stride_h = w->dims == 2 ? p->dim_qk : 0;
   return eval_to_dtype(l, EVAL_SCORE_WEIGHT, ATTN_F32);
+}
+
+/* The other options must be those of the score. */
+static bool check_score(eval_loader *l, int score, const char *word) {
+  const bool scores = eval_has(l, EVAL_SCORES), weight = eval_has(l, EVAL_SCORE_WEIGHT);
+  const bool additive = score == ATTN_SCORE_ADDITIVE, gaussian = score == ATTN_SCORE_GAUSSIAN;
+  if ((score == ATTN_SCORE_PRECOMPUTED) != scores)
+    return eval_fail(l, "--score %s %s --scores; only precomputed scores have it", word,
+                     scores ? "doesn't go with" : "needs");
+  if (!isnan(l->options->scale) && score != ATTN_SCORE_DOT)
+    return eval_fail(l, "--scale %g: only dot scores are scaled, and --score is %s", l->options->scale, word);
+  if (weight ? !additive && !gaussian : additive)
+    return eval_fail(l, "--score %s %s --score-weight; additive needs it and gaussian may have it", word,
+                     weight ? "doesn't go with" : "needs");
+  return true;
 }
 
 static bool load_score(eval_loader *l) {
@@ -97,34 +116,30 @@ static bool load_score(eval_loader *l) {
                                       [ATTN_SCORE_PRECOMPUTED] = "precomputed",
                                       NULL};
   const eval_options *o = l->options;
-  const bool scores = eval_has(l, EVAL_SCORES);
-  const char *word = o->score ? o->score : scores ? "precomputed" : "dot";
+  const char *word = o->score ? o->score : eval_has(l, EVAL_SCORES) ? "precomputed" : "dot";
   const int score = eval_find_word(l, "--score", word, words);
-  if (score < 0) return false;
-  if ((score == ATTN_SCORE_PRECOMPUTED) != scores)
-    return eval_fail(l, "--score %s %s --scores; only precomputed scores have it", word,
-                     scores ? "doesn't go with" : "needs");
-  if (!isnan(o->scale) && score != ATTN_SCORE_DOT)
-    return eval_fail(l, "--scale %g: only dot scores are scaled, and --score is %s", o->scale, word);
+  if (score < 0 || !check_score(l, score, word)) return false;
   l->problem.score = (attn_score)score;
   if (!isnan(o->scale)) l->problem.scale = (float)o->scale;
   l->problem.softcap = (float)o->softcap;
-  return load_score_weight(l, word);
+  return !eval_has(l, EVAL_SCORE_WEIGHT) || load_score_weight(l);
 }
 
-/* --offset: a whole number for all batches, or a file [batch]; turned into the latter. */
-static bool load_offset(eval_loader *l) {
-  npy_array *array = &l->file[EVAL_OFFSET];
-  if (eval_has(l, EVAL_OFFSET)) {
-    if (array->dims != 1 || array->count != l->problem.batch) return eval_fail_shape(l, EVAL_OFFSET, "it must be [batch]");
-    return eval_to_lengths(l, EVAL_OFFSET, INT32_MIN, INT32_MAX);
-  }
+static bool load_offset_file(eval_loader *l) {
+  const npy_array *array = &l->file[EVAL_OFFSET];
+  if (array->dims != 1 || array->count != l->problem.batch) return eval_fail_shape(l, EVAL_OFFSET, "it must be [batch]");
+  return eval_to_lengths(l, EVAL_OFFSET, INT32_MIN, INT32_MAX);
+}
+
+/* Turns the number into the array that a file would hold. */
+static bool load_offset_number(eval_loader *l) {
+  const int64_t batch = l->problem.batch;
   if (l->offset < INT32_MIN || l->offset > INT32_MAX)
     return eval_fail(l, "--offset %lld has more than 32 bits", (long long)l->offset);
-  int32_t *offsets = calloc((size_t)l->problem.batch + 1, sizeof *offsets);
-  if (!offsets) return eval_fail_internal(l, "no memory for the offsets of %lld batches", (long long)l->problem.batch);
-  for (int64_t b = 0; b < l->problem.batch; b++) offsets[b] = (int32_t)l->offset;
-  *array = (npy_array){.type = NPY_I32, .dims = 1, .shape = {l->problem.batch}, .count = l->problem.batch, .data = offsets};
+  int32_t *offsets = calloc((size_t)batch + 1, sizeof *offsets);
+  if (!offsets) return eval_fail_internal(l, "no memory for the offsets of %lld batches", (long long)batch);
+  for (int64_t b = 0; b < batch; b++) offsets[b] = (int32_t)l->offset;
+  l->file[EVAL_OFFSET] = (npy_array){.type = NPY_I32, .dims = 1, .shape = {batch}, .count = batch, .data = offsets};
   return true;
 }
 
@@ -148,25 +163,29 @@ static bool load_position(eval_loader *l) {
   if (offset) l->problem.align = ATTN_ALIGN_OFFSET;
   if (!none) attn_problem_set_causal(&l->problem, (attn_align)causal);
   l->problem.window_left = o->window_left;
-  return !offset || load_offset(l);
+  return !offset || (eval_has(l, EVAL_OFFSET) ? load_offset_file(l) : load_offset_number(l));
 }
 
 /* --kv-len is [batch], or [batch, seq_q] for a length of each row. */
-static bool load_lengths(eval_loader *l) {
+static bool load_kv_len(eval_loader *l) {
   attn_problem *p = &l->problem;
-  if (eval_has(l, EVAL_KV_LEN)) {
-    const npy_array *array = &l->file[EVAL_KV_LEN];
-    const bool rows = array->dims == 2;
-    if (array->dims < 1 || array->dims > 2 || array->shape[0] != p->batch || (rows && array->shape[1] != p->seq_q))
-      return eval_fail_shape(l, EVAL_KV_LEN, "it must be [batch] or [batch, seq_q]");
-    if (!eval_to_lengths(l, EVAL_KV_LEN, 0, p->seq_k)) return false;
-    p->uses |= rows ? ATTN_USE_ROW_LEN : ATTN_USE_KV_LEN;
-  }
-  if (!eval_has(l, EVAL_Q_LEN)) return true;
-  if (l->file[EVAL_Q_LEN].dims != 1 || l->file[EVAL_Q_LEN].count != p->batch)
+  const npy_array *array = &l->file[EVAL_KV_LEN];
+  const bool rows = array->dims == 2;
+  if (array->dims < 1 || array->dims > 2 || array->shape[0] != p->batch || (rows && array->shape[1] != p->seq_q))
+    return eval_fail_shape(l, EVAL_KV_LEN, "it must be [batch] or [batch, seq_q]");
+  p->uses |= rows ? ATTN_USE_ROW_LEN : ATTN_USE_KV_LEN;
+  return eval_to_lengths(l, EVAL_KV_LEN, 0, p->seq_k);
+}
+
+static bool load_q_len(eval_loader *l) {
+  if (l->file[EVAL_Q_LEN].dims != 1 || l->file[EVAL_Q_LEN].count != l->problem.batch)
     return eval_fail_shape(l, EVAL_Q_LEN, "it must be [batch]");
-  p->uses |= ATTN_USE_Q_LEN;
-  return eval_to_lengths(l, EVAL_Q_LEN, 0, p->seq_q);
+  l->problem.uses |= ATTN_USE_Q_LEN;
+  return eval_to_lengths(l, EVAL_Q_LEN, 0, l->problem.seq_q);
+}
+
+static bool load_lengths(eval_loader *l) {
+  return (!eval_has(l, EVAL_KV_LEN) || load_kv_len(l)) && (!eval_has(l, EVAL_Q_LEN) || load_q_len(l));
 }
 
 static bool load_head_values(eval_loader *l, eval_file which, uint32_t use) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The outputs of `eval`: someone else's as the expected answer (the oracle's rows and limits, with the values of the
- * --expect files in them), and the kernels' own as files. */
+ * --expect files), and those of the kernels as files. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,7 +33,7 @@ static int64_t place(const eval_input *input, const attn_strides *stride, const 
 
 static void *copy(const void *from, size_t bytes) {
   void *to = malloc(bytes + 1);
-  return to && bytes ? memcpy(to, from, bytes) : to; /* no bytes: from may be NULL */
+  return to && bytes ? memcpy(to, from, bytes) : to; /* without bytes, from may be NULL */
 }
 
 static void set_row(bench_expected *expected, int64_t n, const eval_input *input) {
@@ -72,7 +72,7 @@ static void store_row(const bench_expected *expected, int64_t n, const eval_inpu
   if (p->uses & ATTN_USE_LSE) args->lse[place(input, &p->lse_stride, row)] = (float)row->facts.lse;
 }
 
-bench_verdict eval_judge(const bench_expected *oracle, const bench_expected *expected, const eval_input *input) {
+bench_verdict eval_check_expected(const bench_expected *oracle, const bench_expected *expected, const eval_input *input) {
   static const attn_numerics exact = {0};
   for (int64_t n = 0; n < expected->rows; n++) store_row(expected, n, input, &input->tensors.args);
   return bench_compare(oracle, &input->tensors.args, &exact);
@@ -80,13 +80,13 @@ bench_verdict eval_judge(const bench_expected *oracle, const bench_expected *exp
 
 /* ---- Files ------------------------------------------------------------------------------------------------------- */
 
-/* One output on its way into a file. */
+/* One output to save. */
 typedef struct saved_output {
   const void *data;
   attn_dtype dtype;
   attn_strides stride;
   int64_t dim;   /* -1: the LSE */
-  double unused; /* for tokens of no sequence, which kernels don't write: as rows without keys have it */
+  double unused; /* for tokens of no sequence, which kernels don't write: the value of a row without keys */
 } saved_output;
 
 static void fill_unused_tokens(const eval_input *input, const saved_output *output, void *data) {
@@ -99,7 +99,7 @@ static void fill_unused_tokens(const eval_input *input, const saved_output *outp
         bench_store(data, output->dtype, t * output->stride.s + h * output->stride.h + d, output->unused);
 }
 
-/* Saves a copy: what the kernel wrote stays as it is for the checks that follow. */
+/* Saves a copy, because later checks need the output as the kernel wrote it. */
 static int save(const eval_input *input, const saved_output *output, const char *path, char *error, size_t error_bytes) {
   npy_array array = {.type = npy_type_of(output->dtype), .count = 1};
   array.dims = eval_output_shape(input, output->dim, array.shape);

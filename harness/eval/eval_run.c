@@ -97,7 +97,7 @@ static bool prepare_answers(eval_rows *rows) {
 
 /* Checks the --expect files themselves: this tells a wrong file, or another problem, from a wrong kernel. */
 static void check_files(eval_rows *rows) {
-  add_row(rows, "--expect")->trial.verdict = eval_judge(rows->oracle, rows->expected, rows->input);
+  add_row(rows, "--expect")->trial.verdict = eval_check_expected(rows->oracle, rows->expected, rows->input);
 }
 
 /* The trials that passed, each with the loop that runs beside it. */
