@@ -41,8 +41,8 @@ def padding(lengths, seq):
 
 def make(kind, norm_first, activation):
     """A layer in training mode without dropout: PyTorch's fused inference path stays out of it."""
-    options = dict(d_model=WIDTH, nhead=HEADS, dim_feedforward=HIDDEN, dropout=0.0, activation=activation, batch_first=True,
-                   norm_first=norm_first, dtype=torch.float64)
+    options = {"d_model": WIDTH, "nhead": HEADS, "dim_feedforward": HIDDEN, "dropout": 0.0, "activation": activation,
+               "batch_first": True, "norm_first": norm_first, "dtype": torch.float64}
     x = torch.randn(BATCH, SEQ, WIDTH).double()
     tensors = {"x": x, "lengths": torch.tensor(LENGTHS)}
     if kind == "encoder":

@@ -42,7 +42,8 @@ def find_mca():
     """The newest llvm-mca that has a model of every core: older ones lack the last."""
     for name in [f"llvm-mca-{n}" for n in range(25, 17, -1)] + ["llvm-mca"]:
         command = [name, "--mtriple=aarch64-linux-gnu", f"--mcpu={BF16_CORES[-1]}"]
-        if shutil.which(name) and subprocess.run(command, input="nop\n", capture_output=True, text=True).returncode == 0:
+        if shutil.which(name) and subprocess.run(command, input="nop\n", capture_output=True, text=True,
+                                                    check=False).returncode == 0:
             return name
     return None
 
@@ -124,7 +125,7 @@ def cycles(mca, core, lines):
         command = [mca, "--mtriple=aarch64-linux-gnu", f"--mcpu={core}", f"--iterations={rounds}", "--instruction-info=0",
                    "--resource-pressure=0", "--skip-unsupported-instructions=none"]
         source = "\n".join(lines).replace("#:lo12:", ":lo12:") + "\n"
-        result = subprocess.run(command, input=source, capture_output=True, text=True)
+        result = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
         if result.returncode:
             result = subprocess.run(command[:-1], input=source, capture_output=True, text=True, check=True)
         return int(re.search(r"Total Cycles:\s+(\d+)", result.stdout)[1])

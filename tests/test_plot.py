@@ -260,7 +260,7 @@ def test_only_timed_rows_can_win(read):
     assert views.winner(read([untimed("FAIL", "wrong")])) is None
 
 
-def test_the_automatic_choice_is_no_rival(read):
+def test_the_automatic_choice_is_no_runner_up(read):
     cell = views.winner(read([row("flash_avx2", 80.0), row("flash_avx2", 81.0, kernel="auto"), row("naive_c", 10.0)]))
     assert cell.winner["kernel"] == "flash_avx2" and cell.runner_up["kernel"] == "naive_c"
 

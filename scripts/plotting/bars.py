@@ -23,8 +23,8 @@ def bar_page(panels, header, looks, notes):
     frame = Frame(width=2.6, height=BAR * len(ordered) + 0.1, left=0.12, right=0.18, below=0.32,
                   first_left=max(style.text_width(kernel, style.LABEL) for kernel in ordered) + 0.15)
     name = " or ".join(sorted(baselines))
-    lines = header + [f"Bar: time of {name} / time of the kernel, median of the paired ratios; whisker: 95 % interval; "
-                      "log axis"]
+    lines = [*header,
+             f"Bar: time of {name} / time of the kernel, median of the paired ratios; whisker: 95 % interval; log axis"]
     columns = columns_for(panels, 4)
     page = Page(f"Speed-up over {name}", lines, views.titles(panels), columns, frame, bar_legends(kernels, ordered, looks),
                 notes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Bars of libattn and its rivals: a panel per case, a bar per library. Reads a Grid of scripts/peers/pairing/combine.py."""
+"""Bars of libattn and its peers: a panel per case, a bar per library. Reads a Grid of scripts/peers/pairing/combine.py."""
 
 from matplotlib.patches import Patch
 
@@ -8,7 +8,7 @@ from .page import Frame, Page
 
 BAR = 0.21        # inches per library
 LABEL_ROOM = 1.1  # inches right of the longest bar, for its numbers
-OURS, RIVAL = "#0072B2", "#B8B8B8"
+OURS, PEER = "#0072B2", "#B8B8B8"
 COLUMNS = 3
 
 
@@ -17,9 +17,9 @@ def peers_page(grid, labels, conditions):
     first_left = max(style.text_width(words, style.LABEL) for words in labels) + 0.15
     frame = Frame(width=2.7, height=BAR * len(labels) + 0.1, left=0.14, right=0.2, below=0.45, first_left=first_left)
     lines = [*conditions, *reading(grid)]
-    legend = [[(Patch(facecolor=OURS), "libattn"), (Patch(facecolor=RIVAL), "rival"),
+    legend = [[(Patch(facecolor=OURS), "libattn"), (Patch(facecolor=PEER), "peer"),
                (Patch(facecolor="white", edgecolor=style.FAINT, hatch="////", lw=0.5), "no time: see below")]]
-    page = Page(f"libattn and its rivals: {grid.dtype}, {threads_words(grid)}", lines, [case.title for case in grid.cases],
+    page = Page(f"libattn and its peers: {grid.dtype}, {threads_words(grid)}", lines, [case.title for case in grid.cases],
                 min(COLUMNS, len(grid.cases)), frame, legend, notes(grid, labels), "table.md")
     for i, (axes, case) in enumerate(zip(page.axes, grid.cases)):
         draw_case(axes, grid, case, frame.width)
@@ -35,8 +35,8 @@ def reading(grid):
     """How to read the bars."""
     peak = f"{grid.peak:.0f} GFLOP/s" if grid.peak else "not measured"
     return [f"Bar: % of the peak loop timed beside every sample ({peak}); decode: GB/s of K and V; line: peak, or read loop",
-            "Whisker: 95 % interval, ours: over the processes of all rivals; ×: the rival's time over ours, paired by round in "
-            "one process"]
+            ("Whisker: 95 % interval, ours: over the processes of all peers; ×: the peer's time over ours, paired by round in "
+             "one process")]
 
 
 def draw_case(axes, grid, case, width):
@@ -63,7 +63,7 @@ def draw_cell(axes, y, cell, scale, ours):
         note(axes, y, 0.06 * scale, "no peak" if status == "PASS" else status,
              color=style.STATUS_COLOUR.get(status, style.FAINT), style="italic")
         return
-    axes.barh(y, cell.value, height=0.74, color=OURS if ours else RIVAL)
+    axes.barh(y, cell.value, height=0.74, color=OURS if ours else PEER)
     axes.plot([cell.low, cell.high], [y, y], color=style.INK, lw=0.9, marker="|", ms=4, mew=0.9)
     words = f"{cell.value:.0f}" if cell.value >= 10 else f"{cell.value:.1f}"
     if cell.slower:

@@ -95,7 +95,7 @@ def contrast(colour):
     return "#000000" if luminance > 0.179 else "#FFFFFF"
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def text_width(text, size, weight="normal"):
     """Inches."""
     font = FontProperties(family="DejaVu Sans", size=size, weight=weight)

@@ -397,11 +397,11 @@ def winner_panels(rows):
 def winner(rows):
     """The fastest kernel of one case and its lead over the next; None if none is timed.
 
-    "auto" is one of the others and no rival. Separated: both from one run (other processes differ by several percent), 95 %
-    intervals apart, margin at least 1 %.
+    "auto" runs one of the other kernels and is left out. Separated: both are from one run (other processes differ by several
+    percent), the 95 % intervals are apart, the margin is at least 1 %.
     """
-    rivals = [row for row in rows if row.timed and row["kernel"] != AUTO]
-    ranked = sorted(rivals, key=lambda row: (row["time_ns_median"], row["kernel"]))
+    timed = [row for row in rows if row.timed and row["kernel"] != AUTO]
+    ranked = sorted(timed, key=lambda row: (row["time_ns_median"], row["kernel"]))
     if not ranked:
         return None
     if len(ranked) == 1:

@@ -20,8 +20,20 @@ from .machine import openmp_runtimes, settings_of_environment
 from .options import Help, add_case_options
 from .ours import LibraryKernel
 from .peers import Peer
-from .results import (COLUMNS, CONTROL, MARGIN, OURS, SAMPLE_COLUMNS, Comparisons, control_ratio, print_case,
-                      print_verdicts, row_of, sample_rows, write_csv)
+from .results import (
+    COLUMNS,
+    CONTROL,
+    MARGIN,
+    OURS,
+    SAMPLE_COLUMNS,
+    Comparisons,
+    control_ratio,
+    print_case,
+    print_verdicts,
+    row_of,
+    sample_rows,
+    write_csv,
+)
 from .rounds import Settings, run_case
 
 OK, FAILED, USAGE, CANNOT_WRITE, NOTHING_RAN, INTERRUPTED = 0, 1, 2, 5, 77, 130
