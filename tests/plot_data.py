@@ -64,9 +64,9 @@ def grid(seqs=(128, 512, 2048), heads=(8,), dims=(64, 128), threads=(1,)):
 def layer(name="flash_avx2", heads=8, width=512, attention=30.0, kind="mha", **changes):
     """A timed row of a layer whose heads share out its width."""
     cells = row(name, heads=heads, dim=width // heads, **changes)
-    case_id = f"{cells['case_id']}/layer:{kind}/width:{width}"
     return cells | {"layer": kind, "width": width, "product": "product_avx2", "projections_pct": 99.5 - attention,
-                    "attention_pct": attention, "rest_pct": 0.5, "case_id": case_id}
+                    "attention_pct": attention, "rest_pct": 0.5, "other_axes": f"width:{width}",
+                    "case_id": f"{cells['case_id']} {kind} {width}"}
 
 
 def layers(heads=(1, 2, 4, 8), seqs=(128, 256, 512)):
@@ -83,6 +83,6 @@ def everything():
     rows += [untimed("FAIL", "output[0,1,2,3] is off by 4.1 x the bound", name="naive_avx2", seq=512)]
     refused = [untimed("SKIP", "this CPU has no AVX-512", name="flash_avx512", seq=128, heads=16, dim=32),
                untimed("FAIL", "output[0,1,2,3] is off by 4.1 x the bound", name="naive_avx2", seq=128, heads=16, dim=32)]
-    rows += layers(heads=(16, 32, 64)) + [cells | {"layer": "mha", "case_id": cells["case_id"] + "/layer:mha/width:512"}
+    rows += layers(heads=(16, 32, 64)) + [cells | {"layer": "mha", "other_axes": "width:512", "case_id": cells["case_id"] + " mha"}
                                           for cells in refused]
     return rows + [row("blocked_avx2", 119.9, seq=128, baseline_rate=10.0)]

@@ -29,6 +29,7 @@ CSV_HEADER = (
     "ratio,ratio_ci_lo,ratio_ci_hi,stop_reason,warnings")
 TIMED = CSV_HEADER[CSV_HEADER.index("samples"):CSV_HEADER.index(",baseline")].split(",")
 LAYER_HEADER = CSV_HEADER + ",layer,width,product,projections_pct,attention_pct,rest_pct"
+OTHER_AXES_HEADER = CSV_HEADER + ",other_axes"
 SAMPLES_HEADER = "run_id,case_id,kernel,round,position,time_ns,iterations"
 STATUSES = {"PASS", "FAIL", "SKIP", "DEGENERATE", "ERROR"}
 SMALL = ["-a", "heads=2", "-a", "seq=24", "-a", "head_dim=16"]
@@ -306,6 +307,18 @@ class Files(unittest.TestCase):
         self.assertEqual(again.returncode, 2)
         self.assertIn("--resume", again.stderr)
         self.assertEqual((self.folder / "results.csv").read_bytes(), before)
+
+
+class OtherAxes(unittest.TestCase):
+
+    def test_axes_without_a_column_share_one(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "axes.csv")
+            done = attnbench("run", "-k", "flash_c", "-a", "magnitude=1,10", "-a", "lse=on", *SMALL, *QUICK, "--csv", file)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            with open(file, encoding="utf-8") as text:
+                self.assertEqual(text.readline().strip(), OTHER_AXES_HEADER)
+            self.assertEqual([row["other_axes"] for row in read_csv(file)], ["lse:on", "lse:on/magnitude:10"])
 
 
 class Layers(unittest.TestCase):

@@ -91,12 +91,11 @@ static void append_head(const bench_case *bench, char *text) {
   }
 }
 
-/* Every axis of that place that is not at its default. */
-static void append_rest(const bench_case *bench, bench_axis_place place, char *text) {
+void bench_case_name_axes(const bench_case *bench, bench_axis_place place, bool (*skips)(bench_axis), char *text) {
   for (int i = 0; i < AXIS_COUNT; i++) {
     const bench_axis_info *axis = bench_axis_get((bench_axis)i);
     char value[VALUE];
-    if (axis->place != place) continue;
+    if (axis->place != place || (skips && skips((bench_axis)i))) continue;
     write_value(bench, (bench_axis)i, value);
     if (strcmp(value, axis->fallback)) append(text, "/%s:%s", axis->name, value);
   }
@@ -111,11 +110,11 @@ static uint64_t hash_text(uint64_t hash, const char *text) {
 void bench_case_name(bench_case *bench, uint64_t run_seed) {
   char shape[BENCH_NAME] = "", rest[BENCH_NAME] = "";
   append_head(bench, shape);
-  append_rest(bench, AXIS_IN_DATA, rest);
+  bench_case_name_axes(bench, AXIS_IN_DATA, NULL, rest);
   uint64_t state = hash_text(hash_text(0xcbf29ce484222325u ^ run_seed, shape), rest);
   bench->seed = bench_random(&state);
   snprintf(bench->case_id, BENCH_NAME, "%s/threads:%d%.300s", shape, bench->threads, rest);
-  append_rest(bench, AXIS_IN_RUN, bench->case_id);
+  bench_case_name_axes(bench, AXIS_IN_RUN, NULL, bench->case_id);
 }
 
 /* ---- Reading ------------------------------------------------------------------------------------------------------- */

@@ -19,28 +19,39 @@ void bench_csv_field(FILE *file, const char *text) {
   fputc('"', file);
 }
 
-/* Files without layers do without their columns, which are the last. */
-static int columns_of(const bench_rows *rows) {
-  for (int i = 0; i < rows->count; i++)
-    if (rows->item[i].layer[0]) return BENCH_COLUMNS;
-  return COLUMN_layer;
+/* Which of the columns at the end a file has. */
+typedef struct extras {
+  bool layers, other_axes;
+} extras;
+
+static extras extras_of(const bench_rows *rows) {
+  extras found = {0};
+  for (int i = 0; i < rows->count; i++) {
+    found.layers = found.layers || rows->item[i].layer[0];
+    found.other_axes = found.other_axes || rows->item[i].other_axes[0];
+  }
+  return found;
 }
 
-static void write_row(FILE *file, const bench_row *row, int columns) {
+static bool is_written(bench_column column, extras has) {
+  return column < COLUMN_layer || (column == COLUMN_other_axes ? has.other_axes : has.layers);
+}
+
+static void write_line(FILE *file, const bench_row *row, extras has) {
   char text[BENCH_CELL];
-  for (int c = 0; c < columns; c++) {
+  for (bench_column c = 0; c < BENCH_COLUMNS; c++) {
+    if (!is_written(c, has)) continue;
     if (c) fputc(',', file);
-    bench_csv_field(file, bench_cell(row, (bench_column)c, text));
+    bench_csv_field(file, row ? bench_cell(row, c, text) : bench_column_name(c));
   }
   fputc('\n', file);
 }
 
 static void write_results(void *context, FILE *file) {
-  const bench_report *report = context;
-  const int columns = columns_of(report->rows);
-  for (int c = 0; c < columns; c++) fprintf(file, "%s%s", c ? "," : "", bench_column_name((bench_column)c));
-  fputc('\n', file);
-  for (int i = 0; i < report->rows->count; i++) write_row(file, &report->rows->item[i], columns);
+  const bench_rows *rows = ((const bench_report *)context)->rows;
+  const extras has = extras_of(rows);
+  write_line(file, NULL, has);
+  for (int i = 0; i < rows->count; i++) write_line(file, &rows->item[i], has);
 }
 
 static void write_samples_of(FILE *file, const bench_row *row) {

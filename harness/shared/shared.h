@@ -12,7 +12,7 @@
 
 /* ---- Statistics (timing/stats.h) ------------------------------------------------------------------------------------------ */
 
-/* summary: minimum, median, median absolute deviation, low and high end of the median's 95 % interval. */
+/* summary: minimum, median, median absolute deviation, low and high end of the median's 95 % interval (NaN if n < 6). */
 ATTNBENCH_API void attnbench_summarise(const double *values, int n, double summary[5]);
 ATTNBENCH_API void attnbench_paired_ratio(const double *a, const double *b, int n, double summary[5]);
 ATTNBENCH_API double attnbench_sign_test(const double *a, const double *b, int n);

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "cases/case_id.h"
 #include "layers/layer.h"
 
 static const bench_summary no_times = {.min = NAN, .median = NAN, .mad = NAN, .ci_lo = NAN, .ci_hi = NAN};
@@ -57,8 +58,27 @@ static void describe_options(bench_row *row, const bench_case *bench) {
   COPY(row->cache, caches[bench->cache]);
 }
 
+static bool has_column(bench_axis axis) {
+  switch (axis) {
+    case AXIS_OFFSET:
+    case AXIS_SCALE:
+    case AXIS_LSE:
+    case AXIS_MAGNITUDE:
+    case AXIS_VALUES:
+    case AXIS_WIDTH: return false; /* column width is d_model, given or not */
+    default: return true;
+  }
+}
+
+static void describe_other_axes(bench_row *row, const bench_case *bench) {
+  char text[BENCH_NAME] = "";
+  bench_case_name_axes(bench, AXIS_IN_DATA, has_column, text);
+  if (*text) snprintf(row->other_axes, sizeof row->other_axes, "%.120s", text + 1);
+}
+
 static void describe_case(bench_row *row, const bench_case *bench) {
   COPY(row->case_id, bench->case_id);
+  describe_other_axes(row, bench);
   describe_problem(row, &bench->problem);
   describe_heads(row, bench);
   describe_options(row, bench);

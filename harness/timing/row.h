@@ -21,7 +21,8 @@ typedef struct bench_row {
   char alibi[BENCH_WORD], sinks[BENCH_WORD], lengths[BENCH_WORD], layout[BENCH_WORD], cache[BENCH_WORD];
   double softcap;
   char layer[BENCH_WORD];
-  int64_t width; /* of a layer: d_model */
+  int64_t width;        /* of a layer: d_model */
+  char other_axes[128]; /* "magnitude:10/lse:on": not at their defaults, and without a member here */
 
   /* the kernel; where the library chose it, its name is "auto" */
   char kernel[64], algorithm[32], isa[32], library[128];

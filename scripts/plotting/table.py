@@ -23,7 +23,8 @@ HEADS = ("heads_q", "heads_kv", "dim_qk", "dim_v")  # empty for layers that have
 TIMES = ("time_ns_median", "time_ns_ci_lo", "time_ns_ci_hi")
 RATIOS = ("ratio", "ratio_ci_lo", "ratio_ci_hi")
 RATES = ("gflops", "gbs", "peak_gflops", "peak_pct", "peak_gbs", "bw_pct")
-SHARES = ("projections_pct", "attention_pct", "rest_pct")  # of layers: the columns may be absent, as is "layer" then
+EXTRA = ("layer", "other_axes")  # as text; absent where a file has no such cases, and "" in a Row then
+SHARES = ("projections_pct", "attention_pct", "rest_pct")  # of layers; may be absent too
 INTERVAL_ROUNDS = 6  # fewer samples have no 95 % interval of their median
 COLUMNS = TEXT + NAMES + COUNTS + TIMES + RATIOS + RATES
 
@@ -131,7 +132,7 @@ def _read_row(file, number, header, cells, cpu):
         values[column] = raw[column]
     if values["status"] not in STATUSES:
         raise ResultsError(f"{place} 'status': {values['status']!r}; must be one of {' '.join(STATUSES)}")
-    values["layer"] = raw.get("layer", "")
+    values |= {column: raw.get(column, "") for column in EXTRA}
     for column in COUNTS:
         if column in HEADS and values["layer"] and not raw[column]:
             values[column] = 0

@@ -14,14 +14,10 @@ FEW_QUERIES = 16  # at most so many queries, and fewer than keys, is decoding: m
 
 NO_BREAK = "\u00a0"
 
-# What a case_id spells out that has a column of its own; anything beyond these becomes the condition "other".
-CASE_WORDS = {"dtype", "B", "Hq", "Hkv", "Sq", "Sk", "D", "Dv", "score", "causal", "align", "window", "mask", "bias",
-              "alibi", "softcap", "sinks", "lengths", "layout", "cache", "threads"}
-
 # Values that go without saying.
 USUAL = {"score": {"", "dot"}, "align": {"", "none"}, "window": {"", "none"}, "mask": {"", "none"}, "bias": {"", "none"},
          "alibi": {"", "off"}, "softcap": {"", "0"}, "sinks": {"", "off"}, "lengths": {"", "full"},
-         "layout": {"", "bhsd"}, "cache": {"", "warm"}, "other": {""}}
+         "layout": {"", "bhsd"}, "cache": {"", "warm"}, "layer": {""}, "other_axes": {""}}
 
 
 class NothingToDraw(Exception):
@@ -97,7 +93,7 @@ def conditions(row, free=()):
         shown[name] = row[name]
     if row["align"] == row["causal"] or not aligned(row):
         shown["align"] = ""
-    shown["other"] = "/".join(part for part in row["case_id"].split("/") if part.split(":")[0] not in CASE_WORDS)
+    shown["layer"], shown["other_axes"] = row["layer"], row["other_axes"]
     if "threads" not in free:
         shown["threads"] = row["threads"]
     shown["causal"] = row["causal"]
@@ -111,9 +107,8 @@ def conditions(row, free=()):
 
 
 def shares_width(row):
-    """Whether the heads of a layer share out a width that was given: then more heads are narrower ones."""
-    given = [part.split(":")[1] for part in row["case_id"].split("/") if part.startswith("width:")]
-    return bool(row["layer"]) and given == [str(row["heads_q"] * row["dim_v"])]
+    """Whether the heads of a layer share a width that was given: then more heads are narrower ones."""
+    return f"width:{row['heads_q'] * row['dim_v']}" in row["other_axes"].split("/")
 
 
 def aligned(row):
@@ -151,7 +146,7 @@ def describe(key, value, contrast=False):
         return plural(value, "thread")
     if key == "causal":
         return "not causal" if value == "none" else f"causal {value}"
-    if key in ("cpu", "dtype", "other"):
+    if key in ("cpu", "dtype", "other_axes"):
         return value
     return f"{key} {value}"
 
