@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* Generation with a KV cache, timed with every kernel. Each step appends one token, attends to all tokens so far, and yields the
- * next one.
+/* Generation with a KV cache, timed with every kernel. Each step appends one token, attends to all tokens so far, and
+ * yields the next one.
  *
  * The model is one attention layer made by hand, an induction head (Elhage et al. 2021,
- * https://transformer-circuits.pub/2021/framework/), so that the right answer is known. Every token has a code of +1 and -1. The key
- * of a position is the code of the token *before* it, and its value is its own code. The query is the code of the present token. So
- * attention finds the places where the present token stood before, and returns what followed there: given a melody once, the layer
- * repeats it for ever. Every kernel must give the same notes.
+ * https://transformer-circuits.pub/2021/framework/), so that the right answer is known. Every token has a code of +1 and
+ * -1. The key of a position is the code of the token *before* it, and its value is its own code. The query is the code of
+ * the present token. So attention finds the places where the present token stood before, and returns what followed there:
+ * given a melody once, the layer repeats it for ever. Every kernel must give the same notes.
  *
  *     decode_loop [prompt [generated]]        default: 1024 256 */
 #define _POSIX_C_SOURCE 200809L
@@ -33,8 +33,8 @@ static void make_codes(void) {
 /* A melody of `period` different notes, repeated. No note occurs twice in a period, so each note determines the next. */
 static int note_at(int64_t position, int64_t period) { return (int)(position % period * 37 % NOTES); }
 
-/* q, k and v of `tokens` tokens as the cache wants them: [heads][tokens][dim]. The query heads of a group have the same query,
- * with a larger factor from head to head. */
+/* q, k and v of `tokens` tokens as the cache wants them: [heads][tokens][dim]. The query heads of a group have the same
+ * query, with a larger factor from head to head. */
 static void fill_step(const int *notes, int before, int64_t tokens, float *q, float *k, float *v) {
   for (int64_t t = 0; t < tokens; t++) {
     const float *own = codes[notes[t]], *previous = codes[t > 0 ? notes[t - 1] : before];

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* Reads .safetensors files: named tensors of float32 (https://huggingface.co/docs/safetensors). Eight bytes of header length, a
- * JSON header, then the data. The file comes from outside, so nothing in it is trusted: a header that does not fit its file is an
- * error, never a read beyond it. It reads F32 tensors only, which is what the examples need, and skips others. Little-endian machines. */
+/* Reads .safetensors files: named tensors of float32 (https://huggingface.co/docs/safetensors). Eight bytes of header
+ * length, a JSON header, then the data. The file comes from outside, so nothing in it is trusted: a header that does not
+ * fit its file is an error, never a read beyond it. It reads F32 tensors only, which is what the examples need, and skips
+ * others. Little-endian machines. */
 #ifndef EXAMPLES_SAFETENSORS_H
 #define EXAMPLES_SAFETENSORS_H
 
@@ -27,8 +28,8 @@ typedef struct safetensors {
 int safetensors_read(const char *path, safetensors *out);
 void safetensors_free(safetensors *tensors);
 
-/* The data of the tensor of that name and exactly this shape, or NULL after a message on stderr. All dimensions but the last count
- * as rows; rows = 0 means a vector of `columns`. */
+/* The data of the tensor of that name and exactly this shape, or NULL after a message on stderr. All dimensions but the
+ * last count as rows; rows = 0 means a vector of `columns`. */
 const float *safetensors_get(const safetensors *tensors, const char *name, int64_t rows, int64_t columns);
 
 #endif

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /* Kernel regression, the oldest attention: it estimates a curve from fifty noisy points.
  *
- * The points are the classic example (Zhang et al., Dive into Deep Learning, https://d2l.ai, "Attention Pooling"):
- * y = 2 sin(x) + x^0.8 + noise of deviation 0.5, x in 0..5. A prediction is the mean of all known y, weighted by
- * exp(-(distance / bandwidth)^2 / 2). Queries are the places to predict, keys the known places, values the known y.
+ * The points are the classic example (Zhang et al., Dive into Deep Learning, https://d2l.ai, "Attention Pooling"): y = 2
+ * sin(x) + x^0.8 + noise of deviation 0.5, x in 0..5. A prediction is the mean of all known y, weighted by exp(-(distance
+ * / bandwidth)^2 / 2). Queries are the places to predict, keys the known places, values the known y.
  *
- * The bandwidth is chosen by leave-one-out validation: every known point is predicted from all *others*. A mask leaves it out.
+ * The bandwidth is chosen by leave-one-out validation: every known point is predicted from all *others*. A mask leaves it
+ * out.
  *
  *     kernel_regression [FOLDER]     writes points.csv, curve.csv and weights.csv there; plot.py draws them */
 #include <attn/nn.h>

@@ -8,7 +8,7 @@
 
 Every kernel first, one by one; then our automatic choice (or --kernel) and PyTorch in turn, round by round, while the others
 sleep. Both compute the batch in two ways: padded to the longest sentence, as frameworks do, and packed, on tokens alone. Our
-program takes part twice: the ratio of the two says how noisy the machine is. scripts/peers/README.md tells more of the method.
+program takes part twice: the ratio of the two says how noisy the machine is. scripts/peers/README.md describes the method.
 
 Exit code: 0; 1 where embeddings differ from NumPy's by a cosine distance above 1e-5; 2 usage; 77 without the model, which
 --model names: a folder with model.safetensors, vocab.txt and config.json (default: that of the installed package).

@@ -10,7 +10,8 @@
 
 enum { LAYERS = 6, HEADS = 12, WIDTH = 384, HIDDEN = 1536, VOCABULARY = 30522, POSITIONS = 512 };
 
-/* A row of the batch is a token. Packed, each sentence follows the one before; padded, each takes as many rows as the longest. */
+/* A row of the batch is a token. Packed, each sentence follows the one before; padded, each takes as many rows as the
+ * longest. */
 typedef struct sentences {
   int64_t count, longest;
   bool padded;
@@ -19,7 +20,8 @@ typedef struct sentences {
   int32_t *lengths; /* [count] */
 } sentences;
 
-/* Reads one sentence per line, as token ids, and cuts it after POSITIONS tokens. Returns 0, or -1 after a message on stderr. */
+/* Reads one sentence per line, as token ids, and cuts it after POSITIONS tokens. Returns 0, or -1 after a message on
+ * stderr. */
 int read_sentences(const char *path, sentences *s);
 void free_sentences(sentences *s);
 int64_t row_count(const sentences *s);

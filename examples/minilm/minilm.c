@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* Runs a real sentence encoder, all-MiniLM-L6-v2 (encoder.h), with every attention kernel of the library that takes the shape, and
- * writes the embeddings of the fastest. To pick a kernel at run time, put its name into attn_options; nothing else changes.
+/* Runs a real sentence encoder, all-MiniLM-L6-v2 (encoder.h), with every attention kernel of the library that takes the
+ * shape, and writes the embeddings of the fastest. To pick a kernel at run time, put its name into attn_options; nothing
+ * else changes.
  *
  *     minilm MODEL.safetensors TOKENS.txt EMBEDDINGS.csv [--threads N] [--kernel NAME] [--padded] [--rounds]
  *
@@ -39,9 +40,9 @@ static void print_shares(const model *m) {
          100 * p->feed_forward_ns / all, 100 * p->norm_ns / all, 100 * rest / all);
 }
 
-/* Each number n on the standard input asks for n runs, after one that warms up. The answer is their time in milliseconds per
- * sentence. Between numbers the program sleeps, so that the asking program can time something else in turn, on the same CPUs. At the
- * end of the input it prints where the time went. */
+/* Each number n on the standard input asks for n runs, after one that warms up. The answer is their time in milliseconds
+ * per sentence. Between numbers the program sleeps, so that the asking program can time something else in turn, on the
+ * same CPUs. At the end of the input it prints where the time went. */
 static attn_status answer_rounds(model *m) {
   m->time = 0;
   m->profile = (attn_block_profile){0};

@@ -7,8 +7,9 @@ from torch.nn import functional
 
 
 class Encoder:
-    """encode(packed) gives the embeddings of all sentences. Padded, each is computed at the length of the longest, as tokenizers
-    deliver them. Packed, everything but attention runs on the rows that are tokens; users have to write this by hand."""
+    """encode(packed) gives the embeddings of all sentences. Padded, each is computed at the length of the longest, as
+    tokenizers deliver them. Packed, everything but attention runs on the rows that are tokens; users have to write this
+    by hand."""
 
     def __init__(self, weights, config, ids, lengths):
         self.w = {name: torch.from_numpy(np.array(tensor)) for name, tensor in weights.items()}
@@ -46,7 +47,8 @@ class Encoder:
 
     @torch.inference_mode()
     def encode(self, packed):
-        word, position, kind = (self.w[f"embeddings.{name}_embeddings.weight"] for name in ("word", "position", "token_type"))
+        names = ("word", "position", "token_type")
+        word, position, kind = (self.w[f"embeddings.{name}_embeddings.weight"] for name in names)
         x = word[self.ids] + position[:self.ids.shape[1]] + kind[0]
         x = self.norm(self.pack(x) if packed else x, "embeddings.LayerNorm")
         for n in range(self.layers):

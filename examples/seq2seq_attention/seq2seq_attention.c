@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /* A recurrent encoder and decoder that write words backwards, joined by additive attention (Bahdanau et al. 2015).
  *
- * The encoder reads the word letter by letter and keeps one state per letter. The decoder writes letter by letter. Before each letter
- * it attends to those states: the query is its own state, keys and values are the encoder's states. train.py trained it on words and
- * their reversals only; attention.csv shows that it has learnt to look from the end to the beginning.
+ * The encoder reads the word letter by letter and keeps one state per letter. The decoder writes letter by letter. Before
+ * each letter it attends to those states: the query is its own state, keys and values are the encoder's states. train.py
+ * trained it on words and their reversals only; attention.csv shows that it has learnt to look from the end to the
+ * beginning.
  *
  *     seq2seq_attention WEIGHTS.safetensors FOLDER [WORD]     writes FOLDER/attention.csv; plot.py draws it
  *
@@ -154,7 +155,8 @@ static int is_reversal(const int *word, int length, const translation *t) {
   return 1;
 }
 
-/* For how many letters the largest weight lay on that letter or its neighbour (whose state has just read it, or is about to). */
+/* For how many letters the largest weight lay on that letter or its neighbour (whose state has just read it, or is about
+ * to). */
 static int looked_nearby(int length, const translation *t) {
   int count = 0;
   for (int i = 0; i < length; i++) count += abs(argmax(t->weights[i], length) - (length - 1 - i)) <= 1;

@@ -6,8 +6,8 @@ al. 2015, https://arxiv.org/abs/1409.0473) learn to write a word backwards.
     python3 -m pip install torch numpy
     examples/seq2seq_attention/train.py            # a few minutes on one CPU core; writes weights.safetensors beside itself
 
-Reversing is a good first task for attention. The right alignment is known: the anti-diagonal of the heatmap. A word that is longer than
-the hidden state can hold cannot be reversed without attention.
+Reversing is a good first task for attention. The right alignment is known: the anti-diagonal of the heatmap. A word that is
+longer than the hidden state can hold cannot be reversed without attention.
 """
 
 import argparse
@@ -100,7 +100,8 @@ def main():
         if step % 250 == 0:
             right = ((logits.argmax(-1) == wanted) | (wanted == PAD)).all(1).float().mean()
             print(f"step {step}: loss {loss.item():.4f}, whole words right {100 * right.item():.1f} %", flush=True)
-    write_safetensors(options.output, model.state_dict(), f"train.py, {options.steps} steps, seed 1, PyTorch {torch.__version__}")
+    note = f"train.py, {options.steps} steps, seed 1, PyTorch {torch.__version__}"
+    write_safetensors(options.output, model.state_dict(), note)
 
 
 if __name__ == "__main__":

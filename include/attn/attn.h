@@ -6,8 +6,8 @@
  *
  *     o = sum_j p_j v_j,   p = softmax over the allowed keys j of s_j,   s_j = scale <q_i, k_j> + ...
  *
- * (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, eq. 1). docs/semantics.md defines every option, docs/library.md shows
- * each in use.
+ * (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, eq. 1). docs/semantics.md defines every option, docs/library.md
+ * shows each in use.
  *
  *     #include <attn/attn.h>
  *
@@ -20,8 +20,8 @@
  * attn_options. A plan is immutable: any number of threads may run it at once, each with its own workspace.
  *
  * The library never aborts, prints (unless ATTN_VERBOSE=1 asks for it), pins threads, or writes outside what the strides
- * describe. It reads these environment variables when a plan is created: ATTN_KERNEL (a kernel name, used where attn_options
- * names none), ATTN_MAX_ISA (c, avx2, avx512, ...: use no higher tier) and ATTN_VERBOSE.
+ * describe. It reads these environment variables when a plan is created: ATTN_KERNEL (a kernel name, used where
+ * attn_options names none), ATTN_MAX_ISA (c, avx2, avx512, ...: use no higher tier) and ATTN_VERBOSE.
  *
  * Functions that can fail return an attn_status and leave a sentence for attn_last_error().
  *
@@ -64,8 +64,8 @@ typedef enum attn_status {
 /** The name of a status: "ATTN_OK", ...; never NULL. */
 ATTN_API const char *attn_status_name(attn_status status);
 
-/** One sentence on the last failed call of this thread: the field, its value and what would be right. It is "" if none failed,
- * and valid until the next failing call of this thread. */
+/** One sentence on the last failed call of this thread: the field, its value and what would be right. It is "" if none
+ * failed, and valid until the next failing call of this thread. */
 ATTN_API const char *attn_last_error(void);
 
 /** The version of the library that runs: "0.1.0". */
@@ -84,7 +84,8 @@ typedef enum attn_dtype {
 typedef enum attn_score {
   /** scale * sum_d q_d k_d (Vaswani et al. 2017, section 3.2.1) */
   ATTN_SCORE_DOT = 0,
-  /** sum_d w_d tanh(q_d + k_d), with q and k already projected (Bahdanau et al. 2015, https://arxiv.org/abs/1409.0473, A.1.2) */
+  /** sum_d w_d tanh(q_d + k_d), with q and k already projected (Bahdanau et al. 2015, https://arxiv.org/abs/1409.0473,
+   * A.1.2) */
   ATTN_SCORE_ADDITIVE,
   /** -1/2 sum_d (w_d (q_d - k_d))^2: Nadaraya-Watson kernel regression (Nadaraya 1964, Watson 1964) */
   ATTN_SCORE_GAUSSIAN,
@@ -92,16 +93,16 @@ typedef enum attn_score {
   ATTN_SCORE_PRECOMPUTED,
 } attn_score;
 
-/** Where query 0 stands among the keys. Query i stands at key position i + offset. Causal masks, windows and ALiBi distances all
- * use that position. */
+/** Where query 0 stands among the keys. Query i stands at key position i + offset. Causal masks, windows and ALiBi
+ * distances all use that position. */
 typedef enum attn_align {
   ATTN_ALIGN_TOP_LEFT = 0, /**< offset 0 */
   ATTN_ALIGN_BOTTOM_RIGHT, /**< offset = keys - queries of the sequence: the last query meets the last key */
   ATTN_ALIGN_OFFSET,       /**< offset = args.offsets[batch]: decoding with a KV cache */
 } attn_align;
 
-/** Bits of attn_problem.uses: what attn_args will bring. A bit that is set makes the pointer of the same name required; a bit that
- * is not set makes it ignored. */
+/** Bits of attn_problem.uses: what attn_args will bring. A bit that is set makes the pointer of the same name required; a
+ * bit that is not set makes it ignored. */
 enum {
   ATTN_USE_LSE = 1 << 0,          /**< write args.lse */
   ATTN_USE_BIAS = 1 << 1,         /**< args.bias is added to the scores; -inf masks */
@@ -115,8 +116,8 @@ enum {
   ATTN_USE_SCORE_WEIGHT = 1 << 9, /**< args.score_weight: required by ADDITIVE, optional for GAUSSIAN (default 1) */
 };
 
-/** Distances in elements between neighbours of a tensor [batch][heads][seq][dim]. Any sign; 0 broadcasts, but not in o and lse,
- * which must not overlap themselves. */
+/** Distances in elements between neighbours of a tensor [batch][heads][seq][dim]. Any sign; 0 broadcasts, but not in o and
+ * lse, which must not overlap themselves. */
 typedef struct attn_strides {
   int64_t b; /**< from one batch to the next */
   int64_t h; /**< from one head to the next */
@@ -172,8 +173,8 @@ typedef struct attn_problem {
   int64_t score_weight_stride_h; /**< Elements from one query head's score_weight to the next one's; 0 = shared. */
 } attn_problem;
 
-/** Fills in the shape, dense [batch][heads][seq][dim] strides for every tensor, float32, scale 1/sqrt(dim_qk), nothing masked,
- * no LSE. Checks nothing: attn_plan_create() does. */
+/** Fills in the shape, dense [batch][heads][seq][dim] strides for every tensor, float32, scale 1/sqrt(dim_qk), nothing
+ * masked, no LSE. Checks nothing: attn_plan_create() does. */
 ATTN_API void attn_problem_init(attn_problem *problem, int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t seq_q,
                                 int64_t seq_k, int64_t dim_qk, int64_t dim_v);
 
@@ -192,9 +193,9 @@ ATTN_API attn_status attn_problem_validate(const attn_problem *problem);
 
 /* ---- The data of one call ----------------------------------------------------------------------------------------- */
 
-/** The pointers of one call. Element types follow the problem's dtypes. Pointers of tensors without elements may be NULL. Data
- * must be aligned to its element. Lengths out of range are errors. Reading and writing stay within what shape and strides
- * describe. */
+/** The pointers of one call. Element types follow the problem's dtypes. Pointers of tensors without elements may be NULL.
+ * Data must be aligned to its element. Lengths out of range are errors. Reading and writing stay within what shape and
+ * strides describe. */
 typedef struct attn_args {
   const void *q; /**< Queries [batch][heads_q][seq_q][dim_qk] by q_stride. */
   const void *k; /**< Keys [batch][heads_kv][seq_k][dim_qk] by k_stride. */
@@ -228,8 +229,8 @@ typedef struct attn_plan attn_plan;
 /** One task of a parallel loop. `worker` is in 0..workers-1. */
 typedef void (*attn_task_fn)(void *context, int64_t task, int worker);
 
-/** A caller's own thread pool. It must call task(context, i, worker) exactly once for each i in 0..tasks-1, in any order, never
- * two at once with the same worker, and return when all are done. */
+/** A caller's own thread pool. It must call task(context, i, worker) exactly once for each i in 0..tasks-1, in any order,
+ * never two at once with the same worker, and return when all are done. */
 typedef void (*attn_parallel_for)(void *pool, int64_t tasks, int workers, attn_task_fn task, void *context);
 
 /** How a plan or a layer is to be made. All zero (or a NULL pointer) is the default. */
@@ -241,18 +242,19 @@ typedef struct attn_options {
   void *pool;                     /**< Passed to parallel_for. */
 } attn_options;
 
-/** Checks the problem and makes all choices. options may be NULL. On failure *plan is NULL and attn_last_error() says why. Every
- * status is possible but ATTN_WORKSPACE_TOO_SMALL. */
+/** Checks the problem and makes all choices. options may be NULL. On failure *plan is NULL and attn_last_error() says why.
+ * Every status is possible but ATTN_WORKSPACE_TOO_SMALL. */
 ATTN_API attn_status attn_plan_create(const attn_problem *problem, const attn_options *options, attn_plan **plan);
 
 /** Bytes of workspace that one run needs: a multiple of 64, 0 if none. */
 ATTN_API size_t attn_plan_workspace(const attn_plan *plan);
 
-/** Computes o (and lse), which may not overlap the inputs. `workspace` is 64-byte aligned and private to this call; what it held
- * before does not matter, and what it holds after means nothing. Allocates nothing. For a fixed kernel on one CPU a row's bits
- * depend on that row's inputs alone: not on batch, thread count or workspace.
+/** Computes o (and lse), which may not overlap the inputs. `workspace` is 64-byte aligned and private to this call; what it
+ * held before does not matter, and what it holds after means nothing. Allocates nothing. For a fixed kernel on one CPU a
+ * row's bits depend on that row's inputs alone: not on batch, thread count or workspace.
  *
- * Returns ATTN_INVALID_ARGUMENT for a pointer or a length that does not fit the problem, ATTN_WORKSPACE_TOO_SMALL, or ATTN_OK. */
+ * Returns ATTN_INVALID_ARGUMENT for a pointer or a length that does not fit the problem, ATTN_WORKSPACE_TOO_SMALL, or
+ * ATTN_OK. */
 ATTN_API attn_status attn_plan_run(const attn_plan *plan, const attn_args *args, void *workspace, size_t workspace_bytes);
 
 /** A few lines: kernel, tiles, threads, workspace and why it was chosen. Lives as long as the plan. */
@@ -273,9 +275,9 @@ ATTN_API attn_status attn_sdpa(const attn_problem *problem, const attn_args *arg
  *
  *     lse = log sum_p exp(lse_p),   o = sum_p exp(lse_p - lse) o_p
  *
- * There are `parts` >= 1 parts; o[p] is a dense float [rows][dim_v], lse[p] a float [rows]. A part whose LSE is -inf has seen no
- * key and is left out of that row; if all are left out, O = 0 and LSE = -inf. o_out and lse_out have the same shapes and may be
- * one of the parts' own arrays; lse_out may be NULL. Returns ATTN_OK or ATTN_INVALID_ARGUMENT. */
+ * There are `parts` >= 1 parts; o[p] is a dense float [rows][dim_v], lse[p] a float [rows]. A part whose LSE is -inf has
+ * seen no key and is left out of that row; if all are left out, O = 0 and LSE = -inf. o_out and lse_out have the same
+ * shapes and may be one of the parts' own arrays; lse_out may be NULL. Returns ATTN_OK or ATTN_INVALID_ARGUMENT. */
 ATTN_API attn_status attn_merge(int parts, int64_t rows, int64_t dim_v, const float *const *o, const float *const *lse,
                                 float *o_out, float *lse_out);
 
@@ -309,12 +311,12 @@ ATTN_API const attn_kernel_info *attn_kernel_get(int index);
 /** The kernel of that name; NULL if there is none. */
 ATTN_API const attn_kernel_info *attn_kernel_find(const char *name);
 
-/** Why this CPU cannot run the kernel, or NULL if it can. Honours ATTN_MAX_ISA. The text belongs to this thread and is valid until
- * the next call. Like a failing call, this function and attn_kernel_rejects() may change attn_last_error(). */
+/** Why this CPU cannot run the kernel, or NULL if it can. Honours ATTN_MAX_ISA. The text belongs to this thread and is
+ * valid until the next call. Like a failing call, this function and attn_kernel_rejects() may change attn_last_error(). */
 ATTN_API const char *attn_kernel_unusable(const attn_kernel_info *kernel);
 
-/** Why the kernel cannot take the problem on this CPU, or NULL if it can. The text belongs to this thread and is valid until the
- * next call. */
+/** Why the kernel cannot take the problem on this CPU, or NULL if it can. The text belongs to this thread and is valid
+ * until the next call. */
 ATTN_API const char *attn_kernel_rejects(const attn_kernel_info *kernel, const attn_problem *problem);
 
 /** Kernels that the source has but this build lacks: the name, and in *reason why; NULL if index is beyond the last. */

@@ -25,8 +25,8 @@ ATTN_API attn_status attn_fail(attn_status status, const char *format, ...) ATTN
 /** Threads to use when the caller names none: OpenMP's default, or 1. */
 ATTN_API int attn_parallel_default_threads(void);
 
-/** Checks the options and fills in the number of threads; kernel and max_isa are not copied. asked may be NULL. Returns ATTN_OK or
- * ATTN_INVALID_ARGUMENT. */
+/** Checks the options and fills in the number of threads; kernel and max_isa are not copied. asked may be NULL. Returns
+ * ATTN_OK or ATTN_INVALID_ARGUMENT. */
 ATTN_API attn_status attn_parallel_resolve(const attn_options *asked, attn_options *options);
 
 /** Calls task(context, i, worker) once for each i in 0..tasks-1. Workers take the tasks in order as they become free.

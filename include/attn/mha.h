@@ -4,9 +4,9 @@
  *
  *     Y = concat_h( softmax(Q_h K_h^T / sqrt(dim_qk)) V_h ) W_O + b_O,   Q = X W_Q + b_Q,  K = M W_K + b_K,  V = M W_V + b_V
  *
- * (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, section 3.2.2). X are the inputs. M is the memory that the layer attends
- * to: X itself in self-attention, an encoder's output in cross-attention. In between is any attention of attn.h, by any of its
- * kernels.
+ * (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, section 3.2.2). X are the inputs. M is the memory that the layer
+ * attends to: X itself in self-attention, an encoder's output in cross-attention. In between is any attention of attn.h,
+ * by any of its kernels.
  *
  *     attn_mha_problem problem;
  *     attn_mha_problem_init(&problem, 1, 8, 128, 128, 512);     // batch, heads, seq_q, seq_k, width
@@ -33,8 +33,8 @@ extern "C" {
 typedef struct attn_mha_problem {
   size_t struct_size; /**< Bytes of this struct, set by attn_mha_problem_init(). */
 
-  /** Batch, heads, sequence lengths and head dimensions; scale, masks, windows, lengths, and what the args will bring. Its dtypes
-   * are float32 and its score is DOT. The strides of q, k, v and o are not read: the layer lays them out itself. */
+  /** Batch, heads, sequence lengths and head dimensions; scale, masks, windows, lengths, and what the args will bring. Its
+   * dtypes are float32 and its score is DOT. The strides of q, k, v and o are not read: the layer lays them out itself. */
   attn_problem attention;
 
   int64_t width;        /**< Elements of a row of x, >= 1. */
@@ -49,8 +49,9 @@ typedef struct attn_mha_problem {
   attn_score_strides weights_stride; /**< Of what it writes, [batch][heads_q][seq_q][seq_k]. */
 } attn_mha_problem;
 
-/** The usual layer: dim_qk = dim_v = width / heads, as many KV heads as query heads, the memory as wide as x, everything dense. For
- * other layers fill in `attention` again by attn_problem_init(), and the fields after it. Checks nothing: attn_mha_create() does. */
+/** The usual layer: dim_qk = dim_v = width / heads, as many KV heads as query heads, the memory as wide as x, everything
+ * dense. For other layers fill in `attention` again by attn_problem_init(), and the fields after it. Checks nothing:
+ * attn_mha_create() does. */
 ATTN_API void attn_mha_problem_init(attn_mha_problem *problem, int64_t batch, int64_t heads, int64_t seq_q, int64_t seq_k,
                                     int64_t width);
 
@@ -60,9 +61,10 @@ typedef enum attn_weight_layout {
   ATTN_OUT_IN,     /**< [out][in]: y = x W^T, as PyTorch stores it */
 } attn_weight_layout;
 
-/** Dense weights. attn_mha_create() copies and packs them, so they need not outlive it. The columns (`out`) of Q, K and V are head
- * after head; the rows (`in`) of w_o are the concatenated heads. Q, K and V come in three parts or in one. In one, the columns of Q
- * stand before those of K, and those of K before those of V, and width_memory = width. Biases are optional, each on its own. */
+/** Dense weights. attn_mha_create() copies and packs them, so they need not outlive it. The columns (`out`) of Q, K and V
+ * are head after head; the rows (`in`) of w_o are the concatenated heads. Q, K and V come in three parts or in one. In
+ * one, the columns of Q stand before those of K, and those of K before those of V, and width_memory = width. Biases are
+ * optional, each on its own. */
 typedef struct attn_mha_weights {
   attn_weight_layout layout; /**< Of every matrix here. */
   attn_dtype dtype;          /**< Of every matrix here; f16 and bf16 are widened to float32. */
@@ -89,8 +91,8 @@ typedef struct attn_mha_options {
 /** A layer: plan and packed weights. Immutable: any number of threads may run it at once, each with its own workspace. */
 typedef struct attn_mha attn_mha;
 
-/** Checks the shape, makes all choices and packs the weights. options may be NULL. On failure *layer is NULL and attn_last_error()
- * says why. */
+/** Checks the shape, makes all choices and packs the weights. options may be NULL. On failure *layer is NULL and
+ * attn_last_error() says why. */
 ATTN_API attn_status attn_mha_create(const attn_mha_problem *problem, const attn_mha_weights *weights,
                                      const attn_mha_options *options, attn_mha **layer);
 
@@ -112,19 +114,21 @@ typedef struct attn_mha_args {
   attn_mha_profile *profile; /**< Times are added to it; NULL = take no times. */
 } attn_mha_args;
 
-/** Bytes of workspace that one run needs, a multiple of 64. It holds Q, K, V and the heads' outputs of the whole batch, and what the
- * attention and the projections work in. */
+/** Bytes of workspace that one run needs, a multiple of 64. It holds Q, K, V and the heads' outputs of the whole batch, and
+ * what the attention and the projections work in. */
 ATTN_API size_t attn_mha_workspace(const attn_mha *layer);
 
-/** Computes y (and lse). Rows without allowed keys, and rows beyond q_len, give y = b_O. `workspace` is 64-byte aligned and private to
- * this call. Allocates nothing. A row's bits depend on that row's inputs alone: not on batch, threads or workspace.
+/** Computes y (and lse). Rows without allowed keys, and rows beyond q_len, give y = b_O. `workspace` is 64-byte aligned and
+ * private to this call. Allocates nothing. A row's bits depend on that row's inputs alone: not on batch, threads or
+ * workspace.
  *
  * Returns ATTN_INVALID_ARGUMENT, ATTN_WORKSPACE_TOO_SMALL or ATTN_OK. */
 ATTN_API attn_status attn_mha_run(const attn_mha *layer, const attn_mha_args *args, void *workspace, size_t workspace_bytes);
 
-/** The attention weights P, for looking at: [batch][heads_q][seq_q][seq_k] by weights_stride, 0 for masked keys. It computes Q, K and
- * the softmax again, in time proportional to seq_q seq_k^2, and writes neither y nor lse. It needs want_weights, and does not take
- * VARLEN. attn_weights() (attn/nn.h) does the same from q and k, for every score function. */
+/** The attention weights P, for looking at: [batch][heads_q][seq_q][seq_k] by weights_stride, 0 for masked keys. It
+ * computes Q, K and the softmax again, in time proportional to seq_q seq_k^2, and writes neither y nor lse. It needs
+ * want_weights, and does not take VARLEN. attn_weights() (attn/nn.h) does the same from q and k, for every score
+ * function. */
 ATTN_API attn_status attn_mha_attention_weights(const attn_mha *layer, const attn_mha_args *args, float *weights,
                                                 void *workspace, size_t workspace_bytes);
 

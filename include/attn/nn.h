@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /** @file
- * libattn_nn: what stands around attention in the models built from it. Each piece is a small function or a plan of its own.
+ * libattn_nn: what stands around attention in the models built from it. Each piece is a small function or a plan of its
+ * own.
  *
- * It uses libattn (attn.h) for all attention and all products, and reports errors as libattn does: a status, and a sentence
- * in attn_last_error(). docs/semantics.md ("The family around it") gives every formula with its source.
+ * It uses libattn (attn.h) for all attention and all products, and reports errors as libattn does: a status, and a
+ * sentence in attn_last_error(). docs/semantics.md ("The family around it") gives every formula with its source.
  *
  *     #include <attn/nn.h>
  *
@@ -13,13 +14,13 @@
  * Everything is float32 and row-major. "May be x" says that an output may be the same array as an input; otherwise outputs
  * may not overlap inputs.
  *
- * A layer is created from a config, which says its shape and its weights, and is then immutable: any number of threads may run it
- * at once, each with a workspace of its own (64-byte aligned, private to the call). Creating copies the weights, so nothing in the
- * config has to outlive it. options may be NULL: options->kernel names the attention kernel where there is attention inside,
- * threads and pool are used for everything. Running allocates nothing unless it says so.
+ * A layer is created from a config, which says its shape and its weights, and is then immutable: any number of threads may
+ * run it at once, each with a workspace of its own (64-byte aligned, private to the call). Creating copies the weights, so
+ * nothing in the config has to outlive it. options may be NULL: options->kernel names the attention kernel where there is
+ * attention inside, threads and pool are used for everything. Running allocates nothing unless it says so.
  *
- * Creating returns ATTN_OK, ATTN_INVALID_ARGUMENT (a field of the config), ATTN_UNSUPPORTED or ATTN_UNKNOWN_KERNEL (the named
- * kernel) or ATTN_OUT_OF_MEMORY. Running returns ATTN_OK, ATTN_INVALID_ARGUMENT (a pointer or a length) or
+ * Creating returns ATTN_OK, ATTN_INVALID_ARGUMENT (a field of the config), ATTN_UNSUPPORTED or ATTN_UNKNOWN_KERNEL (the
+ * named kernel) or ATTN_OUT_OF_MEMORY. Running returns ATTN_OK, ATTN_INVALID_ARGUMENT (a pointer or a length) or
  * ATTN_WORKSPACE_TOO_SMALL; where it allocates, also ATTN_OUT_OF_MEMORY.
  *
  * find_package(attn COMPONENTS nn) gives attn::nn; pkg-config knows it as attn_nn.
@@ -39,8 +40,8 @@ extern "C" {
  *
  *     out[p][2i] = sin((first + p) / 10000^(2i / width)),   out[p][2i + 1] = cos((first + p) / 10000^(2i / width))
  *
- * first >= 0, rows >= 0, width >= 1; first + rows at most 2^31. Where the width is odd, the last column is a sine. Returns ATTN_OK
- * or ATTN_INVALID_ARGUMENT. */
+ * first >= 0, rows >= 0, width >= 1; first + rows at most 2^31. Where the width is odd, the last column is a sine. Returns
+ * ATTN_OK or ATTN_INVALID_ARGUMENT. */
 ATTN_API attn_status attn_sinusoidal_positions(int64_t first, int64_t rows, int64_t width, float *out);
 
 /** What layer normalisation learns. */
@@ -50,32 +51,32 @@ typedef struct attn_norm {
   float epsilon;     /**< Added to the variance; >= 0 and finite (PyTorch: 1e-5). */
 } attn_norm;
 
-/** Add & norm (Vaswani et al. 2017, section 3.1; layer normalisation: Ba et al. 2016, https://arxiv.org/abs/1607.06450, eq. 3
- * and 4):
+/** Add & norm (Vaswani et al. 2017, section 3.1; layer normalisation: Ba et al. 2016, https://arxiv.org/abs/1607.06450, eq.
+ * 3 and 4):
  *
  *     s = x + residual,   y = gain (s - mean(s)) / sqrt(variance(s) + epsilon) + bias
  *
- * for each of `rows` >= 0 rows of `width` >= 1. The variance is the mean square, without correction. residual NULL: s = x. If `sum`
- * is not NULL, s is written there too (the stream that a pre-norm block carries on). y and sum may be x or residual, but not each
- * other. Returns ATTN_OK or ATTN_INVALID_ARGUMENT. */
+ * for each of `rows` >= 0 rows of `width` >= 1. The variance is the mean square, without correction. residual NULL: s = x.
+ * If `sum` is not NULL, s is written there too (the stream that a pre-norm block carries on). y and sum may be x or
+ * residual, but not each other. Returns ATTN_OK or ATTN_INVALID_ARGUMENT. */
 ATTN_API attn_status attn_add_layer_norm(int64_t rows, int64_t width, const float *x, const float *residual,
                                          const attn_norm *norm, float *sum, float *y);
 
 /** The attention weights, p of docs/semantics.md, for looking at: weights[batch][heads_q][seq_q][seq_k], dense.
  *
- * It runs the kernel with the unit vectors as values, at the cost of dim_v = seq_k. So the weights are those of the kernel's own
- * softmax. args->v, o and lse, and the problem's dim_v, v_stride, o_stride and dtype_o are ignored. Masked keys weigh 0. A row sums
- * to 1, to less with a sink, and to 0 if no key is allowed. Not for VARLEN. options may be NULL.
+ * It runs the kernel with the unit vectors as values, at the cost of dim_v = seq_k. So the weights are those of the
+ * kernel's own softmax. args->v, o and lse, and the problem's dim_v, v_stride, o_stride and dtype_o are ignored. Masked
+ * keys weigh 0. A row sums to 1, to less with a sink, and to 0 if no key is allowed. Not for VARLEN. options may be NULL.
  *
- * It takes q and k as any problem has them, and allocates. attn_mha_attention_weights() (attn/mha.h) looks into a whole multi-head
- * layer: it projects q and k itself, works in the caller's workspace and writes by strides. */
+ * It takes q and k as any problem has them, and allocates. attn_mha_attention_weights() (attn/mha.h) looks into a whole
+ * multi-head layer: it projects q and k itself, works in the caller's workspace and writes by strides. */
 ATTN_API attn_status attn_weights(const attn_problem *problem, const attn_args *args, const attn_options *options,
                                   float *weights);
 
 /* ---- Kernel regression -------------------------------------------------------------------------------------------- */
 
-/** Nadaraya-Watson kernel regression with a Gaussian kernel (Nadaraya 1964, Watson 1964): the prediction at a point is the mean of
- * the known values, weighted by how near their points are. It is attention with ATTN_SCORE_GAUSSIAN:
+/** Nadaraya-Watson kernel regression with a Gaussian kernel (Nadaraya 1964, Watson 1964): the prediction at a point is the
+ * mean of the known values, weighted by how near their points are. It is attention with ATTN_SCORE_GAUSSIAN:
  *
  *     f(x) = sum_i K(x - x_i) y_i / sum_i K(x - x_i),   K(d) = exp(-1/2 sum_c (inverse_width_c d_c)^2)
  */
@@ -97,7 +98,8 @@ ATTN_API attn_status attn_kernel_regression(const attn_regression *regression, c
 
 /* ---- Decoding with a KV cache -------------------------------------------------------------------------------------- */
 
-/** Keys and values of the tokens so far, and the attention of new tokens to them. Each sequence of the batch has its own length. */
+/** Keys and values of the tokens so far, and the attention of new tokens to them. Each sequence of the batch has its own
+ * length. */
 typedef struct attn_kv_cache attn_kv_cache;
 
 /** Shape of a cache. */
@@ -111,18 +113,19 @@ typedef struct attn_kv_cache_shape {
   attn_dtype dtype; /**< Of q, k and v, as given and as kept; outputs are float32. */
 } attn_kv_cache_shape;
 
-/** Makes an empty cache: keys [batch][heads_kv][capacity][dim_qk], and values likewise. options may be NULL; they choose the kernel.
- * On failure *cache is NULL. */
+/** Makes an empty cache: keys [batch][heads_kv][capacity][dim_qk], and values likewise. options may be NULL; they choose
+ * the kernel. On failure *cache is NULL. */
 ATTN_API attn_status attn_kv_cache_create(const attn_kv_cache_shape *shape, const attn_options *options,
                                           attn_kv_cache **cache);
 
-/** One step: appends the keys and values of `tokens` new tokens per sequence, then lets their queries attend to everything cached so
- * far, causally (bottom-right: token i of the step sees the old tokens and the new ones up to itself).
+/** One step: appends the keys and values of `tokens` new tokens per sequence, then lets their queries attend to everything
+ * cached so far, causally (bottom-right: token i of the step sees the old tokens and the new ones up to itself).
  *
  * q: [batch][heads_q][tokens][dim_qk], k and v: [batch][heads_kv][tokens][dim], o: [batch][heads_q][tokens][dim_v] float.
- * counts[batch], each in 0..tokens, says how many of the step's tokens each sequence really has; NULL means all. The others are
- * padding, and their o is 0. A step of many tokens is a prompt, a step of one is generation. When `tokens` changes from one step to
- * the next, the step makes a new plan. On failure nothing is appended. Only one step may run at a time per cache. */
+ * counts[batch], each in 0..tokens, says how many of the step's tokens each sequence really has; NULL means all. The
+ * others are padding, and their o is 0. A step of many tokens is a prompt, a step of one is generation. When `tokens`
+ * changes from one step to the next, the step makes a new plan. On failure nothing is appended. Only one step may run at a
+ * time per cache. */
 ATTN_API attn_status attn_kv_cache_step(attn_kv_cache *cache, int64_t tokens, const int32_t *counts, const void *q,
                                         const void *k, const void *v, float *o);
 
@@ -150,7 +153,7 @@ typedef struct attn_linear {
 /** The function between the two maps of a feed-forward network. */
 typedef enum attn_activation {
   ATTN_RELU = 0, /**< max(0, x) */
-  ATTN_GELU, /**< x times the normal distribution function, exact (Hendrycks & Gimpel 2016, https://arxiv.org/abs/1606.08415) */
+  ATTN_GELU,     /**< x times the normal distribution function, exact (Hendrycks & Gimpel 2016, arXiv:1606.08415) */
 } attn_activation;
 
 /** Position-wise feed-forward network (Vaswani et al. 2017, section 3.3, eq. 2), with a choice of activation:
@@ -242,8 +245,9 @@ typedef enum attn_synthesizer_kind {
   ATTN_SYNTHESIZER_RANDOM     /**< S_h = R_h: learnt, the same for every input */
 } attn_synthesizer_kind;
 
-/** Synthesizer: attention whose scores do not come from queries and keys (Tay et al. 2021, https://arxiv.org/abs/2005.00743). Heads
- * stand side by side, and one output projection follows over all of them, as in multi-head attention:
+/** Synthesizer: attention whose scores do not come from queries and keys (Tay et al. 2021,
+ * https://arxiv.org/abs/2005.00743). Heads stand side by side, and one output projection follows over all of them, as in
+ * multi-head attention:
  *
  *     y = concat_h(softmax(S_h) (x Wv)_h) Wo + bo
  */
@@ -294,24 +298,26 @@ ATTN_API const char *attn_synthesizer_kernel(const attn_synthesizer *layer);
 /** Frees the layer. NULL is fine. */
 ATTN_API void attn_synthesizer_destroy(attn_synthesizer *layer);
 
-/* ---- Transformer blocks ------------------------------------------------------------------------------------------------ */
+/* ---- Transformer blocks
+ * ------------------------------------------------------------------------------------------------ */
 
 /* Multi-head attention as models use it: attn_mha_problem_init() (attn/mha.h), and two of its kinds by name. */
 
-/** Causal self-attention (Vaswani et al. 2017, section 3.2.3, the decoder's first): every token sees itself and those before it. */
+/** Causal self-attention (Vaswani et al. 2017, section 3.2.3, the decoder's first): every token sees itself and those
+ * before it. */
 ATTN_API void attn_causal_self_attention_init(attn_mha_problem *problem, int64_t batch, int64_t heads, int64_t seq,
                                               int64_t width);
 
-/** Cross-attention (Vaswani et al. 2017, section 3.2.3, "encoder-decoder attention"): queries of width `width` attend to a memory of
- * another length and width, to all of it, or to as much as kv_len says (set ATTN_USE_KV_LEN). */
+/** Cross-attention (Vaswani et al. 2017, section 3.2.3, "encoder-decoder attention"): queries of width `width` attend to a
+ * memory of another length and width, to all of it, or to as much as kv_len says (set ATTN_USE_KV_LEN). */
 ATTN_API void attn_cross_attention_init(attn_mha_problem *problem, int64_t batch, int64_t heads, int64_t seq_q,
                                         int64_t seq_memory, int64_t width, int64_t width_memory);
 
-/** A transformer block (Vaswani et al. 2017, section 3.1 and figure 1): self-attention, in a decoder also attention to the encoder's
- * output, and a feed-forward network, each with a residual connection around it and a layer norm:
+/** A transformer block (Vaswani et al. 2017, section 3.1 and figure 1): self-attention, in a decoder also attention to
+ * the encoder's output, and a feed-forward network, each with a residual connection around it and a layer norm:
  *
  *     post-norm, as in the paper:  x <- norm(x + sublayer(x))
- *     pre-norm:                    x <- x + sublayer(norm(x))       (Xiong et al. 2020, https://arxiv.org/abs/2002.04745, figure 1)
+ *     pre-norm:                    x <- x + sublayer(norm(x))  (Xiong et al. 2020, https://arxiv.org/abs/2002.04745, fig. 1)
  *
  * A pre-norm stack ends with one more norm, which the caller computes by attn_add_layer_norm(). */
 typedef struct attn_block_config {
@@ -330,12 +336,14 @@ typedef struct attn_block_config {
   bool pre_norm; /**< Norms before the sublayers instead of after them. */
 } attn_block_config;
 
-/** Shapes of an encoder block: self-attention over all tokens, ReLU, post-norm, norms without gain and bias, epsilon 1e-5. The caller
- * fills in the weights, and whatever else differs (config.self.attention.uses |= ATTN_USE_KV_LEN; config.pre_norm = true). */
+/** Shapes of an encoder block: self-attention over all tokens, ReLU, post-norm, norms without gain and bias, epsilon 1e-5.
+ * The caller fills in the weights, and whatever else differs (config.self.attention.uses |= ATTN_USE_KV_LEN;
+ * config.pre_norm = true). */
 ATTN_API void attn_encoder_block_init(attn_block_config *config, int64_t batch, int64_t heads, int64_t seq, int64_t width,
                                       int64_t hidden);
 
-/** Shapes of a decoder block, likewise: causal self-attention, and attention to a memory of seq_memory rows of width_memory. */
+/** Shapes of a decoder block, likewise: causal self-attention, and attention to a memory of seq_memory rows of
+ * width_memory. */
 ATTN_API void attn_decoder_block_init(attn_block_config *config, int64_t batch, int64_t heads, int64_t seq,
                                       int64_t seq_memory, int64_t width, int64_t width_memory, int64_t hidden);
 

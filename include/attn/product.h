@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /** @file
- * Dense layers: Y = X W + bias, with W packed once. Multi-head attention (attn_mha_create()) and the layers of attn/nn.h project
- * with them. A program that builds its own layers from libattn can use them as well.
+ * Dense layers: Y = X W + bias, with W packed once. Multi-head attention (attn_mha_create()) and the layers of attn/nn.h
+ * project with them. A program that builds its own layers from libattn can use them as well.
  *
  *     attn_product *w;                                    // W [depth][columns], as y = x W wants it
  *     attn_product_create(&(attn_product_weights){.depth = 512, .columns = 256, .weight = weight, .stride_depth = 256,
@@ -20,7 +20,8 @@
 extern "C" {
 #endif
 
-/** W packed for this CPU, with its bias. Immutable: any number of threads may run it at once, each with its own workspace. */
+/** W packed for this CPU, with its bias. Immutable: any number of threads may run it at once, each with its own
+ * workspace. */
 typedef struct attn_product attn_product;
 
 /** What W is. Everything is copied: nothing here has to outlive attn_product_create(). */
@@ -40,8 +41,8 @@ typedef struct attn_product_weights {
  *
  *     b stride.b + s stride.s + (c / head_dim) stride.h + (c % head_dim) stride.d
  *
- * so that heads are addressed in place. head_dim = 0 means one head of all columns; stride.h is then not read. Strides are in
- * elements and may have any value. Y must overlap neither itself nor X. */
+ * so that heads are addressed in place. head_dim = 0 means one head of all columns; stride.h is then not read. Strides are
+ * in elements and may have any value. Y must overlap neither itself nor X. */
 typedef struct attn_product_args {
   int64_t batch;         /**< >= 0 */
   int64_t rows;          /**< Rows of each batch, >= 0. */
@@ -54,17 +55,18 @@ typedef struct attn_product_args {
 } attn_product_args;
 
 /** Packs W. options may be NULL. options->kernel names the product: "product_avx2", ... (attn_product_name()), or
- * "product_openblas" where the library was built with it. NULL = our own of the highest tier that this CPU and ATTN_MAX_ISA allow,
- * never another library's. ATTN_KERNEL is about attention and not read. On failure *product is NULL. */
+ * "product_openblas" where the library was built with it. NULL = our own of the highest tier that this CPU and
+ * ATTN_MAX_ISA allow, never another library's. ATTN_KERNEL is about attention and not read. On failure *product is NULL. */
 ATTN_API attn_status attn_product_create(const attn_product_weights *weights, const attn_options *options,
                                          attn_product **product);
 
 /** Bytes of workspace that a run over this many rows (batch x rows) needs: a multiple of 64. Fewer rows never need more. */
 ATTN_API size_t attn_product_workspace(const attn_product *product, int64_t rows);
 
-/** Computes every row of Y. `workspace` is 64-byte aligned and private to this call. Allocates nothing. Every element is one chain
- * of multiply-adds over depth, then the bias. So a row's bits depend on that row and W alone, not on the other rows or threads.
- * Exception: product_openblas sums in an order of its own, so there bits also depend on the row's place in its sequence.
+/** Computes every row of Y. `workspace` is 64-byte aligned and private to this call. Allocates nothing. Every element is
+ * one chain of multiply-adds over depth, then the bias. So a row's bits depend on that row and W alone, not on the other
+ * rows or threads. Exception: product_openblas sums in an order of its own, so there bits also depend on the row's place
+ * in its sequence.
  *
  * Returns ATTN_INVALID_ARGUMENT, ATTN_WORKSPACE_TOO_SMALL or ATTN_OK. */
 ATTN_API attn_status attn_product_run(const attn_product *product, const attn_product_args *args, void *workspace,

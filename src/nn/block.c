@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Transformer blocks. Encoder and decoder differ only in the number of their sublayers, pre-norm and post-norm only in the place of
- * the norm. So a block is a list of sublayers, each with its norm, and one loop runs them all:
+/* Transformer blocks. Encoder and decoder differ only in the number of their sublayers, pre-norm and post-norm only in the
+ * place of the norm. So a block is a list of sublayers, each with its norm, and one loop runs them all:
  *
  *     post-norm:  stream = norm(stream + sublayer(stream))
  *     pre-norm:   stream = stream + sublayer(norm(stream))

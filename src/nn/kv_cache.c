@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* A KV cache and the step that decodes with it: append, then attend causally, aligned bottom-right.
  *
- * The alignment yields positions: with kv_len = tokens cached and q_len = tokens of this step, offset = kv_len - q_len is the
- * position of the step's first token. It is computed per sequence, so sequences may have different lengths. */
+ * The alignment yields positions: with kv_len = tokens cached and q_len = tokens of this step, offset = kv_len - q_len is
+ * the position of the step's first token. It is computed per sequence, so sequences may have different lengths. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>

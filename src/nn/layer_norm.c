@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* Add & layer norm, row by row.
  *
- * The mean is subtracted before squares are summed, because sum(x^2) - n mean^2 would cancel for rows far from 0. The mean of the
- * centred row is the rounding error of the first mean, and is subtracted as well. Sums run in LANES independent chains. This lets
- * the compiler use vectors and keeps the rounding error of a chain small. */
+ * The mean is subtracted before squares are summed, because sum(x^2) - n mean^2 would cancel for rows far from 0. The mean
+ * of the centred row is the rounding error of the first mean, and is subtracted as well. Sums run in LANES independent
+ * chains. This lets the compiler use vectors and keeps the rounding error of a chain small. */
 #include <inttypes.h>
 #include <math.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Synthesizer. Scores come from a small network that sees one row at a time (dense), or are learnt directly (random). Attention
- * then takes them as precomputed scores. Heads lie side by side in every row and are addressed by strides. */
+/* Synthesizer. Scores come from a small network that sees one row at a time (dense), or are learnt directly (random).
+ * Attention then takes them as precomputed scores. Heads lie side by side in every row and are addressed by strides. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -84,8 +84,7 @@ static attn_status build(attn_synthesizer *layer, const attn_synthesizer_config 
   if (c->use_kv_len) p.uses |= ATTN_USE_KV_LEN;
   const int64_t score_rows = c->kind == ATTN_SYNTHESIZER_DENSE ? c->seq : c->length;
   p.scores_stride = (attn_score_strides){.h = score_rows * c->length, .q = c->length, .k = 1};
-  if (c->kind == ATTN_SYNTHESIZER_DENSE)
-    p.scores_stride.b = c->heads * p.scores_stride.h; /* learnt scores have no batch */
+  if (c->kind == ATTN_SYNTHESIZER_DENSE) p.scores_stride.b = c->heads * p.scores_stride.h; /* learnt scores have no batch */
   return attn_plan_create(&p, options, &layer->plan);
 }
 

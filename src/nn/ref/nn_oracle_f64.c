@@ -41,8 +41,8 @@ double attn_nn_field_worst(const attn_nn_field *field, const float *got) {
 
 /* ---- Sums ---- */
 
-/* A sum of products as float32 computes it: n rounded partial sums in any order. A partial sum is as large as a random walk, or as
- * a steady climb to the result, would make it. */
+/* A sum of products as float32 computes it: n rounded partial sums in any order. A partial sum is as large as a random
+ * walk, or as a steady climb to the result, would make it. */
 typedef struct sum {
   double value, squares, carried; /* carried: variance of the inputs' errors */
   int64_t terms;
@@ -201,7 +201,8 @@ static double score_of(const head *c, int64_t i, int64_t j, double *variance) {
   return scale * s.value;
 }
 
-/* Relative error of one weight: that of exp, about 4 u in float32 or as the kernel declares. With float32 values P is not rounded. */
+/* Relative error of one weight: that of exp, about 4 u in float32 or as the kernel declares. With float32 values P is not
+ * rounded. */
 static double own_variance(const attn_numerics *n) { return square(4 * unit) + square(n->exp_error); }
 
 static void attend_row(const head *c, int64_t i, double *p, double *p_variance, attn_nn_field *o) {

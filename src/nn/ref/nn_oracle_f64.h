@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* Float64 oracles of libattn_nn, composed like the formulas of docs/semantics.md: obvious loops that share no code with what they
- * check. Every value carries the rounding error that float32 arithmetic is expected to have made so far. So the error limit of a
- * block is derived from its own dozen steps; it is no chosen tolerance.
+/* Float64 oracles of libattn_nn, composed like the formulas of docs/semantics.md: obvious loops that share no code with
+ * what they check. Every value carries the rounding error that float32 arithmetic is expected to have made so far. So the
+ * error limit of a block is derived from its own dozen steps; it is no chosen tolerance.
  *
- * `error` is a standard deviation: each rounding counts as an independent error of u = 2^-24 times what is rounded, and is carried
- * through later steps by their derivatives (Higham & Mary 2019, https://doi.org/10.1137/18M1226312, on why sums of n
- * roundings grow like sqrt(n) u). A result passes within ATTN_NN_SIGMAS of them. docs/numerics.md says more. */
+ * `error` is a standard deviation: each rounding counts as an independent error of u = 2^-24 times what is rounded, and is
+ * carried through later steps by their derivatives (Higham & Mary 2019, https://doi.org/10.1137/18M1226312, on why sums of
+ * n roundings grow like sqrt(n) u). A result passes within ATTN_NN_SIGMAS of them. docs/numerics.md says more. */
 #ifndef ATTN_NN_ORACLE_F64_H
 #define ATTN_NN_ORACLE_F64_H
 
