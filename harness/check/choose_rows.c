@@ -32,47 +32,58 @@ static void consider_border(candidates *c, int64_t i) {
   for (int step = -1; step <= 1; step++) consider(c, attn_saturating_add(i, step));
 }
 
+/* The rows whose allowed keys start or end with the first or the last key, on one side of the window. */
+static void consider_window(candidates *c, const attn_sequence *seq, int64_t window) {
+  consider_border(c, attn_saturating_add(attn_saturating_add(0, -seq->offset), window));
+  consider_border(c, attn_saturating_add(attn_saturating_add(seq->len_k, -seq->offset), window));
+}
+
 /* Rows around which the set of allowed keys starts, stops growing or ends; positions are i + offset. */
 static void consider_mask_borders(candidates *c, const attn_problem *p, const attn_sequence *seq) {
-  int64_t start = attn_saturating_add(0, -seq->offset), end = attn_saturating_add(seq->len_k, -seq->offset);
   consider_border(c, seq->len_q);
-  if (p->window_left >= 0) {
-    consider_border(c, attn_saturating_add(start, p->window_left));
-    consider_border(c, attn_saturating_add(end, p->window_left));
+  if (p->window_left >= 0) consider_window(c, seq, p->window_left);
+  if (p->window_right >= 0) consider_window(c, seq, -p->window_right);
+}
+
+static void consider_tile_borders(candidates *c) {
+  static const int64_t tile_heights[] = {6, 16, 64, 96, 128, 256};
+  for (size_t t = 0; t < sizeof tile_heights / sizeof *tile_heights; t++) {
+    consider_border(c, tile_heights[t]);
+    consider_border(c, c->rows / tile_heights[t] * tile_heights[t]);
   }
-  if (p->window_right >= 0) {
-    consider_border(c, attn_saturating_add(start, -p->window_right));
-    consider_border(c, attn_saturating_add(end, -p->window_right));
+}
+
+static void consider_seeded_rows(candidates *c, uint64_t seed, int64_t head_of_batch) {
+  for (int s = 0; s < SEEDED_ROWS; s++) {
+    const uint64_t index = (uint64_t)(head_of_batch * SEEDED_ROWS + s);
+    consider(c, bench_value_below(seed, BENCH_STREAM_CHECKED_ROWS, index, c->rows));
   }
 }
 
 static candidates candidates_of(const attn_problem *p, const attn_args *args, uint64_t seed, int64_t b, int64_t h) {
-  static const int64_t tile_heights[] = {6, 16, 64, 96, 128, 256};
-  attn_sequence seq = attn_sequence_of(p, args, b);
+  const attn_sequence seq = attn_sequence_of(p, args, b);
   candidates c = {.rows = attn_oracle_f64_rows(p, args, b)};
   if (c.rows == 0) return c;
   consider(&c, c.rows - 1);
   consider(&c, 0);
-  for (size_t t = 0; t < sizeof tile_heights / sizeof *tile_heights; t++) {
-    consider_border(&c, tile_heights[t]);
-    consider_border(&c, c.rows / tile_heights[t] * tile_heights[t]);
-  }
+  consider_tile_borders(&c);
   consider_mask_borders(&c, p, &seq);
-  for (int s = 0; s < SEEDED_ROWS; s++) {
-    uint64_t index = (uint64_t)((b * p->heads_q + h) * SEEDED_ROWS + s);
-    consider(&c, bench_value_below(seed, BENCH_STREAM_CHECKED_ROWS, index, c.rows));
-  }
+  consider_seeded_rows(&c, seed, b * p->heads_q + h);
   return c;
 }
 
+/* Doubles the room for rows. */
+static bool grow(bench_expected *expected, int64_t *capacity) {
+  const int64_t more = *capacity * 2 + 64;
+  bench_expected_row *row = realloc(expected->row, (size_t)more * sizeof *row);
+  if (!row) return false;
+  expected->row = row;
+  *capacity = more;
+  return true;
+}
+
 static bool append(bench_expected *expected, int64_t *capacity, int64_t b, int64_t h, int64_t i) {
-  if (expected->rows == *capacity) {
-    int64_t more = *capacity * 2 + 64;
-    bench_expected_row *row = realloc(expected->row, (size_t)more * sizeof *row);
-    if (!row) return false;
-    expected->row = row;
-    *capacity = more;
-  }
+  if (expected->rows == *capacity && !grow(expected, capacity)) return false;
   expected->row[expected->rows++] = (bench_expected_row){.b = b, .h = h, .i = i};
   return true;
 }

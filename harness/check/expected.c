@@ -40,11 +40,15 @@ static void compute_row(bench_expected *e, const attn_args *args, int64_t n, dou
   compute_mean(e, args, n, score);
 }
 
+static bool is_worth_threads(const bench_expected *e) {
+  const attn_problem *p = &e->problem;
+  return (double)e->rows * (double)p->seq_k * (double)(p->dim_qk + p->dim_v) > WORTH_THREADS;
+}
+
 /* False if memory is short. */
 static bool compute_rows(bench_expected *e, const attn_args *args) {
   const attn_problem *p = &e->problem;
-  const double cost = (double)e->rows * (double)p->seq_k * (double)(p->dim_qk + p->dim_v);
-  const bool threads = cost > WORTH_THREADS;
+  const bool threads = is_worth_threads(e);
   bool enough = true;
   (void)threads; /* not used without OpenMP */
 #ifdef _OPENMP

@@ -20,40 +20,46 @@ static void run_backwards(void *pool, int64_t tasks, int workers, attn_task_fn t
   for (int64_t i = tasks - 1; i >= 0; i--) task(context, i, (int)(i % workers));
 }
 
+static attn_status run_plan(const attn_plan *plan, const attn_args *args) {
+  const size_t bytes = attn_plan_workspace(plan);
+  void *workspace = aligned_alloc(64, bytes ? bytes : 64);
+  const attn_status status = workspace ? attn_plan_run(plan, args, workspace, bytes) : ATTN_OUT_OF_MEMORY;
+  free(workspace);
+  return status;
+}
+
 /* Runs the whole case again. False: reason says why not. */
 static bool run_case_again(bench_structure *s, const attn_options *options) {
   attn_plan *plan = NULL;
-  const attn_status status = s->subject->create_plan(s->subject->context, &s->tensors->problem, options, &plan);
-  const size_t bytes = status == ATTN_OK ? attn_plan_workspace(plan) : 0;
-  void *workspace = aligned_alloc(64, bytes ? bytes : 64);
-  const bool ran = status == ATTN_OK && workspace && attn_plan_run(plan, &s->tensors->args, workspace, bytes) == ATTN_OK;
-  if (!ran) snprintf(s->reason, sizeof s->reason, "%s", workspace ? attn_last_error() : "out of memory");
-  free(workspace);
+  attn_status status = s->subject->create_plan(s->subject->context, &s->tensors->problem, options, &plan);
+  if (status == ATTN_OK) status = run_plan(plan, &s->tensors->args);
+  if (status != ATTN_OK)
+    snprintf(s->reason, sizeof s->reason, "%s", status == ATTN_OUT_OF_MEMORY ? "out of memory" : attn_last_error());
   attn_plan_destroy(plan);
-  return ran;
+  return status == ATTN_OK;
 }
 
-static bench_outcome compare_threads(bench_structure *s, const unsigned char *before, unsigned char *after, size_t bytes) {
-  static const int counts[] = {1, 2, 3, 7};
-  for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-    const attn_options options = {.threads = counts[i], .parallel_for = run_backwards};
-    bench_tensors_poison_output(s->tensors, 0xff);
-    if (!run_case_again(s, &options)) return BENCH_CANNOT_RUN;
-    bench_tensors_gather_output(s->tensors, after);
-    if (!memcmp(before, after, bytes)) continue;
-    snprintf(s->reason, sizeof s->reason, "other bits with %d threads that take the tasks backwards", counts[i]);
-    return BENCH_BROKEN;
-  }
-  return BENCH_HOLDS;
+static bench_outcome compare_threads(bench_structure *s, int threads, const unsigned char *before, unsigned char *after,
+                                     size_t bytes) {
+  const attn_options options = {.threads = threads, .parallel_for = run_backwards};
+  bench_tensors_poison_output(s->tensors, 0xff);
+  if (!run_case_again(s, &options)) return BENCH_CANNOT_RUN;
+  bench_tensors_gather_output(s->tensors, after);
+  if (!memcmp(before, after, bytes)) return BENCH_HOLDS;
+  snprintf(s->reason, sizeof s->reason, "other bits with %d threads that take the tasks backwards", threads);
+  return BENCH_BROKEN;
 }
 
 /* The case's output stands in its tensors again afterwards, unless the kernel broke its promise. */
 static bench_outcome test_threads(bench_structure *s) {
+  static const int counts[] = {1, 2, 3, 7};
   const size_t bytes = bench_tensors_output_bytes(s->tensors);
   unsigned char *packed = malloc(2 * bytes + 1);
-  if (!packed) return snprintf(s->reason, sizeof s->reason, "out of memory"), BENCH_CANNOT_RUN;
+  if (!packed) return bench_structure_cannot_run(s, "out of memory");
+  bench_outcome outcome = BENCH_HOLDS;
   bench_tensors_gather_output(s->tensors, packed);
-  const bench_outcome outcome = compare_threads(s, packed, packed + bytes, bytes);
+  for (size_t i = 0; i < sizeof counts / sizeof *counts && outcome == BENCH_HOLDS; i++)
+    outcome = compare_threads(s, counts[i], packed, packed + bytes, bytes);
   free(packed);
   return outcome;
 }
@@ -68,12 +74,17 @@ static bench_outcome same_answer(bench_structure *s, const bench_view *view, con
                                                    : bench_view_within_limits(s, view, NULL, false, what);
 }
 
+/* Runs the view, compares it with the whole, and clears it. */
+static bench_outcome run_and_compare(bench_structure *s, bench_view *view, const char *what) {
+  bench_outcome outcome = bench_view_run(s, view);
+  if (outcome == BENCH_HOLDS) outcome = same_answer(s, view, what);
+  bench_view_clear(view);
+  return outcome;
+}
+
 static bench_outcome test_batch(bench_structure *s) {
   bench_view view = bench_view_of_sequence(s);
-  bench_outcome outcome = bench_view_run(s, &view);
-  if (outcome == BENCH_HOLDS) outcome = same_answer(s, &view, "as a sequence of its own");
-  bench_view_clear(&view);
-  return outcome;
+  return run_and_compare(s, &view, "as a sequence of its own");
 }
 
 static bench_outcome test_rows(bench_structure *s) {
@@ -82,10 +93,7 @@ static bench_outcome test_rows(bench_structure *s) {
   if (count == s->seq.len_q) return BENCH_NOT_APPLICABLE;
   bench_view view = bench_view_of_sequence(s);
   bench_view_keep_rows(&view, first, count);
-  bench_outcome outcome = bench_view_run(s, &view);
-  if (outcome == BENCH_HOLDS) outcome = same_answer(s, &view, "without the other rows");
-  bench_view_clear(&view);
-  return outcome;
+  return run_and_compare(s, &view, "without the other rows");
 }
 
 /* ---- Poison ---------------------------------------------------------------------------------------------------------- */
@@ -94,38 +102,53 @@ static void fill_row(void *rows, attn_dtype dtype, int64_t dim, int64_t row, dou
   for (int64_t d = 0; d < dim; d++) bench_store(rows, dtype, row * dim + d, value);
 }
 
-/* K and V of the keys that no row of their head sees. */
-static int64_t poison_keys(bench_view *v, double poison) {
+/* Whether any row of a KV head's query heads sees key j. */
+static bool is_seen(const bench_view *v, int64_t kv_head, int64_t j) {
+  const int64_t group = attn_group(&v->problem);
+  for (int64_t h = kv_head * group; h < (kv_head + 1) * group; h++)
+    for (int64_t i = 0; i < v->problem.seq_q; i++)
+      if (bench_view_sees(v, h, i, j)) return true;
+  return false;
+}
+
+static void poison_key(const bench_view *v, int64_t key, double poison) {
   const attn_problem *p = &v->problem;
-  const int64_t group = p->heads_q / p->heads_kv;
+  fill_row((void *)(uintptr_t)v->args.v, p->dtype_kv, p->dim_v, key, poison);
+  if (p->score != ATTN_SCORE_PRECOMPUTED) fill_row((void *)(uintptr_t)v->args.k, p->dtype_kv, p->dim_qk, key, poison);
+}
+
+/* K and V of the keys that no row of their head sees. Returns how many there are. */
+static int64_t poison_keys(const bench_view *v, double poison) {
+  const attn_problem *p = &v->problem;
   int64_t poisoned = 0;
   for (int64_t g = 0; g < p->heads_kv; g++)
     for (int64_t j = 0; j < p->seq_k; j++) {
-      bool seen = false;
-      for (int64_t h = g * group; h < (g + 1) * group && !seen; h++)
-        for (int64_t i = 0; i < p->seq_q && !seen; i++) seen = bench_view_sees(v, h, i, j);
-      if (seen) continue;
+      if (is_seen(v, g, j)) continue;
+      poison_key(v, g * p->seq_k + j, poison);
       poisoned++;
-      fill_row((void *)(uintptr_t)v->args.v, p->dtype_kv, p->dim_v, g * p->seq_k + j, poison);
-      if (p->score != ATTN_SCORE_PRECOMPUTED)
-        fill_row((void *)(uintptr_t)v->args.k, p->dtype_kv, p->dim_qk, g * p->seq_k + j, poison);
     }
   return poisoned;
 }
 
-/* Bias and scores of the pairs that are masked by something else. Bias comes last: what it is decides what is masked. */
-static int64_t poison_pairs(bench_view *v, float poison) {
+/* The score and the bias of one pair, if it is masked by something else; n is its index. Bias comes last: what it is decides what is
+ * masked. */
+static int64_t poison_pair(const bench_view *v, int64_t h, int64_t i, int64_t j, float poison) {
   const attn_problem *p = &v->problem;
-  float *bias = (float *)(uintptr_t)v->args.bias, *scores = (float *)(uintptr_t)v->args.scores;
-  int64_t n = 0, poisoned = 0;
+  const int64_t n = (h * p->seq_q + i) * p->seq_k + j;
+  const bool score = p->score == ATTN_SCORE_PRECOMPUTED && !bench_view_sees(v, h, i, j);
+  const bool bias = attn_uses(p, ATTN_USE_BIAS) && !bench_view_sees_but_for_bias(v, h, i, j);
+  if (score) ((float *)(uintptr_t)v->args.scores)[n] = poison;
+  if (bias) ((float *)(uintptr_t)v->args.bias)[n] = poison;
+  return score + bias;
+}
+
+static int64_t poison_pairs(const bench_view *v, float poison) {
+  const attn_problem *p = &v->problem;
+  int64_t poisoned = 0;
   if (p->score != ATTN_SCORE_PRECOMPUTED && !attn_uses(p, ATTN_USE_BIAS)) return 0;
   for (int64_t h = 0; h < p->heads_q; h++)
     for (int64_t i = 0; i < p->seq_q; i++)
-      for (int64_t j = 0; j < p->seq_k; j++, n++) {
-        const bool masked = !bench_view_sees_but_for_bias(v, h, i, j);
-        if (p->score == ATTN_SCORE_PRECOMPUTED && !bench_view_sees(v, h, i, j)) scores[n] = poison, poisoned++;
-        if (attn_uses(p, ATTN_USE_BIAS) && masked) bias[n] = poison, poisoned++;
-      }
+      for (int64_t j = 0; j < p->seq_k; j++) poisoned += poison_pair(v, h, i, j, poison);
   return poisoned;
 }
 
@@ -133,14 +156,13 @@ static bench_outcome test_poison(bench_structure *s) {
   static const float poisons[] = {NAN, INFINITY, -INFINITY, 3e38f};
   const float poison = poisons[bench_structure_pick(s, PICK_POISON, sizeof poisons / sizeof *poisons)];
   bench_view view = bench_view_of_sequence(s);
-  int64_t *order = bench_view_allocate(&view, view.problem.seq_k, sizeof *order), poisoned = 0;
-  for (int64_t j = 0; order && j < view.problem.seq_k; j++) order[j] = j;
-  if (order) bench_view_copy_keys(&view, order);
-  if (!view.out_of_memory) poisoned = poison_keys(&view, (double)poison) + poison_pairs(&view, poison);
-  bench_outcome outcome = poisoned || view.out_of_memory ? bench_view_run(s, &view) : BENCH_NOT_APPLICABLE;
-  if (outcome == BENCH_HOLDS) outcome = same_answer(s, &view, "with poison in what it may not see");
+  int64_t poisoned = 0;
+  bench_view_copy_keys_in_order(&view);
+  if (!view.out_of_memory) poisoned += poison_keys(&view, (double)poison);
+  if (!view.out_of_memory) poisoned += poison_pairs(&view, poison);
+  if (poisoned || view.out_of_memory) return run_and_compare(s, &view, "with poison in what it may not see");
   bench_view_clear(&view);
-  return outcome;
+  return BENCH_NOT_APPLICABLE;
 }
 
 /* ---- All of them ----------------------------------------------------------------------------------------------------- */
@@ -168,14 +190,20 @@ static bench_outcome (*const tests[])(bench_structure *) = {
 
 /* A sequence with queries and keys, by seed; false if the case has none. */
 static bool choose_sequence(bench_structure *s) {
-  const attn_problem *p = &s->tensors->problem;
-  if (p->batch == 0) return false;
-  const int64_t start = bench_structure_pick(s, PICK_SEQUENCE, p->batch);
-  for (int64_t n = 0; n < p->batch; n++) {
-    s->seq = attn_sequence_of(p, &s->tensors->args, (start + n) % p->batch);
+  const int64_t batch = s->tensors->problem.batch;
+  if (batch == 0) return false;
+  const int64_t start = bench_structure_pick(s, PICK_SEQUENCE, batch);
+  for (int64_t n = 0; n < batch; n++) {
+    s->seq = attn_sequence_of(&s->tensors->problem, &s->tensors->args, (start + n) % batch);
     if (s->seq.len_q > 0 && s->seq.len_k > 0) return true;
   }
   return false;
+}
+
+static void explain(bench_verdict *verdict, int test, bench_outcome outcome, const char *reason) {
+  if (outcome != BENCH_BROKEN && outcome != BENCH_CANNOT_RUN) return;
+  bench_set_reason(verdict, outcome == BENCH_BROKEN ? BENCH_FAIL : BENCH_ERROR, "structural test '%s': %s", names[test],
+                   reason);
 }
 
 bench_verdict bench_structure_check(const bench_subject *subject, bench_tensors *tensors, const bench_expected *expected,
@@ -188,10 +216,7 @@ bench_verdict bench_structure_check(const bench_subject *subject, bench_tensors 
     if (!(set >> test & 1)) continue;
     const bench_outcome outcome = tests[test](&s);
     if (outcome != BENCH_NOT_APPLICABLE) *ran |= 1u << test;
-    if (outcome == BENCH_BROKEN || outcome == BENCH_CANNOT_RUN) {
-      verdict.status = outcome == BENCH_BROKEN ? BENCH_FAIL : BENCH_ERROR;
-      snprintf(verdict.reason, sizeof verdict.reason, "structural test '%s': %s", names[test], s.reason);
-    }
+    explain(&verdict, test, outcome, s.reason);
   }
   return verdict;
 }

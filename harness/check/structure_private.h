@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What structure.c (the tests of bits), structure_limits.c (those within limits) and structure_view.c share. */
+/* What the structural tests share: structure.c compares bits, structure_limits.c and structure_inputs.c compare within limits, the
+ * second with inputs of their own; structure_view.c makes views, and structure_compare.c runs and compares them. */
 #ifndef BENCH_STRUCTURE_PRIVATE_H
 #define BENCH_STRUCTURE_PRIVATE_H
 
@@ -34,6 +35,9 @@ typedef struct bench_view {
 
 /* The structure's sequence, whole. */
 bench_view bench_view_of_sequence(const bench_structure *s);
+
+/* One KV head of it with its queries, seeded. */
+bench_view bench_view_of_kv_head(const bench_structure *s);
 void bench_view_clear(bench_view *view);
 
 /* Less of it: one KV head with its query heads; rows first .. first + count - 1; every step-th key from first on, below end
@@ -47,6 +51,8 @@ bool bench_view_is_positional(const bench_view *view);
 
 /* Replaces K, V, bias, mask and scores by dense copies that may be written; key j of the copy is key order[j]. */
 void bench_view_copy_keys(bench_view *view, const int64_t *order);
+
+void bench_view_copy_keys_in_order(bench_view *view);
 
 /* Zeroed memory that is freed with the view; NULL and out_of_memory if there is none. */
 void *bench_view_allocate(bench_view *view, int64_t count, size_t bytes);
@@ -69,12 +75,20 @@ bench_outcome bench_view_same_bits(bench_structure *s, const bench_view *view, c
 bench_outcome bench_view_within_limits(bench_structure *s, const bench_view *view, const unsigned char *leave_out,
                                        bool merged, const char *what);
 
+/* Says why a test cannot run; returns CANNOT_RUN. */
+bench_outcome bench_structure_cannot_run(bench_structure *s, const char *why);
+
+/* Which choice a pick() makes; structure.c has numbers of its own below 16. */
+enum { BENCH_PICK_HEAD = 16, BENCH_PICK_KEY, BENCH_PICK_TENSOR, BENCH_PICK_CUT, BENCH_PICK_CONVEX_ROW, BENCH_PICK_ORDER };
+
 /* A seeded choice, the same at every call with the same `use`: 0 .. count - 1. */
 int64_t bench_structure_pick(const bench_structure *s, int use, int64_t count);
 
-/* structure_limits.c */
+/* structure_inputs.c */
 bench_outcome bench_structure_neighbours(bench_structure *s);
 bench_outcome bench_structure_probe(bench_structure *s);
+
+/* structure_limits.c */
 bench_outcome bench_structure_convex(bench_structure *s);
 bench_outcome bench_structure_permutation(bench_structure *s);
 bench_outcome bench_structure_heads(bench_structure *s);
