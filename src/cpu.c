@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "cpu.h"
 
+#include <assert.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -116,6 +117,7 @@ static void append_feature_names(uint32_t features, char *text, size_t bytes) {
 
 const char *attn_tier_unusable(int index, const char *cap) {
   static _Thread_local char reason[200];
+  assert(index >= 0 && index < TIER_COUNT);
   uint32_t missing = tiers[index].features & ~attn_cpu_features();
   const bool capped = cap && index > attn_tier_find(cap);
   if (!missing && !capped && (tiers[index].features & CPU_AMX_BF16) && !amx_permitted()) missing = CPU_AMX_BF16;

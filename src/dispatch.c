@@ -2,6 +2,7 @@
 /* Dispatch: a named kernel or a clear error; otherwise the first of the registry that this CPU and the problem allow. */
 #include "dispatch.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -108,6 +109,7 @@ attn_status attn_dispatch_cap(const attn_options *options, const char **cap) {
 }
 
 attn_status attn_dispatch(const attn_problem *problem, const attn_options *options, attn_choice *choice) {
+  assert(attn_problem_validate(problem) == ATTN_OK);
   const char *cap;
   const attn_status status = attn_dispatch_cap(options, &cap);
   if (status != ATTN_OK) return status;

@@ -6,6 +6,7 @@
 #ifndef ATTN_IDENTITY_H
 #define ATTN_IDENTITY_H
 
+#include <assert.h>
 #include <string.h>
 
 #include "attn/attn.h"
@@ -17,6 +18,7 @@ static inline size_t attn_identity_elements(int64_t n) { return (size_t)(2 * n -
 
 /* Fills attn_identity_elements(n) elements in; returns where element (0, 0) is. n >= 1. */
 static inline const char *attn_identity_fill(void *elements, int64_t n, attn_dtype dtype) {
+  assert(n >= 1);
   memset(elements, 0, attn_identity_elements(n) * attn_dtype_bytes(dtype));
   attn_store_f32(elements, dtype, n - 1, 1.0f);
   return (const char *)elements + (size_t)(n - 1) * attn_dtype_bytes(dtype);

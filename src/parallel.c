@@ -2,6 +2,7 @@
 /* The loop that runs a phase. Tasks are handed out one by one in their order, so that "longest first" balances the end. */
 #include "parallel.h"
 
+#include <assert.h>
 #include <stdatomic.h>
 
 #include "error.h"
@@ -39,6 +40,7 @@ attn_status attn_parallel_resolve(const attn_options *asked, attn_options *optio
 }
 
 void attn_parallel_run(const attn_options *options, int64_t tasks, attn_task_fn task, void *context) {
+  assert(tasks >= 0 && options->threads >= 1);
   if (tasks <= 1 || options->threads <= 1)
     for (int64_t i = 0; i < tasks; i++) task(context, i, 0);
   else if (options->parallel_for)

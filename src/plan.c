@@ -2,6 +2,7 @@
 /* Plans: everything that can be decided or checked before the data is there, and the loop that runs it. */
 #include "plan.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -146,6 +147,7 @@ attn_status attn_plan_create(const attn_problem *problem, const attn_options *op
 
 attn_status attn_plan_create_for_kernel(const attn_problem *problem, const attn_kernel *kernel, const attn_options *options,
                                         attn_plan **plan) {
+  assert(kernel && kernel->rejects && kernel->plan && kernel->run);
   *plan = NULL;
   attn_status status = attn_problem_validate(problem);
   if (status != ATTN_OK) return status;
@@ -181,6 +183,7 @@ static void run_task(void *pointer, int64_t index, int worker) {
   const phase_context *c = pointer;
   const attn_schedule *s = &c->plan->schedule;
   int64_t items = s->items[c->phase], slot = index / items;
+  assert(worker >= 0 && worker < c->plan->options.threads && slot < s->wave_units);
   attn_task task = {.phase = c->phase, .unit = c->first_unit + slot, .item = index % items};
   const uint64_t mode = attn_float_mode_enter();
   c->plan->kernel->run(s, c->args, task, c->shared + (size_t)slot * s->unit_bytes,

@@ -12,6 +12,7 @@
  * strips and blocks are cut. The bias comes last: a chain that started from it would round every step at its magnitude. */
 #include "attn/product.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -348,6 +349,7 @@ static row_range rows_of_block(const layout *at, int64_t block) {
 static void run_task(void *pointer, int64_t task, int worker) {
   const run_context *c = pointer;
   const attn_product *product = c->product;
+  assert(task >= 0 && task < c->at.blocks * c->at.strips && worker >= 0 && worker < product->options.threads);
   const row_range block = rows_of_block(&c->at, task % c->at.blocks);
   char *memory = c->workspace + (size_t)worker * c->at.bytes;
   strip s = {.first_row = block.first, .rows = block.count, .first_panel = task / c->at.blocks * c->at.panels_per_strip};

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Status names, the thread's last error sentence, and the version. */
+#include <assert.h>
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -8,6 +9,7 @@
 static _Thread_local char last_error[2400];
 
 attn_status attn_fail(attn_status status, const char *format, ...) {
+  assert(status != ATTN_OK);
   va_list arguments;
   va_start(arguments, format);
   vsnprintf(last_error, sizeof last_error, format, arguments);

@@ -11,10 +11,7 @@ typedef __m512 vec;
 
 /* A product tile of 6 rows x 4 vectors keeps 24 sums in registers, with 4 for the streamed operand and 1-4 for broadcasts:
  * the largest shape that fits 32. Each broadcast is used 4 times, so loads (10 per 24 FMA) stay below FMA throughput. */
-#ifndef AVX512_TILE_ROWS /* a tier that multiplies otherwise brings its own (kernels/amx) */
-#define AVX512_TILE_ROWS 6
-#endif
-enum { VEC_LANES = 16, TILE_ROWS = AVX512_TILE_ROWS, TILE_VECS = 4 };
+enum { VEC_LANES = 16, TILE_ROWS = 6, TILE_VECS = 4 };
 
 static inline vec vec_zero(void) { return _mm512_setzero_ps(); }
 static inline vec vec_set1(float x) { return _mm512_set1_ps(x); }

@@ -2,6 +2,7 @@
 /* OpenBLAS: its product, its name, its threads. Its symbols may carry a prefix (the builds of PyPI: scipy_). */
 #include "openblas.h"
 
+#include <assert.h>
 #include <cblas.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -30,6 +31,7 @@ enum { BUILT_ON_OPENMP = 2 }; /* what openblas_get_parallel() says of such a bui
 
 /* A build on OpenMP asks the calling thread how many threads it may use, whatever was set. */
 void attn_openblas_product(const library_product *product) {
+  assert(product->rows > 0 && product->columns > 0 && product->depth > 0);
 #ifdef _OPENMP
   if (BLAS(openblas_get_parallel)() == BUILT_ON_OPENMP) {
     const int threads = omp_get_max_threads();

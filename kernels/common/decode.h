@@ -1,22 +1,26 @@
 /* SPDX-License-Identifier: MIT */
-/* decode: few query rows against many keys, where reading K and V once is what counts.
+/* decode: few query rows against many keys, where the time goes into reading K and V.
  *
- * All query rows that share a KV head are one block, so K and V are read once per KV head, in place: a panel would have to
- * be written and read again. Keys are split at fixed borders into tasks of their own (Dao et al. 2023, "Flash-Decoding"),
- * each of which leaves (row_max, row_sum, acc) in the unit's memory; the merge phase takes them together in the order of the
- * keys. Borders depend on nothing but the key index, so bits do not depend on who computed what.
+ * All query rows that share a KV head are one block, so K and V are read once per KV head. They are read in place, because a packed
+ * panel would have to be written and read again. Keys are split at fixed borders into tasks of their own (Dao et al. 2023,
+ * "Flash-Decoding"). Each task leaves (row_max, row_sum, acc) in the unit's memory, and the merge phase joins them in the order of the
+ * keys. Borders are absolute key indices, so a row's bits do not depend on which thread computed what.
  *
- * Scores put the head dimension in lanes: VEC_LANES sums at a time, as 1 row x VEC_LANES keys up to 8 rows x VEC_LANES / 8
- * keys, which a transposing tree of additions turns into one vector of scores (vec_sum_each). */
+ * Scores put the head dimension in lanes: VEC_LANES vectors of sums at a time, from 1 row x VEC_LANES keys to 8 rows x VEC_LANES / 8
+ * keys. A transposing tree of additions (vec_sum_each) turns them into one vector of scores.
+ *
+ * Parameters: those of register_tile.h, and
+ *   DECODE_EIGHT_ROWS  optional: work on up to 8 rows at once instead of 4, for tiers with registers for their sums; tested: set
+ *                      (avx512), not set (avx2, neon) */
 #ifndef ATTN_COMMON_DECODE_H
 #define ATTN_COMMON_DECODE_H
 
+#include <assert.h>
 #include "split_keys.h"
 #include "streaming_softmax.h"
 #include "two_phase.h"
 
-/* Rows scored and summed together, so often is each load (and conversion) of K and V used: 8 where a tier says that it has the registers
- * for their sums. */
+/* The most rows that are scored and summed together: each load and conversion of K and V is used as often. */
 #ifdef DECODE_EIGHT_ROWS
 enum { DECODE_TILE_ROWS = 8 };
 #define EIGHT_ROWS(...) __VA_ARGS__
@@ -152,7 +156,8 @@ static ALWAYS_INLINE void score_columns(vec *sum, const few_rows t, const int64_
 
 /* score[r][at + j] for the rows and j < VEC_LANES / rows; scores of keys that do not exist repeat the last key's. */
 static ALWAYS_INLINE void score_few(const few_rows t, int64_t at, const few_kind kind) {
-  const int columns = VEC_LANES / kind.rows, group = keys_at_once(kind), line = LINE_BYTES / (int)attn_dtype_bytes(kind.dtype);
+  const int columns = VEC_LANES / kind.rows, group = keys_at_once(kind),
+            line = LINE_BYTES / (int)attn_dtype_bytes(kind.dtype);
   vec sum[VEC_LANES];
   int64_t key[VEC_LANES];
   UNROLL
@@ -213,7 +218,7 @@ static ALWAYS_INLINE few_rows rows_left(const few_rows *t) {
     const few_kind kind = {rows, dtype, ahead};                                                \
     for (int64_t at = 0; at < left.count; at += VEC_LANES / (rows)) score_few(left, at, kind); \
   }
-#define DTYPE(constant, ...)                           \
+#define DTYPE(constant, ...)                          \
   FOR_EACH_ROWS(DEFINE_SCORE, ATTN_##constant, fresh) \
   FOR_EACH_ROWS(DEFINE_SCORE, ATTN_##constant, again)
 #include "dtypes.def"
@@ -324,7 +329,7 @@ static ALWAYS_INLINE void accumulate_few(const few_rows t, int64_t column, const
     ACCUMULATE_VECS(rows, 2)                                                       \
     ACCUMULATE_VECS(rows, 1)                                                       \
   }
-#define DTYPE(constant, ...)                                \
+#define DTYPE(constant, ...)                               \
   FOR_EACH_ROWS(DEFINE_ACCUMULATE, ATTN_##constant, fresh) \
   FOR_EACH_ROWS(DEFINE_ACCUMULATE, ATTN_##constant, again)
 #include "dtypes.def"
@@ -361,6 +366,7 @@ static bool all_rows_see(const row_block *block, int64_t begin, int64_t end) {
 static void decode_block(const row_block *block, const float *q_tiles, int64_t begin, int64_t end, float *v_copy) {
   const attn_problem *p = block->problem;
   const int64_t first = round_down(begin, DECODE_KEYS), keys = end - begin;
+  assert(begin < end && end - first <= DECODE_KEYS);
   const bool selects = selects_keys(p) || !all_rows_see(block, begin, end), picks = block->careful && selects;
   const bool plain = !selects && p->softcap == 0 && !attn_uses(p, ATTN_USE_ALIBI);
   const key_rows k = {block->args->k, p->dtype_kv, attn_k_offset(p, block->seq, block->b, block->head, begin),

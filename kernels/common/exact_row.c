@@ -3,6 +3,7 @@
  * exponentials, the second weighs V, a block of output columns at a time. */
 #include "kernels/common/exact_row.h"
 
+#include <assert.h>
 #include <math.h>
 
 #include "kernels/common/convert.h"
@@ -117,6 +118,7 @@ static void store_columns(const exact_row *row, const softmax *s, int64_t first,
 }
 
 void attn_exact_row(const attn_problem *problem, const attn_args *args, int64_t b, int64_t h, int64_t i) {
+  assert(h >= 0 && h < problem->heads_q && i >= 0);
   exact_row row = {.problem = problem, .args = args, .b = b, .h = h, .i = i};
   row.seq = attn_sequence_of(problem, args, b);
   row.keys = attn_allowed_keys(problem, args, &row.seq, b, i);

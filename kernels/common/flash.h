@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /* flash: streaming softmax over key blocks (Milakov & Gimelshein 2018, https://arxiv.org/abs/1805.02867; Dao et al. 2022,
- * https://arxiv.org/abs/2205.14135). The score matrix never exists: one tile of S at a time, TILE_ROWS x key_block, stays in
- * L1 from its product to its use.
+ * https://arxiv.org/abs/2205.14135). The score matrix never exists: one tile of S at a time, TILE_ROWS x key_block, stays in L1 from its
+ * product to its use.
  *
- * Loop order: a task holds up to FLASH_ROWS query rows; each key block is read from L2 by all their tiles before the next
- * one. */
+ * Loop order: a task holds up to FLASH_ROWS query rows; all their tiles read a key block from L2 before the next block comes.
+ *
+ * Parameters: those of tiles.h. */
 #ifndef ATTN_COMMON_FLASH_H
 #define ATTN_COMMON_FLASH_H
 

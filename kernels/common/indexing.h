@@ -9,6 +9,7 @@
 #ifndef ATTN_COMMON_INDEXING_H
 #define ATTN_COMMON_INDEXING_H
 
+#include <assert.h>
 #include <math.h>
 
 #include "arithmetic.h"
@@ -38,6 +39,7 @@ static inline int64_t attn_saturating_add(int64_t a, int64_t b) {
 }
 
 static inline attn_sequence attn_sequence_of(const attn_problem *problem, const attn_args *args, int64_t b) {
+  assert(b >= 0 && b < problem->batch);
   attn_sequence seq = {.b = b, .rows = problem->seq_q, .len_q = problem->seq_q, .len_k = problem->seq_k};
   if (attn_uses(problem, ATTN_USE_VARLEN)) {
     seq.first_q = args->cu_seqlens_q[b];
@@ -63,6 +65,7 @@ static inline int64_t attn_rows(const attn_problem *problem, const attn_sequence
 static inline attn_key_range attn_allowed_keys(const attn_problem *problem, const attn_args *args, const attn_sequence *seq,
                                                int64_t b, int64_t i) {
   attn_key_range keys = {0, seq->len_k};
+  assert(i >= 0);
   if (i >= seq->len_q) return (attn_key_range){0, 0};
   if (attn_uses(problem, ATTN_USE_ROW_LEN)) {
     const int64_t row_len = args->row_len[b * problem->seq_q + i];

@@ -3,6 +3,7 @@
 #ifndef ATTN_COMMON_MEMORY_H
 #define ATTN_COMMON_MEMORY_H
 
+#include <assert.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -18,6 +19,7 @@ typedef struct memory_part {
 static inline bool lay_out(const memory_part *parts, size_t count, int64_t *end) {
   for (size_t i = 0; i < count; i++) {
     int64_t bytes;
+    assert(parts[i].count >= 0 && parts[i].bytes >= 0 && *end % ATTN_MEMORY_ALIGN == 0);
     *parts[i].start = *end;
     if (__builtin_mul_overflow(parts[i].count, parts[i].bytes, &bytes) || bytes > INT64_MAX / 16) return false;
     *end += round_up(bytes, ATTN_MEMORY_ALIGN);
@@ -30,6 +32,9 @@ static inline bool lay_out(const memory_part *parts, size_t count, int64_t *end)
 
 static inline int64_t float_bytes(int64_t floats) { return floats * (int64_t)sizeof(float); }
 
-static inline float *floats_at(void *memory, int64_t offset) { return (float *)(void *)((char *)memory + offset); }
+static inline float *floats_at(void *memory, int64_t offset) {
+  assert(offset % ATTN_MEMORY_ALIGN == 0);
+  return (float *)(void *)((char *)memory + offset);
+}
 
 #endif

@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: MIT */
-/* The pack phase: K and V of one KV head brought into the layout that tiles.h reads, once for all row blocks and all query heads
- * that share it. Whatever the storage type and strides were, float32 comes out.
+/* The pack phase: brings K and V of one KV head into the layout that tiles.h reads, once for all row blocks and for all query heads that
+ * share the KV head. The result is float32, whatever the storage type and strides are.
  *
- * K is transposed into panels of PANEL_KEYS keys, [panel][dim_qk][PANEL_KEYS], so that a vector holds one dimension of as many
- * keys. V is read where it stands when its rows are dense floats of whole vectors; otherwise it is copied to padded rows.
+ * K is transposed into panels of PANEL_KEYS keys, [panel][dim_qk][PANEL_KEYS], so that a vector holds one dimension of VEC_LANES keys. V
+ * is read in place if its rows are dense floats of whole vectors; otherwise it is copied to padded rows.
  *
- * Only keys that some row may see are read, so what stands beyond lengths never matters.
- */
+ * Only keys that some row may see are read, so the contents beyond lengths never matter.
+ *
+ * Parameters: those of register_tile.h. */
 #ifndef ATTN_COMMON_PACK_H
 #define ATTN_COMMON_PACK_H
 
+#include <assert.h>
 #include "scores.h"
 
 typedef struct packed_layout {
@@ -95,6 +97,7 @@ static inline void pack_unit(const attn_schedule *schedule, const attn_args *arg
   const attn_problem *p = &schedule->problem;
   const unit_keys unit = keys_of_unit(p, args, task.unit);
   const attn_key_range keys = keys_of_item(&unit, task.item, PACK_KEYS);
+  assert(task.phase == 0 && task.item < schedule->items[0]);
   packed_layout at;
   if (keys.begin >= keys.end || !packed_layout_of(p, &at)) return;
   if (k_dimensions(p)) pack_k(&unit, keys, floats_at(unit_memory, at.k));

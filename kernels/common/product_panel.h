@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* A tier's product (kernels/product.h) from its register tile: X rows against one packed panel of W. */
+/* A tier's product (kernels/product.h) made from its register tile: rows of X against one packed panel of W.
+ *
+ * Parameters: those of register_tile.h. PRODUCT_KERNEL(isa) defines the tier's attn_product_<isa>. */
 #ifndef ATTN_COMMON_PRODUCT_PANEL_H
 #define ATTN_COMMON_PRODUCT_PANEL_H
 
+#include <assert.h>
 #include "arithmetic.h"
 #include "gelu.h"
 #include "kernels/product.h"
@@ -29,6 +32,8 @@ static ALWAYS_INLINE void product_tile(const attn_product_block b, int64_t first
 
 static void product_panel(const attn_product_block *block) {
   const int64_t vecs = ceil_div(block->columns, VEC_LANES);
+  assert(block->rows % TILE_ROWS == 0 && block->columns >= 1 && block->columns <= PRODUCT_COLUMNS);
+  assert(block->depth >= 0 && block->depth <= PRODUCT_DEPTH);
   for (int64_t i = 0; i < block->rows; i += TILE_ROWS) {
     WITH_CONSTANT_VECS(vecs, product_tile, *block, i)
   }

@@ -1,12 +1,18 @@
 /* SPDX-License-Identifier: MIT */
-/* The register tile: the one product that everything is made of. TILE_ROWS x TILE_VECS vectors of sums, one row of the streamed
- * operand times one broadcast element per row. Attention multiplies Q with K and P with V by it (tiles.h), and projections X with
- * W (product_panel.h).
+/* The register tile: the product that everything is made of. It keeps TILE_ROWS x TILE_VECS vectors of sums in registers and multiplies
+ * one row of the streamed operand by one broadcast element per row. Attention multiplies Q with K and P with V by it (tiles.h), and
+ * dense layers X with W (product_panel.h).
  *
- * Include vec_<isa>.h first. */
+ * Parameters, all from vec_<isa>.h, which a file includes first:
+ *   vec and the vec_ functions  the tier's vector vocabulary; every vec_<isa>.h has the same names
+ *   VEC_LANES      floats of a vector, a compile-time constant; tested: 4, 8, 16
+ *   TILE_ROWS      rows of a tile; tested: 4, 6, 8
+ *   TILE_VECS      vectors of a row of a tile, at most 4 (WITH_CONSTANT_VECS); tested: 2, 3, 4
+ *   PRODUCT_STEPS  optional: the tier multiplies this many steps of k at once by a product_steps() of its own; tested: 4 (neon) */
 #ifndef ATTN_COMMON_REGISTER_TILE_H
 #define ATTN_COMMON_REGISTER_TILE_H
 
+#include <assert.h>
 #include <stdint.h>
 
 #include "unroll.h"
@@ -23,6 +29,7 @@ typedef struct float_rows {
 static ALWAYS_INLINE void product(vec sum[TILE_ROWS][TILE_VECS], const float_rows a, const float_rows b, int64_t depth,
                                   const int vecs) {
   int64_t k = 0;
+  assert(depth >= 0 && vecs >= 1 && vecs <= TILE_VECS);
 #ifdef PRODUCT_STEPS
   for (; k + PRODUCT_STEPS <= depth; k += PRODUCT_STEPS)
     product_steps(sum, a.at + k, a.stride, b.at + k * b.stride, b.stride, vecs);

@@ -4,6 +4,7 @@
 #ifndef ATTN_COMMON_ROW_BLOCK_H
 #define ATTN_COMMON_ROW_BLOCK_H
 
+#include <assert.h>
 #include "indexing.h"
 #include "kernels/kernel.h"
 #include "memory.h"
@@ -46,6 +47,7 @@ typedef struct problem_row {
 } problem_row;
 
 static inline problem_row problem_row_of(const row_block *block, int64_t i) {
+  assert(i >= 0 && block->rows > 0 && block->rows_per_head > 0);
   i = min64(i, block->rows - 1);
   if (i < block->rows_per_head) return (problem_row){block->head, block->first_row + i};
   return (problem_row){block->head + i / block->rows_per_head, block->first_row + i % block->rows_per_head};
@@ -78,6 +80,7 @@ typedef struct unit_keys {
 } unit_keys;
 
 static inline unit_keys keys_of_unit(const attn_problem *p, const attn_args *args, int64_t unit) {
+  assert(unit >= 0 && unit < p->batch * p->heads_kv);
   unit_keys keys = {.problem = p, .args = args, .b = attn_batch_of_unit(p, unit), .head = attn_head_of_unit(p, unit)};
   keys.seq = attn_sequence_of(p, args, keys.b);
   keys.used = attn_keys_of_sequence(p, args, &keys.seq, keys.b);
@@ -148,6 +151,7 @@ typedef struct task_rows {
 static inline task_rows task_rows_of(const attn_schedule *schedule, const attn_args *args, attn_task task) {
   const attn_problem *p = &schedule->problem;
   const int64_t group = attn_group(p), blocks = schedule->items[task.phase] / group;
+  assert(task.item >= 0 && task.item < schedule->items[task.phase]);
   task_rows at = {.b = attn_batch_of_unit(p, task.unit), .head = attn_head_of_unit(p, task.unit) + task.item % group};
   at.seq = attn_sequence_of(p, args, at.b);
   at.first_row = (blocks - 1 - task.item / group) * schedule->row_block;

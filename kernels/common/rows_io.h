@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* The way of query rows into a block (start_rows) and out of it (finish_rows); row_block.h says what a block is.
+/* How query rows get into a block (start_rows) and out of it (finish_rows); row_block.h defines the block. Everything here is static, so
+ * each kernel file has a copy compiled with its own tier's flags.
  *
- * Include vec_<isa>.h first. Everything here is static, so each kernel file gets a copy compiled with its own tier's flags. */
+ * Parameters: those of register_tile.h. */
 #ifndef ATTN_COMMON_ROWS_IO_H
 #define ATTN_COMMON_ROWS_IO_H
 
+#include <assert.h>
 #include <math.h>
 #include <string.h>
 
@@ -24,6 +26,7 @@ static const double LN_2 = 0x1.62e42fefa39efp-1;
 
 /* n <= VEC_LANES elements that follow each other, as float32; 0 beyond. Reads nothing beyond them. */
 static ALWAYS_INLINE vec load_elements(const void *data, attn_dtype dtype, int64_t index, int64_t n) {
+  assert(n >= 0 && n <= VEC_LANES);
   if (dtype == ATTN_F32) {
     const float *from = (const float *)data + index;
     return n == VEC_LANES ? vec_load(from) : vec_load_first(from, n);
@@ -42,6 +45,7 @@ static ALWAYS_INLINE vec load_elements(const void *data, attn_dtype dtype, int64
 /* Row i as floats that lie side by side; 0 up to row_floats, a multiple of VEC_LANES. */
 static inline void copy_row(const row_source *from, int64_t i, float *row, int64_t row_floats) {
   const int64_t offset = from->offset + i * from->row_stride, columns = from->columns;
+  assert(columns <= row_floats && row_floats % VEC_LANES == 0);
   if (from->column_stride == 1) {
     for (int64_t d = 0; d < columns; d += VEC_LANES)
       vec_store(row + d, load_elements(from->data, from->dtype, offset + d, min64(columns - d, VEC_LANES)));
@@ -84,6 +88,7 @@ static void load_queries(const row_block *block, int64_t capacity) {
 
 /* Key ranges and state of the rows. Rows beyond the block's last repeat its range, so that they never make a tile an edge. */
 static void start_rows(const row_block *block, int64_t capacity) {
+  assert(block->rows > 0 && block->rows <= capacity && block->acc_stride % VEC_LANES == 0);
   for (int64_t i = 0; i < capacity; i++) {
     block->range[i] = i < block->rows ? attn_allowed_keys(block->problem, block->args, block->seq, block->b,
                                                           problem_row_of(block, i).query)

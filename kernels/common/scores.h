@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* What a score can be besides a scaled dot product: another similarity, then softcap, bias, ALiBi and selection by a mask,
- * in this order (docs/semantics.md). All in log2 units, like the dot scores of tiles.h.
+/* Scores that are more than scaled dot products: another similarity, then softcap, bias, ALiBi and selection by a mask, in this order
+ * (docs/semantics.md). All are in log2 units, like the dot scores of tiles.h.
  *
- * Problems that use none of it never come here: their tiles keep P in registers from end to end. */
+ * Problems that use none of these never call this code: their tiles keep P in registers throughout.
+ *
+ * Parameters: those of tiles.h. */
 #ifndef ATTN_COMMON_SCORES_H
 #define ATTN_COMMON_SCORES_H
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* Streaming softmax: what a row keeps between key blocks, and how it takes in the scores of one more panel (Milakov &
- * Gimelshein 2018, https://arxiv.org/abs/1805.02867). flash.h and decode.h share it. */
+/* Streaming softmax: what a row keeps between key blocks, and how it takes in the scores of one more panel (Milakov & Gimelshein 2018,
+ * https://arxiv.org/abs/1805.02867). flash.h and decode.h share it. Parameters: those of tiles.h. */
 #ifndef ATTN_COMMON_STREAMING_SOFTMAX_H
 #define ATTN_COMMON_STREAMING_SOFTMAX_H
 
+#include <assert.h>
 #include "scores.h"
 
 /* Rescaling costs a pass over acc, so a row keeps an outdated reference until a panel exceeds it by more than this, in log2
@@ -23,6 +24,7 @@ static float rescale_row(const row_block *block, int64_t i, float step, float *s
     block->row_max[i] = step;
     return step;
   }
+  assert(step > 0 && pending % VEC_LANES == 0);
   const float before = block->row_max[i];
   block->row_max[i] = before + step;
   step = block->row_max[i] - before; /* what the reference really moved by, after rounding */
@@ -39,6 +41,7 @@ static float rescale_row(const row_block *block, int64_t i, float step, float *s
  * row_sum, for the rows of the tile. Of the panel, `vecs` vectors are there. */
 static inline void softmax_panel(const row_block *block, int64_t tile_row, int64_t key, float *score, int64_t pending,
                                  int64_t vecs) {
+  assert(vecs >= 1 && vecs <= TILE_VECS && key % VEC_LANES == 0);
   for (int64_t i = 0; i < TILE_ROWS; i++) {
     const int64_t row = tile_row + i;
     float *s = score + i * block->score_stride;

@@ -1,17 +1,20 @@
 /* SPDX-License-Identifier: MIT */
-/* The tile engine: the products and exponentials of a few query rows against a few keys, in the words of vec_<isa>.h.
- * flash.h and two_pass.h say in which order the tiles are visited and when softmax happens.
+/* The tile engine: products and exponentials of a few query rows against a few keys. flash.h and two_pass.h say in which order tiles are
+ * visited and when softmax happens.
  *
- * One tile is TILE_ROWS query rows against the keys of one key block. Both products, S = Q K^T and O += P V, are the same
- * register tile (product()): TILE_ROWS x TILE_VECS vectors of sums, one row of the streamed operand (K packed with keys in
- * lanes; V as it is) times one broadcast element per row.
+ * A tile is TILE_ROWS query rows against the keys of one key block. Both products, S = Q K^T and O += P V, are the register tile
+ * (register_tile.h); K, packed with keys in lanes, or V is the streamed operand.
  *
- * Every output element is one chain of fused multiply-adds over the keys in their order, and masked keys add exact zeros. So
- * the bits of a row depend neither on the rows it shares a tile with nor on where tiles begin.
- */
+ * Every output element is one chain of fused multiply-adds over the keys in their order, and masked keys add exact zeros. So a row's bits
+ * depend neither on the rows that share its tile nor on where tiles begin.
+ *
+ * Parameters: those of register_tile.h, and
+ *   ROUND_P(p)  optional, defined before the first header of kernels/common: rounds a vector of P to the type that the tier's product of P
+ *               and V takes, so that the sum of P is that of the rounded values; default: p itself; tested: to bf16 (neonbf16) */
 #ifndef ATTN_COMMON_TILES_H
 #define ATTN_COMMON_TILES_H
 
+#include <assert.h>
 #include "rows_io.h"
 
 /* ---- Which keys ---- */
@@ -30,6 +33,7 @@ typedef struct tile_keys {
  * also sees to masks and bias. */
 static inline tile_keys classify_tile(const row_block *block, int64_t tile_row, int64_t begin, int64_t end) {
   int64_t any_begin = end, any_end = begin, all_begin = 0, all_end = INT64_MAX;
+  assert(tile_row % TILE_ROWS == 0 && begin % PANEL_KEYS == 0);
   for (int64_t i = tile_row; i < tile_row + TILE_ROWS; i++) {
     const attn_key_range range = block->range[i];
     all_begin = max64(all_begin, range.begin);
@@ -55,8 +59,6 @@ static inline vec select_allowed(attn_key_range range, int64_t key, vec score) {
 
 /* ---- P = exp(S) ---- */
 
-/* What P is rounded to before it is summed and multiplied: a tier whose product takes narrower values says so, for the sum must
- * know of it too. */
 #ifndef ROUND_P
 #define ROUND_P(p) (p)
 #endif
@@ -111,6 +113,7 @@ static void accumulate_selected(const row_block *block, int64_t tile_row, int64_
 /* Adds the keys [begin, end) with p[i][j - begin]. Columns are cut into equal strips rather than full tiles and a rest: 5
  * vectors are 3 + 2, not 4 + 1, because a one-vector tile has too few sums to hide multiply-add latency. */
 static NO_INLINE void accumulate_tile(const row_block *block, int64_t tile_row, int64_t begin, int64_t end, const float *p) {
+  assert(tile_row % TILE_ROWS == 0 && begin < end);
   if (block->careful) {
     accumulate_selected(block, tile_row, min64(TILE_ROWS, block->rows - tile_row), begin, end, p);
     return;

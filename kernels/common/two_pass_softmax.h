@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: MIT */
-/* Softmax in two passes over the scores of one row, which lie in memory, in log2 units. */
+/* Softmax in two passes over the scores of one row, which lie in memory, in log2 units. Parameters: those of tiles.h. */
 #ifndef ATTN_COMMON_TWO_PASS_SOFTMAX_H
 #define ATTN_COMMON_TWO_PASS_SOFTMAX_H
 
+#include <assert.h>
 #include "scores.h"
 
 /* Adjusts the scores of the keys [key, end) of row i where the problem has more than dot products, then masks: masks select, so
  * whatever stood in a masked score, NaN included, becomes -inf. score[0] is that of `key`; whole vectors. */
 static inline void mask_row(const row_block *block, int64_t i, int64_t key, int64_t end, float *score) {
+  assert((end - key) % VEC_LANES == 0);
   for (int64_t j = key; j < end; j += VEC_LANES) {
     vec x = vec_load(score + (j - key));
     if (block->adjusted) x = adjust_scores(block, i, j, x);
@@ -24,6 +26,7 @@ static inline float largest(const float *score, int64_t count) {
 /* Turns `count` scores, whole panels, into P relative to the largest; leaves row_max and row_sum. */
 static inline void softmax_row(const row_block *block, int64_t i, int64_t count, float *score) {
   float *row_max = block->row_max + i;
+  assert(count > 0 && count % PANEL_KEYS == 0);
   *row_max = largest(score, count);
   const vec shift = vec_set1(*row_max == -INFINITY ? 0.0f : *row_max);
   vec sum = vec_zero();

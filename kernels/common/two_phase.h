@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* What the tiled algorithms share around their loops: which rows a task is about, how the thread's scratch is laid out,
- * and the run function with its two phases, pack and compute. */
+/* What the tiled algorithms share around their loops: the plan and the two phases, pack and compute. Parameters: those of tiles.h. */
 #ifndef ATTN_COMMON_TWO_PHASE_H
 #define ATTN_COMMON_TWO_PHASE_H
 
+#include <assert.h>
 #include "pack.h"
 #include "rejects.h"
 
@@ -38,6 +38,7 @@ static inline void compute_rows(const attn_schedule *schedule, const attn_args *
                                 void *scratch, const tiled_algorithm *algorithm) {
   const attn_problem *p = &schedule->problem;
   const task_rows rows = task_rows_of(schedule, args, task);
+  assert(task.phase == 1);
   if (rows.rows <= 0) return;
   const int64_t capacity = round_up(rows.rows, TILE_ROWS);
   scratch_layout at;

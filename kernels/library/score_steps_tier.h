@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* A tier's attn_score_steps. Include vec_<isa>.h first, then write ATTN_SCORE_STEPS_OF(isa). */
+/* A tier's attn_score_steps: include vec_<isa>.h, then this file, then write ATTN_SCORE_STEPS_OF(isa).
+ *
+ * Parameters: those of tiles.h; VEC_LANES must divide STEPS_LANES, and PANEL_KEYS must divide STEPS_KEYS. */
 #ifndef ATTN_LIBRARY_SCORE_STEPS_TIER_H
 #define ATTN_LIBRARY_SCORE_STEPS_TIER_H
 
