@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "judge.h"
+#include "kernel_checks.h"
 #include "mutants.h"
 #include "registry.h"
 
@@ -41,8 +41,8 @@ static void run_cases(const attn_kernel *kernel, const bench_case_list *cases, b
     const bench_case *bench = &cases->item[p->at];
     bench_tensors tensors;
     if (!bench_tensors_create_guarded(bench, &tensors, guard)) _exit(5);
-    bench_expected *expected = judge_expected(bench, &tensors);
-    const bench_verdict verdict = judge_kernel(kernel, 1, &tensors, expected);
+    bench_expected *expected = checks_expected(bench, &tensors);
+    const bench_verdict verdict = checks_kernel(kernel, 1, &tensors, expected);
     p->failed = verdict.status == BENCH_FAIL || verdict.status == BENCH_ERROR;
     p->passed += verdict.status == BENCH_PASS || verdict.status == BENCH_DEGENERATE;
     if (p->failed) {
@@ -84,7 +84,7 @@ static const char *run_in_child(const attn_kernel *kernel, const bench_case_list
 }
 
 /* True if the kernel passed, or was caught where it must be. */
-static bool judge(const attn_kernel *kernel, bool must_pass, const bench_case_list *cases, progress *p) {
+static bool passes_as_it_must(const attn_kernel *kernel, bool must_pass, const bench_case_list *cases, progress *p) {
   static const bench_guard guards[] = {BENCH_GUARD_PAGE_AFTER, BENCH_GUARD_PAGE_BEFORE};
   const char *what = NULL;
   for (int side = 0; side < 2 && !what; side++) what = run_in_child(kernel, cases, guards[side], p);
@@ -102,7 +102,7 @@ static bool goes_too_far(const mutant *m) { return m->guard_only || strncmp(m->k
 int main(void) {
   progress *p = mmap(NULL, sizeof *p, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) return 5;
-  bench_case_list cases = judge_cases(cases_text);
+  bench_case_list cases = checks_cases(cases_text);
   int wrong = 0;
   const attn_kernel *kernel;
   for (int i = 0; (kernel = attn_registry_get(i)); i++) {
@@ -110,10 +110,10 @@ int main(void) {
     if (why_not)
       printf("skipped %-24s %s\n", kernel->info.name, why_not);
     else
-      wrong += !judge(kernel, true, &cases, p);
+      wrong += !passes_as_it_must(kernel, true, &cases, p);
   }
   for (int i = 0; i < mutant_count; i++)
-    if (i == 0 || goes_too_far(&mutants[i])) wrong += !judge(&mutants[i].kernel, i == 0, &cases, p);
+    if (i == 0 || goes_too_far(&mutants[i])) wrong += !passes_as_it_must(&mutants[i].kernel, i == 0, &cases, p);
   printf("%d cases, %d kernels not as they must be\n", cases.count, wrong);
   bench_cases_clear(&cases);
   munmap(p, sizeof *p);

@@ -8,19 +8,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "judge.h"
+#include "kernel_checks.h"
 #include "mutants.h"
 
-typedef struct charge {
+typedef struct pair {
   bench_structure_test test;
   const char *kernel;
   int ran; /* cases until it was caught, or all */
   bench_verdict verdict;
   char case_id[BENCH_NAME];
-} charge;
+} pair;
 
 #define ORIGINAL(name, what) {.test = BENCH_STRUCTURE_##name, .kernel = "none"},
-static charge charges[] = {
+static pair pairs[] = {
     BENCH_STRUCTURE_LIST(ORIGINAL){.test = BENCH_STRUCTURE_threads, .kernel = "bits_by_threads"},
     {.test = BENCH_STRUCTURE_batch, .kernel = "bits_by_batch"},
     {.test = BENCH_STRUCTURE_batch, .kernel = "leaks_padding_key"},
@@ -41,9 +41,9 @@ static charge charges[] = {
     {.test = BENCH_STRUCTURE_partition, .kernel = "lse_with_sink"},
     {.test = BENCH_STRUCTURE_partition, .kernel = "misses_first_key"},
 };
-enum { CHARGES = sizeof charges / sizeof *charges };
+enum { PAIRS = sizeof pairs / sizeof *pairs };
 
-static bool is_original(const charge *c) { return strcmp(c->kernel, "none") == 0; }
+static bool is_original(const pair *c) { return strcmp(c->kernel, "none") == 0; }
 
 /* A broken kernel may have damaged inputs and guards: the next one gets fresh tensors. */
 static void renew(const bench_case *bench, bench_tensors *tensors) {
@@ -51,9 +51,9 @@ static void renew(const bench_case *bench, bench_tensors *tensors) {
   if (!bench_tensors_create(bench, tensors)) exit(5);
 }
 
-static void try(charge *c, const bench_case *bench, bench_tensors *tensors, const bench_expected *expected) {
+static void try(pair *c, const bench_case *bench, bench_tensors *tensors, const bench_expected *expected) {
   if (c->verdict.status == BENCH_FAIL) return;
-  const bench_verdict verdict = judge_structure(&mutant_find(c->kernel)->kernel, c->test, bench, tensors, expected);
+  const bench_verdict verdict = checks_structure(&mutant_find(c->kernel)->kernel, c->test, bench, tensors, expected);
   c->ran += verdict.status == BENCH_PASS || verdict.status == BENCH_FAIL;
   if (verdict.status == BENCH_FAIL) {
     c->verdict = verdict;
@@ -70,16 +70,16 @@ static void try_all(const bench_case *bench) {
   bench_tensors tensors = {0};
   if (mutants[0].kernel.rejects(&bench->problem, buffer, sizeof buffer)) return; /* and so do all others */
   renew(bench, &tensors);
-  bench_expected *expected = judge_expected(bench, &tensors);
-  for (int i = 0; i < CHARGES; i++) try(&charges[i], bench, &tensors, expected);
+  bench_expected *expected = checks_expected(bench, &tensors);
+  for (int i = 0; i < PAIRS; i++) try(&pairs[i], bench, &tensors, expected);
   bench_expected_destroy(expected);
   bench_tensors_destroy(&tensors);
 }
 
 static int report(void) {
   int wrong = 0;
-  for (int i = 0; i < CHARGES; i++) {
-    const charge *c = &charges[i];
+  for (int i = 0; i < PAIRS; i++) {
+    const pair *c = &pairs[i];
     const bool failed = c->verdict.status == BENCH_FAIL, as_it_must = failed != is_original(c) && c->ran > 0;
     wrong += !as_it_must;
     printf("%-7s %-12s %-20s %s\n", as_it_must ? "ok" : "WRONG", bench_structure_name(c->test), c->kernel,
@@ -89,7 +89,7 @@ static int report(void) {
     else
       printf("        passed %d cases\n", c->ran);
   }
-  printf("%d pairs of test and kernel, %d not as they must be\n", CHARGES, wrong);
+  printf("%d pairs of test and kernel, %d not as they must be\n", PAIRS, wrong);
   return wrong ? 1 : 0;
 }
 
@@ -98,7 +98,7 @@ int main(int argc, char **argv) {
     fprintf(stderr, "usage: structure_mutants SUITE\n");
     return 2;
   }
-  bench_case_list cases = judge_suite(argv[1]);
+  bench_case_list cases = checks_suite(argv[1]);
   for (int n = 0; n < cases.count; n++) try_all(&cases.item[n]);
   bench_cases_clear(&cases);
   return report();

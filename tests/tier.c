@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "cpu.h"
-#include "judge.h"
+#include "kernel_checks.h"
 #include "registry.h"
 
 enum { SKIPPED = 77 };
@@ -87,7 +87,7 @@ static void check_choice(const bench_case *bench, const char *isa) {
   }
   expect(!strcmp(attn_plan_kernel(plan), kernel), "another kernel was chosen", attn_plan_kernel(plan));
   expect(strstr(attn_plan_describe(plan), kernel) != NULL, "the description names another kernel", attn_plan_describe(plan));
-  bench_expected *expected = judge_expected(bench, &tensors);
+  bench_expected *expected = checks_expected(bench, &tensors);
   const size_t bytes = attn_plan_workspace(plan);
   void *workspace = aligned_alloc(64, bytes ? bytes : 64);
   if (!workspace) exit(5);
@@ -112,7 +112,7 @@ int main(int argc, char **argv) {
     printf("skipped: %s: %s\n", cap, why_not);
     return SKIPPED;
   }
-  bench_case_list cases = judge_cases(cases_text);
+  bench_case_list cases = checks_cases(cases_text);
   check_refusals(cap, &cases.item[0].problem);
   for (int i = 0; i < cases.count; i++) check_choice(&cases.item[i], cap);
   printf("cap %s: %d cases, %d wrong\n", cap, cases.count, wrong);

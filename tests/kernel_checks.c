@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "judge.h"
+#include "kernel_checks.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,11 +11,11 @@
 enum { SEED = 20240229 };
 
 static void give_up(const char *what) {
-  fprintf(stderr, "judge: %s\n", what);
+  fprintf(stderr, "checks: %s\n", what);
   exit(5);
 }
 
-bench_case_list judge_cases(const char *text) {
+bench_case_list checks_cases(const char *text) {
   static bench_grids grids;
   char error[400] = "out of memory";
   bench_case_list all = {0}, list = {0};
@@ -30,13 +30,13 @@ bench_case_list judge_cases(const char *text) {
   return list;
 }
 
-bench_case_list judge_suite(const char *name) {
+bench_case_list checks_suite(const char *name) {
   const bench_preset *preset = bench_preset_find(name);
   if (!preset) give_up("no such suite");
-  return judge_cases(preset->text);
+  return checks_cases(preset->text);
 }
 
-bench_expected *judge_expected(const bench_case *bench, const bench_tensors *tensors) {
+bench_expected *checks_expected(const bench_case *bench, const bench_tensors *tensors) {
   bench_expected *expected = bench_expected_create(&bench->problem, &tensors->args, bench->seed, !bench->uniform_v);
   if (!expected) give_up("no memory for the oracle's answer");
   return expected;
@@ -48,7 +48,7 @@ static bench_verdict refused(bench_status status) {
   return verdict;
 }
 
-bench_verdict judge_kernel(const attn_kernel *kernel, int threads, bench_tensors *tensors, const bench_expected *expected) {
+bench_verdict checks_kernel(const attn_kernel *kernel, int threads, bench_tensors *tensors, const bench_expected *expected) {
   attn_plan *plan;
   const attn_options options = {.threads = threads};
   const attn_status status = attn_plan_create_for_kernel(&tensors->problem, kernel, &options, &plan);
@@ -68,10 +68,10 @@ static attn_status create_plan(const void *kernel, const attn_problem *problem, 
   return attn_plan_create_for_kernel(problem, kernel, options, plan);
 }
 
-bench_verdict judge_structure(const attn_kernel *kernel, bench_structure_test test, const bench_case *bench,
-                              bench_tensors *tensors, const bench_expected *expected) {
+bench_verdict checks_structure(const attn_kernel *kernel, bench_structure_test test, const bench_case *bench,
+                               bench_tensors *tensors, const bench_expected *expected) {
   unsigned ran;
-  const bench_verdict values = judge_kernel(kernel, 1, tensors, expected); /* leaves the output to compare with */
+  const bench_verdict values = checks_kernel(kernel, 1, tensors, expected); /* leaves the output to compare with */
   if (values.status == BENCH_SKIP || values.status == BENCH_ERROR) return values;
   const bench_subject subject = {
       .create_plan = create_plan, .context = kernel, .numerics = &kernel->info.numerics, .rows_stand_alone = true};
