@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* attnbench: see commands.c. */
+/* The program attnbench; commands/commands.c has its sub-commands. */
 #include "commands/commands.h"
 
 int main(int argc, char **argv) { return bench_main(argc, argv); }

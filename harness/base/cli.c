@@ -20,7 +20,7 @@ static int least(int a, int b, int c) { return a < b ? (a < c ? a : c) : (b < c 
 
 static bool same_letter(char a, char b) { return tolower((unsigned char)a) == tolower((unsigned char)b); }
 
-/* From the distances of a word without its last letter to those with it: row[j] is the distance to the first j letters of b. */
+/* row[j] is the distance of a word to the first j letters of b. Updates it for the word with one more letter. */
 static void add_letter(int *row, char letter, const char *b) {
   int diagonal = row[0]++;
   for (int j = 1; b[j - 1]; j++) {

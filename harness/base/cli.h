@@ -55,7 +55,7 @@ typedef struct cli_option {
   const char *name;  /* without the dashes */
   const char *value; /* what stands for the value in --help, with its unit: "FILE"; NULL for flags */
   const char *help;  /* one sentence, with the default; wrapped to 100 columns */
-  void *target;      /* bool, const char *, cli_list, int64_t or double, by kind; holds the default before */
+  void *target;      /* bool, const char *, cli_list, int64_t or double, by kind; holds the default before parsing */
 } cli_option;
 
 #define CLI_HEADING(title) \

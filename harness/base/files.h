@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Files that are either whole or absent: written beside their place and renamed into it. */
+/* Files that are either whole or absent: written under a temporary name, then renamed. */
 #ifndef BENCH_FILES_H
 #define BENCH_FILES_H
 

@@ -8,9 +8,9 @@
 typedef struct bench_progress {
   bool quiet, terminal;
   int cases, done;
-  double work, work_done; /* guessed seconds of all cases, and of those behind us */
+  double work, work_done; /* guessed seconds of all cases, and of those that are done */
   double started;         /* of the monotonic clock, seconds */
-  double fresh_work;      /* guessed seconds of the cases that were really run */
+  double fresh_work;      /* guessed seconds of the cases that were run, not resumed */
   double last_line;       /* when the last line was printed, off terminals */
 } bench_progress;
 

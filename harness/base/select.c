@@ -45,8 +45,8 @@ static bool matches_any(const char *pattern, property what) {
   return false;
 }
 
-/* True if a word of the list matches; of the words that begin with "!" if `excludes`, else of the others. *any is set if there
- * are such words at all. */
+/* True if a word of the list matches; of the words that begin with "!" if `excludes`, else of the others. *any is set if
+ * there are such words at all. */
 static bool list_matches(const cli_list *list, const char *value, bool excludes, bool *any) {
   bool found = false;
   *any = false;

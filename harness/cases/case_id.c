@@ -125,23 +125,23 @@ static const char *axis_of_part(const char *word) {
   return word;
 }
 
-/* Sets the axis of one part, "Hq:8". */
-static bool read_part(bench_grid *grid, const char *text, size_t length, char *error, size_t error_bytes) {
-  char part[VALUE], assignment[2 * VALUE];
-  snprintf(part, sizeof part, "%.*s", (int)length, text);
-  char *colon = strchr(part, ':');
-  if (colon) *colon = 0;
-  snprintf(assignment, sizeof assignment, "%s=%s", axis_of_part(part), colon ? colon + 1 : "");
-  return bench_grid_set(grid, assignment, error, error_bytes);
+bool bench_id_next(const char **at, bench_id_part *part) {
+  if (!**at) return false;
+  const size_t length = strcspn(*at, "/"), name = strcspn(*at, ":/"), value = name < length ? name + 1 : length;
+  snprintf(part->name, sizeof part->name, "%.*s", (int)name, *at);
+  snprintf(part->value, sizeof part->value, "%.*s", (int)(length - value), *at + value);
+  *at += length + ((*at)[length] == '/');
+  return true;
 }
 
 bool bench_spec_from_id(const char *case_id, bench_spec *spec, char *error, size_t error_bytes) {
   bench_grid grid = {0};
+  bench_id_part part;
   bool fine = true;
-  while (fine && *case_id) {
-    const size_t length = strcspn(case_id, "/");
-    fine = read_part(&grid, case_id, length, error, error_bytes);
-    case_id += length + (case_id[length] == '/');
+  while (fine && bench_id_next(&case_id, &part)) {
+    char assignment[sizeof part + 1];
+    snprintf(assignment, sizeof assignment, "%s=%s", axis_of_part(part.name), part.value);
+    fine = bench_grid_set(&grid, assignment, error, error_bytes);
   }
   *spec = bench_grid_spec(&grid, (const int[AXIS_COUNT]){0});
   bench_grid_clear(&grid);

@@ -16,6 +16,14 @@ void bench_case_name(bench_case *bench, uint64_t run_seed);
  * none). text has room for BENCH_NAME characters. */
 void bench_case_name_axes(const bench_case *bench, bench_axis_place place, bool (*skips)(bench_axis), char *text);
 
+/* One part of an id. */
+typedef struct bench_id_part {
+  char name[2 * BENCH_WORD], value[2 * BENCH_WORD]; /* "Hq" and "8" */
+} bench_id_part;
+
+/* Reads the part at *at and moves *at behind it; false at the end. */
+bool bench_id_next(const char **at, bench_id_part *part);
+
 /* The specification that a case id stands for. False with a sentence in error. */
 bool bench_spec_from_id(const char *case_id, bench_spec *spec, char *error, size_t error_bytes);
 

@@ -14,7 +14,7 @@ static const char epilogue[] =
     "nothing is guessed. With HWLOC_SYNTHETIC set (\"pack:2 numa:1 core:8 pu:2\"), --cpus and --threads\n"
     "show what they would choose on such a machine.\n";
 
-/* Where threads would be kept. */
+/* The CPUs to which threads would be bound. */
 typedef struct placing {
   const char *cpus;
   int64_t threads;

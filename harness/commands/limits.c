@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The steps of a session over goals: each goal is one case, or two that are timed together, with a floor and a goal for what
- * comes out. */
+/* The steps of a session over goals. A goal is one case, or two cases that are timed together, with a floor and a goal
+ * for the result. */
 #include "commands/limits.h"
 
 #include <stdlib.h>
@@ -93,7 +93,7 @@ static int dry_run(const bench_session *s) {
 
 /* ---- Running -------------------------------------------------------------------------------------------------------- */
 
-/* Whether the row is not tried, with the reason in it. */
+/* True if the row is not tried; it holds the reason then. */
 static bool is_skipped(const bench_session *s, bench_goal_row *row) {
   const int threads = row->bench.threads, cpus = bench_cpu_count();
   if (!row->goal->metric->value) return false; /* nothing runs */
@@ -114,7 +114,7 @@ static bool is_kept(const bench_rows *rows, const bench_row *row) {
   return false;
 }
 
-/* The cases of a goal are rows of the other result files as well; one that serves several goals stands there once. */
+/* Keeps the case of a goal for the other result files, where a case of several goals stands once. */
 static void keep(bench_session *s, bench_row *row) {
   if (row->case_id[0] && !is_kept(&s->rows, row)) {
     bench_session_name_row(s, row);
@@ -195,7 +195,7 @@ static bool write_goals(const bench_session *s) {
 static int conclude(const bench_session *s) {
   const bench_goal_counts counts = bench_goals_count(s->own);
   if (counts.failed || (s->options->gate && counts.marks[BENCH_SHORT])) return BENCH_EXIT_FAILED;
-  return s->options->gate && !counts.judged ? BENCH_EXIT_UNFIT : BENCH_EXIT_OK;
+  return s->options->gate && !counts.decided ? BENCH_EXIT_UNFIT : BENCH_EXIT_OK;
 }
 
 const bench_session_steps bench_limits_steps = {.rounds = BENCH_GOAL_ROUNDS,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* From options to cases and kernels. */
+/* Turns options into cases and kernels. */
 #include "commands/options.h"
 
 #include <stdio.h>

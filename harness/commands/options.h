@@ -10,7 +10,7 @@ typedef struct bench_options {
   const char *command;
   /* cases */
   cli_list axes, presets, case_ids;
-  const char *default_preset; /* where no case is asked for; NULL = the defaults of the axes */
+  const char *default_preset; /* if no case is asked for; NULL = the defaults of the axes */
   const char *threads;
   int64_t cases; /* at most so many, seeded; 0 = all */
   int64_t seed;
@@ -30,7 +30,7 @@ typedef struct bench_options {
   char **argv;
 } bench_options;
 
-/* What the options are where nothing is given. */
+/* The defaults. */
 bench_options bench_options_default(const char *command, const char *preset, int argc, char **argv);
 
 /* Rows of an option table; `o` points to a bench_options. */

@@ -69,8 +69,8 @@ static void measure_read(ceilings *c, const char *name, size_t bytes, const char
   row->all = c->threads > 1 ? bench_read_bandwidth(bytes, c->threads) / 1e9 : row->one;
 }
 
-/* Half of a private cache, so that nothing else in it gets in the way; of the last level, shared by all cores, half of a
- * core's share, but at least twice the level before, or it would be that level which is measured. */
+/* Reads half of a private cache, which leaves room for other data. Reads half of a core's share of the last level, which all
+ * cores share, but at least twice the level before it, because less would fit into that. */
 static void measure_reads(ceilings *c) {
   size_t l1 = (size_t)bench_cache_bytes(1), l2 = (size_t)bench_cache_bytes(2), l3 = (size_t)bench_cache_bytes(3);
   if (l1) measure_read(c, "L1", l1 / 2, "");
@@ -110,7 +110,7 @@ static void write_json(const ceilings *c, FILE *file) {
   fprintf(file, "\n]}\n");
 }
 
-/* False after an error, said on stderr. No path: nothing to do. */
+/* False after an error, said on stderr. Does nothing without a path. */
 static bool write_file(const char *path, const ceilings *c, void (*write)(const ceilings *, FILE *)) {
   if (!path) return true;
   bool to_stdout = strcmp(path, "-") == 0;

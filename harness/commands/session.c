@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The frame of a session: options, machine, journal, rows, exit code. */
+/* What all sessions share: options, machine, journal, rows, exit code. */
 #include "commands/session.h"
 
 #include <inttypes.h>

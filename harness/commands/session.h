@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* A session: one run or check from its options to its files and its exit code. session.c is the frame that all sessions share;
- * the steps say what is measured inside. */
+/* A session: one `run` or `check`, from its options to its files and its exit code. session.c does what all sessions
+ * share; the steps do what differs. */
 #ifndef BENCH_SESSION_H
 #define BENCH_SESSION_H
 
@@ -27,7 +27,7 @@ typedef struct bench_session_steps {
   int (*dry_run)(const bench_session *session);                          /* lists it with an estimate; an exit code */
   void (*print_extent)(const bench_session *session, FILE *file);        /* "2 cases x 3 kernels" */
   void (*run)(bench_session *session);                                   /* measures and prints it, keeps the rows */
-  bool (*write)(const bench_session *session);                           /* further files in the folder; false: failed */
+  bool (*write)(const bench_session *session);                           /* adds files to the folder; false: failed */
   int (*conclude)(const bench_session *session);                         /* the exit code if no row is FAIL or ERROR */
 } bench_session_steps;
 
@@ -76,7 +76,7 @@ void bench_session_flush(bench_session *session);
 /* Machine, library, what is measured, and the environment variables in force. */
 void bench_session_print_opening(const bench_session *session, FILE *file);
 
-/* The line below a list of cases with their estimates. */
+/* Prints the last line of a dry run. */
 void bench_print_estimate(const char *extent, double seconds);
 
 /* On how many cases each structural test ran, by kernel: 0 means that nothing was tested, not that all passed. */

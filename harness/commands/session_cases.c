@@ -98,7 +98,7 @@ static void keep_fresh(bench_session *s, bench_row *row, bool durable) {
   bench_session_keep(s, row, durable && whole);
 }
 
-/* Keeps the rows of one case in the order of the kernels: fresh ones, and old ones in their places. */
+/* Keeps the rows of one case, fresh and old ones, in the order of the kernels. */
 static void keep_case(bench_session *s, const char *case_id, bench_row *fresh, bool durable) {
   for (int i = 0; i < s->kernel_count; i++) {
     bench_row *old = find_old(s, case_id, s->kernels[i]->name);
@@ -147,8 +147,8 @@ static void skip_for_budget(const bench_session *s, current *c) {
   }
 }
 
-/* Fills the rows of the kernels that are missing. *durable is set if they need not be done again by --resume. False if the run
- * was interrupted before they were complete. */
+/* Fills the rows of the kernels that are missing. *durable is set if they need not be done again by --resume. False if
+ * the run was interrupted before they were complete. */
 static bool run_missing(bench_session *s, current *c, double guess, bool *durable) {
   bench_progress_note(&s->progress, s->case_name, "begins");
   *durable = set_case_budget(s, guess);

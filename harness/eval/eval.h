@@ -44,18 +44,18 @@ typedef struct eval_options {
 /* A problem and its data. */
 typedef struct eval_input {
   bench_tensors tensors;       /* holds the problem as well; outputs are not written yet */
-  int rank;                    /* of q's shape, which that of o follows: 2, 3 or 4 */
+  int rank;                    /* dimensions of q, and so of o: 2, 3 or 4 */
   bool sequence_first;         /* o is [..., seq, heads, dim] */
   double *expect, *expect_lse; /* in the order of o and lse; NULL = not given */
   int exit_code; /* of a failure: BENCH_EXIT_USAGE for what does not fit, BENCH_EXIT_INTERNAL for unreadable files */
   char error[800];
 } eval_input;
 
-/* False with exit_code and error set. Every length has been checked, so that the oracle may run on what it returns. */
+/* False with exit_code and error set. Checks every length, so that kernels and oracle stay within the tensors. */
 bool eval_load(const eval_options *options, eval_input *input);
 void eval_unload(eval_input *input);
 
-/* What is done with them. */
+/* What is done with the input. */
 typedef struct eval_task {
   const char *save_o, *save_lse; /* NULL = not saved */
   int threads;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The files of `eval`: reading them, turning their elements into the types that the library takes, and saying what is wrong
- * with the option's name in the sentence. */
+/* The files of `eval`: reads them, converts their elements to the types that the library takes, and names the option in
+ * every error. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -129,7 +129,7 @@ static double load_value(const npy_array *array, int64_t index) {
   return ((const uint8_t *)array->data)[index];
 }
 
-/* Room for as many elements of `bytes` each; NULL after saying so if there is none. */
+/* Memory for the file's elements at `bytes` each; NULL, with an error, if there is none. */
 static void *new_elements(eval_loader *loader, eval_file which, size_t bytes) {
   void *data = calloc((size_t)loader->file[which].count + 1, bytes);
   if (!data)

@@ -62,7 +62,7 @@ bench_expected *eval_expect(const bench_expected *oracle, const eval_input *inpu
   return expected;
 }
 
-/* The files' rows in the types of o and lse, where args points. */
+/* Writes a row of the files to o and lse, in their types. */
 static void store_row(const bench_expected *expected, int64_t n, const eval_input *input, const attn_args *args) {
   const attn_problem *p = &expected->problem;
   const bench_expected_row *row = &expected->row[n];

@@ -18,12 +18,11 @@ bool eval_has(const eval_loader *loader, eval_file which);
 /* "--kv-len" */
 const char *eval_option(eval_file which);
 
-/* All files as they stand. */
+/* Reads all files, without conversions. */
 bool eval_read_files(eval_loader *loader);
 void eval_free_files(eval_loader *loader);
 
-/* Put a sentence into input->error and a usage error's exit code beside it; always false, so that they can be returned. The
- * last one names the file and its shape before `wanted`. */
+/* Set input->error and input->exit_code, and return false. eval_fail_shape names the file and its shape before `wanted`. */
 bool eval_fail(eval_loader *loader, const char *format, ...) __attribute__((format(printf, 2, 3)));
 bool eval_fail_internal(eval_loader *loader, const char *format, ...) __attribute__((format(printf, 2, 3)));
 bool eval_fail_shape(eval_loader *loader, eval_file which, const char *wanted);
@@ -45,7 +44,8 @@ bool eval_to_lengths(eval_loader *loader, eval_file which, int64_t low, int64_t 
 /* Sizes and strides of q, k, v and o. */
 bool eval_load_shape(eval_loader *loader);
 
-/* Shape of o as q's file would have it, and its dimensions; dim < 0: that of the LSE, where heads stand before queries. */
+/* Sets the shape of o in the layout of q's file and returns the number of dimensions. dim < 0: of the LSE, where heads come
+ * before queries. */
 int eval_output_shape(const eval_input *input, int64_t dim, int64_t shape[NPY_MAX_DIMS]);
 
 #endif

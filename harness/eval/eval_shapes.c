@@ -38,7 +38,7 @@ static bool query_sizes_from_scores(eval_loader *l, const int64_t v[4], int64_t 
   return true;
 }
 
-/* Two files whose sizes must agree: the batch always, the others where they are named. */
+/* Two files whose sizes must agree: the batch, and each of heads, seq and dim that is set. */
 typedef struct agreement {
   eval_file which, other;
   const int64_t *size, *wanted;
@@ -87,7 +87,7 @@ static bool init_packed(eval_loader *l, const int64_t q[4], const int64_t k[4], 
   return true;
 }
 
-/* v and, except with --scores, q and k. */
+/* --v is needed and, without --scores, --q and --k. */
 static bool has_all(eval_loader *l) {
   const bool need_qk = !eval_has(l, EVAL_SCORES), q = eval_has(l, EVAL_Q), k = eval_has(l, EVAL_K), v = eval_has(l, EVAL_V);
   if (v && (!need_qk || (q && k))) return true;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Goals as rows: which goals can be measured here (goals_choose.c), one of them measured (goals_measure.c), and all of them as
- * text and CSV (goals_table.c). */
+/* Goals as rows: which goals can be measured here (goals_choose.c), one of them measured (goals_measure.c), and all of
+ * them as text and CSV (goals_table.c). */
 #ifndef BENCH_GOAL_ROWS_H
 #define BENCH_GOAL_ROWS_H
 
@@ -43,15 +43,15 @@ typedef struct bench_goal_table {
   int absent[BENCH_ABSENCES];
 } bench_goal_table;
 
-/* Reads the goals of a text and makes rows of those whose kernel is selected and can run here. False with a sentence in error;
- * bench_goal_table_clear() is due in any case. */
+/* Reads the goals of a text and makes rows of those whose kernel is selected and can run here. False with a sentence in
+ * error; the caller calls bench_goal_table_clear() in any case. */
 bool bench_goal_table_open(bench_goal_table *table, const char *text, const bench_selection *selection, uint64_t seed,
                            char *error, size_t error_bytes);
 void bench_goal_table_clear(bench_goal_table *table);
 
-/* Checks the row's cases and measures them in common rounds. rows[1] is that of the case of comparison; where there is none, or
- * it did not come to that, its case_id is "". The caller clears both. False if *settings->stop cut it short: the row is not
- * done then. */
+/* Checks the row's cases and measures them in common rounds. rows[0] is of the case, rows[1] of the case that it is
+ * compared with; the case_id is "" if a case is missing or was not reached. The caller clears both. False if
+ * *settings->stop cut it short: the row is not done then. */
 bool bench_goal_measure(bench_goal_row *row, const bench_case_settings *settings, bench_row rows[2]);
 
 /* A guess at the seconds that it takes. */
@@ -61,7 +61,7 @@ double bench_goal_guess(const bench_goal_row *row, const bench_case_settings *se
 typedef struct bench_goal_counts {
   int done, failed;          /* failed: FAIL, ERROR or DEGENERATE */
   int marks[BENCH_GOAL + 1]; /* measured rows by verdict */
-  int judged, open;          /* measured rows with a floor; with an interval that holds it */
+  int decided, open;         /* measured rows with a floor, and those whose interval holds the floor */
 } bench_goal_counts;
 bench_goal_counts bench_goals_count(const bench_goal_table *table);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Reads goals and judges by them. */
+/* Reads goals, and compares measured values with them. */
 #include "goals/goals.h"
 
 #include <ctype.h>
@@ -31,7 +31,7 @@ static double nanoseconds(sample s, sample against) {
   return s->time_ns;
 }
 
-/* `cost` is a quotient of shares of the peak too: the FLOPs that it divides by are in them. */
+/* The time per FLOP is inverse to the share of the peak, so that `cost` is a ratio of shares. */
 static const bench_metric metrics[] = {
     {.name = "peak", .unit = "%", .decimals = 1, .peak = true, .value = percent_of_peak},
     {.name = "reads", .unit = "%", .decimals = 1, .reads = true, .value = percent_of_peak},
@@ -232,7 +232,7 @@ void bench_goals_clear(bench_goal_list *list) {
   *list = (bench_goal_list){0};
 }
 
-/* ---- Judgement ----------------------------------------------------------------------------------------------------- */
+/* ---- Verdicts ------------------------------------------------------------------------------------------------------ */
 
 bool bench_goal_applies(const bench_goal *goal, const char *vendor, const char *tiers) {
   char words[sizeof goal->cpu];
@@ -248,7 +248,7 @@ static bool reaches(const bench_goal *goal, double value, double mark) {
   return goal->metric->lower ? value <= mark : value >= mark;
 }
 
-/* Whether the interval holds values on both sides of the floor; without an interval that is unknown, and false. */
+/* True if the interval holds values on both sides of the floor. Without an interval this is unknown, and false. */
 static bool is_open(const bench_goal *goal, const bench_summary *measured) {
   if (isnan(measured->ci_lo) || isnan(measured->ci_hi)) return false;
   return reaches(goal, measured->ci_lo, goal->floor) != reaches(goal, measured->ci_hi, goal->floor);

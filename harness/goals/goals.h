@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Goals: which share of the machine's limit which kernel is meant to reach, read from harness/goals/NAME.goals (the head
- * of limits.goals explains the lines), and the judgement of what was measured. Nothing here measures. */
+/* Goals: the share of the machine's limit that each kernel should reach, read from harness/goals/NAME.goals (the head of
+ * limits.goals explains the lines), and the verdict on a measured value. */
 #ifndef BENCH_GOALS_H
 #define BENCH_GOALS_H
 
@@ -21,7 +21,7 @@ typedef struct bench_metric {
   bool peak;    /* counts shares of the peak loop */
   bool reads;   /* counts shares of the loop that only reads K and V */
   bool lower;   /* less is better */
-  /* The value of one round; `against` is NULL unless the metric compares. NULL: of the plan alone, nothing runs. */
+  /* The value of one round; `against` is NULL unless the metric compares. NULL: the plan tells the value, nothing runs. */
   double (*value)(const bench_goal_sample *sample, const bench_goal_sample *against);
 } bench_metric;
 
@@ -52,10 +52,10 @@ void bench_goals_clear(bench_goal_list *list);
 bool bench_goal_applies(const bench_goal *goal, const char *vendor, const char *tiers);
 
 typedef enum bench_mark {
-  BENCH_NO_FLOOR, /* nothing to judge by */
-  BENCH_SHORT,    /* of the floor */
-  BENCH_FLOOR,    /* reached */
-  BENCH_GOAL,     /* reached as well */
+  BENCH_NO_FLOOR, /* there is no floor: no verdict */
+  BENCH_SHORT,    /* the floor is not reached */
+  BENCH_FLOOR,    /* the floor is reached */
+  BENCH_GOAL,     /* the goal is reached too */
 } bench_mark;
 
 typedef struct bench_goal_verdict {
@@ -63,7 +63,7 @@ typedef struct bench_goal_verdict {
   bool open; /* the interval holds values on the other side of the floor */
 } bench_goal_verdict;
 
-/* By the median alone; a floor that is just met is reached. */
+/* The mark follows from the median alone; a floor that is just met is reached. */
 bench_goal_verdict bench_goal_verdict_of(const bench_goal *goal, const bench_summary *measured);
 const char *bench_mark_name(bench_mark mark); /* "-", "short", "ok", "goal" */
 

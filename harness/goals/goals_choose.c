@@ -13,7 +13,7 @@ static bool is_selected(const bench_selection *selection, const attn_kernel_info
   return false;
 }
 
-/* Makes the row of a goal. Anything but BENCH_HERE says why it is none. */
+/* Makes the row of a goal. Returns BENCH_HERE, or why there is no row. */
 static bench_absence make_row(const bench_goal *goal, const bench_selection *selection, const char *vendor, uint64_t seed,
                               bench_goal_row *row) {
   *row = (bench_goal_row){.goal = goal, .kernel = attn_kernel_find(goal->kernel)};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* One row of the goals: the case, and the case that it is compared with, take turns in the same rounds, so that every value
- * is one of neighbours. */
+/* Measures one goal: the case and the case that it is compared with run in the same rounds, so that every value compares
+ * samples that were taken one after the other. */
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -56,8 +56,8 @@ static void measure_workspace(bench_goal_row *row) {
 
 /* ---- In rounds ------------------------------------------------------------------------------------------------------ */
 
-/* An output without elements cannot be wrong: that every answer would pass is no objection. The check has seen that nothing
- * was written, which is all that can be asked. */
+/* An output without elements cannot be wrong, so that DEGENERATE is no objection: the check has seen that nothing was
+ * written. */
 static void accept_empty_output(const bench_setup *setup, bench_trial *trial) {
   if (trial->verdict.status != BENCH_DEGENERATE || bench_tensors_output_bytes(&setup->tensors[0])) return;
   trial->verdict.status = BENCH_PASS;

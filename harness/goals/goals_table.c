@@ -78,7 +78,7 @@ static void count_row(bench_goal_counts *counts, const bench_goal_row *row) {
   if (row->status != BENCH_PASS) return;
   counts->marks[row->verdict.mark]++;
   counts->open += row->verdict.open;
-  counts->judged += row->verdict.mark != BENCH_NO_FLOOR;
+  counts->decided += row->verdict.mark != BENCH_NO_FLOOR;
 }
 
 bench_goal_counts bench_goals_count(const bench_goal_table *table) {
@@ -90,7 +90,7 @@ bench_goal_counts bench_goals_count(const bench_goal_table *table) {
 void bench_goals_print_summary(const bench_goal_table *table, FILE *file) {
   const bench_goal_counts counts = bench_goals_count(table);
   fprintf(file, "\n%d of %d rows have a verdict: %d at their goal, %d more at their floor (ok), %d short of it",
-          counts.judged, table->count, counts.marks[BENCH_GOAL], counts.marks[BENCH_FLOOR], counts.marks[BENCH_SHORT]);
+          counts.decided, table->count, counts.marks[BENCH_GOAL], counts.marks[BENCH_FLOOR], counts.marks[BENCH_SHORT]);
   fprintf(file, counts.open ? "; ? = the interval holds the floor (%d)\n" : "\n", counts.open);
   if (counts.done < table->count) fprintf(file, "%d rows were not reached\n", table->count - counts.done);
   bench_goals_print_absences(table, file);

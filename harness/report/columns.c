@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* From values to cells and back. */
+/* Prints and reads the values of a row, column by column. */
 #include "report/columns.h"
 
 #include <inttypes.h>

@@ -16,7 +16,7 @@ enum { BENCH_CELL = 512, BENCH_NUMBER = 32 }; /* room for any cell, and for a ce
 
 const char *bench_column_name(bench_column column);
 
-/* The cell as text, "" where the value is missing: the row's own text, or `text`. */
+/* The cell as text, "" where the value is missing. Returns the row's own text, a constant, or `text`. */
 const char *bench_cell(const bench_row *row, bench_column column, char text[BENCH_CELL]);
 
 /* Sets a value from the text of its cell. False if that is not what bench_cell() prints. */
@@ -25,7 +25,7 @@ bool bench_cell_read(bench_row *row, bench_column column, const char *text);
 /* A number with at most 9 digits, '.' whatever the locale; "" if it is NaN; infinity is "inf". */
 void bench_format_number(double value, char text[BENCH_NUMBER]);
 
-/* Rows in the order in which they are to stand in the files. */
+/* Rows in the order of the files. */
 typedef struct bench_rows {
   bench_row *item;
   int count;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* CSV files (RFC 4180: comma, CRLF is optional and left out, fields with comma, quote or line break are quoted). */
+/* CSV files after RFC 4180: fields with a comma, a quote or a line break are quoted. Lines end in LF. */
 #include <inttypes.h>
 #include <string.h>
 

@@ -128,11 +128,11 @@ static bool read_number(const char **at, double *value) {
   return true;
 }
 
-/* "[1,2,3]"; the caller frees *values. */
+/* Reads "[1,2,3]". The caller frees *values. */
 static bool read_numbers(const char **at, double **values, int *count) {
   *count = 0;
   free(*values);
-  *values = malloc((strlen(*at) / 2 + 1) * sizeof **values); /* a number and its comma take two characters at least */
+  *values = malloc((strlen(*at) / 2 + 1) * sizeof **values); /* a number and its comma take at least two characters */
   if (!*values || !take(at, '[')) return false;
   while (!take(at, ']'))
     if ((*count && !take(at, ',')) || !read_number(at, &(*values)[(*count)++])) return false;
@@ -167,7 +167,7 @@ static bool set_number(bench_row *row, const char *key, double number) {
   return true;
 }
 
-/* How many of each the line held; they must agree with the row. */
+/* How many samples and positions the line held: as many as the row says. */
 typedef struct lengths {
   int samples, positions;
 } lengths;
@@ -219,7 +219,7 @@ static const char *head_mismatch(const char *line, const bench_journal_head *hea
   return NULL;
 }
 
-/* Reads the rows behind the head. *end is where the last whole line ends. */
+/* Reads the lines after the head. *end is where the last whole line ends. */
 static const char *read_rows(FILE *file, bench_rows *rows, long *end) {
   char *line = NULL;
   size_t room = 0;

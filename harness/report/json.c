@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* results.json: Google Benchmark's format (docs/user_guide.md, "Output Formats"; tools/gbench/util.py reads it).
  *
- * compare.py wants cpu_time in every entry. We measure wall time only, so cpu_time repeats it, and the context says so. */
+ * compare.py wants cpu_time in every entry. We measure wall time only: cpu_time repeats it, and the context says so. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>

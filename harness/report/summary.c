@@ -16,7 +16,7 @@ int bench_count_status(const bench_rows *rows, bench_status status) {
 /* Whether two rows belong together. */
 typedef bool same_fn(const bench_row *a, const bench_row *b);
 
-/* True if no row before it belongs with row `index`. */
+/* True if no earlier row belongs together with row `index`. */
 static bool is_first(const bench_rows *rows, int index, same_fn *same) {
   for (int i = 0; i < index; i++)
     if (same(&rows->item[i], &rows->item[index])) return false;
@@ -101,7 +101,7 @@ static void print_reasons(const bench_table *t, const bench_rows *rows) {
 
 /* ---- Peaks and noise ------------------------------------------------------------------------------------------------ */
 
-/* Rows whose peak is that of the same loop on as many threads. */
+/* Rows with the same peak loop on the same number of threads. */
 static bool same_peak(const bench_row *a, const bench_row *b) {
   return a->peak_gflops > 0 && b->peak_gflops > 0 && !strcmp(a->library, b->library) && !strcmp(a->isa, b->isa) &&
          !strcmp(a->dtype_kv, b->dtype_kv) && a->threads == b->threads;
@@ -127,7 +127,7 @@ static bool same_timed_case(const bench_row *a, const bench_row *b) {
   return a->time.n && b->time.n && !strcmp(a->case_id, b->case_id);
 }
 
-/* A kernel against itself in every case: differences below this mean nothing. */
+/* The noise floor: how far a kernel differs from itself. Smaller differences between kernels mean nothing. */
 static void print_noise(const bench_table *t, const bench_rows *rows, double *values) {
   double worst = 0;
   int count = 0;

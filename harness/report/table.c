@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Prints rows as a table for people. */
+/* Prints the rows of one case as a block of the table. */
 #include "report/table.h"
 
 #include <inttypes.h>
@@ -10,8 +10,9 @@
 
 #include "base/cli.h"
 #include "base/select.h"
+#include "cases/case_id.h"
 
-enum { WIDTH = 118, NAME_WIDTH = 16, BELOW = NAME_WIDTH + 3 };
+enum { WIDTH = 118, NAME_WIDTH = 16, BELOW = NAME_WIDTH + 3, HEADLINE = BENCH_NAME + 64 };
 
 typedef enum paint { PLAIN, BOLD, DIM, RED } paint;
 
@@ -46,15 +47,15 @@ void bench_format_time(double ns, char *text, size_t bytes) {
 
 /* ---- A case's headline ---------------------------------------------------------------------------------------------- */
 
-static void append_pair(char *text, size_t bytes, const char *name, const char *a, const char *b, const char *separator) {
+static void append_pair(char *text, const char *name, const char *a, const char *b, const char *separator) {
   const size_t used = strlen(text);
   if (!a[0]) return;
   const bool differ = strcmp(a, b);
-  snprintf(text + used, bytes - used, "  %s %s%s%s", name, a, differ ? separator : "", differ ? b : "");
+  snprintf(text + used, HEADLINE - used, "  %s %s%s%s", name, a, differ ? separator : "", differ ? b : "");
 }
 
-/* "f32  batch 1  heads 8  seq 512  head_dim 64  causal none  threads 1  lse on" */
-static void print_headline(const bench_table *t, const bench_row *r) {
+/* "  batch 1  heads 8/2  seq 512  head_dim 64  causal none  threads 1" */
+static void append_head(char *text, const bench_row *r) {
   static const struct {
     const char *name;
     bench_column a, b;
@@ -62,20 +63,23 @@ static void print_headline(const bench_table *t, const bench_row *r) {
   } pairs[] = {{"batch", COLUMN_batch, COLUMN_batch, ""},    {"heads", COLUMN_heads_q, COLUMN_heads_kv, "/"},
                {"seq", COLUMN_seq_q, COLUMN_seq_k, "x"},     {"head_dim", COLUMN_dim_qk, COLUMN_dim_v, "/"},
                {"causal", COLUMN_causal, COLUMN_causal, ""}, {"threads", COLUMN_threads, COLUMN_threads, ""}};
-  char text[BENCH_NAME + 64], first[BENCH_CELL], second[BENCH_CELL];
-  snprintf(text, sizeof text, "%.*s", (int)strcspn(r->case_id, "/") - 6, r->case_id + 6); /* behind "dtype:" */
+  char first[BENCH_CELL], second[BENCH_CELL];
   for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
-    append_pair(text, sizeof text, pairs[i].name, bench_cell(r, pairs[i].a, first), bench_cell(r, pairs[i].b, second),
+    append_pair(text, pairs[i].name, bench_cell(r, pairs[i].a, first), bench_cell(r, pairs[i].b, second),
                 pairs[i].separator);
-  const char *rest = strstr(r->case_id, "/threads:"); /* what is not at its default stands behind it */
-  rest = rest ? strchr(rest + 1, '/') : NULL;
-  while (rest) {
-    char word[4 * BENCH_WORD];
-    snprintf(word, sizeof word, "%.*s", (int)strcspn(rest + 1, "/"), rest + 1);
-    char *colon = strchr(word, ':');
-    if (colon) *colon = 0;
-    append_pair(text, sizeof text, word, colon ? colon + 1 : "", colon ? colon + 1 : "", "");
-    rest = strchr(rest + 1, '/');
+}
+
+/* "f32  batch 1  ...  threads 1  lse on": the dtype, the head, and every other part of the case id behind it. */
+static void print_headline(const bench_table *t, const bench_row *r) {
+  char text[HEADLINE] = "";
+  const char *at = r->case_id;
+  bool behind = false;
+  for (bench_id_part part; bench_id_next(&at, &part);) {
+    if (!strcmp(part.name, "dtype")) snprintf(text, sizeof text, "%s", part.value);
+    if (behind) append_pair(text, part.name, part.value, part.value, "");
+    if (strcmp(part.name, "threads")) continue;
+    append_head(text, r);
+    behind = true;
   }
   cli_print_wrapped(t->file, text, 0, 4, WIDTH);
 }
@@ -88,7 +92,7 @@ static void format_fixed(double value, int digits, char *text, size_t bytes) {
   if (isnan(value)) text[0] = 0;
 }
 
-/* For numbers that may be huge, as those of failures are. */
+/* For numbers that may be huge: the errors of failures. */
 static void format_general(double value, int digits, char *text, size_t bytes) {
   snprintf(text, bytes, "%.*g", digits, value);
   if (isnan(value)) text[0] = 0;
@@ -177,7 +181,7 @@ static void print_row(const bench_table *t, const bench_row *r, bool best) {
             r->kernel, t->seed);
 }
 
-/* The baseline of all timed rows; "baseline" where resumed rows have another; NULL if nothing was timed. */
+/* The baseline of all timed rows; "baseline" where they differ, after --resume; NULL if nothing was timed. */
 static const char *common_baseline(const bench_row *const *rows, int count) {
   const char *baseline = NULL;
   for (int i = 0; i < count; i++) {
@@ -195,7 +199,7 @@ static void print_columns(const bench_table *t, const bench_row *const *rows, in
     return;
   }
   const char *baseline = common_baseline(rows, count);
-  if (!rows[0]->time.n) { /* timed rows come first: there are none */
+  if (!rows[0]->time.n) { /* timed rows come first, so there are none */
     fprintf(t->file, "  %-*s %-10s %s\n", NAME_WIDTH, "kernel", "status", "reason");
     return;
   }

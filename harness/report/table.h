@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The table on stdout: one block per case, kernels from fast to slow, refusals and failures with reasons, a summary. */
+/* The table on stdout: one block per case, with the kernels from fast to slow and the reasons of the others; then a
+ * summary. */
 #ifndef BENCH_TABLE_H
 #define BENCH_TABLE_H
 
@@ -12,7 +13,7 @@ typedef struct bench_table {
   bool colour;
   bool timed;    /* columns of `run`, else of `check` */
   bool repro;    /* a command line below each row; failures always get one */
-  bool only_bad; /* rows of failures and errors only: suites of a thousand cases */
+  bool only_bad; /* failures and errors only, for suites of a thousand cases */
   const char *command;
   uint64_t seed;
 } bench_table;
@@ -32,7 +33,7 @@ int bench_count_status(const bench_rows *rows, bench_status status);
 /* "1.23 ms": four characters of number and a unit. */
 void bench_format_time(double ns, char *text, size_t bytes);
 
-/* Prints words wrapped at the table's width, all lines at `indent`, where the first already stands. */
+/* Prints words wrapped at the table's width. All lines begin at `indent`; the output is already there. */
 void bench_print_wrapped(FILE *file, const char *text, int indent);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The result files: results.csv, samples.csv, results.json. All are written whole, at the end, from the rows. */
+/* The result files: results.csv, samples.csv, results.json. All are written at the end, whole or not at all. */
 #ifndef BENCH_WRITERS_H
 #define BENCH_WRITERS_H
 
@@ -20,13 +20,13 @@ typedef struct bench_report {
 /* RFC 4180 with the columns of columns.def; an empty field is a missing value. False after an error, said on stderr. */
 bool bench_write_csv(const char *path, const bench_report *report);
 
-/* One field, quoted where it has to be. */
+/* Writes one field, quoted if it must be. */
 void bench_csv_field(FILE *file, const char *text);
 
 /* run_id,case_id,kernel,round,position,time_ns,iterations */
 bool bench_write_samples(const char *path, const bench_report *report);
 
-/* A series' name in that JSON: "attn/kernel:flash_c/dtype:f32/B:1/..." and a suffix. */
+/* The name of a series in that JSON: "attn/kernel:flash_c/dtype:f32/B:1/..." and a suffix. */
 void bench_series_name(char *name, size_t bytes, const char *kernel, const char *case_id, const char *suffix);
 
 /* JSON that Google Benchmark's tools/compare.py reads: one entry per repetition and their median as an aggregate; rows

@@ -95,7 +95,9 @@ void bench_row_set_origin(bench_row *row, const attn_kernel_info *kernel) {
 }
 
 bench_row bench_row_create(const bench_case *bench, const attn_kernel_info *kernel) {
-  bench_row row = {.heads_q = -1, .heads_kv = -1, .dim_qk = -1, .dim_v = -1, .width = -1, .time = no_times, .noise = -1};
+  bench_row row = {.time = no_times, .noise = -1, .softcap = NAN};
+  row.batch = row.seq_q = row.seq_k = row.threads = -1;
+  row.heads_q = row.heads_kv = row.dim_qk = row.dim_v = row.width = -1;
   row.ratio = no_times;
   row.plan_ns = row.workspace_bytes = row.flops = row.bytes = row.gflops = row.gbs = NAN;
   row.peak_gflops = row.peak_pct = row.peak_gbs = row.bw_pct = row.ratio_best = NAN;

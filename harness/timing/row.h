@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* One row of results: what came out of one kernel on one case. It holds values; report/columns.def says how each is printed and
- * read. Whoever measures fills it in, and a row that a journal holds is equal to the one that was written there. */
+/* A row: the results of one kernel on one case. It holds values; report/columns.def says how each is printed and read. A
+ * row that is read from a journal prints the same as the row that was written there. */
 #ifndef BENCH_ROW_H
 #define BENCH_ROW_H
 

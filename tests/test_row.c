@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: MIT */
+/* Rows and their columns: what is printed is read back as it was, by itself and through a journal. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "report/journal.h"
+#include "support.h"
+
+/* Rounds of the row that has all values. */
+enum { ROUNDS = 7 };
+
+/* A cell that is right for the column, and differs from those of other columns where it can. */
+static const char *example(bench_column column, char text[BENCH_CELL]) {
+  snprintf(text, BENCH_CELL, "%d", 100 + (int)column);
+  switch (column) {
+    case COLUMN_status: return "DEGENERATE";
+    case COLUMN_stop_reason: return "budget";
+    case COLUMN_samples: return "7";
+    case COLUMN_err_index: return "1:2:3:-1";
+    case COLUMN_max_err_ratio: return "inf";
+    case COLUMN_time_ns_median: return "1.23456789e+12";
+    case COLUMN_reason: return "a \"reason\", with\nall that JSON escapes";
+    default: return text;
+  }
+}
+
+static bench_row full_row(void) {
+  bench_row row = bench_row_create(NULL, NULL);
+  char text[BENCH_CELL];
+  for (int c = 0; c < BENCH_COLUMNS; c++) {
+    if (bench_cell_read(&row, (bench_column)c, example((bench_column)c, text))) continue;
+    fail_msg("%s does not take %s", bench_column_name((bench_column)c), text);
+  }
+  row.iterations = 12;
+  row.noise = 0.25;
+  row.ratio_best = 0.5;
+  row.samples_ns = calloc(ROUNDS, sizeof *row.samples_ns);
+  row.positions = calloc(ROUNDS, sizeof *row.positions);
+  for (int i = 0; i < ROUNDS; i++) {
+    row.samples_ns[i] = 1.5 * i;
+    row.positions[i] = ROUNDS - i;
+  }
+  return row;
+}
+
+static void same_cells(const bench_row *a, const bench_row *b) {
+  char text_a[BENCH_CELL], text_b[BENCH_CELL];
+  for (int c = 0; c < BENCH_COLUMNS; c++)
+    assert_string_equal(bench_cell(a, (bench_column)c, text_a), bench_cell(b, (bench_column)c, text_b));
+}
+
+static void test_cells_print_what_was_read(void **state) {
+  (void)state;
+  bench_row row = full_row();
+  char text[BENCH_CELL], wanted[BENCH_CELL];
+  for (int c = 0; c < BENCH_COLUMNS; c++)
+    assert_string_equal(bench_cell(&row, (bench_column)c, text), example((bench_column)c, wanted));
+  bench_row_clear(&row);
+}
+
+/* Of a row that was never filled, only the status has a value. */
+static void test_missing_values_are_empty(void **state) {
+  (void)state;
+  bench_row row = bench_row_create(NULL, NULL);
+  row.verdict.status = BENCH_SKIP;
+  char text[BENCH_CELL];
+  for (int c = 0; c < BENCH_COLUMNS; c++)
+    assert_string_equal(bench_cell(&row, (bench_column)c, text), c == COLUMN_status ? "SKIP" : "");
+}
+
+static void test_what_is_no_value_is_refused(void **state) {
+  (void)state;
+  static const struct {
+    bench_column column;
+    const char *text;
+  } cases[] = {{COLUMN_batch, "x"},         {COLUMN_batch, "1.5"},
+               {COLUMN_flops, "fast"},      {COLUMN_flops, ""},
+               {COLUMN_status, "PASSED"},   {COLUMN_stop_reason, "end"},
+               {COLUMN_err_index, "1:2:3"}, {COLUMN_err_index, "1:2:3:4:5"},
+               {COLUMN_samples, "-1"},      {COLUMN_alibi, "a word longer than any value of an axis"}};
+  bench_row row = bench_row_create(NULL, NULL);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+    if (bench_cell_read(&row, cases[i].column, cases[i].text))
+      fail_msg("%s takes %s", bench_column_name(cases[i].column), cases[i].text);
+}
+
+static void test_few_rounds_have_no_interval(void **state) {
+  (void)state;
+  const double times[] = {3, 1, 2, 5, 4};
+  bench_row row = bench_row_create(NULL, NULL);
+  char text[BENCH_CELL];
+  row.time = bench_summarise(times, 5);
+  row.ratio = bench_paired_ratio(times, times, 5);
+  assert_string_equal(bench_cell(&row, COLUMN_time_ns_median, text), "3");
+  assert_string_equal(bench_cell(&row, COLUMN_ratio, text), "1");
+  static const bench_column limits[] = {COLUMN_time_ns_ci_lo, COLUMN_time_ns_ci_hi, COLUMN_ratio_ci_lo, COLUMN_ratio_ci_hi};
+  for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) assert_string_equal(bench_cell(&row, limits[i], text), "");
+}
+
+/* Writes the row to a journal and reads it back. */
+static void test_a_journal_holds_rows_as_they_are(void **state) {
+  (void)state;
+  const bench_journal_head head = {.command = "run", .version = "1", .cpu = "any", .seed = 3};
+  char path[] = "/tmp/attn_journal_XXXXXX";
+  bench_row rows[2] = {full_row(), bench_row_create(NULL, NULL)};
+  bench_rows read = {0};
+  (void)close(mkstemp(path));
+  FILE *journal = bench_journal_create(path, &head);
+  assert_non_null(journal);
+  for (int i = 0; i < 2; i++) assert_true(bench_journal_append(journal, &rows[i]));
+  (void)fclose(journal);
+  journal = bench_journal_resume(path, &head, &read);
+  assert_non_null(journal);
+  (void)fclose(journal);
+  (void)unlink(path);
+  assert_int_equal(read.count, 2);
+  for (int i = 0; i < 2; i++) same_cells(&rows[i], &read.item[i]);
+  assert_memory_equal(rows[0].samples_ns, read.item[0].samples_ns, ROUNDS * sizeof(double));
+  assert_memory_equal(rows[0].positions, read.item[0].positions, ROUNDS * sizeof(int));
+  assert_true(read.item[0].noise == 0.25 && read.item[0].ratio_best == 0.5 && read.item[0].iterations == 12);
+  assert_true(read.item[1].noise == -1 && !read.item[1].samples_ns);
+  for (int i = 0; i < 2; i++) bench_row_clear(&rows[i]);
+  bench_rows_clear(&read);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_cells_print_what_was_read),        cmocka_unit_test(test_missing_values_are_empty),
+      cmocka_unit_test(test_what_is_no_value_is_refused),      cmocka_unit_test(test_few_rounds_have_no_interval),
+      cmocka_unit_test(test_a_journal_holds_rows_as_they_are),
+  };
+  return cmocka_run_group_tests_name("row", tests, NULL, NULL);
+}
