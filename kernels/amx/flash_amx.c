@@ -145,12 +145,18 @@ static void fill_in_job(const attention *a, walk *w, job *next) {
   t->started = true;
 }
 
-/* Whether the walk's block holds keys for its tile, and is therefore worth a job; a tile's last block is its job in any case. */
+/* Whether the walk's block holds keys for its tile, and is therefore worth a job. */
 static bool block_matters(const attention *a, const walk *w, job *next) {
   const query_tile *t = &a->tiles[w->tile];
   const int64_t key = w->block * KEY_BLOCK;
-  next->masked = t->all_begin > key || key + KEY_BLOCK > t->all_end || selects_keys(a->block->problem);
-  return !next->masked || visible_keys(a->block, t, key, next->visible) || w->block + 1 == t->end_block;
+  next->masked =
+      t->all_begin > key || key + KEY_BLOCK > t->all_end || attn_uses(a->block->problem, ATTN_USE_MASK) || a->block->careful;
+  if (w->block + 1 == t->end_block) { /* a tile's last block is its job in any case */
+    if (next->masked) visible_keys(a->block, t, key, next->visible);
+    return true;
+  }
+  if (bias_takes_all(a->block, t, key)) return false;
+  return !next->masked || visible_keys(a->block, t, key, next->visible);
 }
 
 static void find_job(const attention *a, walk *w, job *next) {
@@ -321,7 +327,7 @@ static void compute(const attn_schedule *schedule, const attn_args *args, attn_t
                  .pending = {floats_at(scratch, at.nowhere)},
                  .depth_qk = (int)depth_of(p->dim_qk),
                  .depth_v = (int)depth_of(p->dim_v),
-                 .adjusted = similarities_adjusted(p) || !(p->scale > 0)};
+                 .adjusted = p->softcap > 0 || attn_uses(p, ATTN_USE_BIAS | ATTN_USE_ALIBI) || !(p->scale > 0)};
   for (int i = 0; i < 2; i++) {
     a.p[i] = values_at(scratch, at.p) + i * KEY_BLOCK * TILE_QUERIES;
     a.q[i] = values_at(scratch, at.q) + i * a.depth_qk * STEP;

@@ -64,51 +64,114 @@ static void start_tile(const row_block *block, int64_t row, float *o, query_tile
 
 static inline uint64_t low_bits(int64_t n) { return n >= 64 ? ~(uint64_t)0 : n <= 0 ? 0 : ((uint64_t)1 << n) - 1; }
 
-/* Bit j: neither mask nor bias takes key `key` + j from row i. */
-static uint64_t selected_keys(const row_block *block, int64_t i, int64_t key, int64_t keys) {
-  const attn_problem *p = block->problem;
-  const problem_row row = problem_row_of(block, i);
-  uint64_t bits = low_bits(keys);
-  if (attn_uses(p, ATTN_USE_MASK)) {
-    const uint8_t *mask = block->args->mask + attn_score_offset(&p->mask_stride, block->b, row.head, row.query, key);
-    uint64_t left = 0;
-    if (p->mask_stride.k == 1)
-      left = _mm512_test_epi8_mask(_mm512_maskz_loadu_epi8(bits, mask), _mm512_set1_epi8(-1));
-    else
-      for (int64_t j = 0; j < keys; j++) left |= (uint64_t)(mask[j * p->mask_stride.k] != 0) << j;
-    bits &= left;
+/* Bit j: the mask leaves key `key` + j to the row. `mask` is the row's byte of that key, `keys` how many there are. Fetches the row's next
+ * block. */
+static ALWAYS_INLINE uint64_t selected_keys(const uint8_t *mask, int64_t stride, int64_t keys) {
+  uint64_t bits = 0;
+  if (stride == 1) {
+    __builtin_prefetch(mask + KEY_BLOCK);
+    const __m512i bytes = keys == KEY_BLOCK ? _mm512_loadu_si512(mask) : _mm512_maskz_loadu_epi8(low_bits(keys), mask);
+    return _mm512_test_epi8_mask(bytes, bytes);
   }
-  for (int64_t j = 0; attn_uses(p, ATTN_USE_BIAS) && j < keys; j += VEC_LANES) {
-    const vec bias = load_keys_f32(block, block->args->bias, &p->bias_stride, i, key + j, min64(keys - j, VEC_LANES));
-    bits &= ~((uint64_t)_mm512_cmp_ps_mask(bias, vec_set1(-INFINITY), _CMP_EQ_OQ) << j);
-  }
+  for (int64_t j = 0; j < keys; j++) bits |= (uint64_t)(mask[j * stride] != 0) << j;
   return bits;
 }
 
+/* Element of row `row` and key `key` in a bias or mask. */
+static int64_t score_offset_of(const row_block *block, const attn_score_strides *stride, int64_t row, int64_t key) {
+  const problem_row at = problem_row_of(block, row);
+  return attn_score_offset(stride, block->b, at.head, at.query, key);
+}
+
+/* Bit j: the bias of key `key` + j leaves it to the row. Bias hides its keys by their scores (adjust_block), so bits tell of it only where
+ * V of hidden keys must be left alone. */
+static uint64_t unbiased_keys(const row_block *block, int64_t row, int64_t key) {
+  const attn_score_strides *stride = &block->problem->bias_stride;
+  const float *bias = block->args->bias + score_offset_of(block, stride, row, key);
+  uint64_t bits = 0;
+  for (int64_t j = 0; j < min64(block->seq->len_k - key, KEY_BLOCK); j++)
+    bits |= (uint64_t) !(bias[j * stride->k] == -INFINITY) << j;
+  return bits;
+}
+
+/* Whether bias takes the whole block from all rows of the tile: nothing of it need be computed. Mostly one look tells. */
+static bool bias_takes_all(const row_block *block, const query_tile *t, int64_t key) {
+  const attn_problem *p = block->problem;
+  const int64_t keys = min64(block->seq->len_k - key, KEY_BLOCK), rows = min64(block->rows - t->row, TILE_QUERIES);
+  if (!attn_uses(p, ATTN_USE_BIAS)) return false;
+  for (int64_t i = 0; i < rows; i++) {
+    const float *bias = block->args->bias + score_offset_of(block, &p->bias_stride, t->row + i, key);
+    for (int64_t j = 0; j < keys; j++)
+      if (!(bias[j * p->bias_stride.k] == -INFINITY)) return false;
+  }
+  return true;
+}
+
 /* visible[key / 32][query]: bit j of a word is key j. Returns whether any bit is set. */
-static bool visible_keys(const row_block *block, const query_tile *t, int64_t key, uint32_t *visible) {
-  const bool selects = selects_keys(block->problem);
-  const int64_t keys = min64(block->seq->len_k - key, KEY_BLOCK);
-  uint64_t any = 0;
+static NO_INLINE bool visible_keys(const row_block *block, const query_tile *t, int64_t key, uint32_t *visible) {
+  const attn_problem *p = block->problem;
+  const bool inside = t->all_begin <= key && key + KEY_BLOCK <= t->all_end;
+  uint64_t bits[TILE_QUERIES], any = 0;
+  for (int64_t i = 0; i < TILE_QUERIES; i++)
+    bits[i] = inside ? ~(uint64_t)0 : low_bits(t->range[i].end - key) & ~low_bits(t->range[i].begin - key);
+  if (attn_uses(p, ATTN_USE_MASK)) {
+    const uint8_t *mask = block->args->mask + score_offset_of(block, &p->mask_stride, t->row, key);
+    const int64_t keys = min64(block->seq->len_k - key, KEY_BLOCK), last = block->rows - 1 - t->row;
+    for (int64_t i = 0; i < TILE_QUERIES; i++)
+      bits[i] &= selected_keys(mask + min64(i, last) * p->mask_stride.q, p->mask_stride.k, keys);
+  }
+  for (int64_t i = 0; block->careful && attn_uses(p, ATTN_USE_BIAS) && i < TILE_QUERIES; i++)
+    bits[i] &= unbiased_keys(block, t->row + i, key);
   for (int64_t i = 0; i < TILE_QUERIES; i++) {
-    uint64_t bits = low_bits(t->range[i].end - key) & ~low_bits(t->range[i].begin - key);
-    if (selects && bits) bits &= selected_keys(block, t->row + i, key, keys);
-    visible[i] = (uint32_t)bits;
-    visible[TILE_QUERIES + i] = (uint32_t)(bits >> 32);
-    any |= bits;
+    visible[i] = (uint32_t)bits[i];
+    visible[TILE_QUERIES + i] = (uint32_t)(bits[i] >> 32);
+    any |= bits[i];
   }
   return any != 0;
 }
 
 /* ---- Scores that are more than dot products ---- */
 
-/* 16 keys of a bias for 16 rows from row i on, keys down and rows across. */
-static void load_bias(const row_block *block, int64_t i, int64_t key, vec bias[HALF]) {
-  const int64_t count = min64(block->seq->len_k - key, HALF);
-  for (int n = 0; n < HALF; n++)
-    bias[n] =
-        count > 0 ? load_keys_f32(block, block->args->bias, &block->problem->bias_stride, i + n, key, count) : vec_zero();
+/* What is added to the dot products of 16 rows and 16 keys, and where it stands. */
+typedef struct further_terms {
+  const float *bias; /* of the first row and key, NULL if there is none */
+  int64_t row_stride, key_stride;
+  int64_t rows, keys; /* that exist; further rows repeat the last one, further keys have none */
+  vec scale, cap, slope;
+  bool has_cap, has_alibi;
+} further_terms;
+
+/* 16 keys of a bias for 16 rows, keys down and rows across. Fetches the rows' next block. */
+static ALWAYS_INLINE void load_bias(const further_terms *w, vec bias[HALF]) {
+  UNROLL
+  for (int i = 0; i < HALF; i++) {
+    const float *at = w->bias + min64(i, w->rows - 1) * w->row_stride;
+    if (w->key_stride == 1 && w->keys >= HALF) {
+      bias[i] = vec_load(at);
+      __builtin_prefetch(at + KEY_BLOCK);
+      continue;
+    }
+    float lanes[HALF] = {0};
+    for (int64_t j = 0; j < min64(w->keys, HALF); j++) lanes[j] = at[j * w->key_stride];
+    bias[i] = vec_load(lanes);
+  }
   vec_transpose(bias);
+}
+
+/* Turns 16 keys of 16 queries into scores, in place: times scale, softcap, bias and ALiBi, in log2 units. A bias of -inf hides its key,
+ * whatever the product is. */
+static ALWAYS_INLINE void adjust_square(const further_terms *w, vec distance, float *s, const bool has_bias) {
+  vec bias[HALF];
+  if (has_bias) load_bias(w, bias);
+  UNROLL
+  for (int n = 0; n < HALF; n++) {
+    float *at = s + n * TILE_QUERIES;
+    vec x = vec_mul(vec_load(at), w->scale);
+    if (w->has_cap) x = vec_mul(w->cap, vec_tanh(vec_div(x, w->cap)));
+    if (has_bias) x = vec_unless_masked(vec_fma(vec_set1(LOG2_E), bias[n], x), bias[n]);
+    if (w->has_alibi) x = vec_sub(x, vec_mul(w->slope, vec_abs(vec_sub(distance, vec_set1((float)n)))));
+    vec_store(at, x);
+  }
 }
 
 /* i + offset - key of 16 rows from row i on. */
@@ -118,25 +181,30 @@ static vec distances(const row_block *block, int64_t i, int64_t key) {
   return vec_load(distance);
 }
 
-/* Turns dot products of a block into scores, in place: times scale, softcap, bias and ALiBi, in log2 units. */
+/* Turns dot products of a block into scores, in place. */
 static NO_INLINE void adjust_block(const row_block *block, int64_t row, int64_t key, float *s) {
   const attn_problem *p = block->problem;
-  const vec scale = vec_set1(p->scale * LOG2_E), cap = vec_set1(p->softcap * LOG2_E);
+  const attn_args *args = block->args;
   const bool has_bias = attn_uses(p, ATTN_USE_BIAS), has_alibi = attn_uses(p, ATTN_USE_ALIBI);
-  const vec slope = vec_set1(has_alibi ? block->args->alibi_slopes[problem_row_of(block, row).head] * LOG2_E : 0);
+  further_terms w = {.row_stride = p->bias_stride.q,
+                     .key_stride = p->bias_stride.k,
+                     .scale = vec_set1(p->scale * LOG2_E),
+                     .cap = vec_set1(p->softcap * LOG2_E),
+                     .slope = vec_set1(has_alibi ? args->alibi_slopes[problem_row_of(block, row).head] * LOG2_E : 0),
+                     .has_cap = p->softcap > 0,
+                     .has_alibi = has_alibi};
   for (int64_t half = 0; half < TILE_QUERIES; half += HALF)
     for (int64_t j = 0; j < KEY_BLOCK; j += HALF) {
-      vec bias[HALF], distance = vec_zero();
-      if (has_bias) load_bias(block, row + half, key + j, bias);
-      if (has_alibi) distance = distances(block, row + half, key + j);
-      for (int n = 0; n < HALF; n++) {
-        float *at = s + (j + n) * TILE_QUERIES + half;
-        vec x = vec_mul(vec_load(at), scale);
-        if (p->softcap > 0) x = vec_mul(cap, vec_tanh(vec_div(x, cap)));
-        if (has_bias) x = vec_fma(vec_set1(LOG2_E), bias[n], x);
-        if (has_alibi) x = vec_sub(x, vec_mul(slope, vec_abs(vec_sub(distance, vec_set1((float)n)))));
-        vec_store(at, x);
+      const vec distance = has_alibi ? distances(block, row + half, key + j) : vec_zero();
+      float *at = s + j * TILE_QUERIES + half;
+      w.rows = max64(block->rows - row - half, 1);
+      w.keys = block->seq->len_k - key - j;
+      if (!has_bias || w.keys <= 0) {
+        adjust_square(&w, distance, at, false);
+        continue;
       }
+      w.bias = args->bias + score_offset_of(block, &p->bias_stride, row + half, key + j);
+      adjust_square(&w, distance, at, true);
     }
 }
 
