@@ -32,7 +32,7 @@ static int64_t blocks_of_super(const attn_problem *p) {
 
 /* Tiles whose O^T exist at once. With one super-block these are the tile at work and the one before. */
 static int64_t outputs_of(const attn_problem *p, int64_t rows) {
-  const int64_t tiles = (rows + TILE_QUERIES - 1) / TILE_QUERIES;
+  const int64_t tiles = ceil_div(rows, TILE_QUERIES);
   return blocks_of(p->seq_k) <= blocks_of_super(p) ? 2 : tiles;
 }
 
@@ -41,8 +41,7 @@ typedef struct thread_layout {
 } thread_layout;
 
 static bool thread_layout_of(const attn_problem *p, int64_t rows, thread_layout *at) {
-  const int64_t tiles = (rows + TILE_QUERIES - 1) / TILE_QUERIES, depth_qk = depth_of(p->dim_qk),
-                depth_v = depth_of(p->dim_v);
+  const int64_t tiles = ceil_div(rows, TILE_QUERIES), depth_qk = depth_of(p->dim_qk), depth_v = depth_of(p->dim_v);
   const memory_part parts[] = {
       {&at->s, SCORES, sizeof(float)},
       {&at->p, 2 * KEY_BLOCK * TILE_QUERIES, sizeof(uint16_t)},
@@ -64,8 +63,8 @@ static int64_t rows_of_task(const attn_problem *p, int64_t threads) {
   const int64_t heads = max64(1, p->batch * p->heads_q), output_row = depth_of(p->dim_v) * DEPTH * (int64_t)sizeof(float);
   int64_t rows = MOST_ROWS;
   while (rows > 4 * TILE_QUERIES && rows * output_row > OUTPUT_BYTES) rows /= 2;
-  while (threads > 1 && rows > 4 * TILE_QUERIES && heads * (p->seq_q / rows) < 8 * threads) rows /= 2;
-  while (threads > 1 && rows > TILE_QUERIES && heads * (p->seq_q / rows) < 2 * threads) rows /= 2;
+  while (threads > 1 && rows > 4 * TILE_QUERIES && heads * ceil_div(p->seq_q, rows) < 8 * threads) rows /= 2;
+  while (threads > 1 && rows > TILE_QUERIES && heads * ceil_div(p->seq_q, rows) < 2 * threads) rows /= 2;
   return min64(rows, round_up(max64(p->seq_q, 1), TILE_QUERIES));
 }
 
@@ -332,12 +331,12 @@ static void compute(const attn_schedule *schedule, const attn_args *args, attn_t
     a.p[i] = values_at(scratch, at.p) + i * KEY_BLOCK * TILE_QUERIES;
     a.q[i] = values_at(scratch, at.q) + i * a.depth_qk * STEP;
   }
-  const int64_t tiles = (rows.rows + TILE_QUERIES - 1) / TILE_QUERIES, outputs = outputs_of(p, schedule->row_block);
+  const int64_t tiles = ceil_div(rows.rows, TILE_QUERIES), outputs = outputs_of(p, schedule->row_block);
   for (int64_t i = 0; i < tiles; i++)
     start_tile(&block, i * TILE_QUERIES, floats_at(scratch, at.o) + i % outputs * a.depth_v * SUMS, &a.tiles[i]);
   for (int masked = 0; masked < 2; masked++) a.body[masked] = body_for(a.depth_v, a.depth_qk, masked);
   if (k_in_place(p)) a.in_place_blocks = rows.seq.len_k / KEY_BLOCK;
-  a.k = (const uint16_t *)args->k + attn_k_offset(p, &rows.seq, rows.b, rows.head, 0);
+  if (a.in_place_blocks > 0) a.k = (const uint16_t *)args->k + attn_k_offset(p, &rows.seq, rows.b, rows.head, 0);
   a.scale = a.adjusted ? 1.0f : p->scale * LOG2_E;
   attend(&a, &block, tiles);
 }

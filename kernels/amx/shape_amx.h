@@ -24,8 +24,8 @@ enum {
   SCORES = GROUPS * SUMS
 };
 
-static int64_t depth_of(int64_t dim) { return (dim + DEPTH - 1) / DEPTH; }
-static int64_t blocks_of(int64_t keys) { return (keys + KEY_BLOCK - 1) / KEY_BLOCK; }
+static int64_t depth_of(int64_t dim) { return ceil_div(dim, DEPTH); }
+static int64_t blocks_of(int64_t keys) { return ceil_div(keys, KEY_BLOCK); }
 
 /* bfloat16 values of K or V of one block of keys. */
 static int64_t block_values(int64_t dim) { return KEY_BLOCK * DEPTH * depth_of(dim); }
