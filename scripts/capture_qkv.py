@@ -202,7 +202,8 @@ def verify(model, passages, ids, kv_len, layers):
         import torch
         import transformers
     except ImportError as error:
-        raise SystemExit(f"--verify compares with PyTorch: {error.name} is missing; pip install torch transformers") from error
+        raise SystemExit(f"--verify compares with PyTorch: {error.name} is missing; pip install torch transformers") \
+            from error
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     for passage, row, length in zip(passages, ids, kv_len):
         theirs = tokenizer(passage["text"], truncation=True, max_length=ids.shape[1])["input_ids"]

@@ -6,9 +6,9 @@
 
 with f in [0, 1) (AVX-512: vreduce, vscalef) or [-1/2, 1/2] (AVX2, NEON: round to nearest, add to the exponent). The
 polynomial minimises the largest relative error (Remez exchange in extended precision); its coefficients are then rounded to
-float32 from the constant term up, refitting the rest each time, so that rounding one is made good by the others. The constant
-term is 1, so that 2^0 = 1 exactly. Last, the float32 Horner evaluation with fused multiply-adds is emulated over every float32
-of a dense grid: that error, rounding included, is what a kernel may declare.
+float32 from the constant term up, refitting the rest each time, so that rounding one is made good by the others. The
+constant term is 1, so that 2^0 = 1 exactly. Last, the float32 Horner evaluation with fused multiply-adds is emulated over
+every float32 of a dense grid: that error, rounding included, is what a kernel may declare.
 """
 import numpy as np
 

@@ -5,9 +5,9 @@
     tanh(x) = x P(x^2) / Q(x^2),  |x| <= 9;  beyond, tanh is 1 to within float32
 
 Odd by construction, so the relative error stays small near 0, where tanh(x) -> x. Minimax by iterated linear least squares:
-Q tanh(x)/x - P = 0 with weights 1 / (Q tanh(x)/x) of the round before (Sanathanan & Koerner 1963), times Lawson's weights that
-level the largest errors. Coefficients are rounded to float32 and the float32 evaluation is emulated on a dense grid: that error,
-rounding included, is the one to declare.
+Q tanh(x)/x - P = 0 with weights 1 / (Q tanh(x)/x) of the round before (Sanathanan & Koerner 1963), times Lawson's weights
+that level the largest errors. Coefficients are rounded to float32 and the float32 evaluation is emulated on a dense grid:
+that error, rounding included, is the one to declare.
 """
 import numpy as np
 
@@ -17,7 +17,8 @@ NUMERATOR, DENOMINATOR = 4, 4  # degrees in x^2
 
 def fit(function=np.tanh, limit=LIMIT, degrees=(NUMERATOR, DENOMINATOR), rounds=200):
     numerator, denominator = degrees
-    x = np.sort(np.concatenate([limit / 2 * (1 + np.cos(np.pi * (np.arange(6000) + 0.5) / 6000)), np.geomspace(1e-4, 1, 2000)]))
+    nodes = limit / 2 * (1 + np.cos(np.pi * (np.arange(6000) + 0.5) / 6000))
+    x = np.sort(np.concatenate([nodes, np.geomspace(1e-4, 1, 2000)]))
     y, target = x * x, function(x) / x
     lawson, scale = np.ones_like(x), 1 / target
     best = (np.inf, None, None)

@@ -6,9 +6,9 @@
     scripts/kernel_table.py --check build/tests/kernel_table            exit 1 if the document is out of date
     scripts/kernel_table.py 'qemu-aarch64 -L /usr/aarch64-linux-gnu build-aarch64/tests/kernel_table'
 
-No build has every kernel: rows of the others stay as they are. --check looks at the rows of the kernels that the build has, and
-that every kernel of kernels/kernels.def has a row. A kernel on another version of its library than the one in the document may
-refuse other things: that is said, not failed.
+No build has every kernel: rows of the others stay as they are. --check looks at the rows of the kernels that the build has,
+and that every kernel of kernels/kernels.def has a row. A kernel on another version of its library than the one in the
+document may refuse other things: that is said, not failed.
 """
 
 import argparse
@@ -24,9 +24,10 @@ REGISTRY = ROOT / "kernels" / "kernels.def"
 
 OPENING = """# What each kernel takes
 
-`scripts/kernel_table.py` makes this page from what the kernels answer through `attn_kernel_rejects`; a test compares it with the
-build. [semantics.md](semantics.md) defines every option. A number in place of a ✓ is the kernel's reason, below the tables. Each option
-is tried alone, on a problem of 2 heads, 4 queries, 64 keys and 64 dimensions in the first of the types that the kernel takes.
+`scripts/kernel_table.py` makes this page from what the kernels answer through `attn_kernel_rejects`; a test compares it with
+the build. [semantics.md](semantics.md) defines every option. A number in place of a ✓ is the kernel's reason, below the
+tables. Each option is tried alone, on a problem of 2 heads, 4 queries, 64 keys and 64 dimensions in the first of the types
+that the kernel takes.
 `attnbench explain -a ...` answers for any other problem, on your CPU.
 """
 
@@ -94,7 +95,8 @@ def merge(old, table):
     """The lines of the build over those of the document, for kernels that are registered."""
     merged = {}
     for kernel in registered():
-        lines = kernel_lines(table, kernel) if kernel in table.kernels else {t: x[kernel] for t, x in old.items() if kernel in x}
+        lines = kernel_lines(table, kernel) if kernel in table.kernels else {
+            title: rows[kernel] for title, rows in old.items() if kernel in rows}
         for title, text in lines.items():
             merged.setdefault(title, {})[kernel] = text
     return merged
@@ -112,7 +114,8 @@ def document(lines, table):
 
     add("Kernels", ["kernel", "algorithm", "tier", "library", "what it is"], "")
     for title, head in table.heads.items():
-        add(title, ["kernel", *head], "; ".join(f"**{name}** {meaning}" for name, meaning in table.meanings[title].items()) + ".")
+        meanings = "; ".join(f"**{name}** {meaning}" for name, meaning in table.meanings[title].items())
+        add(title, ["kernel", *head], meanings + ".")
     out.append("## Reasons\n")
     out.append("\n".join(lines.get("Reasons", {}).values()) + "\n")
     return "\n".join(out)
@@ -147,8 +150,8 @@ def check(old, new, table):
     if not found and document(old, table) != text:
         found.append("the text around the rows")
         print("docs/kernels.md: the text around the rows is not what scripts/kernel_table.py writes")
-    print(f"docs/kernels.md: {len(table.kernels)} kernels of this build, {len(registered())} registered, {len(found)} differences"
-          + ("; scripts/kernel_table.py writes it anew" if found else ""))
+    print(f"docs/kernels.md: {len(table.kernels)} kernels of this build, {len(registered())} registered, {len(found)} "
+          "differences" + ("; scripts/kernel_table.py writes it anew" if found else ""))
     return 1 if found else 0
 
 

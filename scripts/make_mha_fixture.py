@@ -8,9 +8,9 @@
 Files, per layer (`self`: memory is x; `cross`: another width and length):
 
     <layer>_x.npy, <layer>_memory.npy         float32 [batch, seq, width]
-    <layer>_w_*.npy, <layer>_b_*.npy          float32, as the module holds them: [out, in]; q, k, v packed where it packs them
+    <layer>_w_*.npy, <layer>_b_*.npy          float32, as the module holds them: [out, in], packed q, k, v too
     <layer>_<case>_y.npy                      float64 [batch, seq_q, width]
-    <layer>_<case>_p.npy                      float64 [batch, heads, seq_q, seq_k]: attention weights, not averaged over heads
+    <layer>_<case>_p.npy                      float64 [batch, heads, seq_q, seq_k]: weights, not averaged over heads
     kv_len.npy                                int32 [batch]: keys of each batch entry in the `padded` cases
 """
 

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Cycles of flash_neon's hot tile, and of flash_neonbf16's products, on Arm cores that nobody here owns, from their machine code and
+"""Cycles of flash_neon's hot tile, and of flash_neonbf16's products, on Arm cores, estimated from their machine code and
 llvm-mca's models of those cores.
 
     scripts/neon_static.py                         prints the tables
     scripts/neon_static.py --write                 and puts them into docs/neon-static.md
     scripts/neon_static.py --check                 exit 1 where an estimate is below the floor; 77 without the tools
 
-Compiles kernels/neon/flash_neon.c and kernels/neonbf16/flash_neonbf16.c for aarch64 (Debian: gcc-aarch64-linux-gnu), cuts the loops of the two products and the straight
-stretch of the exponentials out of the assembly, and lets llvm-mca (Debian: llvm-19, or any newer one) run each of them back to back.
-A tile is 8 query rows against 12 keys. Nothing is executed, so nothing here is a time: caches, branches and the start of each
-loop are not in it.
+Compiles kernels/neon/flash_neon.c and kernels/neonbf16/flash_neonbf16.c for aarch64 (Debian: gcc-aarch64-linux-gnu), cuts
+the loops of the two products and the straight stretch of the exponentials out of the assembly, and lets llvm-mca (Debian:
+llvm-19, or any newer one) run each of them back to back. A tile is 8 query rows against 12 keys. Nothing is executed, so
+nothing here is a time: caches, branches and the start of each loop are not in it.
 """
 
 import argparse
@@ -89,7 +89,8 @@ def product_loops(lines, multiply=BY_ELEMENT):
 
 def straight(lines):
     """As if no branch were taken."""
-    return [re.sub(r"\b(b\.?\w+|cbn?z .*?,|tbn?z .*?,)\s+\.L\w+", "nop", line) for line in lines if not line.startswith(".L")]
+    branch = r"\b(b\.?\w+|cbn?z .*?,|tbn?z .*?,)\s+\.L\w+"
+    return [re.sub(branch, "nop", line) for line in lines if not line.startswith(".L")]
 
 
 def start_of_tile(lines):
@@ -155,7 +156,8 @@ def tables(mca, text):
     """Lines of Markdown, and estimates in % of the limit by core and head_dim."""
     parts = stretches(text)
     rows = ["| core | FMLA a cycle | " + " | ".join(part.name for part in parts) + " |", "|---|---|" + "---|" * len(parts)]
-    shares = ["| core | head_dim | start | Q Kᵀ | exponentials | P V | cycles of a tile | FMLA limit | share | floor | goal |",
+    shares = ["| core | head_dim | start | Q Kᵀ | exponentials | P V | cycles of a tile | FMLA limit | share | floor "
+              "| goal |",
               "|---|---|---|---|---|---|---|---|---|---|---|"]
     estimates = {}
     for core in CORES:
@@ -200,12 +202,14 @@ def main():
     parser.add_argument("--check", action="store_true", help="exit 1 where an estimate is below the floor")
     options = parser.parse_args()
     if not options.compiler or not options.mca:
-        print("skipped: no aarch64-linux-gnu-gcc or no llvm-mca that knows the cores (Debian: apt-get install gcc-aarch64-linux-gnu llvm-19)")
+        print("skipped: no aarch64-linux-gnu-gcc or no llvm-mca that knows the cores "
+              "(Debian: apt-get install gcc-aarch64-linux-gnu llvm-19)")
         return 77
-    made_by = [first_line([options.compiler, "--version"])[0], next(line.strip() for line in first_line([options.mca, "--version"])
-                                                                      if "version" in line)]
+    made_by = [first_line([options.compiler, "--version"])[0],
+               next(line.strip() for line in first_line([options.mca, "--version"]) if "version" in line)]
     lines, estimates = tables(options.mca, compile_kernel(options.compiler, "kernels/neon/flash_neon.c"))
-    bf16 = bf16_table(options.mca, compile_kernel(options.compiler, "kernels/neonbf16/flash_neonbf16.c", "-march=armv8.2-a+bf16"))
+    bf16 = bf16_table(options.mca, compile_kernel(options.compiler, "kernels/neonbf16/flash_neonbf16.c",
+                                                  "-march=armv8.2-a+bf16"))
     lines = ["Made with " + " and ".join(made_by) + ".", "", *lines, "", "`flash_neonbf16`:", "", *bf16]
     print("\n".join(lines))
     if options.write:

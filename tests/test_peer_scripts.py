@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""scripts/peers: the scripts of the peers besides PyTorch, run_all.py with its table and figure, setup.sh. Peers that are installed
-(.venv-peers) run for real on small cases; all others are absent, or a stand-in compiled here. Run by pytest; needs NumPy."""
+"""scripts/peers: the scripts of the peers besides PyTorch, run_all.py with its table and figure, setup.sh. Peers that are
+installed (.venv-peers) run for real on small cases; all others are absent, or a stand-in compiled here. Run by pytest; needs
+NumPy."""
 
 import csv
 import os
@@ -230,7 +231,8 @@ ROWS = [
     result_row("auto", PREFILL, 2e7, peak_pct=80.0, slower=(1, 1, 1), warnings="A/A control: differs from itself by -1.7 %"),
     result_row("auto", PREFILL, 2e7, peak_pct=70.0, slower=(1, 1, 1)),
     result_row("auto", DECODE, 2.0**21, peak_pct=3.0, slower=(1, 1, 1)),
-    result_row("torch_flash", PREFILL, 1.5e7, peak_pct=60.0, slower=(1.5, 1.25, 2), library="PyTorch 2.13.0, MKL as on Intel"),
+    result_row("torch_flash", PREFILL, 1.5e7, peak_pct=60.0, slower=(1.5, 1.25, 2),
+               library="PyTorch 2.13.0, MKL as on Intel"),
     result_row("torch_flash", DECODE, status="FAIL", reason="3.7 times the error limit"),
     result_row("ort_mha", PREFILL, 1.25e7, peak_pct="", slower=(1.25, 1.2, 1.3), library="ONNX Runtime 1.31.1"),
     result_row("ort_mha", DECODE, 2.0**22, peak_pct=1.5, slower=(2, 1.9, 2.1), library="ONNX Runtime 1.31.1"),
@@ -286,5 +288,6 @@ def test_the_figure_shows_every_library_and_every_gap(tmp_path):
     assert (tmp_path / "peers-f32-1.png").stat().st_size > 10_000
     drawn = (tmp_path / "peers-f32-1.svg").read_text(encoding="utf-8")
     for words in ("libattn, automatic choice", "PyTorch 2.13.0 flash, MKL as on Intel", "80", "60   1.50×", "4.0   2.00×",
-                  "FAIL", "SKIP", "no peak", "decode 8×4096×64", "SKIP OpenVINO ScaledDotProductAttention (every case): no OpenVINO"):
+                  "FAIL", "SKIP", "no peak", "decode 8×4096×64",
+                  "SKIP OpenVINO ScaledDotProductAttention (every case): no OpenVINO"):
         assert f"<!-- {words} -->" in drawn, words

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""scripts/peers: libattn and the harness through ctypes, cases, rounds, and torch_sdpa.py without PyTorch and with a stand-in
-for it. Run by pytest; needs NumPy. The library is that of ATTN_TEST_LIBATTN, else build/libattn.so."""
+"""scripts/peers: libattn and the harness through ctypes, cases, rounds, and torch_sdpa.py without PyTorch and with a
+stand-in for it. Run by pytest; needs NumPy. The library is that of ATTN_TEST_LIBATTN, else build/libattn.so."""
 
 import csv
 import ctypes

@@ -142,8 +142,8 @@ def test_files_without_layers_need_no_columns_for_them(tmp_path):
 
 
 def test_layers_may_lack_heads_parts_and_counted_work(read):
-    none = {"heads_q": "", "heads_kv": "", "dim_qk": "", "dim_v": "", "score": "", "projections_pct": "", "attention_pct": "",
-            "rest_pct": "", "product": ""}
+    none = dict.fromkeys(("heads_q", "heads_kv", "dim_qk", "dim_v", "score", "projections_pct", "attention_pct", "rest_pct",
+                          "product"), "")
     cells = [layer(kind=kind, seq=seq) for kind in ("positions", "feed-forward", "mha") for seq in (64, 256, 1024)]
     for cell in cells:
         if cell["layer"] == "positions":
@@ -307,8 +307,8 @@ def test_notes_list_every_untimed_kernel_once(read):
 def test_cases_without_any_time_are_told_apart(read):
     rows = read([row(), untimed("SKIP", "no AMX", name="flash_avx512"), untimed("SKIP", "budget used up", seq=4096)])
     (_, note), = notes.blank_notes(rows)
-    assert note.replace(views.NO_BREAK, " ") == ("SKIP flash_avx2 (seq 4096, head_dim 64, not causal, 1 thread): budget used "
-                                                 "up")
+    assert note.replace(views.NO_BREAK, " ") == (
+        "SKIP flash_avx2 (seq 4096, head_dim 64, not causal, 1 thread): budget used up")
     assert notes.blank_notes(rows[:2]) == []
 
 

@@ -7,8 +7,9 @@
     .venv-peers/ggml/bin/python scripts/peers/ggml_flash_attn.py --ggml-lib PATH/libggml.so --cases limits --csv ggml.csv
 
 ggml comes as source: build it with -DBUILD_SHARED_LIBS=ON and name its libggml.so (libggml-base and libggml-cpu are found
-through it). The graph of one node is planned beforehand, its work buffer allocated, tensors laid over the given arrays, so that
-a call is ggml_graph_compute() and nothing else. K and V are as wide as Q: float32. See scripts/peers/README.md for the rest.
+through it). The graph of one node is planned beforehand, its work buffer allocated, tensors laid over the given arrays, so
+that a call is ggml_graph_compute() and nothing else. K and V are as wide as Q: float32. See scripts/peers/README.md for the
+rest.
 
 Exit code: 0 measured, 1 a check failed, 2 usage, 5 cannot write, 77 nothing could run, 130 interrupted (what was finished is
 written).

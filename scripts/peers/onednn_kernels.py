@@ -11,8 +11,9 @@ They are what is timed here, in the libattn that setup.sh builds with oneDNN 3.1
 matmul_onednn  matmul, softmax, matmul for a block of rows or a head
 graph_onednn   its graph interface's SDPA partition
 
-PyPI's oneDNN is built for SYCL: every call goes through its queue, and through TBB's threads, which small cases feel. Another
-libattn (--libattn build/libattn.so) brings the oneDNN that it was built with, such as Debian's 2.6 on OpenMP. See scripts/peers/README.md for the rest.
+PyPI's oneDNN is built for SYCL: every call goes through its queue, and through TBB's threads, which small cases feel.
+Another libattn (--libattn build/libattn.so) brings the oneDNN that it was built with, such as Debian's 2.6 on OpenMP. See
+scripts/peers/README.md for the rest.
 
 Exit code: 0 measured, 1 a check failed, 2 usage, 5 cannot write, 77 nothing could run, 130 interrupted (what was finished is
 written).
@@ -33,12 +34,13 @@ PEER = PEERS["onednn"]
 ENVIRONMENT = ROOT / ".venv-peers" / "onednn"
 WITH_ONEDNN = ENVIRONMENT / "build" / "libattn.so"
 
-# PyPI's oneDNN is built for SYCL: its CPU engine runs on Intel's OpenCL runtime, which comes with it and is found through this.
+# PyPI's oneDNN is built for SYCL: its CPU engine runs on Intel's OpenCL runtime, which comes with it, at this place.
 OPENCL = ENVIRONMENT / "lib" / "libintelocl.so"
 
 
 def implementations(_options, library):
-    return [LibraryKernel(library, name, name, remedy=f"{PEER.install} builds a libattn that has it") for name in PEER.kernels]
+    remedy = f"{PEER.install} builds a libattn that has it"
+    return [LibraryKernel(library, name, name, remedy) for name in PEER.kernels]
 
 
 def conditions(_options):

@@ -8,8 +8,8 @@
 
 ort_mha        com.microsoft MultiHeadAttention: flash without mask and causal, else the score matrix of all heads in memory
 ort_attention  ai.onnx Attention of opset 23: the score matrix of all heads in memory
-ort_gqa        com.microsoft GroupQueryAttention: no score matrix; always causal; K and V are its cache, one buffer for past and
-               present
+ort_gqa        com.microsoft GroupQueryAttention: no score matrix; always causal; K and V are its cache, one buffer for
+               past and present
 
 A model of one node, all graph optimisations on, inputs and outputs bound beforehand (IO binding), so that a call is
 run_with_iobinding() and nothing else. See scripts/peers/README.md for the rest.
@@ -108,8 +108,8 @@ class MultiHeadAttention(Operator):
 
 
 class GroupQueryAttention(Operator):
-    """K and V of the case are the cache. Past and present are one buffer, so of the keys only those of the queries at hand are
-    written, in place and with what stands there already. The first prompt (seq_q = seq_k) writes all of it."""
+    """K and V of the case are the cache. Past and present are one buffer, so of the keys only those of the queries at hand
+    are written, in place and with what stands there already. The first prompt (seq_q = seq_k) writes all of it."""
     name, op, domain = "ort_gqa", "GroupQueryAttention", CONTRIB
 
     def refuse(self, case):
@@ -136,7 +136,8 @@ class Attention(Operator):
 
     def refuse(self, case):
         if case.causal == "bottom-right" and case.seq_q != case.seq_k:
-            raise Refused("is_causal of opset 23 aligns top-left; bottom-right with seq_q != seq_k would take a past or a mask")
+            raise Refused("is_causal of opset 23 aligns top-left; bottom-right with seq_q != seq_k would take a past or "
+                          "a mask")
 
     def bind(self, case, q, k, v):
         o = aligned_empty((case.batch, case.heads, case.seq_q, case.head_dim), ARRAYS[case.dtype])

@@ -6,9 +6,9 @@
     cmake --build build --target attn_shared attnbench_shared
     .venv-peers/openvino/bin/python scripts/peers/openvino_sdpa.py --cases limits --csv results/local/openvino.csv
 
-A model of one opset-13 node for the CPU plugin: latency hint, one stream, the threads asked for, arithmetic as wide as the data
-(the plugin would take bf16 on its own where the CPU has it). Inputs and output are set beforehand and shared, so that a call is
-infer() of one request; about 3 us of it are its Python layer. See scripts/peers/README.md for the rest.
+A model of one opset-13 node for the CPU plugin: latency hint, one stream, the threads asked for, arithmetic as wide as the
+data (the plugin would take bf16 on its own where the CPU has it). Inputs and output are set beforehand and shared, so that a
+call is infer() of one request; about 3 us of it are its Python layer. See scripts/peers/README.md for the rest.
 
 Exit code: 0 measured, 1 a check failed, 2 usage, 5 cannot write, 77 nothing could run, 130 interrupted (what was finished is
 written).
@@ -63,8 +63,8 @@ class ScaledDotProductAttention:
 
 
 def rounding(dtype, precision):
-    """Without units for bf16 the plugin's conversion to it rounds up from the middle only where the last bit kept is 1: it errs
-    by up to a whole step, twice as much as rounding to nearest."""
+    """Without units for bf16 the plugin's conversion to it rounds up from the middle only where the last bit kept is 1: it
+    errs by up to a whole step, twice as much as rounding to nearest."""
     narrowed = 0.0 if precision == "f32" else ROUNDOFF[precision]
     return Rounding(ASSUMED_EXP_ERROR, p_rounding=narrowed,
                     store_error=2 * ROUNDOFF["bf16"] if dtype == "bf16" and precision == "f32" else 0.0)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Runs every peer that is installed on the same cases and puts all of them into one table and one figure, libattn beside each.
+"""Runs every peer that is installed on the same cases, beside libattn, and puts all of them into one table and one figure.
 
     scripts/peers/setup.sh --all                    environments of their own, once
     cmake --build build --target attn_shared attnbench_shared
-    scripts/peers/run_all.py -o results/local/peers          # nine cases in float32 and bfloat16, one thread: about ten minutes
+    scripts/peers/run_all.py -o results/local/peers          # nine cases in float32 and bfloat16, one thread: ten minutes
     scripts/peers/run_all.py -o results/local/peers-2 --threads 2 -a heads=8
     scripts/peers/run_all.py --quick                         # does it work?
     scripts/peers/run_all.py --from results/local/peers      # table and figure again
@@ -101,7 +101,8 @@ def passed_on(options):
 def write_absent(peer, cases, path):
     """A SKIP row for each of its kernels on each case."""
     reason = f"{peer.title} is not installed: {peer.install}"
-    write_csv(path, COLUMNS, [row_of("", case, Result(name, "SKIP", reason), None) for case in cases for name in peer.kernels])
+    rows = [row_of("", case, Result(name, "SKIP", reason), None) for case in cases for name in peer.kernels]
+    write_csv(path, COLUMNS, rows)
 
 
 # ---- Table and figure --------------------------------------------------------------------------------------------------
@@ -146,7 +147,8 @@ def cpu_name():
 
 
 def commit():
-    done = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    done = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True,
+                          check=False)
     return done.stdout.strip() or "unknown"
 
 

@@ -6,8 +6,8 @@
     cmake --build build --target attn_shared attnbench_shared
     .venv-peers/torch/bin/python scripts/peers/torch_sdpa.py --cases limits --csv results/local/torch.csv
 
-Every output is compared with the float64 oracle before it is timed, and again afterwards. What an implementation cannot do, or
-what is not installed, is a row with the reason. See scripts/peers/README.md.
+Every output is compared with the float64 oracle before it is timed, and again afterwards. What an implementation cannot do,
+or what is not installed, is a row with the reason. See scripts/peers/README.md.
 
 Exit code: 0 measured, 1 a check failed, 2 usage, 5 cannot write, 77 nothing could run, 130 interrupted (what was finished is
 written).

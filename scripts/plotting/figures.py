@@ -199,10 +199,10 @@ def scaling_page(panels, conditions, looks):
     frame = Frame(width, 2.7, left=0.62, right=longest + 0.075 * width + 0.2)
     base = sorted({fewest(panel) for panel in panels})
     over = " or ".join(views.plural(n, "thread") for n in base)
-    conditions = [*conditions, (f"Speed-up over the same kernel with {over}; band: 95 % interval; percentages: of the ideal, at "
-                                "the line's right end")]
+    reading = (f"Speed-up over the same kernel with {over}; band: 95 % interval; percentages: of the ideal, at the line's "
+               "right end")
     ideal = [(Line2D([], [], color=style.FAINT, lw=0.9), "ideal")]
-    page = Page("Thread scaling", conditions, views.titles(panels), columns_for(panels), frame,
+    page = Page("Thread scaling", [*conditions, reading], views.titles(panels), columns_for(panels), frame,
                 kernel_legends(panels, looks, ideal), notes(panels))
     for axes, panel, labels in zip(page.axes, panels, texts):
         draw_scaling(axes, panel, frame, looks)

@@ -16,11 +16,12 @@ def heatmap_page(panels, header, looks, notes):
     seqs = sorted({seq for panel in panels for seq in panel.seqs})
     dims = sorted({dim for panel in panels for dim in panel.head_dims})
     frame = Frame(CELL[0] * len(seqs), CELL[1] * len(dims), left=0.72, right=0.2)
-    reading = ("In a cell: fastest kernel, and how much longer the runner-up takes; hatched: not separated, i.e. 95 % intervals "
-               f"of the two times overlap, the lead is below {100 * views.MARGIN:.0f} %, or they are from different runs")
+    reading = ("In a cell: fastest kernel, and how much longer the runner-up takes; hatched: not separated, i.e. 95 % "
+               f"intervals of the two times overlap, the lead is below {100 * views.MARGIN:.0f} %, or they are from "
+               "different runs")
     columns = max(1, min(len(panels), int(14 / (frame.left + frame.width + frame.right))))
-    page = Page("Fastest kernel by sequence length and head dimension", [*header, reading], views.titles(panels), columns, frame,
-                legends(panels, len(seqs) * len(dims), looks), notes)
+    page = Page("Fastest kernel by sequence length and head dimension", [*header, reading], views.titles(panels), columns,
+                frame, legends(panels, len(seqs) * len(dims), looks), notes)
     for axes, panel in zip(page.axes, panels):
         draw_winners(axes, panel, seqs, dims, looks)
     return page

@@ -6,7 +6,7 @@ from matplotlib.patches import Patch
 from . import style, views
 from .page import Frame, Page, columns_for
 
-PARTS = {"projections": "#0072B2", "attention": "#E69F00", "rest": "#BBBBBB", "undivided": "#009E73"}  # Okabe and Ito, as in style.py
+PARTS = {"projections": "#0072B2", "attention": "#E69F00", "rest": "#BBBBBB", "undivided": "#009E73"}  # as in style.py
 MOST_BARS = 8
 
 
@@ -15,8 +15,8 @@ def layers_page(panels, header, notes):
     frame = Frame(width=2.6 if len(panels) > 1 else 4.4, height=2.2, left=0.62, right=0.2)
     seen = [part for part in PARTS if any(bar.shares[part] for panel in panels for bar in panel.bars)]
     undivided = "; undivided: the layer does not tell its parts apart" if "undivided" in seen else ""
-    lines = [*header, ("Bar: median time of one call with the fastest kernel; projections: all dense layers, in a block with the "
-                       f"feed-forward{undivided}; numbers: share of attention")]
+    lines = [*header, ("Bar: median time of one call with the fastest kernel; projections: all dense layers, in a block "
+                       f"with the feed-forward{undivided}; numbers: share of attention")]
     legend = [[(Patch(facecolor=PARTS[part]), part) for part in seen]]
     title = f"Time of whole layers, by {'number of heads' if panels[0].axis == 'heads' else 'sequence length'}"
     page = Page(title, lines, views.titles(panels), columns_for(panels), frame, legend, notes)

@@ -35,8 +35,8 @@ def reading(grid):
     """How to read the bars."""
     peak = f"{grid.peak:.0f} GFLOP/s" if grid.peak else "not measured"
     return [f"Bar: % of the peak loop timed beside every sample ({peak}); decode: GB/s of K and V; line: peak, or read loop",
-            ("Whisker: 95 % interval, ours: over the processes of all peers; ×: the peer's time over ours, paired by round in "
-             "one process")]
+            ("Whisker: 95 % interval, ours: over the processes of all peers; ×: the peer's time over ours, paired by round "
+             "in one process")]
 
 
 def draw_case(axes, grid, case, width):

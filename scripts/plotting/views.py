@@ -280,7 +280,7 @@ def is_decode(row):
 
 
 def rate_point(row, column, rate):
-    """Rates are inverse times, so the short end of the time's interval is the upper rate. None: some layers count no work."""
+    """Rates are inverse times, so the low end of the time's interval gives the upper rate. None where no work is counted."""
     value, time = row[rate], row["time_ns_median"]
     if value is None:
         return None
@@ -304,8 +304,8 @@ def curves_of(rows, point_of):
 
 @dataclass(frozen=True)
 class LayerBar:
-    """One case of a layer: its time with the fastest kernel, and the share of each part, 0..1; a layer that does not tell its
-    parts apart is "undivided"."""
+    """One case of a layer: its time with the fastest kernel, and the share of each part, 0..1; a layer that does not tell
+    its parts apart is "undivided"."""
     x: int
     time_ns: float
     shares: dict

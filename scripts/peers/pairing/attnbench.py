@@ -164,8 +164,7 @@ class Reference:
             _c.attnbench_expected_destroy(self.handle)
 
     def check(self, output, rounding, lse=None):
-        """Compares `output` [batch][heads][seq][dim], stored as the case says, and `lse` where the reference was made with one.
-        """
+        """Compares `output` [batch][heads][seq][dim], of the case's dtype, and `lse` if the reference was made with one."""
         q = self.inputs[0]
         if output.shape != q.shape or output.dtype != q.dtype:
             raise ValueError(f"output is {output.dtype} {output.shape}; {q.dtype} {q.shape} is right")

@@ -13,8 +13,9 @@ from .results import OURS, interval, slowness
 
 @dataclass(frozen=True)
 class Cell:
-    """One library on one case. value, low, high: % of the peak loop, or GB/s of K and V where the case is decoding; None unless
-    status is PASS and there is a peak. slower: (median, low, high) of its time over ours in the same process; None for ours."""
+    """One library on one case. value, low, high: % of the peak loop, or GB/s of K and V where the case is decoding; None
+    unless status is PASS and there is a peak. slower: (median, low, high) of its time over ours in the same process; None
+    for ours."""
     status: str
     reason: str
     value: float = None

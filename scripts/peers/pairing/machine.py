@@ -6,7 +6,8 @@ import re
 import sys
 
 # Variables that change what is measured; printed with the results where they are set.
-VARIABLES = re.compile(r"(ATTN|OMP|GOMP|KMP|MKL|ONEDNN|DNNL|ATEN|TORCH|OPENBLAS|MALLOC|OCL|TBB)_\w+|LD_PRELOAD|GLIBC_TUNABLES")
+VARIABLES = re.compile(r"(ATTN|OMP|GOMP|KMP|MKL|ONEDNN|DNNL|ATEN|TORCH|OPENBLAS|MALLOC|OCL|TBB)_\w+"
+                       r"|LD_PRELOAD|GLIBC_TUNABLES")
 
 
 def prepare_environment():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The peers: the other libraries that libattn is compared with, one line each. run_all.py finds everything else from here."""
+"""The peers: the other libraries that libattn is compared with, one line each."""
 
 import importlib.util
 import sys

@@ -44,8 +44,9 @@ def row_of(run_id, case, result, baseline):
 def time_columns(case, result, baseline):
     time = summarise(result.times_ns)
     gflops = case.flops / time.median
-    columns = {"samples": len(result.times_ns), "time_ns_min": time.min, "time_ns_median": time.median, "time_ns_mad": time.mad,
-               "time_ns_ci_lo": time.low, "time_ns_ci_hi": time.high, "flops": case.flops, "bytes": case.bytes,
+    columns = {"samples": len(result.times_ns), "time_ns_min": time.min, "time_ns_median": time.median,
+               "time_ns_mad": time.mad, "time_ns_ci_lo": time.low, "time_ns_ci_hi": time.high,
+               "flops": case.flops, "bytes": case.bytes,
                "gflops": gflops, "gbs": case.bytes / time.median, "stop_reason": "rounds"}
     if baseline:
         ratio = paired_ratio(baseline.times_ns, result.times_ns)
@@ -56,12 +57,11 @@ def time_columns(case, result, baseline):
 def roof_columns(case, result):
     """Rates of the peak and read loops, and the shares of them: medians of the shares of every round."""
     columns = {}
-    if result.peak_rates:
-        shares = [case.flops / time / (rate * 1e-9) for time, rate in zip(result.times_ns, result.peak_rates, strict=True)]
-        columns.update(peak_gflops=statistics.median(result.peak_rates) * 1e-9, peak_pct=100 * statistics.median(shares))
-    if result.read_rates:
-        shares = [case.bytes_kv / time / (rate * 1e-9) for time, rate in zip(result.times_ns, result.read_rates, strict=True)]
-        columns.update(peak_gbs=statistics.median(result.read_rates) * 1e-9, bw_pct=100 * statistics.median(shares))
+    for names, work, rates in ((("peak_gflops", "peak_pct"), case.flops, result.peak_rates),
+                               (("peak_gbs", "bw_pct"), case.bytes_kv, result.read_rates)):
+        if rates:
+            shares = [work / time / (rate * 1e-9) for time, rate in zip(result.times_ns, rates, strict=True)]
+            columns.update(zip(names, (statistics.median(rates) * 1e-9, 100 * statistics.median(shares))))
     return columns
 
 
@@ -102,7 +102,7 @@ MARGIN = 0.01  # a lead below 1 % is no lead, whatever the intervals say
 
 
 def verdict(ratio, p, margin=MARGIN):
-    """On a peer's time over ours, p corrected: FASTER (ours is), SLOWER, SAME (interval within the margin) or INCONCLUSIVE."""
+    """On a peer's time over ours, p corrected. FASTER: ours is; SAME: the interval lies within the margin."""
     separated = p <= 1 - CONFIDENCE and not ratio.low <= 1 <= ratio.high
     if separated and ratio.median > 1 + margin:
         return "FASTER"
