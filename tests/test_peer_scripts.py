@@ -22,13 +22,15 @@ sys.path[:0] = [str(PEERS_FOLDER), str(ROOT / "scripts")]
 import ggml_flash_attn  # noqa: E402
 import onnxruntime_attention  # noqa: E402
 import run_all  # noqa: E402
-from pairing import combine  # noqa: E402
+from pairing import attnbench, combine  # noqa: E402
 from pairing.cases import PRESETS, build_cases  # noqa: E402
 from pairing.implementation import Refused  # noqa: E402
 from pairing.peers import PEERS, WORDS, Peer  # noqa: E402
 from pairing.results import COLUMNS, write_csv  # noqa: E402
 
 needs_library = pytest.mark.skipif(not LIBRARY.exists(), reason=f"no {LIBRARY}: cmake --build build --target attn_shared")
+if LIBRARY.exists():
+    attnbench.load(beside=LIBRARY)
 SMALL = ["-a", "heads=2", "-a", "seq=24", "-a", "head_dim=16", "--sample-ms", "0.05"]
 KERNELS = [name for peer in PEERS.values() for name in peer.kernels]
 
@@ -97,6 +99,7 @@ def test_an_absent_peer_is_a_row_with_the_command(tmp_path, name, hidden):
         assert remedy in rows[kernel]["reason"] or name == "onednn" and rows[kernel]["reason"]
 
 
+@needs_library
 def test_run_all_without_any_peer_says_what_to_install(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Peer, "interpreter", lambda _: None)
     assert run_all.main(["--quick", "-a", "dtype=f32", "-o", str(tmp_path)]) == 77

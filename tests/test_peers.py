@@ -298,10 +298,12 @@ def test_the_peak_is_measured_in_this_process():
 
 def test_a_missing_library_of_the_harness_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(attnbench, "DEFAULT", tmp_path / "none" / "libattnbench.so")
+    monkeypatch.setattr(attnbench, "_c", None)
     with pytest.raises(attnbench.LoadError, match="--target attnbench_shared"):
         attnbench.load(beside=tmp_path / "libattn.so")
 
 
+@needs_library
 def test_shares_are_medians_of_the_rounds():
     case = one_case("heads=1", "seq=8", "head_dim=4")  # 1024 flops
     result = Result("auto", times_ns=[10, 20, 40], peak_rates=[204.8e9, 51.2e9, 102.4e9])
@@ -314,6 +316,7 @@ def test_shares_are_medians_of_the_rounds():
 
 # ---- Cases -----------------------------------------------------------------------------------------------------------
 
+@needs_library
 def test_limits_are_the_columns_of_the_peers_table():
     ids = [case.id for case in build_cases(["limits"], [], 2)]
     assert len(ids) == 9
@@ -340,6 +343,7 @@ def test_wrong_axes_are_explained(text, words):
         build_cases([], [text], 1)
 
 
+@needs_library
 def test_work_counts_allowed_pairs():
     assert one_case("heads=2", "seq=8", "head_dim=4").flops == 4 * 2 * 64 * 4
     assert one_case("heads=1", "seq=8", "head_dim=4", "causal=top-left").flops == 4 * 36 * 4

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 #include "shared/shared.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
+#include "cases/grid.h"
+#include "cases/work.h"
 #include "check/check.h"
 #include "machine/affinity.h"
 #include "timing/bandwidth.h"
@@ -34,6 +37,29 @@ int attnbench_holm(double *p, int n) { return bench_holm(p, n); }
 
 int attnbench_latin_square(int *square, int n, uint64_t seed, int block) {
   return bench_latin_square(square, n, seed, block);
+}
+
+/* ---- Cases --------------------------------------------------------------------------------------------------------------- */
+
+static_assert((int)ATTNBENCH_ID >= (int)BENCH_NAME, "case ids must fit");
+
+static void describe(const bench_spec *spec, char id[ATTNBENCH_ID], double work[2]) {
+  static const attn_args dense = {0};
+  bench_case bench;
+  bench_case_build(spec, 0, &bench);
+  snprintf(id, ATTNBENCH_ID, "%s", bench.case_id);
+  work[0] = bench_work_flops(&bench.problem, bench_work_pairs(&bench.problem, &dense));
+  work[1] = bench_work_bytes(&bench.problem, &dense);
+}
+
+int attnbench_case(const char *const *axes, int count, char id[ATTNBENCH_ID], double work[2]) {
+  bench_grid grid = {0};
+  bool fine = true;
+  for (int i = 0; i < count && fine; i++) fine = bench_grid_set(&grid, axes[i], id, ATTNBENCH_ID);
+  const bench_spec spec = bench_grid_spec(&grid, (const int[AXIS_COUNT]){0});
+  if (fine) describe(&spec, id, work);
+  bench_grid_clear(&grid);
+  return fine;
 }
 
 /* ---- The oracle ---------------------------------------------------------------------------------------------------------- */

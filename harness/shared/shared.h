@@ -23,6 +23,14 @@ ATTNBENCH_API int attnbench_holm(double *p, int n);
 /* Row r of square[n][n] is the order of round r (timing/order.h). 0 if memory is short. */
 ATTNBENCH_API int attnbench_latin_square(int *square, int n, uint64_t seed, int block);
 
+/* ---- Cases (cases/case_id.h, cases/work.h) ------------------------------------------------------------------------------- */
+
+enum { ATTNBENCH_ID = 480 };
+
+/* The case of `count` texts "axis=value", as after attnbench -a. work: floating-point operations and bytes of one call. 0 if an
+ * axis or a value is wrong; id is then the sentence that says so. */
+ATTNBENCH_API int attnbench_case(const char *const *axes, int count, char id[ATTNBENCH_ID], double work[2]);
+
 /* ---- The oracle (check/check.h) ------------------------------------------------------------------------------------------- */
 
 /* The right output of one problem, in float64. */

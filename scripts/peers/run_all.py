@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # for the figures
 
-from pairing import combine
+from pairing import attnbench, combine
 from pairing.cases import CaseError, build_cases
 from pairing.implementation import Result
 from pairing.options import Help, add_case_options
@@ -42,11 +42,12 @@ def main(argv=None):
     try:
         if not options.again:
             cases = build_cases(options.cases, options.axes, options.threads)
+            attnbench.load(beside=options.libattn or attnbench.DEFAULT)
             options.out.mkdir(parents=True, exist_ok=True)
             write_conditions(options.out / CONDITIONS)
             codes = [run_peer(PEERS[name], cases, options) for name in options.names]
         combine_all(options.again or options.out)
-    except CaseError as error:
+    except (CaseError, attnbench.LoadError) as error:
         return complain(error, USAGE)
     except OSError as error:
         return complain(f"{error.filename or options.out}: {error.strerror}", CANNOT_WRITE)

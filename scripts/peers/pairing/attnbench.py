@@ -6,6 +6,7 @@ load() comes before anything else here.
 
 import contextlib
 import ctypes
+import functools
 import math
 from ctypes import POINTER, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint64, c_void_p
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ FUNCTIONS = {  # name -> result, arguments
     "attnbench_sign_test": (c_double, [DOUBLES, DOUBLES, c_int]),
     "attnbench_holm": (c_int, [DOUBLES, c_int]),
     "attnbench_latin_square": (c_int, [POINTER(c_int), c_int, c_uint64, c_int]),
+    "attnbench_case": (c_int, [POINTER(c_char_p), c_int, c_char_p, DOUBLES]),
     "attnbench_expected_create": (c_void_p, [POINTER(c_int64), *[c_int] * 3, *[c_void_p] * 3, c_uint64]),
     "attnbench_expected_destroy": (None, [c_void_p]),
     "attnbench_compare": (c_double, [*[c_void_p] * 3, DOUBLES, DOUBLES, POINTER(c_int64)]),
@@ -55,8 +57,10 @@ _c = None
 
 
 def load(beside=DEFAULT):
-    """Loads libattnbench.so from the folder of the file `beside`, or else from the usual build folder."""
+    """Loads libattnbench.so from the folder of the file `beside`, or else from the usual build folder; once."""
     global _c
+    if _c is not None:
+        return
     path = Path(beside).absolute().with_name("libattnbench.so")
     _c = load_functions(path if path.exists() else DEFAULT, FUNCTIONS,
                         "cmake --build build --target attnbench_shared makes libattnbench.so")
@@ -117,6 +121,18 @@ def latin_square(n, seed, block):
     if not _c.attnbench_latin_square(square, n, seed, block):
         raise MemoryError
     return [list(square[n * row:n * (row + 1)]) for row in range(n)]
+
+
+# ---- Cases -------------------------------------------------------------------------------------------------------------
+
+@functools.lru_cache(maxsize=1024)
+def describe(*axes):
+    """(case id, flops, bytes of one call) of axes such as "seq=128", as after attnbench -a."""
+    texts = (c_char_p * len(axes))(*(axis.encode() for axis in axes))
+    text, work = ctypes.create_string_buffer(480), doubles([0.0] * 2)
+    if not _c.attnbench_case(texts, len(axes), text, work):
+        raise ValueError(text.value.decode())
+    return text.value.decode(), int(work[0]), int(work[1])
 
 
 # ---- The oracle --------------------------------------------------------------------------------------------------------

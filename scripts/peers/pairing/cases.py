@@ -6,6 +6,8 @@ import itertools
 import re
 from dataclasses import dataclass
 
+from . import attnbench
+
 DTYPES, CAUSAL, CACHE = ("f32", "f16", "bf16"), ("none", "top-left", "bottom-right"), ("warm", "cold-kv")
 ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 DEFAULTS = {"dtype": "f32", "batch": "1", "heads": "8", "heads_kv": "heads", "seq": "512", "seq_q": "seq", "seq_k": "seq",
@@ -59,11 +61,24 @@ class Case:
                 f"  threads {self.threads}" + (f"  cache {self.cache}" if self.cache != "warm" else ""))
 
     @property
+    def description(self):
+        """(attnbench's case_id, flops, bytes); pairs that a mask takes away count nothing, nor does softmax."""
+        return attnbench.describe(f"dtype={self.dtype}", f"batch={self.batch}", f"heads={self.heads}",
+                                  f"heads_kv={self.heads_kv}", f"seq_q={self.seq_q}", f"seq_k={self.seq_k}",
+                                  f"head_dim={self.head_dim}", f"causal={self.causal}", f"cache={self.cache}",
+                                  f"threads={self.threads}")
+
+    @property
     def id(self):
-        """attnbench's case_id."""
-        return (f"dtype:{self.dtype}/B:{self.batch}/Hq:{self.heads}/Hkv:{self.heads_kv}/Sq:{self.seq_q}/Sk:{self.seq_k}"
-                f"/D:{self.head_dim}/Dv:{self.head_dim}/causal:{self.causal}/threads:{self.threads}"
-                + (f"/cache:{self.cache}" if self.cache != "warm" else ""))
+        return self.description[0]
+
+    @property
+    def flops(self):
+        return self.description[1]
+
+    @property
+    def bytes(self):
+        return self.description[2]
 
     @property
     def title(self):
@@ -88,20 +103,6 @@ class Case:
     def offset(self):
         """Query i of a causal problem sees the keys up to i + offset."""
         return self.seq_k - self.seq_q if self.causal == "bottom-right" else 0
-
-    @property
-    def flops(self):
-        """Of the allowed pairs, a multiply-add counting 2; softmax counts nothing."""
-        pairs = self.seq_q * self.seq_k
-        if self.causal != "none":
-            pairs = sum(min(max(i + self.offset + 1, 0), self.seq_k) for i in range(self.seq_q))
-        return 4 * self.batch * self.heads * pairs * self.head_dim
-
-    @property
-    def bytes(self):
-        """Q, K, V and O once, K and V with heads_kv."""
-        rows = 2 * self.heads * self.seq_q + 2 * self.heads_kv * self.seq_k
-        return ITEM_BYTES[self.dtype] * self.batch * rows * self.head_dim
 
     @property
     def bytes_kv(self):
