@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Builds the programs of examples/ as a stranger would, against an installed library, with find_package(attn) and with pkg-config,
-# and runs them.
+# Builds the programs of examples/ as users do, against an installed library, with find_package(attn) and with pkg-config, and
+# runs them.
 #
 #   check_examples.sh CMAKE BUILD_FOLDER C_COMPILER
 set -eu
@@ -59,5 +59,7 @@ echo "pkg-config attn_nn: minilm"
 "$compiler" -std=c11 -O2 -I"$source" "$source/minilm/minilm.c" "$source/minilm/encoder.c" "$source/safetensors.c" \
   $(pkg-config --cflags --libs attn_nn) -lm -o "$work/minilm"
 echo "not a model" >"$work/model"
-if "$work/minilm" "$work/model" "$work/model" "$work/out" 2>"$work/minilm.txt"; then echo "FAILED: minilm took no model" && exit 1; fi
+if "$work/minilm" "$work/model" "$work/model" "$work/out" 2>"$work/minilm.txt"; then
+  echo "FAILED: minilm took a file that is no model" && exit 1
+fi
 grep -q "the header's length exceeds the file" "$work/minilm.txt"
