@@ -8,8 +8,8 @@
 #include "check/structure.h"
 #include "kernels/kernel.h"
 
-/* The cases of a preset or suite by name, or of a text in the format of harness/cases/presets; those that no kernel could take are
- * left out. Exits with a message if it cannot be read. */
+/* The cases of a preset or suite by name, or of a text in the format of harness/cases/presets, without those that no
+ * kernel could take. Exits with a message if it cannot be read. */
 bench_case_list checks_suite(const char *name);
 bench_case_list checks_cases(const char *text);
 
@@ -19,8 +19,8 @@ bench_expected *checks_expected(const bench_case *bench, const bench_tensors *te
 /* Plans with the case's threads (or one), runs on a workspace full of garbage, compares. SKIP where the kernel refuses. */
 bench_verdict checks_kernel(const attn_kernel *kernel, int threads, bench_tensors *tensors, const bench_expected *expected);
 
-/* One structural test on a case, whatever the verdict on its values: SKIP where the kernel refuses, DEGENERATE where the test
- * means nothing. */
+/* One structural test on a case, whatever the verdict on its values. SKIP where the kernel refuses, DEGENERATE where the
+ * test does not apply. */
 bench_verdict checks_structure(const attn_kernel *kernel, bench_structure_test test, const bench_case *bench,
                                bench_tensors *tensors, const bench_expected *expected);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Proof that each structural test of harness/check/structure.h can fail: it must FAIL the broken kernels named here on some case of
- * the conformance suite, and PASS the unbroken original on every one.
+/* Proof that each structural test of harness/check/structure.h can fail: it must FAIL the broken kernels named here on
+ * some case of the conformance suite, and PASS the unbroken original on every one.
  *
  *     structure_mutants SUITE
  */

@@ -335,8 +335,8 @@ static void an_interval_wide_above_is_not_precise(void **state) {
   expect_all_rounds(5100);
 }
 
-/* A round takes 2 samples of 3 calls of 1 ms and 2 calls to warm up: 8 ms; the budget holds 13.5 rounds and the 2 calls and 6
- * calls of the calibration. */
+/* A round takes 2 samples of 3 calls of 1 ms and 2 calls to warm up: 8 ms; the budget holds 13.5 rounds and the 2 calls
+ * and 6 calls of the calibration. */
 static void the_budget_ends_the_rounds(void **state) {
   (void)state;
   script wide = steady("wide", 0);
@@ -370,8 +370,8 @@ static void an_interrupt_ends_after_the_round(void **state) {
   clear(&t);
 }
 
-/* 10 s for 11 rounds of three trials: 3.33 s each. Two need 1.11 s each, as samples take 100 ms and the slices around them 1 ms; what
- * they leave goes to the third, whose samples take 1 s: 7 rounds. */
+/* 10 s for 11 rounds of three trials: 3.33 s each. Two need 1.11 s each, as samples take 100 ms and the slices around
+ * them 1 ms; what they leave goes to the third, whose samples take 1 s: 7 rounds. */
 static void a_slow_trial_runs_in_the_first_rounds_only(void **state) {
   (void)state;
   const script a = steady("a", 1e8), slow = steady("slow", 1e9), b = steady("b", 1e8), *scripts[] = {&a, &slow, &b};
@@ -442,8 +442,8 @@ static void the_order_follows_the_seed(void **state) {
 
 /* ---- Rotation --------------------------------------------------------------------------------------------------------- */
 
-/* Each call takes the next tensors, across samples; the last of a sample is poisoned before and compared after; nothing is warmed
- * up. */
+/* Each call takes the next tensors, across samples; the last of a sample is poisoned before and compared after; nothing
+ * is warmed up. */
 static void calls_rotate_through_the_tensors(void **state) {
   (void)state;
   const script s = steady("rotates", 300), *scripts[] = {&s};
@@ -691,7 +691,8 @@ static void kernels_too_slow_for_the_budget_say_so(void **state) {
   }
 }
 
-/* A slow trial has fewer samples; ratios with it are over the rounds in common, and its row says that the budget ended them. */
+/* A slow trial has fewer samples; ratios with it are over the rounds in common, and its row says that the budget ended
+ * them. */
 static void ratios_are_over_common_rounds(void **state) {
   (void)state;
   const bench_case bench = case_of("seq:64/heads:2/head_dim:32");

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Proof that the checks can fail: every deliberately broken kernel of mutants.def must FAIL at least one case of the suites
- * named on the command line; the unbroken original must PASS them all, and so must those that only structural tests can tell.
+ * named on the command line. The unbroken original must PASS them all, and so must those that only structural tests find.
  *
  *     value_mutants SUITE...
  */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* A kernel is run twice while it is watched: on poisoned output, between guard zones, the second time elsewhere in memory.
- * compare.c compares the values. */
+/* Runs a kernel twice and watches it: both times the output is poisoned and lies between guard zones, the second time the
+ * workspace lies elsewhere. compare.c compares the values. */
 #include "check/check.h"
 
 #include <stdio.h>
@@ -10,8 +10,8 @@
 #include "check/check_private.h"
 #include "data/tensors_private.h"
 
-/* The first is a NaN in every float type; the second, in float32 and bfloat16, a large number. What holds either after a run
- * was not written, and what differs between the runs was not written or is not repeatable. */
+/* The first is a NaN in every float type. The second is a large number in float32 and bfloat16. An element that holds one
+ * of them after a run was not written. One that differs between the runs was not written, or is not repeatable. */
 enum { FIRST_POISON = 0xff, SECOND_POISON = 0x7d };
 
 typedef struct watched_kernel {
@@ -104,7 +104,8 @@ static void compare_outputs(watched_kernel *w) {
                    where);
 }
 
-/* Runs again, in a workspace elsewhere and after another poison: the same bits must come out. Neither run may change an input. */
+/* Runs again, with the workspace elsewhere and after another poison: the output must have the same bits. Neither run may
+ * change an input. */
 static void repeat(watched_kernel *w, uint64_t inputs) {
   if (run_elsewhere(w)) compare_outputs(w);
   if (w->verdict.status != BENCH_FAIL && bench_tensors_input_hash(w->tensors) != inputs)

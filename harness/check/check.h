@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Is this output right? The oracle's answer, the two derived limits of docs/numerics.md, and the verdict that timing
- * demands. */
+/* Is this output right? The oracle's answer, the error limits of docs/numerics.md, and the verdict that timing asks for. */
 #ifndef BENCH_CHECK_H
 #define BENCH_CHECK_H
 
@@ -10,7 +9,7 @@ typedef enum bench_status {
   BENCH_PASS,
   BENCH_FAIL,
   BENCH_SKIP,       /* not run: the reason says why */
-  BENCH_DEGENERATE, /* right, but a null answer would pass as well: checked, never timed */
+  BENCH_DEGENERATE, /* right, but an answer without work would pass as well (zeros, ...): never timed */
   BENCH_ERROR,      /* the library returned an error, or memory ran out */
 } bench_status;
 
@@ -37,13 +36,13 @@ void bench_expected_destroy(bench_expected *expected);
 /* Compares o (and lse) in args with the expected rows under the kernel's declared numerics. Never SKIP. */
 bench_verdict bench_compare(const bench_expected *expected, const attn_args *args, const attn_numerics *numerics);
 
-/* The same for an implementation that stores outputs with the relative error store_error, where that is more than rounding to
- * nearest (0: it is not). */
+/* The same for an implementation that stores outputs with the relative error store_error, if that is larger than the
+ * error of rounding to nearest. */
 bench_verdict bench_compare_stored(const bench_expected *expected, const attn_args *args, const attn_numerics *numerics,
                                    double store_error);
 
-/* Runs the plan on poisoned output and checks it: error limits, guard zones, elements that nobody wrote, inputs, a second run.
- * `workspace` fits the plan. */
+/* Runs the plan on poisoned output and checks it: error limits, guard zones, elements that nobody wrote, inputs, a second
+ * run. `workspace` fits the plan. */
 bench_verdict bench_check(const attn_plan *plan, bench_tensors *tensors, const bench_expected *expected,
                           const attn_numerics *numerics, void *workspace, size_t workspace_bytes);
 

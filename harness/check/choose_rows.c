@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* Which output rows the oracle computes. Small problems: all. Larger ones: where kernels change their path (first and
- * last row, borders of common tile heights, borders of masks and lengths) and seeded rows in between, thinned out evenly
- * over the heads when even these would take seconds. */
+/* Which output rows the oracle computes. Of small problems: all. Of larger ones: the rows where kernels change their path
+ * (first and last row, borders of common tile heights, borders of masks and lengths), and seeded rows in between. Where
+ * even these would take seconds, each head gets some of them. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -10,7 +10,7 @@
 #include "kernels/common/indexing.h"
 
 static const double ALL_ROWS_COST = 1e8; /* multiply-adds up to which every row is checked */
-static const double MOST_COST = 4e8;     /* ... and that the oracle may spend on one problem: a second or two of one core */
+static const double MOST_COST = 4e8;     /* multiply-adds of the oracle for one problem: one or two seconds of one core */
 static const double MOST_ELEMENTS = 2e6; /* outputs kept: 64 MB of doubles */
 
 enum { SEEDED_ROWS = 64, MOST_CANDIDATES = 160 };
@@ -32,7 +32,7 @@ static void consider_border(candidates *c, int64_t i) {
   for (int step = -1; step <= 1; step++) consider(c, attn_saturating_add(i, step));
 }
 
-/* The rows whose allowed keys start or end with the first or the last key, on one side of the window. */
+/* The rows at which one side of the window passes the first or the last key. */
 static void consider_window(candidates *c, const attn_sequence *seq, int64_t window) {
   consider_border(c, attn_saturating_add(attn_saturating_add(0, -seq->offset), window));
   consider_border(c, attn_saturating_add(attn_saturating_add(seq->len_k, -seq->offset), window));
@@ -107,7 +107,8 @@ static double count_candidates(const attn_problem *p, const attn_args *args, uin
   return count;
 }
 
-/* Keeps one candidate in `share`; each head starts elsewhere in its list, so that together they see all of it. */
+/* Keeps one candidate in `share`. Each head starts at another place of its list, so that the heads together cover the
+ * list. */
 static bool choose_some(bench_expected *expected, const attn_args *args, uint64_t seed, int64_t share) {
   const attn_problem *p = &expected->problem;
   int64_t capacity = 0, turn = 0;

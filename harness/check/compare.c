@@ -44,7 +44,7 @@ typedef struct comparison {
   int64_t beyond; /* how many values were beyond their limit */
 } comparison;
 
-/* What one value is held against. */
+/* What one value is compared with. */
 typedef struct expectation {
   const bench_expected_row *row;
   int64_t column;

@@ -80,7 +80,7 @@ static double error_limit(const bench_row_limits *limits, double o, double m, do
 }
 
 double bench_output_ratio(const bench_row_limits *limits, double o, double m, double w, double got) {
-  if (limits->empty) return got == 0.0 && o == 0.0 ? 0.0 : INFINITY; /* o may be someone else's answer */
+  if (limits->empty) return got == 0.0 && o == 0.0 ? 0.0 : INFINITY; /* o may come from a file */
   if (isnan(o)) return isnan(got) ? 0.0 : INFINITY;
   if (isinf(o)) return got == o ? 0.0 : INFINITY;
   const attn_dtype_info type = attn_dtype_of(limits->dtype_o);

@@ -13,8 +13,8 @@ enum { PICK_SEQUENCE, PICK_ROW, PICK_ROWS, PICK_POISON };
 
 /* ---- Threads --------------------------------------------------------------------------------------------------------- */
 
-/* A pool that does everything itself, last task first, in the name of one worker after the other: what depends on how work is
- * cut up or shared out shows without a thread being started. (tests/test_bits.c runs real threads.) */
+/* A pool that runs all tasks itself, the last one first, and names one worker after the other. So a result that depends
+ * on how work is divided shows without starting a thread. (tests/test_bits.c runs real threads.) */
 static void run_backwards(void *pool, int64_t tasks, int workers, attn_task_fn task, void *context) {
   (void)pool;
   for (int64_t i = tasks - 1; i >= 0; i--) task(context, i, (int)(i % workers));
@@ -50,7 +50,7 @@ static bench_outcome compare_threads(bench_structure *s, int threads, const unsi
   return BENCH_BROKEN;
 }
 
-/* The case's output stands in its tensors again afterwards, unless the kernel broke its promise. */
+/* Afterwards the tensors hold the case's output again, unless the test failed. */
 static bench_outcome test_threads(bench_structure *s) {
   static const int counts[] = {1, 2, 3, 7};
   const size_t bytes = bench_tensors_output_bytes(s->tensors);
@@ -64,9 +64,10 @@ static bench_outcome test_threads(bench_structure *s) {
   return outcome;
 }
 
-/* ---- What stands around ---------------------------------------------------------------------------------------------- */
+/* ---- Other sizes ---------------------------------------------------------------------------------------------- */
 
-/* Libraries choose their code by the size of a product: a view of another size is held to the limits there. */
+/* Libraries choose their code by the size of a product, so their bits may differ in a view of another size: there the
+ * limits decide. */
 static bench_outcome same_answer(bench_structure *s, const bench_view *view, const char *what) {
   const attn_problem *whole = &s->tensors->problem;
   const bool same_size = view->problem.seq_q == whole->seq_q && view->problem.seq_k == whole->seq_k;
@@ -130,8 +131,8 @@ static int64_t poison_keys(const bench_view *v, double poison) {
   return poisoned;
 }
 
-/* The score and the bias of one pair, if it is masked by something else; n is its index. Bias comes last: what it is decides what is
- * masked. */
+/* The score and the bias of one pair, if it is masked by something else; n is its index. Bias comes last, as it decides
+ * what is masked. */
 static int64_t poison_pair(const bench_view *v, int64_t h, int64_t i, int64_t j, float poison) {
   const attn_problem *p = &v->problem;
   const int64_t n = (h * p->seq_q + i) * p->seq_k + j;

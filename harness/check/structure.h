@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* Structural tests: what must hold between several runs of one kernel, whatever the right answer is.
- * Each takes the problem of a case apart or puts it differently (other threads, one sequence alone, other rows around, keys in
- * another order ...) and compares the answers, bit by bit or within the limits of docs/numerics.md.
  *
- * Two runs on the same inputs are compared by bench_check() already. */
+ * Each runs a part of the case's problem, or the same problem in another form (other threads, one sequence alone, fewer
+ * rows, keys in another order ...), and compares the answers, bit by bit or within the limits of docs/numerics.md.
+ * bench_check() already compares two runs on the same inputs. */
 #ifndef BENCH_STRUCTURE_H
 #define BENCH_STRUCTURE_H
 
@@ -35,13 +35,15 @@ typedef struct bench_subject {
                              attn_plan **plan);
   const void *context; /* of create_plan, which adds the kernel to the options */
   const attn_numerics *numerics;
-  /* A row's bits depend neither on the rows beside it nor on how large the problem is around them: all kernels but those of libraries. */
+  /* A row's bits depend neither on the rows beside it nor on the size of the problem. True of all kernels but those of
+   * libraries. */
   bool rows_stand_alone;
 } bench_subject;
 
-/* Runs the tests of the set (bit n: test n) on a case whose output in `tensors` the kernel has just computed. Tests that mean
- * nothing for the problem, or whose other problem the kernel refuses, are left out; *ran tells which were not. PASS, or FAIL
- * or ERROR with the name of the test in the reason. Inputs are only read; outputs hold their values again afterwards. */
+/* Runs the tests of the set (bit n: test n) on a case whose output in `tensors` the kernel has just computed. Tests that
+ * mean nothing for the problem, or whose other problem the kernel refuses, are left out; *ran tells which were not. PASS,
+ * or FAIL or ERROR with the name of the test in the reason. Inputs are only read; outputs hold their values again
+ * afterwards. */
 bench_verdict bench_structure_check(const bench_subject *subject, bench_tensors *tensors, const bench_expected *expected,
                                     uint64_t seed, unsigned set, unsigned *ran);
 

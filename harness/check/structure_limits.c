@@ -114,7 +114,7 @@ bench_outcome bench_structure_permutation(bench_structure *s) {
   return run_and_compare(s, &view, "with keys in another order");
 }
 
-/* Repeated by a stride of 0: as many KV heads as query heads, all of them the same. */
+/* As many KV heads as query heads, all of them the same: a stride of 0 repeats them. */
 bench_outcome bench_structure_heads(bench_structure *s) {
   if (s->tensors->problem.heads_q == s->tensors->problem.heads_kv) return BENCH_NOT_APPLICABLE;
   bench_view view = bench_view_of_kv_head(s);
@@ -134,7 +134,8 @@ static void keep_section(const bench_structure *s, bench_view *part, int n) {
   bench_view_keep_keys(part, cuts[n], cuts[n + 1], 1);
 }
 
-/* Part `n` of 3: a section, or every third key. Float32, as attn_merge takes it, and without the sink, which is applied last. */
+/* Part `n` of 3: a section, or every third key. Float32, as attn_merge takes it, and without the sink, which is applied
+ * last. */
 static bench_view part_of(const bench_structure *s, int n, bool interleaved) {
   bench_view part = bench_view_of_sequence(s);
   const int64_t keys = part.problem.seq_k;

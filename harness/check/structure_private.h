@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* What the structural tests share: structure.c compares bits, structure_limits.c and structure_inputs.c compare within limits, the
- * second with inputs of their own; structure_view.c makes views, and structure_compare.c runs and compares them. */
+/* What the structural tests share: structure.c compares bits, structure_limits.c and structure_inputs.c compare within
+ * limits, the second with inputs of their own; structure_view.c makes views, and structure_compare.c runs and compares
+ * them. */
 #ifndef BENCH_STRUCTURE_PRIVATE_H
 #define BENCH_STRUCTURE_PRIVATE_H
 
@@ -21,8 +22,8 @@ typedef struct bench_structure {
   char reason[320];  /* of BROKEN and CANNOT_RUN */
 } bench_structure;
 
-/* A problem of its own on part of the case's data: one sequence or less, batch 1, not packed, with LSE. Outputs are dense and
- * its own; so are the inputs that bench_view_copy_... replaced. */
+/* A problem of its own on part of the case's data: one sequence or less, batch 1, not packed, with LSE. Outputs are dense
+ * and its own; so are the inputs that bench_view_copy_... replaced. */
 typedef struct bench_view {
   attn_problem problem;
   attn_args args;
@@ -40,8 +41,8 @@ bench_view bench_view_of_sequence(const bench_structure *s);
 bench_view bench_view_of_kv_head(const bench_structure *s);
 void bench_view_clear(bench_view *view);
 
-/* Less of it: one KV head with its query heads; rows first .. first + count - 1; every step-th key from first on, below end
- * (a step above 1 only where keys have no positions). */
+/* Cut a view down: to one KV head with its query heads; to rows first .. first + count - 1; to every step-th key from
+ * first on, below end (a step above 1 only where keys have no positions). */
 void bench_view_keep_kv_head(bench_view *view, int64_t kv_head);
 void bench_view_keep_rows(bench_view *view, int64_t first, int64_t count);
 void bench_view_keep_keys(bench_view *view, int64_t first, int64_t end, int64_t step);
@@ -54,10 +55,10 @@ void bench_view_copy_keys(bench_view *view, const int64_t *order);
 
 void bench_view_copy_keys_in_order(bench_view *view);
 
-/* Zeroed memory that is freed with the view; NULL and out_of_memory if there is none. */
+/* Zeroed memory that is freed with the view. NULL if memory is short; the view's out_of_memory says so too. */
 void *bench_view_allocate(bench_view *view, int64_t count, size_t bytes);
 
-/* Says by a bool mask what windows and lengths of rows say, so that keys may change places (ALiBi stays). */
+/* Replaces windows and lengths of rows by a bool mask of the same meaning, so that keys may change places. ALiBi stays. */
 void bench_view_forget_positions(bench_view *view);
 
 /* May row i of head h see key j? */

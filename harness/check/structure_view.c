@@ -39,7 +39,8 @@ static void align(bench_view *v, int64_t offset) {
   if (offset == 0) p->align = ATTN_ALIGN_TOP_LEFT;
 }
 
-/* The pointers of one sequence. Lengths of sequences are in the problem's sizes from here on. */
+/* The pointers of one sequence. The view's problem has the sequence's own lengths, so lengths of sequences are no input
+ * any more. */
 static attn_args args_of_sequence(const bench_structure *s) {
   const attn_problem *whole = &s->tensors->problem;
   const int64_t b = s->seq.b;
@@ -185,7 +186,7 @@ void bench_view_copy_keys_in_order(bench_view *v) {
   if (order) bench_view_copy_keys(v, order);
 }
 
-/* ---- Which rows see which keys --------------------------------------------------------------------------------------------------- */
+/* ---- Which rows see which keys --------------------------------------------------------------------------------------- */
 
 bool bench_view_sees_but_for_bias(const bench_view *v, int64_t h, int64_t i, int64_t j) {
   attn_problem p = v->problem;

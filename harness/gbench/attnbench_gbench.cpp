@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-// attnbench-gbench: the cases of attnbench in Google Benchmark's own timing loop, for those who live with its tools.
+// attnbench-gbench: the cases of attnbench in Google Benchmark's own timing loop, for users of its tools.
 //
-// A benchmark's name is the case's name in results.json. That is why none asks for UseRealTime(), which would append to it:
-// the number of iterations is then chosen by the CPU time of this thread, which works in every call; the time that is reported
-// as such is the wall clock's, and so are the rates.
+// A benchmark's name is the case's name in results.json. So none asks for UseRealTime(), which would append to the name. The
+// number of iterations then follows from the CPU time of this thread, which works in every call. The reported real time and
+// the rates are the wall clock's.
 #include <benchmark/benchmark.h>
 
 #include <cstring>

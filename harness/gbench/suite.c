@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Trials of bench_setup, one at a time, between the calls of Google Benchmark. */
+/* One trial at a time is opened, checked and handed to Google Benchmark's loop. */
 #include "gbench/suite.h"
 
 #include <stdio.h>
@@ -40,7 +40,7 @@ struct gbench_suite {
   int exit_code;
 };
 
-/* ---- Which trials there are -------------------------------------------------------------------------------------------- */
+/* ---- Which trials there are ------------------------------------------------------------------------------------------- */
 
 static const char epilogue[] =
     "Google Benchmark's own options go beside these: --benchmark_list_tests, --benchmark_filter=REGEX,\n"
@@ -109,7 +109,7 @@ const char *gbench_name(const gbench_suite *suite, int index) { return suite->na
 
 int gbench_exit_code(const gbench_suite *suite) { return suite->exit_code; }
 
-/* ---- One trial ----------------------------------------------------------------------------------------------------------- */
+/* ---- One trial -------------------------------------------------------------------------------------------------------- */
 
 static void close_trial(gbench_suite *suite) {
   if (!suite->now.open) return;
@@ -126,7 +126,7 @@ void gbench_destroy(gbench_suite *suite) {
   free(suite);
 }
 
-/* The status and reason that stand for a time. */
+/* Notes why there is no time, and returns it. */
 static const char *refuse(gbench_suite *suite, bench_status status, const char *reason) {
   snprintf(suite->now.error, sizeof suite->now.error, "%s: %s", bench_status_name(status), reason);
   if (status == BENCH_FAIL || status == BENCH_ERROR) suite->exit_code = BENCH_EXIT_FAILED;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Kernels on cases for Google Benchmark's timing loop. The cases, names and checks are those of `attnbench run`; so is the rule
- * that there is no time without a passed check. One trial is open at a time. Plain C, to be included by C++. */
+/* Kernels on cases for Google Benchmark's timing loop. The cases, names and checks are those of `attnbench run`; so is
+ * the rule that there is no time without a passed check. One trial is open at a time. Plain C, to be included by C++. */
 #ifndef GBENCH_SUITE_H
 #define GBENCH_SUITE_H
 
@@ -12,8 +12,8 @@ extern "C" {
 
 typedef struct gbench_suite gbench_suite;
 
-/* Every selected kernel on every case that attnbench's own options ask for. Returns NULL with *exit_code set after --help or a
- * usage error, which has been said on stderr. */
+/* Every selected kernel on every case that attnbench's own options ask for. Returns NULL with *exit_code set after --help
+ * or a usage error, which has been said on stderr. */
 gbench_suite *gbench_create(int argc, char **argv, int *exit_code);
 void gbench_destroy(gbench_suite *suite);
 
@@ -23,11 +23,11 @@ int gbench_count(const gbench_suite *suite);
 /* The name of trial `index`, the same as in results.json: "attn/kernel:flash_c/dtype:f32/B:1/...". */
 const char *gbench_name(const gbench_suite *suite, int index);
 
-/* Makes the trial's tensors and plan, keeps its threads on their CPUs, and checks its output, unless all that is done already.
- * NULL, or why there must be no time: "FAIL: ..." , "SKIP: ...", "DEGENERATE: ...", "ERROR: ...". */
+/* Makes the trial's tensors and plan, keeps its threads on their CPUs, and checks its output, unless all that is done
+ * already. NULL, or why there must be no time: "FAIL: ..." , "SKIP: ...", "DEGENERATE: ...", "ERROR: ...". */
 const char *gbench_open(gbench_suite *suite, int index);
 
-/* What begin, any number of calls and end measure. */
+/* What gbench_begin, any number of calls and gbench_end measure. */
 typedef struct gbench_rates {
   double gflops, gbs; /* 1e9 operations and bytes of Q, K, V and O per second, by the wall clock; 0: none is counted */
   double peak_gflops; /* of the tier's multiply-add loop on as many threads, beside the calls; 0 if it has none */

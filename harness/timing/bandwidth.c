@@ -19,7 +19,7 @@ enum { PASSES = 9, FILL = 0x55, LINE = 64 };
 
 static const double PASS_NS = 3e6;
 
-/* Tables go from the lowest tier to the highest. */
+/* The table of loops goes from the lowest tier to the highest. */
 bench_read_loop bench_widest_read(void) {
   const attn_peak_loop *loop;
   bench_read_loop widest = NULL;
@@ -43,7 +43,7 @@ static double time_repeats(const reading *r, const unsigned char *data, int64_t 
   return bench_now_ns() - start;
 }
 
-/* How often a pass reads the buffer. Calibrated by one thread alone, so passes of many threads last somewhat longer. */
+/* Finds how often a pass reads the buffer. One thread alone does so; passes of many threads last somewhat longer. */
 static void calibrate(reading *r, const unsigned char *data) {
   bool wrong = false;
   r->repeats = 1;
@@ -55,7 +55,8 @@ static void calibrate(reading *r, const unsigned char *data) {
   r->failed |= wrong;
 }
 
-/* One thread's part: fills its own buffer (first touch), then adds its rate to every pass, all threads starting together. */
+/* One thread's part: fills its own buffer (first touch), then adds its rate to every pass. All threads start a pass
+ * together. */
 static void read_own_buffer(reading *r) {
 #ifdef _OPENMP
   bench_thread_settle(omp_get_thread_num(), omp_get_num_threads());

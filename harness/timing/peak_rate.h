@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Timing of peak loops (kernels/peak.h), in slices short enough to stand beside every sample. */
+/* Timing of peak loops (kernels/peak.h), in slices short enough to run before and after every sample. */
 #ifndef BENCH_PEAK_RATE_H
 #define BENCH_PEAK_RATE_H
 
@@ -18,8 +18,9 @@ typedef struct bench_peak_slice {
 /* Whether this CPU and its operating system run the loops of a tier. */
 bool bench_tier_usable(const char *isa);
 
-/* The loop that a kernel is measured against: that of its tier, or, for the kernels of libraries, which choose their instructions
- * themselves, of the highest tier there is; for bf16 only if P is rounded to it, else what is multiplied is f32. */
+/* The loop that a kernel is measured against: that of its tier. Kernels of libraries choose their instructions
+ * themselves: they get the loop of the highest tier, the bf16 one only if they round P to bf16, as otherwise they
+ * multiply f32. */
 const attn_peak_loop *bench_peak_of(const attn_kernel_info *kernel, const char *dtype);
 
 /* Warms the loop up and finds the iterations for slices of about slice_ns. `threads` run it at once (one without OpenMP). */

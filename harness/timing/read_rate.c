@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The read-only loop over the very tensors of a case, so that caches, pages and placement are those that the kernel meets. */
+/* The read-only loop over the tensors of a case, so that it meets the same caches, pages and placement as the kernel. */
 #include "timing/read_rate.h"
 
 #include "base/clock.h"
@@ -18,7 +18,7 @@ double bench_read_bytes(const attn_problem *p) {
   return (double)elements(p, p->dim_qk + p->dim_v) * (double)bench_dtype_bytes(p->dtype_kv);
 }
 
-/* Part `part` of `parts` of a tensor, cut at whole steps of the loop; what is left at the ends is less than two steps. */
+/* Reads part `part` of `parts` of a tensor, in whole steps of the loop; less than two steps at the ends are left out. */
 static uint64_t read_part(bench_read_loop loop, const void *tensor, int64_t bytes, int part, int parts) {
   const uintptr_t begin = ((uintptr_t)tensor + 63) / 64 * 64, end = (uintptr_t)tensor + (uintptr_t)bytes;
   const int64_t steps = begin < end ? (int64_t)(end - begin) / ATTN_READ_BYTES : 0;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /* Rounds: every trial once, in changing order, and the decision when they end.
  *
- * The budget is shared out evenly. What quick trials leave of their shares goes to the others. A trial whose `min_rounds`
- * samples still don't fit (naive code on a long sequence) is slow: it takes part in the first rounds only, as many as its share
- * allows but at least SLOW_ROUNDS, so that it cannot use up the time of the others. A ratio with it is over those common first
- * rounds. All other trials run in every round. */
+ * Every trial gets an even share of the budget. What quick trials leave of their shares goes to the others. A trial whose
+ * `min_rounds` samples still don't fit (naive code on a long sequence) is slow: it takes part in the first rounds only, as
+ * many as its share allows but at least SLOW_ROUNDS, so that it does not use up the time of the others. A ratio with it is
+ * over those first rounds. All other trials run in every round. */
 #include "timing/rounds.h"
 
 #include <math.h>

@@ -22,8 +22,9 @@ typedef enum bench_stop { BENCH_STOP_PRECISION, BENCH_STOP_ROUNDS, BENCH_STOP_BU
 const char *bench_stop_name(bench_stop stop);
 
 /* Times all trials together: at most max_rounds samples of each, fewer of those too slow for their share of the budget;
- * sample n of any two trials belongs to the same round. *stop says why the last round was the last. False with a sentence in
- * *error: a trial without PASS, a clock that does not tick, a call that failed, an output that differs from the checked one. */
+ * sample n of any two trials belongs to the same round. *stop says why the last round was the last. False with a sentence
+ * in *error: a trial without PASS, a clock that does not tick, a call that failed, an output that differs from the
+ * checked one. */
 bool bench_time(bench_trial *const *trials, int count, const bench_timing_options *options, bench_stop *stop,
                 const char **error);
 

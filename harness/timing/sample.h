@@ -16,19 +16,19 @@ enum { BENCH_SLICES = 2 }; /* before a sample, and as many after it */
 
 /* The rates of the slices that ran last. */
 typedef struct bench_slices {
-  const attn_peak_loop *loop; /* NULL: no slices, or of the read loop; they serve no other trial */
+  const attn_peak_loop *loop; /* NULL: none, or those of the read loop, which serve no other trial */
   double rate[BENCH_SLICES];
 } bench_slices;
 
 /* Says what went wrong; returns false. */
 bool bench_sampler_fail(bench_sampler *sampler, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Finds how many calls make a sample, which also warms up, and how long a slice of the peak loop is. Sets call_ns. False with
- * the sampler's error if a call failed. */
+/* Finds how many calls make a sample, which also warms up, and how long a slice of the peak loop is. Sets call_ns. False
+ * with the sampler's error if a call failed. */
 bool bench_sample_calibrate(bench_sampler *sampler, bench_trial *trial);
 
-/* Appends a sample. *last holds the slices before it, if they are of the trial's loop, and then those after it. False with the
- * sampler's error if a call failed or the output differs from the one that passed the check. */
+/* Appends a sample. *last holds the slices before it, if they are of the trial's loop, and then those after it. False
+ * with the sampler's error if a call failed or the output differs from the one that passed the check. */
 bool bench_sample_take(bench_sampler *sampler, bench_trial *trial, int position, bench_slices *last);
 
 /* About how long bench_sample_take() takes. */

@@ -22,7 +22,7 @@ double bench_multiply_adds(const attn_problem *p) {
   return (double)p->batch * (double)p->heads_q * (double)p->seq_q * (double)p->seq_k * (double)(p->dim_qk + p->dim_v);
 }
 
-/* ---- Which kernels can run it ------------------------------------------------------------------------------------------ */
+/* ---- Which kernels can run it ----------------------------------------------------------------------------------------- */
 
 /* Why the kernel cannot run here, or NULL. */
 static const char *refusal_of_kernel(const bench_case *bench, const attn_kernel_info *kernel) {
@@ -33,7 +33,8 @@ static const char *refusal_of_kernel(const bench_case *bench, const attn_kernel_
   return "no kernel takes it on this CPU";
 }
 
-/* Layers without a kernel inside are measured once: in the row of the automatic choice, or in the first. -1: in every row. */
+/* Layers without a kernel inside are measured once: in the row of the automatic choice, or in the first. -1: in every
+ * row. */
 static int only_row(const bench_case *bench, const attn_kernel_info *const *kernels, int count) {
   if (bench_layer_has_attention(bench) || bench_layer_has_projections(bench)) return -1;
   for (int i = 0; i < count; i++)
@@ -63,7 +64,7 @@ static int open_trials(bench_setup *s, const attn_kernel_info *const *kernels, i
   return running;
 }
 
-/* ---- Data -------------------------------------------------------------------------------------------------------------- */
+/* ---- Data ------------------------------------------------------------------------------------------------------------- */
 
 static bool conclude_all(bench_setup *s, bench_status status, const char *reason) {
   for (int i = 0; i < s->count; i++)
@@ -125,7 +126,7 @@ static void open_data(bench_setup *s) {
     (void)ask_oracle(s);
 }
 
-/* ---- The case ---------------------------------------------------------------------------------------------------------- */
+/* ---- The case --------------------------------------------------------------------------------------------------------- */
 
 bench_setup *bench_setup_open(const bench_case *bench, const attn_kernel_info *const *kernels, int count,
                               const bench_case_settings *settings) {
@@ -147,7 +148,7 @@ void bench_setup_close(bench_setup *s) {
   free(s);
 }
 
-/* ---- Rotations --------------------------------------------------------------------------------------------------------- */
+/* ---- Rotations -------------------------------------------------------------------------------------------------------- */
 
 static double wanted_bytes(void) {
   const long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
@@ -160,7 +161,7 @@ static int wanted_rotations(const bench_setup *s, double size, double wanted) {
   return (int)fmax(1, fmin(BENCH_MAX_ROTATIONS, fmin(ceil(wanted / size) + 1, room)));
 }
 
-/* Where only K and V are to be cold, the copies share q. Outputs are checked one by one, so each copy keeps its own. */
+/* Where only K and V are to be cold, the copies share q. Each copy keeps its own output, as each output is checked. */
 static bool add_rotation(bench_setup *s) {
   bench_tensors *copy = &s->tensors[s->rotations];
   if (!bench_tensors_clone(&s->tensors[0], copy)) return false;
@@ -169,7 +170,7 @@ static bool add_rotation(bench_setup *s) {
   return true;
 }
 
-/* Together larger than the last-level cache, so that no copy is in it when its turn comes. */
+/* All copies together are larger than the last-level cache, so that none is in it when its turn comes. */
 static void rotate_cold(bench_setup *s) {
   const double size = s->bytes > 1 ? s->bytes : 1, wanted = wanted_bytes();
   const int target = wanted_rotations(s, size, wanted);

@@ -11,7 +11,7 @@ enum {
   BENCH_FEW_ROUNDS = 4, /* a kernel that does not fit so often into the budget of its case is not timed */
 };
 
-/* A sample repeats the call until it lasts this long: long against a timer interrupt, short against a second. */
+/* A sample repeats the call until it lasts this long: much longer than a timer interrupt, much shorter than a second. */
 #define BENCH_MIN_SAMPLE_S 2e-3
 
 typedef struct bench_case_settings {
@@ -59,7 +59,7 @@ bool bench_setup_check(bench_setup *setup);
 /* Copies the tensors as often as the case's caches ask for, and gives them to the trials. */
 void bench_setup_rotate(bench_setup *setup);
 
-/* Chooses the loop that runs beside a checked trial, and forgets the times of its check. */
+/* Chooses the peak loop that runs beside a checked trial, and resets the times of its layer's parts. */
 void bench_setup_prepare_trial(const bench_setup *setup, bench_trial *trial);
 
 /* Times the trials that passed, in common rounds. A failure of one spoils the times of all: they become ERROR. */

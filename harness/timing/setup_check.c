@@ -12,7 +12,7 @@
 
 enum { PLAN_REPEATS = 5 };
 
-static const double STRUCTURE_WORK = 1e8; /* multiply-adds: structural tests run a case some fifteen times over */
+static const double STRUCTURE_WORK = 1e8; /* multiply-adds: structural tests run a case about fifteen times */
 
 /* ---- Plans ------------------------------------------------------------------------------------------------------------ */
 
@@ -29,7 +29,7 @@ static void name_choice(const bench_setup *s, bench_trial *t) {
   if (bench_layer_has_attention(s->bench)) bench_warn(t, "chose %s", chosen);
 }
 
-/* Nanoseconds of the shortest of a few creations: the first also fills caches of the library. */
+/* Nanoseconds of the quickest of a few creations: the first one also fills caches of the library. */
 static double time_plan(const attn_problem *problem, const attn_options *options) {
   double best = INFINITY;
   for (int i = 0; i < PLAN_REPEATS; i++) {
@@ -102,7 +102,7 @@ static bench_verdict run_structure(const bench_setup *s, bench_trial *t) {
   return bench_structure_check(&subject, &t->tensors[0], s->expected, s->bench->seed, ~0u, &t->verdict.structure);
 }
 
-/* What the structural tests say replaces the verdict only if it is worse. */
+/* The structural tests replace the verdict only if theirs is worse. */
 static void check_structure(const bench_setup *s, bench_trial *t) {
   if (!s->settings->structure || bench_multiply_adds(&s->bench->problem) > STRUCTURE_WORK) return;
   if (t->verdict.status != BENCH_PASS && t->verdict.status != BENCH_DEGENERATE) return;
@@ -121,7 +121,7 @@ static void check_plan(const bench_setup *s, bench_trial *t) {
 /* One call, roughly, of a trial that passed: the check has seen that it succeeds. */
 static double time_call(const bench_trial *t) {
   if (!t->layer)
-    bench_pages_forget(t->workspace, t->workspace_bytes); /* the check wrote all of it; now whoever packs does */
+    bench_pages_forget(t->workspace, t->workspace_bytes); /* so that the threads that pack touch it first, not the check */
   const double start = bench_now_ns();
   (void)bench_trial_call(t, 0);
   return bench_now_ns() - start;

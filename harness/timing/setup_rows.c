@@ -86,7 +86,7 @@ bench_row bench_setup_row(const bench_setup *s, bench_trial *t) {
 
 /* ---- Comparisons ------------------------------------------------------------------------------------------------------ */
 
-/* A slow kernel takes part in the first rounds only: those are what a pair has in common. */
+/* A slow kernel takes part in the first rounds only: the ratio is over the rounds that both have. */
 static bench_summary ratio_of(const bench_row *a, const bench_row *b) {
   return bench_paired_ratio(a->samples_ns, b->samples_ns, fewer(a->time.n, b->time.n));
 }

@@ -54,7 +54,7 @@ bench_summary bench_summarise(const double *values, int n) {
   return s;
 }
 
-/* The interval of the median log-ratio is the one that the sign test does not reject. */
+/* The interval holds the median log-ratios that the sign test does not reject. */
 bench_summary bench_paired_ratio(const double *a, const double *b, int n) {
   double *log_ratio = n > 0 ? malloc((size_t)n * sizeof *log_ratio) : NULL;
   if (!log_ratio) return (bench_summary){0};
@@ -89,7 +89,7 @@ static int compare_pointees(const void *a, const void *b) {
   return compare_doubles(*(const double *const *)a, *(const double *const *)b);
 }
 
-/* The smallest of n p-values counts n times, the next n - 1 times, and none less than a smaller one. */
+/* Multiplies the smallest of n p-values by n, the next by n - 1, and so on; none may become less than a smaller one. */
 bool bench_holm(double *p, int n) {
   double **order = malloc((size_t)(n + 1) * sizeof *order), least = 0.0;
   if (!order) return false;

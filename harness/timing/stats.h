@@ -27,8 +27,8 @@ double bench_sign_test(const double *a, const double *b, int n);
  * rejection at alpha. False if memory is short. */
 bool bench_holm(double *p, int n);
 
-/* The largest rank k (from 1) for which the k-th smallest and the k-th largest of n values hold the median with >= 95 %; 0 if
- * n < 6: not even the smallest and the largest do. */
+/* The largest rank k (from 1) for which the k-th smallest and the k-th largest of n values hold the median with >= 95 %;
+ * 0 if n < 6: not even the smallest and the largest do. */
 int bench_median_rank(int n);
 
 #endif

@@ -43,7 +43,7 @@ typedef struct bench_trial {
   /* State of bench_time(). */
   bench_peak_slice slice; /* loop NULL: no peak loop */
   int quota;              /* rounds that the trial takes part in */
-  int64_t turn;           /* the next call's; picks the tensors */
+  int64_t turn;           /* of the next call: it picks the tensors */
 } bench_trial;
 
 /* Stands for the library's own choice in a list of kernels: name "auto". */
