@@ -33,7 +33,7 @@ that the kernel takes.
 
 
 class Table:
-    """Rows and reasons by kernel, and what stands in every table's head."""
+    """Rows and reasons by kernel, and the head of every table."""
 
     def __init__(self):
         self.heads, self.meanings = {}, {}  # title -> headings; title -> heading -> meaning
@@ -75,7 +75,7 @@ def kernel_lines(table, kernel):
 
 
 def read_document():
-    """title -> kernel -> line, as it stands."""
+    """title -> kernel -> line, unchanged."""
     lines, title = {}, ""
     for text in DOCUMENT.read_text(encoding="utf-8").splitlines() if DOCUMENT.exists() else []:
         heading = re.match(r"## (.*)", text)

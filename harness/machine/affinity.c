@@ -32,7 +32,7 @@ int bench_pin_cpus(const char *command, const char *cpus) {
   return 0;
 }
 
-/* ---- Places -------------------------------------------------------------------------------------------------------------- */
+/* ---- Places ------------------------------------------------------------------------------------------------------ */
 
 /* How many allowed CPUs of its core come before the CPU at `place`: 0 for the one that the first thread gets. */
 static int rank_in_core(const bench_topology *t, const cpu_set_t *allowed, int place) {
@@ -44,8 +44,8 @@ static int rank_in_core(const bench_topology *t, const cpu_set_t *allowed, int p
 
 enum { MOST_PER_CORE = 8, NODES_NEAR_AND_FAR = 2 }; /* hardware threads of a core: no CPU has more */
 
-/* In which turn a CPU gets a thread: CPUs that are first in their cores before second ones, and among equals those on the node of
- * `first` before others. Where `first` (not -1) is a CPU, it counts as the first of its core. */
+/* In which turn a CPU gets a thread: CPUs that are first in their cores before second ones, and among equals those on the
+ * node of `first` before others. Where `first` (not -1) is a CPU, it counts as the first of its core. */
 static int turn_of(const bench_topology *t, const cpu_set_t *allowed, int first, int place) {
   const int cpu = t->in_order[place], rank = rank_in_core(t, allowed, place);
   if (first < 0) return rank * NODES_NEAR_AND_FAR;
@@ -66,7 +66,7 @@ int bench_place_threads(const bench_topology *t, const cpu_set_t *allowed, int f
   return count;
 }
 
-/* ---- Holding ------------------------------------------------------------------------------------------------------------- */
+/* ---- Holding ----------------------------------------------------------------------------------------------------- */
 
 /* Set by the thread that opens parallel regions. */
 static struct {
@@ -154,7 +154,7 @@ void bench_threads_release(void) {
 #endif
 }
 
-/* ---- Description ------------------------------------------------------------------------------------------------------------ */
+/* ---- Description ------------------------------------------------------------------------------------------------- */
 
 static int count_cores(const bench_topology *t, const cpu_set_t *allowed) {
   int cores = 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Keeps each thread on a CPU of its own while it is timed: a scheduler may put several threads on one CPU, or move them. Only
- * attnbench does this; the library never touches the affinity of a thread. */
+/* Keeps each thread on a CPU of its own while it is timed: a scheduler may put several threads on one CPU, or move them.
+ * Only attnbench does this; the library never touches the affinity of a thread. */
 #ifndef BENCH_AFFINITY_H
 #define BENCH_AFFINITY_H
 
@@ -18,13 +18,14 @@ int bench_pin_cpus(const char *command, const char *cpus);
   "keep to exactly these CPUs: 0-3,8; with hwloc, one thread per core: core:0-3, package:1.core:0-1, numa:0, or exactly " \
   "pu:0-3 (default: all that this process may use)"
 
-/* Chooses a CPU for each of `threads` threads: one per core first, then the cores' other CPUs. CPUs on the NUMA node of `first` (a
- * CPU, or -1 for the first that is allowed) come before others. Returns how many threads could be placed, at most one per CPU. */
+/* Chooses a CPU for each of `threads` threads: one per core first, then the cores' other CPUs. CPUs on the NUMA node of
+ * `first` (a CPU, or -1 for the first that is allowed) come before others. Returns how many threads could be placed, at most
+ * one per CPU. */
 int bench_place_threads(const bench_topology *topology, const cpu_set_t *allowed, int first, int *cpu, int threads);
 
 /* Until bench_threads_release(), keeps thread i of a region of up to `threads` OpenMP threads on the i-th CPU of
- * bench_place_threads(). The caller is thread 0: it stays on its CPU, or with --cpus moves to the first of those. False if nothing
- * is held: OpenMP binds threads itself (OMP_PROC_BIND), or the system does not let affinity be read or set. */
+ * bench_place_threads(). The caller is thread 0: it stays on its CPU, or with --cpus moves to the first of those. False if
+ * nothing is held: OpenMP binds threads itself (OMP_PROC_BIND), or the system does not let affinity be read or set. */
 bool bench_threads_hold(int threads);
 void bench_threads_release(void);
 
@@ -34,9 +35,9 @@ int bench_threads_held(void);
 /* Whether these are more threads than CPUs, so that they move freely and share CPUs. */
 bool bench_threads_share_cpus(void);
 
-/* Moves the calling thread to its CPU. The harness' own regions begin with it: libgomp ends threads that a smaller team does not
- * need and starts new ones for the next, and those begin on their parent's CPU. The threads of a team that is larger than what is
- * held move freely. Costs next to nothing if the thread is there or nothing is held. */
+/* Moves the calling thread to its CPU. The harness' own regions begin with it: libgomp ends threads that a smaller team does
+ * not need and starts new ones for the next, and those begin on their parent's CPU. The threads of a team that is larger
+ * than what is held move freely. Costs next to nothing if the thread is there or nothing is held. */
 void bench_thread_settle(int thread, int team);
 
 /* The same for every thread of a team that OpenMP will use next. */

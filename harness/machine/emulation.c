@@ -8,9 +8,9 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The emulator that runs this program, or NULL. User-mode emulators answer /proc/self/exe themselves, with the path of the program.
- * qemu-user and Valgrind leave /proc/thread-self/exe to the kernel, which names the emulator. Where both name one file, or cannot
- * be read, no emulator can be seen. */
+/* The emulator that runs this program, or NULL. User-mode emulators answer /proc/self/exe themselves, with the path of the
+ * program. qemu-user and Valgrind leave /proc/thread-self/exe to the kernel, which names the emulator. Where both name one
+ * file, or cannot be read, no emulator can be seen. */
 static const char *emulator_of_process(void) {
   static char emulator[256];
   char program[sizeof emulator];

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Facts about machine, build and noise, for env.json and `attnbench env`. What cannot be read is "unknown", never guessed. */
+/* Facts about machine, build and noise, for env.json and `attnbench env`. What cannot be read is "unknown", never
+ * guessed. */
 #ifndef BENCH_ENVIRONMENT_H
 #define BENCH_ENVIRONMENT_H
 

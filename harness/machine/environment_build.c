@@ -47,7 +47,8 @@ static void add_flags(bench_environment *e) {
     bench_fact_note(e, tiers[i].fact, tiers[i].flags[0] ? tiers[i].flags : "none of its own");
 }
 
-/* On a CPU that it does not know, an old OpenBLAS runs its SSE3 code, called Prescott. The setting that selects better code, or "". */
+/* On a CPU that it does not know, an old OpenBLAS runs its SSE3 code, called Prescott. The setting that selects better code,
+ * or "". */
 static const char *better_core(const char *libraries) {
   if (!strstr(libraries, "OpenBLAS") || !strstr(libraries, " Prescott") || !strstr(attn_cpu_tiers(), "avx2")) return "";
   return strstr(attn_cpu_tiers(), "avx512")

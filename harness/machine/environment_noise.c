@@ -84,7 +84,7 @@ static void add_numa(bench_environment *e) {
                  one ? "" : "numactl --cpunodebind=0 --membind=0 attnbench ...", "%s", online);
 }
 
-/* ---- Quota of control groups --------------------------------------------------------------------------------------------- */
+/* ---- Quota of control groups ------------------------------------------------------------------------------------- */
 
 static void read_in(const char *folder, const char *file, char *text, size_t bytes) {
   char path[1024];
@@ -92,8 +92,8 @@ static void read_in(const char *folder, const char *file, char *text, size_t byt
   bench_read_line(path, text, bytes);
 }
 
-/* How many CPUs' time a group may use, 0 without a limit: cgroup 2 has "max 100000" or "200000 100000", cgroup 1 quota and period
- * in two files. */
+/* How many CPUs' time a group may use, 0 without a limit: cgroup 2 has "max 100000" or "200000 100000", cgroup 1 quota and
+ * period in two files. */
 static double quota_of(const char *folder) {
   char quota[128], period[128];
   read_in(folder, "cpu.max", quota, sizeof quota);
@@ -163,7 +163,7 @@ static void add_quota(bench_environment *e) {
     bench_fact_note(e, "cpu_quota", limit.known ? "none" : "");
 }
 
-/* ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- All --------------------------------------------------------------------------------------------------------- */
 
 void bench_environment_add_noise(bench_environment *environment) {
   add_governor(environment);

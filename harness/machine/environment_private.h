@@ -8,8 +8,8 @@
 
 #include "machine/environment.h"
 
-/* Adds a fact, whose value is cut to fit. An empty value becomes "unknown", whatever the grade. advice: the command that would
- * improve it, or "". */
+/* Adds a fact, whose value is cut to fit. An empty value becomes "unknown", whatever the grade. advice: the command that
+ * would improve it, or "". */
 void bench_fact_add(bench_environment *environment, const char *name, bench_grade grade, const char *advice,
                     const char *format, ...) __attribute__((format(printf, 5, 6)));
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* hwloc's locations, such as package:1.core:0-1,~pu:3. Kinds, objects and sets are read by hwloc's library. It has no function for
- * the lists and ranges that hwloc's programs take, so these are read here. */
+/* hwloc's locations, such as package:1.core:0-1,~pu:3. Kinds, objects and sets are read by hwloc's library. It has no
+ * function for the lists and ranges that hwloc's programs take, so these are read here. */
 #include <stdio.h>
 
 #include "machine/cpu_syntax.h"
@@ -38,7 +38,7 @@ static bool fail(reader *r, const char *format, ...) {
   return false;
 }
 
-/* ---- Ranges ------------------------------------------------------------------------------------------------------------ */
+/* ---- Ranges ------------------------------------------------------------------------------------------------------ */
 
 /* first, first + step, ...: `count` of them, of which those of a wildcard may be missing. */
 typedef struct range {
@@ -75,7 +75,7 @@ static bool read_numbers(const char *text, int count, range *r) {
   return !*text && (r->count > 0 || r->wildcard);
 }
 
-/* ---- Errors ------------------------------------------------------------------------------------------------------------ */
+/* ---- Errors ------------------------------------------------------------------------------------------------------ */
 
 /* Appends ", core:0-3" for 4 objects. */
 static void append_kind(char *text, size_t bytes, const char *kind, int count) {
@@ -108,7 +108,7 @@ static bool say_beyond(reader *r, const char *kind, const char *text, int count,
   return fail(r, "%s:%s goes beyond what %s has: %s", kind, text, where, there);
 }
 
-/* ---- Objects ----------------------------------------------------------------------------------------------------------- */
+/* ---- Objects ----------------------------------------------------------------------------------------------------- */
 
 static void subtract(cpu_set_t *set, const cpu_set_t *cpus) {
   cpu_set_t common;
@@ -187,7 +187,7 @@ static bool take_path(reader *r, const char *path, hwloc_const_cpuset_t within, 
   return take_range(r, kind, text, path + (*path == '.'), within, where);
 }
 
-/* ---- Items ------------------------------------------------------------------------------------------------------------- */
+/* ---- Items ------------------------------------------------------------------------------------------------------- */
 
 /* Hexadecimal words of 32 bits, the highest first: "0xff", "0x1,0x00000000". */
 static bool take_mask(reader *r, const char *text) {

@@ -21,8 +21,8 @@ typedef struct bench_topology {
   char caches[200]; /* "L3 32 MiB x 1, L2 512 KiB x 2, L1d 32 KiB x 2" */
 } bench_topology;
 
-/* The topology that hwloc shows (a synthetic one too), or that of the system files. Read once; never fails: where the system does
- * not say, there is one package, one node, and a core for each CPU. */
+/* The topology that hwloc shows (a synthetic one too), or that of the system files. Read once; never fails: where the system
+ * does not say, there is one package, one node, and a core for each CPU. */
 const bench_topology *bench_topology_get(void);
 
 /* The same, but always of this machine. */

@@ -19,7 +19,7 @@
 /* The loops call this for attnbench's own threads. Threads of another program stay where that program puts them. */
 void bench_thread_settle(int thread, int team) { (void)thread, (void)team; }
 
-/* ---- Statistics ---------------------------------------------------------------------------------------------------------- */
+/* ---- Statistics -------------------------------------------------------------------------------------------------- */
 
 static void flatten(bench_summary s, double summary[5]) {
   memcpy(summary, (double[5]){s.min, s.median, s.mad, s.ci_lo, s.ci_hi}, 5 * sizeof *summary);
@@ -39,7 +39,7 @@ int attnbench_latin_square(int *square, int n, uint64_t seed, int block) {
   return bench_latin_square(square, n, seed, block);
 }
 
-/* ---- Cases --------------------------------------------------------------------------------------------------------------- */
+/* ---- Cases ------------------------------------------------------------------------------------------------------- */
 
 static_assert((int)ATTNBENCH_ID >= (int)BENCH_NAME, "case ids must fit");
 
@@ -62,7 +62,7 @@ int attnbench_case(const char *const *axes, int count, char id[ATTNBENCH_ID], do
   return fine;
 }
 
-/* ---- The oracle ---------------------------------------------------------------------------------------------------------- */
+/* ---- The oracle -------------------------------------------------------------------------------------------------- */
 
 struct attnbench_expected {
   attn_args args;
@@ -108,7 +108,7 @@ double attnbench_compare(const attnbench_expected *expected, const void *o, cons
   return verdict.max_err_ratio;
 }
 
-/* ---- Peaks --------------------------------------------------------------------------------------------------------------- */
+/* ---- Peaks ------------------------------------------------------------------------------------------------------- */
 
 struct attnbench_peak {
   bench_peak_slice slice;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* libattnbench: what the harness measures and judges by, for programs that are not attnbench. scripts/peers loads it into the
- * process of another library, so that both sides are judged, timed and compared as attnbench does. All functions take numbers
- * and arrays only, which suits a foreign-function interface. */
+/* libattnbench: what the harness measures and checks with, for programs that are not attnbench. scripts/peers loads it into
+ * the process of another library, so that both sides are checked, timed and compared as attnbench does. All functions take
+ * numbers and arrays only, which suits a foreign-function interface. */
 #ifndef ATTNBENCH_SHARED_H
 #define ATTNBENCH_SHARED_H
 
@@ -10,7 +10,7 @@
 
 #define ATTNBENCH_API __attribute__((visibility("default")))
 
-/* ---- Statistics (timing/stats.h) ------------------------------------------------------------------------------------------ */
+/* ---- Statistics (timing/stats.h) --------------------------------------------------------------------------------- */
 
 /* summary: minimum, median, median absolute deviation, low and high end of the median's 95 % interval (NaN if n < 6). */
 ATTNBENCH_API void attnbench_summarise(const double *values, int n, double summary[5]);
@@ -23,37 +23,39 @@ ATTNBENCH_API int attnbench_holm(double *p, int n);
 /* Row r of square[n][n] is the order of round r (timing/order.h). 0 if memory is short. */
 ATTNBENCH_API int attnbench_latin_square(int *square, int n, uint64_t seed, int block);
 
-/* ---- Cases (cases/case_id.h, cases/work.h) ------------------------------------------------------------------------------- */
+/* ---- Cases (cases/case_id.h, cases/work.h) ----------------------------------------------------------------------- */
 
 enum { ATTNBENCH_ID = 480 };
 
-/* The case of `count` texts "axis=value", as after attnbench -a. work: floating-point operations and bytes of one call. 0 if an
- * axis or a value is wrong; id is then the sentence that says so. */
+/* The case of `count` texts "axis=value", as after attnbench -a. work: floating-point operations and bytes of one call. 0 if
+ * an axis or a value is wrong; id is then the sentence that says so. */
 ATTNBENCH_API int attnbench_case(const char *const *axes, int count, char id[ATTNBENCH_ID], double work[2]);
 
-/* ---- The oracle (check/check.h) ------------------------------------------------------------------------------------------- */
+/* ---- The oracle (check/check.h) ---------------------------------------------------------------------------------- */
 
 /* The right output of one problem, in float64. */
 typedef struct attnbench_expected attnbench_expected;
 
-/* sizes: batch, heads_q, heads_kv, seq_q, seq_k, head_dim of dense zero-mean inputs [batch][heads][seq][dim], which must outlive
- * the result. dtype: an attn_dtype, of inputs and output. align: an attn_align of a causal problem, -1 if it is not causal.
- * with_lse: whether attnbench_compare() will get an LSE. Of large problems a part of the rows is checked, in part drawn with
- * `seed`. NULL if memory is short. */
+/* sizes: batch, heads_q, heads_kv, seq_q, seq_k, head_dim of dense zero-mean inputs [batch][heads][seq][dim], which must
+ * outlive the result. dtype: an attn_dtype, of inputs and output. align: an attn_align of a causal problem, -1 if it is not
+ * causal. with_lse: whether attnbench_compare() will get an LSE. Of large problems a part of the rows is checked, in part
+ * drawn with `seed`. NULL if memory is short. */
 ATTNBENCH_API attnbench_expected *attnbench_expected_create(const int64_t sizes[6], int dtype, int align, int with_lse,
                                                             const void *q, const void *k, const void *v, uint64_t seed);
 ATTNBENCH_API void attnbench_expected_destroy(attnbench_expected *expected);
 
-/* Compares a dense output, and its dense LSE (NULL without). arithmetic: exp_error, p_rounding and input_flush of attn_numerics,
- * and the relative error of storing an output (0: it rounds to nearest). Returns the largest error / limit: at most 1 passes.
- * *abs_error: the largest error. where: batch, head, query and column of the largest ratio, then the number of rows checked. */
+/* Compares a dense output, and its dense LSE (NULL without). arithmetic: exp_error, p_rounding and input_flush of
+ * attn_numerics, and the relative error of storing an output (0: it rounds to nearest). Returns the largest error / limit:
+ * at most 1 passes. *abs_error: the largest error. where: batch, head, query and column of the largest ratio, then the
+ * number of rows checked. */
 ATTNBENCH_API double attnbench_compare(const attnbench_expected *expected, const void *o, const float *lse,
                                        const double arithmetic[4], double *abs_error, int64_t where[5]);
 
-/* ---- Peaks (timing/peak_rate.h) ------------------------------------------------------------------------------------------- */
+/* ---- Peaks (timing/peak_rate.h) ---------------------------------------------------------------------------------- */
 
-/* The multiply-add loop of the highest tier that this CPU runs, for inputs of `dtype` ("f32", "bf16", "f16"; its f32 loop where
- * the tier has no other), in slices of about slice_ns on `threads` threads at once. NULL without memory or without a loop. */
+/* The multiply-add loop of the highest tier that this CPU runs, for inputs of `dtype` ("f32", "bf16", "f16"; its f32 loop
+ * where the tier has no other), in slices of about slice_ns on `threads` threads at once. NULL without memory or without a
+ * loop. */
 typedef struct attnbench_peak attnbench_peak;
 ATTNBENCH_API attnbench_peak *attnbench_peak_open(const char *dtype, int threads, double slice_ns);
 ATTNBENCH_API void attnbench_peak_close(attnbench_peak *peak);
@@ -64,9 +66,9 @@ ATTNBENCH_API const char *attnbench_peak_name(const attnbench_peak *peak);
 /* Flop/s of all threads together in one slice. */
 ATTNBENCH_API double attnbench_peak_rate(const attnbench_peak *peak);
 
-/* Bytes/s at which `threads` threads together read data[0..bytes), in equal parts, with the widest loads of this CPU. data is
- * aligned to 64. Up to threads * 1024 bytes at the end are neither read nor counted; 0 if nothing else is left, or without a
- * loop. */
+/* Bytes/s at which `threads` threads together read data[0..bytes), in equal parts, with the widest loads of this CPU. data
+ * is aligned to 64. Up to threads * 1024 bytes at the end are neither read nor counted; 0 if nothing else is left, or
+ * without a loop. */
 ATTNBENCH_API double attnbench_read_rate(const void *data, size_t bytes, int threads);
 
 #endif

@@ -109,7 +109,7 @@ class MultiHeadAttention(Operator):
 
 class GroupQueryAttention(Operator):
     """K and V of the case are the cache. Past and present are one buffer, so of the keys only those of the queries at hand
-    are written, in place and with what stands there already. The first prompt (seq_q = seq_k) writes all of it."""
+    are written, in place and with the values that are there already. The first prompt (seq_q = seq_k) writes all of it."""
     name, op, domain = "ort_gqa", "GroupQueryAttention", CONTRIB
 
     def refuse(self, case):

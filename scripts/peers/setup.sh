@@ -8,7 +8,8 @@
 #   scripts/peers/setup.sh --list                what is there
 #
 # onednn: also builds a libattn with the oneDNN of its environment, in .venv-peers/onednn/build: libattn's own kernels on
-# it are what is measured. ggml: only NumPy; ggml itself is a build of yours (--ggml-lib). Needs python3 with venv, and pip's index.
+# it are what is measured. ggml: only NumPy; ggml itself is a build of yours (--ggml-lib). Needs python3 with venv, and
+# pip's index.
 # Exit code: 0 all are there, 1 one could not be made, 2 usage.
 set -u
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"

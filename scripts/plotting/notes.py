@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What stands under a figure: kernels without a time and why, warnings, and what the figure left aside."""
+"""The notes under a figure: kernels without a time and why, warnings, and what the figure left aside."""
 
 from .views import conditions, in_words, plural, shared_conditions
 
@@ -58,7 +58,7 @@ def extent(rows, cases):
 
 
 def warning_note(rows):
-    """One sentence about rows that warn; "" if none does. What "auto" chose stands in the same column and is no warning."""
+    """One sentence about rows that warn; "" if none does. The column also says what "auto" chose, which is no warning."""
     warned = {}
     for row in rows:
         for text in row["warnings"].split("; ") if row.timed else ():

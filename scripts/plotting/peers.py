@@ -13,7 +13,7 @@ COLUMNS = 3
 
 
 def peers_page(grid, labels, conditions):
-    """labels: what stands beside the bars of grid.names."""
+    """labels: the words beside the bars of grid.names."""
     first_left = max(style.text_width(words, style.LABEL) for words in labels) + 0.15
     frame = Frame(width=2.7, height=BAR * len(labels) + 0.1, left=0.14, right=0.2, below=0.45, first_left=first_left)
     lines = [*conditions, *reading(grid)]

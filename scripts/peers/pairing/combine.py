@@ -141,7 +141,7 @@ def table(header, rows):
 
 
 def label(grid, name):
-    """What stands in the first column: the library with its version, and which part of it."""
+    """The first column: the library with its version, and which part of it."""
     if name == OURS:
         return "**libattn**, automatic choice"
     words = WORDS[name]

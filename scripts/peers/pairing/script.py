@@ -137,7 +137,7 @@ class Run:
 
 
 def pause(script, options):
-    """Seconds before a sample: none while both sides share one OpenMP runtime or nobody has threads."""
+    """Seconds before a sample: none while both sides share one OpenMP runtime or run one thread."""
     apart = script.own_threads or len(openmp_runtimes()) > 1
     return rounds.SPIN_PAUSE_S if options.threads > 1 and apart else 0.0
 
