@@ -4,20 +4,20 @@
 #include "commands/session.h"
 #include "machine/affinity.h"
 
-static bench_options o;
+static bench_options asked;
 
 static const cli_option options[] = {
-    BENCH_CASE_OPTIONS(&o),
+    BENCH_CASE_OPTIONS(&asked),
     {CLI_LIST, 's', "suite", "NAME",
      "edge (sizes, strides, masks of float32 kernels) or conformance (every option); the same as "
      "--preset (default edge)",
-     &o.presets},
-    BENCH_KERNEL_OPTIONS(&o),
-    {CLI_STRING, 0, "require", "ISA", "a skip of a kernel of this tier is a failure", &o.require},
-    {CLI_STRING, 0, "cpus", "LIST", BENCH_CPUS_HELP, &o.cpus},
+     &asked.presets},
+    BENCH_KERNEL_OPTIONS(&asked),
+    {CLI_STRING, 0, "require", "ISA", "a skip of a kernel of this tier is a failure", &asked.require},
+    {CLI_STRING, 0, "cpus", "LIST", BENCH_CPUS_HELP, &asked.cpus},
     {CLI_DURATION, 0, "budget", "TIME", "of the whole run: 90s, 5m; cases beyond it are skipped (default none)",
-     &o.budget_s},
-    BENCH_OUTPUT_OPTIONS(&o),
+     &asked.budget_s},
+    BENCH_OUTPUT_OPTIONS(&asked),
     CLI_END,
 };
 
@@ -32,6 +32,6 @@ static const cli_command command = {
 
 int bench_check_main(int argc, char **argv) {
   int code;
-  o = bench_options_default("check", "edge", argc, argv);
-  return cli_parse(&command, argc, argv, &code) ? bench_session_run(&o, &bench_cases_steps) : code;
+  asked = bench_options_default("check", "edge", argc, argv);
+  return cli_parse(&command, argc, argv, &code) ? bench_session_run(&asked, &bench_cases_steps) : code;
 }

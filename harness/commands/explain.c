@@ -40,9 +40,9 @@ static void explain_case(const bench_case *bench) {
   putchar('\n');
 }
 
-static bench_options o;
+static bench_options asked;
 
-static const cli_option options[] = {BENCH_CASE_OPTIONS(&o), CLI_END};
+static const cli_option options[] = {BENCH_CASE_OPTIONS(&asked), CLI_END};
 
 static const cli_command command = {.name = "explain",
                                     .usage = "[-a AXIS=VALUE]...",
@@ -54,10 +54,10 @@ static const cli_command command = {.name = "explain",
 int bench_explain_main(int argc, char **argv) {
   bench_case_list cases = {0};
   int code;
-  o = bench_options_default("explain", NULL, argc, argv);
+  asked = bench_options_default("explain", NULL, argc, argv);
   if (!cli_parse(&command, argc, argv, &code)) return code;
-  code = bench_check_overrides(o.command);
-  if (!code) code = bench_options_cases(&o, &cases);
+  code = bench_check_overrides(asked.command);
+  if (!code) code = bench_options_cases(&asked, &cases);
   for (int i = 0; i < cases.count && !code; i++) explain_case(&cases.item[i]);
   bench_cases_clear(&cases);
   return code;

@@ -81,10 +81,10 @@ static int print_preset(const char *name) {
                          near ? near : "");
 }
 
-static bench_options o;
+static bench_options asked;
 static cli_list words;
 
-static const cli_option options[] = {BENCH_CASE_OPTIONS(&o), CLI_END};
+static const cli_option options[] = {BENCH_CASE_OPTIONS(&asked), CLI_END};
 
 static const cli_command command = {.name = "list",
                                     .usage = "kernels | presets | preset NAME | axes | cases [options]",
@@ -101,7 +101,7 @@ static int list(const char *subject) {
   } subjects[] = {{"kernels", list_kernels}, {"presets", list_presets}, {"axes", list_axes}, {"cases", list_cases}};
   static const char *const names[] = {"kernels", "presets", "preset", "axes", "cases", NULL};
   for (size_t i = 0; i < sizeof subjects / sizeof *subjects; i++)
-    if (!strcmp(subject, subjects[i].name)) return subjects[i].list(&o);
+    if (!strcmp(subject, subjects[i].name)) return subjects[i].list(&asked);
   const char *near = cli_nearest(subject, names);
   return cli_usage_error("list", "unknown subject '%s'; %s%s", subject,
                          near ? "did you mean " : "there are kernels, presets, preset NAME, axes, cases", near ? near : "");
@@ -109,7 +109,7 @@ static int list(const char *subject) {
 
 int bench_list_main(int argc, char **argv) {
   int code;
-  o = bench_options_default("list", "quick", argc, argv);
+  asked = bench_options_default("list", "quick", argc, argv);
   words.count = 0;
   if (!cli_parse(&command, argc, argv, &code)) return code;
   if (words.count == 2 && !strcmp(words.item[0], "preset")) return print_preset(words.item[1]);

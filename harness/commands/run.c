@@ -6,24 +6,25 @@
 #include "machine/affinity.h"
 #include "machine/emulation.h"
 
-static bench_options o;
+static bench_options asked;
 
 static const cli_option options[] = {
-    BENCH_CASE_OPTIONS(&o),
-    BENCH_KERNEL_OPTIONS(&o),
-    {CLI_STRING, 0, "require", "ISA", "a skip of a kernel of this tier is a failure", &o.require},
+    BENCH_CASE_OPTIONS(&asked),
+    BENCH_KERNEL_OPTIONS(&asked),
+    {CLI_STRING, 0, "require", "ISA", "a skip of a kernel of this tier is a failure", &asked.require},
     CLI_HEADING("Measuring"),
     {CLI_DURATION, 0, "budget", "TIME", "of the whole run: 90s, 5m; cases beyond it are skipped (default none)",
-     &o.budget_s},
-    {CLI_DURATION, 0, "case-budget", "TIME", "of the rounds of one case (default 5s)", &o.case_budget_s},
+     &asked.budget_s},
+    {CLI_DURATION, 0, "case-budget", "TIME", "of the rounds of one case (default 5s)", &asked.case_budget_s},
     {CLI_PERCENT, 0, "precision", "SHARE", "stop when the 95 % interval of every median is within +- this (default 1%)",
-     &o.precision},
+     &asked.precision},
     {CLI_INT, 0, "rounds", "N",
-     "exactly so many rounds, whatever budget and precision say (default 11 to 200, 21 for --preset limits)", &o.rounds},
-    {CLI_STRING, 0, "cpus", "LIST", BENCH_CPUS_HELP, &o.cpus},
-    {CLI_FLAG, 0, "strict-env", NULL, "measure nothing if attnbench env finds something BAD", &o.strict_env},
-    {CLI_FLAG, 0, "gate", NULL, "with --preset limits, the table of goals: a row short of its floor is a failure", &o.gate},
-    BENCH_OUTPUT_OPTIONS(&o),
+     "exactly so many rounds, whatever budget and precision say (default 11 to 200, 21 for --preset limits)", &asked.rounds},
+    {CLI_STRING, 0, "cpus", "LIST", BENCH_CPUS_HELP, &asked.cpus},
+    {CLI_FLAG, 0, "strict-env", NULL, "measure nothing if attnbench env finds something BAD", &asked.strict_env},
+    {CLI_FLAG, 0, "gate", NULL, "with --preset limits, the table of goals: a row short of its floor is a failure",
+     &asked.gate},
+    BENCH_OUTPUT_OPTIONS(&asked),
     CLI_END,
 };
 
@@ -37,9 +38,9 @@ static const cli_command command = {.name = "run",
 
 int bench_run_main(int argc, char **argv) {
   int code;
-  o = bench_options_default("run", "quick", argc, argv);
-  o.timed = true;
+  asked = bench_options_default("run", "quick", argc, argv);
+  asked.timed = true;
   if (!cli_parse(&command, argc, argv, &code)) return code;
-  if (!o.dry_run && bench_refuses_to_time("run")) return BENCH_EXIT_UNFIT;
-  return bench_session_run(&o, bench_limits_wanted(&o) ? &bench_limits_steps : &bench_cases_steps);
+  if (!asked.dry_run && bench_refuses_to_time("run")) return BENCH_EXIT_UNFIT;
+  return bench_session_run(&asked, bench_limits_wanted(&asked) ? &bench_limits_steps : &bench_cases_steps);
 }
