@@ -178,14 +178,22 @@ static bool contradicts_masks(const question *q) {
   return strcmp(causal, "top-left") && refuse(q, "causal is %s; layer %s takes causal=top-left", causal, name);
 }
 
-/* Axes that no layer has. */
+/* Axes beside those of the shape that some layer takes; other rules look at them. */
+static bool is_for_layers(bench_axis axis) {
+  static const bench_axis some[] = {AXIS_ALIGN, AXIS_OFFSET, AXIS_WINDOW, AXIS_SCORE, AXIS_SCALE, AXIS_LAYER, AXIS_WIDTH};
+  for (size_t i = 0; i < sizeof some / sizeof *some; i++)
+    if (some[i] == axis) return true;
+  return false;
+}
+
 static bool contradicts_options(const question *q) {
-  static const bench_axis absent[] = {AXIS_MASK, AXIS_BIAS,   AXIS_ALIBI, AXIS_SOFTCAP,   AXIS_SINKS, AXIS_LENGTHS,
-                                      AXIS_LSE,  AXIS_LAYOUT, AXIS_CACHE, AXIS_MAGNITUDE, AXIS_VALUES};
-  for (size_t i = 0; i < sizeof absent / sizeof *absent; i++)
-    if (!is_default(q, absent[i]))
-      return refuse(q, "%s is %s; layers here have no such choice: leave it alone", bench_axis_get(absent[i])->name,
-                    bench_spec_get(q->spec, absent[i]));
+  for (int i = 0; i < AXIS_COUNT; i++) {
+    const bench_axis_info *axis = bench_axis_get((bench_axis)i);
+    const bool optional = axis->place == AXIS_IN_DATA || axis->place == AXIS_IN_RUN;
+    if (optional && !is_for_layers((bench_axis)i) && !is_default(q, (bench_axis)i))
+      return refuse(q, "%s is %s; layers here have no such choice: leave it alone", axis->name,
+                    bench_spec_get(q->spec, (bench_axis)i));
+  }
   return false;
 }
 
