@@ -124,6 +124,10 @@ typedef struct few_kind {
 } few_kind;
 
 enum { LINE_BYTES = 64 };
+#define DTYPE(constant, name, element, ...) \
+  _Static_assert(VEC_LANES * sizeof(element) <= LINE_BYTES, "a vector of " #name " must lie in a line");
+#include "dtypes.def"
+#undef DTYPE
 
 /* Asks for the line that the loops will need PREFETCH_BYTES after the one at `index`, into level 2. A hint only: addresses beyond
  * the tensor do no harm. One hint goes with each line that is used, so that memory is busy while the arithmetic runs; a burst of
