@@ -19,11 +19,11 @@ bench_case valid_case(const char *id) {
   return bench;
 }
 
-static void take_job(layer_one *one) {
+static void take_trial(layer_one *one) {
   static const attn_kernel_info none = {.name = ""};
-  const attn_kernel_info *kernel = attn_kernel_find(bench_layer_kernel(one->job));
+  const attn_kernel_info *kernel = attn_kernel_find(bench_layer_kernel(one->trial));
   one->kernel = kernel ? kernel : &none;
-  one->bytes = bench_layer_workspace(one->job);
+  one->bytes = bench_layer_workspace(one->trial);
   one->workspace = test_allocate(one->bytes);
 }
 
@@ -33,32 +33,32 @@ void open_layer(layer_one *one, const char *kind, const char *shape) {
   one->bench = valid_case(id);
   one->layer = bench_layer_open(&one->bench);
   assert_non_null(one->layer);
-  test_ok(bench_layer_make(one->layer, NULL, &one->job));
-  take_job(one);
+  test_ok(bench_layer_make(one->layer, NULL, &one->trial));
+  take_trial(one);
 }
 
-static void drop_job(layer_one *one) {
-  bench_layer_unmake(one->job);
+static void drop_trial(layer_one *one) {
+  bench_layer_unmake(one->trial);
   free(one->workspace);
-  one->job = NULL;
+  one->trial = NULL;
   one->workspace = NULL;
 }
 
 void close_layer(layer_one *one) {
-  drop_job(one);
+  drop_trial(one);
   bench_layer_close(one->layer);
 }
 
 bool remake_layer(layer_one *one, const attn_kernel_info *kernel, bool wrong) {
-  drop_job(one);
+  drop_trial(one);
   const attn_status status =
-      wrong ? bench_layer_make_wrong(one->layer, kernel, &one->job) : bench_layer_make(one->layer, kernel, &one->job);
+      wrong ? bench_layer_make_wrong(one->layer, kernel, &one->trial) : bench_layer_make(one->layer, kernel, &one->trial);
   if (status == ATTN_UNSUPPORTED) return false;
   test_ok(status);
-  take_job(one);
+  take_trial(one);
   return true;
 }
 
 bench_verdict check_layer(const layer_one *one) {
-  return bench_layer_check(one->job, &one->kernel->numerics, one->workspace, one->bytes);
+  return bench_layer_check(one->trial, &one->kernel->numerics, one->workspace, one->bytes);
 }

@@ -7,7 +7,8 @@
 #include "layers/mha_oracle.h"
 #include "support.h"
 
-/* Weights of size 1 / sqrt(in), a bias where wanted. Every second seed gives a transposed weight. Freed when the tests end. */
+/* Weights of size 1 / sqrt(in), a bias where wanted. Every second seed gives a transposed weight. Freed when the tests
+ * end. */
 attn_linear nn_random_linear(int64_t in, int64_t out, bool bias, unsigned seed);
 
 /* As the oracle takes it. */

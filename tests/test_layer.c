@@ -24,7 +24,7 @@ static void test_right_layers_pass(void **state) {
       const bench_verdict verdict = check_layer(&one);
       if (verdict.status != BENCH_PASS) fail_msg("%s %s: %s", kinds[k], shapes[s], verdict.reason);
       assert_true(verdict.rows_checked > 0 && verdict.max_err_ratio > 0);
-      assert_string_not_equal(bench_layer_product(one.job), "");
+      assert_string_not_equal(bench_layer_product(one.trial), "");
       close_layer(&one);
     }
 }
@@ -39,7 +39,7 @@ static void test_wrong_layers_fail_and_are_not_timed(void **state) {
       bench_layer_data *data = bench_layer_data_of(one.layer);
       *(which ? &data->weights[70] : &data->biases[3]) += 0.05f;
       bench_trial trial = {.kernel = &bench_automatic,
-                           .layer = one.job,
+                           .layer = one.trial,
                            .tensor_count = 1,
                            .workspace = one.workspace,
                            .workspace_bytes = one.bytes,

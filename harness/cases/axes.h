@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* Axes: the named properties of a case, and their values as text.
  *
- * A specification gives every axis one value as text; case_build.c turns it into a bench_case. Users type text, presets hold text
- * and a repro line prints text, so a specification keeps text. axes.def has one line per axis. */
+ * A specification gives every axis one value as text; case_build.c turns it into a bench_case. Users type text, presets
+ * hold text and a repro line prints text, so a specification keeps text. axes.def has one line per axis. */
 #ifndef BENCH_AXES_H
 #define BENCH_AXES_H
 
@@ -38,7 +38,8 @@ typedef struct bench_axis_info {
 
 const bench_axis_info *bench_axis_get(bench_axis axis);
 
-/* NULL if `text` is a value of the axis, or else what it should be. A number must fit the type that the library has for it. */
+/* NULL if `text` is a value of the axis, or else what it should be. A number must fit the type that the library has for
+ * it. */
 const char *bench_axis_wants(const bench_axis_info *axis, const char *text);
 
 /* One value per axis; "" = the fallback. */

@@ -29,8 +29,8 @@ typedef struct bench_case {
   char case_id[BENCH_NAME]; /* case_id.h */
 } bench_case;
 
-/* Builds a case from text. `seed` is the run's; the case's own follows from it and the problem's name, so that thread counts and
- * cache modes share their data. */
+/* Builds a case from text. `seed` is the run's; the case's own follows from it and the problem's name, so that thread
+ * counts and cache modes share their data. */
 void bench_case_build(const bench_spec *asked, uint64_t seed, bench_case *bench);
 
 /* CPUs that this process may use. */

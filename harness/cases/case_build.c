@@ -54,8 +54,8 @@ static void build_shape(bench_case *bench) {
   set_shape(bench, get_or(bench, AXIS_DIM_QK, AXIS_HEAD_DIM), get_or(bench, AXIS_DIM_V, AXIS_HEAD_DIM));
 }
 
-/* A layer's width is its own axis or follows from the heads. Where it is given and no head dimension is, the heads share it. A width
- * that they cannot share becomes 0: bench_layer_contradicts says so. */
+/* A layer's width is its own axis or follows from the heads. Where it is given and no head dimension is, the heads share
+ * it. A width that they cannot share becomes 0: bench_layer_contradicts says so. */
 static void build_layer(bench_case *bench) {
   const bool width_given = !is(bench, AXIS_WIDTH, "default");
   const int64_t heads = bench->problem.heads_q, width = bench_spec_int(&bench->spec, AXIS_WIDTH);

@@ -12,8 +12,8 @@
 /* Sets case_id and seed of a case that is complete otherwise. */
 void bench_case_name(bench_case *bench, uint64_t run_seed);
 
-/* Appends "/magnitude:10/lse:on": the axes of `place` that are not at their defaults, but for those that `skips` is true of (NULL:
- * none). text has room for BENCH_NAME characters. */
+/* Appends "/magnitude:10/lse:on": the axes of `place` that are not at their defaults, but for those that `skips` is true
+ * of (NULL: none). text has room for BENCH_NAME characters. */
 void bench_case_name_axes(const bench_case *bench, bench_axis_place place, bool (*skips)(bench_axis), char *text);
 
 /* One part of an id. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Layers of libattn_nn as cases: which axes each has, which values it sets itself, and what contradicts it. layers.def has one
- * entry per layer; the room layers/ makes, checks and runs them. */
+/* Layers of libattn_nn as cases: which axes each has, which values it sets itself, and what contradicts it. layers.def
+ * has one entry per layer; the room layers/ makes, checks and runs them. */
 #ifndef BENCH_LAYER_INFO_H
 #define BENCH_LAYER_INFO_H
 
@@ -63,12 +63,12 @@ bool bench_layer_has_workspace(const bench_case *bench);
 
 /* ---- Axes ---- */
 
-/* Sets the axes for which the layer has a value of its own, and drops the heads of layers without heads. Without a layer it changes
- * nothing. */
+/* Sets the axes for which the layer has a value of its own, and drops the heads of layers without heads. Without a layer
+ * it changes nothing. */
 void bench_layer_settle(bench_spec *spec);
 
-/* True, with a sentence, if the layer cannot be made for the case: it lacks an option that the case asks for, or the sizes do not
- * fit. */
+/* True, with a sentence, if the layer cannot be made for the case: it lacks an option that the case asks for, or the
+ * sizes do not fit. */
 bool bench_layer_contradicts(const bench_case *bench, char *reason, size_t bytes);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Reading and writing NumPy .npy files (format 1.0-3.0): little and big endian, C and Fortran order, f2, f4, f8, u1/b1, u2, i4, i8.
- * Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html */
+/* Reading and writing NumPy .npy files (format 1.0-3.0): little and big endian, C and Fortran order, f2, f4, f8, u1/b1,
+ * u2, i4, i8. Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html */
 #ifndef BENCH_NPY_H
 #define BENCH_NPY_H
 

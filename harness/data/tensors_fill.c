@@ -148,8 +148,8 @@ static void fill_pairs(const bench_case *bench, bench_buffer *t, bench_stream st
                         bench_value_normal(bench->seed, stream, (uint64_t)(logical_row(t, b, h, i) * t->extent[3] + j)));
 }
 
-/* Which elements of a masking bias are -inf: one row in eight as a whole, a quarter of the tiles of 16 rows x 64 keys, and one in
- * four of the rest; (h, i, j) counts within batch b. */
+/* Which elements of a masking bias are -inf: one row in eight as a whole, a quarter of the tiles of 16 rows x 64 keys,
+ * and one in four of the rest; (h, i, j) counts within batch b. */
 static bool bias_masks(const bench_case *bench, const bench_buffer *t, int64_t b, int64_t h, int64_t i, int64_t j) {
   enum { ROWS = 16, KEYS = 64 };
   const uint64_t row = (uint64_t)logical_row(t, b, h, i), tile = (uint64_t)logical_row(t, b, h, i / ROWS * ROWS);

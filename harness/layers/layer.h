@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* Whole layers as cases: libattn's attention with what stands around it, and the rest of libattn_nn, checked against float64 and
- * timed like a kernel, with the share of the time that each part takes. layer_functions.h has what differs between layers;
- * everything here is the same for all of them. */
+/* Whole layers as cases: libattn's attention with what stands around it, and the rest of libattn_nn, checked against
+ * float64 and timed like a kernel, with the share of the time that each part takes. layer_functions.h has what differs
+ * between layers; everything here is the same for all of them. */
 #ifndef BENCH_LAYER_H
 #define BENCH_LAYER_H
 
@@ -12,7 +12,7 @@
 typedef struct bench_layer bench_layer;
 
 /* The layer made with one kernel. */
-typedef struct bench_layer_job bench_layer_job;
+typedef struct bench_layer_trial bench_layer_trial;
 
 /* Floating-point operations of one call, those of attention included; 0 where nothing counts. And bytes of input, output and
  * weights, each once. */
@@ -30,27 +30,27 @@ struct bench_layer_data *bench_layer_data_of(bench_layer *layer);
 
 /* Makes the layer with this attention kernel (NULL: the automatic choice), and with the projections of the kernel's tier.
  * ATTN_UNSUPPORTED if the layer asks for what the kernel lacks; every failure leaves a sentence in attn_last_error(). */
-attn_status bench_layer_make(bench_layer *layer, const attn_kernel_info *kernel, bench_layer_job **job);
-void bench_layer_unmake(bench_layer_job *job); /* NULL is fine */
-size_t bench_layer_workspace(const bench_layer_job *job);
-const char *bench_layer_kernel(const bench_layer_job *job);  /* "" where there is none */
-const char *bench_layer_product(const bench_layer_job *job); /* "" without dense layers */
+attn_status bench_layer_make(bench_layer *layer, const attn_kernel_info *kernel, bench_layer_trial **trial);
+void bench_layer_unmake(bench_layer_trial *trial); /* NULL is fine */
+size_t bench_layer_workspace(const bench_layer_trial *trial);
+const char *bench_layer_kernel(const bench_layer_trial *trial);  /* "" where there is none */
+const char *bench_layer_product(const bench_layer_trial *trial); /* "" without dense layers */
 
-/* Runs the layer on poisoned output, checks the chosen rows, and checks that two wrong answers would fail: zeros, and the wrong
- * answer of the layer, such as uniform attention. */
-bench_verdict bench_layer_check(bench_layer_job *job, const attn_numerics *numerics, void *workspace, size_t bytes);
+/* Runs the layer on poisoned output, checks the chosen rows, and checks that two wrong answers would fail: zeros, and the
+ * wrong answer of the layer, such as uniform attention. */
+bench_verdict bench_layer_check(bench_layer_trial *trial, const attn_numerics *numerics, void *workspace, size_t bytes);
 
 /* What timing needs: one call, and the output before and after it. */
-attn_status bench_layer_call(bench_layer_job *job, void *workspace, size_t bytes);
-void bench_layer_poison(bench_layer_job *job);
-uint64_t bench_layer_output_hash(const bench_layer_job *job);
+attn_status bench_layer_call(bench_layer_trial *trial, void *workspace, size_t bytes);
+void bench_layer_poison(bench_layer_trial *trial);
+uint64_t bench_layer_output_hash(const bench_layer_trial *trial);
 
 /* Shares of the calls' time since the last reset, 0..1: dense layers, attention, and what is left. All 0 for layers without
  * projections, which report no parts. */
 typedef struct bench_shares {
   double projections, attention, rest;
 } bench_shares;
-void bench_layer_reset_shares(bench_layer_job *job);
-bench_shares bench_layer_shares(const bench_layer_job *job);
+void bench_layer_reset_shares(bench_layer_trial *trial);
+bench_shares bench_layer_shares(const bench_layer_trial *trial);
 
 #endif

@@ -62,24 +62,24 @@ static attn_block_config decoder_config(const bench_layer_data *data) {
 
 /* ---- Running ---- */
 
-static attn_status create(bench_layer_job *job, const attn_block_config *config) {
+static attn_status create(bench_layer_trial *trial, const attn_block_config *config) {
   attn_block *block = NULL;
-  const attn_status status = attn_block_create(config, &job->options, &block);
-  job->layer = block;
-  bench_layer_name_kernel(job, attn_block_kernel(block));
+  const attn_status status = attn_block_create(config, &trial->options, &block);
+  trial->layer = block;
+  bench_layer_name_kernel(trial, attn_block_kernel(block));
   return status;
 }
 
 static void block_destroy(void *layer) { attn_block_destroy(layer); }
-static size_t block_workspace(const bench_layer_job *job) { return attn_block_workspace(job->layer); }
+static size_t block_workspace(const bench_layer_trial *trial) { return attn_block_workspace(trial->layer); }
 
-static attn_status run(bench_layer_job *job, const float *memory, void *workspace, size_t bytes) {
+static attn_status run(bench_layer_trial *trial, const float *memory, void *workspace, size_t bytes) {
   attn_block_profile profile = {0};
-  const attn_block_args args = {.x = job->data->x, .memory = memory, .y = job->data->y, .profile = &profile};
-  const attn_status status = attn_block_run(job->layer, &args, workspace, bytes);
-  job->time.projections_ns += profile.projections_ns + profile.feed_forward_ns;
-  job->time.attention_ns += profile.attention_ns;
-  job->time.total_ns += profile.total_ns;
+  const attn_block_args args = {.x = trial->data->x, .memory = memory, .y = trial->data->y, .profile = &profile};
+  const attn_status status = attn_block_run(trial->layer, &args, workspace, bytes);
+  trial->time.projections_ns += profile.projections_ns + profile.feed_forward_ns;
+  trial->time.attention_ns += profile.attention_ns;
+  trial->time.total_ns += profile.total_ns;
   return status;
 }
 
@@ -106,14 +106,14 @@ static attn_nn_field after_feed_forward(attn_nn_field x, const attn_block_config
 static bench_layer_shape encoder_shape(const bench_case *bench) { return block_shape(bench, 1); }
 static double encoder_flops(const bench_case *bench) { return bench_dense_flops(bench, block_weights(bench, 1)); }
 
-static attn_status encoder_create(bench_layer_job *job) {
-  attn_block_config config = encoder_config(job->data);
-  if (job->wrong) config.self.attention.scale = 0;
-  return create(job, &config);
+static attn_status encoder_create(bench_layer_trial *trial) {
+  attn_block_config config = encoder_config(trial->data);
+  if (trial->wrong) config.self.attention.scale = 0;
+  return create(trial, &config);
 }
 
-static attn_status encoder_run(bench_layer_job *job, void *workspace, size_t bytes) {
-  return run(job, NULL, workspace, bytes);
+static attn_status encoder_run(bench_layer_trial *trial, void *workspace, size_t bytes) {
+  return run(trial, NULL, workspace, bytes);
 }
 
 static attn_nn_field encoder_expect(const bench_chosen *c) {
@@ -142,14 +142,14 @@ static double decoder_flops(const bench_case *bench) {
   return cross + bench_dense_flops(bench, block_weights(bench, 2));
 }
 
-static attn_status decoder_create(bench_layer_job *job) {
-  attn_block_config config = decoder_config(job->data);
-  if (job->wrong) config.cross.attention.scale = 0;
-  return create(job, &config);
+static attn_status decoder_create(bench_layer_trial *trial) {
+  attn_block_config config = decoder_config(trial->data);
+  if (trial->wrong) config.cross.attention.scale = 0;
+  return create(trial, &config);
 }
 
-static attn_status decoder_run(bench_layer_job *job, void *workspace, size_t bytes) {
-  return run(job, job->data->x, workspace, bytes);
+static attn_status decoder_run(bench_layer_trial *trial, void *workspace, size_t bytes) {
+  return run(trial, trial->data->x, workspace, bytes);
 }
 
 static attn_nn_field decoder_expect(const bench_chosen *c) {

@@ -43,13 +43,13 @@ static void compare(const bench_layer *layer, bool zeros, bench_verdict *verdict
 }
 
 /* Compares the wrong answer of the layer. If it passes, the case cannot see that error. */
-static attn_status run_wrong(bench_layer_job *job, void *workspace, size_t bytes, bench_verdict *verdict) {
-  bench_layer_job *wrong;
-  attn_status status = bench_layer_make_job(job->of, &job->options, true, &wrong);
+static attn_status run_wrong(bench_layer_trial *trial, void *workspace, size_t bytes, bench_verdict *verdict) {
+  bench_layer_trial *wrong;
+  attn_status status = bench_layer_make_trial(trial->of, &trial->options, true, &wrong);
   if (status != ATTN_OK) return status;
   status = bench_layer_call(wrong, workspace, bytes);
   bench_layer_unmake(wrong);
-  if (status == ATTN_OK) compare(job->of, false, verdict);
+  if (status == ATTN_OK) compare(trial->of, false, verdict);
   return status;
 }
 
@@ -72,24 +72,24 @@ static void decide(const bench_layer *layer, bench_verdict *verdict) {
 }
 
 /* The wrong answer that the case does not tell from the right one, or NULL. */
-static const char *undetected(const bench_layer_job *job, const bench_verdict *zeros, const bench_verdict *wrong) {
-  if (job->of->rows.count == 0) return NULL;
+static const char *undetected(const bench_layer_trial *trial, const bench_verdict *zeros, const bench_verdict *wrong) {
+  if (trial->of->rows.count == 0) return NULL;
   if (zeros->max_err_ratio <= 1) return "zeros";
-  return wrong->max_err_ratio <= 1 ? job->data->functions->wrong : NULL;
+  return wrong->max_err_ratio <= 1 ? trial->data->functions->wrong : NULL;
 }
 
-bench_verdict bench_layer_check(bench_layer_job *job, const attn_numerics *numerics, void *workspace, size_t bytes) {
-  bench_layer *layer = job->of;
+bench_verdict bench_layer_check(bench_layer_trial *trial, const attn_numerics *numerics, void *workspace, size_t bytes) {
+  bench_layer *layer = trial->of;
   bench_verdict verdict, zeros, wrong;
   if (!bench_layer_expect(layer, numerics)) return error_verdict("out of memory for the oracle's answer");
   compare(layer, true, &zeros);
-  if (run_wrong(job, workspace, bytes, &wrong) != ATTN_OK) return error_verdict(attn_last_error());
-  bench_layer_poison(job);
-  if (bench_layer_call(job, workspace, bytes) != ATTN_OK) return error_verdict(attn_last_error());
+  if (run_wrong(trial, workspace, bytes, &wrong) != ATTN_OK) return error_verdict(attn_last_error());
+  bench_layer_poison(trial);
+  if (bench_layer_call(trial, workspace, bytes) != ATTN_OK) return error_verdict(attn_last_error());
   compare(layer, false, &verdict);
   decide(layer, &verdict);
-  verdict.output_hash = bench_layer_output_hash(job);
-  const char *missed = undetected(job, &zeros, &wrong);
+  verdict.output_hash = bench_layer_output_hash(trial);
+  const char *missed = undetected(trial, &zeros, &wrong);
   if (verdict.status == BENCH_PASS && missed) {
     verdict.status = BENCH_DEGENERATE;
     snprintf(verdict.reason, sizeof verdict.reason, "%s would pass as well", missed);

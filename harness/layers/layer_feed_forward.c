@@ -22,27 +22,27 @@ attn_feed_forward_config bench_feed_forward_at(const bench_layer_data *data, int
 }
 
 /* The wrong answer here is the other activation: there are no keys to look at. */
-static attn_status feed_forward_create(bench_layer_job *job) {
-  attn_feed_forward_config config = bench_feed_forward_at(job->data, 0, 0);
-  if (job->wrong) config.activation = ATTN_GELU;
+static attn_status feed_forward_create(bench_layer_trial *trial) {
+  attn_feed_forward_config config = bench_feed_forward_at(trial->data, 0, 0);
+  if (trial->wrong) config.activation = ATTN_GELU;
   attn_feed_forward *layer = NULL;
-  const attn_status status = attn_feed_forward_create(&config, &job->options, &layer);
-  job->layer = layer;
+  const attn_status status = attn_feed_forward_create(&config, &trial->options, &layer);
+  trial->layer = layer;
   return status;
 }
 
 static void feed_forward_destroy(void *layer) { attn_feed_forward_destroy(layer); }
-static size_t feed_forward_workspace(const bench_layer_job *job) {
-  return attn_feed_forward_workspace(job->layer, bench_layer_case_rows(job->data->bench));
+static size_t feed_forward_workspace(const bench_layer_trial *trial) {
+  return attn_feed_forward_workspace(trial->layer, bench_layer_case_rows(trial->data->bench));
 }
 
-static attn_status feed_forward_run(bench_layer_job *job, void *workspace, size_t bytes) {
+static attn_status feed_forward_run(bench_layer_trial *trial, void *workspace, size_t bytes) {
   const double begin = bench_now_ns();
-  const attn_status status = attn_feed_forward_run(job->layer, bench_layer_case_rows(job->data->bench), job->data->x,
-                                                   job->data->y, workspace, bytes);
+  const attn_status status = attn_feed_forward_run(trial->layer, bench_layer_case_rows(trial->data->bench), trial->data->x,
+                                                   trial->data->y, workspace, bytes);
   const double spent = bench_now_ns() - begin;
-  job->time.projections_ns += spent;
-  job->time.total_ns += spent;
+  trial->time.projections_ns += spent;
+  trial->time.total_ns += spent;
   return status;
 }
 
@@ -92,11 +92,11 @@ static const float *residual_of(const bench_layer_data *data) {
   return data->x + bench_layer_case_rows(data->bench) * data->bench->width;
 }
 
-static attn_status add_norm_run(bench_layer_job *job, void *workspace, size_t bytes) {
+static attn_status add_norm_run(bench_layer_trial *trial, void *workspace, size_t bytes) {
   (void)workspace, (void)bytes;
-  const bench_layer_data *data = job->data;
+  const bench_layer_data *data = trial->data;
   attn_norm norm = bench_norm_at(data, 0);
-  if (job->wrong) norm.epsilon = 0.1f;
+  if (trial->wrong) norm.epsilon = 0.1f;
   return attn_add_layer_norm(bench_layer_case_rows(data->bench), data->bench->width, data->x, residual_of(data), &norm, NULL,
                              data->y);
 }

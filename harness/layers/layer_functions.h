@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What each layer supplies: cases/layers.def has its name, and bench_layer_<constant> its functions. Everything else is the same for
- * all layers. */
+/* What each layer supplies: cases/layers.def has its name, and bench_layer_<constant> its functions. Everything else is
+ * the same for all layers. */
 #ifndef BENCH_LAYER_FUNCTIONS_H
 #define BENCH_LAYER_FUNCTIONS_H
 
@@ -41,7 +41,7 @@ typedef struct bench_layer_rows {
 } bench_layer_rows;
 
 /* The layer made with one kernel. */
-struct bench_layer_job {
+struct bench_layer_trial {
   const bench_layer_data *data;
   bench_layer *of;
   attn_options options;
@@ -67,10 +67,10 @@ struct bench_layer_functions {
   void (*prepare)(bench_layer_data *data);  /* gives numbers another size, where the layer needs it; or NULL */
   const char *wrong;                        /* the wrong answer that every case must tell from the right one */
   attn_status (*create)(
-      bench_layer_job *job);    /* sets layer and, where it runs attention, kernel; NULL: nothing outlives a call */
-  void (*destroy)(void *layer); /* takes NULL; NULL where `create` is */
-  size_t (*workspace)(const bench_layer_job *job); /* NULL: 0 bytes */
-  attn_status (*run)(bench_layer_job *job, void *workspace, size_t bytes);
+      bench_layer_trial *trial); /* sets layer and, where it runs attention, kernel; NULL: nothing outlives a call */
+  void (*destroy)(void *layer);  /* takes NULL; NULL where `create` is */
+  size_t (*workspace)(const bench_layer_trial *trial); /* NULL: 0 bytes */
+  attn_status (*run)(bench_layer_trial *trial, void *workspace, size_t bytes);
   attn_nn_field (*expect)(const bench_chosen *chosen); /* [count][columns]; NULL: the self-attention is the answer */
   bool after_mha;                                      /* begins with multi-head self-attention of x */
 };
@@ -89,12 +89,12 @@ bench_layer_shape bench_layer_rows_to_rows(const bench_case *bench, int64_t weig
 double bench_dense_flops(const bench_case *bench, int64_t weights);
 
 /* Copies the name of the kernel that a layer says it runs. */
-void bench_layer_name_kernel(bench_layer_job *job, const char *kernel);
+void bench_layer_name_kernel(bench_layer_trial *trial, const char *kernel);
 
 void bench_add_times(bench_layer_time *time, const attn_mha_profile *profile);
 
-/* A job that gives the wrong answer: the check compares with it. */
-attn_status bench_layer_make_wrong(bench_layer *layer, const attn_kernel_info *kernel, bench_layer_job **job);
+/* A trial that gives the wrong answer: the check compares with it. */
+attn_status bench_layer_make_wrong(bench_layer *layer, const attn_kernel_info *kernel, bench_layer_trial **trial);
 
 /* ---- For expected answers ---- */
 

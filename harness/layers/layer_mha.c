@@ -42,31 +42,33 @@ static attn_mha_problem problem_of(const bench_layer_data *data) {
 
 /* ---- Self-attention ---- */
 
-static attn_status create(bench_layer_job *job, attn_mha_problem problem) {
-  const attn_mha_weights weights = bench_mha_weights_of(job->data);
-  const attn_mha_options options = {.attention = job->options};
-  if (job->wrong) problem.attention.scale = 0;
+static attn_status create(bench_layer_trial *trial, attn_mha_problem problem) {
+  const attn_mha_weights weights = bench_mha_weights_of(trial->data);
+  const attn_mha_options options = {.attention = trial->options};
+  if (trial->wrong) problem.attention.scale = 0;
   attn_mha *mha = NULL;
   const attn_status status = attn_mha_create(&problem, &weights, &options, &mha);
-  job->layer = mha;
-  bench_layer_name_kernel(job, attn_mha_kernel(mha));
+  trial->layer = mha;
+  bench_layer_name_kernel(trial, attn_mha_kernel(mha));
   return status;
 }
 
-static attn_status mha_create(bench_layer_job *job) { return create(job, problem_of(job->data)); }
+static attn_status mha_create(bench_layer_trial *trial) { return create(trial, problem_of(trial->data)); }
 static void mha_destroy(void *layer) { attn_mha_destroy(layer); }
-static size_t mha_workspace(const bench_layer_job *job) { return attn_mha_workspace(job->layer); }
+static size_t mha_workspace(const bench_layer_trial *trial) { return attn_mha_workspace(trial->layer); }
 
 /* memory: NULL for self-attention. */
-static attn_status run(bench_layer_job *job, const float *memory, void *workspace, size_t bytes) {
+static attn_status run(bench_layer_trial *trial, const float *memory, void *workspace, size_t bytes) {
   attn_mha_profile profile = {0};
-  const attn_mha_args args = {.x = job->data->x, .memory = memory, .y = job->data->y, .profile = &profile};
-  const attn_status status = attn_mha_run(job->layer, &args, workspace, bytes);
-  bench_add_times(&job->time, &profile);
+  const attn_mha_args args = {.x = trial->data->x, .memory = memory, .y = trial->data->y, .profile = &profile};
+  const attn_status status = attn_mha_run(trial->layer, &args, workspace, bytes);
+  bench_add_times(&trial->time, &profile);
   return status;
 }
 
-static attn_status mha_run(bench_layer_job *job, void *workspace, size_t bytes) { return run(job, NULL, workspace, bytes); }
+static attn_status mha_run(bench_layer_trial *trial, void *workspace, size_t bytes) {
+  return run(trial, NULL, workspace, bytes);
+}
 
 const bench_layer_functions bench_layer_mha = {.shape = mha_shape,
                                                .flops = mha_flops,
@@ -128,13 +130,13 @@ attn_mha_problem bench_cross_problem(const bench_layer_data *data, int64_t batch
   return problem;
 }
 
-static attn_status cross_create(bench_layer_job *job) {
-  const attn_problem *p = &job->data->bench->problem;
-  return create(job, bench_cross_problem(job->data, p->batch, p->seq_q));
+static attn_status cross_create(bench_layer_trial *trial) {
+  const attn_problem *p = &trial->data->bench->problem;
+  return create(trial, bench_cross_problem(trial->data, p->batch, p->seq_q));
 }
 
-static attn_status cross_run(bench_layer_job *job, void *workspace, size_t bytes) {
-  return run(job, job->data->x, workspace, bytes);
+static attn_status cross_run(bench_layer_trial *trial, void *workspace, size_t bytes) {
+  return run(trial, trial->data->x, workspace, bytes);
 }
 
 attn_nn_field bench_cross_expect(const bench_chosen *c, const attn_mha_weights *weights, const attn_nn_field *x) {

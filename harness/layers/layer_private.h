@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What layer.c allocates, layer_job.c runs and layer_check.c compares with the rows of layer_expect.c. */
+/* What layer.c allocates, layer_trial.c runs and layer_check.c compares with the rows of layer_expect.c. */
 #ifndef BENCH_LAYER_PRIVATE_H
 #define BENCH_LAYER_PRIVATE_H
 
@@ -15,8 +15,8 @@ struct bench_layer {
   int64_t y_floats;
 };
 
-/* Makes a job with these options. */
-attn_status bench_layer_make_job(bench_layer *layer, const attn_options *options, bool wrong, bench_layer_job **result);
+/* Makes a trial with these options. */
+attn_status bench_layer_make_trial(bench_layer *layer, const attn_options *options, bool wrong, bench_layer_trial **result);
 
 /* Fills in the expected rows and their limits. False if memory is short. */
 bool bench_layer_expect(bench_layer *layer, const attn_numerics *numerics);

@@ -58,32 +58,32 @@ static attn_additive_config additive_config(const bench_layer_data *data) {
                                 .score_weight = data->weights + 2 * width * hidden};
 }
 
-static attn_status additive_create(bench_layer_job *job) {
-  attn_additive_config config = additive_config(job->data);
+static attn_status additive_create(bench_layer_trial *trial) {
+  attn_additive_config config = additive_config(trial->data);
   float *zeros = calloc((size_t)config.hidden, sizeof *zeros);
   if (!zeros) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for %lld zeros", (long long)config.hidden);
-  if (job->wrong) config.score_weight = zeros;
+  if (trial->wrong) config.score_weight = zeros;
   attn_additive *layer = NULL;
-  const attn_status status = attn_additive_create(&config, &job->options, &layer);
+  const attn_status status = attn_additive_create(&config, &trial->options, &layer);
   free(zeros);
-  job->layer = layer;
-  bench_layer_name_kernel(job, attn_additive_kernel(layer));
+  trial->layer = layer;
+  bench_layer_name_kernel(trial, attn_additive_kernel(layer));
   return status;
 }
 
 static void additive_destroy(void *layer) { attn_additive_destroy(layer); }
-static size_t additive_workspace(const bench_layer_job *job) { return attn_additive_workspace(job->layer); }
+static size_t additive_workspace(const bench_layer_trial *trial) { return attn_additive_workspace(trial->layer); }
 
-static attn_status additive_run(bench_layer_job *job, void *workspace, size_t bytes) {
-  const bench_layer_data *data = job->data;
+static attn_status additive_run(bench_layer_trial *trial, void *workspace, size_t bytes) {
+  const bench_layer_data *data = trial->data;
   attn_mha_profile profile = {0};
   const attn_additive_args args = {.q = data->x,
                                    .k = data->x + keys_at(data->bench),
                                    .v = data->x + additive_values_at(data->bench),
                                    .o = data->y,
                                    .profile = &profile};
-  const attn_status status = attn_additive_run(job->layer, &args, workspace, bytes);
-  bench_add_times(&job->time, &profile);
+  const attn_status status = attn_additive_run(trial->layer, &args, workspace, bytes);
+  bench_add_times(&trial->time, &profile);
   return status;
 }
 
@@ -130,9 +130,9 @@ static void prepare_regression(bench_layer_data *data) {
   for (int64_t i = 0; i < dim; i++) data->weights[i] = (0.5f + fabsf(data->weights[i])) / sqrtf((float)dim);
 }
 
-static attn_status regression_run(bench_layer_job *job, void *workspace, size_t bytes) {
+static attn_status regression_run(bench_layer_trial *trial, void *workspace, size_t bytes) {
   (void)workspace, (void)bytes;
-  const bench_layer_data *data = job->data;
+  const bench_layer_data *data = trial->data;
   const attn_problem *p = &data->bench->problem;
   const attn_regression regression = {.points = p->seq_k,
                                       .queries = p->seq_q,
@@ -141,15 +141,15 @@ static attn_status regression_run(bench_layer_job *job, void *workspace, size_t 
                                       .query = data->x,
                                       .x = data->x + points_at(data->bench),
                                       .y = data->x + regression_values_at(data->bench),
-                                      .inverse_width = job->wrong ? job->layer : data->weights,
+                                      .inverse_width = trial->wrong ? trial->layer : data->weights,
                                       .prediction = data->y};
-  return attn_kernel_regression(&regression, &job->options);
+  return attn_kernel_regression(&regression, &trial->options);
 }
 
 /* Bandwidths without end are the wrong answer: every point is as near as any other. */
-static attn_status regression_create(bench_layer_job *job) {
-  job->layer = calloc((size_t)job->data->shape.weights, sizeof(float));
-  return job->layer ? ATTN_OK : attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for bandwidths");
+static attn_status regression_create(bench_layer_trial *trial) {
+  trial->layer = calloc((size_t)trial->data->shape.weights, sizeof(float));
+  return trial->layer ? ATTN_OK : attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for bandwidths");
 }
 
 static attn_nn_field regression_expect(const bench_chosen *c) {

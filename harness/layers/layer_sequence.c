@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What follows from the order of tokens, as cases: sinusoidal positions, and a decoding step with a KV cache. Neither has weights. */
+/* What follows from the order of tokens, as cases: sinusoidal positions, and a decoding step with a KV cache. Neither has
+ * weights. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,10 +28,10 @@ static attn_status run_base_100(const bench_layer_data *data) {
   return status;
 }
 
-static attn_status positions_run(bench_layer_job *job, void *workspace, size_t bytes) {
+static attn_status positions_run(bench_layer_trial *trial, void *workspace, size_t bytes) {
   (void)workspace, (void)bytes;
-  const bench_layer_data *data = job->data;
-  if (job->wrong) return run_base_100(data);
+  const bench_layer_data *data = trial->data;
+  if (trial->wrong) return run_base_100(data);
   return attn_sinusoidal_positions(0, data->bench->problem.seq_q, data->bench->width, data->y);
 }
 
@@ -89,8 +90,8 @@ static void step_destroy(void *layer) {
 }
 
 /* A first step on the empty cache makes the plan of such steps, which says what kernel they run. */
-static attn_status step_create(bench_layer_job *job) {
-  const bench_layer_data *data = job->data;
+static attn_status step_create(bench_layer_trial *trial) {
+  const bench_layer_data *data = trial->data;
   const attn_problem *p = &data->bench->problem;
   const step_layout l = lay_out(data->bench);
   const attn_kv_cache_shape shape = {.batch = p->batch,
@@ -100,14 +101,14 @@ static attn_status step_create(bench_layer_job *job) {
                                      .dim_v = p->dim_v,
                                      .capacity = p->seq_k,
                                      .dtype = ATTN_F32};
-  step_state *state = job->layer = calloc(1, sizeof *state);
+  step_state *state = trial->layer = calloc(1, sizeof *state);
   if (state) state->zeros = calloc((size_t)l.k + 1, sizeof *state->zeros);
   if (!state || !state->zeros) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for a decoding step");
-  attn_status status = attn_kv_cache_create(&shape, &job->options, &state->cache);
+  attn_status status = attn_kv_cache_create(&shape, &trial->options, &state->cache);
   if (status == ATTN_OK)
     status = attn_kv_cache_step(state->cache, l.tokens, NULL, data->x, data->x + l.k, data->x + l.v, data->y);
   if (status == ATTN_OK) status = attn_kv_cache_truncate(state->cache, 0);
-  if (status == ATTN_OK) bench_layer_name_kernel(job, attn_kv_cache_kernel(state->cache));
+  if (status == ATTN_OK) bench_layer_name_kernel(trial, attn_kv_cache_kernel(state->cache));
   return status;
 }
 
@@ -168,16 +169,16 @@ static attn_status fill(const bench_layer_data *data, attn_kv_cache *cache) {
 }
 
 /* The first call, which is the check's, fills the cache. */
-static attn_status step_run(bench_layer_job *job, void *workspace, size_t bytes) {
+static attn_status step_run(bench_layer_trial *trial, void *workspace, size_t bytes) {
   (void)workspace, (void)bytes;
-  const bench_layer_data *data = job->data;
-  const step_state *state = job->layer;
+  const bench_layer_data *data = trial->data;
+  const step_state *state = trial->layer;
   const step_layout l = lay_out(data->bench);
   attn_status status = ATTN_OK;
   if (attn_kv_cache_lengths(state->cache)[0] < l.cached) status = fill(data, state->cache);
   if (status == ATTN_OK) status = attn_kv_cache_truncate(state->cache, l.cached);
   if (status != ATTN_OK) return status;
-  const float *q = job->wrong ? state->zeros : data->x;
+  const float *q = trial->wrong ? state->zeros : data->x;
   return attn_kv_cache_step(state->cache, l.tokens, NULL, q, data->x + l.k, data->x + l.v, data->y);
 }
 

@@ -70,7 +70,8 @@ static double random_flops(const bench_case *bench) {
   return 2.0 * (double)bench_layer_case_rows(bench) * (double)(l.weights - l.value);
 }
 
-/* Scores that differ by about one: the second matrices are `hidden` deep, and learnt scores are normal numbers themselves. */
+/* Scores that differ by about one: the second matrices are `hidden` deep, and learnt scores are normal numbers
+ * themselves. */
 static void prepare_synthesizer(bench_layer_data *data) {
   const bench_case *bench = data->bench;
   const bool dense = kind_of(data) == ATTN_SYNTHESIZER_DENSE;
@@ -110,8 +111,8 @@ static void flatten(attn_synthesizer_config *config, synthesizer_maps *maps) {
   config->scores = maps->zeros;
 }
 
-static attn_status synthesizer_create(bench_layer_job *job) {
-  const bench_layer_data *data = job->data;
+static attn_status synthesizer_create(bench_layer_trial *trial) {
+  const bench_layer_data *data = trial->data;
   const attn_problem *p = &data->bench->problem;
   synthesizer_maps maps;
   if (!make_maps(data, &maps)) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for the maps of a Synthesizer");
@@ -129,23 +130,23 @@ static attn_status synthesizer_create(bench_layer_job *job) {
                                     .scores = data->weights,
                                     .value = value_of(data),
                                     .output = output_of(data)};
-  if (job->wrong) flatten(&config, &maps);
+  if (trial->wrong) flatten(&config, &maps);
   attn_synthesizer *layer = NULL;
-  const attn_status status = attn_synthesizer_create(&config, &job->options, &layer);
+  const attn_status status = attn_synthesizer_create(&config, &trial->options, &layer);
   free_maps(&maps);
-  job->layer = layer;
-  bench_layer_name_kernel(job, attn_synthesizer_kernel(layer));
+  trial->layer = layer;
+  bench_layer_name_kernel(trial, attn_synthesizer_kernel(layer));
   return status;
 }
 
 static void synthesizer_destroy(void *layer) { attn_synthesizer_destroy(layer); }
-static size_t synthesizer_workspace(const bench_layer_job *job) { return attn_synthesizer_workspace(job->layer); }
+static size_t synthesizer_workspace(const bench_layer_trial *trial) { return attn_synthesizer_workspace(trial->layer); }
 
-static attn_status synthesizer_run(bench_layer_job *job, void *workspace, size_t bytes) {
+static attn_status synthesizer_run(bench_layer_trial *trial, void *workspace, size_t bytes) {
   attn_mha_profile profile = {0};
-  const attn_synthesizer_args args = {.x = job->data->x, .y = job->data->y, .profile = &profile};
-  const attn_status status = attn_synthesizer_run(job->layer, &args, workspace, bytes);
-  bench_add_times(&job->time, &profile);
+  const attn_synthesizer_args args = {.x = trial->data->x, .y = trial->data->y, .profile = &profile};
+  const attn_status status = attn_synthesizer_run(trial->layer, &args, workspace, bytes);
+  bench_add_times(&trial->time, &profile);
   return status;
 }
 

@@ -17,7 +17,8 @@ typedef struct dense {
   bool has_bias;
 } dense;
 
-/* Rows of a projection: values, and what rounding may have done to each of them: at most, as good as ever, and as a variance. */
+/* Rows of a projection: values, and what rounding may have done to each of them: at most, as good as ever, and as a
+ * variance. */
 typedef struct rows {
   int64_t columns;
   double *value, *proven, *sharp, *variance; /* [rows][columns] */
@@ -157,8 +158,8 @@ static void carry_errors(const dense *d, const double *error, output_row y) {
 /* Of a sum of `terms` products whose squares add up to `squares`: its partial sums walk at random or climb to `value`. */
 static double own_variance(double terms, double squares, double value) { return U * U * terms * (squares + value * value); }
 
-/* A chain of depth + 1 roundings, each of at most the sum of absolute terms; or, where terms have no mean, of about their root sum of
- * squares. */
+/* A chain of depth + 1 roundings, each of at most the sum of absolute terms; or, where terms have no mean, of about their
+ * root sum of squares. */
 static void project(const dense *d, input_row x, output_row y) {
   const double depth = (double)d->depth, underflow = depth * 0x1p-149;
   add_terms(d, x.value, y);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Multi-head attention in float64, and by how much a float32 layer may miss it (docs/numerics.md, "Layers"). Shares no code with the
- * layer: projections are loops over float64, attention is the oracle of kernels/ref. */
+/* Multi-head attention in float64, and by how much a float32 layer may miss it (docs/numerics.md, "Layers"). Shares no
+ * code with the layer: projections are loops over float64, attention is the oracle of kernels/ref. */
 #ifndef BENCH_MHA_ORACLE_H
 #define BENCH_MHA_ORACLE_H
 
@@ -22,9 +22,9 @@ typedef struct mha_oracle_row {
   double *lse_limit; /* [heads_q], with lse */
 } mha_oracle_row;
 
-/* Fills in row i of batch b for an attention kernel of the given numerics. zero_mean: the inputs and weights are generated, so that
- * errors average out, and the sharp limit holds where it is lower. The keys and values of a batch are projected once, so visit
- * the rows of a batch together. */
+/* Fills in row i of batch b for an attention kernel of the given numerics. zero_mean: the inputs and weights are
+ * generated, so that errors average out, and the sharp limit holds where it is lower. The keys and values of a batch are
+ * projected once, so visit the rows of a batch together. */
 void mha_oracle_compute(mha_oracle *oracle, int64_t b, int64_t i, const attn_numerics *numerics, bool zero_mean,
                         const mha_oracle_row *row);
 
@@ -36,7 +36,8 @@ typedef struct mha_oracle_call {
   attn_numerics numerics;
 } mha_oracle_call;
 
-/* All rows for x [batch * seq_q] and memory [batch * seq_k], NULL for self-attention. Aborts without memory, as all of nn_oracle_f64.h. */
+/* All rows for x [batch * seq_q] and memory [batch * seq_k], NULL for self-attention. Aborts without memory, as all of
+ * nn_oracle_f64.h. */
 attn_nn_field mha_oracle_field(const mha_oracle_call *call, const attn_nn_field *x, const attn_nn_field *memory);
 
 #endif

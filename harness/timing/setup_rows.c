@@ -31,7 +31,7 @@ static void fill_peak(const bench_setup *s, bench_trial *t, bench_row *row) {
 }
 
 /* Shares of the time of a layer's parts. */
-static void fill_shares(const bench_case *bench, const bench_layer_job *layer, bench_row *row) {
+static void fill_shares(const bench_case *bench, const bench_layer_trial *layer, bench_row *row) {
   if (!bench_layer_has_projections(bench)) return;
   const bench_shares shares = bench_layer_shares(layer);
   row->projections_pct = 100 * shares.projections;

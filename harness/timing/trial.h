@@ -24,7 +24,7 @@ typedef struct bench_trial {
 
   /* What runs: a plan on tensors, or a layer, which has its own data. The verdict holds for these and no others. */
   attn_plan *plan;
-  bench_layer_job *layer;
+  bench_layer_trial *layer;
   bench_tensors *tensors; /* [tensor_count] with the same values; more than one where caches are to be cold */
   int tensor_count;       /* 1 for a layer */
   void *workspace;

@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: MIT */
+/* A layer made with one kernel: making it, calling it, and where its time went. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "attn/extend.h"
+#include "layers/layer_private.h"
+
+/* ---- Making ---- */
+
+void bench_layer_name_kernel(bench_layer_trial *trial, const char *kernel) {
+  snprintf(trial->kernel, sizeof trial->kernel, "%s", kernel);
+}
+
+/* The kernel that attention of the case runs. A layer that chooses otherwise overwrites the name. */
+static attn_status name_kernel(bench_layer_trial *trial) {
+  attn_plan *plan;
+  const attn_status status = attn_plan_create(&trial->data->bench->problem, &trial->options, &plan);
+  bench_layer_name_kernel(trial, attn_plan_kernel(plan));
+  attn_plan_destroy(plan);
+  return status;
+}
+
+static attn_status make_example(bench_layer_trial *trial) {
+  attn_options products = trial->options;
+  products.kernel = NULL;
+  const attn_product_weights one = {.depth = 1, .columns = 1, .weight = trial->data->weights};
+  return attn_product_create(&one, &products, &trial->example);
+}
+
+static attn_status create(bench_layer_trial *trial) {
+  const bench_case *bench = trial->data->bench;
+  const bench_layer_functions *functions = trial->data->functions;
+  const bool dense = bench_layer_has_projections(bench);
+  attn_status status = dense ? make_example(trial) : ATTN_OK;
+  if (status == ATTN_OK && (dense || bench_layer_has_attention(bench))) status = name_kernel(trial);
+  return status == ATTN_OK && functions->create ? functions->create(trial) : status;
+}
+
+attn_status bench_layer_make_trial(bench_layer *layer, const attn_options *options, bool wrong, bench_layer_trial **result) {
+  *result = NULL;
+  bench_layer_trial *trial = calloc(1, sizeof *trial);
+  if (!trial) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for a layer");
+  *trial = (bench_layer_trial){.data = &layer->data, .of = layer, .options = *options, .wrong = wrong};
+  const attn_status status = create(trial);
+  if (status == ATTN_OK)
+    *result = trial;
+  else
+    bench_layer_unmake(trial);
+  return status;
+}
+
+/* The product of the kernel's tier, so that a row of plain C is plain C throughout. A kernel that stands on a library
+ * goes with the best product there is. */
+static attn_options options_for(const bench_layer *layer, const attn_kernel_info *kernel) {
+  return (attn_options){.kernel = kernel ? kernel->name : NULL,
+                        .max_isa = kernel && !kernel->library[0] ? kernel->isa : NULL,
+                        .threads = layer->data.bench->threads};
+}
+
+attn_status bench_layer_make(bench_layer *layer, const attn_kernel_info *kernel, bench_layer_trial **trial) {
+  const attn_options options = options_for(layer, kernel);
+  return bench_layer_make_trial(layer, &options, false, trial);
+}
+
+attn_status bench_layer_make_wrong(bench_layer *layer, const attn_kernel_info *kernel, bench_layer_trial **trial) {
+  const attn_options options = options_for(layer, kernel);
+  return bench_layer_make_trial(layer, &options, true, trial);
+}
+
+void bench_layer_unmake(bench_layer_trial *trial) {
+  if (!trial) return;
+  if (trial->data->functions->destroy) trial->data->functions->destroy(trial->layer);
+  attn_product_destroy(trial->example);
+  free(trial);
+}
+
+/* ---- Calling ---- */
+
+size_t bench_layer_workspace(const bench_layer_trial *trial) {
+  const bench_layer_functions *functions = trial->data->functions;
+  return functions->workspace ? functions->workspace(trial) : 0;
+}
+
+const char *bench_layer_kernel(const bench_layer_trial *trial) { return trial->kernel; }
+
+const char *bench_layer_product(const bench_layer_trial *trial) {
+  return trial->example ? attn_product_name(trial->example) : "";
+}
+
+attn_status bench_layer_call(bench_layer_trial *trial, void *workspace, size_t bytes) {
+  return trial->data->functions->run(trial, workspace, bytes);
+}
+
+/* Poisons the guards too. */
+void bench_layer_poison(bench_layer_trial *trial) {
+  memset(trial->of->y_memory, 0xff, (size_t)(trial->of->y_floats + 2 * BENCH_LAYER_GUARD) * sizeof(float));
+}
+
+/* FNV-1a over 32-bit words. */
+uint64_t bench_layer_output_hash(const bench_layer_trial *trial) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (int64_t i = 0; i < trial->of->y_floats; i++) {
+    uint32_t word;
+    memcpy(&word, trial->data->y + i, sizeof word);
+    hash = (hash ^ word) * 0x100000001b3u;
+  }
+  return hash;
+}
+
+/* ---- Time ---- */
+
+void bench_add_times(bench_layer_time *time, const attn_mha_profile *profile) {
+  time->projections_ns += profile->projections_ns;
+  time->attention_ns += profile->attention_ns;
+  time->total_ns += profile->total_ns;
+}
+
+void bench_layer_reset_shares(bench_layer_trial *trial) { trial->time = (bench_layer_time){0}; }
+
+bench_shares bench_layer_shares(const bench_layer_trial *trial) {
+  const bench_layer_time *t = &trial->time;
+  if (t->total_ns <= 0) return (bench_shares){0};
+  return (bench_shares){.projections = t->projections_ns / t->total_ns,
+                        .attention = t->attention_ns / t->total_ns,
+                        .rest = (t->total_ns - t->projections_ns - t->attention_ns) / t->total_ns};
+}
