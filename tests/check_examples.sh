@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Builds the programs of examples/ as users do, against an installed library, with find_package(attn) and with pkg-config, and
-# runs them.
+# Builds the programs of examples/ as users do, against an installed library, with find_package(attn) and with pkg-config,
+# and runs them.
 #
 #   check_examples.sh CMAKE BUILD_FOLDER C_COMPILER
 set -eu
