@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: MIT */
+/* What decides PASS: the error limits of docs/numerics.md at their very edge, and a watched run of kernels that are right
+ * but for one thing. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cases/cases.h"
+#include "check/check.h"
+#include "check/error_limits.h"
+#include "src/plan.h"
+#include "support.h"
+
+/* ---- Limits ----------------------------------------------------------------------------------------------------------- */
+
+static const double U = 0x1p-24;
+
+/* A float32 row of 20 keys with head_dim 16. */
+static const attn_numerics numerics = {.exp_error = 0x1p-22};
+static const attn_oracle_row facts = {
+    .lse = -2.5, .abs_sum = 3, .allowed = 20, .max_v = 4, .max_q = 2, .max_k = 2, .exists = true};
+
+static attn_problem dot_problem(void) {
+  attn_problem problem;
+  attn_problem_init(&problem, 1, 1, 1, 1, 20, 16, 16);
+  return problem;
+}
+
+/* The formulas by hand: terms = 16, R = 2, no tanh, nothing flushed. */
+static double vanish(void) { return 16 * 0x1p-126 * (0.25 + 2); }
+static double a_proven(void) { return U * 32 * 3 + vanish() + 0x1p-22 * 3 + U * (20 + 2 + 4); }
+static double a_sharp(void) { return U * 8 * 3 + vanish() + 0x1p-22 + U * (sqrt(20) + 4); }
+static double lost(void) { return 20 * 0x1p-125 * 4 + 44 * 0x1p-149; }
+
+static double output_limit(bool zero_mean, double o, double m) {
+  const double e = zero_mean ? 2 * a_sharp() * m + lost() : expm1(2 * a_proven()) * m + lost();
+  return e + U * (fabs(o) + e) + 0x1p-150;
+}
+
+static void outputs_fail_beyond_their_limit(void **state) {
+  (void)state;
+  const attn_problem problem = dot_problem();
+  const double o = 0.75, m = 1.5;
+  for (int zero_mean = 0; zero_mean < 2; zero_mean++)
+    for (int sign = -1; sign <= 1; sign += 2) {
+      const bench_row_limits limits = bench_limits_of_row(&problem, &numerics, &facts, zero_mean);
+      const double limit = output_limit(zero_mean, o, m);
+      assert_true(bench_output_ratio(&limits, o, m, 0, o + sign * limit * (1 - 1e-6)) <= 1);
+      assert_true(bench_output_ratio(&limits, o, m, 0, o + sign * limit * (1 + 1e-6)) > 1);
+      assert_true(fabs(bench_output_ratio(&limits, o, m, 0, o + sign * limit / 4) - 0.25) < 1e-6);
+    }
+  assert_true(output_limit(true, o, m) < output_limit(false, o, m) / 2); /* the sharp limit is sharp */
+}
+
+static void lse_fails_beyond_its_limit(void **state) {
+  (void)state;
+  const attn_problem problem = dot_problem();
+  for (int zero_mean = 0; zero_mean < 2; zero_mean++) {
+    const bench_row_limits limits = bench_limits_of_row(&problem, &numerics, &facts, zero_mean);
+    const double limit = (zero_mean ? a_sharp() : a_proven()) + 4 * U * (1 + 2.5);
+    assert_true(bench_lse_ratio(&limits, -2.5, -2.5 + limit * (1 - 1e-6)) <= 1);
+    assert_true(bench_lse_ratio(&limits, -2.5, -2.5 - limit * (1 + 1e-6)) > 1);
+  }
+}
+
+static void what_is_not_finite_must_agree(void **state) {
+  (void)state;
+  const attn_problem problem = dot_problem();
+  const bench_row_limits limits = bench_limits_of_row(&problem, &numerics, &facts, true);
+  assert_true(isinf(bench_output_ratio(&limits, 1, 1, 0, NAN)) && isinf(bench_output_ratio(&limits, 1, 1, 0, INFINITY)));
+  assert_true(isinf(bench_output_ratio(&limits, NAN, 1, 0, 1)) &&
+              isinf(bench_output_ratio(&limits, INFINITY, 1, 0, -INFINITY)));
+  assert_true(bench_output_ratio(&limits, NAN, 1, 0, NAN) <= 0 &&
+              bench_output_ratio(&limits, INFINITY, 1, 0, INFINITY) <= 0);
+  assert_true(isinf(bench_lse_ratio(&limits, 1, NAN)) && isinf(bench_lse_ratio(&limits, -INFINITY, -1e30)));
+  attn_oracle_row empty = facts;
+  empty.allowed = 0;
+  const bench_row_limits none = bench_limits_of_row(&problem, &numerics, &empty, true);
+  assert_true(bench_output_ratio(&none, 0, 0, 0, 0) <= 0 && isinf(bench_output_ratio(&none, 0, 0, 0, 1e-40)));
+}
+
+/* ---- Watched runs ----------------------------------------------------------------------------------------------------- */
+
+/* What the kernel does once its answer is right. */
+typedef enum fault {
+  NONE,
+  WRONG_VALUE,
+  AFTER_WORKSPACE,
+  BEFORE_WORKSPACE,
+  IN_A_GAP,
+  BEHIND_O,
+  ON_AN_INPUT,
+  SECOND_RUN
+} fault;
+
+enum { SLACK = 4096 };
+
+static struct {
+  fault fault;
+  float error; /* of WRONG_VALUE */
+  int runs;
+  size_t workspace_bytes;
+} now = {.error = 0.01f};
+
+extern const attn_kernel attn_naive_c;
+
+/* The first run's workspace is the test's own, with room around it; only the second lies between guards. */
+static void run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch) {
+  attn_naive_c.run(schedule, args, task, unit_memory, scratch);
+  if (task.item + 1 < schedule->items[task.phase]) return;
+  const bool second = ++now.runs == 2;
+  float *o = args->o;
+  unsigned char *workspace = scratch;
+  if (now.fault == WRONG_VALUE) o[3] += now.error;
+  if (now.fault == SECOND_RUN && second) o[3] = nextafterf(o[3], 2);
+  if (now.fault == AFTER_WORKSPACE) memset(workspace + now.workspace_bytes, 1, 64);
+  if (now.fault == BEFORE_WORKSPACE) workspace[-1] = 1;
+  if (now.fault == IN_A_GAP) o[schedule->problem.dim_v * schedule->problem.o_stride.d] = 1;
+  if (now.fault == BEHIND_O) o[schedule->problem.seq_q * schedule->problem.o_stride.s + 8] = 1;
+  if (now.fault == ON_AN_INPUT && second) ((float *)(uintptr_t)args->q)[0] += 1;
+}
+
+static bench_case case_of(const char *id) {
+  bench_spec spec;
+  bench_case bench;
+  char error[200];
+  if (!bench_spec_from_id(id, &spec, error, sizeof error)) fail_msg("%s", error);
+  bench_case_build(&spec, 1, &bench);
+  return bench;
+}
+
+/* Checks a kernel with one fault, on a case of one unit. */
+static bench_verdict verdict_on(fault what, const char *id) {
+  attn_kernel kernel = attn_naive_c;
+  attn_plan *plan;
+  const bench_case bench = case_of(id);
+  bench_tensors tensors;
+  kernel.run = run;
+  test_ok(attn_plan_create_for_kernel(&bench.problem, &kernel, &(attn_options){.threads = 1}, &plan));
+  assert_true(bench_tensors_create(&bench, &tensors));
+  bench_expected *expected = bench_expected_create(&bench.problem, &tensors.args, 1, true);
+  assert_non_null(expected);
+  now.fault = what;
+  now.runs = 0;
+  now.workspace_bytes = attn_plan_workspace(plan);
+  unsigned char *memory = test_allocate(now.workspace_bytes + 2 * SLACK);
+  const bench_verdict verdict =
+      bench_check(plan, &tensors, expected, &kernel.info.numerics, memory + SLACK, now.workspace_bytes);
+  free(memory);
+  bench_expected_destroy(expected);
+  bench_tensors_destroy(&tensors);
+  attn_plan_destroy(plan);
+  return verdict;
+}
+
+static const char small[] = "heads:1/seq:12/head_dim:8", strided[] = "heads:1/seq:12/head_dim:8/layout:strided";
+
+static void right_kernels_pass_in_two_runs(void **state) {
+  (void)state;
+  assert_int_equal(verdict_on(NONE, small).status, BENCH_PASS);
+  assert_int_equal(now.runs, 2);
+  assert_int_equal(verdict_on(NONE, strided).status, BENCH_PASS);
+}
+
+/* An error of 1.25 limits fails, one of half a limit does not. */
+static void the_limit_is_the_limit(void **state) {
+  (void)state;
+  const float limit = 0.01f / (float)verdict_on(WRONG_VALUE, small).max_err_ratio;
+  now.error = 1.25f * limit;
+  const bench_verdict beyond = verdict_on(WRONG_VALUE, small);
+  now.error = 0.5f * limit;
+  const bench_verdict within = verdict_on(WRONG_VALUE, small);
+  now.error = 0.01f;
+  assert_true(beyond.max_err_ratio > 1 && beyond.max_err_ratio < 1.5);
+  assert_int_equal(beyond.status, BENCH_FAIL);
+  assert_int_equal(within.status, BENCH_PASS);
+}
+
+static void every_fault_fails(void **state) {
+  (void)state;
+  static const struct {
+    fault fault;
+    const char *id, *reason;
+  } faults[] = {{WRONG_VALUE, small, "times the error limit"},
+                {AFTER_WORKSPACE, small, "workspace: written outside"},
+                {BEFORE_WORKSPACE, small, "workspace: written outside"},
+                {IN_A_GAP, strided, "which belongs to no row"},
+                {BEHIND_O, small, "o: guard after the tensor overwritten"},
+                {ON_AN_INPUT, small, "an input was overwritten"},
+                {SECOND_RUN, small, "differs between two runs"}};
+  for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+    const bench_verdict verdict = verdict_on(faults[i].fault, faults[i].id);
+    assert_int_equal(verdict.status, BENCH_FAIL);
+    test_contains(verdict.reason, faults[i].reason);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(outputs_fail_beyond_their_limit), cmocka_unit_test(lse_fails_beyond_its_limit),
+      cmocka_unit_test(what_is_not_finite_must_agree),   cmocka_unit_test(right_kernels_pass_in_two_runs),
+      cmocka_unit_test(the_limit_is_the_limit),          cmocka_unit_test(every_fault_fails),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
