@@ -38,7 +38,7 @@ static uint32_t bits_of(float x) {
   return bits;
 }
 
-static void judge(const float *t, const float *result, int64_t count, extremes *seen) {
+static void compare(const float *t, const float *result, int64_t count, extremes *seen) {
   for (int64_t i = 0; i < count; i++) {
     const double exact = exp2((double)t[i]), error = fabs((double)result[i] - exact);
     if (exact >= 0x1p-126) {
@@ -58,7 +58,7 @@ static void try_range(uint32_t first, uint32_t last, uint32_t step, extremes *se
     for (; count < BLOCK && bits <= last; bits += step) t[count++] = float_of((uint32_t)bits);
     for (int64_t i = 0; i < BLOCK; i++) result[i] = i < count ? t[i] : 0.0f;
     vec_exp2_array(result, BLOCK);
-    judge(t, result, count, seen);
+    compare(t, result, count, seen);
   }
 }
 

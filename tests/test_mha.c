@@ -226,7 +226,7 @@ static int64_t rows_of_batch(const layer *l, int64_t b) {
 }
 
 /* The largest error over its limit of what stands in y, lse and p, for an attention kernel of these numerics. */
-static worst_ratios judge(layer *l, const attn_numerics *numerics) {
+static worst_ratios worst_ratios_of(layer *l, const attn_numerics *numerics) {
   const shape *s = l->shape;
   const attn_mha_problem *p = &l->problem;
   const attn_mha_args args = args_of(l);
@@ -276,7 +276,7 @@ static const char *automatic_kernel(const layer *l) {
 static void expect_right(layer *l, const attn_mha_options *options, const char *kernel) {
   const attn_mha_args args = args_of(l);
   test_ok(run_made(&l->problem, &l->weights, &args, options, l->problem.want_weights ? l->p : NULL));
-  const worst_ratios worst = judge(l, numerics_of(kernel));
+  const worst_ratios worst = worst_ratios_of(l, numerics_of(kernel));
   if (!(worst.y <= 1 && worst.lse <= 1 && worst.p <= 1))
     fail_msg("%s with %s: error over limit is %g (y), %g (lse), %g (weights)", l->shape->name, kernel, worst.y, worst.lse,
              worst.p);
@@ -403,7 +403,7 @@ static void test_wrong_layers_are_told_from_right_ones(void **state) {
     wrong_layer w = {.problem = l.problem, .weights = l.weights, .args = args_of(&l), .shape = &mutated};
     mutants[i].spoil(&w);
     test_ok(run_made(&w.problem, &w.weights, &w.args, NULL, NULL));
-    const worst_ratios worst = judge(&l, numerics_of(automatic_kernel(&l)));
+    const worst_ratios worst = worst_ratios_of(&l, numerics_of(automatic_kernel(&l)));
     if (!(worst.y > 1)) fail_msg("'%s' passes: error over limit is %g", mutants[i].name, worst.y);
     free(w.matrix);
   }

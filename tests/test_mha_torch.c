@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Layers with weights as PyTorch stores them give what its MultiheadAttention gives (tests/data/mha, made by
- * scripts/make_mha_fixture.py), and so does the float64 layer that the other tests judge by. */
+ * scripts/make_mha_fixture.py), and so does the float64 layer that the other tests compare with. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

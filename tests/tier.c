@@ -75,7 +75,7 @@ static void check_refusals(const char *isa, const attn_problem *problem) {
   }
 }
 
-/* Runs the automatic choice and judges it by the numerics of the kernel it names. */
+/* Runs the automatic choice and checks it under the numerics of the kernel it names. */
 static void check_choice(const bench_case *bench, const char *isa) {
   const char *kernel = expected_kernel(isa, &bench->problem);
   attn_plan *plan;
