@@ -10,8 +10,8 @@
  * so a phase may read what an earlier phase left in unit_memory (pack, then compute, then merge).
  *
  * A hand-written kernel is a pure function of its arguments: it allocates nothing, starts no threads, keeps no state, never
- * prints or aborts. For a fixed kernel and CPU each output row's bits depend on that row's inputs alone, so block borders are
- * absolute key indices fixed by (kernel, dtype, dims).
+ * prints or aborts. For a fixed kernel and CPU each output row's bits depend on that row's inputs alone, so block borders
+ * are absolute key indices fixed by (kernel, dtype, dims).
  *
  * A kernel that stands on another library may need objects of that library: open() makes them once per plan and close() ends
  * them with it. In between they do not change, so that any number of threads may run the plan at once.
@@ -60,18 +60,19 @@ typedef struct attn_kernel {
   const char *(*rejects)(const attn_problem *problem, char *buffer, size_t buffer_bytes);
   /* Fills in phases, items, unit_bytes, scratch_bytes and the blocks. Returns false if a size overflows. */
   bool (*plan)(const attn_problem *problem, const attn_machine *machine, attn_schedule *schedule);
-  /* NULL for hand-written kernels. Makes library_state from what plan() filled in and may add to scratch_bytes what the library
-   * wants to work in. On failure nothing is left behind and `reason` holds a sentence. */
+  /* NULL for hand-written kernels. Makes library_state from what plan() filled in and may add to scratch_bytes what the
+   * library wants to work in. On failure nothing is left behind and `reason` holds a sentence. */
   attn_status (*open)(attn_schedule *schedule, char *reason, size_t reason_bytes);
   /* Ends what open() made; called once after each open() that succeeded. */
   void (*close)(attn_schedule *schedule);
-  /* The next four are NULL for hand-written kernels. Writes the library's version and what else results should name to the text that
-   * info.library points to; called before info leaves the registry, by any thread, any number of times. */
+  /* The next four are NULL for hand-written kernels. Writes the library's version and what else results should name to the
+   * text that info.library points to; called before info leaves the registry, by any thread, any number of times. */
   void (*identify)(void);
-  /* Why the library cannot be used below `cap` (NULL = no cap) on this CPU, where it chooses its instructions itself; NULL if it can. */
+  /* Why the library cannot be used below `cap` (NULL = no cap) on this CPU, where it chooses its instructions itself; NULL
+   * if it can. */
   const char *(*unusable)(const char *cap);
-  /* Around the tasks of each attn_plan_run, on the thread that called it: holds what is global to the process and belongs to the library,
-   * such as its number of threads, and puts it back when the last of several runs at once has ended. */
+  /* Around the tasks of each attn_plan_run, on the thread that called it: holds what is global to the process and belongs to
+   * the library, such as its number of threads, and puts it back when the last of several runs at once has ended. */
   void (*begin_run)(void);
   void (*end_run)(void);
   /* One task. unit_memory: the unit's shared bytes; scratch: this thread's bytes; both 64-byte aligned. */

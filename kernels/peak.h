@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* Peak loops: how fast one core can multiply and add on registers alone. The benchmark shows every kernel's rate as a share of the loop
- * of its tier and dtype, timed in the same process. They are no part of libattn: the target attn_peak_loops has them.
+/* Peak loops: how fast one core can multiply and add on registers alone. The benchmark shows every kernel's rate as a share
+ * of the loop of its tier and dtype, timed in the same process. They are no part of libattn: the target attn_peak_loops has
+ * them.
  *
- * kernels/<folder>/peak_<isa>.c defines `const attn_peak_loop attn_peak_<isa>[]`, the loops of a tier, ended by one whose isa is NULL. A
- * tier without that file is measured against the next lower tier's loops. */
+ * kernels/<folder>/peak_<isa>.c defines `const attn_peak_loop attn_peak_<isa>[]`, the loops of a tier, ended by one whose
+ * isa is NULL. A tier without that file is measured against the next lower tier's loops. */
 #ifndef ATTN_PEAK_H
 #define ATTN_PEAK_H
 
@@ -18,12 +19,13 @@ typedef struct attn_peak_loop {
   const char *what;  /* "fma, 512 bit" */
   double flops;      /* per iteration; a multiply-add counts 2 */
   void (*run)(int64_t iterations);
-  /* Loads `bytes` (a multiple of ATTN_READ_BYTES, data aligned to 64) with the tier's widest loads and returns the bitwise or of it
-   * all, folded to 64 bits. NULL if the tier brings no wider loads than the one below. */
+  /* Loads `bytes` (a multiple of ATTN_READ_BYTES, data aligned to 64) with the tier's widest loads and returns the bitwise
+   * or of it all, folded to 64 bits. NULL if the tier brings no wider loads than the one below. */
   uint64_t (*read)(const void *data, size_t bytes);
 } attn_peak_loop;
 
-/* All loops of this build, whatever the CPU; NULL beyond the last. Check attn_cpu_tiers() before running one. */
+/* All loops of this build, also those that this CPU cannot run; NULL beyond the last. Check attn_cpu_tiers() before running
+ * one. */
 const attn_peak_loop *attn_peak_get(int index);
 
 /* The loop that a kernel of this tier and K/V dtype is measured against: the tier's own for that dtype, else the tier's f32

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT */
-/* The contract of a tier's product: one panel of W against some rows of X. src/product.c does the rest in portable code, because it
- * copies every element once where the panel uses it hundreds of times: packing W, gathering X, scattering Y, threads. */
+/* The contract of a tier's product: one panel of W against some rows of X. src/product.c does the rest in portable code,
+ * because it copies every element once where the panel uses it hundreds of times: packing W, gathering X, scattering Y,
+ * threads. */
 #ifndef ATTN_KERNELS_PRODUCT_H
 #define ATTN_KERNELS_PRODUCT_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* out[i][c] = start[i][c] + sum_k x[i][k] panel[k][c] for i < rows, c < columns <= panel_columns; up to panel_columns are written. The
- * sum is one chain of multiply-adds from `start` on, in the order of k. */
+/* out[i][c] = start[i][c] + sum_k x[i][k] panel[k][c] for i < rows, c < columns <= panel_columns; up to panel_columns are
+ * written. The sum is one chain of multiply-adds from `start` on, in the order of k. */
 typedef struct attn_product_block {
   int64_t rows, columns, depth;   /* rows: a multiple of tile_rows; depth: at most depth_block */
   const float *x, *panel, *start; /* start may be out */

@@ -29,8 +29,8 @@ static uint64_t read_xcr0(void) {
 
 static bool all_set(uint64_t value, uint64_t bits) { return (value & bits) == bits; }
 
-/* Linux hands out tile data on request only (arch_prctl(2), since 5.16). Once granted it holds for the whole process, whose signal
- * stacks must then be larger: so we ask only when somebody wants the tier. */
+/* Linux allows tile data on request only (arch_prctl(2), since 5.16). The permission holds for the whole process and makes
+ * it need larger signal stacks, so we ask only when the tier is used. */
 static bool amx_permitted(void) {
 #ifdef ATTN_EMULATE_AVX512
   return true;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What this CPU and its operating system let us run. */
+/* Which tiers this CPU and its operating system can run. */
 #ifndef ATTN_CPU_H
 #define ATTN_CPU_H
 
@@ -28,7 +28,7 @@ const char *attn_tier_isa(int tier);
 /* NULL if the tier can run here and is not above `cap` (NULL = no cap); else why not. Thread-local text. */
 const char *attn_tier_unusable(int tier, const char *cap);
 
-/* The highest tier that can run here, whatever a cap says. */
+/* The highest tier that this CPU can run; caps do not count. */
 const char *attn_tier_best(void);
 
 #endif

@@ -69,12 +69,12 @@ static attn_status choose_named(const attn_problem *problem, const char *name, c
   return ATTN_OK;
 }
 
-/* Queries of a head up to which split-KV beats flash, by the width of a key (docs/performance.md, "Which kernel when"): flash
- * transposes K and fills tiles of several queries, which few queries do not pay back. */
+/* Queries of a head up to which split-KV beats flash, by the width of a key (docs/performance.md, "Which kernel when"):
+ * flash transposes K and fills tiles of several queries, which few queries do not pay back. */
 enum { DECODE_QUERIES = 8, DECODE_QUERIES_WIDE = 16, WIDE = 256 /* dim_qk + dim_v */ };
 
-/* NULL, or why the automatic choice passes over a kernel that would take the problem. A rule sees the shape of one sequence, never
- * batch or threads. */
+/* NULL, or why the automatic choice passes over a kernel that would take the problem. A rule sees the shape of one sequence,
+ * never batch or threads. */
 static const char *passed_over(const attn_kernel *kernel, const attn_problem *p) {
   const int64_t most = p->dim_qk + p->dim_v >= WIDE ? DECODE_QUERIES_WIDE : DECODE_QUERIES;
   if (strcmp(kernel->info.algorithm, "decode") != 0 || p->seq_q <= most) return NULL;

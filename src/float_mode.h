@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* The floating-point mode of a task: round to nearest, denormals kept, exceptions masked. A caller may run with flush-to-zero, another
- * rounding or trapping exceptions; a row's bits must not depend on that, so each task enters the default mode and leaves the thread as
- * it found it. */
+/* The floating-point mode of a task: round to nearest, denormals kept, exceptions masked. A caller may run with
+ * flush-to-zero, another rounding or trapping exceptions; a row's bits must not depend on that, so each task enters the
+ * default mode and leaves the thread as it found it. */
 #ifndef ATTN_FLOAT_MODE_H
 #define ATTN_FLOAT_MODE_H
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* The identity as V, of which O is P itself: how attention weights are had from any kernel as it is.
+/* The identity matrix as V. With it the output O equals P, so any kernel yields attention weights.
  *
- * n x n of it cost 2 n - 1 elements: element (j, c) stands at n - 1 + c - j of an array with a single 1 in its middle, which strides of -1
- * along the keys and +1 along the columns say. Reading from `first` elements later gives the columns from `first` on. */
+ * An n x n identity needs only 2 n - 1 elements: zeros with a single 1 in the middle. Element (j, c) is at index n - 1 + c -
+ * j, that is, the stride is -1 along the keys and +1 along the columns. Columns from `first` on begin `first` elements
+ * later. */
 #ifndef ATTN_IDENTITY_H
 #define ATTN_IDENTITY_H
 
@@ -16,7 +17,7 @@ static const attn_strides attn_identity_strides = {.s = -1, .d = 1};
 
 static inline size_t attn_identity_elements(int64_t n) { return (size_t)(2 * n - 1); }
 
-/* Fills attn_identity_elements(n) elements in; returns where element (0, 0) is. n >= 1. */
+/* Fills attn_identity_elements(n) elements and returns the address of element (0, 0). n >= 1. */
 static inline const char *attn_identity_fill(void *elements, int64_t n, attn_dtype dtype) {
   assert(n >= 1);
   memset(elements, 0, attn_identity_elements(n) * attn_dtype_bytes(dtype));

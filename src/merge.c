@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* attn_merge: partial (O, LSE) pairs over disjoint keys become one. In double, so that merging adds no more than the
- * rounding of its results; parts without a key are skipped rather than multiplied by 0, whatever their O holds. */
+/* attn_merge joins partial (O, LSE) pairs over disjoint keys. It computes in double, so that only the rounding of its
+ * results is added. Parts without a key are skipped, not multiplied by 0, because their O may hold NaN. */
 #include <inttypes.h>
 #include <math.h>
 

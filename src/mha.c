@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* Multi-head attention: four dense layers around one attention plan (include/attn/mha.h).
  *
- * The projections write Q, K and V with one head behind the other, [batch][heads][seq][dim], and the last one reads O the same way:
- * heads are addressed by strides of the product, so nothing is ever transposed, and the keys of a head stand together. */
+ * The projections write Q, K and V with one head behind the other, [batch][heads][seq][dim], and the last one reads O the
+ * same way: heads are addressed by strides of the product, so nothing is ever transposed, and the keys of a head stand
+ * together. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* attn_mha_problem and attn_mha_weights: defaults and checks. Every check names the field, its value and what would be right. */
+/* attn_mha_problem and attn_mha_weights: defaults and checks. Every check names the field, its value and what would be
+ * right. */
 #include "mha_problem.h"
 
 #include <inttypes.h>

@@ -12,8 +12,8 @@
 
 int attn_parallel_default_threads(void) { return omp_get_max_threads(); }
 
-/* All threads of the plan, even where a phase has fewer tasks: libgomp ends the threads that a smaller team leaves over, and
- * the next phase would have to start new ones, which costs more than a few that find nothing to do. */
+/* Starts all threads of the plan even if a phase has fewer tasks. libgomp ends the threads that a smaller team does not
+ * need, and starting new ones in the next phase costs more than a few idle threads. */
 static void run_threads(int threads, int64_t tasks, attn_task_fn task, void *context) {
   _Atomic int64_t next = 0;
 #pragma omp parallel num_threads(threads)

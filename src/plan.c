@@ -26,8 +26,8 @@ struct attn_plan {
 
 static size_t align_up(size_t bytes) { return (bytes + ATTN_MEMORY_ALIGN - 1) / ATTN_MEMORY_ALIGN * ATTN_MEMORY_ALIGN; }
 
-/* One thread walks unit by unit: each is packed just before it is used. Several threads share a wave that holds enough tasks to
- * balance and enough work to pay for its barriers; beyond that, more units would only cost memory. */
+/* One thread walks unit by unit: each is packed just before it is used. Several threads share a wave that holds enough tasks
+ * to balance and enough work to pay for its barriers; beyond that, more units would only cost memory. */
 static int64_t choose_wave(const attn_schedule *schedule, int threads) {
   if (!schedule->unit_bytes) return schedule->units;
   if (threads == 1) return 1;

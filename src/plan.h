@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* A plan for a kernel that need not be registered: what attn_plan_create does after dispatch. Tests judge broken kernels
- * through it, by the same path as real ones. */
+/* A plan for a kernel that need not be registered: what attn_plan_create does after dispatch. Tests check broken kernels
+ * through it, on the same path as real ones. */
 #ifndef ATTN_PLAN_H
 #define ATTN_PLAN_H
 

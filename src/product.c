@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /* Dense layers: Y = X W + bias (include/attn/product.h).
  *
- * W is packed once into panels of as many columns as a register tile is wide, [panel][depth][panel_columns], with the bias beside it.
- * A task is a block of rows times a strip of columns:
+ * W is packed once into panels of as many columns as a register tile is wide, [panel][depth][panel_columns], with the bias
+ * beside it. A task is a block of rows times a strip of columns:
  *
  *     for each depth block: gather X of the rows (any strides become dense rows, kept in L2)
  *       for each panel of the strip: the tier's register tiles (kernels/product.h), the panel's part kept in L1
  *     scatter the sums to Y
  *
- * Between depth blocks the sums are kept as they are, so that every element is one chain of multiply-adds over depth, however rows,
- * strips and blocks are cut. The bias comes last: a chain that started from it would round every step at its magnitude. */
+ * Sums are kept between depth blocks, so every element is one chain of multiply-adds over depth, independent of how rows,
+ * strips and blocks are cut. The bias is added last: a chain that starts from a large bias would round every step at its
+ * magnitude. */
 #include "attn/product.h"
 
 #include <assert.h>
@@ -62,7 +63,7 @@ static const attn_product_kernel *const kernels[] = {
 
 enum { KERNEL_COUNT = sizeof kernels / sizeof *kernels };
 
-/* The tier of a library's own code says nothing of the code that the library picks. */
+/* A library chooses its instructions itself, so it is asked as well. */
 static const char *unusable_below(const attn_product_kernel *kernel, const char *cap) {
   const char *reason = attn_tier_unusable(attn_tier_find(kernel->isa), cap);
   return !reason && kernel->unusable ? kernel->unusable(cap) : reason;
@@ -82,7 +83,8 @@ static attn_status choose_named(const char *name, const char *cap, const attn_pr
   return attn_fail(ATTN_UNKNOWN_KERNEL, "no product is called '%s'; those that run here: %s", name, names);
 }
 
-/* Our own of the highest tier: tiers.def goes from low to high; libraries stand before it and must be asked for. The c tier always runs. */
+/* Our own product of the highest tier. The list goes from low to high; libraries' products come before the tiers' and are
+ * only taken by name. The c tier always runs. */
 static const attn_product_kernel *best_of_tiers(const char *cap) {
   int best = KERNEL_COUNT - 1;
   while (best > 0 && unusable_below(kernels[best], cap)) best--;
@@ -186,7 +188,7 @@ const char *attn_product_name(const attn_product *product) { return product ? pr
 
 /* ---- Tasks and memory ---- */
 
-/* How the rows and columns of one run are cut, and the memory of one thread: [x][sum][row offsets]. */
+/* How the rows and columns of one run are cut, and the memory of one thread: [x][sum]. */
 typedef struct layout {
   int64_t rows_per_block, blocks, panels_per_strip, strips;
   int64_t rows;                 /* that are cut into blocks together: all, or those of one sequence */
@@ -216,8 +218,8 @@ static layout layout_of(const attn_product *product, int64_t batch, int64_t rows
   return l;
 }
 
-/* The size for the rows at hand may be less than for fewer rows, because blocks are cut evenly: a caller that runs up to `rows` gets
- * what the largest block and strip take. */
+/* Blocks are cut evenly, so fewer rows can need more memory. The result is enough for any number of rows up to `rows`: the
+ * memory of the largest block and strip. */
 size_t attn_product_workspace(const attn_product *product, int64_t rows) {
   if (!product || rows <= 0) return 0;
   const attn_product_kernel *kernel = product->kernel;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What a tensor's strides reach: it must be addressable, and an output must not overlap itself. */
+/* Checks of a tensor's strides: the tensor must be addressable, and an output must not overlap itself. */
 #ifndef ATTN_STRIDES_H
 #define ATTN_STRIDES_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The vector vocabulary of the avx2 tier: 8 floats in a register, 16 registers. The same words as vec_avx512.h. */
+/* The vectors of the avx2 tier: 8 floats in a register, 16 registers. The names are those of vec_avx512.h. */
 #ifndef ATTN_VEC_AVX2_H
 #define ATTN_VEC_AVX2_H
 
@@ -77,13 +77,13 @@ static inline vec vec_select_bytes(vec x, const uint8_t *bytes, int64_t n) {
   return _mm256_blendv_ps(x, _mm256_set1_ps(-__builtin_inff()), zero);
 }
 
-/* x, but -inf wherever bias is -inf, whatever x is. */
+/* x, but -inf wherever bias is -inf, even if x is NaN. */
 static inline vec vec_unless_masked(vec x, vec bias) {
   const vec lowest = _mm256_set1_ps(-__builtin_inff());
   return _mm256_blendv_ps(x, lowest, _mm256_cmp_ps(bias, lowest, _CMP_EQ_OQ));
 }
 
-/* x + bias, but -inf wherever bias is -inf, whatever x is. */
+/* x + bias, but -inf wherever bias is -inf, even if x is NaN. */
 static inline vec vec_add_bias(vec x, vec bias) {
   const __m256 off = _mm256_cmp_ps(bias, _mm256_set1_ps(-__builtin_inff()), _CMP_EQ_OQ);
   return _mm256_blendv_ps(_mm256_add_ps(x, bias), bias, off);

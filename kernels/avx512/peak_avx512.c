@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Peak loops of the avx512 tier: independent chains of fused multiply-adds on registers alone, 24 of them, which is more than FMA
- * latency times throughput on any CPU of the tier. Operands are ordinary numbers: denormals would be far slower. */
+/* Peak loops of the avx512 tier: independent chains of fused multiply-adds on registers alone, 24 of them, which is more
+ * than FMA latency times throughput on any CPU of the tier. Operands are ordinary numbers: denormals would be far slower. */
 #include "kernels/peak.h"
 
 #include <immintrin.h>

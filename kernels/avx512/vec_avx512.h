@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The vector vocabulary of the avx512 tier: 16 floats in a register, 32 registers. kernels/common/ is written in these
- * words; every tier defines the same ones. */
+/* The vectors of the avx512 tier: 16 floats in a register, 32 registers. kernels/common/ uses these names; every tier
+ * defines the same ones. */
 #ifndef ATTN_VEC_AVX512_H
 #define ATTN_VEC_AVX512_H
 
@@ -66,13 +66,13 @@ static inline vec vec_select_bytes(vec x, const uint8_t *bytes, int64_t n) {
   return _mm512_mask_mov_ps(_mm512_set1_ps(-__builtin_inff()), _mm_test_epi8_mask(loaded, loaded), x);
 }
 
-/* x, but -inf wherever bias is -inf, whatever x is. */
+/* x, but -inf wherever bias is -inf, even if x is NaN. */
 static inline vec vec_unless_masked(vec x, vec bias) {
   const vec lowest = _mm512_set1_ps(-__builtin_inff());
   return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(bias, lowest, _CMP_EQ_OQ), lowest);
 }
 
-/* x + bias, but -inf wherever bias is -inf, whatever x is. */
+/* x + bias, but -inf wherever bias is -inf, even if x is NaN. */
 static inline vec vec_add_bias(vec x, vec bias) {
   const __mmask16 keep = _mm512_cmp_ps_mask(bias, _mm512_set1_ps(-__builtin_inff()), _CMP_NEQ_UQ);
   return _mm512_mask_add_ps(bias, keep, x, bias);

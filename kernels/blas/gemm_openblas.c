@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* gemm_openblas: both products of a block of query rows by OpenBLAS, the scores of the block kept between them, softmax and masks ours.
- * What a careful user of a BLAS would write: the score memory is bounded, and P is still in a cache when V comes. */
+/* gemm_openblas: both products of a block of query rows by OpenBLAS, the scores of the block kept between them, softmax and
+ * masks ours. What a careful user of a BLAS would write: the score memory is bounded, and P is still in a cache when V
+ * comes. */
 #include "openblas.h"
 
-/* Enough rows for OpenBLAS to spread its packing of K and V over; their scores over 2048 keys fill 1 MiB of cache. Fixed, because
- * OpenBLAS sums in an order that depends on where a row stands in its block. */
+/* Enough rows for OpenBLAS to spread its packing of K and V over; their scores over 2048 keys fill 1 MiB of cache. Fixed,
+ * because OpenBLAS sums in an order that depends on where a row stands in its block. */
 enum { GEMM_ROWS = 128 };
 
 static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {

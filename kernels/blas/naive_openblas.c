@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* naive_openblas: the textbook with a BLAS, and the baseline that most code would be: per head one product for the whole score matrix,
- * softmax over it, one product with V. */
+/* naive_openblas: the textbook with a BLAS, and the baseline that most code would be: per head one product for the whole
+ * score matrix, softmax over it, one product with V. */
 #include "openblas.h"
 
 static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {

@@ -29,7 +29,7 @@ static void sgemm(const library_product *p) {
 
 enum { BUILT_ON_OPENMP = 2 }; /* what openblas_get_parallel() says of such a build */
 
-/* A build on OpenMP asks the calling thread how many threads it may use, whatever was set. */
+/* A build on OpenMP ignores the number that was set and asks OpenMP for that of the calling thread. */
 void attn_openblas_product(const library_product *product) {
   assert(product->rows > 0 && product->columns > 0 && product->depth > 0);
 #ifdef _OPENMP

@@ -8,14 +8,14 @@
 /* One sgemm; between attn_openblas_hold() and attn_openblas_release() on the calling thread alone. */
 void attn_openblas_product(const library_product *product);
 
-/* Holds OpenBLAS at one thread until as many releases as holds have been called, then puts back the number of threads it had. For the
- * whole process, because OpenBLAS has one number for all: other threads' calls to it run on one thread meanwhile. If somebody else sets
- * the number in between, theirs stays. */
+/* Holds OpenBLAS at one thread until as many releases as holds have been called, then puts back the number of threads it
+ * had. For the whole process, because OpenBLAS has one number for all: other threads' calls to it run on one thread
+ * meanwhile. If somebody else sets the number in between, theirs stays. */
 void attn_openblas_hold(void);
 void attn_openblas_release(void);
 
-/* "OpenBLAS 0.3.21 Zen": version and the core whose code it took; of the library that is there now, not of the build. Filled in by
- * attn_openblas_identify(). */
+/* "OpenBLAS 0.3.21 Zen": version and the core whose code it took; of the library that is there now, not of the build. Filled
+ * in by attn_openblas_identify(). */
 extern char attn_openblas_library[80];
 void attn_openblas_identify(void);
 

@@ -4,8 +4,8 @@
 
 #include "kernels/product.h"
 
-/* Blocks of rows are always full, because OpenBLAS sums in an order that depends on where a row stands in its block, and the depth is
- * never cut, so that it may block it as it likes. */
+/* Blocks of rows are always full, because OpenBLAS sums in an order that depends on where a row stands in its block, and the
+ * depth is never cut, so that it may block it as it likes. */
 enum { ROWS = 96, COLUMNS = 256 };
 
 /* The block starts from zeros, because its depth is the whole depth. */

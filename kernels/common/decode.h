@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: MIT */
 /* decode: few query rows against many keys, where the time goes into reading K and V.
  *
- * All query rows that share a KV head are one block, so K and V are read once per KV head. They are read in place, because a packed
- * panel would have to be written and read again. Keys are split at fixed borders into tasks of their own (Dao et al. 2023,
- * "Flash-Decoding"). Each task leaves (row_max, row_sum, acc) in the unit's memory, and the merge phase joins them in the order of the
- * keys. Borders are absolute key indices, so a row's bits do not depend on which thread computed what.
+ * All query rows that share a KV head are one block, so K and V are read once per KV head. They are read in place, because a
+ * packed panel would have to be written and read again. Keys are split at fixed borders into tasks of their own (Dao et al.
+ * 2023, "Flash-Decoding"). Each task leaves (row_max, row_sum, acc) in the unit's memory, and the merge phase joins them in
+ * the order of the keys. Borders are absolute key indices, so a row's bits do not depend on which thread computed what.
  *
- * Scores put the head dimension in lanes: VEC_LANES vectors of sums at a time, from 1 row x VEC_LANES keys to 8 rows x VEC_LANES / 8
- * keys. A transposing tree of additions (vec_sum_each) turns them into one vector of scores.
+ * Scores put the head dimension in lanes: VEC_LANES vectors of sums at a time, from 1 row x VEC_LANES keys to 8 rows x
+ * VEC_LANES / 8 keys. A transposing tree of additions (vec_sum_each) turns them into one vector of scores.
  *
  * Parameters: those of register_tile.h, and
- *   DECODE_EIGHT_ROWS  optional: work on up to 8 rows at once instead of 4, for tiers with registers for their sums; tested: set
- *                      (avx512), not set (avx2, neon) */
+ *   DECODE_EIGHT_ROWS  optional: work on up to 8 rows at once instead of 4, for tiers with registers for their sums;
+ *                      tested: set (avx512), not set (avx2, neon) */
 #ifndef ATTN_COMMON_DECODE_H
 #define ATTN_COMMON_DECODE_H
 
 #include <assert.h>
+
 #include "split_keys.h"
 #include "streaming_softmax.h"
 #include "two_phase.h"
@@ -30,8 +31,9 @@ enum { DECODE_TILE_ROWS = 4 };
 #endif
 
 enum {
-  DECODE_KEYS = 32,     /* of one block: K and V take turns so often that memory sees two streams, not one after the other */
-  PREFETCH_BYTES = 8192 /* ahead in K and in V; CPUs prefetch on their own, but stop at pages and behind slow arithmetic */
+  DECODE_KEYS = 32, /* of one block: K and V alternate so often that memory serves both streams at once */
+  PREFETCH_BYTES =
+      8192 /* ahead in K and in V; the CPU's own prefetching stops at page borders and while arithmetic is slow */
 };
 
 static const char *decode_rejects(const attn_problem *p, char *buffer, size_t buffer_bytes) {
@@ -129,9 +131,9 @@ enum { LINE_BYTES = 64 };
 #include "dtypes.def"
 #undef DTYPE
 
-/* Asks for the line that the loops will need PREFETCH_BYTES after the one at `index`, into level 2. A hint only: addresses beyond
- * the tensor do no harm. One hint goes with each line that is used, so that memory is busy while the arithmetic runs; a burst of
- * them would fill the core's few line buffers and wait. */
+/* Prefetches into level 2 the line PREFETCH_BYTES after the one at `index`. It is a hint only, so addresses beyond the
+ * tensor do no harm. Each line in use gets one hint, so that memory works while the arithmetic runs. A burst of hints would
+ * fill the core's few line buffers and stall. */
 static ALWAYS_INLINE void prefetch_ahead(const void *data, attn_dtype dtype, int64_t index) {
   __builtin_prefetch((const void *)((uintptr_t)data + (uintptr_t)(index * (int)attn_dtype_bytes(dtype)) + PREFETCH_BYTES), 0,
                      2);
@@ -139,8 +141,8 @@ static ALWAYS_INLINE void prefetch_ahead(const void *data, attn_dtype dtype, int
 
 /* ---- S = Q K^T, K in place ---- */
 
-/* Keys that are summed side by side. A row on its own waits for memory, which is read fastest in its own order: key by key. Several
- * rows go through their keys side by side, so that each load of q serves all of them. */
+/* Keys that are summed side by side. A row on its own waits for memory, which is read fastest in its own order: key by key.
+ * Several rows go through their keys side by side, so that each load of q serves all of them. */
 static ALWAYS_INLINE int keys_at_once(few_kind kind) { return kind.rows == 1 ? 1 : VEC_LANES / kind.rows; }
 
 /* sum[r][j] += products of the elements [d, d + n) of the rows and of the keys that begin at elements key[0] .. */
@@ -195,8 +197,8 @@ static inline int rows_index(int64_t rows) {
   return rows >= 8 && DECODE_TILE_ROWS >= 8 ? 0 : rows >= 4 ? 1 : rows >= 2 ? 2 : 3;
 }
 
-/* NAME(rows, dtype, ahead) for all numbers of rows, types and both `ahead`: a function of its own for each, or their registers would
- * get in each other's way. `again` is for K and V that other rows have just read: it asks memory for nothing. */
+/* NAME(rows, dtype, ahead) for all numbers of rows. Each combination is a function of its own, because in one function they
+ * would compete for registers. `again` is for K and V that other rows have just read: it prefetches nothing. */
 #define FOR_EACH_ROWS(NAME, dtype, ahead) \
   EIGHT_ROWS(NAME(8, dtype, ahead))       \
   NAME(4, dtype, ahead) NAME(2, dtype, ahead) NAME(1, dtype, ahead)
@@ -228,8 +230,8 @@ static ALWAYS_INLINE few_rows rows_left(const few_rows *t) {
 #include "dtypes.def"
 #undef DTYPE
 
-/* The queries as score_few reads them: of the rows that one call works on, a vector of each, side by side, so that one pointer
- * reaches them all. */
+/* Arranges the queries as score_few reads them: one vector of each row that a call works on, side by side, so that one
+ * pointer reaches all of them. */
 static void tile_queries(const row_block *block, float *q_tiles) {
   for (int64_t row = 0, step; row < block->rows; row += step) {
     step = ROWS_AT_ONCE[rows_index(block->rows - row)];
@@ -261,8 +263,9 @@ static void score_few_rows(few_rows *t, int64_t rows, bool read) {
 
 /* ---- Softmax of a block ---- */
 
-/* The scores of row `row`, masked, to P; score[0] belongs to key `first`, the block holds `keys`. Like softmax_panel, for a whole
- * block at a time: one largest score, at most one rescaling. `plain`: nothing is added to scores, no key of the block is masked. */
+/* The scores of row `row`, masked, to P; score[0] belongs to key `first`, the block holds `keys`. Like softmax_panel, for a
+ * whole block at a time: one largest score, at most one rescaling. `plain`: nothing is added to scores, no key of the block
+ * is masked. */
 static void softmax_row(const row_block *block, int64_t row, int64_t first, attn_key_range keys, float *score, bool plain) {
   const attn_key_range range = {max64(block->range[row].begin, keys.begin), min64(block->range[row].end, keys.end)};
   const int64_t from = round_down(keys.begin - first, VEC_LANES), to = keys.end - first;
@@ -317,8 +320,8 @@ static ALWAYS_INLINE void accumulate_few(const few_rows t, int64_t column, const
   for (int i = 0; i < kind.rows * vecs; i++) vec_store(acc + i / vecs * t.acc_stride + i % vecs * VEC_LANES, sum[i]);
 }
 
-/* All columns of the rows, as many vectors at a time as there are registers for their sums: too few sums could not hide the latency of
- * multiply-add. */
+/* All columns of the rows, as many vectors at a time as there are registers for their sums: too few sums could not hide the
+ * latency of multiply-add. */
 #define ACCUMULATE_VECS(rows, vecs)                                                                                  \
   for (; (vecs) * (rows) <= DECODE_SUMS && column + (vecs)*VEC_LANES <= left.acc_stride; column += (vecs)*VEC_LANES) \
     accumulate_few(left, column, kind, (vecs) * (rows) <= DECODE_SUMS ? (vecs) : 1);
@@ -351,7 +354,7 @@ static void accumulate_few_rows(few_rows *t, int64_t rows, bool read) {
 
 /* ---- One block of keys ---- */
 
-/* V of the block's keys as float32 rows of whole vectors, for what cannot be read in place. */
+/* Copies V of the block's keys to float32 rows of whole vectors, where V cannot be read in place. */
 static key_rows v_as_floats(const attn_problem *p, key_rows v, int64_t keys, float *copy) {
   const int64_t copy_stride = round_up(p->dim_v, VEC_LANES);
   for (int64_t j = 0; j < keys; j++)
@@ -376,7 +379,7 @@ static void decode_block(const row_block *block, const float *q_tiles, int64_t b
   const key_rows k = {block->args->k, p->dtype_kv, attn_k_offset(p, block->seq, block->b, block->head, begin),
                       p->k_stride.s};
   key_rows v = {block->args->v, p->dtype_kv, attn_v_offset(p, block->seq, block->b, block->head, begin), p->v_stride.s};
-  /* Columns that are no whole vectors, and half-precision V that careful rows pick key by key, are copied as floats. */
+  /* Copy V as floats if its columns are not whole vectors, or if it is half precision and careful rows read single keys. */
   if (p->dim_v % VEC_LANES || (picks && v.dtype != ATTN_F32)) v = v_as_floats(p, v, keys, v_copy);
   row_block in_block = *block;
   in_block.keys = (packed_keys){.v = (const float *)v.data + v.first - begin * v.stride, .v_stride = v.stride};
@@ -447,7 +450,7 @@ static row_block decode_rows(const decode_task *t, int64_t split) {
       .q_stride = round_up(p->dim_qk, VEC_LANES),
       .acc_stride = t->state.acc_stride,
       .score_stride = DECODE_SCORE_STRIDE,
-      .adjusted = true, /* scores come without the reference taken off */
+      .adjusted = true, /* the reference is not subtracted from scores yet */
       .first_try = true,
   };
 }
@@ -472,7 +475,7 @@ static void decode_split(const decode_task *t, int64_t split, bool careful) {
     decode_block(&block, q_tiles, max64(key, keys.begin), min64(key + DECODE_KEYS, keys.end), v_copy);
 }
 
-/* Adds a later split's state to the first one's, both brought to the larger reference. */
+/* Adds a later split's state to the first one's; both are rescaled to the larger reference. */
 static void merge_row(const row_block *first, const row_block *later, int64_t i) {
   if (later->row_max[i] == -INFINITY) return;
   const float reference = fmaxf(first->row_max[i], later->row_max[i]);

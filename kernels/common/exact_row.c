@@ -66,7 +66,7 @@ static double score_of(const exact_row *row, int64_t j) {
 /* What the weights exp(score - shift) / sum need. */
 typedef struct softmax {
   double shift; /* the largest score, or the sink where that is larger */
-  double sum;   /* of exp(score - shift), sink included; means nothing if shift is infinite */
+  double sum;   /* of exp(score - shift), sink included; undefined if shift is infinite */
   double lse;   /* without the sink */
   bool nan;     /* a score or the sink is NaN */
   bool empty;   /* no allowed key */
@@ -96,7 +96,7 @@ static softmax softmax_of(const exact_row *row) {
   return s;
 }
 
-/* Infinite shift: an infinite score beside finite ones takes all the weight there is and has none of its own to give. */
+/* Infinite shift: beside a score of +inf the weight of a finite score is 0, and that of the infinite score is NaN. */
 static double probability(const softmax *s, double score) {
   if (s->nan) return NAN;
   if (isfinite(s->shift)) return exp(score - s->shift) / s->sum;

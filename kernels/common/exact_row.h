@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* One output row in double precision: what a kernel falls back to when its float32 arithmetic gave out. */
+/* One output row in double precision: the fallback of kernels whose float32 arithmetic did not give a finite row. */
 #ifndef ATTN_COMMON_EXACT_ROW_H
 #define ATTN_COMMON_EXACT_ROW_H
 
@@ -7,11 +7,11 @@
 
 /* Computes row i of query head h in batch b from its allowed keys alone and stores o (and lse, if used), sinks included.
  *
- * For rows that came out non-finite, or whose largest score is -inf although keys are allowed. The cause may be an
- * intermediate overflow (V near FLT_MAX), which double precision does not have; a masked element that a whole-tile product let
- * in, which is not read here; or an allowed NaN or infinity, which then yields what extended real arithmetic gives. Empty rows
- * get o = 0, lse = -inf. Needs no memory and writes nothing but that row; scores are computed anew for every block of output
- * columns, which is slow and meant to be rare. */
+ * It is for rows that are not finite, or whose largest score is -inf although keys are allowed. There are three causes: an
+ * intermediate overflow (V near FLT_MAX), which double precision avoids; a masked element that a product of whole tiles
+ * read, which is not read here; or an allowed NaN or infinity, for which the result follows extended real arithmetic. Empty
+ * rows get o = 0, lse = -inf. The function needs no memory and writes only that row. It computes scores again for every
+ * block of output columns: slow, and meant to be rare. */
 void attn_exact_row(const attn_problem *problem, const attn_args *args, int64_t b, int64_t h, int64_t i);
 
 #endif

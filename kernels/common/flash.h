@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /* flash: streaming softmax over key blocks (Milakov & Gimelshein 2018, https://arxiv.org/abs/1805.02867; Dao et al. 2022,
- * https://arxiv.org/abs/2205.14135). The score matrix never exists: one tile of S at a time, TILE_ROWS x key_block, stays in L1 from its
- * product to its use.
+ * https://arxiv.org/abs/2205.14135). The score matrix never exists: one tile of S at a time, TILE_ROWS x key_block, stays in
+ * L1 from its product to its use.
  *
- * Loop order: a task holds up to FLASH_ROWS query rows; all their tiles read a key block from L2 before the next block comes.
+ * Loop order: a task holds up to FLASH_ROWS query rows; all their tiles read a key block from L2 before the next block
+ * comes.
  *
  * Parameters: those of tiles.h. */
 #ifndef ATTN_COMMON_FLASH_H
@@ -40,7 +41,8 @@ static ALWAYS_INLINE void relative_scores(const panel_work w, vec sum[TILE_ROWS]
   product(sum, q, k, dim_qk, vecs);
 }
 
-/* Gives rows that have seen no allowed key yet the largest score of this panel as their reference, and takes it off. */
+/* Rows that have seen no allowed key yet get the largest score of this panel as their reference; subtracts it from their
+ * scores. */
 static ALWAYS_INLINE void settle_rows(const row_block *block, int64_t tile_row, vec sum[TILE_ROWS][TILE_VECS],
                                       const int vecs) {
   UNROLL
@@ -116,9 +118,9 @@ static bool rows_settled(const row_block *block, int64_t tile_row) {
   return settled;
 }
 
-/* P of the tile's keys, relative to each row's reference; score[i][j - keys.first]. Panels go from border to border; the
- * first starts at the first vector with a key, the last ends with the last one, so that a narrow window costs little more
- * than its keys. */
+/* P of the tile's keys, relative to each row's reference; score[i][j - keys.first]. Panels go from border to border, but the
+ * first starts at the first vector with a key, and the last ends with the last such vector, so that a narrow window costs
+ * little more than its keys. */
 static void score_softmax_tile(const row_block *block, int64_t tile_row, tile_keys keys, float *score) {
   const int64_t first = block->adjusted ? keys.first : round_down(keys.begin, VEC_LANES);
   panel_work w = {.block = block, .tile_row = tile_row, .settled = rows_settled(block, tile_row)};
@@ -153,8 +155,9 @@ static int64_t flash_key_block(const attn_problem *p) {
   return WHOLE_PANELS(dims <= 256 ? 256 : dims <= 512 ? 128 : 64);
 }
 
-/* Rows that the busiest of `threads` works on when `heads` heads of seq_q rows are cut into blocks of `rows`: an even share
- * of the whole blocks, rounded up, and of the smaller last blocks what does not fit beside it. */
+/* Rows of the busiest of `threads` threads if `heads` heads of seq_q rows are cut into blocks of `rows`: its share of the
+ * whole blocks, rounded up, and its share of the smaller last blocks, less those that threads with one whole block less can
+ * take. */
 static int64_t busiest_rows(int64_t seq_q, int64_t rows, int64_t heads, int64_t threads) {
   const int64_t whole = heads * (seq_q / rows), rest = seq_q % rows, small = rest ? heads : 0;
   const int64_t share = (whole + threads - 1) / threads, idle = share * threads - whole;
@@ -162,7 +165,7 @@ static int64_t busiest_rows(int64_t seq_q, int64_t rows, int64_t heads, int64_t 
   return share * rows + (small - beside + threads - 1) / threads * rest;
 }
 
-/* FLASH_ROWS, or fewer where that leaves a thread idle at the end: short sequences with few heads. */
+/* FLASH_ROWS, or fewer if a thread would be idle at the end: for short sequences with few heads. */
 static int64_t flash_rows(const attn_problem *p, int64_t threads) {
   const int64_t heads = p->batch * p->heads_q, most = min64(FLASH_ROWS, round_up(max64(p->seq_q, 1), TILE_ROWS));
   if (threads < 2 || heads * p->seq_q > 16 * threads * FLASH_ROWS) return most;

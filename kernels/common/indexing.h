@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* Which rows and keys a task is about, and where their elements are: what every kernel asks of a problem, answered once.
  *
- * Masks select keys. The part of the selection that is one interval per row (lengths, per-row lengths, window, causal)
- * comes from attn_allowed_keys(); the bool mask and a bias of -inf can only take keys away from that interval. Row and key
- * indices count from the start of their sequence; all offsets are in elements. No index arithmetic here can overflow, however
+ * Masks select keys. The part of the selection that is one interval per row (lengths, per-row lengths, window, causal) comes
+ * from attn_allowed_keys(); the bool mask and a bias of -inf can only take keys away from that interval. Row and key indices
+ * count from the start of their sequence; all offsets are in elements. No index arithmetic here can overflow, however
  * extreme windows and alignment offsets are.
  */
 #ifndef ATTN_COMMON_INDEXING_H
@@ -98,8 +98,8 @@ static inline attn_key_range attn_keys_of_sequence(const attn_problem *problem, 
     for (int64_t i = 0; i < seq->len_q; i++) used = attn_join_keys(used, attn_allowed_keys(problem, args, seq, b, i));
     return used;
   }
-  /* Without per-row lengths the range moves right with the row, so the first row bounds it on the left and the last row on the right.
-   * A row that sees no key gives no bound: that side stays open. */
+  /* Without per-row lengths the range moves right with the row, so the first row bounds it on the left and the last row on
+   * the right. A row that sees no key gives no bound: that side stays open. */
   if (seq->len_q <= 0) return used;
   const attn_key_range first = attn_allowed_keys(problem, args, seq, b, 0);
   const attn_key_range last = attn_allowed_keys(problem, args, seq, b, seq->len_q - 1);

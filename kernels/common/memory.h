@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Lays out the parts of a block of memory (a unit's, a thread's scratch): the one place that adds sizes up and checks for overflow. */
+/* Lays out the parts of a block of memory (a unit's, a thread's scratch): the one place that adds sizes up and checks for
+ * overflow. */
 #ifndef ATTN_COMMON_MEMORY_H
 #define ATTN_COMMON_MEMORY_H
 

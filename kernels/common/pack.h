@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* The pack phase: brings K and V of one KV head into the layout that tiles.h reads, once for all row blocks and for all query heads that
- * share the KV head. The result is float32, whatever the storage type and strides are.
+/* The pack phase: brings K and V of one KV head into the layout that tiles.h reads, once for all row blocks and for all
+ * query heads that share the KV head. The result is float32, whatever the storage type and strides are.
  *
- * K is transposed into panels of PANEL_KEYS keys, [panel][dim_qk][PANEL_KEYS], so that a vector holds one dimension of VEC_LANES keys. V
- * is read in place if its rows are dense floats of whole vectors; otherwise it is copied to padded rows.
+ * K is transposed into panels of PANEL_KEYS keys, [panel][dim_qk][PANEL_KEYS], so that a vector holds one dimension of
+ * VEC_LANES keys. V is read in place if its rows are dense floats of whole vectors; otherwise it is copied to padded rows.
  *
  * Only keys that some row may see are read, so the contents beyond lengths never matter.
  *
@@ -12,6 +12,7 @@
 #define ATTN_COMMON_PACK_H
 
 #include <assert.h>
+
 #include "scores.h"
 
 typedef struct packed_layout {
@@ -42,8 +43,8 @@ static packed_keys packed_keys_at(const attn_problem *p, const attn_args *args, 
   return keys;
 }
 
-/* VEC_LANES keys whose elements lie side by side, of which `count` exist, the first at element `offset`, transposed into a panel's
- * columns. The type is a constant at every call. */
+/* VEC_LANES keys whose elements lie side by side, of which `count` exist, the first at element `offset`, transposed into a
+ * panel's columns. The type is a constant at every call. */
 static ALWAYS_INLINE void transpose_dense(const attn_problem *p, const void *k, int64_t offset, int64_t count, float *panel,
                                           const attn_dtype dtype) {
   for (int64_t d = 0; d < p->dim_qk; d += VEC_LANES) {

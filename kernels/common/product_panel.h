@@ -6,6 +6,7 @@
 #define ATTN_COMMON_PRODUCT_PANEL_H
 
 #include <assert.h>
+
 #include "arithmetic.h"
 #include "gelu.h"
 #include "kernels/product.h"

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT */
-/* The register tile: the product that everything is made of. It keeps TILE_ROWS x TILE_VECS vectors of sums in registers and multiplies
- * one row of the streamed operand by one broadcast element per row. Attention multiplies Q with K and P with V by it (tiles.h), and
- * dense layers X with W (product_panel.h).
+/* The register tile: the product that everything is made of. It keeps TILE_ROWS x TILE_VECS vectors of sums in registers and
+ * multiplies one row of the streamed operand by one broadcast element per row. Attention multiplies Q with K and P with V by
+ * it (tiles.h), and dense layers X with W (product_panel.h).
  *
  * Parameters, all from vec_<isa>.h, which a file includes first:
  *   vec and the vec_ functions  the tier's vector vocabulary; every vec_<isa>.h has the same names
  *   VEC_LANES      floats of a vector, a compile-time constant; tested: 4, 8, 16
  *   TILE_ROWS      rows of a tile; tested: 4, 6, 8
  *   TILE_VECS      vectors of a row of a tile, at most 4 (WITH_CONSTANT_VECS); tested: 2, 3, 4
- *   PRODUCT_STEPS  optional: the tier multiplies this many steps of k at once by a product_steps() of its own; tested: 4 (neon) */
+ *   PRODUCT_STEPS  optional: the tier multiplies this many steps of k at once by a product_steps() of its own;
+ *                  tested: 4 (neon) */
 #ifndef ATTN_COMMON_REGISTER_TILE_H
 #define ATTN_COMMON_REGISTER_TILE_H
 
@@ -24,8 +25,8 @@ typedef struct float_rows {
 } float_rows;
 
 /* sum[i][v] += sum_k a[i][k] b[k][v]: TILE_ROWS rows of a against `depth` rows of `vecs` vectors. `vecs` is a constant at
- * every call, so that the sums live in registers. A tier may bring PRODUCT_STEPS steps of k of its own; then the loop here does
- * the few that are left. */
+ * every call, so that the sums live in registers. A tier may bring PRODUCT_STEPS steps of k of its own; then the loop here
+ * does the few that are left. */
 static ALWAYS_INLINE void product(vec sum[TILE_ROWS][TILE_VECS], const float_rows a, const float_rows b, int64_t depth,
                                   const int vecs) {
   int64_t k = 0;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* A block of query rows of one head: its inputs, and its state between key blocks. Nothing here depends on a tier: files without
- * one share blocks with those that have one (score_steps.h). */
+/* A block of query rows: its inputs, and its state between key blocks. Nothing here depends on a tier, because
+ * library-backed kernels, compiled with baseline flags, pass blocks to a tier's code (kernels/library/score_steps.h). */
 #ifndef ATTN_COMMON_ROW_BLOCK_H
 #define ATTN_COMMON_ROW_BLOCK_H
 
 #include <assert.h>
+
 #include "indexing.h"
 #include "kernels/kernel.h"
 #include "memory.h"
@@ -18,9 +19,9 @@ typedef struct packed_keys {
   int64_t v_stride; /* floats from one key's row to the next's */
 } packed_keys;
 
-/* Query rows that are worked on together, and their state: rows first_row .. of one head, or the rows of several heads that share a KV
- * head, rows_per_head of each. `capacity` = rows rounded up to TILE_ROWS; the rows beyond `rows` are computed like the others, on
- * zero queries, and never stored. */
+/* Query rows that are computed together, and their state: rows first_row .. of one head, or rows_per_head rows of each of
+ * several heads that share a KV head. `capacity` is `rows` rounded up to TILE_ROWS. Rows beyond `rows` are computed like the
+ * others, on zero queries, and never stored. */
 typedef struct row_block {
   const attn_problem *problem;
   const attn_args *args;
@@ -36,12 +37,12 @@ typedef struct row_block {
   float *score;          /* [rows of S kept][score_stride]: S, then P */
   int64_t q_stride, acc_stride, score_stride;
   bool adjusted;  /* scores are more than dot products: scores.h has the rest */
-  bool shifted;   /* flash: what they are more is added or selected, so sums start from it (shift_of, select_keys) */
+  bool shifted;   /* flash: the additions are terms that sums can start from (shift_of), and masks (select_keys) */
   bool first_try; /* finish_rows may ask for a second one */
-  bool careful;   /* second try: leave V of masked keys alone, whatever stands there (accumulate_tile) */
+  bool careful;   /* second try: do not read V of masked keys (accumulate_tile) */
 } row_block;
 
-/* Which row of the problem row i of a block is; those beyond the last repeat it. */
+/* The problem's row that row i of a block is. Rows beyond the last repeat the last. */
 typedef struct problem_row {
   int64_t head, query;
 } problem_row;
@@ -128,7 +129,8 @@ typedef struct scratch_layout {
   int64_t acc_stride, score_stride;
 } scratch_layout;
 
-/* For `capacity` rows, of which score_rows x score_stride scores are kept, and vectors of `lanes` floats. False if a size overflows. */
+/* For `capacity` rows, of which score_rows x score_stride scores are kept, and vectors of `lanes` floats. False if a size
+ * overflows. */
 static inline bool scratch_layout_for(const attn_problem *p, int64_t capacity, int64_t score_rows, int64_t score_stride,
                                       int64_t lanes, scratch_layout *at) {
   *at = (scratch_layout){.acc_stride = round_up(p->dim_v, lanes), .score_stride = score_stride};
@@ -146,8 +148,8 @@ typedef struct task_rows {
   int64_t b, head, first_row, rows; /* rows <= 0: the sequence ends before first_row */
 } task_rows;
 
-/* Items of the phase are query heads of the unit x row blocks. The last rows come first, because under a causal mask they see most
- * keys. Rows behind the sequence's queries exist in o but see nothing. */
+/* Items of the phase are query heads of the unit x row blocks. The last rows come first, because under a causal mask they
+ * see most keys. Rows behind the sequence's queries exist in o but see nothing. */
 static inline task_rows task_rows_of(const attn_schedule *schedule, const attn_args *args, attn_task task) {
   const attn_problem *p = &schedule->problem;
   const int64_t group = attn_group(p), blocks = schedule->items[task.phase] / group;

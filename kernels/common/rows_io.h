@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* How query rows get into a block (start_rows) and out of it (finish_rows); row_block.h defines the block. Everything here is static, so
- * each kernel file has a copy compiled with its own tier's flags.
+/* How query rows get into a block (start_rows) and out of it (finish_rows); row_block.h defines the block. Everything here
+ * is static, so each kernel file has a copy compiled with its own tier's flags.
  *
  * Parameters: those of register_tile.h. */
 #ifndef ATTN_COMMON_ROWS_IO_H
@@ -24,7 +24,7 @@ static const double LN_2 = 0x1.62e42fefa39efp-1;
 
 /* ---- Rows in ---- */
 
-/* n <= VEC_LANES elements that follow each other, as float32; 0 beyond. Reads nothing beyond them. */
+/* n <= VEC_LANES adjacent elements as float32, with 0 in the other lanes. Reads nothing beyond the n. */
 static ALWAYS_INLINE vec load_elements(const void *data, attn_dtype dtype, int64_t index, int64_t n) {
   assert(n >= 0 && n <= VEC_LANES);
   if (dtype == ATTN_F32) {
@@ -72,12 +72,12 @@ static void load_query_row(const row_block *block, int64_t i, float factor) {
   }
 }
 
-/* Queries, those of dot scores times scale log2(e), so that scores come out in log2 units. Rows without keys may hold anything
- * and are not read. */
+/* Loads queries. Those of dot scores are multiplied by scale log2(e), so that scores are in log2 units. Rows without keys
+ * are not read, because they may hold anything. */
 static void load_queries(const row_block *block, int64_t capacity) {
   const attn_problem *p = block->problem;
   const float factor = p->score == ATTN_SCORE_DOT ? p->scale * LOG2_E : 1.0f;
-  if (p->score == ATTN_SCORE_PRECOMPUTED || !block->q) return; /* not needed, or loaded elsewhere */
+  if (p->score == ATTN_SCORE_PRECOMPUTED || !block->q) return; /* not needed, or loaded by the kernel itself */
   for (int64_t i = 0; i < capacity; i++) {
     if (i >= block->rows || block->range[i].begin >= block->range[i].end)
       memset(block->q + i * block->q_stride, 0, (size_t)block->q_stride * sizeof(float));
@@ -86,7 +86,8 @@ static void load_queries(const row_block *block, int64_t capacity) {
   }
 }
 
-/* Key ranges and state of the rows. Rows beyond the block's last repeat its range, so that they never make a tile an edge. */
+/* Key ranges and state of the rows. Rows beyond the block's last repeat its range, so that they never make a tile an edge.
+ */
 static void start_rows(const row_block *block, int64_t capacity) {
   assert(block->rows > 0 && block->rows <= capacity && block->acc_stride % VEC_LANES == 0);
   for (int64_t i = 0; i < capacity; i++) {
@@ -125,8 +126,8 @@ static void store_lse(const row_block *block, int64_t i, double lse) {
   if (attn_uses(p, ATTN_USE_LSE)) block->args->lse[attn_lse_offset(p, block->seq, block->b, at.head, at.query)] = (float)lse;
 }
 
-/* acc[i] = acc[i] / (row_sum + sink), without -0: its sign would tell whether masked keys had added their 0. False if the result is
- * not finite. */
+/* acc[i] = acc[i] / denominator. A result of -0 becomes 0, because its sign would depend on whether masked keys have added
+ * their 0. False if the result is not finite. */
 static bool divide_row(const row_block *block, int64_t i, float denominator) {
   const vec inverse = vec_set1(1.0f / denominator);
   float *acc = block->acc + i * block->acc_stride;
@@ -141,10 +142,10 @@ static bool divide_row(const row_block *block, int64_t i, float denominator) {
 
 /* O = acc / row_sum and LSE = row_max + log(row_sum). A row without keys gives 0 and -inf.
  *
- * An acc that is not finite may have met NaN or infinity in V of a key that its row may not see, whose weight is 0: on the first try
- * returns false at such a row, to be called again after a careful second one, which leaves those alone and so gives the bits of clean
- * data. What is not finite then either (sums of huge values overflowed, or an input is not finite) is computed on its own in double
- * precision, from its allowed keys alone. */
+ * acc may be non-finite because V of a masked key is NaN or infinite: its weight is 0, but 0 times NaN is NaN. On the first
+ * try the function returns false at such a row. The caller then repeats the block without reading V of masked keys
+ * (block->careful), which gives the bits of clean data, and calls again. A row that is still not finite, because sums of
+ * huge values overflowed or an input is not finite, is computed in double precision from its allowed keys alone. */
 static bool finish_rows(const row_block *block) {
   const attn_problem *p = block->problem;
   for (int64_t i = 0; i < block->rows; i++) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Scores that are more than scaled dot products: another similarity, then softcap, bias, ALiBi and selection by a mask, in this order
- * (docs/semantics.md). All are in log2 units, like the dot scores of tiles.h.
+/* Scores that are more than scaled dot products: another similarity, then softcap, bias, ALiBi and selection by a mask, in
+ * this order (docs/semantics.md). All are in log2 units, like the dot scores of tiles.h.
  *
  * Problems that use none of these never call this code: their tiles keep P in registers throughout.
  *
@@ -14,7 +14,7 @@ static inline bool selects_keys(const attn_problem *p) { return attn_uses(p, ATT
 
 static inline bool scores_adjusted(const attn_problem *p) { return p->score != ATTN_SCORE_DOT || similarities_adjusted(p); }
 
-/* Dot products with a bias, ALiBi or a mask and nothing else: terms that a sum may start from. */
+/* Dot products with a bias, ALiBi or a mask and nothing else: sums can start from these terms. */
 static inline bool scores_shifted(const attn_problem *p) {
   return scores_adjusted(p) && p->score == ATTN_SCORE_DOT && !(p->softcap > 0);
 }
@@ -35,7 +35,7 @@ static inline vec vec_tanh(vec x) {
   return vec_div(vec_mul(limited, p), q);
 }
 
-/* `count` <= VEC_LANES floats of a bias or of given scores from key `key` on, whatever the stride; 0 beyond. */
+/* `count` <= VEC_LANES floats of a bias or of given scores from key `key` on, at any stride; 0 in the other lanes. */
 static inline vec load_keys_f32(const row_block *block, const float *data, const attn_score_strides *stride, int64_t i,
                                 int64_t key, int64_t count) {
   const problem_row row = problem_row_of(block, i);
@@ -56,12 +56,12 @@ static inline vec select_by_mask(const row_block *block, int64_t i, int64_t key,
   return vec_select_bytes(score, bytes, VEC_LANES);
 }
 
-/* Keys of one vector that exist. */
+/* How many keys of the vector at `key` exist. */
 static inline int64_t keys_in_vector(const row_block *block, int64_t key) {
   return min64(block->seq->len_k - key, VEC_LANES);
 }
 
-/* x where mask and bias leave the key to row i, else -inf, whatever x is. */
+/* x where mask and bias allow the key for row i, else -inf, also where x is NaN. */
 static inline vec select_keys(const row_block *block, int64_t i, int64_t key, vec x) {
   const attn_problem *p = block->problem;
   const int64_t count = keys_in_vector(block, key);
@@ -89,7 +89,7 @@ static inline vec shift_of(const row_block *block, int64_t i, int64_t key) {
   return attn_uses(p, ATTN_USE_ALIBI) ? vec_sub(s, alibi_of(block, i, key)) : s;
 }
 
-/* Bias and mask of one row for one panel: where they stand, if they can be read vector by vector. */
+/* Where bias and mask of one row for one panel are, and whether they can be read vector by vector (dense). */
 typedef struct shift_row {
   bool dense;
   const float *bias;   /* NULL if there is none */
@@ -135,7 +135,7 @@ static inline vec adjust_scores(const row_block *block, int64_t i, int64_t key, 
   return attn_uses(p, ATTN_USE_MASK) ? select_by_mask(block, i, key, count, s) : s;
 }
 
-/* Whether mask and bias take all keys of a panel from all rows of the tile: nothing of it need be computed. */
+/* Whether mask and bias exclude all keys of a panel for all rows of the tile. Then nothing of it is computed. */
 static bool panel_masked(const row_block *block, int64_t tile_row, int64_t key, int64_t end) {
   for (int64_t i = tile_row; i < tile_row + TILE_ROWS; i++)
     for (int64_t at = key; at < end; at += VEC_LANES) {
@@ -145,8 +145,8 @@ static bool panel_masked(const row_block *block, int64_t tile_row, int64_t key, 
   return true;
 }
 
-/* The part of keys [begin, end) that the tile at tile_row needs; begin is a multiple of PANEL_KEYS. Panels at both ends that mask and
- * bias take from all rows are left out. */
+/* The part of keys [begin, end) that the tile at tile_row needs; begin is a multiple of PANEL_KEYS. Panels at both ends that
+ * mask and bias take from all rows are left out. */
 static inline tile_keys keys_of_tile(const row_block *block, int64_t tile_row, int64_t begin, int64_t end) {
   tile_keys keys = classify_tile(block, tile_row, begin, end);
   if (keys.class == TILE_SKIP || !selects_keys(block->problem)) return keys;
@@ -215,7 +215,7 @@ static inline void given_panel(const row_block *block, int64_t i, int64_t key, v
   }
 }
 
-/* Similarities that are not dot products, of the tile's rows with the panel at `key`. */
+/* Stores similarities that are not dot products, of the tile's rows with the panel at `key`. */
 static inline void other_panel(const row_block *block, int64_t tile_row, int64_t key, float *score) {
   const attn_problem *p = block->problem;
   const float *panel = block->keys.k + key * p->dim_qk;

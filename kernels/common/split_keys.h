@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Splits over keys: what the decode kernels of every tier agree on. Borders are absolute key indices, so that no bit depends
- * on who computes which split. */
+/* Splits over keys, the same for the decode kernels of all tiers. Borders are absolute key indices, so bits do not depend on
+ * which thread computes which split. */
 #ifndef ATTN_COMMON_SPLIT_KEYS_H
 #define ATTN_COMMON_SPLIT_KEYS_H
 

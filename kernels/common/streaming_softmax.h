@@ -1,24 +1,25 @@
 /* SPDX-License-Identifier: MIT */
-/* Streaming softmax: what a row keeps between key blocks, and how it takes in the scores of one more panel (Milakov & Gimelshein 2018,
- * https://arxiv.org/abs/1805.02867). flash.h and decode.h share it. Parameters: those of tiles.h. */
+/* Streaming softmax: what a row keeps between key blocks, and how it takes in the scores of one more panel (Milakov &
+ * Gimelshein 2018, https://arxiv.org/abs/1805.02867). flash.h and decode.h share it. Parameters: those of tiles.h. */
 #ifndef ATTN_COMMON_STREAMING_SOFTMAX_H
 #define ATTN_COMMON_STREAMING_SOFTMAX_H
 
 #include <assert.h>
+
 #include "scores.h"
 
-/* Rescaling costs a pass over acc, so a row keeps an outdated reference until a panel exceeds it by more than this, in log2
- * units: P stays below 2^8, which float32 sums and products carry with ease, and acc / row_sum is unchanged. */
+/* Rescaling costs a pass over acc, so a row keeps an outdated reference until a panel's score exceeds it by more than this,
+ * in log2 units. P stays below 2^8, far from overflow in float32, and acc / row_sum is unchanged. */
 static const float RESCALE_AT = 8.0f;
 
-/* What a row's exponentials are relative to so far; any number would do before its first allowed key. */
+/* The score that a row's exponentials are relative to. Before its first allowed key the value does not matter. */
 static inline float reference_of(const row_block *block, int64_t i) {
   return block->row_max[i] == -INFINITY ? 0.0f : block->row_max[i];
 }
 
-/* Moves row i's reference up by `step`, or sets it if the row has seen no allowed key yet, and with it all that is relative
- * to the old one: row_sum, acc, and the `pending` P of this tile's panels that acc has not seen yet, which end at `score`.
- * Returns the step to take off the scores at hand. Tested before any exp, so nothing can overflow. */
+/* Raises row i's reference by `step`, or sets it to `step` if the row has seen no allowed key yet. Rescales everything that
+ * is relative to the old reference: row_sum, acc, and the `pending` values of P that end at `score` and that acc does not
+ * hold yet. Returns the step to subtract from the current scores. Callers test before any exp, so nothing can overflow. */
 static float rescale_row(const row_block *block, int64_t i, float step, float *score, int64_t pending) {
   if (block->row_max[i] == -INFINITY) {
     block->row_max[i] = step;
@@ -36,9 +37,9 @@ static float rescale_row(const row_block *block, int64_t i, float step, float *s
   return step;
 }
 
-/* The careful end of a panel: scores lie in memory, relative to each row's reference. Masks the keys [key, key + PANEL_KEYS)
+/* Softmax of a panel whose scores are in memory, relative to each row's reference. Masks the keys [key, key + PANEL_KEYS)
  * that a row may not see (whatever stood there, NaN included, becomes -inf), moves references where needed, then P and
- * row_sum, for the rows of the tile. Of the panel, `vecs` vectors are there. */
+ * row_sum, for the rows of the tile. Only the panel's first `vecs` vectors hold scores. */
 static inline void softmax_panel(const row_block *block, int64_t tile_row, int64_t key, float *score, int64_t pending,
                                  int64_t vecs) {
   assert(vecs >= 1 && vecs <= TILE_VECS && key % VEC_LANES == 0);

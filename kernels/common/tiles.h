@@ -1,36 +1,38 @@
 /* SPDX-License-Identifier: MIT */
-/* The tile engine: products and exponentials of a few query rows against a few keys. flash.h and two_pass.h say in which order tiles are
- * visited and when softmax happens.
+/* The tile engine: products and exponentials of a few query rows against a few keys. flash.h and two_pass.h say in which
+ * order tiles are visited and when softmax happens.
  *
- * A tile is TILE_ROWS query rows against the keys of one key block. Both products, S = Q K^T and O += P V, are the register tile
- * (register_tile.h); K, packed with keys in lanes, or V is the streamed operand.
+ * A tile is TILE_ROWS query rows against the keys of one key block. Both products, S = Q K^T and O += P V, are the register
+ * tile (register_tile.h); K, packed with keys in lanes, or V is the streamed operand.
  *
- * Every output element is one chain of fused multiply-adds over the keys in their order, and masked keys add exact zeros. So a row's bits
- * depend neither on the rows that share its tile nor on where tiles begin.
+ * Every output element is one chain of fused multiply-adds over the keys in their order, and masked keys add exact zeros. So
+ * a row's bits depend neither on the rows that share its tile nor on where tiles begin.
  *
  * Parameters: those of register_tile.h, and
- *   ROUND_P(p)  optional, defined before the first header of kernels/common: rounds a vector of P to the type that the tier's product of P
- *               and V takes, so that the sum of P is that of the rounded values; default: p itself; tested: to bf16 (neonbf16) */
+ *   ROUND_P(p)  optional, defined before the first header of kernels/common: rounds a vector of P to the type that the
+ *               tier's product of P and V takes, so that the sum of P is that of the rounded values; default: p itself;
+ *               tested: to bf16 (neonbf16) */
 #ifndef ATTN_COMMON_TILES_H
 #define ATTN_COMMON_TILES_H
 
 #include <assert.h>
+
 #include "rows_io.h"
 
 /* ---- Which keys ---- */
 
 typedef enum tile_class { TILE_SKIP, TILE_FULL, TILE_EDGE } tile_class;
 
-/* The keys of one tile: what its rows may see between them, [begin, end), scored from `first`, the panel border at or before
- * begin; and what every row may see, [all_begin, all_end). FULL: the latter holds all that is scored, up to the next panel
- * border, so no mask code runs; on an EDGE tile it runs for the panels beyond all_begin and all_end. */
+/* The keys of one tile. [begin, end): keys that at least one row may see; scores start at `first`, the panel border at or
+ * before begin. [all_begin, all_end): keys that every row may see. FULL: this range holds all scored keys up to the next
+ * panel border, so no mask code runs. EDGE: mask code runs for the panels outside of it. */
 typedef struct tile_keys {
   tile_class class;
   int64_t first, begin, end, all_begin, all_end;
 } tile_keys;
 
-/* What the rows' ranges leave of keys [begin, end) for the tile at tile_row; begin is a multiple of PANEL_KEYS. keys_of_tile (scores.h)
- * also sees to masks and bias. */
+/* What the rows' ranges leave of keys [begin, end) for the tile at tile_row; begin is a multiple of PANEL_KEYS. keys_of_tile
+ * (scores.h) also sees to masks and bias. */
 static inline tile_keys classify_tile(const row_block *block, int64_t tile_row, int64_t begin, int64_t end) {
   int64_t any_begin = end, any_end = begin, all_begin = 0, all_end = INT64_MAX;
   assert(tile_row % TILE_ROWS == 0 && begin % PANEL_KEYS == 0);
@@ -91,8 +93,8 @@ static ALWAYS_INLINE void accumulate_columns(float *acc, int64_t acc_stride, con
   store_tile(sum, acc, acc_stride, vecs);
 }
 
-/* The same sums as accumulate_tile, in the same order, but without touching V of keys that mask or bias take from a row:
- * their weight is 0, but 0 times NaN is NaN. */
+/* The same sums as accumulate_tile, in the same order, but without reading V of keys that a row may not see: their weight is
+ * 0, but 0 times NaN is NaN. */
 static void accumulate_selected(const row_block *block, int64_t tile_row, int64_t rows, int64_t begin, int64_t end,
                                 const float *p) {
   for (int64_t i = 0; i < rows; i++) {
@@ -110,8 +112,8 @@ static void accumulate_selected(const row_block *block, int64_t tile_row, int64_
   }
 }
 
-/* Adds the keys [begin, end) with p[i][j - begin]. Columns are cut into equal strips rather than full tiles and a rest: 5
- * vectors are 3 + 2, not 4 + 1, because a one-vector tile has too few sums to hide multiply-add latency. */
+/* Adds the keys [begin, end) with p[i][j - begin]. Columns are cut into equal strips instead of full tiles and a rest: 5
+ * vectors are 3 + 2, not 4 + 1, because a tile of one vector has too few sums to hide the latency of multiply-add. */
 static NO_INLINE void accumulate_tile(const row_block *block, int64_t tile_row, int64_t begin, int64_t end, const float *p) {
   assert(tile_row % TILE_ROWS == 0 && begin < end);
   if (block->careful) {

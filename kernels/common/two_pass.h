@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* blocked and naive: the scores of a row block are kept whole between the passes S = Q K^T, P = softmax(S), O = P V.
  *
- * blocked takes as many rows as keep S in L2 and visits K and V in key blocks that stay there too. naive is the textbook: all rows of a
- * head, the whole score matrix in memory, each pass from end to end. Both use flash's tiles and exponentials, so a comparison with flash
- * shows what the loop order is worth and nothing else.
+ * blocked takes as many rows as keep S in L2 and visits K and V in key blocks that stay there too. naive is the textbook:
+ * all rows of a head, the whole score matrix in memory, each pass from end to end. Both use flash's tiles and exponentials,
+ * so a comparison with flash shows what the loop order is worth and nothing else.
  *
  * Parameters: those of tiles.h. */
 #ifndef ATTN_COMMON_TWO_PASS_H

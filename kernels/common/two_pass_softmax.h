@@ -4,10 +4,11 @@
 #define ATTN_COMMON_TWO_PASS_SOFTMAX_H
 
 #include <assert.h>
+
 #include "scores.h"
 
-/* Adjusts the scores of the keys [key, end) of row i where the problem has more than dot products, then masks: masks select, so
- * whatever stood in a masked score, NaN included, becomes -inf. score[0] is that of `key`; whole vectors. */
+/* Adjusts the scores of keys [key, end), whole vectors, of row i if the problem has more than dot products, then masks them:
+ * a masked score becomes -inf even if it was NaN. score[0] belongs to `key`. */
 static inline void mask_row(const row_block *block, int64_t i, int64_t key, int64_t end, float *score) {
   assert((end - key) % VEC_LANES == 0);
   for (int64_t j = key; j < end; j += VEC_LANES) {

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* What the tiled algorithms share around their loops: the plan and the two phases, pack and compute. Parameters: those of tiles.h. */
+/* What the tiled algorithms share around their loops: the plan and the two phases, pack and compute. Parameters: those of
+ * tiles.h. */
 #ifndef ATTN_COMMON_TWO_PHASE_H
 #define ATTN_COMMON_TWO_PHASE_H
 
 #include <assert.h>
+
 #include "pack.h"
 #include "rejects.h"
 

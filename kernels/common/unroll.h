@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Loops of kernels unrolled by request, in the words of either compiler, and functions that must or must not be inlined. */
+/* Macros for gcc and clang: unroll a loop, and inline or never inline a function. */
 #ifndef ATTN_COMMON_UNROLL_H
 #define ATTN_COMMON_UNROLL_H
 

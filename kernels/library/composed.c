@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /* Attention composed of a library's products (composed.h).
  *
- * A product reads whole matrices, so what masks must never let through is kept out of them beforehand: V is copied with its
- * non-finite rows replaced by zeros, and rows that may see such a key are computed on their own afterwards. Then masked keys, whatever
- * they hold, add exact zeros. K is read where it stands if a library can walk it: what is not finite there spoils its own column of S
- * only, which is masked. */
+ * A product reads whole matrices, so masked values must be removed from them first: V is copied, with its non-finite rows
+ * replaced by zeros, and rows that may see such a key are computed separately afterwards. Masked keys then add exact zeros,
+ * whatever they hold. K is read in place if its strides suit the library: a non-finite key affects only its own column of S,
+ * which is masked. */
 #include "composed.h"
 
 #include <inttypes.h>
@@ -96,11 +96,11 @@ typedef struct composed_task {
   const uint8_t *finite; /* of each key: whether its V is finite; where it is not, the copy of V holds zeros */
 } composed_task;
 
-/* Rows that the products are about: those that the sequence has queries for, so that a sequence of its own gives the bits it gives
- * where it is padded. The others see nothing. */
+/* Rows of the products: only those that the sequence has queries for, so that a sequence gives the same bits alone and
+ * padded. The other rows see no key. */
 static int64_t rows_with_queries(const row_block *block) { return min64(block->rows, block->seq->len_q - block->first_row); }
 
-/* Given scores stand in the caller's own order. */
+/* Copies given scores, which have the caller's strides. */
 static void copy_scores(const row_block *block) {
   const attn_score_strides *stride = &block->problem->scores_stride;
   for (int64_t i = 0; i < block->rows; i++) {
@@ -147,7 +147,7 @@ static bool sees_non_finite(const row_block *block, int64_t i, const uint8_t *fi
   return false;
 }
 
-/* Rows that may see a V with NaN or infinity, of which the products have seen zeros. */
+/* Computes rows again that may see a V with NaN or infinity, because the products have read zeros instead. */
 static void redo_non_finite(const row_block *block, attn_key_range keys, const uint8_t *finite) {
   if (!memchr(finite + keys.begin, 0, (size_t)(keys.end - keys.begin))) return;
   for (int64_t i = 0; i < block->rows; i++)

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: MIT */
-/* Attention composed of two matrix products that a library computes, S = Q K^T and O = P V, with our softmax between them: what the
- * kernels of such libraries share.
+/* Attention composed of two matrix products of a library, S = Q K^T and O = P V, with our softmax between them. Kernels on
+ * such libraries share this code.
  *
- * Scores of a row block are kept whole. Both products run over exactly the keys that the block's rows may see between them, as one
- * interval, and no padding; what single rows may not see is masked in S and 0 in P. */
+ * All scores of a row block are kept. Both products run over one range of keys, without padding: from the first to the last
+ * key that any row of the block may see. Keys that a single row may not see are masked in S and 0 in P. */
 #ifndef ATTN_LIBRARY_COMPOSED_H
 #define ATTN_LIBRARY_COMPOSED_H
 
 #include "score_steps.h"
 
-/* c = a b, or a b^T: float matrices by rows, c[rows][columns], a[rows][depth], b[depth][columns] or, transposed, [columns][depth];
- * strides are elements from one row to the next, at least a row long. c's content before does not matter. All sizes >= 1. */
+/* c = a b, or a b^T: float matrices by rows, c[rows][columns], a[rows][depth], b[depth][columns] or, transposed,
+ * [columns][depth]; strides are elements from one row to the next, at least a row long. The previous content of c does not
+ * matter. All sizes >= 1. */
 typedef struct library_product {
   int64_t rows, columns, depth;
   const float *a, *b;
@@ -21,7 +22,8 @@ typedef struct library_product {
 
 typedef void (*library_product_fn)(const library_product *product);
 
-/* Why such a kernel cannot take the problem: scores that are no product, or more than a library counts in 32 bits. NULL = takes it. */
+/* Why such a kernel cannot take the problem: scores that are no product, or more than a library counts in 32 bits. NULL =
+ * takes it. */
 const char *attn_composed_rejects(const attn_problem *problem, char *buffer, size_t buffer_bytes);
 
 /* Two phases: pack, then compute with `rows` query rows per task. False if a size overflows. */

@@ -90,8 +90,8 @@ static void steps_mask_rows(const row_block *block, attn_key_range keys, float f
   }
 }
 
-/* The largest P is 1 over the sum of exponentials relative to the largest score, so that score and P give the logarithm of the sum of
- * all: taken for the reference, it makes the sum 1. */
+/* The largest P is 1 over the sum of exponentials relative to the largest score, so that score and P give the logarithm of
+ * the sum of all: taken for the reference, it makes the sum 1. */
 static void steps_take_softmax(const row_block *block, attn_key_range keys) {
   const bool needed = attn_uses(block->problem, ATTN_USE_LSE | ATTN_USE_SINKS);
   for (int64_t i = 0; i < block->rows; i++) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The vector vocabulary of the neon tier: 4 floats in a register, 32 registers. The same words as vec_avx512.h. */
+/* The vectors of the neon tier: 4 floats in a register, 32 registers. The names are those of vec_avx512.h. */
 #ifndef ATTN_VEC_NEON_H
 #define ATTN_VEC_NEON_H
 
@@ -11,8 +11,8 @@
 
 typedef float32x4_t vec;
 
-/* 8 rows x 3 vectors keep 24 sums in registers, with 3 for the streamed operand and 4 that hold factors: the most that fit 32,
- * at 8 loads per 24 multiply-adds. decode, whose tiles have 4 rows, asks for 4 vectors. */
+/* 8 rows x 3 vectors keep 24 sums in registers, with 3 for the streamed operand and 4 that hold factors: the most that fit
+ * 32, at 8 loads per 24 multiply-adds. decode, whose tiles have 4 rows, asks for 4 vectors. */
 #ifndef NEON_TILE_VECS
 #define NEON_TILE_VECS 3
 #endif
@@ -36,8 +36,9 @@ static inline vec vec_clamp(vec x, vec low, vec high) { return vminq_f32(vmaxq_f
 
 /* ---- The hot tile ----
  *
- * Loads and multiply-adds stand in the order written, as statements of assembly: left to themselves, compilers hoist loads until
- * the sums no longer fit the registers, or turn factors into broadcasts, which take a slot of the units that multiply. */
+ * Loads and multiply-adds stand in the order written, as statements of assembly: left to themselves, compilers hoist loads
+ * until the sums no longer fit the registers, or turn factors into broadcasts, which take a slot of the units that multiply.
+ */
 typedef float32x4_t any_vec __attribute__((may_alias, aligned(4)));
 
 static ALWAYS_INLINE vec load_here(const float *p) {
@@ -49,8 +50,8 @@ static ALWAYS_INLINE vec load_here(const float *p) {
 #define FMA_LANE(sum, x, factors, lane) \
   __asm__ volatile("fmla %0.4s, %1.4s, %2.s[" #lane "]" : "+w"(sum) : "w"(x), "w"(factors))
 
-/* One factor for all lanes, and its multiply-add. The factor is element 0 of a register: a broadcasting load would take a slot
- * of the units that multiply. */
+/* One factor for all lanes, and its multiply-add. The factor is element 0 of a register: a broadcasting load would take a
+ * slot of the units that multiply. */
 typedef vec vec_factor;
 static ALWAYS_INLINE vec_factor vec_factor_at(const float *p) {
   vec x;
@@ -137,17 +138,17 @@ static inline vec vec_select_bytes(vec x, const uint8_t *bytes, int64_t n) {
   return vbslq_f32(vtstq_u32(wide, wide), x, vec_lowest());
 }
 
-/* x, but -inf wherever bias is -inf, whatever x is. */
+/* x, but -inf wherever bias is -inf, even if x is NaN. */
 static inline vec vec_unless_masked(vec x, vec bias) { return vbslq_f32(vceqq_f32(bias, vec_lowest()), bias, x); }
 
-/* x + bias, but -inf wherever bias is -inf, whatever x is. */
+/* x + bias, but -inf wherever bias is -inf, even if x is NaN. */
 static inline vec vec_add_bias(vec x, vec bias) { return vec_unless_masked(vaddq_f32(x, bias), bias); }
 
 static inline int vec_any_above(vec x, float limit) { return vmaxnmvq_f32(x) > limit; } /* NaN: only if all lanes are */
 static inline int vec_any_nan(vec x) { return __builtin_isnan(vmaxvq_f32(x)); }
 
-/* A multiply-add here overwrites its addend, so a constant addend must be copied each time. Loading it anew takes a load slot,
- * of which there are plenty, where a register copy would take a slot of the units that multiply: the compiler must not
+/* A multiply-add here overwrites its addend, so a constant addend must be copied each time. Loading it anew takes a load
+ * slot, of which there are plenty, where a register copy would take a slot of the units that multiply: the compiler must not
  * know that it is the same constant. */
 static const float exp2_coefficients[5][4] = {
 #define FOUR_TIMES(x) \
@@ -156,10 +157,10 @@ static const float exp2_coefficients[5][4] = {
     FOUR_TIMES(0x1.62e42ap-1f), FOUR_TIMES(1.0f),
 #undef FOUR_TIMES
 };
-/* 2^t for t <= 127; relative error below 1.6e-7 (scripts/derive_exp2.py, tests/exp_every_float.c) down to t = -126; below, an
- * error of at most 2^-126 (the bound's n 2^-126 term), and 0 from -127 on and for -inf; NaN stays NaN. n = t rounded to
- * nearest by adding 1.5 2^23 ("magic number"), whose low bits then go into the exponent. At n = -127 that leaves the bits of a
- * denormal, and of 2^0 / 2^127 exactly those of 0: what is clamped to -127 needs no selection. */
+/* 2^t for t <= 127; relative error below 1.6e-7 (scripts/derive_exp2.py, tests/exp_every_float.c) down to t = -126; below,
+ * an error of at most 2^-126 (the bound's n 2^-126 term), and 0 from -127 on and for -inf; NaN stays NaN. n = t rounded to
+ * nearest by adding 1.5 2^23 ("magic number"), whose low bits then go into the exponent. At n = -127 that leaves the bits of
+ * a denormal, and of 2^0 / 2^127 exactly those of 0: what is clamped to -127 needs no selection. */
 static inline vec vec_exp2(vec t) {
   const float(*c)[4] = exp2_coefficients;
   const vec magic = vec_set1(0x1.8p23f);

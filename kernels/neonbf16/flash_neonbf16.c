@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: MIT */
-/* flash_neonbf16: flash attention on bf16 inputs by BFMMLA, which multiplies 2 x 4 by 4 x 2 values and adds the 2 x 2 results in
- * float32: four times the work of an FMLA.
+/* flash_neonbf16: flash attention on bf16 inputs by BFMMLA, which multiplies 2 x 4 by 4 x 2 values and adds the 2 x 2
+ * results in float32: four times the work of an FMLA.
  *
- * A tile is 8 query rows (4 pairs) against 12 keys (6 pairs), 24 accumulators of 2 x 2 sums. Operands are packed as the instruction
- * takes them, 8 values in a register: two rows (keys, columns) of 4 neighbours along the dimension that is summed.
+ * A tile is 8 query rows (4 pairs) against 12 keys (6 pairs), 24 accumulators of 2 x 2 sums. Operands are packed as the
+ * instruction takes them, 8 values in a register: two rows (keys, columns) of 4 neighbours along the dimension that is
+ * summed.
  *
  *   Q   [tile][dim / 4][row pair][row][4]     K  [panel][dim / 4][key pair][key][4]
  *   P   [key / 4][row pair][row][4]           V  [column group][key / 4][column pair][column][4]
  *
- * Scores go through memory, where the code of every tier masks and exponentiates them (streaming_softmax.h); P is rounded to bf16 for the
- * second product and its sum, as numerics declare. What a masked key holds is multiplied by a P of exactly 0. */
+ * Scores go through memory, where the code of every tier masks and exponentiates them (streaming_softmax.h); P is rounded to
+ * bf16 for the second product and its sum, as numerics declare. What a masked key holds is multiplied by a P of exactly 0.
+ */
 #include "kernels/neon/vec_neon.h"
 
 /* To the nearest bf16 value. */

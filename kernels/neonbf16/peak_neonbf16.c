@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Peak loop of the neonbf16 tier: independent chains of BFMMLA on registers alone. One multiplies 2 x 4 by 4 x 2 bf16 values: 16
- * multiply-adds. */
+/* Peak loop of the neonbf16 tier: independent chains of BFMMLA on registers alone. One multiplies 2 x 4 by 4 x 2 bf16
+ * values: 16 multiply-adds. */
 #include "kernels/peak.h"
 
 #include <arm_neon.h>

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* graph_onednn: oneDNN's fused attention. MatMul, Multiply, SoftMax and MatMul go through its graph API, which in newer versions makes one
- * partition of them and decides itself how to walk over keys.
+/* graph_onednn: oneDNN's fused attention. MatMul, Multiply, SoftMax and MatMul go through its graph API, which in newer
+ * versions makes one partition of them and decides itself how to walk over keys.
  *
- * A task is a block of query rows of one head: as many in every task, filled up with zeros, so that a row's bits do not depend on
- * the rows beside it. Q and O go through the task's memory, K and V are read where they are. What the pattern cannot express
- * without breaking rules that hold here (masks and biases select, LSE) is refused. Graph, partition and compiled code are made
- * with the plan; executing makes short-lived tensor handles, and should it fail the rows are computed without oneDNN. */
+ * A task is a block of query rows of one head: as many in every task, filled up with zeros, so that a row's bits do not
+ * depend on the rows beside it. Q and O go through the task's memory, K and V are read where they are. What the pattern
+ * cannot express without breaking rules that hold here (masks and biases select, LSE) is refused. Graph, partition and
+ * compiled code are made with the plan; executing makes short-lived tensor handles, and should it fail the rows are computed
+ * without oneDNN. */
 #include <oneapi/dnnl/dnnl_graph.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: MIT */
-/* matmul_onednn: attention from oneDNN's primitives: S = Q K^T and O = P V by its matmul on blocks of rows and of keys, P = softmax(S)
- * by its softmax on whole rows. Between them our code (kernels/library/score_steps.h) adds what scores are more than products, and
- * masks: -inf is a score that softmax turns into 0.
+/* matmul_onednn: attention from oneDNN's primitives: S = Q K^T and O = P V by its matmul on blocks of rows and of keys, P =
+ * softmax(S) by its softmax on whole rows. Between them our code (kernels/library/score_steps.h) adds what scores are more
+ * than products, and masks: -inf is a score that softmax turns into 0.
  *
  * What is kept of the rules that hold for every kernel here, although the arithmetic is not ours:
  *
- * - Products have one shape, whatever is asked: rows beyond the last are zero queries, keys beyond the last are zeros. So oneDNN runs
+ * - Products have one shape, whatever is asked: rows beyond the last are zero queries, keys beyond the last are zeros. So
+ * oneDNN runs
  *   the same code for every row, and a row's bits do not depend on its neighbours (matmul_layout.h says why these sizes).
- * - Masks select. V is copied for problems with masks, and a row of V that is not finite is replaced by zeros, since 0 x NaN would
+ * - Masks select. V is copied for problems with masks, and a row of V that is not finite is replaced by zeros, since 0 x NaN
+ * would
  *   reach every row; query rows that may see such a key are then computed on their own (attn_exact_row).
  * - Without masks whole blocks of K and V are read where they are.
  *
@@ -102,8 +104,8 @@ static void close_operations(matmul_state *s) {
   attn_onednn_close(&s->library);
 }
 
-/* Asks oneDNN for all that the problem needs, and with `create` has the code generated. NULL, or what it does not have: *status says
- * why. The layout has been filled in, and the library is open. */
+/* Asks oneDNN for all that the problem needs, and with `create` has the code generated. NULL, or what it does not have:
+ * *status says why. The layout has been filled in, and the library is open. */
 static const char *ask_for_operations(matmul_state *s, const attn_problem *p, bool create, dnnl_status_t *status) {
   for (int place = 0; place < PLACES; place++) {
     if ((*status = open_scores(s, p, place, create)) != dnnl_success) return "product of queries and keys";
@@ -218,7 +220,8 @@ static bool all_finite(attn_dtype dtype, const void *elements, int64_t count) {
   return !infinite;
 }
 
-/* Packed block `task.item` of the unit's KV head: K and V side by side, zeros beyond the sequence, and which rows of V are finite. */
+/* Packed block `task.item` of the unit's KV head: K and V side by side, zeros beyond the sequence, and which rows of V are
+ * finite. */
 static void pack_keys(const attn_schedule *schedule, const attn_args *args, attn_task task, char *unit) {
   const attn_problem *p = &schedule->problem;
   const matmul_layout *m = &((const matmul_state *)schedule->library_state)->layout;
@@ -390,7 +393,8 @@ static bool accumulate_rows(const matmul_task *t) {
 
 static void mark_row(const row_block *block, int64_t i) { block->acc[i * block->acc_stride] = NAN; }
 
-/* Rows that see a key whose V is not finite, and which packing has replaced: marked, so that finish_rows computes them anew. */
+/* Rows that see a key whose V is not finite, and which packing has replaced: marked, so that finish_rows computes them anew.
+ */
 static void mark_rows(const matmul_task *t) {
   const row_block *block = &t->block;
   const matmul_layout *m = &t->state->layout;

@@ -59,8 +59,8 @@ void attn_onednn_identify(void) {
 /* ---- Threads ---- */
 
 #if DNNL_CPU_THREADING_RUNTIME == DNNL_RUNTIME_OMP
-/* Of the OpenMP runtime that libdnnl has brought into the process, whichever it is: libattn itself may be built without OpenMP, or by a
- * compiler whose OpenMP is another one. */
+/* Of the OpenMP runtime that libdnnl has brought into the process, whichever it is: libattn itself may be built without
+ * OpenMP, or by a compiler whose OpenMP is another one. */
 static void find_threads(onednn_library *library) {
   void *const get = dlsym(RTLD_DEFAULT, "omp_get_max_threads"), *const set = dlsym(RTLD_DEFAULT, "omp_set_num_threads");
   memcpy(&library->get_threads, &get, sizeof get); /* ISO C has no cast from object to function pointers */
@@ -105,8 +105,8 @@ void attn_onednn_restore_threads(const onednn_library *library, int before) {
 
 /* ---- Whether it can be used ---- */
 
-/* oneDNN chooses its instructions itself, once and for the whole process. Of a choice that is not in the table only this is known: the
- * CPU has them. */
+/* oneDNN chooses its instructions itself, once and for the whole process. Of a choice that is not in the table only this is
+ * known: the CPU has them. */
 static const char *cap_unusable(const char *cap) {
   static _Thread_local char reason[200];
   if (!cap) return NULL;

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: MIT */
-/* oneDNN through its C API, in the few words that the kernels of this folder need, the same words for 2.6 and 3.x: where the two
- * differ (memory descriptors, creation of primitives, attributes), the difference stands in onednn.c and nowhere else.
+/* oneDNN through its C API, in the few words that the kernels of this folder need, the same words for 2.6 and 3.x: where the
+ * two differ (memory descriptors, creation of primitives, attributes), the difference stands in onednn.c and nowhere else.
  *
- * An operation is one primitive with the layouts of its operands. Operations are created when a plan is opened and not changed after
- * that; any number of threads may execute one at once, each with operands and working memory of its own. Executing makes short-lived
- * memory objects (handles), which oneDNN allocates.
+ * An operation is one primitive with the layouts of its operands. Operations are created when a plan is opened and not
+ * changed after that; any number of threads may execute one at once, each with operands and working memory of its own.
+ * Executing makes short-lived memory objects (handles), which oneDNN allocates.
  *
- * Threads. oneDNN's primitives split their work over threads themselves, and our tasks are on threads already. Built on OpenMP it
- * takes as many as OpenMP would on the calling thread, so each task sets that number to 1 and sets it back afterwards
- * (attn_onednn_hold_threads, attn_onednn_restore_threads); creation does the same, for blocking is chosen by that number. Built on
- * TBB, as all of SYCL is, its threads are its own and no C program can set their number: attn_onednn_unusable says what to do. */
+ * Threads. oneDNN's primitives split their work over threads themselves, and our tasks are on threads already. Built on
+ * OpenMP it takes as many as OpenMP would on the calling thread, so each task sets that number to 1 and sets it back
+ * afterwards (attn_onednn_hold_threads, attn_onednn_restore_threads); creation does the same, for blocking is chosen by that
+ * number. Built on TBB, as all of SYCL is, its threads are its own and no C program can set their number:
+ * attn_onednn_unusable says what to do. */
 #ifndef ATTN_ONEDNN_ONEDNN_H
 #define ATTN_ONEDNN_ONEDNN_H
 
@@ -21,8 +22,8 @@
 
 /* ---- The library ---- */
 
-/* "oneDNN 2.6.3 AVX2": the version that is loaded and the instructions it chose, once attn_onednn_identify() has been called.
- * info.library of each kernel here points to it. */
+/* "oneDNN 2.6.3 AVX2": the version that is loaded and the instructions it chose, once attn_onednn_identify() has been
+ * called. info.library of each kernel here points to it. */
 extern char attn_onednn_text[80];
 void attn_onednn_identify(void);
 
@@ -40,8 +41,8 @@ typedef struct onednn_library {
 dnnl_status_t attn_onednn_open(onednn_library *library);
 void attn_onednn_close(onednn_library *library);
 
-/* From here to attn_onednn_restore_threads() what oneDNN does for the calling thread is done on that thread alone. Returns what
- * attn_onednn_restore_threads() takes. */
+/* From here to attn_onednn_restore_threads() what oneDNN does for the calling thread is done on that thread alone. Returns
+ * what attn_onednn_restore_threads() takes. */
 int attn_onednn_hold_threads(const onednn_library *library);
 void attn_onednn_restore_threads(const onednn_library *library, int before);
 
@@ -73,8 +74,8 @@ typedef struct onednn_product {
   bool accumulate;
 } onednn_product;
 
-/* These make an operation, or leave it empty and say why not. Without `create` it gets no primitive, which is what takes long because
- * code is generated: enough to see whether oneDNN has it. Operands, in this order: a, b, c; x, x; from, to. */
+/* These make an operation, or leave it empty and say why not. Without `create` it gets no primitive, which is what takes
+ * long because code is generated: enough to see whether oneDNN has it. Operands, in this order: a, b, c; x, x; from, to. */
 dnnl_status_t attn_onednn_open_product(const onednn_library *library, const onednn_product *product, bool create,
                                        onednn_operation *operation);
 /* Softmax of each row, in place: the matrix must be dense. */

@@ -2,9 +2,9 @@
 /* decode_c: split-KV in plain C, the decode algorithm to be read first.
  *
  * A few query rows against many keys leave nothing to share out but the keys: they are split at fixed borders, each split is
- * streamed like in flash_c by all rows that share the KV head (so K and V are read once, however many query heads there are),
- * and leaves (row_max, row_sum, acc) behind; the merge phase brings them to one reference and adds them up in the order of
- * the keys (Dao et al. 2023, "Flash-Decoding", https://crfm.stanford.edu/2023/10/12/flashdecoding.html). */
+ * streamed like in flash_c by all rows that share the KV head (so K and V are read once, however many query heads there
+ * are), and leaves (row_max, row_sum, acc) behind; the merge phase brings them to one reference and adds them up in the
+ * order of the keys (Dao et al. 2023, "Flash-Decoding", https://crfm.stanford.edu/2023/10/12/flashdecoding.html). */
 #include "kernels/common/split_keys.h"
 #include "streaming_c.h"
 
@@ -22,7 +22,8 @@ static const char *decode_rejects(const attn_problem *p, char *buffer, size_t bu
   return too_many_rows(p, buffer, buffer_bytes);
 }
 
-/* Offsets in a thread's scratch, in bytes: one block of K and V and one query head's scores, q and acc of all rows of the group. */
+/* Offsets in a thread's scratch, in bytes: one block of K and V and one query head's scores, q and acc of all rows of the
+ * group. */
 typedef struct decode_layout {
   int64_t k, v, score, q, acc, total;
 } decode_layout;

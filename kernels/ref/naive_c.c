@@ -2,12 +2,12 @@
 /* naive attention in plain C: the textbook, and the baseline that speed-ups are quoted against.
  *
  * softmax(Q K^T) V with the whole score matrix of one head in memory, in three passes: score_rows, softmax_rows,
- * weighted_sum (Vaswani et al. 2017, section 3.2.1). It takes every problem that the library defines, so it is also what
- * to read to see what the options do.
+ * weighted_sum (Vaswani et al. 2017, section 3.2.1). It takes every problem that the library defines, so it is also what to
+ * read to see what the options do.
  *
  * A fair baseline leaves the compiler its chance: the innermost loops run over keys (scores) and over output columns
- * (weighted sum), where neighbours do not depend on each other and vectorise as they stand. For that K is transposed once per
- * head, as the formula has it, unless there are too few queries to pay for it.
+ * (weighted sum), where neighbours do not depend on each other and vectorise as they stand. For that K is transposed once
+ * per head, as the formula has it, unless there are too few queries to pay for it.
  */
 #include "kernels/common/exact_row.h"
 #include "kernels/common/memory.h"

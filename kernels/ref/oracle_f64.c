@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The float64 oracle: docs/semantics.md turned into loops, one row at a time, and beside every output what the error bound of
- * docs/numerics.md needs. It shares no code with the kernels, not even the conversions, so that a mistake there shows.
+/* The float64 oracle: docs/semantics.md turned into loops, one row at a time, and beside every output what the error bound
+ * of docs/numerics.md needs. It shares no code with the kernels, not even the conversions, so that a mistake there shows.
  *
  * Sums are compensated (Knuth's TwoSum carries the rounding error of every addition along): the row's own error is a few
  * units of 2^-53 relative to M, whatever the length, and never counts against a kernel.

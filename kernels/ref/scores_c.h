@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Scores in plain C, one row against some keys: similarity, then softcap, bias, ALiBi and selection (docs/semantics.md). What
- * naive_c, blocked_c and flash_c share. */
+/* Scores in plain C, one row against some keys: similarity, then softcap, bias, ALiBi and selection (docs/semantics.md).
+ * What naive_c, blocked_c and flash_c share. */
 #ifndef ATTN_REF_SCORES_C_H
 #define ATTN_REF_SCORES_C_H
 
@@ -15,7 +15,7 @@ typedef struct key_view {
   int64_t key_step, dim_step;
 } key_view;
 
-/* One query head: where its inputs are, and the memory it works in. The scores need what stands above `v`, and `query`. */
+/* One query head: where its inputs are, and its working memory. Scores need only the fields above `v`, and `query`. */
 typedef struct query_head {
   const attn_problem *problem;
   const attn_args *args;
@@ -76,8 +76,8 @@ static inline void given_scores(const query_head *head, int64_t i, attn_key_rang
     score[j - keys.begin] = head->args->scores[attn_score_offset(stride, head->b, head->h, i, j)];
 }
 
-/* What comes after the similarity, in this order: softcap, bias, ALiBi, and at last the masks, which select: whatever stood
- * in a masked score, NaN included, is gone. */
+/* Applies to similarities, in this order: softcap, bias, ALiBi, masks. Masks select: a masked score becomes -inf even if it
+ * was NaN. */
 static inline void adjust_scores(const query_head *head, int64_t i, attn_key_range keys, float *score) {
   const attn_problem *p = head->problem;
   const int64_t position = i + head->seq.offset;

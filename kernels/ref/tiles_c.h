@@ -2,8 +2,8 @@
 /* Plain-C tiles for blocked_c and flash_c: the phases that every tier has under the same names, without vectors, packing or
  * register tricks. Read this first, then kernels/common/tiles.h.
  *
- * Each row works on its own allowed keys only, [begin, end) of the block, so masked elements are never touched. Inner loops run
- * over keys or columns side by side, which any compiler turns into vectors. */
+ * Each row works on its own allowed keys only, [begin, end) of the block, so masked elements are never touched. Inner loops
+ * run over keys or columns side by side, which any compiler turns into vectors. */
 #ifndef ATTN_REF_TILES_C_H
 #define ATTN_REF_TILES_C_H
 
@@ -58,7 +58,8 @@ static inline bool tile_layout_of(const attn_problem *p, int64_t score_stride, t
   return LAY_OUT(parts, &at->total);
 }
 
-/* One phase. A task is ROWS rows of one query head; the last rows come first, because under a causal mask they see most keys. */
+/* One phase. A task is ROWS rows of one query head; the last rows come first, because under a causal mask they see most
+ * keys. */
 static inline bool tile_plan(const attn_problem *p, int64_t score_stride, attn_schedule *schedule) {
   tile_layout at;
   if (!tile_layout_of(p, score_stride, &at)) return false;
@@ -155,7 +156,8 @@ static inline float largest(const float *x, int64_t count, float so_far) {
   return so_far;
 }
 
-/* x = exp(x - row_max); returns the sum added to `sum`. A row that has seen no selected key has row_max -inf and x -inf: P = 0. */
+/* x = exp(x - row_max); returns the sum added to `sum`. A row that has seen no selected key has row_max -inf and x -inf: P =
+ * 0. */
 static inline float exponentials(float *x, int64_t count, float row_max, float sum) {
   const float reference = row_max == -INFINITY ? 0.0f : row_max;
   for (int64_t j = 0; j < count; j++) {
@@ -198,8 +200,8 @@ static inline void store_row(const row_block *t, int64_t i, const float *row, do
   if (attn_uses(p, ATTN_USE_LSE)) t->args->lse[attn_lse_offset(p, &t->seq, t->b, t->head, t->first_row + i)] = (float)lse;
 }
 
-/* O = acc / (row_sum + sink) and LSE = row_max + log(row_sum); a row without keys gives 0 and -inf. A row that does not come out
- * finite is computed again on its own in double precision: sums of huge values overflow, or an input is not finite. */
+/* O = acc / (row_sum + sink) and LSE = row_max + log(row_sum); a row without keys gives 0 and -inf. A row that does not come
+ * out finite is computed again on its own in double precision: sums of huge values overflow, or an input is not finite. */
 static inline void finish_rows(const row_block *t) {
   const attn_problem *p = t->problem;
   for (int64_t i = 0; i < t->rows; i++) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The vector vocabulary in C, for any CPU: 4 floats side by side, which every baseline has registers for (SSE2, Advanced SIMD), in
- * the vector types of gcc and clang. The words of vec_avx2.h that score_steps_tier.h needs. */
+/* The vector vocabulary in C, for any CPU: 4 floats side by side, which every baseline has registers for (SSE2, Advanced
+ * SIMD), in the vector types of gcc and clang. The words of vec_avx2.h that score_steps_tier.h needs. */
 #ifndef ATTN_VEC_C_H
 #define ATTN_VEC_C_H
 
@@ -87,13 +87,13 @@ static inline vec vec_select_bytes(vec x, const uint8_t *bytes, int64_t n) {
   return x;
 }
 
-/* x, but -inf wherever bias is -inf, whatever x is. */
+/* x, but -inf wherever bias is -inf, even if x is NaN. */
 static inline vec vec_unless_masked(vec x, vec bias) {
   const vec lowest = vec_set1(-__builtin_inff());
   return vec_choose((vec_bits)(bias == lowest), lowest, x);
 }
 
-/* x + bias, but -inf wherever bias is -inf, whatever x is. */
+/* x + bias, but -inf wherever bias is -inf, even if x is NaN. */
 static inline vec vec_add_bias(vec x, vec bias) { return vec_unless_masked(x + bias, bias); }
 
 static inline int any_lane(vec_bits lanes) { return (lanes[0] | lanes[1] | lanes[2] | lanes[3]) != 0; }
