@@ -14,7 +14,7 @@
 
 #include "registry.h"
 
-/* ---- Features: each changes the base problem, two heads of 4 queries and 64 keys with 64 dimensions -------------------- */
+/* ---- Features: each changes the base problem, two heads of 4 queries and 64 keys with 64 dimensions ------------------ */
 
 enum { QUERIES = 4, KEYS = 64, DIM = 64, MOST_REASONS = 32 };
 

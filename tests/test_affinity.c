@@ -53,7 +53,7 @@ static void assert_same_masks(const team *before, const team *after) {
   for (int i = 0; i < before->threads; i++) assert_true(CPU_EQUAL(&before->mask[i], &after->mask[i]));
 }
 
-/* ---- The library ------------------------------------------------------------------------------------------------------- */
+/* ---- The library ----------------------------------------------------------------------------------------------------- */
 
 static void run_unpinned(const char *kernel) {
   attn_problem problem;
@@ -88,7 +88,7 @@ static void test_team_stays_together(void **state) {
   for (int i = 0; i < before.threads; i++) assert_int_equal(before.id[i], after.id[i]);
 }
 
-/* ---- Places ------------------------------------------------------------------------------------------------------------ */
+/* ---- Places ---------------------------------------------------------------------------------------------------------- */
 
 /* Two nodes of two cores of two threads each; siblings are four CPUs apart, as Linux likes to number them. */
 static bench_topology make_topology(void) {
@@ -180,7 +180,7 @@ static void test_cpus_of_others_are_refused(void **state) {
   }
 }
 
-/* ---- Holding ----------------------------------------------------------------------------------------------------------- */
+/* ---- Holding --------------------------------------------------------------------------------------------------------- */
 
 static bool may_hold(int threads) {
   cpu_set_t allowed;

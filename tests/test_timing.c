@@ -15,7 +15,7 @@
 
 enum { MOST_EVENTS = 20000, MOST_ROUNDS = 64, MOST_TENSORS = 8, CHECKED = 4711, UNWRITTEN = 13 };
 
-/* ---- The simulated world ---------------------------------------------------------------------------------------------- */
+/* ---- The simulated world --------------------------------------------------------------------------------------------- */
 
 /* What a trial does. kernel comes first: a trial points to it. */
 typedef struct script {
@@ -139,7 +139,7 @@ static bench_trial trial_of(const script *s) {
   return (bench_trial){.kernel = &s->kernel, .tensor_count = 1, .verdict = {.status = BENCH_PASS, .output_hash = CHECKED}};
 }
 
-/* ---- One run of the rounds -------------------------------------------------------------------------------------------- */
+/* ---- One run of the rounds ------------------------------------------------------------------------------------------- */
 
 enum { MOST_TRIALS = 6 };
 
@@ -189,7 +189,7 @@ static int count_events(event_kind kind, const bench_trial *trial) {
   return count;
 }
 
-/* ---- Calls and samples ------------------------------------------------------------------------------------------------ */
+/* ---- Calls and samples ----------------------------------------------------------------------------------------------- */
 
 /* 100 ns a call, samples of 2 ms: 1 call, then 100 times as many twice, then 1.2 times what is missing. */
 static void iterations_fill_a_sample(void **state) {
@@ -239,7 +239,7 @@ static void samples_are_times_per_call(void **state) {
   clear(&t);
 }
 
-/* ---- What is refused -------------------------------------------------------------------------------------------------- */
+/* ---- What is refused ------------------------------------------------------------------------------------------------- */
 
 static void expect_error(const script *s, const char *part) {
   const script good = steady("good", 500), *scripts[] = {&good, s};
@@ -286,7 +286,7 @@ static void no_time_without_pass(void **state) {
   }
 }
 
-/* ---- When the rounds end ---------------------------------------------------------------------------------------------- */
+/* ---- When the rounds end --------------------------------------------------------------------------------------------- */
 
 static timing open_ended(const script *const *scripts, int count) {
   timing t = timing_of(scripts, count, 11);
@@ -399,7 +399,7 @@ static void slow_trials_run_three_times_at_least(void **state) {
   }
 }
 
-/* ---- Order ------------------------------------------------------------------------------------------------------------ */
+/* ---- Order ----------------------------------------------------------------------------------------------------------- */
 
 static void positions_are_those_of_the_samples(void **state) {
   (void)state;
@@ -440,7 +440,7 @@ static void the_order_follows_the_seed(void **state) {
     for (int j = 0; j < N; j++) assert_int_equal(follows[i][j], i != j);
 }
 
-/* ---- Rotation --------------------------------------------------------------------------------------------------------- */
+/* ---- Rotation -------------------------------------------------------------------------------------------------------- */
 
 /* Each call takes the next tensors, across samples; the last of a sample is poisoned before and compared after; nothing
  * is warmed up. */
@@ -464,7 +464,7 @@ static void calls_rotate_through_the_tensors(void **state) {
   clear(&t);
 }
 
-/* ---- Loops beside the samples ----------------------------------------------------------------------------------------- */
+/* ---- Loops beside the samples ---------------------------------------------------------------------------------------- */
 
 static int compare_doubles(const void *a, const void *b) {
   const double x = *(const double *)a, y = *(const double *)b;
@@ -538,7 +538,7 @@ static void read_slices_read_as_much_as_a_sample(void **state) {
   clear(&t);
 }
 
-/* ---- From trials to rows ---------------------------------------------------------------------------------------------- */
+/* ---- From trials to rows --------------------------------------------------------------------------------------------- */
 
 static bench_case case_of(const char *id) {
   bench_spec spec;
@@ -713,7 +713,7 @@ static void ratios_are_over_common_rounds(void **state) {
   free_setup(s, rows);
 }
 
-/* ---- Cold caches ------------------------------------------------------------------------------------------------------ */
+/* ---- Cold caches ----------------------------------------------------------------------------------------------------- */
 
 static void cold_caches_rotate_copies(void **state) {
   (void)state;
@@ -746,7 +746,7 @@ static void cold_caches_rotate_copies(void **state) {
   }
 }
 
-/* ---- The loops themselves, on the real clock -------------------------------------------------------------------------- */
+/* ---- The loops themselves, on the real clock ------------------------------------------------------------------------- */
 
 enum { TRIES = 100 };
 

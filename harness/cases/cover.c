@@ -14,7 +14,7 @@ enum { CANDIDATES = 24, TRIES = 400 };
 
 typedef struct cover {
   const bench_grid *grid;
-  int first[AXIS_COUNT]; /* number of the axis's first value when the values of all axes are counted through */
+  int first[AXIS_COUNT]; /* index of the axis's first value among the values of all axes */
   int values;            /* of all axes */
   bool *seen;            /* [values][values]: pairs that have met */
   uint64_t random;

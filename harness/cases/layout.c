@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Strides that a caller might bring, from the everyday to the perverse. */
+/* Strides that a caller might use, common and rare. */
 #include "cases/layout.h"
 
 #include <math.h>
@@ -48,7 +48,7 @@ static void broadcast(attn_problem *p) {
   p->v_stride.b = 0;
 }
 
-/* Every layout of the table stays far below 2^63 then. */
+/* True if no stride of any layout can overflow: all stay far below 2^63 then. */
 static bool is_addressable(const attn_problem *p) {
   const double rows = fmax((double)p->heads_q * (double)p->seq_q, (double)p->heads_kv * (double)p->seq_k);
   return (double)p->batch * rows * (double)(p->dim_qk > p->dim_v ? p->dim_qk : p->dim_v) <= 0x1p56;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What one call has to do: pairs, floating-point operations, bytes; and how long that may take. */
+/* The work of one call: pairs, floating-point operations, bytes; and how long it may take. */
 #ifndef BENCH_WORK_H
 #define BENCH_WORK_H
 
@@ -15,10 +15,10 @@ double bench_work_flops(const attn_problem *problem, double pairs);
 /* Bytes of Q, K, V (or S) and O, each once; keys and queries beyond the lengths do not count. */
 double bench_work_bytes(const attn_problem *problem, const attn_args *args);
 
-/* A guess at the seconds of one call of a kernel, good to a factor of a few: for --dry-run and the ETA, nothing else. */
+/* An estimate of the seconds of one call, right within a factor of a few: for --dry-run and the time left only. */
 double bench_work_guess(const attn_problem *problem, const attn_kernel_info *kernel, int threads);
 
-/* Memory that can still be had, in bytes: MemAvailable, or what the cgroup leaves if that is less. */
+/* Bytes of memory that are free: MemAvailable, or what the cgroup leaves if that is less. */
 double bench_memory_available(void);
 
 #endif

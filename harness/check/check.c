@@ -23,7 +23,7 @@ typedef struct watched_kernel {
   bench_verdict verdict;
 } watched_kernel;
 
-/* ---- Names of elements ------------------------------------------------------------------------------------------------ */
+/* ---- Names of elements ----------------------------------------------------------------------------------------------- */
 
 /* Indices of the n-th element in packed order. */
 static void find_indices(const bench_owned *owned, int64_t n, int64_t index[4]) {
@@ -47,7 +47,7 @@ static void name_packed_byte(const bench_tensors *tensors, size_t byte, char *te
            (long long)at[3]);
 }
 
-/* ---- Runs ------------------------------------------------------------------------------------------------------------- */
+/* ---- Runs ------------------------------------------------------------------------------------------------------------ */
 
 /* Runs on poisoned output. False: the verdict says what went wrong. */
 static bool run(watched_kernel *w, int poison, void *workspace) {

@@ -17,7 +17,7 @@ bench_outcome bench_structure_cannot_run(bench_structure *s, const char *why) {
   return BENCH_CANNOT_RUN;
 }
 
-/* ---- Running ---------------------------------------------------------------------------------------------------------- */
+/* ---- Running --------------------------------------------------------------------------------------------------------- */
 
 enum { POISON = 0xff };
 
@@ -58,7 +58,7 @@ bench_outcome bench_view_run(bench_structure *s, bench_view *v) {
   return outcome;
 }
 
-/* ---- Values ----------------------------------------------------------------------------------------------------------- */
+/* ---- Values ---------------------------------------------------------------------------------------------------------- */
 
 /* One output of the case: its head and row there, and its column; -1 is the LSE. */
 typedef struct output_place {
@@ -95,7 +95,7 @@ static bench_outcome broken(bench_structure *s, const char *what, output_place a
   return BENCH_BROKEN;
 }
 
-/* ---- Bits ------------------------------------------------------------------------------------------------------------- */
+/* ---- Bits ------------------------------------------------------------------------------------------------------------ */
 
 static bench_outcome same_bits(bench_structure *s, const bench_view *v, output_place at, const char *what) {
   const size_t bytes = at.d < 0 ? sizeof(float) : bench_dtype_bytes(v->problem.dtype_o);
@@ -120,7 +120,7 @@ bench_outcome bench_view_same_bits(bench_structure *s, const bench_view *v, cons
   return outcome;
 }
 
-/* ---- Limits ----------------------------------------------------------------------------------------------------------- */
+/* ---- Limits ---------------------------------------------------------------------------------------------------------- */
 
 /* A merged answer is that of a kernel whose weights carry one more relative error: that of the rounded LSE of a part, whose
  * magnitude is at most S + ln n. */

@@ -43,7 +43,7 @@ npy_type npy_type_of(attn_dtype dtype) {
   return types[dtype];
 }
 
-/* A file while it is read: what the header said so far, where its text is being parsed, and where errors go. */
+/* A file that is being read: what its header has said so far, the parser's place in it, and where errors go. */
 typedef struct npy_reader {
   FILE *file;
   int64_t bytes; /* of the file */
@@ -82,7 +82,7 @@ static bool next_is(npy_reader *reader, char wanted) {
   return true;
 }
 
-/* The header is not the dict that NumPy writes: says where, and what would be right. */
+/* Says where the header differs from the dict that NumPy writes, and what would be right. */
 static bool fail_syntax(npy_reader *reader, const char *wanted) {
   skip_spaces(reader);
   char found[16] = "its end";

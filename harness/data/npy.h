@@ -11,7 +11,7 @@
 
 typedef enum npy_type { NPY_F16, NPY_F32, NPY_F64, NPY_U8, NPY_U16, NPY_I32, NPY_I64 } npy_type;
 
-/* What holds elements of a storage type; bf16 has no type of its own there. */
+/* The type that stores elements of a dtype in a file. bf16 is stored as u2. */
 npy_type npy_type_of(attn_dtype dtype);
 
 enum { NPY_MAX_DIMS = 8 };

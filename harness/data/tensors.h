@@ -9,14 +9,14 @@
 typedef struct bench_tensors {
   attn_args args;
   attn_problem problem; /* of the case they were made for */
-  /* what tensors.c needs to free, restore and check: opaque to others */
+  /* for the room data/ alone (tensors_private.h) */
   struct bench_buffer *buffers;
   int buffer_count;
   size_t bytes;   /* allocated in all */
   size_t o_bytes; /* span of o in bytes, gaps included; args.o points to its first element in stride order */
 } bench_tensors;
 
-/* Bytes that bench_tensors_create would allocate: tested against memory before a case starts. 0 on overflow. */
+/* Bytes that bench_tensors_create would allocate, to be compared with the memory there is. 0 on overflow. */
 size_t bench_tensors_size(const bench_case *bench);
 
 /* False if memory is short. Values: normal(0, magnitude) rounded to the storage type, from (seed, tensor, element) alone, so

@@ -9,7 +9,7 @@
 #include "data/tensors_private.h"
 #include "kernels/common/indexing.h"
 
-/* What the rows of one batch entry may read, by lengths, windows and padding masks; and where its tokens stand. */
+/* What the rows of one sequence may read, given lengths, windows and padding masks; and where its tokens stand. */
 typedef struct reach {
   int64_t first_q, first_k; /* first token; 0 unless VARLEN */
   int64_t rows;             /* queries that are computed */
@@ -129,7 +129,7 @@ static bool fill_rows(const bench_case *bench, bench_buffer *t, bench_stream str
   return true;
 }
 
-/* True if a (row, key) element of bias or scores is read by anyone; broadcast dimensions are. */
+/* True if some row reads the (row, key) element of bias or scores. Broadcast dimensions are always read. */
 static bool pair_reached(const bench_buffer *t, const reach *r, int64_t i, int64_t j) {
   if (t->stride[0] == 0) return true;
   return (t->stride[2] == 0 || i < r->rows) && (t->stride[3] == 0 || (j >= r->key_begin && j < r->key_end));
@@ -169,7 +169,7 @@ static void fill_bias_mask(const bench_case *bench, bench_buffer *t, const reach
             data[storage_row(t, b, h, i) + j * t->stride[3]] = -INFINITY;
 }
 
-/* Allowed is any nonzero byte, so that a kernel that looks at one bit only is found out. */
+/* "Allowed" is any nonzero byte, so that the check detects a kernel that reads one bit only. */
 static void fill_mask(const bench_case *bench, bench_buffer *t) {
   bool random = is(bench->mask, "random"), padding = is(bench->mask, "padding");
   for (int64_t b = 0; t->present && b < stored(t, 0); b++)
@@ -183,7 +183,7 @@ static void fill_mask(const bench_case *bench, bench_buffer *t) {
         }
 }
 
-/* Of variance 1/sqrt(dim): keeps additive and gaussian scores within a few units of each other at any dimension. */
+/* The variance 1/sqrt(dim) keeps additive and gaussian scores within a few units of each other at any dimension. */
 static void fill_score_weight(const bench_case *bench, bench_buffer *t) {
   double magnitude = pow((double)bench->problem.dim_qk, -0.25);
   for (int64_t h = 0; t->present && h < stored(t, 2); h++)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What a kernel did to memory: poisoned outputs, guard zones, gaps, hashes and packed copies of what it owns. */
+/* What a kernel wrote: poisoned outputs, guard zones, gaps, hashes and packed copies of its output. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,7 +38,7 @@ void bench_tensors_poison_output(bench_tensors *tensors, uint8_t poison) {
   }
 }
 
-/* ---- Walking the owned elements --------------------------------------------------------------------------------------- */
+/* ---- Walking the owned elements -------------------------------------------------------------------------------------- */
 
 /* Calls visit(context, row) for every run of extent[3] elements along the last dimension; row is the place of the first. */
 static void for_each_row(const bench_owned *owned, void (*visit)(void *context, int64_t row), void *context) {
@@ -84,9 +84,9 @@ void bench_tensors_gather_output(const bench_tensors *tensors, void *packed) {
   }
 }
 
-/* ---- Hashes ----------------------------------------------------------------------------------------------------------- */
+/* ---- Hashes ---------------------------------------------------------------------------------------------------------- */
 
-/* Four independent lanes keep the multiplier busy; the tail is padded with zeros. Not cryptographic: nobody is forging. */
+/* Four independent lanes keep the multiplier busy; the tail is padded with zeros. It is no cryptographic hash. */
 static uint64_t hash_bytes(uint64_t hash, const unsigned char *data, size_t bytes) {
   const uint64_t prime = 0x9fb21c651e98df25u;
   uint64_t lane[4] = {hash, hash + 1, hash + 2, hash + 3};
@@ -139,7 +139,7 @@ uint64_t bench_tensors_input_hash(const bench_tensors *tensors) {
   return hash;
 }
 
-/* ---- Damage ----------------------------------------------------------------------------------------------------------- */
+/* ---- Damage ---------------------------------------------------------------------------------------------------------- */
 
 /* Index of the first byte that is not `expected`, or -1. */
 static int64_t first_other(const unsigned char *data, size_t bytes, unsigned char expected) {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* What tensors.c allocates, tensors_fill.c fills and tensors_output.c watches. */
+/* Buffers of tensors: tensors.c allocates them, tensors_fill.c fills them, tensors_output.c checks what kernels wrote. */
 #ifndef BENCH_TENSORS_PRIVATE_H
 #define BENCH_TENSORS_PRIVATE_H
 
 #include "data/tensors.h"
 
-/* Order of bench_tensors.buffers; all are there, those that the problem does not use with present = false. */
+/* Indices of bench_tensors.buffers. Every index has a buffer; present = false marks those that the problem does not use. */
 typedef enum bench_tensor {
   BENCH_Q,
   BENCH_K,
@@ -29,7 +29,8 @@ typedef enum bench_tensor {
 
 enum { BENCH_GUARD_BYTES = 256 }; /* four cache lines, so that tensors stay aligned to 64 */
 
-/* Of gaps, unreachable padding and guard zones of inputs: a NaN in every float type, -1 as a length, "allowed" in a mask. */
+/* INPUT_POISON fills gaps, padding that no row reads and guard zones of inputs: it is a NaN in every float type, -1 as a
+ * length and "allowed" in a mask. */
 enum { BENCH_INPUT_POISON = 0xff, BENCH_OUTPUT_GUARD = 0xb6 };
 
 typedef struct bench_buffer {
@@ -47,7 +48,7 @@ typedef struct bench_buffer {
   char damage[120]; /* the sentence that bench_tensors_damage returns */
 } bench_buffer;
 
-/* Values of all inputs; the lengths first, as they decide what is padding. False if memory is short. */
+/* Fills in the values of all inputs, lengths first because they decide what is padding. False if memory is short. */
 bool bench_tensors_fill(const bench_case *bench, bench_tensors *tensors);
 
 /* Elements of o (or lse) that the problem owns: everything but gaps and, with VARLEN, tokens of no sequence. */

@@ -40,7 +40,7 @@ struct gbench_suite {
   int exit_code;
 };
 
-/* ---- Which trials there are ------------------------------------------------------------------------------------------- */
+/* ---- Which trials there are ------------------------------------------------------------------------------------------ */
 
 static const char epilogue[] =
     "Google Benchmark's own options go beside these: --benchmark_list_tests, --benchmark_filter=REGEX,\n"
@@ -109,7 +109,7 @@ const char *gbench_name(const gbench_suite *suite, int index) { return suite->na
 
 int gbench_exit_code(const gbench_suite *suite) { return suite->exit_code; }
 
-/* ---- One trial -------------------------------------------------------------------------------------------------------- */
+/* ---- One trial ------------------------------------------------------------------------------------------------------- */
 
 static void close_trial(gbench_suite *suite) {
   if (!suite->now.open) return;

@@ -83,7 +83,7 @@ static attn_status run(bench_layer_trial *trial, const float *memory, void *work
   return status;
 }
 
-/* ---- What is right: behind self-attention every row stands alone, so that only the chosen ones are computed ---- */
+/* ---- Expected answer: after self-attention rows do not depend on each other, so only the chosen ones are computed ---- */
 
 /* norm(x + out); gives up both. */
 static attn_nn_field add_and_norm(attn_nn_field x, attn_nn_field out, const attn_norm *norm) {

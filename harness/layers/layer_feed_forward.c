@@ -21,7 +21,7 @@ attn_feed_forward_config bench_feed_forward_at(const bench_layer_data *data, int
                                     .second = bench_linear_at(data, at + width * hidden, bias_at + hidden)};
 }
 
-/* The wrong answer here is the other activation: there are no keys to look at. */
+/* The wrong answer has the other activation. */
 static attn_status feed_forward_create(bench_layer_trial *trial) {
   attn_feed_forward_config config = bench_feed_forward_at(trial->data, 0, 0);
   if (trial->wrong) config.activation = ATTN_GELU;

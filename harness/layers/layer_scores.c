@@ -124,7 +124,7 @@ static bench_layer_shape regression_shape(const bench_case *bench) {
                              .weights = p->dim_qk};
 }
 
-/* Points differ by sqrt(2 dim_x) on average: bandwidths of sqrt(dim_x), more or less, let the near ones count more. */
+/* Two points lie sqrt(2 dim_x) apart on average. Bandwidths around sqrt(dim_x) give near points more weight than far ones. */
 static void prepare_regression(bench_layer_data *data) {
   const int64_t dim = data->bench->problem.dim_qk;
   for (int64_t i = 0; i < dim; i++) data->weights[i] = (0.5f + fabsf(data->weights[i])) / sqrtf((float)dim);
@@ -146,7 +146,7 @@ static attn_status regression_run(bench_layer_trial *trial, void *workspace, siz
   return attn_kernel_regression(&regression, &trial->options);
 }
 
-/* Bandwidths without end are the wrong answer: every point is as near as any other. */
+/* The wrong answer has infinite bandwidths: all points get the same weight. */
 static attn_status regression_create(bench_layer_trial *trial) {
   trial->layer = calloc((size_t)trial->data->shape.weights, sizeof(float));
   return trial->layer ? ATTN_OK : attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for bandwidths");

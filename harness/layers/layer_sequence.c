@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What follows from the order of tokens, as cases: sinusoidal positions, and a decoding step with a KV cache. Neither has
- * weights. */
+/* Layers without weights that depend on the order of tokens: sinusoidal positions, and a decoding step with a KV cache. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +13,7 @@ static bench_layer_shape positions_shape(const bench_case *bench) {
   return (bench_layer_shape){.rows = bench->problem.seq_q, .columns = bench->width};
 }
 
-/* Frequencies of base 100: those of twice the width are the square roots, and of these the first half. */
+/* The wrong answer has frequencies of base 100 instead of 10000. They are the first half of those for twice the width. */
 static attn_status run_base_100(const bench_layer_data *data) {
   const int64_t width = data->bench->width;
   float *twice = malloc(2 * (size_t)width * sizeof *twice);
@@ -78,7 +77,7 @@ static bench_layer_shape step_shape(const bench_case *bench) {
 
 typedef struct step_state {
   attn_kv_cache *cache;
-  float *zeros; /* queries of the wrong answer: as far from one key as from any other */
+  float *zeros; /* queries of the wrong answer: they score all keys alike */
 } step_state;
 
 static void step_destroy(void *layer) {
@@ -89,7 +88,7 @@ static void step_destroy(void *layer) {
   free(state);
 }
 
-/* A first step on the empty cache makes the plan of such steps, which says what kernel they run. */
+/* A first step on the empty cache makes the plan, which names the kernel. */
 static attn_status step_create(bench_layer_trial *trial) {
   const bench_layer_data *data = trial->data;
   const attn_problem *p = &data->bench->problem;
@@ -157,7 +156,7 @@ static attn_status append(const bench_layer_data *data, attn_kv_cache *cache, pr
   return status;
 }
 
-/* In steps as long as the kernel takes: those for decoding take few rows. */
+/* In steps as long as the kernel allows: decode kernels take few rows. */
 static attn_status fill(const bench_layer_data *data, attn_kv_cache *cache) {
   const int64_t cached = lay_out(data->bench).cached;
   attn_status status = ATTN_OK;
@@ -182,7 +181,7 @@ static attn_status step_run(bench_layer_trial *trial, void *workspace, size_t by
   return attn_kv_cache_step(state->cache, l.tokens, NULL, q, data->x + l.k, data->x + l.v, data->y);
 }
 
-/* ---- What is right ---- */
+/* ---- Expected answer ---- */
 
 /* Of one sequence, from base[batch][heads][tokens][dim] into rows `at` .. of a field with heads side by side. */
 static void take_heads(const float *base, int64_t batch, int64_t heads, int64_t tokens, int64_t at, attn_nn_field *field) {

@@ -61,7 +61,7 @@ static bench_layer_shape synthesizer_shape(const bench_case *bench, attn_synthes
 static bench_layer_shape dense_shape(const bench_case *bench) { return synthesizer_shape(bench, ATTN_SYNTHESIZER_DENSE); }
 static bench_layer_shape random_shape(const bench_case *bench) { return synthesizer_shape(bench, ATTN_SYNTHESIZER_RANDOM); }
 
-/* Learnt scores are no matrix to multiply by. */
+/* Learnt scores are looked up, not multiplied. */
 static double dense_flops(const bench_case *bench) {
   return 2.0 * (double)bench_layer_case_rows(bench) * (double)lay_out(bench, ATTN_SYNTHESIZER_DENSE).weights;
 }
@@ -80,7 +80,7 @@ static void prepare_synthesizer(bench_layer_data *data) {
   for (int64_t i = l.second; i < l.value; i++) data->weights[i] *= factor;
 }
 
-/* The maps of each head, until the layer is created. */
+/* The maps of each head. The layer copies them when it is created. */
 typedef struct synthesizer_maps {
   attn_linear *first, *second;
   float *zeros; /* as many as any map or all scores */
@@ -105,7 +105,7 @@ static bool make_maps(const bench_layer_data *data, synthesizer_maps *maps) {
   return true;
 }
 
-/* With the same score for all keys. */
+/* Gives all keys the same score. */
 static void flatten(attn_synthesizer_config *config, synthesizer_maps *maps) {
   for (int64_t h = 0; h < config->heads; h++) maps->second[h] = (attn_linear){.weight = maps->zeros};
   config->scores = maps->zeros;

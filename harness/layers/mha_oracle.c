@@ -17,8 +17,8 @@ typedef struct dense {
   bool has_bias;
 } dense;
 
-/* Rows of a projection: values, and what rounding may have done to each of them: at most, as good as ever, and as a
- * variance. */
+/* Rows of a projection: values, and three measures of the rounding error of each: a proven limit, a sharp limit that holds
+ * for zero-mean data, and a variance. */
 typedef struct rows {
   int64_t columns;
   double *value, *proven, *sharp, *variance; /* [rows][columns] */
@@ -140,7 +140,8 @@ static void add_terms(const dense *d, const double *x, output_row y) {
     }
 }
 
-/* What the errors of an input add: SIGMAS of them as a proven limit, two as a sharp one, which later steps double twice. */
+/* Adds the errors of an input, which are standard deviations: SIGMAS of them to the proven limit, two to the sharp one,
+ * which later steps double twice. */
 static void carry_errors(const dense *d, const double *error, output_row y) {
   for (int64_t c = 0; c < d->columns; c++) {
     double sum = 0, squares = 0;
@@ -155,7 +156,7 @@ static void carry_errors(const dense *d, const double *error, output_row y) {
   }
 }
 
-/* Of a sum of `terms` products whose squares add up to `squares`: its partial sums walk at random or climb to `value`. */
+/* The variance of rounding in a sum of `terms` products: partial sums grow like a random walk, or steadily to `value`. */
 static double own_variance(double terms, double squares, double value) { return U * U * terms * (squares + value * value); }
 
 /* A chain of depth + 1 roundings, each of at most the sum of absolute terms; or, where terms have no mean, of about their

@@ -8,7 +8,7 @@
 
 #include "machine/environment_private.h"
 
-/* ---- Reading ---------------------------------------------------------------------------------------------------------- */
+/* ---- Reading --------------------------------------------------------------------------------------------------------- */
 
 static void trim(char *text) {
   size_t begin = strspn(text, " \t\""), end = strlen(text);
@@ -79,7 +79,7 @@ void bench_environment_read(bench_environment *environment, int argc, char **arg
   bench_environment_add_process(environment, argc, argv, seed);
 }
 
-/* ---- Showing ---------------------------------------------------------------------------------------------------------- */
+/* ---- Showing --------------------------------------------------------------------------------------------------------- */
 
 const char *bench_environment_get(const bench_environment *environment, const char *name) {
   for (int i = 0; i < environment->count; i++)

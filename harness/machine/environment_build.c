@@ -13,7 +13,7 @@
 
 extern char **environ;
 
-/* ---- Build ------------------------------------------------------------------------------------------------------------ */
+/* ---- Build ----------------------------------------------------------------------------------------------------------- */
 
 static void add_commit(bench_environment *e) {
   bool clean = strcmp(BENCH_BUILD_TREE, "clean") == 0, dirty = strcmp(BENCH_BUILD_TREE, "dirty") == 0;
@@ -79,7 +79,7 @@ void bench_environment_add_build(bench_environment *environment) {
   add_commit(environment);
 }
 
-/* ---- Process ---------------------------------------------------------------------------------------------------------- */
+/* ---- Process --------------------------------------------------------------------------------------------------------- */
 
 /* Appends what fits. */
 static void append(char *list, size_t bytes, const char *separator, const char *text) {

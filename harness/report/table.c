@@ -84,7 +84,7 @@ static void print_headline(const bench_table *t, const bench_row *r) {
   cli_print_wrapped(t->file, text, 0, 4, WIDTH);
 }
 
-/* ---- Rows ------------------------------------------------------------------------------------------------------------- */
+/* ---- Rows ------------------------------------------------------------------------------------------------------------ */
 
 /* "" where there is no such number. */
 static void format_fixed(double value, int digits, char *text, size_t bytes) {

@@ -35,7 +35,7 @@ const char *bench_stop_name(bench_stop stop) {
 
 static int cap_of(const bench_timing_options *o) { return o->max_rounds > o->min_rounds ? o->max_rounds : o->min_rounds; }
 
-/* ---- Budget ----------------------------------------------------------------------------------------------------------- */
+/* ---- Budget ---------------------------------------------------------------------------------------------------------- */
 
 static double need_ns(const rounds *r, const bench_trial *t) { return bench_sample_guess_ns(t) * r->options->min_rounds; }
 
@@ -69,7 +69,7 @@ static void share_budget(rounds *r) {
 
 static bool is_slow(const rounds *r, const bench_trial *t) { return t->quota < cap_of(r->options); }
 
-/* ---- Preparation ------------------------------------------------------------------------------------------------------ */
+/* ---- Preparation ----------------------------------------------------------------------------------------------------- */
 
 static bool prepare(rounds *r, bench_trial *t) {
   t->quota = 0;
@@ -90,7 +90,7 @@ static bool prepare_all(rounds *r) {
   return true;
 }
 
-/* ---- The end ---------------------------------------------------------------------------------------------------------- */
+/* ---- The end --------------------------------------------------------------------------------------------------------- */
 
 static bool is_narrow(const bench_trial *t, double precision) {
   const bench_summary s = bench_summarise(t->samples.time_ns, t->samples.rounds);
@@ -139,7 +139,7 @@ static bool is_over(const rounds *r, int done, bench_stop *stop) {
   return over;
 }
 
-/* ---- Rounds ----------------------------------------------------------------------------------------------------------- */
+/* ---- Rounds ---------------------------------------------------------------------------------------------------------- */
 
 static bool run_round(rounds *r, int round) {
   bench_slices last = {.loop = NULL};

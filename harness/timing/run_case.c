@@ -34,7 +34,7 @@ bool bench_run_case(const bench_case *bench, const attn_kernel_info *const *kern
   return complete;
 }
 
-/* ---- Guesses ---------------------------------------------------------------------------------------------------------- */
+/* ---- Guesses --------------------------------------------------------------------------------------------------------- */
 
 /* How much more a layer has to do than its attention. */
 static double layer_factor(const bench_case *bench) {

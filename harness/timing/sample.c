@@ -19,7 +19,7 @@ bool bench_sampler_fail(bench_sampler *s, const char *format, ...) {
   return false;
 }
 
-/* ---- Calls ------------------------------------------------------------------------------------------------------------ */
+/* ---- Calls ----------------------------------------------------------------------------------------------------------- */
 
 /* Calls the kernel on the next tensors of the rotation. */
 static attn_status call(const bench_sampler *s, bench_trial *t) {
@@ -57,7 +57,7 @@ static bool time_sample(bench_sampler *s, bench_trial *t, double *time_ns) {
                             t->kernel->name);
 }
 
-/* ---- Slices ----------------------------------------------------------------------------------------------------------- */
+/* ---- Slices ---------------------------------------------------------------------------------------------------------- */
 
 static bool has_slices(const bench_trial *t) { return t->slice.loop || t->reads; }
 
@@ -85,7 +85,7 @@ static double median_rate(const bench_slices *before, const bench_slices *after)
   return bench_median(all, 2 * BENCH_SLICES);
 }
 
-/* ---- Samples ---------------------------------------------------------------------------------------------------------- */
+/* ---- Samples --------------------------------------------------------------------------------------------------------- */
 
 bool bench_sample_take(bench_sampler *s, bench_trial *t, int position, bench_slices *last) {
   bench_samples *samples = &t->samples;

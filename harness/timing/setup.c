@@ -22,7 +22,7 @@ double bench_multiply_adds(const attn_problem *p) {
   return (double)p->batch * (double)p->heads_q * (double)p->seq_q * (double)p->seq_k * (double)(p->dim_qk + p->dim_v);
 }
 
-/* ---- Which kernels can run it ----------------------------------------------------------------------------------------- */
+/* ---- Which kernels can run it ---------------------------------------------------------------------------------------- */
 
 /* Why the kernel cannot run here, or NULL. */
 static const char *refusal_of_kernel(const bench_case *bench, const attn_kernel_info *kernel) {
@@ -64,7 +64,7 @@ static int open_trials(bench_setup *s, const attn_kernel_info *const *kernels, i
   return running;
 }
 
-/* ---- Data ------------------------------------------------------------------------------------------------------------- */
+/* ---- Data ------------------------------------------------------------------------------------------------------------ */
 
 static bool conclude_all(bench_setup *s, bench_status status, const char *reason) {
   for (int i = 0; i < s->count; i++)
@@ -126,7 +126,7 @@ static void open_data(bench_setup *s) {
     (void)ask_oracle(s);
 }
 
-/* ---- The case --------------------------------------------------------------------------------------------------------- */
+/* ---- The case -------------------------------------------------------------------------------------------------------- */
 
 bench_setup *bench_setup_open(const bench_case *bench, const attn_kernel_info *const *kernels, int count,
                               const bench_case_settings *settings) {
@@ -148,7 +148,7 @@ void bench_setup_close(bench_setup *s) {
   free(s);
 }
 
-/* ---- Rotations -------------------------------------------------------------------------------------------------------- */
+/* ---- Rotations ------------------------------------------------------------------------------------------------------- */
 
 static double wanted_bytes(void) {
   const long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);

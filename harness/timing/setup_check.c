@@ -14,7 +14,7 @@ enum { PLAN_REPEATS = 5 };
 
 static const double STRUCTURE_WORK = 1e8; /* multiply-adds: structural tests run a case about fifteen times */
 
-/* ---- Plans ------------------------------------------------------------------------------------------------------------ */
+/* ---- Plans ----------------------------------------------------------------------------------------------------------- */
 
 static attn_options options_of(const bench_setup *s, const bench_trial *t) {
   return (attn_options){.kernel = t->automatic ? NULL : t->kernel->name, .threads = s->bench->threads};
@@ -84,7 +84,7 @@ void bench_trial_close(bench_trial *t) {
   bench_trial_clear(t);
 }
 
-/* ---- Checking --------------------------------------------------------------------------------------------------------- */
+/* ---- Checking -------------------------------------------------------------------------------------------------------- */
 
 static attn_status create_plan_by_name(const void *name, const attn_problem *problem, const attn_options *options,
                                        attn_plan **plan) {

@@ -10,7 +10,7 @@
 
 static int fewer(int a, int b) { return a < b ? a : b; }
 
-/* ---- One row ---------------------------------------------------------------------------------------------------------- */
+/* ---- One row --------------------------------------------------------------------------------------------------------- */
 
 double bench_peak_share(const bench_trial *t, double flops, int threads) {
   const bench_samples *samples = &t->samples;
@@ -84,7 +84,7 @@ bench_row bench_setup_row(const bench_setup *s, bench_trial *t) {
   return row;
 }
 
-/* ---- Comparisons ------------------------------------------------------------------------------------------------------ */
+/* ---- Comparisons ----------------------------------------------------------------------------------------------------- */
 
 /* A slow kernel takes part in the first rounds only: the ratio is over the rounds that both have. */
 static bench_summary ratio_of(const bench_row *a, const bench_row *b) {

@@ -12,7 +12,7 @@ static const bench_meter *meter_of(const bench_setup *s) {
   return s->settings->meter ? s->settings->meter : &bench_machine_meter;
 }
 
-/* ---- Who takes part --------------------------------------------------------------------------------------------------- */
+/* ---- Who takes part -------------------------------------------------------------------------------------------------- */
 
 void bench_setup_prepare_trial(const bench_setup *s, bench_trial *t) {
   if (t->layer) bench_layer_reset_shares(t->layer);
@@ -46,7 +46,7 @@ static void choose_control(bench_setup *s, bench_trial *const *chosen, int count
   s->control = *s->controlled;
 }
 
-/* ---- Read bandwidth --------------------------------------------------------------------------------------------------- */
+/* ---- Read bandwidth -------------------------------------------------------------------------------------------------- */
 
 /* The power of two that holds about as much memory as each thread of the case reads. */
 static int size_class_of(const bench_setup *s) {
@@ -74,7 +74,7 @@ static double read_bandwidth(const bench_setup *s) {
   return rate;
 }
 
-/* ---- Rounds ----------------------------------------------------------------------------------------------------------- */
+/* ---- Rounds ---------------------------------------------------------------------------------------------------------- */
 
 static bench_timing_options options_of(const bench_setup *s) {
   const bench_case_settings *settings = s->settings;

@@ -141,7 +141,7 @@ ATTN_API const char *attn_kv_cache_kernel(const attn_kv_cache *cache);
 /** Frees the cache. NULL is fine. */
 ATTN_API void attn_kv_cache_destroy(attn_kv_cache *cache);
 
-/* ---- Layers: learnt weights packed once, run many times --------------------------------------------------------------- */
+/* ---- Layers: learnt weights packed once, run many times -------------------------------------------------------------- */
 
 /** A learnt map y = x W + b. */
 typedef struct attn_linear {
