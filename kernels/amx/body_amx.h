@@ -54,7 +54,6 @@ typedef struct softmax_pace {
 
 /* What follows product `slot` of a step. */
 static ALWAYS_INLINE void softmax_share(softmax *x, const softmax_pace pace, const int slot) {
-  UNROLL
   for (int i = (pace.pairs * slot + 3) / 4; i < (pace.pairs * (slot + 1) + 3) / 4; i++)
     if (!pace.too_many || x->s < x->end) softmax_pair(x, pace.masked);
 }
@@ -64,34 +63,40 @@ typedef struct pending_sums {
   float *at;
 } pending_sums;
 
+/* A group on its way. */
+typedef struct tile_group {
+  float *before; /* where the sums of the group before belong */
+  const float *in;
+  operands at;
+} tile_group;
+
+/* One step of a group, four products; the first one starts its sums. */
+static ALWAYS_INLINE void run_step(tile_group *g, const bool first, const bool starts, softmax *x, const softmax_pace pace) {
+  if (first) START_TILE(0, g->before + SUMS_0, g->in + SUMS_0, starts);
+  load_operands(&g->at);
+  _tile_dpbf16ps(0, 4, 6);
+  softmax_share(x, pace, 0);
+  if (first) START_TILE(1, g->before + SUMS_1, g->in + SUMS_1, starts);
+  _tile_dpbf16ps(1, 4, 7);
+  softmax_share(x, pace, 1);
+  if (first) START_TILE(2, g->before + SUMS_2, g->in + SUMS_2, starts);
+  _tile_dpbf16ps(2, 5, 6);
+  softmax_share(x, pace, 2);
+  if (first) START_TILE(3, g->before + SUMS_3, g->in + SUMS_3, starts);
+  _tile_dpbf16ps(3, 5, 7);
+  softmax_share(x, pace, 3);
+}
+
 /* One group of `steps` steps: out = in, or 0 if it starts, + left right. `in` may be `out`. */
 static ALWAYS_INLINE void run_group(pending_sums *pending, const float *in, const bool starts, float *out, operands at,
                                     const int steps, softmax *x, const softmax_pace pace) {
-  float *before = pending->at;
+  tile_group g = {.before = pending->at, .in = in, .at = at};
   tiles_see_stores();
-  START_TILE(0, before + SUMS_0, in + SUMS_0, starts);
-  load_operands(&at);
-  _tile_dpbf16ps(0, 4, 6);
-  softmax_share(x, pace, 0);
-  START_TILE(1, before + SUMS_1, in + SUMS_1, starts);
-  _tile_dpbf16ps(1, 4, 7);
-  softmax_share(x, pace, 1);
-  START_TILE(2, before + SUMS_2, in + SUMS_2, starts);
-  _tile_dpbf16ps(2, 5, 6);
-  softmax_share(x, pace, 2);
-  START_TILE(3, before + SUMS_3, in + SUMS_3, starts);
-  _tile_dpbf16ps(3, 5, 7);
-  softmax_share(x, pace, 3);
-  for (int step = 1; step < steps; step++) {
-    load_operands(&at);
-    _tile_dpbf16ps(0, 4, 6);
-    softmax_share(x, pace, 0);
-    _tile_dpbf16ps(1, 4, 7);
-    softmax_share(x, pace, 1);
-    _tile_dpbf16ps(2, 5, 6);
-    softmax_share(x, pace, 2);
-    _tile_dpbf16ps(3, 5, 7);
-    softmax_share(x, pace, 3);
+  if (pace.too_many) { /* any shape: less code */
+    for (int step = 0; step < steps; step++) run_step(&g, step == 0, starts, x, pace);
+  } else {
+    run_step(&g, true, starts, x, pace);
+    for (int step = 1; step < steps; step++) run_step(&g, false, starts, x, pace);
   }
   pending->at = out;
 }
@@ -157,7 +162,7 @@ static ALWAYS_INLINE void run_body(pending_sums *pending, const output_work *out
   end_softmax(&x, given);
 }
 
-/* Equal depths that divide a block's 32 pairs of keys evenly among their 4 x depth steps, and any others. */
+/* The usual depths, which divide a block's 32 pairs of keys evenly among their 4 x depth steps, and any others. */
 #define EVEN_BODY(name, depth, masked)                                                                                \
   static NO_INLINE void name(pending_sums *pending, const output_work *output, int depth_v, const score_work *scores, \
                              int depth_qk, const softmax_work *x) {                                                   \
@@ -169,26 +174,20 @@ static ALWAYS_INLINE void run_body(pending_sums *pending, const output_work *out
                              int depth_qk, const softmax_work *x) {                                                   \
     run_body(pending, output, depth_v, scores, depth_qk, x, (softmax_pace){pairs, true, masked});                     \
   }
-EVEN_BODY(body_1, 1, false)
 EVEN_BODY(body_2, 2, false)
 EVEN_BODY(body_4, 4, false)
-EVEN_BODY(body_8, 8, false)
 ANY_BODY(body_few, 8, false)
 ANY_BODY(body_many, 3, false)
-EVEN_BODY(masked_body_1, 1, true)
 EVEN_BODY(masked_body_2, 2, true)
 EVEN_BODY(masked_body_4, 4, true)
-EVEN_BODY(masked_body_8, 8, true)
 ANY_BODY(masked_body_few, 8, true)
 ANY_BODY(masked_body_many, 3, true)
 
 /* With 12 steps or more, 3 pairs of keys a step are enough; with the fewest, 4, it takes 8. */
 static body_function *body_for(int depth_v, int depth_qk, bool masked) {
   if (depth_v == depth_qk) {
-    if (depth_v == 1) return masked ? masked_body_1 : body_1;
     if (depth_v == 2) return masked ? masked_body_2 : body_2;
     if (depth_v == 4) return masked ? masked_body_4 : body_4;
-    if (depth_v == 8) return masked ? masked_body_8 : body_8;
   }
   if (depth_v + depth_qk >= 6) return masked ? masked_body_many : body_many;
   return masked ? masked_body_few : body_few;
