@@ -29,6 +29,26 @@ static const char cases_text[] =
     "lse = off, on\n"
     "layout = bhsd, bshd, strided, transposed, reversed, broadcast\n";
 
+/* The cases and the oracle's answers, by which every child checks its kernel. */
+static bench_case_list cases;
+static bench_expected **expected;
+
+static void compute_expected(void) {
+  expected = calloc((size_t)cases.count, sizeof *expected);
+  for (int i = 0; i < cases.count; i++) {
+    bench_tensors tensors;
+    if (!expected || !bench_tensors_create_guarded(&cases.item[i], &tensors, BENCH_GUARD_PAGE_AFTER)) exit(5);
+    expected[i] = checks_expected(&cases.item[i], &tensors);
+    bench_tensors_destroy(&tensors);
+  }
+}
+
+static void destroy_cases(void) {
+  for (int i = 0; i < cases.count; i++) bench_expected_destroy(expected[i]);
+  free(expected);
+  bench_cases_clear(&cases);
+}
+
 /* Shared with the child: what it is doing, so that a fault can be named. */
 typedef struct progress {
   int at, passed;
@@ -36,26 +56,23 @@ typedef struct progress {
   bool failed;
 } progress;
 
-static void run_cases(const attn_kernel *kernel, const bench_case_list *cases, bench_guard guard, progress *p) {
-  for (p->at = 0; p->at < cases->count && !p->failed; p->at++) {
-    const bench_case *bench = &cases->item[p->at];
+static void run_cases(const attn_kernel *kernel, bench_guard guard, progress *p) {
+  for (p->at = 0; p->at < cases.count && !p->failed; p->at++) {
     bench_tensors tensors;
-    if (!bench_tensors_create_guarded(bench, &tensors, guard)) _exit(5);
-    bench_expected *expected = checks_expected(bench, &tensors);
-    const bench_verdict verdict = checks_kernel(kernel, 1, &tensors, expected);
+    if (!bench_tensors_create_guarded(&cases.item[p->at], &tensors, guard)) _exit(5);
+    const bench_verdict verdict = checks_kernel(kernel, 1, &tensors, expected[p->at]);
     p->failed = verdict.status == BENCH_FAIL || verdict.status == BENCH_ERROR;
     p->passed += verdict.status == BENCH_PASS || verdict.status == BENCH_DEGENERATE;
     if (p->failed) {
       p->failure = verdict;
       break;
     }
-    bench_expected_destroy(expected);
     bench_tensors_destroy(&tensors);
   }
 }
 
 /* NULL if every case passed; else what happened, in words. */
-static const char *run_in_child(const attn_kernel *kernel, const bench_case_list *cases, bench_guard guard, progress *p) {
+static const char *run_in_child(const attn_kernel *kernel, bench_guard guard, progress *p) {
   static char what[1200];
   *p = (progress){0};
   fflush(stdout);
@@ -63,13 +80,13 @@ static const char *run_in_child(const attn_kernel *kernel, const bench_case_list
   if (child == 0) {
     signal(SIGSEGV, SIG_DFL); /* sanitizers report it; here it is an expected answer */
     signal(SIGBUS, SIG_DFL);
-    run_cases(kernel, cases, guard, p);
+    run_cases(kernel, guard, p);
     _exit(0);
   }
   int status;
   if (child < 0 || waitpid(child, &status, 0) != child) exit(5);
   const char *side = guard == BENCH_GUARD_PAGE_AFTER ? "after" : "before";
-  const char *id = p->at < cases->count ? cases->item[p->at].case_id : "the last case";
+  const char *id = p->at < cases.count ? cases.item[p->at].case_id : "the last case";
   if (WIFSIGNALED(status))
     snprintf(what, sizeof what, "signal %d with guard pages %s the tensors: %s", WTERMSIG(status), side, id);
   else if (WEXITSTATUS(status))
@@ -84,10 +101,10 @@ static const char *run_in_child(const attn_kernel *kernel, const bench_case_list
 }
 
 /* True if the kernel passed, or was caught where it must be. */
-static bool passes_as_it_must(const attn_kernel *kernel, bool must_pass, const bench_case_list *cases, progress *p) {
+static bool passes_as_it_must(const attn_kernel *kernel, bool must_pass, progress *p) {
   static const bench_guard guards[] = {BENCH_GUARD_PAGE_AFTER, BENCH_GUARD_PAGE_BEFORE};
   const char *what = NULL;
-  for (int side = 0; side < 2 && !what; side++) what = run_in_child(kernel, cases, guards[side], p);
+  for (int side = 0; side < 2 && !what; side++) what = run_in_child(kernel, guards[side], p);
   const bool as_it_must = must_pass == !what;
   printf("%-7s %-24s %s\n", as_it_must ? "ok" : "WRONG", kernel->info.name, kernel->info.summary);
   if (what)
@@ -102,7 +119,8 @@ static bool goes_too_far(const mutant *m) { return m->guard_only || strncmp(m->k
 int main(void) {
   progress *p = mmap(NULL, sizeof *p, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) return 5;
-  bench_case_list cases = checks_cases(cases_text);
+  cases = checks_cases(cases_text);
+  compute_expected();
   int wrong = 0;
   const attn_kernel *kernel;
   for (int i = 0; (kernel = attn_registry_get(i)); i++) {
@@ -110,12 +128,12 @@ int main(void) {
     if (why_not)
       printf("skipped %-24s %s\n", kernel->info.name, why_not);
     else
-      wrong += !passes_as_it_must(kernel, true, &cases, p);
+      wrong += !passes_as_it_must(kernel, true, p);
   }
   for (int i = 0; i < mutant_count; i++)
-    if (i == 0 || goes_too_far(&mutants[i])) wrong += !passes_as_it_must(&mutants[i].kernel, i == 0, &cases, p);
+    if (i == 0 || goes_too_far(&mutants[i])) wrong += !passes_as_it_must(&mutants[i].kernel, i == 0, p);
   printf("%d cases, %d kernels not as they must be\n", cases.count, wrong);
-  bench_cases_clear(&cases);
+  destroy_cases();
   munmap(p, sizeof *p);
   return wrong ? 1 : 0;
 }

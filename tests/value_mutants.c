@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Proof that the checks can fail: every deliberately broken kernel of mutants.def must FAIL at least one case of the suites
- * named on the command line. The unbroken original must PASS them all, and so must those that only structural tests find.
+ * named on the command line. The unbroken original must PASS, and so must those that only structural tests find: on every case until
+ * the last broken kernel has failed, then on every eighth. The tests edge_c and conformance_c run plain C on all cases.
  *
  *     value_mutants SUITE...
  */
@@ -9,6 +10,8 @@
 
 #include "kernel_checks.h"
 #include "mutants.h"
+
+enum { SAMPLE = 8 };
 
 typedef struct outcome {
   bench_verdict verdict; /* of the case that killed it */
@@ -47,6 +50,12 @@ static void check_case(const bench_case *bench, outcome *outcomes) {
   bench_tensors_destroy(&tensors);
 }
 
+static bool all_killed(const outcome *outcomes) {
+  for (int i = 1; i < mutant_count; i++)
+    if (!outcomes[i].killed && !mutants[i].guard_only && !mutants[i].structure_only) return false;
+  return true;
+}
+
 static int report(const outcome *outcomes) {
   int wrong = 0;
   for (int i = 0; i < mutant_count; i++) {
@@ -75,7 +84,7 @@ int main(int argc, char **argv) {
   }
   for (int suite = 1; suite < argc; suite++) {
     bench_case_list cases = checks_suite(argv[suite]);
-    for (int i = 0; i < cases.count; i++) check_case(&cases.item[i], outcomes);
+    for (int i = 0; i < cases.count; i += all_killed(outcomes) ? SAMPLE : 1) check_case(&cases.item[i], outcomes);
     printf("%s: %d cases\n", argv[suite], cases.count);
     bench_cases_clear(&cases);
   }
