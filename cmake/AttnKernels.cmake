@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
-# Turns kernels/tiers.def and kernels/kernels.def into sources with the flags of their folder. Nothing here asks what the host CPU is. Sets
+# Turns kernels/tiers.def and kernels/kernels.def into sources with the flags of their folder. Nothing here asks what the
+# host CPU is. Sets
 #   ATTN_TIERS, ATTN_VECTOR_TIERS            the tiers of this architecture, low to high; those of them that have a vec_<isa>.h
 #   ATTN_KERNEL_SOURCES, ATTN_KERNELS_BUILT  sources of libattn; names of the kernels among them
 #   ATTN_PEAK_SOURCES                        peak loops, which only the harness links
-# and writes to ATTN_GENERATED_DIR what C files include: kernels_built.def (src/registry.c), score_steps_built.def (src/score_steps.c),
-# product_built.def (src/product.c) and peak_built.def (kernels/peak.c).
+# and writes to ATTN_GENERATED_DIR what C files include: kernels_built.def (src/registry.c), score_steps_built.def
+# (src/score_steps.c), product_built.def (src/product.c) and peak_built.def (kernels/peak.c).
 set(ATTN_GENERATED_DIR ${CMAKE_CURRENT_BINARY_DIR}/generated)
 set(ATTN_KERNEL_SOURCES "")
 set(ATTN_KERNELS_BUILT "")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-# Finds OpenBLAS with its CBLAS interface: a package of the system, or what ATTN_OPENBLAS_ROOT points to, such as a folder into which
-# scripts/get_openblas.sh has put the build of PyPI, whose names carry a prefix. Defines the target attn::openblas, whose users see
-# <cblas.h> and the macro ATTN_OPENBLAS_PREFIX, ATTN_OPENBLAS_VERSION and ATTN_OPENBLAS_PC; otherwise ATTN_OPENBLAS_MISSING.
-# Installed with attnConfig.cmake, because the static library needs it again.
+# Finds OpenBLAS with its CBLAS interface: a package of the system, or what ATTN_OPENBLAS_ROOT points to, such as a folder
+# into which scripts/get_openblas.sh has put the build of PyPI, whose names carry a prefix. Defines the target
+# attn::openblas, whose users see <cblas.h> and the macro ATTN_OPENBLAS_PREFIX, ATTN_OPENBLAS_VERSION and ATTN_OPENBLAS_PC;
+# otherwise ATTN_OPENBLAS_MISSING. Installed with attnConfig.cmake, because the static library needs it again.
 include(CheckCSourceCompiles)
 if(NOT DEFINED ATTN_OPENBLAS_ROOT) # else attnConfig.cmake has set it
   set(ATTN_OPENBLAS_ROOT "" CACHE PATH "Where OpenBLAS is, if not in the system: a folder with include/ and lib/, or the one above it")

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
 # Finds oneDNN, 2.6 or 3.x: a package of the system, or what ATTN_ONEDNN_ROOT points to, such as a folder into which
-# scripts/get_onednn.sh has put a build of PyPI. Defines the target attn::onednn, ATTN_ONEDNN_VERSION and ATTN_ONEDNN_PC; otherwise
-# ATTN_ONEDNN_MISSING. Kernels that need more than the version found has get a kernel_reason_<kernel>. Installed with
-# attnConfig.cmake, because the static library needs it again.
+# scripts/get_onednn.sh has put a build of PyPI. Defines the target attn::onednn, ATTN_ONEDNN_VERSION and ATTN_ONEDNN_PC;
+# otherwise ATTN_ONEDNN_MISSING. Kernels that need more than the version found has get a kernel_reason_<kernel>. Installed
+# with attnConfig.cmake, because the static library needs it again.
 #
-# Header and library are looked up by name, not through dnnl-config.cmake: Debian's demands OpenCL's development files, which its
-# package does not bring and the C API does not need, and the newest wheels of PyPI have none. dnnl_DIR is honoured all the same.
+# Header and library are looked up by name, not through dnnl-config.cmake: Debian's demands OpenCL's development files, which
+# its package does not bring and the C API does not need, and the newest wheels of PyPI have none. dnnl_DIR is honoured all
+# the same.
 if(NOT DEFINED ATTN_ONEDNN_ROOT) # else attnConfig.cmake has set it
   set(ATTN_ONEDNN_ROOT "" CACHE PATH "Where oneDNN is, if not where the system has it: a folder with include/ and lib/")
 endif()
@@ -57,7 +58,8 @@ if(_attn_onednn_number)
   set(ATTN_ONEDNN_PC -ldnnl)
   set(_attn_onednn_options "")
   if(NOT _attn_onednn_folder IN_LIST CMAKE_C_IMPLICIT_LINK_DIRECTORIES)
-    # RPATH rather than RUNPATH: it also holds for the libraries that libdnnl needs from its own folder without saying where they are.
+    # RPATH rather than RUNPATH: it also holds for the libraries that libdnnl needs from its own folder without saying where
+    # they are.
     set(_attn_onednn_options -Wl,--disable-new-dtags -Wl,-rpath,${_attn_onednn_folder} -Wl,-rpath-link,${_attn_onednn_folder})
     list(PREPEND ATTN_ONEDNN_PC -L${_attn_onednn_folder} ${_attn_onednn_options})
     string(APPEND ATTN_ONEDNN_VERSION ", ${ATTN_ONEDNN_LIBRARY}")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Gets the OpenBLAS that SciPy is built with (scipy-openblas32 from PyPI) into a folder: newer than most distributions', and nothing
-# is installed system-wide.
+# Gets the OpenBLAS that SciPy is built with (scipy-openblas32 from PyPI) into a folder: newer than most distributions', and
+# nothing is installed system-wide.
 #
 #   scripts/get_openblas.sh [FOLDER]   default: .venv/openblas
 #   cmake --preset release -DATTN_OPENBLAS_ROOT=$PWD/.venv/openblas

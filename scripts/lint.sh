@@ -41,7 +41,8 @@ while [ $# -gt 0 ]; do
 done
 first_commit=3e7509d # subjects before it are published
 
-# Names of the sources that match a pattern: those git knows, else those that lie outside of build folders and virtual environments.
+# Names of the sources that match a pattern: those git knows, else those that lie outside of build folders and virtual
+# environments.
 sources() {
   { git ls-files --cached --others --exclude-standard 2>/dev/null || find . -type f -not -path './build*' -not -path './.*' -printf '%P\n'; } |
     grep -E "$1" | grep -vE '^(results/|tests/data/)' | while read -r name; do [ -f "$name" ] && say "$name"; done

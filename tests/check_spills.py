@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-# What makes a loop one of products: its multiply-adds (at most four unrolled tiles of 24; beyond, they are polynomials), their share of
-# its instructions, and what feeds them: broadcasts, or on Arm elements of a register.
+# What makes a loop one of products: its multiply-adds (at most four unrolled tiles of 24; beyond, they are polynomials),
+# their share of its instructions, and what feeds them: broadcasts, or on Arm elements of a register.
 HOT, MOST, SHARE, BROADCASTS = 12, 96, 0.4, 3
 
 # By architecture: jump with its target, multiply-add, vector access to the stack, what feeds a multiply-add.

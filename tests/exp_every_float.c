@@ -3,10 +3,11 @@
  *
  *     exp_every_float_<isa> [STEP]
  *
- * Kernels call it with t <= 8 (lazy rescaling) and rescaling factors with t <= 0. Inputs: every float32 with 2^-27 <= |t|, t in
- * [-160, 8]; nearer to 0 the result must be 1 within the same error, of which every 997th is tried. Where 2^t is a normal number the
- * relative error must be within what the tier's kernels declare; below that, the absolute error within 2^-126, which is the limit's
- * n 2^-126 term; -inf must give exactly 0 and NaN must stay NaN.
+ * Kernels call it with t <= 8 (lazy rescaling) and rescaling factors with t <= 0. Inputs: every float32 with 2^-27 <= |t|, t
+ * in
+ * [-160, 8]; nearer to 0 the result must be 1 within the same error, of which every 997th is tried. Where 2^t is a normal
+ * number the relative error must be within what the tier's kernels declare; below that, the absolute error within 2^-126,
+ * which is the limit's n 2^-126 term; -inf must give exactly 0 and NaN must stay NaN.
  *
  * STEP: only every STEP-th of them, for emulators; a prime reaches all residues of the low bits. */
 #include <inttypes.h>
@@ -92,7 +93,8 @@ int main(int argc, char **argv) {
   try_range(sign, sign | near_zero, rarely, &seen);
   try_range(near_zero, bits_of(8.0f), step, &seen);
   try_range(sign | near_zero, bits_of(-160.0f), step, &seen);
-  /* vec_c.h serves kernels of libraries (kernels/library/score_steps.h), which all declare 2^-22; the kernels in plain C call expf. */
+  /* vec_c.h serves kernels of libraries (kernels/library/score_steps.h), which all declare 2^-22; the kernels in plain C
+   * call expf. */
   const double declared = strcmp(TIER, "c") ? kernel->numerics.exp_error : 0x1p-22;
   printf("%s: %" PRId64
          " inputs; relative error %.3g at %.9g (declared %.3g); where 2^t < 2^-126, absolute error %.3g at %.9g\n",

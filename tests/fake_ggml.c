@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* As much of ggml as scripts/peers/ggml_flash_attn.py touches, computing attention in the plainest way: a stand-in for tests, with
- * ggml's signatures and meanings and none of its code. Tensors of four dimensions, the innermost first. */
+/* As much of ggml as scripts/peers/ggml_flash_attn.py touches, computing attention in the plainest way: a stand-in for
+ * tests, with ggml's signatures and meanings and none of its code. Tensors of four dimensions, the innermost first. */
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>

@@ -4,7 +4,8 @@
  *     feign [--one-cpu] [--no-tiles] COMMAND ARGUMENT...
  *
  * --one-cpu   the command may use only the first of the CPUs allowed to this process
- * --no-tiles  Linux refuses the permission to use AMX's tile data, as it does in a container whose seccomp profile is older than AMX
+ * --no-tiles  Linux refuses the permission to use AMX's tile data, as it does in a container whose seccomp profile is older
+ * than AMX
  *
  * Exit code 77 with a reason where this system cannot feign it. */
 #define _GNU_SOURCE

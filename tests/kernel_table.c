@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What every kernel of this build takes and refuses, for docs/kernels.md: asks kernel->rejects about one problem per feature,
- * so that neither the CPU nor a cap of tiers has a say. scripts/kernel_table.py turns the lines into the document.
+/* What every kernel of this build takes and refuses, for docs/kernels.md: asks kernel->rejects about one problem per
+ * feature, so that neither the CPU nor a cap of tiers has a say. scripts/kernel_table.py turns the lines into the document.
  *
  *     S <title> <heading of column> ...                   a table
  *     F <title> <heading> <what it means>                 its features
@@ -150,7 +150,8 @@ static const char *refusal(const attn_kernel *kernel, const attn_problem *p, cha
   return kernel->rejects(p, buffer, bytes);
 }
 
-/* The base problem in the first type that the kernel takes: a kernel for bfloat16 alone is not asked about masks in float32. */
+/* The base problem in the first type that the kernel takes: a kernel for bfloat16 alone is not asked about masks in
+ * float32. */
 static attn_problem base_of(const attn_kernel *kernel) {
   char buffer[400];
   attn_problem p;

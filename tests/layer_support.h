@@ -28,7 +28,8 @@ void close_layer(layer_one *one);
 /* The verdict on its trial. */
 bench_verdict check_layer(const layer_one *one);
 
-/* The trial gives way to that of another kernel, or to the wrong one of its kind; false if the kernel does not take the layer. */
+/* The trial gives way to that of another kernel, or to the wrong one of its kind; false if the kernel does not take the
+ * layer. */
 bool remake_layer(layer_one *one, const attn_kernel_info *kernel, bool wrong);
 
 #endif

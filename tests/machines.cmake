@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-# Feigned machines: tests that look at the machine, run again as if this machine had other CPUs, fewer of them, another topology,
-# or libraries that choose other code. Label `feigned`; `scripts/test.sh --stage machines` runs them. No test's outcome may
-# depend on the machine, so each must pass, or be skipped with a reason, on all of them.
+# Feigned machines: tests that look at the machine, run again as if this machine had other CPUs, fewer of them, another
+# topology, or libraries that choose other code. Label `feigned`; `scripts/test.sh --stage machines` runs them. No test's
+# outcome may depend on the machine, so each must pass, or be skipped with a reason, on all of them.
 
 # add_feigned(MACHINE "VARIABLE=VALUE;..." "command prefix" TEST...): each TEST again, named TEST@MACHINE.
 function(add_feigned machine environment prefix)
@@ -46,7 +46,7 @@ foreach(isa SSE41 AVX2 AVX512_CORE)
   add_feigned(${isa} "ONEDNN_MAX_CPU_ISA=${isa}" "" small_onednn)
 endforeach()
 
-# ---- Fewer CPUs and threads, other topologies, no permission for tiles ------------------------------------------------------
+# ---- Fewer CPUs and threads, other topologies, no permission for tiles -------------------------------------------------
 set(unit_of_machine affinity args flush goals layer merge mha nn_layers nonfinite onednn openblas plan product score_steps)
 add_feigned(one_cpu "" "$<TARGET_FILE:feign>;--one-cpu" ${unit_of_machine} bits cli cpus small_edge)
 add_feigned(crowded "OMP_NUM_THREADS=7" "$<TARGET_FILE:feign>;--one-cpu" ${unit_of_machine})
@@ -55,7 +55,7 @@ add_feigned(two_sockets "HWLOC_SYNTHETIC=pack:2 numa:1 core:8 pu:2" "" affinity 
 add_feigned(one_pu "HWLOC_SYNTHETIC=core:1 pu:1" "" affinity plan cpus)
 add_feigned(no_tiles "" "$<TARGET_FILE:feign>;--no-tiles" ${unit_of_machine} bits tier_avx512 tier_amx small_edge)
 
-# ---- Other CPUs, emulated by qemu-user: without AVX, and without AVX-512 ------------------------------------------------------
+# ---- Other CPUs, emulated by qemu-user: without AVX, and without AVX-512 -----------------------------------------------
 find_program(ATTN_QEMU_X86_64 qemu-x86_64 DOC "qemu-user for x86-64: other CPU models, in the tests")
 foreach(model Nehalem Haswell)
   if(NOT ATTN_QEMU_X86_64)

@@ -44,7 +44,8 @@ void test_refused(attn_status status, attn_status expected, const char *const pa
 /* Whether the kernel promises that a row's bits do not depend on where the row stands among others; says so if not. */
 bool test_rows_stand_alone(const char *kernel);
 
-/* Makes all types of the problem bfloat16 where the kernel takes no float32, as in tiers whose products are of bf16; true if so. */
+/* Makes all types of the problem bfloat16 where the kernel takes no float32, as in tiers whose products are of bf16; true if
+ * so. */
 bool test_fit_types(const char *kernel, attn_problem *problem);
 
 /* Whether the kernel stands on a library and refuses the problem, which our own must take; says so if it does. */

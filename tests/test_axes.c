@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Axes and case ids: every value is read within the bounds of the type that takes it, and an id is the case that it names. */
+/* Axes and case ids: every value is read within the bounds of the type that takes it, and an id is the case that it
+ * names. */
 #include <stdio.h>
 #include <string.h>
 

@@ -10,8 +10,9 @@
 #include "pool.h"
 #include "support.h"
 
-/* Several row blocks and key blocks of every kernel, with tails everywhere; two KV heads of three query heads each. A kernel for few
- * queries gets few, and keys for several of its splits; one that knows no masks gets none; one that multiplies bf16 gets that. */
+/* Several row blocks and key blocks of every kernel, with tails everywhere; two KV heads of three query heads each. A kernel
+ * for few queries gets few, and keys for several of its splits; one that knows no masks gets none; one that multiplies bf16
+ * gets that. */
 static attn_problem uneven_problem(const char *kernel) {
   static const struct {
     int64_t seq_q, seq_k;
@@ -141,8 +142,8 @@ static void bits_do_not_depend_on_the_batch(const char *kernel) {
   test_data_destroy(&together);
 }
 
-/* A few queries alone give the bits they give among all: rows do not touch each other, and tile borders do not show. A large scale makes
- * references of the exponentials move in some rows and not in their neighbours. */
+/* A few queries alone give the bits they give among all: rows do not touch each other, and tile borders do not show. A large
+ * scale makes references of the exponentials move in some rows and not in their neighbours. */
 static void bits_do_not_depend_on_other_rows_at(const char *kernel, float scale) {
   attn_problem p = uneven_problem(kernel);
   p.scale *= scale;

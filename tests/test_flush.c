@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* Flush-to-zero and denormals-are-zero, and rounding towards zero: with any of the caller's floating-point modes every kernel gives the
- * same bits, within the proven limit, on ordinary data, on denormals and on logits of +-10^4, and leaves the mode as it was. */
+/* Flush-to-zero and denormals-are-zero, and rounding towards zero: with any of the caller's floating-point modes every
+ * kernel gives the same bits, within the proven limit, on ordinary data, on denormals and on logits of +-10^4, and leaves
+ * the mode as it was. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Layers as cases of the benchmark: checked before they are timed, wrong ones not timed at all, work and shares of the time told
- * right. Here with mha and block; test_layer_family.c has those of libattn_nn. */
+/* Layers as cases of the benchmark: checked before they are timed, wrong ones not timed at all, work and shares of the time
+ * told right. Here with mha and block; test_layer_family.c has those of libattn_nn. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The layers of libattn_nn as cases of the benchmark: each passes with every kernel that takes it, fails once it is wrong, and says what
- * it cannot be. */
+/* The layers of libattn_nn as cases of the benchmark: each passes with every kernel that takes it, fails once it is wrong,
+ * and says what it cannot be. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,8 +11,8 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-/* One kind: shapes it must get right (the sizes around the blocks of kernels and products, and around the number of rows that are all
- * checked), and a number of its data that the right answer hangs on but the made layer does not. */
+/* One kind: shapes it must get right (the sizes around the blocks of kernels and products, and around the number of rows
+ * that are all checked), and a number of its data that the right answer hangs on but the made layer does not. */
 typedef struct trial {
   const char *kind;
   const char *shapes[6];

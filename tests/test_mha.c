@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Multi-head attention layers against the float64 layer: every option, every kernel, what bits may depend on, and layers that are
- * wrong on purpose, which must be told from right ones by the same limits. */
+/* Multi-head attention layers against the float64 layer: every option, every kernel, what bits may depend on, and layers
+ * that are wrong on purpose, which must be told from right ones by the same limits. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

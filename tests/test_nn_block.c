@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Transformer blocks against the float64 oracle and against PyTorch's layers (tests/data/nn, scripts/make_nn_fixture.py), pre- and
- * post-norm, encoder and decoder; wrong formulas must be told apart by the same limit. */
+/* Transformer blocks against the float64 oracle and against PyTorch's layers (tests/data/nn, scripts/make_nn_fixture.py),
+ * pre- and post-norm, encoder and decoder; wrong formulas must be told apart by the same limit. */
 #include <fenv.h>
 #include <math.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Decoding with a KV cache is causal attention taken step by step: whatever the steps, the rows are those of one pass over the
- * whole text. */
+/* Decoding with a KV cache is causal attention taken step by step: whatever the steps, the rows are those of one pass over
+ * the whole text. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* NaN, infinities and signed zeros stay where they belong: what stands in elements that a row may not see changes none of its bits,
- * nor does what its neighbours in a tile come to; and what a row may see reaches it. */
+/* NaN, infinities and signed zeros stay where they belong: what stands in elements that a row may not see changes none of
+ * its bits, nor does what its neighbours in a tile come to; and what a row may see reaches it. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,8 +33,8 @@ static void set_key(float *rows, int64_t key, float value) {
   for (int d = 0; d < DIM; d++) rows[key * DIM + d] = value;
 }
 
-/* Row 0 comes to NaN at a key where the others come to -inf; just behind it, at the same place of a vector, stands the largest score
- * of row 1, for which it must move its reference whatever row 0 does. */
+/* Row 0 comes to NaN at a key where the others come to -inf; just behind it, at the same place of a vector, stands the
+ * largest score of row 1, for which it must move its reference whatever row 0 does. */
 static void neighbours_nan_hides_no_score(const char *kernel) {
   const attn_problem problem = one_head();
   for (int lanes = 4; lanes <= 16; lanes *= 2) {
@@ -98,8 +98,8 @@ static void later_keys_change_no_bit_of_earlier_rows(const char *kernel) {
   test_data_destroy(&data);
 }
 
-/* Row 0 sees key 0, whose V is so small that its product with P vanishes, and -0 behind it; whether it shares a tile with rows that
- * see positive V must not show in the sign of its zero. */
+/* Row 0 sees key 0, whose V is so small that its product with P vanishes, and -0 behind it; whether it shares a tile with
+ * rows that see positive V must not show in the sign of its zero. */
 static void sign_of_zero_is_the_rows_own(const char *kernel) {
   if (!test_rows_stand_alone(kernel)) return;
   attn_problem problem = one_head();

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* What the kernels on oneDNN promise beside the answers, which every kernel is tried for: inside a task oneDNN starts no threads, the
- * caller's OpenMP setting is what it was (onednn_mutants.c proves that both are seen), refusals say what and who, and bfloat16 either meets its declared limit or is refused in oneDNN's own word. */
+/* What the kernels on oneDNN promise beside the answers, which every kernel is tried for: inside a task oneDNN starts no
+ * threads, the caller's OpenMP setting is what it was (onednn_mutants.c proves that both are seen), refusals say what and
+ * who, and bfloat16 either meets its declared limit or is refused in oneDNN's own word. */
 #include <dirent.h>
 #include <dlfcn.h>
 #include <oneapi/dnnl/dnnl_config.h>
@@ -39,8 +40,8 @@ static int threads_of_process(void) {
   return count;
 }
 
-/* OpenMP keeps the threads that it has started, so that they can be counted afterwards. Other runtimes have threads of their own, on one
- * CPU or not at all (attn_onednn_unusable). */
+/* OpenMP keeps the threads that it has started, so that they can be counted afterwards. Other runtimes have threads of their
+ * own, on one CPU or not at all (attn_onednn_unusable). */
 static void one_task_is_one_thread(void **state) {
   (void)state;
   void (*set)(int);

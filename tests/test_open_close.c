@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What kernel.h promises kernels that stand on another library: open() once per plan, after plan() and before the workspace is
- * sized; run() sees what it made, unchanged; close() once for each open() that succeeded, and for no other. */
+/* What kernel.h promises kernels that stand on another library: open() once per plan, after plan() and before the workspace
+ * is sized; run() sees what it made, unchanged; close() once for each open() that succeeded, and for no other. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -2,9 +2,9 @@
 /* The kernels on OpenBLAS leave its number of threads as they found it, hold it at one while they run, several plans at once
  * included, and name version and core of the library that is there.
  *
- * OpenBLAS picks its code by the CPU when it is loaded. Under a cap below that code the library refuses these kernels, so main()
- * starts the program again with a core type that the cap allows. Where somebody has set a core type already, it stays: the tests
- * that run kernels then check the refusal instead. No test depends on which CPU runs it. */
+ * OpenBLAS picks its code by the CPU when it is loaded. Under a cap below that code the library refuses these kernels, so
+ * main() starts the program again with a core type that the cap allows. Where somebody has set a core type already, it
+ * stays: the tests that run kernels then check the refusal instead. No test depends on which CPU runs it. */
 #include <cblas.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -173,8 +173,8 @@ static void scores_that_are_no_product_are_refused(void **state) {
                (const char *const[4]){"naive_openblas", "gaussian", "no matrix product"});
 }
 
-/* OpenBLAS has chosen its code by the CPU, or by OPENBLAS_CORETYPE, when we are asked: under a cap it may run or not, but never in
- * silence above it. */
+/* OpenBLAS has chosen its code by the CPU, or by OPENBLAS_CORETYPE, when we are asked: under a cap it may run or not, but
+ * never in silence above it. */
 static void cap_is_kept_or_refused_in_words(void **state) {
   (void)state;
   const attn_problem problem = some_heads();

@@ -107,7 +107,8 @@ static int64_t offset_of(const attn_strides *stride, int64_t head_dim, int64_t b
   return b * stride->b + row * stride->s + column / head_dim * stride->h + column % head_dim * stride->d;
 }
 
-/* Error over its limit: depth + 2 roundings of the sum of absolute terms. `skip` leaves one term out, as a wrong product would. */
+/* Error over its limit: depth + 2 roundings of the sum of absolute terms. `skip` leaves one term out, as a wrong product
+ * would. */
 static double error_ratio(const layer *l, int64_t b, int64_t row, int64_t column, int64_t skip) {
   const shape *s = &l->shape;
   double sum = 0, terms = 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* attn_score_steps of every tier that this CPU has: scores to probabilities with all that adjusts and masks them, against the same in
- * double precision; copies of rows; and the cap that chooses between tiers. What the kernels of libraries are checked for as a
- * whole runs on the best tier only. */
+/* attn_score_steps of every tier that this CPU has: scores to probabilities with all that adjusts and masks them, against
+ * the same in double precision; copies of rows; and the cap that chooses between tiers. What the kernels of libraries are
+ * checked for as a whole runs on the best tier only. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

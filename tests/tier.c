@@ -41,8 +41,8 @@ static bool takes(const char *kernel, const attn_problem *problem) {
   return attn_kernel_unusable(info) || !attn_kernel_rejects(info, problem);
 }
 
-/* The registry's best kernel for the problem that is not above the tier: of the highest tier that has one, decode for few query rows
- * of a KV head, else flash. */
+/* The registry's best kernel for the problem that is not above the tier: of the highest tier that has one, decode for few
+ * query rows of a KV head, else flash. */
 static const char *expected_kernel(const char *isa, const attn_problem *problem) {
   static char name[64];
   const bool few_rows = problem->heads_q / problem->heads_kv * problem->seq_q <= 16;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* Proof that the checks can fail: every deliberately broken kernel of mutants.def must FAIL at least one case of the suites
- * named on the command line. The unbroken original must PASS, and so must those that only structural tests find: on every case until
- * the last broken kernel has failed, then on every eighth. The tests edge_c and conformance_c run plain C on all cases.
+ * named on the command line. The unbroken original must PASS, and so must those that only structural tests find: on every
+ * case until the last broken kernel has failed, then on every eighth. The tests edge_c and conformance_c run plain C on all
+ * cases.
  *
  *     value_mutants SUITE...
  */

@@ -201,9 +201,8 @@ typedef struct attn_args {
   const void *k; /**< Keys [batch][heads_kv][seq_k][dim_qk] by k_stride. */
   const void *v; /**< Values [batch][heads_kv][seq_k][dim_v] by v_stride. */
   void *o;       /**< Output [batch][heads_q][seq_q][dim_v] by o_stride. */
-  float
-      *lse; /**< Output [batch][heads_q][seq_q] by lse_stride: the natural logarithm of the sum of exp(s), -inf for an empty
-                    row. It never includes the sink. */
+  float *lse;    /**< Output [batch][heads_q][seq_q] by lse_stride: the natural logarithm of the sum of exp(s), -inf for an
+                    empty    row. It never includes the sink. */
 
   const float *bias;         /**< Added to the scores: [batch][heads_q][seq_q][seq_k] by bias_stride. */
   const uint8_t *mask;       /**< 0 = masked: [batch][heads_q][seq_q][seq_k] by mask_stride. */
@@ -285,10 +284,9 @@ ATTN_API attn_status attn_merge(int parts, int64_t rows, int64_t dim_v, const fl
 
 /** What a kernel declares about its rounding. The error limits of docs/numerics.md are computed from it. */
 typedef struct attn_numerics {
-  double exp_error; /**< Largest relative error of its exp. */
-  double
-      p_rounding; /**< Unit roundoff of P before the product with V, where K and V have 16 bits: 0 = kept in float32, 2^-8 =
-                         bf16, 2^-11 = f16. With float32 K and V, P stays float32. */
+  double exp_error;  /**< Largest relative error of its exp. */
+  double p_rounding; /**< Unit roundoff of P before the product with V, where K and V have 16 bits: 0 = kept in float32, 2^-8
+                        = bf16, 2^-11 = f16. With float32 K and V, P stays float32. */
   double input_flush; /**< Inputs of smaller magnitude may be taken as 0 (denormal bf16 in tile units); 0 = none. */
 } attn_numerics;
 

@@ -83,9 +83,8 @@ typedef struct attn_mha_weights {
 /** How a layer is to be made. */
 typedef struct attn_mha_options {
   attn_options attention; /**< Kernel of the attention; tier, threads and pool of the whole layer. */
-  const char
-      *product; /**< Of the projections, as attn_product_create() takes it: "product_avx2", "product_openblas", ...; NULL =
-                             our own, of the highest tier. */
+  const char *product; /**< Of the projections, as attn_product_create() takes it: "product_avx2", "product_openblas", ...;
+                          NULL = our own, of the highest tier. */
 } attn_mha_options;
 
 /** A layer: plan and packed weights. Immutable: any number of threads may run it at once, each with its own workspace. */

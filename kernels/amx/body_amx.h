@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: MIT */
-/* The products of the tile unit, with softmax of another block spread between them. Tiles 0-3 hold sums, 4 and 5 the left operand,
- * 6 and 7 the right one.
+/* The products of the tile unit, with softmax of another block spread between them. Tiles 0-3 hold sums, 4 and 5 the left
+ * operand, 6 and 7 the right one.
  *
- * A group is four tiles of sums, 32 x 32 values, over all steps of its product. A body is all groups of O^T += V^T P^T of the block
- * before and of S^T = K Q^T of the block behind; softmax of the block between runs beside them. A tile product keeps the unit busy for 16
- * cycles, and the vectors do not wait for it. The sums of a group are stored by the next group, each tile just before it is needed
- * again: a store right behind its product would wait for it. */
+ * A group is four tiles of sums, 32 x 32 values, over all steps of its product. A body is all groups of O^T += V^T P^T of
+ * the block before and of S^T = K Q^T of the block behind; softmax of the block between runs beside them. A tile product
+ * keeps the unit busy for 16 cycles, and the vectors do not wait for it. The sums of a group are stored by the next group,
+ * each tile just before it is needed again: a store right behind its product would wait for it. */
 #ifndef ATTN_BODY_AMX_H
 #define ATTN_BODY_AMX_H
 
 #include "softmax_amx.h"
 
-/* Where a group's operands are. The left one is read once for 32 queries and should not push S, P, O and Q out of level 1. */
+/* Where a group's operands are. The left one is read once for 32 queries and should not push S, P, O and Q out of level
+ * 1. */
 typedef struct operands {
   const char *left, *right;
   int64_t left_stride, left_step; /* bytes from row to row, from step to step */
@@ -27,8 +28,8 @@ static ALWAYS_INLINE void load_operands(operands *at) {
   at->right += STEP * sizeof(uint16_t);
 }
 
-/* Stores a tile of the group before, and starts one of this group: from what `sums` holds, or from 0. A macro, because tiles are
- * constants of the instruction. */
+/* Stores a tile of the group before, and starts one of this group: from what `sums` holds, or from 0. A macro, because tiles
+ * are constants of the instruction. */
 #define START_TILE(tile, before, sums, starts)                \
   do {                                                        \
     _tile_stored(tile, before, TILE_QUERIES * sizeof(float)); \
@@ -45,8 +46,8 @@ enum {
   SUMS_3 = HALF * TILE_QUERIES + HALF
 }; /* of the four tiles */
 
-/* How much softmax runs beside one step of four products: `pairs` of keys, for all queries; if they are too many, until the block
- * ends. Constants of each body. */
+/* How much softmax runs beside one step of four products: `pairs` of keys, for all queries; if they are too many, until the
+ * block ends. Constants of each body. */
 typedef struct softmax_pace {
   int pairs;
   bool too_many, masked;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* flash_amx: flash attention on bf16 inputs in the tile unit (AMX): TDPBF16PS multiplies 16 x 32 by 32 x 16 values and adds the 16 x 16
- * results in float32, at 16 times the rate of AVX-512's float32 multiply-adds.
+/* flash_amx: flash attention on bf16 inputs in the tile unit (AMX): TDPBF16PS multiplies 16 x 32 by 32 x 16 values and adds
+ * the 16 x 16 results in float32, at 16 times the rate of AVX-512's float32 multiply-adds.
  *
- * Queries are in lanes: S^T = K Q^T and O^T = V^T P^T. So P leaves the exponentials in the layout that the unit takes, and maxima, sums and
- * rescaling are vertical. The unit of work is a job, 64 keys for a tile of 32 queries. While the vectors compute softmax of one job, the
- * unit computes the output of the job before it and the scores of the job behind it (body_amx.h), across tiles of queries.
+ * Queries are in lanes: S^T = K Q^T and O^T = V^T P^T. So P leaves the exponentials in the layout that the unit takes, and
+ * maxima, sums and rescaling are vertical. The unit of work is a job, 64 keys for a tile of 32 queries. While the vectors
+ * compute softmax of one job, the unit computes the output of the job before it and the scores of the job behind it
+ * (body_amx.h), across tiles of queries.
  *
  *   shape_amx.h        what stands in memory in which order
  *   pack_amx.h         Q, K and V into that order

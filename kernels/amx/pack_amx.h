@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Q, K and V as the tile unit takes them (shape_amx.h). K is read in place where its rows are whole steps of adjacent values; then only
- * its last block is copied, because rows beyond the sequence may not exist. */
+/* Q, K and V as the tile unit takes them (shape_amx.h). K is read in place where its rows are whole steps of adjacent
+ * values; then only its last block is copied, because rows beyond the sequence may not exist. */
 #ifndef ATTN_PACK_AMX_H
 #define ATTN_PACK_AMX_H
 

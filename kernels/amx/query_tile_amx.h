@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: MIT */
-/* A tile of 32 queries: which keys they see, their scores beyond the dot product, their references, and their output rows. */
+/* A tile of 32 queries: which keys they see, their scores beyond the dot product, their references, and their output
+ * rows. */
 #ifndef ATTN_QUERY_TILE_AMX_H
 #define ATTN_QUERY_TILE_AMX_H
 
 #include "pack_amx.h"
 
-/* A row's P is 2^(score - reference), in log2 units. It starts from a reference that suits nearly all data, so that its first scores need
- * not be awaited. Whether it suits a row is seen by the sum of P over a block: below LEAST_SUM in the row's first block some weights
- * might vanish against the largest one, above MOST_SUM sums might overflow. Then the reference moves to the largest score of the block,
- * rounded up, and the block's P is made again before anything has used it. Only the row's own scores decide. */
+/* A row's P is 2^(score - reference), in log2 units. It starts from a reference that suits nearly all data, so that its
+ * first scores need not be awaited. Whether it suits a row is seen by the sum of P over a block: below LEAST_SUM in the
+ * row's first block some weights might vanish against the largest one, above MOST_SUM sums might overflow. Then the
+ * reference moves to the largest score of the block, rounded up, and the block's P is made again before anything has used
+ * it. Only the row's own scores decide. */
 static const float FIRST_REFERENCE = -20, LEAST_SUM = 64 * 1.01f, MOST_SUM = 0x1p60f;
 
 typedef struct query_tile {
@@ -64,8 +66,8 @@ static void start_tile(const row_block *block, int64_t row, float *o, query_tile
 
 static inline uint64_t low_bits(int64_t n) { return n >= 64 ? ~(uint64_t)0 : n <= 0 ? 0 : ((uint64_t)1 << n) - 1; }
 
-/* Bit j: the mask leaves key `key` + j to the row. `mask` is the row's byte of that key, `keys` how many there are. Fetches the row's next
- * block. */
+/* Bit j: the mask leaves key `key` + j to the row. `mask` is the row's byte of that key, `keys` how many there are. Fetches
+ * the row's next block. */
 static ALWAYS_INLINE uint64_t selected_keys(const uint8_t *mask, int64_t stride, int64_t keys) {
   uint64_t bits = 0;
   if (stride == 1) {
@@ -83,8 +85,8 @@ static int64_t score_offset_of(const row_block *block, const attn_score_strides 
   return attn_score_offset(stride, block->b, at.head, at.query, key);
 }
 
-/* Bit j: the bias of key `key` + j leaves it to the row. Bias hides its keys by their scores (adjust_block), so bits tell of it only where
- * V of hidden keys must be left alone. */
+/* Bit j: the bias of key `key` + j leaves it to the row. Bias hides its keys by their scores (adjust_block), so bits tell of
+ * it only where V of hidden keys must be left alone. */
 static uint64_t unbiased_keys(const row_block *block, int64_t row, int64_t key) {
   const attn_score_strides *stride = &block->problem->bias_stride;
   const float *bias = block->args->bias + score_offset_of(block, stride, row, key);
@@ -158,8 +160,8 @@ static ALWAYS_INLINE void load_bias(const further_terms *w, vec bias[HALF]) {
   vec_transpose(bias);
 }
 
-/* Turns 16 keys of 16 queries into scores, in place: times scale, softcap, bias and ALiBi, in log2 units. A bias of -inf hides its key,
- * whatever the product is. */
+/* Turns 16 keys of 16 queries into scores, in place: times scale, softcap, bias and ALiBi, in log2 units. A bias of -inf
+ * hides its key, whatever the product is. */
 static ALWAYS_INLINE void adjust_square(const further_terms *w, vec distance, float *s, const bool has_bias) {
   vec bias[HALF];
   if (has_bias) load_bias(w, bias);
@@ -236,7 +238,8 @@ static vec largest_scores(const float *s, const uint32_t *visible, int half) {
   return best;
 }
 
-/* Gives the queries `moving` of a half the reference `largest`, rounded up, and scales what they have summed by the same power of 2. */
+/* Gives the queries `moving` of a half the reference `largest`, rounded up, and scales what they have summed by the same
+ * power of 2. */
 static void move_half(query_tile *t, int half, __mmask16 moving, vec largest, int64_t depth_v) {
   const vec before = vec_load(t->minus_ref + half * HALF), sum = vec_load(t->sum + half * HALF);
   const vec up = _mm512_roundscale_ps(largest, 0x0a); /* to whole numbers, no exceptions */
@@ -254,8 +257,8 @@ static void move_half(query_tile *t, int half, __mmask16 moving, vec largest, in
 
 /* ---- Rows out ---- */
 
-/* 16 queries of one dimension: O^T / denominator, without -0, whose sign would tell whether unseen keys had added their 0. 0 x is NaN
- * for NaN and infinities, and stays so in `poison`. */
+/* 16 queries of one dimension: O^T / denominator, without -0, whose sign would tell whether unseen keys had added their 0. 0
+ * x is NaN for NaN and infinities, and stays so in `poison`. */
 static ALWAYS_INLINE vec divided(const float *o, vec inverse, vec *poison) {
   const vec x = vec_fma(vec_load(o), inverse, vec_zero());
   *poison = vec_fma(x, vec_zero(), *poison);
@@ -348,9 +351,10 @@ static void store_empty(const row_block *block, const query_tile *t, int64_t i) 
   store_lse(block, t->row + i, -INFINITY);
 }
 
-/* What becomes of the rows of a half that are not `good`, whatever has been stored for them. An O that is not finite may have met NaN or infinity in V of a key that no
- * query of the tile sees, whose weight is 0: `again` asks for a careful second try without those. What is not finite then either
- * (another query's key, an input, an overflow) is computed on its own in double precision, from its allowed keys alone. */
+/* What becomes of the rows of a half that are not `good`, whatever has been stored for them. An O that is not finite may
+ * have met NaN or infinity in V of a key that no query of the tile sees, whose weight is 0: `again` asks for a careful
+ * second try without those. What is not finite then either (another query's key, an input, an overflow) is computed on its
+ * own in double precision, from its allowed keys alone. */
 static void settle_rows_left(const row_block *block, query_tile *t, int half, __mmask16 good, __mmask16 weighted) {
   for (int64_t i = 0; i < HALF && t->row + half * HALF + i < block->rows; i++) {
     const int64_t lane = half * HALF + i;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Softmax with queries in lanes: two rows of S^T, which are two keys of 16 queries, become one row of P^T, in which a pair of keys
- * stands side by side as the tile unit takes it. Maxima, sums and references are vertical: lane i is query i. */
+/* Softmax with queries in lanes: two rows of S^T, which are two keys of 16 queries, become one row of P^T, in which a pair
+ * of keys stands side by side as the tile unit takes it. Maxima, sums and references are vertical: lane i is query i. */
 #ifndef ATTN_SOFTMAX_AMX_H
 #define ATTN_SOFTMAX_AMX_H
 
@@ -60,8 +60,8 @@ static ALWAYS_INLINE __mmask16 sees_key(const uint32_t *visible, int half, int k
 
 /* Two keys of all queries: four vectors, step by step side by side, because one alone would wait for each of its steps.
  *
- * 2^t for t <= 127, 0 for -inf, is computed with half a unit of bfloat16's last place added, so that cutting the low word off rounds to
- * nearest. The polynomial is of degree 4 on [0, 1) (docs/numerics.md). */
+ * 2^t for t <= 127, 0 for -inf, is computed with half a unit of bfloat16's last place added, so that cutting the low word
+ * off rounds to nearest. The polynomial is of degree 4 on [0, 1) (docs/numerics.md). */
 static ALWAYS_INLINE void softmax_pair(softmax *x, const bool masked) {
   vec t[4], f[4], e[4]; /* queries 0-15 and 16-31 of the first key, then of the second */
   __m512i p[4];

@@ -13,16 +13,16 @@ typedef struct tile_config {
   uint8_t rows[16];
 } tile_config;
 
-/* In static storage: gcc's _tile_loadconfig says that it reads 8 bytes of its argument, so what it loads from an automatic object may
- * never have been stored there (gcc 12: a general protection fault). */
+/* In static storage: gcc's _tile_loadconfig says that it reads 8 bytes of its argument, so what it loads from an automatic
+ * object may never have been stored there (gcc 12: a general protection fault). */
 static const tile_config eight_tiles = {
     .palette = 1,
     .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64},
     .rows = {16, 16, 16, 16, 16, 16, 16, 16},
 };
 
-/* Before tiles are loaded from memory that was just written: gcc's _tile_loadd does not say that it reads memory, so the stores could
- * come after it. */
+/* Before tiles are loaded from memory that was just written: gcc's _tile_loadd does not say that it reads memory, so the
+ * stores could come after it. */
 static inline void tiles_see_stores(void) { __asm__ volatile("" : : : "memory"); }
 
 #endif

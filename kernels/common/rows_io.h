@@ -86,8 +86,8 @@ static void load_queries(const row_block *block, int64_t capacity) {
   }
 }
 
-/* Key ranges and state of the rows. Rows beyond the block's last repeat its range, so that they never make a tile an edge.
- */
+/* Key ranges and state of the rows. Rows beyond the block's last repeat its range, so that they never make a tile an
+ * edge. */
 static void start_rows(const row_block *block, int64_t capacity) {
   assert(block->rows > 0 && block->rows <= capacity && block->acc_stride % VEC_LANES == 0);
   for (int64_t i = 0; i < capacity; i++) {

@@ -12,8 +12,8 @@
 
 enum {
   STEPS_LANES = 16, /* floats of row_sum per row: the most lanes of any tier */
-  STEPS_KEYS =
-      64 /* scores are read and written up to the next multiple of this beyond a row's keys: at least any tier's PANEL_KEYS */
+  STEPS_KEYS = 64   /* scores are read and written up to the next multiple of this beyond a row's keys: at least any tier's
+                       PANEL_KEYS */
 };
 
 typedef struct attn_score_steps {

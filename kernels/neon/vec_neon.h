@@ -37,8 +37,8 @@ static inline vec vec_clamp(vec x, vec low, vec high) { return vminq_f32(vmaxq_f
 /* ---- The hot tile ----
  *
  * Loads and multiply-adds stand in the order written, as statements of assembly: left to themselves, compilers hoist loads
- * until the sums no longer fit the registers, or turn factors into broadcasts, which take a slot of the units that multiply.
- */
+ * until the sums no longer fit the registers, or turn factors into broadcasts, which take a slot of the units that
+ * multiply. */
 typedef float32x4_t any_vec __attribute__((may_alias, aligned(4)));
 
 static ALWAYS_INLINE vec load_here(const float *p) {

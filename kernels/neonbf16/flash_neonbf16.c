@@ -10,8 +10,8 @@
  *   P   [key / 4][row pair][row][4]           V  [column group][key / 4][column pair][column][4]
  *
  * Scores go through memory, where the code of every tier masks and exponentiates them (streaming_softmax.h); P is rounded to
- * bf16 for the second product and its sum, as numerics declare. What a masked key holds is multiplied by a P of exactly 0.
- */
+ * bf16 for the second product and its sum, as numerics declare. What a masked key holds is multiplied by a P of exactly
+ * 0. */
 #include "kernels/neon/vec_neon.h"
 
 /* To the nearest bf16 value. */

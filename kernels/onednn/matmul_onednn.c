@@ -393,8 +393,8 @@ static bool accumulate_rows(const matmul_task *t) {
 
 static void mark_row(const row_block *block, int64_t i) { block->acc[i * block->acc_stride] = NAN; }
 
-/* Rows that see a key whose V is not finite, and which packing has replaced: marked, so that finish_rows computes them anew.
- */
+/* Rows that see a key whose V is not finite, and which packing has replaced: marked, so that finish_rows computes them
+ * anew. */
 static void mark_rows(const matmul_task *t) {
   const row_block *block = &t->block;
   const matmul_layout *m = &t->state->layout;

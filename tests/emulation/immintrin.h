@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* The AVX-512 instructions that our kernels use, on AVX2: two 256-bit halves each, and the tile unit (tiles.h). An emulated build
- * (ATTN_EMULATE_AVX512=ON) puts this folder before the compiler's own headers, so that the tiers from avx512 on compile from their
- * very sources and their results can be checked on a CPU that lacks them. It says nothing about speed.
+/* The AVX-512 instructions that our kernels use, on AVX2: two 256-bit halves each, and the tile unit (tiles.h). An emulated
+ * build (ATTN_EMULATE_AVX512=ON) puts this folder before the compiler's own headers, so that the tiers from avx512 on
+ * compile from their very sources and their results can be checked on a CPU that lacks them. It says nothing about speed.
  *
  * Results are those of the instructions, bit for bit (Intel SDM vol. 2), but for the payload of NaNs. An intrinsic that is
  * missing here is a compile error: add it. */

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* The tile unit (AMX), element by element: eight tiles of 16 x 64 bytes per thread, as kernels/amx configures them.
  *
- * TDPBF16PS as the SDM's vol. 2 has it, found bit for bit on an Emerald Rapids: the products of even and of odd places are summed on
- * their own, from 0, and both sums are then added to what the tile holds. Denormals are 0, on the way in and out. */
+ * TDPBF16PS as the SDM's vol. 2 has it, found bit for bit on an Emerald Rapids: the products of even and of odd places are
+ * summed on their own, from 0, and both sums are then added to what the tile holds. Denormals are 0, on the way in and
+ * out. */
 #ifndef ATTN_EMULATED_TILES_H
 #define ATTN_EMULATED_TILES_H
 
