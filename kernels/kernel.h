@@ -13,8 +13,8 @@
  * prints or aborts. For a fixed kernel and CPU each output row's bits depend on that row's inputs alone, so block borders
  * are absolute key indices fixed by (kernel, dtype, dims).
  *
- * A kernel that stands on another library may need objects of that library: open() makes them once per plan and close() ends
- * them with it. In between they do not change, so that any number of threads may run the plan at once.
+ * A kernel on another library may need objects of that library: open() makes them once per plan and close() frees them with
+ * the plan. In between they do not change, so that any number of threads may run the plan at once.
  */
 #ifndef ATTN_KERNEL_H
 #define ATTN_KERNEL_H

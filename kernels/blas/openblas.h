@@ -8,9 +8,9 @@
 /* One sgemm; between attn_openblas_hold() and attn_openblas_release() on the calling thread alone. */
 void attn_openblas_product(const library_product *product);
 
-/* Holds OpenBLAS at one thread until as many releases as holds have been called, then puts back the number of threads it
- * had. For the whole process, because OpenBLAS has one number for all: other threads' calls to it run on one thread
- * meanwhile. If somebody else sets the number in between, theirs stays. */
+/* Holds OpenBLAS at one thread until every hold has been released, then restores its number of threads. OpenBLAS has one
+ * number for the whole process, so other threads' calls to it run on one thread meanwhile. If other code sets the number in
+ * between, that setting stays. */
 void attn_openblas_hold(void);
 void attn_openblas_release(void);
 
@@ -22,7 +22,7 @@ void attn_openblas_identify(void);
 /* OpenBLAS picks its core itself (OPENBLAS_CORETYPE overrides it): why that may not run below `cap`, or NULL if it may. */
 const char *attn_openblas_unusable(const char *cap);
 
-/* As many threads as OpenBLAS has working memory for. */
+/* The number of threads that OpenBLAS has working memory for. */
 int attn_openblas_most_threads(void);
 
 /* Attention on blocks of `rows` query rows (composed.h) by OpenBLAS's products: what a kernel's plan and run are made of. */
