@@ -4,7 +4,6 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "check/error_limits.h"
 
@@ -24,6 +23,8 @@ typedef struct rows {
   double *value, *proven, *sharp, *variance; /* [rows][columns] */
 } rows;
 
+enum { ARRAYS = 29 };
+
 struct mha_oracle {
   const attn_mha_problem *problem;
   const attn_mha_args *args;
@@ -34,9 +35,14 @@ struct mha_oracle {
   double *input;                                               /* one row of x or memory */
   double *score, *score_variance;                              /* [seq_k] */
   double *out, *m, *w, *out_proven, *out_sharp, *out_variance; /* [heads_q dim_v] */
+  double *owned[ARRAYS];                                       /* every array above */
+  int owned_count;
 };
 
-static double *doubles(int64_t count) { return calloc(count > 0 ? (size_t)count : 1, sizeof(double)); }
+/* Zeros that live as long as the oracle; NULL, which stays in the list, if memory is short. */
+static double *doubles(mha_oracle *r, int64_t count) {
+  return r->owned[r->owned_count++] = calloc(count > 0 ? (size_t)count : 1, sizeof(double));
+}
 
 /* ---- Weights ---- */
 
@@ -47,8 +53,8 @@ typedef struct matrix {
   int64_t depth, columns, first, all;
 } matrix;
 
-static dense load_dense(const attn_mha_weights *w, matrix m) {
-  dense d = {m.depth, m.columns, doubles(m.depth * m.columns), doubles(m.columns), m.bias != NULL};
+static dense load_dense(mha_oracle *r, const attn_mha_weights *w, matrix m) {
+  dense d = {m.depth, m.columns, doubles(r, m.depth * m.columns), doubles(r, m.columns), m.bias != NULL};
   if (!d.weight || !d.bias) return d;
   const bool in_out = w->layout == ATTN_IN_OUT;
   for (int64_t k = 0; k < m.depth; k++)
@@ -66,15 +72,15 @@ static void load_weights(mha_oracle *r, const attn_mha_weights *w) {
   const int64_t q = a->heads_q * a->dim_qk, k = a->heads_kv * a->dim_qk, v = a->heads_kv * a->dim_v, all = q + k + v;
   const int64_t inner = a->heads_q * a->dim_v, in = p->width, memory = p->width_memory;
   if (w->w_qkv) {
-    r->q = load_dense(w, (matrix){w->w_qkv, w->b_qkv, in, q, 0, all});
-    r->k = load_dense(w, (matrix){w->w_qkv, w->b_qkv, in, k, q, all});
-    r->v = load_dense(w, (matrix){w->w_qkv, w->b_qkv, in, v, q + k, all});
+    r->q = load_dense(r, w, (matrix){w->w_qkv, w->b_qkv, in, q, 0, all});
+    r->k = load_dense(r, w, (matrix){w->w_qkv, w->b_qkv, in, k, q, all});
+    r->v = load_dense(r, w, (matrix){w->w_qkv, w->b_qkv, in, v, q + k, all});
   } else {
-    r->q = load_dense(w, (matrix){w->w_q, w->b_q, in, q, 0, q});
-    r->k = load_dense(w, (matrix){w->w_k, w->b_k, memory, k, 0, k});
-    r->v = load_dense(w, (matrix){w->w_v, w->b_v, memory, v, 0, v});
+    r->q = load_dense(r, w, (matrix){w->w_q, w->b_q, in, q, 0, q});
+    r->k = load_dense(r, w, (matrix){w->w_k, w->b_k, memory, k, 0, k});
+    r->v = load_dense(r, w, (matrix){w->w_v, w->b_v, memory, v, 0, v});
   }
-  r->o = load_dense(w, (matrix){w->w_o, w->b_o, inner, p->width_out, 0, p->width_out});
+  r->o = load_dense(r, w, (matrix){w->w_o, w->b_o, inner, p->width_out, 0, p->width_out});
 }
 
 /* ---- Inputs ---- */
@@ -187,59 +193,23 @@ static void project_batch(mha_oracle *r, int64_t b) {
 
 /* ---- Creating ---- */
 
-enum { ARRAYS = 29 };
-
-/* Everything that is allocated. */
-static void list_arrays(const mha_oracle *r, double *arrays[ARRAYS]) {
-  double *const all[ARRAYS] = {r->q.weight,
-                               r->q.bias,
-                               r->k.weight,
-                               r->k.bias,
-                               r->v.weight,
-                               r->v.bias,
-                               r->o.weight,
-                               r->o.bias,
-                               r->query.value,
-                               r->query.proven,
-                               r->query.sharp,
-                               r->query.variance,
-                               r->key.value,
-                               r->key.proven,
-                               r->key.sharp,
-                               r->key.variance,
-                               r->value.value,
-                               r->value.proven,
-                               r->value.sharp,
-                               r->value.variance,
-                               r->input,
-                               r->score,
-                               r->score_variance,
-                               r->out,
-                               r->m,
-                               r->w,
-                               r->out_proven,
-                               r->out_sharp,
-                               r->out_variance};
-  memcpy(arrays, all, sizeof all);
-}
-
-static rows make_rows(int64_t count, int64_t columns) {
-  return (rows){columns, doubles(count * columns), doubles(count * columns), doubles(count * columns),
-                doubles(count * columns)};
+static rows make_rows(mha_oracle *r, int64_t count, int64_t columns) {
+  return (rows){columns, doubles(r, count * columns), doubles(r, count * columns), doubles(r, count * columns),
+                doubles(r, count * columns)};
 }
 
 static void allocate(mha_oracle *r) {
   const attn_mha_problem *p = r->problem;
   const attn_problem *a = &p->attention;
   const int64_t keys = uses(r, ATTN_USE_VARLEN) ? a->total_k : a->seq_k;
-  r->query = make_rows(1, r->q.columns);
-  r->key = make_rows(keys, r->k.columns);
-  r->value = make_rows(keys, r->v.columns);
-  r->input = doubles(p->width > p->width_memory ? p->width : p->width_memory);
-  r->score = doubles(a->seq_k);
-  r->score_variance = doubles(a->seq_k);
+  r->query = make_rows(r, 1, r->q.columns);
+  r->key = make_rows(r, keys, r->k.columns);
+  r->value = make_rows(r, keys, r->v.columns);
+  r->input = doubles(r, p->width > p->width_memory ? p->width : p->width_memory);
+  r->score = doubles(r, a->seq_k);
+  r->score_variance = doubles(r, a->seq_k);
   double **const rest[] = {&r->out, &r->m, &r->w, &r->out_proven, &r->out_sharp, &r->out_variance};
-  for (size_t i = 0; i < sizeof rest / sizeof *rest; i++) *rest[i] = doubles(r->o.depth);
+  for (size_t i = 0; i < sizeof rest / sizeof *rest; i++) *rest[i] = doubles(r, r->o.depth);
 }
 
 mha_oracle *mha_oracle_create(const attn_mha_problem *problem, const attn_mha_weights *weights, const attn_mha_args *args) {
@@ -248,18 +218,13 @@ mha_oracle *mha_oracle_create(const attn_mha_problem *problem, const attn_mha_we
   *r = (mha_oracle){.problem = problem, .args = args, .batch = -1};
   load_weights(r, weights);
   allocate(r);
-  double *arrays[ARRAYS];
-  list_arrays(r, arrays);
-  for (int i = 0; i < ARRAYS; i++)
-    if (!arrays[i]) return mha_oracle_destroy(r), NULL;
+  for (int i = 0; i < r->owned_count; i++)
+    if (!r->owned[i]) return mha_oracle_destroy(r), NULL;
   return r;
 }
 
 void mha_oracle_destroy(mha_oracle *r) {
-  double *arrays[ARRAYS];
-  if (!r) return;
-  list_arrays(r, arrays);
-  for (int i = 0; i < ARRAYS; i++) free(arrays[i]);
+  for (int i = 0; r && i < r->owned_count; i++) free(r->owned[i]);
   free(r);
 }
 
