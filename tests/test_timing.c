@@ -764,7 +764,7 @@ static void the_peak_rate_is_flops_over_time(void **state) {
   const bench_peak_slice slice = {.loop = &loop, .threads = 1, .iterations = 100000};
   double best = 0;
   for (int i = 0; i < TRIES; i++) best = fmax(best, bench_peak_rate(&slice));
-  assert_true(best <= 8e9 * (1 + 1e-9) && best >= 8e9 * 0.97);
+  assert_true(best <= 8e9 * (1 + 1e-9) && best >= 8e9 * 0.95);
 }
 
 static size_t bytes_read;
@@ -791,7 +791,7 @@ static void the_read_rate_is_bytes_over_time(void **state) {
       best = fmax(best, bench_read_rate(wait_bytes, (bench_read_span){tensors, 3, 2, passes}, 1));
       assert_true((double)bytes_read == passes * bytes && first_read == tensors[2].args.k);
     }
-    assert_true(best <= 1e9 * (1 + 1e-9) && best >= 0.97e9);
+    assert_true(best <= 1e9 * (1 + 1e-9) && best >= 0.8e9);
   }
   for (int i = 0; i < 3; i++) bench_tensors_destroy(&tensors[i]);
 }
