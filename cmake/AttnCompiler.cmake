@@ -4,6 +4,7 @@ add_library(attn_warnings INTERFACE)
 target_compile_options(attn_warnings INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes
                                                -Wpointer-arith -Wvla -Wundef $<$<BOOL:${ATTN_WERROR}>:-Werror>)
 if(ATTN_SANITIZE)
-  target_compile_options(attn_warnings INTERFACE -fsanitize=${ATTN_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
+  target_compile_options(attn_warnings INTERFACE -fsanitize=${ATTN_SANITIZE} -fno-sanitize-recover=all
+                                                 -fno-omit-frame-pointer -g)
   target_link_options(attn_warnings INTERFACE -fsanitize=${ATTN_SANITIZE})
 endif()

@@ -16,7 +16,8 @@ configure_package_config_file(cmake/attnConfig.cmake.in ${CMAKE_CURRENT_BINARY_D
 write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/attnConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 set(attn_find_modules ${ATTN_LIBRARIES})
 list(TRANSFORM attn_find_modules REPLACE "(.+)" "cmake/FindAttn\\1.cmake")
-install(FILES ${CMAKE_CURRENT_BINARY_DIR}/attnConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/attnConfigVersion.cmake ${attn_find_modules}
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/attnConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/attnConfigVersion.cmake
+              ${attn_find_modules}
         DESTINATION ${attn_config_dir})
 
 # attn.pc finds its prefix from its own place, so that the tree can be moved.
@@ -31,4 +32,5 @@ list(JOIN attn_pc_private " " attn_pc_private)
 foreach(name attn attn_nn)
   configure_file(cmake/${name}.pc.in ${name}.pc @ONLY)
 endforeach()
-install(FILES ${CMAKE_CURRENT_BINARY_DIR}/attn.pc ${CMAKE_CURRENT_BINARY_DIR}/attn_nn.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/attn.pc ${CMAKE_CURRENT_BINARY_DIR}/attn_nn.pc
+        DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 # Turns kernels/tiers.def and kernels/kernels.def into sources with the flags of their folder. Nothing here asks what the
 # host CPU is. Sets
-#   ATTN_TIERS, ATTN_VECTOR_TIERS            the tiers of this architecture, low to high; those of them that have a vec_<isa>.h
+#   ATTN_TIERS, ATTN_VECTOR_TIERS            the tiers of this architecture, low to high; those that have a vec_<isa>.h
 #   ATTN_KERNEL_SOURCES, ATTN_KERNELS_BUILT  sources of libattn; names of the kernels among them
 #   ATTN_PEAK_SOURCES                        peak loops, which only the harness links
 # and writes to ATTN_GENERATED_DIR what C files include: kernels_built.def (src/registry.c), score_steps_built.def
@@ -86,7 +86,8 @@ foreach(line IN LISTS kernel_lines)
   set(name ${CMAKE_MATCH_1})
   set(folder ${CMAKE_MATCH_2})
   if(NOT DEFINED folder_reason_${folder})
-    message(FATAL_ERROR "kernels/kernels.def: ${name}: neither kernels/tiers.def nor kernels/libraries.def has the folder '${folder}'")
+    message(FATAL_ERROR "kernels/kernels.def: ${name}: neither kernels/tiers.def nor kernels/libraries.def has the folder "
+                        "'${folder}'")
   endif()
   set(reason "${folder_reason_${folder}}${kernel_reason_${name}}") # of the folder, or of this kernel alone
   if(reason STREQUAL "")

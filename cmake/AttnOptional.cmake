@@ -11,7 +11,8 @@ if(NOT ATTN_OPENMP STREQUAL "OFF")
     message(FATAL_ERROR "ATTN_OPENMP=ON, but ${CMAKE_C_COMPILER_ID} has no OpenMP here (Debian: libgomp comes with gcc, "
                         "libomp-14-dev with clang-14)")
   else()
-    set(ATTN_OPENMP_STATUS "not found: one thread unless the caller brings a pool (Debian: gcc has it; clang needs libomp-dev)")
+    string(CONCAT ATTN_OPENMP_STATUS "not found: one thread unless the caller brings a pool "
+                                     "(Debian: gcc has it; clang needs libomp-dev)")
   endif()
 endif()
 

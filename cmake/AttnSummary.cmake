@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 list(LENGTH ATTN_KERNELS_BUILT kernel_count)
-message(STATUS "attn ${PROJECT_VERSION} for ${attn_arch}, ${CMAKE_C_COMPILER_ID} ${CMAKE_C_COMPILER_VERSION}, ${CMAKE_BUILD_TYPE}")
+message(STATUS "attn ${PROJECT_VERSION} for ${attn_arch}, ${CMAKE_C_COMPILER_ID} ${CMAKE_C_COMPILER_VERSION}, "
+               "${CMAKE_BUILD_TYPE}")
 message(STATUS "  kernels   ${kernel_count} built")
 message(STATUS "  OpenMP    ${ATTN_OPENMP_STATUS}")
 message(STATUS "  hwloc     ${ATTN_HWLOC_STATUS}")

@@ -5,7 +5,8 @@
 # otherwise ATTN_OPENBLAS_MISSING. Installed with attnConfig.cmake, because the static library needs it again.
 include(CheckCSourceCompiles)
 if(NOT DEFINED ATTN_OPENBLAS_ROOT) # else attnConfig.cmake has set it
-  set(ATTN_OPENBLAS_ROOT "" CACHE PATH "Where OpenBLAS is, if not in the system: a folder with include/ and lib/, or the one above it")
+  set(ATTN_OPENBLAS_ROOT "" CACHE PATH
+      "Where OpenBLAS is, if not in the system: a folder with include/ and lib/, or the one above it")
 endif()
 set(ATTN_OPENBLAS_MISSING "OpenBLAS was not found")
 

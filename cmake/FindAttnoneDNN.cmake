@@ -44,7 +44,8 @@ endif()
 set(kernel_reason_graph_onednn "")
 if(_attn_onednn_number)
   # The runtime decides whose threads the library computes on: OMP, TBB, SEQ, THREADPOOL; SYCL besides.
-  file(STRINGS ${ATTN_ONEDNN_INCLUDE_DIR}/oneapi/dnnl/dnnl_config.h _attn_onednn_runtimes REGEX "define DNNL_CPU_.*RUNTIME DNNL_")
+  file(STRINGS ${ATTN_ONEDNN_INCLUDE_DIR}/oneapi/dnnl/dnnl_config.h _attn_onednn_runtimes
+       REGEX "define DNNL_CPU_.*RUNTIME DNNL_")
   string(REGEX MATCHALL "RUNTIME_[A-Z]+" _attn_onednn_runtimes "${_attn_onednn_runtimes}")
   list(TRANSFORM _attn_onednn_runtimes REPLACE "RUNTIME_" "")
   list(REMOVE_DUPLICATES _attn_onednn_runtimes)
@@ -60,12 +61,14 @@ if(_attn_onednn_number)
   if(NOT _attn_onednn_folder IN_LIST CMAKE_C_IMPLICIT_LINK_DIRECTORIES)
     # RPATH rather than RUNPATH: it also holds for the libraries that libdnnl needs from its own folder without saying where
     # they are.
-    set(_attn_onednn_options -Wl,--disable-new-dtags -Wl,-rpath,${_attn_onednn_folder} -Wl,-rpath-link,${_attn_onednn_folder})
+    set(_attn_onednn_options -Wl,--disable-new-dtags -Wl,-rpath,${_attn_onednn_folder}
+        -Wl,-rpath-link,${_attn_onednn_folder})
     list(PREPEND ATTN_ONEDNN_PC -L${_attn_onednn_folder} ${_attn_onednn_options})
     string(APPEND ATTN_ONEDNN_VERSION ", ${ATTN_ONEDNN_LIBRARY}")
   endif()
   if(NOT TARGET attn::onednn)
-    add_library(attn::onednn SHARED IMPORTED) # imported as what it is, so that programs that link our shared library find it too
+    # Imported as what it is, so that programs that link our shared library find it too.
+    add_library(attn::onednn SHARED IMPORTED)
     set_target_properties(attn::onednn PROPERTIES
       IMPORTED_LOCATION ${ATTN_ONEDNN_LIBRARY}
       INTERFACE_INCLUDE_DIRECTORIES ${ATTN_ONEDNN_INCLUDE_DIR}

@@ -8,11 +8,12 @@ usage() {
 usage: scripts/get_onednn.sh [--sycl] DIR
 
   DIR      becomes a virtual environment with include/ and lib/ of oneDNN; made if it is not there
-  --sycl   the newest: onednn-devel 2026.1.0 (oneDNN 3.13.2), on Intel's SYCL and TBB runtimes, 2 GB; without, onednn-devel-cpu-gomp
+  --sycl   the newest: onednn-devel 2026.1.0 (oneDNN 3.13.2), on Intel's SYCL and TBB runtimes, 2 GB;
+           without, onednn-devel-cpu-gomp
            2023.2.0 (oneDNN 3.2.0), on GNU OpenMP, 60 MB
 
-The newest has the fused attention that graph_onednn runs, and threads of its own, which a C program cannot hold at one: its kernels
-run only in a process bound to one CPU. Exit code 77 if the packages cannot be had.
+The newest has the fused attention that graph_onednn runs, and threads of its own, which a C program cannot hold at one:
+its kernels run only in a process bound to one CPU. Exit code 77 if the packages cannot be had.
 END
 }
 
@@ -41,7 +42,8 @@ echo "$package is in $folder. To build with it and run:"
 echo
 echo "    cmake --preset release -B build-onednn3 -DATTN_ONEDNN_ROOT=$folder && cmake --build build-onednn3"
 if [ -e "$folder/lib/libintelocl.so" ]; then
-  echo "    OCL_ICD_FILENAMES=$folder/lib/libintelocl.so taskset -c 1 build-onednn3/harness/attnbench check --kernel '*_onednn'"
+  echo "    OCL_ICD_FILENAMES=$folder/lib/libintelocl.so taskset -c 1" \
+    "build-onednn3/harness/attnbench check --kernel '*_onednn'"
 else
   echo "    build-onednn3/harness/attnbench check --kernel '*_onednn'"
 fi

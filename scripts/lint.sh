@@ -22,8 +22,8 @@ Runs the checks named, or all:
   --fix      let clang-format and ruff mend what they can, instead of complaining
   -h, --help this text
 
-Prints one line per check. A check whose tool is absent is skipped and says so; scripts/setup.sh installs the tools. The exit code is
-0 only if no check failed. tidy needs a configured build folder: build/, from `cmake --preset release`.
+Prints one line per check. A check whose tool is absent is skipped and says so; scripts/setup.sh installs the tools. The exit
+code is 0 only if no check failed. tidy needs a configured build folder: build/, from `cmake --preset release`.
 END
 }
 
@@ -44,7 +44,8 @@ first_commit=3e7509d # subjects before it are published
 # Names of the sources that match a pattern: those git knows, else those that lie outside of build folders and virtual
 # environments.
 sources() {
-  { git ls-files --cached --others --exclude-standard 2>/dev/null || find . -type f -not -path './build*' -not -path './.*' -printf '%P\n'; } |
+  { git ls-files --cached --others --exclude-standard 2>/dev/null ||
+    find . -type f -not -path './build*' -not -path './.*' -printf '%P\n'; } |
     grep -E "$1" | grep -vE '^(results/|tests/data/)' | while read -r name; do [ -f "$name" ] && say "$name"; done
 }
 mapfile -t c_files < <(sources '\.[ch]$')
@@ -56,7 +57,8 @@ mapfile -t cmake_files < <(sources '\.cmake$|(^|/)CMakeLists\.txt$')
 
 check_format() {
   local tool
-  tool=$(clang_tool clang-format) || { skipped="no clang-format 14; to install it: apt-get install clang-format-14" && return; }
+  tool=$(clang_tool clang-format) ||
+    { skipped="no clang-format 14; to install it: apt-get install clang-format-14" && return; }
   if [ -n "$fix" ]; then "$tool" -i "${c_files[@]}"; else "$tool" --dry-run --Werror "${c_files[@]}"; fi
 }
 
@@ -65,9 +67,11 @@ compiled_files() { sed -n 's|^  "file": "\(.*\.c\)",*$|\1|p' build/compile_comma
 
 check_tidy() {
   local tool extra=(--extra-arg=-fno-openmp) # clang's OpenMP may be absent
-  tool=$(clang_tool clang-tidy) || { skipped="no clang-tidy 14; to install it: apt-get install clang-tidy-14" && return; }
-  [ -e build/compile_commands.json ] || { skipped="no build/compile_commands.json: cmake --preset release makes it" && return; }
-  [ -z "$long" ] || extra+=('--checks=clang-analyzer-*,-clang-analyzer-valist.Uninitialized,-clang-analyzer-security.insecureAPI.*')
+  tool=$(clang_tool clang-tidy) ||
+    { skipped="no clang-tidy 14; to install it: apt-get install clang-tidy-14" && return; }
+  [ -e build/compile_commands.json ] ||
+    { skipped="no build/compile_commands.json: cmake --preset release makes it" && return; }
+  [ -z "$long" ] || extra+=('--checks=clang-analyzer-*,-clang-analyzer-valist.*,-clang-analyzer-security.insecureAPI.*')
   compiled_files | xargs -P "$jobs" -n 8 "$tool" -p build --quiet --extra-arg=-Wno-unknown-warning-option "${extra[@]}" \
     2>"$logs/tidy-errors.txt" | grep -E '(warning|error): .*\[' -A 2 | sort -u
   [ "${PIPESTATUS[1]}" = 0 ]
@@ -102,7 +106,8 @@ check_licence() {
 }
 
 check_subjects() {
-  git cat-file -e "$first_commit^{commit}" 2>/dev/null || { skipped="the history since $first_commit is not here" && return; }
+  git cat-file -e "$first_commit^{commit}" 2>/dev/null ||
+    { skipped="the history since $first_commit is not here" && return; }
   ! git log --no-merges --format=%s "$first_commit.." | awk 'length($0) > 72' | grep .
 }
 

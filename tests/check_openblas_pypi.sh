@@ -19,7 +19,8 @@ launcher=$(command -v ccache || true)
   -DCMAKE_C_COMPILER_LAUNCHER="$launcher" -DATTN_OPENBLAS=ON -DATTN_OPENBLAS_ROOT="$root" -DATTN_BUILD_EXAMPLES=OFF \
   -DATTN_GBENCH=OFF >"$work/cmake.log" || { cat "$work/cmake.log" && exit 1; }
 grep OpenBLAS "$work/cmake.log"
-"$cmake" --build "$work" -j 2 --target attn_static attn_shared attn_nn_static attn_nn_shared attnbench >"$work/build.log" 2>&1 || {
+"$cmake" --build "$work" -j 2 --target attn_static attn_shared attn_nn_static attn_nn_shared attnbench \
+  >"$work/build.log" 2>&1 || {
   tail -n 40 "$work/build.log" && exit 1
 }
 if grep -q '^CMOCKA_LIBRARY:.*NOTFOUND' "$work/CMakeCache.txt"; then

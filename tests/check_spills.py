@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""The hot loops keep their sums in registers: no innermost loop of a flash kernel that is full of multiply-adds touches the stack with
-a vector. Usage: check_spills.py BUILD_FOLDER; exit code 77 if there is nothing to look at."""
+"""The hot loops keep their sums in registers: no innermost loop of a flash kernel that is full of multiply-adds touches the
+stack with a vector. Usage: check_spills.py BUILD_FOLDER; exit code 77 if there is nothing to look at."""
 import platform
 import re
 import shutil
@@ -14,16 +14,19 @@ from pathlib import Path
 HOT, MOST, SHARE, BROADCASTS = 12, 96, 0.4, 3
 
 # By architecture: jump with its target, multiply-add, vector access to the stack, what feeds a multiply-add.
-X86 = {"objdump": "objdump", "jump": r"j\w+\s+([0-9a-f]+)\b", "fma": r"vfmadd|vdpbf16ps", "spill": r"(?=.*\(%rsp)(?=.*%[yz]mm)",
+X86 = {"objdump": "objdump", "jump": r"j\w+\s+([0-9a-f]+)\b", "fma": r"vfmadd|vdpbf16ps",
+       "spill": r"(?=.*\(%rsp)(?=.*%[yz]mm)",
        "feed": r"vbroadcastss"}
 ARM = {"objdump": "objdump" if platform.machine() == "aarch64" else "aarch64-linux-gnu-objdump",
        "jump": r"(?:b\.\w+|cbn?z\s+\w+,|tbn?z\s+\w+, #\d+,)\s+([0-9a-f]+)\b",
-       "fma": r"fmla|bfmmla|bfdot", "spill": r"(?:ldr|str|ldp|stp|ldur|stur)\s+q\d.*\[sp", "feed": r"fmla.*\.s\[|bfmmla|bfdot"}
+       "fma": r"fmla|bfmmla|bfdot", "spill": r"(?:ldr|str|ldp|stp|ldur|stur)\s+q\d.*\[sp",
+       "feed": r"fmla.*\.s\[|bfmmla|bfdot"}
 
 
 def functions(path, machine):
     """name -> [(address, instruction)] of an object file."""
-    text = subprocess.run([machine["objdump"], "-d", "--no-show-raw-insn", path], capture_output=True, text=True, check=True).stdout
+    text = subprocess.run([machine["objdump"], "-d", "--no-show-raw-insn", path], capture_output=True, text=True,
+                          check=True).stdout
     found, name = {}, None
     for line in text.splitlines():
         if head := re.match(r"[0-9a-f]+ <(.+)>:$", line):
@@ -62,8 +65,8 @@ def main():
                 hot += 1
                 if spills:
                     wrong += 1
-                    print(f"WRONG: {path.name}, {name}: a loop of {fma} multiply-adds has {len(spills)} vector accesses to the stack,"
-                          f" the first: {spills[0]}")
+                    print(f"WRONG: {path.name}, {name}: a loop of {fma} multiply-adds has {len(spills)} vector accesses "
+                          f"to the stack, the first: {spills[0]}")
         print(f"{path.name}: {hot} hot loops looked at")
         if hot == 0:
             wrong += 1

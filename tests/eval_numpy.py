@@ -213,7 +213,8 @@ def as_stored(p, dtype):
     """The problem with q, k, v in files of a type, and the same with the values that the files hold."""
     if dtype == "bf16":
         stored = {x: bf16_bits(p[x]) for x in "qkv"}
-        return {**p, **stored, "dtype": "bf16"}, {**p, **{x: (stored[x].astype(np.uint32) << 16).view(np.float32) for x in "qkv"}}
+        return {**p, **stored, "dtype": "bf16"}, {**p,
+                                                  **{x: (stored[x].astype(np.uint32) << 16).view(np.float32) for x in "qkv"}}
     halves = {"f16": "qkv", "f32+f16": "kv"}.get(dtype, "")
     stored = {**p, **{x: p[x].astype(np.float16) for x in halves}}
     return stored, dict(stored)

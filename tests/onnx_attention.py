@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""The ONNX Attention operator as an outside yardstick: seeded cases of opsets 23, 24 and 25, computed by ONNX's own reference
-evaluator, must agree with every kernel of `attnbench eval` within our derived error limits.
+"""The ONNX Attention operator as an outside yardstick: seeded cases of opsets 23, 24 and 25, computed by ONNX's own
+reference evaluator, must agree with every kernel of `attnbench eval` within our derived error limits.
 
 tests/onnx_attention.py path/to/attnbench     exit 0: all as it should be; 77: no onnx of 1.23 or later
 
-Every case is also run against a wrong answer (one value moved a little), which every kernel must be told apart from. Where the
-operator and docs/semantics.md differ, the difference itself is tested ("ONNX" in that file).
+Every case is also run against a wrong answer (one value moved a little), which every kernel must be told apart from. Where
+the operator and docs/semantics.md differ, the difference itself is tested ("ONNX" in that file).
 
 The evaluator gets float64, made from the float32 or float16 that our kernels read, so that its own rounding plays no part.
 """
@@ -45,8 +45,8 @@ def queries_of(tensors):
 def evaluate(opset, tensors, attributes, outputs=("Y",)):
     """Outputs of one Attention node, by the reference evaluator; float tensors widened to float64.
 
-    Causal masks of 1.23.2 take the number of queries from the shape of attn_mask, so that a mask that broadcasts over queries
-    has to be spread out first (see check_differences)."""
+    Causal masks of 1.23.2 take the number of queries from the shape of attn_mask, so that a mask that broadcasts over
+    queries has to be spread out first (see check_differences)."""
     mask = tensors.get("attn_mask")
     if attributes.get("is_causal") and mask is not None and mask.shape[-2] == 1:
         shape = (*mask.shape[:-2], queries_of(tensors), mask.shape[-1])
@@ -223,7 +223,8 @@ def named_cases(opset):
     yield "scale 0", tensors_of(), {"scale": 0.0}
     yield "softcap", tensors_of(), {"softcap": 1.5}
     yield "softcap and bias", {**tensors_of(), "attn_mask": random_mask("float", f32, (9, 21))}, {"softcap": 1.5}
-    for rank, shape in ((2, (9, 21)), (2, (1, 21)), (3, (4, 9, 21)), (3, (1, 9, 21)), (4, (2, 4, 9, 21)), (4, (2, 1, 1, 21))):
+    for rank, shape in ((2, (9, 21)), (2, (1, 21)), (3, (4, 9, 21)), (3, (1, 9, 21)), (4, (2, 4, 9, 21)), (4, (2, 1, 1,
+                                                                                                               21))):
         for kind in ("bool", "float"):
             yield f"{kind} mask of rank {rank} {shape}", {**tensors_of(), "attn_mask": random_mask(kind, f32, shape)}, {}
     yield "mask of fewer keys", {**tensors_of(), "attn_mask": random_mask("bool", f32, (9, 17))}, {}
@@ -262,9 +263,11 @@ def named_cases(opset):
     for left, right in ((3, 2), (0, 0), (5, -1), (-1, 4)):
         yield f"window {left}..{right}", tensors_of(), {"left_window_size": left, "right_window_size": right}
     yield "causal window", tensors_of(seq_q=21), {"is_causal": 1, "left_window_size": 6}
-    yield "causal window with right side", tensors_of(seq_q=21), {"is_causal": 1, "left_window_size": 6, "right_window_size": 2}
+    yield "causal window with right side", tensors_of(seq_q=21), {"is_causal": 1, "left_window_size": 6,
+                                                                  "right_window_size": 2}
     yield "window with past", {**tensors_of(), **past}, {"left_window_size": 5, "right_window_size": 1}
-    yield "window, padded keys", {**tensors_of(), "nonpad_kv_seqlen": lengths}, {"left_window_size": 4, "right_window_size": 1}
+    yield "window, padded keys", {**tensors_of(), "nonpad_kv_seqlen": lengths}, {"left_window_size": 4,
+                                                                                 "right_window_size": 1}
 
 
 def pick(*values):
@@ -295,7 +298,8 @@ def drawn_case(opset):
         tensors["attn_mask"] = random_mask(kind, dtype, shape)
     if opset >= 25 and pick(True, False):
         attributes.update(left_window_size=pick(-1, 0, 3, 20), right_window_size=pick(-1, 0, 3, 20))
-    what = [np.dtype(dtype).name, f"rank {rank}", str(heads) + "/" + str(heads_kv), f"{seq_q} x {total}", cache, f"mask {kind}"]
+    what = [np.dtype(dtype).name, f"rank {rank}", str(heads) + "/" + str(heads_kv), f"{seq_q} x {total}", cache,
+            f"mask {kind}"]
     return "drawn: " + ", ".join(what + [f"{key} {value}" for key, value in attributes.items()]), tensors, attributes
 
 

@@ -347,14 +347,17 @@ class Layers(unittest.TestCase):
         self.assertEqual(flops["block"], flops["mha"] + 2 * 24 * 2 * 32 * 128)
 
     def test_cells_that_mean_nothing_are_empty(self):
-        empty = {"positions": {"heads_q", "heads_kv", "dim_qk", "dim_v", "score", "flops", "gflops", "product", "attention_pct"},
+        empty = {"positions": {"heads_q", "heads_kv", "dim_qk", "dim_v", "score", "flops", "gflops", "product",
+                               "attention_pct"},
                  "decode-step": {"width", "product", "projections_pct", "attention_pct", "rest_pct", "workspace_bytes"},
                  "regression": {"width", "product", "rest_pct", "plan_ns", "workspace_bytes"},
                  "feed-forward": {"heads_q", "score", "attention_pct"}, "additive": set()}
-        full = {"heads_q", "dim_qk", "score", "flops", "gflops", "width", "product", "projections_pct", "attention_pct", "rest_pct",
+        full = {"heads_q", "dim_qk", "score", "flops", "gflops", "width", "product", "projections_pct", "attention_pct",
+                "rest_pct",
                 "plan_ns", "workspace_bytes"}
         with tempfile.TemporaryDirectory() as folder:
-            done = attnbench("run", "-k", "auto", "-a", f"layer={','.join(empty)}", "-a", "seq=24", *QUICK, "-o", Path(folder, "o"))
+            done = attnbench("run", "-k", "auto", "-a", f"layer={','.join(empty)}", "-a", "seq=24", *QUICK, "-o",
+                             Path(folder, "o"))
             self.assertEqual(done.returncode, 0, done.stderr)
             rows = {row["layer"]: row for row in read_csv(Path(folder, "o", "results.csv"))}
             entries = strict_json(Path(folder, "o", "results.json").read_text(encoding="utf-8"))["benchmarks"]

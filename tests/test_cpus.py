@@ -106,14 +106,16 @@ class Synthetic(unittest.TestCase):
         self.assertEqual([place[3] for place in all_places[:16]], 8 * [0] + 8 * [1])
         self.assertIn("one per core", facts("--threads", 16, topology=TWO_SOCKETS)["binding"])
         self.assertIn("more than one per core", facts("--threads", 17, topology=TWO_SOCKETS)["binding"])
-        self.assertIn("none: 3 threads on 2 CPUs", facts("--threads", 3, "--cpus", "core:0-1", topology=TWO_SOCKETS)["binding"])
+        self.assertIn("none: 3 threads on 2 CPUs", facts("--threads", 3, "--cpus", "core:0-1",
+                                                         topology=TWO_SOCKETS)["binding"])
 
     def test_errors_name_what_exists(self):
         for text, words in [("core:16", ["core:16", "core:0-15"]), ("package:1.core:9", ["package:1", "core:0-7"]),
                             ("corse:0", ["'corse'", "package:0-1", "core:0-15", "pu:0-31"]), ("l3:0", ["'l3'", "core:0-15"]),
                             ("core:x", ["core:x", "N-M"]), ("core:3-1", ["core:3-1"]), ("core:0:0", ["core:0:0"]),
                             ("40", ["no CPU 40", "0-31"]), ("core:0.5", ["'5'", "core:0-3"]), ("core:", ["core:"]),
-                            ("", ["no CPU is left"]), ("~all", ["no CPU is left"]), ("0xg", ["hexadecimal"]), ("0-", ["'0-'"]),
+                            ("", ["no CPU is left"]), ("~all", ["no CPU is left"]), ("0xg", ["hexadecimal"]), ("0-",
+                                                                                                               ["'0-'"]),
                             (",".join(["0"] * 500), []), ("core:" + "9" * 300, ["too long"])]:
             done = attnbench("env", "--cpus", text, topology=TWO_SOCKETS)
             self.assertEqual(done.returncode, 0 if not words else 2, f"{text}: {done.stderr}")
@@ -161,7 +163,8 @@ class Here(unittest.TestCase):
         numbers = [("9000", ["'9000'"]), ("1000", ["no CPU 1000"])]
         names = [("core:4000", ["core:0"]), ("kore:1", ["'kore'"]), ("abc", ["core:0-3"]), ("core:0-0-0", ["N-M"])]
         if not HWLOC:
-            names = [(text, [f"'{text}'", "0-3,8", "libhwloc-dev"]) for text, _ in names] + [("0x1", ["hwloc"]), ("", ["0-3,8"])]
+            names = [(text, [f"'{text}'", "0-3,8", "libhwloc-dev"]) for text, _ in names] + [("0x1", ["hwloc"]), ("",
+                                                                                                                  ["0-3,8"])]
         for text, words in numbers + names:
             for command in (["env"], ["run", "-a", "seq=8"], ["check", "-a", "seq=8"], ["peak"],
                             ["eval", "--q", "q.npy", "--k", "k.npy", "--v", "v.npy"]):
@@ -173,7 +176,8 @@ class Here(unittest.TestCase):
     def test_threads_that_share_cpus_say_so(self):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "results.csv")
-            done = attnbench("run", "-k", "naive_c", "-a", "seq=8", "-t", "1,2", "--rounds", 3, "--csv", path, cpu=self.allowed[0])
+            done = attnbench("run", "-k", "naive_c", "-a", "seq=8", "-t", "1,2", "--rounds", 3, "--csv", path,
+                             cpu=self.allowed[0])
             self.assertEqual(done.returncode, 0, done.stderr)
             with open(path, newline="", encoding="utf-8") as file:
                 rows = {row["threads"]: row["warnings"] for row in csv.DictReader(file)}
@@ -184,7 +188,8 @@ class Here(unittest.TestCase):
         """The process itself is confined: what env.json says of it afterwards is what the kernel says."""
         with tempfile.TemporaryDirectory() as folder:
             last = self.allowed[-1]
-            done = attnbench("run", "--cpus", last, "-k", "naive_c", "-a", "seq=8", "-a", "heads=1", "--rounds", 3, "-o", folder)
+            done = attnbench("run", "--cpus", last, "-k", "naive_c", "-a", "seq=8", "-a", "heads=1", "--rounds", 3, "-o",
+                             folder)
             self.assertEqual(done.returncode, 0, done.stderr)
             seen = json.loads(Path(folder, "env.json").read_text(encoding="utf-8"))
             self.assertEqual(seen["affinity"]["value"], f"CPUs {last}")

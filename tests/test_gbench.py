@@ -46,7 +46,8 @@ class Folder(unittest.TestCase):
     def theirs(self, file, *arguments, code=0, program="ATTNBENCH_GBENCH", **environment):
         """What Google Benchmark measured."""
         path = self.folder / file
-        done = run(program, *QUICK, f"--benchmark_out={path}", "--benchmark_out_format=json", *CASE, *arguments, **environment)
+        done = run(program, *QUICK, f"--benchmark_out={path}", "--benchmark_out_format=json", *CASE, *arguments,
+                   **environment)
         self.assertEqual(done.returncode, code, done.stderr)
         return path
 
@@ -84,7 +85,8 @@ class Gbench(Folder):
         self.assertEqual(re.findall(r"attn/kernel:\S+", done.stdout), [name("naive_c", 16)])
         repeated = self.theirs("r.json", "-k", "naive_c", "-a", "seq=16", "-a", "causal=none", "--benchmark_repetitions=3")
         self.assertIn(f"{name('naive_c', 16)}_median", entries(repeated))
-        for words, arguments in [(["--kernel"], ["--kernell=a"]), (["naive_c"], ["-k", "naive_d"]), (["seq"], ["-a", "sek=3"]),
+        for words, arguments in [(["--kernel"], ["--kernell=a"]), (["naive_c"], ["-k", "naive_d"]), (["seq"], ["-a",
+                                                                                                               "sek=3"]),
                                  (["--benchmark_nope"], ["--benchmark_nope"]), (["no CPU 1000"], ["--cpus", "1000"])]:
             done = run("ATTNBENCH_GBENCH", *arguments)
             self.assertEqual(done.returncode, 2, done.stdout)
@@ -94,7 +96,8 @@ class Gbench(Folder):
 
     def test_layers(self):
         layers = ["positions", "decode-step", "additive", "regression", "synthesizer-random", "mha"]
-        done = run("ATTNBENCH_GBENCH", *QUICK, f"--benchmark_out={self.folder / 'l.json'}", "--benchmark_out_format=json", "-k", "auto",
+        done = run("ATTNBENCH_GBENCH", *QUICK, f"--benchmark_out={self.folder / 'l.json'}", "--benchmark_out_format=json",
+                   "-k", "auto",
                    "-a", "seq=24", "-a", f"layer={','.join(layers)}")
         self.assertEqual(done.returncode, 0, done.stderr)
         found = {re.search("layer:([^/]+)", name).group(1): entry for name, entry in entries(self.folder / "l.json").items()}
@@ -105,13 +108,15 @@ class Gbench(Folder):
             self.assertTrue(0 < entry["max_err_ratio"] <= 1)
 
     def test_cold_caches_and_threads_are_checked_too(self):
-        path = self.theirs("cold.json", "-k", "flash_c", "-a", "seq=64", "-a", "causal=none", "-a", "cache=warm,cold", "-t", "1,2")
+        path = self.theirs("cold.json", "-k", "flash_c", "-a", "seq=64", "-a", "causal=none", "-a", "cache=warm,cold", "-t",
+                           "1,2")
         for entry_name, entry in entries(path).items():
             self.assertNotIn("error_occurred", entry, entry_name)
             self.assertGreater(entry["gflops"], 0)
 
     def test_refusals_are_errors_with_a_reason(self):
-        entry = entries(self.theirs("theirs.json", "-k", "decode_c", "-a", "seq=160", "-a", "causal=none"))[name("decode_c", 160)]
+        entry = entries(self.theirs("theirs.json", "-k", "decode_c", "-a", "seq=160", "-a", "causal=none"))[name("decode_c",
+                                                                                                                 160)]
         self.assertIn("SKIP: ", entry["error_message"])
         self.assertNotIn("gflops", entry)
 
@@ -127,7 +132,8 @@ class Broken(Folder):
             self.assertNotIn("gflops", entry)
 
     def test_a_kernel_that_goes_wrong_later_has_no_time_either(self):
-        path = self.theirs("late.json", "-k", "naive_c", "-a", "seq=24", "-a", "causal=none", program="GBENCH_BROKEN", code=1,
+        path = self.theirs("late.json", "-k", "naive_c", "-a", "seq=24", "-a", "causal=none", program="GBENCH_BROKEN",
+                           code=1,
                            BROKEN_FROM="20")
         (entry,) = entries(path).values()
         self.assertIn("differs from the one that passed", entry["error_message"])
@@ -174,7 +180,8 @@ class Compare(Folder):
         text = self.compare("filters", first, "kernel:naive_c", "kernel:flash_c")
         for causal in ("none", "top-left"):
             row = f"attn/[kernel:naive_c vs. kernel:flash_c]/{ID.format(160, causal)}_median"
-            self.assert_change(text, row, self.median(first, "naive_c", 160, causal), self.median(first, "flash_c", 160, causal))
+            self.assert_change(text, row, self.median(first, "naive_c", 160, causal), self.median(first, "flash_c", 160,
+                                                                                                  causal))
 
 
 class CompareBoth(Compare):
@@ -187,7 +194,9 @@ class CompareBoth(Compare):
         ours = self.ours("ours.json", *arguments)
         text = self.compare("benchmarks", theirs, ours)
         for kernel in ("naive_c", "flash_c"):
-            self.assert_change(text, f"{name(kernel, 160)}_median", self.median(theirs, kernel, 160), self.median(ours, kernel, 160))
+            self.assert_change(text, f"{name(kernel, 160)}_median", self.median(theirs, kernel, 160), self.median(ours,
+                                                                                                                  kernel,
+                                                                                                                  160))
         text = self.compare("filters", theirs, "kernel:naive_c", "kernel:flash_c")
         self.assert_change(text, f"attn/[kernel:naive_c vs. kernel:flash_c]/{ID.format(160, 'none')}_median",
                            self.median(theirs, "naive_c", 160), self.median(theirs, "flash_c", 160))

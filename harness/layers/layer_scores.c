@@ -124,7 +124,8 @@ static bench_layer_shape regression_shape(const bench_case *bench) {
                              .weights = p->dim_qk};
 }
 
-/* Two points lie sqrt(2 dim_x) apart on average. Bandwidths around sqrt(dim_x) give near points more weight than far ones. */
+/* Two points lie sqrt(2 dim_x) apart on average. Bandwidths around sqrt(dim_x) give near points more weight than far
+ * ones. */
 static void prepare_regression(bench_layer_data *data) {
   const int64_t dim = data->bench->problem.dim_qk;
   for (int64_t i = 0; i < dim; i++) data->weights[i] = (0.5f + fabsf(data->weights[i])) / sqrtf((float)dim);
