@@ -113,7 +113,8 @@ void bench_case_name(bench_case *bench, uint64_t run_seed) {
   bench_case_name_axes(bench, AXIS_IN_DATA, NULL, rest);
   uint64_t state = hash_text(hash_text(0xcbf29ce484222325u ^ run_seed, shape), rest);
   bench->seed = bench_random(&state);
-  snprintf(bench->case_id, BENCH_NAME, "%s/threads:%d%.300s", shape, bench->threads, rest);
+  bench->case_id[0] = '\0';
+  append(bench->case_id, "%s/threads:%d%s", shape, bench->threads, rest);
   bench_case_name_axes(bench, AXIS_IN_RUN, NULL, bench->case_id);
 }
 
