@@ -269,7 +269,7 @@ static void allow_some(probe *p) {
 static void probe_mask(probe *p) {
   p->problem.uses = ATTN_USE_MASK;
   allow_some(p);
-  for (int n = 0; n < KEYS * KEYS; n++) p->mask[n] = p->allowed[n / KEYS][n % KEYS] ? (uint8_t)(1 + n % 255) : 0;
+  for (int n = 0; n < KEYS * KEYS; n++) p->mask[n] = (uint8_t)(p->allowed[n / KEYS][n % KEYS] ? 1 + n % 255 : 0);
 }
 
 static void probe_infinite_bias(probe *p) {
