@@ -112,7 +112,7 @@ stage_clang() {
   [ -n "$(clangs)" ] || { skipped="no clang; to install it: apt-get install clang" && return 0; }
   for compiler in $(clangs); do
     say "-- $compiler"
-    configure_and_build clang "build-$compiler" -DCMAKE_C_COMPILER="$compiler" "$(some_cases 600)" ||
+    configure_and_build clang "build-$compiler" -DCMAKE_C_COMPILER="$compiler" "$(some_cases 300)" ||
       { fail_build || result=1; continue; }
     run_ctest "build-$compiler" -L 'unit|tier|compiler' || result=1
   done
@@ -122,7 +122,7 @@ stage_clang() {
 stage_sanitize() {
   local selection=(-L sanitize)
   [ -n "$long" ] || selection+=(-E '_(avx512.*|amx)$')
-  configure_and_build asan build-asan "$(some_cases 300)" || { fail_build && return; } || return 1
+  configure_and_build asan build-asan "$(some_cases 120)" || { fail_build && return; } || return 1
   ATTN_MAX_ISA=avx2 run_ctest build-asan "${selection[@]}"
 }
 
