@@ -39,7 +39,8 @@ foreach(line IN LISTS tier_lines)
   set(flags "${CMAKE_MATCH_4}")
   separate_arguments(folder_flags_${folder} UNIX_COMMAND "${flags}")
   if(ATTN_SANITIZE AND folder STREQUAL "amx")
-    # gcc 12 takes two minutes to optimise the instrumented tile kernel. Without optimisation its intrinsics are macros that warn.
+    # gcc 12 takes two minutes to optimise the instrumented tile kernel. Without optimisation its intrinsics are macros
+    # that warn of signs.
     list(APPEND folder_flags_${folder} -O0 -Wno-sign-conversion)
   endif()
   if(ATTN_EMULATE_AVX512 AND flags MATCHES "-mavx512")
