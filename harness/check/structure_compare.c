@@ -31,7 +31,7 @@ static bool allocate_outputs(bench_view *v) {
   const int64_t rows = p->heads_q * p->seq_q;
   p->o_stride = (attn_strides){rows * p->dim_v, p->seq_q * p->dim_v, p->dim_v, 1};
   p->lse_stride = (attn_strides){rows, p->seq_q, 1, 1};
-  v->args.o = allocate_poisoned(v, rows * p->dim_v, bench_dtype_bytes(p->dtype_o));
+  v->args.o = allocate_poisoned(v, rows * p->dim_v, attn_dtype_bytes(p->dtype_o));
   v->args.lse = allocate_poisoned(v, rows, sizeof(float));
   return !v->out_of_memory;
 }
@@ -68,7 +68,7 @@ typedef struct output_place {
 static const void *view_element(const bench_view *v, output_place at) {
   const int64_t row = (at.h - v->head) * v->problem.seq_q + at.i - v->row;
   if (at.d < 0) return &v->args.lse[row];
-  return (const char *)v->args.o + (row * v->problem.dim_v + at.d) * (int64_t)bench_dtype_bytes(v->problem.dtype_o);
+  return (const char *)v->args.o + (row * v->problem.dim_v + at.d) * (int64_t)attn_dtype_bytes(v->problem.dtype_o);
 }
 
 static const void *case_element(const bench_structure *s, output_place at) {
@@ -76,7 +76,7 @@ static const void *case_element(const bench_structure *s, output_place at) {
   const attn_args *args = &s->tensors->args;
   if (at.d < 0) return &args->lse[attn_lse_offset(whole, &s->seq, s->seq.b, at.h, at.i)];
   const int64_t element = attn_o_offset(whole, &s->seq, s->seq.b, at.h, at.i) + at.d * whole->o_stride.d;
-  return (const char *)args->o + element * (int64_t)bench_dtype_bytes(whole->dtype_o);
+  return (const char *)args->o + element * (int64_t)attn_dtype_bytes(whole->dtype_o);
 }
 
 static double view_value(const bench_view *v, output_place at) {
@@ -98,7 +98,7 @@ static bench_outcome broken(bench_structure *s, const char *what, output_place a
 /* ---- Bits ------------------------------------------------------------------------------------------------------------ */
 
 static bench_outcome same_bits(bench_structure *s, const bench_view *v, output_place at, const char *what) {
-  const size_t bytes = at.d < 0 ? sizeof(float) : bench_dtype_bytes(v->problem.dtype_o);
+  const size_t bytes = at.d < 0 ? sizeof(float) : attn_dtype_bytes(v->problem.dtype_o);
   if (!memcmp(view_element(v, at), case_element(s, at), bytes)) return BENCH_HOLDS;
   return broken(s, what, at, view_value(v, at), case_value(s, at));
 }

@@ -45,9 +45,9 @@ static attn_args args_of_sequence(const bench_structure *s) {
   const attn_problem *whole = &s->tensors->problem;
   const int64_t b = s->seq.b;
   attn_args a = s->tensors->args;
-  a.q = shift(a.q, attn_q_offset(whole, &s->seq, b, 0, 0), bench_dtype_bytes(whole->dtype_q));
-  a.k = shift(a.k, attn_k_offset(whole, &s->seq, b, 0, 0), bench_dtype_bytes(whole->dtype_kv));
-  a.v = shift(a.v, attn_v_offset(whole, &s->seq, b, 0, 0), bench_dtype_bytes(whole->dtype_kv));
+  a.q = shift(a.q, attn_q_offset(whole, &s->seq, b, 0, 0), attn_dtype_bytes(whole->dtype_q));
+  a.k = shift(a.k, attn_k_offset(whole, &s->seq, b, 0, 0), attn_dtype_bytes(whole->dtype_kv));
+  a.v = shift(a.v, attn_v_offset(whole, &s->seq, b, 0, 0), attn_dtype_bytes(whole->dtype_kv));
   a.bias = shift(a.bias, b * whole->bias_stride.b, sizeof(float));
   a.mask = shift(a.mask, b * whole->mask_stride.b, 1);
   a.scores = shift(a.scores, b * whole->scores_stride.b, sizeof(float));
@@ -79,9 +79,9 @@ void bench_view_keep_kv_head(bench_view *v, int64_t kv_head) {
   attn_problem *p = &v->problem;
   attn_args *a = &v->args;
   const int64_t group = attn_group(p), h = kv_head * group;
-  a->q = shift(a->q, h * p->q_stride.h, bench_dtype_bytes(p->dtype_q));
-  a->k = shift(a->k, kv_head * p->k_stride.h, bench_dtype_bytes(p->dtype_kv));
-  a->v = shift(a->v, kv_head * p->v_stride.h, bench_dtype_bytes(p->dtype_kv));
+  a->q = shift(a->q, h * p->q_stride.h, attn_dtype_bytes(p->dtype_q));
+  a->k = shift(a->k, kv_head * p->k_stride.h, attn_dtype_bytes(p->dtype_kv));
+  a->v = shift(a->v, kv_head * p->v_stride.h, attn_dtype_bytes(p->dtype_kv));
   a->score_weight = shift(a->score_weight, h * p->score_weight_stride_h, sizeof(float));
   a->alibi_slopes = shift(a->alibi_slopes, h, sizeof(float));
   a->sinks = shift(a->sinks, h, sizeof(float));
@@ -99,7 +99,7 @@ bench_view bench_view_of_kv_head(const bench_structure *s) {
 
 void bench_view_keep_rows(bench_view *v, int64_t first, int64_t count) {
   attn_problem *p = &v->problem;
-  v->args.q = shift(v->args.q, first * p->q_stride.s, bench_dtype_bytes(p->dtype_q));
+  v->args.q = shift(v->args.q, first * p->q_stride.s, attn_dtype_bytes(p->dtype_q));
   v->args.row_len = shift(v->args.row_len, first, sizeof(int32_t));
   shift_pairs(v, 0, first, 0);
   p->seq_q = count;
@@ -122,8 +122,8 @@ static void cut_row_lengths(bench_view *v, int64_t first) {
 
 void bench_view_keep_keys(bench_view *v, int64_t first, int64_t end, int64_t step) {
   attn_problem *p = &v->problem;
-  v->args.k = shift(v->args.k, first * p->k_stride.s, bench_dtype_bytes(p->dtype_kv));
-  v->args.v = shift(v->args.v, first * p->v_stride.s, bench_dtype_bytes(p->dtype_kv));
+  v->args.k = shift(v->args.k, first * p->k_stride.s, attn_dtype_bytes(p->dtype_kv));
+  v->args.v = shift(v->args.v, first * p->v_stride.s, attn_dtype_bytes(p->dtype_kv));
   shift_pairs(v, 0, 0, first);
   p->k_stride.s *= step;
   p->v_stride.s *= step;
@@ -145,7 +145,7 @@ bool bench_view_is_positional(const bench_view *v) {
 /* Rows of K or V, dense. */
 static const void *copy_rows(bench_view *v, const void *data, attn_strides *stride, int64_t dim, const int64_t *order) {
   const attn_problem *p = &v->problem;
-  const size_t bytes = bench_dtype_bytes(p->dtype_kv);
+  const size_t bytes = attn_dtype_bytes(p->dtype_kv);
   char *copy = bench_view_allocate(v, p->heads_kv * p->seq_k * dim, bytes), *to = copy;
   for (int64_t h = 0; copy && h < p->heads_kv; h++)
     for (int64_t j = 0; j < p->seq_k; j++)

@@ -36,8 +36,6 @@ int64_t bench_value_below(uint64_t seed, bench_stream stream, uint64_t index, in
 double bench_value_uniform(uint64_t seed, bench_stream stream, uint64_t index);
 double bench_value_normal(uint64_t seed, bench_stream stream, uint64_t index);
 
-static inline size_t bench_dtype_bytes(attn_dtype dtype) { return attn_dtype_bytes(dtype); }
-
 /* data[index] = value, rounded to nearest even of the type. */
 void bench_store(void *data, attn_dtype dtype, int64_t index, double value);
 

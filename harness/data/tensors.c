@@ -27,7 +27,7 @@ static bench_buffer rows_of(const attn_problem *p, const char *name, attn_dtype 
   bool varlen = uses(p, ATTN_USE_VARLEN);
   return (bench_buffer){.name = name,
                         .present = true,
-                        .element_bytes = bench_dtype_bytes(dtype),
+                        .element_bytes = attn_dtype_bytes(dtype),
                         .extent = {varlen ? 1 : p->batch, n.heads, varlen ? n.total : n.seq, n.dim},
                         .stride = {varlen ? 0 : stride.b, stride.h, stride.s, stride.d}};
 }

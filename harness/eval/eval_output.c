@@ -104,7 +104,7 @@ static int save(const eval_input *input, const saved_output *output, const char 
   npy_array array = {.type = npy_type_of(output->dtype), .count = 1};
   array.dims = eval_output_shape(input, output->dim, array.shape);
   for (int d = 0; d < array.dims; d++) array.count *= array.shape[d];
-  array.data = copy(output->data, (size_t)array.count * bench_dtype_bytes(output->dtype));
+  array.data = copy(output->data, (size_t)array.count * attn_dtype_bytes(output->dtype));
   if (!array.data) {
     snprintf(error, error_bytes, "%s: no memory for a copy of the output", path);
     return -1;

@@ -191,21 +191,12 @@ static attn_nn_field synthesizer_expect(const bench_chosen *c) {
   return bench_then(bench_apply(&o, output_of(c->data), c->data->bench->width), &o);
 }
 
-const bench_layer_functions bench_layer_synthesizer_dense = {.shape = dense_shape,
-                                                             .flops = dense_flops,
-                                                             .prepare = prepare_synthesizer,
-                                                             .wrong = "attention that looks at all keys alike",
-                                                             .create = synthesizer_create,
-                                                             .destroy = synthesizer_destroy,
-                                                             .workspace = synthesizer_workspace,
-                                                             .run = synthesizer_run,
-                                                             .expect = synthesizer_expect};
-const bench_layer_functions bench_layer_synthesizer_random = {.shape = random_shape,
-                                                              .flops = random_flops,
-                                                              .prepare = prepare_synthesizer,
-                                                              .wrong = "attention that looks at all keys alike",
-                                                              .create = synthesizer_create,
-                                                              .destroy = synthesizer_destroy,
-                                                              .workspace = synthesizer_workspace,
-                                                              .run = synthesizer_run,
-                                                              .expect = synthesizer_expect};
+/* The dense and the random kind differ only in their shapes and FLOPs. */
+#define SYNTHESIZER_FUNCTIONS                                                                                      \
+  .prepare = prepare_synthesizer, .wrong = "attention that looks at all keys alike", .create = synthesizer_create, \
+  .destroy = synthesizer_destroy, .workspace = synthesizer_workspace, .run = synthesizer_run, .expect = synthesizer_expect
+
+const bench_layer_functions bench_layer_synthesizer_dense = {
+    .shape = dense_shape, .flops = dense_flops, SYNTHESIZER_FUNCTIONS};
+const bench_layer_functions bench_layer_synthesizer_random = {
+    .shape = random_shape, .flops = random_flops, SYNTHESIZER_FUNCTIONS};

@@ -15,7 +15,7 @@ static bool is_dense(const attn_problem *p, attn_strides stride, int64_t dim) {
 
 double bench_read_bytes(const attn_problem *p) {
   if (!is_dense(p, p->k_stride, p->dim_qk) || !is_dense(p, p->v_stride, p->dim_v)) return 0;
-  return (double)elements(p, p->dim_qk + p->dim_v) * (double)bench_dtype_bytes(p->dtype_kv);
+  return (double)elements(p, p->dim_qk + p->dim_v) * (double)attn_dtype_bytes(p->dtype_kv);
 }
 
 /* Reads part `part` of `parts` of a tensor, in whole steps of the loop; less than two steps at the ends are left out. */
@@ -28,7 +28,7 @@ static uint64_t read_part(bench_read_loop loop, const void *tensor, int64_t byte
 
 static uint64_t read_tensors(const bench_tensors *t, bench_read_loop loop, int part, int parts) {
   const attn_problem *p = &t->problem;
-  const int64_t size = (int64_t)bench_dtype_bytes(p->dtype_kv);
+  const int64_t size = (int64_t)attn_dtype_bytes(p->dtype_kv);
   return read_part(loop, t->args.k, elements(p, p->dim_qk) * size, part, parts) ^
          read_part(loop, t->args.v, elements(p, p->dim_v) * size, part, parts);
 }
