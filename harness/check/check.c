@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "check/check_private.h"
 #include "data/tensors_private.h"
 
 /* The first is a NaN in every float type. The second is a large number in float32 and bfloat16. An element that holds one
@@ -23,31 +22,18 @@ typedef struct watched_kernel {
   bench_verdict verdict;
 } watched_kernel;
 
-/* ---- Names of elements ----------------------------------------------------------------------------------------------- */
-
-/* Indices of the n-th element in packed order. */
-static void find_indices(const bench_owned *owned, int64_t n, int64_t index[4]) {
-  for (int i = 3; i >= 0; i--) {
-    index[i] = n % owned->extent[i];
-    n /= owned->extent[i];
-  }
-}
-
 /* Names the element at a byte of the packed copy, which holds o and then lse. */
 static void name_packed_byte(const bench_tensors *tensors, size_t byte, char *text, size_t bytes) {
   bench_owned owned = bench_owned_elements(tensors, BENCH_O);
   const size_t o_bytes = (size_t)owned.count * tensors->buffers[BENCH_O].element_bytes;
   const bool in_o = byte < o_bytes;
-  const bench_buffer *buffer = &tensors->buffers[in_o ? BENCH_O : BENCH_LSE];
-  int64_t at[4];
+  long long n = (long long)((in_o ? byte : byte - o_bytes) / tensors->buffers[in_o ? BENCH_O : BENCH_LSE].element_bytes);
+  long long at[4];
   if (!in_o) owned = bench_owned_elements(tensors, BENCH_LSE);
-  find_indices(&owned, (int64_t)((in_o ? byte : byte - o_bytes) / buffer->element_bytes), at);
-  snprintf(text, bytes, "%s[batch %lld, head %lld, %s %lld, column %lld]", in_o ? "o" : "lse", (long long)at[0],
-           (long long)at[1], tensors->problem.uses & ATTN_USE_VARLEN ? "token" : "query", (long long)at[2],
-           (long long)at[3]);
+  for (int i = 3; i >= 0; n /= owned.extent[i--]) at[i] = n % owned.extent[i];
+  snprintf(text, bytes, "%s[batch %lld, head %lld, %s %lld, column %lld]", in_o ? "o" : "lse", at[0], at[1],
+           tensors->problem.uses & ATTN_USE_VARLEN ? "token" : "query", at[2], at[3]);
 }
-
-/* ---- Runs ------------------------------------------------------------------------------------------------------------ */
 
 /* Runs on poisoned output. False: the verdict says what went wrong. */
 static bool run(watched_kernel *w, int poison, void *workspace) {
@@ -69,26 +55,21 @@ static bool is_guard(const unsigned char *zone) {
   return true;
 }
 
-/* Runs in a workspace between guard zones: memory[guard][workspace][guard]. */
-static bool run_between_guards(watched_kernel *w, unsigned char *memory) {
-  unsigned char *workspace = memory + BENCH_GUARD_BYTES, *after = workspace + w->workspace_bytes;
-  memset(memory, BENCH_OUTPUT_GUARD, BENCH_GUARD_BYTES);
-  memset(after, BENCH_OUTPUT_GUARD, BENCH_GUARD_BYTES);
-  if (!run(w, SECOND_POISON, workspace)) return false;
-  if (is_guard(memory) && is_guard(after)) return true;
-  bench_set_reason(&w->verdict, BENCH_FAIL, "workspace: written outside its %zu bytes", w->workspace_bytes);
-  return false;
-}
-
+/* Runs in another workspace, between guard zones: memory[guard][workspace][guard]. */
 static bool run_elsewhere(watched_kernel *w) {
   unsigned char *memory = aligned_alloc(64, (w->workspace_bytes + 63) / 64 * 64 + 2 * BENCH_GUARD_BYTES);
   if (!memory) {
     bench_set_reason(&w->verdict, BENCH_ERROR, "no memory for a second workspace of %zu bytes", w->workspace_bytes);
     return false;
   }
-  const bool fine = run_between_guards(w, memory);
+  unsigned char *workspace = memory + BENCH_GUARD_BYTES, *after = workspace + w->workspace_bytes;
+  memset(memory, BENCH_OUTPUT_GUARD, BENCH_GUARD_BYTES);
+  memset(after, BENCH_OUTPUT_GUARD, BENCH_GUARD_BYTES);
+  const bool ran = run(w, SECOND_POISON, workspace), inside = is_guard(memory) && is_guard(after);
+  if (ran && !inside)
+    bench_set_reason(&w->verdict, BENCH_FAIL, "workspace: written outside its %zu bytes", w->workspace_bytes);
   free(memory);
-  return fine;
+  return ran && inside;
 }
 
 static void compare_outputs(watched_kernel *w) {
@@ -104,20 +85,16 @@ static void compare_outputs(watched_kernel *w) {
                    where);
 }
 
-/* Runs again, with the workspace elsewhere and after another poison: the output must have the same bits. Neither run may
- * change an input. */
-static void repeat(watched_kernel *w, uint64_t inputs) {
-  if (run_elsewhere(w)) compare_outputs(w);
-  if (w->verdict.status != BENCH_FAIL && bench_tensors_input_hash(w->tensors) != inputs)
-    bench_set_reason(&w->verdict, BENCH_FAIL, "an input was overwritten");
-}
-
+/* Runs twice, the second time with the workspace elsewhere and after another poison: the output must have the same bits.
+ * Neither run may change an input. */
 static void check(watched_kernel *w, const bench_expected *expected, const attn_numerics *numerics, void *workspace) {
   const uint64_t inputs = bench_tensors_input_hash(w->tensors);
   if (!run(w, FIRST_POISON, workspace)) return;
   w->verdict = bench_compare(expected, &w->tensors->args, numerics);
   bench_tensors_gather_output(w->tensors, w->first);
-  if (w->verdict.status != BENCH_FAIL) repeat(w, inputs);
+  if (w->verdict.status != BENCH_FAIL && run_elsewhere(w)) compare_outputs(w);
+  if (w->verdict.status != BENCH_FAIL && bench_tensors_input_hash(w->tensors) != inputs)
+    bench_set_reason(&w->verdict, BENCH_FAIL, "an input was overwritten");
   w->verdict.output_hash = bench_tensors_output_hash(w->tensors);
 }
 

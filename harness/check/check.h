@@ -3,6 +3,7 @@
 #ifndef BENCH_CHECK_H
 #define BENCH_CHECK_H
 
+#include "check/expected.h"
 #include "data/tensors.h"
 
 typedef enum bench_status {
@@ -13,7 +14,8 @@ typedef enum bench_status {
   BENCH_ERROR,      /* the library returned an error, or memory ran out */
 } bench_status;
 
-const char *bench_status_name(bench_status status); /* "PASS" ... */
+/* "PASS" ... */
+const char *bench_status_name(bench_status status);
 
 typedef struct bench_verdict {
   bench_status status;
@@ -27,11 +29,9 @@ typedef struct bench_verdict {
   char reason[400];     /* one sentence; "" on PASS */
 } bench_verdict;
 
-/* The oracle's rows for one problem and its data, computed once and used for every kernel of the case. Rows: all of them
- * up to 1e8 multiply-adds, beyond that the edge rows and 64 seeded ones per head. */
-typedef struct bench_expected bench_expected;
-bench_expected *bench_expected_create(const attn_problem *problem, const attn_args *args, uint64_t seed, bool zero_mean);
-void bench_expected_destroy(bench_expected *expected);
+/* Gives the verdict its status and its reason. */
+void bench_set_reason(bench_verdict *verdict, bench_status status, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 /* Compares o (and lse) in args with the expected rows under the kernel's declared numerics. Never SKIP. */
 bench_verdict bench_compare(const bench_expected *expected, const attn_args *args, const attn_numerics *numerics);

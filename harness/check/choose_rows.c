@@ -5,7 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "check/check_private.h"
+#include "check/expected.h"
 #include "data/generate.h"
 #include "kernels/common/indexing.h"
 
@@ -60,74 +60,47 @@ static void consider_seeded_rows(candidates *c, uint64_t seed, int64_t head_of_b
   }
 }
 
-static candidates candidates_of(const attn_problem *p, const attn_args *args, uint64_t seed, int64_t b, int64_t h) {
+static void consider_all(candidates *c, const attn_problem *p, const attn_args *args, uint64_t seed, int64_t b, int64_t h) {
   const attn_sequence seq = attn_sequence_of(p, args, b);
-  candidates c = {.rows = attn_oracle_f64_rows(p, args, b)};
-  if (c.rows == 0) return c;
-  consider(&c, c.rows - 1);
-  consider(&c, 0);
-  consider_tile_borders(&c);
-  consider_mask_borders(&c, p, &seq);
-  consider_seeded_rows(&c, seed, b * p->heads_q + h);
-  return c;
-}
-
-/* Doubles the room for rows. */
-static bool grow(bench_expected *expected, int64_t *capacity) {
-  const int64_t more = *capacity * 2 + 64;
-  bench_expected_row *row = realloc(expected->row, (size_t)more * sizeof *row);
-  if (!row) return false;
-  expected->row = row;
-  *capacity = more;
-  return true;
-}
-
-static bool append(bench_expected *expected, int64_t *capacity, int64_t b, int64_t h, int64_t i) {
-  if (expected->rows == *capacity && !grow(expected, capacity)) return false;
-  expected->row[expected->rows++] = (bench_expected_row){.b = b, .h = h, .i = i};
-  return true;
+  if (c->rows == 0) return;
+  consider(c, c->rows - 1);
+  consider(c, 0);
+  consider_tile_borders(c);
+  consider_mask_borders(c, p, &seq);
+  consider_seeded_rows(c, seed, b * p->heads_q + h);
 }
 
 static double row_cost(const attn_problem *p) { return (double)(p->seq_k + 1) * (double)(p->dim_qk + p->dim_v); }
 
-static bool choose_all(bench_expected *expected, const attn_args *args) {
-  const attn_problem *p = &expected->problem;
-  int64_t capacity = 0;
-  for (int64_t b = 0; b < p->batch; b++)
-    for (int64_t h = 0; h < p->heads_q; h++)
-      for (int64_t i = 0; i < attn_oracle_f64_rows(p, args, b); i++)
-        if (!append(expected, &capacity, b, h, i)) return false;
-  return true;
-}
-
-static double count_candidates(const attn_problem *p, const attn_args *args, uint64_t seed) {
-  double count = 0.0;
-  for (int64_t b = 0; b < p->batch; b++)
-    for (int64_t h = 0; h < p->heads_q; h++) count += candidates_of(p, args, seed, b, h).count;
-  return count;
-}
-
-/* Keeps one candidate in `share`. Each head starts at another place of its list, so that the heads together cover the
+/* Goes through the rows to check, stores them where expected->row has room, and returns how many there are. share 0: all
+ * rows. Else one candidate in `share`; each head starts at another place of its list, so that the heads together cover the
  * list. */
-static bool choose_some(bench_expected *expected, const attn_args *args, uint64_t seed, int64_t share) {
+static int64_t choose(bench_expected *expected, const attn_args *args, uint64_t seed, int64_t share) {
   const attn_problem *p = &expected->problem;
-  int64_t capacity = 0, turn = 0;
-  for (int64_t b = 0; b < p->batch; b++)
-    for (int64_t h = 0; h < p->heads_q; h++, turn++) {
-      candidates c = candidates_of(p, args, seed, b, h);
-      for (int64_t n = turn % share; n < c.count; n += share)
-        if (!append(expected, &capacity, b, h, c.row[n])) return false;
-    }
-  return true;
+  int64_t rows = 0;
+  for (int64_t head = 0; head < p->batch * p->heads_q; head++) {
+    const int64_t b = head / p->heads_q, h = head % p->heads_q;
+    candidates c = {.rows = attn_oracle_f64_rows(p, args, b)};
+    if (share) consider_all(&c, p, args, seed, b, h);
+    for (int64_t n = share ? head % share : 0; n < (share ? c.count : c.rows); n += share ? share : 1, rows++)
+      if (expected->row) expected->row[rows] = (bench_expected_row){.b = b, .h = h, .i = share ? c.row[n] : n};
+  }
+  return rows;
+}
+
+/* 0: all rows may be checked. */
+static int64_t choose_share(bench_expected *expected, const attn_args *args, uint64_t seed) {
+  const attn_problem *p = &expected->problem;
+  double rows = (double)choose(expected, args, seed, 0);
+  if (rows * row_cost(p) <= ALL_ROWS_COST && rows * (double)p->dim_v <= MOST_ELEMENTS) return 0;
+  rows = (double)choose(expected, args, seed, 1);
+  const double by_cost = rows * row_cost(p) / MOST_COST, by_memory = rows * (double)p->dim_v / MOST_ELEMENTS;
+  return 1 + (int64_t)fmax(by_cost, by_memory);
 }
 
 bool bench_expected_choose(bench_expected *expected, const attn_args *args, uint64_t seed) {
-  const attn_problem *p = &expected->problem;
-  double rows = 0.0;
-  for (int64_t b = 0; b < p->batch; b++) rows += (double)p->heads_q * (double)attn_oracle_f64_rows(p, args, b);
-  if (rows * row_cost(p) <= ALL_ROWS_COST && rows * (double)p->dim_v <= MOST_ELEMENTS) return choose_all(expected, args);
-
-  rows = count_candidates(p, args, seed);
-  double by_cost = rows * row_cost(p) / MOST_COST, by_memory = rows * (double)p->dim_v / MOST_ELEMENTS;
-  return choose_some(expected, args, seed, 1 + (int64_t)fmax(by_cost, by_memory));
+  const int64_t share = choose_share(expected, args, seed), rows = choose(expected, args, seed, share);
+  expected->row = malloc((size_t)rows * sizeof *expected->row + 1);
+  if (expected->row) expected->rows = choose(expected, args, seed, share);
+  return expected->row;
 }

@@ -6,14 +6,16 @@
 #include <omp.h>
 #endif
 
-#include "check/check_private.h"
+#include "check/expected.h"
 #include "machine/affinity.h"
 
 static const double WORTH_THREADS = 1e6; /* multiply-adds: a few milliseconds; waking threads for less costs more */
 
-/* Adds the values of one key to a mean of V. */
-static void add_value(const attn_problem *p, const attn_args *args, int64_t at, double *mean) {
-  for (int64_t d = 0; d < p->dim_v; d++) mean[d] += attn_oracle_load(args->v, p->dtype_kv, at + d * p->v_stride.d);
+int64_t bench_row_place(const attn_problem *p, const attn_args *args, const attn_strides *stride,
+                        const bench_expected_row *row) {
+  const bool varlen = p->uses & ATTN_USE_VARLEN;
+  const int64_t start = varlen ? args->cu_seqlens_q[row->b] * stride->s : row->b * stride->b;
+  return start + row->h * stride->h + row->i * stride->s;
 }
 
 /* The mean of V over the allowed keys of row n: those whose score is not negative. */
@@ -21,12 +23,15 @@ static void compute_mean(bench_expected *e, const attn_args *args, int64_t n, co
   const attn_problem *p = &e->problem;
   const bench_expected_row *row = &e->row[n];
   const int64_t batch = p->uses & ATTN_USE_VARLEN ? args->cu_seqlens_k[row->b] * p->v_stride.s : row->b * p->v_stride.b;
-  const int64_t at = batch + row->h / (p->heads_q / p->heads_kv) * p->v_stride.h;
+  const int64_t head = batch + row->h / (p->heads_q / p->heads_kv) * p->v_stride.h;
+  const double share = 1.0 / (double)row->facts.allowed;
   double *mean = e->mean_v + n * p->dim_v;
   for (int64_t d = 0; d < p->dim_v; d++) mean[d] = 0.0;
-  for (int64_t j = 0; j < p->seq_k; j++)
-    if (!(score[j] < 0.0)) add_value(p, args, at + j * p->v_stride.s, mean);
-  for (int64_t d = 0; d < p->dim_v && row->facts.allowed > 0; d++) mean[d] /= (double)row->facts.allowed;
+  for (int64_t j = 0; j < p->seq_k; j++) {
+    const int64_t at = head + j * p->v_stride.s;
+    if (score[j] < 0.0) continue;
+    for (int64_t d = 0; d < p->dim_v; d++) mean[d] += share * attn_oracle_load(args->v, p->dtype_kv, at + d * p->v_stride.d);
+  }
 }
 
 /* Computes row n. The oracle leaves p in the scratch of allowed keys and does not touch the others: a negative mark tells
@@ -40,15 +45,10 @@ static void compute_row(bench_expected *e, const attn_args *args, int64_t n, dou
   compute_mean(e, args, n, score);
 }
 
-static bool is_worth_threads(const bench_expected *e) {
-  const attn_problem *p = &e->problem;
-  return (double)e->rows * (double)p->seq_k * (double)(p->dim_qk + p->dim_v) > WORTH_THREADS;
-}
-
 /* False if memory is short. */
 static bool compute_rows(bench_expected *e, const attn_args *args) {
   const attn_problem *p = &e->problem;
-  const bool threads = is_worth_threads(e);
+  const bool threads = (double)e->rows * (double)p->seq_k * (double)(p->dim_qk + p->dim_v) > WORTH_THREADS;
   bool enough = true;
   (void)threads; /* not used without OpenMP */
 #ifdef _OPENMP
@@ -70,25 +70,20 @@ static bool compute_rows(bench_expected *e, const attn_args *args) {
   return enough;
 }
 
-static bool allocate_values(bench_expected *e) {
-  size_t bytes = (size_t)(e->rows * e->problem.dim_v + 1) * sizeof(double);
-  e->o = malloc(bytes);
-  e->m = malloc(bytes);
-  e->w = malloc(bytes);
-  e->mean_v = malloc(bytes);
-  return e->o && e->m && e->w && e->mean_v;
-}
-
 bench_expected *bench_expected_create(const attn_problem *problem, const attn_args *args, uint64_t seed, bool zero_mean) {
   bench_expected *e = calloc(1, sizeof *e);
   if (!e) return NULL;
   e->problem = *problem;
   e->zero_mean = zero_mean;
-  if (!bench_expected_choose(e, args, seed) || !allocate_values(e) || !compute_rows(e, args)) {
-    bench_expected_destroy(e);
-    return NULL;
+  bool fine = bench_expected_choose(e, args, seed);
+  double **const values[] = {&e->o, &e->m, &e->w, &e->mean_v};
+  for (int i = 0; i < 4; i++) {
+    *values[i] = malloc((size_t)(e->rows * problem->dim_v + 1) * sizeof(double));
+    fine = fine && *values[i];
   }
-  return e;
+  if (fine && compute_rows(e, args)) return e;
+  bench_expected_destroy(e);
+  return NULL;
 }
 
 void bench_expected_destroy(bench_expected *expected) {

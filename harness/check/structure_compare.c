@@ -36,25 +36,33 @@ static bool allocate_outputs(bench_view *v) {
   return !v->out_of_memory;
 }
 
-static bench_outcome run_plan(bench_structure *s, const bench_view *v, const attn_plan *plan) {
+attn_status bench_structure_run(const bench_structure *s, const attn_problem *problem, const attn_args *args,
+                                const attn_options *options) {
+  attn_plan *plan = NULL;
+  const attn_status made = s->subject->create_plan(s->subject->context, problem, options, &plan);
+  if (made != ATTN_OK) return made;
   const size_t bytes = attn_plan_workspace(plan);
   void *workspace = aligned_alloc(64, bytes ? bytes : 64);
-  if (!workspace) return bench_structure_cannot_run(s, "out of memory");
-  memset(workspace, POISON, bytes);
-  const attn_status status = attn_plan_run(plan, &v->args, workspace, bytes);
+  if (workspace) memset(workspace, POISON, bytes);
+  const attn_status status = workspace ? attn_plan_run(plan, args, workspace, bytes) : ATTN_OUT_OF_MEMORY;
   free(workspace);
-  return status == ATTN_OK ? BENCH_HOLDS : bench_structure_cannot_run(s, attn_last_error());
+  attn_plan_destroy(plan);
+  return status;
 }
 
 bench_outcome bench_view_run(bench_structure *s, bench_view *v) {
-  attn_plan *plan = NULL;
   if (v->out_of_memory || !allocate_outputs(v)) return bench_structure_cannot_run(s, "out of memory");
   v->args.offsets = &v->offset;
-  const attn_status status = s->subject->create_plan(s->subject->context, &v->problem, &(attn_options){.threads = 1}, &plan);
+  const attn_status status = bench_structure_run(s, &v->problem, &v->args, &(attn_options){.threads = 1});
+  if (status == ATTN_OK) return BENCH_HOLDS;
   if (status == ATTN_UNSUPPORTED) return BENCH_NOT_APPLICABLE;
-  if (status != ATTN_OK) return bench_structure_cannot_run(s, attn_last_error());
-  const bench_outcome outcome = run_plan(s, v, plan);
-  attn_plan_destroy(plan);
+  return bench_structure_cannot_run(s, status == ATTN_OUT_OF_MEMORY ? "out of memory" : attn_last_error());
+}
+
+bench_outcome bench_view_check(bench_structure *s, bench_view *view, bench_likeness likeness, const char *what) {
+  bench_outcome outcome = bench_view_run(s, view);
+  if (outcome == BENCH_HOLDS) outcome = bench_view_compare(s, view, likeness, what);
+  bench_view_clear(view);
   return outcome;
 }
 
@@ -97,26 +105,27 @@ static bench_outcome broken(bench_structure *s, const char *what, output_place a
 
 /* ---- Bits ------------------------------------------------------------------------------------------------------------ */
 
-static bench_outcome same_bits(bench_structure *s, const bench_view *v, output_place at, const char *what) {
-  const size_t bytes = at.d < 0 ? sizeof(float) : attn_dtype_bytes(v->problem.dtype_o);
-  if (!memcmp(view_element(v, at), case_element(s, at), bytes)) return BENCH_HOLDS;
-  return broken(s, what, at, view_value(v, at), case_value(s, at));
+static bench_outcome same_bits(bench_structure *s, const bench_view *v, int64_t h, int64_t i, const char *what) {
+  for (int64_t d = attn_uses(&s->tensors->problem, ATTN_USE_LSE) ? -1 : 0; d < v->problem.dim_v; d++) {
+    const output_place at = {v->head + h, v->row + i, d};
+    const size_t bytes = d < 0 ? sizeof(float) : attn_dtype_bytes(v->problem.dtype_o);
+    if (memcmp(view_element(v, at), case_element(s, at), bytes))
+      return broken(s, what, at, view_value(v, at), case_value(s, at));
+  }
+  return BENCH_HOLDS;
 }
 
-static bench_outcome same_row(bench_structure *s, const bench_view *v, int64_t h, int64_t i, const char *what) {
-  bench_outcome outcome = BENCH_HOLDS;
-  for (int64_t d = 0; d < v->problem.dim_v && outcome == BENCH_HOLDS; d++)
-    outcome = same_bits(s, v, (output_place){h, i, d}, what);
-  if (outcome == BENCH_HOLDS && attn_uses(&s->tensors->problem, ATTN_USE_LSE))
-    outcome = same_bits(s, v, (output_place){h, i, -1}, what);
-  return outcome;
+bench_likeness bench_likeness_of(const bench_structure *s, const bench_view *view) {
+  const attn_problem *whole = &s->tensors->problem;
+  const bool same_size = view->problem.seq_q == whole->seq_q && view->problem.seq_k == whole->seq_k;
+  return s->subject->rows_stand_alone || same_size ? BENCH_SAME_BITS : BENCH_WITHIN_LIMITS;
 }
 
-bench_outcome bench_view_same_bits(bench_structure *s, const bench_view *v, const char *what) {
+bench_outcome bench_view_compare(bench_structure *s, const bench_view *v, bench_likeness likeness, const char *what) {
+  if (likeness != BENCH_SAME_BITS) return bench_view_within_limits(s, v, NULL, likeness == BENCH_MERGED, what);
   bench_outcome outcome = BENCH_HOLDS;
   for (int64_t h = 0; h < v->problem.heads_q && outcome == BENCH_HOLDS; h++)
-    for (int64_t i = 0; i < v->problem.seq_q && outcome == BENCH_HOLDS; i++)
-      outcome = same_row(s, v, v->head + h, v->row + i, what);
+    for (int64_t i = 0; i < v->problem.seq_q && outcome == BENCH_HOLDS; i++) outcome = same_bits(s, v, h, i, what);
   return outcome;
 }
 
@@ -134,32 +143,21 @@ static bench_row_limits limits_of(const bench_structure *s, const attn_oracle_ro
 }
 
 /* Each of the two answers may be off by its limit. Where the case's own output type overflowed, only the view can tell. */
-static bench_outcome near_outputs(bench_structure *s, const bench_view *v, int64_t n, const bench_row_limits *limits,
-                                  const char *what) {
+static bench_outcome near_row(bench_structure *s, const bench_view *v, int64_t n, bool merged, const char *what) {
   const bench_expected *e = s->expected;
-  for (int64_t d = 0; d < v->problem.dim_v; d++) {
-    const output_place at = {e->row[n].h, e->row[n].i, d};
+  const bench_expected_row *row = &e->row[n];
+  const bench_row_limits limits = limits_of(s, &row->facts, merged);
+  const bool other_type = v->problem.dtype_o != s->tensors->problem.dtype_o;
+  for (int64_t d = 0, k = n * v->problem.dim_v; d < v->problem.dim_v; d++, k++) {
+    const output_place at = {row->h, row->i, d};
     const double got = view_value(v, at), before = case_value(s, at);
-    const int64_t k = n * v->problem.dim_v + d;
-    if (isinf(before) && v->problem.dtype_o != s->tensors->problem.dtype_o) continue;
-    if (!(bench_output_ratio(limits, before, e->m[k], e->w[k], got) <= 2)) return broken(s, what, at, got, before);
+    if (isinf(before) && other_type) continue;
+    if (!(bench_output_ratio(&limits, before, e->m[k], e->w[k], got) <= 2)) return broken(s, what, at, got, before);
   }
-  return BENCH_HOLDS;
-}
-
-static bench_outcome near_lse(bench_structure *s, const bench_view *v, const bench_expected_row *row,
-                              const bench_row_limits *limits, const char *what) {
   const output_place at = {row->h, row->i, -1};
   const double got = view_value(v, at);
   const double before = attn_uses(&s->tensors->problem, ATTN_USE_LSE) ? case_value(s, at) : row->facts.lse;
-  return bench_lse_ratio(limits, before, got) <= 2 ? BENCH_HOLDS : broken(s, what, at, got, before);
-}
-
-static bench_outcome near_row(bench_structure *s, const bench_view *v, int64_t n, bool merged, const char *what) {
-  const bench_expected_row *row = &s->expected->row[n];
-  const bench_row_limits limits = limits_of(s, &row->facts, merged);
-  const bench_outcome outcome = near_outputs(s, v, n, &limits, what);
-  return outcome == BENCH_HOLDS ? near_lse(s, v, row, &limits, what) : outcome;
+  return bench_lse_ratio(&limits, before, got) <= 2 ? BENCH_HOLDS : broken(s, what, at, got, before);
 }
 
 bench_outcome bench_view_within_limits(bench_structure *s, const bench_view *v, const unsigned char *leave_out, bool merged,

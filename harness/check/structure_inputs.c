@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Structural tests with inputs of their own: a NaN in one key, and scores that are all equal. */
+/* Structural tests with inputs of their own: poison where no row may see it, a NaN in one key, scores that are all equal. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -8,6 +8,74 @@
 #include "kernels/common/dtypes.h"
 
 enum { MOST_PROBE_KEYS = 1024 };
+
+/* ---- Poison ---------------------------------------------------------------------------------------------------------- */
+
+/* Fills the row of one key in a dense K or V. */
+static void fill_key(const bench_view *v, bool in_k, int64_t key, double value) {
+  const int64_t dim = in_k ? v->problem.dim_qk : v->problem.dim_v;
+  void *data = (void *)(uintptr_t)(in_k ? v->args.k : v->args.v);
+  for (int64_t d = 0; d < dim; d++) bench_store(data, v->problem.dtype_kv, key * dim + d, value);
+}
+
+/* Whether any row of a KV head's query heads sees key j. */
+static bool is_seen(const bench_view *v, int64_t kv_head, int64_t j) {
+  const int64_t group = attn_group(&v->problem);
+  for (int64_t h = kv_head * group; h < (kv_head + 1) * group; h++)
+    for (int64_t i = 0; i < v->problem.seq_q; i++)
+      if (bench_view_sees(v, h, i, j)) return true;
+  return false;
+}
+
+/* K and V of the keys that no row of their head sees. Returns how many there are. */
+static int64_t poison_keys(const bench_view *v, double poison) {
+  const attn_problem *p = &v->problem;
+  int64_t poisoned = 0;
+  for (int64_t g = 0; g < p->heads_kv; g++)
+    for (int64_t j = 0; j < p->seq_k; j++) {
+      if (is_seen(v, g, j)) continue;
+      fill_key(v, false, g * p->seq_k + j, poison);
+      if (p->score != ATTN_SCORE_PRECOMPUTED) fill_key(v, true, g * p->seq_k + j, poison);
+      poisoned++;
+    }
+  return poisoned;
+}
+
+/* The score and the bias of one pair, if it is masked by something else; n is its index. Bias comes last, as it decides
+ * what is masked. */
+static int64_t poison_pair(const bench_view *v, int64_t h, int64_t i, int64_t j, float poison) {
+  const attn_problem *p = &v->problem;
+  const int64_t n = (h * p->seq_q + i) * p->seq_k + j;
+  const bool score = p->score == ATTN_SCORE_PRECOMPUTED && !bench_view_sees(v, h, i, j);
+  const bool bias = attn_uses(p, ATTN_USE_BIAS) && !bench_view_sees_but_for_bias(v, h, i, j);
+  if (score) ((float *)(uintptr_t)v->args.scores)[n] = poison;
+  if (bias) ((float *)(uintptr_t)v->args.bias)[n] = poison;
+  return score + bias;
+}
+
+static int64_t poison_pairs(const bench_view *v, float poison) {
+  const attn_problem *p = &v->problem;
+  int64_t poisoned = 0;
+  if (p->score != ATTN_SCORE_PRECOMPUTED && !attn_uses(p, ATTN_USE_BIAS)) return 0;
+  for (int64_t h = 0; h < p->heads_q; h++)
+    for (int64_t i = 0; i < p->seq_q; i++)
+      for (int64_t j = 0; j < p->seq_k; j++) poisoned += poison_pair(v, h, i, j, poison);
+  return poisoned;
+}
+
+bench_outcome bench_structure_poison(bench_structure *s) {
+  static const float poisons[] = {NAN, INFINITY, -INFINITY, 3e38f};
+  const float poison = poisons[bench_structure_pick(s, BENCH_PICK_POISON, sizeof poisons / sizeof *poisons)];
+  bench_view view = bench_view_of_sequence(s);
+  int64_t poisoned = 0;
+  bench_view_copy_keys(&view, NULL);
+  if (!view.out_of_memory) poisoned += poison_keys(&view, (double)poison);
+  if (!view.out_of_memory) poisoned += poison_pairs(&view, poison);
+  if (poisoned || view.out_of_memory)
+    return bench_view_check(s, &view, bench_likeness_of(s, &view), "with poison in what it may not see");
+  bench_view_clear(&view);
+  return BENCH_NOT_APPLICABLE;
+}
 
 /* ---- Neighbours ------------------------------------------------------------------------------------------------------ */
 
@@ -50,18 +118,12 @@ static bench_outcome seen_rows_are_nan(bench_structure *s, const bench_view *v, 
   return BENCH_HOLDS;
 }
 
-static void put_nan(const bench_view *v, int64_t key, bool in_k) {
-  const int64_t dim = in_k ? v->problem.dim_qk : v->problem.dim_v;
-  void *data = (void *)(uintptr_t)(in_k ? v->args.k : v->args.v);
-  for (int64_t d = 0; d < dim; d++) bench_store(data, v->problem.dtype_kv, key * dim + d, NAN);
-}
-
 /* A view with a NaN in one key, which only the rows in sees[] may notice. */
 static bench_outcome run_with_nan(bench_structure *s, bench_view *view, unsigned char *sees) {
   const bool in_k = view->problem.score != ATTN_SCORE_PRECOMPUTED && bench_structure_pick(s, BENCH_PICK_TENSOR, 2);
   const int64_t key = view->out_of_memory ? -1 : choose_key(s, view, sees);
   if (key < 0 && !view->out_of_memory) return BENCH_NOT_APPLICABLE;
-  if (key >= 0) put_nan(view, key, in_k);
+  if (key >= 0) fill_key(view, in_k, key, NAN);
   bench_outcome outcome = bench_view_run(s, view);
   if (outcome == BENCH_HOLDS) outcome = seen_rows_are_nan(s, view, sees, in_k);
   if (outcome == BENCH_HOLDS) outcome = bench_view_within_limits(s, view, sees, false, "with a NaN in a neighbour's key");
@@ -71,7 +133,7 @@ static bench_outcome run_with_nan(bench_structure *s, bench_view *view, unsigned
 bench_outcome bench_structure_neighbours(bench_structure *s) {
   bench_view view = bench_view_of_kv_head(s);
   unsigned char *sees = bench_view_allocate(&view, view.problem.heads_q * view.problem.seq_q, 1);
-  bench_view_copy_keys_in_order(&view);
+  bench_view_copy_keys(&view, NULL);
   const bench_outcome outcome = run_with_nan(s, &view, sees);
   bench_view_clear(&view);
   return outcome;
@@ -96,7 +158,7 @@ static void equalise_scores(bench_view *v) {
 static void make_probe(bench_view *v) {
   attn_problem *p = &v->problem;
   const int64_t keys = p->seq_k;
-  bench_view_copy_keys_in_order(v);
+  bench_view_copy_keys(v, NULL);
   void *one_hot = bench_view_allocate(v, keys * keys, attn_dtype_bytes(p->dtype_kv));
   v->args.q = bench_view_allocate(v, p->heads_q * p->seq_q * p->dim_qk, attn_dtype_bytes(p->dtype_q));
   if (v->out_of_memory) return;

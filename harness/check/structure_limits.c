@@ -2,7 +2,6 @@
 /* The structural tests that compare within the limits of docs/numerics.md. */
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "check/error_limits.h"
 #include "check/structure_private.h"
@@ -97,21 +96,13 @@ static int64_t *permute(const bench_structure *s, bench_view *view) {
   return order;
 }
 
-/* Runs the view, compares it with the whole, and clears it. */
-static bench_outcome run_and_compare(bench_structure *s, bench_view *view, const char *what) {
-  bench_outcome outcome = bench_view_run(s, view);
-  if (outcome == BENCH_HOLDS) outcome = bench_view_within_limits(s, view, NULL, false, what);
-  bench_view_clear(view);
-  return outcome;
-}
-
 bench_outcome bench_structure_permutation(bench_structure *s) {
   bench_view view = bench_view_of_sequence(s);
   if (view.problem.seq_k < 2 || attn_uses(&view.problem, ATTN_USE_ALIBI)) return BENCH_NOT_APPLICABLE;
   if (bench_view_is_positional(&view)) bench_view_forget_positions(&view);
   const int64_t *order = permute(s, &view);
   if (!view.out_of_memory) bench_view_copy_keys(&view, order);
-  return run_and_compare(s, &view, "with keys in another order");
+  return bench_view_check(s, &view, BENCH_WITHIN_LIMITS, "with keys in another order");
 }
 
 /* As many KV heads as query heads, all of them the same: a stride of 0 repeats them. */
@@ -120,31 +111,25 @@ bench_outcome bench_structure_heads(bench_structure *s) {
   bench_view view = bench_view_of_kv_head(s);
   view.problem.heads_kv = view.problem.heads_q;
   view.problem.k_stride.h = view.problem.v_stride.h = 0;
-  return run_and_compare(s, &view, "with KV heads repeated");
+  return bench_view_check(s, &view, BENCH_WITHIN_LIMITS, "with KV heads repeated");
 }
 
 /* ---- Partition ------------------------------------------------------------------------------------------------------- */
 
 enum { PARTS = 3 };
 
-/* Keeps part `n` of three contiguous ones, cut by seed. */
-static void keep_section(const bench_structure *s, bench_view *part, int n) {
-  const int64_t keys = part->problem.seq_k, first = bench_structure_pick(s, BENCH_PICK_CUT, keys + 1);
-  const int64_t cuts[PARTS + 1] = {0, first, first + bench_structure_pick(s, BENCH_PICK_KEY, keys - first + 1), keys};
-  bench_view_keep_keys(part, cuts[n], cuts[n + 1], 1);
-}
-
-/* Part `n` of 3: a section, or every third key. Float32, as attn_merge takes it, and without the sink, which is applied
- * last. */
+/* Part `n` of 3: a section between cuts by seed, or every third key. Float32, as attn_merge takes it, and without the sink,
+ * which is applied last. */
 static bench_view part_of(const bench_structure *s, int n, bool interleaved) {
   bench_view part = bench_view_of_sequence(s);
-  const int64_t keys = part.problem.seq_k;
+  const int64_t keys = part.problem.seq_k, first = bench_structure_pick(s, BENCH_PICK_CUT, keys + 1);
+  const int64_t cuts[PARTS + 1] = {0, first, first + bench_structure_pick(s, BENCH_PICK_KEY, keys - first + 1), keys};
   part.problem.dtype_o = ATTN_F32;
   part.problem.uses &= ~(uint32_t)ATTN_USE_SINKS;
   if (interleaved)
     bench_view_keep_keys(&part, n, n < keys ? keys : n, PARTS);
   else
-    keep_section(s, &part, n);
+    bench_view_keep_keys(&part, cuts[n], cuts[n + 1], 1);
   return part;
 }
 
@@ -173,22 +158,17 @@ static bench_outcome merge(bench_structure *s, bench_view *whole, const bench_vi
   return BENCH_HOLDS;
 }
 
-static bench_outcome run_parts(bench_structure *s, bench_view *parts, bool interleaved) {
+static bench_outcome merge_partition(bench_structure *s, bool interleaved) {
+  const char *what = interleaved ? "merged from every third key" : "merged from parts";
+  bench_view whole = bench_view_of_sequence(s), parts[PARTS] = {{.owned_count = 0}};
+  whole.problem.dtype_o = ATTN_F32;
   bench_outcome outcome = BENCH_HOLDS;
   for (int n = 0; n < PARTS && outcome == BENCH_HOLDS; n++) {
     parts[n] = part_of(s, n, interleaved);
     outcome = bench_view_run(s, &parts[n]);
   }
-  return outcome;
-}
-
-static bench_outcome merge_partition(bench_structure *s, bool interleaved) {
-  const char *what = interleaved ? "merged from every third key" : "merged from parts";
-  bench_view whole = bench_view_of_sequence(s), parts[PARTS] = {{.owned_count = 0}};
-  whole.problem.dtype_o = ATTN_F32;
-  bench_outcome outcome = run_parts(s, parts, interleaved);
   if (outcome == BENCH_HOLDS) outcome = merge(s, &whole, parts);
-  if (outcome == BENCH_HOLDS) outcome = bench_view_within_limits(s, &whole, NULL, true, what);
+  if (outcome == BENCH_HOLDS) outcome = bench_view_compare(s, &whole, BENCH_MERGED, what);
   for (int n = 0; n < PARTS; n++) bench_view_clear(&parts[n]);
   bench_view_clear(&whole);
   return outcome;

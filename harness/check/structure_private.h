@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* What the structural tests share: structure.c compares bits, structure_limits.c and structure_inputs.c compare within
- * limits, the second with inputs of their own; structure_view.c makes views, and structure_compare.c runs and compares
- * them. */
+/* What the structural tests share: structure.c has those on other sizes and the loop over all of them, structure_inputs.c
+ * those with poison, NaN and equal scores in the inputs, structure_limits.c those on reordered and divided keys;
+ * structure_view.c makes views, and structure_compare.c runs and compares them. */
 #ifndef BENCH_STRUCTURE_PRIVATE_H
 #define BENCH_STRUCTURE_PRIVATE_H
 
-#include "check/check_private.h"
+#include "check/check.h"
 #include "check/structure.h"
 #include "data/generate.h"
 #include "kernels/common/indexing.h"
@@ -34,26 +34,22 @@ typedef struct bench_view {
   bool out_of_memory;
 } bench_view;
 
-/* The structure's sequence, whole. */
+/* The structure's sequence, whole; or one KV head of it with its queries, seeded. */
 bench_view bench_view_of_sequence(const bench_structure *s);
-
-/* One KV head of it with its queries, seeded. */
 bench_view bench_view_of_kv_head(const bench_structure *s);
 void bench_view_clear(bench_view *view);
 
-/* Cut a view down: to one KV head with its query heads; to rows first .. first + count - 1; to every step-th key from
- * first on, below end (a step above 1 only where keys have no positions). */
-void bench_view_keep_kv_head(bench_view *view, int64_t kv_head);
+/* Cut a view down: to rows first .. first + count - 1; to every step-th key from first on, below end (a step above 1 only
+ * where keys have no positions). */
 void bench_view_keep_rows(bench_view *view, int64_t first, int64_t count);
 void bench_view_keep_keys(bench_view *view, int64_t first, int64_t end, int64_t step);
 
 /* True if some mask, length or penalty depends on where a key stands, so that keys cannot change places. */
 bool bench_view_is_positional(const bench_view *view);
 
-/* Replaces K, V, bias, mask and scores by dense copies that may be written; key j of the copy is key order[j]. */
+/* Replaces K, V, bias, mask and scores by dense copies that may be written; key j of the copy is key order[j], or j if order
+ * is NULL. */
 void bench_view_copy_keys(bench_view *view, const int64_t *order);
-
-void bench_view_copy_keys_in_order(bench_view *view);
 
 /* Zeroed memory that is freed with the view. NULL if memory is short; the view's out_of_memory says so too. */
 void *bench_view_allocate(bench_view *view, int64_t count, size_t bytes);
@@ -68,24 +64,47 @@ bool bench_view_sees_but_for_bias(const bench_view *view, int64_t h, int64_t i, 
 /* Runs the kernel on the view: HOLDS, NOT_APPLICABLE if it refuses the problem, CANNOT_RUN with a reason. */
 bench_outcome bench_view_run(bench_structure *s, bench_view *view);
 
-/* The same bits as the case's output in the view's heads and rows? BROKEN names the first difference: "with <what>". */
-bench_outcome bench_view_same_bits(bench_structure *s, const bench_view *view, const char *what);
+/* The same answer as the case's output in the view's heads and rows: in every bit, or within the limits, which with MERGED
+ * have room for weights that went through rounded LSEs. BROKEN names the first difference: "with <what>". */
+typedef enum bench_likeness { BENCH_SAME_BITS, BENCH_WITHIN_LIMITS, BENCH_MERGED } bench_likeness;
+bench_outcome bench_view_compare(bench_structure *s, const bench_view *view, bench_likeness likeness, const char *what);
 
-/* The same answer as the case's output, within the limits? leave_out: NULL or one byte per [head][row]. With `merged`, the
- * limits have room for weights that went through rounded LSEs. BROKEN names the first value beyond them. */
+/* Within the limits, but for the rows that have a byte in leave_out[head][row]. */
 bench_outcome bench_view_within_limits(bench_structure *s, const bench_view *view, const unsigned char *leave_out,
                                        bool merged, const char *what);
+
+/* Runs the view, compares it, and clears it. */
+bench_outcome bench_view_check(bench_structure *s, bench_view *view, bench_likeness likeness, const char *what);
+
+/* SAME_BITS, but for the kernels of libraries on a problem of another size: they choose their code by it. */
+bench_likeness bench_likeness_of(const bench_structure *s, const bench_view *view);
+
+/* Makes a plan and runs it in a poisoned workspace. */
+attn_status bench_structure_run(const bench_structure *s, const attn_problem *problem, const attn_args *args,
+                                const attn_options *options);
 
 /* Says why a test cannot run; returns CANNOT_RUN. */
 bench_outcome bench_structure_cannot_run(bench_structure *s, const char *why);
 
-/* Which choice a pick() makes; structure.c has numbers of its own below 16. */
-enum { BENCH_PICK_HEAD = 16, BENCH_PICK_KEY, BENCH_PICK_TENSOR, BENCH_PICK_CUT, BENCH_PICK_CONVEX_ROW, BENCH_PICK_ORDER };
+/* Which choice a pick makes. */
+enum {
+  BENCH_PICK_SEQUENCE,
+  BENCH_PICK_ROW,
+  BENCH_PICK_ROWS,
+  BENCH_PICK_POISON,
+  BENCH_PICK_HEAD = 16,
+  BENCH_PICK_KEY,
+  BENCH_PICK_TENSOR,
+  BENCH_PICK_CUT,
+  BENCH_PICK_CONVEX_ROW,
+  BENCH_PICK_ORDER /* and all above: one for each key */
+};
 
 /* A seeded choice, the same at every call with the same `use`: 0 .. count - 1. */
 int64_t bench_structure_pick(const bench_structure *s, int use, int64_t count);
 
 /* structure_inputs.c */
+bench_outcome bench_structure_poison(bench_structure *s);
 bench_outcome bench_structure_neighbours(bench_structure *s);
 bench_outcome bench_structure_probe(bench_structure *s);
 

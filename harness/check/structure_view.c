@@ -75,9 +75,11 @@ static void shift_pairs(bench_view *v, int64_t head, int64_t row, int64_t key) {
   a->scores = shift(a->scores, attn_score_offset(&p->scores_stride, 0, head, row, key), sizeof(float));
 }
 
-void bench_view_keep_kv_head(bench_view *v, int64_t kv_head) {
-  attn_problem *p = &v->problem;
-  attn_args *a = &v->args;
+bench_view bench_view_of_kv_head(const bench_structure *s) {
+  bench_view view = bench_view_of_sequence(s);
+  attn_problem *p = &view.problem;
+  attn_args *a = &view.args;
+  const int64_t kv_head = bench_structure_pick(s, BENCH_PICK_HEAD, p->heads_kv);
   const int64_t group = attn_group(p), h = kv_head * group;
   a->q = shift(a->q, h * p->q_stride.h, attn_dtype_bytes(p->dtype_q));
   a->k = shift(a->k, kv_head * p->k_stride.h, attn_dtype_bytes(p->dtype_kv));
@@ -85,15 +87,10 @@ void bench_view_keep_kv_head(bench_view *v, int64_t kv_head) {
   a->score_weight = shift(a->score_weight, h * p->score_weight_stride_h, sizeof(float));
   a->alibi_slopes = shift(a->alibi_slopes, h, sizeof(float));
   a->sinks = shift(a->sinks, h, sizeof(float));
-  shift_pairs(v, h, 0, 0);
+  shift_pairs(&view, h, 0, 0);
   p->heads_q = group;
   p->heads_kv = 1;
-  v->head += h;
-}
-
-bench_view bench_view_of_kv_head(const bench_structure *s) {
-  bench_view view = bench_view_of_sequence(s);
-  bench_view_keep_kv_head(&view, bench_structure_pick(s, BENCH_PICK_HEAD, view.problem.heads_kv));
+  view.head = h;
   return view;
 }
 
@@ -142,30 +139,39 @@ bool bench_view_is_positional(const bench_view *v) {
 
 /* ---- Copies ---------------------------------------------------------------------------------------------------------- */
 
-/* Rows of K or V, dense. */
-static const void *copy_rows(bench_view *v, const void *data, attn_strides *stride, int64_t dim, const int64_t *order) {
-  const attn_problem *p = &v->problem;
-  const size_t bytes = attn_dtype_bytes(p->dtype_kv);
-  char *copy = bench_view_allocate(v, p->heads_kv * p->seq_k * dim, bytes), *to = copy;
-  for (int64_t h = 0; copy && h < p->heads_kv; h++)
-    for (int64_t j = 0; j < p->seq_k; j++)
-      for (int64_t d = 0; d < dim; d++, to += bytes)
-        memcpy(to, shift(data, h * stride->h + order[j] * stride->s + d * stride->d, bytes), bytes);
-  *stride = (attn_strides){p->heads_kv * p->seq_k * dim, p->seq_k * dim, dim, 1};
+/* An array as a dense copy [heads][rows][columns]. */
+typedef struct array {
+  int64_t heads, rows, columns;
+  int64_t stride[3];
+  size_t bytes; /* of an element */
+} array;
+
+/* Keys are rows of K and V, and columns of bias, mask and scores. */
+static const void *copy_array(bench_view *v, const void *data, array a, const int64_t *row_order,
+                              const int64_t *column_order) {
+  char *copy = bench_view_allocate(v, a.heads * a.rows * a.columns, a.bytes), *to = copy;
+  for (int64_t h = 0; copy && h < a.heads; h++)
+    for (int64_t i = 0; i < a.rows; i++)
+      for (int64_t j = 0; j < a.columns; j++, to += a.bytes) {
+        const int64_t row = row_order ? row_order[i] : i, column = column_order ? column_order[j] : j;
+        memcpy(to, shift(data, h * a.stride[0] + row * a.stride[1] + column * a.stride[2], a.bytes), a.bytes);
+      }
   return copy;
 }
 
-/* Bias, mask or scores, dense. */
+static const void *copy_rows(bench_view *v, const void *data, attn_strides *stride, int64_t dim, const int64_t *order) {
+  const attn_problem *p = &v->problem;
+  const array a = {p->heads_kv, p->seq_k, dim, {stride->h, stride->s, stride->d}, attn_dtype_bytes(p->dtype_kv)};
+  *stride = (attn_strides){p->heads_kv * p->seq_k * dim, p->seq_k * dim, dim, 1};
+  return copy_array(v, data, a, order, NULL);
+}
+
 static const void *copy_pairs(bench_view *v, const void *data, attn_score_strides *stride, size_t bytes,
                               const int64_t *order) {
   const attn_problem *p = &v->problem;
-  char *copy = bench_view_allocate(v, p->heads_q * p->seq_q * p->seq_k, bytes), *to = copy;
-  for (int64_t h = 0; copy && h < p->heads_q; h++)
-    for (int64_t i = 0; i < p->seq_q; i++)
-      for (int64_t j = 0; j < p->seq_k; j++, to += bytes)
-        memcpy(to, shift(data, attn_score_offset(stride, 0, h, i, order[j]), bytes), bytes);
+  const array a = {p->heads_q, p->seq_q, p->seq_k, {stride->h, stride->q, stride->k}, bytes};
   *stride = (attn_score_strides){0, p->seq_q * p->seq_k, p->seq_k, 1};
-  return copy;
+  return copy_array(v, data, a, NULL, order);
 }
 
 void bench_view_copy_keys(bench_view *v, const int64_t *order) {
@@ -178,12 +184,6 @@ void bench_view_copy_keys(bench_view *v, const int64_t *order) {
   a->v = copy_rows(v, a->v, &p->v_stride, p->dim_v, order);
   if (attn_uses(p, ATTN_USE_BIAS)) a->bias = copy_pairs(v, a->bias, &p->bias_stride, sizeof(float), order);
   if (attn_uses(p, ATTN_USE_MASK)) a->mask = copy_pairs(v, a->mask, &p->mask_stride, 1, order);
-}
-
-void bench_view_copy_keys_in_order(bench_view *v) {
-  int64_t *order = bench_view_allocate(v, v->problem.seq_k, sizeof *order);
-  for (int64_t j = 0; order && j < v->problem.seq_k; j++) order[j] = j;
-  if (order) bench_view_copy_keys(v, order);
 }
 
 /* ---- Which rows see which keys --------------------------------------------------------------------------------------- */

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "check/check_private.h"
+#include "check/expected.h"
 #include "data/generate.h"
 #include "eval/eval_private.h"
 
@@ -24,13 +24,6 @@ int eval_output_shape(const eval_input *input, int64_t dim, int64_t shape[NPY_MA
 
 /* ---- Expectations ------------------------------------------------------------------------------------------------ */
 
-/* Where an output row begins in o or lse, in elements. */
-static int64_t place(const eval_input *input, const attn_strides *stride, const bench_expected_row *row) {
-  const bool packed = input->tensors.problem.uses & ATTN_USE_VARLEN;
-  const int64_t start = packed ? input->tensors.args.cu_seqlens_q[row->b] * stride->s : row->b * stride->b;
-  return start + row->h * stride->h + row->i * stride->s;
-}
-
 static void *copy(const void *from, size_t bytes) {
   void *to = malloc(bytes + 1);
   return to && bytes ? memcpy(to, from, bytes) : to; /* without bytes, from may be NULL */
@@ -39,10 +32,10 @@ static void *copy(const void *from, size_t bytes) {
 static void set_row(bench_expected *expected, int64_t n, const eval_input *input) {
   const attn_problem *p = &expected->problem;
   bench_expected_row *row = &expected->row[n];
-  const int64_t at = place(input, &p->o_stride, row);
+  const int64_t at = bench_row_place(p, &input->tensors.args, &p->o_stride, row);
   for (int64_t d = 0; input->expect && d < p->dim_v; d++)
     expected->o[n * p->dim_v + d] = input->expect[at + d * p->o_stride.d];
-  if (input->expect_lse) row->facts.lse = input->expect_lse[place(input, &p->lse_stride, row)];
+  if (input->expect_lse) row->facts.lse = input->expect_lse[bench_row_place(p, &input->tensors.args, &p->lse_stride, row)];
 }
 
 bench_expected *eval_expect(const bench_expected *oracle, const eval_input *input) {
@@ -66,10 +59,10 @@ bench_expected *eval_expect(const bench_expected *oracle, const eval_input *inpu
 static void store_row(const bench_expected *expected, int64_t n, const eval_input *input, const attn_args *args) {
   const attn_problem *p = &expected->problem;
   const bench_expected_row *row = &expected->row[n];
-  const int64_t at = place(input, &p->o_stride, row);
+  const int64_t at = bench_row_place(p, &input->tensors.args, &p->o_stride, row);
   for (int64_t d = 0; d < p->dim_v; d++)
     bench_store(args->o, p->dtype_o, at + d * p->o_stride.d, expected->o[n * p->dim_v + d]);
-  if (p->uses & ATTN_USE_LSE) args->lse[place(input, &p->lse_stride, row)] = (float)row->facts.lse;
+  if (p->uses & ATTN_USE_LSE) args->lse[bench_row_place(p, args, &p->lse_stride, row)] = (float)row->facts.lse;
 }
 
 bench_verdict eval_check_expected(const bench_expected *oracle, const bench_expected *expected, const eval_input *input) {
