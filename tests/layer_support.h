@@ -6,7 +6,7 @@
 #include "cases/cases.h"
 #include "layers/layer_functions.h"
 #include "support.h"
-#include "timing/run_case.h"
+#include "timing/setup.h"
 
 /* The case of an id; valid_case fails unless it is a valid problem. */
 bench_case plan_case(const char *id);

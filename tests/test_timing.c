@@ -7,8 +7,6 @@
 #include "base/clock.h"
 #include "cases/cases.h"
 #include "support.h"
-#include "timing/order.h"
-#include "timing/read_rate.h"
 #include "timing/setup.h"
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))

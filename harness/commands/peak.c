@@ -12,8 +12,7 @@
 #include "machine/affinity.h"
 #include "machine/emulation.h"
 #include "machine/environment.h"
-#include "timing/bandwidth.h"
-#include "timing/peak_rate.h"
+#include "timing/rates.h"
 #include "timing/stats.h"
 
 enum { SLICES = 21, MOST_ROWS = 64 };

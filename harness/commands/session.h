@@ -12,7 +12,7 @@
 #include "machine/environment.h"
 #include "report/columns.h"
 #include "report/table.h"
-#include "timing/run_case.h"
+#include "timing/setup.h"
 
 enum { BENCH_PATH_BYTES = 4096 };
 

@@ -8,7 +8,7 @@
 
 #include "base/select.h"
 #include "goals/goals.h"
-#include "timing/run_case.h"
+#include "timing/setup.h"
 
 /* A row is the median of this many rounds, unless --rounds says otherwise; never of fewer than the least. */
 enum { BENCH_GOAL_ROUNDS = 21, BENCH_LEAST_GOAL_ROUNDS = 11 };

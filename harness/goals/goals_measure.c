@@ -8,7 +8,6 @@
 #include "cases/work.h"
 #include "goals/goal_rows.h"
 #include "machine/affinity.h"
-#include "timing/read_rate.h"
 #include "timing/setup.h"
 
 enum { MOST_CASES = 2 };

@@ -11,13 +11,12 @@
 #include "cases/work.h"
 #include "check/check.h"
 #include "machine/affinity.h"
-#include "timing/bandwidth.h"
-#include "timing/order.h"
-#include "timing/peak_rate.h"
+#include "timing/rates.h"
 #include "timing/stats.h"
 
 /* The loops call this for attnbench's own threads. Threads of another program stay where that program puts them. */
 void bench_thread_settle(int thread, int team) { (void)thread, (void)team; }
+void bench_team_settle(int threads) { (void)threads; }
 
 /* ---- Statistics -------------------------------------------------------------------------------------------------- */
 

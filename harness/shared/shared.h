@@ -20,7 +20,7 @@ ATTNBENCH_API double attnbench_sign_test(const double *a, const double *b, int n
 /* Replaces the n p-values by those that Holm's method adjusts. 0 if memory is short. */
 ATTNBENCH_API int attnbench_holm(double *p, int n);
 
-/* Row r of square[n][n] is the order of round r (timing/order.h). 0 if memory is short. */
+/* Row r of square[n][n] is the order of round r (timing/stats.h). 0 if memory is short. */
 ATTNBENCH_API int attnbench_latin_square(int *square, int n, uint64_t seed, int block);
 
 /* ---- Cases (cases/case_id.h, cases/work.h) ----------------------------------------------------------------------- */
@@ -51,7 +51,7 @@ ATTNBENCH_API void attnbench_expected_destroy(attnbench_expected *expected);
 ATTNBENCH_API double attnbench_compare(const attnbench_expected *expected, const void *o, const float *lse,
                                        const double arithmetic[4], double *abs_error, int64_t where[5]);
 
-/* ---- Peaks (timing/peak_rate.h) ---------------------------------------------------------------------------------- */
+/* ---- Peaks (timing/rates.h) ---------------------------------------------------------------------------------- */
 
 /* The multiply-add loop of the highest tier that this CPU runs, for inputs of `dtype` ("f32", "bf16", "f16"; its f32 loop
  * where the tier has no other), in slices of about slice_ns on `threads` threads at once. NULL without memory or without a

@@ -11,12 +11,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "timing/order.h"
-#include "timing/sample.h"
 #include "timing/stats.h"
 
 enum { SLOW_ROUNDS = 3 };
-
 static const double RESOLUTIONS = 1000; /* a sample lasts as many clock steps: reading the clock adds at most 0.1 % */
 
 typedef struct rounds {
@@ -37,22 +34,14 @@ static int cap_of(const bench_timing_options *o) { return o->max_rounds > o->min
 
 /* ---- Budget ---------------------------------------------------------------------------------------------------------- */
 
-static double need_ns(const rounds *r, const bench_trial *t) { return bench_sample_guess_ns(t) * r->options->min_rounds; }
-
 /* Lets a trial run in all rounds if it fits into an even share of what is left. */
 static bool admit_if_quick(const rounds *r, bench_trial *t, double *left_ns, int *waiting) {
-  if (t->quota || need_ns(r, t) > *left_ns / *waiting) return false;
+  const double need_ns = bench_sample_guess_ns(t) * r->options->min_rounds;
+  if (t->quota || need_ns > *left_ns / *waiting) return false;
   t->quota = cap_of(r->options);
-  *left_ns -= need_ns(r, t);
+  *left_ns -= need_ns;
   --*waiting;
   return true;
-}
-
-/* A slow trial gets the rounds that fit into its share. */
-static int slow_quota(const rounds *r, const bench_trial *t, double share_ns) {
-  const int least = SLOW_ROUNDS < r->options->min_rounds ? SLOW_ROUNDS : r->options->min_rounds;
-  const int fitting = (int)(share_ns / bench_sample_guess_ns(t));
-  return fitting > least ? fitting : least;
 }
 
 /* Sets every quota; see the head of this file. */
@@ -63,8 +52,11 @@ static void share_budget(rounds *r) {
     admitted = false;
     for (int i = 0; i < r->count; i++) admitted |= admit_if_quick(r, r->trials[i], &left_ns, &waiting);
   }
-  for (int i = 0; i < r->count; i++)
-    if (!r->trials[i]->quota) r->trials[i]->quota = slow_quota(r, r->trials[i], left_ns / waiting);
+  const int least = SLOW_ROUNDS < r->options->min_rounds ? SLOW_ROUNDS : r->options->min_rounds;
+  for (int i = 0; i < r->count; i++) {
+    bench_trial *t = r->trials[i];
+    if (!t->quota) t->quota = (int)fmax(least, left_ns / waiting / bench_sample_guess_ns(t));
+  }
 }
 
 static bool is_slow(const rounds *r, const bench_trial *t) { return t->quota < cap_of(r->options); }
@@ -116,23 +108,18 @@ static bool all_narrow(const rounds *r) {
   return !all_slow(r);
 }
 
-static bool interrupted(const rounds *r) { return r->options->stop && *r->options->stop; }
-
-static bool budget_is_spent(const rounds *r) {
-  return r->sampler.meter->now_ns() - r->start_ns > 1e9 * r->options->budget_s;
-}
-
 /* True if the rounds are over; *stop says why. */
 static bool is_over(const rounds *r, int done, bench_stop *stop) {
-  const bool enough = done >= r->options->min_rounds;
+  const bench_timing_options *o = r->options;
+  const bool enough = done >= o->min_rounds;
   bool over = true;
   if (all_done(r))
     *stop = all_slow(r) ? BENCH_STOP_BUDGET : BENCH_STOP_ROUNDS;
-  else if (interrupted(r))
+  else if (o->stop && *o->stop)
     *stop = BENCH_STOP_INTERRUPT;
   else if (enough && all_narrow(r))
     *stop = BENCH_STOP_PRECISION;
-  else if (enough && budget_is_spent(r))
+  else if (enough && r->sampler.meter->now_ns() - r->start_ns > 1e9 * o->budget_s)
     *stop = BENCH_STOP_BUDGET;
   else
     over = false;
@@ -141,22 +128,17 @@ static bool is_over(const rounds *r, int done, bench_stop *stop) {
 
 /* ---- Rounds ---------------------------------------------------------------------------------------------------------- */
 
-static bool run_round(rounds *r, int round) {
-  bench_slices last = {.loop = NULL};
-  const int *order = r->square + (round % r->count) * r->count;
-  for (int place = 0; place < r->count; place++) {
-    bench_trial *t = r->trials[order[place]];
-    if (t->samples.rounds < t->quota && !bench_sample_take(&r->sampler, t, place, &last)) return false;
-  }
-  return true;
-}
-
 static bool run_rounds(rounds *r, bench_stop *stop) {
   for (int round = 0;; round++) {
     const bool new_square = round % r->count == 0;
     if (new_square && !bench_latin_square(r->square, r->count, r->options->seed, round / r->count))
       return bench_sampler_fail(&r->sampler, "no memory for the order of the rounds");
-    if (!run_round(r, round)) return false;
+    bench_slices last = {.loop = NULL};
+    const int *order = r->square + (round % r->count) * r->count;
+    for (int place = 0; place < r->count; place++) {
+      bench_trial *t = r->trials[order[place]];
+      if (t->samples.rounds < t->quota && !bench_sample_take(&r->sampler, t, place, &last)) return false;
+    }
     if (is_over(r, round + 1, stop)) return true;
   }
 }

@@ -4,7 +4,7 @@
 #ifndef BENCH_ROUNDS_H
 #define BENCH_ROUNDS_H
 
-#include "timing/meter.h"
+#include "timing/sample.h"
 
 typedef struct bench_timing_options {
   double precision;         /* stop when the 95 % interval of every median is within +-precision (0.01) */

@@ -37,14 +37,6 @@ static void describe_problem(bench_row *row, const attn_problem *p) {
   describe_window(row, p);
 }
 
-static void describe_heads(bench_row *row, const bench_case *bench) {
-  if (!bench_layer_has_heads(bench)) return;
-  row->heads_q = bench->problem.heads_q;
-  row->heads_kv = bench->problem.heads_kv;
-  row->dim_qk = bench->problem.dim_qk;
-  row->dim_v = bench->problem.dim_v;
-}
-
 static void describe_options(bench_row *row, const bench_case *bench) {
   static const char *const caches[] = {[BENCH_WARM] = "warm", [BENCH_COLD_KV] = "cold-kv", [BENCH_COLD_ALL] = "cold"};
   if (bench_layer_has_attention(bench)) COPY(row->score, bench_spec_get(&bench->spec, AXIS_SCORE));
@@ -70,17 +62,17 @@ static bool has_column(bench_axis axis) {
   }
 }
 
-static void describe_other_axes(bench_row *row, const bench_case *bench) {
-  char text[BENCH_NAME] = "";
-  bench_case_name_axes(bench, AXIS_IN_DATA, has_column, text);
-  if (*text) snprintf(row->other_axes, sizeof row->other_axes, "%.120s", text + 1);
-}
-
 static void describe_case(bench_row *row, const bench_case *bench) {
+  const attn_problem *p = &bench->problem;
+  char other[BENCH_NAME] = "";
   COPY(row->case_id, bench->case_id);
-  describe_other_axes(row, bench);
-  describe_problem(row, &bench->problem);
-  describe_heads(row, bench);
+  bench_case_name_axes(bench, AXIS_IN_DATA, has_column, other);
+  if (*other) snprintf(row->other_axes, sizeof row->other_axes, "%.120s", other + 1);
+  describe_problem(row, p);
+  if (bench_layer_has_heads(bench)) {
+    row->heads_q = p->heads_q, row->heads_kv = p->heads_kv;
+    row->dim_qk = p->dim_qk, row->dim_v = p->dim_v;
+  }
   describe_options(row, bench);
   row->threads = bench->threads;
   if (!bench_layer_is(bench)) return;

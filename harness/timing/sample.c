@@ -4,12 +4,31 @@
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
+#include "base/clock.h"
 #include "machine/affinity.h"
 #include "timing/stats.h"
 
 static const double SLICE_NS = 0.25e6;      /* two before and two after each sample: a millisecond */
 static const double REWARM_BELOW_NS = 20e6; /* a longer call hardly notices that others used the caches before it */
+
+static double read_rate(const bench_trial *t, int64_t turn, int threads) {
+  return bench_read_rate(bench_widest_read(), (bench_read_span){t->tensors, t->tensor_count, turn, t->samples.iterations},
+                         threads);
+}
+
+const bench_meter bench_machine_meter = {
+    .now_ns = bench_now_ns,
+    .resolution_ns = bench_clock_resolution_ns,
+    .call = bench_trial_call,
+    .poison = bench_trial_poison,
+    .output_hash = bench_trial_output_hash,
+    .peak_prepare = bench_peak_prepare,
+    .peak_rate = bench_peak_rate,
+    .read_rate = read_rate,
+    .bandwidth = bench_read_bandwidth,
+};
 
 bool bench_sampler_fail(bench_sampler *s, const char *format, ...) {
   va_list arguments;
@@ -21,18 +40,15 @@ bool bench_sampler_fail(bench_sampler *s, const char *format, ...) {
 
 /* ---- Calls ----------------------------------------------------------------------------------------------------------- */
 
-/* Calls the kernel on the next tensors of the rotation. */
-static attn_status call(const bench_sampler *s, bench_trial *t) {
-  const int64_t turn = t->turn;
-  t->turn = (turn + 1) % t->tensor_count;
-  return s->meter->call(t, turn);
-}
-
 /* Nanoseconds of `calls` calls, or NaN if one failed. */
 static double time_calls(const bench_sampler *s, bench_trial *t, int64_t calls) {
   attn_status status = ATTN_OK;
   const double start = s->meter->now_ns();
-  for (int64_t i = 0; i < calls && status == ATTN_OK; i++) status = call(s, t);
+  for (int64_t i = 0; i < calls && status == ATTN_OK; i++) {
+    const int64_t turn = t->turn; /* picks the next tensors of the rotation */
+    t->turn = (turn + 1) % t->tensor_count;
+    status = s->meter->call(t, turn);
+  }
   const double end = s->meter->now_ns();
   return status == ATTN_OK ? end - start : NAN;
 }
@@ -59,8 +75,6 @@ static bool time_sample(bench_sampler *s, bench_trial *t, double *time_ns) {
 
 /* ---- Slices ---------------------------------------------------------------------------------------------------------- */
 
-static bool has_slices(const bench_trial *t) { return t->slice.loop || t->reads; }
-
 /* Reads what a sample reads: as many tensors, in their turn of the rotation. */
 static double read_next(const bench_sampler *s, bench_trial *t) {
   const int64_t turn = t->turn;
@@ -70,19 +84,9 @@ static double read_next(const bench_sampler *s, bench_trial *t) {
 
 static bench_slices run_slices(const bench_sampler *s, bench_trial *t) {
   bench_slices slices = {.loop = t->slice.loop};
-  for (int i = 0; has_slices(t) && i < BENCH_SLICES; i++)
+  for (int i = 0; i < BENCH_SLICES && (t->slice.loop || t->reads); i++)
     slices.rate[i] = t->reads ? read_next(s, t) : s->meter->peak_rate(&t->slice);
   return slices;
-}
-
-/* The median of all slices: one that an interrupt disturbed does not count. */
-static double median_rate(const bench_slices *before, const bench_slices *after) {
-  double all[2 * BENCH_SLICES];
-  for (int i = 0; i < BENCH_SLICES; i++) {
-    all[i] = before->rate[i];
-    all[BENCH_SLICES + i] = after->rate[i];
-  }
-  return bench_median(all, 2 * BENCH_SLICES);
 }
 
 /* ---- Samples --------------------------------------------------------------------------------------------------------- */
@@ -92,7 +96,10 @@ bool bench_sample_take(bench_sampler *s, bench_trial *t, int position, bench_sli
   const bench_slices before = last->loop && last->loop == t->slice.loop ? *last : run_slices(s, t);
   if (!time_sample(s, t, &samples->time_ns[samples->rounds])) return false;
   *last = run_slices(s, t);
-  samples->loop_rate[samples->rounds] = has_slices(t) ? median_rate(&before, last) : 0.0;
+  double rates[2 * BENCH_SLICES]; /* their median: a slice that an interrupt disturbed does not count */
+  memcpy(rates, before.rate, sizeof before.rate);
+  memcpy(rates + BENCH_SLICES, last->rate, sizeof last->rate);
+  samples->loop_rate[samples->rounds] = bench_median(rates, 2 * BENCH_SLICES);
   samples->position[samples->rounds++] = position;
   return true;
 }
@@ -103,8 +110,11 @@ static int64_t more_calls(int64_t calls, double total_ns, double sample_ns) {
   return (int64_t)ceil((double)calls * fmax(factor, 1.2));
 }
 
-static bool calibrate_calls(bench_sampler *s, bench_trial *t) {
+bool bench_sample_calibrate(bench_sampler *s, bench_trial *t) {
   int64_t calls = 1;
+  t->turn = 0;
+  t->slice = (bench_peak_slice){.loop = NULL};
+  if (t->peak) t->slice = s->meter->peak_prepare(t->peak, s->threads, SLICE_NS);
   bench_team_settle(s->threads);
   double total_ns = time_calls(s, t, calls);
   while (total_ns < s->sample_ns) {
@@ -115,13 +125,6 @@ static bool calibrate_calls(bench_sampler *s, bench_trial *t) {
   t->samples.iterations = calls;
   t->call_ns = total_ns / (double)calls;
   return true;
-}
-
-bool bench_sample_calibrate(bench_sampler *s, bench_trial *t) {
-  t->turn = 0;
-  t->slice = (bench_peak_slice){.loop = NULL};
-  if (t->peak) t->slice = s->meter->peak_prepare(t->peak, s->threads, SLICE_NS);
-  return calibrate_calls(s, t);
 }
 
 double bench_sample_guess_ns(const bench_trial *t) {

@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include "cases/work.h"
-#include "timing/setup_private.h"
 
 static const double ROTATION_BYTES = 2147483648.0; /* most memory for the rotations of a cold cache */
 static const double ROTATED_CACHES = 4;            /* rotations are together so many times the last-level cache */
@@ -33,18 +32,13 @@ static const char *refusal_of_kernel(const bench_case *bench, const attn_kernel_
   return "no kernel takes it on this CPU";
 }
 
-/* Layers without a kernel inside are measured once: in the row of the automatic choice, or in the first. -1: in every
- * row. */
-static int only_row(const bench_case *bench, const attn_kernel_info *const *kernels, int count) {
-  if (bench_layer_has_attention(bench) || bench_layer_has_projections(bench)) return -1;
-  for (int i = 0; i < count; i++)
-    if (kernels[i] == &bench_automatic) return i;
-  return 0;
-}
-
+/* Layers without a kernel inside are measured once: in the row of the automatic choice, or in the first. */
 const char *bench_refusal(const bench_case *bench, const attn_kernel_info *const *kernels, int count, int index) {
-  const int only = only_row(bench, kernels, count);
-  if (only < 0 || bench->invalid[0]) return refusal_of_kernel(bench, kernels[index]);
+  int only = 0;
+  if (bench->invalid[0] || bench_layer_has_attention(bench) || bench_layer_has_projections(bench))
+    return refusal_of_kernel(bench, kernels[index]);
+  for (int i = count - 1; i >= 0; i--)
+    if (kernels[i] == &bench_automatic) only = i;
   return index == only ? NULL : "the layer runs no kernel: one row stands for all";
 }
 
@@ -72,10 +66,11 @@ static bool conclude_all(bench_setup *s, bench_status status, const char *reason
   return false;
 }
 
-static bool is_too_much(double bytes, double available) { return bytes > BENCH_MEMORY_SHARE * available; }
-
-static bool refuse_size(bench_setup *s, const char *what, double bytes, double available) {
+/* False, with a verdict, if memory has no room for so much. */
+static bool has_room(bench_setup *s, const char *what, double bytes) {
+  const double available = bench_memory_available();
   char reason[160];
+  if (bytes <= BENCH_MEMORY_SHARE * available) return true;
   snprintf(reason, sizeof reason, "its %s need %.3g GB, more than %.0f %% of the %.3g GB of memory that are free", what,
            bytes * 1e-9, BENCH_MEMORY_SHARE * 100, available * 1e-9);
   return conclude_all(s, BENCH_SKIP, reason);
@@ -83,47 +78,34 @@ static bool refuse_size(bench_setup *s, const char *what, double bytes, double a
 
 static bool open_tensors(bench_setup *s) {
   const size_t bytes = bench_tensors_size(s->bench); /* 0: more than can be counted */
-  const double available = bench_memory_available();
-  if (!bytes || is_too_much((double)bytes, available))
-    return refuse_size(s, "tensors", bytes ? (double)bytes : INFINITY, available);
+  if (!has_room(s, "tensors", bytes ? (double)bytes : INFINITY)) return false;
   bench_note(s, "making tensors", "");
   if (!bench_tensors_create(s->bench, &s->tensors[0])) return conclude_all(s, BENCH_ERROR, "out of memory for the tensors");
   s->rotations = 1;
   return true;
 }
 
-/* Whether the sharp limit applies: it presumes V of mean zero and scores that differ, or addends of equal size all round the
- * same way (docs/numerics.md: a standard deviation below 0.05). Scores of default scale have the square of the inputs'
- * magnitude. */
-static bool errors_average_out(const bench_case *bench) {
-  return !bench->uniform_v && bench->magnitude * bench->magnitude >= 0.05;
-}
-
 static bool ask_oracle(bench_setup *s) {
   const attn_problem *problem = &s->bench->problem;
   const attn_args *args = &s->tensors[0].args;
+  /* The sharp limit presumes V of mean zero and scores that differ, or addends of equal size all round the same way
+   * (docs/numerics.md: a standard deviation below 0.05). Scores of default scale have the square of the inputs' magnitude.
+   */
+  const bool averages_out = !s->bench->uniform_v && s->bench->magnitude * s->bench->magnitude >= 0.05;
   bench_note(s, "asking the oracle", "");
-  s->expected = bench_expected_create(problem, args, s->bench->seed, errors_average_out(s->bench));
+  s->expected = bench_expected_create(problem, args, s->bench->seed, averages_out);
   s->flops = bench_work_flops(problem, bench_work_pairs(problem, args));
   s->bytes = bench_work_bytes(problem, args);
   return s->expected || conclude_all(s, BENCH_ERROR, "out of memory for the oracle's answer");
 }
 
 static bool open_layer(bench_setup *s) {
-  const double available = bench_memory_available();
   s->flops = bench_layer_flops(s->bench);
   s->bytes = bench_layer_bytes(s->bench);
-  if (is_too_much(s->bytes, available)) return refuse_size(s, "data", s->bytes, available);
+  if (!has_room(s, "data", s->bytes)) return false;
   bench_note(s, "making the layer", "");
   s->layer = bench_layer_open(s->bench);
   return s->layer || conclude_all(s, BENCH_ERROR, "out of memory for the layer");
-}
-
-static void open_data(bench_setup *s) {
-  if (bench_layer_is(s->bench))
-    (void)open_layer(s);
-  else if (open_tensors(s))
-    (void)ask_oracle(s);
 }
 
 /* ---- The case -------------------------------------------------------------------------------------------------------- */
@@ -134,13 +116,22 @@ bench_setup *bench_setup_open(const bench_case *bench, const attn_kernel_info *c
   if (!s) return NULL;
   s->bench = bench;
   s->settings = settings;
-  if (open_trials(s, kernels, count)) open_data(s);
+  if (!open_trials(s, kernels, count)) return s;
+  if (bench_layer_is(bench))
+    (void)open_layer(s);
+  else if (open_tensors(s))
+    (void)ask_oracle(s);
   return s;
 }
 
 void bench_setup_close(bench_setup *s) {
   if (!s) return;
-  for (int i = 0; i < s->count; i++) bench_trial_close(&s->trials[i]);
+  for (int i = 0; i < s->count; i++) {
+    attn_plan_destroy(s->trials[i].plan);
+    bench_layer_unmake(s->trials[i].layer);
+    free(s->trials[i].workspace);
+    bench_trial_clear(&s->trials[i]);
+  }
   bench_trial_clear(&s->control);
   bench_layer_close(s->layer);
   bench_expected_destroy(s->expected);
@@ -149,17 +140,6 @@ void bench_setup_close(bench_setup *s) {
 }
 
 /* ---- Rotations ------------------------------------------------------------------------------------------------------- */
-
-static double wanted_bytes(void) {
-  const long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
-  return ROTATED_CACHES * (cache > 0 ? (double)cache : USUAL_CACHE);
-}
-
-/* How many copies make `wanted` bytes, as far as memory allows. */
-static int wanted_rotations(const bench_setup *s, double size, double wanted) {
-  const double room = fmin(ROTATION_BYTES, 0.4 * bench_memory_available()) / ((double)s->tensors[0].bytes + 1);
-  return (int)fmax(1, fmin(BENCH_MAX_ROTATIONS, fmin(ceil(wanted / size) + 1, room)));
-}
 
 /* Where only K and V are to be cold, the copies share q. Each copy keeps its own output, as each output is checked. */
 static bool add_rotation(bench_setup *s) {
@@ -170,10 +150,13 @@ static bool add_rotation(bench_setup *s) {
   return true;
 }
 
-/* All copies together are larger than the last-level cache, so that none is in it when its turn comes. */
+/* All copies together are larger than the last-level cache, so that none is in it when its turn comes, as far as memory
+ * allows. */
 static void rotate_cold(bench_setup *s) {
-  const double size = s->bytes > 1 ? s->bytes : 1, wanted = wanted_bytes();
-  const int target = wanted_rotations(s, size, wanted);
+  const long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
+  const double size = s->bytes > 1 ? s->bytes : 1, wanted = ROTATED_CACHES * (cache > 0 ? (double)cache : USUAL_CACHE);
+  const double room = fmin(ROTATION_BYTES, 0.4 * bench_memory_available()) / ((double)s->tensors[0].bytes + 1);
+  const int target = (int)fmax(1, fmin(BENCH_MAX_ROTATIONS, fmin(ceil(wanted / size) + 1, room)));
   while (s->rotations < target && add_rotation(s)) continue;
   for (int i = 0; i < s->count && s->rotations * size < wanted; i++)
     if (!s->trials[i].refused)

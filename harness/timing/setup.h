@@ -11,6 +11,8 @@ enum {
   BENCH_FEW_ROUNDS = 4, /* a kernel that does not fit so often into the budget of its case is not timed */
 };
 
+#define BENCH_MEMORY_SHARE 0.8 /* of the memory that is free, for one case */
+
 /* A sample repeats the call until it lasts this long: much longer than a timer interrupt, much shorter than a second. */
 #define BENCH_MIN_SAMPLE_S 2e-3
 
@@ -53,6 +55,9 @@ bench_setup *bench_setup_open(const bench_case *bench, const attn_kernel_info *c
                               const bench_case_settings *settings);
 void bench_setup_close(bench_setup *setup); /* NULL is fine */
 
+/* Multiplications and additions of all pairs, masked ones too. */
+double bench_multiply_adds(const attn_problem *problem);
+
 /* Makes and checks the trials one after the other: each has its verdict then. False if *settings->stop cut it short. */
 bool bench_setup_check(bench_setup *setup);
 
@@ -76,5 +81,15 @@ void bench_setup_rows(bench_setup *setup, bench_row *rows);
 
 /* Says what happens now. */
 void bench_note(const bench_setup *setup, const char *what, const char *kernel);
+
+/* One case from its description to its rows. Fills rows[count], one per kernel, whatever happens: what could not run is SKIP
+ * or ERROR with the reason. The caller clears them. False if *settings->stop cut it short before the checks were done: the
+ * rows are then of no use. */
+bool bench_run_case(const bench_case *bench, const attn_kernel_info *const *kernels, int count,
+                    const bench_case_settings *settings, bench_row *rows);
+
+/* A guess at the seconds that bench_run_case() takes. */
+double bench_case_guess(const bench_case *bench, const attn_kernel_info *const *kernels, int count,
+                        const bench_case_settings *settings);
 
 #endif

@@ -8,7 +8,7 @@
 #include "cases/work.h"
 #include "check/structure.h"
 #include "machine/first_touch.h"
-#include "timing/setup_private.h"
+#include "timing/setup.h"
 
 enum { PLAN_REPEATS = 5 };
 
@@ -77,13 +77,6 @@ static bool open_layer(bench_setup *s, bench_trial *t) {
   return open_workspace(t, bench_layer_workspace(t->layer));
 }
 
-void bench_trial_close(bench_trial *t) {
-  attn_plan_destroy(t->plan);
-  bench_layer_unmake(t->layer);
-  free(t->workspace);
-  bench_trial_clear(t);
-}
-
 /* ---- Checking -------------------------------------------------------------------------------------------------------- */
 
 static attn_status create_plan_by_name(const void *name, const attn_problem *problem, const attn_options *options,
@@ -93,61 +86,51 @@ static attn_status create_plan_by_name(const void *name, const attn_problem *pro
   return attn_plan_create(problem, &named, plan);
 }
 
-static bench_verdict run_structure(const bench_setup *s, bench_trial *t) {
+/* The structural tests replace the verdict only if theirs is worse. */
+static void check_structure(const bench_setup *s, bench_trial *t) {
+  if (!s->settings->structure || bench_multiply_adds(&s->bench->problem) > STRUCTURE_WORK) return;
+  if (t->verdict.status != BENCH_PASS && t->verdict.status != BENCH_DEGENERATE) return;
   const char *kernel = attn_plan_kernel(t->plan);
   const bench_subject subject = {.create_plan = create_plan_by_name,
                                  .context = kernel,
                                  .numerics = &t->kernel->numerics,
                                  .rows_stand_alone = !attn_kernel_find(kernel)->library[0]};
-  return bench_structure_check(&subject, &t->tensors[0], s->expected, s->bench->seed, ~0u, &t->verdict.structure);
-}
-
-/* The structural tests replace the verdict only if theirs is worse. */
-static void check_structure(const bench_setup *s, bench_trial *t) {
-  if (!s->settings->structure || bench_multiply_adds(&s->bench->problem) > STRUCTURE_WORK) return;
-  if (t->verdict.status != BENCH_PASS && t->verdict.status != BENCH_DEGENERATE) return;
-  const bench_verdict structure = run_structure(s, t);
+  const bench_verdict structure =
+      bench_structure_check(&subject, &t->tensors[0], s->expected, s->bench->seed, ~0u, &t->verdict.structure);
   if (structure.status == BENCH_PASS) return;
   t->verdict.status = structure.status;
   memcpy(t->verdict.reason, structure.reason, sizeof t->verdict.reason);
 }
 
-static void check_plan(const bench_setup *s, bench_trial *t) {
-  const attn_numerics *numerics = &t->kernel->numerics;
-  t->verdict = bench_check(t->plan, &t->tensors[0], s->expected, numerics, t->workspace, t->workspace_bytes);
-  check_structure(s, t);
-}
-
-/* One call, roughly, of a trial that passed: the check has seen that it succeeds. */
-static double time_call(const bench_trial *t) {
-  if (!t->layer)
-    bench_pages_forget(t->workspace, t->workspace_bytes); /* so that the threads that pack touch it first, not the check */
-  const double start = bench_now_ns();
-  (void)bench_trial_call(t, 0);
-  return bench_now_ns() - start;
-}
-
 static void check_trial(bench_setup *s, bench_trial *t) {
+  const attn_numerics *numerics = &t->kernel->numerics;
   bench_note(s, "checking", t->kernel->name);
   t->tensors = s->tensors;
   t->tensor_count = 1;
   if (!(s->layer ? open_layer(s, t) : open_plan(s, t))) return;
-  if (t->layer)
-    t->verdict = bench_layer_check(t->layer, &t->kernel->numerics, t->workspace, t->workspace_bytes);
-  else
-    check_plan(s, t);
-  if (s->settings->timed && t->verdict.status == BENCH_PASS) t->call_ns = time_call(t);
+  if (t->layer) {
+    t->verdict = bench_layer_check(t->layer, numerics, t->workspace, t->workspace_bytes);
+  } else {
+    t->verdict = bench_check(t->plan, &t->tensors[0], s->expected, numerics, t->workspace, t->workspace_bytes);
+    check_structure(s, t);
+  }
+  if (!s->settings->timed || t->verdict.status != BENCH_PASS) return;
+  if (!t->layer)
+    bench_pages_forget(t->workspace, t->workspace_bytes); /* so that the threads that pack touch it first, not the check */
+  const double start = bench_now_ns();
+  (void)bench_trial_call(t, 0); /* the check has seen that it succeeds */
+  t->call_ns = bench_now_ns() - start;
 }
 
-static bool stopped(const bench_setup *s) { return s->settings->stop && *s->settings->stop; }
-
 bool bench_setup_check(bench_setup *s) {
+  static volatile const int never;
+  volatile const int *stop = s->settings->stop ? s->settings->stop : &never;
   const bool has_data = s->expected || s->layer;
-  int running = 0;
+  bool complete = true;
   for (int i = 0; i < s->count; i++) {
     if (s->trials[i].refused) continue;
-    running++;
-    if (has_data && !stopped(s)) check_trial(s, &s->trials[i]);
+    if (has_data && !*stop) check_trial(s, &s->trials[i]);
+    complete = !*stop;
   }
-  return !running || !stopped(s);
+  return complete;
 }

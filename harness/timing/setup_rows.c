@@ -30,48 +30,30 @@ static void fill_peak(const bench_setup *s, bench_trial *t, bench_row *row) {
   if (row->peak_pct > 100) bench_warn(t, "faster than the measured peak: the peak loop was disturbed");
 }
 
-/* Shares of the time of a layer's parts. */
-static void fill_shares(const bench_case *bench, const bench_layer_trial *layer, bench_row *row) {
-  if (!bench_layer_has_projections(bench)) return;
-  const bench_shares shares = bench_layer_shares(layer);
-  row->projections_pct = 100 * shares.projections;
-  if (bench_layer_has_attention(bench)) row->attention_pct = 100 * shares.attention;
-  row->rest_pct = 100 * shares.rest;
-}
-
-static void fill_work(const bench_setup *s, const bench_trial *t, bench_row *row) {
-  const double seconds = row->time.median * 1e-9;
+static void fill_times(const bench_setup *s, bench_trial *t, bench_row *row) {
+  if (bench_threads_share_cpus()) bench_warn(t, "threads: %d share fewer CPUs, and may move", s->bench->threads);
+  row->time = bench_summarise(t->samples.time_ns, t->samples.rounds);
+  row->stop = s->stop;
+  for (int i = 0; i < s->count; i++)
+    if (t->samples.rounds < s->trials[i].samples.rounds) row->stop = BENCH_STOP_BUDGET; /* of a slow kernel */
   if (bench_layer_has_plan(s->bench)) row->plan_ns = t->plan_ns;
   if (bench_layer_has_workspace(s->bench)) row->workspace_bytes = (double)t->workspace_bytes;
   row->flops = s->flops;
   row->bytes = s->bytes;
-  row->gflops = s->flops / seconds * 1e-9;
-  row->gbs = s->bytes / seconds * 1e-9;
-}
-
-static int most_rounds(const bench_setup *s) {
-  int rounds = 0;
-  for (int i = 0; i < s->count; i++)
-    if (s->trials[i].samples.rounds > rounds) rounds = s->trials[i].samples.rounds;
-  return rounds;
-}
-
-static void move_samples(bench_samples *samples, bench_row *row) {
-  row->samples_ns = samples->time_ns;
-  row->positions = samples->position;
-  row->iterations = samples->iterations;
-  samples->time_ns = NULL;
-  samples->position = NULL;
-}
-
-static void fill_times(const bench_setup *s, bench_trial *t, bench_row *row) {
-  if (bench_threads_share_cpus()) bench_warn(t, "threads: %d share fewer CPUs, and may move", s->bench->threads);
-  row->time = bench_summarise(t->samples.time_ns, t->samples.rounds);
-  row->stop = t->samples.rounds < most_rounds(s) ? BENCH_STOP_BUDGET : s->stop;
-  fill_work(s, t, row);
-  if (t->layer) fill_shares(s->bench, t->layer, row);
+  row->gflops = s->flops / row->time.median;
+  row->gbs = s->bytes / row->time.median;
+  if (bench_layer_has_projections(s->bench)) { /* the layer tells its parts apart */
+    const bench_shares shares = bench_layer_shares(t->layer);
+    row->projections_pct = 100 * shares.projections;
+    if (bench_layer_has_attention(s->bench)) row->attention_pct = 100 * shares.attention;
+    row->rest_pct = 100 * shares.rest;
+  }
   fill_peak(s, t, row);
-  move_samples(&t->samples, row);
+  row->samples_ns = t->samples.time_ns;
+  row->positions = t->samples.position;
+  row->iterations = t->samples.iterations;
+  t->samples.time_ns = NULL;
+  t->samples.position = NULL;
 }
 
 bench_row bench_setup_row(const bench_setup *s, bench_trial *t) {
@@ -86,43 +68,24 @@ bench_row bench_setup_row(const bench_setup *s, bench_trial *t) {
 
 /* ---- Comparisons ----------------------------------------------------------------------------------------------------- */
 
-/* A slow kernel takes part in the first rounds only: the ratio is over the rounds that both have. */
-static bench_summary ratio_of(const bench_row *a, const bench_row *b) {
-  return bench_paired_ratio(a->samples_ns, b->samples_ns, fewer(a->time.n, b->time.n));
-}
-
-/* naive_c where it was timed, else the slowest. */
-static const bench_row *choose_baseline(const bench_row *rows, int count) {
-  const bench_row *slowest = NULL;
-  for (const bench_row *r = rows; r < rows + count; r++) {
-    if (r->time.n && !strcmp(r->kernel, "naive_c")) return r;
-    if (r->time.n && (!slowest || r->time.median > slowest->time.median)) slowest = r;
-  }
-  return slowest;
-}
-
-static const bench_row *choose_best(const bench_row *rows, int count) {
-  const bench_row *best = NULL;
-  for (const bench_row *r = rows; r < rows + count; r++)
-    if (r->time.n && (!best || r->time.median < best->time.median)) best = r;
-  return best;
-}
-
-/* How far apart two trials of the same kernel are. */
-static double noise_of(const bench_setup *s, const bench_row *controlled) {
+/* A slow kernel takes part in the first rounds only: ratios are over the rounds that both have. The baseline is naive_c
+ * where it was timed, else the slowest. */
+static void compare(const bench_setup *s, bench_row *rows) {
+  const bench_row *baseline = NULL, *best = NULL, *controlled = &rows[s->controlled - s->trials];
   const bench_samples *control = &s->control.samples;
   const int rounds = fewer(control->rounds, controlled->time.n);
-  return fabs(bench_paired_ratio(control->time_ns, controlled->samples_ns, rounds).median - 1);
-}
-
-static void compare(const bench_setup *s, bench_row *rows) {
-  const bench_row *baseline = choose_baseline(rows, s->count), *best = choose_best(rows, s->count);
-  const double noise = noise_of(s, &rows[s->controlled - s->trials]);
+  const double noise = fabs(bench_paired_ratio(control->time_ns, controlled->samples_ns, rounds).median - 1);
+  for (bench_row *r = rows; r < rows + s->count; r++) {
+    if (r->time.n && (!best || r->time.median < best->time.median)) best = r;
+    if (r->time.n && (!baseline || r->time.median > baseline->time.median)) baseline = r;
+  }
+  for (bench_row *r = rows; r < rows + s->count; r++)
+    if (r->time.n && !strcmp(r->kernel, "naive_c")) baseline = r;
   for (bench_row *r = rows; r < rows + s->count; r++) {
     if (!r->time.n) continue;
     memcpy(r->baseline, baseline->kernel, sizeof r->baseline);
-    r->ratio = ratio_of(baseline, r);
-    r->ratio_best = ratio_of(best, r).median;
+    r->ratio = bench_paired_ratio(baseline->samples_ns, r->samples_ns, fewer(baseline->time.n, r->time.n));
+    r->ratio_best = bench_paired_ratio(best->samples_ns, r->samples_ns, fewer(best->time.n, r->time.n)).median;
     r->noise = noise;
     r->peak_gbs = 1e-9 * s->read_bandwidth;
     r->bw_pct = s->read_bandwidth > 0 ? 100 * r->gbs / r->peak_gbs : NAN;

@@ -8,10 +8,6 @@ enum { MIN_ROUNDS = 11, MAX_ROUNDS = 200, BANDWIDTH_CLASSES = 64, SMALLEST_CLASS
 
 static const double NO_BUDGET_S = 1e9;
 
-static const bench_meter *meter_of(const bench_setup *s) {
-  return s->settings->meter ? s->settings->meter : &bench_machine_meter;
-}
-
 /* ---- Who takes part -------------------------------------------------------------------------------------------------- */
 
 void bench_setup_prepare_trial(const bench_setup *s, bench_trial *t) {
@@ -19,42 +15,28 @@ void bench_setup_prepare_trial(const bench_setup *s, bench_trial *t) {
   t->peak = bench_peak_of(t->kernel, bench_dtype_name(s->bench->problem.dtype_kv));
 }
 
-/* False for a kernel that is too slow, with a warning. */
-static bool fits_budget(const bench_setup *s, bench_trial *t) {
-  const double call_s = 1e-9 * t->call_ns;
-  if (s->settings->rounds || call_s * BENCH_FEW_ROUNDS <= s->settings->case_budget_s) return true;
-  bench_warn(t, "not timed: one call takes %.3g s, and --case-budget %.3g s has no room for %d", call_s,
-             s->settings->case_budget_s, BENCH_FEW_ROUNDS);
-  return false;
-}
-
+/* Those that passed, but for kernels that are too slow, which get a warning. */
 static int choose_trials(bench_setup *s, bench_trial **chosen) {
+  const double budget_s = s->settings->case_budget_s;
   int count = 0;
   for (int i = 0; i < s->count; i++) {
     bench_trial *t = &s->trials[i];
-    if (t->verdict.status != BENCH_PASS || !fits_budget(s, t)) continue;
+    const double call_s = 1e-9 * t->call_ns;
+    if (t->verdict.status != BENCH_PASS) continue;
+    if (!s->settings->rounds && call_s * BENCH_FEW_ROUNDS > budget_s) {
+      bench_warn(t, "not timed: one call takes %.3g s, and --case-budget %.3g s has no room for %d", call_s, budget_s,
+                 BENCH_FEW_ROUNDS);
+      continue;
+    }
     bench_setup_prepare_trial(s, t);
     chosen[count++] = t;
   }
   return count;
 }
 
-static void choose_control(bench_setup *s, bench_trial *const *chosen, int count) {
-  s->controlled = chosen[0];
-  for (int i = 1; i < count; i++)
-    if (chosen[i]->call_ns < s->controlled->call_ns) s->controlled = chosen[i];
-  s->control = *s->controlled;
-}
-
 /* ---- Read bandwidth -------------------------------------------------------------------------------------------------- */
 
-/* The power of two that holds about as much memory as each thread of the case reads. */
-static int size_class_of(const bench_setup *s) {
-  const double bytes = s->bytes * (s->layer ? 1 : s->rotations) / s->bench->threads;
-  return (int)fmax(SMALLEST_CLASS, ceil(log2(fmax(bytes, 1))));
-}
-
-/* Bytes/s of the read loop, measured once per size, thread count and meter. */
+/* Bytes/s of the read loop, measured once per size (a power of two), thread count and meter. */
 static double read_bandwidth(const bench_setup *s) {
   static struct known {
     int size_class, threads;
@@ -62,7 +44,10 @@ static double read_bandwidth(const bench_setup *s) {
     double rate;
   } known[BANDWIDTH_CLASSES];
   static int known_count;
-  const struct known wanted = {size_class_of(s), s->bench->threads, meter_of(s), 0};
+  const bench_meter *meter = s->settings->meter ? s->settings->meter : &bench_machine_meter;
+  const double bytes = s->bytes * (s->layer ? 1 : s->rotations) / s->bench->threads; /* that each thread reads */
+  const int size_class = (int)fmax(SMALLEST_CLASS, ceil(log2(fmax(bytes, 1))));
+  const struct known wanted = {size_class, s->bench->threads, meter, 0};
   for (const struct known *k = known; k < known + known_count; k++)
     if (k->size_class == wanted.size_class && k->threads == wanted.threads && k->meter == wanted.meter) return k->rate;
   bench_note(s, "measuring read bandwidth", "");
@@ -90,25 +75,23 @@ static bench_timing_options options_of(const bench_setup *s) {
                                 .meter = settings->meter};
 }
 
-static void spoil(bench_trial *const *trials, int count, const char *error) {
-  for (int i = 0; i < count; i++) {
-    bench_conclude(trials[i], BENCH_ERROR, "timing: %s", error);
-    bench_trial_clear(trials[i]);
-  }
-}
-
 void bench_setup_time(bench_setup *s) {
   bench_trial *trials[BENCH_MAX_KERNELS + 2];
   const char *error;
   bench_setup_rotate(s);
   const int count = choose_trials(s, trials);
   if (!count) return;
-  choose_control(s, trials, count);
+  s->controlled = trials[0];
+  for (int i = 1; i < count; i++)
+    if (trials[i]->call_ns < s->controlled->call_ns) s->controlled = trials[i];
+  s->control = *s->controlled;
   trials[count] = &s->control;
   const bench_timing_options options = options_of(s);
   bench_note(s, "timing", "");
-  if (bench_time(trials, count + 1, &options, &s->stop, &error))
-    s->read_bandwidth = read_bandwidth(s);
-  else
-    spoil(trials, count + 1, error);
+  const bool fine = bench_time(trials, count + 1, &options, &s->stop, &error);
+  if (fine) s->read_bandwidth = read_bandwidth(s);
+  for (int i = 0; i <= count && !fine; i++) {
+    bench_conclude(trials[i], BENCH_ERROR, "timing: %s", error);
+    bench_trial_clear(trials[i]);
+  }
 }

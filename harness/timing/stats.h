@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* Order statistics: no normality assumed. All functions sort copies; NaN never enters. With n = 0, or if memory is short, a
- * summary is all zeros (n too). */
+/* Order statistics, which assume no normality, and the order of trials in a round. All functions sort copies; NaN never
+ * enters. With n = 0, or if memory is short, a summary is all zeros (n too). */
 #ifndef BENCH_STATS_H
 #define BENCH_STATS_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 typedef struct bench_summary {
   double min, median, mad; /* mad: median absolute deviation, not scaled */
@@ -30,5 +31,9 @@ bool bench_holm(double *p, int n);
 /* The largest rank k (from 1) for which the k-th smallest and the k-th largest of n values hold the median with >= 95 %;
  * 0 if n < 6: not even the smallest and the largest do. */
 int bench_median_rank(int n);
+
+/* A randomised Latin square: the orders of one block of n rounds. Row r of square[n][n] is the order of round r; every trial
+ * stands once in every place. Blocks are shuffled independently. False if memory is short. */
+bool bench_latin_square(int *square, int n, uint64_t seed, int block);
 
 #endif

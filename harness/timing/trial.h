@@ -5,7 +5,7 @@
 
 #include "check/check.h"
 #include "layers/layer.h"
-#include "timing/peak_rate.h"
+#include "timing/rates.h"
 
 /* What the rounds measured. */
 typedef struct bench_samples {
