@@ -4,6 +4,8 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <float.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -11,32 +13,27 @@
 #include <string.h>
 
 enum { HELP_COLUMNS = 100, HELP_INDENT = 28 };
+static const double LONGEST_DURATION_S = 3600e6;
 
 /* ---- Words --------------------------------------------------------------------------------------------------------- */
 
 enum { LONGEST_WORD = 63 };
 
-static int least(int a, int b, int c) { return a < b ? (a < c ? a : c) : (b < c ? b : c); }
-
-static bool same_letter(char a, char b) { return tolower((unsigned char)a) == tolower((unsigned char)b); }
-
-/* row[j] is the distance of a word to the first j letters of b. Updates it for the word with one more letter. */
-static void add_letter(int *row, char letter, const char *b) {
-  int diagonal = row[0]++;
-  for (int j = 1; b[j - 1]; j++) {
-    const int above = row[j];
-    row[j] = least(above + 1, row[j - 1] + 1, diagonal + !same_letter(letter, b[j - 1]));
-    diagonal = above;
-  }
-}
-
-/* Levenshtein's distance; that of longer words is not computed. */
+/* Levenshtein's distance; that of longer words is not computed. row[j] is the distance to the first j letters of b. */
 static int edit_distance(const char *a, const char *b) {
   int row[LONGEST_WORD + 1];
   const size_t columns = strlen(b);
   if (strlen(a) > LONGEST_WORD || columns > LONGEST_WORD) return LONGEST_WORD;
   for (int j = 0; j <= (int)columns; j++) row[j] = j;
-  for (; *a; a++) add_letter(row, *a, b);
+  for (; *a; a++) {
+    int diagonal = row[0]++;
+    for (int j = 1; b[j - 1]; j++) {
+      const int above = row[j], replaced = diagonal + (tolower((unsigned char)*a) != tolower((unsigned char)b[j - 1]));
+      const int shorter = above < row[j - 1] ? above : row[j - 1];
+      row[j] = shorter + 1 < replaced ? shorter + 1 : replaced;
+      diagonal = above;
+    }
+  }
   return row[columns];
 }
 
@@ -45,16 +42,15 @@ const char *cli_nearest(const char *word, const char *const *names) {
   int best_distance = (int)strlen(word) / 2 + 1; /* with more than half of the letters wrong, it is another word */
   for (; *names; names++) {
     const int distance = edit_distance(word, *names);
-    if (distance < best_distance) {
-      best_distance = distance;
-      best = *names;
-    }
+    if (distance >= best_distance) continue;
+    best_distance = distance;
+    best = *names;
   }
   return best;
 }
 
-/* What separates "attnbench" from the command's name: nothing where that is "-gbench", as in attnbench-gbench. */
-static const char *joint(const char *command) { return *command == '-' ? "" : " "; }
+/* What separates "attnbench" from the command's name: nothing where that is "" or "-gbench", as in attnbench-gbench. */
+static const char *joint(const char *command) { return *command == '-' || !*command ? "" : " "; }
 
 int cli_usage_error(const char *command, const char *format, ...) {
   va_list arguments;
@@ -64,6 +60,12 @@ int cli_usage_error(const char *command, const char *format, ...) {
   fputc('\n', stderr);
   va_end(arguments);
   return BENCH_EXIT_USAGE;
+}
+
+int cli_unknown(const char *command, const char *what, const char *word, const char *const *names, const char *hint) {
+  const char *near = cli_nearest(word, names);
+  return cli_usage_error(command, "unknown %s '%s'; %s%s%s", what, word, near ? "did you mean " : hint, near ? near : "",
+                         near ? "?" : "");
 }
 
 bool cli_next_word(const char **text, char *word, size_t bytes) {
@@ -87,11 +89,9 @@ bool cli_read_int(const char *text, int64_t *value) {
 
 static bool read_real_prefix(const char *text, double *value, const char **rest) {
   char *end;
-  const double number = strtod(text, &end);
-  if (end == text || !isfinite(number)) return false;
-  *value = number;
+  *value = strtod(text, &end);
   *rest = end;
-  return true;
+  return end != text && isfinite(*value);
 }
 
 bool cli_read_real(const char *text, double *value) {
@@ -102,7 +102,14 @@ bool cli_read_real(const char *text, double *value) {
   return true;
 }
 
-bool cli_read_duration(const char *text, double *seconds) {
+static bool read_float(const char *text, double *value) {
+  double number;
+  if (!cli_read_real(text, &number) || fabs(number) > FLT_MAX || (number != 0 && fabs(number) < FLT_MIN)) return false;
+  *value = number;
+  return true;
+}
+
+static bool read_duration(const char *text, double *seconds) {
   static const struct {
     const char *unit;
     double seconds;
@@ -111,43 +118,63 @@ bool cli_read_duration(const char *text, double *seconds) {
   double number;
   if (!read_real_prefix(text, &number, &rest) || number < 0) return false;
   for (size_t i = 0; i < sizeof units / sizeof *units; i++)
-    if (!strcmp(rest, units[i].unit)) {
+    if (!strcmp(rest, units[i].unit) && number * units[i].seconds <= LONGEST_DURATION_S) {
       *seconds = number * units[i].seconds;
       return true;
     }
   return false;
 }
 
-bool cli_read_percent(const char *text, double *fraction) {
+static bool read_percent(const char *text, double *fraction) {
   const char *rest;
   double number;
-  if (!read_real_prefix(text, &number, &rest) || number < 0) return false;
-  if (!strcmp(rest, "%"))
-    number /= 100;
-  else if (*rest)
-    return false;
+  if (!read_real_prefix(text, &number, &rest) || (*rest && strcmp(rest, "%"))) return false;
+  if (*rest) number /= 100;
+  if (number < 0 || number > 1) return false;
   *fraction = number;
   return true;
 }
 
-/* NULL, or what the value should have been. */
-static const char *append(cli_list *list, const char *text) {
-  if (list->count == CLI_LIST_MAX) return "given at most 64 times";
+static bool append(cli_list *list, const char *text) {
+  if (list->count == CLI_LIST_MAX) return false;
   list->item[list->count++] = text;
-  return NULL;
+  return true;
 }
 
-/* Stores `text` in the option's target. NULL, or what the value should have been. */
-static const char *store_value(const cli_option *option, const char *text) {
+static bool read_whole(const char *text, const cli_whole *whole) {
+  int64_t number;
+  if (!cli_read_int(text, &number) || number < whole->least || number > whole->most) return false;
+  *whole->value = number;
+  return true;
+}
+
+/* Stores `text` in the option's target. Returns 0, or the exit code of an error. */
+static int store_value(const char *command, const cli_option *option, const char *text) {
+  const char *wanted = NULL;
+  char range[96];
   switch (option->kind) {
-    case CLI_STRING: *(const char **)option->target = text; return NULL;
-    case CLI_LIST: return append(option->target, text);
-    case CLI_INT: return cli_read_int(text, option->target) ? NULL : "a whole number";
-    case CLI_REAL: return cli_read_real(text, option->target) ? NULL : "a finite number";
-    case CLI_DURATION: return cli_read_duration(text, option->target) ? NULL : "a time such as 90s, 250ms, 5m or 1h";
-    case CLI_PERCENT: return cli_read_percent(text, option->target) ? NULL : "a share such as 1% or 0.01";
-    default: return "no value";
+    case CLI_STRING: *(const char **)option->target = text; break;
+    case CLI_LIST:
+      if (!append(option->target, text)) wanted = "given at most 64 times";
+      break;
+    case CLI_INT: {
+      const cli_whole *whole = option->target;
+      snprintf(range, sizeof range, "a whole number from %" PRId64 " to %" PRId64, whole->least, whole->most);
+      if (!read_whole(text, whole)) wanted = range;
+      break;
+    }
+    case CLI_REAL:
+      if (!read_float(text, option->target)) wanted = "0 or a number of size 1.2e-38 to 3.4e38, as float32 holds";
+      break;
+    case CLI_DURATION:
+      if (!read_duration(text, option->target)) wanted = "a time from 0 to 1e6h, such as 90s, 250ms, 5m or 1h";
+      break;
+    case CLI_PERCENT:
+      if (!read_percent(text, option->target)) wanted = "a share from 0 to 100%, such as 1% or 0.01";
+      break;
+    default: break;
   }
+  return wanted ? cli_usage_error(command, "--%s '%s': should be %s", option->name, text, wanted) : 0;
 }
 
 /* ---- Help ---------------------------------------------------------------------------------------------------------- */
@@ -170,12 +197,9 @@ void cli_print_wrapped(FILE *file, const char *text, int column, int indent, int
 }
 
 static void print_option(const cli_option *option) {
-  char left[96];
-  char letter[4] = "   ";
-  if (option->letter) snprintf(letter, sizeof letter, "-%c,", option->letter);
-  const int length = snprintf(left, sizeof left, "  %s --%s%s%s", letter, option->name, option->value ? " " : "",
-                              option->value ? option->value : "");
-  fputs(left, stdout);
+  const char letter[4] = {option->letter ? '-' : ' ', option->letter ? option->letter : ' ', option->letter ? ',' : ' '};
+  const int length =
+      printf("  %s --%s%s%s", letter, option->name, option->value ? " " : "", option->value ? option->value : "");
   if (length + 2 > HELP_INDENT)
     printf("\n%*s", HELP_INDENT, "");
   else
@@ -198,10 +222,14 @@ static void print_help(const cli_command *command) {
 
 /* ---- Parsing ------------------------------------------------------------------------------------------------------- */
 
-static const cli_option *find_option(const cli_option *options, const char *name, size_t length, char letter) {
+/* The option that an argument names: "--name", "--name=value", "-n", "-nvalue". NULL if there is none. */
+static const cli_option *find_option(const cli_option *options, const char *given) {
+  const bool is_long = given[1] == '-';
+  const size_t length = is_long ? strcspn(given + 2, "=") : 0;
   for (; options->kind != CLI_OPTIONS_END; options++) {
     if (options->kind == CLI_GROUP) continue;
-    if (letter ? options->letter == letter : strlen(options->name) == length && !strncmp(options->name, name, length))
+    if (is_long ? strlen(options->name) == length && !strncmp(options->name, given + 2, length)
+                : options->letter == given[1])
       return options;
   }
   return NULL;
@@ -234,54 +262,39 @@ static const char *own_value(const char *given) {
   return equals ? equals + 1 : NULL;
 }
 
-static const cli_option *named_option(const cli_command *command, const char *given) {
-  if (given[1] != '-') return find_option(command->options, "", 0, given[1]);
-  return find_option(command->options, given + 2, strcspn(given + 2, "="), 0);
-}
-
-static int set_flag(const cli_command *command, const cli_option *option, const char *given) {
-  if (own_value(given)) return cli_usage_error(command->name, "--%s takes no value ('%s')", option->name, given);
-  *(bool *)option->target = true;
-  return 0;
-}
-
 /* Takes option argv[*index], with its value if it has one, and advances *index to the last argument used. Returns 0, or the
  * exit code of an error. */
 static int take_option(const cli_command *command, int argc, char **argv, int *index) {
   const char *given = argv[*index], *value = own_value(given);
-  const cli_option *option = named_option(command, given);
+  const cli_option *option = find_option(command->options, given);
   if (!option) return unknown_option(command, given);
-  if (option->kind == CLI_FLAG) return set_flag(command, option, given);
+  if (option->kind == CLI_FLAG) {
+    if (value) return cli_usage_error(command->name, "--%s takes no value ('%s')", option->name, given);
+    *(bool *)option->target = true;
+    return 0;
+  }
   if (!value && (*index + 1 >= argc || looks_like_option(argv[*index + 1])))
     return cli_usage_error(command->name, "--%s needs a value: --%s %s", option->name, option->name, option->value);
-  if (!value) value = argv[++*index];
-  const char *wanted = store_value(option, value);
-  return wanted ? cli_usage_error(command->name, "--%s '%s': should be %s", option->name, value, wanted) : 0;
+  return store_value(command->name, option, value ? value : argv[++*index]);
 }
-
-/* Returns 0, or the exit code of an error. */
-static int take_positional(const cli_command *command, const char *argument) {
-  if (command->positionals && !append(command->positionals, argument)) return 0;
-  return cli_usage_error(command->name, "unexpected argument '%s'; see attnbench%s%s --help", argument, joint(command->name),
-                         command->name);
-}
-
-static bool is_help(const char *argument) { return !strcmp(argument, "--help") || !strcmp(argument, "-h"); }
 
 bool cli_parse(const cli_command *command, int argc, char **argv, int *exit_code) {
   bool options_end = false;
   *exit_code = BENCH_EXIT_OK;
   for (int i = 1; i < argc && !*exit_code; i++) {
     const char *argument = argv[i];
-    if (options_end || argument[0] != '-' || !argument[1])
-      *exit_code = take_positional(command, argument);
-    else if (!strcmp(argument, "--"))
+    if (options_end || argument[0] != '-' || !argument[1]) {
+      if (!command->positionals || !append(command->positionals, argument))
+        *exit_code = cli_usage_error(command->name, "unexpected argument '%s'; see attnbench%s%s --help", argument,
+                                     joint(command->name), command->name);
+    } else if (!strcmp(argument, "--")) {
       options_end = true;
-    else if (is_help(argument)) {
+    } else if (!strcmp(argument, "--help") || !strcmp(argument, "-h")) {
       print_help(command);
       return false;
-    } else
+    } else {
       *exit_code = take_option(command, argc, argv, &i);
+    }
   }
   return !*exit_code;
 }

@@ -43,10 +43,10 @@ typedef enum cli_kind {
   CLI_FLAG,     /* bool: set to true; takes no value */
   CLI_STRING,   /* const char *, into argv */
   CLI_LIST,     /* cli_list: every occurrence, in order */
-  CLI_INT,      /* int64_t */
-  CLI_REAL,     /* double; inf and nan are errors */
-  CLI_DURATION, /* double, seconds: "90", "90s", "250ms", "5m", "1h" */
-  CLI_PERCENT,  /* double, 0.01 for "1%" (or "0.01") */
+  CLI_INT,      /* cli_whole: CLI_WITHIN(&variable, least, most) */
+  CLI_REAL,     /* double: 0, or a normal float32 */
+  CLI_DURATION, /* double, seconds >= 0: "90", "90s", "250ms", "5m", "1h" */
+  CLI_PERCENT,  /* double, 0 to 1: 0.01 for "1%" (or "0.01") */
 } cli_kind;
 
 typedef struct cli_option {
@@ -55,15 +55,21 @@ typedef struct cli_option {
   const char *name;  /* without the dashes */
   const char *value; /* what stands for the value in --help, with its unit: "FILE"; NULL for flags */
   const char *help;  /* one sentence, with the default; wrapped to 100 columns */
-  void *target;      /* bool, const char *, cli_list, int64_t or double, by kind; holds the default before parsing */
+  void *target;      /* bool, const char *, cli_list, cli_whole or double, by kind; holds the default before parsing */
 } cli_option;
+
+typedef struct cli_whole {
+  int64_t *value, least, most;
+} cli_whole;
+#define CLI_WITHIN(value, least, most) \
+  &(cli_whole) { value, least, most }
 
 #define CLI_HEADING(title) \
   { CLI_GROUP, 0, title, NULL, NULL, NULL }
 #define CLI_END \
   { CLI_OPTIONS_END, 0, NULL, NULL, NULL, NULL }
 
-enum { CLI_LIST_MAX = 64 };
+enum { CLI_LIST_MAX = 64, CLI_MOST_THREADS = 4096 /* attn_options.threads */ };
 typedef struct cli_list {
   const char *item[CLI_LIST_MAX];
   int count;
@@ -87,6 +93,9 @@ int cli_usage_error(const char *command, const char *format, ...) __attribute__(
 /* The name nearest to `word` by edit distance, or NULL if none is near enough to be meant. names is ended by NULL. */
 const char *cli_nearest(const char *word, const char *const *names);
 
+/* Says "unknown WHAT 'WORD'", with the nearest of the names, or else the hint. Returns BENCH_EXIT_USAGE. */
+int cli_unknown(const char *command, const char *what, const char *word, const char *const *names, const char *hint);
+
 /* Copies the next comma-separated word of *text and moves *text behind it; false at the end. */
 bool cli_next_word(const char **text, char *word, size_t bytes);
 
@@ -95,8 +104,6 @@ void cli_print_wrapped(FILE *file, const char *text, int column, int indent, int
 
 /* Readers of single values: false unless all of `text` is one. */
 bool cli_read_int(const char *text, int64_t *value);
-bool cli_read_real(const char *text, double *value);       /* finite only */
-bool cli_read_duration(const char *text, double *seconds); /* >= 0 */
-bool cli_read_percent(const char *text, double *fraction);
+bool cli_read_real(const char *text, double *value); /* finite only */
 
 #endif

@@ -15,43 +15,40 @@ static bool say(const char *what, const char *path) {
   return false;
 }
 
+static bool fail_with(int error, const char *what, const char *path) {
+  errno = error;
+  return say(what, path);
+}
+
 /* Makes the rename survive a power cut. Some file systems cannot; that is no error. */
 static void sync_folder_of(const char *path) {
   char folder[PATH_BYTES];
-  snprintf(folder, sizeof folder, "%s", path);
-  char *slash = strrchr(folder, '/');
-  if (slash)
-    slash[slash == folder] = 0;
-  else
-    snprintf(folder, sizeof folder, ".");
+  const char *slash = strrchr(path, '/');
+  snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - path) + 1 : 1, slash ? path : ".");
   const int descriptor = open(folder, O_RDONLY | O_DIRECTORY);
   if (descriptor < 0) return;
   (void)fsync(descriptor);
   (void)close(descriptor);
 }
 
-/* True of /dev/stdout and pipes, which cannot be replaced by renaming. */
-static bool is_device(const char *path) {
+static bool is_kind(const char *path, mode_t kind) {
   struct stat info;
-  return !stat(path, &info) && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode);
+  return !stat(path, &info) && (info.st_mode & S_IFMT) == kind;
 }
 
-static bool is_folder(const char *path) {
-  struct stat info;
-  return !stat(path, &info) && S_ISDIR(info.st_mode);
+/* True of "-", /dev/stdout and pipes, which cannot be replaced by renaming. */
+static bool is_stream(const char *path) {
+  return !strcmp(path, "-") || (bench_file_exists(path) && !is_kind(path, S_IFREG) && !is_kind(path, S_IFDIR));
 }
 
-static bool write_directly(const char *path, bench_write_fn write, void *context) {
-  FILE *file = fopen(path, "w");
+static bool write_stream(const char *path, bench_write_fn write, void *context) {
+  FILE *file = strcmp(path, "-") ? fopen(path, "w") : stdout;
   if (!file) return say("write", path);
   write(context, file);
-  const bool failed = ferror(file);
-  return !fclose(file) && !failed ? true : say("write", path);
-}
-
-static bool fail_with(int error, const char *what, const char *path) {
-  errno = error;
-  return say(what, path);
+  const bool failed = fflush(file) || ferror(file);
+  const int error = errno;
+  if (file != stdout && fclose(file)) return say("write", path);
+  return !failed || fail_with(error, "write", path);
 }
 
 /* The file's name until it is whole. */
@@ -62,8 +59,8 @@ static bool name_temporary(const char *path, char *temporary) {
 
 bool bench_file_writable(const char *path) {
   char temporary[PATH_BYTES];
-  if (is_device(path)) return true;
-  if (is_folder(path)) return fail_with(EISDIR, "write", path);
+  if (is_stream(path)) return true;
+  if (is_kind(path, S_IFDIR)) return fail_with(EISDIR, "write", path);
   if (!name_temporary(path, temporary)) return false;
   FILE *file = fopen(temporary, "w");
   if (!file) return say("write", path);
@@ -84,7 +81,7 @@ static bool finish(FILE *file, const char *temporary, const char *path) {
 
 bool bench_file_write(const char *path, bench_write_fn write, void *context) {
   char temporary[PATH_BYTES];
-  if (is_device(path)) return write_directly(path, write, context);
+  if (is_stream(path)) return write_stream(path, write, context);
   if (!name_temporary(path, temporary)) return false;
   FILE *file = fopen(temporary, "w");
   if (!file) return say("write", temporary);
@@ -94,34 +91,89 @@ bool bench_file_write(const char *path, bench_write_fn write, void *context) {
   return true;
 }
 
-static bool create_one(const char *path) { return !mkdir(path, 0777) || errno == EEXIST || say("create", path); }
-
 bool bench_folder_create(const char *path) {
   char part[PATH_BYTES];
   if ((size_t)snprintf(part, sizeof part, "%s", path) >= sizeof part) return fail_with(ENAMETOOLONG, "create", path);
-  for (char *slash = part + 1; (slash = strchr(slash, '/')); *slash++ = '/') {
+  for (char *slash = part + (*part == '/'); slash; slash = *slash ? slash + 1 : NULL) {
+    slash += strcspn(slash, "/");
+    const char separator = *slash;
     *slash = 0;
-    if (!create_one(part)) return false;
+    if (mkdir(part, 0777) && errno != EEXIST) return say("create", part);
+    *slash = separator;
   }
-  if (!create_one(part)) return false;
-  return is_folder(part) || fail_with(ENOTDIR, "create", part);
+  return is_kind(path, S_IFDIR) || fail_with(ENOTDIR, "create", path);
 }
 
 bool bench_file_exists(const char *path) { return !access(path, F_OK); }
 
-static void put_json_character(FILE *file, unsigned char c) {
-  if (c == '"' || c == '\\')
-    fprintf(file, "\\%c", c);
-  else if (c == '\n')
-    fputs("\\n", file);
-  else if (c < 0x20)
-    fprintf(file, "\\u%04x", c);
-  else
-    fputc(c, file);
+/* ---- System files ------------------------------------------------------------------------------------------------- */
+
+static void trim(char *text) {
+  size_t begin = strspn(text, " \t\""), end = strlen(text);
+  while (end > begin && strchr(" \t\r\n\"", text[end - 1])) end--;
+  memmove(text, text + begin, end - begin);
+  text[end - begin] = 0;
+}
+
+void bench_read_line(const char *path, char *line, size_t bytes) {
+  FILE *file = fopen(path, "r");
+  line[0] = 0;
+  if (!file) return;
+  if (!fgets(line, (int)bytes, file)) line[0] = 0;
+  fclose(file);
+  trim(line);
+}
+
+/* The value in a line "name: value" or "name=value", or NULL. Changes the line. */
+static const char *value_of(char *line, const char *name) {
+  char *separator = strpbrk(line, ":=");
+  if (!separator) return NULL;
+  *separator = 0;
+  trim(line);
+  trim(separator + 1);
+  return strcmp(line, name) ? NULL : separator + 1;
+}
+
+void bench_read_field(const char *path, const char *name, char *value, size_t bytes) {
+  char line[8192];
+  const char *found = NULL;
+  FILE *file = fopen(path, "r");
+  while (file && !found && fgets(line, sizeof line, file)) found = value_of(line, name);
+  snprintf(value, bytes, "%s", found ? found : "");
+  if (file) fclose(file);
+}
+
+/* ---- JSON ------------------------------------------------------------------------------------------------------------ */
+
+/* How many bytes the character takes that begins at `text`; 0 if that is not UTF-8 (RFC 3629). */
+static size_t utf8_bytes(const unsigned char *text) {
+  const unsigned char c = text[0];
+  const size_t bytes = c < 0x80 ? 1 : c >= 0xc2 && c < 0xe0 ? 2 : c >= 0xe0 && c < 0xf0 ? 3 : c >= 0xf0 && c < 0xf5 ? 4 : 0;
+  for (size_t i = 1; i < bytes; i++)
+    if ((text[i] & 0xc0) != 0x80) return 0;
+  const bool overlong = (c == 0xe0 && text[1] < 0xa0) || (c == 0xf0 && text[1] < 0x90);
+  const bool beyond = (c == 0xed && text[1] > 0x9f) || (c == 0xf4 && text[1] > 0x8f); /* surrogates, U+110000 */
+  return overlong || beyond ? 0 : bytes;
 }
 
 void bench_json_string(FILE *file, const char *text) {
   fputc('"', file);
-  for (; *text; text++) put_json_character(file, (unsigned char)*text);
+  for (const unsigned char *c = (const unsigned char *)text; *c;) {
+    const size_t bytes = utf8_bytes(c);
+    if (*c == '"' || *c == '\\')
+      fprintf(file, "\\%c", *c);
+    else if (*c == '\n')
+      fputs("\\n", file);
+    else if (*c < 0x20 || *c == 0x7f || !bytes)
+      fprintf(file, "\\u%04x", *c);
+    else
+      fwrite(c, 1, bytes, file);
+    c += bytes ? bytes : 1;
+  }
   fputc('"', file);
+}
+
+void bench_json_pair(FILE *file, const char *before, const char *key, const char *text) {
+  fprintf(file, "%s\"%s\": ", before, key);
+  bench_json_string(file, text);
 }

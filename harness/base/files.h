@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT */
-/* Files that are either whole or absent: written under a temporary name, then renamed. */
+/* Files that are either whole or absent: written under a temporary name, then renamed. Small system files; JSON strings. */
 #ifndef BENCH_FILES_H
 #define BENCH_FILES_H
 
 #include <stdbool.h>
 #include <stdio.h>
 
-/* Writes `path` by calling write(context, file), then fsync and rename. False after an error, said on stderr. */
+/* Writes `path` by calling write(context, file), then fsync and rename. Pipes, devices and "-" (stdout) are written
+ * directly. False after an error, said on stderr. */
 typedef void (*bench_write_fn)(void *context, FILE *file);
 bool bench_file_write(const char *path, bench_write_fn write, void *context);
 
@@ -18,7 +19,16 @@ bool bench_file_writable(const char *path);
 
 bool bench_file_exists(const char *path);
 
-/* A JSON string with its quotes. */
+/* First line of a small file, without surrounding blanks; "" if there is none. */
+void bench_read_line(const char *path, char *line, size_t bytes);
+
+/* The value of the first "name: value" or "name=value" line of a file, without blanks and quotes; "" if there is none. */
+void bench_read_field(const char *path, const char *name, char *value, size_t bytes);
+
+/* A JSON string with its quotes. A byte that is not UTF-8 becomes the escape of its value, so that the file is valid. */
 void bench_json_string(FILE *file, const char *text);
+
+/* `before`, then "key": "text". */
+void bench_json_pair(FILE *file, const char *before, const char *key, const char *text);
 
 #endif

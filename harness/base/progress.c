@@ -30,17 +30,6 @@ void bench_progress_start(bench_progress *progress, int cases, double work, bool
                                .started = 1e-9 * bench_now_ns()};
 }
 
-static void format_eta(const bench_progress *p, char *text, unsigned bytes) {
-  char clock[24];
-  if (p->fresh_work <= 0) {
-    snprintf(text, bytes, "about %s", (bench_format_clock(p->work - p->work_done, clock, sizeof clock), clock));
-    return;
-  }
-  const double left = (p->work - p->work_done) / p->fresh_work * (1e-9 * bench_now_ns() - p->started);
-  bench_format_clock(left, clock, sizeof clock);
-  snprintf(text, bytes, "%s left", clock);
-}
-
 /* Whether a line is due off terminals: one per case, and every few seconds where there are very many cases. */
 static bool is_due(bench_progress *progress, const char *doing) {
   const double now = 1e-9 * bench_now_ns();
@@ -49,14 +38,18 @@ static bool is_due(bench_progress *progress, const char *doing) {
   return true;
 }
 
-void bench_progress_note(bench_progress *progress, const char *name, const char *doing) {
-  char eta[48];
-  if (progress->quiet || (!progress->terminal && !is_due(progress, doing))) return;
-  format_eta(progress, eta, sizeof eta);
-  if (progress->terminal)
-    fprintf(stderr, "\r\033[K[%d/%d, %s] %.70s: %s", progress->done + 1, progress->cases, eta, name, doing);
+void bench_progress_note(bench_progress *p, const char *name, const char *doing) {
+  if (p->quiet || (!p->terminal && !is_due(p, doing))) return;
+  const bool guessed = p->fresh_work <= 0; /* nothing has been measured */
+  const double pace = guessed ? 1 : (1e-9 * bench_now_ns() - p->started) / p->fresh_work;
+  char clock[24];
+  bench_format_clock((p->work - p->work_done) * pace, clock, sizeof clock);
+  fprintf(stderr, "%s[%d/%d, %s%s%s] ", p->terminal ? "\r\033[K" : "", p->done + 1, p->cases, guessed ? "about " : "", clock,
+          guessed ? "" : " left");
+  if (p->terminal)
+    fprintf(stderr, "%.70s: %s", name, doing);
   else
-    fprintf(stderr, "[%d/%d, %s] %s\n", progress->done + 1, progress->cases, eta, name);
+    fprintf(stderr, "%s\n", name);
   fflush(stderr);
 }
 

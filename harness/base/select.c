@@ -21,8 +21,6 @@ static const char *get(const attn_kernel_info *kernel, property what) {
   return what == NAME ? kernel->name : what == ALGORITHM ? kernel->algorithm : kernel->isa;
 }
 
-static bool is_glob(const char *pattern) { return strpbrk(pattern, "*?["); }
-
 /* Goes over the words of a list, whose items hold comma-separated words. Starts as {.list = ...}. */
 typedef struct words {
   const cli_list *list;
@@ -58,35 +56,21 @@ static bool list_matches(const cli_list *list, const char *value, bool excludes,
   return found;
 }
 
-static int say_not_built(const char *command, const char *word) {
-  const char *name, *reason;
-  for (int i = 0; (name = attn_kernel_not_built(i, &reason)); i++)
-    if (!fnmatch(word, name, 0)) {
+/* Returns 0 if a kernel matches the pattern, else an exit code. */
+static int check_pattern(const char *pattern, property what, const char *command) {
+  const char *names[BENCH_MAX_KERNELS + 1] = {NULL}, *name, *reason;
+  if (matches_any(pattern, what)) return 0;
+  for (int i = 0; what == NAME && (name = attn_kernel_not_built(i, &reason)); i++)
+    if (!fnmatch(pattern, name, 0)) {
       (void)cli_usage_error(command, "kernel '%s' is not in this build: %s", name, reason);
       return BENCH_EXIT_NOTHING;
     }
-  return 0;
-}
-
-static int say_no_match(const char *command, const char *word, property what) {
-  (void)cli_usage_error(command, "'%s' matches no %s; see attnbench list kernels", word, property_names[what]);
-  return BENCH_EXIT_NOTHING;
-}
-
-static int say_unknown(const char *command, const char *word, property what) {
-  const char *names[BENCH_MAX_KERNELS + 1] = {NULL};
+  if (strpbrk(pattern, "*?[")) { /* a glob */
+    (void)cli_usage_error(command, "'%s' matches no %s; see attnbench list kernels", pattern, property_names[what]);
+    return BENCH_EXIT_NOTHING;
+  }
   for (int i = 0; i < attn_kernel_count() && i < BENCH_MAX_KERNELS; i++) names[i] = get(attn_kernel_get(i), what);
-  const char *near = cli_nearest(word, names);
-  if (near) return cli_usage_error(command, "unknown %s '%s'; did you mean %s?", property_names[what], word, near);
-  return cli_usage_error(command, "unknown %s '%s'; see attnbench list kernels", property_names[what], word);
-}
-
-/* Returns 0 if a kernel matches the pattern, else an exit code. */
-static int check_pattern(const char *pattern, property what, const char *command) {
-  if (matches_any(pattern, what)) return 0;
-  const int code = what == NAME ? say_not_built(command, pattern) : 0;
-  if (code) return code;
-  return is_glob(pattern) ? say_no_match(command, pattern, what) : say_unknown(command, pattern, what);
+  return cli_unknown(command, property_names[what], pattern, names, "see attnbench list kernels");
 }
 
 /* Every word must match something. *automatic is set if "auto" is among the kernels. */
@@ -108,30 +92,22 @@ static bool wanted(const cli_list *list, const char *value) {
   return included || !any;
 }
 
-/* `--kernel auto` alone asks for nothing else. */
-static bool only_automatic(const bench_filter *filter, const bench_selection *selection) {
+int bench_select(const bench_filter *filter, const char *command, bench_selection *selection) {
   bool includes, excludes;
+  *selection = (bench_selection){0};
+  int code = check_words(&filter->kernels, NAME, command, &selection->automatic);
+  if (!code) code = check_words(&filter->algorithms, ALGORITHM, command, NULL);
+  if (!code) code = check_words(&filter->isas, ISA, command, NULL);
   (void)list_matches(&filter->kernels, "", false, &includes);
   (void)list_matches(&filter->kernels, "", true, &excludes);
-  return selection->automatic && !includes && !excludes && !filter->algorithms.count && !filter->isas.count;
-}
-
-static void select_kernels(const bench_filter *filter, bench_selection *selection) {
+  const bool narrowed = includes || excludes || filter->algorithms.count || filter->isas.count;
+  if (code || (selection->automatic && !narrowed)) return code; /* `--kernel auto` alone asks for nothing else */
   for (int i = 0; i < attn_kernel_count() && selection->count < BENCH_MAX_KERNELS; i++) {
     const attn_kernel_info *kernel = attn_kernel_get(i);
     if (wanted(&filter->kernels, kernel->name) && wanted(&filter->algorithms, kernel->algorithm) &&
         wanted(&filter->isas, kernel->isa))
       selection->kernel[selection->count++] = kernel;
   }
-}
-
-int bench_select(const bench_filter *filter, const char *command, bench_selection *selection) {
-  *selection = (bench_selection){0};
-  int code = check_words(&filter->kernels, NAME, command, &selection->automatic);
-  if (!code) code = check_words(&filter->algorithms, ALGORITHM, command, NULL);
-  if (!code) code = check_words(&filter->isas, ISA, command, NULL);
-  if (code || only_automatic(filter, selection)) return code;
-  select_kernels(filter, selection);
   if (selection->count || selection->automatic) return 0;
   (void)cli_usage_error(command, "no kernel passes all of --kernel, --algo and --isa; see attnbench list kernels");
   return BENCH_EXIT_NOTHING;

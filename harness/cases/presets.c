@@ -16,13 +16,15 @@ const bench_preset *bench_preset_find(const char *name) {
   return NULL;
 }
 
-const char *bench_preset_nearest(const char *name) {
+const bench_preset *bench_preset_named(const char *command, const char *name) {
   enum { MOST = 63 };
   const char *names[MOST + 1];
   int count = 0;
+  if (bench_preset_find(name)) return bench_preset_find(name);
   for (const bench_preset *preset = bench_presets; preset->name && count < MOST; preset++) names[count++] = preset->name;
   names[count] = NULL;
-  return cli_nearest(name, names);
+  (void)cli_unknown(command, "preset", name, names, "see attnbench list presets");
+  return NULL;
 }
 
 void bench_preset_summary(const bench_preset *preset, char *text, size_t bytes) {

@@ -31,8 +31,8 @@ typedef struct bench_grids {
 
 const bench_preset *bench_preset_find(const char *name); /* NULL if there is none */
 
-/* The nearest preset name, or NULL. */
-const char *bench_preset_nearest(const char *name);
+/* The same, but an unknown name is an error of the command, said on stderr. */
+const bench_preset *bench_preset_named(const char *command, const char *name);
 
 /* Appends the grids of a preset's text. False with a sentence, naming the line, in error. */
 bool bench_preset_read(const char *text, bench_grids *grids, char *error, size_t error_bytes);

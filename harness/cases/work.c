@@ -130,21 +130,3 @@ double bench_work_guess(const attn_problem *p, const attn_kernel_info *kernel, i
   const double pairs = (double)p->batch * (double)p->heads_q * (double)p->seq_q * (double)p->seq_k * causal;
   return 1e-6 + bench_work_flops(p, pairs) / typical_rate(kernel) / (threads > 1 ? threads : 1);
 }
-
-static double read_number(const char *path, const char *key) {
-  char line[256];
-  double value = -1;
-  FILE *file = fopen(path, "r");
-  if (!file) return -1;
-  while (value < 0 && fgets(line, sizeof line, file))
-    if (!strncmp(line, key, strlen(key)) && sscanf(line + strlen(key), "%lf", &value) != 1) value = -1;
-  (void)fclose(file);
-  return value;
-}
-
-double bench_memory_available(void) {
-  const double available = read_number("/proc/meminfo", "MemAvailable:") * 1024;
-  const double limit = read_number("/sys/fs/cgroup/memory.max", ""), used = read_number("/sys/fs/cgroup/memory.current", "");
-  const double left = limit > 0 && used >= 0 ? limit - used : INFINITY;
-  return available > 0 && available < left ? available : left;
-}

@@ -18,7 +18,4 @@ double bench_work_bytes(const attn_problem *problem, const attn_args *args);
 /* An estimate of the seconds of one call, right within a factor of a few: for --dry-run and the time left only. */
 double bench_work_guess(const attn_problem *problem, const attn_kernel_info *kernel, int threads);
 
-/* Bytes of memory that are free: MemAvailable, or what the cgroup leaves if that is less. */
-double bench_memory_available(void);
-
 #endif

@@ -43,10 +43,7 @@ static int unknown_command(const char *word) {
   int count = 0;
   for (int i = 0; i < COMMANDS; i++)
     if (commands[i].name[0] != '-') names[count++] = commands[i].name;
-  const char *near = cli_nearest(word, names);
-  fprintf(stderr, "attnbench: unknown command '%s'; %s%s\n", word, near ? "did you mean " : "see attnbench help",
-          near ? near : "");
-  return BENCH_EXIT_USAGE;
+  return cli_unknown("", "command", word, names, "see attnbench help");
 }
 
 static int version_main(int argc, char **argv) {

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /* attnbench env: the audit of machine, build and noise, and the CPUs to which threads would be bound. */
-#include <errno.h>
-#include <string.h>
-
 #include "base/cli.h"
+#include "base/files.h"
 #include "commands/commands.h"
 #include "machine/affinity.h"
-#include "machine/cpu_syntax.h"
+#include "machine/cpus.h"
 #include "machine/environment.h"
 
 static const char epilogue[] =
@@ -21,24 +19,13 @@ typedef struct placing {
   cpu_set_t set;
 } placing;
 
-/* False after an error, said on stderr. */
-static bool write_file(const bench_environment *environment, const char *path) {
-  bool to_stdout = strcmp(path, "-") == 0;
-  FILE *file = to_stdout ? stdout : fopen(path, "w");
-  if (file) bench_environment_write_json(environment, file);
-  bool failed = !file || ferror(file);
-  if (file && !to_stdout) failed = fclose(file) || failed;
-  if (failed) fprintf(stderr, "attnbench env: cannot write '%s': %s\n", path, strerror(errno));
-  return !failed;
-}
+static void write_json(void *context, FILE *file) { bench_environment_write_json(context, file); }
 
 /* Returns 0 or an exit code. */
 static int choose_cpus(placing *p) {
   char error[600];
   const bench_topology *topology = bench_topology_get();
   cpu_set_t allowed = topology->cpus;
-  if (p->threads < 0 || p->threads > CPU_SETSIZE)
-    return cli_usage_error("env", "--threads is %lld; 1 to %d is right", (long long)p->threads, CPU_SETSIZE);
   if (topology->here && sched_getaffinity(0, sizeof allowed, &allowed)) allowed = topology->cpus;
   p->set = allowed;
   if (p->cpus && !bench_cpus_read(p->cpus, topology, &allowed, &p->set, error, sizeof error))
@@ -69,7 +56,7 @@ static const cli_option options[] = {
     CLI_HEADING("Where threads would be kept (nothing is bound)"),
     {CLI_STRING, 0, "cpus", "LIST", BENCH_CPUS_HELP, &where.cpus},
     {CLI_INT, 't', "threads", "N", "so many threads (default: one for each CPU of --cpus, or for each core)",
-     &where.threads},
+     CLI_WITHIN(&where.threads, 1, CPU_SETSIZE)},
     CLI_END,
 };
 
@@ -80,13 +67,6 @@ static const cli_command command = {
         "Says what this machine and this build are, what disturbs measurements here, and which command would mend it.",
     .options = options,
     .epilogue = epilogue};
-
-static int report(const bench_environment *environment) {
-  if (json && !write_file(environment, json)) return BENCH_EXIT_INTERNAL;
-  if (!json) bench_environment_print(environment, stdout);
-  if (!json && where.threads) print_threads(&where);
-  return strict && bench_environment_worst(environment) == BENCH_BAD ? BENCH_EXIT_UNFIT : BENCH_EXIT_OK;
-}
 
 int bench_env_main(int argc, char **argv) {
   static bench_environment environment;
@@ -99,5 +79,8 @@ int bench_env_main(int argc, char **argv) {
   if (code) return code;
   bench_environment_read(&environment, argc, argv, 0);
   bench_environment_set_binding(&environment, &where.set, (int)where.threads);
-  return report(&environment);
+  if (json && !bench_file_write(json, write_json, &environment)) return BENCH_EXIT_INTERNAL;
+  if (!json) bench_environment_print(&environment, stdout);
+  if (!json && where.threads) print_threads(&where);
+  return strict && bench_environment_worst(&environment) == BENCH_BAD ? BENCH_EXIT_UNFIT : BENCH_EXIT_OK;
 }

@@ -15,6 +15,8 @@ static eval_task task;
 static bench_filter filter;
 static const char *threads, *cpus;
 
+#define MOST_KEYS (INT64_C(1) << 40)
+
 static const cli_option options[] = {
     CLI_HEADING("Tensors (.npy files)"),
     {CLI_STRING, 0, "q", "FILE", "queries [batch, heads, seq, dim]; [heads, seq, dim] and [seq, dim] will do",
@@ -49,8 +51,10 @@ static const cli_option options[] = {
     {CLI_STRING, 0, "causal", "WORD", "none, top-left, bottom-right or offset (default none)", &problem.causal},
     {CLI_STRING, 0, "offset", "N|FILE",
      "key position of query 0, for causal, windows and ALiBi; FILE is [batch] (default 0)", &problem.path[EVAL_OFFSET]},
-    {CLI_INT, 0, "window-left", "N", "keys seen to the left of a query's own; -1 = all (default -1)", &problem.window_left},
-    {CLI_INT, 0, "window-right", "N", "keys seen to the right; -1 = all (default -1)", &problem.window_right},
+    {CLI_INT, 0, "window-left", "N", "keys seen to the left of a query's own; -1 = all (default -1)",
+     CLI_WITHIN(&problem.window_left, -1, MOST_KEYS)},
+    {CLI_INT, 0, "window-right", "N", "keys seen to the right; -1 = all (default -1)",
+     CLI_WITHIN(&problem.window_right, -1, MOST_KEYS)},
     {CLI_STRING, 0, "cu-seqlens-q", "FILE", "[batch + 1] where sequences begin; then q is packed: [tokens, heads, dim]",
      &problem.path[EVAL_CU_SEQLENS_Q]},
     {CLI_STRING, 0, "cu-seqlens-k", "FILE", "likewise for k and v", &problem.path[EVAL_CU_SEQLENS_K]},
@@ -82,29 +86,6 @@ static const cli_command command = {
         "  numpy.save(\"q.npy\", q.numpy())   # k and v likewise; float32, float16 or float64\n"
         "  attnbench eval --q q.npy --k k.npy --v v.npy --causal top-left --time\n"};
 
-static void set_defaults(void) {
-  problem = (eval_options){.layout = "bhsd", .causal = "none", .scale = NAN, .window_left = -1, .window_right = -1};
-  task = (eval_task){.budget_s = 10};
-  filter = (bench_filter){.kernels.count = 0};
-  threads = "1";
-  cpus = NULL;
-}
-
-static bool read_threads(void) {
-  int64_t count = bench_cpu_count();
-  if (strcmp(threads, "all") && (!cli_read_int(threads, &count) || count < 1 || count > 4096))
-    return cli_usage_error("eval", "--threads %s: 1 to 4096, or all, would do", threads) == 0;
-  task.threads = (int)count;
-  return true;
-}
-
-/* "all" is the glob of all names. */
-static int select_kernels(bench_selection *selection) {
-  for (int i = 0; i < filter.kernels.count; i++)
-    if (!strcmp(filter.kernels.item[i], "all")) filter.kernels.item[i] = "*";
-  return bench_select(&filter, "eval", selection);
-}
-
 static int run(const bench_selection *selection) {
   eval_input input;
   if (!eval_load(&problem, &input)) {
@@ -118,13 +99,22 @@ static int run(const bench_selection *selection) {
 
 int bench_eval_main(int argc, char **argv) {
   bench_selection selection;
+  int64_t count = bench_cpu_count();
   int code;
-  set_defaults();
+  problem = (eval_options){.layout = "bhsd", .causal = "none", .scale = NAN, .window_left = -1, .window_right = -1};
+  task = (eval_task){.budget_s = 10};
+  filter = (bench_filter){.kernels.count = 0};
+  threads = "1";
+  cpus = NULL;
   if (!cli_parse(&command, argc, argv, &code)) return code;
-  if ((code = select_kernels(&selection)) != 0) return code;
+  for (int i = 0; i < filter.kernels.count; i++)
+    if (!strcmp(filter.kernels.item[i], "all")) filter.kernels.item[i] = "*";
+  if ((code = bench_select(&filter, "eval", &selection)) != 0) return code;
   if (cpus && (code = bench_pin_cpus("eval", cpus)) != 0) return code;
-  if (!read_threads()) return BENCH_EXIT_USAGE;
+  if (strcmp(threads, "all") && (!cli_read_int(threads, &count) || count < 1 || count > CLI_MOST_THREADS))
+    return cli_usage_error("eval", "--threads '%s': should be 1 to %d, or all", threads, CLI_MOST_THREADS);
   if (task.time && bench_refuses_to_time("eval --time")) return BENCH_EXIT_UNFIT;
+  task.threads = (int)count;
   problem.lse = task.save_lse != NULL;
   return run(&selection);
 }

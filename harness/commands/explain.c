@@ -7,10 +7,6 @@
 #include "commands/options.h"
 #include "report/table.h"
 
-static const char *rejection(const bench_case *bench, const attn_kernel_info *kernel) {
-  return bench->invalid[0] ? bench->invalid : attn_kernel_rejects(kernel, &bench->problem);
-}
-
 static void print_plan(const bench_case *bench) {
   const attn_options options = {.threads = bench->threads};
   attn_plan *plan;
@@ -31,7 +27,7 @@ static void explain_case(const bench_case *bench) {
   printf("\n%-18s %s\n", "kernel", "takes it?");
   for (int i = 0; i < attn_kernel_count(); i++) {
     const attn_kernel_info *kernel = attn_kernel_get(i);
-    const char *reason = rejection(bench, kernel);
+    const char *reason = bench->invalid[0] ? bench->invalid : attn_kernel_rejects(kernel, &bench->problem);
     printf("%-18s %s", kernel->name, reason ? "no: " : "yes\n");
     if (reason) bench_print_wrapped(stdout, reason, 23);
   }

@@ -25,15 +25,9 @@ bool bench_limits_wanted(const bench_options *o) {
   return false;
 }
 
-static bool has_other_cases(const bench_options *o) {
-  const char *values;
-  for (int i = 0; i < o->axes.count; i++)
-    if (!bench_axis_is(o->axes.item[i], "kernel", &values)) return true;
-  return o->presets.count > 1 || !bench_goals_find(o->presets.item[0]) || o->case_ids.count || o->threads || o->cases;
-}
-
 static int check_options(const bench_options *o) {
-  if (has_other_cases(o))
+  if (bench_options_have_axes(o) || o->presets.count > 1 || !bench_goals_find(o->presets.item[0]) || o->case_ids.count ||
+      o->threads || o->cases)
     return cli_usage_error(o->command,
                            "--preset limits has rows of its own: leave out -a, -t, --case, --cases and other presets "
                            "(attnbench list preset limits prints the rows)");
@@ -42,12 +36,6 @@ static int check_options(const bench_options *o) {
     return cli_usage_error(o->command, "--rounds %lld: a row of --preset limits needs at least %d", (long long)o->rounds,
                            BENCH_LEAST_GOAL_ROUNDS);
   return 0;
-}
-
-static int refuse_empty(const bench_goal_table *table, const char *command) {
-  bench_goals_print_absences(table, stderr);
-  (void)cli_usage_error(command, "no row of --preset limits can be measured here");
-  return table->absent[BENCH_NO_TIER] ? BENCH_EXIT_SKIPPED : BENCH_EXIT_NOTHING;
 }
 
 static int open_goals(bench_session *s, const bench_selection *selection) {
@@ -60,7 +48,10 @@ static int open_goals(bench_session *s, const bench_selection *selection) {
   const char *preset = o->presets.item[0];
   if (!bench_goal_table_open(table, bench_goals_find(preset), selection, (uint64_t)o->seed, error, sizeof error))
     return cli_usage_error(o->command, "goals of preset %s: %s", preset, error);
-  return table->count ? 0 : refuse_empty(table, o->command);
+  if (table->count) return 0;
+  bench_goals_print_absences(table, stderr);
+  (void)cli_usage_error(o->command, "no row of --preset limits can be measured here");
+  return table->absent[BENCH_NO_TIER] ? BENCH_EXIT_SKIPPED : BENCH_EXIT_NOTHING;
 }
 
 static void close_goals(bench_session *s) {
@@ -73,22 +64,22 @@ static void print_extent(const bench_session *s, FILE *file) {
   fprintf(file, "%d rows, %d rounds each", table->count, s->settings.rounds);
 }
 
-static int dry_run(const bench_session *s) {
+static double guess_all(const bench_session *s) {
   const bench_goal_table *table = s->own;
-  char extent[32];
-  double total = 0;
+  double guess = 0;
+  for (int i = 0; i < table->count; i++) guess += bench_goal_guess(&table->row[i], &s->settings);
+  return guess;
+}
+
+static void list(const bench_session *s) {
+  const bench_goal_table *table = s->own;
   for (int i = 0; i < table->count; i++) {
     const bench_goal_row *row = &table->row[i];
-    const double guess = bench_goal_guess(row, &s->settings);
-    total += guess;
-    printf("%7.1f s  %s: %s, %s %s\n%11s%s\n", guess, row->goal->section, row->goal->text, row->goal->metric->name,
-           row->goal->kernel, "", row->bench.case_id);
+    printf("%7.1f s  %s: %s, %s %s\n%11s%s\n", bench_goal_guess(row, &s->settings), row->goal->section, row->goal->text,
+           row->goal->metric->name, row->goal->kernel, "", row->bench.case_id);
     if (row->goal->metric->against) printf("%11sagainst %s\n", "", row->against.case_id);
   }
-  snprintf(extent, sizeof extent, "%d rows", table->count);
-  bench_print_estimate(extent, total);
   bench_goals_print_absences(table, stdout);
-  return BENCH_EXIT_OK;
 }
 
 /* ---- Running -------------------------------------------------------------------------------------------------------- */
@@ -108,16 +99,12 @@ static bool is_skipped(const bench_session *s, bench_goal_row *row) {
   return true;
 }
 
-static bool is_kept(const bench_rows *rows, const bench_row *row) {
-  for (int i = 0; i < rows->count; i++)
-    if (!strcmp(rows->item[i].case_id, row->case_id) && !strcmp(rows->item[i].kernel, row->kernel)) return true;
-  return false;
-}
-
 /* Keeps the case of a goal for the other result files, where a case of several goals stands once. */
 static void keep(bench_session *s, bench_row *row) {
-  if (row->case_id[0] && !is_kept(&s->rows, row)) {
-    bench_session_name_row(s, row);
+  bool fresh = row->case_id[0];
+  for (int i = 0; i < s->rows.count; i++)
+    fresh = fresh && (strcmp(s->rows.item[i].case_id, row->case_id) || strcmp(s->rows.item[i].kernel, row->kernel));
+  if (fresh) {
     bench_session_keep(s, row, true);
     bench_session_flush(s);
   }
@@ -134,28 +121,18 @@ static bool run_row(bench_session *s, bench_goal_row *row) {
   return complete;
 }
 
-static void print_row(const bench_session *s, const bench_goal_row *row, const bench_goal_row *before) {
-  bench_progress_wipe(&s->progress);
-  bench_goals_print_row(row, before, stdout);
-  if (s->options->repro || row->status == BENCH_FAIL)
-    printf("      attnbench run --kernel %s --case '%s'\n", row->goal->kernel, row->bench.case_id);
-  fflush(stdout);
-}
-
-static double guess_all(const bench_session *s, const bench_goal_table *table) {
-  double guess = 0;
-  for (int i = 0; i < table->count; i++) guess += bench_goal_guess(&table->row[i], &s->settings);
-  return guess;
-}
-
 static void run_goals(bench_session *s) {
   const bench_goal_table *table = s->own;
-  bench_progress_start(&s->progress, table->count, guess_all(s, table), s->options->quiet);
+  bench_progress_start(&s->progress, table->count, guess_all(s), s->options->quiet);
   bench_goals_print_head(stdout);
   for (int i = 0; i < table->count && !*s->settings.stop && !s->io_failed; i++) {
     bench_goal_row *row = &table->row[i];
     if (!run_row(s, row)) break;
-    print_row(s, row, i ? row - 1 : NULL);
+    bench_progress_wipe(&s->progress);
+    bench_goals_print_row(row, i ? row - 1 : NULL, stdout);
+    if (s->options->repro || row->status == BENCH_FAIL)
+      printf("      attnbench run --kernel %s --case '%s'\n", row->goal->kernel, row->bench.case_id);
+    fflush(stdout);
     bench_progress_advance(&s->progress, bench_goal_guess(row, &s->settings), false);
   }
   bench_progress_wipe(&s->progress);
@@ -202,7 +179,8 @@ const bench_session_steps bench_limits_steps = {.rounds = BENCH_GOAL_ROUNDS,
                                                 .gate = true,
                                                 .open = open_goals,
                                                 .close = close_goals,
-                                                .dry_run = dry_run,
+                                                .list = list,
+                                                .guess = guess_all,
                                                 .print_extent = print_extent,
                                                 .run = run_goals,
                                                 .write = write_goals,

@@ -70,15 +70,11 @@ static int list_cases(const bench_options *options) {
 }
 
 static int print_preset(const char *name) {
-  const bench_preset *preset = bench_preset_find(name);
-  if (preset) {
-    fputs(preset->text, stdout);
-    if (bench_goals_find(name)) printf("\n%s", bench_goals_find(name));
-    return BENCH_EXIT_OK;
-  }
-  const char *near = bench_preset_nearest(name);
-  return cli_usage_error("list", "unknown preset '%s'; %s%s", name, near ? "did you mean " : "see attnbench list presets",
-                         near ? near : "");
+  const bench_preset *preset = bench_preset_named("list", name);
+  if (!preset) return BENCH_EXIT_USAGE;
+  fputs(preset->text, stdout);
+  if (bench_goals_find(name)) printf("\n%s", bench_goals_find(name));
+  return BENCH_EXIT_OK;
 }
 
 static bench_options asked;
@@ -102,9 +98,7 @@ static int list(const char *subject) {
   static const char *const names[] = {"kernels", "presets", "preset", "axes", "cases", NULL};
   for (size_t i = 0; i < sizeof subjects / sizeof *subjects; i++)
     if (!strcmp(subject, subjects[i].name)) return subjects[i].list(&asked);
-  const char *near = cli_nearest(subject, names);
-  return cli_usage_error("list", "unknown subject '%s'; %s%s", subject,
-                         near ? "did you mean " : "there are kernels, presets, preset NAME, axes, cases", near ? near : "");
+  return cli_unknown("list", "subject", subject, names, "there are kernels, presets, preset NAME, axes, cases");
 }
 
 int bench_list_main(int argc, char **argv) {

@@ -24,23 +24,10 @@ bench_options bench_options_default(const char *command, const char *preset, int
 
 static int add_preset(const char *command, const char *name, bench_grids *grids) {
   char error[SENTENCE];
-  const bench_preset *preset = bench_preset_find(name);
-  if (!preset) {
-    const char *near = bench_preset_nearest(name);
-    if (near) return cli_usage_error(command, "unknown preset '%s'; did you mean %s?", name, near);
-    return cli_usage_error(command, "unknown preset '%s'; see attnbench list presets", name);
-  }
+  const bench_preset *preset = bench_preset_named(command, name);
+  if (!preset) return BENCH_EXIT_USAGE;
   if (bench_preset_read(preset->text, grids, error, sizeof error)) return 0;
   return cli_usage_error(command, "preset %s: %s", name, error);
-}
-
-static int add_presets(const bench_options *options, bench_grids *grids) {
-  char name[WORD];
-  int code = 0;
-  for (int i = 0; i < options->presets.count; i++)
-    for (const char *text = options->presets.item[i]; !code && cli_next_word(&text, name, sizeof name);)
-      code = add_preset(options->command, name, grids);
-  return code;
 }
 
 /* Options replace the axes of every grid. */
@@ -59,7 +46,7 @@ static int set_axes(const bench_options *options, bench_grids *grids) {
   return 0;
 }
 
-static bool has_axes(const bench_options *options) {
+bool bench_options_have_axes(const bench_options *options) {
   const char *values;
   for (int i = 0; i < options->axes.count; i++)
     if (!bench_axis_is(options->axes.item[i], "kernel", &values)) return true;
@@ -67,9 +54,13 @@ static bool has_axes(const bench_options *options) {
 }
 
 static int make_grids(const bench_options *options, bench_grids *grids) {
-  int code = add_presets(options, grids);
+  char name[WORD];
+  int code = 0;
+  for (int i = 0; i < options->presets.count; i++)
+    for (const char *text = options->presets.item[i]; !code && cli_next_word(&text, name, sizeof name);)
+      code = add_preset(options->command, name, grids);
   if (code) return code;
-  const bool nothing_asked = !grids->count && !has_axes(options) && !options->case_ids.count;
+  const bool nothing_asked = !grids->count && !bench_options_have_axes(options) && !options->case_ids.count;
   if (nothing_asked && options->default_preset)
     code = add_preset(options->command, options->default_preset, grids);
   else if (!grids->count && !options->case_ids.count)
@@ -103,8 +94,6 @@ static void thin_out(bench_case_list *list, int64_t most, uint64_t seed) {
 int bench_options_cases(const bench_options *options, bench_case_list *list) {
   char error[SENTENCE];
   bench_grids grids = {.count = 0};
-  if (options->cases < 0)
-    return cli_usage_error(options->command, "--cases %lld: should be at least 1", (long long)options->cases);
   int code = make_grids(options, &grids);
   if (!code) code = add_case_ids(options, list);
   for (int g = 0; g < grids.count && !code; g++)

@@ -3,6 +3,8 @@
 #ifndef BENCH_OPTIONS_H
 #define BENCH_OPTIONS_H
 
+#include <limits.h>
+
 #include "base/select.h"
 #include "cases/cases.h"
 
@@ -44,8 +46,10 @@ bench_options bench_options_default(const char *command, const char *preset, int
   {CLI_LIST, 0, "case", "CASE_ID", "repeatable: exactly this case, by the case_id of a result file", &(o)->case_ids},  \
   {CLI_STRING, 't', "threads", "N[,N...]",                                                                             \
    "threads of the kernels; all = every CPU allowed (default 1)", &(o)->threads},                                      \
-  {CLI_INT, 0, "cases", "N", "at most N cases, a seeded selection of them (default all)", &(o)->cases},                \
-  {CLI_INT, 0, "seed", "N", "of the generated inputs and all random choices (default 1)", &(o)->seed}
+  {CLI_INT, 0, "cases", "N", "at most N cases, a seeded selection of them (default all)",                               \
+   CLI_WITHIN(&(o)->cases, 1, INT_MAX)},                \
+  {CLI_INT, 0, "seed", "N", "of the generated inputs and all random choices (default 1)",                               \
+   CLI_WITHIN(&(o)->seed, 0, INT64_MAX)}
 
 #define BENCH_KERNEL_OPTIONS(o)                                                                                       \
   CLI_HEADING("Kernels"),                                                                                             \
@@ -72,6 +76,9 @@ bench_options bench_options_default(const char *command, const char *preset, int
 
 /* The cases that the options ask for. Returns 0 or an exit code, having said why on stderr. */
 int bench_options_cases(const bench_options *options, bench_case_list *list);
+
+/* Whether -a names an axis, beside kernel=... */
+bool bench_options_have_axes(const bench_options *options);
 
 /* The kernels likewise; `-a kernel=...` counts as --kernel. */
 int bench_options_kernels(bench_options *options, bench_selection *selection);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /* attnbench peak: what this machine can do at most. The peak loop of every tier and dtype, and the read bandwidth of
  * every cache level and of memory, on one core and on all. */
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "attn/attn.h"
 #include "base/cli.h"
+#include "base/files.h"
 #include "cases/cases.h"
 #include "commands/commands.h"
 #include "machine/affinity.h"
@@ -92,14 +92,16 @@ static void print_table(const ceilings *c) {
   printf("\nall cores: %d threads at once. Reads use the widest loads of this CPU.\n", c->threads);
 }
 
-static void write_csv(const ceilings *c, FILE *file) {
+static void write_csv(void *context, FILE *file) {
+  const ceilings *c = context;
   fprintf(file, "kind,name,dtype,what,threads,one_core,all_cores,unit\n");
   for (const ceiling *row = c->row; row < c->row + c->count; row++)
     fprintf(file, "%s,%s,%s,\"%s\",%d,%.6g,%.6g,%s\n", row->kind, row->name, row->dtype, row->what, c->threads, row->one,
             row->all, row->unit);
 }
 
-static void write_json(const ceilings *c, FILE *file) {
+static void write_json(void *context, FILE *file) {
+  const ceilings *c = context;
   fprintf(file, "{\"threads\": %d,\n \"ceilings\": [", c->threads);
   for (const ceiling *row = c->row; row < c->row + c->count; row++)
     fprintf(file,
@@ -109,25 +111,14 @@ static void write_json(const ceilings *c, FILE *file) {
   fprintf(file, "\n]}\n");
 }
 
-/* False after an error, said on stderr. Does nothing without a path. */
-static bool write_file(const char *path, const ceilings *c, void (*write)(const ceilings *, FILE *)) {
-  if (!path) return true;
-  bool to_stdout = strcmp(path, "-") == 0;
-  FILE *file = to_stdout ? stdout : fopen(path, "w");
-  if (file) write(c, file);
-  bool failed = !file || ferror(file);
-  if (file && !to_stdout) failed = fclose(file) || failed;
-  if (failed) fprintf(stderr, "attnbench peak: cannot write '%s': %s\n", path, strerror(errno));
-  return !failed;
-}
-
 static const char *csv, *json, *cpus;
 static int64_t threads;
 
 static const cli_option options[] = {
     {CLI_STRING, 0, "csv", "FILE", "write the table as CSV; - is stdout and replaces the table", &csv},
     {CLI_STRING, 0, "json", "FILE", "write the table as JSON; - is stdout and replaces the table", &json},
-    {CLI_INT, 0, "threads", "N", "what \"all cores\" means (default: every CPU this process may use)", &threads},
+    {CLI_INT, 0, "threads", "N", "what \"all cores\" means (default: every CPU this process may use)",
+     CLI_WITHIN(&threads, 1, CLI_MOST_THREADS)},
     {CLI_STRING, 0, "cpus", "LIST", BENCH_CPUS_HELP, &cpus},
     CLI_END,
 };
@@ -139,46 +130,30 @@ static const cli_command command = {.name = "peak",
                                         "read bandwidth per cache level and of memory, on one core and on all.",
                                     .options = options};
 
-/* Returns 0 or an exit code. */
-static int choose_threads(void) {
-  if (bench_refuses_to_time("peak")) return BENCH_EXIT_UNFIT;
-  const int code = cpus ? bench_pin_cpus("peak", cpus) : 0;
-  if (code) return code;
-  if (threads == INT64_MIN) threads = bench_cpu_count();
-  if (threads < 1 || threads > 4096)
-    return cli_usage_error("peak", "--threads is %lld; 1 to 4096 is right", (long long)threads);
-  return 0;
-}
-
 static void measure(ceilings *all) {
 #ifdef _OPENMP
-  all->threads = (int)threads;
+  all->threads = (int)(threads ? threads : bench_cpu_count());
 #else
   all->threads = 1;
 #endif
+  all->count = 0;
   const bool held = bench_threads_hold(all->threads);
   measure_compute(all);
   measure_reads(all);
   if (held) bench_threads_release();
 }
 
-/* Writes the files; the table goes to stdout unless a file does. */
-static int report(const ceilings *all) {
-  const bool taken = (csv && !strcmp(csv, "-")) || (json && !strcmp(json, "-"));
-  if (!taken) print_table(all);
-  const bool csv_written = write_file(csv, all, write_csv), json_written = write_file(json, all, write_json);
-  return csv_written && json_written ? BENCH_EXIT_OK : BENCH_EXIT_INTERNAL;
-}
-
 int bench_peak_main(int argc, char **argv) {
   static ceilings all;
   int code;
   csv = json = cpus = NULL;
-  threads = INT64_MIN; /* not given */
+  threads = 0; /* not given */
   if (!cli_parse(&command, argc, argv, &code)) return code;
-  code = choose_threads();
-  if (code) return code;
-  all.count = 0;
+  if (bench_refuses_to_time("peak")) return BENCH_EXIT_UNFIT;
+  if (cpus && (code = bench_pin_cpus("peak", cpus)) != 0) return code;
   measure(&all);
-  return report(&all);
+  const bool taken = (csv && !strcmp(csv, "-")) || (json && !strcmp(json, "-")); /* stdout, by a file */
+  if (!taken) print_table(&all);
+  const bool csv_written = !csv || bench_file_write(csv, write_csv, &all);
+  return (!json || bench_file_write(json, write_json, &all)) && csv_written ? BENCH_EXIT_OK : BENCH_EXIT_INTERNAL;
 }

@@ -39,17 +39,9 @@ static void catch_interrupts(void) {
 static int check_options(const bench_options *o, bool gate) {
   if (o->resume && !o->folder) return cli_usage_error(o->command, "--resume needs the folder to resume: -o DIR");
   if (o->resume && o->overwrite) return cli_usage_error(o->command, "--resume and --overwrite exclude each other");
-  if (o->seed < 0) return cli_usage_error(o->command, "--seed %" PRId64 ": should be at least 0", o->seed);
-  if (o->rounds < 0 || o->rounds > 100000)
-    return cli_usage_error(o->command, "--rounds %" PRId64 ": should be 1 to 100000", o->rounds);
   if (o->gate && !gate) return cli_usage_error(o->command, "--gate needs goals: --preset limits");
   if (o->case_budget_s <= 0) return cli_usage_error(o->command, "--case-budget: should be above 0");
   return 0;
-}
-
-static void set_kernels(bench_session *s, const bench_selection *selection) {
-  if (selection->automatic) s->kernels[s->kernel_count++] = &bench_automatic;
-  for (int i = 0; i < selection->count; i++) s->kernels[s->kernel_count++] = selection->kernel[i];
 }
 
 /* What is measured, and with which kernels. Returns 0 or an exit code. */
@@ -60,8 +52,10 @@ static int open_steps(bench_session *s) {
   if (!code && s->options->cpus) code = bench_pin_cpus(s->options->command, s->options->cpus);
   if (!code) code = bench_options_kernels(s->options, &selection);
   if (!code) code = s->steps->open(s, &selection);
-  if (!code) set_kernels(s, &selection);
-  return code;
+  if (code) return code;
+  if (selection.automatic) s->kernels[s->kernel_count++] = &bench_automatic;
+  for (int i = 0; i < selection.count; i++) s->kernels[s->kernel_count++] = selection.kernel[i];
+  return 0;
 }
 
 static void note(void *context, const char *what, const char *kernel) {
@@ -107,15 +101,14 @@ static void name_run(bench_session *s) {
   snprintf(s->run_id + strlen(s->run_id), 16, "-%ld", (long)getpid());
 }
 
-static void warn_of(const bench_fact *fact) {
-  if (fact->grade != BENCH_BAD && fact->grade != BENCH_WARN) return;
-  fprintf(stderr, "%s: %s is %s%s%s\n", fact->grade == BENCH_BAD ? "bad for measuring" : "warning", fact->name, fact->value,
-          fact->advice[0] ? "; " : "", fact->advice);
-}
-
 /* Warns of what disturbs measurements. Returns 0, or BENCH_EXIT_UNFIT if --strict-env forbids to go on. */
 static int audit_environment(const bench_session *s) {
-  for (int i = 0; s->options->timed && i < s->environment.count; i++) warn_of(&s->environment.facts[i]);
+  for (int i = 0; s->options->timed && i < s->environment.count; i++) {
+    const bench_fact *fact = &s->environment.facts[i];
+    if (fact->grade != BENCH_BAD && fact->grade != BENCH_WARN) continue;
+    fprintf(stderr, "%s: %s is %s%s%s\n", fact->grade == BENCH_BAD ? "bad for measuring" : "warning", fact->name,
+            fact->value, fact->advice[0] ? "; " : "", fact->advice);
+  }
   if (!s->options->strict_env || bench_environment_worst(&s->environment) != BENCH_BAD) return 0;
   fprintf(stderr, "attnbench %s: --strict-env: this machine is unfit to measure; see attnbench env\n", s->options->command);
   return BENCH_EXIT_UNFIT;
@@ -153,11 +146,8 @@ static int prepare(bench_session *s) {
 
 /* ---- Rows ----------------------------------------------------------------------------------------------------------- */
 
-void bench_session_name_row(const bench_session *s, bench_row *row) {
-  snprintf(row->run_id, sizeof row->run_id, "%s", s->run_id);
-}
-
 void bench_session_keep(bench_session *s, bench_row *row, bool durable) {
+  if (!row->run_id[0]) snprintf(row->run_id, sizeof row->run_id, "%s", s->run_id);
   if (s->journal && durable && !bench_journal_append(s->journal, row)) s->io_failed = true;
   if (bench_rows_append(&s->rows, row)) return;
   fprintf(stderr, "attnbench: out of memory for the results\n");
@@ -188,7 +178,22 @@ static int conclude(const bench_session *s) {
   return s->steps->conclude(s);
 }
 
-static int measure(bench_session *s) {
+static int dry_run(const bench_session *s) {
+  char clock[24];
+  bench_format_clock(s->steps->guess(s), clock, sizeof clock);
+  s->steps->list(s);
+  s->steps->print_extent(s, stdout);
+  printf(", about %s (a guess, to a factor of two or so)\n", clock);
+  return BENCH_EXIT_OK;
+}
+
+static int run(bench_session *s) {
+  int code = open_steps(s);
+  if (code) return code;
+  open_settings(s);
+  if (s->options->dry_run) return dry_run(s);
+  code = prepare(s);
+  if (code) return code;
   bench_session_print_opening(s, stdout);
   catch_interrupts();
   s->steps->run(s);
@@ -197,15 +202,6 @@ static int measure(bench_session *s) {
   fflush(stdout);
   bench_session_write(s);
   return conclude(s);
-}
-
-static int run(bench_session *s) {
-  int code = open_steps(s);
-  if (code) return code;
-  open_settings(s);
-  if (s->options->dry_run) return s->steps->dry_run(s);
-  code = prepare(s);
-  return code ? code : measure(s);
 }
 
 static void close_session(bench_session *s) {

@@ -24,7 +24,8 @@ typedef struct bench_session_steps {
   bool gate;                                                             /* --gate makes sense */
   int (*open)(bench_session *session, const bench_selection *selection); /* chooses what is measured; an exit code */
   void (*close)(bench_session *session);                                 /* frees that */
-  int (*dry_run)(const bench_session *session);                          /* lists it with an estimate; an exit code */
+  void (*list)(const bench_session *session);                            /* prints it for a dry run */
+  double (*guess)(const bench_session *session);                         /* seconds */
   void (*print_extent)(const bench_session *session, FILE *file);        /* "2 cases x 3 kernels" */
   void (*run)(bench_session *session);                                   /* measures and prints it, keeps the rows */
   bool (*write)(const bench_session *session);                           /* adds files to the folder; false: failed */
@@ -67,17 +68,13 @@ int bench_session_run(bench_options *options, const bench_session_steps *steps);
 /* Seconds since the session began. */
 double bench_session_elapsed(const bench_session *session);
 
-/* Gives a fresh row the run's id. Moves the row to the results, and to the journal if it is to be `durable`. Sets io_failed
- * after an error, said on stderr. */
-void bench_session_name_row(const bench_session *session, bench_row *row);
+/* Moves the row to the results, and to the journal if it is to be `durable`. A row without the id of a run gets that of this
+ * one. Sets io_failed after an error, said on stderr. */
 void bench_session_keep(bench_session *session, bench_row *row, bool durable);
 void bench_session_flush(bench_session *session);
 
 /* Machine, library, what is measured, and the environment variables in force. */
 void bench_session_print_opening(const bench_session *session, FILE *file);
-
-/* Prints the last line of a dry run. */
-void bench_print_estimate(const char *extent, double seconds);
 
 /* On how many cases each structural test ran, by kernel: 0 means that nothing was tested, not that all passed. */
 void bench_session_print_structure(const bench_session *session, FILE *file);

@@ -25,18 +25,17 @@ static void print_extent(const bench_session *s, FILE *file) {
           s->kernel_count == 1 ? "" : "s");
 }
 
-static int dry_run(const bench_session *s) {
-  char extent[64];
-  double total = 0;
+static double guess_all(const bench_session *s) {
+  double guess = 0;
+  for (int i = 0; i < s->cases.count; i++) guess += guess_case(s, i);
+  return guess;
+}
+
+static void list(const bench_session *s) {
   for (int i = 0; i < s->cases.count; i++) {
     const bench_case *bench = &s->cases.item[i];
-    const double guess = guess_case(s, i);
-    total += guess;
-    printf("%7.1f s  %s%s%s\n", guess, bench->case_id, bench->invalid[0] ? "  SKIP: " : "", bench->invalid);
+    printf("%7.1f s  %s%s%s\n", guess_case(s, i), bench->case_id, bench->invalid[0] ? "  SKIP: " : "", bench->invalid);
   }
-  snprintf(extent, sizeof extent, "%d cases x %d kernels", s->cases.count, s->kernel_count);
-  bench_print_estimate(extent, total);
-  return BENCH_EXIT_OK;
 }
 
 /* ---- What the journal holds ----------------------------------------------------------------------------------------- */
@@ -48,14 +47,6 @@ static bench_row *find_old(bench_session *s, const char *case_id, const char *ke
     if (!strcmp(r->case_id, case_id) && !strcmp(r->kernel, kernel) && r->verdict.status != BENCH_ERROR) return r;
   }
   return NULL;
-}
-
-/* The kernels whose rows the journal does not hold. */
-static int missing_kernels(bench_session *s, const bench_case *bench, const attn_kernel_info **missing) {
-  int count = 0;
-  for (int i = 0; i < s->kernel_count; i++)
-    if (!find_old(s, bench->case_id, s->kernels[i]->name)) missing[count++] = s->kernels[i];
-  return count;
 }
 
 static bool is_selected(const bench_session *s, const char *kernel) {
@@ -78,23 +69,16 @@ static void keep_old(bench_session *s, const char *case_id) {
 
 /* ---- Rows of one case ----------------------------------------------------------------------------------------------- */
 
-static bool is_skip_of_tier(const bench_row *row, const char *tier) {
-  return tier && row->verdict.status == BENCH_SKIP && !strcmp(row->isa, tier);
-}
-
-/* --require: a skip of that tier is a failure. */
-static void apply_requirement(const bench_session *s, bench_row *row) {
-  char reason[sizeof row->verdict.reason];
-  if (!is_skip_of_tier(row, s->options->require)) return;
-  snprintf(reason, sizeof reason, "--require %s: %.300s", s->options->require, row->verdict.reason);
-  row->verdict.status = BENCH_FAIL;
-  memcpy(row->verdict.reason, reason, sizeof reason);
-}
-
+/* Keeps a row, unless a resumed run has to measure it again. --require makes a skip of that tier a failure. */
 static void keep_fresh(bench_session *s, bench_row *row, bool durable) {
+  const char *tier = s->options->require;
   const bool whole = !row->time.n || row->stop != BENCH_STOP_INTERRUPT;
-  bench_session_name_row(s, row);
-  apply_requirement(s, row);
+  if (tier && row->verdict.status == BENCH_SKIP && !strcmp(row->isa, tier)) {
+    char reason[sizeof row->verdict.reason];
+    snprintf(reason, sizeof reason, "--require %s: %.300s", tier, row->verdict.reason);
+    row->verdict.status = BENCH_FAIL;
+    memcpy(row->verdict.reason, reason, sizeof reason);
+  }
   bench_session_keep(s, row, durable && whole);
 }
 
@@ -167,7 +151,8 @@ static bool run_case(bench_session *s, int index) {
   const int before = s->rows.count;
   bool durable = true;
   s->case_name = c.bench->case_id;
-  c.count = missing_kernels(s, c.bench, c.kernels);
+  for (int i = 0; i < s->kernel_count; i++)
+    if (!find_old(s, s->case_name, s->kernels[i]->name)) c.kernels[c.count++] = s->kernels[i];
   if (c.count && !run_missing(s, &c, guess, &durable)) return false;
   keep_case(s, s->case_name, c.rows, durable);
   bench_progress_wipe(&s->progress);
@@ -178,8 +163,7 @@ static bool run_case(bench_session *s, int index) {
 }
 
 static void run_cases(bench_session *s) {
-  s->guess_left_s = 0;
-  for (int i = 0; i < s->cases.count; i++) s->guess_left_s += guess_case(s, i);
+  s->guess_left_s = guess_all(s);
   bench_progress_start(&s->progress, s->cases.count, s->guess_left_s, s->options->quiet);
   for (int i = 0; i < s->cases.count && !*s->settings.stop && !s->io_failed; i++)
     if (!run_case(s, i)) break;
@@ -213,7 +197,8 @@ static int conclude(const bench_session *s) {
 
 const bench_session_steps bench_cases_steps = {.open = open_cases,
                                                .close = close_cases,
-                                               .dry_run = dry_run,
+                                               .list = list,
+                                               .guess = guess_all,
                                                .print_extent = print_extent,
                                                .run = run_cases,
                                                .write = no_files,

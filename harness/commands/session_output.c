@@ -8,28 +8,17 @@
 #include "commands/session.h"
 #include "report/writers.h"
 
-/* The library's environment variables that are set: they change results. */
-static void print_overrides(FILE *file) {
-  static const char *const names[] = {"ATTN_KERNEL",     "ATTN_MAX_ISA",  "ATTN_VERBOSE", "ATTN_TUNING",
-                                      "OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES"};
-  for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-    if (getenv(names[i])) fprintf(file, "in force: %s=%s\n", names[i], getenv(names[i]));
-}
-
 void bench_session_print_opening(const bench_session *s, FILE *file) {
+  static const char *const changing[] = {"ATTN_KERNEL",     "ATTN_MAX_ISA",  "ATTN_VERBOSE", "ATTN_TUNING",
+                                         "OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES"}; /* results */
   fprintf(file, "attnbench %s on %s; this CPU runs: %s\n", attn_version(), bench_environment_get(&s->environment, "cpu"),
           attn_cpu_tiers());
   s->steps->print_extent(s, file);
   fprintf(file, ", seed %" PRId64 "\n", s->options->seed);
   if (s->settings.timed) fprintf(file, "binding: %s\n", bench_environment_get(&s->environment, "binding"));
-  print_overrides(file);
+  for (size_t i = 0; i < sizeof changing / sizeof *changing; i++)
+    if (getenv(changing[i])) fprintf(file, "in force: %s=%s\n", changing[i], getenv(changing[i]));
   fputc('\n', file);
-}
-
-void bench_print_estimate(const char *extent, double seconds) {
-  char clock[24];
-  bench_format_clock(seconds, clock, sizeof clock);
-  printf("%s, about %s (a guess, to a factor of two or so)\n", extent, clock);
 }
 
 /* The width of a structural test's column. */
@@ -80,31 +69,41 @@ static void write_table(void *context, FILE *file) {
   bench_table_summary(&table, &s->rows);
 }
 
-static void write_environment(void *context, FILE *file) { bench_environment_write_json(context, file); }
+static void write_environment(void *context, FILE *file) {
+  bench_environment_write_json(&((const bench_session *)context)->environment, file);
+}
 
 static bool write_folder(bench_session *s, const bench_report *report) {
-  char csv[BENCH_PATH_BYTES], samples[BENCH_PATH_BYTES], json[BENCH_PATH_BYTES], environment[BENCH_PATH_BYTES],
-      table[BENCH_PATH_BYTES];
-  bench_session_path(s, "results.csv", csv);
-  bench_session_path(s, "samples.csv", samples);
-  bench_session_path(s, "results.json", json);
-  bench_session_path(s, "env.json", environment);
-  bench_session_path(s, "table.txt", table);
-  return bench_write_csv(csv, report) && bench_write_samples(samples, report) && bench_write_json(json, report) &&
-         bench_file_write(environment, write_environment, &s->environment) && bench_file_write(table, write_table, s) &&
-         s->steps->write(s);
+  const struct {
+    const char *name;
+    bench_write_fn write;
+    void *context;
+  } files[] = {{"results.csv", bench_write_csv, (void *)report},
+               {"samples.csv", bench_write_samples, (void *)report},
+               {"results.json", bench_write_json, (void *)report},
+               {"env.json", write_environment, s},
+               {"table.txt", write_table, s}};
+  char path[BENCH_PATH_BYTES];
+  for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+    bench_session_path(s, files[i].name, path);
+    if (!bench_file_write(path, files[i].write, files[i].context)) return false;
+  }
+  return s->steps->write(s);
 }
 
 void bench_session_write(bench_session *s) {
   const bench_options *o = s->options;
   const bench_report report = {
       .rows = &s->rows, .run_id = s->run_id, .executable = "attnbench", .date = s->date, .environment = &s->environment};
-  if (o->csv && !bench_write_csv(o->csv, &report)) s->io_failed = true;
-  if (o->json && !bench_write_json(o->json, &report)) s->io_failed = true;
-  if (o->samples && !bench_write_samples(o->samples, &report)) s->io_failed = true;
+  const struct {
+    const char *path;
+    bench_write_fn write;
+  } files[] = {{o->csv, bench_write_csv}, {o->json, bench_write_json}, {o->samples, bench_write_samples}};
+  for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+    if (files[i].path && !bench_file_write(files[i].path, files[i].write, (void *)&report)) s->io_failed = true;
   if (o->folder && !write_folder(s, &report)) s->io_failed = true;
   if (s->io_failed) return;
-  const char *files[] = {o->csv, o->json, o->samples, o->folder};
   for (size_t i = 0; i < sizeof files / sizeof *files; i++)
-    if (files[i]) fprintf(stderr, "written: %s\n", files[i]);
+    if (files[i].path) fprintf(stderr, "written: %s\n", files[i].path);
+  if (o->folder) fprintf(stderr, "written: %s\n", o->folder);
 }

@@ -68,7 +68,6 @@ static bool parse(bench_options *o, int argc, char **argv, int *exit_code) {
 static int read_options(gbench_suite *suite, bench_options *o) {
   bench_selection selection;
   int code = bench_check_overrides(o->command);
-  if (!code && o->seed < 0) code = cli_usage_error(o->command, "--seed %lld: should be at least 0", (long long)o->seed);
   if (!code && o->cpus) code = bench_pin_cpus(o->command, o->cpus);
   if (!code) code = bench_options_kernels(o, &selection);
   if (!code) code = bench_options_cases(o, &suite->cases);

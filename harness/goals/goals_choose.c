@@ -3,9 +3,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/files.h"
 #include "cases/cases.h"
 #include "goals/goal_rows.h"
-#include "machine/environment_private.h"
 
 static bool is_selected(const bench_selection *selection, const attn_kernel_info *kernel) {
   for (int i = 0; i < selection->count; i++)

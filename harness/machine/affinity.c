@@ -11,8 +11,7 @@
 #endif
 
 #include "base/cli.h"
-#include "machine/cpu_list.h"
-#include "machine/cpu_syntax.h"
+#include "machine/cpus.h"
 
 static bool chosen_by_user; /* by --cpus; thread 0 then goes to the first of them */
 

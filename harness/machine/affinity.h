@@ -9,7 +9,7 @@
 
 #include "machine/topology.h"
 
-/* --cpus: keeps the process, and all threads that it starts, on the CPUs that `cpus` names (cpu_syntax.h). Returns 0 or an
+/* --cpus: keeps the process, and all threads that it starts, on the CPUs that `cpus` names (cpus.h). Returns 0 or an
  * exit code, having said why on stderr. */
 int bench_pin_cpus(const char *command, const char *cpus);
 

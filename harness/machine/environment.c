@@ -1,49 +1,20 @@
 /* SPDX-License-Identifier: MIT */
-/* The list of facts: adding, finding, printing. */
+/* The list of facts: adding, finding, printing. Source and compiler of this program, and how the process was started. */
 #include "machine/environment.h"
 
-#include <ctype.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
-#include "machine/environment_private.h"
+#include "attn/attn.h"
+#include "base/files.h"
+#include "build_info.h"
+#include "src/tiers.h"
 
-/* ---- Reading --------------------------------------------------------------------------------------------------------- */
-
-static void trim(char *text) {
-  size_t begin = strspn(text, " \t\""), end = strlen(text);
-  while (end > begin && strchr(" \t\r\n\"", text[end - 1])) end--;
-  memmove(text, text + begin, end - begin);
-  text[end - begin] = 0;
-}
-
-void bench_read_line(const char *path, char *line, size_t bytes) {
-  FILE *file = fopen(path, "r");
-  line[0] = 0;
-  if (!file) return;
-  if (!fgets(line, (int)bytes, file)) line[0] = 0;
-  fclose(file);
-  trim(line);
-}
-
-/* The value in a line "name: value" or "name=value", or NULL. Changes the line. */
-static const char *value_of(char *line, const char *name) {
-  char *separator = strpbrk(line, ":=");
-  if (!separator) return NULL;
-  *separator = 0;
-  trim(line);
-  trim(separator + 1);
-  return strcmp(line, name) ? NULL : separator + 1;
-}
-
-void bench_read_field(const char *path, const char *name, char *value, size_t bytes) {
-  char line[8192];
-  const char *found = NULL;
-  FILE *file = fopen(path, "r");
-  while (file && !found && fgets(line, sizeof line, file)) found = value_of(line, name);
-  snprintf(value, bytes, "%s", found ? found : "");
-  if (file) fclose(file);
-}
+extern char **environ;
 
 void bench_fact_add(bench_environment *environment, const char *name, bench_grade grade, const char *advice,
                     const char *format, ...) {
@@ -62,21 +33,6 @@ void bench_fact_add(bench_environment *environment, const char *name, bench_grad
 
 void bench_fact_note(bench_environment *environment, const char *name, const char *value) {
   bench_fact_add(environment, name, BENCH_OK, "", "%s", value);
-}
-
-void bench_fact_note_file(bench_environment *environment, const char *name, const char *path) {
-  char line[512];
-  bench_read_line(path, line, sizeof line);
-  bench_fact_note(environment, name, line);
-}
-
-void bench_environment_read(bench_environment *environment, int argc, char **argv, unsigned long long seed) {
-  environment->count = 0;
-  bench_environment_add_machine(environment);
-  bench_environment_add_topology(environment);
-  bench_environment_add_noise(environment);
-  bench_environment_add_build(environment);
-  bench_environment_add_process(environment, argc, argv, seed);
 }
 
 /* ---- Showing --------------------------------------------------------------------------------------------------------- */
@@ -100,38 +56,15 @@ bench_grade bench_environment_worst(const bench_environment *environment) {
   return worst;
 }
 
-/* Writes bytes beyond ASCII as they are, which is valid JSON where the text is UTF-8. */
-static void put_json_string(FILE *file, const char *text) {
-  fputc('"', file);
-  for (; *text; text++) {
-    unsigned char c = (unsigned char)*text;
-    if (c == '"' || c == '\\')
-      fprintf(file, "\\%c", c);
-    else if (iscntrl(c))
-      fprintf(file, "\\u%04x", c);
-    else
-      fputc(c, file);
-  }
-  fputc('"', file);
-}
-
-static void put_json_fact(FILE *file, const bench_fact *fact) {
-  put_json_string(file, fact->name);
-  fputs(": {\"value\": ", file);
-  put_json_string(file, fact->value);
-  fprintf(file, ", \"grade\": \"%s\"", bench_grade_name(fact->grade));
-  if (fact->advice[0]) {
-    fputs(", \"advice\": ", file);
-    put_json_string(file, fact->advice);
-  }
-  fputs("}", file);
-}
-
 void bench_environment_write_json(const bench_environment *environment, FILE *file) {
-  fputs("{", file);
-  for (int i = 0; i < environment->count; i++) {
-    fputs(i ? ",\n  " : "\n  ", file);
-    put_json_fact(file, &environment->facts[i]);
+  const char *separator = "{";
+  for (const bench_fact *fact = environment->facts; fact < environment->facts + environment->count; fact++) {
+    fprintf(file, "%s\n  \"%s\": {", separator, fact->name);
+    bench_json_pair(file, "", "value", fact->value);
+    bench_json_pair(file, ", ", "grade", bench_grade_name(fact->grade));
+    if (fact->advice[0]) bench_json_pair(file, ", ", "advice", fact->advice);
+    fputs("}", file);
+    separator = ",";
   }
   fputs("\n}\n", file);
 }
@@ -142,4 +75,115 @@ void bench_environment_print(const bench_environment *environment, FILE *file) {
     fprintf(file, "%-8s %-18s %s\n", bench_grade_name(fact->grade), fact->name, fact->value);
     if (fact->advice[0]) fprintf(file, "%-8s %-18s mend: %s\n", "", "", fact->advice);
   }
+}
+
+/* ---- Build ----------------------------------------------------------------------------------------------------------- */
+
+static void add_build_type(bench_environment *e) {
+  const bool fast = strstr(BENCH_BUILD_BUILD_TYPE, "Rel") != NULL, sanitized = BENCH_BUILD_SANITIZE[0] != 0;
+  bench_fact_note(e, "compiler", BENCH_BUILD_COMPILER);
+  bench_fact_add(e, "build_type", fast ? BENCH_OK : BENCH_BAD,
+                 fast ? "" : "cmake -DCMAKE_BUILD_TYPE=Release and build again", "%s",
+                 BENCH_BUILD_BUILD_TYPE[0] ? BENCH_BUILD_BUILD_TYPE : "none: no optimisation");
+  bench_fact_add(e, "sanitizers", sanitized ? BENCH_BAD : BENCH_OK,
+                 sanitized ? "cmake -DATTN_SANITIZE= and build again" : "", "%s", sanitized ? BENCH_BUILD_SANITIZE : "none");
+}
+
+/* The flags that all files share, and those that the library and each tier (kernels/tiers.def) get on top. */
+static void add_flags(bench_environment *e) {
+#define ATTN_TIER(isa, folder, architecture, flags, ...) ATTN_IF_##architecture({"flags_" #isa, flags}, )
+  static const struct {
+    const char *fact, *flags;
+  } tiers[] = {
+#include "kernels/tiers.def"
+  };
+#undef ATTN_TIER
+  bench_fact_note(e, "flags", BENCH_BUILD_C_FLAGS[0] ? BENCH_BUILD_C_FLAGS : "none");
+  bench_fact_note(e, "flags_library", BENCH_BUILD_LIBRARY_FLAGS[0] ? BENCH_BUILD_LIBRARY_FLAGS : "none of its own");
+  for (size_t i = 0; i < sizeof tiers / sizeof *tiers; i++)
+    bench_fact_note(e, tiers[i].fact, tiers[i].flags[0] ? tiers[i].flags : "none of its own");
+}
+
+/* On a CPU that it does not know, an old OpenBLAS runs its SSE3 code, called Prescott. The setting that selects better code,
+ * or "". */
+static const char *better_core(const char *libraries) {
+  if (!strstr(libraries, "OpenBLAS") || !strstr(libraries, " Prescott") || !strstr(attn_cpu_tiers(), "avx2")) return "";
+  return strstr(attn_cpu_tiers(), "avx512")
+             ? "OPENBLAS_CORETYPE=SkylakeX: this OpenBLAS does not know the CPU and runs SSE3 code"
+             : "OPENBLAS_CORETYPE=Haswell: this OpenBLAS does not know the CPU and runs SSE3 code";
+}
+
+/* Versions of the libraries that kernels call, each once. */
+static void add_libraries(bench_environment *e) {
+  char list[512] = "";
+  for (int i = 0; i < attn_kernel_count(); i++) {
+    const char *library = attn_kernel_get(i)->library;
+    size_t used = strlen(list);
+    if (library && library[0] && !strstr(list, library))
+      snprintf(list + used, sizeof list - used, "%s%s", used ? ", " : "", library);
+  }
+  bench_fact_note(e, "attn", attn_version());
+  const char *advice = better_core(list);
+  bench_fact_add(e, "libraries", advice[0] ? BENCH_WARN : BENCH_OK, advice, "%s", list[0] ? list : "none");
+  bench_fact_note(e, "openmp", BENCH_BUILD_OPENMP);
+}
+
+static void add_commit(bench_environment *e) {
+  const bool dirty = strcmp(BENCH_BUILD_TREE, "dirty") == 0;
+  bench_fact_note(e, "commit", strcmp(BENCH_BUILD_COMMIT, "unknown") ? BENCH_BUILD_COMMIT : "");
+  bench_fact_add(e, "source_tree", dirty ? BENCH_WARN : BENCH_OK,
+                 dirty ? "git commit: results should name the code that they came from" : "", "%s",
+                 strcmp(BENCH_BUILD_TREE, "unknown") ? BENCH_BUILD_TREE : "");
+}
+
+/* ---- Process --------------------------------------------------------------------------------------------------------- */
+
+/* Appends what fits. */
+static void append(char *list, size_t bytes, const char *separator, const char *text) {
+  size_t used = strlen(list);
+  snprintf(list + used, bytes - used, "%s%s", used ? separator : "", text);
+}
+
+/* All environment variables whose names start with one of the prefixes. */
+static void list_variables(const char *const *prefixes, char *list, size_t bytes) {
+  for (char **variable = environ; *variable; variable++)
+    for (int i = 0; prefixes[i]; i++)
+      if (strncmp(*variable, prefixes[i], strlen(prefixes[i])) == 0) append(list, bytes, " ", *variable);
+}
+
+static void add_variables(bench_environment *e) {
+  static const struct {
+    const char *fact, *prefixes[8], *advice;
+  } kinds[] = {
+      {"attn_variables", {"ATTN_"}, "unset them: they change what runs"},
+      {"thread_variables", {"OMP_", "GOMP_", "KMP_", "OPENBLAS_", "MKL_", "DNNL_", "ONEDNN_"}, ""},
+      {"memory_variables", {"MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD"}, ""},
+  };
+  for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+    char list[512] = "";
+    list_variables(kinds[i].prefixes, list, sizeof list);
+    const bool warns = list[0] && kinds[i].advice[0];
+    bench_fact_add(e, kinds[i].fact, warns ? BENCH_WARN : BENCH_OK, warns ? kinds[i].advice : "", "%s",
+                   list[0] ? list : "none");
+  }
+}
+
+void bench_environment_read(bench_environment *environment, int argc, char **argv, unsigned long long seed) {
+  char command[512] = "";
+  environment->count = 0;
+  bench_environment_add_machine(environment);
+  bench_environment_add_noise(environment);
+  add_build_type(environment);
+  add_flags(environment);
+  add_libraries(environment);
+  add_commit(environment);
+  add_variables(environment);
+#ifdef _OPENMP
+  bench_fact_add(environment, "threads", BENCH_OK, "", "%d by OpenMP's default", omp_get_max_threads());
+#else
+  bench_fact_note(environment, "threads", "1: built without OpenMP");
+#endif
+  for (int i = 0; i < argc; i++) append(command, sizeof command, " ", argv[i]);
+  bench_fact_note(environment, "argv", command);
+  bench_fact_add(environment, "seed", BENCH_OK, "", "%llu", seed);
 }

@@ -21,6 +21,16 @@ typedef struct bench_environment {
   int count;
 } bench_environment;
 
+/* Adds a fact, whose value is cut to fit. An empty value becomes "unknown", whatever the grade. advice: the command that
+ * would improve it, or "". */
+void bench_fact_add(bench_environment *environment, const char *name, bench_grade grade, const char *advice,
+                    const char *format, ...) __attribute__((format(printf, 5, 6)));
+void bench_fact_note(bench_environment *environment, const char *name, const char *value); /* OK whatever its value */
+
+/* The parts of bench_environment_read(). */
+void bench_environment_add_machine(bench_environment *environment); /* CPU, caches, memory, system, topology */
+void bench_environment_add_noise(bench_environment *environment);   /* what disturbs measurements */
+
 /* argc, argv and seed are recorded as they are. */
 void bench_environment_read(bench_environment *environment, int argc, char **argv, unsigned long long seed);
 

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* CPU, caches, memory and operating system, from the system files of Linux. */
+/* CPU, caches, memory and operating system, from the system files of Linux; the topology, and the CPUs that timed threads
+ * are kept on. */
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/utsname.h>
@@ -14,7 +16,10 @@
 
 #include "attn/attn.h"
 #include "base/clock.h"
-#include "machine/environment_private.h"
+#include "base/files.h"
+#include "machine/affinity.h"
+#include "machine/cpus.h"
+#include "machine/environment.h"
 
 #define CPU_FOLDER "/sys/devices/system/cpu"
 
@@ -24,6 +29,12 @@ static void note_field(bench_environment *e, const char *name, const char *path,
   bench_fact_note(e, name, value);
 }
 
+static void note_line(bench_environment *e, const char *name, const char *path) {
+  char line[512];
+  bench_read_line(path, line, sizeof line);
+  bench_fact_note(e, name, line);
+}
+
 static void add_cpu(bench_environment *e) {
   static const char *const fields[][2] = {
       {"cpu", "model name"},  {"cpu_vendor", "vendor_id"},  {"cpu_family", "cpu family"},
@@ -31,8 +42,8 @@ static void add_cpu(bench_environment *e) {
   };
   for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) note_field(e, fields[i][0], "/proc/cpuinfo", fields[i][1]);
   bench_fact_note(e, "tiers", attn_cpu_tiers());
-  bench_fact_note_file(e, "cpus_online", CPU_FOLDER "/online");
-  bench_fact_note_file(e, "smt", CPU_FOLDER "/smt/control");
+  note_line(e, "cpus_online", CPU_FOLDER "/online");
+  note_line(e, "smt", CPU_FOLDER "/smt/control");
 }
 
 /* The hypervisor's name, "none" on bare metal, "" if it cannot be told. */
@@ -107,11 +118,6 @@ static void add_cache(bench_environment *e, int index) {
                  shared[0] ? shared : "unknown");
 }
 
-static void add_caches(bench_environment *e) {
-  for (int index = 0; index < MOST_CACHES; index++) add_cache(e, index);
-  if (!bench_cache_bytes(1)) bench_fact_note(e, "cache_l1d", "");
-}
-
 static void add_memory(bench_environment *e) {
   char total[64], free_now[64];
   bench_read_field("/proc/meminfo", "MemTotal", total, sizeof total);
@@ -122,28 +128,17 @@ static void add_memory(bench_environment *e) {
     bench_fact_note(e, "memory", "");
 }
 
-static void add_date(bench_environment *e) {
-  char stamp[64];
+static void add_system(bench_environment *e) {
+  char host[512] = "", stamp[64], kernel[256] = "";
   struct tm calendar;
+  struct utsname system;
   const time_t now = time(NULL);
   strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &calendar));
-  bench_fact_note(e, "date", stamp);
-}
-
-static void add_kernel(bench_environment *e) {
-  struct utsname system;
-  if (uname(&system))
-    bench_fact_note(e, "kernel", "");
-  else
-    bench_fact_add(e, "kernel", BENCH_OK, "", "%s %s %s", system.sysname, system.release, system.machine);
-}
-
-static void add_system(bench_environment *e) {
-  char host[512] = "";
   bench_fact_note(e, "host", gethostname(host, sizeof host - 1) ? "" : host);
-  add_date(e);
+  bench_fact_note(e, "date", stamp);
   note_field(e, "system", "/etc/os-release", "PRETTY_NAME");
-  add_kernel(e);
+  if (!uname(&system)) snprintf(kernel, sizeof kernel, "%s %s %s", system.sysname, system.release, system.machine);
+  bench_fact_note(e, "kernel", kernel);
 #if defined(__GLIBC__)
   bench_fact_add(e, "libc", BENCH_OK, "", "glibc %s", gnu_get_libc_version());
 #else
@@ -164,11 +159,56 @@ static void add_clock(bench_environment *e) {
     bench_fact_add(e, "clock_resolution", resolution_ns < 1000.0 ? BENCH_OK : BENCH_WARN, "", "%.0f ns", resolution_ns);
 }
 
+/* ---- Topology --------------------------------------------------------------------------------------------------- */
+
+/* The CPUs of the topology that this process may use; all of them if it is another machine's. */
+static cpu_set_t usable_cpus(const bench_topology *topology) {
+  cpu_set_t set;
+  if (!topology->here || sched_getaffinity(0, sizeof set, &set)) return topology->cpus;
+  return set;
+}
+
+void bench_environment_set_binding(bench_environment *environment, const cpu_set_t *cpus, int threads) {
+  char text[512];
+  const bool bound = bench_describe_binding(bench_topology_get(), cpus, threads, text, sizeof text);
+  int place = 0;
+  while (place < environment->count && strcmp(environment->facts[place].name, "binding")) place++;
+  const int last = environment->count;
+  bench_fact_add(environment, "binding", bound ? BENCH_OK : BENCH_WARN, bound ? "" : "fewer threads", "%s", text);
+  if (place == last || environment->count == last) return;
+  environment->facts[place] = environment->facts[last];
+  environment->count = last;
+}
+
+static void add_topology(bench_environment *e) {
+  const bench_topology *t = bench_topology_get();
+  const struct {
+    const char *name;
+    int number;
+  } numbers[] = {{"packages", t->packages}, {"nodes", t->nodes}, {"cores", t->cores}, {"pus", t->count}};
+  const cpu_set_t usable = usable_cpus(t);
+  cpu_set_t own;
+  char list[400];
+  bench_fact_note(e, "topology", t->source);
+  for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+    bench_fact_add(e, numbers[i].name, BENCH_OK, "", "%d", numbers[i].number);
+  if (t->caches[0]) bench_fact_note(e, "caches", t->caches);
+  if (sched_getaffinity(0, sizeof own, &own)) {
+    bench_fact_note(e, "affinity", "");
+  } else {
+    bench_cpu_list_write(&own, list, sizeof list);
+    bench_fact_add(e, "affinity", BENCH_OK, "", "CPUs %s", list);
+  }
+  bench_environment_set_binding(e, &usable, 0);
+}
+
 void bench_environment_add_machine(bench_environment *environment) {
   add_cpu(environment);
   add_hypervisor(environment);
-  add_caches(environment);
+  for (int index = 0; index < MOST_CACHES; index++) add_cache(environment, index);
+  if (!bench_cache_bytes(1)) bench_fact_note(environment, "cache_l1d", "");
   add_memory(environment);
   add_system(environment);
   add_clock(environment);
+  add_topology(environment);
 }

@@ -3,7 +3,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "base/files.h"
 #include "report/writers.h"
 
 void bench_csv_field(FILE *file, const char *text) {
@@ -47,7 +46,7 @@ static void write_line(FILE *file, const bench_row *row, extras has) {
   fputc('\n', file);
 }
 
-static void write_results(void *context, FILE *file) {
+void bench_write_csv(void *context, FILE *file) {
   const bench_rows *rows = ((const bench_report *)context)->rows;
   const extras has = extras_of(rows);
   write_line(file, NULL, has);
@@ -67,16 +66,8 @@ static void write_samples_of(FILE *file, const bench_row *row) {
   }
 }
 
-static void write_samples(void *context, FILE *file) {
+void bench_write_samples(void *context, FILE *file) {
   const bench_report *report = context;
   fputs("run_id,case_id,kernel,round,position,time_ns,iterations\n", file);
   for (int i = 0; i < report->rows->count; i++) write_samples_of(file, &report->rows->item[i]);
-}
-
-bool bench_write_csv(const char *path, const bench_report *report) {
-  return bench_file_write(path, write_results, (void *)report);
-}
-
-bool bench_write_samples(const char *path, const bench_report *report) {
-  return bench_file_write(path, write_samples, (void *)report);
 }

@@ -20,11 +20,6 @@ static void put_number(FILE *file, double value) {
   fputs(isfinite(value) ? text : "null", file);
 }
 
-static void put_text(FILE *file, const char *key, const char *text) {
-  fprintf(file, "\"%s\": ", key);
-  bench_json_string(file, text);
-}
-
 void bench_series_name(char *name, size_t bytes, const char *kernel, const char *case_id, const char *suffix) {
   snprintf(name, bytes, "attn/kernel:%s/%s%s", kernel, case_id, suffix);
 }
@@ -32,7 +27,7 @@ void bench_series_name(char *name, size_t bytes, const char *kernel, const char 
 static void put_name(FILE *file, const char *key, const bench_row *row, const char *suffix) {
   char name[BENCH_NAME + 128];
   bench_series_name(name, sizeof name, row->kernel, row->case_id, suffix);
-  put_text(file, key, name);
+  bench_json_pair(file, "", key, name);
 }
 
 /* The keys shared by repetitions and aggregates. */
@@ -81,17 +76,17 @@ static void put_context(FILE *file, const bench_report *report) {
     const char *key, *fact;
   } facts[] = {{"host_name", "host"}, {"cpu", "cpu"}, {"compiler", "compiler"}};
   fputs("  \"context\": {\n    ", file);
-  put_text(file, "date", report->date);
+  bench_json_pair(file, "", "date", report->date);
   fputs(",\n    ", file);
-  put_text(file, "executable", report->executable);
+  bench_json_pair(file, "", "executable", report->executable);
   for (size_t i = 0; i < sizeof facts / sizeof *facts; i++) {
     fputs(",\n    ", file);
-    put_text(file, facts[i].key, bench_environment_get(report->environment, facts[i].fact));
+    bench_json_pair(file, "", facts[i].key, bench_environment_get(report->environment, facts[i].fact));
   }
   fprintf(file, ",\n    \"num_cpus\": %d,\n    ", bench_cpu_count());
-  put_text(file, "library_version", attn_version());
+  bench_json_pair(file, "", "library_version", attn_version());
   fputs(",\n    ", file);
-  put_text(file, "run_id", report->run_id);
+  bench_json_pair(file, "", "run_id", report->run_id);
   fputs(",\n    \"cpu_time_is\": \"a copy of real_time: only wall time is measured\"", file);
   fprintf(file, ",\n    \"library_build_type\": \"%s\",\n    \"json_schema_version\": 1\n  }", build_type);
 }
@@ -124,17 +119,17 @@ static void put_not_timed(FILE *file, const bench_rows *rows) {
     separator = ",\n";
     put_name(file, "name", row, "");
     fputs(", ", file);
-    put_text(file, "status", bench_status_name(row->verdict.status));
+    bench_json_pair(file, "", "status", bench_status_name(row->verdict.status));
     fputs(", ", file);
-    put_text(file, "reason", row->verdict.reason);
+    bench_json_pair(file, "", "reason", row->verdict.reason);
     fputs(", ", file);
-    put_text(file, "warnings", row->warnings);
+    bench_json_pair(file, "", "warnings", row->warnings);
     fputs("}", file);
   }
   fputs("\n  ]", file);
 }
 
-static void write_json(void *context, FILE *file) {
+void bench_write_json(void *context, FILE *file) {
   const bench_report *report = context;
   fputs("{\n", file);
   put_context(file, report);
@@ -143,8 +138,4 @@ static void write_json(void *context, FILE *file) {
   fputs(",\n", file);
   put_not_timed(file, report->rows);
   fputs("\n}\n", file);
-}
-
-bool bench_write_json(const char *path, const bench_report *report) {
-  return bench_file_write(path, write_json, (void *)report);
 }

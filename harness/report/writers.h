@@ -17,20 +17,21 @@ typedef struct bench_report {
   const bench_environment *environment;
 } bench_report;
 
-/* RFC 4180 with the columns of columns.def; an empty field is a missing value. False after an error, said on stderr. */
-bool bench_write_csv(const char *path, const bench_report *report);
+/* Writers for bench_file_write(); `report` is a bench_report. CSV after RFC 4180 with the columns of columns.def; an empty
+ * field is a missing value. */
+void bench_write_csv(void *report, FILE *file);
 
 /* Writes one field, quoted if it must be. */
 void bench_csv_field(FILE *file, const char *text);
 
 /* run_id,case_id,kernel,round,position,time_ns,iterations */
-bool bench_write_samples(const char *path, const bench_report *report);
+void bench_write_samples(void *report, FILE *file);
 
 /* The name of a series in that JSON: "attn/kernel:flash_c/dtype:f32/B:1/..." and a suffix. */
 void bench_series_name(char *name, size_t bytes, const char *kernel, const char *case_id, const char *suffix);
 
 /* JSON that Google Benchmark's tools/compare.py reads: one entry per repetition and their median as an aggregate; rows
  * without a time stand in "not_timed", with their reason. */
-bool bench_write_json(const char *path, const bench_report *report);
+void bench_write_json(void *report, FILE *file);
 
 #endif

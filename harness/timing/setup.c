@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "cases/work.h"
+#include "machine/cgroup.h"
 
 static const double ROTATION_BYTES = 2147483648.0; /* most memory for the rotations of a cold cache */
 static const double ROTATED_CACHES = 4;            /* rotations are together so many times the last-level cache */
@@ -68,7 +69,7 @@ static bool conclude_all(bench_setup *s, bench_status status, const char *reason
 
 /* False, with a verdict, if memory has no room for so much. */
 static bool has_room(bench_setup *s, const char *what, double bytes) {
-  const double available = bench_memory_available();
+  const double available = bench_memory_available("");
   char reason[160];
   if (bytes <= BENCH_MEMORY_SHARE * available) return true;
   snprintf(reason, sizeof reason, "its %s need %.3g GB, more than %.0f %% of the %.3g GB of memory that are free", what,
@@ -155,7 +156,7 @@ static bool add_rotation(bench_setup *s) {
 static void rotate_cold(bench_setup *s) {
   const long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
   const double size = s->bytes > 1 ? s->bytes : 1, wanted = ROTATED_CACHES * (cache > 0 ? (double)cache : USUAL_CACHE);
-  const double room = fmin(ROTATION_BYTES, 0.4 * bench_memory_available()) / ((double)s->tensors[0].bytes + 1);
+  const double room = fmin(ROTATION_BYTES, 0.4 * bench_memory_available("")) / ((double)s->tensors[0].bytes + 1);
   const int target = (int)fmax(1, fmin(BENCH_MAX_ROTATIONS, fmin(ceil(wanted / size) + 1, room)));
   while (s->rotations < target && add_rotation(s)) continue;
   for (int i = 0; i < s->count && s->rotations * size < wanted; i++)

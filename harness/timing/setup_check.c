@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "cases/work.h"
 #include "check/structure.h"
+#include "machine/cgroup.h"
 #include "machine/first_touch.h"
 #include "timing/setup.h"
 
@@ -44,7 +45,7 @@ static double time_plan(const attn_problem *problem, const attn_options *options
 
 static bool open_workspace(bench_trial *t, size_t bytes) {
   t->workspace_bytes = bytes;
-  if ((double)bytes > BENCH_MEMORY_SHARE * bench_memory_available()) {
+  if ((double)bytes > BENCH_MEMORY_SHARE * bench_memory_available("")) {
     bench_conclude(t, BENCH_SKIP, "workspace of %.3g GB is more than %.0f %% of the memory that is free",
                    (double)bytes * 1e-9, BENCH_MEMORY_SHARE * 100);
     return false;

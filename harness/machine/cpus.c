@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Lists of CPU numbers. */
-#include "machine/cpu_list.h"
+/* Lists of CPU numbers; --cpus, and whether this process may use the CPUs that it names. */
+#include "machine/cpus.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,17 +37,13 @@ bool bench_cpu_list_read(const char *text, cpu_set_t *set) {
   return !*text;
 }
 
-static void append(char *text, size_t bytes, const char *part) {
-  const size_t used = strlen(text);
-  snprintf(text + used, bytes - used, "%s%s", used ? "," : "", part);
-}
-
+/* Appends "0", "0-3" or "0-6:2". */
 static void append_range(char *text, size_t bytes, int first, int last, int step) {
-  char range[48];
-  int used = snprintf(range, sizeof range, "%d", first);
-  if (last > first) used += snprintf(range + used, sizeof range - (size_t)used, "-%d", last);
-  if (step > 1) snprintf(range + used, sizeof range - (size_t)used, ":%d", step);
-  append(text, bytes, range);
+  char dash[16] = "", colon[16] = "";
+  const size_t used = strlen(text);
+  if (last > first) snprintf(dash, sizeof dash, "-%d", last);
+  if (step > 1) snprintf(colon, sizeof colon, ":%d", step);
+  snprintf(text + used, bytes - used, "%s%d%s%s", used ? "," : "", first, dash, colon);
 }
 
 /* The length of the range at the beginning of a sequence; two numbers are a range only where they are neighbours. */
@@ -74,4 +70,27 @@ void bench_cpu_list_write(const cpu_set_t *set, char *text, size_t bytes) {
     while (last + 1 < CPU_SETSIZE && bench_has_cpu(set, last + 1)) last++;
     append_range(text, bytes, cpu, last, 1);
   }
+}
+
+static bool is_usable(const cpu_set_t *set, const bench_topology *topology, const cpu_set_t *allowed, char *error,
+                      size_t error_bytes) {
+  char list[200];
+  int beyond = 0; /* the first CPU that is not allowed */
+  while (beyond < CPU_SETSIZE && (!bench_has_cpu(set, beyond) || bench_has_cpu(allowed, beyond))) beyond++;
+  if (beyond == CPU_SETSIZE && CPU_COUNT(set)) return true;
+  bench_cpu_list_write(allowed, list, sizeof list);
+  if (beyond == CPU_SETSIZE)
+    snprintf(error, error_bytes, "no CPU is left; this process may use %s", list);
+  else if (bench_has_cpu(&topology->cpus, beyond))
+    snprintf(error, error_bytes, "CPU %d is not allowed; this process may use %s", beyond, list);
+  else
+    snprintf(error, error_bytes, "there is no CPU %d; this process may use %s", beyond, list);
+  return false;
+}
+
+bool bench_cpus_read(const char *text, const bench_topology *topology, const cpu_set_t *allowed, cpu_set_t *set, char *error,
+                     size_t error_bytes) {
+  if (!bench_cpu_list_read(text, set) && !bench_locations_read(text, topology, allowed, set, error, error_bytes))
+    return false;
+  return is_usable(set, topology, allowed, error, error_bytes);
 }

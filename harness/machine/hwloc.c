@@ -1,23 +1,99 @@
 /* SPDX-License-Identifier: MIT */
-/* hwloc's locations, such as package:1.core:0-1,~pu:3. Kinds, objects and sets are read by hwloc's library. It has no
- * function for the lists and ranges that hwloc's programs take, so these are read here. */
+/* What hwloc tells: the topology, which may be a synthetic one (HWLOC_SYNTHETIC), and the CPUs that its locations name, such
+ * as package:1.core:0-1,~pu:3. Kinds, objects and sets are read by hwloc's library. It has no function for the lists and
+ * ranges that hwloc's programs take, so these are read here. */
 #include <stdio.h>
 
-#include "machine/cpu_syntax.h"
+#include "machine/cpus.h"
 
 #ifdef BENCH_HWLOC
 #include <ctype.h>
+#include <hwloc.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 
-#include "machine/cpu_list.h"
-#include "machine/topology_hwloc.h"
+static hwloc_topology_t machine; /* what bench_topology_get() read */
+
+/* Bits from CPU_SETSIZE on are left out. */
+static cpu_set_t cpus_of(hwloc_const_bitmap_t bits) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (int cpu = hwloc_bitmap_first(bits); cpu >= 0 && cpu < CPU_SETSIZE; cpu = hwloc_bitmap_next(bits, cpu))
+    bench_add_cpu(&set, cpu);
+  return set;
+}
+
+/* Appends "L3 32 MiB x 1". */
+static void append_cache(char *text, size_t bytes, int depth) {
+  char kind[32];
+  const hwloc_obj_t first = hwloc_get_obj_by_depth(machine, depth, 0);
+  const unsigned long long kib = first->attr->cache.size >> 10;
+  const size_t used = strlen(text);
+  (void)hwloc_obj_type_snprintf(kind, sizeof kind, first, 0);
+  snprintf(text + used, bytes - used, "%s%s %llu %s x %u", used ? ", " : "", kind, kib % 1024 ? kib : kib / 1024,
+           kib % 1024 ? "KiB" : "MiB", hwloc_get_nbobjs_by_depth(machine, depth));
+}
+
+/* From the last level to the first. */
+static void describe_caches(char *text, size_t bytes) {
+  for (int depth = 1; depth < hwloc_topology_get_depth(machine); depth++)
+    if (hwloc_obj_type_is_dcache(hwloc_get_depth_type(machine, depth))) append_cache(text, bytes, depth);
+}
+
+/* Numbers the CPUs of each object of a kind; returns how many objects there are, 1 where the kind is missing. */
+static int number(hwloc_obj_type_t type, int *of_cpu) {
+  const int depth = hwloc_get_type_depth(machine, type);
+  int count = 0;
+  if (depth < 0 && depth != HWLOC_TYPE_DEPTH_NUMANODE) return 1;
+  for (hwloc_obj_t o = NULL; (o = hwloc_get_next_obj_by_depth(machine, depth, o)); count++)
+    for (int cpu = hwloc_bitmap_first(o->cpuset); cpu >= 0 && cpu < CPU_SETSIZE; cpu = hwloc_bitmap_next(o->cpuset, cpu))
+      of_cpu[cpu] = count;
+  return count;
+}
+
+static void name_source(bench_topology *t) {
+  const char *synthetic = getenv("HWLOC_SYNTHETIC");
+  const char *kind = t->here ? "" : synthetic ? ", synthetic: " : ", of another machine";
+  const unsigned api = hwloc_get_api_version();
+  snprintf(t->source, sizeof t->source, "hwloc, API %u.%u%s%.150s", api >> 16, api >> 8 & 0xff, kind,
+           synthetic && !t->here ? synthetic : "");
+}
+
+static void fill(bench_topology *t) {
+  *t = (bench_topology){.here = hwloc_topology_is_thissystem(machine)};
+  for (hwloc_obj_t pu = NULL; (pu = hwloc_get_next_obj_by_type(machine, HWLOC_OBJ_PU, pu));) {
+    if (pu->os_index >= CPU_SETSIZE) continue;
+    bench_add_cpu(&t->cpus, (int)pu->os_index);
+    t->core[pu->os_index] = t->count; /* unless there are cores */
+    t->in_order[t->count++] = (int)pu->os_index;
+  }
+  t->cores = hwloc_get_type_depth(machine, HWLOC_OBJ_CORE) < 0 ? t->count : number(HWLOC_OBJ_CORE, t->core);
+  t->nodes = number(HWLOC_OBJ_NUMANODE, t->node);
+  t->packages = number(HWLOC_OBJ_PACKAGE, t->package);
+  describe_caches(t->caches, sizeof t->caches);
+  name_source(t);
+}
+
+static void forget(void) { hwloc_topology_destroy(machine); }
+
+bool bench_topology_from_hwloc(bench_topology *topology) {
+  if (machine || hwloc_topology_init(&machine)) return false;
+  if (hwloc_topology_load(machine)) {
+    hwloc_topology_destroy(machine);
+    return false;
+  }
+  (void)atexit(forget);
+  fill(topology);
+  return topology->count > 0;
+}
+
+/* ---- Locations -------------------------------------------------------------------------------------------------- */
 
 enum { ITEM = 256, CPUS_TEXT = 200 };
 
 /* What the items so far have named. */
 typedef struct reader {
-  hwloc_topology_t machine;
   const bench_topology *topology;
   const cpu_set_t *allowed;
   cpu_set_t whole;  /* CPUs of cores and larger objects, of which each core gives one */
@@ -83,7 +159,7 @@ static void append_kind(char *text, size_t bytes, const char *kind, int count) {
   snprintf(text + used, bytes - used, count > 1 ? "%s%s:0-%d" : "%s%s:0", used ? ", " : "", kind, count - 1);
 }
 
-static void append_depth(char *text, size_t bytes, hwloc_topology_t machine, int depth) {
+static void append_depth(char *text, size_t bytes, int depth) {
   char kind[32];
   const hwloc_obj_t first = hwloc_get_obj_by_depth(machine, depth, 0);
   if (!first) return;
@@ -95,10 +171,9 @@ static void append_depth(char *text, size_t bytes, hwloc_topology_t machine, int
 /* Lists the kinds from the widest to the PUs, without the machine as a whole and without instruction caches. */
 static bool say_unknown_kind(reader *r, const char *kind) {
   char kinds[400] = "";
-  append_depth(kinds, sizeof kinds, r->machine, HWLOC_TYPE_DEPTH_NUMANODE);
-  for (int depth = 1; depth < hwloc_topology_get_depth(r->machine); depth++)
-    if (!hwloc_obj_type_is_icache(hwloc_get_depth_type(r->machine, depth)))
-      append_depth(kinds, sizeof kinds, r->machine, depth);
+  append_depth(kinds, sizeof kinds, HWLOC_TYPE_DEPTH_NUMANODE);
+  for (int depth = 1; depth < hwloc_topology_get_depth(machine); depth++)
+    if (!hwloc_obj_type_is_icache(hwloc_get_depth_type(machine, depth))) append_depth(kinds, sizeof kinds, depth);
   return fail(r, "'%s' is no kind of object here; %s has %s", kind, r->topology->source, kinds);
 }
 
@@ -143,12 +218,12 @@ static bool take_path(reader *r, const char *path, hwloc_const_cpuset_t within, 
 /* Takes an object, or what the rest of its path names inside it. */
 static bool take_object(reader *r, hwloc_obj_t object, const char *name, const char *rest, bool wildcard) {
   if (*rest) return take_path(r, rest, object->cpuset, name);
-  const cpu_set_t cpus = bench_hwloc_cpus(object->cpuset);
+  const cpu_set_t cpus = cpus_of(object->cpuset);
   return (wildcard || check_allowed(r, name, &cpus)) && take(r, &cpus, object->type == HWLOC_OBJ_PU);
 }
 
 /* The depth of a kind in hwloc's tree; false if it is no kind, or this topology has no object of it. */
-static bool find_depth(hwloc_topology_t machine, const char *kind, int *depth) {
+static bool find_depth(const char *kind, int *depth) {
   union hwloc_obj_attr_u attributes;
   hwloc_obj_type_t type;
   if (hwloc_type_sscanf(kind, &type, &attributes, sizeof attributes) < 0) return false;
@@ -160,15 +235,15 @@ static bool take_range(reader *r, const char *kind, const char *text, const char
                        const char *where) {
   range of;
   int depth;
-  if (!find_depth(r->machine, kind, &depth)) return say_unknown_kind(r, kind);
-  const int count = (int)hwloc_get_nbobjs_inside_cpuset_by_depth(r->machine, within, depth);
+  if (!find_depth(kind, &depth)) return say_unknown_kind(r, kind);
+  const int count = (int)hwloc_get_nbobjs_inside_cpuset_by_depth(machine, within, depth);
   if (!read_word(text, count, &of) && !read_numbers(text, count, &of))
     return fail(r, "%s:%s should be %s:N, N-M, N-, N:COUNT, all, odd or even", kind, text, kind);
   if (of.first >= count || (!of.wraps && !of.wildcard && of.first + of.count > count))
     return say_beyond(r, kind, text, count, where);
   for (int i = 0; i < of.count; i++) {
     const int index = of.wraps ? (of.first + i) % count : of.first + i * of.step;
-    const hwloc_obj_t object = hwloc_get_obj_inside_cpuset_by_depth(r->machine, within, depth, (unsigned)index);
+    const hwloc_obj_t object = hwloc_get_obj_inside_cpuset_by_depth(machine, within, depth, (unsigned)index);
     char name[64];
     snprintf(name, sizeof name, "%.40s:%d", kind, index);
     if (!take_object(r, object, name, rest, of.wildcard)) return false;
@@ -194,7 +269,7 @@ static bool take_mask(reader *r, const char *text) {
   cpu_set_t cpus;
   hwloc_bitmap_t bits = hwloc_bitmap_alloc();
   const bool fine = bits && !hwloc_bitmap_sscanf(bits, text) && hwloc_bitmap_last(bits) < CPU_SETSIZE;
-  if (fine) cpus = bench_hwloc_cpus(bits);
+  if (fine) cpus = cpus_of(bits);
   hwloc_bitmap_free(bits);
   return fine ? take(r, &cpus, true) : fail(r, "'%s' should be a set of CPUs in hexadecimal, such as 0xf", text);
 }
@@ -212,7 +287,7 @@ static bool take_objects(reader *r, const char *item, bool has_kind) {
   const char *last = strrchr(path, '.');
   const char *kind_end = strchr(last ? last : path, ':');
   snprintf(r->kinds, sizeof r->kinds, "%.*s", kind_end ? (int)(kind_end - path + 1) : 0, path);
-  return take_path(r, path, hwloc_get_root_obj(r->machine)->cpuset, r->topology->here ? "this machine" : "this topology");
+  return take_path(r, path, hwloc_get_root_obj(machine)->cpuset, r->topology->here ? "this machine" : "this topology");
 }
 
 static bool take_item(reader *r, const char *item) {
@@ -257,11 +332,7 @@ static bool take_next(reader *r, const char **text) {
 
 bool bench_locations_read(const char *text, const bench_topology *topology, const cpu_set_t *allowed, cpu_set_t *set,
                           char *error, size_t error_bytes) {
-  reader r = {.machine = bench_hwloc_machine(),
-              .topology = topology,
-              .allowed = allowed,
-              .error = error,
-              .error_bytes = error_bytes};
+  reader r = {.topology = topology, .allowed = allowed, .error = error, .error_bytes = error_bytes};
   for (text += strspn(text, ", "); *text; text += strspn(text, ", "))
     if (!take_next(&r, &text)) return false;
   settle(&r, set);
@@ -269,6 +340,11 @@ bool bench_locations_read(const char *text, const bench_topology *topology, cons
 }
 
 #else
+
+bool bench_topology_from_hwloc(bench_topology *topology) {
+  (void)topology;
+  return false;
+}
 
 bool bench_locations_read(const char *text, const bench_topology *topology, const cpu_set_t *allowed, cpu_set_t *set,
                           char *error, size_t error_bytes) {
