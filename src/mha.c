@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* Multi-head attention: four dense layers around one attention plan (include/attn/mha.h).
  *
- * The projections write Q, K and V with one head behind the other, [batch][heads][seq][dim], and the last one reads O the
- * same way: heads are addressed by strides of the product, so nothing is ever transposed, and the keys of a head stand
- * together. */
+ * Q, K, V and O lie in the workspace as [batch][heads][seq][dim], so the keys of a head are adjacent. The products address
+ * heads by strides: the projections write Q, K and V in this order and the last one reads O in it, without a transpose. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,16 +13,17 @@
 #include "error.h"
 #include "identity.h"
 #include "kernels/common/convert.h"
-#include "kernels/kernel.h"
+#include "kernels/common/memory.h"
 #include "mha_problem.h"
 
-enum { WEIGHT_COLUMNS = 256 }; /* keys whose weights one pass of attn_mha_attention_weights finds */
+enum { WEIGHT_COLUMNS = 256 }; /* keys whose weights attn_mha_attention_weights computes in one pass */
 
 struct attn_mha {
   attn_mha_problem problem; /* with the strides of q, k, v and o filled in */
   attn_product *product[PROJECTIONS];
-  attn_plan *attention, *weights; /* weights: NULL unless wanted */
-  size_t q_at, k_at, v_at, o_at, rest_at, workspace_bytes;
+  attn_plan *attention, *weights;          /* weights: NULL unless wanted */
+  int64_t q_at, k_at, v_at, o_at, rest_at; /* parts of the workspace: Q, K, V, O and what the steps work in */
+  size_t workspace_bytes;
   size_t rest_bytes; /* of the product or plan that needs most */
   char description[3400];
 };
@@ -31,8 +31,13 @@ struct attn_mha {
 #define REQUIRE(condition, ...) \
   if (!(condition)) return attn_fail(ATTN_INVALID_ARGUMENT, __VA_ARGS__)
 
-static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static bool uses(const attn_mha_problem *p, uint32_t use) { return (p->attention.uses & use) != 0; }
+
+/* Rows of x and y, or of the memory, of all sequences. */
+static int64_t all_rows(const attn_mha *layer, bool queries) {
+  const row_count rows = attn_mha_rows(&layer->problem, queries);
+  return rows.batch * rows.rows;
+}
 
 /* ---- Weights ---- */
 
@@ -65,7 +70,7 @@ static attn_status pack_weights(attn_mha *layer, const attn_mha_weights *weights
 
 /* ---- Plans ---- */
 
-/* The weights P are what attention gives when V is the identity (identity.h): some of its columns at a time. */
+/* With the identity as V (identity.h) the output is P. The plan computes WEIGHT_COLUMNS of its columns at a time. */
 static attn_status plan_weights(attn_mha *layer, const attn_options *options) {
   if (!layer->problem.want_weights || layer->problem.attention.seq_k == 0) return ATTN_OK;
   const attn_score_strides stride = layer->problem.weights_stride;
@@ -77,52 +82,32 @@ static attn_status plan_weights(attn_mha *layer, const attn_options *options) {
   attn_options automatic = options ? *options : (attn_options){0};
   attn_status status = attn_plan_create(&p, &automatic, &layer->weights);
   if (status != ATTN_UNSUPPORTED || !automatic.kernel) return status;
-  automatic.kernel = NULL; /* the kernel that was named may not take these strides */
+  automatic.kernel = NULL; /* the named kernel may refuse these strides */
   return attn_plan_create(&p, &automatic, &layer->weights);
-}
-
-/* Adds `floats` x `rows` to *at, on a cache line; false on overflow. */
-static bool reserve(size_t *at, row_count rows, int64_t floats) {
-  int64_t count;
-  if (__builtin_mul_overflow(rows.batch * rows.rows, floats, &count) || count > INT64_MAX / 64) return false;
-  const size_t bytes = ((size_t)count * sizeof(float) + 63) / 64 * 64;
-  return !__builtin_add_overflow(*at, bytes, at) && *at <= SIZE_MAX / 4;
 }
 
 static void want(size_t *bytes, size_t needed) { *bytes = needed > *bytes ? needed : *bytes; }
 
-/* Whole cache lines. */
+/* In whole cache lines. */
 static size_t identity_floats(const attn_mha *layer) {
   return layer->weights ? (attn_identity_elements(layer->problem.attention.seq_k) + 15) / 16 * 16 : 0;
 }
 
-/* [Q][K][V][O][what one product or plan works in; the identity before it when weights are asked for] */
+/* [Q][K][V][O][memory of one product or plan at a time; if weights are wanted, the identity and then the plan's memory] */
 static attn_status lay_out_workspace(attn_mha *layer) {
   const attn_problem *a = &layer->problem.attention;
-  const row_count queries = attn_mha_rows(&layer->problem, true), keys = attn_mha_rows(&layer->problem, false);
-  size_t at = 0;
-  const struct {
-    size_t *start;
-    row_count rows;
-    int64_t floats;
-  } parts[] = {{&layer->q_at, queries, a->heads_q * a->dim_qk},
-               {&layer->k_at, keys, a->heads_kv * a->dim_qk},
-               {&layer->v_at, keys, a->heads_kv * a->dim_v},
-               {&layer->o_at, queries, a->heads_q * a->dim_v}};
-  for (int i = 0; i < 4; i++) {
-    *parts[i].start = at;
-    if (!reserve(&at, parts[i].rows, parts[i].floats))
-      return attn_fail(ATTN_UNSUPPORTED,
-                       "the workspace of this layer exceeds the address space; take a smaller batch or seq");
-  }
-  layer->rest_at = at;
-  for (int i = 0; i < PROJECTIONS; i++) {
-    const row_count rows = i == PROJECT_Q || i == PROJECT_OUT ? queries : keys;
-    want(&layer->rest_bytes, attn_product_workspace(layer->product[i], rows.batch * rows.rows));
-  }
+  const int64_t queries = all_rows(layer, true), keys = all_rows(layer, false);
+  const memory_part parts[] = {{&layer->q_at, queries, float_bytes(a->heads_q * a->dim_qk)},
+                               {&layer->k_at, keys, float_bytes(a->heads_kv * a->dim_qk)},
+                               {&layer->v_at, keys, float_bytes(a->heads_kv * a->dim_v)},
+                               {&layer->o_at, queries, float_bytes(a->heads_q * a->dim_v)}};
+  if (!LAY_OUT(parts, &layer->rest_at))
+    return attn_fail(ATTN_UNSUPPORTED, "the workspace of this layer exceeds the address space; take a smaller batch or seq");
+  for (int i = 0; i < PROJECTIONS; i++)
+    want(&layer->rest_bytes, attn_product_workspace(layer->product[i], i == PROJECT_Q || i == PROJECT_OUT ? queries : keys));
   want(&layer->rest_bytes, attn_plan_workspace(layer->attention));
   if (layer->weights) want(&layer->rest_bytes, attn_plan_workspace(layer->weights) + identity_floats(layer) * sizeof(float));
-  layer->workspace_bytes = at + layer->rest_bytes;
+  layer->workspace_bytes = (size_t)layer->rest_at + layer->rest_bytes;
   return ATTN_OK;
 }
 
@@ -133,7 +118,8 @@ static void describe(attn_mha *layer) {
            ", head dimensions %" PRId64 " and %" PRId64
            "\n"
            "products   %s\n"
-           "workspace  %zu bytes: %zu of Q, K, V and O, %zu to work in\n"
+           "workspace  %zu bytes: %" PRId64
+           " of Q, K, V and O, %zu to work in\n"
            "attention:\n%s",
            layer->problem.width, layer->problem.width_memory, layer->problem.width_out, a->heads_q, a->heads_kv, a->dim_qk,
            a->dim_v, attn_product_name(layer->product[0]), layer->workspace_bytes, layer->rest_at, layer->rest_bytes,
@@ -183,7 +169,7 @@ const char *attn_mha_product(const attn_mha *layer) { return layer ? attn_produc
 
 /* ---- Running ---- */
 
-/* One run: where its parts are. */
+/* One run: its arguments, and the parts of its workspace. */
 typedef struct layer_run {
   const attn_mha *layer;
   const attn_mha_args *args;
@@ -224,7 +210,7 @@ static attn_status attend(const layer_run *r) {
   args.k = r->k;
   args.v = r->v;
   args.o = r->o;
-  if (uses(p, ATTN_USE_VARLEN)) /* tokens of no sequence have rows of y too */
+  if (uses(p, ATTN_USE_VARLEN)) /* tokens that belong to no sequence have rows of y too */
     memset(r->o, 0, (size_t)(queries.rows * a->heads_q * a->dim_v) * sizeof(float));
   return attn_plan_run(r->layer->attention, &args, r->rest, r->layer->rest_bytes);
 }
@@ -262,10 +248,10 @@ static layer_run start_run(const attn_mha *layer, const attn_mha_args *args, cha
                      .args = args,
                      .memory = args->memory ? args->memory : args->x,
                      .memory_stride = args->memory ? p->memory_stride : p->x_stride,
-                     .q = (float *)(void *)(workspace + layer->q_at),
-                     .k = (float *)(void *)(workspace + layer->k_at),
-                     .v = (float *)(void *)(workspace + layer->v_at),
-                     .o = (float *)(void *)(workspace + layer->o_at),
+                     .q = floats_at(workspace, layer->q_at),
+                     .k = floats_at(workspace, layer->k_at),
+                     .v = floats_at(workspace, layer->v_at),
+                     .o = floats_at(workspace, layer->o_at),
                      .rest = workspace + layer->rest_at};
 }
 
@@ -280,8 +266,7 @@ attn_status attn_mha_run(const attn_mha *layer, const attn_mha_args *args, void 
   const double start = now_ns(profile);
   attn_status status = check_run(layer, args, workspace, workspace_bytes);
   if (status != ATTN_OK) return status;
-  const row_count queries = attn_mha_rows(&layer->problem, true);
-  if (queries.batch * queries.rows == 0) return ATTN_OK;
+  if (all_rows(layer, true) == 0) return ATTN_OK;
   status = check_pointer("y", args->y, true);
   const layer_run run = start_run(layer, args, workspace);
   const double projecting = now_ns(profile);

@@ -10,6 +10,7 @@
 #include "dispatch.h"
 #include "error.h"
 #include "float_mode.h"
+#include "kernels/common/memory.h"
 #include "parallel.h"
 #include "problem.h"
 #include "score_steps.h"
@@ -24,10 +25,8 @@ struct attn_plan {
 
 /* ---- Memory: [unit 0 of the wave] [unit 1] ... [thread 0] [thread 1] ... ---- */
 
-static size_t align_up(size_t bytes) { return (bytes + ATTN_MEMORY_ALIGN - 1) / ATTN_MEMORY_ALIGN * ATTN_MEMORY_ALIGN; }
-
-/* One thread walks unit by unit: each is packed just before it is used. Several threads share a wave that holds enough tasks
- * to balance and enough work to pay for its barriers; beyond that, more units would only cost memory. */
+/* One thread takes unit by unit and packs each just before it is used. Several threads share a wave. It holds enough tasks
+ * to balance their load and enough work to pay for its barriers; more units would only cost memory. */
 static int64_t choose_wave(const attn_schedule *schedule, int threads) {
   if (!schedule->unit_bytes) return schedule->units;
   if (threads == 1) return 1;
@@ -39,7 +38,7 @@ static int64_t choose_wave(const attn_schedule *schedule, int threads) {
   return wave < schedule->units ? wave : schedule->units;
 }
 
-/* More threads than a wave has tasks would never work, but each would need its scratch. */
+/* No more threads than a wave has tasks: the others would have no work, but each would need its scratch. */
 static int useful_threads(const attn_schedule *schedule, int threads) {
   int64_t tasks = 1;
   for (int phase = 0; phase < schedule->phases; phase++) {
@@ -52,15 +51,17 @@ static int useful_threads(const attn_schedule *schedule, int threads) {
 
 static bool size_workspace(attn_plan *plan) {
   attn_schedule *s = &plan->schedule;
-  if (s->unit_bytes > SIZE_MAX / 4 || s->scratch_bytes > SIZE_MAX / 4) return false;
-  s->unit_bytes = align_up(s->unit_bytes);
-  s->scratch_bytes = align_up(s->scratch_bytes);
+  if (s->unit_bytes > INT64_MAX / 4 || s->scratch_bytes > INT64_MAX / 4) return false;
+  s->unit_bytes = (size_t)round_up((int64_t)s->unit_bytes, ATTN_MEMORY_ALIGN);
+  s->scratch_bytes = (size_t)round_up((int64_t)s->scratch_bytes, ATTN_MEMORY_ALIGN);
   s->wave_units = choose_wave(s, plan->options.threads);
   plan->options.threads = useful_threads(s, plan->options.threads);
-  size_t shared, scratch;
-  return !__builtin_mul_overflow(s->unit_bytes, (size_t)s->wave_units, &shared) &&
-         !__builtin_mul_overflow(s->scratch_bytes, (size_t)plan->options.threads, &scratch) &&
-         !__builtin_add_overflow(shared, scratch, &plan->workspace_bytes) && plan->workspace_bytes <= SIZE_MAX / 2;
+  int64_t units_at, scratch_at, end = 0;
+  const memory_part parts[] = {{&units_at, s->wave_units, (int64_t)s->unit_bytes},
+                               {&scratch_at, plan->options.threads, (int64_t)s->scratch_bytes}};
+  const bool fits = LAY_OUT(parts, &end);
+  plan->workspace_bytes = (size_t)end;
+  return fits;
 }
 
 /* ---- Creating ---- */
@@ -87,7 +88,7 @@ static void describe(attn_plan *plan, const char *why) {
   if (verbose && verbose[0] == '1') fprintf(stderr, "attn plan\n%s", plan->description);
 }
 
-/* Objects of a foreign library, for the kernels that stand on one. */
+/* Objects of another library, for the kernels that use one. */
 static attn_status open_library(attn_plan *plan) {
   const attn_kernel *kernel = plan->kernel;
   char reason[300] = "";
@@ -193,7 +194,7 @@ static void run_task(void *pointer, int64_t index, int worker) {
 
 static void run_waves(const attn_plan *plan, const attn_args *args, char *workspace) {
   const attn_schedule *s = &plan->schedule;
-  if (s->problem.seq_q == 0) return; /* nothing to compute, however many heads there are to do it for */
+  if (s->problem.seq_q == 0) return; /* there may be many units, but none has work */
   phase_context context = {
       .plan = plan, .args = args, .shared = workspace, .scratch = workspace + s->unit_bytes * (size_t)s->wave_units};
   if (plan->kernel->begin_run) plan->kernel->begin_run();

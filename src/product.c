@@ -8,9 +8,9 @@
  *       for each panel of the strip: the tier's register tiles (kernels/product.h), the panel's part kept in L1
  *     scatter the sums to Y
  *
- * Sums are kept between depth blocks, so every element is one chain of multiply-adds over depth, independent of how rows,
- * strips and blocks are cut. The bias is added last: a chain that starts from a large bias would round every step at its
- * magnitude. */
+ * Sums are kept between depth blocks, so every element is one chain of multiply-adds over depth, whatever the sizes of
+ * blocks and strips. The bias is added last: in a chain that starts from a large bias every step would be rounded at the
+ * bias's magnitude. */
 #include "attn/product.h"
 
 #include <assert.h>
@@ -22,8 +22,8 @@
 #include "dispatch.h"
 #include "error.h"
 #include "float_mode.h"
-#include "kernels/common/arithmetic.h"
 #include "kernels/common/convert.h"
+#include "kernels/common/memory.h"
 #include "kernels/product.h"
 #include "parallel.h"
 #include "strides.h"
@@ -63,7 +63,7 @@ static const attn_product_kernel *const kernels[] = {
 
 enum { KERNEL_COUNT = sizeof kernels / sizeof *kernels };
 
-/* A library chooses its instructions itself, so it is asked as well. */
+/* A product of another library is asked too, because that library chooses its instructions itself. */
 static const char *unusable_below(const attn_product_kernel *kernel, const char *cap) {
   const char *reason = attn_tier_unusable(attn_tier_find(kernel->isa), cap);
   return !reason && kernel->unusable ? kernel->unusable(cap) : reason;
@@ -188,12 +188,26 @@ const char *attn_product_name(const attn_product *product) { return product ? pr
 
 /* ---- Tasks and memory ---- */
 
-/* How the rows and columns of one run are cut, and the memory of one thread: [x][sum]. */
+/* What one thread works in: [X of a depth block][sums], for blocks of `rows` and strips of `columns`. */
+typedef struct thread_memory {
+  int64_t x_at, sum_at, bytes;
+  int64_t x_stride, sum_stride; /* floats from row to row */
+} thread_memory;
+
+static thread_memory memory_of(const attn_product *product, int64_t rows, int64_t columns) {
+  thread_memory m = {.x_stride = min64(product->depth, product->kernel->depth_block) + PAD, .sum_stride = columns + PAD};
+  const memory_part parts[] = {{&m.x_at, rows, float_bytes(m.x_stride)}, {&m.sum_at, rows, float_bytes(m.sum_stride)}};
+  const bool fits = LAY_OUT(parts, &m.bytes);
+  assert(fits); /* blocks and strips are small */
+  (void)fits;
+  return m;
+}
+
+/* How the rows and columns of one run are cut. */
 typedef struct layout {
   int64_t rows_per_block, blocks, panels_per_strip, strips;
-  int64_t rows;                 /* that are cut into blocks together: all, or those of one sequence */
-  int64_t x_stride, sum_stride; /* floats from row to row */
-  size_t sum_at, bytes;         /* of one thread */
+  int64_t rows; /* that are cut into blocks together: all, or those of one sequence */
+  thread_memory memory;
 } layout;
 
 /* Equal blocks of whole tiles. Where few rows leave threads idle, the columns are cut finer. */
@@ -211,26 +225,21 @@ static layout layout_of(const attn_product *product, int64_t batch, int64_t rows
   l.strips = min64(max64(ceil_div(product->panels, most), wanted), product->panels);
   l.panels_per_strip = ceil_div(product->panels, l.strips);
   l.strips = ceil_div(product->panels, l.panels_per_strip);
-  l.x_stride = min64(product->depth, kernel->depth_block) + PAD;
-  l.sum_stride = l.panels_per_strip * kernel->panel_columns + PAD;
-  l.sum_at = (size_t)round_up(l.rows_per_block * l.x_stride, 16) * sizeof(float);
-  l.bytes = l.sum_at + (size_t)round_up(l.rows_per_block * l.sum_stride, 16) * sizeof(float);
+  l.memory = memory_of(product, l.rows_per_block, l.panels_per_strip * kernel->panel_columns);
   return l;
 }
 
-/* Blocks are cut evenly, so fewer rows can need more memory. The result is enough for any number of rows up to `rows`: the
- * memory of the largest block and strip. */
+/* Blocks are of equal size, so fewer rows can make larger blocks and need more memory. The result is the memory of the
+ * largest block and strip: enough for any number of rows up to `rows`. */
 size_t attn_product_workspace(const attn_product *product, int64_t rows) {
   if (!product || rows <= 0) return 0;
   const attn_product_kernel *kernel = product->kernel;
   const int64_t block = round_up(min64(rows, most_rows(kernel)), kernel->tile_rows);
   const int64_t most = max64(STRIP_COLUMNS / kernel->panel_columns, 1) * kernel->panel_columns;
   const int64_t strip = min64(most, product->panels * kernel->panel_columns);
-  const int64_t x = round_up(block * (min64(product->depth, kernel->depth_block) + PAD), 16);
-  const int64_t sum = round_up(block * (strip + PAD), 16);
   const bool one_task = product->panels == 1 && rows <= (kernel->rows_by_place ? 1 : block); /* run serially */
   const int64_t threads = one_task ? 1 : product->options.threads;
-  return (size_t)threads * (size_t)(x + sum) * sizeof(float);
+  return (size_t)(threads * memory_of(product, block, strip).bytes);
 }
 
 /* ---- Running ---- */
@@ -298,7 +307,7 @@ typedef struct strip {
 static void gather(const run_context *c, const strip *s) {
   const int64_t capacity = round_up(s->rows, c->product->kernel->tile_rows);
   for (int64_t i = 0; i < capacity; i++) {
-    float *row = s->x + i * c->at.x_stride;
+    float *row = s->x + i * c->at.memory.x_stride;
     if (i < s->rows)
       gather_row(c->args, s->first_row + i, s->begin, s->end, row);
     else
@@ -321,9 +330,9 @@ static void multiply(const run_context *c, const strip *s) {
                                                .panel = product->panel + column * product->depth + s->begin * width,
                                                .start = s->begin == 0 ? zeros : out,
                                                .out = out,
-                                               .x_stride = c->at.x_stride,
-                                               .start_stride = s->begin == 0 ? 0 : c->at.sum_stride,
-                                               .out_stride = c->at.sum_stride});
+                                               .x_stride = c->at.memory.x_stride,
+                                               .start_stride = s->begin == 0 ? 0 : c->at.memory.sum_stride,
+                                               .out_stride = c->at.memory.sum_stride});
   }
 }
 
@@ -331,7 +340,7 @@ static void scatter(const run_context *c, const strip *s) {
   const int64_t width = c->product->kernel->panel_columns, begin = s->first_panel * width;
   const int64_t end = min64((s->first_panel + s->panels) * width, c->product->columns);
   for (int64_t i = 0; i < s->rows; i++) {
-    float *row = s->sum + i * c->at.sum_stride;
+    float *row = s->sum + i * c->at.memory.sum_stride;
     finish_row(c->product, begin, end - begin, row);
     scatter_row(c->args, s->first_row + i, begin, end, row);
   }
@@ -353,11 +362,11 @@ static void run_task(void *pointer, int64_t task, int worker) {
   const attn_product *product = c->product;
   assert(task >= 0 && task < c->at.blocks * c->at.strips && worker >= 0 && worker < product->options.threads);
   const row_range block = rows_of_block(&c->at, task % c->at.blocks);
-  char *memory = c->workspace + (size_t)worker * c->at.bytes;
+  char *memory = c->workspace + worker * c->at.memory.bytes;
   strip s = {.first_row = block.first, .rows = block.count, .first_panel = task / c->at.blocks * c->at.panels_per_strip};
   s.panels = min64(c->at.panels_per_strip, product->panels - s.first_panel);
-  s.x = (float *)(void *)memory;
-  s.sum = (float *)(void *)(memory + c->at.sum_at);
+  s.x = floats_at(memory, c->at.memory.x_at);
+  s.sum = floats_at(memory, c->at.memory.sum_at);
   const uint64_t mode = attn_float_mode_enter();
   for (; s.begin < product->depth; s.begin = s.end) {
     s.end = s.begin + min64(product->kernel->depth_block, product->depth - s.begin);

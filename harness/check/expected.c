@@ -41,7 +41,8 @@ static void compute_row(bench_expected *e, const attn_args *args, int64_t n, dou
   bench_expected_row *row = &e->row[n];
   const int64_t at = n * p->dim_v;
   for (int64_t j = 0; j < p->seq_k; j++) score[j] = -1.0;
-  attn_oracle_f64_row(p, args, row->b, row->h, row->i, &row->facts, e->o + at, e->m + at, e->w + at, score);
+  row->facts = attn_oracle_f64_row(p, args, (attn_oracle_index){row->b, row->h, row->i},
+                                   &(attn_oracle_output){.o = e->o + at, .m = e->m + at, .w = e->w + at, .p = score});
   compute_mean(e, args, n, score);
 }
 

@@ -338,9 +338,8 @@ static attn_oracle_row run_head(const head_row *x) {
   args.k = r->key.value;
   args.v = r->value.value;
   for (int64_t j = 0; j < p.seq_k; j++) r->score[j] = NAN;
-  attn_oracle_row facts;
-  attn_oracle_f64_row(&p, &args, x->b, x->h, x->i, &facts, r->out + c, r->m + c, r->w + c, r->score);
-  return facts;
+  return attn_oracle_f64_row(&p, &args, (attn_oracle_index){x->b, x->h, x->i},
+                             &(attn_oracle_output){.o = r->out + c, .m = r->m + c, .w = r->w + c, .p = r->score});
 }
 
 static void attend_head(head_row *x, const attn_numerics *numerics, const mha_oracle_row *row) {

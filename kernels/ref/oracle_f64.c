@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* The float64 oracle: docs/semantics.md turned into loops, one row at a time, and beside every output what the error bound
- * of docs/numerics.md needs. It shares no code with the kernels, not even the conversions, so that a mistake there shows.
+/* The float64 oracle: docs/semantics.md turned into loops, one row at a time. Beside every output it returns what the error
+ * bound of docs/numerics.md needs. It shares no code with the kernels, not even the conversions, so a mistake in shared code
+ * cannot hide.
  *
- * Sums are compensated (Knuth's TwoSum carries the rounding error of every addition along): the row's own error is a few
- * units of 2^-53 relative to M, whatever the length, and never counts against a kernel.
- */
+ * Sums are compensated: Knuth's TwoSum carries the rounding error of every addition along. So the oracle's own error is a
+ * few units of 2^-53 relative to M for any number of keys, which is far below every limit. */
 #include "kernels/ref/oracle_f64.h"
 
 #include <math.h>
@@ -41,8 +41,8 @@ typedef struct query {
   int64_t k_at, v_at;   /* of the first key and value of the sequence's KV head */
 } query;
 
-static query locate(const attn_problem *problem, const attn_args *args, int64_t b, int64_t h, int64_t i) {
-  const attn_problem *p = problem;
+static query locate(const attn_problem *p, const attn_args *args, attn_oracle_index at) {
+  const int64_t b = at.b, h = at.h, i = at.i;
   const bool varlen = p->uses & ATTN_USE_VARLEN;
   const int64_t kv_head = h / (p->heads_q / p->heads_kv);
   const int64_t first_q = varlen ? args->cu_seqlens_q[b] : 0, first_k = varlen ? args->cu_seqlens_k[b] : 0;
@@ -187,8 +187,8 @@ static compensated sum_of_exp(const query *r, const double *score, double shift)
   return sum;
 }
 
-/* Turns scores into probabilities and sets the row's LSE. The sink is one more logit, which takes its share and is dropped;
- * the LSE knows nothing of it. Infinite scores: what extended real numbers give, so p is NaN where it is 0/0 or inf/inf. */
+/* Turns scores into probabilities and sets the row's LSE. The sink is one more logit in the denominator; the LSE does not
+ * include it. Infinite scores follow the extended real numbers: p is NaN where it is 0/0 or inf/inf. */
 static void softmax_row(const query *r, attn_oracle_row *row, double *score) {
   const bool sinks = r->problem->uses & ATTN_USE_SINKS;
   const double sink = sinks ? r->args->sinks[r->h] : -INFINITY;
@@ -225,8 +225,10 @@ static void softmax_row(const query *r, attn_oracle_row *row, double *score) {
 /* Columns [first, first + columns) of o, m and w; a block of columns at a time keeps the reads of V together. */
 enum { COLUMNS = 16 };
 
-static void weighted_sums(const query *r, const double *p, int64_t first, int64_t columns, attn_oracle_row *row, double *o,
-                          double *m, double *w) {
+static void weighted_sums(const query *r, int64_t first, int64_t columns, attn_oracle_row *row,
+                          const attn_oracle_output *out) {
+  const double *p = out->p;
+  double *o = out->o, *m = out->m, *w = out->w;
   compensated sum[COLUMNS] = {{0, 0}};
   for (int64_t c = 0; c < columns; c++) m[first + c] = w[first + c] = 0;
   for (int64_t j = 0; j < r->len_k; j++) {
@@ -246,16 +248,17 @@ static void weighted_sums(const query *r, const double *p, int64_t first, int64_
   for (int64_t c = 0; c < columns; c++) w[first + c] = sqrt(w[first + c]);
 }
 
-void attn_oracle_f64_row(const attn_problem *problem, const attn_args *args, int64_t b, int64_t h, int64_t i,
-                         attn_oracle_row *row, double *o, double *m, double *w, double *score) {
-  const query r = locate(problem, args, b, h, i);
-  *row = (attn_oracle_row){.lse = -INFINITY, .exists = i < r.len_q};
-  for (int64_t d = 0; d < problem->dim_v; d++) o[d] = m[d] = w[d] = 0;
-  if (row->exists) score_row(&r, row, score);
-  if (row->allowed == 0) return;
-  softmax_row(&r, row, score);
+attn_oracle_row attn_oracle_f64_row(const attn_problem *problem, const attn_args *args, attn_oracle_index at,
+                                    const attn_oracle_output *out) {
+  const query r = locate(problem, args, at);
+  attn_oracle_row row = {.lse = -INFINITY, .exists = at.i < r.len_q};
+  for (int64_t d = 0; d < problem->dim_v; d++) out->o[d] = out->m[d] = out->w[d] = 0;
+  if (row.exists) score_row(&r, &row, out->p);
+  if (row.allowed == 0) return row;
+  softmax_row(&r, &row, out->p);
   for (int64_t d = 0; d < problem->dim_v; d += COLUMNS) {
     const int64_t columns = problem->dim_v - d < COLUMNS ? problem->dim_v - d : COLUMNS;
-    weighted_sums(&r, score, d, columns, row, o, m, w);
+    weighted_sums(&r, d, columns, &row, out);
   }
+  return row;
 }

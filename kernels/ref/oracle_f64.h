@@ -16,17 +16,27 @@ typedef struct attn_oracle_row {
   bool exists;         /* false: i >= q_len, o must be 0 and lse -inf */
 } attn_oracle_row;
 
-/* Computes output row (batch b, query head h, query i) into o[dim_v], M = sum p |v| into m[dim_v] and W = sqrt(sum p^2 (v -
- * o)^2) into w[dim_v]. `score` is scratch of seq_k doubles: p of the allowed keys is left there, the others are not touched.
- * The problem is valid, the args fit it. With VARLEN, i counts from the start of sequence b. */
-void attn_oracle_f64_row(const attn_problem *problem, const attn_args *args, int64_t b, int64_t h, int64_t i,
-                         attn_oracle_row *row, double *o, double *m, double *w, double *score);
+/* An output row: batch, query head, query. With VARLEN, i counts from the start of sequence b. */
+typedef struct attn_oracle_index {
+  int64_t b, h, i;
+} attn_oracle_index;
 
-/* Rows of sequence b: seq_q, or with VARLEN its own length (q_len rows and beyond both count: the latter must be zero). */
+/* Where the oracle writes a row. */
+typedef struct attn_oracle_output {
+  double *o;     /* [dim_v]: the output */
+  double *m, *w; /* [dim_v]: M = sum p |v| and W = sqrt(sum p^2 (v - o)^2), for the error bound */
+  double *p;     /* [seq_k]: the probabilities of the allowed keys; those of other keys are not touched */
+} attn_oracle_output;
+
+/* Computes one output row. The problem is valid, and the args fit it. */
+attn_oracle_row attn_oracle_f64_row(const attn_problem *problem, const attn_args *args, attn_oracle_index at,
+                                    const attn_oracle_output *out);
+
+/* Rows of sequence b: seq_q, or with VARLEN its own length. Rows beyond q_len count too; they must be zero. */
 int64_t attn_oracle_f64_rows(const attn_problem *problem, const attn_args *args, int64_t b);
 
-/* A type that only the oracle reads: float64, for q, k and v that no storage type has rounded (layers, whose projections are
- * float64 here as well). */
+/* A type that only the oracle reads: float64. Layers use it, because the q, k and v that their float64 oracles project are
+ * not rounded to a storage type. */
 #define ATTN_ORACLE_F64 ((attn_dtype)64)
 
 /* Reads element `index` (in elements) of an array of the given type. */
