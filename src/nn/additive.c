@@ -36,12 +36,9 @@ static attn_status check(const attn_additive_config *c) {
 
 static attn_status build(attn_additive *layer, const attn_additive_config *c, const attn_options *options) {
   attn_status status = attn_parallel_resolve(options, &layer->options);
-  if (status == ATTN_OK)
-    status = attn_nn_linear_create("attn_additive_config.query", &c->query, c->width_q, c->hidden, NN_NOTHING, options,
-                                   &layer->query);
-  if (status == ATTN_OK)
-    status =
-        attn_nn_linear_create("attn_additive_config.key", &c->key, c->width_k, c->hidden, NN_NOTHING, options, &layer->key);
+  const attn_nn_linear maps[] = {{"attn_additive_config.query", &c->query, c->width_q, c->hidden, NN_NOTHING, &layer->query},
+                                 {"attn_additive_config.key", &c->key, c->width_k, c->hidden, NN_NOTHING, &layer->key}};
+  if (status == ATTN_OK) status = attn_nn_create_linears(maps, NN_COUNT(maps), options);
   if (status != ATTN_OK) return status;
   layer->score_weight = attn_nn_allocate("score_weight", (size_t)c->hidden * sizeof(float));
   if (!layer->score_weight) return ATTN_OUT_OF_MEMORY;
@@ -54,20 +51,22 @@ static attn_status build(attn_additive *layer, const attn_additive_config *c, co
 
 /* [projected queries] [projected keys] [workspace of one product or of the attention, in turn] */
 typedef struct layout {
-  attn_nn_layout all;
-  size_t q, k, step, step_bytes;
+  int64_t q, k, step, bytes;
+  size_t step_bytes;
+  bool fits;
 } layout;
 
 static size_t most(size_t a, size_t b) { return a > b ? a : b; }
 
-static layout lay_out(const attn_additive *layer) {
+static layout layout_of(const attn_additive *layer) {
   const attn_additive_config *c = &layer->config;
   layout l = {0};
-  l.q = attn_nn_place_floats(&l.all, c->batch * c->seq_q, c->hidden);
-  l.k = attn_nn_place_floats(&l.all, c->batch * c->seq_k, c->hidden);
   l.step_bytes = most(attn_plan_workspace(layer->plan), most(attn_product_workspace(layer->query, c->batch * c->seq_q),
                                                              attn_product_workspace(layer->key, c->batch * c->seq_k)));
-  l.step = attn_nn_place_bytes(&l.all, l.step_bytes);
+  const memory_part parts[] = {{&l.q, c->batch * c->seq_q, float_bytes(c->hidden)},
+                               {&l.k, c->batch * c->seq_k, float_bytes(c->hidden)},
+                               {&l.step, 1, (int64_t)l.step_bytes}};
+  l.fits = LAY_OUT(parts, &l.bytes);
   return l;
 }
 
@@ -80,7 +79,7 @@ attn_status attn_additive_create(const attn_additive_config *config, const attn_
   if (!layer) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_additive needs %zu bytes", sizeof *layer);
   layer->config = *config;
   status = build(layer, config, options);
-  if (status == ATTN_OK) status = attn_nn_check_layout("attn_additive", lay_out(layer).all);
+  if (status == ATTN_OK) status = attn_nn_check_fits("attn_additive", layout_of(layer).fits);
   if (status != ATTN_OK) return attn_additive_destroy(layer), status;
   *result = layer;
   return ATTN_OK;
@@ -97,7 +96,7 @@ void attn_additive_destroy(attn_additive *layer) {
 
 const char *attn_additive_kernel(const attn_additive *layer) { return layer ? attn_plan_kernel(layer->plan) : ""; }
 
-size_t attn_additive_workspace(const attn_additive *layer) { return layer ? lay_out(layer).all.bytes : 0; }
+size_t attn_additive_workspace(const attn_additive *layer) { return layer ? (size_t)layout_of(layer).bytes : 0; }
 
 attn_status attn_additive_project_keys(const attn_additive *layer, const float *k, float *projected, void *workspace,
                                        size_t bytes) {
@@ -106,9 +105,9 @@ attn_status attn_additive_project_keys(const attn_additive *layer, const float *
   const attn_nn_pointer pointers[] = {{"k", k}, {"projected", projected}};
   const attn_nn_rows shape = {.rows = c->batch * c->seq_k, .in = c->width_k, .out = c->hidden};
   if (shape.rows == 0) return ATTN_OK;
-  const layout l = lay_out(layer);
+  const layout l = layout_of(layer);
   attn_status status = attn_nn_check_pointers(pointers, NN_COUNT(pointers));
-  if (status == ATTN_OK) status = attn_nn_check_workspace("attn_additive", workspace, bytes, l.all.bytes);
+  if (status == ATTN_OK) status = attn_nn_check_workspace("attn_additive", workspace, bytes, l.bytes);
   return status == ATTN_OK ? attn_nn_linear_run(layer->key, shape, k, projected, (char *)workspace + l.step, l.step_bytes)
                            : status;
 }
@@ -126,12 +125,12 @@ static attn_status check_args(const attn_additive *layer, const attn_additive_ar
 attn_status attn_additive_run(const attn_additive *layer, const attn_additive_args *args, void *workspace, size_t bytes) {
   attn_status status = check_args(layer, args);
   if (status != ATTN_OK) return status;
-  const layout l = lay_out(layer);
-  status = attn_nn_check_workspace("attn_additive", workspace, bytes, l.all.bytes);
+  const layout l = layout_of(layer);
+  status = attn_nn_check_workspace("attn_additive", workspace, bytes, l.bytes);
   if (status != ATTN_OK) return status;
   const attn_additive_config *c = &layer->config;
   char *memory = workspace;
-  float *q = (float *)(memory + l.q), *k = (float *)(memory + l.k);
+  float *q = floats_at(memory, l.q), *k = floats_at(memory, l.k);
   const double begin = attn_nn_now_ns(args->profile);
   const attn_nn_rows queries = {.rows = c->batch * c->seq_q, .in = c->width_q, .out = c->hidden};
   if (queries.rows > 0) status = attn_nn_linear_run(layer->query, queries, args->q, q, memory + l.step, l.step_bytes);
@@ -145,13 +144,8 @@ attn_status attn_additive_run(const attn_additive *layer, const attn_additive_ar
                            .score_weight = layer->score_weight};
   const double projected = attn_nn_now_ns(args->profile);
   status = attn_plan_run(layer->plan, &inner, memory + l.step, l.step_bytes);
-  if (args->profile && status == ATTN_OK) {
-    const double end = attn_nn_now_ns(args->profile);
-    args->profile->runs++;
-    args->profile->projections_ns += projected - begin;
-    args->profile->attention_ns += end - projected;
-    args->profile->total_ns += end - begin;
-  }
+  const double end = attn_nn_now_ns(args->profile);
+  if (status == ATTN_OK) attn_nn_add_times(args->profile, &(attn_nn_times){begin, projected, end, end});
   if (status != ATTN_OK || !args->weights) return status;
   attn_options options = layer->options;
   options.kernel = attn_plan_kernel(layer->plan);

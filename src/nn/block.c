@@ -144,22 +144,24 @@ static attn_status build(attn_block *block, const attn_block_config *c, const at
 
 /* [stream] [input of the sublayer: pre-norm only] [output of the sublayer] [workspace of the sublayer] */
 typedef struct layout {
-  attn_nn_layout all;
-  size_t stream, normed, out, step, step_bytes;
+  int64_t stream, normed, out, step, bytes;
+  size_t step_bytes;
+  bool fits;
 } layout;
 
-static layout lay_out(const attn_block *block) {
+static layout layout_of(const attn_block *block) {
   layout l = {0};
-  l.stream = attn_nn_place_floats(&l.all, block->rows, block->width);
-  l.normed = attn_nn_place_floats(&l.all, block->pre_norm ? block->rows : 0, block->width);
-  l.out = attn_nn_place_floats(&l.all, block->rows, block->width);
   for (int i = 0; i < block->count; i++) {
     const sublayer *s = &block->sublayers[i];
     const size_t bytes =
         s->attention ? attn_mha_workspace(s->attention) : attn_feed_forward_workspace(s->feed_forward, block->rows);
     l.step_bytes = bytes > l.step_bytes ? bytes : l.step_bytes;
   }
-  l.step = attn_nn_place_bytes(&l.all, l.step_bytes);
+  const memory_part parts[] = {{&l.stream, block->rows, float_bytes(block->width)},
+                               {&l.normed, block->pre_norm ? block->rows : 0, float_bytes(block->width)},
+                               {&l.out, block->rows, float_bytes(block->width)},
+                               {&l.step, 1, (int64_t)l.step_bytes}};
+  l.fits = LAY_OUT(parts, &l.bytes);
   return l;
 }
 
@@ -174,7 +176,7 @@ attn_status attn_block_create(const attn_block_config *config, const attn_option
   block->width = config->self.width;
   block->pre_norm = config->pre_norm;
   status = build(block, config, options);
-  if (status == ATTN_OK) status = attn_nn_check_layout("attn_block", lay_out(block).all);
+  if (status == ATTN_OK) status = attn_nn_check_fits("attn_block", layout_of(block).fits);
   if (status != ATTN_OK) return attn_block_destroy(block), status;
   *result = block;
   return ATTN_OK;
@@ -196,7 +198,7 @@ const char *attn_block_kernel(const attn_block *block) {
 
 /* ---- Running ---- */
 
-size_t attn_block_workspace(const attn_block *block) { return block ? lay_out(block).all.bytes : 0; }
+size_t attn_block_workspace(const attn_block *block) { return block ? (size_t)layout_of(block).bytes : 0; }
 
 /* One run: its arguments, and the parts of its workspace. */
 typedef struct block_run {
@@ -229,29 +231,10 @@ static attn_status run_sublayer(const block_run *r, const sublayer *s, const flo
   return status;
 }
 
-/* y = norm(x + residual), or y = x + residual without a norm. Also stores the sum if `sum` is not NULL. */
-typedef struct joining {
-  int64_t width;
-  const float *x, *residual;
-  const attn_norm *norm;
-  float *sum, *y;
-} joining;
-
-static void join_rows(const void *context, int64_t first, int64_t rows) {
-  const joining *j = context;
-  const int64_t at = first * j->width, count = rows * j->width;
-  if (j->norm) {
-    attn_nn_add_layer_norm(rows, j->width, j->x + at, j->residual ? j->residual + at : NULL, j->norm,
-                           j->sum ? j->sum + at : NULL, j->y + at);
-    return;
-  }
-  for (int64_t i = at; i < at + count; i++) j->y[i] = j->x[i] + j->residual[i];
-}
-
-static void join(const block_run *r, joining j) {
+static void join(const block_run *r, attn_nn_join j) {
   const double begin = attn_nn_now_ns(r->args->profile);
   j.width = r->block->width;
-  attn_nn_each_block(&r->block->options, r->block->rows, join_rows, &j);
+  attn_nn_each_block(&r->block->options, r->block->rows, attn_nn_join_rows, &j);
   if (r->args->profile) r->args->profile->norm_ns += attn_nn_now_ns(r->args->profile) - begin;
 }
 
@@ -263,7 +246,7 @@ static attn_status run_post_norm(const block_run *r) {
     status = run_sublayer(r, s, stream);
     if (status != ATTN_OK) return status;
     float *next = i + 1 < r->block->count ? r->stream : r->args->y;
-    join(r, (joining){.x = r->out, .residual = stream, .norm = &s->norm, .y = next});
+    join(r, (attn_nn_join){.x = r->out, .residual = stream, .norm = &s->norm, .y = next});
     stream = next;
   }
   return status;
@@ -272,16 +255,16 @@ static attn_status run_post_norm(const block_run *r) {
 static attn_status run_pre_norm(const block_run *r) {
   const float *stream = r->args->x;
   const sublayer *s = r->block->sublayers;
-  join(r, (joining){.x = stream, .norm = &s[0].norm, .y = r->normed});
+  join(r, (attn_nn_join){.x = stream, .norm = &s[0].norm, .y = r->normed});
   attn_status status = ATTN_OK;
   for (int i = 0; i < r->block->count; i++) {
     status = run_sublayer(r, &s[i], r->normed);
     if (status != ATTN_OK) return status;
     const bool last = i + 1 == r->block->count;
     if (last)
-      join(r, (joining){.x = r->out, .residual = stream, .y = r->args->y});
+      join(r, (attn_nn_join){.x = r->out, .residual = stream, .y = r->args->y});
     else
-      join(r, (joining){.x = r->out, .residual = stream, .norm = &s[i + 1].norm, .sum = r->stream, .y = r->normed});
+      join(r, (attn_nn_join){.x = r->out, .residual = stream, .norm = &s[i + 1].norm, .sum = r->stream, .y = r->normed});
     stream = r->stream;
   }
   return status;
@@ -300,16 +283,16 @@ static attn_status check_args(const attn_block *block, const attn_block_args *ar
 attn_status attn_block_run(const attn_block *block, const attn_block_args *args, void *workspace, size_t bytes) {
   attn_status status = check_args(block, args);
   if (status != ATTN_OK || block->rows == 0) return status;
-  const layout l = lay_out(block);
-  status = attn_nn_check_workspace("attn_block", workspace, bytes, l.all.bytes);
+  const layout l = layout_of(block);
+  status = attn_nn_check_workspace("attn_block", workspace, bytes, l.bytes);
   if (status != ATTN_OK) return status;
   const double begin = attn_nn_now_ns(args->profile);
   char *memory = workspace;
   const block_run r = {.block = block,
                        .args = args,
-                       .stream = (float *)(memory + l.stream),
-                       .normed = (float *)(memory + l.normed),
-                       .out = (float *)(memory + l.out),
+                       .stream = floats_at(memory, l.stream),
+                       .normed = floats_at(memory, l.normed),
+                       .out = floats_at(memory, l.out),
                        .step = memory + l.step,
                        .step_bytes = l.step_bytes};
   status = block->pre_norm ? run_pre_norm(&r) : run_post_norm(&r);

@@ -12,6 +12,14 @@ double attn_nn_now_ns(const void *profile) {
   return 1e9 * (double)now.tv_sec + (double)now.tv_nsec;
 }
 
+void attn_nn_add_times(attn_mha_profile *profile, const attn_nn_times *at) {
+  if (!profile) return;
+  profile->runs++;
+  profile->projections_ns += (at->projected - at->begin) + (at->end - at->attended);
+  profile->attention_ns += at->attended - at->projected;
+  profile->total_ns += at->end - at->begin;
+}
+
 attn_status attn_nn_check_sizes(const attn_nn_size *sizes, int count) {
   const int64_t most = (int64_t)1 << 31, elements = (int64_t)1 << 58;
   for (int i = 0; i < count; i++) {

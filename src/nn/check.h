@@ -33,6 +33,14 @@ void *attn_nn_allocate(const char *purpose, size_t bytes);
 /* Nanoseconds of the monotonic clock. Without a profile: 0, and the clock is not read. */
 double attn_nn_now_ns(const void *profile);
 
+/* When a run began, had projected its inputs, had attended, and ended. */
+typedef struct attn_nn_times {
+  double begin, projected, attended, end;
+} attn_nn_times;
+
+/* Adds the times of a run to the profile, unless it is NULL. */
+void attn_nn_add_times(attn_mha_profile *profile, const attn_nn_times *at);
+
 /* Plans the problem and runs it once, with a workspace that it allocates and frees. */
 attn_status attn_nn_run_once(const attn_problem *problem, const attn_args *args, const attn_options *options);
 

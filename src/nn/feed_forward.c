@@ -30,11 +30,11 @@ attn_status attn_feed_forward_create(const attn_feed_forward_config *c, const at
   attn_feed_forward *layer = calloc(1, sizeof *layer);
   if (!layer) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_feed_forward needs %zu bytes", sizeof *layer);
   *layer = (attn_feed_forward){.width = c->width, .hidden = c->hidden};
-  status = attn_nn_linear_create("attn_feed_forward_config.first", &c->first, c->width, c->hidden,
-                                 c->activation == ATTN_RELU ? NN_RELU : NN_GELU, options, &layer->first);
-  if (status == ATTN_OK)
-    status = attn_nn_linear_create("attn_feed_forward_config.second", &c->second, c->hidden, c->width, NN_NOTHING, options,
-                                   &layer->second);
+  const attn_nn_after activation = c->activation == ATTN_RELU ? NN_RELU : NN_GELU;
+  const attn_nn_linear maps[] = {
+      {"attn_feed_forward_config.first", &c->first, c->width, c->hidden, activation, &layer->first},
+      {"attn_feed_forward_config.second", &c->second, c->hidden, c->width, NN_NOTHING, &layer->second}};
+  status = attn_nn_create_linears(maps, NN_COUNT(maps), options);
   if (status != ATTN_OK) return attn_feed_forward_destroy(layer), status;
   *result = layer;
   return ATTN_OK;
@@ -49,21 +49,22 @@ void attn_feed_forward_destroy(attn_feed_forward *layer) {
 
 /* [hidden rows] [workspace of the products, which run one after the other] */
 typedef struct layout {
-  attn_nn_layout all;
-  size_t hidden, product, product_bytes;
+  int64_t hidden, product, bytes;
+  size_t product_bytes;
+  bool fits;
 } layout;
 
-static layout lay_out(const attn_feed_forward *layer, int64_t rows) {
+static layout layout_of(const attn_feed_forward *layer, int64_t rows) {
   layout l = {0};
   const size_t first = attn_product_workspace(layer->first, rows), second = attn_product_workspace(layer->second, rows);
-  l.hidden = attn_nn_place_floats(&l.all, rows, layer->hidden);
   l.product_bytes = first > second ? first : second;
-  l.product = attn_nn_place_bytes(&l.all, l.product_bytes);
+  const memory_part parts[] = {{&l.hidden, rows, float_bytes(layer->hidden)}, {&l.product, 1, (int64_t)l.product_bytes}};
+  l.fits = LAY_OUT(parts, &l.bytes);
   return l;
 }
 
 size_t attn_feed_forward_workspace(const attn_feed_forward *layer, int64_t rows) {
-  return layer && rows > 0 ? lay_out(layer, rows).all.bytes : 0;
+  return layer && rows > 0 ? (size_t)layout_of(layer, rows).bytes : 0;
 }
 
 attn_status attn_feed_forward_run(const attn_feed_forward *layer, int64_t rows, const float *x, float *y, void *workspace,
@@ -73,11 +74,12 @@ attn_status attn_feed_forward_run(const attn_feed_forward *layer, int64_t rows, 
   const attn_nn_pointer pointers[] = {{"x", x}, {"y", y}};
   attn_status status = attn_nn_check_sizes(sizes, NN_COUNT(sizes));
   if (status != ATTN_OK || rows == 0) return status;
-  const layout l = lay_out(layer, rows);
+  const layout l = layout_of(layer, rows);
   status = attn_nn_check_pointers(pointers, NN_COUNT(pointers));
-  if (status == ATTN_OK) status = attn_nn_check_workspace("attn_feed_forward", workspace, bytes, l.all.bytes);
+  if (status == ATTN_OK) status = attn_nn_check_fits("attn_feed_forward", l.fits);
+  if (status == ATTN_OK) status = attn_nn_check_workspace("attn_feed_forward", workspace, bytes, l.bytes);
   if (status != ATTN_OK) return status;
-  float *hidden = (float *)((char *)workspace + l.hidden);
+  float *hidden = floats_at(workspace, l.hidden);
   char *product = (char *)workspace + l.product;
   const attn_nn_rows in = {.rows = rows, .in = layer->width, .out = layer->hidden};
   const attn_nn_rows out = {.rows = rows, .in = layer->hidden, .out = layer->width};

@@ -49,16 +49,16 @@ static void norm_row(const float *s, int64_t width, const attn_norm *norm, float
     for (int64_t i = 0; i < width; i++) y[i] += norm->bias[i];
 }
 
-void attn_nn_add_layer_norm(int64_t rows, int64_t width, const float *x, const float *residual, const attn_norm *norm,
-                            float *sum, float *y) {
-  for (int64_t row = 0; row < rows; row++) {
-    const float *s = x + row * width;
-    if (residual || sum) {
-      float *into = (sum ? sum : y) + row * width;
-      for (int64_t i = 0; i < width; i++) into[i] = residual ? s[i] + residual[row * width + i] : s[i];
-      s = into;
+void attn_nn_join_rows(const void *join, int64_t first, int64_t rows) {
+  const attn_nn_join *j = join;
+  for (int64_t at = first * j->width; at < (first + rows) * j->width; at += j->width) {
+    const float *x = j->x + at;
+    if (j->residual || j->sum) {
+      float *into = (j->sum ? j->sum : j->y) + at;
+      for (int64_t i = 0; i < j->width; i++) into[i] = j->residual ? x[i] + j->residual[at + i] : x[i];
+      x = into;
     }
-    norm_row(s, width, norm, y + row * width);
+    if (j->norm) norm_row(x, j->width, j->norm, j->y + at);
   }
 }
 
@@ -79,7 +79,7 @@ attn_status attn_add_layer_norm(int64_t rows, int64_t width, const float *x, con
   if (status != ATTN_OK) return status;
   NN_REQUIRE(!sum || sum != y, "sum and y are the same array; each needs its own");
   const uint64_t mode = attn_float_mode_enter();
-  attn_nn_add_layer_norm(rows, width, x, residual, norm, sum, y);
+  attn_nn_join_rows(&(attn_nn_join){width, x, residual, norm, sum, y}, 0, rows);
   attn_float_mode_leave(mode);
   return ATTN_OK;
 }

@@ -5,9 +5,17 @@
 
 #include "check.h"
 
-/* As attn_add_layer_norm, but the arguments must be valid. */
-void attn_nn_add_layer_norm(int64_t rows, int64_t width, const float *x, const float *residual, const attn_norm *norm,
-                            float *sum, float *y);
+/* y = norm(x + residual), or y = x + residual without a norm. Also stores the sum if `sum` is not NULL. With a norm the
+ * residual may be NULL. All are dense [rows][width]. */
+typedef struct attn_nn_join {
+  int64_t width;
+  const float *x, *residual;
+  const attn_norm *norm;
+  float *sum, *y;
+} attn_nn_join;
+
+/* Joins `rows` rows from `first` on. The join must be valid. */
+void attn_nn_join_rows(const void *join, int64_t first, int64_t rows);
 
 attn_status attn_nn_check_norm(const attn_norm *norm);
 

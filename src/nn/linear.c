@@ -6,21 +6,27 @@
 
 #include "float_mode.h"
 
-attn_status attn_nn_linear_create(const char *name, const attn_linear *linear, int64_t in, int64_t out, attn_nn_after after,
-                                  const attn_options *options, attn_product **product) {
-  NN_REQUIRE(linear->weight, "%s.weight is NULL; it must point to %" PRId64 " x %" PRId64 " floats", name,
-             linear->transposed ? out : in, linear->transposed ? in : out);
-  const attn_product_weights weights = {.depth = in,
-                                        .columns = out,
-                                        .weight = linear->weight,
-                                        .stride_depth = linear->transposed ? 1 : out,
-                                        .stride_column = linear->transposed ? in : 1,
-                                        .bias = linear->bias,
-                                        .relu = after == NN_RELU,
-                                        .gelu = after == NN_GELU};
+static attn_status create_linear(const attn_nn_linear *map, const attn_options *options) {
+  const attn_linear *given = map->given;
+  NN_REQUIRE(given->weight, "%s.weight is NULL; it must point to %" PRId64 " x %" PRId64 " floats", map->name,
+             given->transposed ? map->out : map->in, given->transposed ? map->in : map->out);
+  const attn_product_weights weights = {.depth = map->in,
+                                        .columns = map->out,
+                                        .weight = given->weight,
+                                        .stride_depth = given->transposed ? 1 : map->out,
+                                        .stride_column = given->transposed ? map->in : 1,
+                                        .bias = given->bias,
+                                        .relu = map->after == NN_RELU,
+                                        .gelu = map->after == NN_GELU};
+  return attn_product_create(&weights, options, map->product);
+}
+
+attn_status attn_nn_create_linears(const attn_nn_linear *maps, int count, const attn_options *options) {
   attn_options plain = options ? *options : (attn_options){0};
   plain.kernel = NULL; /* it is the name of an attention kernel, not of a product */
-  return attn_product_create(&weights, &plain, product);
+  attn_status status = ATTN_OK;
+  for (int i = 0; i < count && status == ATTN_OK; i++) status = create_linear(&maps[i], &plain);
+  return status;
 }
 
 attn_status attn_nn_linear_run(const attn_product *product, attn_nn_rows shape, const float *x, float *y, void *workspace,
@@ -34,32 +40,17 @@ attn_status attn_nn_linear_run(const attn_product *product, attn_nn_rows shape, 
   return attn_product_run(product, &args, workspace, bytes);
 }
 
-size_t attn_nn_place_bytes(attn_nn_layout *layout, size_t bytes) {
-  const size_t at = layout->bytes, line = 64;
-  if (bytes > SIZE_MAX / 4 || at > SIZE_MAX / 4)
-    layout->overflow = true;
-  else
-    layout->bytes = at + (bytes + line - 1) / line * line;
-  return at;
-}
-
-size_t attn_nn_place_floats(attn_nn_layout *layout, int64_t rows, int64_t width) {
-  int64_t count;
-  if (__builtin_mul_overflow(rows, width, &count) || count > INT64_MAX / 16) layout->overflow = true, count = 0;
-  return attn_nn_place_bytes(layout, (size_t)count * sizeof(float));
-}
-
-attn_status attn_nn_check_layout(const char *layer, attn_nn_layout layout) {
-  if (!layout.overflow) return ATTN_OK;
+attn_status attn_nn_check_fits(const char *layer, bool fits) {
+  if (fits) return ATTN_OK;
   return attn_fail(ATTN_UNSUPPORTED, "the workspace of this %s exceeds the address space; take a smaller batch or seq",
                    layer);
 }
 
-attn_status attn_nn_check_workspace(const char *layer, const void *workspace, size_t bytes, size_t needed) {
+attn_status attn_nn_check_workspace(const char *layer, const void *workspace, size_t bytes, int64_t needed) {
   if (needed == 0) return ATTN_OK;
-  if (!workspace || bytes < needed)
-    return attn_fail(ATTN_WORKSPACE_TOO_SMALL, "workspace is %p with %zu bytes; %s needs %zu (%s_workspace)", workspace,
-                     workspace ? bytes : 0, layer, needed, layer);
+  if (!workspace || bytes < (size_t)needed)
+    return attn_fail(ATTN_WORKSPACE_TOO_SMALL, "workspace is %p with %zu bytes; %s needs %" PRId64 " (%s_workspace)",
+                     workspace, workspace ? bytes : 0, layer, needed, layer);
   if ((uintptr_t)workspace % 64)
     return attn_fail(ATTN_WORKSPACE_TOO_SMALL, "workspace is %p; it must be aligned to 64 bytes", workspace);
   return ATTN_OK;

@@ -5,13 +5,21 @@
 
 #include "attn/product.h"
 #include "check.h"
+#include "kernels/common/memory.h"
 
 /* What a map applies to its output. */
 typedef enum attn_nn_after { NN_NOTHING, NN_RELU, NN_GELU } attn_nn_after;
 
-/* Packs W and b; `name` is the config's field, for errors. */
-attn_status attn_nn_linear_create(const char *name, const attn_linear *linear, int64_t in, int64_t out, attn_nn_after after,
-                                  const attn_options *options, attn_product **product);
+/* One map of a layer. */
+typedef struct attn_nn_linear {
+  const char *name; /* the config's field, for errors */
+  const attn_linear *given;
+  int64_t in, out;
+  attn_nn_after after;
+  attn_product **product; /* receives the map, its W and b packed */
+} attn_nn_linear;
+
+attn_status attn_nn_create_linears(const attn_nn_linear *maps, int count, const attn_options *options);
 
 /* y[rows][out] = x[rows][in] W + b, both dense unless a row stride is given (0: dense). */
 typedef struct attn_nn_rows {
@@ -21,22 +29,13 @@ typedef struct attn_nn_rows {
 attn_status attn_nn_linear_run(const attn_product *product, attn_nn_rows shape, const float *x, float *y, void *workspace,
                                size_t bytes);
 
-/* ---- Workspaces: consecutive regions, each 64-byte aligned ---- */
+/* ---- Workspaces, which layers divide by LAY_OUT (kernels/common/memory.h) ---- */
 
-typedef struct attn_nn_layout {
-  size_t bytes;
-  bool overflow; /* a region, or all of them, is too large to address */
-} attn_nn_layout;
-
-/* Offset of a new region of `count` floats (or bytes). */
-size_t attn_nn_place_floats(attn_nn_layout *layout, int64_t rows, int64_t width);
-size_t attn_nn_place_bytes(attn_nn_layout *layout, size_t bytes);
-
-/* Whether the whole workspace can be addressed. If not, the layer is refused when it is created. */
-attn_status attn_nn_check_layout(const char *layer, attn_nn_layout layout);
+/* An error if LAY_OUT found a workspace too large to address. */
+attn_status attn_nn_check_fits(const char *layer, bool fits);
 
 /* Checks that the caller's workspace is not NULL, large enough and aligned. */
-attn_status attn_nn_check_workspace(const char *layer, const void *workspace, size_t bytes, size_t needed);
+attn_status attn_nn_check_workspace(const char *layer, const void *workspace, size_t bytes, int64_t needed);
 
 /* Divides the rows of a layer into blocks and runs body(context, first row, rows) on the threads. */
 typedef void (*attn_nn_rows_fn)(const void *context, int64_t first, int64_t rows);

@@ -13,6 +13,7 @@ attn_status attn_sinusoidal_positions(int64_t first, int64_t rows, int64_t width
   NN_REQUIRE(first >= 0 && first <= ((int64_t)1 << 31) - rows,
              "first is %" PRId64 " with %" PRId64 " rows; positions must lie within 0..2^31", first, rows);
   NN_REQUIRE(out || rows == 0, "out is NULL; it must point to its elements");
+  if (rows == 0) return ATTN_OK; /* not a loop over `width` columns that writes nothing */
   const uint64_t mode = attn_float_mode_enter();
   for (int64_t column = 0; column < width; column++) {
     const double frequency = pow(10000.0, -(double)(column - column % 2) / (double)width);

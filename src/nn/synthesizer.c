@@ -57,11 +57,10 @@ static attn_status build_scores(attn_synthesizer *layer, const attn_synthesizer_
   if (!layer->first || !layer->second) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: %" PRId64 " heads", c->heads);
   attn_status status = ATTN_OK;
   for (int64_t h = 0; status == ATTN_OK && h < c->heads; h++) {
-    status = attn_nn_linear_create("attn_synthesizer_config.first", &c->first[h], c->width, c->hidden, NN_RELU, options,
-                                   &layer->first[h]);
-    if (status == ATTN_OK)
-      status = attn_nn_linear_create("attn_synthesizer_config.second", &c->second[h], c->hidden, c->length, NN_NOTHING,
-                                     options, &layer->second[h]);
+    const attn_nn_linear maps[] = {
+        {"attn_synthesizer_config.first", &c->first[h], c->width, c->hidden, NN_RELU, &layer->first[h]},
+        {"attn_synthesizer_config.second", &c->second[h], c->hidden, c->length, NN_NOTHING, &layer->second[h]}};
+    status = attn_nn_create_linears(maps, NN_COUNT(maps), options);
   }
   return status;
 }
@@ -69,12 +68,10 @@ static attn_status build_scores(attn_synthesizer *layer, const attn_synthesizer_
 static attn_status build(attn_synthesizer *layer, const attn_synthesizer_config *c, const attn_options *options) {
   const int64_t joined = c->heads * c->dim_v;
   attn_status status = build_scores(layer, c, options);
-  if (status == ATTN_OK)
-    status = attn_nn_linear_create("attn_synthesizer_config.value", &c->value, c->width, joined, NN_NOTHING, options,
-                                   &layer->value);
-  if (status == ATTN_OK)
-    status = attn_nn_linear_create("attn_synthesizer_config.output", &c->output, joined, c->width, NN_NOTHING, options,
-                                   &layer->output);
+  const attn_nn_linear maps[] = {
+      {"attn_synthesizer_config.value", &c->value, c->width, joined, NN_NOTHING, &layer->value},
+      {"attn_synthesizer_config.output", &c->output, joined, c->width, NN_NOTHING, &layer->output}};
+  if (status == ATTN_OK) status = attn_nn_create_linears(maps, NN_COUNT(maps), options);
   if (status != ATTN_OK) return status;
   attn_problem p;
   attn_problem_init(&p, c->batch, c->heads, c->heads, c->seq, c->seq, 1, c->dim_v);
@@ -90,19 +87,16 @@ static attn_status build(attn_synthesizer *layer, const attn_synthesizer_config 
 
 /* [values, heads side by side] [outputs, likewise] [hidden rows of one head] [scores] [workspace of one step at a time] */
 typedef struct layout {
-  attn_nn_layout all;
-  size_t v, o, hidden, scores, step, step_bytes;
+  int64_t v, o, hidden, scores, step, bytes;
+  size_t step_bytes;
+  bool fits;
 } layout;
 
-static layout lay_out(const attn_synthesizer *layer) {
+static layout layout_of(const attn_synthesizer *layer) {
   const attn_synthesizer_config *c = &layer->config;
   const int64_t rows = c->batch * c->seq, joined = c->heads * c->dim_v;
   const bool dense = c->kind == ATTN_SYNTHESIZER_DENSE;
   layout l = {0};
-  l.v = attn_nn_place_floats(&l.all, rows, joined);
-  l.o = attn_nn_place_floats(&l.all, rows, joined);
-  l.hidden = attn_nn_place_floats(&l.all, dense ? rows : 0, c->hidden);
-  l.scores = attn_nn_place_floats(&l.all, dense ? rows * c->heads : 0, c->length);
   const attn_product *products[] = {layer->value, layer->output, dense ? layer->first[0] : NULL,
                                     dense ? layer->second[0] : NULL};
   l.step_bytes = attn_plan_workspace(layer->plan);
@@ -110,7 +104,12 @@ static layout lay_out(const attn_synthesizer *layer) {
     const size_t bytes = products[i] ? attn_product_workspace(products[i], rows) : 0;
     l.step_bytes = bytes > l.step_bytes ? bytes : l.step_bytes;
   }
-  l.step = attn_nn_place_bytes(&l.all, l.step_bytes);
+  const memory_part parts[] = {{&l.v, rows, float_bytes(joined)},
+                               {&l.o, rows, float_bytes(joined)},
+                               {&l.hidden, rows, float_bytes(dense ? c->hidden : 0)},
+                               {&l.scores, dense ? rows * c->heads : 0, float_bytes(c->length)},
+                               {&l.step, 1, (int64_t)l.step_bytes}};
+  l.fits = LAY_OUT(parts, &l.bytes);
   return l;
 }
 
@@ -124,7 +123,7 @@ attn_status attn_synthesizer_create(const attn_synthesizer_config *config, const
   if (!layer) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_synthesizer needs %zu bytes", sizeof *layer);
   layer->config = *config;
   status = build(layer, config, options);
-  if (status == ATTN_OK) status = attn_nn_check_layout("attn_synthesizer", lay_out(layer).all);
+  if (status == ATTN_OK) status = attn_nn_check_fits("attn_synthesizer", layout_of(layer).fits);
   if (status != ATTN_OK) return attn_synthesizer_destroy(layer), status;
   *result = layer;
   return ATTN_OK;
@@ -145,12 +144,12 @@ void attn_synthesizer_destroy(attn_synthesizer *layer) {
   free(layer);
 }
 
-size_t attn_synthesizer_workspace(const attn_synthesizer *layer) { return layer ? lay_out(layer).all.bytes : 0; }
+size_t attn_synthesizer_workspace(const attn_synthesizer *layer) { return layer ? (size_t)layout_of(layer).bytes : 0; }
 
 /* scores[batch][heads][seq][length] */
 static attn_status make_scores(const attn_synthesizer *layer, const float *x, const layout *l, char *memory) {
   const attn_synthesizer_config *c = &layer->config;
-  float *hidden = (float *)(memory + l->hidden), *scores = (float *)(memory + l->scores);
+  float *hidden = floats_at(memory, l->hidden), *scores = floats_at(memory, l->scores);
   const attn_nn_rows first = {.rows = c->batch * c->seq, .in = c->width, .out = c->hidden};
   attn_status status = ATTN_OK;
   for (int64_t h = 0; status == ATTN_OK && h < c->heads; h++) {
@@ -178,29 +177,24 @@ attn_status attn_synthesizer_run(const attn_synthesizer *layer, const attn_synth
   const attn_nn_rows outputs = {.rows = c->batch * c->seq, .in = c->heads * c->dim_v, .out = c->width};
   if (values.rows == 0) return ATTN_OK;
   const attn_nn_pointer pointers[] = {{"attn_synthesizer_args.x", args->x}, {"attn_synthesizer_args.y", args->y}};
-  const layout l = lay_out(layer);
+  const layout l = layout_of(layer);
   attn_status status = attn_nn_check_pointers(pointers, NN_COUNT(pointers));
-  if (status == ATTN_OK) status = attn_nn_check_workspace("attn_synthesizer", workspace, bytes, l.all.bytes);
+  if (status == ATTN_OK) status = attn_nn_check_workspace("attn_synthesizer", workspace, bytes, l.bytes);
   if (status != ATTN_OK) return status;
   const double begin = attn_nn_now_ns(args->profile);
   char *memory = workspace;
-  float *v = (float *)(memory + l.v), *o = (float *)(memory + l.o);
+  float *v = floats_at(memory, l.v), *o = floats_at(memory, l.o);
   const bool dense = c->kind == ATTN_SYNTHESIZER_DENSE;
   if (dense) status = make_scores(layer, args->x, &l, memory);
   if (status == ATTN_OK) status = attn_nn_linear_run(layer->value, values, args->x, v, memory + l.step, l.step_bytes);
   if (status != ATTN_OK) return status;
   const attn_args inner = {
-      .v = v, .o = o, .scores = dense ? (float *)(memory + l.scores) : layer->scores, .kv_len = args->kv_len};
+      .v = v, .o = o, .scores = dense ? floats_at(memory, l.scores) : layer->scores, .kv_len = args->kv_len};
   const double projected = attn_nn_now_ns(args->profile);
   status = attn_plan_run(layer->plan, &inner, memory + l.step, l.step_bytes);
   const double attended = attn_nn_now_ns(args->profile);
   if (status == ATTN_OK) status = attn_nn_linear_run(layer->output, outputs, o, args->y, memory + l.step, l.step_bytes);
-  if (args->profile && status == ATTN_OK) {
-    const double end = attn_nn_now_ns(args->profile);
-    args->profile->runs++;
-    args->profile->projections_ns += (projected - begin) + (end - attended);
-    args->profile->attention_ns += attended - projected;
-    args->profile->total_ns += end - begin;
-  }
+  if (status == ATTN_OK)
+    attn_nn_add_times(args->profile, &(attn_nn_times){begin, projected, attended, attn_nn_now_ns(args->profile)});
   return status;
 }
