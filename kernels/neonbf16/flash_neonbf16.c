@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT */
-/* flash_neonbf16: flash attention on bf16 inputs by BFMMLA, which multiplies 2 x 4 by 4 x 2 values and adds the 2 x 2
- * results in float32: four times the work of an FMLA.
+/* flash_neonbf16: flash attention on bf16 inputs by BFMMLA. The instruction multiplies 2 x 4 by 4 x 2 values and adds the
+ * 2 x 2 results to float32 sums: four times the work of an FMLA.
  *
- * A tile is 8 query rows (4 pairs) against 12 keys (6 pairs), 24 accumulators of 2 x 2 sums. Operands are packed as the
- * instruction takes them, 8 values in a register: two rows (keys, columns) of 4 neighbours along the dimension that is
- * summed.
+ * A tile is 8 query rows (4 pairs) against 12 keys (6 pairs): 24 registers of 2 x 2 sums. Operands are packed in the order
+ * in which the instruction takes them. A register holds 8 values: of each of two rows (or keys, or columns) 4 neighbours
+ * along the dimension that is summed.
  *
  *   Q   [tile][dim / 4][row pair][row][4]     K  [panel][dim / 4][key pair][key][4]
  *   P   [key / 4][row pair][row][4]           V  [column group][key / 4][column pair][column][4]
  *
- * Scores go through memory, where the code of every tier masks and exponentiates them (streaming_softmax.h); P is rounded to
- * bf16 for the second product and its sum, as numerics declare. What a masked key holds is multiplied by a P of exactly
- * 0. */
+ * Scores go through memory, where streaming_softmax.h masks and exponentiates them, as in every tier. P is rounded to bf16
+ * for the product with V and for its own sum, as the kernel's numerics declare. V of a masked key is multiplied by a P of
+ * exactly 0. */
 #include "kernels/neon/vec_neon.h"
 
 /* To the nearest bf16 value. */
@@ -36,31 +36,62 @@ _Static_assert((int)COLUMNS == (int)PANEL_KEYS, "a panel of K is as wide as a gr
 
 /* ---- Memory ---- */
 
-static int64_t quads(int64_t n) { return (n + QUAD - 1) / QUAD; }
-static int64_t groups_of(const attn_problem *p) { return (p->dim_v + COLUMNS - 1) / COLUMNS; }
+static int64_t quads(int64_t n) { return ceil_div(n, QUAD); }
+static int64_t groups_of(const attn_problem *p) { return ceil_div(p->dim_v, COLUMNS); }
 static int64_t key_quads(const attn_problem *p) { return round_up(p->seq_k, PANEL_KEYS) / QUAD; }
-static uint16_t *packed_k(const row_block *block) { return (uint16_t *)(uintptr_t)block->keys.k; }
 
-static int64_t k_values(const attn_problem *p) { return round_up(p->seq_k, PANEL_KEYS) * quads(p->dim_qk) * QUAD; }
-static int64_t v_values(const attn_problem *p) { return groups_of(p) * key_quads(p) * STEP_B; }
+/* Offsets in bytes: in a unit's memory, and in a thread's scratch, where packed Q and P follow what every flash kernel has.
+ */
+typedef struct bf16_layout {
+  int64_t k, v, unit_bytes;
+  int64_t q, p, scratch_bytes;
+} bf16_layout;
 
-/* Packed Q and P lie behind the tile's scores, in the scratch that the plan asks for. */
-static int64_t q_floats(const attn_problem *p, int64_t rows) { return rows * quads(p->dim_qk) * QUAD / 2; }
-static int64_t score_floats(int64_t key_block) { return round_up(TILE_ROWS * (key_block + FLASH_SCORE_PAD), 16); }
-static uint16_t *packed_q(const row_block *block, int64_t key_block) {
-  return (uint16_t *)(void *)(block->score + score_floats(key_block));
+/* False if a size overflows. */
+static bool bf16_layout_of(const attn_problem *p, int64_t rows, int64_t key_block, bf16_layout *at) {
+  scratch_layout flash;
+  if (!scratch_layout_of(p, rows, TILE_ROWS, key_block + FLASH_SCORE_PAD, &flash)) return false;
+  assert(flash.q == 0); /* memory_of takes block->q for the start of the scratch */
+  *at = (bf16_layout){.scratch_bytes = flash.total};
+  const int64_t value = sizeof(uint16_t);
+  const memory_part unit[] = {{&at->k, key_quads(p) * QUAD, quads(p->dim_qk) * QUAD * value},
+                              {&at->v, key_quads(p) * STEP_B, groups_of(p) * value}};
+  const memory_part scratch[] = {{&at->q, round_up(rows, TILE_ROWS), quads(p->dim_qk) * QUAD * value},
+                                 {&at->p, TILE_ROWS, round_up(key_block, PANEL_KEYS) * value}};
+  return LAY_OUT(unit, &at->unit_bytes) && LAY_OUT(scratch, &at->scratch_bytes);
 }
 
 static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
-  const int64_t most = INT64_MAX / 64;
+  bf16_layout at;
   if (!flash_plan(p, machine, schedule)) return false;
-  if (p->seq_k > 0 && (p->dim_qk + p->dim_v + 2 * COLUMNS) > most / (p->seq_k + PANEL_KEYS)) return false;
-  schedule->items[0] = (p->seq_k + TASK_KEYS - 1) / TASK_KEYS;
-  schedule->unit_bytes = (size_t)(k_values(p) + v_values(p)) * sizeof(uint16_t);
-  schedule->scratch_bytes +=
-      ((size_t)q_floats(p, schedule->row_block + TILE_ROWS) + (size_t)TILE_ROWS * (size_t)schedule->key_block + 64) *
-      sizeof(float);
+  if (!bf16_layout_of(p, schedule->row_block, schedule->key_block, &at)) return false;
+  schedule->items[0] = ceil_div(p->seq_k, TASK_KEYS);
+  schedule->unit_bytes = (size_t)at.unit_bytes;
+  schedule->scratch_bytes = (size_t)at.scratch_bytes;
   return true;
+}
+
+static bf16_layout layout_of(const attn_schedule *schedule) {
+  bf16_layout at;
+  (void)bf16_layout_of(&schedule->problem, schedule->row_block, schedule->key_block, &at); /* plan() has tried the same */
+  return at;
+}
+
+static uint16_t *values_at(void *memory, int64_t offset) { return (uint16_t *)(void *)floats_at(memory, offset); }
+
+/* Packed operands of a task. */
+typedef struct bf16_memory {
+  const uint16_t *k, *v;
+  uint16_t *q, *p; /* p: of one tile */
+} bf16_memory;
+
+static bf16_memory memory_of(const attn_schedule *schedule, const row_block *block) {
+  const bf16_layout at = layout_of(schedule);
+  void *unit = (void *)(uintptr_t)block->keys.k;
+  return (bf16_memory){.k = values_at(unit, at.k),
+                       .v = values_at(unit, at.v),
+                       .q = values_at(block->q, at.q),
+                       .p = values_at(block->q, at.p)};
 }
 
 /* ---- Packing: whole panels, with zeros for what is no key in use ---- */
@@ -81,12 +112,13 @@ static void pack_key(const unit_keys *unit, int64_t key, uint16_t *k, uint16_t *
         used && c < p->dim_v ? value_at(&v_from, c) : 0;
 }
 
-static void pack(const attn_schedule *schedule, const attn_args *args, attn_task task, uint16_t *k) {
+static void pack(const attn_schedule *schedule, const attn_args *args, attn_task task, void *memory) {
+  uint16_t *k = values_at(memory, 0), *v = values_at(memory, layout_of(schedule).v);
   const unit_keys unit = keys_of_unit(&schedule->problem, args, task.unit);
   const attn_key_range keys = keys_of_item(&unit, task.item, TASK_KEYS);
   if (keys.begin >= keys.end) return;
   for (int64_t key = round_down(keys.begin, PANEL_KEYS); key < round_up(keys.end, PANEL_KEYS); key++)
-    pack_key(&unit, key, k, k + k_values(&schedule->problem));
+    pack_key(&unit, key, k, v);
 }
 
 static void pack_queries(const row_block *block, int64_t capacity, uint16_t *to) {
@@ -126,8 +158,8 @@ static ALWAYS_INLINE void multiply(vec sum[PAIRS][COLUMN_PAIRS], const uint16_t 
   }
 }
 
-/* score[i][j] of one panel, in log2 units. */
-static NO_INLINE void score_panel_bf16(const row_block *block, const uint16_t *q, int64_t key, float *score) {
+/* score[i][j] of one tile of Q and one panel of K, in log2 units. */
+static NO_INLINE void score_panel_bf16(const row_block *block, const uint16_t *q, const uint16_t *k, float *score) {
   const attn_problem *p = block->problem;
   const vec factor = vec_set1(p->scale * LOG2_E);
   vec sum[PAIRS][COLUMN_PAIRS];
@@ -136,7 +168,7 @@ static NO_INLINE void score_panel_bf16(const row_block *block, const uint16_t *q
     UNROLL
     for (int c = 0; c < COLUMN_PAIRS; c++) sum[i][c] = vec_zero();
   }
-  multiply(sum, q, packed_k(block) + key * quads(p->dim_qk) * QUAD, quads(p->dim_qk), COLUMN_PAIRS);
+  multiply(sum, q, k, quads(p->dim_qk), COLUMN_PAIRS);
   UNROLL
   for (int i = 0; i < PAIRS; i++) {
     float *row = score + 2 * i * block->score_stride;
@@ -157,7 +189,7 @@ typedef struct group_work {
   int64_t steps; /* quads of keys */
 } group_work;
 
-/* acc += P V for one group of columns; of the tile's rows only `only` is stored, unless it is negative. */
+/* acc += P V for one group of columns. Stores the tile's row `only` alone, or all rows if it is negative. */
 static ALWAYS_INLINE void accumulate_group(const group_work w, const uint16_t *v, int only, const int pairs) {
   float *acc = w.acc;
   const int64_t stride = w.stride;
@@ -200,7 +232,7 @@ static void round_p(const row_block *block, const float *score, int64_t steps, u
     }
 }
 
-/* A copy of a group's V without the keys that row i may not see: zeros, as far as its sums can tell. */
+/* A copy of a group's V with zeros for the keys that row i may not see. */
 static void copy_allowed_v(const row_block *block, int64_t i, int64_t key, int64_t steps, const uint16_t *v,
                            uint16_t *copy) {
   const problem_row at = problem_row_of(block, i);
@@ -213,13 +245,13 @@ static void copy_allowed_v(const row_block *block, int64_t i, int64_t key, int64
   }
 }
 
-static void accumulate_bf16(const row_block *block, int64_t tile_row, int64_t key, int64_t steps, const uint16_t *p) {
+static void accumulate_bf16(const row_block *block, int64_t tile_row, int64_t key, int64_t steps, const bf16_memory *m) {
   enum { MOST_KEYS = 256 };
   const attn_problem *problem = block->problem;
   float *acc = block->acc + tile_row * block->acc_stride;
   for (int64_t g = 0; g < groups_of(problem); g++) {
-    const uint16_t *v = packed_k(block) + k_values(problem) + (g * key_quads(problem) + key / QUAD) * STEP_B;
-    const group_work w = {acc + g * COLUMNS, block->acc_stride, block->acc_stride - g * COLUMNS, p, steps};
+    const uint16_t *v = m->v + (g * key_quads(problem) + key / QUAD) * STEP_B;
+    const group_work w = {acc + g * COLUMNS, block->acc_stride, block->acc_stride - g * COLUMNS, m->p, steps};
     if (!block->careful) {
       accumulate_columns_of(&w, v, -1);
       continue;
@@ -234,31 +266,30 @@ static void accumulate_bf16(const row_block *block, int64_t tile_row, int64_t ke
 
 /* ---- The loop ---- */
 
-static void tile_bf16(const row_block *block, int64_t tile_row, int64_t begin, int64_t end, const uint16_t *q, uint16_t *p) {
+static void tile_bf16(const row_block *block, int64_t tile_row, int64_t begin, int64_t end, const bf16_memory *m) {
+  const int64_t depth = quads(block->problem->dim_qk) * QUAD;
   const tile_keys keys = keys_of_tile(block, tile_row, begin, end);
   if (keys.class == TILE_SKIP) return;
   for (int64_t key = keys.first; key < keys.end; key += PANEL_KEYS) {
     float *score = block->score + (key - keys.first);
-    score_panel_bf16(block, q, key, score);
+    score_panel_bf16(block, m->q + tile_row * depth, m->k + key * depth, score);
     softmax_panel(block, tile_row, key, score, key - keys.first, TILE_VECS);
   }
   const int64_t steps = (round_up(keys.end, PANEL_KEYS) - keys.first) / QUAD;
-  round_p(block, block->score, steps, p);
-  accumulate_bf16(block, tile_row, keys.first, steps, p);
+  round_p(block, block->score, steps, m->p);
+  accumulate_bf16(block, tile_row, keys.first, steps, m);
 }
 
 static void attend(const attn_schedule *schedule, const row_block *given, int64_t capacity) {
   row_block block = *given;
-  block.adjusted = true; /* scores come without the reference taken off */
+  block.adjusted = true; /* the reference has not been subtracted from the scores */
   block.shifted = false;
-  uint16_t *q = packed_q(&block, schedule->key_block);
-  const int64_t depth = quads(block.problem->dim_qk) * QUAD;
-  uint16_t *p = q + round_up(capacity * depth, 32);
-  pack_queries(&block, capacity, q);
+  const bf16_memory memory = memory_of(schedule, &block);
+  pack_queries(&block, capacity, memory.q);
   const attn_key_range keys = keys_of_block(&block);
   for (int64_t key = keys.begin / schedule->key_block * schedule->key_block; key < keys.end; key += schedule->key_block)
     for (int64_t tile_row = 0; tile_row < capacity; tile_row += TILE_ROWS)
-      tile_bf16(&block, tile_row, key, min64(key + schedule->key_block, keys.end), q + tile_row * depth, p);
+      tile_bf16(&block, tile_row, key, min64(key + schedule->key_block, keys.end), &memory);
 }
 
 static void run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch) {

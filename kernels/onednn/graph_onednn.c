@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* graph_onednn: oneDNN's fused attention. MatMul, Multiply, SoftMax and MatMul go through its graph API, which in newer
- * versions makes one partition of them and decides itself how to walk over keys.
+/* graph_onednn: oneDNN's fused attention. MatMul, Multiply, SoftMax and MatMul go through its graph API. Newer versions make
+ * one partition of them and decide themselves in which order to take the keys.
  *
- * A task is a block of query rows of one head: as many in every task, filled up with zeros, so that a row's bits do not
- * depend on the rows beside it. Q and O go through the task's memory, K and V are read where they are. What the pattern
- * cannot express without breaking rules that hold here (masks and biases select, LSE) is refused. Graph, partition and
- * compiled code are made with the plan; executing makes short-lived tensor handles, and should it fail the rows are computed
- * without oneDNN. */
+ * A task is a block of query rows of one head. All blocks have the same number of rows, filled up with zeros, so that a
+ * row's bits do not depend on the other rows. Q and O are copied to and from the task's memory; K and V are read in place.
+ * The kernel refuses what the pattern cannot express: masks and biases, because here they select keys, and the LSE. Graph,
+ * partition and compiled code are made with the plan. Executing creates short-lived tensor handles; if it fails, the rows
+ * are computed without oneDNN. */
 #include <oneapi/dnnl/dnnl_graph.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@
 #include "matmul_layout.h"
 #include "onednn.h"
 
-/* Since 3.13 the caller may bring the memory to work in; before, oneDNN allocates it. */
+/* Since 3.13 the caller can bring the working memory; earlier versions allocate it. */
 #define HAS_SCRATCHPAD (DNNL_VERSION_MAJOR > 3 || DNNL_VERSION_MINOR >= 13)
 
 enum { Q, K, SCALE, V, INPUTS, OUTPUT = INPUTS, SCORES, SCALED, WEIGHTS, TENSORS };
@@ -29,7 +29,7 @@ typedef struct graph_state {
   size_t work_bytes;
 } graph_state;
 
-/* Where a thread's scratch has what; oneDNN's own comes last. */
+/* Offsets in a thread's scratch; oneDNN's working memory comes last. */
 typedef struct graph_layout {
   int64_t q_at, acc_at, max_at, sum_at, range_at, acc_stride, work_at;
 } graph_layout;
@@ -45,7 +45,7 @@ static bool graph_layout_of(const attn_problem *p, int64_t rows, graph_layout *g
   return LAY_OUT(parts, &g->work_at);
 }
 
-/* The most of MATMUL_ROWS that the queries fill, or the fewest that hold them all. */
+/* The smallest of MATMUL_ROWS that holds all queries, or the largest. */
 static int64_t rows_of(const attn_problem *p) {
   int64_t rows = MATMUL_ROWS[0];
   for (size_t i = 0; i < sizeof MATMUL_ROWS / sizeof *MATMUL_ROWS; i++)
@@ -111,7 +111,7 @@ static dnnl_status_t add_operation(graph_state *s, dnnl_graph_graph_t graph, siz
   return status;
 }
 
-/* One partition of the whole, in s->partition; *partitions: how many there are. */
+/* Divides the graph into partitions. *partitions is their number; if it is 1, s->partition is the whole graph. */
 static dnnl_status_t find_partition(graph_state *s, const attn_problem *p, size_t *partitions) {
   dnnl_graph_graph_t graph;
   dnnl_status_t status = dnnl_graph_graph_create_with_fpmath_mode(&graph, dnnl_cpu, dnnl_fpmath_mode_strict);
@@ -179,7 +179,7 @@ static const char *rejects(const attn_problem *p, char *buffer, size_t buffer_by
   return buffer;
 }
 
-/* A version whose graph does not fuse plain attention can do nothing here. */
+/* A version that does not fuse plain attention cannot run any problem. */
 static const char *unusable(const char *cap) {
   static _Thread_local char buffer[200];
   attn_problem plain;

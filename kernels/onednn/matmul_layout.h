@@ -6,14 +6,14 @@
 #include "kernels/common/convert.h"
 #include "kernels/library/score_steps.h"
 
-/* Rows of a product: one of these. Without AVX-512 oneDNN computes float32 rows by sixes, and a rest of one to three rows by
- * other code, which adds the terms in another order; some multiples of 6 it cuts up so that such rests come about (78, 90).
- * These it does not, in 2.6, 3.2 and 3.13, and a row gets the same bits in any of them. */
+/* Rows of a product: one of these. Without AVX-512 oneDNN computes float32 rows in groups of six, and the one to three rows
+ * that may be left by other code, which adds the terms in another order. It cuts some multiples of 6 (78, 90) so that rows
+ * are left all the same. With the sizes here none are left in 2.6, 3.2 and 3.13, and a row gets the same bits in each. */
 static const int64_t MATMUL_ROWS[] = {96, 72, 48, 24, 12, 6};
 
 enum {
-  /* Keys of a product: not above what oneDNN sums in one go, so that every output is one chain of multiply-adds over the
-   * block, and zeros beyond the last key change nothing. */
+  /* Keys of a product: no more than oneDNN sums at a time, so that every output is one chain of multiply-adds over the block
+   * and zeros beyond the last key change nothing. */
   MATMUL_KEYS = 256,
   MATMUL_SCORE_FLOATS = 96 * 4096, /* of one block's scores: longer sequences get fewer rows at a time */
 };

@@ -1,19 +1,18 @@
 /* SPDX-License-Identifier: MIT */
-/* matmul_onednn: attention from oneDNN's primitives: S = Q K^T and O = P V by its matmul on blocks of rows and of keys, P =
- * softmax(S) by its softmax on whole rows. Between them our code (kernels/library/score_steps.h) adds what scores are more
- * than products, and masks: -inf is a score that softmax turns into 0.
+/* matmul_onednn: attention by oneDNN's primitives. Its matmul computes S = Q K^T and O = P V on blocks of rows and keys, and
+ * its softmax computes P = softmax(S) on whole rows. Between them our code (kernels/library/score_steps.h) applies softcap,
+ * bias, ALiBi and masks; the score of a masked key becomes -inf, which softmax turns into 0.
  *
- * What is kept of the rules that hold for every kernel here, although the arithmetic is not ours:
+ * The rules for every kernel hold here too, although the arithmetic is oneDNN's:
  *
- * - Products have one shape, whatever is asked: rows beyond the last are zero queries, keys beyond the last are zeros. So
- * oneDNN runs
- *   the same code for every row, and a row's bits do not depend on its neighbours (matmul_layout.h says why these sizes).
- * - Masks select. V is copied for problems with masks, and a row of V that is not finite is replaced by zeros, since 0 x NaN
- * would
- *   reach every row; query rows that may see such a key are then computed on their own (attn_exact_row).
- * - Without masks whole blocks of K and V are read where they are.
+ *   Bits: all products of a plan have one shape, filled up with zero queries and zero keys. So oneDNN runs the same code for
+ *   every row, and a row's bits do not depend on the other rows (matmul_layout.h has the reason for the sizes).
  *
- * If oneDNN fails while running (it allocates small objects), the rows of the task are computed without it. */
+ *   Masks select: problems with masks read a copy of V, in which a row with NaN or infinity is replaced by zeros, because
+ *   0 x NaN would spoil every row. Query rows that may see such a key are computed again on their own (attn_exact_row).
+ *   Without masks, whole blocks of K and V are read in place.
+ *
+ * oneDNN allocates small objects while it runs. If that fails, the rows of the task are computed without oneDNN. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,7 +52,7 @@ static onednn_matrix scores_matrix(const matmul_layout *m, int64_t keys) {
   return (onednn_matrix){dnnl_f32, m->rows, keys, m->score_stride, 1};
 }
 
-/* P as its product with V takes it: the scores themselves, or a narrowed copy of one block. */
+/* The P that is multiplied with V: in place of the scores, or a copy of one block in the 16-bit type of V. */
 static onednn_matrix p_matrix(const attn_problem *p, const matmul_layout *m) {
   if (p->dtype_kv == ATTN_F32) return scores_matrix(m, m->keys);
   return (onednn_matrix){onednn_type(p->dtype_kv), m->rows, m->keys, m->keys, 1};
@@ -104,8 +103,8 @@ static void close_operations(matmul_state *s) {
   attn_onednn_close(&s->library);
 }
 
-/* Asks oneDNN for all that the problem needs, and with `create` has the code generated. NULL, or what it does not have:
- * *status says why. The layout has been filled in, and the library is open. */
+/* Describes all operations that the problem needs; with `create`, oneDNN also generates their code. Returns NULL, or the
+ * name of an operation that oneDNN does not have, with its answer in *status. The layout is filled in, the library open. */
 static const char *ask_for_operations(matmul_state *s, const attn_problem *p, bool create, dnnl_status_t *status) {
   for (int place = 0; place < PLACES; place++) {
     if ((*status = open_scores(s, p, place, create)) != dnnl_success) return "product of queries and keys";
@@ -116,7 +115,7 @@ static const char *ask_for_operations(matmul_state *s, const attn_problem *p, bo
   return NULL;
 }
 
-/* Opens the library as well. Leaves nothing behind if something is missing. */
+/* Also opens the library. Leaves nothing behind if an operation is missing. */
 static const char *open_operations(matmul_state *s, const attn_problem *p, bool create, dnnl_status_t *status) {
   if ((*status = attn_onednn_open(&s->library)) != dnnl_success) return "CPU engine";
   const int threads = attn_onednn_hold_threads(&s->library);
@@ -197,7 +196,7 @@ static void close(attn_schedule *schedule) {
 
 /* ---- Packing ---- */
 
-/* `count` elements that stand `stride` apart, side by side. */
+/* Copies `count` elements that are `stride` apart to adjacent ones. */
 static void copy_elements(const void *from, size_t bytes, int64_t offset, int64_t stride, int64_t count, void *to) {
   if (stride == 1) {
     memcpy(to, (const char *)from + (size_t)offset * bytes, (size_t)count * bytes);
@@ -220,7 +219,7 @@ static bool all_finite(attn_dtype dtype, const void *elements, int64_t count) {
   return !infinite;
 }
 
-/* Packed block `task.item` of the unit's KV head: K and V side by side, zeros beyond the sequence, and which rows of V are
+/* Copies block `task.item` of the unit's KV head: dense rows of K and V, zeros beyond the sequence, and which rows of V are
  * finite. */
 static void pack_keys(const attn_schedule *schedule, const attn_args *args, attn_task task, char *unit) {
   const attn_problem *p = &schedule->problem;
@@ -245,7 +244,7 @@ static void pack_keys(const attn_schedule *schedule, const attn_args *args, attn
 
 /* ---- One block of rows ---- */
 
-/* A task at work: its rows, and the key blocks that any of them may see. */
+/* A task: its rows, and the key blocks [first, end) that any of them may see. */
 typedef struct matmul_task {
   const attn_schedule *schedule;
   const matmul_state *state;
@@ -256,7 +255,7 @@ typedef struct matmul_task {
   char *scratch;
 } matmul_task;
 
-/* Rows first_row .. of one head, or all rows of several heads. False if there are none. */
+/* The task's rows: those from first_row on of one head, or all rows of several heads. False if there are none. */
 static bool start_task(const attn_schedule *schedule, const attn_args *args, attn_task task, char *unit, char *scratch,
                        matmul_task *t) {
   const attn_problem *p = &schedule->problem;
@@ -364,7 +363,7 @@ static bool score_rows(const matmul_task *t) {
   return true;
 }
 
-/* P = softmax(S), over all keys there can be, those of no block in use included: their scores are set to -inf. */
+/* P = softmax(S) over the keys of all blocks. Blocks that no row may see have scores of -inf. */
 static bool softmax_rows(const matmul_task *t) {
   const row_block *block = &t->block;
   const attn_problem *p = block->problem;
@@ -393,8 +392,8 @@ static bool accumulate_rows(const matmul_task *t) {
 
 static void mark_row(const row_block *block, int64_t i) { block->acc[i * block->acc_stride] = NAN; }
 
-/* Rows that see a key whose V is not finite, and which packing has replaced: marked, so that finish_rows computes them
- * anew. */
+/* Packing has replaced rows of V that are not finite. Query rows that may see one are marked, so that finish_rows computes
+ * them again. */
 static void mark_rows(const matmul_task *t) {
   const row_block *block = &t->block;
   const matmul_layout *m = &t->state->layout;

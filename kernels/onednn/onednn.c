@@ -15,7 +15,8 @@
 
 char attn_onednn_text[80] = "oneDNN";
 
-/* What oneDNN may choose from, and the lowest tier of ours that allows it (AVX without AVX2 counts as avx2). */
+/* The instruction sets that oneDNN chooses from, and the lowest of our tiers that allows each (AVX without AVX2 counts as
+ * avx2). */
 static const struct {
   unsigned isa; /* dnnl_cpu_isa_t; by number, because each version knows more of them */
   const char *name, *tier;
@@ -59,8 +60,8 @@ void attn_onednn_identify(void) {
 /* ---- Threads ---- */
 
 #if DNNL_CPU_THREADING_RUNTIME == DNNL_RUNTIME_OMP
-/* Of the OpenMP runtime that libdnnl has brought into the process, whichever it is: libattn itself may be built without
- * OpenMP, or by a compiler whose OpenMP is another one. */
+/* The functions of the OpenMP runtime that libdnnl uses. It may not be libattn's: libattn may be built without OpenMP, or by
+ * a compiler with another runtime. */
 static void find_threads(onednn_library *library) {
   void *const get = dlsym(RTLD_DEFAULT, "omp_get_max_threads"), *const set = dlsym(RTLD_DEFAULT, "omp_set_num_threads");
   memcpy(&library->get_threads, &get, sizeof get); /* ISO C has no cast from object to function pointers */
@@ -79,7 +80,7 @@ static void find_threads(onednn_library *library) {
   library->set_threads = NULL;
 }
 
-/* TBB takes as many threads as CPUs are allowed when it starts. */
+/* TBB starts as many threads as the process may use CPUs. */
 static const char *threads_unusable(void) {
   static _Thread_local char reason[240];
   cpu_set_t allowed;
@@ -105,8 +106,8 @@ void attn_onednn_restore_threads(const onednn_library *library, int before) {
 
 /* ---- Whether it can be used ---- */
 
-/* oneDNN chooses its instructions itself, once and for the whole process. Of a choice that is not in the table only this is
- * known: the CPU has them. */
+/* oneDNN chooses its instructions itself, once for the whole process. A choice that is not in the table counts as the
+ * highest tier of this CPU. */
 static const char *cap_unusable(const char *cap) {
   static _Thread_local char reason[200];
   if (!cap) return NULL;
@@ -244,7 +245,7 @@ static dnnl_status_t add_work(onednn_operation *operation, size_t bytes) {
   return status;
 }
 
-/* Working memory from the caller, and float32 arithmetic whatever the environment's default is. */
+/* The caller brings the working memory, and arithmetic is float32, whatever the environment sets as default. */
 static dnnl_status_t create_attributes(dnnl_primitive_attr_t *attributes) {
   dnnl_status_t status = dnnl_primitive_attr_create(attributes);
   if (status == dnnl_success) status = dnnl_primitive_attr_set_scratchpad_mode(*attributes, dnnl_scratchpad_mode_user);
@@ -255,7 +256,7 @@ static dnnl_status_t create_attributes(dnnl_primitive_attr_t *attributes) {
 typedef dnnl_status_t (*describe_fn)(const onednn_library *library, const onednn_operation *operation,
                                      dnnl_primitive_attr_t attributes, dnnl_primitive_desc_t *primitive);
 
-/* The operation has its operands, if `status` is success. Ends the attributes. */
+/* Creates the operation's primitive, if `status` is success: then it has its operands. Destroys the attributes. */
 static dnnl_status_t finish_operation(const onednn_library *library, dnnl_status_t status, describe_fn describe, bool create,
                                       dnnl_primitive_attr_t attributes, onednn_operation *operation) {
   dnnl_primitive_desc_t primitive = NULL;

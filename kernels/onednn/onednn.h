@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT */
-/* oneDNN through its C API, in the few words that the kernels of this folder need, the same words for 2.6 and 3.x: where the
- * two differ (memory descriptors, creation of primitives, attributes), the difference stands in onednn.c and nowhere else.
+/* oneDNN through its C API: the functions that the kernels of this folder need. They are the same for versions 2.6 and 3.x;
+ * onednn.c alone knows where the versions differ (memory descriptors, creation of primitives, attributes).
  *
- * An operation is one primitive with the layouts of its operands. Operations are created when a plan is opened and not
- * changed after that; any number of threads may execute one at once, each with operands and working memory of its own.
- * Executing makes short-lived memory objects (handles), which oneDNN allocates.
+ * An operation is one primitive with the layouts of its operands. Operations are created when a plan is opened and do not
+ * change after that. Any number of threads may execute one at once, each with its own operands and working memory.
+ * Executing creates short-lived memory objects (handles), which oneDNN allocates.
  *
- * Threads. oneDNN's primitives split their work over threads themselves, and our tasks are on threads already. Built on
- * OpenMP it takes as many as OpenMP would on the calling thread, so each task sets that number to 1 and sets it back
- * afterwards (attn_onednn_hold_threads, attn_onednn_restore_threads); creation does the same, for blocking is chosen by that
- * number. Built on TBB, as all of SYCL is, its threads are its own and no C program can set their number:
- * attn_onednn_unusable says what to do. */
+ * Threads: oneDNN's primitives divide their work among threads, but our tasks already run on threads. A oneDNN for OpenMP
+ * uses as many threads as OpenMP would on the calling thread. So each task sets that number to 1 and restores it afterwards
+ * (attn_onednn_hold_threads, attn_onednn_restore_threads). Creation does the same, because oneDNN chooses block sizes by
+ * that number. A oneDNN for TBB, which includes all SYCL builds, has threads of its own, and no C program can set their
+ * number: attn_onednn_unusable says what to do. */
 #ifndef ATTN_ONEDNN_ONEDNN_H
 #define ATTN_ONEDNN_ONEDNN_H
 
@@ -30,7 +30,7 @@ void attn_onednn_identify(void);
 /* attn_kernel.unusable of each kernel here. */
 const char *attn_onednn_unusable(const char *cap);
 
-/* An engine, and a stream on it: with SYCL the queue of a worker, otherwise the calling thread. */
+/* An engine, and a stream on it. The stream is the calling thread; with SYCL it is the queue of a worker. */
 typedef struct onednn_library {
   dnnl_engine_t engine;
   dnnl_stream_t stream;
@@ -41,8 +41,8 @@ typedef struct onednn_library {
 dnnl_status_t attn_onednn_open(onednn_library *library);
 void attn_onednn_close(onednn_library *library);
 
-/* From here to attn_onednn_restore_threads() what oneDNN does for the calling thread is done on that thread alone. Returns
- * what attn_onednn_restore_threads() takes. */
+/* Until attn_onednn_restore_threads(), oneDNN works for the calling thread on that thread alone. Returns the number of
+ * threads to restore. */
 int attn_onednn_hold_threads(const onednn_library *library);
 void attn_onednn_restore_threads(const onednn_library *library, int before);
 
@@ -74,8 +74,9 @@ typedef struct onednn_product {
   bool accumulate;
 } onednn_product;
 
-/* These make an operation, or leave it empty and say why not. Without `create` it gets no primitive, which is what takes
- * long because code is generated: enough to see whether oneDNN has it. Operands, in this order: a, b, c; x, x; from, to. */
+/* These make an operation, or leave it empty and return why they cannot. Without `create` the operation gets no primitive:
+ * that is enough to know whether oneDNN has it, and saves the time of generating code. Operands, in this order: a, b, c;
+ * x, x; from, to. */
 dnnl_status_t attn_onednn_open_product(const onednn_library *library, const onednn_product *product, bool create,
                                        onednn_operation *operation);
 /* Softmax of each row, in place: the matrix must be dense. */

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: MIT */
-/* naive attention in plain C: the textbook, and the baseline that speed-ups are quoted against.
+/* naive attention in plain C: the textbook algorithm, and the baseline of all speed-ups.
  *
- * softmax(Q K^T) V with the whole score matrix of one head in memory, in three passes: score_rows, softmax_rows,
- * weighted_sum (Vaswani et al. 2017, section 3.2.1). It takes every problem that the library defines, so it is also what to
- * read to see what the options do.
+ * It computes softmax(Q K^T) V with the whole score matrix of one head in memory, in three passes: score_rows, softmax_rows,
+ * weighted_sum (Vaswani et al. 2017, section 3.2.1). It takes every problem that the library defines, so read it to see what
+ * the options do.
  *
- * A fair baseline leaves the compiler its chance: the innermost loops run over keys (scores) and over output columns
- * (weighted sum), where neighbours do not depend on each other and vectorise as they stand. For that K is transposed once
- * per head, as the formula has it, unless there are too few queries to pay for it.
- */
+ * A fair baseline lets the compiler use vectors: the innermost loops run over keys (scores) and over output columns
+ * (weighted sum), whose elements do not depend on each other. For that K is transposed once per head, unless there are too
+ * few queries to pay for it. */
 #include "kernels/common/exact_row.h"
 #include "kernels/common/memory.h"
 #include "kernels/common/rejects.h"
@@ -90,7 +89,8 @@ static attn_key_range allowed_keys(const query_head *head, int64_t i) {
 
 /* ---- Pass 1: scores ---------------------------------------------------------------------------------------------- */
 
-/* The sums over the head dimension for one row; per key they run through d in order, however K lies and keys are grouped. */
+/* The sums over the head dimension for one row. Each adds its terms in the order of d, whatever the strides of K and the
+ * number of keys at a time. */
 static void similarities(const query_head *head, int64_t i, attn_key_range keys, float *score) {
   const attn_problem *p = head->problem;
   const int64_t q_at = attn_q_offset(p, &head->seq, head->b, head->h, i);
@@ -122,8 +122,9 @@ static void score_rows(const query_head *head) {
 
 /* ---- Pass 2: softmax --------------------------------------------------------------------------------------------- */
 
-/* S becomes P, divided by its sum before it meets V, so that a weighted mean of large values cannot overflow on the way.
- * Rows that this cannot handle (nothing allowed, NaN, infinite scores) turn NaN here and are redone in finish_row. */
+/* Turns S into P. P is divided by its sum before the product with V, so that a weighted mean of large values cannot
+ * overflow. Rows without an allowed key, with NaN or with infinite scores become NaN here, and finish_row computes them
+ * again. */
 static void softmax_rows(const query_head *head) {
   const bool sinks = attn_uses(head->problem, ATTN_USE_SINKS);
   for (int64_t i = 0; i < head->seq.len_q; i++) {
@@ -157,7 +158,7 @@ static void accumulate_row(const query_head *head, int64_t i) {
     if (!selects || selected(head, i, j)) add_row(head->output, p[j], head->v + j * head->v_step, dim);
 }
 
-/* Stores a row that is finite throughout; all others are redone in double from their allowed keys alone. */
+/* Stores a row whose elements are all finite. Other rows are computed again, in double and from their allowed keys alone. */
 static void finish_row(const query_head *head, int64_t i) {
   const attn_problem *p = head->problem;
   bool finite = isfinite(head->lse[i]);
