@@ -39,10 +39,9 @@ static void compute_mean(bench_expected *e, const attn_args *args, int64_t n, co
 static void compute_row(bench_expected *e, const attn_args *args, int64_t n, double *score) {
   const attn_problem *p = &e->problem;
   bench_expected_row *row = &e->row[n];
-  const int64_t at = n * p->dim_v;
+  const attn_oracle_output out = {e->o + n * p->dim_v, e->m + n * p->dim_v, e->w + n * p->dim_v, score};
   for (int64_t j = 0; j < p->seq_k; j++) score[j] = -1.0;
-  row->facts = attn_oracle_f64_row(p, args, (attn_oracle_index){row->b, row->h, row->i},
-                                   &(attn_oracle_output){.o = e->o + at, .m = e->m + at, .w = e->w + at, .p = score});
+  row->facts = attn_oracle_f64_row(p, args, (attn_oracle_index){row->b, row->h, row->i}, &out);
   compute_mean(e, args, n, score);
 }
 
