@@ -1,0 +1,258 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Puts small faults into the C code, one at a time, and says which of them no test notices.
+
+    cmake --preset mutants && cmake --build --preset mutants -j2        (assertions, -O1, a selection of each suite's cases)
+    scripts/mutate.py --files 'harness/check/*' --sample 50 --seed 7    (a seeded choice; without --sample all)
+    scripts/mutate.py --again build-mutants/mutants.csv                 (only what survived then)
+
+A fault is another operator, constant or condition, a dropped statement, or two swapped arguments (scripts/mutating/). Each
+is compiled and linked beside the build, then the tests of its file run, the quickest first, up to the first that fails. A
+fault is
+    killed        a test failed, and is named; or ran much longer than usual, or crashed
+    survived      every test passed: a test is missing, or the fault changes nothing a user sees
+    equivalent    it survives, and tests/mutants_equivalent.txt has the reason
+    same code     the compiler made the same object of it; not counted, nor is what was not compiled
+Rows go to BUILD/mutants.csv. Exit code: 0; 1 if fewer than --least per cent were killed; 2 bad usage; 3 a test failed
+without a fault.
+"""
+import argparse
+import csv
+import fnmatch
+import os
+import queue
+import random
+import resource
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from mutating.mutations import Mutation, key_of, mutations_of, read_equivalents
+from mutating.programs import Build, Workplace
+
+ROOT = Path(__file__).resolve().parent.parent
+EQUIVALENT = ROOT / "tests" / "mutants_equivalent.txt"
+COLUMNS = ("file", "line", "kind", "before", "after", "outcome", "test", "seconds")
+
+# Files, and the tests that run on their faults, in this order: the quickest and the likeliest first.
+AREAS = (
+    ("src/nn/*", "nn_pieces nn_block nn_cache nn_layers layer layer_family"),
+    ("src/*", "problem plan args merge open_close score_steps product nonfinite mha nn_pieces layer check edge_c bits"
+              " tier_c tier_avx2 cli guard_pages"),
+    ("kernels/amx/*", "nonfinite bf16_amx tier_amx bits conformance_amx guard_pages cli"),
+    ("kernels/*", "score_steps merge product nonfinite mha edge_c edge_avx2 edge_avx512 bits conformance_c conformance_avx2"
+                  " conformance_avx512 guard_pages"),
+    ("harness/check/*", "check layer goals structure_mutants mutants cli eval_numpy"),
+    ("harness/timing/*", "stats timing row goals cli"),
+    ("harness/goals/*", "goals cli"),
+    ("harness/layers/*", "layer nn_layers layer_family cli"),
+    ("harness/*", "axes row npy goals timing check layer affinity cpus_synthetic cpus cli eval_numpy eval_minilm"),
+)
+# What --files stands for where it is not given: the library, its kernels, and the harness' code that decides.
+SCOPE = ("src/*", "kernels/common/*", "kernels/amx/*", "harness/check/*", "harness/timing/*", "harness/goals/*",
+         "harness/data/tensors_output.c", "harness/cases/work.c", "harness/commands/session*.c",
+         "harness/report/journal.c")
+MEMORY_BYTES = 16 << 30  # a fault may ask for any amount
+
+
+# ---- Which faults ---------------------------------------------------------------------------------------------------------
+
+def read_options(arguments):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--build", type=Path, default=ROOT / "build-mutants", help="a finished build (Unix Makefiles)")
+    parser.add_argument("--files", action="append", metavar="GLOB", help="of these files; repeatable")
+    parser.add_argument("--sample", type=int, metavar="N", help="so many, of all kinds")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--again", type=Path, metavar="CSV", help="what survived in an earlier run")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--tests", help="names of tests, in this order, in place of those of the file")
+    parser.add_argument("--prefix", default="", help="command that tests are run with, such as 'nice -n 19'")
+    parser.add_argument("--least", type=float, default=0.0, metavar="PERCENT", help="exit code 1 if fewer are killed")
+    parser.add_argument("--list", action="store_true", help="print the faults and stop")
+    parser.add_argument("--output", type=Path, metavar="CSV", help="default: mutants.csv in the build folder")
+    return parser.parse_args(arguments)
+
+
+def files_of(patterns):
+    names = sorted(str(path.relative_to(ROOT)) for folder in ("src", "kernels", "harness")
+                   for path in (ROOT / folder).rglob("*.[ch]"))
+    return [name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
+
+
+def mutations_in(names):
+    return [each for name in names for each in mutations_of(name, (ROOT / name).read_text(encoding="utf-8"))]
+
+
+def sampled(mutations, count, seed):
+    """A seeded choice that takes as many of each kind, while there are."""
+    kinds = {}
+    for mutation in mutations:
+        kinds.setdefault(mutation.kind, []).append(mutation)
+    draw = random.Random(seed)
+    for each in kinds.values():
+        draw.shuffle(each)
+    chosen = []
+    while len(chosen) < count and any(kinds.values()):
+        chosen += [kinds[kind].pop() for kind in sorted(kinds) if kinds[kind]]
+    return chosen[:count]
+
+
+def survivors_of(path):
+    """The faults that survived an earlier run, found again by their text."""
+    with path.open(newline="", encoding="utf-8") as file:
+        survived = [row for row in csv.DictReader(file) if row["outcome"] == "survived"]
+    keys = {(row["file"], row["before"], row["after"]) for row in survived}
+    return sorted(each for each in mutations_in({key[0] for key in keys}) if key_of(each) in keys)
+
+
+def chosen_mutations(options):
+    if options.again:
+        return survivors_of(options.again)
+    every = mutations_in(files_of(options.files or SCOPE))
+    return sampled(every, options.sample, options.seed) if options.sample else every
+
+
+# ---- Running tests --------------------------------------------------------------------------------------------------------
+
+class Trouble(Exception):
+    """A test that fails without a fault."""
+
+
+def run_test(command, environment, folder, prefix, limit_s):
+    """Exit code of a test, or None if it ran longer than the limit."""
+    limited = lambda: resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    process = subprocess.Popen([*shlex.split(prefix), *command], cwd=folder, env={**os.environ, **environment},
+                               stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                               start_new_session=True, preexec_fn=limited)
+    try:
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return None
+
+
+class Baseline:
+    """How long each test takes without a fault; those that are skipped here are left out."""
+
+    def __init__(self, prefix):
+        self.prefix, self.seconds, self.lock = prefix, {}, threading.Lock()
+
+    def of(self, test, place):
+        with self.lock:
+            if test not in self.seconds:
+                self.seconds[test] = self._measure(test, place)
+            return self.seconds[test]
+
+    def _measure(self, test, place):
+        if test not in place.build.tests:
+            return None
+        begun = time.monotonic()
+        code = run_test(*place.command_of(test, linked=False), place.folder, self.prefix, 600)
+        if code not in (0, 77):
+            raise Trouble(f"{test} fails without a fault (exit code {code})")
+        return time.monotonic() - begun if code == 0 else None
+
+
+def judge(mutation, place, options, baseline):
+    """Outcome of a fault, and the test that noticed it."""
+    outcome = place.build_with(mutation)
+    if outcome != "changed":
+        return outcome, ""
+    names = options.tests or next(tests for pattern, tests in AREAS if fnmatch.fnmatch(mutation.file, pattern))
+    for test in names.split():
+        usual = baseline.of(test, place)
+        if usual is None:
+            continue
+        code = run_test(*place.command_of(test), place.folder, options.prefix, 20 + 10 * usual)
+        if code is None:
+            return "killed", f"{test} (time)"
+        if code:
+            return "killed", test if code > 0 else f"{test} ({signal.Signals(-code).name})"
+    return "survived", ""
+
+
+def run_all(mutations, options, report):
+    """Judges every fault, jobs at a time, and reports each as it is known."""
+    build, baseline, places = Build(ROOT, options.build), Baseline(options.prefix), queue.Queue()
+    with tempfile.TemporaryDirectory(prefix="mutate-") as folder, ThreadPoolExecutor(options.jobs) as pool:
+        for number in range(options.jobs):
+            places.put(Workplace(build, Path(folder) / str(number)))
+
+        def work(mutation):
+            place = places.get()
+            begun = time.monotonic()
+            try:
+                return (mutation, *judge(mutation, place, options, baseline), time.monotonic() - begun)
+            finally:
+                places.put(place)
+
+        for done in pool.map(work, mutations):
+            report(*done)
+
+
+# ---- Reporting ------------------------------------------------------------------------------------------------------------
+
+def show(mutation, title, reason=""):
+    where = f"{title}  {mutation.file}:{mutation.number + 1}"
+    print("", where, f"- {mutation.before.strip()}", f"+ {mutation.after.strip()}", *filter(None, [reason]), sep="\n",
+          flush=True)
+
+
+def summarize(outcomes):
+    """A line for each file and one for all. Returns the share of killed faults among those that count, in per cent."""
+    print(f"\n{'file':44} {'killed':>6} {'survived':>8} {'equivalent':>10} {'not counted':>11}")
+    total = Counter()
+    for file in sorted(outcomes):
+        total.update(outcomes[file])
+    for file, count in [*sorted(outcomes.items()), ("all", total)]:
+        print(f"{file:44} {count['killed']:6} {count['survived']:8} {count['equivalent']:10} "
+              f"{count['same code'] + count['not compiled']:11}")
+    counted = total["killed"] + total["survived"]
+    percent = 100.0 * total["killed"] / counted if counted else 100.0
+    print(f"{percent:.1f} % of {counted} faults killed")
+    return percent
+
+
+def main(arguments=None):
+    options = read_options(arguments)
+    mutations = chosen_mutations(options)
+    if options.list:
+        for each in mutations:
+            show(each, each.kind)
+        return 0
+    if not (options.build / "compile_commands.json").exists():
+        print(f"mutate.py: no build in {options.build} (see --help)", file=sys.stderr)
+        return 2
+    equivalents, outcomes = read_equivalents(EQUIVALENT), {}
+    with (options.output or options.build / "mutants.csv").open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(COLUMNS)
+
+        def report(mutation: Mutation, outcome, test, seconds):
+            reason = equivalents.get(key_of(mutation), "")
+            outcome = "equivalent" if outcome == "survived" and reason else outcome
+            outcomes.setdefault(mutation.file, Counter())[outcome] += 1
+            rows.writerow([mutation.file, mutation.number + 1, mutation.kind, *key_of(mutation)[1:], outcome, test,
+                           f"{seconds:.1f}"])
+            file.flush()
+            if outcome == "survived" or (reason and outcome == "killed"):
+                show(mutation, outcome if outcome == "survived" else f"killed by {test}, said to be equivalent", reason)
+
+        try:
+            run_all(mutations, options, report)
+        except Trouble as trouble:
+            print(f"mutate.py: {trouble}", file=sys.stderr)
+            return 3
+    return 0 if summarize(outcomes) >= options.least else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""scripts/mutate.py: which faults it sees in C, and what it says of faults that tests notice or miss.
+
+tests/test_mutate.py path/to/build     needs only Python's standard library
+"""
+import contextlib
+import csv
+import io
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+sys.dont_write_bytecode = True
+import mutate  # noqa: E402  # found by the path above
+from mutating.mutations import key_of, mutations_of, read_equivalents  # noqa: E402
+
+BUILD = sys.argv.pop(1) if len(sys.argv) > 1 else str(ROOT / "build")
+
+FAULTS = {  # a statement, and all that may become of it
+    "x = a < b;": "x = a <= b; | ;",
+    "int x = a >> b;": "int x = a << b;",
+    "x += y && z;": "x -= y && z; | x += y || z; | ;",
+    "const int x = 7;": "const int x = 8;",
+    "return 0;": "return 1;",
+    "return 1;": "return 0;",
+    "return 2.5e-3f;": "return (2 * 2.5e-3f);",
+    "return 0x1.8p-24;": "return (2 * 0x1.8p-24);",
+    "return 0.0f;": "return 1.0;",
+    "return true;": "return false;",
+    "return !ready;": "return ready;",
+    "return a ? b : c;": "return a ? c : b;",
+    "if (!ready) stop(now);": "if (ready) stop(now); | if (!ready) ;",
+    "if (ready(x)) return;": "if (!(ready(x))) return; | if (ready(x)) ;",
+    "copy(to, from, bytes[n]);": "copy(from, to, bytes[n]); | copy(to, bytes[n], from); | ;",
+    "fmin(a, b);": ";",
+    "n++;": ";",
+    "break;": ";",
+    # no faults: declarations, buffers, text, comments, assertions, pointers, macros
+    "int x = y;": "",
+    "char text[160];": "",
+    'say("a < 1, b + 2");': ";",
+    "/* a < b */": "",
+    "assert(a < b && f(c) == 1);": "",
+    "const float *a, *const b = c;": "",
+    "#define LESS(a, b) (a < b)": "",
+}
+
+
+def faults_of(statement, before=";"):
+    text = f"  {before}\n  {statement}\n"
+    return [each.after.strip() for each in mutations_of("x.c", text) if each.number == 1]
+
+
+class Mutations(unittest.TestCase):
+    def test_every_kind_of_fault(self):
+        for statement, wanted in FAULTS.items():
+            with self.subTest(statement):
+                self.assertEqual(sorted(faults_of(statement)), sorted(filter(None, wanted.split(" | "))))
+
+    def test_half_a_statement_is_not_dropped(self):
+        self.assertEqual(faults_of("b = c;", before="a +"), [])
+        self.assertEqual(faults_of("b = c;", before="else"), [";"])
+
+    def test_comment_of_several_lines_and_macro_of_several_lines(self):
+        self.assertEqual(mutations_of("x.c", "/* a\n  b < 1;\n*/\n#define X \\\n  b < 1;\n"), [])
+
+    def test_sample_is_seeded_and_takes_every_kind(self):
+        every = mutations_of("x.c", "\n".join(f"  {statement}" for statement in FAULTS))
+        first = mutate.sampled(every, 7, seed=3)
+        self.assertEqual(first, mutate.sampled(every, 7, seed=3))
+        self.assertNotEqual(first, mutate.sampled(every, 7, seed=4))
+        self.assertEqual(len({each.kind for each in first}), 7)
+        self.assertEqual(len(mutate.sampled(every, 10 ** 6, seed=3)), len(every))
+
+
+class Equivalents(unittest.TestCase):
+    def test_every_entry_is_still_a_fault_of_its_file(self):
+        known = {}
+        for file, before, after in read_equivalents(mutate.EQUIVALENT):
+            if file not in known:
+                known[file] = {key_of(each) for each in mutations_of(file, (ROOT / file).read_text(encoding="utf-8"))}
+            self.assertIn((file, before, after), known[file])
+
+    def test_entries_are_read_and_half_ones_refused(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "list"
+            path.write_text("# what\nsrc/a.c\n- a;\n+ ;\n= why\n\nsrc/b.c\n- b;\n", encoding="utf-8")
+            self.assertRaisesRegex(ValueError, "lacks lines", read_equivalents, path)
+            path.write_text("src/a.c\n- a;\n+ ;\n= why\n", encoding="utf-8")
+            self.assertEqual(read_equivalents(path), {("src/a.c", "a;", ";"): "why"})
+            path.write_text("src/a.c\n+ a;\n- ;\n= why\n", encoding="utf-8")
+            self.assertRaisesRegex(ValueError, "should begin with '- '", read_equivalents, path)
+
+
+class Runs(unittest.TestCase):
+    """Faults of one small file of the build at hand."""
+
+    def run_sample(self, tests, *options):
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as said:
+            rows = Path(folder) / "rows.csv"
+            code = mutate.main(["--build", BUILD, "--files", "harness/timing/stats.c", "--seed", "3", "--tests", tests,
+                                "--output", str(rows), "--least", "60", *options])
+            with rows.open(newline="", encoding="utf-8") as file:
+                return code, said.getvalue(), list(csv.DictReader(file))
+
+    def test_the_files_own_test_kills_most_of_a_sample(self):
+        code, said, rows = self.run_sample("stats timing", "--sample", "6")
+        self.assertEqual((code, len(rows)), (0, 6), said)
+        self.assertIn("stats", [row["test"] for row in rows if row["outcome"] == "killed"])
+
+    def test_what_no_test_looks_at_survives(self):
+        code, said, rows = self.run_sample("axes", "--sample", "2")
+        self.assertEqual(code, 1)
+        self.assertIn("survived", [row["outcome"] for row in rows])
+        self.assertIn("survived  harness/timing/stats.c:", said)
+
+
+if __name__ == "__main__":
+    unittest.main()
