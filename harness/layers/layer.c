@@ -5,7 +5,8 @@
 
 #include "cases/work.h"
 #include "data/generate.h"
-#include "layers/layer_private.h"
+#include "layers/layer_functions.h"
+#include "layers/mha_oracle.h"
 
 enum { SEEDED_ROWS = 48, ALL_ROWS = 96 };
 
@@ -37,7 +38,9 @@ static const bench_layer_functions *functions_of(const bench_case *bench) {
 double bench_layer_flops(const bench_case *bench) {
   const bench_layer_functions *layer = functions_of(bench);
   const attn_args none = {0};
-  const double own = layer->flops ? layer->flops(bench) : 0;
+  const double own = layer->flops                         ? layer->flops(bench)
+                     : bench_layer_has_projections(bench) ? bench_dense_flops(bench, layer->shape(bench).weights)
+                                                          : 0;
   if (!bench_layer_has_attention(bench)) return own;
   return own + bench_work_flops(&bench->problem, bench_work_pairs(&bench->problem, &none));
 }
@@ -72,10 +75,6 @@ static void add_row(row_list *list, int64_t b, int64_t i) {
   list->row[list->count++] = i;
 }
 
-static void add_all_rows(row_list *list, int64_t b, int64_t rows) {
-  for (int64_t i = 0; i < rows; i++) add_row(list, b, i);
-}
-
 /* Rows around the blocks that products and kernels work in. */
 static const int64_t edges[] = {0, 1, 5, 6, 63, 64, 95, 96, 97};
 enum { EDGES = sizeof edges / sizeof *edges };
@@ -99,33 +98,28 @@ static bool choose_rows(bench_layer *layer) {
   if (!layer->row_memory) return false;
   row_list list = {layer->row_memory, layer->row_memory + most, 0};
   for (int64_t b = 0; b < batches; b++)
-    if (rows <= ALL_ROWS)
-      add_all_rows(&list, b, rows);
-    else
+    if (rows > ALL_ROWS)
       add_some_rows(&list, bench, b, rows);
+    else
+      for (int64_t i = 0; i < rows; i++) add_row(&list, b, i);
   layer->rows = (bench_layer_rows){.count = list.count, .batch = list.batch, .row = list.row};
   return true;
 }
 
 /* ---- Opening ---- */
 
-/* Inputs and weights. */
-static bool make_data(bench_layer *layer) {
+static bool allocate(bench_layer *layer) {
   bench_layer_data *data = &layer->data;
   const bench_case *bench = data->bench;
-  data->x = normal(bench, 0, data->shape.inputs, 1);
-  data->weights = normal(bench, (uint64_t)1 << 40, data->shape.weights, 1 / sqrt((double)(bench->width ? bench->width : 1)));
-  data->biases = normal(bench, (uint64_t)1 << 41, data->shape.biases, 0.2);
-  return data->x && data->weights && data->biases;
-}
-
-/* The output, and the rows to compare it with. */
-static bool make_output(bench_layer *layer) {
-  layer->y_floats = layer->data.bench->problem.batch * layer->data.shape.rows * layer->data.shape.columns;
+  const bench_layer_shape *s = &data->shape;
+  data->x = normal(bench, 0, s->inputs, 1);
+  data->weights = normal(bench, (uint64_t)1 << 40, s->weights, 1 / sqrt((double)(bench->width ? bench->width : 1)));
+  data->biases = normal(bench, (uint64_t)1 << 41, s->biases, 0.2);
+  layer->y_floats = bench->problem.batch * s->rows * s->columns;
   layer->y_memory = malloc((size_t)(layer->y_floats + 2 * BENCH_LAYER_GUARD) * sizeof(float));
-  if (!layer->y_memory || !choose_rows(layer)) return false;
-  layer->data.y = layer->y_memory + BENCH_LAYER_GUARD;
-  const size_t values = (size_t)(layer->rows.count * layer->data.shape.columns + 1);
+  if (!data->x || !data->weights || !data->biases || !layer->y_memory || !choose_rows(layer)) return false;
+  data->y = layer->y_memory + BENCH_LAYER_GUARD;
+  const size_t values = (size_t)(layer->rows.count * s->columns + 1);
   layer->rows.value = malloc(values * sizeof(double));
   layer->rows.limit = malloc(values * sizeof(double));
   return layer->rows.value && layer->rows.limit;
@@ -136,7 +130,7 @@ bench_layer *bench_layer_open(const bench_case *bench) {
   if (!layer) return NULL;
   const bench_layer_functions *functions = functions_of(bench);
   layer->data = (bench_layer_data){.bench = bench, .functions = functions, .shape = functions->shape(bench)};
-  if (make_data(layer) && make_output(layer)) {
+  if (allocate(layer)) {
     if (functions->prepare) functions->prepare(&layer->data);
     return layer;
   }
@@ -148,7 +142,7 @@ bench_layer_data *bench_layer_data_of(bench_layer *layer) { return &layer->data;
 
 void bench_layer_close(bench_layer *layer) {
   if (!layer) return;
-  bench_mha_forget(&layer->data);
+  mha_oracle_destroy(layer->data.oracle);
   void *const memory[] = {layer->data.x,     layer->data.weights, layer->data.biases, layer->y_memory,
                           layer->row_memory, layer->rows.value,   layer->rows.limit,  layer};
   for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) free(memory[i]);

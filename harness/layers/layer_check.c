@@ -1,10 +1,75 @@
 /* SPDX-License-Identifier: MIT */
-/* The check of a layer against float64. */
+/* The check of a layer against float64; and the steps that the expected answers of layers share. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "layers/layer_private.h"
+#include "layers/layer_functions.h"
+
+/* ---- Steps ---- */
+
+attn_nn_field bench_then(attn_nn_field next, attn_nn_field *used) {
+  attn_nn_field_destroy(used);
+  return next;
+}
+
+attn_nn_field bench_attend(const attn_nn_attention *attention, attn_nn_field *q, attn_nn_field *k, attn_nn_field *v) {
+  const attn_nn_field o = attn_nn_oracle_attention(attention, q, k, v);
+  attn_nn_field *const used[] = {q, k, v};
+  for (int i = 0; i < 3; i++)
+    if (used[i]) attn_nn_field_destroy(used[i]);
+  return o;
+}
+
+attn_linear bench_linear_at(const bench_layer_data *data, int64_t at, int64_t bias_at) {
+  return (attn_linear){.weight = data->weights + at, .bias = data->biases + bias_at};
+}
+
+attn_nn_field bench_apply(const attn_nn_field *x, attn_linear linear, int64_t out) {
+  const attn_nn_matrix matrix = {.w = linear.weight, .in_stride = out, .out_stride = 1, .b = linear.bias};
+  return attn_nn_oracle_linear(x, &matrix, out);
+}
+
+attn_nn_field bench_take(bench_sequence from, const int64_t *row, int64_t count) {
+  attn_nn_field field = attn_nn_field_create(count, from.width);
+  for (int64_t r = 0; r < count; r++)
+    for (int64_t c = 0; c < from.width; c++)
+      field.value[r * from.width + c] = (double)from.base[(from.batch * from.rows + (row ? row[r] : r)) * from.width + c];
+  return field;
+}
+
+static bench_sequence sequence_of(const bench_chosen *c) {
+  const bench_case *bench = c->data->bench;
+  return (bench_sequence){c->data->x, bench->problem.seq_q, bench->width, c->batch};
+}
+
+attn_nn_field bench_chosen_x(const bench_chosen *c) { return bench_take(sequence_of(c), c->row, c->count); }
+attn_nn_field bench_all_x(const bench_chosen *c) { return bench_take(sequence_of(c), NULL, c->data->bench->problem.seq_q); }
+
+/* ---- The rows of a layer ---- */
+
+/* Fills in the expected rows and their limits, one sequence at a time: its chosen rows stand side by side. False if memory
+ * is short. */
+static bool expect(bench_layer *layer, const attn_numerics *numerics) {
+  bench_layer_data *data = &layer->data;
+  const bench_layer_rows *rows = &layer->rows;
+  const int64_t columns = data->shape.columns;
+  if (data->functions->has_mha && !data->oracle) data->oracle = bench_mha_oracle_of(data);
+  if (data->functions->has_mha && !data->oracle) return false;
+  for (int64_t first = 0, next; first < rows->count; first = next) {
+    for (next = first; next < rows->count && rows->batch[next] == rows->batch[first];) next++;
+    const bench_chosen chosen = {data, numerics, rows->batch[first], next - first, rows->row + first};
+    attn_nn_field y = data->functions->expect(&chosen);
+    for (int64_t i = 0; i < chosen.count * columns; i++) {
+      rows->value[first * columns + i] = y.value[i];
+      rows->limit[first * columns + i] = ATTN_NN_SIGMAS * y.error[i] + 0x1p-126;
+    }
+    attn_nn_field_destroy(&y);
+  }
+  return true;
+}
+
+/* ---- Comparing ---- */
 
 static bool guards_stand(const bench_layer *layer) {
   const unsigned char *before = (const unsigned char *)layer->y_memory;
@@ -45,7 +110,7 @@ static void compare(const bench_layer *layer, bool zeros, bench_verdict *verdict
 /* Compares the wrong answer of the layer. If it passes, the case cannot see that error. */
 static attn_status run_wrong(bench_layer_trial *trial, void *workspace, size_t bytes, bench_verdict *verdict) {
   bench_layer_trial *wrong;
-  attn_status status = bench_layer_make_trial(trial->of, &trial->options, true, &wrong);
+  attn_status status = bench_layer_make_wrong(trial->of, trial->asked, &wrong);
   if (status != ATTN_OK) return status;
   status = bench_layer_call(wrong, workspace, bytes);
   bench_layer_unmake(wrong);
@@ -75,13 +140,15 @@ static void decide(const bench_layer *layer, bench_verdict *verdict) {
 static const char *undetected(const bench_layer_trial *trial, const bench_verdict *zeros, const bench_verdict *wrong) {
   if (trial->of->rows.count == 0) return NULL;
   if (zeros->max_err_ratio <= 1) return "zeros";
-  return wrong->max_err_ratio <= 1 ? trial->data->functions->wrong : NULL;
+  const char *other = trial->data->functions->wrong;
+  if (wrong->max_err_ratio > 1) return NULL;
+  return other ? other : "attention that looks at all keys alike";
 }
 
 bench_verdict bench_layer_check(bench_layer_trial *trial, const attn_numerics *numerics, void *workspace, size_t bytes) {
   bench_layer *layer = trial->of;
   bench_verdict verdict, zeros, wrong;
-  if (!bench_layer_expect(layer, numerics)) return error_verdict("out of memory for the oracle's answer");
+  if (!expect(layer, numerics)) return error_verdict("out of memory for the oracle's answer");
   compare(layer, true, &zeros);
   if (run_wrong(trial, workspace, bytes, &wrong) != ATTN_OK) return error_verdict(attn_last_error());
   bench_layer_poison(trial);

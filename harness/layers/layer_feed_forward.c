@@ -9,9 +9,6 @@ static const float EPSILON = 1e-5f;
 
 int64_t bench_feed_forward_weights(const bench_case *bench) { return 8 * bench->width * bench->width; }
 int64_t bench_feed_forward_biases(const bench_case *bench) { return 5 * bench->width; }
-static double feed_forward_flops(const bench_case *bench) {
-  return bench_dense_flops(bench, bench_feed_forward_weights(bench));
-}
 
 attn_feed_forward_config bench_feed_forward_at(const bench_layer_data *data, int64_t at, int64_t bias_at) {
   const int64_t width = data->bench->width, hidden = 4 * width;
@@ -63,7 +60,6 @@ static bench_layer_shape feed_forward_shape(const bench_case *bench) {
 }
 
 const bench_layer_functions bench_layer_feed_forward = {.shape = feed_forward_shape,
-                                                        .flops = feed_forward_flops,
                                                         .wrong = "the other activation",
                                                         .create = feed_forward_create,
                                                         .destroy = feed_forward_destroy,

@@ -22,10 +22,10 @@ typedef struct bench_layer_data {
   const bench_layer_functions *functions;
   const bench_case *bench;
   bench_layer_shape shape;
-  float *x, *y;   /* x: normal numbers */
-  float *weights; /* matrices of about unit gain, one behind the other: 1/sqrt(width) times normal numbers */
-  float *biases;  /* a fifth of normal numbers */
-  void *oracle;   /* of multi-head attention: kept from one kernel to the next */
+  float *x, *y;              /* x: normal numbers */
+  float *weights;            /* matrices of about unit gain, one behind the other: 1/sqrt(width) times normal numbers */
+  float *biases;             /* a fifth of normal numbers */
+  struct mha_oracle *oracle; /* with has_mha: kept from one kernel to the next */
 } bench_layer_data;
 
 /* Where the time of a layer went. */
@@ -44,6 +44,7 @@ typedef struct bench_layer_rows {
 struct bench_layer_trial {
   const bench_layer_data *data;
   bench_layer *of;
+  const attn_kernel_info *asked; /* NULL: the automatic choice */
   attn_options options;
   bool wrong;            /* gives the wrong answer of its functions */
   void *layer;           /* what `create` made */
@@ -58,21 +59,20 @@ typedef struct bench_chosen {
   const attn_numerics *numerics;
   int64_t batch, count;
   const int64_t *row; /* within the sequence */
-  attn_nn_field mha;  /* with after_mha: the self-attention of the rows */
 } bench_chosen;
 
 struct bench_layer_functions {
   bench_layer_shape (*shape)(const bench_case *bench);
-  double (*flops)(const bench_case *bench); /* without attention; NULL = none */
+  double (*flops)(const bench_case *bench); /* without attention; NULL: two per weight and row, if it has dense layers */
   void (*prepare)(bench_layer_data *data);  /* gives numbers another size, where the layer needs it; or NULL */
-  const char *wrong;                        /* the wrong answer that every case must tell from the right one */
+  const char *wrong; /* the wrong answer that every case must tell from the right one; NULL: keys that count alike */
   attn_status (*create)(
       bench_layer_trial *trial); /* sets layer and, where it runs attention, kernel; NULL: nothing outlives a call */
   void (*destroy)(void *layer);  /* takes NULL; NULL where `create` is */
   size_t (*workspace)(const bench_layer_trial *trial); /* NULL: 0 bytes */
   attn_status (*run)(bench_layer_trial *trial, void *workspace, size_t bytes);
-  attn_nn_field (*expect)(const bench_chosen *chosen); /* [count][columns]; NULL: the self-attention is the answer */
-  bool after_mha;                                      /* begins with multi-head self-attention of x */
+  attn_nn_field (*expect)(const bench_chosen *chosen); /* [count][columns] */
+  bool has_mha;                                        /* begins with multi-head self-attention of x */
 };
 
 #define LAYER(constant, ...) extern const bench_layer_functions bench_layer_##constant;
@@ -96,10 +96,23 @@ void bench_add_times(bench_layer_time *time, const attn_mha_profile *profile);
 /* A trial that gives the wrong answer: the check compares with it. */
 attn_status bench_layer_make_wrong(bench_layer *layer, const attn_kernel_info *kernel, bench_layer_trial **trial);
 
+/* What layer.c allocates, layer_trial.c runs and layer_check.c checks. */
+enum { BENCH_LAYER_GUARD = 64 /* floats before and behind y */ };
+struct bench_layer {
+  bench_layer_data data;
+  bench_layer_rows rows; /* to check */
+  int64_t *row_memory;
+  float *y_memory; /* [guard][y][guard] */
+  int64_t y_floats;
+};
+
 /* ---- For expected answers ---- */
 
 /* Gives up `used`, from which `next` was made. */
 attn_nn_field bench_then(attn_nn_field next, attn_nn_field *used);
+
+/* Attention of fields, all of which it gives up; q and k may be NULL. */
+attn_nn_field bench_attend(const attn_nn_attention *attention, attn_nn_field *q, attn_nn_field *k, attn_nn_field *v);
 
 /* A matrix [in][out] that begins at `at` of the weights, with the bias at `bias_at`. */
 attn_linear bench_linear_at(const bench_layer_data *data, int64_t at, int64_t bias_at);
@@ -122,9 +135,9 @@ int64_t bench_mha_weights(const bench_case *bench);
 int64_t bench_mha_biases(const bench_case *bench);
 attn_mha_weights bench_mha_weights_of(const bench_layer_data *data);
 
-/* Fills in rows of the multi-head self-attention of x. False if memory is short. */
-bool bench_mha_expect(bench_layer_data *data, const attn_numerics *numerics, const bench_layer_rows *rows);
-void bench_mha_forget(bench_layer_data *data);
+/* The self-attention of x: its oracle, NULL if memory is short; and from it the chosen rows. */
+struct mha_oracle *bench_mha_oracle_of(const bench_layer_data *data);
+attn_nn_field bench_mha_expect(const bench_chosen *chosen);
 
 /* Cross-attention to x, with queries from `batch` sequences of seq_q rows. */
 attn_mha_problem bench_cross_problem(const bench_layer_data *data, int64_t batch, int64_t seq_q);

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: MIT */
 /* Multi-head attention with its four projections: self-attention and cross-attention. */
-#include <stdlib.h>
-
 #include "layers/layer_functions.h"
 #include "layers/mha_oracle.h"
 
@@ -16,8 +14,6 @@ int64_t bench_mha_weights(const bench_case *bench) {
 }
 
 int64_t bench_mha_biases(const bench_case *bench) { return inner_columns(&bench->problem) + bench->width; }
-
-static double mha_flops(const bench_case *bench) { return bench_dense_flops(bench, bench_mha_weights(bench)); }
 
 static bench_layer_shape mha_shape(const bench_case *bench) {
   return bench_layer_rows_to_rows(bench, bench_mha_weights(bench), bench_mha_biases(bench));
@@ -40,11 +36,16 @@ static attn_mha_problem problem_of(const bench_layer_data *data) {
   return problem;
 }
 
-/* ---- Self-attention ---- */
+/* ---- Running ---- */
 
-static attn_status create(bench_layer_trial *trial, attn_mha_problem problem) {
-  const attn_mha_weights weights = bench_mha_weights_of(trial->data);
+static bool is_cross(const bench_layer_data *data) { return data->functions == &bench_layer_cross; }
+
+static attn_status mha_create(bench_layer_trial *trial) {
+  const bench_layer_data *data = trial->data;
+  const attn_problem *p = &data->bench->problem;
+  const attn_mha_weights weights = bench_mha_weights_of(data);
   const attn_mha_options options = {.attention = trial->options};
+  attn_mha_problem problem = is_cross(data) ? bench_cross_problem(data, p->batch, p->seq_q) : problem_of(data);
   if (trial->wrong) problem.attention.scale = 0;
   attn_mha *mha = NULL;
   const attn_status status = attn_mha_create(&problem, &weights, &options, &mha);
@@ -53,71 +54,41 @@ static attn_status create(bench_layer_trial *trial, attn_mha_problem problem) {
   return status;
 }
 
-static attn_status mha_create(bench_layer_trial *trial) { return create(trial, problem_of(trial->data)); }
 static void mha_destroy(void *layer) { attn_mha_destroy(layer); }
 static size_t mha_workspace(const bench_layer_trial *trial) { return attn_mha_workspace(trial->layer); }
 
-/* memory: NULL for self-attention. */
-static attn_status run(bench_layer_trial *trial, const float *memory, void *workspace, size_t bytes) {
+static attn_status mha_run(bench_layer_trial *trial, void *workspace, size_t bytes) {
+  const bench_layer_data *data = trial->data;
   attn_mha_profile profile = {0};
-  const attn_mha_args args = {.x = trial->data->x, .memory = memory, .y = trial->data->y, .profile = &profile};
+  const attn_mha_args args = {.x = data->x, .memory = is_cross(data) ? data->x : NULL, .y = data->y, .profile = &profile};
   const attn_status status = attn_mha_run(trial->layer, &args, workspace, bytes);
   bench_add_times(&trial->time, &profile);
   return status;
 }
 
-static attn_status mha_run(bench_layer_trial *trial, void *workspace, size_t bytes) {
-  return run(trial, NULL, workspace, bytes);
+/* Self-attention and cross-attention differ in their expected answers only. */
+#define MHA_FUNCTIONS \
+  .shape = mha_shape, .create = mha_create, .destroy = mha_destroy, .workspace = mha_workspace, .run = mha_run
+
+/* ---- Self-attention ---- */
+
+mha_oracle *bench_mha_oracle_of(const bench_layer_data *data) {
+  const attn_mha_problem problem = problem_of(data);
+  const attn_mha_weights weights = bench_mha_weights_of(data);
+  return mha_oracle_create(&problem, &weights, &(attn_mha_args){.x = data->x});
 }
 
-const bench_layer_functions bench_layer_mha = {.shape = mha_shape,
-                                               .flops = mha_flops,
-                                               .wrong = "attention that looks at all keys alike",
-                                               .create = mha_create,
-                                               .destroy = mha_destroy,
-                                               .workspace = mha_workspace,
-                                               .run = mha_run,
-                                               .after_mha = true};
-
-/* ---- Expected self-attention ---- */
-
-/* The oracle keeps pointers to these. */
-typedef struct kept_oracle {
-  attn_mha_problem problem;
-  attn_mha_weights weights;
-  attn_mha_args args;
-  mha_oracle *oracle;
-} kept_oracle;
-
-static kept_oracle *oracle_of(bench_layer_data *data) {
-  if (data->oracle) return data->oracle;
-  kept_oracle *kept = calloc(1, sizeof *kept);
-  if (!kept) return NULL;
-  kept->problem = problem_of(data);
-  kept->weights = bench_mha_weights_of(data);
-  kept->args = (attn_mha_args){.x = data->x};
-  kept->oracle = mha_oracle_create(&kept->problem, &kept->weights, &kept->args);
-  if (kept->oracle) return data->oracle = kept;
-  free(kept);
-  return NULL;
-}
-
-bool bench_mha_expect(bench_layer_data *data, const attn_numerics *numerics, const bench_layer_rows *rows) {
-  const kept_oracle *kept = oracle_of(data);
-  const int64_t width = data->bench->width;
-  for (int64_t r = 0; kept && r < rows->count; r++) {
-    const mha_oracle_row row = {.y = rows->value + r * width, .limit = rows->limit + r * width};
-    mha_oracle_compute(kept->oracle, rows->batch[r], rows->row[r], numerics, true, &row);
+attn_nn_field bench_mha_expect(const bench_chosen *c) {
+  attn_nn_field y = attn_nn_field_create(c->count, c->data->bench->width);
+  for (int64_t r = 0; r < c->count; r++) {
+    const mha_oracle_row row = {.y = y.value + r * y.width, .limit = y.error + r * y.width};
+    mha_oracle_compute(c->data->oracle, c->batch, c->row[r], c->numerics, true, &row);
   }
-  return kept;
+  for (int64_t i = 0; i < y.rows * y.width; i++) y.error[i] /= ATTN_NN_SIGMAS;
+  return y;
 }
 
-void bench_mha_forget(bench_layer_data *data) {
-  kept_oracle *kept = data->oracle;
-  if (kept) mha_oracle_destroy(kept->oracle);
-  free(kept);
-  data->oracle = NULL;
-}
+const bench_layer_functions bench_layer_mha = {MHA_FUNCTIONS, .expect = bench_mha_expect, .has_mha = true};
 
 /* ---- Cross-attention: x is queries and memory ---- */
 
@@ -128,15 +99,6 @@ attn_mha_problem bench_cross_problem(const bench_layer_data *data, int64_t batch
   attn_problem_init(&problem.attention, batch, p->heads_q, p->heads_kv, seq_q, p->seq_k, p->dim_qk, p->dim_v);
   problem.attention.scale = p->scale;
   return problem;
-}
-
-static attn_status cross_create(bench_layer_trial *trial) {
-  const attn_problem *p = &trial->data->bench->problem;
-  return create(trial, bench_cross_problem(trial->data, p->batch, p->seq_q));
-}
-
-static attn_status cross_run(bench_layer_trial *trial, void *workspace, size_t bytes) {
-  return run(trial, trial->data->x, workspace, bytes);
 }
 
 attn_nn_field bench_cross_expect(const bench_chosen *c, const attn_mha_weights *weights, const attn_nn_field *x) {
@@ -152,11 +114,4 @@ static attn_nn_field cross_expect(const bench_chosen *c) {
   return bench_then(bench_cross_expect(c, &weights, &x), &x);
 }
 
-const bench_layer_functions bench_layer_cross = {.shape = mha_shape,
-                                                 .flops = mha_flops,
-                                                 .wrong = "attention that looks at all keys alike",
-                                                 .create = cross_create,
-                                                 .destroy = mha_destroy,
-                                                 .workspace = mha_workspace,
-                                                 .run = cross_run,
-                                                 .expect = cross_expect};
+const bench_layer_functions bench_layer_cross = {MHA_FUNCTIONS, .expect = cross_expect};

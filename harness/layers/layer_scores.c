@@ -7,8 +7,6 @@
 #include "attn/extend.h"
 #include "layers/layer_functions.h"
 
-static const char ALIKE[] = "attention that looks at all keys alike";
-
 /* One head in float64, for the chosen queries. */
 static attn_nn_attention one_head(const bench_chosen *c, const float *weight) {
   return (attn_nn_attention){.batch = 1,
@@ -60,8 +58,8 @@ static attn_additive_config additive_config(const bench_layer_data *data) {
 
 static attn_status additive_create(bench_layer_trial *trial) {
   attn_additive_config config = additive_config(trial->data);
-  float *zeros = calloc((size_t)config.hidden, sizeof *zeros);
-  if (!zeros) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for %lld zeros", (long long)config.hidden);
+  float *zeros = trial->wrong ? calloc((size_t)config.hidden, sizeof *zeros) : NULL;
+  if (trial->wrong && !zeros) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for %lld zeros", (long long)config.hidden);
   if (trial->wrong) config.score_weight = zeros;
   attn_additive *layer = NULL;
   const attn_status status = attn_additive_create(&config, &trial->options, &layer);
@@ -97,12 +95,11 @@ static attn_nn_field additive_expect(const bench_chosen *c) {
   q = bench_then(bench_apply(&q, config.query, p->dim_qk), &q);
   k = bench_then(bench_apply(&k, config.key, p->dim_qk), &k);
   const attn_nn_attention attention = one_head(c, config.score_weight);
-  return bench_then(bench_then(bench_then(attn_nn_oracle_attention(&attention, &q, &k, &v), &q), &k), &v);
+  return bench_attend(&attention, &q, &k, &v);
 }
 
 const bench_layer_functions bench_layer_additive = {.shape = additive_shape,
                                                     .flops = additive_flops,
-                                                    .wrong = ALIKE,
                                                     .create = additive_create,
                                                     .destroy = additive_destroy,
                                                     .workspace = additive_workspace,
@@ -162,12 +159,11 @@ static attn_nn_field regression_expect(const bench_chosen *c) {
   attn_nn_field q = bench_take(queries, c->row, c->count), k = bench_take(points, NULL, p->seq_k),
                 v = bench_take(values, NULL, p->seq_k);
   const attn_nn_attention attention = one_head(c, data->weights);
-  return bench_then(bench_then(bench_then(attn_nn_oracle_attention(&attention, &q, &k, &v), &q), &k), &v);
+  return bench_attend(&attention, &q, &k, &v);
 }
 
 const bench_layer_functions bench_layer_regression = {.shape = regression_shape,
                                                       .prepare = prepare_regression,
-                                                      .wrong = ALIKE,
                                                       .create = regression_create,
                                                       .destroy = free,
                                                       .run = regression_run,

@@ -7,15 +7,17 @@
 #include "attn/extend.h"
 #include "layers/layer_functions.h"
 
+static bool is_dense(const bench_case *bench) { return bench_layer_of(bench)->id == LAYER_synthesizer_dense; }
+
 /* Where each part of the weights and biases begins: dense has two matrices per head where random has its scores. */
 typedef struct synthesizer_layout {
   int64_t second, value, output, weights;
   int64_t second_bias, value_bias, output_bias, biases;
 } synthesizer_layout;
 
-static synthesizer_layout lay_out(const bench_case *bench, attn_synthesizer_kind kind) {
+static synthesizer_layout lay_out(const bench_case *bench) {
   const attn_problem *p = &bench->problem;
-  const bool dense = kind == ATTN_SYNTHESIZER_DENSE;
+  const bool dense = is_dense(bench);
   const int64_t heads = p->heads_q, hidden = p->dim_qk, length = p->seq_k, joined = heads * p->dim_v;
   synthesizer_layout l = {0};
   l.second = dense ? heads * bench->width * hidden : 0;
@@ -36,47 +38,37 @@ static attn_linear first_of(const bench_layer_data *data, int64_t h) {
 
 static attn_linear second_of(const bench_layer_data *data, int64_t h) {
   const attn_problem *p = &data->bench->problem;
-  const synthesizer_layout l = lay_out(data->bench, ATTN_SYNTHESIZER_DENSE);
+  const synthesizer_layout l = lay_out(data->bench);
   return bench_linear_at(data, l.second + h * p->dim_qk * p->seq_k, l.second_bias + h * p->seq_k);
 }
 
-static attn_synthesizer_kind kind_of(const bench_layer_data *data) {
-  return data->functions == &bench_layer_synthesizer_dense ? ATTN_SYNTHESIZER_DENSE : ATTN_SYNTHESIZER_RANDOM;
-}
-
 static attn_linear value_of(const bench_layer_data *data) {
-  const synthesizer_layout l = lay_out(data->bench, kind_of(data));
+  const synthesizer_layout l = lay_out(data->bench);
   return bench_linear_at(data, l.value, l.value_bias);
 }
 
 static attn_linear output_of(const bench_layer_data *data) {
-  const synthesizer_layout l = lay_out(data->bench, kind_of(data));
+  const synthesizer_layout l = lay_out(data->bench);
   return bench_linear_at(data, l.output, l.output_bias);
 }
 
-static bench_layer_shape synthesizer_shape(const bench_case *bench, attn_synthesizer_kind kind) {
-  const synthesizer_layout l = lay_out(bench, kind);
+static bench_layer_shape synthesizer_shape(const bench_case *bench) {
+  const synthesizer_layout l = lay_out(bench);
   return bench_layer_rows_to_rows(bench, l.weights, l.biases);
 }
-static bench_layer_shape dense_shape(const bench_case *bench) { return synthesizer_shape(bench, ATTN_SYNTHESIZER_DENSE); }
-static bench_layer_shape random_shape(const bench_case *bench) { return synthesizer_shape(bench, ATTN_SYNTHESIZER_RANDOM); }
 
 /* Learnt scores are looked up, not multiplied. */
-static double dense_flops(const bench_case *bench) {
-  return 2.0 * (double)bench_layer_case_rows(bench) * (double)lay_out(bench, ATTN_SYNTHESIZER_DENSE).weights;
-}
 static double random_flops(const bench_case *bench) {
-  const synthesizer_layout l = lay_out(bench, ATTN_SYNTHESIZER_RANDOM);
-  return 2.0 * (double)bench_layer_case_rows(bench) * (double)(l.weights - l.value);
+  const synthesizer_layout l = lay_out(bench);
+  return bench_dense_flops(bench, l.weights - l.value);
 }
 
 /* Scores that differ by about one: the second matrices are `hidden` deep, and learnt scores are normal numbers
  * themselves. */
 static void prepare_synthesizer(bench_layer_data *data) {
   const bench_case *bench = data->bench;
-  const bool dense = kind_of(data) == ATTN_SYNTHESIZER_DENSE;
-  const synthesizer_layout l = lay_out(bench, kind_of(data));
-  const float factor = sqrtf((float)bench->width / (dense ? (float)bench->problem.dim_qk : 1));
+  const synthesizer_layout l = lay_out(bench);
+  const float factor = sqrtf((float)bench->width / (is_dense(bench) ? (float)bench->problem.dim_qk : 1));
   for (int64_t i = l.second; i < l.value; i++) data->weights[i] *= factor;
 }
 
@@ -98,7 +90,7 @@ static bool make_maps(const bench_layer_data *data, synthesizer_maps *maps) {
   *maps = (synthesizer_maps){calloc(heads, sizeof *maps->first), calloc(heads, sizeof *maps->second),
                              calloc((size_t)data->shape.weights + 1, sizeof *maps->zeros)};
   if (!maps->first || !maps->second || !maps->zeros) return free_maps(maps), false;
-  for (int64_t h = 0; h < p->heads_q && kind_of(data) == ATTN_SYNTHESIZER_DENSE; h++) {
+  for (int64_t h = 0; h < p->heads_q && is_dense(data->bench); h++) {
     maps->first[h] = first_of(data, h);
     maps->second[h] = second_of(data, h);
   }
@@ -116,7 +108,7 @@ static attn_status synthesizer_create(bench_layer_trial *trial) {
   const attn_problem *p = &data->bench->problem;
   synthesizer_maps maps;
   if (!make_maps(data, &maps)) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for the maps of a Synthesizer");
-  attn_synthesizer_config config = {.kind = kind_of(data),
+  attn_synthesizer_config config = {.kind = is_dense(data->bench) ? ATTN_SYNTHESIZER_DENSE : ATTN_SYNTHESIZER_RANDOM,
                                     .batch = p->batch,
                                     .seq = p->seq_q,
                                     .width = data->bench->width,
@@ -155,7 +147,7 @@ static void head_scores(const bench_chosen *c, const attn_nn_field *x, int64_t h
   const attn_problem *p = &c->data->bench->problem;
   const int64_t length = p->seq_k;
   attn_nn_field dense = {0};
-  if (kind_of(c->data) == ATTN_SYNTHESIZER_DENSE) {
+  if (is_dense(c->data->bench)) {
     attn_nn_field inner = bench_apply(x, first_of(c->data, h), p->dim_qk);
     inner = bench_then(attn_nn_oracle_relu(&inner), &inner);
     dense = bench_then(bench_apply(&inner, second_of(c->data, h), length), &inner);
@@ -186,17 +178,14 @@ static attn_nn_field synthesizer_expect(const bench_chosen *c) {
                                        .score = ATTN_SCORE_PRECOMPUTED,
                                        .scores = &scores,
                                        .numerics = *c->numerics};
-  attn_nn_field o = bench_then(bench_then(attn_nn_oracle_attention(&attention, NULL, NULL, &v), &v), &scores);
+  attn_nn_field o = bench_then(bench_attend(&attention, NULL, NULL, &v), &scores);
   attn_nn_field_destroy(&x);
   return bench_then(bench_apply(&o, output_of(c->data), c->data->bench->width), &o);
 }
 
-/* The dense and the random kind differ only in their shapes and FLOPs. */
-#define SYNTHESIZER_FUNCTIONS                                                                                      \
-  .prepare = prepare_synthesizer, .wrong = "attention that looks at all keys alike", .create = synthesizer_create, \
-  .destroy = synthesizer_destroy, .workspace = synthesizer_workspace, .run = synthesizer_run, .expect = synthesizer_expect
+#define SYNTHESIZER_FUNCTIONS                                                                                               \
+  .shape = synthesizer_shape, .prepare = prepare_synthesizer, .create = synthesizer_create, .destroy = synthesizer_destroy, \
+  .workspace = synthesizer_workspace, .run = synthesizer_run, .expect = synthesizer_expect
 
-const bench_layer_functions bench_layer_synthesizer_dense = {
-    .shape = dense_shape, .flops = dense_flops, SYNTHESIZER_FUNCTIONS};
-const bench_layer_functions bench_layer_synthesizer_random = {
-    .shape = random_shape, .flops = random_flops, SYNTHESIZER_FUNCTIONS};
+const bench_layer_functions bench_layer_synthesizer_dense = {SYNTHESIZER_FUNCTIONS};
+const bench_layer_functions bench_layer_synthesizer_random = {SYNTHESIZER_FUNCTIONS, .flops = random_flops};

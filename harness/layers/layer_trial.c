@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "attn/extend.h"
-#include "layers/layer_private.h"
+#include "layers/layer_functions.h"
 
 /* ---- Making ---- */
 
@@ -38,11 +38,16 @@ static attn_status create(bench_layer_trial *trial) {
   return status == ATTN_OK && functions->create ? functions->create(trial) : status;
 }
 
-attn_status bench_layer_make_trial(bench_layer *layer, const attn_options *options, bool wrong, bench_layer_trial **result) {
+/* With the product of the kernel's tier, so that a row of plain C is plain C throughout. A kernel that stands on a library
+ * goes with the best product there is. */
+static attn_status make(bench_layer *layer, const attn_kernel_info *kernel, bool wrong, bench_layer_trial **result) {
   *result = NULL;
   bench_layer_trial *trial = calloc(1, sizeof *trial);
   if (!trial) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for a layer");
-  *trial = (bench_layer_trial){.data = &layer->data, .of = layer, .options = *options, .wrong = wrong};
+  *trial = (bench_layer_trial){.data = &layer->data, .of = layer, .asked = kernel, .wrong = wrong};
+  trial->options = (attn_options){.kernel = kernel ? kernel->name : NULL,
+                                  .max_isa = kernel && !kernel->library[0] ? kernel->isa : NULL,
+                                  .threads = layer->data.bench->threads};
   const attn_status status = create(trial);
   if (status == ATTN_OK)
     *result = trial;
@@ -51,22 +56,12 @@ attn_status bench_layer_make_trial(bench_layer *layer, const attn_options *optio
   return status;
 }
 
-/* The product of the kernel's tier, so that a row of plain C is plain C throughout. A kernel that stands on a library
- * goes with the best product there is. */
-static attn_options options_for(const bench_layer *layer, const attn_kernel_info *kernel) {
-  return (attn_options){.kernel = kernel ? kernel->name : NULL,
-                        .max_isa = kernel && !kernel->library[0] ? kernel->isa : NULL,
-                        .threads = layer->data.bench->threads};
-}
-
 attn_status bench_layer_make(bench_layer *layer, const attn_kernel_info *kernel, bench_layer_trial **trial) {
-  const attn_options options = options_for(layer, kernel);
-  return bench_layer_make_trial(layer, &options, false, trial);
+  return make(layer, kernel, false, trial);
 }
 
 attn_status bench_layer_make_wrong(bench_layer *layer, const attn_kernel_info *kernel, bench_layer_trial **trial) {
-  const attn_options options = options_for(layer, kernel);
-  return bench_layer_make_trial(layer, &options, true, trial);
+  return make(layer, kernel, true, trial);
 }
 
 void bench_layer_unmake(bench_layer_trial *trial) {

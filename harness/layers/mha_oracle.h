@@ -9,7 +9,7 @@
 
 typedef struct mha_oracle mha_oracle;
 
-/* Keeps the arguments, which must outlive it. NULL if memory is short. */
+/* Keeps the pointers of args->attention, which must outlive it, and copies all else. NULL if memory is short. */
 mha_oracle *mha_oracle_create(const attn_mha_problem *problem, const attn_mha_weights *weights, const attn_mha_args *args);
 void mha_oracle_destroy(mha_oracle *oracle);
 
