@@ -6,6 +6,7 @@ tests/test_cli.py path/to/attnbench [unittest options]     needs only Python's s
 """
 
 import csv
+import fcntl
 import json
 import math
 import os
@@ -92,6 +93,15 @@ class CommandLine(unittest.TestCase):
             (["'axess'", "axes"], ["list", "axess"]),
             (["--rounds", "'x'", "whole number"], ["run", "--rounds", "x"]),
             (["--rounds", "needs a value"], ["run", "--rounds"]),
+            (["--rounds '100001'", "from 1 to 100000"], ["run", "--rounds", "100001"]),
+            (["--seed '-1'", "from 0 to 9223372036854775807"], ["run", "--seed", "-1"]),
+            (["--cases '2147483648'", "from 1 to 2147483647"], ["list", "cases", "--cases", "2147483648"]),
+            (["--threads '4097'", "from 1 to 4096"], ["peak", "--threads", "4097"]),
+            (["--window-left '9223372036854775807'", "from -1 to"], ["eval", "--window-left", "9223372036854775807"]),
+            (["window", "9223372036854775807", "at most"], ["run", "-a", "window=9223372036854775807"]),
+            (["--softcap '1e-300'", "float32"], ["eval", "--softcap", "1e-300"]),
+            (["--budget '1e300h'", "1e6h"], ["run", "--budget", "1e300h"]),
+            (["--precision '101%'", "100%"], ["run", "--precision", "101%"]),
             (["'5:1'", "FIRST <= LAST"], ["run", "-a", "seq=5:1"]),
             (["'-3'", "at least 0"], ["run", "-a", "seq=-3"]),
             (["'extra'"], ["run", "extra"]),
@@ -309,6 +319,36 @@ class Files(unittest.TestCase):
         self.assertEqual((self.folder / "results.csv").read_bytes(), before)
 
 
+class Descriptors(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = Path(temporary.name)
+
+    def test_closed_descriptors_are_not_taken_by_files(self):
+        run = [ATTNBENCH, "check", "-k", "naive_c", *SMALL, "-o", self.folder / "out"]
+        done = subprocess.run(["/bin/sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *run], check=False)
+        self.assertEqual(done.returncode, 0)
+        for line in (self.folder / "out" / "journal.jsonl").read_text(encoding="utf-8").splitlines():
+            strict_json(line)
+
+    def test_a_full_stdout_is_an_error(self):
+        if not os.path.exists("/dev/full"):
+            self.skipTest("needs /dev/full")
+        for command in ["list", "axes"], ["env"], ["check", "-k", "naive_c", *SMALL], ["env", "--json", "-"]:
+            with open("/dev/full", "w", encoding="utf-8") as full:
+                done = subprocess.run([ATTNBENCH, *command], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+            self.assertEqual(done.returncode, 5, command)
+            self.assertIn("No space left", done.stderr)
+
+    def test_bytes_that_are_no_text_are_escaped(self):
+        folder = os.path.join(os.fsencode(self.folder), b"\xff \xc3\xa4 \xed\xa0\x80 \x01\"")
+        done = subprocess.run([ATTNBENCH, "check", "-k", "naive_c", *SMALL, "-o", folder], capture_output=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        with open(os.path.join(folder, b"env.json"), encoding="utf-8") as file:
+            self.assertIn("\u00ff \u00e4 \u00ed\u00a0\u0080 \x01\"", strict_json(file.read())["argv"]["value"])
+
+
 class OtherAxes(unittest.TestCase):
 
     def test_axes_without_a_column_share_one(self):
@@ -395,16 +435,88 @@ class Resuming(unittest.TestCase):
         temporary = tempfile.TemporaryDirectory()
         self.addCleanup(temporary.cleanup)
         self.folder = Path(temporary.name, "out")
+        self.journal = self.folder / "journal.jsonl"
         self.arguments = ["run", "-k", "naive_c,flash_c", "-a", "heads=2", "-a", "seq=16,24,32", "-a", "head_dim=16", *QUICK,
                           "-o", self.folder]
 
     def rows(self):
         return {(row["case_id"], row["kernel"]): row for row in read_csv(self.folder / "results.csv")}
 
+    def edit_journal(self, edit):
+        """Applies edit() to the list of the journal's lines, which end in a line break."""
+        lines = edit(self.journal.read_text(encoding="utf-8").splitlines(keepends=True))
+        self.journal.write_text("".join(lines), encoding="utf-8")
+
+    def resume(self, code, *words):
+        done = attnbench(*self.arguments, "--resume")
+        self.assertEqual(done.returncode, code, done.stderr)
+        for word in words:
+            self.assertIn(word, done.stderr)
+
+    def test_what_is_no_whole_row_is_measured_again(self):
+        self.assertEqual(attnbench(*self.arguments).returncode, 0)
+        complete = self.rows()
+        self.edit_journal(lambda lines: [
+            *lines[:2],
+            lines[2][:40] + lines[3],  # one line over another, as two processes would write
+            lines[4].replace('"status": "PASS"', '"status": "ERROR"'),
+            lines[5].replace('"iterations": ', '"iterations": 1e300, "iterations": '),
+            lines[6][:60]])
+        self.resume(0, "journal.jsonl: line 3", "line 5", "line 6")
+        resumed = self.rows()
+        self.assertEqual(set(resumed), set(complete))
+        self.assertEqual({row["status"] for row in resumed.values()}, {"PASS"})
+        self.assertEqual(len([1 for key, row in resumed.items() if row == complete[key]]), 1)
+        before = self.journal.read_bytes()
+        self.arguments[2] = "flash_c"
+        self.resume(0, "line 3", "line 5")
+        self.assertEqual(self.rows(), resumed)
+        self.assertEqual(len(read_csv(self.folder / "results.csv")), 6)  # nothing stands twice
+        self.assertEqual(self.journal.read_bytes(), before)
+
+    def test_a_journal_without_a_whole_head_starts_again(self):
+        self.folder.mkdir()
+        for text in "", '{"journal": 2, "comm':
+            self.journal.write_text(text, encoding="utf-8")
+            self.resume(0, "line 1 is cut off")
+            self.assertEqual(len(self.rows()), 6)
+            self.assertEqual(self.journal.read_text(encoding="utf-8").count("\n"), 7)
+
+    def test_what_changes_numbers_forbids_to_resume(self):
+        self.assertEqual(attnbench(*self.arguments).returncode, 0)
+        whole = self.journal.read_text(encoding="utf-8")
+        for name, words in {"build": ["its build is 'other'"], "cpu": ["its cpu is 'other'"], "rounds": ["now it is '6'"],
+                            "affinity": ["its affinity"], "thread_variables": ["its thread_variables"]}.items():
+            self.edit_journal(lambda lines, name=name: [re.sub(rf'("{name}": )"[^"]*"', r'\1"other"', lines[0]), *lines[1:]])
+            self.resume(5, "cannot be resumed", *words)
+            self.journal.write_text(whole, encoding="utf-8")
+        self.journal.write_text("{}\n" + whole, encoding="utf-8")
+        self.resume(5, "no journal of attnbench")
+
+    def test_a_folder_belongs_to_one_process(self):
+        self.folder.mkdir()
+        lock = os.open(self.folder, os.O_RDONLY)
+        self.addCleanup(os.close, lock)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        self.resume(5, str(self.folder), "another process", "-o")
+        self.assertFalse(self.journal.exists())
+
+    def test_timings_that_were_interrupted_are_not_kept(self):
+        self.arguments += ["-a", "seq=16", "--rounds", "100000", "--case-budget", "1h"]
+        with subprocess.Popen([ATTNBENCH, *map(str, self.arguments)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                              text=True) as process:
+            while "[1/1" not in process.stderr.readline():
+                self.assertIsNone(process.poll())
+            time.sleep(0.5)
+            process.send_signal(signal.SIGTERM)
+            self.assertIn("--resume goes on", process.communicate(timeout=60)[1])
+        self.assertEqual(process.returncode, 130)
+        self.assertEqual(self.journal.read_text(encoding="utf-8").count("\n"), 1)
+
     def test_resume_adds_what_a_torn_journal_lacks(self):
         self.assertEqual(attnbench(*self.arguments).returncode, 0)
         complete = self.rows()
-        journal = self.folder / "journal.jsonl"
+        journal = self.journal
         lines = journal.read_text(encoding="utf-8").splitlines()
         kept = lines[:5]  # two cases of two kernels, then half a line, as after a crash
         journal.write_text("\n".join(kept) + "\n" + lines[5][:60], encoding="utf-8")
@@ -422,7 +534,7 @@ class Resuming(unittest.TestCase):
     def test_interrupt_keeps_what_is_done(self):
         arguments = [ATTNBENCH, *map(str, self.arguments), "-a", "seq=16:512:+8"]
         process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        journal = self.folder / "journal.jsonl"
+        journal = self.journal
         give_up = time.monotonic() + 60
         while not (journal.exists() and journal.read_text(encoding="utf-8").count("\n") > 2):
             self.assertLess(time.monotonic(), give_up, "no row was written")

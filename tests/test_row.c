@@ -102,14 +102,16 @@ static void test_few_rounds_have_no_interval(void **state) {
 /* Writes the row to a journal and reads it back. */
 static void test_a_journal_holds_rows_as_they_are(void **state) {
   (void)state;
-  const bench_journal_head head = {.command = "run", .version = "1", .cpu = "any", .seed = 3};
+  bench_journal_head head = {.count = 0};
+  bench_journal_describe(&head, "cpu", "%s", "any \"CPU\" \xff\x01");
   char path[] = "/tmp/attn_journal_XXXXXX";
   bench_row rows[2] = {full_row(), bench_row_create(NULL, NULL)};
   bench_rows read = {0};
   (void)close(mkstemp(path));
   FILE *journal = bench_journal_create(path, &head);
   assert_non_null(journal);
-  for (int i = 0; i < 2; i++) assert_true(bench_journal_append(journal, &rows[i]));
+  for (int i = 0; i < 2; i++) bench_journal_append(journal, &rows[i]);
+  assert_true(bench_journal_flush(journal));
   (void)fclose(journal);
   journal = bench_journal_resume(path, &head, &read);
   assert_non_null(journal);

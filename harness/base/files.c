@@ -4,7 +4,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -102,6 +104,39 @@ bool bench_folder_create(const char *path) {
     *slash = separator;
   }
   return is_kind(path, S_IFDIR) || fail_with(ENOTDIR, "create", path);
+}
+
+int bench_folder_lock(const char *path) {
+  const int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder < 0) {
+    (void)say("open", path);
+    return -1;
+  }
+  if (!flock(folder, LOCK_EX | LOCK_NB)) return folder;
+  if (errno != EWOULDBLOCK) {
+    fprintf(stderr, "warning: %s cannot be locked (%s): let no other attnbench write there\n", path, strerror(errno));
+    return folder;
+  }
+  fprintf(stderr, "attnbench: another process writes to %s: wait until it ends, or choose another folder with -o\n", path);
+  (void)close(folder);
+  return -1;
+}
+
+void bench_file_hash(const char *path, char text[17]) {
+  unsigned char part[4096];
+  uint64_t hash = 0xcbf29ce484222325;
+  FILE *file = fopen(path, "re");
+  snprintf(text, 17, "unknown");
+  if (!file) return;
+  for (size_t bytes; (bytes = fread(part, 1, sizeof part, file)) > 0;)
+    for (size_t i = 0; i < bytes; i++) hash = (hash ^ part[i]) * 0x100000001b3;
+  if (!ferror(file)) snprintf(text, 17, "%016" PRIx64, hash);
+  (void)fclose(file);
+}
+
+void bench_open_standard_files(void) {
+  for (int i = 0; i <= STDERR_FILENO; i++) /* open() takes the lowest descriptor that is free: this one */
+    if (fcntl(i, F_GETFD) < 0) (void)open("/dev/null", O_RDWR);
 }
 
 bool bench_file_exists(const char *path) { return !access(path, F_OK); }

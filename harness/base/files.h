@@ -14,6 +14,15 @@ bool bench_file_write(const char *path, bench_write_fn write, void *context);
 /* Creates a folder and its parents. False after an error, said on stderr. */
 bool bench_folder_create(const char *path);
 
+/* Locks a folder for this process until the descriptor is closed. -1 if another process holds it, said on stderr. */
+int bench_folder_lock(const char *path);
+
+/* A hash of the file's content in hexadecimal (FNV-1a, 64 bits); "unknown" if it cannot be read. */
+void bench_file_hash(const char *path, char text[17]);
+
+/* Opens /dev/null for those of descriptors 0, 1 and 2 that are closed, so that no file of ours becomes one of them. */
+void bench_open_standard_files(void);
+
 /* True if bench_file_write() could create the file now; else false, said on stderr. Writes nothing. */
 bool bench_file_writable(const char *path);
 

@@ -2,11 +2,13 @@
 /* The table of sub-commands, and the choice among them. */
 #include "commands/commands.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "attn/attn.h"
 #include "base/cli.h"
+#include "base/files.h"
 
 typedef struct command {
   const char *name;
@@ -79,7 +81,7 @@ static int help_main(int argc, char **argv) {
   return about && about->summary ? about->main(2, with_help) : unknown_command(argv[1]);
 }
 
-int bench_main(int argc, char **argv) {
+static int run_command(int argc, char **argv) {
   static char run[] = "run";
   char *just_run[] = {run, NULL};
   if (argc < 2) return bench_run_main(1, just_run);
@@ -87,4 +89,12 @@ int bench_main(int argc, char **argv) {
   if (named) return named->main(argc - 1, argv + 1);
   if (argv[1][0] == '-') return bench_run_main(argc, argv); /* attnbench --kernel ... is attnbench run --kernel ... */
   return unknown_command(argv[1]);
+}
+
+int bench_main(int argc, char **argv) {
+  bench_open_standard_files();
+  const int code = run_command(argc, argv);
+  if (!fflush(stdout) && !ferror(stdout)) return code;
+  fprintf(stderr, "attnbench: cannot write to stdout: %s\n", strerror(errno));
+  return BENCH_EXIT_INTERNAL;
 }

@@ -114,16 +114,33 @@ static int audit_environment(const bench_session *s) {
   return BENCH_EXIT_UNFIT;
 }
 
-/* The folder's journal, new or resumed. Returns 0 or an exit code. */
+/* Whatever changes numbers, so that rows of other builds, CPUs or settings never stand beside these. */
+static void describe_run(const bench_session *s, bench_journal_head *head) {
+  static const char *const facts[] = {
+      "cpu",      "cpu_family", "cpu_model",      "cpu_stepping",     "microcode",       "tiers",
+      "affinity", "libraries",  "attn_variables", "thread_variables", "memory_variables"};
+  const bench_options *o = s->options;
+  char build[17];
+  bench_file_hash("/proc/self/exe", build);
+  bench_journal_describe(head, "command", "%s", o->command);
+  bench_journal_describe(head, "version", "%s", attn_version());
+  bench_journal_describe(head, "build", "%s", build);
+  for (size_t i = 0; i < sizeof facts / sizeof *facts; i++)
+    bench_journal_describe(head, facts[i], "%s", bench_environment_get(&s->environment, facts[i]));
+  bench_journal_describe(head, "seed", "%" PRId64, o->seed);
+  bench_journal_describe(head, "rounds", "%" PRId64, o->rounds);
+  bench_journal_describe(head, "precision", "%g", o->precision);
+  bench_journal_describe(head, "case-budget", "%g s", o->case_budget_s);
+}
+
+/* The folder, locked, and its journal, new or resumed. Returns 0 or an exit code. */
 static int open_journal(bench_session *s) {
   const bench_options *o = s->options;
   char path[BENCH_PATH_BYTES];
-  const bench_journal_head head = {.command = o->command,
-                                   .version = attn_version(),
-                                   .cpu = bench_environment_get(&s->environment, "cpu"),
-                                   .seed = (uint64_t)o->seed};
+  bench_journal_head head = {.count = 0};
   if (!o->folder) return 0;
-  if (!bench_folder_create(o->folder)) return BENCH_EXIT_INTERNAL;
+  if (!bench_folder_create(o->folder) || (s->lock = bench_folder_lock(o->folder)) < 0) return BENCH_EXIT_INTERNAL;
+  describe_run(s, &head);
   bench_session_path(s, "journal.jsonl", path);
   if (o->resume && bench_file_exists(path))
     s->journal = bench_journal_resume(path, &head, &s->old);
@@ -148,7 +165,7 @@ static int prepare(bench_session *s) {
 
 void bench_session_keep(bench_session *s, bench_row *row, bool durable) {
   if (!row->run_id[0]) snprintf(row->run_id, sizeof row->run_id, "%s", s->run_id);
-  if (s->journal && durable && !bench_journal_append(s->journal, row)) s->io_failed = true;
+  if (s->journal && durable) bench_journal_append(s->journal, row);
   if (bench_rows_append(&s->rows, row)) return;
   fprintf(stderr, "attnbench: out of memory for the results\n");
   s->io_failed = true;
@@ -206,6 +223,7 @@ static int run(bench_session *s) {
 
 static void close_session(bench_session *s) {
   if (s->journal) (void)fclose(s->journal);
+  if (s->lock >= 0) (void)close(s->lock);
   bench_rows_clear(&s->rows);
   bench_rows_clear(&s->old);
   s->steps->close(s);
@@ -220,6 +238,7 @@ int bench_session_run(bench_options *options, const bench_session_steps *steps) 
   }
   s->options = options;
   s->steps = steps;
+  s->lock = -1;
   const int code = run(s);
   close_session(s);
   return code;

@@ -48,6 +48,7 @@ struct bench_session {
   bench_rows rows; /* in the order of the files */
   bench_rows old;  /* of the journal that is resumed */
   FILE *journal;
+  int lock; /* of the folder */
   bench_progress progress;
   bench_table table;
   char run_id[48], date[48];

@@ -11,13 +11,30 @@
 
 #include "base/cli.h"
 
-/* How the values of a column are printed and read. `value` is the member of the row. */
-typedef struct kind {
-  const char *(*print)(const bench_row *row, const void *value, char text[BENCH_CELL]);
-  bool (*read)(const char *text, void *value, size_t bytes);
+typedef enum kind {
+  TEXT,
+  WHOLE,
+  CHECKED_WHOLE,
+  NUMBER,
+  CHECKED_NUMBER,
+  POSITIVE,
+  STATUS,
+  CHECKED_INDEX,
+  SAMPLES,
+  STOP
 } kind;
 
-/* ---- Texts and numbers ---------------------------------------------------------------------------------------------- */
+static const struct {
+  const char *name;
+  kind kind;
+  size_t offset, bytes; /* of the member of bench_row */
+} columns[] = {
+#define COLUMN(name, kind, member) {#name, kind, offsetof(bench_row, member), sizeof((bench_row *)0)->member},
+#include "report/columns.def"
+#undef COLUMN
+};
+
+const char *bench_column_name(bench_column column) { return columns[column].name; }
 
 void bench_format_number(double value, char text[BENCH_NUMBER]) {
   text[0] = 0;
@@ -27,148 +44,73 @@ void bench_format_number(double value, char text[BENCH_NUMBER]) {
   if (comma) *comma = '.';
 }
 
-static const char *print_TEXT(const bench_row *row, const void *value, char *text) {
-  (void)row;
-  (void)text;
-  return value;
-}
-
-static bool read_TEXT(const char *text, void *value, size_t bytes) {
-  return (size_t)snprintf(value, bytes, "%s", text) < bytes;
-}
-
-static const char *print_number(double value, char *text) {
-  bench_format_number(value, text);
+const char *bench_cell(const bench_row *row, bench_column column, char text[BENCH_CELL]) {
+  const void *value = (const char *)row + columns[column].offset;
+  const bool checked = row->verdict.status != BENCH_SKIP && row->verdict.status != BENCH_ERROR; /* an output */
+  const kind is = columns[column].kind;
+  const double *number = value;
+  const int64_t *whole = value;
+  text[0] = 0;
+  if (is == TEXT) return value;
+  if (is == STATUS) return bench_status_name(row->verdict.status);
+  if (is == STOP) return row->time.n ? bench_stop_name(row->stop) : "";
+  if (is == NUMBER || (is == CHECKED_NUMBER && checked) || (is == POSITIVE && *number > 0))
+    bench_format_number(*number, text);
+  else if ((is == WHOLE || (is == CHECKED_WHOLE && checked)) && *whole >= 0)
+    snprintf(text, BENCH_CELL, "%" PRId64, *whole);
+  else if (is == SAMPLES && row->time.n)
+    snprintf(text, BENCH_CELL, "%d", row->time.n);
+  else if (is == CHECKED_INDEX && checked) /* batch, head, query, column */
+    snprintf(text, BENCH_CELL, "%" PRId64 ":%" PRId64 ":%" PRId64 ":%" PRId64, whole[0], whole[1], whole[2], whole[3]);
   return text;
 }
 
-static const char *print_NUMBER(const bench_row *row, const void *value, char *text) {
-  (void)row;
-  return print_number(*(const double *)value, text);
+static bool read_samples(const char *text, int *samples) {
+  int64_t number;
+  if (!cli_read_int(text, &number) || number < 0 || number > BENCH_MOST_SAMPLES) return false;
+  *samples = (int)number;
+  return true;
 }
 
-static bool read_NUMBER(const char *text, void *value, size_t bytes) {
+/* A double; unlike the command line, cells may hold "inf". */
+static bool read_number(const char *text, double *value) {
   char *end;
-  (void)bytes;
-  *(double *)value = strtod(text, &end);
+  *value = strtod(text, &end);
   return end != text && !*end;
 }
 
-static const char *print_POSITIVE(const bench_row *row, const void *value, char *text) {
-  return *(const double *)value > 0 ? print_NUMBER(row, value, text) : "";
-}
-
-#define read_POSITIVE read_NUMBER
-
-static const char *print_WHOLE(const bench_row *row, const void *value, char *text) {
-  (void)row;
-  snprintf(text, BENCH_CELL, "%" PRId64, *(const int64_t *)value);
-  return *(const int64_t *)value < 0 ? "" : text;
-}
-
-static bool read_WHOLE(const char *text, void *value, size_t bytes) {
-  (void)bytes;
-  return cli_read_int(text, value);
-}
-
-/* ---- What the check found ------------------------------------------------------------------------------------------- */
-
-static const char *print_STATUS(const bench_row *row, const void *value, char *text) {
-  (void)value;
-  (void)text;
-  return bench_status_name(row->verdict.status);
-}
-
-static bool read_STATUS(const char *text, void *value, size_t bytes) {
-  bench_status *status = value;
-  (void)bytes;
+static bool read_status(const char *text, bench_status *status) {
   for (*status = BENCH_PASS; *status <= BENCH_ERROR; ++*status)
     if (!strcmp(text, bench_status_name(*status))) return true;
   return false;
 }
 
-/* True if there was an output to check. */
-static bool is_checked(const bench_row *row) {
-  return row->verdict.status != BENCH_SKIP && row->verdict.status != BENCH_ERROR;
-}
-
-static const char *print_CHECKED_ROWS(const bench_row *row, const void *value, char *text) {
-  return is_checked(row) ? print_WHOLE(row, value, text) : "";
-}
-
-#define read_CHECKED_ROWS read_WHOLE
-
-static const char *print_CHECKED_NUMBER(const bench_row *row, const void *value, char *text) {
-  return is_checked(row) ? print_NUMBER(row, value, text) : "";
-}
-
-#define read_CHECKED_NUMBER read_NUMBER
-
-/* "batch:head:query:column" */
-static const char *print_CHECKED_INDEX(const bench_row *row, const void *value, char *text) {
-  const int64_t *at = value;
-  snprintf(text, BENCH_CELL, "%" PRId64 ":%" PRId64 ":%" PRId64 ":%" PRId64, at[0], at[1], at[2], at[3]);
-  return is_checked(row) ? text : "";
-}
-
-static bool read_CHECKED_INDEX(const char *text, void *value, size_t bytes) {
-  int64_t *at = value;
-  char end;
-  (void)bytes;
-  return sscanf(text, "%" SCNd64 ":%" SCNd64 ":%" SCNd64 ":%" SCNd64 "%c", &at[0], &at[1], &at[2], &at[3], &end) == 4;
-}
-
-/* ---- How it was timed ----------------------------------------------------------------------------------------------- */
-
-static const char *print_SAMPLES(const bench_row *row, const void *value, char *text) {
-  (void)value;
-  snprintf(text, BENCH_CELL, "%d", row->time.n);
-  return row->time.n ? text : "";
-}
-
-static bool read_SAMPLES(const char *text, void *value, size_t bytes) {
-  int64_t samples;
-  (void)bytes;
-  if (!cli_read_int(text, &samples) || samples < 0 || samples > INT32_MAX) return false;
-  *(int *)value = (int)samples;
-  return true;
-}
-
-static const char *print_STOP(const bench_row *row, const void *value, char *text) {
-  (void)value;
-  (void)text;
-  return row->time.n ? bench_stop_name(row->stop) : "";
-}
-
-static bool read_STOP(const char *text, void *value, size_t bytes) {
-  bench_stop *stop = value;
-  (void)bytes;
+static bool read_stop(const char *text, bench_stop *stop) {
   for (*stop = BENCH_STOP_PRECISION; *stop <= BENCH_STOP_INTERRUPT; ++*stop)
     if (!strcmp(text, bench_stop_name(*stop))) return true;
   return false;
 }
 
-/* ---- The table ------------------------------------------------------------------------------------------------------ */
-
-static const struct {
-  const char *name;
-  kind kind;
-  size_t offset, bytes;
-} columns[] = {
-#define COLUMN(name, kind, member) \
-  {#name, {print_##kind, read_##kind}, offsetof(bench_row, member), sizeof((bench_row *)0)->member},
-#include "report/columns.def"
-#undef COLUMN
-};
-
-const char *bench_column_name(bench_column column) { return columns[column].name; }
-
-const char *bench_cell(const bench_row *row, bench_column column, char text[BENCH_CELL]) {
-  return columns[column].kind.print(row, (const char *)row + columns[column].offset, text);
+static bool read_index(const char *text, int64_t at[4]) {
+  char end;
+  return sscanf(text, "%" SCNd64 ":%" SCNd64 ":%" SCNd64 ":%" SCNd64 "%c", &at[0], &at[1], &at[2], &at[3], &end) == 4;
 }
 
 bool bench_cell_read(bench_row *row, bench_column column, const char *text) {
-  return columns[column].kind.read(text, (char *)row + columns[column].offset, columns[column].bytes);
+  void *value = (char *)row + columns[column].offset;
+  switch (columns[column].kind) {
+    case TEXT: return (size_t)snprintf(value, columns[column].bytes, "%s", text) < columns[column].bytes;
+    case WHOLE:
+    case CHECKED_WHOLE: return cli_read_int(text, value);
+    case NUMBER:
+    case CHECKED_NUMBER:
+    case POSITIVE: return read_number(text, value);
+    case STATUS: return read_status(text, value);
+    case CHECKED_INDEX: return read_index(text, value);
+    case SAMPLES: return read_samples(text, value);
+    case STOP: return read_stop(text, value);
+  }
+  return false;
 }
 
 /* ---- Lists ---------------------------------------------------------------------------------------------------------- */

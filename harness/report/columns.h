@@ -13,6 +13,7 @@ typedef enum bench_column {
 } bench_column;
 
 enum { BENCH_CELL = 512, BENCH_NUMBER = 32 }; /* room for any cell, and for a cell that is a number */
+enum { BENCH_MOST_SAMPLES = 1 << 24 };
 
 const char *bench_column_name(bench_column column);
 

@@ -5,7 +5,9 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -16,14 +18,13 @@ enum { KEY = 32 };
 
 /* ---- Writing ------------------------------------------------------------------------------------------------------- */
 
-static void put_head(FILE *file, const bench_journal_head *head) {
-  fputs("{\"journal\": 1, \"command\": ", file);
-  bench_json_string(file, head->command);
-  fputs(", \"version\": ", file);
-  bench_json_string(file, head->version);
-  fputs(", \"cpu\": ", file);
-  bench_json_string(file, head->cpu);
-  fprintf(file, ", \"seed\": \"%" PRIu64 "\"}\n", head->seed);
+void bench_journal_describe(bench_journal_head *head, const char *name, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  head->item[head->count].name = name;
+  vsnprintf(head->item[head->count].value, sizeof head->item->value, format, arguments);
+  head->count += head->count + 1 < BENCH_HEAD_ITEMS;
+  va_end(arguments);
 }
 
 static void put_number(FILE *file, double value) {
@@ -34,9 +35,9 @@ static void put_number(FILE *file, double value) {
 
 static void put_samples(FILE *file, const bench_row *row) {
   fprintf(file, ", \"iterations\": %" PRId64 ", \"noise\": ", row->iterations);
-  put_number(file, row->noise);
+  put_number(file, isfinite(row->noise) ? row->noise : -1);
   fputs(", \"ratio_best\": ", file);
-  put_number(file, isnan(row->ratio_best) ? 0 : row->ratio_best);
+  put_number(file, isfinite(row->ratio_best) ? row->ratio_best : 0);
   fputs(", \"samples_ns\": [", file);
   for (int i = 0; i < row->time.n; i++) {
     if (i) fputc(',', file);
@@ -47,24 +48,24 @@ static void put_samples(FILE *file, const bench_row *row) {
   fputc(']', file);
 }
 
-bool bench_journal_append(FILE *journal, const bench_row *row) {
+void bench_journal_append(FILE *journal, const bench_row *row) {
   const char *separator = "{";
-  for (int i = 0; i < BENCH_COLUMNS; i++) {
+  for (bench_column c = 0; c < BENCH_COLUMNS; c++) {
     char text[BENCH_CELL];
-    const char *cell = bench_cell(row, (bench_column)i, text);
+    const char *cell = bench_cell(row, c, text);
     if (!cell[0]) continue;
-    fputs(separator, journal);
+    bench_json_pair(journal, separator, bench_column_name(c), cell);
     separator = ", ";
-    bench_json_string(journal, bench_column_name((bench_column)i));
-    fputs(": ", journal);
-    bench_json_string(journal, cell);
   }
   if (row->time.n) put_samples(journal, row);
   fputs("}\n", journal);
-  return !ferror(journal);
 }
 
-bool bench_journal_flush(FILE *journal) { return !fflush(journal) && !fsync(fileno(journal)); }
+bool bench_journal_flush(FILE *journal) {
+  if (!fflush(journal) && !ferror(journal) && !fsync(fileno(journal))) return true;
+  fprintf(stderr, "attnbench: cannot write the journal: %s\n", strerror(errno));
+  return false;
+}
 
 static FILE *fail(FILE *file, const char *path, const char *why) {
   fprintf(stderr, "attnbench: %s: %s\n", path, why);
@@ -73,10 +74,14 @@ static FILE *fail(FILE *file, const char *path, const char *why) {
 }
 
 FILE *bench_journal_create(const char *path, const bench_journal_head *head) {
-  FILE *file = fopen(path, "w");
+  FILE *file = fopen(path, "we");
   if (!file) return fail(NULL, path, strerror(errno));
-  put_head(file, head);
-  return bench_journal_flush(file) ? file : fail(file, path, strerror(errno));
+  fputs("{\"journal\": 2", file);
+  for (int i = 0; i < head->count; i++) bench_json_pair(file, ", ", head->item[i].name, head->item[i].value);
+  fputs("}\n", file);
+  if (bench_journal_flush(file)) return file;
+  (void)fclose(file);
+  return NULL;
 }
 
 /* ---- Reading ------------------------------------------------------------------------------------------------------- */
@@ -90,18 +95,16 @@ static bool take(const char **at, char c) {
   return true;
 }
 
+/* The escapes of bench_json_string(). \u0080 to \u00ff are bytes that are not UTF-8. */
 static bool read_escape(const char **at, char *out) {
   const char c = *(*at)++;
   unsigned code;
-  if (c == 'n')
-    *out = '\n';
-  else if (c == '"' || c == '\\')
-    *out = c;
-  else if (c == 'u' && sscanf(*at, "%4x", &code) == 1 && code < 0x80 && strlen(*at) >= 4) {
-    *out = (char)code;
-    *at += 4;
-  } else
-    return false;
+  int used = 0;
+  *out = c == 'n' ? '\n' : c;
+  if (c == 'n' || c == '"' || c == '\\') return true;
+  if (c != 'u' || sscanf(*at, "%4x%n", &code, &used) != 1 || used != 4 || !code || code > 0xff) return false;
+  *out = (char)code;
+  *at += 4;
   return true;
 }
 
@@ -123,7 +126,7 @@ static bool read_number(const char **at, double *value) {
   char *end;
   skip_blanks(at);
   *value = strtod(*at, &end);
-  if (end == *at) return false;
+  if (end == *at || !isfinite(*value)) return false;
   *at = end;
   return true;
 }
@@ -141,12 +144,15 @@ static bool read_numbers(const char **at, double **values, int *count) {
 
 static bool read_positions(const char **at, bench_row *row, int *count) {
   double *values = NULL;
-  const bool fine = read_numbers(at, &values, count);
+  bool fine = read_numbers(at, &values, count);
   free(row->positions);
   row->positions = fine ? malloc(((size_t)*count + 1) * sizeof *row->positions) : NULL;
-  for (int i = 0; row->positions && i < *count; i++) row->positions[i] = (int)values[i];
+  for (int i = 0; row->positions && i < *count; i++) {
+    fine = fine && values[i] >= 0 && values[i] <= INT_MAX;
+    row->positions[i] = fine ? (int)values[i] : 0;
+  }
   free(values);
-  return row->positions;
+  return fine && row->positions;
 }
 
 static bool set_cell(bench_row *row, const char *key, const char *text) {
@@ -156,7 +162,8 @@ static bool set_cell(bench_row *row, const char *key, const char *text) {
 }
 
 static bool set_number(bench_row *row, const char *key, double number) {
-  if (!strcmp(key, "iterations"))
+  const double most = 0x1p53; /* beyond it, doubles are not all whole numbers */
+  if (!strcmp(key, "iterations") && number >= 0 && number <= most)
     row->iterations = (int64_t)number;
   else if (!strcmp(key, "noise"))
     row->noise = number;
@@ -186,7 +193,6 @@ static bool read_row(const char *line, bench_row *row) {
   char key[KEY];
   lengths found = {0};
   const char *at = line;
-  *row = bench_row_create(NULL, NULL);
   if (!take(&at, '{')) return false;
   do {
     if (!read_string(&at, key, sizeof key) || !take(&at, ':') || !read_value(&at, key, row, &found)) return false;
@@ -194,61 +200,78 @@ static bool read_row(const char *line, bench_row *row) {
   return take(&at, '}') && found.samples == row->time.n && found.positions == row->time.n;
 }
 
-/* The value of a string in the head line. */
-static bool read_head(const char *line, const char *wanted, char *text, size_t bytes) {
+/* The value of a string in the head line; "unknown" if there is none. */
+static void read_head(const char *line, const char *wanted, char *text, size_t bytes) {
   char key[KEY], pattern[KEY + 4];
   snprintf(pattern, sizeof pattern, "\"%s\"", wanted);
   const char *at = strstr(line, pattern);
-  return at && read_string(&at, key, sizeof key) && take(&at, ':') && read_string(&at, text, bytes);
+  if (!at || !read_string(&at, key, sizeof key) || !take(&at, ':') || !read_string(&at, text, bytes))
+    snprintf(text, bytes, "unknown");
 }
 
+/* Why the rows below this head line cannot stand beside rows of `head`; NULL if they can. */
 static const char *head_mismatch(const char *line, const bench_journal_head *head, char *why, size_t bytes) {
-  char seed[32], text[512];
-  snprintf(seed, sizeof seed, "%" PRIu64, head->seed);
-  const struct {
-    const char *key, *value;
-  } wanted[] = {{"command", head->command}, {"version", head->version}, {"cpu", head->cpu}, {"seed", seed}};
-  for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
-    if (!read_head(line, wanted[i].key, text, sizeof text)) return "not a journal of attnbench";
-    if (strcmp(text, wanted[i].value)) {
-      snprintf(why, bytes, "cannot be resumed: its %s is '%.200s', now it is '%.200s'", wanted[i].key, text,
-               wanted[i].value);
-      return why;
-    }
+  char text[sizeof head->item->value];
+  if (strncmp(line, "{\"journal\": ", 12)) return "is no journal of attnbench";
+  for (int i = 0; i < head->count; i++) {
+    read_head(line, head->item[i].name, text, sizeof text);
+    if (!strcmp(text, head->item[i].value)) continue;
+    snprintf(why, bytes, "cannot be resumed: its %s is '%.200s', now it is '%.200s'; --overwrite starts again",
+             head->item[i].name, text, head->item[i].value);
+    return why;
   }
   return NULL;
 }
 
-/* Reads the lines after the head. *end is where the last whole line ends. */
-static const char *read_rows(FILE *file, bench_rows *rows, long *end) {
+/* Moves a row to the list, in the place of an older one of its case and kernel. False if memory is short. */
+static bool keep_latest(bench_rows *rows, bench_row *row) {
+  for (int i = 0; i < rows->count; i++) {
+    bench_row *old = &rows->item[i];
+    if (strcmp(old->kernel, row->kernel) || strcmp(old->case_id, row->case_id)) continue;
+    bench_row_clear(old);
+    *old = *row;
+    return true;
+  }
+  return bench_rows_append(rows, row);
+}
+
+/* Reads the lines after the head. *end is where the last whole line ends. False if memory is short. */
+static bool read_rows(FILE *file, const char *path, bench_rows *rows, long *end) {
   char *line = NULL;
   size_t room = 0;
   ssize_t length;
-  const char *error = NULL;
-  while (!error && (length = getline(&line, &room, file)) > 0 && line[length - 1] == '\n') {
-    bench_row row;
-    if (!read_row(line, &row)) {
-      error = "holds a line that is not a row of attnbench";
-      bench_row_clear(&row);
-    } else if (!bench_rows_append(rows, &row)) {
-      error = "out of memory";
+  bool fine = true;
+  for (int number = 2; fine && (length = getline(&line, &room, file)) > 0; number++) {
+    const bool whole = line[length - 1] == '\n' && strlen(line) == (size_t)length;
+    bench_row row = bench_row_create(NULL, NULL);
+    if (whole && read_row(line, &row)) {
+      fine = keep_latest(rows, &row);
     } else {
-      *end = ftell(file);
+      fprintf(stderr, "warning: %s: line %d is no whole row, and left out\n", path, number);
+      bench_row_clear(&row);
     }
+    if (line[length - 1] == '\n') *end = ftell(file);
   }
   free(line);
-  return error;
+  return fine;
 }
 
 FILE *bench_journal_resume(const char *path, const bench_journal_head *head, bench_rows *rows) {
   char why[600], *line = NULL;
   size_t room = 0;
-  FILE *file = fopen(path, "r+");
+  FILE *file = fopen(path, "r+e");
   if (!file) return fail(NULL, path, strerror(errno));
-  const char *error = getline(&line, &room, file) > 0 ? head_mismatch(line, head, why, sizeof why) : "is empty";
+  const ssize_t length = getline(&line, &room, file);
+  const bool has_head = length > 0 && line[length - 1] == '\n';
+  const char *error = has_head ? head_mismatch(line, head, why, sizeof why) : NULL;
   long end = ftell(file);
-  if (!error) error = read_rows(file, rows, &end);
   free(line);
+  if (!has_head) {
+    fprintf(stderr, "warning: %s: line 1 is cut off: nothing was measured, the journal starts again\n", path);
+    (void)fclose(file);
+    return bench_journal_create(path, head);
+  }
+  if (!error && !read_rows(file, path, rows, &end)) error = "out of memory";
   if (error) return fail(file, path, error);
   if (fseek(file, end, SEEK_SET) || ftruncate(fileno(file), end)) return fail(file, path, strerror(errno));
   return file;

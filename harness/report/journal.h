@@ -8,23 +8,31 @@
 
 #include "report/columns.h"
 
-/* Results with the same head may stand in one file. */
+/* Whatever changes numbers: build, CPU, settings. Rows with the same head may stand in one file. */
+enum { BENCH_HEAD_ITEMS = 24 };
 typedef struct bench_journal_head {
-  const char *command; /* "run", "check" */
-  const char *version; /* of attnbench */
-  const char *cpu;
-  uint64_t seed;
+  struct {
+    const char *name;
+    char value[512];
+  } item[BENCH_HEAD_ITEMS];
+  int count;
 } bench_journal_head;
+
+/* Adds an item; at most BENCH_HEAD_ITEMS. */
+void bench_journal_describe(bench_journal_head *head, const char *name, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 /* Starts a new journal. NULL after an error, said on stderr. */
 FILE *bench_journal_create(const char *path, const bench_journal_head *head);
 
-/* Reads the rows of a journal, appends them to *rows, and opens the journal to be continued. Drops a last line that was cut
- * off. NULL after an error (unreadable, or of another command, version, CPU or seed), said on stderr. */
+/* Reads the rows of a journal, appends them to *rows, and opens the journal to be continued. Of several rows of a case and
+ * kernel the last one counts. A line that is no row is left out with a warning; one at the end that was cut off is removed.
+ * A journal whose first line was cut off is started again. NULL after an error (unreadable, or another head), said on
+ * stderr. */
 FILE *bench_journal_resume(const char *path, const bench_journal_head *head, bench_rows *rows);
 
-/* Appends one row; false after an error. bench_journal_flush() makes it durable. */
-bool bench_journal_append(FILE *journal, const bench_row *row);
+/* Appends one row. bench_journal_flush() makes it durable: false after an error of either. */
+void bench_journal_append(FILE *journal, const bench_row *row);
 bool bench_journal_flush(FILE *journal);
 
 #endif

@@ -24,18 +24,17 @@ void bench_series_name(char *name, size_t bytes, const char *kernel, const char 
   snprintf(name, bytes, "attn/kernel:%s/%s%s", kernel, case_id, suffix);
 }
 
-static void put_name(FILE *file, const char *key, const bench_row *row, const char *suffix) {
+static void put_name(FILE *file, const char *before, const char *key, const bench_row *row, const char *suffix) {
   char name[BENCH_NAME + 128];
   bench_series_name(name, sizeof name, row->kernel, row->case_id, suffix);
-  bench_json_pair(file, "", key, name);
+  bench_json_pair(file, before, key, name);
 }
 
 /* The keys shared by repetitions and aggregates. */
 static void put_entry(FILE *file, const bench_row *row, int family, const char *suffix, double time_ns) {
-  fputs("      ", file);
-  put_name(file, "name", row, suffix);
-  fprintf(file, ",\n      \"family_index\": %d,\n      \"per_family_instance_index\": 0,\n      ", family);
-  put_name(file, "run_name", row, "");
+  put_name(file, "    {\n      ", "name", row, suffix);
+  fprintf(file, ",\n      \"family_index\": %d,\n      \"per_family_instance_index\": 0", family);
+  put_name(file, ",\n      ", "run_name", row, "");
   fprintf(file,
           ",\n      \"repetitions\": %d,\n      \"threads\": %" PRId64 ",\n      \"iterations\": %" PRId64
           ",\n      \"real_time\": ",
@@ -46,14 +45,7 @@ static void put_entry(FILE *file, const bench_row *row, int family, const char *
   fputs(",\n      \"time_unit\": \"ns\"", file);
 }
 
-static void put_repetition(FILE *file, const bench_row *row, int family, int round) {
-  fputs("    {\n", file);
-  put_entry(file, row, family, "", row->samples_ns[round]);
-  fprintf(file, ",\n      \"run_type\": \"iteration\",\n      \"repetition_index\": %d\n    }", round);
-}
-
 static void put_median(FILE *file, const bench_row *row, int family) {
-  fputs("    {\n", file);
   put_entry(file, row, family, "_median", row->time.median);
   fputs(",\n      \"run_type\": \"aggregate\",\n      \"aggregate_name\": \"median\",\n      \"aggregate_unit\": \"time\"",
         file);
@@ -62,6 +54,7 @@ static void put_median(FILE *file, const bench_row *row, int family) {
     const char *cell = bench_cell(row, counters[i], text);
     if (cell[0]) fprintf(file, ",\n      \"%s\": %s", bench_column_name(counters[i]), strcmp(cell, "inf") ? cell : "null");
   }
+  if (row->warnings[0]) bench_json_pair(file, ",\n      ", "label", row->warnings);
   fputs("\n    }", file);
 }
 
@@ -75,18 +68,14 @@ static void put_context(FILE *file, const bench_report *report) {
   static const struct {
     const char *key, *fact;
   } facts[] = {{"host_name", "host"}, {"cpu", "cpu"}, {"compiler", "compiler"}};
-  fputs("  \"context\": {\n    ", file);
-  bench_json_pair(file, "", "date", report->date);
-  fputs(",\n    ", file);
-  bench_json_pair(file, "", "executable", report->executable);
+  bench_json_pair(file, "  \"context\": {\n    ", "date", report->date);
+  bench_json_pair(file, ",\n    ", "executable", report->executable);
   for (size_t i = 0; i < sizeof facts / sizeof *facts; i++) {
-    fputs(",\n    ", file);
-    bench_json_pair(file, "", facts[i].key, bench_environment_get(report->environment, facts[i].fact));
+    bench_json_pair(file, ",\n    ", facts[i].key, bench_environment_get(report->environment, facts[i].fact));
   }
-  fprintf(file, ",\n    \"num_cpus\": %d,\n    ", bench_cpu_count());
-  bench_json_pair(file, "", "library_version", attn_version());
-  fputs(",\n    ", file);
-  bench_json_pair(file, "", "run_id", report->run_id);
+  fprintf(file, ",\n    \"num_cpus\": %d", bench_cpu_count());
+  bench_json_pair(file, ",\n    ", "library_version", attn_version());
+  bench_json_pair(file, ",\n    ", "run_id", report->run_id);
   fputs(",\n    \"cpu_time_is\": \"a copy of real_time: only wall time is measured\"", file);
   fprintf(file, ",\n    \"library_build_type\": \"%s\",\n    \"json_schema_version\": 1\n  }", build_type);
 }
@@ -101,7 +90,8 @@ static void put_benchmarks(FILE *file, const bench_rows *rows) {
     for (int round = 0; round < row->time.n; round++) {
       fputs(separator, file);
       separator = ",\n";
-      put_repetition(file, row, family, round);
+      put_entry(file, row, family, "", row->samples_ns[round]);
+      fprintf(file, ",\n      \"run_type\": \"iteration\",\n      \"repetition_index\": %d\n    }", round);
     }
     fputs(separator, file);
     put_median(file, row, family++);
@@ -115,15 +105,12 @@ static void put_not_timed(FILE *file, const bench_rows *rows) {
   for (int i = 0; i < rows->count; i++) {
     const bench_row *row = &rows->item[i];
     if (row->time.n) continue;
-    fprintf(file, "%s    {", separator);
+    fputs(separator, file);
     separator = ",\n";
-    put_name(file, "name", row, "");
-    fputs(", ", file);
-    bench_json_pair(file, "", "status", bench_status_name(row->verdict.status));
-    fputs(", ", file);
-    bench_json_pair(file, "", "reason", row->verdict.reason);
-    fputs(", ", file);
-    bench_json_pair(file, "", "warnings", row->warnings);
+    put_name(file, "    {", "name", row, "");
+    bench_json_pair(file, ", ", "status", bench_status_name(row->verdict.status));
+    bench_json_pair(file, ", ", "reason", row->verdict.reason);
+    bench_json_pair(file, ", ", "warnings", row->warnings);
     fputs("}", file);
   }
   fputs("\n  ]", file);

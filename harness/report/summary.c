@@ -27,36 +27,20 @@ static bool is_first(const bench_rows *rows, int index, same_fn *same) {
 
 static bool same_kernel(const bench_row *a, const bench_row *b) { return !strcmp(a->kernel, b->kernel); }
 
-static int count_of(const bench_rows *rows, const bench_row *like, bench_status status) {
-  int count = 0;
-  for (int i = 0; i < rows->count; i++) count += same_kernel(&rows->item[i], like) && rows->item[i].verdict.status == status;
-  return count;
-}
-
-/* The largest share of the error limit that the kernel used up in any row; < 0 if no output of it was checked. */
-static double worst_of(const bench_rows *rows, const bench_row *like) {
-  double worst = -1;
+/* Of the kernel of `like`: rows by status, and the largest share of the error limit that any row used up. */
+static void print_kernel(const bench_table *t, const bench_rows *rows, const bench_row *like) {
+  int count[BENCH_ERROR + 1] = {0};
+  double worst = -1; /* no output was checked */
   for (int i = 0; i < rows->count; i++) {
     const bench_verdict *v = &rows->item[i].verdict;
-    if (same_kernel(&rows->item[i], like) && v->status != BENCH_SKIP && v->status != BENCH_ERROR)
-      worst = fmax(worst, v->max_err_ratio);
+    if (!same_kernel(&rows->item[i], like)) continue;
+    count[v->status]++;
+    if (v->status != BENCH_SKIP && v->status != BENCH_ERROR) worst = fmax(worst, v->max_err_ratio);
   }
-  return worst;
-}
-
-static void print_kernel(const bench_table *t, const bench_rows *rows, const bench_row *r) {
-  const double worst = worst_of(rows, r);
-  fprintf(t->file, "%-18s %7d %7d %7d %10d %7d", r->kernel, count_of(rows, r, BENCH_PASS), count_of(rows, r, BENCH_FAIL),
-          count_of(rows, r, BENCH_ERROR), count_of(rows, r, BENCH_DEGENERATE), count_of(rows, r, BENCH_SKIP));
+  fprintf(t->file, "%-18s %7d %7d %7d %10d %7d", like->kernel, count[BENCH_PASS], count[BENCH_FAIL], count[BENCH_ERROR],
+          count[BENCH_DEGENERATE], count[BENCH_SKIP]);
   if (worst >= 0) fprintf(t->file, "  %13.3g", worst);
   fputc('\n', t->file);
-}
-
-static void print_kernels(const bench_table *t, const bench_rows *rows) {
-  fprintf(t->file, "%-18s %7s %7s %7s %10s %7s  %s\n", "kernel", "PASS", "FAIL", "ERROR", "DEGENERATE", "SKIP",
-          "worst err/lim");
-  for (int i = 0; i < rows->count; i++)
-    if (is_first(rows, i, same_kernel)) print_kernel(t, rows, &rows->item[i]);
 }
 
 /* ---- Reasons of skips ----------------------------------------------------------------------------------------------- */
@@ -144,15 +128,19 @@ static void print_noise(const bench_table *t, const bench_rows *rows, double *va
             100 * bench_median(values, count), count, count == 1 ? "" : "s", 100 * worst);
 }
 
-void bench_table_summary(const bench_table *table, const bench_rows *rows) {
+void bench_table_summary(const bench_table *t, const bench_rows *rows) {
   double *values = rows->count ? malloc((size_t)rows->count * sizeof *values) : NULL;
   if (!rows->count) return;
-  print_kernels(table, rows);
-  if (table->only_bad) print_reasons(table, rows);
-  fputc('\n', table->file);
-  if (values) print_peaks(table, rows, values);
-  if (values) print_noise(table, rows, values);
-  fprintf(table->file, "%d row%s: %d PASS, %d FAIL, %d ERROR, %d DEGENERATE, %d SKIP\n", rows->count,
+  fprintf(t->file, "%-18s %7s %7s %7s %10s %7s  %s\n", "kernel", "PASS", "FAIL", "ERROR", "DEGENERATE", "SKIP",
+          "worst err/lim");
+  for (int i = 0; i < rows->count; i++)
+    if (is_first(rows, i, same_kernel)) print_kernel(t, rows, &rows->item[i]);
+  if (t->only_bad) print_reasons(t, rows);
+  fputc('\n', t->file);
+  if (values) print_peaks(t, rows, values);
+  if (values) print_noise(t, rows, values);
+  if (!values) fprintf(t->file, "out of memory for the peaks and the noise floor\n");
+  fprintf(t->file, "%d row%s: %d PASS, %d FAIL, %d ERROR, %d DEGENERATE, %d SKIP\n", rows->count,
           rows->count == 1 ? "" : "s", bench_count_status(rows, BENCH_PASS), bench_count_status(rows, BENCH_FAIL),
           bench_count_status(rows, BENCH_ERROR), bench_count_status(rows, BENCH_DEGENERATE),
           bench_count_status(rows, BENCH_SKIP));

@@ -87,15 +87,15 @@ static void print_headline(const bench_table *t, const bench_row *r) {
 /* ---- Rows ------------------------------------------------------------------------------------------------------------ */
 
 /* "" where there is no such number. */
-static void format_fixed(double value, int digits, char *text, size_t bytes) {
-  snprintf(text, bytes, "%.*f", digits, value);
-  if (isnan(value)) text[0] = 0;
+static const char *format_fixed(double value, int digits, char text[24]) {
+  snprintf(text, 24, "%.*f", digits, value);
+  return isnan(value) ? "" : text;
 }
 
 /* For numbers that may be huge: the errors of failures. */
-static void format_general(double value, int digits, char *text, size_t bytes) {
-  snprintf(text, bytes, "%.*g", digits, value);
-  if (isnan(value)) text[0] = 0;
+static const char *format_general(double value, char text[24]) {
+  snprintf(text, 24, "%.3g", value);
+  return isnan(value) ? "" : text;
 }
 
 /* The larger half of the interval, as a share of the median; "" where there is no interval. */
@@ -119,13 +119,10 @@ static void print_time_row(const bench_table *t, const bench_row *r) {
   char time[24], spread[24], rate[24], peak[24], gbs[24], ratio[64], error[24];
   bench_format_time(r->time.median, time, sizeof time);
   format_spread(&r->time, spread, sizeof spread);
-  format_fixed(r->gflops > 0 ? r->gflops : NAN, 1, rate, sizeof rate);
-  format_fixed(r->peak_pct, 1, peak, sizeof peak);
-  format_fixed(r->gbs, 2, gbs, sizeof gbs);
   format_ratio(&r->ratio, ratio, sizeof ratio);
-  format_fixed(r->verdict.max_err_ratio, 3, error, sizeof error);
-  fprintf(t->file, "  %-*s %10s %8s %9s %7s %8s  %-24s %8s  %d\n", NAME_WIDTH, r->kernel, time, spread, rate, peak, gbs,
-          ratio, error, r->time.n);
+  fprintf(t->file, "  %-*s %10s %8s %9s %7s %8s  %-24s %8s  %d\n", NAME_WIDTH, r->kernel, time, spread,
+          format_fixed(r->gflops > 0 ? r->gflops : NAN, 1, rate), format_fixed(r->peak_pct, 1, peak),
+          format_fixed(r->gbs, 2, gbs), ratio, format_fixed(r->verdict.max_err_ratio, 3, error), r->time.n);
 }
 
 /* Of a layer: where the time went. Without attention, nothing is printed for it. */
@@ -137,12 +134,12 @@ static void print_shares(const bench_table *t, const bench_row *r) {
 }
 
 static void print_check_row(const bench_table *t, const bench_row *r) {
-  char error[24] = "", absolute[24] = "", rows[BENCH_CELL];
+  char error[24], absolute[24], rows[BENCH_CELL];
   const bench_verdict *v = &r->verdict;
-  if (v->status != BENCH_ERROR) format_general(v->max_err_ratio, 3, error, sizeof error);
-  if (v->status != BENCH_ERROR) format_general(v->max_abs_err, 3, absolute, sizeof absolute);
-  fprintf(t->file, "  %-*s %-10s %9s %10s %8s\n", NAME_WIDTH, r->kernel, bench_status_name(v->status), error, absolute,
-          bench_cell(r, COLUMN_rows_checked, rows));
+  const bool has_errors = v->status != BENCH_ERROR;
+  fprintf(t->file, "  %-*s %-10s %9s %10s %8s\n", NAME_WIDTH, r->kernel, bench_status_name(v->status),
+          has_errors ? format_general(v->max_err_ratio, error) : "",
+          has_errors ? format_general(v->max_abs_err, absolute) : "", bench_cell(r, COLUMN_rows_checked, rows));
   if (!v->reason[0]) return;
   fprintf(t->file, "%*s", BELOW, "");
   bench_print_wrapped(t->file, v->reason, BELOW);
