@@ -21,6 +21,15 @@ clang_tool() {
   return 1
 }
 
+# The name of the oldest clang that has libFuzzer and the sanitizers.
+clang_with_fuzzer() {
+  local name source='int LLVMFuzzerTestOneInput(const unsigned char *d, unsigned long n) { return n > 9 && d[9]; }'
+  for name in clang-{14..25} clang; do
+    have "$name" && "$name" -fsanitize=fuzzer,address -x c - -o /dev/null <<<"$source" 2>/dev/null && say "$name" && return
+  done
+  return 1
+}
+
 # Runs a command with its output in a log file, which is shown only if the command fails: quietly LOG COMMAND...
 quietly() {
   local log=$1

@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: MIT */
+#include "dense.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Loading ------------------------------------------------------------------------------------------------------- */
+
+static double value_of_bits(unsigned bits, int fraction_bits, int exponent_bits) {
+  const int fraction = (int)(bits & ((1u << fraction_bits) - 1));
+  const int exponent = (int)(bits >> fraction_bits & ((1u << exponent_bits) - 1));
+  const int bias = (1 << (exponent_bits - 1)) - 1, top = (1 << exponent_bits) - 1;
+  const double sign = bits >> (fraction_bits + exponent_bits) ? -1 : 1;
+  if (exponent == top) return fraction ? NAN : sign * INFINITY;
+  const double significand = ldexp(fraction, -fraction_bits) + (exponent > 0);
+  return sign * ldexp(significand, (exponent > 0 ? exponent : 1) - bias);
+}
+
+static double load(const void *data, attn_dtype dtype, int64_t index) {
+  float single;
+  uint16_t half;
+  if (dtype == ATTN_F32) {
+    memcpy(&single, (const char *)data + 4 * index, sizeof single);
+    return single;
+  }
+  memcpy(&half, (const char *)data + 2 * index, sizeof half);
+  return dtype == ATTN_F16 ? value_of_bits(half, 10, 5) : value_of_bits(half, 7, 8);
+}
+
+/* ---- One sequence of one head --------------------------------------------------------------------------------------- */
+
+typedef struct head {
+  const attn_problem *problem;
+  const attn_args *args;
+  int64_t b, h;
+  int64_t queries, keys;     /* that the sequence has */
+  int64_t seq_q, seq_k;      /* rows and columns of the tables below */
+  double *q, *k, *v;         /* [seq][dim] */
+  double *score, *magnitude; /* [seq_q][seq_k]; magnitude: the absolute values of what was added up */
+  unsigned char *allowed;    /* [seq_q][seq_k] */
+} head;
+
+static double *copy_rows(const void *data, attn_dtype dtype, const attn_strides *stride, int64_t first, int64_t rows,
+                         int64_t dim) {
+  double *copy = calloc((size_t)(rows * dim) + 1, sizeof *copy);
+  if (!copy) abort();
+  for (int64_t s = 0; data && s < rows; s++)
+    for (int64_t d = 0; d < dim; d++) copy[s * dim + d] = load(data, dtype, first + s * stride->s + d * stride->d);
+  return copy;
+}
+
+/* Where a sequence begins among the packed tokens, and how many it has. */
+static int64_t packed(const int32_t *starts, int64_t b, int64_t *count) {
+  *count = starts[b + 1] - starts[b];
+  return starts[b];
+}
+
+static int64_t start_of(const attn_strides *stride, bool varlen, int64_t b, int64_t h, int64_t token) {
+  return (varlen ? 0 : b * stride->b) + h * stride->h + token * stride->s;
+}
+
+static head open_head(const attn_problem *p, const attn_args *a, int64_t b, int64_t h) {
+  head t = {.problem = p, .args = a, .b = b, .h = h, .queries = p->seq_q, .keys = p->seq_k};
+  const bool varlen = p->uses & ATTN_USE_VARLEN, reads_qk = p->score != ATTN_SCORE_PRECOMPUTED;
+  const int64_t kv = h * p->heads_kv / p->heads_q;
+  const int64_t first_q = varlen ? packed(a->cu_seqlens_q, b, &t.queries) : 0;
+  const int64_t first_k = varlen ? packed(a->cu_seqlens_k, b, &t.keys) : 0;
+  t.seq_q = t.queries;
+  t.seq_k = t.keys;
+  if (p->uses & ATTN_USE_Q_LEN) t.queries = a->q_len[b];
+  if (p->uses & ATTN_USE_KV_LEN) t.keys = a->kv_len[b];
+  t.q = copy_rows(reads_qk ? a->q : NULL, p->dtype_q, &p->q_stride, start_of(&p->q_stride, varlen, b, h, first_q), t.queries,
+                  p->dim_qk);
+  t.k = copy_rows(reads_qk ? a->k : NULL, p->dtype_kv, &p->k_stride, start_of(&p->k_stride, varlen, b, kv, first_k), t.keys,
+                  p->dim_qk);
+  t.v = copy_rows(a->v, p->dtype_kv, &p->v_stride, start_of(&p->v_stride, varlen, b, kv, first_k), t.keys, p->dim_v);
+  const size_t pairs = (size_t)(t.seq_q * t.seq_k) + 1;
+  t.score = calloc(pairs, sizeof *t.score);
+  t.magnitude = calloc(pairs, sizeof *t.magnitude);
+  t.allowed = malloc(pairs);
+  if (!t.score || !t.magnitude || !t.allowed) abort();
+  memset(t.allowed, 1, pairs);
+  return t;
+}
+
+static void close_head(head *t) {
+  void *const blocks[] = {t->q, t->k, t->v, t->score, t->magnitude, t->allowed};
+  for (int i = 0; i < 6; i++) free(blocks[i]);
+}
+
+/* ---- Masks: each rule takes keys away ------------------------------------------------------------------------------- */
+
+static int64_t position_of(const head *t, int64_t i) {
+  if (t->problem->align == ATTN_ALIGN_BOTTOM_RIGHT) return i + t->keys - t->queries;
+  return t->problem->align == ATTN_ALIGN_OFFSET ? i + t->args->offsets[t->b] : i;
+}
+
+static int64_t pair_at(const head *t, const attn_score_strides *stride, int64_t i, int64_t j) {
+  return t->b * stride->b + t->h * stride->h + i * stride->q + j * stride->k;
+}
+
+static void mask_rectangle(head *t) {
+  for (int64_t i = 0; i < t->seq_q; i++)
+    for (int64_t j = 0; j < t->seq_k; j++)
+      if (i >= t->queries || j >= t->keys) t->allowed[i * t->seq_k + j] = 0;
+}
+
+static void mask_window(head *t) {
+  const int64_t left = t->problem->window_left, right = t->problem->window_right;
+  for (int64_t i = 0; i < t->seq_q; i++)
+    for (int64_t j = 0; j < t->seq_k; j++) {
+      const int64_t ahead = j - position_of(t, i);
+      if ((left >= 0 && ahead < -left) || (right >= 0 && ahead > right)) t->allowed[i * t->seq_k + j] = 0;
+    }
+}
+
+static void mask_data(head *t) {
+  const attn_problem *p = t->problem;
+  for (int64_t i = 0; i < t->seq_q; i++)
+    for (int64_t j = 0; j < t->seq_k; j++) {
+      unsigned char *allowed = &t->allowed[i * t->seq_k + j];
+      if ((p->uses & ATTN_USE_ROW_LEN) && j >= t->args->row_len[t->b * p->seq_q + i]) *allowed = 0;
+      if ((p->uses & ATTN_USE_MASK) && t->args->mask[pair_at(t, &p->mask_stride, i, j)] == 0) *allowed = 0;
+      if ((p->uses & ATTN_USE_BIAS) && t->args->bias[pair_at(t, &p->bias_stride, i, j)] <= -INFINITY) *allowed = 0;
+    }
+}
+
+/* ---- Scores --------------------------------------------------------------------------------------------------------- */
+
+static double weight_at(const head *t, int64_t d) {
+  if (!(t->problem->uses & ATTN_USE_SCORE_WEIGHT)) return 1;
+  return t->args->score_weight[t->h * t->problem->score_weight_stride_h + d];
+}
+
+/* The sum over the head dimension, and of absolute values. */
+static double sum_of_terms(const head *t, int64_t i, int64_t j, double *magnitude) {
+  const attn_problem *p = t->problem;
+  const double *q = t->q + i * p->dim_qk, *k = t->k + j * p->dim_qk;
+  double sum = 0;
+  *magnitude = 0;
+  for (int64_t d = 0; d < p->dim_qk; d++) {
+    double term = q[d] * k[d];
+    if (p->score == ATTN_SCORE_ADDITIVE) term = weight_at(t, d) * tanh(q[d] + k[d]);
+    if (p->score == ATTN_SCORE_GAUSSIAN) term = -0.5 * pow(weight_at(t, d) * (q[d] - k[d]), 2);
+    sum += term;
+    *magnitude += fabs(term);
+  }
+  const double scale = p->score == ATTN_SCORE_DOT ? p->scale : 1;
+  *magnitude *= fabs(scale);
+  return scale * sum;
+}
+
+static void score_pair(head *t, int64_t i, int64_t j) {
+  const attn_problem *p = t->problem;
+  double *score = &t->score[i * t->seq_k + j], *magnitude = &t->magnitude[i * t->seq_k + j];
+  if (p->score == ATTN_SCORE_PRECOMPUTED) {
+    *score = t->args->scores[pair_at(t, &p->scores_stride, i, j)];
+    *magnitude = fabs(*score);
+  } else {
+    *score = sum_of_terms(t, i, j, magnitude);
+  }
+  if (p->softcap > 0) *score = p->softcap * tanh(*score / p->softcap);
+  const double bias = p->uses & ATTN_USE_BIAS ? t->args->bias[pair_at(t, &p->bias_stride, i, j)] : 0;
+  const double distance = fabs((double)(position_of(t, i) - j));
+  const double alibi = p->uses & ATTN_USE_ALIBI ? t->args->alibi_slopes[t->h] * distance : 0;
+  *score += bias - alibi;
+  *magnitude += fabs(bias) + fabs(alibi);
+}
+
+/* ---- Rows ----------------------------------------------------------------------------------------------------------- */
+
+static void raise_to(double *largest, double value) {
+  if (value > *largest) *largest = value;
+}
+
+static void find_facts(const head *t, int64_t i, attn_oracle_row *facts) {
+  const attn_problem *p = t->problem;
+  for (int64_t j = 0; j < t->seq_k; j++) {
+    if (!t->allowed[i * t->seq_k + j]) continue;
+    facts->allowed++;
+    raise_to(&facts->abs_sum, t->magnitude[i * t->seq_k + j]);
+    for (int64_t d = 0; d < p->dim_qk; d++) raise_to(&facts->max_k, fabs(t->k[j * p->dim_qk + d]));
+    for (int64_t d = 0; d < p->dim_v; d++) raise_to(&facts->max_v, fabs(t->v[j * p->dim_v + d]));
+  }
+  for (int64_t d = 0; d < p->dim_qk && facts->allowed; d++) raise_to(&facts->max_q, fabs(t->q[i * p->dim_qk + d]));
+}
+
+/* The logarithm of the sum of exponentials of the row's allowed scores and one more: NaN if one of them is. */
+static double log_sum(const head *t, int64_t i, double one_more) {
+  const double *score = t->score + i * t->seq_k;
+  const unsigned char *allowed = t->allowed + i * t->seq_k;
+  double largest = one_more, sum = 0;
+  for (int64_t j = 0; j < t->seq_k; j++) {
+    if (!allowed[j]) continue;
+    if (isnan(score[j])) return NAN;
+    if (!(score[j] <= largest)) largest = score[j];
+  }
+  if (isnan(one_more) || isinf(largest)) return isnan(one_more) ? NAN : largest;
+  for (int64_t j = 0; j < t->seq_k; j++)
+    if (allowed[j]) sum += exp(score[j] - largest);
+  return largest + log(sum + exp(one_more - largest));
+}
+
+static void add_values(const head *t, int64_t i, double denominator, dense_row *row) {
+  const int64_t dim = t->problem->dim_v;
+  for (int64_t j = 0; j < t->seq_k; j++) {
+    if (!t->allowed[i * t->seq_k + j]) continue;
+    const double p = exp(t->score[i * t->seq_k + j] - denominator); /* inf - inf is NaN, as it must be */
+    for (int64_t d = 0; d < dim; d++) {
+      row->o[d] += p * t->v[j * dim + d];
+      row->m[d] += p * fabs(t->v[j * dim + d]);
+    }
+  }
+}
+
+static void answer_row(const head *t, int64_t i, dense_row *row) {
+  const bool has_sink = t->problem->uses & ATTN_USE_SINKS;
+  const double sink = has_sink ? t->args->sinks[t->h] : -INFINITY;
+  row->facts = (attn_oracle_row){.exists = i < t->queries, .lse = -INFINITY};
+  find_facts(t, i, &row->facts);
+  if (!row->facts.allowed) return;
+  if (isfinite(sink)) raise_to(&row->facts.abs_sum, fabs(sink));
+  row->facts.lse = log_sum(t, i, -INFINITY);
+  add_values(t, i, log_sum(t, i, sink), row);
+}
+
+static dense_row *allocate_rows(const attn_problem *p) {
+  const size_t rows = (size_t)(p->batch * p->heads_q * p->seq_q), dim = (size_t)p->dim_v;
+  dense_row *row = calloc(1, rows * sizeof *row + 2 * rows * dim * sizeof(double) + 1);
+  if (!row) abort();
+  double *values = (double *)(void *)(row + rows);
+  for (size_t n = 0; n < rows; n++) {
+    row[n].o = values + 2 * n * dim;
+    row[n].m = row[n].o + dim;
+  }
+  return row;
+}
+
+dense_row *dense_answer(const attn_problem *p, const attn_args *args) {
+  dense_row *rows = allocate_rows(p);
+  for (int64_t n = 0; n < p->batch * p->heads_q; n++) {
+    head t = open_head(p, args, n / p->heads_q, n % p->heads_q);
+    mask_rectangle(&t);
+    mask_window(&t);
+    mask_data(&t);
+    for (int64_t i = 0; i < t.queries; i++)
+      for (int64_t j = 0; j < t.keys; j++)
+        if (t.allowed[i * t.seq_k + j]) score_pair(&t, i, j);
+    for (int64_t i = 0; i < t.seq_q; i++) answer_row(&t, i, &rows[n * p->seq_q + i]);
+    close_head(&t);
+  }
+  return rows;
+}

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: MIT */
+/* safetensors_read: any bytes as a file. Every element of every tensor that it gives lies in memory. */
+#include <string.h>
+
+#include "examples/safetensors.h"
+#include "fuzz.h"
+
+/* Through memcpy, as the values may be any bits. */
+static void read_all(const safetensor *tensor) {
+  int64_t count = 1;
+  uint32_t word;
+  volatile uint32_t sum = 0; /* keeps the reads */
+  for (int d = 0; d < tensor->dims; d++) count *= tensor->shape[d];
+  for (int64_t i = 0; i < count; i++) {
+    memcpy(&word, tensor->data + i, sizeof word);
+    sum = sum + word;
+  }
+}
+
+static void get(const safetensors *file, const safetensor *tensor) {
+  const int64_t columns = tensor->dims ? tensor->shape[tensor->dims - 1] : 1;
+  (void)safetensors_get(file, tensor->name, 0, columns);
+  (void)safetensors_get(file, tensor->name, tensor->shape[0], columns);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  safetensors file;
+  if (safetensors_read(fuzz_file(0, data, size), &file)) return 0;
+  for (int i = 0; i < file.count; i++) {
+    read_all(&file.tensors[i]);
+    get(&file, &file.tensors[i]);
+  }
+  safetensors_free(&file);
+  return 0;
+}

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: MIT */
+/* The readers of presets, goals and case ids. The first byte chooses. What they take is taken further, as commands do. */
+#include <stdio.h>
+#include <string.h>
+
+#include "cases/cases.h"
+#include "cases/presets.h"
+#include "cases/work.h"
+#include "data/tensors.h"
+#include "fuzz.h"
+#include "goals/goals.h"
+
+enum { MOST_CASES = 300 }; /* of a grid; more take time and show nothing new */
+
+static void use_case(const bench_case *bench) {
+  if (bench->invalid[0]) return;
+  if (attn_problem_validate(&bench->problem) != ATTN_OK) fuzz_fail("%s: %s", bench->case_id, attn_last_error());
+  (void)bench_tensors_size(bench);
+  (void)bench_work_guess(&bench->problem, attn_kernel_get(0), bench->threads);
+}
+
+static double combinations_of(const bench_grid *grid) {
+  double product = 1;
+  for (int i = 0; i < AXIS_COUNT; i++) product *= grid->axes[i].count ? grid->axes[i].count : 1;
+  return product;
+}
+
+static void use_grid(const bench_grid *grid) {
+  bench_case_list list = {0};
+  char error[400];
+  if (combinations_of(grid) > MOST_CASES || grid->pick > MOST_CASES) return;
+  if (bench_cases_add(&list, grid, 1, error, sizeof error))
+    for (int i = 0; i < list.count; i++) use_case(&list.item[i]);
+  bench_cases_clear(&list);
+}
+
+static void read_preset(const char *text) {
+  static bench_grids grids;
+  char error[400] = "";
+  grids.count = 0;
+  const bool fine = bench_preset_read(text, &grids, error, sizeof error);
+  if (!fine && !error[0]) fuzz_fail("refused without a word");
+  for (int i = 0; fine && i < grids.count; i++) use_grid(&grids.grid[i]);
+  bench_grids_clear(&grids);
+}
+
+static void read_goals(const char *text) {
+  bench_goal_list list = {0};
+  char error[400] = "";
+  const bool fine = bench_goals_read(text, &list, error, sizeof error);
+  if (!fine && !error[0]) fuzz_fail("refused without a word");
+  for (int i = 0; fine && i < list.count; i++) {
+    bench_case bench;
+    bench_case_build(&list.item[i].spec, 1, &bench);
+    use_case(&bench);
+    (void)bench_goal_applies(&list.item[i], "GenuineIntel", "c avx2 avx512 amx");
+  }
+  bench_goals_clear(&list);
+}
+
+/* The id of a case that an id stands for stands for the same case. */
+static void read_id(const char *text) {
+  static bench_case bench, again;
+  bench_spec spec;
+  char error[400] = "";
+  if (!bench_spec_from_id(text, &spec, error, sizeof error)) {
+    if (!error[0]) fuzz_fail("refused without a word");
+    return;
+  }
+  bench_case_build(&spec, 1, &bench);
+  if (bench.invalid[0]) return;
+  if (!bench_spec_from_id(bench.case_id, &spec, error, sizeof error)) fuzz_fail("%s: %s", bench.case_id, error);
+  bench_case_build(&spec, 1, &again);
+  if (strcmp(bench.case_id, again.case_id) != 0 || bench.seed != again.seed)
+    fuzz_fail("%s is read as %s", bench.case_id, again.case_id);
+  if (memcmp(&bench.problem, &again.problem, sizeof bench.problem) != 0)
+    fuzz_fail("%s: read from its id, the problem is another one", bench.case_id);
+  use_case(&bench);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  static void (*const readers[])(const char *) = {read_preset, read_goals, read_id};
+  fuzz_bytes bytes = {data, data + size};
+  const uint8_t which = fuzz_byte(&bytes);
+  readers[which % (sizeof readers / sizeof *readers)](fuzz_text(bytes));
+  return 0;
+}

@@ -1,0 +1,421 @@
+/* SPDX-License-Identifier: MIT */
+#include "problem.h"
+
+#include <math.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#ifdef __has_feature
+#if __has_feature(address_sanitizer)
+#define __SANITIZE_ADDRESS__ /* as gcc says it */
+#endif
+#endif
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(at, bytes)   ((void)(at), (void)(bytes))
+#define ASAN_UNPOISON_MEMORY_REGION(at, bytes) ((void)(at), (void)(bytes))
+#endif
+
+/* ---- Shape -------------------------------------------------------------------------------------------------------- */
+
+/* Sizes at which vectors, tiles and blocks begin and end. */
+static const uint8_t sizes[] = {1,  2,  3,  4,  5,  7,  8,  9,  11, 12, 13, 15, 16, 17, 20, 23,
+                                24, 25, 31, 32, 33, 40, 47, 48, 49, 63, 64, 65, 80, 96, 97, 129};
+static const double most_work = 2e5; /* multiply-adds of one run */
+
+static int64_t pick_size(fuzz_bytes *bytes) { return sizes[fuzz_byte(bytes) % sizeof sizes]; }
+static int64_t pick(fuzz_bytes *bytes, int64_t least, int64_t most) { return least + fuzz_byte(bytes) % (most - least + 1); }
+
+static double work_of(const attn_problem *p) {
+  return (double)(p->batch * p->heads_q) * (double)((p->seq_q + 1) * (p->seq_k + 1)) * (double)(p->dim_qk + p->dim_v);
+}
+
+static void read_shape(fuzz_bytes *bytes, attn_problem *p) {
+  const int64_t heads_kv = pick(bytes, 1, 3), group = pick(bytes, 1, 9);
+  attn_problem_init(p, pick(bytes, 1, 3), heads_kv * group, heads_kv, pick_size(bytes), pick_size(bytes), pick_size(bytes),
+                    pick_size(bytes));
+  const uint8_t empty = fuzz_byte(bytes);
+  if (empty == 1) p->seq_q = 0;
+  if (empty == 2) p->seq_k = 0;
+  if (empty == 3) p->batch = 0;
+  while (work_of(p) > most_work) {
+    if (p->batch > 1)
+      p->batch--;
+    else if (p->heads_q > p->heads_kv)
+      p->heads_q -= p->heads_kv;
+    else if (p->seq_q > p->seq_k)
+      p->seq_q /= 2;
+    else
+      p->seq_k = p->seq_k * 3 / 4;
+  }
+}
+
+static void read_types(fuzz_bytes *bytes, attn_problem *p) {
+  const uint8_t types = fuzz_byte(bytes);
+  p->dtype_kv = (attn_dtype)(types % 3);
+  p->dtype_q = types & 0x40 ? ATTN_F32 : p->dtype_kv;
+  p->dtype_o = types & 0x80 ? ATTN_F32 : p->dtype_q;
+}
+
+static void read_meaning(fuzz_bytes *bytes, attn_problem *p) {
+  static const float scales[] = {0, -0.5f, 1, 3, 100, 1e-20f}, caps[] = {0.5f, 5, 50, 1e-20f, 1e20f};
+  const uint8_t scale = fuzz_byte(bytes), cap = fuzz_byte(bytes), score = fuzz_byte(bytes);
+  if (scale & 0x80) p->scale = scales[scale % 6];
+  if (cap & 0x80) p->softcap = caps[cap % 5];
+  p->score = (attn_score)(score >= 0xc0 ? score % 4 : 0);
+  p->align = (attn_align)(fuzz_byte(bytes) % 3);
+  int64_t *const windows[] = {&p->window_left, &p->window_right};
+  for (int i = 0; i < 2; i++) {
+    const uint8_t window = fuzz_byte(bytes);
+    *windows[i] = window < 0x80 ? -1 : window == 0xff ? INT64_MAX : window & 0x7f;
+  }
+}
+
+static void read_uses(fuzz_bytes *bytes, attn_problem *p) {
+  p->uses = (uint32_t)fuzz_byte(bytes) | (uint32_t)fuzz_byte(bytes) << 8;
+  p->uses &= (ATTN_USE_SCORE_WEIGHT << 1) - 1;
+  if (p->uses & ATTN_USE_VARLEN) p->uses &= ~(uint32_t)(ATTN_USE_KV_LEN | ATTN_USE_Q_LEN | ATTN_USE_ROW_LEN);
+  if ((p->uses & ATTN_USE_ROW_LEN) && p->align == ATTN_ALIGN_BOTTOM_RIGHT) p->align = ATTN_ALIGN_TOP_LEFT;
+  if (p->score == ATTN_SCORE_ADDITIVE) p->uses |= ATTN_USE_SCORE_WEIGHT;
+}
+
+/* ---- Strides ------------------------------------------------------------------------------------------------------ */
+
+typedef enum may { MAY_BROADCAST, MAY_NOT_BROADCAST } may;
+
+/* Axes in any order, with gaps, backwards, and for inputs repeated. A first byte below 0x60 means dense. */
+static void read_strides(fuzz_bytes *bytes, const int64_t extent[4], may broadcast, int64_t stride[4]) {
+  const bool dense = fuzz_byte(bytes) < 0x60;
+  uint64_t choice = dense ? 0 : fuzz_word(bytes);
+  int left[4] = {3, 2, 1, 0}; /* innermost first */
+  int64_t step = 1;
+  for (int n = 4; n > 0; n--) {
+    const int at = (int)(choice % (unsigned)n), axis = left[at];
+    memmove(left + at, left + at + 1, (size_t)(n - at - 1) * sizeof *left);
+    choice /= (unsigned)n;
+    if (!dense) step += (int64_t)(choice % 3);
+    choice /= 3;
+    stride[axis] = choice & 1 ? -step : step;
+    step *= extent[axis] > 0 ? extent[axis] : 1;
+    choice >>= 1;
+    if ((choice & 7) == 7 && broadcast == MAY_BROADCAST) stride[axis] = 0;
+    choice >>= 3;
+  }
+}
+
+/* Shape of the tensor, then its strides. */
+static void read_tensor(fuzz_bytes *bytes, fuzz_tensor *t, size_t element_bytes, const int64_t extent[4], may broadcast) {
+  memcpy(t->extent, extent, sizeof t->extent);
+  t->element_bytes = element_bytes;
+  read_strides(bytes, extent, broadcast, t->stride);
+}
+
+static attn_strides row_stride(const fuzz_tensor *t) {
+  return (attn_strides){t->stride[0], t->stride[1], t->stride[2], t->stride[3]};
+}
+
+static attn_score_strides pair_stride(const fuzz_tensor *t) {
+  return (attn_score_strides){t->stride[0], t->stride[1], t->stride[2], t->stride[3]};
+}
+
+static size_t bytes_of(attn_dtype dtype) { return dtype == ATTN_F32 ? 4 : 2; }
+
+static void read_row_tensors(fuzz_bytes *bytes, fuzz_problem *f) {
+  attn_problem *p = &f->problem;
+  const bool packed = p->uses & ATTN_USE_VARLEN;
+  const int64_t batch = packed ? 1 : p->batch, queries = packed ? p->total_q : p->seq_q;
+  const int64_t keys = packed ? p->total_k : p->seq_k;
+  const int64_t q[] = {batch, p->heads_q, queries, p->dim_qk}, k[] = {batch, p->heads_kv, keys, p->dim_qk};
+  const int64_t v[] = {batch, p->heads_kv, keys, p->dim_v}, o[] = {batch, p->heads_q, queries, p->dim_v};
+  const int64_t lse[] = {batch, p->heads_q, queries, 1};
+  read_tensor(bytes, &f->tensor[FUZZ_Q], bytes_of(p->dtype_q), q, MAY_BROADCAST);
+  read_tensor(bytes, &f->tensor[FUZZ_K], bytes_of(p->dtype_kv), k, MAY_BROADCAST);
+  read_tensor(bytes, &f->tensor[FUZZ_V], bytes_of(p->dtype_kv), v, MAY_BROADCAST);
+  read_tensor(bytes, &f->tensor[FUZZ_O], bytes_of(p->dtype_o), o, MAY_NOT_BROADCAST);
+  read_tensor(bytes, &f->tensor[FUZZ_LSE], 4, lse, MAY_NOT_BROADCAST);
+  p->q_stride = row_stride(&f->tensor[FUZZ_Q]);
+  p->k_stride = row_stride(&f->tensor[FUZZ_K]);
+  p->v_stride = row_stride(&f->tensor[FUZZ_V]);
+  p->o_stride = row_stride(&f->tensor[FUZZ_O]);
+  p->lse_stride = row_stride(&f->tensor[FUZZ_LSE]);
+}
+
+static void read_pair_tensors(fuzz_bytes *bytes, fuzz_problem *f) {
+  attn_problem *p = &f->problem;
+  const int64_t pairs[] = {p->batch, p->heads_q, p->seq_q, p->seq_k};
+  read_tensor(bytes, &f->tensor[FUZZ_BIAS], 4, pairs, MAY_BROADCAST);
+  read_tensor(bytes, &f->tensor[FUZZ_MASK], 1, pairs, MAY_BROADCAST);
+  read_tensor(bytes, &f->tensor[FUZZ_SCORES], 4, pairs, MAY_BROADCAST);
+  p->bias_stride = pair_stride(&f->tensor[FUZZ_BIAS]);
+  p->mask_stride = pair_stride(&f->tensor[FUZZ_MASK]);
+  p->scores_stride = pair_stride(&f->tensor[FUZZ_SCORES]);
+}
+
+static void set_table(fuzz_tensor *t, int64_t rows, int64_t columns, int64_t stride) {
+  *t = (fuzz_tensor){.extent = {1, 1, rows, columns}, .stride = {0, 0, stride, 1}, .element_bytes = 4};
+}
+
+static void set_tables(fuzz_problem *f) {
+  const attn_problem *p = &f->problem;
+  set_table(&f->tensor[FUZZ_SCORE_WEIGHT], p->heads_q, p->dim_qk, p->score_weight_stride_h);
+  set_table(&f->tensor[FUZZ_ROW_LEN], p->batch, p->seq_q, p->seq_q);
+  set_table(&f->tensor[FUZZ_CU_Q], 1, p->batch + 1, 0);
+  set_table(&f->tensor[FUZZ_CU_K], 1, p->batch + 1, 0);
+  const fuzz_name per_batch[] = {FUZZ_KV_LEN, FUZZ_Q_LEN, FUZZ_OFFSETS};
+  for (int i = 0; i < 3; i++) set_table(&f->tensor[per_batch[i]], 1, p->batch, 0);
+  set_table(&f->tensor[FUZZ_SLOPES], 1, p->heads_q, 0);
+  set_table(&f->tensor[FUZZ_SINKS], 1, p->heads_q, 0);
+}
+
+/* ---- Memory ------------------------------------------------------------------------------------------------------- */
+
+enum { SLOT = 4 << 20, GUARD = 1 << 16 }; /* GUARD: the largest page of any of our machines */
+
+/* Places for all tensors, each between two inaccessible pages; made once. */
+static unsigned char *arena(void) {
+  static unsigned char *memory;
+  if (memory) return memory;
+  const size_t room = (size_t)SLOT + GUARD;
+  memory = mmap(NULL, FUZZ_TENSORS * room + GUARD, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) fuzz_fail("no memory for the tensors");
+  memory += GUARD;
+  return memory;
+}
+
+static unsigned char *slot_of(int tensor) { return arena() + (size_t)tensor * ((size_t)SLOT + GUARD); }
+
+static void protect(int tensor, int access) {
+  if (mprotect(slot_of(tensor), SLOT, access)) fuzz_fail("memory cannot be protected");
+}
+
+/* Sets the span, and lays it flush with the page before it or behind it. */
+static void place(fuzz_tensor *t, int tensor, bool behind) {
+  int64_t low = 0, high = 0;
+  bool empty = false;
+  for (int i = 0; i < 4; i++) {
+    const int64_t reach = (t->extent[i] - 1) * t->stride[i];
+    empty |= t->extent[i] == 0;
+    *(reach < 0 ? &low : &high) += reach;
+  }
+  t->first = empty ? 0 : -low;
+  t->bytes = empty ? 0 : (size_t)(high - low + 1) * t->element_bytes;
+  if (t->bytes > SLOT) fuzz_fail("a tensor of %zu bytes", t->bytes);
+  unsigned char *slot = slot_of(tensor);
+  t->data = behind ? slot + SLOT - t->bytes : slot;
+  protect(tensor, PROT_READ | PROT_WRITE);
+  ASAN_UNPOISON_MEMORY_REGION(slot, SLOT);
+  memset(t->data, 0xff, t->bytes); /* gaps hold NaN */
+  ASAN_POISON_MEMORY_REGION(slot, (size_t)(t->data - slot));
+  ASAN_POISON_MEMORY_REGION(t->data + t->bytes, (size_t)(slot + SLOT - t->data) - t->bytes);
+}
+
+static bool is_used(const attn_problem *p, int tensor) {
+  static const uint32_t bits[FUZZ_TENSORS] = {
+      [FUZZ_BIAS] = ATTN_USE_BIAS,     [FUZZ_MASK] = ATTN_USE_MASK,   [FUZZ_SCORE_WEIGHT] = ATTN_USE_SCORE_WEIGHT,
+      [FUZZ_KV_LEN] = ATTN_USE_KV_LEN, [FUZZ_Q_LEN] = ATTN_USE_Q_LEN, [FUZZ_ROW_LEN] = ATTN_USE_ROW_LEN,
+      [FUZZ_CU_Q] = ATTN_USE_VARLEN,   [FUZZ_CU_K] = ATTN_USE_VARLEN, [FUZZ_LSE] = ATTN_USE_LSE,
+      [FUZZ_SLOPES] = ATTN_USE_ALIBI,  [FUZZ_SINKS] = ATTN_USE_SINKS,
+  };
+  if (tensor == FUZZ_SCORES) return p->score == ATTN_SCORE_PRECOMPUTED;
+  if (tensor == FUZZ_Q || tensor == FUZZ_K) return p->score != ATTN_SCORE_PRECOMPUTED;
+  if (tensor == FUZZ_OFFSETS) return p->align == ATTN_ALIGN_OFFSET;
+  return !bits[tensor] || (p->uses & bits[tensor]);
+}
+
+/* ---- Values ------------------------------------------------------------------------------------------------------- */
+
+static uint64_t random_state;
+static uint64_t next_random(void) { /* xorshift64* (Vigna 2016) */
+  random_state ^= random_state >> 12;
+  random_state ^= random_state << 25;
+  random_state ^= random_state >> 27;
+  return random_state * 0x2545f4914f6cdd1du >> 32;
+}
+static int64_t random_below(int64_t count) { return (int64_t)(next_random() % (uint64_t)count); }
+/* Near enough to a normal distribution, and within +-6. */
+static double random_normal(void) {
+  double sum = -6;
+  for (int i = 0; i < 12; i++) sum += (double)next_random() * 0x1p-32;
+  return sum;
+}
+
+/* Cuts off what float16 does not hold. */
+static uint16_t half_of(double value) {
+  const uint16_t sign = signbit(value) ? 0x8000 : 0;
+  int exponent;
+  if (isnan(value)) return 0x7e00;
+  if (isinf(value)) return sign | 0x7c00;
+  const double fraction = frexp(fabs(value), &exponent);
+  if (fabs(value) >= 65504) return sign | 0x7bff;
+  if (fabs(value) < 0x1p-14) return sign | (uint16_t)(fabs(value) * 0x1p24);
+  return (uint16_t)(sign | (exponent + 14) << 10 | (int)((2 * fraction - 1) * 1024));
+}
+
+static void store(fuzz_tensor *t, attn_dtype dtype, int64_t element, double value) {
+  const float single = (float)value;
+  uint32_t bits;
+  memcpy(&bits, &single, sizeof bits);
+  const uint16_t half = dtype == ATTN_F16 ? half_of(single) : (uint16_t)(bits >> 16);
+  unsigned char *at = t->data + (size_t)element * t->element_bytes;
+  memcpy(at, t->element_bytes == 4 ? (const void *)&bits : (const void *)&half, t->element_bytes);
+}
+
+static attn_dtype dtype_of(const attn_problem *p, fuzz_name tensor) {
+  return tensor == FUZZ_Q ? p->dtype_q : tensor == FUZZ_K || tensor == FUZZ_V ? p->dtype_kv : ATTN_F32;
+}
+
+/* Calls fill(t, element) for every element that indices reach. */
+static void for_each(fuzz_tensor *t, void (*fill)(fuzz_tensor *t, int64_t element, void *context), void *context) {
+  int64_t i[4];
+  for (i[0] = 0; i[0] < t->extent[0]; i[0]++)
+    for (i[1] = 0; i[1] < t->extent[1]; i[1]++)
+      for (i[2] = 0; i[2] < t->extent[2]; i[2]++)
+        for (i[3] = 0; i[3] < t->extent[3]; i[3]++) {
+          int64_t element = t->first;
+          for (int axis = 0; axis < 4; axis++) element += i[axis] * t->stride[axis];
+          fill(t, element, context);
+        }
+}
+
+typedef struct filling {
+  attn_dtype dtype;
+  double magnitude, offset;
+  int64_t one_in; /* bias: that many elements are finite for one -inf; masks: allowed for one masked; 0 = all */
+} filling;
+
+static void fill_normal(fuzz_tensor *t, int64_t element, void *context) {
+  const filling *f = context;
+  const bool masks = f->one_in && random_below(f->one_in + 1) == 0;
+  store(t, f->dtype, element, masks ? -INFINITY : f->offset + f->magnitude * random_normal());
+}
+
+static void fill_mask(fuzz_tensor *t, int64_t element, void *context) {
+  const filling *f = context;
+  t->data[element] = f->one_in && random_below(f->one_in + 1) == 0 ? 0 : (unsigned char)(1 + random_below(255));
+}
+
+static void read_values(fuzz_bytes *bytes, fuzz_problem *f) {
+  static const double magnitudes[] = {1, 0.1, 1e-3, 10, 100, 1e4, 1e-30, 0};
+  random_state = fuzz_word(bytes) | 1;
+  const uint8_t magnitude = fuzz_byte(bytes), shift = fuzz_byte(bytes), masked = fuzz_byte(bytes);
+  for (int i = 0; i < FUZZ_INPUTS; i++) {
+    fuzz_tensor *t = &f->tensor[i];
+    filling how = {.dtype = dtype_of(&f->problem, (fuzz_name)i), .magnitude = 1, .one_in = i == FUZZ_BIAS ? masked & 15 : 0};
+    if (i <= FUZZ_V) how.magnitude = magnitudes[(magnitude >> 2 * i & 3) + (magnitude == 0xff ? 4 : 0)];
+    if (i == FUZZ_V && shift & 1) how.offset = 3;
+    if (i == FUZZ_MASK) how.one_in = masked >> 4;
+    const bool is_value = i <= FUZZ_SCORE_WEIGHT || i >= FUZZ_SLOPES;
+    if (t->data && is_value) for_each(t, i == FUZZ_MASK ? fill_mask : fill_normal, &how);
+  }
+}
+
+/* Up to four elements become special: NaN, infinite, zero, huge or denormal. */
+static void read_specials(fuzz_bytes *bytes, fuzz_problem *f) {
+  static const double specials[] = {NAN, INFINITY, -INFINITY, 0, -0.0, 3.4e38, -3.4e38, 1e-40, -65504, 1e-7};
+  for (int count = fuzz_byte(bytes) & 3; count > 0; count--) {
+    static const fuzz_name names[] = {FUZZ_Q,      FUZZ_K,    FUZZ_V, FUZZ_BIAS, FUZZ_SCORES, FUZZ_SCORE_WEIGHT,
+                                      FUZZ_SLOPES, FUZZ_SINKS};
+    const fuzz_name name = names[fuzz_byte(bytes) % 8];
+    fuzz_tensor *t = &f->tensor[name];
+    const double value = specials[fuzz_byte(bytes) % 10];
+    const uint64_t where = fuzz_word(bytes);
+    if (t->data && t->bytes) store(t, dtype_of(&f->problem, name), (int64_t)(where % (t->bytes / t->element_bytes)), value);
+  }
+}
+
+/* ---- Lengths ------------------------------------------------------------------------------------------------------ */
+
+static int32_t *ints(const fuzz_tensor *t) { return (int32_t *)(void *)t->data; }
+
+static void fill_lengths(const fuzz_tensor *t, int64_t most) {
+  for (size_t i = 0; t->data && i < t->bytes / 4; i++) ints(t)[i] = (int32_t)random_below(most + 1);
+}
+
+static void fill_starts(const fuzz_tensor *t, int64_t batch, int64_t longest, int64_t total) {
+  int64_t at = 0;
+  for (int64_t b = 0; t->data && b <= batch; b++) {
+    ints(t)[b] = (int32_t)at;
+    const int64_t most = total - at < longest ? total - at : longest;
+    at += random_below(most + 1);
+  }
+}
+
+static void fill_offsets(const fuzz_tensor *t, int64_t keys) {
+  static const int32_t extreme[] = {INT32_MIN, INT32_MAX, -1, 0};
+  for (size_t i = 0; t->data && i < t->bytes / 4; i++)
+    ints(t)[i] = random_below(8) ? (int32_t)(random_below(2 * keys + 2) - keys / 2) : extreme[random_below(4)];
+}
+
+static void fill_all_lengths(fuzz_problem *f) {
+  const attn_problem *p = &f->problem;
+  fill_lengths(&f->tensor[FUZZ_KV_LEN], p->seq_k);
+  fill_lengths(&f->tensor[FUZZ_Q_LEN], p->seq_q);
+  fill_lengths(&f->tensor[FUZZ_ROW_LEN], p->seq_k);
+  fill_starts(&f->tensor[FUZZ_CU_Q], p->batch, p->seq_q, p->total_q);
+  fill_starts(&f->tensor[FUZZ_CU_K], p->batch, p->seq_k, p->total_k);
+  fill_offsets(&f->tensor[FUZZ_OFFSETS], p->seq_k);
+}
+
+/* ---- All of it ---------------------------------------------------------------------------------------------------- */
+
+static const void *first_of(const fuzz_tensor *t) { return t->data ? t->data + t->first * (int64_t)t->element_bytes : NULL; }
+
+static void set_args(fuzz_problem *f) {
+  const fuzz_tensor *t = f->tensor;
+  f->args = (attn_args){
+      .q = first_of(&t[FUZZ_Q]),
+      .k = first_of(&t[FUZZ_K]),
+      .v = first_of(&t[FUZZ_V]),
+      .o = (void *)(uintptr_t)first_of(&t[FUZZ_O]),
+      .lse = (void *)(uintptr_t)first_of(&t[FUZZ_LSE]),
+      .bias = first_of(&t[FUZZ_BIAS]),
+      .mask = first_of(&t[FUZZ_MASK]),
+      .scores = first_of(&t[FUZZ_SCORES]),
+      .score_weight = first_of(&t[FUZZ_SCORE_WEIGHT]),
+      .kv_len = first_of(&t[FUZZ_KV_LEN]),
+      .q_len = first_of(&t[FUZZ_Q_LEN]),
+      .row_len = first_of(&t[FUZZ_ROW_LEN]),
+      .cu_seqlens_q = first_of(&t[FUZZ_CU_Q]),
+      .cu_seqlens_k = first_of(&t[FUZZ_CU_K]),
+      .offsets = first_of(&t[FUZZ_OFFSETS]),
+      .alibi_slopes = first_of(&t[FUZZ_SLOPES]),
+      .sinks = first_of(&t[FUZZ_SINKS]),
+  };
+}
+
+static void read_structure(fuzz_bytes *bytes, fuzz_problem *f) {
+  attn_problem *p = &f->problem;
+  read_shape(bytes, p);
+  read_types(bytes, p);
+  read_meaning(bytes, p);
+  read_uses(bytes, p);
+  const uint8_t total = fuzz_byte(bytes), weight = fuzz_byte(bytes);
+  if (p->uses & ATTN_USE_VARLEN) {
+    p->total_q = p->batch * p->seq_q * (total & 15) / 15 + (total >> 6);
+    p->total_k = p->batch * p->seq_k * (total >> 2 & 15) / 15 + (total >> 6);
+  }
+  if (weight & 1) p->score_weight_stride_h = p->dim_qk + weight / 64;
+}
+
+void fuzz_problem_read(fuzz_bytes *bytes, fuzz_problem *f) {
+  *f = (fuzz_problem){.args.q = NULL};
+  read_structure(bytes, f);
+  read_row_tensors(bytes, f);
+  read_pair_tensors(bytes, f);
+  set_tables(f);
+  const bool behind = fuzz_byte(bytes) < 0x80;
+  for (int i = 0; i < FUZZ_TENSORS; i++)
+    if (is_used(&f->problem, i)) place(&f->tensor[i], i, behind);
+  read_values(bytes, f);
+  fill_all_lengths(f);
+  read_specials(bytes, f);
+  for (int i = 0; i < FUZZ_INPUTS; i++)
+    if (f->tensor[i].data) protect(i, PROT_READ);
+  set_args(f);
+}
+
+void fuzz_problem_poison(fuzz_problem *f) {
+  for (int i = FUZZ_O; i <= FUZZ_LSE; i++)
+    if (f->tensor[i].data) memset(f->tensor[i].data, FUZZ_POISON, f->tensor[i].bytes);
+}

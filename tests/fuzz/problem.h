@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: MIT */
+/* Bytes -> a valid attention problem with its data, small enough for thousands of runs a second. Every tensor lies between
+ * inaccessible pages, flush with one of them; inputs cannot be written. */
+#ifndef TESTS_FUZZ_PROBLEM_H
+#define TESTS_FUZZ_PROBLEM_H
+
+#include "attn/attn.h"
+#include "fuzz.h"
+
+/* One tensor, or one array of lengths. */
+typedef struct fuzz_tensor {
+  int64_t extent[4], stride[4]; /* elements */
+  size_t element_bytes, bytes;  /* of the span, gaps included */
+  int64_t first;                /* where in the span element [0][0][0][0] lies, in elements */
+  unsigned char *data;          /* the span; NULL: not used */
+} fuzz_tensor;
+
+typedef enum fuzz_name {
+  FUZZ_Q,
+  FUZZ_K,
+  FUZZ_V,
+  FUZZ_BIAS,
+  FUZZ_MASK,
+  FUZZ_SCORES,
+  FUZZ_SCORE_WEIGHT,
+  FUZZ_KV_LEN,
+  FUZZ_Q_LEN,
+  FUZZ_ROW_LEN,
+  FUZZ_CU_Q,
+  FUZZ_CU_K,
+  FUZZ_OFFSETS,
+  FUZZ_SLOPES,
+  FUZZ_SINKS,
+  FUZZ_INPUTS,
+  FUZZ_O = FUZZ_INPUTS,
+  FUZZ_LSE,
+  FUZZ_TENSORS
+} fuzz_name;
+
+typedef struct fuzz_problem {
+  attn_problem problem;
+  attn_args args;
+  fuzz_tensor tensor[FUZZ_TENSORS];
+} fuzz_problem;
+
+/* Valid until the next call. */
+void fuzz_problem_read(fuzz_bytes *bytes, fuzz_problem *p);
+
+enum { FUZZ_POISON = 0xb6 }; /* what o and lse hold before a run */
+void fuzz_problem_poison(fuzz_problem *p);
+
+#endif
