@@ -8,6 +8,7 @@
 #include "cases/cases.h"
 #include "check/check.h"
 #include "check/error_limits.h"
+#include "check/reference.h"
 #include "src/plan.h"
 #include "support.h"
 
@@ -90,16 +91,18 @@ typedef enum fault {
   IN_A_GAP,
   BEHIND_O,
   ON_AN_INPUT,
-  SECOND_RUN
+  SECOND_RUN,
+  WRONG_TILE
 } fault;
 
-enum { SLACK = 4096 };
+enum { SLACK = 4096, TILE = 6 };
 
 static struct {
   fault fault;
   float error; /* of WRONG_VALUE */
   int runs;
   size_t workspace_bytes;
+  int64_t tile; /* first row of WRONG_TILE */
 } now = {.error = 0.01f};
 
 extern const attn_kernel attn_naive_c;
@@ -113,6 +116,8 @@ static void run(const attn_schedule *schedule, const attn_args *args, attn_task 
   unsigned char *workspace = scratch;
   if (now.fault == WRONG_VALUE) o[3] += now.error;
   if (now.fault == SECOND_RUN && second) o[3] = nextafterf(o[3], 2);
+  for (int64_t n = 0; now.fault == WRONG_TILE && n < TILE * schedule->problem.dim_v; n++)
+    o[now.tile * schedule->problem.o_stride.s + n] *= 1.01f;
   if (now.fault == AFTER_WORKSPACE) memset(workspace + now.workspace_bytes, 1, 64);
   if (now.fault == BEFORE_WORKSPACE) workspace[-1] = 1;
   if (now.fault == IN_A_GAP) o[schedule->problem.dim_v * schedule->problem.o_stride.d] = 1;
@@ -129,6 +134,19 @@ static bench_case case_of(const char *id) {
   return bench;
 }
 
+/* The first row of a tile near the middle of the last head that the oracle left out. */
+static int64_t find_tile(const bench_expected *expected) {
+  const attn_problem *p = &expected->problem;
+  for (int64_t first = p->seq_q / 2;; first++) {
+    bool chosen = false;
+    for (int64_t n = 0; n < expected->rows; n++) {
+      const bench_expected_row *row = &expected->row[n];
+      chosen |= row->h == p->heads_q - 1 && row->i >= first && row->i < first + TILE;
+    }
+    if (!chosen) return first;
+  }
+}
+
 /* Checks a kernel with one fault, on a case of one unit. */
 static bench_verdict verdict_on(fault what, const char *id) {
   attn_kernel kernel = attn_naive_c;
@@ -142,6 +160,7 @@ static bench_verdict verdict_on(fault what, const char *id) {
   assert_non_null(expected);
   now.fault = what;
   now.runs = 0;
+  if (what == WRONG_TILE) now.tile = find_tile(expected);
   now.workspace_bytes = attn_plan_workspace(plan);
   unsigned char *memory = test_allocate(now.workspace_bytes + 2 * SLACK);
   const bench_verdict verdict =
@@ -153,6 +172,7 @@ static bench_verdict verdict_on(fault what, const char *id) {
   return verdict;
 }
 
+static const char long_head[] = "heads:1/seq:1000/head_dim:64"; /* more than the oracle computes all rows of */
 static const char small[] = "heads:1/seq:12/head_dim:8", strided[] = "heads:1/seq:12/head_dim:8/layout:strided";
 
 static void right_kernels_pass_in_two_runs(void **state) {
@@ -187,7 +207,8 @@ static void every_fault_fails(void **state) {
                 {IN_A_GAP, strided, "which belongs to no row"},
                 {BEHIND_O, small, "o: guard after the tensor overwritten"},
                 {ON_AN_INPUT, small, "an input was overwritten"},
-                {SECOND_RUN, small, "differs between two runs"}};
+                {SECOND_RUN, small, "differs between two runs"},
+                {WRONG_TILE, long_head, "times the error limit"}};
   for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
     const bench_verdict verdict = verdict_on(faults[i].fault, faults[i].id);
     assert_int_equal(verdict.status, BENCH_FAIL);
@@ -195,11 +216,102 @@ static void every_fault_fails(void **state) {
   }
 }
 
+/* ---- Rows that the oracle does not compute --------------------------------------------------------------------------- */
+
+/* A case too large for the oracle to compute all rows of, with the answer of naive_c in its output. */
+typedef struct large_case {
+  bench_case bench;
+  bench_tensors tensors;
+  bench_expected *expected;
+} large_case;
+
+static large_case open_large(const char *id) {
+  large_case c = {.bench = case_of(id)};
+  attn_plan *plan;
+  assert_true(bench_tensors_create(&c.bench, &c.tensors));
+  c.expected = bench_expected_create(&c.bench.problem, &c.tensors.args, 1, true);
+  assert_non_null(c.expected);
+  assert_false(c.expected->complete);
+  test_ok(attn_plan_create_for_kernel(&c.bench.problem, &attn_naive_c, &(attn_options){.threads = 1}, &plan));
+  test_ok(bench_run_once(plan, &c.tensors.args));
+  attn_plan_destroy(plan);
+  return c;
+}
+
+static void close_large(large_case *c) {
+  bench_expected_destroy(c->expected);
+  bench_tensors_destroy(&c->tensors);
+}
+
+static bench_verdict judge(const large_case *c) {
+  bench_verdict verdict = bench_compare(c->expected, &c->tensors.args, &attn_naive_c.info.numerics);
+  assert_int_equal(verdict.status, BENCH_PASS);
+  return bench_compare_others(c->expected, &c->tensors.args, &attn_naive_c.info.numerics, &attn_naive_c.info);
+}
+
+/* The error of a factor in six rows is found, and the oracle names the value; without it the case passes. */
+static void a_wrong_tile_fails(const char *id, float factor) {
+  large_case c = open_large(id);
+  const attn_problem *p = &c.bench.problem;
+  const int64_t first = find_tile(c.expected);
+  float *o = (float *)c.tensors.args.o + (p->heads_q - 1) * p->o_stride.h;
+  assert_int_equal(judge(&c).status, BENCH_PASS);
+  for (int64_t i = first; i < first + TILE; i++)
+    for (int64_t d = 0; d < p->dim_v; d++) o[i * p->o_stride.s + d * p->o_stride.d] *= factor;
+  const bench_verdict verdict = judge(&c);
+  assert_int_equal(verdict.status, BENCH_FAIL);
+  assert_int_equal(verdict.err_index[1], p->heads_q - 1);
+  assert_int_equal(verdict.err_index[2], first);
+  close_large(&c);
+}
+
+static const char large[] = "heads:2/seq:900/head_dim:64";
+
+static void wrong_tiles_fail_between_the_oracles_rows(void **state) {
+  (void)state;
+  a_wrong_tile_fails(large, 0);
+  a_wrong_tile_fails(large, 1.01f);
+  a_wrong_tile_fails("heads:2/seq:900/head_dim:64/causal:bottom-right/lse:on/layout:strided", 1.01f);
+}
+
+static void wrong_lse_fails_between_the_oracles_rows(void **state) {
+  (void)state;
+  large_case c = open_large("heads:2/seq:900/head_dim:64/lse:on");
+  const int64_t first = find_tile(c.expected);
+  c.tensors.args.lse[c.bench.problem.lse_stride.h + first * c.bench.problem.lse_stride.s] += 1e-3f;
+  const bench_verdict verdict = judge(&c);
+  assert_int_equal(verdict.status, BENCH_FAIL);
+  assert_int_equal(verdict.err_index[3], -1);
+  close_large(&c);
+}
+
+/* The oracle decides: a wrong reference fails nobody, but too many differences leave nothing to believe. */
+static void a_wrong_reference_fails_nobody(void **state) {
+  (void)state;
+  large_case c = open_large(large);
+  const attn_problem *p = &c.bench.problem;
+  assert_int_equal(judge(&c).status, BENCH_PASS);
+  const bench_reference *r = c.expected->reference;
+  float *o = r->args.o;
+  assert_string_not_equal(r->kernel->name, "naive_c");
+  for (int64_t n = 0; n < TILE * p->dim_v; n++) o[300 * p->dim_v + n] = 0;
+  assert_int_equal(judge(&c).status, BENCH_PASS);
+  for (int64_t n = 0; n < p->seq_q * p->dim_v; n++) o[n] = 0;
+  assert_int_equal(judge(&c).status, BENCH_ERROR);
+  close_large(&c);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(outputs_fail_beyond_their_limit), cmocka_unit_test(lse_fails_beyond_its_limit),
-      cmocka_unit_test(what_is_not_finite_must_agree),   cmocka_unit_test(right_kernels_pass_in_two_runs),
-      cmocka_unit_test(the_limit_is_the_limit),          cmocka_unit_test(every_fault_fails),
+      cmocka_unit_test(outputs_fail_beyond_their_limit),
+      cmocka_unit_test(lse_fails_beyond_its_limit),
+      cmocka_unit_test(what_is_not_finite_must_agree),
+      cmocka_unit_test(right_kernels_pass_in_two_runs),
+      cmocka_unit_test(the_limit_is_the_limit),
+      cmocka_unit_test(every_fault_fails),
+      cmocka_unit_test(wrong_tiles_fail_between_the_oracles_rows),
+      cmocka_unit_test(wrong_lse_fails_between_the_oracles_rows),
+      cmocka_unit_test(a_wrong_reference_fails_nobody),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "check/reference.h"
 #include "data/tensors_private.h"
 
 /* The first is a NaN in every float type. The second is a large number in float32 and bfloat16. An element that holds one
@@ -85,12 +86,21 @@ static void compare_outputs(watched_kernel *w) {
                    where);
 }
 
+/* The oracle's rows, and then the others. */
+static void compare(watched_kernel *w, const bench_expected *expected, const attn_numerics *numerics) {
+  const attn_args *args = &w->tensors->args;
+  w->verdict = bench_compare(expected, args, numerics);
+  if (w->verdict.status == BENCH_FAIL) return;
+  const bench_verdict others = bench_compare_others(expected, args, numerics, attn_kernel_find(attn_plan_kernel(w->plan)));
+  if (others.status != BENCH_PASS) bench_set_reason(&w->verdict, others.status, "%s", others.reason);
+}
+
 /* Runs twice, the second time with the workspace elsewhere and after another poison: the output must have the same bits.
  * Neither run may change an input. */
 static void check(watched_kernel *w, const bench_expected *expected, const attn_numerics *numerics, void *workspace) {
   const uint64_t inputs = bench_tensors_input_hash(w->tensors);
   if (!run(w, FIRST_POISON, workspace)) return;
-  w->verdict = bench_compare(expected, &w->tensors->args, numerics);
+  compare(w, expected, numerics);
   bench_tensors_gather_output(w->tensors, w->first);
   if (w->verdict.status != BENCH_FAIL && run_elsewhere(w)) compare_outputs(w);
   if (w->verdict.status != BENCH_FAIL && bench_tensors_input_hash(w->tensors) != inputs)

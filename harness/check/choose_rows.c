@@ -100,6 +100,7 @@ static int64_t choose_share(bench_expected *expected, const attn_args *args, uin
 
 bool bench_expected_choose(bench_expected *expected, const attn_args *args, uint64_t seed) {
   const int64_t share = choose_share(expected, args, seed), rows = choose(expected, args, seed, share);
+  expected->complete = !share;
   expected->row = malloc((size_t)rows * sizeof *expected->row + 1);
   if (expected->row) expected->rows = choose(expected, args, seed, share);
   return expected->row;

@@ -64,6 +64,15 @@ bench_row_limits bench_limits_of_row(const attn_problem *problem, const attn_num
   };
 }
 
+void bench_limits_add(bench_row_limits *limits, const bench_row_limits *other) {
+  limits->proven += other->proven;
+  limits->sharp += other->sharp;
+  limits->lost += other->lost;
+  limits->lse += other->lse;
+  limits->p_rounding += other->p_rounding;
+  limits->store_error += other->store_error;
+}
+
 /* Comparisons are written so that a NaN anywhere fails. */
 static double ratio_of(double error, double limit) {
   if (error <= limit) return limit < INFINITY ? error / limit : 0.0;

@@ -19,6 +19,9 @@ typedef struct bench_row_limits {
 bench_row_limits bench_limits_of_row(const attn_problem *problem, const attn_numerics *numerics, const attn_oracle_row *row,
                                      bool zero_mean);
 
+/* The limits of the difference between two answers, each with its own limits. */
+void bench_limits_add(bench_row_limits *limits, const bench_row_limits *other);
+
 /* error / limit of one output, with o, M and W of the oracle: <= 1 passes; INFINITY where only one of the two is finite,
  * or NaN. */
 double bench_output_ratio(const bench_row_limits *limits, double o, double m, double w, double got);

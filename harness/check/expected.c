@@ -70,24 +70,50 @@ static bool compute_rows(bench_expected *e, const attn_args *args) {
   return enough;
 }
 
+/* Takes over e, whose rows are chosen. NULL if memory is short. */
+static bench_expected *compute(bench_expected *e, const attn_args *args) {
+  bool enough = e->row;
+  double **const values[] = {&e->o, &e->m, &e->w, &e->mean_v};
+  for (int i = 0; i < 4; i++) {
+    *values[i] = malloc((size_t)(e->rows * e->problem.dim_v + 1) * sizeof(double));
+    enough = enough && *values[i];
+  }
+  if (enough && compute_rows(e, args)) return e;
+  bench_expected_destroy(e);
+  return NULL;
+}
+
 bench_expected *bench_expected_create(const attn_problem *problem, const attn_args *args, uint64_t seed, bool zero_mean) {
   bench_expected *e = calloc(1, sizeof *e);
   if (!e) return NULL;
   e->problem = *problem;
   e->zero_mean = zero_mean;
-  bool fine = bench_expected_choose(e, args, seed);
-  double **const values[] = {&e->o, &e->m, &e->w, &e->mean_v};
-  for (int i = 0; i < 4; i++) {
-    *values[i] = malloc((size_t)(e->rows * problem->dim_v + 1) * sizeof(double));
-    fine = fine && *values[i];
-  }
-  if (fine && compute_rows(e, args)) return e;
+  e->reference = calloc(1, sizeof *e->reference);
+  if (e->reference && bench_expected_choose(e, args, seed)) return compute(e, args);
   bench_expected_destroy(e);
   return NULL;
 }
 
+bench_expected *bench_expected_of_row(const attn_problem *problem, const attn_args *args, const bench_expected_row *row,
+                                      bool zero_mean) {
+  bench_expected *e = calloc(1, sizeof *e);
+  if (!e) return NULL;
+  *e = (bench_expected){.problem = *problem, .zero_mean = zero_mean, .rows = 1, .row = malloc(sizeof *e->row)};
+  if (e->row) *e->row = *row;
+  return compute(e, args);
+}
+
+static void destroy_reference(bench_reference *r) {
+  if (!r) return;
+  free(r->args.o);
+  free(r->args.lse);
+  free(r->m);
+  free(r);
+}
+
 void bench_expected_destroy(bench_expected *expected) {
   if (!expected) return;
+  destroy_reference(expected->reference);
   free(expected->row);
   free(expected->o);
   free(expected->m);

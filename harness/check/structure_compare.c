@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "check/error_limits.h"
+#include "check/reference.h"
 #include "check/structure_private.h"
 
 int64_t bench_structure_pick(const bench_structure *s, int use, int64_t count) {
@@ -39,13 +40,8 @@ static bool allocate_outputs(bench_view *v) {
 attn_status bench_structure_run(const bench_structure *s, const attn_problem *problem, const attn_args *args,
                                 const attn_options *options) {
   attn_plan *plan = NULL;
-  const attn_status made = s->subject->create_plan(s->subject->context, problem, options, &plan);
-  if (made != ATTN_OK) return made;
-  const size_t bytes = attn_plan_workspace(plan);
-  void *workspace = aligned_alloc(64, bytes ? bytes : 64);
-  if (workspace) memset(workspace, POISON, bytes);
-  const attn_status status = workspace ? attn_plan_run(plan, args, workspace, bytes) : ATTN_OUT_OF_MEMORY;
-  free(workspace);
+  attn_status status = s->subject->create_plan(s->subject->context, problem, options, &plan);
+  if (status == ATTN_OK) status = bench_run_once(plan, args);
   attn_plan_destroy(plan);
   return status;
 }

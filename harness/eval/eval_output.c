@@ -42,6 +42,7 @@ bench_expected *eval_expect(const bench_expected *oracle, const eval_input *inpu
   const size_t bytes = (size_t)(oracle->rows * oracle->problem.dim_v) * sizeof(double);
   bench_expected *expected = copy(oracle, sizeof *oracle);
   if (!expected) return NULL;
+  expected->reference = NULL; /* the oracle's own; files are compared in the oracle's rows */
   expected->row = copy(oracle->row, (size_t)oracle->rows * sizeof *oracle->row);
   expected->o = copy(oracle->o, bytes);
   expected->m = copy(oracle->m, bytes);
