@@ -53,6 +53,7 @@ add_feigned(crowded "OMP_NUM_THREADS=7" "$<TARGET_FILE:feign>;--one-cpu" ${unit_
 add_feigned(one_thread "OMP_THREAD_LIMIT=1;OMP_DYNAMIC=true" "" ${unit_of_machine})
 add_feigned(two_sockets "HWLOC_SYNTHETIC=pack:2 numa:1 core:8 pu:2" "" affinity plan cpus)
 add_feigned(one_pu "HWLOC_SYNTHETIC=core:1 pu:1" "" affinity plan cpus)
+add_feigned(another_machine "HWLOC_XMLFILE=${CMAKE_CURRENT_SOURCE_DIR}/data/hwloc/two_cores.xml" "" affinity plan cpus)
 add_feigned(no_tiles "" "$<TARGET_FILE:feign>;--no-tiles" ${unit_of_machine} bits tier_avx512 tier_amx small_edge)
 
 # ---- Other CPUs, emulated by qemu-user: without AVX, and without AVX-512 -----------------------------------------------

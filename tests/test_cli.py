@@ -115,6 +115,11 @@ class CommandLine(unittest.TestCase):
             self.assertEqual(done.stdout, "", arguments)
             self.assertEqual(len(done.stderr.strip().splitlines()), 1, arguments)
 
+    def test_openmp_starts_no_more_threads_than_may_be_asked_for(self):
+        self.expect(0, ["1 PASS"], "check", "-k", "naive_c", *SMALL, OMP_NUM_THREADS="1000000")
+        if "built without" not in attnbench("env").stdout:
+            self.expect(0, ["1000000", "4096 is the most"], "list", "axes", OMP_NUM_THREADS="1000000")
+
     def test_nothing_to_run_is_not_success(self):
         self.expect(3, ["'zzz*'", "matches no kernel"], "run", "-k", "zzz*", *SMALL)
         self.expect(3, ["heads_kv"], "check", "-a", "heads=3", "-a", "heads_kv=2")

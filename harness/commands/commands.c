@@ -9,6 +9,7 @@
 #include "attn/attn.h"
 #include "base/cli.h"
 #include "base/files.h"
+#include "machine/affinity.h"
 
 typedef struct command {
   const char *name;
@@ -93,6 +94,7 @@ static int run_command(int argc, char **argv) {
 
 int bench_main(int argc, char **argv) {
   bench_open_standard_files();
+  bench_threads_limit();
   const int code = run_command(argc, argv);
   if (!fflush(stdout) && !ferror(stdout)) return code;
   fprintf(stderr, "attnbench: cannot write to stdout: %s\n", strerror(errno));

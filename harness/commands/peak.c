@@ -10,12 +10,13 @@
 #include "cases/cases.h"
 #include "commands/commands.h"
 #include "machine/affinity.h"
+#include "machine/cgroup.h"
 #include "machine/emulation.h"
 #include "machine/environment.h"
 #include "timing/rates.h"
 #include "timing/stats.h"
 
-enum { SLICES = 21, MOST_ROWS = 64 };
+enum { SLICES = 21, MOST_ROWS = 64, READ_LINE = 4096, LEAST_READ = 1 << 20 };
 
 static const double SLICE_NS = 2e6;
 
@@ -77,9 +78,12 @@ static void measure_reads(ceilings *c) {
   size_t l3_share = l3 / 2 / (size_t)c->threads;
   if (l3) measure_read(c, "L3", l3_share > 2 * l2 ? l3_share : 2 * l2, "");
 
-  size_t last = l3 ? l3 : l2 ? l2 : (size_t)32 << 20, most = (size_t)1 << 30;
+  /* Each thread reads a buffer of its own; all together they take at most half of the memory that is free. */
+  const double share = 0.5 * bench_memory_available("") / c->threads / READ_LINE;
+  const size_t last = l3 ? l3 : l2 ? l2 : (size_t)32 << 20, most = (size_t)1 << 30;
   size_t beyond = 4 * last < most ? 4 * last : most;
-  measure_read(c, "memory", beyond, beyond < 2 * last ? ", may be cached" : "");
+  if (share < (double)(beyond / READ_LINE)) beyond = (size_t)share * READ_LINE;
+  if (beyond >= LEAST_READ) measure_read(c, "memory", beyond, beyond < 2 * last ? ", may be cached" : "");
 }
 
 /* ---- Output ---------------------------------------------------------------------------------------------------------- */

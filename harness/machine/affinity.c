@@ -31,6 +31,15 @@ int bench_pin_cpus(const char *command, const char *cpus) {
   return 0;
 }
 
+void bench_threads_limit(void) {
+#ifdef _OPENMP
+  if (omp_get_max_threads() <= CLI_MOST_THREADS) return;
+  fprintf(stderr, "warning: OpenMP would start %d threads (OMP_NUM_THREADS); %d is the most\n", omp_get_max_threads(),
+          CLI_MOST_THREADS);
+  omp_set_num_threads(CLI_MOST_THREADS);
+#endif
+}
+
 /* ---- Places ------------------------------------------------------------------------------------------------------ */
 
 /* How many allowed CPUs of its core come before the CPU at `place`: 0 for the one that the first thread gets. */

@@ -9,6 +9,9 @@
 
 #include "machine/topology.h"
 
+/* Lowers the number of threads that OpenMP starts by default to CLI_MOST_THREADS, with a warning. */
+void bench_threads_limit(void);
+
 /* --cpus: keeps the process, and all threads that it starts, on the CPUs that `cpus` names (cpus.h). Returns 0 or an
  * exit code, having said why on stderr. */
 int bench_pin_cpus(const char *command, const char *cpus);

@@ -8,10 +8,14 @@
 
 #ifdef BENCH_HWLOC
 #include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <hwloc.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 static hwloc_topology_t machine; /* what bench_topology_get() read */
 
@@ -77,12 +81,33 @@ static void fill(bench_topology *t) {
 
 static void forget(void) { hwloc_topology_destroy(machine); }
 
-bool bench_topology_from_hwloc(bench_topology *topology) {
-  if (machine || hwloc_topology_init(&machine)) return false;
-  if (hwloc_topology_load(machine)) {
-    hwloc_topology_destroy(machine);
-    return false;
+static bool load(void) {
+  if (hwloc_topology_init(&machine)) return false;
+  if (!hwloc_topology_load(machine)) return true;
+  hwloc_topology_destroy(machine);
+  return false;
+}
+
+enum { MOST_SECONDS = 20 };
+
+/* Whether hwloc can read the topology, tried in a child process: where memory is short, hwloc may crash,
+ * or never end. */
+static bool loads_in_child(void) {
+  int status = -1;
+  (void)fflush(NULL);
+  const pid_t child = fork();
+  if (child == 0) {
+    const int silence = open("/dev/null", O_WRONLY);
+    (void)dup2(silence, STDERR_FILENO);
+    (void)alarm(MOST_SECONDS);
+    _exit(load() ? 0 : 1);
   }
+  while (child > 0 && waitpid(child, &status, 0) < 0 && errno == EINTR) continue;
+  return child > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+bool bench_topology_from_hwloc(bench_topology *topology) {
+  if (machine || !loads_in_child() || !load()) return false;
   (void)atexit(forget);
   fill(topology);
   return topology->count > 0;

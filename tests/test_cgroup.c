@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: MIT */
+/* What control groups leave, read from folders that feign the system files of other machines. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/files.h"
+#include "machine/cgroup.h"
+#include "support.h"
+
+/* A root folder for each test. */
+static char root[] = "/tmp/attn_cgroup_XXXXXX";
+
+static int make_root(void **state) {
+  (void)state;
+  strcpy(root + strlen(root) - 6, "XXXXXX");
+  return mkdtemp(root) ? 0 : -1;
+}
+
+static int remove_root(void **state) {
+  (void)state;
+  char command[64];
+  snprintf(command, sizeof command, "rm -r %s", root);
+  return system(command);
+}
+
+static void put(void *text, FILE *file) { fputs(text, file); }
+
+/* A file below the root, with its folder. */
+static void feign(const char *path, const char *text) {
+  char whole[256];
+  snprintf(whole, sizeof whole, "%s%s", root, path);
+  char *slash = strrchr(whole, '/');
+  *slash = 0;
+  assert_true(bench_folder_create(whole));
+  *slash = '/';
+  assert_true(bench_file_write(whole, put, (void *)text));
+}
+
+static void assert_leaves(double cpus, double memory) {
+  const double quota = bench_cpu_quota(root), bytes = bench_memory_available(root);
+  if (quota != cpus || bytes != memory) fail_msg("%g CPUs, %g bytes; expected %g, %g", quota, bytes, cpus, memory);
+}
+
+static void test_nothing_is_known(void **state) {
+  (void)state;
+  assert_leaves(-1, INFINITY);
+  feign("/proc/meminfo", "MemTotal:       2000 kB\nMemFree:        1000 kB\nMemAvailable:   1500 kB\n");
+  assert_leaves(-1, 1500 * 1024);
+}
+
+static void test_version_2(void **state) {
+  (void)state;
+  feign("/proc/meminfo", "MemAvailable: 1000000 kB\n");
+  feign("/proc/self/cgroup", "0::/outer/inner\n");
+  assert_leaves(INFINITY, 1024e6);
+  feign("/sys/fs/cgroup/outer/inner/cpu.max", "max 100000\n");
+  feign("/sys/fs/cgroup/outer/inner/memory.max", "max\n");
+  feign("/sys/fs/cgroup/outer/inner/memory.current", "100000\n");
+  assert_leaves(INFINITY, 1024e6);
+  feign("/sys/fs/cgroup/outer/cpu.max", "150000 100000\n");
+  feign("/sys/fs/cgroup/outer/memory.max", "1000000\n");
+  feign("/sys/fs/cgroup/outer/memory.current", "400000\n");
+  assert_leaves(1.5, 600000);
+  feign("/sys/fs/cgroup/outer/memory.stat", "anon 1\ninactive_file 150000\n"); /* can be taken back */
+  assert_leaves(1.5, 750000);
+  feign("/sys/fs/cgroup/outer/inner/cpu.max", "50000 100000\n"); /* the smallest counts */
+  feign("/sys/fs/cgroup/outer/inner/memory.max", "90000\n");
+  assert_leaves(0.5, 0);
+}
+
+/* As a container of version 1 sees it: its group's path is the host's, its own limits stand at the top. */
+static void test_version_1(void **state) {
+  (void)state;
+  feign("/proc/meminfo", "MemAvailable: 1000000 kB\n");
+  feign("/proc/self/cgroup", "9:cpuset:/docker/1\n4:cpu,cpuacct:/docker/1\n3:memory:/docker/1\n1:name=systemd:/docker/1\n");
+  feign("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n");
+  feign("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
+  feign("/sys/fs/cgroup/cpuset/cpu.cfs_quota_us", "1\n");
+  feign("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"); /* no limit */
+  feign("/sys/fs/cgroup/memory/memory.usage_in_bytes", "300000\n");
+  assert_leaves(INFINITY, 1024e6);
+  feign("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "250000\n");
+  feign("/sys/fs/cgroup/memory/memory.limit_in_bytes", "500000\n");
+  feign("/sys/fs/cgroup/memory/memory.stat", "inactive_file 7\ntotal_inactive_file 1000\n");
+  assert_leaves(2.5, 201000);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup_teardown(test_nothing_is_known, make_root, remove_root),
+      cmocka_unit_test_setup_teardown(test_version_2, make_root, remove_root),
+      cmocka_unit_test_setup_teardown(test_version_1, make_root, remove_root),
+  };
+  return cmocka_run_group_tests_name("cgroup", tests, NULL, NULL);
+}
