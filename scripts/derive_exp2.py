@@ -60,6 +60,15 @@ def float32_horner_error(coefficients, low, high):
     return float(np.abs(value.astype(LONG) / np.exp2(f.astype(LONG)) - 1).max())
 
 
+def print_lines(parts=32):
+    """2^f by a line through each of `parts` equal parts of [0, 1): flash_amx's tables. All are one line times 2^(i / parts)."""
+    (level, slope), error = fit([], 1, LONG(0), LONG(1) / parts)
+    powers = np.exp2(np.arange(parts) / parts)
+    print(f"lines through {parts} parts: error {error:.2e}")
+    for name, values in [("level, and 2^-8", powers * level + 2.0**-8), ("slope", powers * slope)]:
+        print(f"  {name}: " + ", ".join(f"{float(np.float32(x)).hex()}f" for x in values))
+
+
 def main():
     grid = LONG(1) * np.arange(100001) / 100000
     for low, high, degree in [(0.0, 1.0, 5), (-0.5, 0.5, 5), (0.0, 1.0, 3)]:
@@ -69,6 +78,7 @@ def main():
               f"float32 Horner error {float32_horner_error(c, low, high):.2e}")
         for i, value in enumerate(c):
             print(f"  c{i} = {value.hex()}f  /* {value:.9g} */")
+    print_lines()
 
 
 if __name__ == "__main__":

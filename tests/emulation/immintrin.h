@@ -289,6 +289,17 @@ EMULATED emulated_si emulated_permutexvar_epi16(emulated_si which, emulated_si x
   return emulated_loadu_si512(to);
 }
 
+/* 16 of the 32 floats of a and b. */
+EMULATED emulated_ps emulated_permutex2var_ps(emulated_ps a, emulated_si which, emulated_ps b) {
+  uint32_t index[16];
+  float from[32], to[16];
+  memcpy(index, &which, sizeof index);
+  memcpy(from, &a, sizeof a);
+  memcpy(from + 16, &b, sizeof b);
+  for (int i = 0; i < 16; i++) to[i] = from[index[i] & 31];
+  return emulated_loadu_ps(to);
+}
+
 /* The trees of the compilers' headers: lower and upper half, then quarter, pair and single lane. */
 #define EMULATE_REDUCE(name, operation256, operation128)                                   \
   EMULATED float emulated_##name(emulated_ps x) {                                          \
@@ -309,21 +320,42 @@ EMULATED int64_t emulated_reduce_or_epi64(emulated_si x) {
 
 /* ---- Numbers ---- */
 
-/* VREDUCEPS with whole numbers and rounding down, the only form in use: x - floor(x), 0 for infinities. */
-EMULATED emulated_ps emulated_reduce_floor(emulated_ps x) {
-  const __m256 infinity = _mm256_set1_ps(__builtin_inff());
+/* VREDUCEPS with parts of 1/32 or whole numbers and rounding down, the forms in use: x - floor(scale x) / scale, 0 for
+ * infinities. */
+EMULATED emulated_ps emulated_reduce_floor(emulated_ps x, float scale) {
+  const __m256 infinity = _mm256_set1_ps(__builtin_inff()), up = _mm256_set1_ps(scale), down = _mm256_set1_ps(1 / scale);
   emulated_ps result;
   for (int h = 0; h < 2; h++) {
-    const __m256 whole = _mm256_round_ps(x.half[h], _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    const __m256 whole = _mm256_round_ps(_mm256_mul_ps(x.half[h], up), _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
     const __m256 size = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x.half[h]);
-    result.half[h] = _mm256_andnot_ps(_mm256_cmp_ps(size, infinity, _CMP_EQ_OQ), _mm256_sub_ps(x.half[h], whole));
+    result.half[h] =
+        _mm256_andnot_ps(_mm256_cmp_ps(size, infinity, _CMP_EQ_OQ), _mm256_sub_ps(x.half[h], _mm256_mul_ps(whole, down)));
   }
   return result;
 }
-#define emulated_reduce_ps(x, imm)                                                        \
-  __extension__({                                                                         \
-    _Static_assert((imm) == 0x09, "only the rounding down to whole numbers is emulated"); \
-    emulated_reduce_floor(x);                                                             \
+#define emulated_reduce_ps(x, imm)                                                                       \
+  __extension__({                                                                                        \
+    _Static_assert((imm) == 0x09 || (imm) == 0x59, "only rounding down to wholes or 32nds is emulated"); \
+    emulated_reduce_floor(x, (imm) == 0x09 ? 1 : 32);                                                    \
+  })
+
+/* VADDPS with rounding down, of x and y whose sum is exact in double. */
+EMULATED emulated_ps emulated_add_floor(emulated_ps x, emulated_ps y) {
+  float a[16], b[16];
+  memcpy(a, &x, sizeof a);
+  memcpy(b, &y, sizeof b);
+  for (int i = 0; i < 16; i++) {
+    const double exact = (double)a[i] + (double)b[i];
+    const float nearest = (float)exact;
+    a[i] = (double)nearest > exact ? nextafterf(nearest, -__builtin_inff()) : nearest;
+  }
+  memcpy(&x, a, sizeof x);
+  return x;
+}
+#define emulated_add_round_ps(x, y, rounding)                                                                        \
+  __extension__({                                                                                                    \
+    _Static_assert((rounding) == (_MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC), "only the rounding down is emulated"); \
+    emulated_add_floor(x, y);                                                                                        \
   })
 
 #define emulated_roundscale_ps(x, imm)                                                        \
@@ -354,12 +386,14 @@ EMULATED emulated_ps emulated_scalef_ps(emulated_ps x, emulated_ps y) {
 
 /* ---- The names that the kernels use ---- */
 
-#define __m512                 emulated_ps
-#define __m512bh               emulated_si
-#define __m512d                emulated_pd
-#define __m512i                emulated_si
-#define _mm512_abs_ps          emulated_abs_ps
-#define _mm512_add_ps          emulated_add_ps
+#define __m512        emulated_ps
+#define __m512bh      emulated_si
+#define __m512d       emulated_pd
+#define __m512i       emulated_si
+#define _mm512_abs_ps emulated_abs_ps
+#define _mm512_add_ps emulated_add_ps
+#undef _mm512_add_round_ps
+#define _mm512_add_round_ps    emulated_add_round_ps
 #define _mm512_and_si512       emulated_and_si512
 #define _mm512_castpd_ps       emulated_castpd_ps
 #define _mm512_castps_pd       emulated_castps_pd
@@ -385,6 +419,7 @@ EMULATED emulated_ps emulated_scalef_ps(emulated_ps x, emulated_ps y) {
 #define _mm512_mask_add_ps          emulated_mask_add_ps
 #define _mm512_mask_broadcast_i32x4 emulated_mask_broadcast_i32x4
 #define _mm512_mask_storeu_epi16    emulated_mask_storeu_epi16
+#define _mm512_permutex2var_ps      emulated_permutex2var_ps
 #define _mm512_permutexvar_epi16    emulated_permutexvar_epi16
 #define _mm512_mask_mov_ps          emulated_mask_mov_ps
 #define _mm512_mask_shuffle_epi8    emulated_mask_shuffle_epi8
