@@ -92,7 +92,8 @@ typedef enum fault {
   BEHIND_O,
   ON_AN_INPUT,
   SECOND_RUN,
-  WRONG_TILE
+  WRONG_TILE,
+  SCALED
 } fault;
 
 enum { SLACK = 4096, TILE = 6 };
@@ -102,7 +103,8 @@ static struct {
   float error; /* of WRONG_VALUE */
   int runs;
   size_t workspace_bytes;
-  int64_t tile; /* first row of WRONG_TILE */
+  float declared; /* exp error, by which SCALED multiplies */
+  int64_t tile;   /* first row of WRONG_TILE */
 } now = {.error = 0.01f};
 
 extern const attn_kernel attn_naive_c;
@@ -118,6 +120,8 @@ static void run(const attn_schedule *schedule, const attn_args *args, attn_task 
   if (now.fault == SECOND_RUN && second) o[3] = nextafterf(o[3], 2);
   for (int64_t n = 0; now.fault == WRONG_TILE && n < TILE * schedule->problem.dim_v; n++)
     o[now.tile * schedule->problem.o_stride.s + n] *= 1.01f;
+  for (int64_t n = 0; now.fault == SCALED && n < schedule->problem.seq_q * schedule->problem.dim_v; n++)
+    o[n] *= 1 + now.declared;
   if (now.fault == AFTER_WORKSPACE) memset(workspace + now.workspace_bytes, 1, 64);
   if (now.fault == BEFORE_WORKSPACE) workspace[-1] = 1;
   if (now.fault == IN_A_GAP) o[schedule->problem.dim_v * schedule->problem.o_stride.d] = 1;
@@ -154,6 +158,7 @@ static bench_verdict verdict_on(fault what, const char *id) {
   const bench_case bench = case_of(id);
   bench_tensors tensors;
   kernel.run = run;
+  if (now.declared > 0) kernel.info.numerics.exp_error = (double)now.declared;
   test_ok(attn_plan_create_for_kernel(&bench.problem, &kernel, &(attn_options){.threads = 1}, &plan));
   assert_true(bench_tensors_create(&bench, &tensors));
   bench_expected *expected = bench_expected_create(&bench.problem, &tensors.args, 1, true);
@@ -214,6 +219,46 @@ static void every_fault_fails(void **state) {
     assert_int_equal(verdict.status, BENCH_FAIL);
     test_contains(verdict.reason, faults[i].reason);
   }
+}
+
+/* ---- Declared errors ------------------------------------------------------------------------------------------------- */
+
+/* A kernel that declares an exp error and scales its output by it. */
+static bench_verdict verdict_on_declared(float exp_error) {
+  now.declared = exp_error;
+  const bench_verdict verdict = verdict_on(SCALED, small);
+  now.declared = 0;
+  return verdict;
+}
+
+static void declared_errors_are_marked_and_capped(void **state) {
+  (void)state;
+  const bench_verdict usual = verdict_on_declared(0x1p-21f), large = verdict_on_declared(0x1p-9f),
+                      beyond = verdict_on_declared(0.02f);
+  assert_int_equal(usual.status, BENCH_PASS);
+  assert_false(usual.approximate);
+  assert_int_equal(large.status, BENCH_PASS);
+  assert_true(large.approximate);
+  assert_int_equal(beyond.status, BENCH_FAIL);
+  test_contains(beyond.reason, "an exp error");
+}
+
+/* Of each declared error: the largest that is not marked, and the largest that is not refused. */
+static void the_caps_are_those_of_numerics_md(void **state) {
+  (void)state;
+  attn_problem problem = dot_problem();
+  const attn_numerics edge = {.exp_error = 0x1p-8, .p_rounding = 0x1p-8, .input_flush = 0x1p-126};
+  attn_numerics over[] = {edge, edge, edge};
+  over[0].exp_error *= 1.01, over[1].p_rounding *= 1.01, over[2].input_flush *= 1.01;
+  assert_null(bench_beyond_cap(&edge));
+  for (int i = 0; i < 3; i++) assert_non_null(bench_beyond_cap(&over[i]));
+  assert_false(bench_is_approximate(&problem, &(attn_numerics){.exp_error = 0x1p-21, .p_rounding = 0x1p-8}));
+  assert_true(bench_is_approximate(&problem, &(attn_numerics){.exp_error = 0x1.1p-21}));
+  problem.dtype_kv = ATTN_F16;
+  assert_true(bench_is_approximate(&problem, &(attn_numerics){.p_rounding = 0x1p-8}));
+  assert_false(bench_is_approximate(&problem, &(attn_numerics){.exp_error = 0x1p-11, .p_rounding = 0x1p-11}));
+  problem.dtype_kv = ATTN_BF16;
+  assert_false(bench_is_approximate(&problem, &edge));
 }
 
 /* ---- Rows that the oracle does not compute --------------------------------------------------------------------------- */
@@ -312,6 +357,8 @@ int main(void) {
       cmocka_unit_test(wrong_tiles_fail_between_the_oracles_rows),
       cmocka_unit_test(wrong_lse_fails_between_the_oracles_rows),
       cmocka_unit_test(a_wrong_reference_fails_nobody),
+      cmocka_unit_test(declared_errors_are_marked_and_capped),
+      cmocka_unit_test(the_caps_are_those_of_numerics_md),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "check/error_limits.h"
 #include "check/reference.h"
 #include "data/tensors_private.h"
 
@@ -118,7 +119,12 @@ bench_verdict bench_check(const attn_plan *plan, bench_tensors *tensors, const b
     return w.verdict;
   }
   w.second = w.first + w.output_bytes;
-  check(&w, expected, numerics, workspace);
+  const char *excess = bench_beyond_cap(numerics);
+  if (excess)
+    bench_set_reason(&w.verdict, BENCH_FAIL, "declares %s beyond the cap of docs/numerics.md", excess);
+  else
+    check(&w, expected, numerics, workspace);
+  w.verdict.approximate = bench_is_approximate(&tensors->problem, numerics);
   free(w.first);
   return w.verdict;
 }

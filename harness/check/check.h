@@ -25,6 +25,7 @@ typedef struct bench_verdict {
   double max_abs_err;
   int64_t err_index[4]; /* batch, head, query, column of max_err_ratio; column -1 is the LSE */
   uint64_t output_hash; /* bench_check: of the output that was checked; timing compares every later output with it */
+  bool approximate;     /* the kernel declares larger errors than rounding: see bench_is_approximate */
   unsigned structure;   /* structural tests that ran on the case: bit n is test n of structure.h */
   char reason[400];     /* one sentence; "" on PASS */
 } bench_verdict;

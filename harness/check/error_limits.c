@@ -73,6 +73,17 @@ void bench_limits_add(bench_row_limits *limits, const bench_row_limits *other) {
   limits->store_error += other->store_error;
 }
 
+const char *bench_beyond_cap(const attn_numerics *numerics) {
+  if (!(numerics->exp_error <= 0x1p-8)) return "an exp error";
+  if (!(numerics->p_rounding <= 0x1p-8)) return "a rounding of P";
+  return numerics->input_flush <= 0x1p-126 ? NULL : "flushed inputs";
+}
+
+bool bench_is_approximate(const attn_problem *problem, const attn_numerics *numerics) {
+  const double rounding = fmax(0x1p-21, attn_dtype_of(problem->dtype_kv).roundoff);
+  return numerics->exp_error > rounding || (problem->dtype_kv != ATTN_F32 && numerics->p_rounding > rounding);
+}
+
 /* Comparisons are written so that a NaN anywhere fails. */
 static double ratio_of(double error, double limit) {
   if (error <= limit) return limit < INFINITY ? error / limit : 0.0;

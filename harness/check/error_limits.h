@@ -22,6 +22,13 @@ bench_row_limits bench_limits_of_row(const attn_problem *problem, const attn_num
 /* The limits of the difference between two answers, each with its own limits. */
 void bench_limits_add(bench_row_limits *limits, const bench_row_limits *other);
 
+/* What a kernel declares may widen its limits only so far: an exp error or a rounding of P of more than bf16's roundoff, or
+ * flushing beyond denormals, is no attention. NULL, or which of them it is ("an exp error"). */
+const char *bench_beyond_cap(const attn_numerics *numerics);
+
+/* Does the kernel declare larger errors than the rounding of K and V, or than 8 roundoffs of float32 where that is more? */
+bool bench_is_approximate(const attn_problem *problem, const attn_numerics *numerics);
+
 /* error / limit of one output, with o, M and W of the oracle: <= 1 passes; INFINITY where only one of the two is finite,
  * or NaN. */
 double bench_output_ratio(const bench_row_limits *limits, double o, double m, double w, double got);

@@ -23,10 +23,11 @@ static int alike(const attn_kernel_info *a, const attn_kernel_info *b) {
   return b ? !strcmp(a->isa, b->isa) + !strcmp(a->algorithm, b->algorithm) : 0;
 }
 
-/* Kernels with errors of their own in P would widen the limits; decode kernels are slow on many rows. */
+/* Kernels with large errors of their own would widen the limits; decode kernels are slow on many rows. */
 static bool may_refer(const bench_reference *r, int index) {
   const attn_kernel_info *kernel = attn_kernel_get(index);
-  return !(r->wrong >> index & 1) && !kernel->library[0] && !(kernel->numerics.p_rounding > 0) &&
+  const attn_numerics *n = &kernel->numerics;
+  return !(r->wrong >> index & 1) && !kernel->library[0] && !(n->p_rounding > 0) && n->exp_error <= 0x1p-21 &&
          strcmp(kernel->algorithm, "decode") != 0 && !attn_kernel_rejects(kernel, &r->problem);
 }
 

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: MIT */
+/* What each kernel declares about its rounding is true, and not much more than what it does. Two keys with the scores 0 and
+ * -x and one-hot V give two outputs whose quotient is the kernel's exp(-x), with rounded P where it rounds P. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "data/generate.h"
+#include "kernels/ref/oracle_f64.h"
+#include "support.h"
+
+enum { ROWS = 512, DIM = 8, PIECES = 3, HALVINGS = 26 };
+
+/* The score's, the sum's and two stored outputs' roundings: what the quotient may be off without any error of exp. */
+static const double NOISE = 4 * 0x1p-24;
+
+/* ROWS sequences of one query, so that kernels for few queries take them too; all share two keys. */
+static attn_problem probe_problem(attn_dtype dtype) {
+  attn_problem p;
+  attn_problem_init(&p, ROWS, 1, 1, 1, 2, DIM, DIM);
+  p.scale = 1;
+  p.k_stride.b = p.v_stride.b = 0;
+  p.dtype_q = p.dtype_kv = dtype;
+  return p;
+}
+
+/* Writes x as pieces of the type that add up to it, or to its float32. */
+static void store_pieces(void *q, attn_dtype dtype, int64_t at, double x) {
+  double left = (double)(float)x;
+  for (int n = 0; n < PIECES; n++) {
+    bench_store(q, dtype, at + n, left);
+    left -= attn_oracle_load(q, dtype, at + n);
+  }
+}
+
+/* exp(-x) of each row by the kernel. */
+static void weigh(const char *kernel, const attn_problem *p, const double *x, double *weight) {
+  static float o[ROWS][DIM];
+  char *q = test_allocate(ROWS * DIM * sizeof(float)), *k = test_allocate(2 * DIM * sizeof(float)),
+       *v = test_allocate(2 * DIM * sizeof(float));
+  for (int n = 0; n < ROWS; n++) store_pieces(q, p->dtype_q, n * DIM, x[n]);
+  for (int n = 0; n < PIECES; n++) bench_store(k, p->dtype_kv, DIM + n, -1);
+  bench_store(v, p->dtype_kv, 0, 1);
+  bench_store(v, p->dtype_kv, DIM + 1, 1);
+  const attn_args args = {.q = q, .k = k, .v = v, .o = o};
+  test_ok(test_run(p, &args, &(attn_options){.kernel = kernel, .threads = 1}));
+  for (int n = 0; n < ROWS; n++) weight[n] = (double)o[n][1] / (double)o[n][0];
+  free(q);
+  free(k);
+  free(v);
+}
+
+/* Largest relative error of the weights for x in 0 .. 2: more than two periods of exp2's polynomial. */
+static double measure_weights(const char *kernel, const attn_problem *p) {
+  double x[ROWS], weight[ROWS], worst = 0;
+  for (int n = 0; n < ROWS; n++) x[n] = (double)(float)(2.0 * n / ROWS);
+  weigh(kernel, p, x, weight);
+  for (int n = 0; n < ROWS; n++) worst = fmax(worst, fabs(weight[n] * exp(x[n]) - 1));
+  return worst;
+}
+
+/* The same of exp alone, where P is rounded to steps of 2 u_p: a weight jumps at the x whose exp(-x) lies between two steps.
+ * Where it jumps is found by halving. */
+static double measure_exp(const char *kernel, const attn_problem *p, double p_rounding) {
+  double middle[ROWS], low[ROWS], high[ROWS], x[ROWS], weight[ROWS], worst = 0;
+  for (int n = 0; n < ROWS; n++) {
+    middle[n] = 0.5 + p_rounding * (0.5 + n % (int)(0.5 / p_rounding));
+    low[n] = -log(middle[n]) - p_rounding / 4;
+    high[n] = -log(middle[n]) + p_rounding / 4;
+  }
+  for (int halving = 0; halving < HALVINGS; halving++) {
+    for (int n = 0; n < ROWS; n++) x[n] = (low[n] + high[n]) / 2;
+    weigh(kernel, p, x, weight);
+    for (int n = 0; n < ROWS; n++) *(weight[n] > middle[n] ? &low[n] : &high[n]) = x[n];
+  }
+  for (int n = 0; n < ROWS; n++) worst = fmax(worst, fabs(middle[n] * exp((low[n] + high[n]) / 2) - 1));
+  return worst;
+}
+
+/* Declared errors are at least what is measured and at most about twice as much. */
+static void compare(const char *kernel, const char *what, double declared, double measured) {
+  print_message("%-16s %-10s declared %.3g, measured %.3g\n", kernel, what, declared, measured);
+  if (measured > declared + NOISE) fail_msg("%s declares %s %.3g and has %.3g", kernel, what, declared, measured);
+  if (declared > 2 * measured + NOISE) fail_msg("%s declares %s %.3g and has %.3g only", kernel, what, declared, measured);
+}
+
+static bool takes(const attn_kernel_info *info, attn_dtype dtype) {
+  const attn_problem p = probe_problem(dtype);
+  return !attn_kernel_rejects(info, &p);
+}
+
+/* P is not rounded: weights tell the error of exp. */
+static void check_exp(const attn_kernel_info *info, attn_dtype dtype) {
+  const attn_problem p = probe_problem(dtype);
+  if (takes(info, dtype)) compare(info->name, "exp error", info->numerics.exp_error, measure_weights(info->name, &p));
+}
+
+/* P is rounded. Libraries divide by the sum before they round, so that both weights of a quotient are rounded. */
+static void check_rounded(const attn_kernel_info *info) {
+  const attn_problem p = probe_problem(ATTN_BF16);
+  const attn_numerics *n = &info->numerics;
+  if (!takes(info, ATTN_BF16)) return;
+  compare(info->name, "p rounding", n->p_rounding, measure_weights(info->name, &p) / (info->library[0] ? 2 : 1));
+  if (!info->library[0]) compare(info->name, "exp error", n->exp_error, measure_exp(info->name, &p, n->p_rounding));
+}
+
+static void check_kernel(const char *kernel) {
+  const attn_kernel_info *info = attn_kernel_find(kernel);
+  check_exp(info, ATTN_F32);
+  if (info->numerics.p_rounding > 0)
+    check_rounded(info);
+  else
+    check_exp(info, ATTN_BF16);
+}
+
+static void declared_errors_are_true(void **state) {
+  (void)state;
+  test_each_kernel(check_kernel);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(declared_errors_are_true)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
