@@ -25,6 +25,11 @@ const attn_peak_loop *attn_peak_get(int index) {
   return NULL;
 }
 
+bool attn_peak_usable(const char *isa) {
+  const int tier = attn_tier_find(isa);
+  return tier >= 0 && !attn_tier_unusable(tier, NULL) && !attn_tier_claim(tier);
+}
+
 static const attn_peak_loop *find_in(const attn_peak_loop *table, const char *dtype) {
   for (const attn_peak_loop *loop = table; loop->isa; loop++)
     if (strcmp(loop->dtype, dtype) == 0) return loop;

@@ -8,6 +8,7 @@
 #ifndef ATTN_PEAK_H
 #define ATTN_PEAK_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -24,9 +25,12 @@ typedef struct attn_peak_loop {
   uint64_t (*read)(const void *data, size_t bytes);
 } attn_peak_loop;
 
-/* All loops of this build, also those that this CPU cannot run; NULL beyond the last. Check attn_cpu_tiers() before running
+/* All loops of this build, also those that this CPU cannot run; NULL beyond the last. Check attn_peak_usable() before running
  * one. */
 const attn_peak_loop *attn_peak_get(int index);
+
+/* Whether this CPU can run the loops of a tier. Asks the operating system for the registers that they need. */
+bool attn_peak_usable(const char *isa);
 
 /* The loop that a kernel of this tier and K/V dtype is measured against: the tier's own for that dtype, else the tier's f32
  * loop, else the next lower tier's. NULL if no tier has that name. */

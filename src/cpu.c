@@ -4,6 +4,7 @@
 #include "cpu.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -29,9 +30,9 @@ static uint64_t read_xcr0(void) {
 
 static bool all_set(uint64_t value, uint64_t bits) { return (value & bits) == bits; }
 
-/* Linux allows tile data on request only (arch_prctl(2), since 5.16). The permission holds for the whole process and makes
- * it need larger signal stacks, so we ask only when the tier is used. */
-static bool amx_permitted(void) {
+/* Linux allows tile data on request only (arch_prctl(2), since 5.16). The permission holds for the whole process, and from
+ * then on Linux refuses small signal stacks to it. So we ask only when a plan is about to use the unit. */
+static bool request_tiles(void) {
 #ifdef ATTN_EMULATE_AVX512
   return true;
 #else
@@ -68,10 +69,10 @@ enum { HWCAP2_BF16_BIT = 1 << 14 }; /* Linux, Documentation/arch/arm64/elf_hwcap
 
 /* Advanced SIMD is part of the base architecture. */
 static uint32_t detect_features(void) { return CPU_NEON | (getauxval(AT_HWCAP2) & HWCAP2_BF16_BIT ? CPU_NEON_BF16 : 0); }
-static bool amx_permitted(void) { return false; }
+static bool request_tiles(void) { return false; }
 #else
 static uint32_t detect_features(void) { return 0; }
-static bool amx_permitted(void) { return false; }
+static bool request_tiles(void) { return false; }
 #endif
 
 uint32_t attn_cpu_features(void) {
@@ -115,12 +116,13 @@ static void append_feature_names(uint32_t features, char *text, size_t bytes) {
     if (features & 1u << i) attn_append(text, bytes, ", ", names[i]);
 }
 
+static _Atomic uint32_t refused; /* features that the operating system has refused to this process */
+
 const char *attn_tier_unusable(int index, const char *cap) {
   static _Thread_local char reason[200];
   assert(index >= 0 && index < TIER_COUNT);
-  uint32_t missing = tiers[index].features & ~attn_cpu_features();
+  const uint32_t missing = tiers[index].features & ~(attn_cpu_features() & ~atomic_load(&refused));
   const bool capped = cap && index > attn_tier_find(cap);
-  if (!missing && !capped && (tiers[index].features & CPU_AMX_BF16) && !amx_permitted()) missing = CPU_AMX_BF16;
   if (missing) {
     char names[120] = "";
     append_feature_names(missing, names, sizeof names);
@@ -132,6 +134,15 @@ const char *attn_tier_unusable(int index, const char *cap) {
     return reason;
   }
   return NULL;
+}
+
+const char *attn_tier_claim(int index) {
+  assert(index >= 0 && index < TIER_COUNT);
+  if (!(tiers[index].features & CPU_AMX_BF16) || request_tiles()) return NULL;
+  if (errno == ENOSPC)
+    return "the operating system grants AMX only to processes with larger signal stacks (sigaltstack) than this one's";
+  atomic_fetch_or(&refused, CPU_AMX_BF16);
+  return attn_tier_unusable(index, NULL);
 }
 
 const char *attn_tier_best(void) {

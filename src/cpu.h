@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 /* Feature bits as tiers.def names them. A bit is set only if the instructions exist and the operating system saves their
- * registers (XCR0). It must also grant AMX, which attn_tier_unusable() asks for. */
+ * registers (XCR0). AMX also needs the operating system's permission, for which attn_tier_claim() asks. */
 enum {
   CPU_AVX2 = 1 << 0,
   CPU_FMA = 1 << 1,
@@ -25,8 +25,13 @@ uint32_t attn_cpu_features(void);
 int attn_tier_find(const char *isa);
 const char *attn_tier_isa(int tier);
 
-/* NULL if the tier can run here and is not above `cap` (NULL = no cap); else why not. Thread-local text. */
+/* NULL if the tier can run here and is not above `cap` (NULL = no cap); else why not. Thread-local text. Asks the operating
+ * system for nothing: AMX counts as usable until its permission has been refused. */
 const char *attn_tier_unusable(int tier, const char *cap);
+
+/* Asks the operating system for the registers of a usable tier, before its first instruction runs. NULL, or why it refuses;
+ * thread-local or static text. The permission for AMX changes the whole process: Linux then refuses small signal stacks. */
+const char *attn_tier_claim(int tier);
 
 /* The highest tier that this CPU can run; caps do not count. */
 const char *attn_tier_best(void);

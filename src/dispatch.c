@@ -50,20 +50,26 @@ static void list_usable(const attn_problem *problem, const char *cap, char *name
   if (!*names) snprintf(names, bytes, "none");
 }
 
+const char *attn_dispatch_claim(const attn_kernel *kernel) { return attn_tier_claim(attn_tier_find(kernel->info.isa)); }
+
+/* The list of usable kernels is for errors alone: to make it asks every kernel, and libraries take long to answer. */
 static attn_status choose_named(const attn_problem *problem, const char *name, const char *source, const char *cap,
                                 attn_choice *choice) {
-  char usable[400] = "";
-  list_usable(problem, cap, usable, sizeof usable);
+  char why[300] = "", usable[400] = "";
   const attn_kernel *kernel = attn_registry_find(name);
+  const char *reason = kernel ? refusal(kernel, problem, cap) : "";
+  if (!reason) reason = attn_dispatch_claim(kernel);
+  if (reason) {
+    snprintf(why, sizeof why, "%s", reason); /* list_usable overwrites the text */
+    list_usable(problem, cap, usable, sizeof usable);
+  }
   if (!kernel)
     return attn_fail(ATTN_UNKNOWN_KERNEL,
                      "%s is '%s', which no kernel of this build is called; kernels that take this problem "
                      "here: %s",
                      source, name, usable);
-  const char *reason = refusal(kernel, problem, cap);
   if (reason)
-    return attn_fail(ATTN_UNSUPPORTED, "%s is '%s', which cannot run: %s; kernels that can: %s", source, name, reason,
-                     usable);
+    return attn_fail(ATTN_UNSUPPORTED, "%s is '%s', which cannot run: %s; kernels that can: %s", source, name, why, usable);
   choice->kernel = kernel;
   snprintf(choice->why, sizeof choice->why, "named by %s", source);
   return ATTN_OK;
@@ -88,12 +94,14 @@ static attn_status choose_automatically(const attn_problem *problem, const char 
     const char *reason = refusal(kernel, problem, cap);
     const bool accepts = !reason;
     if (accepts) reason = passed_over(kernel, problem);
+    if (!reason) reason = attn_dispatch_claim(kernel);
     if (!reason) break;
     if (accepts && !second_best) second_best = kernel;
     snprintf(line, sizeof line, "%s (%s)", kernel->info.name, reason);
     attn_append(refused, sizeof refused, ", ", line);
   }
-  choice->kernel = kernel ? kernel : second_best;
+  if (!kernel && second_best && !attn_dispatch_claim(second_best)) kernel = second_best;
+  choice->kernel = kernel;
   if (!choice->kernel) return attn_fail(ATTN_UNSUPPORTED, "no kernel takes this problem here: %s", refused);
   snprintf(choice->why, sizeof choice->why, "automatic: the best-ranked kernel that accepts%s%s",
            *refused ? "; passed over: " : "", refused);

@@ -15,6 +15,10 @@ typedef struct attn_choice {
  * ATTN_MAX_ISA. Never falls back from a named kernel. The problem is valid; options may be NULL. */
 attn_status attn_dispatch(const attn_problem *problem, const attn_options *options, attn_choice *choice);
 
+/* Asks the operating system for what the kernel's instructions need. NULL, or why it refuses; thread-local or static text.
+ */
+const char *attn_dispatch_claim(const attn_kernel *kernel);
+
 /* The lower of options->max_isa and ATTN_MAX_ISA, for attn_tier_unusable: NULL = no cap. options may be NULL. */
 attn_status attn_dispatch_cap(const attn_options *options, const char **cap);
 

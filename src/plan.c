@@ -154,6 +154,7 @@ attn_status attn_plan_create_for_kernel(const attn_problem *problem, const attn_
   if (status != ATTN_OK) return status;
   char buffer[300];
   const char *reason = kernel->rejects(problem, buffer, sizeof buffer);
+  if (!reason) reason = attn_dispatch_claim(kernel);
   if (reason) return attn_fail(ATTN_UNSUPPORTED, "kernel '%s' refuses: %s", kernel->info.name, reason);
   const attn_choice choice = {.kernel = kernel, .cap = options ? options->max_isa : NULL, .why = "given by the caller"};
   return create(problem, &choice, options, plan);

@@ -108,6 +108,7 @@ int main(int argc, char **argv) {
   }
   const int tier = attn_tier_find(cap);
   const char *why_not = tier < 0 ? "this architecture has no such tier" : attn_tier_unusable(tier, NULL);
+  if (!why_not) why_not = attn_tier_claim(tier);
   if (why_not) {
     printf("skipped: %s: %s\n", cap, why_not);
     return SKIPPED;

@@ -10,6 +10,7 @@
 #include "base/cli.h"
 #include "base/files.h"
 #include "machine/affinity.h"
+#include "timing/rates.h"
 
 typedef struct command {
   const char *name;
@@ -85,6 +86,7 @@ static int help_main(int argc, char **argv) {
 static int run_command(int argc, char **argv) {
   static char run[] = "run";
   char *just_run[] = {run, NULL};
+  (void)bench_highest_tier(); /* asks for AMX once, so that lists know whether this process gets it */
   if (argc < 2) return bench_run_main(1, just_run);
   const command *named = find(argv[1]);
   if (named) return named->main(argc - 1, argv + 1);

@@ -49,7 +49,7 @@ static double compute_rate(const attn_peak_loop *loop, int threads) {
 static void measure_compute(ceilings *c) {
   const attn_peak_loop *loop;
   for (int i = 0; (loop = attn_peak_get(i)) && c->count < MOST_ROWS; i++) {
-    if (!bench_tier_usable(loop->isa)) continue;
+    if (!attn_peak_usable(loop->isa)) continue;
     ceiling *row = &c->row[c->count++];
     *row = (ceiling){.kind = "compute", .unit = "Gflop/s", .one = compute_rate(loop, 1) / 1e9};
     snprintf(row->name, sizeof row->name, "%s", loop->isa);

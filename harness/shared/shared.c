@@ -114,18 +114,8 @@ struct attnbench_peak {
   char name[64];
 };
 
-/* Tables go from the lowest tier to the highest. */
-static const char *highest_tier(void) {
-  const attn_peak_loop *loop;
-  const char *highest = NULL;
-  for (int i = 0; (loop = attn_peak_get(i)); i++)
-    if (bench_tier_usable(loop->isa)) highest = loop->isa;
-  return highest;
-}
-
 attnbench_peak *attnbench_peak_open(const char *dtype, int threads, double slice_ns) {
-  const char *isa = highest_tier();
-  const attn_peak_loop *loop = isa ? attn_peak_for(isa, dtype) : NULL;
+  const attn_peak_loop *loop = attn_peak_for(bench_highest_tier(), dtype);
   attnbench_peak *peak = loop ? malloc(sizeof *peak) : NULL;
   if (!peak) return NULL;
   peak->slice = bench_peak_prepare(loop, threads, slice_ns);

@@ -12,20 +12,20 @@
 #include "machine/affinity.h"
 #include "timing/stats.h"
 
-bool bench_tier_usable(const char *isa) {
-  const char *tiers = attn_cpu_tiers(); /* words with blanks between them */
-  const size_t length = strlen(isa);
-  for (const char *at = tiers; (at = strstr(at, isa)); at += length)
-    if ((at == tiers || at[-1] == ' ') && (at[length] == 0 || at[length] == ' ')) return true;
-  return false;
+/* The table of loops goes from the lowest tier to the highest. */
+const char *bench_highest_tier(void) {
+  const attn_peak_loop *loop;
+  const char *highest = "c";
+  for (int i = 0; (loop = attn_peak_get(i)); i++)
+    if (attn_peak_usable(loop->isa)) highest = loop->isa;
+  return highest;
 }
 
 /* ---- Multiply-adds ------------------------------------------------------------------------------------------------- */
 
 const attn_peak_loop *bench_peak_of(const attn_kernel_info *kernel, const char *dtype) {
   if (!kernel->library[0]) return attn_peak_for(kernel->isa, dtype);
-  const char *tiers = attn_cpu_tiers(), *last = strrchr(tiers, ' ');
-  return attn_peak_for(last ? last + 1 : tiers, kernel->numerics.p_rounding > 0 ? dtype : "f32");
+  return attn_peak_for(bench_highest_tier(), kernel->numerics.p_rounding > 0 ? dtype : "f32");
 }
 
 static const double WARM_UP_NS = 2e6; /* clocks and vector units of present CPUs need well under a millisecond to wake */
@@ -77,7 +77,7 @@ bench_read_loop bench_widest_read(void) {
   const attn_peak_loop *loop;
   bench_read_loop widest = NULL;
   for (int i = 0; (loop = attn_peak_get(i)); i++)
-    if (loop->read && bench_tier_usable(loop->isa)) widest = loop->read;
+    if (loop->read && attn_peak_usable(loop->isa)) widest = loop->read;
   return widest;
 }
 

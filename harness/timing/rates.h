@@ -6,8 +6,8 @@
 #include "data/tensors.h"
 #include "kernels/peak.h"
 
-/* Whether this CPU and its operating system run the loops of a tier. */
-bool bench_tier_usable(const char *isa);
+/* The highest tier whose loops this CPU and its operating system run. */
+const char *bench_highest_tier(void);
 
 /* ---- Multiply-adds, in slices short enough to run before and after every sample ---- */
 
