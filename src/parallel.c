@@ -7,15 +7,81 @@
 
 #include "error.h"
 
+enum { MOST_THREADS = 4096 };
+
+static void run_serially(int64_t tasks, attn_task_fn task, void *context) {
+  for (int64_t i = 0; i < tasks; i++) task(context, i, 0);
+}
+
 #ifdef _OPENMP
 #include <omp.h>
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
 
-int attn_parallel_default_threads(void) { return omp_get_max_threads(); }
+int attn_parallel_default_threads(void) {
+  const int threads = omp_get_max_threads();
+  return threads < MOST_THREADS ? threads : MOST_THREADS;
+}
+
+/* The threads of the calling thread's last parallel loop, and the process that it ran in. OpenMP keeps the threads for the
+ * next loop of the same thread, unless loops are nested. */
+typedef struct team {
+  int threads;
+  pid_t process;
+} team;
+
+static _Thread_local team last;
+
+/* ---- How many threads the system allows: where one cannot be made, OpenMP runtimes end the process ---- */
+
+static intptr_t start_in_turn(intptr_t count);
+
+static void *start_the_rest(void *count) { return (void *)start_in_turn((intptr_t)count - 1); }
+
+/* Each thread starts the next and waits for it, so that all are there at once. Returns how many could be started. */
+static intptr_t start_in_turn(intptr_t count) {
+  pthread_t next;
+  void *started = NULL;
+  if (count == 0 || pthread_create(&next, NULL, start_the_rest, (void *)count)) return 0;
+  pthread_join(next, &started);
+  return 1 + (intptr_t)started;
+}
+
+/* How many of `count` more threads the system allows, by trying. */
+static int count_startable(int count) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before); /* the caller's signals are not for these threads */
+  const int startable = (int)start_in_turn(count);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  return startable;
+}
+
+/* The threads that a parallel loop of the calling thread can have, at most `wanted`. A child of fork() has none of the
+ * threads that OpenMP started for its parent, and would wait for them forever: in the thread that forked, loops are serial.
+ */
+static int available_threads(int wanted) {
+  const pid_t process = getpid();
+  if (last.threads > 1 && last.process != process) return 1;
+  if (omp_get_thread_limit() < wanted) wanted = omp_get_thread_limit();
+  if (omp_get_active_level() >= omp_get_max_active_levels()) return 1; /* what OpenMP would do as well */
+  const bool nested = omp_get_level() > 0;
+  const int there = !nested && last.threads > 1 ? last.threads : 1;
+  if (wanted > there) wanted = there + count_startable(wanted - there);
+  if (!nested) last = (team){wanted, process};
+  return wanted;
+}
 
 /* Starts all threads of the plan even if a phase has fewer tasks. libgomp ends the threads that a smaller team does not
  * need, and starting new ones in the next phase costs more than a few idle threads. */
 static void run_threads(int threads, int64_t tasks, attn_task_fn task, void *context) {
   _Atomic int64_t next = 0;
+  threads = available_threads(threads);
+  if (threads == 1) {
+    run_serially(tasks, task, context);
+    return;
+  }
 #pragma omp parallel num_threads(threads)
   for (int64_t i; (i = atomic_fetch_add_explicit(&next, 1, memory_order_relaxed)) < tasks;)
     task(context, i, omp_get_thread_num());
@@ -25,14 +91,14 @@ int attn_parallel_default_threads(void) { return 1; }
 
 static void run_threads(int threads, int64_t tasks, attn_task_fn task, void *context) {
   (void)threads;
-  for (int64_t i = 0; i < tasks; i++) task(context, i, 0);
+  run_serially(tasks, task, context);
 }
 #endif
 
 attn_status attn_parallel_resolve(const attn_options *asked, attn_options *options) {
   *options = asked ? (attn_options){.threads = asked->threads, .parallel_for = asked->parallel_for, .pool = asked->pool}
                    : (attn_options){0};
-  if (options->threads < 0 || options->threads > 4096 || (options->parallel_for && options->threads < 1))
+  if (options->threads < 0 || options->threads > MOST_THREADS || (options->parallel_for && options->threads < 1))
     return attn_fail(ATTN_INVALID_ARGUMENT, "attn_options.threads is %d; it must be in %s", options->threads,
                      options->parallel_for ? "1..4096 with parallel_for" : "1..4096, or 0 for the default");
   if (options->threads == 0) options->threads = attn_parallel_default_threads();
@@ -42,7 +108,7 @@ attn_status attn_parallel_resolve(const attn_options *asked, attn_options *optio
 void attn_parallel_run(const attn_options *options, int64_t tasks, attn_task_fn task, void *context) {
   assert(tasks >= 0 && options->threads >= 1);
   if (tasks <= 1 || options->threads <= 1)
-    for (int64_t i = 0; i < tasks; i++) task(context, i, 0);
+    run_serially(tasks, task, context);
   else if (options->parallel_for)
     options->parallel_for(options->pool, tasks, options->threads, task, context);
   else

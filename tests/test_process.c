@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: MIT */
+/* The library and the process around it: which permissions it asks for, what it does where no more threads can be made, and
+ * after fork(). Each test runs in a child of its own, because the answers hold for a whole process. */
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "support.h"
+
+enum { SECONDS = 30, HANGS = 1 << 20, SMALL_STACK = 8192 };
+
+/* ---- Threads that cannot be made: pthread_create of the whole process goes through here ---- */
+
+static atomic_int threads_left = HANGS;
+
+typedef struct start {
+  void *(*body)(void *);
+  void *context;
+} start;
+
+static void *run_and_give_back(void *pointer) {
+  const start s = *(start *)pointer;
+  free(pointer);
+  void *result = s.body(s.context);
+  atomic_fetch_add(&threads_left, 1);
+  return result;
+}
+
+__attribute__((visibility("default"))) int pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
+                                                          void *(*body)(void *), void *context) {
+  int (*create)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+  void *const found = dlsym(RTLD_NEXT, "pthread_create");
+  memcpy(&create, &found, sizeof create);
+  start *s = malloc(sizeof *s);
+  if (!s || atomic_fetch_sub(&threads_left, 1) <= 0) {
+    atomic_fetch_add(&threads_left, 1);
+    free(s);
+    return EAGAIN;
+  }
+  *s = (start){body, context};
+  return create(thread, attributes, run_and_give_back, s);
+}
+
+/* ---- Children ---- */
+
+/* Exit code of body(context) in a child; it is killed if it hangs. */
+static int in_child(int (*body)(int), int value) {
+  const pid_t child = fork();
+  assert_true(child >= 0);
+  if (child == 0) {
+    alarm(SECONDS);
+    _exit(body(value));
+  }
+  int status;
+  assert_int_equal(waitpid(child, &status, 0), child);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+/* ---- A problem that keeps several threads busy ---- */
+
+enum { HEADS = 8, SEQ = 40, DIM = 16, ELEMENTS = HEADS * SEQ * DIM };
+
+static float q[ELEMENTS], k[ELEMENTS], v[ELEMENTS], serial[ELEMENTS], o[ELEMENTS];
+
+static bool attend(int threads, float *to) {
+  attn_problem p;
+  attn_problem_init(&p, 1, HEADS, HEADS, SEQ, SEQ, DIM, DIM);
+  return test_run(&p, &(attn_args){.q = q, .k = k, .v = v, .o = to}, &(attn_options){.threads = threads}) == ATTN_OK;
+}
+
+static bool same_on_threads(int threads) {
+  memset(o, 0xff, sizeof o);
+  return attend(threads, o) && !memcmp(o, serial, sizeof o);
+}
+
+static int prepare(void **state) {
+  (void)state;
+  for (int i = 0; i < ELEMENTS; i++) q[i] = k[i] = v[i] = (float)(i * 37 % 101) / 101.0f - 0.5f;
+  return !attend(1, serial);
+}
+
+/* ---- Permission for AMX ---- */
+
+static bool small_stack_accepted(void) {
+  static char memory[SMALL_STACK];
+  return sigaltstack(&(stack_t){.ss_sp = memory, .ss_size = sizeof memory}, NULL) == 0;
+}
+
+/* Float32 plans, automatic and named, and questions about kernels; oneDNN asks for the permission itself. */
+static int ask_about_float32(int unused) {
+  (void)unused;
+  attn_problem p;
+  attn_problem_init(&p, 1, HEADS, HEADS, SEQ, SEQ, DIM, DIM);
+  bool good = attn_cpu_tiers()[0] == 'c' && attend(1, o) && attend(2, o);
+  static const char *const names[] = {"flash_amx", "flash_avx512", "flash_avx2", "flash_c", "flash_neonbf16"};
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    const attn_kernel_info *kernel = attn_kernel_find(names[i]);
+    attn_plan *plan;
+    if (!kernel) continue;
+    (void)attn_kernel_unusable(kernel);
+    (void)attn_kernel_rejects(kernel, &p);
+    if (strcmp(names[i], "flash_amx") == 0) continue; /* the sentence of its refusal lists oneDNN's kernels */
+    if (attn_plan_create(&p, &(attn_options){.kernel = names[i], .threads = 1}, &plan) == ATTN_OK) attn_plan_destroy(plan);
+  }
+  return good && small_stack_accepted() ? 0 : 1;
+}
+
+static void float32_plans_leave_small_signal_stacks_alone(void **state) {
+  (void)state;
+  assert_int_equal(in_child(ask_about_float32, 0), 0);
+}
+
+static attn_status plan_bf16(const char *kernel) {
+  attn_problem p;
+  attn_plan *plan;
+  attn_problem_init(&p, 1, HEADS, HEADS, SEQ, SEQ, DIM, DIM);
+  p.dtype_q = p.dtype_kv = ATTN_BF16;
+  const attn_status status = attn_plan_create(&p, &(attn_options){.kernel = kernel, .threads = 1}, &plan);
+  attn_plan_destroy(plan);
+  return status;
+}
+
+/* With a small signal stack Linux refuses the permission: the kernel is refused in words, the automatic choice takes
+ * another, and once the stack is gone the unit can be used. */
+static int use_amx_beside_a_small_stack(int unused) {
+  (void)unused;
+  if (!small_stack_accepted()) return 1;
+  if (plan_bf16("flash_amx") != ATTN_UNSUPPORTED || !strstr(attn_last_error(), "sigaltstack")) return 2;
+  if (plan_bf16(NULL) != ATTN_OK) return 3;
+  if (sigaltstack(&(stack_t){.ss_flags = SS_DISABLE}, NULL)) return 4;
+  return plan_bf16("flash_amx") == ATTN_OK ? 0 : 5;
+}
+
+/* 0 if this process gets the permission for the unit and needs it: not where it is refused, nor where tests emulate it. */
+static int permission_needed(int unused) {
+  uint64_t granted = 0;
+  (void)unused;
+#ifdef SYS_arch_prctl
+  enum { ARCH_GET_XCOMP_PERM = 0x1022 };
+  if (plan_bf16("flash_amx") == ATTN_OK) syscall(SYS_arch_prctl, ARCH_GET_XCOMP_PERM, &granted);
+#endif
+  return granted >> 18 & 1 ? 0 : 1;
+}
+
+static void amx_is_asked_for_by_the_plan_that_uses_it(void **state) {
+  (void)state;
+  if (in_child(permission_needed, 0)) skip();
+  assert_int_equal(in_child(use_amx_beside_a_small_stack, 0), 0);
+}
+
+/* ---- Threads ---- */
+
+static int run_with_threads_left(int left) {
+  atomic_store(&threads_left, left);
+  return same_on_threads(4) && same_on_threads(2) && same_on_threads(4) ? 0 : 1;
+}
+
+static void missing_threads_make_a_loop_slower_and_nothing_else(void **state) {
+  (void)state;
+  for (int left = 0; left <= 3; left++) assert_int_equal(in_child(run_with_threads_left, left), 0);
+}
+
+static int run_in_grandchild(int unused) {
+  (void)unused;
+  return same_on_threads(4) ? 0 : 1;
+}
+
+static int run_then_fork(int threads) {
+  if (!same_on_threads(threads)) return 2;
+  return in_child(run_in_grandchild, 0);
+}
+
+static void forked_children_run(void **state) {
+  (void)state;
+  for (int threads = 1; threads <= 4; threads += 3) assert_int_equal(in_child(run_then_fork, threads), 0);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(float32_plans_leave_small_signal_stacks_alone),
+      cmocka_unit_test(amx_is_asked_for_by_the_plan_that_uses_it),
+      cmocka_unit_test(missing_threads_make_a_loop_slower_and_nothing_else),
+      cmocka_unit_test(forked_children_run),
+  };
+  return cmocka_run_group_tests(tests, prepare, NULL);
+}
