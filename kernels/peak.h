@@ -25,8 +25,8 @@ typedef struct attn_peak_loop {
   uint64_t (*read)(const void *data, size_t bytes);
 } attn_peak_loop;
 
-/* All loops of this build, also those that this CPU cannot run; NULL beyond the last. Check attn_peak_usable() before running
- * one. */
+/* All loops of this build, also those that this CPU cannot run; NULL beyond the last. Check attn_peak_usable() before
+ * running one. */
 const attn_peak_loop *attn_peak_get(int index);
 
 /* Whether this CPU can run the loops of a tier. Asks the operating system for the registers that they need. */

@@ -5,7 +5,9 @@
 #include <math.h>
 
 #include "error.h"
+#include "float_mode.h"
 #include "kernels/common/arithmetic.h"
+#include "kernels/common/unroll.h"
 
 enum { BLOCK = 64 };
 
@@ -53,16 +55,24 @@ static attn_status check(int parts, int64_t rows, int64_t dim_v, const float *co
   return ATTN_OK;
 }
 
-attn_status attn_merge(int parts, int64_t rows, int64_t dim_v, const float *const *o, const float *const *lse, float *o_out,
-                       float *lse_out) {
-  attn_status status = check(parts, rows, dim_v, o, lse, o_out);
-  const partial_results in = {.parts = parts, .dim_v = dim_v, .o = o, .lse = lse};
-  for (int64_t row = 0; status == ATTN_OK && row < rows; row++) {
-    const double reference = largest_lse(&in, row);
+/* Not inlined: the compiler must not move arithmetic out of the default floating-point mode. */
+static NO_INLINE void merge_rows(const partial_results *in, int64_t rows, float *o_out, float *lse_out) {
+  for (int64_t row = 0; row < rows; row++) {
+    const double reference = largest_lse(in, row);
     double total = 0;
-    for (int p = 0; p < parts; p++) total += weight_of(&in, p, row, reference);
-    merge_row(&in, row, reference, total, o_out);
+    for (int p = 0; p < in->parts; p++) total += weight_of(in, p, row, reference);
+    merge_row(in, row, reference, total, o_out);
     if (lse_out) lse_out[row] = total > 0 || isnan(total) ? (float)(reference + log(total)) : -INFINITY;
   }
-  return status;
+}
+
+attn_status attn_merge(int parts, int64_t rows, int64_t dim_v, const float *const *o, const float *const *lse, float *o_out,
+                       float *lse_out) {
+  const attn_status status = check(parts, rows, dim_v, o, lse, o_out);
+  if (status != ATTN_OK) return status;
+  const partial_results in = {.parts = parts, .dim_v = dim_v, .o = o, .lse = lse};
+  const uint64_t mode = attn_float_mode_enter();
+  merge_rows(&in, rows, o_out, lse_out);
+  attn_float_mode_leave(mode);
+  return ATTN_OK;
 }

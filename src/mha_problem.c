@@ -24,7 +24,7 @@ static attn_strides dense_rows(int64_t seq, int64_t width) {
 }
 
 void attn_mha_problem_init(attn_mha_problem *p, int64_t batch, int64_t heads, int64_t seq_q, int64_t seq_k, int64_t width) {
-  const int64_t dim = heads > 0 ? width / heads : width;
+  const int64_t dim = heads > 0 && width % heads == 0 ? width / heads : 0; /* 0: attn_mha_create says what is wrong */
   *p = (attn_mha_problem){.struct_size = sizeof *p,
                           .width = width,
                           .width_memory = width,
@@ -81,6 +81,11 @@ static attn_status check_attention(const attn_mha_problem *p) {
   REQUIRE(a->dtype_q == ATTN_F32 && a->dtype_kv == ATTN_F32 && a->dtype_o == ATTN_F32,
           "attn_mha_problem.attention has dtypes %d, %d, %d (q, kv, o); inside a layer all must be ATTN_F32",
           (int)a->dtype_q, (int)a->dtype_kv, (int)a->dtype_o);
+  REQUIRE(
+      a->dim_qk != 0 || a->heads_q < 1 || p->width % a->heads_q == 0,
+      "attn_mha_problem.width is %" PRId64 " with %" PRId64
+      " heads; it must be a multiple of the heads, or attention must get head dimensions of its own by attn_problem_init",
+      p->width, a->heads_q);
   REQUIRE(a->score == ATTN_SCORE_DOT, "attn_mha_problem.attention.score is %d; multi-head attention has ATTN_SCORE_DOT",
           (int)a->score);
   return attn_problem_validate(a);

@@ -4,7 +4,9 @@
 #include <math.h>
 
 #include "error.h"
+#include "float_mode.h"
 #include "kernels/common/dtypes.h"
+#include "kernels/common/unroll.h"
 #include "problem.h"
 #include "strides.h"
 
@@ -19,6 +21,11 @@ static attn_strides bhsd(int64_t heads, int64_t seq, int64_t dim) {
 
 static attn_strides bshd(int64_t heads, int64_t seq, int64_t dim) {
   return (attn_strides){.b = times(seq, times(heads, dim)), .h = dim, .s = times(heads, dim), .d = 1};
+}
+
+/* 1 / sqrt(dim_qk), rounded to nearest whatever the caller's floating-point mode is. Not inlined, as in merge.c. */
+static NO_INLINE void set_default_scale(int64_t dim_qk, float *scale) {
+  *scale = dim_qk > 0 ? 1.0f / sqrtf((float)dim_qk) : 1.0f;
 }
 
 void attn_problem_init(attn_problem *p, int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t seq_q, int64_t seq_k,
@@ -41,10 +48,12 @@ void attn_problem_init(attn_problem *p, int64_t batch, int64_t heads_q, int64_t 
       .bias_stride = dense,
       .mask_stride = dense,
       .scores_stride = dense,
-      .scale = dim_qk > 0 ? 1.0f / sqrtf((float)dim_qk) : 1.0f,
       .window_left = -1,
       .window_right = -1,
   };
+  const uint64_t mode = attn_float_mode_enter();
+  set_default_scale(dim_qk, &p->scale);
+  attn_float_mode_leave(mode);
 }
 
 void attn_problem_set_causal(attn_problem *p, attn_align align) {

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: MIT */
-/* Flush-to-zero and denormals-are-zero, and rounding towards zero: with any of the caller's floating-point modes every
- * kernel gives the same bits, within the proven limit, on ordinary data, on denormals and on logits of +-10^4, and leaves
- * the mode as it was. */
+/* Flush-to-zero and denormals-are-zero, rounding towards zero, exceptions that trap: with any of the caller's floating-point
+ * modes every kernel gives the same bits, within the proven limit, on ordinary data, on denormals and on logits of +-10^4,
+ * and leaves the mode as it was. So do the functions that compute without a kernel. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "attn/nn.h"
+#include "attn/product.h"
 #include "check/check.h"
 #include "kernels/common/convert.h"
 #include "support.h"
@@ -13,7 +16,23 @@
 #ifdef __x86_64__
 #include <immintrin.h>
 
-enum { FLUSH_TO_ZERO = 0x8000, DENORMALS_ARE_ZERO = 0x0040, TOWARDS_ZERO = 0x6000, MODES = 0xe040 };
+/* Bits that differ from the default mode. TRAPS: all exceptions but denormal operands. */
+enum { FLUSH_TO_ZERO = 0x8000, DENORMALS_ARE_ZERO = 0x0040, TOWARDS_ZERO = 0x6000, TRAPS = 0x1e80, MODES = 0xffc0 };
+
+static const unsigned modes[] = {
+    0, FLUSH_TO_ZERO, DENORMALS_ARE_ZERO, FLUSH_TO_ZERO | DENORMALS_ARE_ZERO, TOWARDS_ZERO, TRAPS, TRAPS | TOWARDS_ZERO};
+enum { MODE_COUNT = sizeof modes / sizeof *modes };
+
+/* Runs the statement in a mode, with no exception pending, and checks that it leaves the mode as it was. */
+#define IN_MODE(mode, statement)                                \
+  do {                                                          \
+    const unsigned default_mode = _mm_getcsr() & MODES;         \
+    _mm_setcsr(default_mode ^ (mode));                          \
+    statement;                                                  \
+    const unsigned mode_after = _mm_getcsr();                   \
+    _mm_setcsr(default_mode);                                   \
+    assert_int_equal(mode_after &MODES, default_mode ^ (mode)); \
+  } while (0)
 
 typedef struct flush_case {
   const char *what;
@@ -33,7 +52,7 @@ static const void *narrow(const float *values, size_t count, uint16_t *to) {
 }
 
 /* The oracle runs in the default mode; only the kernel sees the flags. */
-static void within_limit(const char *kernel, const flush_case *c, unsigned mode) {
+static void within_limit(const char *kernel, const flush_case *c, bool in_bf16, unsigned mode) {
   enum { HEADS = 2, QUERIES = 8, KEYS = 150, DIM = 24 };
   static float q[HEADS * QUERIES * DIM], k[HEADS * KEYS * DIM], v[HEADS * KEYS * DIM], o[HEADS * QUERIES * DIM],
       lse[HEADS * QUERIES];
@@ -42,7 +61,8 @@ static void within_limit(const char *kernel, const flush_case *c, unsigned mode)
   attn_problem p;
   attn_problem_init(&p, 1, HEADS, HEADS, QUERIES, KEYS, DIM, DIM);
   p.uses = ATTN_USE_LSE;
-  const bool is_narrow = test_fit_types(kernel, &p);
+  if (in_bf16) p.dtype_q = p.dtype_kv = ATTN_BF16;
+  const bool is_narrow = test_fit_types(kernel, &p) || in_bf16;
   if (attn_kernel_rejects(attn_kernel_find(kernel), &p)) p.uses = 0; /* a library that has no LSE */
   fill(q, sizeof q / sizeof *q, c->q, 1);
   fill(k, sizeof k / sizeof *k, c->k, 2);
@@ -55,13 +75,9 @@ static void within_limit(const char *kernel, const flush_case *c, unsigned mode)
   }
   bench_expected *expected = bench_expected_create(&p, &args, 1, false);
   assert_non_null(expected);
-  const unsigned before = _mm_getcsr();
-  _mm_setcsr(before | mode);
-  const attn_status status = test_run(&p, &args, &(attn_options){.kernel = kernel, .threads = 1});
-  const unsigned after = _mm_getcsr();
-  _mm_setcsr(before);
+  attn_status status;
+  IN_MODE(mode, status = test_run(&p, &args, &(attn_options){.kernel = kernel, .threads = 1}));
   test_ok(status);
-  assert_int_equal(after & MODES, (before | mode) & MODES);
   if (mode == 0) memcpy(plain, o, sizeof o);
   assert_memory_equal(o, plain, sizeof o);
   const bench_verdict verdict = bench_compare(expected, &args, &attn_kernel_find(kernel)->numerics);
@@ -75,9 +91,9 @@ static void modes_stay_within_the_limit(const char *kernel) {
       {"ordinary values", 1, 1, 1}, {"denormal V", 1, 1, 1e-38f},   {"denormal products", 1e-20f, 1e-20f, 1},
       {"denormal Q", 1e-39f, 1, 1}, {"logits of 1e4", 300, 300, 1}, {"logits of 1e4, denormal V", 300, 300, 3e-39f},
   };
-  static const unsigned modes[] = {0, FLUSH_TO_ZERO, DENORMALS_ARE_ZERO, FLUSH_TO_ZERO | DENORMALS_ARE_ZERO, TOWARDS_ZERO};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-    for (size_t m = 0; m < sizeof modes / sizeof *modes; m++) within_limit(kernel, &cases[i], modes[m]);
+    for (int in_bf16 = 0; in_bf16 <= (attn_kernel_find(kernel)->library[0] != 0); in_bf16++)
+      for (int m = 0; m < MODE_COUNT; m++) within_limit(kernel, &cases[i], in_bf16, modes[m]);
 }
 
 static void each_modes_stay_within_the_limit(void **state) {
@@ -85,8 +101,52 @@ static void each_modes_stay_within_the_limit(void **state) {
   test_each_kernel(modes_stay_within_the_limit);
 }
 
+/* What functions without a kernel compute, in one mode: the default scale, a merge of which one row has no keys, a dense
+ * layer, layer norm and positions. */
+typedef struct results {
+  float scale[9], merged[4], lse[2], product[6], norm[6], positions[8];
+} results;
+
+static results compute(unsigned mode) {
+  static const float x[] = {0.1f, 0.2f, 0.7f, -0.3f, 1e-39f, 3.0f};
+  static const float first_lse[] = {-INFINITY, 0.3f}, second_lse[] = {-INFINITY, -1.7f};
+  const float *const parts[] = {x, x + 1}, *const lses[] = {first_lse, second_lse};
+  const attn_product_weights weights = {.depth = 3, .columns = 3, .weight = x, .stride_depth = 1, .stride_column = 1};
+  const attn_norm norm = {.epsilon = 1e-5f};
+  results r;
+  attn_product *product;
+  memset(&r, 0, sizeof r);
+  test_ok(attn_product_create(&weights, NULL, &product));
+  const size_t bytes = attn_product_workspace(product, 2);
+  void *workspace = aligned_alloc(64, bytes);
+  const attn_product_args args = {
+      .batch = 1, .rows = 2, .x = x, .x_stride = {.s = 3, .d = 1}, .y = r.product, .y_stride = {.s = 3, .d = 1}};
+  for (int dim = 1; dim <= 9; dim++) {
+    attn_problem p;
+    IN_MODE(mode, attn_problem_init(&p, 1, 1, 1, 1, 1, dim, 1));
+    r.scale[dim - 1] = p.scale;
+  }
+  IN_MODE(mode, test_ok(attn_merge(2, 2, 2, parts, lses, r.merged, r.lse)));
+  IN_MODE(mode, test_ok(attn_product_run(product, &args, workspace, bytes)));
+  IN_MODE(mode, test_ok(attn_add_layer_norm(2, 3, x, NULL, &norm, NULL, r.norm)));
+  IN_MODE(mode, test_ok(attn_sinusoidal_positions(7, 2, 4, r.positions)));
+  attn_product_destroy(product);
+  free(workspace);
+  return r;
+}
+
+static void modes_change_no_bit_of_other_functions(void **state) {
+  (void)state;
+  const results expected = compute(0);
+  for (int m = 1; m < MODE_COUNT; m++) {
+    const results r = compute(modes[m]);
+    assert_memory_equal(&r, &expected, sizeof r);
+  }
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(each_modes_stay_within_the_limit)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(each_modes_stay_within_the_limit),
+                                     cmocka_unit_test(modes_change_no_bit_of_other_functions)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
 #else

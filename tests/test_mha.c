@@ -589,6 +589,7 @@ static void test_refuses_bad_problems(void **state) {
   } while (0)
   REFUSES(problem.struct_size = 8, "attn_mha_problem.struct_size is 8");
   REFUSES(problem.width = 0, "attn_mha_problem.width is 0");
+  REFUSES((attn_mha_problem_init(&problem, 1, 3, 5, 5, 64)), "attn_mha_problem.width is 64 with 3 heads");
   REFUSES(problem.width_memory = -3, "attn_mha_problem.width_memory is -3");
   REFUSES(problem.width_out = (int64_t)1 << 40, "attn_mha_problem.width_out is 1099511627776");
   REFUSES(problem.attention.batch = -1, "attn_problem.batch is -1");

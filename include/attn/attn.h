@@ -234,9 +234,11 @@ typedef void (*attn_parallel_for)(void *pool, int64_t tasks, int workers, attn_t
 
 /** How a plan or a layer is to be made. All zero (or a NULL pointer) is the default. */
 typedef struct attn_options {
-  const char *kernel;             /**< A registered name; NULL = ATTN_KERNEL, else automatic. Never replaced silently. */
-  const char *max_isa;            /**< Highest tier to use; NULL = no cap beyond ATTN_MAX_ISA. */
-  int threads;                    /**< 0 = OpenMP's default (1 without OpenMP). With parallel_for: its workers, >= 1. */
+  const char *kernel;  /**< A registered name; NULL = ATTN_KERNEL, else automatic. Never replaced silently. */
+  const char *max_isa; /**< Highest tier to use; NULL = no cap beyond ATTN_MAX_ISA. */
+  /** 0 = OpenMP's default (1 without OpenMP). With parallel_for: its workers, >= 1. A call uses fewer threads where the
+   * system allows no more, and one thread in a child of fork() whose parent has used OpenMP threads. */
+  int threads;
   attn_parallel_for parallel_for; /**< The caller's thread pool; NULL = OpenMP where built in, else serial. */
   void *pool;                     /**< Passed to parallel_for. */
 } attn_options;
@@ -320,7 +322,9 @@ ATTN_API const char *attn_kernel_rejects(const attn_kernel_info *kernel, const a
 /** Kernels that the source has but this build lacks: the name, and in *reason why; NULL if index is beyond the last. */
 ATTN_API const char *attn_kernel_not_built(int index, const char **reason);
 
-/** The tiers that this CPU and its operating system allow, lowest first, separated by spaces: "c avx2 avx512". */
+/** The tiers that this CPU and its operating system allow, lowest first, separated by spaces: "c avx2 avx512". AMX needs a
+ * permission that Linux gives to the whole process, which then cannot have small signal stacks (sigaltstack). A plan that
+ * uses AMX asks for it; until it has been refused, AMX counts as allowed here and in attn_kernel_unusable(). */
 ATTN_API const char *attn_cpu_tiers(void);
 
 #ifdef __cplusplus

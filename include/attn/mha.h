@@ -50,8 +50,8 @@ typedef struct attn_mha_problem {
 } attn_mha_problem;
 
 /** The usual layer: dim_qk = dim_v = width / heads, as many KV heads as query heads, the memory as wide as x, everything
- * dense. For other layers fill in `attention` again by attn_problem_init(), and the fields after it. Checks nothing:
- * attn_mha_create() does. */
+ * dense. width must be a multiple of heads. For other layers fill in `attention` again by attn_problem_init(), and the
+ * fields after it. Checks nothing: attn_mha_create() does. */
 ATTN_API void attn_mha_problem_init(attn_mha_problem *problem, int64_t batch, int64_t heads, int64_t seq_q, int64_t seq_k,
                                     int64_t width);
 

@@ -440,7 +440,7 @@ const attn_kernel attn_matmul_onednn = {
          .library = attn_onednn_text,
          .summary = "oneDNN's matmul on blocks of rows and keys, its softmax on whole rows, our masks between them",
          /* its softmax: at most 3.7e-7 over a dense sample of float32 arguments on AVX2, the division by the sum included */
-         .numerics = {.exp_error = 0x1p-21, .p_rounding = 0x1p-8}},
+         .numerics = {.exp_error = 0x1p-21, .p_rounding = 0x1p-8, .input_flush = 0x1p-126}}, /* its bf16 products flush */
     .rejects = rejects,
     .plan = plan,
     .open = open,
