@@ -102,6 +102,7 @@ static bool add_value(bench_values *values, const char *text) {
   if (!(values->count & (values->count - 1))) { /* grows at powers of two */
     const size_t room = values->count ? (size_t)values->count * 2 : 1;
     void *grown = realloc(values->value, room * sizeof *values->value);
+    values->no_memory = !grown;
     if (!grown) return false;
     values->value = grown;
   }
@@ -122,12 +123,15 @@ static bool add_range(const bench_axis_info *axis, bench_values *values, const c
 }
 
 static bool add_item(const bench_axis_info *axis, bench_values *values, const char *item, const sentence *error) {
-  if (axis->kind == AXIS_IS_INT && strchr(item, ':'))
-    return add_range(axis, values, item) || say_bad_range(axis, item, error);
-  const char *wanted = strlen(item) < BENCH_WORD ? bench_axis_wants(axis, item) : "shorter";
+  const bool is_range = axis->kind == AXIS_IS_INT && strchr(item, ':');
+  const char *wanted = is_range ? NULL : strlen(item) < BENCH_WORD ? bench_axis_wants(axis, item) : "shorter";
   if (wanted) return say_bad_value(axis, item, wanted, error);
-  if (add_value(values, item)) return true;
-  snprintf(error->text, error->bytes, "axis %s: more than %d values", axis->name, MOST_VALUES);
+  if (is_range ? add_range(axis, values, item) : add_value(values, item)) return true;
+  if (is_range && !values->no_memory) return say_bad_range(axis, item, error);
+  if (values->no_memory)
+    snprintf(error->text, error->bytes, "axis %s: out of memory", axis->name);
+  else
+    snprintf(error->text, error->bytes, "axis %s: more than %d values", axis->name, MOST_VALUES);
   return false;
 }
 

@@ -9,6 +9,7 @@
 typedef struct bench_values {
   char (*value)[BENCH_WORD];
   int count;
+  bool no_memory; /* for the last value */
 } bench_values;
 
 /* Every combination of the values of its axes or, if pick > 0, a selection of `pick` of them that covers pairs of values. */

@@ -156,7 +156,7 @@ static bool run_case(bench_session *s, int index) {
   if (c.count && !run_missing(s, &c, guess, &durable)) return false;
   keep_case(s, s->case_name, c.rows, durable);
   bench_progress_wipe(&s->progress);
-  bench_table_case(&s->table, s->rows.item + before, s->rows.count - before);
+  if (s->rows.count > before) bench_table_case(&s->table, s->rows.item + before, s->rows.count - before);
   bench_progress_advance(&s->progress, guess, !c.count);
   s->guess_left_s -= guess;
   return true;

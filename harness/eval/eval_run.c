@@ -173,7 +173,10 @@ static void clear(eval_rows *rows) {
 
 int eval_run(const eval_task *task, eval_input *input, const bench_selection *selection) {
   eval_rows *rows = calloc(1, sizeof *rows);
-  if (!rows) return BENCH_EXIT_INTERNAL;
+  if (!rows) {
+    fprintf(stderr, "attnbench eval: out of memory for the rows\n");
+    return BENCH_EXIT_INTERNAL;
+  }
   rows->task = task;
   rows->input = input;
   const int code = run(rows, selection);

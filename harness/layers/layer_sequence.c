@@ -113,8 +113,9 @@ static attn_status append(const bench_layer_data *data, attn_kv_cache *cache, in
   const step_layout l = lay_out(data->bench);
   const int64_t shared = p->batch * p->heads_kv, queries = p->batch * p->heads_q * tokens * p->dim_qk;
   const int64_t rows = p->batch * (p->heads_q + p->heads_kv) * tokens;
-  float *q = calloc((size_t)(rows * (p->dim_qk + p->dim_v)), sizeof *q), *k = q + queries;
+  float *q = calloc((size_t)(rows * (p->dim_qk + p->dim_v)), sizeof *q);
   if (!q) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for a prompt");
+  float *k = q + queries;
   float *v = cut(data->x + l.cached_k, shared, l.cached, p->dim_qk, first, tokens, k);
   float *o = cut(data->x + l.cached_v, shared, l.cached, p->dim_v, first, tokens, v);
   const attn_status status = attn_kv_cache_step(cache, tokens, NULL, q, k, v, o);

@@ -387,7 +387,7 @@ attn_nn_field mha_oracle_field(const mha_oracle_call *call, const attn_nn_field 
   attn_nn_field y = attn_nn_field_create(p->batch * p->seq_q, width);
   if (r) r->x = rows_of_field(r, x);
   if (r && memory) r->memory = rows_of_field(r, memory);
-  if (!(r = complete(r))) abort();
+  if (!(r = complete(r))) attn_nn_oracle_out_of_memory();
   for (int64_t at = 0; at < y.rows; at++) {
     const mha_oracle_row row = {.y = y.value + at * width, .limit = y.error + at * width};
     mha_oracle_compute(r, at / p->seq_q, at % p->seq_q, &call->numerics, true, &row);

@@ -119,8 +119,9 @@ static int zigzag(int place, int n) { return place % 2 ? (place + 1) / 2 : (n - 
 /* Row r, place p holds name[(zigzag(p) + shift[r]) mod n] (Williams 1949): a Latin square for any n. For even n every trial
  * also follows every other equally often. */
 bool bench_latin_square(int *square, int n, uint64_t seed, int block) {
-  int *name = malloc(2 * (size_t)n * sizeof *name), *shift = name + n;
+  int *name = malloc(2 * (size_t)n * sizeof *name);
   if (!name) return false;
+  int *shift = name + n;
   shuffle(name, n, seed, (uint64_t)block * 2 * (uint64_t)n);
   shuffle(shift, n, seed, ((uint64_t)block * 2 + 1) * (uint64_t)n);
   for (int row = 0; row < n; row++)

@@ -3,6 +3,7 @@
 #include "src/nn/ref/nn_oracle_f64.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 static const double unit = 0x1p-24; /* of float32 rounding */
@@ -11,10 +12,15 @@ static double square(double x) { return x * x; }
 
 /* ---- Fields ---- */
 
+void attn_nn_oracle_out_of_memory(void) {
+  fputs("out of memory for the float64 answer of a layer\n", stderr);
+  exit(5);
+}
+
 attn_nn_field attn_nn_field_create(int64_t rows, int64_t width) {
   const size_t count = (size_t)(rows * width) + 1;
   attn_nn_field field = {rows, width, calloc(count, sizeof(double)), calloc(count, sizeof(double))};
-  if (!field.value || !field.error) abort();
+  if (!field.value || !field.error) attn_nn_oracle_out_of_memory();
   return field;
 }
 

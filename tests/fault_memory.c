@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: MIT */
+/* Allocations that fail. Each sub-command of attnbench, and calls of the library, run again and again in a child process,
+ * and the n-th allocation of our own code fails (--wrap; what other libraries allocate does not). For every n there must be
+ * no crash, no leak (the leak sanitizer's word in sanitized builds; a count for the library) and a sentence about memory.
+ *
+ *     fault_memory [STEP]    every STEP-th allocation of the commands; 1 = all */
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "attn/nn.h"
+#include "attn/product.h"
+#include "commands/commands.h"
+#include "data/npy.h"
+
+/* ---- The allocator ---------------------------------------------------------------------------------------------------- */
+
+/* Shared with the child. */
+typedef struct account {
+  _Atomic int64_t calls, live, fails_at; /* fails_at: this call fails; 0 = none */
+  _Atomic bool failed;
+} account;
+static account *memory;
+
+void *__real_malloc(size_t bytes);
+void *__real_calloc(size_t count, size_t bytes);
+void *__real_realloc(void *old, size_t bytes);
+void *__real_aligned_alloc(size_t alignment, size_t bytes);
+char *__real_strdup(const char *text);
+void __real_free(void *block);
+void *__wrap_malloc(size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes);
+void *__wrap_realloc(void *old, size_t bytes);
+void *__wrap_aligned_alloc(size_t alignment, size_t bytes);
+char *__wrap_strdup(const char *text);
+void __wrap_free(void *block);
+
+static bool fails(void) {
+  if (!memory || ++memory->calls != memory->fails_at) return false;
+  memory->failed = true;
+  return true;
+}
+static void *count(void *block) {
+  if (memory && block) memory->live++;
+  return block;
+}
+
+void *__wrap_malloc(size_t bytes) { return fails() ? NULL : count(__real_malloc(bytes)); }
+void *__wrap_calloc(size_t number, size_t bytes) { return fails() ? NULL : count(__real_calloc(number, bytes)); }
+void *__wrap_aligned_alloc(size_t alignment, size_t bytes) {
+  return fails() ? NULL : count(__real_aligned_alloc(alignment, bytes));
+}
+char *__wrap_strdup(const char *text) { return fails() ? NULL : count(__real_strdup(text)); }
+void *__wrap_realloc(void *old, size_t bytes) {
+  if (fails()) return NULL;
+  void *block = __real_realloc(old, bytes);
+  return old ? block : count(block);
+}
+void __wrap_free(void *block) {
+  if (memory && block) memory->live--;
+  __real_free(block);
+}
+
+/* ---- Commands, each in a child ---------------------------------------------------------------------------------------- */
+
+enum { ARGUMENTS = 20, SAID = 1 << 16 };
+
+/* @ stands for a folder of this process. */
+static const char *const commands[][ARGUMENTS] = {
+    {"list", "kernels"},
+    {"list", "cases", "-p", "quick"},
+    {"explain", "-a", "seq=16", "-a", "heads=1", "-a", "head_dim=8"},
+    {"check", "-q", "-k", "flash_c,auto", "-a", "seq=9", "-a", "heads=1", "-a", "head_dim=8", "-a", "causal=top-left"},
+    {"check", "-q", "-k", "flash_c", "-a", "seq=5", "-a", "heads=2", "-a", "head_dim=8", "-a", "layer=block"},
+    {"run", "-q", "-k", "flash_c,naive_c", "-a", "seq=9", "-a", "heads=1", "-a", "head_dim=8", "--rounds", "6",
+     "--case-budget", "0.01", "-o", "@/out", "--overwrite"},
+    {"eval", "--q", "@/x.npy", "--k", "@/x.npy", "--v", "@/x.npy", "-k", "flash_c", "--save-o", "@/o.npy"},
+    {"env", "--json", "@/env.json"},
+};
+
+static char folder[] = "/tmp/fault_memory_XXXXXX";
+
+static int run_command(const char *const *words) {
+  char *argv[ARGUMENTS + 1] = {"attnbench"};
+  static char text[ARGUMENTS][100];
+  int argc = 1;
+  for (; argc < ARGUMENTS && words[argc - 1]; argc++) {
+    const char *word = words[argc - 1];
+    snprintf(text[argc], sizeof *text, "%s%s", word[0] == '@' ? folder : "", word + (word[0] == '@'));
+    argv[argc] = text[argc];
+  }
+  return bench_main(argc, argv);
+}
+
+typedef struct outcome {
+  int status;      /* of waitpid */
+  char said[SAID]; /* on stdout and stderr */
+} outcome;
+
+static void run_in_child(const char *const *words, int64_t fails_at, outcome *o) {
+  const int file = memfd_create("said", 0);
+  *memory = (account){.fails_at = fails_at};
+  fflush(stdout);
+  const pid_t child = fork();
+  if (child == 0) {
+    (void)dup2(file, STDOUT_FILENO);
+    (void)dup2(file, STDERR_FILENO);
+    (void)alarm(120);
+    const int code = run_command(words);
+    memory->fails_at = 0;
+    exit(code);
+  }
+  if (child < 0 || waitpid(child, &o->status, 0) != child) exit(5);
+  const ssize_t bytes = pread(file, o->said, sizeof o->said - 1, 0);
+  o->said[bytes > 0 ? bytes : 0] = 0;
+  (void)close(file);
+}
+
+/* NULL, or what is wrong with it. */
+static const char *complaint(const outcome *o) {
+  const int code = WEXITSTATUS(o->status);
+  if (WIFSIGNALED(o->status)) return "a crash";
+  if (strstr(o->said, "Sanitizer")) return "a sanitizer complains";
+  if (strstr(o->said, "inf %") || strstr(o->said, "nan")) return "results that are no numbers";
+  if (code && !strstr(o->said, "memory")) return "a failure without a word about memory";
+  return NULL;
+}
+
+static int check_command(const char *const *words, int64_t step) {
+  static outcome o;
+  run_in_child(words, 0, &o);
+  const int64_t total = memory->calls;
+  int wrong = 0, refused = 0, tried = 0;
+  if (o.status) {
+    printf("WRONG   %s: fails without a fault:\n%s\n", words[0], o.said);
+    return 1;
+  }
+  for (int64_t n = 1; n <= total; n += n < 12 ? 1 : step) {
+    run_in_child(words, n, &o);
+    if (!memory->failed) break;
+    tried++;
+    refused += WEXITSTATUS(o.status) != 0;
+    const char *what = complaint(&o);
+    if (!what) continue;
+    printf("WRONG   %s %s: allocation %lld of %lld: %s:\n%s\n", words[0], words[1], (long long)n, (long long)total, what,
+           o.said);
+    if (++wrong >= 3) break;
+  }
+  printf("%-7s %-8s %d of %lld allocations failed in turn, %d ended the command\n", wrong ? "WRONG" : "ok", words[0], tried,
+         (long long)total, refused);
+  return wrong;
+}
+
+/* ---- The library: a status, a sentence, nothing kept --------------------------------------------------------------------
+ */
+
+enum { BATCH = 1, HEADS = 2, TOKENS = 5, DIM = 8, WIDTH = HEADS * DIM };
+static float x[TOKENS * WIDTH], y[TOKENS * WIDTH], weights[4 * WIDTH * WIDTH], p[HEADS * TOKENS * TOKENS];
+
+static attn_problem small_problem(void) {
+  attn_problem problem;
+  attn_problem_init(&problem, BATCH, HEADS, HEADS, TOKENS, TOKENS, DIM, DIM);
+  return problem;
+}
+
+static attn_status call_sdpa(void) {
+  const attn_problem problem = small_problem();
+  return attn_sdpa(&problem, &(attn_args){.q = x, .k = x, .v = x, .o = y});
+}
+
+static attn_status call_named_plan(void) {
+  const attn_problem problem = small_problem();
+  attn_plan *plan;
+  const attn_status status = attn_plan_create(&problem, &(attn_options){.kernel = "naive_c"}, &plan);
+  attn_plan_destroy(plan);
+  return status;
+}
+
+static attn_status call_weights(void) {
+  const attn_problem problem = small_problem();
+  return attn_weights(&problem, &(attn_args){.q = x, .k = x, .v = x}, NULL, p);
+}
+
+static attn_status call_product(void) {
+  attn_product *product;
+  const attn_product_weights w = {
+      .weight = weights, .depth = WIDTH, .columns = WIDTH, .stride_depth = WIDTH, .stride_column = 1};
+  const attn_status status = attn_product_create(&w, NULL, &product);
+  attn_product_destroy(product);
+  return status;
+}
+
+static const struct {
+  const char *name;
+  attn_status (*run)(void);
+} calls[] = {{"attn_sdpa", call_sdpa},
+             {"attn_plan_create", call_named_plan},
+             {"attn_weights", call_weights},
+             {"attn_product_create", call_product}};
+
+static int check_call(int which) {
+  attn_status status = ATTN_OK;
+  int64_t n = 0;
+  do {
+    *memory = (account){.fails_at = ++n};
+    status = calls[which].run();
+    const bool right =
+        memory->failed ? status == ATTN_OUT_OF_MEMORY && strstr(attn_last_error(), "memory") : status == ATTN_OK;
+    if (!right || memory->live) {
+      printf("WRONG   %s: allocation %lld: %s, \"%s\", %lld blocks kept\n", calls[which].name, (long long)n,
+             attn_status_name(status), attn_last_error(), (long long)memory->live);
+      return 1;
+    }
+  } while (memory->failed);
+  printf("ok      %s: %lld allocations failed in turn\n", calls[which].name, (long long)n - 1);
+  return n == 1; /* it allocates something */
+}
+
+/* ---- All of it ----------------------------------------------------------------------------------------------------------
+ */
+
+static bool write_tensor(void) {
+  char path[100], error[400];
+  snprintf(path, sizeof path, "%s/x.npy", folder);
+  const npy_array array = {.type = NPY_F32, .dims = 3, .shape = {HEADS, TOKENS, DIM}, .count = TOKENS * WIDTH, .data = x};
+  return !npy_write(path, &array, error, sizeof error);
+}
+
+int main(int argc, char **argv) {
+  const int64_t step = argc > 1 ? atoll(argv[1]) : 1;
+  int wrong = 0;
+  for (int i = 0; i < TOKENS * WIDTH; i++) x[i] = (float)(i % 7) - 3;
+  if (step < 1 || !mkdtemp(folder) || !write_tensor()) return 5;
+  memory = mmap(NULL, sizeof *memory, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return 5;
+  for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) wrong += check_command(commands[i], step);
+  for (int i = 0; i < (int)(sizeof calls / sizeof *calls); i++)
+    wrong += check_call(i); /* last: children start without threads */
+  return wrong ? 1 : 0;
+}
