@@ -24,11 +24,12 @@ INTERLEAVED = "pack:1 l3:2 l2:2 core:1 pu:2(indexes=0,4,1,5,2,6,3,7)"
 CHIPLETS = "pack:2 numa:4 l3:2 core:6 pu:2"  # as on a large EPYC in NPS4: 8 nodes, 96 cores, 192 CPUs
 
 
-def attnbench(*arguments, topology=None, cpu=None):
+def attnbench(*arguments, topology=None, cpu=None, **environment):
     """The finished process, on a topology that hwloc pretends, or confined to one CPU."""
     env = {key: value for key, value in os.environ.items() if not key.startswith(("ATTN_", "HWLOC_", "OMP_P", "OMP_NUM"))}
     if topology:
         env["HWLOC_SYNTHETIC"] = topology
+    env.update(environment)
     confine = None if cpu is None else lambda: os.sched_setaffinity(0, {cpu})
     return subprocess.run([ATTNBENCH, *map(str, arguments)], capture_output=True, text=True, env=env, timeout=120,
                           preexec_fn=confine)
@@ -181,8 +182,18 @@ class Here(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             with open(path, newline="", encoding="utf-8") as file:
                 rows = {row["threads"]: row["warnings"] for row in csv.DictReader(file)}
-        self.assertIn("threads: 2 share fewer CPUs", rows["2"])
+        self.assertIn("threads: 2 share 1 CPU", rows["2"])
         self.assertNotIn("threads:", rows["1"])
+
+    def test_threads_that_openmp_does_not_give_are_an_error(self):
+        for name, value in (("OMP_THREAD_LIMIT", "1"), ("OMP_MAX_ACTIVE_LEVELS", "0")):
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder, "results.csv")
+                attnbench("run", "-k", "naive_c", "-a", "seq=8", "-t", "2", "--rounds", 3, "--csv", path, **{name: value})
+                with open(path, newline="", encoding="utf-8") as file:
+                    (row,) = csv.DictReader(file)
+                self.assertEqual((row["status"], row["time_ns_median"]), ("ERROR", ""))
+                self.assertIn(f"1 of 2 threads run: OpenMP gives no more; unset {name}={value}", row["reason"])
 
     def test_a_run_stays_where_it_is_put(self):
         """The process itself is confined: what env.json says of it afterwards is what the kernel says."""

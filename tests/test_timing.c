@@ -21,13 +21,17 @@ typedef struct script {
   double call_ns[MOST_ROUNDS]; /* of a call in round r: call_ns[r % lengths] */
   int lengths;
   double control_factor; /* on the calls of the A/A control, a second trial of the same kernel */
+  double again_factor;   /* on calls with inputs that the call before had, too */
+  double first_factor;   /* on the first calls on other inputs in the rounds; 0 = 1 */
+  double busy;           /* threads; 0: as many as the case has */
+  bool remembers;        /* its first answer for each of its tensors, whatever they hold */
   int idle_from;         /* from this round on, it writes no output; 0 = never */
   int wrong_from;        /* ... it writes another output */
   int fail_from;         /* ... its calls fail */
   int interrupt_in;      /* in this round, the user presses Ctrl-C; 0 = never */
 } script;
 
-typedef enum event_kind { CALL, POISON, HASH, PEAK, READ } event_kind;
+typedef enum event_kind { CALL, RENEW, POISON, HASH, PEAK, READ } event_kind;
 
 typedef struct event {
   event_kind kind;
@@ -42,9 +46,15 @@ static struct {
   event log[MOST_EVENTS];
   int events;
   int64_t calls;
-  uint64_t output[MOST_TENSORS]; /* of the trial that was poisoned last */
+  bench_cpu_time cpu;
+  int threads, most_threads, cpus; /* of the last team; that OpenMP gives; that it may use (0: enough) */
+  int version[MOST_TENSORS];       /* of the inputs */
+  int remembered[MOST_TENSORS];    /* first version that a call saw */
+  int last_version;                /* that a call saw */
+  uint64_t output[MOST_TENSORS];   /* of the trial that was poisoned last */
   volatile int stop;
   const bench_trial *control;
+  double slow_until_ns; /* peak and read loops are disturbed before */
   int slices, bandwidths;
   size_t bandwidth_bytes;
 } sim;
@@ -57,18 +67,42 @@ static const script *script_of(const bench_trial *t) { return (const script *)(c
 
 static double now_ns(void) { return sim.now_ns; }
 static double resolution_ns(void) { return sim.resolution_ns; }
+static bench_cpu_time cpu_now(void) { return sim.cpu; }
+
+static bench_team team(int threads) {
+  sim.threads = sim.most_threads && sim.most_threads < threads ? sim.most_threads : threads;
+  return (bench_team){sim.threads, sim.cpus ? sim.cpus : threads};
+}
+
+/* What a right call writes: the checked output, for this version of the inputs. */
+static uint64_t right_output(int version) { return CHECKED + 1000 * (uint64_t)version; }
 
 static attn_status call(const bench_trial *t, int64_t turn) {
   const script *s = script_of(t);
   const int round = t->samples.rounds;
+  const int64_t at = turn % t->tensor_count;
+  const bool first = sim.last_version != sim.version[at] + 1, timed = round < 7;
+  const double again = !first ? s->again_factor : s->first_factor > 0 && timed ? s->first_factor : 1;
+  const double call_ns = s->call_ns[round % s->lengths] * (t == sim.control ? s->control_factor : 1) * again;
   sim.calls++;
-  sim.now_ns += s->call_ns[round % s->lengths] * (t == sim.control ? s->control_factor : 1);
+  sim.now_ns += call_ns;
+  sim.cpu.own_ns += call_ns;
+  sim.cpu.all_ns += call_ns * (s->busy > 0 ? s->busy : sim.threads);
+  sim.last_version = sim.version[at] + 1;
+  if (!sim.remembered[at]) sim.remembered[at] = sim.version[at] + 1;
   note((event){.kind = CALL, .trial = t, .turn = turn % t->tensor_count});
   if (s->interrupt_in && round == s->interrupt_in) sim.stop = 1;
   if (s->fail_from && round >= s->fail_from) return ATTN_INVALID_ARGUMENT;
   if (s->idle_from && round >= s->idle_from) return ATTN_OK;
-  sim.output[turn % t->tensor_count] = s->wrong_from && round >= s->wrong_from ? CHECKED + 1 : CHECKED;
+  sim.output[at] = right_output(s->remembers ? sim.remembered[at] - 1 : sim.version[at]);
+  if (s->wrong_from && round >= s->wrong_from) sim.output[at]++;
   return ATTN_OK;
+}
+
+static void renew(const bench_trial *t, int64_t turn, int threads) {
+  note((event){.kind = RENEW, .trial = t, .turn = turn % t->tensor_count});
+  assert_int_equal(threads, sim.threads);
+  sim.version[turn % t->tensor_count]++;
 }
 
 static void poison(const bench_trial *t, int64_t turn) {
@@ -78,7 +112,7 @@ static void poison(const bench_trial *t, int64_t turn) {
 
 static uint64_t output_hash(const bench_trial *t, int64_t turn) {
   note((event){.kind = HASH, .trial = t, .turn = turn % t->tensor_count});
-  return sim.output[turn % t->tensor_count];
+  return sim.output[turn % t->tensor_count] - right_output(sim.version[turn % t->tensor_count]) + CHECKED;
 }
 
 static bench_peak_slice peak_prepare(const attn_peak_loop *loop, int threads, double slice_ns) {
@@ -88,7 +122,8 @@ static bench_peak_slice peak_prepare(const attn_peak_loop *loop, int threads, do
 /* Rates that differ from slice to slice, some disturbed: their medians tell which slices were taken. */
 static double peak_rate(const bench_peak_slice *slice) {
   static const double factor[] = {1, 0.96, 0.5, 1.01, 0.98, 0.3, 0.99};
-  const double rate = sim.peak_rate * factor[sim.slices++ % (int)COUNT(factor)];
+  const double slow = sim.now_ns < sim.slow_until_ns ? 0.1 : 1;
+  const double rate = slow * sim.peak_rate * factor[sim.slices++ % (int)COUNT(factor)];
   sim.now_ns += (double)slice->iterations;
   note((event){.kind = PEAK, .loop = slice->loop, .rate = rate});
   return rate;
@@ -109,7 +144,10 @@ static double bandwidth(size_t bytes, int threads) {
 
 static const bench_meter simulated = {.now_ns = now_ns,
                                       .resolution_ns = resolution_ns,
+                                      .cpu_now = cpu_now,
+                                      .team = team,
                                       .call = call,
+                                      .renew = renew,
                                       .poison = poison,
                                       .output_hash = output_hash,
                                       .peak_prepare = peak_prepare,
@@ -122,7 +160,7 @@ static int begin(void **state) {
   memset(&sim, 0, sizeof sim);
   sim.now_ns = 1e9;
   sim.resolution_ns = 1;
-  sim.peak_rate = 2e9;
+  sim.peak_rate = 2e12;
   return 0;
 }
 
@@ -130,7 +168,8 @@ static script steady(const char *name, double ns) {
   return (script){.kernel = {.name = name, .algorithm = "scripted", .isa = "c", .library = ""},
                   .call_ns = {ns},
                   .lengths = 1,
-                  .control_factor = 1};
+                  .control_factor = 1,
+                  .again_factor = 1};
 }
 
 static bench_trial trial_of(const script *s) {
@@ -143,6 +182,7 @@ enum { MOST_TRIALS = 6 };
 
 typedef struct timing {
   bench_trial trial[MOST_TRIALS];
+  int64_t turn;
   int count;
   bench_timing_options options;
   bench_stop stop;
@@ -237,6 +277,11 @@ static void samples_are_times_per_call(void **state) {
   clear(&t);
 }
 
+static int next_of_kind(event_kind kind, int e) {
+  while (e < sim.events && sim.log[e].kind != kind) e++;
+  return e;
+}
+
 /* ---- What is refused ------------------------------------------------------------------------------------------------- */
 
 static void expect_error(const script *s, const char *part) {
@@ -260,6 +305,32 @@ static void the_output_is_poisoned_before_each_sample(void **state) {
   script s = steady("skips_work", 700);
   s.idle_from = 3;
   expect_error(&s, "differs from the one that passed the check");
+}
+
+/* The inputs change before every sample: an answer that was right for the first inputs is right no more. */
+static void remembered_answers_are_wrong(void **state) {
+  (void)state;
+  script s = steady("remembers", 700);
+  s.remembers = true;
+  expect_error(&s, "differs from the one that passed the check");
+}
+
+/* In every round: a call to warm up, other inputs, poison, the calls, the output; nothing in between. */
+static void inputs_change_after_the_warm_up_and_poison_comes_last(void **state) {
+  (void)state;
+  const script s = steady("steady", 300), *scripts[] = {&s};
+  timing t = timing_of(scripts, 1, 7);
+  run_well(&t);
+  int e = next_of_kind(RENEW, 0) - 1;
+  for (int r = 0; r < 7; r++) {
+    assert_int_equal(sim.log[e++].kind, CALL);
+    assert_int_equal(sim.log[e++].kind, RENEW);
+    assert_int_equal(sim.log[e++].kind, POISON);
+    for (int64_t i = 0; i < t.trial[0].samples.iterations; i++) assert_int_equal(sim.log[e++].kind, CALL);
+    assert_int_equal(sim.log[e++].kind, HASH);
+  }
+  assert_int_equal(e, sim.events);
+  clear(&t);
 }
 
 static void a_failing_call_is_an_error(void **state) {
@@ -447,6 +518,7 @@ static void calls_rotate_through_the_tensors(void **state) {
   const script s = steady("rotates", 300), *scripts[] = {&s};
   timing t = timing_of(scripts, 1, 9);
   t.trial[0].tensor_count = 7;
+  t.trial[0].turn = &t.turn;
   run_well(&t);
   const int64_t iterations = t.trial[0].samples.iterations;
   int64_t turn = 0, poisoned = -1;
@@ -459,6 +531,29 @@ static void calls_rotate_through_the_tensors(void **state) {
   }
   assert_int_equal(count_events(HASH, NULL), 9);
   assert_int_equal(turn, 1 + iterations + 9 * iterations);
+  clear(&t);
+}
+
+/* Trials of one setup use its copies one after the other: a copy is used again only when all others were. A copy changes
+ * right after its use, which is long before the next. */
+static void trials_share_one_rotation(void **state) {
+  (void)state;
+  enum { COPIES = 7 };
+  const script a = steady("a", 300), b = steady("b", 600), *scripts[] = {&a, &b};
+  timing t = timing_of(scripts, 2, 9);
+  for (int i = 0; i < 2; i++) t.trial[i].tensor_count = COPIES, t.trial[i].turn = &t.turn;
+  run_well(&t);
+  int64_t turn = 0, calls = 0, renewed = 0;
+  for (int e = 0; e < sim.events; e++) {
+    const event *now = &sim.log[e];
+    if (now->kind == POISON) calls = renewed = 0;
+    if (now->kind == CALL) assert_int_equal(now->turn, turn++ % COPIES);
+    if (now->kind == CALL) calls++;
+    if (now->kind == RENEW) assert_int_equal(now->turn, (turn - calls + renewed++) % COPIES);
+    if (now->kind == RENEW) assert_true(renewed <= calls);
+    if (now->kind == RENEW && e + 1 < sim.events && sim.log[e + 1].kind != RENEW) assert_int_equal(renewed, calls);
+  }
+  assert_int_equal(count_events(RENEW, NULL), 9 * (4 + 2)); /* as many copies as calls */
   clear(&t);
 }
 
@@ -477,9 +572,9 @@ static double median_of_four(const event *before, const event *after) {
 
 static bool is_slice(const event *e) { return e->kind == PEAK || e->kind == READ; }
 
-/* Where the next sample after event e begins and ends. */
-static int next_of_kind(event_kind kind, int e) {
-  while (e < sim.events && sim.log[e].kind != kind) e++;
+/* The first event of the sample whose output is poisoned at event e. */
+static int begin_of_sample(int e) {
+  while (e > 0 && !is_slice(&sim.log[e - 1]) && sim.log[e - 1].kind != HASH) e--;
   return e;
 }
 
@@ -504,10 +599,10 @@ static void peak_slices_surround_each_sample(void **state) {
     }
     assert_int_equal(t.trial[i].slice.threads, 3);
     for (int k = 1; k <= 2; k++) {
-      assert_true(is_slice(&sim.log[e - k]) && sim.log[e - k].loop == t.trial[i].peak);
+      assert_true(is_slice(&sim.log[begin_of_sample(e) - k]) && sim.log[begin_of_sample(e) - k].loop == t.trial[i].peak);
       assert_true(is_slice(&sim.log[end + k]) && sim.log[end + k].loop == t.trial[i].peak);
     }
-    assert_close(rate, median_of_four(&sim.log[e - 2], &sim.log[end + 1]));
+    assert_close(rate, median_of_four(&sim.log[begin_of_sample(e) - 2], &sim.log[end + 1]));
   }
   for (int i = 0; i < 4; i++) assert_int_equal(samples[i], 8);
   clear(&t);
@@ -519,6 +614,7 @@ static void read_slices_read_as_much_as_a_sample(void **state) {
   const script s = steady("reads", 300), *scripts[] = {&s};
   timing t = timing_of(scripts, 1, 7);
   t.trial[0].tensor_count = 8;
+  t.trial[0].turn = &t.turn;
   t.trial[0].reads = true;
   t.options.threads = 2;
   run_well(&t);
@@ -531,7 +627,8 @@ static void read_slices_read_as_much_as_a_sample(void **state) {
   assert_int_equal(count_events(READ, NULL), 4 * 7);
   for (int r = 0, e = 0; r < 7; r++, e++) {
     e = next_of_kind(POISON, e);
-    assert_close(t.trial[0].samples.loop_rate[r], median_of_four(&sim.log[e - 2], &sim.log[next_of_kind(HASH, e) + 1]));
+    const int end = next_of_kind(READ, next_of_kind(HASH, e));
+    assert_close(t.trial[0].samples.loop_rate[r], median_of_four(&sim.log[e - 2], &sim.log[end]));
   }
   clear(&t);
 }
@@ -711,6 +808,189 @@ static void ratios_are_over_common_rounds(void **state) {
   free_setup(s, rows);
 }
 
+/* ---- What no time can be ---------------------------------------------------------------------------------------------- */
+
+/* Times the script beside an honest one; the rows of both. */
+static bench_setup *judge(const bench_case *bench, const script *s, double flops, bench_row rows[2]) {
+  static script honest;
+  honest = steady("honest_c", 900000);
+  const script *scripts[] = {s, &honest};
+  bench_setup *setup = setup_of(bench, &seven_rounds, scripts, 2);
+  setup->flops = flops;
+  bench_setup_time(setup);
+  bench_setup_rows(setup, rows);
+  assert_int_equal(rows[1].verdict.status, BENCH_PASS); /* one trial's fault is not the other's */
+  assert_int_equal(rows[1].time.n, 7);
+  return setup;
+}
+
+static void expect_objection(const bench_case *bench, const script *s, double flops, const char *sentence) {
+  bench_row rows[2];
+  bench_setup *setup = judge(bench, s, flops, rows);
+  if (rows[0].verdict.status != BENCH_ERROR) fail_msg("%s is not an error", s->kernel.name);
+  test_contains(rows[0].verdict.reason, sentence);
+  assert_true(rows[0].time.n == 0 && !rows[0].samples_ns && isnan(rows[0].peak_pct));
+  free_setup(setup, rows);
+}
+
+static void repeated_calls_that_skip_work_are_an_error(void **state) {
+  (void)state;
+  const bench_case bench = case_of("seq:64/heads:2/head_dim:32");
+  script s = steady("skips_c", 80000);
+  s.again_factor = 0.2;
+  expect_objection(&bench, &s, 1e6, "skips work: the first call on changed inputs takes 80 us, repeated ones 16 us");
+  bench_row rows[2];
+  s.again_factor = 0.25; /* caches may make repeated calls somewhat quicker */
+  bench_setup *setup = judge(&bench, &s, 1e6, rows);
+  assert_int_equal(rows[0].verdict.status, BENCH_PASS);
+  free_setup(setup, rows);
+}
+
+static void hidden_threads_are_an_error(void **state) {
+  (void)state;
+  const bench_case one = case_of("seq:64/heads:2/head_dim:32"), two = case_of("seq:64/heads:2/head_dim:32/threads:2");
+  script s = steady("hides_c", 80000);
+  s.busy = 2;
+  expect_objection(&one, &s, 1e6, "2.00 threads were busy, but the case has 1");
+  s.busy = 3;
+  expect_objection(&two, &s, 1e6, "3.00 threads were busy, but the case has 2");
+}
+
+static void threads_are_counted(void **state) {
+  (void)state;
+  const bench_case bench = case_of("seq:64/heads:2/head_dim:32/threads:2");
+  script s = steady("idles_c", 80000);
+  s.busy = 1;
+  bench_row rows[2];
+  bench_setup *setup = judge(&bench, &s, 1e6, rows);
+  assert_close(rows[0].threads_counted, 1);
+  assert_close(rows[1].threads_counted, 2);
+  assert_string_equal(rows[0].warnings, "threads: 1.00 of 2 were busy");
+  assert_string_equal(rows[1].warnings, "");
+  free_setup(setup, rows);
+  sim.cpus = 1;
+  setup = judge(&bench, &s, 1e6, rows);
+  test_contains(rows[1].warnings, "threads: 2 share 1 CPU");
+  free_setup(setup, rows);
+}
+
+static void fewer_threads_than_asked_for_are_an_error(void **state) {
+  (void)state;
+  const script s = steady("a", 100), *scripts[] = {&s};
+  timing t = timing_of(scripts, 1, 7);
+  sim.most_threads = 2;
+  t.options.threads = 3;
+  setenv("OMP_THREAD_LIMIT", "2", 1);
+  assert_false(run(&t));
+  unsetenv("OMP_THREAD_LIMIT");
+  assert_string_equal(t.error, "2 of 3 threads run: OpenMP gives no more; unset OMP_THREAD_LIMIT=2");
+  assert_int_equal(sim.calls, 0);
+  clear(&t);
+}
+
+/* All first calls were disturbed; others on new inputs take no longer than repeated ones. */
+static void disturbed_first_calls_make_no_error(void **state) {
+  (void)state;
+  const bench_case bench = case_of("seq:64/heads:2/head_dim:32");
+  script s = steady("disturbed_c", 80000);
+  s.first_factor = 100;
+  bench_row rows[2];
+  bench_setup *setup = judge(&bench, &s, 1e6, rows);
+  assert_true(rows[0].time.median > 150000);
+  assert_int_equal(rows[0].verdict.status, BENCH_PASS);
+  free_setup(setup, rows);
+}
+
+/* ---- Without memory ---- */
+
+static int allocations_left = -1; /* -1: as many as the program wants */
+
+void *__real_malloc(size_t bytes);
+void *__wrap_malloc(size_t bytes);
+
+void *__wrap_malloc(size_t bytes) {
+  if (allocations_left == 0) return NULL;
+  if (allocations_left > 0) allocations_left--;
+  return __real_malloc(bytes);
+}
+
+/* From some allocation on, every one fails: a row then has a time or a sentence, and never a number that is none. */
+static void without_memory_there_are_sentences(void **state) {
+  const bench_case bench = case_of("seq:64/heads:2/head_dim:32");
+  const script a = steady("a_c", 3000), b = steady("b_c", 6000), *scripts[] = {&a, &b};
+  int errors = 0;
+  for (int allocations = 0; allocations < 60; allocations++) {
+    begin(state);
+    bench_setup *s = setup_of(&bench, &seven_rounds, scripts, 2);
+    bench_row rows[2];
+    allocations_left = allocations;
+    bench_setup_time(s);
+    bench_setup_rows(s, rows);
+    allocations_left = -1;
+    for (int i = 0; i < 2; i++) {
+      const bool timed = rows[i].verdict.status == BENCH_PASS;
+      errors += !timed;
+      assert_true(timed || strstr(rows[i].verdict.reason, "memory"));
+      assert_true(timed == (rows[i].time.n == 7));
+      if (timed) assert_close(rows[i].time.median, scripts[i]->call_ns[0]);
+      assert_false(isinf(rows[i].gflops) || isinf(rows[i].peak_pct) || rows[i].peak_pct > 100 || rows[i].peak_gflops <= 0);
+      assert_false(isinf(rows[i].ratio.median) || isinf(rows[i].ratio_best) || isinf(rows[i].noise) || isnan(rows[i].noise));
+    }
+    free_setup(s, rows);
+  }
+  assert_true(errors > 2 && errors < 120);
+}
+
+/* 2e12 flop/s in the best slice, here on two threads: 4.04e12 with the slice of factor 1.01. */
+static void what_beats_the_peak_is_an_error(void **state) {
+  (void)state;
+  const bench_case bench = case_of("seq:64/heads:2/head_dim:32/threads:2");
+  const script s = steady("beats_c", 1000);
+  bench_row rows[2];
+  expect_objection(&bench, &s, 1e3 * 4.04e3 * 1.051, "105 % of the peak loop");
+  bench_setup *setup = judge(&bench, &s, 1e3 * 4.04e3 * 1.049, rows);
+  assert_int_equal(rows[0].verdict.status, BENCH_PASS);
+  test_contains(rows[0].warnings, "faster than the measured peak");
+  free_setup(setup, rows);
+}
+
+/* All slices beside the samples were disturbed; the peak is measured again. */
+static void a_slow_peak_makes_no_error(void **state) {
+  (void)state;
+  const bench_case bench = case_of("seq:64/heads:2/head_dim:32");
+  const script s = steady("honest_too_c", 1000);
+  bench_row rows[2];
+  sim.slow_until_ns = sim.now_ns + 7 * 10e6; /* the rounds take 14 samples of 2.4 ms and 28 slices of 0.25 ms */
+  bench_setup *setup = judge(&bench, &s, 1.5e6, rows);
+  assert_true(rows[0].peak_pct > 500);
+  assert_int_equal(rows[0].verdict.status, BENCH_PASS);
+  free_setup(setup, rows);
+}
+
+/* 8 GB/s a thread can be read. Where a cache may hold the tensors, that is no limit. */
+static void what_beats_memory_is_an_error(void **state) {
+  (void)state;
+  static const struct {
+    int rotations;
+    double gbs;
+    bool error;
+  } cases[] = {{1, 20, false}, {1 << 20, 16.79, false}, {1 << 20, 16.81, true}};
+  const bench_case bench = case_of("seq:64/heads:2/head_dim:32/threads:2"); /* K and V are 32 KiB */
+  for (size_t i = 0; i < COUNT(cases); i++) {
+    const script s = steady("reads_c", 1e6 / cases[i].gbs), *scripts[] = {&s};
+    bench_row row;
+    bench_setup *setup = setup_of(&bench, &seven_rounds, scripts, 1);
+    bench_setup_time(setup);
+    assert_int_equal(setup->trials[0].verdict.status, BENCH_PASS);
+    setup->rotations = cases[i].rotations;
+    bench_setup_judge(setup, &setup->trials[0]);
+    assert_int_equal(setup->trials[0].verdict.status, cases[i].error ? BENCH_ERROR : BENCH_PASS);
+    if (cases[i].error) test_contains(setup->trials[0].verdict.reason, "105 % of the read loop");
+    bench_setup_rows(setup, &row);
+    free_setup(setup, &row);
+  }
+}
+
 /* ---- Cold caches ----------------------------------------------------------------------------------------------------- */
 
 static void cold_caches_rotate_copies(void **state) {
@@ -801,6 +1081,8 @@ int main(void) {
       cmocka_unit_test_setup(samples_are_times_per_call, begin),
       cmocka_unit_test_setup(the_timed_output_is_compared, begin),
       cmocka_unit_test_setup(the_output_is_poisoned_before_each_sample, begin),
+      cmocka_unit_test_setup(remembered_answers_are_wrong, begin),
+      cmocka_unit_test_setup(inputs_change_after_the_warm_up_and_poison_comes_last, begin),
       cmocka_unit_test_setup(a_failing_call_is_an_error, begin),
       cmocka_unit_test_setup(no_time_without_pass, begin),
       cmocka_unit_test_setup(precise_times_end_at_the_least_rounds, begin),
@@ -813,6 +1095,7 @@ int main(void) {
       cmocka_unit_test_setup(positions_are_those_of_the_samples, begin),
       cmocka_unit_test_setup(the_order_follows_the_seed, begin),
       cmocka_unit_test_setup(calls_rotate_through_the_tensors, begin),
+      cmocka_unit_test_setup(trials_share_one_rotation, begin),
       cmocka_unit_test_setup(peak_slices_surround_each_sample, begin),
       cmocka_unit_test_setup(read_slices_read_as_much_as_a_sample, begin),
       cmocka_unit_test_setup(rows_compare_with_naive_and_with_the_best, begin),
@@ -821,6 +1104,15 @@ int main(void) {
       cmocka_unit_test_setup(a_failure_spoils_the_times_of_all, begin),
       cmocka_unit_test_setup(kernels_too_slow_for_the_budget_say_so, begin),
       cmocka_unit_test_setup(ratios_are_over_common_rounds, begin),
+      cmocka_unit_test_setup(repeated_calls_that_skip_work_are_an_error, begin),
+      cmocka_unit_test_setup(without_memory_there_are_sentences, begin),
+      cmocka_unit_test_setup(disturbed_first_calls_make_no_error, begin),
+      cmocka_unit_test_setup(hidden_threads_are_an_error, begin),
+      cmocka_unit_test_setup(threads_are_counted, begin),
+      cmocka_unit_test_setup(fewer_threads_than_asked_for_are_an_error, begin),
+      cmocka_unit_test_setup(what_beats_the_peak_is_an_error, begin),
+      cmocka_unit_test_setup(a_slow_peak_makes_no_error, begin),
+      cmocka_unit_test_setup(what_beats_memory_is_an_error, begin),
       cmocka_unit_test_setup(cold_caches_rotate_copies, begin),
       cmocka_unit_test_setup(the_peak_rate_is_flops_over_time, begin),
       cmocka_unit_test_setup(the_read_rate_is_bytes_over_time, begin),

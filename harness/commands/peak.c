@@ -42,7 +42,7 @@ typedef struct ceilings {
 static double compute_rate(const attn_peak_loop *loop, int threads) {
   double rate[SLICES];
   bench_peak_slice slice = bench_peak_prepare(loop, threads, SLICE_NS);
-  for (int i = 0; i < SLICES; i++) rate[i] = bench_peak_rate(&slice) * threads;
+  for (int i = 0; i < SLICES; i++) rate[i] = bench_peak_rate(&slice) * slice.threads;
   return bench_median(rate, SLICES);
 }
 

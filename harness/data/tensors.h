@@ -14,6 +14,8 @@ typedef struct bench_tensors {
   int buffer_count;
   size_t bytes;   /* allocated in all */
   size_t o_bytes; /* span of o in bytes, gaps included; args.o points to its first element in stride order */
+  int v_step;     /* how often bench_tensors_renew_v() changed V */
+  bool v_powers;  /* and whether by powers of two as well */
 } bench_tensors;
 
 /* Bytes that bench_tensors_create would allocate, to be compared with the memory there is. 0 on overflow. */
@@ -41,7 +43,13 @@ void bench_tensors_poison_output(bench_tensors *tensors, uint8_t poison);
 /* NULL, or which guard zone or stride gap was written ("o: guard after the tensor overwritten at byte 12"). */
 const char *bench_tensors_damage(const bench_tensors *tensors);
 
-/* A 64-bit hash of everything a kernel may only read, and of the outputs it owns (o and lse without gaps). */
+/* Multiplies V by the next of -2, 4, -1, 2, -4, 1 (of its first values), or changes its sign where powers of two could
+ * round: in float16, with sinks, and where V holds numbers near the ends of the type's range. The output of a kernel that
+ * rounds to nearest is then multiplied by the same factor, to the bit. Each of `threads` threads changes its share. */
+void bench_tensors_renew_v(bench_tensors *tensors, int threads);
+
+/* A 64-bit hash of everything a kernel may only read, and of the outputs it owns (o and lse without gaps). That of the
+ * outputs is taken of o divided by the factor of V; zeros have no sign in it, and all NaN are alike. */
 uint64_t bench_tensors_input_hash(const bench_tensors *tensors);
 uint64_t bench_tensors_output_hash(const bench_tensors *tensors);
 

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /* What a kernel wrote: poisoned outputs, guard zones, gaps, hashes and packed copies of its output. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "data/tensors_private.h"
+#include "machine/first_touch.h"
 
 static const bench_tensor OUTPUTS[] = {BENCH_O, BENCH_LSE};
 enum { OUTPUT_COUNT = sizeof OUTPUTS / sizeof OUTPUTS[0] };
@@ -33,7 +35,7 @@ void bench_tensors_poison_output(bench_tensors *tensors, uint8_t poison) {
   for (int i = 0; i < OUTPUT_COUNT; i++) {
     bench_buffer *t = &tensors->buffers[OUTPUTS[i]];
     if (!t->present) continue;
-    memset(t->data, poison, t->bytes);
+    bench_pages_fill(t->data, poison, t->bytes);
     t->gap_byte = poison;
   }
 }
@@ -48,11 +50,18 @@ static void for_each_row(const bench_owned *owned, void (*visit)(void *context, 
         visit(context, owned->start + b * owned->stride[0] + h * owned->stride[1] + s * owned->stride[2]);
 }
 
+/* Elements of an output as 32-bit words that do not depend on the factor of V. */
+typedef struct canonical {
+  attn_dtype dtype;
+  float inverse; /* of the factor */
+} canonical;
+
 typedef struct row_walk {
   const bench_buffer *tensor;
   const bench_owned *owned;
   unsigned char *bytes; /* packed copy, or the map of owned elements */
   uint64_t hash;
+  canonical form;
 } row_walk;
 
 static void copy_row(void *context, int64_t row) {
@@ -103,29 +112,64 @@ static uint64_t hash_bytes(uint64_t hash, const unsigned char *data, size_t byte
   return hash ^ bytes;
 }
 
-static void hash_row(void *context, int64_t row) {
-  row_walk *walk = context;
-  size_t size = walk->tensor->element_bytes;
-  for (int64_t d = 0; d < walk->owned->extent[3]; d++)
-    walk->hash = hash_bytes(walk->hash, walk->tensor->data + (size_t)(row + d * walk->owned->stride[3]) * size, size);
+static uint32_t bits_of(float x) {
+  const float y = x != x ? NAN : x + 0.0f; /* -0 + 0 = +0 */
+  uint32_t bits;
+  memcpy(&bits, &y, sizeof bits);
+  return bits;
 }
 
-static void hash_contiguous_row(void *context, int64_t row) {
+/* Of float16 the factor is 1 or -1: its values are never computed with. */
+static uint32_t canonical_word(canonical c, const unsigned char *element) {
+  uint32_t wide;
+  uint16_t narrow;
+  if (c.dtype == ATTN_F32) {
+    float x;
+    memcpy(&x, element, sizeof x);
+    return bits_of(x * c.inverse);
+  }
+  memcpy(&narrow, element, sizeof narrow);
+  if (c.dtype == ATTN_F16) {
+    const bool is_nan = (narrow & 0x7fff) > 0x7c00;
+    return is_nan ? 0x7fff : (narrow & 0x7fff) == 0 ? 0 : c.inverse < 0 ? narrow ^ 0x8000u : narrow;
+  }
+  float x;
+  wide = (uint32_t)narrow << 16;
+  memcpy(&x, &wide, sizeof x);
+  return bits_of(x * c.inverse);
+}
+
+/* Hashes `count` elements, `stride` bytes apart. */
+static uint64_t hash_elements(uint64_t hash, canonical c, const unsigned char *data, int64_t count, int64_t stride) {
+  enum { WORDS = 256 };
+  uint32_t word[WORDS];
+  for (int64_t done = 0; done < count; done += WORDS) {
+    const int64_t part = count - done < WORDS ? count - done : WORDS;
+    for (int64_t i = 0; i < part; i++) word[i] = canonical_word(c, data + (done + i) * stride);
+    hash = hash_bytes(hash, (const unsigned char *)word, (size_t)part * sizeof *word);
+  }
+  return hash;
+}
+
+static void hash_row(void *context, int64_t row) {
   row_walk *walk = context;
-  size_t size = walk->tensor->element_bytes;
-  walk->hash = hash_bytes(walk->hash, walk->tensor->data + (size_t)row * size, (size_t)walk->owned->extent[3] * size);
+  const int64_t size = (int64_t)walk->tensor->element_bytes;
+  walk->hash = hash_elements(walk->hash, walk->form, walk->tensor->data + row * size, walk->owned->extent[3],
+                             walk->owned->stride[3] * size);
 }
 
 uint64_t bench_tensors_output_hash(const bench_tensors *tensors) {
+  const canonical form[] = {{tensors->problem.dtype_o, (float)(1 / bench_v_factor(tensors))}, {ATTN_F32, 1}};
   row_walk walk = {.hash = 0};
   for (int i = 0; i < OUTPUT_COUNT; i++) {
     bench_owned owned = bench_owned_elements(tensors, OUTPUTS[i]);
     walk.tensor = &tensors->buffers[OUTPUTS[i]];
     walk.owned = &owned;
+    walk.form = form[i];
     if (is_dense(walk.tensor, &owned))
-      walk.hash = hash_bytes(walk.hash, walk.tensor->data, walk.tensor->bytes);
+      walk.hash = hash_elements(walk.hash, form[i], walk.tensor->data, owned.count, (int64_t)walk.tensor->element_bytes);
     else
-      for_each_row(&owned, owned.stride[3] == 1 ? hash_contiguous_row : hash_row, &walk);
+      for_each_row(&owned, hash_row, &walk);
   }
   return walk.hash;
 }

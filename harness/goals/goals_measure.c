@@ -155,6 +155,12 @@ static bool measure_rounds(pair *p) {
     spoil(p, error);
     return true;
   }
+  for (int i = 0; i < p->count; i++) {
+    bench_setup_judge(p->setup[i], p->trial[i]);
+    if (p->trial[i]->verdict.status == BENCH_PASS) continue;
+    conclude(p->row, BENCH_ERROR, "%s", p->trial[i]->verdict.reason);
+    return true;
+  }
   int rounds = p->trial[0]->samples.rounds;
   if (p->count > 1 && p->trial[1]->samples.rounds < rounds) rounds = p->trial[1]->samples.rounds;
   if (stop == BENCH_STOP_INTERRUPT && rounds < BENCH_LEAST_GOAL_ROUNDS) return false;

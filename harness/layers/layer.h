@@ -37,10 +37,13 @@ const char *bench_layer_kernel(const bench_layer_trial *trial);  /* "" where the
 const char *bench_layer_product(const bench_layer_trial *trial); /* "" without dense layers */
 
 /* Runs the layer on poisoned output, checks the chosen rows, and checks that two wrong answers would fail: zeros, and the
- * wrong answer of the layer, such as uniform attention. */
+ * wrong answer of the layer, such as uniform attention. Negated inputs must give another output. */
 bench_verdict bench_layer_check(bench_layer_trial *trial, const attn_numerics *numerics, void *workspace, size_t bytes);
 
-/* What timing needs: one call, and the output before and after it. */
+/* What timing needs: one call, its input, and the output before and after it. bench_layer_negate() changes the sign of every
+ * input (`positions` has none). The hash of an output on negated inputs is that of the checked output, if it is the output
+ * that the check saw on negated inputs. */
+void bench_layer_negate(bench_layer_trial *trial);
 attn_status bench_layer_call(bench_layer_trial *trial, void *workspace, size_t bytes);
 void bench_layer_poison(bench_layer_trial *trial);
 uint64_t bench_layer_output_hash(const bench_layer_trial *trial);

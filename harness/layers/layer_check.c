@@ -145,6 +145,21 @@ static const char *undetected(const bench_layer_trial *trial, const bench_verdic
   return other ? other : "attention that looks at all keys alike";
 }
 
+/* What the output on negated inputs is: timing compares with it. False if a call failed. */
+static bool run_negated(bench_layer_trial *trial, void *workspace, size_t bytes, bench_verdict *verdict) {
+  trial->hash[0] = verdict->output_hash = bench_layer_hash_y(trial->of);
+  bench_layer_negate(trial);
+  bench_layer_poison(trial);
+  const bool ran = bench_layer_call(trial, workspace, bytes) == ATTN_OK;
+  trial->hash[1] = bench_layer_hash_y(trial->of);
+  bench_layer_negate(trial);
+  if (verdict->status != BENCH_PASS || !trial->data->shape.inputs || !trial->of->y_floats) return ran;
+  if (trial->hash[0] != trial->hash[1]) return ran;
+  verdict->status = BENCH_FAIL;
+  snprintf(verdict->reason, sizeof verdict->reason, "negated inputs give the same output");
+  return ran;
+}
+
 bench_verdict bench_layer_check(bench_layer_trial *trial, const attn_numerics *numerics, void *workspace, size_t bytes) {
   bench_layer *layer = trial->of;
   bench_verdict verdict, zeros, wrong;
@@ -155,7 +170,7 @@ bench_verdict bench_layer_check(bench_layer_trial *trial, const attn_numerics *n
   if (bench_layer_call(trial, workspace, bytes) != ATTN_OK) return error_verdict(attn_last_error());
   compare(layer, false, &verdict);
   decide(layer, &verdict);
-  verdict.output_hash = bench_layer_output_hash(trial);
+  if (!run_negated(trial, workspace, bytes, &verdict)) return error_verdict(attn_last_error());
   const char *missed = undetected(trial, &zeros, &wrong);
   if (verdict.status == BENCH_PASS && missed) {
     verdict.status = BENCH_DEGENERATE;

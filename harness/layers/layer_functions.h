@@ -51,6 +51,7 @@ struct bench_layer_trial {
   char kernel[64];       /* what attention runs; of feed-forward, which runs no attention: what attention would run */
   attn_product *example; /* made as the layer makes its own: knows the product's name; NULL without dense layers */
   bench_layer_time time;
+  uint64_t hash[2]; /* of the output on x and on -x, from the check */
 };
 
 /* The chosen rows of one sequence. */
@@ -104,7 +105,11 @@ struct bench_layer {
   int64_t *row_memory;
   float *y_memory; /* [guard][y][guard] */
   int64_t y_floats;
+  bool negated; /* x has the other sign */
 };
+
+/* A hash of the output. */
+uint64_t bench_layer_hash_y(const bench_layer *layer);
 
 /* ---- For expected answers ---- */
 

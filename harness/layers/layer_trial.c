@@ -93,15 +93,27 @@ void bench_layer_poison(bench_layer_trial *trial) {
   memset(trial->of->y_memory, 0xff, (size_t)(trial->of->y_floats + 2 * BENCH_LAYER_GUARD) * sizeof(float));
 }
 
+void bench_layer_negate(bench_layer_trial *trial) {
+  bench_layer *layer = trial->of;
+  if (layer->data.shape.inputs) layer->negated = !layer->negated;
+  for (int64_t i = 0; i < layer->data.shape.inputs; i++) layer->data.x[i] = -layer->data.x[i];
+}
+
 /* FNV-1a over 32-bit words. */
-uint64_t bench_layer_output_hash(const bench_layer_trial *trial) {
+uint64_t bench_layer_hash_y(const bench_layer *layer) {
   uint64_t hash = 0xcbf29ce484222325u;
-  for (int64_t i = 0; i < trial->of->y_floats; i++) {
+  for (int64_t i = 0; i < layer->y_floats; i++) {
     uint32_t word;
-    memcpy(&word, trial->data->y + i, sizeof word);
+    memcpy(&word, layer->data.y + i, sizeof word);
     hash = (hash ^ word) * 0x100000001b3u;
   }
   return hash;
+}
+
+uint64_t bench_layer_output_hash(const bench_layer_trial *trial) {
+  const uint64_t hash = bench_layer_hash_y(trial->of);
+  if (!trial->of->negated) return hash;
+  return hash == trial->hash[1] ? trial->hash[0] : ~trial->hash[0];
 }
 
 /* ---- Time ---- */

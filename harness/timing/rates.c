@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "timing/rates.h"
 
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #ifdef _OPENMP
@@ -30,6 +31,31 @@ const attn_peak_loop *bench_peak_of(const attn_kernel_info *kernel, const char *
 
 static const double WARM_UP_NS = 2e6; /* clocks and vector units of present CPUs need well under a millisecond to wake */
 
+bench_team bench_team_count(int threads) {
+  bench_team team = {0, 0};
+  cpu_set_t all;
+  CPU_ZERO(&all);
+#ifdef _OPENMP
+#pragma omp parallel num_threads(threads)
+#pragma omp critical
+#else
+  (void)threads;
+#endif
+  {
+    cpu_set_t own;
+    if (!sched_getaffinity(0, sizeof own, &own)) CPU_OR(&all, &all, &own);
+    team.threads++;
+  }
+  team.cpus = CPU_COUNT(&all);
+  return team;
+}
+
+void bench_team_dismiss(void) {
+#if defined _OPENMP && (_OPENMP >= 201811 || __GNUC__ >= 9) /* of OpenMP 5.0 */
+  (void)omp_pause_resource_all(omp_pause_soft);
+#endif
+}
+
 static double time_once(const attn_peak_loop *loop, int64_t iterations) {
   double start = bench_now_ns();
   loop->run(iterations);
@@ -37,7 +63,7 @@ static double time_once(const attn_peak_loop *loop, int64_t iterations) {
 }
 
 bench_peak_slice bench_peak_prepare(const attn_peak_loop *loop, int threads, double slice_ns) {
-  bench_peak_slice slice = {.loop = loop, .threads = threads, .iterations = 1000};
+  bench_peak_slice slice = {.loop = loop, .threads = bench_team_count(threads).threads, .iterations = 1000};
   double start = bench_now_ns();
   while (bench_now_ns() - start < WARM_UP_NS) loop->run(slice.iterations);
   double time = time_once(loop, slice.iterations);

@@ -9,6 +9,16 @@
 /* The highest tier whose loops this CPU and its operating system run. */
 const char *bench_highest_tier(void);
 
+/* What a region of so many threads really gets: OpenMP gives fewer where its settings limit them, and places may put several
+ * on one CPU. */
+typedef struct bench_team {
+  int threads, cpus; /* cpus: that the threads together may use */
+} bench_team;
+bench_team bench_team_count(int threads);
+
+/* Ends the threads of larger teams before: they may still wait for work in a loop that takes CPU time. */
+void bench_team_dismiss(void);
+
 /* ---- Multiply-adds, in slices short enough to run before and after every sample ---- */
 
 /* A loop with the number of iterations that fills one slice on this machine. */
@@ -23,7 +33,8 @@ typedef struct bench_peak_slice {
  * multiply f32. */
 const attn_peak_loop *bench_peak_of(const attn_kernel_info *kernel, const char *dtype);
 
-/* Warms the loop up and finds the iterations for slices of about slice_ns. `threads` run it at once (one without OpenMP). */
+/* Warms the loop up and finds the iterations for slices of about slice_ns. As many of `threads` as there really are run it
+ * at once: slice.threads. */
 bench_peak_slice bench_peak_prepare(const attn_peak_loop *loop, int threads, double slice_ns);
 
 /* Flop/s of one core in one slice, the mean over the threads; slice->loop is not NULL. */

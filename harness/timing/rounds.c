@@ -10,6 +10,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "timing/stats.h"
 
@@ -72,9 +73,35 @@ static bool prepare(rounds *r, bench_trial *t) {
   return bench_sample_calibrate(&r->sampler, t);
 }
 
+/* Names the settings that OpenMP was given. */
+static void name_limits(char *text, size_t bytes) {
+  static const char *const limits[] = {"OMP_THREAD_LIMIT", "OMP_DYNAMIC", "OMP_MAX_ACTIVE_LEVELS"};
+  text[0] = 0;
+  for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
+    if (getenv(limits[i])) {
+      const size_t used = strlen(text);
+      snprintf(text + used, bytes - used, "%s%s=%.20s", used ? ", " : "; unset ", limits[i], getenv(limits[i]));
+    }
+}
+
+static bool has_threads(rounds *r) {
+  char limits[160];
+  const int wanted = r->sampler.threads, given = r->sampler.meter->team(wanted).threads;
+  if (wanted == 1) bench_team_dismiss();
+  if (given >= wanted) return true;
+  name_limits(limits, sizeof limits);
+#ifdef _OPENMP
+  const char *why = "OpenMP gives no more";
+#else
+  const char *why = "this build has no OpenMP";
+#endif
+  return bench_sampler_fail(&r->sampler, "%d of %d threads run: %s%s", given, wanted, why, limits);
+}
+
 static bool prepare_all(rounds *r) {
   const double resolution_ns = r->sampler.meter->resolution_ns();
   if (resolution_ns <= 0.0) return bench_sampler_fail(&r->sampler, "the clock (CLOCK_MONOTONIC) stands still");
+  if (!has_threads(r)) return false;
   r->sampler.sample_ns = fmax(1e9 * r->options->min_sample_s, RESOLUTIONS * resolution_ns);
   for (int i = 0; i < r->count; i++)
     if (!prepare(r, r->trials[i])) return false;

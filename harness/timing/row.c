@@ -10,8 +10,6 @@
 #include "cases/case_id.h"
 #include "layers/layer.h"
 
-static const bench_summary no_times = {.min = NAN, .median = NAN, .mad = NAN, .ci_lo = NAN, .ci_hi = NAN};
-
 #define COPY(target, text) ((void)snprintf(target, sizeof(target), "%s", text))
 
 /* "none", or keys to the left and to the right, "" = all: "256..0", "..64". */
@@ -87,11 +85,11 @@ void bench_row_set_origin(bench_row *row, const attn_kernel_info *kernel) {
 }
 
 bench_row bench_row_create(const bench_case *bench, const attn_kernel_info *kernel) {
-  bench_row row = {.time = no_times, .noise = -1, .softcap = NAN};
+  bench_row row = {.time = bench_no_summary, .noise = -1, .softcap = NAN};
   row.batch = row.seq_q = row.seq_k = row.threads = -1;
   row.heads_q = row.heads_kv = row.dim_qk = row.dim_v = row.width = -1;
-  row.ratio = no_times;
-  row.plan_ns = row.workspace_bytes = row.flops = row.bytes = row.gflops = row.gbs = NAN;
+  row.ratio = bench_no_summary;
+  row.threads_counted = row.plan_ns = row.workspace_bytes = row.flops = row.bytes = row.gflops = row.gbs = NAN;
   row.peak_gflops = row.peak_pct = row.peak_gbs = row.bw_pct = row.ratio_best = NAN;
   row.projections_pct = row.attention_pct = row.rest_pct = NAN;
   if (bench) describe_case(&row, bench);

@@ -40,6 +40,7 @@ typedef struct bench_row {
   double plan_ns, workspace_bytes;                 /* attn_plan_create, and what the plan asks for */
   double flops, bytes;                             /* of one call: allowed pairs only; Q, K, V and O once */
   double gflops, gbs;                              /* the same, 1e9 per second, by the median */
+  double threads_counted;                          /* that were busy, by their CPU time; median over the rounds */
   double peak_gflops, peak_pct;                    /* of the tier's loop on all threads; median share over the rounds */
   double peak_gbs, bw_pct;                         /* of the loop that only reads, and gbs as a share of it */
   char baseline[64];                               /* the kernel that ratio compares with */

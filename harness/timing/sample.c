@@ -21,7 +21,10 @@ static double read_rate(const bench_trial *t, int64_t turn, int threads) {
 const bench_meter bench_machine_meter = {
     .now_ns = bench_now_ns,
     .resolution_ns = bench_clock_resolution_ns,
+    .cpu_now = bench_cpu_now,
+    .team = bench_team_count,
     .call = bench_trial_call,
+    .renew = bench_trial_renew,
     .poison = bench_trial_poison,
     .output_hash = bench_trial_output_hash,
     .peak_prepare = bench_peak_prepare,
@@ -40,15 +43,25 @@ bool bench_sampler_fail(bench_sampler *s, const char *format, ...) {
 
 /* ---- Calls ----------------------------------------------------------------------------------------------------------- */
 
-/* Nanoseconds of `calls` calls, or NaN if one failed. */
-static double time_calls(const bench_sampler *s, bench_trial *t, int64_t calls) {
+/* The turn of the next call, after which `calls` are taken. */
+static int64_t take_turns(const bench_trial *t, int64_t calls) {
+  if (!t->turn) return 0;
+  const int64_t turn = *t->turn;
+  *t->turn = (turn + calls) % t->tensor_count;
+  return turn;
+}
+
+static attn_status call(const bench_sampler *s, const bench_trial *t, int64_t calls, int64_t turn) {
   attn_status status = ATTN_OK;
+  for (int64_t i = 0; i < calls && status == ATTN_OK; i++) status = s->meter->call(t, (turn + i) % t->tensor_count);
+  return status;
+}
+
+/* Nanoseconds of `calls` calls, or NaN if one failed. */
+static double time_calls(const bench_sampler *s, const bench_trial *t, int64_t calls) {
+  const int64_t turn = take_turns(t, calls);
   const double start = s->meter->now_ns();
-  for (int64_t i = 0; i < calls && status == ATTN_OK; i++) {
-    const int64_t turn = t->turn; /* picks the next tensors of the rotation */
-    t->turn = (turn + 1) % t->tensor_count;
-    status = s->meter->call(t, turn);
-  }
+  const attn_status status = call(s, t, calls, turn);
   const double end = s->meter->now_ns();
   return status == ATTN_OK ? end - start : NAN;
 }
@@ -57,35 +70,56 @@ static bool fail_call(bench_sampler *s, const bench_trial *t) {
   return bench_sampler_fail(s, "%s: %s", t->kernel->name, attn_last_error());
 }
 
-/* Sets *time_ns, per call. The output that the last call writes is poisoned before and compared after. Where calls are short
- * and caches warm, one call that is not timed brings the trial's data back first. */
-static bool time_sample(bench_sampler *s, bench_trial *t, double *time_ns) {
-  const int64_t calls = t->samples.iterations, last = t->turn + calls - 1;
-  const bool rewarm = t->tensor_count == 1 && t->call_ns < REWARM_BELOW_NS;
-  s->meter->poison(t, last);
+/* Times the calls of a sample into round r, the first one also alone. The threads that were busy: CPU time over a time that
+ * begins before it and ends after it, so that honest threads are never counted twice. Of a single thread's time other
+ * processes may take a part: the other threads' CPU time is held against its own. */
+static bool time_round(const bench_sampler *s, bench_trial *t, int64_t turn, int r) {
+  const bench_meter *m = s->meter;
+  const int64_t calls = t->samples.iterations;
+  const double before = m->now_ns();
+  const bench_cpu_time from = m->cpu_now();
+  const double start = m->now_ns();
+  attn_status status = call(s, t, 1, turn);
+  const double first = m->now_ns();
+  if (status == ATTN_OK) status = call(s, t, calls - 1, turn + 1);
+  const double end = m->now_ns();
+  const bench_cpu_time to = m->cpu_now();
+  const double whole_ns = m->now_ns() - before;
+  t->samples.busy[r] = (to.all_ns - from.all_ns) / (s->threads > 1 ? whole_ns : fmax(to.own_ns - from.own_ns, 1));
+  t->samples.first_ns[r] = first - start;
+  t->samples.time_ns[r] = (end - start) / (double)calls;
+  return status == ATTN_OK;
+}
+
+/* Where all calls use the same tensors and are short, one call that is not timed brings them back into the caches. Then the
+ * inputs change, so that no answer is known from before, and the output is poisoned. Where calls rotate through copies, so
+ * that caches are cold, inputs change right after their use: they are cold again before their next turn. The output of the
+ * last call is compared, all of it. */
+static bool time_sample(bench_sampler *s, bench_trial *t) {
+  const int64_t calls = t->samples.iterations;
+  const bool rotates = t->tensor_count > 1;
   bench_team_settle(s->threads);
-  const double warm_ns = rewarm ? time_calls(s, t, 1) : 0.0;
-  const double total_ns = time_calls(s, t, calls);
-  if (isnan(warm_ns + total_ns)) return fail_call(s, t);
-  *time_ns = total_ns / (double)calls;
-  if (s->meter->output_hash(t, last) == t->verdict.output_hash) return true;
-  return bench_sampler_fail(s, "%s: an output of the timed runs differs from the one that passed the check",
-                            t->kernel->name);
+  if (!rotates && t->call_ns < REWARM_BELOW_NS && call(s, t, 1, 0) != ATTN_OK) return fail_call(s, t);
+  const int64_t turn = take_turns(t, calls), last = (turn + calls - 1) % t->tensor_count;
+  if (!rotates) s->meter->renew(t, 0, s->threads);
+  s->meter->poison(t, last);
+  if (!time_round(s, t, turn, t->samples.rounds)) return fail_call(s, t);
+  if (s->meter->output_hash(t, last) != t->verdict.output_hash)
+    return bench_sampler_fail(s, "%s: an output of the timed runs differs from the one that passed the check",
+                              t->kernel->name);
+  for (int64_t i = 0; rotates && i < t->tensor_count && i < calls; i++)
+    s->meter->renew(t, (turn + i) % t->tensor_count, s->threads);
+  return true;
 }
 
 /* ---- Slices ---------------------------------------------------------------------------------------------------------- */
 
-/* Reads what a sample reads: as many tensors, in their turn of the rotation. */
-static double read_next(const bench_sampler *s, bench_trial *t) {
-  const int64_t turn = t->turn;
-  t->turn = (turn + t->samples.iterations) % t->tensor_count;
-  return s->meter->read_rate(t, turn, s->threads);
-}
-
+/* The read loop reads what a sample reads: as many tensors, in their turn of the rotation. */
 static bench_slices run_slices(const bench_sampler *s, bench_trial *t) {
   bench_slices slices = {.loop = t->slice.loop};
+  const bench_meter *m = s->meter;
   for (int i = 0; i < BENCH_SLICES && (t->slice.loop || t->reads); i++)
-    slices.rate[i] = t->reads ? read_next(s, t) : s->meter->peak_rate(&t->slice);
+    slices.rate[i] = t->reads ? m->read_rate(t, take_turns(t, t->samples.iterations), s->threads) : m->peak_rate(&t->slice);
   return slices;
 }
 
@@ -93,14 +127,16 @@ static bench_slices run_slices(const bench_sampler *s, bench_trial *t) {
 
 bool bench_sample_take(bench_sampler *s, bench_trial *t, int position, bench_slices *last) {
   bench_samples *samples = &t->samples;
+  const int r = samples->rounds;
   const bench_slices before = last->loop && last->loop == t->slice.loop ? *last : run_slices(s, t);
-  if (!time_sample(s, t, &samples->time_ns[samples->rounds])) return false;
+  if (!time_sample(s, t)) return false;
   *last = run_slices(s, t);
   double rates[2 * BENCH_SLICES]; /* their median: a slice that an interrupt disturbed does not count */
   memcpy(rates, before.rate, sizeof before.rate);
   memcpy(rates + BENCH_SLICES, last->rate, sizeof last->rate);
-  samples->loop_rate[samples->rounds] = bench_median(rates, 2 * BENCH_SLICES);
-  samples->position[samples->rounds++] = position;
+  samples->loop_rate[r] = bench_median(rates, 2 * BENCH_SLICES);
+  samples->position[r] = position;
+  samples->rounds++;
   return true;
 }
 
@@ -112,7 +148,6 @@ static int64_t more_calls(int64_t calls, double total_ns, double sample_ns) {
 
 bool bench_sample_calibrate(bench_sampler *s, bench_trial *t) {
   int64_t calls = 1;
-  t->turn = 0;
   t->slice = (bench_peak_slice){.loop = NULL};
   if (t->peak) t->slice = s->meter->peak_prepare(t->peak, s->threads, SLICE_NS);
   bench_team_settle(s->threads);

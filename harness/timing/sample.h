@@ -3,14 +3,18 @@
 #ifndef BENCH_SAMPLE_H
 #define BENCH_SAMPLE_H
 
+#include "base/clock.h"
 #include "timing/trial.h"
 
 /* Everything that timing asks of the world. Tests pass a meter with a simulated clock and scripted trials, and so know every
  * number that must come out. */
 typedef struct bench_meter {
   double (*now_ns)(void);
+  bench_cpu_time (*cpu_now)(void);
   double (*resolution_ns)(void); /* 0 if the clock stands still */
+  bench_team (*team)(int threads);
   attn_status (*call)(const bench_trial *trial, int64_t turn);
+  void (*renew)(const bench_trial *trial, int64_t turn, int threads);
   void (*poison)(const bench_trial *trial, int64_t turn);
   uint64_t (*output_hash)(const bench_trial *trial, int64_t turn);
   bench_peak_slice (*peak_prepare)(const attn_peak_loop *loop, int threads, double slice_ns);

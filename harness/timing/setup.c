@@ -18,6 +18,11 @@ void bench_note(const bench_setup *s, const char *what, const char *kernel) {
   if (s->settings->note) s->settings->note(s->settings->note_context, what, kernel);
 }
 
+double bench_last_cache_bytes(void) {
+  const long bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
+  return bytes > 0 ? (double)bytes : USUAL_CACHE;
+}
+
 double bench_multiply_adds(const attn_problem *p) {
   return (double)p->batch * (double)p->heads_q * (double)p->seq_q * (double)p->seq_k * (double)(p->dim_qk + p->dim_v);
 }
@@ -154,8 +159,7 @@ static bool add_rotation(bench_setup *s) {
 /* All copies together are larger than the last-level cache, so that none is in it when its turn comes, as far as memory
  * allows. */
 static void rotate_cold(bench_setup *s) {
-  const long cache = sysconf(_SC_LEVEL3_CACHE_SIZE);
-  const double size = s->bytes > 1 ? s->bytes : 1, wanted = ROTATED_CACHES * (cache > 0 ? (double)cache : USUAL_CACHE);
+  const double size = s->bytes > 1 ? s->bytes : 1, wanted = ROTATED_CACHES * bench_last_cache_bytes();
   const double room = fmin(ROTATION_BYTES, 0.4 * bench_memory_available("")) / ((double)s->tensors[0].bytes + 1);
   const int target = (int)fmax(1, fmin(BENCH_MAX_ROTATIONS, fmin(ceil(wanted / size) + 1, room)));
   while (s->rotations < target && add_rotation(s)) continue;
@@ -167,5 +171,8 @@ static void rotate_cold(bench_setup *s) {
 
 void bench_setup_rotate(bench_setup *s) {
   if (s->bench->cache != BENCH_WARM) rotate_cold(s);
-  for (int i = 0; i < s->count; i++) s->trials[i].tensor_count = s->layer ? 1 : s->rotations;
+  for (int i = 0; i < s->count; i++) {
+    s->trials[i].tensor_count = s->layer ? 1 : s->rotations;
+    s->trials[i].turn = &s->turn;
+  }
 }

@@ -35,6 +35,7 @@ typedef struct bench_setup {
   int count;
   bench_tensors tensors[BENCH_MAX_ROTATIONS];
   int rotations; /* tensors made so far */
+  int64_t turn;  /* of the rotation: the trials use one copy after the other, so that each is cold when it is used again */
   bench_expected *expected;
   bench_layer *layer;  /* instead of tensors and expected */
   double flops, bytes; /* of one call */
@@ -42,7 +43,8 @@ typedef struct bench_setup {
   /* Set by bench_setup_time(). */
   bench_trial control;           /* the A/A control: the quickest trial once more */
   const bench_trial *controlled; /* that trial; NULL: nothing was timed */
-  double read_bandwidth;         /* bytes/s, with the case's threads */
+  size_t read_size;              /* a power of two of about the bytes that each thread reads in a round of the rotation */
+  double read_bandwidth;         /* bytes/s of the read loop on so many, with the case's threads */
   bench_stop stop;               /* why the last round was the last */
 } bench_setup;
 
@@ -54,6 +56,9 @@ const char *bench_refusal(const bench_case *bench, const attn_kernel_info *const
 bench_setup *bench_setup_open(const bench_case *bench, const attn_kernel_info *const *kernels, int count,
                               const bench_case_settings *settings);
 void bench_setup_close(bench_setup *setup); /* NULL is fine */
+
+/* Bytes of the last-level cache; a usual size where the system does not say. */
+double bench_last_cache_bytes(void);
 
 /* Multiplications and additions of all pairs, masked ones too. */
 double bench_multiply_adds(const attn_problem *problem);
@@ -69,6 +74,12 @@ void bench_setup_prepare_trial(const bench_setup *setup, bench_trial *trial);
 
 /* Times the trials that passed, in common rounds. A failure of one spoils the times of all: they become ERROR. */
 void bench_setup_time(bench_setup *setup);
+
+/* What no time can be: a trial that looks as if it did so gets ERROR with a sentence, and loses its samples. It was faster
+ * than the peak loop, or than memory can be read; more threads were busy than the case has; or repeated calls were much
+ * quicker than the first one after a change of the inputs. Where fewer threads were busy it gets a warning. To be called
+ * after bench_time(); setup->read_bandwidth, if it is set, is the limit for cases beyond the caches. */
+void bench_setup_judge(bench_setup *setup, bench_trial *trial);
 
 /* Median over the rounds of the share of the peak that ran beside each sample; NaN without a peak loop. */
 double bench_peak_share(const bench_trial *trial, double flops, int threads);

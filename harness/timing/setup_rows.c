@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "machine/affinity.h"
 #include "timing/setup.h"
 
 static int fewer(int a, int b) { return a < b ? a : b; }
@@ -31,8 +30,7 @@ static void fill_peak(const bench_setup *s, bench_trial *t, bench_row *row) {
 }
 
 static void fill_times(const bench_setup *s, bench_trial *t, bench_row *row) {
-  if (bench_threads_share_cpus()) bench_warn(t, "threads: %d share fewer CPUs, and may move", s->bench->threads);
-  row->time = bench_summarise(t->samples.time_ns, t->samples.rounds);
+  row->threads_counted = bench_median(t->samples.busy, t->samples.rounds);
   row->stop = s->stop;
   for (int i = 0; i < s->count; i++)
     if (t->samples.rounds < s->trials[i].samples.rounds) row->stop = BENCH_STOP_BUDGET; /* of a slow kernel */
@@ -59,9 +57,11 @@ static void fill_times(const bench_setup *s, bench_trial *t, bench_row *row) {
 bench_row bench_setup_row(const bench_setup *s, bench_trial *t) {
   bench_row row = bench_row_create(s->bench, t->automatic ? &bench_automatic : t->kernel);
   bench_row_set_origin(&row, t->kernel);
+  row.time = bench_summarise(t->samples.time_ns, t->samples.rounds);
+  if (t->samples.rounds && !row.time.n) bench_conclude(t, BENCH_ERROR, "timing: out of memory for the statistics");
   row.verdict = t->verdict;
   if (t->layer) snprintf(row.product, sizeof row.product, "%s", bench_layer_product(t->layer));
-  if (t->samples.rounds) fill_times(s, t, &row);
+  if (row.time.n) fill_times(s, t, &row);
   memcpy(row.warnings, t->warnings, sizeof row.warnings);
   return row;
 }
@@ -74,7 +74,7 @@ static void compare(const bench_setup *s, bench_row *rows) {
   const bench_row *baseline = NULL, *best = NULL, *controlled = &rows[s->controlled - s->trials];
   const bench_samples *control = &s->control.samples;
   const int rounds = fewer(control->rounds, controlled->time.n);
-  const double noise = fabs(bench_paired_ratio(control->time_ns, controlled->samples_ns, rounds).median - 1);
+  const double control_ratio = bench_paired_ratio(control->time_ns, controlled->samples_ns, rounds).median;
   for (bench_row *r = rows; r < rows + s->count; r++) {
     if (r->time.n && (!best || r->time.median < best->time.median)) best = r;
     if (r->time.n && (!baseline || r->time.median > baseline->time.median)) baseline = r;
@@ -86,7 +86,7 @@ static void compare(const bench_setup *s, bench_row *rows) {
     memcpy(r->baseline, baseline->kernel, sizeof r->baseline);
     r->ratio = bench_paired_ratio(baseline->samples_ns, r->samples_ns, fewer(baseline->time.n, r->time.n));
     r->ratio_best = bench_paired_ratio(best->samples_ns, r->samples_ns, fewer(best->time.n, r->time.n)).median;
-    r->noise = noise;
+    r->noise = isnan(control_ratio) ? -1 : fabs(control_ratio - 1);
     r->peak_gbs = 1e-9 * s->read_bandwidth;
     r->bw_pct = s->read_bandwidth > 0 ? 100 * r->gbs / r->peak_gbs : NAN;
   }

@@ -37,21 +37,22 @@ static int choose_trials(bench_setup *s, bench_trial **chosen) {
 /* ---- Read bandwidth -------------------------------------------------------------------------------------------------- */
 
 /* Bytes/s of the read loop, measured once per size (a power of two), thread count and meter. */
-static double read_bandwidth(const bench_setup *s) {
+static double read_bandwidth(bench_setup *s) {
   static struct known {
-    int size_class, threads;
+    size_t size;
+    int threads;
     const bench_meter *meter;
     double rate;
   } known[BANDWIDTH_CLASSES];
   static int known_count;
   const bench_meter *meter = s->settings->meter ? s->settings->meter : &bench_machine_meter;
   const double bytes = s->bytes * (s->layer ? 1 : s->rotations) / s->bench->threads; /* that each thread reads */
-  const int size_class = (int)fmax(SMALLEST_CLASS, ceil(log2(fmax(bytes, 1))));
-  const struct known wanted = {size_class, s->bench->threads, meter, 0};
+  s->read_size = (size_t)1 << (int)fmax(SMALLEST_CLASS, ceil(log2(fmax(bytes, 1))));
+  const struct known wanted = {s->read_size, s->bench->threads, meter, 0};
   for (const struct known *k = known; k < known + known_count; k++)
-    if (k->size_class == wanted.size_class && k->threads == wanted.threads && k->meter == wanted.meter) return k->rate;
+    if (k->size == wanted.size && k->threads == wanted.threads && k->meter == wanted.meter) return k->rate;
   bench_note(s, "measuring read bandwidth", "");
-  const double rate = wanted.meter->bandwidth((size_t)1 << wanted.size_class, wanted.threads);
+  const double rate = wanted.meter->bandwidth(wanted.size, wanted.threads);
   if (known_count < BANDWIDTH_CLASSES) {
     known[known_count] = wanted;
     known[known_count++].rate = rate;
@@ -90,6 +91,7 @@ void bench_setup_time(bench_setup *s) {
   bench_note(s, "timing", "");
   const bool fine = bench_time(trials, count + 1, &options, &s->stop, &error);
   if (fine) s->read_bandwidth = read_bandwidth(s);
+  for (int i = 0; i < count && fine; i++) bench_setup_judge(s, trials[i]);
   for (int i = 0; i <= count && !fine; i++) {
     bench_conclude(trials[i], BENCH_ERROR, "timing: %s", error);
     bench_trial_clear(trials[i]);

@@ -40,10 +40,12 @@ int bench_median_rank(int n) {
   return k;
 }
 
+const bench_summary bench_no_summary = {.min = NAN, .median = NAN, .mad = NAN, .ci_lo = NAN, .ci_hi = NAN};
+
 bench_summary bench_summarise(const double *values, int n) {
   bench_summary s = {.n = n};
   double *sorted = n > 0 ? sorted_copy(values, n) : NULL;
-  if (!sorted) return (bench_summary){0};
+  if (!sorted) return bench_no_summary;
   const int rank = bench_median_rank(n);
   s.min = sorted[0];
   s.median = sorted_median(sorted, n);
@@ -59,7 +61,7 @@ bench_summary bench_summarise(const double *values, int n) {
 /* The interval holds the median log-ratios that the sign test does not reject. */
 bench_summary bench_paired_ratio(const double *a, const double *b, int n) {
   double *log_ratio = n > 0 ? malloc((size_t)n * sizeof *log_ratio) : NULL;
-  if (!log_ratio) return (bench_summary){0};
+  if (!log_ratio) return bench_no_summary;
   for (int i = 0; i < n; i++) log_ratio[i] = log(a[i] / b[i]);
   bench_summary s = bench_summarise(log_ratio, n);
   free(log_ratio);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Order statistics, which assume no normality, and the order of trials in a round. All functions sort copies; NaN never
- * enters. With n = 0, or if memory is short, a summary is all zeros (n too). */
+ * enters. With n = 0, or if memory is short, the summary is bench_no_summary. */
 #ifndef BENCH_STATS_H
 #define BENCH_STATS_H
 
@@ -12,6 +12,8 @@ typedef struct bench_summary {
   double ci_lo, ci_hi;     /* 95 % interval of the median from order statistics (binomial); NaN if n < 6: there is none */
   int n;
 } bench_summary;
+
+extern const bench_summary bench_no_summary; /* NaN; n = 0 */
 
 bench_summary bench_summarise(const double *values, int n);
 

@@ -12,6 +12,8 @@ typedef struct bench_samples {
   double *time_ns;    /* [rounds] per call */
   double *loop_rate;  /* [rounds] of the loop beside it in the same round: flop/s of one core while all threads run the peak
                          loop; bytes/s of all threads together for the read loop; 0 without a loop */
+  double *busy;       /* [rounds] threads that were busy, by their CPU time */
+  double *first_ns;   /* [rounds] the first call of the sample, where inputs differ from those of all calls before */
   int *position;      /* [rounds] place in the order of the round */
   int64_t iterations; /* calls per sample */
   int rounds;
@@ -43,7 +45,7 @@ typedef struct bench_trial {
   /* State of bench_time(). */
   bench_peak_slice slice; /* loop NULL: no peak loop */
   int quota;              /* rounds that the trial takes part in */
-  int64_t turn;           /* of the next call: it picks the tensors */
+  int64_t *turn;          /* of the next call: it picks the tensors; of all trials that share them. NULL for one tensor */
 } bench_trial;
 
 /* Stands for the library's own choice in a list of kernels: name "auto". */
@@ -55,8 +57,10 @@ void bench_conclude(bench_trial *trial, bench_status status, const char *format,
 /* Adds to the trial's warnings. */
 void bench_warn(bench_trial *trial, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* One call on the tensors of a turn (any number >= 0), and their output before and after it. */
+/* One call on the tensors of a turn (any number >= 0), and their output before and after it. bench_trial_renew() changes the
+ * inputs; the hash of the right output stays what it is. The poison changes from round to round: NaN, or small numbers. */
 attn_status bench_trial_call(const bench_trial *trial, int64_t turn);
+void bench_trial_renew(const bench_trial *trial, int64_t turn, int threads);
 void bench_trial_poison(const bench_trial *trial, int64_t turn);
 uint64_t bench_trial_output_hash(const bench_trial *trial, int64_t turn);
 
