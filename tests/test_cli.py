@@ -483,7 +483,10 @@ class Resuming(unittest.TestCase):
         self.folder.mkdir()
         for text in "", '{"journal": 2, "comm':
             self.journal.write_text(text, encoding="utf-8")
+            for name in "results.csv.123.tmp", "my.tmp", "1.tmp", ".tmp", "a.1b.tmp":
+                (self.folder / name).touch()
             self.resume(0, "line 1 is cut off")
+            self.assertEqual({path.name for path in self.folder.glob("*tmp")}, {"my.tmp", "1.tmp", ".tmp", "a.1b.tmp"})
             self.assertEqual(len(self.rows()), 6)
             self.assertEqual(self.journal.read_text(encoding="utf-8").count("\n"), 7)
 

@@ -7,6 +7,7 @@
 
 #include "report/journal.h"
 #include "support.h"
+#include "timing/setup.h"
 
 /* Rounds of the row that has all values. */
 enum { ROUNDS = 7 };
@@ -99,6 +100,36 @@ static void test_few_rounds_have_no_interval(void **state) {
   for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) assert_string_equal(bench_cell(&row, limits[i], text), "");
 }
 
+/* A kernel that declares large errors is marked in the row, and so in table, CSV, JSON and below figures. */
+static void test_approximate_kernels_are_marked(void **state) {
+  (void)state;
+  const attn_kernel_info *kernel = attn_kernel_find("naive_c");
+  bench_case bench;
+  bench_case_build(&(bench_spec){{{0}}}, 1, &bench);
+  for (int approximate = 0; approximate < 2; approximate++) {
+    bench_trial trial = {.kernel = kernel, .verdict.approximate = approximate};
+    const bench_setup setup = {.bench = &bench, .count = 1};
+    const bench_row row = bench_setup_row(&setup, &trial);
+    assert_int_equal(strncmp(row.warnings, "approximate: ", 13) == 0, approximate);
+  }
+}
+
+/* A name that does not fit is no name: two cases could share it. */
+static void test_a_case_whose_name_is_cut_off_is_not_run(void **state) {
+  (void)state;
+  bench_spec spec = {{{0}}};
+  bench_case bench;
+  bench_case_build(&spec, 1, &bench);
+  assert_string_equal(bench.invalid, "");
+  for (bench_axis axis = 0; axis < AXIS_COUNT; axis++)
+    if (bench_axis_get(axis)->kind == AXIS_IS_WORD)
+      memset(spec.value[axis], 'x', BENCH_WORD - 1);
+    else if (bench_axis_get(axis)->kind == AXIS_IS_REAL)
+      bench_spec_set(&spec, axis, "-1.23456789e-30");
+  bench_case_build(&spec, 1, &bench);
+  assert_non_null(strstr(bench.invalid, "case_id is cut off"));
+}
+
 /* Writes the row to a journal and reads it back. */
 static void test_a_journal_holds_rows_as_they_are(void **state) {
   (void)state;
@@ -129,9 +160,13 @@ static void test_a_journal_holds_rows_as_they_are(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_cells_print_what_was_read),        cmocka_unit_test(test_missing_values_are_empty),
-      cmocka_unit_test(test_what_is_no_value_is_refused),      cmocka_unit_test(test_few_rounds_have_no_interval),
+      cmocka_unit_test(test_cells_print_what_was_read),
+      cmocka_unit_test(test_missing_values_are_empty),
+      cmocka_unit_test(test_what_is_no_value_is_refused),
+      cmocka_unit_test(test_few_rounds_have_no_interval),
       cmocka_unit_test(test_a_journal_holds_rows_as_they_are),
+      cmocka_unit_test(test_approximate_kernels_are_marked),
+      cmocka_unit_test(test_a_case_whose_name_is_cut_off_is_not_run),
   };
   return cmocka_run_group_tests_name("row", tests, NULL, NULL);
 }

@@ -2,6 +2,8 @@
 /* Atomic files, folders, JSON strings. */
 #include "base/files.h"
 
+#include <ctype.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -106,13 +108,29 @@ bool bench_folder_create(const char *path) {
   return is_kind(path, S_IFDIR) || fail_with(ENOTDIR, "create", path);
 }
 
+/* Removes the files "NAME.PID.tmp" of processes that were killed. */
+static void remove_temporaries(int folder) {
+  DIR *list = fdopendir(dup(folder));
+  for (struct dirent *entry; list && (entry = readdir(list));) {
+    const size_t length = strlen(entry->d_name);
+    const char *end = entry->d_name + (length > 4 ? length - 4 : 0), *digits = end;
+    while (digits > entry->d_name && isdigit((unsigned char)digits[-1])) digits--;
+    if (digits > entry->d_name && digits < end && digits[-1] == '.' && !strcmp(end, ".tmp"))
+      (void)unlinkat(folder, entry->d_name, 0);
+  }
+  if (list) (void)closedir(list);
+}
+
 int bench_folder_lock(const char *path) {
   const int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder < 0) {
     (void)say("open", path);
     return -1;
   }
-  if (!flock(folder, LOCK_EX | LOCK_NB)) return folder;
+  if (!flock(folder, LOCK_EX | LOCK_NB)) {
+    remove_temporaries(folder);
+    return folder;
+  }
   if (errno != EWOULDBLOCK) {
     fprintf(stderr, "warning: %s cannot be locked (%s): let no other attnbench write there\n", path, strerror(errno));
     return folder;

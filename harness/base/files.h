@@ -14,7 +14,8 @@ bool bench_file_write(const char *path, bench_write_fn write, void *context);
 /* Creates a folder and its parents. False after an error, said on stderr. */
 bool bench_folder_create(const char *path);
 
-/* Locks a folder for this process until the descriptor is closed. -1 if another process holds it, said on stderr. */
+/* Locks a folder for this process until the descriptor is closed, and removes what killed ones left half written. -1 if
+ * another process holds it, said on stderr. */
 int bench_folder_lock(const char *path);
 
 /* A hash of the file's content in hexadecimal (FNV-1a, 64 bits); "unknown" if it cannot be read. */

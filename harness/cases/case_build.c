@@ -180,6 +180,7 @@ static void tidy(bench_case *bench) {
 /* What attn_problem_validate() cannot know. */
 static const char *contradiction(const bench_case *bench) {
   const bool varlen = is(bench, AXIS_LENGTHS, "varlen");
+  if (strlen(bench->case_id) + 1 == BENCH_NAME) return "its case_id is cut off: too many axes have long values";
   if (!varlen && is(bench, AXIS_LAYOUT, "packed")) return "layout=packed needs lengths=varlen";
   if (varlen && is_given(bench, AXIS_LAYOUT) && !is(bench, AXIS_LAYOUT, "packed"))
     return "lengths=varlen needs layout=packed";

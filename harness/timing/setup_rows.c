@@ -60,6 +60,7 @@ bench_row bench_setup_row(const bench_setup *s, bench_trial *t) {
   row.time = bench_summarise(t->samples.time_ns, t->samples.rounds);
   if (t->samples.rounds && !row.time.n) bench_conclude(t, BENCH_ERROR, "timing: out of memory for the statistics");
   row.verdict = t->verdict;
+  if (t->verdict.approximate) bench_warn(t, "approximate: declares larger errors than those of rounding");
   if (t->layer) snprintf(row.product, sizeof row.product, "%s", bench_layer_product(t->layer));
   if (row.time.n) fill_times(s, t, &row);
   memcpy(row.warnings, t->warnings, sizeof row.warnings);
