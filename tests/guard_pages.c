@@ -115,7 +115,7 @@ static bool passes_as_it_must(const attn_kernel *kernel, bool must_pass, progres
   return as_it_must;
 }
 
-static bool goes_too_far(const mutant *m) { return m->guard_only || strncmp(m->kernel.info.name, "writes_lane", 11) == 0; }
+static bool goes_too_far(const mutant *m) { return m->guard_only || strncmp(m->kernel->info.name, "writes_lane", 11) == 0; }
 
 int main(void) {
   progress *p = mmap(NULL, sizeof *p, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -133,7 +133,7 @@ int main(void) {
       wrong += !passes_as_it_must(kernel, true, p);
   }
   for (int i = 0; i < mutant_count; i++)
-    if (i == 0 || goes_too_far(&mutants[i])) wrong += !passes_as_it_must(&mutants[i].kernel, i == 0, p);
+    if (i == 0 || goes_too_far(&mutants[i])) wrong += !passes_as_it_must(mutants[i].kernel, i == 0, p);
   printf("%d cases, %d kernels not as they must be\n", cases.count, wrong);
   destroy_cases();
   munmap(p, sizeof *p);

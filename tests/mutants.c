@@ -295,11 +295,23 @@ static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedu
   return true;
 }
 
-#define MUTANT(name, what)                                                                                                  \
-  static void run_##name(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit, void *scratch) { \
-    (void)unit;                                                                                                             \
-    run(FAULT_##name, schedule, args, task, scratch);                                                                       \
-  }
+/* Each broken kernel has the name by which the zoo's registry knows it: attn_mutant_<name>. */
+#define MUTANT(fault_name, what)                                                                                 \
+  static void run_##fault_name(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit, \
+                               void *scratch) {                                                                  \
+    (void)unit;                                                                                                  \
+    run(FAULT_##fault_name, schedule, args, task, scratch);                                                      \
+  }                                                                                                              \
+  extern const attn_kernel attn_mutant_##fault_name;                                                             \
+  const attn_kernel attn_mutant_##fault_name = {.info = {.name = #fault_name,                                    \
+                                                         .algorithm = "mutant",                                  \
+                                                         .isa = "c",                                             \
+                                                         .library = "",                                          \
+                                                         .summary = what,                                        \
+                                                         .numerics = {.exp_error = 0x1p-22}},                    \
+                                                .rejects = rejects,                                              \
+                                                .plan = plan,                                                    \
+                                                .run = run_##fault_name};
 #define GUARD_MUTANT     MUTANT
 #define STRUCTURE_MUTANT MUTANT
 #include "mutants.def"
@@ -307,30 +319,16 @@ static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedu
 #undef GUARD_MUTANT
 #undef STRUCTURE_MUTANT
 
-#define ENTRY(fault_name, what, only_guards, only_structure)   \
-  {                                                            \
-      .kernel = {.info = {.name = #fault_name,                 \
-                          .algorithm = "mutant",               \
-                          .isa = "c",                          \
-                          .library = "",                       \
-                          .summary = what,                     \
-                          .numerics = {.exp_error = 0x1p-22}}, \
-                 .rejects = rejects,                           \
-                 .plan = plan,                                 \
-                 .run = run_##fault_name},                     \
-      .guard_only = only_guards,                               \
-      .structure_only = only_structure,                        \
-  },
-#define MUTANT(name, what)           ENTRY(name, what, false, false)
-#define GUARD_MUTANT(name, what)     ENTRY(name, what, true, false)
-#define STRUCTURE_MUTANT(name, what) ENTRY(name, what, false, true)
+#define MUTANT(name, what)           {.kernel = &attn_mutant_##name},
+#define GUARD_MUTANT(name, what)     {.kernel = &attn_mutant_##name, .guard_only = true},
+#define STRUCTURE_MUTANT(name, what) {.kernel = &attn_mutant_##name, .structure_only = true},
 const mutant mutants[] = {
 #include "mutants.def"
 };
 const int mutant_count = sizeof mutants / sizeof *mutants;
 
-const mutant *mutant_find(const char *name) {
+const attn_kernel *mutant_find(const char *name) {
   for (int i = 0; i < mutant_count; i++)
-    if (strcmp(mutants[i].kernel.info.name, name) == 0) return &mutants[i];
+    if (strcmp(mutants[i].kernel->info.name, name) == 0) return mutants[i].kernel;
   return NULL;
 }

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: MIT */
-/* Deliberately broken kernels: see mutants.def. */
+/* Deliberately broken kernels: see mutants.def. Programs that link test_zoo have them in their registry, by name. */
 #ifndef TESTS_MUTANTS_H
 #define TESTS_MUTANTS_H
 
 #include "kernels/kernel.h"
 
 typedef struct mutant {
-  attn_kernel kernel;
+  const attn_kernel *kernel;
   bool guard_only;     /* its values are right: only guard pages can tell */
   bool structure_only; /* likewise: only a structural test can */
 } mutant;
 
 extern const mutant mutants[]; /* the original first */
 extern const int mutant_count;
-const mutant *mutant_find(const char *name); /* NULL if there is none */
+const attn_kernel *mutant_find(const char *name); /* NULL if there is none */
 
 #endif

@@ -53,7 +53,7 @@ static void renew(const bench_case *bench, bench_tensors *tensors) {
 
 static void try(pair *c, const bench_case *bench, bench_tensors *tensors, const bench_expected *expected) {
   if (c->verdict.status == BENCH_FAIL) return;
-  const bench_verdict verdict = checks_structure(&mutant_find(c->kernel)->kernel, c->test, bench, tensors, expected);
+  const bench_verdict verdict = checks_structure(mutant_find(c->kernel), c->test, bench, tensors, expected);
   c->ran += verdict.status == BENCH_PASS || verdict.status == BENCH_FAIL;
   if (verdict.status == BENCH_FAIL) {
     c->verdict = verdict;
@@ -68,7 +68,7 @@ static void try(pair *c, const bench_case *bench, bench_tensors *tensors, const 
 static void try_all(const bench_case *bench) {
   char buffer[400];
   bench_tensors tensors = {0};
-  if (mutants[0].kernel.rejects(&bench->problem, buffer, sizeof buffer)) return; /* and so do all others */
+  if (mutants[0].kernel->rejects(&bench->problem, buffer, sizeof buffer)) return; /* and so do all others */
   renew(bench, &tensors);
   bench_expected *expected = checks_expected(bench, &tensors);
   for (int i = 0; i < PAIRS; i++) try(&pairs[i], bench, &tensors, expected);
@@ -83,7 +83,7 @@ static int report(void) {
     const bool failed = c->verdict.status == BENCH_FAIL, as_it_must = failed != is_original(c) && c->ran > 0;
     wrong += !as_it_must;
     printf("%-7s %-12s %-20s %s\n", as_it_must ? "ok" : "WRONG", bench_structure_name(c->test), c->kernel,
-           is_original(c) ? bench_structure_claim(c->test) : mutant_find(c->kernel)->kernel.info.summary);
+           is_original(c) ? bench_structure_claim(c->test) : mutant_find(c->kernel)->info.summary);
     if (failed)
       printf("        FAIL after %d cases: %s\n          %s\n", c->ran, c->case_id, c->verdict.reason);
     else

@@ -1,73 +1,96 @@
 /* SPDX-License-Identifier: MIT */
-/* Proof that the checks can fail: every deliberately broken kernel of mutants.def must FAIL at least one case of the suites
- * named on the command line. The unbroken original must PASS, and so must those that only structural tests find: on every
- * case until the last broken kernel has failed, then on every eighth. The tests edge_c and conformance_c run plain C on all
+/* Proof that attnbench fails broken kernels: those of mutants.def stand in the registry of this program and go the way of
+ * every kernel, bench_run_case(). Each must FAIL a case of the suites named on the command line, and is then run once more
+ * on that case as `attnbench run` would: it must FAIL again and have no time. The unbroken original must PASS, on every case
+ * until the last broken kernel has failed, then on every eighth. The tests edge_c and conformance_c run plain C on all
  * cases.
  *
  *     value_mutants SUITE...
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "kernel_checks.h"
 #include "mutants.h"
+#include "timing/setup.h"
 
 enum { SAMPLE = 8 };
 
 typedef struct outcome {
   bench_verdict verdict; /* of the case that killed it */
-  char case_id[BENCH_NAME];
+  bench_case killer;
   bool killed;
   int survived; /* cases before that */
 } outcome;
 
-/* A broken kernel may have damaged inputs and guards: the next one gets fresh tensors. */
-static void renew(const bench_case *bench, bench_tensors *tensors) {
-  bench_tensors_destroy(tensors);
-  if (bench_tensors_create(bench, tensors)) return;
-  fprintf(stderr, "out of memory\n");
+static void stop(const char *name, const char *why) {
+  fprintf(stderr, "%s: %s\n", name, why);
   exit(5);
 }
 
-static void check_case(const bench_case *bench, outcome *outcomes) {
-  bench_tensors tensors = {0};
-  renew(bench, &tensors);
-  bench_expected *expected = checks_expected(bench, &tensors);
-  for (int i = 0; i < mutant_count; i++) {
-    if (outcomes[i].killed || mutants[i].guard_only) continue;
-    const bench_verdict verdict = checks_kernel(&mutants[i].kernel, 1, &tensors, expected);
-    outcomes[i].survived += verdict.status == BENCH_PASS;
-    if (verdict.status == BENCH_FAIL) {
-      outcomes[i].killed = true;
-      outcomes[i].verdict = verdict;
-      snprintf(outcomes[i].case_id, sizeof outcomes[i].case_id, "%s", bench->case_id);
-      renew(bench, &tensors);
-    } else if (verdict.status == BENCH_ERROR) {
-      fprintf(stderr, "%s: %s\n", mutants[i].kernel.info.name, verdict.reason);
-      exit(5);
-    }
+static void take_verdict(outcome *o, const char *name, const bench_case *bench, const bench_verdict *verdict) {
+  if (verdict->status == BENCH_ERROR) stop(name, verdict->reason);
+  o->survived += verdict->status == BENCH_PASS;
+  if (verdict->status != BENCH_FAIL) return;
+  o->killed = true;
+  o->verdict = *verdict;
+  o->killer = *bench;
+}
+
+/* Checks the kernels that are still alive on a case: all of them in one call, the original last, so that a
+ * kernel that spoils what comes after it shows. `structure`: those that only a structural test can tell. */
+static void check_living(const bench_case *bench, outcome *outcomes, bool structure) {
+  static bench_row rows[BENCH_MAX_KERNELS];
+  const bench_case_settings settings = {.structure = structure};
+  const attn_kernel_info *kernels[BENCH_MAX_KERNELS];
+  int which[BENCH_MAX_KERNELS], count = 0;
+  for (int i = mutant_count - 1; i >= 0; i--) {
+    if (outcomes[i].killed || mutants[i].guard_only || mutants[i].structure_only != structure) continue;
+    which[count] = i;
+    kernels[count++] = attn_kernel_find(mutants[i].kernel->info.name);
   }
-  bench_expected_destroy(expected);
-  bench_tensors_destroy(&tensors);
+  if (count) bench_run_case(bench, kernels, count, &settings, rows);
+  for (int n = 0; n < count; n++) {
+    take_verdict(&outcomes[which[n]], kernels[n]->name, bench, &rows[n].verdict);
+    bench_row_clear(&rows[n]);
+  }
+}
+
+/* The original and a killed kernel are timed together: only the original may get a time. */
+static bool is_timed(const outcome *o, const attn_kernel_info *kernel) {
+  static const bench_case_settings settings = {.timed = true, .case_budget_s = 60, .rounds = 1};
+  const attn_kernel_info *kernels[] = {kernel, attn_kernel_find("none")};
+  bench_row rows[2];
+  bench_run_case(&o->killer, kernels, 2, &settings, rows);
+  const bool right = rows[0].verdict.status == BENCH_FAIL && rows[0].time.n == 0 &&
+                     (rows[1].time.n == 1 || rows[1].verdict.status == BENCH_DEGENERATE);
+  for (int i = 0; i < 2; i++) bench_row_clear(&rows[i]);
+  return !right;
 }
 
 static bool all_killed(const outcome *outcomes) {
   for (int i = 1; i < mutant_count; i++)
-    if (!outcomes[i].killed && !mutants[i].guard_only && !mutants[i].structure_only) return false;
+    if (!outcomes[i].killed && !mutants[i].guard_only) return false;
   return true;
+}
+
+static bool is_as_it_must(const outcome *o, const mutant *m) {
+  const bool structural = strstr(o->verdict.reason, "structural test") != NULL;
+  if (m == mutants) return !o->killed && o->survived > 0;
+  return o->killed && structural == m->structure_only && (structural || !is_timed(o, &m->kernel->info));
 }
 
 static int report(const outcome *outcomes) {
   int wrong = 0;
   for (int i = 0; i < mutant_count; i++) {
-    const attn_kernel_info *info = &mutants[i].kernel.info;
+    const attn_kernel_info *info = &mutants[i].kernel->info;
     if (mutants[i].guard_only) continue;
-    const bool must_pass = i == 0 || mutants[i].structure_only,
-               as_it_must = outcomes[i].killed != must_pass && (!must_pass || outcomes[i].survived > 0);
+    const bool as_it_must = is_as_it_must(&outcomes[i], &mutants[i]);
     wrong += !as_it_must;
     printf("%-7s %-24s %s\n", as_it_must ? "ok" : "WRONG", info->name, info->summary);
     if (outcomes[i].killed)
-      printf("        FAIL after %d passed: %s\n          %s\n", outcomes[i].survived, outcomes[i].case_id,
+      printf("        FAIL after %d passed: %s\n          %s\n", outcomes[i].survived, outcomes[i].killer.case_id,
              outcomes[i].verdict.reason);
     else
       printf("        passed %d cases\n", outcomes[i].survived);
@@ -85,7 +108,8 @@ int main(int argc, char **argv) {
   }
   for (int suite = 1; suite < argc; suite++) {
     bench_case_list cases = checks_suite(argv[suite]);
-    for (int i = 0; i < cases.count; i += all_killed(outcomes) ? SAMPLE : 1) check_case(&cases.item[i], outcomes);
+    for (int i = 0; i < cases.count; i += all_killed(outcomes) ? SAMPLE : 1)
+      for (int structure = 0; structure < 2; structure++) check_living(&cases.item[i], outcomes, structure);
     printf("%s: %d cases\n", argv[suite], cases.count);
     bench_cases_clear(&cases);
   }

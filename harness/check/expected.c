@@ -105,8 +105,8 @@ bench_expected *bench_expected_of_row(const attn_problem *problem, const attn_ar
 
 static void destroy_reference(bench_reference *r) {
   if (!r) return;
-  free(r->args.o);
-  free(r->args.lse);
+  free(r->o);
+  free(r->lse);
   free(r->m);
   free(r);
 }

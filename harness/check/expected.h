@@ -15,8 +15,8 @@ typedef struct bench_reference {
   const attn_kernel_info *kernel; /* NULL: none has run yet */
   uint64_t wrong;                 /* bit n: the oracle's rows refute kernel n */
   attn_problem problem;           /* the case's, with LSE and dense outputs in float32 */
-  attn_args args;
-  float *m; /* M of docs/numerics.md: the answer with |V| instead of V */
+  float *o, *lse;                 /* its answer */
+  float *m;                       /* M of docs/numerics.md: its answer with |V| instead of V */
 
   /* Of the rows that the oracle has computed so far: the largest of each fact, and of W / M * sqrt(n). They stand for the
    * facts of the others. */

@@ -55,7 +55,7 @@ static int64_t tokens(const attn_problem *p, int64_t of_sequence, int64_t total)
 }
 
 /* Dense outputs in float32. False if memory is short. */
-static bool open_outputs(bench_reference *r, const bench_expected *expected, const attn_args *args) {
+static bool open_outputs(bench_reference *r, const bench_expected *expected) {
   attn_problem *p = &r->problem;
   *p = expected->problem;
   const int64_t rows = tokens(p, p->seq_q, p->total_q), units = tokens(p, p->batch, 1) * p->heads_q;
@@ -63,11 +63,10 @@ static bool open_outputs(bench_reference *r, const bench_expected *expected, con
   p->uses |= ATTN_USE_LSE;
   p->o_stride = (attn_strides){p->heads_q * rows * p->dim_v, rows * p->dim_v, p->dim_v, 1};
   p->lse_stride = (attn_strides){p->heads_q * rows, rows, 1, 1};
-  r->args = *args;
-  r->args.o = malloc((size_t)(units * rows * p->dim_v) * sizeof(float) + 1);
-  r->args.lse = malloc((size_t)(units * rows) * sizeof(float) + 1);
+  r->o = malloc((size_t)(units * rows * p->dim_v) * sizeof(float) + 1);
+  r->lse = malloc((size_t)(units * rows) * sizeof(float) + 1);
   r->m = malloc((size_t)(units * rows * p->dim_v) * sizeof(float) + 1);
-  return r->args.o && r->args.lse && r->m;
+  return r->o && r->lse && r->m;
 }
 
 attn_status bench_run_once(const attn_plan *plan, const attn_args *args) {
@@ -80,12 +79,16 @@ attn_status bench_run_once(const attn_plan *plan, const attn_args *args) {
   return status;
 }
 
-static bool run(const attn_problem *problem, const attn_args *args, const attn_kernel_info *kernel) {
-  attn_plan *plan;
-  if (attn_plan_create(problem, &(attn_options){.kernel = kernel->name}, &plan) != ATTN_OK) return false;
-  const attn_status status = bench_run_once(plan, args);
+/* Runs on the inputs in args, with outputs of r. */
+static bool run(const bench_reference *r, const attn_problem *problem, attn_args args, float *o,
+                const attn_kernel_info *kernel) {
+  attn_plan *plan = NULL;
+  args.o = o;
+  args.lse = r->lse;
+  const bool planned = attn_plan_create(problem, &(attn_options){.kernel = kernel->name}, &plan) == ATTN_OK;
+  const bool fine = planned && bench_run_once(plan, &args) == ATTN_OK;
   attn_plan_destroy(plan);
-  return status == ATTN_OK;
+  return fine;
 }
 
 /* |V|, dense. NULL if memory is short. */
@@ -104,23 +107,24 @@ static void *copy_absolute(const attn_problem *p, const void *v, attn_strides *s
   return copy;
 }
 
-/* M is the same for every reference. */
-static bool compute_m(bench_reference *r, const attn_kernel_info *kernel) {
+/* M is the same for every reference. It takes the place of lse for a while, so it comes before the answer. */
+static bool compute_m(bench_reference *r, attn_args args, const attn_kernel_info *kernel) {
   attn_problem problem = r->problem;
-  attn_args args = r->args;
   void *v = copy_absolute(&r->problem, args.v, &problem.v_stride);
   args.v = v;
-  args.o = r->m;
-  const bool fine = v && run(&problem, &args, kernel);
+  const bool fine = v && run(r, &problem, args, r->m, kernel);
   free(v);
   return fine;
 }
 
-/* The reference's answer in the oracle's rows. */
-static bench_verdict verify(const bench_expected *expected, const bench_reference *r, const attn_kernel_info *kernel) {
+/* The reference's answer, held against the oracle's rows. */
+static bool is_right(const bench_reference *r, const bench_expected *expected, attn_args args,
+                     const attn_kernel_info *kernel) {
   bench_expected same_rows = *expected;
   same_rows.problem = r->problem;
-  return bench_compare(&same_rows, &r->args, &kernel->numerics);
+  args.o = r->o;
+  args.lse = r->lse;
+  return bench_compare(&same_rows, &args, &kernel->numerics).status != BENCH_FAIL;
 }
 
 static void learn(bench_reference *r, const bench_expected *e) {
@@ -140,13 +144,15 @@ static void learn(bench_reference *r, const bench_expected *e) {
 static bool open_reference(bench_reference *r, const bench_expected *expected, const attn_args *args,
                            const attn_kernel_info *checked) {
   if (r->kernel && !alike(r->kernel, checked)) return true;
-  if (!r->m && !open_outputs(r, expected, args)) return false;
+  const bool first = !r->m;
+  if (first && !open_outputs(r, expected)) return false;
   for (int index; (index = choose_kernel(r, checked)) >= 0; r->wrong |= (uint64_t)1 << index) {
-    const attn_kernel_info *kernel = attn_kernel_get(index), *last = r->kernel;
-    if (last == kernel) return true;
+    const attn_kernel_info *kernel = attn_kernel_get(index);
+    if (r->kernel == kernel) return true;
     r->kernel = NULL;
-    if (!run(&r->problem, &r->args, kernel) || verify(expected, r, kernel).status == BENCH_FAIL) continue;
-    if (!last && (learn(r, expected), !compute_m(r, kernel))) return false;
+    if (first && !compute_m(r, *args, kernel)) continue;
+    if (!run(r, &r->problem, *args, r->o, kernel) || !is_right(r, expected, *args, kernel)) continue;
+    if (first) learn(r, expected);
     r->kernel = kernel;
     return true;
   }
@@ -171,13 +177,13 @@ static bench_row_limits limits_of(const bench_reference *r, const bench_expected
 static bool agrees(const bench_reference *r, const bench_expected *e, const attn_args *args, const attn_numerics *numerics,
                    const bench_expected_row *row, int64_t keys) {
   const attn_problem *p = &e->problem;
-  const double lse = (double)r->args.lse[bench_row_place(&r->problem, args, &r->problem.lse_stride, row)];
+  const double lse = (double)r->lse[bench_row_place(&r->problem, args, &r->problem.lse_stride, row)];
   const int64_t at = bench_row_place(p, args, &p->o_stride, row);
   const int64_t own = bench_row_place(&r->problem, args, &r->problem.o_stride, row);
   const bench_row_limits limits = limits_of(r, e, numerics, keys, lse);
   const double spread = keys ? r->spread / sqrt((double)keys) : 0.0;
   for (int64_t d = 0; d < p->dim_v; d++) {
-    const double o = (double)((const float *)r->args.o)[own + d], m = (double)r->m[own + d];
+    const double o = (double)r->o[own + d], m = (double)r->m[own + d];
     const double got = attn_oracle_load(args->o, p->dtype_o, at + d * p->o_stride.d);
     if (!(bench_output_ratio(&limits, o, m, spread * m, got) <= 1)) return false;
   }

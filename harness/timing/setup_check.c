@@ -123,14 +123,22 @@ static void check_trial(bench_setup *s, bench_trial *t) {
   t->call_ns = bench_now_ns() - start;
 }
 
+/* A kernel that failed may have damaged what all trials share. */
+static bool renew_tensors(bench_setup *s) {
+  bench_tensors_destroy(&s->tensors[0]);
+  s->rotations = bench_tensors_create(s->bench, &s->tensors[0]);
+  return s->rotations;
+}
+
 bool bench_setup_check(bench_setup *s) {
   static volatile const int never;
   volatile const int *stop = s->settings->stop ? s->settings->stop : &never;
-  const bool has_data = s->expected || s->layer;
+  bool has_data = s->expected || s->layer;
   bool complete = true;
   for (int i = 0; i < s->count; i++) {
     if (s->trials[i].refused) continue;
     if (has_data && !*stop) check_trial(s, &s->trials[i]);
+    if (s->expected && has_data && s->trials[i].verdict.status == BENCH_FAIL) has_data = renew_tensors(s);
     complete = !*stop;
   }
   return complete;
