@@ -7,6 +7,9 @@
 #include <oneapi/dnnl/dnnl_config.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "support.h"
 
@@ -118,6 +121,40 @@ static void types_it_lacks_are_refused_in_its_words(void **state) {
   }
 }
 
+static size_t address_space(void) {
+  unsigned long pages = 0;
+  FILE *sizes = fopen("/proc/self/statm", "r");
+  if (!sizes || fscanf(sizes, "%lu", &pages) != 1) fail();
+  fclose(sizes);
+  return pages * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/* In a child, because the limit stays: `left` more bytes of address space. */
+static attn_status plan_with_little_memory(const char *kernel, size_t left) {
+  attn_problem p = plain_problem();
+  attn_plan *plan = NULL;
+  const rlim_t bytes = address_space() + left;
+  if (setrlimit(RLIMIT_AS, &(struct rlimit){bytes, bytes})) return ATTN_INVALID_ARGUMENT;
+  const attn_status status = attn_plan_create(&p, &(attn_options){.kernel = kernel, .threads = 1}, &plan);
+  attn_plan_destroy(plan);
+  return status;
+}
+
+/* oneDNN itself ends the process where memory is short. */
+static void little_memory_is_an_error(void **state) {
+  (void)state;
+  if (address_space() > (size_t)1 << 40) skip(); /* a sanitizer, which needs more all the time */
+  for (int i = 0; i < KERNELS; i++)
+    for (size_t left = 0; left <= 1 << 20 && usable(kernels[i]); left += 1 << 18) {
+      const pid_t child = fork();
+      assert_true(child >= 0);
+      if (child == 0) _exit((int)plan_with_little_memory(kernels[i], left));
+      int status;
+      assert_int_equal(waitpid(child, &status, 0), child);
+      assert_true(WIFEXITED(status) && WEXITSTATUS(status) == ATTN_OUT_OF_MEMORY);
+    }
+}
+
 int main(void) {
   bool any = false;
   for (int i = 0; i < KERNELS; i++) any |= usable(kernels[i]) != NULL;
@@ -127,6 +164,7 @@ int main(void) {
       cmocka_unit_test(callers_threads_stay_what_they_were),
       cmocka_unit_test(refusals_say_what_is_missing),
       cmocka_unit_test(types_it_lacks_are_refused_in_its_words),
+      cmocka_unit_test(little_memory_is_an_error),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

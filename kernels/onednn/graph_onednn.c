@@ -165,7 +165,7 @@ static const char *rejects(const attn_problem *p, char *buffer, size_t buffer_by
   graph_state state = {.rows = rows_of(p)};
   size_t partitions = 0;
   const char *reason = cannot_express(p);
-  if (reason || p->seq_k == 0) return reason;
+  if (reason || p->seq_k == 0 || !attn_onednn_can_create()) return reason; /* open() says the last */
   const dnnl_status_t status = find_partition(&state, p, &partitions);
   end_graph(&state);
   if (status == dnnl_success && partitions == 1) return NULL;
@@ -205,7 +205,10 @@ static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedu
 static attn_status open(attn_schedule *schedule, char *reason, size_t reason_bytes) {
   graph_state *s = calloc(1, sizeof *s);
   size_t partitions = 0;
-  if (!s) return snprintf(reason, reason_bytes, "out of memory"), ATTN_OUT_OF_MEMORY;
+  if (!s || !attn_onednn_can_create()) {
+    free(s);
+    return snprintf(reason, reason_bytes, "out of memory: oneDNN may need %d bytes", ONEDNN_CODE_BYTES), ATTN_OUT_OF_MEMORY;
+  }
   s->rows = schedule->row_block;
   dnnl_status_t status = attn_onednn_open(&s->library);
   if (status == dnnl_success && schedule->problem.seq_k > 0) {
@@ -279,7 +282,7 @@ static bool attend(const graph_state *s, const row_block *block, float *q, void 
       [OUTPUT] = block->acc,
   };
   const int threads = attn_onednn_hold_threads(&s->library);
-  const bool done = execute(s, data, work);
+  const bool done = attn_onednn_can_execute() && execute(s, data, work);
   attn_onednn_restore_threads(&s->library, threads);
   return done;
 }

@@ -141,7 +141,7 @@ static const char *rejects(const attn_problem *p, char *buffer, size_t buffer_by
     return "oneDNN multiplies matrices of one type, and q is float32 where k is not; store both alike";
   matmul_state state = {.layout = {.rows = 0}};
   dnnl_status_t status;
-  if (!matmul_layout_of(p, &state.layout)) return NULL; /* plan() will say so */
+  if (!matmul_layout_of(p, &state.layout) || !attn_onednn_can_create()) return NULL; /* plan() and open() say so */
   const char *missing = open_operations(&state, p, false, &status);
   if (!missing) close_operations(&state);
   if (!missing) return NULL;
@@ -176,7 +176,10 @@ static attn_status open(attn_schedule *schedule, char *reason, size_t reason_byt
   const attn_problem *p = &schedule->problem;
   matmul_state *s = calloc(1, sizeof *s);
   dnnl_status_t status;
-  if (!s) return snprintf(reason, reason_bytes, "out of memory"), ATTN_OUT_OF_MEMORY;
+  if (!s || !attn_onednn_can_create()) {
+    free(s);
+    return snprintf(reason, reason_bytes, "out of memory: oneDNN may need %d bytes", ONEDNN_CODE_BYTES), ATTN_OUT_OF_MEMORY;
+  }
   (void)matmul_layout_of(p, &s->layout); /* plan() has tried the same */
   const char *missing = open_operations(s, p, true, &status);
   if (missing) {
@@ -417,7 +420,7 @@ static void compute_rows(const attn_schedule *schedule, const attn_args *args, a
   if (t.first < t.end) {
     const onednn_library *library = &t.state->library;
     const int threads = attn_onednn_hold_threads(library);
-    const bool done = score_rows(&t) && softmax_rows(&t) && accumulate_rows(&t);
+    const bool done = attn_onednn_can_execute() && score_rows(&t) && softmax_rows(&t) && accumulate_rows(&t);
     attn_onednn_restore_threads(library, threads);
     if (done) mark_rows(&t);
     for (int64_t i = 0; i < t.block.rows && !done; i++) mark_row(&t.block, i);

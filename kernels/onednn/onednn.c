@@ -7,7 +7,9 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "src/cpu.h"
 
@@ -125,6 +127,19 @@ const char *attn_onednn_unusable(const char *cap) {
   if (!reason && dnnl_engine_get_count(dnnl_cpu) == 0)
     reason = "oneDNN finds no CPU to compute on; a build for SYCL needs Intel's OpenCL CPU runtime in OCL_ICD_FILENAMES";
   return reason ? reason : threads_unusable();
+}
+
+/* By mmap, because malloc would from then on keep as much for itself when it is freed. */
+bool attn_onednn_can_create(void) {
+  void *memory = mmap(NULL, ONEDNN_CODE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return memory != MAP_FAILED && munmap(memory, ONEDNN_CODE_BYTES) == 0;
+}
+
+bool attn_onednn_can_execute(void) {
+  const size_t handles = 16 << 10;
+  void *volatile memory = malloc(handles); /* volatile: compilers leave out an allocation that nothing uses */
+  free(memory);
+  return memory;
 }
 
 void attn_onednn_close(onednn_library *library) {

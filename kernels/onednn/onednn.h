@@ -30,6 +30,12 @@ void attn_onednn_identify(void);
 /* attn_kernel.unusable of each kernel here. */
 const char *attn_onednn_unusable(const char *cap);
 
+/* oneDNN does not survive an allocation that fails: it ends the process. So the kernels try beforehand whether there is
+ * enough memory: to create operations, and to execute one. */
+enum { ONEDNN_CODE_BYTES = 16 << 20 /* more than a plan's operations took in any version tried */ };
+bool attn_onednn_can_create(void);
+bool attn_onednn_can_execute(void);
+
 /* An engine, and a stream on it. The stream is the calling thread; with SYCL it is the queue of a worker. */
 typedef struct onednn_library {
   dnnl_engine_t engine;
