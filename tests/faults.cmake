@@ -8,3 +8,16 @@ foreach(function malloc calloc realloc aligned_alloc strdup free)
 endforeach()
 add_labelled(fault_memory "unit;sanitize" fault_memory 10)
 add_labelled(fault_memory_every "long" fault_memory)
+
+add_executable(fault_process fault_process.c)
+target_link_libraries(fault_process PRIVATE attn_static attn_warnings Threads::Threads ${CMAKE_DL_LIBS})
+add_labelled(fault_fork "unit" fault_process fork)
+if(NOT ATTN_SANITIZE) # whose frames are larger, and whose runtime keeps what a closed library held
+  add_labelled(fault_stacks "unit" fault_process stacks)
+  add_labelled(fault_dlopen "unit" fault_process dlopen $<TARGET_FILE:attn_shared>)
+endif()
+
+add_python_test(faults test_faults.py $<TARGET_FILE:attnbench>)
+add_python_test(faults_50_kills test_faults.py $<TARGET_FILE:attnbench> 50
+                Faults.test_a_killed_run_loses_at_most_the_case_under_way)
+set_tests_properties(faults_50_kills PROPERTIES LABELS "long")

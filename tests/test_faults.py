@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""What attnbench leaves behind when the system fails it: full disks, folders that vanish, closed pipes, SIGKILL.
+
+tests/test_faults.py path/to/attnbench [KILLS]     needs only Python's standard library; KILLS: how often to kill (8)
+"""
+
+import csv
+import json
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+ATTNBENCH = str(Path(sys.argv.pop(1)).resolve()) if len(sys.argv) > 1 else "attnbench"
+KILLS = int(sys.argv.pop(1)) if len(sys.argv) > 1 and sys.argv[1].isdigit() else 8
+CASES = 5 * KILLS
+MANY_CASES = ["check", "-k", "naive_c,flash_c", "-a", f"seq=1:{CASES}", "-a", "heads=1", "-a", "head_dim=8"]
+
+
+def rows_of(journal):
+    """The whole rows of a journal; the last line may be torn."""
+    lines = journal.read_text(encoding="utf-8").splitlines(keepends=True) if journal.exists() else []
+    return [json.loads(line) for line in lines[1:] if line.endswith("\n")]
+
+
+def limit_files(limit):
+    """Makes every file end at `limit` bytes, as a disk that is full does: writes fail, without a signal."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+
+class Faults(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = Path(temporary.name, "out")
+        self.journal = self.folder / "journal.jsonl"
+
+    def run_many(self, *more, **how):
+        how = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "timeout": 300, **how}
+        return subprocess.run([ATTNBENCH, *MANY_CASES, "-o", self.folder, *more], check=False, **how)
+
+    def start_many(self, *more):
+        return subprocess.Popen([ATTNBENCH, *MANY_CASES, "-o", self.folder, *more], stdout=subprocess.DEVNULL,
+                                stderr=subprocess.PIPE, text=True)
+
+    def expect_complete(self):
+        """A resumed run ends well, and no row is missing or stands twice."""
+        done = self.run_many("--resume")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        names = [(row["case_id"], row["kernel"]) for row in rows_of(self.journal)]
+        self.assertEqual(len(names), len(set(names)))
+        self.assertEqual(len(names), 2 * CASES)
+        self.assertEqual(len((self.folder / "results.csv").read_text(encoding="utf-8").splitlines()), 2 * CASES + 1)
+
+    def expect_whole(self, path):
+        """The file is absent, or every line has as many cells as the first."""
+        if path.exists():
+            with open(path, newline="", encoding="utf-8") as file:
+                self.assertEqual(len({len(row) for row in csv.reader(file)}), 1)
+
+    def wait_for_cases(self, process, count):
+        """Until the process says that it begins its case number `count`; how many it began."""
+        begun = 0
+        while begun < count:
+            line = process.stderr.readline()
+            if not line:
+                break
+            begun += bool(re.match(r"\[\d+/", line))
+        return begun
+
+    def test_a_killed_run_loses_at_most_the_case_under_way(self):
+        chance = random.Random(1)
+        for _ in range(KILLS):
+            before = len(rows_of(self.journal))
+            with self.start_many("--resume" if self.journal.exists() else "--overwrite") as process:
+                begun = self.wait_for_cases(process, chance.randint(1, 8))
+                process.kill()
+            self.assertGreaterEqual(len(rows_of(self.journal)), before + 2 * (begun - 1))
+            if len(rows_of(self.journal)) == 2 * CASES:
+                break
+        self.expect_complete()
+
+    def test_a_full_disk_is_an_error_and_no_loss(self):
+        for limit in 0, 40, 600, 5000:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            done = self.run_many(preexec_fn=lambda limit=limit: limit_files(limit), restore_signals=False)
+            self.assertEqual(done.returncode, 5, done.stderr)
+            self.assertIn("File too large", done.stderr)
+            self.expect_whole(self.folder / "results.csv")
+        self.expect_complete()
+
+    def test_a_folder_that_vanishes_is_an_error(self):
+        with self.start_many() as process:
+            self.wait_for_cases(process, 2)
+            shutil.rmtree(self.folder)
+            _, said = process.communicate(timeout=300)
+        self.assertEqual(process.returncode, 5, said)
+        self.assertIn("No such file or directory", said)
+
+    def test_a_place_where_nothing_can_be_written_is_an_error_before_anything_runs(self):
+        for output in ["-o", "/proc/out"], ["-o", "/dev/null/out"], ["--csv", "/proc/rows.csv"]:
+            done = subprocess.run([ATTNBENCH, *MANY_CASES, *output], capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, 5, done.stderr)
+            self.assertIn(output[1], done.stderr)
+            self.assertNotIn("PASS", done.stdout)
+
+    def test_a_closed_pipe_ends_the_program_and_the_journal_stays(self):
+        for command in ["list", "cases", "-p", "edge"], ["check", "--help"], [*MANY_CASES, "-v", "-o", self.folder]:
+            command = [ATTNBENCH, *map(str, command)]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+                process.stdout.readline()
+                process.stdout.close()
+                said = process.stderr.read()
+            self.assertIn(process.wait(timeout=300), (0, 5, -signal.SIGPIPE), said)
+        self.expect_complete()
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=1)
