@@ -8,6 +8,7 @@ Each problem is written to .npy files together with NumPy's float64 answer (--ex
 kernel that takes it. Then one option is left out or changed: the same answer must be rejected.
 """
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -89,7 +90,7 @@ def reference(p):
 
 FILES = ["q", "k", "v", "bias", "mask", "scores", "score_weight", "kv_len", "q_len", "cu_seqlens_q", "cu_seqlens_k"]
 FILES += ["offset", "alibi", "sinks", "expect", "expect_lse"]
-VALUES = ["scale", "softcap", "causal", "window_left", "window_right", "score", "layout", "dtype", "save_o"]
+VALUES = ["scale", "softcap", "causal", "window_left", "window_right", "score", "layout", "dtype", "save_o", "save_lse"]
 DRAWN = 70  # problems in which everything meets everything
 
 
@@ -103,7 +104,7 @@ def run(attnbench, folder, p):
             command += [option, str(folder / f"{name}.npy")]
         elif name in FILES + VALUES:
             command += [option, str(value)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=300)
     return done.returncode, " ".join(command) + "\n" + done.stdout
 
 
@@ -403,7 +404,7 @@ def check_refusals(attnbench, folder, report):
         ({"causal": "top-left", "offset": 3}, 2, "doesn't go with --offset"),
         ({"causal": "top-left", "window_right": 3}, 2, "--window-right"),
         ({"offset": 2**40}, 2, "32 bits"),
-        ({"window_left": -2}, 2, "window_left"),
+        ({"window_left": -2}, 2, "--window-left"),
         ({"cu_seqlens_q": np.array([0, 19], np.int32)}, 2, "needed together"),
         ({"expect": normal(2, 4, 19, 16)}, 2, "[2, 4, 19, 17]"),
         ({"q": np.array(["no", "numbers"])}, 5, "descr"),
@@ -419,10 +420,42 @@ def check_refusals(attnbench, folder, report):
         report.expect(code == 2 and words in output, f"cu_seqlens {cu}", f"exit code {code}", output)
 
 
+def check_files(attnbench, folder, report):
+    """Inputs that are no .npy files, and outputs where none may go. What lay there stays as it was."""
+    p, file = tensors(), {name: folder / name for name in ("pipe", "short.npy", "long.npy", "huge.npy", "other.npy")}
+    code, output = run(attnbench, folder, p)  # leaves q.npy, k.npy and v.npy
+    good = (folder / "q.npy").read_bytes()
+    os.mkfifo(file["pipe"])
+    file["short.npy"].write_bytes(good[:-1])
+    file["long.npy"].write_bytes(b"\x93NUMPY\2\0" + 4 * b"\xff" + good)
+    file["huge.npy"].write_bytes(good.replace(b"19, 24), }        ", b"1900000000, 24), }"))
+    os.link(folder / "q.npy", file["other.npy"])
+    (folder / "there.npy").write_bytes(b"before")
+    for change, wanted, words in [
+        ({"q": file["pipe"]}, 5, "not a regular file"),
+        ({"q": folder}, 5, "not a regular file"),
+        ({"k": folder / "nothing.npy"}, 5, "No such file"),
+        ({"q": file["short.npy"]}, 5, "cut short"),
+        ({"q": file["long.npy"]}, 5, "header has 4294967295 bytes"),
+        ({"q": file["huge.npy"]}, 5, "cut short"),
+        ({"save_o": folder / "q.npy"}, 2, "is also --q"),
+        ({"save_lse": file["other.npy"]}, 2, "is also --q"),
+        ({"save_o": folder / "new.npy", "save_lse": folder / "new.npy"}, 2, "is also --save-o"),
+        ({"save_o": folder / "nowhere" / "o.npy"}, 5, "cannot write"),
+        ({"save_o": folder}, 5, "cannot write"),
+        ({"save_o": folder / "there.npy", "sinks": normal(3)}, 2, "[heads_q]"),
+    ]:
+        code, output = run(attnbench, folder, {**p, **change})
+        what = f"exit code {code}, should be {wanted} and say '{words}'"
+        report.expect(code == wanted and words in output and "PASS" not in output, f"files: {change}", what, output)
+    kept = (folder / "q.npy").read_bytes() == good and (folder / "there.npy").read_bytes() == b"before"
+    report.expect(kept and not list(folder.glob("*.tmp")) and not (folder / "new.npy").exists(), "files", "what is left", "")
+
+
 def main():
     report = Report()
     with tempfile.TemporaryDirectory() as folder:
-        for check in (check_problems, check_drawn, check_layouts, check_types, check_refusals):
+        for check in (check_problems, check_drawn, check_layouts, check_types, check_refusals, check_files):
             check(sys.argv[1], pathlib.Path(folder), report)
     print(f"eval_numpy: {report.checks} checks, {report.failures} failures")
     return int(report.failures > 0)

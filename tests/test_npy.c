@@ -2,12 +2,15 @@
 /* The .npy reader and writer: what NumPy may write is read, and whatever else stands in a file is refused with a sentence
  * that says what is wrong. The files are put together byte by byte here, so that no Python is needed. */
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -242,11 +245,10 @@ static void writes_what_it_reads(void **state) {
   (void)state;
   static const int shapes[][4] = {{0, 0, 0, 0}, {1, 6, 0, 0}, {2, 2, 3, 0}, {3, 1, 2, 3}, {3, 2, 0, 3}};
   float values[6] = {1, -2, 3.5f, 1e-30f, 5, -0.0f};
-  char error[512];
   for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
     npy_array out = {.type = NPY_F32, .dims = shapes[s][0], .count = 1, .data = values}, in;
     for (int d = 0; d < out.dims; d++) out.count *= out.shape[d] = shapes[s][d + 1];
-    assert_int_equal(npy_write(path, &out, error, sizeof error), 0);
+    assert_true(npy_write(path, &out));
     assert_read(&in);
     assert_int_equal(in.type, NPY_F32);
     assert_int_equal(in.dims, out.dims);
@@ -256,13 +258,42 @@ static void writes_what_it_reads(void **state) {
   }
 }
 
-static void says_what_it_cannot_write(void **state) {
+/* What was there stays if the new file cannot be written, and no other file is left. */
+static void a_failed_write_changes_nothing(void **state) {
   (void)state;
   float value = 1;
   const npy_array array = {.type = NPY_F32, .count = 1, .data = &value};
-  char error[200] = "";
-  assert_int_equal(npy_write("/nowhere/o.npy", &array, error, sizeof error), -1);
-  assert_non_null(strstr(error, "/nowhere/o.npy: cannot be written: No such file"));
+  const struct rlimit none = {0, RLIM_INFINITY};
+  struct rlimit before;
+  struct stat there;
+  npy_array in;
+  char temporary[96];
+  assert_false(npy_write("/nowhere/o.npy", &array));
+  assert_true(npy_write(path, &array));
+  void (*const caught)(int) = signal(SIGXFSZ, SIG_IGN);
+  assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+  assert_int_equal(setrlimit(RLIMIT_FSIZE, &none), 0);
+  assert_false(npy_write(path, &array));
+  assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+  (void)signal(SIGXFSZ, caught);
+  assert_read(&in);
+  npy_free(&in);
+  snprintf(temporary, sizeof temporary, "%s.%ld.tmp", path, (long)getpid());
+  assert_int_not_equal(stat(temporary, &there), 0);
+}
+
+/* Opening a pipe for reading waits for its writer. */
+static void does_not_wait_for_a_pipe(void **state) {
+  (void)state;
+  char pipe[96], error[200];
+  npy_array array;
+  snprintf(pipe, sizeof pipe, "%s.pipe", path);
+  assert_int_equal(mkfifo(pipe, 0600), 0);
+  alarm(20);
+  assert_int_equal(npy_read(pipe, &array, error, sizeof error), -1);
+  alarm(0);
+  assert_non_null(strstr(error, "not a regular file"));
+  assert_int_equal(unlink(pipe), 0);
 }
 
 int main(void) {
@@ -271,7 +302,8 @@ int main(void) {
       cmocka_unit_test(turns_fortran_order),          cmocka_unit_test(reads_scalars_and_empty_arrays),
       cmocka_unit_test(refuses_what_is_not_npy),      cmocka_unit_test(refuses_files_it_cannot_open),
       cmocka_unit_test(refuses_bad_headers),          cmocka_unit_test(survives_damage),
-      cmocka_unit_test(writes_what_it_reads),         cmocka_unit_test(says_what_it_cannot_write),
+      cmocka_unit_test(writes_what_it_reads),         cmocka_unit_test(a_failed_write_changes_nothing),
+      cmocka_unit_test(does_not_wait_for_a_pipe),
   };
   return cmocka_run_group_tests_name("npy", tests, make_path, remove_path);
 }

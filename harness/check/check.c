@@ -9,7 +9,6 @@
 
 #include "check/error_limits.h"
 #include "check/reference.h"
-#include "data/tensors_private.h"
 
 /* The first is a NaN in every float type. The second is a large number in float32 and bfloat16. An element that holds one
  * of them after a run was not written. One that differs between the runs was not written, or is not repeatable. */

@@ -88,6 +88,8 @@ static const cli_command command = {
 
 static int run(const bench_selection *selection) {
   eval_input input;
+  const int refused = eval_check_outputs(&problem, &task);
+  if (refused) return refused;
   if (!eval_load(&problem, &input)) {
     fprintf(stderr, "attnbench eval: %s\n", input.error);
     return input.exit_code;

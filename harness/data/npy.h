@@ -4,6 +4,7 @@
 #ifndef BENCH_NPY_H
 #define BENCH_NPY_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -26,7 +27,10 @@ typedef struct npy_array {
 
 /* 0, or -1 with a sentence in error[error_bytes] naming the file and what would be right. Never trusts a header field. */
 int npy_read(const char *path, npy_array *array, char *error, size_t error_bytes);
-int npy_write(const char *path, const npy_array *array, char *error, size_t error_bytes);
+
+/* The file is whole or as it was before. False after an error, said on stderr. */
+bool npy_write(const char *path, const npy_array *array);
+
 void npy_free(npy_array *array);
 
 #endif

@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include "data/generate.h"
-#include "data/tensors_private.h"
 #include "machine/first_touch.h"
 
 enum { ALIGNMENT = 64 };
@@ -50,26 +49,21 @@ static bench_buffer table_of(const char *name, bool present, int64_t rows, int64
                         .stride = {0, 0, row_stride, 1}};
 }
 
-static void describe_rows(const attn_problem *p, bench_buffer *t) {
+static void describe(const attn_problem *p, bench_buffer *t) {
   const row_shape q = {p->heads_q, p->seq_q, p->total_q, p->dim_qk}, o = {p->heads_q, p->seq_q, p->total_q, p->dim_v};
   const row_shape k = {p->heads_kv, p->seq_k, p->total_k, p->dim_qk}, v = {p->heads_kv, p->seq_k, p->total_k, p->dim_v};
+  const row_shape lse = {p->heads_q, p->seq_q, p->total_q, 1};
   t[BENCH_Q] = rows_of(p, "q", p->dtype_q, p->q_stride, q);
   t[BENCH_K] = rows_of(p, "k", p->dtype_kv, p->k_stride, k);
   t[BENCH_V] = rows_of(p, "v", p->dtype_kv, p->v_stride, v);
   t[BENCH_O] = rows_of(p, "o", p->dtype_o, p->o_stride, o);
-  t[BENCH_LSE] = rows_of(p, "lse", ATTN_F32, p->lse_stride, (row_shape){p->heads_q, p->seq_q, p->total_q, 1});
+  t[BENCH_LSE] = rows_of(p, "lse", ATTN_F32, p->lse_stride, lse);
   t[BENCH_LSE].present = uses(p, ATTN_USE_LSE);
   t[BENCH_LSE].stride[3] = 1;
   t[BENCH_O].output = t[BENCH_LSE].output = true;
-}
-
-static void describe_pairs(const attn_problem *p, bench_buffer *t) {
   t[BENCH_BIAS] = pairs_of(p, "bias", uses(p, ATTN_USE_BIAS), 4, p->bias_stride);
   t[BENCH_MASK] = pairs_of(p, "mask", uses(p, ATTN_USE_MASK), 1, p->mask_stride);
   t[BENCH_SCORES] = pairs_of(p, "scores", p->score == ATTN_SCORE_PRECOMPUTED, 4, p->scores_stride);
-}
-
-static void describe_tables(const attn_problem *p, bench_buffer *t) {
   t[BENCH_SCORE_WEIGHT] =
       table_of("score_weight", uses(p, ATTN_USE_SCORE_WEIGHT), p->heads_q, p->dim_qk, p->score_weight_stride_h);
   t[BENCH_KV_LEN] = table_of("kv_len", uses(p, ATTN_USE_KV_LEN), 1, p->batch, 0);
@@ -80,12 +74,6 @@ static void describe_tables(const attn_problem *p, bench_buffer *t) {
   t[BENCH_OFFSETS] = table_of("offsets", p->align == ATTN_ALIGN_OFFSET, 1, p->batch, 0);
   t[BENCH_ALIBI_SLOPES] = table_of("alibi_slopes", uses(p, ATTN_USE_ALIBI), 1, p->heads_q, 0);
   t[BENCH_SINKS] = table_of("sinks", uses(p, ATTN_USE_SINKS), 1, p->heads_q, 0);
-}
-
-static void describe(const attn_problem *p, bench_buffer *t) {
-  describe_rows(p, t);
-  describe_pairs(p, t);
-  describe_tables(p, t);
 }
 
 /* Sets first and bytes. False if the span overflows. */
@@ -198,7 +186,7 @@ static attn_args point_into(const bench_buffer *t) {
 
 /* Memory for every tensor, poisoned; on failure nothing is left allocated. */
 static bool allocate_all(const attn_problem *problem, bench_tensors *tensors, bench_guard guard) {
-  *tensors = (bench_tensors){.problem = *problem, .buffer_count = BENCH_TENSORS};
+  *tensors = (bench_tensors){.problem = *problem};
   tensors->buffers = calloc(BENCH_TENSORS, sizeof *tensors->buffers);
   if (!tensors->buffers) return false;
   describe(problem, tensors->buffers);
@@ -239,7 +227,7 @@ bool bench_tensors_clone(const bench_tensors *source, bench_tensors *copy) {
 }
 
 void bench_tensors_destroy(bench_tensors *tensors) {
-  for (int i = 0; tensors->buffers && i < tensors->buffer_count; i++) release(&tensors->buffers[i]);
+  for (int i = 0; tensors->buffers && i < BENCH_TENSORS; i++) release(&tensors->buffers[i]);
   free(tensors->buffers);
   *tensors = (bench_tensors){0};
 }

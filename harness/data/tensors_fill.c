@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "data/generate.h"
-#include "data/tensors_private.h"
+#include "data/tensors.h"
 #include "kernels/common/indexing.h"
 
 /* What the rows of one sequence may read, given lengths, windows and padding masks; and where its tokens stand. */

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/tensors_private.h"
+#include "data/tensors.h"
 #include "machine/first_touch.h"
 
 static const bench_tensor OUTPUTS[] = {BENCH_O, BENCH_LSE};
@@ -176,7 +176,7 @@ uint64_t bench_tensors_output_hash(const bench_tensors *tensors) {
 
 uint64_t bench_tensors_input_hash(const bench_tensors *tensors) {
   uint64_t hash = 0;
-  for (int i = 0; i < tensors->buffer_count; i++) {
+  for (int i = 0; i < BENCH_TENSORS; i++) {
     const bench_buffer *t = &tensors->buffers[i];
     if (t->present && !t->output) hash = hash_bytes(hash, t->data, t->bytes);
   }
@@ -226,7 +226,7 @@ static bool gap_damaged(const bench_tensors *tensors, bench_tensor which) {
 }
 
 const char *bench_tensors_damage(const bench_tensors *tensors) {
-  for (int i = 0; i < tensors->buffer_count; i++) {
+  for (int i = 0; i < BENCH_TENSORS; i++) {
     bench_buffer *t = &tensors->buffers[i];
     if (t->present && guard_damaged(t)) return t->damage;
   }

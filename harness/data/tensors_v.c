@@ -7,7 +7,7 @@
 #include <omp.h>
 #endif
 
-#include "data/tensors_private.h"
+#include "data/tensors.h"
 #include "machine/affinity.h"
 
 enum { ONE_THREAD = 1 << 14 }; /* elements: for fewer, waking a team costs more than it saves */

@@ -8,25 +8,30 @@
 #include "check/check.h"
 #include "data/npy.h"
 
-/* Every file that eval reads. */
+/* Every file that eval reads: constant, option, the tensor that it fills. */
+#define EVAL_FILE_LIST(FILE)                               \
+  FILE(Q, "--q", BENCH_Q)                                  \
+  FILE(K, "--k", BENCH_K)                                  \
+  FILE(V, "--v", BENCH_V)                                  \
+  FILE(BIAS, "--bias", BENCH_BIAS)                         \
+  FILE(MASK, "--mask", BENCH_MASK)                         \
+  FILE(SCORES, "--scores", BENCH_SCORES)                   \
+  FILE(SCORE_WEIGHT, "--score-weight", BENCH_SCORE_WEIGHT) \
+  FILE(KV_LEN, "--kv-len", BENCH_KV_LEN)                   \
+  FILE(Q_LEN, "--q-len", BENCH_Q_LEN)                      \
+  FILE(CU_SEQLENS_Q, "--cu-seqlens-q", BENCH_CU_SEQLENS_Q) \
+  FILE(CU_SEQLENS_K, "--cu-seqlens-k", BENCH_CU_SEQLENS_K) \
+  FILE(OFFSET, "--offset", BENCH_OFFSETS)                  \
+  FILE(ALIBI, "--alibi", BENCH_ALIBI_SLOPES)               \
+  FILE(SINKS, "--sinks", BENCH_SINKS)                      \
+  FILE(EXPECT, "--expect", BENCH_TENSORS)                  \
+  FILE(EXPECT_LSE, "--expect-lse", BENCH_TENSORS)
+
 typedef enum eval_file {
-  EVAL_Q,
-  EVAL_K,
-  EVAL_V,
-  EVAL_BIAS,
-  EVAL_MASK,
-  EVAL_SCORES,
-  EVAL_SCORE_WEIGHT,
-  EVAL_KV_LEN,
-  EVAL_Q_LEN,
-  EVAL_CU_SEQLENS_Q,
-  EVAL_CU_SEQLENS_K,
-  EVAL_OFFSET,
-  EVAL_ALIBI,
-  EVAL_SINKS,
-  EVAL_EXPECT,
-  EVAL_EXPECT_LSE,
-  EVAL_FILES
+#define FILE_CONSTANT(constant, ...) EVAL_##constant,
+  EVAL_FILE_LIST(FILE_CONSTANT)
+#undef FILE_CONSTANT
+      EVAL_FILES
 } eval_file;
 
 typedef struct eval_options {
@@ -63,17 +68,11 @@ typedef struct eval_task {
   double budget_s; /* of the timing */
 } eval_task;
 
+/* 0, or an exit code after a sentence on stderr: an output that is also an input or the other output, or that cannot be
+ * written. Reads and writes nothing, so ask before eval_load(). */
+int eval_check_outputs(const eval_options *options, const eval_task *task);
+
 /* Runs, checks and perhaps times the kernels, and prints one row for each. Returns the exit code. */
 int eval_run(const eval_task *task, eval_input *input, const bench_selection *selection);
-
-/* The oracle's rows and limits with the values of the --expect files, where there are any. NULL if memory is short. */
-bench_expected *eval_expect(const bench_expected *oracle, const eval_input *input);
-
-/* Checks the values of the --expect files against the oracle. Overwrites o and lse. */
-bench_verdict eval_check_expected(const bench_expected *oracle, const bench_expected *expected, const eval_input *input);
-
-/* Write o (or the LSE) as .npy in q's layout; bfloat16 as uint16. 0, or -1 with a sentence in error. */
-int eval_save_o(const eval_input *input, const char *path, char *error, size_t error_bytes);
-int eval_save_lse(const eval_input *input, const char *path, char *error, size_t error_bytes);
 
 #endif

@@ -7,28 +7,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/cli.h"
 #include "data/generate.h"
 #include "eval/eval_private.h"
 #include "kernels/ref/oracle_f64.h"
 
-static const char *const option_names[EVAL_FILES] = {
-    [EVAL_Q] = "--q",
-    [EVAL_K] = "--k",
-    [EVAL_V] = "--v",
-    [EVAL_BIAS] = "--bias",
-    [EVAL_MASK] = "--mask",
-    [EVAL_SCORES] = "--scores",
-    [EVAL_SCORE_WEIGHT] = "--score-weight",
-    [EVAL_KV_LEN] = "--kv-len",
-    [EVAL_Q_LEN] = "--q-len",
-    [EVAL_CU_SEQLENS_Q] = "--cu-seqlens-q",
-    [EVAL_CU_SEQLENS_K] = "--cu-seqlens-k",
-    [EVAL_OFFSET] = "--offset",
-    [EVAL_ALIBI] = "--alibi",
-    [EVAL_SINKS] = "--sinks",
-    [EVAL_EXPECT] = "--expect",
-    [EVAL_EXPECT_LSE] = "--expect-lse",
+static const char *const option_names[] = {
+#define OPTION_NAME(constant, option, tensor) option,
+    EVAL_FILE_LIST(OPTION_NAME)
+#undef OPTION_NAME
 };
 
 const char *eval_option(eval_file which) { return option_names[which]; }
@@ -37,25 +23,12 @@ bool eval_has(const eval_loader *loader, eval_file which) { return loader->file[
 
 /* ---- Sentences --------------------------------------------------------------------------------------------------- */
 
-static bool fail_with(eval_loader *loader, int exit_code, const char *format, va_list values) {
+bool eval_fail_with(eval_loader *loader, int exit_code, const char *format, ...) {
+  va_list values;
+  va_start(values, format);
   vsnprintf(loader->input->error, sizeof loader->input->error, format, values);
+  va_end(values);
   loader->input->exit_code = exit_code;
-  return false;
-}
-
-bool eval_fail(eval_loader *loader, const char *format, ...) {
-  va_list values;
-  va_start(values, format);
-  fail_with(loader, BENCH_EXIT_USAGE, format, values);
-  va_end(values);
-  return false;
-}
-
-bool eval_fail_internal(eval_loader *loader, const char *format, ...) {
-  va_list values;
-  va_start(values, format);
-  fail_with(loader, BENCH_EXIT_INTERNAL, format, values);
-  va_end(values);
   return false;
 }
 
@@ -83,7 +56,6 @@ static bool fail_type(eval_loader *loader, eval_file which, const char *wanted) 
                    names[loader->file[which].type], wanted);
 }
 
-/* The index of `word` among `words`, or -1 with a sentence. */
 int eval_find_word(eval_loader *l, const char *name, const char *word, const char *const *words) {
   for (int i = 0; words[i]; i++)
     if (strcmp(word, words[i]) == 0) return i;
@@ -94,18 +66,13 @@ int eval_find_word(eval_loader *l, const char *name, const char *word, const cha
 
 /* ---- Reading ----------------------------------------------------------------------------------------------------- */
 
-/* --offset takes a whole number in place of a file. */
-static bool is_plain_offset(eval_loader *loader, eval_file which) {
-  return which == EVAL_OFFSET && cli_read_int(loader->options->path[which], &loader->offset);
-}
-
 bool eval_read_files(eval_loader *loader) {
   for (eval_file which = 0; which < EVAL_FILES; which++) {
     const char *path = loader->options->path[which];
     char error[600];
-    if (!path || is_plain_offset(loader, which)) continue;
+    if (!path || (which == EVAL_OFFSET && cli_read_int(path, &loader->offset))) continue;
     if (npy_read(path, &loader->file[which], error, sizeof error) != 0)
-      return eval_fail_internal(loader, "%s %s", eval_option(which), error);
+      return eval_fail_with(loader, BENCH_EXIT_INTERNAL, "%s %s", eval_option(which), error);
   }
   return true;
 }
@@ -133,8 +100,8 @@ static double load_value(const npy_array *array, int64_t index) {
 static void *new_elements(eval_loader *loader, eval_file which, size_t bytes) {
   void *data = calloc((size_t)loader->file[which].count + 1, bytes);
   if (!data)
-    eval_fail_internal(loader, "no memory for the %lld elements of %s", (long long)loader->file[which].count,
-                       eval_option(which));
+    eval_fail_with(loader, BENCH_EXIT_INTERNAL, "no memory for the %lld elements of %s",
+                   (long long)loader->file[which].count, eval_option(which));
   return data;
 }
 

@@ -6,16 +6,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/cli.h"
-#include "data/tensors_private.h"
 #include "eval/eval_private.h"
 #include "kernels/common/dtypes.h"
 
 /* ---- Pairs of queries and keys ----------------------------------------------------------------------------------- */
 
-/* bias, mask or scores: NumPy's broadcasting to [batch, heads_q, seq_q, seq_k], by strides of 0. */
-static bool broadcast(eval_loader *l, eval_file which, attn_score_strides *strides) {
-  const attn_problem *p = &l->problem;
+/* NumPy's broadcasting to [batch, heads_q, seq_q, seq_k], by strides of 0. */
+static bool broadcast(eval_loader *l, eval_file which) {
+  attn_problem *p = &l->problem;
   const npy_array *array = &l->file[which];
   const int64_t size[4] = {p->batch, p->heads_q, p->seq_q, p->seq_k};
   int64_t stride[4] = {0}, step = 1;
@@ -25,7 +23,9 @@ static bool broadcast(eval_loader *l, eval_file which, attn_score_strides *strid
     stride[d] = array->shape[a] == 1 ? 0 : step;
     step *= array->shape[a];
   }
-  *strides = (attn_score_strides){stride[0], stride[1], stride[2], stride[3]};
+  *(which == EVAL_BIAS   ? &p->bias_stride
+    : which == EVAL_MASK ? &p->mask_stride
+                         : &p->scores_stride) = (attn_score_strides){stride[0], stride[1], stride[2], stride[3]};
   if (fits) return true;
   char text[EVAL_SHAPE_TEXT], wanted[EVAL_SHAPE_TEXT + 80];
   snprintf(wanted, sizeof wanted, "it must broadcast to [batch, heads_q, seq_q, seq_k] = %s",
@@ -33,26 +33,11 @@ static bool broadcast(eval_loader *l, eval_file which, attn_score_strides *strid
   return eval_fail_shape(l, which, wanted);
 }
 
-static bool load_bias(eval_loader *l) {
-  l->problem.uses |= ATTN_USE_BIAS;
-  return eval_to_dtype(l, EVAL_BIAS, ATTN_F32) && broadcast(l, EVAL_BIAS, &l->problem.bias_stride);
-}
-
-static bool load_mask(eval_loader *l) {
-  if (l->file[EVAL_MASK].type != NPY_U8)
-    return eval_fail(l, "--mask %s holds neither bool nor uint8; 1 lets a key be seen (a mask that is added goes to --bias)",
-                     l->options->path[EVAL_MASK]);
-  l->problem.uses |= ATTN_USE_MASK;
-  return broadcast(l, EVAL_MASK, &l->problem.mask_stride);
-}
-
-static bool load_scores(eval_loader *l) {
-  return eval_to_dtype(l, EVAL_SCORES, ATTN_F32) && broadcast(l, EVAL_SCORES, &l->problem.scores_stride);
-}
-
-static bool load_pairs(eval_loader *l) {
-  return (!eval_has(l, EVAL_BIAS) || load_bias(l)) && (!eval_has(l, EVAL_MASK) || load_mask(l)) &&
-         (!eval_has(l, EVAL_SCORES) || load_scores(l));
+static bool load_pairs(eval_loader *l, eval_file which) {
+  if (which != EVAL_MASK) return eval_to_dtype(l, which, ATTN_F32) && broadcast(l, which);
+  if (l->file[EVAL_MASK].type == NPY_U8) return broadcast(l, which);
+  return eval_fail(l, "--mask %s holds neither bool nor uint8; 1 lets a key be seen (a mask that is added goes to --bias)",
+                   l->options->path[EVAL_MASK]);
 }
 
 /* ---- What the options say ---------------------------------------------------------------------------------------- */
@@ -62,12 +47,6 @@ static attn_dtype dtype_of(const eval_loader *l, eval_file which, attn_dtype ask
   return !l->options->dtype && l->file[which].type == NPY_F16 ? ATTN_F16 : asked;
 }
 
-static bool convert_rows(eval_loader *l, attn_dtype asked) {
-  for (eval_file which = EVAL_Q; which <= EVAL_V; which++)
-    if (eval_has(l, which) && !eval_to_dtype(l, which, dtype_of(l, which, asked))) return false;
-  return true;
-}
-
 static bool load_dtypes(eval_loader *l) {
   const char *words[ATTN_DTYPE_COUNT + 1] = {NULL};
   for (attn_dtype d = 0; attn_dtype_exists(d); d++) words[d] = attn_dtype_of(d).name;
@@ -75,23 +54,14 @@ static bool load_dtypes(eval_loader *l) {
   if (asked < 0) return false;
   const attn_dtype q = dtype_of(l, EVAL_Q, (attn_dtype)asked), k = dtype_of(l, EVAL_K, (attn_dtype)asked),
                    v = dtype_of(l, EVAL_V, (attn_dtype)asked);
-  if (!convert_rows(l, (attn_dtype)asked)) return false;
+  for (eval_file which = EVAL_Q; which <= EVAL_V; which++)
+    if (eval_has(l, which) && !eval_to_dtype(l, which, dtype_of(l, which, (attn_dtype)asked))) return false;
   if (eval_has(l, EVAL_K) && k != v)
     return eval_fail(l, "--k %s holds %s, but --v %s holds %s; they must agree (--dtype converts both)",
                      l->options->path[EVAL_K], words[k], l->options->path[EVAL_V], words[v]);
   l->problem.dtype_kv = v;
   l->problem.dtype_q = l->problem.dtype_o = eval_has(l, EVAL_Q) ? q : v;
   return true;
-}
-
-static bool load_score_weight(eval_loader *l) {
-  attn_problem *p = &l->problem;
-  const npy_array *w = &l->file[EVAL_SCORE_WEIGHT];
-  if (w->dims < 1 || w->dims > 2 || w->shape[w->dims - 1] != p->dim_qk || (w->dims == 2 && w->shape[0] != p->heads_q))
-    return eval_fail_shape(l, EVAL_SCORE_WEIGHT, "it must be [dim_qk] or [heads_q, dim_qk]");
-  p->uses |= ATTN_USE_SCORE_WEIGHT;
-  p->score_weight_stride_h = w->dims == 2 ? p->dim_qk : 0;
-  return eval_to_dtype(l, EVAL_SCORE_WEIGHT, ATTN_F32);
 }
 
 /* The other options must be those of the score. */
@@ -122,12 +92,13 @@ static bool load_score(eval_loader *l) {
   l->problem.score = (attn_score)score;
   if (!isnan(o->scale)) l->problem.scale = (float)o->scale;
   l->problem.softcap = (float)o->softcap;
-  return !eval_has(l, EVAL_SCORE_WEIGHT) || load_score_weight(l);
+  return true;
 }
 
+static bool is_vector(const npy_array *array, int64_t count) { return array->dims == 1 && array->count == count; }
+
 static bool load_offset_file(eval_loader *l) {
-  const npy_array *array = &l->file[EVAL_OFFSET];
-  if (array->dims != 1 || array->count != l->problem.batch) return eval_fail_shape(l, EVAL_OFFSET, "it must be [batch]");
+  if (!is_vector(&l->file[EVAL_OFFSET], l->problem.batch)) return eval_fail_shape(l, EVAL_OFFSET, "it must be [batch]");
   return eval_to_lengths(l, EVAL_OFFSET, INT32_MIN, INT32_MAX);
 }
 
@@ -137,7 +108,7 @@ static bool load_offset_number(eval_loader *l) {
   if (l->offset < INT32_MIN || l->offset > INT32_MAX)
     return eval_fail(l, "--offset %lld has more than 32 bits", (long long)l->offset);
   int32_t *offsets = calloc((size_t)batch + 1, sizeof *offsets);
-  if (!offsets) return eval_fail_internal(l, "no memory for the offsets of %lld batches", (long long)batch);
+  if (!offsets) return eval_fail_with(l, BENCH_EXIT_INTERNAL, "no memory for the offsets of %lld batches", (long long)batch);
   for (int64_t b = 0; b < batch; b++) offsets[b] = (int32_t)l->offset;
   l->file[EVAL_OFFSET] = (npy_array){.type = NPY_I32, .dims = 1, .shape = {batch}, .count = batch, .data = offsets};
   return true;
@@ -166,34 +137,57 @@ static bool load_position(eval_loader *l) {
   return !offset || (eval_has(l, EVAL_OFFSET) ? load_offset_file(l) : load_offset_number(l));
 }
 
-/* --kv-len is [batch], or [batch, seq_q] for a length of each row. */
-static bool load_kv_len(eval_loader *l) {
+/* ---- Files that a problem may have ------------------------------------------------------------------------------ */
+
+static bool load_score_weight(eval_loader *l, eval_file which) {
   attn_problem *p = &l->problem;
-  const npy_array *array = &l->file[EVAL_KV_LEN];
+  const npy_array *w = &l->file[which];
+  if (w->dims < 1 || w->dims > 2 || w->shape[w->dims - 1] != p->dim_qk || (w->dims == 2 && w->shape[0] != p->heads_q))
+    return eval_fail_shape(l, which, "it must be [dim_qk] or [heads_q, dim_qk]");
+  p->score_weight_stride_h = w->dims == 2 ? p->dim_qk : 0;
+  return eval_to_dtype(l, which, ATTN_F32);
+}
+
+/* --kv-len is [batch], or [batch, seq_q] for a length of each row. */
+static bool load_kv_len(eval_loader *l, eval_file which) {
+  attn_problem *p = &l->problem;
+  const npy_array *array = &l->file[which];
   const bool rows = array->dims == 2;
   if (array->dims < 1 || array->dims > 2 || array->shape[0] != p->batch || (rows && array->shape[1] != p->seq_q))
-    return eval_fail_shape(l, EVAL_KV_LEN, "it must be [batch] or [batch, seq_q]");
+    return eval_fail_shape(l, which, "it must be [batch] or [batch, seq_q]");
   p->uses |= rows ? ATTN_USE_ROW_LEN : ATTN_USE_KV_LEN;
-  return eval_to_lengths(l, EVAL_KV_LEN, 0, p->seq_k);
+  return eval_to_lengths(l, which, 0, p->seq_k);
 }
 
-static bool load_q_len(eval_loader *l) {
-  if (l->file[EVAL_Q_LEN].dims != 1 || l->file[EVAL_Q_LEN].count != l->problem.batch)
-    return eval_fail_shape(l, EVAL_Q_LEN, "it must be [batch]");
-  l->problem.uses |= ATTN_USE_Q_LEN;
-  return eval_to_lengths(l, EVAL_Q_LEN, 0, l->problem.seq_q);
+static bool load_q_len(eval_loader *l, eval_file which) {
+  if (!is_vector(&l->file[which], l->problem.batch)) return eval_fail_shape(l, which, "it must be [batch]");
+  return eval_to_lengths(l, which, 0, l->problem.seq_q);
 }
 
-static bool load_lengths(eval_loader *l) {
-  return (!eval_has(l, EVAL_KV_LEN) || load_kv_len(l)) && (!eval_has(l, EVAL_Q_LEN) || load_q_len(l));
-}
-
-static bool load_head_values(eval_loader *l, eval_file which, uint32_t use) {
-  if (!eval_has(l, which)) return true;
-  if (l->file[which].dims != 1 || l->file[which].count != l->problem.heads_q)
-    return eval_fail_shape(l, which, "it must be [heads_q]");
-  l->problem.uses |= use;
+static bool load_head_values(eval_loader *l, eval_file which) {
+  if (!is_vector(&l->file[which], l->problem.heads_q)) return eval_fail_shape(l, which, "it must be [heads_q]");
   return eval_to_dtype(l, which, ATTN_F32);
+}
+
+static bool load_optional(eval_loader *l) {
+  static const struct {
+    eval_file which;
+    bool (*load)(eval_loader *, eval_file);
+    uint32_t uses;
+  } files[] = {{EVAL_SCORE_WEIGHT, load_score_weight, ATTN_USE_SCORE_WEIGHT},
+               {EVAL_KV_LEN, load_kv_len, 0},
+               {EVAL_Q_LEN, load_q_len, ATTN_USE_Q_LEN},
+               {EVAL_BIAS, load_pairs, ATTN_USE_BIAS},
+               {EVAL_MASK, load_pairs, ATTN_USE_MASK},
+               {EVAL_SCORES, load_pairs, 0},
+               {EVAL_ALIBI, load_head_values, ATTN_USE_ALIBI},
+               {EVAL_SINKS, load_head_values, ATTN_USE_SINKS}};
+  for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+    if (!eval_has(l, files[i].which)) continue;
+    if (!files[i].load(l, files[i].which)) return false;
+    l->problem.uses |= files[i].uses;
+  }
+  return true;
 }
 
 /* ---- What the outputs are compared with -------------------------------------------------------------------------- */
@@ -220,34 +214,19 @@ static bool validate(eval_loader *l) {
   return attn_problem_validate(&l->problem) == ATTN_OK || eval_fail(l, "%s", attn_last_error());
 }
 
-/* Which tensor a file fills. */
-static bench_tensor tensor_of(const eval_loader *l, eval_file which) {
-  static const bench_tensor tensors[EVAL_EXPECT] = {
-      [EVAL_Q] = BENCH_Q,
-      [EVAL_K] = BENCH_K,
-      [EVAL_V] = BENCH_V,
-      [EVAL_BIAS] = BENCH_BIAS,
-      [EVAL_MASK] = BENCH_MASK,
-      [EVAL_SCORES] = BENCH_SCORES,
-      [EVAL_SCORE_WEIGHT] = BENCH_SCORE_WEIGHT,
-      [EVAL_KV_LEN] = BENCH_KV_LEN,
-      [EVAL_Q_LEN] = BENCH_Q_LEN,
-      [EVAL_CU_SEQLENS_Q] = BENCH_CU_SEQLENS_Q,
-      [EVAL_CU_SEQLENS_K] = BENCH_CU_SEQLENS_K,
-      [EVAL_OFFSET] = BENCH_OFFSETS,
-      [EVAL_ALIBI] = BENCH_ALIBI_SLOPES,
-      [EVAL_SINKS] = BENCH_SINKS,
-  };
-  return which == EVAL_KV_LEN && l->problem.uses & ATTN_USE_ROW_LEN ? BENCH_ROW_LEN : tensors[which];
-}
-
 /* Copies a file to its tensor. Both are dense and have the same order. */
 static bool fill_tensor(eval_loader *l, eval_file which) {
-  const bench_buffer *buffer = &l->input->tensors.buffers[tensor_of(l, which)];
+  static const bench_tensor tensors[] = {
+#define TENSOR(constant, option, tensor) tensor,
+      EVAL_FILE_LIST(TENSOR)
+#undef TENSOR
+  };
+  const bool rows = which == EVAL_KV_LEN && l->problem.uses & ATTN_USE_ROW_LEN;
+  const bench_buffer *buffer = &l->input->tensors.buffers[rows ? BENCH_ROW_LEN : tensors[which]];
   const npy_array *array = &l->file[which];
   if (!array->data || !buffer->present || buffer->bytes == 0) return true;
   if (buffer->bytes > (size_t)array->count * buffer->element_bytes)
-    return eval_fail_internal(l, "%s is smaller than its tensor", eval_option(which));
+    return eval_fail_with(l, BENCH_EXIT_INTERNAL, "%s is smaller than its tensor", eval_option(which));
   memcpy(buffer->data, array->data, buffer->bytes);
   return true;
 }
@@ -255,31 +234,21 @@ static bool fill_tensor(eval_loader *l, eval_file which) {
 /* The tensors have guard zones, unlike the files. */
 static bool fill_tensors(eval_loader *l) {
   if (!bench_tensors_create_empty(&l->problem, &l->input->tensors))
-    return eval_fail_internal(l, "no memory for the problem's tensors");
+    return eval_fail_with(l, BENCH_EXIT_INTERNAL, "no memory for the problem's tensors");
   for (eval_file which = EVAL_Q; which < EVAL_EXPECT; which++)
     if (!fill_tensor(l, which)) return false;
   return true;
 }
 
-/* Everything that the problem says, from the options and the files. */
-static bool load_problem(eval_loader *l) {
-  return eval_read_files(l) && eval_load_shape(l) && validate(l) && load_dtypes(l) && load_score(l) && load_position(l) &&
-         load_lengths(l) && load_pairs(l) && load_head_values(l, EVAL_ALIBI, ATTN_USE_ALIBI) &&
-         load_head_values(l, EVAL_SINKS, ATTN_USE_SINKS);
-}
-
-static bool load_data(eval_loader *l) {
-  return validate(l) && fill_tensors(l) && load_expectation(l, EVAL_EXPECT, l->problem.dim_v, &l->input->expect) &&
-         load_expectation(l, EVAL_EXPECT_LSE, -1, &l->input->expect_lse);
-}
-
 bool eval_load(const eval_options *options, eval_input *input) {
   *input = (eval_input){0};
-  eval_loader loader = {.options = options, .input = input};
-  bool fine = load_problem(&loader);
-  if (options->lse || options->path[EVAL_EXPECT_LSE]) loader.problem.uses |= ATTN_USE_LSE;
-  fine = fine && load_data(&loader);
-  eval_free_files(&loader);
+  eval_loader loader = {.options = options, .input = input}, *l = &loader;
+  bool fine = eval_read_files(l) && eval_load_shape(l) && validate(l) && load_dtypes(l) && load_score(l) &&
+              load_position(l) && load_optional(l);
+  if (options->lse || options->path[EVAL_EXPECT_LSE]) l->problem.uses |= ATTN_USE_LSE;
+  fine = fine && validate(l) && fill_tensors(l) && load_expectation(l, EVAL_EXPECT, l->problem.dim_v, &input->expect) &&
+         load_expectation(l, EVAL_EXPECT_LSE, -1, &input->expect_lse);
+  eval_free_files(l);
   if (!fine) eval_unload(input);
   return fine;
 }

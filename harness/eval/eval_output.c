@@ -5,6 +5,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+
+#include "base/files.h"
 
 #include "check/expected.h"
 #include "data/generate.h"
@@ -39,21 +42,21 @@ static void set_row(bench_expected *expected, int64_t n, const eval_input *input
 }
 
 bench_expected *eval_expect(const bench_expected *oracle, const eval_input *input) {
-  const size_t bytes = (size_t)(oracle->rows * oracle->problem.dim_v) * sizeof(double);
   bench_expected *expected = copy(oracle, sizeof *oracle);
   if (!expected) return NULL;
   expected->reference = NULL; /* the oracle's own; files are compared in the oracle's rows */
   expected->row = copy(oracle->row, (size_t)oracle->rows * sizeof *oracle->row);
-  expected->o = copy(oracle->o, bytes);
-  expected->m = copy(oracle->m, bytes);
-  expected->w = copy(oracle->w, bytes);
-  expected->mean_v = copy(oracle->mean_v, bytes);
-  if (!expected->row || !expected->o || !expected->m || !expected->w || !expected->mean_v) {
-    bench_expected_destroy(expected);
-    return NULL;
-  }
+  expected->o = copy(oracle->o, (size_t)(oracle->rows * oracle->problem.dim_v) * sizeof *oracle->o);
+  if (!expected->row || !expected->o) return eval_forget(expected), NULL;
   for (int64_t n = 0; n < expected->rows; n++) set_row(expected, n, input);
   return expected;
+}
+
+void eval_forget(bench_expected *expected) {
+  if (!expected) return;
+  free(expected->row);
+  free(expected->o);
+  free(expected);
 }
 
 /* Writes a row of the files to o and lse, in their types. */
@@ -86,36 +89,51 @@ typedef struct saved_output {
 static void fill_unused_tokens(const eval_input *input, const saved_output *output, void *data) {
   const attn_problem *p = &input->tensors.problem;
   const int32_t *cu = input->tensors.args.cu_seqlens_q;
-  const int64_t columns = output->dim < 0 ? 1 : output->dim;
   for (int64_t t = 0; (p->uses & ATTN_USE_VARLEN) && t < p->total_q; t++)
     for (int64_t h = 0; (t < cu[0] || t >= cu[p->batch]) && h < p->heads_q; h++)
-      for (int64_t d = 0; d < columns; d++)
+      for (int64_t d = 0; d < (output->dim < 0 ? 1 : output->dim); d++)
         bench_store(data, output->dtype, t * output->stride.s + h * output->stride.h + d, output->unused);
 }
 
 /* Saves a copy, because later checks need the output as the kernel wrote it. */
-static int save(const eval_input *input, const saved_output *output, const char *path, char *error, size_t error_bytes) {
+static bool save(const eval_input *input, const saved_output *output, const char *path) {
   npy_array array = {.type = npy_type_of(output->dtype), .count = 1};
+  if (!path) return true;
   array.dims = eval_output_shape(input, output->dim, array.shape);
   for (int d = 0; d < array.dims; d++) array.count *= array.shape[d];
   array.data = copy(output->data, (size_t)array.count * attn_dtype_bytes(output->dtype));
-  if (!array.data) {
-    snprintf(error, error_bytes, "%s: no memory for a copy of the output", path);
-    return -1;
-  }
+  if (!array.data) return fprintf(stderr, "attnbench eval: %s: no memory for a copy of the output\n", path), false;
   fill_unused_tokens(input, output, array.data);
-  const int failed = npy_write(path, &array, error, error_bytes);
+  const bool saved = npy_write(path, &array);
   npy_free(&array);
-  return failed;
+  return saved;
 }
 
-int eval_save_o(const eval_input *input, const char *path, char *error, size_t error_bytes) {
+bool eval_save(const eval_input *input, const eval_task *task) {
   const attn_problem *p = &input->tensors.problem;
   const saved_output o = {input->tensors.args.o, p->dtype_o, p->o_stride, p->dim_v, 0.0};
-  return save(input, &o, path, error, error_bytes);
+  const saved_output lse = {input->tensors.args.lse, ATTN_F32, p->lse_stride, -1, -INFINITY};
+  return save(input, &o, task->save_o) && save(input, &lse, task->save_lse);
 }
 
-int eval_save_lse(const eval_input *input, const char *path, char *error, size_t error_bytes) {
-  const saved_output lse = {input->tensors.args.lse, ATTN_F32, input->tensors.problem.lse_stride, -1, -INFINITY};
-  return save(input, &lse, path, error, error_bytes);
+/* ---- Before anything is read ------------------------------------------------------------------------------------- */
+
+static bool is_same_file(const char *a, const char *b) {
+  struct stat x, y;
+  if (!strcmp(a, b)) return true;
+  return !stat(a, &x) && !stat(b, &y) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+static int check_output(const eval_options *options, const char *name, const char *path) {
+  for (eval_file which = 0; path && which < EVAL_FILES; which++)
+    if (options->path[which] && is_same_file(path, options->path[which]))
+      return cli_usage_error("eval", "%s %s is also %s; outputs go to files of their own", name, path, eval_option(which));
+  return path && !bench_file_writable(path) ? BENCH_EXIT_INTERNAL : 0;
+}
+
+int eval_check_outputs(const eval_options *options, const eval_task *task) {
+  if (task->save_o && task->save_lse && is_same_file(task->save_o, task->save_lse))
+    return cli_usage_error("eval", "--save-lse %s is also --save-o; outputs go to files of their own", task->save_lse);
+  const int code = check_output(options, "--save-o", task->save_o);
+  return code ? code : check_output(options, "--save-lse", task->save_lse);
 }

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* What eval_files.c (files and their elements), eval_shapes.c (sizes) and eval_load.c (the problem and its data) share. */
+/* What eval_files.c (files and their elements), eval_shapes.c (sizes), eval_load.c (the problem and its data), eval_output.c
+ * (outputs) and eval_run.c share. */
 #ifndef BENCH_EVAL_PRIVATE_H
 #define BENCH_EVAL_PRIVATE_H
 
+#include "base/cli.h"
 #include "eval/eval.h"
 
 typedef struct eval_loader {
@@ -23,8 +25,8 @@ bool eval_read_files(eval_loader *loader);
 void eval_free_files(eval_loader *loader);
 
 /* Set input->error and input->exit_code, and return false. eval_fail_shape names the file and its shape before `wanted`. */
-bool eval_fail(eval_loader *loader, const char *format, ...) __attribute__((format(printf, 2, 3)));
-bool eval_fail_internal(eval_loader *loader, const char *format, ...) __attribute__((format(printf, 2, 3)));
+bool eval_fail_with(eval_loader *loader, int exit_code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+#define eval_fail(loader, ...) eval_fail_with(loader, BENCH_EXIT_USAGE, __VA_ARGS__)
 bool eval_fail_shape(eval_loader *loader, eval_file which, const char *wanted);
 
 /* The index of `word` among words, which NULL ends; -1 with a sentence that names the option. */
@@ -47,5 +49,17 @@ bool eval_load_shape(eval_loader *loader);
 /* Sets the shape of o in the layout of q's file and returns the number of dimensions. dim < 0: of the LSE, where heads come
  * before queries. */
 int eval_output_shape(const eval_input *input, int64_t dim, int64_t shape[NPY_MAX_DIMS]);
+
+/* The oracle's rows and limits with the values of the --expect files; it shares what else the oracle has. NULL if memory is
+ * short. */
+bench_expected *eval_expect(const bench_expected *oracle, const eval_input *input);
+void eval_forget(bench_expected *expected); /* NULL is fine */
+
+/* Checks the values of the --expect files against the oracle. Overwrites o and lse. */
+bench_verdict eval_check_expected(const bench_expected *oracle, const bench_expected *expected, const eval_input *input);
+
+/* Writes o and the LSE where the task asks for it, as .npy in q's layout; bfloat16 as uint16. False after an error, said on
+ * stderr. */
+bool eval_save(const eval_input *input, const eval_task *task);
 
 #endif

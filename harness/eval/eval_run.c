@@ -1,14 +1,32 @@
 /* SPDX-License-Identifier: MIT */
 /* Runs kernels on the user's own tensors and checks them against the oracle and, where it is given, against someone else's
  * output. Real data does not have zero mean, so that only the proven limit applies. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/cli.h"
-#include "eval/eval_rows.h"
+#include "cases/work.h"
+#include "eval/eval_private.h"
 #include "machine/affinity.h"
 #include "timing/rounds.h"
+#include "timing/setup.h"
+
+/* One trial per kernel on the user's tensors. */
+typedef struct eval_row {
+  char name[80];
+  bench_trial trial; /* kernel NULL: the row of the --expect files; plan NULL: not run; no samples: not timed */
+} eval_row;
+
+typedef struct eval_rows {
+  const eval_task *task;
+  eval_input *input;
+  bench_expected *oracle, *expected;   /* expected: NULL without --expect */
+  eval_row row[BENCH_MAX_KERNELS + 2]; /* the --expect files, the automatic choice and the kernels */
+  int count;
+  bool saved;
+  int exit_code; /* of what failed beside the checks */
+} eval_rows;
 
 static eval_row *add_row(eval_rows *rows, const char *name) {
   eval_row *row = &rows->row[rows->count++];
@@ -57,19 +75,6 @@ static void check(const eval_rows *rows, bench_trial *t) {
   if (right && rows->expected) compare_with_files(rows, t);
 }
 
-/* Writes the output of the first kernel to the files that were asked for. */
-static void save(eval_rows *rows) {
-  char error[600];
-  const eval_task *task = rows->task;
-  if (rows->saved) return;
-  rows->saved = true;
-  if ((task->save_o && eval_save_o(rows->input, task->save_o, error, sizeof error)) ||
-      (task->save_lse && eval_save_lse(rows->input, task->save_lse, error, sizeof error))) {
-    fprintf(stderr, "attnbench eval: %s\n", error);
-    rows->exit_code = BENCH_EXIT_INTERNAL;
-  }
-}
-
 /* Runs and checks one kernel, or the library's own choice. */
 static void run_kernel(eval_rows *rows, const attn_kernel_info *kernel) {
   eval_row *row = add_row(rows, kernel->name);
@@ -80,7 +85,9 @@ static void run_kernel(eval_rows *rows, const attn_kernel_info *kernel) {
   if (refusal || !prepare(rows, t)) return;
   if (t->automatic) snprintf(row->name, sizeof row->name, "auto: %s", t->kernel->name);
   check(rows, t);
-  if (t->verdict.status != BENCH_ERROR) save(rows);
+  if (t->verdict.status == BENCH_ERROR || rows->saved) return;
+  rows->saved = true; /* of the first kernel */
+  if (!eval_save(rows->input, rows->task)) rows->exit_code = BENCH_EXIT_INTERNAL;
 }
 
 /* ---- Answers and times ------------------------------------------------------------------------------------------- */
@@ -93,11 +100,6 @@ static bool prepare_answers(eval_rows *rows) {
   if (rows->oracle && (!files || rows->expected)) return true;
   fprintf(stderr, "attnbench eval: no memory for the oracle's answer\n");
   return false;
-}
-
-/* Checks the --expect files themselves: this tells a wrong file, or another problem, from a wrong kernel. */
-static void check_files(eval_rows *rows) {
-  add_row(rows, "--expect")->trial.verdict = eval_check_expected(rows->oracle, rows->expected, rows->input);
 }
 
 /* The trials that passed, each with the loop that runs beside it. */
@@ -132,9 +134,63 @@ static void time_rows(eval_rows *rows) {
   rows->exit_code = BENCH_EXIT_INTERNAL;
 }
 
-/* ---- All of it --------------------------------------------------------------------------------------------------- */
+/* ---- The table --------------------------------------------------------------------------------------------------- */
 
-static bool is_unusable(const bench_trial *t) { return !t->automatic && attn_kernel_unusable(t->kernel); }
+static int64_t rows_checked(const eval_rows *rows) {
+  int64_t most = 0;
+  for (int i = 0; i < rows->count; i++)
+    if (rows->row[i].trial.verdict.rows_checked > most) most = rows->row[i].trial.verdict.rows_checked;
+  return most;
+}
+
+/* ", heads 12/4"; one number where both are equal. */
+static void print_pair(const char *name, int64_t q, int64_t k) {
+  printf(", %s %lld", name, (long long)q);
+  if (q != k) printf("/%lld", (long long)k);
+}
+
+/* "batch 2, heads 12/4, seq 128/512, dim 64, f32, 1 thread; 192 rows checked" */
+static void print_problem(const eval_rows *rows) {
+  const attn_problem *p = &rows->input->tensors.problem;
+  printf("batch %lld", (long long)p->batch);
+  print_pair("heads", p->heads_q, p->heads_kv);
+  print_pair("seq", p->seq_q, p->seq_k);
+  print_pair("dim", p->dim_qk, p->dim_v);
+  printf(", %s, %d thread%s; %lld rows checked\n", bench_dtype_name(p->dtype_kv), rows->task->threads,
+         rows->task->threads == 1 ? "" : "s", (long long)rows_checked(rows));
+}
+
+static void print_time(const bench_trial *trial, double flops, int threads) {
+  const bench_summary time = bench_summarise(trial->samples.time_ns, trial->samples.rounds);
+  const double share = bench_peak_share(trial, flops, threads);
+  printf("  %11.2f  ", time.median * 1e-3);
+  if (!isnan(time.ci_lo)) printf("[%.2f, %.2f]", time.ci_lo * 1e-3, time.ci_hi * 1e-3);
+  printf("  %8.2f", flops / time.median);
+  if (share > 0) printf("  %5.1f %%", 100 * share);
+}
+
+static void print_row(const eval_rows *rows, const eval_row *row, int width, double flops) {
+  const bench_verdict *verdict = &row->trial.verdict;
+  printf("%-*s  %-10s", width, row->name, bench_status_name(verdict->status));
+  if (verdict->status != BENCH_SKIP && verdict->status != BENCH_ERROR)
+    printf("  %9.3g  %11.3g", verdict->max_err_ratio, verdict->max_abs_err);
+  if (row->trial.samples.rounds) print_time(&row->trial, flops, rows->task->threads);
+  printf("%s%s\n", verdict->reason[0] ? "  " : "", verdict->reason);
+}
+
+static void print(const eval_rows *rows) {
+  const bench_tensors *tensors = &rows->input->tensors;
+  const double flops = bench_work_flops(&tensors->problem, bench_work_pairs(&tensors->problem, &tensors->args));
+  int width = (int)strlen("kernel");
+  for (int i = 0; i < rows->count; i++)
+    if (strlen(rows->row[i].name) > (size_t)width) width = (int)strlen(rows->row[i].name);
+  print_problem(rows);
+  printf("%-*s  %-10s  %9s  %11s%s\n", width, "kernel", "status", "err/limit", "max abs err",
+         rows->task->time ? "  median (us)  [95 % interval]  GFLOP/s   of peak" : "");
+  for (int i = 0; i < rows->count; i++) print_row(rows, &rows->row[i], width, flops);
+}
+
+/* ---- All of it --------------------------------------------------------------------------------------------------- */
 
 /* 0 only if something ran and all that ran is right. */
 static int conclude(const eval_rows *rows) {
@@ -145,7 +201,7 @@ static int conclude(const eval_rows *rows) {
     if (t->verdict.status == BENCH_ERROR) code = BENCH_EXIT_INTERNAL;
     ran += t->plan != NULL;
     kernels += t->kernel != NULL;
-    unusable += t->kernel && is_unusable(t);
+    unusable += t->kernel && !t->automatic && attn_kernel_unusable(t->kernel);
   }
   if (code || ran) return code;
   return unusable == kernels ? BENCH_EXIT_SKIPPED : BENCH_EXIT_NOTHING;
@@ -153,11 +209,12 @@ static int conclude(const eval_rows *rows) {
 
 static int run(eval_rows *rows, const bench_selection *selection) {
   if (!prepare_answers(rows)) return BENCH_EXIT_INTERNAL;
-  if (rows->expected) check_files(rows);
+  if (rows->expected) /* tells a wrong file, or another problem, from a wrong kernel */
+    add_row(rows, "--expect")->trial.verdict = eval_check_expected(rows->oracle, rows->expected, rows->input);
   if (selection->automatic) run_kernel(rows, &bench_automatic);
   for (int i = 0; i < selection->count; i++) run_kernel(rows, selection->kernel[i]);
   if (rows->task->time) time_rows(rows);
-  eval_print(rows);
+  print(rows);
   return conclude(rows);
 }
 
@@ -168,7 +225,7 @@ static void clear(eval_rows *rows) {
     free(row->trial.workspace);
   }
   bench_expected_destroy(rows->oracle);
-  bench_expected_destroy(rows->expected);
+  eval_forget(rows->expected);
 }
 
 int eval_run(const eval_task *task, eval_input *input, const bench_selection *selection) {
