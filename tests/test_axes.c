@@ -1,10 +1,16 @@
 /* SPDX-License-Identifier: MIT */
-/* Axes and case ids: every value is read within the bounds of the type that takes it, and an id is the case that it
- * names. */
+/* Axes, case ids and work: every value is read within the bounds of the type that takes it, an id is the case that it
+ * names, and the operations and bytes of a case are those counted by hand. */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "cases/cases.h"
+#include "cases/presets.h"
+#include "cases/work.h"
+#include "data/tensors.h"
+#include "kernels/ref/oracle_f64.h"
+#include "layers/layer.h"
 #include "support.h"
 
 static bool set(const char *assignment, char error[300]) {
@@ -35,6 +41,39 @@ static void values_beyond_their_type_are_refused(void **state) {
     char error[300] = "";
     if (set(bad[i].assignment, error)) fail_msg("%s is taken", bad[i].assignment);
     test_contains(error, bad[i].part);
+  }
+}
+
+/* However the value comes: as an axis, in a case id, in a line of a preset. */
+static void assert_refused(const bench_axis_info *axis, const char *value) {
+  char text[400], error[300];
+  bench_spec spec;
+  bench_grids grids = {0};
+  snprintf(text, sizeof text, "%s=%s", axis->name, value);
+  if (set(text, error)) fail_msg("%s is taken", text);
+  snprintf(text, sizeof text, "%s:%s", axis->name, value);
+  if (!strchr(value, '/') && bench_spec_from_id(text, &spec, error, sizeof error)) fail_msg("%s is taken", text);
+  snprintf(text, sizeof text, "[title]\n%s = %s\n", axis->name, value);
+  if (bench_preset_read(text, &grids, error, sizeof error)) fail_msg("%s is taken", text);
+  test_contains(error, axis->name);
+  bench_grids_clear(&grids);
+}
+
+static void every_axis_refuses_what_it_cannot_hold(void **state) {
+  (void)state;
+  static const char *const always[] = {"nonsense", "1e5x",  "9223372036854775808",
+                                       "0x",       "-",     "nan",
+                                       "inf",      "1e400", "123456789012345678901234567890123456789012345678901234567890"};
+  for (int i = 0; i < AXIS_COUNT; i++) {
+    const bench_axis_info *axis = bench_axis_get((bench_axis)i);
+    const bool whole = axis->kind == AXIS_IS_INT || axis->kind == AXIS_IS_WINDOW;
+    for (size_t v = 0; v < sizeof always / sizeof *always; v++)
+      if (axis->kind != AXIS_IS_REAL || v != 2) assert_refused(axis, always[v]);
+    for (int side = 0; whole && side < 2; side++) {
+      char value[32];
+      snprintf(value, sizeof value, "%lld", side ? (long long)axis->most + 1 : (long long)axis->least - 1);
+      assert_refused(axis, value);
+    }
   }
 }
 
@@ -71,6 +110,48 @@ static void products_of_sizes_do_not_overflow(void **state) {
     if (!case_of(ids[i]).invalid[0]) fail_msg("%s is valid", ids[i]);
 }
 
+/* Numbers from the first to the last element along these strides; a stride that overflowed gives nonsense here. */
+static long double span_of(attn_strides s, int64_t batch, int64_t heads, int64_t seq, int64_t dim) {
+  const long double b = fabsl((long double)s.b), h = fabsl((long double)s.h), i = fabsl((long double)s.s);
+  return b * (long double)(batch - 1) + h * (long double)(heads - 1) + i * (long double)(seq - 1) +
+         fabsl((long double)s.d) * (long double)(dim - 1);
+}
+
+static void check_extreme(const char *id) {
+  const bench_case bench = case_of(id);
+  const attn_problem *p = &bench.problem;
+  if (bench.invalid[0]) return;
+  const long double most = ldexpl(1, 60), q = span_of(p->q_stride, p->batch, p->heads_q, p->seq_q, p->dim_qk),
+                    k = span_of(p->k_stride, p->batch, p->heads_kv, p->seq_k, p->dim_qk),
+                    v = span_of(p->v_stride, p->batch, p->heads_kv, p->seq_k, p->dim_v),
+                    o = span_of(p->o_stride, p->batch, p->heads_q, p->seq_q, p->dim_v);
+  if (q > most || k > most || v > most || o > most) fail_msg("%s: a stride overflowed", id);
+  if (bench_layer_is(&bench))
+    assert_true(bench_layer_bytes(&bench) > 0 && bench_layer_flops(&bench) >= 0);
+  else
+    (void)bench_tensors_size(&bench);
+}
+
+/* Every two sizes at their largest, for every layout and layer; signed overflow, which sanitizers see, is an error too. */
+static void the_largest_sizes_do_not_overflow(void **state) {
+  (void)state;
+  static const char *const sizes[] = {"B", "Hq", "Hkv", "Sq", "Sk", "D", "Dv", "width", "window", "offset"};
+  enum { SIZES = sizeof sizes / sizeof *sizes };
+  for (int which = 0; which < 2; which++) {
+    const bench_axis_info *axis = bench_axis_get(which ? AXIS_LAYER : AXIS_LAYOUT);
+    for (const char *const *word = axis->words; *word; word++)
+      for (int a = 0; a < SIZES; a++)
+        for (int b = 0; b < a; b++)
+          for (int rest = 0; rest < 2; rest++) {
+            char id[200]; /* what is not named is 1, the batch 1 or 0 */
+            snprintf(id, sizeof id, "B:%d/Hq:1/Hkv:1/Sq:1/Sk:1/D:1/Dv:1/%s:%s/%s:2147483647/%s:2147483647", rest, axis->name,
+                     *word, sizes[a], sizes[b]);
+            check_extreme(id);
+          }
+  }
+  check_extreme("B:0/Hq:2147483647/Hkv:2147483647/Sq:2147483647/Sk:2147483647/D:2147483647/Dv:2147483647");
+}
+
 static void an_id_names_its_case(void **state) {
   (void)state;
   static const char *const ids[] = {
@@ -90,10 +171,166 @@ static void the_seed_follows_from_the_data(void **state) {
   assert_true(case_of("Sq:3").seed != seed && case_of("mask:random").seed != seed && case_of("layer:mha").seed != seed);
 }
 
+/* ---- Work, counted by hand ------------------------------------------------------------------------------------------ */
+
+#define SHAPE "B:2/Hq:6/Hkv:2/Sq:5/Sk:7/D:8/Dv:4" /* 420 pairs, q 480, k 224, v 112, o 240 numbers */
+
+static void work_is_what_can_be_counted(void **state) {
+  (void)state;
+  static const struct {
+    const char *id;
+    double pairs, flops, bytes;
+  } cases[] = {{SHAPE, 420, 420 * 24, 4 * (480 + 224 + 112 + 240)},
+               {SHAPE "/dtype:f16", 420, 420 * 24, 2 * (480 + 224 + 112 + 240)},
+               {SHAPE "/dtype:f32+bf16", 420, 420 * 24, 4 * (480 + 240) + 2 * (224 + 112)},
+               {SHAPE "/dtype:bf16+bf16+f32", 420, 420 * 24, 2 * (480 + 224 + 112) + 4 * 240},
+               {SHAPE "/score:precomputed", 420, 420 * 8, 4 * (420 + 112 + 240)},
+               {SHAPE "/score:additive", 420, 420 * 32, 4 * (480 + 224 + 112 + 240)},
+               {SHAPE "/score:gaussian", 420, 420 * 32, 4 * (480 + 224 + 112 + 240)},
+               {SHAPE "/causal:top-left", 180, 180 * 24, 4224},
+               {SHAPE "/causal:bottom-right", 300, 300 * 24, 4224},
+               {SHAPE "/causal:offset/offset:-2", 72, 72 * 24, 4224},
+               {SHAPE "/causal:offset/offset:3", 348, 348 * 24, 4224},
+               {SHAPE "/causal:offset/offset:9", 420, 420 * 24, 4224},
+               {SHAPE "/causal:top-left/window:1", 108, 108 * 24, 4224},
+               {SHAPE "/window:1..1", 168, 168 * 24, 4224},
+               {SHAPE "/window:..2", 300, 300 * 24, 4224},
+               {SHAPE "/align:bottom-right/window:0..0", 60, 60 * 24, 4224},
+               {SHAPE "/align:offset/offset:-2147483648/window:3", 0, 0, 4224},
+               {SHAPE "/layout:broadcast", 420, 420 * 24, 4224}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const bench_case bench = case_of(cases[i].id);
+    bench_tensors tensors;
+    assert_true(bench_tensors_create(&bench, &tensors));
+    const double pairs = bench_work_pairs(&bench.problem, &tensors.args), flops = bench_work_flops(&bench.problem, pairs);
+    const double bytes = bench_work_bytes(&bench.problem, &tensors.args);
+    bench_tensors_destroy(&tensors);
+    if (pairs != cases[i].pairs || flops != cases[i].flops || bytes != cases[i].bytes)
+      fail_msg("%s: %g pairs, %g operations, %g bytes", cases[i].id, pairs, flops, bytes);
+  }
+}
+
+/* The keys that the oracle finds in every row. */
+static double count_pairs(const attn_problem *p, const attn_args *args) {
+  double pairs = 0, row[3][4];
+  for (int64_t b = 0; b < p->batch; b++)
+    for (int64_t h = 0; h < p->heads_q; h++)
+      for (int64_t i = 0; i < attn_oracle_f64_rows(p, args, b); i++) {
+        double p_of_key[7];
+        const attn_oracle_output out = {row[0], row[1], row[2], p_of_key};
+        pairs += (double)attn_oracle_f64_row(p, args, (attn_oracle_index){b, h, i}, &out).allowed;
+      }
+  return pairs;
+}
+
+static void masked_pairs_are_those_of_the_oracle(void **state) {
+  (void)state;
+  static const char *const ids[] = {"mask:random",
+                                    "mask:padding",
+                                    "bias:masking",
+                                    "bias:heads",
+                                    "lengths:kv_len",
+                                    "lengths:q_len",
+                                    "lengths:both",
+                                    "lengths:row_len",
+                                    "lengths:varlen",
+                                    "lengths:both/causal:bottom-right",
+                                    "mask:random/bias:masking/causal:top-left",
+                                    "lengths:varlen/causal:bottom-right/window:2",
+                                    "lengths:row_len/mask:random"};
+  for (size_t i = 0; i < sizeof ids / sizeof *ids; i++) {
+    char id[200];
+    snprintf(id, sizeof id, SHAPE "/%s", ids[i]);
+    const bench_case bench = case_of(id);
+    bench_tensors tensors;
+    assert_true(bench_tensors_create(&bench, &tensors));
+    const double pairs = bench_work_pairs(&bench.problem, &tensors.args),
+                 counted = count_pairs(&bench.problem, &tensors.args);
+    if (pairs != counted || pairs <= 0 || (pairs >= 420 && i != 3)) fail_msg("%s: %g pairs, not %g", id, pairs, counted);
+    bench_tensors_destroy(&tensors);
+  }
+}
+
+/* What attnbench does not generate, but eval may get: an offset for each batch, a mask for each head. */
+static void batches_and_heads_may_differ(void **state) {
+  (void)state;
+  bench_case bench = case_of(SHAPE "/causal:offset/offset:3");
+  const int32_t offsets[] = {3, -2};
+  assert_true(bench_work_pairs(&bench.problem, &(attn_args){.offsets = offsets}) == 6 * (29 + 6));
+  uint8_t mask[6 * 35];
+  for (int i = 0; i < 6 * 35; i++) mask[i] = i / 35 != 3 && i / 35 != 5;
+  bench = case_of(SHAPE "/mask:random");
+  bench.problem.mask_stride = (attn_score_strides){.b = 0, .h = 35, .q = 7, .k = 1};
+  assert_true(bench_work_pairs(&bench.problem, &(attn_args){.mask = mask}) == 2 * 4 * 35);
+}
+
+/* Keys and queries beyond the lengths are not read; outputs beyond them are written as zeros, but for packed ones. */
+static void bytes_follow_the_lengths(void **state) {
+  (void)state;
+  static const char *const words[] = {"kv_len", "q_len", "both", "varlen"};
+  for (int i = 0; i < 4; i++) {
+    char id[200];
+    snprintf(id, sizeof id, SHAPE "/lengths:%s/dtype:f32+bf16", words[i]);
+    const bench_case bench = case_of(id);
+    bench_tensors tensors;
+    assert_true(bench_tensors_create(&bench, &tensors));
+    const attn_args *args = &tensors.args;
+    double queries = 0, keys = 0, outputs = 0;
+    for (int b = 0; b < 2; b++) {
+      const int q = args->cu_seqlens_q ? args->cu_seqlens_q[b + 1] - args->cu_seqlens_q[b]
+                    : args->q_len      ? args->q_len[b]
+                                       : 5;
+      queries += q;
+      keys += args->cu_seqlens_k ? args->cu_seqlens_k[b + 1] - args->cu_seqlens_k[b] : args->kv_len ? args->kv_len[b] : 7;
+      outputs += args->cu_seqlens_q ? q : 5;
+    }
+    assert_true(bench_work_bytes(&bench.problem, args) == 4 * 6 * (queries * 8 + outputs * 4) + 2 * 2 * keys * (8 + 4));
+    bench_tensors_destroy(&tensors);
+  }
+}
+
+/* Rows of 16 numbers; matrices, then biases, norms among them. */
+static void work_of_layers_is_what_can_be_counted(void **state) {
+  (void)state;
+  static const struct {
+    const char *id;
+    double flops, bytes;
+  } layers[] = {
+      {"layer:mha/B:2/Hq:4/width:16/Sq:5/Sk:5", 2 * 10 * 1024 + 200 * 16, 4 * (160 + 160 + 1024 + 64)},
+      {"layer:mha/B:2/Hq:4/width:16/Sq:5/Sk:5/causal:top-left", 2 * 10 * 1024 + 120 * 16, 4 * (160 + 160 + 1024 + 64)},
+      {"layer:block/B:2/Hq:4/width:16/Sq:5/Sk:5", 2 * 10 * 3072 + 200 * 16, 4 * (160 + 160 + 3072 + 208)},
+      {"layer:decoder/B:2/Hq:4/width:16/Sq:5/Sk:5", 2 * 10 * 4096 + 400 * 16, 4 * (160 + 160 + 4096 + 304)},
+      {"layer:decoder/B:2/Hq:4/width:16/Sq:5/Sk:5/causal:top-left", 2 * 10 * 4096 + 320 * 16, 4 * (160 + 160 + 4096 + 304)},
+      {"layer:cross/B:2/Hq:4/width:16/Sq:5/Sk:5", 2 * 10 * 1024 + 200 * 16, 4 * (160 + 160 + 1024 + 64)},
+      {"layer:feed-forward/B:2/width:16/Sq:5/Sk:5", 2 * 10 * 2048, 4 * (160 + 160 + 2048 + 80)},
+      {"layer:add-norm/B:2/width:16/Sq:5/Sk:5", 10 * 160, 4 * (2 * 160 + 160 + 32)},
+      {"layer:additive/B:2/Sq:5/Sk:7/D:8/Dv:4/width:16", 2 * 24 * 16 * 8 + 70 * 32, 4 * (160 + 224 + 56 + 40 + 33 * 8 + 16)},
+      {"layer:synthesizer-dense/B:2/Hq:4/width:16/Sq:5/Sk:5", 2 * 10 * 848 + 200 * 8, 4 * (160 + 160 + 848 + 68)},
+      {"layer:synthesizer-random/B:2/Hq:4/width:16/Sq:5/Sk:5", 2 * 10 * 512 + 200 * 8, 4 * (160 + 160 + 612 + 32)},
+      {"layer:regression/Sq:5/Sk:7/D:8/Dv:4", 35 * 32, 4 * (40 + 56 + 28 + 20 + 8)},
+      {"layer:positions/Sq:5/Sk:5/width:16", 0, 4 * 80},
+      {"layer:decode-step/B:2/Hq:4/Hkv:2/Sq:2/Sk:7/D:4/Dv:4", 104 * 16, 4 * (64 + 64 + 160 + 64)}};
+  for (size_t i = 0; i < sizeof layers / sizeof *layers; i++) {
+    const bench_case bench = case_of(layers[i].id);
+    if (bench.invalid[0]) fail_msg("%s", bench.invalid);
+    const double flops = bench_layer_flops(&bench), bytes = bench_layer_bytes(&bench);
+    if (flops != layers[i].flops || bytes != layers[i].bytes)
+      fail_msg("%s: %g operations, %g bytes", layers[i].id, flops, bytes);
+  }
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(values_beyond_their_type_are_refused), cmocka_unit_test(values_at_the_bounds_are_taken),
-      cmocka_unit_test(products_of_sizes_do_not_overflow), cmocka_unit_test(an_id_names_its_case),
-      cmocka_unit_test(the_seed_follows_from_the_data)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(values_beyond_their_type_are_refused),
+                                     cmocka_unit_test(every_axis_refuses_what_it_cannot_hold),
+                                     cmocka_unit_test(values_at_the_bounds_are_taken),
+                                     cmocka_unit_test(products_of_sizes_do_not_overflow),
+                                     cmocka_unit_test(the_largest_sizes_do_not_overflow),
+                                     cmocka_unit_test(an_id_names_its_case),
+                                     cmocka_unit_test(the_seed_follows_from_the_data),
+                                     cmocka_unit_test(work_is_what_can_be_counted),
+                                     cmocka_unit_test(masked_pairs_are_those_of_the_oracle),
+                                     cmocka_unit_test(batches_and_heads_may_differ),
+                                     cmocka_unit_test(bytes_follow_the_lengths),
+                                     cmocka_unit_test(work_of_layers_is_what_can_be_counted)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "nn_support.h"
 
@@ -47,6 +48,9 @@ static void positions_check_arguments(void **state) {
   test_refused(attn_sinusoidal_positions(0, 1, 4, NULL), ATTN_INVALID_ARGUMENT, (const char *[4]){"out is NULL"});
   test_refused(attn_sinusoidal_positions((int64_t)1 << 31, 1, 4, out), ATTN_INVALID_ARGUMENT, (const char *[4]){"2^31"});
   test_ok(attn_sinusoidal_positions(3, 0, 4, NULL));
+  alarm(10); /* ends the test if no rows take as long as their columns */
+  test_ok(attn_sinusoidal_positions(0, 0, INT32_MAX, NULL));
+  alarm(0);
 }
 
 /* ---- Add & layer norm ---- */

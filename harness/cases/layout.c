@@ -48,10 +48,11 @@ static void broadcast(attn_problem *p) {
   p->v_stride.b = 0;
 }
 
-/* True if no stride of any layout can overflow: all stay far below 2^63 then. */
+/* True if no stride of any layout can overflow: all stay far below 2^63 then. Strides count heads, rows and columns of an
+ * empty batch, too. */
 static bool is_addressable(const attn_problem *p) {
   const double rows = fmax((double)p->heads_q * (double)p->seq_q, (double)p->heads_kv * (double)p->seq_k);
-  return (double)p->batch * rows * (double)(p->dim_qk > p->dim_v ? p->dim_qk : p->dim_v) <= 0x1p56;
+  return fmax((double)p->batch, 1) * rows * fmax((double)p->dim_qk, (double)p->dim_v) <= 0x1p56;
 }
 
 bool bench_layout_apply(attn_problem *problem, const char *layout) {

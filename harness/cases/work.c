@@ -65,11 +65,18 @@ static int64_t count_open(const attn_problem *p, const attn_args *args, const se
   return pairs;
 }
 
+/* How many batches differ: all of them, or none from the first. */
+static int64_t different_batches(const attn_problem *p) {
+  const uint32_t own = ATTN_USE_VARLEN | ATTN_USE_Q_LEN | ATTN_USE_KV_LEN | ATTN_USE_ROW_LEN | ATTN_USE_MASK | ATTN_USE_BIAS;
+  return (p->uses & own) || p->align == ATTN_ALIGN_OFFSET || p->batch < 1 ? p->batch : 1;
+}
+
 double bench_work_pairs(const attn_problem *p, const attn_args *args) {
   const bool masked = p->uses & (ATTN_USE_MASK | ATTN_USE_BIAS);
   const bool per_head = (p->uses & ATTN_USE_MASK && p->mask_stride.h) || (p->uses & ATTN_USE_BIAS && p->bias_stride.h);
+  const int64_t batches = different_batches(p);
   double pairs = 0;
-  for (int64_t b = 0; b < p->batch; b++) {
+  for (int64_t b = 0; b < batches; b++) {
     const sequence s = get_sequence(p, args, b);
     if (!masked)
       pairs += (double)p->heads_q * (double)count_open(p, args, &s, b);
@@ -78,7 +85,7 @@ double bench_work_pairs(const attn_problem *p, const attn_args *args) {
     else
       for (int64_t h = 0; h < p->heads_q; h++) pairs += (double)count_masked(p, args, &s, b, h);
   }
-  return pairs;
+  return batches ? pairs * ((double)p->batch / (double)batches) : 0;
 }
 
 double bench_work_flops(const attn_problem *p, double pairs) {
@@ -94,8 +101,9 @@ double bench_work_flops(const attn_problem *p, double pairs) {
 static double element_bytes(attn_dtype dtype) { return (double)attn_dtype_bytes(dtype); }
 
 double bench_work_bytes(const attn_problem *p, const attn_args *args) {
+  const int64_t batches = different_batches(p);
   double queries = 0, keys = 0, scores = 0, outputs = 0;
-  for (int64_t b = 0; b < p->batch; b++) {
+  for (int64_t b = 0; b < batches; b++) {
     const sequence s = get_sequence(p, args, b);
     queries += (double)s.queries;
     keys += (double)s.keys;
@@ -103,7 +111,8 @@ double bench_work_bytes(const attn_problem *p, const attn_args *args) {
     outputs += (double)(p->uses & ATTN_USE_VARLEN ? s.queries : p->seq_q); /* rows beyond q_len are written as zeros */
   }
   const double q = element_bytes(p->dtype_q), kv = element_bytes(p->dtype_kv), o = element_bytes(p->dtype_o);
-  const double heads = (double)p->heads_q, heads_kv = (double)p->heads_kv;
+  const double alike = batches ? (double)p->batch / (double)batches : 0;
+  const double heads = alike * (double)p->heads_q, heads_kv = alike * (double)p->heads_kv;
   const double out = outputs * heads * (double)p->dim_v * o + keys * heads_kv * (double)p->dim_v * kv;
   if (p->score == ATTN_SCORE_PRECOMPUTED) return out + scores * heads * 4;
   return out + queries * heads * (double)p->dim_qk * q + keys * heads_kv * (double)p->dim_qk * kv;
