@@ -11,10 +11,10 @@ usage: scripts/test.sh [--long] [--stage NAME]...
 Sets up the machine (scripts/setup.sh), then builds and tests in stages:
 
   gcc        Release build of the default compiler (CC, else gcc): every test but those of `tiers` and `machines`
-  tiers      the same build with the tier capped at each level this CPU has: the edge suite of that tier's kernels, and that
-             the automatic choice runs that tier's kernel, by name
-  clang      Release build by clang: unit tests and edge suites; with --long by every clang there is
-  sanitize   AddressSanitizer and UndefinedBehaviorSanitizer, tiers up to AVX2: unit tests and a seeded selection of cases
+  tiers      the same build with the tier capped at each level this CPU has: 900 cases of each suite with that tier's
+             kernels, and that the automatic choice runs that tier's kernel, by name
+  clang      Release build by clang: unit tests and 200 cases of each suite; with --long by every clang there is
+  sanitize   AddressSanitizer and UndefinedBehaviorSanitizer, tiers up to AVX2: unit tests and 80 cases of each suite
   emulated   where this CPU lacks AMX (or with --long): the kernels of the tiers avx512 and amx, emulated on AVX2
   machines   feigned machines: libraries that choose other code, fewer CPUs and threads, another topology, no permission for
              AMX's tiles, CPUs without AVX and without AVX-512 (qemu-user); and a build with assertions
@@ -28,7 +28,7 @@ Sets up the machine (scripts/setup.sh), then builds and tests in stages:
              both suites
   races      only with --long: ThreadSanitizer on the tests that run kernels from several threads
 
-  --long         the stages above and the tests with the label `long`
+  --long         the stages above, all cases of each suite, and the tests with the label `long`
   --stage NAME   only this stage; repeatable
   -h, --help     this text
 
@@ -71,7 +71,8 @@ run_ctest() {
   shift
   [ -n "$long" ] || set -- "$@" -LE "${exclude:+$exclude|}long"
   [ -z "$long" ] || [ -z "${exclude:-}" ] || set -- "$@" -LE "$exclude"
-  ctest --test-dir "$folder" --output-on-failure --no-tests=error -j "$jobs" "$@" | tee "$log"
+  # One test more than there are cores: some wait, for a clock or a file.
+  ctest --test-dir "$folder" --output-on-failure --no-tests=error -j $((jobs + 1)) "$@" | tee "$log"
   line=$(grep -E '[0-9]+ tests? failed out of [0-9]+' "$log" | tail -n 1)
   if [[ $line =~ ([0-9]+)\ tests?\ failed\ out\ of\ ([0-9]+) ]]; then
     failures=$((failures + BASH_REMATCH[1])) tests=$((tests + BASH_REMATCH[2]))
@@ -86,16 +87,27 @@ run_ctest() {
 
 fail_build() { failures=$((failures + 1)) tests=$((tests + 1)) && return 1; }
 
-# An option for CMake: a selection of so many cases of each suite, or with --long all of them.
-some_cases() { [ -n "$long" ] && say "-DATTN_TEST_CASES=" || say "-DATTN_TEST_CASES=$1"; }
+# some_cases NUMBER SEED: options for CMake, a selection of so many cases of each suite, or with --long all of them. Each
+# stage has a seed of its own, so that together they try more.
+some_cases() {
+  local number=$1
+  [ -z "$long" ] || number=
+  cases=("-DATTN_TEST_CASES=$number" "-DATTN_TEST_SEED=$2")
+}
+
+# The build of the stages gcc, tiers, machines and lint.
+build_release() {
+  some_cases 900 11
+  configure_and_build release build ${CC:+-DCMAKE_C_COMPILER="$CC"} "${cases[@]}" || { fail_build && return; } || return 1
+}
 
 stage_gcc() {
-  configure_and_build release build ${CC:+-DCMAKE_C_COMPILER="$CC"} || { fail_build && return; } || return 1
+  build_release || return 1
   exclude='tier|feigned' run_ctest build
 }
 
 stage_tiers() {
-  configure_and_build release build || { fail_build && return; } || return 1
+  build_release || return 1
   run_ctest build -L tier
 }
 
@@ -108,13 +120,15 @@ clangs() {
 }
 
 stage_clang() {
-  local compiler result=0
+  local compiler result=0 without=library # whose code the compiler does not touch
+  [ -z "$long" ] || without=
+  some_cases 200 12
   [ -n "$(clangs)" ] || { skipped="no clang; to install it: apt-get install clang" && return 0; }
   for compiler in $(clangs); do
     say "-- $compiler"
-    configure_and_build clang "build-$compiler" -DCMAKE_C_COMPILER="$compiler" "$(some_cases 300)" ||
+    configure_and_build clang "build-$compiler" -DCMAKE_C_COMPILER="$compiler" "${cases[@]}" ||
       { fail_build || result=1; continue; }
-    run_ctest "build-$compiler" -L 'unit|tier|compiler' || result=1
+    exclude=$without run_ctest "build-$compiler" -L 'unit|tier|compiler' || result=1
   done
   return $result
 }
@@ -122,7 +136,9 @@ stage_clang() {
 stage_sanitize() {
   local selection=(-L sanitize)
   [ -n "$long" ] || selection+=(-E '_(avx512.*|amx)$')
-  configure_and_build asan build-asan "$(some_cases 120)" || { fail_build && return; } || return 1
+  some_cases 80 13
+  configure_and_build asan build-asan "${cases[@]}" -DATTN_BUILD_EXAMPLES=OFF -DATTN_GBENCH=OFF ||
+    { fail_build && return; } || return 1
   ATTN_MAX_ISA=avx2 run_ctest build-asan "${selection[@]}"
 }
 
@@ -138,9 +154,10 @@ stage_emulated() {
 
 stage_machines() {
   local result=0
-  configure_and_build release build || { fail_build && return; } || return 1
+  build_release || return 1
   run_ctest build -L feigned || result=1
-  configure_and_build bare build-bare "$(some_cases 40)" || { fail_build && return; } || return 1
+  some_cases 40 14
+  configure_and_build bare build-bare "${cases[@]}" || { fail_build && return; } || return 1
   local bare='affinity|args|cli|cpus|eval_minilm|goals|header|kernel_table|layer|mha|nn_layers|plan|product'
   run_ctest build-bare -R "^($bare|(edge|tier)_(c|avx2))\$" || result=1
   return $result
@@ -219,7 +236,7 @@ stage_aarch64() {
     skipped="$skipped libc6-dev-arm64-cross qemu-user"
     return 0
   }
-  configure_and_build aarch64 build-aarch64 || { fail_build && return; } || return 1
+  configure_and_build aarch64 build-aarch64 -DATTN_BUILD_EXAMPLES=OFF || { fail_build && return; } || return 1
   run_ctest build-aarch64 -L "emulator${long:+|sanitize}"
 }
 

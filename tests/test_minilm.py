@@ -274,11 +274,14 @@ def test_without_torch_our_own_batches_are_compared(run):
     assert "PyTorch: not installed, so its time is missing (scripts/peers/setup.sh torch)" in done.stdout
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_with_torch_both_sides_are_timed_in_turn(run, threads):
-    done = run("--rounds", 11, "--threads", threads, torch=FAKE_TORCH, OMP_WAIT_POLICY="active")
+@pytest.mark.parametrize(("arguments", "mkl"), [
+    (["--threads", 1, "--mkl", "intel"], "those for Intel's CPUs (--mkl intel)"), (["--threads", 2], "unknown")])
+def test_with_torch_both_sides_are_timed_in_turn(run, arguments, mkl):
+    done = run("--rounds", 11, *arguments, torch=FAKE_TORCH, OMP_WAIT_POLICY="active")
+    if "needs a C compiler" in done.stderr:
+        pytest.skip("no C compiler")
     assert_compared(done, [*OURS, *AGAINST], ["ours, packed", "ours, padded", "PyTorch, packed", "PyTorch, padded"])
-    assert "PyTorch 2.13.0, its MKL kernels: unknown" in done.stdout
+    assert f"PyTorch 2.13.0, its MKL kernels: {mkl}" in done.stdout  # asked of the preloaded function itself
     assert "OMP_WAIT_POLICY" not in done.stdout  # taken away: its workers would not sleep while the other side is timed
     found = ratios_of(done.stdout)
     assert all(found[f"PyTorch, {name}"][0] >= 20 / len(SENTENCES) for name in ("packed", "padded"))
@@ -294,14 +297,6 @@ def test_wrong_embeddings_of_torch_are_a_failure(run):
     done = run("--rounds", 11, "--kernel", "flash_c", torch=FAKE_TORCH, FAKE_TORCH="wrong")
     assert done.returncode == 1
     assert float(re.search(r"PyTorch, padded (\S+)", done.stdout)[1]) > compare.TOLERANCE
-
-
-def test_mkl_can_be_told_to_use_its_fast_kernels(run):
-    done = run("--rounds", 11, "--kernel", "flash_c", "--mkl", "intel", torch=FAKE_TORCH)
-    if "needs a C compiler" in done.stderr:
-        pytest.skip("no C compiler")
-    assert done.returncode == 0 and not done.stderr, done.stderr  # our program does not miss the preloaded library either
-    assert "its MKL kernels: those for Intel's CPUs (--mkl intel)" in done.stdout  # asked of the preloaded function itself
 
 
 def test_the_real_torch_agrees(run):
