@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: MIT */
+/* A liar's contest: kernels that attnbench must not believe. They run as trials beside honest ones, through everything that
+ * `attnbench run` does with a case: plan, check, rounds, rows. Each is flash_c with a lie around it. */
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cases/cases.h"
+#include "kernels/kernel.h"
+#include "plan.h"
+#include "support.h"
+#include "timing/setup.h"
+
+extern const attn_kernel attn_flash_c;
+
+enum { SEQ = 96, DIM = 32, OUTPUTS = SEQ * DIM, CHECKED_CALLS = 8 };
+static const char CASE[] = "seq:96/heads:1/head_dim:32";
+
+/* One call of a liar: the case has one head, and a liar makes one task of it. */
+typedef struct lie {
+  attn_schedule schedule; /* with the tasks of flash_c */
+  const attn_args *args;
+  void *scratch;
+} lie;
+
+static int64_t tasks;             /* of flash_c */
+static int calls;                 /* of the liar so far: the first ones are those of the check */
+static float known[OUTPUTS];      /* an answer that it keeps */
+static const void *known_address; /* of V then */
+static float known_v;             /* V's first number then */
+static pthread_t helper;          /* runs while `helping` */
+static bool helping;
+static lie helped; /* what the helper does */
+
+static float *output_of(const lie *l) { return l->args->o; }
+static float first_v(const lie *l) { return *(const float *)l->args->v; }
+
+static void work(const lie *l, int64_t first, int64_t end) {
+  for (int64_t item = first; item < end; item++)
+    attn_flash_c.run(&l->schedule, l->args, (attn_task){.item = item}, NULL, l->scratch);
+}
+
+static void work_honestly(const lie *l) { work(l, 0, tasks); }
+
+static void keep_answer(const lie *l) {
+  memcpy(known, l->args->o, sizeof known);
+  known_address = l->args->v;
+  known_v = first_v(l);
+}
+
+/* ---- The lies ----------------------------------------------------------------------------------------------------------
+ */
+
+/* Right when it is checked, wrong when it is timed. */
+static void leave_out_rows(const lie *l) { work(l, 0, calls > CHECKED_CALLS ? tasks - 1 : tasks); }
+
+static void remember_by_address(const lie *l) {
+  if (known_address == l->args->v) {
+    memcpy(l->args->o, known, sizeof known);
+    return;
+  }
+  work_honestly(l);
+  keep_answer(l);
+}
+
+/* The inputs are those of the call before, and its answer still stands there. */
+static void skip_repeated_work(const lie *l) {
+  const float *o = output_of(l);
+  if (known_address == l->args->v && known_v == first_v(l) && !memcmp(o, known, 64)) return;
+  work_honestly(l);
+  keep_answer(l);
+}
+
+static void compute_only_over_poison(const lie *l) {
+  const unsigned char *o = l->args->o;
+  if ((o[0] == 0xff && o[1] == 0xff) || (o[0] == 0x7d && o[1] == 0x7d)) work_honestly(l);
+}
+
+static void keep_first_answer(const lie *l) {
+  work_honestly(l);
+  if (calls == 1) keep_answer(l);
+}
+
+/* It knows the answer for one seed, and how the answer follows V. */
+static void know_one_seed(const lie *l) {
+  const float factor = first_v(l) / known_v;
+  for (int i = 0; i < OUTPUTS; i++) output_of(l)[i] = factor * known[i];
+}
+
+static void declare_two_per_cent(const lie *l) {
+  work_honestly(l);
+  for (int i = 0; i < OUTPUTS; i++) output_of(l)[i] *= 1.019f;
+}
+
+static void leave_a_tile_wrong(const lie *l) {
+  work_honestly(l);
+  memset(output_of(l) + 41 * DIM, 0, 6 * DIM * sizeof(float));
+}
+
+static void *help(void *own_scratch) {
+  helped.scratch = own_scratch;
+  work(&helped, tasks / 2, tasks);
+  free(own_scratch);
+  return NULL;
+}
+
+static void start_helper(const lie *l) {
+  helped = *l;
+  void *scratch = aligned_alloc(64, (l->schedule.scratch_bytes + 63) / 64 * 64);
+  assert_non_null(scratch);
+  helping = !pthread_create(&helper, NULL, help, scratch);
+  assert_true(helping);
+}
+
+static void end_helper(void) {
+  if (helping) pthread_join(helper, NULL);
+  helping = false;
+}
+
+static void work_on_two_threads(const lie *l) {
+  start_helper(l);
+  work(l, 0, tasks / 2);
+  end_helper();
+}
+
+/* The call returns; the second half of the output follows. */
+static void write_late(const lie *l) {
+  end_helper();
+  start_helper(l);
+  work(l, 0, tasks / 2);
+  if (calls <= CHECKED_CALLS) end_helper();
+}
+
+/* ---- A liar as a trial -------------------------------------------------------------------------------------------------
+ */
+
+static attn_kernel liar;
+static void (*lie_of_case)(const lie *l);
+
+static bool plan_one_task(const attn_problem *problem, const attn_machine *machine, attn_schedule *schedule) {
+  if (!attn_flash_c.plan(problem, machine, schedule)) return false;
+  tasks = schedule->items[0];
+  schedule->items[0] = 1;
+  return true;
+}
+
+static void run_lie(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit, void *scratch) {
+  (void)task, (void)unit;
+  attn_schedule honest = *schedule;
+  honest.items[0] = tasks;
+  calls++;
+  lie_of_case(&(lie){honest, args, scratch});
+}
+
+static attn_status open_liar(attn_schedule *schedule, char *reason, size_t bytes) {
+  (void)schedule, (void)reason, (void)bytes;
+  return ATTN_OK;
+}
+
+static void close_liar(attn_schedule *schedule) {
+  (void)schedule;
+  end_helper();
+}
+
+attn_status __real_attn_plan_create(const attn_problem *problem, const attn_options *options, attn_plan **plan);
+attn_status __wrap_attn_plan_create(const attn_problem *problem, const attn_options *options, attn_plan **plan);
+
+/* attnbench asks for flash_c and gets the liar. */
+attn_status __wrap_attn_plan_create(const attn_problem *problem, const attn_options *options, attn_plan **plan) {
+  if (!options->kernel || strcmp(options->kernel, "flash_c")) return __real_attn_plan_create(problem, options, plan);
+  return attn_plan_create_for_kernel(problem, &liar, options, plan);
+}
+
+/* Runs the case as `attnbench run` does; naive_c is the honest trial beside it. */
+static void run_case(void (*lie_to_tell)(const lie *l), uint64_t seed, bench_row rows[2]) {
+  bench_spec spec;
+  bench_case bench;
+  char error[200];
+  const attn_kernel_info *const kernels[] = {&liar.info, attn_kernel_find("naive_c")};
+  const bench_case_settings settings = {.timed = true, .case_budget_s = 10, .rounds = 7};
+  liar = attn_flash_c;
+  liar.plan = plan_one_task;
+  liar.run = run_lie;
+  liar.open = open_liar;
+  liar.close = close_liar;
+  lie_of_case = lie_to_tell;
+  calls = 0;
+  known_address = NULL;
+  liar.info.numerics.exp_error = lie_to_tell == declare_two_per_cent ? 0.02 : attn_flash_c.info.numerics.exp_error;
+  assert_true(bench_spec_from_id(CASE, &spec, error, sizeof error));
+  bench_case_build(&spec, seed, &bench);
+  assert_true(bench_run_case(&bench, kernels, 2, &settings, rows));
+}
+
+static void clear(bench_row rows[2]) {
+  for (int i = 0; i < 2; i++) bench_row_clear(&rows[i]);
+}
+
+/* Not a row with a time, but one of these sentences. */
+static void expect_caught(void (*lie_to_tell)(const lie *l), bench_status status, const char *sentence, const char *other) {
+  bench_row rows[2];
+  run_case(lie_to_tell, 1, rows);
+  print_message("  %s: %s\n", bench_status_name(rows[0].verdict.status), rows[0].verdict.reason);
+  assert_int_equal(rows[0].verdict.status, status);
+  assert_true(strstr(rows[0].verdict.reason, sentence) || (other && strstr(rows[0].verdict.reason, other)));
+  assert_true(rows[0].time.n == 0 && !rows[0].samples_ns);
+  clear(rows);
+}
+
+/* ---- Tests -------------------------------------------------------------------------------------------------------------
+ */
+
+static const char DIFFERS[] = "an output of the timed runs differs from the one that passed the check";
+
+/* All that the liars share does no harm: only the lies are caught. */
+static void an_honest_kernel_is_timed(void **state) {
+  (void)state;
+  bench_row rows[2];
+  run_case(work_honestly, 1, rows);
+  for (int i = 0; i < 2; i++) {
+    assert_string_equal(rows[i].verdict.reason, "");
+    assert_int_equal(rows[i].verdict.status, BENCH_PASS);
+    assert_int_equal(rows[i].time.n, 7);
+  }
+  clear(rows);
+}
+
+static void wrong_when_timed(void **state) {
+  (void)state;
+  expect_caught(leave_out_rows, BENCH_ERROR, DIFFERS, NULL);
+}
+
+static void remembers_by_address(void **state) {
+  (void)state;
+  expect_caught(remember_by_address, BENCH_ERROR, DIFFERS, NULL);
+}
+
+static void skips_repeated_work(void **state) {
+  (void)state;
+  expect_caught(skip_repeated_work, BENCH_ERROR, "it skips work", NULL);
+}
+
+static void computes_only_over_poison(void **state) {
+  (void)state;
+  expect_caught(compute_only_over_poison, BENCH_ERROR, DIFFERS, NULL);
+}
+
+/* It copies faster than anybody computes; with another seed it is wrong. */
+static void knows_one_seed(void **state) {
+  (void)state;
+  bench_row rows[2];
+  run_case(keep_first_answer, 1, rows);
+  clear(rows);
+  expect_caught(know_one_seed, BENCH_ERROR, "of the peak loop", NULL);
+  run_case(know_one_seed, 2, rows);
+  assert_int_equal(rows[0].verdict.status, BENCH_FAIL);
+  clear(rows);
+}
+
+static void hides_a_thread(void **state) {
+  (void)state;
+  expect_caught(work_on_two_threads, BENCH_ERROR, "threads were busy, but the case has 1", NULL);
+}
+
+static void writes_late(void **state) {
+  (void)state;
+#if defined __SANITIZE_THREAD__
+  skip(); /* the race is the lie */
+#endif
+  expect_caught(write_late, BENCH_ERROR, DIFFERS, "threads were busy, but the case has 1");
+}
+
+static void scales_by_its_declared_error(void **state) {
+  (void)state;
+  expect_caught(declare_two_per_cent, BENCH_FAIL, "declares", NULL);
+}
+
+static void leaves_a_tile_of_six_rows_wrong(void **state) {
+  (void)state;
+  expect_caught(leave_a_tile_wrong, BENCH_FAIL, "192 values of 96 rows are beyond", NULL);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(an_honest_kernel_is_timed),
+      cmocka_unit_test(wrong_when_timed),
+      cmocka_unit_test(remembers_by_address),
+      cmocka_unit_test(skips_repeated_work),
+      cmocka_unit_test(computes_only_over_poison),
+      cmocka_unit_test(knows_one_seed),
+      cmocka_unit_test(hides_a_thread),
+      cmocka_unit_test(writes_late),
+      cmocka_unit_test(scales_by_its_declared_error),
+      cmocka_unit_test(leaves_a_tile_of_six_rows_wrong),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
