@@ -235,7 +235,7 @@ def test_half_precision_is_checked_by_its_own_steps(dtype):
     q, k, v = make_inputs(case, 1)
     reference = Reference(case, q, k, v)
     o, w = right_answer(case, *(widen(x, dtype) for x in (q, k, v)))[0], weighted_spread(case, q, k, v)
-    right, step = storage.store(o.astype(np.float32), dtype), storage.ROUNDOFF[dtype]
+    right, step = storage.store(o.astype(np.float32), dtype), attnbench.dtypes()[dtype].roundoff
     exact, narrow = Rounding(0), Rounding(0, p_rounding=step)
     assert 0.5 < reference.check(right, exact).worst <= 1
     neighbour = right + np.asarray(1, right.dtype) if dtype == "bf16" else np.nextafter(right, np.float16(9))
@@ -325,6 +325,7 @@ def test_limits_are_the_columns_of_the_peers_table():
     assert ids[8] == "dtype:f32/B:1/Hq:32/Hkv:8/Sq:1/Sk:8192/D:128/Dv:128/causal:none/threads:2/cache:cold-kv"
 
 
+@needs_library
 def test_axes_span_a_grid_and_replace_those_of_presets():
     grid = build_cases([], ["seq=128:512:*2", "head_dim=64,80"], 1)
     assert [(case.seq_q, case.seq_k, case.head_dim) for case in grid] == [
@@ -335,9 +336,12 @@ def test_axes_span_a_grid_and_replace_those_of_presets():
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    ("sek=4", "did you mean 'seq_k'"), ("seq=x", "a whole number"), ("seq", "a value is missing"), ("seq=0", "from 1 up"),
-    ("causal=yes", "one of none"), ("dtype=f64", "one of f32"),
-    ("seq=1:8:*1", "never ends"), ("seq=8:4:+1", "from 1 up"), ("heads_kv=3", "does not divide")])
+    ("sek=4", "did you mean 'seq_k'"), ("seq=x", "a whole number"), ("seq", "AXIS=VALUES"), ("seq=0", "from 1 up"),
+    ("causal=yes", "none, top-left"), ("causal=offset", "one of none"), ("cache=cold", "one of warm"),
+    ("dtype=f64", "f32, f16"), ("dtype=f32+bf16", "one of f32"),
+    ("seq=1:8:*1", "FIRST:LAST:*FACTOR"), ("seq=8:4:+1", "FIRST <= LAST"), ("heads_kv=3", "heads_kv"),
+    ("seq=1:5000", "at most 4096 values"), ("seq=4294967297", "at most 2147483647")])
+@needs_library
 def test_wrong_axes_are_explained(text, words):
     with pytest.raises(CaseError, match=re.escape(words)):
         build_cases([], [text], 1)

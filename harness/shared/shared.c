@@ -10,6 +10,7 @@
 #include "cases/grid.h"
 #include "cases/work.h"
 #include "check/check.h"
+#include "kernels/common/dtypes.h"
 #include "machine/affinity.h"
 #include "timing/rates.h"
 #include "timing/stats.h"
@@ -42,23 +43,45 @@ int attnbench_latin_square(int *square, int n, uint64_t seed, int block) {
 
 static_assert((int)ATTNBENCH_ID >= (int)BENCH_NAME, "case ids must fit");
 
-static void describe(const bench_spec *spec, char id[ATTNBENCH_ID], double work[2]) {
+int attnbench_axis(const char *assignment, char *values, size_t bytes) {
+  bench_grid grid = {0};
+  size_t used = 0;
+  bool fine = bench_grid_set(&grid, assignment, values, bytes);
+  for (int axis = 0; fine && axis < AXIS_COUNT; axis++)
+    for (int i = 0; i < grid.axes[axis].count && used < bytes; i++)
+      used += (size_t)snprintf(values + used, bytes - used, "%s%s", used ? "," : "", grid.axes[axis].value[i]);
+  if (fine && used >= bytes) snprintf(values, bytes, "too many values: give fewer");
+  bench_grid_clear(&grid);
+  return fine && used < bytes;
+}
+
+const char *attnbench_dtype(int dtype, double facts[2]) {
+  if (!attn_dtype_exists((attn_dtype)dtype)) return NULL;
+  const attn_dtype_info info = attn_dtype_of((attn_dtype)dtype);
+  memcpy(facts, (double[2]){(double)info.bytes, info.roundoff}, 2 * sizeof *facts);
+  return info.name;
+}
+
+static int describe(const bench_spec *spec, char id[ATTNBENCH_ID], int64_t sizes[6], double work[2]) {
   static const attn_args dense = {0};
   bench_case bench;
   bench_case_build(spec, 0, &bench);
-  snprintf(id, ATTNBENCH_ID, "%s", bench.case_id);
-  work[0] = bench_work_flops(&bench.problem, bench_work_pairs(&bench.problem, &dense));
-  work[1] = bench_work_bytes(&bench.problem, &dense);
+  snprintf(id, ATTNBENCH_ID, "%s", bench.invalid[0] ? bench.invalid : bench.case_id);
+  if (bench.invalid[0]) return 0;
+  const attn_problem *p = &bench.problem;
+  memcpy(sizes, (int64_t[6]){p->batch, p->heads_q, p->heads_kv, p->seq_q, p->seq_k, p->dim_qk}, 6 * sizeof *sizes);
+  work[0] = bench_work_flops(p, bench_work_pairs(p, &dense));
+  work[1] = bench_work_bytes(p, &dense);
+  return 1;
 }
 
-int attnbench_case(const char *const *axes, int count, char id[ATTNBENCH_ID], double work[2]) {
+int attnbench_case(const char *const *axes, int count, char id[ATTNBENCH_ID], int64_t sizes[6], double work[2]) {
   bench_grid grid = {0};
   bool fine = true;
   for (int i = 0; i < count && fine; i++) fine = bench_grid_set(&grid, axes[i], id, ATTNBENCH_ID);
   const bench_spec spec = bench_grid_spec(&grid, (const int[AXIS_COUNT]){0});
-  if (fine) describe(&spec, id, work);
   bench_grid_clear(&grid);
-  return fine;
+  return fine && describe(&spec, id, sizes, work);
 }
 
 /* ---- The oracle -------------------------------------------------------------------------------------------------- */

@@ -27,9 +27,18 @@ ATTNBENCH_API int attnbench_latin_square(int *square, int n, uint64_t seed, int 
 
 enum { ATTNBENCH_ID = 480 };
 
-/* The case of `count` texts "axis=value", as after attnbench -a. work: floating-point operations and bytes of one call. 0 if
- * an axis or a value is wrong; id is then the sentence that says so. */
-ATTNBENCH_API int attnbench_case(const char *const *axes, int count, char id[ATTNBENCH_ID], double work[2]);
+/* The values of "axis=values", as after attnbench -a, with ranges written out and commas between. 0 if the axis or a value
+ * is wrong, or `bytes` are too few; values is then the sentence that says so. */
+ATTNBENCH_API int attnbench_axis(const char *assignment, char *values, size_t bytes);
+
+/* The case of `count` texts "axis=value". sizes: as attnbench_expected_create() takes them. work: floating-point operations
+ * and bytes of one call. 0 if an axis or a value is wrong, or no kernel can take the case; id is then the sentence that says
+ * so. */
+ATTNBENCH_API int attnbench_case(const char *const *axes, int count, char id[ATTNBENCH_ID], int64_t sizes[6],
+                                 double work[2]);
+
+/* The name of an attn_dtype, NULL behind the last one. facts: bytes of an element, rounding unit. */
+ATTNBENCH_API const char *attnbench_dtype(int dtype, double facts[2]);
 
 /* ---- The oracle (check/check.h) ---------------------------------------------------------------------------------- */
 

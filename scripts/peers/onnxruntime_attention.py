@@ -37,11 +37,11 @@ except ImportError as missing:
     onnx, WITHOUT = None, f"ONNX Runtime cannot be imported ({missing}): scripts/peers/setup.sh onnxruntime installs it"
 
 from pairing import script  # noqa: E402
-from pairing.attnbench import ASSUMED_EXP_ERROR, Rounding  # noqa: E402
+from pairing.attnbench import ASSUMED_EXP_ERROR, Rounding, dtypes  # noqa: E402
 from pairing.cases import FEW_QUERIES  # noqa: E402
 from pairing.implementation import Absent, Prepared, Refused  # noqa: E402
 from pairing.peers import PEERS  # noqa: E402
-from pairing.storage import ARRAYS, ROUNDOFF, aligned_empty, spoil  # noqa: E402
+from pairing.storage import ARRAYS, aligned_empty, spoil  # noqa: E402
 
 CONTRIB = "com.microsoft"
 OPSETS, IR_VERSION = {"": 23, CONTRIB: 1}, 10  # opset 23 brought Attention
@@ -200,7 +200,7 @@ def bind_io(session, binding):
 
 
 def rounding(dtype):
-    return Rounding(ASSUMED_EXP_ERROR, p_rounding=0.0 if dtype == "f32" else ROUNDOFF[dtype])
+    return Rounding(ASSUMED_EXP_ERROR, p_rounding=0.0 if dtype == "f32" else dtypes()[dtype].roundoff)
 
 
 def implementations(_options, _library):

@@ -30,10 +30,10 @@ except ImportError as missing:
     openvino, WITHOUT = None, f"OpenVINO cannot be imported ({missing}): scripts/peers/setup.sh openvino installs it"
 
 from pairing import script  # noqa: E402
-from pairing.attnbench import ASSUMED_EXP_ERROR, Rounding  # noqa: E402
+from pairing.attnbench import ASSUMED_EXP_ERROR, Rounding, dtypes  # noqa: E402
 from pairing.implementation import Absent, Prepared, Refused  # noqa: E402
 from pairing.peers import PEERS  # noqa: E402
-from pairing.storage import ARRAYS, ROUNDOFF, aligned_empty, spoil  # noqa: E402
+from pairing.storage import ARRAYS, aligned_empty, spoil  # noqa: E402
 
 CAPABILITIES = {"f32": "FP32", "f16": "FP16", "bf16": "BF16"}  # what the plugin calls arithmetic in these
 
@@ -65,9 +65,9 @@ class ScaledDotProductAttention:
 def rounding(dtype, precision):
     """Without units for bf16 the plugin's conversion to it rounds up from the middle only where the last bit kept is 1: it
     errs by up to a whole step, twice as much as rounding to nearest."""
-    narrowed = 0.0 if precision == "f32" else ROUNDOFF[precision]
+    narrowed = 0.0 if precision == "f32" else dtypes()[precision].roundoff
     return Rounding(ASSUMED_EXP_ERROR, p_rounding=narrowed,
-                    store_error=2 * ROUNDOFF["bf16"] if dtype == "bf16" and precision == "f32" else 0.0)
+                    store_error=2 * dtypes()["bf16"].roundoff if dtype == "bf16" and precision == "f32" else 0.0)
 
 
 def make_model(case):

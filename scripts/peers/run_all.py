@@ -41,8 +41,8 @@ def main(argv=None):
     codes = []
     try:
         if not options.again:
-            cases = build_cases(options.cases, options.axes, options.threads)
             attnbench.load(beside=options.libattn or attnbench.DEFAULT)
+            cases = build_cases(options.cases, options.axes, options.threads)
             options.out.mkdir(parents=True, exist_ok=True)
             write_conditions(options.out / CONDITIONS)
             codes = [run_peer(PEERS[name], cases, options) for name in options.names]

@@ -29,10 +29,9 @@ except ImportError as error:
     torch, WITHOUT_TORCH = None, f"PyTorch cannot be imported ({error}): scripts/peers/setup.sh torch installs it"
 
 from pairing import script  # noqa: E402
-from pairing.attnbench import Rounding  # noqa: E402
+from pairing.attnbench import Rounding, dtypes  # noqa: E402
 from pairing.implementation import Absent, Prepared, Refused  # noqa: E402
 from pairing.peers import PEERS  # noqa: E402
-from pairing.storage import ROUNDOFF  # noqa: E402
 
 BACKENDS = {"torch_flash": "FLASH_ATTENTION", "torch_math": "MATH"}
 TIERS = {"AVX512": "avx512", "AVX2": "avx2", "DEFAULT": "c"}  # torch.backends.cpu.get_cpu_capability() in our words
@@ -77,7 +76,7 @@ class TorchBackend:
 
 def rounding(dtype):
     """The flash kernel narrows P to the dtype of V before the product; the math backend may."""
-    return Rounding(EXP_ERROR, p_rounding=0.0 if dtype == "f32" else ROUNDOFF[dtype])
+    return Rounding(EXP_ERROR, p_rounding=0.0 if dtype == "f32" else dtypes()[dtype].roundoff)
 
 
 def as_tensor(array, dtype):

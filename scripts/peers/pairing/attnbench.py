@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DEFAULT = Path(__file__).resolve().parents[3] / "build" / "libattnbench.so"
-DTYPES = {"f32": 0, "f16": 1, "bf16": 2}                       # attn_dtype
 ALIGNMENTS = {"none": None, "top-left": 0, "bottom-right": 1}  # attn_align of causal problems
 SLICE_NS = 2e6        # of the peak loop, before every sample
 READ_BYTES = 2.0**28  # at most so much of K and V is read once a round
@@ -25,7 +24,9 @@ FUNCTIONS = {  # name -> result, arguments
     "attnbench_sign_test": (c_double, [DOUBLES, DOUBLES, c_int]),
     "attnbench_holm": (c_int, [DOUBLES, c_int]),
     "attnbench_latin_square": (c_int, [POINTER(c_int), c_int, c_uint64, c_int]),
-    "attnbench_case": (c_int, [POINTER(c_char_p), c_int, c_char_p, DOUBLES]),
+    "attnbench_axis": (c_int, [c_char_p, c_char_p, c_size_t]),
+    "attnbench_case": (c_int, [POINTER(c_char_p), c_int, c_char_p, POINTER(c_int64), DOUBLES]),
+    "attnbench_dtype": (c_char_p, [c_int, DOUBLES]),
     "attnbench_expected_create": (c_void_p, [POINTER(c_int64), *[c_int] * 3, *[c_void_p] * 3, c_uint64]),
     "attnbench_expected_destroy": (None, [c_void_p]),
     "attnbench_compare": (c_double, [*[c_void_p] * 3, DOUBLES, DOUBLES, POINTER(c_int64)]),
@@ -125,14 +126,43 @@ def latin_square(n, seed, block):
 
 # ---- Cases -------------------------------------------------------------------------------------------------------------
 
+class CaseError(Exception):
+    """A case that cannot be understood or measured; the message names axis, value and what would be right."""
+
+
+def axis_values(assignment):
+    """["128", "256"] of "seq=128:256:*2"."""
+    values = ctypes.create_string_buffer(2**16)
+    if not _c.attnbench_axis(assignment.encode(), values, len(values)):
+        raise CaseError(values.value.decode())
+    return values.value.decode().split(",")
+
+
 @functools.lru_cache(maxsize=1024)
 def describe(*axes):
-    """(case id, flops, bytes of one call) of axes such as "seq=128", as after attnbench -a."""
+    """(case id, [batch, heads_q, heads_kv, seq_q, seq_k, head_dim], flops, bytes of one call) of axes such as "seq=128"."""
     texts = (c_char_p * len(axes))(*(axis.encode() for axis in axes))
-    text, work = ctypes.create_string_buffer(480), doubles([0.0] * 2)
-    if not _c.attnbench_case(texts, len(axes), text, work):
-        raise ValueError(text.value.decode())
-    return text.value.decode(), int(work[0]), int(work[1])
+    text, sizes, work = ctypes.create_string_buffer(480), (c_int64 * 6)(), doubles([0.0] * 2)
+    if not _c.attnbench_case(texts, len(axes), text, sizes, work):
+        raise CaseError(text.value.decode())
+    return text.value.decode(), list(sizes), int(work[0]), int(work[1])
+
+
+@dataclass(frozen=True)
+class Dtype:
+    """A storage type: its attn_dtype, bytes of an element, half a unit in the last place of 1."""
+    number: int
+    bytes: int
+    roundoff: float
+
+
+@functools.cache
+def dtypes():
+    """Name -> Dtype, as the library has them."""
+    found, facts = {}, doubles([0.0] * 2)
+    while name := _c.attnbench_dtype(len(found), facts):
+        found[name.decode()] = Dtype(len(found), int(facts[0]), facts[1])
+    return found
 
 
 # ---- The oracle --------------------------------------------------------------------------------------------------------
@@ -170,7 +200,7 @@ class Reference:
         align = ALIGNMENTS[case.causal]
         sizes = (c_int64 * 6)(case.batch, case.heads, case.heads_kv, case.seq_q, case.seq_k, case.head_dim)
         self.inputs = q, k, v  # the handle points to their data
-        self.handle = _c.attnbench_expected_create(sizes, DTYPES[case.dtype], -1 if align is None else align,
+        self.handle = _c.attnbench_expected_create(sizes, dtypes()[case.dtype].number, -1 if align is None else align,
                                                    lse, *(x.ctypes.data for x in self.inputs), seed)
         if not self.handle:
             raise MemoryError("no memory for the float64 oracle")

@@ -3,16 +3,14 @@
 
 import difflib
 import itertools
-import re
 from dataclasses import dataclass
 
 from . import attnbench
+from .attnbench import CaseError
 
-DTYPES, CAUSAL, CACHE = ("f32", "f16", "bf16"), ("none", "top-left", "bottom-right"), ("warm", "cold-kv")
-ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
-DEFAULTS = {"dtype": "f32", "batch": "1", "heads": "8", "heads_kv": "heads", "seq": "512", "seq_q": "seq", "seq_k": "seq",
-            "head_dim": "64", "causal": "none", "cache": "warm"}
-WORDS = {"dtype": DTYPES, "causal": CAUSAL, "cache": CACHE, "heads_kv": ("heads",), "seq_q": ("seq",), "seq_k": ("seq",)}
+AXES = ("dtype", "batch", "heads", "heads_kv", "seq", "seq_q", "seq_k", "head_dim", "causal", "cache")
+WORDS = {"dtype": ("f32", "f16", "bf16"), "causal": ("none", "top-left", "bottom-right"),  # attnbench knows more
+         "cache": ("warm", "cold-kv")}
 
 FEW_QUERIES = 16
 
@@ -32,10 +30,6 @@ PRESETS = {
     "quick": [{"heads": "2", "seq": "128"}, {"heads": "2", "seq": "256", "causal": "bottom-right"},
               {"heads": "4", "heads_kv": "2", "seq_q": "1", "seq_k": "1024"}],
 }
-
-
-class CaseError(Exception):
-    """A case that cannot be understood; the message names axis, value and what would be right."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +56,7 @@ class Case:
 
     @property
     def description(self):
-        """(attnbench's case_id, flops, bytes); pairs that a mask takes away count nothing, nor does softmax."""
+        """(attnbench's case_id, sizes, flops, bytes); pairs that a mask takes away count nothing, nor does softmax."""
         return attnbench.describe(f"dtype={self.dtype}", f"batch={self.batch}", f"heads={self.heads}",
                                   f"heads_kv={self.heads_kv}", f"seq_q={self.seq_q}", f"seq_k={self.seq_k}",
                                   f"head_dim={self.head_dim}", f"causal={self.causal}", f"cache={self.cache}",
@@ -74,11 +68,11 @@ class Case:
 
     @property
     def flops(self):
-        return self.description[1]
+        return self.description[2]
 
     @property
     def bytes(self):
-        return self.description[2]
+        return self.description[3]
 
     @property
     def title(self):
@@ -106,7 +100,7 @@ class Case:
 
     @property
     def bytes_kv(self):
-        return ITEM_BYTES[self.dtype] * self.batch * 2 * self.heads_kv * self.seq_k * self.head_dim
+        return int(self.dtype.lstrip("bf")) // 8 * self.batch * 2 * self.heads_kv * self.seq_k * self.head_dim
 
 
 def build_cases(presets, axes, threads):
@@ -120,59 +114,27 @@ def build_cases(presets, axes, threads):
     for base in [case for name in presets for case in PRESETS[name]] or [{}]:
         fixed = {name: value for name, value in base.items() if not ("seq" in asked and name in ("seq_q", "seq_k"))}
         for values in itertools.product(*asked.values()):
-            cases.append(build_case({**DEFAULTS, **fixed, **dict(zip(asked, values))}, threads))
+            cases.append(build_case({**fixed, **dict(zip(asked, values))}, threads))
     return list(dict.fromkeys(cases))
 
 
 def build_case(values, threads):
-    """From the text of every axis."""
-    def number(name):
-        text = values[name]
-        return number(text) if text in DEFAULTS else int(text)
-
-    case = Case(batch=number("batch"), heads=number("heads"), heads_kv=number("heads_kv"), seq_q=number("seq_q"),
-                seq_k=number("seq_k"), head_dim=number("head_dim"), causal=values["causal"], cache=values["cache"],
-                threads=threads, dtype=values["dtype"])
-    if case.heads % case.heads_kv:
-        raise CaseError(f"heads_kv={case.heads_kv} does not divide heads={case.heads}; a divisor of it is right")
-    return case
+    """From the text of every axis that is not at attnbench's default."""
+    _, sizes, *_ = attnbench.describe(*(f"{name}={value}" for name, value in values.items()))
+    if min(sizes) < 1:
+        raise CaseError(f"{', '.join(f'{name}={value}' for name, value in values.items())}: sizes from 1 up are right")
+    words = {name: values.get(name, choices[0]) for name, choices in WORDS.items()}
+    return Case(*sizes, threads=threads, **words)
 
 
 def read_axis(text):
     """("seq", ["128", "256"]) of "seq=128:256:*2"."""
-    name, equals, values = text.partition("=")
-    if name not in DEFAULTS:
-        near = difflib.get_close_matches(name, DEFAULTS, 1, 0)[0]
-        raise CaseError(f"no axis {name!r}; did you mean {near!r}? There are: {', '.join(DEFAULTS)}")
-    if not equals or not values:
-        raise CaseError(f"axis {name}: a value is missing; {name}={DEFAULTS[name]} is its default")
-    return name, [value for part in values.split(",") for value in read_value(name, part)]
-
-
-def read_value(name, text):
-    """The values of one word, number or range first:last:*factor, first:last:+step."""
-    words = WORDS.get(name, ())
-    if text in words:
-        return [text]
-    if name in ("dtype", "causal", "cache"):
-        raise CaseError(f"axis {name}: {text!r}; one of {', '.join(words)} is right")
-    span = re.fullmatch(r"([0-9]+):([0-9]+):([*+])([0-9]+)", text)
-    if not span and not re.fullmatch(r"[0-9]+", text):
-        raise CaseError(f"axis {name}: {text!r}; a whole number or a range a:b:*f, a:b:+s is right")
-    if not span:
-        numbers = [int(text)]
-    else:
-        first, last, step = int(span[1]), int(span[2]), int(span[4])
-        if step < 2 and span[3] == "*" or step < 1:
-            raise CaseError(f"axis {name}: {text!r} never ends; a factor of at least 2 or a step of at least 1 is right")
-        grow = (lambda n: n * step) if span[3] == "*" else (lambda n: n + step)
-        numbers = list(itertools.takewhile(lambda n: n <= last, iterate(first or 1, grow)))
-    if not numbers or min(numbers) < 1:
-        raise CaseError(f"axis {name}: {text!r}; numbers from 1 up are right")
-    return [str(number) for number in numbers]
-
-
-def iterate(value, function):
-    while True:
-        yield value
-        value = function(value)
+    name = text.partition("=")[0]
+    if name not in AXES:
+        near = difflib.get_close_matches(name, AXES, 1, 0)[0]
+        raise CaseError(f"no axis {name!r}; did you mean {near!r}? There are: {', '.join(AXES)}")
+    values = attnbench.axis_values(text)
+    for value in values:
+        if value not in WORDS.get(name, values):
+            raise CaseError(f"axis {name}: {value!r}; one of {', '.join(WORDS[name])} is right")
+    return name, values

@@ -17,7 +17,7 @@ from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int64, c_size_
 
 import numpy as np
 
-from .attnbench import DTYPES, LoadError, load_functions
+from .attnbench import LoadError, dtypes, load_functions
 from .storage import ARRAYS, aligned_empty
 
 OK, INVALID_ARGUMENT, UNSUPPORTED, UNKNOWN_KERNEL = range(4)  # attn_status
@@ -104,7 +104,7 @@ class Library:
         """Dense [batch][heads][seq][dim]. causal: None, TOP_LEFT or BOTTOM_RIGHT. dtype: of q, k, v and o."""
         problem = Problem()
         self.c.attn_problem_init(problem, batch, heads_q, heads_kv, seq_q, seq_k, dim_qk, dim_v)
-        problem.dtype_q = problem.dtype_kv = problem.dtype_o = DTYPES[dtype]
+        problem.dtype_q = problem.dtype_kv = problem.dtype_o = dtypes()[dtype].number
         if causal is not None:
             self.c.attn_problem_set_causal(problem, causal)
         if lse:
@@ -171,7 +171,7 @@ def make_args(problem, q, k, v, o, lse=None):
     shapes = {"q": (p.batch, p.heads_q, p.seq_q, p.dim_qk), "k": (p.batch, p.heads_kv, p.seq_k, p.dim_qk),
               "v": (p.batch, p.heads_kv, p.seq_k, p.dim_v), "o": (p.batch, p.heads_q, p.seq_q, p.dim_v),
               "lse": (p.batch, p.heads_q, p.seq_q)}
-    types = {code: ARRAYS[name] for name, code in DTYPES.items()}
+    types = {dtype.number: ARRAYS[name] for name, dtype in dtypes().items()}
     wanted = {"q": types[p.dtype_q], "k": types[p.dtype_kv], "v": types[p.dtype_kv], "o": types[p.dtype_o],
               "lse": ARRAYS["f32"]}
     arrays = {"q": q, "k": k, "v": v, "o": o}

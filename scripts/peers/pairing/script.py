@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import attnbench, mkl, rounds
-from .cases import DEFAULTS as AXES
-from .cases import CaseError, build_cases
+from .cases import AXES, CaseError, build_cases
 from .libattn import Library
 from .machine import openmp_runtimes, settings_of_environment
 from .options import Help, add_case_options
@@ -56,9 +55,9 @@ class Script:
 def main(script, argv=None):
     options = read_options(script, argv)
     try:
+        attnbench.load(beside=options.libattn)
         cases = build_cases(options.cases, options.axes, options.threads)
         library = Library(options.libattn)
-        attnbench.load(beside=options.libattn)
         check_kernels(library, options.kernels)
         bind_to_cpus(options.cpus)
     except (CaseError, attnbench.LoadError, OSError) as error:

@@ -4,7 +4,6 @@
 import numpy as np
 
 ARRAYS = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "bf16": np.dtype(np.uint16)}
-ROUNDOFF = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 ALIGNMENT = 64  # bytes: workspaces need it, and read loops
 
 
