@@ -57,7 +57,7 @@ static int version_main(int argc, char **argv) {
   return BENCH_EXIT_OK;
 }
 
-static void print_help(void) {
+static int print_help(void) {
   printf("attnbench %s: attention kernels for CPUs, validated and timed\n\nattnbench [COMMAND] [options]\n\n",
          attn_version());
   for (int i = 0; i < COMMANDS; i++)
@@ -69,15 +69,13 @@ static void print_help(void) {
       "    attnbench run --preset decode --kernel 'flash_*'\n"
       "    attnbench check --suite edge\n"
       "    attnbench explain -a seq_q=1 -a seq_k=4096 -a dtype=bf16\n");
+  return BENCH_EXIT_OK;
 }
 
 /* `help` alone, or `help COMMAND`. */
 static int help_main(int argc, char **argv) {
   char help[] = "--help";
-  if (strcmp(argv[0], "help") || argc < 2) {
-    print_help();
-    return BENCH_EXIT_OK;
-  }
+  if (strcmp(argv[0], "help") || argc < 2) return print_help();
   const command *about = find(argv[1]);
   char *with_help[] = {argv[1], help, NULL};
   return about && about->summary ? about->main(2, with_help) : unknown_command(argv[1]);

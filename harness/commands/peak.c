@@ -22,12 +22,12 @@ static const double SLICE_NS = 2e6;
 
 /* One measured ceiling. */
 typedef struct ceiling {
-  char kind[8];    /* "compute" or "read" */
-  char name[24];   /* tier, or "L1", "memory" */
-  char dtype[8];   /* of the inputs; "" for reads */
-  char what[48];   /* "fma, 512 bit", or "32 KiB per core" */
-  char unit[8];    /* "Gflop/s" or "GB/s" */
-  double one, all; /* one core; all cores together. 0 = not measured */
+  const char *kind;  /* "compute" or "read" */
+  const char *name;  /* tier, or "L1", "memory" */
+  const char *dtype; /* of the inputs; "" for reads */
+  char what[48];     /* "fma, 512 bit", or "32 KiB per core" */
+  const char *unit;  /* "Gflop/s" or "GB/s" */
+  double one, all;   /* one core; all cores together */
 } ceiling;
 
 typedef struct ceilings {
@@ -51,9 +51,8 @@ static void measure_compute(ceilings *c) {
   for (int i = 0; (loop = attn_peak_get(i)) && c->count < MOST_ROWS; i++) {
     if (!attn_peak_usable(loop->isa)) continue;
     ceiling *row = &c->row[c->count++];
-    *row = (ceiling){.kind = "compute", .unit = "Gflop/s", .one = compute_rate(loop, 1) / 1e9};
-    snprintf(row->name, sizeof row->name, "%s", loop->isa);
-    snprintf(row->dtype, sizeof row->dtype, "%s", loop->dtype);
+    *row = (ceiling){.kind = "compute", .name = loop->isa, .dtype = loop->dtype, .unit = "Gflop/s"};
+    row->one = compute_rate(loop, 1) / 1e9;
     snprintf(row->what, sizeof row->what, "%s", loop->what);
     row->all = c->threads > 1 ? compute_rate(loop, c->threads) / 1e9 : row->one;
   }
@@ -63,8 +62,7 @@ static void measure_compute(ceilings *c) {
 static void measure_read(ceilings *c, const char *name, size_t bytes, const char *note) {
   if (c->count == MOST_ROWS) return;
   ceiling *row = &c->row[c->count++];
-  *row = (ceiling){.kind = "read", .unit = "GB/s", .one = bench_read_bandwidth(bytes, 1) / 1e9};
-  snprintf(row->name, sizeof row->name, "%s", name);
+  *row = (ceiling){.kind = "read", .name = name, .dtype = "", .unit = "GB/s", .one = bench_read_bandwidth(bytes, 1) / 1e9};
   snprintf(row->what, sizeof row->what, "%zu KiB per core%s", bytes / 1024, note);
   row->all = c->threads > 1 ? bench_read_bandwidth(bytes, c->threads) / 1e9 : row->one;
 }

@@ -36,20 +36,16 @@ static void catch_interrupts(void) {
 
 /* ---- Opening -------------------------------------------------------------------------------------------------------- */
 
-static int check_options(const bench_options *o, bool gate) {
-  if (o->resume && !o->folder) return cli_usage_error(o->command, "--resume needs the folder to resume: -o DIR");
-  if (o->resume && o->overwrite) return cli_usage_error(o->command, "--resume and --overwrite exclude each other");
-  if (o->gate && !gate) return cli_usage_error(o->command, "--gate needs goals: --preset limits");
-  if (o->case_budget_s <= 0) return cli_usage_error(o->command, "--case-budget: should be above 0");
-  return 0;
-}
-
 /* What is measured, and with which kernels. Returns 0 or an exit code. */
 static int open_steps(bench_session *s) {
+  const bench_options *o = s->options;
   bench_selection selection;
-  int code = check_options(s->options, s->steps->gate);
-  if (!code) code = bench_check_overrides(s->options->command);
-  if (!code && s->options->cpus) code = bench_pin_cpus(s->options->command, s->options->cpus);
+  if (o->resume && !o->folder) return cli_usage_error(o->command, "--resume needs the folder to resume: -o DIR");
+  if (o->resume && o->overwrite) return cli_usage_error(o->command, "--resume and --overwrite exclude each other");
+  if (o->gate && !s->steps->gate) return cli_usage_error(o->command, "--gate needs goals: --preset limits");
+  if (o->case_budget_s <= 0) return cli_usage_error(o->command, "--case-budget: should be above 0");
+  int code = bench_check_overrides(o->command);
+  if (!code && o->cpus) code = bench_pin_cpus(o->command, o->cpus);
   if (!code) code = bench_options_kernels(s->options, &selection);
   if (!code) code = s->steps->open(s, &selection);
   if (code) return code;
@@ -152,15 +148,6 @@ static int open_journal(bench_session *s) {
   return s->journal ? 0 : BENCH_EXIT_INTERNAL;
 }
 
-/* Returns 0 or an exit code. */
-static int prepare(bench_session *s) {
-  name_run(s);
-  bench_environment_read(&s->environment, s->options->argc, s->options->argv, (unsigned long long)s->options->seed);
-  const int code = audit_environment(s);
-  if (code) return code;
-  return bench_session_can_write(s) ? open_journal(s) : BENCH_EXIT_INTERNAL;
-}
-
 /* ---- Rows ----------------------------------------------------------------------------------------------------------- */
 
 void bench_session_keep(bench_session *s, bench_row *row, bool durable) {
@@ -178,20 +165,16 @@ void bench_session_flush(bench_session *s) {
 
 /* ---- The end -------------------------------------------------------------------------------------------------------- */
 
-static bool requirement_met(const bench_session *s) {
-  const char *tier = s->options->require;
-  for (int i = 0; i < s->kernel_count; i++)
-    if (tier && !strcmp(s->kernels[i]->isa, tier)) return true;
-  if (tier)
-    fprintf(stderr, "attnbench %s: --require %s: this build has no kernel of that tier\n", s->options->command, tier);
-  return !tier;
-}
-
 static int conclude(const bench_session *s) {
+  const char *tier = s->options->require;
+  bool has_tier = !tier;
+  for (int i = 0; i < s->kernel_count && !has_tier; i++) has_tier = !strcmp(s->kernels[i]->isa, tier);
+  if (!has_tier)
+    fprintf(stderr, "attnbench %s: --require %s: this build has no kernel of that tier\n", s->options->command, tier);
   if (s->io_failed) return BENCH_EXIT_INTERNAL;
   if (interrupted) return BENCH_EXIT_INTERRUPTED;
-  if (!requirement_met(s)) return BENCH_EXIT_FAILED;
-  if (bench_count_status(&s->rows, BENCH_FAIL) + bench_count_status(&s->rows, BENCH_ERROR)) return BENCH_EXIT_FAILED;
+  if (!has_tier || bench_count_status(&s->rows, BENCH_FAIL) + bench_count_status(&s->rows, BENCH_ERROR))
+    return BENCH_EXIT_FAILED;
   return s->steps->conclude(s);
 }
 
@@ -209,8 +192,11 @@ static int run(bench_session *s) {
   if (code) return code;
   open_settings(s);
   if (s->options->dry_run) return dry_run(s);
-  code = prepare(s);
-  if (code) return code;
+  name_run(s);
+  bench_environment_read(&s->environment, s->options->argc, s->options->argv, (unsigned long long)s->options->seed);
+  if ((code = audit_environment(s)) != 0) return code;
+  if (!bench_session_can_write(s)) return BENCH_EXIT_INTERNAL;
+  if ((code = open_journal(s)) != 0) return code;
   bench_session_print_opening(s, stdout);
   catch_interrupts();
   s->steps->run(s);
@@ -219,15 +205,6 @@ static int run(bench_session *s) {
   fflush(stdout);
   bench_session_write(s);
   return conclude(s);
-}
-
-static void close_session(bench_session *s) {
-  if (s->journal) (void)fclose(s->journal);
-  if (s->lock >= 0) (void)close(s->lock);
-  bench_rows_clear(&s->rows);
-  bench_rows_clear(&s->old);
-  s->steps->close(s);
-  free(s);
 }
 
 int bench_session_run(bench_options *options, const bench_session_steps *steps) {
@@ -240,6 +217,12 @@ int bench_session_run(bench_options *options, const bench_session_steps *steps) 
   s->steps = steps;
   s->lock = -1;
   const int code = run(s);
-  close_session(s);
+  if (s->journal) (void)fclose(s->journal);
+  if (s->lock >= 0) (void)close(s->lock);
+  bench_rows_clear(&s->rows);
+  bench_rows_clear(&s->old);
+  bench_cases_clear(&s->cases);
+  if (s->steps->close) s->steps->close(s);
+  free(s);
   return code;
 }

@@ -23,13 +23,13 @@ typedef struct bench_session_steps {
   int rounds;                                                            /* unless --rounds says otherwise; 0 = as needed */
   bool gate;                                                             /* --gate makes sense */
   int (*open)(bench_session *session, const bench_selection *selection); /* chooses what is measured; an exit code */
-  void (*close)(bench_session *session);                                 /* frees that */
+  void (*close)(bench_session *session);                                 /* frees what it opened in `own`; NULL: nothing */
   void (*list)(const bench_session *session);                            /* prints it for a dry run */
   double (*guess)(const bench_session *session);                         /* seconds */
   void (*print_extent)(const bench_session *session, FILE *file);        /* "2 cases x 3 kernels" */
   void (*run)(bench_session *session);                                   /* measures and prints it, keeps the rows */
-  bool (*write)(const bench_session *session);                           /* adds files to the folder; false: failed */
-  int (*conclude)(const bench_session *session);                         /* the exit code if no row is FAIL or ERROR */
+  bool (*write)(const bench_session *session);   /* adds files to the folder; false: failed; NULL: none */
+  int (*conclude)(const bench_session *session); /* the exit code if no row is FAIL or ERROR */
 } bench_session_steps;
 
 /* Every case with every kernel. */

@@ -14,8 +14,6 @@ static int open_cases(bench_session *s, const bench_selection *selection) {
   return BENCH_EXIT_NOTHING;
 }
 
-static void close_cases(bench_session *s) { bench_cases_clear(&s->cases); }
-
 static double guess_case(const bench_session *s, int index) {
   return bench_case_guess(&s->cases.item[index], s->kernels, s->kernel_count, &s->settings);
 }
@@ -49,18 +47,14 @@ static bench_row *find_old(bench_session *s, const char *case_id, const char *ke
   return NULL;
 }
 
-static bool is_selected(const bench_session *s, const char *kernel) {
-  for (int i = 0; i < s->kernel_count; i++)
-    if (!strcmp(s->kernels[i]->name, kernel)) return true;
-  return false;
-}
-
 /* Keeps what the journal holds of a case (NULL: of any), except rows that were measured again. */
 static void keep_old(bench_session *s, const char *case_id) {
   for (int i = 0; i < s->old.count; i++) {
     bench_row *old = &s->old.item[i];
+    bool again = false;
     if (!old->case_id[0] || (case_id && strcmp(old->case_id, case_id))) continue;
-    if (case_id && is_selected(s, old->kernel))
+    for (int k = 0; case_id && k < s->kernel_count; k++) again = again || !strcmp(s->kernels[k]->name, old->kernel);
+    if (again)
       bench_row_clear(old);
     else
       bench_session_keep(s, old, false);
@@ -113,22 +107,11 @@ typedef struct current {
 
 /* With --budget, the time of a case shrinks to twice its share of what is left. False if nothing is left. */
 static bool set_case_budget(bench_session *s, double guess) {
-  const double left = s->options->budget_s - bench_session_elapsed(s);
-  s->settings.case_budget_s = s->options->case_budget_s;
+  const double left = s->options->budget_s - bench_session_elapsed(s), most = s->options->case_budget_s;
+  s->settings.case_budget_s = most;
   if (s->options->budget_s <= 0) return true;
-  if (left <= 0) return false;
-  const double share = 2 * left * guess / fmax(s->guess_left_s, 1e-9);
-  s->settings.case_budget_s = fmin(s->options->case_budget_s, fmax(share, 0.05));
-  return true;
-}
-
-static void skip_for_budget(const bench_session *s, current *c) {
-  for (int i = 0; i < c->count; i++) {
-    bench_verdict *verdict = &c->rows[i].verdict;
-    c->rows[i] = bench_row_create(c->bench, c->kernels[i]);
-    verdict->status = BENCH_SKIP;
-    snprintf(verdict->reason, sizeof verdict->reason, "--budget of %.0f s is used up", s->options->budget_s);
-  }
+  s->settings.case_budget_s = fmin(most, fmax(2 * left * guess / fmax(s->guess_left_s, 1e-9), 0.05));
+  return left > 0;
 }
 
 /* Fills the rows of the kernels that are missing. *durable is set if they need not be done again by --resume. False if
@@ -136,10 +119,13 @@ static void skip_for_budget(const bench_session *s, current *c) {
 static bool run_missing(bench_session *s, current *c, double guess, bool *durable) {
   bench_progress_note(&s->progress, s->case_name, "begins");
   *durable = set_case_budget(s, guess);
-  if (!*durable)
-    skip_for_budget(s, c);
-  else if (!bench_run_case(c->bench, c->kernels, c->count, &s->settings, c->rows))
-    return false;
+  if (*durable && !bench_run_case(c->bench, c->kernels, c->count, &s->settings, c->rows)) return false;
+  for (int i = 0; i < c->count && !*durable; i++) {
+    bench_verdict *verdict = &c->rows[i].verdict;
+    c->rows[i] = bench_row_create(c->bench, c->kernels[i]);
+    verdict->status = BENCH_SKIP;
+    snprintf(verdict->reason, sizeof verdict->reason, "--budget of %.0f s is used up", s->options->budget_s);
+  }
   for (int i = 0; i < c->count; i++) count_structure_runs_of(s, &c->rows[i]);
   return true;
 }
@@ -176,30 +162,19 @@ static void run_cases(bench_session *s) {
 
 /* ---- The end -------------------------------------------------------------------------------------------------------- */
 
-static bool no_files(const bench_session *s) {
-  (void)s;
-  return true;
-}
-
-/* True if this CPU runs none of the kernels. */
-static bool only_unusable(const bench_session *s) {
-  for (int i = 0; i < s->kernel_count; i++)
-    if (s->kernels[i] == &bench_automatic || !attn_kernel_unusable(s->kernels[i])) return false;
-  return true;
-}
-
 static int conclude(const bench_session *s) {
+  bool usable = false; /* some kernel, on this CPU */
   if (bench_count_status(&s->rows, BENCH_SKIP) < s->rows.count) return BENCH_EXIT_OK;
-  if (only_unusable(s)) return BENCH_EXIT_SKIPPED;
+  for (int i = 0; i < s->kernel_count; i++)
+    usable = usable || s->kernels[i] == &bench_automatic || !attn_kernel_unusable(s->kernels[i]);
+  if (!usable) return BENCH_EXIT_SKIPPED;
   fprintf(stderr, "attnbench %s: nothing could run: every row was skipped\n", s->options->command);
   return BENCH_EXIT_NOTHING;
 }
 
 const bench_session_steps bench_cases_steps = {.open = open_cases,
-                                               .close = close_cases,
                                                .list = list,
                                                .guess = guess_all,
                                                .print_extent = print_extent,
                                                .run = run_cases,
-                                               .write = no_files,
                                                .conclude = conclude};

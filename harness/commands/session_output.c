@@ -88,7 +88,7 @@ static bool write_folder(bench_session *s, const bench_report *report) {
     bench_session_path(s, files[i].name, path);
     if (!bench_file_write(path, files[i].write, files[i].context)) return false;
   }
-  return s->steps->write(s);
+  return !s->steps->write || s->steps->write(s);
 }
 
 void bench_session_write(bench_session *s) {

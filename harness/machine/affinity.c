@@ -170,18 +170,6 @@ static int count_cores(const bench_topology *t, const cpu_set_t *allowed) {
   return cores;
 }
 
-static void describe_openmp(char *text, size_t bytes) {
-  const char *bind = getenv("OMP_PROC_BIND"), *places = getenv("OMP_PLACES");
-  snprintf(text, bytes, "OpenMP's: OMP_PROC_BIND=%s OMP_PLACES=%s", bind ? bind : "", places ? places : "");
-}
-
-/* Without naming a CPU for each thread: the first one depends on where the caller runs. */
-static void describe_cores(const cpu_set_t *allowed, int cores, char *text, size_t bytes) {
-  char list[400];
-  bench_cpu_list_write(allowed, list, sizeof list);
-  snprintf(text, bytes, "one thread per core of CPUs %s, %d core%s", list, cores, cores == 1 ? "" : "s");
-}
-
 static bool describe_places(const bench_topology *t, const cpu_set_t *allowed, int threads, char *text, size_t bytes) {
   int cpu[CPU_SETSIZE];
   char list[400];
@@ -200,11 +188,17 @@ static bool describe_places(const bench_topology *t, const cpu_set_t *allowed, i
 
 bool bench_describe_binding(const bench_topology *topology, const cpu_set_t *allowed, int threads, char *text,
                             size_t bytes) {
-  if (!openmp_binds() && (threads || chosen_by_user))
+  const char *bind = getenv("OMP_PROC_BIND"), *places = getenv("OMP_PLACES");
+  const int cores = count_cores(topology, allowed);
+  char list[400];
+  if (openmp_binds()) {
+    snprintf(text, bytes, "OpenMP's: OMP_PROC_BIND=%s OMP_PLACES=%s", bind ? bind : "", places ? places : "");
+    return true;
+  }
+  if (threads || chosen_by_user)
     return describe_places(topology, allowed, threads ? threads : CPU_COUNT(allowed), text, bytes);
-  if (openmp_binds())
-    describe_openmp(text, bytes);
-  else
-    describe_cores(allowed, count_cores(topology, allowed), text, bytes);
+  /* Names no CPU for each thread: the first one depends on where the caller runs. */
+  bench_cpu_list_write(allowed, list, sizeof list);
+  snprintf(text, bytes, "one thread per core of CPUs %s, %d core%s", list, cores, cores == 1 ? "" : "s");
   return true;
 }

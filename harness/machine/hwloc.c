@@ -39,12 +39,6 @@ static void append_cache(char *text, size_t bytes, int depth) {
            kib % 1024 ? "KiB" : "MiB", hwloc_get_nbobjs_by_depth(machine, depth));
 }
 
-/* From the last level to the first. */
-static void describe_caches(char *text, size_t bytes) {
-  for (int depth = 1; depth < hwloc_topology_get_depth(machine); depth++)
-    if (hwloc_obj_type_is_dcache(hwloc_get_depth_type(machine, depth))) append_cache(text, bytes, depth);
-}
-
 /* Numbers the CPUs of each object of a kind; returns how many objects there are, 1 where the kind is missing. */
 static int number(hwloc_obj_type_t type, int *of_cpu) {
   const int depth = hwloc_get_type_depth(machine, type);
@@ -75,7 +69,8 @@ static void fill(bench_topology *t) {
   t->cores = hwloc_get_type_depth(machine, HWLOC_OBJ_CORE) < 0 ? t->count : number(HWLOC_OBJ_CORE, t->core);
   t->nodes = number(HWLOC_OBJ_NUMANODE, t->node);
   t->packages = number(HWLOC_OBJ_PACKAGE, t->package);
-  describe_caches(t->caches, sizeof t->caches);
+  for (int depth = 1; depth < hwloc_topology_get_depth(machine); depth++) /* from the last level to the first */
+    if (hwloc_obj_type_is_dcache(hwloc_get_depth_type(machine, depth))) append_cache(t->caches, sizeof t->caches, depth);
   name_source(t);
 }
 
@@ -202,12 +197,6 @@ static bool say_unknown_kind(reader *r, const char *kind) {
   return fail(r, "'%s' is no kind of object here; %s has %s", kind, r->topology->source, kinds);
 }
 
-static bool say_beyond(reader *r, const char *kind, const char *text, int count, const char *where) {
-  char there[64] = "none";
-  if (count) append_kind(strcpy(there, ""), sizeof there, kind, count);
-  return fail(r, "%s:%s goes beyond what %s has: %s", kind, text, where, there);
-}
-
 /* ---- Objects ----------------------------------------------------------------------------------------------------- */
 
 static void subtract(cpu_set_t *set, const cpu_set_t *cpus) {
@@ -227,24 +216,20 @@ static bool take(reader *r, const cpu_set_t *cpus, bool exact) {
   return true;
 }
 
-/* An object that was named by its number should have a CPU that this process may use. */
-static bool check_allowed(reader *r, const char *name, const cpu_set_t *cpus) {
-  char theirs[CPUS_TEXT], ours[CPUS_TEXT];
-  cpu_set_t common;
-  CPU_AND(&common, cpus, r->allowed);
-  if (CPU_COUNT(&common) || r->removing) return true;
-  bench_cpu_list_write(cpus, theirs, sizeof theirs);
-  bench_cpu_list_write(r->allowed, ours, sizeof ours);
-  return fail(r, "%s is CPU %s; this process may use %s", name, theirs, ours);
-}
-
 static bool take_path(reader *r, const char *path, hwloc_const_cpuset_t within, const char *where);
 
-/* Takes an object, or what the rest of its path names inside it. */
+/* Takes an object, or what the rest of its path names inside it. One that was named by its number should have a CPU that
+ * this process may use. */
 static bool take_object(reader *r, hwloc_obj_t object, const char *name, const char *rest, bool wildcard) {
+  char theirs[CPUS_TEXT], ours[CPUS_TEXT];
+  cpu_set_t common;
   if (*rest) return take_path(r, rest, object->cpuset, name);
   const cpu_set_t cpus = cpus_of(object->cpuset);
-  return (wildcard || check_allowed(r, name, &cpus)) && take(r, &cpus, object->type == HWLOC_OBJ_PU);
+  CPU_AND(&common, &cpus, r->allowed);
+  if (CPU_COUNT(&common) || r->removing || wildcard) return take(r, &cpus, object->type == HWLOC_OBJ_PU);
+  bench_cpu_list_write(&cpus, theirs, sizeof theirs);
+  bench_cpu_list_write(r->allowed, ours, sizeof ours);
+  return fail(r, "%s is CPU %s; this process may use %s", name, theirs, ours);
 }
 
 /* The depth of a kind in hwloc's tree; false if it is no kind, or this topology has no object of it. */
@@ -264,8 +249,11 @@ static bool take_range(reader *r, const char *kind, const char *text, const char
   const int count = (int)hwloc_get_nbobjs_inside_cpuset_by_depth(machine, within, depth);
   if (!read_word(text, count, &of) && !read_numbers(text, count, &of))
     return fail(r, "%s:%s should be %s:N, N-M, N-, N:COUNT, all, odd or even", kind, text, kind);
-  if (of.first >= count || (!of.wraps && !of.wildcard && of.first + of.count > count))
-    return say_beyond(r, kind, text, count, where);
+  if (of.first >= count || (!of.wraps && !of.wildcard && of.first + of.count > count)) {
+    char there[64] = "";
+    if (count) append_kind(there, sizeof there, kind, count);
+    return fail(r, "%s:%s goes beyond what %s has: %s", kind, text, where, count ? there : "none");
+  }
   for (int i = 0; i < of.count; i++) {
     const int index = of.wraps ? (of.first + i) % count : of.first + i * of.step;
     const hwloc_obj_t object = hwloc_get_obj_inside_cpuset_by_depth(machine, within, depth, (unsigned)index);
@@ -299,12 +287,6 @@ static bool take_mask(reader *r, const char *text) {
   return fine ? take(r, &cpus, true) : fail(r, "'%s' should be a set of CPUs in hexadecimal, such as 0xf", text);
 }
 
-static bool take_numbers(reader *r, const char *text) {
-  cpu_set_t cpus;
-  if (bench_cpu_list_read(text, &cpus)) return take(r, &cpus, true);
-  return fail(r, "'%s' should be a CPU, as in 0-3,8, or an object, as in core:0-3, package:1.core:0, numa:0", text);
-}
-
 /* "core:0-3", or an "8" that continues it: that belongs behind the last kind, not behind the count of "core:0:2". */
 static bool take_objects(reader *r, const char *item, bool has_kind) {
   char path[2 * ITEM];
@@ -316,12 +298,15 @@ static bool take_objects(reader *r, const char *item, bool has_kind) {
 }
 
 static bool take_item(reader *r, const char *item) {
+  cpu_set_t cpus;
   r->removing = *item == '~';
   if (r->removing) item++;
   const bool has_kind = strchr(item, ':');
   if (!strncmp(item, "0x", 2)) return take_mask(r, item);
   if (!strcmp(item, "all") || !strcmp(item, "root")) return take(r, &r->topology->cpus, false);
-  return has_kind || r->kinds[0] ? take_objects(r, item, has_kind) : take_numbers(r, item);
+  if (has_kind || r->kinds[0]) return take_objects(r, item, has_kind);
+  if (bench_cpu_list_read(item, &cpus)) return take(r, &cpus, true);
+  return fail(r, "'%s' should be a CPU, as in 0-3,8, or an object, as in core:0-3, package:1.core:0, numa:0", item);
 }
 
 /* The next item's length: up to a comma or blank, but with all words of a set in hexadecimal. */
@@ -345,21 +330,17 @@ static void settle(const reader *r, cpu_set_t *set) {
   }
 }
 
-/* Takes the first item of the text and moves behind it. */
-static bool take_next(reader *r, const char **text) {
-  char item[ITEM];
-  const size_t length = item_length(*text);
-  if (length >= sizeof item) return fail(r, "'%.20s...' is too long for one item", *text);
-  snprintf(item, sizeof item, "%.*s", (int)length, *text);
-  *text += length;
-  return take_item(r, item);
-}
-
 bool bench_locations_read(const char *text, const bench_topology *topology, const cpu_set_t *allowed, cpu_set_t *set,
                           char *error, size_t error_bytes) {
   reader r = {.topology = topology, .allowed = allowed, .error = error, .error_bytes = error_bytes};
-  for (text += strspn(text, ", "); *text; text += strspn(text, ", "))
-    if (!take_next(&r, &text)) return false;
+  for (text += strspn(text, ", "); *text; text += strspn(text, ", ")) {
+    char item[ITEM];
+    const size_t length = item_length(text);
+    if (length >= sizeof item) return fail(&r, "'%.20s...' is too long for one item", text);
+    snprintf(item, sizeof item, "%.*s", (int)length, text);
+    text += length;
+    if (!take_item(&r, item)) return false;
+  }
   settle(&r, set);
   return true;
 }

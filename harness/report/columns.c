@@ -72,13 +72,6 @@ static bool read_samples(const char *text, int *samples) {
   return true;
 }
 
-/* A double; unlike the command line, cells may hold "inf". */
-static bool read_number(const char *text, double *value) {
-  char *end;
-  *value = strtod(text, &end);
-  return end != text && !*end;
-}
-
 static bool read_status(const char *text, bench_status *status) {
   for (*status = BENCH_PASS; *status <= BENCH_ERROR; ++*status)
     if (!strcmp(text, bench_status_name(*status))) return true;
@@ -91,23 +84,21 @@ static bool read_stop(const char *text, bench_stop *stop) {
   return false;
 }
 
-static bool read_index(const char *text, int64_t at[4]) {
-  char end;
-  return sscanf(text, "%" SCNd64 ":%" SCNd64 ":%" SCNd64 ":%" SCNd64 "%c", &at[0], &at[1], &at[2], &at[3], &end) == 4;
-}
-
 bool bench_cell_read(bench_row *row, bench_column column, const char *text) {
   void *value = (char *)row + columns[column].offset;
+  int64_t *at = value;
+  char *end, more;
   switch (columns[column].kind) {
     case TEXT: return (size_t)snprintf(value, columns[column].bytes, "%s", text) < columns[column].bytes;
     case WHOLE:
     case CHECKED_WHOLE: return cli_read_int(text, value);
     case NUMBER:
     case CHECKED_NUMBER:
-    case POSITIVE: return read_number(text, value);
-    case STATUS: return read_status(text, value);
-    case CHECKED_INDEX: return read_index(text, value);
+    case POSITIVE: *(double *)value = strtod(text, &end); return end != text && !*end; /* "inf" as well */
+    case CHECKED_INDEX:
+      return sscanf(text, "%" SCNd64 ":%" SCNd64 ":%" SCNd64 ":%" SCNd64 "%c", &at[0], &at[1], &at[2], &at[3], &more) == 4;
     case SAMPLES: return read_samples(text, value);
+    case STATUS: return read_status(text, value);
     case STOP: return read_stop(text, value);
   }
   return false;

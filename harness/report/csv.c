@@ -18,28 +18,11 @@ void bench_csv_field(FILE *file, const char *text) {
   fputc('"', file);
 }
 
-/* Which of the columns at the end a file has. */
-typedef struct extras {
-  bool layers, other_axes;
-} extras;
-
-static extras extras_of(const bench_rows *rows) {
-  extras found = {0};
-  for (int i = 0; i < rows->count; i++) {
-    found.layers = found.layers || rows->item[i].layer[0];
-    found.other_axes = found.other_axes || rows->item[i].other_axes[0];
-  }
-  return found;
-}
-
-static bool is_written(bench_column column, extras has) {
-  return column < COLUMN_layer || (column == COLUMN_other_axes ? has.other_axes : has.layers);
-}
-
-static void write_line(FILE *file, const bench_row *row, extras has) {
+/* One line; NULL: the head. */
+static void write_line(FILE *file, const bench_row *row, bool layers, bool other_axes) {
   char text[BENCH_CELL];
   for (bench_column c = 0; c < BENCH_COLUMNS; c++) {
-    if (!is_written(c, has)) continue;
+    if (c >= COLUMN_layer && !(c == COLUMN_other_axes ? other_axes : layers)) continue;
     if (c) fputc(',', file);
     bench_csv_field(file, row ? bench_cell(row, c, text) : bench_column_name(c));
   }
@@ -48,9 +31,13 @@ static void write_line(FILE *file, const bench_row *row, extras has) {
 
 void bench_write_csv(void *context, FILE *file) {
   const bench_rows *rows = ((const bench_report *)context)->rows;
-  const extras has = extras_of(rows);
-  write_line(file, NULL, has);
-  for (int i = 0; i < rows->count; i++) write_line(file, &rows->item[i], has);
+  bool layers = false, other_axes = false; /* columns that only some files have */
+  for (int i = 0; i < rows->count; i++) {
+    layers = layers || rows->item[i].layer[0];
+    other_axes = other_axes || rows->item[i].other_axes[0];
+  }
+  write_line(file, NULL, layers, other_axes);
+  for (int i = 0; i < rows->count; i++) write_line(file, &rows->item[i], layers, other_axes);
 }
 
 static void write_samples_of(FILE *file, const bench_row *row) {

@@ -68,7 +68,7 @@ static void put_context(FILE *file, const bench_report *report) {
   static const struct {
     const char *key, *fact;
   } facts[] = {{"host_name", "host"}, {"cpu", "cpu"}, {"compiler", "compiler"}};
-  bench_json_pair(file, "  \"context\": {\n    ", "date", report->date);
+  bench_json_pair(file, "{\n  \"context\": {\n    ", "date", report->date);
   bench_json_pair(file, ",\n    ", "executable", report->executable);
   for (size_t i = 0; i < sizeof facts / sizeof *facts; i++) {
     bench_json_pair(file, ",\n    ", facts[i].key, bench_environment_get(report->environment, facts[i].fact));
@@ -77,7 +77,7 @@ static void put_context(FILE *file, const bench_report *report) {
   bench_json_pair(file, ",\n    ", "library_version", attn_version());
   bench_json_pair(file, ",\n    ", "run_id", report->run_id);
   fputs(",\n    \"cpu_time_is\": \"a copy of real_time: only wall time is measured\"", file);
-  fprintf(file, ",\n    \"library_build_type\": \"%s\",\n    \"json_schema_version\": 1\n  }", build_type);
+  fprintf(file, ",\n    \"library_build_type\": \"%s\",\n    \"json_schema_version\": 1\n  },\n", build_type);
 }
 
 static void put_benchmarks(FILE *file, const bench_rows *rows) {
@@ -96,7 +96,7 @@ static void put_benchmarks(FILE *file, const bench_rows *rows) {
     fputs(separator, file);
     put_median(file, row, family++);
   }
-  fputs("\n  ]", file);
+  fputs("\n  ],\n", file);
 }
 
 static void put_not_timed(FILE *file, const bench_rows *rows) {
@@ -118,11 +118,8 @@ static void put_not_timed(FILE *file, const bench_rows *rows) {
 
 void bench_write_json(void *context, FILE *file) {
   const bench_report *report = context;
-  fputs("{\n", file);
   put_context(file, report);
-  fputs(",\n", file);
   put_benchmarks(file, report->rows);
-  fputs(",\n", file);
   put_not_timed(file, report->rows);
   fputs("\n}\n", file);
 }

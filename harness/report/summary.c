@@ -58,28 +58,23 @@ static void add_name(char *list, size_t bytes, const char *name) {
   snprintf(list + used, bytes - used, "%s%s", used ? ", " : "", name);
 }
 
-/* The reason of row `index`, with how many rows it skipped and of which kernels. */
-static void print_reason(const bench_table *t, const bench_rows *rows, int index) {
-  char text[2048], kernels[1024] = "";
-  int count = 0;
-  for (int i = index; i < rows->count; i++) {
-    if (!same_skip(&rows->item[i], &rows->item[index])) continue;
-    add_name(kernels, sizeof kernels, rows->item[i].kernel);
-    count++;
-  }
-  snprintf(text, sizeof text, "%s (%s)", rows->item[index].verdict.reason, kernels);
-  const int column = fprintf(t->file, "%7d  ", count);
-  bench_print_wrapped(t->file, text, column);
-}
-
-/* Every distinct reason of a skip. */
+/* Every distinct reason of a skip, with how many rows it skipped and of which kernels. */
 static void print_reasons(const bench_table *t, const bench_rows *rows) {
   const char *title = "\nskipped:\n";
-  for (int i = 0; i < rows->count; i++) {
-    if (rows->item[i].verdict.status != BENCH_SKIP || !is_first(rows, i, same_skip)) continue;
-    fputs(title, t->file);
+  for (int first = 0; first < rows->count; first++) {
+    char text[2048], kernels[1024] = "";
+    const bench_row *row = &rows->item[first];
+    int count = 0;
+    if (row->verdict.status != BENCH_SKIP || !is_first(rows, first, same_skip)) continue;
+    for (int i = first; i < rows->count; i++) {
+      if (!same_skip(&rows->item[i], row)) continue;
+      add_name(kernels, sizeof kernels, rows->item[i].kernel);
+      count++;
+    }
+    snprintf(text, sizeof text, "%s (%s)", row->verdict.reason, kernels);
+    const int column = fprintf(t->file, "%s%7d  ", title, count) - (int)strlen(title);
+    bench_print_wrapped(t->file, text, column);
     title = "";
-    print_reason(t, rows, i);
   }
 }
 
