@@ -38,10 +38,9 @@ foreach(line IN LISTS tier_lines)
   set(folder_arch_${folder} ${CMAKE_MATCH_3})
   set(flags "${CMAKE_MATCH_4}")
   separate_arguments(folder_flags_${folder} UNIX_COMMAND "${flags}")
-  if(ATTN_SANITIZE AND folder STREQUAL "amx")
-    # gcc 12 takes two minutes to optimise the instrumented tile kernel. Without optimisation its intrinsics are macros
-    # that warn of signs.
-    list(APPEND folder_flags_${folder} -O0 -Wno-sign-conversion)
+  if(ATTN_SANITIZE AND EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/kernels/${folder}/sanitizers.flags)
+    file(STRINGS kernels/${folder}/sanitizers.flags flags_under_sanitizers REGEX "^-")
+    list(APPEND folder_flags_${folder} ${flags_under_sanitizers})
   endif()
   if(ATTN_EMULATE_AVX512 AND flags MATCHES "-mavx512")
     set(folder_flags_${folder} -mavx2 -mfma -mf16c -isystem ${PROJECT_SOURCE_DIR}/tests/emulation)

@@ -44,6 +44,7 @@ has_aarch64_compiler() {
   [ "$(uname -m)" = aarch64 ] || { have aarch64-linux-gnu-gcc && [ -e /usr/aarch64-linux-gnu/include/stdio.h ]; }
 }
 has_qemu() { [ "$(uname -m)" = aarch64 ] || have qemu-aarch64; }
+has_llvm_mca() { compgen -c llvm-mca-1 | grep -q '[89]$' || compgen -c llvm-mca-2 >/dev/null; }
 has_doxygen() { have doxygen; }
 has_pkg_config() { have pkg-config; }
 has_venv_module() { [ -x .venv/bin/python ] || python3 -c 'import venv, ensurepip' 2>/dev/null; }
@@ -68,6 +69,7 @@ optional|shellcheck|shellcheck|scripts/lint.sh
 optional|codespell|codespell|scripts/lint.sh
 optional|aarch64_compiler|gcc-aarch64-linux-gnu libc6-dev-arm64-cross|the kernels for 64-bit Arm, in the tests
 optional|qemu|qemu-user|running them, and other CPUs in the tests
+optional|llvm_mca|llvm-19|estimates of NEON kernels, in the tests
 optional|doxygen|doxygen|the API pages
 optional|pkg_config|pkg-config|finding hwloc, and the test of attn.pc
 optional|venv_module|python3 python3-venv|figures and the tests of the scripts'
