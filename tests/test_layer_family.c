@@ -63,7 +63,7 @@ static void passes(const layer_one *one, const char *shape) {
   const char *kind = one->bench.layer;
   if (verdict.status != BENCH_PASS) fail_msg("%s %s with %s: %s", kind, shape, one->kernel->name, verdict.reason);
   assert_true(verdict.rows_checked > 0 && verdict.max_err_ratio > 0);
-  assert_true((bench_layer_product(one->trial)[0] != 0) == bench_layer_has_projections(&one->bench));
+  assert_true((bench_layer_product(one->trial)[0] != 0) == bench_layer_has(&one->bench, BENCH_HAS_PROJECTIONS));
   const bench_verdict again = check_layer(one); /* what a call leaves behind does not change the next */
   assert_true(again.status == BENCH_PASS && again.output_hash == verdict.output_hash);
 }
@@ -81,7 +81,7 @@ static void passes_with(const char *name) {
           fail_msg("%s %s: %s does not take it: %s", trials[t].kind, trials[t].shapes[s], name, attn_last_error());
       } else {
         passes(&one, trials[t].shapes[s]);
-        if (bench_layer_has_attention(&one.bench)) assert_string_equal(bench_layer_kernel(one.trial), name);
+        if (bench_layer_has(&one.bench, BENCH_HAS_ATTENTION)) assert_string_equal(bench_layer_kernel(one.trial), name);
       }
       close_layer(&one);
     }
@@ -340,7 +340,7 @@ static void test_rows(void **state) {
     char id[100];
     snprintf(id, sizeof id, "layer:%s/%s", rows[i].layer, rows[i].shape);
     const bench_case bench = valid_case(id);
-    const bool kernel = bench_layer_has_attention(&bench) || rows[i].product;
+    const bool kernel = bench_layer_has(&bench, BENCH_HAS_ATTENTION) || rows[i].product;
     bench_row found[2];
     assert_true(bench_run_case(&bench, kernels, 2, &settings, found));
     row_says(&found[1], &rows[i]);

@@ -60,7 +60,7 @@ static void build_layer(bench_case *bench) {
   const bool width_given = !is(bench, AXIS_WIDTH, "default");
   const int64_t heads = bench->problem.heads_q, width = bench_spec_int(&bench->spec, AXIS_WIDTH);
   if (!is(bench, AXIS_LAYER, "none")) snprintf(bench->layer, BENCH_WORD, "%s", bench_spec_get(&bench->spec, AXIS_LAYER));
-  bench->width = width_given ? width : bench_layer_has_width(bench) ? heads * bench->problem.dim_v : 0;
+  bench->width = width_given ? width : bench_layer_has(bench, BENCH_HAS_WIDTH) ? heads * bench->problem.dim_v : 0;
   if (!bench->layer[0] || !width_given) return;
   if (is_given(bench, AXIS_HEAD_DIM) || is_given(bench, AXIS_DIM_QK) || is_given(bench, AXIS_DIM_V)) return;
   if (width % heads) bench->width = 0;

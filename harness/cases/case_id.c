@@ -9,7 +9,6 @@
 
 #include "base/cli.h"
 #include "cases/grid.h"
-#include "cases/random.h"
 
 /* The parts that always stand at the beginning, before `threads`. */
 static const struct {

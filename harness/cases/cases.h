@@ -6,7 +6,6 @@
 #include "cases/case.h"
 #include "cases/case_id.h"
 #include "cases/grid.h"
-#include "cases/random.h"
 
 typedef struct bench_case_list {
   bench_case *item;

@@ -31,19 +31,13 @@ const bench_layer_info *bench_layer_of(const bench_case *bench) {
 
 /* ---- Properties ---- */
 
-static bool has(const bench_case *bench, unsigned property) {
+bool bench_layer_is(const bench_case *bench) { return bench->layer[0] != 0; }
+
+bool bench_layer_has(const bench_case *bench, unsigned properties) {
   static const unsigned attention = BENCH_HAS_HEADS | BENCH_HAS_ATTENTION | BENCH_HAS_PLAN | BENCH_HAS_WORKSPACE;
   const bench_layer_info *layer = bench_layer_of(bench);
-  return (layer ? layer->has : attention) & property;
+  return (layer ? layer->has : attention) & properties;
 }
-
-bool bench_layer_is(const bench_case *bench) { return bench->layer[0] != 0; }
-bool bench_layer_has_width(const bench_case *bench) { return has(bench, BENCH_HAS_WIDTH); }
-bool bench_layer_has_heads(const bench_case *bench) { return has(bench, BENCH_HAS_HEADS); }
-bool bench_layer_has_attention(const bench_case *bench) { return has(bench, BENCH_HAS_ATTENTION); }
-bool bench_layer_has_projections(const bench_case *bench) { return has(bench, BENCH_HAS_PROJECTIONS); }
-bool bench_layer_has_plan(const bench_case *bench) { return has(bench, BENCH_HAS_PLAN); }
-bool bench_layer_has_workspace(const bench_case *bench) { return has(bench, BENCH_HAS_WORKSPACE); }
 
 /* ---- Values ---- */
 

@@ -53,13 +53,8 @@ const bench_layer_info *bench_layer_of(const bench_case *bench);
 
 /* ---- Properties of a case; plain attention has heads, attention, plan and workspace ---- */
 
-bool bench_layer_is(const bench_case *bench); /* false: plain attention */
-bool bench_layer_has_width(const bench_case *bench);
-bool bench_layer_has_heads(const bench_case *bench);
-bool bench_layer_has_attention(const bench_case *bench);
-bool bench_layer_has_projections(const bench_case *bench);
-bool bench_layer_has_plan(const bench_case *bench);
-bool bench_layer_has_workspace(const bench_case *bench);
+bool bench_layer_is(const bench_case *bench);                       /* false: plain attention */
+bool bench_layer_has(const bench_case *bench, unsigned properties); /* BENCH_HAS_...: any of them */
 
 /* ---- Axes ---- */
 

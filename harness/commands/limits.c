@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/files.h"
-#include "goals/goal_rows.h"
+#include "goals/goals.h"
 
 /* ---- Opening -------------------------------------------------------------------------------------------------------- */
 

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "cases/work.h"
-#include "goals/goal_rows.h"
+#include "goals/goals.h"
 #include "machine/affinity.h"
 #include "timing/setup.h"
 

@@ -38,10 +38,10 @@ static const bench_layer_functions *functions_of(const bench_case *bench) {
 double bench_layer_flops(const bench_case *bench) {
   const bench_layer_functions *layer = functions_of(bench);
   const attn_args none = {0};
-  const double own = layer->flops                         ? layer->flops(bench)
-                     : bench_layer_has_projections(bench) ? bench_dense_flops(bench, layer->shape(bench).weights)
-                                                          : 0;
-  if (!bench_layer_has_attention(bench)) return own;
+  const double own = layer->flops                                    ? layer->flops(bench)
+                     : bench_layer_has(bench, BENCH_HAS_PROJECTIONS) ? bench_dense_flops(bench, layer->shape(bench).weights)
+                                                                     : 0;
+  if (!bench_layer_has(bench, BENCH_HAS_ATTENTION)) return own;
   return own + bench_work_flops(&bench->problem, bench_work_pairs(&bench->problem, &none));
 }
 

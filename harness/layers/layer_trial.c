@@ -32,9 +32,9 @@ static attn_status make_example(bench_layer_trial *trial) {
 static attn_status create(bench_layer_trial *trial) {
   const bench_case *bench = trial->data->bench;
   const bench_layer_functions *functions = trial->data->functions;
-  const bool dense = bench_layer_has_projections(bench);
+  const bool dense = bench_layer_has(bench, BENCH_HAS_PROJECTIONS);
   attn_status status = dense ? make_example(trial) : ATTN_OK;
-  if (status == ATTN_OK && (dense || bench_layer_has_attention(bench))) status = name_kernel(trial);
+  if (status == ATTN_OK && (dense || bench_layer_has(bench, BENCH_HAS_ATTENTION))) status = name_kernel(trial);
   return status == ATTN_OK && functions->create ? functions->create(trial) : status;
 }
 

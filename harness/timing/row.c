@@ -37,7 +37,7 @@ static void describe_problem(bench_row *row, const attn_problem *p) {
 
 static void describe_options(bench_row *row, const bench_case *bench) {
   static const char *const caches[] = {[BENCH_WARM] = "warm", [BENCH_COLD_KV] = "cold-kv", [BENCH_COLD_ALL] = "cold"};
-  if (bench_layer_has_attention(bench)) COPY(row->score, bench_spec_get(&bench->spec, AXIS_SCORE));
+  if (bench_layer_has(bench, BENCH_HAS_ATTENTION)) COPY(row->score, bench_spec_get(&bench->spec, AXIS_SCORE));
   COPY(row->causal, bench_spec_get(&bench->spec, AXIS_CAUSAL));
   COPY(row->mask, bench->mask);
   COPY(row->bias, bench->bias);
@@ -67,7 +67,7 @@ static void describe_case(bench_row *row, const bench_case *bench) {
   bench_case_name_axes(bench, AXIS_IN_DATA, has_column, other);
   if (*other) snprintf(row->other_axes, sizeof row->other_axes, "%.120s", other + 1);
   describe_problem(row, p);
-  if (bench_layer_has_heads(bench)) {
+  if (bench_layer_has(bench, BENCH_HAS_HEADS)) {
     row->heads_q = p->heads_q, row->heads_kv = p->heads_kv;
     row->dim_qk = p->dim_qk, row->dim_v = p->dim_v;
   }
@@ -75,7 +75,7 @@ static void describe_case(bench_row *row, const bench_case *bench) {
   row->threads = bench->threads;
   if (!bench_layer_is(bench)) return;
   COPY(row->layer, bench->layer);
-  if (bench_layer_has_width(bench)) row->width = bench->width;
+  if (bench_layer_has(bench, BENCH_HAS_WIDTH)) row->width = bench->width;
 }
 
 void bench_row_set_origin(bench_row *row, const attn_kernel_info *kernel) {

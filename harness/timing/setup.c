@@ -41,7 +41,7 @@ static const char *refusal_of_kernel(const bench_case *bench, const attn_kernel_
 /* Layers without a kernel inside are measured once: in the row of the automatic choice, or in the first. */
 const char *bench_refusal(const bench_case *bench, const attn_kernel_info *const *kernels, int count, int index) {
   int only = 0;
-  if (bench->invalid[0] || bench_layer_has_attention(bench) || bench_layer_has_projections(bench))
+  if (bench->invalid[0] || bench_layer_has(bench, BENCH_HAS_ATTENTION | BENCH_HAS_PROJECTIONS))
     return refusal_of_kernel(bench, kernels[index]);
   for (int i = count - 1; i >= 0; i--)
     if (kernels[i] == &bench_automatic) only = i;

@@ -27,7 +27,7 @@ static void name_choice(const bench_setup *s, bench_trial *t) {
   const char *chosen = t->layer ? bench_layer_kernel(t->layer) : attn_plan_kernel(t->plan);
   const attn_kernel_info *kernel = attn_kernel_find(chosen);
   if (kernel) t->kernel = kernel;
-  if (bench_layer_has_attention(s->bench)) bench_warn(t, "chose %s", chosen);
+  if (bench_layer_has(s->bench, BENCH_HAS_ATTENTION)) bench_warn(t, "chose %s", chosen);
 }
 
 /* Nanoseconds of the quickest of a few creations: the first one also fills caches of the library. */

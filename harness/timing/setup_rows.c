@@ -34,16 +34,16 @@ static void fill_times(const bench_setup *s, bench_trial *t, bench_row *row) {
   row->stop = s->stop;
   for (int i = 0; i < s->count; i++)
     if (t->samples.rounds < s->trials[i].samples.rounds) row->stop = BENCH_STOP_BUDGET; /* of a slow kernel */
-  if (bench_layer_has_plan(s->bench)) row->plan_ns = t->plan_ns;
-  if (bench_layer_has_workspace(s->bench)) row->workspace_bytes = (double)t->workspace_bytes;
+  if (bench_layer_has(s->bench, BENCH_HAS_PLAN)) row->plan_ns = t->plan_ns;
+  if (bench_layer_has(s->bench, BENCH_HAS_WORKSPACE)) row->workspace_bytes = (double)t->workspace_bytes;
   row->flops = s->flops;
   row->bytes = s->bytes;
   row->gflops = s->flops / row->time.median;
   row->gbs = s->bytes / row->time.median;
-  if (bench_layer_has_projections(s->bench)) { /* the layer tells its parts apart */
+  if (bench_layer_has(s->bench, BENCH_HAS_PROJECTIONS)) { /* the layer tells its parts apart */
     const bench_shares shares = bench_layer_shares(t->layer);
     row->projections_pct = 100 * shares.projections;
-    if (bench_layer_has_attention(s->bench)) row->attention_pct = 100 * shares.attention;
+    if (bench_layer_has(s->bench, BENCH_HAS_ATTENTION)) row->attention_pct = 100 * shares.attention;
     row->rest_pct = 100 * shares.rest;
   }
   fill_peak(s, t, row);
