@@ -135,19 +135,6 @@ static bool pair_reached(const bench_buffer *t, const reach *r, int64_t i, int64
   return (t->stride[2] == 0 || i < r->rows) && (t->stride[3] == 0 || (j >= r->key_begin && j < r->key_end));
 }
 
-/* bias or scores. */
-static void fill_pairs(const bench_case *bench, bench_buffer *t, bench_stream stream, double magnitude, const reach *batch) {
-  float *data = (float *)t->data;
-  for (int64_t b = 0; t->present && b < stored(t, 0); b++)
-    for (int64_t h = 0; h < stored(t, 1); h++)
-      for (int64_t i = 0; i < stored(t, 2); i++)
-        for (int64_t j = 0; j < stored(t, 3); j++)
-          if (pair_reached(t, &batch[b], i, j))
-            data[storage_row(t, b, h, i) + j * t->stride[3]] =
-                (float)(magnitude *
-                        bench_value_normal(bench->seed, stream, (uint64_t)(logical_row(t, b, h, i) * t->extent[3] + j)));
-}
-
 /* Which elements of a masking bias are -inf: one row in eight as a whole, a quarter of the tiles of 16 rows x 64 keys,
  * and one in four of the rest; (h, i, j) counts within batch b. */
 static bool bias_masks(const bench_case *bench, const bench_buffer *t, int64_t b, int64_t h, int64_t i, int64_t j) {
@@ -159,14 +146,21 @@ static bool bias_masks(const bench_case *bench, const bench_buffer *t, int64_t b
          bench_value_bits(bench->seed, BENCH_STREAM_BIAS_MASK, kinds * (row * keys + (uint64_t)j) + 2) % 4 == 0;
 }
 
-static void fill_bias_mask(const bench_case *bench, bench_buffer *t, const reach *batch) {
+/* bias or scores. */
+static void fill_pairs(const bench_case *bench, bench_buffer *t, bench_stream stream, double magnitude, const reach *batch) {
   float *data = (float *)t->data;
-  for (int64_t b = 0; t->present && is(bench->bias, "masking") && b < stored(t, 0); b++)
+  const bool masking = stream == BENCH_STREAM_BIAS && is(bench->bias, "masking");
+  for (int64_t b = 0; t->present && b < stored(t, 0); b++)
     for (int64_t h = 0; h < stored(t, 1); h++)
       for (int64_t i = 0; i < stored(t, 2); i++)
-        for (int64_t j = 0; j < stored(t, 3); j++)
-          if (pair_reached(t, &batch[b], i, j) && bias_masks(bench, t, b, h, i, j))
-            data[storage_row(t, b, h, i) + j * t->stride[3]] = -INFINITY;
+        for (int64_t j = 0; j < stored(t, 3); j++) {
+          const uint64_t index = (uint64_t)(logical_row(t, b, h, i) * t->extent[3] + j);
+          if (!pair_reached(t, &batch[b], i, j)) continue;
+          data[storage_row(t, b, h, i) + j * t->stride[3]] =
+              masking && bias_masks(bench, t, b, h, i, j)
+                  ? -INFINITY
+                  : (float)(magnitude * bench_value_normal(bench->seed, stream, index));
+        }
 }
 
 /* "Allowed" is any nonzero byte, so that the check detects a kernel that reads one bit only. */
@@ -218,7 +212,6 @@ bool bench_tensors_fill(const bench_case *bench, bench_tensors *tensors) {
   if (!batch) return false;
   for (int64_t b = 0; b < p->batch; b++) batch[b] = reach_of(bench, &tensors->args, b);
   fill_pairs(bench, &t[BENCH_BIAS], BENCH_STREAM_BIAS, 1.0, batch);
-  fill_bias_mask(bench, &t[BENCH_BIAS], batch);
   fill_pairs(bench, &t[BENCH_SCORES], BENCH_STREAM_SCORES, bench->magnitude, batch);
   bool filled = fill_rows(bench, &t[BENCH_V], BENCH_STREAM_V, p->dtype_kv, bench->uniform_v, batch);
   if (p->score != ATTN_SCORE_PRECOMPUTED) { /* else q and k are not read and stay poisoned */
