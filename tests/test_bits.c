@@ -143,12 +143,20 @@ static void bits_do_not_depend_on_the_batch(const char *kernel) {
 }
 
 /* A few queries alone give the bits they give among all: rows do not touch each other, and tile borders do not show. A large
- * scale makes references of the exponentials move in some rows and not in their neighbours. */
-static void bits_do_not_depend_on_other_rows_at(const char *kernel, float scale) {
+ * scale makes references of the exponentials move in some rows and not in their neighbours. Bias may be added in other code
+ * where a tile is full and sees all keys of a block. */
+static void bits_do_not_depend_on_other_rows_at(const char *kernel, float scale, uint32_t uses) {
   attn_problem p = uneven_problem(kernel);
   p.scale *= scale;
+  p.uses |= uses;
+  p.bias_stride = (attn_score_strides){.q = p.seq_k, .k = 1};
+  if (test_library_refuses(kernel, &p)) return;
+  float *bias = malloc((size_t)(p.seq_q * p.seq_k) * sizeof *bias);
+  assert_non_null(bias);
+  for (int64_t i = 0; i < p.seq_q * p.seq_k; i++) bias[i] = (float)(i * 7919 % 1009) / 256 - 2;
   const attn_options options = {.kernel = kernel, .threads = 1};
   test_data all = test_data_create(&p, 41);
+  all.args.bias = bias;
   test_ok(test_run(&p, &all.args, &options));
   static const int64_t starts[] = {0, 1, 15, 64, 100, 126}, counts[] = {1, 5, 1, 31, 7, 5};
   for (size_t i = 0; i < sizeof starts / sizeof *starts; i++) {
@@ -160,6 +168,7 @@ static void bits_do_not_depend_on_other_rows_at(const char *kernel, float scale)
     test_data view = {.args = all.args};
     view.args.q = element(&p, all.args.q, start * p.q_stride.s);
     view.args.offsets = offsets;
+    view.args.bias = bias + start * p.bias_stride.q;
     test_data alone = test_data_share_inputs(&few, &view);
     test_ok(test_run(&few, &alone.args, &options));
     for (int64_t b = 0; b < p.batch; b++)
@@ -173,12 +182,14 @@ static void bits_do_not_depend_on_other_rows_at(const char *kernel, float scale)
     test_data_destroy_outputs(&alone);
   }
   test_data_destroy(&all);
+  free(bias);
 }
 
 static void bits_do_not_depend_on_other_rows(const char *kernel) {
   if (!test_rows_stand_alone(kernel)) return;
-  bits_do_not_depend_on_other_rows_at(kernel, 1);
-  bits_do_not_depend_on_other_rows_at(kernel, 30);
+  bits_do_not_depend_on_other_rows_at(kernel, 1, 0);
+  bits_do_not_depend_on_other_rows_at(kernel, 30, 0);
+  bits_do_not_depend_on_other_rows_at(kernel, 1, ATTN_USE_BIAS);
 }
 
 /* ---- Grouped heads, poison, strides ---- */

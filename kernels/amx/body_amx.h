@@ -50,13 +50,13 @@ enum {
  * block ends. Constants of each body. */
 typedef struct softmax_pace {
   int pairs;
-  bool too_many, masked;
+  bool too_many, masked, biased;
 } softmax_pace;
 
 /* What follows product `slot` of a step. */
 static ALWAYS_INLINE void softmax_share(softmax *x, const softmax_pace pace, const int slot) {
   for (int i = (pace.pairs * slot + 3) / 4; i < (pace.pairs * (slot + 1) + 3) / 4; i++)
-    if (!pace.too_many || x->s < x->end) softmax_pair(x, pace.masked);
+    if (!pace.too_many || x->s < x->end) softmax_pair(x, pace.masked, pace.biased);
 }
 
 /* The sums of the last group, which the tiles still hold: where they belong. */
@@ -164,46 +164,54 @@ static ALWAYS_INLINE void run_body(pending_sums *pending, const output_work *out
 }
 
 /* The usual depths, which divide a block's 32 pairs of keys evenly among their 4 x depth steps, and any others. */
-#define EVEN_BODY(name, depth, masked)                                                                                \
+#define EVEN_BODY(name, depth, masked, biased)                                                                        \
   static NO_INLINE void name(pending_sums *pending, const output_work *output, int depth_v, const score_work *scores, \
                              int depth_qk, const softmax_work *x) {                                                   \
     (void)depth_v, (void)depth_qk;                                                                                    \
-    run_body(pending, output, depth, scores, depth, x, (softmax_pace){8 / (depth), false, masked});                   \
+    run_body(pending, output, depth, scores, depth, x, (softmax_pace){8 / (depth), false, masked, biased});           \
   }
-#define ANY_BODY(name, pairs, masked)                                                                                 \
+#define ANY_BODY(name, pairs, masked, biased)                                                                         \
   static NO_INLINE void name(pending_sums *pending, const output_work *output, int depth_v, const score_work *scores, \
                              int depth_qk, const softmax_work *x) {                                                   \
-    run_body(pending, output, depth_v, scores, depth_qk, x, (softmax_pace){pairs, true, masked});                     \
+    run_body(pending, output, depth_v, scores, depth_qk, x, (softmax_pace){pairs, true, masked, biased});             \
   }
-EVEN_BODY(body_2, 2, false)
-EVEN_BODY(body_4, 4, false)
-ANY_BODY(body_few, 8, false)
-ANY_BODY(body_many, 3, false)
-EVEN_BODY(masked_body_2, 2, true)
-EVEN_BODY(masked_body_4, 4, true)
-ANY_BODY(masked_body_few, 8, true)
-ANY_BODY(masked_body_many, 3, true)
+EVEN_BODY(body_2, 2, false, false)
+EVEN_BODY(body_4, 4, false, false)
+ANY_BODY(body_few, 8, false, false)
+ANY_BODY(body_many, 3, false, false)
+EVEN_BODY(masked_body_2, 2, true, false)
+EVEN_BODY(masked_body_4, 4, true, false)
+ANY_BODY(masked_body_few, 8, true, false)
+ANY_BODY(masked_body_many, 3, true, false)
+EVEN_BODY(biased_body_2, 2, false, true)
+EVEN_BODY(biased_body_4, 4, false, true)
+ANY_BODY(biased_body_few, 8, false, true)
+ANY_BODY(biased_body_many, 3, false, true)
+
+/* What softmax does with scores: nothing more, hide those of some keys, add bias. */
+typedef enum score_kind { PLAIN, MASKED, BIASED, SCORE_KINDS } score_kind;
 
 /* With 12 steps or more, 3 pairs of keys a step are enough; with the fewest, 4, it takes 8. */
-static body_function *body_for(int depth_v, int depth_qk, bool masked) {
-  if (depth_v == depth_qk) {
-    if (depth_v == 2) return masked ? masked_body_2 : body_2;
-    if (depth_v == 4) return masked ? masked_body_4 : body_4;
-  }
-  if (depth_v + depth_qk >= 6) return masked ? masked_body_many : body_many;
-  return masked ? masked_body_few : body_few;
+static body_function *body_for(int depth_v, int depth_qk, score_kind kind) {
+  static body_function *const of_2[] = {body_2, masked_body_2, biased_body_2};
+  static body_function *const of_4[] = {body_4, masked_body_4, biased_body_4};
+  static body_function *const few[] = {body_few, masked_body_few, biased_body_few};
+  static body_function *const many[] = {body_many, masked_body_many, biased_body_many};
+  if (depth_v == depth_qk && depth_v == 2) return of_2[kind];
+  if (depth_v == depth_qk && depth_v == 4) return of_4[kind];
+  return depth_v + depth_qk >= 6 ? many[kind] : few[kind];
 }
 
 /* S^T of a block beside nothing; its last group stays pending. */
 static NO_INLINE void scores_alone(pending_sums *pending, const score_work *scores, int depth_qk) {
   softmax none = {.key = 0};
-  score_groups(pending, scores, depth_qk, &none, (softmax_pace){0, false, false});
+  score_groups(pending, scores, depth_qk, &none, (softmax_pace){0});
 }
 
 /* O^T of a block beside nothing; its last group stays pending. */
 static NO_INLINE void output_alone(pending_sums *pending, const output_work *output, int depth_v) {
   softmax none = {.key = 0};
-  output_groups(pending, output, depth_v, &none, (softmax_pace){0, false, false});
+  output_groups(pending, output, depth_v, &none, (softmax_pace){0});
 }
 
 /* Softmax of a block whose S^T is stored, beside nothing. */
@@ -211,9 +219,9 @@ static NO_INLINE void softmax_alone(const softmax_work *given, bool masked) {
   softmax x = start_softmax(given);
   while (x.s < x.end) {
     if (masked)
-      softmax_pair(&x, true);
+      softmax_pair(&x, true, false);
     else
-      softmax_pair(&x, false);
+      softmax_pair(&x, false, false);
   }
   end_softmax(&x, given);
 }

@@ -38,7 +38,7 @@ static int64_t outputs_of(const attn_problem *p, int64_t rows) {
 }
 
 typedef struct thread_layout {
-  int64_t s, again, nowhere, p, q, v, o, tiles, total;
+  int64_t s, again, turned, nowhere, p, q, v, o, tiles, total;
 } thread_layout;
 
 static bool thread_layout_of(const attn_problem *p, int64_t rows, thread_layout *at) {
@@ -50,6 +50,7 @@ static bool thread_layout_of(const attn_problem *p, int64_t rows, thread_layout 
       {&at->o, outputs_of(p, rows) * depth_v, SUMS * sizeof(float)},
       {&at->nowhere, SUMS, sizeof(float)},
       {&at->again, SCORES, sizeof(float)},
+      {&at->turned, SCORES, sizeof(float)},
       {&at->v, GROUPS * STEP * depth_v, sizeof(uint16_t)},
       {&at->tiles, tiles, sizeof(query_tile)},
   };
@@ -85,7 +86,9 @@ static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedu
 
 /* 64 keys for a tile of queries. */
 typedef struct job {
-  bool exists, starts, last, masked; /* starts, last: of the tile; masked: some query does not see some key */
+  bool exists, starts, last; /* starts, last: of the tile */
+  bool masked;               /* some query does not see some key */
+  bool biased;               /* softmax adds the bias, instead of adjust_block */
   query_tile *tile;
   int64_t block;
   const uint16_t *q;
@@ -104,9 +107,11 @@ typedef struct attention {
   const uint16_t *k;       /* the first key of the KV head */
   int64_t in_place_blocks; /* of K */
   int depth_qk, depth_v;
-  body_function *body[2]; /* of jobs that are not masked, and that are */
-  bool adjusted;          /* scores are more than dot products times a positive scale */
-  float scale;            /* of what softmax finds, to log2 units */
+  body_function *body[SCORE_KINDS];
+  bool adjusted;  /* scores are more than dot products times a positive scale */
+  bool adds_bias; /* by no more than a bias of adjacent keys, which softmax can add */
+  float *turned;  /* bias with queries in lanes; its first half is that of `turned_for` */
+  const float *turned_for;
 } attention;
 
 /* Where the loop over super-blocks of keys, tiles and blocks stands. */
@@ -139,6 +144,7 @@ static void fill_in_job(const attention *a, walk *w, job *next) {
   next->exists = true;
   next->starts = !t->started;
   next->last = w->block + 1 == t->end_block;
+  next->biased = a->adds_bias && !next->masked && t->row + TILE_QUERIES <= a->block->rows;
   next->tile = t;
   next->block = w->block;
   next->q = a->q[w->slot];
@@ -213,9 +219,29 @@ static output_work output_of(const attention *a, const job *before, const job *n
                        .p = p};
 }
 
-static softmax_work softmax_of(const attention *a, const job *j, const float *s, uint16_t *p, float *sum) {
-  return (softmax_work){
-      .s = s, .p = p, .visible = j->visible, .minus_ref = j->tile->minus_ref, .sum = sum, .scale = a->scale};
+/* Of scores as they are, if they are adjusted already. */
+static softmax_work softmax_of(const attention *a, const job *j, const float *s, uint16_t *p, float *sum, bool adjusted) {
+  return (softmax_work){.s = s,
+                        .p = p,
+                        .visible = j->visible,
+                        .minus_ref = j->tile->minus_ref,
+                        .sum = sum,
+                        .scale = adjusted ? 1 : a->block->problem->scale * LOG2_E};
+}
+
+static const float *bias_of(const attention *a, const job *j) {
+  const attn_score_strides *stride = &a->block->problem->bias_stride;
+  return a->block->args->bias + score_offset_of(a->block, stride, j->tile->row, j->block * KEY_BLOCK);
+}
+
+/* Lets softmax of `now` add its bias, and turn the beginning of that of `next`. */
+static void give_bias(attention *a, const job *now, const job *next, softmax_work *x) {
+  x->bias_stride = a->block->problem->bias_stride.q;
+  x->turned = a->turned;
+  x->bias[0] = bias_of(a, now);
+  x->bias[1] = next->exists && next->biased ? bias_of(a, next) : x->bias[0];
+  if (a->turned_for != x->bias[0]) turn_first_bias(x->bias[0], x->bias_stride, a->turned);
+  a->turned_for = x->bias[1];
 }
 
 /* ---- References ---- */
@@ -227,11 +253,11 @@ static NO_INLINE void move_references(attention *a, const job *j, const __mmask1
   scores_alone(&a->pending, &scores, a->depth_qk);
   store_pending(&a->pending, a->nowhere);
   if (a->adjusted) adjust_block(a->block, j->tile->row, j->block * KEY_BLOCK, a->again);
+  const softmax_work x = softmax_of(a, j, a->again, p, sum, a->adjusted);
   for (int half = 0; half < 2; half++) {
-    const vec largest = vec_mul(largest_scores(a->again, j->masked ? j->visible : NULL, half), vec_set1(a->scale));
+    const vec largest = vec_mul(largest_scores(a->again, j->masked ? j->visible : NULL, half), vec_set1(x.scale));
     move_half(j->tile, half, moving[half], largest, j->starts ? 0 : a->depth_v);
   }
-  const softmax_work x = softmax_of(a, j, a->again, p, sum);
   softmax_alone(&x, j->masked);
 }
 
@@ -251,15 +277,17 @@ static void settle_job(attention *a, const job *j, uint16_t *p, float *sum) {
 /* Softmax of `now`, beside the output of `before` and the scores of `next`. */
 static void run_job(attention *a, const job *before, const job *now, const job *next, uint16_t *p,
                     const uint16_t *p_before) {
-  if (a->adjusted) {
+  const bool adjusted = a->adjusted && !now->biased;
+  if (adjusted) {
     store_pending(&a->pending, a->nowhere);
     adjust_block(a->block, now->tile->row, now->block * KEY_BLOCK, a->s);
   }
   const output_work output = output_of(a, before, now, p_before);
   const score_work scores = scores_of(a, next->exists ? next : now, a->s);
   float sum[TILE_QUERIES];
-  const softmax_work x = softmax_of(a, now, a->s, p, sum);
-  a->body[now->masked](&a->pending, &output, a->depth_v, &scores, a->depth_qk, &x);
+  softmax_work x = softmax_of(a, now, a->s, p, sum, adjusted);
+  if (now->biased) give_bias(a, now, next, &x);
+  a->body[now->masked ? MASKED : now->biased ? BIASED : PLAIN](&a->pending, &output, a->depth_v, &scores, a->depth_qk, &x);
   settle_job(a, now, p, sum);
   if (before->exists && before->last) finish_tile(a->block, before->tile);
 }
@@ -322,12 +350,14 @@ static void compute(const attn_schedule *schedule, const attn_args *args, attn_t
                  .tiles = (query_tile *)(void *)floats_at(scratch, at.tiles),
                  .s = floats_at(scratch, at.s),
                  .again = floats_at(scratch, at.again),
+                 .turned = floats_at(scratch, at.turned),
                  .nowhere = floats_at(scratch, at.nowhere),
                  .v = values_at(scratch, at.v),
                  .pending = {floats_at(scratch, at.nowhere)},
                  .depth_qk = (int)depth_of(p->dim_qk),
                  .depth_v = (int)depth_of(p->dim_v),
                  .adjusted = p->softcap > 0 || attn_uses(p, ATTN_USE_BIAS | ATTN_USE_ALIBI) || !(p->scale > 0)};
+  a.adds_bias = attn_uses(p, ATTN_USE_BIAS) && !attn_uses(p, ATTN_USE_ALIBI) && !(p->softcap > 0) && p->bias_stride.k == 1;
   for (int i = 0; i < 2; i++) {
     a.p[i] = values_at(scratch, at.p) + i * KEY_BLOCK * TILE_QUERIES;
     a.q[i] = values_at(scratch, at.q) + i * a.depth_qk * STEP;
@@ -335,10 +365,9 @@ static void compute(const attn_schedule *schedule, const attn_args *args, attn_t
   const int64_t tiles = ceil_div(rows.rows, TILE_QUERIES), outputs = outputs_of(p, schedule->row_block);
   for (int64_t i = 0; i < tiles; i++)
     start_tile(&block, i * TILE_QUERIES, floats_at(scratch, at.o) + i % outputs * a.depth_v * SUMS, &a.tiles[i]);
-  for (int masked = 0; masked < 2; masked++) a.body[masked] = body_for(a.depth_v, a.depth_qk, masked);
+  for (int kind = 0; kind < SCORE_KINDS; kind++) a.body[kind] = body_for(a.depth_v, a.depth_qk, (score_kind)kind);
   if (k_in_place(p)) a.in_place_blocks = rows.seq.len_k / KEY_BLOCK;
   if (a.in_place_blocks > 0) a.k = (const uint16_t *)args->k + attn_k_offset(p, &rows.seq, rows.b, rows.head, 0);
-  a.scale = a.adjusted ? 1.0f : p->scale * LOG2_E;
   attend(&a, &block, tiles);
 }
 

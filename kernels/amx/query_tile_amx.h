@@ -66,17 +66,23 @@ static void start_tile(const row_block *block, int64_t row, float *o, query_tile
 
 static inline uint64_t low_bits(int64_t n) { return n >= 64 ? ~(uint64_t)0 : n <= 0 ? 0 : ((uint64_t)1 << n) - 1; }
 
-/* Bit j: the mask leaves key `key` + j to the row. `mask` is the row's byte of that key, `keys` how many there are. Fetches
- * the row's next block. */
-static ALWAYS_INLINE uint64_t selected_keys(const uint8_t *mask, int64_t stride, int64_t keys) {
-  uint64_t bits = 0;
-  if (stride == 1) {
-    __builtin_prefetch(mask + KEY_BLOCK);
-    const __m512i bytes = keys == KEY_BLOCK ? _mm512_loadu_si512(mask) : _mm512_maskz_loadu_epi8(low_bits(keys), mask);
-    return _mm512_test_epi8_mask(bytes, bytes);
+/* Clears, in each row's bits, the keys that the mask takes from it: bit j is key j. `mask` is the byte of the first row and
+ * key, `rows` and `keys` how many there are; further rows repeat the last one. Whole rows fetch their next block. */
+static ALWAYS_INLINE void take_masked_keys(const uint8_t *mask, const attn_score_strides *stride, int64_t rows, int64_t keys,
+                                           uint64_t *bits) {
+  if (stride->k == 1 && keys >= KEY_BLOCK) {
+    for (int64_t i = 0; i < TILE_QUERIES; mask += ++i < rows ? stride->q : 0) {
+      const __m512i bytes = _mm512_loadu_si512(mask);
+      __builtin_prefetch(mask + KEY_BLOCK);
+      bits[i] &= _mm512_test_epi8_mask(bytes, bytes);
+    }
+    return;
   }
-  for (int64_t j = 0; j < keys; j++) bits |= (uint64_t)(mask[j * stride] != 0) << j;
-  return bits;
+  for (int64_t i = 0; i < TILE_QUERIES; mask += ++i < rows ? stride->q : 0) {
+    uint64_t selected = 0;
+    for (int64_t j = 0; j < min64(keys, KEY_BLOCK); j++) selected |= (uint64_t)(mask[j * stride->k] != 0) << j;
+    bits[i] &= selected;
+  }
 }
 
 /* Element of row `row` and key `key` in a bias or mask. */
@@ -116,12 +122,9 @@ static NO_INLINE bool visible_keys(const row_block *block, const query_tile *t, 
   uint64_t bits[TILE_QUERIES], any = 0;
   for (int64_t i = 0; i < TILE_QUERIES; i++)
     bits[i] = inside ? ~(uint64_t)0 : low_bits(t->range[i].end - key) & ~low_bits(t->range[i].begin - key);
-  if (attn_uses(p, ATTN_USE_MASK)) {
-    const uint8_t *mask = block->args->mask + score_offset_of(block, &p->mask_stride, t->row, key);
-    const int64_t keys = min64(block->seq->len_k - key, KEY_BLOCK), last = block->rows - 1 - t->row;
-    for (int64_t i = 0; i < TILE_QUERIES; i++)
-      bits[i] &= selected_keys(mask + min64(i, last) * p->mask_stride.q, p->mask_stride.k, keys);
-  }
+  if (attn_uses(p, ATTN_USE_MASK))
+    take_masked_keys(block->args->mask + score_offset_of(block, &p->mask_stride, t->row, key), &p->mask_stride,
+                     block->rows - t->row, block->seq->len_k - key, bits);
   for (int64_t i = 0; block->careful && attn_uses(p, ATTN_USE_BIAS) && i < TILE_QUERIES; i++)
     bits[i] &= unbiased_keys(block, t->row + i, key);
   for (int64_t i = 0; i < TILE_QUERIES; i++) {

@@ -14,6 +14,9 @@ typedef struct softmax_work {
   const float *minus_ref;  /* [TILE_QUERIES]: minus the reference of each query */
   float *sum;              /* [TILE_QUERIES]: receives the sum of P as rounded */
   float scale;             /* of the scores, to log2 units */
+  const float *bias[2];    /* of the first query and key of this block and of the next one; read if biased */
+  int64_t bias_stride;     /* floats from query to query */
+  float *turned;           /* [KEY_BLOCK][TILE_QUERIES]: bias with queries in lanes */
 } softmax_work;
 
 /* 2^f for f in [0, 1) is taken from a line through each 32nd, with a relative error below 2.95e-5: the level at its start
@@ -38,7 +41,10 @@ typedef struct softmax {
   const float *s, *end; /* the next two keys of S^T */
   uint16_t *p;          /* their row of P^T */
   const uint32_t *visible;
-  int key; /* of the block, counted if masked */
+  int key; /* of the block, counted if masked or biased */
+  const float *bias[2];
+  int64_t bias_stride;
+  float *turned;
   vec scale, minus_ref[2], sum[2], level[2], slope[2];
   __m512i odd_words, high_words;
 } softmax;
@@ -52,6 +58,9 @@ static ALWAYS_INLINE softmax start_softmax(const softmax_work *w) {
                    .end = w->s + SCORES,
                    .p = w->p,
                    .visible = w->visible,
+                   .bias = {w->bias[0], w->bias[1]},
+                   .bias_stride = w->bias_stride,
+                   .turned = w->turned,
                    .scale = vec_set1(w->scale),
                    .minus_ref = {vec_load(w->minus_ref), vec_load(w->minus_ref + HALF)},
                    .sum = {vec_zero(), vec_zero()},
@@ -87,13 +96,63 @@ static ALWAYS_INLINE vec exp_fraction(const softmax *x, vec t) {
                  _mm512_permutex2var_ps(x->level[0], i, x->level[1]));
 }
 
+/* ---- Bias ---- */
+
+/* Bias stands in rows of keys, softmax wants queries in lanes. A part is 16 keys of 4 queries, one of BIAS_PARTS of a block:
+ * whole lines of memory, of which each is read once, because rows a power of two apart share a set of the cache. */
+enum { BIAS_PARTS = 32, PARTS_AHEAD = 16, FETCHED_AHEAD = 2 * KEY_BLOCK };
+
+static ALWAYS_INLINE void store_quarters(float *to, vec x) { /* of one query quarter; every fourth key */
+  _mm_storeu_ps(to, _mm512_castps512_ps128(x));
+  _mm_storeu_ps(to + 4 * TILE_QUERIES, _mm512_extractf32x4_ps(x, 1));
+  _mm_storeu_ps(to + 8 * TILE_QUERIES, _mm512_extractf32x4_ps(x, 2));
+  _mm_storeu_ps(to + 12 * TILE_QUERIES, _mm512_extractf32x4_ps(x, 3));
+}
+
+/* Part `part` of the block whose bias is at `bias`, to its place in `turned`. Fetches a row of a later block. */
+static ALWAYS_INLINE void turn_bias_part(const float *bias, int64_t stride, float *turned, int part) {
+  const int query = part % 8 * 4, key = part / 8 * HALF;
+  const float *from = bias + query * stride + key;
+  float *to = turned + key * TILE_QUERIES + query;
+  const vec a = vec_load(from), b = vec_load(from + stride), c = vec_load(from + 2 * stride),
+            d = vec_load(from + 3 * stride);
+  const __m512d ab_low = _mm512_castps_pd(_mm512_unpacklo_ps(a, b)), ab_high = _mm512_castps_pd(_mm512_unpackhi_ps(a, b));
+  const __m512d cd_low = _mm512_castps_pd(_mm512_unpacklo_ps(c, d)), cd_high = _mm512_castps_pd(_mm512_unpackhi_ps(c, d));
+  store_quarters(to, _mm512_castpd_ps(_mm512_unpacklo_pd(ab_low, cd_low)));
+  store_quarters(to + TILE_QUERIES, _mm512_castpd_ps(_mm512_unpackhi_pd(ab_low, cd_low)));
+  store_quarters(to + 2 * TILE_QUERIES, _mm512_castpd_ps(_mm512_unpacklo_pd(ab_high, cd_high)));
+  store_quarters(to + 3 * TILE_QUERIES, _mm512_castpd_ps(_mm512_unpackhi_pd(ab_high, cd_high)));
+  UNROLL
+  for (int i = 0; i < KEY_BLOCK; i += HALF) __builtin_prefetch(bias + part * stride + FETCHED_AHEAD + i, 0, 2);
+}
+
+/* The parts that the first keys of a block need. */
+static NO_INLINE void turn_first_bias(const float *bias, int64_t stride, float *turned) {
+  for (int part = 0; part < PARTS_AHEAD; part++) turn_bias_part(bias, stride, turned, part);
+}
+
+/* Half a block ahead of the keys that softmax is at. */
+static ALWAYS_INLINE void turn_bias_ahead(const softmax *x) {
+  const int part = x->key / 2 + PARTS_AHEAD;
+  turn_bias_part(x->bias[part >= BIAS_PARTS], x->bias_stride, x->turned, part % BIAS_PARTS);
+}
+
+/* ---- Softmax ---- */
+
 /* Two keys of all queries: four vectors side by side, because one alone would wait for each of its steps. P is 2^t for t <=
  * 127, 0 for -inf. */
-static ALWAYS_INLINE void softmax_pair(softmax *x, const bool masked) {
+static ALWAYS_INLINE void softmax_pair(softmax *x, const bool masked, const bool biased) {
   vec t[4], e[4]; /* queries 0-15 and 16-31 of the first key, then of the second */
   __m512i p[4];
   UNROLL
-  for (int i = 0; i < 4; i++) t[i] = vec_fma(vec_load(x->s + i * HALF), x->scale, x->minus_ref[i % 2]);
+  for (int i = 0; i < 4; i++) {
+    const vec s = vec_load(x->s + i * HALF);
+    if (biased) /* rounded as adjust_block rounds, so that a row's bits do not tell whose block it shared */
+      t[i] = vec_add(vec_fma(vec_set1(LOG2_E), vec_load(x->turned + x->key * TILE_QUERIES + i * HALF), vec_mul(s, x->scale)),
+                     x->minus_ref[i % 2]);
+    else
+      t[i] = vec_fma(s, x->scale, x->minus_ref[i % 2]);
+  }
   UNROLL
   for (int i = 0; i < 4; i++) e[i] = exp_fraction(x, t[i]);
   UNROLL
@@ -111,7 +170,8 @@ static ALWAYS_INLINE void softmax_pair(softmax *x, const bool masked) {
   }
   x->s += 2 * TILE_QUERIES;
   x->p += 2 * DEPTH;
-  x->key += masked ? 2 : 0;
+  if (biased) turn_bias_ahead(x);
+  x->key += masked || biased ? 2 : 0;
 }
 
 #endif
