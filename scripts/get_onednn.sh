@@ -13,7 +13,7 @@ usage: scripts/get_onednn.sh [--sycl] DIR
            2023.2.0 (oneDNN 3.2.0), on GNU OpenMP, 60 MB
 
 The newest has the fused attention that graph_onednn runs, and threads of its own, which a C program cannot hold at one:
-its kernels run only in a process bound to one CPU. Exit code 77 if the packages cannot be had.
+its kernels run only in a process bound to one CPU. Exit code 77 if the packages cannot be downloaded.
 END
 }
 

@@ -6,7 +6,8 @@
 #   scripts/get_openblas.sh [FOLDER]   default: .venv/openblas
 #   cmake --preset release -DATTN_OPENBLAS_ROOT=$PWD/.venv/openblas
 #
-# Its names carry a prefix (scipy_cblas_sgemm), which configuring finds out. Exit code 77 if the package cannot be had.
+# Its names carry a prefix (scipy_cblas_sgemm), which configuring finds out. Exit code 77 if the package cannot be
+# downloaded.
 set -u
 case ${1:-} in -*) sed -n '2,8s/^# \{0,1\}//p' "$0" && exit 2 ;; esac
 asked=${1:+$(realpath -m "$1")}

@@ -54,7 +54,7 @@ static char *trim(char *text) {
   return text;
 }
 
-/* Cuts at every `separator`; returns the number of parts, of which at most `most` are stored. */
+/* Cuts at every `separator` and stores the first `most` parts; returns the number of all parts. */
 static int split(char *text, char separator, char **part, int most) {
   int count = 0;
   for (char *next = text; next; count++) {

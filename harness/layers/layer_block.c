@@ -76,7 +76,7 @@ static attn_status block_run(bench_layer_trial *trial, void *workspace, size_t b
 
 /* ---- Expected answer: after self-attention rows do not depend on each other, so only the chosen ones are computed ---- */
 
-/* norm(x + out); gives up both. */
+/* norm(x + out); frees both. */
 static attn_nn_field add_and_norm(attn_nn_field x, attn_nn_field out, const attn_norm *norm) {
   attn_nn_field sum = bench_then(bench_then(attn_nn_oracle_add(&x, &out), &x), &out);
   return bench_then(attn_nn_oracle_layer_norm(&sum, norm), &sum);

@@ -113,10 +113,10 @@ uint64_t bench_layer_hash_y(const bench_layer *layer);
 
 /* ---- For expected answers ---- */
 
-/* Gives up `used`, from which `next` was made. */
+/* Frees `used`, from which `next` was made, and returns `next`. */
 attn_nn_field bench_then(attn_nn_field next, attn_nn_field *used);
 
-/* Attention of fields, all of which it gives up; q and k may be NULL. */
+/* Attention; frees q, k and v. q and k may be NULL. */
 attn_nn_field bench_attend(const attn_nn_attention *attention, attn_nn_field *q, attn_nn_field *k, attn_nn_field *v);
 
 /* A matrix [in][out] that begins at `at` of the weights, with the bias at `bias_at`. */

@@ -59,7 +59,7 @@ static numbers row_at(const rows *of, int64_t row) {
 
 /* ---- Weights ---- */
 
-/* A depth x all matrix, of which columns [first, first + columns) are wanted. */
+/* Columns [first, first + columns) of a matrix [depth][all]. */
 typedef struct matrix {
   const void *weight;
   const float *bias;

@@ -44,7 +44,7 @@ class InitParams(ctypes.Structure):
 
 
 class GraphPlan(ctypes.Structure):
-    """struct ggml_cplan: what is needed of it, and room for what other versions append. It is returned in memory anyway."""
+    """struct ggml_cplan: the members that are used, and room for those that other versions append."""
     _fields_ = [("work_size", c_size_t), ("work_data", c_void_p), ("rest", c_void_p * 30)]
 
 
@@ -114,7 +114,7 @@ class FlashAttn:
             return made
 
         def place(made, array):
-            """ggml keeps data where a buffer says, so each array becomes one."""
+            """ggml takes data from buffers, so each array becomes a buffer."""
             buffers.append(c.ggml_backend_cpu_buffer_from_ptr(array.ctypes.data, array.nbytes))
             c.ggml_backend_tensor_alloc(buffers[-1], made, array.ctypes.data)
 
@@ -137,7 +137,7 @@ class FlashAttn:
 
 
 def causal_mask(case):
-    """0 and -inf, one for all heads: the only way to say it there. None where everything is allowed."""
+    """0 and -inf, the same for all heads: ggml has no other causal mask. None where everything is allowed."""
     if case.causal == "none":
         return None
     mask = aligned_empty((1, 1, case.seq_q, case.seq_k), np.float16)

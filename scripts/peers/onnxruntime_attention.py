@@ -68,7 +68,7 @@ class Operator:
                       facts={"algorithm": self.name, "isa": "", "library": f"ONNX Runtime {onnxruntime.__version__}"})
 
     def refuse(self, case):
-        """Raises Refused for what the operator does not define, or defines otherwise."""
+        """Raises Refused for a case that the operator does not define, or defines in another way."""
 
     def bind(self, case, q, k, v):
         """The Binding of one rotation."""
@@ -87,8 +87,8 @@ class Binding:
 
 
 class MultiHeadAttention(Operator):
-    """q [batch][seq][heads * dim]. Few queries find K and V as a cache keeps them, [batch][heads][seq][dim], which spares
-    copying them; many queries find them as q. Of the two layouts that the operator takes, each is the faster one there."""
+    """q is [batch][seq][heads * dim]. For many queries K and V have the same layout; for few queries they are
+    [batch][heads][seq][dim], as a cache keeps them. Each is the faster one there of the two that the operator takes."""
     name, op, domain = "ort_mha", "MultiHeadAttention", CONTRIB
 
     def refuse(self, case):
@@ -131,7 +131,7 @@ class GroupQueryAttention(Operator):
 
 
 class Attention(Operator):
-    """Everything [batch][heads][seq][dim]; KV heads of its own."""
+    """All tensors are [batch][heads][seq][dim]; it knows grouped heads."""
     name, op = "ort_attention", "Attention"
 
     def refuse(self, case):

@@ -9,7 +9,7 @@ def count_cases(rows):
 
 
 def untimed_notes(rows, cases=None):
-    """(status, sentence) for every row without a time, kernels of equal status and reason together; failures first.
+    """(status, sentence) for every row without a time, kernels of equal status and reason in one sentence; failures first.
 
     cases: how many there are in all; by default those of rows.
     """
@@ -24,7 +24,7 @@ def untimed_notes(rows, cases=None):
 
 
 def blank_notes(rows):
-    """The same for the cases of which no kernel has a time: they have no panel to be told under."""
+    """The same for cases without any timed kernel: no panel shows them."""
     timed = {(row.cpu, row["case_id"]) for row in rows if row.timed}
     return untimed_notes([row for row in rows if (row.cpu, row["case_id"]) not in timed], count_cases(rows))
 

@@ -77,7 +77,7 @@ def note(axes, y, x, words, **kwargs):
 
 
 def notes(grid, labels):
-    """(status, sentence) for everything without a time; libraries with one reason together."""
+    """(status, sentence) for everything without a time; libraries with the same reason share a sentence."""
     found = {}
     for name, words in zip(grid.names, labels):
         for case in grid.cases:

@@ -39,7 +39,7 @@ FUNCTIONS = {  # name -> result, arguments
 
 
 class LoadError(Exception):
-    """A shared library that is missing or another one; the message names the command that builds it."""
+    """A shared library is missing or is another one; the message names the command that builds it."""
 
 
 def load_functions(path, functions, remedy):
@@ -75,7 +75,7 @@ def doubles(values):
 
 @dataclass(frozen=True)
 class Summary:
-    """low, high: 95 % interval of the median from order statistics; NaN below 6 values. mad: median absolute
+    """low, high: 95 % interval of the median from order statistics; NaN with fewer than 6 values. mad: median absolute
     deviation."""
     min: float
     median: float

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which problems are measured: the axes of attnbench that peers understand, its names for cases, and the work of a case."""
+"""The problems that are measured: those axes of attnbench that peers understand, names of cases, and work of a case."""
 
 import difflib
 import itertools
@@ -47,7 +47,7 @@ class Case:
     dtype: str = "f32"  # of q, k, v and o
 
     def __str__(self):
-        """As the heading of a table of attnbench."""
+        """The heading that attnbench prints above its table."""
         def pair(a, b, joint):
             return f"{a}" if a == b else f"{a}{joint}{b}"
         return (f"{self.dtype}  batch {self.batch}  heads {pair(self.heads, self.heads_kv, '/')}"
@@ -76,7 +76,7 @@ class Case:
 
     @property
     def title(self):
-        """In as few words as tables and figures need: what all cases of the peers table share is left out."""
+        """A short name for tables and figures; it leaves out what all cases of the peers table share."""
         def pair(a, b, joint):
             return f"{a}" if a == b else f"{a}{joint}{b}"
         heads = pair(self.heads, self.heads_kv, "/")
@@ -119,7 +119,7 @@ def build_cases(presets, axes, threads):
 
 
 def build_case(values, threads):
-    """From the text of every axis that is not at attnbench's default."""
+    """The case of these axes; the others are at attnbench's defaults."""
     _, sizes, *_ = attnbench.describe(*(f"{name}={value}" for name, value in values.items()))
     if min(sizes) < 1:
         raise CaseError(f"{', '.join(f'{name}={value}' for name, value in values.items())}: sizes from 1 up are right")

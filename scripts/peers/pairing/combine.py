@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The results of all peers in one grid: cases across, libraries down; Markdown here, bars in scripts/plotting/peers.py."""
+"""The results of all peers as a table: a column per case, a row per library. scripts/plotting/peers.py draws the bars."""
 
 import csv
 import re
@@ -71,7 +71,7 @@ def make_grid(threads, dtype, rows, libraries):
 
 
 def noise_of(row):
-    """From the warning that pairing/script.py leaves."""
+    """Percent, read from the warning that pairing/script.py writes."""
     told = re.search(r"differs from itself by [+-]([0-9.]+) %", row["warnings"])
     return float(told[1]) if told else 0.0
 
@@ -83,7 +83,7 @@ def case_of(row):
 
 
 def make_cell(case, several):
-    """Of one row, or of our rows from several processes: then the median, and from the lowest to the highest."""
+    """From one row; or from our rows of several processes: their median, the lowest low end and the highest high end."""
     timed = [row for row in several if row["status"] == "PASS" and row["time_ns_median"]]
     if not timed:
         return Cell(several[0]["status"], several[0]["reason"])
@@ -96,7 +96,7 @@ def make_cell(case, several):
 
 
 def spread_of(case, row):
-    """(rate, low, high) of a timed row: the interval of its time, turned over. None without a peak to compare with."""
+    """(rate, low, high) of a timed row, from the interval of its time. None without a peak to compare with."""
     time, low, high = (float(row[column]) for column in ("time_ns_median", "time_ns_ci_lo", "time_ns_ci_hi"))
     if case.is_decode:
         rate = case.bytes_kv / time

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The implementations of attention that are compared, ours and theirs, and the result of one of them on one case.
+"""What is compared: an implementation of attention, ours or a peer's, and its result on one case.
 
 An implementation has a `name` and `start(case, rotations)`, a context manager that gives a Prepared or raises Refused.
 """
@@ -41,7 +41,7 @@ class Result:
     warnings: list = field(default_factory=list)
 
     def drop(self, status, reason):
-        """Takes its times away, so that only PASS rows have some."""
+        """Removes its times: only PASS rows have times."""
         self.status, self.reason = status, reason
         self.times_ns, self.positions, self.peak_rates, self.read_rates = [], [], [], []
 

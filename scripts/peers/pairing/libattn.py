@@ -26,7 +26,7 @@ USE_LSE = 1
 
 
 class LibraryError(Exception):
-    """A call that the library refused, in its own words. status: attn_status."""
+    """The library refused a call; the message is its own. status: attn_status."""
 
     def __init__(self, message, status):
         super().__init__(message)
@@ -89,7 +89,7 @@ FUNCTIONS = {  # name -> result, arguments
 
 
 class Library:
-    """A loaded libattn.so. Raises LoadError where the file is absent, no libattn, or has other structures than these."""
+    """A loaded libattn.so. Raises LoadError if the file is missing, is not libattn, or has other structures than these."""
 
     def __init__(self, path):
         self.c = load_functions(path, FUNCTIONS, "cmake --build build --target attn_shared makes libattn.so")
@@ -147,7 +147,7 @@ class Plan:
         self.kernel = library.c.attn_plan_kernel(self.handle).decode()
 
     def bind(self, q, k, v, o, lse=None):
-        """A function that runs the plan on these arrays and returns the status; no Python code of ours is in its way."""
+        """A function that runs the plan on these arrays and returns the status, without Python code of ours in between."""
         args = make_args(self.problem, q, k, v, o, lse)
         run = functools.partial(self.library.c.attn_plan_run, self.handle, ctypes.byref(args), self.workspace.ctypes.data,
                                 self.workspace.nbytes)

@@ -20,7 +20,7 @@ SOURCE = "int mkl_serv_intel_cpu_true(void) { return 1; }\nint mkl_serv_intel_cp
 
 
 class MklError(Exception):
-    """The remedy cannot be had; the message says what is missing."""
+    """The library cannot be preloaded; the message says what is missing."""
 
 
 def is_preloaded():
@@ -52,13 +52,13 @@ def add_option(add, title):
 
 
 def environment_of_others():
-    """What programs that this one starts should see: the remedy is for this process, and its file is gone by then."""
+    """The environment for programs that this one starts: without the preloaded file, which may be deleted by then."""
     kept = [place for place in os.environ.get("LD_PRELOAD", "").split(":") if place and not place.endswith(PRELOADED)]
     return {**os.environ, "LD_PRELOAD": ":".join(kept)}
 
 
 def restart_preloaded():
-    """Starts this program over with the remedy in place; does not return. Call it again then: it clears up."""
+    """Restarts this program with the library preloaded, and does not return. The restarted program deletes the file."""
     if is_preloaded():
         places = os.environ["LD_PRELOAD"].split(":")
         shutil.rmtree(Path(next(place for place in places if place.endswith(PRELOADED))).parent, ignore_errors=True)

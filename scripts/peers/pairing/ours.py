@@ -31,7 +31,7 @@ class LibraryKernel:
             yield self.prepare(case, plan, plan_ns, rotations)
 
     def reason(self, error):
-        """Of a refusal, without the list of kernels that would take the case."""
+        """The first part of a refusal, without the list of kernels that would take the case."""
         if error.status == libattn.UNKNOWN_KERNEL and self.remedy:
             return f"this libattn has no {self.kernel}; {self.remedy}"
         why = re.search(r"which cannot run: (.*); kernels that can: ", str(error))

@@ -23,7 +23,7 @@ OURS, CONTROL = "auto", "auto again"  # the kernel that peers are compared with,
 
 
 def row_of(run_id, case, result, baseline):
-    """Column -> value; what is missing is absent. baseline: the timed result that ratios are taken against, or None."""
+    """Column -> value, without the columns that have none. baseline: the timed result that ratios compare with, or None."""
     row = {"run_id": run_id, "case_id": case.id, "kernel": result.name, "status": result.status, "reason": result.reason,
            "dtype_q": case.dtype, "dtype_kv": case.dtype, "dtype_o": case.dtype, "batch": case.batch, "heads_q": case.heads,
            "heads_kv": case.heads_kv, "seq_q": case.seq_q, "seq_k": case.seq_k, "dim_qk": case.head_dim,
@@ -72,7 +72,7 @@ def sample_rows(run_id, case, result):
 
 
 def write_csv(path, columns, rows):
-    """By atomic rename; raises OSError."""
+    """Writes a temporary file and renames it; raises OSError."""
     folder = os.path.dirname(os.path.abspath(path))
     with tempfile.NamedTemporaryFile("w", dir=folder, newline="", encoding="utf-8", delete=False) as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n")
@@ -83,7 +83,7 @@ def write_csv(path, columns, rows):
 
 
 def as_text(value):
-    """Nine digits, as attnbench prints them; infinities are no numbers there."""
+    """Nine digits, as attnbench prints them; an infinity becomes "inf"."""
     if isinstance(value, float):
         return f"{value:.9g}" if abs(value) < float("inf") else "inf"
     return value
@@ -102,7 +102,8 @@ MARGIN = 0.01  # a lead below 1 % is no lead, whatever the intervals say
 
 
 def verdict(ratio, p, margin=MARGIN):
-    """On a peer's time over ours, p corrected. FASTER: ours is; SAME: the interval lies within the margin."""
+    """The word for a ratio, a peer's time over ours, and its corrected p. FASTER: ours is faster; SAME: the interval lies
+    within the margin."""
     separated = p <= 1 - CONFIDENCE and not ratio.low <= 1 <= ratio.high
     if separated and ratio.median > 1 + margin:
         return "FASTER"
@@ -184,7 +185,7 @@ def print_verdicts(verdicts):
 
 
 def slowness(row):
-    """(median, low, high) of the time of a row over that of its baseline: the other way round than the column ratio."""
+    """(median, low, high) of a row's time over its baseline's time, the inverse of the column `ratio`."""
     return tuple(1 / float(row[column]) for column in ("ratio", "ratio_ci_hi", "ratio_ci_lo"))
 
 

@@ -63,14 +63,14 @@ def rotate(case, inputs):
 
 
 def last_level_cache():
-    """Bytes, by what Linux says of CPU 0; 32 MiB where it says nothing."""
+    """Bytes of CPU 0's last-level cache, from Linux; 32 MiB if Linux does not know."""
     places = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
     sizes = [path.read_text(encoding="ascii").strip() for path in places]
     return max((1024 * int(size[:-1]) for size in sizes if size.endswith("K")), default=2**25)
 
 
 def available_bytes():
-    """Memory that can be had without swapping."""
+    """Memory that is free without swapping."""
     with open("/proc/meminfo", encoding="ascii") as file:
         return next(1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable:"))
 
@@ -105,7 +105,7 @@ def compare(result, returned, reference, when):
 # ---- Timing ------------------------------------------------------------------------------------------------------------
 
 class Gauges:
-    """The rates that shares are taken of: the peak loop before each sample and, for decoding, the read loop once a round."""
+    """What times are compared with: the peak loop before each sample and, for decoding, the read loop once a round."""
 
     def __init__(self, peak, case, rotations):
         self.peak, self.rotations, self.reads = peak, rotations, case.is_decode

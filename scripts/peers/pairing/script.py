@@ -99,7 +99,7 @@ class Run:
         self.interrupted = False
 
     def add(self, case, results):
-        """Prints the case. The control is no row of its own: it says how much to trust the others."""
+        """Prints the case. The A/A control has no row: it says how far the others can be trusted."""
         control = control_ratio(results)
         baseline = next((result for result in results if result.name == OURS and result.timed), None)
         rows = [row_of(self.id, case, result, baseline) for result in results]
@@ -112,7 +112,7 @@ class Run:
         self.samples += [row for result in results if result.name != CONTROL for row in sample_rows(self.id, case, result)]
 
     def warnings(self, result, control):
-        """For the file; the tables say it elsewhere."""
+        """The column `warnings`; the tables print the same in other places."""
         if result.name == OURS and result.timed:
             yield f"chose {result.prepared.note.removeprefix('runs ')}"
         if control and result.name == OURS and abs(control.median - 1) > MARGIN:
@@ -167,7 +167,7 @@ def check_kernels(library, names):
 
 
 def bind_to_cpus(cpus):
-    """Before anyone starts threads: they inherit it."""
+    """Must run before any thread starts, because threads inherit it."""
     if cpus:
         try:
             os.sched_setaffinity(0, cpus)
