@@ -61,7 +61,7 @@ def float32_horner_error(coefficients, low, high):
 
 
 def print_lines(parts=32):
-    """2^f by a line through each of `parts` equal parts of [0, 1): flash_amx's tables. All are one line times 2^(i / parts)."""
+    """2^f by a line in each of `parts` equal parts of [0, 1): flash_amx's tables. All are one line times 2^(i / parts)."""
     (level, slope), error = fit([], 1, LONG(0), LONG(1) / parts)
     powers = np.exp2(np.arange(parts) / parts)
     print(f"lines through {parts} parts: error {error:.2e}")

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 import plot
 from plotting import notes, table, views
+from plotting.layers import layer_panels
 from plotting.table import ResultsError, read_csv, read_results
 from plotting.views import NothingToDraw
 
@@ -125,7 +126,7 @@ def test_the_same_case_twice_is_refused(tmp_path):
 def test_heads_share_a_layers_width(read):
     rows = read(layers(seqs=(512,)) + [row(heads=heads, dim=512 // heads) for heads in (1, 2, 4, 8)])
     assert len(views.panels(rows, ("heads",))) == 2 + 4  # a panel per layer; attention alone keeps its head_dims apart
-    panels, sparse = views.layer_panels(rows)
+    panels, sparse = layer_panels(rows)
     assert not sparse and {(panel.layer, panel.axis) for panel in panels} == {("mha", "heads"), ("block", "heads")}
     assert [bar.x for bar in panels[0].bars] == [1, 2, 4, 8]
     for bar in panels[0].bars:
@@ -138,7 +139,7 @@ def test_files_without_layers_need_no_columns_for_them(tmp_path):
     results = read_results([write(tmp_path / "a", [row()], plain)])
     assert results.rows[0]["layer"] == "" and results.rows[0]["attention_pct"] is None
     with pytest.raises(views.NothingToDraw, match="no row is of a layer"):
-        views.layer_panels(results.rows)
+        layer_panels(results.rows)
 
 
 def test_layers_may_lack_heads_parts_and_counted_work(read):
@@ -151,7 +152,7 @@ def test_layers_may_lack_heads_parts_and_counted_work(read):
         if cell["layer"] == "feed-forward":
             cell |= {**none, "projections_pct": 99.5, "rest_pct": 0.5}
     rows = read(cells)
-    panels, _ = views.layer_panels(rows)
+    panels, _ = layer_panels(rows)
     shares = {panel.layer: panel.bars[0].shares for panel in panels}
     assert shares["positions"] == {"projections": 0, "attention": 0, "rest": 0, "undivided": 1}
     assert shares["feed-forward"] == {"projections": 0.995, "attention": 0, "rest": 0.005, "undivided": 0}

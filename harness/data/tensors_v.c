@@ -68,13 +68,14 @@ void bench_tensors_renew_v(bench_tensors *t, int threads) {
   const double before = bench_v_factor(t);
   t->v_step++;
   const float factor = (float)(bench_v_factor(t) / before);
-  if (count < ONE_THREAD) threads = 1;
+  const int team = count < ONE_THREAD ? 1 : threads;
+  (void)team; /* without OpenMP */
 #ifdef _OPENMP
-#pragma omp parallel num_threads(threads) if (threads > 1)
+#pragma omp parallel num_threads(team) if (team > 1)
 #endif
   {
 #ifdef _OPENMP
-    if (threads > 1) bench_thread_settle(omp_get_thread_num(), omp_get_num_threads());
+    if (team > 1) bench_thread_settle(omp_get_thread_num(), omp_get_num_threads());
 #pragma omp for schedule(static)
 #endif
     for (int64_t i = 0; i < count; i++) store(v, i, factor * load(v, i));

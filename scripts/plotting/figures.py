@@ -8,7 +8,7 @@ from matplotlib.lines import Line2D
 from . import style, views
 from .bars import bar_page
 from .heatmap import heatmap_page
-from .layers import layers_page
+from .layers import layer_panels, layers_page
 from .notes import blank_notes, sparse_note, untimed_notes, warning_note
 from .page import Frame, Page, columns_for
 
@@ -51,7 +51,7 @@ def threads(results, looks):
 
 def layers(results, looks):
     del looks  # parts of a layer, not kernels, have colours here
-    panels, sparse = views.layer_panels(results.rows)
+    panels, sparse = layer_panels(results.rows)
     extra = sparse_note(panels, sparse, "places")
     by_axis = [[panel for panel in panels if panel.axis == axis] for axis in ("heads", "seq")]
     return [layers_page(part, header(part, results), notes(part) + extra) for along in by_axis for part in pages(along)]

@@ -300,55 +300,6 @@ def curves_of(rows, point_of):
     return list(found.values())
 
 
-# ---- layers --------------------------------------------------------------------------------------------------------------
-
-@dataclass(frozen=True)
-class LayerBar:
-    """One case of a layer: its time with the fastest kernel, and the share of each part, 0..1; a layer that does not tell
-    its parts apart is "undivided"."""
-    x: int
-    time_ns: float
-    shares: dict
-    row: Row
-
-
-@dataclass(frozen=True)
-class LayerPanel:
-    conditions: dict
-    layer: str
-    axis: str     # "heads" or "seq"
-    bars: list
-    rows: list
-
-
-def layer_panels(rows):
-    """Layers along the number of heads and along seq, wherever there are at least two places: (panels, those with two)."""
-    layers = [row for row in rows if row["layer"]]
-    if not layers:
-        raise NothingToDraw("no row is of a layer: attnbench run --preset mha measures some")
-    drawn = [layer_panel(panel, axis) for axis in ("heads", "seq") for panel in panels(layers, (axis,))]
-    drawn, sparse = fullest(drawn, lambda panel: len(panel.bars))
-    if not drawn:
-        raise NothingToDraw("no layer was timed at two numbers of heads or lengths with all else equal")
-    return drawn, sparse
-
-
-def layer_shares(row):
-    shares = {part: (row[f"{part}_pct"] or 0) / 100 for part in ("projections", "attention", "rest")}
-    return shares | {"undivided": 0 if row["projections_pct"] is not None else 1}
-
-
-def layer_panel(panel, axis):
-    column = {"seq": "seq_k", "heads": "heads_q"}[axis]
-    fastest = {}
-    for row in panel.rows:
-        best = fastest.get(row[column])
-        if row.timed and (best is None or row["time_ns_median"] < best["time_ns_median"]):
-            fastest[row[column]] = row
-    bars = [LayerBar(x, row["time_ns_median"], layer_shares(row), row) for x, row in sorted(fastest.items())]
-    return LayerPanel(panel.conditions, panel.rows[0]["layer"], axis, bars, panel.rows)
-
-
 # ---- speed-up against the baseline -------------------------------------------------------------------------------------
 
 def speedup_panels(rows):
