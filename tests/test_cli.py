@@ -479,6 +479,12 @@ class Resuming(unittest.TestCase):
         self.assertEqual(len(read_csv(self.folder / "results.csv")), 6)  # nothing stands twice
         self.assertEqual(self.journal.read_bytes(), before)
 
+    def test_what_the_budget_skipped_is_measured_later(self):
+        self.assertEqual(attnbench(*self.arguments, "--budget", "1us").returncode, 3)
+        self.assertEqual({row["status"] for row in self.rows().values()}, {"SKIP"})
+        self.resume(0)
+        self.assertEqual({row["status"] for row in self.rows().values()}, {"PASS"})
+
     def test_a_journal_without_a_whole_head_starts_again(self):
         self.folder.mkdir()
         for text in "", '{"journal": 2, "comm':
