@@ -13,6 +13,26 @@
 
 #include "attn/attn.h"
 
+/* Defines a unit test: TEST(name) { ... }. main() of tests/unit_main.c runs those of a program in the order of definition,
+ * each between TEST_SETUP and TEST_TEARDOWN, which a file may define. */
+#define TEST(name)                                                               \
+  static void name(void **state);                                                \
+  __attribute__((constructor)) static void add_##name(void) {                    \
+    test_add((struct CMUnitTest){#name, name, TEST_SETUP, TEST_TEARDOWN, NULL}); \
+  }                                                                              \
+  static void name(void **state __attribute__((unused)))
+#ifndef TEST_SETUP
+#define TEST_SETUP NULL
+#endif
+#ifndef TEST_TEARDOWN
+#define TEST_TEARDOWN NULL
+#endif
+void test_add(struct CMUnitTest test);
+
+/* Defines a unit test that calls check(kernel name) as test_each_kernel() does. */
+#define KERNEL_TEST(check) \
+  TEST(each_##check) { test_each_kernel(check); }
+
 /* Float32 tensors of a problem with strides >= 0. o and lse start as a byte pattern no kernel writes. */
 typedef struct test_data {
   attn_args args;

@@ -66,10 +66,7 @@ static void run_unpinned(const char *kernel) {
   test_data_destroy(&data);
 }
 
-static void test_library_never_pins(void **state) {
-  (void)state;
-  test_each_kernel(run_unpinned);
-}
+TEST(test_library_never_pins) { test_each_kernel(run_unpinned); }
 
 static void do_nothing(void *context, int64_t index, int worker) {
   (void)context;
@@ -78,8 +75,7 @@ static void do_nothing(void *context, int64_t index, int worker) {
 }
 
 /* Phases of few tasks between phases of many: the same threads serve both. */
-static void test_team_stays_together(void **state) {
-  (void)state;
+TEST(test_team_stays_together) {
   const attn_options options = {.threads = 4};
   const team before = ask_team(4);
   for (int64_t tasks = 2; tasks < 9; tasks += 3) attn_parallel_run(&options, tasks, do_nothing, NULL);
@@ -113,8 +109,7 @@ static void assert_places(const char *allowed, int first, int threads, const cha
   assert_string_equal(list, expected);
 }
 
-static void test_cores_come_before_siblings(void **state) {
-  (void)state;
+TEST(test_cores_come_before_siblings) {
   assert_places("0-7", -1, 4, "0-3");
   assert_places("0-7", -1, 8, "0-7");
   assert_places("0-7", 2, 3, "2-3,0");   /* the first one's node before the other */
@@ -126,8 +121,7 @@ static void test_cores_come_before_siblings(void **state) {
   assert_places("0-1", 7, 2, "0-1");        /* a leader that is not allowed */
 }
 
-static void test_lists_of_cpus(void **state) {
-  (void)state;
+TEST(test_lists_of_cpus) {
   static const char *const wrong[] = {"", "a", "1-", "-1", "3-1", "1,,2", "1,", "0-3x", "99999", "1 2"};
   char text[64];
   cpu_set_t set;
@@ -140,8 +134,7 @@ static void test_lists_of_cpus(void **state) {
 }
 
 /* One CPU for each core that this process may use. Only hwloc knows what a core is called. */
-static void test_cores_of_this_machine(void **state) {
-  (void)state;
+TEST(test_cores_of_this_machine) {
   const bench_topology *t = bench_topology_here();
   char error[600];
   cpu_set_t allowed, set;
@@ -162,8 +155,7 @@ static void test_cores_of_this_machine(void **state) {
   }
 }
 
-static void test_cpus_of_others_are_refused(void **state) {
-  (void)state;
+TEST(test_cpus_of_others_are_refused) {
   const bench_topology *t = bench_topology_here();
   char error[600];
   cpu_set_t allowed, set, one;
@@ -195,8 +187,7 @@ static void assert_apart(const team *t) {
   }
 }
 
-static void test_threads_are_held_apart_and_let_go(void **state) {
-  (void)state;
+TEST(test_threads_are_held_apart_and_let_go) {
   const team before = ask_team(2);
   if (!may_hold(2) || !bench_threads_hold(2)) skip();
   assert_int_equal(bench_threads_held(), 2);
@@ -214,8 +205,7 @@ static void test_threads_are_held_apart_and_let_go(void **state) {
 }
 
 /* A team that does not fit is free to move, as it was. */
-static void test_too_many_threads_are_free(void **state) {
-  (void)state;
+TEST(test_too_many_threads_are_free) {
   cpu_set_t allowed;
   assert_int_equal(sched_getaffinity(0, sizeof allowed, &allowed), 0);
   if (CPU_COUNT(&allowed) >= MOST_THREADS || ask_team(MOST_THREADS).threads < MOST_THREADS) skip();
@@ -242,8 +232,7 @@ static void ask_faults(long faults[2]) {
 }
 
 /* Both threads meet pages that nobody has touched, although the memory was all written before. */
-static void test_each_thread_touches_its_share(void **state) {
-  (void)state;
+TEST(test_each_thread_touches_its_share) {
   enum { BYTES = 32 << 20, HUGE = 4 << 20 };
   long before[2], after[2];
   if (!may_hold(2) || !bench_threads_hold(2)) skip();
@@ -260,20 +249,3 @@ static void test_each_thread_touches_its_share(void **state) {
   free(memory);
 }
 #endif
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_library_never_pins),
-      cmocka_unit_test(test_team_stays_together),
-      cmocka_unit_test(test_cores_come_before_siblings),
-      cmocka_unit_test(test_lists_of_cpus),
-      cmocka_unit_test(test_cores_of_this_machine),
-      cmocka_unit_test(test_cpus_of_others_are_refused),
-      cmocka_unit_test(test_threads_are_held_apart_and_let_go),
-      cmocka_unit_test(test_too_many_threads_are_free),
-#ifdef RUSAGE_THREAD
-      cmocka_unit_test(test_each_thread_touches_its_share),
-#endif
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -20,8 +20,7 @@ static bool set(const char *assignment, char error[300]) {
   return fine;
 }
 
-static void values_beyond_their_type_are_refused(void **state) {
-  (void)state;
+TEST(values_beyond_their_type_are_refused) {
   static const struct {
     const char *assignment, *part;
   } bad[] = {{"window=9223372036854775807", "at most 2147483647"},
@@ -59,8 +58,7 @@ static void assert_refused(const bench_axis_info *axis, const char *value) {
   bench_grids_clear(&grids);
 }
 
-static void every_axis_refuses_what_it_cannot_hold(void **state) {
-  (void)state;
+TEST(every_axis_refuses_what_it_cannot_hold) {
   static const char *const always[] = {"nonsense", "1e5x",  "9223372036854775808",
                                        "0x",       "-",     "nan",
                                        "inf",      "1e400", "123456789012345678901234567890123456789012345678901234567890"};
@@ -77,8 +75,7 @@ static void every_axis_refuses_what_it_cannot_hold(void **state) {
   }
 }
 
-static void values_at_the_bounds_are_taken(void **state) {
-  (void)state;
+TEST(values_at_the_bounds_are_taken) {
   static const char *const good[] = {"window=2147483647",  "window=..2147483647",  "offset=2147483647",
                                      "offset=-2147483648", "seq=0,2147483647",     "seq=1:2147483647:*2",
                                      "threads=4096",       "softcap=0,-0.0,1e-45", "scale=3.4e38"};
@@ -98,8 +95,7 @@ static bench_case case_of(const char *id) {
 }
 
 /* Sizes that each fit, but whose products do not. */
-static void products_of_sizes_do_not_overflow(void **state) {
-  (void)state;
+TEST(products_of_sizes_do_not_overflow) {
   static const char *const ids[] = {"Hq:2147483647/Sq:2147483647/Dv:2147483647/layout:spread",
                                     "B:2147483647/Sq:2147483647/Sk:2147483647/lengths:varlen",
                                     "layer:mha/width:2147483647/heads:1",
@@ -133,8 +129,7 @@ static void check_extreme(const char *id) {
 }
 
 /* Every two sizes at their largest, for every layout and layer; signed overflow, which sanitizers see, is an error too. */
-static void the_largest_sizes_do_not_overflow(void **state) {
-  (void)state;
+TEST(the_largest_sizes_do_not_overflow) {
   static const char *const sizes[] = {"B", "Hq", "Hkv", "Sq", "Sk", "D", "Dv", "width", "window", "offset"};
   enum { SIZES = sizeof sizes / sizeof *sizes };
   for (int which = 0; which < 2; which++) {
@@ -152,8 +147,7 @@ static void the_largest_sizes_do_not_overflow(void **state) {
   check_extreme("B:0/Hq:2147483647/Hkv:2147483647/Sq:2147483647/Sk:2147483647/D:2147483647/Dv:2147483647");
 }
 
-static void an_id_names_its_case(void **state) {
-  (void)state;
+TEST(an_id_names_its_case) {
   static const char *const ids[] = {
       "dtype:f32+bf16/B:2/Hq:6/Hkv:2/Sq:3/Sk:70/D:8/Dv:5/causal:bottom-right/threads:2/window:7..0/softcap:0.5/sinks:on",
       "dtype:bf16+bf16+f32/B:1/Hq:1/Hkv:1/Sq:3/Sk:3/D:8/Dv:8/causal:none/threads:1/align:offset/offset:-4/window:..2",
@@ -164,8 +158,7 @@ static void an_id_names_its_case(void **state) {
 }
 
 /* Threads and caches share their data; anything else has data of its own. */
-static void the_seed_follows_from_the_data(void **state) {
-  (void)state;
+TEST(the_seed_follows_from_the_data) {
   const uint64_t seed = case_of("").seed;
   assert_true(case_of("threads:2").seed == seed && case_of("cache:cold").seed == seed);
   assert_true(case_of("Sq:3").seed != seed && case_of("mask:random").seed != seed && case_of("layer:mha").seed != seed);
@@ -175,8 +168,7 @@ static void the_seed_follows_from_the_data(void **state) {
 
 #define SHAPE "B:2/Hq:6/Hkv:2/Sq:5/Sk:7/D:8/Dv:4" /* 420 pairs, q 480, k 224, v 112, o 240 numbers */
 
-static void work_is_what_can_be_counted(void **state) {
-  (void)state;
+TEST(work_is_what_can_be_counted) {
   static const struct {
     const char *id;
     double pairs, flops, bytes;
@@ -223,8 +215,7 @@ static double count_pairs(const attn_problem *p, const attn_args *args) {
   return pairs;
 }
 
-static void masked_pairs_are_those_of_the_oracle(void **state) {
-  (void)state;
+TEST(masked_pairs_are_those_of_the_oracle) {
   static const char *const ids[] = {"mask:random",
                                     "mask:padding",
                                     "bias:masking",
@@ -252,8 +243,7 @@ static void masked_pairs_are_those_of_the_oracle(void **state) {
 }
 
 /* What attnbench does not generate, but eval may get: an offset for each batch, a mask for each head. */
-static void batches_and_heads_may_differ(void **state) {
-  (void)state;
+TEST(batches_and_heads_may_differ) {
   bench_case bench = case_of(SHAPE "/causal:offset/offset:3");
   const int32_t offsets[] = {3, -2};
   assert_true(bench_work_pairs(&bench.problem, &(attn_args){.offsets = offsets}) == 6 * (29 + 6));
@@ -265,8 +255,7 @@ static void batches_and_heads_may_differ(void **state) {
 }
 
 /* Keys and queries beyond the lengths are not read; outputs beyond them are written as zeros, but for packed ones. */
-static void bytes_follow_the_lengths(void **state) {
-  (void)state;
+TEST(bytes_follow_the_lengths) {
   static const char *const words[] = {"kv_len", "q_len", "both", "varlen"};
   for (int i = 0; i < 4; i++) {
     char id[200];
@@ -290,8 +279,7 @@ static void bytes_follow_the_lengths(void **state) {
 }
 
 /* Rows of 16 numbers; matrices, then biases, norms among them. */
-static void work_of_layers_is_what_can_be_counted(void **state) {
-  (void)state;
+TEST(work_of_layers_is_what_can_be_counted) {
   static const struct {
     const char *id;
     double flops, bytes;
@@ -317,20 +305,4 @@ static void work_of_layers_is_what_can_be_counted(void **state) {
     if (flops != layers[i].flops || bytes != layers[i].bytes)
       fail_msg("%s: %g operations, %g bytes", layers[i].id, flops, bytes);
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(values_beyond_their_type_are_refused),
-                                     cmocka_unit_test(every_axis_refuses_what_it_cannot_hold),
-                                     cmocka_unit_test(values_at_the_bounds_are_taken),
-                                     cmocka_unit_test(products_of_sizes_do_not_overflow),
-                                     cmocka_unit_test(the_largest_sizes_do_not_overflow),
-                                     cmocka_unit_test(an_id_names_its_case),
-                                     cmocka_unit_test(the_seed_follows_from_the_data),
-                                     cmocka_unit_test(work_is_what_can_be_counted),
-                                     cmocka_unit_test(masked_pairs_are_those_of_the_oracle),
-                                     cmocka_unit_test(batches_and_heads_may_differ),
-                                     cmocka_unit_test(bytes_follow_the_lengths),
-                                     cmocka_unit_test(work_of_layers_is_what_can_be_counted)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

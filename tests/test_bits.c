@@ -325,28 +325,10 @@ static void index_probe_finds_exactly_the_allowed_keys(const char *kernel) {
   }
 }
 
-#define FOR_EACH_KERNEL(check)             \
-  static void each_##check(void **state) { \
-    (void)state;                           \
-    test_each_kernel(check);               \
-  }
-FOR_EACH_KERNEL(bits_do_not_depend_on_threads)
-FOR_EACH_KERNEL(plan_can_be_shared_by_threads)
-FOR_EACH_KERNEL(bits_do_not_depend_on_the_batch)
-FOR_EACH_KERNEL(bits_do_not_depend_on_other_rows)
-FOR_EACH_KERNEL(grouped_heads_equal_repeated_heads)
-FOR_EACH_KERNEL(masked_keys_change_no_bit)
-FOR_EACH_KERNEL(index_probe_finds_exactly_the_allowed_keys)
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(each_bits_do_not_depend_on_threads),
-      cmocka_unit_test(each_plan_can_be_shared_by_threads),
-      cmocka_unit_test(each_bits_do_not_depend_on_the_batch),
-      cmocka_unit_test(each_bits_do_not_depend_on_other_rows),
-      cmocka_unit_test(each_grouped_heads_equal_repeated_heads),
-      cmocka_unit_test(each_masked_keys_change_no_bit),
-      cmocka_unit_test(each_index_probe_finds_exactly_the_allowed_keys),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+KERNEL_TEST(bits_do_not_depend_on_threads)
+KERNEL_TEST(plan_can_be_shared_by_threads)
+KERNEL_TEST(bits_do_not_depend_on_the_batch)
+KERNEL_TEST(bits_do_not_depend_on_other_rows)
+KERNEL_TEST(grouped_heads_equal_repeated_heads)
+KERNEL_TEST(masked_keys_change_no_bit)
+KERNEL_TEST(index_probe_finds_exactly_the_allowed_keys)

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* What control groups leave, read from folders that feign the system files of other machines. */
+#define TEST_SETUP    make_root
+#define TEST_TEARDOWN remove_root
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,15 +45,13 @@ static void assert_leaves(double cpus, double memory) {
   if (quota != cpus || bytes != memory) fail_msg("%g CPUs, %g bytes; expected %g, %g", quota, bytes, cpus, memory);
 }
 
-static void test_nothing_is_known(void **state) {
-  (void)state;
+TEST(test_nothing_is_known) {
   assert_leaves(-1, INFINITY);
   feign("/proc/meminfo", "MemTotal:       2000 kB\nMemFree:        1000 kB\nMemAvailable:   1500 kB\n");
   assert_leaves(-1, 1500 * 1024);
 }
 
-static void test_version_2(void **state) {
-  (void)state;
+TEST(test_version_2) {
   feign("/proc/meminfo", "MemAvailable: 1000000 kB\n");
   feign("/proc/self/cgroup", "0::/outer/inner\n");
   assert_leaves(INFINITY, 1024e6);
@@ -71,8 +71,7 @@ static void test_version_2(void **state) {
 }
 
 /* As a container of version 1 sees it: its group's path is the host's, its own limits stand at the top. */
-static void test_version_1(void **state) {
-  (void)state;
+TEST(test_version_1) {
   feign("/proc/meminfo", "MemAvailable: 1000000 kB\n");
   feign("/proc/self/cgroup", "9:cpuset:/docker/1\n4:cpu,cpuacct:/docker/1\n3:memory:/docker/1\n1:name=systemd:/docker/1\n");
   feign("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n");
@@ -85,13 +84,4 @@ static void test_version_1(void **state) {
   feign("/sys/fs/cgroup/memory/memory.limit_in_bytes", "500000\n");
   feign("/sys/fs/cgroup/memory/memory.stat", "inactive_file 7\ntotal_inactive_file 1000\n");
   assert_leaves(2.5, 201000);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test_setup_teardown(test_nothing_is_known, make_root, remove_root),
-      cmocka_unit_test_setup_teardown(test_version_2, make_root, remove_root),
-      cmocka_unit_test_setup_teardown(test_version_1, make_root, remove_root),
-  };
-  return cmocka_run_group_tests_name("cgroup", tests, NULL, NULL);
 }

@@ -38,8 +38,7 @@ static double output_limit(bool zero_mean, double o, double m) {
   return e + U * (fabs(o) + e) + 0x1p-150;
 }
 
-static void outputs_fail_beyond_their_limit(void **state) {
-  (void)state;
+TEST(outputs_fail_beyond_their_limit) {
   const attn_problem problem = dot_problem();
   const double o = 0.75, m = 1.5;
   for (int zero_mean = 0; zero_mean < 2; zero_mean++)
@@ -53,8 +52,7 @@ static void outputs_fail_beyond_their_limit(void **state) {
   assert_true(output_limit(true, o, m) < output_limit(false, o, m) / 2); /* the sharp limit is sharp */
 }
 
-static void lse_fails_beyond_its_limit(void **state) {
-  (void)state;
+TEST(lse_fails_beyond_its_limit) {
   const attn_problem problem = dot_problem();
   for (int zero_mean = 0; zero_mean < 2; zero_mean++) {
     const bench_row_limits limits = bench_limits_of_row(&problem, &numerics, &facts, zero_mean);
@@ -64,8 +62,7 @@ static void lse_fails_beyond_its_limit(void **state) {
   }
 }
 
-static void what_is_not_finite_must_agree(void **state) {
-  (void)state;
+TEST(what_is_not_finite_must_agree) {
   const attn_problem problem = dot_problem();
   const bench_row_limits limits = bench_limits_of_row(&problem, &numerics, &facts, true);
   assert_true(isinf(bench_output_ratio(&limits, 1, 1, 0, NAN)) && isinf(bench_output_ratio(&limits, 1, 1, 0, INFINITY)));
@@ -180,16 +177,14 @@ static bench_verdict verdict_on(fault what, const char *id) {
 static const char long_head[] = "heads:1/seq:1000/head_dim:64"; /* more than the oracle computes all rows of */
 static const char small[] = "heads:1/seq:12/head_dim:8", strided[] = "heads:1/seq:12/head_dim:8/layout:strided";
 
-static void right_kernels_pass_in_two_runs(void **state) {
-  (void)state;
+TEST(right_kernels_pass_in_two_runs) {
   assert_int_equal(verdict_on(NONE, small).status, BENCH_PASS);
   assert_int_equal(now.runs, 2);
   assert_int_equal(verdict_on(NONE, strided).status, BENCH_PASS);
 }
 
 /* An error of 1.25 limits fails, one of half a limit does not. */
-static void the_limit_is_the_limit(void **state) {
-  (void)state;
+TEST(the_limit_is_the_limit) {
   const float limit = 0.01f / (float)verdict_on(WRONG_VALUE, small).max_err_ratio;
   now.error = 1.25f * limit;
   const bench_verdict beyond = verdict_on(WRONG_VALUE, small);
@@ -201,8 +196,7 @@ static void the_limit_is_the_limit(void **state) {
   assert_int_equal(within.status, BENCH_PASS);
 }
 
-static void every_fault_fails(void **state) {
-  (void)state;
+TEST(every_fault_fails) {
   static const struct {
     fault fault;
     const char *id, *reason;
@@ -231,8 +225,7 @@ static bench_verdict verdict_on_declared(float exp_error) {
   return verdict;
 }
 
-static void declared_errors_are_marked_and_capped(void **state) {
-  (void)state;
+TEST(declared_errors_are_marked_and_capped) {
   const bench_verdict usual = verdict_on_declared(0x1p-21f), large = verdict_on_declared(0x1p-9f),
                       beyond = verdict_on_declared(0.02f);
   assert_int_equal(usual.status, BENCH_PASS);
@@ -244,8 +237,7 @@ static void declared_errors_are_marked_and_capped(void **state) {
 }
 
 /* Of each declared error: the largest that is not marked, and the largest that is not refused. */
-static void the_caps_are_those_of_numerics_md(void **state) {
-  (void)state;
+TEST(the_caps_are_those_of_numerics_md) {
   attn_problem problem = dot_problem();
   const attn_numerics edge = {.exp_error = 0x1p-8, .p_rounding = 0x1p-8, .input_flush = 0x1p-126};
   attn_numerics over[] = {edge, edge, edge};
@@ -312,15 +304,13 @@ static void a_wrong_tile_fails(const char *id, float factor) {
 
 static const char large[] = "heads:2/seq:900/head_dim:64";
 
-static void wrong_tiles_fail_between_the_oracles_rows(void **state) {
-  (void)state;
+TEST(wrong_tiles_fail_between_the_oracles_rows) {
   a_wrong_tile_fails(large, 0);
   a_wrong_tile_fails(large, 1.01f);
   a_wrong_tile_fails("heads:2/seq:900/head_dim:64/causal:bottom-right/lse:on/layout:strided", 1.01f);
 }
 
-static void wrong_lse_fails_between_the_oracles_rows(void **state) {
-  (void)state;
+TEST(wrong_lse_fails_between_the_oracles_rows) {
   large_case c = open_large("heads:2/seq:900/head_dim:64/lse:on");
   const int64_t first = find_tile(c.expected);
   c.tensors.args.lse[c.bench.problem.lse_stride.h + first * c.bench.problem.lse_stride.s] += 1e-3f;
@@ -331,8 +321,7 @@ static void wrong_lse_fails_between_the_oracles_rows(void **state) {
 }
 
 /* The oracle decides: a wrong reference fails nobody, but too many differences leave nothing to believe. */
-static void a_wrong_reference_fails_nobody(void **state) {
-  (void)state;
+TEST(a_wrong_reference_fails_nobody) {
   large_case c = open_large(large);
   const attn_problem *p = &c.bench.problem;
   assert_int_equal(judge(&c).status, BENCH_PASS);
@@ -344,21 +333,4 @@ static void a_wrong_reference_fails_nobody(void **state) {
   for (int64_t n = 0; n < p->seq_q * p->dim_v; n++) o[n] = 0;
   assert_int_equal(judge(&c).status, BENCH_ERROR);
   close_large(&c);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(outputs_fail_beyond_their_limit),
-      cmocka_unit_test(lse_fails_beyond_its_limit),
-      cmocka_unit_test(what_is_not_finite_must_agree),
-      cmocka_unit_test(right_kernels_pass_in_two_runs),
-      cmocka_unit_test(the_limit_is_the_limit),
-      cmocka_unit_test(every_fault_fails),
-      cmocka_unit_test(wrong_tiles_fail_between_the_oracles_rows),
-      cmocka_unit_test(wrong_lse_fails_between_the_oracles_rows),
-      cmocka_unit_test(a_wrong_reference_fails_nobody),
-      cmocka_unit_test(declared_errors_are_marked_and_capped),
-      cmocka_unit_test(the_caps_are_those_of_numerics_md),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

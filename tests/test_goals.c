@@ -28,8 +28,7 @@ static bench_goal goal_of(const char *metric, const char *against, const char *f
 
 /* ---- Verdicts ------------------------------------------------------------------------------------------------------- */
 
-static void test_verdicts(void **state) {
-  (void)state;
+TEST(test_verdicts) {
   static const struct {
     const char *metric, *floor, *goal;
     double lo, median, hi;
@@ -67,8 +66,7 @@ static void test_verdicts(void **state) {
   }
 }
 
-static void test_values(void **state) {
-  (void)state;
+TEST(test_values) {
   static const bench_goal_sample sample = {.time_ns = 400, .peak_share = 0.6},
                                  against = {.time_ns = 1000, .peak_share = 0.8};
   static const struct {
@@ -87,8 +85,7 @@ static void test_values(void **state) {
 
 /* ---- Lines ---------------------------------------------------------------------------------------------------------- */
 
-static void test_a_line_is_a_row_per_kernel(void **state) {
-  (void)state;
+TEST(test_a_line_is_a_row_per_kernel) {
   bench_goal_list list = read_goals(
       "# comment\n\n[section one]\n"
       "ratio | flash_avx512, flash_avx2 | heads=1 seq=2048 head_dim=64 causal=bottom-right | causal=none | AMD avx2 | 0.9 | "
@@ -111,8 +108,7 @@ static void test_a_line_is_a_row_per_kernel(void **state) {
   bench_goals_clear(&list);
 }
 
-static void test_wrong_lines_are_explained(void **state) {
-  (void)state;
+TEST(test_wrong_lines_are_explained) {
   static const struct {
     const char *text, *parts[3];
   } cases[] = {
@@ -137,8 +133,7 @@ static void test_wrong_lines_are_explained(void **state) {
   }
 }
 
-static void test_cpu_conditions(void **state) {
-  (void)state;
+TEST(test_cpu_conditions) {
   static const struct {
     const char *cpu, *vendor, *tiers;
     bool applies;
@@ -163,8 +158,7 @@ static void test_cpu_conditions(void **state) {
 /* ---- The embedded file ---------------------------------------------------------------------------------------------- */
 
 /* Every vendor that has floors of its own gets a whole table: as many rows of each kernel that both have. */
-static void test_embedded_limits(void **state) {
-  (void)state;
+TEST(test_embedded_limits) {
   int amd = 0, intel = 0;
   assert_null(bench_goals_find("limit"));
   assert_non_null(bench_goals_find("limits"));
@@ -179,16 +173,4 @@ static void test_embedded_limits(void **state) {
   assert_true(amd > 0);
   assert_int_equal(amd, intel);
   bench_goals_clear(&list);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_verdicts),
-      cmocka_unit_test(test_values),
-      cmocka_unit_test(test_a_line_is_a_row_per_kernel),
-      cmocka_unit_test(test_wrong_lines_are_explained),
-      cmocka_unit_test(test_cpu_conditions),
-      cmocka_unit_test(test_embedded_limits),
-  };
-  return cmocka_run_group_tests_name("goals", tests, NULL, NULL);
 }

@@ -12,8 +12,7 @@
 
 static const char *const kinds[] = {"mha", "block"};
 
-static void test_right_layers_pass(void **state) {
-  (void)state;
+TEST(test_right_layers_pass) {
   static const char *const shapes[] = {"heads:4/width:64/seq:40", "heads:4/width:64/seq:150/causal:top-left",
                                        "heads:6/heads_kv:2/head_dim:8/width:40/seq:33", "batch:3/heads:2/width:32/seq:20",
                                        "heads:1/width:8/seq:97" /* one more than are all checked */};
@@ -30,8 +29,7 @@ static void test_right_layers_pass(void **state) {
 }
 
 /* A weight or bias that changes after the layer was made makes the layer wrong; then nothing is timed. */
-static void test_wrong_layers_fail_and_are_not_timed(void **state) {
-  (void)state;
+TEST(test_wrong_layers_fail_and_are_not_timed) {
   for (int k = 0; k < 2; k++)
     for (int which = 0; which < 2; which++) {
       layer_one one;
@@ -58,8 +56,7 @@ static void test_wrong_layers_fail_and_are_not_timed(void **state) {
 }
 
 /* With one key the softmax has nothing to choose: uniform attention is right as well. */
-static void test_a_case_that_cannot_fail_is_degenerate(void **state) {
-  (void)state;
+TEST(test_a_case_that_cannot_fail_is_degenerate) {
   for (int k = 0; k < 2; k++) {
     layer_one one;
     open_layer(&one, kinds[k], "heads:2/width:16/seq:1");
@@ -70,8 +67,7 @@ static void test_a_case_that_cannot_fail_is_degenerate(void **state) {
   }
 }
 
-static void test_width_and_heads(void **state) {
-  (void)state;
+TEST(test_width_and_heads) {
   bench_case p = valid_case("layer:mha/heads:8/width:512");
   assert_int_equal(p.problem.dim_qk, 64);
   assert_int_equal(p.width, 512);
@@ -95,8 +91,7 @@ static void test_width_and_heads(void **state) {
 }
 
 /* Multiplications and additions, counted by hand: 10 rows, width 8, 2 heads of 4, 10 keys each. */
-static void test_work(void **state) {
-  (void)state;
+TEST(test_work) {
   const double projections = 2.0 * 10 * (8 * 8 * 4), attention = 2.0 * 2 * 10 * 10 * (4 + 4);
   const bench_case mha = valid_case("layer:mha/heads:2/width:8/seq:10");
   assert_true(bench_layer_flops(&mha) == projections + attention);
@@ -106,8 +101,7 @@ static void test_work(void **state) {
 }
 
 /* The whole way of a case, to its row. */
-static void test_row_of_a_layer(void **state) {
-  (void)state;
+TEST(test_row_of_a_layer) {
   for (int k = 0; k < 2; k++) {
     char id[100];
     snprintf(id, sizeof id, "layer:%s/heads:4/width:64/seq:40", kinds[k]);
@@ -132,8 +126,7 @@ static void test_row_of_a_layer(void **state) {
 }
 
 /* Attention alone has none of the columns. */
-static void test_row_of_a_kernel(void **state) {
-  (void)state;
+TEST(test_row_of_a_kernel) {
   const bench_case bench = valid_case("heads:2/seq:16/head_dim:8");
   const attn_kernel_info *kernel = attn_kernel_find("flash_c");
   const bench_case_settings settings = {.case_budget_s = 1};
@@ -143,17 +136,4 @@ static void test_row_of_a_kernel(void **state) {
   assert_int_equal(row.verdict.status, BENCH_PASS);
   for (int c = COLUMN_layer; c <= COLUMN_rest_pct; c++) assert_string_equal(bench_cell(&row, (bench_column)c, text), "");
   bench_row_clear(&row);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_right_layers_pass),
-      cmocka_unit_test(test_wrong_layers_fail_and_are_not_timed),
-      cmocka_unit_test(test_a_case_that_cannot_fail_is_degenerate),
-      cmocka_unit_test(test_width_and_heads),
-      cmocka_unit_test(test_work),
-      cmocka_unit_test(test_row_of_a_layer),
-      cmocka_unit_test(test_row_of_a_kernel),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -213,8 +213,7 @@ static void expect_caught(void (*lie_to_tell)(const lie *l), bench_status status
 static const char DIFFERS[] = "an output of the timed runs differs from the one that passed the check";
 
 /* All that the liars share does no harm: only the lies are caught. */
-static void an_honest_kernel_is_timed(void **state) {
-  (void)state;
+TEST(an_honest_kernel_is_timed) {
   bench_row rows[2];
   run_case(work_honestly, 1, rows);
   for (int i = 0; i < 2; i++) {
@@ -225,29 +224,16 @@ static void an_honest_kernel_is_timed(void **state) {
   clear(rows);
 }
 
-static void wrong_when_timed(void **state) {
-  (void)state;
-  expect_caught(leave_out_rows, BENCH_ERROR, DIFFERS, NULL);
-}
+TEST(wrong_when_timed) { expect_caught(leave_out_rows, BENCH_ERROR, DIFFERS, NULL); }
 
-static void remembers_by_address(void **state) {
-  (void)state;
-  expect_caught(remember_by_address, BENCH_ERROR, DIFFERS, NULL);
-}
+TEST(remembers_by_address) { expect_caught(remember_by_address, BENCH_ERROR, DIFFERS, NULL); }
 
-static void skips_repeated_work(void **state) {
-  (void)state;
-  expect_caught(skip_repeated_work, BENCH_ERROR, "it skips work", NULL);
-}
+TEST(skips_repeated_work) { expect_caught(skip_repeated_work, BENCH_ERROR, "it skips work", NULL); }
 
-static void computes_only_over_poison(void **state) {
-  (void)state;
-  expect_caught(compute_only_over_poison, BENCH_ERROR, DIFFERS, NULL);
-}
+TEST(computes_only_over_poison) { expect_caught(compute_only_over_poison, BENCH_ERROR, DIFFERS, NULL); }
 
 /* It copies faster than anybody computes; with another seed it is wrong. */
-static void knows_one_seed(void **state) {
-  (void)state;
+TEST(knows_one_seed) {
   bench_row rows[2];
   run_case(keep_first_answer, 1, rows);
   clear(rows);
@@ -257,41 +243,17 @@ static void knows_one_seed(void **state) {
   clear(rows);
 }
 
-static void hides_a_thread(void **state) {
-  (void)state;
-  expect_caught(work_on_two_threads, BENCH_ERROR, "threads were busy, but the case has 1", NULL);
-}
+TEST(hides_a_thread) { expect_caught(work_on_two_threads, BENCH_ERROR, "threads were busy, but the case has 1", NULL); }
 
-static void writes_late(void **state) {
-  (void)state;
+TEST(writes_late) {
 #if defined __SANITIZE_THREAD__
   skip(); /* the race is the lie */
 #endif
   expect_caught(write_late, BENCH_ERROR, DIFFERS, "threads were busy, but the case has 1");
 }
 
-static void scales_by_its_declared_error(void **state) {
-  (void)state;
-  expect_caught(declare_two_per_cent, BENCH_FAIL, "declares", NULL);
-}
+TEST(scales_by_its_declared_error) { expect_caught(declare_two_per_cent, BENCH_FAIL, "declares", NULL); }
 
-static void leaves_a_tile_of_six_rows_wrong(void **state) {
-  (void)state;
+TEST(leaves_a_tile_of_six_rows_wrong) {
   expect_caught(leave_a_tile_wrong, BENCH_FAIL, "192 values of 96 rows are beyond", NULL);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(an_honest_kernel_is_timed),
-      cmocka_unit_test(wrong_when_timed),
-      cmocka_unit_test(remembers_by_address),
-      cmocka_unit_test(skips_repeated_work),
-      cmocka_unit_test(computes_only_over_poison),
-      cmocka_unit_test(knows_one_seed),
-      cmocka_unit_test(hides_a_thread),
-      cmocka_unit_test(writes_late),
-      cmocka_unit_test(scales_by_its_declared_error),
-      cmocka_unit_test(leaves_a_tile_of_six_rows_wrong),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

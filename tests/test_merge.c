@@ -30,8 +30,7 @@ static void attend(int64_t first, int64_t count, float *o, float *lse) {
   assert_int_equal(attn_sdpa(&p, &args), ATTN_OK);
 }
 
-static void merged_parts_are_the_whole(void **state) {
-  (void)state;
+TEST(merged_parts_are_the_whole) {
   static const int64_t cuts[][PARTS + 1] = {
       {0, 1, 2, KEYS}, {0, 32, 64, KEYS}, {0, 0, 50, KEYS}, {0, 0, 0, KEYS}, {0, 96, 97, 97}};
   static float whole[ROWS * DIM], whole_lse[ROWS], part[PARTS][ROWS * DIM], part_lse[PARTS][ROWS], o[ROWS * DIM], lse[ROWS];
@@ -51,8 +50,7 @@ static void merged_parts_are_the_whole(void **state) {
   }
 }
 
-static void parts_without_keys_do_not_count(void **state) {
-  (void)state;
+TEST(parts_without_keys_do_not_count) {
   const float o0[] = {NAN, INFINITY}, o1[] = {3, 4}, nothing[] = {-INFINITY}, some[] = {2.5f};
   float o[2], lse[1];
   const float *parts[] = {o0, o1}, *lses[] = {nothing, some};
@@ -68,8 +66,7 @@ static void parts_without_keys_do_not_count(void **state) {
   assert_true(isnan(o[0]) && isnan(o[1]) && isnan(lse[0]));
 }
 
-static void bad_arguments_are_named(void **state) {
-  (void)state;
+TEST(bad_arguments_are_named) {
   float o[2], lse[1] = {0};
   const float *parts[] = {o, NULL}, *lses[] = {lse, lse};
   const struct {
@@ -88,13 +85,4 @@ static void bad_arguments_are_named(void **state) {
     assert_non_null(strstr(attn_last_error(), bad[i].word));
   }
   assert_int_equal(attn_merge(1, 0, 2, NULL, NULL, NULL, NULL), ATTN_OK);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(merged_parts_are_the_whole),
-      cmocka_unit_test(parts_without_keys_do_not_count),
-      cmocka_unit_test(bad_arguments_are_named),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -129,22 +129,11 @@ static void check_case(const char *layer, const char *which) {
   free_fixture(&f);
 }
 
-#define CASE(layer, which)                           \
-  static void test_##layer##_##which(void **state) { \
-    (void)state;                                     \
-    check_case(#layer "_", #which);                  \
-  }
+#define CASE(layer, which) \
+  TEST(test_##layer##_##which) { check_case(#layer "_", #which); }
 CASE(self, plain)
 CASE(self, causal)
 CASE(self, padded)
 CASE(cross, plain)
 CASE(cross, causal)
 CASE(cross, padded)
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_self_plain),  cmocka_unit_test(test_self_causal),  cmocka_unit_test(test_self_padded),
-      cmocka_unit_test(test_cross_plain), cmocka_unit_test(test_cross_causal), cmocka_unit_test(test_cross_padded),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -115,13 +115,9 @@ static void as_pytorch(const char *kernel) {
   }
 }
 
-static void blocks_are_pytorchs(void **state) {
-  (void)state;
-  test_each_kernel(as_pytorch);
-}
+TEST(blocks_are_pytorchs) { test_each_kernel(as_pytorch); }
 
-static void layer_norm_is_pytorchs(void **state) {
-  (void)state;
+TEST(layer_norm_is_pytorchs) {
   safetensors file;
   float y[SEQ * WIDTH];
   assert_int_equal(safetensors_read(TEST_SOURCE_DIR "/tests/data/nn/layer_norm.safetensors", &file), 0);
@@ -142,8 +138,7 @@ static void layer_norm_is_pytorchs(void **state) {
 
 /* ---- Wrong formulas ---- */
 
-static void wrong_blocks_are_told_apart(void **state) {
-  (void)state;
+TEST(wrong_blocks_are_told_apart) {
   for (int variant = 0; variant < 4; variant++) {
     fixture f;
     float y[BATCH * SEQ * WIDTH];
@@ -193,8 +188,7 @@ static attn_mha_weights random_attention(const attn_mha_problem *p, unsigned see
   return w;
 }
 
-static void other_shapes_follow_the_formula(void **state) {
-  (void)state;
+TEST(other_shapes_follow_the_formula) {
   enum { B = 3, N = 67, M = 50, W = 32, WM = 20, HID = 96 };
   const int32_t lengths[B] = {M, 1, 33};
   for (int pre = 0; pre < 2; pre++) {
@@ -227,8 +221,7 @@ static void other_shapes_follow_the_formula(void **state) {
 }
 
 /* Whatever rounding the caller has set, the bits are the same and the setting is kept. */
-static void rounding_of_the_caller_does_not_matter(void **state) {
-  (void)state;
+TEST(rounding_of_the_caller_does_not_matter) {
   for (int variant = 0; variant < 4; variant++) {
     fixture f;
     static float usual[BATCH * SEQ * WIDTH], other[BATCH * SEQ * WIDTH];
@@ -247,8 +240,7 @@ static void rounding_of_the_caller_does_not_matter(void **state) {
 }
 
 /* Causal and cross-attention by name. */
-static void named_attentions_follow_the_formula(void **state) {
-  (void)state;
+TEST(named_attentions_follow_the_formula) {
   enum { B = 2, N = 11, M = 6, W = 32, WM = 20 };
   for (int cross = 0; cross < 2; cross++) {
     attn_mha_problem p, other;
@@ -276,8 +268,7 @@ static void named_attentions_follow_the_formula(void **state) {
 
 /* ---- Arguments ---- */
 
-static void arguments_are_checked(void **state) {
-  (void)state;
+TEST(arguments_are_checked) {
   fixture f;
   attn_block *block;
   load(&f, true, false);
@@ -328,17 +319,4 @@ static void arguments_are_checked(void **state) {
   attn_block_destroy(block);
   attn_block_destroy(NULL);
   safetensors_free(&f.file);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(blocks_are_pytorchs),
-      cmocka_unit_test(layer_norm_is_pytorchs),
-      cmocka_unit_test(wrong_blocks_are_told_apart),
-      cmocka_unit_test(other_shapes_follow_the_formula),
-      cmocka_unit_test(rounding_of_the_caller_does_not_matter),
-      cmocka_unit_test(named_attentions_follow_the_formula),
-      cmocka_unit_test(arguments_are_checked),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

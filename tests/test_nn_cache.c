@@ -125,14 +125,10 @@ static void steps_are_the_whole(const char *kernel) {
   attn_kv_cache_destroy(cache);
 }
 
-static void steps_in_every_kernel(void **state) {
-  (void)state;
-  test_each_kernel(steps_are_the_whole);
-}
+TEST(steps_in_every_kernel) { test_each_kernel(steps_are_the_whole); }
 
 /* Half precision is kept as it is given: a cache of bf16 that holds exact values gives what float32 gives. */
-static void half_precision_is_kept(void **state) {
-  (void)state;
+TEST(half_precision_is_kept) {
   static uint16_t hq[B * H * D], hk[B * KV * D], hv[B * KV * DV];
   static float o[B * H * DV], expected[B * H * DV], fq[B * H * D], fk[B * KV * D], fv[B * KV * DV];
   const struct {
@@ -165,8 +161,7 @@ static void half_precision_is_kept(void **state) {
   attn_kv_cache_destroy(full);
 }
 
-static void creation_checks_arguments(void **state) {
-  (void)state;
+TEST(creation_checks_arguments) {
   attn_kv_cache *cache;
 #define REFUSED(field, wrong, word)                                               \
   do {                                                                            \
@@ -192,8 +187,7 @@ static void creation_checks_arguments(void **state) {
   attn_kv_cache_destroy(NULL);
 }
 
-static void steps_check_arguments(void **state) {
-  (void)state;
+TEST(steps_check_arguments) {
   static float a[B * H * LONG * D], o[B * H * LONG * DV];
   attn_kv_cache *cache;
   test_ok(attn_kv_cache_create(&shape, NULL, &cache));
@@ -216,14 +210,4 @@ static void steps_check_arguments(void **state) {
   test_refused(attn_kv_cache_truncate(cache, -1), ATTN_INVALID_ARGUMENT, (const char *[4]){"length is -1"});
   test_refused(attn_kv_cache_truncate(NULL, 0), ATTN_INVALID_ARGUMENT, (const char *[4]){"cache is NULL"});
   attn_kv_cache_destroy(cache);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(steps_in_every_kernel),
-      cmocka_unit_test(half_precision_is_kept),
-      cmocka_unit_test(creation_checks_arguments),
-      cmocka_unit_test(steps_check_arguments),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -51,8 +51,7 @@ static void feed_forward_of(int64_t rows, int64_t width, int64_t hidden, attn_ac
   attn_feed_forward_destroy(layer);
 }
 
-static void feed_forward_follows_the_formula(void **state) {
-  (void)state;
+TEST(feed_forward_follows_the_formula) {
   for (int activation = ATTN_RELU; activation <= ATTN_GELU; activation++) {
     feed_forward_of(1, 8, 32, (attn_activation)activation, 1);
     feed_forward_of(67, 24, 100, (attn_activation)activation, 1);
@@ -61,8 +60,7 @@ static void feed_forward_follows_the_formula(void **state) {
 }
 
 /* GELU over its whole range, through a layer that only passes it on. */
-static void gelu_follows_the_formula(void **state) {
-  (void)state;
+TEST(gelu_follows_the_formula) {
   enum { COUNT = 40001 };
   static float x[COUNT], y[COUNT];
   const float one = 1;
@@ -87,8 +85,7 @@ static void gelu_follows_the_formula(void **state) {
   attn_feed_forward_destroy(layer);
 }
 
-static void feed_forward_checks_arguments(void **state) {
-  (void)state;
+TEST(feed_forward_checks_arguments) {
   float w[6] = {0};
   const attn_feed_forward_config good = {.width = 2, .hidden = 3, .first = {.weight = w}, .second = {.weight = w}};
   attn_feed_forward *layer;
@@ -228,14 +225,10 @@ static void additive_in(const char *kernel) {
   attn_additive_destroy(layer);
 }
 
-static void additive_in_every_kernel(void **state) {
-  (void)state;
-  test_each_kernel(additive_in);
-}
+TEST(additive_in_every_kernel) { test_each_kernel(additive_in); }
 
 /* Threads and pool of the options are for everything, the weights included. */
-static void additive_weights_run_on_the_pool(void **state) {
-  (void)state;
+TEST(additive_weights_run_on_the_pool) {
   const attn_additive_config config = additive_config();
   const int32_t lengths[AB] = {AK, 7};
   float *weights[] = {NULL, nn_random(AB * AQ * AK, 11)};
@@ -259,8 +252,7 @@ static void additive_weights_run_on_the_pool(void **state) {
   assert_true(pools[1].calls > pools[0].calls);
 }
 
-static void additive_checks_arguments(void **state) {
-  (void)state;
+TEST(additive_checks_arguments) {
   attn_additive *layer;
   const attn_additive_config good = additive_config();
 #define REFUSED(field, wrong, word)                                               \
@@ -420,13 +412,9 @@ static void synthesizer_in(const char *kernel) {
     for (int causal = 0; causal < 2; causal++) synthesizer_of(kernel, (attn_synthesizer_kind)kind, causal);
 }
 
-static void synthesizer_in_every_kernel(void **state) {
-  (void)state;
-  test_each_kernel(synthesizer_in);
-}
+TEST(synthesizer_in_every_kernel) { test_each_kernel(synthesizer_in); }
 
-static void synthesizer_checks_arguments(void **state) {
-  (void)state;
+TEST(synthesizer_checks_arguments) {
   attn_synthesizer *layer;
   const attn_synthesizer_config dense = synthesizer_config(ATTN_SYNTHESIZER_DENSE),
                                 random = synthesizer_config(ATTN_SYNTHESIZER_RANDOM);
@@ -468,8 +456,7 @@ static void synthesizer_checks_arguments(void **state) {
 }
 
 /* Tensors that just can be addressed, and a workspace that no longer can. */
-static void workspaces_beyond_the_address_space_are_refused(void **state) {
-  (void)state;
+TEST(workspaces_beyond_the_address_space_are_refused) {
   enum { LONG = 1 << 15 };
   const int64_t batch = (int64_t)3 << 28;
   const float *weight = nn_random(LONG, 1);
@@ -502,19 +489,4 @@ static void workspaces_beyond_the_address_space_are_refused(void **state) {
   test_refused(attn_additive_create(&queries, NULL, &additive), ATTN_UNSUPPORTED,
                (const char *[4]){"attn_additive", "address space"});
   assert_true(!synthesizer && !additive);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(feed_forward_follows_the_formula),
-      cmocka_unit_test(gelu_follows_the_formula),
-      cmocka_unit_test(feed_forward_checks_arguments),
-      cmocka_unit_test(additive_in_every_kernel),
-      cmocka_unit_test(additive_weights_run_on_the_pool),
-      cmocka_unit_test(additive_checks_arguments),
-      cmocka_unit_test(synthesizer_in_every_kernel),
-      cmocka_unit_test(synthesizer_checks_arguments),
-      cmocka_unit_test(workspaces_beyond_the_address_space_are_refused),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

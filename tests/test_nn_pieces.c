@@ -10,8 +10,7 @@
 
 /* ---- Positions ---- */
 
-static void positions_follow_the_formula(void **state) {
-  (void)state;
+TEST(positions_follow_the_formula) {
   static float out[40 * 33];
   const int64_t widths[] = {1, 2, 32, 33}, firsts[] = {0, 7, 1000000, ((int64_t)1 << 31) - 40};
   for (int w = 0; w < 4; w++)
@@ -24,8 +23,7 @@ static void positions_follow_the_formula(void **state) {
 }
 
 /* Section 3.5 of the paper: the encoding of p + shift is a rotation of that of p, the same for every p. */
-static void positions_shift_by_rotation(void **state) {
-  (void)state;
+TEST(positions_shift_by_rotation) {
   enum { ROWS = 64, WIDTH = 16, SHIFT = 5 };
   static float out[ROWS * WIDTH];
   test_ok(attn_sinusoidal_positions(0, ROWS, WIDTH, out));
@@ -39,8 +37,7 @@ static void positions_shift_by_rotation(void **state) {
     }
 }
 
-static void positions_check_arguments(void **state) {
-  (void)state;
+TEST(positions_check_arguments) {
   float out[4];
   test_refused(attn_sinusoidal_positions(-1, 1, 4, out), ATTN_INVALID_ARGUMENT, (const char *[4]){"first is -1"});
   test_refused(attn_sinusoidal_positions(0, -1, 4, out), ATTN_INVALID_ARGUMENT, (const char *[4]){"rows is -1"});
@@ -77,8 +74,7 @@ static void fill_norm(float centre) {
   for (int i = 0; i < NORM_ROWS * NORM_MOST; i++) x[i] = x[i] * 3 + centre;
 }
 
-static void layer_norm_follows_the_formula(void **state) {
-  (void)state;
+TEST(layer_norm_follows_the_formula) {
   const int64_t widths[] = {2, 3, 15, 16, 17, 64, 300, 301};
   const float centres[] = {0, 1000, -30000};
   for (int c = 0; c < 3; c++)
@@ -97,8 +93,7 @@ static void layer_norm_follows_the_formula(void **state) {
 }
 
 /* The variance is that of the row, not an estimate for a population: n, not n - 1. */
-static void variance_is_uncorrected(void **state) {
-  (void)state;
+TEST(variance_is_uncorrected) {
   const float row[2] = {1, 3};
   const attn_norm norm = {.epsilon = 0};
   float out[2];
@@ -106,8 +101,7 @@ static void variance_is_uncorrected(void **state) {
   assert_true(out[0] == -1 && out[1] == 1);
 }
 
-static void layer_norm_works_in_place(void **state) {
-  (void)state;
+TEST(layer_norm_works_in_place) {
   static float expected[NORM_ROWS * 64], sum[NORM_ROWS * 64];
   const size_t bytes = sizeof expected;
   const attn_norm norm = {gain, bias, 1e-5f};
@@ -127,8 +121,7 @@ static void layer_norm_works_in_place(void **state) {
   assert_memory_equal(s, sum, bytes);
 }
 
-static void layer_norm_checks_arguments(void **state) {
-  (void)state;
+TEST(layer_norm_checks_arguments) {
   const attn_norm norm = {.epsilon = 1e-5f}, negative = {.epsilon = -1}, nan = {.epsilon = NAN};
   float a[4] = {1, 2, 3, 4}, b[4];
   const struct {
@@ -201,13 +194,9 @@ static void weights_of_every_dtype(const char *kernel) {
   for (int dtype = ATTN_F32; dtype <= ATTN_BF16; dtype++) weights_of(kernel, (attn_dtype)dtype);
 }
 
-static void weights_are_the_kernels_own(void **state) {
-  (void)state;
-  test_each_kernel(weights_of_every_dtype);
-}
+TEST(weights_are_the_kernels_own) { test_each_kernel(weights_of_every_dtype); }
 
-static void weights_check_arguments(void **state) {
-  (void)state;
+TEST(weights_check_arguments) {
   attn_problem p;
   float a[4] = {1, 2, 3, 4}, w[4];
   attn_problem_init(&p, 1, 1, 1, 2, 2, 2, 2);
@@ -283,13 +272,9 @@ static void regression_follows_the_formula(const char *kernel) {
     }
 }
 
-static void regression_in_every_kernel(void **state) {
-  (void)state;
-  test_each_kernel(regression_follows_the_formula);
-}
+TEST(regression_in_every_kernel) { test_each_kernel(regression_follows_the_formula); }
 
-static void regression_checks_arguments(void **state) {
-  (void)state;
+TEST(regression_checks_arguments) {
   const attn_regression good = {.points = POINTS,
                                 .queries = QUERIES,
                                 .dim_x = DX,
@@ -314,16 +299,4 @@ static void regression_checks_arguments(void **state) {
   REFUSED(y, NULL, "y is NULL");
   REFUSED(query, NULL, "query is NULL");
   REFUSED(prediction, NULL, "prediction is NULL");
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(positions_follow_the_formula), cmocka_unit_test(positions_shift_by_rotation),
-      cmocka_unit_test(positions_check_arguments),    cmocka_unit_test(layer_norm_follows_the_formula),
-      cmocka_unit_test(variance_is_uncorrected),      cmocka_unit_test(layer_norm_works_in_place),
-      cmocka_unit_test(layer_norm_checks_arguments),  cmocka_unit_test(weights_are_the_kernels_own),
-      cmocka_unit_test(weights_check_arguments),      cmocka_unit_test(regression_in_every_kernel),
-      cmocka_unit_test(regression_checks_arguments),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

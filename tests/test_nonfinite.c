@@ -148,23 +148,9 @@ static void nan_bias_reaches_its_row(const char *kernel) {
     const attn_problem problem = one_head();                                     \
     if (!attn_kernel_rejects(attn_kernel_find(kernel), &problem)) check(kernel); \
   }                                                                              \
-  static void each_##check(void **state) {                                       \
-    (void)state;                                                                 \
-    test_each_kernel(check##_if_taken);                                          \
-  }
+  KERNEL_TEST(check##_if_taken)
 FOR_EACH_KERNEL(neighbours_nan_hides_no_score)
 FOR_EACH_KERNEL(keys_between_rows_change_no_bit)
 FOR_EACH_KERNEL(later_keys_change_no_bit_of_earlier_rows)
 FOR_EACH_KERNEL(sign_of_zero_is_the_rows_own)
 FOR_EACH_KERNEL(nan_bias_reaches_its_row)
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(each_neighbours_nan_hides_no_score),
-      cmocka_unit_test(each_keys_between_rows_change_no_bit),
-      cmocka_unit_test(each_later_keys_change_no_bit_of_earlier_rows),
-      cmocka_unit_test(each_sign_of_zero_is_the_rows_own),
-      cmocka_unit_test(each_nan_bias_reaches_its_row),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}

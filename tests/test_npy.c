@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /* The .npy reader and writer: what NumPy may write is read, and whatever else stands in a file is refused with a sentence
  * that says what is wrong. The files are put together byte by byte here, so that no Python is needed. */
-#include <setjmp.h>
+#define TEST_SETUP    make_path
+#define TEST_TEARDOWN remove_path
 #include <signal.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,9 +12,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "data/npy.h"
+#include "support.h"
 
 static char path[64];
 
@@ -71,8 +69,7 @@ static void assert_header_refused(const char *header, const char *words) {
   assert_refused(words);
 }
 
-static void reads_every_version_and_type(void **state) {
-  (void)state;
+TEST(reads_every_version_and_type) {
   static const struct {
     const char *descr;
     npy_type type;
@@ -98,8 +95,7 @@ static void reads_every_version_and_type(void **state) {
     }
 }
 
-static void swaps_the_other_byte_order(void **state) {
-  (void)state;
+TEST(swaps_the_other_byte_order) {
   static const unsigned char big[] = {0x3f, 0x80, 0, 0, 0xc0, 0x20, 0, 0}, little[] = {0, 0, 0x80, 0x3f, 0, 0, 0x20, 0xc0};
   npy_array array;
   for (int is_big = 0; is_big < 2; is_big++) {
@@ -114,8 +110,7 @@ static void swaps_the_other_byte_order(void **state) {
   }
 }
 
-static void turns_fortran_order(void **state) {
-  (void)state;
+TEST(turns_fortran_order) {
   uint16_t stored[2 * 3 * 4];
   for (uint16_t a = 0, n = 0; a < 2; a++)
     for (uint16_t b = 0; b < 3; b++)
@@ -127,8 +122,7 @@ static void turns_fortran_order(void **state) {
   npy_free(&array);
 }
 
-static void reads_scalars_and_empty_arrays(void **state) {
-  (void)state;
+TEST(reads_scalars_and_empty_arrays) {
   npy_array array;
   write_npy(1, "{\"shape\": (), 'fortran_order': False, 'descr': '<i4'}\n", "\7\0\0\0", 4); /* any quotes, any order */
   assert_read(&array);
@@ -144,8 +138,7 @@ static void reads_scalars_and_empty_arrays(void **state) {
   npy_free(&array);
 }
 
-static void refuses_what_is_not_npy(void **state) {
-  (void)state;
+TEST(refuses_what_is_not_npy) {
   write_file("", 0);
   assert_refused("only 0 bytes long");
   write_file("PK\3\4 and so on", 14);
@@ -162,8 +155,7 @@ static void refuses_what_is_not_npy(void **state) {
   assert_refused("ends within its header length");
 }
 
-static void refuses_files_it_cannot_open(void **state) {
-  (void)state;
+TEST(refuses_files_it_cannot_open) {
   char error[200], no_file[96];
   npy_array array;
   snprintf(no_file, sizeof no_file, "%s.none", path);
@@ -173,8 +165,7 @@ static void refuses_files_it_cannot_open(void **state) {
   assert_non_null(strstr(error, "not a regular file"));
 }
 
-static void refuses_bad_headers(void **state) {
-  (void)state;
+TEST(refuses_bad_headers) {
   static const struct {
     const char *header, *words;
   } bad[] = {
@@ -217,8 +208,7 @@ static void refuses_bad_headers(void **state) {
 
 /* Every prefix of a good file, and every good file with one byte changed, is read or refused, never trusted; sanitizers see
  * to the rest. */
-static void survives_damage(void **state) {
-  (void)state;
+TEST(survives_damage) {
   static const char header[] = "{'descr': '>f8', 'fortran_order': True, 'shape': (3, 2), }  \n";
   unsigned char bytes[256] = {0};
   npy_array array;
@@ -242,8 +232,7 @@ static void survives_damage(void **state) {
     }
 }
 
-static void writes_what_it_reads(void **state) {
-  (void)state;
+TEST(writes_what_it_reads) {
   static const int shapes[][4] = {{0, 0, 0, 0}, {1, 6, 0, 0}, {2, 2, 3, 0}, {3, 1, 2, 3}, {3, 2, 0, 3}};
   float values[6] = {1, -2, 3.5f, 1e-30f, 5, -0.0f};
   for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
@@ -260,8 +249,7 @@ static void writes_what_it_reads(void **state) {
 }
 
 /* What was there stays if the new file cannot be written, and no other file is left. */
-static void a_failed_write_changes_nothing(void **state) {
-  (void)state;
+TEST(a_failed_write_changes_nothing) {
   float value = 1;
   const npy_array array = {.type = NPY_F32, .count = 1, .data = &value};
   const struct rlimit none = {0, RLIM_INFINITY};
@@ -284,8 +272,7 @@ static void a_failed_write_changes_nothing(void **state) {
 }
 
 /* Opening a pipe for reading waits for its writer. */
-static void does_not_wait_for_a_pipe(void **state) {
-  (void)state;
+TEST(does_not_wait_for_a_pipe) {
   char pipe[96], error[200];
   npy_array array;
   snprintf(pipe, sizeof pipe, "%s.pipe", path);
@@ -295,16 +282,4 @@ static void does_not_wait_for_a_pipe(void **state) {
   alarm(0);
   assert_non_null(strstr(error, "not a regular file"));
   assert_int_equal(unlink(pipe), 0);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(reads_every_version_and_type), cmocka_unit_test(swaps_the_other_byte_order),
-      cmocka_unit_test(turns_fortran_order),          cmocka_unit_test(reads_scalars_and_empty_arrays),
-      cmocka_unit_test(refuses_what_is_not_npy),      cmocka_unit_test(refuses_files_it_cannot_open),
-      cmocka_unit_test(refuses_bad_headers),          cmocka_unit_test(survives_damage),
-      cmocka_unit_test(writes_what_it_reads),         cmocka_unit_test(a_failed_write_changes_nothing),
-      cmocka_unit_test(does_not_wait_for_a_pipe),
-  };
-  return cmocka_run_group_tests_name("npy", tests, make_path, remove_path);
 }

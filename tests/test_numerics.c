@@ -112,12 +112,4 @@ static void check_kernel(const char *kernel) {
     check_exp(info, ATTN_BF16);
 }
 
-static void declared_errors_are_true(void **state) {
-  (void)state;
-  test_each_kernel(check_kernel);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(declared_errors_are_true)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST(declared_errors_are_true) { test_each_kernel(check_kernel); }

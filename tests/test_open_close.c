@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* What kernel.h promises kernels that stand on another library: open() once per plan, after plan() and before the workspace
  * is sized; run() sees what it made, unchanged; close() once for each open() that succeeded, and for no other. */
+#define TEST_SETUP forget
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -82,8 +83,7 @@ static int forget(void **state) {
   return 0;
 }
 
-static void one_object_serves_all_runs_of_a_plan(void **state) {
-  (void)state;
+TEST(one_object_serves_all_runs_of_a_plan) {
   const attn_problem problem = two_heads();
   test_data data = test_data_create(&problem, 1);
   attn_plan *plan;
@@ -101,8 +101,7 @@ static void one_object_serves_all_runs_of_a_plan(void **state) {
   test_data_destroy(&data);
 }
 
-static void each_plan_has_its_own(void **state) {
-  (void)state;
+TEST(each_plan_has_its_own) {
   const attn_problem problem = two_heads();
   attn_plan *plans[2];
   for (int i = 0; i < 2; i++) test_ok(attn_plan_create_for_kernel(&problem, &fake, NULL, &plans[i]));
@@ -111,8 +110,7 @@ static void each_plan_has_its_own(void **state) {
   assert_int_equal(seen.closed, 2);
 }
 
-static void failure_is_a_status_and_a_sentence(void **state) {
-  (void)state;
+TEST(failure_is_a_status_and_a_sentence) {
   static const attn_status answers[] = {ATTN_UNSUPPORTED, ATTN_OUT_OF_MEMORY};
   const attn_problem problem = two_heads();
   for (size_t i = 0; i < sizeof answers / sizeof *answers; i++) {
@@ -126,8 +124,7 @@ static void failure_is_a_status_and_a_sentence(void **state) {
   }
 }
 
-static void what_was_opened_is_closed_when_memory_overflows(void **state) {
-  (void)state;
+TEST(what_was_opened_is_closed_when_memory_overflows) {
   const attn_problem problem = two_heads();
   attn_plan *plan;
   seen.unit_bytes = SIZE_MAX / 2;
@@ -135,16 +132,4 @@ static void what_was_opened_is_closed_when_memory_overflows(void **state) {
                (const char *const[4]){"fake_library", "address space"});
   assert_int_equal(seen.opened, 1);
   assert_int_equal(seen.closed, 1);
-}
-
-#define TEST(function) cmocka_unit_test_setup(function, forget)
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      TEST(one_object_serves_all_runs_of_a_plan),
-      TEST(each_plan_has_its_own),
-      TEST(failure_is_a_status_and_a_sentence),
-      TEST(what_was_opened_is_closed_when_memory_overflows),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* Plans, the registry and dispatch: an override only takes away and fails loudly, errors list what would do, plans can be
  * shared, and the workspace is checked. */
+#define TEST_SETUP    clear_environment
+#define TEST_TEARDOWN clear_environment
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,6 +22,11 @@ static attn_problem small_problem(const char *kernel) {
 /* Environment variables are part of the interface: every test starts with none of them set but the cap that the caller of
  * the whole program gave. */
 static char outer_cap[32];
+
+__attribute__((constructor)) static void read_outer_cap(void) {
+  const char *cap = getenv("ATTN_MAX_ISA");
+  if (cap) snprintf(outer_cap, sizeof outer_cap, "%s", cap);
+}
 
 static int clear_environment(void **state) {
   (void)state;
@@ -49,8 +56,7 @@ static void assert_create_fails(const char *kernel, const char *max_isa, attn_st
 
 /* ---- The registry ---- */
 
-static void registry_can_be_read(void **state) {
-  (void)state;
+TEST(registry_can_be_read) {
   assert_true(attn_kernel_count() >= 3);
   assert_null(attn_kernel_get(-1));
   assert_null(attn_kernel_get(attn_kernel_count()));
@@ -72,8 +78,7 @@ static void registry_can_be_read(void **state) {
   }
 }
 
-static void kernels_that_are_not_built_say_why(void **state) {
-  (void)state;
+TEST(kernels_that_are_not_built_say_why) {
   const char *reason = NULL, *name;
   int count = 0;
   for (; (name = attn_kernel_not_built(count, &reason)); count++) {
@@ -84,8 +89,7 @@ static void kernels_that_are_not_built_say_why(void **state) {
   assert_null(attn_kernel_not_built(-1, NULL));
 }
 
-static void registry_answers_for_a_problem(void **state) {
-  (void)state;
+TEST(registry_answers_for_a_problem) {
   const attn_problem good = small_problem(NULL);
   attn_problem bad = good;
   bad.dim_v = 0;
@@ -103,20 +107,15 @@ static void registry_answers_for_a_problem(void **state) {
 
 static void named_kernel_runs(const char *kernel) { assert_plan_runs(kernel, NULL, kernel); }
 
-static void every_usable_kernel_can_be_named(void **state) {
-  (void)state;
-  test_each_kernel(named_kernel_runs);
-}
+TEST(every_usable_kernel_can_be_named) { test_each_kernel(named_kernel_runs); }
 
-static void unknown_kernel_lists_names(void **state) {
-  (void)state;
+TEST(unknown_kernel_lists_names) {
   assert_create_fails("flash_mmx", NULL, ATTN_UNKNOWN_KERNEL,
                       (const char *const[4]){"attn_options.kernel", "'flash_mmx'", "naive_c", "flash_c"});
   assert_create_fails("", NULL, ATTN_UNKNOWN_KERNEL, (const char *const[4]){"attn_options.kernel", "''", "naive_c"});
 }
 
-static void refused_kernel_is_an_error_not_a_fallback(void **state) {
-  (void)state;
+TEST(refused_kernel_is_an_error_not_a_fallback) {
   for (int i = 0; i < attn_kernel_count(); i++) {
     const attn_kernel_info *kernel = attn_kernel_get(i);
     const char *reason = attn_kernel_unusable(kernel);
@@ -125,8 +124,7 @@ static void refused_kernel_is_an_error_not_a_fallback(void **state) {
   }
 }
 
-static void attn_kernel_variable_fills_in_for_null_only(void **state) {
-  (void)state;
+TEST(attn_kernel_variable_fills_in_for_null_only) {
   setenv("ATTN_KERNEL", "blocked_c", 1);
   assert_plan_runs(NULL, NULL, "blocked_c");
   assert_plan_runs("naive_c", NULL, "naive_c");
@@ -140,8 +138,7 @@ static void attn_kernel_variable_fills_in_for_null_only(void **state) {
 
 /* ---- Capping the tier ---- */
 
-static void cap_takes_higher_tiers_away(void **state) {
-  (void)state;
+TEST(cap_takes_higher_tiers_away) {
   assert_plan_runs(NULL, "c", "decode_c");
   setenv("ATTN_MAX_ISA", "c", 1);
   assert_plan_runs(NULL, NULL, "decode_c");
@@ -161,8 +158,7 @@ static void cap_takes_higher_tiers_away(void **state) {
 }
 
 /* The lower of the two caps counts: neither can lift the other. */
-static void caps_only_take_away(void **state) {
-  (void)state;
+TEST(caps_only_take_away) {
   const char *tiers = attn_cpu_tiers(), *last = strrchr(tiers, ' ');
   const char *highest = last ? last + 1 : tiers;
   setenv("ATTN_MAX_ISA", "c", 1);
@@ -172,8 +168,7 @@ static void caps_only_take_away(void **state) {
 }
 
 /* Split-KV for few queries, flash for many, where a key is wide a little later; batch and threads have no say. */
-static void choice_depends_on_the_shape_of_a_sequence(void **state) {
-  (void)state;
+TEST(choice_depends_on_the_shape_of_a_sequence) {
   static const struct {
     int64_t heads_q, seq_q, dim;
     const char *expected;
@@ -190,8 +185,7 @@ static void choice_depends_on_the_shape_of_a_sequence(void **state) {
     }
 }
 
-static void unknown_cap_is_an_error(void **state) {
-  (void)state;
+TEST(unknown_cap_is_an_error) {
   assert_create_fails(NULL, "avx9", ATTN_INVALID_ARGUMENT, (const char *const[4]){"attn_options.max_isa", "'avx9'", "c"});
   setenv("ATTN_MAX_ISA", "sse2", 1);
   assert_create_fails(NULL, NULL, ATTN_INVALID_ARGUMENT, (const char *const[4]){"ATTN_MAX_ISA", "'sse2'", "c"});
@@ -205,8 +199,7 @@ static void worker_without_tasks(void *pool, int64_t tasks, int workers, attn_ta
   (void)pool, (void)tasks, (void)workers, (void)task, (void)context;
 }
 
-static void thread_counts_are_checked(void **state) {
-  (void)state;
+TEST(thread_counts_are_checked) {
   const attn_problem problem = small_problem(NULL);
   attn_plan *plan;
   attn_options options = {.threads = -1};
@@ -249,14 +242,10 @@ static void workspace_is_checked(const char *kernel) {
   free(workspace);
 }
 
-static void every_kernel_checks_its_workspace(void **state) {
-  (void)state;
-  test_each_kernel(workspace_is_checked);
-}
+TEST(every_kernel_checks_its_workspace) { test_each_kernel(workspace_is_checked); }
 
 /* naive_c cuts one head no further: more threads than heads must not each get a score matrix. */
-static void threads_without_tasks_cost_no_memory(void **state) {
-  (void)state;
+TEST(threads_without_tasks_cost_no_memory) {
   attn_problem problem;
   attn_problem_init(&problem, 1, 3, 1, 100, 100, 8, 8);
   size_t bytes[2];
@@ -284,8 +273,7 @@ static void plan_describes_itself(const char *kernel) {
   attn_plan_destroy(plan);
 }
 
-static void every_plan_describes_itself(void **state) {
-  (void)state;
+TEST(every_plan_describes_itself) {
   test_each_kernel(plan_describes_itself);
   attn_plan *plan;
   test_ok(create(NULL, NULL, &plan));
@@ -295,8 +283,7 @@ static void every_plan_describes_itself(void **state) {
   assert_int_equal(attn_plan_workspace(NULL), 0);
 }
 
-static void one_shot_gives_the_bits_of_a_plan(void **state) {
-  (void)state;
+TEST(one_shot_gives_the_bits_of_a_plan) {
   attn_problem problem = small_problem(NULL);
   problem.uses = ATTN_USE_LSE;
   test_data data = test_data_create(&problem, 5), again = test_data_share_inputs(&problem, &data);
@@ -318,8 +305,7 @@ static void *fail_elsewhere(void *seen) {
   return (void *)(intptr_t)attn_problem_validate(&problem);
 }
 
-static void last_error_belongs_to_the_thread(void **state) {
-  (void)state;
+TEST(last_error_belongs_to_the_thread) {
   attn_problem problem = small_problem(NULL);
   problem.batch = -5;
   assert_int_equal(attn_problem_validate(&problem), ATTN_INVALID_ARGUMENT);
@@ -335,8 +321,7 @@ static void last_error_belongs_to_the_thread(void **state) {
   test_contains(before, "-5");
 }
 
-static void statuses_and_version_have_names(void **state) {
-  (void)state;
+TEST(statuses_and_version_have_names) {
   assert_string_equal(attn_status_name(ATTN_OK), "ATTN_OK");
   assert_string_equal(attn_status_name(ATTN_INVALID_ARGUMENT), "ATTN_INVALID_ARGUMENT");
   assert_string_equal(attn_status_name(ATTN_UNSUPPORTED), "ATTN_UNSUPPORTED");
@@ -347,32 +332,4 @@ static void statuses_and_version_have_names(void **state) {
   char version[32];
   snprintf(version, sizeof version, "%d.%d.%d", ATTN_VERSION_MAJOR, ATTN_VERSION_MINOR, ATTN_VERSION_PATCH);
   assert_string_equal(attn_version(), version);
-}
-
-#define TEST(function) cmocka_unit_test_setup_teardown(function, clear_environment, clear_environment)
-
-int main(void) {
-  const char *cap = getenv("ATTN_MAX_ISA");
-  if (cap) snprintf(outer_cap, sizeof outer_cap, "%s", cap);
-  const struct CMUnitTest tests[] = {
-      TEST(registry_can_be_read),
-      TEST(kernels_that_are_not_built_say_why),
-      TEST(registry_answers_for_a_problem),
-      TEST(every_usable_kernel_can_be_named),
-      TEST(unknown_kernel_lists_names),
-      TEST(refused_kernel_is_an_error_not_a_fallback),
-      TEST(attn_kernel_variable_fills_in_for_null_only),
-      TEST(cap_takes_higher_tiers_away),
-      TEST(caps_only_take_away),
-      TEST(choice_depends_on_the_shape_of_a_sequence),
-      TEST(unknown_cap_is_an_error),
-      TEST(thread_counts_are_checked),
-      TEST(every_kernel_checks_its_workspace),
-      TEST(threads_without_tasks_cost_no_memory),
-      TEST(every_plan_describes_itself),
-      TEST(one_shot_gives_the_bits_of_a_plan),
-      TEST(last_error_belongs_to_the_thread),
-      TEST(statuses_and_version_have_names),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

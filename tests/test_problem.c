@@ -22,8 +22,7 @@ static void assert_strides(attn_strides stride, int64_t b, int64_t h, int64_t s,
   assert_int_equal(stride.d, d);
 }
 
-static void init_fills_in_dense_defaults(void **state) {
-  (void)state;
+TEST(init_fills_in_dense_defaults) {
   const attn_problem p = valid_problem();
   assert_int_equal(p.struct_size, sizeof p);
   assert_strides(p.q_stride, 4 * 5 * 8, 5 * 8, 8, 1);
@@ -45,8 +44,7 @@ static void init_fills_in_dense_defaults(void **state) {
   test_ok(attn_problem_validate(&p));
 }
 
-static void setters_set_what_they_say(void **state) {
-  (void)state;
+TEST(setters_set_what_they_say) {
   attn_problem p = valid_problem();
   attn_problem_set_causal(&p, ATTN_ALIGN_BOTTOM_RIGHT);
   assert_int_equal(p.align, ATTN_ALIGN_BOTTOM_RIGHT);
@@ -94,8 +92,7 @@ static void setters_set_what_they_say(void **state) {
   X(no_keys, attn_problem_init(p, 2, 4, 2, 5, 0, 8, 6))
 LEGAL_CHANGES(LEGAL)
 
-static void legal_problems_are_accepted(void **state) {
-  (void)state;
+TEST(legal_problems_are_accepted) {
 #define ROW(name, change) {#name, legal_##name},
   static const struct {
     const char *name;
@@ -171,8 +168,7 @@ static void legal_problems_are_accepted(void **state) {
   static void illegal_##name(attn_problem *p) { change; }
 ILLEGAL_CHANGES(ILLEGAL)
 
-static void illegal_problems_are_refused_in_words(void **state) {
-  (void)state;
+TEST(illegal_problems_are_refused_in_words) {
 #define ROW(name, change, ...) {#name, illegal_##name, {__VA_ARGS__}},
   static const struct {
     const char *name;
@@ -194,8 +190,7 @@ static void illegal_problems_are_refused_in_words(void **state) {
   }
 }
 
-static void null_problem_is_refused(void **state) {
-  (void)state;
+TEST(null_problem_is_refused) {
   const char *const parts[4] = {"problem", "NULL"};
   attn_plan *plan;
   test_refused(attn_problem_validate(NULL), ATTN_INVALID_ARGUMENT, parts);
@@ -206,8 +201,7 @@ static void null_problem_is_refused(void **state) {
 }
 
 /* Sizes whose products overflow must not wrap into a small workspace. */
-static void overflowing_workspace_is_refused(void **state) {
-  (void)state;
+TEST(overflowing_workspace_is_refused) {
   attn_problem p;
   const int64_t long_seq = (int64_t)1 << 31;
   attn_problem_init(&p, 1, 1, 1, 1, long_seq, 1, 1);
@@ -223,13 +217,4 @@ static void overflowing_workspace_is_refused(void **state) {
   } else {
     test_refused(status, ATTN_UNSUPPORTED, (const char *const[4]){"naive_c", "workspace"});
   }
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(init_fills_in_dense_defaults), cmocka_unit_test(setters_set_what_they_say),
-      cmocka_unit_test(legal_problems_are_accepted),  cmocka_unit_test(illegal_problems_are_refused_in_words),
-      cmocka_unit_test(null_problem_is_refused),      cmocka_unit_test(overflowing_workspace_is_refused),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

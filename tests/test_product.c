@@ -152,8 +152,7 @@ static const shape shapes[] = {
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
-static void test_meets_the_limit(void **state) {
-  (void)state;
+TEST(test_meets_the_limit) {
   int ran = 0;
   for (int n = 0; n < NAMES; n++) {
     const attn_options options = {.kernel = names[n], .threads = 1};
@@ -179,8 +178,7 @@ static void test_meets_the_limit(void **state) {
 }
 
 /* What lies between the elements of Y stays what it was. */
-static void test_writes_only_its_elements(void **state) {
-  (void)state;
+TEST(test_writes_only_its_elements) {
   for (int i = 0; i < SHAPES; i++) {
     layer l = make_layer(shapes[i]);
     float *before = test_allocate((size_t)l.y_floats * sizeof *before);
@@ -204,8 +202,7 @@ static void test_writes_only_its_elements(void **state) {
 /* ---- Bits ---- */
 
 /* Rows computed alone, with others, by one thread or several, through OpenMP or a pool: the same bits. */
-static void test_bits_depend_on_the_row_alone(void **state) {
-  (void)state;
+TEST(test_bits_depend_on_the_row_alone) {
   layer l = make_layer((shape){.batch = 1, .rows = 230, .depth = 300, .columns = 130, .bias = true, .x_step = 1});
   attn_product *alone = create(&l, &(attn_options){.threads = 1});
   run(alone, &l.args);
@@ -239,8 +236,7 @@ static void test_bits_depend_on_the_row_alone(void **state) {
 }
 
 /* OpenBLAS sums by a row's place in its block: so a sequence among others, or alone, on any threads, has the same bits. */
-static void test_sequences_keep_their_bits_in_a_library(void **state) {
-  (void)state;
+TEST(test_sequences_keep_their_bits_in_a_library) {
   layer l = make_layer((shape){.batch = 5, .rows = 130, .depth = 70, .columns = 300, .bias = true, .x_step = 1});
   attn_product *product;
   attn_options options = {.kernel = "product_openblas", .threads = 1};
@@ -273,8 +269,7 @@ static void test_sequences_keep_their_bits_in_a_library(void **state) {
   free_layer(&l);
 }
 
-static void test_workspace_never_shrinks(void **state) {
-  (void)state;
+TEST(test_workspace_never_shrinks) {
   layer l = make_layer((shape){.batch = 1, .rows = 1, .depth = 300, .columns = 1000, .x_step = 1});
   for (int threads = 1; threads <= 4; threads++) {
     attn_product *product = create(&l, &(attn_options){.threads = threads});
@@ -290,8 +285,7 @@ static void test_workspace_never_shrinks(void **state) {
 }
 
 /* The activations keep NaN, and a NaN in one row of X stays in that row. */
-static void test_nan_stays_in_its_row(void **state) {
-  (void)state;
+TEST(test_nan_stays_in_its_row) {
   for (int gelu = 0; gelu < 2; gelu++) {
     layer l = make_layer(
         (shape){.batch = 1, .rows = 8, .depth = 40, .columns = 20, .relu = !gelu, .gelu = gelu, .bias = true, .x_step = 1});
@@ -314,8 +308,7 @@ static void expect_refusal(const layer *l, const attn_options *options, attn_sta
   test_contains(attn_last_error(), fragment);
 }
 
-static void test_refuses_bad_weights(void **state) {
-  (void)state;
+TEST(test_refuses_bad_weights) {
   const layer good = make_layer((shape){.batch = 1, .rows = 2, .depth = 4, .columns = 4, .x_step = 1});
   layer l = good;
   l.weights.depth = 0;
@@ -344,8 +337,7 @@ static void test_refuses_bad_weights(void **state) {
   free_layer(&l);
 }
 
-static void test_refuses_bad_arguments(void **state) {
-  (void)state;
+TEST(test_refuses_bad_arguments) {
   layer l = make_layer((shape){.batch = 2, .rows = 2, .depth = 4, .columns = 6, .x_step = 1});
   attn_product *product = create(&l, &(attn_options){.threads = 1});
   const struct {
@@ -371,18 +363,4 @@ static void test_refuses_bad_arguments(void **state) {
   assert_int_equal(attn_product_run(product, NULL, workspace, 64), ATTN_INVALID_ARGUMENT);
   attn_product_destroy(product);
   free_layer(&l);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_meets_the_limit),
-      cmocka_unit_test(test_writes_only_its_elements),
-      cmocka_unit_test(test_bits_depend_on_the_row_alone),
-      cmocka_unit_test(test_sequences_keep_their_bits_in_a_library),
-      cmocka_unit_test(test_workspace_never_shrinks),
-      cmocka_unit_test(test_nan_stays_in_its_row),
-      cmocka_unit_test(test_refuses_bad_weights),
-      cmocka_unit_test(test_refuses_bad_arguments),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

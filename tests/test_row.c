@@ -52,8 +52,7 @@ static void same_cells(const bench_row *a, const bench_row *b) {
     assert_string_equal(bench_cell(a, (bench_column)c, text_a), bench_cell(b, (bench_column)c, text_b));
 }
 
-static void test_cells_print_what_was_read(void **state) {
-  (void)state;
+TEST(test_cells_print_what_was_read) {
   bench_row row = full_row();
   char text[BENCH_CELL], wanted[BENCH_CELL];
   for (int c = 0; c < BENCH_COLUMNS; c++)
@@ -62,8 +61,7 @@ static void test_cells_print_what_was_read(void **state) {
 }
 
 /* Of a row that was never filled, only the status has a value. */
-static void test_missing_values_are_empty(void **state) {
-  (void)state;
+TEST(test_missing_values_are_empty) {
   bench_row row = bench_row_create(NULL, NULL);
   row.verdict.status = BENCH_SKIP;
   char text[BENCH_CELL];
@@ -71,8 +69,7 @@ static void test_missing_values_are_empty(void **state) {
     assert_string_equal(bench_cell(&row, (bench_column)c, text), c == COLUMN_status ? "SKIP" : "");
 }
 
-static void test_what_is_no_value_is_refused(void **state) {
-  (void)state;
+TEST(test_what_is_no_value_is_refused) {
   static const struct {
     bench_column column;
     const char *text;
@@ -87,8 +84,7 @@ static void test_what_is_no_value_is_refused(void **state) {
       fail_msg("%s takes %s", bench_column_name(cases[i].column), cases[i].text);
 }
 
-static void test_few_rounds_have_no_interval(void **state) {
-  (void)state;
+TEST(test_few_rounds_have_no_interval) {
   const double times[] = {3, 1, 2, 5, 4};
   bench_row row = bench_row_create(NULL, NULL);
   char text[BENCH_CELL];
@@ -101,8 +97,7 @@ static void test_few_rounds_have_no_interval(void **state) {
 }
 
 /* A kernel that declares large errors is marked in the row, and so in table, CSV, JSON and below figures. */
-static void test_approximate_kernels_are_marked(void **state) {
-  (void)state;
+TEST(test_approximate_kernels_are_marked) {
   const attn_kernel_info *kernel = attn_kernel_find("naive_c");
   bench_case bench;
   bench_case_build(&(bench_spec){{{0}}}, 1, &bench);
@@ -115,8 +110,7 @@ static void test_approximate_kernels_are_marked(void **state) {
 }
 
 /* A name that does not fit is no name: two cases could share it. */
-static void test_a_case_whose_name_is_cut_off_is_not_run(void **state) {
-  (void)state;
+TEST(test_a_case_whose_name_is_cut_off_is_not_run) {
   bench_spec spec = {{{0}}};
   bench_case bench;
   bench_case_build(&spec, 1, &bench);
@@ -131,8 +125,7 @@ static void test_a_case_whose_name_is_cut_off_is_not_run(void **state) {
 }
 
 /* Writes the row to a journal and reads it back. */
-static void test_a_journal_holds_rows_as_they_are(void **state) {
-  (void)state;
+TEST(test_a_journal_holds_rows_as_they_are) {
   bench_journal_head head = {.count = 0};
   bench_journal_describe(&head, "cpu", "%s", "any \"CPU\" \xff\x01");
   char path[] = "/tmp/attn_journal_XXXXXX";
@@ -156,17 +149,4 @@ static void test_a_journal_holds_rows_as_they_are(void **state) {
   assert_true(read.item[1].noise == -1 && !read.item[1].samples_ns);
   for (int i = 0; i < 2; i++) bench_row_clear(&rows[i]);
   bench_rows_clear(&read);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_cells_print_what_was_read),
-      cmocka_unit_test(test_missing_values_are_empty),
-      cmocka_unit_test(test_what_is_no_value_is_refused),
-      cmocka_unit_test(test_few_rounds_have_no_interval),
-      cmocka_unit_test(test_a_journal_holds_rows_as_they_are),
-      cmocka_unit_test(test_approximate_kernels_are_marked),
-      cmocka_unit_test(test_a_case_whose_name_is_cut_off_is_not_run),
-  };
-  return cmocka_run_group_tests_name("row", tests, NULL, NULL);
 }

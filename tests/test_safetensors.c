@@ -33,8 +33,7 @@ static int read_header(const char *header, size_t bytes, safetensors *out) {
   return read_file(padded, strlen(padded), bytes, out);
 }
 
-static void good_files_are_read(void **state) {
-  (void)state;
+TEST(good_files_are_read) {
   safetensors file;
   assert_int_equal(
       read_header("{\"__metadata__\":{\"a\":\"b \\\" c\"},\"m\":{\"dtype\":\"F32\",\"shape\":[1,3],\"data_offsets\":[4,16]},"
@@ -53,8 +52,7 @@ static void good_files_are_read(void **state) {
   safetensors_free(&file);
 }
 
-static void bad_files_are_refused(void **state) {
-  (void)state;
+TEST(bad_files_are_refused) {
 #define ENTRY(rest) "{\"v\":{\"dtype\":\"F32\"," rest "}}"
   static const char *const headers[] = {"",
                                         "{",
@@ -93,8 +91,7 @@ static void bad_files_are_refused(void **state) {
 }
 
 /* Every prefix of a good header, and every byte of it changed. */
-static void broken_headers_do_no_harm(void **state) {
-  (void)state;
+TEST(broken_headers_do_no_harm) {
   static const char good[] = "{\"v\":{\"dtype\":\"F32\",\"shape\":[2,2],\"data_offsets\":[0,16]}}";
   static const char bytes[] = "\"{}[]:,09\\ x";
   char text[sizeof good];
@@ -123,13 +120,4 @@ static void broken_headers_do_no_harm(void **state) {
   dup2(messages, STDERR_FILENO);
   close(messages);
   close(nowhere);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(good_files_are_read),
-      cmocka_unit_test(bad_files_are_refused),
-      cmocka_unit_test(broken_headers_do_no_harm),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -132,10 +132,7 @@ static void softmax_is_right(const attn_score_steps *steps) {
   }
 }
 
-static void each_tiers_softmax_is_right(void **state) {
-  (void)state;
-  each_tier(softmax_is_right);
-}
+TEST(each_tiers_softmax_is_right) { each_tier(softmax_is_right); }
 
 /* ---- Rows ---- */
 
@@ -178,15 +175,4 @@ static void rows_are_copied(const attn_score_steps *steps) {
   }
 }
 
-static void each_tier_copies_rows(void **state) {
-  (void)state;
-  each_tier(rows_are_copied);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(each_tiers_softmax_is_right),
-      cmocka_unit_test(each_tier_copies_rows),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST(each_tier_copies_rows) { each_tier(rows_are_copied); }

@@ -9,8 +9,7 @@ static void assert_close(double a, double b) {
   if (!(fabs(a - b) <= 1e-12 * (1 + fabs(b)))) fail_msg("%.17g instead of %.17g", a, b);
 }
 
-static void median_of_odd_and_even_counts(void **state) {
-  (void)state;
+TEST(median_of_odd_and_even_counts) {
   const double one[] = {3}, odd[] = {5, -1, 3}, even[] = {4, 1, 3, 2};
   assert_close(bench_median(one, 1), 3);
   assert_close(bench_median(odd, 3), 3);
@@ -19,8 +18,7 @@ static void median_of_odd_and_even_counts(void **state) {
   assert_close(even[0], 4);
 }
 
-static void a_few_values_have_no_interval(void **state) {
-  (void)state;
+TEST(a_few_values_have_no_interval) {
   const double values[] = {10, 14, 11, 30, 12};
   const bench_summary s = bench_summarise(values, 5);
   assert_int_equal(s.n, 5);
@@ -35,8 +33,7 @@ static void a_few_values_have_no_interval(void **state) {
 
 /* The 95 % interval of a median from order statistics: with 1-based ranks l..n+1-l it covers 1 - 2 P(B < l) for B from
  * binomial(n, 1/2); l is the largest that still covers 95 %. The values 1..n in mixed order make ranks visible. */
-static void interval_has_the_tabulated_ranks(void **state) {
-  (void)state;
+TEST(interval_has_the_tabulated_ranks) {
   static const struct {
     int n, lo, hi;
   } table[] = {{6, 1, 6}, {8, 1, 8}, {9, 2, 8}, {11, 2, 10}, {15, 4, 12}, {21, 6, 16}, {31, 10, 22}, {51, 19, 33}};
@@ -52,8 +49,7 @@ static void interval_has_the_tabulated_ranks(void **state) {
   }
 }
 
-static void paired_ratio_is_per_round(void **state) {
-  (void)state;
+TEST(paired_ratio_is_per_round) {
   double a[21], b[21];
   for (int i = 0; i < 21; i++) {
     b[i] = 100 * pow(1.5, i % 4); /* rounds differ by far more than the two do */
@@ -72,8 +68,7 @@ static void paired_ratio_is_per_round(void **state) {
 }
 
 /* Coverage: over many seeded samples the interval must hold the true median about 95 % of the time, and not much more. */
-static void interval_covers_as_often_as_it_says(void **state) {
-  (void)state;
+TEST(interval_covers_as_often_as_it_says) {
   enum { TRIALS = 4000, N = 21 };
   int covered = 0;
   float uniform[N];
@@ -90,8 +85,7 @@ static void interval_covers_as_often_as_it_says(void **state) {
 }
 
 /* Binomial tails by hand: all of 6 pairs above, then 3 of 4. */
-static void sign_test_counts_pairs(void **state) {
-  (void)state;
+TEST(sign_test_counts_pairs) {
   const double ones[] = {1, 1, 1, 1, 1, 1}, twos[] = {2, 2, 2, 2, 2, 2}, mixed[] = {2, 2, 2, 0, 1, 1};
   assert_close(bench_sign_test(twos, ones, 6), 2.0 / 64);
   assert_close(bench_sign_test(ones, twos, 6), 2.0 / 64);
@@ -101,25 +95,11 @@ static void sign_test_counts_pairs(void **state) {
 }
 
 /* The sorted p-values count 4, 3, 2, 1 times, never fall and stay at most 1. */
-static void holm_adjusts_in_place(void **state) {
-  (void)state;
+TEST(holm_adjusts_in_place) {
   double p[] = {0.01, 0.04, 0.03, 0.005}, large[] = {0.6, 0.7};
   const double adjusted[] = {0.03, 0.06, 0.06, 0.02};
   assert_true(bench_holm(p, 4) && bench_holm(large, 2) && bench_holm(large, 0));
   for (int i = 0; i < 4; i++) assert_close(p[i], adjusted[i]);
   assert_close(large[0], 1);
   assert_close(large[1], 1);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(median_of_odd_and_even_counts),
-      cmocka_unit_test(a_few_values_have_no_interval),
-      cmocka_unit_test(interval_has_the_tabulated_ranks),
-      cmocka_unit_test(paired_ratio_is_per_round),
-      cmocka_unit_test(interval_covers_as_often_as_it_says),
-      cmocka_unit_test(sign_test_counts_pairs),
-      cmocka_unit_test(holm_adjusts_in_place),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* How times come about, with a simulated clock and scripted trials: every number that timing reports is known beforehand. */
+#define TEST_SETUP begin
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -230,8 +231,7 @@ static int count_events(event_kind kind, const bench_trial *trial) {
 /* ---- Calls and samples ----------------------------------------------------------------------------------------------- */
 
 /* 100 ns a call, samples of 2 ms: 1 call, then 100 times as many twice, then 1.2 times what is missing. */
-static void iterations_fill_a_sample(void **state) {
-  (void)state;
+TEST(iterations_fill_a_sample) {
   const script s = steady("steady", 100), *scripts[] = {&s};
   timing t = timing_of(scripts, 1, 7);
   t.options.min_sample_s = 2e-3;
@@ -243,8 +243,7 @@ static void iterations_fill_a_sample(void **state) {
   clear(&t);
 }
 
-static void a_sample_lasts_a_thousand_clock_steps(void **state) {
-  (void)state;
+TEST(a_sample_lasts_a_thousand_clock_steps) {
   const script s = steady("steady", 1000), *scripts[] = {&s};
   timing t = timing_of(scripts, 1, 7);
   sim.resolution_ns = 50;
@@ -259,8 +258,7 @@ static void a_sample_lasts_a_thousand_clock_steps(void **state) {
 }
 
 /* Samples are those of their rounds, one per round, and a call of 20 ms or more is not warmed up. */
-static void samples_are_times_per_call(void **state) {
-  (void)state;
+TEST(samples_are_times_per_call) {
   script s = steady("long", 0);
   s.lengths = 7;
   for (int r = 0; r < 7; r++) s.call_ns[r] = 20e6 + 1e6 * r * r;
@@ -293,31 +291,27 @@ static void expect_error(const script *s, const char *part) {
   clear(&t);
 }
 
-static void the_timed_output_is_compared(void **state) {
-  (void)state;
+TEST(the_timed_output_is_compared) {
   script s = steady("turns_wrong", 700);
   s.wrong_from = 4;
   expect_error(&s, "differs from the one that passed the check");
 }
 
-static void the_output_is_poisoned_before_each_sample(void **state) {
-  (void)state;
+TEST(the_output_is_poisoned_before_each_sample) {
   script s = steady("skips_work", 700);
   s.idle_from = 3;
   expect_error(&s, "differs from the one that passed the check");
 }
 
 /* The inputs change before every sample: an answer that was right for the first inputs is right no more. */
-static void remembered_answers_are_wrong(void **state) {
-  (void)state;
+TEST(remembered_answers_are_wrong) {
   script s = steady("remembers", 700);
   s.remembers = true;
   expect_error(&s, "differs from the one that passed the check");
 }
 
 /* In every round: a call to warm up, other inputs, poison, the calls, the output; nothing in between. */
-static void inputs_change_after_the_warm_up_and_poison_comes_last(void **state) {
-  (void)state;
+TEST(inputs_change_after_the_warm_up_and_poison_comes_last) {
   const script s = steady("steady", 300), *scripts[] = {&s};
   timing t = timing_of(scripts, 1, 7);
   run_well(&t);
@@ -333,15 +327,13 @@ static void inputs_change_after_the_warm_up_and_poison_comes_last(void **state) 
   clear(&t);
 }
 
-static void a_failing_call_is_an_error(void **state) {
-  (void)state;
+TEST(a_failing_call_is_an_error) {
   script s = steady("fails", 700);
   s.fail_from = 2;
   expect_error(&s, "");
 }
 
-static void no_time_without_pass(void **state) {
-  (void)state;
+TEST(no_time_without_pass) {
   static const bench_status others[] = {BENCH_FAIL, BENCH_SKIP, BENCH_DEGENERATE, BENCH_ERROR};
   const script s = steady("unchecked", 100), *scripts[] = {&s};
   for (size_t i = 0; i < COUNT(others); i++) {
@@ -364,8 +356,7 @@ static timing open_ended(const script *const *scripts, int count) {
   return t;
 }
 
-static void precise_times_end_at_the_least_rounds(void **state) {
-  (void)state;
+TEST(precise_times_end_at_the_least_rounds) {
   script a = steady("a", 0), b = steady("b", 3000);
   const double inside[] = {5000, 5050, 4950}; /* an interval of exactly +-1 % is narrow enough */
   memcpy(a.call_ns, inside, sizeof inside);
@@ -394,20 +385,13 @@ static void expect_all_rounds(double odd) {
   clear(&t);
 }
 
-static void an_interval_wide_below_is_not_precise(void **state) {
-  (void)state;
-  expect_all_rounds(4900);
-}
+TEST(an_interval_wide_below_is_not_precise) { expect_all_rounds(4900); }
 
-static void an_interval_wide_above_is_not_precise(void **state) {
-  (void)state;
-  expect_all_rounds(5100);
-}
+TEST(an_interval_wide_above_is_not_precise) { expect_all_rounds(5100); }
 
 /* A round takes 2 samples of 3 calls of 1 ms and 2 calls to warm up: 8 ms; the budget holds 13.5 rounds and the 2 calls
  * and 6 calls of the calibration. */
-static void the_budget_ends_the_rounds(void **state) {
-  (void)state;
+TEST(the_budget_ends_the_rounds) {
   script wide = steady("wide", 0);
   wide.call_ns[0] = 1e6, wide.call_ns[1] = 1.2e6, wide.call_ns[2] = 0.8e6;
   wide.lengths = 3;
@@ -426,8 +410,7 @@ static void the_budget_ends_the_rounds(void **state) {
   clear(&t);
 }
 
-static void an_interrupt_ends_after_the_round(void **state) {
-  (void)state;
+TEST(an_interrupt_ends_after_the_round) {
   script a = steady("a", 1000), b = steady("b", 2000);
   a.interrupt_in = 4; /* the fifth round */
   const script *scripts[] = {&a, &b};
@@ -441,8 +424,7 @@ static void an_interrupt_ends_after_the_round(void **state) {
 
 /* 10 s for 11 rounds of three trials: 3.33 s each. Two need 1.11 s each, as samples take 100 ms and the slices around
  * them 1 ms; what they leave goes to the third, whose samples take 1 s: 7 rounds. */
-static void a_slow_trial_runs_in_the_first_rounds_only(void **state) {
-  (void)state;
+TEST(a_slow_trial_runs_in_the_first_rounds_only) {
   const script a = steady("a", 1e8), slow = steady("slow", 1e9), b = steady("b", 1e8), *scripts[] = {&a, &slow, &b};
   timing t = timing_of(scripts, 3, 11);
   t.options.budget_s = 10;
@@ -455,8 +437,7 @@ static void a_slow_trial_runs_in_the_first_rounds_only(void **state) {
 }
 
 /* A slow trial runs at least three times, or as often as was asked for. */
-static void slow_trials_run_three_times_at_least(void **state) {
-  (void)state;
+TEST(slow_trials_run_three_times_at_least) {
   const script slow = steady("slow", 1e9), slower = steady("slower", 2e9), *scripts[] = {&slow, &slower};
   for (int rounds = 2; rounds <= 11; rounds += 9) {
     timing t = timing_of(scripts, 2, rounds);
@@ -470,8 +451,7 @@ static void slow_trials_run_three_times_at_least(void **state) {
 
 /* ---- Order ----------------------------------------------------------------------------------------------------------- */
 
-static void positions_are_those_of_the_samples(void **state) {
-  (void)state;
+TEST(positions_are_those_of_the_samples) {
   enum { TRIALS = 5, ROUNDS = 2 * TRIALS };
   script s[TRIALS];
   const script *scripts[TRIALS];
@@ -494,8 +474,7 @@ static void positions_are_those_of_the_samples(void **state) {
   clear(&t);
 }
 
-static void the_order_follows_the_seed(void **state) {
-  (void)state;
+TEST(the_order_follows_the_seed) {
   enum { N = 6 };
   int a[N * N], b[N * N], c[N * N], next[N * N];
   assert_true(bench_latin_square(a, N, 1, 0) && bench_latin_square(b, N, 1, 0));
@@ -513,8 +492,7 @@ static void the_order_follows_the_seed(void **state) {
 
 /* Each call takes the next tensors, across samples; the last of a sample is poisoned before and compared after; nothing
  * is warmed up. */
-static void calls_rotate_through_the_tensors(void **state) {
-  (void)state;
+TEST(calls_rotate_through_the_tensors) {
   const script s = steady("rotates", 300), *scripts[] = {&s};
   timing t = timing_of(scripts, 1, 9);
   t.trial[0].tensor_count = 7;
@@ -536,8 +514,7 @@ static void calls_rotate_through_the_tensors(void **state) {
 
 /* Trials of one setup use its copies one after the other: a copy is used again only when all others were. A copy changes
  * right after its use, which is long before the next. */
-static void trials_share_one_rotation(void **state) {
-  (void)state;
+TEST(trials_share_one_rotation) {
   enum { COPIES = 7 };
   const script a = steady("a", 300), b = steady("b", 600), *scripts[] = {&a, &b};
   timing t = timing_of(scripts, 2, 9);
@@ -579,8 +556,7 @@ static int begin_of_sample(int e) {
 }
 
 /* Two slices of the trial's own loop stand right before and right after every sample, and their median is its rate. */
-static void peak_slices_surround_each_sample(void **state) {
-  (void)state;
+TEST(peak_slices_surround_each_sample) {
   static const attn_peak_loop loops[] = {{.isa = "c", .dtype = "f32", .flops = 1},
                                          {.isa = "avx2", .dtype = "f32", .flops = 1}};
   const script a = steady("a", 500), b = steady("b", 600), c = steady("c", 700), d = steady("d", 800);
@@ -609,8 +585,7 @@ static void peak_slices_surround_each_sample(void **state) {
 }
 
 /* The read loop reads what a sample reads, in its turn, and takes turns with the calls in one rotation. */
-static void read_slices_read_as_much_as_a_sample(void **state) {
-  (void)state;
+TEST(read_slices_read_as_much_as_a_sample) {
   const script s = steady("reads", 300), *scripts[] = {&s};
   timing t = timing_of(scripts, 1, 7);
   t.trial[0].tensor_count = 8;
@@ -667,8 +642,7 @@ static void free_setup(bench_setup *s, bench_row *rows) {
 
 static const bench_case_settings seven_rounds = {.timed = true, .case_budget_s = 5, .rounds = 7, .meter = &simulated};
 
-static void rows_compare_with_naive_and_with_the_best(void **state) {
-  (void)state;
+TEST(rows_compare_with_naive_and_with_the_best) {
   const bench_case bench = case_of("seq:64/heads:2/head_dim:32/threads:2");
   script naive = steady("naive_c", 8000), slow = steady("slow_c", 16000), quick = steady("quick_c", 2000);
   quick.control_factor = 1.25;
@@ -702,8 +676,7 @@ static void rows_compare_with_naive_and_with_the_best(void **state) {
   free_setup(s, rows);
 }
 
-static void without_naive_the_slowest_is_the_baseline(void **state) {
-  (void)state;
+TEST(without_naive_the_slowest_is_the_baseline) {
   const bench_case bench = case_of("seq:64/heads:2/head_dim:32");
   const script a = steady("a_c", 3000), b = steady("b_c", 6000), *scripts[] = {&a, &b};
   bench_setup *s = setup_of(&bench, &seven_rounds, scripts, 2);
@@ -718,8 +691,7 @@ static void without_naive_the_slowest_is_the_baseline(void **state) {
 }
 
 /* Each trial is held against the loop of its own tier, round by round, on all threads. */
-static void the_peak_is_that_of_the_tier(void **state) {
-  (void)state;
+TEST(the_peak_is_that_of_the_tier) {
   const bench_case bench = case_of("seq:64/heads:2/head_dim:32/threads:3");
   script s1 = steady("a_c", 4000), s2 = steady("b_other", 2000);
   s2.kernel.isa = attn_peak_get(1)->isa; /* of this build; its loop is not run */
@@ -745,8 +717,7 @@ static void the_peak_is_that_of_the_tier(void **state) {
   free_setup(s, rows);
 }
 
-static void a_failure_spoils_the_times_of_all(void **state) {
-  (void)state;
+TEST(a_failure_spoils_the_times_of_all) {
   const bench_case bench = case_of("seq:64/heads:2/head_dim:32");
   script a = steady("a_c", 3000), b = steady("b_c", 6000), c = steady("c_c", 9000);
   b.wrong_from = 5;
@@ -766,8 +737,7 @@ static void a_failure_spoils_the_times_of_all(void **state) {
 }
 
 /* A kernel that fits fewer than four times into the budget of the case is not timed, unless rounds were asked for. */
-static void kernels_too_slow_for_the_budget_say_so(void **state) {
-  (void)state;
+TEST(kernels_too_slow_for_the_budget_say_so) {
   const bench_case bench = case_of("seq:64/heads:2/head_dim:32");
   const script quick = steady("a_c", 3000), slow = steady("b_c", 1.3e9), *scripts[] = {&quick, &slow};
   bench_case_settings settings = {.timed = true, .case_budget_s = 5, .precision = 0.01, .meter = &simulated};
@@ -788,8 +758,7 @@ static void kernels_too_slow_for_the_budget_say_so(void **state) {
 
 /* A slow trial has fewer samples; ratios with it are over the rounds in common, and its row says that the budget ended
  * them. */
-static void ratios_are_over_common_rounds(void **state) {
-  (void)state;
+TEST(ratios_are_over_common_rounds) {
   const bench_case bench = case_of("seq:64/heads:2/head_dim:32");
   script quick = steady("a_c", 0), slow = steady("b_c", 1e9);
   for (int r = 0; r < 30; r++) quick.call_ns[r] = r < 3 ? 1e6 : 2e6;
@@ -833,8 +802,7 @@ static void expect_objection(const bench_case *bench, const script *s, double fl
   free_setup(setup, rows);
 }
 
-static void repeated_calls_that_skip_work_are_an_error(void **state) {
-  (void)state;
+TEST(repeated_calls_that_skip_work_are_an_error) {
   const bench_case bench = case_of("seq:64/heads:2/head_dim:32");
   script s = steady("skips_c", 80000);
   s.again_factor = 0.2;
@@ -846,8 +814,7 @@ static void repeated_calls_that_skip_work_are_an_error(void **state) {
   free_setup(setup, rows);
 }
 
-static void hidden_threads_are_an_error(void **state) {
-  (void)state;
+TEST(hidden_threads_are_an_error) {
   const bench_case one = case_of("seq:64/heads:2/head_dim:32"), two = case_of("seq:64/heads:2/head_dim:32/threads:2");
   script s = steady("hides_c", 80000);
   s.busy = 2;
@@ -856,8 +823,7 @@ static void hidden_threads_are_an_error(void **state) {
   expect_objection(&two, &s, 1e6, "3.00 threads were busy, but the case has 2");
 }
 
-static void threads_are_counted(void **state) {
-  (void)state;
+TEST(threads_are_counted) {
   const bench_case bench = case_of("seq:64/heads:2/head_dim:32/threads:2");
   script s = steady("idles_c", 80000);
   s.busy = 1;
@@ -874,8 +840,7 @@ static void threads_are_counted(void **state) {
   free_setup(setup, rows);
 }
 
-static void fewer_threads_than_asked_for_are_an_error(void **state) {
-  (void)state;
+TEST(fewer_threads_than_asked_for_are_an_error) {
   const script s = steady("a", 100), *scripts[] = {&s};
   timing t = timing_of(scripts, 1, 7);
   sim.most_threads = 2;
@@ -889,8 +854,7 @@ static void fewer_threads_than_asked_for_are_an_error(void **state) {
 }
 
 /* All first calls were disturbed; others on new inputs take no longer than repeated ones. */
-static void disturbed_first_calls_make_no_error(void **state) {
-  (void)state;
+TEST(disturbed_first_calls_make_no_error) {
   const bench_case bench = case_of("seq:64/heads:2/head_dim:32");
   script s = steady("disturbed_c", 80000);
   s.first_factor = 100;
@@ -915,7 +879,7 @@ void *__wrap_malloc(size_t bytes) {
 }
 
 /* From some allocation on, every one fails: a row then has a time or a sentence, and never a number that is none. */
-static void without_memory_there_are_sentences(void **state) {
+TEST(without_memory_there_are_sentences) {
   const bench_case bench = case_of("seq:64/heads:2/head_dim:32");
   const script a = steady("a_c", 3000), b = steady("b_c", 6000), *scripts[] = {&a, &b};
   int errors = 0;
@@ -942,8 +906,7 @@ static void without_memory_there_are_sentences(void **state) {
 }
 
 /* 2e12 flop/s in the best slice, here on two threads: 4.04e12 with the slice of factor 1.01. */
-static void what_beats_the_peak_is_an_error(void **state) {
-  (void)state;
+TEST(what_beats_the_peak_is_an_error) {
   const bench_case bench = case_of("seq:64/heads:2/head_dim:32/threads:2");
   const script s = steady("beats_c", 1000);
   bench_row rows[2];
@@ -955,8 +918,7 @@ static void what_beats_the_peak_is_an_error(void **state) {
 }
 
 /* All slices beside the samples were disturbed; the peak is measured again. */
-static void a_slow_peak_makes_no_error(void **state) {
-  (void)state;
+TEST(a_slow_peak_makes_no_error) {
   const bench_case bench = case_of("seq:64/heads:2/head_dim:32");
   const script s = steady("honest_too_c", 1000);
   bench_row rows[2];
@@ -968,8 +930,7 @@ static void a_slow_peak_makes_no_error(void **state) {
 }
 
 /* 8 GB/s a thread can be read. Where a cache may hold the tensors, that is no limit. */
-static void what_beats_memory_is_an_error(void **state) {
-  (void)state;
+TEST(what_beats_memory_is_an_error) {
   static const struct {
     int rotations;
     double gbs;
@@ -993,8 +954,7 @@ static void what_beats_memory_is_an_error(void **state) {
 
 /* ---- Cold caches ----------------------------------------------------------------------------------------------------- */
 
-static void cold_caches_rotate_copies(void **state) {
-  (void)state;
+TEST(cold_caches_rotate_copies) {
   static const struct {
     const char *id;
     bool many, shares_q;
@@ -1036,8 +996,7 @@ static void wait_ns(double ns) {
 
 static void wait_iterations(int64_t iterations) { wait_ns((double)iterations); }
 
-static void the_peak_rate_is_flops_over_time(void **state) {
-  (void)state;
+TEST(the_peak_rate_is_flops_over_time) {
   static const attn_peak_loop loop = {.isa = "c", .dtype = "f32", .flops = 8, .run = wait_iterations};
   const bench_peak_slice slice = {.loop = &loop, .threads = 1, .iterations = 100000};
   double best = 0;
@@ -1055,8 +1014,7 @@ static uint64_t wait_bytes(const void *data, size_t bytes) {
   return 0;
 }
 
-static void the_read_rate_is_bytes_over_time(void **state) {
-  (void)state;
+TEST(the_read_rate_is_bytes_over_time) {
   const bench_case bench = case_of("seq:128/heads:2/head_dim:32");
   bench_tensors tensors[3];
   for (int i = 0; i < 3; i++) assert_true(bench_tensors_create(&bench, &tensors[i]));
@@ -1072,50 +1030,4 @@ static void the_read_rate_is_bytes_over_time(void **state) {
     assert_true(best <= 1e9 * (1 + 1e-9) && best >= 0.8e9);
   }
   for (int i = 0; i < 3; i++) bench_tensors_destroy(&tensors[i]);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test_setup(iterations_fill_a_sample, begin),
-      cmocka_unit_test_setup(a_sample_lasts_a_thousand_clock_steps, begin),
-      cmocka_unit_test_setup(samples_are_times_per_call, begin),
-      cmocka_unit_test_setup(the_timed_output_is_compared, begin),
-      cmocka_unit_test_setup(the_output_is_poisoned_before_each_sample, begin),
-      cmocka_unit_test_setup(remembered_answers_are_wrong, begin),
-      cmocka_unit_test_setup(inputs_change_after_the_warm_up_and_poison_comes_last, begin),
-      cmocka_unit_test_setup(a_failing_call_is_an_error, begin),
-      cmocka_unit_test_setup(no_time_without_pass, begin),
-      cmocka_unit_test_setup(precise_times_end_at_the_least_rounds, begin),
-      cmocka_unit_test_setup(an_interval_wide_below_is_not_precise, begin),
-      cmocka_unit_test_setup(an_interval_wide_above_is_not_precise, begin),
-      cmocka_unit_test_setup(the_budget_ends_the_rounds, begin),
-      cmocka_unit_test_setup(an_interrupt_ends_after_the_round, begin),
-      cmocka_unit_test_setup(a_slow_trial_runs_in_the_first_rounds_only, begin),
-      cmocka_unit_test_setup(slow_trials_run_three_times_at_least, begin),
-      cmocka_unit_test_setup(positions_are_those_of_the_samples, begin),
-      cmocka_unit_test_setup(the_order_follows_the_seed, begin),
-      cmocka_unit_test_setup(calls_rotate_through_the_tensors, begin),
-      cmocka_unit_test_setup(trials_share_one_rotation, begin),
-      cmocka_unit_test_setup(peak_slices_surround_each_sample, begin),
-      cmocka_unit_test_setup(read_slices_read_as_much_as_a_sample, begin),
-      cmocka_unit_test_setup(rows_compare_with_naive_and_with_the_best, begin),
-      cmocka_unit_test_setup(without_naive_the_slowest_is_the_baseline, begin),
-      cmocka_unit_test_setup(the_peak_is_that_of_the_tier, begin),
-      cmocka_unit_test_setup(a_failure_spoils_the_times_of_all, begin),
-      cmocka_unit_test_setup(kernels_too_slow_for_the_budget_say_so, begin),
-      cmocka_unit_test_setup(ratios_are_over_common_rounds, begin),
-      cmocka_unit_test_setup(repeated_calls_that_skip_work_are_an_error, begin),
-      cmocka_unit_test_setup(without_memory_there_are_sentences, begin),
-      cmocka_unit_test_setup(disturbed_first_calls_make_no_error, begin),
-      cmocka_unit_test_setup(hidden_threads_are_an_error, begin),
-      cmocka_unit_test_setup(threads_are_counted, begin),
-      cmocka_unit_test_setup(fewer_threads_than_asked_for_are_an_error, begin),
-      cmocka_unit_test_setup(what_beats_the_peak_is_an_error, begin),
-      cmocka_unit_test_setup(a_slow_peak_makes_no_error, begin),
-      cmocka_unit_test_setup(what_beats_memory_is_an_error, begin),
-      cmocka_unit_test_setup(cold_caches_rotate_copies, begin),
-      cmocka_unit_test_setup(the_peak_rate_is_flops_over_time, begin),
-      cmocka_unit_test_setup(the_read_rate_is_bytes_over_time, begin),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: MIT */
+/* main() of the unit tests that support.h's TEST defines. */
+#include <stdlib.h>
+
+#include "support.h"
+
+static struct CMUnitTest tests[64];
+static size_t count;
+
+void test_add(struct CMUnitTest test) {
+  if (count == sizeof tests / sizeof *tests) abort();
+  tests[count++] = test;
+}
+
+int main(void) { return _cmocka_run_group_tests("tests", tests, count, NULL, NULL); }
