@@ -195,6 +195,15 @@ class Here(unittest.TestCase):
                 self.assertEqual((row["status"], row["time_ns_median"]), ("ERROR", ""))
                 self.assertIn(f"1 of 2 threads run: OpenMP gives no more; unset {name}={value}", row["reason"])
 
+    def test_threads_of_a_larger_case_do_not_spin_beside_one(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "results.csv")
+            attnbench("run", "-k", "naive_c", "-a", "seq=64", "-t", "2,1", "--rounds", 3, "--csv", path,
+                      OMP_WAIT_POLICY="active")
+            with open(path, newline="", encoding="utf-8") as file:
+                (counted,) = [row["threads_counted"] for row in csv.DictReader(file) if row["threads"] == "1"]
+        self.assertLess(float(counted), 1.25)
+
     def test_a_run_stays_where_it_is_put(self):
         """The process itself is confined: what env.json says of it afterwards is what the kernel says."""
         with tempfile.TemporaryDirectory() as folder:
