@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 #include "cases/cases.h"
-#include "goals/goal_rows.h"
+#include "goals/goals.h"
 #include "support.h"
 #include "timing/setup.h"
 
