@@ -37,7 +37,8 @@ bench_case_list checks_suite(const char *name) {
 }
 
 bench_expected *checks_expected(const bench_case *bench, const bench_tensors *tensors) {
-  bench_expected *expected = bench_expected_create(&bench->problem, &tensors->args, bench->seed, !bench->uniform_v);
+  bench_expected *expected = bench_expected_create(&bench->problem, &tensors->args, bench->seed,
+                                                   !bench_spec_is(&bench->spec, AXIS_VALUES, "positive"));
   if (!expected) give_up("no memory for the oracle's answer");
   return expected;
 }

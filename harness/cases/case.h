@@ -10,20 +10,15 @@ enum { BENCH_NAME = 480 };
 
 typedef enum bench_cache { BENCH_WARM, BENCH_COLD_KV, BENCH_COLD_ALL } bench_cache;
 
-/* The words are those of the axes of the same names. */
 typedef struct bench_case {
-  bench_spec spec;   /* what was asked for, without axes that mean nothing here (the offset of another alignment) */
+  bench_spec spec;   /* what was asked for, without axes that mean nothing here (the offset of another alignment); how the
+                      * data is made stands here alone */
   char invalid[256]; /* one sentence if no kernel could ever take it (heads_kv not a divisor of heads, ...); "" = fine */
   attn_problem problem;
   int threads;
   bench_cache cache;
-  uint64_t seed; /* of the generated inputs; derived from --seed and the case id */
-  char mask[BENCH_WORD], bias[BENCH_WORD], lengths[BENCH_WORD];
+  uint64_t seed;            /* of the generated inputs; derived from --seed and the case id */
   char layout[BENCH_WORD];  /* for people: the strides of the problem are what counts */
-  int64_t offset;           /* generated args.offsets, for ATTN_ALIGN_OFFSET */
-  bool alibi, sinks;        /* generated slopes, sinks */
-  double magnitude;         /* inputs are normal with this standard deviation; 1 unless a suite says otherwise */
-  bool uniform_v;           /* V without zero mean: only the proven bound applies */
   char layer[BENCH_WORD];   /* "" = attention alone; or a layer around it (layer_info.h) */
   int64_t width;            /* of a layer: d_model; 0 where there is none */
   char case_id[BENCH_NAME]; /* case_id.h */

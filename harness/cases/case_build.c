@@ -140,24 +140,9 @@ static void build_masks(bench_case *bench) {
 
 /* ---- Data and run -------------------------------------------------------------------------------------------------- */
 
-static void build_data(bench_case *bench) {
-  const bool varlen = is(bench, AXIS_LENGTHS, "varlen");
-  const struct {
-    char *word;
-    bench_axis axis;
-  } words[] = {
-      {bench->mask, AXIS_MASK}, {bench->bias, AXIS_BIAS}, {bench->lengths, AXIS_LENGTHS}, {bench->layout, AXIS_LAYOUT}};
-  for (size_t i = 0; i < sizeof words / sizeof *words; i++)
-    snprintf(words[i].word, BENCH_WORD, "%s", bench_spec_get(&bench->spec, words[i].axis));
-  if (varlen && !is_given(bench, AXIS_LAYOUT)) snprintf(bench->layout, BENCH_WORD, "packed");
-  bench->offset = bench_spec_int(&bench->spec, AXIS_OFFSET);
-  bench->alibi = is(bench, AXIS_ALIBI, "on");
-  bench->sinks = is(bench, AXIS_SINKS, "on");
-  bench->magnitude = bench_spec_real(&bench->spec, AXIS_MAGNITUDE);
-  bench->uniform_v = is(bench, AXIS_VALUES, "positive");
-}
-
 static void build_run(bench_case *bench) {
+  const bool packed = is(bench, AXIS_LENGTHS, "varlen") && !is_given(bench, AXIS_LAYOUT);
+  snprintf(bench->layout, BENCH_WORD, "%s", packed ? "packed" : bench_spec_get(&bench->spec, AXIS_LAYOUT));
   bench->cache = is(bench, AXIS_CACHE, "cold")      ? BENCH_COLD_ALL
                  : is(bench, AXIS_CACHE, "cold-kv") ? BENCH_COLD_KV
                                                     : BENCH_WARM;
@@ -204,7 +189,6 @@ void bench_case_build(const bench_spec *asked, uint64_t seed, bench_case *bench)
   build_score(bench);
   build_uses(bench);
   build_masks(bench);
-  build_data(bench);
   build_run(bench);
   bench_case_name(bench, seed);
   char words[sizeof bench->invalid - sizeof "not a valid problem: "];

@@ -16,7 +16,9 @@ typedef struct reach {
   int64_t key_begin, key_end;
 } reach;
 
-static bool is(const char *word, const char *value) { return strcmp(word, value) == 0; }
+static bool is(const bench_case *bench, bench_axis axis, const char *word) {
+  return bench_spec_is(&bench->spec, axis, word);
+}
 
 /* ---- Lengths ------------------------------------------------------------------------------------------------------ */
 
@@ -29,7 +31,7 @@ static int32_t random_length(uint64_t seed, bench_stream stream, int64_t b, int6
 
 static void fill_lengths(const bench_case *bench, bench_buffer *t, bench_stream stream, int64_t longest) {
   int32_t *length = (int32_t *)t->data;
-  bool random = !is(bench->lengths, "full");
+  bool random = !is(bench, AXIS_LENGTHS, "full");
   for (int64_t b = 0; t->present && b < bench->problem.batch; b++)
     length[b] = random ? random_length(bench->seed, stream, b, longest) : (int32_t)longest;
 }
@@ -53,7 +55,8 @@ static void fill_cu_seqlens(const bench_case *bench, bench_buffer *t, bench_stre
 
 static void fill_offsets(const bench_case *bench, bench_buffer *t) {
   int32_t *offset = (int32_t *)t->data;
-  for (int64_t b = 0; t->present && b < bench->problem.batch; b++) offset[b] = (int32_t)bench->offset;
+  const int64_t first = bench_spec_int(&bench->spec, AXIS_OFFSET);
+  for (int64_t b = 0; t->present && b < bench->problem.batch; b++) offset[b] = (int32_t)first;
 }
 
 /* ---- Reach -------------------------------------------------------------------------------------------------------- */
@@ -74,7 +77,7 @@ static reach reach_of(const bench_case *bench, const attn_args *args, int64_t b)
     if (keys.begin < r.key_begin) r.key_begin = keys.begin;
     if (keys.end > r.key_end) r.key_end = keys.end;
   }
-  if (attn_uses(p, ATTN_USE_MASK) && is(bench->mask, "padding") && p->seq_k > 0) {
+  if (attn_uses(p, ATTN_USE_MASK) && is(bench, AXIS_MASK, "padding") && p->seq_k > 0) {
     int64_t end = unpadded_keys(bench, b);
     if (end < r.key_end) r.key_end = end;
   }
@@ -108,9 +111,10 @@ static int64_t storage_row(const bench_buffer *t, int64_t b, int64_t h, int64_t 
   return t->first + b * t->stride[0] + h * t->stride[1] + s * t->stride[2];
 }
 
-/* q, k or v: normal, or uniform in [0, magnitude) where `uniform`. */
-static bool fill_rows(const bench_case *bench, bench_buffer *t, bench_stream stream, attn_dtype dtype, bool uniform,
-                      const reach *batch) {
+/* q, k or v: normal; V may be uniform in [0, magnitude). */
+static bool fill_rows(const bench_case *bench, bench_buffer *t, bench_stream stream, attn_dtype dtype, const reach *batch) {
+  const double magnitude = bench_spec_real(&bench->spec, AXIS_MAGNITUDE);
+  const bool uniform = stream == BENCH_STREAM_V && is(bench, AXIS_VALUES, "positive");
   unsigned char *map = reach_map(t, &bench->problem, batch, stream == BENCH_STREAM_Q);
   if (!map) return false;
   for (int64_t b = 0; b < stored(t, 0); b++)
@@ -122,7 +126,7 @@ static bool fill_rows(const bench_case *bench, bench_buffer *t, bench_stream str
         for (int64_t d = 0; d < stored(t, 3); d++) {
           double x = uniform ? bench_value_uniform(bench->seed, stream, index + (uint64_t)d)
                              : bench_value_normal(bench->seed, stream, index + (uint64_t)d);
-          bench_store(t->data, dtype, place + d * t->stride[3], bench->magnitude * x);
+          bench_store(t->data, dtype, place + d * t->stride[3], magnitude * x);
         }
       }
   free(map);
@@ -149,7 +153,7 @@ static bool bias_masks(const bench_case *bench, const bench_buffer *t, int64_t b
 /* bias or scores. */
 static void fill_pairs(const bench_case *bench, bench_buffer *t, bench_stream stream, double magnitude, const reach *batch) {
   float *data = (float *)t->data;
-  const bool masking = stream == BENCH_STREAM_BIAS && is(bench->bias, "masking");
+  const bool masking = stream == BENCH_STREAM_BIAS && is(bench, AXIS_BIAS, "masking");
   for (int64_t b = 0; t->present && b < stored(t, 0); b++)
     for (int64_t h = 0; h < stored(t, 1); h++)
       for (int64_t i = 0; i < stored(t, 2); i++)
@@ -165,7 +169,7 @@ static void fill_pairs(const bench_case *bench, bench_buffer *t, bench_stream st
 
 /* "Allowed" is any nonzero byte, so that the check detects a kernel that reads one bit only. */
 static void fill_mask(const bench_case *bench, bench_buffer *t) {
-  bool random = is(bench->mask, "random"), padding = is(bench->mask, "padding");
+  bool random = is(bench, AXIS_MASK, "random"), padding = is(bench, AXIS_MASK, "padding");
   for (int64_t b = 0; t->present && b < stored(t, 0); b++)
     for (int64_t h = 0; h < stored(t, 1); h++)
       for (int64_t i = 0; i < stored(t, 2); i++)
@@ -212,11 +216,11 @@ bool bench_tensors_fill(const bench_case *bench, bench_tensors *tensors) {
   if (!batch) return false;
   for (int64_t b = 0; b < p->batch; b++) batch[b] = reach_of(bench, &tensors->args, b);
   fill_pairs(bench, &t[BENCH_BIAS], BENCH_STREAM_BIAS, 1.0, batch);
-  fill_pairs(bench, &t[BENCH_SCORES], BENCH_STREAM_SCORES, bench->magnitude, batch);
-  bool filled = fill_rows(bench, &t[BENCH_V], BENCH_STREAM_V, p->dtype_kv, bench->uniform_v, batch);
+  fill_pairs(bench, &t[BENCH_SCORES], BENCH_STREAM_SCORES, bench_spec_real(&bench->spec, AXIS_MAGNITUDE), batch);
+  bool filled = fill_rows(bench, &t[BENCH_V], BENCH_STREAM_V, p->dtype_kv, batch);
   if (p->score != ATTN_SCORE_PRECOMPUTED) { /* else q and k are not read and stay poisoned */
-    filled = filled && fill_rows(bench, &t[BENCH_Q], BENCH_STREAM_Q, p->dtype_q, false, batch);
-    filled = filled && fill_rows(bench, &t[BENCH_K], BENCH_STREAM_K, p->dtype_kv, false, batch);
+    filled = filled && fill_rows(bench, &t[BENCH_Q], BENCH_STREAM_Q, p->dtype_q, batch);
+    filled = filled && fill_rows(bench, &t[BENCH_K], BENCH_STREAM_K, p->dtype_kv, batch);
   }
   free(batch);
   return filled;

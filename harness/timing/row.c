@@ -39,11 +39,11 @@ static void describe_options(bench_row *row, const bench_case *bench) {
   static const char *const caches[] = {[BENCH_WARM] = "warm", [BENCH_COLD_KV] = "cold-kv", [BENCH_COLD_ALL] = "cold"};
   if (bench_layer_has(bench, BENCH_HAS_ATTENTION)) COPY(row->score, bench_spec_get(&bench->spec, AXIS_SCORE));
   COPY(row->causal, bench_spec_get(&bench->spec, AXIS_CAUSAL));
-  COPY(row->mask, bench->mask);
-  COPY(row->bias, bench->bias);
-  COPY(row->alibi, bench->alibi ? "on" : "off");
-  COPY(row->sinks, bench->sinks ? "on" : "off");
-  COPY(row->lengths, bench->lengths);
+  COPY(row->mask, bench_spec_get(&bench->spec, AXIS_MASK));
+  COPY(row->bias, bench_spec_get(&bench->spec, AXIS_BIAS));
+  COPY(row->alibi, bench_spec_get(&bench->spec, AXIS_ALIBI));
+  COPY(row->sinks, bench_spec_get(&bench->spec, AXIS_SINKS));
+  COPY(row->lengths, bench_spec_get(&bench->spec, AXIS_LENGTHS));
   COPY(row->layout, bench->layout);
   COPY(row->cache, caches[bench->cache]);
 }

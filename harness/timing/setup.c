@@ -97,7 +97,8 @@ static bool ask_oracle(bench_setup *s) {
   /* The sharp limit presumes V of mean zero and scores that differ, or addends of equal size all round the same way
    * (docs/numerics.md: a standard deviation below 0.05). Scores of default scale have the square of the inputs' magnitude.
    */
-  const bool averages_out = !s->bench->uniform_v && s->bench->magnitude * s->bench->magnitude >= 0.05;
+  const double magnitude = bench_spec_real(&s->bench->spec, AXIS_MAGNITUDE);
+  const bool averages_out = !bench_spec_is(&s->bench->spec, AXIS_VALUES, "positive") && magnitude * magnitude >= 0.05;
   bench_note(s, "asking the oracle", "");
   s->expected = bench_expected_create(problem, args, s->bench->seed, averages_out);
   s->flops = bench_work_flops(problem, bench_work_pairs(problem, args));
