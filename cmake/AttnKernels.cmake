@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 # Turns kernels/tiers.def and kernels/kernels.def into sources with the flags of their folder. Nothing here asks what the
-# host CPU is. Sets
+# host CPU is. It sets
 #   ATTN_TIERS, ATTN_VECTOR_TIERS            the tiers of this architecture, low to high; those that have a vec_<isa>.h
 #   ATTN_KERNEL_SOURCES, ATTN_KERNELS_BUILT  sources of libattn; names of the kernels among them
 #   ATTN_PEAK_SOURCES                        peak loops, which only the harness links
@@ -13,7 +13,7 @@ set(ATTN_PEAK_SOURCES "")
 set(ATTN_TIERS "")
 set(ATTN_VECTOR_TIERS "")
 set(kernels_built_text "")
-set(ATTN_TIER_PARTS score_steps product peak) # files beside the kernels: tiers without one take that of the next lower tier
+set(ATTN_TIER_PARTS score_steps product peak) # files beside the kernels; a tier without one uses the next lower tier's
 set(score_steps_text "")
 set(product_text "")
 set(peak_text "")
@@ -69,13 +69,13 @@ foreach(line IN LISTS tier_lines)
   endif()
 endforeach()
 
-# A library's folder may hold files beside its kernels: what they share.
+# A library's folder may hold more files, which its kernels share.
 foreach(folder IN LISTS ATTN_LIBRARY_FOLDERS)
   if(folder_reason_${folder} STREQUAL "")
     file(GLOB sources RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} CONFIGURE_DEPENDS kernels/${folder}/*.c)
     list(APPEND ATTN_KERNEL_SOURCES ${sources})
     foreach(source IN LISTS sources)
-      if(source MATCHES "/product_([a-z0-9]+)\\.c$") # before those of the tiers: they are ranked from the end
+      if(source MATCHES "/product_([a-z0-9]+)\\.c$") # libraries rank above tiers, and the list is read from its end
         set(product_text "ATTN_PRODUCT(${CMAKE_MATCH_1})\n${product_text}")
       endif()
     endforeach()

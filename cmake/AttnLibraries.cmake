@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 # Finds the libraries of kernels/libraries.def. Sets ATTN_LIBRARIES (those found), ATTN_LIBRARY_TARGETS, ATTN_LIBRARY_SUMMARY
 # (a line each), ATTN_LIBRARY_PC (flags for attn.pc), ATTN_LIBRARY_ROOTS (text for attnConfig.cmake),
-# library_missing_<target> (why a library is not there), and for each folder what AttnKernels.cmake asks:
+# library_missing_<target> (why a library is absent), and for each folder what AttnKernels.cmake reads:
 # folder_flags_<folder> and folder_reason_<folder>, "" or why its kernels cannot be built.
 set(ATTN_LIBRARIES "")
 set(ATTN_LIBRARY_TARGETS "")

@@ -10,7 +10,7 @@ if(NOT DEFINED ATTN_OPENBLAS_ROOT) # else attnConfig.cmake has set it
 endif()
 set(ATTN_OPENBLAS_MISSING "OpenBLAS was not found")
 
-# A root is the only place to look at; what an earlier configure found elsewhere does not count.
+# With a root, only the root is searched: forget what an earlier configure found elsewhere.
 set(_attn_openblas_where "")
 if(ATTN_OPENBLAS_ROOT)
   set(_attn_openblas_where PATHS ${ATTN_OPENBLAS_ROOT} ${ATTN_OPENBLAS_ROOT}/scipy_openblas32 NO_DEFAULT_PATH)

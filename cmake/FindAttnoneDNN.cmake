@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: MIT
 # Finds oneDNN, 2.6 or 3.x: a package of the system, or what ATTN_ONEDNN_ROOT points to, such as a folder into which
 # scripts/get_onednn.sh has put a build of PyPI. Defines the target attn::onednn, ATTN_ONEDNN_VERSION and ATTN_ONEDNN_PC;
-# otherwise ATTN_ONEDNN_MISSING. Kernels that need more than the version found has get a kernel_reason_<kernel>. Installed
+# otherwise ATTN_ONEDNN_MISSING. A kernel that needs a newer version gets a kernel_reason_<kernel>. Installed
 # with attnConfig.cmake, because the static library needs it again.
 #
 # Header and library are looked up by name, not through dnnl-config.cmake: Debian's demands OpenCL's development files, which
-# its package does not bring and the C API does not need, and the newest wheels of PyPI have none. dnnl_DIR is honoured all
-# the same.
+# its package does not bring and the C API does not need, and the newest wheels of PyPI have none. dnnl_DIR still
+# works.
 if(NOT DEFINED ATTN_ONEDNN_ROOT) # else attnConfig.cmake has set it
   set(ATTN_ONEDNN_ROOT "" CACHE PATH "Where oneDNN is, if not where the system has it: a folder with include/ and lib/")
 endif()
 set(ATTN_ONEDNN_MISSING "oneDNN was not found")
 
-# A root is the only place to look at; what an earlier configure found elsewhere does not count.
+# With a root, only the root is searched: forget what an earlier configure found elsewhere.
 set(_attn_onednn_where "")
 if(ATTN_ONEDNN_ROOT)
   set(_attn_onednn_where PATHS ${ATTN_ONEDNN_ROOT} NO_DEFAULT_PATH)
@@ -43,7 +43,7 @@ endif()
 
 set(kernel_reason_graph_onednn "")
 if(_attn_onednn_number)
-  # The runtime decides whose threads the library computes on: OMP, TBB, SEQ, THREADPOOL; SYCL besides.
+  # The runtime decides which threads the library uses: OMP, TBB, SEQ or THREADPOOL, and SYCL for other devices.
   file(STRINGS ${ATTN_ONEDNN_INCLUDE_DIR}/oneapi/dnnl/dnnl_config.h _attn_onednn_runtimes
        REGEX "define DNNL_CPU_.*RUNTIME DNNL_")
   string(REGEX MATCHALL "RUNTIME_[A-Z]+" _attn_onednn_runtimes "${_attn_onednn_runtimes}")
@@ -67,7 +67,7 @@ if(_attn_onednn_number)
     string(APPEND ATTN_ONEDNN_VERSION ", ${ATTN_ONEDNN_LIBRARY}")
   endif()
   if(NOT TARGET attn::onednn)
-    # Imported as what it is, so that programs that link our shared library find it too.
+    # Imported with its real type, so that programs that link our shared library find it too.
     add_library(attn::onednn SHARED IMPORTED)
     set_target_properties(attn::onednn PROPERTIES
       IMPORTED_LOCATION ${ATTN_ONEDNN_LIBRARY}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Puts a oneDNN 3.x from PyPI into a folder, for -DATTN_ONEDNN_ROOT, and prints how to build with it and run.
+# Puts a oneDNN 3.x from PyPI into a folder, for -DATTN_ONEDNN_ROOT, and prints the commands that build and run with it.
 set -u
 
 usage() {

@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Gets the OpenBLAS that SciPy is built with (scipy-openblas32 from PyPI) into a folder: newer than most distributions', and
-# nothing is installed system-wide.
+# Downloads the OpenBLAS that SciPy is built with (scipy-openblas32 from PyPI) into a folder. It is newer than most
+# distributions' OpenBLAS, and nothing is installed system-wide.
 #
 #   scripts/get_openblas.sh [FOLDER]   default: .venv/openblas
 #   cmake --preset release -DATTN_OPENBLAS_ROOT=$PWD/.venv/openblas
 #
-# Its names carry a prefix (scipy_cblas_sgemm), which configuring finds out. Exit code 77 if the package cannot be
-# downloaded.
+# Its functions have a prefix (scipy_cblas_sgemm), which CMake detects. Exit code 77 if the package cannot be downloaded.
 set -u
 case ${1:-} in -*) sed -n '2,8s/^# \{0,1\}//p' "$0" && exit 2 ;; esac
 asked=${1:+$(realpath -m "$1")}

@@ -73,7 +73,7 @@ def read_options(arguments):
     parser.add_argument("--again", type=Path, metavar="CSV", help="what survived in an earlier run")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--tests", help="names of tests, in this order, in place of those of the file")
-    parser.add_argument("--prefix", default="", help="command that tests are run with, such as 'nice -n 19'")
+    parser.add_argument("--prefix", default="", help="what compilers and tests are run with: 'nice -n 19'")
     parser.add_argument("--least", type=float, default=0.0, metavar="PERCENT", help="exit code 1 if fewer are killed")
     parser.add_argument("--list", action="store_true", help="print the faults and stop")
     parser.add_argument("--output", type=Path, metavar="CSV", help="default: mutants.csv in the build folder")
@@ -184,7 +184,7 @@ def run_all(mutations, options, report):
     build, baseline, places = Build(ROOT, options.build), Baseline(options.prefix), queue.Queue()
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder, ThreadPoolExecutor(options.jobs) as pool:
         for number in range(options.jobs):
-            places.put(Workplace(build, Path(folder) / str(number)))
+            places.put(Workplace(build, Path(folder) / str(number), shlex.split(options.prefix)))
 
         def work(mutation):
             place = places.get()

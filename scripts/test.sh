@@ -17,8 +17,8 @@ Sets up the machine (scripts/setup.sh), then builds and tests in stages:
   sanitize   AddressSanitizer and UndefinedBehaviorSanitizer, tiers up to AVX2: unit tests and 80 cases of each suite
   emulated   where this CPU lacks AMX (or with --long): the kernels of the tiers avx512 and amx, emulated on AVX2
   machines   feigned machines: libraries that choose other code, fewer CPUs and threads, another topology, no permission for
-             AMX's tiles, CPUs without AVX and without AVX-512 (qemu-user); and a build with assertions
-             and without anything optional
+             AMX's tiles, CPUs without AVX and without AVX-512 (qemu-user); and a build with assertions that uses no
+             optional package
   lint       scripts/lint.sh: format, suspicious code, line length, spelling; each of its checks counts as a test
   bench      scripts/bench.sh on one small case: table, CSV, JSON and, where Matplotlib is there, figures
   aarch64    cross-built, under qemu-user: a seeded selection of the vector tiers' cases; with --long many more, and what the
@@ -192,7 +192,7 @@ check_onednn() {
   done
 }
 
-# shellcheck disable=SC2094  # the log grows by two writers
+# shellcheck disable=SC2094  # two commands append to the log
 stage_onednn3() {
   local why result=0 cpu sycl=.venv/onednn-sycl
   have cc && [ "$(uname -m)" = x86_64 ] || { skipped='no x86-64, for which alone PyPI has oneDNN' && return 0; }
@@ -201,12 +201,12 @@ stage_onednn3() {
   check_onednn .venv/onednn3 build-onednn3 || result=1
   [ -n "$long" ] && scripts/get_onednn.sh --sycl $sycl >>"$logs/onednn.log" 2>&1
   [ -e $sycl/.attn-onednn ] || return $result
-  cpu=$(taskset -cp $$ | sed 's/.*[ ,-]//') # its threads are its own: bound to one CPU they are one
+  cpu=$(taskset -cp $$ | sed 's/.*[ ,-]//') # it starts as many threads as it has CPUs: one here
   check_onednn $sycl build-onednn-sycl env OCL_ICD_FILENAMES="$root/$sycl/lib/libintelocl.so" taskset -c "$cpu" || result=1
   return $result
 }
 
-# One test of the other command, which is to leave what it promises.
+# One test of bench.sh: it must write every file that it promises.
 stage_bench() {
   local folder=$root/build/bench-test missing='' file
   rm -rf "$folder"

@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 # shellcheck disable=SC2044,SC2046,SC2086  # lists of words and of names without blanks
-# What may not be in the object files: instructions of a tier outside that tier's folder, code that runs at load time, and
-# exported names that do not begin with attn_.
+# Object files must not hold instructions of a tier outside that tier's folder, code that runs at load time, or exported
+# names that do not begin with attn_.
 #
 #   check_objects.sh BUILD_FOLDER LIBATTN LIBATTN_NN
 set -eu
@@ -34,8 +34,8 @@ must_not_use() {
   done
 }
 
-# From the highest tier to the lowest: what a tier brings stands in objects of its folder, or the search is broken, and
-# neither in those of lower tiers nor outside the tiers.
+# From the highest tier to the lowest: a tier's instructions are in objects of its folder (or the search is broken), and not
+# in those of lower tiers or outside the tiers.
 check_tiers() {
   allowed=
   for folder in $(sed -n 's/^ATTN_TIER([a-z0-9]*, \([a-z0-9]*\), x86_64,.*/\1/p' "$kernels/tiers.def" | tac); do
@@ -54,7 +54,7 @@ check_tiers() {
 }
 if objdump -f "$library" | grep -q x86-64; then check_tiers; fi
 
-# ---- The peak loops are no part of the library ----
+# ---- The peak loops are not in the library ----
 
 if nm "$library" | grep -E ' attn_peak_'; then complain "${library##*/} holds peak loops"; fi
 
@@ -66,7 +66,7 @@ for object in $(find "$objects" "$nn_objects" -name '*.o'); do
   fi
 done
 
-# ---- Exactly the public names leave the shared libraries ----
+# ---- The shared libraries export exactly the public names ----
 
 # check_exports LIBRARY HEADER...: what the library exports is what the headers declare.
 check_exports() {

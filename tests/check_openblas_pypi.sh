@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# The OpenBLAS of PyPI (scripts/get_openblas.sh) in place of the system's: its prefixed names are found, the kernels on it
-# pass, and what is installed runs and links. Skipped where the package is not.
+# The OpenBLAS of PyPI (scripts/get_openblas.sh) in place of the system's: CMake finds its prefixed names, its kernels
+# pass, and the installed library links and runs. Skipped where the package is absent.
 #
 #   check_openblas_pypi.sh CMAKE SOURCE_FOLDER C_COMPILER
 set -eu

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: MIT
 # shellcheck disable=SC2086,SC2116  # lists of words and of names without blanks
 # usage: check_refused.sh KERNEL REASON EMULATOR... ATTNBENCH: on a CPU (the emulator's -cpu) that lacks what the kernel
-# needs, its rows are skips that say so, and asking for it by name is an error that says so; nothing dies of an unknown
-# instruction.
+# needs, its rows are skipped with the reason, and asking for it by name is an error with the reason. Nothing crashes.
 kernel=$1 reason=$2
 shift 2
 attnbench=("$@")

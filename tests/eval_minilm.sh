@@ -1,10 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 # shellcheck disable=SC2046,SC2059,SC2086  # lists of words and of names without blanks
-# `attnbench eval` on what a trained model's attention reads (tests/data/minilm): every kernel must agree with the oracle and
-# with NumPy's float64 answer, and must be told apart from problems that are nearly the same. No Python needed.
+# `attnbench eval` on the inputs of a trained model's attention (tests/data/minilm): every kernel must agree with the oracle
+# and with NumPy's float64 answer, and must fail on problems that are nearly the same. No Python needed.
 #
-#   tests/eval_minilm.sh path/to/attnbench        exit 0: all as it should be
+#   tests/eval_minilm.sh path/to/attnbench        exit 0: all passed
 set -u
 attnbench=${1:?usage: eval_minilm.sh path/to/attnbench}
 data=$(dirname "$0")/data/minilm
@@ -56,16 +56,16 @@ done
 expect_all FAIL 1 $(layer 0) $lengths --expect "$data/layer2_o.npy"
 expect_all FAIL 1 $(layer 0) $lengths --expect-lse "$data/layer2_lse.npy"
 
-# What one kernel saves is what another computes.
+# The output that one kernel saves is what another one computes.
 expect 0 '^naive_c  *PASS' $(layer 2) $lengths --kernel naive_c --save-o "$scratch/o.npy" --save-lse "$scratch/lse.npy"
 expect_all PASS 0 $(layer 2) $lengths --expect "$scratch/o.npy" --expect-lse "$scratch/lse.npy"
 expect 0 '^auto: [a-z0-9_]*  *PASS' $(layer 2) $lengths --kernel auto
 
-# A sequence of no keys is one of zeros.
+# A sequence without keys gives zeros.
 with_lengths '\200\0\0\0\0\0\0\0'
 expect_all PASS 0 $(layer 0) --kv-len "$scratch/len.npy"
 
-# What cannot be right is said in a sentence.
+# Wrong input is refused with a sentence.
 with_lengths '\201\0\0\0\065\0\0\0'
 expect 2 'element 0 is 129; it must be in 0..128' $(layer 0) --kv-len "$scratch/len.npy"
 with_lengths '\200\0\0\0'
@@ -80,5 +80,5 @@ expect 2 'did you mean bshd' $(layer 0) --layout bshhd
 expect 2 'did you mean top-left' $(layer 0) --causal topleft
 expect 2 'did you mean naive_c' $(layer 0) --kernel naiv_c
 
-[ $failures -eq 0 ] && echo "eval_minilm: all as it should be"
+[ $failures -eq 0 ] && echo "eval_minilm: passed"
 exit $((failures > 0))

@@ -3,13 +3,12 @@
  *
  *     exp_every_float_<isa> [STEP]
  *
- * Kernels call it with t <= 8 (lazy rescaling) and rescaling factors with t <= 0. Inputs: every float32 with 2^-27 <= |t|, t
- * in
- * [-160, 8]; nearer to 0 the result must be 1 within the same error, of which every 997th is tried. Where 2^t is a normal
- * number the relative error must be within what the tier's kernels declare; below that, the absolute error within 2^-126,
- * which is the limit's n 2^-126 term; -inf must give exactly 0 and NaN must stay NaN.
+ * Kernels call it with t <= 8 (lazy rescaling) and rescaling factors with t <= 0. Inputs: every float32 t in
+ * [-160, 8] with |t| >= 2^-27. Nearer to 0 the result must be 1 within the same error; every 997th is tried. Where 2^t is a
+ * normal number, the relative error must be at most what the tier's kernels declare. Below, the absolute error must be at
+ * most 2^-126, the n 2^-126 term of the limit. -inf must give exactly 0, and NaN must stay NaN.
  *
- * STEP: only every STEP-th of them, for emulators; a prime reaches all residues of the low bits. */
+ * STEP: only every STEP-th of them, for emulators. A prime reaches all residues of the low bits. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* As much of ggml as scripts/peers/ggml_flash_attn.py touches, computing attention in the plainest way: a stand-in for
- * tests, with ggml's signatures and meanings and none of its code. Tensors of four dimensions, the innermost first. */
+/* A stand-in for ggml in tests: the functions that scripts/peers/ggml_flash_attn.py calls, with ggml's signatures and
+ * meanings and none of its code. It computes attention in the plainest way. Tensors of four dimensions, the innermost first.
+ */
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>

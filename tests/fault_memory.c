@@ -156,8 +156,7 @@ static int check_command(const char *const *words, int64_t step) {
   return wrong;
 }
 
-/* ---- The library: a status, a sentence, nothing kept --------------------------------------------------------------------
- */
+/* ---- The library: a status, a sentence, nothing kept --------------------------------------------------------------- */
 
 enum { BATCH = 1, HEADS = 2, TOKENS = 5, DIM = 8, WIDTH = HEADS * DIM };
 static float x[TOKENS * WIDTH], y[TOKENS * WIDTH], weights[4 * WIDTH * WIDTH], p[HEADS * TOKENS * TOKENS];
@@ -221,8 +220,7 @@ static int check_call(int which) {
   return n == 1; /* it allocates something */
 }
 
-/* ---- All of it ----------------------------------------------------------------------------------------------------------
- */
+/* ---- All of it ----------------------------------------------------------------------------------------------------- */
 
 static bool write_tensor(void) {
   char path[100];

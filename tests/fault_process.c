@@ -24,8 +24,7 @@ static attn_problem small_problem(void) {
   return problem;
 }
 
-/* ---- fork: a child computes what its parent computed ---------------------------------------------------------------------
- */
+/* ---- fork: a child computes what its parent computed --------------------------------------------------------------- */
 
 static bool computes_the_same(void) {
   float y[VALUES];
@@ -52,8 +51,7 @@ static bool check_fork(void) {
   return true;
 }
 
-/* ---- stacks: every kernel in a thread of 64 KiB --------------------------------------------------------------------------
- */
+/* ---- stacks: every kernel in a thread of 64 KiB -------------------------------------------------------------------- */
 
 enum { SMALL_STACK = 64 << 10, LONG = 300, WIDE = 256 };
 
@@ -107,8 +105,7 @@ static bool check_stacks(void) {
   return runs > 0;
 }
 
-/* ---- dlopen --------------------------------------------------------------------------------------------------------------
- */
+/* ---- dlopen -------------------------------------------------------------------------------------------------------- */
 
 static long resident_pages(void) {
   long size = 0, resident = 0;

@@ -7,7 +7,7 @@
  * --no-tiles  Linux refuses the permission to use AMX's tile data, as it does in a container whose seccomp profile is older
  * than AMX
  *
- * Exit code 77 with a reason where this system cannot feign it. */
+ * Exit code 77 with a reason where this system cannot do that. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/filter.h>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* Reading or writing one element too far must fault: every kernel runs with an inaccessible page flush with the end, then
- * with the start, of every tensor, in a child process. The broken kernels of mutants.def that go too far must be caught. */
+/* Reading or writing one element too far must fault: every kernel runs in a child process with an inaccessible page right
+ * behind the end, then right before the start, of every tensor. The broken kernels of mutants.def that go too far must fail.
+ */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,7 +31,7 @@ static const char cases_text[] =
     "lse = off, on\n"
     "layout = bhsd, bshd, strided, transposed, reversed, broadcast\n";
 
-/* The cases and the oracle's answers, by which every child checks its kernel. */
+/* The cases, and the oracle's answers that every child checks its kernel against. */
 static bench_case_list cases;
 static bench_expected **expected;
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What control groups leave, read from folders that feign the system files of other machines. */
+/* CPUs and memory that control groups leave, read from folders that imitate the system files of other machines. */
 #define TEST_SETUP    make_root
 #define TEST_TEARDOWN remove_root
 #include <math.h>

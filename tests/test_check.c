@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What decides PASS: the error limits of docs/numerics.md at their very edge, and a watched run of kernels that are right
- * but for one thing. */
+/* What decides PASS: the error limits of docs/numerics.md at their very edge, and a watched run of kernels with one
+ * fault each. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

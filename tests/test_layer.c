@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Layers as cases of the benchmark: checked before they are timed, wrong ones not timed at all, work and shares of the time
- * told right. Here with mha and block; test_layer_family.c has those of libattn_nn. */
+/* Layers as cases of the benchmark: they are checked before they are timed, wrong ones get no time, and work and shares of
+ * the time are right. Here with mha and block; test_layer_family.c has those of libattn_nn. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -55,7 +55,7 @@ TEST(test_wrong_layers_fail_and_are_not_timed) {
     }
 }
 
-/* With one key the softmax has nothing to choose: uniform attention is right as well. */
+/* With one key, every softmax is 1, so uniform attention is right as well. */
 TEST(test_a_case_that_cannot_fail_is_degenerate) {
   for (int k = 0; k < 2; k++) {
     layer_one one;
@@ -100,7 +100,7 @@ TEST(test_work) {
   assert_true(bench_layer_bytes(&mha) == 4.0 * (2 * 10 * 8 + 8 * 8 * 4 + 4 * 8));
 }
 
-/* The whole way of a case, to its row. */
+/* A case from its id to its row. */
 TEST(test_row_of_a_layer) {
   for (int k = 0; k < 2; k++) {
     char id[100];

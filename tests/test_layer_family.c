@@ -13,7 +13,8 @@
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
 /* One kind: shapes it must get right (the sizes around the blocks of kernels and products, and around the number of rows
- * that are all checked), and a number of its data that the right answer hangs on but the made layer does not. */
+ * that are all checked), and a number in its data that the right answer
+ * depends on, but the layer, once made, does not. */
 typedef struct trial {
   const char *kind;
   const char *shapes[6];
@@ -87,13 +88,9 @@ static void passes_with(const char *name) {
     }
 }
 
-static void test_right_layers_pass_with_every_kernel(void **state) {
-  (void)state;
-  test_each_kernel(passes_with);
-}
+TEST(test_right_layers_pass_with_every_kernel) { test_each_kernel(passes_with); }
 
-static void test_the_automatic_choice_passes(void **state) {
-  (void)state;
+TEST(test_the_automatic_choice_passes) {
   for (size_t t = 0; t < COUNT(trials); t++)
     for (int s = 0; s < 6 && trials[t].shapes[s]; s++) {
       layer_one one;
@@ -103,9 +100,8 @@ static void test_the_automatic_choice_passes(void **state) {
     }
 }
 
-/* The wrong answer of a kind is told from the right one when it is the layer's own. */
-static void test_wrong_answers_fail(void **state) {
-  (void)state;
+/* The wrong layer of each kind fails. */
+TEST(test_wrong_answers_fail) {
   for (size_t t = 0; t < COUNT(trials); t++)
     for (int s = 0; s < 6 && trials[t].shapes[s]; s++) {
       layer_one one;
@@ -118,9 +114,8 @@ static void test_wrong_answers_fail(void **state) {
     }
 }
 
-/* Weights are packed, and a prompt is cached, before: what changes then is the right answer. */
-static void test_spoilt_data_fail(void **state) {
-  (void)state;
+/* Weights are packed, and a prompt is cached, when a layer is made: a later change changes the right answer only. */
+TEST(test_spoilt_data_fail) {
   for (size_t t = 0; t < COUNT(trials); t++) {
     if (!trials[t].spoil) continue;
     layer_one one;
@@ -137,9 +132,8 @@ static void test_spoilt_data_fail(void **state) {
   }
 }
 
-/* Writing beside y fails, whatever stands in it. */
-static void test_guards(void **state) {
-  (void)state;
+/* A write outside y fails, whatever y holds. */
+TEST(test_guards) {
   layer_one one;
   open_layer(&one, "positions", "seq:8/width:6");
   bench_layer_data *data = bench_layer_data_of(one.layer);
@@ -149,9 +143,8 @@ static void test_guards(void **state) {
   close_layer(&one);
 }
 
-/* With one key, or with frequency 1 alone, there is nothing to tell apart. */
-static void test_cases_that_cannot_fail_are_degenerate(void **state) {
-  (void)state;
+/* With one key, or with frequency 1 alone, right and wrong layers agree. */
+TEST(test_cases_that_cannot_fail_are_degenerate) {
   static const struct {
     const char *kind, *shape, *reason;
   } cases[] = {{"additive", "seq:1", "looks at all keys alike"},
@@ -174,8 +167,7 @@ static void test_cases_that_cannot_fail_are_degenerate(void **state) {
 
 /* ---- Axes ---- */
 
-static void test_axes_that_a_layer_settles(void **state) {
-  (void)state;
+TEST(test_axes_that_a_layer_settles) {
   bench_case p = valid_case("layer:additive/seq:5");
   assert_true(p.problem.heads_q == 1 && p.problem.score == ATTN_SCORE_ADDITIVE && p.width == 64);
   p = valid_case("layer:additive/seq:5/width:48");
@@ -189,9 +181,8 @@ static void test_axes_that_a_layer_settles(void **state) {
   assert_true(p.problem.heads_q == 8 && p.problem.score == ATTN_SCORE_PRECOMPUTED && p.width == 512);
 }
 
-/* Heads mean nothing to feed-forward, add & norm and positions: only the width that they make does. */
-static void test_equal_layers_have_equal_names(void **state) {
-  (void)state;
+/* Feed-forward, add & norm and positions ignore heads; only the width that they give counts. */
+TEST(test_equal_layers_have_equal_names) {
   static const char *const kind[] = {"feed-forward", "add-norm", "positions"};
   static const char *const same[] = {"width:96", "heads:4/width:96", "heads:3/heads_kv:1/head_dim:32", "heads:12/dim_v:8",
                                      "heads:5/width:96"};
@@ -206,9 +197,8 @@ static void test_equal_layers_have_equal_names(void **state) {
     }
 }
 
-/* A name makes the case that bears it, for every layer there is. */
-static void test_names_of_all_layers_are_read_again(void **state) {
-  (void)state;
+/* The name of a case makes the same case again, for every layer. */
+TEST(test_names_of_all_layers_are_read_again) {
   const char *const *words = bench_axis_get(AXIS_LAYER)->words;
   assert_string_equal(words[0], "none");
   for (int i = 1; words[i]; i++) {
@@ -221,8 +211,7 @@ static void test_names_of_all_layers_are_read_again(void **state) {
   }
 }
 
-static void test_contradictions(void **state) {
-  (void)state;
+TEST(test_contradictions) {
   static const struct {
     const char *id, *part;
   } bad[] = {{"layer:additive/heads:8", "heads is 8; layer additive is made for heads=1 only"},
@@ -262,8 +251,7 @@ static double bytes(const char *id) {
 }
 
 /* Counted by hand: 10 rows, width 8, 2 heads of 4. */
-static void test_work(void **state) {
-  (void)state;
+TEST(test_work) {
   const double projections = 2.0 * 10 * (8 * 8 * 4), attention = 2.0 * 2 * 10 * 10 * (4 + 4), ffn = 2.0 * 10 * (2 * 8 * 32);
   assert_true(flops("layer:decoder/heads:2/width:8/seq:10") == 2 * (projections + attention) + ffn);
   assert_true(flops("layer:feed-forward/width:8/seq:10") == ffn); /* has no attention */
@@ -323,8 +311,7 @@ static void row_says(const bench_row *found, const row *expected) {
   assert_true(found->time.median > 0 && found->gbs > 0);
 }
 
-static void test_rows(void **state) {
-  (void)state;
+TEST(test_rows) {
   static const row rows[] = {
       {"additive", "seq:20/width:16", "1", "16", "additive", "none", true, true, true, true, true},
       {"synthesizer-dense", "heads:2/seq:20/width:16", "2", "16", "precomputed", "none", true, true, true, true, true},
@@ -351,32 +338,12 @@ static void test_rows(void **state) {
   }
 }
 
-/* Without the automatic choice in the list, the first row is the one. */
-static void test_layers_without_a_kernel_are_measured_once(void **state) {
-  (void)state;
+/* Without the automatic choice in the list, the first row is the automatic one. */
+TEST(test_layers_without_a_kernel_are_measured_once) {
   const bench_case bench = valid_case("layer:positions/seq:20/width:16");
   const attn_kernel_info *kernels[] = {attn_kernel_find("flash_c"), attn_kernel_find("naive_c")};
   const bench_case_settings settings = {.case_budget_s = 5};
   bench_row results[2];
   assert_true(bench_run_case(&bench, kernels, 2, &settings, results));
   assert_true(results[0].verdict.status == BENCH_PASS && results[1].verdict.status == BENCH_SKIP);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_right_layers_pass_with_every_kernel),
-      cmocka_unit_test(test_the_automatic_choice_passes),
-      cmocka_unit_test(test_wrong_answers_fail),
-      cmocka_unit_test(test_spoilt_data_fail),
-      cmocka_unit_test(test_guards),
-      cmocka_unit_test(test_cases_that_cannot_fail_are_degenerate),
-      cmocka_unit_test(test_axes_that_a_layer_settles),
-      cmocka_unit_test(test_equal_layers_have_equal_names),
-      cmocka_unit_test(test_names_of_all_layers_are_read_again),
-      cmocka_unit_test(test_contradictions),
-      cmocka_unit_test(test_work),
-      cmocka_unit_test(test_rows),
-      cmocka_unit_test(test_layers_without_a_kernel_are_measured_once),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

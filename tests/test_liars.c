@@ -48,8 +48,7 @@ static void keep_answer(const lie *l) {
   known_v = first_v(l);
 }
 
-/* ---- The lies ----------------------------------------------------------------------------------------------------------
- */
+/* ---- The lies ------------------------------------------------------------------------------------------------------ */
 
 /* Right when it is checked, wrong when it is timed. */
 static void leave_out_rows(const lie *l) { work(l, 0, calls > CHECKED_CALLS ? tasks - 1 : tasks); }
@@ -131,8 +130,7 @@ static void write_late(const lie *l) {
   if (calls <= CHECKED_CALLS) end_helper();
 }
 
-/* ---- A liar as a trial -------------------------------------------------------------------------------------------------
- */
+/* ---- A liar as a trial --------------------------------------------------------------------------------------------- */
 
 static attn_kernel liar;
 static void (*lie_of_case)(const lie *l);
@@ -207,8 +205,7 @@ static void expect_caught(void (*lie_to_tell)(const lie *l), bench_status status
   clear(rows);
 }
 
-/* ---- Tests -------------------------------------------------------------------------------------------------------------
- */
+/* ---- Tests --------------------------------------------------------------------------------------------------------- */
 
 static const char DIFFERS[] = "an output of the timed runs differs from the one that passed the check";
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* attn_merge: any partition of the keys, merged, is the whole; parts without keys do not count; arguments are checked. */
+/* attn_merge: merged parts of the keys give attention over all keys; parts without keys change nothing; arguments are
+ * checked. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -56,8 +56,8 @@ class Build:
 class Workplace:
     """A copy of the sources, and the programs that were linked from it; one for each job."""
 
-    def __init__(self, build, folder):
-        self.build, self.folder = build, Path(folder)
+    def __init__(self, build, folder, prefix):
+        self.build, self.folder, self.prefix = build, Path(folder), prefix
         self.sources = self.folder / "sources"
         for name in SOURCES:
             shutil.copytree(build.root / name, self.sources / name)
@@ -78,7 +78,7 @@ class Workplace:
         output = self.folder / (hashlib.sha1(source.encode()).hexdigest()[:16] + ".o")
         words = [self._moved(word) for word in command]
         words[words.index("-o") + 1] = str(output)
-        done = subprocess.run([*words, *STRICT], cwd=folder, stderr=subprocess.DEVNULL, check=False)
+        done = subprocess.run([*self.prefix, *words, *STRICT], cwd=folder, stderr=subprocess.DEVNULL, check=False)
         return None if done.returncode else output
 
     def build_with(self, mutation):
@@ -112,7 +112,7 @@ class Workplace:
             output = self.folder / Path(path).name
             at = words.index("-o")
             words[at + 1:at + 2] = [str(output), *map(str, self.objects)]
-            subprocess.run(words, cwd=script.parent.parent.parent, check=True)
+            subprocess.run([*self.prefix, *words], cwd=script.parent.parent.parent, check=True)
             self.programs[path] = str(output)
         return self.programs[path]
 
