@@ -15,6 +15,7 @@ Sets up the machine (scripts/setup.sh), then builds and tests in stages:
              kernels, and that the automatic choice runs that tier's kernel, by name
   clang      Release build by clang: unit tests and 200 cases of each suite; with --long by every clang there is
   sanitize   AddressSanitizer and UndefinedBehaviorSanitizer, tiers up to AVX2: unit tests and 80 cases of each suite
+  fuzz       where clang has libFuzzer: each target of tests/fuzz runs its corpus, then thinks up inputs for six seconds
   emulated   where this CPU lacks AMX (or with --long): the kernels of the tiers avx512 and amx, emulated on AVX2
   machines   feigned machines: libraries that choose other code, fewer CPUs and threads, another topology, no permission for
              AMX's tiles, CPUs without AVX and without AVX-512 (qemu-user); and a build with assertions that uses no
@@ -26,7 +27,10 @@ Sets up the machine (scripts/setup.sh), then builds and tests in stages:
   onednn3    only with --long: the kernels on oneDNN 3.x, which scripts/get_onednn.sh puts into .venv/onednn3, and on the
              newest, in .venv/onednn-sycl (without --long, by --stage, if it is there): a seeded selection of
              both suites
-  races      only with --long: ThreadSanitizer on the tests that run kernels from several threads
+  races      only with --long: ThreadSanitizer on the tests that run kernels from several threads, by a pool and, where clang
+             has OpenMP, by its threads
+  memory     only with --long: MemorySanitizer (clang) on cases of both suites with the tier c, and on layers
+  levels     only with --long: unit tests at -O0, -O1, -O2 and -O3, and with link-time optimisation
 
   --long         the stages above, all cases of each suite, and the tests with the label `long`
   --stage NAME   only this stage; repeatable
@@ -48,7 +52,7 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-all_stages="gcc tiers clang sanitize emulated machines lint bench aarch64${long:+ onednn3 races}"
+all_stages="gcc tiers clang sanitize fuzz emulated machines lint bench aarch64${long:+ onednn3 races memory levels}"
 
 # ---- Stages ----------------------------------------------------------------------------------------------------------
 
@@ -142,6 +146,18 @@ stage_sanitize() {
   ATTN_MAX_ISA=avx2 run_ctest build-asan "${selection[@]}"
 }
 
+# Without optimisation the instrumented kernels compile twenty times faster.
+stage_fuzz() {
+  local compiler
+  compiler=$(clang_with_fuzzer) || { skipped="no clang with libFuzzer; to install it: apt-get install clang" && return 0; }
+  mapfile -t targets < <(scripts/fuzz.sh --list)
+  quietly "$logs/build-fuzz-configure.log" cmake --preset fuzz -DCMAKE_C_COMPILER="$compiler" \
+    -DCMAKE_C_FLAGS_RELWITHDEBINFO="-O0 -g1" &&
+    quietly "$logs/build-fuzz-build.log" cmake --build build-fuzz -j "$jobs" --target "${targets[@]/#/fuzz_}" ||
+    { fail_build && return; } || return 1
+  run_ctest build-fuzz -L fuzz
+}
+
 stage_emulated() {
   [ "$(uname -m)" = x86_64 ] && grep -qw avx2 /proc/cpuinfo || { skipped="the emulation needs AVX2" && return 0; }
   [ -z "$long" ] && grep -qw amx_bf16 /proc/cpuinfo &&
@@ -225,9 +241,59 @@ stage_bench() {
   return 1
 }
 
+# build_with_clang PRESET TARGET...: in the preset's own folder, without warnings as errors.
+build_with_clang() {
+  local preset=$1 compiler
+  shift
+  compiler=$(clangs | head -n 1)
+  [ -n "$compiler" ] || { skipped="no clang; to install it: apt-get install clang" && return 77; }
+  quietly "$logs/build-$preset-configure.log" cmake --preset "$preset" -DCMAKE_C_COMPILER="$compiler" &&
+    quietly "$logs/build-$preset-build.log" cmake --build "build-$preset" -j "$jobs" --target "$@"
+}
+
 stage_races() {
+  local result=0
   configure_and_build tsan build-tsan || { fail_build && return; } || return 1
-  run_ctest build-tsan -R '^(bits|plan)$'
+  run_ctest build-tsan -R '^(bits|plan)$' || result=1
+  echo 'int main(void) { return 0; }' | "$(clangs | head -n 1)" -fopenmp -x c - -o /dev/null 2>/dev/null ||
+    { skipped="only the pool: no OpenMP for clang; to install it: apt-get install libomp-14-dev" && return $result; }
+  build_with_clang tsan-openmp test_bits test_plan || { fail_build && return; } || return 1
+  TSAN_OPTIONS=ignore_noninstrumented_modules=1 run_ctest build-tsan-openmp -R '^(bits|plan)$' || result=1
+  return $result
+}
+
+# check_memory attnbench's arguments...: one test.
+check_memory() {
+  tests=$((tests + 1))
+  ATTN_MAX_ISA=c quietly "$logs/memory.log" build-msan/harness/attnbench check -q --isa c --seed 3 "$@" ||
+    { failures=$((failures + 1)) && return 1; }
+  say "passed: attnbench check $*"
+}
+
+stage_memory() {
+  local result=0 status
+  build_with_clang msan attnbench
+  status=$?
+  [ $status != 77 ] || return 0
+  [ $status = 0 ] || { fail_build && return; } || return 1
+  check_memory --suite edge --cases 300 || result=1
+  check_memory --suite conformance --cases 300 || result=1
+  check_memory -p family --cases 60 || result=1
+  return $result
+}
+
+stage_levels() {
+  local level flags result=0
+  for level in 0 1 2 3 lto; do
+    [ $level = lto ] && flags="-O2 -flto=auto -fno-fat-lto-objects" || flags="-O$level"
+    say "-- $flags"
+    quietly "$logs/build-levels-configure.log" cmake --preset release -B build-levels -DATTN_GBENCH=OFF \
+      -DATTN_BUILD_EXAMPLES=OFF -DCMAKE_C_FLAGS_RELEASE="$flags" &&
+      quietly "$logs/build-levels-build.log" cmake --build build-levels -j "$jobs" ||
+      { fail_build || result=1; continue; }
+    exclude=long run_ctest build-levels -L unit || result=1
+  done
+  return $result
 }
 
 stage_aarch64() {
