@@ -9,48 +9,54 @@
 #define REQUIRE(condition, ...) \
   if (!(condition)) return attn_fail(ATTN_INVALID_ARGUMENT, __VA_ARGS__)
 
-static attn_status check_pointer(const char *field, const void *pointer, bool needed, uintptr_t alignment, const char *why) {
-  if (!needed) return ATTN_OK;
-  REQUIRE(pointer, "attn_args.%s is NULL; %s", field, why);
-  REQUIRE((uintptr_t)pointer % alignment == 0, "attn_args.%s is %p; it must be aligned to its element, %u bytes", field,
-          pointer, (unsigned)alignment);
+/* One pointer of attn_args. */
+typedef struct argument {
+  const char *field;
+  const void *pointer;
+  uintptr_t alignment;
+  bool used, has_elements; /* the problem reads or writes it, and its tensor is not empty */
+  bool optional;           /* a mistake where it is not used */
+  const char *use;         /* what makes the problem use it */
+} argument;
+
+static attn_status check_argument(const argument *a) {
+  REQUIRE(!a->pointer || a->used || !a->optional,
+          "attn_args.%s is given, but the problem does not have %s; set it or leave %s NULL", a->field, a->use, a->field);
+  if (!a->used || !a->has_elements) return ATTN_OK;
+  REQUIRE(a->pointer, "attn_args.%s is NULL; the problem has %s", a->field, a->use);
+  REQUIRE((uintptr_t)a->pointer % a->alignment == 0, "attn_args.%s is %p; it must be aligned to its element, %u bytes",
+          a->field, a->pointer, (unsigned)a->alignment);
   return ATTN_OK;
 }
 
 static attn_status check_pointers(const attn_problem *p, const attn_args *a) {
-  bool varlen = p->uses & ATTN_USE_VARLEN, precomputed = p->score == ATTN_SCORE_PRECOMPUTED;
-  bool queries = p->batch > 0 && (varlen ? p->total_q : p->seq_q) > 0;
-  bool keys = p->batch > 0 && (varlen ? p->total_k : p->seq_k) > 0;
-  bool scores = queries && keys;
-  uintptr_t q = attn_dtype_bytes(p->dtype_q), kv = attn_dtype_bytes(p->dtype_kv), o = attn_dtype_bytes(p->dtype_o);
-  const struct {
-    const char *field;
-    const void *pointer;
-    bool needed;
-    uintptr_t alignment;
-    const char *why;
-  } rows[] = {
-      {"q", a->q, queries && keys && !precomputed, q, "the problem has queries"},
-      {"k", a->k, scores && !precomputed, kv, "the problem has keys"},
-      {"v", a->v, scores, kv, "the problem has keys"},
-      {"o", a->o, queries, o, "the problem has queries"},
-      {"lse", a->lse, queries && (p->uses & ATTN_USE_LSE), 4, "the problem has ATTN_USE_LSE"},
-      {"bias", a->bias, scores && (p->uses & ATTN_USE_BIAS), 4, "the problem has ATTN_USE_BIAS"},
-      {"mask", a->mask, scores && (p->uses & ATTN_USE_MASK), 1, "the problem has ATTN_USE_MASK"},
-      {"scores", a->scores, scores && precomputed, 4, "the problem has ATTN_SCORE_PRECOMPUTED"},
-      {"score_weight", a->score_weight, scores && (p->uses & ATTN_USE_SCORE_WEIGHT), 4,
-       "the problem has ATTN_USE_SCORE_WEIGHT"},
-      {"kv_len", a->kv_len, p->batch && (p->uses & ATTN_USE_KV_LEN), 4, "the problem has ATTN_USE_KV_LEN"},
-      {"q_len", a->q_len, p->batch && (p->uses & ATTN_USE_Q_LEN), 4, "the problem has ATTN_USE_Q_LEN"},
-      {"row_len", a->row_len, queries && (p->uses & ATTN_USE_ROW_LEN), 4, "the problem has ATTN_USE_ROW_LEN"},
-      {"cu_seqlens_q", a->cu_seqlens_q, p->batch && varlen, 4, "the problem has ATTN_USE_VARLEN"},
-      {"cu_seqlens_k", a->cu_seqlens_k, p->batch && varlen, 4, "the problem has ATTN_USE_VARLEN"},
-      {"offsets", a->offsets, p->batch && p->align == ATTN_ALIGN_OFFSET, 4, "the problem has ATTN_ALIGN_OFFSET"},
-      {"alibi_slopes", a->alibi_slopes, scores && (p->uses & ATTN_USE_ALIBI), 4, "the problem has ATTN_USE_ALIBI"},
-      {"sinks", a->sinks, queries && (p->uses & ATTN_USE_SINKS), 4, "the problem has ATTN_USE_SINKS"},
+  const bool varlen = p->uses & ATTN_USE_VARLEN, given = p->score == ATTN_SCORE_PRECOMPUTED, batch = p->batch > 0;
+  const bool queries = batch && (varlen ? p->total_q : p->seq_q) > 0, keys = batch && (varlen ? p->total_k : p->seq_k) > 0;
+  const bool scores = queries && keys;
+  const uintptr_t q = attn_dtype_bytes(p->dtype_q), kv = attn_dtype_bytes(p->dtype_kv), o = attn_dtype_bytes(p->dtype_o);
+#define USED(use) (p->uses & ATTN_USE_##use) != 0
+  const argument arguments[] = {
+      {"q", a->q, q, !given, scores, false, "queries"},
+      {"k", a->k, kv, !given, scores, false, "keys"},
+      {"v", a->v, kv, true, scores, false, "keys"},
+      {"o", a->o, o, true, queries, false, "queries"},
+      {"lse", a->lse, 4, USED(LSE), queries, true, "ATTN_USE_LSE"},
+      {"bias", a->bias, 4, USED(BIAS), scores, true, "ATTN_USE_BIAS"},
+      {"mask", a->mask, 1, USED(MASK), scores, true, "ATTN_USE_MASK"},
+      {"scores", a->scores, 4, given, scores, true, "ATTN_SCORE_PRECOMPUTED"},
+      {"score_weight", a->score_weight, 4, USED(SCORE_WEIGHT), scores, true, "ATTN_USE_SCORE_WEIGHT"},
+      {"kv_len", a->kv_len, 4, USED(KV_LEN), batch, true, "ATTN_USE_KV_LEN"},
+      {"q_len", a->q_len, 4, USED(Q_LEN), batch, true, "ATTN_USE_Q_LEN"},
+      {"row_len", a->row_len, 4, USED(ROW_LEN), queries, true, "ATTN_USE_ROW_LEN"},
+      {"cu_seqlens_q", a->cu_seqlens_q, 4, varlen, batch, true, "ATTN_USE_VARLEN"},
+      {"cu_seqlens_k", a->cu_seqlens_k, 4, varlen, batch, true, "ATTN_USE_VARLEN"},
+      {"offsets", a->offsets, 4, p->align == ATTN_ALIGN_OFFSET, batch, true, "ATTN_ALIGN_OFFSET"},
+      {"alibi_slopes", a->alibi_slopes, 4, USED(ALIBI), scores, true, "ATTN_USE_ALIBI"},
+      {"sinks", a->sinks, 4, USED(SINKS), queries, true, "ATTN_USE_SINKS"},
   };
-  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-    attn_status status = check_pointer(rows[i].field, rows[i].pointer, rows[i].needed, rows[i].alignment, rows[i].why);
+#undef USED
+  for (size_t i = 0; i < sizeof arguments / sizeof *arguments; i++) {
+    const attn_status status = check_argument(&arguments[i]);
     if (status != ATTN_OK) return status;
   }
   return ATTN_OK;

@@ -292,6 +292,7 @@ static attn_status run_weights(const layer_run *r, float *weights) {
   attn_args args = r->args->attention;
   args.q = r->q;
   args.k = r->k;
+  args.lse = NULL;
   attn_status status = ATTN_OK;
   for (int64_t first = 0; first < a->seq_k && status == ATTN_OK; first += columns) {
     const int64_t column = min64(first, a->seq_k - columns); /* the last pass overlaps the one before */

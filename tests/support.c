@@ -44,8 +44,10 @@ static void *random_tensor(size_t count, attn_dtype dtype, unsigned seed) {
 test_data test_data_share_inputs(const attn_problem *p, const test_data *inputs) {
   test_data data = {.args = inputs->args};
   data.o_bytes = attn_dtype_bytes(p->dtype_o) * span(p->batch, p->heads_q, p->seq_q, p->dim_v, p->o_stride);
-  data.lse_bytes = sizeof(float) * span(p->batch, p->heads_q, p->seq_q, 1, p->lse_stride);
   data.args.o = memset(test_allocate(data.o_bytes), UNWRITTEN, data.o_bytes);
+  data.args.lse = NULL;
+  if (!(p->uses & ATTN_USE_LSE)) return data;
+  data.lse_bytes = sizeof(float) * span(p->batch, p->heads_q, p->seq_q, 1, p->lse_stride);
   data.args.lse = memset(test_allocate(data.lse_bytes), UNWRITTEN, data.lse_bytes);
   return data;
 }

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "data/tensors.h"
 #include "support.h"
 
 enum { BATCH = 2, HEADS = 4, SEQ_Q = 5, SEQ_K = 7 };
@@ -103,6 +104,7 @@ static void illegal_args_are_refused_in_words(void **state) {
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
     fixture_init(&f);
     rows[i].change(&f);
+    f.args = bench_used_args(&f.problem, &f.args);
     before = f;
     print_message("  %s\n", rows[i].name);
     test_refused(test_run(&f.problem, &f.args, &naive), ATTN_INVALID_ARGUMENT, rows[i].parts);
@@ -120,8 +122,41 @@ static void null_args_are_refused(void **state) {
   test_refused(attn_plan_run(NULL, &f.args, NULL, 0), ATTN_INVALID_ARGUMENT, (const char *const[4]){"plan", "NULL"});
 }
 
-/* What the problem does not announce is not looked at, and neither is what has no elements. */
-static void unannounced_pointers_are_ignored(void **state) {
+/* A pointer that the problem does not announce is a mistake: its mask, bias or lengths would be ignored. */
+static void unannounced_pointers_are_refused(void **state) {
+  (void)state;
+  static fixture f;
+  fixture_init(&f);
+#define ROW(field, use) \
+  { #field, offsetof(attn_args, field), use }
+  static const struct {
+    const char *field;
+    size_t at; /* of attn_args */
+    const char *use;
+  } rows[] = {ROW(lse, "ATTN_USE_LSE"),
+              ROW(bias, "ATTN_USE_BIAS"),
+              ROW(mask, "ATTN_USE_MASK"),
+              ROW(scores, "ATTN_SCORE_PRECOMPUTED"),
+              ROW(score_weight, "ATTN_USE_SCORE_WEIGHT"),
+              ROW(kv_len, "ATTN_USE_KV_LEN"),
+              ROW(q_len, "ATTN_USE_Q_LEN"),
+              ROW(row_len, "ATTN_USE_ROW_LEN"),
+              ROW(cu_seqlens_q, "ATTN_USE_VARLEN"),
+              ROW(cu_seqlens_k, "ATTN_USE_VARLEN"),
+              ROW(offsets, "ATTN_ALIGN_OFFSET"),
+              ROW(alibi_slopes, "ATTN_USE_ALIBI"),
+              ROW(sinks, "ATTN_USE_SINKS")};
+#undef ROW
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    attn_args args = {.q = f.q, .k = f.k, .v = f.v, .o = f.o};
+    memcpy((char *)&args + rows[i].at, (const char *)&f.args + rows[i].at, sizeof(void *));
+    test_refused(test_run(&f.problem, &args, &naive), ATTN_INVALID_ARGUMENT,
+                 (const char *const[4]){rows[i].field, rows[i].use, "NULL"});
+  }
+}
+
+/* What the problem does not announce is not needed, and neither is what has no elements. */
+static void unannounced_pointers_are_not_needed(void **state) {
   (void)state;
   static fixture f;
   fixture_init(&f);
@@ -168,9 +203,8 @@ static void null_pointers_of_empty_tensors_are_fine(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(illegal_args_are_refused_in_words),
-      cmocka_unit_test(null_args_are_refused),
-      cmocka_unit_test(unannounced_pointers_are_ignored),
+      cmocka_unit_test(illegal_args_are_refused_in_words),       cmocka_unit_test(null_args_are_refused),
+      cmocka_unit_test(unannounced_pointers_are_refused),        cmocka_unit_test(unannounced_pointers_are_not_needed),
       cmocka_unit_test(null_pointers_of_empty_tensors_are_fine),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

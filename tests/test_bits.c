@@ -317,8 +317,8 @@ static void index_probe_finds_exactly_the_allowed_keys(const char *kernel) {
     test_data data = test_data_create(&p.problem, 71);
     memset((float *)data.args.q, 0, sizeof(float) * KEYS * 8);
     for (int i = 0; i < KEYS * KEYS; i++) ((float *)data.args.v)[i] = i / KEYS == i % KEYS;
-    data.args.mask = p.mask;
-    data.args.bias = p.bias;
+    data.args.mask = p.problem.uses & ATTN_USE_MASK ? p.mask : NULL;
+    data.args.bias = p.problem.uses & ATTN_USE_BIAS ? p.bias : NULL;
     test_ok(test_run(&p.problem, &data.args, &(attn_options){.kernel = kernel, .threads = 1}));
     assert_weights(kernel, kinds[n].kind, &p, data.args.o);
     test_data_destroy(&data);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "attn/product.h"
+#include "data/tensors.h"
 #include "kernels/common/convert.h"
 #include "layers/mha_oracle.h"
 #include "pool.h"
@@ -168,19 +169,20 @@ static layer make_layer(const shape *s) {
 
 /* The pointers into the layer as it stands now. */
 static attn_mha_args args_of(layer *l) {
+  const attn_args all = {.lse = l->lse,
+                         .bias = l->mask_bias,
+                         .mask = l->mask,
+                         .kv_len = l->kv_len,
+                         .q_len = l->q_len,
+                         .row_len = l->row_len,
+                         .cu_seqlens_q = l->cu,
+                         .cu_seqlens_k = l->cu,
+                         .alibi_slopes = l->slopes,
+                         .sinks = l->sinks};
   return (attn_mha_args){.x = l->x,
                          .memory = l->shape->cross ? l->memory : NULL,
                          .y = l->y,
-                         .attention = {.lse = l->lse,
-                                       .bias = l->mask_bias,
-                                       .mask = l->mask,
-                                       .kv_len = l->kv_len,
-                                       .q_len = l->q_len,
-                                       .row_len = l->row_len,
-                                       .cu_seqlens_q = l->cu,
-                                       .cu_seqlens_k = l->cu,
-                                       .alibi_slopes = l->slopes,
-                                       .sinks = l->sinks}};
+                         .attention = bench_used_args(&l->problem.attention, &all)};
 }
 
 static void free_layer(layer *l) {

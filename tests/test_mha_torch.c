@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "data/npy.h"
+#include "data/tensors.h"
 #include "layers/mha_oracle.h"
 #include "support.h"
 
@@ -106,7 +107,10 @@ static void check_case(const char *layer, const char *which) {
   const attn_mha_problem problem = problem_of(&f, which);
   const attn_mha_weights weights = weights_of(&f);
   float *y = test_allocate((size_t)f.y.count * sizeof *y), *p = test_allocate((size_t)f.p.count * sizeof *p);
-  const attn_mha_args args = {.x = f.x.data, .memory = f.memory.data, .y = y, .attention = {.kv_len = f.kv_len.data}};
+  const attn_mha_args args = {.x = f.x.data,
+                              .memory = f.memory.data,
+                              .y = y,
+                              .attention = bench_used_args(&problem.attention, &(attn_args){.kv_len = f.kv_len.data})};
   attn_mha *mha;
   test_ok(attn_mha_create(&problem, &weights, NULL, &mha));
   void *workspace = test_allocate(attn_mha_workspace(mha));

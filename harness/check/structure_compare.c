@@ -40,8 +40,9 @@ static bool allocate_outputs(bench_view *v) {
 attn_status bench_structure_run(const bench_structure *s, const attn_problem *problem, const attn_args *args,
                                 const attn_options *options) {
   attn_plan *plan = NULL;
+  const attn_args used = bench_used_args(problem, args);
   attn_status status = s->subject->create_plan(s->subject->context, problem, options, &plan);
-  if (status == ATTN_OK) status = bench_run_once(plan, args);
+  if (status == ATTN_OK) status = bench_run_once(plan, &used);
   attn_plan_destroy(plan);
   return status;
 }

@@ -200,6 +200,23 @@ static bool allocate_all(const attn_problem *problem, bench_tensors *tensors, be
   return true;
 }
 
+attn_args bench_used_args(const attn_problem *p, const attn_args *given) {
+  attn_args a = *given;
+  if (!(p->uses & ATTN_USE_LSE)) a.lse = NULL;
+  if (!(p->uses & ATTN_USE_BIAS)) a.bias = NULL;
+  if (!(p->uses & ATTN_USE_MASK)) a.mask = NULL;
+  if (!(p->uses & ATTN_USE_KV_LEN)) a.kv_len = NULL;
+  if (!(p->uses & ATTN_USE_Q_LEN)) a.q_len = NULL;
+  if (!(p->uses & ATTN_USE_ROW_LEN)) a.row_len = NULL;
+  if (!(p->uses & ATTN_USE_VARLEN)) a.cu_seqlens_q = a.cu_seqlens_k = NULL;
+  if (!(p->uses & ATTN_USE_ALIBI)) a.alibi_slopes = NULL;
+  if (!(p->uses & ATTN_USE_SINKS)) a.sinks = NULL;
+  if (!(p->uses & ATTN_USE_SCORE_WEIGHT)) a.score_weight = NULL;
+  if (p->score != ATTN_SCORE_PRECOMPUTED) a.scores = NULL;
+  if (p->align != ATTN_ALIGN_OFFSET) a.offsets = NULL;
+  return a;
+}
+
 bool bench_tensors_create_guarded(const bench_case *bench, bench_tensors *tensors, bench_guard guard) {
   if (!allocate_all(&bench->problem, tensors, guard)) return false;
   if (bench_tensors_fill(bench, tensors)) return true;

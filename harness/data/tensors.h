@@ -78,6 +78,9 @@ bool bench_tensors_clone(const bench_tensors *source, bench_tensors *copy);
 typedef enum bench_guard { BENCH_GUARD_ZONES, BENCH_GUARD_PAGE_AFTER, BENCH_GUARD_PAGE_BEFORE } bench_guard;
 bool bench_tensors_create_guarded(const bench_case *bench, bench_tensors *tensors, bench_guard guard);
 
+/* The arguments without pointers that the problem does not use, which libattn refuses. */
+attn_args bench_used_args(const attn_problem *problem, const attn_args *args);
+
 /* Fills o and lse (gaps too) with the byte pattern `poison`, so that what a kernel does not write can be seen. */
 void bench_tensors_poison_output(bench_tensors *tensors, uint8_t poison);
 

@@ -101,8 +101,8 @@ typedef enum attn_align {
   ATTN_ALIGN_OFFSET,       /**< offset = args.offsets[batch]: decoding with a KV cache */
 } attn_align;
 
-/** Bits of attn_problem.uses: what attn_args will bring. A bit that is set makes the pointer of the same name required; a
- * bit that is not set makes it ignored. */
+/** Bits of attn_problem.uses: what attn_args will bring. A bit that is set makes the pointer of the same name required;
+ * where the bit is not set, the pointer must be NULL. */
 enum {
   ATTN_USE_LSE = 1 << 0,          /**< write args.lse */
   ATTN_USE_BIAS = 1 << 1,         /**< args.bias is added to the scores; -inf masks */
