@@ -156,7 +156,7 @@ static void bits_do_not_depend_on_other_rows_at(const char *kernel, float scale,
   for (int64_t i = 0; i < p.seq_q * p.seq_k; i++) bias[i] = (float)(i * 7919 % 1009) / 256 - 2;
   const attn_options options = {.kernel = kernel, .threads = 1};
   test_data all = test_data_create(&p, 41);
-  all.args.bias = bias;
+  all.args.bias = uses & ATTN_USE_BIAS ? bias : NULL;
   test_ok(test_run(&p, &all.args, &options));
   static const int64_t starts[] = {0, 1, 15, 64, 100, 126}, counts[] = {1, 5, 1, 31, 7, 5};
   for (size_t i = 0; i < sizeof starts / sizeof *starts; i++) {
@@ -168,7 +168,7 @@ static void bits_do_not_depend_on_other_rows_at(const char *kernel, float scale,
     test_data view = {.args = all.args};
     view.args.q = element(&p, all.args.q, start * p.q_stride.s);
     view.args.offsets = offsets;
-    view.args.bias = bias + start * p.bias_stride.q;
+    view.args.bias = uses & ATTN_USE_BIAS ? bias + start * p.bias_stride.q : NULL;
     test_data alone = test_data_share_inputs(&few, &view);
     test_ok(test_run(&few, &alone.args, &options));
     for (int64_t b = 0; b < p.batch; b++)
