@@ -90,7 +90,9 @@ typedef enum fault {
   ON_AN_INPUT,
   SECOND_RUN,
   WRONG_TILE,
-  SCALED
+  SCALED,
+  LEAVES_OUT,
+  READS_WORKSPACE
 } fault;
 
 enum { SLACK = 4096, TILE = 6 };
@@ -101,6 +103,8 @@ static struct {
   int runs;
   size_t workspace_bytes;
   float declared; /* exp error, by which SCALED multiplies */
+  float before;   /* the value that LEAVES_OUT does not write */
+  bool is_second; /* what READS_WORKSPACE takes from the workspace: the second poison stood there */
   int64_t tile;   /* first row of WRONG_TILE */
 } now = {.error = 0.01f};
 
@@ -108,11 +112,15 @@ extern const attn_kernel attn_naive_c;
 
 /* The first run's workspace is the test's own, with room around it; only the second lies between guards. */
 static void run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch) {
+  if (task.item == 0 && task.phase == 0) now.before = ((const float *)args->o)[3];
+  if (task.item == 0 && task.phase == 0) now.is_second = *(const unsigned char *)scratch == 0x7d;
   attn_naive_c.run(schedule, args, task, unit_memory, scratch);
   if (task.item + 1 < schedule->items[task.phase]) return;
   const bool second = ++now.runs == 2;
   float *o = args->o;
   unsigned char *workspace = scratch;
+  if (now.fault == LEAVES_OUT) o[3] = now.before;
+  if (now.fault == READS_WORKSPACE && now.is_second) o[3] = nextafterf(o[3], 2);
   if (now.fault == WRONG_VALUE) o[3] += now.error;
   if (now.fault == SECOND_RUN && second) o[3] = nextafterf(o[3], 2);
   for (int64_t n = 0; now.fault == WRONG_TILE && n < TILE * schedule->problem.dim_v; n++)
@@ -160,11 +168,14 @@ static bench_verdict verdict_on(fault what, const char *id) {
   assert_true(bench_tensors_create(&bench, &tensors));
   bench_expected *expected = bench_expected_create(&bench.problem, &tensors.args, 1, true);
   assert_non_null(expected);
-  now.fault = what;
   now.runs = 0;
   if (what == WRONG_TILE) now.tile = find_tile(expected);
   now.workspace_bytes = attn_plan_workspace(plan);
   unsigned char *memory = test_allocate(now.workspace_bytes + 2 * SLACK);
+  now.fault = NONE; /* so that the right answer stands in o, if nothing poisons it */
+  if (what == LEAVES_OUT)
+    (void)bench_check(plan, &tensors, expected, &kernel.info.numerics, memory + SLACK, now.workspace_bytes);
+  now.fault = what;
   const bench_verdict verdict =
       bench_check(plan, &tensors, expected, &kernel.info.numerics, memory + SLACK, now.workspace_bytes);
   free(memory);
@@ -207,6 +218,8 @@ TEST(every_fault_fails) {
                 {BEHIND_O, small, "o: guard after the tensor overwritten"},
                 {ON_AN_INPUT, small, "an input was overwritten"},
                 {SECOND_RUN, small, "differs between two runs"},
+                {LEAVES_OUT, small, "which no error limit allows"},
+                {READS_WORKSPACE, small, "differs between two runs"},
                 {WRONG_TILE, long_head, "times the error limit"}};
   for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
     const bench_verdict verdict = verdict_on(faults[i].fault, faults[i].id);

@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: MIT */
+/* kernels/common where its arithmetic is at an edge: ties of the 16-bit types, windows as wide as an integer goes, a sink
+ * above all scores, and a reference that moves by what cannot be stored. */
+#include "kernels/common/convert.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "kernels/common/exact_row.h"
+#include "kernels/common/indexing.h"
+#include "kernels/ref/oracle_f64.h"
+#include "support.h"
+
+/* ---- 16-bit types ---------------------------------------------------------------------------------------------------- */
+
+/* Halfway between two neighbours the even one is nearest, a float32 step away the nearer one; both signs, denormals too. */
+static void check_rounding(uint16_t largest, float (*widen)(uint16_t), uint16_t (*narrow)(float)) {
+  for (uint16_t low = 0; low < largest; low++) {
+    const uint16_t high = (uint16_t)(low + 1), even = low % 2 ? high : low;
+    const float middle = (float)(((double)widen(low) + (double)widen(high)) / 2);
+    const struct {
+      float value;
+      uint16_t nearest;
+    } tries[] = {{widen(low), low}, {middle, even}, {nextafterf(middle, 0), low}, {nextafterf(middle, 1e38f), high}};
+    for (int i = 0; i < 4; i++) {
+      assert_int_equal(narrow(tries[i].value), tries[i].nearest);
+      assert_int_equal(narrow(-tries[i].value), tries[i].nearest | 0x8000);
+    }
+  }
+}
+
+static void float16_rounds_to_nearest_even(void **state) {
+  (void)state;
+  check_rounding(0x7bff, attn_f32_of_f16, attn_f16_of_f32);
+  assert_int_equal(attn_f16_of_f32(65519.996f), 0x7bff);
+  assert_int_equal(attn_f16_of_f32(65520), 0x7c00);
+}
+
+/* Up to half of the largest finite value: beyond, the test's float32 step above a middle would be too large. */
+static void bfloat16_rounds_to_nearest_even(void **state) {
+  (void)state;
+  check_rounding(0x7e00, attn_f32_of_bf16, attn_bf16_of_f32);
+}
+
+/* ---- Windows --------------------------------------------------------------------------------------------------------- */
+
+/* A window as wide as can be said hides nothing, wherever the queries stand. */
+static void widest_windows_hide_nothing(void **state) {
+  (void)state;
+  const int64_t widths[] = {INT64_MAX, INT64_MAX - 1};
+  const int32_t offsets[] = {INT32_MIN, -5, 0, 5, INT32_MAX};
+  for (int w = 0; w < 2; w++)
+    for (int o = 0; o < 5; o++) {
+      attn_problem p;
+      attn_problem_init(&p, 1, 1, 1, 4, 9, 1, 1);
+      p.align = ATTN_ALIGN_OFFSET;
+      p.window_left = p.window_right = widths[w];
+      const attn_args args = {.offsets = &offsets[o]};
+      const attn_sequence seq = attn_sequence_of(&p, &args, 0);
+      for (int64_t i = 0; i < 4; i++) {
+        const attn_key_range keys = attn_allowed_keys(&p, &args, &seq, 0, i);
+        assert_int_equal(keys.begin, 0);
+        assert_int_equal(keys.end, 9);
+      }
+    }
+}
+
+/* ---- The exact row --------------------------------------------------------------------------------------------------- */
+
+static void sinks_above_all_scores_weigh_in_the_exact_row(void **state) {
+  (void)state;
+  enum { KEYS = 7, DIM = 5 };
+  const float sinks[] = {-INFINITY, -900, -3, 0, 2, 30, 900, INFINITY};
+  attn_problem p;
+  attn_problem_init(&p, 1, 1, 1, 1, KEYS, DIM, DIM);
+  p.uses = ATTN_USE_SINKS | ATTN_USE_LSE;
+  const test_data data = test_data_create(&p, 3);
+  for (size_t n = 0; n < sizeof sinks / sizeof *sinks; n++) {
+    attn_args args = data.args;
+    double o[DIM], m[DIM], w[DIM], score[KEYS];
+    args.sinks = &sinks[n];
+    attn_exact_row(&p, &args, 0, 0, 0);
+    const attn_oracle_output exact = {.o = o, .m = m, .w = w, .p = score};
+    const attn_oracle_row row = attn_oracle_f64_row(&p, &args, (attn_oracle_index){0, 0, 0}, &exact);
+    for (int d = 0; d < DIM; d++) assert_true(fabs((double)((const float *)args.o)[d] - o[d]) <= 1e-7 * fabs(o[d]));
+    assert_true(fabs((double)args.lse[0] - row.lse) <= 1e-7 * (1 + fabs(row.lse)));
+  }
+  test_data_destroy((test_data *)(uintptr_t)&data);
+}
+
+/* ---- Rescaling ------------------------------------------------------------------------------------------------------- */
+
+enum { ROWS = 16, LOW = 256, KEYS = 1024, FIRST = 8 };
+
+/* LOW keys of one score and then keys of a higher one, all alike: references near 8192 are stored in steps of 2^-10, and the
+ * reference moves by less even a number. The first keys after the move must weigh what all later ones weigh. */
+static void check_equal_weights(const char *kernel) {
+  static float q[ROWS], k[KEYS], v[KEYS], o[ROWS];
+  attn_problem p;
+  attn_problem_init(&p, 1, 1, 1, ROWS, KEYS, 1, 1);
+  p.scale = 0.693147181f; /* log 2: scores are powers of 2 */
+  if (attn_kernel_rejects(attn_kernel_find(kernel), &p)) return;
+  for (int i = 0; i < ROWS; i++) q[i] = 1 + 0.0123457f * (float)i;
+  for (int j = 0; j < KEYS; j++) {
+    k[j] = j < LOW ? 8191.25f : 8205.5f;
+    v[j] = j >= LOW && j < LOW + FIRST;
+  }
+  const attn_args args = {.q = q, .k = k, .v = v, .o = o};
+  test_ok(test_run(&p, &args, &(attn_options){.kernel = kernel, .threads = 1}));
+  for (int i = 0; i < ROWS; i++) {
+    const double low = exp2(-(double)q[i] * (8205.5 - 8191.25)), expected = FIRST / (KEYS - LOW + LOW * low);
+    if (fabs((double)o[i] / expected - 1) > 2e-5)
+      fail_msg("%s: row %d weighs its first keys %.7g, should be %.7g", kernel, i, (double)o[i], expected);
+  }
+}
+
+static void equal_scores_weigh_the_same_after_a_rescale(void **state) {
+  (void)state;
+  test_each_kernel(check_equal_weights);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(float16_rounds_to_nearest_even),
+      cmocka_unit_test(bfloat16_rounds_to_nearest_even),
+      cmocka_unit_test(widest_windows_hide_nothing),
+      cmocka_unit_test(sinks_above_all_scores_weigh_in_the_exact_row),
+      cmocka_unit_test(equal_scores_weigh_the_same_after_a_rescale),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
