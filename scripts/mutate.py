@@ -47,9 +47,9 @@ AREAS = (
     ("src/*", "problem plan args merge open_close score_steps product nonfinite mha nn_pieces layer check edge_c bits"
               " tier_c tier_avx2 cli guard_pages"),
     ("kernels/amx/*", "nonfinite bf16_amx tier_amx bits conformance_amx guard_pages cli"),
-    ("kernels/*", "score_steps merge product nonfinite mha edge_c edge_avx2 edge_avx512 bits conformance_c conformance_avx2"
-                  " conformance_avx512 guard_pages"),
-    ("harness/check/*", "check layer goals structure_mutants mutants cli eval_numpy"),
+    ("kernels/*", "common score_steps merge product nonfinite mha edge_c edge_avx2 edge_avx512 bits conformance_c"
+                  " conformance_avx2 conformance_avx512 guard_pages"),
+    ("harness/check/*", "check numerics layer goals structure_mutants mutants cli eval_numpy"),
     ("harness/timing/*", "stats timing row goals cli"),
     ("harness/goals/*", "goals cli"),
     ("harness/layers/*", "layer nn_layers layer_family cli"),
