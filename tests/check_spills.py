@@ -45,7 +45,7 @@ def innermost_loops(instructions, machine):
 
 
 def main():
-    objects = [path for path in sorted(Path(sys.argv[1]).rglob("flash_*.c.o")) if "attn_objects" in str(path)]
+    objects = sorted(Path(sys.argv[1], "CMakeFiles/attn_objects.dir").rglob("flash_*.c.o"))
     objects = [(path, ARM if "neon" in path.name else X86) for path in objects if re.match("flash_(avx|neon)", path.name)]
     if not objects or not all(shutil.which(machine["objdump"]) for _, machine in objects):
         print("skipped: no vector kernel in this build, or no objdump for it (Debian: apt-get install binutils, for Arm"

@@ -104,9 +104,7 @@ static int ask_about_float32(int unused) {
     const attn_kernel_info *kernel = attn_kernel_find(names[i]);
     attn_plan *plan;
     if (!kernel) continue;
-    (void)attn_kernel_unusable(kernel);
-    (void)attn_kernel_rejects(kernel, &p);
-    if (strcmp(names[i], "flash_amx") == 0) continue; /* the sentence of its refusal lists oneDNN's kernels */
+    if (attn_kernel_unusable(kernel) || attn_kernel_rejects(kernel, &p)) continue; /* a refusal lists oneDNN's kernels */
     if (attn_plan_create(&p, &(attn_options){.kernel = names[i], .threads = 1}, &plan) == ATTN_OK) attn_plan_destroy(plan);
   }
   return good && small_stack_accepted() ? 0 : 1;
