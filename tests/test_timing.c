@@ -58,8 +58,8 @@ static struct {
   const bench_trial *control;
   const script *all; /* what real kernels do; NULL: each trial has its script */
   int poisons;
-  double slow_until_ns; /* peak and read loops are disturbed before */
-  int slices, bandwidths;
+  double slow_until_ns;                    /* peak and read loops are disturbed before */
+  int slices, bandwidths, slow_bandwidths; /* so many of the next are disturbed */
   size_t bandwidth_bytes;
 } sim;
 
@@ -145,7 +145,7 @@ static double read_rate(const bench_trial *t, int64_t turn, int threads) {
 static double bandwidth(size_t bytes, int threads) {
   sim.bandwidths++;
   sim.bandwidth_bytes = bytes;
-  return 8e9 * threads;
+  return (sim.slow_bandwidths-- > 0 ? 2e9 : 8e9) * threads;
 }
 
 static const bench_meter simulated = {.now_ns = now_ns,
@@ -985,7 +985,8 @@ TEST(what_beats_memory_is_an_error) {
     int rotations;
     double gbs;
     bool error;
-  } cases[] = {{1, 20, false}, {1 << 20, 16.79, false}, {1 << 20, 16.81, true}};
+    int disturbed;
+  } cases[] = {{1, 20, false, 0}, {1 << 20, 16.79, false, 0}, {1 << 20, 16.81, true, 0}, {1 << 20, 16.79, false, 8}};
   const bench_case bench = case_of("seq:64/heads:2/head_dim:32/threads:2"); /* K and V are 32 KiB */
   for (size_t i = 0; i < COUNT(cases); i++) {
     const script s = steady("reads_c", 1e6 / cases[i].gbs), *scripts[] = {&s};
@@ -994,6 +995,8 @@ TEST(what_beats_memory_is_an_error) {
     bench_setup_time(setup);
     assert_int_equal(setup->trials[0].verdict.status, BENCH_PASS);
     setup->rotations = cases[i].rotations;
+    sim.slow_bandwidths = cases[i].disturbed;
+    if (cases[i].disturbed) setup->read_bandwidth /= 4;
     bench_setup_judge(setup, &setup->trials[0]);
     assert_int_equal(setup->trials[0].verdict.status, cases[i].error ? BENCH_ERROR : BENCH_PASS);
     if (cases[i].error) test_contains(setup->trials[0].verdict.reason, "105 % of the read loop");

@@ -7,7 +7,7 @@
 
 #include "timing/setup.h"
 
-enum { REMEASURED_SLICES = 21, FRESH_CALLS = 50 };
+enum { REMEASURED_SLICES = 100, REMEASURED_READS = 9, FRESH_CALLS = 50 };
 static const double SLICE_NS = 0.5e6;
 static const double ROOF = 1.05;          /* of the peak, or of the read loop */
 static const double MORE_THREADS = 1.25;  /* times the case's threads that may be busy */
@@ -129,7 +129,8 @@ static bool beats_memory(const bench_setup *s, const bench_trial *t, char *sente
   const double rate = s->bytes / bench_median(t->samples.time_ns, t->samples.rounds) * 1e9;
   double limit = s->read_bandwidth;
   if (limit <= 0 || !is_beyond_caches(s) || !(rate > ROOF * limit)) return false;
-  limit = fmax(limit, meter_of(s)->bandwidth(s->read_size, s->bench->threads));
+  for (int i = 0; i < REMEASURED_READS && rate > ROOF * limit; i++)
+    limit = fmax(limit, meter_of(s)->bandwidth(s->read_size, s->bench->threads));
   if (!(rate > ROOF * limit)) return false;
   snprintf(sentence, bytes, "%.4g GB/s are %.0f %% of the read loop: no kernel can read so fast", 1e-9 * rate,
            100 * rate / limit);
