@@ -195,6 +195,12 @@ class Here(unittest.TestCase):
                 self.assertEqual((row["status"], row["time_ns_median"]), ("ERROR", ""))
                 self.assertIn(f"1 of 2 threads run: OpenMP gives no more; unset {name}={value}", row["reason"])
 
+    def test_peak_counts_its_threads(self):
+        done = attnbench("peak", "--threads", 2, "--csv", "-", OMP_THREAD_LIMIT="1")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("warning: 1 of 2 threads run: OpenMP gives no more", done.stderr)
+        self.assertEqual({row["threads"] for row in csv.DictReader(done.stdout.splitlines())}, {"1"})
+
     def test_threads_of_a_larger_case_do_not_spin_beside_one(self):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "results.csv")
