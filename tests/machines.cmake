@@ -47,7 +47,8 @@ foreach(isa SSE41 AVX2 AVX512_CORE)
 endforeach()
 
 # ---- Fewer CPUs and threads, other topologies, no permission for tiles -------------------------------------------------
-set(unit_of_machine affinity args flush goals layer merge mha nn_layers nonfinite onednn openblas plan product score_steps)
+set(unit_of_machine affinity args flush goals layer merge mha nn_layers nonfinite onednn openblas plan process product
+                    score_steps)
 add_feigned(one_cpu "" "$<TARGET_FILE:feign>;--one-cpu" ${unit_of_machine} bits cli cpus small_edge)
 add_feigned(crowded "OMP_NUM_THREADS=7" "$<TARGET_FILE:feign>;--one-cpu" ${unit_of_machine})
 add_feigned(one_thread "OMP_THREAD_LIMIT=1;OMP_DYNAMIC=true" "" ${unit_of_machine})

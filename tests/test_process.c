@@ -12,13 +12,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+static int prepare(void **state);
+#define TEST_SETUP prepare
 #include "support.h"
 
-enum { SECONDS = 30, HANGS = 1 << 20, SMALL_STACK = 8192 };
+enum { SECONDS = 30, PLENTY = 1 << 20, SMALL_STACK = 8192 };
 
 /* ---- Threads that cannot be made: pthread_create of the whole process goes through here ---- */
 
-static atomic_int threads_left = HANGS;
+static atomic_int threads_left = PLENTY;
 
 typedef struct start {
   void *(*body)(void *);
@@ -110,10 +112,7 @@ static int ask_about_float32(int unused) {
   return good && small_stack_accepted() ? 0 : 1;
 }
 
-static void float32_plans_leave_small_signal_stacks_alone(void **state) {
-  (void)state;
-  assert_int_equal(in_child(ask_about_float32, 0), 0);
-}
+TEST(float32_plans_leave_small_signal_stacks_alone) { assert_int_equal(in_child(ask_about_float32, 0), 0); }
 
 static attn_status plan_bf16(const char *kernel) {
   attn_problem p;
@@ -147,8 +146,7 @@ static int permission_needed(int unused) {
   return granted >> 18 & 1 ? 0 : 1;
 }
 
-static void amx_is_asked_for_by_the_plan_that_uses_it(void **state) {
-  (void)state;
+TEST(amx_is_asked_for_by_the_plan_that_uses_it) {
   if (in_child(permission_needed, 0)) skip();
   assert_int_equal(in_child(use_amx_beside_a_small_stack, 0), 0);
 }
@@ -160,8 +158,7 @@ static int run_with_threads_left(int left) {
   return same_on_threads(4) && same_on_threads(2) && same_on_threads(4) ? 0 : 1;
 }
 
-static void missing_threads_make_a_loop_slower_and_nothing_else(void **state) {
-  (void)state;
+TEST(missing_threads_make_a_loop_slower_and_nothing_else) {
   for (int left = 0; left <= 3; left++) assert_int_equal(in_child(run_with_threads_left, left), 0);
 }
 
@@ -175,17 +172,6 @@ static int run_then_fork(int threads) {
   return in_child(run_in_grandchild, 0);
 }
 
-static void forked_children_run(void **state) {
-  (void)state;
+TEST(forked_children_run) {
   for (int threads = 1; threads <= 4; threads += 3) assert_int_equal(in_child(run_then_fork, threads), 0);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(float32_plans_leave_small_signal_stacks_alone),
-      cmocka_unit_test(amx_is_asked_for_by_the_plan_that_uses_it),
-      cmocka_unit_test(missing_threads_make_a_loop_slower_and_nothing_else),
-      cmocka_unit_test(forked_children_run),
-  };
-  return cmocka_run_group_tests(tests, prepare, NULL);
 }
