@@ -87,6 +87,7 @@ static bool name_trials(gbench_suite *suite) {
 
 gbench_suite *gbench_create(int argc, char **argv, int *exit_code) {
   bench_options o = {.command = "-gbench", .seed = 1, .default_preset = "quick"};
+  bench_threads_limit();
   if (!parse(&o, argc, argv, exit_code)) return NULL;
   *exit_code = BENCH_EXIT_UNFIT;
   if (bench_refuses_to_time(o.command)) return NULL;

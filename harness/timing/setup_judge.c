@@ -49,22 +49,23 @@ static double time_fresh_calls(const bench_setup *s, const bench_trial *t) {
   return least;
 }
 
+/* Time of a call behind the first one of a sample. */
+static double get_repeated(const void *context, int round) {
+  const bench_samples *m = context;
+  const double calls = (double)m->iterations;
+  return (m->time_ns[round] * calls - m->first_ns[round]) / (calls - 1);
+}
+
 /* Compares the first call of a sample with the others: only the first one is on inputs that no call has seen. Other
  * processes may have disturbed all first calls of a few rounds: then they are measured again. */
 static bool skips_work(const bench_setup *s, const bench_trial *t, char *sentence, size_t bytes) {
   const bench_samples *m = &t->samples;
   const double calls = (double)m->iterations, moved_ns = s->bench->threads > 1 ? MOVED_NS * s->bytes : 0;
-  double *others_ns = malloc(((size_t)m->rounds + 1) * sizeof *others_ns), first_ns = INFINITY;
-  if (!others_ns || calls < 2 || t->tensor_count > 1) {
-    free(others_ns);
-    return false;
-  }
-  for (int i = 0; i < m->rounds; i++) {
-    others_ns[i] = (m->time_ns[i] * calls - m->first_ns[i]) / (calls - 1);
-    first_ns = fmin(first_ns, m->first_ns[i]);
-  }
-  const double median_ns = bench_median(others_ns, m->rounds), limit_ns = SKIPPED * median_ns + FIRST_NS + moved_ns;
-  free(others_ns);
+  double first_ns = INFINITY;
+  if (calls < 2 || t->tensor_count > 1) return false;
+  for (int i = 0; i < m->rounds; i++) first_ns = fmin(first_ns, m->first_ns[i]);
+  const double median_ns = bench_median_of(get_repeated, m, m->rounds);
+  const double limit_ns = SKIPPED * median_ns + FIRST_NS + moved_ns;
   if (first_ns > limit_ns) first_ns = fmin(first_ns, time_fresh_calls(s, t));
   if (!(first_ns > limit_ns)) return false;
   snprintf(sentence, bytes, "it skips work: the first call on changed inputs takes %.3g us, repeated ones %.3g us",

@@ -2,7 +2,6 @@
 /* From trials to rows: summaries, shares of the peak, ratios. */
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "timing/setup.h"
@@ -11,15 +10,15 @@ static int fewer(int a, int b) { return a < b ? a : b; }
 
 /* ---- One row --------------------------------------------------------------------------------------------------------- */
 
+/* Of the loop beside it, and of one call's work. */
+static double get_share(const void *context, int round) {
+  const bench_samples *samples = context;
+  return 1e9 / samples->time_ns[round] / samples->loop_rate[round];
+}
+
 double bench_peak_share(const bench_trial *t, double flops, int threads) {
-  const bench_samples *samples = &t->samples;
-  double *share = t->peak && flops > 0 ? malloc(((size_t)samples->rounds + 1) * sizeof *share) : NULL;
-  if (!share) return NAN;
-  for (int i = 0; i < samples->rounds; i++)
-    share[i] = flops / (samples->time_ns[i] * 1e-9) / (samples->loop_rate[i] * threads);
-  const double median = bench_median(share, samples->rounds);
-  free(share);
-  return median;
+  if (!t->peak || flops <= 0 || t->samples.rounds < 1) return NAN;
+  return flops / threads * bench_median_of(get_share, &t->samples, t->samples.rounds);
 }
 
 static void fill_peak(const bench_setup *s, bench_trial *t, bench_row *row) {

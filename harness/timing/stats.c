@@ -13,17 +13,52 @@ static int compare_doubles(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
-/* NULL if memory is short. */
-static double *sorted_copy(const double *values, int n) {
-  double *copy = malloc((size_t)n * sizeof *copy);
-  if (!copy) return NULL;
-  memcpy(copy, values, (size_t)n * sizeof *copy);
-  qsort(copy, (size_t)n, sizeof *copy, compare_doubles);
-  return copy;
+/* Doubles in the order of whole numbers: the bits, with those of negative numbers turned round. */
+static uint64_t place_of(double value) {
+  uint64_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits >> 63 ? ~bits : bits | 1ULL << 63;
 }
 
-static double sorted_median(const double *sorted, int n) {
-  return n % 2 ? sorted[n / 2] : 0.5 * (sorted[n / 2 - 1] + sorted[n / 2]);
+static double value_at(uint64_t place) {
+  const uint64_t bits = place >> 63 ? place & ~(1ULL << 63) : ~place;
+  double value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+/* Values by their number; with `from`, their distances from it. */
+typedef struct values {
+  bench_value_fn *get;
+  const void *context;
+  int n;
+  const double *from;
+} values;
+
+/* The k-th smallest (from 0). Halves the range where it lies, so that nothing is sorted and no memory is needed. */
+static double kth(const values *v, int k) {
+  uint64_t least = 0, most = UINT64_MAX;
+  while (least < most) {
+    const uint64_t middle = least + (most - least) / 2;
+    int count = 0;
+    for (int i = 0; i < v->n; i++) {
+      const double value = v->get(v->context, i);
+      count += place_of(v->from ? fabs(value - *v->from) : value) <= middle;
+    }
+    if (count > k)
+      most = middle;
+    else
+      least = middle + 1;
+  }
+  return value_at(least);
+}
+
+static double median_of(const values *v) {
+  return v->n % 2 ? kth(v, v->n / 2) : 0.5 * (kth(v, v->n / 2 - 1) + kth(v, v->n / 2));
+}
+
+double bench_median_of(bench_value_fn *get, const void *context, int n) {
+  return median_of(&(values){.get = get, .context = context, .n = n});
 }
 
 /* P(X = i) for X ~ Binomial(n, 1/2); by logarithms, as 2^-n underflows for large n. */
@@ -42,29 +77,35 @@ int bench_median_rank(int n) {
 
 const bench_summary bench_no_summary = {.min = NAN, .median = NAN, .mad = NAN, .ci_lo = NAN, .ci_hi = NAN};
 
-bench_summary bench_summarise(const double *values, int n) {
-  bench_summary s = {.n = n};
-  double *sorted = n > 0 ? sorted_copy(values, n) : NULL;
-  if (!sorted) return bench_no_summary;
-  const int rank = bench_median_rank(n);
-  s.min = sorted[0];
-  s.median = sorted_median(sorted, n);
-  s.ci_lo = rank ? sorted[rank - 1] : NAN;
-  s.ci_hi = rank ? sorted[n - rank] : NAN;
-  for (int i = 0; i < n; i++) sorted[i] = fabs(sorted[i] - s.median);
-  qsort(sorted, (size_t)n, sizeof *sorted, compare_doubles);
-  s.mad = sorted_median(sorted, n);
-  free(sorted);
+static bench_summary summarise(values *v) {
+  bench_summary s = {.n = v->n};
+  if (v->n < 1) return bench_no_summary;
+  const int rank = bench_median_rank(v->n);
+  s.min = kth(v, 0);
+  s.median = median_of(v);
+  s.ci_lo = rank ? kth(v, rank - 1) : NAN;
+  s.ci_hi = rank ? kth(v, v->n - rank) : NAN;
+  v->from = &s.median;
+  s.mad = median_of(v);
   return s;
+}
+
+static double get_value(const void *context, int i) { return ((const double *)context)[i]; }
+
+bench_summary bench_summarise(const double *value, int n) {
+  return summarise(&(values){.get = get_value, .context = value, .n = n});
+}
+
+static double get_log_ratio(const void *context, int i) {
+  const double *const *pair = context;
+  return log(pair[0][i] / pair[1][i]);
 }
 
 /* The interval holds the median log-ratios that the sign test does not reject. */
 bench_summary bench_paired_ratio(const double *a, const double *b, int n) {
-  double *log_ratio = n > 0 ? malloc((size_t)n * sizeof *log_ratio) : NULL;
-  if (!log_ratio) return bench_no_summary;
-  for (int i = 0; i < n; i++) log_ratio[i] = log(a[i] / b[i]);
-  bench_summary s = bench_summarise(log_ratio, n);
-  free(log_ratio);
+  const double *const pair[] = {a, b};
+  bench_summary s = summarise(&(values){.get = get_log_ratio, .context = pair, .n = n});
+  if (!s.n) return s;
   return (bench_summary){.min = exp(s.min),
                          .median = exp(s.median),
                          .mad = expm1(s.mad),
@@ -73,7 +114,7 @@ bench_summary bench_paired_ratio(const double *a, const double *b, int n) {
                          .n = s.n};
 }
 
-double bench_median(const double *values, int n) { return bench_summarise(values, n).median; }
+double bench_median(const double *value, int n) { return n < 1 ? NAN : bench_median_of(get_value, value, n); }
 
 /* ---- Tests ---------------------------------------------------------------------------------------------------------- */
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Order statistics, which assume no normality, and the order of trials in a round. All functions sort copies; NaN never
- * enters. With n = 0, or if memory is short, the summary is bench_no_summary. */
+/* Order statistics, which assume no normality, and the order of trials in a round. NaN never enters. With n = 0 the
+ * summary is bench_no_summary. */
 #ifndef BENCH_STATS_H
 #define BENCH_STATS_H
 
@@ -22,6 +22,10 @@ bench_summary bench_summarise(const double *values, int n);
 bench_summary bench_paired_ratio(const double *a, const double *b, int n);
 
 double bench_median(const double *values, int n);
+
+/* The same of values that a function computes. */
+typedef double bench_value_fn(const void *context, int index);
+double bench_median_of(bench_value_fn *get, const void *context, int n);
 
 /* Sign test: the two-sided p-value of "a is above b as often as below". Equal pairs are left out; 1 if nothing is left. */
 double bench_sign_test(const double *a, const double *b, int n);
