@@ -11,7 +11,7 @@ usage: scripts/test.sh [--long] [--stage NAME]...
 Sets up the machine (scripts/setup.sh), then builds and tests in stages:
 
   gcc        Release build of the default compiler (CC, else gcc): every test but those of `tiers` and `machines`
-  tiers      the same build with the tier capped at each level this CPU has: 900 cases of each suite with that tier's
+  tiers      the same build with the tier capped at each level this CPU has: 800 cases of each suite with that tier's
              kernels, and that the automatic choice runs that tier's kernel, by name
   clang      Release build by clang: unit tests and 200 cases of each suite; with --long by every clang there is
   sanitize   AddressSanitizer and UndefinedBehaviorSanitizer, tiers up to AVX2: unit tests and 80 cases of each suite
@@ -101,7 +101,7 @@ some_cases() {
 
 # The build of the stages gcc, tiers, machines and lint.
 build_release() {
-  some_cases 900 11
+  some_cases 800 11
   configure_and_build release build ${CC:+-DCMAKE_C_COMPILER="$CC"} "${cases[@]}" || { fail_build && return; } || return 1
 }
 
@@ -174,7 +174,7 @@ stage_machines() {
   run_ctest build -L feigned || result=1
   some_cases 40 14
   configure_and_build bare build-bare "${cases[@]}" || { fail_build && return; } || return 1
-  local bare='affinity|args|cli|cpus|eval_minilm|goals|header|kernel_table|layer|mha|nn_layers|plan|product'
+  local bare='affinity|args|cli|cpus|goals|header|kernel_table|layer|mha|nn_layers|plan|product'
   run_ctest build-bare -R "^($bare|(edge|tier)_(c|avx2))\$" || result=1
   return $result
 }

@@ -129,15 +129,19 @@ static size_t address_space(void) {
   return pages * (size_t)sysconf(_SC_PAGESIZE);
 }
 
-/* In a child, because the limit stays: `left` more bytes of address space. */
-static attn_status plan_with_little_memory(const char *kernel, size_t left) {
+enum { NO_LIMITS = 99 }; /* qemu-user ignores limits of memory */
+
+/* In a child, because the limit stays: `left` more bytes of address space. Returns a status, or NO_LIMITS. */
+static int plan_with_little_memory(const char *kernel, size_t left) {
   attn_problem p = plain_problem();
   attn_plan *plan = NULL;
   const rlim_t bytes = address_space() + left;
-  if (setrlimit(RLIMIT_AS, &(struct rlimit){bytes, bytes})) return ATTN_INVALID_ARGUMENT;
+  struct rlimit limit = {bytes, bytes};
+  if (setrlimit(RLIMIT_AS, &limit)) return ATTN_INVALID_ARGUMENT;
+  if (getrlimit(RLIMIT_AS, &limit) || limit.rlim_cur != bytes) return NO_LIMITS;
   const attn_status status = attn_plan_create(&p, &(attn_options){.kernel = kernel, .threads = 1}, &plan);
   attn_plan_destroy(plan);
-  return status;
+  return (int)status;
 }
 
 /* oneDNN itself ends the process where memory is short. */
@@ -148,9 +152,10 @@ static void little_memory_is_an_error(void **state) {
     for (size_t left = 0; left <= 1 << 20 && usable(kernels[i]); left += 1 << 18) {
       const pid_t child = fork();
       assert_true(child >= 0);
-      if (child == 0) _exit((int)plan_with_little_memory(kernels[i], left));
+      if (child == 0) _exit(plan_with_little_memory(kernels[i], left));
       int status;
       assert_int_equal(waitpid(child, &status, 0), child);
+      if (WIFEXITED(status) && WEXITSTATUS(status) == NO_LIMITS) skip();
       assert_true(WIFEXITED(status) && WEXITSTATUS(status) == ATTN_OUT_OF_MEMORY);
     }
 }
