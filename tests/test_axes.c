@@ -254,6 +254,13 @@ TEST(batches_and_heads_may_differ) {
   assert_true(bench_work_pairs(&bench.problem, &(attn_args){.mask = mask}) == 2 * 4 * 35);
 }
 
+TEST(the_widest_window_sees_all_keys) {
+  static const attn_args none = {0};
+  bench_case bench = case_of(SHAPE);
+  bench.problem.window_left = bench.problem.window_right = INT64_MAX;
+  assert_true(bench_work_pairs(&bench.problem, &none) == 420);
+}
+
 /* Keys and queries beyond the lengths are not read; outputs beyond them are written as zeros, but for packed ones. */
 TEST(bytes_follow_the_lengths) {
   static const char *const words[] = {"kv_len", "q_len", "both", "varlen"};

@@ -35,8 +35,9 @@ static key_range get_keys(const attn_problem *p, const attn_args *args, const se
   if (p->uses & ATTN_USE_ROW_LEN && args->row_len[b * p->seq_q + i] < keys) keys = args->row_len[b * p->seq_q + i];
   key_range range = {0, keys - 1};
   const int64_t position = i + s->offset;
-  if (p->window_left >= 0 && position - p->window_left > range.first) range.first = position - p->window_left;
-  if (p->window_right >= 0 && position + p->window_right < range.last) range.last = position + p->window_right;
+  /* compared so that no window is too wide to be added */
+  if (p->window_left >= 0 && p->window_left < position - range.first) range.first = position - p->window_left;
+  if (p->window_right >= 0 && p->window_right < range.last - position) range.last = position + p->window_right;
   return range;
 }
 
