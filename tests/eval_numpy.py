@@ -90,7 +90,8 @@ def reference(p):
 
 FILES = ["q", "k", "v", "bias", "mask", "scores", "score_weight", "kv_len", "q_len", "cu_seqlens_q", "cu_seqlens_k"]
 FILES += ["offset", "alibi", "sinks", "expect", "expect_lse"]
-VALUES = ["scale", "softcap", "causal", "window_left", "window_right", "score", "layout", "dtype", "save_o", "save_lse", "kernel"]
+VALUES = ["scale", "softcap", "causal", "window_left", "window_right", "score", "layout", "dtype", "save_o", "save_lse"]
+VALUES += ["kernel"]
 DRAWN = 70  # problems in which everything meets everything
 
 
@@ -104,7 +105,8 @@ def run(attnbench, folder, p):
             command += [option, str(folder / f"{name}.npy")]
         elif name in FILES + VALUES:
             command += [option, str(value)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=300)
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+                          timeout=300)
     return done.returncode, " ".join(command) + "\n" + done.stdout
 
 
