@@ -3,7 +3,6 @@
 #include "cases/work.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "kernels/common/dtypes.h"

@@ -3,7 +3,6 @@
  * poison, so that a kernel that lets them through shows it. */
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "data/generate.h"
 #include "data/tensors.h"

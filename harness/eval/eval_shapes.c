@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT */
 /* The sizes and strides of q, k, v and o from the shapes of the files. */
-#include <stdio.h>
 #include <string.h>
 
 #include "eval/eval_private.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Attention with scores other than dot products as cases: additive attention and kernel regression. */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "attn/extend.h"

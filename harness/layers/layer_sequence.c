@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT */
 /* Layers without weights that depend on the order of tokens: sinusoidal positions, and a decoding step with a KV cache. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

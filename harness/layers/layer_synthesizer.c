@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Synthesizers as cases, learnt for sequences of the case's own length. The hidden layer of the dense one is dim_qk wide. */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "attn/extend.h"
