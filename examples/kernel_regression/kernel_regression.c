@@ -70,18 +70,27 @@ static float choose_bandwidth(void) {
   return best;
 }
 
-/* One line per row: its first column, then `columns` values. */
-static int write_csv(const char *folder, const char *name, const char *header, int rows, const float *first, int columns,
-                     const float *const *values, int stride) {
+/* A file of one line per row: its first column, then `columns` values, values[column][row], or with a stride
+ * values[0][row * stride + column]. */
+typedef struct table {
+  const char *name, *header;
+  int rows;
+  const float *first;
+  int columns;
+  const float *const *values;
+  int stride;
+} table;
+
+static int write_csv(const char *folder, const table *t) {
   char path[1024];
-  snprintf(path, sizeof path, "%s/%s", folder, name);
+  snprintf(path, sizeof path, "%s/%s", folder, t->name);
   FILE *file = fopen(path, "w");
   if (!file) return perror(path), -1;
-  fprintf(file, "%s\n", header);
-  for (int row = 0; row < rows; row++) {
-    fprintf(file, "%g", (double)first[row]);
-    for (int c = 0; c < columns; c++)
-      fprintf(file, ",%.6g", (double)values[stride ? 0 : c][stride ? row * stride + c : row]);
+  fprintf(file, "%s\n", t->header);
+  for (int row = 0; row < t->rows; row++) {
+    fprintf(file, "%g", (double)t->first[row]);
+    for (int c = 0; c < t->columns; c++)
+      fprintf(file, ",%.6g", (double)(t->stride ? t->values[0][row * t->stride + c] : t->values[c][row]));
     fprintf(file, "\n");
   }
   return fclose(file);
@@ -119,8 +128,10 @@ int main(int count, char **words) {
          error_of(prediction), error_of(average));
 
   const float *const known[] = {y}, *const curves[] = {true_curve, prediction, average}, *const rows[] = {weights};
-  if (write_csv(folder, "points.csv", "x,y", POINTS, x, 1, known, 0) != 0) return 1;
-  if (write_csv(folder, "curve.csv", "x,truth,prediction,average", QUERIES, at, 3, curves, 0) != 0) return 1;
-  if (write_csv(folder, "weights.csv", "x,weights", QUERIES, at, POINTS, rows, POINTS) != 0) return 1;
+  const table tables[] = {{"points.csv", "x,y", POINTS, x, 1, known, 0},
+                          {"curve.csv", "x,truth,prediction,average", QUERIES, at, 3, curves, 0},
+                          {"weights.csv", "x,weights", QUERIES, at, POINTS, rows, POINTS}};
+  for (int i = 0; i < 3; i++)
+    if (write_csv(folder, &tables[i]) != 0) return 1;
   return error_of(prediction) < 0.2 * error_of(average) ? 0 : 1;
 }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* gemm_openblas: both products of a block of query rows by OpenBLAS, the scores of the block kept between them, softmax and
- * masks ours. What a careful user of a BLAS would write: the score memory is bounded, and P is still in a cache when V
- * comes. */
+/* gemm_openblas: OpenBLAS computes both products of a block of query rows, and our code the softmax and masks between them.
+ * This is what a careful user of a BLAS would write: the scores of one block are in memory, and P is still in a cache when
+ * it is multiplied with V. */
 #include "openblas.h"
 
-/* Enough rows for OpenBLAS to spread its packing of K and V over; their scores over 2048 keys fill 1 MiB of cache. Fixed,
- * because OpenBLAS sums in an order that depends on where a row stands in its block. */
+/* Enough rows to pay for OpenBLAS's packing of K and V; their scores over 2048 keys fill 1 MiB of cache. The number is
+ * fixed, because the order in which OpenBLAS sums a row depends on the row's place in its block. */
 enum { GEMM_ROWS = 128 };
 
 static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
@@ -15,7 +15,7 @@ static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedu
 const attn_kernel attn_gemm_openblas = {
     .info = {.name = "gemm_openblas",
              .algorithm = "gemm",
-             .isa = "c", /* of its own code; OpenBLAS picks its own, which `unusable` holds against a cap */
+             .isa = "c", /* of our code; OpenBLAS chooses its own, and `unusable` compares that with the cap */
              .library = attn_openblas_library,
              .summary =
                  "products of 128 query rows by OpenBLAS sgemm, their scores kept; softmax, masks and storage types ours",

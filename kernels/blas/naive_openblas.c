@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* naive_openblas: the textbook with a BLAS, and the baseline that most code would be: per head one product for the whole
- * score matrix, softmax over it, one product with V. */
+/* naive_openblas: the textbook algorithm with a BLAS. For each head one product makes the whole score matrix, softmax
+ * follows, and one product multiplies with V. Most code that uses a BLAS is like this, so it is a baseline. */
 #include "openblas.h"
 
 static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedule *schedule) {
@@ -10,7 +10,7 @@ static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedu
 const attn_kernel attn_naive_openblas = {
     .info = {.name = "naive_openblas",
              .algorithm = "naive",
-             .isa = "c", /* of its own code; OpenBLAS picks its own, which `unusable` holds against a cap */
+             .isa = "c", /* of our code; OpenBLAS chooses its own, and `unusable` compares that with the cap */
              .library = attn_openblas_library,
              .summary = "textbook: the whole score matrix of a head, two products by OpenBLAS sgemm; softmax, masks and "
                         "storage types ours",

@@ -80,7 +80,7 @@ void attn_openblas_release(void) {
 int attn_openblas_most_threads(void) {
   const char *text = strstr(BLAS(openblas_get_config)(), "MAX_THREADS=");
   const int threads = text ? atoi(text + strlen("MAX_THREADS=")) : 0;
-  return threads > 0 ? threads : 1; /* a build without threads says nothing and promises nothing */
+  return threads > 0 ? threads : 1; /* a build without threads does not say a number */
 }
 
 /* ---- Kernels ---- */
@@ -141,7 +141,8 @@ static const struct {
     {"SapphireRapids", "avx512"},
 };
 
-/* NULL for a core that is not in the table. OpenBLAS chose it itself: only this is known, that the CPU runs it. */
+/* NULL for a core that is not in the table. Then only one thing is known: the CPU can run its code, or OpenBLAS would not
+ * have chosen it. */
 static const char *isa_of_core(const char *core) {
   for (size_t i = 0; i < sizeof cores / sizeof *cores; i++)
     if (!strcasecmp(cores[i].core, core)) return cores[i].isa;

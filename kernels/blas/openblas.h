@@ -5,7 +5,7 @@
 
 #include "kernels/library/composed.h"
 
-/* One sgemm; between attn_openblas_hold() and attn_openblas_release() on the calling thread alone. */
+/* One sgemm. Between attn_openblas_hold() and attn_openblas_release() it runs on the calling thread alone. */
 void attn_openblas_product(const library_product *product);
 
 /* Holds OpenBLAS at one thread until every hold has been released, then restores its number of threads. OpenBLAS has one
@@ -14,12 +14,12 @@ void attn_openblas_product(const library_product *product);
 void attn_openblas_hold(void);
 void attn_openblas_release(void);
 
-/* "OpenBLAS 0.3.21 Zen": version and the core whose code it took; of the library that is there now, not of the build. Filled
- * in by attn_openblas_identify(). */
+/* "OpenBLAS 0.3.21 Zen": the version of the library that is loaded, and the core whose code it chose. Filled in by
+ * attn_openblas_identify(). */
 extern char attn_openblas_library[80];
 void attn_openblas_identify(void);
 
-/* OpenBLAS picks its core itself (OPENBLAS_CORETYPE overrides it): why that may not run below `cap`, or NULL if it may. */
+/* Why the code that OpenBLAS chose (OPENBLAS_CORETYPE overrides its choice) may not run below `cap`; NULL if it may. */
 const char *attn_openblas_unusable(const char *cap);
 
 /* The number of threads that OpenBLAS has working memory for. */

@@ -4,8 +4,8 @@
 
 #include "kernels/product.h"
 
-/* Blocks of rows are always full, because OpenBLAS sums in an order that depends on where a row stands in its block, and the
- * depth is never cut, so that it may block it as it likes. */
+/* Blocks of rows are always full, because the order in which OpenBLAS sums a row depends on the row's place in its block.
+ * The depth is never cut: OpenBLAS chooses its own blocks of it. */
 enum { ROWS = 96, COLUMNS = 256 };
 
 /* The block starts from zeros, because its depth is the whole depth. */
@@ -23,7 +23,7 @@ static void run(const attn_product_block *block) {
 
 const attn_product_kernel attn_product_openblas = {
     .name = "product_openblas",
-    .isa = "c", /* of its own code, as in gemm_openblas.c */
+    .isa = "c", /* of our code, as in gemm_openblas.c */
     .tile_rows = ROWS,
     .panel_columns = COLUMNS,
     .depth_block = INT64_MAX,

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* decode_c: split-KV in plain C, the decode algorithm to be read first.
  *
- * A few query rows against many keys leave nothing to share out but the keys: they are split at fixed borders, each split is
- * streamed like in flash_c by all rows that share the KV head (so K and V are read once, however many query heads there
- * are), and leaves (row_max, row_sum, acc) behind; the merge phase brings them to one reference and adds them up in the
+ * With few query rows and many keys, only the keys can be divided among threads. They are split at fixed borders. For each
+ * split, all rows that share the KV head stream its keys as in flash_c, so K and V are read once for any number of query
+ * heads. A split leaves (row_max, row_sum, acc). The merge phase rescales these to one reference and adds them up in the
  * order of the keys (Dao et al. 2023, "Flash-Decoding", https://crfm.stanford.edu/2023/10/12/flashdecoding.html). */
 #include "kernels/common/split_keys.h"
 #include "streaming_c.h"

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* flash_c: streaming softmax in plain C, the flash algorithm to be read first.
  *
- * Walk the keys block by block and keep for every query row the largest score so far (row_max), the sum of exponentials
- * relative to it (row_sum) and the output not yet divided (acc). The score matrix never exists: memory is one tile, whatever
- * the sequence length (Milakov & Gimelshein 2018, https://arxiv.org/abs/1805.02867; Dao et al. 2022,
+ * It takes the keys block by block and keeps for every query row the largest score so far (row_max), the sum of exponentials
+ * relative to it (row_sum) and the output before division (acc). The score matrix never exists: memory is one tile for any
+ * sequence length (Milakov & Gimelshein 2018, https://arxiv.org/abs/1805.02867; Dao et al. 2022,
  * https://arxiv.org/abs/2205.14135). */
 #include "streaming_c.h"
 

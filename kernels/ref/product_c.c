@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* product_c: dense layers in plain C, with the register tile that the vector tiers have: a few rows times a panel, summed in
- * registers, one row of the panel times one element of X per row. Four floats side by side are what every CPU has. */
+/* product_c: dense layers in plain C, with the register tile of the vector tiers. It multiplies a few rows with a panel and
+ * keeps the sums in registers: each step multiplies one row of the panel by one element of X per row. Vectors have four
+ * floats, for which every CPU has registers. */
 #include <string.h>
 
 #include "kernels/product.h"

@@ -5,8 +5,8 @@
 
 #include "tiles_c.h"
 
-/* Rescaling costs a pass over acc, so a row keeps an outdated reference until a block exceeds it by more than this, in nats:
- * P stays below exp(5.5) = 245, which float32 carries with ease, and acc / row_sum is unchanged. */
+/* Rescaling costs a pass over acc, so a row keeps an outdated reference until a block's score exceeds it by more than this,
+ * in nats. P stays below exp(5.5) = 245, far from overflow in float32, and acc / row_sum is unchanged. */
 static const float RESCALE_AT = 5.5f;
 
 /* Moves row i to a new reference. Tested before any exp, so nothing can overflow. */
