@@ -12,6 +12,7 @@ Runs the checks named, or all:
 
   format     clang-format 14 would change no C file (.clang-format)
   tidy       clang-tidy 14 complains about nothing (.clang-tidy); with --long also its static analyzer, which takes minutes
+  analyzer   only with --long: gcc's static analyzer finds nothing that was not read before (scripts/analyze.py)
   python     ruff complains about nothing (ruff.toml)
   shell      shellcheck complains about nothing
   spelling   codespell finds no misspelling (.codespellrc)
@@ -77,6 +78,15 @@ check_tidy() {
   [ "${PIPESTATUS[1]}" = 0 ]
 }
 
+check_analyzer() {
+  local status=0
+  [ -e build/compile_commands.json ] ||
+    { skipped="no build/compile_commands.json: cmake --preset release makes it" && return; }
+  python3 scripts/analyze.py || status=$?
+  [ $status != 77 ] || { skipped="build/ is not gcc's" && return; }
+  return $status
+}
+
 check_python() {
   have ruff || { skipped="no ruff; to install it: scripts/setup.sh, or pip install ruff" && return; }
   ruff check --quiet --no-cache --output-format concise ${fix:+--fix} "${python_files[@]}"
@@ -115,7 +125,7 @@ check_subjects() {
 
 logs=$root/build/log
 mkdir -p "$logs"
-[ ${#chosen[@]} -gt 0 ] || chosen=(format tidy python shell spelling length licence subjects)
+[ ${#chosen[@]} -gt 0 ] || chosen=(format tidy ${long:+analyzer} python shell spelling length licence subjects)
 status=0
 for check in "${chosen[@]}"; do
   [ "$(type -t "check_$check")" = function ] || { warn "lint.sh: no check '$check' (see --help)" && exit 2; }
