@@ -136,8 +136,7 @@ static void measure(ceilings *all) {
 #ifdef _OPENMP
   const int wanted = (int)(threads ? threads : bench_cpu_count());
   all->threads = bench_team_count(wanted).threads;
-  if (all->threads < wanted)
-    fprintf(stderr, "warning: %d of %d threads run: OpenMP gives no more\n", all->threads, wanted);
+  if (all->threads < wanted) fprintf(stderr, "warning: %d of %d threads run: OpenMP gives no more\n", all->threads, wanted);
 #else
   all->threads = 1;
 #endif
