@@ -15,7 +15,7 @@
 #include "mutants.h"
 #include "timing/setup.h"
 
-enum { SAMPLE = 8 };
+enum { SAMPLE = 8, PATIENCE = 100 /* cases that a broken kernel may pass: all fail within 20 */ };
 
 typedef struct outcome {
   bench_verdict verdict; /* of the case that killed it */
@@ -38,6 +38,10 @@ static void take_verdict(outcome *o, const char *name, const bench_case *bench, 
   o->killer = *bench;
 }
 
+static bool is_done(const outcome *outcomes, int i) {
+  return outcomes[i].killed || mutants[i].guard_only || (i > 0 && outcomes[i].survived >= PATIENCE);
+}
+
 /* Checks the kernels that are still alive on a case: all of them in one call, the original last, so that a
  * kernel that spoils what comes after it shows. `structure`: those that only a structural test can tell. */
 static void check_living(const bench_case *bench, outcome *outcomes, bool structure) {
@@ -46,7 +50,7 @@ static void check_living(const bench_case *bench, outcome *outcomes, bool struct
   const attn_kernel_info *kernels[BENCH_MAX_KERNELS];
   int which[BENCH_MAX_KERNELS], count = 0;
   for (int i = mutant_count - 1; i >= 0; i--) {
-    if (outcomes[i].killed || mutants[i].guard_only || mutants[i].structure_only != structure) continue;
+    if (is_done(outcomes, i) || mutants[i].structure_only != structure) continue;
     which[count] = i;
     kernels[count++] = attn_kernel_find(mutants[i].kernel->info.name);
   }
@@ -69,9 +73,9 @@ static bool is_timed(const outcome *o, const attn_kernel_info *kernel) {
   return !right;
 }
 
-static bool all_killed(const outcome *outcomes) {
+static bool all_done(const outcome *outcomes) {
   for (int i = 1; i < mutant_count; i++)
-    if (!outcomes[i].killed && !mutants[i].guard_only) return false;
+    if (!is_done(outcomes, i)) return false;
   return true;
 }
 
@@ -108,7 +112,7 @@ int main(int argc, char **argv) {
   }
   for (int suite = 1; suite < argc; suite++) {
     bench_case_list cases = checks_suite(argv[suite]);
-    for (int i = 0; i < cases.count; i += all_killed(outcomes) ? SAMPLE : 1)
+    for (int i = 0; i < cases.count; i += all_done(outcomes) ? SAMPLE : 1)
       for (int structure = 0; structure < 2; structure++) check_living(&cases.item[i], outcomes, structure);
     printf("%s: %d cases\n", argv[suite], cases.count);
     bench_cases_clear(&cases);
