@@ -87,6 +87,13 @@ EMULATED emulated_si emulated_castsi128_si512(__m128i x) {
   return (emulated_si){{_mm256_zextsi128_si256(x), _mm256_setzero_si256()}};
 }
 
+/* A quarter of x. */
+EMULATED __m128 emulated_extractf32x4_ps(emulated_ps x, int quarter) {
+  const __m256 half = x.half[quarter / 2];
+  return quarter % 2 ? _mm256_extractf128_ps(half, 1) : _mm256_castps256_ps128(half);
+}
+EMULATED __m128 emulated_castps512_ps128(emulated_ps x) { return _mm256_castps256_ps128(x.half[0]); }
+
 EMULATED emulated_ps emulated_cvtph_ps(__m256i x) {
   return (emulated_ps){{_mm256_cvtph_ps(_mm256_castsi256_si128(x)), _mm256_cvtph_ps(_mm256_extracti128_si256(x, 1))}};
 }
@@ -396,6 +403,7 @@ EMULATED emulated_ps emulated_scalef_ps(emulated_ps x, emulated_ps y) {
 #define _mm512_add_round_ps    emulated_add_round_ps
 #define _mm512_and_si512       emulated_and_si512
 #define _mm512_castpd_ps       emulated_castpd_ps
+#define _mm512_castps512_ps128 emulated_castps512_ps128
 #define _mm512_castps_pd       emulated_castps_pd
 #define _mm512_castps_si512    emulated_castps_si512
 #define _mm512_castsi128_si512 emulated_castsi128_si512
@@ -409,6 +417,8 @@ EMULATED emulated_ps emulated_scalef_ps(emulated_ps x, emulated_ps y) {
 #define _mm512_cvtss_f32      emulated_cvtss_f32
 #define _mm512_div_ps         emulated_div_ps
 #define _mm512_dpbf16_ps      emulated_dpbf16_ps
+#undef _mm512_extractf32x4_ps
+#define _mm512_extractf32x4_ps emulated_extractf32x4_ps
 #undef _mm512_extracti64x4_epi64
 #define _mm512_extracti64x4_epi64   emulated_extracti64x4_epi64
 #define _mm512_fmadd_ps             emulated_fmadd_ps
