@@ -83,8 +83,8 @@ check_analyzer() {
   [ -e build/compile_commands.json ] ||
     { skipped="no build/compile_commands.json: cmake --preset release makes it" && return; }
   python3 scripts/analyze.py || status=$?
-  [ $status != 77 ] || { skipped="build/ is not gcc's" && return; }
-  return $status
+  [ "$status" != 77 ] || { skipped="build/ is not gcc's" && return; }
+  return "$status"
 }
 
 check_python() {
