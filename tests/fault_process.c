@@ -1,16 +1,13 @@
 /* SPDX-License-Identifier: MIT */
-/* Processes and threads that are not as usual: children after fork(), threads with small stacks, and the shared library
- * opened and closed again and again.
+/* Threads with small stacks, and the shared library opened and closed again and again:
  *
- *     fault_process fork | stacks | dlopen path/to/libattn.so */
+ *     fault_process stacks | dlopen path/to/libattn.so */
 #define _GNU_SOURCE /* RTLD_DEFAULT */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "attn/attn.h"
 
@@ -22,33 +19,6 @@ static attn_problem small_problem(void) {
   attn_problem problem;
   attn_problem_init(&problem, 1, HEADS, HEADS, TOKENS, TOKENS, DIM, DIM);
   return problem;
-}
-
-/* ---- fork: a child computes what its parent computed --------------------------------------------------------------- */
-
-static bool computes_the_same(void) {
-  float y[VALUES];
-  const attn_problem problem = small_problem();
-  return attn_sdpa(&problem, &(attn_args){.q = x, .k = x, .v = x, .o = y}) == ATTN_OK && !memcmp(y, expected, sizeof y);
-}
-
-/* The exit code of a child, which may fork again; -1 if it did not end by itself. */
-static int run_child(int generations) {
-  const pid_t child = fork();
-  if (child == 0) {
-    (void)alarm(60); /* a child that hangs */
-    const bool fine = computes_the_same() && (generations == 0 || run_child(generations - 1) == 0) && computes_the_same();
-    _exit(fine ? 0 : 1);
-  }
-  int status;
-  if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status)) return -1;
-  return WEXITSTATUS(status);
-}
-
-static bool check_fork(void) {
-  for (int i = 0; i < 3; i++)
-    if (!computes_the_same() || run_child(2) != 0) return false;
-  return true;
 }
 
 /* ---- stacks: every kernel in a thread of 64 KiB -------------------------------------------------------------------- */
@@ -65,8 +35,6 @@ static attn_problem large_problem(attn_dtype dtype, int64_t seq_q) {
   return p;
 }
 
-static const char *now; /* what runs, for the parent of a crash */
-
 static void *run_every_kernel(void *nothing) {
   static float in[2 * LONG * WIDE], out[2 * LONG * WIDE], lse[2 * LONG];
   static const float slopes[] = {0.5f, 0.25f};
@@ -75,8 +43,8 @@ static void *run_every_kernel(void *nothing) {
     for (int variant = 0; variant < 6; variant++) {
       const attn_problem p = large_problem((attn_dtype)(variant / 2), variant % 2 ? 1 : LONG);
       attn_plan *plan;
-      now = attn_kernel_get(i)->name;
-      if (attn_plan_create(&p, &(attn_options){.kernel = now, .threads = 1}, &plan) != ATTN_OK) continue;
+      if (attn_plan_create(&p, &(attn_options){.kernel = attn_kernel_get(i)->name, .threads = 1}, &plan) != ATTN_OK)
+        continue;
       const size_t bytes = attn_plan_workspace(plan);
       void *workspace = bytes ? aligned_alloc(64, bytes) : NULL;
       const attn_args args = {.q = in, .k = in, .v = in, .o = out, .lse = lse, .alibi_slopes = slopes};
@@ -148,7 +116,6 @@ int main(int argc, char **argv) {
   const char *what = argc > 1 ? argv[1] : "";
   if (strcmp(what, "stacks") == 0) return check_stacks() ? 0 : 1;
   if (attn_sdpa(&problem, &(attn_args){.q = x, .k = x, .v = x, .o = expected}) != ATTN_OK) return 5;
-  if (strcmp(what, "fork") == 0) return check_fork() ? 0 : 1;
   if (strcmp(what, "dlopen") == 0 && argc > 2) return check_dlopen(argv[2]) ? 0 : 1;
   return 2;
 }

@@ -11,7 +11,6 @@ add_labelled(fault_memory_every "long" fault_memory)
 
 add_executable(fault_process fault_process.c)
 target_link_libraries(fault_process PRIVATE attn_static attn_warnings Threads::Threads ${CMAKE_DL_LIBS})
-add_labelled(fault_fork "unit" fault_process fork)
 if(NOT ATTN_SANITIZE) # whose frames are larger, and whose runtime keeps what a closed library held
   add_labelled(fault_stacks "unit" fault_process stacks)
   add_labelled(fault_dlopen "unit" fault_process dlopen $<TARGET_FILE:attn_shared>)

@@ -202,7 +202,7 @@ static void close(attn_schedule *schedule) {
 /* Copies `count` elements that are `stride` apart to adjacent ones. */
 static void copy_elements(const void *from, size_t bytes, int64_t offset, int64_t stride, int64_t count, void *to) {
   if (stride == 1) {
-    memcpy(to, (const char *)from + (size_t)offset * bytes, (size_t)count * bytes);
+    memcpy(to, (const char *)from + offset * (int64_t)bytes, (size_t)count * bytes);
   } else if (bytes == sizeof(float)) {
     for (int64_t d = 0; d < count; d++) ((float *)to)[d] = ((const float *)from)[offset + d * stride];
   } else {
