@@ -44,16 +44,16 @@ COLUMNS = ("file", "line", "kind", "before", "after", "outcome", "test", "second
 # Files, and the tests that run on their faults, in this order: the quickest and the likeliest first.
 AREAS = (
     ("src/nn/*", "nn_pieces nn_block nn_cache nn_layers layer layer_family"),
-    ("src/*", "problem plan args merge open_close score_steps product nonfinite mha nn_pieces layer check edge_c bits"
-              " tier_c tier_avx2 cli guard_pages"),
+    ("src/*", "problem plan args merge open_close score_steps product numerics nonfinite mha nn_pieces layer process check"
+              " edge_c bits tier_c tier_avx2 cli guard_pages"),
     ("kernels/amx/*", "nonfinite bf16_amx tier_amx bits conformance_amx guard_pages cli"),
-    ("kernels/*", "common score_steps merge product nonfinite mha edge_c edge_avx2 edge_avx512 bits conformance_c"
+    ("kernels/*", "score_steps merge product common nonfinite mha edge_c edge_avx2 edge_avx512 bits conformance_c"
                   " conformance_avx2 conformance_avx512 guard_pages"),
-    ("harness/check/*", "check numerics layer goals structure_mutants mutants cli eval_numpy"),
-    ("harness/timing/*", "stats timing row goals cli"),
+    ("harness/check/*", "common check layer goals structure_mutants mutants cli eval_numpy"),
+    ("harness/timing/*", "stats timing row goals layer liars cli cpus"),
     ("harness/goals/*", "goals cli"),
     ("harness/layers/*", "layer nn_layers layer_family cli"),
-    ("harness/*", "axes row npy goals timing check layer affinity cpus_synthetic cpus cli eval_numpy eval_minilm"),
+    ("harness/*", "axes row npy goals timing check layer affinity cgroup cpus_synthetic cpus cli eval_numpy eval_minilm"),
 )
 # What --files stands for where it is not given: the library, its kernels, and the harness' code that decides.
 SCOPE = ("src/*", "kernels/common/*", "kernels/amx/*", "harness/check/*", "harness/timing/*", "harness/goals/*",

@@ -113,7 +113,7 @@ class Runs(unittest.TestCase):
         self.assertIn("stats", [row["test"] for row in rows if row["outcome"] == "killed"])
 
     def test_what_no_test_looks_at_survives(self):
-        code, said, rows = self.run_sample("axes", "--sample", "2")
+        code, said, rows = self.run_sample("safetensors", "--sample", "6")
         self.assertEqual(code, 1)
         self.assertIn("survived", [row["outcome"] for row in rows])
         self.assertIn("survived  harness/timing/stats.c:", said)

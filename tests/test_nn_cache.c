@@ -175,8 +175,10 @@ TEST(creation_checks_arguments) {
   REFUSED(heads_q, 3, "heads_q is 3 with heads_kv 2");
   REFUSED(heads_q, 0, "heads_q is 0");
   REFUSED(heads_kv, -1, "heads_kv is -1");
+  REFUSED(heads_kv, 0, "heads_kv is 0");
   REFUSED(dim_qk, 0, "dim_qk is 0");
   REFUSED(dim_v, -4, "dim_v is -4");
+  REFUSED(dim_v, 0, "dim_v is 0");
   REFUSED(capacity, 0, "capacity is 0");
   REFUSED(capacity, INT32_MAX, "capacity is 2147483647");
   REFUSED(dtype, (attn_dtype)9, "dtype is 9");
