@@ -11,6 +11,7 @@
 #include "check/reference.h"
 #include "src/plan.h"
 #include "support.h"
+#include "timing/setup.h"
 
 /* ---- Limits ---------------------------------------------------------------------------------------------------------- */
 
@@ -77,6 +78,32 @@ TEST(what_is_not_finite_must_agree) {
   assert_true(bench_output_ratio(&none, 0, 0, 0, 0) <= 0 && isinf(bench_output_ratio(&none, 0, 0, 0, 1e-40)));
 }
 
+static bench_case case_of(const char *id) {
+  bench_spec spec;
+  bench_case bench;
+  char error[200];
+  if (!bench_spec_from_id(id, &spec, error, sizeof error)) fail_msg("%s", error);
+  bench_case_build(&spec, 1, &bench);
+  return bench;
+}
+
+static bool meets_the_sharp_limit(const char *id) {
+  static const bench_case_settings settings = {.timed = false};
+  const bench_case bench = case_of(id);
+  const attn_kernel_info *kernel = attn_kernel_find("naive_c");
+  bench_setup *setup = bench_setup_open(&bench, &kernel, 1, &settings);
+  assert_non_null(setup);
+  const bool sharp = setup->expected->zero_mean;
+  bench_setup_close(setup);
+  return sharp;
+}
+
+TEST(cases_meet_the_sharp_limit_where_errors_average_out) {
+  assert_true(meets_the_sharp_limit("heads:1/seq:12/head_dim:8"));
+  assert_false(meets_the_sharp_limit("heads:1/seq:12/head_dim:8/values:positive"));
+  assert_false(meets_the_sharp_limit("heads:1/seq:12/head_dim:8/magnitude:0.1"));
+}
+
 /* ---- Watched runs ---------------------------------------------------------------------------------------------------- */
 
 /* What the kernel does once its answer is right. */
@@ -132,15 +159,6 @@ static void run(const attn_schedule *schedule, const attn_args *args, attn_task 
   if (now.fault == IN_A_GAP) o[schedule->problem.dim_v * schedule->problem.o_stride.d] = 1;
   if (now.fault == BEHIND_O) o[schedule->problem.seq_q * schedule->problem.o_stride.s + 8] = 1;
   if (now.fault == ON_AN_INPUT && second) ((float *)(uintptr_t)args->q)[0] += 1;
-}
-
-static bench_case case_of(const char *id) {
-  bench_spec spec;
-  bench_case bench;
-  char error[200];
-  if (!bench_spec_from_id(id, &spec, error, sizeof error)) fail_msg("%s", error);
-  bench_case_build(&spec, 1, &bench);
-  return bench;
 }
 
 /* The first row of a tile near the middle of the last head that the oracle left out. */
