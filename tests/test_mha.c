@@ -275,9 +275,20 @@ static const char *automatic_kernel(const layer *l) {
   return name;
 }
 
+/* Packed tokens behind the last sequence attend nothing: their rows are the output's bias. */
+static void expect_bias_in_unowned_rows(const layer *l) {
+  const int64_t rows = l->shape->uses & ATTN_USE_VARLEN ? l->problem.attention.total_q : 0;
+  for (int64_t row = l->cu[l->shape->batch]; row < rows; row++)
+    for (int64_t c = 0; c < l->shape->width_out; c++) {
+      const float got = l->y[row * l->problem.y_stride.s + c * l->problem.y_stride.d];
+      assert_true(got == (l->weights.b_o ? l->weights.b_o[c] : 0));
+    }
+}
+
 static void expect_right(layer *l, const attn_mha_options *options, const char *kernel) {
   const attn_mha_args args = args_of(l);
   test_ok(run_made(&l->problem, &l->weights, &args, options, l->problem.want_weights ? l->p : NULL));
+  expect_bias_in_unowned_rows(l);
   const worst_ratios worst = worst_ratios_of(l, numerics_of(kernel));
   if (!(worst.y <= 1 && worst.lse <= 1 && worst.p <= 1))
     fail_msg("%s with %s: error over limit is %g (y), %g (lse), %g (weights)", l->shape->name, kernel, worst.y, worst.lse,

@@ -11,11 +11,13 @@
 /* ---- Positions ---- */
 
 TEST(positions_follow_the_formula) {
-  static float out[40 * 33];
+  static float out[40 * 33 + 1];
   const int64_t widths[] = {1, 2, 32, 33}, firsts[] = {0, 7, 1000000, ((int64_t)1 << 31) - 40};
   for (int w = 0; w < 4; w++)
     for (int f = 0; f < 4; f++) {
+      out[40 * widths[w]] = 7;
       test_ok(attn_sinusoidal_positions(firsts[f], 40, widths[w], out));
+      assert_true(out[40 * widths[w]] == 7); /* nothing behind the last row is written */
       nn_passes(attn_nn_oracle_positions(firsts[f], 40, widths[w]), out);
       nn_rejected(attn_nn_oracle_positions(firsts[f] + 1, 40, widths[w]), out);
     }

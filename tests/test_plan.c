@@ -103,6 +103,24 @@ TEST(registry_answers_for_a_problem) {
   assert_int_equal(strncmp(attn_cpu_tiers(), "c", 1), 0);
 }
 
+#ifdef __x86_64__
+static bool has_tier(const char *isa) {
+  char listed[120], wanted[40];
+  snprintf(listed, sizeof listed, " %s ", attn_cpu_tiers());
+  snprintf(wanted, sizeof wanted, " %s ", isa);
+  return strstr(listed, wanted);
+}
+
+/* The compiler's runtime asks the CPU by itself. A tier that is not found would be a test that is skipped. */
+TEST(no_tier_of_the_cpu_is_missed) {
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  assert_int_equal(has_tier("avx2"), avx2);
+  assert_true(has_tier("avx512") || !avx512); /* it may be emulated */
+}
+#endif
+
 /* ---- Choosing by name ---- */
 
 static void named_kernel_runs(const char *kernel) { assert_plan_runs(kernel, NULL, kernel); }
