@@ -853,7 +853,8 @@ TEST(fewer_threads_than_asked_for_are_an_error) {
   setenv("OMP_THREAD_LIMIT", "2", 1);
   assert_false(run(&t));
   unsetenv("OMP_THREAD_LIMIT");
-  assert_string_equal(t.error, "2 of 3 threads run: OpenMP gives no more; unset OMP_THREAD_LIMIT=2");
+  test_contains(t.error, "2 of 3 threads run: ");
+  test_contains(t.error, "unset OMP_THREAD_LIMIT=2");
   assert_int_equal(sim.calls, 0);
   clear(&t);
 }
