@@ -139,6 +139,7 @@ static void measure(ceilings *all) {
   if (all->threads < wanted) fprintf(stderr, "warning: %d of %d threads run: OpenMP gives no more\n", all->threads, wanted);
 #else
   all->threads = 1;
+  if (threads > 1) fprintf(stderr, "warning: 1 of %d threads run: this build has no OpenMP\n", (int)threads);
 #endif
   all->count = 0;
   const bool held = bench_threads_hold(all->threads);
