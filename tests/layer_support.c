@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-bench_case plan_case(const char *id) {
+bench_case case_of(const char *id) {
   bench_spec spec;
   bench_case bench;
   char error[300];
@@ -14,7 +14,7 @@ bench_case plan_case(const char *id) {
 }
 
 bench_case valid_case(const char *id) {
-  const bench_case bench = plan_case(id);
+  const bench_case bench = case_of(id);
   if (bench.invalid[0]) fail_msg("%s", bench.invalid);
   return bench;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* One benchmark layer with its memory, for the tests of layers as cases. */
+/* Cases by their ids, and one benchmark layer with its memory, for the tests of layers as cases. */
 #ifndef TESTS_LAYER_SUPPORT_H
 #define TESTS_LAYER_SUPPORT_H
 
@@ -9,7 +9,7 @@
 #include "timing/setup.h"
 
 /* The case of an id; valid_case fails unless it is a valid problem. */
-bench_case plan_case(const char *id);
+bench_case case_of(const char *id);
 bench_case valid_case(const char *id);
 
 typedef struct layer_one {

@@ -10,8 +10,8 @@
 #include "cases/work.h"
 #include "data/tensors.h"
 #include "kernels/ref/oracle_f64.h"
+#include "layer_support.h"
 #include "layers/layer.h"
-#include "support.h"
 
 static bool set(const char *assignment, char error[300]) {
   bench_grid grid = {0};
@@ -83,15 +83,6 @@ TEST(values_at_the_bounds_are_taken) {
     char error[300] = "";
     if (!set(good[i], error)) fail_msg("%s", error);
   }
-}
-
-static bench_case case_of(const char *id) {
-  bench_spec spec;
-  bench_case bench;
-  char error[300];
-  if (!bench_spec_from_id(id, &spec, error, sizeof error)) fail_msg("%s", error);
-  bench_case_build(&spec, 1, &bench);
-  return bench;
 }
 
 /* Sizes that each fit, but whose products do not. */

@@ -9,8 +9,8 @@
 #include "check/check.h"
 #include "check/error_limits.h"
 #include "check/reference.h"
+#include "layer_support.h"
 #include "src/plan.h"
-#include "support.h"
 #include "timing/setup.h"
 
 /* ---- Limits ---------------------------------------------------------------------------------------------------------- */
@@ -76,15 +76,6 @@ TEST(what_is_not_finite_must_agree) {
   empty.allowed = 0;
   const bench_row_limits none = bench_limits_of_row(&problem, &numerics, &empty, true);
   assert_true(bench_output_ratio(&none, 0, 0, 0, 0) <= 0 && isinf(bench_output_ratio(&none, 0, 0, 0, 1e-40)));
-}
-
-static bench_case case_of(const char *id) {
-  bench_spec spec;
-  bench_case bench;
-  char error[200];
-  if (!bench_spec_from_id(id, &spec, error, sizeof error)) fail_msg("%s", error);
-  bench_case_build(&spec, 1, &bench);
-  return bench;
 }
 
 static bool meets_the_sharp_limit(const char *id) {

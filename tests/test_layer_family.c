@@ -236,7 +236,7 @@ TEST(test_contradictions) {
              {"layer:decode-step/width:512", "width is 512; layer decode-step has none"},
              {"layer:decode-step/scale:2", "scale is 2; layer decode-step has none to set"},
              {"layer:decode-step/dtype:bf16", "dtype is bf16; layers are float32 inside"}};
-  for (size_t i = 0; i < COUNT(bad); i++) test_contains(plan_case(bad[i].id).invalid, bad[i].part);
+  for (size_t i = 0; i < COUNT(bad); i++) test_contains(case_of(bad[i].id).invalid, bad[i].part);
 }
 
 /* ---- Work, and rows of results ---- */
