@@ -115,6 +115,10 @@ static bool open_layer(bench_setup *s) {
   return s->layer || conclude_all(s, BENCH_ERROR, "out of memory for the layer");
 }
 
+const bench_meter *bench_setup_meter(const bench_setup *s) {
+  return s->settings->meter ? s->settings->meter : &bench_machine_meter;
+}
+
 /* ---- The case -------------------------------------------------------------------------------------------------------- */
 
 bench_setup *bench_setup_open(const bench_case *bench, const attn_kernel_info *const *kernels, int count,

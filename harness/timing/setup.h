@@ -57,6 +57,9 @@ bench_setup *bench_setup_open(const bench_case *bench, const attn_kernel_info *c
                               const bench_case_settings *settings);
 void bench_setup_close(bench_setup *setup); /* NULL is fine */
 
+/* What the case is measured with. */
+const bench_meter *bench_setup_meter(const bench_setup *setup);
+
 /* Bytes of the last-level cache; a usual size where the system does not say. */
 double bench_last_cache_bytes(void);
 

@@ -16,10 +16,6 @@ static const double SKIPPED = 4;          /* times as long as repeated calls may
 static const double FIRST_NS = 2e3;       /* and this longer, */
 static const double MOVED_NS = 0.25;      /* and this for every byte that other threads may have in their caches */
 
-static const bench_meter *meter_of(const bench_setup *s) {
-  return s->settings->meter ? s->settings->meter : &bench_machine_meter;
-}
-
 static double largest(const double *values, int n) {
   double most = 0;
   for (int i = 0; i < n; i++) most = fmax(most, values[i]);
@@ -33,12 +29,11 @@ static void object(bench_trial *t, const char *sentence) {
   bench_trial_clear(t);
 }
 
-/* ---- Work that is skipped ----------------------------------------------------------------------------------------------
- */
+/* ---- Work that is skipped ------------------------------------------------------------------------------------------ */
 
 /* Nanoseconds of the quickest of several calls, each on inputs that no call has seen. */
 static double time_fresh_calls(const bench_setup *s, const bench_trial *t) {
-  const bench_meter *meter = meter_of(s);
+  const bench_meter *meter = bench_setup_meter(s);
   double least = INFINITY;
   for (int i = 0; i < FRESH_CALLS; i++) {
     meter->renew(t, 0, s->bench->threads);
@@ -73,14 +68,13 @@ static bool skips_work(const bench_setup *s, const bench_trial *t, char *sentenc
   return true;
 }
 
-/* ---- Threads -----------------------------------------------------------------------------------------------------------
- */
+/* ---- Threads ------------------------------------------------------------------------------------------------------- */
 
 static bool hides_threads(const bench_setup *s, bench_trial *t, char *sentence, size_t bytes) {
   const bench_samples *m = &t->samples;
   const int threads = s->bench->threads;
   const double busy = bench_median(m->busy, m->rounds);
-  const bench_team team = meter_of(s)->team(threads);
+  const bench_team team = bench_setup_meter(s)->team(threads);
   if (team.cpus && team.cpus < threads) {
     const char *places = getenv("OMP_PLACES");
     bench_warn(t, "threads: %d share %d CPU%s%s%.40s", threads, team.cpus, team.cpus == 1 ? "" : "s",
@@ -93,13 +87,12 @@ static bool hides_threads(const bench_setup *s, bench_trial *t, char *sentence, 
   return true;
 }
 
-/* ---- Roofs -------------------------------------------------------------------------------------------------------------
- */
+/* ---- Roofs --------------------------------------------------------------------------------------------------------- */
 
 /* The rate that no kernel exceeds. One of a library chooses its instructions itself: the quickest loop of this CPU. The best
  * slice counts, of those beside the samples and of as many again: a disturbed one must not make an error. */
 static double peak_of(const bench_setup *s, const bench_trial *t) {
-  const bench_meter *meter = meter_of(s);
+  const bench_meter *meter = bench_setup_meter(s);
   const attn_peak_loop *loop = t->peak;
   double best = t->reads ? 0 : largest(t->samples.loop_rate, t->samples.rounds);
   for (int n = 0; loop; n++) {
@@ -131,7 +124,7 @@ static bool beats_memory(const bench_setup *s, const bench_trial *t, char *sente
   double limit = s->read_bandwidth;
   if (limit <= 0 || !is_beyond_caches(s) || !(rate > ROOF * limit)) return false;
   for (int i = 0; i < REMEASURED_READS && rate > ROOF * limit; i++)
-    limit = fmax(limit, meter_of(s)->bandwidth(s->read_size, s->bench->threads));
+    limit = fmax(limit, bench_setup_meter(s)->bandwidth(s->read_size, s->bench->threads));
   if (!(rate > ROOF * limit)) return false;
   snprintf(sentence, bytes, "%.4g GB/s are %.0f %% of the read loop: no kernel can read so fast", 1e-9 * rate,
            100 * rate / limit);

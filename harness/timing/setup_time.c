@@ -45,7 +45,7 @@ static double read_bandwidth(bench_setup *s) {
     double rate;
   } known[BANDWIDTH_CLASSES];
   static int known_count;
-  const bench_meter *meter = s->settings->meter ? s->settings->meter : &bench_machine_meter;
+  const bench_meter *meter = bench_setup_meter(s);
   const double bytes = s->bytes * (s->layer ? 1 : s->rotations) / s->bench->threads; /* that each thread reads */
   s->read_size = (size_t)1 << (int)fmax(SMALLEST_CLASS, ceil(log2(fmax(bytes, 1))));
   const struct known wanted = {s->read_size, s->bench->threads, meter, 0};
