@@ -81,7 +81,10 @@ static void measure_reads(ceilings *c) {
   const size_t last = l3 ? l3 : l2 ? l2 : (size_t)32 << 20, most = (size_t)1 << 30;
   size_t beyond = 4 * last < most ? 4 * last : most;
   if (share < (double)(beyond / READ_LINE)) beyond = (size_t)share * READ_LINE;
-  if (beyond >= LEAST_READ) measure_read(c, "memory", beyond, beyond < 2 * last ? ", may be cached" : "");
+  if (beyond < LEAST_READ)
+    fprintf(stderr, "warning: too little memory is free to measure how fast it is read\n");
+  else
+    measure_read(c, "memory", beyond, beyond < 2 * last ? ", may be cached" : "");
 }
 
 /* ---- Output ---------------------------------------------------------------------------------------------------------- */

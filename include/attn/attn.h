@@ -202,7 +202,7 @@ typedef struct attn_args {
   const void *v; /**< Values [batch][heads_kv][seq_k][dim_v] by v_stride. */
   void *o;       /**< Output [batch][heads_q][seq_q][dim_v] by o_stride. */
   float *lse;    /**< Output [batch][heads_q][seq_q] by lse_stride: the natural logarithm of the sum of exp(s), -inf for an
-                    empty    row. It never includes the sink. */
+                    empty row. It never includes the sink. */
 
   const float *bias;         /**< Added to the scores: [batch][heads_q][seq_q][seq_k] by bias_stride. */
   const uint8_t *mask;       /**< 0 = masked: [batch][heads_q][seq_q][seq_k] by mask_stride. */

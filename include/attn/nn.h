@@ -206,7 +206,7 @@ typedef struct attn_additive_args {
   const float *q;            /**< [batch][seq_q][width_q] */
   const float *k;            /**< [batch][seq_k][width_k]; not read where projected_k is given. */
   const float *projected_k;  /**< [batch][seq_k][hidden] from attn_additive_project_keys(), for a decoder that attends to the
-                                same  keys often; or NULL. */
+                                same keys often; or NULL. */
   const float *v;            /**< [batch][seq_k][dim_v] */
   const int32_t *kv_len;     /**< [batch], each in 0..seq_k; with use_kv_len. */
   float *o;                  /**< Output [batch][seq_q][dim_v]. */
