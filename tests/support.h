@@ -29,6 +29,9 @@
 #endif
 void test_add(struct CMUnitTest test);
 
+/* Runs before the tests. A file may define it: any other code than 0 is the program's exit code; 77 means skipped. */
+int test_begin(char **arguments);
+
 /* Defines a unit test that calls check(kernel name) as test_each_kernel() does. */
 #define KERNEL_TEST(check) \
   TEST(each_##check) { test_each_kernel(check); }

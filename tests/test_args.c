@@ -91,8 +91,7 @@ static void varlen(fixture *f) { attn_problem_set_varlen(&f->problem, 8, 10); }
   static void illegal_##name(fixture *f) { change; }
 ILLEGAL_CHANGES(ILLEGAL)
 
-static void illegal_args_are_refused_in_words(void **state) {
-  (void)state;
+TEST(illegal_args_are_refused_in_words) {
 #define ROW(name, change, ...) {#name, illegal_##name, {__VA_ARGS__}},
   static const struct {
     const char *name;
@@ -114,8 +113,7 @@ static void illegal_args_are_refused_in_words(void **state) {
   }
 }
 
-static void null_args_are_refused(void **state) {
-  (void)state;
+TEST(null_args_are_refused) {
   static fixture f;
   fixture_init(&f);
   test_refused(test_run(&f.problem, NULL, &naive), ATTN_INVALID_ARGUMENT, (const char *const[4]){"args", "NULL"});
@@ -123,8 +121,7 @@ static void null_args_are_refused(void **state) {
 }
 
 /* A pointer that the problem does not announce is a mistake: its mask, bias or lengths would be ignored. */
-static void unannounced_pointers_are_refused(void **state) {
-  (void)state;
+TEST(unannounced_pointers_are_refused) {
   static fixture f;
   fixture_init(&f);
 #define ROW(field, use) \
@@ -156,8 +153,7 @@ static void unannounced_pointers_are_refused(void **state) {
 }
 
 /* What the problem does not announce is not needed, and neither is what has no elements. */
-static void unannounced_pointers_are_not_needed(void **state) {
-  (void)state;
+TEST(unannounced_pointers_are_not_needed) {
   static fixture f;
   fixture_init(&f);
   attn_args bare = {.q = f.q, .k = f.k, .v = f.v, .o = f.o};
@@ -196,16 +192,4 @@ static void empty_tensors(const char *kernel) {
   for (size_t i = 0; i < sizeof lse / sizeof *lse; i++) assert_true(lse[i] == -INFINITY);
 }
 
-static void null_pointers_of_empty_tensors_are_fine(void **state) {
-  (void)state;
-  test_each_kernel(empty_tensors);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(illegal_args_are_refused_in_words),       cmocka_unit_test(null_args_are_refused),
-      cmocka_unit_test(unannounced_pointers_are_refused),        cmocka_unit_test(unannounced_pointers_are_not_needed),
-      cmocka_unit_test(null_pointers_of_empty_tensors_are_fine),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST(null_pointers_of_empty_tensors_are_fine) { test_each_kernel(empty_tensors); }

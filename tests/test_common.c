@@ -29,24 +29,21 @@ static void check_rounding(uint16_t largest, float (*widen)(uint16_t), uint16_t 
   }
 }
 
-static void float16_rounds_to_nearest_even(void **state) {
-  (void)state;
+TEST(float16_rounds_to_nearest_even) {
   check_rounding(0x7bff, attn_f32_of_f16, attn_f16_of_f32);
   assert_int_equal(attn_f16_of_f32(65519.996f), 0x7bff);
   assert_int_equal(attn_f16_of_f32(65520), 0x7c00);
 }
 
 /* Up to half of the largest finite value: beyond, the test's float32 step above a middle would be too large. */
-static void bfloat16_rounds_to_nearest_even(void **state) {
-  (void)state;
+TEST(bfloat16_rounds_to_nearest_even) {
   check_rounding(0x7e00, attn_f32_of_bf16, attn_bf16_of_f32);
 }
 
 /* ---- Windows --------------------------------------------------------------------------------------------------------- */
 
 /* A window as wide as can be said hides nothing, wherever the queries stand. */
-static void widest_windows_hide_nothing(void **state) {
-  (void)state;
+TEST(widest_windows_hide_nothing) {
   const int64_t widths[] = {INT64_MAX, INT64_MAX - 1};
   const int32_t offsets[] = {INT32_MIN, -5, 0, 5, INT32_MAX};
   for (int w = 0; w < 2; w++)
@@ -67,8 +64,7 @@ static void widest_windows_hide_nothing(void **state) {
 
 /* ---- The exact row --------------------------------------------------------------------------------------------------- */
 
-static void sinks_above_all_scores_weigh_in_the_exact_row(void **state) {
-  (void)state;
+TEST(sinks_above_all_scores_weigh_in_the_exact_row) {
   enum { KEYS = 7, DIM = 5 };
   const float sinks[] = {-INFINITY, -900, -3, 0, 2, 30, 900, INFINITY};
   attn_problem p;
@@ -114,18 +110,4 @@ static void check_equal_weights(const char *kernel) {
   }
 }
 
-static void equal_scores_weigh_the_same_after_a_rescale(void **state) {
-  (void)state;
-  test_each_kernel(check_equal_weights);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(float16_rounds_to_nearest_even),
-      cmocka_unit_test(bfloat16_rounds_to_nearest_even),
-      cmocka_unit_test(widest_windows_hide_nothing),
-      cmocka_unit_test(sinks_above_all_scores_weigh_in_the_exact_row),
-      cmocka_unit_test(equal_scores_weigh_the_same_after_a_rescale),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
+TEST(equal_scores_weigh_the_same_after_a_rescale) { test_each_kernel(check_equal_weights); }

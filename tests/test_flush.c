@@ -96,10 +96,7 @@ static void modes_stay_within_the_limit(const char *kernel) {
       for (int m = 0; m < MODE_COUNT; m++) within_limit(kernel, &cases[i], in_bf16, modes[m]);
 }
 
-static void each_modes_stay_within_the_limit(void **state) {
-  (void)state;
-  test_each_kernel(modes_stay_within_the_limit);
-}
+TEST(each_modes_stay_within_the_limit) { test_each_kernel(modes_stay_within_the_limit); }
 
 /* What functions without a kernel compute, in one mode: the default scale, a merge of which one row has no keys, a dense
  * layer, layer norm and positions. */
@@ -135,20 +132,13 @@ static results compute(unsigned mode) {
   return r;
 }
 
-static void modes_change_no_bit_of_other_functions(void **state) {
-  (void)state;
+TEST(modes_change_no_bit_of_other_functions) {
   const results expected = compute(0);
   for (int m = 1; m < MODE_COUNT; m++) {
     const results r = compute(modes[m]);
     assert_memory_equal(&r, &expected, sizeof r);
   }
 }
-
-int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(each_modes_stay_within_the_limit),
-                                     cmocka_unit_test(modes_change_no_bit_of_other_functions)};
-  return cmocka_run_group_tests(tests, NULL, NULL);
-}
 #else
-int main(void) { return puts("skipped: the modes are set by x86's MXCSR here"), 77; }
+int test_begin(char **arguments) { return (void)arguments, puts("skipped: the modes are set by x86's MXCSR here"), 77; }
 #endif

@@ -295,8 +295,7 @@ static void expect_right(layer *l, const attn_mha_options *options, const char *
              worst.p);
 }
 
-static void test_every_shape_meets_the_limit(void **state) {
-  (void)state;
+TEST(test_every_shape_meets_the_limit) {
   for (int i = 0; i < SHAPES; i++) {
     layer l = make_layer(&shapes[i]);
     expect_right(&l, NULL, automatic_kernel(&l));
@@ -322,10 +321,7 @@ static void check_kernel(const char *kernel) {
   }
 }
 
-static void test_every_kernel_inside(void **state) {
-  (void)state;
-  test_each_kernel(check_kernel);
-}
+TEST(test_every_kernel_inside) { test_each_kernel(check_kernel); }
 
 /* ---- Layers that are wrong on purpose ---- */
 
@@ -389,8 +385,7 @@ static void exchange_keys_and_values(wrong_layer *w) {
 /* Width, heads and lengths as layers have them; one shape for all mutants. */
 static const shape mutated = {"mutated", 1, 4, 4, 96, 96, 16, 16, 64, 64, 64, .bias = true, .causal = true};
 
-static void test_wrong_layers_are_told_from_right_ones(void **state) {
-  (void)state;
+TEST(test_wrong_layers_are_told_from_right_ones) {
   static const struct {
     const char *name;
     void (*spoil)(wrong_layer *);
@@ -433,8 +428,7 @@ static const shape for_bits = {
     "bits", 3, 4, 2, 70, 90, 16, 16, 64, 48, 40, .cross = true, .bias = true, .uses = ATTN_USE_KV_LEN};
 
 /* One thread, several, a pool: the same bits. */
-static void test_bits_do_not_depend_on_threads(void **state) {
-  (void)state;
+TEST(test_bits_do_not_depend_on_threads) {
   layer l = make_layer(&for_bits);
   const attn_mha_args args = args_of(&l);
   test_ok(run_made(&l.problem, &l.weights, &args, &(attn_mha_options){.attention = {.threads = 1}}, NULL));
@@ -454,8 +448,7 @@ static void test_bits_do_not_depend_on_threads(void **state) {
 }
 
 /* Each batch entry on its own gives what it gives among the others. */
-static void test_bits_do_not_depend_on_the_batch(void **state) {
-  (void)state;
+TEST(test_bits_do_not_depend_on_the_batch) {
   layer l = make_layer(&for_bits);
   attn_mha_args args = args_of(&l);
   test_ok(run_made(&l.problem, &l.weights, &args, NULL, NULL));
@@ -477,8 +470,7 @@ static void test_bits_do_not_depend_on_the_batch(void **state) {
 }
 
 /* What stands in padding changes no bit, NaN included. */
-static void test_padding_does_not_matter(void **state) {
-  (void)state;
+TEST(test_padding_does_not_matter) {
   layer l = make_layer(&for_bits);
   const attn_mha_args args = args_of(&l);
   test_ok(run_made(&l.problem, &l.weights, &args, NULL, NULL));
@@ -494,8 +486,7 @@ static void test_padding_does_not_matter(void **state) {
 }
 
 /* Packed weights are the same numbers as separate ones, and [out][in] as [in][out]. */
-static void test_weight_layouts_agree(void **state) {
-  (void)state;
+TEST(test_weight_layouts_agree) {
   layer l = make_layer(&shapes[2]); /* packed [in][out] */
   const attn_mha_args args = args_of(&l);
   test_ok(run_made(&l.problem, &l.weights, &args, NULL, NULL));
@@ -536,8 +527,7 @@ static void run_one(void *pointer, int64_t task, int worker) {
   free(workspace);
 }
 
-static void test_one_layer_runs_many_times_at_once(void **state) {
-  (void)state;
+TEST(test_one_layer_runs_many_times_at_once) {
   layer l = make_layer(&for_bits);
   const attn_mha_args args = args_of(&l);
   const attn_mha_options options = {.attention = {.threads = 1}};
@@ -559,8 +549,7 @@ static void test_one_layer_runs_many_times_at_once(void **state) {
 
 /* ---- The rest of the interface ---- */
 
-static void test_profile_and_description(void **state) {
-  (void)state;
+TEST(test_profile_and_description) {
   layer l = make_layer(&for_bits);
   attn_mha *mha;
   test_ok(attn_mha_create(&l.problem, &l.weights, &(attn_mha_options){.product = "product_c"}, &mha));
@@ -589,8 +578,7 @@ static void expect_refusal(const attn_mha_problem *problem, const attn_mha_weigh
   test_contains(attn_last_error(), part);
 }
 
-static void test_refuses_bad_problems(void **state) {
-  (void)state;
+TEST(test_refuses_bad_problems) {
   layer l = make_layer(&shapes[0]);
 #define REFUSES(change, part)                       \
   do {                                              \
@@ -639,8 +627,7 @@ static void test_refuses_bad_problems(void **state) {
   free_layer(&l);
 }
 
-static void test_refuses_bad_arguments(void **state) {
-  (void)state;
+TEST(test_refuses_bad_arguments) {
   layer l = make_layer(&shapes[9]); /* cross, lengths per query */
   l.problem.want_weights = false;
   attn_mha *mha;
@@ -681,30 +668,11 @@ static void test_refuses_bad_arguments(void **state) {
 }
 
 /* Nothing to do is nothing wrong, without any pointers. */
-static void test_empty_batches(void **state) {
-  (void)state;
+TEST(test_empty_batches) {
   layer l = make_layer(&shapes[0]);
   attn_mha_problem empty = l.problem;
   empty.attention.batch = 0;
   const attn_mha_args none = {0};
   test_ok(run_made(&empty, &l.weights, &none, NULL, l.p));
   free_layer(&l);
-}
-
-int main(void) {
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_every_shape_meets_the_limit),
-      cmocka_unit_test(test_every_kernel_inside),
-      cmocka_unit_test(test_wrong_layers_are_told_from_right_ones),
-      cmocka_unit_test(test_bits_do_not_depend_on_threads),
-      cmocka_unit_test(test_bits_do_not_depend_on_the_batch),
-      cmocka_unit_test(test_padding_does_not_matter),
-      cmocka_unit_test(test_weight_layouts_agree),
-      cmocka_unit_test(test_one_layer_runs_many_times_at_once),
-      cmocka_unit_test(test_profile_and_description),
-      cmocka_unit_test(test_refuses_bad_problems),
-      cmocka_unit_test(test_refuses_bad_arguments),
-      cmocka_unit_test(test_empty_batches),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -45,8 +45,7 @@ static int threads_of_process(void) {
 
 /* OpenMP keeps the threads that it has started, so that they can be counted afterwards. Other runtimes have threads of their
  * own, on one CPU or not at all (attn_onednn_unusable). */
-static void one_task_is_one_thread(void **state) {
-  (void)state;
+TEST(one_task_is_one_thread) {
   void (*set)(int);
   void *const set_address = openmp("omp_set_num_threads");
   memcpy(&set, &set_address, sizeof set);
@@ -64,8 +63,7 @@ static void one_task_is_one_thread(void **state) {
   }
 }
 
-static void callers_threads_stay_what_they_were(void **state) {
-  (void)state;
+TEST(callers_threads_stay_what_they_were) {
   int (*get)(void);
   void (*set)(int);
   void *const get_address = openmp("omp_get_max_threads"), *const set_address = openmp("omp_set_num_threads");
@@ -93,8 +91,7 @@ static void assert_rejects(const char *kernel, const attn_problem *p, const char
   if (usable(kernel)) test_contains(attn_kernel_rejects(attn_kernel_find(kernel), p), part);
 }
 
-static void refusals_say_what_is_missing(void **state) {
-  (void)state;
+TEST(refusals_say_what_is_missing) {
   attn_problem mixed = plain_problem(), gaussian = plain_problem(), causal = plain_problem(), lse = plain_problem();
   mixed.dtype_kv = ATTN_BF16;
   gaussian.score = ATTN_SCORE_GAUSSIAN;
@@ -107,8 +104,7 @@ static void refusals_say_what_is_missing(void **state) {
 }
 
 /* Whether a CPU has products of 16-bit types oneDNN knows: no is a status of its own, with its version. */
-static void types_it_lacks_are_refused_in_its_words(void **state) {
-  (void)state;
+TEST(types_it_lacks_are_refused_in_its_words) {
   static const attn_dtype types[] = {ATTN_BF16, ATTN_F16};
   const attn_kernel_info *kernel = usable("matmul_onednn");
   for (size_t i = 0; kernel && i < sizeof types / sizeof *types; i++) {
@@ -145,8 +141,7 @@ static int plan_with_little_memory(const char *kernel, size_t left) {
 }
 
 /* oneDNN itself ends the process where memory is short. */
-static void little_memory_is_an_error(void **state) {
-  (void)state;
+TEST(little_memory_is_an_error) {
   if (address_space() > (size_t)1 << 40) skip(); /* a sanitizer, which needs more all the time */
   for (int i = 0; i < KERNELS; i++)
     for (size_t left = 0; left <= 1 << 20 && usable(kernels[i]); left += 1 << 18) {
@@ -160,16 +155,9 @@ static void little_memory_is_an_error(void **state) {
     }
 }
 
-int main(void) {
-  bool any = false;
-  for (int i = 0; i < KERNELS; i++) any |= usable(kernels[i]) != NULL;
-  if (!any) return puts("skipped: no kernel on oneDNN can run here"), 77;
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(one_task_is_one_thread), /* first: no other test has started threads */
-      cmocka_unit_test(callers_threads_stay_what_they_were),
-      cmocka_unit_test(refusals_say_what_is_missing),
-      cmocka_unit_test(types_it_lacks_are_refused_in_its_words),
-      cmocka_unit_test(little_memory_is_an_error),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+int test_begin(char **arguments) {
+  (void)arguments;
+  for (int i = 0; i < KERNELS; i++)
+    if (usable(kernels[i])) return 0;
+  return puts("skipped: no kernel on oneDNN can run here"), 77;
 }

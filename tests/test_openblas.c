@@ -68,8 +68,7 @@ static void set_three_threads_or_skip(void) {
   if (BLAS(openblas_get_num_threads)() != THREADS) skip(); /* a build without threads has nothing to put back */
 }
 
-static void threads_are_held_and_put_back(void **state) {
-  (void)state;
+TEST(threads_are_held_and_put_back) {
   set_three_threads_or_skip();
   const attn_problem problem = some_heads();
   test_data data = test_data_create(&problem, 1);
@@ -86,8 +85,7 @@ static void threads_are_held_and_put_back(void **state) {
   test_data_destroy(&data);
 }
 
-static void a_number_that_others_set_meanwhile_stays(void **state) {
-  (void)state;
+TEST(a_number_that_others_set_meanwhile_stays) {
   set_three_threads_or_skip();
   const attn_problem problem = some_heads();
   test_data data = test_data_create(&problem, 1);
@@ -117,8 +115,7 @@ static void *run_often(void *pointer) {
   return NULL;
 }
 
-static void plans_at_once_hold_together(void **state) {
-  (void)state;
+TEST(plans_at_once_hold_together) {
   enum { RUNNERS = 6 };
   set_three_threads_or_skip();
   const attn_problem problem = some_heads();
@@ -149,8 +146,7 @@ static void plans_at_once_hold_together(void **state) {
 
 /* ---- Names and refusals ---- */
 
-static void library_names_version_and_core(void **state) {
-  (void)state;
+TEST(library_names_version_and_core) {
   for (int i = 0; i < 2; i++) {
     const char *library = attn_kernel_find(kernels[i])->library;
     test_contains(library, "OpenBLAS ");
@@ -159,8 +155,7 @@ static void library_names_version_and_core(void **state) {
   }
 }
 
-static void scores_that_are_no_product_are_refused(void **state) {
-  (void)state;
+TEST(scores_that_are_no_product_are_refused) {
   attn_problem problem = some_heads();
   attn_plan *plan;
   if (refused_by_tier()) return; /* the cap is named first */
@@ -175,8 +170,7 @@ static void scores_that_are_no_product_are_refused(void **state) {
 
 /* OpenBLAS has chosen its code by the CPU, or by OPENBLAS_CORETYPE, when we are asked: under a cap it may run or not, but
  * never in silence above it. */
-static void cap_is_kept_or_refused_in_words(void **state) {
-  (void)state;
+TEST(cap_is_kept_or_refused_in_words) {
   const attn_problem problem = some_heads();
   const char *core = BLAS(openblas_get_corename)();
   const bool baseline = !strcasecmp(core, "Nehalem") || !strcasecmp(core, "Prescott");
@@ -199,22 +193,11 @@ static const char *core_under(const char *cap) {
   return NULL;
 }
 
-int main(int count, char **arguments) {
-  (void)count;
+int test_begin(char **arguments) {
   const char *core = core_under(getenv("ATTN_MAX_ISA"));
-  if (core && !getenv("OPENBLAS_CORETYPE")) {
-    setenv("OPENBLAS_CORETYPE", core, 1);
-    execv("/proc/self/exe", arguments);
-    perror("execv /proc/self/exe");
-    return 1;
-  }
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(threads_are_held_and_put_back),
-      cmocka_unit_test(a_number_that_others_set_meanwhile_stays),
-      cmocka_unit_test(plans_at_once_hold_together),
-      cmocka_unit_test(library_names_version_and_core),
-      cmocka_unit_test(scores_that_are_no_product_are_refused),
-      cmocka_unit_test(cap_is_kept_or_refused_in_words),
-  };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  if (!core || getenv("OPENBLAS_CORETYPE")) return 0;
+  setenv("OPENBLAS_CORETYPE", core, 1);
+  execv("/proc/self/exe", arguments);
+  perror("execv /proc/self/exe");
+  return 1;
 }

@@ -12,4 +12,10 @@ void test_add(struct CMUnitTest test) {
   tests[count++] = test;
 }
 
-int main(void) { return _cmocka_run_group_tests("tests", tests, count, NULL, NULL); }
+__attribute__((weak)) int test_begin(char **arguments) { return (void)arguments, 0; }
+
+int main(int argument_count, char **arguments) {
+  (void)argument_count;
+  const int code = test_begin(arguments);
+  return code ? code : _cmocka_run_group_tests("tests", tests, count, NULL, NULL);
+}
