@@ -1,12 +1,23 @@
 # SPDX-License-Identifier: MIT
 # Optional packages, each AUTO, ON or OFF. AUTO takes what is there; ON fails with the package to install.
+# OpenMP: ATTN_OPENMP_TARGET for what is compiled here. Who links libattn.a needs no OpenMP compiler, only the runtime library:
+# ATTN_OPENMP_LIBRARIES, names where the linker finds them by itself, else paths.
 set(ATTN_OPENMP_TARGET "")
+set(ATTN_OPENMP_LIBRARIES "")
 set(ATTN_OPENMP_STATUS "off (ATTN_OPENMP=OFF): one thread unless the caller brings a pool")
 if(NOT ATTN_OPENMP STREQUAL "OFF")
   find_package(OpenMP COMPONENTS C QUIET)
   if(OpenMP_C_FOUND)
     set(ATTN_OPENMP_TARGET OpenMP::OpenMP_C)
     set(ATTN_OPENMP_STATUS "yes (${OpenMP_C_VERSION})")
+    foreach(name IN LISTS OpenMP_C_LIB_NAMES)
+      get_filename_component(folder "${OpenMP_${name}_LIBRARY}" DIRECTORY)
+      if(folder IN_LIST CMAKE_C_IMPLICIT_LINK_DIRECTORIES)
+        list(APPEND ATTN_OPENMP_LIBRARIES ${name})
+      else()
+        list(APPEND ATTN_OPENMP_LIBRARIES ${OpenMP_${name}_LIBRARY})
+      endif()
+    endforeach()
   elseif(ATTN_OPENMP STREQUAL "ON")
     message(FATAL_ERROR "ATTN_OPENMP=ON, but ${CMAKE_C_COMPILER_ID} has no OpenMP here (Debian: libgomp comes with gcc, "
                         "libomp-14-dev with clang-14)")
