@@ -58,10 +58,10 @@ static int count_startable(int count) {
   return startable;
 }
 
-/* The threads that a parallel loop of the calling thread can have, at most `wanted`. A child of fork() has none of the
- * threads that OpenMP started for its parent, and would wait for them forever: in the thread that forked, loops are serial.
- */
-static int available_threads(int wanted) {
+/* A child of fork() has none of the threads that OpenMP started for its parent, and would wait for them forever: in the
+ * thread that forked, loops are serial. A team of one leaves the threads of the last team as they are. */
+int attn_parallel_available(int wanted) {
+  if (wanted <= 1) return 1;
   const pid_t process = getpid();
   if (last.threads > 1 && last.process != process) return 1;
   if (omp_get_thread_limit() < wanted) wanted = omp_get_thread_limit();
@@ -77,7 +77,7 @@ static int available_threads(int wanted) {
  * need, and starting new ones in the next phase costs more than a few idle threads. */
 static void run_threads(int threads, int64_t tasks, attn_task_fn task, void *context) {
   _Atomic int64_t next = 0;
-  threads = available_threads(threads);
+  threads = attn_parallel_available(threads);
   if (threads == 1) {
     run_serially(tasks, task, context);
     return;
@@ -88,6 +88,11 @@ static void run_threads(int threads, int64_t tasks, attn_task_fn task, void *con
 }
 #else
 int attn_parallel_default_threads(void) { return 1; }
+
+int attn_parallel_available(int wanted) {
+  (void)wanted;
+  return 1;
+}
 
 static void run_threads(int threads, int64_t tasks, attn_task_fn task, void *context) {
   (void)threads;

@@ -230,7 +230,7 @@ class Here(unittest.TestCase):
 
 HWLOC = "hwloc" in facts()["topology"]
 OPENMP = not facts()["openmp"].startswith("off")
-WHY_FEWER = "OpenMP gives no more" if OPENMP else "this build has no OpenMP"
+WHY_FEWER = "OpenMP or the system gives no more" if OPENMP else "this build has no OpenMP"
 if SYNTHETIC:
     del Here
     if not HWLOC:

@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -14,6 +15,9 @@
 
 static int prepare(void **state);
 #define TEST_SETUP prepare
+#include "base/cli.h"
+#include "commands/commands.h"
+#include "machine/emulation.h"
 #include "support.h"
 
 enum { SECONDS = 30, PLENTY = 1 << 20, SMALL_STACK = 8192 };
@@ -160,6 +164,38 @@ static int run_with_threads_left(int left) {
 
 TEST(missing_threads_make_a_loop_slower_and_nothing_else) {
   for (int left = 0; left <= 3; left++) assert_int_equal(in_child(run_with_threads_left, left), 0);
+}
+
+/* attnbench where one thread and `left` more can be made and it is asked for 4. Its exit code, or 100 if it failed without
+ * a word about threads: OpenMP runtimes end the process with an exit code of their own. */
+static int attnbench_with_threads_left(char *const *words, int left) {
+  static char said[1 << 14];
+  FILE *file = tmpfile();
+  int argc = 0;
+  while (words[argc]) argc++;
+  if (!file || dup2(fileno(file), STDOUT_FILENO) < 0 || dup2(fileno(file), STDERR_FILENO) < 0) return 101;
+  atomic_store(&threads_left, left);
+  const int code = bench_main(argc, (char **)words);
+  fflush(NULL);
+  return code && (pread(fileno(file), said, sizeof said - 1, 0) <= 0 || !strstr(said, "of 4 threads run")) ? 100 : code;
+}
+
+static int check_with_threads_left(int left) {
+  static char *const words[] = {"attnbench", "check", "-q",      "-t", "4",       "-k",
+                                "naive_c",   "-a",    "seq=300", "-a", "heads=1", NULL};
+  return attnbench_with_threads_left(words, left);
+}
+
+static int run_with_few_threads(int left) {
+  static char *const words[] = {"attnbench", "run", "-q", "-t", "4", "-k", "naive_c", "--rounds", "2", "-a", "seq=64", NULL};
+  return attnbench_with_threads_left(words, left);
+}
+
+TEST(attnbench_names_the_threads_that_cannot_be_made) {
+  for (int left = 0; left <= 3; left++) {
+    assert_int_equal(in_child(check_with_threads_left, left), 0);
+    if (left < 3 && !bench_emulation()) assert_int_equal(in_child(run_with_few_threads, left), BENCH_EXIT_FAILED);
+  }
 }
 
 static int run_in_grandchild(int unused) {

@@ -845,7 +845,7 @@ TEST(fewer_threads_than_asked_for_are_an_error) {
   assert_false(run(&t));
   unsetenv("OMP_THREAD_LIMIT");
 #ifdef _OPENMP
-  assert_string_equal(t.error, "2 of 3 threads run: OpenMP gives no more; unset OMP_THREAD_LIMIT=2");
+  assert_string_equal(t.error, "2 of 3 threads run: OpenMP or the system gives no more; unset OMP_THREAD_LIMIT=2");
 #else
   assert_string_equal(t.error, "2 of 3 threads run: this build has no OpenMP; unset OMP_THREAD_LIMIT=2");
 #endif

@@ -6,6 +6,7 @@
 #include <omp.h>
 #endif
 
+#include "attn/extend.h"
 #include "check/expected.h"
 #include "machine/affinity.h"
 
@@ -48,11 +49,12 @@ static void compute_row(bench_expected *e, const attn_args *args, int64_t n, dou
 /* False if memory is short. */
 static bool compute_rows(bench_expected *e, const attn_args *args) {
   const attn_problem *p = &e->problem;
-  const bool threads = (double)e->rows * (double)p->seq_k * (double)(p->dim_qk + p->dim_v) > WORTH_THREADS;
+  const bool large = (double)e->rows * (double)p->seq_k * (double)(p->dim_qk + p->dim_v) > WORTH_THREADS;
+  const int threads = large ? attn_parallel_default_threads() : 1;
   bool enough = true;
   (void)threads; /* not used without OpenMP */
 #ifdef _OPENMP
-#pragma omp parallel if (threads) reduction(&& : enough)
+#pragma omp parallel num_threads(attn_parallel_available(threads)) reduction(&& : enough)
 #endif
   {
 #ifdef _OPENMP

@@ -7,6 +7,7 @@
 #include <omp.h>
 #endif
 
+#include "attn/extend.h"
 #include "data/tensors.h"
 #include "machine/affinity.h"
 
@@ -71,7 +72,7 @@ void bench_tensors_renew_v(bench_tensors *t, int threads) {
   const int team = count < ONE_THREAD ? 1 : threads;
   (void)team; /* without OpenMP */
 #ifdef _OPENMP
-#pragma omp parallel num_threads(team) if (team > 1)
+#pragma omp parallel num_threads(attn_parallel_available(team)) if (team > 1)
 #endif
   {
 #ifdef _OPENMP

@@ -10,6 +10,7 @@
 #include <omp.h>
 #endif
 
+#include "attn/extend.h"
 #include "base/cli.h"
 #include "machine/cpus.h"
 
@@ -140,7 +141,7 @@ void bench_team_settle(int threads) {
   if (!held.active) return;
 #ifdef _OPENMP
   if (threads > 1) {
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(attn_parallel_available(threads))
     bench_thread_settle(omp_get_thread_num(), omp_get_num_threads());
     return;
   }
@@ -156,7 +157,7 @@ void bench_threads_release(void) {
   (void)sched_setaffinity(0, sizeof held.before, &held.before);
 #ifdef _OPENMP
   if (held.largest_team > 1) {
-#pragma omp parallel num_threads(held.largest_team)
+#pragma omp parallel num_threads(attn_parallel_available(held.largest_team))
     (void)sched_setaffinity(0, sizeof held.before, &held.before);
   }
 #endif

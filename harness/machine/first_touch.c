@@ -10,6 +10,7 @@
 #include <omp.h>
 #endif
 
+#include "attn/extend.h"
 #include "machine/affinity.h"
 
 enum { FEW_PAGES = 16 }; /* per thread; for fewer it is not worth waking */
@@ -37,7 +38,7 @@ void bench_pages_fill(void *memory, int byte, size_t bytes) {
     return;
   }
 #ifdef _OPENMP
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(attn_parallel_available(threads))
   {
     bench_thread_settle(omp_get_thread_num(), omp_get_num_threads());
     fill_share(memory, byte, bytes, (size_t)omp_get_thread_num(), (size_t)omp_get_num_threads());

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "attn/extend.h"
 #include "base/clock.h"
 #include "cases/grid.h"
 #include "cases/work.h"
@@ -160,7 +161,7 @@ double attnbench_read_rate(const void *data, size_t bytes, int threads) {
   if (!read || part == 0) return 0.0;
   const double start = bench_now_ns();
 #ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
+#pragma omp parallel for num_threads(attn_parallel_available(threads)) schedule(static, 1)
 #endif
   for (int i = 0; i < threads; i++) seen = read((const char *)data + (size_t)i * part, part);
   return (double)(part * (size_t)threads) / (bench_now_ns() - start) * 1e9;

@@ -8,6 +8,7 @@
 #include <omp.h>
 #endif
 
+#include "attn/extend.h"
 #include "base/clock.h"
 #include "kernels/common/dtypes.h"
 #include "machine/affinity.h"
@@ -36,7 +37,7 @@ bench_team bench_team_count(int threads) {
   cpu_set_t all;
   CPU_ZERO(&all);
 #ifdef _OPENMP
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(attn_parallel_available(threads))
 #pragma omp critical
 #else
   (void)threads;
@@ -79,7 +80,7 @@ double bench_peak_rate(const bench_peak_slice *slice) {
   double rates = 0.0;
   int threads = 0;
 #ifdef _OPENMP
-#pragma omp parallel num_threads(slice->threads) reduction(+ : rates, threads)
+#pragma omp parallel num_threads(attn_parallel_available(slice->threads)) reduction(+ : rates, threads)
 #endif
   {
 #ifdef _OPENMP
@@ -171,7 +172,7 @@ double bench_read_bandwidth(size_t bytes, int threads) {
   reading r = {.loop = bench_widest_read(), .bytes = (steps ? steps : 1) * ATTN_READ_BYTES};
   (void)threads; /* not used without OpenMP */
 #ifdef _OPENMP
-#pragma omp parallel num_threads(threads > 1 ? threads : 1)
+#pragma omp parallel num_threads(attn_parallel_available(threads))
 #endif
   read_own_buffer(&r);
   return r.failed ? 0.0 : bench_median(r.rate, PASSES);
@@ -210,7 +211,7 @@ double bench_read_rate(bench_read_loop loop, bench_read_span span, int threads) 
   bench_team_settle(threads);
   const double start = bench_now_ns();
 #ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) reduction(^ : seen) schedule(static, 1)
+#pragma omp parallel for num_threads(attn_parallel_available(threads)) reduction(^ : seen) schedule(static, 1)
 #else
   threads = 1;
 #endif

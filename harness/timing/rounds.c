@@ -91,7 +91,7 @@ static bool has_threads(rounds *r) {
   if (given >= wanted) return true;
   name_limits(limits, sizeof limits);
 #ifdef _OPENMP
-  const char *why = "OpenMP gives no more";
+  const char *why = "OpenMP or the system gives no more";
 #else
   const char *why = "this build has no OpenMP";
 #endif

@@ -25,6 +25,11 @@ ATTN_API attn_status attn_fail(attn_status status, const char *format, ...) ATTN
 /** Threads to use when the caller names none: OpenMP's default, or 1. */
 ATTN_API int attn_parallel_default_threads(void);
 
+/** How many threads a parallel loop of the calling thread can have, at most `wanted`, which is at least 1: fewer where
+ * OpenMP's settings or the system allow no more, 1 without OpenMP. OpenMP runtimes end the process where a thread cannot be
+ * made, so a program's own regions ask first, each: `#pragma omp parallel num_threads(attn_parallel_available(n))`. */
+ATTN_API int attn_parallel_available(int wanted);
+
 /** Checks the options and fills in the number of threads; kernel and max_isa are not copied. asked may be NULL. Returns
  * ATTN_OK or ATTN_INVALID_ARGUMENT. */
 ATTN_API attn_status attn_parallel_resolve(const attn_options *asked, attn_options *options);
