@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Puts small faults into the C code, one at a time, and says which of them no test notices.
 
-    cmake --preset mutants && cmake --build --preset mutants -j2        (assertions, -O1, a selection of each suite's cases)
+    cmake --preset mutants && cmake --build --preset mutants -j2        (assertions, -O2, a selection of each suite's cases)
     scripts/mutate.py --files 'harness/check/*' --sample 50 --seed 7    (a seeded choice; without --sample all)
     scripts/mutate.py --again build-mutants/mutants.csv                 (only what survived then)
 
@@ -49,11 +49,15 @@ AREAS = (
     ("kernels/amx/*", "nonfinite bf16_amx tier_amx bits conformance_amx guard_pages cli"),
     ("kernels/*", "score_steps merge product common nonfinite mha edge_c edge_avx2 edge_avx512 bits conformance_c"
                   " conformance_avx2 conformance_avx512 guard_pages"),
-    ("harness/check/*", "common check layer goals structure_mutants mutants cli eval_numpy"),
-    ("harness/timing/*", "stats timing row goals layer liars cli cpus"),
-    ("harness/goals/*", "goals cli"),
+    ("harness/check/structure*", "structure_mutants layer mutants check cli"),
+    ("harness/check/*", "common goals layer timing check liars structure_mutants mutants cli eval_numpy"),
+    ("harness/timing/*", "stats row timing goals layer liars cli cpus"),
+    ("harness/goals/*", "goals timing cli"),
     ("harness/layers/*", "layer nn_layers layer_family cli"),
-    ("harness/*", "axes row npy goals timing check layer affinity cgroup cpus_synthetic cpus cli eval_numpy eval_minilm"),
+    ("harness/commands/session*", "faults cli"),
+    ("harness/report/journal.c", "faults cli"),
+    ("harness/data/tensors_output.c", "npy timing layer check liars mutants cli"),
+    ("harness/*", "axes row npy goals timing layer affinity cgroup check cpus_synthetic cpus cli eval_numpy eval_minilm"),
 )
 # What --files stands for where it is not given: the library, its kernels, and the harness' code that decides.
 SCOPE = ("src/*", "kernels/common/*", "kernels/amx/*", "harness/check/*", "harness/timing/*", "harness/goals/*",
@@ -125,9 +129,13 @@ class Trouble(Exception):
     """A test that fails without a fault."""
 
 
-def run_test(command, environment, folder, prefix, limit_s):
-    """Exit code of a test, or None if it ran longer than the limit."""
-    limited = lambda: resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+def run_test(command, environment, folder, prefix, limit_s, cpu_s=600):
+    """Exit code of a test, or None if it ran longer than the limit. Each of its processes may use so much CPU time."""
+
+    def limited():
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+
     process = subprocess.Popen([*shlex.split(prefix), *command], cwd=folder, env={**os.environ, **environment},
                                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                                start_new_session=True, preexec_fn=limited)
@@ -171,7 +179,7 @@ def judge(mutation, place, options, baseline):
         usual = baseline.of(test, place)
         if usual is None:
             continue
-        code = run_test(*place.command_of(test), place.folder, options.prefix, 20 + 10 * usual)
+        code = run_test(*place.command_of(test), place.folder, options.prefix, 120 + 10 * usual, int(5 + 3 * usual))
         if code is None:
             return "killed", f"{test} (time)"
         if code:

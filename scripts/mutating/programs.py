@@ -43,13 +43,15 @@ class Build:
         return users
 
     def _tests(self):
-        """{name: (command, environment)} of ctest's tests."""
+        """{name: (command, environment)} of ctest's tests; those in Python stop at the first failure."""
         shown = subprocess.run(["ctest", "--show-only=json-v1"], cwd=self.folder, stdout=subprocess.PIPE, check=True)
         tests = {}
         for test in json.loads(shown.stdout)["tests"]:
             properties = {each["name"]: each["value"] for each in test.get("properties", [])}
             environment = dict(each.split("=", 1) for each in properties.get("ENVIRONMENT", []))
-            tests[test["name"]] = (test.get("command"), environment)
+            command = test.get("command") or []
+            stop = ["--failfast"] if len(command) > 1 and re.search(r"/test_\w+\.py$", command[1]) else []
+            tests[test["name"]] = (command + stop, environment)
         return tests
 
 
