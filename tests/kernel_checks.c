@@ -72,7 +72,8 @@ static attn_status create_plan(const void *kernel, const attn_problem *problem, 
 bench_verdict checks_structure(const attn_kernel *kernel, bench_structure_test test, const bench_case *bench,
                                bench_tensors *tensors, const bench_expected *expected) {
   unsigned ran;
-  const bench_verdict values = checks_kernel(kernel, 1, tensors, expected); /* leaves the output to compare with */
+  const bench_verdict values =
+      checks_kernel(kernel, 1, tensors, expected); /* the structural test compares with its output */
   if (values.status == BENCH_SKIP || values.status == BENCH_ERROR) return values;
   const bench_subject subject = {
       .create_plan = create_plan, .context = kernel, .numerics = &kernel->info.numerics, .rows_stand_alone = true};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Checks kernels that need not be registered by the very path that `attnbench check` uses: tensors, oracle, bench_check. */
+/* Checks kernels, registered or not, in the way of `attnbench check`: tensors, oracle, bench_check(). */
 #ifndef TESTS_KERNEL_CHECKS_H
 #define TESTS_KERNEL_CHECKS_H
 
@@ -8,19 +8,19 @@
 #include "check/structure.h"
 #include "kernels/kernel.h"
 
-/* The cases of a preset or suite by name, or of a text in the format of harness/cases/presets, without those that no
- * kernel could take. Exits with a message if it cannot be read. */
+/* The cases of a preset or suite by its name, or of a text in the format of harness/cases/presets, without invalid ones.
+ * Exits with a message if they cannot be read. */
 bench_case_list checks_suite(const char *name);
 bench_case_list checks_cases(const char *text);
 
-/* The oracle's answer; exits if memory is short. */
+/* The oracle's answer. Exits if there is no memory for it. */
 bench_expected *checks_expected(const bench_case *bench, const bench_tensors *tensors);
 
-/* Plans with the case's threads (or one), runs on a workspace full of garbage, compares. SKIP where the kernel refuses. */
+/* Plans for `threads`, runs on a workspace full of NaN and compares. SKIP if the kernel refuses the case. */
 bench_verdict checks_kernel(const attn_kernel *kernel, int threads, bench_tensors *tensors, const bench_expected *expected);
 
-/* One structural test on a case, whatever the verdict on its values. SKIP where the kernel refuses, DEGENERATE where the
- * test does not apply. */
+/* One structural test on a case, whatever the verdict on its values. SKIP if the kernel refuses the case, DEGENERATE if the
+ * test does not apply to it. */
 bench_verdict checks_structure(const attn_kernel *kernel, bench_structure_test test, const bench_case *bench,
                                bench_tensors *tensors, const bench_expected *expected);
 

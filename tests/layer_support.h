@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Cases by their ids, and one benchmark layer with its memory, for the tests of layers as cases. */
+/* Cases by their ids, and one benchmark layer with its memory: for the tests that run layers as benchmark cases. */
 #ifndef TESTS_LAYER_SUPPORT_H
 #define TESTS_LAYER_SUPPORT_H
 
@@ -8,28 +8,28 @@
 #include "support.h"
 #include "timing/setup.h"
 
-/* The case of an id; valid_case fails unless it is a valid problem. */
+/* The case that an id names. valid_case() fails the test if the case is invalid. */
 bench_case case_of(const char *id);
 bench_case valid_case(const char *id);
 
 typedef struct layer_one {
   bench_case bench;
   bench_layer *layer;
-  bench_layer_trial *trial; /* of the automatic choice */
+  bench_layer_trial *trial; /* at first that of the automatic choice */
   const attn_kernel_info *kernel;
   void *workspace;
   size_t bytes;
 } layer_one;
 
-/* Opens "layer:<kind>/<shape>" and makes it. close_layer frees the trial, whichever it has become. */
+/* Opens the case "layer:<kind>/<shape>" and makes its layer. close_layer() frees it with its current trial. */
 void open_layer(layer_one *one, const char *kind, const char *shape);
 void close_layer(layer_one *one);
 
-/* The verdict on its trial. */
+/* The verdict on the current trial. */
 bench_verdict check_layer(const layer_one *one);
 
-/* The trial gives way to that of another kernel, or to the wrong one of its kind; false if the kernel does not take the
- * layer. */
+/* Replaces the trial by that of another kernel, or by the deliberately wrong layer of its kind. False if the kernel refuses
+ * the layer. */
 bool remake_layer(layer_one *one, const attn_kernel_info *kernel, bool wrong);
 
 #endif

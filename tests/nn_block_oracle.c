@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The oracle of transformer blocks: the oracles of their steps, in the order of the formulas. */
+/* The float64 oracle of transformer blocks: it applies the oracles of the steps in the order of the formulas. */
 #include "nn_support.h"
 
 static attn_nn_field feed_forward(const attn_feed_forward_config *c, const attn_nn_field *x) {

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* What nn_random gave, until the program ends. */
+/* The arrays that nn_random() returned, to be freed at exit. */
 struct kept {
   struct kept *next;
   float *values;
@@ -48,6 +48,10 @@ attn_nn_field nn_apply(attn_nn_field x, const attn_linear *linear, int64_t out) 
   attn_nn_field y = attn_nn_oracle_linear(&x, &matrix, out);
   attn_nn_field_destroy(&x);
   return y;
+}
+
+void nn_destroy_all(attn_nn_field *const *fields) {
+  for (; *fields; fields++) attn_nn_field_destroy(*fields);
 }
 
 void nn_passes(attn_nn_field field, const float *got) {

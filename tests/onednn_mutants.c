@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* test_onednn with thread handling that goes wrong: linked with --wrap, every hold and restore of the kernels on oneDNN
- * passes here. What goes wrong MUTANT says: "no_hold" leaves oneDNN as many threads as OpenMP would take, "no_restore"
- * leaves the caller with one. */
+/* test_onednn with broken thread handling. The program is linked with --wrap, so every hold and restore of the kernels on
+ * oneDNN comes here. The variable MUTANT names the fault: "no_hold" lets oneDNN use all threads of OpenMP, "no_restore"
+ * leaves the caller with one thread. */
 #include <stdlib.h>
 #include <string.h>
 

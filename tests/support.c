@@ -20,12 +20,12 @@ void *test_allocate(size_t bytes) {
 void test_fill(float *values, size_t count, unsigned seed) {
   uint64_t state = 0x9E3779B97F4A7C15u * (seed + 1u);
   for (size_t i = 0; i < count; i++) {
-    state = state * 6364136223846793005u + 1442695040888963407u; /* Knuth's MMIX generator; the high bits are good */
+    state = state * 6364136223846793005u + 1442695040888963407u; /* Knuth's MMIX generator, whose high bits are random */
     values[i] = (float)(state >> 40) * 0x1p-23f - 1.0f;
   }
 }
 
-/* Elements from the first to the last that the strides reach; 0 for an empty tensor. */
+/* The number of elements from the first to the last one that the strides reach; 0 for an empty tensor. */
 static size_t span(int64_t batch, int64_t heads, int64_t seq, int64_t dim, attn_strides stride) {
   if (!batch || !heads || !seq || !dim) return 0;
   return (size_t)(1 + (batch - 1) * stride.b + (heads - 1) * stride.h + (seq - 1) * stride.s + (dim - 1) * stride.d);
@@ -95,7 +95,7 @@ void test_contains(const char *text, const char *part) {
   if (!text || !strstr(text, part)) fail_msg("'%s' does not contain '%s'", text ? text : "(null)", part);
 }
 
-void test_refused(attn_status status, attn_status expected, const char *const parts[4]) {
+void test_refused_by_parts(attn_status status, attn_status expected, const char *const parts[4]) {
   if (status != expected)
     fail_msg("%s instead of %s (%s)", attn_status_name(status), attn_status_name(expected), attn_last_error());
   for (int i = 0; i < 4 && parts[i]; i++) test_contains(attn_last_error(), parts[i]);
@@ -103,7 +103,7 @@ void test_refused(attn_status status, attn_status expected, const char *const pa
 
 bool test_rows_stand_alone(const char *kernel) {
   const char *library = attn_kernel_find(kernel)->library;
-  if (library[0]) print_message("%s skipped: the order of %s's sums depends on where a row stands\n", kernel, library);
+  if (library[0]) print_message("%s skipped: %s may sum a row in another order beside other rows\n", kernel, library);
   return !library[0];
 }
 
@@ -127,7 +127,7 @@ void test_each_kernel(void (*check)(const char *kernel)) {
   int usable = 0;
   for (int i = 0; i < attn_kernel_count(); i++) {
     const attn_kernel_info *kernel = attn_kernel_get(i);
-    (void)attn_peak_usable(kernel->isa); /* asks for AMX, which counts as usable until it has been refused */
+    (void)attn_peak_usable(kernel->isa); /* requests permission for AMX; until Linux refuses, the tier counts as usable */
     const char *why_not = attn_kernel_unusable(kernel);
     if (why_not) {
       print_message("%s skipped: %s\n", kernel->name, why_not);

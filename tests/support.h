@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the unit tests share: tensors of one problem with seeded values, and one call that plans and runs a kernel. */
+/* Shared by the unit tests: tensors of one problem with seeded values, and one call that plans and runs a kernel. */
 #ifndef TESTS_SUPPORT_H
 #define TESTS_SUPPORT_H
 
@@ -13,8 +13,8 @@
 
 #include "attn/attn.h"
 
-/* Defines a unit test: TEST(name) { ... }. main() of tests/unit_main.c runs those of a program in the order of definition,
- * each between TEST_SETUP and TEST_TEARDOWN, which a file may define. */
+/* Defines a unit test: TEST(name) { ... }. main() in tests/unit_main.c runs a program's tests in the order of definition. A
+ * file may define TEST_SETUP and TEST_TEARDOWN before it includes this one; they run before and after each test. */
 #define TEST(name)                                                               \
   static void name(void **state);                                                \
   __attribute__((constructor)) static void add_##name(void) {                    \
@@ -29,17 +29,18 @@
 #endif
 void test_add(struct CMUnitTest test);
 
-/* Runs before the tests. A file may define it: any other code than 0 is the program's exit code; 77 means skipped. */
+/* Runs before the tests; a file may define its own. A result other than 0 ends the program with that exit code (77:
+ * skipped). */
 int test_begin(char **arguments);
 
 /* Defines a unit test that calls check(kernel name) as test_each_kernel() does. */
 #define KERNEL_TEST(check) \
   TEST(each_##check) { test_each_kernel(check); }
 
-/* Float32 tensors of a problem with strides >= 0. o and lse start as a byte pattern no kernel writes. */
+/* Tensors of a problem with strides >= 0. o and lse begin as a byte pattern that no kernel writes. */
 typedef struct test_data {
   attn_args args;
-  size_t o_bytes, lse_bytes; /* what the strides reach */
+  size_t o_bytes, lse_bytes; /* from the first to the last element that the strides reach */
 } test_data;
 
 test_data test_data_create(const attn_problem *problem, unsigned seed);
@@ -48,7 +49,7 @@ void test_data_destroy(test_data *data);
 /* Fills `count` floats, uniform in -1..1, from the seed. */
 void test_fill(float *values, size_t count, unsigned seed);
 
-/* Another set of outputs for the same inputs: only o and lse are new. */
+/* New outputs o and lse for the same inputs. */
 test_data test_data_share_inputs(const attn_problem *problem, const test_data *inputs);
 void test_data_destroy_outputs(test_data *data);
 
@@ -61,20 +62,35 @@ void test_ok(attn_status status);
 /* Fails the test unless `text` contains `part`. */
 void test_contains(const char *text, const char *part);
 
-/* Fails the test unless the call failed with this status and a sentence that contains every part (NULL: no more). */
-void test_refused(attn_status status, attn_status expected, const char *const parts[4]);
+/* Fails the test unless the status is the expected one and attn_last_error() contains every part (up to the first NULL). */
+void test_refused_by_parts(attn_status status, attn_status expected, const char *const parts[4]);
 
-/* Whether the kernel promises that a row's bits do not depend on where the row stands among others; says so if not. */
+/* The same, with one to four parts as arguments. test_invalid expects ATTN_INVALID_ARGUMENT. */
+#define test_refused(status, expected, ...) test_refused_by_parts(status, expected, (const char *const[4]){__VA_ARGS__})
+#define test_invalid(status, ...)           test_refused(status, ATTN_INVALID_ARGUMENT, __VA_ARGS__)
+
+/* Changes `bad`, a copy of `good`; fails unless `call` refuses it by a sentence with `part` and leaves `result` NULL. */
+#define TEST_REFUSES(type, good, change, call, result, part) \
+  do {                                                       \
+    type bad = good;                                         \
+    change;                                                  \
+    test_invalid(call, part);                                \
+    assert_null(result);                                     \
+  } while (0)
+
+/* The number of elements of an array. */
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+/* True if the kernel promises that the bits of a row do not depend on its neighbours. If not, prints that it is skipped. */
 bool test_rows_stand_alone(const char *kernel);
 
-/* Makes all types of the problem bfloat16 where the kernel takes no float32, as in tiers whose products are of bf16; true if
- * so. */
+/* Changes all types of the problem to bfloat16 if the kernel takes bfloat16 but not float32. Returns whether it did. */
 bool test_fit_types(const char *kernel, attn_problem *problem);
 
-/* Whether the kernel stands on a library and refuses the problem, which our own must take; says so if it does. */
+/* True if the kernel belongs to a library and rejects the problem; prints why. Our own kernels must take it. */
 bool test_library_refuses(const char *kernel, const attn_problem *problem);
 
-/* Calls check(kernel name) for every kernel this CPU can run; at least one must exist. */
+/* Calls check(kernel name) for every kernel that this CPU can run. Fails if there is none. */
 void test_each_kernel(void (*check)(const char *kernel));
 
 /* 64-byte aligned and zeroed; never NULL. free() it. */

@@ -125,7 +125,7 @@ TEST(test_lists_of_cpus) {
   static const char *const wrong[] = {"", "a", "1-", "-1", "3-1", "1,,2", "1,", "0-3x", "99999", "1 2"};
   char text[64];
   cpu_set_t set;
-  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) assert_false(bench_cpu_list_read(wrong[i], &set));
+  for (size_t i = 0; i < COUNT(wrong); i++) assert_false(bench_cpu_list_read(wrong[i], &set));
   assert_true(bench_cpu_list_read("8,0-3,2,10-11", &set));
   bench_cpu_list_write(&set, text, sizeof text);
   assert_string_equal(text, "0-3,8,10-11");

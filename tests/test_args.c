@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* attn_args: every pointer and length that attn_plan_run checks before it touches data, and what it must not need. */
+/* attn_args: every pointer and length that attn_plan_run() checks before it touches data, and pointers that it does not
+ * need. */
 #include <math.h>
 #include <string.h>
 
@@ -8,7 +9,7 @@
 
 enum { BATCH = 2, HEADS = 4, SEQ_Q = 5, SEQ_K = 7 };
 
-/* All optional inputs at once, except what excludes each other; naive_c takes every one of them. */
+/* Memory for every input. naive_c takes all options. */
 typedef struct fixture {
   attn_problem problem;
   attn_args args;
@@ -25,9 +26,9 @@ static void fixture_init(fixture *f) {
   *f = (fixture){.kv_len = {7, 6}, .q_len = {5, 4}, .offsets = {2, -1}, .cu_q = {0, 3, 8}, .cu_k = {0, 7, 10}};
   for (int i = 0; i < BATCH * SEQ_Q; i++) f->row_len[i] = i % (SEQ_K + 1);
   memset(f->mask, 1, sizeof f->mask);
-  test_fill(f->q, sizeof f->q / sizeof *f->q, 1);
-  test_fill(f->k, sizeof f->k / sizeof *f->k, 2);
-  test_fill(f->v, sizeof f->v / sizeof *f->v, 3);
+  test_fill(f->q, COUNT(f->q), 1);
+  test_fill(f->k, COUNT(f->k), 2);
+  test_fill(f->v, COUNT(f->v), 3);
   attn_problem_init(&f->problem, BATCH, HEADS, 2, SEQ_Q, SEQ_K, 8, 6);
   f->args = (attn_args){
       .q = f->q,
@@ -100,13 +101,13 @@ TEST(illegal_args_are_refused_in_words) {
   } rows[] = {ILLEGAL_CHANGES(ROW)};
 #undef ROW
   static fixture f, before;
-  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+  for (size_t i = 0; i < COUNT(rows); i++) {
     fixture_init(&f);
     rows[i].change(&f);
     f.args = bench_used_args(&f.problem, &f.args);
     before = f;
     print_message("  %s\n", rows[i].name);
-    test_refused(test_run(&f.problem, &f.args, &naive), ATTN_INVALID_ARGUMENT, rows[i].parts);
+    test_refused_by_parts(test_run(&f.problem, &f.args, &naive), ATTN_INVALID_ARGUMENT, rows[i].parts);
     print_message("    %s\n", attn_last_error());
     assert_memory_equal(before.o, f.o, sizeof f.o); /* refused before anything is written */
     assert_memory_equal(before.lse, f.lse, sizeof f.lse);
@@ -116,11 +117,11 @@ TEST(illegal_args_are_refused_in_words) {
 TEST(null_args_are_refused) {
   static fixture f;
   fixture_init(&f);
-  test_refused(test_run(&f.problem, NULL, &naive), ATTN_INVALID_ARGUMENT, (const char *const[4]){"args", "NULL"});
-  test_refused(attn_plan_run(NULL, &f.args, NULL, 0), ATTN_INVALID_ARGUMENT, (const char *const[4]){"plan", "NULL"});
+  test_invalid(test_run(&f.problem, NULL, &naive), "args", "NULL");
+  test_invalid(attn_plan_run(NULL, &f.args, NULL, 0), "plan", "NULL");
 }
 
-/* A pointer that the problem does not announce is a mistake: its mask, bias or lengths would be ignored. */
+/* A pointer that the problem does not use is refused: otherwise a mask, bias or length would be ignored silently. */
 TEST(unannounced_pointers_are_refused) {
   static fixture f;
   fixture_init(&f);
@@ -144,15 +145,14 @@ TEST(unannounced_pointers_are_refused) {
               ROW(alibi_slopes, "ATTN_USE_ALIBI"),
               ROW(sinks, "ATTN_USE_SINKS")};
 #undef ROW
-  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+  for (size_t i = 0; i < COUNT(rows); i++) {
     attn_args args = {.q = f.q, .k = f.k, .v = f.v, .o = f.o};
     memcpy((char *)&args + rows[i].at, (const char *)&f.args + rows[i].at, sizeof(void *));
-    test_refused(test_run(&f.problem, &args, &naive), ATTN_INVALID_ARGUMENT,
-                 (const char *const[4]){rows[i].field, rows[i].use, "NULL"});
+    test_invalid(test_run(&f.problem, &args, &naive), rows[i].field, rows[i].use, "NULL");
   }
 }
 
-/* What the problem does not announce is not needed, and neither is what has no elements. */
+/* Pointers that the problem does not use may be NULL. */
 TEST(unannounced_pointers_are_not_needed) {
   static fixture f;
   fixture_init(&f);
@@ -189,7 +189,7 @@ static void empty_tensors(const char *kernel) {
   test_ok(test_run(&p, &(attn_args){.o = o, .lse = lse}, &options));
   for (size_t i = 0; i < sizeof o / (narrow ? 2 : 1); i++)
     assert_int_equal(((const unsigned char *)o)[i], 0); /* and not -0 */
-  for (size_t i = 0; i < sizeof lse / sizeof *lse; i++) assert_true(lse[i] == -INFINITY);
+  for (size_t i = 0; i < COUNT(lse); i++) assert_true(lse[i] == -INFINITY);
 }
 
 TEST(null_pointers_of_empty_tensors_are_fine) { test_each_kernel(empty_tensors); }

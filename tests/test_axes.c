@@ -36,7 +36,7 @@ TEST(values_beyond_their_type_are_refused) {
              {"softcap=1e39", "as float32 holds"},
              {"scale=-1e39", "as float32 holds"},
              {"magnitude=1e-60", "as float32 holds"}};
-  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+  for (size_t i = 0; i < COUNT(bad); i++) {
     char error[300] = "";
     if (set(bad[i].assignment, error)) fail_msg("%s is taken", bad[i].assignment);
     test_contains(error, bad[i].part);
@@ -65,7 +65,7 @@ TEST(every_axis_refuses_what_it_cannot_hold) {
   for (int i = 0; i < AXIS_COUNT; i++) {
     const bench_axis_info *axis = bench_axis_get((bench_axis)i);
     const bool whole = axis->kind == AXIS_IS_INT || axis->kind == AXIS_IS_WINDOW;
-    for (size_t v = 0; v < sizeof always / sizeof *always; v++)
+    for (size_t v = 0; v < COUNT(always); v++)
       if (axis->kind != AXIS_IS_REAL || v != 2) assert_refused(axis, always[v]);
     for (int side = 0; whole && side < 2; side++) {
       char value[32];
@@ -79,7 +79,7 @@ TEST(values_at_the_bounds_are_taken) {
   static const char *const good[] = {"window=2147483647",  "window=..2147483647",  "offset=2147483647",
                                      "offset=-2147483648", "seq=0,2147483647",     "seq=1:2147483647:*2",
                                      "threads=4096",       "softcap=0,-0.0,1e-45", "scale=3.4e38"};
-  for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+  for (size_t i = 0; i < COUNT(good); i++) {
     char error[300] = "";
     if (!set(good[i], error)) fail_msg("%s", error);
   }
@@ -93,7 +93,7 @@ TEST(products_of_sizes_do_not_overflow) {
                                     "layer:synthesizer-random/Sq:2147483647/Sk:2147483647",
                                     "layer:add-norm/heads:2147483647/Dv:2147483647",
                                     "mask:random/Sq:2147483647/Sk:2147483647"};
-  for (size_t i = 0; i < sizeof ids / sizeof *ids; i++)
+  for (size_t i = 0; i < COUNT(ids); i++)
     if (!case_of(ids[i]).invalid[0]) fail_msg("%s is valid", ids[i]);
 }
 
@@ -122,7 +122,7 @@ static void check_extreme(const char *id) {
 /* Every two sizes at their largest, for every layout and layer; signed overflow, which sanitizers see, is an error too. */
 TEST(the_largest_sizes_do_not_overflow) {
   static const char *const sizes[] = {"B", "Hq", "Hkv", "Sq", "Sk", "D", "Dv", "width", "window", "offset"};
-  enum { SIZES = sizeof sizes / sizeof *sizes };
+  enum { SIZES = COUNT(sizes) };
   for (int which = 0; which < 2; which++) {
     const bench_axis_info *axis = bench_axis_get(which ? AXIS_LAYER : AXIS_LAYOUT);
     for (const char *const *word = axis->words; *word; word++)
@@ -144,7 +144,7 @@ TEST(an_id_names_its_case) {
       "dtype:bf16+bf16+f32/B:1/Hq:1/Hkv:1/Sq:3/Sk:3/D:8/Dv:8/causal:none/threads:1/align:offset/offset:-4/window:..2",
       "dtype:f32/B:1/Hq:8/Hkv:8/Sq:5/Sk:5/D:64/Dv:64/causal:none/threads:1/lengths:varlen/cache:cold-kv",
       "dtype:f32/B:1/Hq:4/Hkv:4/Sq:5/Sk:5/D:16/Dv:16/causal:none/threads:1/layer:mha/width:64"};
-  for (size_t i = 0; i < sizeof ids / sizeof *ids; i++) assert_string_equal(case_of(ids[i]).case_id, ids[i]);
+  for (size_t i = 0; i < COUNT(ids); i++) assert_string_equal(case_of(ids[i]).case_id, ids[i]);
   assert_string_equal(case_of("softcap:0.50/window:08").case_id + strlen(case_of("").case_id), "/window:8..8/softcap:0.5");
 }
 
@@ -181,7 +181,7 @@ TEST(work_is_what_can_be_counted) {
                {SHAPE "/align:bottom-right/window:0..0", 60, 60 * 24, 4224},
                {SHAPE "/align:offset/offset:-2147483648/window:3", 0, 0, 4224},
                {SHAPE "/layout:broadcast", 420, 420 * 24, 4224}};
-  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+  for (size_t i = 0; i < COUNT(cases); i++) {
     const bench_case bench = case_of(cases[i].id);
     bench_tensors tensors;
     assert_true(bench_tensors_create(&bench, &tensors));
@@ -220,7 +220,7 @@ TEST(masked_pairs_are_those_of_the_oracle) {
                                     "mask:random/bias:masking/causal:top-left",
                                     "lengths:varlen/causal:bottom-right/window:2",
                                     "lengths:row_len/mask:random"};
-  for (size_t i = 0; i < sizeof ids / sizeof *ids; i++) {
+  for (size_t i = 0; i < COUNT(ids); i++) {
     char id[200];
     snprintf(id, sizeof id, SHAPE "/%s", ids[i]);
     const bench_case bench = case_of(id);
@@ -296,7 +296,7 @@ TEST(work_of_layers_is_what_can_be_counted) {
       {"layer:regression/Sq:5/Sk:7/D:8/Dv:4", 35 * 32, 4 * (40 + 56 + 28 + 20 + 8)},
       {"layer:positions/Sq:5/Sk:5/width:16", 0, 4 * 80},
       {"layer:decode-step/B:2/Hq:4/Hkv:2/Sq:2/Sk:7/D:4/Dv:4", 104 * 16, 4 * (64 + 64 + 160 + 64)}};
-  for (size_t i = 0; i < sizeof layers / sizeof *layers; i++) {
+  for (size_t i = 0; i < COUNT(layers); i++) {
     const bench_case bench = case_of(layers[i].id);
     if (bench.invalid[0]) fail_msg("%s", bench.invalid);
     const double flops = bench_layer_flops(&bench), bytes = bench_layer_bytes(&bench);

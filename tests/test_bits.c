@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Determinism: for a fixed kernel on one CPU a row's bits depend on its own inputs alone. Every kernel is run with different
- * thread counts, pools, batches, neighbours, positions and workspaces, and every time the bits must be the same. */
+/* Determinism: with a given kernel on one CPU, the bits of a row depend only on its own inputs. They must be the same for
+ * all thread counts, pools, batches, neighbours, positions and workspaces. */
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -10,9 +10,8 @@
 #include "pool.h"
 #include "support.h"
 
-/* Several row blocks and key blocks of every kernel, with tails everywhere; two KV heads of three query heads each. A kernel
- * for few queries gets few, and keys for several of its splits; one that knows no masks gets none; one that multiplies bf16
- * gets that. */
+/* Several row blocks and key blocks of every kernel, with tails everywhere; two KV heads with three query heads each. There
+ * are variants for kernels that take only few queries, no masks or only bf16. */
 static attn_problem uneven_problem(const char *kernel) {
   static const struct {
     int64_t seq_q, seq_k;
@@ -21,7 +20,7 @@ static attn_problem uneven_problem(const char *kernel) {
   } kinds[] = {
       {131, 293, false, ATTN_F32}, {5, 2111, false, ATTN_F32}, {131, 293, true, ATTN_F32}, {131, 293, false, ATTN_BF16}};
   attn_problem p;
-  for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+  for (size_t i = 0; i < COUNT(kinds); i++) {
     attn_problem_init(&p, 3, 6, 2, kinds[i].seq_q, kinds[i].seq_k, 37, 29);
     if (!kinds[i].plain) attn_problem_set_causal(&p, ATTN_ALIGN_BOTTOM_RIGHT);
     p.uses = kinds[i].plain ? 0 : ATTN_USE_LSE;
@@ -39,7 +38,7 @@ static void *element(const attn_problem *p, const void *tensor, int64_t index) {
 
 static void assert_same_outputs(const char *kernel, const char *what, const test_data *a, const test_data *b) {
   if (memcmp(a->args.o, b->args.o, a->o_bytes) || memcmp(a->args.lse, b->args.lse, a->lse_bytes))
-    fail_msg("%s: other bits with %s", kernel, what);
+    fail_msg("%s: the bits differ with %s", kernel, what);
 }
 
 /* ---- Threads and pools ---- */
@@ -60,7 +59,7 @@ static void bits_do_not_depend_on_threads(const char *kernel) {
   test_ok(test_run(&p, &serial.args, &(attn_options){.kernel = kernel, .threads = 1}));
   same_bits_with(kernel, &p, &serial, (attn_options){.threads = 1}, "a second serial run");
   same_bits_with(kernel, &p, &serial, (attn_options){.threads = 0}, "the default number of threads");
-  for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+  for (size_t i = 0; i < COUNT(counts); i++) {
     test_pool forwards = {0}, backwards = {.backwards = true};
     const int threads = counts[i];
     same_bits_with(kernel, &p, &serial, (attn_options){.threads = threads}, "OpenMP threads");
@@ -69,7 +68,7 @@ static void bits_do_not_depend_on_threads(const char *kernel) {
     same_bits_with(kernel, &p, &serial,
                    (attn_options){.threads = threads, .parallel_for = test_parallel_for, .pool = &backwards},
                    "a pool that goes backwards");
-    assert_true(forwards.calls > 0 && forwards.tasks > threads); /* the pool was really used */
+    assert_true(forwards.calls > 0 && forwards.tasks > threads);
     assert_int_equal(forwards.tasks, backwards.tasks);
   }
   test_data_destroy(&serial);
@@ -119,7 +118,7 @@ static void plan_can_be_shared_by_threads(const char *kernel) {
 
 /* ---- Batch composition ---- */
 
-/* Each sequence alone gives the bits it gives among others. */
+/* Each sequence alone gives the bits that it gives in the batch. */
 static void bits_do_not_depend_on_the_batch(const char *kernel) {
   const attn_problem p = uneven_problem(kernel);
   const attn_options options = {.kernel = kernel, .threads = 1};
@@ -136,15 +135,15 @@ static void bits_do_not_depend_on_the_batch(const char *kernel) {
     test_ok(test_run(&one, &alone.args, &options));
     if (memcmp(alone.args.o, element(&p, together.args.o, b * p.o_stride.b), alone.o_bytes) ||
         memcmp(alone.args.lse, together.args.lse + b * p.lse_stride.b, alone.lse_bytes))
-      fail_msg("%s: sequence %d has other bits alone than in its batch", kernel, (int)b);
+      fail_msg("%s: the bits of sequence %d depend on its batch", kernel, (int)b);
     test_data_destroy_outputs(&alone);
   }
   test_data_destroy(&together);
 }
 
-/* A few queries alone give the bits they give among all: rows do not touch each other, and tile borders do not show. A large
- * scale makes references of the exponentials move in some rows and not in their neighbours. Bias may be added in other code
- * where a tile is full and sees all keys of a block. */
+/* A few queries alone give the bits that they give among all queries, whatever the tile borders are. With a large scale the
+ * references of the exponentials move in some rows but not in their neighbours. Kernels may add a bias in different code for
+ * full tiles. */
 static void bits_do_not_depend_on_other_rows_at(const char *kernel, float scale, uint32_t uses) {
   attn_problem p = uneven_problem(kernel);
   p.scale *= scale;
@@ -159,9 +158,9 @@ static void bits_do_not_depend_on_other_rows_at(const char *kernel, float scale,
   all.args.bias = uses & ATTN_USE_BIAS ? bias : NULL;
   test_ok(test_run(&p, &all.args, &options));
   static const int64_t starts[] = {0, 1, 15, 64, 100, 126}, counts[] = {1, 5, 1, 31, 7, 5};
-  for (size_t i = 0; i < sizeof starts / sizeof *starts; i++) {
+  for (size_t i = 0; i < COUNT(starts); i++) {
     const int64_t start = starts[i] % p.seq_q, count = counts[i] < p.seq_q - start ? counts[i] : p.seq_q - start;
-    attn_problem few = p; /* rows start .. start + count - 1, at the same key positions */
+    attn_problem few = p; /* rows start .. start + count - 1, aligned with the keys as before */
     few.seq_q = count;
     few.align = ATTN_ALIGN_OFFSET;
     const int32_t offset = (int32_t)(p.seq_k - p.seq_q + start), offsets[] = {offset, offset, offset};
@@ -177,7 +176,7 @@ static void bits_do_not_depend_on_other_rows_at(const char *kernel, float scale,
         if (memcmp(element(&p, alone.args.o, o), element(&p, all.args.o, o + start * p.o_stride.s),
                    (size_t)(count * p.dim_v) * attn_dtype_bytes(p.dtype_o)) ||
             memcmp(alone.args.lse + lse, all.args.lse + lse + start, (size_t)count * sizeof(float)))
-          fail_msg("%s: rows %d..+%d have other bits alone than among all", kernel, (int)start, (int)count);
+          fail_msg("%s: the bits of rows %d..+%d depend on other rows", kernel, (int)start, (int)count);
       }
     test_data_destroy_outputs(&alone);
   }
@@ -194,7 +193,7 @@ static void bits_do_not_depend_on_other_rows(const char *kernel) {
 
 /* ---- Grouped heads, poison, strides ---- */
 
-/* Grouped heads give the bits of the same KV heads repeated for each query head. */
+/* Grouped KV heads give the same bits as KV heads repeated for each query head. */
 static void grouped_heads_equal_repeated_heads(const char *kernel) {
   const attn_problem p = uneven_problem(kernel);
   const attn_options options = {.kernel = kernel, .threads = 1};
@@ -223,7 +222,7 @@ static void grouped_heads_equal_repeated_heads(const char *kernel) {
   test_data_destroy(&grouped);
 }
 
-/* What stands in keys that every row masks changes no bit: NaN, infinities, huge values. */
+/* NaN, infinities and huge values in keys that every row masks change no bit. */
 static void masked_keys_change_no_bit(const char *kernel) {
   static const float poisons[] = {NAN, INFINITY, -INFINITY, 3e38f};
   attn_problem p = uneven_problem(kernel);
@@ -234,7 +233,7 @@ static void masked_keys_change_no_bit(const char *kernel) {
   test_data clean = test_data_create(&p, 61);
   clean.args.kv_len = kv_len;
   test_ok(test_run(&p, &clean.args, &options));
-  for (size_t i = 0; i < sizeof poisons / sizeof *poisons; i++) {
+  for (size_t i = 0; i < COUNT(poisons); i++) {
     for (int64_t b = 0; b < p.batch; b++)
       for (int64_t h = 0; h < p.heads_kv; h++)
         for (int64_t j = kv_len[b]; j < p.seq_k; j++) {
@@ -257,7 +256,7 @@ static void masked_keys_change_no_bit(const char *kernel) {
 
 enum { KEYS = 61 };
 
-/* The three ways to say which key a query may see, and what they must mean. */
+/* A problem that masks keys in one of three ways, and which keys it must allow. */
 typedef struct probe {
   attn_problem problem;
   uint8_t mask[KEYS * KEYS];
@@ -289,7 +288,7 @@ static void probe_infinite_bias(probe *p) {
   for (int n = 0; n < KEYS * KEYS; n++) p->bias[n] = p->allowed[n / KEYS][n % KEYS] ? 0 : -INFINITY;
 }
 
-/* q = 0 and one-hot V: row i of o is the weight of each key, 1/count if allowed and exactly 0 if masked. */
+/* With q = 0 and one-hot V, row i of o holds the weight of each key: 1/count if allowed, exactly 0 if masked. */
 static void assert_weights(const char *kernel, const char *kind, const probe *p, const float *o) {
   for (int i = 0; i < KEYS; i++) {
     int count = 0;
@@ -308,7 +307,7 @@ static void index_probe_finds_exactly_the_allowed_keys(const char *kernel) {
     const char *kind;
     void (*set)(probe *);
   } kinds[] = {{"window", probe_window}, {"mask", probe_mask}, {"infinite bias", probe_infinite_bias}};
-  for (size_t n = 0; n < sizeof kinds / sizeof *kinds; n++) {
+  for (size_t n = 0; n < COUNT(kinds); n++) {
     static probe p;
     p = (probe){0};
     attn_problem_init(&p.problem, 1, 1, 1, KEYS, KEYS, 8, KEYS);

@@ -230,7 +230,7 @@ TEST(every_fault_fails) {
                 {LEAVES_OUT, small, "which no error limit allows"},
                 {READS_WORKSPACE, small, "differs between two runs"},
                 {WRONG_TILE, long_head, "times the error limit"}};
-  for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+  for (size_t i = 0; i < COUNT(faults); i++) {
     const bench_verdict verdict = verdict_on(faults[i].fault, faults[i].id);
     assert_int_equal(verdict.status, BENCH_FAIL);
     test_contains(verdict.reason, faults[i].reason);

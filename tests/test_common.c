@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* kernels/common where its arithmetic is at an edge: ties of the 16-bit types, windows as wide as an integer goes, a sink
- * above all scores, and a reference that moves by what cannot be stored. */
+/* Edge cases of the arithmetic in kernels/common: ties of the 16-bit types, windows as wide as an integer allows, a sink
+ * above all scores, and a reference that moves by an amount that float32 cannot store. */
 #include "kernels/common/convert.h"
 
 #include <math.h>
@@ -13,7 +13,8 @@
 
 /* ---- 16-bit types ---------------------------------------------------------------------------------------------------- */
 
-/* Halfway between two neighbours the even one is nearest, a float32 step away the nearer one; both signs, denormals too. */
+/* The middle between two neighbours rounds to the even one, the float32 beside it to the nearer one; with both signs, and
+ * for denormals too. */
 static void check_rounding(uint16_t largest, float (*widen)(uint16_t), uint16_t (*narrow)(float)) {
   for (uint16_t low = 0; low < largest; low++) {
     const uint16_t high = (uint16_t)(low + 1), even = low % 2 ? high : low;
@@ -35,14 +36,12 @@ TEST(float16_rounds_to_nearest_even) {
   assert_int_equal(attn_f16_of_f32(65520), 0x7c00);
 }
 
-/* Up to half of the largest finite value: beyond, the test's float32 step above a middle would be too large. */
-TEST(bfloat16_rounds_to_nearest_even) {
-  check_rounding(0x7e00, attn_f32_of_bf16, attn_bf16_of_f32);
-}
+/* Only values below 1e38, because check_rounding() steps upwards by nextafterf(middle, 1e38f). */
+TEST(bfloat16_rounds_to_nearest_even) { check_rounding(0x7e00, attn_f32_of_bf16, attn_bf16_of_f32); }
 
 /* ---- Windows --------------------------------------------------------------------------------------------------------- */
 
-/* A window as wide as can be said hides nothing, wherever the queries stand. */
+/* The widest possible window hides no key, whatever the offset of the queries is. */
 TEST(widest_windows_hide_nothing) {
   const int64_t widths[] = {INT64_MAX, INT64_MAX - 1};
   const int32_t offsets[] = {INT32_MIN, -5, 0, 5, INT32_MAX};
@@ -71,7 +70,7 @@ TEST(sinks_above_all_scores_weigh_in_the_exact_row) {
   attn_problem_init(&p, 1, 1, 1, 1, KEYS, DIM, DIM);
   p.uses = ATTN_USE_SINKS | ATTN_USE_LSE;
   const test_data data = test_data_create(&p, 3);
-  for (size_t n = 0; n < sizeof sinks / sizeof *sinks; n++) {
+  for (size_t n = 0; n < COUNT(sinks); n++) {
     attn_args args = data.args;
     double o[DIM], m[DIM], w[DIM], score[KEYS];
     args.sinks = &sinks[n];
@@ -88,8 +87,9 @@ TEST(sinks_above_all_scores_weigh_in_the_exact_row) {
 
 enum { ROWS = 16, LOW = 256, KEYS = 1024, FIRST = 8 };
 
-/* LOW keys of one score and then keys of a higher one, all alike: references near 8192 are stored in steps of 2^-10, and the
- * reference moves by less even a number. The first keys after the move must weigh what all later ones weigh. */
+/* LOW keys with one score, then keys with a higher one. References near 8192 are stored in steps of 2^-10, and the
+ * difference of the two scores is no multiple of that. The first keys after the move must weigh as much as all later ones.
+ */
 static void check_equal_weights(const char *kernel) {
   static float q[ROWS], k[KEYS], v[KEYS], o[ROWS];
   attn_problem p;

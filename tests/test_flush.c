@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* Flush-to-zero and denormals-are-zero, rounding towards zero, exceptions that trap: with any of the caller's floating-point
- * modes every kernel gives the same bits, within the proven limit, on ordinary data, on denormals and on logits of +-10^4,
- * and leaves the mode as it was. So do the functions that compute without a kernel. */
+/* The caller's floating-point mode does not matter: with flush-to-zero, denormals-are-zero, rounding towards zero or
+ * trapping exceptions every kernel gives the same bits, within the proven limit, and restores the mode. The inputs are
+ * ordinary values, denormals and logits of +-10^4. The functions that run no kernel are tested in the same way. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,14 +16,14 @@
 #ifdef __x86_64__
 #include <immintrin.h>
 
-/* Bits that differ from the default mode. TRAPS: all exceptions but denormal operands. */
+/* Bits of MXCSR that differ from the default mode. TRAPS: all exceptions except denormal operands. */
 enum { FLUSH_TO_ZERO = 0x8000, DENORMALS_ARE_ZERO = 0x0040, TOWARDS_ZERO = 0x6000, TRAPS = 0x1e80, MODES = 0xffc0 };
 
 static const unsigned modes[] = {
     0, FLUSH_TO_ZERO, DENORMALS_ARE_ZERO, FLUSH_TO_ZERO | DENORMALS_ARE_ZERO, TOWARDS_ZERO, TRAPS, TRAPS | TOWARDS_ZERO};
-enum { MODE_COUNT = sizeof modes / sizeof *modes };
+enum { MODE_COUNT = COUNT(modes) };
 
-/* Runs the statement in a mode, with no exception pending, and checks that it leaves the mode as it was. */
+/* Runs the statement in a mode, with no exception pending, and checks that the mode is unchanged afterwards. */
 #define IN_MODE(mode, statement)                                \
   do {                                                          \
     const unsigned default_mode = _mm_getcsr() & MODES;         \
@@ -36,7 +36,7 @@ enum { MODE_COUNT = sizeof modes / sizeof *modes };
 
 typedef struct flush_case {
   const char *what;
-  float q, k, v; /* factors on values in [-1, 1) */
+  float q, k, v; /* factors of values in [-1, 1) */
 } flush_case;
 
 static void fill(float *data, size_t count, float factor, unsigned seed) {
@@ -51,27 +51,27 @@ static const void *narrow(const float *values, size_t count, uint16_t *to) {
   return to;
 }
 
-/* The oracle runs in the default mode; only the kernel sees the flags. */
+/* The kernel runs in the mode, the oracle in the default mode. */
 static void within_limit(const char *kernel, const flush_case *c, bool in_bf16, unsigned mode) {
   enum { HEADS = 2, QUERIES = 8, KEYS = 150, DIM = 24 };
   static float q[HEADS * QUERIES * DIM], k[HEADS * KEYS * DIM], v[HEADS * KEYS * DIM], o[HEADS * QUERIES * DIM],
       lse[HEADS * QUERIES];
   static uint16_t narrow_q[HEADS * QUERIES * DIM], narrow_k[HEADS * KEYS * DIM], narrow_v[HEADS * KEYS * DIM];
-  static float plain[HEADS * QUERIES * DIM]; /* of mode 0, which comes first */
+  static float plain[HEADS * QUERIES * DIM]; /* the output in mode 0, which comes first */
   attn_problem p;
   attn_problem_init(&p, 1, HEADS, HEADS, QUERIES, KEYS, DIM, DIM);
   p.uses = ATTN_USE_LSE;
   if (in_bf16) p.dtype_q = p.dtype_kv = ATTN_BF16;
   const bool is_narrow = test_fit_types(kernel, &p) || in_bf16;
-  if (attn_kernel_rejects(attn_kernel_find(kernel), &p)) p.uses = 0; /* a library that has no LSE */
-  fill(q, sizeof q / sizeof *q, c->q, 1);
-  fill(k, sizeof k / sizeof *k, c->k, 2);
-  fill(v, sizeof v / sizeof *v, c->v, 3);
+  if (attn_kernel_rejects(attn_kernel_find(kernel), &p)) p.uses = 0; /* the library has no LSE */
+  fill(q, COUNT(q), c->q, 1);
+  fill(k, COUNT(k), c->k, 2);
+  fill(v, COUNT(v), c->v, 3);
   attn_args args = {.q = q, .k = k, .v = v, .o = o, .lse = lse};
   if (is_narrow) {
-    args.q = narrow(q, sizeof q / sizeof *q, narrow_q);
-    args.k = narrow(k, sizeof k / sizeof *k, narrow_k);
-    args.v = narrow(v, sizeof v / sizeof *v, narrow_v);
+    args.q = narrow(q, COUNT(q), narrow_q);
+    args.k = narrow(k, COUNT(k), narrow_k);
+    args.v = narrow(v, COUNT(v), narrow_v);
   }
   bench_expected *expected = bench_expected_create(&p, &args, 1, false);
   assert_non_null(expected);
@@ -81,7 +81,7 @@ static void within_limit(const char *kernel, const flush_case *c, bool in_bf16, 
   if (mode == 0) memcpy(plain, o, sizeof o);
   assert_memory_equal(o, plain, sizeof o);
   const bench_verdict verdict = bench_compare(expected, &args, &attn_kernel_find(kernel)->numerics);
-  if (verdict.status != BENCH_PASS && verdict.status != BENCH_DEGENERATE) /* degenerate: right, if easy */
+  if (verdict.status != BENCH_PASS && verdict.status != BENCH_DEGENERATE)
     fail_msg("%s, %s, mode 0x%x: %s", kernel, c->what, mode, verdict.reason);
   bench_expected_destroy(expected);
 }
@@ -91,14 +91,14 @@ static void modes_stay_within_the_limit(const char *kernel) {
       {"ordinary values", 1, 1, 1}, {"denormal V", 1, 1, 1e-38f},   {"denormal products", 1e-20f, 1e-20f, 1},
       {"denormal Q", 1e-39f, 1, 1}, {"logits of 1e4", 300, 300, 1}, {"logits of 1e4, denormal V", 300, 300, 3e-39f},
   };
-  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+  for (size_t i = 0; i < COUNT(cases); i++)
     for (int in_bf16 = 0; in_bf16 <= (attn_kernel_find(kernel)->library[0] != 0); in_bf16++)
       for (int m = 0; m < MODE_COUNT; m++) within_limit(kernel, &cases[i], in_bf16, modes[m]);
 }
 
 TEST(each_modes_stay_within_the_limit) { test_each_kernel(modes_stay_within_the_limit); }
 
-/* What functions without a kernel compute, in one mode: the default scale, a merge of which one row has no keys, a dense
+/* Results of the functions that run no kernel, in one mode: the default scale, a merge with one row without keys, a dense
  * layer, layer norm and positions. */
 typedef struct results {
   float scale[9], merged[4], lse[2], product[6], norm[6], positions[8];

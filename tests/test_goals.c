@@ -55,7 +55,7 @@ TEST(test_verdicts) {
       {"workspace", "8704", "-", 8704, 8704, 8704, BENCH_FLOOR, false},
       {"workspace", "8704", "-", 8704.0625, 8704.0625, 8704.0625, BENCH_SHORT, false},
   };
-  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+  for (size_t i = 0; i < COUNT(cases); i++) {
     const bench_goal goal = goal_of(cases[i].metric, "", cases[i].floor, cases[i].goal);
     const bench_summary measured = {
         .min = cases[i].lo, .median = cases[i].median, .ci_lo = cases[i].lo, .ci_hi = cases[i].hi, .n = 21};
@@ -75,7 +75,7 @@ TEST(test_values) {
   } cases[] = {
       {"peak", 60}, {"points", -20}, {"ratio", 0.75}, {"cost", 4.0 / 3}, {"time", 0.4}, {"speedup", 2.5}, {"ns", 400},
   };
-  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+  for (size_t i = 0; i < COUNT(cases); i++) {
     const bench_goal goal = goal_of(cases[i].metric, "", "-", "-");
     if (fabs(goal.metric->value(&sample, &against) - cases[i].value) > 1e-12)
       fail_msg("%s is %g, should be %g", cases[i].metric, goal.metric->value(&sample, &against), cases[i].value);
@@ -124,7 +124,7 @@ TEST(test_wrong_lines_are_explained) {
       {"peak | k | seq=1 | | any | 90 | 80 | row", {"80", "easier", "90"}},
       {"ns | k | seq=1 | | any | 100 | 300 | row", {"300", "easier", "100"}},
   };
-  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+  for (size_t i = 0; i < COUNT(cases); i++) {
     bench_goal_list list = {0};
     char error[400] = "";
     assert_false(bench_goals_read(cases[i].text, &list, error, sizeof error));
@@ -147,7 +147,7 @@ TEST(test_cpu_conditions) {
       {"avx512", "GenuineIntel", "c avx2 avx512bf16", false}, /* a tier is a whole word */
       {"avx512", "GenuineIntel", "c avx512 avx512bf16", true},
   };
-  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+  for (size_t i = 0; i < COUNT(cases); i++) {
     bench_goal goal = {.kernel = ""};
     snprintf(goal.cpu, sizeof goal.cpu, "%s", cases[i].cpu);
     if (bench_goal_applies(&goal, cases[i].vendor, cases[i].tiers) != cases[i].applies)

@@ -87,7 +87,7 @@ TEST(test_width_and_heads) {
              {"layer:mha/score:additive", "score is additive; layer mha has none to choose"},
              {"layer:mha/dtype:bf16", "dtype is bf16; layers are float32 inside"},
              {"layer:mha/layout:bshd", "layout is bshd; layers here have no such choice"}};
-  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) test_contains(case_of(bad[i].id).invalid, bad[i].part);
+  for (size_t i = 0; i < COUNT(bad); i++) test_contains(case_of(bad[i].id).invalid, bad[i].part);
 }
 
 /* Multiplications and additions, counted by hand: 10 rows, width 8, 2 heads of 4, 10 keys each. */

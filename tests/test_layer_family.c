@@ -10,8 +10,6 @@
 #include "layers/mha_oracle.h"
 #include "report/columns.h"
 
-#define COUNT(array) (sizeof(array) / sizeof *(array))
-
 /* One kind: shapes it must get right (the sizes around the blocks of kernels and products, and around the number of rows
  * that are all checked), and a number in its data that the right answer
  * depends on, but the layer, once made, does not. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* attn_merge: merged parts of the keys give attention over all keys; parts without keys change nothing; arguments are
- * checked. */
+/* attn_merge: merging the results of parts of the keys gives attention over all keys; parts without keys change nothing; bad
+ * arguments are refused. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,7 +37,7 @@ TEST(merged_parts_are_the_whole) {
   static float whole[ROWS * DIM], whole_lse[ROWS], part[PARTS][ROWS * DIM], part_lse[PARTS][ROWS], o[ROWS * DIM], lse[ROWS];
   fill();
   attend(0, KEYS, whole, whole_lse);
-  for (size_t c = 0; c < sizeof cuts / sizeof *cuts; c++) {
+  for (size_t c = 0; c < COUNT(cuts); c++) {
     for (int p = 0; p < PARTS; p++) attend(cuts[c][p], cuts[c][p + 1] - cuts[c][p], part[p], part_lse[p]);
     const float *parts[] = {part[0], part[1], part[2]}, *lses[] = {part_lse[0], part_lse[1], part_lse[2]};
     assert_int_equal(attn_merge(PARTS, ROWS, DIM, parts, lses, o, lse), ATTN_OK);
@@ -80,7 +80,7 @@ TEST(bad_arguments_are_named) {
              {1, 1, 0, parts, lses, o, "dim_v is 0"},  {1, 1, 2, NULL, lses, o, "o is NULL"},
              {1, 1, 2, parts, NULL, o, "lse is NULL"}, {1, 1, 2, parts, lses, NULL, "o_out is NULL"},
              {2, 1, 2, parts, lses, o, "o[1] is NULL"}};
-  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+  for (size_t i = 0; i < COUNT(bad); i++) {
     assert_int_equal(attn_merge(bad[i].parts, bad[i].rows, bad[i].dim_v, bad[i].o, bad[i].lse, bad[i].out, lse),
                      ATTN_INVALID_ARGUMENT);
     assert_non_null(strstr(attn_last_error(), bad[i].word));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Multi-head attention layers against the float64 layer: every option, every kernel, what bits may depend on, and layers
- * that are wrong on purpose, which must be told from right ones by the same limits. */
+/* Multi-head attention layers against the float64 oracle: every option, every kernel, determinism, refusals. Layers that are
+ * wrong on purpose must exceed the limits that right ones meet. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,7 +53,7 @@ static const shape shapes[] = {
     {"no keys", 2, 2, 2, 4, 0, 8, 8, 16, 16, 16, .cross = true, .bias = true, .uses = ATTN_USE_LSE},
     {"one query, one key", 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, .bias = true},
 };
-enum { SHAPES = sizeof shapes / sizeof *shapes };
+enum { SHAPES = COUNT(shapes) };
 
 typedef struct layer {
   const shape *shape;
@@ -101,7 +101,7 @@ static attn_mha_problem make_problem(const shape *s) {
   return p;
 }
 
-/* Matrices of about unit gain, biases of about a tenth of it, one behind the other: q, k, v, o. */
+/* Matrices with a gain of about 1 and biases of about a tenth, stored one behind the other in the order q, k, v, o. */
 static void make_weights(layer *l) {
   const shape *s = l->shape;
   const int64_t q = s->heads_q * s->dim_qk, k = s->heads_kv * s->dim_qk, v = s->heads_kv * s->dim_v,
@@ -167,7 +167,7 @@ static layer make_layer(const shape *s) {
   return l;
 }
 
-/* The pointers into the layer as it stands now. */
+/* Arguments that point to the arrays of the layer. */
 static attn_mha_args args_of(layer *l) {
   const attn_args all = {.lse = l->lse,
                          .bias = l->mask_bias,
@@ -188,10 +188,10 @@ static attn_mha_args args_of(layer *l) {
 static void free_layer(layer *l) {
   void *const arrays[] = {l->x,      l->memory, l->y,    l->lse,      l->p,   l->mask_bias,
                           l->slopes, l->sinks,  l->mask, l->matrices, l->bias};
-  for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) free(arrays[i]);
+  for (size_t i = 0; i < COUNT(arrays); i++) free(arrays[i]);
 }
 
-/* Runs a layer made of these, with a workspace full of NaN, which must not matter. */
+/* Makes a layer of these and runs it with a workspace full of NaN. */
 static attn_status run_made(const attn_mha_problem *problem, const attn_mha_weights *weights, const attn_mha_args *args,
                             const attn_mha_options *options, float *p) {
   attn_mha *mha;
@@ -211,7 +211,7 @@ static attn_status run_made(const attn_mha_problem *problem, const attn_mha_weig
 
 /* ---- Against the oracle ---- */
 
-/* Comparisons are written so that NaN fails. */
+/* Error over limit. NaN gives infinity, so it fails. */
 static double ratio_of(double expected, double got, double limit) {
   if (expected == got) return 0;
   const double error = fabs(got - expected);
@@ -227,7 +227,7 @@ static int64_t rows_of_batch(const layer *l, int64_t b) {
   return l->shape->seq_q;
 }
 
-/* The largest error over its limit of what stands in y, lse and p, for an attention kernel of these numerics. */
+/* The largest error over limit in the layer's y, lse and p, for an attention kernel with these numerics. */
 static worst_ratios worst_ratios_of(layer *l, const attn_numerics *numerics) {
   const shape *s = l->shape;
   const attn_mha_problem *p = &l->problem;
@@ -275,7 +275,7 @@ static const char *automatic_kernel(const layer *l) {
   return name;
 }
 
-/* Packed tokens behind the last sequence attend nothing: their rows are the output's bias. */
+/* Packed tokens behind the last sequence see no keys, so their rows are the bias of the output. */
 static void expect_bias_in_unowned_rows(const layer *l) {
   const int64_t rows = l->shape->uses & ATTN_USE_VARLEN ? l->problem.attention.total_q : 0;
   for (int64_t row = l->cu[l->shape->batch]; row < rows; row++)
@@ -313,7 +313,7 @@ static void check_kernel(const char *kernel) {
       assert_string_equal(attn_mha_kernel(mha), kernel);
       expect_right(&l, &options, kernel);
     } else {
-      assert_int_equal(status, ATTN_UNSUPPORTED); /* says why */
+      assert_int_equal(status, ATTN_UNSUPPORTED);
       test_contains(attn_last_error(), kernel);
     }
     attn_mha_destroy(mha);
@@ -330,14 +330,14 @@ typedef struct wrong_layer {
   attn_mha_weights weights;
   attn_mha_args args;
   const shape *shape;
-  char *matrix; /* a copy of one matrix, for those that change it */
+  char *matrix; /* the changed copy of one matrix; NULL if none is changed */
 } wrong_layer;
 
 static char *copy_of(const void *matrix, int64_t elements) {
   return memcpy(test_allocate((size_t)elements * sizeof(float)), matrix, (size_t)elements * sizeof(float));
 }
 
-/* w_o [heads dim_v][width_out] with its heads in the opposite order. */
+/* w_o [heads * dim_v][width_out] with the heads in reverse order. */
 static void reverse_heads(wrong_layer *w) {
   const shape *s = w->shape;
   const int64_t head = s->dim_v * s->width_out;
@@ -348,7 +348,7 @@ static void reverse_heads(wrong_layer *w) {
   w->weights.w_o = w->matrix;
 }
 
-/* The concatenation interleaved: element d of all heads side by side. */
+/* The heads are concatenated element by element: element d of all heads stands side by side. */
 static void interleave_heads(wrong_layer *w) {
   const shape *s = w->shape;
   w->matrix = copy_of(w->weights.w_o, s->heads_q * s->dim_v * s->width_out);
@@ -382,7 +382,7 @@ static void exchange_keys_and_values(wrong_layer *w) {
   w->weights.w_v = k;
 }
 
-/* Width, heads and lengths as layers have them; one shape for all mutants. */
+/* The shape of all wrong layers. */
 static const shape mutated = {"mutated", 1, 4, 4, 96, 96, 16, 16, 64, 64, 64, .bias = true, .causal = true};
 
 TEST(test_wrong_layers_are_told_from_right_ones) {
@@ -390,7 +390,7 @@ TEST(test_wrong_layers_are_told_from_right_ones) {
     const char *name;
     void (*spoil)(wrong_layer *);
   } mutants[] = {
-      {"heads in the opposite order", reverse_heads},
+      {"heads in reverse order", reverse_heads},
       {"heads interleaved", interleave_heads},
       {"one weight off by 2^-12", change_one_weight},
       {"no bias of Q", leave_out_query_bias},
@@ -407,7 +407,7 @@ TEST(test_wrong_layers_are_told_from_right_ones) {
   layer l = make_layer(&mutated);
   l.problem.want_weights = false;
   expect_right(&l, NULL, automatic_kernel(&l));
-  for (size_t i = 0; i < sizeof mutants / sizeof *mutants; i++) {
+  for (size_t i = 0; i < COUNT(mutants); i++) {
     wrong_layer w = {.problem = l.problem, .weights = l.weights, .args = args_of(&l), .shape = &mutated};
     mutants[i].spoil(&w);
     test_ok(run_made(&w.problem, &w.weights, &w.args, NULL, NULL));
@@ -420,39 +420,42 @@ TEST(test_wrong_layers_are_told_from_right_ones) {
 
 /* ---- Bits ---- */
 
-static float *copy_y(const layer *l) {
+/* Runs the layer with one thread; a copy of its y. */
+static float *answer_of(layer *l) {
+  const attn_mha_args args = args_of(l);
+  test_ok(run_made(&l->problem, &l->weights, &args, &(attn_mha_options){.attention = {.threads = 1}}, NULL));
   return memcpy(test_allocate(l->y_floats * sizeof(float)), l->y, l->y_floats * sizeof(float));
+}
+
+/* Fails unless the layer with these weights and options gives exactly this y. */
+static void expect_bits(layer *l, const attn_mha_weights *weights, const attn_mha_options *options, const float *expected) {
+  const attn_mha_args args = args_of(l);
+  memset(l->y, 0xff, l->y_floats * sizeof *l->y);
+  test_ok(run_made(&l->problem, weights, &args, options, NULL));
+  assert_memory_equal(l->y, expected, l->y_floats * sizeof *l->y);
 }
 
 static const shape for_bits = {
     "bits", 3, 4, 2, 70, 90, 16, 16, 64, 48, 40, .cross = true, .bias = true, .uses = ATTN_USE_KV_LEN};
 
-/* One thread, several, a pool: the same bits. */
+/* One thread, several threads and a pool give the same bits. */
 TEST(test_bits_do_not_depend_on_threads) {
   layer l = make_layer(&for_bits);
-  const attn_mha_args args = args_of(&l);
-  test_ok(run_made(&l.problem, &l.weights, &args, &(attn_mha_options){.attention = {.threads = 1}}, NULL));
-  float *expected = copy_y(&l);
+  float *expected = answer_of(&l);
   test_pool pool = {.backwards = true};
   const attn_mha_options many[] = {{.attention = {.threads = 2}},
                                    {.attention = {.threads = 5}},
                                    {.attention = {.threads = 3, .parallel_for = test_parallel_for, .pool = &pool}}};
-  for (int i = 0; i < 3; i++) {
-    memset(l.y, 0xff, l.y_floats * sizeof *l.y);
-    test_ok(run_made(&l.problem, &l.weights, &args, &many[i], NULL));
-    assert_memory_equal(l.y, expected, l.y_floats * sizeof *l.y);
-  }
+  for (int i = 0; i < 3; i++) expect_bits(&l, &l.weights, &many[i], expected);
   assert_true(pool.tasks > 0);
   free(expected);
   free_layer(&l);
 }
 
-/* Each batch entry on its own gives what it gives among the others. */
+/* Each batch entry alone gives the bits that it gives in the batch. */
 TEST(test_bits_do_not_depend_on_the_batch) {
   layer l = make_layer(&for_bits);
-  attn_mha_args args = args_of(&l);
-  test_ok(run_made(&l.problem, &l.weights, &args, NULL, NULL));
-  float *expected = copy_y(&l);
+  float *expected = answer_of(&l);
   attn_mha_problem alone = l.problem;
   alone.attention.batch = 1;
   for (int64_t b = 0; b < for_bits.batch; b++) {
@@ -469,28 +472,23 @@ TEST(test_bits_do_not_depend_on_the_batch) {
   free_layer(&l);
 }
 
-/* What stands in padding changes no bit, NaN included. */
+/* NaN in padded rows changes no bit. */
 TEST(test_padding_does_not_matter) {
   layer l = make_layer(&for_bits);
-  const attn_mha_args args = args_of(&l);
-  test_ok(run_made(&l.problem, &l.weights, &args, NULL, NULL));
-  float *expected = copy_y(&l);
+  float *expected = answer_of(&l);
   for (int64_t b = 0; b < for_bits.batch; b++)
     for (int64_t j = l.kv_len[b]; j < for_bits.seq_k; j++)
       for (int64_t c = 0; c < for_bits.width_memory; c++)
         l.memory[b * l.problem.memory_stride.b + j * l.problem.memory_stride.s + c] = NAN;
-  test_ok(run_made(&l.problem, &l.weights, &args, NULL, NULL));
-  assert_memory_equal(l.y, expected, l.y_floats * sizeof *l.y);
+  expect_bits(&l, &l.weights, NULL, expected);
   free(expected);
   free_layer(&l);
 }
 
-/* Packed weights are the same numbers as separate ones, and [out][in] as [in][out]. */
+/* Packed [in][out] weights give the same bits as separate [out][in] ones. */
 TEST(test_weight_layouts_agree) {
   layer l = make_layer(&shapes[2]); /* packed [in][out] */
-  const attn_mha_args args = args_of(&l);
-  test_ok(run_made(&l.problem, &l.weights, &args, NULL, NULL));
-  float *expected = copy_y(&l);
+  float *expected = answer_of(&l);
   const int64_t width = 32, columns = 32, all = 3 * columns;
   float *parts = test_allocate((size_t)(width * all + columns * width) * sizeof *parts), *out = parts + width * all;
   const float *packed = l.weights.w_qkv, *w_o = l.weights.w_o;
@@ -500,15 +498,13 @@ TEST(test_weight_layouts_agree) {
     for (int64_t c = 0; c < width; c++) out[c * columns + k] = w_o[k * width + c];
   const attn_mha_weights separate = {
       .layout = ATTN_OUT_IN, .w_q = parts, .w_k = parts + columns * width, .w_v = parts + 2 * columns * width, .w_o = out};
-  memset(l.y, 0xff, l.y_floats * sizeof *l.y);
-  test_ok(run_made(&l.problem, &separate, &args, NULL, NULL));
-  assert_memory_equal(l.y, expected, l.y_floats * sizeof *l.y);
+  expect_bits(&l, &separate, NULL, expected);
   free(parts);
   free(expected);
   free_layer(&l);
 }
 
-/* One layer, many runs at once, each with its own workspace and output. */
+/* Several threads run one layer, each with its own workspace and output. */
 typedef struct concurrent {
   const attn_mha *mha;
   const attn_mha_args *args;
@@ -529,9 +525,9 @@ static void run_one(void *pointer, int64_t task, int worker) {
 
 TEST(test_one_layer_runs_many_times_at_once) {
   layer l = make_layer(&for_bits);
+  float *expected = answer_of(&l);
   const attn_mha_args args = args_of(&l);
   const attn_mha_options options = {.attention = {.threads = 1}};
-  test_ok(run_made(&l.problem, &l.weights, &args, &options, NULL));
   attn_mha *mha;
   test_ok(attn_mha_create(&l.problem, &l.weights, &options, &mha));
   concurrent c = {.mha = mha, .args = &args};
@@ -540,9 +536,10 @@ TEST(test_one_layer_runs_many_times_at_once) {
   test_parallel_for(&pool, 8, 4, run_one, &c);
   for (int i = 0; i < 8; i++) {
     test_ok(c.status[i]);
-    assert_memory_equal(c.y[i], l.y, l.y_floats * sizeof *l.y);
+    assert_memory_equal(c.y[i], expected, l.y_floats * sizeof *l.y);
     free(c.y[i]);
   }
+  free(expected);
   attn_mha_destroy(mha);
   free_layer(&l);
 }
@@ -667,7 +664,7 @@ TEST(test_refuses_bad_arguments) {
   free_layer(&l);
 }
 
-/* Nothing to do is nothing wrong, without any pointers. */
+/* An empty batch is valid without any pointers. */
 TEST(test_empty_batches) {
   layer l = make_layer(&shapes[0]);
   attn_mha_problem empty = l.problem;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Layers with weights as PyTorch stores them give what its MultiheadAttention gives (tests/data/mha, made by
- * scripts/make_mha_fixture.py), and so does the float64 layer that the other tests compare with. */
+/* Our layer, and the float64 oracle of the other tests, give what PyTorch's MultiheadAttention gives for weights as PyTorch
+ * stores them (tests/data/mha, made by scripts/make_mha_fixture.py). */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,7 +51,7 @@ static fixture load_fixture(const char *layer, const char *which) {
 static void free_fixture(fixture *f) {
   npy_array *const arrays[] = {&f->x,     &f->memory, &f->w_qkv, &f->w_q,    &f->w_k, &f->w_v,
                                &f->b_qkv, &f->w_o,    &f->b_o,   &f->kv_len, &f->y,   &f->p};
-  for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) npy_free(arrays[i]);
+  for (size_t i = 0; i < COUNT(arrays); i++) npy_free(arrays[i]);
 }
 
 static attn_mha_problem problem_of(const fixture *f, const char *which) {
@@ -83,7 +83,7 @@ static attn_mha_weights weights_of(const fixture *f) {
   return w;
 }
 
-/* float64 against float64: a few units of 2^-53 on numbers of about 1. */
+/* Both sides are float64: a few units of 2^-53 on numbers of about 1. */
 static const double ORACLE_LIMIT = 1e-13;
 
 static void check_row(const fixture *f, const mha_oracle_row *row, int64_t b, int64_t i, const float *y, const float *p) {

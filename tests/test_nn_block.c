@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Transformer blocks against the float64 oracle and against PyTorch's layers (tests/data/nn, scripts/make_nn_fixture.py),
- * pre- and post-norm, encoder and decoder; wrong formulas must be told apart by the same limit. */
+/* Transformer blocks, encoder and decoder, pre- and post-norm, against the float64 oracle and against PyTorch's layers
+ * (tests/data/nn, scripts/make_nn_fixture.py); formulas that are wrong in one place must be rejected. */
 #include <fenv.h>
 #include <math.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 #include "examples/safetensors.h"
 #include "nn_support.h"
 
-enum { BATCH = 2, SEQ = 7, MEMORY = 9, WIDTH = 24, HEADS = 4, HIDDEN = 40 }; /* of the fixture */
+enum { BATCH = 2, SEQ = 7, MEMORY = 9, WIDTH = 24, HEADS = 4, HIDDEN = 40 }; /* as in make_nn_fixture.py */
 
 typedef struct fixture {
   safetensors file;
@@ -82,7 +82,7 @@ static void run(const attn_block_config *config, const attn_options *options, co
   if (options && options->kernel) assert_string_equal(attn_block_kernel(block), options->kernel);
   const size_t bytes = attn_block_workspace(block);
   void *workspace = test_allocate(bytes);
-  memset(workspace, 0xff, bytes); /* NaN: whatever is read must have been written */
+  memset(workspace, 0xff, bytes); /* NaN */
   test_ok(attn_block_run(block, args, workspace, bytes));
   free(workspace);
   attn_block_destroy(block);
@@ -98,15 +98,15 @@ static void as_pytorch(const char *kernel) {
     f.args.y = y;
     const attn_options options = {.kernel = kernel, .threads = 2};
     attn_block *refused;
-    if (attn_block_create(&f.config, &options, &refused) == ATTN_UNSUPPORTED) { /* 7 rows are too many for no kernel but */
-      assert_non_null(strstr(attn_last_error(), kernel));                       /* those of decoding, which say so */
+    if (attn_block_create(&f.config, &options, &refused) == ATTN_UNSUPPORTED) { /* a kernel for decoding: too many rows */
+      test_contains(attn_last_error(), kernel);
       safetensors_free(&f.file);
       continue;
     }
     attn_block_destroy(refused);
     run(&f.config, &options, &f.args);
     attn_nn_field oracle = nn_block(&f.config, &f.args, &attn_kernel_find(kernel)->numerics);
-    for (int i = 0; i < BATCH * SEQ * WIDTH; i++) { /* the fixture, the scale and epsilon are rounded to float32 */
+    for (int i = 0; i < BATCH * SEQ * WIDTH; i++) { /* float32 rounds the fixture, the scale and epsilon */
       assert_true(fabs(oracle.value[i] - (double)f.expected[i]) <= 0x1p-23 * (fabs(oracle.value[i]) + 1));
       oracle.value[i] = (double)f.expected[i];
     }
@@ -115,9 +115,9 @@ static void as_pytorch(const char *kernel) {
   }
 }
 
-TEST(blocks_are_pytorchs) { test_each_kernel(as_pytorch); }
+TEST(blocks_agree_with_pytorch) { test_each_kernel(as_pytorch); }
 
-TEST(layer_norm_is_pytorchs) {
+TEST(layer_norm_agrees_with_pytorch) {
   safetensors file;
   float y[SEQ * WIDTH];
   assert_int_equal(safetensors_read(TEST_SOURCE_DIR "/tests/data/nn/layer_norm.safetensors", &file), 0);
@@ -130,9 +130,7 @@ TEST(layer_norm_is_pytorchs) {
   attn_nn_field sum = attn_nn_oracle_add(&fx, &fr), oracle = attn_nn_oracle_layer_norm(&sum, &norm);
   for (int i = 0; i < SEQ * WIDTH; i++) oracle.value[i] = (double)expected[i];
   nn_passes(oracle, y);
-  attn_nn_field_destroy(&fx);
-  attn_nn_field_destroy(&fr);
-  attn_nn_field_destroy(&sum);
+  nn_destroy(&fx, &fr, &sum);
   safetensors_free(&file);
 }
 
@@ -146,14 +144,14 @@ TEST(wrong_blocks_are_told_apart) {
     load(&f, decoder, variant & 2);
     f.args.y = y;
     run(&f.config, NULL, &f.args);
-#define REJECTED(change)                                      \
-  do {                                                        \
-    attn_block_config c = f.config;                           \
-    attn_block_args a = f.args;                               \
-    int32_t longer[BATCH] = {f.lengths[0], f.lengths[1] - 1}; \
-    (void)longer;                                             \
-    change;                                                   \
-    nn_rejected(nn_block(&c, &a, NULL), y);                   \
+#define REJECTED(change)                                           \
+  do {                                                             \
+    attn_block_config c = f.config;                                \
+    attn_block_args a = f.args;                                    \
+    const int32_t other[BATCH] = {f.lengths[0], f.lengths[1] - 1}; \
+    (void)other;                                                   \
+    change;                                                        \
+    nn_rejected(nn_block(&c, &a, NULL), y);                        \
   } while (0)
     REJECTED(c.pre_norm = !c.pre_norm);
     REJECTED(c.self_norm.epsilon = 1e-2f);
@@ -164,7 +162,7 @@ TEST(wrong_blocks_are_told_apart) {
     REJECTED(c.self_weights.b_o = NULL);
     REJECTED(c.self.attention.scale *= 1.01f);
     REJECTED(c.self.attention.window_right = decoder ? -1 : 0);
-    REJECTED((decoder ? &a.cross : &a.self)->kv_len = longer);
+    REJECTED((decoder ? &a.cross : &a.self)->kv_len = other);
     if (decoder) {
       REJECTED(c.cross_norm.gain = NULL);
       REJECTED(c.cross_weights = c.self_weights);
@@ -174,7 +172,7 @@ TEST(wrong_blocks_are_told_apart) {
   }
 }
 
-/* ---- Shapes that the fixture does not have: GQA, another width of memory, many rows, in place, times ---- */
+/* ---- More than the fixture has: GQA, another width of memory, many rows, in place, a profile ---- */
 
 static attn_mha_weights random_attention(const attn_mha_problem *p, unsigned seed) {
   const attn_problem *a = &p->attention;
@@ -220,7 +218,7 @@ TEST(other_shapes_follow_the_formula) {
   }
 }
 
-/* Whatever rounding the caller has set, the bits are the same and the setting is kept. */
+/* The caller's rounding mode changes no bits and is restored. */
 TEST(rounding_of_the_caller_does_not_matter) {
   for (int variant = 0; variant < 4; variant++) {
     fixture f;
@@ -259,8 +257,7 @@ TEST(named_attentions_follow_the_formula) {
     other = p;
     other.attention.window_right = cross ? 0 : -1;
     nn_rejected(nn_mha(&other, &weights, &args.attention, &fx, cross ? &fm : NULL), y);
-    attn_nn_field_destroy(&fx);
-    attn_nn_field_destroy(&fm);
+    nn_destroy(&fx, &fm);
     free(workspace);
     attn_mha_destroy(layer);
   }
@@ -272,13 +269,8 @@ TEST(arguments_are_checked) {
   fixture f;
   attn_block *block;
   load(&f, true, false);
-#define REFUSED(change, word)                                                                            \
-  do {                                                                                                   \
-    attn_block_config bad = f.config;                                                                    \
-    change;                                                                                              \
-    test_refused(attn_block_create(&bad, NULL, &block), ATTN_INVALID_ARGUMENT, (const char *[4]){word}); \
-    assert_null(block);                                                                                  \
-  } while (0)
+#define REFUSED(change, word) \
+  TEST_REFUSES(attn_block_config, f.config, change, attn_block_create(&bad, NULL, &block), block, word)
   REFUSED(bad.self.width = 0, "width is 0");
   REFUSED(bad.self.width_out = 12, "attn_block_config.self has width 24 and width_out 12");
   REFUSED(bad.cross.width = 25, "attn_block_config.cross has width 25");
@@ -290,10 +282,10 @@ TEST(arguments_are_checked) {
   REFUSED(bad.cross_norm.epsilon = -1, "attn_norm.epsilon is -1");
   REFUSED(bad.self_weights.w_o = NULL, "w_o is NULL");
   REFUSED(bad.self.struct_size = 3, "struct_size is 3");
-  test_refused(attn_block_create(NULL, NULL, &block), ATTN_INVALID_ARGUMENT, (const char *[4]){"config is NULL"});
-  test_refused(attn_block_create(&f.config, NULL, NULL), ATTN_INVALID_ARGUMENT, (const char *[4]){"block is NULL"});
+  test_invalid(attn_block_create(NULL, NULL, &block), "config is NULL");
+  test_invalid(attn_block_create(&f.config, NULL, NULL), "block is NULL");
   const attn_options unknown = {.kernel = "flash_mmx"};
-  test_refused(attn_block_create(&f.config, &unknown, &block), ATTN_UNKNOWN_KERNEL, (const char *[4]){"flash_mmx"});
+  test_refused(attn_block_create(&f.config, &unknown, &block), ATTN_UNKNOWN_KERNEL, "flash_mmx");
 
   float y[BATCH * SEQ * WIDTH];
   f.args.y = y;
@@ -302,19 +294,17 @@ TEST(arguments_are_checked) {
   char *workspace = test_allocate(bytes + 64);
   attn_block_args bad = f.args;
   bad.x = NULL;
-  test_refused(attn_block_run(block, &bad, workspace, bytes), ATTN_INVALID_ARGUMENT, (const char *[4]){"x is NULL"});
+  test_invalid(attn_block_run(block, &bad, workspace, bytes), "x is NULL");
   bad = f.args, bad.y = NULL;
-  test_refused(attn_block_run(block, &bad, workspace, bytes), ATTN_INVALID_ARGUMENT, (const char *[4]){"y is NULL"});
+  test_invalid(attn_block_run(block, &bad, workspace, bytes), "y is NULL");
   bad = f.args, bad.memory = NULL;
-  test_refused(attn_block_run(block, &bad, workspace, bytes), ATTN_INVALID_ARGUMENT, (const char *[4]){"memory is NULL"});
+  test_invalid(attn_block_run(block, &bad, workspace, bytes), "memory is NULL");
   bad = f.args, bad.cross.kv_len = NULL;
-  test_refused(attn_block_run(block, &bad, workspace, bytes), ATTN_INVALID_ARGUMENT, (const char *[4]){"kv_len"});
-  test_refused(attn_block_run(block, NULL, workspace, bytes), ATTN_INVALID_ARGUMENT, (const char *[4]){"args is NULL"});
-  test_refused(attn_block_run(NULL, &f.args, workspace, bytes), ATTN_INVALID_ARGUMENT, (const char *[4]){"block is NULL"});
-  test_refused(attn_block_run(block, &f.args, workspace, bytes - 1), ATTN_WORKSPACE_TOO_SMALL,
-               (const char *[4]){"attn_block needs"});
-  test_refused(attn_block_run(block, &f.args, workspace + 8, bytes), ATTN_WORKSPACE_TOO_SMALL,
-               (const char *[4]){"aligned to 64"});
+  test_invalid(attn_block_run(block, &bad, workspace, bytes), "kv_len");
+  test_invalid(attn_block_run(block, NULL, workspace, bytes), "args is NULL");
+  test_invalid(attn_block_run(NULL, &f.args, workspace, bytes), "block is NULL");
+  test_refused(attn_block_run(block, &f.args, workspace, bytes - 1), ATTN_WORKSPACE_TOO_SMALL, "attn_block needs");
+  test_refused(attn_block_run(block, &f.args, workspace + 8, bytes), ATTN_WORKSPACE_TOO_SMALL, "aligned to 64");
   free(workspace);
   attn_block_destroy(block);
   attn_block_destroy(NULL);

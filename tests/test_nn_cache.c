@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
-/* Decoding with a KV cache is causal attention taken step by step: whatever the steps, the rows are those of one pass over
+/* Decoding with a KV cache is causal attention step by step: for all sizes of steps the rows equal those of one pass over
  * the whole text. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "attn/nn.h"
+#include "nn_support.h"
 #include "src/nn/ref/nn_oracle_f64.h"
-#include "support.h"
 
 enum { B = 2, H = 4, KV = 2, D = 24, DV = 16, LONG = 50 };
 static const attn_kv_cache_shape shape = {
@@ -17,9 +17,9 @@ static const attn_kv_cache_shape shape = {
 static float q[B * H * LONG * D], k[B * KV * LONG * D], v[B * KV * LONG * DV];
 
 static void fill(void) {
-  test_fill(q, sizeof q / sizeof *q, 1);
-  test_fill(k, sizeof k / sizeof *k, 2);
-  test_fill(v, sizeof v / sizeof *v, 3);
+  test_fill(q, COUNT(q), 1);
+  test_fill(k, COUNT(k), 2);
+  test_fill(v, COUNT(v), 3);
 }
 
 /* Tokens first[b] .. first[b] + counts[b] of [batch][heads][LONG][dim] as [batch][heads][tokens][dim]; padding is NaN. */
@@ -66,7 +66,7 @@ static attn_nn_field rows_of(const float *data, int heads, int dim) {
   return field;
 }
 
-static attn_numerics numerics; /* of the kernel on trial */
+static attn_numerics numerics; /* of the tested kernel */
 
 static double worst_against(bool causal, const float *keys, const float *o) {
   attn_nn_field fq = rows_of(q, H, D), fk = rows_of(keys, KV, D), fv = rows_of(v, KV, DV);
@@ -80,23 +80,20 @@ static double worst_against(bool causal, const float *keys, const float *o) {
                                        .numerics = numerics};
   attn_nn_field expected = attn_nn_oracle_attention(&attention, &fq, &fk, &fv);
   const double worst = attn_nn_field_worst(&expected, o);
-  attn_nn_field_destroy(&fq);
-  attn_nn_field_destroy(&fk);
-  attn_nn_field_destroy(&fv);
-  attn_nn_field_destroy(&expected);
+  nn_destroy(&fq, &fk, &fv, &expected);
   return worst;
 }
 
 static void steps_are_the_whole(const char *kernel) {
-  static float o[B * LONG * H * DV], wrong[sizeof k / sizeof *k];
+  static float o[B * LONG * H * DV], wrong[COUNT(k)];
   const attn_options options = {.kernel = kernel, .threads = 2};
   attn_kv_cache *cache;
   attn_problem causal;
   attn_problem_init(&causal, B, H, KV, 1, LONG, D, DV);
   attn_problem_set_causal(&causal, ATTN_ALIGN_BOTTOM_RIGHT);
   if (test_library_refuses(kernel, &causal)) return;
-  if (test_fit_types(kernel, &causal)) { /* half_precision_is_kept, and check's own cases, have bf16 */
-    print_message("%s skipped: this cache is of float32\n", kernel);
+  if (test_fit_types(kernel, &causal)) { /* half_precision_is_kept() and `attnbench check` have bf16 */
+    print_message("%s skipped: the cache of this test is float32\n", kernel);
     return;
   }
   fill();
@@ -104,18 +101,18 @@ static void steps_are_the_whole(const char *kernel) {
   test_ok(attn_kv_cache_create(&shape, &options, &cache));
   assert_string_equal(attn_kv_cache_kernel(cache), kernel);
   const int32_t prompts[B] = {5, 3}, rest[B] = {1, 3}, nothing[B] = {1, 0}, behind[B] = {0, 1};
-  step(cache, 5, prompts, k, o); /* a ragged prompt, */
-  step(cache, 3, rest, k, o);    /* a step that evens it out, */
-  step(cache, 1, nothing, k, o); /* one sequence at a time, */
-  step(cache, 1, behind, k, o);
-  while (attn_kv_cache_lengths(cache)[0] < LONG) step(cache, 1, NULL, k, o); /* and tokens one by one */
+  step(cache, 5, prompts, k, o); /* prompts of different lengths */
+  step(cache, 3, rest, k, o);    /* now both sequences have 6 tokens */
+  step(cache, 1, nothing, k, o); /* a token for the first sequence alone */
+  step(cache, 1, behind, k, o);  /* and for the second */
+  while (attn_kv_cache_lengths(cache)[0] < LONG) step(cache, 1, NULL, k, o);
   assert_true(worst_against(true, k, o) <= 1);
   assert_true(worst_against(false, k, o) > 4);
   memcpy(wrong, k, sizeof k);
-  for (int i = 0; i < D; i++) wrong[20 * D + i] += 0.01f; /* one key of one head moved */
+  for (int i = 0; i < D; i++) wrong[20 * D + i] += 0.01f; /* one key of one head */
   assert_true(worst_against(true, wrong, o) > 4);
 
-  test_ok(attn_kv_cache_truncate(cache, 30)); /* go back and take another way */
+  test_ok(attn_kv_cache_truncate(cache, 30)); /* go back and continue in larger steps */
   assert_int_equal(attn_kv_cache_lengths(cache)[1], 30);
   memset(o + 30 * H * DV, 0, 20 * H * DV * sizeof *o);
   step(cache, 4, NULL, k, o);
@@ -127,7 +124,7 @@ static void steps_are_the_whole(const char *kernel) {
 
 TEST(steps_in_every_kernel) { test_each_kernel(steps_are_the_whole); }
 
-/* Half precision is kept as it is given: a cache of bf16 that holds exact values gives what float32 gives. */
+/* A bf16 cache keeps values that bf16 holds exactly: it gives what a float32 cache gives. */
 TEST(half_precision_is_kept) {
   static uint16_t hq[B * H * D], hk[B * KV * D], hv[B * KV * DV];
   static float o[B * H * DV], expected[B * H * DV], fq[B * H * D], fk[B * KV * D], fv[B * KV * DV];
@@ -141,7 +138,7 @@ TEST(half_precision_is_kept) {
   bf16.dtype = ATTN_BF16;
   test_ok(attn_kv_cache_create(&bf16, NULL, &half));
   test_ok(attn_kv_cache_create(&shape, NULL, &full));
-  const double rounding = attn_kernel_find(attn_kv_cache_kernel(half))->numerics.p_rounding; /* of P, with 16-bit values */
+  const double rounding = attn_kernel_find(attn_kv_cache_kernel(half))->numerics.p_rounding;
   for (int i = 0; i < 9; i++) {
     for (int a = 0; a < 3; a++) {
       test_fill(arrays[a].full, (size_t)arrays[a].count, (unsigned)(10 * i + a));
@@ -163,14 +160,9 @@ TEST(half_precision_is_kept) {
 
 TEST(creation_checks_arguments) {
   attn_kv_cache *cache;
-#define REFUSED(field, wrong, word)                                               \
-  do {                                                                            \
-    attn_kv_cache_shape bad = shape;                                              \
-    bad.field = wrong;                                                            \
-    test_refused(attn_kv_cache_create(&bad, NULL, &cache), ATTN_INVALID_ARGUMENT, \
-                 (const char *[4]){"attn_kv_cache_shape." word});                 \
-    assert_null(cache);                                                           \
-  } while (0)
+#define REFUSED(field, wrong, word)                                                                            \
+  TEST_REFUSES(attn_kv_cache_shape, shape, bad.field = wrong, attn_kv_cache_create(&bad, NULL, &cache), cache, \
+               "attn_kv_cache_shape." word)
   REFUSED(batch, 0, "batch is 0");
   REFUSED(heads_q, 3, "heads_q is 3 with heads_kv 2");
   REFUSED(heads_q, 0, "heads_q is 0");
@@ -182,10 +174,10 @@ TEST(creation_checks_arguments) {
   REFUSED(capacity, 0, "capacity is 0");
   REFUSED(capacity, INT32_MAX, "capacity is 2147483647");
   REFUSED(dtype, (attn_dtype)9, "dtype is 9");
-  test_refused(attn_kv_cache_create(NULL, NULL, &cache), ATTN_INVALID_ARGUMENT, (const char *[4]){"shape is NULL"});
-  test_refused(attn_kv_cache_create(&shape, NULL, NULL), ATTN_INVALID_ARGUMENT, (const char *[4]){"cache is NULL"});
+  test_invalid(attn_kv_cache_create(NULL, NULL, &cache), "shape is NULL");
+  test_invalid(attn_kv_cache_create(&shape, NULL, NULL), "cache is NULL");
   const attn_options unknown = {.kernel = "flash_mmx"};
-  test_refused(attn_kv_cache_create(&shape, &unknown, &cache), ATTN_UNKNOWN_KERNEL, (const char *[4]){"flash_mmx"});
+  test_refused(attn_kv_cache_create(&shape, &unknown, &cache), ATTN_UNKNOWN_KERNEL, "flash_mmx");
   attn_kv_cache_destroy(NULL);
 }
 
@@ -194,22 +186,19 @@ TEST(steps_check_arguments) {
   attn_kv_cache *cache;
   test_ok(attn_kv_cache_create(&shape, NULL, &cache));
   const int32_t too_many[B] = {1, 4}, negative[B] = {-1, 1};
-  test_refused(attn_kv_cache_step(NULL, 1, NULL, a, a, a, o), ATTN_INVALID_ARGUMENT, (const char *[4]){"cache is NULL"});
-  test_refused(attn_kv_cache_step(cache, -1, NULL, a, a, a, o), ATTN_INVALID_ARGUMENT, (const char *[4]){"tokens is -1"});
-  test_refused(attn_kv_cache_step(cache, LONG + 1, NULL, a, a, a, o), ATTN_INVALID_ARGUMENT, (const char *[4]){"51"});
-  test_refused(attn_kv_cache_step(cache, 3, too_many, a, a, a, o), ATTN_INVALID_ARGUMENT,
-               (const char *[4]){"counts[1] is 4"});
-  test_refused(attn_kv_cache_step(cache, 3, negative, a, a, a, o), ATTN_INVALID_ARGUMENT,
-               (const char *[4]){"counts[0] is -1"});
-  test_refused(attn_kv_cache_step(cache, 1, NULL, NULL, a, a, o), ATTN_INVALID_ARGUMENT, (const char *[4]){"q is NULL"});
-  test_refused(attn_kv_cache_step(cache, 1, NULL, a, a, a, NULL), ATTN_INVALID_ARGUMENT, (const char *[4]){"o is NULL"});
-  assert_int_equal(attn_kv_cache_lengths(cache)[0], 0); /* nothing was appended */
+  test_invalid(attn_kv_cache_step(NULL, 1, NULL, a, a, a, o), "cache is NULL");
+  test_invalid(attn_kv_cache_step(cache, -1, NULL, a, a, a, o), "tokens is -1");
+  test_invalid(attn_kv_cache_step(cache, LONG + 1, NULL, a, a, a, o), "51");
+  test_invalid(attn_kv_cache_step(cache, 3, too_many, a, a, a, o), "counts[1] is 4");
+  test_invalid(attn_kv_cache_step(cache, 3, negative, a, a, a, o), "counts[0] is -1");
+  test_invalid(attn_kv_cache_step(cache, 1, NULL, NULL, a, a, o), "q is NULL");
+  test_invalid(attn_kv_cache_step(cache, 1, NULL, a, a, a, NULL), "o is NULL");
+  assert_int_equal(attn_kv_cache_lengths(cache)[0], 0);
   test_ok(attn_kv_cache_step(cache, 0, NULL, NULL, NULL, NULL, NULL));
   test_ok(attn_kv_cache_step(cache, LONG - 1, NULL, a, a, a, o));
-  test_refused(attn_kv_cache_step(cache, 2, NULL, a, a, a, o), ATTN_INVALID_ARGUMENT,
-               (const char *[4]){"sequence 0 holds 49 of 50 tokens; 2 more do not fit"});
+  test_invalid(attn_kv_cache_step(cache, 2, NULL, a, a, a, o), "sequence 0 holds 49 of 50 tokens; 2 more do not fit");
   assert_int_equal(attn_kv_cache_lengths(cache)[1], LONG - 1);
-  test_refused(attn_kv_cache_truncate(cache, -1), ATTN_INVALID_ARGUMENT, (const char *[4]){"length is -1"});
-  test_refused(attn_kv_cache_truncate(NULL, 0), ATTN_INVALID_ARGUMENT, (const char *[4]){"cache is NULL"});
+  test_invalid(attn_kv_cache_truncate(cache, -1), "length is -1");
+  test_invalid(attn_kv_cache_truncate(NULL, 0), "cache is NULL");
   attn_kv_cache_destroy(cache);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Feed-forward, additive attention and Synthesizer against their float64 oracles, and against formulas that are wrong in one
- * place; arguments are checked. */
+/* Feed-forward, additive attention and Synthesizer against their float64 oracles; formulas that are wrong in one place must
+ * be rejected; bad arguments are refused. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,27 +59,27 @@ TEST(feed_forward_follows_the_formula) {
   }
 }
 
-/* GELU over its whole range, through a layer that only passes it on. */
+/* GELU over its whole range, through a layer whose two maps are the number 1. */
 TEST(gelu_follows_the_formula) {
-  enum { COUNT = 40001 };
-  static float x[COUNT], y[COUNT];
+  enum { INPUTS = 40001 };
+  static float x[INPUTS], y[INPUTS];
   const float one = 1;
   const attn_feed_forward_config config = {
       .width = 1, .hidden = 1, .activation = ATTN_GELU, .first = {.weight = &one}, .second = {.weight = &one}};
-  for (int i = 0; i < COUNT; i++) x[i] = (float)(i - COUNT / 2) / 2500;
+  for (int i = 0; i < INPUTS; i++) x[i] = (float)(i - INPUTS / 2) / 2500;
   x[0] = -1e30f, x[1] = 1e30f, x[2] = NAN;
   attn_feed_forward *layer;
   test_ok(attn_feed_forward_create(&config, NULL, &layer));
-  const size_t bytes = attn_feed_forward_workspace(layer, COUNT);
+  const size_t bytes = attn_feed_forward_workspace(layer, INPUTS);
   void *workspace = test_allocate(bytes);
-  test_ok(attn_feed_forward_run(layer, COUNT, x, y, workspace, bytes));
+  test_ok(attn_feed_forward_run(layer, INPUTS, x, y, workspace, bytes));
   assert_true(isnan(y[2]) && y[1] == 1e30f && fabsf(y[0]) < 1e24f);
-  attn_nn_field field = attn_nn_field_of(x + 3, COUNT - 3, 1);
+  attn_nn_field field = attn_nn_field_of(x + 3, INPUTS - 3, 1);
   nn_passes(attn_nn_oracle_gelu(&field), y + 3);
   nn_rejected(attn_nn_oracle_relu(&field), y + 3);
-  for (int i = 0; i < COUNT - 3; i++) /* the popular approximation by tanh is another function */
+  for (int i = 0; i < INPUTS - 3; i++) /* the usual approximation by tanh is not exact enough */
     field.value[i] *= 0.5 * (1 + tanh(0.7978845608 * (field.value[i] + 0.044715 * pow(field.value[i], 3))));
-  for (int i = 0; i < COUNT - 3; i++) field.error[i] = 0x1p-24 * (1 + fabs(field.value[i]));
+  for (int i = 0; i < INPUTS - 3; i++) field.error[i] = 0x1p-24 * (1 + fabs(field.value[i]));
   nn_rejected(field, y + 3);
   free(workspace);
   attn_feed_forward_destroy(layer);
@@ -89,44 +89,35 @@ TEST(feed_forward_checks_arguments) {
   float w[6] = {0};
   const attn_feed_forward_config good = {.width = 2, .hidden = 3, .first = {.weight = w}, .second = {.weight = w}};
   attn_feed_forward *layer;
-#define REFUSED(field, wrong, word)                                                   \
-  do {                                                                                \
-    attn_feed_forward_config bad = good;                                              \
-    bad.field = wrong;                                                                \
-    test_refused(attn_feed_forward_create(&bad, NULL, &layer), ATTN_INVALID_ARGUMENT, \
-                 (const char *[4]){"attn_feed_forward_config." word});                \
-    assert_null(layer);                                                               \
-  } while (0)
+#define REFUSED(field, wrong, word)                                                                                    \
+  TEST_REFUSES(attn_feed_forward_config, good, bad.field = wrong, attn_feed_forward_create(&bad, NULL, &layer), layer, \
+               "attn_feed_forward_config." word)
   REFUSED(width, 0, "width is 0");
   REFUSED(hidden, -1, "hidden is -1");
   REFUSED(activation, (attn_activation)7, "activation is 7");
   REFUSED(first.weight, NULL, "first.weight is NULL; it must point to 2 x 3");
   REFUSED(second.weight, NULL, "second.weight is NULL; it must point to 3 x 2");
 #undef REFUSED
-  test_refused(attn_feed_forward_create(NULL, NULL, &layer), ATTN_INVALID_ARGUMENT, (const char *[4]){"config is NULL"});
-  test_refused(attn_feed_forward_create(&good, NULL, NULL), ATTN_INVALID_ARGUMENT, (const char *[4]){"layer is NULL"});
-  test_refused(attn_feed_forward_create(&good, &(attn_options){.threads = -2}, &layer), ATTN_INVALID_ARGUMENT,
-               (const char *[4]){"threads is -2"});
+  test_invalid(attn_feed_forward_create(NULL, NULL, &layer), "config is NULL");
+  test_invalid(attn_feed_forward_create(&good, NULL, NULL), "layer is NULL");
+  test_invalid(attn_feed_forward_create(&good, &(attn_options){.threads = -2}, &layer), "threads is -2");
   test_ok(attn_feed_forward_create(&good, NULL, &layer));
   const size_t bytes = attn_feed_forward_workspace(layer, 5);
   char *workspace = test_allocate(bytes + 64);
   float x[10] = {0}, y[10];
-  test_refused(attn_feed_forward_run(layer, -1, x, y, workspace, bytes), ATTN_INVALID_ARGUMENT,
-               (const char *[4]){"rows is -1"});
-  test_refused(attn_feed_forward_run(layer, 5, NULL, y, workspace, bytes), ATTN_INVALID_ARGUMENT,
-               (const char *[4]){"x is NULL"});
-  test_refused(attn_feed_forward_run(layer, 5, x, y, NULL, bytes), ATTN_WORKSPACE_TOO_SMALL, (const char *[4]){"workspace"});
+  test_invalid(attn_feed_forward_run(layer, -1, x, y, workspace, bytes), "rows is -1");
+  test_invalid(attn_feed_forward_run(layer, 5, NULL, y, workspace, bytes), "x is NULL");
+  test_refused(attn_feed_forward_run(layer, 5, x, y, NULL, bytes), ATTN_WORKSPACE_TOO_SMALL, "workspace");
   test_refused(attn_feed_forward_run(layer, 5, x, y, workspace, bytes - 1), ATTN_WORKSPACE_TOO_SMALL,
-               (const char *[4]){"attn_feed_forward needs"});
-  test_refused(attn_feed_forward_run(layer, 5, x, y, workspace + 4, bytes), ATTN_WORKSPACE_TOO_SMALL,
-               (const char *[4]){"aligned to 64"});
+               "attn_feed_forward needs");
+  test_refused(attn_feed_forward_run(layer, 5, x, y, workspace + 4, bytes), ATTN_WORKSPACE_TOO_SMALL, "aligned to 64");
   test_ok(attn_feed_forward_run(layer, 0, NULL, NULL, NULL, 0));
   free(workspace);
   attn_feed_forward_destroy(layer);
   attn_feed_forward_destroy(NULL);
 }
 
-/* The parts of one run's time, and no more than all of it. */
+/* Fails unless the profile has one run and its parts are no longer than the whole. */
 static void assert_profile(const attn_mha_profile *p) {
   assert_true(p->runs == 1 && p->projections_ns > 0 && p->attention_ns > 0);
   assert_true(p->projections_ns + p->attention_ns <= p->total_ns * 1.000001);
@@ -150,7 +141,7 @@ static attn_additive_config additive_config(void) {
                                 .score_weight = nn_random(AH, 3)};
 }
 
-static attn_numerics numerics; /* of the kernel on trial */
+static attn_numerics numerics; /* of the tested kernel */
 
 static attn_nn_field additive_oracle(const attn_additive_config *c, const attn_additive_args *a, attn_score score) {
   attn_nn_field q = nn_apply(attn_nn_field_of(a->q, AB * AQ, WQ), &c->query, AH);
@@ -167,9 +158,7 @@ static attn_nn_field additive_oracle(const attn_additive_config *c, const attn_a
                                        .weight = c->score_weight,
                                        .numerics = numerics};
   attn_nn_field o = attn_nn_oracle_attention(&attention, &q, &k, &v);
-  attn_nn_field_destroy(&q);
-  attn_nn_field_destroy(&k);
-  attn_nn_field_destroy(&v);
+  nn_destroy(&q, &k, &v);
   return o;
 }
 
@@ -209,12 +198,12 @@ static void additive_in(const char *kernel) {
   nn_rejected(additive_oracle(&config, &args, ATTN_SCORE_ADDITIVE), o);
   args.kv_len = lengths;
 
-  for (int row = 0; row < AB * AQ; row++) { /* the weights are those of o */
+  for (int row = 0; row < AB * AQ; row++) { /* rows of weights sum to 1; the last key of the second batch is padding */
     double total = 0;
     for (int j = 0; j < AK; j++) total += (double)weights[row * AK + j];
     assert_true(fabs(total - 1) < 1e-5 && weights[row * AK + AK - 1] * (float)(row / AQ) == 0);
   }
-  test_ok(attn_additive_project_keys(layer, args.k, projected, workspace, bytes)); /* projected once: the same bits */
+  test_ok(attn_additive_project_keys(layer, args.k, projected, workspace, bytes)); /* in advance: the same bits */
   args.k = NULL;
   args.projected_k = projected;
   args.o = again;
@@ -227,7 +216,7 @@ static void additive_in(const char *kernel) {
 
 TEST(additive_in_every_kernel) { test_each_kernel(additive_in); }
 
-/* Threads and pool of the options are for everything, the weights included. */
+/* The pool of the options also computes the weights. */
 TEST(additive_weights_run_on_the_pool) {
   const attn_additive_config config = additive_config();
   const int32_t lengths[AB] = {AK, 7};
@@ -255,14 +244,9 @@ TEST(additive_weights_run_on_the_pool) {
 TEST(additive_checks_arguments) {
   attn_additive *layer;
   const attn_additive_config good = additive_config();
-#define REFUSED(field, wrong, word)                                               \
-  do {                                                                            \
-    attn_additive_config bad = good;                                              \
-    bad.field = wrong;                                                            \
-    test_refused(attn_additive_create(&bad, NULL, &layer), ATTN_INVALID_ARGUMENT, \
-                 (const char *[4]){"attn_additive_config." word});                \
-    assert_null(layer);                                                           \
-  } while (0)
+#define REFUSED(field, wrong, word)                                                                            \
+  TEST_REFUSES(attn_additive_config, good, bad.field = wrong, attn_additive_create(&bad, NULL, &layer), layer, \
+               "attn_additive_config." word)
   REFUSED(batch, -1, "batch is -1");
   REFUSED(seq_q, -1, "seq_q is -1");
   REFUSED(seq_k, -7, "seq_k is -7");
@@ -274,8 +258,8 @@ TEST(additive_checks_arguments) {
   REFUSED(key.weight, NULL, "key.weight is NULL");
   REFUSED(score_weight, NULL, "score_weight is NULL");
 #undef REFUSED
-  test_refused(attn_additive_create(NULL, NULL, &layer), ATTN_INVALID_ARGUMENT, (const char *[4]){"config is NULL"});
-  test_refused(attn_additive_create(&good, NULL, NULL), ATTN_INVALID_ARGUMENT, (const char *[4]){"layer is NULL"});
+  test_invalid(attn_additive_create(NULL, NULL, &layer), "config is NULL");
+  test_invalid(attn_additive_create(&good, NULL, NULL), "layer is NULL");
   test_ok(attn_additive_create(&good, NULL, &layer));
   const size_t bytes = attn_additive_workspace(layer);
   void *workspace = test_allocate(bytes);
@@ -284,19 +268,17 @@ TEST(additive_checks_arguments) {
   const attn_additive_args args = {.q = some, .k = some, .v = some, .o = nn_random(AB * AQ * AV, 2), .kv_len = lengths};
   attn_additive_args bad = args;
   bad.q = NULL;
-  test_refused(attn_additive_run(layer, &bad, workspace, bytes), ATTN_INVALID_ARGUMENT, (const char *[4]){"q is NULL"});
+  test_invalid(attn_additive_run(layer, &bad, workspace, bytes), "q is NULL");
   bad = args, bad.k = NULL;
-  test_refused(attn_additive_run(layer, &bad, workspace, bytes), ATTN_INVALID_ARGUMENT, (const char *[4]){"projected_k"});
+  test_invalid(attn_additive_run(layer, &bad, workspace, bytes), "projected_k");
   bad = args, bad.v = NULL;
-  test_refused(attn_additive_run(layer, &bad, workspace, bytes), ATTN_INVALID_ARGUMENT, (const char *[4]){"v is NULL"});
+  test_invalid(attn_additive_run(layer, &bad, workspace, bytes), "v is NULL");
   bad = args, bad.kv_len = too_long;
-  test_refused(attn_additive_run(layer, &bad, workspace, bytes), ATTN_INVALID_ARGUMENT, (const char *[4]){"kv_len"});
-  test_refused(attn_additive_run(layer, &args, workspace, bytes - 64), ATTN_WORKSPACE_TOO_SMALL,
-               (const char *[4]){"attn_additive needs"});
-  test_refused(attn_additive_run(NULL, &args, workspace, bytes), ATTN_INVALID_ARGUMENT, (const char *[4]){"layer is NULL"});
-  test_refused(attn_additive_run(layer, NULL, workspace, bytes), ATTN_INVALID_ARGUMENT, (const char *[4]){"args is NULL"});
-  test_refused(attn_additive_project_keys(layer, some, NULL, workspace, bytes), ATTN_INVALID_ARGUMENT,
-               (const char *[4]){"projected is NULL"});
+  test_invalid(attn_additive_run(layer, &bad, workspace, bytes), "kv_len");
+  test_refused(attn_additive_run(layer, &args, workspace, bytes - 64), ATTN_WORKSPACE_TOO_SMALL, "attn_additive needs");
+  test_invalid(attn_additive_run(NULL, &args, workspace, bytes), "layer is NULL");
+  test_invalid(attn_additive_run(layer, NULL, workspace, bytes), "args is NULL");
+  test_invalid(attn_additive_project_keys(layer, some, NULL, workspace, bytes), "projected is NULL");
   test_ok(attn_additive_run(layer, &args, workspace, bytes));
   free(workspace);
   attn_additive_destroy(layer);
@@ -331,7 +313,8 @@ static attn_synthesizer_config synthesizer_config(attn_synthesizer_kind kind) {
                                    .output = nn_random_linear(HEADS * SV, WIDTH, true, 41)};
 }
 
-/* scores[batch][heads][seq][length] of the config's kind; `wrong` swaps two heads, or leaves out the ReLU. */
+/* scores[batch][heads][seq][length] of the config's kind. WEIGHT_OFF takes the weights of the next head, OTHER_ACTIVATION
+ * takes GELU for ReLU. */
 static attn_nn_field score_oracle(const attn_synthesizer_config *c, const float *x, slip wrong) {
   attn_nn_field scores = attn_nn_field_create(SB * HEADS * SEQ, LENGTH);
   for (int h = 0; h < HEADS; h++) {
@@ -347,8 +330,7 @@ static attn_nn_field score_oracle(const attn_synthesizer_config *c, const float 
             random ? (double)c->scores[(source * LENGTH + row % SEQ) * LENGTH + j] : dense.value[row * LENGTH + j];
         scores.error[to] = random ? 0 : dense.error[row * LENGTH + j];
       }
-    attn_nn_field_destroy(&inner);
-    attn_nn_field_destroy(&dense);
+    nn_destroy(&inner, &dense);
   }
   return scores;
 }
@@ -370,8 +352,7 @@ static attn_nn_field synthesizer_oracle(const attn_synthesizer_config *c, const 
   attn_nn_field o = attn_nn_oracle_attention(&attention, NULL, NULL, &v);
   attn_linear output = c->output;
   if (wrong == NO_BIAS) output.bias = NULL;
-  attn_nn_field_destroy(&scores);
-  attn_nn_field_destroy(&v);
+  nn_destroy(&scores, &v);
   return nn_apply(o, &output, WIDTH);
 }
 
@@ -418,14 +399,9 @@ TEST(synthesizer_checks_arguments) {
   attn_synthesizer *layer;
   const attn_synthesizer_config dense = synthesizer_config(ATTN_SYNTHESIZER_DENSE),
                                 random = synthesizer_config(ATTN_SYNTHESIZER_RANDOM);
-#define REFUSED(good, field, wrong, word)                                            \
-  do {                                                                               \
-    attn_synthesizer_config bad = good;                                              \
-    bad.field = wrong;                                                               \
-    test_refused(attn_synthesizer_create(&bad, NULL, &layer), ATTN_INVALID_ARGUMENT, \
-                 (const char *[4]){"attn_synthesizer_config." word});                \
-    assert_null(layer);                                                              \
-  } while (0)
+#define REFUSED(good, field, wrong, word)                                                                            \
+  TEST_REFUSES(attn_synthesizer_config, good, bad.field = wrong, attn_synthesizer_create(&bad, NULL, &layer), layer, \
+               "attn_synthesizer_config." word)
   REFUSED(dense, kind, (attn_synthesizer_kind)5, "kind is 5");
   REFUSED(dense, batch, -1, "batch is -1");
   REFUSED(dense, seq, LENGTH + 1, "seq is 18 with length 17");
@@ -444,18 +420,16 @@ TEST(synthesizer_checks_arguments) {
   const size_t bytes = attn_synthesizer_workspace(layer);
   void *workspace = test_allocate(bytes);
   float *x = nn_random(SB * SEQ * WIDTH, 1);
-  test_refused(attn_synthesizer_run(layer, &(attn_synthesizer_args){.y = x}, workspace, bytes), ATTN_INVALID_ARGUMENT,
-               (const char *[4]){"x is NULL"});
-  test_refused(attn_synthesizer_run(layer, &(attn_synthesizer_args){.x = x, .y = x}, workspace, bytes),
-               ATTN_INVALID_ARGUMENT, (const char *[4]){"kv_len"});
+  test_invalid(attn_synthesizer_run(layer, &(attn_synthesizer_args){.y = x}, workspace, bytes), "x is NULL");
+  test_invalid(attn_synthesizer_run(layer, &(attn_synthesizer_args){.x = x, .y = x}, workspace, bytes), "kv_len");
   test_refused(attn_synthesizer_run(layer, &(attn_synthesizer_args){.x = x, .y = x}, workspace, 0), ATTN_WORKSPACE_TOO_SMALL,
-               (const char *[4]){"attn_synthesizer needs"});
+               "attn_synthesizer needs");
   free(workspace);
   attn_synthesizer_destroy(layer);
   attn_synthesizer_destroy(NULL);
 }
 
-/* Tensors that just can be addressed, and a workspace that no longer can. */
+/* The tensors of these layers can still be addressed, their workspace cannot. */
 TEST(workspaces_beyond_the_address_space_are_refused) {
   enum { LONG = 1 << 15 };
   const int64_t batch = (int64_t)3 << 28;
@@ -484,9 +458,7 @@ TEST(workspaces_beyond_the_address_space_are_refused) {
                                         .score_weight = weight};
   attn_synthesizer *synthesizer;
   attn_additive *additive;
-  test_refused(attn_synthesizer_create(&scores, NULL, &synthesizer), ATTN_UNSUPPORTED,
-               (const char *[4]){"attn_synthesizer", "address space"});
-  test_refused(attn_additive_create(&queries, NULL, &additive), ATTN_UNSUPPORTED,
-               (const char *[4]){"attn_additive", "address space"});
+  test_refused(attn_synthesizer_create(&scores, NULL, &synthesizer), ATTN_UNSUPPORTED, "attn_synthesizer", "address space");
+  test_refused(attn_additive_create(&queries, NULL, &additive), ATTN_UNSUPPORTED, "attn_additive", "address space");
   assert_true(!synthesizer && !additive);
 }

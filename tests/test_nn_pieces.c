@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The small pieces of libattn_nn against their float64 oracles, and against formulas that are wrong in one place, which the
- * same limit must tell apart; arguments are checked. */
+/* Positions, layer norm, attention weights and kernel regression against their float64 oracles; formulas that are wrong in
+ * one place must be rejected; bad arguments are refused. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,14 +17,15 @@ TEST(positions_follow_the_formula) {
     for (int f = 0; f < 4; f++) {
       out[40 * widths[w]] = 7;
       test_ok(attn_sinusoidal_positions(firsts[f], 40, widths[w], out));
-      assert_true(out[40 * widths[w]] == 7); /* nothing behind the last row is written */
+      assert_true(out[40 * widths[w]] == 7); /* the float behind the last row is unchanged */
       nn_passes(attn_nn_oracle_positions(firsts[f], 40, widths[w]), out);
       nn_rejected(attn_nn_oracle_positions(firsts[f] + 1, 40, widths[w]), out);
     }
   assert_true(out[0] != 0);
 }
 
-/* Section 3.5 of the paper: the encoding of p + shift is a rotation of that of p, the same for every p. */
+/* Section 3.5 of the paper: a rotation by an angle that does not depend on p turns the encoding of p into that of p + shift.
+ */
 TEST(positions_shift_by_rotation) {
   enum { ROWS = 64, WIDTH = 16, SHIFT = 5 };
   static float out[ROWS * WIDTH];
@@ -41,13 +42,13 @@ TEST(positions_shift_by_rotation) {
 
 TEST(positions_check_arguments) {
   float out[4];
-  test_refused(attn_sinusoidal_positions(-1, 1, 4, out), ATTN_INVALID_ARGUMENT, (const char *[4]){"first is -1"});
-  test_refused(attn_sinusoidal_positions(0, -1, 4, out), ATTN_INVALID_ARGUMENT, (const char *[4]){"rows is -1"});
-  test_refused(attn_sinusoidal_positions(0, 1, 0, out), ATTN_INVALID_ARGUMENT, (const char *[4]){"width is 0"});
-  test_refused(attn_sinusoidal_positions(0, 1, 4, NULL), ATTN_INVALID_ARGUMENT, (const char *[4]){"out is NULL"});
-  test_refused(attn_sinusoidal_positions((int64_t)1 << 31, 1, 4, out), ATTN_INVALID_ARGUMENT, (const char *[4]){"2^31"});
+  test_invalid(attn_sinusoidal_positions(-1, 1, 4, out), "first is -1");
+  test_invalid(attn_sinusoidal_positions(0, -1, 4, out), "rows is -1");
+  test_invalid(attn_sinusoidal_positions(0, 1, 0, out), "width is 0");
+  test_invalid(attn_sinusoidal_positions(0, 1, 4, NULL), "out is NULL");
+  test_invalid(attn_sinusoidal_positions((int64_t)1 << 31, 1, 4, out), "2^31");
   test_ok(attn_sinusoidal_positions(3, 0, 4, NULL));
-  alarm(10); /* ends the test if no rows take as long as their columns */
+  alarm(10); /* ends the test if the time of no rows depends on their width */
   test_ok(attn_sinusoidal_positions(0, 0, INT32_MAX, NULL));
   alarm(0);
 }
@@ -61,13 +62,11 @@ static float gain[NORM_MOST], bias[NORM_MOST];
 static attn_nn_field norm_oracle(int64_t width, bool residual, const attn_norm *norm) {
   attn_nn_field a = attn_nn_field_of(x, NORM_ROWS, width), b = attn_nn_field_of(r, NORM_ROWS, width);
   attn_nn_field added = attn_nn_oracle_add(&a, &b), result = attn_nn_oracle_layer_norm(residual ? &added : &a, norm);
-  attn_nn_field_destroy(&a);
-  attn_nn_field_destroy(&b);
-  attn_nn_field_destroy(&added);
+  nn_destroy(&a, &b, &added);
   return result;
 }
 
-/* Rows around `centre`, of very different spread. */
+/* Rows of values around `centre`. */
 static void fill_norm(float centre) {
   test_fill(x, NORM_ROWS * NORM_MOST, 11);
   test_fill(r, NORM_ROWS * NORM_MOST, 12);
@@ -94,7 +93,7 @@ TEST(layer_norm_follows_the_formula) {
       }
 }
 
-/* The variance is that of the row, not an estimate for a population: n, not n - 1. */
+/* The variance divides by n, not by n - 1. */
 TEST(variance_is_uncorrected) {
   const float row[2] = {1, 3};
   const attn_norm norm = {.epsilon = 0};
@@ -137,9 +136,9 @@ TEST(layer_norm_checks_arguments) {
              {1, 4, a, &norm, NULL, NULL, "y is NULL"},       {1, 4, a, &negative, NULL, b, "epsilon is -1"},
              {1, 4, a, &nan, NULL, b, "epsilon is nan"},      {1, 4, a, &norm, b, b, "sum and y"},
              {1, (int64_t)1 << 32, a, &norm, NULL, b, "2^31"}};
-  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-    test_refused(attn_add_layer_norm(bad[i].rows, bad[i].width, bad[i].x, NULL, bad[i].norm, bad[i].sum, bad[i].y),
-                 ATTN_INVALID_ARGUMENT, (const char *[4]){bad[i].word});
+  for (size_t i = 0; i < COUNT(bad); i++)
+    test_invalid(attn_add_layer_norm(bad[i].rows, bad[i].width, bad[i].x, NULL, bad[i].norm, bad[i].sum, bad[i].y),
+                 bad[i].word);
   test_ok(attn_add_layer_norm(0, 4, NULL, NULL, &norm, NULL, NULL));
   const float constant[3] = {5, 5, 5};
   test_ok(attn_add_layer_norm(1, 3, constant, NULL, &norm, NULL, b));
@@ -148,7 +147,7 @@ TEST(layer_norm_checks_arguments) {
 
 /* ---- Attention weights ---- */
 
-/* The rows sum to 1, P V is what the kernel itself returns, and masked keys weigh nothing. */
+/* Rows sum to 1, masked keys weigh 0, and the weights are the kernel's own output for V = identity. */
 static void weights_of(const char *kernel, attn_dtype dtype) {
   enum { B = 2, H = 4, KV = 2, N = 7, M = 37, D = 16 };
   static float q[B * H * N * D], k[B * KV * M * D], o[B * H * N * M], weights[B * H * N * M];
@@ -168,7 +167,7 @@ static void weights_of(const char *kernel, attn_dtype dtype) {
   const attn_kernel_info *info = attn_kernel_find(kernel);
   if (attn_kernel_rejects(info, &p)) return;
   test_ok(attn_weights(&p, &args, &options, weights));
-  attn_problem values = p; /* V: the identity, spelled out */
+  attn_problem values = p;
   static float identity[M * M];
   for (int j = 0; j < M; j++) identity[j * M + j] = 1;
   values.dim_v = M;
@@ -203,15 +202,15 @@ TEST(weights_check_arguments) {
   float a[4] = {1, 2, 3, 4}, w[4];
   attn_problem_init(&p, 1, 1, 1, 2, 2, 2, 2);
   const attn_args args = {.q = a, .k = a};
-  test_refused(attn_weights(NULL, &args, NULL, w), ATTN_INVALID_ARGUMENT, (const char *[4]){"problem is NULL"});
-  test_refused(attn_weights(&p, NULL, NULL, w), ATTN_INVALID_ARGUMENT, (const char *[4]){"args is NULL"});
-  test_refused(attn_weights(&p, &args, NULL, NULL), ATTN_INVALID_ARGUMENT, (const char *[4]){"weights is NULL"});
-  test_refused(attn_weights(&p, &(attn_args){.q = a}, NULL, w), ATTN_INVALID_ARGUMENT, (const char *[4]){"k is NULL"});
+  test_invalid(attn_weights(NULL, &args, NULL, w), "problem is NULL");
+  test_invalid(attn_weights(&p, NULL, NULL, w), "args is NULL");
+  test_invalid(attn_weights(&p, &args, NULL, NULL), "weights is NULL");
+  test_invalid(attn_weights(&p, &(attn_args){.q = a}, NULL, w), "k is NULL");
   const attn_options unknown = {.kernel = "flash_mmx"};
-  test_refused(attn_weights(&p, &args, &unknown, w), ATTN_UNKNOWN_KERNEL, (const char *[4]){"flash_mmx"});
+  test_refused(attn_weights(&p, &args, &unknown, w), ATTN_UNKNOWN_KERNEL, "flash_mmx");
   attn_problem_set_varlen(&p, 2, 2);
-  test_refused(attn_weights(&p, &args, NULL, w), ATTN_INVALID_ARGUMENT, (const char *[4]){"VARLEN"});
-  attn_problem_init(&p, 1, 1, 1, 2, 0, 2, 2); /* no keys: nothing to write */
+  test_invalid(attn_weights(&p, &args, NULL, w), "VARLEN");
+  attn_problem_init(&p, 1, 1, 1, 2, 0, 2, 2); /* without keys there are no weights */
   test_ok(attn_weights(&p, &args, NULL, NULL));
 }
 
@@ -220,7 +219,7 @@ TEST(weights_check_arguments) {
 enum { POINTS = 41, QUERIES = 23, DX = 3, DY = 2 };
 static float points[POINTS * DX], values[POINTS * DY], queries[QUERIES * DX], predicted[QUERIES * DY];
 
-static attn_numerics numerics; /* of the kernel on trial */
+static attn_numerics numerics; /* of the tested kernel */
 
 static attn_nn_field regression_oracle(const float *inverse_width, const float *at) {
   attn_nn_field q = attn_nn_field_of(at, QUERIES, DX), k = attn_nn_field_of(points, POINTS, DX),
@@ -234,9 +233,7 @@ static attn_nn_field regression_oracle(const float *inverse_width, const float *
                                        .weight = inverse_width,
                                        .numerics = numerics};
   attn_nn_field o = attn_nn_oracle_attention(&attention, &q, &k, &v);
-  attn_nn_field_destroy(&q);
-  attn_nn_field_destroy(&k);
-  attn_nn_field_destroy(&v);
+  nn_destroy(&q, &k, &v);
   return o;
 }
 
@@ -260,14 +257,14 @@ static void regression_follows_the_formula(const char *kernel) {
                                       .prediction = predicted,
                                       .weights = weights};
   const attn_status status = attn_kernel_regression(&regression, &options);
-  if (status == ATTN_UNSUPPORTED) return; /* the kernel takes dot scores only, and says so */
+  if (status == ATTN_UNSUPPORTED) return; /* a kernel for dot scores only */
   test_ok(status);
   nn_passes(regression_oracle(inverse_width, queries), predicted);
   nn_rejected(regression_oracle(NULL, queries), predicted);
   nn_rejected(regression_oracle(other, queries), predicted);
   nn_rejected(regression_oracle(inverse_width, moved), predicted);
   for (int i = 0; i < QUERIES; i++)
-    for (int d = 0; d < DY; d++) { /* the weights are those of the prediction */
+    for (int d = 0; d < DY; d++) { /* weights times values give the prediction */
       double sum = 0;
       for (int j = 0; j < POINTS; j++) sum += (double)weights[i * POINTS + j] * (double)values[j * DY + d];
       assert_true(fabs(sum - (double)predicted[i * DY + d]) < 1e-5);
@@ -286,13 +283,9 @@ TEST(regression_checks_arguments) {
                                 .query = queries,
                                 .prediction = predicted};
   test_ok(attn_kernel_regression(&good, NULL));
-  test_refused(attn_kernel_regression(NULL, NULL), ATTN_INVALID_ARGUMENT, (const char *[4]){"regression is NULL"});
-#define REFUSED(field, wrong, word)                                                                                      \
-  do {                                                                                                                   \
-    attn_regression bad = good;                                                                                          \
-    bad.field = wrong;                                                                                                   \
-    test_refused(attn_kernel_regression(&bad, NULL), ATTN_INVALID_ARGUMENT, (const char *[4]){"attn_regression." word}); \
-  } while (0)
+  test_invalid(attn_kernel_regression(NULL, NULL), "regression is NULL");
+#define REFUSED(field, wrong, word) \
+  TEST_REFUSES(attn_regression, good, bad.field = wrong, attn_kernel_regression(&bad, NULL), NULL, "attn_regression." word)
   REFUSED(points, 0, "points is 0");
   REFUSED(queries, -1, "queries is -1");
   REFUSED(dim_x, 0, "dim_x is 0");

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* NaN, infinities and signed zeros stay where they belong: what stands in elements that a row may not see changes none of
- * its bits, nor does what its neighbours in a tile come to; and what a row may see reaches it. */
+/* NaN, infinities and signed zeros reach exactly the rows that see them. Elements that a row may not see, and the results of
+ * its neighbours in a tile, change none of its bits. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +20,7 @@ static void run(const char *kernel, const attn_problem *problem, const attn_args
   test_ok(test_run(problem, args, &(attn_options){.kernel = kernel, .threads = 1}));
 }
 
-/* Rows [first, end) of both must agree in every bit. */
+/* Fails unless rows [first, end) of both have the same bits. */
 static void assert_same_rows(const char *kernel, const char *what, const test_data *a, const test_data *b, int first,
                              int end) {
   const size_t rows = (size_t)(end - first);
@@ -33,8 +33,8 @@ static void set_key(float *rows, int64_t key, float value) {
   for (int d = 0; d < DIM; d++) rows[key * DIM + d] = value;
 }
 
-/* Row 0 comes to NaN at a key where the others come to -inf; just behind it, at the same place of a vector, stands the
- * largest score of row 1, for which it must move its reference whatever row 0 does. */
+/* At one key the score of row 0 is NaN and that of the others -inf. One vector further, in the same lane, is the largest
+ * score of row 1, for which row 1 must move its reference whatever row 0 does. */
 static void neighbours_nan_hides_no_score(const char *kernel) {
   const attn_problem problem = one_head();
   for (int lanes = 4; lanes <= 16; lanes *= 2) {
@@ -56,7 +56,7 @@ static void neighbours_nan_hides_no_score(const char *kernel) {
   }
 }
 
-/* Rows far apart in keys with rows between them that see none: nobody sees the keys between. */
+/* Rows that see keys far apart, with rows between them that see none: no row sees the keys between. */
 static void keys_between_rows_change_no_bit(const char *kernel) {
   attn_problem problem = one_head();
   attn_problem_set_causal(&problem, ATTN_ALIGN_TOP_LEFT);
@@ -80,14 +80,14 @@ static void keys_between_rows_change_no_bit(const char *kernel) {
   test_data_destroy(&data);
 }
 
-/* Under a causal mask V of key 10 belongs to the rows from 10 on. */
+/* Under a causal mask only rows from 10 on see V of key 10. */
 static void later_keys_change_no_bit_of_earlier_rows(const char *kernel) {
   static const float poisons[] = {NAN, INFINITY, -INFINITY};
   attn_problem problem = one_head();
   attn_problem_set_causal(&problem, ATTN_ALIGN_TOP_LEFT);
   test_data data = test_data_create(&problem, 7);
   run(kernel, &problem, &data.args);
-  for (size_t n = 0; n < sizeof poisons / sizeof *poisons; n++) {
+  for (size_t n = 0; n < COUNT(poisons); n++) {
     test_data other = test_data_share_inputs(&problem, &data);
     set_key((float *)data.args.v, 10, poisons[n]);
     run(kernel, &problem, &other.args);
@@ -98,8 +98,8 @@ static void later_keys_change_no_bit_of_earlier_rows(const char *kernel) {
   test_data_destroy(&data);
 }
 
-/* Row 0 sees key 0, whose V is so small that its product with P vanishes, and -0 behind it; whether it shares a tile with
- * rows that see positive V must not show in the sign of its zero. */
+/* Row 0 sees key 0, whose V is so small that its product with P vanishes, and key 1, whose V is -0. The sign of its zero
+ * must not depend on whether it shares a tile with rows that see positive V. */
 static void sign_of_zero_is_the_rows_own(const char *kernel) {
   if (!test_rows_stand_alone(kernel)) return;
   attn_problem problem = one_head();
@@ -119,12 +119,12 @@ static void sign_of_zero_is_the_rows_own(const char *kernel) {
   alone.seq_q = 1;
   test_data other = test_data_share_inputs(&alone, &data);
   run(kernel, &alone, &other.args);
-  assert_same_rows(kernel, "company", &data, &other, 0, 1);
+  assert_same_rows(kernel, "a neighbour in the tile", &data, &other, 0, 1);
   test_data_destroy_outputs(&other);
   test_data_destroy(&data);
 }
 
-/* A NaN bias is not -inf, so its key is allowed, even where everything around it is masked. */
+/* A bias of NaN does not mask its key, even if all keys around it are masked. */
 static void nan_bias_reaches_its_row(const char *kernel) {
   attn_problem problem = one_head();
   problem.uses |= ATTN_USE_BIAS;
@@ -137,7 +137,7 @@ static void nan_bias_reaches_its_row(const char *kernel) {
   run(kernel, &problem, &data.args);
   for (int i = 0; i < QUERIES; i++) {
     if (isnan(((float *)data.args.o)[i * DIM]) != (i == 3))
-      fail_msg("%s: the NaN in row 3 of the bias shows wrong in row %d", kernel, i);
+      fail_msg("%s: with a NaN in row 3 of the bias, row %d is wrong", kernel, i);
   }
   test_data_destroy(&data);
   free(bias);

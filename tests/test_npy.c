@@ -77,7 +77,7 @@ TEST(reads_every_version_and_type) {
   } types[] = {{"<f2", NPY_F16, 2}, {"<f4", NPY_F32, 4}, {"<f8", NPY_F64, 8}, {"|b1", NPY_U8, 1}, {"|u1", NPY_U8, 1},
                {"<u2", NPY_U16, 2}, {"<i4", NPY_I32, 4}, {"<i8", NPY_I64, 8}, {">f4", NPY_F32, 4}};
   for (int version = 1; version <= 3; version++)
-    for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
+    for (size_t t = 0; t < COUNT(types); t++) {
       char header[128];
       unsigned char data[6 * 8] = {0};
       snprintf(header, sizeof header, "{'descr': '%s', 'fortran_order': False, 'shape': (2, 3), }      \n", types[t].descr);
@@ -203,7 +203,7 @@ TEST(refuses_bad_headers) {
       {"{'de\tscr\x01': 1}", "key 'de"},
       {"{\x01", "byte 0x01"},
   };
-  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) assert_header_refused(bad[i].header, bad[i].words);
+  for (size_t i = 0; i < COUNT(bad); i++) assert_header_refused(bad[i].header, bad[i].words);
 }
 
 /* Every prefix of a good file, and every good file with one byte changed, is read or refused, never trusted; sanitizers see
@@ -235,7 +235,7 @@ TEST(survives_damage) {
 TEST(writes_what_it_reads) {
   static const int shapes[][4] = {{0, 0, 0, 0}, {1, 6, 0, 0}, {2, 2, 3, 0}, {3, 1, 2, 3}, {3, 2, 0, 3}};
   float values[6] = {1, -2, 3.5f, 1e-30f, 5, -0.0f};
-  for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+  for (size_t s = 0; s < COUNT(shapes); s++) {
     npy_array out = {.type = NPY_F32, .dims = shapes[s][0], .count = 1, .data = values}, in;
     for (int d = 0; d < out.dims; d++) out.count *= out.shape[d] = shapes[s][d + 1];
     assert_true(npy_write(path, &out));

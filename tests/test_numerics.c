@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* What each kernel declares about its rounding is true, and not much more than what it does. Two keys with the scores 0 and
- * -x and one-hot V give two outputs whose quotient is the kernel's exp(-x), with rounded P where it rounds P. */
+/* The rounding errors that each kernel declares are true, and at most about twice as large as the real ones. Two keys with
+ * the scores 0 and -x and one-hot V give two outputs; their quotient is the kernel's exp(-x), rounded if the kernel rounds
+ * P. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -10,10 +11,10 @@
 
 enum { ROWS = 512, DIM = 8, PIECES = 3, HALVINGS = 26 };
 
-/* The score's, the sum's and two stored outputs' roundings: what the quotient may be off without any error of exp. */
+/* The error of the quotient without any error of exp: roundings of the score, of the sum and of two stored outputs. */
 static const double NOISE = 4 * 0x1p-24;
 
-/* ROWS sequences of one query, so that kernels for few queries take them too; all share two keys. */
+/* ROWS sequences with one query each, so that kernels for few queries take them too. All share two keys. */
 static attn_problem probe_problem(attn_dtype dtype) {
   attn_problem p;
   attn_problem_init(&p, ROWS, 1, 1, 1, 2, DIM, DIM);
@@ -23,7 +24,7 @@ static attn_problem probe_problem(attn_dtype dtype) {
   return p;
 }
 
-/* Writes x as pieces of the type that add up to it, or to its float32. */
+/* Writes float32 x as a sum of pieces that the type holds. */
 static void store_pieces(void *q, attn_dtype dtype, int64_t at, double x) {
   double left = (double)(float)x;
   for (int n = 0; n < PIECES; n++) {
@@ -32,7 +33,7 @@ static void store_pieces(void *q, attn_dtype dtype, int64_t at, double x) {
   }
 }
 
-/* exp(-x) of each row by the kernel. */
+/* The kernel's exp(-x) for the x of each row. */
 static void weigh(const char *kernel, const attn_problem *p, const double *x, double *weight) {
   static float o[ROWS][DIM];
   char *q = test_allocate(ROWS * DIM * sizeof(float)), *k = test_allocate(2 * DIM * sizeof(float)),
@@ -58,8 +59,8 @@ static double measure_weights(const char *kernel, const attn_problem *p) {
   return worst;
 }
 
-/* The same of exp alone, where P is rounded to steps of 2 u_p: a weight jumps at the x whose exp(-x) lies between two steps.
- * Where it jumps is found by halving. */
+/* The same for exp alone, if P is rounded to steps of 2 u_p: bisection finds the x at which a weight jumps, and there
+ * exp(-x) should lie in the middle between two steps. */
 static double measure_exp(const char *kernel, const attn_problem *p, double p_rounding) {
   double middle[ROWS], low[ROWS], high[ROWS], x[ROWS], weight[ROWS], worst = 0;
   for (int n = 0; n < ROWS; n++) {
@@ -76,11 +77,11 @@ static double measure_exp(const char *kernel, const attn_problem *p, double p_ro
   return worst;
 }
 
-/* Declared errors are at least what is measured and at most about twice as much. */
+/* Fails unless the declared error is at least the measured one and at most about twice as large. */
 static void compare(const char *kernel, const char *what, double declared, double measured) {
   print_message("%-16s %-10s declared %.3g, measured %.3g\n", kernel, what, declared, measured);
-  if (measured > declared + NOISE) fail_msg("%s declares %s %.3g and has %.3g", kernel, what, declared, measured);
-  if (declared > 2 * measured + NOISE) fail_msg("%s declares %s %.3g and has %.3g only", kernel, what, declared, measured);
+  if (measured > declared + NOISE || declared > 2 * measured + NOISE)
+    fail_msg("%s declares %s %.3g, but %.3g is measured", kernel, what, declared, measured);
 }
 
 static bool takes(const attn_kernel_info *info, attn_dtype dtype) {
@@ -88,13 +89,13 @@ static bool takes(const attn_kernel_info *info, attn_dtype dtype) {
   return !attn_kernel_rejects(info, &p);
 }
 
-/* P is not rounded: weights tell the error of exp. */
+/* For kernels that do not round P: the error of the weights is that of exp. */
 static void check_exp(const attn_kernel_info *info, attn_dtype dtype) {
   const attn_problem p = probe_problem(dtype);
   if (takes(info, dtype)) compare(info->name, "exp error", info->numerics.exp_error, measure_weights(info->name, &p));
 }
 
-/* P is rounded. Libraries divide by the sum before they round, so that both weights of a quotient are rounded. */
+/* For kernels that round P. Libraries divide by the sum before they round, so both weights of a quotient are rounded. */
 static void check_rounded(const attn_kernel_info *info) {
   const attn_problem p = probe_problem(ATTN_BF16);
   const attn_numerics *n = &info->numerics;

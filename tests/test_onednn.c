@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* What the kernels on oneDNN promise beside the answers, which every kernel is tried for: inside a task oneDNN starts no
- * threads, the caller's OpenMP setting is what it was (onednn_mutants.c proves that both are seen), refusals say what and
- * who, and bfloat16 either meets its declared limit or is refused in oneDNN's own word. */
+/* Promises of the kernels on oneDNN beyond right answers: oneDNN starts no threads inside a task, the caller's OpenMP
+ * setting is restored (onednn_mutants.c proves that these two tests can fail), and refusals name the reason and the library.
+ */
 #include <dirent.h>
 #include <dlfcn.h>
 #include <oneapi/dnnl/dnnl_config.h>
@@ -14,7 +14,7 @@
 #include "support.h"
 
 static const char *const kernels[] = {"matmul_onednn", "graph_onednn"};
-enum { KERNELS = sizeof kernels / sizeof *kernels };
+enum { KERNELS = COUNT(kernels) };
 
 static attn_problem plain_problem(void) {
   attn_problem p;
@@ -31,7 +31,7 @@ static const attn_kernel_info *usable(const char *name) {
   return why_not ? NULL : kernel;
 }
 
-/* The OpenMP that the process has, by name: this program may be built without, and oneDNN bring one. */
+/* A function of the process's OpenMP runtime, by name: this program may be built without OpenMP while oneDNN brings one. */
 static void *openmp(const char *name) { return dlsym(RTLD_DEFAULT, name); }
 
 static int threads_of_process(void) {
@@ -43,8 +43,8 @@ static int threads_of_process(void) {
   return count;
 }
 
-/* OpenMP keeps the threads that it has started, so that they can be counted afterwards. Other runtimes have threads of their
- * own, on one CPU or not at all (attn_onednn_unusable). */
+/* OpenMP keeps the threads that it has started, so they can be counted afterwards. Skipped with other runtimes, which have
+ * thread pools of their own (see attn_onednn_unusable). First of the tests: no other one has started threads yet. */
 TEST(one_task_is_one_thread) {
   void (*set)(int);
   void *const set_address = openmp("omp_set_num_threads");
@@ -103,15 +103,15 @@ TEST(refusals_say_what_is_missing) {
   assert_rejects("graph_onednn", &lse, "LSE");
 }
 
-/* Whether a CPU has products of 16-bit types oneDNN knows: no is a status of its own, with its version. */
+/* If oneDNN lacks products of a 16-bit type on this CPU, the refusal holds oneDNN's own status and its version. */
 TEST(types_it_lacks_are_refused_in_its_words) {
   static const attn_dtype types[] = {ATTN_BF16, ATTN_F16};
   const attn_kernel_info *kernel = usable("matmul_onednn");
-  for (size_t i = 0; kernel && i < sizeof types / sizeof *types; i++) {
+  for (size_t i = 0; kernel && i < COUNT(types); i++) {
     attn_problem p = plain_problem();
     p.dtype_q = p.dtype_kv = p.dtype_o = types[i];
     const char *reason = attn_kernel_rejects(kernel, &p);
-    if (!reason) continue; /* then the conformance suite has tried it */
+    if (!reason) continue; /* the conformance suite runs it */
     test_contains(reason, kernel->library);
     test_contains(reason, "unimplemented");
   }
@@ -127,7 +127,8 @@ static size_t address_space(void) {
 
 enum { NO_LIMITS = 99 }; /* qemu-user ignores limits of memory */
 
-/* In a child, because the limit stays: `left` more bytes of address space. Returns a status, or NO_LIMITS. */
+/* Makes a plan with `left` more bytes of address space: in a child process, because the limit stays. Returns its status, or
+ * NO_LIMITS. */
 static int plan_with_little_memory(const char *kernel, size_t left) {
   attn_problem p = plain_problem();
   attn_plan *plan = NULL;
@@ -140,9 +141,9 @@ static int plan_with_little_memory(const char *kernel, size_t left) {
   return (int)status;
 }
 
-/* oneDNN itself ends the process where memory is short. */
+/* oneDNN would end the process where memory is short. */
 TEST(little_memory_is_an_error) {
-  if (address_space() > (size_t)1 << 40) skip(); /* a sanitizer, which needs more all the time */
+  if (address_space() > (size_t)1 << 40) skip(); /* a sanitizer reserves address space all the time */
   for (int i = 0; i < KERNELS; i++)
     for (size_t left = 0; left <= 1 << 20 && usable(kernels[i]); left += 1 << 18) {
       const pid_t child = fork();

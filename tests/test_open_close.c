@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What kernel.h promises kernels that stand on another library: open() once per plan, after plan() and before the workspace
- * is sized; run() sees what it made, unchanged; close() once for each open() that succeeded, and for no other. */
+/* Promises of kernel.h to kernels on other libraries: open() is called once per plan, after plan() and before the workspace
+ * is sized; run() gets the object that open() made; close() is called once for each open() that succeeded. */
 #define TEST_SETUP forget
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 
 enum { SCRATCH = 4096, MORE_SCRATCH = 1 << 20 };
 
-/* What the fake kernel was asked to do, and what it is to answer. */
+/* Calls of the fake kernel's functions, and its answers. */
 static struct {
   int planned, opened, ran, closed;
   attn_status answer;
@@ -113,14 +113,14 @@ TEST(each_plan_has_its_own) {
 TEST(failure_is_a_status_and_a_sentence) {
   static const attn_status answers[] = {ATTN_UNSUPPORTED, ATTN_OUT_OF_MEMORY};
   const attn_problem problem = two_heads();
-  for (size_t i = 0; i < sizeof answers / sizeof *answers; i++) {
-    attn_plan *plan = (attn_plan *)&seen; /* must come back as NULL */
+  for (size_t i = 0; i < COUNT(answers); i++) {
+    attn_plan *plan = (attn_plan *)&seen; /* becomes NULL */
     forget(NULL);
     seen.answer = answers[i];
-    test_refused(attn_plan_create_for_kernel(&problem, &fake, NULL, &plan), answers[i],
-                 (const char *const[4]){"'fake_library'", "the library has no product for dim_qk 7"});
+    test_refused(attn_plan_create_for_kernel(&problem, &fake, NULL, &plan), answers[i], "'fake_library'",
+                 "the library has no product for dim_qk 7");
     assert_null(plan);
-    assert_int_equal(seen.closed, 0); /* nothing was opened */
+    assert_int_equal(seen.closed, 0);
   }
 }
 
@@ -128,8 +128,7 @@ TEST(what_was_opened_is_closed_when_memory_overflows) {
   const attn_problem problem = two_heads();
   attn_plan *plan;
   seen.unit_bytes = SIZE_MAX / 2;
-  test_refused(attn_plan_create_for_kernel(&problem, &fake, NULL, &plan), ATTN_UNSUPPORTED,
-               (const char *const[4]){"fake_library", "address space"});
+  test_refused(attn_plan_create_for_kernel(&problem, &fake, NULL, &plan), ATTN_UNSUPPORTED, "fake_library", "address space");
   assert_int_equal(seen.opened, 1);
   assert_int_equal(seen.closed, 1);
 }

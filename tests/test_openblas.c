@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* The kernels on OpenBLAS leave its number of threads as they found it, hold it at one while they run, several plans at once
- * included, and name version and core of the library that is there.
+/* The kernels on OpenBLAS hold its number of threads at one while they run, with several plans at once too, and restore it.
+ * They name the version and the core type of the library.
  *
- * OpenBLAS picks its code by the CPU when it is loaded. Under a cap below that code the library refuses these kernels, so
- * main() starts the program again with a core type that the cap allows. Where somebody has set a core type already, it
- * stays: the tests that run kernels then check the refusal instead. No test depends on which CPU runs it. */
+ * OpenBLAS chooses its code by the CPU when it is loaded. If that code is above the cap of the tests, libattn refuses these
+ * kernels; so test_begin() starts the program again with a core type that the cap allows. A core type that is already set
+ * stays: then the tests that would run kernels check the refusal instead. */
 #include <cblas.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -32,10 +32,10 @@ static attn_problem some_heads(void) {
   return problem;
 }
 
-/* A caller's pool that does its tasks itself and looks at OpenBLAS meanwhile. */
+/* A caller's pool that runs all tasks in one thread and asks OpenBLAS for its number of threads. */
 typedef struct watcher {
-  _Atomic int tasks, held;
-  int set_to; /* what somebody else sets the number to in the first task; 0 = nobody does */
+  _Atomic int tasks, held; /* held: tasks that saw one thread */
+  int set_to;              /* the first task sets the number of threads to this; 0 = it does not */
 } watcher;
 
 static void watch(void *pool, int64_t tasks, int workers, attn_task_fn task, void *context) {
@@ -49,23 +49,22 @@ static void watch(void *pool, int64_t tasks, int workers, attn_task_fn task, voi
   }
 }
 
-/* The library runs these kernels, or says which core stands above the cap or above this CPU, and what would change it. */
+/* False if the kernels run. Otherwise checks that the refusal names the core type, the cap or the CPU, and the remedy. */
 static bool refused_by_tier(void) {
   const attn_problem problem = some_heads();
   const char *cap = getenv("ATTN_MAX_ISA");
   const char *reason = attn_kernel_rejects(attn_kernel_find(kernels[0]), &problem);
   attn_plan *plan;
   if (!reason) return false;
-  test_refused(attn_plan_create(&problem, &(attn_options){.kernel = kernels[0]}, &plan), ATTN_UNSUPPORTED,
-               (const char *const[4]){kernels[0], BLAS(openblas_get_corename)(),
-                                      cap && strstr(reason, "cap") ? cap : "this CPU cannot", "OPENBLAS_CORETYPE"});
+  test_refused(attn_plan_create(&problem, &(attn_options){.kernel = kernels[0]}, &plan), ATTN_UNSUPPORTED, kernels[0],
+               BLAS(openblas_get_corename)(), cap && strstr(reason, "cap") ? cap : "this CPU cannot", "OPENBLAS_CORETYPE");
   return true;
 }
 
 static void set_three_threads_or_skip(void) {
   if (refused_by_tier()) skip();
   BLAS(openblas_set_num_threads)(THREADS);
-  if (BLAS(openblas_get_num_threads)() != THREADS) skip(); /* a build without threads has nothing to put back */
+  if (BLAS(openblas_get_num_threads)() != THREADS) skip(); /* this OpenBLAS is built without threads */
 }
 
 TEST(threads_are_held_and_put_back) {
@@ -135,7 +134,7 @@ TEST(plans_at_once_hold_together) {
   for (int i = 0; i < RUNNERS; i++) {
     assert_int_equal(pthread_join(runners[i].thread, NULL), 0);
     test_ok(runners[i].status);
-    assert_int_equal(seen[i].held, seen[i].tasks); /* one thread in every task, although other plans began and ended */
+    assert_int_equal(seen[i].held, seen[i].tasks); /* one thread in every task, while other plans began and ended */
     assert_memory_equal(runners[i].data.args.o, alone[i % 2].args.o, alone[i % 2].o_bytes);
     test_data_destroy_outputs(&runners[i].data);
     attn_plan_destroy(runners[i].plan);
@@ -161,15 +160,14 @@ TEST(scores_that_are_no_product_are_refused) {
   if (refused_by_tier()) return; /* the cap is named first */
   problem.score = ATTN_SCORE_ADDITIVE;
   problem.uses |= ATTN_USE_SCORE_WEIGHT;
-  test_refused(attn_plan_create(&problem, &(attn_options){.kernel = kernels[0]}, &plan), ATTN_UNSUPPORTED,
-               (const char *const[4]){"gemm_openblas", "additive", "no matrix product"});
+  test_refused(attn_plan_create(&problem, &(attn_options){.kernel = kernels[0]}, &plan), ATTN_UNSUPPORTED, "gemm_openblas",
+               "additive", "no matrix product");
   problem.score = ATTN_SCORE_GAUSSIAN;
-  test_refused(attn_plan_create(&problem, &(attn_options){.kernel = kernels[1]}, &plan), ATTN_UNSUPPORTED,
-               (const char *const[4]){"naive_openblas", "gaussian", "no matrix product"});
+  test_refused(attn_plan_create(&problem, &(attn_options){.kernel = kernels[1]}, &plan), ATTN_UNSUPPORTED, "naive_openblas",
+               "gaussian", "no matrix product");
 }
 
-/* OpenBLAS has chosen its code by the CPU, or by OPENBLAS_CORETYPE, when we are asked: under a cap it may run or not, but
- * never in silence above it. */
+/* A core type above the cap is refused with the reason; a core type below it runs. */
 TEST(cap_is_kept_or_refused_in_words) {
   const attn_problem problem = some_heads();
   const char *core = BLAS(openblas_get_corename)();
@@ -178,11 +176,11 @@ TEST(cap_is_kept_or_refused_in_words) {
   const attn_status status = attn_plan_create(&problem, &(attn_options){.kernel = kernels[0], .max_isa = "c"}, &plan);
   if (baseline) test_ok(status);
   if (!strcasecmp(core, "Haswell") || !strcasecmp(core, "Zen") || !strcasecmp(core, "SkylakeX"))
-    test_refused(status, ATTN_UNSUPPORTED, (const char *const[4]){"gemm_openblas", core, "cap 'c'", "OPENBLAS_CORETYPE"});
+    test_refused(status, ATTN_UNSUPPORTED, "gemm_openblas", core, "cap 'c'", "OPENBLAS_CORETYPE");
   attn_plan_destroy(plan);
 }
 
-/* The core type whose code a cap allows; NULL = OpenBLAS's own choice is allowed. */
+/* The core type to set for a cap; NULL = OpenBLAS may choose. */
 static const char *core_under(const char *cap) {
 #ifdef __x86_64__
   if (cap && !strcmp(cap, "c")) return "Prescott";

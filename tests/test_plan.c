@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Plans, the registry and dispatch: an override only takes away and fails loudly, errors list what would do, plans can be
- * shared, and the workspace is checked. */
+/* Plans, the registry and dispatch: a cap or a name can only exclude kernels, errors list the kernels that would do, plans
+ * can be shared, and the workspace is checked. */
 #define TEST_SETUP    clear_environment
 #define TEST_TEARDOWN clear_environment
 #include <pthread.h>
@@ -11,7 +11,7 @@
 
 #include "support.h"
 
-/* One that the kernel takes; NULL: any. */
+/* A problem that the kernel takes; NULL stands for any kernel. */
 static attn_problem small_problem(const char *kernel) {
   attn_problem problem;
   attn_problem_init(&problem, 2, 4, 2, 7, 65, 24, 20); /* few enough queries for the decode kernels */
@@ -19,8 +19,8 @@ static attn_problem small_problem(const char *kernel) {
   return problem;
 }
 
-/* Environment variables are part of the interface: every test starts with none of them set but the cap that the caller of
- * the whole program gave. */
+/* Environment variables are part of the interface. Every test starts without them, except for a cap that this program was
+ * started with. */
 static char outer_cap[32];
 
 __attribute__((constructor)) static void read_outer_cap(void) {
@@ -48,11 +48,12 @@ static void assert_plan_runs(const char *kernel, const char *max_isa, const char
   attn_plan_destroy(plan);
 }
 
-static void assert_create_fails(const char *kernel, const char *max_isa, attn_status expected, const char *const parts[4]) {
-  attn_plan *plan = (attn_plan *)outer_cap; /* must come back as NULL */
-  test_refused(create(kernel, max_isa, &plan), expected, parts);
-  assert_null(plan);
-}
+#define assert_create_fails(kernel, max_isa, expected, ...)              \
+  do {                                                                   \
+    attn_plan *none = (attn_plan *)outer_cap; /* becomes NULL */         \
+    test_refused(create(kernel, max_isa, &none), expected, __VA_ARGS__); \
+    assert_null(none);                                                   \
+  } while (0)
 
 /* ---- The registry ---- */
 
@@ -65,10 +66,10 @@ TEST(registry_can_be_read) {
   for (int i = 0; i < attn_kernel_count(); i++) {
     const attn_kernel_info *info = attn_kernel_get(i);
     char name[64];
-    const bool foreign = info->library[0] != 0; /* named after the library, not after a tier */
+    const bool foreign = info->library[0] != 0; /* such a kernel is named after its library, not after a tier */
     snprintf(name, sizeof name, "%s_%s", info->algorithm, foreign ? info->library : info->isa);
-    if (foreign) *strchr(name, ' ') = 0;               /* "OpenBLAS 0.3.21 Zen" */
-    assert_int_equal(strcasecmp(info->name, name), 0); /* one word, four homes */
+    if (foreign) *strchr(name, ' ') = 0; /* "OpenBLAS 0.3.21 Zen" */
+    assert_int_equal(strcasecmp(info->name, name), 0);
     assert_ptr_equal(attn_kernel_find(info->name), info);
     assert_true(strlen(info->summary) > 10);
     assert_non_null(info->library);
@@ -111,7 +112,7 @@ static bool has_tier(const char *isa) {
   return strstr(listed, wanted);
 }
 
-/* The compiler's runtime asks the CPU by itself. A tier that is not found would be a test that is skipped. */
+/* Compares with the compiler's own detection. Tests of a tier that libattn failed to detect would be skipped. */
 TEST(no_tier_of_the_cpu_is_missed) {
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -128,17 +129,15 @@ static void named_kernel_runs(const char *kernel) { assert_plan_runs(kernel, NUL
 TEST(every_usable_kernel_can_be_named) { test_each_kernel(named_kernel_runs); }
 
 TEST(unknown_kernel_lists_names) {
-  assert_create_fails("flash_mmx", NULL, ATTN_UNKNOWN_KERNEL,
-                      (const char *const[4]){"attn_options.kernel", "'flash_mmx'", "naive_c", "flash_c"});
-  assert_create_fails("", NULL, ATTN_UNKNOWN_KERNEL, (const char *const[4]){"attn_options.kernel", "''", "naive_c"});
+  assert_create_fails("flash_mmx", NULL, ATTN_UNKNOWN_KERNEL, "attn_options.kernel", "'flash_mmx'", "naive_c", "flash_c");
+  assert_create_fails("", NULL, ATTN_UNKNOWN_KERNEL, "attn_options.kernel", "''", "naive_c");
 }
 
 TEST(refused_kernel_is_an_error_not_a_fallback) {
   for (int i = 0; i < attn_kernel_count(); i++) {
     const attn_kernel_info *kernel = attn_kernel_get(i);
     const char *reason = attn_kernel_unusable(kernel);
-    if (reason)
-      assert_create_fails(kernel->name, NULL, ATTN_UNSUPPORTED, (const char *const[4]){kernel->name, reason, "naive_c"});
+    if (reason) assert_create_fails(kernel->name, NULL, ATTN_UNSUPPORTED, kernel->name, reason, "naive_c");
   }
 }
 
@@ -149,8 +148,7 @@ TEST(attn_kernel_variable_fills_in_for_null_only) {
   setenv("ATTN_KERNEL", "", 1); /* an empty variable is no request */
   assert_plan_runs("flash_c", NULL, "flash_c");
   setenv("ATTN_KERNEL", "flash_c2", 1);
-  assert_create_fails(NULL, NULL, ATTN_UNKNOWN_KERNEL,
-                      (const char *const[4]){"ATTN_KERNEL", "'flash_c2'", "flash_c,", "naive_c"});
+  assert_create_fails(NULL, NULL, ATTN_UNKNOWN_KERNEL, "ATTN_KERNEL", "'flash_c2'", "flash_c,", "naive_c");
   assert_plan_runs("naive_c", NULL, "naive_c");
 }
 
@@ -163,19 +161,19 @@ TEST(cap_takes_higher_tiers_away) {
   for (int i = 0; i < attn_kernel_count(); i++) {
     const attn_kernel_info *kernel = attn_kernel_get(i);
     const char *unusable = attn_kernel_unusable(kernel);
-    if (strcmp(kernel->isa, "c") == 0) { /* a library chooses its instructions itself and may be above the cap by that */
+    if (strcmp(kernel->isa, "c") == 0) { /* a library chooses its instructions itself, and they may be above the cap */
       assert_true(!unusable || (kernel->library[0] && strstr(unusable, "cap 'c'")));
       if (!unusable) continue;
     }
     assert_non_null(unusable);
-    assert_create_fails(kernel->name, NULL, ATTN_UNSUPPORTED, (const char *const[4]){kernel->name, "flash_c"});
+    assert_create_fails(kernel->name, NULL, ATTN_UNSUPPORTED, kernel->name, "flash_c");
     setenv("ATTN_KERNEL", kernel->name, 1);
-    assert_create_fails(NULL, NULL, ATTN_UNSUPPORTED, (const char *const[4]){"ATTN_KERNEL", kernel->name, "flash_c"});
+    assert_create_fails(NULL, NULL, ATTN_UNSUPPORTED, "ATTN_KERNEL", kernel->name, "flash_c");
     unsetenv("ATTN_KERNEL");
   }
 }
 
-/* The lower of the two caps counts: neither can lift the other. */
+/* The lower of the two caps counts. */
 TEST(caps_only_take_away) {
   const char *tiers = attn_cpu_tiers(), *last = strrchr(tiers, ' ');
   const char *highest = last ? last + 1 : tiers;
@@ -185,14 +183,14 @@ TEST(caps_only_take_away) {
   assert_plan_runs(NULL, "c", "decode_c");
 }
 
-/* Split-KV for few queries, flash for many, where a key is wide a little later; batch and threads have no say. */
+/* Split-KV for few queries, flash for many; wide keys move the border. Batch and threads do not matter. */
 TEST(choice_depends_on_the_shape_of_a_sequence) {
   static const struct {
     int64_t heads_q, seq_q, dim;
     const char *expected;
   } cases[] = {{1, 8, 64, "decode_c"},   {1, 9, 64, "flash_c"},   {4, 8, 64, "decode_c"},
                {1, 16, 128, "decode_c"}, {1, 17, 128, "flash_c"}, {64, 1, 64, "flash_c"}};
-  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+  for (size_t i = 0; i < COUNT(cases); i++)
     for (int batch = 1; batch <= 64; batch += 63) {
       attn_problem problem;
       attn_plan *plan;
@@ -204,10 +202,10 @@ TEST(choice_depends_on_the_shape_of_a_sequence) {
 }
 
 TEST(unknown_cap_is_an_error) {
-  assert_create_fails(NULL, "avx9", ATTN_INVALID_ARGUMENT, (const char *const[4]){"attn_options.max_isa", "'avx9'", "c"});
+  assert_create_fails(NULL, "avx9", ATTN_INVALID_ARGUMENT, "attn_options.max_isa", "'avx9'", "c");
   setenv("ATTN_MAX_ISA", "sse2", 1);
-  assert_create_fails(NULL, NULL, ATTN_INVALID_ARGUMENT, (const char *const[4]){"ATTN_MAX_ISA", "'sse2'", "c"});
-  assert_create_fails("naive_c", NULL, ATTN_INVALID_ARGUMENT, (const char *const[4]){"ATTN_MAX_ISA", "'sse2'"});
+  assert_create_fails(NULL, NULL, ATTN_INVALID_ARGUMENT, "ATTN_MAX_ISA", "'sse2'", "c");
+  assert_create_fails("naive_c", NULL, ATTN_INVALID_ARGUMENT, "ATTN_MAX_ISA", "'sse2'");
   test_contains(attn_kernel_unusable(attn_kernel_find("naive_c")), "sse2");
 }
 
@@ -221,11 +219,9 @@ TEST(thread_counts_are_checked) {
   const attn_problem problem = small_problem(NULL);
   attn_plan *plan;
   attn_options options = {.threads = -1};
-  test_refused(attn_plan_create(&problem, &options, &plan), ATTN_INVALID_ARGUMENT,
-               (const char *const[4]){"threads", "-1", "0"});
+  test_invalid(attn_plan_create(&problem, &options, &plan), "threads", "-1", "0");
   options = (attn_options){.threads = 0, .parallel_for = worker_without_tasks};
-  test_refused(attn_plan_create(&problem, &options, &plan), ATTN_INVALID_ARGUMENT,
-               (const char *const[4]){"threads", "0", "parallel_for"});
+  test_invalid(attn_plan_create(&problem, &options, &plan), "threads", "0", "parallel_for");
 }
 
 static void workspace_is_checked(const char *kernel) {
@@ -240,11 +236,11 @@ static void workspace_is_checked(const char *kernel) {
     char needed[32];
     snprintf(needed, sizeof needed, "needs %zu", bytes);
     const char *const parts[4] = {"workspace", needed};
-    test_refused(attn_plan_run(plan, &data.args, workspace, bytes - 1), ATTN_WORKSPACE_TOO_SMALL, parts);
-    test_refused(attn_plan_run(plan, &data.args, workspace, 0), ATTN_WORKSPACE_TOO_SMALL, parts);
-    test_refused(attn_plan_run(plan, &data.args, NULL, bytes), ATTN_WORKSPACE_TOO_SMALL, parts);
-    test_refused(attn_plan_run(plan, &data.args, workspace + 4, bytes + 60), ATTN_WORKSPACE_TOO_SMALL,
-                 (const char *const[4]){"workspace", "aligned", "64"});
+    test_refused_by_parts(attn_plan_run(plan, &data.args, workspace, bytes - 1), ATTN_WORKSPACE_TOO_SMALL, parts);
+    test_refused_by_parts(attn_plan_run(plan, &data.args, workspace, 0), ATTN_WORKSPACE_TOO_SMALL, parts);
+    test_refused_by_parts(attn_plan_run(plan, &data.args, NULL, bytes), ATTN_WORKSPACE_TOO_SMALL, parts);
+    test_refused(attn_plan_run(plan, &data.args, workspace + 4, bytes + 60), ATTN_WORKSPACE_TOO_SMALL, "workspace",
+                 "aligned", "64");
   }
   /* Its content before does not matter, and nothing beyond it is touched. */
   test_data again = test_data_share_inputs(&problem, &data);
@@ -262,7 +258,7 @@ static void workspace_is_checked(const char *kernel) {
 
 TEST(every_kernel_checks_its_workspace) { test_each_kernel(workspace_is_checked); }
 
-/* naive_c cuts one head no further: more threads than heads must not each get a score matrix. */
+/* A task of naive_c is a whole head, so with more threads than heads only as many score matrices are needed as heads. */
 TEST(threads_without_tasks_cost_no_memory) {
   attn_problem problem;
   attn_problem_init(&problem, 1, 3, 1, 100, 100, 8, 8);
@@ -286,7 +282,7 @@ static void plan_describes_itself(const char *kernel) {
   snprintf(bytes, sizeof bytes, "%zu", attn_plan_workspace(plan));
   test_contains(text, kernel);
   test_contains(text, bytes);
-  test_contains(text, "attn_options.kernel"); /* why it was chosen */
+  test_contains(text, "attn_options.kernel"); /* the reason for the choice */
   test_contains(text, "threads");
   attn_plan_destroy(plan);
 }
@@ -309,7 +305,7 @@ TEST(one_shot_gives_the_bits_of_a_plan) {
   test_ok(attn_sdpa(&problem, &again.args));
   assert_memory_equal(data.args.o, again.args.o, data.o_bytes);
   assert_memory_equal(data.args.lse, again.args.lse, data.lse_bytes);
-  test_refused(attn_sdpa(&problem, NULL), ATTN_INVALID_ARGUMENT, (const char *const[4]){"args", "NULL"});
+  test_invalid(attn_sdpa(&problem, NULL), "args", "NULL");
   test_data_destroy_outputs(&again);
   test_data_destroy(&data);
 }
@@ -340,12 +336,9 @@ TEST(last_error_belongs_to_the_thread) {
 }
 
 TEST(statuses_and_version_have_names) {
-  assert_string_equal(attn_status_name(ATTN_OK), "ATTN_OK");
-  assert_string_equal(attn_status_name(ATTN_INVALID_ARGUMENT), "ATTN_INVALID_ARGUMENT");
-  assert_string_equal(attn_status_name(ATTN_UNSUPPORTED), "ATTN_UNSUPPORTED");
-  assert_string_equal(attn_status_name(ATTN_UNKNOWN_KERNEL), "ATTN_UNKNOWN_KERNEL");
-  assert_string_equal(attn_status_name(ATTN_WORKSPACE_TOO_SMALL), "ATTN_WORKSPACE_TOO_SMALL");
-  assert_string_equal(attn_status_name(ATTN_OUT_OF_MEMORY), "ATTN_OUT_OF_MEMORY");
+#define HAS_ITS_NAME(status) assert_string_equal(attn_status_name(status), #status)
+  HAS_ITS_NAME(ATTN_OK), HAS_ITS_NAME(ATTN_INVALID_ARGUMENT), HAS_ITS_NAME(ATTN_UNSUPPORTED);
+  HAS_ITS_NAME(ATTN_UNKNOWN_KERNEL), HAS_ITS_NAME(ATTN_WORKSPACE_TOO_SMALL), HAS_ITS_NAME(ATTN_OUT_OF_MEMORY);
   assert_non_null(attn_status_name((attn_status)99));
   char version[32];
   snprintf(version, sizeof version, "%d.%d.%d", ATTN_VERSION_MAJOR, ATTN_VERSION_MINOR, ATTN_VERSION_PATCH);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* attn_problem: defaults, and every check of attn_problem_validate. A wrong field must be refused with a sentence that
- * names the field, its value and what would be right. */
+/* attn_problem: defaults, and every check of attn_problem_validate(). The refusal of a wrong field must name the field, its
+ * value and what would be right. */
 #include <math.h>
 
 #include "support.h"
@@ -66,7 +66,7 @@ TEST(setters_set_what_they_say) {
   test_ok(attn_problem_validate(&p));
 }
 
-/* ---- What is legal ---- */
+/* ---- Valid problems ---- */
 
 #define LEGAL(name, change) \
   static void legal_##name(attn_problem *p) { change; }
@@ -99,16 +99,16 @@ TEST(legal_problems_are_accepted) {
     void (*change)(attn_problem *);
   } rows[] = {LEGAL_CHANGES(ROW)};
 #undef ROW
-  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+  for (size_t i = 0; i < COUNT(rows); i++) {
     attn_problem problem = valid_problem();
     rows[i].change(&problem);
     if (attn_problem_validate(&problem) != ATTN_OK) fail_msg("%s: %s", rows[i].name, attn_last_error());
   }
 }
 
-/* ---- What is not ---- */
+/* ---- Invalid problems ---- */
 
-/* name, change to a valid problem, parts of the sentence: field, value, what would be right */
+/* Name, change to a valid problem, parts of the refusal: field, value, what would be right. */
 #define ILLEGAL_CHANGES(X)                                                                                                  \
   X(struct_size, p->struct_size = 8, "struct_size", "8", "attn_problem_init")                                               \
   X(batch, p->batch = -1, "batch", "-1", "at least 0")                                                                      \
@@ -176,31 +176,30 @@ TEST(illegal_problems_are_refused_in_words) {
     const char *parts[4];
   } rows[] = {ILLEGAL_CHANGES(ROW)};
 #undef ROW
-  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+  for (size_t i = 0; i < COUNT(rows); i++) {
     attn_problem problem = valid_problem();
     rows[i].change(&problem);
     print_message("  %s\n", rows[i].name);
-    test_refused(attn_problem_validate(&problem), ATTN_INVALID_ARGUMENT, rows[i].parts);
+    test_refused_by_parts(attn_problem_validate(&problem), ATTN_INVALID_ARGUMENT, rows[i].parts);
     print_message("    %s\n", attn_last_error());
     attn_plan *plan = (attn_plan *)&problem; /* must come back as NULL */
-    test_refused(attn_plan_create(&problem, NULL, &plan), ATTN_INVALID_ARGUMENT, rows[i].parts);
+    test_refused_by_parts(attn_plan_create(&problem, NULL, &plan), ATTN_INVALID_ARGUMENT, rows[i].parts);
     assert_null(plan);
     attn_args args = {0};
-    test_refused(attn_sdpa(&problem, &args), ATTN_INVALID_ARGUMENT, rows[i].parts);
+    test_refused_by_parts(attn_sdpa(&problem, &args), ATTN_INVALID_ARGUMENT, rows[i].parts);
   }
 }
 
 TEST(null_problem_is_refused) {
-  const char *const parts[4] = {"problem", "NULL"};
   attn_plan *plan;
-  test_refused(attn_problem_validate(NULL), ATTN_INVALID_ARGUMENT, parts);
-  test_refused(attn_plan_create(NULL, NULL, &plan), ATTN_INVALID_ARGUMENT, parts);
+  test_invalid(attn_problem_validate(NULL), "problem", "NULL");
+  test_invalid(attn_plan_create(NULL, NULL, &plan), "problem", "NULL");
   assert_null(plan);
   const attn_problem problem = valid_problem();
-  test_refused(attn_plan_create(&problem, NULL, NULL), ATTN_INVALID_ARGUMENT, (const char *const[4]){"plan", "NULL"});
+  test_invalid(attn_plan_create(&problem, NULL, NULL), "plan", "NULL");
 }
 
-/* Sizes whose products overflow must not wrap into a small workspace. */
+/* A product of sizes that overflows must not become a small workspace. */
 TEST(overflowing_workspace_is_refused) {
   attn_problem p;
   const int64_t long_seq = (int64_t)1 << 31;
@@ -211,10 +210,10 @@ TEST(overflowing_workspace_is_refused) {
   attn_plan *plan;
   attn_options options = {.kernel = "naive_c", .threads = 1};
   attn_status status = attn_plan_create(&p, &options, &plan);
-  if (status == ATTN_OK) { /* a kernel that needs only a few rows at a time may take it */
+  if (status == ATTN_OK) { /* allowed for a kernel that keeps only a few rows at a time */
     assert_true(attn_plan_workspace(plan) >= (size_t)long_seq * sizeof(float));
     attn_plan_destroy(plan);
   } else {
-    test_refused(status, ATTN_UNSUPPORTED, (const char *const[4]){"naive_c", "workspace"});
+    test_refused(status, ATTN_UNSUPPORTED, "naive_c", "workspace");
   }
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The library and the process around it: which permissions it asks for, what it does where no more threads can be made, and
- * after fork(). Each test runs in a child of its own, because the answers hold for a whole process. */
+/* The library and its process: when it requests permission for AMX, what it does if no thread can be created, and after
+ * fork(). Each test runs in a child process, because a permission or a thread team belongs to a whole process. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
@@ -22,7 +22,7 @@ static int prepare(void **state);
 
 enum { SECONDS = 30, PLENTY = 1 << 20, SMALL_STACK = 8192 };
 
-/* ---- Threads that cannot be made: pthread_create of the whole process goes through here ---- */
+/* ---- Threads that cannot be created: every pthread_create() of the process comes here ---- */
 
 static atomic_int threads_left = PLENTY;
 
@@ -56,7 +56,7 @@ __attribute__((visibility("default"))) int pthread_create(pthread_t *thread, con
 
 /* ---- Children ---- */
 
-/* Exit code of body(context) in a child; it is killed if it hangs. */
+/* The exit code of body(value) in a child process, which SIGALRM ends if it hangs. */
 static int in_child(int (*body)(int), int value) {
   const pid_t child = fork();
   assert_true(child >= 0);
@@ -99,18 +99,19 @@ static bool small_stack_accepted(void) {
   return sigaltstack(&(stack_t){.ss_sp = memory, .ss_size = sizeof memory}, NULL) == 0;
 }
 
-/* Float32 plans, automatic and named, and questions about kernels; oneDNN asks for the permission itself. */
+/* Makes float32 plans, automatic and by name, and asks about kernels. None of these may request the permission for AMX. */
 static int ask_about_float32(int unused) {
   (void)unused;
   attn_problem p;
   attn_problem_init(&p, 1, HEADS, HEADS, SEQ, SEQ, DIM, DIM);
   bool good = attn_cpu_tiers()[0] == 'c' && attend(1, o) && attend(2, o);
   static const char *const names[] = {"flash_amx", "flash_avx512", "flash_avx2", "flash_c", "flash_neonbf16"};
-  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+  for (size_t i = 0; i < COUNT(names); i++) {
     const attn_kernel_info *kernel = attn_kernel_find(names[i]);
     attn_plan *plan;
     if (!kernel) continue;
-    if (attn_kernel_unusable(kernel) || attn_kernel_rejects(kernel, &p)) continue; /* a refusal lists oneDNN's kernels */
+    /* A refusal would list the kernels that can run and so load oneDNN, which requests the permission itself. */
+    if (attn_kernel_unusable(kernel) || attn_kernel_rejects(kernel, &p)) continue;
     if (attn_plan_create(&p, &(attn_options){.kernel = names[i], .threads = 1}, &plan) == ATTN_OK) attn_plan_destroy(plan);
   }
   return good && small_stack_accepted() ? 0 : 1;
@@ -128,8 +129,8 @@ static attn_status plan_bf16(const char *kernel) {
   return status;
 }
 
-/* With a small signal stack Linux refuses the permission: the kernel is refused in words, the automatic choice takes
- * another, and once the stack is gone the unit can be used. */
+/* With a small signal stack Linux refuses the permission. Then flash_amx is refused with the reason, the automatic choice
+ * takes another kernel, and flash_amx works once the stack is gone. */
 static int use_amx_beside_a_small_stack(int unused) {
   (void)unused;
   if (!small_stack_accepted()) return 1;
@@ -139,7 +140,7 @@ static int use_amx_beside_a_small_stack(int unused) {
   return plan_bf16("flash_amx") == ATTN_OK ? 0 : 5;
 }
 
-/* 0 if this process gets the permission for the unit and needs it: not where it is refused, nor where tests emulate it. */
+/* 0 if this process needs the permission for AMX and gets it: not on other CPUs, nor in an emulated build. */
 static int permission_needed(int unused) {
   uint64_t granted = 0;
   (void)unused;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Dense layers against float64 sums, for every product that runs here; what their bits may depend on; what they refuse. */
+/* Dense layers against float64 sums, for every product that runs here; determinism; refusals. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 #include "support.h"
 
 static const char *const names[] = {"product_c", "product_avx2", "product_avx512", "product_neon", "product_openblas"};
-enum { NAMES = sizeof names / sizeof *names };
+enum { NAMES = COUNT(names) };
 
 /* ---- One layer ---- */
 
@@ -18,7 +18,7 @@ typedef struct shape {
   int64_t batch, rows, depth, columns;
   bool transposed, bias, relu, gelu; /* weight [out][in] */
   attn_dtype dtype;
-  int64_t x_heads, y_heads; /* 0 = one dense row */
+  int64_t x_heads, y_heads; /* 0 = rows are not split into heads */
   int64_t x_step;           /* stride.d of x and y */
 } shape;
 
@@ -43,7 +43,7 @@ static void *random_weight(const shape *s) {
   return data;
 }
 
-/* Rows with a gap behind them, or [batch][heads][rows][dim] where heads are given. */
+/* Rows with a gap behind them or, if there are heads, [batch][heads][rows][dim]. */
 static attn_strides strides_of(int64_t rows, int64_t columns, int64_t heads, int64_t step) {
   if (heads == 0) return (attn_strides){.b = rows * (columns * step + 3), .s = columns * step + 3, .d = step};
   const int64_t dim = columns / heads * step;
@@ -95,7 +95,7 @@ static attn_product *create(const layer *l, const attn_options *options) {
 static void run(const attn_product *product, const attn_product_args *args) {
   const size_t bytes = attn_product_workspace(product, args->batch * args->rows);
   void *workspace = bytes ? aligned_alloc(64, bytes) : NULL;
-  if (bytes) memset(workspace, 0xff, bytes); /* NaN: what stands there before must not matter */
+  if (bytes) memset(workspace, 0xff, bytes); /* NaN */
   test_ok(attn_product_run(product, args, workspace, bytes));
   free(workspace);
 }
@@ -107,8 +107,8 @@ static int64_t offset_of(const attn_strides *stride, int64_t head_dim, int64_t b
   return b * stride->b + row * stride->s + column / head_dim * stride->h + column % head_dim * stride->d;
 }
 
-/* Error over its limit: depth + 2 roundings of the sum of absolute terms. `skip` leaves one term out, as a wrong product
- * would. */
+/* Error over limit; the limit is depth + 2 roundings of the sum of absolute terms. Leaves out term number `skip`, to imitate
+ * a wrong product. */
 static double error_ratio(const layer *l, int64_t b, int64_t row, int64_t column, int64_t skip) {
   const shape *s = &l->shape;
   double sum = 0, terms = 0;
@@ -150,7 +150,7 @@ static const shape shapes[] = {
     {.batch = 1, .rows = 3, .depth = 20, .columns = 700, .dtype = ATTN_BF16, .bias = true, .x_step = 1},
     {.batch = 1, .rows = 200, .depth = 520, .columns = 9, .dtype = ATTN_F16, .transposed = true, .x_step = 3},
 };
-enum { SHAPES = sizeof shapes / sizeof *shapes };
+enum { SHAPES = COUNT(shapes) };
 
 TEST(test_meets_the_limit) {
   int ran = 0;
@@ -164,7 +164,7 @@ TEST(test_meets_the_limit) {
         run(product, &l.args);
         assert_string_equal(attn_product_name(product), names[n]);
         assert_true(worst_ratio(&l, -1) <= 1);
-        assert_true(worst_ratio(&l, 0) > 1); /* one term left out shows */
+        assert_true(worst_ratio(&l, 0) > 1); /* a missing term exceeds the limit */
         attn_product_destroy(product);
         ran++;
       } else {
@@ -177,7 +177,7 @@ TEST(test_meets_the_limit) {
   assert_true(ran >= SHAPES); /* the c tier runs everywhere */
 }
 
-/* What lies between the elements of Y stays what it was. */
+/* The gaps between the elements of Y are not written. */
 TEST(test_writes_only_its_elements) {
   for (int i = 0; i < SHAPES; i++) {
     layer l = make_layer(shapes[i]);
@@ -201,7 +201,7 @@ TEST(test_writes_only_its_elements) {
 
 /* ---- Bits ---- */
 
-/* Rows computed alone, with others, by one thread or several, through OpenMP or a pool: the same bits. */
+/* A row has the same bits alone and among others, with one thread and with several, by OpenMP and by a pool. */
 TEST(test_bits_depend_on_the_row_alone) {
   layer l = make_layer((shape){.batch = 1, .rows = 230, .depth = 300, .columns = 130, .bias = true, .x_step = 1});
   attn_product *alone = create(&l, &(attn_options){.threads = 1});
@@ -235,7 +235,8 @@ TEST(test_bits_depend_on_the_row_alone) {
   free_layer(&l);
 }
 
-/* OpenBLAS sums by a row's place in its block: so a sequence among others, or alone, on any threads, has the same bits. */
+/* OpenBLAS sums in an order that depends on a row's place in its block. A whole sequence still has the same bits alone and
+ * among others, with any number of threads. */
 TEST(test_sequences_keep_their_bits_in_a_library) {
   layer l = make_layer((shape){.batch = 5, .rows = 130, .depth = 70, .columns = 300, .bias = true, .x_step = 1});
   attn_product *product;
@@ -253,7 +254,7 @@ TEST(test_sequences_keep_their_bits_in_a_library) {
   test_ok(attn_product_create(&l.weights, &options, &product));
   for (int64_t b = 0; b < 5; b++) {
     attn_product_args alone = l.args;
-    alone.batch = b == 0 ? 5 : 1; /* first all of them, by several threads */
+    alone.batch = b == 0 ? 5 : 1; /* first all sequences, by several threads */
     alone.x += b * l.args.x_stride.b;
     alone.y += b * l.args.y_stride.b;
     memset(l.y, 0xff, (size_t)l.y_floats * sizeof *l.y);
@@ -284,7 +285,7 @@ TEST(test_workspace_never_shrinks) {
   free_layer(&l);
 }
 
-/* The activations keep NaN, and a NaN in one row of X stays in that row. */
+/* The activations propagate NaN, and a NaN in one row of X changes no other row. */
 TEST(test_nan_stays_in_its_row) {
   for (int gelu = 0; gelu < 2; gelu++) {
     layer l = make_layer(
@@ -353,7 +354,7 @@ TEST(test_refuses_bad_arguments) {
        "attn_product_args.y_stride.s is 5"},
   };
   char workspace[64];
-  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+  for (size_t i = 0; i < COUNT(bad); i++) {
     assert_int_equal(attn_product_run(product, &bad[i].args, workspace, 0), ATTN_INVALID_ARGUMENT);
     test_contains(attn_last_error(), bad[i].fragment);
   }

@@ -79,7 +79,7 @@ TEST(test_what_is_no_value_is_refused) {
                {COLUMN_err_index, "1:2:3"}, {COLUMN_err_index, "1:2:3:4:5"},
                {COLUMN_samples, "-1"},      {COLUMN_alibi, "a word longer than any value of an axis"}};
   bench_row row = bench_row_create(NULL, NULL);
-  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+  for (size_t i = 0; i < COUNT(cases); i++)
     if (bench_cell_read(&row, cases[i].column, cases[i].text))
       fail_msg("%s takes %s", bench_column_name(cases[i].column), cases[i].text);
 }
@@ -93,7 +93,7 @@ TEST(test_few_rounds_have_no_interval) {
   assert_string_equal(bench_cell(&row, COLUMN_time_ns_median, text), "3");
   assert_string_equal(bench_cell(&row, COLUMN_ratio, text), "1");
   static const bench_column limits[] = {COLUMN_time_ns_ci_lo, COLUMN_time_ns_ci_hi, COLUMN_ratio_ci_lo, COLUMN_ratio_ci_hi};
-  for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) assert_string_equal(bench_cell(&row, limits[i], text), "");
+  for (size_t i = 0; i < COUNT(limits); i++) assert_string_equal(bench_cell(&row, limits[i], text), "");
 }
 
 /* A kernel that declares large errors is marked in the row, and so in table, CSV, JSON and below figures. */

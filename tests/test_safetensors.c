@@ -80,7 +80,7 @@ TEST(bad_files_are_refused) {
                                         "to keep, and so it has to refuse it\":"
                                         "{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}"};
   safetensors file;
-  for (size_t i = 0; i < sizeof headers / sizeof *headers; i++) {
+  for (size_t i = 0; i < COUNT(headers); i++) {
     if (read_header(headers[i], 16, &file) == 0) fail_msg("the reader took %s", headers[i]);
     assert_null(file.tensors);
   }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* attn_score_steps of every tier that this CPU has: scores to probabilities with all that adjusts and masks them, against
- * the same in double precision; copies of rows; and the cap that chooses between tiers. What the kernels of libraries are
- * checked for as a whole runs on the best tier only. */
+/* attn_score_steps of every tier that this CPU has: masked and adjusted scores to probabilities, against double precision;
+ * copies of rows; and the cap that chooses between tiers. The checks of whole library kernels use the best tier only. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +16,7 @@ static void each_tier(void (*check)(const attn_score_steps *steps)) {
   for (int tier = 0; attn_tier_isa(tier); tier++) {
     const attn_score_steps *steps = attn_score_steps_below(attn_tier_isa(tier));
     assert_true(attn_tier_find(steps->isa) <= tier);
-    if (strcmp(steps->isa, attn_tier_isa(tier))) continue; /* this CPU, or the source, has none for the tier */
+    if (strcmp(steps->isa, attn_tier_isa(tier))) continue; /* there are none for this tier, or this CPU lacks it */
     check(steps);
     best = steps; /* tiers go from low to high */
   }
@@ -52,7 +51,7 @@ static void set_up(example *e, uint32_t uses, float softcap) {
   }
   for (int i = 0; i < ROWS; i++) e->range[i] = (attn_key_range){BEFORE + 5 * i, KEYS - 9 * i};
   e->range[4] = (attn_key_range){0, 0};
-  for (int n = 0; n < ROWS * STRIDE; n++) e->score[n] = NAN; /* whatever a row may not see does not matter */
+  for (int n = 0; n < ROWS * STRIDE; n++) e->score[n] = NAN; /* stays in the keys that a row may not see */
   for (int i = 0; i < ROWS; i++)
     for (int64_t j = e->range[i].begin; j < e->range[i].end; j++) e->score[i * STRIDE + j] = e->raw[i * KEYS + j];
   e->args = (attn_args){.bias = e->bias, .mask = e->mask, .alibi_slopes = &e->slope};
@@ -70,7 +69,7 @@ static void set_up(example *e, uint32_t uses, float softcap) {
                          .adjusted = uses || softcap > 0};
 }
 
-/* The natural-unit score of a key, -inf where the row may not see it. */
+/* The score of a key in natural units; -inf if the row may not see the key. */
 static double expected_score(const example *e, int i, int64_t j) {
   const int n = (int)(i * KEYS + j);
   const uint32_t uses = e->problem.uses;
@@ -125,7 +124,7 @@ static void softmax_is_right(const attn_score_steps *steps) {
                {0, 3},
                {ATTN_USE_MASK | ATTN_USE_BIAS | ATTN_USE_ALIBI, 5}};
   static example e;
-  for (size_t n = 0; n < sizeof kinds / sizeof *kinds; n++) {
+  for (size_t n = 0; n < COUNT(kinds); n++) {
     set_up(&e, kinds[n].uses, kinds[n].softcap);
     steps->softmax_rows(&e.block, (attn_key_range){0, KEYS}, LOG2_E);
     assert_probabilities(steps, &e);

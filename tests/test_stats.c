@@ -38,7 +38,7 @@ TEST(interval_has_the_tabulated_ranks) {
     int n, lo, hi;
   } table[] = {{6, 1, 6}, {8, 1, 8}, {9, 2, 8}, {11, 2, 10}, {15, 4, 12}, {21, 6, 16}, {31, 10, 22}, {51, 19, 33}};
   double values[51];
-  for (size_t row = 0; row < sizeof table / sizeof *table; row++) {
+  for (size_t row = 0; row < COUNT(table); row++) {
     const int n = table[row].n;
     for (int i = 0; i < n; i++) values[i] = i % 2 ? n - i / 2 : 1 + i / 2;
     const bench_summary s = bench_summarise(values, n);

@@ -11,8 +11,6 @@
 #include "layer_support.h"
 #include "timing/setup.h"
 
-#define COUNT(array) (sizeof(array) / sizeof *(array))
-
 enum { MOST_EVENTS = 20000, MOST_ROUNDS = 64, MOST_TENSORS = 8, CHECKED = 4711, UNWRITTEN = 13 };
 
 /* ---- The simulated world --------------------------------------------------------------------------------------------- */

@@ -8,7 +8,7 @@ static struct CMUnitTest tests[64];
 static size_t count;
 
 void test_add(struct CMUnitTest test) {
-  if (count == sizeof tests / sizeof *tests) abort();
+  if (count == COUNT(tests)) abort();
   tests[count++] = test;
 }
 
