@@ -20,11 +20,11 @@ FOLDERS = ("src/", "harness/", "kernels/common/", "kernels/library/", "kernels/r
 
 # File, words of the report: why it is wrong.
 READ = {
-    ("harness/cases/grid.c", "'second'"): "add_item() calls read_range() only for text with a colon",
+    ("harness/cases/cases.c", "'second'"): "add_item() calls read_range() only for text with a colon",
     ("harness/check/structure_view.c", "use of NULL"): "arrays that a problem does not use are not copied",
     ("harness/data/npy.c", "leak of"): "npy_read() frees header and data, which the reader holds",
-    ("harness/eval/eval_output.c", "possibly-NULL"): "the condition before it asks for NULL",
-    ("harness/timing/setup_rows.c", "'baseline'"): "there is a baseline as soon as one row has a time",
+    ("harness/eval/eval_run.c", "possibly-NULL"): "the condition before it asks for NULL",
+    ("harness/timing/row.c", "'baseline'"): "there is a baseline as soon as one row has a time",
     ("kernels/ref/decode_c.c", "uninitialized value"): "decode_layout_of() fills in the layout through a table",
     ("src/mha.c", "'args'"): "check_run() refuses NULL",
     ("src/plan.c", "'plan'"): "attn_plan_create() sets it where it returns ATTN_OK",

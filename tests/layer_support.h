@@ -4,7 +4,7 @@
 #define TESTS_LAYER_SUPPORT_H
 
 #include "cases/cases.h"
-#include "layers/layer_functions.h"
+#include "layers/layer.h"
 #include "support.h"
 #include "timing/setup.h"
 

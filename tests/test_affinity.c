@@ -14,8 +14,7 @@
 #endif
 
 #include "machine/affinity.h"
-#include "machine/cpus.h"
-#include "machine/first_touch.h"
+#include "machine/topology.h"
 #include "src/parallel.h"
 #include "support.h"
 

@@ -7,8 +7,6 @@
 
 #include "cases/cases.h"
 #include "check/check.h"
-#include "check/error_limits.h"
-#include "check/reference.h"
 #include "layer_support.h"
 #include "src/plan.h"
 #include "timing/setup.h"

@@ -8,7 +8,7 @@
 
 #include "layer_support.h"
 #include "report/columns.h"
-#include "timing/rounds.h"
+#include "timing/trial.h"
 
 static const char *const kinds[] = {"mha", "block"};
 

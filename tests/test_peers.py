@@ -498,7 +498,7 @@ def test_files_have_attnbenchs_columns_and_the_plotter_reads_them(script, tmp_pa
     declared = declared[:declared.index("layer")]  # the rest is of whole layers, and only written where a file holds some
     assert (tmp_path / "out.csv").read_text(encoding="utf-8").splitlines()[0] == ",".join(declared)
     assert declared == COLUMNS
-    written = (ROOT / "harness/report/csv.c").read_text(encoding="utf-8")
+    written = (ROOT / "harness/report/writers.c").read_text(encoding="utf-8")
     assert f'"{",".join(SAMPLE_COLUMNS)}\\n"' in written
     rows, samples = rows_of(tmp_path / "out.csv"), rows_of(tmp_path / "samples.csv")
     assert len(rows) == 6 and len(samples) == 6 * 21

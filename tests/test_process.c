@@ -17,7 +17,7 @@ static int prepare(void **state);
 #define TEST_SETUP prepare
 #include "base/cli.h"
 #include "commands/commands.h"
-#include "machine/emulation.h"
+#include "machine/environment.h"
 #include "support.h"
 
 enum { SECONDS = 30, PLENTY = 1 << 20, SMALL_STACK = 8192 };

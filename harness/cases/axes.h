@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Axes: the named properties of a case, and their values as text.
  *
- * A specification gives every axis one value as text; case_build.c turns it into a bench_case. Users type text, presets
+ * A specification gives every axis one value as text; case.c turns it into a bench_case. Users type text, presets
  * hold text and a repro line prints text, so a specification keeps text. axes.def has one line per axis. */
 #ifndef BENCH_AXES_H
 #define BENCH_AXES_H

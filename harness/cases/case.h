@@ -4,6 +4,9 @@
 #ifndef BENCH_CASE_H
 #define BENCH_CASE_H
 
+#include <stdbool.h>
+
+#include "attn/attn.h"
 #include "cases/axes.h"
 
 enum { BENCH_NAME = 480 };
@@ -17,11 +20,11 @@ typedef struct bench_case {
   attn_problem problem;
   int threads;
   bench_cache cache;
-  uint64_t seed;            /* of the generated inputs; derived from --seed and the case id */
-  char layout[BENCH_WORD];  /* for people: the strides of the problem are what counts */
-  char layer[BENCH_WORD];   /* "" = attention alone; or a layer around it (layer_info.h) */
-  int64_t width;            /* of a layer: d_model; 0 where there is none */
-  char case_id[BENCH_NAME]; /* case_id.h */
+  uint64_t seed;           /* of the generated inputs; derived from --seed and the case id */
+  char layout[BENCH_WORD]; /* for people: the strides of the problem are what counts */
+  char layer[BENCH_WORD];  /* "" = attention alone; or a layer around it (layer_info.h) */
+  int64_t width;           /* of a layer: d_model; 0 where there is none */
+  char case_id[BENCH_NAME];
 } bench_case;
 
 /* Builds a case from text. `seed` is the run's; the case's own follows from it and the problem's name, so that thread
@@ -38,5 +41,36 @@ static inline uint64_t bench_random(uint64_t *state) {
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
   return z ^ (z >> 31);
 }
+
+/* ---- Case ids ----------------------------------------------------------------------------------------------------- */
+/* The name of a case, as text that is a case again:
+ *
+ *     dtype:f32/B:1/Hq:8/Hkv:8/Sq:512/Sk:512/D:64/Dv:64/causal:none/threads:1/window:256..0/cache:cold
+ *
+ * The parts up to threads are always there; then follows every other axis that is not at its default. */
+
+/* Sets case_id and seed of a case that is complete otherwise. */
+void bench_case_name(bench_case *bench, uint64_t run_seed);
+
+/* Appends "/magnitude:10/lse:on": the axes of `place` that are not at their defaults, but for those that `skips` is true
+ * of (NULL: none). text has room for BENCH_NAME characters. */
+void bench_case_name_axes(const bench_case *bench, bench_axis_place place, bool (*skips)(bench_axis), char *text);
+
+/* One part of an id. */
+typedef struct bench_id_part {
+  char name[2 * BENCH_WORD], value[2 * BENCH_WORD]; /* "Hq" and "8" */
+} bench_id_part;
+
+/* Reads the part at *at and moves *at behind it; false at the end. */
+bool bench_id_next(const char **at, bench_id_part *part);
+
+/* The specification that a case id stands for. False with a sentence in error. */
+bool bench_spec_from_id(const char *case_id, bench_spec *spec, char *error, size_t error_bytes);
+
+/* ---- Layouts of q, k, v and o by name ----------------------------------------------------------------------------- */
+
+/* Sets the strides of q, k, v and o. `layout` is one of the words of the axis `layout`. False if the tensors have more
+ * numbers than any memory holds; then nothing is set. */
+bool bench_layout_apply(attn_problem *problem, const char *layout);
 
 #endif

@@ -1,11 +1,38 @@
 /* SPDX-License-Identifier: MIT */
-/* Lists of cases from grids. */
+/* Grids of cases (every combination of some values of some axes, or a selection of them), and lists of cases from grids. */
 #ifndef BENCH_CASES_H
 #define BENCH_CASES_H
 
+#include "cases/axes.h"
 #include "cases/case.h"
-#include "cases/case_id.h"
-#include "cases/grid.h"
+
+/* The values of one axis. */
+typedef struct bench_values {
+  char (*value)[BENCH_WORD];
+  int count;
+  bool no_memory; /* for the last value */
+} bench_values;
+
+/* Every combination of the values of its axes or, if pick > 0, a selection of `pick` of them that covers pairs of values. */
+typedef struct bench_grid {
+  char title[96];
+  bench_values axes[AXIS_COUNT]; /* count 0 = not given */
+  int64_t pick;
+  double work; /* pick only: leave out combinations of more multiply-adds; 0 = no limit */
+} bench_grid;
+
+/* Sets one axis from "name=values": commas separate; a:b:+s and a:b:*f are ranges of whole numbers with both ends. Values
+ * given before are replaced. `seq` replaces seq_q and seq_k, `head_dim` dim_qk and dim_v. False with a sentence in error. */
+bool bench_grid_set(bench_grid *grid, const char *assignment, char *error, size_t error_bytes);
+void bench_grid_clear(bench_grid *grid);
+
+/* The combination that takes value index[axis] of every axis that is given. */
+bench_spec bench_grid_spec(const bench_grid *grid, const int index[AXIS_COUNT]);
+
+/* True if `assignment` sets the axis `name`; *values then points behind the "=". */
+bool bench_axis_is(const char *assignment, const char *name, const char **values);
+
+/* ---- Lists of cases ----------------------------------------------------------------------------------------------- */
 
 typedef struct bench_case_list {
   bench_case *item;
@@ -17,7 +44,7 @@ typedef struct bench_case_list {
 bool bench_cases_add(bench_case_list *list, const bench_grid *grid, uint64_t seed, char *error, size_t error_bytes);
 void bench_cases_clear(bench_case_list *list);
 
-/* Appends a seeded selection of grid->pick combinations that covers as many pairs of values as it can (cover.c). */
+/* Appends a seeded selection of grid->pick combinations that covers as many pairs of values as it can. */
 bool bench_cases_cover(bench_case_list *list, const bench_grid *grid, uint64_t seed, char *error, size_t error_bytes);
 
 /* Appends one case unless it is there already. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Strides that a caller might use, common and rare. */
-#include "cases/layout.h"
+#include "cases/case.h"
 
 #include <math.h>
 #include <string.h>

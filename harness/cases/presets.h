@@ -14,7 +14,7 @@
 #ifndef BENCH_PRESETS_H
 #define BENCH_PRESETS_H
 
-#include "cases/grid.h"
+#include "cases/cases.h"
 
 typedef struct bench_preset {
   const char *name;

@@ -3,12 +3,14 @@
  * workspace lies elsewhere. compare.c compares the values. */
 #include "check/check.h"
 
+#include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "check/error_limits.h"
-#include "check/reference.h"
+#include "data/generate.h"
+#include "kernels/common/indexing.h"
 
 /* The first is a NaN in every float type. The second is a large number in float32 and bfloat16. An element that holds one
  * of them after a run was not written. One that differs between the runs was not written, or is not repeatable. */
@@ -126,4 +128,241 @@ bench_verdict bench_check(const attn_plan *plan, bench_tensors *tensors, const b
   w.verdict.approximate = bench_is_approximate(&tensors->problem, numerics);
   free(w.first);
   return w.verdict;
+}
+
+/* ---- The reference: the rows that only it and the kernel under test have computed --------------------------------- */
+
+static const double SMALL = 4e8; /* multiply-adds up to which naive_c, which shares no code with any tier, is quick enough */
+
+enum { MOST_ACQUITTED = 256 }; /* rows that the oracle finds right where the reference differs, before nothing is believed */
+
+/* ---- Which kernel ---------------------------------------------------------------------------------------------------- */
+
+/* 0: another tier and another algorithm; 2: the kernel itself, or one like it. */
+static int alike(const attn_kernel_info *a, const attn_kernel_info *b) {
+  return b ? !strcmp(a->isa, b->isa) + !strcmp(a->algorithm, b->algorithm) : 0;
+}
+
+/* Kernels with large errors of their own would widen the limits; decode kernels are slow on many rows. */
+static bool may_refer(const bench_reference *r, int index) {
+  const attn_kernel_info *kernel = attn_kernel_get(index);
+  const attn_numerics *n = &kernel->numerics;
+  return !(r->wrong >> index & 1) && !kernel->library[0] && !(n->p_rounding > 0) && n->exp_error <= 0x1p-21 &&
+         strcmp(kernel->algorithm, "decode") != 0 && !attn_kernel_rejects(kernel, &r->problem);
+}
+
+static double work_of(const attn_problem *p) {
+  return (double)(p->batch * p->heads_q) * (double)p->seq_q * (double)p->seq_k * (double)(p->dim_qk + p->dim_v);
+}
+
+/* The kernel that shares least code with the one to check; of several the first, which is the fastest, but naive_c for small
+ * problems. Its index; -1: none. */
+static int choose_kernel(const bench_reference *r, const attn_kernel_info *checked) {
+  const bool small = work_of(&r->problem) <= SMALL;
+  int chosen = -1, least = 4;
+  for (int i = 0; i < attn_kernel_count() && i < 64; i++) {
+    if (!may_refer(r, i)) continue;
+    const int rank = 2 * alike(attn_kernel_get(i), checked) + (small && strcmp(attn_kernel_get(i)->name, "naive_c"));
+    if (rank < least) chosen = i, least = rank;
+  }
+  return chosen;
+}
+
+/* ---- Its answer ------------------------------------------------------------------------------------------------------ */
+
+static int64_t tokens(const attn_problem *p, int64_t of_sequence, int64_t total) {
+  return p->uses & ATTN_USE_VARLEN ? total : of_sequence;
+}
+
+/* Dense outputs in float32. False if memory is short. */
+static bool open_outputs(bench_reference *r, const bench_expected *expected) {
+  attn_problem *p = &r->problem;
+  *p = expected->problem;
+  const int64_t rows = tokens(p, p->seq_q, p->total_q), units = tokens(p, p->batch, 1) * p->heads_q;
+  p->dtype_o = ATTN_F32;
+  p->uses |= ATTN_USE_LSE;
+  p->o_stride = (attn_strides){p->heads_q * rows * p->dim_v, rows * p->dim_v, p->dim_v, 1};
+  p->lse_stride = (attn_strides){p->heads_q * rows, rows, 1, 1};
+  r->o = malloc((size_t)(units * rows * p->dim_v) * sizeof(float) + 1);
+  r->lse = malloc((size_t)(units * rows) * sizeof(float) + 1);
+  r->m = malloc((size_t)(units * rows * p->dim_v) * sizeof(float) + 1);
+  return r->o && r->lse && r->m;
+}
+
+attn_status bench_run_once(const attn_plan *plan, const attn_args *args) {
+  const size_t bytes = attn_plan_workspace(plan);
+  void *workspace = aligned_alloc(64, bytes ? bytes : 64);
+  if (!workspace) return ATTN_OUT_OF_MEMORY;
+  memset(workspace, 0xff, bytes);
+  const attn_status status = attn_plan_run(plan, args, workspace, bytes);
+  free(workspace);
+  return status;
+}
+
+/* Runs on the inputs in args, with outputs of r. */
+static bool refer(const bench_reference *r, const attn_problem *problem, attn_args args, float *o,
+                  const attn_kernel_info *kernel) {
+  attn_plan *plan = NULL;
+  args.o = o;
+  args.lse = r->lse;
+  const bool planned = attn_plan_create(problem, &(attn_options){.kernel = kernel->name}, &plan) == ATTN_OK;
+  const bool fine = planned && bench_run_once(plan, &args) == ATTN_OK;
+  attn_plan_destroy(plan);
+  return fine;
+}
+
+/* |V|, dense. NULL if memory is short. */
+static void *copy_absolute(const attn_problem *p, const void *v, attn_strides *stride) {
+  const int64_t keys = tokens(p, p->seq_k, p->total_k), batch = tokens(p, p->batch, 1);
+  char *copy = malloc((size_t)(batch * p->heads_kv * keys * p->dim_v) * attn_dtype_bytes(p->dtype_kv) + 1);
+  int64_t n = 0;
+  for (int64_t h = 0; copy && h < batch * p->heads_kv; h++) {
+    const int64_t at = h / p->heads_kv * p->v_stride.b + h % p->heads_kv * p->v_stride.h;
+    for (int64_t j = 0; j < keys; j++)
+      for (int64_t d = 0; d < p->dim_v; d++, n++)
+        bench_store(copy, p->dtype_kv, n,
+                    fabs(attn_oracle_load(v, p->dtype_kv, at + j * p->v_stride.s + d * p->v_stride.d)));
+  }
+  *stride = (attn_strides){p->heads_kv * keys * p->dim_v, keys * p->dim_v, p->dim_v, 1};
+  return copy;
+}
+
+/* M is the same for every reference. It takes the place of lse for a while, so it comes before the answer. */
+static bool compute_m(bench_reference *r, attn_args args, const attn_kernel_info *kernel) {
+  attn_problem problem = r->problem;
+  void *v = copy_absolute(&r->problem, args.v, &problem.v_stride);
+  args.v = v;
+  const bool fine = v && refer(r, &problem, args, r->m, kernel);
+  free(v);
+  return fine;
+}
+
+/* The reference's answer, held against the oracle's rows. */
+static bool is_right(const bench_reference *r, const bench_expected *expected, attn_args args,
+                     const attn_kernel_info *kernel) {
+  bench_expected same_rows = *expected;
+  same_rows.problem = r->problem;
+  args.o = r->o;
+  args.lse = r->lse;
+  return bench_compare(&same_rows, &args, &kernel->numerics).status != BENCH_FAIL;
+}
+
+static void learn(bench_reference *r, const bench_expected *e) {
+  attn_oracle_row *largest = &r->largest;
+  for (int64_t n = 0, k = 0; n < e->rows; n++) {
+    const attn_oracle_row *facts = &e->row[n].facts;
+    largest->abs_sum = fmax(largest->abs_sum, facts->abs_sum);
+    largest->max_v = fmax(largest->max_v, facts->max_v);
+    largest->max_q = fmax(largest->max_q, facts->max_q);
+    largest->max_k = fmax(largest->max_k, facts->max_k);
+    for (int64_t d = 0; d < e->problem.dim_v; d++, k++)
+      if (e->m[k] > 0.0) r->spread = fmax(r->spread, e->w[k] / e->m[k] * sqrt((double)facts->allowed));
+  }
+}
+
+/* Runs a reference that is not like the kernel to check, unless the last one will do. False: there is none. */
+static bool open_reference(bench_reference *r, const bench_expected *expected, const attn_args *args,
+                           const attn_kernel_info *checked) {
+  if (r->kernel && !alike(r->kernel, checked)) return true;
+  const bool first = !r->m;
+  if (first && !open_outputs(r, expected)) return false;
+  for (int index; (index = choose_kernel(r, checked)) >= 0; r->wrong |= (uint64_t)1 << index) {
+    const attn_kernel_info *kernel = attn_kernel_get(index);
+    if (r->kernel == kernel) return true;
+    r->kernel = NULL;
+    if (first && !compute_m(r, *args, kernel)) continue;
+    if (!refer(r, &r->problem, *args, r->o, kernel) || !is_right(r, expected, *args, kernel)) continue;
+    if (first) learn(r, expected);
+    r->kernel = kernel;
+    return true;
+  }
+  return false;
+}
+
+/* ---- Comparison ------------------------------------------------------------------------------------------------------ */
+
+/* What both kernels may err in a row, together. */
+static bench_row_limits limits_of(const bench_reference *r, const bench_expected *e, const attn_numerics *numerics,
+                                  int64_t keys, double lse) {
+  attn_oracle_row facts = r->largest;
+  facts.allowed = lse > -INFINITY || isnan(lse) ? keys : 0;
+  facts.lse = lse;
+  bench_row_limits limits = bench_limits_of_row(&e->problem, numerics, &facts, e->zero_mean);
+  const bench_row_limits own = bench_limits_of_row(&r->problem, &r->kernel->numerics, &facts, e->zero_mean);
+  bench_limits_add(&limits, &own);
+  return limits;
+}
+
+/* Does the kernel's row agree with the reference's? */
+static bool agrees(const bench_reference *r, const bench_expected *e, const attn_args *args, const attn_numerics *numerics,
+                   const bench_expected_row *row, int64_t keys) {
+  const attn_problem *p = &e->problem;
+  const double lse = (double)r->lse[bench_row_place(&r->problem, args, &r->problem.lse_stride, row)];
+  const int64_t at = bench_row_place(p, args, &p->o_stride, row);
+  const int64_t own = bench_row_place(&r->problem, args, &r->problem.o_stride, row);
+  const bench_row_limits limits = limits_of(r, e, numerics, keys, lse);
+  const double spread = keys ? r->spread / sqrt((double)keys) : 0.0;
+  for (int64_t d = 0; d < p->dim_v; d++) {
+    const double o = (double)r->o[own + d], m = (double)r->m[own + d];
+    const double got = attn_oracle_load(args->o, p->dtype_o, at + d * p->o_stride.d);
+    if (!(bench_output_ratio(&limits, o, m, spread * m, got) <= 1)) return false;
+  }
+  if (!(p->uses & ATTN_USE_LSE)) return true;
+  return bench_lse_ratio(&limits, lse, (double)args->lse[bench_row_place(p, args, &p->lse_stride, row)]) <= 1;
+}
+
+/* What the oracle says of one row. Where it is right, the reference learns how large a row's facts may be. */
+static bench_verdict ask_oracle(bench_reference *r, const bench_expected *e, const attn_args *args,
+                                const attn_numerics *numerics, const bench_expected_row *row) {
+  bench_verdict verdict = {.status = BENCH_PASS};
+  bench_expected *oracle = bench_expected_of_row(&e->problem, args, row, e->zero_mean);
+  if (!oracle) {
+    bench_set_reason(&verdict, BENCH_ERROR, "no memory for the oracle's answer to a row");
+    return verdict;
+  }
+  verdict = bench_compare(oracle, args, numerics);
+  if (verdict.status != BENCH_FAIL) learn(r, oracle);
+  bench_expected_destroy(oracle);
+  return verdict;
+}
+
+typedef struct other_rows {
+  const bench_expected *expected;
+  const attn_args *args;
+  const attn_numerics *numerics;
+  int acquitted;
+  bench_verdict verdict; /* PASS so far */
+} other_rows;
+
+static void compare_row(other_rows *c, const bench_expected_row *row, int64_t keys) {
+  bench_reference *r = c->expected->reference;
+  if (agrees(r, c->expected, c->args, c->numerics, row, keys)) return;
+  const bench_verdict verdict = ask_oracle(r, c->expected, c->args, c->numerics, row);
+  if (verdict.status == BENCH_FAIL || verdict.status == BENCH_ERROR)
+    c->verdict = verdict;
+  else if (++c->acquitted > MOST_ACQUITTED)
+    bench_set_reason(&c->verdict, BENCH_ERROR, "differs from %s in more than %d rows that the oracle finds right",
+                     r->kernel->name, MOST_ACQUITTED);
+}
+
+static void compare_head(other_rows *c, int64_t b, int64_t h) {
+  const attn_problem *p = &c->expected->problem;
+  const attn_sequence seq = attn_sequence_of(p, c->args, b);
+  for (int64_t i = 0; i < seq.rows && c->verdict.status == BENCH_PASS; i++) {
+    const attn_key_range keys = attn_allowed_keys(p, c->args, &seq, b, i);
+    compare_row(c, &(bench_expected_row){.b = b, .h = h, .i = i}, keys.end - keys.begin);
+  }
+}
+
+bench_verdict bench_compare_others(const bench_expected *expected, const attn_args *args, const attn_numerics *numerics,
+                                   const attn_kernel_info *kernel) {
+  const attn_problem *p = &expected->problem;
+  other_rows c = {.expected = expected, .args = args, .numerics = numerics, .verdict = {.status = BENCH_PASS}};
+  if (expected->complete) return c.verdict;
+  if (!open_reference(expected->reference, expected, args, kernel))
+    bench_set_reason(&c.verdict, BENCH_ERROR,
+                     "no kernel, or no memory, for a second answer to the rows that the oracle skips");
+  for (int64_t n = 0; n < p->batch * p->heads_q && c.verdict.status == BENCH_PASS; n++)
+    compare_head(&c, n / p->heads_q, n % p->heads_q);
+  return c.verdict;
 }

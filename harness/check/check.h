@@ -3,8 +3,86 @@
 #ifndef BENCH_CHECK_H
 #define BENCH_CHECK_H
 
-#include "check/expected.h"
 #include "data/tensors.h"
+#include "kernels/ref/oracle_f64.h"
+
+/* The oracle's answer to one problem and its data, computed once and used for every kernel of the case. */
+typedef struct bench_expected_row {
+  int64_t b, h, i; /* with VARLEN, i counts from the start of sequence b */
+  attn_oracle_row facts;
+} bench_expected_row;
+
+/* Another kernel's answer, for the rows that the oracle does not compute. */
+typedef struct bench_reference {
+  const attn_kernel_info *kernel; /* NULL: none has run yet */
+  uint64_t wrong;                 /* bit n: the oracle's rows refute kernel n */
+  attn_problem problem;           /* the case's, with LSE and dense outputs in float32 */
+  float *o, *lse;                 /* its answer */
+  float *m;                       /* M of docs/numerics.md: its answer with |V| instead of V */
+
+  /* Of the rows that the oracle has computed so far: the largest of each fact, and of W / M * sqrt(n). They stand for the
+   * facts of the others. */
+  attn_oracle_row largest;
+  double spread;
+} bench_reference;
+
+typedef struct bench_expected {
+  attn_problem problem;
+  bool zero_mean; /* the sharp limit applies */
+  bool complete;  /* `row` holds every row of the problem */
+  int64_t rows;
+  bench_expected_row *row;
+  double *o, *m, *w; /* [rows][dim_v]; M and W of docs/numerics.md */
+  double *mean_v;    /* [rows][dim_v]: plain mean of V over the row's allowed keys, the answer of a kernel without softmax */
+  bench_reference *reference;
+} bench_expected;
+
+/* Rows: all of them up to 1e8 multiply-adds, beyond that the edge rows and 64 seeded ones per head; or one. NULL if memory
+ * is short. */
+bench_expected *bench_expected_create(const attn_problem *problem, const attn_args *args, uint64_t seed, bool zero_mean);
+bench_expected *bench_expected_of_row(const attn_problem *problem, const attn_args *args, const bench_expected_row *row,
+                                      bool zero_mean);
+void bench_expected_destroy(bench_expected *expected);
+
+/* The rows to check, without their values: sets rows, row and complete. False if memory is short. */
+bool bench_expected_choose(bench_expected *expected, const attn_args *args, uint64_t seed);
+
+/* Element offset of the row's first element in o or lse, which have these strides. */
+int64_t bench_row_place(const attn_problem *problem, const attn_args *args, const attn_strides *stride,
+                        const bench_expected_row *row);
+
+/* ---- Error limits of docs/numerics.md, for one row and one of its outputs ----------------------------------------- */
+
+/* What a row's limits share; see docs/numerics.md for the meaning of every term. */
+typedef struct bench_row_limits {
+  double proven, sharp; /* a_proven, a_sharp: relative error of the row's p */
+  double lost, lse;     /* underflow; limit of the LSE's error */
+  double max_v, p_rounding;
+  double store_error; /* relative error of storing an output: u_o unless the caller raises it */
+  attn_dtype dtype_o;
+  bool both;  /* generated zero-mean data must meet the sharp limit as well */
+  bool empty; /* no allowed key: o = 0 and lse = -inf exactly */
+} bench_row_limits;
+
+bench_row_limits bench_limits_of_row(const attn_problem *problem, const attn_numerics *numerics, const attn_oracle_row *row,
+                                     bool zero_mean);
+
+/* The limits of the difference between two answers, each with its own limits. */
+void bench_limits_add(bench_row_limits *limits, const bench_row_limits *other);
+
+/* What a kernel declares may widen its limits only so far: an exp error or a rounding of P of more than bf16's roundoff, or
+ * flushing beyond denormals, is no attention. NULL, or which of them it is ("an exp error"). */
+const char *bench_beyond_cap(const attn_numerics *numerics);
+
+/* Does the kernel declare larger errors than the rounding of K and V, or than 8 roundoffs of float32 where that is more? */
+bool bench_is_approximate(const attn_problem *problem, const attn_numerics *numerics);
+
+/* error / limit of one output, with o, M and W of the oracle: <= 1 passes; INFINITY where only one of the two is finite,
+ * or NaN. */
+double bench_output_ratio(const bench_row_limits *limits, double o, double m, double w, double got);
+double bench_lse_ratio(const bench_row_limits *limits, double lse, double got);
+
+/* ---- The verdict -------------------------------------------------------------------------------------------------- */
 
 typedef enum bench_status {
   BENCH_PASS,
@@ -46,5 +124,17 @@ bench_verdict bench_compare_stored(const bench_expected *expected, const attn_ar
  * run. `workspace` fits the plan. */
 bench_verdict bench_check(const attn_plan *plan, bench_tensors *tensors, const bench_expected *expected,
                           const attn_numerics *numerics, void *workspace, size_t workspace_bytes);
+
+/* ---- The reference ------------------------------------------------------------------------------------------------ */
+/* Rows that the oracle did not compute are compared with the answer of another kernel, the reference. Where the two differ,
+ * the oracle computes the row and decides. */
+
+/* Runs the plan in a workspace of its own, full of garbage. */
+attn_status bench_run_once(const attn_plan *plan, const attn_args *args);
+
+/* Compares the rows of o (and lse) in args that are not in `expected`, if there are any. PASS; FAIL with the oracle's value;
+ * ERROR where there is no reference. kernel: the one that computed o, so that the reference is another; or NULL. */
+bench_verdict bench_compare_others(const bench_expected *expected, const attn_args *args, const attn_numerics *numerics,
+                                   const attn_kernel_info *kernel);
 
 #endif

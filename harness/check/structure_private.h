@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* What the structural tests share: structure.c has those on other sizes and the loop over all of them, structure_inputs.c
- * those with poison, NaN and equal scores in the inputs, structure_limits.c those on reordered and divided keys;
- * structure_view.c makes views, and structure_compare.c runs and compares them. */
+/* What the structural tests share: structure.c has those on other sizes, on reordered and divided keys, and the loop over
+ * all of them, structure_inputs.c those with poison, NaN and equal scores in the inputs; structure_view.c makes views, runs
+ * and compares them. */
 #ifndef BENCH_STRUCTURE_PRIVATE_H
 #define BENCH_STRUCTURE_PRIVATE_H
 
@@ -103,7 +103,7 @@ enum {
 /* A seeded choice, the same at every call with the same `use`: 0 .. count - 1. */
 int64_t bench_structure_pick(const bench_structure *s, int use, int64_t count);
 
-/* structure_inputs.c */
+/* The tests of structure_inputs.c. */
 bench_outcome bench_structure_poison(bench_structure *s);
 bench_outcome bench_structure_neighbours(bench_structure *s);
 bench_outcome bench_structure_probe(bench_structure *s);

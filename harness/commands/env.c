@@ -4,8 +4,8 @@
 #include "base/files.h"
 #include "commands/commands.h"
 #include "machine/affinity.h"
-#include "machine/cpus.h"
 #include "machine/environment.h"
+#include "machine/topology.h"
 
 static const char epilogue[] =
     "Exit code 4 if --strict was given and a fact is BAD. 'unknown' means that this system does not say:\n"

@@ -8,7 +8,7 @@
 #include "commands/commands.h"
 #include "eval/eval.h"
 #include "machine/affinity.h"
-#include "machine/emulation.h"
+#include "machine/environment.h"
 
 static eval_options problem;
 static eval_task task;

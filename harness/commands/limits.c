@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* The steps of a session over goals. A goal is one case, or two cases that are timed together, with a floor and a goal
  * for the result. */
-#include "commands/limits.h"
+#include "commands/session.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -11,7 +11,6 @@
 #include "commands/commands.h"
 #include "machine/affinity.h"
 #include "machine/cgroup.h"
-#include "machine/emulation.h"
 #include "machine/environment.h"
 #include "timing/rates.h"
 #include "timing/stats.h"
@@ -139,7 +138,8 @@ static void measure(ceilings *all) {
 #ifdef _OPENMP
   const int wanted = (int)(threads ? threads : bench_cpu_count());
   all->threads = bench_team_count(wanted).threads;
-  if (all->threads < wanted) fprintf(stderr, "warning: %d of %d threads run: OpenMP or the system gives no more\n", all->threads, wanted);
+  if (all->threads < wanted)
+    fprintf(stderr, "warning: %d of %d threads run: OpenMP or the system gives no more\n", all->threads, wanted);
 #else
   all->threads = 1;
   if (threads > 1) fprintf(stderr, "warning: 1 of %d threads run: this build has no OpenMP\n", (int)threads);

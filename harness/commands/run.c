@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* attnbench run: checks kernels, then times them. */
 #include "commands/commands.h"
-#include "commands/limits.h"
 #include "commands/session.h"
 #include "machine/affinity.h"
-#include "machine/emulation.h"
+#include "machine/environment.h"
 
 static bench_options asked;
 

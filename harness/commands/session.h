@@ -6,7 +6,7 @@
 
 #include <stdio.h>
 
-#include "base/progress.h"
+#include "base/clock.h"
 #include "check/structure.h"
 #include "commands/options.h"
 #include "machine/environment.h"
@@ -88,5 +88,12 @@ void bench_session_write(bench_session *session);
 
 /* The path of a file in the result folder. */
 void bench_session_path(const bench_session *session, const char *name, char *path);
+
+/* ---- Goals -------------------------------------------------------------------------------------------------------- */
+
+/* True if the options name a preset with goals. */
+bool bench_limits_wanted(const bench_options *options);
+
+extern const bench_session_steps bench_limits_steps;
 
 #endif

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "data/generate.h"
-#include "machine/first_touch.h"
+#include "machine/affinity.h"
 
 enum { ALIGNMENT = 64 };
 

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "data/generate.h"
-#include "eval/eval_private.h"
+#include "eval/eval.h"
 #include "kernels/ref/oracle_f64.h"
 
 static const char *const option_names[] = {
@@ -155,4 +155,128 @@ bool eval_to_lengths(eval_loader *loader, eval_file which, int64_t low, int64_t 
                      loader->options->path[which], (long long)i, (long long)value, (long long)low, (long long)high);
   }
   return replace(array, data, NPY_I32);
+}
+
+/* ---- Sizes and strides of q, k, v and o, from the shapes of the files --------------------------------------------- */
+
+/* Sizes of q, k or v as [batch, heads, seq or tokens, dim]; false if it has not 2 to 4 dimensions. */
+static bool row_sizes(eval_loader *l, eval_file which, int64_t size[4]) {
+  const npy_array *array = &l->file[which];
+  const bool packed = eval_has(l, EVAL_CU_SEQLENS_Q);
+  if (array->dims < 2 || array->dims > (packed ? 3 : 4))
+    return eval_fail_shape(l, which,
+                           packed ? "with --cu-seqlens-q it must be [tokens, heads, dim]"
+                           : l->input->sequence_first
+                               ? "it must be [batch, seq, heads, dim], [seq, heads, dim] or [seq, dim]"
+                               : "it must be [batch, heads, seq, dim], [heads, seq, dim] or [seq, dim]");
+  const int64_t *s = array->shape + (array->dims == 4);
+  size[0] = array->dims == 4 ? array->shape[0] : 1;
+  size[1] = array->dims == 2 ? 1 : s[l->input->sequence_first ? 1 : 0];
+  size[2] = array->dims == 2 ? s[0] : s[l->input->sequence_first ? 0 : 1];
+  size[3] = s[array->dims == 2 ? 1 : 2];
+  return true;
+}
+
+/* Precomputed scores need no --q: its sizes then follow from the scores, its rank from v. */
+static bool query_sizes_from_scores(eval_loader *l, const int64_t v[4], int64_t q[4]) {
+  const npy_array *scores = &l->file[EVAL_SCORES];
+  if (scores->dims < 2) return eval_fail_shape(l, EVAL_SCORES, "without --q it must be [..., seq_q, seq_k]");
+  if (eval_has(l, EVAL_CU_SEQLENS_Q))
+    return eval_fail(l, "--q is needed with --cu-seqlens-q: it tells the number of query tokens");
+  const int64_t heads = scores->dims > 2 ? scores->shape[scores->dims - 3] : 1;
+  q[0] = v[0];
+  q[1] = heads > 1 ? heads : v[1];
+  q[2] = scores->shape[scores->dims - 2];
+  q[3] = 1; /* not read */
+  l->input->rank = q[1] > 1 && l->file[EVAL_V].dims == 2 ? 3 : l->file[EVAL_V].dims;
+  return true;
+}
+
+/* Two files whose sizes must agree: the batch, and each of heads, seq and dim that is set. */
+typedef struct agreement {
+  eval_file which, other;
+  const int64_t *size, *wanted;
+  bool heads, seq, dim;
+} agreement;
+
+static bool must_agree(eval_loader *l, agreement a) {
+  static const char *const names[] = {"batch", "heads", "tokens", "head dimension"};
+  const bool compared[] = {true, a.heads, a.seq, a.dim};
+  for (int i = 0; i < 4; i++)
+    if (compared[i] && a.size[i] != a.wanted[i])
+      return eval_fail(l, "%s %s has %s %lld, but %s %s has %lld; they must agree", eval_option(a.which),
+                       l->options->path[a.which], names[i], (long long)a.size[i], eval_option(a.other),
+                       l->options->path[a.other], (long long)a.wanted[i]);
+  return true;
+}
+
+/* Where sequences begin: never decreasing. The longest sequence is the seq of the problem. */
+static bool read_cu_seqlens(eval_loader *l, eval_file which, int64_t tokens, int64_t *longest) {
+  const npy_array *array = &l->file[which];
+  if (array->dims != 1 || array->count < 1) return eval_fail_shape(l, which, "it must be [batch + 1]");
+  if (!eval_to_lengths(l, which, 0, tokens < INT32_MAX ? tokens : INT32_MAX)) return false;
+  const int32_t *cu = array->data;
+  *longest = 0;
+  for (int64_t b = 0; b + 1 < array->count; b++) {
+    if (cu[b + 1] < cu[b])
+      return eval_fail(l, "%s %s: element %lld is %d after %d; it must not decrease", eval_option(which),
+                       l->options->path[which], (long long)b + 1, cu[b + 1], cu[b]);
+    if (cu[b + 1] - cu[b] > *longest) *longest = cu[b + 1] - cu[b];
+  }
+  return true;
+}
+
+static bool init_packed(eval_loader *l, const int64_t q[4], const int64_t k[4], int64_t dim_v) {
+  int64_t seq_q, seq_k;
+  if (eval_has(l, EVAL_KV_LEN) || eval_has(l, EVAL_Q_LEN))
+    return eval_fail(l, "--kv-len and --q-len don't go with --cu-seqlens-q");
+  if (!read_cu_seqlens(l, EVAL_CU_SEQLENS_Q, q[2], &seq_q) || !read_cu_seqlens(l, EVAL_CU_SEQLENS_K, k[2], &seq_k))
+    return false;
+  const int64_t batch = l->file[EVAL_CU_SEQLENS_Q].count - 1;
+  if (l->file[EVAL_CU_SEQLENS_K].count - 1 != batch)
+    return eval_fail(l, "--cu-seqlens-q tells %lld sequences, --cu-seqlens-k %lld; they must agree", (long long)batch,
+                     (long long)l->file[EVAL_CU_SEQLENS_K].count - 1);
+  attn_problem_init(&l->problem, batch, q[1], k[1], seq_q, seq_k, q[3], dim_v);
+  attn_problem_set_varlen(&l->problem, q[2], k[2]);
+  return true;
+}
+
+/* --v is needed and, without --scores, --q and --k. */
+static bool has_all(eval_loader *l) {
+  const bool need_qk = !eval_has(l, EVAL_SCORES), q = eval_has(l, EVAL_Q), k = eval_has(l, EVAL_K), v = eval_has(l, EVAL_V);
+  if (v && (!need_qk || (q && k))) return true;
+  return eval_fail(l, "%s is missing; --q, --k and --v are needed (--v alone with --scores)",
+                   eval_option(!v  ? EVAL_V
+                               : q ? EVAL_K
+                                   : EVAL_Q));
+}
+
+/* Sizes of q, k and v, all of which agree. */
+static bool read_sizes(eval_loader *l, int64_t q[4], int64_t k[4], int64_t v[4]) {
+  const bool has_q = eval_has(l, EVAL_Q), has_k = eval_has(l, EVAL_K);
+  if (!row_sizes(l, EVAL_V, v)) return false;
+  if (!(has_q ? row_sizes(l, EVAL_Q, q) : query_sizes_from_scores(l, v, q))) return false;
+  memcpy(k, v, 4 * sizeof *k);
+  k[3] = q[3];
+  if (has_k && !row_sizes(l, EVAL_K, k)) return false;
+  const agreement v_k = {EVAL_V, EVAL_K, v, k, .heads = true, .seq = true}, k_q = {EVAL_K, EVAL_Q, k, q, .dim = true},
+                  v_q = {EVAL_V, EVAL_Q, v, q, .heads = false};
+  return (!has_k || must_agree(l, v_k)) && (!has_k || !has_q || must_agree(l, k_q)) && (!has_q || must_agree(l, v_q));
+}
+
+bool eval_load_shape(eval_loader *l) {
+  static const char *const layouts[] = {"bhsd", "bshd", NULL};
+  int64_t q[4], k[4], v[4];
+  const bool packed = eval_has(l, EVAL_CU_SEQLENS_Q);
+  if (!has_all(l)) return false;
+  if (packed != eval_has(l, EVAL_CU_SEQLENS_K)) return eval_fail(l, "--cu-seqlens-q and --cu-seqlens-k are needed together");
+  const int layout = eval_find_word(l, "--layout", l->options->layout, layouts);
+  if (layout < 0) return false;
+  l->input->sequence_first = packed || layout == 1;
+  l->input->rank = l->file[EVAL_Q].dims;
+  if (!read_sizes(l, q, k, v)) return false;
+  if (packed) return init_packed(l, q, k, v[3]);
+  attn_problem_init(&l->problem, q[0], q[1], k[1], q[2], k[2], q[3], v[3]);
+  if (l->input->sequence_first) attn_problem_set_bshd(&l->problem);
+  return true;
 }

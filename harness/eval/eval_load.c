@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /* From .npy files to a problem with its data. What the files say is checked against each other here, so that neither the
- * library nor the oracle gets a length or a shape that does not fit. eval_shapes.c does the sizes. */
+ * library nor the oracle gets a length or a shape that does not fit. eval_files.c does the sizes. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "eval/eval_private.h"
+#include "eval/eval.h"
 #include "kernels/common/dtypes.h"
 
 /* ---- Pairs of queries and keys ----------------------------------------------------------------------------------- */

@@ -9,7 +9,7 @@
 #include "base/clock.h"
 #include "commands/options.h"
 #include "machine/affinity.h"
-#include "machine/emulation.h"
+#include "machine/environment.h"
 #include "report/writers.h"
 #include "timing/setup.h"
 

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /* Whole layers as cases: libattn's attention with what stands around it, and the rest of libattn_nn, checked against
- * float64 and timed like a kernel, with the share of the time that each part takes. layer_functions.h has what differs
- * between layers; everything here is the same for all of them. */
+ * float64 and timed like a kernel, with the share of the time that each part takes. The second half has what differs
+ * between layers; all else is the same for all of them. */
 #ifndef BENCH_LAYER_H
 #define BENCH_LAYER_H
 
+#include "attn/product.h"
 #include "cases/layer_info.h"
 #include "check/check.h"
+#include "src/nn/ref/nn_oracle_f64.h"
 
 /* Inputs, weights and the rows to check of one case. */
 typedef struct bench_layer bench_layer;
@@ -55,5 +57,156 @@ typedef struct bench_shares {
 } bench_shares;
 void bench_layer_reset_shares(bench_layer_trial *trial);
 bench_shares bench_layer_shares(const bench_layer_trial *trial);
+
+/* ---- What each layer supplies ------------------------------------------------------------------------------------- */
+/* cases/layers.def has its name, and bench_layer_<constant> its functions. Everything else is the same for all layers. */
+
+typedef struct bench_layer_functions bench_layer_functions;
+
+/* How many numbers a layer reads and writes. */
+typedef struct bench_layer_shape {
+  int64_t inputs;          /* in x, whatever the layer keeps there */
+  int64_t rows, columns;   /* y is [batch][rows][columns] */
+  int64_t weights, biases; /* in all matrices, and in all biases */
+} bench_layer_shape;
+
+/* One layer's data, made from the case's seed. */
+typedef struct bench_layer_data {
+  const bench_layer_functions *functions;
+  const bench_case *bench;
+  bench_layer_shape shape;
+  float *x, *y;              /* x: normal numbers */
+  float *weights;            /* matrices of about unit gain, one behind the other: 1/sqrt(width) times normal numbers */
+  float *biases;             /* a fifth of normal numbers */
+  struct mha_oracle *oracle; /* with has_mha: kept from one kernel to the next */
+} bench_layer_data;
+
+/* Where the time of a layer went. */
+typedef struct bench_layer_time {
+  double projections_ns, attention_ns, total_ns;
+} bench_layer_time;
+
+/* Rows of the output in float64 with their limits: value[i][c] may be missed by limit[i][c]. */
+typedef struct bench_layer_rows {
+  int64_t count;
+  const int64_t *batch, *row; /* of each */
+  double *value, *limit;      /* [count][columns] */
+} bench_layer_rows;
+
+/* The layer made with one kernel. */
+struct bench_layer_trial {
+  const bench_layer_data *data;
+  bench_layer *of;
+  const attn_kernel_info *asked; /* NULL: the automatic choice */
+  attn_options options;
+  bool wrong;            /* gives the wrong answer of its functions */
+  void *layer;           /* what `create` made */
+  char kernel[64];       /* what attention runs; of feed-forward, which runs no attention: what attention would run */
+  attn_product *example; /* made as the layer makes its own: knows the product's name; NULL without dense layers */
+  bench_layer_time time;
+  uint64_t hash[2]; /* of the output on x and on -x, from the check */
+};
+
+/* The chosen rows of one sequence. */
+typedef struct bench_chosen {
+  const bench_layer_data *data;
+  const attn_numerics *numerics;
+  int64_t batch, count;
+  const int64_t *row; /* within the sequence */
+} bench_chosen;
+
+struct bench_layer_functions {
+  bench_layer_shape (*shape)(const bench_case *bench);
+  double (*flops)(const bench_case *bench); /* without attention; NULL: two per weight and row, if it has dense layers */
+  void (*prepare)(bench_layer_data *data);  /* gives numbers another size, where the layer needs it; or NULL */
+  const char *wrong; /* the wrong answer that every case must tell from the right one; NULL: keys that count alike */
+  attn_status (*create)(
+      bench_layer_trial *trial); /* sets layer and, where it runs attention, kernel; NULL: nothing outlives a call */
+  void (*destroy)(void *layer);  /* takes NULL; NULL where `create` is */
+  size_t (*workspace)(const bench_layer_trial *trial); /* NULL: 0 bytes */
+  attn_status (*run)(bench_layer_trial *trial, void *workspace, size_t bytes);
+  attn_nn_field (*expect)(const bench_chosen *chosen); /* [count][columns] */
+  bool has_mha;                                        /* begins with multi-head self-attention of x */
+};
+
+#define LAYER(constant, ...) extern const bench_layer_functions bench_layer_##constant;
+#include "cases/layers.def"
+#undef LAYER
+
+/* ---- For layers in general ---- */
+
+/* batch x seq_q. And the shape of a layer that maps as many rows of `width` to rows of `width`. */
+int64_t bench_layer_case_rows(const bench_case *bench);
+bench_layer_shape bench_layer_rows_to_rows(const bench_case *bench, int64_t weights, int64_t biases);
+
+/* A multiplication and an addition per weight and row. */
+double bench_dense_flops(const bench_case *bench, int64_t weights);
+
+/* Copies the name of the kernel that a layer says it runs. */
+void bench_layer_name_kernel(bench_layer_trial *trial, const char *kernel);
+
+void bench_add_times(bench_layer_time *time, const attn_mha_profile *profile);
+
+/* A trial that gives the wrong answer: the check compares with it. */
+attn_status bench_layer_make_wrong(bench_layer *layer, const attn_kernel_info *kernel, bench_layer_trial **trial);
+
+/* What layer.c allocates and runs, and layer_check.c checks. */
+enum { BENCH_LAYER_GUARD = 64 /* floats before and behind y */ };
+struct bench_layer {
+  bench_layer_data data;
+  bench_layer_rows rows; /* to check */
+  int64_t *row_memory;
+  float *y_memory; /* [guard][y][guard] */
+  int64_t y_floats;
+  bool negated; /* x has the other sign */
+};
+
+/* A hash of the output. */
+uint64_t bench_layer_hash_y(const bench_layer *layer);
+
+/* ---- For expected answers ---- */
+
+/* Frees `used`, from which `next` was made, and returns `next`. */
+attn_nn_field bench_then(attn_nn_field next, attn_nn_field *used);
+
+/* Attention; frees q, k and v. q and k may be NULL. */
+attn_nn_field bench_attend(const attn_nn_attention *attention, attn_nn_field *q, attn_nn_field *k, attn_nn_field *v);
+
+/* A matrix [in][out] that begins at `at` of the weights, with the bias at `bias_at`. */
+attn_linear bench_linear_at(const bench_layer_data *data, int64_t at, int64_t bias_at);
+attn_nn_field bench_apply(const attn_nn_field *x, attn_linear linear, int64_t out);
+
+/* Rows `row` of one sequence of base[batch][rows][width], or all of them where row is NULL. */
+typedef struct bench_sequence {
+  const float *base;
+  int64_t rows, width, batch;
+} bench_sequence;
+attn_nn_field bench_take(bench_sequence from, const int64_t *row, int64_t count);
+
+/* The same of x where x is [batch][seq][width]. */
+attn_nn_field bench_chosen_x(const bench_chosen *chosen);
+attn_nn_field bench_all_x(const bench_chosen *chosen);
+
+/* ---- Multi-head attention and feed-forward, which other layers contain ---- */
+
+int64_t bench_mha_weights(const bench_case *bench);
+int64_t bench_mha_biases(const bench_case *bench);
+attn_mha_weights bench_mha_weights_of(const bench_layer_data *data);
+
+/* The self-attention of x: its oracle, NULL if memory is short; and from it the chosen rows. */
+struct mha_oracle *bench_mha_oracle_of(const bench_layer_data *data);
+attn_nn_field bench_mha_expect(const bench_chosen *chosen);
+
+/* Cross-attention to x, with queries from `batch` sequences of seq_q rows. */
+attn_mha_problem bench_cross_problem(const bench_layer_data *data, int64_t batch, int64_t seq_q);
+attn_nn_field bench_cross_expect(const bench_chosen *chosen, const attn_mha_weights *weights, const attn_nn_field *x);
+
+int64_t bench_feed_forward_weights(const bench_case *bench);
+int64_t bench_feed_forward_biases(const bench_case *bench);
+attn_feed_forward_config bench_feed_forward_at(const bench_layer_data *data, int64_t at, int64_t bias_at);
+attn_nn_field bench_feed_forward_expect(const attn_feed_forward_config *config, const attn_nn_field *x);
+
+/* A layer norm whose gain and bias begin at `bias_at` of the biases. */
+attn_norm bench_norm_at(const bench_layer_data *data, int64_t bias_at);
 
 #endif

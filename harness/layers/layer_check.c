@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "layers/layer_functions.h"
+#include "layers/layer.h"
 
 /* ---- Steps ---- */
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* Attention with scores other than dot products as cases: additive attention and kernel regression. */
+/* Attention with scores other than dot products as cases: additive attention, kernel regression, synthesizers. */
 #include <math.h>
 #include <stdlib.h>
 
 #include "attn/extend.h"
-#include "layers/layer_functions.h"
+#include "layers/layer.h"
 
 /* One head in float64, for the chosen queries. */
 static attn_nn_attention one_head(const bench_chosen *c, const float *weight) {
@@ -167,3 +167,189 @@ const bench_layer_functions bench_layer_regression = {.shape = regression_shape,
                                                       .destroy = free,
                                                       .run = regression_run,
                                                       .expect = regression_expect};
+
+/* ---- Synthesizers ------------------------------------------------------------------------------------------------- */
+/* Learnt for sequences of the case's own length. The hidden layer of the dense one is dim_qk wide. */
+
+static bool is_dense(const bench_case *bench) { return bench_layer_of(bench)->id == LAYER_synthesizer_dense; }
+
+/* Where each part of the weights and biases begins: dense has two matrices per head where random has its scores. */
+typedef struct synthesizer_layout {
+  int64_t second, value, output, weights;
+  int64_t second_bias, value_bias, output_bias, biases;
+} synthesizer_layout;
+
+static synthesizer_layout lay_out(const bench_case *bench) {
+  const attn_problem *p = &bench->problem;
+  const bool dense = is_dense(bench);
+  const int64_t heads = p->heads_q, hidden = p->dim_qk, length = p->seq_k, joined = heads * p->dim_v;
+  synthesizer_layout l = {0};
+  l.second = dense ? heads * bench->width * hidden : 0;
+  l.value = dense ? l.second + heads * hidden * length : heads * length * length;
+  l.output = l.value + bench->width * joined;
+  l.weights = l.output + joined * bench->width;
+  l.second_bias = dense ? heads * hidden : 0;
+  l.value_bias = dense ? l.second_bias + heads * length : 0;
+  l.output_bias = l.value_bias + joined;
+  l.biases = l.output_bias + bench->width;
+  return l;
+}
+
+static attn_linear first_of(const bench_layer_data *data, int64_t h) {
+  const int64_t hidden = data->bench->problem.dim_qk;
+  return bench_linear_at(data, h * data->bench->width * hidden, h * hidden);
+}
+
+static attn_linear second_of(const bench_layer_data *data, int64_t h) {
+  const attn_problem *p = &data->bench->problem;
+  const synthesizer_layout l = lay_out(data->bench);
+  return bench_linear_at(data, l.second + h * p->dim_qk * p->seq_k, l.second_bias + h * p->seq_k);
+}
+
+static attn_linear value_of(const bench_layer_data *data) {
+  const synthesizer_layout l = lay_out(data->bench);
+  return bench_linear_at(data, l.value, l.value_bias);
+}
+
+static attn_linear output_of(const bench_layer_data *data) {
+  const synthesizer_layout l = lay_out(data->bench);
+  return bench_linear_at(data, l.output, l.output_bias);
+}
+
+static bench_layer_shape synthesizer_shape(const bench_case *bench) {
+  const synthesizer_layout l = lay_out(bench);
+  return bench_layer_rows_to_rows(bench, l.weights, l.biases);
+}
+
+/* Learnt scores are looked up, not multiplied. */
+static double random_flops(const bench_case *bench) {
+  const synthesizer_layout l = lay_out(bench);
+  return bench_dense_flops(bench, l.weights - l.value);
+}
+
+/* Scores that differ by about one: the second matrices are `hidden` deep, and learnt scores are normal numbers
+ * themselves. */
+static void prepare_synthesizer(bench_layer_data *data) {
+  const bench_case *bench = data->bench;
+  const synthesizer_layout l = lay_out(bench);
+  const float factor = sqrtf((float)bench->width / (is_dense(bench) ? (float)bench->problem.dim_qk : 1));
+  for (int64_t i = l.second; i < l.value; i++) data->weights[i] *= factor;
+}
+
+/* The maps of each head. The layer copies them when it is created. */
+typedef struct synthesizer_maps {
+  attn_linear *first, *second;
+  float *zeros; /* as many as any map or all scores */
+} synthesizer_maps;
+
+static void free_maps(synthesizer_maps *maps) {
+  free(maps->first);
+  free(maps->second);
+  free(maps->zeros);
+}
+
+static bool make_maps(const bench_layer_data *data, synthesizer_maps *maps) {
+  const attn_problem *p = &data->bench->problem;
+  const size_t heads = (size_t)p->heads_q;
+  *maps = (synthesizer_maps){calloc(heads, sizeof *maps->first), calloc(heads, sizeof *maps->second),
+                             calloc((size_t)data->shape.weights + 1, sizeof *maps->zeros)};
+  if (!maps->first || !maps->second || !maps->zeros) return free_maps(maps), false;
+  for (int64_t h = 0; h < p->heads_q && is_dense(data->bench); h++) {
+    maps->first[h] = first_of(data, h);
+    maps->second[h] = second_of(data, h);
+  }
+  return true;
+}
+
+/* Gives all keys the same score. */
+static void flatten(attn_synthesizer_config *config, synthesizer_maps *maps) {
+  for (int64_t h = 0; h < config->heads; h++) maps->second[h] = (attn_linear){.weight = maps->zeros};
+  config->scores = maps->zeros;
+}
+
+static attn_status synthesizer_create(bench_layer_trial *trial) {
+  const bench_layer_data *data = trial->data;
+  const attn_problem *p = &data->bench->problem;
+  synthesizer_maps maps;
+  if (!make_maps(data, &maps)) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for the maps of a Synthesizer");
+  attn_synthesizer_config config = {.kind = is_dense(data->bench) ? ATTN_SYNTHESIZER_DENSE : ATTN_SYNTHESIZER_RANDOM,
+                                    .batch = p->batch,
+                                    .seq = p->seq_q,
+                                    .width = data->bench->width,
+                                    .heads = p->heads_q,
+                                    .dim_v = p->dim_v,
+                                    .length = p->seq_k,
+                                    .hidden = p->dim_qk,
+                                    .causal = p->window_right == 0,
+                                    .first = maps.first,
+                                    .second = maps.second,
+                                    .scores = data->weights,
+                                    .value = value_of(data),
+                                    .output = output_of(data)};
+  if (trial->wrong) flatten(&config, &maps);
+  attn_synthesizer *layer = NULL;
+  const attn_status status = attn_synthesizer_create(&config, &trial->options, &layer);
+  free_maps(&maps);
+  trial->layer = layer;
+  bench_layer_name_kernel(trial, attn_synthesizer_kernel(layer));
+  return status;
+}
+
+static void synthesizer_destroy(void *layer) { attn_synthesizer_destroy(layer); }
+static size_t synthesizer_workspace(const bench_layer_trial *trial) { return attn_synthesizer_workspace(trial->layer); }
+
+static attn_status synthesizer_run(bench_layer_trial *trial, void *workspace, size_t bytes) {
+  attn_mha_profile profile = {0};
+  const attn_synthesizer_args args = {.x = trial->data->x, .y = trial->data->y, .profile = &profile};
+  const attn_status status = attn_synthesizer_run(trial->layer, &args, workspace, bytes);
+  bench_add_times(&trial->time, &profile);
+  return status;
+}
+
+/* One head's scores of the chosen rows, into rows `at` .. of all; what the causal mask hides is -inf. */
+static void head_scores(const bench_chosen *c, const attn_nn_field *x, int64_t h, attn_nn_field *all) {
+  const attn_problem *p = &c->data->bench->problem;
+  const int64_t length = p->seq_k;
+  attn_nn_field dense = {0};
+  if (is_dense(c->data->bench)) {
+    attn_nn_field inner = bench_apply(x, first_of(c->data, h), p->dim_qk);
+    inner = bench_then(attn_nn_oracle_relu(&inner), &inner);
+    dense = bench_then(bench_apply(&inner, second_of(c->data, h), length), &inner);
+  }
+  for (int64_t r = 0; r < c->count; r++)
+    for (int64_t j = 0; j < length; j++) {
+      const int64_t at = (h * c->count + r) * length + j;
+      const bool hidden = p->window_right == 0 && j > c->row[r];
+      const double learnt =
+          dense.value ? dense.value[r * length + j] : (double)c->data->weights[(h * length + c->row[r]) * length + j];
+      all->value[at] = hidden ? -INFINITY : learnt;
+      all->error[at] = dense.error ? dense.error[r * length + j] : 0;
+    }
+  attn_nn_field_destroy(&dense);
+}
+
+static attn_nn_field synthesizer_expect(const bench_chosen *c) {
+  const attn_problem *p = &c->data->bench->problem;
+  attn_nn_field x = bench_chosen_x(c), v = bench_all_x(c);
+  attn_nn_field scores = attn_nn_field_create(p->heads_q * c->count, p->seq_k);
+  for (int64_t h = 0; h < p->heads_q; h++) head_scores(c, &x, h, &scores);
+  v = bench_then(bench_apply(&v, value_of(c->data), p->heads_q * p->dim_v), &v);
+  const attn_nn_attention attention = {.batch = 1,
+                                       .heads_q = p->heads_q,
+                                       .heads_kv = p->heads_q,
+                                       .seq_q = c->count,
+                                       .seq_k = p->seq_k,
+                                       .score = ATTN_SCORE_PRECOMPUTED,
+                                       .scores = &scores,
+                                       .numerics = *c->numerics};
+  attn_nn_field o = bench_then(bench_attend(&attention, NULL, NULL, &v), &scores);
+  attn_nn_field_destroy(&x);
+  return bench_then(bench_apply(&o, output_of(c->data), c->data->bench->width), &o);
+}
+
+#define SYNTHESIZER_FUNCTIONS                                                                                               \
+  .shape = synthesizer_shape, .prepare = prepare_synthesizer, .create = synthesizer_create, .destroy = synthesizer_destroy, \
+  .workspace = synthesizer_workspace, .run = synthesizer_run, .expect = synthesizer_expect
+
+const bench_layer_functions bench_layer_synthesizer_dense = {SYNTHESIZER_FUNCTIONS};
+const bench_layer_functions bench_layer_synthesizer_random = {SYNTHESIZER_FUNCTIONS, .flops = random_flops};

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "attn/extend.h"
-#include "layers/layer_functions.h"
+#include "layers/layer.h"
 
 /* ---- Sinusoidal positions: rows 0 .. seq - 1 ---- */
 

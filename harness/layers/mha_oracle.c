@@ -5,7 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "check/error_limits.h"
+#include "check/check.h"
 
 static const double U = 0x1p-24;
 

@@ -12,8 +12,8 @@
 /* Lowers the number of threads that OpenMP starts by default to CLI_MOST_THREADS, with a warning. */
 void bench_threads_limit(void);
 
-/* --cpus: keeps the process, and all threads that it starts, on the CPUs that `cpus` names (cpus.h). Returns 0 or an
- * exit code, having said why on stderr. */
+/* --cpus: keeps the process, and all threads that it starts, on the CPUs that `cpus` names (bench_cpus_read). Returns 0 or
+ * an exit code, having said why on stderr. */
 int bench_pin_cpus(const char *command, const char *cpus);
 
 /* What --cpus takes, for --help. */
@@ -48,5 +48,18 @@ void bench_team_settle(int threads);
 
 /* Describes what timed threads are kept on; false if they are too many to be held. threads: 0 for any number. */
 bool bench_describe_binding(const bench_topology *topology, const cpu_set_t *allowed, int threads, char *text, size_t bytes);
+
+/* ---- Placement of memory ------------------------------------------------------------------------------------------ */
+/* A page lies on the NUMA node of the thread that writes to it first. While threads are held, each thread first writes its
+ * share of every tensor. Shares follow the order of memory, which in most layouts is the order of heads and of the library's
+ * tasks. Workspaces are first written by the library's own threads. The library gives tasks to threads as they become free,
+ * so a thread works mostly, but not only, on its own share. */
+
+/* While threads are held, gives the pages that lie wholly in this memory back to the system and loses their contents. The
+ * next thread that writes there decides on which node they lie. */
+void bench_pages_forget(void *memory, size_t bytes);
+
+/* As memset(). While several threads are held, each writes its share. */
+void bench_pages_fill(void *memory, int byte, size_t bytes);
 
 #endif

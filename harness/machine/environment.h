@@ -5,6 +5,7 @@
 #define BENCH_ENVIRONMENT_H
 
 #include <sched.h>
+#include <stdbool.h>
 #include <stdio.h>
 
 typedef enum bench_grade { BENCH_OK, BENCH_WARN, BENCH_BAD, BENCH_UNKNOWN } bench_grade;
@@ -49,5 +50,14 @@ const char *bench_grade_name(bench_grade grade); /* "OK", "WARN", "BAD", "unknow
 
 /* Size of the data (or unified) cache of a level as the first CPU reports it, in bytes; 0 = unknown. */
 long long bench_cache_bytes(int level);
+
+/* ---- Emulation ---------------------------------------------------------------------------------------------------- */
+/* Times taken under emulation mean nothing. */
+
+/* NULL on real hardware, else what is emulated, in words. */
+const char *bench_emulation(void);
+
+/* True where times mean nothing; then says so on stderr, with the name of the sub-command. */
+bool bench_refuses_to_time(const char *command);
 
 #endif

@@ -4,7 +4,7 @@
  * ranges that hwloc's programs take, so these are read here. */
 #include <stdio.h>
 
-#include "machine/cpus.h"
+#include "machine/topology.h"
 
 #ifdef BENCH_HWLOC
 #include <ctype.h>

@@ -8,7 +8,7 @@
 
 #include "attn/extend.h"
 #include "base/clock.h"
-#include "cases/grid.h"
+#include "cases/cases.h"
 #include "cases/work.h"
 #include "check/check.h"
 #include "kernels/common/dtypes.h"

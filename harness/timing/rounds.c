@@ -5,7 +5,7 @@
  * `min_rounds` samples still don't fit (naive code on a long sequence) is slow: it takes part in the first rounds only, as
  * many as its share allows but at least SLOW_ROUNDS, so that it does not use up the time of the others. A ratio with it is
  * over those first rounds. All other trials run in every round. */
-#include "timing/rounds.h"
+#include "timing/trial.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -6,8 +6,8 @@
 
 #include "cases/case.h"
 #include "check/check.h"
-#include "timing/rounds.h"
 #include "timing/stats.h"
+#include "timing/trial.h"
 
 /* Missing values: "" in texts, -1 in whole numbers, NaN in the others. */
 typedef struct bench_row {

@@ -7,8 +7,8 @@
 #include "base/clock.h"
 #include "cases/work.h"
 #include "check/structure.h"
+#include "machine/affinity.h"
 #include "machine/cgroup.h"
-#include "machine/first_touch.h"
 #include "timing/setup.h"
 
 enum { PLAN_REPEATS = 5 };

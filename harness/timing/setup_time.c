@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* Timing the trials of a case: which of them, for how long, and against which control. */
+/* Timing the trials of a case: which of them, for how long, and against which control; and what no time can be. */
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 
 #include "timing/setup.h"
 
@@ -96,4 +98,140 @@ void bench_setup_time(bench_setup *s) {
     bench_conclude(trials[i], BENCH_ERROR, "timing: %s", error);
     bench_trial_clear(trials[i]);
   }
+}
+
+/* ---- The judge ---------------------------------------------------------------------------------------------------- */
+/* A kernel may be right when it is checked and wrong, or not what it says, when it is timed. What the timed runs tell beside
+ * their output. */
+
+enum { REMEASURED_SLICES = 100, REMEASURED_READS = 9, FRESH_CALLS = 50 };
+static const double SLICE_NS = 0.5e6;
+static const double ROOF = 1.05;          /* of the peak, or of the read loop */
+static const double MORE_THREADS = 1.25;  /* times the case's threads that may be busy */
+static const double FEWER_THREADS = 0.75; /* times the case's threads that should be busy */
+static const double SKIPPED = 4;          /* times as long as repeated calls may the first one take, */
+static const double FIRST_NS = 2e3;       /* and this longer, */
+static const double MOVED_NS = 0.25;      /* and this for every byte that other threads may have in their caches */
+
+static double largest(const double *values, int n) {
+  double most = 0;
+  for (int i = 0; i < n; i++) most = fmax(most, values[i]);
+  return most;
+}
+
+static void object(bench_trial *t, const char *sentence) {
+  char reason[sizeof t->verdict.reason];
+  snprintf(reason, sizeof reason, "%s", sentence);
+  bench_conclude(t, BENCH_ERROR, "timing: %s", reason);
+  bench_trial_clear(t);
+}
+
+/* ---- Work that is skipped ------------------------------------------------------------------------------------------ */
+
+/* Nanoseconds of the quickest of several calls, each on inputs that no call has seen. */
+static double time_fresh_calls(const bench_setup *s, const bench_trial *t) {
+  const bench_meter *meter = bench_setup_meter(s);
+  double least = INFINITY;
+  for (int i = 0; i < FRESH_CALLS; i++) {
+    meter->renew(t, 0, s->bench->threads);
+    const double start = meter->now_ns();
+    (void)meter->call(t, 0);
+    least = fmin(least, meter->now_ns() - start);
+  }
+  return least;
+}
+
+/* Time of a call behind the first one of a sample. */
+static double get_repeated(const void *context, int round) {
+  const bench_samples *m = context;
+  const double calls = (double)m->iterations;
+  return (m->time_ns[round] * calls - m->first_ns[round]) / (calls - 1);
+}
+
+/* Compares the first call of a sample with the others: only the first one is on inputs that no call has seen. Other
+ * processes may have disturbed all first calls of a few rounds: then they are measured again. */
+static bool skips_work(const bench_setup *s, const bench_trial *t, char *sentence, size_t bytes) {
+  const bench_samples *m = &t->samples;
+  const double calls = (double)m->iterations, moved_ns = s->bench->threads > 1 ? MOVED_NS * s->bytes : 0;
+  double first_ns = INFINITY;
+  if (calls < 2 || t->tensor_count > 1) return false;
+  for (int i = 0; i < m->rounds; i++) first_ns = fmin(first_ns, m->first_ns[i]);
+  const double median_ns = bench_median_of(get_repeated, m, m->rounds);
+  const double limit_ns = SKIPPED * median_ns + FIRST_NS + moved_ns;
+  if (first_ns > limit_ns) first_ns = fmin(first_ns, time_fresh_calls(s, t));
+  if (!(first_ns > limit_ns)) return false;
+  snprintf(sentence, bytes, "it skips work: the first call on changed inputs takes %.3g us, repeated ones %.3g us",
+           1e-3 * first_ns, 1e-3 * median_ns);
+  return true;
+}
+
+/* ---- Threads ------------------------------------------------------------------------------------------------------- */
+
+static bool hides_threads(const bench_setup *s, bench_trial *t, char *sentence, size_t bytes) {
+  const bench_samples *m = &t->samples;
+  const int threads = s->bench->threads;
+  const double busy = bench_median(m->busy, m->rounds);
+  const bench_team team = bench_setup_meter(s)->team(threads);
+  if (team.cpus && team.cpus < threads) {
+    const char *places = getenv("OMP_PLACES");
+    bench_warn(t, "threads: %d share %d CPU%s%s%.40s", threads, team.cpus, team.cpus == 1 ? "" : "s",
+               places ? ", OMP_PLACES=" : "", places ? places : "");
+  } else if (busy < FEWER_THREADS * threads) {
+    bench_warn(t, "threads: %.2f of %d were busy", busy, threads);
+  }
+  if (!(busy > MORE_THREADS * threads)) return false;
+  snprintf(sentence, bytes, "%.2f threads were busy, but the case has %d", busy, threads);
+  return true;
+}
+
+/* ---- Roofs --------------------------------------------------------------------------------------------------------- */
+
+/* The rate that no kernel exceeds. One of a library chooses its instructions itself: the quickest loop of this CPU. The best
+ * slice counts, of those beside the samples and of as many again: a disturbed one must not make an error. */
+static double peak_of(const bench_setup *s, const bench_trial *t) {
+  const bench_meter *meter = bench_setup_meter(s);
+  const attn_peak_loop *loop = t->peak;
+  double best = t->reads ? 0 : largest(t->samples.loop_rate, t->samples.rounds);
+  for (int n = 0; loop; n++) {
+    if (t->kernel->library[0] && !(loop = attn_peak_get(n))) break;
+    if (!t->kernel->library[0] && n) break;
+    if (!attn_peak_usable(loop->isa)) continue;
+    const bench_peak_slice slice = meter->peak_prepare(loop, s->bench->threads, SLICE_NS);
+    for (int i = 0; i < REMEASURED_SLICES; i++) best = fmax(best, meter->peak_rate(&slice));
+  }
+  return best * s->bench->threads;
+}
+
+static bool beats_peak(const bench_setup *s, const bench_trial *t, char *sentence, size_t bytes) {
+  if (!(bench_peak_share(t, s->flops, s->bench->threads) > ROOF)) return false;
+  const double rate = s->flops / bench_median(t->samples.time_ns, t->samples.rounds) * 1e9, peak = peak_of(s, t);
+  if (!(rate > ROOF * peak)) return false;
+  snprintf(sentence, bytes, "%.4g Gflop/s are %.0f %% of the peak loop: no kernel can do the work so fast", 1e-9 * rate,
+           100 * rate / peak);
+  return true;
+}
+
+/* Whether no cache holds what the calls read: K and V are dense, and twice as large as the last level together. */
+static bool is_beyond_caches(const bench_setup *s) {
+  return !s->layer && bench_read_bytes(&s->bench->problem) * s->rotations > 2 * bench_last_cache_bytes();
+}
+
+static bool beats_memory(const bench_setup *s, const bench_trial *t, char *sentence, size_t bytes) {
+  const double rate = s->bytes / bench_median(t->samples.time_ns, t->samples.rounds) * 1e9;
+  double limit = s->read_bandwidth;
+  if (limit <= 0 || !is_beyond_caches(s) || !(rate > ROOF * limit)) return false;
+  for (int i = 0; i < REMEASURED_READS && rate > ROOF * limit; i++)
+    limit = fmax(limit, bench_setup_meter(s)->bandwidth(s->read_size, s->bench->threads));
+  if (!(rate > ROOF * limit)) return false;
+  snprintf(sentence, bytes, "%.4g GB/s are %.0f %% of the read loop: no kernel can read so fast", 1e-9 * rate,
+           100 * rate / limit);
+  return true;
+}
+
+void bench_setup_judge(bench_setup *s, bench_trial *t) {
+  char sentence[300];
+  if (!t->samples.rounds) return;
+  if (hides_threads(s, t, sentence, sizeof sentence) || skips_work(s, t, sentence, sizeof sentence) ||
+      beats_peak(s, t, sentence, sizeof sentence) || beats_memory(s, t, sentence, sizeof sentence))
+    object(t, sentence);
 }

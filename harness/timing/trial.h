@@ -3,6 +3,7 @@
 #ifndef BENCH_TRIAL_H
 #define BENCH_TRIAL_H
 
+#include "base/clock.h"
 #include "check/check.h"
 #include "layers/layer.h"
 #include "timing/rates.h"
@@ -67,5 +68,83 @@ uint64_t bench_trial_output_hash(const bench_trial *trial, int64_t turn);
 /* Room for the samples of so many rounds. False if memory is short. */
 bool bench_trial_allocate(bench_trial *trial, int rounds);
 void bench_trial_clear(bench_trial *trial);
+
+/* ---- Samples ------------------------------------------------------------------------------------------------------ */
+/* One sample of one trial: calls against the clock, with slices of a loop before and after them. */
+
+/* Everything that timing asks of the world. Tests pass a meter with a simulated clock and scripted trials, and so know every
+ * number that must come out. */
+typedef struct bench_meter {
+  double (*now_ns)(void);
+  bench_cpu_time (*cpu_now)(void);
+  double (*resolution_ns)(void); /* 0 if the clock stands still */
+  bench_team (*team)(int threads);
+  attn_status (*call)(const bench_trial *trial, int64_t turn);
+  void (*renew)(const bench_trial *trial, int64_t turn, int threads);
+  void (*poison)(const bench_trial *trial, int64_t turn);
+  uint64_t (*output_hash)(const bench_trial *trial, int64_t turn);
+  bench_peak_slice (*peak_prepare)(const attn_peak_loop *loop, int threads, double slice_ns);
+  double (*peak_rate)(const bench_peak_slice *slice);
+  double (*read_rate)(const bench_trial *trial, int64_t turn,
+                      int threads);               /* one sample's worth of tensors, from `turn` on */
+  double (*bandwidth)(size_t bytes, int threads); /* as bench_read_bandwidth() */
+} bench_meter;
+
+extern const bench_meter bench_machine_meter; /* this machine's clock, calls and loops */
+
+typedef struct bench_sampler {
+  const bench_meter *meter;
+  int threads;      /* of the case */
+  double sample_ns; /* a sample lasts at least this long */
+  char error[400];
+} bench_sampler;
+
+enum { BENCH_SLICES = 2 }; /* before a sample, and as many after it */
+
+/* The rates of the slices that ran last. */
+typedef struct bench_slices {
+  const attn_peak_loop *loop; /* NULL: none, or those of the read loop, which serve no other trial */
+  double rate[BENCH_SLICES];
+} bench_slices;
+
+/* Says what went wrong; returns false. */
+bool bench_sampler_fail(bench_sampler *sampler, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Finds how many calls make a sample, which also warms up, and how long a slice of the peak loop is. Sets call_ns. False
+ * with the sampler's error if a call failed. */
+bool bench_sample_calibrate(bench_sampler *sampler, bench_trial *trial);
+
+/* Appends a sample. *last holds the slices before it, if they are of the trial's loop, and then those after it. False
+ * with the sampler's error if a call failed or the output differs from the one that passed the check. */
+bool bench_sample_take(bench_sampler *sampler, bench_trial *trial, int position, bench_slices *last);
+
+/* About how long bench_sample_take() takes. */
+double bench_sample_guess_ns(const bench_trial *trial);
+
+/* ---- Rounds ------------------------------------------------------------------------------------------------------- */
+/* How a time comes about: rounds in which every trial of a case runs once, in changing order, with a loop beside it. A time
+ * cannot be asked for without a passed check: the verdict is part of the trial, and anything but PASS is refused. */
+
+typedef struct bench_timing_options {
+  double precision;         /* stop when the 95 % interval of every median is within +-precision (0.01) */
+  int min_rounds;           /* 11 */
+  int max_rounds;           /* sample cap */
+  double budget_s;          /* of one case */
+  double min_sample_s;      /* a sample repeats the call until it lasts this long, and >= 1000 clock resolutions */
+  int threads;              /* of the case: the loop beside a trial runs on as many at once; 0 = 1 */
+  uint64_t seed;            /* of the order */
+  volatile const int *stop; /* set by Ctrl-C: finish the round and return; NULL = never */
+  const bench_meter *meter; /* NULL = bench_machine_meter */
+} bench_timing_options;
+
+typedef enum bench_stop { BENCH_STOP_PRECISION, BENCH_STOP_ROUNDS, BENCH_STOP_BUDGET, BENCH_STOP_INTERRUPT } bench_stop;
+const char *bench_stop_name(bench_stop stop);
+
+/* Times all trials together: at most max_rounds samples of each, fewer of those too slow for their share of the budget;
+ * sample n of any two trials belongs to the same round. *stop says why the last round was the last. False with a sentence
+ * in *error: a trial without PASS, a clock that does not tick, a call that failed, an output that differs from the
+ * checked one. */
+bool bench_time(bench_trial *const *trials, int count, const bench_timing_options *options, bench_stop *stop,
+                const char **error);
 
 #endif

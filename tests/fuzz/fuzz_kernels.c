@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "check/error_limits.h"
+#include "check/check.h"
 #include "dense.h"
 #include "problem.h"
 

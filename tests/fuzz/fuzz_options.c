@@ -7,9 +7,9 @@
 
 #include "base/cli.h"
 #include "base/select.h"
-#include "cases/grid.h"
+#include "cases/cases.h"
 #include "fuzz.h"
-#include "machine/cpus.h"
+#include "machine/topology.h"
 
 /* ---- A command line: one argument per line -------------------------------------------------------------------------- */
 

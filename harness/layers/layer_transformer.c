@@ -1,0 +1,336 @@
+/* SPDX-License-Identifier: MIT */
+/* The layers of a transformer: multi-head attention with its four projections, feed-forward, add & norm, and blocks. */
+#include "attn/nn.h"
+#include "base/clock.h"
+#include "layers/layer.h"
+#include "layers/mha_oracle.h"
+
+/* Columns of Q, K and V side by side. */
+static int64_t inner_columns(const attn_problem *p) {
+  return p->heads_q * p->dim_qk + p->heads_kv * p->dim_qk + p->heads_kv * p->dim_v;
+}
+
+int64_t bench_mha_weights(const bench_case *bench) {
+  const attn_problem *p = &bench->problem;
+  return bench->width * (inner_columns(p) + p->heads_q * p->dim_v);
+}
+
+int64_t bench_mha_biases(const bench_case *bench) { return inner_columns(&bench->problem) + bench->width; }
+
+static bench_layer_shape mha_shape(const bench_case *bench) {
+  return bench_layer_rows_to_rows(bench, bench_mha_weights(bench), bench_mha_biases(bench));
+}
+
+attn_mha_weights bench_mha_weights_of(const bench_layer_data *data) {
+  const int64_t columns = inner_columns(&data->bench->problem);
+  return (attn_mha_weights){.layout = ATTN_IN_OUT,
+                            .w_qkv = data->weights,
+                            .w_o = data->weights + data->bench->width * columns,
+                            .b_qkv = data->biases,
+                            .b_o = data->biases + columns};
+}
+
+static attn_mha_problem problem_of(const bench_layer_data *data) {
+  const attn_problem *p = &data->bench->problem;
+  attn_mha_problem problem;
+  attn_mha_problem_init(&problem, p->batch, p->heads_q, p->seq_q, p->seq_k, data->bench->width);
+  problem.attention = *p;
+  return problem;
+}
+
+/* ---- Running ---- */
+
+static bool is_cross(const bench_layer_data *data) { return data->functions == &bench_layer_cross; }
+
+static attn_status mha_create(bench_layer_trial *trial) {
+  const bench_layer_data *data = trial->data;
+  const attn_problem *p = &data->bench->problem;
+  const attn_mha_weights weights = bench_mha_weights_of(data);
+  const attn_mha_options options = {.attention = trial->options};
+  attn_mha_problem problem = is_cross(data) ? bench_cross_problem(data, p->batch, p->seq_q) : problem_of(data);
+  if (trial->wrong) problem.attention.scale = 0;
+  attn_mha *mha = NULL;
+  const attn_status status = attn_mha_create(&problem, &weights, &options, &mha);
+  trial->layer = mha;
+  bench_layer_name_kernel(trial, attn_mha_kernel(mha));
+  return status;
+}
+
+static void mha_destroy(void *layer) { attn_mha_destroy(layer); }
+static size_t mha_workspace(const bench_layer_trial *trial) { return attn_mha_workspace(trial->layer); }
+
+static attn_status mha_run(bench_layer_trial *trial, void *workspace, size_t bytes) {
+  const bench_layer_data *data = trial->data;
+  attn_mha_profile profile = {0};
+  const attn_mha_args args = {.x = data->x, .memory = is_cross(data) ? data->x : NULL, .y = data->y, .profile = &profile};
+  const attn_status status = attn_mha_run(trial->layer, &args, workspace, bytes);
+  bench_add_times(&trial->time, &profile);
+  return status;
+}
+
+/* Self-attention and cross-attention differ in their expected answers only. */
+#define MHA_FUNCTIONS \
+  .shape = mha_shape, .create = mha_create, .destroy = mha_destroy, .workspace = mha_workspace, .run = mha_run
+
+/* ---- Self-attention ---- */
+
+mha_oracle *bench_mha_oracle_of(const bench_layer_data *data) {
+  const attn_mha_problem problem = problem_of(data);
+  const attn_mha_weights weights = bench_mha_weights_of(data);
+  return mha_oracle_create(&problem, &weights, &(attn_mha_args){.x = data->x});
+}
+
+attn_nn_field bench_mha_expect(const bench_chosen *c) {
+  attn_nn_field y = attn_nn_field_create(c->count, c->data->bench->width);
+  for (int64_t r = 0; r < c->count; r++) {
+    const mha_oracle_row row = {.y = y.value + r * y.width, .limit = y.error + r * y.width};
+    mha_oracle_compute(c->data->oracle, c->batch, c->row[r], c->numerics, true, &row);
+  }
+  for (int64_t i = 0; i < y.rows * y.width; i++) y.error[i] /= ATTN_NN_SIGMAS;
+  return y;
+}
+
+const bench_layer_functions bench_layer_mha = {MHA_FUNCTIONS, .expect = bench_mha_expect, .has_mha = true};
+
+/* ---- Cross-attention: x is queries and memory ---- */
+
+attn_mha_problem bench_cross_problem(const bench_layer_data *data, int64_t batch, int64_t seq_q) {
+  const attn_problem *p = &data->bench->problem;
+  attn_mha_problem problem;
+  attn_cross_attention_init(&problem, batch, p->heads_q, seq_q, p->seq_k, data->bench->width, data->bench->width);
+  attn_problem_init(&problem.attention, batch, p->heads_q, p->heads_kv, seq_q, p->seq_k, p->dim_qk, p->dim_v);
+  problem.attention.scale = p->scale;
+  return problem;
+}
+
+attn_nn_field bench_cross_expect(const bench_chosen *c, const attn_mha_weights *weights, const attn_nn_field *x) {
+  const attn_mha_problem problem = bench_cross_problem(c->data, 1, c->count);
+  const mha_oracle_call call = {.problem = &problem, .weights = weights, .numerics = *c->numerics};
+  attn_nn_field memory = bench_all_x(c);
+  return bench_then(mha_oracle_field(&call, x, &memory), &memory);
+}
+
+static attn_nn_field cross_expect(const bench_chosen *c) {
+  const attn_mha_weights weights = bench_mha_weights_of(c->data);
+  attn_nn_field x = bench_chosen_x(c);
+  return bench_then(bench_cross_expect(c, &weights, &x), &x);
+}
+
+const bench_layer_functions bench_layer_cross = {MHA_FUNCTIONS, .expect = cross_expect};
+
+static const float EPSILON = 1e-5f;
+
+/* ---- Feed-forward, four times as wide inside ---- */
+
+int64_t bench_feed_forward_weights(const bench_case *bench) { return 8 * bench->width * bench->width; }
+int64_t bench_feed_forward_biases(const bench_case *bench) { return 5 * bench->width; }
+
+attn_feed_forward_config bench_feed_forward_at(const bench_layer_data *data, int64_t at, int64_t bias_at) {
+  const int64_t width = data->bench->width, hidden = 4 * width;
+  return (attn_feed_forward_config){.width = width,
+                                    .hidden = hidden,
+                                    .first = bench_linear_at(data, at, bias_at),
+                                    .second = bench_linear_at(data, at + width * hidden, bias_at + hidden)};
+}
+
+/* The wrong answer has the other activation. */
+static attn_status feed_forward_create(bench_layer_trial *trial) {
+  attn_feed_forward_config config = bench_feed_forward_at(trial->data, 0, 0);
+  if (trial->wrong) config.activation = ATTN_GELU;
+  attn_feed_forward *layer = NULL;
+  const attn_status status = attn_feed_forward_create(&config, &trial->options, &layer);
+  trial->layer = layer;
+  return status;
+}
+
+static void feed_forward_destroy(void *layer) { attn_feed_forward_destroy(layer); }
+static size_t feed_forward_workspace(const bench_layer_trial *trial) {
+  return attn_feed_forward_workspace(trial->layer, bench_layer_case_rows(trial->data->bench));
+}
+
+static attn_status feed_forward_run(bench_layer_trial *trial, void *workspace, size_t bytes) {
+  const double begin = bench_now_ns();
+  const attn_status status = attn_feed_forward_run(trial->layer, bench_layer_case_rows(trial->data->bench), trial->data->x,
+                                                   trial->data->y, workspace, bytes);
+  const double spent = bench_now_ns() - begin;
+  trial->time.projections_ns += spent;
+  trial->time.total_ns += spent;
+  return status;
+}
+
+attn_nn_field bench_feed_forward_expect(const attn_feed_forward_config *config, const attn_nn_field *x) {
+  attn_nn_field inner = bench_apply(x, config->first, config->hidden);
+  inner = bench_then(attn_nn_oracle_relu(&inner), &inner);
+  return bench_then(bench_apply(&inner, config->second, config->width), &inner);
+}
+
+static attn_nn_field feed_forward_expect(const bench_chosen *c) {
+  const attn_feed_forward_config config = bench_feed_forward_at(c->data, 0, 0);
+  attn_nn_field x = bench_chosen_x(c);
+  return bench_then(bench_feed_forward_expect(&config, &x), &x);
+}
+
+static bench_layer_shape feed_forward_shape(const bench_case *bench) {
+  return bench_layer_rows_to_rows(bench, bench_feed_forward_weights(bench), bench_feed_forward_biases(bench));
+}
+
+const bench_layer_functions bench_layer_feed_forward = {.shape = feed_forward_shape,
+                                                        .wrong = "the other activation",
+                                                        .create = feed_forward_create,
+                                                        .destroy = feed_forward_destroy,
+                                                        .workspace = feed_forward_workspace,
+                                                        .run = feed_forward_run,
+                                                        .expect = feed_forward_expect};
+
+/* ---- Add & norm: x, then the residual; gain and bias stand among the biases ---- */
+
+attn_norm bench_norm_at(const bench_layer_data *data, int64_t bias_at) {
+  return (attn_norm){data->biases + bias_at, data->biases + bias_at + data->bench->width, EPSILON};
+}
+
+static bench_layer_shape add_norm_shape(const bench_case *bench) {
+  bench_layer_shape shape = bench_layer_rows_to_rows(bench, 0, 2 * bench->width);
+  shape.inputs *= 2;
+  return shape;
+}
+
+/* Per number: the sum, the mean, deviation, square and its mean, normalising, gain and bias. */
+static double add_norm_flops(const bench_case *bench) {
+  return 10.0 * (double)(bench_layer_case_rows(bench) * bench->width);
+}
+
+static const float *residual_of(const bench_layer_data *data) {
+  return data->x + bench_layer_case_rows(data->bench) * data->bench->width;
+}
+
+static attn_status add_norm_run(bench_layer_trial *trial, void *workspace, size_t bytes) {
+  (void)workspace, (void)bytes;
+  const bench_layer_data *data = trial->data;
+  attn_norm norm = bench_norm_at(data, 0);
+  if (trial->wrong) norm.epsilon = 0.1f;
+  return attn_add_layer_norm(bench_layer_case_rows(data->bench), data->bench->width, data->x, residual_of(data), &norm, NULL,
+                             data->y);
+}
+
+static attn_nn_field add_norm_expect(const bench_chosen *c) {
+  const bench_case *bench = c->data->bench;
+  const bench_sequence residuals = {residual_of(c->data), bench->problem.seq_q, bench->width, c->batch};
+  attn_nn_field x = bench_chosen_x(c), residual = bench_take(residuals, c->row, c->count);
+  attn_nn_field sum = bench_then(bench_then(attn_nn_oracle_add(&x, &residual), &x), &residual);
+  const attn_norm norm = bench_norm_at(c->data, 0);
+  return bench_then(attn_nn_oracle_layer_norm(&sum, &norm), &sum);
+}
+
+const bench_layer_functions bench_layer_add_norm = {.shape = add_norm_shape,
+                                                    .flops = add_norm_flops,
+                                                    .wrong = "a norm of another epsilon",
+                                                    .run = add_norm_run,
+                                                    .expect = add_norm_expect};
+
+/* ---- Blocks, post-norm -------------------------------------------------------------------------------------------- */
+/* Every sub-layer has a residual connection and a layer norm behind it. The encoder block has self-attention and a
+ * feed-forward network; the decoder block has cross-attention between them. */
+
+/* How many the block has. */
+static int attentions_of(const bench_case *bench) { return bench_layer_of(bench)->id == LAYER_decoder ? 2 : 1; }
+
+/* ---- Weights and biases: those of each sub-layer in order, then gain and bias of the norms in the same order ---- */
+
+static int64_t norms_at(const bench_case *bench) {
+  return attentions_of(bench) * bench_mha_biases(bench) + bench_feed_forward_biases(bench);
+}
+
+static bench_layer_shape block_shape(const bench_case *bench) {
+  const int attentions = attentions_of(bench);
+  return bench_layer_rows_to_rows(bench, attentions * bench_mha_weights(bench) + bench_feed_forward_weights(bench),
+                                  norms_at(bench) + 2 * (attentions + 1) * bench->width);
+}
+
+static attn_block_config config_of(const bench_layer_data *data) {
+  const bench_case *bench = data->bench;
+  const attn_problem *p = &bench->problem;
+  const int64_t width = bench->width, norms = norms_at(bench);
+  const int attentions = attentions_of(bench);
+  attn_block_config config;
+  if (attentions == 1) {
+    attn_encoder_block_init(&config, p->batch, p->heads_q, p->seq_q, width, 4 * width);
+  } else {
+    bench_layer_data second = *data;
+    second.weights += bench_mha_weights(bench);
+    second.biases += bench_mha_biases(bench);
+    attn_decoder_block_init(&config, p->batch, p->heads_q, p->seq_q, p->seq_k, width, width, 4 * width);
+    config.cross = bench_cross_problem(data, p->batch, p->seq_q);
+    config.cross_weights = bench_mha_weights_of(&second);
+    config.cross_norm = bench_norm_at(data, norms + 2 * width);
+  }
+  config.self.attention = *p;
+  config.self_weights = bench_mha_weights_of(data);
+  config.feed_forward =
+      bench_feed_forward_at(data, attentions * bench_mha_weights(bench), attentions * bench_mha_biases(bench));
+  config.self_norm = bench_norm_at(data, norms);
+  config.feed_forward_norm = bench_norm_at(data, norms + 2 * attentions * width);
+  return config;
+}
+
+/* ---- Running ---- */
+
+/* The wrong answer looks at all keys alike in the last attention. */
+static attn_status block_create(bench_layer_trial *trial) {
+  attn_block_config config = config_of(trial->data);
+  if (trial->wrong) (attentions_of(trial->data->bench) == 2 ? &config.cross : &config.self)->attention.scale = 0;
+  attn_block *block = NULL;
+  const attn_status status = attn_block_create(&config, &trial->options, &block);
+  trial->layer = block;
+  bench_layer_name_kernel(trial, attn_block_kernel(block));
+  return status;
+}
+
+static void block_destroy(void *layer) { attn_block_destroy(layer); }
+static size_t block_workspace(const bench_layer_trial *trial) { return attn_block_workspace(trial->layer); }
+
+/* In the decoder block x is the memory, too. */
+static attn_status block_run(bench_layer_trial *trial, void *workspace, size_t bytes) {
+  const bench_layer_data *data = trial->data;
+  attn_block_profile profile = {0};
+  const attn_block_args args = {
+      .x = data->x, .memory = attentions_of(data->bench) == 2 ? data->x : NULL, .y = data->y, .profile = &profile};
+  const attn_status status = attn_block_run(trial->layer, &args, workspace, bytes);
+  trial->time.projections_ns += profile.projections_ns + profile.feed_forward_ns;
+  trial->time.attention_ns += profile.attention_ns;
+  trial->time.total_ns += profile.total_ns;
+  return status;
+}
+
+/* ---- Expected answer: after self-attention rows do not depend on each other, so only the chosen ones are computed ---- */
+
+/* norm(x + out); frees both. */
+static attn_nn_field add_and_norm(attn_nn_field x, attn_nn_field out, const attn_norm *norm) {
+  attn_nn_field sum = bench_then(bench_then(attn_nn_oracle_add(&x, &out), &x), &out);
+  return bench_then(attn_nn_oracle_layer_norm(&sum, norm), &sum);
+}
+
+static attn_nn_field block_expect(const bench_chosen *c) {
+  const attn_block_config config = config_of(c->data);
+  attn_nn_field x = add_and_norm(bench_chosen_x(c), bench_mha_expect(c), &config.self_norm);
+  if (attentions_of(c->data->bench) == 2)
+    x = add_and_norm(x, bench_cross_expect(c, &config.cross_weights, &x), &config.cross_norm);
+  return add_and_norm(x, bench_feed_forward_expect(&config.feed_forward, &x), &config.feed_forward_norm);
+}
+
+/* ---- Both ---- */
+
+#define BLOCK_FUNCTIONS                                                                                                   \
+  .shape = block_shape, .create = block_create, .destroy = block_destroy, .workspace = block_workspace, .run = block_run, \
+  .expect = block_expect, .has_mha = true
+
+const bench_layer_functions bench_layer_block = {BLOCK_FUNCTIONS};
+
+/* Beside its dense layers: the attention to the memory, which no mask shortens. */
+static double decoder_flops(const bench_case *bench) {
+  const attn_problem *p = &bench->problem;
+  const double pairs = (double)p->batch * (double)p->heads_q * (double)p->seq_q * (double)p->seq_k;
+  return 2 * pairs * (double)(p->dim_qk + p->dim_v) + bench_dense_flops(bench, block_shape(bench).weights);
+}
+
+const bench_layer_functions bench_layer_decoder = {BLOCK_FUNCTIONS, .flops = decoder_flops,
+                                                   .wrong = "attention to the memory that looks at all its rows alike"};
