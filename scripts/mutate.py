@@ -43,12 +43,13 @@ COLUMNS = ("file", "line", "kind", "before", "after", "outcome", "test", "second
 
 # Files, and the tests that run on their faults, in this order: the quickest and the likeliest first.
 AREAS = (
-    ("src/nn/*", "nn_pieces nn_block nn_cache nn_layers layer layer_family"),
-    ("src/*", "problem plan args merge open_close score_steps product numerics nonfinite mha nn_pieces layer process check"
-              " edge_c bits tier_c tier_avx2 cli guard_pages"),
-    ("kernels/amx/*", "nonfinite bf16_amx tier_amx bits conformance_amx guard_pages cli"),
-    ("kernels/*", "score_steps merge product common nonfinite mha edge_c edge_avx2 edge_avx512 bits conformance_c"
-                  " conformance_avx2 conformance_avx512 guard_pages"),
+    ("src/nn/*", "nn_pieces nn_block nn_cache nn_layers layer fault_memory layer_family"),
+    ("src/*", "problem plan args merge open_close score_steps product common process numerics nonfinite fuzz_plans nn_pieces"
+              " bf16_amx mha flush fuzz_kernels layer fault_memory tier_c tier_avx2 check edge_c bits cli guard_pages"),
+    ("kernels/amx/*", "nonfinite bf16_amx conformance_amx tier_amx numerics flush bits guard_pages cli"),
+    ("kernels/*", "score_steps merge product common nonfinite numerics fuzz_kernels flush tier_c tier_avx2 tier_avx512 mha"
+                  " edge_avx2 edge_c conformance_avx2 conformance_c edge_avx512 conformance_avx512 bf16_amx conformance_amx"
+                  " guard_pages bits"),
     ("harness/check/structure*", "structure_mutants layer mutants check cli"),
     ("harness/check/*", "common goals layer timing check liars structure_mutants mutants cli eval_numpy"),
     ("harness/timing/*", "stats row timing goals layer liars cli cpus"),
@@ -72,11 +73,13 @@ def read_options(arguments):
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--build", type=Path, default=ROOT / "build-mutants", help="a finished build (Unix Makefiles)")
     parser.add_argument("--files", action="append", metavar="GLOB", help="of these files; repeatable")
-    parser.add_argument("--sample", type=int, metavar="N", help="so many, of all kinds")
+    parser.add_argument("--sample", type=int, metavar="N", help="so many")
+    parser.add_argument("--by", choices=("kind", "file"), default="kind", help="what the sample takes shares of")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--again", type=Path, metavar="CSV", help="what survived in an earlier run")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--tests", help="names of tests, in this order, in place of those of the file")
+    parser.add_argument("--longest", type=float, default=600, metavar="S", help="leave out tests of more CPU seconds")
     parser.add_argument("--prefix", default="", help="what compilers and tests are run with: 'nice -n 19'")
     parser.add_argument("--least", type=float, default=0.0, metavar="PERCENT", help="exit code 1 if fewer are killed")
     parser.add_argument("--list", action="store_true", help="print the faults and stop")
@@ -94,17 +97,20 @@ def mutations_in(names):
     return [each for name in names for each in mutations_of(name, (ROOT / name).read_text(encoding="utf-8"))]
 
 
-def sampled(mutations, count, seed):
-    """A seeded choice that takes as many of each kind, while there are."""
-    kinds = {}
+def sampled(mutations, count, seed, by="kind"):
+    """A seeded choice: as many of each kind, while there are; or of each file its share, rounded at random."""
+    draw, groups = random.Random(seed), {}
     for mutation in mutations:
-        kinds.setdefault(mutation.kind, []).append(mutation)
-    draw = random.Random(seed)
-    for each in kinds.values():
+        groups.setdefault(getattr(mutation, by), []).append(mutation)
+    for each in groups.values():
         draw.shuffle(each)
+    if by == "file":
+        step = max(len(mutations) / count, 1)
+        start, line = draw.random() * step, [each for file in sorted(groups) for each in groups[file]]
+        return [line[int(start + n * step)] for n in range(min(count, len(line)))]
     chosen = []
-    while len(chosen) < count and any(kinds.values()):
-        chosen += [kinds[kind].pop() for kind in sorted(kinds) if kinds[kind]]
+    while len(chosen) < count and any(groups.values()):
+        chosen += [groups[kind].pop() for kind in sorted(groups) if groups[kind]]
     return chosen[:count]
 
 
@@ -120,13 +126,19 @@ def chosen_mutations(options):
     if options.again:
         return survivors_of(options.again)
     every = mutations_in(files_of(options.files or SCOPE))
-    return sampled(every, options.sample, options.seed) if options.sample else every
+    return sampled(every, options.sample, options.seed, options.by) if options.sample else every
 
 
 # ---- Running tests --------------------------------------------------------------------------------------------------------
 
 class Trouble(Exception):
     """A test that fails without a fault."""
+
+
+def cpu_seconds():
+    """Of all commands that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def run_test(command, environment, folder, prefix, limit_s, cpu_s=600):
@@ -148,7 +160,7 @@ def run_test(command, environment, folder, prefix, limit_s, cpu_s=600):
 
 
 class Baseline:
-    """How long each test takes without a fault; those that are skipped here are left out."""
+    """CPU seconds of each test without a fault; those that are skipped here are left out."""
 
     def __init__(self, prefix):
         self.prefix, self.seconds, self.lock = prefix, {}, threading.Lock()
@@ -162,11 +174,11 @@ class Baseline:
     def _measure(self, test, place):
         if test not in place.build.tests:
             return None
-        begun = time.monotonic()
+        begun = cpu_seconds()
         code = run_test(*place.command_of(test, linked=False), place.folder, self.prefix, 600)
         if code not in (0, 77):
             raise Trouble(f"{test} fails without a fault (exit code {code})")
-        return time.monotonic() - begun if code == 0 else None
+        return cpu_seconds() - begun if code == 0 else None
 
 
 def judge(mutation, place, options, baseline):
@@ -176,8 +188,8 @@ def judge(mutation, place, options, baseline):
         return outcome, ""
     names = options.tests or next(tests for pattern, tests in AREAS if fnmatch.fnmatch(mutation.file, pattern))
     for test in names.split():
-        usual = baseline.of(test, place)
-        if usual is None:
+        usual = baseline.of(test, place) if place.touches(test) else None
+        if usual is None or usual > options.longest:
             continue
         code = run_test(*place.command_of(test), place.folder, options.prefix, 120 + 10 * usual, int(5 + 3 * usual))
         if code is None:

@@ -13,7 +13,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-SOURCES = ("include", "src", "kernels", "harness")  # folders that are copied, for a fault to be put in
+SOURCES = ("include", "src", "kernels", "harness", "tests")  # folders that are copied, for a fault to be put in
+FIRST = re.compile(r"/(src|tests|kernels/(common|library|ref|avx2))/")  # what a fault in a header of all tiers needs
 STRICT = ["-g0", "-Werror=int-conversion", "-Werror=incompatible-pointer-types", "-Werror=implicit-function-declaration"]
 
 
@@ -25,8 +26,7 @@ class Build:
         database = json.loads((self.folder / "compile_commands.json").read_text(encoding="utf-8"))
         self.compiles = {}  # source: command and folder; a source of several targets counts for its library
         for entry in database:
-            if "/tests/" not in entry["file"]:
-                self.compiles.setdefault(entry["file"], (shlex.split(entry["command"]), entry["directory"]))
+            self.compiles.setdefault(entry["file"], (shlex.split(entry["command"]), entry["directory"]))
         self.users = self._users()
         self.links = {str(path.parent.parent.parent / path.parent.name[:-4]): path
                       for path in self.folder.glob("**/CMakeFiles/*.dir/link.txt")}
@@ -36,11 +36,23 @@ class Build:
         """{file: sources that include it, or itself}, from the compiler's lists of dependencies."""
         users = {source: {source} for source in self.compiles}
         for path in self.folder.glob("**/CMakeFiles/*.dir/**/*.c.o.d"):
-            names = path.read_text(encoding="utf-8").replace("\\\n", " ").split()[1:]
+            directory = str(path).split("/CMakeFiles/")[0]  # ccache may have made names relative to it
+            names = [os.path.normpath(os.path.join(directory, name))
+                     for name in path.read_text(encoding="utf-8").replace("\\\n", " ").split()[1:]]
             if names and names[0] in self.compiles:
                 for name in names:
-                    users.setdefault(os.path.normpath(name), set()).add(names[0])
+                    users.setdefault(name, set()).add(names[0])
         return users
+
+    def users_of(self, file):
+        """Sources that a fault in a file touches, in groups: the next one counts if the compiler sees none in those before.
+
+        A header of kernels/ is compiled for two tiers; for the others and the harness if those do not use the line.
+        """
+        users = sorted(self.users.get(str(self.root / file), []))
+        if not file.startswith("kernels/") or file.endswith(".c"):
+            return [users]
+        return [[each for each in users if bool(FIRST.search(each)) == first] for first in (True, False)]
 
     def _tests(self):
         """{name: (command, environment)} of ctest's tests; those in Python stop at the first failure."""
@@ -62,7 +74,7 @@ class Workplace:
         self.build, self.folder, self.prefix = build, Path(folder), prefix
         self.sources = self.folder / "sources"
         for name in SOURCES:
-            shutil.copytree(build.root / name, self.sources / name)
+            shutil.copytree(build.root / name, self.sources / name, ignore=shutil.ignore_patterns("corpus", "minilm"))
         self.unchanged = {}  # source: hash of its object without a fault
         self.objects, self.programs = [], {}
 
@@ -87,24 +99,29 @@ class Workplace:
         """Puts a fault in and compiles what it touches: "changed", "same code" or "not compiled"."""
         path = self.sources / mutation.file
         text = path.read_text(encoding="utf-8")
-        users = sorted(self.build.users.get(str(self.build.root / mutation.file), []))
-        for source in users:
-            if source not in self.unchanged:
-                self.unchanged[source] = hash_of(self._compile(source))
+        groups = self.build.users_of(mutation.file)
+        for source in (each for group in groups for each in group if each not in self.unchanged):
+            self.unchanged[source] = hash_of(self._compile(source))
         lines = text.split("\n")
         lines[mutation.number] = mutation.after
         path.write_text("\n".join(lines), encoding="utf-8")
-        self.programs = {}
+        self.programs, self.objects = {}, {}
         try:
-            objects = {}
-            for source in users:
-                objects[source] = self._compile(source)
-                if objects[source] is None:
+            while groups and not self.objects:
+                compiled = {source: self._compile(source) for source in groups.pop(0)}
+                if None in compiled.values():
                     return "not compiled"
-            self.objects = [objects[each] for each in users if hash_of(objects[each]) != self.unchanged[each]]
+                self.objects = {source: each for source, each in compiled.items() if hash_of(each) != self.unchanged[source]}
         finally:
             path.write_text(text, encoding="utf-8")
         return "changed" if self.objects else "same code"
+
+    def touches(self, test):
+        """Whether a test may see the fault: those of a tier, named so, see no fault that only other tiers have."""
+        tier = re.search(r"_(c|avx\w*|amx|neon\w*)$", test)
+        folders = {match and match[1] for match in (re.search(r"/kernels/(ref|avx\w*|amx|neon\w*)/", each)
+                                                    for each in self.objects)}
+        return not tier or None in folders or {"c": "ref"}.get(tier[1], tier[1]) in folders
 
     def _program(self, path):
         """A program of the build, linked with the fault."""
@@ -112,8 +129,11 @@ class Workplace:
             script = self.build.links[path]
             words = shlex.split(script.read_text(encoding="utf-8"))
             output = self.folder / Path(path).name
+            own = {source[len(str(self.build.root)) + 1:]: str(each) for source, each in self.objects.items()}
+            tests = {f".dir/{source[6:]}.o": own.pop(source) for source in list(own) if source.startswith("tests/")}
+            words = [next((each for end, each in tests.items() if word.endswith(end)), word) for word in words]
             at = words.index("-o")
-            words[at + 1:at + 2] = [str(output), *map(str, self.objects)]
+            words[at + 1:at + 2] = [str(output), *own.values()]
             subprocess.run([*self.prefix, *words], cwd=script.parent.parent.parent, check=True)
             self.programs[path] = str(output)
         return self.programs[path]
