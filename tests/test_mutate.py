@@ -10,6 +10,7 @@ import io
 import sys
 import tempfile
 import unittest
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -17,6 +18,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 sys.dont_write_bytecode = True
 import mutate  # noqa: E402  # found by the path above
 from mutating.mutations import key_of, mutations_of, read_equivalents  # noqa: E402
+from mutating.programs import Build  # noqa: E402
 
 BUILD = sys.argv.pop(1) if len(sys.argv) > 1 else str(ROOT / "build")
 
@@ -76,6 +78,13 @@ class Mutations(unittest.TestCase):
         self.assertEqual(len({each.kind for each in first}), 7)
         self.assertEqual(len(mutate.sampled(every, 10 ** 6, seed=3)), len(every))
 
+    def test_a_sample_by_file_gives_each_its_share(self):
+        every = [fault for file, lines in (("a.c", 30), ("b.c", 10)) for fault in mutations_of(file, "  x = 2;\n" * lines)]
+        chosen = mutate.sampled(every, 16, seed=5, by="file")
+        self.assertEqual(sorted(Counter(each.file for each in chosen).items()), [("a.c", 12), ("b.c", 4)])
+        self.assertEqual(len(set(chosen)), 16)
+        self.assertEqual(sorted(mutate.sampled(every, 10 ** 6, seed=5, by="file")), sorted(every))
+
 
 class Equivalents(unittest.TestCase):
     def test_every_entry_is_still_a_fault_of_its_file(self):
@@ -117,6 +126,12 @@ class Runs(unittest.TestCase):
         self.assertEqual(code, 1)
         self.assertIn("survived", [row["outcome"] for row in rows])
         self.assertIn("survived  harness/timing/stats.c:", said)
+
+    def test_a_fault_in_a_header_of_all_tiers_is_tried_in_few_first(self):
+        first, later = Build(ROOT, BUILD).users_of("kernels/common/convert.h")
+        self.assertIn(str(ROOT / "tests" / "test_common.c"), first)
+        self.assertTrue([each for each in later if "/harness/" in each])
+        self.assertFalse([each for each in first if "/harness/" in each or "/avx512/" in each])
 
 
 if __name__ == "__main__":
