@@ -18,25 +18,13 @@
 
 enum { QUERIES = 4, KEYS = 64, DIM = 64, MOST_REASONS = 32 };
 
-typedef struct feature {
-  const char *title, *heading, *meaning;
-  void (*apply)(attn_problem *);
-} feature;
-
 static void set_types(attn_problem *p, attn_dtype q, attn_dtype kv, attn_dtype o) {
   p->dtype_q = q;
   p->dtype_kv = kv;
   p->dtype_o = o;
 }
 
-static void f32(attn_problem *p) { set_types(p, ATTN_F32, ATTN_F32, ATTN_F32); }
-static void f16(attn_problem *p) { set_types(p, ATTN_F16, ATTN_F16, ATTN_F16); }
-static void bf16(attn_problem *p) { set_types(p, ATTN_BF16, ATTN_BF16, ATTN_BF16); }
-static void f32_f16(attn_problem *p) { set_types(p, ATTN_F32, ATTN_F16, ATTN_F32); }
-static void f32_bf16(attn_problem *p) { set_types(p, ATTN_F32, ATTN_BF16, ATTN_F32); }
-static void bf16_f32(attn_problem *p) { set_types(p, ATTN_BF16, ATTN_BF16, ATTN_F32); }
-
-/* The same type and options, another shape. */
+/* Another shape with the same types. */
 static void reshape(attn_problem *p, int64_t heads, int64_t heads_kv, int64_t seq_q, int64_t seq_k, int64_t dim_qk,
                     int64_t dim_v) {
   const attn_problem old = *p;
@@ -44,114 +32,80 @@ static void reshape(attn_problem *p, int64_t heads, int64_t heads_kv, int64_t se
   set_types(p, old.dtype_q, old.dtype_kv, old.dtype_o);
 }
 
-static void grouped(attn_problem *p) { reshape(p, 8, 2, QUERIES, KEYS, DIM, DIM); }
-static void multi_query(attn_problem *p) { reshape(p, 4, 1, QUERIES, KEYS, DIM, DIM); }
-static void one_query(attn_problem *p) { reshape(p, 2, 2, 1, KEYS, DIM, DIM); }
-static void many_queries(attn_problem *p) { reshape(p, 2, 2, 256, 256, DIM, DIM); }
-static void no_keys(attn_problem *p) { reshape(p, 2, 2, QUERIES, 0, DIM, DIM); }
-static void odd_dims(attn_problem *p) { reshape(p, 2, 2, QUERIES, KEYS, 37, 37); }
-static void other_dim_v(attn_problem *p) { reshape(p, 2, 2, QUERIES, KEYS, 192, 128); }
-static void wide(attn_problem *p) { reshape(p, 2, 2, QUERIES, KEYS, 576, 512); }
-
-static void each_stride(attn_problem *p, int64_t factor) {
+static void multiply_strides(attn_problem *p, attn_strides factor) {
   attn_strides *const strides[] = {&p->q_stride, &p->k_stride, &p->v_stride, &p->o_stride};
   for (int i = 0; i < 4; i++) {
-    strides[i]->b *= factor;
-    strides[i]->h *= factor;
-    strides[i]->s *= factor;
-    strides[i]->d *= factor;
+    strides[i]->b *= factor.b;
+    strides[i]->h *= factor.h;
+    strides[i]->s *= factor.s;
+    strides[i]->d *= factor.d;
   }
 }
 
-static void row_gaps(attn_problem *p) {
-  each_stride(p, 2);
-  p->q_stride.d = p->k_stride.d = p->v_stride.d = p->o_stride.d = 1;
-}
-static void element_gaps(attn_problem *p) { each_stride(p, 2); }
-static void backwards(attn_problem *p) {
-  row_gaps(p);
-  p->q_stride.s *= -1;
-  p->k_stride.s *= -1;
-  p->v_stride.s *= -1;
-  p->o_stride.s *= -1;
-}
-static void shared_kv(attn_problem *p) { p->k_stride.h = p->v_stride.h = 0; }
-
-static void causal(attn_problem *p) { attn_problem_set_causal(p, ATTN_ALIGN_TOP_LEFT); }
-static void bottom_right(attn_problem *p) { attn_problem_set_causal(p, ATTN_ALIGN_BOTTOM_RIGHT); }
-static void offset(attn_problem *p) { attn_problem_set_causal(p, ATTN_ALIGN_OFFSET); }
-static void window(attn_problem *p) { p->window_left = p->window_right = 8; }
-static void mask(attn_problem *p) { p->uses |= ATTN_USE_MASK; }
-static void bias(attn_problem *p) { p->uses |= ATTN_USE_BIAS; }
-static void kv_len(attn_problem *p) { p->uses |= ATTN_USE_KV_LEN; }
-static void q_len(attn_problem *p) { p->uses |= ATTN_USE_Q_LEN; }
-static void row_len(attn_problem *p) { p->uses |= ATTN_USE_ROW_LEN; }
-static void varlen(attn_problem *p) { attn_problem_set_varlen(p, p->seq_q, p->seq_k); }
-
-static void negative_scale(attn_problem *p) { p->scale = -0.5f; }
-static void softcap(attn_problem *p) { p->softcap = 20; }
-static void alibi(attn_problem *p) { p->uses |= ATTN_USE_ALIBI; }
-static void sinks(attn_problem *p) { p->uses |= ATTN_USE_SINKS; }
-static void lse(attn_problem *p) { p->uses |= ATTN_USE_LSE; }
-static void additive(attn_problem *p) {
-  p->score = ATTN_SCORE_ADDITIVE;
-  p->uses |= ATTN_USE_SCORE_WEIGHT;
-}
-static void gaussian(attn_problem *p) { p->score = ATTN_SCORE_GAUSSIAN; }
-static void precomputed(attn_problem *p) { p->score = ATTN_SCORE_PRECOMPUTED; }
-
 static const char types[] = "Types and memory", shapes[] = "Shapes", keys[] = "Which keys", scores[] = "Scores and outputs";
 
-static const feature features[] = {
-    {types, "f32", "float32 throughout", f32},
-    {types, "f16", "float16 Q, K, V and O", f16},
-    {types, "bf16", "bfloat16 Q, K, V and O", bf16},
-    {types, "f32+f16", "float32 Q and O, float16 K and V", f32_f16},
-    {types, "f32+bf16", "float32 Q and O, bfloat16 K and V", f32_bf16},
-    {types, "bf16→f32", "bfloat16 Q, K and V, float32 O", bf16_f32},
-    {types, "bshd", "`[batch][seq][heads][dim]`", attn_problem_set_bshd},
-    {types, "row gaps", "rows farther apart than they are long", row_gaps},
-    {types, "element gaps", "a stride of the head dimension that is not 1", element_gaps},
-    {types, "backwards", "negative strides", backwards},
-    {types, "broadcast", "K and V shared by a stride of 0", shared_kv},
-    {shapes, "GQA", "8 query heads, 2 KV heads", grouped},
-    {shapes, "MQA", "one KV head", multi_query},
-    {shapes, "one query", "seq_q = 1", one_query},
-    {shapes, "many queries", "seq_q = 256", many_queries},
-    {shapes, "no keys", "seq_k = 0", no_keys},
-    {shapes, "odd dim", "dim_qk = dim_v = 37", odd_dims},
-    {shapes, "dim_qk ≠ dim_v", "192 and 128", other_dim_v},
-    {shapes, "wide", "dim_qk = 576, dim_v = 512", wide},
-    {keys, "causal", "top-left", causal},
-    {keys, "bottom-right", "causal, `ATTN_ALIGN_BOTTOM_RIGHT`", bottom_right},
-    {keys, "offset", "causal, `ATTN_ALIGN_OFFSET`", offset},
-    {keys, "window", "8 keys to either side", window},
-    {keys, "mask", "bool mask", mask},
-    {keys, "bias", "added; −∞ masks", bias},
-    {keys, "kv_len", "keys per batch", kv_len},
-    {keys, "q_len", "queries per batch", q_len},
-    {keys, "row_len", "keys per row", row_len},
-    {keys, "varlen", "packed sequences", varlen},
-    {scores, "scale", "negative", negative_scale},
-    {scores, "softcap", "before the bias", softcap},
-    {scores, "ALiBi", "a slope per head", alibi},
-    {scores, "sinks", "a logit per head", sinks},
-    {scores, "LSE", "written too", lse},
-    {scores, "additive", "score function", additive},
-    {scores, "gaussian", "score function", gaussian},
-    {scores, "precomputed", "given scores", precomputed},
-};
+/* Title of the table, name, heading of the column, meaning, change to the base problem. */
+#define FEATURE_LIST(X)                                                                                                    \
+  X(types, f32, "f32", "float32 throughout", set_types(p, ATTN_F32, ATTN_F32, ATTN_F32))                                   \
+  X(types, f16, "f16", "float16 Q, K, V and O", set_types(p, ATTN_F16, ATTN_F16, ATTN_F16))                                \
+  X(types, bf16, "bf16", "bfloat16 Q, K, V and O", set_types(p, ATTN_BF16, ATTN_BF16, ATTN_BF16))                          \
+  X(types, f32_f16, "f32+f16", "float32 Q and O, float16 K and V", set_types(p, ATTN_F32, ATTN_F16, ATTN_F32))             \
+  X(types, f32_bf16, "f32+bf16", "float32 Q and O, bfloat16 K and V", set_types(p, ATTN_F32, ATTN_BF16, ATTN_F32))         \
+  X(types, bf16_f32, "bf16\u2192f32", "bfloat16 Q, K and V, float32 O", set_types(p, ATTN_BF16, ATTN_BF16, ATTN_F32))      \
+  X(types, bshd, "bshd", "`[batch][seq][heads][dim]`", attn_problem_set_bshd(p))                                           \
+  X(types, row_gaps, "row gaps", "rows farther apart than they are long", multiply_strides(p, (attn_strides){2, 2, 2, 1})) \
+  X(types, element_gaps, "element gaps", "a stride of the head dimension that is not 1",                                   \
+    multiply_strides(p, (attn_strides){2, 2, 2, 2}))                                                                       \
+  X(types, backwards, "backwards", "negative strides", multiply_strides(p, (attn_strides){2, 2, -2, 1}))                   \
+  X(types, shared_kv, "broadcast", "K and V shared by a stride of 0", p->k_stride.h = p->v_stride.h = 0)                   \
+  X(shapes, grouped, "GQA", "8 query heads, 2 KV heads", reshape(p, 8, 2, QUERIES, KEYS, DIM, DIM))                        \
+  X(shapes, multi_query, "MQA", "one KV head", reshape(p, 4, 1, QUERIES, KEYS, DIM, DIM))                                  \
+  X(shapes, one_query, "one query", "seq_q = 1", reshape(p, 2, 2, 1, KEYS, DIM, DIM))                                      \
+  X(shapes, many_queries, "many queries", "seq_q = 256", reshape(p, 2, 2, 256, 256, DIM, DIM))                             \
+  X(shapes, no_keys, "no keys", "seq_k = 0", reshape(p, 2, 2, QUERIES, 0, DIM, DIM))                                       \
+  X(shapes, odd_dims, "odd dim", "dim_qk = dim_v = 37", reshape(p, 2, 2, QUERIES, KEYS, 37, 37))                           \
+  X(shapes, other_dim_v, "dim_qk \u2260 dim_v", "192 and 128", reshape(p, 2, 2, QUERIES, KEYS, 192, 128))                  \
+  X(shapes, wide, "wide", "dim_qk = 576, dim_v = 512", reshape(p, 2, 2, QUERIES, KEYS, 576, 512))                          \
+  X(keys, causal, "causal", "top-left", attn_problem_set_causal(p, ATTN_ALIGN_TOP_LEFT))                                   \
+  X(keys, bottom_right, "bottom-right", "causal, `ATTN_ALIGN_BOTTOM_RIGHT`",                                               \
+    attn_problem_set_causal(p, ATTN_ALIGN_BOTTOM_RIGHT))                                                                   \
+  X(keys, offset, "offset", "causal, `ATTN_ALIGN_OFFSET`", attn_problem_set_causal(p, ATTN_ALIGN_OFFSET))                  \
+  X(keys, window, "window", "8 keys to either side", p->window_left = p->window_right = 8)                                 \
+  X(keys, mask, "mask", "bool mask", p->uses |= ATTN_USE_MASK)                                                             \
+  X(keys, bias, "bias", "added; \u2212\u221e masks", p->uses |= ATTN_USE_BIAS)                                             \
+  X(keys, kv_len, "kv_len", "keys per batch", p->uses |= ATTN_USE_KV_LEN)                                                  \
+  X(keys, q_len, "q_len", "queries per batch", p->uses |= ATTN_USE_Q_LEN)                                                  \
+  X(keys, row_len, "row_len", "keys per row", p->uses |= ATTN_USE_ROW_LEN)                                                 \
+  X(keys, varlen, "varlen", "packed sequences", attn_problem_set_varlen(p, p->seq_q, p->seq_k))                            \
+  X(scores, negative_scale, "scale", "negative", p->scale = -0.5f)                                                         \
+  X(scores, softcap, "softcap", "before the bias", p->softcap = 20)                                                        \
+  X(scores, alibi, "ALiBi", "a slope per head", p->uses |= ATTN_USE_ALIBI)                                                 \
+  X(scores, sinks, "sinks", "a logit per head", p->uses |= ATTN_USE_SINKS)                                                 \
+  X(scores, lse, "LSE", "written too", p->uses |= ATTN_USE_LSE)                                                            \
+  X(scores, additive, "additive", "score function", (p->score = ATTN_SCORE_ADDITIVE, p->uses |= ATTN_USE_SCORE_WEIGHT))    \
+  X(scores, gaussian, "gaussian", "score function", p->score = ATTN_SCORE_GAUSSIAN)                                        \
+  X(scores, precomputed, "precomputed", "given scores", p->score = ATTN_SCORE_PRECOMPUTED)
+
+#define APPLY(title, name, heading, meaning, change) \
+  static void name(attn_problem *p) { change; }
+FEATURE_LIST(APPLY)
+
+#define ROW(title, name, heading, meaning, change) {title, heading, meaning, name},
+static const struct {
+  const char *title, *heading, *meaning;
+  void (*apply)(attn_problem *);
+} features[] = {FEATURE_LIST(ROW)};
 enum { FEATURES = sizeof features / sizeof *features };
 
 /* ---- Asking --------------------------------------------------------------------------------------------------------- */
 
 static const char *refusal(const attn_kernel *kernel, const attn_problem *p, char *buffer, size_t bytes) {
-  if (attn_problem_validate(p) != ATTN_OK) return attn_last_error(); /* a feature of this table that is no problem */
+  if (attn_problem_validate(p) != ATTN_OK) return attn_last_error(); /* a mistake in FEATURE_LIST */
   return kernel->rejects(p, buffer, bytes);
 }
 
-/* The base problem in the first type that the kernel takes: a kernel for bfloat16 alone is not asked about masks in
- * float32. */
+/* The base problem with the first types that the kernel takes, so that a kernel for bfloat16 alone is asked about masks in
+ * bfloat16. */
 static attn_problem base_of(const attn_kernel *kernel) {
   char buffer[400];
   attn_problem p;
@@ -164,7 +118,7 @@ static attn_problem base_of(const attn_kernel *kernel) {
   return p;
 }
 
-/* The number of a reason, from 1; new ones are printed. */
+/* The number of a reason, from 1. Prints new reasons. */
 static int number_of(const char *kernel, const char *reason, char (*known)[400], int *count) {
   for (int i = 0; i < *count; i++)
     if (!strcmp(known[i], reason)) return i + 1;
@@ -175,7 +129,7 @@ static int number_of(const char *kernel, const char *reason, char (*known)[400],
 }
 
 static void print_kernel(const attn_kernel *kernel) {
-  const attn_kernel_info *info = attn_kernel_find(kernel->info.name); /* which also names the version of a library */
+  const attn_kernel_info *info = attn_kernel_find(kernel->info.name); /* names the version of a library, too */
   const attn_problem base = base_of(kernel);
   char known[MOST_REASONS][400], buffer[400], row[FEATURES * 4] = "";
   int count = 0;
