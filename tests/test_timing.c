@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* How times come about, with a simulated clock and scripted trials: every number that timing reports is known beforehand. */
-#define TEST_SETUP begin
+/* How times are measured, with a simulated clock and scripted trials: every reported number is known beforehand. */
+#define TEST_SETUP    begin
+#define TEST_TEARDOWN end
+static int begin(void **state), end(void **state);
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,20 +17,20 @@ enum { MOST_EVENTS = 20000, MOST_ROUNDS = 64, MOST_TENSORS = 8, CHECKED = 4711, 
 
 /* ---- The simulated world --------------------------------------------------------------------------------------------- */
 
-/* What a trial does. kernel comes first: a trial points to it. */
+/* What a trial does. The first member must be `kernel`, to which the trial points. */
 typedef struct script {
   attn_kernel_info kernel;
-  double call_ns[MOST_ROUNDS]; /* of a call in round r: call_ns[r % lengths] */
+  double call_ns[MOST_ROUNDS]; /* a call in round r takes call_ns[r % lengths] */
   int lengths;
-  double control_factor; /* on the calls of the A/A control, a second trial of the same kernel */
-  double again_factor;   /* on calls with inputs that the call before had, too */
-  double first_factor;   /* on the first calls on other inputs in the rounds; 0 = 1 */
+  double control_factor; /* of the times of the A/A control, a second trial of the same kernel */
+  double again_factor;   /* of the time of calls on the same inputs as the call before */
+  double first_factor;   /* of the time of the first call on changed inputs in rounds 0 to 6; 0 = 1 */
   double busy;           /* threads; 0: as many as the case has */
-  bool remembers;        /* its first answer for each of its tensors, whatever they hold */
-  int idle_from;         /* from this round on, it writes no output; 0 = never */
-  int wrong_from;        /* ... it writes another output */
-  int fail_from;         /* ... its calls fail */
-  int interrupt_in;      /* in this round, the user presses Ctrl-C; 0 = never */
+  bool remembers;        /* repeats its first answer for a tensor, whatever the tensor holds now */
+  int idle_from;         /* from this round on it writes no output; 0 = never */
+  int wrong_from;        /* from this round on it writes another output */
+  int fail_from;         /* from this round on its calls fail */
+  int interrupt_in;      /* in this round the user presses Ctrl-C; 0 = never */
 } script;
 
 typedef enum event_kind { CALL, RENEW, POISON, HASH, PEAK, READ } event_kind;
@@ -47,17 +49,18 @@ static struct {
   int events;
   int64_t calls;
   bench_cpu_time cpu;
-  int threads, most_threads, cpus; /* of the last team; that OpenMP gives; that it may use (0: enough) */
+  int threads, most_threads, cpus; /* threads of the last team; most that OpenMP gives; CPUs that it may use (0: enough) */
   int version[MOST_TENSORS];       /* of the inputs */
-  int remembered[MOST_TENSORS];    /* first version that a call saw */
-  int last_version;                /* that a call saw */
+  int remembered[MOST_TENSORS];    /* the first version that a call saw */
+  int last_version;                /* the version that the last call saw */
   uint64_t output[MOST_TENSORS];   /* of the trial that was poisoned last */
   volatile int stop;
   const bench_trial *control;
-  const script *all; /* what real kernels do; NULL: each trial has its script */
+  const script *all; /* the script of every trial; NULL: each trial has its own */
   int poisons;
-  double slow_until_ns;                    /* peak and read loops are disturbed before */
-  int slices, bandwidths, slow_bandwidths; /* so many of the next are disturbed */
+  double slow_until_ns; /* until then peak loops are disturbed */
+  int slices, bandwidths;
+  int slow_bandwidths; /* so many of the next bandwidths are disturbed */
   size_t bandwidth_bytes;
 } sim;
 
@@ -65,7 +68,9 @@ static void note(event e) {
   if (sim.events < MOST_EVENTS) sim.log[sim.events++] = e;
 }
 
-static const script *script_of(const bench_trial *t) { return sim.all ? sim.all : (const script *)(const void *)t->kernel; }
+static const script *script_of(const bench_trial *trial) {
+  return sim.all ? sim.all : (const script *)(const void *)trial->kernel;
+}
 
 static double now_ns(void) { return sim.now_ns; }
 static double resolution_ns(void) { return sim.resolution_ns; }
@@ -76,23 +81,23 @@ static bench_team team(int threads) {
   return (bench_team){sim.threads, sim.cpus ? sim.cpus : threads};
 }
 
-/* What a right call writes: the checked output, for this version of the inputs. */
+/* The output of a right call for this version of the inputs. */
 static uint64_t right_output(int version) { return CHECKED + 1000 * (uint64_t)version; }
 
-static attn_status call(const bench_trial *t, int64_t turn) {
-  const script *s = script_of(t);
-  const int round = t->samples.rounds;
-  const int64_t at = turn % t->tensor_count;
+static attn_status call(const bench_trial *trial, int64_t turn) {
+  const script *s = script_of(trial);
+  const int round = trial->samples.rounds;
+  const int64_t at = turn % trial->tensor_count;
   const bool first = sim.last_version != sim.version[at] + 1, in_rounds = sim.poisons && round < 7;
   const double again = !first ? s->again_factor : s->first_factor > 0 && in_rounds ? s->first_factor : 1;
-  const double call_ns = s->call_ns[round % s->lengths] * (t == sim.control ? s->control_factor : 1) * again;
+  const double call_ns = s->call_ns[round % s->lengths] * (trial == sim.control ? s->control_factor : 1) * again;
   sim.calls++;
   sim.now_ns += call_ns;
   sim.cpu.own_ns += call_ns;
   sim.cpu.all_ns += call_ns * (s->busy > 0 ? s->busy : sim.threads);
   sim.last_version = sim.version[at] + 1;
   if (!sim.remembered[at]) sim.remembered[at] = sim.version[at] + 1;
-  note((event){.kind = CALL, .trial = t, .turn = turn % t->tensor_count});
+  note((event){.kind = CALL, .trial = trial, .turn = turn % trial->tensor_count});
   if (s->interrupt_in && round == s->interrupt_in) sim.stop = 1;
   if (s->fail_from && round >= s->fail_from) return ATTN_INVALID_ARGUMENT;
   if (s->idle_from && round >= s->idle_from) return ATTN_OK;
@@ -101,29 +106,29 @@ static attn_status call(const bench_trial *t, int64_t turn) {
   return ATTN_OK;
 }
 
-static void renew(const bench_trial *t, int64_t turn, int threads) {
-  note((event){.kind = RENEW, .trial = t, .turn = turn % t->tensor_count});
+static void renew(const bench_trial *trial, int64_t turn, int threads) {
+  note((event){.kind = RENEW, .trial = trial, .turn = turn % trial->tensor_count});
   assert_int_equal(threads, sim.threads);
-  sim.version[turn % t->tensor_count]++;
+  sim.version[turn % trial->tensor_count]++;
 }
 
-static void poison(const bench_trial *t, int64_t turn) {
-  note((event){.kind = POISON, .trial = t, .turn = turn % t->tensor_count});
-  sim.output[turn % t->tensor_count] = UNWRITTEN;
+static void poison(const bench_trial *trial, int64_t turn) {
+  note((event){.kind = POISON, .trial = trial, .turn = turn % trial->tensor_count});
+  sim.output[turn % trial->tensor_count] = UNWRITTEN;
   sim.poisons++;
 }
 
-static uint64_t output_hash(const bench_trial *t, int64_t turn) {
-  note((event){.kind = HASH, .trial = t, .turn = turn % t->tensor_count});
-  const uint64_t checked = sim.all ? t->verdict.output_hash : CHECKED;
-  return sim.output[turn % t->tensor_count] - right_output(sim.version[turn % t->tensor_count]) + checked;
+static uint64_t output_hash(const bench_trial *trial, int64_t turn) {
+  note((event){.kind = HASH, .trial = trial, .turn = turn % trial->tensor_count});
+  const uint64_t checked = sim.all ? trial->verdict.output_hash : CHECKED;
+  return sim.output[turn % trial->tensor_count] - right_output(sim.version[turn % trial->tensor_count]) + checked;
 }
 
 static bench_peak_slice peak_prepare(const attn_peak_loop *loop, int threads, double slice_ns) {
   return (bench_peak_slice){.loop = loop, .threads = threads, .iterations = (int64_t)slice_ns};
 }
 
-/* Rates that differ from slice to slice, some disturbed: their medians tell which slices were taken. */
+/* Rates differ from slice to slice, so a median tells which slices it was taken of. */
 static double peak_rate(const bench_peak_slice *slice) {
   static const double factor[] = {1, 0.96, 0.5, 1.01, 0.98, 0.3, 0.99};
   const double slow = sim.now_ns < sim.slow_until_ns ? 0.1 : 1;
@@ -133,10 +138,10 @@ static double peak_rate(const bench_peak_slice *slice) {
   return rate;
 }
 
-static double read_rate(const bench_trial *t, int64_t turn, int threads) {
+static double read_rate(const bench_trial *trial, int64_t turn, int threads) {
   const double rate = 1e9 * (1 + sim.slices++ % 5) * threads;
-  sim.now_ns += 1000.0 * (double)t->samples.iterations;
-  note((event){.kind = READ, .trial = t, .turn = turn, .rate = rate});
+  sim.now_ns += 1000.0 * (double)trial->samples.iterations;
+  note((event){.kind = READ, .trial = trial, .turn = turn, .rate = rate});
   return rate;
 }
 
@@ -193,32 +198,38 @@ typedef struct timing {
   const char *error;
 } timing;
 
-/* Fixed rounds of 1 us samples, no peak loop. */
-static timing timing_of(const script *const *scripts, int count, int rounds) {
-  timing t = {.count = count,
-              .options = {.min_rounds = rounds,
-                          .max_rounds = rounds,
-                          .budget_s = 1e3,
-                          .min_sample_s = 1e-6,
-                          .seed = 5,
-                          .stop = &sim.stop,
-                          .meter = &simulated}};
+static timing t; /* the current run; end() clears it after each test */
+
+static void clear(void) {
+  for (int i = 0; i < t.count; i++) bench_trial_clear(&t.trial[i]);
+}
+
+/* Sets up a run of these scripts with fixed rounds of 1 us samples and no peak loop. */
+static void set_up(const script *const *scripts, int count, int rounds) {
+  clear();
+  t = (timing){.count = count,
+               .options = {.min_rounds = rounds,
+                           .max_rounds = rounds,
+                           .budget_s = 1e3,
+                           .min_sample_s = 1e-6,
+                           .seed = 5,
+                           .stop = &sim.stop,
+                           .meter = &simulated}};
   for (int i = 0; i < count; i++) t.trial[i] = trial_of(scripts[i]);
-  return t;
 }
 
-static bool run(timing *t) {
+/* Sets up a run of the scripts whose addresses are given. */
+#define SET_UP(rounds, ...) \
+  set_up((const script *const[]){__VA_ARGS__}, (int)COUNT(((const script *const[]){__VA_ARGS__})), rounds)
+
+static bool run(void) {
   bench_trial *trials[MOST_TRIALS];
-  for (int i = 0; i < t->count; i++) trials[i] = &t->trial[i];
-  return bench_time(trials, t->count, &t->options, &t->stop, &t->error);
+  for (int i = 0; i < t.count; i++) trials[i] = &t.trial[i];
+  return bench_time(trials, t.count, &t.options, &t.stop, &t.error);
 }
 
-static void run_well(timing *t) {
-  if (!run(t)) fail_msg("%s", t->error);
-}
-
-static void clear(timing *t) {
-  for (int i = 0; i < t->count; i++) bench_trial_clear(&t->trial[i]);
+static void run_well(void) {
+  if (!run()) fail_msg("%s", t.error);
 }
 
 static void assert_close(double a, double b) {
@@ -233,41 +244,37 @@ static int count_events(event_kind kind, const bench_trial *trial) {
 
 /* ---- Calls and samples ----------------------------------------------------------------------------------------------- */
 
-/* 100 ns a call, samples of 2 ms: 1 call, then 100 times as many twice, then 1.2 times what is missing. */
+/* A call takes 100 ns, a sample 2 ms. The calibration tries 1, 100 and 10000 calls, then 1.2 times as many as are needed. */
 TEST(iterations_fill_a_sample) {
-  const script s = steady("steady", 100), *scripts[] = {&s};
-  timing t = timing_of(scripts, 1, 7);
+  const script s = steady("steady", 100);
+  SET_UP(7, &s);
   t.options.min_sample_s = 2e-3;
-  run_well(&t);
+  run_well();
   assert_int_equal(t.trial[0].samples.iterations, 24000);
   assert_int_equal(sim.calls, 1 + 100 + 10000 + 24000 + 7 * (1 + 24000)); /* each round warms up with one call */
   assert_close(t.trial[0].call_ns, 100);
   for (int r = 0; r < 7; r++) assert_close(t.trial[0].samples.time_ns[r], 100);
-  clear(&t);
 }
 
 TEST(a_sample_lasts_a_thousand_clock_steps) {
-  const script s = steady("steady", 1000), *scripts[] = {&s};
-  timing t = timing_of(scripts, 1, 7);
+  const script s = steady("steady", 1000);
+  SET_UP(7, &s);
   sim.resolution_ns = 50;
-  run_well(&t);
+  run_well();
   assert_int_equal(t.trial[0].samples.iterations, 60); /* 1.2 * 50 us */
-  clear(&t);
   sim.resolution_ns = 0;
-  t = timing_of(scripts, 1, 7);
-  assert_false(run(&t));
+  SET_UP(7, &s);
+  assert_false(run());
   test_contains(t.error, "stands still");
-  clear(&t);
 }
 
-/* Samples are those of their rounds, one per round, and a call of 20 ms or more is not warmed up. */
+/* There is one sample per round, and a call of 20 ms or more is not warmed up. */
 TEST(samples_are_times_per_call) {
   script s = steady("long", 0);
   s.lengths = 7;
   for (int r = 0; r < 7; r++) s.call_ns[r] = 20e6 + 1e6 * r * r;
-  const script *scripts[] = {&s};
-  timing t = timing_of(scripts, 1, 7);
-  run_well(&t);
+  SET_UP(7, &s);
+  run_well();
   assert_int_equal(t.trial[0].samples.iterations, 1);
   assert_int_equal(t.trial[0].samples.rounds, 7);
   assert_int_equal(sim.calls, 1 + 7);
@@ -275,7 +282,6 @@ TEST(samples_are_times_per_call) {
   const bench_summary summary = bench_summarise(t.trial[0].samples.time_ns, 7);
   assert_close(summary.median, 29e6);
   assert_close(summary.min, 20e6);
-  clear(&t);
 }
 
 static int next_of_kind(event_kind kind, int e) {
@@ -283,15 +289,14 @@ static int next_of_kind(event_kind kind, int e) {
   return e;
 }
 
-/* ---- What is refused ------------------------------------------------------------------------------------------------- */
+/* ---- Errors ---------------------------------------------------------------------------------------------------------- */
 
 static void expect_error(const script *s, const char *part) {
-  const script good = steady("good", 500), *scripts[] = {&good, s};
-  timing t = timing_of(scripts, 2, 7);
-  assert_false(run(&t));
+  const script good = steady("good", 500);
+  SET_UP(7, &good, s);
+  assert_false(run());
   test_contains(t.error, s->kernel.name);
   test_contains(t.error, part);
-  clear(&t);
 }
 
 TEST(the_timed_output_is_compared) {
@@ -306,18 +311,18 @@ TEST(the_output_is_poisoned_before_each_sample) {
   expect_error(&s, "differs from the one that passed the check");
 }
 
-/* The inputs change before every sample: an answer that was right for the first inputs is right no more. */
+/* The inputs change before every sample, so an answer that was right for the first inputs is wrong later. */
 TEST(remembered_answers_are_wrong) {
   script s = steady("remembers", 700);
   s.remembers = true;
   expect_error(&s, "differs from the one that passed the check");
 }
 
-/* In every round: a call to warm up, other inputs, poison, the calls, the output; nothing in between. */
+/* In every round: a call to warm up, changed inputs, poison, the timed calls, the hash of the output; nothing in between. */
 TEST(inputs_change_after_the_warm_up_and_poison_comes_last) {
-  const script s = steady("steady", 300), *scripts[] = {&s};
-  timing t = timing_of(scripts, 1, 7);
-  run_well(&t);
+  const script s = steady("steady", 300);
+  SET_UP(7, &s);
+  run_well();
   int e = next_of_kind(RENEW, 0) - 1;
   for (int r = 0; r < 7; r++) {
     assert_int_equal(sim.log[e++].kind, CALL);
@@ -327,7 +332,6 @@ TEST(inputs_change_after_the_warm_up_and_poison_comes_last) {
     assert_int_equal(sim.log[e++].kind, HASH);
   }
   assert_int_equal(e, sim.events);
-  clear(&t);
 }
 
 TEST(a_failing_call_is_an_error) {
@@ -338,117 +342,107 @@ TEST(a_failing_call_is_an_error) {
 
 TEST(no_time_without_pass) {
   static const bench_status others[] = {BENCH_FAIL, BENCH_SKIP, BENCH_DEGENERATE, BENCH_ERROR};
-  const script s = steady("unchecked", 100), *scripts[] = {&s};
+  const script s = steady("unchecked", 100);
   for (size_t i = 0; i < COUNT(others); i++) {
-    timing t = timing_of(scripts, 1, 7);
+    SET_UP(7, &s);
     t.trial[0].verdict.status = others[i];
-    assert_false(run(&t));
+    assert_false(run());
     test_contains(t.error, "no time without a passed check");
     test_contains(t.error, bench_status_name(others[i]));
     assert_int_equal(sim.calls, 0);
-    clear(&t);
   }
 }
 
 /* ---- When the rounds end --------------------------------------------------------------------------------------------- */
 
-static timing open_ended(const script *const *scripts, int count) {
-  timing t = timing_of(scripts, count, 11);
+/* Two scripts run for 11 to 20 rounds, until their times are precise to 1 %. */
+static void set_up_open_end(const script *a, const script *b) {
+  SET_UP(11, a, b);
   t.options.max_rounds = 20;
   t.options.precision = 0.01;
-  return t;
 }
 
 TEST(precise_times_end_at_the_least_rounds) {
   script a = steady("a", 0), b = steady("b", 3000);
-  const double inside[] = {5000, 5050, 4950}; /* an interval of exactly +-1 % is narrow enough */
+  const double inside[] = {5000, 5050, 4950}; /* an interval of exactly +-1 % is precise */
   memcpy(a.call_ns, inside, sizeof inside);
   a.lengths = 3;
-  const script *scripts[] = {&a, &b};
-  timing t = open_ended(scripts, 2);
-  run_well(&t);
+  set_up_open_end(&a, &b);
+  run_well();
   assert_int_equal(t.stop, BENCH_STOP_PRECISION);
   assert_int_equal(t.trial[0].samples.rounds, 11);
   assert_int_equal(t.trial[1].samples.rounds, 11);
-  clear(&t);
 }
 
-/* One trial whose interval is too wide on one side keeps all trials running. */
+/* If the interval of one trial is too wide on one side, all trials go on. */
 static void expect_all_rounds(double odd) {
   script wide = steady("wide", 0);
   const double times[] = {odd, 5000, 5000};
   memcpy(wide.call_ns, times, sizeof times);
   wide.lengths = 3;
-  const script narrow = steady("narrow", 3000), *scripts[] = {&wide, &narrow};
-  timing t = open_ended(scripts, 2);
-  run_well(&t);
+  const script narrow = steady("narrow", 3000);
+  set_up_open_end(&wide, &narrow);
+  run_well();
   assert_int_equal(t.stop, BENCH_STOP_ROUNDS);
   assert_int_equal(t.trial[0].samples.rounds, 20);
   assert_int_equal(t.trial[1].samples.rounds, 20);
-  clear(&t);
 }
 
 TEST(an_interval_wide_below_is_not_precise) { expect_all_rounds(4900); }
 
 TEST(an_interval_wide_above_is_not_precise) { expect_all_rounds(5100); }
 
-/* A round takes 2 samples of 3 calls of 1 ms and 2 calls to warm up: 8 ms; the budget holds 13.5 rounds and the 2 calls
- * and 6 calls of the calibration. */
+/* A round has 2 samples of 3 calls and 2 calls to warm up; a call takes 1 ms, so the round takes 8 ms. The budget
+ * allows 13.5 rounds beside the 8 calls of the calibration. */
 TEST(the_budget_ends_the_rounds) {
   script wide = steady("wide", 0);
   wide.call_ns[0] = 1e6, wide.call_ns[1] = 1.2e6, wide.call_ns[2] = 0.8e6;
   wide.lengths = 3;
   script other = wide;
   other.kernel.name = "other";
-  const script *scripts[] = {&wide, &other};
-  timing t = open_ended(scripts, 2);
+  set_up_open_end(&wide, &other);
   t.options.max_rounds = 60;
   t.options.min_sample_s = 2.5e-3;
   t.options.budget_s = 13.5 * 8e-3 + 8e-3;
-  run_well(&t);
+  run_well();
   assert_int_equal(t.stop, BENCH_STOP_BUDGET);
   assert_int_equal(t.trial[0].samples.iterations, 3);
   assert_int_equal(t.trial[0].samples.rounds, 14);
   assert_int_equal(t.trial[1].samples.rounds, 14);
-  clear(&t);
 }
 
 TEST(an_interrupt_ends_after_the_round) {
   script a = steady("a", 1000), b = steady("b", 2000);
   a.interrupt_in = 4; /* the fifth round */
-  const script *scripts[] = {&a, &b};
-  timing t = timing_of(scripts, 2, 30);
-  run_well(&t);
+  SET_UP(30, &a, &b);
+  run_well();
   assert_int_equal(t.stop, BENCH_STOP_INTERRUPT);
   assert_int_equal(t.trial[0].samples.rounds, 5);
   assert_int_equal(t.trial[1].samples.rounds, 5);
-  clear(&t);
 }
 
-/* 10 s for 11 rounds of three trials: 3.33 s each. Two need 1.11 s each, as samples take 100 ms and the slices around
- * them 1 ms; what they leave goes to the third, whose samples take 1 s: 7 rounds. */
+/* 10 s for three trials are 3.33 s each. Two need 1.11 s each for 11 rounds: a sample takes 100 ms, the slices around it 1
+ * ms. The third, whose samples take 1 s, gets the rest: 7 rounds. */
 TEST(a_slow_trial_runs_in_the_first_rounds_only) {
-  const script a = steady("a", 1e8), slow = steady("slow", 1e9), b = steady("b", 1e8), *scripts[] = {&a, &slow, &b};
-  timing t = timing_of(scripts, 3, 11);
+  const script a = steady("a", 1e8), slow = steady("slow", 1e9), b = steady("b", 1e8);
+  SET_UP(11, &a, &slow, &b);
   t.options.budget_s = 10;
-  run_well(&t);
+  run_well();
   assert_int_equal(t.trial[0].samples.rounds, 11);
   assert_int_equal(t.trial[1].samples.rounds, 7);
   assert_int_equal(t.trial[2].samples.rounds, 11);
   assert_int_equal(t.stop, BENCH_STOP_ROUNDS);
-  clear(&t);
 }
 
-/* A slow trial runs at least three times, or as often as was asked for. */
+/* A slow trial gets three rounds, or fewer if fewer were asked for. */
 TEST(slow_trials_run_three_times_at_least) {
-  const script slow = steady("slow", 1e9), slower = steady("slower", 2e9), *scripts[] = {&slow, &slower};
+  const script slow = steady("slow", 1e9), slower = steady("slower", 2e9);
   for (int rounds = 2; rounds <= 11; rounds += 9) {
-    timing t = timing_of(scripts, 2, rounds);
+    SET_UP(rounds, &slow, &slower);
     t.options.budget_s = 2;
-    run_well(&t);
+    run_well();
     for (int i = 0; i < 2; i++) assert_int_equal(t.trial[i].samples.rounds, rounds < 3 ? rounds : 3);
     assert_int_equal(t.stop, rounds < 3 ? BENCH_STOP_ROUNDS : BENCH_STOP_BUDGET);
-    clear(&t);
   }
 }
 
@@ -459,8 +453,8 @@ TEST(positions_are_those_of_the_samples) {
   script s[TRIALS];
   const script *scripts[TRIALS];
   for (int i = 0; i < TRIALS; i++) s[i] = steady("one of five", 1000 + 100 * i), scripts[i] = &s[i];
-  timing t = timing_of(scripts, TRIALS, ROUNDS);
-  run_well(&t);
+  set_up(scripts, TRIALS, ROUNDS);
+  run_well();
   int samples = 0, seen[TRIALS][TRIALS] = {{0}}, order[ROUNDS * TRIALS];
   for (int block = 0; block < 2; block++)
     assert_true(bench_latin_square(order + block * TRIALS * TRIALS, TRIALS, t.options.seed, block));
@@ -474,7 +468,6 @@ TEST(positions_are_those_of_the_samples) {
   assert_int_equal(samples, TRIALS * ROUNDS);
   for (int i = 0; i < TRIALS; i++)
     for (int place = 0; place < TRIALS; place++) assert_int_equal(seen[i][place], 2); /* two Latin squares */
-  clear(&t);
 }
 
 TEST(the_order_follows_the_seed) {
@@ -493,14 +486,14 @@ TEST(the_order_follows_the_seed) {
 
 /* ---- Rotation -------------------------------------------------------------------------------------------------------- */
 
-/* Each call takes the next tensors, across samples; the last of a sample is poisoned before and compared after; nothing
- * is warmed up. */
+/* Each call takes the next tensors, across samples. The output of the last call of a sample is poisoned before the sample
+ * and compared after it. There is no warm-up. */
 TEST(calls_rotate_through_the_tensors) {
-  const script s = steady("rotates", 300), *scripts[] = {&s};
-  timing t = timing_of(scripts, 1, 9);
+  const script s = steady("rotates", 300);
+  SET_UP(9, &s);
   t.trial[0].tensor_count = 7;
   t.trial[0].turn = &t.turn;
-  run_well(&t);
+  run_well();
   const int64_t iterations = t.trial[0].samples.iterations;
   int64_t turn = 0, poisoned = -1;
   for (int e = 0; e < sim.events; e++) {
@@ -512,17 +505,16 @@ TEST(calls_rotate_through_the_tensors) {
   }
   assert_int_equal(count_events(HASH, NULL), 9);
   assert_int_equal(turn, 1 + iterations + 9 * iterations);
-  clear(&t);
 }
 
-/* Trials of one setup use its copies one after the other: a copy is used again only when all others were. A copy changes
- * right after its use, which is long before the next. */
+/* The trials of one setup share its copies of the inputs: a copy is used again only after all others. A copy changes right
+ * after its use. */
 TEST(trials_share_one_rotation) {
   enum { COPIES = 7 };
-  const script a = steady("a", 300), b = steady("b", 600), *scripts[] = {&a, &b};
-  timing t = timing_of(scripts, 2, 9);
+  const script a = steady("a", 300), b = steady("b", 600);
+  SET_UP(9, &a, &b);
   for (int i = 0; i < 2; i++) t.trial[i].tensor_count = COPIES, t.trial[i].turn = &t.turn;
-  run_well(&t);
+  run_well();
   int64_t turn = 0, calls = 0, renewed = 0;
   for (int e = 0; e < sim.events; e++) {
     const event *now = &sim.log[e];
@@ -534,7 +526,6 @@ TEST(trials_share_one_rotation) {
     if (now->kind == RENEW && e + 1 < sim.events && sim.log[e + 1].kind != RENEW) assert_int_equal(renewed, calls);
   }
   assert_int_equal(count_events(RENEW, NULL), 9 * (4 + 2)); /* as many copies as calls */
-  clear(&t);
 }
 
 /* ---- Loops beside the samples ---------------------------------------------------------------------------------------- */
@@ -558,16 +549,15 @@ static int begin_of_sample(int e) {
   return e;
 }
 
-/* Two slices of the trial's own loop stand right before and right after every sample, and their median is its rate. */
+/* Two slices of the trial's own loop come right before every sample and two right after; the median of the four counts. */
 TEST(peak_slices_surround_each_sample) {
   static const attn_peak_loop loops[] = {{.isa = "c", .dtype = "f32", .flops = 1},
                                          {.isa = "avx2", .dtype = "f32", .flops = 1}};
   const script a = steady("a", 500), b = steady("b", 600), c = steady("c", 700), d = steady("d", 800);
-  const script *scripts[] = {&a, &b, &c, &d};
-  timing t = timing_of(scripts, 4, 8);
+  SET_UP(8, &a, &b, &c, &d);
   t.options.threads = 3;
   for (int i = 0; i < 3; i++) t.trial[i].peak = &loops[i / 2];
-  run_well(&t);
+  run_well();
   int samples[4] = {0};
   for (int e = next_of_kind(POISON, 0); e < sim.events; e = next_of_kind(POISON, e + 1)) {
     const int end = next_of_kind(HASH, e), i = (int)(sim.log[e].trial - t.trial);
@@ -584,18 +574,17 @@ TEST(peak_slices_surround_each_sample) {
     assert_close(rate, median_of_four(&sim.log[begin_of_sample(e) - 2], &sim.log[end + 1]));
   }
   for (int i = 0; i < 4; i++) assert_int_equal(samples[i], 8);
-  clear(&t);
 }
 
-/* The read loop reads what a sample reads, in its turn, and takes turns with the calls in one rotation. */
+/* A slice of the read loop reads as many tensors as a sample, in the same rotation as the calls. */
 TEST(read_slices_read_as_much_as_a_sample) {
-  const script s = steady("reads", 300), *scripts[] = {&s};
-  timing t = timing_of(scripts, 1, 7);
+  const script s = steady("reads", 300);
+  SET_UP(7, &s);
   t.trial[0].tensor_count = 8;
   t.trial[0].turn = &t.turn;
   t.trial[0].reads = true;
   t.options.threads = 2;
-  run_well(&t);
+  run_well();
   const int64_t iterations = t.trial[0].samples.iterations;
   int64_t turn = 0;
   for (int e = 0; e < sim.events; e++) {
@@ -608,43 +597,54 @@ TEST(read_slices_read_as_much_as_a_sample) {
     const int end = next_of_kind(READ, next_of_kind(HASH, e));
     assert_close(t.trial[0].samples.loop_rate[r], median_of_four(&sim.log[e - 2], &sim.log[end]));
   }
-  clear(&t);
 }
 
 /* ---- From trials to rows --------------------------------------------------------------------------------------------- */
 
-/* A case with scripted trials; nothing of it is real but its name. */
-static bench_setup *setup_of(const bench_case *bench, const bench_case_settings *settings, const script *const *scripts,
-                             int count) {
-  bench_setup *s = calloc(1, sizeof *s);
-  assert_non_null(s);
-  *s = (bench_setup){.bench = bench, .settings = settings, .count = count, .rotations = 1, .flops = 1e6, .bytes = 1e6};
-  for (int i = 0; i < count; i++) {
-    s->trials[i] = trial_of(scripts[i]);
-    s->trials[i].call_ns = scripts[i]->call_ns[0];
-  }
-  sim.control = &s->control;
-  return s;
+static bench_setup setup; /* the current case with scripted trials; only its id is real. end() clears it after each test */
+static bench_row rows[MOST_TRIALS];
+
+static void clear_setup(void) {
+  for (int i = 0; i < setup.count; i++) bench_row_clear(&rows[i]);
+  for (int i = 0; i < setup.count; i++) bench_trial_clear(&setup.trials[i]);
+  bench_trial_clear(&setup.control);
+  setup = (bench_setup){.count = 0};
 }
 
-static void free_setup(bench_setup *s, bench_row *rows) {
-  for (int i = 0; i < s->count; i++) bench_row_clear(&rows[i]);
-  for (int i = 0; i < s->count; i++) bench_trial_clear(&s->trials[i]);
-  bench_trial_clear(&s->control);
-  free(s);
+static int end(void **state) {
+  (void)state;
+  clear();
+  clear_setup();
+  t = (timing){.count = 0};
+  return 0;
+}
+
+static void open_setup(const char *id, const bench_case_settings *settings, const script *const *scripts, int count) {
+  static bench_case bench;
+  clear_setup();
+  bench = case_of(id);
+  setup = (bench_setup){.bench = &bench, .settings = settings, .count = count, .rotations = 1, .flops = 1e6, .bytes = 1e6};
+  for (int i = 0; i < count; i++) {
+    setup.trials[i] = trial_of(scripts[i]);
+    setup.trials[i].call_ns = scripts[i]->call_ns[0];
+  }
+  sim.control = &setup.control;
+}
+
+/* Times the case and makes its rows. */
+static void time_setup(const char *id, const bench_case_settings *settings, const script *const *scripts, int count) {
+  open_setup(id, settings, scripts, count);
+  bench_setup_time(&setup);
+  bench_setup_rows(&setup, rows);
 }
 
 static const bench_case_settings seven_rounds = {.timed = true, .case_budget_s = 5, .rounds = 7, .meter = &simulated};
+static const char one_thread[] = "seq:64/heads:2/head_dim:32", two_threads[] = "seq:64/heads:2/head_dim:32/threads:2";
 
 TEST(rows_compare_with_naive_and_with_the_best) {
-  const bench_case bench = case_of("seq:64/heads:2/head_dim:32/threads:2");
   script naive = steady("naive_c", 8000), slow = steady("slow_c", 16000), quick = steady("quick_c", 2000);
   quick.control_factor = 1.25;
-  const script *scripts[] = {&slow, &naive, &quick};
-  bench_setup *s = setup_of(&bench, &seven_rounds, scripts, 3);
-  bench_row rows[3];
-  bench_setup_time(s);
-  bench_setup_rows(s, rows);
+  time_setup(two_threads, &seven_rounds, (const script *[]){&slow, &naive, &quick}, 3);
   static const double times[] = {16000, 8000, 2000}, ratios[] = {0.5, 1, 4}, best[] = {0.125, 0.25, 1};
   for (int i = 0; i < 3; i++) {
     const bench_row *r = &rows[i];
@@ -657,7 +657,7 @@ TEST(rows_compare_with_naive_and_with_the_best) {
     assert_close(r->ratio.median, ratios[i]);
     assert_close(r->ratio.ci_lo, ratios[i]);
     assert_close(r->ratio_best, best[i]);
-    assert_close(r->noise, 0.25); /* the quickest kernel against itself */
+    assert_close(r->noise, 0.25); /* the fastest kernel against itself */
     assert_close(r->gflops, 1e6 / times[i]);
     assert_close(r->gbs, 1e6 / times[i]);
     assert_close(r->peak_gbs, 16);
@@ -665,182 +665,146 @@ TEST(rows_compare_with_naive_and_with_the_best) {
     assert_int_equal(r->iterations, (int64_t)ceil(1.2 * 2e6 / times[i]));
     for (int n = 0; n < 7; n++) assert_close(r->samples_ns[n], times[i]);
   }
-  assert_ptr_equal(s->controlled, &s->trials[2]);
+  assert_ptr_equal(setup.controlled, &setup.trials[2]);
   assert_int_equal(sim.bandwidth_bytes, 1 << 19); /* each of two threads reads half of 1e6 bytes */
-  free_setup(s, rows);
 }
 
 TEST(without_naive_the_slowest_is_the_baseline) {
-  const bench_case bench = case_of("seq:64/heads:2/head_dim:32");
-  const script a = steady("a_c", 3000), b = steady("b_c", 6000), *scripts[] = {&a, &b};
-  bench_setup *s = setup_of(&bench, &seven_rounds, scripts, 2);
-  bench_row rows[2];
-  bench_setup_time(s);
-  bench_setup_rows(s, rows);
+  const script a = steady("a_c", 3000), b = steady("b_c", 6000);
+  time_setup(one_thread, &seven_rounds, (const script *[]){&a, &b}, 2);
   assert_string_equal(rows[0].baseline, "b_c");
   assert_close(rows[0].ratio.median, 2);
   assert_close(rows[1].ratio.median, 1);
   assert_close(rows[0].noise, 0);
-  free_setup(s, rows);
 }
 
-/* Each trial is held against the loop of its own tier, round by round, on all threads. */
+/* Each trial is compared with the loop of its own tier, round by round, on all threads. */
 TEST(the_peak_is_that_of_the_tier) {
-  const bench_case bench = case_of("seq:64/heads:2/head_dim:32/threads:3");
   script s1 = steady("a_c", 4000), s2 = steady("b_other", 2000);
-  s2.kernel.isa = attn_peak_get(1)->isa; /* of this build; its loop is not run */
+  s2.kernel.isa = attn_peak_get(1)->isa; /* some tier of this build; its loop is not run */
   const script *scripts[] = {&s1, &s2};
-  bench_setup *s = setup_of(&bench, &seven_rounds, scripts, 2);
-  bench_row rows[2];
-  bench_setup_time(s);
+  open_setup("seq:64/heads:2/head_dim:32/threads:3", &seven_rounds, scripts, 2);
+  bench_setup_time(&setup);
   for (int i = 0; i < 2; i++) {
-    assert_non_null(s->trials[i].peak);
-    assert_string_equal(s->trials[i].peak->isa, scripts[i]->kernel.isa);
+    assert_non_null(setup.trials[i].peak);
+    assert_string_equal(setup.trials[i].peak->isa, scripts[i]->kernel.isa);
   }
   double share[2][7], rate[2][7];
   for (int i = 0; i < 2; i++)
     for (int r = 0; r < 7; r++) {
-      rate[i][r] = s->trials[i].samples.loop_rate[r];
+      rate[i][r] = setup.trials[i].samples.loop_rate[r];
       share[i][r] = 1e6 / (scripts[i]->call_ns[0] * 1e-9) / (3 * rate[i][r]);
     }
-  bench_setup_rows(s, rows);
+  bench_setup_rows(&setup, rows);
   for (int i = 0; i < 2; i++) {
     assert_close(rows[i].peak_gflops, 3e-9 * bench_median(rate[i], 7));
     assert_close(rows[i].peak_pct, 100 * bench_median(share[i], 7));
   }
-  free_setup(s, rows);
 }
 
 TEST(a_failure_spoils_the_times_of_all) {
-  const bench_case bench = case_of("seq:64/heads:2/head_dim:32");
   script a = steady("a_c", 3000), b = steady("b_c", 6000), c = steady("c_c", 9000);
   b.wrong_from = 5;
-  const script *scripts[] = {&a, &b, &c};
-  bench_setup *s = setup_of(&bench, &seven_rounds, scripts, 3);
-  bench_row rows[3];
-  bench_conclude(&s->trials[2], BENCH_FAIL, "wrong");
-  bench_setup_time(s);
-  bench_setup_rows(s, rows);
+  open_setup(one_thread, &seven_rounds, (const script *[]){&a, &b, &c}, 3);
+  bench_conclude(&setup.trials[2], BENCH_FAIL, "wrong");
+  bench_setup_time(&setup);
+  bench_setup_rows(&setup, rows);
   for (int i = 0; i < 2; i++) {
     assert_int_equal(rows[i].verdict.status, BENCH_ERROR);
     test_contains(rows[i].verdict.reason, "timing: b_c: an output of the timed runs differs");
   }
   assert_int_equal(rows[2].verdict.status, BENCH_FAIL); /* took no part */
   for (int i = 0; i < 3; i++) assert_true(rows[i].time.n == 0 && !rows[i].samples_ns && isnan(rows[i].ratio.median));
-  free_setup(s, rows);
 }
 
-/* A kernel that fits fewer than four times into the budget of the case is not timed, unless rounds were asked for. */
+/* A kernel whose call takes more than a quarter of the case's budget is not timed, unless rounds were asked for. */
 TEST(kernels_too_slow_for_the_budget_say_so) {
-  const bench_case bench = case_of("seq:64/heads:2/head_dim:32");
-  const script quick = steady("a_c", 3000), slow = steady("b_c", 1.3e9), *scripts[] = {&quick, &slow};
+  const script quick = steady("a_c", 3000), slow = steady("b_c", 1.3e9);
   bench_case_settings settings = {.timed = true, .case_budget_s = 5, .precision = 0.01, .meter = &simulated};
   for (int fixed = 0; fixed < 2; fixed++) {
-    bench_setup *s = setup_of(&bench, &settings, scripts, 2);
-    bench_row rows[2];
     settings.rounds = fixed ? 3 : 0;
-    bench_setup_time(s);
-    bench_setup_rows(s, rows);
+    time_setup(one_thread, &settings, (const script *[]){&quick, &slow}, 2);
     assert_int_equal(rows[0].time.n, fixed ? 3 : 11);
     assert_int_equal(rows[0].stop, fixed ? BENCH_STOP_ROUNDS : BENCH_STOP_PRECISION);
     assert_int_equal(rows[1].time.n, fixed ? 3 : 0);
     if (!fixed) test_contains(rows[1].warnings, "not timed: one call takes 1.3 s");
     if (fixed) assert_true(isnan(rows[0].time.ci_lo)); /* three rounds have no interval */
-    free_setup(s, rows);
   }
 }
 
-/* A slow trial has fewer samples; ratios with it are over the rounds in common, and its row says that the budget ended
- * them. */
+/* A slow trial has fewer samples. Ratios with it are over the rounds in common, and its row says that the budget ended its
+ * rounds. */
 TEST(ratios_are_over_common_rounds) {
-  const bench_case bench = case_of("seq:64/heads:2/head_dim:32");
   script quick = steady("a_c", 0), slow = steady("b_c", 1e9);
   for (int r = 0; r < 30; r++) quick.call_ns[r] = r < 3 ? 1e6 : 2e6;
   quick.lengths = 30;
-  const script *scripts[] = {&quick, &slow};
   const bench_case_settings settings = {.timed = true, .case_budget_s = 5, .precision = 0.01, .meter = &simulated};
-  bench_setup *s = setup_of(&bench, &settings, scripts, 2);
-  bench_row rows[2];
-  bench_setup_time(s);
-  bench_setup_rows(s, rows);
+  time_setup(one_thread, &settings, (const script *[]){&quick, &slow}, 2);
   assert_true(rows[1].time.n >= 3 && rows[1].time.n <= 5 && rows[0].time.n > 2 * rows[1].time.n);
   assert_int_equal(rows[1].stop, BENCH_STOP_BUDGET);
   assert_int_equal(rows[0].ratio.n, rows[1].time.n);
   assert_close(rows[0].ratio.median, rows[1].time.n <= 5 ? 1e3 : 5e2);
   assert_close(rows[0].time.median, 2e6);
-  free_setup(s, rows);
 }
 
-/* ---- What no time can be ---------------------------------------------------------------------------------------------- */
+/* ---- Impossible times ------------------------------------------------------------------------------------------------ */
 
-/* Times the script beside an honest one; the rows of both. */
-static bench_setup *judge(const bench_case *bench, const script *s, double flops, bench_row rows[2]) {
+/* Times the script beside an honest one and makes the rows of both. The honest one must pass. */
+static void judge(const char *id, const script *s, double flops) {
   static script honest;
   honest = steady("honest_c", 900000);
-  const script *scripts[] = {s, &honest};
-  bench_setup *setup = setup_of(bench, &seven_rounds, scripts, 2);
-  setup->flops = flops;
-  bench_setup_time(setup);
-  bench_setup_rows(setup, rows);
-  assert_int_equal(rows[1].verdict.status, BENCH_PASS); /* one trial's fault is not the other's */
+  open_setup(id, &seven_rounds, (const script *[]){s, &honest}, 2);
+  setup.flops = flops;
+  bench_setup_time(&setup);
+  bench_setup_rows(&setup, rows);
+  assert_int_equal(rows[1].verdict.status, BENCH_PASS);
   assert_int_equal(rows[1].time.n, 7);
-  return setup;
 }
 
-static void expect_objection(const bench_case *bench, const script *s, double flops, const char *sentence) {
-  bench_row rows[2];
-  bench_setup *setup = judge(bench, s, flops, rows);
+static void expect_objection(const char *id, const script *s, double flops, const char *sentence) {
+  judge(id, s, flops);
   if (rows[0].verdict.status != BENCH_ERROR) fail_msg("%s is not an error", s->kernel.name);
   test_contains(rows[0].verdict.reason, sentence);
   assert_true(rows[0].time.n == 0 && !rows[0].samples_ns && isnan(rows[0].peak_pct));
-  free_setup(setup, rows);
 }
 
 TEST(repeated_calls_that_skip_work_are_an_error) {
-  const bench_case bench = case_of("seq:64/heads:2/head_dim:32");
   script s = steady("skips_c", 80000);
   s.again_factor = 0.2;
-  expect_objection(&bench, &s, 1e6, "skips work: the first call on changed inputs takes 80 us, repeated ones 16 us");
-  bench_row rows[2];
-  s.again_factor = 0.25; /* caches may make repeated calls somewhat quicker */
-  bench_setup *setup = judge(&bench, &s, 1e6, rows);
+  expect_objection(one_thread, &s, 1e6, "skips work: the first call on changed inputs takes 80 us, repeated ones 16 us");
+  s.again_factor = 0.25; /* caches may make repeated calls faster, to some degree */
+  judge(one_thread, &s, 1e6);
   assert_int_equal(rows[0].verdict.status, BENCH_PASS);
-  free_setup(setup, rows);
 }
 
 TEST(hidden_threads_are_an_error) {
-  const bench_case one = case_of("seq:64/heads:2/head_dim:32"), two = case_of("seq:64/heads:2/head_dim:32/threads:2");
   script s = steady("hides_c", 80000);
   s.busy = 2;
-  expect_objection(&one, &s, 1e6, "2.00 threads were busy, but the case has 1");
+  expect_objection(one_thread, &s, 1e6, "2.00 threads were busy, but the case has 1");
   s.busy = 3;
-  expect_objection(&two, &s, 1e6, "3.00 threads were busy, but the case has 2");
+  expect_objection(two_threads, &s, 1e6, "3.00 threads were busy, but the case has 2");
 }
 
 TEST(threads_are_counted) {
-  const bench_case bench = case_of("seq:64/heads:2/head_dim:32/threads:2");
   script s = steady("idles_c", 80000);
   s.busy = 1;
-  bench_row rows[2];
-  bench_setup *setup = judge(&bench, &s, 1e6, rows);
+  judge(two_threads, &s, 1e6);
   assert_close(rows[0].threads_counted, 1);
   assert_close(rows[1].threads_counted, 2);
   assert_string_equal(rows[0].warnings, "threads: 1.00 of 2 were busy");
   assert_string_equal(rows[1].warnings, "");
-  free_setup(setup, rows);
   sim.cpus = 1;
-  setup = judge(&bench, &s, 1e6, rows);
+  judge(two_threads, &s, 1e6);
   test_contains(rows[1].warnings, "threads: 2 share 1 CPU");
-  free_setup(setup, rows);
 }
 
 TEST(fewer_threads_than_asked_for_are_an_error) {
-  const script s = steady("a", 100), *scripts[] = {&s};
-  timing t = timing_of(scripts, 1, 7);
+  const script s = steady("a", 100);
+  SET_UP(7, &s);
   sim.most_threads = 2;
   t.options.threads = 3;
   setenv("OMP_THREAD_LIMIT", "2", 1);
-  assert_false(run(&t));
+  assert_false(run());
   unsetenv("OMP_THREAD_LIMIT");
 #ifdef _OPENMP
   assert_string_equal(t.error, "2 of 3 threads run: OpenMP or the system gives no more; unset OMP_THREAD_LIMIT=2");
@@ -848,19 +812,15 @@ TEST(fewer_threads_than_asked_for_are_an_error) {
   assert_string_equal(t.error, "2 of 3 threads run: this build has no OpenMP; unset OMP_THREAD_LIMIT=2");
 #endif
   assert_int_equal(sim.calls, 0);
-  clear(&t);
 }
 
-/* All first calls were disturbed; others on new inputs take no longer than repeated ones. */
+/* All first calls in the rounds are slow, but later first calls take no longer than repeated ones. */
 TEST(disturbed_first_calls_make_no_error) {
-  const bench_case bench = case_of("seq:64/heads:2/head_dim:32");
   script s = steady("disturbed_c", 80000);
   s.first_factor = 100;
-  bench_row rows[2];
-  bench_setup *setup = judge(&bench, &s, 1e6, rows);
+  judge(one_thread, &s, 1e6);
   assert_true(rows[0].time.median > 150000);
   assert_int_equal(rows[0].verdict.status, BENCH_PASS);
-  free_setup(setup, rows);
 }
 
 /* ---- Goals ---- */
@@ -875,15 +835,15 @@ static bench_goal_row measure_goal(const char *metric, const script *s, bench_ro
   bench_goals_clear(&goals);
   if (!bench_goals_read(line, &goals, error, sizeof error)) fail_msg("%s", error);
   bench_goal_row result = {.goal = goals.item, .kernel = attn_kernel_find("flash_c")};
-  bench_row rows[2];
+  bench_row found[2];
   bench_case_build(&goals.item[0].spec, 1, &result.bench);
   sim.all = s;
-  assert_true(bench_goal_measure(&result, &settings, rows));
-  *row = rows[0];
+  assert_true(bench_goal_measure(&result, &settings, found));
+  *row = found[0];
   return result;
 }
 
-/* 32 KiB of K and V in 10 us are 3.3 GB/s; the simulated read loop has 2 to 10 on two threads. */
+/* 32 KiB of K and V in 10 us are 3.3 GB/s; the simulated read loop reads 2 to 10 GB/s on two threads. */
 TEST(goals_are_shares_of_the_loops_beside) {
   const script s = steady("any", 10000);
   bench_row row;
@@ -910,7 +870,7 @@ TEST(a_doubted_time_reaches_no_goal) {
 
 /* ---- Without memory ---- */
 
-static int allocations_left = -1; /* -1: as many as the program wants */
+static int allocations_left = -1; /* -1: no limit */
 
 void *__real_malloc(size_t bytes);
 void *__wrap_malloc(size_t bytes);
@@ -921,18 +881,16 @@ void *__wrap_malloc(size_t bytes) {
   return __real_malloc(bytes);
 }
 
-/* From some allocation on, every one fails: a row then has a time or a sentence, and never a number that is none. */
+/* Every allocation fails from a certain one on. A row then has either a time or a reason, and no infinite number. */
 TEST(without_memory_there_are_sentences) {
-  const bench_case bench = case_of("seq:64/heads:2/head_dim:32");
   const script a = steady("a_c", 3000), b = steady("b_c", 6000), *scripts[] = {&a, &b};
   int errors = 0;
   for (int allocations = 0; allocations < 60; allocations++) {
     begin(NULL);
-    bench_setup *s = setup_of(&bench, &seven_rounds, scripts, 2);
-    bench_row rows[2];
+    open_setup(one_thread, &seven_rounds, scripts, 2);
     allocations_left = allocations;
-    bench_setup_time(s);
-    bench_setup_rows(s, rows);
+    bench_setup_time(&setup);
+    bench_setup_rows(&setup, rows);
     allocations_left = -1;
     for (int i = 0; i < 2; i++) {
       const bool timed = rows[i].verdict.status == BENCH_PASS;
@@ -943,36 +901,29 @@ TEST(without_memory_there_are_sentences) {
       assert_false(isinf(rows[i].gflops) || isinf(rows[i].peak_pct) || rows[i].peak_pct > 100 || rows[i].peak_gflops <= 0);
       assert_false(isinf(rows[i].ratio.median) || isinf(rows[i].ratio_best) || isinf(rows[i].noise) || isnan(rows[i].noise));
     }
-    free_setup(s, rows);
   }
   assert_true(errors > 2 && errors < 120);
 }
 
-/* 2e12 flop/s in the best slice, here on two threads: 4.04e12 with the slice of factor 1.01. */
+/* The best slice reaches 1.01 x 2e12 flop/s per thread: 4.04e12 on two threads. */
 TEST(what_beats_the_peak_is_an_error) {
-  const bench_case bench = case_of("seq:64/heads:2/head_dim:32/threads:2");
   const script s = steady("beats_c", 1000);
-  bench_row rows[2];
-  expect_objection(&bench, &s, 1e3 * 4.04e3 * 1.051, "105 % of the peak loop");
-  bench_setup *setup = judge(&bench, &s, 1e3 * 4.04e3 * 1.049, rows);
+  expect_objection(two_threads, &s, 1e3 * 4.04e3 * 1.051, "105 % of the peak loop");
+  judge(two_threads, &s, 1e3 * 4.04e3 * 1.049);
   assert_int_equal(rows[0].verdict.status, BENCH_PASS);
   test_contains(rows[0].warnings, "faster than the measured peak");
-  free_setup(setup, rows);
 }
 
-/* All slices beside the samples were disturbed; the peak is measured again. */
+/* All slices beside the samples are disturbed, so the peak is measured again. */
 TEST(a_slow_peak_makes_no_error) {
-  const bench_case bench = case_of("seq:64/heads:2/head_dim:32");
   const script s = steady("honest_too_c", 1000);
-  bench_row rows[2];
   sim.slow_until_ns = sim.now_ns + 7 * 10e6; /* the rounds take 14 samples of 2.4 ms and 28 slices of 0.25 ms */
-  bench_setup *setup = judge(&bench, &s, 1.5e6, rows);
+  judge(one_thread, &s, 1.5e6);
   assert_true(rows[0].peak_pct > 500);
   assert_int_equal(rows[0].verdict.status, BENCH_PASS);
-  free_setup(setup, rows);
 }
 
-/* 8 GB/s a thread can be read. Where a cache may hold the tensors, that is no limit. */
+/* A thread reads 8 GB/s from memory. That is no limit for tensors that a cache may hold. */
 TEST(what_beats_memory_is_an_error) {
   static const struct {
     int rotations;
@@ -980,21 +931,17 @@ TEST(what_beats_memory_is_an_error) {
     bool error;
     int disturbed;
   } cases[] = {{1, 20, false, 0}, {1 << 20, 16.79, false, 0}, {1 << 20, 16.81, true, 0}, {1 << 20, 16.79, false, 8}};
-  const bench_case bench = case_of("seq:64/heads:2/head_dim:32/threads:2"); /* K and V are 32 KiB */
-  for (size_t i = 0; i < COUNT(cases); i++) {
-    const script s = steady("reads_c", 1e6 / cases[i].gbs), *scripts[] = {&s};
-    bench_row row;
-    bench_setup *setup = setup_of(&bench, &seven_rounds, scripts, 1);
-    bench_setup_time(setup);
-    assert_int_equal(setup->trials[0].verdict.status, BENCH_PASS);
-    setup->rotations = cases[i].rotations;
+  for (size_t i = 0; i < COUNT(cases); i++) { /* K and V have 32 KiB */
+    const script s = steady("reads_c", 1e6 / cases[i].gbs);
+    open_setup(two_threads, &seven_rounds, (const script *[]){&s}, 1);
+    bench_setup_time(&setup);
+    assert_int_equal(setup.trials[0].verdict.status, BENCH_PASS);
+    setup.rotations = cases[i].rotations;
     sim.slow_bandwidths = cases[i].disturbed;
-    if (cases[i].disturbed) setup->read_bandwidth /= 4;
-    bench_setup_judge(setup, &setup->trials[0]);
-    assert_int_equal(setup->trials[0].verdict.status, cases[i].error ? BENCH_ERROR : BENCH_PASS);
-    if (cases[i].error) test_contains(setup->trials[0].verdict.reason, "105 % of the read loop");
-    bench_setup_rows(setup, &row);
-    free_setup(setup, &row);
+    if (cases[i].disturbed) setup.read_bandwidth /= 4;
+    bench_setup_judge(&setup, &setup.trials[0]);
+    assert_int_equal(setup.trials[0].verdict.status, cases[i].error ? BENCH_ERROR : BENCH_PASS);
+    if (cases[i].error) test_contains(setup.trials[0].verdict.reason, "105 % of the read loop");
   }
 }
 
@@ -1018,8 +965,8 @@ TEST(cold_caches_rotate_copies) {
     assert_int_equal(s->trials[0].tensor_count, 1);
     bench_setup_rotate(s);
     assert_int_equal(s->trials[0].tensor_count, s->rotations);
-    assert_ptr_equal(s->trials[0].turn, &s->turn);                      /* the turn of all trials */
-    assert_true(cases[i].many ? s->rotations > 16 : s->rotations == 1); /* a case of 64 KiB against a last-level cache */
+    assert_ptr_equal(s->trials[0].turn, &s->turn);                      /* which all trials share */
+    assert_true(cases[i].many ? s->rotations > 16 : s->rotations == 1); /* 64 KiB are small for a last-level cache */
     for (int n = 1; n < s->rotations; n++) {
       assert_ptr_equal(s->trials[0].tensors, s->tensors);
       assert_true((s->tensors[n].args.q == s->tensors[0].args.q) == cases[i].shares_q);
@@ -1035,7 +982,7 @@ TEST(cold_caches_rotate_copies) {
 
 enum { TRIES = 100 };
 
-/* A loop that takes exactly this long cannot be faster; the quickest of many tries is hardly slower. */
+/* A loop that takes exactly this long. The fastest of many tries is hardly slower. */
 static void wait_ns(double ns) {
   const double start = bench_now_ns();
   while (bench_now_ns() - start < ns) continue;
@@ -1067,7 +1014,7 @@ TEST(the_read_rate_is_bytes_over_time) {
   for (int i = 0; i < 3; i++) assert_true(bench_tensors_create(&bench, &tensors[i]));
   const double bytes = bench_read_bytes(&bench.problem);
   assert_true(bytes == 2.0 * 2 * 128 * 32 * sizeof(float));
-  const bench_case half = case_of("seq:128/heads:2/head_dim:32/dtype:f32+bf16"); /* those of K and V, not of Q */
+  const bench_case half = case_of("seq:128/heads:2/head_dim:32/dtype:f32+bf16"); /* K and V count, Q does not */
   assert_true(bench_read_bytes(&half.problem) == 2.0 * 2 * 128 * 32 * sizeof(uint16_t));
   for (int passes = 1; passes <= 4; passes++) {
     double best = 0;
