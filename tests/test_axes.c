@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Axes, case ids and work: every value is read within the bounds of the type that takes it, an id is the case that it
- * names, and the operations and bytes of a case are those counted by hand. */
+/* Axes, case ids and work: values beyond the type of an axis are refused, an id gives the case that it names, and the
+ * operations and bytes of a case are those counted by hand. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -43,7 +43,7 @@ TEST(values_beyond_their_type_are_refused) {
   }
 }
 
-/* However the value comes: as an axis, in a case id, in a line of a preset. */
+/* Fails unless the value is refused on the command line, in a case id and in a preset. */
 static void assert_refused(const bench_axis_info *axis, const char *value) {
   char text[400], error[300];
   bench_spec spec;
@@ -85,7 +85,7 @@ TEST(values_at_the_bounds_are_taken) {
   }
 }
 
-/* Sizes that each fit, but whose products do not. */
+/* Each size fits its type, but products of them do not. */
 TEST(products_of_sizes_do_not_overflow) {
   static const char *const ids[] = {"Hq:2147483647/Sq:2147483647/Dv:2147483647/layout:spread",
                                     "B:2147483647/Sq:2147483647/Sk:2147483647/lengths:varlen",
@@ -97,7 +97,7 @@ TEST(products_of_sizes_do_not_overflow) {
     if (!case_of(ids[i]).invalid[0]) fail_msg("%s is valid", ids[i]);
 }
 
-/* Numbers from the first to the last element along these strides; a stride that overflowed gives nonsense here. */
+/* The number of elements from the first to the last along these strides. It is huge if a stride overflowed. */
 static long double span_of(attn_strides s, int64_t batch, int64_t heads, int64_t seq, int64_t dim) {
   const long double b = fabsl((long double)s.b), h = fabsl((long double)s.h), i = fabsl((long double)s.s);
   return b * (long double)(batch - 1) + h * (long double)(heads - 1) + i * (long double)(seq - 1) +
@@ -119,7 +119,7 @@ static void check_extreme(const char *id) {
     (void)bench_tensors_size(&bench);
 }
 
-/* Every two sizes at their largest, for every layout and layer; signed overflow, which sanitizers see, is an error too. */
+/* For every layout and layer, every two sizes at their largest. Sanitizers report signed overflow. */
 TEST(the_largest_sizes_do_not_overflow) {
   static const char *const sizes[] = {"B", "Hq", "Hkv", "Sq", "Sk", "D", "Dv", "width", "window", "offset"};
   enum { SIZES = COUNT(sizes) };
@@ -129,7 +129,7 @@ TEST(the_largest_sizes_do_not_overflow) {
       for (int a = 0; a < SIZES; a++)
         for (int b = 0; b < a; b++)
           for (int rest = 0; rest < 2; rest++) {
-            char id[200]; /* what is not named is 1, the batch 1 or 0 */
+            char id[200]; /* the other sizes are 1; the batch is 0 or 1 */
             snprintf(id, sizeof id, "B:%d/Hq:1/Hkv:1/Sq:1/Sk:1/D:1/Dv:1/%s:%s/%s:2147483647/%s:2147483647", rest, axis->name,
                      *word, sizes[a], sizes[b]);
             check_extreme(id);
@@ -148,7 +148,7 @@ TEST(an_id_names_its_case) {
   assert_string_equal(case_of("softcap:0.50/window:08").case_id + strlen(case_of("").case_id), "/window:8..8/softcap:0.5");
 }
 
-/* Threads and caches share their data; anything else has data of its own. */
+/* Cases that differ only in threads or cache have the same data; all others have different data. */
 TEST(the_seed_follows_from_the_data) {
   const uint64_t seed = case_of("").seed;
   assert_true(case_of("threads:2").seed == seed && case_of("cache:cold").seed == seed);
@@ -193,7 +193,7 @@ TEST(work_is_what_can_be_counted) {
   }
 }
 
-/* The keys that the oracle finds in every row. */
+/* The sum of the keys that the oracle finds in the rows. */
 static double count_pairs(const attn_problem *p, const attn_args *args) {
   double pairs = 0, row[3][4];
   for (int64_t b = 0; b < p->batch; b++)
@@ -233,7 +233,7 @@ TEST(masked_pairs_are_those_of_the_oracle) {
   }
 }
 
-/* What attnbench does not generate, but eval may get: an offset for each batch, a mask for each head. */
+/* `attnbench eval` may get an offset for each batch and a mask for each head, which attnbench's cases do not have. */
 TEST(batches_and_heads_may_differ) {
   bench_case bench = case_of(SHAPE "/causal:offset/offset:3");
   const int32_t offsets[] = {3, -2};
@@ -252,7 +252,7 @@ TEST(the_widest_window_sees_all_keys) {
   assert_true(bench_work_pairs(&bench.problem, &none) == 420);
 }
 
-/* Keys and queries beyond the lengths are not read; outputs beyond them are written as zeros, but for packed ones. */
+/* Keys and queries beyond the lengths are not read. Outputs beyond them are written as zeros, except in packed sequences. */
 TEST(bytes_follow_the_lengths) {
   static const char *const words[] = {"kv_len", "q_len", "both", "varlen"};
   for (int i = 0; i < 4; i++) {
@@ -276,7 +276,7 @@ TEST(bytes_follow_the_lengths) {
   }
 }
 
-/* Rows of 16 numbers; matrices, then biases, norms among them. */
+/* Most rows have 16 numbers. Bytes are those of inputs, outputs, matrices, then biases and norms. */
 TEST(work_of_layers_is_what_can_be_counted) {
   static const struct {
     const char *id;
@@ -293,6 +293,8 @@ TEST(work_of_layers_is_what_can_be_counted) {
       {"layer:additive/B:2/Sq:5/Sk:7/D:8/Dv:4/width:16", 2 * 24 * 16 * 8 + 70 * 32, 4 * (160 + 224 + 56 + 40 + 33 * 8 + 16)},
       {"layer:synthesizer-dense/B:2/Hq:4/width:16/Sq:5/Sk:5", 2 * 10 * 848 + 200 * 8, 4 * (160 + 160 + 848 + 68)},
       {"layer:synthesizer-random/B:2/Hq:4/width:16/Sq:5/Sk:5", 2 * 10 * 512 + 200 * 8, 4 * (160 + 160 + 612 + 32)},
+      {"layer:synthesizer-random/B:2/Hq:4/width:16/Sq:5/Sk:5/causal:top-left", 2 * 10 * 512 + 120 * 8,
+       4 * (160 + 160 + 612 + 32)},
       {"layer:regression/Sq:5/Sk:7/D:8/Dv:4", 35 * 32, 4 * (40 + 56 + 28 + 20 + 8)},
       {"layer:positions/Sq:5/Sk:5/width:16", 0, 4 * 80},
       {"layer:decode-step/B:2/Hq:4/Hkv:2/Sq:2/Sk:7/D:4/Dv:4", 104 * 16, 4 * (64 + 64 + 160 + 64)}};

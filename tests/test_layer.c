@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Layers as cases of the benchmark: they are checked before they are timed, wrong ones get no time, and work and shares of
- * the time are right. Here with mha and block; test_layer_family.c has those of libattn_nn. */
+/* The layers mha and block as benchmark cases: they are checked before they are timed, wrong ones get no time, and the
+ * shares of the time are right. test_layer_family.c has the other layers. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@ static const char *const kinds[] = {"mha", "block"};
 TEST(test_right_layers_pass) {
   static const char *const shapes[] = {"heads:4/width:64/seq:40", "heads:4/width:64/seq:150/causal:top-left",
                                        "heads:6/heads_kv:2/head_dim:8/width:40/seq:33", "batch:3/heads:2/width:32/seq:20",
-                                       "heads:1/width:8/seq:97" /* one more than are all checked */};
+                                       "heads:1/width:8/seq:97" /* one row more than the check computes all of */};
   for (int k = 0; k < 2; k++)
     for (int s = 0; s < 5; s++) {
       layer_one one;
@@ -28,7 +28,7 @@ TEST(test_right_layers_pass) {
     }
 }
 
-/* A weight or bias that changes after the layer was made makes the layer wrong; then nothing is timed. */
+/* A weight or bias that changes after the layer was made makes the layer wrong; then it gets no time. */
 TEST(test_wrong_layers_fail_and_are_not_timed) {
   for (int k = 0; k < 2; k++)
     for (int which = 0; which < 2; which++) {
@@ -55,7 +55,7 @@ TEST(test_wrong_layers_fail_and_are_not_timed) {
     }
 }
 
-/* With one key, every softmax is 1, so uniform attention is right as well. */
+/* With one key every weight is 1, so the wrong layer, which looks at all keys alike, is right too. */
 TEST(test_a_case_that_cannot_fail_is_degenerate) {
   for (int k = 0; k < 2; k++) {
     layer_one one;
@@ -90,16 +90,6 @@ TEST(test_width_and_heads) {
   for (size_t i = 0; i < COUNT(bad); i++) test_contains(case_of(bad[i].id).invalid, bad[i].part);
 }
 
-/* Multiplications and additions, counted by hand: 10 rows, width 8, 2 heads of 4, 10 keys each. */
-TEST(test_work) {
-  const double projections = 2.0 * 10 * (8 * 8 * 4), attention = 2.0 * 2 * 10 * 10 * (4 + 4);
-  const bench_case mha = valid_case("layer:mha/heads:2/width:8/seq:10");
-  assert_true(bench_layer_flops(&mha) == projections + attention);
-  const bench_case block = valid_case("layer:block/heads:2/width:8/seq:10");
-  assert_true(bench_layer_flops(&block) == projections + attention + 2.0 * 10 * (2 * 8 * 32));
-  assert_true(bench_layer_bytes(&mha) == 4.0 * (2 * 10 * 8 + 8 * 8 * 4 + 4 * 8));
-}
-
 /* A case from its id to its row. */
 TEST(test_row_of_a_layer) {
   for (int k = 0; k < 2; k++) {
@@ -119,13 +109,13 @@ TEST(test_row_of_a_layer) {
       assert_true(row->flops == bench_layer_flops(&bench));
       assert_true(row->projections_pct > 0 && row->attention_pct > 0);
       assert_true(fabs(row->projections_pct + row->attention_pct + row->rest_pct - 100) < 1e-6);
-      if (i == 0) assert_string_equal(row->product, "product_c"); /* of the kernel's tier */
+      if (i == 0) assert_string_equal(row->product, "product_c"); /* the product of the kernel's tier */
       bench_row_clear(&rows[i]);
     }
   }
 }
 
-/* Attention alone has none of the columns. */
+/* The columns of layers are empty for attention alone. */
 TEST(test_row_of_a_kernel) {
   const bench_case bench = valid_case("heads:2/seq:16/head_dim:8");
   const attn_kernel_info *kernel = attn_kernel_find("flash_c");

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The layers of libattn_nn as cases of the benchmark: each passes with every kernel that takes it, fails once it is wrong,
- * and says what it cannot be. */
+/* The layers of libattn_nn as benchmark cases: each passes with every kernel that takes it, fails if it is wrong, and
+ * refuses axes that it does not have. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,13 +10,12 @@
 #include "layers/mha_oracle.h"
 #include "report/columns.h"
 
-/* One kind: shapes it must get right (the sizes around the blocks of kernels and products, and around the number of rows
- * that are all checked), and a number in its data that the right answer
- * depends on, but the layer, once made, does not. */
+/* A kind of layer and its shapes: sizes around the blocks of kernels and products, and around the number of rows up to which
+ * all are checked. `spoil` and `at` name a number of its data that is read only when the layer is made. */
 typedef struct trial {
   const char *kind;
   const char *shapes[6];
-  char spoil; /* 'w'eight, 'b'ias, 'x', or 0: a call reads all its data anew */
+  char spoil; /* 'w'eights or 'x'; 0: every call reads all data */
   int at;
 } trial;
 
@@ -54,65 +53,63 @@ static const trial trials[] = {
       "batch:2/heads:4/head_dim:16/seq_q:4/seq_k:70", "heads:16/heads_kv:16/head_dim:4/seq_q:9/seq_k:40",
       "heads:2/heads_kv:1/head_dim:8/seq_q:20/seq_k:20", "batch:3/heads:1/head_dim:16/seq:300"},
      'x',
-     8 * 8 + 2 * 8 * 8 + 3}, /* of the shape "seq:2": a cached key, behind query, key and value of the step */
+     8 * 8 + 2 * 8 * 8 + 3}, /* of the first shape: a cached key, behind query, key and value of the step */
 };
 
-static void passes(const layer_one *one, const char *shape) {
+/* Calls check() with every kind of layer in each of its shapes. */
+static void each_layer(void (*check)(layer_one *one, const char *shape)) {
+  for (size_t t = 0; t < COUNT(trials); t++)
+    for (int s = 0; s < 6 && trials[t].shapes[s]; s++) {
+      layer_one one;
+      open_layer(&one, trials[t].kind, trials[t].shapes[s]);
+      check(&one, trials[t].shapes[s]);
+      close_layer(&one);
+    }
+}
+
+static void passes(layer_one *one, const char *shape) {
   const bench_verdict verdict = check_layer(one);
   const char *kind = one->bench.layer;
   if (verdict.status != BENCH_PASS) fail_msg("%s %s with %s: %s", kind, shape, one->kernel->name, verdict.reason);
   assert_true(verdict.rows_checked > 0 && verdict.max_err_ratio > 0);
   assert_true((bench_layer_product(one->trial)[0] != 0) == bench_layer_has(&one->bench, BENCH_HAS_PROJECTIONS));
-  const bench_verdict again = check_layer(one); /* what a call leaves behind does not change the next */
+  const bench_verdict again = check_layer(one); /* a call does not change the next one */
   assert_true(again.status == BENCH_PASS && again.output_hash == verdict.output_hash);
 }
 
-/* Kernels of our own that take the attention take the layer; those on libraries may lack something that it asks for. */
+/* A kernel of our own that takes the attention must take the layer. Kernels on libraries may refuse it. */
+static const attn_kernel_info *kernel;
+
+static void passes_with_kernel(layer_one *one, const char *shape) {
+  const char *reason = attn_kernel_rejects(kernel, &one->bench.problem);
+  if (remake_layer(one, kernel, false)) {
+    passes(one, shape);
+    if (bench_layer_has(&one->bench, BENCH_HAS_ATTENTION)) assert_string_equal(bench_layer_kernel(one->trial), kernel->name);
+  } else if (!reason && !kernel->library[0]) {
+    fail_msg("%s %s: %s does not take it: %s", one->bench.layer, shape, kernel->name, attn_last_error());
+  }
+}
+
 static void passes_with(const char *name) {
-  const attn_kernel_info *kernel = attn_kernel_find(name);
-  for (size_t t = 0; t < COUNT(trials); t++)
-    for (int s = 0; s < 6 && trials[t].shapes[s]; s++) {
-      layer_one one;
-      open_layer(&one, trials[t].kind, trials[t].shapes[s]);
-      const char *reason = attn_kernel_rejects(kernel, &one.bench.problem);
-      if (!remake_layer(&one, kernel, false)) {
-        if (!reason && !kernel->library[0])
-          fail_msg("%s %s: %s does not take it: %s", trials[t].kind, trials[t].shapes[s], name, attn_last_error());
-      } else {
-        passes(&one, trials[t].shapes[s]);
-        if (bench_layer_has(&one.bench, BENCH_HAS_ATTENTION)) assert_string_equal(bench_layer_kernel(one.trial), name);
-      }
-      close_layer(&one);
-    }
+  kernel = attn_kernel_find(name);
+  each_layer(passes_with_kernel);
 }
 
 TEST(test_right_layers_pass_with_every_kernel) { test_each_kernel(passes_with); }
 
-TEST(test_the_automatic_choice_passes) {
-  for (size_t t = 0; t < COUNT(trials); t++)
-    for (int s = 0; s < 6 && trials[t].shapes[s]; s++) {
-      layer_one one;
-      open_layer(&one, trials[t].kind, trials[t].shapes[s]);
-      passes(&one, trials[t].shapes[s]);
-      close_layer(&one);
-    }
+TEST(test_the_automatic_choice_passes) { each_layer(passes); }
+
+static void wrong_layer_fails(layer_one *one, const char *shape) {
+  assert_true(remake_layer(one, NULL, true));
+  const bench_verdict verdict = check_layer(one);
+  if (verdict.status != BENCH_FAIL) fail_msg("%s %s: the wrong answer passes", one->bench.layer, shape);
+  test_contains(verdict.reason, "of the limit at batch");
 }
 
-/* The wrong layer of each kind fails. */
-TEST(test_wrong_answers_fail) {
-  for (size_t t = 0; t < COUNT(trials); t++)
-    for (int s = 0; s < 6 && trials[t].shapes[s]; s++) {
-      layer_one one;
-      open_layer(&one, trials[t].kind, trials[t].shapes[s]);
-      assert_true(remake_layer(&one, NULL, true));
-      const bench_verdict verdict = check_layer(&one);
-      if (verdict.status != BENCH_FAIL) fail_msg("%s %s: the wrong answer passes", trials[t].kind, trials[t].shapes[s]);
-      test_contains(verdict.reason, "of the limit at batch");
-      close_layer(&one);
-    }
-}
+TEST(test_wrong_answers_fail) { each_layer(wrong_layer_fails); }
 
-/* Weights are packed, and a prompt is cached, when a layer is made: a later change changes the right answer only. */
+/* A layer packs its weights or caches its prompt when it is made. A later change of these data changes only the right
+ * answer, so the layer must fail. */
 TEST(test_spoilt_data_fail) {
   for (size_t t = 0; t < COUNT(trials); t++) {
     if (!trials[t].spoil) continue;
@@ -135,13 +132,13 @@ TEST(test_guards) {
   layer_one one;
   open_layer(&one, "positions", "seq:8/width:6");
   bench_layer_data *data = bench_layer_data_of(one.layer);
-  data->y += 1; /* the last number lands in the guard zone */
+  data->y += 1; /* the last number comes to lie in the guard zone */
   test_contains(check_layer(&one).reason, "wrote outside y");
   data->y -= 1;
   close_layer(&one);
 }
 
-/* With one key, or with frequency 1 alone, right and wrong layers agree. */
+/* Right and wrong layers agree where there is only one key, or only the frequency 1. */
 TEST(test_cases_that_cannot_fail_are_degenerate) {
   static const struct {
     const char *kind, *shape, *reason;
@@ -179,7 +176,7 @@ TEST(test_axes_that_a_layer_settles) {
   assert_true(p.problem.heads_q == 8 && p.problem.score == ATTN_SCORE_PRECOMPUTED && p.width == 512);
 }
 
-/* Feed-forward, add & norm and positions ignore heads; only the width that they give counts. */
+/* Feed-forward, add & norm and positions have no heads; only the width counts, however it is given. */
 TEST(test_equal_layers_have_equal_names) {
   static const char *const kind[] = {"feed-forward", "add-norm", "positions"};
   static const char *const same[] = {"width:96", "heads:4/width:96", "heads:3/heads_kv:1/head_dim:32", "heads:12/dim_v:8",
@@ -195,7 +192,7 @@ TEST(test_equal_layers_have_equal_names) {
     }
 }
 
-/* The name of a case makes the same case again, for every layer. */
+/* For every layer, the id of a case gives the same case again. */
 TEST(test_names_of_all_layers_are_read_again) {
   const char *const *words = bench_axis_get(AXIS_LAYER)->words;
   assert_string_equal(words[0], "none");
@@ -237,52 +234,13 @@ TEST(test_contradictions) {
   for (size_t i = 0; i < COUNT(bad); i++) test_contains(case_of(bad[i].id).invalid, bad[i].part);
 }
 
-/* ---- Work, and rows of results ---- */
+/* ---- Rows of results ---- */
 
-static double flops(const char *id) {
-  const bench_case bench = valid_case(id);
-  return bench_layer_flops(&bench);
-}
-static double bytes(const char *id) {
-  const bench_case bench = valid_case(id);
-  return bench_layer_bytes(&bench);
-}
-
-/* Counted by hand: 10 rows, width 8, 2 heads of 4. */
-TEST(test_work) {
-  const double projections = 2.0 * 10 * (8 * 8 * 4), attention = 2.0 * 2 * 10 * 10 * (4 + 4), ffn = 2.0 * 10 * (2 * 8 * 32);
-  assert_true(flops("layer:decoder/heads:2/width:8/seq:10") == 2 * (projections + attention) + ffn);
-  assert_true(flops("layer:feed-forward/width:8/seq:10") == ffn); /* has no attention */
-  assert_true(flops("layer:add-norm/width:8/seq:10") == 10 * 80);
-  assert_true(bytes("layer:add-norm/width:8/seq:10") == 4 * (3 * 80 + 2 * 8)); /* x, residual, y; gain and bias */
-  assert_true(flops("layer:positions/width:8/seq:10") == 0);                   /* sines count nothing */
-  assert_true(bytes("layer:positions/width:8/seq:10") == 4 * 80);
-
-  /* 3 queries and 10 keys of width 8 to 4 hidden; per pair 3 per hidden number and 2 per value */
-  assert_true(flops("layer:additive/seq_q:3/seq_k:10/width:8/dim_qk:4/dim_v:5") == 2.0 * 13 * 8 * 4 + 30 * (3 * 4 + 2 * 5));
-  assert_true(bytes("layer:additive/seq_q:3/seq_k:10/width:8/dim_qk:4/dim_v:5") ==
-              4 * (3 * 8 + 10 * 8 + 10 * 5 + 3 * 5 + 2 * (8 * 4 + 4) + 4));
-  /* per head 8 -> 4 and 4 -> 10, then values and outputs 8 -> 8 */
-  assert_true(flops("layer:synthesizer-dense/heads:2/width:8/seq:10") ==
-              2.0 * 10 * (2 * (8 * 4 + 4 * 10) + 2 * 64) + 2 * 100 * 2 * 4);
-  assert_true(flops("layer:synthesizer-random/heads:2/width:8/seq:10") == 2.0 * 10 * 2 * 64 + 2 * 100 * 2 * 4);
-  assert_true(flops("layer:synthesizer-random/heads:2/width:8/seq:10/causal:top-left") ==
-              2.0 * 10 * 2 * 64 + 2 * 55 * 2 * 4);
-  assert_true(bytes("layer:synthesizer-random/heads:2/width:8/seq:10") == 4 * (2 * 80 + 2 * 100 + 2 * 64 + 16));
-  assert_true(flops("layer:regression/seq_q:3/seq_k:10/dim_qk:2/dim_v:1") == 30 * (3 * 2 + 2 * 1));
-  assert_true(bytes("layer:regression/seq_q:3/seq_k:10/dim_qk:2/dim_v:1") == 4 * (3 * 2 + 10 * 2 + 10 + 3 + 2));
-
-  /* one token sees 10 keys, of two the first sees 9; K and V are shared by two heads */
-  assert_true(flops("layer:decode-step/heads:2/heads_kv:1/head_dim:4/seq:10") == 2 * 10 * 2 * (4 + 4));
-  assert_true(flops("layer:decode-step/heads:2/heads_kv:1/head_dim:4/seq_q:2/seq_k:10") == 2 * 19 * 2 * (4 + 4));
-  assert_true(bytes("layer:decode-step/heads:2/heads_kv:1/head_dim:4/seq:10") == 4 * (2 * 2 * 4 + 2 * 10 * 4));
-}
-
-/* Columns of one timed row, "" where empty. */
+/* Cells of one timed row; "" is an empty cell. */
 typedef struct row {
   const char *layer, *shape;
   const char *heads, *width, *score, *causal;
-  bool flops, plan, workspace, product, attention; /* columns that are filled in */
+  bool flops, plan, workspace, product, attention; /* whether these columns have values */
 } row;
 
 static bool filled(const bench_row *found, bench_column column) {
@@ -325,18 +283,18 @@ TEST(test_rows) {
     char id[100];
     snprintf(id, sizeof id, "layer:%s/%s", rows[i].layer, rows[i].shape);
     const bench_case bench = valid_case(id);
-    const bool kernel = bench_layer_has(&bench, BENCH_HAS_ATTENTION) || rows[i].product;
+    const bool runs_kernel = bench_layer_has(&bench, BENCH_HAS_ATTENTION) || rows[i].product;
     bench_row found[2];
     assert_true(bench_run_case(&bench, kernels, 2, &settings, found));
     row_says(&found[1], &rows[i]);
-    if (kernel) row_says(&found[0], &rows[i]);
-    if (!kernel) test_contains(found[0].verdict.reason, "runs no kernel: one row stands for all");
-    if (!kernel) assert_true(found[0].verdict.status == BENCH_SKIP && !found[1].warnings[0]);
+    if (runs_kernel) row_says(&found[0], &rows[i]);
+    if (!runs_kernel) test_contains(found[0].verdict.reason, "runs no kernel: one row stands for all");
+    if (!runs_kernel) assert_true(found[0].verdict.status == BENCH_SKIP && !found[1].warnings[0]);
     for (int k = 0; k < 2; k++) bench_row_clear(&found[k]);
   }
 }
 
-/* Without the automatic choice in the list, the first row is the automatic one. */
+/* If the list has no automatic choice, the first row stands for it. */
 TEST(test_layers_without_a_kernel_are_measured_once) {
   const bench_case bench = valid_case("layer:positions/seq:20/width:16");
   const attn_kernel_info *kernels[] = {attn_kernel_find("flash_c"), attn_kernel_find("naive_c")};
