@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
-/* vec_exp2 of one tier (the macro TIER) over every float32 input that can matter, against the C library's double exp2.
+/* vec_exp2 of one tier (the macro TIER) over every float32 input that kernels can pass, against the C library's double exp2.
  *
  *     exp_every_float_<isa> [STEP]
  *
- * Kernels call it with t <= 8 (lazy rescaling) and rescaling factors with t <= 0. Inputs: every float32 t in
- * [-160, 8] with |t| >= 2^-27. Nearer to 0 the result must be 1 within the same error; every 997th is tried. Where 2^t is a
- * normal number, the relative error must be at most what the tier's kernels declare. Below, the absolute error must be at
- * most 2^-126, the n 2^-126 term of the limit. -inf must give exactly 0, and NaN must stay NaN.
+ * Kernels call it with t <= 8 (lazy rescaling), and for rescaling factors with t <= 0. The inputs are every float32 t in
+ * [-160, 8] with |t| >= 2^-27, and every 997th nearer to 0. Where 2^t is a normal number, the relative error must be at most
+ * what the kernels of the tier declare; below, the absolute error must be at most 2^-126, as in docs/numerics.md. -inf must
+ * give exactly 0, and NaN must give NaN.
  *
- * STEP: only every STEP-th of them, for emulators. A prime reaches all residues of the low bits. */
+ * STEP: only every STEP-th input, for emulators. A prime reaches all residues of the low bits. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -71,7 +71,7 @@ static int check_special(void) {
   return 1;
 }
 
-/* A kernel of the tier, whose numerics declare the error. */
+/* A kernel of the tier, for its declared error. */
 static const attn_kernel_info *kernel_of_tier(void) {
   for (int i = 0; i < attn_kernel_count(); i++) {
     const attn_kernel_info *kernel = attn_kernel_get(i);

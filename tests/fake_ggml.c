@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* A stand-in for ggml in tests: the functions that scripts/peers/ggml_flash_attn.py calls, with ggml's signatures and
- * meanings and none of its code. It computes attention in the plainest way. Tensors of four dimensions, the innermost first.
- */
+/* A replacement for ggml in tests: the functions that scripts/peers/ggml_flash_attn.py calls, with ggml's signatures. It
+ * computes attention in the simplest way. Tensors have four dimensions, the innermost first. */
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>

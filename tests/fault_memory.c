@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* Allocations that fail. Each sub-command of attnbench, and calls of the library, run again and again in a child process,
- * and the n-th allocation of our own code fails (--wrap; what other libraries allocate does not). For every n there must be
- * no crash, no leak (the leak sanitizer's word in sanitized builds; a count for the library) and a sentence about memory.
+/* Allocations that fail. Sub-commands of attnbench, in a child process each, and calls of the library run again and again,
+ * and each time another allocation of our own code fails (by --wrap; those of other libraries do not fail). There must be no
+ * crash, no leak (counted for the library, found by the leak sanitizer in sanitized builds) and a sentence about memory.
  *
- *     fault_memory [STEP]    every STEP-th allocation of the commands; 1 = all */
+ *     fault_memory [STEP]    fails every STEP-th allocation of the commands; default 1: all of them */
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -70,7 +70,7 @@ void __wrap_free(void *block) {
 
 enum { ARGUMENTS = 20, SAID = 1 << 16 };
 
-/* @ stands for a folder of this process. */
+/* A word's leading @ stands for the temporary folder. */
 static const char *const commands[][ARGUMENTS] = {
     {"list", "kernels"},
     {"list", "cases", "-p", "quick"},
@@ -121,7 +121,7 @@ static void run_in_child(const char *const *words, int64_t fails_at, outcome *o)
   (void)close(file);
 }
 
-/* NULL, or what is wrong with it. */
+/* What is wrong with the outcome; NULL if nothing is. */
 static const char *complaint(const outcome *o) {
   const int code = WEXITSTATUS(o->status);
   if (WIFSIGNALED(o->status)) return "a crash";
@@ -217,7 +217,7 @@ static int check_call(int which) {
     }
   } while (memory->failed);
   printf("ok      %s: %lld allocations failed in turn\n", calls[which].name, (long long)n - 1);
-  return n == 1; /* it allocates something */
+  return n == 1; /* wrong: the call allocates nothing */
 }
 
 /* ---- All of it ----------------------------------------------------------------------------------------------------- */
@@ -238,6 +238,6 @@ int main(int argc, char **argv) {
   if (memory == MAP_FAILED) return 5;
   for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) wrong += check_command(commands[i], step);
   for (int i = 0; i < (int)(sizeof calls / sizeof *calls); i++)
-    wrong += check_call(i); /* last: children start without threads */
+    wrong += check_call(i); /* after the commands, because a child process must be started before there are threads */
   return wrong ? 1 : 0;
 }

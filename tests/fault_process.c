@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Threads with small stacks, and the shared library opened and closed again and again:
+/* Runs every kernel in a thread with a small stack, or opens and closes the shared library again and again:
  *
  *     fault_process stacks | dlopen path/to/libattn.so */
 #define _GNU_SOURCE /* RTLD_DEFAULT */
@@ -55,7 +55,7 @@ static void *run_every_kernel(void *nothing) {
   return NULL;
 }
 
-/* glibc takes thread-local variables of all libraries from a thread's stack. OpenBLAS alone has 60 KiB of them. */
+/* glibc keeps the thread-local variables of all libraries on a thread's stack. OpenBLAS alone has 60 KiB of them. */
 static size_t local_bytes(const pthread_attr_t *attributes) {
   size_t (*least)(const pthread_attr_t *);
   *(void **)&least = dlsym(RTLD_DEFAULT, "__pthread_get_minstack");

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-# What happens when the system does not give what is asked for: tests/CMakeLists.txt includes this file.
+# Tests of failures of the system: no memory, small stacks, full disks, killed processes. tests/CMakeLists.txt includes this.
 add_executable(fault_memory fault_memory.c)
 target_compile_definitions(fault_memory PRIVATE _GNU_SOURCE)
 target_link_libraries(fault_memory PRIVATE attnbench_core attn_warnings)
@@ -11,7 +11,7 @@ add_labelled(fault_memory_every "long" fault_memory)
 
 add_executable(fault_process fault_process.c)
 target_link_libraries(fault_process PRIVATE attn_static attn_warnings Threads::Threads ${CMAKE_DL_LIBS})
-if(NOT ATTN_SANITIZE) # whose frames are larger, and whose runtime keeps what a closed library held
+if(NOT ATTN_SANITIZE) # sanitizers have larger stack frames and keep the memory of a closed library
   add_labelled(fault_stacks "unit" fault_process stacks)
   add_labelled(fault_dlopen "unit" fault_process dlopen $<TARGET_FILE:attn_shared>)
 endif()

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* Runs a command on a machine that has less than this one:
+/* Runs a command as if this machine had fewer CPUs or no AMX:
  *
  *     feign [--one-cpu] [--no-tiles] COMMAND ARGUMENT...
  *
  * --one-cpu   the command may use only the first of the CPUs allowed to this process
- * --no-tiles  Linux refuses the permission to use AMX's tile data, as it does in a container whose seccomp profile is older
- * than AMX
+ * --no-tiles  Linux refuses the permission for AMX's tiles, as in a container whose seccomp profile is older than AMX
  *
- * Exit code 77 with a reason where this system cannot do that. */
+ * Exit code 77 with a reason if this system cannot do that. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/filter.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* attnbench-gbench with broken kernels: it is linked with --wrap=attn_plan_run, so every call of the library comes here.
- * From call number BROKEN_FROM on, one output is off by 1. */
+/* attnbench-gbench with broken kernels. It is linked with --wrap=attn_plan_run, so every run of a plan comes here. From run
+ * number BROKEN_FROM on, one output is off by 1. */
 #include <stdlib.h>
 
 #include "attn/attn.h"

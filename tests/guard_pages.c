@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Reading or writing one element too far must fault: every kernel runs in a child process with an inaccessible page right
- * behind the end, then right before the start, of every tensor. The broken kernels of mutants.def that go too far must fail.
- */
+/* Every kernel runs in a child process with an inaccessible page right behind the end, then right before the start, of every
+ * tensor, so reading or writing one element too far faults. Broken kernels of mutants.def that do so must fail. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,7 +30,7 @@ static const char cases_text[] =
     "lse = off, on\n"
     "layout = bhsd, bshd, strided, transposed, reversed, broadcast\n";
 
-/* The cases, and the oracle's answers that every child checks its kernel against. */
+/* The cases and the oracle's answers, which the child processes share. */
 static bench_case_list cases;
 static bench_expected **expected;
 
@@ -51,7 +50,7 @@ static void destroy_cases(void) {
   bench_cases_clear(&cases);
 }
 
-/* Shared with the child: what it is doing, so that a fault can be named. */
+/* Shared with the child process: its progress, so that a fault can be reported with its case. */
 typedef struct progress {
   int at, passed;
   bench_verdict failure; /* of the first case that failed */
@@ -80,7 +79,7 @@ static const char *run_in_child(const attn_kernel *kernel, bench_guard guard, pr
   fflush(stdout);
   const pid_t child = fork();
   if (child == 0) {
-    signal(SIGSEGV, SIG_DFL); /* sanitizers report it; here it is an expected answer */
+    signal(SIGSEGV, SIG_DFL); /* otherwise a sanitizer would report it */
     signal(SIGBUS, SIG_DFL);
     run_cases(kernel, guard, p);
     _exit(0);
@@ -102,7 +101,7 @@ static const char *run_in_child(const attn_kernel *kernel, bench_guard guard, pr
   return what;
 }
 
-/* True if the kernel passed, or was caught where it must be. */
+/* True if the kernel passed and must pass, or failed and must fail. */
 static bool passes_as_it_must(const attn_kernel *kernel, bool must_pass, progress *p) {
   static const bench_guard guards[] = {BENCH_GUARD_PAGE_AFTER, BENCH_GUARD_PAGE_BEFORE};
   const char *what = NULL;
@@ -126,7 +125,7 @@ int main(void) {
   int wrong = 0;
   const attn_kernel *kernel;
   for (int i = 0; (kernel = attn_registry_get(i)); i++) {
-    (void)attn_peak_usable(kernel->info.isa); /* asks for AMX, which counts as usable until it has been refused */
+    (void)attn_peak_usable(kernel->info.isa); /* requests permission for AMX; until Linux refuses, it counts as usable */
     const char *why_not = attn_kernel_unusable(&kernel->info);
     if (why_not)
       printf("skipped %-24s %s\n", kernel->info.name, why_not);

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-# Feigned machines: tests that look at the machine, run again as if this machine had other CPUs, fewer of them, another
-# topology, or libraries that choose other code. Label `feigned`; `scripts/test.sh --stage machines` runs them. No test's
-# outcome may depend on the machine, so each must pass, or be skipped with a reason, on all of them.
+# Imitated machines: the tests that depend on the machine run again as if it had other CPUs, fewer CPUs, another topology, or
+# libraries that choose other code. Each must pass or be skipped with a reason on all of them. The label is `feigned`;
+# `scripts/test.sh --stage machines` runs them.
 
 # add_feigned(MACHINE "VARIABLE=VALUE;..." "command prefix" TEST...): each TEST again, named TEST@MACHINE.
 function(add_feigned machine environment prefix)
@@ -15,7 +15,7 @@ function(add_feigned machine environment prefix)
   endforeach()
 endfunction()
 
-# Small selections of the suites, for the machines alone; tiny ones for emulated CPUs.
+# Small selections of the suites for these machines; tiny ones for emulated CPUs.
 function(add_small name)
   add_labelled(${name} "feigned" attnbench check --seed 5 ${ARGN})
 endfunction()
@@ -32,7 +32,7 @@ add_executable(feign feign.c)
 target_link_libraries(feign PRIVATE attn_warnings)
 
 # ---- The code that libraries choose, under every cap ----------------------------------------------------------------------
-# A library whose code is above the cap is refused in words, which its unit test checks; below, its kernels run.
+# The kernels of a library whose code is above the cap are refused with the reason, which its unit test checks.
 foreach(core Prescott Haswell Zen SkylakeX)
   foreach(cap c avx2 avx512)
     add_feigned(${core}_${cap} "OPENBLAS_CORETYPE=${core};ATTN_MAX_ISA=${cap}" "" openblas product plan)
@@ -73,5 +73,5 @@ foreach(model Nehalem Haswell)
     add_labelled(cli@qemu_${model} "feigned" ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/test_cli.py
                  ${CMAKE_CURRENT_BINARY_DIR}/${model}/attnbench -k openblas -k skip_has)
   endif()
-  add_feigned(qemu_${model}_SkylakeX "OPENBLAS_CORETYPE=SkylakeX" "${qemu}" openblas) # code that the CPU cannot run: refused
+  add_feigned(qemu_${model}_SkylakeX "OPENBLAS_CORETYPE=SkylakeX" "${qemu}" openblas) # refused: this CPU cannot run the code
 endforeach()

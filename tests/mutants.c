@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* A small flash kernel with a switch for every fault of mutants.def. Float32 and dot scores only, but every mask, length,
- * layout and option with them. The phases have the names they have in kernels/. */
+/* A small flash kernel with a switch for every fault of mutants.def. It takes float32 and dot scores only, but every mask,
+ * length, layout and option. Its phases have the same names as in kernels/. */
 #include "mutants.h"
 
 #include <math.h>
@@ -24,7 +24,7 @@ enum { ROW_BLOCK = 8, KEY_BLOCK = 16 };
 /* One query head of one sequence. */
 typedef struct head {
   fault fault;
-  attn_problem problem; /* a copy: some faults change it */
+  attn_problem problem; /* a copy, because some faults change it */
   const attn_args *args;
   attn_sequence seq;
   int64_t b, h;
@@ -40,7 +40,7 @@ typedef struct row {
   float *acc;              /* [dim_v], in scratch */
 } row;
 
-/* Reads that the compiler may not leave out. */
+/* A read that the compiler may not leave out. */
 static void touch(const float *element) {
   const volatile float *seen = element;
   (void)*seen;
@@ -81,7 +81,7 @@ static float dot(const head *t, int64_t i, int64_t j) {
   return sum;
 }
 
-/* What stands beside the dot product: bias and ALiBi. */
+/* The terms that are added to the dot product: bias and ALiBi. */
 static float added_score(const head *t, int64_t i, int64_t j) {
   const attn_problem *p = &t->problem;
   const int64_t offset = t->fault == FAULT_alibi_without_offset ? 0 : t->seq.offset;
@@ -118,7 +118,7 @@ static void score_tile(const head *t, row *r, int64_t first, float *tile) {
   }
 }
 
-/* Keys that a bias of -inf masks get next to nothing. */
+/* Gives keys that a bias of -inf masks a tiny weight. */
 static void leak(const head *t, const row *r, int64_t first, float *tile) {
   for (int64_t j = first; j < first + t->key_block; j++)
     if (j >= r->keys.begin && j < r->keys.end && masked_by_bias(t, r->i, j)) tile[j - first] = 1e-12f;
@@ -185,7 +185,7 @@ static float log_sum_exp(const head *t, const row *r) {
   return (t->fault == FAULT_lse_without_maximum ? 0 : r->max) + logf(r->sum);
 }
 
-/* What it writes beyond the row stays within the guard zones of the harness. */
+/* Writes beyond the row, but within the guard zones of the harness. */
 static void write_beside_row(const head *t, float *o) {
   const int64_t step = t->problem.o_stride.d;
   if (llabs(step) > 4) return;
@@ -244,7 +244,7 @@ static void break_problem(head *t) {
   }
 }
 
-/* Another length of tiles moves the roundings of the rescaling, and nothing else. */
+/* Another length of tiles changes only the roundings of the rescaling. */
 static int64_t broken_key_block(fault f, const attn_schedule *schedule) {
   static int calls;
   if (f == FAULT_bits_by_call) return KEY_BLOCK - calls++ % 3;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Deliberately broken kernels: see mutants.def. Programs that link test_zoo have them in their registry, by name. */
+/* Deliberately broken kernels: see mutants.def. Programs that link test_zoo have them in their registry. */
 #ifndef TESTS_MUTANTS_H
 #define TESTS_MUTANTS_H
 
@@ -7,8 +7,8 @@
 
 typedef struct mutant {
   const attn_kernel *kernel;
-  bool guard_only;     /* its values are right: only guard pages can tell */
-  bool structure_only; /* likewise: only a structural test can */
+  bool guard_only;     /* its values are right; only guard pages find the fault */
+  bool structure_only; /* its values are right; only a structural test finds the fault */
 } mutant;
 
 extern const mutant mutants[]; /* the original first */

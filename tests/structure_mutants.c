@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Proof that each structural test of harness/check/structure.h can fail: it must FAIL the broken kernels named here on
- * some case of the conformance suite, and PASS the unbroken original on every one.
+/* Proof that each structural test of harness/check/structure.h can fail: it must FAIL each broken kernel named here on some
+ * case of the suite, and PASS the unbroken original on all of them.
  *
  *     structure_mutants SUITE
  */
@@ -14,7 +14,7 @@
 typedef struct pair {
   bench_structure_test test;
   const char *kernel;
-  int ran; /* cases until it was caught, or all */
+  int ran; /* cases up to the first FAIL, or all */
   bench_verdict verdict;
   char case_id[BENCH_NAME];
 } pair;
@@ -45,7 +45,7 @@ enum { PAIRS = sizeof pairs / sizeof *pairs };
 
 static bool is_original(const pair *c) { return strcmp(c->kernel, "none") == 0; }
 
-/* A broken kernel may have damaged inputs and guards: the next one gets fresh tensors. */
+/* A broken kernel may have damaged inputs and guards, so the next one gets new tensors. */
 static void renew(const bench_case *bench, bench_tensors *tensors) {
   bench_tensors_destroy(tensors);
   if (!bench_tensors_create(bench, tensors)) exit(5);
@@ -68,7 +68,7 @@ static void try(pair *c, const bench_case *bench, bench_tensors *tensors, const 
 static void try_all(const bench_case *bench) {
   char buffer[400];
   bench_tensors tensors = {0};
-  if (mutants[0].kernel->rejects(&bench->problem, buffer, sizeof buffer)) return; /* and so do all others */
+  if (mutants[0].kernel->rejects(&bench->problem, buffer, sizeof buffer)) return; /* all mutants reject the same */
   renew(bench, &tensors);
   bench_expected *expected = checks_expected(bench, &tensors);
   for (int i = 0; i < PAIRS; i++) try(&pairs[i], bench, &tensors, expected);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* Where threads run: the library leaves every thread's affinity alone and keeps its team together; attnbench chooses CPUs by
- * what they share, holds threads there while it times, and lets them touch memory first. The syntax of --cpus on larger
- * machines is tested by test_cpus.py. */
+/* Where threads run: the library leaves every thread's affinity alone and uses one team of threads; attnbench chooses CPUs
+ * by the topology, holds threads on them while it times, and lets the threads touch their memory first. test_cpus.py tests
+ * the syntax of --cpus. */
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@
 
 enum { MOST_THREADS = 8 };
 
-/* What a team of threads says of itself, thread by thread. */
+/* Affinity mask and id of each thread of a team. */
 typedef struct team {
   cpu_set_t mask[MOST_THREADS];
   long id[MOST_THREADS];
@@ -73,7 +73,7 @@ static void do_nothing(void *context, int64_t index, int worker) {
   (void)worker;
 }
 
-/* Phases of few tasks between phases of many: the same threads serve both. */
+/* The same threads run phases with few tasks and phases with many. */
 TEST(test_team_stays_together) {
   const attn_options options = {.threads = 4};
   const team before = ask_team(4);
@@ -84,7 +84,7 @@ TEST(test_team_stays_together) {
 
 /* ---- Places ---------------------------------------------------------------------------------------------------------- */
 
-/* Two nodes of two cores of two threads each; siblings are four CPUs apart, as Linux likes to number them. */
+/* Two nodes with two cores each and two threads per core. Siblings are four CPUs apart, as Linux usually numbers them. */
 static bench_topology make_topology(void) {
   bench_topology t = {.here = true, .cores = 4, .nodes = 2, .packages = 2};
   for (int core = 0; core < 4; core++)
@@ -111,13 +111,13 @@ static void assert_places(const char *allowed, int first, int threads, const cha
 TEST(test_cores_come_before_siblings) {
   assert_places("0-7", -1, 4, "0-3");
   assert_places("0-7", -1, 8, "0-7");
-  assert_places("0-7", 2, 3, "2-3,0");   /* the first one's node before the other */
-  assert_places("0-7", 6, 4, "6,3,0-1"); /* a second thread of core 2 leads: its sibling comes late */
+  assert_places("0-7", 2, 3, "2-3,0");   /* the node of the first CPU comes first */
+  assert_places("0-7", 6, 4, "6,3,0-1"); /* the first CPU is the second thread of core 2, so its sibling comes late */
   assert_places("0-7", 6, 8, "6,3,0-2,7,4-5");
   assert_places("1,4-6", -1, 4, "4,1,6,5"); /* core by core; 5 is the sibling of 1 */
-  assert_places("4-7", -1, 2, "4-5");       /* siblings whose firsts we may not use are firsts themselves */
-  assert_places("0-1", -1, 4, "0-1");       /* fewer than asked for */
-  assert_places("0-1", 7, 2, "0-1");        /* a leader that is not allowed */
+  assert_places("4-7", -1, 2, "4-5");       /* only the second threads of the cores are allowed */
+  assert_places("0-1", -1, 4, "0-1");       /* fewer CPUs than threads */
+  assert_places("0-1", 7, 2, "0-1");        /* the first CPU is not allowed */
 }
 
 TEST(test_lists_of_cpus) {
@@ -132,12 +132,12 @@ TEST(test_lists_of_cpus) {
   assert_string_equal(text, "0-6:2,1,3,9,8");
 }
 
-/* One CPU for each core that this process may use. Only hwloc knows what a core is called. */
+/* core:all is one CPU for each core that this process may use. Without hwloc there are no names of cores. */
 TEST(test_cores_of_this_machine) {
   const bench_topology *t = bench_topology_here();
   char error[600];
   cpu_set_t allowed, set;
-  if (!bench_topology_get()->here) skip(); /* the cores are another machine's, the allowed CPUs this one's */
+  if (!bench_topology_get()->here) skip(); /* hwloc imitates another machine */
   assert_int_equal(sched_getaffinity(0, sizeof allowed, &allowed), 0);
   const bool read = bench_cpus_read("core:all", t, &allowed, &set, error, sizeof error);
   if (!strstr(t->source, "hwloc")) {
@@ -190,10 +190,10 @@ TEST(test_threads_are_held_apart_and_let_go) {
   const team before = ask_team(2);
   if (!may_hold(2) || !bench_threads_hold(2)) skip();
   assert_int_equal(bench_threads_held(), 2);
-  assert_false(bench_threads_hold(2)); /* once at a time */
+  assert_false(bench_threads_hold(2)); /* they are held already */
   const team held = ask_team(2);
   assert_apart(&held);
-  (void)ask_team(4); /* more than there may be: new ones, which are then ended by the next team */
+  (void)ask_team(4); /* starts new threads, which the next team ends */
   bench_team_settle(2);
   const team again = ask_team(2);
   assert_same_masks(&held, &again);
@@ -203,7 +203,7 @@ TEST(test_threads_are_held_apart_and_let_go) {
   assert_int_equal(bench_threads_held(), 0);
 }
 
-/* A team that does not fit is free to move, as it was. */
+/* If there are more threads than CPUs, they stay free to move. */
 TEST(test_too_many_threads_are_free) {
   cpu_set_t allowed;
   assert_int_equal(sched_getaffinity(0, sizeof allowed, &allowed), 0);
@@ -220,7 +220,7 @@ static long page_faults(void) {
   return getrusage(RUSAGE_THREAD, &usage) ? 0 : usage.ru_minflt;
 }
 
-/* Page faults of each thread of a team of two, so far. */
+/* The page faults so far of each thread of a team of two. */
 static void ask_faults(long faults[2]) {
 #ifdef _OPENMP
 #pragma omp parallel num_threads(2)
@@ -230,7 +230,7 @@ static void ask_faults(long faults[2]) {
 #endif
 }
 
-/* Both threads meet pages that nobody has touched, although the memory was all written before. */
+/* bench_pages_forget() makes all pages untouched again, and both threads touch their share in bench_pages_fill(). */
 TEST(test_each_thread_touches_its_share) {
   enum { BYTES = 32 << 20, HUGE = 4 << 20 };
   long before[2], after[2];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* CPUs and memory that control groups leave, read from folders that imitate the system files of other machines. */
+/* The CPUs and memory that control groups allow, read from folders that imitate the system files of other machines. */
 #define TEST_SETUP    make_root
 #define TEST_TEARDOWN remove_root
 #include <math.h>
@@ -29,7 +29,7 @@ static int remove_root(void **state) {
 
 static void put(void *text, FILE *file) { fputs(text, file); }
 
-/* A file below the root, with its folder. */
+/* Writes a file below the root, and makes its folder. */
 static void feign(const char *path, const char *text) {
   char whole[256];
   snprintf(whole, sizeof whole, "%s%s", root, path);
@@ -63,14 +63,14 @@ TEST(test_version_2) {
   feign("/sys/fs/cgroup/outer/memory.max", "1000000\n");
   feign("/sys/fs/cgroup/outer/memory.current", "400000\n");
   assert_leaves(1.5, 600000);
-  feign("/sys/fs/cgroup/outer/memory.stat", "anon 1\ninactive_file 150000\n"); /* can be taken back */
+  feign("/sys/fs/cgroup/outer/memory.stat", "anon 1\ninactive_file 150000\n"); /* Linux can reclaim these */
   assert_leaves(1.5, 750000);
-  feign("/sys/fs/cgroup/outer/inner/cpu.max", "50000 100000\n"); /* the smallest counts */
+  feign("/sys/fs/cgroup/outer/inner/cpu.max", "50000 100000\n"); /* the smallest limit counts */
   feign("/sys/fs/cgroup/outer/inner/memory.max", "90000\n");
   assert_leaves(0.5, 0);
 }
 
-/* As a container of version 1 sees it: its group's path is the host's, its own limits stand at the top. */
+/* A container with version 1: the path of its group is the host's, and its own limits are in the top folder. */
 TEST(test_version_1) {
   feign("/proc/meminfo", "MemAvailable: 1000000 kB\n");
   feign("/proc/self/cgroup", "9:cpuset:/docker/1\n4:cpu,cpuacct:/docker/1\n3:memory:/docker/1\n1:name=systemd:/docker/1\n");

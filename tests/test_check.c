@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What decides PASS: the error limits of docs/numerics.md at their very edge, and a watched run of kernels with one
- * fault each. */
+/* What decides about PASS: the error limits of docs/numerics.md just below and above the limit, and checked runs of kernels
+ * with one fault each. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +15,7 @@
 
 static const double U = 0x1p-24;
 
-/* A float32 row of 20 keys with head_dim 16. */
+/* Facts about a float32 row of 20 keys with head_dim 16. */
 static const attn_numerics numerics = {.exp_error = 0x1p-22};
 static const attn_oracle_row facts = {
     .lse = -2.5, .abs_sum = 3, .allowed = 20, .max_v = 4, .max_q = 2, .max_k = 2, .exists = true};
@@ -26,7 +26,7 @@ static attn_problem dot_problem(void) {
   return problem;
 }
 
-/* The formulas by hand: terms = 16, R = 2, no tanh, nothing flushed. */
+/* The formulas of docs/numerics.md for that row: terms = 16, R = 2, no tanh, no flushing. */
 static double vanish(void) { return 16 * 0x1p-126 * (0.25 + 2); }
 static double a_proven(void) { return U * 32 * 3 + vanish() + 0x1p-22 * 3 + U * (20 + 2 + 4); }
 static double a_sharp(void) { return U * 8 * 3 + vanish() + 0x1p-22 + U * (sqrt(20) + 4); }
@@ -48,7 +48,7 @@ TEST(outputs_fail_beyond_their_limit) {
       assert_true(bench_output_ratio(&limits, o, m, 0, o + sign * limit * (1 + 1e-6)) > 1);
       assert_true(fabs(bench_output_ratio(&limits, o, m, 0, o + sign * limit / 4) - 0.25) < 1e-6);
     }
-  assert_true(output_limit(true, o, m) < output_limit(false, o, m) / 2); /* the sharp limit is sharp */
+  assert_true(output_limit(true, o, m) < output_limit(false, o, m) / 2);
 }
 
 TEST(lse_fails_beyond_its_limit) {
@@ -93,9 +93,9 @@ TEST(cases_meet_the_sharp_limit_where_errors_average_out) {
   assert_false(meets_the_sharp_limit("heads:1/seq:12/head_dim:8/magnitude:0.1"));
 }
 
-/* ---- Watched runs ---------------------------------------------------------------------------------------------------- */
+/* ---- Checked runs ---------------------------------------------------------------------------------------------------- */
 
-/* What the kernel does once its answer is right. */
+/* What the kernel does after it has written the right answer. */
 typedef enum fault {
   NONE,
   WRONG_VALUE,
@@ -118,15 +118,15 @@ static struct {
   float error; /* of WRONG_VALUE */
   int runs;
   size_t workspace_bytes;
-  float declared; /* exp error, by which SCALED multiplies */
-  float before;   /* the value that LEAVES_OUT does not write */
-  bool is_second; /* what READS_WORKSPACE takes from the workspace: the second poison stood there */
+  float declared; /* exp error; SCALED multiplies the output by 1 + this */
+  float before;   /* the value before the run, which LEAVES_OUT restores */
+  bool is_second; /* for READS_WORKSPACE: the workspace held the second poison */
   int64_t tile;   /* first row of WRONG_TILE */
 } now = {.error = 0.01f};
 
 extern const attn_kernel attn_naive_c;
 
-/* The first run's workspace is the test's own, with room around it; only the second lies between guards. */
+/* The first run gets the test's own workspace with room around it; the second run gets one between guards. */
 static void run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch) {
   if (task.item == 0 && task.phase == 0) now.before = ((const float *)args->o)[3];
   if (task.item == 0 && task.phase == 0) now.is_second = *(const unsigned char *)scratch == 0x7d;
@@ -150,7 +150,7 @@ static void run(const attn_schedule *schedule, const attn_args *args, attn_task 
   if (now.fault == ON_AN_INPUT && second) ((float *)(uintptr_t)args->q)[0] += 1;
 }
 
-/* The first row of a tile near the middle of the last head that the oracle left out. */
+/* The first row of a tile, near the middle of the last head, of which the oracle computes no row. */
 static int64_t find_tile(const bench_expected *expected) {
   const attn_problem *p = &expected->problem;
   for (int64_t first = p->seq_q / 2;; first++) {
@@ -179,7 +179,7 @@ static bench_verdict verdict_on(fault what, const char *id) {
   if (what == WRONG_TILE) now.tile = find_tile(expected);
   now.workspace_bytes = attn_plan_workspace(plan);
   unsigned char *memory = test_allocate(now.workspace_bytes + 2 * SLACK);
-  now.fault = NONE; /* so that the right answer stands in o, if nothing poisons it */
+  now.fault = NONE; /* leaves the right answer in o, for a check that would not poison o */
   if (what == LEAVES_OUT)
     (void)bench_check(plan, &tensors, expected, &kernel.info.numerics, memory + SLACK, now.workspace_bytes);
   now.fault = what;
@@ -192,7 +192,7 @@ static bench_verdict verdict_on(fault what, const char *id) {
   return verdict;
 }
 
-static const char long_head[] = "heads:1/seq:1000/head_dim:64"; /* more than the oracle computes all rows of */
+static const char long_head[] = "heads:1/seq:1000/head_dim:64"; /* the oracle computes only some of its rows */
 static const char small[] = "heads:1/seq:12/head_dim:8", strided[] = "heads:1/seq:12/head_dim:8/layout:strided";
 
 TEST(right_kernels_pass_in_two_runs) {
@@ -256,7 +256,7 @@ TEST(declared_errors_are_marked_and_capped) {
   test_contains(beyond.reason, "an exp error");
 }
 
-/* Of each declared error: the largest that is not marked, and the largest that is not refused. */
+/* The largest declared errors that are not refused, and the largest that are not marked as approximate. */
 TEST(the_caps_are_those_of_numerics_md) {
   attn_problem problem = dot_problem();
   const attn_numerics edge = {.exp_error = 0x1p-8, .p_rounding = 0x1p-8, .input_flush = 0x1p-126};
@@ -275,7 +275,7 @@ TEST(the_caps_are_those_of_numerics_md) {
 
 /* ---- Rows that the oracle does not compute --------------------------------------------------------------------------- */
 
-/* A case too large for the oracle to compute all rows of, with the answer of naive_c in its output. */
+/* A case of which the oracle computes only some rows, with the answer of naive_c in its output. */
 typedef struct large_case {
   bench_case bench;
   bench_tensors tensors;
@@ -306,7 +306,7 @@ static bench_verdict judge(const large_case *c) {
   return bench_compare_others(c->expected, &c->tensors.args, &attn_naive_c.info.numerics, &attn_naive_c.info);
 }
 
-/* The error of a factor in six rows is found, and the oracle names the value; without it the case passes. */
+/* Multiplies six rows, of which the oracle computed none, by a factor: the case must fail and name the first value. */
 static void a_wrong_tile_fails(const char *id, float factor) {
   large_case c = open_large(id);
   const attn_problem *p = &c.bench.problem;
@@ -340,8 +340,8 @@ TEST(wrong_lse_fails_between_the_oracles_rows) {
   close_large(&c);
 }
 
-/* The oracle decides: a wrong reference fails nobody, but too many differences leave nothing to believe. */
-TEST(a_wrong_reference_fails_nobody) {
+/* The oracle decides about differences, so a wrong reference makes no kernel fail. Too many differences are an error. */
+TEST(a_wrong_reference_fails_no_kernel) {
   large_case c = open_large(large);
   const attn_problem *p = &c.bench.problem;
   assert_int_equal(judge(&c).status, BENCH_PASS);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Goals: what lines mean, what wrong lines are told, and the verdict with its interval. */
+/* Goals: the meaning of lines, the errors of wrong lines, and verdicts with their intervals. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 #include "goals/goals.h"
 #include "support.h"
 
-/* The rows of one text; fails the test if it cannot be read. */
+/* The rows of a text. Fails the test if it cannot be read. */
 static bench_goal_list read_goals(const char *text) {
   bench_goal_list list = {0};
   char error[400] = "";
@@ -15,7 +15,7 @@ static bench_goal_list read_goals(const char *text) {
   return list;
 }
 
-/* A goal of one metric with a floor and a goal as they stand in a file. */
+/* A goal of one metric, with the texts of its floor and goal as in a file. */
 static bench_goal goal_of(const char *metric, const char *against, const char *floor, const char *goal) {
   char line[200];
   snprintf(line, sizeof line, "%s | flash_c | seq=64 | %s | any | %s | %s | row", metric, against, floor, goal);
@@ -41,13 +41,13 @@ TEST(test_verdicts) {
       {"peak", "80", "90", 81, 82, 95, BENCH_FLOOR, false},
       {"peak", "80", "90", 85, 90, 91, BENCH_GOAL, false},
       {"peak", "80", "90", 60, 92, 99, BENCH_GOAL, true},
-      {"peak", "80", "90", 80, 80, 80, BENCH_FLOOR, false}, /* a floor just met is reached */
-      {"peak", "80", "-", 95, 96, 97, BENCH_FLOOR, false},  /* no goal to be reached */
+      {"peak", "80", "90", 80, 80, 80, BENCH_FLOOR, false}, /* a floor that is met exactly is reached */
+      {"peak", "80", "-", 95, 96, 97, BENCH_FLOOR, false},  /* there is no goal */
       {"peak", "-", "-", 10, 20, 30, BENCH_NO_FLOOR, false},
       {"points", "-3", "-1", -4, -3.5, -3.1, BENCH_SHORT, false},
       {"points", "-3", "-1", -4, -2, -1, BENCH_FLOOR, true},
       {"points", "-3", "-1", 1, 2, 3, BENCH_GOAL, false},
-      {"ns", "300", "100", 310, 320, 400, BENCH_SHORT, false}, /* less is better from here on */
+      {"ns", "300", "100", 310, 320, 400, BENCH_SHORT, false}, /* from here on less is better */
       {"ns", "300", "100", 290, 320, 400, BENCH_SHORT, true},
       {"ns", "300", "100", 200, 250, 310, BENCH_FLOOR, true},
       {"ns", "300", "100", 200, 250, 300, BENCH_FLOOR, false},
@@ -144,7 +144,7 @@ TEST(test_cpu_conditions) {
       {"Intel", "", "c avx2", false},
       {"Intel amx", "GenuineIntel", "c avx2 avx512 amx", true},
       {"Intel amx", "GenuineIntel", "c avx2 avx512", false},
-      {"avx512", "GenuineIntel", "c avx2 avx512bf16", false}, /* a tier is a whole word */
+      {"avx512", "GenuineIntel", "c avx2 avx512bf16", false}, /* part of a word is no tier */
       {"avx512", "GenuineIntel", "c avx512 avx512bf16", true},
   };
   for (size_t i = 0; i < COUNT(cases); i++) {
@@ -157,7 +157,7 @@ TEST(test_cpu_conditions) {
 
 /* ---- The embedded file ---------------------------------------------------------------------------------------------- */
 
-/* Every vendor that has floors of its own gets a whole table: as many rows of each kernel that both have. */
+/* Both vendors have a whole table: the same number of float32 rows. */
 TEST(test_embedded_limits) {
   int amd = 0, intel = 0;
   assert_null(bench_goals_find("limit"));

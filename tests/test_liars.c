@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* A liar's contest: kernels that attnbench must not believe. They run as trials beside honest ones, through everything that
- * `attnbench run` does with a case: plan, check, rounds, rows. Each is flash_c with a lie around it. */
+/* Kernels that attnbench must not believe. Each is flash_c with a lie around it. They run beside an honest kernel through
+ * all that `attnbench run` does with a case: plan, check, rounds, rows. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,10 +15,10 @@
 extern const attn_kernel attn_flash_c;
 
 enum { DIM = 32, LONGEST = 192, CHECKED_CALLS = 8 };
-static int seq = LONGEST; /* of the case, which has one head */
+static int seq = LONGEST; /* of the case; it has one head */
 static int outputs(void) { return seq * DIM; }
 
-/* One call of a liar, which makes one task of the case. */
+/* One call of a liar. The whole case is one task. */
 typedef struct lie {
   attn_schedule schedule; /* with the tasks of flash_c */
   const attn_args *args;
@@ -26,13 +26,13 @@ typedef struct lie {
 } lie;
 
 static int64_t tasks;              /* of flash_c */
-static int calls;                  /* of the liar so far: the first ones are those of the check */
-static float known[LONGEST * DIM]; /* an answer that it keeps */
-static const void *known_address;  /* of V then */
-static float known_v;              /* V's first number then */
-static pthread_t helper;           /* runs while `helping` */
+static int calls;                  /* of the liar so far; the first CHECKED_CALLS belong to the check */
+static float known[LONGEST * DIM]; /* an answer that the liar keeps */
+static const void *known_address;  /* the address of V at that time */
+static float known_v;              /* V's first number at that time */
+static pthread_t helper;           /* runs while `helping` is true */
 static bool helping;
-static lie helped; /* what the helper does */
+static lie helped; /* the call for which the helper works */
 
 static float *output_of(const lie *l) { return l->args->o; }
 static float first_v(const lie *l) { return *(const float *)l->args->v; }
@@ -52,7 +52,7 @@ static void keep_answer(const lie *l) {
 
 /* ---- The lies ------------------------------------------------------------------------------------------------------ */
 
-/* Right when it is checked, wrong when it is timed. */
+/* Right in the check, wrong in the timed calls. */
 static void leave_out_rows(const lie *l) { work(l, 0, calls > CHECKED_CALLS ? tasks - 1 : tasks); }
 
 static void remember_by_address(const lie *l) {
@@ -64,7 +64,7 @@ static void remember_by_address(const lie *l) {
   keep_answer(l);
 }
 
-/* The inputs are those of the call before, and its answer still stands there. */
+/* Returns at once if inputs and output are those of the call before. */
 static void skip_repeated_work(const lie *l) {
   const float *o = output_of(l);
   if (known_address == l->args->v && known_v == first_v(l) && !memcmp(o, known, 64)) return;
@@ -82,7 +82,7 @@ static void keep_first_answer(const lie *l) {
   if (calls == 1) keep_answer(l);
 }
 
-/* It knows the answer for one seed, and how the answer follows V. */
+/* Copies the answer for one seed, multiplied as V was. */
 static void know_one_seed(const lie *l) {
   const float factor = first_v(l) / known_v;
   for (int i = 0; i < outputs(); i++) output_of(l)[i] = factor * known[i];
@@ -124,7 +124,7 @@ static void work_on_two_threads(const lie *l) {
   end_helper();
 }
 
-/* The call returns; the second half of the output follows. */
+/* Returns before a thread has written the second half of the output. */
 static void write_late(const lie *l) {
   end_helper();
   start_helper(l);
@@ -165,13 +165,13 @@ static void close_liar(attn_schedule *schedule) {
 attn_status __real_attn_plan_create(const attn_problem *problem, const attn_options *options, attn_plan **plan);
 attn_status __wrap_attn_plan_create(const attn_problem *problem, const attn_options *options, attn_plan **plan);
 
-/* attnbench asks for flash_c and gets the liar. */
+/* Gives attnbench the liar when it asks for flash_c. */
 attn_status __wrap_attn_plan_create(const attn_problem *problem, const attn_options *options, attn_plan **plan) {
   if (!options->kernel || strcmp(options->kernel, "flash_c")) return __real_attn_plan_create(problem, options, plan);
   return attn_plan_create_for_kernel(problem, &liar, options, plan);
 }
 
-/* Runs the case as `attnbench run` does; naive_c is the honest trial beside it. */
+/* Runs the case as `attnbench run` does, with naive_c as the honest kernel. */
 static void run_case(void (*lie_to_tell)(const lie *l), uint64_t seed, bench_row rows[2]) {
   bench_spec spec;
   bench_case bench;
@@ -197,7 +197,7 @@ static void clear(bench_row rows[2]) {
   for (int i = 0; i < 2; i++) bench_row_clear(&rows[i]);
 }
 
-/* Not a row with a time, but one of these sentences. */
+/* Fails unless the liar's row has this status, one of the two sentences as its reason, and no time. */
 static void expect_caught(void (*lie_to_tell)(const lie *l), bench_status status, const char *sentence, const char *other) {
   bench_row rows[2];
   run_case(lie_to_tell, 1, rows);
@@ -212,7 +212,7 @@ static void expect_caught(void (*lie_to_tell)(const lie *l), bench_status status
 
 static const char DIFFERS[] = "an output of the timed runs differs from the one that passed the check";
 
-/* All that the liars share does no harm: only the lies are caught. */
+/* The code that all liars share is no reason for a refusal. */
 TEST(an_honest_kernel_is_timed) {
   bench_row rows[2];
   run_case(work_honestly, 1, rows);
@@ -228,7 +228,7 @@ TEST(wrong_when_timed) { expect_caught(leave_out_rows, BENCH_ERROR, DIFFERS, NUL
 
 TEST(remembers_by_address) { expect_caught(remember_by_address, BENCH_ERROR, DIFFERS, NULL); }
 
-/* The case is so short that a sample has several calls, even of a slow build: without repeated calls there is no lie. */
+/* The case is so short that a sample has several calls even in a slow build: only repeated calls can skip work. */
 TEST(skips_repeated_work) {
   seq = 32;
   expect_caught(skip_repeated_work, BENCH_ERROR, "it skips work", NULL);
@@ -237,7 +237,7 @@ TEST(skips_repeated_work) {
 
 TEST(computes_only_over_poison) { expect_caught(compute_only_over_poison, BENCH_ERROR, DIFFERS, NULL); }
 
-/* It copies faster than anybody computes; with another seed it is wrong. */
+/* With the known seed it is faster than the peak; with another seed it is wrong. */
 TEST(knows_one_seed) {
   bench_row rows[2];
   run_case(keep_first_answer, 1, rows);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The .npy reader and writer: what NumPy may write is read, and whatever else stands in a file is refused with a sentence
- * that says what is wrong. The files are put together byte by byte here, so that no Python is needed. */
+/* The .npy reader and writer. Files as NumPy writes them are read; all others are refused with the reason. The tests make
+ * the files byte by byte, without Python. */
 #define TEST_SETUP    make_path
 #define TEST_TEARDOWN remove_path
 #include <signal.h>
@@ -30,14 +30,14 @@ static int remove_path(void **state) {
 }
 
 static void write_file(const void *bytes, size_t count) {
-  (void)unlink(path); /* some file systems write a file to disk at once if it was shortened to nothing and written anew */
+  (void)unlink(path); /* some file systems flush a file that is truncated and rewritten; that takes long */
   FILE *file = fopen(path, "wb");
   assert_non_null(file);
   assert_int_equal(fwrite(bytes, 1, count, file), count);
   assert_int_equal(fclose(file), 0);
 }
 
-/* A file of the given format version whose header is `header` as it stands. */
+/* Writes a file of this format version with exactly this header. */
 static void write_npy(int version, const char *header, const void *data, size_t data_bytes) {
   unsigned char bytes[4096] = "\x93NUMPY";
   const size_t length = strlen(header), width = version == 1 ? 2 : 4;
@@ -55,7 +55,7 @@ static void assert_read(npy_array *array) {
   if (npy_read(path, array, error, sizeof error) != 0) fail_msg("%s", error);
 }
 
-/* The file must be refused with a sentence that begins with its name and contains `words`. */
+/* Fails unless the file is refused by a sentence that begins with its name and contains `words`. */
 static void assert_refused(const char *words) {
   npy_array array;
   char error[512] = "";
@@ -124,7 +124,7 @@ TEST(turns_fortran_order) {
 
 TEST(reads_scalars_and_empty_arrays) {
   npy_array array;
-  write_npy(1, "{\"shape\": (), 'fortran_order': False, 'descr': '<i4'}\n", "\7\0\0\0", 4); /* any quotes, any order */
+  write_npy(1, "{\"shape\": (), 'fortran_order': False, 'descr': '<i4'}\n", "\7\0\0\0", 4); /* other quotes and order */
   assert_read(&array);
   assert_int_equal(array.dims, 0);
   assert_int_equal(array.count, 1);
@@ -206,8 +206,7 @@ TEST(refuses_bad_headers) {
   for (size_t i = 0; i < COUNT(bad); i++) assert_header_refused(bad[i].header, bad[i].words);
 }
 
-/* Every prefix of a good file, and every good file with one byte changed, is read or refused, never trusted; sanitizers see
- * to the rest. */
+/* Prefixes of a good file are refused. Files with one changed byte are read or refused; sanitizers report bad accesses. */
 TEST(survives_damage) {
   static const char header[] = "{'descr': '>f8', 'fortran_order': True, 'shape': (3, 2), }  \n";
   unsigned char bytes[256] = {0};
@@ -248,7 +247,7 @@ TEST(writes_what_it_reads) {
   }
 }
 
-/* What was there stays if the new file cannot be written, and no other file is left. */
+/* If a file cannot be written, the old one stays and no temporary file is left. */
 TEST(a_failed_write_changes_nothing) {
   float value = 1;
   const npy_array array = {.type = NPY_F32, .count = 1, .data = &value};
@@ -271,7 +270,7 @@ TEST(a_failed_write_changes_nothing) {
   assert_int_not_equal(stat(temporary, &there), 0);
 }
 
-/* Opening a pipe for reading waits for its writer. */
+/* Opening a pipe would wait for its writer. */
 TEST(does_not_wait_for_a_pipe) {
   char pipe[96], error[200];
   npy_array array;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Rows and their columns: what is printed is read back as it was, by itself and through a journal. */
+/* Rows and their columns: a printed cell is read back with the same value, directly and through a journal. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,10 +9,9 @@
 #include "support.h"
 #include "timing/setup.h"
 
-/* Rounds of the row that has all values. */
-enum { ROUNDS = 7 };
+enum { ROUNDS = 7 }; /* of full_row() */
 
-/* A cell that is right for the column, and differs from those of other columns where it can. */
+/* A valid cell of the column, different from those of other columns where possible. */
 static const char *example(bench_column column, char text[BENCH_CELL]) {
   snprintf(text, BENCH_CELL, "%d", 100 + (int)column);
   switch (column) {
@@ -60,7 +59,7 @@ TEST(test_cells_print_what_was_read) {
   bench_row_clear(&row);
 }
 
-/* Of a row that was never filled, only the status has a value. */
+/* In an empty row only the status has a value. */
 TEST(test_missing_values_are_empty) {
   bench_row row = bench_row_create(NULL, NULL);
   row.verdict.status = BENCH_SKIP;
@@ -96,7 +95,7 @@ TEST(test_few_rounds_have_no_interval) {
   for (size_t i = 0; i < COUNT(limits); i++) assert_string_equal(bench_cell(&row, limits[i], text), "");
 }
 
-/* A kernel that declares large errors is marked in the row, and so in table, CSV, JSON and below figures. */
+/* The row of a kernel that declares large errors has a warning. */
 TEST(test_approximate_kernels_are_marked) {
   const attn_kernel_info *kernel = attn_kernel_find("naive_c");
   bench_case bench;
@@ -109,7 +108,7 @@ TEST(test_approximate_kernels_are_marked) {
   }
 }
 
-/* A name that does not fit is no name: two cases could share it. */
+/* Two cases could share an id that is cut off. */
 TEST(test_a_case_whose_name_is_cut_off_is_not_run) {
   bench_spec spec = {{{0}}};
   bench_case bench;
@@ -124,7 +123,7 @@ TEST(test_a_case_whose_name_is_cut_off_is_not_run) {
   assert_non_null(strstr(bench.invalid, "case_id is cut off"));
 }
 
-/* Writes the row to a journal and reads it back. */
+/* Rows are written to a journal and read back. */
 TEST(test_a_journal_holds_rows_as_they_are) {
   bench_journal_head head = {.count = 0};
   bench_journal_describe(&head, "cpu", "%s", "any \"CPU\" \xff\x01");

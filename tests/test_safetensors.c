@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The reader of the examples: what it takes, and that no header, however wrong, makes it read beyond its file. */
+/* The safetensors reader of the examples: which files it takes, and that no wrong header makes it read beyond its file. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 
 static char path[64];
 
-/* Writes a file with this header (its length given apart) and `bytes` of data, and reads it in; 0 if the reader took it. */
+/* Writes a file with this header, this length of the header and `bytes` of data, and reads it. 0 if the reader took it. */
 static int read_file(const char *header, uint64_t length, size_t bytes, safetensors *out) {
   static const float data[4] = {1, 2, 3, 4};
   strcpy(path, "safetensors-XXXXXX");
@@ -90,13 +90,13 @@ TEST(bad_files_are_refused) {
   assert_int_equal(safetensors_read("/nonexistent", &file), -1);
 }
 
-/* Every prefix of a good header, and every byte of it changed. */
+/* Every prefix of a good header, and good headers with one changed byte. */
 TEST(broken_headers_do_no_harm) {
   static const char good[] = "{\"v\":{\"dtype\":\"F32\",\"shape\":[2,2],\"data_offsets\":[0,16]}}";
   static const char bytes[] = "\"{}[]:,09\\ x";
   char text[sizeof good];
   safetensors file;
-  const int messages = dup(STDERR_FILENO), nowhere = open("/dev/null", O_WRONLY); /* a thousand of them */
+  const int messages = dup(STDERR_FILENO), nowhere = open("/dev/null", O_WRONLY); /* hides a thousand messages */
   assert_true(messages >= 0 && nowhere >= 0 && dup2(nowhere, STDERR_FILENO) >= 0);
   for (size_t cut = 0; cut + 1 < sizeof good; cut++) {
     memcpy(text, good, sizeof good);
@@ -106,12 +106,12 @@ TEST(broken_headers_do_no_harm) {
       memcpy(text, good, sizeof good);
       text[cut] = bytes[b];
       if (read_header(text, 16, &file) == 0) {
-        for (int t = 0; t < file.count; t++) { /* whatever it took must be there */
+        for (int t = 0; t < file.count; t++) { /* all its data must lie in the file */
           int64_t count = 1;
           for (int d = 0; d < file.tensors[t].dims; d++) count *= file.tensors[t].shape[d];
           float sum = 0;
           for (int64_t e = 0; e < count; e++) sum += file.tensors[t].data[e];
-          assert_true(sum >= 0); /* 1, 2, 3, 4: a sanitizer sees what lies beyond */
+          assert_true(sum >= 0); /* a sum of 1, 2, 3 and 4; a sanitizer reports reads beyond */
         }
         safetensors_free(&file);
       }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The order statistics of the harness, against values worked out by hand and against intervals from a table. */
+/* The order statistics of the harness against values calculated by hand and intervals from a table. */
 #include <math.h>
 
 #include "support.h"
@@ -14,7 +14,7 @@ TEST(median_of_odd_and_even_counts) {
   assert_close(bench_median(one, 1), 3);
   assert_close(bench_median(odd, 3), 3);
   assert_close(bench_median(even, 4), 2.5);
-  assert_close(odd[0], 5); /* sorted a copy */
+  assert_close(odd[0], 5); /* the input is not sorted */
   assert_close(even[0], 4);
 }
 
@@ -25,14 +25,14 @@ TEST(a_few_values_have_no_interval) {
   assert_close(s.min, 10);
   assert_close(s.median, 12);
   assert_close(s.mad, 2);                        /* |x - 12| = 2 2 1 18 0 */
-  assert_true(isnan(s.ci_lo) && isnan(s.ci_hi)); /* the range of 5 values holds the median with 94 % only */
+  assert_true(isnan(s.ci_lo) && isnan(s.ci_hi)); /* even the whole range of 5 values covers the median in 94 % only */
   const bench_summary ratio = bench_paired_ratio(values, values, 5);
   assert_close(ratio.median, 1);
   assert_true(isnan(ratio.ci_lo) && isnan(ratio.ci_hi));
 }
 
-/* The 95 % interval of a median from order statistics: with 1-based ranks l..n+1-l it covers 1 - 2 P(B < l) for B from
- * binomial(n, 1/2); l is the largest that still covers 95 %. The values 1..n in mixed order make ranks visible. */
+/* The 95 % interval of a median from order statistics: the 1-based ranks l..n+1-l cover it with 1 - 2 P(B < l), where B is
+ * binomial(n, 1/2); l is the largest rank that covers 95 %. The values are 1..n in mixed order, so a value is its rank. */
 TEST(interval_has_the_tabulated_ranks) {
   static const struct {
     int n, lo, hi;
@@ -52,7 +52,7 @@ TEST(interval_has_the_tabulated_ranks) {
 TEST(paired_ratio_is_per_round) {
   double a[21], b[21];
   for (int i = 0; i < 21; i++) {
-    b[i] = 100 * pow(1.5, i % 4); /* rounds differ by far more than the two do */
+    b[i] = 100 * pow(1.5, i % 4); /* rounds differ much more than a and b */
     a[i] = b[i] * (i % 3 == 0 ? 1.9 : i % 3 == 1 ? 2.0 : 2.1);
   }
   const bench_summary s = bench_paired_ratio(a, b, 21);
@@ -67,7 +67,7 @@ TEST(paired_ratio_is_per_round) {
   assert_close(inverse.ci_hi, 1 / s.ci_lo);
 }
 
-/* Coverage: over many seeded samples the interval must hold the true median about 95 % of the time, and not much more. */
+/* Over many seeded samples the interval must hold the true median in about 95 % of them, and not in many more. */
 TEST(interval_covers_as_often_as_it_says) {
   enum { TRIALS = 4000, N = 21 };
   int covered = 0;
@@ -79,12 +79,12 @@ TEST(interval_covers_as_often_as_it_says) {
     const bench_summary s = bench_summarise(values, N);
     covered += s.ci_lo <= 1 && 1 <= s.ci_hi;
   }
-  const double share = (double)covered / TRIALS; /* exact: 0.9734 */
+  const double share = (double)covered / TRIALS; /* the exact value is 0.9734 */
   print_message("  covered %.4f\n", share);
   assert_true(share > 0.965 && share < 0.981);
 }
 
-/* Binomial tails by hand: all of 6 pairs above, then 3 of 4. */
+/* Binomial tails by hand: 6 of 6 pairs above, then 3 of 4. */
 TEST(sign_test_counts_pairs) {
   const double ones[] = {1, 1, 1, 1, 1, 1}, twos[] = {2, 2, 2, 2, 2, 2}, mixed[] = {2, 2, 2, 0, 1, 1};
   assert_close(bench_sign_test(twos, ones, 6), 2.0 / 64);
@@ -94,7 +94,7 @@ TEST(sign_test_counts_pairs) {
   assert_close(bench_sign_test(ones, ones, 6), 1);
 }
 
-/* The sorted p-values count 4, 3, 2, 1 times, never fall and stay at most 1. */
+/* The sorted p-values are multiplied by 4, 3, 2 and 1; the results never fall and are at most 1. */
 TEST(holm_adjusts_in_place) {
   double p[] = {0.01, 0.04, 0.03, 0.005}, large[] = {0.6, 0.7};
   const double adjusted[] = {0.03, 0.06, 0.06, 0.02};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What runs when ATTN_MAX_ISA caps the tier: the automatic choice must be that tier's kernel, by name, kernels of
- * higher tiers must be refused with a reason, and what was chosen must compute attention.
+/* What runs when ATTN_MAX_ISA caps the tier: the automatic choice must be the kernel of that tier, its answers must be
+ * right, and kernels of higher tiers must be refused with a reason.
  *
  *     ATTN_MAX_ISA=avx2 tier avx2
  *
@@ -35,14 +35,14 @@ static void expect(bool holds, const char *what, const char *detail) {
   printf("WRONG: %s (%s)\n", what, detail ? detail : "no reason");
 }
 
-/* Tiers whose products take bf16 inputs refuse others. */
+/* False if the kernel runs here but refuses the problem, as kernels for bf16 refuse float32. */
 static bool takes(const char *kernel, const attn_problem *problem) {
   const attn_kernel_info *info = attn_kernel_find(kernel);
   return attn_kernel_unusable(info) || !attn_kernel_rejects(info, problem);
 }
 
-/* The registry's best kernel for the problem that is not above the tier: of the highest tier that has one, decode for few
- * query rows of a KV head, else flash. */
+/* The name of the best kernel for the problem that is not above the tier: decode if a KV head has few query rows, else
+ * flash, of the highest tier that has one. */
 static const char *expected_kernel(const char *isa, const attn_problem *problem) {
   static char name[64];
   const bool few_rows = problem->heads_q / problem->heads_kv * problem->seq_q <= 16;
@@ -61,7 +61,7 @@ static void check_refusals(const char *isa, const attn_problem *problem) {
     const bool above = attn_tier_find(info->isa) > attn_tier_find(isa);
     const char *reason = attn_kernel_unusable(info);
     const bool library_above =
-        info->library[0] && reason && strstr(reason, "above the cap"); /* it chooses its code itself */
+        info->library[0] && reason && strstr(reason, "above the cap"); /* a library chooses its code itself */
     expect((above || library_above) == (reason != NULL),
            above ? "a kernel above the cap is usable" : "a kernel below the cap is refused", info->name);
     if (reason) printf("  %-16s refused: %s\n", info->name, reason);
@@ -75,7 +75,7 @@ static void check_refusals(const char *isa, const attn_problem *problem) {
   }
 }
 
-/* Runs the automatic choice and checks it under the numerics of the kernel it names. */
+/* Runs the automatic choice and checks its output with the numerics of the kernel that it names. */
 static void check_choice(const bench_case *bench, const char *isa) {
   const char *kernel = expected_kernel(isa, &bench->problem);
   attn_plan *plan;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* Proof that attnbench fails broken kernels: those of mutants.def stand in the registry of this program and go the way of
- * every kernel, bench_run_case(). Each must FAIL a case of the suites named on the command line, and is then run once more
- * on that case as `attnbench run` would: it must FAIL again and have no time. The unbroken original must PASS, on every case
- * until the last broken kernel has failed, then on every eighth. The tests edge_c and conformance_c run plain C on all
+/* Proof that attnbench fails broken kernels. The registry of this program has the kernels of mutants.def, and
+ * bench_run_case() runs them like all others. Each must FAIL some case of the suites named on the command line. Then it runs
+ * once more on that case as in `attnbench run`: it must FAIL again and get no time. The unbroken original must PASS every
+ * case until the last broken kernel has failed, then every eighth; the tests edge_c and conformance_c run plain C on all
  * cases.
  *
  *     value_mutants SUITE...
@@ -15,7 +15,7 @@
 #include "mutants.h"
 #include "timing/setup.h"
 
-enum { SAMPLE = 8, PATIENCE = 100 /* cases that a broken kernel may pass: all fail within 20 */ };
+enum { SAMPLE = 8, PATIENCE = 100 /* cases that a broken kernel may pass; today all fail within 20 */ };
 
 typedef struct outcome {
   bench_verdict verdict; /* of the case that killed it */
@@ -42,8 +42,8 @@ static bool is_done(const outcome *outcomes, int i) {
   return outcomes[i].killed || mutants[i].guard_only || (i > 0 && outcomes[i].survived >= PATIENCE);
 }
 
-/* Checks the kernels that are still alive on a case: all of them in one call, the original last, so that a
- * kernel that spoils what comes after it shows. `structure`: those that only a structural test can tell. */
+/* Checks all kernels that have not failed yet on a case, in one call. The original comes last, so that it fails if a broken
+ * kernel spoils later ones. `structure`: the kernels that only a structural test can fail. */
 static void check_living(const bench_case *bench, outcome *outcomes, bool structure) {
   static bench_row rows[BENCH_MAX_KERNELS];
   const bench_case_settings settings = {.structure = structure};
@@ -61,7 +61,7 @@ static void check_living(const bench_case *bench, outcome *outcomes, bool struct
   }
 }
 
-/* The original and a killed kernel are timed together: only the original may get a time. */
+/* Times a failed kernel together with the original. True unless only the original gets a time. */
 static bool is_timed(const outcome *o, const attn_kernel_info *kernel) {
   static const bench_case_settings settings = {.timed = true, .case_budget_s = 60, .rounds = 1};
   const attn_kernel_info *kernels[] = {kernel, attn_kernel_find("none")};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* vec_exp2 of one tier behind a plain function, compiled with that tier's flags; VEC_HEADER names the tier's header. */
+/* vec_exp2 of one tier as a plain function, compiled with the flags of that tier. VEC_HEADER is the header of the tier. */
 #include VEC_HEADER
 
 #include "vec_exp2.h"

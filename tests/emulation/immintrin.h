@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* The AVX-512 instructions that our kernels use, on AVX2: two 256-bit halves each, and the tile unit (tiles.h). An emulated
- * build (ATTN_EMULATE_AVX512=ON) puts this folder before the compiler's own headers, so that the tiers from avx512 on
- * compile from their very sources and their results can be checked on a CPU that lacks them. It says nothing about speed.
+/* The AVX-512 instructions that our kernels use, as two 256-bit halves on AVX2, and the tile unit (tiles.h). An emulated
+ * build (ATTN_EMULATE_AVX512=ON) puts this folder before the compiler's own headers. So the unchanged sources of the tiers
+ * from avx512 on compile, and their results can be checked on a CPU that lacks AVX-512. Times mean nothing.
  *
- * Results are those of the instructions, bit for bit (Intel SDM vol. 2), but for the payload of NaNs. An intrinsic that is
- * missing here is a compile error: add it. */
+ * Results have the bits of the real instructions (Intel SDM vol. 2), except for the payload of NaNs. A missing intrinsic is
+ * a compile error: add it here. */
 #ifndef ATTN_EMULATED_IMMINTRIN_H
 #define ATTN_EMULATED_IMMINTRIN_H
 
@@ -112,7 +112,7 @@ EMULATED __m256i emulated_extracti64x4_epi64(emulated_si x, int half) { return x
 
 /* ---- bfloat16 ---- */
 
-/* VCVTNE2PS2BF16: nearest, ties to even, denormals to 0, NaN quiet; `low` fills the lower 16 values. */
+/* VCVTNE2PS2BF16: to nearest, ties to even; denormals give 0, NaN stays NaN. `low` gives the lower 16 values. */
 EMULATED emulated_si emulated_cvtne2ps_pbh(emulated_ps high, emulated_ps low) {
   uint32_t bits[32];
   uint16_t narrow[32];
@@ -128,7 +128,7 @@ EMULATED emulated_si emulated_cvtne2ps_pbh(emulated_ps high, emulated_ps low) {
   return result;
 }
 
-/* VDPBF16PS, for the peak loop alone: the odd product is added first. */
+/* VDPBF16PS, which only the peak loop uses: the odd product is added first. */
 EMULATED emulated_ps emulated_dpbf16_ps(emulated_ps sum, emulated_si a, emulated_si b) {
   uint32_t x[16], y[16];
   float s[16];
@@ -161,7 +161,7 @@ EMULATED emulated_ps emulated_setr_ps(float a, float b, float c, float d, float 
   return (emulated_ps){{_mm256_setr_ps(a, b, c, d, e, f, g, h), _mm256_setr_ps(i, j, k, l, m, n, o, p)}};
 }
 
-/* ---- Masks: bit i of a __mmask16 is lane i ---- */
+/* ---- Masks: bit i of a __mmask16 belongs to lane i ---- */
 
 /* All bits of each lane of a half whose mask bit is set. */
 EMULATED __m256i emulated_lanes(unsigned mask) {
@@ -210,7 +210,7 @@ EMULATED void emulated_mask_storeu_epi16(void *p, __mmask32 mask, emulated_si x)
     if (mask >> i & 1) memcpy((char *)p + 2 * i, &values[i], 2);
 }
 
-/* Lanes that are not loaded or stored are not touched: they may lie beyond the last page. */
+/* The memory of lanes whose mask bit is clear is not accessed: it may lie beyond the last page. */
 EMULATED emulated_ps emulated_maskz_loadu_ps(__mmask16 mask, const float *p) {
   return (emulated_ps){{_mm256_maskload_ps(p, emulated_lanes(mask)), _mm256_maskload_ps(p + 8, emulated_lanes(mask >> 8))}};
 }
@@ -266,7 +266,7 @@ EMULATED emulated_ps emulated_shuffle_f32x4(emulated_ps a, emulated_ps b, int wh
   return emulated_loadu_ps(&to[0][0]);
 }
 
-/* x where the quarter's lanes are masked. */
+/* x in the lanes whose mask bit is set. */
 EMULATED emulated_si emulated_mask_broadcast_i32x4(emulated_si otherwise, __mmask16 mask, __m128i x) {
   const __m256 both = _mm256_castsi256_ps(_mm256_broadcastsi128_si256(x));
   emulated_si result;
@@ -276,7 +276,7 @@ EMULATED emulated_si emulated_mask_broadcast_i32x4(emulated_si otherwise, __mmas
   return result;
 }
 
-/* Bytes within each quarter; those that are not masked are `otherwise`. */
+/* Shuffles bytes within each quarter; bytes whose mask bit is clear are those of `otherwise`. */
 EMULATED emulated_si emulated_mask_shuffle_epi8(emulated_si otherwise, __mmask64 mask, emulated_si x, emulated_si which) {
   uint8_t to[64], from[64];
   emulated_si shuffled;
@@ -307,7 +307,7 @@ EMULATED emulated_ps emulated_permutex2var_ps(emulated_ps a, emulated_si which, 
   return emulated_loadu_ps(to);
 }
 
-/* The trees of the compilers' headers: lower and upper half, then quarter, pair and single lane. */
+/* The order of the compilers' headers: lower and upper half, then quarters, pairs and single lanes. */
 #define EMULATE_REDUCE(name, operation256, operation128)                                   \
   EMULATED float emulated_##name(emulated_ps x) {                                          \
     const __m256 a = operation256(x.half[0], x.half[1]);                                   \
@@ -327,8 +327,7 @@ EMULATED int64_t emulated_reduce_or_epi64(emulated_si x) {
 
 /* ---- Numbers ---- */
 
-/* VREDUCEPS with parts of 1/32 or whole numbers and rounding down, the forms in use: x - floor(scale x) / scale, 0 for
- * infinities. */
+/* VREDUCEPS with rounding down to whole numbers or 1/32, the forms in use: x - floor(scale x) / scale; infinities give 0. */
 EMULATED emulated_ps emulated_reduce_floor(emulated_ps x, float scale) {
   const __m256 infinity = _mm256_set1_ps(__builtin_inff()), up = _mm256_set1_ps(scale), down = _mm256_set1_ps(1 / scale);
   emulated_ps result;
@@ -346,7 +345,7 @@ EMULATED emulated_ps emulated_reduce_floor(emulated_ps x, float scale) {
     emulated_reduce_floor(x, (imm) == 0x09 ? 1 : 32);                                                    \
   })
 
-/* VADDPS with rounding down, of x and y whose sum is exact in double. */
+/* VADDPS with rounding down, for x and y whose sum double holds exactly. */
 EMULATED emulated_ps emulated_add_floor(emulated_ps x, emulated_ps y) {
   float a[16], b[16];
   memcpy(a, &x, sizeof a);
@@ -372,7 +371,8 @@ EMULATED emulated_ps emulated_add_floor(emulated_ps x, emulated_ps y) {
                    _mm256_round_ps((x).half[1], _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC)}}; \
   })
 
-/* x 2^floor(y), rounded once: exact in double, where the exponent is kept within what still gives 0 or infinity. */
+/* x 2^floor(y), rounded once from the exact double; the exponent is limited to a range beyond which results are 0 or
+ * infinite anyway. */
 EMULATED __m128 emulated_scale_four(__m128 x, __m128 y) {
   const __m128 whole = _mm_round_ps(y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
   const __m128 within = _mm_min_ps(_mm_max_ps(whole, _mm_set1_ps(-700.0f)), _mm_set1_ps(700.0f));

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* The tile unit (AMX), element by element: eight tiles of 16 x 64 bytes per thread, as kernels/amx configures them.
  *
- * TDPBF16PS as the SDM's vol. 2 has it, found bit for bit on an Emerald Rapids: the products of even and of odd places are
- * summed on their own, from 0, and both sums are then added to what the tile holds. Denormals are 0, on the way in and
- * out. */
+ * TDPBF16PS follows vol. 2 of Intel's SDM and was compared with an Emerald Rapids bit by bit: the products at even and at
+ * odd places have separate sums, which begin at 0 and are then added to the tile. Denormals count as 0 in inputs and
+ * results. */
 #ifndef ATTN_EMULATED_TILES_H
 #define ATTN_EMULATED_TILES_H
 
@@ -47,9 +47,7 @@ static inline void emulated_tile_stored(int t, void *to, long stride) {
 }
 static inline void emulated_tile_zero(int t) { memset(emulated_tile[t], 0, sizeof emulated_tile[t]); }
 static inline void emulated_tile_loadconfig(const void *config) { (void)config; }
-static inline void emulated_tile_release(void) {
-  memset(emulated_tile, 0xff, sizeof emulated_tile);
-} /* NaN, should one be used */
+static inline void emulated_tile_release(void) { memset(emulated_tile, 0xff, sizeof emulated_tile); } /* NaN */
 
 #undef _tile_dpbf16ps
 #undef _tile_loadconfig

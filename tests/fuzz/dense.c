@@ -34,10 +34,10 @@ typedef struct head {
   const attn_problem *problem;
   const attn_args *args;
   int64_t b, h;
-  int64_t queries, keys;     /* that the sequence has */
+  int64_t queries, keys;     /* the lengths of the sequence */
   int64_t seq_q, seq_k;      /* rows and columns of the tables below */
   double *q, *k, *v;         /* [seq][dim] */
-  double *score, *magnitude; /* [seq_q][seq_k]; magnitude: the absolute values of what was added up */
+  double *score, *magnitude; /* [seq_q][seq_k]; magnitude: the sum of the absolute values of a score's terms */
   unsigned char *allowed;    /* [seq_q][seq_k] */
 } head;
 
@@ -50,7 +50,7 @@ static double *copy_rows(const void *data, attn_dtype dtype, const attn_strides 
   return copy;
 }
 
-/* Where a sequence begins among the packed tokens, and how many it has. */
+/* The first packed token of a sequence; sets the number of its tokens. */
 static int64_t packed(const int32_t *starts, int64_t b, int64_t *count) {
   *count = starts[b + 1] - starts[b];
   return starts[b];
@@ -89,7 +89,7 @@ static void close_head(head *t) {
   for (int i = 0; i < 6; i++) free(blocks[i]);
 }
 
-/* ---- Masks: each rule takes keys away ------------------------------------------------------------------------------- */
+/* ---- Masks: each rule removes allowed keys -------------------------------------------------------------------------- */
 
 static int64_t position_of(const head *t, int64_t i) {
   if (t->problem->align == ATTN_ALIGN_BOTTOM_RIGHT) return i + t->keys - t->queries;
@@ -133,7 +133,7 @@ static double weight_at(const head *t, int64_t d) {
   return t->args->score_weight[t->h * t->problem->score_weight_stride_h + d];
 }
 
-/* The sum over the head dimension, and of absolute values. */
+/* The sum over the head dimension; sets the sum of the absolute values. */
 static double sum_of_terms(const head *t, int64_t i, int64_t j, double *magnitude) {
   const attn_problem *p = t->problem;
   const double *q = t->q + i * p->dim_qk, *k = t->k + j * p->dim_qk;
@@ -186,7 +186,7 @@ static void find_facts(const head *t, int64_t i, attn_oracle_row *facts) {
   for (int64_t d = 0; d < p->dim_qk && facts->allowed; d++) raise_to(&facts->max_q, fabs(t->q[i * p->dim_qk + d]));
 }
 
-/* The logarithm of the sum of exponentials of the row's allowed scores and one more: NaN if one of them is. */
+/* The logarithm of the sum of the exponentials of the row's allowed scores and one more; NaN if one of them is NaN. */
 static double log_sum(const head *t, int64_t i, double one_more) {
   const double *score = t->score + i * t->seq_k;
   const unsigned char *allowed = t->allowed + i * t->seq_k;
@@ -206,7 +206,7 @@ static void add_values(const head *t, int64_t i, double denominator, dense_row *
   const int64_t dim = t->problem->dim_v;
   for (int64_t j = 0; j < t->seq_k; j++) {
     if (!t->allowed[i * t->seq_k + j]) continue;
-    const double p = exp(t->score[i * t->seq_k + j] - denominator); /* inf - inf is NaN, as it must be */
+    const double p = exp(t->score[i * t->seq_k + j] - denominator); /* inf - inf gives NaN, which is right */
     for (int64_t d = 0; d < dim; d++) {
       row->o[d] += p * t->v[j * dim + d];
       row->m[d] += p * fabs(t->v[j * dim + d]);

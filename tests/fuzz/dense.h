@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: MIT */
-/* A second oracle, made another way than kernels/ref: Q, K, V and every score become dense float64 arrays, masks are taken
- * off a table of allowed keys one rule after the other, and softmax goes over the scores twice. It keeps the semantics of
- * docs/semantics.md and shares no code with anything else. */
+/* A second oracle for the semantics of docs/semantics.md, which works differently from the one in kernels/ref and shares no
+ * code with it: Q, K, V and all scores become dense float64 arrays, every mask removes keys from a table of allowed keys,
+ * and softmax reads the scores twice. */
 #ifndef TESTS_FUZZ_DENSE_H
 #define TESTS_FUZZ_DENSE_H
 
 #include "kernels/ref/oracle_f64.h"
 
-/* One row: its facts, o[dim_v] and M = sum p |v|[dim_v]. */
+/* One row: its facts, o[dim_v] and M[dim_v] = sum p |v|. */
 typedef struct dense_row {
-  attn_oracle_row facts; /* the struct alone is the oracle's */
+  attn_oracle_row facts; /* only the type is that of the other oracle */
   double *o, *m;
 } dense_row;
 
-/* Rows of all batches, query heads and queries in this order; with VARLEN, rows that a sequence does not have do not exist.
- * The caller frees rows (one block). */
+/* The rows of all batches, query heads and queries, in this order. Rows beyond the end of a packed sequence have
+ * facts.exists = false. The caller frees the result, which is one block. */
 dense_row *dense_answer(const attn_problem *problem, const attn_args *args);
 
 #endif

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT */
-/* Runs a fuzz target on files, and on all files of folders: for compilers without libFuzzer, and to repeat a finding. */
+/* Runs a fuzz target on the files and folders of files that its arguments name: for compilers without libFuzzer, and to
+ * repeat a finding. */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "fuzz.h"
 
-/* Exact memory, so that a sanitizer sees a read beyond it. */
+/* Allocates exactly as much memory as the file has, so that a sanitizer reports reads beyond it. */
 static bool run_file(const char *path) {
   FILE *file = fopen(path, "rb");
   if (!file || fseek(file, 0, SEEK_END)) return false;

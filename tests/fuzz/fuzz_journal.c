@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* bench_journal_resume: any bytes as a journal, or behind a head that fits. What it reads can be appended to a new journal,
- * and a journal that was read once prints the same when it is read and written again. */
+/* bench_journal_resume() on any bytes, or on any bytes behind a valid head. The rows that it reads can be written to a new
+ * journal, and reading and writing that one again gives the same text. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 
 static const bench_journal_head head = {.item = {{"command", "run"}, {"cpu", "a \"CPU\""}}, .count = 2};
 
-/* All rows written behind a head into the file of `slot`; the text belongs to the caller. */
+/* Writes a journal of all rows into the file of `slot`. The caller frees the returned text. */
 static char *write_rows(int slot, const bench_rows *rows, size_t *bytes) {
   const char *path = fuzz_file(slot, "", 0);
   FILE *journal = bench_journal_create(path, &head);
@@ -41,7 +41,7 @@ static void check_round_trip(const bench_rows *rows) {
   free(text_again);
 }
 
-/* The first byte says whether a head that fits is put in front. */
+/* If the first byte is '+', the others come behind a valid head. */
 static const char *make_file(const uint8_t *data, size_t size) {
   if (!size || data[0] != '+') return fuzz_file(0, data, size);
   const char *path = fuzz_file(0, "", 0);

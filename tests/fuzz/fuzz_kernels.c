@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Every kernel on problems and data made of any bytes (problem.c): what it takes must be right by the second oracle
- * (dense.c) within the limits of docs/numerics.md, inside its tensors, and refused where the arguments do not fit. */
+/* Every kernel on problems and data made of any bytes (problem.c). Its answers must agree with the second oracle (dense.c)
+ * within the limits of docs/numerics.md, it must write only its own elements, and refuse arguments that do not fit. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 #include "dense.h"
 #include "problem.h"
 
-/* ---- What a kernel left --------------------------------------------------------------------------------------------- */
+/* ---- Outputs -------------------------------------------------------------------------------------------------------- */
 
 static double load_output(const fuzz_problem *f, int64_t element) {
   float value;
@@ -21,7 +21,7 @@ static double load_output(const fuzz_problem *f, int64_t element) {
   return value;
 }
 
-/* Owned elements get the poison back once they are checked, so that what is left without poison was not theirs. */
+/* The value of an element. Poisons the element again, so that later all elements without poison were written wrongly. */
 static double take(fuzz_problem *f, fuzz_name name, int64_t element) {
   fuzz_tensor *t = &f->tensor[name];
   const double value = name == FUZZ_O ? load_output(f, element) : attn_oracle_load(t->data, ATTN_F32, element);
@@ -42,7 +42,7 @@ static void check_row(fuzz_problem *f, const attn_kernel_info *kernel, const den
   const bool varlen = p->uses & ATTN_USE_VARLEN;
   const int64_t token = at.i + (varlen ? f->args.cu_seqlens_q[at.b] : 0);
   const bench_row_limits limits = bench_limits_of_row(p, &kernel->numerics, &row->facts, false);
-  const bool fits = row->facts.abs_sum < 1e30; /* larger scores may overflow float32 on the way: no answer is promised */
+  const bool fits = row->facts.abs_sum < 1e30; /* larger scores may overflow float32, and no answer is promised */
   const int64_t first = element_of(&f->tensor[FUZZ_O], varlen, at.b, at.h, token);
   for (int64_t d = 0; d < p->dim_v; d++) {
     const double got = take(f, FUZZ_O, first + d * f->tensor[FUZZ_O].stride[3]);
@@ -77,13 +77,13 @@ static void check_outputs(fuzz_problem *f, const attn_kernel_info *kernel, const
 
 /* ---- Running a kernel ------------------------------------------------------------------------------------------------ */
 
-/* A pool of one thread that hands out tasks from the last to the first, to workers in turn. */
+/* A pool with one thread. It runs the tasks from the last to the first, by all workers in turn. */
 static void run_backwards(void *pool, int64_t tasks, int workers, attn_task_fn task, void *context) {
   (void)pool;
   for (int64_t i = tasks - 1; i >= 0; i--) task(context, i, (int)(i % workers));
 }
 
-/* Arguments that do not fit must be refused. */
+/* Arguments that do not fit must be refused. The bits of `mistake` choose which ones are tried. */
 static void check_refusals(const attn_plan *plan, const fuzz_problem *f, void *workspace, size_t bytes, uint8_t mistake) {
   attn_args args = f->args;
   const attn_problem *p = &f->problem;
@@ -131,7 +131,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   dense_row *rows = dense_answer(&f.problem, &f.args);
   for (int i = 0; i < attn_kernel_count(); i++) {
     const attn_kernel_info *kernel = attn_kernel_get(i);
-    const bool slow = kernel->library[0]; /* to plan: now and then will do */
+    const bool slow = kernel->library[0]; /* its plans take long, so only one input in eight runs it */
     if (attn_kernel_unusable(kernel) || slow != (libraries % 8 == 7)) continue;
     run_kernel(&f, kernel, rows, how);
   }

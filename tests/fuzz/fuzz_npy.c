@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* npy_read: any bytes as a file. What it takes can be written and read again, and is the same then. */
+/* npy_read() on any bytes. An array that it reads can be written and read again and stays the same. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +15,7 @@ static const size_t element_bytes[] = {
 static void check_round_trip(const npy_array *array) {
   char error[600];
   npy_array again;
-  char path[64]; /* not fuzz_file(): a file in memory has no folder in which another could take its place */
+  char path[64]; /* not fuzz_file(): npy_write() renames a temporary file, which needs a folder */
   snprintf(path, sizeof path, "/dev/shm/fuzz_npy.%ld", (long)getpid());
   if (!npy_write(path, array)) fuzz_fail("cannot be written");
   if (npy_read(path, &again, error, sizeof error)) fuzz_fail("cannot be read again: %s", error);

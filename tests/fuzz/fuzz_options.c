@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What a user may type: options, axes, kernel patterns, CPU lists, single values. The first byte chooses the parser. */
+/* The parsers of the command line: options, axes, kernel patterns, CPU lists, single values. The first byte chooses one. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -62,7 +62,7 @@ static void parse_axes(const char *text) {
   free(copy);
 }
 
-/* ---- Kernels: a line of names, of algorithms, of tiers ---------------------------------------------------------------- */
+/* ---- Kernels: a line of names, one of algorithms, one of tiers -------------------------------------------------------- */
 
 static void parse_patterns(const char *text) {
   static bench_selection selection;
@@ -99,7 +99,7 @@ static void parse_cpus(const char *text) {
   if (!CPU_COUNT(&set) || !CPU_EQUAL(&both, &set)) fuzz_fail("an empty set, or CPUs that are not allowed");
 }
 
-/* A list that is read, written and read again is the same set. */
+/* A list that is read, written and read again gives the same set. */
 static void parse_cpu_list(const char *text) {
   cpu_set_t set, again;
   char list[4 * CPU_SETSIZE];

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* Problems whose fields hold any bits: each is refused with a sentence or planned, and never more; sizes overflow nowhere.
- */
+/* Problems whose fields hold any bits are planned or refused with a sentence, and no size overflows. */
 #include <math.h>
 #include <string.h>
 
 #include "attn/attn.h"
 #include "fuzz.h"
 
-/* Any bits, or a small number, or one near a border. */
+/* Any bits, a small number, or one near the border of an integer type. */
 static int64_t read_number(fuzz_bytes *bytes) {
   static const int64_t borders[] = {
       0, 1, -1, INT64_MAX, INT64_MIN, INT64_MAX - 1, INT32_MAX, (int64_t)1 << 31, (int64_t)1 << 32, (int64_t)1 << 60};

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* safetensors_read: any bytes as a file. Every element of every tensor that it gives lies in memory. */
+/* safetensors_read() on any bytes. All elements of the tensors that it returns can be read. */
 #include <string.h>
 
 #include "examples/safetensors.h"
 #include "fuzz.h"
 
-/* Through memcpy, as the values may be any bits. */
+/* By memcpy(), because the values may be any bits. */
 static void read_all(const safetensor *tensor) {
   int64_t count = 1;
   uint32_t word;

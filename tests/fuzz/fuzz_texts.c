@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The readers of presets, goals and case ids. The first byte chooses. What they take is taken further, as commands do. */
+/* The readers of presets, goals and case ids. The first byte chooses one. Commands' functions then use the cases read. */
 #include <stdio.h>
 #include <string.h>
 
@@ -10,7 +10,7 @@
 #include "fuzz.h"
 #include "goals/goals.h"
 
-enum { MOST_CASES = 300 }; /* of a grid; more take time and show nothing new */
+enum { MOST_CASES = 300 }; /* of a grid; larger grids are not expanded, because they would only take time */
 
 static void use_case(const bench_case *bench) {
   if (bench->invalid[0]) return;
@@ -58,7 +58,7 @@ static void read_goals(const char *text) {
   bench_goals_clear(&list);
 }
 
-/* All but the padding of the struct, which may hold anything. */
+/* Compares all fields, but not the padding of the struct. */
 static bool is_same(const attn_problem *a, const attn_problem *b) {
   const size_t sizes = offsetof(attn_problem, dtype_q) - offsetof(attn_problem, batch);
   const size_t strides = offsetof(attn_problem, score) - offsetof(attn_problem, q_stride);
@@ -68,7 +68,7 @@ static bool is_same(const attn_problem *a, const attn_problem *b) {
          a->window_right == b->window_right && a->uses == b->uses;
 }
 
-/* The id of a case that an id stands for stands for the same case. */
+/* A case read from an id has an id of its own. Reading that one must give the same case. */
 static void read_id(const char *text) {
   static bench_case bench, again;
   bench_spec spec;

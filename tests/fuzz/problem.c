@@ -84,7 +84,7 @@ static void read_uses(fuzz_bytes *bytes, attn_problem *p) {
 
 typedef enum may { MAY_BROADCAST, MAY_NOT_BROADCAST } may;
 
-/* Axes in any order, with gaps, backwards, and for inputs repeated. A first byte below 0x60 means dense. */
+/* Axes in any order, with gaps and negative strides; inputs also with strides of 0. A first byte below 0x60 means dense. */
 static void read_strides(fuzz_bytes *bytes, const int64_t extent[4], may broadcast, int64_t stride[4]) {
   const bool dense = fuzz_byte(bytes) < 0x60;
   uint64_t choice = dense ? 0 : fuzz_word(bytes);
@@ -104,7 +104,7 @@ static void read_strides(fuzz_bytes *bytes, const int64_t extent[4], may broadca
   }
 }
 
-/* Shape of the tensor, then its strides. */
+/* Sets the shape of a tensor and reads its strides. */
 static void read_tensor(fuzz_bytes *bytes, fuzz_tensor *t, size_t element_bytes, const int64_t extent[4], may broadcast) {
   memcpy(t->extent, extent, sizeof t->extent);
   t->element_bytes = element_bytes;
@@ -170,9 +170,9 @@ static void set_tables(fuzz_problem *f) {
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------- */
 
-enum { SLOT = 4 << 20, GUARD = 1 << 16 }; /* GUARD: the largest page of any of our machines */
+enum { SLOT = 4 << 20, GUARD = 1 << 16 }; /* GUARD: the largest page size of our machines */
 
-/* Places for all tensors, each between two inaccessible pages; made once. */
+/* Memory for all tensors, each between two inaccessible pages. Allocated once. */
 static unsigned char *arena(void) {
   static unsigned char *memory;
   if (memory) return memory;
@@ -189,7 +189,7 @@ static void protect(int tensor, int access) {
   if (mprotect(slot_of(tensor), SLOT, access)) fuzz_fail("memory cannot be protected");
 }
 
-/* Sets the span, and lays it flush with the page before it or behind it. */
+/* Sets the span of a tensor and places it so that it touches the page behind it or before it. */
 static void place(fuzz_tensor *t, int tensor, bool behind) {
   int64_t low = 0, high = 0;
   bool empty = false;
@@ -233,14 +233,14 @@ static uint64_t next_random(void) { /* xorshift64* (Vigna 2016) */
   return random_state * 0x2545f4914f6cdd1du >> 32;
 }
 static int64_t random_below(int64_t count) { return (int64_t)(next_random() % (uint64_t)count); }
-/* Near enough to a normal distribution, and within +-6. */
+/* Nearly a normal distribution, within +-6. */
 static double random_normal(void) {
   double sum = -6;
   for (int i = 0; i < 12; i++) sum += (double)next_random() * 0x1p-32;
   return sum;
 }
 
-/* Cuts off what float16 does not hold. */
+/* Truncates to float16. */
 static uint16_t half_of(double value) {
   const uint16_t sign = signbit(value) ? 0x8000 : 0;
   int exponent;
@@ -265,7 +265,7 @@ static attn_dtype dtype_of(const attn_problem *p, fuzz_name tensor) {
   return tensor == FUZZ_Q ? p->dtype_q : tensor == FUZZ_K || tensor == FUZZ_V ? p->dtype_kv : ATTN_F32;
 }
 
-/* Calls fill(t, element) for every element that indices reach. */
+/* Calls fill() for every element of the tensor. */
 static void for_each(fuzz_tensor *t, void (*fill)(fuzz_tensor *t, int64_t element, void *context), void *context) {
   int64_t i[4];
   for (i[0] = 0; i[0] < t->extent[0]; i[0]++)
@@ -281,7 +281,7 @@ static void for_each(fuzz_tensor *t, void (*fill)(fuzz_tensor *t, int64_t elemen
 typedef struct filling {
   attn_dtype dtype;
   double magnitude, offset;
-  int64_t one_in; /* bias: that many elements are finite for one -inf; masks: allowed for one masked; 0 = all */
+  int64_t one_in; /* one element in one_in + 1 is -inf (bias) or masked (mask); 0 = none */
 } filling;
 
 static void fill_normal(fuzz_tensor *t, int64_t element, void *context) {
@@ -310,7 +310,7 @@ static void read_values(fuzz_bytes *bytes, fuzz_problem *f) {
   }
 }
 
-/* Up to four elements become special: NaN, infinite, zero, huge or denormal. */
+/* Up to three elements become NaN, infinite, zero, huge or denormal. */
 static void read_specials(fuzz_bytes *bytes, fuzz_problem *f) {
   static const double specials[] = {NAN, INFINITY, -INFINITY, 0, -0.0, 3.4e38, -3.4e38, 1e-40, -65504, 1e-7};
   for (int count = fuzz_byte(bytes) & 3; count > 0; count--) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Bytes -> a valid attention problem with its data, small enough for thousands of runs a second. Every tensor lies between
- * inaccessible pages, flush with one of them; inputs cannot be written. */
+/* Makes a valid attention problem with its data of any bytes, small enough for thousands of runs per second. Every tensor
+ * lies between inaccessible pages and touches one of them; inputs are read-only. */
 #ifndef TESTS_FUZZ_PROBLEM_H
 #define TESTS_FUZZ_PROBLEM_H
 
@@ -11,8 +11,8 @@
 typedef struct fuzz_tensor {
   int64_t extent[4], stride[4]; /* elements */
   size_t element_bytes, bytes;  /* of the span, gaps included */
-  int64_t first;                /* where in the span element [0][0][0][0] lies, in elements */
-  unsigned char *data;          /* the span; NULL: not used */
+  int64_t first;                /* index of element [0][0][0][0] in the span */
+  unsigned char *data;          /* the span; NULL if the problem does not use the tensor */
 } fuzz_tensor;
 
 typedef enum fuzz_name {
