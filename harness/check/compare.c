@@ -229,12 +229,8 @@ bool bench_is_approximate(const attn_problem *problem, const attn_numerics *nume
   return numerics->exp_error > rounding || (problem->dtype_kv != ATTN_F32 && numerics->p_rounding > rounding);
 }
 
-/* Comparisons are written so that a NaN anywhere fails. */
-static double ratio_of(double error, double limit) {
-  if (error <= limit) return limit < INFINITY ? error / limit : 0.0;
-  double ratio = error / limit;
-  return ratio > 1.0 && ratio < INFINITY ? ratio : INFINITY;
-}
+/* INFINITY where the error is infinite or one of the two is a NaN. */
+static double ratio_of(double error, double limit) { return error < INFINITY && !isnan(limit) ? error / limit : INFINITY; }
 
 /* The largest error that a finite output may have before it is stored. */
 static double error_limit(const bench_row_limits *limits, double o, double m, double w) {

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: MIT */
+/* The formulas of docs/numerics.md, written once more: every term of every limit, with numbers that make it visible. */
+#include <math.h>
+
+#include "check/check.h"
+#include "kernels/common/dtypes.h"
+#include "support.h"
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+
+static void assert_near(double got, double wanted) {
+  if (!(fabs(got - wanted) <= 1e-13 * fabs(wanted))) fail_msg("%.17g, should be %.17g", got, wanted);
+}
+
+/* ---- Limits of a row ------------------------------------------------------------------------------------------------- */
+
+typedef struct row {
+  attn_problem problem;
+  attn_numerics numerics;
+  attn_oracle_row facts;
+} row;
+
+static row row_of(attn_score score, attn_dtype dtype_kv) {
+  row r = {.numerics = {.exp_error = 0x1p-19, .p_rounding = 0x1p-9},
+           .facts = {.lse = -2.5, .abs_sum = 3, .allowed = 100, .max_v = 4, .max_q = 2, .max_k = 5, .exists = true}};
+  attn_problem_init(&r.problem, 1, 1, 1, 1, 200, 36, 8);
+  r.problem.score = score;
+  r.problem.dtype_kv = dtype_kv;
+  return r;
+}
+
+typedef struct limits {
+  double proven, sharp, lost;
+} limits;
+
+static limits limits_by_hand(const row *r) {
+  const double u = 0x1p-24, eps = r->numerics.exp_error, f = r->numerics.input_flush, n = (double)r->facts.allowed;
+  const double u_p = r->problem.dtype_kv == ATTN_F32 ? 0 : r->numerics.p_rounding, scale = fabs((double)r->problem.scale);
+  const double terms = r->problem.score == ATTN_SCORE_PRECOMPUTED ? 0 : 36;
+  const double tanhs = (r->problem.score == ATTN_SCORE_ADDITIVE ? 1 : 0) + (r->problem.softcap > 0 ? 1 : 0);
+  const double bend = tanhs * (2 * eps + 4 * u), rescales = 1 + floor(n / 16);
+  double vanish = 0;
+  if (r->problem.score == ATTN_SCORE_DOT)
+    vanish = 36 * (scale * f * (r->facts.max_q + r->facts.max_k) + 0x1p-126 * (scale + r->facts.max_k));
+  return (limits){
+      .proven = (u * (terms + 16) + bend) * r->facts.abs_sum + vanish + eps * (1 + rescales) + u_p + u * (n + rescales + 4),
+      .sharp = (u * (4 + sqrt(terms)) + bend) * r->facts.abs_sum + vanish + eps + u * (sqrt(n) + 4),
+      .lost = n * 0x1p-125 * r->facts.max_v + (2 * n + 4) * (f > 0 ? 0x1p-126 : 0x1p-149) + f};
+}
+
+static void expect_formulas(const row *r) {
+  const limits wanted = limits_by_hand(r);
+  const double u_p = r->problem.dtype_kv == ATTN_F32 ? 0 : r->numerics.p_rounding;
+  const double lse_rounding = 4 * 0x1p-24 * (1 + fabs(r->facts.lse));
+  for (int zero_mean = 0; zero_mean < 2; zero_mean++) {
+    const bench_row_limits got = bench_limits_of_row(&r->problem, &r->numerics, &r->facts, zero_mean);
+    assert_near(got.proven, wanted.proven);
+    assert_near(got.sharp, wanted.sharp);
+    assert_near(got.lost, wanted.lost);
+    assert_near(got.lse, lse_rounding + (zero_mean ? fmin(wanted.proven, wanted.sharp + u_p) : wanted.proven));
+    assert_true(got.max_v == r->facts.max_v && got.p_rounding == u_p);
+    assert_true(got.both == zero_mean && got.empty == (r->facts.allowed == 0) && got.dtype_o == r->problem.dtype_o);
+    assert_true(got.store_error == attn_dtype_of(r->problem.dtype_o).roundoff);
+  }
+}
+
+TEST(limits_follow_the_formulas) {
+  static const attn_score scores[] = {ATTN_SCORE_DOT, ATTN_SCORE_PRECOMPUTED, ATTN_SCORE_ADDITIVE, ATTN_SCORE_GAUSSIAN};
+  static const attn_dtype types[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
+  for (size_t score = 0; score < COUNT(scores); score++)
+    for (size_t type = 0; type < COUNT(types); type++)
+      for (int softcap = 0; softcap < 2; softcap++) {
+        row r = row_of(scores[score], types[type]);
+        r.problem.dtype_o = types[type];
+        r.problem.softcap = softcap ? 0.75f : 0.0f;
+        expect_formulas(&r);
+      }
+}
+
+TEST(rescales_are_counted_in_whole_tiles_of_16_keys) {
+  for (int64_t n = 0; n <= 33; n++) {
+    row r = row_of(ATTN_SCORE_DOT, ATTN_F32);
+    r.facts.allowed = n;
+    expect_formulas(&r);
+  }
+}
+
+/* Underflow and flushed inputs, of a size that other terms do not hide. */
+TEST(what_vanishes_is_part_of_the_limits) {
+  row r = row_of(ATTN_SCORE_DOT, ATTN_BF16);
+  r.problem.scale = -1e37f;
+  r.facts.max_k = 1e36;
+  r.facts.max_v = 1e37;
+  expect_formulas(&r);
+  r.facts.max_k = 1e37;
+  r.problem.scale = 1;
+  expect_formulas(&r);
+  r.facts.max_k = 5;
+  r.numerics.input_flush = 0.25;
+  expect_formulas(&r);
+  r.problem.score = ATTN_SCORE_GAUSSIAN;
+  expect_formulas(&r);
+}
+
+/* Exactly: 24 results and what is flushed. */
+TEST(the_smallest_results_are_lost) {
+  row r = row_of(ATTN_SCORE_DOT, ATTN_F32);
+  r.facts.max_v = 0;
+  r.facts.allowed = 10;
+  assert_true(bench_limits_of_row(&r.problem, &r.numerics, &r.facts, false).lost == 24 * 0x1p-149);
+  r.numerics.input_flush = 0x1p-126;
+  assert_true(bench_limits_of_row(&r.problem, &r.numerics, &r.facts, false).lost == 25 * 0x1p-126);
+}
+
+/* An infinite input widens no limit of a kernel that flushes nothing. */
+TEST(nothing_is_flushed_of_infinite_inputs) {
+  row r = row_of(ATTN_SCORE_DOT, ATTN_F32);
+  r.facts.max_q = INFINITY;
+  assert_true(isfinite(bench_limits_of_row(&r.problem, &r.numerics, &r.facts, false).proven));
+  r.numerics.input_flush = 0x1p-126;
+  assert_true(isinf(bench_limits_of_row(&r.problem, &r.numerics, &r.facts, false).proven));
+}
+
+TEST(limits_that_are_no_numbers_fail) {
+  bench_row_limits l = {.dtype_o = ATTN_F32, .lse = NAN, .lost = NAN};
+  assert_true(isinf(bench_lse_ratio(&l, 0, 0)) && isinf(bench_output_ratio(&l, 1, 1, 1, 1)));
+}
+
+TEST(two_answers_may_differ_by_the_sum) {
+  const bench_row_limits a = {1, 2, 3, 4, 5, 6, 7, ATTN_F32, true, false}, b = {10, 20, 30, 40, 50, 60, 70, ATTN_BF16, 0, 0};
+  bench_row_limits sum = a;
+  bench_limits_add(&sum, &b);
+  assert_true(sum.proven == 11 && sum.sharp == 22 && sum.lost == 33 && sum.lse == 44);
+  assert_true(sum.max_v == 5 && sum.p_rounding == 66 && sum.store_error == 77);
+  assert_true(sum.dtype_o == ATTN_F32 && sum.both && !sum.empty);
+}
+
+/* ---- Errors against limits ------------------------------------------------------------------------------------------- */
+
+/* A limit of 1/4 + 1/8 at o = 0, and what storing adds. */
+static const bench_row_limits simple = {.proven = 1, .sharp = 0.125, .lost = 0.125, .lse = 0.25, .max_v = 3, .both = true};
+
+TEST(the_sharp_limit_grows_with_m_and_w) {
+  bench_row_limits l = simple;
+  const double least = 0x1p-150; /* half of float32's smallest number */
+  assert_near(bench_output_ratio(&l, 0, 1, 0, 0.375), 0.375 / (0.375 + least));
+  assert_near(bench_output_ratio(&l, 0, 3, 0, 0.5), 0.5 / 0.875);
+  l.p_rounding = 0.125;
+  assert_near(bench_output_ratio(&l, 0, 1, 2, 0.5), 0.5 / (0.375 + 6 * 0.125 * 2));
+  l.store_error = 0.25;
+  assert_near(bench_output_ratio(&l, -2, 1, 2, -2.5), 0.5 / (1.875 + 0.25 * (2 + 1.875)));
+}
+
+/* Of both limits the smaller; without zero mean the proven one. */
+TEST(the_proven_limit_grows_with_m) {
+  bench_row_limits l = simple;
+  l.both = false;
+  l.proven = 0.25;
+  assert_near(bench_output_ratio(&l, 0, 2, 0, 1), 1 / (2 * expm1(0.5) + 0.125));
+  l.both = true;
+  l.sharp = 10;
+  assert_near(bench_output_ratio(&l, 0, 2, 0, 1), 1 / (2 * expm1(0.5) + 0.125));
+  l.proven = 0.5; /* weights may be off by their size: O may be any mean of V */
+  assert_near(bench_output_ratio(&l, 1, 2, 0, 2), 1 / (2 * (3 + 1) + 0.125));
+  l.proven = 0.4999;
+  assert_near(bench_output_ratio(&l, 1, 2, 0, 2), 1 / (2 * expm1(0.9998) + 0.125));
+}
+
+/* An error of exactly the limit passes; the next one does not, whatever the quotient is rounded to. */
+TEST(errors_of_exactly_the_limit_pass) {
+  bench_row_limits l = simple;
+  assert_true(bench_lse_ratio(&l, 1, 1.25) == 1 && bench_lse_ratio(&l, 1, 0.75) == 1);
+  assert_true(bench_lse_ratio(&l, 1, nextafter(1.25, 2)) > 1 && bench_lse_ratio(&l, 1, nextafter(0.75, 0)) > 1);
+  assert_near(bench_lse_ratio(&l, 1, 1.5), 2);
+  assert_true(bench_lse_ratio(&l, 0, 0.125) == 0.5);
+}
+
+TEST(limits_without_end_pass_what_is_finite) {
+  bench_row_limits l = simple;
+  l.lse = INFINITY;
+  assert_true(bench_lse_ratio(&l, 0, 1e300) == 0);
+  assert_true(isinf(bench_lse_ratio(&l, 0, INFINITY)) && isinf(bench_lse_ratio(&l, 0, -INFINITY)));
+  assert_true(isinf(bench_lse_ratio(&l, 0, NAN)) && bench_lse_ratio(&l, NAN, NAN) == 0 &&
+              isinf(bench_lse_ratio(&l, NAN, 0)));
+  assert_true(bench_lse_ratio(&l, -INFINITY, -INFINITY) == 0 && isinf(bench_lse_ratio(&l, INFINITY, -INFINITY)));
+}
+
+/* Outputs near the end of their type's range may round to infinity, of their own sign. */
+TEST(overflowing_outputs_may_be_infinite) {
+  static const struct {
+    attn_dtype type;
+    double overflow;
+  } types[] = {{ATTN_F16, 65520}, {ATTN_F32, 0x1.ffffffp127}, {ATTN_BF16, 0x1.ffp127}};
+  for (size_t i = 0; i < COUNT(types); i++)
+    for (double sign = -1; sign <= 1; sign += 2) {
+      bench_row_limits l = simple;
+      l.dtype_o = types[i].type;
+      l.lost = types[i].overflow / 0x1p12; /* the whole limit: m = 0 */
+      const double edge = sign * (types[i].overflow - l.lost), inside = sign * (types[i].overflow - 1.001 * l.lost);
+      assert_true(bench_output_ratio(&l, edge, 0, 0, sign * (double)INFINITY) == 0);
+      assert_true(isinf(bench_output_ratio(&l, edge, 0, 0, -sign * (double)INFINITY)));
+      assert_true(isinf(bench_output_ratio(&l, inside, 0, 0, sign * (double)INFINITY)));
+      assert_true(fabs(bench_output_ratio(&l, edge, 0, 0, edge - 0.5 * l.lost) - 0.5) < 1e-6);
+    }
+}
+
+/* Half of the smallest number of the type may be lost in storing. */
+TEST(outputs_round_to_the_smallest_numbers) {
+  static const attn_dtype types[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
+  static const double smallest[] = {0x1p-149, 0x1p-24, 0x1p-133};
+  for (size_t i = 0; i < COUNT(types); i++) {
+    const bench_row_limits l = {.dtype_o = types[i]};
+    assert_near(bench_output_ratio(&l, 0, 0, 0, smallest[i] / 4), 0.5);
+  }
+}
+
+TEST(rows_without_keys_are_zero) {
+  const bench_row_limits l = {.lost = 1, .empty = true};
+  assert_true(bench_output_ratio(&l, 0, 1, 1, 0) == 0 && isinf(bench_output_ratio(&l, 0, 1, 1, 0x1p-149)));
+  assert_true(isinf(bench_output_ratio(&l, 0x1p-149, 1, 1, 0)));
+}
