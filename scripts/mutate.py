@@ -51,8 +51,8 @@ AREAS = (
                   " edge_avx2 edge_c conformance_avx2 conformance_c edge_avx512 conformance_avx512 bf16_amx conformance_amx"
                   " guard_pages bits"),
     ("harness/check/structure*", "structure_mutants layer mutants check cli"),
-    ("harness/check/*", "choose_rows error_limits common goals layer timing check liars structure_mutants mutants cli"
-                        " eval_numpy"),
+    ("harness/check/*", "choose_rows error_limits compare common goals layer timing check liars"
+                        " structure_mutants mutants cli eval_numpy"),
     ("harness/timing/*", "stats row timing goals layer liars cli"),
     ("harness/goals/*", "goals timing cli"),
     ("harness/layers/*", "layer nn_layers layer_family cli"),

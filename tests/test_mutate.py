@@ -44,6 +44,9 @@ FAULTS = {  # a statement, and all that may become of it
     # no faults: declarations, buffers, text, comments, assertions, pointers, macros
     "int x = y;": "",
     "char text[160];": "",
+    "long long a[2], b[3 * N];": "long long a[2], b[3 / N];",
+    'char a[40] = "", b[80] = "x";': "",
+    "x = a[3];": "x = a[4]; | ;",
     'say("a < 1, b + 2");': ";",
     "/* a < b */": "",
     "assert(a < b && f(c) == 1);": "",

@@ -32,7 +32,7 @@ STATEMENT = re.compile(r"^(?P<head>\s+(?:(?:if|for|while) \(.*?\) |else )?)"
                        r"(?P<body>(?:\(void\))?\w[\w.>\-]*\(.*\);|[\w.>\-\[\]()*+/ ]+ [-+*/|&]?= .*;"
                        r"|[\w.>\-\[\]]+(?:\+\+|--);|break;|continue;|return;)$")
 DECLARES = re.compile(r"^(?!return|else|goto)[A-Za-z_]\w* (?:const )?(?:\*+|[A-Za-z_])")
-ARRAY = re.compile(r"^\s*(?:static |const )*\w+ \w+\[[^]]*\](?: = \"\")?;")
+BUFFER = re.compile(r"\s*(?!return|else|case)(?:[a-z]\w* )+(?:(?:[^=;{]|= \0)*, )?\w+\[[^]]*")  # a declaration up to a size
 
 
 def blanked(text):
@@ -60,9 +60,9 @@ def swapped_text(code, line):
 
 
 def other_constants(code, line):
-    if ARRAY.match(code):
-        return  # a buffer may be longer
     for match in INTEGER.finditer(code):
+        if BUFFER.fullmatch(code[:match.start()]):
+            continue  # a buffer may be longer
         new = {"0": "1", "1": "0"}.get(match.group(), str(int(match.group()) + 1))
         yield line[:match.start()] + new + line[match.end():], "constant"
     for match in FLOAT.finditer(code):
