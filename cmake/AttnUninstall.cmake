@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-# cmake -DBUILD=FOLDER -P AttnUninstall.cmake: removes the files that `cmake --install FOLDER` wrote last, by the list that it
-# left there, and the folders of ours that are empty then.
+# cmake -DBUILD=FOLDER -P AttnUninstall.cmake: removes the files that `cmake --install FOLDER` wrote last, by the list that
+# it left there, and the folders of ours that are empty then.
 file(GLOB manifests ${BUILD}/install_manifest*.txt)
 if(NOT manifests)
   message(FATAL_ERROR "nothing was installed from ${BUILD}: it holds no install_manifest.txt")
