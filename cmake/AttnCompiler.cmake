@@ -3,6 +3,15 @@
 add_library(attn_warnings INTERFACE)
 target_compile_options(attn_warnings INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes
                                                -Wpointer-arith -Wvla -Wundef $<$<BOOL:${ATTN_WERROR}>:-Werror>)
+if(WIN32) # printf as in C11. Other builds check its formats, of which this compiler knows those of Microsoft.
+  target_compile_definitions(attn_warnings INTERFACE __USE_MINGW_ANSI_STDIO=1)
+  target_compile_options(attn_warnings INTERFACE -Wno-format -Wno-format-extra-args
+                                                 -Wno-float-conversion) # of its isfinite()
+  if(CMAKE_C_COMPILER_ID STREQUAL "GNU" AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    # The stack of Windows is aligned to 16 bytes. gcc spills wider vectors by moves that fault there (gcc bug 54412).
+    target_compile_options(attn_warnings INTERFACE -Wa,-muse-unaligned-vector-move)
+  endif()
+endif()
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES) # part of a project that chooses none
   target_compile_options(attn_warnings INTERFACE -O3)
 endif()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 # Optional packages, each AUTO, ON or OFF. AUTO takes what is there; ON fails with the package to install.
-# OpenMP: ATTN_OPENMP_TARGET for what is compiled here. Who links libattn.a needs no OpenMP compiler, only the runtime library:
-# ATTN_OPENMP_LIBRARIES, names where the linker finds them by itself, else paths.
+# OpenMP: ATTN_OPENMP_TARGET for what is compiled here. Who links libattn.a needs no OpenMP compiler, only the runtime
+# library: ATTN_OPENMP_LIBRARIES, names where the linker finds them by itself, else paths.
 set(ATTN_OPENMP_TARGET "")
 set(ATTN_OPENMP_LIBRARIES "")
 set(ATTN_OPENMP_STATUS "off (ATTN_OPENMP=OFF): one thread unless the caller brings a pool")

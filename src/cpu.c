@@ -16,8 +16,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#ifdef __linux__
 #include <sys/syscall.h>
 #include <unistd.h>
+#endif
 
 enum { XCR0_AVX = 0x6, XCR0_AVX512 = 0xe6, XCR0_AMX = 0x60000 };
 enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
@@ -35,6 +37,9 @@ static bool all_set(uint64_t value, uint64_t bits) { return (value & bits) == bi
 static bool request_tiles(void) {
 #ifdef ATTN_EMULATE_AVX512
   return true;
+#elif !defined(__linux__) /* Windows 11 has a function of its own for that; this library does not call it */
+  errno = ENOTSUP;
+  return false;
 #else
   return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
 #endif

@@ -49,6 +49,9 @@ static intptr_t start_in_turn(intptr_t count) {
 }
 
 /* How many of `count` more threads the system allows, by trying. */
+#ifdef _WIN32
+static int count_startable(int count) { return (int)start_in_turn(count); }
+#else
 static int count_startable(int count) {
   sigset_t all, before;
   sigfillset(&all);
@@ -57,6 +60,7 @@ static int count_startable(int count) {
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   return startable;
 }
+#endif
 
 /* A child of fork() has none of the threads that OpenMP started for its parent, and would wait for them forever: in the
  * thread that forked, loops are serial. A team of one leaves the threads of the last team as they are. */

@@ -10,6 +10,7 @@
 #include "dispatch.h"
 #include "error.h"
 #include "float_mode.h"
+#include "kernels/common/aligned.h"
 #include "kernels/common/memory.h"
 #include "parallel.h"
 #include "problem.h"
@@ -232,13 +233,13 @@ attn_status attn_sdpa(const attn_problem *problem, const attn_args *args) {
   attn_status status = attn_plan_create(problem, NULL, &plan);
   if (status != ATTN_OK) return status;
   size_t bytes = plan->workspace_bytes;
-  void *workspace = bytes ? aligned_alloc(ATTN_MEMORY_ALIGN, bytes) : NULL;
+  void *workspace = bytes ? attn_aligned_alloc(ATTN_MEMORY_ALIGN, bytes) : NULL;
   if (bytes && !workspace)
     status =
         attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: the workspace of %s needs %zu bytes", plan->kernel->info.name, bytes);
   else
     status = attn_plan_run(plan, args, workspace, bytes);
-  free(workspace);
+  attn_aligned_free(workspace);
   attn_plan_destroy(plan);
   return status;
 }

@@ -22,6 +22,7 @@
 #include "dispatch.h"
 #include "error.h"
 #include "float_mode.h"
+#include "kernels/common/aligned.h"
 #include "kernels/common/convert.h"
 #include "kernels/common/memory.h"
 #include "kernels/product.h"
@@ -151,7 +152,7 @@ static attn_status allocate(const attn_product_kernel *kernel, const attn_produc
   const size_t panel = (size_t)kernel->panel_columns * (size_t)panels * (size_t)w->depth; /* <= 2^63 */
   attn_product *product = NULL;
   if (panel <= SIZE_MAX / 8 - head - bias)
-    product = aligned_alloc(ATTN_MEMORY_ALIGN, head + bias + (panel * sizeof(float) + 63) / 64 * 64);
+    product = attn_aligned_alloc(ATTN_MEMORY_ALIGN, head + bias + (panel * sizeof(float) + 63) / 64 * 64);
   if (!product)
     return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: weights of %" PRId64 " x %" PRId64 " need %zu floats packed",
                      w->depth, w->columns, panel);
@@ -182,7 +183,7 @@ attn_status attn_product_create(const attn_product_weights *weights, const attn_
   return ATTN_OK;
 }
 
-void attn_product_destroy(attn_product *product) { free(product); }
+void attn_product_destroy(attn_product *product) { attn_aligned_free(product); }
 
 const char *attn_product_name(const attn_product *product) { return product ? product->kernel->name : ""; }
 

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "data/generate.h"
+#include "kernels/common/aligned.h"
 #include "kernels/common/indexing.h"
 
 /* The first is a NaN in every float type. The second is a large number in float32 and bfloat16. An element that holds one
@@ -60,7 +61,7 @@ static bool is_guard(const unsigned char *zone) {
 
 /* Runs in another workspace, between guard zones: memory[guard][workspace][guard]. */
 static bool run_elsewhere(watched_kernel *w) {
-  unsigned char *memory = aligned_alloc(64, (w->workspace_bytes + 63) / 64 * 64 + 2 * BENCH_GUARD_BYTES);
+  unsigned char *memory = attn_aligned_alloc(64, (w->workspace_bytes + 63) / 64 * 64 + 2 * BENCH_GUARD_BYTES);
   if (!memory) {
     bench_set_reason(&w->verdict, BENCH_ERROR, "no memory for a second workspace of %zu bytes", w->workspace_bytes);
     return false;
@@ -71,7 +72,7 @@ static bool run_elsewhere(watched_kernel *w) {
   const bool ran = run(w, SECOND_POISON, workspace), inside = is_guard(memory) && is_guard(after);
   if (ran && !inside)
     bench_set_reason(&w->verdict, BENCH_FAIL, "workspace: written outside its %zu bytes", w->workspace_bytes);
-  free(memory);
+  attn_aligned_free(memory);
   return ran && inside;
 }
 
@@ -191,11 +192,11 @@ static bool open_outputs(bench_reference *r, const bench_expected *expected) {
 
 attn_status bench_run_once(const attn_plan *plan, const attn_args *args) {
   const size_t bytes = attn_plan_workspace(plan);
-  void *workspace = aligned_alloc(64, bytes ? bytes : 64);
+  void *workspace = attn_aligned_alloc(64, bytes ? bytes : 64);
   if (!workspace) return ATTN_OUT_OF_MEMORY;
   memset(workspace, 0xff, bytes);
   const attn_status status = attn_plan_run(plan, args, workspace, bytes);
-  free(workspace);
+  attn_aligned_free(workspace);
   return status;
 }
 

@@ -7,6 +7,7 @@
 
 #include "check/check.h"
 #include "check/structure_private.h"
+#include "kernels/common/aligned.h"
 
 static const void *shift(const void *data, int64_t elements, size_t bytes) {
   return data ? (const char *)data + elements * (int64_t)bytes : NULL;
@@ -16,9 +17,9 @@ static const void *shift(const void *data, int64_t elements, size_t bytes) {
 
 void *bench_view_allocate(bench_view *v, int64_t count, size_t bytes) {
   const size_t rounded = ((size_t)count * bytes + 63) / 64 * 64;
-  void *memory = aligned_alloc(64, rounded ? rounded : 64);
+  void *memory = attn_aligned_alloc(64, rounded ? rounded : 64);
   if (!memory || v->owned_count == (int)(sizeof v->owned / sizeof *v->owned)) {
-    free(memory);
+    attn_aligned_free(memory);
     v->out_of_memory = true;
     return NULL;
   }
@@ -27,7 +28,7 @@ void *bench_view_allocate(bench_view *v, int64_t count, size_t bytes) {
 }
 
 void bench_view_clear(bench_view *v) {
-  for (int i = 0; i < v->owned_count; i++) free(v->owned[i]);
+  for (int i = 0; i < v->owned_count; i++) attn_aligned_free(v->owned[i]);
   v->owned_count = 0;
 }
 

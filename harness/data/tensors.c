@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "data/generate.h"
+#include "kernels/common/aligned.h"
 #include "machine/affinity.h"
 
 enum { ALIGNMENT = 64 };
@@ -114,7 +115,7 @@ size_t bench_tensors_size(const bench_case *bench) {
 /* Guard zones before and after; the data is aligned to 64 bytes. */
 static bool allocate_zones(bench_buffer *t, size_t *allocated) {
   size_t bytes = zoned_bytes(t);
-  unsigned char *memory = aligned_alloc(ALIGNMENT, bytes);
+  unsigned char *memory = attn_aligned_alloc(ALIGNMENT, bytes);
   if (!memory) return false;
   *allocated += bytes;
   t->memory = memory;
@@ -158,7 +159,7 @@ static void release(bench_buffer *t) {
   if (t->mapped_bytes)
     munmap(t->memory, t->mapped_bytes);
   else
-    free(t->memory);
+    attn_aligned_free(t->memory);
 }
 
 /* First element in stride order; NULL if the problem has no such tensor. */

@@ -12,6 +12,7 @@
 #include "check/check.h"
 #include "data/generate.h"
 #include "eval/eval.h"
+#include "kernels/common/aligned.h"
 #include "machine/affinity.h"
 #include "timing/setup.h"
 #include "timing/trial.h"
@@ -52,7 +53,7 @@ static bool prepare(const eval_rows *rows, bench_trial *t) {
   t->tensors = &rows->input->tensors;
   t->tensor_count = 1;
   t->workspace_bytes = attn_plan_workspace(t->plan);
-  t->workspace = aligned_alloc(64, t->workspace_bytes + 64);
+  t->workspace = attn_aligned_alloc(64, t->workspace_bytes + 64);
   if (!t->workspace) bench_conclude(t, BENCH_ERROR, "no memory for the workspace");
   return t->workspace;
 }
@@ -226,7 +227,7 @@ static void clear(eval_rows *rows) {
   for (eval_row *row = rows->row; row < rows->row + rows->count; row++) {
     bench_trial_clear(&row->trial);
     attn_plan_destroy(row->trial.plan);
-    free(row->trial.workspace);
+    attn_aligned_free(row->trial.workspace);
   }
   bench_expected_destroy(rows->oracle);
   eval_forget(rows->expected);

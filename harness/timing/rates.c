@@ -10,6 +10,7 @@
 
 #include "attn/extend.h"
 #include "base/clock.h"
+#include "kernels/common/aligned.h"
 #include "kernels/common/dtypes.h"
 #include "machine/affinity.h"
 #include "timing/stats.h"
@@ -141,7 +142,7 @@ static void read_own_buffer(reading *r) {
 #ifdef _OPENMP
   bench_thread_settle(omp_get_thread_num(), omp_get_num_threads());
 #endif
-  unsigned char *data = aligned_alloc(LINE, r->bytes);
+  unsigned char *data = attn_aligned_alloc(LINE, r->bytes);
   if (data) memset(data, FILL, r->bytes);
 #ifdef _OPENMP
 #pragma omp critical
@@ -164,7 +165,7 @@ static void read_own_buffer(reading *r) {
       r->failed |= wrong;
     }
   }
-  free(data);
+  attn_aligned_free(data);
 }
 
 double bench_read_bandwidth(size_t bytes, int threads) {

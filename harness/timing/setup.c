@@ -5,11 +5,12 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "cases/work.h"
+#include "kernels/common/aligned.h"
 #include "machine/affinity.h"
 #include "machine/cgroup.h"
+#include "machine/environment.h"
 
 static const double ROTATION_BYTES = 2147483648.0; /* most memory for the rotations of a cold cache */
 static const double ROTATED_CACHES = 4;            /* rotations are together so many times the last-level cache */
@@ -20,7 +21,7 @@ void bench_note(const bench_setup *s, const char *what, const char *kernel) {
 }
 
 double bench_last_cache_bytes(void) {
-  const long bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
+  const long long bytes = bench_cache_bytes(3);
   return bytes > 0 ? (double)bytes : USUAL_CACHE;
 }
 
@@ -141,7 +142,7 @@ void bench_setup_close(bench_setup *s) {
   for (int i = 0; i < s->count; i++) {
     attn_plan_destroy(s->trials[i].plan);
     bench_layer_unmake(s->trials[i].layer);
-    free(s->trials[i].workspace);
+    attn_aligned_free(s->trials[i].workspace);
     bench_trial_clear(&s->trials[i]);
   }
   bench_trial_clear(&s->control);

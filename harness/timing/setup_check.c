@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "cases/work.h"
 #include "check/structure.h"
+#include "kernels/common/aligned.h"
 #include "machine/affinity.h"
 #include "machine/cgroup.h"
 #include "timing/setup.h"
@@ -50,7 +51,7 @@ static bool open_workspace(bench_trial *t, size_t bytes) {
                    (double)bytes * 1e-9, BENCH_MEMORY_SHARE * 100);
     return false;
   }
-  t->workspace = aligned_alloc(64, bytes ? bytes : 64);
+  t->workspace = attn_aligned_alloc(64, bytes ? bytes : 64);
   if (!t->workspace) bench_conclude(t, BENCH_ERROR, "out of memory for a workspace of %zu bytes", bytes);
   return t->workspace;
 }

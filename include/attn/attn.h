@@ -39,7 +39,9 @@
 #define ATTN_VERSION_PATCH 0 /**< Changes when errors are corrected. */
 
 /** Marks what the shared libraries export. */
-#if defined(ATTN_SHARED) && defined(__GNUC__)
+#if defined(ATTN_SHARED) && defined(_WIN32)
+#define ATTN_API __declspec(dllexport)
+#elif defined(ATTN_SHARED) && defined(__GNUC__)
 #define ATTN_API __attribute__((visibility("default")))
 #else
 #define ATTN_API

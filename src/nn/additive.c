@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/common/aligned.h"
 #include "linear.h"
 
 struct attn_additive {
@@ -90,7 +91,7 @@ void attn_additive_destroy(attn_additive *layer) {
   attn_product_destroy(layer->query);
   attn_product_destroy(layer->key);
   attn_plan_destroy(layer->plan);
-  free(layer->score_weight);
+  attn_aligned_free(layer->score_weight);
   free(layer);
 }
 

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/common/aligned.h"
 #include "layer_norm.h"
 #include "linear.h"
 
@@ -188,7 +189,7 @@ void attn_block_destroy(attn_block *block) {
     attn_mha_destroy(block->sublayers[i].attention);
     attn_feed_forward_destroy(block->sublayers[i].feed_forward);
   }
-  free(block->norm_arrays);
+  attn_aligned_free(block->norm_arrays);
   free(block);
 }
 

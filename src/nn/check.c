@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "kernels/common/aligned.h"
+
 double attn_nn_now_ns(const void *profile) {
   struct timespec now = {0, 0};
   if (profile) clock_gettime(CLOCK_MONOTONIC, &now);
@@ -45,7 +47,7 @@ attn_status attn_nn_check_pointers(const attn_nn_pointer *pointers, int count) {
 
 void *attn_nn_allocate(const char *purpose, size_t bytes) {
   const size_t line = 64;
-  void *memory = bytes <= SIZE_MAX / 2 ? aligned_alloc(line, (bytes / line + 1) * line) : NULL;
+  void *memory = bytes <= SIZE_MAX / 2 ? attn_aligned_alloc(line, (bytes / line + 1) * line) : NULL;
   if (!memory) attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: %s needs %zu bytes", purpose, bytes);
   return memory;
 }
@@ -57,7 +59,7 @@ attn_status attn_nn_run_once(const attn_problem *problem, const attn_args *args,
   const size_t bytes = attn_plan_workspace(plan);
   void *workspace = attn_nn_allocate("the workspace", bytes);
   status = workspace ? attn_plan_run(plan, args, workspace, bytes) : ATTN_OUT_OF_MEMORY;
-  free(workspace);
+  attn_aligned_free(workspace);
   attn_plan_destroy(plan);
   return status;
 }

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "check.h"
+#include "kernels/common/aligned.h"
 #include "kernels/common/dtypes.h"
 
 struct attn_kv_cache {
@@ -68,7 +69,7 @@ static attn_status make_plan(attn_kv_cache *cache, int64_t tokens) {
   void *workspace = attn_nn_allocate("the workspace of a step", attn_plan_workspace(plan));
   if (!workspace) return attn_plan_destroy(plan), ATTN_OUT_OF_MEMORY;
   attn_plan_destroy(cache->plan);
-  free(cache->workspace);
+  attn_aligned_free(cache->workspace);
   cache->plan = plan;
   cache->workspace = workspace;
   cache->planned_tokens = tokens;
@@ -106,9 +107,9 @@ attn_status attn_kv_cache_create(const attn_kv_cache_shape *shape, const attn_op
 void attn_kv_cache_destroy(attn_kv_cache *cache) {
   if (!cache) return;
   attn_plan_destroy(cache->plan);
-  free(cache->workspace);
-  free(cache->k);
-  free(cache->v);
+  attn_aligned_free(cache->workspace);
+  attn_aligned_free(cache->k);
+  attn_aligned_free(cache->v);
   free(cache->lengths);
   free(cache->counts);
   free(cache);

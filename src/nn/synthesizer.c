@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/common/aligned.h"
 #include "linear.h"
 
 struct attn_synthesizer {
@@ -137,7 +138,7 @@ void attn_synthesizer_destroy(attn_synthesizer *layer) {
   }
   free(layer->first);
   free(layer->second);
-  free(layer->scores);
+  attn_aligned_free(layer->scores);
   attn_product_destroy(layer->value);
   attn_product_destroy(layer->output);
   attn_plan_destroy(layer->plan);

@@ -4,6 +4,7 @@
 
 #include "check.h"
 #include "identity.h"
+#include "kernels/common/aligned.h"
 
 attn_status attn_weights(const attn_problem *problem, const attn_args *args, const attn_options *options, float *weights) {
   NN_REQUIRE(problem, "problem is NULL; it must point to an attn_problem made by attn_problem_init");
@@ -33,6 +34,6 @@ attn_status attn_weights(const attn_problem *problem, const attn_args *args, con
   a.o = weights;
   a.lse = NULL;
   status = attn_nn_run_once(&p, &a, options);
-  free(identity);
+  attn_aligned_free(identity);
   return status;
 }
