@@ -21,7 +21,7 @@ bench_case valid_case(const char *id) {
 
 static void take_trial(layer_one *one) {
   static const attn_kernel_info none = {.name = ""};
-  const attn_kernel_info *kernel = attn_kernel_find(bench_layer_kernel(one->trial));
+  const attn_kernel_info *kernel = attn_kernel_find(one->trial->kernel);
   one->kernel = kernel ? kernel : &none;
   one->bytes = bench_layer_workspace(one->trial);
   one->workspace = test_allocate(one->bytes);
@@ -33,7 +33,7 @@ void open_layer(layer_one *one, const char *kind, const char *shape) {
   one->bench = valid_case(id);
   one->layer = bench_layer_open(&one->bench);
   assert_non_null(one->layer);
-  test_ok(bench_layer_make(one->layer, NULL, &one->trial));
+  test_ok(bench_layer_make(one->layer, NULL, false, &one->trial));
   take_trial(one);
 }
 
@@ -51,8 +51,7 @@ void close_layer(layer_one *one) {
 
 bool remake_layer(layer_one *one, const attn_kernel_info *kernel, bool wrong) {
   drop_trial(one);
-  const attn_status status =
-      wrong ? bench_layer_make_wrong(one->layer, kernel, &one->trial) : bench_layer_make(one->layer, kernel, &one->trial);
+  const attn_status status = bench_layer_make(one->layer, kernel, wrong, &one->trial);
   if (status == ATTN_UNSUPPORTED) return false;
   test_ok(status);
   take_trial(one);

@@ -76,6 +76,9 @@ static void try_all(const bench_case *bench) {
   bench_tensors_destroy(&tensors);
 }
 
+#define CLAIM(name, what) what,
+static const char *const claims[] = {BENCH_STRUCTURE_LIST(CLAIM)};
+
 static int report(void) {
   int wrong = 0;
   for (int i = 0; i < PAIRS; i++) {
@@ -83,7 +86,7 @@ static int report(void) {
     const bool failed = c->verdict.status == BENCH_FAIL, as_it_must = failed != is_original(c) && c->ran > 0;
     wrong += !as_it_must;
     printf("%-7s %-12s %-20s %s\n", as_it_must ? "ok" : "WRONG", bench_structure_name(c->test), c->kernel,
-           is_original(c) ? bench_structure_claim(c->test) : mutant_find(c->kernel)->info.summary);
+           is_original(c) ? claims[c->test] : mutant_find(c->kernel)->info.summary);
     if (failed)
       printf("        FAIL after %d cases: %s\n          %s\n", c->ran, c->case_id, c->verdict.reason);
     else

@@ -34,7 +34,7 @@ TEST(test_wrong_layers_fail_and_are_not_timed) {
     for (int which = 0; which < 2; which++) {
       layer_one one;
       open_layer(&one, kinds[k], "heads:4/width:64/seq:40");
-      bench_layer_data *data = bench_layer_data_of(one.layer);
+      bench_layer_data *data = &one.layer->data;
       *(which ? &data->weights[70] : &data->biases[3]) += 0.05f;
       bench_trial trial = {.kernel = &bench_automatic,
                            .layer = one.trial,

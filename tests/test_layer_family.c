@@ -84,7 +84,7 @@ static void passes_with_kernel(layer_one *one, const char *shape) {
   const char *reason = attn_kernel_rejects(kernel, &one->bench.problem);
   if (remake_layer(one, kernel, false)) {
     passes(one, shape);
-    if (bench_layer_has(&one->bench, BENCH_HAS_ATTENTION)) assert_string_equal(bench_layer_kernel(one->trial), kernel->name);
+    if (bench_layer_has(&one->bench, BENCH_HAS_ATTENTION)) assert_string_equal(one->trial->kernel, kernel->name);
   } else if (!reason && !kernel->library[0]) {
     fail_msg("%s %s: %s does not take it: %s", one->bench.layer, shape, kernel->name, attn_last_error());
   }
@@ -116,7 +116,7 @@ TEST(test_spoilt_data_fail) {
     layer_one one;
     open_layer(&one, trials[t].kind, trials[t].shapes[0]);
     passes(&one, trials[t].shapes[0]);
-    bench_layer_data *data = bench_layer_data_of(one.layer);
+    bench_layer_data *data = &one.layer->data;
     float *number = (trials[t].spoil == 'x' ? data->x : data->weights) + trials[t].at;
     *number += 0.05f;
     mha_oracle_destroy(data->oracle);
@@ -131,7 +131,7 @@ TEST(test_spoilt_data_fail) {
 TEST(test_guards) {
   layer_one one;
   open_layer(&one, "positions", "seq:8/width:6");
-  bench_layer_data *data = bench_layer_data_of(one.layer);
+  bench_layer_data *data = &one.layer->data;
   data->y += 1; /* the last number comes to lie in the guard zone */
   test_contains(check_layer(&one).reason, "wrote outside y");
   data->y -= 1;

@@ -52,20 +52,46 @@ const char *cli_nearest(const char *word, const char *const *names) {
 /* What separates "attnbench" from the command's name: nothing where that is "" or "-gbench", as in attnbench-gbench. */
 static const char *joint(const char *command) { return *command == '-' || !*command ? "" : " "; }
 
-int cli_usage_error(const char *command, const char *format, ...) {
+int cli_fail(int code, const char *command, const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
   fprintf(stderr, "attnbench%s%s: ", joint(command), command);
   vfprintf(stderr, format, arguments);
   fputc('\n', stderr);
   va_end(arguments);
-  return BENCH_EXIT_USAGE;
+  return code;
 }
 
 int cli_unknown(const char *command, const char *what, const char *word, const char *const *names, const char *hint) {
   const char *near = cli_nearest(word, names);
   return cli_usage_error(command, "unknown %s '%s'; %s%s%s", what, word, near ? "did you mean " : hint, near ? near : "",
                          near ? "?" : "");
+}
+
+int cli_index_of(const char *word, const char *const *names) {
+  for (int i = 0; names[i]; i++)
+    if (!strcmp(word, names[i])) return i;
+  return -1;
+}
+
+bool bench_say(char *text, size_t bytes, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(text, bytes, format, arguments);
+  va_end(arguments);
+  return false;
+}
+
+void bench_append(char *text, size_t bytes, const char *format, ...) {
+  const size_t used = strlen(text);
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(text + used, bytes - used, format, arguments);
+  va_end(arguments);
+}
+
+void *bench_grown(void *items, int count, size_t item_bytes) {
+  return count & (count - 1) ? items : realloc(items, (count ? 2 * (size_t)count : 1) * item_bytes);
 }
 
 bool cli_next_word(const char **text, char *word, size_t bytes) {

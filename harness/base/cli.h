@@ -87,14 +87,27 @@ typedef struct cli_command {
 /* True: go on. False: return *exit_code (0 after --help, 2 after an error, which has been said on stderr). */
 bool cli_parse(const cli_command *command, int argc, char **argv, int *exit_code);
 
-/* Prints "attnbench NAME: " and the message as one line on stderr. Returns BENCH_EXIT_USAGE. */
-int cli_usage_error(const char *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Prints "attnbench NAME: " and the message as one line on stderr. Returns the code. */
+int cli_fail(int code, const char *command, const char *format, ...) __attribute__((format(printf, 3, 4)));
+#define cli_usage_error(...) cli_fail(BENCH_EXIT_USAGE, __VA_ARGS__)
 
 /* The name nearest to `word` by edit distance, or NULL if none is near enough to be meant. names is ended by NULL. */
 const char *cli_nearest(const char *word, const char *const *names);
 
 /* Says "unknown WHAT 'WORD'", with the nearest of the names, or else the hint. Returns BENCH_EXIT_USAGE. */
 int cli_unknown(const char *command, const char *what, const char *word, const char *const *names, const char *hint);
+
+/* The place of a word among names, which NULL ends; -1 if it is none of them. */
+int cli_index_of(const char *word, const char *const *names);
+
+/* Writes a sentence, cut where it does not fit. False, so that whatever fails can return it. */
+bool bench_say(char *text, size_t bytes, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* The same behind what `text` holds; nothing is returned. */
+void bench_append(char *text, size_t bytes, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* An array of `count` items, with room for one more: it grows at powers of two. NULL if memory is short. */
+void *bench_grown(void *items, int count, size_t item_bytes);
 
 /* Copies the next comma-separated word of *text and moves *text behind it; false at the end. */
 bool cli_next_word(const char **text, char *word, size_t bytes);

@@ -3,7 +3,6 @@
 #include "base/select.h"
 
 #include <fnmatch.h>
-#include <stdio.h>
 #include <string.h>
 
 enum { WORD = 64 };
@@ -61,14 +60,11 @@ static int check_pattern(const char *pattern, property what, const char *command
   const char *names[BENCH_MAX_KERNELS + 1] = {NULL}, *name, *reason;
   if (matches_any(pattern, what)) return 0;
   for (int i = 0; what == NAME && (name = attn_kernel_not_built(i, &reason)); i++)
-    if (!fnmatch(pattern, name, 0)) {
-      (void)cli_usage_error(command, "kernel '%s' is not in this build: %s", name, reason);
-      return BENCH_EXIT_NOTHING;
-    }
-  if (strpbrk(pattern, "*?[")) { /* a glob */
-    (void)cli_usage_error(command, "'%s' matches no %s; see attnbench list kernels", pattern, property_names[what]);
-    return BENCH_EXIT_NOTHING;
-  }
+    if (!fnmatch(pattern, name, 0))
+      return cli_fail(BENCH_EXIT_NOTHING, command, "kernel '%s' is not in this build: %s", name, reason);
+  if (strpbrk(pattern, "*?[")) /* a glob */
+    return cli_fail(BENCH_EXIT_NOTHING, command, "'%s' matches no %s; see attnbench list kernels", pattern,
+                    property_names[what]);
   for (int i = 0; i < attn_kernel_count() && i < BENCH_MAX_KERNELS; i++) names[i] = get(attn_kernel_get(i), what);
   return cli_unknown(command, property_names[what], pattern, names, "see attnbench list kernels");
 }
@@ -109,6 +105,6 @@ int bench_select(const bench_filter *filter, const char *command, bench_selectio
       selection->kernel[selection->count++] = kernel;
   }
   if (selection->count || selection->automatic) return 0;
-  (void)cli_usage_error(command, "no kernel passes all of --kernel, --algo and --isa; see attnbench list kernels");
-  return BENCH_EXIT_NOTHING;
+  return cli_fail(BENCH_EXIT_NOTHING, command,
+                  "no kernel passes all of --kernel, --algo and --isa; see attnbench list kernels");
 }

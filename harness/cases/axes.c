@@ -2,7 +2,6 @@
 /* The table of axes, and how single values are read. */
 #include "cases/axes.h"
 
-#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -58,6 +57,11 @@ double bench_spec_real(const bench_spec *spec, bench_axis axis) {
   double value = 0;
   (void)cli_read_real(bench_spec_get(spec, axis), &value);
   return value;
+}
+
+int bench_spec_index(const bench_spec *spec, bench_axis axis) {
+  const int index = cli_index_of(bench_spec_get(spec, axis), axes[axis].words);
+  return index < 0 ? 0 : index;
 }
 
 bool bench_spec_is(const bench_spec *spec, bench_axis axis, const char *word) {
@@ -127,18 +131,12 @@ static bool fits_float(double value) {
   return isfinite(narrow) && (narrow != 0 || value == 0);
 }
 
-static bool is_word(const char *const *words, const char *text) {
-  for (; words && *words; words++)
-    if (!strcmp(*words, text)) return true;
-  return false;
-}
-
 const char *bench_axis_wants(const bench_axis_info *axis, const char *text) {
   bench_window window;
   int64_t whole;
   double real;
   attn_dtype q, kv, o;
-  if (is_word(axis->words, text)) return NULL;
+  if (axis->words && cli_index_of(text, axis->words) >= 0) return NULL;
   switch (axis->kind) {
     case AXIS_IS_INT: return read_within(axis, text, &whole) ? NULL : "a whole number, or a range a:b:+s, a:b:*f";
     case AXIS_IS_REAL:

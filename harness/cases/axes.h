@@ -7,7 +7,6 @@
 #define BENCH_AXES_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include "attn/attn.h"
@@ -51,6 +50,9 @@ typedef struct bench_spec {
 const char *bench_spec_get(const bench_spec *spec, bench_axis axis);
 int64_t bench_spec_int(const bench_spec *spec, bench_axis axis);
 double bench_spec_real(const bench_spec *spec, bench_axis axis);
+
+/* The place of the value among the words of the axis; 0 if it is none of them. */
+int bench_spec_index(const bench_spec *spec, bench_axis axis);
 
 bool bench_spec_is(const bench_spec *spec, bench_axis axis, const char *word);
 void bench_spec_set(bench_spec *spec, bench_axis axis, const char *value);

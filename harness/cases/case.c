@@ -3,7 +3,6 @@
  * of a case, as text and back. */
 #include <inttypes.h>
 #include <sched.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -75,14 +74,9 @@ static void build_layer(bench_case *bench) {
 /* ---- Scores and masks ---------------------------------------------------------------------------------------------- */
 
 static void build_position(bench_case *bench) {
-  static const struct {
-    const char *name;
-    attn_align align;
-  } aligns[] = {{"top-left", ATTN_ALIGN_TOP_LEFT}, {"bottom-right", ATTN_ALIGN_BOTTOM_RIGHT}, {"offset", ATTN_ALIGN_OFFSET}};
   attn_problem *p = &bench->problem;
-  const bool causal = !is(bench, AXIS_CAUSAL, "none");
-  for (size_t i = 0; i < sizeof aligns / sizeof *aligns; i++)
-    if (is(bench, causal ? AXIS_CAUSAL : AXIS_ALIGN, aligns[i].name)) p->align = aligns[i].align;
+  const int causal = bench_spec_index(&bench->spec, AXIS_CAUSAL); /* 0: none */
+  p->align = (attn_align)(causal ? causal - 1 : bench_spec_index(&bench->spec, AXIS_ALIGN));
   bench_window window;
   if (bench_window_read(bench_spec_get(&bench->spec, AXIS_WINDOW), causal, &window)) {
     p->window_left = window.left;
@@ -92,16 +86,8 @@ static void build_position(bench_case *bench) {
 }
 
 static void build_score(bench_case *bench) {
-  static const struct {
-    const char *name;
-    attn_score score;
-  } scores[] = {{"dot", ATTN_SCORE_DOT},
-                {"additive", ATTN_SCORE_ADDITIVE},
-                {"gaussian", ATTN_SCORE_GAUSSIAN},
-                {"precomputed", ATTN_SCORE_PRECOMPUTED}};
   attn_problem *p = &bench->problem;
-  for (size_t i = 0; i < sizeof scores / sizeof *scores; i++)
-    if (is(bench, AXIS_SCORE, scores[i].name)) p->score = scores[i].score;
+  p->score = (attn_score)bench_spec_index(&bench->spec, AXIS_SCORE);
   if (!is(bench, AXIS_SCALE, "default")) p->scale = (float)bench_spec_real(&bench->spec, AXIS_SCALE);
   p->softcap = (float)bench_spec_real(&bench->spec, AXIS_SOFTCAP);
 }
@@ -142,14 +128,10 @@ static void build_masks(bench_case *bench) {
   if (is(bench, AXIS_BIAS, "row")) p->bias_stride = per_key;
 }
 
-/* ---- Data and run -------------------------------------------------------------------------------------------------- */
-
 static void build_run(bench_case *bench) {
   const bool packed = is(bench, AXIS_LENGTHS, "varlen") && !is_given(bench, AXIS_LAYOUT);
   snprintf(bench->layout, BENCH_WORD, "%s", packed ? "packed" : bench_spec_get(&bench->spec, AXIS_LAYOUT));
-  bench->cache = is(bench, AXIS_CACHE, "cold")      ? BENCH_COLD_ALL
-                 : is(bench, AXIS_CACHE, "cold-kv") ? BENCH_COLD_KV
-                                                    : BENCH_WARM;
+  bench->cache = (bench_cache)bench_spec_index(&bench->spec, AXIS_CACHE);
   bench->threads = is(bench, AXIS_THREADS, "all") ? bench_cpu_count() : (int)bench_spec_int(&bench->spec, AXIS_THREADS);
 }
 
@@ -200,8 +182,6 @@ void bench_case_build(const bench_spec *asked, uint64_t seed, bench_case *bench)
   if (bench_layout_apply(&bench->problem, bench->layout)) reason = find_fault(bench, words, sizeof words);
   if (reason) snprintf(bench->invalid, sizeof bench->invalid, "not a valid problem: %s", reason);
 }
-
-/* ---- Case ids: values --------------------------------------------------------------------------------------------- */
 
 /* The parts that always stand at the beginning, before `threads`. */
 static const struct {
@@ -266,20 +246,11 @@ static void write_value(const bench_case *bench, bench_axis axis, char *text) {
 
 /* ---- Writing ------------------------------------------------------------------------------------------------------- */
 
-static void append(char *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void append(char *text, const char *format, ...) {
-  const size_t used = strlen(text);
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(text + used, BENCH_NAME - used, format, arguments);
-  va_end(arguments);
-}
-
 static void append_head(const bench_case *bench, char *text) {
   for (int i = 0; i < HEAD_PARTS; i++) {
     char value[VALUE];
     write_value(bench, head[i].axis, value);
-    append(text, "%s%s:%s", i ? "/" : "", head[i].brief, value);
+    bench_append(text, BENCH_NAME, "%s%s:%s", i ? "/" : "", head[i].brief, value);
   }
 }
 
@@ -289,7 +260,7 @@ void bench_case_name_axes(const bench_case *bench, bench_axis_place place, bool 
     char value[VALUE];
     if (axis->place != place || (skips && skips((bench_axis)i))) continue;
     write_value(bench, (bench_axis)i, value);
-    if (strcmp(value, axis->fallback)) append(text, "/%s:%s", axis->name, value);
+    if (strcmp(value, axis->fallback)) bench_append(text, BENCH_NAME, "/%s:%s", axis->name, value);
   }
 }
 
@@ -306,7 +277,7 @@ void bench_case_name(bench_case *bench, uint64_t run_seed) {
   uint64_t state = hash_text(hash_text(0xcbf29ce484222325u ^ run_seed, shape), rest);
   bench->seed = bench_random(&state);
   bench->case_id[0] = '\0';
-  append(bench->case_id, "%s/threads:%d%s", shape, bench->threads, rest);
+  bench_append(bench->case_id, BENCH_NAME, "%s/threads:%d%s", shape, bench->threads, rest);
   bench_case_name_axes(bench, AXIS_IN_RUN, NULL, bench->case_id);
 }
 

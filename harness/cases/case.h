@@ -35,8 +35,9 @@ void bench_case_build(const bench_spec *asked, uint64_t seed, bench_case *bench)
 int bench_cpu_count(void);
 
 /* splitmix64: one step of a generator, and a good mixer of 64 bits (Steele, Lea, Flood 2014). */
+#define BENCH_GOLDEN 0x9e3779b97f4a7c15u /* 2^64 / golden ratio */
 static inline uint64_t bench_random(uint64_t *state) {
-  uint64_t z = *state += 0x9e3779b97f4a7c15u;
+  uint64_t z = *state += BENCH_GOLDEN;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
   return z ^ (z >> 31);
@@ -66,8 +67,6 @@ bool bench_id_next(const char **at, bench_id_part *part);
 
 /* The specification that a case id stands for. False with a sentence in error. */
 bool bench_spec_from_id(const char *case_id, bench_spec *spec, char *error, size_t error_bytes);
-
-/* ---- Layouts of q, k, v and o by name ----------------------------------------------------------------------------- */
 
 /* Sets the strides of q, k, v and o. `layout` is one of the words of the axis `layout`. False if the tensors have more
  * numbers than any memory holds; then nothing is set. */

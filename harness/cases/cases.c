@@ -7,17 +7,16 @@
 #include <string.h>
 
 #include "base/cli.h"
+#include "cases/work.h"
 
 enum { MOST_COMBINATIONS = 50000 };
 
 bool bench_cases_append(bench_case_list *list, const bench_case *bench) {
   for (int i = 0; i < list->count; i++)
     if (list->item[i].seed == bench->seed && !strcmp(list->item[i].case_id, bench->case_id)) return true;
-  if (!(list->count & (list->count - 1))) { /* grows at powers of two */
-    void *grown = realloc(list->item, (list->count ? 2 * (size_t)list->count : 1) * sizeof *list->item);
-    if (!grown) return false;
-    list->item = grown;
-  }
+  bench_case *grown = bench_grown(list->item, list->count, sizeof *list->item);
+  if (!grown) return false;
+  list->item = grown;
   list->item[list->count++] = *bench;
   return true;
 }
@@ -41,9 +40,8 @@ static bool has_too_many(const bench_grid *grid, char *error, size_t error_bytes
   double combinations = 1;
   for (int i = 0; i < AXIS_COUNT; i++) combinations *= grid->axes[i].count ? grid->axes[i].count : 1;
   if (combinations <= MOST_COMBINATIONS) return false;
-  snprintf(error, error_bytes, "the axes have %.0f combinations, more than %d: give fewer values", combinations,
-           MOST_COMBINATIONS);
-  return true;
+  return !bench_say(error, error_bytes, "the axes have %.0f combinations, more than %d: give fewer values", combinations,
+                    MOST_COMBINATIONS);
 }
 
 bool bench_cases_add(bench_case_list *list, const bench_grid *grid, uint64_t seed, char *error, size_t error_bytes) {
@@ -54,15 +52,10 @@ bool bench_cases_add(bench_case_list *list, const bench_grid *grid, uint64_t see
     const bench_spec spec = bench_grid_spec(grid, index);
     bench_case bench;
     bench_case_build(&spec, seed, &bench);
-    if (!bench_cases_append(list, &bench)) {
-      snprintf(error, error_bytes, "out of memory for the list of cases");
-      return false;
-    }
+    if (!bench_cases_append(list, &bench)) return bench_say(error, error_bytes, "out of memory for the list of cases");
   } while (next_combination(grid, index));
   return true;
 }
-
-/* ---- Grids -------------------------------------------------------------------------------------------------------- */
 
 enum { MOST_VALUES = 4096, ITEM = 3 * BENCH_WORD /* a range */ };
 
@@ -74,25 +67,19 @@ typedef struct sentence {
 
 /* ---- Errors -------------------------------------------------------------------------------------------------------- */
 
-static void append(const sentence *s, const char *before, const char *text) {
-  const size_t used = strlen(s->text);
-  snprintf(s->text + used, s->bytes - used, "%s%s", before, text);
-}
-
 static void append_bounds(const bench_axis_info *axis, const sentence *s) {
-  char bounds[80];
-  snprintf(bounds, sizeof bounds, "at least %lld and at most %lld", (long long)axis->least, (long long)axis->most);
-  append(s, "", bounds);
+  bench_append(s->text, s->bytes, "at least %lld and at most %lld", (long long)axis->least, (long long)axis->most);
 }
 
 static bool say_bad_value(const bench_axis_info *axis, const char *text, const char *wanted, const sentence *s) {
   const bool is_word = axis->kind == AXIS_IS_WORD;
   const char *near = is_word ? cli_nearest(text, axis->words) : NULL;
   snprintf(s->text, s->bytes, "axis %s: '%s' should be ", axis->name, text);
-  if (!is_word) append(s, "", wanted);
-  for (int i = 0; is_word && axis->words[i]; i++) append(s, i ? ", " : "", axis->words[i]);
-  if (axis->kind == AXIS_IS_INT || axis->kind == AXIS_IS_WINDOW) append(s, ", ", ""), append_bounds(axis, s);
-  if (near) append(s, "; did you mean ", near), append(s, "?", "");
+  if (!is_word) bench_append(s->text, s->bytes, "%s", wanted);
+  for (int i = 0; is_word && axis->words[i]; i++) bench_append(s->text, s->bytes, "%s%s", i ? ", " : "", axis->words[i]);
+  if (axis->kind == AXIS_IS_INT || axis->kind == AXIS_IS_WINDOW)
+    bench_append(s->text, s->bytes, ", "), append_bounds(axis, s);
+  if (near) bench_append(s->text, s->bytes, "; did you mean %s?", near);
   return false;
 }
 
@@ -112,15 +99,10 @@ static bool say_unknown_axis(const char *assignment, const sentence *s) {
   snprintf(word, sizeof word, "%.*s", (int)strcspn(assignment, "="), assignment);
   const char *near = cli_nearest(word, names);
   if (!strchr(assignment, '='))
-    snprintf(s->text, s->bytes, "'%s' should be AXIS=VALUES, as in seq=128:8192:*2", assignment);
-  else if (near)
-    snprintf(s->text, s->bytes, "unknown axis '%s'; did you mean %s?", word, near);
-  else
-    snprintf(s->text, s->bytes, "unknown axis '%s'; see attnbench list axes", word);
-  return false;
+    return bench_say(s->text, s->bytes, "'%s' should be AXIS=VALUES, as in seq=128:8192:*2", assignment);
+  return bench_say(s->text, s->bytes, "unknown axis '%s'; %s%s%s", word, near ? "did you mean " : "see attnbench list axes",
+                   near ? near : "", near ? "?" : "");
 }
-
-/* ---- Ranges -------------------------------------------------------------------------------------------------------- */
 
 typedef struct range {
   int64_t first, last, step;
@@ -155,13 +137,10 @@ static bool next_in_range(const range *r, int64_t *value) {
 
 static bool add_value(bench_values *values, const char *text) {
   if (values->count == MOST_VALUES || strlen(text) >= BENCH_WORD) return false;
-  if (!(values->count & (values->count - 1))) { /* grows at powers of two */
-    const size_t room = values->count ? (size_t)values->count * 2 : 1;
-    void *grown = realloc(values->value, room * sizeof *values->value);
-    values->no_memory = !grown;
-    if (!grown) return false;
-    values->value = grown;
-  }
+  void *grown = bench_grown(values->value, values->count, sizeof *values->value);
+  values->no_memory = !grown;
+  if (!grown) return false;
+  values->value = grown;
   snprintf(values->value[values->count++], BENCH_WORD, "%s", text);
   return true;
 }
@@ -183,12 +162,9 @@ static bool add_item(const bench_axis_info *axis, bench_values *values, const ch
   const char *wanted = is_range ? NULL : strlen(item) < BENCH_WORD ? bench_axis_wants(axis, item) : "shorter";
   if (wanted) return say_bad_value(axis, item, wanted, error);
   if (is_range ? add_range(axis, values, item) : add_value(values, item)) return true;
-  if (is_range && !values->no_memory) return say_bad_range(axis, item, error);
-  if (values->no_memory)
-    snprintf(error->text, error->bytes, "axis %s: out of memory", axis->name);
-  else
-    snprintf(error->text, error->bytes, "axis %s: more than %d values", axis->name, MOST_VALUES);
-  return false;
+  if (values->no_memory) return bench_say(error->text, error->bytes, "axis %s: out of memory", axis->name);
+  return is_range ? say_bad_range(axis, item, error)
+                  : bench_say(error->text, error->bytes, "axis %s: more than %d values", axis->name, MOST_VALUES);
 }
 
 static void clear_values(bench_values *values) {
@@ -291,18 +267,13 @@ static int new_pairs(cover *c, const int *index, bool mark) {
   return count;
 }
 
-/* Multiply-adds of the unmasked case, what the oracle and the kernels have to do. */
-static double work_of(const attn_problem *p) {
-  return (double)p->batch * (double)p->heads_q * (double)p->seq_q * (double)p->seq_k * (double)(p->dim_qk + p->dim_v);
-}
-
 /* Draws until a combination is a valid problem within the work limit. */
 static bool draw_valid(cover *c, uint64_t seed, int *index, bench_case *bench) {
   for (int try = 0; try < TRIES; try++) {
     draw(c, index);
     const bench_spec spec = bench_grid_spec(c->grid, index);
     bench_case_build(&spec, seed, bench);
-    if (!bench->invalid[0] && !(c->grid->work > 0 && work_of(&bench->problem) > c->grid->work)) return true;
+    if (!bench->invalid[0] && !(c->grid->work > 0 && bench_multiply_adds(&bench->problem) > c->grid->work)) return true;
   }
   return false;
 }
@@ -328,20 +299,13 @@ static bool choose(cover *c, uint64_t seed, bench_case *best) {
 bool bench_cases_cover(bench_case_list *list, const bench_grid *grid, uint64_t seed, char *error, size_t error_bytes) {
   cover c;
   bench_case bench;
-  if (!cover_open(&c, grid, seed)) {
-    snprintf(error, error_bytes, "out of memory for the covering selection");
-    return false;
-  }
-  bool fine = true;
+  bool fine = cover_open(&c, grid, seed) || bench_say(error, error_bytes, "out of memory for the covering selection");
   for (int64_t i = 0; i < grid->pick && fine; i++)
-    if (!choose(&c, seed, &bench)) {
-      snprintf(error, error_bytes, "grid '%s': no combination of its values is a valid problem within its work limit",
-               grid->title);
-      fine = false;
-    } else if (!bench_cases_append(list, &bench)) {
-      snprintf(error, error_bytes, "out of memory for the list of cases");
-      fine = false;
-    }
+    if (!choose(&c, seed, &bench))
+      fine = bench_say(error, error_bytes,
+                       "grid '%s': no combination of its values is a valid problem within its work limit", grid->title);
+    else if (!bench_cases_append(list, &bench))
+      fine = bench_say(error, error_bytes, "out of memory for the list of cases");
   free(c.seen);
   return fine;
 }

@@ -3,7 +3,6 @@
 #include "cases/layer_info.h"
 
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -29,8 +28,6 @@ const bench_layer_info *bench_layer_of(const bench_case *bench) {
   return bench->layer[0] ? bench_layer_find(bench->layer) : NULL;
 }
 
-/* ---- Properties ---- */
-
 bool bench_layer_is(const bench_case *bench) { return bench->layer[0] != 0; }
 
 bool bench_layer_has(const bench_case *bench, unsigned properties) {
@@ -38,8 +35,6 @@ bool bench_layer_has(const bench_case *bench, unsigned properties) {
   const bench_layer_info *layer = bench_layer_of(bench);
   return (layer ? layer->has : attention) & properties;
 }
-
-/* ---- Values ---- */
 
 /* Equal layers get equal names: a layer without heads is named by its width alone. */
 static void drop_heads(bench_spec *spec) {
@@ -71,14 +66,7 @@ typedef struct question {
   size_t bytes;
 } question;
 
-static bool refuse(const question *q, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static bool refuse(const question *q, const char *format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(q->reason, q->bytes, format, arguments);
-  va_end(arguments);
-  return true;
-}
+#define refuse(q, ...) (!bench_say((q)->reason, (q)->bytes, __VA_ARGS__))
 
 /* "1" and "01" are equal, as are words that are spelt alike. */
 static bool equal(const char *a, const char *b) {

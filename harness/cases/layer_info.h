@@ -56,8 +56,6 @@ const bench_layer_info *bench_layer_of(const bench_case *bench);
 bool bench_layer_is(const bench_case *bench);                       /* false: plain attention */
 bool bench_layer_has(const bench_case *bench, unsigned properties); /* BENCH_HAS_...: any of them */
 
-/* ---- Axes ---- */
-
 /* Sets the axes for which the layer has a value of its own, and drops the heads of layers without heads. Without a layer
  * it changes nothing. */
 void bench_layer_settle(bench_spec *spec);

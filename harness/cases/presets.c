@@ -59,16 +59,12 @@ static bench_grid *open_grid(bench_grids *grids) {
 /* One "name=values" line. */
 static bool set_line(bench_grid *grid, const char *line, char *error, size_t bytes) {
   const char *value;
-  if (bench_axis_is(line, "pick", &value)) {
-    if (cli_read_int(value, &grid->pick) && grid->pick > 0) return true;
-    snprintf(error, bytes, "pick '%s' should be a whole number above 0", value);
-    return false;
-  }
-  if (bench_axis_is(line, "work", &value)) {
-    if (cli_read_real(value, &grid->work) && grid->work > 0) return true;
-    snprintf(error, bytes, "work '%s' should be a number above 0", value);
-    return false;
-  }
+  if (bench_axis_is(line, "pick", &value))
+    return (cli_read_int(value, &grid->pick) && grid->pick > 0) ||
+           bench_say(error, bytes, "pick '%s' should be a whole number above 0", value);
+  if (bench_axis_is(line, "work", &value))
+    return (cli_read_real(value, &grid->work) && grid->work > 0) ||
+           bench_say(error, bytes, "work '%s' should be a number above 0", value);
   return bench_grid_set(grid, line, error, bytes);
 }
 
@@ -86,10 +82,7 @@ bool bench_preset_read(const char *text, bench_grids *grids, char *error, size_t
         snprintf(grid->title, sizeof grid->title, "%.*s", (int)strcspn(line + 1, "]"), line + 1);
     }
     if (grid && line[0] && line[0] != '[') (void)set_line(grid, line, problem, sizeof problem);
-    if (problem[0]) {
-      snprintf(error, error_bytes, "line %d: %s", number, problem);
-      return false;
-    }
+    if (problem[0]) return bench_say(error, error_bytes, "line %d: %s", number, problem);
     text += length + (text[length] == '\n');
   }
   return true;

@@ -98,6 +98,10 @@ double bench_work_flops(const attn_problem *p, double pairs) {
   }
 }
 
+double bench_multiply_adds(const attn_problem *p) {
+  return (double)p->batch * (double)p->heads_q * (double)p->seq_q * (double)p->seq_k * (double)(p->dim_qk + p->dim_v);
+}
+
 static double element_bytes(attn_dtype dtype) { return (double)attn_dtype_bytes(dtype); }
 
 double bench_work_bytes(const attn_problem *p, const attn_args *args) {

@@ -12,6 +12,9 @@ double bench_work_pairs(const attn_problem *problem, const attn_args *args);
  * for additive and gaussian ones; exp and tanh count nothing, nor do masked pairs. */
 double bench_work_flops(const attn_problem *problem, double pairs);
 
+/* Multiplications and additions of all pairs, masked ones too: what the oracle has to do. */
+double bench_multiply_adds(const attn_problem *problem);
+
 /* Bytes of Q, K, V (or S) and O, each once; keys and queries beyond the lengths do not count. */
 double bench_work_bytes(const attn_problem *problem, const attn_args *args);
 

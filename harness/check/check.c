@@ -3,12 +3,12 @@
  * workspace lies elsewhere. compare.c compares the values. */
 #include "check/check.h"
 
-#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "cases/work.h"
 #include "data/generate.h"
 #include "kernels/common/aligned.h"
 #include "kernels/common/indexing.h"
@@ -44,13 +44,9 @@ static bool run(watched_kernel *w, int poison, void *workspace) {
   bench_tensors_poison_output(w->tensors, (uint8_t)poison);
   if (workspace) memset(workspace, poison, w->workspace_bytes);
   const attn_status status = attn_plan_run(w->plan, &w->tensors->args, workspace, w->workspace_bytes);
-  if (status != ATTN_OK) {
-    bench_set_reason(&w->verdict, BENCH_ERROR, "%s: %s", attn_status_name(status), attn_last_error());
-    return false;
-  }
-  const char *damage = bench_tensors_damage(w->tensors);
-  if (damage) bench_set_reason(&w->verdict, BENCH_FAIL, "%s", damage);
-  return !damage;
+  const char *fault = status == ATTN_OK ? bench_tensors_damage(w->tensors) : attn_last_error();
+  if (status == ATTN_OK) return !fault || bench_set_reason(&w->verdict, BENCH_FAIL, "%s", fault);
+  return bench_set_reason(&w->verdict, BENCH_ERROR, "%s: %s", attn_status_name(status), fault);
 }
 
 static bool is_guard(const unsigned char *zone) {
@@ -62,10 +58,8 @@ static bool is_guard(const unsigned char *zone) {
 /* Runs in another workspace, between guard zones: memory[guard][workspace][guard]. */
 static bool run_elsewhere(watched_kernel *w) {
   unsigned char *memory = attn_aligned_alloc(64, (w->workspace_bytes + 63) / 64 * 64 + 2 * BENCH_GUARD_BYTES);
-  if (!memory) {
-    bench_set_reason(&w->verdict, BENCH_ERROR, "no memory for a second workspace of %zu bytes", w->workspace_bytes);
-    return false;
-  }
+  if (!memory)
+    return bench_set_reason(&w->verdict, BENCH_ERROR, "no memory for a second workspace of %zu bytes", w->workspace_bytes);
   unsigned char *workspace = memory + BENCH_GUARD_BYTES, *after = workspace + w->workspace_bytes;
   memset(memory, BENCH_OUTPUT_GUARD, BENCH_GUARD_BYTES);
   memset(after, BENCH_OUTPUT_GUARD, BENCH_GUARD_BYTES);
@@ -131,8 +125,6 @@ bench_verdict bench_check(const attn_plan *plan, bench_tensors *tensors, const b
   return w.verdict;
 }
 
-/* ---- The reference: the rows that only it and the kernel under test have computed --------------------------------- */
-
 static const double SMALL = 4e8; /* multiply-adds up to which naive_c, which shares no code with any tier, is quick enough */
 
 enum { MOST_ACQUITTED = 256 }; /* rows that the oracle finds right where the reference differs, before nothing is believed */
@@ -152,19 +144,14 @@ static bool may_refer(const bench_reference *r, int index) {
          strcmp(kernel->algorithm, "decode") != 0 && !attn_kernel_rejects(kernel, &r->problem);
 }
 
-static double work_of(const attn_problem *p) {
-  return (double)(p->batch * p->heads_q) * (double)p->seq_q * (double)p->seq_k * (double)(p->dim_qk + p->dim_v);
-}
-
 /* The kernel that shares least code with the one to check; of several the first, which is the fastest, but naive_c for small
  * problems. Its index; -1: none. */
 static int choose_kernel(const bench_reference *r, const attn_kernel_info *checked) {
-  const bool small = work_of(&r->problem) <= SMALL;
   int chosen = -1, least = 4;
   for (int i = 0; i < attn_kernel_count() && i < 64; i++) {
-    if (!may_refer(r, i)) continue;
-    const int rank = 2 * alike(attn_kernel_get(i), checked) + (small && strcmp(attn_kernel_get(i)->name, "naive_c"));
-    if (rank < least) chosen = i, least = rank;
+    const bool small = bench_multiply_adds(&r->problem) <= SMALL, naive = !strcmp(attn_kernel_get(i)->name, "naive_c");
+    const int rank = 2 * alike(attn_kernel_get(i), checked) + (small && !naive);
+    if (rank < least && may_refer(r, i)) chosen = i, least = rank;
   }
   return chosen;
 }
@@ -288,10 +275,8 @@ static bench_row_limits limits_of(const bench_reference *r, const bench_expected
   attn_oracle_row facts = r->largest;
   facts.allowed = lse > -INFINITY || isnan(lse) ? keys : 0;
   facts.lse = lse;
-  bench_row_limits limits = bench_limits_of_row(&e->problem, numerics, &facts, e->zero_mean);
-  const bench_row_limits own = bench_limits_of_row(&r->problem, &r->kernel->numerics, &facts, e->zero_mean);
-  bench_limits_add(&limits, &own);
-  return limits;
+  return bench_limits_sum(bench_limits_of_row(&e->problem, numerics, &facts, e->zero_mean),
+                          bench_limits_of_row(&r->problem, &r->kernel->numerics, &facts, e->zero_mean));
 }
 
 /* Does the kernel's row agree with the reference's? */
@@ -317,10 +302,7 @@ static bench_verdict ask_oracle(bench_reference *r, const bench_expected *e, con
                                 const attn_numerics *numerics, const bench_expected_row *row) {
   bench_verdict verdict = {.status = BENCH_PASS};
   bench_expected *oracle = bench_expected_of_row(&e->problem, args, row, e->zero_mean);
-  if (!oracle) {
-    bench_set_reason(&verdict, BENCH_ERROR, "no memory for the oracle's answer to a row");
-    return verdict;
-  }
+  if (!oracle) return bench_set_reason(&verdict, BENCH_ERROR, "no memory for the oracle's answer to a row"), verdict;
   verdict = bench_compare(oracle, args, numerics);
   if (verdict.status != BENCH_FAIL) learn(r, oracle);
   bench_expected_destroy(oracle);

@@ -3,6 +3,7 @@
 #ifndef BENCH_CHECK_H
 #define BENCH_CHECK_H
 
+#include "base/cli.h"
 #include "data/tensors.h"
 #include "kernels/ref/oracle_f64.h"
 
@@ -68,7 +69,7 @@ bench_row_limits bench_limits_of_row(const attn_problem *problem, const attn_num
                                      bool zero_mean);
 
 /* The limits of the difference between two answers, each with its own limits. */
-void bench_limits_add(bench_row_limits *limits, const bench_row_limits *other);
+bench_row_limits bench_limits_sum(bench_row_limits limits, bench_row_limits other);
 
 /* What a kernel declares may widen its limits only so far: an exp error or a rounding of P of more than bf16's roundoff, or
  * flushing beyond denormals, is no attention. NULL, or which of them it is ("an exp error"). */
@@ -108,9 +109,9 @@ typedef struct bench_verdict {
   char reason[400];     /* one sentence; "" on PASS */
 } bench_verdict;
 
-/* Gives the verdict its status and its reason. */
-void bench_set_reason(bench_verdict *verdict, bench_status status, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+/* Gives the verdict its status and its reason; false. */
+#define bench_set_reason(verdict, how, ...) \
+  ((verdict)->status = (how), bench_say((verdict)->reason, sizeof(verdict)->reason, __VA_ARGS__))
 
 /* Compares o (and lse) in args with the expected rows under the kernel's declared numerics. Never SKIP. */
 bench_verdict bench_compare(const bench_expected *expected, const attn_args *args, const attn_numerics *numerics);

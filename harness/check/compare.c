@@ -2,7 +2,6 @@
 /* The verdict on an output: every checked value against the oracle under the limits of docs/numerics.md, and whether a null
  * answer would pass as well. */
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -14,14 +13,6 @@ enum { LSE_COLUMN = -1 };
 const char *bench_status_name(bench_status status) {
   static const char *const names[] = {"PASS", "FAIL", "SKIP", "DEGENERATE", "ERROR"};
   return names[status];
-}
-
-void bench_set_reason(bench_verdict *verdict, bench_status status, const char *format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  verdict->status = status;
-  vsnprintf(verdict->reason, sizeof verdict->reason, format, arguments);
-  va_end(arguments);
 }
 
 /* ---- Null answers --------------------------------------------------------------------------------------------------- */
@@ -209,13 +200,11 @@ bench_row_limits bench_limits_of_row(const attn_problem *problem, const attn_num
   };
 }
 
-void bench_limits_add(bench_row_limits *limits, const bench_row_limits *other) {
-  limits->proven += other->proven;
-  limits->sharp += other->sharp;
-  limits->lost += other->lost;
-  limits->lse += other->lse;
-  limits->p_rounding += other->p_rounding;
-  limits->store_error += other->store_error;
+bench_row_limits bench_limits_sum(bench_row_limits limits, bench_row_limits other) {
+  limits.proven += other.proven, limits.sharp += other.sharp;
+  limits.lost += other.lost, limits.lse += other.lse;
+  limits.p_rounding += other.p_rounding, limits.store_error += other.store_error;
+  return limits;
 }
 
 const char *bench_beyond_cap(const attn_numerics *numerics) {

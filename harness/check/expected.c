@@ -83,19 +83,15 @@ static bench_expected *compute(bench_expected *e, const attn_args *args) {
     enough = enough && *values[i];
   }
   if (enough && compute_rows(e, args)) return e;
-  bench_expected_destroy(e);
-  return NULL;
+  return bench_expected_destroy(e), NULL;
 }
 
 bench_expected *bench_expected_create(const attn_problem *problem, const attn_args *args, uint64_t seed, bool zero_mean) {
   bench_expected *e = calloc(1, sizeof *e);
   if (!e) return NULL;
-  e->problem = *problem;
-  e->zero_mean = zero_mean;
-  e->reference = calloc(1, sizeof *e->reference);
+  *e = (bench_expected){.problem = *problem, .zero_mean = zero_mean, .reference = calloc(1, sizeof *e->reference)};
   if (e->reference && bench_expected_choose(e, args, seed)) return compute(e, args);
-  bench_expected_destroy(e);
-  return NULL;
+  return bench_expected_destroy(e), NULL;
 }
 
 bench_expected *bench_expected_of_row(const attn_problem *problem, const attn_args *args, const bench_expected_row *row,
@@ -107,23 +103,11 @@ bench_expected *bench_expected_of_row(const attn_problem *problem, const attn_ar
   return compute(e, args);
 }
 
-static void destroy_reference(bench_reference *r) {
-  if (!r) return;
-  free(r->o);
-  free(r->lse);
-  free(r->m);
-  free(r);
-}
-
-void bench_expected_destroy(bench_expected *expected) {
-  if (!expected) return;
-  destroy_reference(expected->reference);
-  free(expected->row);
-  free(expected->o);
-  free(expected->m);
-  free(expected->w);
-  free(expected->mean_v);
-  free(expected);
+void bench_expected_destroy(bench_expected *e) {
+  if (!e) return;
+  const bench_reference none = {0}, *r = e->reference ? e->reference : &none;
+  void *const memory[] = {r->o, r->lse, r->m, e->reference, e->row, e->o, e->m, e->w, e->mean_v, e};
+  for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) free(memory[i]);
 }
 
 /* ---- Which rows the oracle computes ------------------------------------------------------------------------------- */

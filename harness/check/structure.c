@@ -3,7 +3,6 @@
 #include "check/structure.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,12 +23,11 @@ static bench_outcome compare_threads(bench_structure *s, int threads, const unsi
   const attn_options options = {.threads = threads, .parallel_for = run_backwards};
   bench_tensors_poison_output(s->tensors, 0xff);
   const attn_status status = bench_structure_run(s, &s->tensors->problem, &s->tensors->args, &options);
-  if (status == ATTN_OUT_OF_MEMORY) return bench_structure_cannot_run(s, "out of memory");
-  if (status != ATTN_OK) return bench_structure_cannot_run(s, attn_last_error());
+  if (status == ATTN_OUT_OF_MEMORY) return bench_outcome_of(s, BENCH_CANNOT_RUN, "out of memory");
+  if (status != ATTN_OK) return bench_outcome_of(s, BENCH_CANNOT_RUN, "%s", attn_last_error());
   bench_tensors_gather_output(s->tensors, after);
   if (!memcmp(before, after, bytes)) return BENCH_HOLDS;
-  snprintf(s->reason, sizeof s->reason, "other bits with %d threads that take the tasks backwards", threads);
-  return BENCH_BROKEN;
+  return bench_outcome_of(s, BENCH_BROKEN, "other bits with %d threads that take the tasks backwards", threads);
 }
 
 /* Afterwards the tensors hold the case's output again, unless the test failed. */
@@ -37,7 +35,7 @@ static bench_outcome test_threads(bench_structure *s) {
   static const int counts[] = {1, 2, 3, 7};
   const size_t bytes = bench_tensors_output_bytes(s->tensors);
   unsigned char *packed = malloc(2 * bytes + 1);
-  if (!packed) return bench_structure_cannot_run(s, "out of memory");
+  if (!packed) return bench_outcome_of(s, BENCH_CANNOT_RUN, "out of memory");
   bench_outcome outcome = BENCH_HOLDS;
   bench_tensors_gather_output(s->tensors, packed);
   for (size_t i = 0; i < sizeof counts / sizeof *counts && outcome == BENCH_HOLDS; i++)
@@ -45,8 +43,6 @@ static bench_outcome test_threads(bench_structure *s) {
   free(packed);
   return outcome;
 }
-
-/* ---- Other sizes ----------------------------------------------------------------------------------------------------- */
 
 static bench_outcome test_batch(bench_structure *s) {
   bench_view view = bench_view_of_sequence(s);
@@ -64,13 +60,10 @@ static bench_outcome test_rows(bench_structure *s) {
 
 /* ---- All of them ----------------------------------------------------------------------------------------------------- */
 
-#define NAME(name, what)  #name,
-#define CLAIM(name, what) what,
+#define NAME(name, what) #name,
 static const char *const names[] = {BENCH_STRUCTURE_LIST(NAME)};
-static const char *const claims[] = {BENCH_STRUCTURE_LIST(CLAIM)};
 
 const char *bench_structure_name(bench_structure_test test) { return names[test]; }
-const char *bench_structure_claim(bench_structure_test test) { return claims[test]; }
 
 static bench_outcome (*const tests[])(bench_structure *) = {
     [BENCH_STRUCTURE_threads] = test_threads,
@@ -87,9 +80,7 @@ static bench_outcome (*const tests[])(bench_structure *) = {
 
 /* A sequence with queries and keys, by seed; false if the case has none. */
 static bool choose_sequence(bench_structure *s) {
-  const int64_t batch = s->tensors->problem.batch;
-  if (batch == 0) return false;
-  const int64_t start = bench_structure_pick(s, BENCH_PICK_SEQUENCE, batch);
+  const int64_t batch = s->tensors->problem.batch, start = batch ? bench_structure_pick(s, BENCH_PICK_SEQUENCE, batch) : 0;
   for (int64_t n = 0; n < batch; n++) {
     s->seq = attn_sequence_of(&s->tensors->problem, &s->tensors->args, (start + n) % batch);
     if (s->seq.len_q > 0 && s->seq.len_k > 0) return true;
@@ -114,8 +105,6 @@ bench_verdict bench_structure_check(const bench_subject *subject, bench_tensors 
   return verdict;
 }
 
-/* ---- Within the limits of docs/numerics.md ------------------------------------------------------------------------ */
-
 enum { CONVEX_ROWS = 16 };
 
 /* ---- Convexity ------------------------------------------------------------------------------------------------------- */
@@ -125,16 +114,6 @@ typedef struct hull {
   double *low, *high; /* [dim_v] */
 } hull;
 
-static void include_key(const bench_view *v, int64_t h, int64_t j, hull range) {
-  const attn_problem *p = &v->problem;
-  const int64_t at = attn_kv_head(p, h) * p->v_stride.h + j * p->v_stride.s;
-  for (int64_t d = 0; d < p->dim_v; d++) {
-    const double value = attn_oracle_load(v->args.v, p->dtype_kv, at + d * p->v_stride.d);
-    range.low[d] = fmin(range.low[d], value);
-    range.high[d] = fmax(range.high[d], value);
-  }
-}
-
 /* Sets the hull of row i of head h. A sink is a key with value 0. False if the row sees no key. */
 static bool find_hull(const bench_view *v, int64_t h, int64_t i, hull range) {
   const attn_problem *p = &v->problem;
@@ -142,18 +121,16 @@ static bool find_hull(const bench_view *v, int64_t h, int64_t i, hull range) {
   bool any = false;
   for (int64_t d = 0; d < p->dim_v; d++) range.low[d] = sink ? 0 : INFINITY, range.high[d] = sink ? 0 : -INFINITY;
   for (int64_t j = 0; j < p->seq_k; j++) {
-    if (!bench_view_sees(v, h, i, j)) continue;
-    include_key(v, h, j, range);
-    any = true;
+    const int64_t at = attn_kv_head(p, h) * p->v_stride.h + j * p->v_stride.s;
+    const bool seen = bench_view_sees(v, h, i, j);
+    any |= seen;
+    for (int64_t d = 0; seen && d < p->dim_v; d++) {
+      const double value = attn_oracle_load(v->args.v, p->dtype_kv, at + d * p->v_stride.d);
+      range.low[d] = fmin(range.low[d], value);
+      range.high[d] = fmax(range.high[d], value);
+    }
   }
   return any;
-}
-
-static bench_outcome outside(bench_structure *s, const bench_expected_row *row, int64_t d, double got, hull range) {
-  snprintf(s->reason, sizeof s->reason,
-           "o[batch %lld, head %lld, query %lld, column %lld] is %.9g, but its values lie in %.9g .. %.9g",
-           (long long)row->b, (long long)row->h, (long long)row->i, (long long)d, got, range.low[d], range.high[d]);
-  return BENCH_BROKEN;
 }
 
 static bench_outcome row_is_convex(bench_structure *s, const bench_view *v, int64_t n, hull range) {
@@ -167,7 +144,9 @@ static bench_outcome row_is_convex(bench_structure *s, const bench_view *v, int6
     const double got = attn_oracle_load(s->tensors->args.o, whole->dtype_o, at + d * whole->o_stride.d);
     const double nearest = fmin(fmax(got, range.low[d]), range.high[d]);
     if (!(bench_output_ratio(&limits, nearest, e->m[n * dim_v + d], e->w[n * dim_v + d], got) <= 1))
-      return outside(s, row, d, got, range);
+      return bench_outcome_of(
+          s, BENCH_BROKEN, "o[batch %lld, head %lld, query %lld, column %lld] is %.9g, but its values lie in %.9g .. %.9g",
+          (long long)row->b, (long long)row->h, (long long)row->i, (long long)d, got, range.low[d], range.high[d]);
   }
   return BENCH_HOLDS;
 }
@@ -261,9 +240,9 @@ static bench_outcome merge(bench_structure *s, bench_view *whole, const bench_vi
   for (int n = 0; n < PARTS; n++) o[n] = parts[n].args.o, lse[n] = parts[n].args.lse;
   whole->args.o = bench_view_allocate(whole, rows * p->dim_v, sizeof(float));
   whole->args.lse = bench_view_allocate(whole, rows, sizeof(float));
-  if (whole->out_of_memory) return bench_structure_cannot_run(s, "out of memory");
+  if (whole->out_of_memory) return bench_outcome_of(s, BENCH_CANNOT_RUN, "out of memory");
   if (attn_merge(PARTS, rows, p->dim_v, o, lse, whole->args.o, whole->args.lse) != ATTN_OK)
-    return bench_structure_cannot_run(s, attn_last_error());
+    return bench_outcome_of(s, BENCH_CANNOT_RUN, "%s", attn_last_error());
   if (attn_uses(p, ATTN_USE_SINKS)) apply_sinks(whole);
   return BENCH_HOLDS;
 }

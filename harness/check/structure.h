@@ -27,7 +27,6 @@ typedef enum bench_structure_test { BENCH_STRUCTURE_LIST(BENCH_STRUCTURE_ENUM) B
 #undef BENCH_STRUCTURE_ENUM
 
 const char *bench_structure_name(bench_structure_test test);
-const char *bench_structure_claim(bench_structure_test test);
 
 /* The kernel under test: how to get a plan of it, and what it declares. */
 typedef struct bench_subject {

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Structural tests with inputs of their own: poison where no row may see it, a NaN in one key, scores that are all equal. */
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "check/structure_private.h"
@@ -109,12 +108,11 @@ static bool output_is_nan(const bench_view *v, int64_t row) {
 
 static bench_outcome seen_rows_are_nan(bench_structure *s, const bench_view *v, const unsigned char *sees, bool in_k) {
   const attn_problem *p = &v->problem;
-  for (int64_t n = 0; n < p->heads_q * p->seq_q; n++) {
-    if (!sees[n] || (output_is_nan(v, n) && (!in_k || isnan(v->args.lse[n])))) continue;
-    snprintf(s->reason, sizeof s->reason, "batch %lld, head %lld, query %lld may see a NaN in %s and does not come to NaN",
-             (long long)s->seq.b, (long long)(v->head + n / p->seq_q), (long long)(n % p->seq_q), in_k ? "K" : "V");
-    return BENCH_BROKEN;
-  }
+  for (int64_t n = 0; n < p->heads_q * p->seq_q; n++)
+    if (sees[n] && !(output_is_nan(v, n) && (!in_k || isnan(v->args.lse[n]))))
+      return bench_outcome_of(
+          s, BENCH_BROKEN, "batch %lld, head %lld, query %lld may see a NaN in %s and does not come to NaN",
+          (long long)s->seq.b, (long long)(v->head + n / p->seq_q), (long long)(n % p->seq_q), in_k ? "K" : "V");
   return BENCH_HOLDS;
 }
 
@@ -189,11 +187,11 @@ static bench_outcome weights_are_right(bench_structure *s, const bench_view *v, 
   for (int64_t j = 0; j < p->seq_k; j++) {
     const double got = attn_oracle_load(v->args.o, p->dtype_o, (h * p->seq_q + i) * p->seq_k + j);
     const double expected = bench_view_sees(v, h, i, j) ? share : 0;
-    if (fabs(got - expected) <= limit * expected) continue;
-    snprintf(s->reason, sizeof s->reason,
-             "batch %lld, head %lld, query %lld gives key %lld of %lld allowed ones the weight %.9g, should be %.9g",
-             (long long)s->seq.b, (long long)(v->head + h), (long long)i, (long long)j, (long long)count, got, expected);
-    return BENCH_BROKEN;
+    if (!(fabs(got - expected) <= limit * expected))
+      return bench_outcome_of(
+          s, BENCH_BROKEN,
+          "batch %lld, head %lld, query %lld gives key %lld of %lld allowed ones the weight %.9g, should be %.9g",
+          (long long)s->seq.b, (long long)(v->head + h), (long long)i, (long long)j, (long long)count, got, expected);
   }
   return BENCH_HOLDS;
 }

@@ -83,8 +83,8 @@ bench_likeness bench_likeness_of(const bench_structure *s, const bench_view *vie
 attn_status bench_structure_run(const bench_structure *s, const attn_problem *problem, const attn_args *args,
                                 const attn_options *options);
 
-/* Says why a test cannot run; returns CANNOT_RUN. */
-bench_outcome bench_structure_cannot_run(bench_structure *s, const char *why);
+/* Says why a test is broken or cannot run; returns that. */
+#define bench_outcome_of(s, outcome, ...) (bench_say((s)->reason, sizeof(s)->reason, __VA_ARGS__), outcome)
 
 /* Which choice a pick makes. */
 enum {

@@ -13,8 +13,6 @@ static const void *shift(const void *data, int64_t elements, size_t bytes) {
   return data ? (const char *)data + elements * (int64_t)bytes : NULL;
 }
 
-/* ---- Memory ---------------------------------------------------------------------------------------------------------- */
-
 void *bench_view_allocate(bench_view *v, int64_t count, size_t bytes) {
   const size_t rounded = ((size_t)count * bytes + 63) / 64 * 64;
   void *memory = attn_aligned_alloc(64, rounded ? rounded : 64);
@@ -218,15 +216,8 @@ void bench_view_forget_positions(bench_view *v) {
   p->window_left = p->window_right = -1;
 }
 
-/* ---- Running a view, and comparing its answer with the whole case's ----------------------------------------------- */
-
 int64_t bench_structure_pick(const bench_structure *s, int use, int64_t count) {
   return bench_value_below(s->seed, BENCH_STREAM_STRUCTURE, (uint64_t)use, count);
-}
-
-bench_outcome bench_structure_cannot_run(bench_structure *s, const char *why) {
-  snprintf(s->reason, sizeof s->reason, "%s", why);
-  return BENCH_CANNOT_RUN;
 }
 
 /* ---- Running --------------------------------------------------------------------------------------------------------- */
@@ -259,12 +250,12 @@ attn_status bench_structure_run(const bench_structure *s, const attn_problem *pr
 }
 
 bench_outcome bench_view_run(bench_structure *s, bench_view *v) {
-  if (v->out_of_memory || !allocate_outputs(v)) return bench_structure_cannot_run(s, "out of memory");
+  if (v->out_of_memory || !allocate_outputs(v)) return bench_outcome_of(s, BENCH_CANNOT_RUN, "out of memory");
   v->args.offsets = &v->offset;
   const attn_status status = bench_structure_run(s, &v->problem, &v->args, &(attn_options){.threads = 1});
   if (status == ATTN_OK) return BENCH_HOLDS;
   if (status == ATTN_UNSUPPORTED) return BENCH_NOT_APPLICABLE;
-  return bench_structure_cannot_run(s, status == ATTN_OUT_OF_MEMORY ? "out of memory" : attn_last_error());
+  return bench_outcome_of(s, BENCH_CANNOT_RUN, "%s", status == ATTN_OUT_OF_MEMORY ? "out of memory" : attn_last_error());
 }
 
 bench_outcome bench_view_check(bench_structure *s, bench_view *view, bench_likeness likeness, const char *what) {
@@ -306,9 +297,9 @@ static double case_value(const bench_structure *s, output_place at) {
 static bench_outcome broken(bench_structure *s, const char *what, output_place at, double got, double expected) {
   char column[32] = "";
   if (at.d >= 0) snprintf(column, sizeof column, ", column %lld", (long long)at.d);
-  snprintf(s->reason, sizeof s->reason, "%s[batch %lld, head %lld, query %lld%s] is %.9g %s, should be %.9g",
-           at.d < 0 ? "lse" : "o", (long long)s->seq.b, (long long)at.h, (long long)at.i, column, got, what, expected);
-  return BENCH_BROKEN;
+  return bench_outcome_of(s, BENCH_BROKEN, "%s[batch %lld, head %lld, query %lld%s] is %.9g %s, should be %.9g",
+                          at.d < 0 ? "lse" : "o", (long long)s->seq.b, (long long)at.h, (long long)at.i, column, got, what,
+                          expected);
 }
 
 /* ---- Bits ------------------------------------------------------------------------------------------------------------ */

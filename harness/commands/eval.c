@@ -90,10 +90,7 @@ static int run(const bench_selection *selection) {
   eval_input input;
   const int refused = eval_check_outputs(&problem, &task);
   if (refused) return refused;
-  if (!eval_load(&problem, &input)) {
-    fprintf(stderr, "attnbench eval: %s\n", input.error);
-    return input.exit_code;
-  }
+  if (!eval_load(&problem, &input)) return cli_fail(input.exit_code, "eval", "%s", input.error);
   const int code = eval_run(&task, &input, selection);
   eval_unload(&input);
   return code;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* attnbench explain: which kernel the library chooses for a problem, and why each other was refused. */
 #include <stdio.h>
-#include <string.h>
 
 #include "commands/commands.h"
 #include "commands/options.h"

@@ -50,8 +50,8 @@ static int open_goals(bench_session *s, const bench_selection *selection) {
     return cli_usage_error(o->command, "goals of preset %s: %s", preset, error);
   if (table->count) return 0;
   bench_goals_print_absences(table, stderr);
-  (void)cli_usage_error(o->command, "no row of --preset limits can be measured here");
-  return table->absent[BENCH_NO_TIER] ? BENCH_EXIT_SKIPPED : BENCH_EXIT_NOTHING;
+  return cli_fail(table->absent[BENCH_NO_TIER] ? BENCH_EXIT_SKIPPED : BENCH_EXIT_NOTHING, o->command,
+                  "no row of --preset limits can be measured here");
 }
 
 static void close_goals(bench_session *s) {

@@ -4,7 +4,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "cases/presets.h"
 
@@ -106,24 +105,19 @@ int bench_options_cases(const bench_options *options, bench_case_list *list) {
 
 /* ---- Kernels ------------------------------------------------------------------------------------------------------- */
 
-static bool is_tier(const char *name) {
-  for (int i = 0; bench_tier_names[i]; i++)
-    if (!strcmp(name, bench_tier_names[i])) return true;
-  return false;
-}
-
-static int say_no_tier(const char *command, const char *what, const char *value) {
+/* Returns 0 if the value is a tier, or NULL. */
+static int check_tier(const char *command, const char *what, const char *value) {
   char tiers[200] = "";
+  if (!value || cli_index_of(value, bench_tier_names) >= 0) return 0;
   const char *near = cli_nearest(value, bench_tier_names);
-  for (int i = 0; bench_tier_names[i]; i++)
-    snprintf(tiers + strlen(tiers), sizeof tiers - strlen(tiers), "%s%s", i ? ", " : "", bench_tier_names[i]);
+  for (int i = 0; bench_tier_names[i]; i++) bench_append(tiers, sizeof tiers, "%s%s", i ? ", " : "", bench_tier_names[i]);
   return cli_usage_error(command, "%s '%s' should be one of %s%s%s", what, value, tiers, near ? "; did you mean " : "",
                          near ? near : "");
 }
 
 int bench_check_overrides(const char *command) {
   const char *cap = getenv("ATTN_MAX_ISA");
-  return !cap || !cap[0] || is_tier(cap) ? 0 : say_no_tier(command, "the environment's ATTN_MAX_ISA", cap);
+  return check_tier(command, "the environment's ATTN_MAX_ISA", cap && *cap ? cap : NULL);
 }
 
 int bench_options_kernels(bench_options *options, bench_selection *selection) {
@@ -131,6 +125,6 @@ int bench_options_kernels(bench_options *options, bench_selection *selection) {
   for (int i = 0; i < options->axes.count; i++)
     if (bench_axis_is(options->axes.item[i], "kernel", &values) && options->filter.kernels.count < CLI_LIST_MAX)
       options->filter.kernels.item[options->filter.kernels.count++] = values;
-  if (options->require && !is_tier(options->require)) return say_no_tier(options->command, "--require", options->require);
-  return bench_select(&options->filter, options->command, selection);
+  const int code = check_tier(options->command, "--require", options->require);
+  return code ? code : bench_select(&options->filter, options->command, selection);
 }

@@ -17,8 +17,6 @@
 
 enum { FULL_TABLE_CASES = 12 };
 
-/* ---- Ctrl-C --------------------------------------------------------------------------------------------------------- */
-
 static volatile sig_atomic_t interrupted; /* sig_atomic_t is int on every system we build for */
 _Static_assert(sizeof(sig_atomic_t) == sizeof(int), "bench_time() takes the address as that of an int");
 
@@ -93,9 +91,9 @@ static void name_run(bench_session *s) {
   (void)localtime_r(&now, &local);
   (void)strftime(s->date, sizeof s->date, "%Y-%m-%dT%H:%M:%S", &local);
   (void)strftime(zone, sizeof zone, "%z", &local);
-  if (strlen(zone) == 5) snprintf(s->date + strlen(s->date), sizeof "+00:00", "%.3s:%.2s", zone, zone + 3);
+  if (strlen(zone) == 5) bench_append(s->date, sizeof s->date, "%.3s:%.2s", zone, zone + 3);
   (void)strftime(s->run_id, sizeof s->run_id, "%Y%m%dT%H%M%S", &local);
-  snprintf(s->run_id + strlen(s->run_id), 16, "-%ld", (long)getpid());
+  bench_append(s->run_id, sizeof s->run_id, "-%ld", (long)getpid());
 }
 
 /* Warns of what disturbs measurements. Returns 0, or BENCH_EXIT_UNFIT if --strict-env forbids to go on. */
@@ -107,8 +105,8 @@ static int audit_environment(const bench_session *s) {
             fact->value, fact->advice[0] ? "; " : "", fact->advice);
   }
   if (!s->options->strict_env || bench_environment_worst(&s->environment) != BENCH_BAD) return 0;
-  fprintf(stderr, "attnbench %s: --strict-env: this machine is unfit to measure; see attnbench env\n", s->options->command);
-  return BENCH_EXIT_UNFIT;
+  return cli_fail(BENCH_EXIT_UNFIT, s->options->command,
+                  "--strict-env: this machine is unfit to measure; see attnbench env");
 }
 
 /* Whatever changes numbers, so that rows of other builds, CPUs or settings never stand beside these. */
@@ -149,8 +147,6 @@ static int open_journal(bench_session *s) {
   return s->journal ? 0 : BENCH_EXIT_INTERNAL;
 }
 
-/* ---- Rows ----------------------------------------------------------------------------------------------------------- */
-
 void bench_session_keep(bench_session *s, bench_row *row, bool durable) {
   if (!row->run_id[0]) snprintf(row->run_id, sizeof row->run_id, "%s", s->run_id);
   if (s->journal && durable) bench_journal_append(s->journal, row);
@@ -170,8 +166,7 @@ static int conclude(const bench_session *s) {
   const char *tier = s->options->require;
   bool has_tier = !tier;
   for (int i = 0; i < s->kernel_count && !has_tier; i++) has_tier = !strcmp(s->kernels[i]->isa, tier);
-  if (!has_tier)
-    fprintf(stderr, "attnbench %s: --require %s: this build has no kernel of that tier\n", s->options->command, tier);
+  if (!has_tier) (void)cli_usage_error(s->options->command, "--require %s: this build has no kernel of that tier", tier);
   if (s->io_failed) return BENCH_EXIT_INTERNAL;
   if (interrupted) return BENCH_EXIT_INTERRUPTED;
   if (!has_tier || bench_count_status(&s->rows, BENCH_FAIL) + bench_count_status(&s->rows, BENCH_ERROR))
@@ -210,10 +205,7 @@ static int run(bench_session *s) {
 
 int bench_session_run(bench_options *options, const bench_session_steps *steps) {
   bench_session *s = calloc(1, sizeof *s);
-  if (!s) {
-    fprintf(stderr, "attnbench: out of memory\n");
-    return BENCH_EXIT_INTERNAL;
-  }
+  if (!s) return cli_fail(BENCH_EXIT_INTERNAL, "", "out of memory");
   s->options = options;
   s->steps = steps;
   s->lock = -1;

@@ -89,8 +89,6 @@ void bench_session_write(bench_session *session);
 /* The path of a file in the result folder. */
 void bench_session_path(const bench_session *session, const char *name, char *path);
 
-/* ---- Goals -------------------------------------------------------------------------------------------------------- */
-
 /* True if the options name a preset with goals. */
 bool bench_limits_wanted(const bench_options *options);
 

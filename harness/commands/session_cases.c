@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The steps of a session over cases: every case with every kernel, except the rows that a resumed journal holds. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "commands/session.h"
@@ -9,9 +8,7 @@
 static int open_cases(bench_session *s, const bench_selection *selection) {
   (void)selection;
   const int code = bench_options_cases(s->options, &s->cases);
-  if (code || s->cases.count) return code;
-  (void)cli_usage_error(s->options->command, "no cases are left");
-  return BENCH_EXIT_NOTHING;
+  return code || s->cases.count ? code : cli_fail(BENCH_EXIT_NOTHING, s->options->command, "no cases are left");
 }
 
 static double guess_case(const bench_session *s, int index) {
@@ -35,8 +32,6 @@ static void list(const bench_session *s) {
     printf("%7.1f s  %s%s%s\n", guess_case(s, i), bench->case_id, bench->invalid[0] ? "  SKIP: " : "", bench->invalid);
   }
 }
-
-/* ---- What the journal holds ----------------------------------------------------------------------------------------- */
 
 /* The journal's row of a case and kernel, unless it has to be done again. */
 static bench_row *find_old(bench_session *s, const char *case_id, const char *kernel) {
@@ -160,16 +155,13 @@ static void run_cases(bench_session *s) {
             s->options->folder ? "; --resume goes on from there" : "");
 }
 
-/* ---- The end -------------------------------------------------------------------------------------------------------- */
-
 static int conclude(const bench_session *s) {
   bool usable = false; /* some kernel, on this CPU */
   if (bench_count_status(&s->rows, BENCH_SKIP) < s->rows.count) return BENCH_EXIT_OK;
   for (int i = 0; i < s->kernel_count; i++)
     usable = usable || s->kernels[i] == &bench_automatic || !attn_kernel_unusable(s->kernels[i]);
   if (!usable) return BENCH_EXIT_SKIPPED;
-  fprintf(stderr, "attnbench %s: nothing could run: every row was skipped\n", s->options->command);
-  return BENCH_EXIT_NOTHING;
+  return cli_fail(BENCH_EXIT_NOTHING, s->options->command, "nothing could run: every row was skipped");
 }
 
 const bench_session_steps bench_cases_steps = {.open = open_cases,

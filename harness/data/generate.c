@@ -5,17 +5,13 @@
 #include <math.h>
 #include <string.h>
 
-static const uint64_t GOLDEN = 0x9e3779b97f4a7c15u; /* 2^64 / golden ratio: SplitMix64's step */
+#include "cases/case.h"
 
-static uint64_t mix(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
-
+/* Value `index` of the generator that begins at value `stream` of the one that begins at the seed. */
 uint64_t bench_value_bits(uint64_t seed, bench_stream stream, uint64_t index) {
-  uint64_t start = mix(seed + GOLDEN * ((uint64_t)stream + 1));
-  return mix(start + GOLDEN * (index + 1));
+  uint64_t state = seed + BENCH_GOLDEN * (uint64_t)stream;
+  state = bench_random(&state) + BENCH_GOLDEN * index;
+  return bench_random(&state);
 }
 
 int64_t bench_value_below(uint64_t seed, bench_stream stream, uint64_t index, int64_t count) {

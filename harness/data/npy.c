@@ -6,12 +6,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/cli.h"
 #include "base/files.h"
 
 enum {
@@ -61,16 +61,10 @@ typedef struct npy_reader {
   npy_array *array;
 } npy_reader;
 
-/* Writes "path: sentence" to the caller's buffer; always false, so that it can be returned. */
-__attribute__((format(printf, 2, 3))) static bool fail(const npy_reader *reader, const char *format, ...) {
-  char sentence[400];
-  va_list values;
-  va_start(values, format);
-  vsnprintf(sentence, sizeof sentence, format, values);
-  va_end(values);
-  snprintf(reader->error, reader->error_bytes, "%s: %s", reader->path, sentence);
-  return false;
-}
+/* Writes "path: sentence" to the caller's buffer; false. */
+#define fail(reader, ...)                                                     \
+  (bench_say((reader)->error, (reader)->error_bytes, "%s: ", (reader)->path), \
+   bench_append((reader)->error, (reader)->error_bytes, __VA_ARGS__), false)
 
 /* ---- The header's text ------------------------------------------------------------------------------------------- */
 

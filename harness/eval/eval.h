@@ -96,7 +96,8 @@ bool eval_read_files(eval_loader *loader);
 void eval_free_files(eval_loader *loader);
 
 /* Set input->error and input->exit_code, and return false. eval_fail_shape names the file and its shape before `wanted`. */
-bool eval_fail_with(eval_loader *loader, int exit_code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+#define eval_fail_with(loader, code, ...) \
+  ((loader)->input->exit_code = (code), bench_say((loader)->input->error, sizeof(loader)->input->error, __VA_ARGS__))
 #define eval_fail(loader, ...) eval_fail_with(loader, BENCH_EXIT_USAGE, __VA_ARGS__)
 bool eval_fail_shape(eval_loader *loader, eval_file which, const char *wanted);
 

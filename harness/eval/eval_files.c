@@ -2,7 +2,6 @@
 /* The files of `eval`: reads them, converts their elements to the types that the library takes, and names the option in
  * every error. */
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,15 +21,6 @@ const char *eval_option(eval_file which) { return option_names[which]; }
 bool eval_has(const eval_loader *loader, eval_file which) { return loader->file[which].data != NULL; }
 
 /* ---- Sentences --------------------------------------------------------------------------------------------------- */
-
-bool eval_fail_with(eval_loader *loader, int exit_code, const char *format, ...) {
-  va_list values;
-  va_start(values, format);
-  vsnprintf(loader->input->error, sizeof loader->input->error, format, values);
-  va_end(values);
-  loader->input->exit_code = exit_code;
-  return false;
-}
 
 const char *eval_shape_text(const int64_t *shape, int dims, char text[EVAL_SHAPE_TEXT]) {
   int length = snprintf(text, EVAL_SHAPE_TEXT, "[");
@@ -57,14 +47,11 @@ static bool fail_type(eval_loader *loader, eval_file which, const char *wanted) 
 }
 
 int eval_find_word(eval_loader *l, const char *name, const char *word, const char *const *words) {
-  for (int i = 0; words[i]; i++)
-    if (strcmp(word, words[i]) == 0) return i;
-  const char *nearest = cli_nearest(word, words);
-  eval_fail(l, "%s %s is unknown%s%s", name, word, nearest ? "; did you mean " : "", nearest ? nearest : "");
-  return -1;
+  const int index = cli_index_of(word, words);
+  const char *nearest = index < 0 ? cli_nearest(word, words) : NULL;
+  if (index < 0) eval_fail(l, "%s %s is unknown%s%s", name, word, nearest ? "; did you mean " : "", nearest ? nearest : "");
+  return index;
 }
-
-/* ---- Reading ----------------------------------------------------------------------------------------------------- */
 
 bool eval_read_files(eval_loader *loader) {
   for (eval_file which = 0; which < EVAL_FILES; which++) {

@@ -9,8 +9,6 @@
 #include "eval/eval.h"
 #include "kernels/common/dtypes.h"
 
-/* ---- Pairs of queries and keys ----------------------------------------------------------------------------------- */
-
 /* NumPy's broadcasting to [batch, heads_q, seq_q, seq_k], by strides of 0. */
 static bool broadcast(eval_loader *l, eval_file which) {
   attn_problem *p = &l->problem;
@@ -80,14 +78,9 @@ static bool check_score(eval_loader *l, int score, const char *word) {
 }
 
 static bool load_score(eval_loader *l) {
-  static const char *const words[] = {[ATTN_SCORE_DOT] = "dot",
-                                      [ATTN_SCORE_ADDITIVE] = "additive",
-                                      [ATTN_SCORE_GAUSSIAN] = "gaussian",
-                                      [ATTN_SCORE_PRECOMPUTED] = "precomputed",
-                                      NULL};
   const eval_options *o = l->options;
   const char *word = o->score ? o->score : eval_has(l, EVAL_SCORES) ? "precomputed" : "dot";
-  const int score = eval_find_word(l, "--score", word, words);
+  const int score = eval_find_word(l, "--score", word, bench_axis_get(AXIS_SCORE)->words);
   if (score < 0 || !check_score(l, score, word)) return false;
   l->problem.score = (attn_score)score;
   if (!isnan(o->scale)) l->problem.scale = (float)o->scale;
@@ -116,23 +109,18 @@ static bool load_offset_number(eval_loader *l) {
 
 /* Causal masks, windows and their alignment. */
 static bool load_position(eval_loader *l) {
-  static const char *const words[] = {[ATTN_ALIGN_TOP_LEFT] = "top-left",
-                                      [ATTN_ALIGN_BOTTOM_RIGHT] = "bottom-right",
-                                      [ATTN_ALIGN_OFFSET] = "offset",
-                                      "none",
-                                      NULL};
   const eval_options *o = l->options;
-  const int causal = eval_find_word(l, "--causal", o->causal, words);
+  const int causal = eval_find_word(l, "--causal", o->causal, bench_axis_get(AXIS_CAUSAL)->words);
   if (causal < 0) return false;
-  const bool none = strcmp(o->causal, "none") == 0, offset = o->path[EVAL_OFFSET] != NULL;
-  if (offset ? !none && causal != ATTN_ALIGN_OFFSET : causal == ATTN_ALIGN_OFFSET)
+  const bool none = !causal, offset = o->path[EVAL_OFFSET] != NULL, by_offset = causal - 1 == ATTN_ALIGN_OFFSET;
+  if (offset ? !none && !by_offset : by_offset)
     return eval_fail(l, "--causal %s %s --offset", o->causal, offset ? "doesn't go with" : "needs");
   if (!none && o->window_right >= 0)
     return eval_fail(l, "--window-right %lld doesn't go with --causal %s, which is a right window of 0",
                      (long long)o->window_right, o->causal);
   l->problem.window_right = o->window_right;
   if (offset) l->problem.align = ATTN_ALIGN_OFFSET;
-  if (!none) attn_problem_set_causal(&l->problem, (attn_align)causal);
+  if (!none) attn_problem_set_causal(&l->problem, (attn_align)(causal - 1));
   l->problem.window_left = o->window_left;
   return !offset || (eval_has(l, EVAL_OFFSET) ? load_offset_file(l) : load_offset_number(l));
 }
@@ -189,8 +177,6 @@ static bool load_optional(eval_loader *l) {
   }
   return true;
 }
-
-/* ---- What the outputs are compared with -------------------------------------------------------------------------- */
 
 static bool load_expectation(eval_loader *l, eval_file which, int64_t dim, double **values) {
   npy_array *array = &l->file[which];

@@ -45,17 +45,14 @@ static eval_row *add_row(eval_rows *rows, const char *name) {
 static bool prepare(const eval_rows *rows, bench_trial *t) {
   const attn_options options = {.kernel = t->automatic ? NULL : t->kernel->name, .threads = rows->task->threads};
   const attn_status status = attn_plan_create(&rows->input->tensors.problem, &options, &t->plan);
-  if (status != ATTN_OK) {
-    bench_conclude(t, status == ATTN_UNSUPPORTED ? BENCH_SKIP : BENCH_ERROR, "%s", attn_last_error());
-    return false;
-  }
+  if (status != ATTN_OK)
+    return bench_conclude(t, status == ATTN_UNSUPPORTED ? BENCH_SKIP : BENCH_ERROR, "%s", attn_last_error());
   t->kernel = attn_kernel_find(attn_plan_kernel(t->plan));
   t->tensors = &rows->input->tensors;
   t->tensor_count = 1;
   t->workspace_bytes = attn_plan_workspace(t->plan);
   t->workspace = attn_aligned_alloc(64, t->workspace_bytes + 64);
-  if (!t->workspace) bench_conclude(t, BENCH_ERROR, "no memory for the workspace");
-  return t->workspace;
+  return t->workspace || bench_conclude(t, BENCH_ERROR, "no memory for the workspace");
 }
 
 /* A kernel that is right by the oracle must also agree with the --expect files. */
@@ -102,9 +99,7 @@ static bool prepare_answers(eval_rows *rows) {
   const bool files = input->expect || input->expect_lse;
   rows->oracle = bench_expected_create(&input->tensors.problem, &input->tensors.args, 1, false);
   if (rows->oracle && files) rows->expected = eval_expect(rows->oracle, input);
-  if (rows->oracle && (!files || rows->expected)) return true;
-  fprintf(stderr, "attnbench eval: no memory for the oracle's answer\n");
-  return false;
+  return rows->oracle && (!files || rows->expected);
 }
 
 /* The trials that passed, each with the loop that runs beside it. */
@@ -135,8 +130,7 @@ static void time_rows(eval_rows *rows) {
   const bool held = bench_threads_hold(options.threads), timed = bench_time(trials, count, &options, &stop, &error);
   if (held) bench_threads_release();
   if (timed) return;
-  fprintf(stderr, "attnbench eval: %s\n", error);
-  rows->exit_code = BENCH_EXIT_INTERNAL;
+  rows->exit_code = cli_fail(BENCH_EXIT_INTERNAL, "eval", "%s", error);
 }
 
 /* ---- The table --------------------------------------------------------------------------------------------------- */
@@ -213,7 +207,7 @@ static int conclude(const eval_rows *rows) {
 }
 
 static int run(eval_rows *rows, const bench_selection *selection) {
-  if (!prepare_answers(rows)) return BENCH_EXIT_INTERNAL;
+  if (!prepare_answers(rows)) return cli_fail(BENCH_EXIT_INTERNAL, "eval", "no memory for the oracle's answer");
   if (rows->expected) /* tells a wrong file, or another problem, from a wrong kernel */
     add_row(rows, "--expect")->trial.verdict = eval_check_expected(rows->oracle, rows->expected, rows->input);
   if (selection->automatic) run_kernel(rows, &bench_automatic);
@@ -235,10 +229,7 @@ static void clear(eval_rows *rows) {
 
 int eval_run(const eval_task *task, eval_input *input, const bench_selection *selection) {
   eval_rows *rows = calloc(1, sizeof *rows);
-  if (!rows) {
-    fprintf(stderr, "attnbench eval: out of memory for the rows\n");
-    return BENCH_EXIT_INTERNAL;
-  }
+  if (!rows) return cli_fail(BENCH_EXIT_INTERNAL, "eval", "out of memory for the rows");
   rows->task = task;
   rows->input = input;
   const int code = run(rows, selection);
@@ -246,8 +237,6 @@ int eval_run(const eval_task *task, eval_input *input, const bench_selection *se
   free(rows);
   return code;
 }
-
-/* ---- Outputs ------------------------------------------------------------------------------------------------------ */
 
 int eval_output_shape(const eval_input *input, int64_t dim, int64_t shape[NPY_MAX_DIMS]) {
   const attn_problem *p = &input->tensors.problem;

@@ -83,11 +83,9 @@ static bool set_axes(bench_grid *grid, char *axes, bench_spec *spec, char *error
     if (!bench_grid_set(grid, word, error, SENTENCE)) return false;
   *spec = (bench_spec){0};
   for (int i = 0; i < AXIS_COUNT; i++) {
-    if (grid->axes[i].count > 1) {
-      snprintf(error, SENTENCE, "axis %s has %d values: a row is one case", bench_axis_get((bench_axis)i)->name,
-               grid->axes[i].count);
-      return false;
-    }
+    if (grid->axes[i].count > 1)
+      return bench_say(error, SENTENCE, "axis %s has %d values: a row is one case", bench_axis_get((bench_axis)i)->name,
+                       grid->axes[i].count);
     if (grid->axes[i].count) memcpy(spec->value[i], grid->axes[i].value[0], BENCH_WORD);
   }
   return true;
@@ -95,25 +93,21 @@ static bool set_axes(bench_grid *grid, char *axes, bench_spec *spec, char *error
 
 static bool read_cases(bench_goal *goal, char *axes, char *against, char *error) {
   bench_grid grid = {0};
-  if (*against && !goal->metric->against) {
-    snprintf(error, SENTENCE, "metric %s compares with nothing: `against` should be empty", goal->metric->name);
-    return false;
-  }
+  if (*against && !goal->metric->against)
+    return bench_say(error, SENTENCE, "metric %s compares with nothing: `against` should be empty", goal->metric->name);
   bool fine = set_axes(&grid, axes, &goal->spec, error) && set_axes(&grid, against, &goal->against, error);
   bench_grid_clear(&grid);
   if (!fine) return false;
   const char *threads = bench_spec_get(&goal->spec, AXIS_THREADS);
   if (!goal->metric->peak || !strcmp(threads, bench_spec_get(&goal->against, AXIS_THREADS))) return true;
-  snprintf(error, SENTENCE, "metric %s: the peak loop runs on %s threads, so should the case of comparison",
-           goal->metric->name, threads);
-  return false;
+  return bench_say(error, SENTENCE, "metric %s: the peak loop runs on %s threads, so should the case of comparison",
+                   goal->metric->name, threads);
 }
 
 static bool read_number(const char *text, double *value, char *error) {
   *value = NAN;
-  if (!strcmp(text, "-") || cli_read_real(text, value)) return true;
-  snprintf(error, SENTENCE, "'%.40s' should be a number, or - for none", text);
-  return false;
+  return !strcmp(text, "-") || cli_read_real(text, value) ||
+         bench_say(error, SENTENCE, "'%.40s' should be a number, or - for none", text);
 }
 
 static const struct { const char *word, *vendor; } vendors[] = {{"AMD", "AuthenticAMD"}, {"Intel", "GenuineIntel"}};
@@ -135,10 +129,7 @@ static bool has_word(const char *text, const char *word) {
 }
 
 static bool is_condition(const char *word) {
-  if (!strcmp(word, "any") || vendor_of(word)) return true;
-  for (int i = 0; bench_tier_names[i]; i++)
-    if (!strcmp(word, bench_tier_names[i])) return true;
-  return false;
+  return !strcmp(word, "any") || vendor_of(word) || cli_index_of(word, bench_tier_names) >= 0;
 }
 
 static bool read_cpu(const char *text, char *cpu, size_t bytes, char *error) {
@@ -146,24 +137,14 @@ static bool read_cpu(const char *text, char *cpu, size_t bytes, char *error) {
   snprintf(words, sizeof words, "%s", text);
   snprintf(cpu, bytes, "%s", text);
   for (char *word = strtok(words, " \t"); word; word = strtok(NULL, " \t"))
-    if (!is_condition(word)) {
-      snprintf(error, SENTENCE, "CPU '%.40s' should be any, AMD, Intel or a tier", word);
-      return false;
-    }
-  if (*text) return true;
-  snprintf(error, SENTENCE, "CPU is empty: should be any, AMD, Intel or a tier");
-  return false;
+    if (!is_condition(word)) return bench_say(error, SENTENCE, "CPU '%.40s' should be any, AMD, Intel or a tier", word);
+  return *text || bench_say(error, SENTENCE, "CPU is empty: should be any, AMD, Intel or a tier");
 }
 
 static bool append(bench_goal_list *list, const bench_goal *goal, char *error) {
-  if (!(list->count & (list->count - 1))) { /* grows at powers of two */
-    void *grown = realloc(list->item, (list->count ? 2 * (size_t)list->count : 1) * sizeof *list->item);
-    if (!grown) {
-      snprintf(error, SENTENCE, "out of memory");
-      return false;
-    }
-    list->item = grown;
-  }
+  bench_goal *grown = bench_grown(list->item, list->count, sizeof *list->item);
+  if (!grown) return bench_say(error, SENTENCE, "out of memory");
+  list->item = grown;
   list->item[list->count++] = *goal;
   return true;
 }
@@ -171,8 +152,7 @@ static bool append(bench_goal_list *list, const bench_goal *goal, char *error) {
 /* The floor may not be harder to reach than the goal. */
 static bool check_order(const bench_goal *goal, char *error) {
   const bool wrong = goal->metric->lower ? goal->goal > goal->floor : goal->goal < goal->floor;
-  if (wrong) snprintf(error, SENTENCE, "goal %.9g is easier than floor %.9g", goal->goal, goal->floor);
-  return !wrong;
+  return !wrong || bench_say(error, SENTENCE, "goal %.9g is easier than floor %.9g", goal->goal, goal->floor);
 }
 
 static bool read_row(char *line, const char *section, bench_goal_list *list, char *error) {
@@ -180,11 +160,10 @@ static bool read_row(char *line, const char *section, bench_goal_list *list, cha
   char *field[FIELDS], *kernel[MOST_KERNELS];
   bench_goal goal = {.kernel = ""};
   const int fields = split(line, '|', field, FIELDS);
-  if (fields != FIELDS) {
-    snprintf(error, SENTENCE, "%d fields, should be %d: metric | kernels | case | against | CPU | floor | goal | row",
-             fields, FIELDS);
-    return false;
-  }
+  if (fields != FIELDS)
+    return bench_say(error, SENTENCE,
+                     "%d fields, should be %d: metric | kernels | case | against | CPU | floor | goal | row", fields,
+                     FIELDS);
   goal.metric = find_metric(field[METRIC], error);
   if (!goal.metric || !read_cases(&goal, field[CASE], field[AGAINST], error) ||
       !read_cpu(field[CPU], goal.cpu, sizeof goal.cpu, error) || !read_number(field[FLOOR], &goal.floor, error) ||
@@ -212,10 +191,8 @@ bool bench_goals_read(const char *text, bench_goal_list *list, char *error, size
   for (int number = 1; *text; number++) {
     const size_t length = strcspn(text, "\n");
     snprintf(line, sizeof line, "%.*s", (int)length, text);
-    if (!read_line(trim(line), section, sizeof section, list, problem)) {
-      snprintf(error, error_bytes, "line %d: %s", number, problem);
-      return false;
-    }
+    if (!read_line(trim(line), section, sizeof section, list, problem))
+      return bench_say(error, error_bytes, "line %d: %s", number, problem);
     text += length + (text[length] == '\n');
   }
   return true;

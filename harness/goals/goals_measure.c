@@ -2,7 +2,6 @@
 /* Measures one goal: the case and the case that it is compared with run in the same rounds, so that every value compares
  * samples that were taken one after the other. */
 #include <math.h>
-#include <stdarg.h>
 #include <stdlib.h>
 
 #include "cases/work.h"
@@ -21,25 +20,14 @@ typedef struct pair {
   int count;
 } pair;
 
-static void conclude(bench_goal_row *row, bench_status status, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-
-static void conclude(bench_goal_row *row, bench_status status, const char *format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(row->reason, sizeof row->reason, format, arguments);
-  va_end(arguments);
-  row->status = status;
-  row->done = true;
-}
+/* False, so that whatever cannot be measured can return it. */
+#define conclude(row, how, ...) ((row)->done = true, bench_set_reason(row, how, __VA_ARGS__))
 
 static void conclude_measured(bench_goal_row *row, bench_summary measured) {
   row->measured = measured;
   row->verdict = bench_goal_verdict_of(row->goal, &row->measured);
   conclude(row, BENCH_PASS, "%s", "");
 }
-
-/* ---- Of the plan alone ---------------------------------------------------------------------------------------------- */
 
 static void measure_workspace(bench_goal_row *row) {
   attn_plan *plan;
@@ -68,14 +56,9 @@ static bool choose_loop(bench_goal_row *row, const bench_setup *setup, bench_tri
   const bench_metric *metric = row->goal->metric;
   if (!metric->peak) trial->peak = NULL;
   trial->reads = metric->reads;
-  if (metric->peak && !trial->peak) {
-    conclude(row, BENCH_ERROR, "tier %s has no peak loop", row->kernel->isa);
-    return false;
-  }
-  if (metric->reads && bench_read_bytes(&setup->bench->problem) <= 0) {
-    conclude(row, BENCH_ERROR, "a loop that only reads K and V needs them dense; here the layout is another");
-    return false;
-  }
+  if (metric->peak && !trial->peak) return conclude(row, BENCH_ERROR, "tier %s has no peak loop", row->kernel->isa);
+  if (metric->reads && bench_read_bytes(&setup->bench->problem) <= 0)
+    return conclude(row, BENCH_ERROR, "a loop that only reads K and V needs them dense; here the layout is another");
   return true;
 }
 
@@ -84,20 +67,15 @@ static bool open_trial(pair *p) {
   const int i = p->count;
   bench_goal_row *row = p->row;
   bench_setup *setup = bench_setup_open(i ? &row->against : &row->bench, &row->kernel, 1, p->settings);
-  if (!setup) {
-    conclude(row, BENCH_ERROR, "out of memory");
-    return false;
-  }
+  if (!setup) return conclude(row, BENCH_ERROR, "out of memory");
   bench_trial *trial = &setup->trials[0];
   p->setup[i] = setup;
   p->trial[i] = trial;
   p->count++;
   (void)bench_setup_check(setup); /* an interrupted one has no PASS */
   if (setup->expected) accept_empty_output(setup, trial);
-  if (trial->verdict.status != BENCH_PASS) {
-    conclude(row, trial->verdict.status, "%s%.300s", i ? "the case of comparison: " : "", trial->verdict.reason);
-    return false;
-  }
+  if (trial->verdict.status != BENCH_PASS)
+    return conclude(row, trial->verdict.status, "%s%.300s", i ? "the case of comparison: " : "", trial->verdict.reason);
   bench_setup_rotate(setup);
   bench_setup_prepare_trial(setup, trial);
   return choose_loop(row, setup, trial);
@@ -126,16 +104,13 @@ static bench_goal_sample sample_of(const pair *p, int i, int round) {
 
 static void summarise(pair *p, int rounds) {
   double *values = malloc(((size_t)rounds + 1) * sizeof *values);
-  if (!values) {
-    conclude(p->row, BENCH_ERROR, "out of memory");
-    return;
-  }
-  for (int round = 0; round < rounds; round++) {
+  if (!values) conclude(p->row, BENCH_ERROR, "out of memory");
+  for (int round = 0; values && round < rounds; round++) {
     const bench_goal_sample sample = sample_of(p, 0, round);
     const bench_goal_sample against = p->count > 1 ? sample_of(p, 1, round) : (bench_goal_sample){0};
     values[round] = p->row->goal->metric->value(&sample, &against);
   }
-  conclude_measured(p->row, bench_summarise(values, rounds));
+  if (values) conclude_measured(p->row, bench_summarise(values, rounds));
   free(values);
 }
 

@@ -47,11 +47,9 @@ bool bench_goal_table_open(bench_goal_table *table, const char *text, const benc
   *table = (bench_goal_table){.count = 0};
   if (!bench_goals_read(text, &table->goals, error, error_bytes)) return false;
   table->row = calloc((size_t)table->goals.count + 1, sizeof *table->row);
-  if (table->row)
-    choose_rows(table, selection, seed);
-  else
-    snprintf(error, error_bytes, "out of memory");
-  return table->row;
+  if (!table->row) return bench_say(error, error_bytes, "out of memory");
+  choose_rows(table, selection, seed);
+  return true;
 }
 
 void bench_goal_table_clear(bench_goal_table *table) {

@@ -54,8 +54,6 @@ double bench_layer_bytes(const bench_case *bench) {
   return 4.0 * ((double)s.inputs + outputs + (double)s.weights + (double)s.biases);
 }
 
-/* ---- Data ---- */
-
 static float *normal(const bench_case *bench, uint64_t first, int64_t count, double scale) {
   float *data = malloc(((size_t)count + 1) * sizeof *data);
   for (int64_t i = 0; data && i < count; i++)
@@ -141,8 +139,6 @@ bench_layer *bench_layer_open(const bench_case *bench) {
   return NULL;
 }
 
-bench_layer_data *bench_layer_data_of(bench_layer *layer) { return &layer->data; }
-
 void bench_layer_close(bench_layer *layer) {
   if (!layer) return;
   mha_oracle_destroy(layer->data.oracle);
@@ -150,8 +146,6 @@ void bench_layer_close(bench_layer *layer) {
                           layer->row_memory, layer->rows.value,   layer->rows.limit,  layer};
   for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) free(memory[i]);
 }
-
-/* ---- A layer made with one kernel --------------------------------------------------------------------------------- */
 
 /* ---- Making ---- */
 
@@ -186,7 +180,7 @@ static attn_status create(bench_layer_trial *trial) {
 
 /* With the product of the kernel's tier, so that a row of plain C is plain C throughout. A kernel that stands on a library
  * goes with the best product there is. */
-static attn_status make(bench_layer *layer, const attn_kernel_info *kernel, bool wrong, bench_layer_trial **result) {
+attn_status bench_layer_make(bench_layer *layer, const attn_kernel_info *kernel, bool wrong, bench_layer_trial **result) {
   *result = NULL;
   bench_layer_trial *trial = calloc(1, sizeof *trial);
   if (!trial) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for a layer");
@@ -202,14 +196,6 @@ static attn_status make(bench_layer *layer, const attn_kernel_info *kernel, bool
   return status;
 }
 
-attn_status bench_layer_make(bench_layer *layer, const attn_kernel_info *kernel, bench_layer_trial **trial) {
-  return make(layer, kernel, false, trial);
-}
-
-attn_status bench_layer_make_wrong(bench_layer *layer, const attn_kernel_info *kernel, bench_layer_trial **trial) {
-  return make(layer, kernel, true, trial);
-}
-
 void bench_layer_unmake(bench_layer_trial *trial) {
   if (!trial) return;
   if (trial->data->functions->destroy) trial->data->functions->destroy(trial->layer);
@@ -223,8 +209,6 @@ size_t bench_layer_workspace(const bench_layer_trial *trial) {
   const bench_layer_functions *functions = trial->data->functions;
   return functions->workspace ? functions->workspace(trial) : 0;
 }
-
-const char *bench_layer_kernel(const bench_layer_trial *trial) { return trial->kernel; }
 
 const char *bench_layer_product(const bench_layer_trial *trial) {
   return trial->example ? attn_product_name(trial->example) : "";
@@ -264,16 +248,8 @@ uint64_t bench_layer_output_hash(const bench_layer_trial *trial) {
 
 /* ---- Time ---- */
 
-void bench_add_times(bench_layer_time *time, const attn_mha_profile *profile) {
-  time->projections_ns += profile->projections_ns;
-  time->attention_ns += profile->attention_ns;
-  time->total_ns += profile->total_ns;
-}
-
-void bench_layer_reset_shares(bench_layer_trial *trial) { trial->time = (bench_layer_time){0}; }
-
 bench_shares bench_layer_shares(const bench_layer_trial *trial) {
-  const bench_layer_time *t = &trial->time;
+  const attn_mha_profile *t = &trial->time;
   if (t->total_ns <= 0) return (bench_shares){0};
   return (bench_shares){.projections = t->projections_ns / t->total_ns,
                         .attention = t->attention_ns / t->total_ns,

@@ -27,15 +27,12 @@ double bench_layer_bytes(const bench_case *bench);
 bench_layer *bench_layer_open(const bench_case *bench);
 void bench_layer_close(bench_layer *layer); /* NULL is fine */
 
-/* The data of an open layer; tests spoil it. */
-struct bench_layer_data *bench_layer_data_of(bench_layer *layer);
-
 /* Makes the layer with this attention kernel (NULL: the automatic choice), and with the projections of the kernel's tier.
- * ATTN_UNSUPPORTED if the layer asks for what the kernel lacks; every failure leaves a sentence in attn_last_error(). */
-attn_status bench_layer_make(bench_layer *layer, const attn_kernel_info *kernel, bench_layer_trial **trial);
+ * ATTN_UNSUPPORTED if the layer asks for what the kernel lacks; every failure leaves a sentence in attn_last_error(). wrong:
+ * it gives the layer's wrong answer, with which the check compares. */
+attn_status bench_layer_make(bench_layer *layer, const attn_kernel_info *kernel, bool wrong, bench_layer_trial **trial);
 void bench_layer_unmake(bench_layer_trial *trial); /* NULL is fine */
 size_t bench_layer_workspace(const bench_layer_trial *trial);
-const char *bench_layer_kernel(const bench_layer_trial *trial);  /* "" where there is none */
 const char *bench_layer_product(const bench_layer_trial *trial); /* "" without dense layers */
 
 /* Runs the layer on poisoned output, checks the chosen rows, and checks that two wrong answers would fail: zeros, and the
@@ -50,12 +47,11 @@ attn_status bench_layer_call(bench_layer_trial *trial, void *workspace, size_t b
 void bench_layer_poison(bench_layer_trial *trial);
 uint64_t bench_layer_output_hash(const bench_layer_trial *trial);
 
-/* Shares of the calls' time since the last reset, 0..1: dense layers, attention, and what is left. All 0 for layers without
- * projections, which report no parts. */
+/* Shares of the calls' time, 0..1: dense layers, attention, and what is left. All 0 for layers without projections, which
+ * report no parts. */
 typedef struct bench_shares {
   double projections, attention, rest;
 } bench_shares;
-void bench_layer_reset_shares(bench_layer_trial *trial);
 bench_shares bench_layer_shares(const bench_layer_trial *trial);
 
 /* ---- What each layer supplies ------------------------------------------------------------------------------------- */
@@ -81,11 +77,6 @@ typedef struct bench_layer_data {
   struct mha_oracle *oracle; /* with has_mha: kept from one kernel to the next */
 } bench_layer_data;
 
-/* Where the time of a layer went. */
-typedef struct bench_layer_time {
-  double projections_ns, attention_ns, total_ns;
-} bench_layer_time;
-
 /* Rows of the output in float64 with their limits: value[i][c] may be missed by limit[i][c]. */
 typedef struct bench_layer_rows {
   int64_t count;
@@ -103,8 +94,8 @@ struct bench_layer_trial {
   void *layer;           /* what `create` made */
   char kernel[64];       /* what attention runs; of feed-forward, which runs no attention: what attention would run */
   attn_product *example; /* made as the layer makes its own: knows the product's name; NULL without dense layers */
-  bench_layer_time time;
-  uint64_t hash[2]; /* of the output on x and on -x, from the check */
+  attn_mha_profile time; /* where it went, over all calls; whoever times the layer sets it to 0 before */
+  uint64_t hash[2];      /* of the output on x and on -x, from the check */
 };
 
 /* The chosen rows of one sequence. */
@@ -144,11 +135,6 @@ double bench_dense_flops(const bench_case *bench, int64_t weights);
 
 /* Copies the name of the kernel that a layer says it runs. */
 void bench_layer_name_kernel(bench_layer_trial *trial, const char *kernel);
-
-void bench_add_times(bench_layer_time *time, const attn_mha_profile *profile);
-
-/* A trial that gives the wrong answer: the check compares with it. */
-attn_status bench_layer_make_wrong(bench_layer *layer, const attn_kernel_info *kernel, bench_layer_trial **trial);
 
 /* What layer.c allocates and runs, and layer_check.c checks. */
 enum { BENCH_LAYER_GUARD = 64 /* floats before and behind y */ };

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The check of a layer against float64; and the steps that the expected answers of layers share. */
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "layers/layer.h"
@@ -45,8 +44,6 @@ static bench_sequence sequence_of(const bench_chosen *c) {
 
 attn_nn_field bench_chosen_x(const bench_chosen *c) { return bench_take(sequence_of(c), c->row, c->count); }
 attn_nn_field bench_all_x(const bench_chosen *c) { return bench_take(sequence_of(c), NULL, c->data->bench->problem.seq_q); }
-
-/* ---- The rows of a layer ---- */
 
 /* Fills in the expected rows and their limits, one sequence at a time: its chosen rows stand side by side. False if memory
  * is short. */
@@ -110,7 +107,7 @@ static void compare(const bench_layer *layer, bool zeros, bench_verdict *verdict
 /* Compares the wrong answer of the layer. If it passes, the case cannot see that error. */
 static attn_status run_wrong(bench_layer_trial *trial, void *workspace, size_t bytes, bench_verdict *verdict) {
   bench_layer_trial *wrong;
-  attn_status status = bench_layer_make_wrong(trial->of, trial->asked, &wrong);
+  attn_status status = bench_layer_make(trial->of, trial->asked, true, &wrong);
   if (status != ATTN_OK) return status;
   status = bench_layer_call(wrong, workspace, bytes);
   bench_layer_unmake(wrong);
@@ -119,21 +116,17 @@ static attn_status run_wrong(bench_layer_trial *trial, void *workspace, size_t b
 }
 
 static bench_verdict error_verdict(const char *reason) {
-  bench_verdict verdict = {.status = BENCH_ERROR};
-  snprintf(verdict.reason, sizeof verdict.reason, "%s", reason);
-  return verdict;
+  bench_verdict verdict = {0};
+  return bench_set_reason(&verdict, BENCH_ERROR, "%s", reason), verdict;
 }
 
 static void decide(const bench_layer *layer, bench_verdict *verdict) {
-  if (verdict->max_err_ratio > 1) {
-    verdict->status = BENCH_FAIL;
-    snprintf(verdict->reason, sizeof verdict->reason, "error is %.3g of the limit at batch %lld, row %lld, column %lld",
-             verdict->max_err_ratio, (long long)verdict->err_index[0], (long long)verdict->err_index[2],
-             (long long)verdict->err_index[3]);
-  } else if (!guards_stand(layer)) {
-    verdict->status = BENCH_FAIL;
-    snprintf(verdict->reason, sizeof verdict->reason, "wrote outside y");
-  }
+  if (verdict->max_err_ratio > 1)
+    bench_set_reason(verdict, BENCH_FAIL, "error is %.3g of the limit at batch %lld, row %lld, column %lld",
+                     verdict->max_err_ratio, (long long)verdict->err_index[0], (long long)verdict->err_index[2],
+                     (long long)verdict->err_index[3]);
+  else if (!guards_stand(layer))
+    bench_set_reason(verdict, BENCH_FAIL, "wrote outside y");
 }
 
 /* The wrong answer that the case does not tell from the right one, or NULL. */
@@ -154,9 +147,7 @@ static bool run_negated(bench_layer_trial *trial, void *workspace, size_t bytes,
   trial->hash[1] = bench_layer_hash_y(trial->of);
   bench_layer_negate(trial);
   if (verdict->status != BENCH_PASS || !trial->data->shape.inputs || !trial->of->y_floats) return ran;
-  if (trial->hash[0] != trial->hash[1]) return ran;
-  verdict->status = BENCH_FAIL;
-  snprintf(verdict->reason, sizeof verdict->reason, "negated inputs give the same output");
+  if (trial->hash[0] == trial->hash[1]) bench_set_reason(verdict, BENCH_FAIL, "negated inputs give the same output");
   return ran;
 }
 
@@ -172,9 +163,6 @@ bench_verdict bench_layer_check(bench_layer_trial *trial, const attn_numerics *n
   decide(layer, &verdict);
   if (!run_negated(trial, workspace, bytes, &verdict)) return error_verdict(attn_last_error());
   const char *missed = undetected(trial, &zeros, &wrong);
-  if (verdict.status == BENCH_PASS && missed) {
-    verdict.status = BENCH_DEGENERATE;
-    snprintf(verdict.reason, sizeof verdict.reason, "%s would pass as well", missed);
-  }
+  if (verdict.status == BENCH_PASS && missed) bench_set_reason(&verdict, BENCH_DEGENERATE, "%s would pass as well", missed);
   return verdict;
 }

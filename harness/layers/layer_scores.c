@@ -73,15 +73,12 @@ static size_t additive_workspace(const bench_layer_trial *trial) { return attn_a
 
 static attn_status additive_run(bench_layer_trial *trial, void *workspace, size_t bytes) {
   const bench_layer_data *data = trial->data;
-  attn_mha_profile profile = {0};
   const attn_additive_args args = {.q = data->x,
                                    .k = data->x + keys_at(data->bench),
                                    .v = data->x + additive_values_at(data->bench),
                                    .o = data->y,
-                                   .profile = &profile};
-  const attn_status status = attn_additive_run(trial->layer, &args, workspace, bytes);
-  bench_add_times(&trial->time, &profile);
-  return status;
+                                   .profile = &trial->time};
+  return attn_additive_run(trial->layer, &args, workspace, bytes);
 }
 
 static attn_nn_field additive_expect(const bench_chosen *c) {
@@ -299,11 +296,8 @@ static void synthesizer_destroy(void *layer) { attn_synthesizer_destroy(layer); 
 static size_t synthesizer_workspace(const bench_layer_trial *trial) { return attn_synthesizer_workspace(trial->layer); }
 
 static attn_status synthesizer_run(bench_layer_trial *trial, void *workspace, size_t bytes) {
-  attn_mha_profile profile = {0};
-  const attn_synthesizer_args args = {.x = trial->data->x, .y = trial->data->y, .profile = &profile};
-  const attn_status status = attn_synthesizer_run(trial->layer, &args, workspace, bytes);
-  bench_add_times(&trial->time, &profile);
-  return status;
+  const attn_synthesizer_args args = {.x = trial->data->x, .y = trial->data->y, .profile = &trial->time};
+  return attn_synthesizer_run(trial->layer, &args, workspace, bytes);
 }
 
 /* One head's scores of the chosen rows, into rows `at` .. of all; what the causal mask hides is -inf. */

@@ -61,18 +61,14 @@ static size_t mha_workspace(const bench_layer_trial *trial) { return attn_mha_wo
 
 static attn_status mha_run(bench_layer_trial *trial, void *workspace, size_t bytes) {
   const bench_layer_data *data = trial->data;
-  attn_mha_profile profile = {0};
-  const attn_mha_args args = {.x = data->x, .memory = is_cross(data) ? data->x : NULL, .y = data->y, .profile = &profile};
-  const attn_status status = attn_mha_run(trial->layer, &args, workspace, bytes);
-  bench_add_times(&trial->time, &profile);
-  return status;
+  const attn_mha_args args = {
+      .x = data->x, .memory = is_cross(data) ? data->x : NULL, .y = data->y, .profile = &trial->time};
+  return attn_mha_run(trial->layer, &args, workspace, bytes);
 }
 
 /* Self-attention and cross-attention differ in their expected answers only. */
 #define MHA_FUNCTIONS \
   .shape = mha_shape, .create = mha_create, .destroy = mha_destroy, .workspace = mha_workspace, .run = mha_run
-
-/* ---- Self-attention ---- */
 
 mha_oracle *bench_mha_oracle_of(const bench_layer_data *data) {
   const attn_mha_problem problem = problem_of(data);
@@ -316,8 +312,6 @@ static attn_nn_field block_expect(const bench_chosen *c) {
     x = add_and_norm(x, bench_cross_expect(c, &config.cross_weights, &x), &config.cross_norm);
   return add_and_norm(x, bench_feed_forward_expect(&config.feed_forward, &x), &config.feed_forward_norm);
 }
-
-/* ---- Both ---- */
 
 #define BLOCK_FUNCTIONS                                                                                                   \
   .shape = block_shape, .create = block_create, .destroy = block_destroy, .workspace = block_workspace, .run = block_run, \

@@ -57,8 +57,6 @@ static numbers row_at(const rows *of, int64_t row) {
   return (numbers){of->all.value + at, of->all.proven + at, of->all.sharp + at, of->all.variance + at};
 }
 
-/* ---- Weights ---- */
-
 /* Columns [first, first + columns) of a matrix [depth][all]. */
 typedef struct matrix {
   const void *weight;
@@ -342,8 +340,6 @@ static void attend_head(head_row *x, const attn_numerics *numerics, const mha_or
   row->lse_limit[x->h] = x->kernel.lse + (x->zero_mean ? fmin(x->score_proven, x->score_sharp) : x->score_proven);
 }
 
-/* ---- Output ---- */
-
 /* The lowest of the limits that hold. Variances cover the roundings of scores that are products alone. */
 static double least_limit(const attn_problem *p, double proven, double sharp, double variance) {
   const bool added = p->softcap != 0 || p->uses & (ATTN_USE_BIAS | ATTN_USE_ALIBI | ATTN_USE_SINKS);
@@ -376,8 +372,6 @@ void mha_oracle_compute(mha_oracle *r, int64_t b, int64_t i, const attn_numerics
     row->limit[n] = zero_mean ? least_limit(p, y.proven[n], y.sharp[n], y.variance[n]) : y.proven[n];
   }
 }
-
-/* ---- Whole fields ---- */
 
 attn_nn_field mha_oracle_field(const mha_oracle_call *call, const attn_nn_field *x, const attn_nn_field *memory) {
   const attn_problem *p = &call->problem->attention;

@@ -123,8 +123,6 @@ bool bench_threads_hold(int threads) {
 
 int bench_threads_held(void) { return held.active ? held.threads : 0; }
 
-bool bench_threads_share_cpus(void) { return held.active && held.threads > held.count; }
-
 void bench_thread_settle(int thread, int team) {
   if (!held.active) return;
   if (thread == 0 && team > held.largest_team) held.largest_team = team;

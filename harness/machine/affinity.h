@@ -35,9 +35,6 @@ void bench_threads_release(void);
 /* `threads` of bench_threads_hold(); 0 if nothing is held. */
 int bench_threads_held(void);
 
-/* Whether these are more threads than CPUs, so that they move freely and share CPUs. */
-bool bench_threads_share_cpus(void);
-
 /* Moves the calling thread to its CPU. The harness' own regions begin with it: libgomp ends threads that a smaller team does
  * not need and starts new ones for the next, and those begin on their parent's CPU. The threads of a team that is larger
  * than what is held move freely. Costs next to nothing if the thread is there or nothing is held. */

@@ -15,6 +15,7 @@
 #endif
 
 #include "attn/attn.h"
+#include "base/cli.h"
 #include "base/files.h"
 #include "build_info.h"
 #include "src/tiers.h"
@@ -123,9 +124,7 @@ static void add_libraries(bench_environment *e) {
   char list[512] = "";
   for (int i = 0; i < attn_kernel_count(); i++) {
     const char *library = attn_kernel_get(i)->library;
-    size_t used = strlen(list);
-    if (library && library[0] && !strstr(list, library))
-      snprintf(list + used, sizeof list - used, "%s%s", used ? ", " : "", library);
+    if (library && library[0] && !strstr(list, library)) bench_append(list, sizeof list, "%s%s", *list ? ", " : "", library);
   }
   bench_fact_note(e, "attn", attn_version());
   const char *advice = better_core(list);
@@ -143,17 +142,12 @@ static void add_commit(bench_environment *e) {
 
 /* ---- Process --------------------------------------------------------------------------------------------------------- */
 
-/* Appends what fits. */
-static void append(char *list, size_t bytes, const char *separator, const char *text) {
-  size_t used = strlen(list);
-  snprintf(list + used, bytes - used, "%s%s", used ? separator : "", text);
-}
-
 /* All environment variables whose names start with one of the prefixes. */
 static void list_variables(const char *const *prefixes, char *list, size_t bytes) {
   for (char **variable = environ; *variable; variable++)
     for (int i = 0; prefixes[i]; i++)
-      if (strncmp(*variable, prefixes[i], strlen(prefixes[i])) == 0) append(list, bytes, " ", *variable);
+      if (strncmp(*variable, prefixes[i], strlen(prefixes[i])) == 0)
+        bench_append(list, bytes, "%s%s", *list ? " " : "", *variable);
 }
 
 static void add_variables(bench_environment *e) {
@@ -188,7 +182,7 @@ void bench_environment_read(bench_environment *environment, int argc, char **arg
 #else
   bench_fact_note(environment, "threads", "1: built without OpenMP");
 #endif
-  for (int i = 0; i < argc; i++) append(command, sizeof command, " ", argv[i]);
+  for (int i = 0; i < argc; i++) bench_append(command, sizeof command, "%s%s", *command ? " " : "", argv[i]);
   bench_fact_note(environment, "argv", command);
   bench_fact_add(environment, "seed", BENCH_OK, "", "%llu", seed);
 }

@@ -4,6 +4,7 @@
  * ranges that hwloc's programs take, so these are read here. */
 #include <stdio.h>
 
+#include "base/cli.h"
 #include "machine/topology.h"
 
 #ifdef BENCH_HWLOC
@@ -11,7 +12,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <hwloc.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -33,10 +33,9 @@ static void append_cache(char *text, size_t bytes, int depth) {
   char kind[32];
   const hwloc_obj_t first = hwloc_get_obj_by_depth(machine, depth, 0);
   const unsigned long long kib = first->attr->cache.size >> 10;
-  const size_t used = strlen(text);
   (void)hwloc_obj_type_snprintf(kind, sizeof kind, first, 0);
-  snprintf(text + used, bytes - used, "%s%s %llu %s x %u", used ? ", " : "", kind, kib % 1024 ? kib : kib / 1024,
-           kib % 1024 ? "KiB" : "MiB", hwloc_get_nbobjs_by_depth(machine, depth));
+  bench_append(text, bytes, "%s%s %llu %s x %u", *text ? ", " : "", kind, kib % 1024 ? kib : kib / 1024,
+               kib % 1024 ? "KiB" : "MiB", hwloc_get_nbobjs_by_depth(machine, depth));
 }
 
 /* Numbers the CPUs of each object of a kind; returns how many objects there are, 1 where the kind is missing. */
@@ -108,8 +107,6 @@ bool bench_topology_from_hwloc(bench_topology *topology) {
   return topology->count > 0;
 }
 
-/* ---- Locations -------------------------------------------------------------------------------------------------- */
-
 enum { ITEM = 256, CPUS_TEXT = 200 };
 
 /* What the items so far have named. */
@@ -124,15 +121,7 @@ typedef struct reader {
   size_t error_bytes;
 } reader;
 
-static bool fail(reader *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
-static bool fail(reader *r, const char *format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(r->error, r->error_bytes, format, arguments);
-  va_end(arguments);
-  return false;
-}
+#define fail(r, ...) bench_say((r)->error, (r)->error_bytes, __VA_ARGS__)
 
 /* ---- Ranges ------------------------------------------------------------------------------------------------------ */
 
@@ -175,8 +164,7 @@ static bool read_numbers(const char *text, int count, range *r) {
 
 /* Appends ", core:0-3" for 4 objects. */
 static void append_kind(char *text, size_t bytes, const char *kind, int count) {
-  const size_t used = strlen(text);
-  snprintf(text + used, bytes - used, count > 1 ? "%s%s:0-%d" : "%s%s:0", used ? ", " : "", kind, count - 1);
+  bench_append(text, bytes, count > 1 ? "%s%s:0-%d" : "%s%s:0", *text ? ", " : "", kind, count - 1);
 }
 
 static void append_depth(char *text, size_t bytes, int depth) {
@@ -355,10 +343,9 @@ bool bench_topology_from_hwloc(bench_topology *topology) {
 bool bench_locations_read(const char *text, const bench_topology *topology, const cpu_set_t *allowed, cpu_set_t *set,
                           char *error, size_t error_bytes) {
   (void)topology, (void)allowed, (void)set;
-  snprintf(error, error_bytes,
-           "'%.60s' should be numbers of CPUs, such as 0-3,8; to name cores or nodes takes hwloc, which this attnbench was "
-           "built without (Debian: libhwloc-dev)",
-           text);
-  return false;
+  return bench_say(error, error_bytes,
+                   "'%.60s' should be numbers of CPUs, such as 0-3,8; to name cores or nodes takes hwloc, which this "
+                   "attnbench was built without (Debian: libhwloc-dev)",
+                   text);
 }
 #endif

@@ -2,11 +2,11 @@
 /* The topology: from hwloc, or without it from /sys/devices/system/cpu, which tells what binding needs. */
 #include "machine/topology.h"
 
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/cli.h"
 #include "base/files.h"
 
 #define CPU_FOLDER "/sys/devices/system/cpu"
@@ -124,11 +124,9 @@ bool bench_cpu_list_read(const char *text, cpu_set_t *set) {
 
 /* Appends "0", "0-3" or "0-6:2". */
 static void append_range(char *text, size_t bytes, int first, int last, int step) {
-  char dash[16] = "", colon[16] = "";
-  const size_t used = strlen(text);
-  if (last > first) snprintf(dash, sizeof dash, "-%d", last);
-  if (step > 1) snprintf(colon, sizeof colon, ":%d", step);
-  snprintf(text + used, bytes - used, "%s%d%s%s", used ? "," : "", first, dash, colon);
+  bench_append(text, bytes, "%s%d", *text ? "," : "", first);
+  if (last > first) bench_append(text, bytes, "-%d", last);
+  if (step > 1) bench_append(text, bytes, ":%d", step);
 }
 
 /* The length of the range at the beginning of a sequence; two numbers are a range only where they are neighbours. */
@@ -164,12 +162,10 @@ static bool is_usable(const cpu_set_t *set, const bench_topology *topology, cons
   while (beyond < CPU_SETSIZE && (!bench_has_cpu(set, beyond) || bench_has_cpu(allowed, beyond))) beyond++;
   if (beyond == CPU_SETSIZE && CPU_COUNT(set)) return true;
   bench_cpu_list_write(allowed, list, sizeof list);
-  if (beyond == CPU_SETSIZE)
-    snprintf(error, error_bytes, "no CPU is left; this process may use %s", list);
-  else if (bench_has_cpu(&topology->cpus, beyond))
-    snprintf(error, error_bytes, "CPU %d is not allowed; this process may use %s", beyond, list);
-  else
-    snprintf(error, error_bytes, "there is no CPU %d; this process may use %s", beyond, list);
+  if (beyond == CPU_SETSIZE) return bench_say(error, error_bytes, "no CPU is left; this process may use %s", list);
+  const char *what = bench_has_cpu(&topology->cpus, beyond) ? "CPU %d is not allowed" : "there is no CPU %d";
+  snprintf(error, error_bytes, what, beyond);
+  bench_append(error, error_bytes, "; this process may use %s", list);
   return false;
 }
 

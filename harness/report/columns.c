@@ -104,14 +104,10 @@ bool bench_cell_read(bench_row *row, bench_column column, const char *text) {
   return false;
 }
 
-/* ---- Lists ---------------------------------------------------------------------------------------------------------- */
-
 bool bench_rows_append(bench_rows *rows, bench_row *row) {
-  if (!(rows->count & (rows->count - 1))) { /* grows at powers of two */
-    void *grown = realloc(rows->item, (rows->count ? 2 * (size_t)rows->count : 1) * sizeof *rows->item);
-    if (!grown) return false;
-    rows->item = grown;
-  }
+  bench_row *grown = bench_grown(rows->item, rows->count, sizeof *rows->item);
+  if (!grown) return false;
+  rows->item = grown;
   rows->item[rows->count++] = *row;
   *row = (bench_row){0};
   return true;

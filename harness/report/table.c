@@ -48,10 +48,8 @@ void bench_format_time(double ns, char *text, size_t bytes) {
 /* ---- A case's headline ---------------------------------------------------------------------------------------------- */
 
 static void append_pair(char *text, const char *name, const char *a, const char *b, const char *separator) {
-  const size_t used = strlen(text);
-  if (!a[0]) return;
   const bool differ = strcmp(a, b);
-  snprintf(text + used, HEADLINE - used, "  %s %s%s%s", name, a, differ ? separator : "", differ ? b : "");
+  if (a[0]) bench_append(text, HEADLINE, "  %s %s%s%s", name, a, differ ? separator : "", differ ? b : "");
 }
 
 /* "  batch 1  heads 8/2  seq 512  head_dim 64  causal none  threads 1" */
@@ -230,8 +228,6 @@ void bench_table_case(const bench_table *table, const bench_row *all, int count)
   fflush(table->file);
 }
 
-/* ---- Summary: what each kernel did, why rows were skipped, the measured peaks, how noisy the machine was ---------- */
-
 int bench_count_status(const bench_rows *rows, bench_status status) {
   int count = 0;
   for (int i = 0; i < rows->count; i++) count += rows->item[i].verdict.status == status;
@@ -247,8 +243,6 @@ static bool is_first(const bench_rows *rows, int index, same_fn *same) {
     if (same(&rows->item[i], &rows->item[index])) return false;
   return true;
 }
-
-/* ---- Kernels -------------------------------------------------------------------------------------------------------- */
 
 static bool same_kernel(const bench_row *a, const bench_row *b) { return !strcmp(a->kernel, b->kernel); }
 
@@ -279,8 +273,7 @@ static void add_name(char *list, size_t bytes, const char *name) {
   const size_t length = strlen(name);
   for (const char *at = list; (at = strstr(at, name)); at += length)
     if ((at == list || at[-1] == ' ') && (at[length] == ',' || !at[length])) return;
-  const size_t used = strlen(list);
-  snprintf(list + used, bytes - used, "%s%s", used ? ", " : "", name);
+  bench_append(list, bytes, "%s%s", *list ? ", " : "", name);
 }
 
 /* Every distinct reason of a skip, with how many rows it skipped and of which kernels. */

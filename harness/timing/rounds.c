@@ -78,10 +78,7 @@ static void name_limits(char *text, size_t bytes) {
   static const char *const limits[] = {"OMP_THREAD_LIMIT", "OMP_DYNAMIC", "OMP_MAX_ACTIVE_LEVELS"};
   text[0] = 0;
   for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
-    if (getenv(limits[i])) {
-      const size_t used = strlen(text);
-      snprintf(text + used, bytes - used, "%s%s=%.20s", used ? ", " : "; unset ", limits[i], getenv(limits[i]));
-    }
+    if (getenv(limits[i])) bench_append(text, bytes, "%s%s=%.20s", *text ? ", " : "; unset ", limits[i], getenv(limits[i]));
 }
 
 static bool has_threads(rounds *r) {
@@ -152,8 +149,6 @@ static bool is_over(const rounds *r, int done, bench_stop *stop) {
     over = false;
   return over;
 }
-
-/* ---- Rounds ---------------------------------------------------------------------------------------------------------- */
 
 static bool run_rounds(rounds *r, bench_stop *stop) {
   for (int round = 0;; round++) {

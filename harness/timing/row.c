@@ -24,12 +24,10 @@ static void describe_window(bench_row *row, const attn_problem *p) {
 }
 
 static void describe_problem(bench_row *row, const attn_problem *p) {
-  static const char *const aligns[] = {
-      [ATTN_ALIGN_TOP_LEFT] = "top-left", [ATTN_ALIGN_BOTTOM_RIGHT] = "bottom-right", [ATTN_ALIGN_OFFSET] = "offset"};
   COPY(row->dtype_q, bench_dtype_name(p->dtype_q));
   COPY(row->dtype_kv, bench_dtype_name(p->dtype_kv));
   COPY(row->dtype_o, bench_dtype_name(p->dtype_o));
-  COPY(row->align, aligns[p->align]);
+  COPY(row->align, bench_axis_get(AXIS_ALIGN)->words[p->align]);
   row->batch = p->batch;
   row->seq_q = p->seq_q;
   row->seq_k = p->seq_k;
@@ -38,7 +36,6 @@ static void describe_problem(bench_row *row, const attn_problem *p) {
 }
 
 static void describe_options(bench_row *row, const bench_case *bench) {
-  static const char *const caches[] = {[BENCH_WARM] = "warm", [BENCH_COLD_KV] = "cold-kv", [BENCH_COLD_ALL] = "cold"};
   if (bench_layer_has(bench, BENCH_HAS_ATTENTION)) COPY(row->score, bench_spec_get(&bench->spec, AXIS_SCORE));
   COPY(row->causal, bench_spec_get(&bench->spec, AXIS_CAUSAL));
   COPY(row->mask, bench_spec_get(&bench->spec, AXIS_MASK));
@@ -47,7 +44,7 @@ static void describe_options(bench_row *row, const bench_case *bench) {
   COPY(row->sinks, bench_spec_get(&bench->spec, AXIS_SINKS));
   COPY(row->lengths, bench_spec_get(&bench->spec, AXIS_LENGTHS));
   COPY(row->layout, bench->layout);
-  COPY(row->cache, caches[bench->cache]);
+  COPY(row->cache, bench_axis_get(AXIS_CACHE)->words[bench->cache]);
 }
 
 static bool has_column(bench_axis axis) {
@@ -105,8 +102,6 @@ void bench_row_clear(bench_row *row) {
   free(row->positions);
   *row = (bench_row){0};
 }
-
-/* ---- From trials to rows ------------------------------------------------------------------------------------------ */
 
 static int fewer(int a, int b) { return a < b ? a : b; }
 
@@ -167,8 +162,6 @@ bench_row bench_setup_row(const bench_setup *s, bench_trial *t) {
   memcpy(row.warnings, t->warnings, sizeof row.warnings);
   return row;
 }
-
-/* ---- Comparisons ----------------------------------------------------------------------------------------------------- */
 
 /* A slow kernel takes part in the first rounds only: ratios are over the rounds that both have. The baseline is naive_c
  * where it was timed, else the slowest. */

@@ -25,10 +25,6 @@ double bench_last_cache_bytes(void) {
   return bytes > 0 ? (double)bytes : USUAL_CACHE;
 }
 
-double bench_multiply_adds(const attn_problem *p) {
-  return (double)p->batch * (double)p->heads_q * (double)p->seq_q * (double)p->seq_k * (double)(p->dim_qk + p->dim_v);
-}
-
 /* ---- Which kernels can run it ---------------------------------------------------------------------------------------- */
 
 /* Why the kernel cannot run here, or NULL. */
@@ -121,8 +117,6 @@ const bench_meter *bench_setup_meter(const bench_setup *s) {
   return s->settings->meter ? s->settings->meter : &bench_machine_meter;
 }
 
-/* ---- The case -------------------------------------------------------------------------------------------------------- */
-
 bench_setup *bench_setup_open(const bench_case *bench, const attn_kernel_info *const *kernels, int count,
                               const bench_case_settings *settings) {
   bench_setup *s = calloc(1, sizeof *s);
@@ -184,8 +178,6 @@ void bench_setup_rotate(bench_setup *s) {
   }
 }
 
-/* ---- One case from its description to its rows -------------------------------------------------------------------- */
-
 enum { TYPICAL_ROUNDS = 45 };
 
 bool bench_run_case(const bench_case *bench, const attn_kernel_info *const *kernels, int count,
@@ -203,8 +195,6 @@ bool bench_run_case(const bench_case *bench, const attn_kernel_info *const *kern
   if (held) bench_threads_release();
   return complete;
 }
-
-/* ---- Guesses --------------------------------------------------------------------------------------------------------- */
 
 /* How much more a layer has to do than its attention. */
 static double layer_factor(const bench_case *bench) {

@@ -63,9 +63,6 @@ const bench_meter *bench_setup_meter(const bench_setup *setup);
 /* Bytes of the last-level cache; a usual size where the system does not say. */
 double bench_last_cache_bytes(void);
 
-/* Multiplications and additions of all pairs, masked ones too. */
-double bench_multiply_adds(const attn_problem *problem);
-
 /* Makes and checks the trials one after the other: each has its verdict then. False if *settings->stop cut it short. */
 bool bench_setup_check(bench_setup *setup);
 

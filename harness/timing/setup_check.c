@@ -25,7 +25,7 @@ static attn_options options_of(const bench_setup *s, const bench_trial *t) {
 /* The row of the automatic choice keeps the name "auto" and says what was chosen. */
 static void name_choice(const bench_setup *s, bench_trial *t) {
   if (!t->automatic) return;
-  const char *chosen = t->layer ? bench_layer_kernel(t->layer) : attn_plan_kernel(t->plan);
+  const char *chosen = t->layer ? t->layer->kernel : attn_plan_kernel(t->plan);
   const attn_kernel_info *kernel = attn_kernel_find(chosen);
   if (kernel) t->kernel = kernel;
   if (bench_layer_has(s->bench, BENCH_HAS_ATTENTION)) bench_warn(t, "chose %s", chosen);
@@ -46,22 +46,17 @@ static double time_plan(const attn_problem *problem, const attn_options *options
 
 static bool open_workspace(bench_trial *t, size_t bytes) {
   t->workspace_bytes = bytes;
-  if ((double)bytes > BENCH_MEMORY_SHARE * bench_memory_available("")) {
-    bench_conclude(t, BENCH_SKIP, "workspace of %.3g GB is more than %.0f %% of the memory that is free",
-                   (double)bytes * 1e-9, BENCH_MEMORY_SHARE * 100);
-    return false;
-  }
+  if ((double)bytes > BENCH_MEMORY_SHARE * bench_memory_available(""))
+    return bench_conclude(t, BENCH_SKIP, "workspace of %.3g GB is more than %.0f %% of the memory that is free",
+                          (double)bytes * 1e-9, BENCH_MEMORY_SHARE * 100);
   t->workspace = attn_aligned_alloc(64, bytes ? bytes : 64);
-  if (!t->workspace) bench_conclude(t, BENCH_ERROR, "out of memory for a workspace of %zu bytes", bytes);
-  return t->workspace;
+  return t->workspace || bench_conclude(t, BENCH_ERROR, "out of memory for a workspace of %zu bytes", bytes);
 }
 
 static bool open_plan(bench_setup *s, bench_trial *t) {
   const attn_options options = options_of(s, t);
-  if (attn_plan_create(&s->bench->problem, &options, &t->plan) != ATTN_OK) {
-    bench_conclude(t, BENCH_ERROR, "%s", attn_last_error());
-    return false;
-  }
+  if (attn_plan_create(&s->bench->problem, &options, &t->plan) != ATTN_OK)
+    return bench_conclude(t, BENCH_ERROR, "%s", attn_last_error());
   if (s->settings->timed) t->plan_ns = time_plan(&s->bench->problem, &options);
   name_choice(s, t);
   return open_workspace(t, attn_plan_workspace(t->plan));
@@ -69,11 +64,9 @@ static bool open_plan(bench_setup *s, bench_trial *t) {
 
 static bool open_layer(bench_setup *s, bench_trial *t) {
   const double start = bench_now_ns();
-  const attn_status status = bench_layer_make(s->layer, t->automatic ? NULL : t->kernel, &t->layer);
-  if (status != ATTN_OK) {
-    bench_conclude(t, status == ATTN_UNSUPPORTED ? BENCH_SKIP : BENCH_ERROR, "%s", attn_last_error());
-    return false;
-  }
+  const attn_status status = bench_layer_make(s->layer, t->automatic ? NULL : t->kernel, false, &t->layer);
+  if (status != ATTN_OK)
+    return bench_conclude(t, status == ATTN_UNSUPPORTED ? BENCH_SKIP : BENCH_ERROR, "%s", attn_last_error());
   if (s->settings->timed) t->plan_ns = bench_now_ns() - start;
   name_choice(s, t);
   return open_workspace(t, bench_layer_workspace(t->layer));

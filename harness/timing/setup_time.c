@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Timing the trials of a case: which of them, for how long, and against which control; and what no time can be. */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "timing/setup.h"
@@ -10,10 +9,13 @@ enum { MIN_ROUNDS = 11, MAX_ROUNDS = 200, BANDWIDTH_CLASSES = 64, SMALLEST_CLASS
 
 static const double NO_BUDGET_S = 1e9;
 
-/* ---- Who takes part -------------------------------------------------------------------------------------------------- */
+static void spoil(bench_trial *t, const char *why) {
+  bench_conclude(t, BENCH_ERROR, "timing: %s", why);
+  bench_trial_clear(t);
+}
 
 void bench_setup_prepare_trial(const bench_setup *s, bench_trial *t) {
-  if (t->layer) bench_layer_reset_shares(t->layer);
+  if (t->layer) t->layer->time = (attn_mha_profile){0};
   t->peak = bench_peak_of(t->kernel, bench_dtype_name(s->bench->problem.dtype_kv));
 }
 
@@ -35,8 +37,6 @@ static int choose_trials(bench_setup *s, bench_trial **chosen) {
   }
   return count;
 }
-
-/* ---- Read bandwidth -------------------------------------------------------------------------------------------------- */
 
 /* Bytes/s of the read loop, measured once per size (a power of two), thread count and meter. */
 static double read_bandwidth(bench_setup *s) {
@@ -61,8 +61,6 @@ static double read_bandwidth(bench_setup *s) {
   }
   return rate;
 }
-
-/* ---- Rounds ---------------------------------------------------------------------------------------------------------- */
 
 static bench_timing_options options_of(const bench_setup *s) {
   const bench_case_settings *settings = s->settings;
@@ -94,10 +92,7 @@ void bench_setup_time(bench_setup *s) {
   const bool fine = bench_time(trials, count + 1, &options, &s->stop, &error);
   if (fine) s->read_bandwidth = read_bandwidth(s);
   for (int i = 0; i < count && fine; i++) bench_setup_judge(s, trials[i]);
-  for (int i = 0; i <= count && !fine; i++) {
-    bench_conclude(trials[i], BENCH_ERROR, "timing: %s", error);
-    bench_trial_clear(trials[i]);
-  }
+  for (int i = 0; i <= count && !fine; i++) spoil(trials[i], error);
 }
 
 /* ---- The judge ---------------------------------------------------------------------------------------------------- */
@@ -117,13 +112,6 @@ static double largest(const double *values, int n) {
   double most = 0;
   for (int i = 0; i < n; i++) most = fmax(most, values[i]);
   return most;
-}
-
-static void object(bench_trial *t, const char *sentence) {
-  char reason[sizeof t->verdict.reason];
-  snprintf(reason, sizeof reason, "%s", sentence);
-  bench_conclude(t, BENCH_ERROR, "timing: %s", reason);
-  bench_trial_clear(t);
 }
 
 /* ---- Work that is skipped ------------------------------------------------------------------------------------------ */
@@ -160,12 +148,9 @@ static bool skips_work(const bench_setup *s, const bench_trial *t, char *sentenc
   const double limit_ns = SKIPPED * median_ns + FIRST_NS + moved_ns;
   if (first_ns > limit_ns) first_ns = fmin(first_ns, time_fresh_calls(s, t));
   if (!(first_ns > limit_ns)) return false;
-  snprintf(sentence, bytes, "it skips work: the first call on changed inputs takes %.3g us, repeated ones %.3g us",
-           1e-3 * first_ns, 1e-3 * median_ns);
-  return true;
+  return !bench_say(sentence, bytes, "it skips work: the first call on changed inputs takes %.3g us, repeated ones %.3g us",
+                    1e-3 * first_ns, 1e-3 * median_ns);
 }
-
-/* ---- Threads ------------------------------------------------------------------------------------------------------- */
 
 static bool hides_threads(const bench_setup *s, bench_trial *t, char *sentence, size_t bytes) {
   const bench_samples *m = &t->samples;
@@ -180,8 +165,7 @@ static bool hides_threads(const bench_setup *s, bench_trial *t, char *sentence, 
     bench_warn(t, "threads: %.2f of %d were busy", busy, threads);
   }
   if (!(busy > MORE_THREADS * threads)) return false;
-  snprintf(sentence, bytes, "%.2f threads were busy, but the case has %d", busy, threads);
-  return true;
+  return !bench_say(sentence, bytes, "%.2f threads were busy, but the case has %d", busy, threads);
 }
 
 /* ---- Roofs --------------------------------------------------------------------------------------------------------- */
@@ -206,9 +190,8 @@ static bool beats_peak(const bench_setup *s, const bench_trial *t, char *sentenc
   if (!(bench_peak_share(t, s->flops, s->bench->threads) > ROOF)) return false;
   const double rate = s->flops / bench_median(t->samples.time_ns, t->samples.rounds) * 1e9, peak = peak_of(s, t);
   if (!(rate > ROOF * peak)) return false;
-  snprintf(sentence, bytes, "%.4g Gflop/s are %.0f %% of the peak loop: no kernel can do the work so fast", 1e-9 * rate,
-           100 * rate / peak);
-  return true;
+  return !bench_say(sentence, bytes, "%.4g Gflop/s are %.0f %% of the peak loop: no kernel can do the work so fast",
+                    1e-9 * rate, 100 * rate / peak);
 }
 
 /* Whether no cache holds what the calls read: K and V are dense, and twice as large as the last level together. */
@@ -223,9 +206,8 @@ static bool beats_memory(const bench_setup *s, const bench_trial *t, char *sente
   for (int i = 0; i < REMEASURED_READS && rate > ROOF * limit; i++)
     limit = fmax(limit, bench_setup_meter(s)->bandwidth(s->read_size, s->bench->threads));
   if (!(rate > ROOF * limit)) return false;
-  snprintf(sentence, bytes, "%.4g GB/s are %.0f %% of the read loop: no kernel can read so fast", 1e-9 * rate,
-           100 * rate / limit);
-  return true;
+  return !bench_say(sentence, bytes, "%.4g GB/s are %.0f %% of the read loop: no kernel can read so fast", 1e-9 * rate,
+                    100 * rate / limit);
 }
 
 void bench_setup_judge(bench_setup *s, bench_trial *t) {
@@ -233,5 +215,5 @@ void bench_setup_judge(bench_setup *s, bench_trial *t) {
   if (!t->samples.rounds) return;
   if (hides_threads(s, t, sentence, sizeof sentence) || skips_work(s, t, sentence, sizeof sentence) ||
       beats_peak(s, t, sentence, sizeof sentence) || beats_memory(s, t, sentence, sizeof sentence))
-    object(t, sentence);
+    spoil(t, sentence);
 }

@@ -15,14 +15,6 @@
 const attn_kernel_info bench_automatic = {
     .name = "auto", .algorithm = "auto", .isa = "", .library = "", .summary = "the library's own choice"};
 
-void bench_conclude(bench_trial *t, bench_status status, const char *format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  t->verdict = (bench_verdict){.status = status};
-  vsnprintf(t->verdict.reason, sizeof t->verdict.reason, format, arguments);
-  va_end(arguments);
-}
-
 void bench_warn(bench_trial *t, const char *format, ...) {
   size_t used = strlen(t->warnings);
   va_list arguments;
@@ -77,8 +69,6 @@ void bench_trial_clear(bench_trial *t) {
   t->samples = (bench_samples){.rounds = 0};
 }
 
-/* ---- Samples ------------------------------------------------------------------------------------------------------ */
-
 static const double SLICE_NS = 0.25e6;      /* two before and two after each sample: a millisecond */
 static const double REWARM_BELOW_NS = 20e6; /* a longer call hardly notices that others used the caches before it */
 
@@ -101,14 +91,6 @@ const bench_meter bench_machine_meter = {
     .read_rate = read_rate,
     .bandwidth = bench_read_bandwidth,
 };
-
-bool bench_sampler_fail(bench_sampler *s, const char *format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  vsnprintf(s->error, sizeof s->error, format, arguments);
-  va_end(arguments);
-  return false;
-}
 
 /* ---- Calls ----------------------------------------------------------------------------------------------------------- */
 
@@ -180,8 +162,6 @@ static bool time_sample(bench_sampler *s, bench_trial *t) {
     s->meter->renew(t, (turn + i) % t->tensor_count, s->threads);
   return true;
 }
-
-/* ---- Slices ---------------------------------------------------------------------------------------------------------- */
 
 /* The read loop reads what a sample reads: as many tensors, in their turn of the rotation. */
 static bench_slices run_slices(const bench_sampler *s, bench_trial *t) {

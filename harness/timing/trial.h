@@ -52,8 +52,9 @@ typedef struct bench_trial {
 /* Stands for the library's own choice in a list of kernels: name "auto". */
 extern const attn_kernel_info bench_automatic;
 
-/* Gives the trial its status and its reason. */
-void bench_conclude(bench_trial *trial, bench_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* Gives the trial a verdict that has a status and a reason alone; false. */
+#define bench_conclude(trial, how, ...) \
+  ((trial)->verdict = (bench_verdict){.status = (how)}, bench_set_reason(&(trial)->verdict, how, __VA_ARGS__))
 
 /* Adds to the trial's warnings. */
 void bench_warn(bench_trial *trial, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -107,8 +108,8 @@ typedef struct bench_slices {
   double rate[BENCH_SLICES];
 } bench_slices;
 
-/* Says what went wrong; returns false. */
-bool bench_sampler_fail(bench_sampler *sampler, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Says what went wrong; false. */
+#define bench_sampler_fail(sampler, ...) bench_say((sampler)->error, sizeof(sampler)->error, __VA_ARGS__)
 
 /* Finds how many calls make a sample, which also warms up, and how long a slice of the peak loop is. Sets call_ns. False
  * with the sampler's error if a call failed. */
