@@ -18,7 +18,7 @@ endif()
 install(EXPORT attnTargets NAMESPACE attn:: DESTINATION ${attn_config_dir} COMPONENT development)
 configure_package_config_file(cmake/attnConfig.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/attnConfig.cmake
                               INSTALL_DESTINATION ${attn_config_dir})
-write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/attnConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/attnConfigVersion.cmake COMPATIBILITY SameMajorVersion)
 set(attn_find_modules ${ATTN_LIBRARIES})
 list(TRANSFORM attn_find_modules REPLACE "(.+)" "cmake/FindAttn\\1.cmake")
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/attnConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/attnConfigVersion.cmake

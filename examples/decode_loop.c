@@ -102,9 +102,9 @@ static outcome hum(attn_kv_cache *cache, int64_t prompt, int64_t generate, int64
 }
 
 static outcome try_kernel(const char *name, int64_t prompt, int64_t generate) {
-  const attn_kv_cache_shape shape = {
-      .batch = 1, .heads_q = HEADS_Q, .heads_kv = HEADS_KV, .dim_qk = DIM, .dim_v = DIM, .capacity = prompt + generate};
-  const attn_options options = {.kernel = name, .threads = 1};
+  const attn_kv_cache_shape shape = ATTN_STRUCT(attn_kv_cache_shape, .batch = 1, .heads_q = HEADS_Q, .heads_kv = HEADS_KV,
+                                                .dim_qk = DIM, .dim_v = DIM, .capacity = prompt + generate);
+  const attn_options options = ATTN_STRUCT(attn_options, .kernel = name, .threads = 1);
   const int64_t period = prompt / 2 < NOTES ? prompt / 2 : NOTES;
   attn_kv_cache *cache;
   outcome out = {.status = attn_kv_cache_create(&shape, &options, &cache)};

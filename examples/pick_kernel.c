@@ -27,7 +27,7 @@ static double seconds(void) {
 
 /* Best of a few runs with a plan of this kernel; negative if it fails. */
 static double time_kernel(const char *name, const attn_problem *problem, const attn_args *args) {
-  const attn_options options = {.kernel = name, .threads = 1};
+  const attn_options options = ATTN_STRUCT(attn_options, .kernel = name, .threads = 1);
   attn_plan *plan;
   if (attn_plan_create(problem, &options, &plan) != ATTN_OK) return -1;
   const size_t bytes = attn_plan_workspace(plan);
@@ -68,7 +68,7 @@ int main(void) {
   attn_problem problem;
   attn_problem_init(&problem, 1, HEADS, HEADS, SEQ, SEQ, DIM, DIM);
   attn_problem_set_causal(&problem, ATTN_ALIGN_TOP_LEFT);
-  const attn_args args = {.q = q, .k = k, .v = v, .o = o};
+  const attn_args args = ATTN_STRUCT(attn_args, .q = q, .k = k, .v = v, .o = o);
 
   printf("this CPU allows: %s\n\nkernels, best first:\n", attn_cpu_tiers());
   const char *fastest = pick_by_time(&problem, &args);
@@ -78,12 +78,12 @@ int main(void) {
   printf("\nautomatic choice:\n%s", attn_plan_describe(plan));
   attn_plan_destroy(plan);
 
-  const attn_options by_name = {.kernel = fastest};
+  const attn_options by_name = ATTN_STRUCT(attn_options, .kernel = fastest);
   if (!fastest || attn_plan_create(&problem, &by_name, &plan) != ATTN_OK) return puts(attn_last_error()), 1;
   printf("\nfastest here: %s\n", attn_plan_kernel(plan));
   attn_plan_destroy(plan);
 
-  const attn_options mistaken = {.kernel = "flash_mmx"};
+  const attn_options mistaken = ATTN_STRUCT(attn_options, .kernel = "flash_mmx");
   const attn_status status = attn_plan_create(&problem, &mistaken, &plan); /* an error, never a silent replacement */
   printf("\na name that does not exist: %s\n  %s\n", attn_status_name(status), attn_last_error());
   return status == ATTN_UNKNOWN_KERNEL ? 0 : 1;

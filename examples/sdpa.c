@@ -9,7 +9,7 @@ int main(void) {
   attn_problem problem;
   attn_problem_init(&problem, 1, 8, 8, 512, 512, 64, 64); /* batch, heads_q, heads_kv, seq_q, seq_k, dim_qk, dim_v */
   attn_problem_set_causal(&problem, ATTN_ALIGN_TOP_LEFT);
-  const attn_args args = {.q = q, .k = k, .v = v, .o = o};
+  const attn_args args = ATTN_STRUCT(attn_args, .q = q, .k = k, .v = v, .o = o);
   if (attn_sdpa(&problem, &args) != ATTN_OK) return puts(attn_last_error()), 1;
   return printf("o[0][0] = %g\n", (double)o[0]) < 0;
 }

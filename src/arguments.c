@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* attn_args: the pointers and lengths of one call. */
+/* attn_args: the pointers and lengths of one call; attn_options. */
 #include <inttypes.h>
 
 #include "error.h"
 #include "kernels/common/dtypes.h"
+#include "layouts.h"
 #include "problem.h"
 
 #define REQUIRE(condition, ...) \
@@ -83,9 +84,10 @@ static attn_status check_cu_seqlens(const char *field, const int32_t *cu, int64_
   return ATTN_OK;
 }
 
-attn_status attn_args_validate(const attn_problem *p, const attn_args *a) {
-  REQUIRE(a, "args is NULL; it must point to an attn_args");
-  attn_status status = check_pointers(p, a);
+attn_status attn_args_read(const attn_problem *p, const attn_args *theirs, attn_args *a) {
+  REQUIRE(theirs, "args is NULL; it must point to an attn_args");
+  attn_status status = attn_struct_read(&attn_args_layout, theirs, a);
+  if (status == ATTN_OK) status = check_pointers(p, a);
   if (status == ATTN_OK && (p->uses & ATTN_USE_KV_LEN)) status = check_lengths("kv_len", a->kv_len, p->batch, p->seq_k);
   if (status == ATTN_OK && (p->uses & ATTN_USE_Q_LEN)) status = check_lengths("q_len", a->q_len, p->batch, p->seq_q);
   if (status == ATTN_OK && (p->uses & ATTN_USE_ROW_LEN))
@@ -94,4 +96,9 @@ attn_status attn_args_validate(const attn_problem *p, const attn_args *a) {
   status = check_cu_seqlens("cu_seqlens_q", a->cu_seqlens_q, p->batch, p->seq_q, p->total_q);
   if (status == ATTN_OK) status = check_cu_seqlens("cu_seqlens_k", a->cu_seqlens_k, p->batch, p->seq_k, p->total_k);
   return status;
+}
+
+attn_status attn_options_read(const attn_options *theirs, attn_options *options) {
+  *options = ATTN_STRUCT(attn_options, .kernel = NULL);
+  return theirs ? attn_struct_read(&attn_options_layout, theirs, options) : ATTN_OK;
 }

@@ -9,6 +9,7 @@
 
 #include "cpu.h"
 #include "error.h"
+#include "problem.h"
 #include "registry.h"
 #include "text.h"
 
@@ -109,7 +110,7 @@ static attn_status choose_automatically(const attn_problem *problem, const char 
 }
 
 attn_status attn_dispatch_cap(const attn_options *options, const char **cap) {
-  const char *asked = options ? options->max_isa : NULL, *variable = environment("ATTN_MAX_ISA");
+  const char *asked = options->max_isa, *variable = environment("ATTN_MAX_ISA");
   attn_status status = check_cap("attn_options.max_isa", asked);
   if (status == ATTN_OK) status = check_cap("ATTN_MAX_ISA", variable);
   if (status == ATTN_OK) *cap = lower_cap(asked, variable);
@@ -122,7 +123,7 @@ attn_status attn_dispatch(const attn_problem *problem, const attn_options *optio
   const attn_status status = attn_dispatch_cap(options, &cap);
   if (status != ATTN_OK) return status;
   choice->cap = cap;
-  if (options && options->kernel) return choose_named(problem, options->kernel, "attn_options.kernel", cap, choice);
+  if (options->kernel) return choose_named(problem, options->kernel, "attn_options.kernel", cap, choice);
   const char *variable_kernel = environment("ATTN_KERNEL");
   if (variable_kernel) return choose_named(problem, variable_kernel, "ATTN_KERNEL", cap, choice);
   return choose_automatically(problem, cap, choice);
@@ -148,6 +149,7 @@ const char *attn_kernel_unusable(const attn_kernel_info *info) {
 const char *attn_kernel_rejects(const attn_kernel_info *info, const attn_problem *problem) {
   const char *unusable = attn_kernel_unusable(info);
   if (unusable) return unusable;
-  if (attn_problem_validate(problem) != ATTN_OK) return keep(attn_last_error());
-  return keep(refusal(attn_registry_find(info->name), problem, NULL));
+  attn_problem own;
+  if (attn_problem_read(problem, &own) != ATTN_OK) return keep(attn_last_error());
+  return keep(refusal(attn_registry_find(info->name), &own, NULL));
 }

@@ -14,7 +14,12 @@
 #include "identity.h"
 #include "kernels/common/convert.h"
 #include "kernels/common/memory.h"
+#include "layouts.h"
 #include "mha_problem.h"
+#include "problem.h"
+
+static const attn_struct_layout options_layout = ATTN_LAYOUT(attn_mha_options, product);
+static const attn_struct_layout args_layout = ATTN_LAYOUT(attn_mha_args, attention);
 
 enum { WEIGHT_COLUMNS = 256 }; /* keys whose weights attn_mha_attention_weights computes in one pass */
 
@@ -28,6 +33,11 @@ struct attn_mha {
   char description[3400];
 };
 
+/* attn_mha_options, read. */
+typedef struct layer_options {
+  attn_options attention, products;
+} layer_options;
+
 #define REQUIRE(condition, ...) \
   if (!(condition)) return attn_fail(ATTN_INVALID_ARGUMENT, __VA_ARGS__)
 
@@ -39,6 +49,16 @@ static int64_t all_rows(const attn_mha *layer, bool queries) {
   return rows.batch * rows.rows;
 }
 
+/* The caller's options; NULL is the default. */
+static attn_status read_options(const attn_mha_options *theirs, layer_options *options) {
+  attn_mha_options own = ATTN_STRUCT(attn_mha_options, .product = NULL);
+  attn_status status = theirs ? attn_struct_read(&options_layout, theirs, &own) : ATTN_OK;
+  if (status == ATTN_OK) status = attn_options_read(own.attention, &options->attention);
+  options->products = options->attention;
+  options->products.kernel = own.product;
+  return status;
+}
+
 /* ---- Weights ---- */
 
 static attn_status pack_projection(const projection *part, const attn_mha_weights *w, const attn_options *options,
@@ -46,6 +66,7 @@ static attn_status pack_projection(const projection *part, const attn_mha_weight
   const bool in_out = w->layout == ATTN_IN_OUT;
   const int64_t first = in_out ? part->first : part->first * part->depth;
   const attn_product_weights weights = {
+      .struct_size = sizeof weights,
       .depth = part->depth,
       .columns = part->columns,
       .weight = (const char *)part->weight + first * (int64_t)attn_dtype_bytes(w->dtype),
@@ -57,14 +78,12 @@ static attn_status pack_projection(const projection *part, const attn_mha_weight
   return attn_product_create(&weights, options, product);
 }
 
-static attn_status pack_weights(attn_mha *layer, const attn_mha_weights *weights, const attn_mha_options *options) {
-  attn_options products = options ? options->attention : (attn_options){0};
-  products.kernel = options ? options->product : NULL;
+static attn_status pack_weights(attn_mha *layer, const attn_mha_weights *weights, const attn_options *options) {
   projection list[PROJECTIONS];
   attn_mha_projections(&layer->problem, weights, list);
   attn_status status = ATTN_OK;
   for (int i = 0; i < PROJECTIONS && status == ATTN_OK; i++)
-    status = pack_projection(&list[i], weights, &products, &layer->product[i]);
+    status = pack_projection(&list[i], weights, options, &layer->product[i]);
   return status;
 }
 
@@ -79,7 +98,7 @@ static attn_status plan_weights(attn_mha *layer, const attn_options *options) {
   p.v_stride = attn_identity_strides;
   p.o_stride = (attn_strides){.b = stride.b, .h = stride.h, .s = stride.q, .d = stride.k};
   p.uses &= ~(uint32_t)ATTN_USE_LSE;
-  attn_options automatic = options ? *options : (attn_options){0};
+  attn_options automatic = *options;
   attn_status status = attn_plan_create(&p, &automatic, &layer->weights);
   if (status != ATTN_UNSUPPORTED || !automatic.kernel) return status;
   automatic.kernel = NULL; /* the named kernel may refuse these strides */
@@ -126,11 +145,10 @@ static void describe(attn_mha *layer) {
            attn_plan_describe(layer->attention));
 }
 
-static attn_status build(attn_mha *layer, const attn_mha_weights *weights, const attn_mha_options *options) {
-  const attn_options *attention = options ? &options->attention : NULL;
-  attn_status status = attn_plan_create(&layer->problem.attention, attention, &layer->attention);
-  if (status == ATTN_OK) status = plan_weights(layer, attention);
-  if (status == ATTN_OK) status = pack_weights(layer, weights, options);
+static attn_status build(attn_mha *layer, const attn_mha_weights *weights, const layer_options *options) {
+  attn_status status = attn_plan_create(&layer->problem.attention, &options->attention, &layer->attention);
+  if (status == ATTN_OK) status = plan_weights(layer, &options->attention);
+  if (status == ATTN_OK) status = pack_weights(layer, weights, &options->products);
   if (status == ATTN_OK) status = lay_out_workspace(layer);
   if (status == ATTN_OK) describe(layer);
   return status;
@@ -141,12 +159,15 @@ attn_status attn_mha_create(const attn_mha_problem *problem, const attn_mha_weig
   REQUIRE(layer, "layer is NULL; it must point to where the layer's address goes");
   *layer = NULL;
   attn_mha_problem p;
-  attn_status status = attn_mha_check(problem, weights, &p);
+  attn_mha_weights w;
+  layer_options wanted;
+  attn_status status = attn_mha_read(problem, weights, &p, &w);
+  if (status == ATTN_OK) status = read_options(options, &wanted);
   if (status != ATTN_OK) return status;
   attn_mha *made = calloc(1, sizeof *made);
   if (!made) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_mha needs %zu bytes", sizeof *made);
   made->problem = p;
-  status = build(made, weights, options);
+  status = build(made, &w, &wanted);
   if (status == ATTN_OK)
     *layer = made;
   else
@@ -169,10 +190,16 @@ const char *attn_mha_product(const attn_mha *layer) { return layer ? attn_produc
 
 /* ---- Running ---- */
 
+/* The arguments of one run, read. */
+typedef struct layer_args {
+  attn_mha_args args;
+  attn_args attention;
+} layer_args;
+
 /* One run: its arguments, and the parts of its workspace. */
 typedef struct layer_run {
   const attn_mha *layer;
-  const attn_mha_args *args;
+  const layer_args *given;
   const float *memory;
   attn_strides memory_stride;
   float *q, *k, *v, *o;
@@ -184,19 +211,22 @@ static attn_status project(const layer_run *r, int which) {
   const attn_problem *a = &p->attention;
   const attn_product *product = r->layer->product[which];
   const row_count queries = attn_mha_rows(p, true), keys = attn_mha_rows(p, false);
+  const size_t size = sizeof(attn_product_args);
   attn_product_args args;
   switch (which) {
     case PROJECT_Q:
-      args = (attn_product_args){queries.batch, queries.rows, r->args->x, p->x_stride, 0, r->q, a->q_stride, a->dim_qk};
+      args = (attn_product_args){size, queries.batch, queries.rows, r->given->args.x, p->x_stride,
+                                 0,    r->q,          a->q_stride,  a->dim_qk};
       break;
     case PROJECT_K:
-      args = (attn_product_args){keys.batch, keys.rows, r->memory, r->memory_stride, 0, r->k, a->k_stride, a->dim_qk};
+      args = (attn_product_args){size, keys.batch, keys.rows, r->memory, r->memory_stride, 0, r->k, a->k_stride, a->dim_qk};
       break;
     case PROJECT_V:
-      args = (attn_product_args){keys.batch, keys.rows, r->memory, r->memory_stride, 0, r->v, a->v_stride, a->dim_v};
+      args = (attn_product_args){size, keys.batch, keys.rows, r->memory, r->memory_stride, 0, r->v, a->v_stride, a->dim_v};
       break;
     default:
-      args = (attn_product_args){queries.batch, queries.rows, r->o, a->o_stride, a->dim_v, r->args->y, p->y_stride, 0};
+      args = (attn_product_args){size,     queries.batch,    queries.rows, r->o, a->o_stride,
+                                 a->dim_v, r->given->args.y, p->y_stride,  0};
   }
   return attn_product_run(product, &args, r->rest, r->layer->rest_bytes);
 }
@@ -205,7 +235,7 @@ static attn_status attend(const layer_run *r) {
   const attn_mha_problem *p = &r->layer->problem;
   const row_count queries = attn_mha_rows(p, true);
   const attn_problem *a = &p->attention;
-  attn_args args = r->args->attention;
+  attn_args args = r->given->attention;
   args.q = r->q;
   args.k = r->k;
   args.v = r->v;
@@ -222,9 +252,16 @@ static attn_status check_pointer(const char *field, const float *pointer, bool n
   return ATTN_OK;
 }
 
+static attn_status read_args(const attn_mha_args *theirs, layer_args *given) {
+  REQUIRE(theirs, "args is NULL; it must point to an attn_mha_args");
+  given->attention = ATTN_STRUCT(attn_args, .q = NULL);
+  const attn_status status = attn_struct_read(&args_layout, theirs, &given->args);
+  if (status != ATTN_OK || !given->args.attention) return status;
+  return attn_struct_read(&attn_args_layout, given->args.attention, &given->attention);
+}
+
 static attn_status check_run(const attn_mha *layer, const attn_mha_args *args, const void *workspace, size_t bytes) {
   REQUIRE(layer, "layer is NULL; it must come from attn_mha_create");
-  REQUIRE(args, "args is NULL; it must point to an attn_mha_args");
   const attn_mha_problem *p = &layer->problem;
   const row_count queries = attn_mha_rows(p, true), keys = attn_mha_rows(p, false);
   const bool has_rows = queries.batch * queries.rows > 0, has_keys = keys.batch * keys.rows > 0;
@@ -242,10 +279,11 @@ static attn_status check_run(const attn_mha *layer, const attn_mha_args *args, c
   return ATTN_OK;
 }
 
-static layer_run start_run(const attn_mha *layer, const attn_mha_args *args, char *workspace) {
+static layer_run start_run(const attn_mha *layer, const layer_args *given, char *workspace) {
   const attn_mha_problem *p = &layer->problem;
+  const attn_mha_args *args = &given->args;
   return (layer_run){.layer = layer,
-                     .args = args,
+                     .given = given,
                      .memory = args->memory ? args->memory : args->x,
                      .memory_stride = args->memory ? p->memory_stride : p->x_stride,
                      .q = floats_at(workspace, layer->q_at),
@@ -262,13 +300,16 @@ static double now_ns(const attn_mha_profile *profile) {
 }
 
 attn_status attn_mha_run(const attn_mha *layer, const attn_mha_args *args, void *workspace, size_t workspace_bytes) {
-  attn_mha_profile *profile = args ? args->profile : NULL;
+  layer_args given;
+  attn_status status = read_args(args, &given);
+  if (status != ATTN_OK) return status;
+  attn_mha_profile *profile = given.args.profile;
   const double start = now_ns(profile);
-  attn_status status = check_run(layer, args, workspace, workspace_bytes);
+  status = check_run(layer, &given.args, workspace, workspace_bytes);
   if (status != ATTN_OK) return status;
   if (all_rows(layer, true) == 0) return ATTN_OK;
-  status = check_pointer("y", args->y, true);
-  const layer_run run = start_run(layer, args, workspace);
+  status = check_pointer("y", given.args.y, true);
+  const layer_run run = start_run(layer, &given, workspace);
   const double projecting = now_ns(profile);
   for (int i = PROJECT_Q; i <= PROJECT_V && status == ATTN_OK; i++) status = project(&run, i);
   const double attending = now_ns(profile);
@@ -289,7 +330,7 @@ static attn_status run_weights(const layer_run *r, float *weights) {
   const int64_t columns = min64(a->seq_k, WEIGHT_COLUMNS);
   const char *identity = attn_identity_fill(r->rest, a->seq_k, ATTN_F32);
   float *rest = (float *)r->rest + identity_floats(r->layer);
-  attn_args args = r->args->attention;
+  attn_args args = r->given->attention;
   args.q = r->q;
   args.k = r->k;
   args.lse = NULL;
@@ -305,7 +346,9 @@ static attn_status run_weights(const layer_run *r, float *weights) {
 
 attn_status attn_mha_attention_weights(const attn_mha *layer, const attn_mha_args *args, float *weights, void *workspace,
                                        size_t workspace_bytes) {
-  attn_status status = check_run(layer, args, workspace, workspace_bytes);
+  layer_args given;
+  attn_status status = read_args(args, &given);
+  if (status == ATTN_OK) status = check_run(layer, &given.args, workspace, workspace_bytes);
   if (status != ATTN_OK) return status;
   REQUIRE(layer->problem.want_weights,
           "attn_mha_problem.want_weights was false when this layer was made; set it before attn_mha_create");
@@ -313,7 +356,7 @@ attn_status attn_mha_attention_weights(const attn_mha *layer, const attn_mha_arg
   if (a->batch * a->seq_q == 0 || a->seq_k == 0) return ATTN_OK;
   REQUIRE(weights && (uintptr_t)weights % sizeof *weights == 0, "weights is %p; it must point to aligned floats",
           (void *)weights);
-  const layer_run run = start_run(layer, args, workspace);
+  const layer_run run = start_run(layer, &given, workspace);
   status = project(&run, PROJECT_Q);
   if (status == ATTN_OK) status = project(&run, PROJECT_K);
   return status == ATTN_OK ? run_weights(&run, weights) : status;

@@ -7,6 +7,7 @@
 
 #include "error.h"
 #include "kernels/common/convert.h"
+#include "layouts.h"
 #include "strides.h"
 
 #define REQUIRE(condition, ...) \
@@ -23,17 +24,18 @@ static attn_strides dense_rows(int64_t seq, int64_t width) {
   return (attn_strides){.b = times(seq, width), .s = width, .d = 1};
 }
 
-void attn_mha_problem_init(attn_mha_problem *p, int64_t batch, int64_t heads, int64_t seq_q, int64_t seq_k, int64_t width) {
+void(attn_mha_problem_init)(attn_mha_problem *theirs, int64_t batch, int64_t heads, int64_t seq_q, int64_t seq_k,
+                            int64_t width) {
   const int64_t dim = heads > 0 && width % heads == 0 ? width / heads : 0; /* 0: attn_mha_create says what is wrong */
-  *p = (attn_mha_problem){.struct_size = sizeof *p,
-                          .width = width,
-                          .width_memory = width,
-                          .width_out = width,
-                          .x_stride = dense_rows(seq_q, width),
-                          .memory_stride = dense_rows(seq_k, width),
-                          .y_stride = dense_rows(seq_q, width)};
-  attn_problem_init(&p->attention, batch, heads, heads, seq_q, seq_k, dim, dim);
-  p->weights_stride = p->attention.bias_stride;
+  attn_mha_problem p = {.width = width,
+                        .width_memory = width,
+                        .width_out = width,
+                        .x_stride = dense_rows(seq_q, width),
+                        .memory_stride = dense_rows(seq_k, width),
+                        .y_stride = dense_rows(seq_q, width)};
+  attn_problem_init(&p.attention, batch, heads, heads, seq_q, seq_k, dim, dim);
+  p.weights_stride = p.attention.bias_stride;
+  attn_struct_write(&attn_mha_problem_layout, &p, theirs);
 }
 
 row_count attn_mha_rows(const attn_mha_problem *p, bool queries) {
@@ -141,7 +143,6 @@ void attn_mha_projections(const attn_mha_problem *p, const attn_mha_weights *w, 
 }
 
 static attn_status check_weights(const attn_mha_problem *p, const attn_mha_weights *w) {
-  REQUIRE(w, "weights is NULL; it must point to an attn_mha_weights");
   REQUIRE(w->layout == ATTN_IN_OUT || w->layout == ATTN_OUT_IN,
           "attn_mha_weights.layout is %d; it must be ATTN_IN_OUT or ATTN_OUT_IN", (int)w->layout);
   REQUIRE(attn_dtype_exists(w->dtype), "attn_mha_weights.dtype is %d; it must be " ATTN_DTYPE_CONSTANTS, (int)w->dtype);
@@ -169,13 +170,15 @@ static attn_status check_weights(const attn_mha_problem *p, const attn_mha_weigh
   return ATTN_OK;
 }
 
-attn_status attn_mha_check(const attn_mha_problem *asked, const attn_mha_weights *weights, attn_mha_problem *problem) {
-  REQUIRE(asked, "problem is NULL; it must point to an attn_mha_problem made by attn_mha_problem_init");
-  REQUIRE(asked->struct_size == sizeof *asked,
-          "attn_mha_problem.struct_size is %zu; this library expects %zu: call attn_mha_problem_init first",
-          asked->struct_size, sizeof *asked);
-  *problem = *asked;
+attn_status attn_mha_read(const attn_mha_problem *their_problem, const attn_mha_weights *their_weights,
+                          attn_mha_problem *problem, attn_mha_weights *weights) {
+  REQUIRE(their_problem, "problem is NULL; it must point to an attn_mha_problem made by attn_mha_problem_init");
+  attn_status status = attn_struct_read(&attn_mha_problem_layout, their_problem, problem);
+  if (status != ATTN_OK) return status;
   set_strides(&problem->attention);
-  const attn_status status = check_problem(problem);
+  status = check_problem(problem);
+  if (status != ATTN_OK) return status;
+  REQUIRE(their_weights, "weights is NULL; it must point to an attn_mha_weights");
+  status = attn_struct_read(&attn_mha_weights_layout, their_weights, weights);
   return status == ATTN_OK ? check_weights(problem, weights) : status;
 }

@@ -25,8 +25,9 @@ typedef struct projection {
 
 void attn_mha_projections(const attn_mha_problem *problem, const attn_mha_weights *weights, projection list[PROJECTIONS]);
 
-/* Checks everything that attn_mha_create is given but its options, and gives q, k, v and o the strides that they have inside
- * the layer. */
-attn_status attn_mha_check(const attn_mha_problem *asked, const attn_mha_weights *weights, attn_mha_problem *problem);
+/* Copies and checks what attn_mha_create is given, but its options, and gives q, k, v and o the strides that they have
+ * inside the layer. */
+attn_status attn_mha_read(const attn_mha_problem *their_problem, const attn_mha_weights *their_weights,
+                          attn_mha_problem *problem, attn_mha_weights *weights);
 
 #endif

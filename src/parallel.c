@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 
 #include "error.h"
+#include "problem.h"
 
 enum { MOST_THREADS = 4096 };
 
@@ -105,8 +106,9 @@ static void run_threads(int threads, int64_t tasks, attn_task_fn task, void *con
 #endif
 
 attn_status attn_parallel_resolve(const attn_options *asked, attn_options *options) {
-  *options = asked ? (attn_options){.threads = asked->threads, .parallel_for = asked->parallel_for, .pool = asked->pool}
-                   : (attn_options){0};
+  const attn_status status = attn_options_read(asked, options);
+  if (status != ATTN_OK) return status;
+  options->kernel = options->max_isa = NULL;
   if (options->threads < 0 || options->threads > MOST_THREADS || (options->parallel_for && options->threads < 1))
     return attn_fail(ATTN_INVALID_ARGUMENT, "attn_options.threads is %d; it must be in %s", options->threads,
                      options->parallel_for ? "1..4096 with parallel_for" : "1..4096, or 0 for the default");

@@ -141,24 +141,30 @@ static attn_status create(const attn_problem *problem, const attn_choice *choice
 attn_status attn_plan_create(const attn_problem *problem, const attn_options *options, attn_plan **plan) {
   if (!plan) return attn_fail(ATTN_INVALID_ARGUMENT, "plan is NULL; it must point to where the plan's address goes");
   *plan = NULL;
+  attn_problem own;
+  attn_options wanted;
   attn_choice choice;
-  attn_status status = attn_problem_validate(problem);
-  if (status == ATTN_OK) status = attn_dispatch(problem, options, &choice);
-  return status == ATTN_OK ? create(problem, &choice, options, plan) : status;
+  attn_status status = attn_problem_read(problem, &own);
+  if (status == ATTN_OK) status = attn_options_read(options, &wanted);
+  if (status == ATTN_OK) status = attn_dispatch(&own, &wanted, &choice);
+  return status == ATTN_OK ? create(&own, &choice, &wanted, plan) : status;
 }
 
 attn_status attn_plan_create_for_kernel(const attn_problem *problem, const attn_kernel *kernel, const attn_options *options,
                                         attn_plan **plan) {
   assert(kernel && kernel->rejects && kernel->plan && kernel->run);
   *plan = NULL;
-  attn_status status = attn_problem_validate(problem);
+  attn_problem own;
+  attn_options wanted;
+  attn_status status = attn_problem_read(problem, &own);
+  if (status == ATTN_OK) status = attn_options_read(options, &wanted);
   if (status != ATTN_OK) return status;
   char buffer[300];
-  const char *reason = kernel->rejects(problem, buffer, sizeof buffer);
+  const char *reason = kernel->rejects(&own, buffer, sizeof buffer);
   if (!reason) reason = attn_dispatch_claim(kernel);
   if (reason) return attn_fail(ATTN_UNSUPPORTED, "kernel '%s' refuses: %s", kernel->info.name, reason);
-  const attn_choice choice = {.kernel = kernel, .cap = options ? options->max_isa : NULL, .why = "given by the caller"};
-  return create(problem, &choice, options, plan);
+  const attn_choice choice = {.kernel = kernel, .cap = wanted.max_isa, .why = "given by the caller"};
+  return create(&own, &choice, &wanted, plan);
 }
 
 void attn_plan_destroy(attn_plan *plan) {
@@ -222,9 +228,10 @@ static attn_status check_workspace(const attn_plan *plan, const void *workspace,
 
 attn_status attn_plan_run(const attn_plan *plan, const attn_args *args, void *workspace, size_t workspace_bytes) {
   if (!plan) return attn_fail(ATTN_INVALID_ARGUMENT, "plan is NULL; it must come from attn_plan_create");
-  attn_status status = attn_args_validate(&plan->schedule.problem, args);
+  attn_args own;
+  attn_status status = attn_args_read(&plan->schedule.problem, args, &own);
   if (status == ATTN_OK) status = check_workspace(plan, workspace, workspace_bytes);
-  if (status == ATTN_OK) run_waves(plan, args, workspace);
+  if (status == ATTN_OK) run_waves(plan, &own, workspace);
   return status;
 }
 

@@ -7,6 +7,7 @@
 #include "float_mode.h"
 #include "kernels/common/dtypes.h"
 #include "kernels/common/unroll.h"
+#include "layouts.h"
 #include "problem.h"
 #include "strides.h"
 
@@ -28,11 +29,10 @@ static NO_INLINE void set_default_scale(int64_t dim_qk, float *scale) {
   *scale = dim_qk > 0 ? 1.0f / sqrtf((float)dim_qk) : 1.0f;
 }
 
-void attn_problem_init(attn_problem *p, int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t seq_q, int64_t seq_k,
-                       int64_t dim_qk, int64_t dim_v) {
+void(attn_problem_init)(attn_problem *theirs, int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t seq_q, int64_t seq_k,
+                        int64_t dim_qk, int64_t dim_v) {
   attn_score_strides dense = {.b = times(heads_q, times(seq_q, seq_k)), .h = times(seq_q, seq_k), .q = seq_k, .k = 1};
-  *p = (attn_problem){
-      .struct_size = sizeof *p,
+  attn_problem p = {
       .batch = batch,
       .heads_q = heads_q,
       .heads_kv = heads_kv,
@@ -52,8 +52,9 @@ void attn_problem_init(attn_problem *p, int64_t batch, int64_t heads_q, int64_t 
       .window_right = -1,
   };
   const uint64_t mode = attn_float_mode_enter();
-  set_default_scale(dim_qk, &p->scale);
+  set_default_scale(dim_qk, &p.scale);
   attn_float_mode_leave(mode);
+  attn_struct_write(&attn_problem_layout, &p, theirs);
 }
 
 void attn_problem_set_causal(attn_problem *p, attn_align align) {
@@ -201,11 +202,10 @@ static attn_status check_strides(const attn_problem *p) {
   return ATTN_OK;
 }
 
-attn_status attn_problem_validate(const attn_problem *p) {
-  REQUIRE(p, "problem is NULL; it must point to an attn_problem made by attn_problem_init");
-  REQUIRE(p->struct_size == sizeof *p,
-          "attn_problem.struct_size is %zu; this library expects %zu: call attn_problem_init first", p->struct_size,
-          sizeof *p);
+attn_status attn_problem_read(const attn_problem *theirs, attn_problem *p) {
+  REQUIRE(theirs, "problem is NULL; it must point to an attn_problem made by attn_problem_init");
+  const attn_status size = attn_struct_read(&attn_problem_layout, theirs, p);
+  if (size != ATTN_OK) return size;
   static attn_status (*const checks[])(const attn_problem *) = {check_sizes, check_enums, check_numbers, check_uses,
                                                                 check_strides};
   for (size_t i = 0; i < sizeof checks / sizeof *checks; i++) {
@@ -213,4 +213,9 @@ attn_status attn_problem_validate(const attn_problem *p) {
     if (status != ATTN_OK) return status;
   }
   return ATTN_OK;
+}
+
+attn_status attn_problem_validate(const attn_problem *problem) {
+  attn_problem own;
+  return attn_problem_read(problem, &own);
 }

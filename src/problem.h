@@ -1,11 +1,17 @@
 /* SPDX-License-Identifier: MIT */
-/* The check of one call's data; attn_problem_validate checks the shape. */
+/* What a caller gives, as copies of this library's size (include/attn/extend.h), and checked. */
 #ifndef ATTN_PROBLEM_H
 #define ATTN_PROBLEM_H
 
 #include "attn/attn.h"
 
-/* Checks the pointers and lengths of one call against a valid problem. */
-attn_status attn_args_validate(const attn_problem *problem, const attn_args *args);
+/* The caller's problem, checked as by attn_problem_validate. */
+attn_status attn_problem_read(const attn_problem *theirs, attn_problem *problem);
+
+/* The caller's arguments, their pointers and lengths checked against a valid problem. */
+attn_status attn_args_read(const attn_problem *problem, const attn_args *theirs, attn_args *args);
+
+/* The caller's options; NULL is the default. Only their size is checked. */
+attn_status attn_options_read(const attn_options *theirs, attn_options *options);
 
 #endif

@@ -26,9 +26,14 @@
 #include "kernels/common/convert.h"
 #include "kernels/common/memory.h"
 #include "kernels/product.h"
+#include "layouts.h"
 #include "parallel.h"
+#include "problem.h"
 #include "strides.h"
 #include "text.h"
+
+static const attn_struct_layout weights_layout = ATTN_LAYOUT(attn_product_weights, relu);
+static const attn_struct_layout args_layout = ATTN_LAYOUT(attn_product_args, y_head_dim);
 
 enum {
   BLOCK_ROWS = 96,     /* X of a depth block and the sums of a strip stay in a 512 KiB L2, and a panel is used by 16 tiles */
@@ -98,13 +103,15 @@ static attn_status choose(const attn_options *options, const attn_product_kernel
   const attn_status status = attn_dispatch_cap(options, &cap);
   if (status != ATTN_OK) return status;
   *kernel = *best = best_of_tiers(cap);
-  return options && options->kernel ? choose_named(options->kernel, cap, kernel) : ATTN_OK;
+  return options->kernel ? choose_named(options->kernel, cap, kernel) : ATTN_OK;
 }
 
 /* ---- Packing ---- */
 
-static attn_status check_weights(const attn_product_weights *w) {
-  if (!w) return attn_fail(ATTN_INVALID_ARGUMENT, "weights is NULL; it must point to an attn_product_weights");
+static attn_status read_weights(const attn_product_weights *theirs, attn_product_weights *w) {
+  if (!theirs) return attn_fail(ATTN_INVALID_ARGUMENT, "weights is NULL; it must point to an attn_product_weights");
+  const attn_status size = attn_struct_read(&weights_layout, theirs, w);
+  if (size != ATTN_OK) return size;
   const struct {
     const char *field;
     int64_t value;
@@ -168,18 +175,20 @@ attn_status attn_product_create(const attn_product_weights *weights, const attn_
   if (!product)
     return attn_fail(ATTN_INVALID_ARGUMENT, "product is NULL; it must point to where the product's address goes");
   *product = NULL;
-  attn_options resolved;
+  attn_product_weights own;
+  attn_options wanted, resolved;
   const attn_product_kernel *kernel, *best;
-  attn_status status = check_weights(weights);
-  if (status == ATTN_OK) status = attn_parallel_resolve(options, &resolved);
-  if (status == ATTN_OK) status = choose(options, &kernel, &best);
-  if (status == ATTN_OK) status = allocate(kernel, weights, product);
+  attn_status status = read_weights(weights, &own);
+  if (status == ATTN_OK) status = attn_options_read(options, &wanted);
+  if (status == ATTN_OK) status = attn_parallel_resolve(&wanted, &resolved);
+  if (status == ATTN_OK) status = choose(&wanted, &kernel, &best);
+  if (status == ATTN_OK) status = allocate(kernel, &own, product);
   if (status != ATTN_OK) return status;
   (*product)->options = resolved;
-  if (weights->gelu) (*product)->gelu = kernel->gelu ? kernel->gelu : best->gelu;
+  if (own.gelu) (*product)->gelu = kernel->gelu ? kernel->gelu : best->gelu;
   if (kernel->most_threads && kernel->most_threads() < resolved.threads)
     (*product)->options.threads = kernel->most_threads();
-  pack(weights, *product);
+  pack(&own, *product);
   return ATTN_OK;
 }
 
@@ -405,9 +414,11 @@ static attn_status check_side(const attn_product_args *args, const side *s) {
   return attn_check_strides(&tensor);
 }
 
-static attn_status check_args(const attn_product *product, const attn_product_args *args) {
+static attn_status read_args(const attn_product *product, const attn_product_args *theirs, attn_product_args *args) {
   if (!product) return attn_fail(ATTN_INVALID_ARGUMENT, "product is NULL; it must come from attn_product_create");
-  if (!args) return attn_fail(ATTN_INVALID_ARGUMENT, "args is NULL; it must point to an attn_product_args");
+  if (!theirs) return attn_fail(ATTN_INVALID_ARGUMENT, "args is NULL; it must point to an attn_product_args");
+  const attn_status size = attn_struct_read(&args_layout, theirs, args);
+  if (size != ATTN_OK) return size;
   const struct {
     const char *field;
     int64_t value;
@@ -436,11 +447,12 @@ static attn_status check_args(const attn_product *product, const attn_product_ar
 
 attn_status attn_product_run(const attn_product *product, const attn_product_args *args, void *workspace,
                              size_t workspace_bytes) {
-  const attn_status status = check_args(product, args);
-  if (status != ATTN_OK || args->batch == 0 || args->rows == 0) return status;
-  const int64_t rows = args->batch * args->rows;
+  attn_product_args own;
+  const attn_status status = read_args(product, args, &own);
+  if (status != ATTN_OK || own.batch == 0 || own.rows == 0) return status;
+  const int64_t rows = own.batch * own.rows;
   run_context context = {
-      .product = product, .args = args, .at = layout_of(product, args->batch, args->rows), .workspace = workspace};
+      .product = product, .args = &own, .at = layout_of(product, own.batch, own.rows), .workspace = workspace};
   const size_t needed = attn_product_workspace(product, rows);
   if (!workspace || workspace_bytes < needed || (uintptr_t)workspace % ATTN_MEMORY_ALIGN)
     return attn_fail(ATTN_WORKSPACE_TOO_SMALL,

@@ -73,10 +73,13 @@ check_exports() {
   exporter=$1
   shift
   names=$(nm -D --defined-only "$exporter" | awk '{print $3}' | sed 's/@.*//' |
-    grep -vxE '_init|_fini|__bss_start|_edata|_end')
+    grep -vxE '_init|_fini|__bss_start|_edata|_end|ATTN_[A-Z0-9_.]*')
+  if unversioned=$(nm -D --defined-only "$exporter" | awk '$2 != "A" && $3 !~ /@@ATTN_/ {print $3}' | grep ^attn_); then
+    complain "${exporter##*/} exports names without a version:" $unversioned
+  fi
   public=$(sed -n 's/^ATTN_API .*[ *]\(attn_[a-z0-9_]*\)(.*/\1/p' "$@")
   for name in $public; do
-    echo "$names" | grep -qx "$name" || complain "$name is declared in $* but not exported"
+    echo "$names" | grep -qx "$name" || complain "$name is declared in $* but not exported: the .map must list it, too"
   done
   for name in $names; do
     echo "$public" | grep -qx "$name" || complain "${exporter##*/} exports $name, which is not declared in $*"

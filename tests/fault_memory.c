@@ -169,26 +169,26 @@ static attn_problem small_problem(void) {
 
 static attn_status call_sdpa(void) {
   const attn_problem problem = small_problem();
-  return attn_sdpa(&problem, &(attn_args){.q = x, .k = x, .v = x, .o = y});
+  return attn_sdpa(&problem, &ATTN_STRUCT(attn_args, .q = x, .k = x, .v = x, .o = y));
 }
 
 static attn_status call_named_plan(void) {
   const attn_problem problem = small_problem();
   attn_plan *plan;
-  const attn_status status = attn_plan_create(&problem, &(attn_options){.kernel = "naive_c"}, &plan);
+  const attn_status status = attn_plan_create(&problem, &ATTN_STRUCT(attn_options, .kernel = "naive_c"), &plan);
   attn_plan_destroy(plan);
   return status;
 }
 
 static attn_status call_weights(void) {
   const attn_problem problem = small_problem();
-  return attn_weights(&problem, &(attn_args){.q = x, .k = x, .v = x}, NULL, p);
+  return attn_weights(&problem, &ATTN_STRUCT(attn_args, .q = x, .k = x, .v = x), NULL, p);
 }
 
 static attn_status call_product(void) {
   attn_product *product;
-  const attn_product_weights w = {
-      .weight = weights, .depth = WIDTH, .columns = WIDTH, .stride_depth = WIDTH, .stride_column = 1};
+  const attn_product_weights w = ATTN_STRUCT(attn_product_weights, .weight = weights, .depth = WIDTH, .columns = WIDTH,
+                                             .stride_depth = WIDTH, .stride_column = 1);
   const attn_status status = attn_product_create(&w, NULL, &product);
   attn_product_destroy(product);
   return status;

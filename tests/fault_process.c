@@ -43,11 +43,12 @@ static void *run_every_kernel(void *nothing) {
     for (int variant = 0; variant < 6; variant++) {
       const attn_problem p = large_problem((attn_dtype)(variant / 2), variant % 2 ? 1 : LONG);
       attn_plan *plan;
-      if (attn_plan_create(&p, &(attn_options){.kernel = attn_kernel_get(i)->name, .threads = 1}, &plan) != ATTN_OK)
+      if (attn_plan_create(&p, &ATTN_STRUCT(attn_options, .kernel = attn_kernel_get(i)->name, .threads = 1), &plan) !=
+          ATTN_OK)
         continue;
       const size_t bytes = attn_plan_workspace(plan);
       void *workspace = bytes ? aligned_alloc(64, bytes) : NULL;
-      const attn_args args = {.q = in, .k = in, .v = in, .o = out, .lse = lse, .alibi_slopes = slopes};
+      const attn_args args = ATTN_STRUCT(attn_args, .q = in, .k = in, .v = in, .o = out, .lse = lse, .alibi_slopes = slopes);
       *runs += attn_plan_run(plan, &args, workspace, bytes) == ATTN_OK;
       free(workspace);
       attn_plan_destroy(plan);
@@ -93,7 +94,7 @@ static bool use_library(const char *path) {
   *(void **)&sdpa = dlsym(library, "attn_sdpa");
   float y[VALUES];
   const attn_problem problem = small_problem();
-  const attn_args args = {.q = x, .k = x, .v = x, .o = y};
+  const attn_args args = ATTN_STRUCT(attn_args, .q = x, .k = x, .v = x, .o = y);
   const bool fine = sdpa && sdpa(&problem, &args) == ATTN_OK && !memcmp(y, expected, sizeof y);
   return dlclose(library) == 0 && fine;
 }
@@ -115,7 +116,7 @@ int main(int argc, char **argv) {
   for (int i = 0; i < VALUES; i++) x[i] = (float)(i * 37 % 101) / 50 - 1;
   const char *what = argc > 1 ? argv[1] : "";
   if (strcmp(what, "stacks") == 0) return check_stacks() ? 0 : 1;
-  if (attn_sdpa(&problem, &(attn_args){.q = x, .k = x, .v = x, .o = expected}) != ATTN_OK) return 5;
+  if (attn_sdpa(&problem, &ATTN_STRUCT(attn_args, .q = x, .k = x, .v = x, .o = expected)) != ATTN_OK) return 5;
   if (strcmp(what, "dlopen") == 0 && argc > 2) return check_dlopen(argv[2]) ? 0 : 1;
   return 2;
 }

@@ -51,7 +51,7 @@ static bench_verdict refused(bench_status status) {
 
 bench_verdict checks_kernel(const attn_kernel *kernel, int threads, bench_tensors *tensors, const bench_expected *expected) {
   attn_plan *plan;
-  const attn_options options = {.threads = threads};
+  const attn_options options = ATTN_STRUCT(attn_options, .threads = threads);
   const attn_status status = attn_plan_create_for_kernel(&tensors->problem, kernel, &options, &plan);
   if (status != ATTN_OK) return refused(status == ATTN_UNSUPPORTED ? BENCH_SKIP : BENCH_ERROR);
   const size_t bytes = attn_plan_workspace(plan);

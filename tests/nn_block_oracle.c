@@ -31,13 +31,13 @@ typedef struct block_call {
 } block_call;
 
 static attn_nn_field self_attention(const block_call *b, const attn_nn_field *x) {
-  const mha_oracle_call call = {&b->config->self, &b->config->self_weights, &b->args->self, b->numerics};
+  const mha_oracle_call call = {&b->config->self, &b->config->self_weights, b->args->self, b->numerics};
   return mha_oracle_field(&call, x, NULL);
 }
 
 static attn_nn_field cross_attention(const block_call *b, const attn_nn_field *x) {
   const attn_mha_problem *cross = &b->config->cross;
-  const mha_oracle_call call = {cross, &b->config->cross_weights, &b->args->cross, b->numerics};
+  const mha_oracle_call call = {cross, &b->config->cross_weights, b->args->cross, b->numerics};
   const attn_problem *p = &cross->attention;
   attn_nn_field memory = attn_nn_field_of(b->args->memory, p->batch * p->seq_k, cross->width_memory);
   attn_nn_field y = mha_oracle_field(&call, x, &memory);

@@ -55,6 +55,7 @@ test_data test_data_share_inputs(const attn_problem *p, const test_data *inputs)
 test_data test_data_create(const attn_problem *p, unsigned seed) {
   test_data inputs = {
       .args = {
+          .struct_size = sizeof(attn_args),
           .q = random_tensor(span(p->batch, p->heads_q, p->seq_q, p->dim_qk, p->q_stride), p->dtype_q, seed),
           .k = random_tensor(span(p->batch, p->heads_kv, p->seq_k, p->dim_qk, p->k_stride), p->dtype_kv, seed + 1),
           .v = random_tensor(span(p->batch, p->heads_kv, p->seq_k, p->dim_v, p->v_stride), p->dtype_kv, seed + 2),

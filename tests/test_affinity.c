@@ -58,7 +58,7 @@ static void run_unpinned(const char *kernel) {
   attn_problem_init(&problem, 2, 4, 2, 5, 65, 24, 20);
   test_data data = test_data_create(&problem, 1);
   const team before = ask_team(2);
-  const attn_status status = test_run(&problem, &data.args, &(attn_options){.kernel = kernel, .threads = 2});
+  const attn_status status = test_run(&problem, &data.args, &ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 2));
   const team after = ask_team(2);
   if (status != ATTN_UNSUPPORTED) test_ok(status);
   assert_same_masks(&before, &after);
@@ -75,7 +75,7 @@ static void do_nothing(void *context, int64_t index, int worker) {
 
 /* The same threads run phases with few tasks and phases with many. */
 TEST(test_team_stays_together) {
-  const attn_options options = {.threads = 4};
+  const attn_options options = ATTN_STRUCT(attn_options, .threads = 4);
   const team before = ask_team(4);
   for (int64_t tasks = 2; tasks < 9; tasks += 3) attn_parallel_run(&options, tasks, do_nothing, NULL);
   const team after = ask_team(4);

@@ -30,28 +30,13 @@ static void fixture_init(fixture *f) {
   test_fill(f->k, COUNT(f->k), 2);
   test_fill(f->v, COUNT(f->v), 3);
   attn_problem_init(&f->problem, BATCH, HEADS, 2, SEQ_Q, SEQ_K, 8, 6);
-  f->args = (attn_args){
-      .q = f->q,
-      .k = f->k,
-      .v = f->v,
-      .o = f->o,
-      .lse = f->lse,
-      .bias = f->bias,
-      .mask = f->mask,
-      .scores = f->scores,
-      .score_weight = f->score_weight,
-      .kv_len = f->kv_len,
-      .q_len = f->q_len,
-      .row_len = f->row_len,
-      .cu_seqlens_q = f->cu_q,
-      .cu_seqlens_k = f->cu_k,
-      .offsets = f->offsets,
-      .alibi_slopes = f->slopes,
-      .sinks = f->sinks,
-  };
+  f->args = ATTN_STRUCT(attn_args, .q = f->q, .k = f->k, .v = f->v, .o = f->o, .lse = f->lse, .bias = f->bias,
+                        .mask = f->mask, .scores = f->scores, .score_weight = f->score_weight, .kv_len = f->kv_len,
+                        .q_len = f->q_len, .row_len = f->row_len, .cu_seqlens_q = f->cu_q, .cu_seqlens_k = f->cu_k,
+                        .offsets = f->offsets, .alibi_slopes = f->slopes, .sinks = f->sinks, );
 }
 
-static const attn_options naive = {.kernel = "naive_c", .threads = 1};
+static const attn_options naive = {.struct_size = sizeof(attn_options), .kernel = "naive_c", .threads = 1};
 
 /* name, change to a fixture, parts of the sentence: field, value, what would be right */
 #define ILLEGAL_CHANGES(X)                                                                                             \
@@ -146,7 +131,7 @@ TEST(unannounced_pointers_are_refused) {
               ROW(sinks, "ATTN_USE_SINKS")};
 #undef ROW
   for (size_t i = 0; i < COUNT(rows); i++) {
-    attn_args args = {.q = f.q, .k = f.k, .v = f.v, .o = f.o};
+    attn_args args = ATTN_STRUCT(attn_args, .q = f.q, .k = f.k, .v = f.v, .o = f.o);
     memcpy((char *)&args + rows[i].at, (const char *)&f.args + rows[i].at, sizeof(void *));
     test_invalid(test_run(&f.problem, &args, &naive), rows[i].field, rows[i].use, "NULL");
   }
@@ -156,18 +141,18 @@ TEST(unannounced_pointers_are_refused) {
 TEST(unannounced_pointers_are_not_needed) {
   static fixture f;
   fixture_init(&f);
-  attn_args bare = {.q = f.q, .k = f.k, .v = f.v, .o = f.o};
+  attn_args bare = ATTN_STRUCT(attn_args, .q = f.q, .k = f.k, .v = f.v, .o = f.o);
   test_ok(test_run(&f.problem, &bare, &naive));
   f.problem.score = ATTN_SCORE_PRECOMPUTED;
-  attn_args precomputed = {.scores = f.scores, .v = f.v, .o = f.o};
+  attn_args precomputed = ATTN_STRUCT(attn_args, .scores = f.scores, .v = f.v, .o = f.o);
   test_ok(test_run(&f.problem, &precomputed, &naive));
 }
 
 /* ---- Empty tensors, for every kernel ---- */
 
 static void empty_tensors(const char *kernel) {
-  const attn_options options = {.kernel = kernel, .threads = 1};
-  const attn_args nothing = {0};
+  const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1);
+  const attn_args nothing = {.struct_size = sizeof(attn_args)};
   attn_problem p;
 
   attn_problem_init(&p, 0, 4, 2, 5, 7, 8, 6);
@@ -178,7 +163,7 @@ static void empty_tensors(const char *kernel) {
   test_fit_types(kernel, &p);
   test_ok(test_run(&p, &nothing, &options));
   float k[2 * 2 * 7 * 8] = {0}, v[2 * 2 * 7 * 6] = {0}, o[8 * 5 * 6], lse[8 * 5];
-  test_ok(test_run(&p, &(attn_args){.k = k, .v = v}, &options));
+  test_ok(test_run(&p, &ATTN_STRUCT(attn_args, .k = k, .v = v), &options));
 
   attn_problem_init(&p, 2, 4, 2, 5, 0, 8, 6);
   p.uses = ATTN_USE_LSE;
@@ -186,7 +171,7 @@ static void empty_tensors(const char *kernel) {
   if (test_library_refuses(kernel, &p)) return;
   memset(o, 0xff, sizeof o);
   memset(lse, 0xff, sizeof lse);
-  test_ok(test_run(&p, &(attn_args){.o = o, .lse = lse}, &options));
+  test_ok(test_run(&p, &ATTN_STRUCT(attn_args, .o = o, .lse = lse), &options));
   for (size_t i = 0; i < sizeof o / (narrow ? 2 : 1); i++)
     assert_int_equal(((const unsigned char *)o)[i], 0); /* and not -0 */
   for (size_t i = 0; i < COUNT(lse); i++) assert_true(lse[i] == -INFINITY);

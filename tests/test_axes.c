@@ -237,16 +237,16 @@ TEST(masked_pairs_are_those_of_the_oracle) {
 TEST(batches_and_heads_may_differ) {
   bench_case bench = case_of(SHAPE "/causal:offset/offset:3");
   const int32_t offsets[] = {3, -2};
-  assert_true(bench_work_pairs(&bench.problem, &(attn_args){.offsets = offsets}) == 6 * (29 + 6));
+  assert_true(bench_work_pairs(&bench.problem, &ATTN_STRUCT(attn_args, .offsets = offsets)) == 6 * (29 + 6));
   uint8_t mask[6 * 35];
   for (int i = 0; i < 6 * 35; i++) mask[i] = i / 35 != 3 && i / 35 != 5;
   bench = case_of(SHAPE "/mask:random");
   bench.problem.mask_stride = (attn_score_strides){.b = 0, .h = 35, .q = 7, .k = 1};
-  assert_true(bench_work_pairs(&bench.problem, &(attn_args){.mask = mask}) == 2 * 4 * 35);
+  assert_true(bench_work_pairs(&bench.problem, &ATTN_STRUCT(attn_args, .mask = mask)) == 2 * 4 * 35);
 }
 
 TEST(the_widest_window_sees_all_keys) {
-  static const attn_args none = {0};
+  static const attn_args none = {.struct_size = sizeof(attn_args)};
   bench_case bench = case_of(SHAPE);
   bench.problem.window_left = bench.problem.window_right = INT64_MAX;
   assert_true(bench_work_pairs(&bench.problem, &none) == 420);

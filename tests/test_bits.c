@@ -56,17 +56,18 @@ static void bits_do_not_depend_on_threads(const char *kernel) {
   static const int counts[] = {2, 3, 7};
   const attn_problem p = uneven_problem(kernel);
   test_data serial = test_data_create(&p, 11);
-  test_ok(test_run(&p, &serial.args, &(attn_options){.kernel = kernel, .threads = 1}));
-  same_bits_with(kernel, &p, &serial, (attn_options){.threads = 1}, "a second serial run");
-  same_bits_with(kernel, &p, &serial, (attn_options){.threads = 0}, "the default number of threads");
+  test_ok(test_run(&p, &serial.args, &ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1)));
+  same_bits_with(kernel, &p, &serial, ATTN_STRUCT(attn_options, .threads = 1), "a second serial run");
+  same_bits_with(kernel, &p, &serial, ATTN_STRUCT(attn_options, .threads = 0), "the default number of threads");
   for (size_t i = 0; i < COUNT(counts); i++) {
     test_pool forwards = {0}, backwards = {.backwards = true};
     const int threads = counts[i];
-    same_bits_with(kernel, &p, &serial, (attn_options){.threads = threads}, "OpenMP threads");
+    same_bits_with(kernel, &p, &serial, ATTN_STRUCT(attn_options, .threads = threads), "OpenMP threads");
     same_bits_with(kernel, &p, &serial,
-                   (attn_options){.threads = threads, .parallel_for = test_parallel_for, .pool = &forwards}, "a pool");
+                   ATTN_STRUCT(attn_options, .threads = threads, .parallel_for = test_parallel_for, .pool = &forwards),
+                   "a pool");
     same_bits_with(kernel, &p, &serial,
-                   (attn_options){.threads = threads, .parallel_for = test_parallel_for, .pool = &backwards},
+                   ATTN_STRUCT(attn_options, .threads = threads, .parallel_for = test_parallel_for, .pool = &backwards),
                    "a pool that goes backwards");
     assert_true(forwards.calls > 0 && forwards.tasks > threads);
     assert_int_equal(forwards.tasks, backwards.tasks);
@@ -99,13 +100,13 @@ static void plan_can_be_shared_by_threads(const char *kernel) {
   const attn_problem p = uneven_problem(kernel);
   test_data alone = test_data_create(&p, 23);
   attn_plan *plan;
-  test_ok(attn_plan_create(&p, &(attn_options){.kernel = kernel, .threads = 1}, &plan));
+  test_ok(attn_plan_create(&p, &ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1), &plan));
   runner runners[RUNNERS];
   for (int i = 0; i < RUNNERS; i++) {
     runners[i] = (runner){.plan = plan, .data = test_data_share_inputs(&p, &alone)};
     assert_int_equal(pthread_create(&runners[i].thread, NULL, run_shared_plan, &runners[i]), 0);
   }
-  test_ok(test_run(&p, &alone.args, &(attn_options){.kernel = kernel, .threads = 1}));
+  test_ok(test_run(&p, &alone.args, &ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1)));
   for (int i = 0; i < RUNNERS; i++) {
     assert_int_equal(pthread_join(runners[i].thread, NULL), 0);
     test_ok(runners[i].status);
@@ -121,7 +122,7 @@ static void plan_can_be_shared_by_threads(const char *kernel) {
 /* Each sequence alone gives the bits that it gives in the batch. */
 static void bits_do_not_depend_on_the_batch(const char *kernel) {
   const attn_problem p = uneven_problem(kernel);
-  const attn_options options = {.kernel = kernel, .threads = 1};
+  const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1);
   test_data together = test_data_create(&p, 31);
   test_ok(test_run(&p, &together.args, &options));
   attn_problem one = p;
@@ -153,7 +154,7 @@ static void bits_do_not_depend_on_other_rows_at(const char *kernel, float scale,
   float *bias = malloc((size_t)(p.seq_q * p.seq_k) * sizeof *bias);
   assert_non_null(bias);
   for (int64_t i = 0; i < p.seq_q * p.seq_k; i++) bias[i] = (float)(i * 7919 % 1009) / 256 - 2;
-  const attn_options options = {.kernel = kernel, .threads = 1};
+  const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1);
   test_data all = test_data_create(&p, 41);
   all.args.bias = uses & ATTN_USE_BIAS ? bias : NULL;
   test_ok(test_run(&p, &all.args, &options));
@@ -196,7 +197,7 @@ static void bits_do_not_depend_on_other_rows(const char *kernel) {
 /* Grouped KV heads give the same bits as KV heads repeated for each query head. */
 static void grouped_heads_equal_repeated_heads(const char *kernel) {
   const attn_problem p = uneven_problem(kernel);
-  const attn_options options = {.kernel = kernel, .threads = 1};
+  const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1);
   test_data grouped = test_data_create(&p, 53);
   test_ok(test_run(&p, &grouped.args, &options));
   attn_problem repeated = p;
@@ -229,7 +230,7 @@ static void masked_keys_change_no_bit(const char *kernel) {
   p.uses |= ATTN_USE_KV_LEN;
   if (test_library_refuses(kernel, &p)) return;
   const int32_t kv_len[] = {(int32_t)p.seq_k - 36, 0, 64};
-  const attn_options options = {.kernel = kernel, .threads = 1};
+  const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1);
   test_data clean = test_data_create(&p, 61);
   clean.args.kv_len = kv_len;
   test_ok(test_run(&p, &clean.args, &options));
@@ -318,7 +319,7 @@ static void index_probe_finds_exactly_the_allowed_keys(const char *kernel) {
     for (int i = 0; i < KEYS * KEYS; i++) ((float *)data.args.v)[i] = i / KEYS == i % KEYS;
     data.args.mask = p.problem.uses & ATTN_USE_MASK ? p.mask : NULL;
     data.args.bias = p.problem.uses & ATTN_USE_BIAS ? p.bias : NULL;
-    test_ok(test_run(&p.problem, &data.args, &(attn_options){.kernel = kernel, .threads = 1}));
+    test_ok(test_run(&p.problem, &data.args, &ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1)));
     assert_weights(kernel, kinds[n].kind, &p, data.args.o);
     test_data_destroy(&data);
   }

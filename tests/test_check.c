@@ -107,7 +107,7 @@ static bench_verdict verdict_on(fault what, const char *id) {
   bench_tensors tensors;
   kernel.run = run;
   if (now.declared > 0) kernel.info.numerics.exp_error = (double)now.declared;
-  test_ok(attn_plan_create_for_kernel(&bench.problem, &kernel, &(attn_options){.threads = 1}, &plan));
+  test_ok(attn_plan_create_for_kernel(&bench.problem, &kernel, &ATTN_STRUCT(attn_options, .threads = 1), &plan));
   assert_true(bench_tensors_create(&bench, &tensors));
   bench_expected *expected = bench_expected_create(&bench.problem, &tensors.args, 1, true);
   assert_non_null(expected);
@@ -208,7 +208,7 @@ static large_case open_large(const char *id) {
   c.expected = bench_expected_create(&c.bench.problem, &c.tensors.args, 1, true);
   assert_non_null(c.expected);
   assert_false(c.expected->complete);
-  test_ok(attn_plan_create_for_kernel(&c.bench.problem, &attn_naive_c, &(attn_options){.threads = 1}, &plan));
+  test_ok(attn_plan_create_for_kernel(&c.bench.problem, &attn_naive_c, &ATTN_STRUCT(attn_options, .threads = 1), &plan));
   test_ok(bench_run_once(plan, &c.tensors.args));
   attn_plan_destroy(plan);
   return c;

@@ -26,7 +26,7 @@ static bench_expected chosen(const attn_problem *problem, const attn_args *args)
 TEST(small_problems_have_all_rows) {
   static const int32_t cu[] = {2, 7, 7, 10}; /* sequences of 5, 0 and 3 tokens */
   attn_problem p = problem_of(2, 5, 5, 8);
-  const attn_args args = {.cu_seqlens_q = cu, .cu_seqlens_k = cu};
+  const attn_args args = ATTN_STRUCT(attn_args, .cu_seqlens_q = cu, .cu_seqlens_k = cu);
   for (int varlen = 0; varlen < 2; varlen++) {
     p.batch = varlen ? 3 : 1;
     p.uses = varlen ? ATTN_USE_VARLEN : 0;
@@ -164,7 +164,7 @@ TEST(large_problems_have_the_borders_of_lengths) {
   mark_border(&r, 1234);
   mark_border(&r, 300);        /* the first row that sees a key */
   mark_border(&r, 1500 + 300); /* the first that sees them all */
-  expect_rows(&p, &(attn_args){.q_len = q_len, .kv_len = kv_len, .offsets = offsets}, &r);
+  expect_rows(&p, &ATTN_STRUCT(attn_args, .q_len = q_len, .kv_len = kv_len, .offsets = offsets), &r);
 }
 
 /* Of sequences without tokens, and with one. */
@@ -174,7 +174,7 @@ TEST(short_sequences_beside_long_ones_have_all_their_rows) {
   attn_problem p = problem_of(1, 3000, 3000, 64);
   p.batch = 4;
   p.uses = ATTN_USE_VARLEN;
-  bench_expected e = chosen(&p, &(attn_args){.cu_seqlens_q = cu, .cu_seqlens_k = cu});
+  bench_expected e = chosen(&p, &ATTN_STRUCT(attn_args, .cu_seqlens_q = cu, .cu_seqlens_k = cu));
   assert_false(e.complete);
   for (int64_t b = 1; b < 4; b++) {
     int64_t found = 0;

@@ -51,7 +51,7 @@ TEST(widest_windows_hide_nothing) {
       attn_problem_init(&p, 1, 1, 1, 4, 9, 1, 1);
       p.align = ATTN_ALIGN_OFFSET;
       p.window_left = p.window_right = widths[w];
-      const attn_args args = {.offsets = &offsets[o]};
+      const attn_args args = ATTN_STRUCT(attn_args, .offsets = &offsets[o]);
       const attn_sequence seq = attn_sequence_of(&p, &args, 0);
       for (int64_t i = 0; i < 4; i++) {
         const attn_key_range keys = attn_allowed_keys(&p, &args, &seq, 0, i);
@@ -101,8 +101,8 @@ static void check_equal_weights(const char *kernel) {
     k[j] = j < LOW ? 8191.25f : 8205.5f;
     v[j] = j >= LOW && j < LOW + FIRST;
   }
-  const attn_args args = {.q = q, .k = k, .v = v, .o = o};
-  test_ok(test_run(&p, &args, &(attn_options){.kernel = kernel, .threads = 1}));
+  const attn_args args = ATTN_STRUCT(attn_args, .q = q, .k = k, .v = v, .o = o);
+  test_ok(test_run(&p, &args, &ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1)));
   for (int i = 0; i < ROWS; i++) {
     const double low = exp2(-(double)q[i] * (8205.5 - 8191.25)), expected = FIRST / (KEYS - LOW + LOW * low);
     if (fabs((double)o[i] / expected - 1) > 2e-5)

@@ -32,7 +32,7 @@ static void open_case(small_case *c, int64_t rows) {
   c->expected.row = c->row;
   c->expected.rows = rows;
   c->expected.o = c->o, c->expected.m = c->m, c->expected.w = c->w, c->expected.mean_v = c->mean_v;
-  c->args = (attn_args){.v = c->v, .o = c->out, .lse = c->lse};
+  c->args = ATTN_STRUCT(attn_args, .v = c->v, .o = c->out, .lse = c->lse);
 }
 
 static float *out_of(small_case *c, int n, int d) {

@@ -67,7 +67,7 @@ static void within_limit(const char *kernel, const flush_case *c, bool in_bf16, 
   fill(q, COUNT(q), c->q, 1);
   fill(k, COUNT(k), c->k, 2);
   fill(v, COUNT(v), c->v, 3);
-  attn_args args = {.q = q, .k = k, .v = v, .o = o, .lse = lse};
+  attn_args args = ATTN_STRUCT(attn_args, .q = q, .k = k, .v = v, .o = o, .lse = lse);
   if (is_narrow) {
     args.q = narrow(q, COUNT(q), narrow_q);
     args.k = narrow(k, COUNT(k), narrow_k);
@@ -76,7 +76,7 @@ static void within_limit(const char *kernel, const flush_case *c, bool in_bf16, 
   bench_expected *expected = bench_expected_create(&p, &args, 1, false);
   assert_non_null(expected);
   attn_status status;
-  IN_MODE(mode, status = test_run(&p, &args, &(attn_options){.kernel = kernel, .threads = 1}));
+  IN_MODE(mode, status = test_run(&p, &args, &ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1)));
   test_ok(status);
   if (mode == 0) memcpy(plain, o, sizeof o);
   assert_memory_equal(o, plain, sizeof o);
@@ -108,7 +108,8 @@ static results compute(unsigned mode) {
   static const float x[] = {0.1f, 0.2f, 0.7f, -0.3f, 1e-39f, 3.0f};
   static const float first_lse[] = {-INFINITY, 0.3f}, second_lse[] = {-INFINITY, -1.7f};
   const float *const parts[] = {x, x + 1}, *const lses[] = {first_lse, second_lse};
-  const attn_product_weights weights = {.depth = 3, .columns = 3, .weight = x, .stride_depth = 1, .stride_column = 1};
+  const attn_product_weights weights =
+      ATTN_STRUCT(attn_product_weights, .depth = 3, .columns = 3, .weight = x, .stride_depth = 1, .stride_column = 1);
   const attn_norm norm = {.epsilon = 1e-5f};
   results r;
   attn_product *product;
@@ -116,8 +117,8 @@ static results compute(unsigned mode) {
   test_ok(attn_product_create(&weights, NULL, &product));
   const size_t bytes = attn_product_workspace(product, 2);
   void *workspace = aligned_alloc(64, bytes);
-  const attn_product_args args = {
-      .batch = 1, .rows = 2, .x = x, .x_stride = {.s = 3, .d = 1}, .y = r.product, .y_stride = {.s = 3, .d = 1}};
+  const attn_product_args args = ATTN_STRUCT(attn_product_args, .batch = 1, .rows = 2, .x = x, .x_stride = {.s = 3, .d = 1},
+                                             .y = r.product, .y_stride = {.s = 3, .d = 1});
   for (int dim = 1; dim <= 9; dim++) {
     attn_problem p;
     IN_MODE(mode, attn_problem_init(&p, 1, 1, 1, 1, 1, dim, 1));

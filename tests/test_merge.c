@@ -27,7 +27,7 @@ static void attend(int64_t first, int64_t count, float *o, float *lse) {
   attn_problem p;
   attn_problem_init(&p, 1, 1, 1, ROWS, count, DIM, DIM);
   p.uses = ATTN_USE_LSE;
-  const attn_args args = {.q = q, .k = k + first * DIM, .v = v + first * DIM, .o = o, .lse = lse};
+  const attn_args args = ATTN_STRUCT(attn_args, .q = q, .k = k + first * DIM, .v = v + first * DIM, .o = o, .lse = lse);
   assert_int_equal(attn_sdpa(&p, &args), ATTN_OK);
 }
 

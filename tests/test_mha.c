@@ -57,6 +57,7 @@ enum { SHAPES = COUNT(shapes) };
 
 typedef struct layer {
   const shape *shape;
+  attn_args attention; /* what args_of() points to */
   attn_mha_problem problem;
   attn_mha_weights weights;
   attn_mha_args args;
@@ -121,7 +122,8 @@ static void make_weights(layer *l) {
                      l->matrices + (size_t)(count[0] + count[1]) * element,
                      l->matrices + (size_t)(count[0] + count[1] + count[2]) * element};
   const float *b[] = {l->bias, l->bias + q, l->bias + q + k, l->bias + q + k + v};
-  l->weights = (attn_mha_weights){.layout = s->layout, .dtype = s->dtype, .w_o = m[3], .b_o = s->bias ? b[3] : NULL};
+  l->weights =
+      ATTN_STRUCT(attn_mha_weights, .layout = s->layout, .dtype = s->dtype, .w_o = m[3], .b_o = s->bias ? b[3] : NULL);
   if (s->packed) {
     l->weights.w_qkv = m[0];
     l->weights.b_qkv = s->bias ? b[0] : NULL;
@@ -169,20 +171,12 @@ static layer make_layer(const shape *s) {
 
 /* Arguments that point to the arrays of the layer. */
 static attn_mha_args args_of(layer *l) {
-  const attn_args all = {.lse = l->lse,
-                         .bias = l->mask_bias,
-                         .mask = l->mask,
-                         .kv_len = l->kv_len,
-                         .q_len = l->q_len,
-                         .row_len = l->row_len,
-                         .cu_seqlens_q = l->cu,
-                         .cu_seqlens_k = l->cu,
-                         .alibi_slopes = l->slopes,
-                         .sinks = l->sinks};
-  return (attn_mha_args){.x = l->x,
-                         .memory = l->shape->cross ? l->memory : NULL,
-                         .y = l->y,
-                         .attention = bench_used_args(&l->problem.attention, &all)};
+  const attn_args all = ATTN_STRUCT(attn_args, .lse = l->lse, .bias = l->mask_bias, .mask = l->mask, .kv_len = l->kv_len,
+                                    .q_len = l->q_len, .row_len = l->row_len, .cu_seqlens_q = l->cu, .cu_seqlens_k = l->cu,
+                                    .alibi_slopes = l->slopes, .sinks = l->sinks);
+  l->attention = bench_used_args(&l->problem.attention, &all);
+  return ATTN_STRUCT(attn_mha_args, .x = l->x, .memory = l->shape->cross ? l->memory : NULL, .y = l->y,
+                     .attention = &l->attention);
 }
 
 static void free_layer(layer *l) {
@@ -304,7 +298,8 @@ TEST(test_every_shape_meets_the_limit) {
 }
 
 static void check_kernel(const char *kernel) {
-  const attn_mha_options options = {.attention = {.kernel = kernel, .threads = 1}};
+  const attn_mha_options options =
+      ATTN_STRUCT(attn_mha_options, .attention = &ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1));
   for (int i = 0; i < SHAPES; i++) {
     layer l = make_layer(&shapes[i]);
     attn_mha *mha;
@@ -423,7 +418,8 @@ TEST(test_wrong_layers_are_told_from_right_ones) {
 /* Runs the layer with one thread; a copy of its y. */
 static float *answer_of(layer *l) {
   const attn_mha_args args = args_of(l);
-  test_ok(run_made(&l->problem, &l->weights, &args, &(attn_mha_options){.attention = {.threads = 1}}, NULL));
+  test_ok(run_made(&l->problem, &l->weights, &args,
+                   &ATTN_STRUCT(attn_mha_options, .attention = &ATTN_STRUCT(attn_options, .threads = 1)), NULL));
   return memcpy(test_allocate(l->y_floats * sizeof(float)), l->y, l->y_floats * sizeof(float));
 }
 
@@ -443,10 +439,9 @@ TEST(test_bits_do_not_depend_on_threads) {
   layer l = make_layer(&for_bits);
   float *expected = answer_of(&l);
   test_pool pool = {.backwards = true};
-  const attn_mha_options many[] = {{.attention = {.threads = 2}},
-                                   {.attention = {.threads = 5}},
-                                   {.attention = {.threads = 3, .parallel_for = test_parallel_for, .pool = &pool}}};
-  for (int i = 0; i < 3; i++) expect_bits(&l, &l.weights, &many[i], expected);
+  const attn_options many[] = {ATTN_STRUCT(attn_options, .threads = 2), ATTN_STRUCT(attn_options, .threads = 5),
+                               ATTN_STRUCT(attn_options, .threads = 3, .parallel_for = test_parallel_for, .pool = &pool)};
+  for (int i = 0; i < 3; i++) expect_bits(&l, &l.weights, &ATTN_STRUCT(attn_mha_options, .attention = &many[i]), expected);
   assert_true(pool.tasks > 0);
   free(expected);
   free_layer(&l);
@@ -463,7 +458,7 @@ TEST(test_bits_do_not_depend_on_the_batch) {
     one.x += b * l.problem.x_stride.b;
     one.memory += b * l.problem.memory_stride.b;
     one.y += b * l.problem.y_stride.b;
-    one.attention.kv_len += b;
+    l.attention.kv_len += b;
     memset(l.y, 0xff, l.y_floats * sizeof *l.y);
     test_ok(run_made(&alone, &l.weights, &one, NULL, NULL));
     assert_memory_equal(one.y, expected + b * l.problem.y_stride.b, (size_t)l.problem.y_stride.b * sizeof(float));
@@ -496,8 +491,9 @@ TEST(test_weight_layouts_agree) {
     for (int64_t c = 0; c < all; c++) parts[c * width + k] = packed[k * all + c]; /* [q | k | v][in] */
   for (int64_t k = 0; k < columns; k++)
     for (int64_t c = 0; c < width; c++) out[c * columns + k] = w_o[k * width + c];
-  const attn_mha_weights separate = {
-      .layout = ATTN_OUT_IN, .w_q = parts, .w_k = parts + columns * width, .w_v = parts + 2 * columns * width, .w_o = out};
+  const attn_mha_weights separate =
+      ATTN_STRUCT(attn_mha_weights, .layout = ATTN_OUT_IN, .w_q = parts, .w_k = parts + columns * width,
+                  .w_v = parts + 2 * columns * width, .w_o = out);
   expect_bits(&l, &separate, NULL, expected);
   free(parts);
   free(expected);
@@ -527,7 +523,7 @@ TEST(test_one_layer_runs_many_times_at_once) {
   layer l = make_layer(&for_bits);
   float *expected = answer_of(&l);
   const attn_mha_args args = args_of(&l);
-  const attn_mha_options options = {.attention = {.threads = 1}};
+  const attn_mha_options options = ATTN_STRUCT(attn_mha_options, .attention = &ATTN_STRUCT(attn_options, .threads = 1));
   attn_mha *mha;
   test_ok(attn_mha_create(&l.problem, &l.weights, &options, &mha));
   concurrent c = {.mha = mha, .args = &args};
@@ -549,7 +545,7 @@ TEST(test_one_layer_runs_many_times_at_once) {
 TEST(test_profile_and_description) {
   layer l = make_layer(&for_bits);
   attn_mha *mha;
-  test_ok(attn_mha_create(&l.problem, &l.weights, &(attn_mha_options){.product = "product_c"}, &mha));
+  test_ok(attn_mha_create(&l.problem, &l.weights, &ATTN_STRUCT(attn_mha_options, .product = "product_c"), &mha));
   assert_string_equal(attn_mha_product(mha), "product_c");
   test_contains(attn_mha_describe(mha), "product_c");
   test_contains(attn_mha_describe(mha), attn_mha_kernel(mha));
@@ -609,7 +605,7 @@ TEST(test_refuses_bad_problems) {
   REFUSES(weights.w_k = l.matrices + 1, "aligned to its element");
   REFUSES(weights.b_v = (const float *)(const void *)(l.matrices + 2), "the bias of w_v");
 #undef REFUSES
-  attn_mha_weights packed = {.w_qkv = l.matrices, .w_o = l.matrices, .b_q = l.bias};
+  attn_mha_weights packed = ATTN_STRUCT(attn_mha_weights, .w_qkv = l.matrices, .w_o = l.matrices, .b_q = l.bias);
   expect_refusal(&l.problem, &packed, NULL, "the bias of packed weights is b_qkv");
   packed.b_q = NULL;
   attn_mha_problem wider = l.problem;
@@ -617,9 +613,13 @@ TEST(test_refuses_bad_problems) {
   expect_refusal(&wider, &packed, NULL, "width 32 and width_memory 33");
   expect_refusal(NULL, &l.weights, NULL, "problem is NULL");
   expect_refusal(&l.problem, NULL, NULL, "weights is NULL");
-  expect_refusal(&l.problem, &l.weights, &(attn_mha_options){.product = "product_x"}, "no product is called 'product_x'");
-  expect_refusal(&l.problem, &l.weights, &(attn_mha_options){.attention = {.kernel = "flash_x"}}, "flash_x");
-  expect_refusal(&l.problem, &l.weights, &(attn_mha_options){.attention = {.threads = -2}}, "attn_options.threads is -2");
+  expect_refusal(&l.problem, &l.weights, &ATTN_STRUCT(attn_mha_options, .product = "product_x"),
+                 "no product is called 'product_x'");
+  expect_refusal(&l.problem, &l.weights,
+                 &ATTN_STRUCT(attn_mha_options, .attention = &ATTN_STRUCT(attn_options, .kernel = "flash_x")), "flash_x");
+  expect_refusal(&l.problem, &l.weights,
+                 &ATTN_STRUCT(attn_mha_options, .attention = &ATTN_STRUCT(attn_options, .threads = -2)),
+                 "attn_options.threads is -2");
   assert_int_equal(attn_mha_create(&l.problem, &l.weights, NULL, NULL), ATTN_INVALID_ARGUMENT);
   free_layer(&l);
 }
@@ -643,8 +643,8 @@ TEST(test_refuses_bad_arguments) {
           "attn_mha_args.memory is NULL, which stands for x: but x has 20 rows of 16, and the memory 30");
   REFUSES(args.y = NULL, "attn_mha_args.y is NULL");
   REFUSES(args.x = (const float *)(const void *)((const char *)l.x + 1), "attn_mha_args.x is");
-  REFUSES(args.attention.lse = NULL, "attn_args.lse is NULL");
-  REFUSES(args.attention.row_len = NULL, "attn_args.row_len is NULL");
+  REFUSES(l.attention.lse = NULL, "attn_args.lse is NULL");
+  REFUSES(l.attention.row_len = NULL, "attn_args.row_len is NULL");
 #undef REFUSES
   l.row_len[3] = 31;
   const attn_mha_args args = args_of(&l);
@@ -669,7 +669,7 @@ TEST(test_empty_batches) {
   layer l = make_layer(&shapes[0]);
   attn_mha_problem empty = l.problem;
   empty.attention.batch = 0;
-  const attn_mha_args none = {0};
+  const attn_mha_args none = {.struct_size = sizeof(attn_mha_args)};
   test_ok(run_made(&empty, &l.weights, &none, NULL, l.p));
   free_layer(&l);
 }

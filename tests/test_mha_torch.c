@@ -68,7 +68,8 @@ static attn_mha_problem problem_of(const fixture *f, const char *which) {
 
 static attn_mha_weights weights_of(const fixture *f) {
   const float *bias = f->b_qkv.data;
-  attn_mha_weights w = {.layout = ATTN_OUT_IN, .w_qkv = f->w_qkv.data, .w_o = f->w_o.data, .b_o = f->b_o.data};
+  attn_mha_weights w =
+      ATTN_STRUCT(attn_mha_weights, .layout = ATTN_OUT_IN, .w_qkv = f->w_qkv.data, .w_o = f->w_o.data, .b_o = f->b_o.data);
   if (!f->cross) {
     w.b_qkv = bias;
     return w;
@@ -107,10 +108,9 @@ static void check_case(const char *layer, const char *which) {
   const attn_mha_problem problem = problem_of(&f, which);
   const attn_mha_weights weights = weights_of(&f);
   float *y = test_allocate((size_t)f.y.count * sizeof *y), *p = test_allocate((size_t)f.p.count * sizeof *p);
-  const attn_mha_args args = {.x = f.x.data,
-                              .memory = f.memory.data,
-                              .y = y,
-                              .attention = bench_used_args(&problem.attention, &(attn_args){.kv_len = f.kv_len.data})};
+  const attn_args attention = bench_used_args(&problem.attention, &ATTN_STRUCT(attn_args, .kv_len = f.kv_len.data));
+  const attn_mha_args args =
+      ATTN_STRUCT(attn_mha_args, .x = f.x.data, .memory = f.memory.data, .y = y, .attention = &attention);
   attn_mha *mha;
   test_ok(attn_mha_create(&problem, &weights, NULL, &mha));
   void *workspace = test_allocate(attn_mha_workspace(mha));

@@ -16,6 +16,7 @@ typedef struct fixture {
   safetensors file;
   attn_block_config config;
   attn_block_args args;
+  attn_args masks; /* of the attention that has lengths */
   int32_t lengths[BATCH];
   const float *expected;
 } fixture;
@@ -37,11 +38,9 @@ static attn_mha_weights attention_of(const fixture *f, const char *name) {
   char names[4][64];
   const char *parts[] = {"in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias"};
   for (int i = 0; i < 4; i++) snprintf(names[i], sizeof names[i], "%s.%s", name, parts[i]);
-  return (attn_mha_weights){.layout = ATTN_OUT_IN,
-                            .w_qkv = tensor(f, names[0], 3 * WIDTH, WIDTH),
-                            .b_qkv = tensor(f, names[1], 0, 3 * WIDTH),
-                            .w_o = tensor(f, names[2], WIDTH, WIDTH),
-                            .b_o = tensor(f, names[3], 0, WIDTH)};
+  return ATTN_STRUCT(attn_mha_weights, .layout = ATTN_OUT_IN, .w_qkv = tensor(f, names[0], 3 * WIDTH, WIDTH),
+                     .b_qkv = tensor(f, names[1], 0, 3 * WIDTH), .w_o = tensor(f, names[2], WIDTH, WIDTH),
+                     .b_o = tensor(f, names[3], 0, WIDTH));
 }
 
 static void load(fixture *f, bool decoder, bool pre_norm) {
@@ -66,10 +65,12 @@ static void load(fixture *f, bool decoder, bool pre_norm) {
       (attn_linear){tensor(f, "linear2.weight", WIDTH, HIDDEN), tensor(f, "linear2.bias", 0, WIDTH), true};
   const float *lengths = tensor(f, "lengths", 0, BATCH);
   for (int b = 0; b < BATCH; b++) f->lengths[b] = (int32_t)lengths[b];
+  f->args.struct_size = sizeof f->args;
   f->args.x = tensor(f, "x", BATCH * SEQ, WIDTH);
   f->expected = tensor(f, "y", BATCH * SEQ, WIDTH);
   (decoder ? &c->cross : &c->self)->attention.uses |= ATTN_USE_KV_LEN;
-  (decoder ? &f->args.cross : &f->args.self)->kv_len = f->lengths;
+  f->masks = ATTN_STRUCT(attn_args, .kv_len = f->lengths);
+  *(decoder ? &f->args.cross : &f->args.self) = &f->masks;
   if (!decoder) return;
   c->cross_weights = attention_of(f, "multihead_attn");
   c->cross_norm = norm_of(f, 2);
@@ -96,7 +97,7 @@ static void as_pytorch(const char *kernel) {
     float y[BATCH * SEQ * WIDTH];
     load(&f, variant & 1, variant & 2);
     f.args.y = y;
-    const attn_options options = {.kernel = kernel, .threads = 2};
+    const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 2);
     attn_block *refused;
     if (attn_block_create(&f.config, &options, &refused) == ATTN_UNSUPPORTED) { /* a kernel for decoding: too many rows */
       test_contains(attn_last_error(), kernel);
@@ -144,14 +145,15 @@ TEST(wrong_blocks_are_told_apart) {
     load(&f, decoder, variant & 2);
     f.args.y = y;
     run(&f.config, NULL, &f.args);
-#define REJECTED(change)                                           \
-  do {                                                             \
-    attn_block_config c = f.config;                                \
-    attn_block_args a = f.args;                                    \
-    const int32_t other[BATCH] = {f.lengths[0], f.lengths[1] - 1}; \
-    (void)other;                                                   \
-    change;                                                        \
-    nn_rejected(nn_block(&c, &a, NULL), y);                        \
+#define REJECTED(change)                                             \
+  do {                                                               \
+    attn_block_config c = f.config;                                  \
+    attn_block_args a = f.args;                                      \
+    const int32_t other[BATCH] = {f.lengths[0], f.lengths[1] - 1};   \
+    const attn_args masks = ATTN_STRUCT(attn_args, .kv_len = other); \
+    (void)masks;                                                     \
+    change;                                                          \
+    nn_rejected(nn_block(&c, &a, NULL), y);                          \
   } while (0)
     REJECTED(c.pre_norm = !c.pre_norm);
     REJECTED(c.self_norm.epsilon = 1e-2f);
@@ -162,7 +164,7 @@ TEST(wrong_blocks_are_told_apart) {
     REJECTED(c.self_weights.b_o = NULL);
     REJECTED(c.self.attention.scale *= 1.01f);
     REJECTED(c.self.attention.window_right = decoder ? -1 : 0);
-    REJECTED((decoder ? &a.cross : &a.self)->kv_len = other);
+    REJECTED(*(decoder ? &a.cross : &a.self) = &masks);
     if (decoder) {
       REJECTED(c.cross_norm.gain = NULL);
       REJECTED(c.cross_weights = c.self_weights);
@@ -177,7 +179,7 @@ TEST(wrong_blocks_are_told_apart) {
 static attn_mha_weights random_attention(const attn_mha_problem *p, unsigned seed) {
   const attn_problem *a = &p->attention;
   const int64_t q = a->heads_q * a->dim_qk, k = a->heads_kv * a->dim_qk, v = a->heads_kv * a->dim_v;
-  attn_mha_weights w = {.layout = ATTN_IN_OUT}; /* even seeds: [in][out] */
+  attn_mha_weights w = ATTN_STRUCT(attn_mha_weights, .layout = ATTN_IN_OUT); /* even seeds: [in][out] */
   w.w_q = nn_random_linear(p->width, q, false, 2 * seed).weight;
   w.w_k = nn_random_linear(p->width_memory, k, false, 2 * seed + 2).weight;
   w.w_v = nn_random_linear(p->width_memory, v, false, 2 * seed + 4).weight;
@@ -203,9 +205,9 @@ TEST(other_shapes_follow_the_formula) {
     c.feed_forward.second = nn_random_linear(HID, W, true, 52);
     float *x = nn_random(B * N * W, 60), *y = nn_random(B * N * W, 61);
     attn_block_profile profile = {0};
-    attn_block_args args = {
-        .x = x, .memory = nn_random(B * M * WM, 62), .y = y, .cross = {.kv_len = lengths}, .profile = &profile};
-    run(&c, &(attn_options){.threads = 2}, &args);
+    attn_block_args args = ATTN_STRUCT(attn_block_args, .x = x, .memory = nn_random(B * M * WM, 62), .y = y,
+                                       .cross = &ATTN_STRUCT(attn_args, .kv_len = lengths), .profile = &profile);
+    run(&c, &ATTN_STRUCT(attn_options, .threads = 2), &args);
     nn_passes(nn_block(&c, &args, NULL), y);
     assert_true(profile.runs == 1 && profile.projections_ns > 0 && profile.attention_ns > 0 && profile.feed_forward_ns > 0 &&
                 profile.norm_ns > 0);
@@ -213,7 +215,7 @@ TEST(other_shapes_follow_the_formula) {
                 profile.total_ns * 1.001);
     args.y = x; /* in place, one thread: the same bits */
     args.profile = NULL;
-    run(&c, &(attn_options){.threads = 1}, &args);
+    run(&c, &ATTN_STRUCT(attn_options, .threads = 1), &args);
     assert_memory_equal(x, y, B * N * W * sizeof *x);
   }
 }
@@ -225,10 +227,10 @@ TEST(rounding_of_the_caller_does_not_matter) {
     static float usual[BATCH * SEQ * WIDTH], other[BATCH * SEQ * WIDTH];
     load(&f, variant & 1, variant & 2);
     f.args.y = usual;
-    run(&f.config, &(attn_options){.threads = 1}, &f.args);
+    run(&f.config, &ATTN_STRUCT(attn_options, .threads = 1), &f.args);
     f.args.y = other;
     fesetround(FE_UPWARD);
-    run(&f.config, &(attn_options){.threads = 1}, &f.args);
+    run(&f.config, &ATTN_STRUCT(attn_options, .threads = 1), &f.args);
     const int kept = fegetround();
     fesetround(FE_TONEAREST);
     assert_int_equal(kept, FE_UPWARD);
@@ -250,13 +252,13 @@ TEST(named_attentions_follow_the_formula) {
     attn_mha *layer;
     test_ok(attn_mha_create(&p, &weights, NULL, &layer));
     void *workspace = test_allocate(attn_mha_workspace(layer));
-    const attn_mha_args args = {.x = x, .memory = cross ? memory : NULL, .y = y};
+    const attn_mha_args args = ATTN_STRUCT(attn_mha_args, .x = x, .memory = cross ? memory : NULL, .y = y);
     test_ok(attn_mha_run(layer, &args, workspace, attn_mha_workspace(layer)));
     attn_nn_field fx = attn_nn_field_of(x, B * N, W), fm = attn_nn_field_of(memory, B * M, WM);
-    nn_passes(nn_mha(&p, &weights, &args.attention, &fx, cross ? &fm : NULL), y);
+    nn_passes(nn_mha(&p, &weights, args.attention, &fx, cross ? &fm : NULL), y);
     other = p;
     other.attention.window_right = cross ? 0 : -1;
-    nn_rejected(nn_mha(&other, &weights, &args.attention, &fx, cross ? &fm : NULL), y);
+    nn_rejected(nn_mha(&other, &weights, args.attention, &fx, cross ? &fm : NULL), y);
     nn_destroy(&fx, &fm);
     free(workspace);
     attn_mha_destroy(layer);
@@ -284,7 +286,7 @@ TEST(arguments_are_checked) {
   REFUSED(bad.self.struct_size = 3, "struct_size is 3");
   test_invalid(attn_block_create(NULL, NULL, &block), "config is NULL");
   test_invalid(attn_block_create(&f.config, NULL, NULL), "block is NULL");
-  const attn_options unknown = {.kernel = "flash_mmx"};
+  const attn_options unknown = ATTN_STRUCT(attn_options, .kernel = "flash_mmx");
   test_refused(attn_block_create(&f.config, &unknown, &block), ATTN_UNKNOWN_KERNEL, "flash_mmx");
 
   float y[BATCH * SEQ * WIDTH];
@@ -299,7 +301,7 @@ TEST(arguments_are_checked) {
   test_invalid(attn_block_run(block, &bad, workspace, bytes), "y is NULL");
   bad = f.args, bad.memory = NULL;
   test_invalid(attn_block_run(block, &bad, workspace, bytes), "memory is NULL");
-  bad = f.args, bad.cross.kv_len = NULL;
+  bad = f.args, bad.cross = NULL;
   test_invalid(attn_block_run(block, &bad, workspace, bytes), "kv_len");
   test_invalid(attn_block_run(block, NULL, workspace, bytes), "args is NULL");
   test_invalid(attn_block_run(NULL, &f.args, workspace, bytes), "block is NULL");

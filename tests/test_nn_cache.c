@@ -10,8 +10,13 @@
 #include "src/nn/ref/nn_oracle_f64.h"
 
 enum { B = 2, H = 4, KV = 2, D = 24, DV = 16, LONG = 50 };
-static const attn_kv_cache_shape shape = {
-    .batch = B, .heads_q = H, .heads_kv = KV, .dim_qk = D, .dim_v = DV, .capacity = LONG};
+static const attn_kv_cache_shape shape = {.struct_size = sizeof(attn_kv_cache_shape),
+                                          .batch = B,
+                                          .heads_q = H,
+                                          .heads_kv = KV,
+                                          .dim_qk = D,
+                                          .dim_v = DV,
+                                          .capacity = LONG};
 
 /* The whole text: [batch][heads][LONG][dim]. */
 static float q[B * H * LONG * D], k[B * KV * LONG * D], v[B * KV * LONG * DV];
@@ -86,7 +91,7 @@ static double worst_against(bool causal, const float *keys, const float *o) {
 
 static void steps_are_the_whole(const char *kernel) {
   static float o[B * LONG * H * DV], wrong[COUNT(k)];
-  const attn_options options = {.kernel = kernel, .threads = 2};
+  const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 2);
   attn_kv_cache *cache;
   attn_problem causal;
   attn_problem_init(&causal, B, H, KV, 1, LONG, D, DV);
@@ -176,7 +181,7 @@ TEST(creation_checks_arguments) {
   REFUSED(dtype, (attn_dtype)9, "dtype is 9");
   test_invalid(attn_kv_cache_create(NULL, NULL, &cache), "shape is NULL");
   test_invalid(attn_kv_cache_create(&shape, NULL, NULL), "cache is NULL");
-  const attn_options unknown = {.kernel = "flash_mmx"};
+  const attn_options unknown = ATTN_STRUCT(attn_options, .kernel = "flash_mmx");
   test_refused(attn_kv_cache_create(&shape, &unknown, &cache), ATTN_UNKNOWN_KERNEL, "flash_mmx");
   attn_kv_cache_destroy(NULL);
 }

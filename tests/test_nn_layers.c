@@ -29,12 +29,10 @@ static attn_nn_field feed_forward_oracle(const attn_feed_forward_config *c, cons
 }
 
 static void feed_forward_of(int64_t rows, int64_t width, int64_t hidden, attn_activation activation, int threads) {
-  const attn_feed_forward_config config = {.width = width,
-                                           .hidden = hidden,
-                                           .activation = activation,
-                                           .first = nn_random_linear(width, hidden, true, 1),
-                                           .second = nn_random_linear(hidden, width, true, 2)};
-  const attn_options options = {.threads = threads};
+  const attn_feed_forward_config config =
+      ATTN_STRUCT(attn_feed_forward_config, .width = width, .hidden = hidden, .activation = activation,
+                  .first = nn_random_linear(width, hidden, true, 1), .second = nn_random_linear(hidden, width, true, 2));
+  const attn_options options = ATTN_STRUCT(attn_options, .threads = threads);
   attn_feed_forward *layer;
   float *x = nn_random(rows * width, 5), *y = nn_random(rows * width, 6);
   for (int64_t i = 0; i < rows * width; i++) x[i] *= 4;
@@ -64,8 +62,9 @@ TEST(gelu_follows_the_formula) {
   enum { INPUTS = 40001 };
   static float x[INPUTS], y[INPUTS];
   const float one = 1;
-  const attn_feed_forward_config config = {
-      .width = 1, .hidden = 1, .activation = ATTN_GELU, .first = {.weight = &one}, .second = {.weight = &one}};
+  const attn_feed_forward_config config =
+      ATTN_STRUCT(attn_feed_forward_config, .width = 1, .hidden = 1, .activation = ATTN_GELU, .first = {.weight = &one},
+                  .second = {.weight = &one});
   for (int i = 0; i < INPUTS; i++) x[i] = (float)(i - INPUTS / 2) / 2500;
   x[0] = -1e30f, x[1] = 1e30f, x[2] = NAN;
   attn_feed_forward *layer;
@@ -87,7 +86,8 @@ TEST(gelu_follows_the_formula) {
 
 TEST(feed_forward_checks_arguments) {
   float w[6] = {0};
-  const attn_feed_forward_config good = {.width = 2, .hidden = 3, .first = {.weight = w}, .second = {.weight = w}};
+  const attn_feed_forward_config good =
+      ATTN_STRUCT(attn_feed_forward_config, .width = 2, .hidden = 3, .first = {.weight = w}, .second = {.weight = w});
   attn_feed_forward *layer;
 #define REFUSED(field, wrong, word)                                                                                    \
   TEST_REFUSES(attn_feed_forward_config, good, bad.field = wrong, attn_feed_forward_create(&bad, NULL, &layer), layer, \
@@ -100,7 +100,7 @@ TEST(feed_forward_checks_arguments) {
 #undef REFUSED
   test_invalid(attn_feed_forward_create(NULL, NULL, &layer), "config is NULL");
   test_invalid(attn_feed_forward_create(&good, NULL, NULL), "layer is NULL");
-  test_invalid(attn_feed_forward_create(&good, &(attn_options){.threads = -2}, &layer), "threads is -2");
+  test_invalid(attn_feed_forward_create(&good, &ATTN_STRUCT(attn_options, .threads = -2), &layer), "threads is -2");
   test_ok(attn_feed_forward_create(&good, NULL, &layer));
   const size_t bytes = attn_feed_forward_workspace(layer, 5);
   char *workspace = test_allocate(bytes + 64);
@@ -128,17 +128,9 @@ static void assert_profile(const attn_mha_profile *p) {
 enum { AB = 2, AQ = 5, AK = 19, WQ = 24, WK = 18, AH = 32, AV = 11 };
 
 static attn_additive_config additive_config(void) {
-  return (attn_additive_config){.batch = AB,
-                                .seq_q = AQ,
-                                .seq_k = AK,
-                                .width_q = WQ,
-                                .width_k = WK,
-                                .hidden = AH,
-                                .dim_v = AV,
-                                .use_kv_len = true,
-                                .query = nn_random_linear(WQ, AH, true, 1),
-                                .key = nn_random_linear(WK, AH, false, 2),
-                                .score_weight = nn_random(AH, 3)};
+  return ATTN_STRUCT(attn_additive_config, .batch = AB, .seq_q = AQ, .seq_k = AK, .width_q = WQ, .width_k = WK, .hidden = AH,
+                     .dim_v = AV, .use_kv_len = true, .query = nn_random_linear(WQ, AH, true, 1),
+                     .key = nn_random_linear(WK, AH, false, 2), .score_weight = nn_random(AH, 3));
 }
 
 static attn_numerics numerics; /* of the tested kernel */
@@ -165,18 +157,14 @@ static attn_nn_field additive_oracle(const attn_additive_config *c, const attn_a
 static void additive_in(const char *kernel) {
   const attn_additive_config config = additive_config();
   numerics = attn_kernel_find(kernel)->numerics;
-  const attn_options options = {.kernel = kernel, .threads = 2};
+  const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 2);
   const int32_t lengths[AB] = {AK, 7}, longer[AB] = {AK, 8};
   float *o = nn_random(AB * AQ * AV, 9), *again = nn_random(AB * AQ * AV, 10), *weights = nn_random(AB * AQ * AK, 11),
         *projected = nn_random(AB * AK * AH, 12);
   attn_mha_profile profile = {0};
-  attn_additive_args args = {.q = nn_random(AB * AQ * WQ, 4),
-                             .k = nn_random(AB * AK * WK, 5),
-                             .v = nn_random(AB * AK * AV, 6),
-                             .kv_len = lengths,
-                             .o = o,
-                             .weights = weights,
-                             .profile = &profile};
+  attn_additive_args args =
+      ATTN_STRUCT(attn_additive_args, .q = nn_random(AB * AQ * WQ, 4), .k = nn_random(AB * AK * WK, 5),
+                  .v = nn_random(AB * AK * AV, 6), .kv_len = lengths, .o = o, .weights = weights, .profile = &profile);
   attn_additive *layer;
   const attn_status status = attn_additive_create(&config, &options, &layer);
   if (status == ATTN_UNSUPPORTED) return; /* a kernel for dot scores only */
@@ -225,13 +213,10 @@ TEST(additive_weights_run_on_the_pool) {
   for (int i = 0; i < 2; i++) {
     attn_additive *layer;
     test_ok(attn_additive_create(
-        &config, &(attn_options){.threads = 2, .parallel_for = test_parallel_for, .pool = &pools[i]}, &layer));
-    const attn_additive_args args = {.q = nn_random(AB * AQ * WQ, 4),
-                                     .k = nn_random(AB * AK * WK, 5),
-                                     .v = nn_random(AB * AK * AV, 6),
-                                     .kv_len = lengths,
-                                     .o = nn_random(AB * AQ * AV, 9),
-                                     .weights = weights[i]};
+        &config, &ATTN_STRUCT(attn_options, .threads = 2, .parallel_for = test_parallel_for, .pool = &pools[i]), &layer));
+    const attn_additive_args args = ATTN_STRUCT(attn_additive_args, .q = nn_random(AB * AQ * WQ, 4),
+                                                .k = nn_random(AB * AK * WK, 5), .v = nn_random(AB * AK * AV, 6),
+                                                .kv_len = lengths, .o = nn_random(AB * AQ * AV, 9), .weights = weights[i]);
     const size_t bytes = attn_additive_workspace(layer);
     void *workspace = test_allocate(bytes);
     test_ok(attn_additive_run(layer, &args, workspace, bytes));
@@ -265,7 +250,8 @@ TEST(additive_checks_arguments) {
   void *workspace = test_allocate(bytes);
   float *some = nn_random(AB * AK * AH, 1);
   const int32_t lengths[AB] = {1, 2}, too_long[AB] = {1, AK + 1};
-  const attn_additive_args args = {.q = some, .k = some, .v = some, .o = nn_random(AB * AQ * AV, 2), .kv_len = lengths};
+  const attn_additive_args args =
+      ATTN_STRUCT(attn_additive_args, .q = some, .k = some, .v = some, .o = nn_random(AB * AQ * AV, 2), .kv_len = lengths);
   attn_additive_args bad = args;
   bad.q = NULL;
   test_invalid(attn_additive_run(layer, &bad, workspace, bytes), "q is NULL");
@@ -297,20 +283,10 @@ static attn_synthesizer_config synthesizer_config(attn_synthesizer_kind kind) {
   }
   float *scores = nn_random(HEADS * LENGTH * LENGTH, 31);
   for (int i = 0; i < HEADS * LENGTH * LENGTH; i++) scores[i] *= 3;
-  return (attn_synthesizer_config){.kind = kind,
-                                   .batch = SB,
-                                   .seq = SEQ,
-                                   .width = WIDTH,
-                                   .heads = HEADS,
-                                   .dim_v = SV,
-                                   .length = LENGTH,
-                                   .hidden = HIDDEN,
-                                   .use_kv_len = true,
-                                   .first = first,
-                                   .second = second,
-                                   .scores = scores,
-                                   .value = nn_random_linear(WIDTH, HEADS * SV, true, 40),
-                                   .output = nn_random_linear(HEADS * SV, WIDTH, true, 41)};
+  return ATTN_STRUCT(attn_synthesizer_config, .kind = kind, .batch = SB, .seq = SEQ, .width = WIDTH, .heads = HEADS,
+                     .dim_v = SV, .length = LENGTH, .hidden = HIDDEN, .use_kv_len = true, .first = first, .second = second,
+                     .scores = scores, .value = nn_random_linear(WIDTH, HEADS * SV, true, 40),
+                     .output = nn_random_linear(HEADS * SV, WIDTH, true, 41));
 }
 
 /* scores[batch][heads][seq][length] of the config's kind. WEIGHT_OFF takes the weights of the next head, OTHER_ACTIVATION
@@ -360,7 +336,7 @@ static void synthesizer_of(const char *kernel, attn_synthesizer_kind kind, bool 
   attn_synthesizer_config config = synthesizer_config(kind);
   config.causal = causal;
   numerics = attn_kernel_find(kernel)->numerics;
-  const attn_options options = {.kernel = kernel, .threads = 2};
+  const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 2);
   const int32_t lengths[SB] = {SEQ, 5}, longer[SB] = {SEQ, 6};
   attn_mha_profile profile = {0};
   float *x = nn_random(SB * SEQ * WIDTH, 51), *y = nn_random(SB * SEQ * WIDTH, 52);
@@ -370,8 +346,8 @@ static void synthesizer_of(const char *kernel, attn_synthesizer_kind kind, bool 
   test_ok(status);
   const size_t bytes = attn_synthesizer_workspace(layer);
   void *workspace = test_allocate(bytes);
-  test_ok(attn_synthesizer_run(layer, &(attn_synthesizer_args){.x = x, .y = y, .kv_len = lengths, .profile = &profile},
-                               workspace, bytes));
+  test_ok(attn_synthesizer_run(
+      layer, &ATTN_STRUCT(attn_synthesizer_args, .x = x, .y = y, .kv_len = lengths, .profile = &profile), workspace, bytes));
   assert_string_equal(attn_synthesizer_kernel(layer), kernel);
   assert_profile(&profile);
   nn_passes(synthesizer_oracle(&config, x, lengths, NONE), y);
@@ -381,7 +357,7 @@ static void synthesizer_of(const char *kernel, attn_synthesizer_kind kind, bool 
   if (kind == ATTN_SYNTHESIZER_DENSE) nn_rejected(synthesizer_oracle(&config, x, lengths, OTHER_ACTIVATION), y);
   config.causal = !causal;
   nn_rejected(synthesizer_oracle(&config, x, lengths, NONE), y);
-  test_ok(attn_synthesizer_run(layer, &(attn_synthesizer_args){.x = x, .y = x, .kv_len = lengths}, workspace,
+  test_ok(attn_synthesizer_run(layer, &ATTN_STRUCT(attn_synthesizer_args, .x = x, .y = x, .kv_len = lengths), workspace,
                                bytes)); /* in place */
   assert_memory_equal(x, y, SB * SEQ * WIDTH * sizeof *x);
   free(workspace);
@@ -420,10 +396,10 @@ TEST(synthesizer_checks_arguments) {
   const size_t bytes = attn_synthesizer_workspace(layer);
   void *workspace = test_allocate(bytes);
   float *x = nn_random(SB * SEQ * WIDTH, 1);
-  test_invalid(attn_synthesizer_run(layer, &(attn_synthesizer_args){.y = x}, workspace, bytes), "x is NULL");
-  test_invalid(attn_synthesizer_run(layer, &(attn_synthesizer_args){.x = x, .y = x}, workspace, bytes), "kv_len");
-  test_refused(attn_synthesizer_run(layer, &(attn_synthesizer_args){.x = x, .y = x}, workspace, 0), ATTN_WORKSPACE_TOO_SMALL,
-               "attn_synthesizer needs");
+  test_invalid(attn_synthesizer_run(layer, &ATTN_STRUCT(attn_synthesizer_args, .y = x), workspace, bytes), "x is NULL");
+  test_invalid(attn_synthesizer_run(layer, &ATTN_STRUCT(attn_synthesizer_args, .x = x, .y = x), workspace, bytes), "kv_len");
+  test_refused(attn_synthesizer_run(layer, &ATTN_STRUCT(attn_synthesizer_args, .x = x, .y = x), workspace, 0),
+               ATTN_WORKSPACE_TOO_SMALL, "attn_synthesizer needs");
   free(workspace);
   attn_synthesizer_destroy(layer);
   attn_synthesizer_destroy(NULL);
@@ -435,27 +411,12 @@ TEST(workspaces_beyond_the_address_space_are_refused) {
   const int64_t batch = (int64_t)3 << 28;
   const float *weight = nn_random(LONG, 1);
   const attn_linear map = {.weight = weight}; /* 1 x 1 or 1 x LONG */
-  const attn_synthesizer_config scores = {.batch = batch,
-                                          .seq = LONG,
-                                          .width = 1,
-                                          .heads = 1,
-                                          .dim_v = 1,
-                                          .length = LONG,
-                                          .hidden = 1,
-                                          .first = &map,
-                                          .second = &map,
-                                          .value = map,
-                                          .output = map};
-  const attn_additive_config queries = {.batch = batch,
-                                        .seq_q = LONG,
-                                        .seq_k = 1,
-                                        .width_q = 1,
-                                        .width_k = 1,
-                                        .hidden = LONG,
-                                        .dim_v = 1,
-                                        .query = map,
-                                        .key = map,
-                                        .score_weight = weight};
+  const attn_synthesizer_config scores =
+      ATTN_STRUCT(attn_synthesizer_config, .batch = batch, .seq = LONG, .width = 1, .heads = 1, .dim_v = 1, .length = LONG,
+                  .hidden = 1, .first = &map, .second = &map, .value = map, .output = map);
+  const attn_additive_config queries =
+      ATTN_STRUCT(attn_additive_config, .batch = batch, .seq_q = LONG, .seq_k = 1, .width_q = 1, .width_k = 1,
+                  .hidden = LONG, .dim_v = 1, .query = map, .key = map, .score_weight = weight);
   attn_synthesizer *synthesizer;
   attn_additive *additive;
   test_refused(attn_synthesizer_create(&scores, NULL, &synthesizer), ATTN_UNSUPPORTED, "attn_synthesizer", "address space");

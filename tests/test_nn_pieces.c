@@ -162,8 +162,9 @@ static void weights_of(const char *kernel, attn_dtype dtype) {
   for (size_t i = 0; i < B * H * N * D; i++) half[0][i] = (uint16_t)(0x3000u + 0x8000u * (i % 3 == 0) + i % 512);
   for (size_t i = 0; i < B * KV * M * D; i++) half[1][i] = (uint16_t)(0x3100 + 0x8000 * (i % 2) + i % 301);
   const int32_t lengths[B] = {M, 20};
-  const attn_args args = {.q = dtype ? (void *)half[0] : q, .k = dtype ? (void *)half[1] : k, .kv_len = lengths};
-  const attn_options options = {.kernel = kernel};
+  const attn_args args =
+      ATTN_STRUCT(attn_args, .q = dtype ? (void *)half[0] : q, .k = dtype ? (void *)half[1] : k, .kv_len = lengths);
+  const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel);
   const attn_kernel_info *info = attn_kernel_find(kernel);
   if (attn_kernel_rejects(info, &p)) return;
   test_ok(attn_weights(&p, &args, &options, weights));
@@ -201,12 +202,12 @@ TEST(weights_check_arguments) {
   attn_problem p;
   float a[4] = {1, 2, 3, 4}, w[4];
   attn_problem_init(&p, 1, 1, 1, 2, 2, 2, 2);
-  const attn_args args = {.q = a, .k = a};
+  const attn_args args = ATTN_STRUCT(attn_args, .q = a, .k = a);
   test_invalid(attn_weights(NULL, &args, NULL, w), "problem is NULL");
   test_invalid(attn_weights(&p, NULL, NULL, w), "args is NULL");
   test_invalid(attn_weights(&p, &args, NULL, NULL), "weights is NULL");
-  test_invalid(attn_weights(&p, &(attn_args){.q = a}, NULL, w), "k is NULL");
-  const attn_options unknown = {.kernel = "flash_mmx"};
+  test_invalid(attn_weights(&p, &ATTN_STRUCT(attn_args, .q = a), NULL, w), "k is NULL");
+  const attn_options unknown = ATTN_STRUCT(attn_options, .kernel = "flash_mmx");
   test_refused(attn_weights(&p, &args, &unknown, w), ATTN_UNKNOWN_KERNEL, "flash_mmx");
   attn_problem_set_varlen(&p, 2, 2);
   test_invalid(attn_weights(&p, &args, NULL, w), "VARLEN");
@@ -238,7 +239,7 @@ static attn_nn_field regression_oracle(const float *inverse_width, const float *
 }
 
 static void regression_follows_the_formula(const char *kernel) {
-  const attn_options options = {.kernel = kernel};
+  const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel);
   numerics = attn_kernel_find(kernel)->numerics;
   static float weights[QUERIES * POINTS], moved[QUERIES * DX];
   const float inverse_width[DX] = {0.5f, 3, 1}, other[DX] = {0.5f, 3, 1.01f};
@@ -246,16 +247,9 @@ static void regression_follows_the_formula(const char *kernel) {
   test_fill(values, POINTS * DY, 22);
   test_fill(queries, QUERIES * DX, 23);
   for (int i = 0; i < QUERIES * DX; i++) moved[i] = queries[i] + 1e-3f;
-  const attn_regression regression = {.points = POINTS,
-                                      .queries = QUERIES,
-                                      .dim_x = DX,
-                                      .dim_y = DY,
-                                      .x = points,
-                                      .y = values,
-                                      .query = queries,
-                                      .inverse_width = inverse_width,
-                                      .prediction = predicted,
-                                      .weights = weights};
+  const attn_regression regression =
+      ATTN_STRUCT(attn_regression, .points = POINTS, .queries = QUERIES, .dim_x = DX, .dim_y = DY, .x = points, .y = values,
+                  .query = queries, .inverse_width = inverse_width, .prediction = predicted, .weights = weights);
   const attn_status status = attn_kernel_regression(&regression, &options);
   if (status == ATTN_UNSUPPORTED) return; /* a kernel for dot scores only */
   test_ok(status);
@@ -274,14 +268,8 @@ static void regression_follows_the_formula(const char *kernel) {
 TEST(regression_in_every_kernel) { test_each_kernel(regression_follows_the_formula); }
 
 TEST(regression_checks_arguments) {
-  const attn_regression good = {.points = POINTS,
-                                .queries = QUERIES,
-                                .dim_x = DX,
-                                .dim_y = DY,
-                                .x = points,
-                                .y = values,
-                                .query = queries,
-                                .prediction = predicted};
+  const attn_regression good = ATTN_STRUCT(attn_regression, .points = POINTS, .queries = QUERIES, .dim_x = DX, .dim_y = DY,
+                                           .x = points, .y = values, .query = queries, .prediction = predicted);
   test_ok(attn_kernel_regression(&good, NULL));
   test_invalid(attn_kernel_regression(NULL, NULL), "regression is NULL");
 #define REFUSED(field, wrong, word) \

@@ -17,7 +17,7 @@ static attn_problem one_head(void) {
 }
 
 static void run(const char *kernel, const attn_problem *problem, const attn_args *args) {
-  test_ok(test_run(problem, args, &(attn_options){.kernel = kernel, .threads = 1}));
+  test_ok(test_run(problem, args, &ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1)));
 }
 
 /* Fails unless rows [first, end) of both have the same bits. */

@@ -42,8 +42,8 @@ static void weigh(const char *kernel, const attn_problem *p, const double *x, do
   for (int n = 0; n < PIECES; n++) bench_store(k, p->dtype_kv, DIM + n, -1);
   bench_store(v, p->dtype_kv, 0, 1);
   bench_store(v, p->dtype_kv, DIM + 1, 1);
-  const attn_args args = {.q = q, .k = k, .v = v, .o = o};
-  test_ok(test_run(p, &args, &(attn_options){.kernel = kernel, .threads = 1}));
+  const attn_args args = ATTN_STRUCT(attn_args, .q = q, .k = k, .v = v, .o = o);
+  test_ok(test_run(p, &args, &ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1)));
   for (int n = 0; n < ROWS; n++) weight[n] = (double)o[n][1] / (double)o[n][0];
   free(q);
   free(k);

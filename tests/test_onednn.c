@@ -57,7 +57,7 @@ TEST(one_task_is_one_thread) {
   for (int i = 0; i < KERNELS; i++) {
     if (!usable(kernels[i])) continue;
     test_data data = test_data_create(&p, 5);
-    test_ok(test_run(&p, &data.args, &(attn_options){.kernel = kernels[i], .threads = 1}));
+    test_ok(test_run(&p, &data.args, &ATTN_STRUCT(attn_options, .kernel = kernels[i], .threads = 1)));
     assert_int_equal(threads_of_process(), before);
     test_data_destroy(&data);
   }
@@ -77,9 +77,9 @@ TEST(callers_threads_stay_what_they_were) {
     test_data data = test_data_create(&p, 5);
     for (int threads = 1; threads <= 5; threads += 4) {
       set(threads);
-      test_ok(test_run(&p, &data.args, &(attn_options){.kernel = kernels[i], .threads = 1}));
+      test_ok(test_run(&p, &data.args, &ATTN_STRUCT(attn_options, .kernel = kernels[i], .threads = 1)));
       assert_int_equal(get(), threads);
-      test_ok(test_run(&p, &data.args, &(attn_options){.kernel = kernels[i], .threads = 3}));
+      test_ok(test_run(&p, &data.args, &ATTN_STRUCT(attn_options, .kernel = kernels[i], .threads = 3)));
       assert_int_equal(get(), threads);
     }
     test_data_destroy(&data);
@@ -136,7 +136,7 @@ static int plan_with_little_memory(const char *kernel, size_t left) {
   struct rlimit limit = {bytes, bytes};
   if (setrlimit(RLIMIT_AS, &limit)) return ATTN_INVALID_ARGUMENT;
   if (getrlimit(RLIMIT_AS, &limit) || limit.rlim_cur != bytes) return NO_LIMITS;
-  const attn_status status = attn_plan_create(&p, &(attn_options){.kernel = kernel, .threads = 1}, &plan);
+  const attn_status status = attn_plan_create(&p, &ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1), &plan);
   attn_plan_destroy(plan);
   return (int)status;
 }

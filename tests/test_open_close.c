@@ -87,7 +87,7 @@ TEST(one_object_serves_all_runs_of_a_plan) {
   const attn_problem problem = two_heads();
   test_data data = test_data_create(&problem, 1);
   attn_plan *plan;
-  test_ok(attn_plan_create_for_kernel(&problem, &fake, &(attn_options){.threads = 1}, &plan));
+  test_ok(attn_plan_create_for_kernel(&problem, &fake, &ATTN_STRUCT(attn_options, .threads = 1), &plan));
   const size_t bytes = attn_plan_workspace(plan);
   assert_int_equal(bytes, SCRATCH + MORE_SCRATCH);
   void *workspace = test_allocate(bytes);

@@ -56,8 +56,9 @@ static bool refused_by_tier(void) {
   const char *reason = attn_kernel_rejects(attn_kernel_find(kernels[0]), &problem);
   attn_plan *plan;
   if (!reason) return false;
-  test_refused(attn_plan_create(&problem, &(attn_options){.kernel = kernels[0]}, &plan), ATTN_UNSUPPORTED, kernels[0],
-               BLAS(openblas_get_corename)(), cap && strstr(reason, "cap") ? cap : "this CPU cannot", "OPENBLAS_CORETYPE");
+  test_refused(attn_plan_create(&problem, &ATTN_STRUCT(attn_options, .kernel = kernels[0]), &plan), ATTN_UNSUPPORTED,
+               kernels[0], BLAS(openblas_get_corename)(), cap && strstr(reason, "cap") ? cap : "this CPU cannot",
+               "OPENBLAS_CORETYPE");
   return true;
 }
 
@@ -74,11 +75,11 @@ TEST(threads_are_held_and_put_back) {
   for (int i = 0; i < 2; i++) {
     watcher w = {.set_to = 0};
     test_ok(test_run(&problem, &data.args,
-                     &(attn_options){.kernel = kernels[i], .threads = 2, .parallel_for = watch, .pool = &w}));
+                     &ATTN_STRUCT(attn_options, .kernel = kernels[i], .threads = 2, .parallel_for = watch, .pool = &w)));
     assert_true(w.tasks > 2);
     assert_int_equal(w.held, w.tasks);
     assert_int_equal(BLAS(openblas_get_num_threads)(), THREADS);
-    test_ok(test_run(&problem, &data.args, &(attn_options){.kernel = kernels[i], .threads = 4}));
+    test_ok(test_run(&problem, &data.args, &ATTN_STRUCT(attn_options, .kernel = kernels[i], .threads = 4)));
     assert_int_equal(BLAS(openblas_get_num_threads)(), THREADS);
   }
   test_data_destroy(&data);
@@ -90,7 +91,7 @@ TEST(a_number_that_others_set_meanwhile_stays) {
   test_data data = test_data_create(&problem, 1);
   watcher w = {.set_to = 2};
   test_ok(test_run(&problem, &data.args,
-                   &(attn_options){.kernel = kernels[0], .threads = 2, .parallel_for = watch, .pool = &w}));
+                   &ATTN_STRUCT(attn_options, .kernel = kernels[0], .threads = 2, .parallel_for = watch, .pool = &w)));
   assert_int_equal(BLAS(openblas_get_num_threads)(), 2);
   test_data_destroy(&data);
 }
@@ -123,11 +124,12 @@ TEST(plans_at_once_hold_together) {
   watcher seen[RUNNERS] = {{.set_to = 0}};
   for (int k = 0; k < 2; k++) {
     alone[k] = test_data_create(&problem, 5);
-    test_ok(test_run(&problem, &alone[k].args, &(attn_options){.kernel = kernels[k], .threads = 1}));
+    test_ok(test_run(&problem, &alone[k].args, &ATTN_STRUCT(attn_options, .kernel = kernels[k], .threads = 1)));
   }
   for (int i = 0; i < RUNNERS; i++) {
     runners[i] = (runner){.data = test_data_share_inputs(&problem, &alone[i % 2])};
-    const attn_options options = {.kernel = kernels[i % 2], .threads = 2, .parallel_for = watch, .pool = &seen[i]};
+    const attn_options options =
+        ATTN_STRUCT(attn_options, .kernel = kernels[i % 2], .threads = 2, .parallel_for = watch, .pool = &seen[i]);
     test_ok(attn_plan_create(&problem, &options, &runners[i].plan));
   }
   for (int i = 0; i < RUNNERS; i++) assert_int_equal(pthread_create(&runners[i].thread, NULL, run_often, &runners[i]), 0);
@@ -160,11 +162,11 @@ TEST(scores_that_are_no_product_are_refused) {
   if (refused_by_tier()) return; /* the cap is named first */
   problem.score = ATTN_SCORE_ADDITIVE;
   problem.uses |= ATTN_USE_SCORE_WEIGHT;
-  test_refused(attn_plan_create(&problem, &(attn_options){.kernel = kernels[0]}, &plan), ATTN_UNSUPPORTED, "gemm_openblas",
-               "additive", "no matrix product");
+  test_refused(attn_plan_create(&problem, &ATTN_STRUCT(attn_options, .kernel = kernels[0]), &plan), ATTN_UNSUPPORTED,
+               "gemm_openblas", "additive", "no matrix product");
   problem.score = ATTN_SCORE_GAUSSIAN;
-  test_refused(attn_plan_create(&problem, &(attn_options){.kernel = kernels[1]}, &plan), ATTN_UNSUPPORTED, "naive_openblas",
-               "gaussian", "no matrix product");
+  test_refused(attn_plan_create(&problem, &ATTN_STRUCT(attn_options, .kernel = kernels[1]), &plan), ATTN_UNSUPPORTED,
+               "naive_openblas", "gaussian", "no matrix product");
 }
 
 /* A core type above the cap is refused with the reason; a core type below it runs. */
@@ -173,7 +175,8 @@ TEST(cap_is_kept_or_refused_in_words) {
   const char *core = BLAS(openblas_get_corename)();
   const bool baseline = !strcasecmp(core, "Nehalem") || !strcasecmp(core, "Prescott");
   attn_plan *plan;
-  const attn_status status = attn_plan_create(&problem, &(attn_options){.kernel = kernels[0], .max_isa = "c"}, &plan);
+  const attn_status status =
+      attn_plan_create(&problem, &ATTN_STRUCT(attn_options, .kernel = kernels[0], .max_isa = "c"), &plan);
   if (baseline) test_ok(status);
   if (!strcasecmp(core, "Haswell") || !strcasecmp(core, "Zen") || !strcasecmp(core, "SkylakeX"))
     test_refused(status, ATTN_UNSUPPORTED, "gemm_openblas", core, "cap 'c'", "OPENBLAS_CORETYPE");

@@ -38,7 +38,7 @@ static int clear_environment(void **state) {
 
 static attn_status create(const char *kernel, const char *max_isa, attn_plan **plan) {
   const attn_problem problem = small_problem(kernel);
-  return attn_plan_create(&problem, &(attn_options){.kernel = kernel, .max_isa = max_isa, .threads = 1}, plan);
+  return attn_plan_create(&problem, &ATTN_STRUCT(attn_options, .kernel = kernel, .max_isa = max_isa, .threads = 1), plan);
 }
 
 static void assert_plan_runs(const char *kernel, const char *max_isa, const char *expected) {
@@ -195,7 +195,7 @@ TEST(choice_depends_on_the_shape_of_a_sequence) {
       attn_problem problem;
       attn_plan *plan;
       attn_problem_init(&problem, batch, cases[i].heads_q, 1, cases[i].seq_q, 512, cases[i].dim, cases[i].dim);
-      test_ok(attn_plan_create(&problem, &(attn_options){.max_isa = "c", .threads = batch}, &plan));
+      test_ok(attn_plan_create(&problem, &ATTN_STRUCT(attn_options, .max_isa = "c", .threads = batch), &plan));
       assert_string_equal(attn_plan_kernel(plan), cases[i].expected);
       attn_plan_destroy(plan);
     }
@@ -218,9 +218,9 @@ static void worker_without_tasks(void *pool, int64_t tasks, int workers, attn_ta
 TEST(thread_counts_are_checked) {
   const attn_problem problem = small_problem(NULL);
   attn_plan *plan;
-  attn_options options = {.threads = -1};
+  attn_options options = ATTN_STRUCT(attn_options, .threads = -1);
   test_invalid(attn_plan_create(&problem, &options, &plan), "threads", "-1", "0");
-  options = (attn_options){.threads = 0, .parallel_for = worker_without_tasks};
+  options = ATTN_STRUCT(attn_options, .threads = 0, .parallel_for = worker_without_tasks);
   test_invalid(attn_plan_create(&problem, &options, &plan), "threads", "0", "parallel_for");
 }
 
@@ -228,7 +228,7 @@ static void workspace_is_checked(const char *kernel) {
   const attn_problem problem = small_problem(kernel);
   test_data data = test_data_create(&problem, 1);
   attn_plan *plan;
-  test_ok(attn_plan_create(&problem, &(attn_options){.kernel = kernel, .threads = 2}, &plan));
+  test_ok(attn_plan_create(&problem, &ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 2), &plan));
   const size_t bytes = attn_plan_workspace(plan);
   assert_int_equal(bytes % 64, 0);
   char *workspace = test_allocate(bytes + 64);
@@ -266,7 +266,7 @@ TEST(threads_without_tasks_cost_no_memory) {
   static const int threads[2] = {3, 64};
   for (int i = 0; i < 2; i++) {
     attn_plan *plan;
-    test_ok(attn_plan_create(&problem, &(attn_options){.kernel = "naive_c", .threads = threads[i]}, &plan));
+    test_ok(attn_plan_create(&problem, &ATTN_STRUCT(attn_options, .kernel = "naive_c", .threads = threads[i]), &plan));
     bytes[i] = attn_plan_workspace(plan);
     attn_plan_destroy(plan);
   }

@@ -185,7 +185,7 @@ TEST(illegal_problems_are_refused_in_words) {
     attn_plan *plan = (attn_plan *)&problem; /* must come back as NULL */
     test_refused_by_parts(attn_plan_create(&problem, NULL, &plan), ATTN_INVALID_ARGUMENT, rows[i].parts);
     assert_null(plan);
-    attn_args args = {0};
+    attn_args args = {.struct_size = sizeof(attn_args)};
     test_refused_by_parts(attn_sdpa(&problem, &args), ATTN_INVALID_ARGUMENT, rows[i].parts);
   }
 }
@@ -208,7 +208,7 @@ TEST(overflowing_workspace_is_refused) {
   p.k_stride = p.v_stride = p.q_stride = (attn_strides){0};
   p.o_stride = (attn_strides){.b = 0, .h = 0, .s = 1, .d = 1};
   attn_plan *plan;
-  attn_options options = {.kernel = "naive_c", .threads = 1};
+  attn_options options = ATTN_STRUCT(attn_options, .kernel = "naive_c", .threads = 1);
   attn_status status = attn_plan_create(&p, &options, &plan);
   if (status == ATTN_OK) { /* allowed for a kernel that keeps only a few rows at a time */
     assert_true(attn_plan_workspace(plan) >= (size_t)long_seq * sizeof(float));

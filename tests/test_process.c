@@ -78,7 +78,8 @@ static float q[ELEMENTS], k[ELEMENTS], v[ELEMENTS], serial[ELEMENTS], o[ELEMENTS
 static bool attend(int threads, float *to) {
   attn_problem p;
   attn_problem_init(&p, 1, HEADS, HEADS, SEQ, SEQ, DIM, DIM);
-  return test_run(&p, &(attn_args){.q = q, .k = k, .v = v, .o = to}, &(attn_options){.threads = threads}) == ATTN_OK;
+  return test_run(&p, &ATTN_STRUCT(attn_args, .q = q, .k = k, .v = v, .o = to),
+                  &ATTN_STRUCT(attn_options, .threads = threads)) == ATTN_OK;
 }
 
 static bool same_on_threads(int threads) {
@@ -112,7 +113,8 @@ static int ask_about_float32(int unused) {
     if (!kernel) continue;
     /* A refusal would list the kernels that can run and so load oneDNN, which requests the permission itself. */
     if (attn_kernel_unusable(kernel) || attn_kernel_rejects(kernel, &p)) continue;
-    if (attn_plan_create(&p, &(attn_options){.kernel = names[i], .threads = 1}, &plan) == ATTN_OK) attn_plan_destroy(plan);
+    if (attn_plan_create(&p, &ATTN_STRUCT(attn_options, .kernel = names[i], .threads = 1), &plan) == ATTN_OK)
+      attn_plan_destroy(plan);
   }
   return good && small_stack_accepted() ? 0 : 1;
 }
@@ -124,7 +126,7 @@ static attn_status plan_bf16(const char *kernel) {
   attn_plan *plan;
   attn_problem_init(&p, 1, HEADS, HEADS, SEQ, SEQ, DIM, DIM);
   p.dtype_q = p.dtype_kv = ATTN_BF16;
-  const attn_status status = attn_plan_create(&p, &(attn_options){.kernel = kernel, .threads = 1}, &plan);
+  const attn_status status = attn_plan_create(&p, &ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1), &plan);
   attn_plan_destroy(plan);
   return status;
 }

@@ -59,23 +59,12 @@ static layer make_layer(shape s) {
   l.y = random_floats(l.y_floats, 2);
   l.bias = random_floats(s.columns, 3);
   l.weight = random_weight(&s);
-  l.weights = (attn_product_weights){.depth = s.depth,
-                                     .columns = s.columns,
-                                     .weight = l.weight,
-                                     .stride_depth = s.transposed ? 1 : s.columns,
-                                     .stride_column = s.transposed ? s.depth : 1,
-                                     .dtype = s.dtype,
-                                     .bias = s.bias ? l.bias : NULL,
-                                     .relu = s.relu,
-                                     .gelu = s.gelu};
-  l.args = (attn_product_args){.batch = s.batch,
-                               .rows = s.rows,
-                               .x = l.x,
-                               .x_stride = x,
-                               .x_head_dim = s.x_heads ? s.depth / s.x_heads : 0,
-                               .y = l.y,
-                               .y_stride = y,
-                               .y_head_dim = s.y_heads ? s.columns / s.y_heads : 0};
+  l.weights = ATTN_STRUCT(attn_product_weights, .depth = s.depth, .columns = s.columns, .weight = l.weight,
+                          .stride_depth = s.transposed ? 1 : s.columns, .stride_column = s.transposed ? s.depth : 1,
+                          .dtype = s.dtype, .bias = s.bias ? l.bias : NULL, .relu = s.relu, .gelu = s.gelu);
+  l.args = ATTN_STRUCT(attn_product_args, .batch = s.batch, .rows = s.rows, .x = l.x, .x_stride = x,
+                       .x_head_dim = s.x_heads ? s.depth / s.x_heads : 0, .y = l.y, .y_stride = y,
+                       .y_head_dim = s.y_heads ? s.columns / s.y_heads : 0);
   return l;
 }
 
@@ -155,7 +144,7 @@ enum { SHAPES = COUNT(shapes) };
 TEST(test_meets_the_limit) {
   int ran = 0;
   for (int n = 0; n < NAMES; n++) {
-    const attn_options options = {.kernel = names[n], .threads = 1};
+    const attn_options options = ATTN_STRUCT(attn_options, .kernel = names[n], .threads = 1);
     for (int i = 0; i < SHAPES; i++) {
       layer l = make_layer(shapes[i]);
       attn_product *product;
@@ -204,13 +193,13 @@ TEST(test_writes_only_its_elements) {
 /* A row has the same bits alone and among others, with one thread and with several, by OpenMP and by a pool. */
 TEST(test_bits_depend_on_the_row_alone) {
   layer l = make_layer((shape){.batch = 1, .rows = 230, .depth = 300, .columns = 130, .bias = true, .x_step = 1});
-  attn_product *alone = create(&l, &(attn_options){.threads = 1});
+  attn_product *alone = create(&l, &ATTN_STRUCT(attn_options, .threads = 1));
   run(alone, &l.args);
   float *expected = test_allocate((size_t)l.y_floats * sizeof *expected);
   memcpy(expected, l.y, (size_t)l.y_floats * sizeof *expected);
   test_pool pool = {.backwards = true};
-  const attn_options many[] = {
-      {.threads = 2}, {.threads = 5}, {.threads = 3, .parallel_for = test_parallel_for, .pool = &pool}};
+  const attn_options many[] = {ATTN_STRUCT(attn_options, .threads = 2), ATTN_STRUCT(attn_options, .threads = 5),
+                               ATTN_STRUCT(attn_options, .threads = 3, .parallel_for = test_parallel_for, .pool = &pool)};
   for (int i = 0; i < 3; i++) {
     attn_product *product = create(&l, &many[i]);
     memset(l.y, 0xff, (size_t)l.y_floats * sizeof *l.y);
@@ -240,7 +229,7 @@ TEST(test_bits_depend_on_the_row_alone) {
 TEST(test_sequences_keep_their_bits_in_a_library) {
   layer l = make_layer((shape){.batch = 5, .rows = 130, .depth = 70, .columns = 300, .bias = true, .x_step = 1});
   attn_product *product;
-  attn_options options = {.kernel = "product_openblas", .threads = 1};
+  attn_options options = ATTN_STRUCT(attn_options, .kernel = "product_openblas", .threads = 1);
   if (attn_product_create(&l.weights, &options, &product) != ATTN_OK) {
     test_contains(attn_last_error(), "product_openblas");
     free_layer(&l);
@@ -273,7 +262,7 @@ TEST(test_sequences_keep_their_bits_in_a_library) {
 TEST(test_workspace_never_shrinks) {
   layer l = make_layer((shape){.batch = 1, .rows = 1, .depth = 300, .columns = 1000, .x_step = 1});
   for (int threads = 1; threads <= 4; threads++) {
-    attn_product *product = create(&l, &(attn_options){.threads = threads});
+    attn_product *product = create(&l, &ATTN_STRUCT(attn_options, .threads = threads));
     size_t last = 0;
     for (int64_t rows = 0; rows < 400; rows++) {
       const size_t bytes = attn_product_workspace(product, rows);
@@ -330,27 +319,34 @@ TEST(test_refuses_bad_weights) {
   l.weights.stride_depth = INT64_MAX;
   expect_refusal(&l, NULL, ATTN_INVALID_ARGUMENT, "attn_product_weights.stride");
   l = good;
-  expect_refusal(&l, &(attn_options){.kernel = "product_avx3"}, ATTN_UNKNOWN_KERNEL, "product_c");
-  expect_refusal(&l, &(attn_options){.kernel = "product_avx2", .max_isa = "c"}, ATTN_UNSUPPORTED, "product_avx2");
-  expect_refusal(&l, &(attn_options){.max_isa = "avx3"}, ATTN_INVALID_ARGUMENT, "avx3");
-  expect_refusal(&l, &(attn_options){.threads = -1}, ATTN_INVALID_ARGUMENT, "attn_options.threads is -1");
+  expect_refusal(&l, &ATTN_STRUCT(attn_options, .kernel = "product_avx3"), ATTN_UNKNOWN_KERNEL, "product_c");
+  expect_refusal(&l, &ATTN_STRUCT(attn_options, .kernel = "product_avx2", .max_isa = "c"), ATTN_UNSUPPORTED, "product_avx2");
+  expect_refusal(&l, &ATTN_STRUCT(attn_options, .max_isa = "avx3"), ATTN_INVALID_ARGUMENT, "avx3");
+  expect_refusal(&l, &ATTN_STRUCT(attn_options, .threads = -1), ATTN_INVALID_ARGUMENT, "attn_options.threads is -1");
   assert_int_equal(attn_product_create(&l.weights, NULL, NULL), ATTN_INVALID_ARGUMENT);
   free_layer(&l);
 }
 
 TEST(test_refuses_bad_arguments) {
   layer l = make_layer((shape){.batch = 2, .rows = 2, .depth = 4, .columns = 6, .x_step = 1});
-  attn_product *product = create(&l, &(attn_options){.threads = 1});
+  attn_product *product = create(&l, &ATTN_STRUCT(attn_options, .threads = 1));
+  enum { SIZE = sizeof(attn_product_args) };
   const struct {
     attn_product_args args;
     const char *fragment;
   } bad[] = {
-      {{.batch = -1, .rows = 2}, "attn_product_args.batch is -1"},
-      {{.batch = 2, .rows = 2, .y = l.y}, "attn_product_args.x is"},
-      {{.batch = 2, .rows = 2, .x = l.x, .x_stride = l.args.x_stride}, "attn_product_args.y is"},
-      {{.batch = 2, .rows = 2, .x = l.x, .x_head_dim = 3}, "attn_product_args.x_head_dim is 3"},
-      {{.batch = 2, .rows = 2, .x = l.x, .x_stride = {.s = INT64_MAX}}, "attn_product_args.x_stride"},
-      {{.batch = 2, .rows = 2, .x = l.x, .x_stride = l.args.x_stride, .y = l.y, .y_stride = {.b = 12, .s = 5, .d = 1}},
+      {{.struct_size = SIZE, .batch = -1, .rows = 2}, "attn_product_args.batch is -1"},
+      {{.struct_size = SIZE, .batch = 2, .rows = 2, .y = l.y}, "attn_product_args.x is"},
+      {{.struct_size = SIZE, .batch = 2, .rows = 2, .x = l.x, .x_stride = l.args.x_stride}, "attn_product_args.y is"},
+      {{.struct_size = SIZE, .batch = 2, .rows = 2, .x = l.x, .x_head_dim = 3}, "attn_product_args.x_head_dim is 3"},
+      {{.struct_size = SIZE, .batch = 2, .rows = 2, .x = l.x, .x_stride = {.s = INT64_MAX}}, "attn_product_args.x_stride"},
+      {{.struct_size = SIZE,
+        .batch = 2,
+        .rows = 2,
+        .x = l.x,
+        .x_stride = l.args.x_stride,
+        .y = l.y,
+        .y_stride = {.b = 12, .s = 5, .d = 1}},
        "attn_product_args.y_stride.s is 5"},
   };
   char workspace[64];
@@ -359,7 +355,7 @@ TEST(test_refuses_bad_arguments) {
     test_contains(attn_last_error(), bad[i].fragment);
   }
   assert_int_equal(attn_product_run(product, &l.args, workspace, 1), ATTN_WORKSPACE_TOO_SMALL);
-  test_ok(attn_product_run(product, &(attn_product_args){.batch = 0, .rows = 5}, NULL, 0));
+  test_ok(attn_product_run(product, &ATTN_STRUCT(attn_product_args, .batch = 0, .rows = 5), NULL, 0));
   assert_int_equal(attn_product_run(NULL, &l.args, workspace, 64), ATTN_INVALID_ARGUMENT);
   assert_int_equal(attn_product_run(product, NULL, workspace, 64), ATTN_INVALID_ARGUMENT);
   attn_product_destroy(product);

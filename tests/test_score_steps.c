@@ -54,7 +54,7 @@ static void set_up(example *e, uint32_t uses, float softcap) {
   for (int n = 0; n < ROWS * STRIDE; n++) e->score[n] = NAN; /* stays in the keys that a row may not see */
   for (int i = 0; i < ROWS; i++)
     for (int64_t j = e->range[i].begin; j < e->range[i].end; j++) e->score[i * STRIDE + j] = e->raw[i * KEYS + j];
-  e->args = (attn_args){.bias = e->bias, .mask = e->mask, .alibi_slopes = &e->slope};
+  e->args = ATTN_STRUCT(attn_args, .bias = e->bias, .mask = e->mask, .alibi_slopes = &e->slope);
   e->seq = (attn_sequence){.rows = ROWS, .len_q = ROWS, .len_k = KEYS, .offset = 7};
   e->block = (row_block){.problem = &e->problem,
                          .args = &e->args,

@@ -67,7 +67,8 @@ static void check_refusals(const char *isa, const attn_problem *problem) {
     if (reason) printf("  %-16s refused: %s\n", info->name, reason);
     if (!reason) continue;
     attn_plan *plan;
-    const attn_status status = attn_plan_create(problem, &(attn_options){.kernel = info->name, .threads = 1}, &plan);
+    const attn_status status =
+        attn_plan_create(problem, &ATTN_STRUCT(attn_options, .kernel = info->name, .threads = 1), &plan);
     expect(status == ATTN_UNSUPPORTED && !plan, "a named kernel above the cap is not an error", info->name);
     expect(strstr(attn_last_error(), info->name) && strstr(attn_last_error(), expected_kernel(isa, problem)),
            "the sentence does not name the kernel and what can run", attn_last_error());
@@ -80,7 +81,7 @@ static void check_choice(const bench_case *bench, const char *isa) {
   const char *kernel = expected_kernel(isa, &bench->problem);
   attn_plan *plan;
   bench_tensors tensors;
-  if (attn_plan_create(&bench->problem, &(attn_options){.threads = bench->threads}, &plan) != ATTN_OK ||
+  if (attn_plan_create(&bench->problem, &ATTN_STRUCT(attn_options, .threads = bench->threads), &plan) != ATTN_OK ||
       !bench_tensors_create(bench, &tensors)) {
     expect(false, "no plan or no memory", attn_last_error());
     return;

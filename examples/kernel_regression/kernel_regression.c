@@ -50,7 +50,8 @@ static double left_out_error(float bandwidth) {
   attn_problem_init(&problem, 1, 1, 1, POINTS, POINTS, 1, 1);
   problem.score = ATTN_SCORE_GAUSSIAN;
   problem.uses = ATTN_USE_SCORE_WEIGHT | ATTN_USE_MASK;
-  const attn_args args = {.q = x, .k = x, .v = y, .o = guess, .score_weight = &inverse_width, .mask = others};
+  const attn_args args =
+      ATTN_STRUCT(attn_args, .q = x, .k = x, .v = y, .o = guess, .score_weight = &inverse_width, .mask = others);
   if (attn_sdpa(&problem, &args) != ATTN_OK) return -1;
   double error = 0;
   for (int i = 0; i < POINTS; i++) error += (double)((guess[i] - y[i]) * (guess[i] - y[i])) / POINTS;
@@ -108,16 +109,9 @@ int main(int count, char **words) {
   const float bandwidth = choose_bandwidth(), inverse_width = 1 / bandwidth;
   if (bandwidth == 0) return puts(attn_last_error()), 1;
 
-  const attn_regression regression = {.points = POINTS,
-                                      .queries = QUERIES,
-                                      .dim_x = 1,
-                                      .dim_y = 1,
-                                      .x = x,
-                                      .y = y,
-                                      .query = at,
-                                      .inverse_width = &inverse_width,
-                                      .prediction = prediction,
-                                      .weights = weights};
+  const attn_regression regression =
+      ATTN_STRUCT(attn_regression, .points = POINTS, .queries = QUERIES, .dim_x = 1, .dim_y = 1, .x = x, .y = y, .query = at,
+                  .inverse_width = &inverse_width, .prediction = prediction, .weights = weights);
   if (attn_kernel_regression(&regression, NULL) != ATTN_OK) return puts(attn_last_error()), 1;
 
   static float true_curve[QUERIES], average[QUERIES]; /* the average is what infinite bandwidth gives: the simplest guess */

@@ -78,15 +78,15 @@ static attn_status create_block(model *m, int layer, const attn_options *options
     c.self.attention.uses |= ATTN_USE_KV_LEN;
   else
     attn_problem_set_varlen(&c.self.attention, row_count(m->input), row_count(m->input));
-  c.self_weights = (attn_mha_weights){.layout = ATTN_OUT_IN,
-                                      .w_q = layer_tensor(m, layer, "attention.self.query.weight", WIDTH, WIDTH),
-                                      .w_k = layer_tensor(m, layer, "attention.self.key.weight", WIDTH, WIDTH),
-                                      .w_v = layer_tensor(m, layer, "attention.self.value.weight", WIDTH, WIDTH),
-                                      .w_o = layer_tensor(m, layer, "attention.output.dense.weight", WIDTH, WIDTH),
-                                      .b_q = layer_tensor(m, layer, "attention.self.query.bias", 0, WIDTH),
-                                      .b_k = layer_tensor(m, layer, "attention.self.key.bias", 0, WIDTH),
-                                      .b_v = layer_tensor(m, layer, "attention.self.value.bias", 0, WIDTH),
-                                      .b_o = layer_tensor(m, layer, "attention.output.dense.bias", 0, WIDTH)};
+  c.self_weights = ATTN_STRUCT(attn_mha_weights, .layout = ATTN_OUT_IN,
+                               .w_q = layer_tensor(m, layer, "attention.self.query.weight", WIDTH, WIDTH),
+                               .w_k = layer_tensor(m, layer, "attention.self.key.weight", WIDTH, WIDTH),
+                               .w_v = layer_tensor(m, layer, "attention.self.value.weight", WIDTH, WIDTH),
+                               .w_o = layer_tensor(m, layer, "attention.output.dense.weight", WIDTH, WIDTH),
+                               .b_q = layer_tensor(m, layer, "attention.self.query.bias", 0, WIDTH),
+                               .b_k = layer_tensor(m, layer, "attention.self.key.bias", 0, WIDTH),
+                               .b_v = layer_tensor(m, layer, "attention.self.value.bias", 0, WIDTH),
+                               .b_o = layer_tensor(m, layer, "attention.output.dense.bias", 0, WIDTH));
   c.self_norm = layer_norm(m, layer, "attention.output");
   c.feed_forward.activation = ATTN_GELU;
   c.feed_forward.first = (attn_linear){.weight = layer_tensor(m, layer, "intermediate.dense.weight", HIDDEN, WIDTH),
@@ -158,11 +158,9 @@ static double seconds(void) {
 attn_status encode(model *m) {
   const double begin = seconds();
   attn_status status = embed(m);
-  attn_block_args args = {.x = m->x, .y = m->x, .profile = &m->profile};
-  if (m->input->padded)
-    args.self.kv_len = m->input->lengths;
-  else
-    args.self.cu_seqlens_q = args.self.cu_seqlens_k = m->input->starts;
+  const int32_t *lengths = m->input->padded ? m->input->lengths : NULL, *starts = m->input->padded ? NULL : m->input->starts;
+  const attn_args self = ATTN_STRUCT(attn_args, .kv_len = lengths, .cu_seqlens_q = starts, .cu_seqlens_k = starts);
+  const attn_block_args args = ATTN_STRUCT(attn_block_args, .x = m->x, .y = m->x, .self = &self, .profile = &m->profile);
   for (int layer = 0; layer < LAYERS && status == ATTN_OK; layer++)
     status = attn_block_run(m->blocks[layer], &args, m->workspace, m->workspace_bytes);
   if (status == ATTN_OK) pool(m);

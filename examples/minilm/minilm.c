@@ -59,7 +59,7 @@ static attn_status answer_rounds(model *m) {
 
 /* Writes the embeddings, prints the kernel's name, then answers rounds. */
 static int run_rounds(const task *t) {
-  const attn_options options = {.kernel = t->kernel, .threads = t->threads};
+  const attn_options options = ATTN_STRUCT(attn_options, .kernel = t->kernel, .threads = t->threads);
   model m;
   attn_status status = create_model(&m, &t->file, &t->input, &options);
   if (status == ATTN_OK) status = encode(&m);
@@ -111,7 +111,7 @@ typedef struct comparison {
 
 /* Runs one kernel, and writes its embeddings if it is the fastest so far. -1 if they are wrong or cannot be written. */
 static int try_kernel(const task *t, const char *name, comparison *c) {
-  const attn_options options = {.kernel = name, .threads = t->threads};
+  const attn_options options = ATTN_STRUCT(attn_options, .kernel = name, .threads = t->threads);
   model m;
   const attn_status status = create_model(&m, &t->file, &t->input, &options);
   const double time = status == ATTN_OK ? time_kernel(&m) : -1;

@@ -67,19 +67,13 @@ static gru load_gru(const safetensors *file, const char *names[4], int inputs, i
 
 /* Attention of one query over at most LONGEST states. Each call is told the length of the word. */
 static attn_status load_attention(const safetensors *file, model *m) {
-  const attn_additive_config config = {
-      .batch = 1,
-      .seq_q = 1,
-      .seq_k = LONGEST,
-      .width_q = HIDDEN,
-      .width_k = HIDDEN,
-      .hidden = ATTENTION,
-      .dim_v = HIDDEN,
-      .use_kv_len = true,
-      .query = {.weight = safetensors_get(file, "query.weight", ATTENTION, HIDDEN), .transposed = true},
-      .key = {.weight = safetensors_get(file, "key.weight", ATTENTION, HIDDEN), .transposed = true},
-      .score_weight = safetensors_get(file, "score.weight", 1, ATTENTION)};
-  const attn_status status = attn_additive_create(&config, &(attn_options){.threads = 1}, &m->attention);
+  const attn_additive_config config =
+      ATTN_STRUCT(attn_additive_config, .batch = 1, .seq_q = 1, .seq_k = LONGEST, .width_q = HIDDEN, .width_k = HIDDEN,
+                  .hidden = ATTENTION, .dim_v = HIDDEN, .use_kv_len = true,
+                  .query = {.weight = safetensors_get(file, "query.weight", ATTENTION, HIDDEN), .transposed = true},
+                  .key = {.weight = safetensors_get(file, "key.weight", ATTENTION, HIDDEN), .transposed = true},
+                  .score_weight = safetensors_get(file, "score.weight", 1, ATTENTION));
+  const attn_status status = attn_additive_create(&config, &ATTN_STRUCT(attn_options, .threads = 1), &m->attention);
   if (status != ATTN_OK) return status;
   m->workspace_bytes = attn_additive_workspace(m->attention);
   m->workspace = aligned_alloc(64, m->workspace_bytes);
@@ -128,12 +122,8 @@ static attn_status translate(const model *m, const int *word, int length, transl
   for (out->count = 0; status == ATTN_OK && out->count <= LONGEST;) {
     float seen[2 * HIDDEN], input[EMBED + HIDDEN], logits[SYMBOLS], *context = seen + HIDDEN;
     const int32_t kv_len = length;
-    const attn_additive_args args = {.q = state,
-                                     .projected_k = keys,
-                                     .v = states[0],
-                                     .kv_len = &kv_len,
-                                     .o = context,
-                                     .weights = out->weights[out->count]};
+    const attn_additive_args args = ATTN_STRUCT(attn_additive_args, .q = state, .projected_k = keys, .v = states[0],
+                                                .kv_len = &kv_len, .o = context, .weights = out->weights[out->count]);
     status = attn_additive_run(m->attention, &args, m->workspace, m->workspace_bytes);
     memcpy(input, m->embed + symbol * EMBED, EMBED * sizeof *input);
     memcpy(input + EMBED, context, HIDDEN * sizeof *input);

@@ -193,7 +193,7 @@ static bool refer(const bench_reference *r, const attn_problem *problem, attn_ar
   attn_plan *plan = NULL;
   args.o = o;
   args.lse = r->lse;
-  const bool planned = attn_plan_create(problem, &(attn_options){.kernel = kernel->name}, &plan) == ATTN_OK;
+  const bool planned = attn_plan_create(problem, &ATTN_STRUCT(attn_options, .kernel = kernel->name), &plan) == ATTN_OK;
   const bool fine = planned && bench_run_once(plan, &args) == ATTN_OK;
   attn_plan_destroy(plan);
   return fine;

@@ -252,7 +252,7 @@ attn_status bench_structure_run(const bench_structure *s, const attn_problem *pr
 bench_outcome bench_view_run(bench_structure *s, bench_view *v) {
   if (v->out_of_memory || !allocate_outputs(v)) return bench_outcome_of(s, BENCH_CANNOT_RUN, "out of memory");
   v->args.offsets = &v->offset;
-  const attn_status status = bench_structure_run(s, &v->problem, &v->args, &(attn_options){.threads = 1});
+  const attn_status status = bench_structure_run(s, &v->problem, &v->args, &ATTN_STRUCT(attn_options, .threads = 1));
   if (status == ATTN_OK) return BENCH_HOLDS;
   if (status == ATTN_UNSUPPORTED) return BENCH_NOT_APPLICABLE;
   return bench_outcome_of(s, BENCH_CANNOT_RUN, "%s", status == ATTN_OUT_OF_MEMORY ? "out of memory" : attn_last_error());

@@ -166,23 +166,13 @@ static void release(bench_buffer *t) {
 static void *origin(const bench_buffer *t) { return t->present ? t->data + (size_t)t->first * t->element_bytes : NULL; }
 
 static attn_args point_into(const bench_buffer *t) {
-  return (attn_args){.q = origin(&t[BENCH_Q]),
-                     .k = origin(&t[BENCH_K]),
-                     .v = origin(&t[BENCH_V]),
-                     .o = origin(&t[BENCH_O]),
-                     .lse = origin(&t[BENCH_LSE]),
-                     .bias = origin(&t[BENCH_BIAS]),
-                     .mask = origin(&t[BENCH_MASK]),
-                     .scores = origin(&t[BENCH_SCORES]),
-                     .score_weight = origin(&t[BENCH_SCORE_WEIGHT]),
-                     .kv_len = origin(&t[BENCH_KV_LEN]),
-                     .row_len = origin(&t[BENCH_ROW_LEN]),
-                     .q_len = origin(&t[BENCH_Q_LEN]),
-                     .cu_seqlens_q = origin(&t[BENCH_CU_SEQLENS_Q]),
-                     .cu_seqlens_k = origin(&t[BENCH_CU_SEQLENS_K]),
-                     .offsets = origin(&t[BENCH_OFFSETS]),
-                     .alibi_slopes = origin(&t[BENCH_ALIBI_SLOPES]),
-                     .sinks = origin(&t[BENCH_SINKS])};
+  return ATTN_STRUCT(
+      attn_args, .q = origin(&t[BENCH_Q]), .k = origin(&t[BENCH_K]), .v = origin(&t[BENCH_V]), .o = origin(&t[BENCH_O]),
+      .lse = origin(&t[BENCH_LSE]), .bias = origin(&t[BENCH_BIAS]), .mask = origin(&t[BENCH_MASK]),
+      .scores = origin(&t[BENCH_SCORES]), .score_weight = origin(&t[BENCH_SCORE_WEIGHT]), .kv_len = origin(&t[BENCH_KV_LEN]),
+      .row_len = origin(&t[BENCH_ROW_LEN]), .q_len = origin(&t[BENCH_Q_LEN]), .cu_seqlens_q = origin(&t[BENCH_CU_SEQLENS_Q]),
+      .cu_seqlens_k = origin(&t[BENCH_CU_SEQLENS_K]), .offsets = origin(&t[BENCH_OFFSETS]),
+      .alibi_slopes = origin(&t[BENCH_ALIBI_SLOPES]), .sinks = origin(&t[BENCH_SINKS]));
 }
 
 /* Memory for every tensor, poisoned; on failure nothing is left allocated. */

@@ -43,7 +43,8 @@ static eval_row *add_row(eval_rows *rows, const char *name) {
 
 /* Makes the plan and the workspace. False: the verdict says why there are none. */
 static bool prepare(const eval_rows *rows, bench_trial *t) {
-  const attn_options options = {.kernel = t->automatic ? NULL : t->kernel->name, .threads = rows->task->threads};
+  const attn_options options =
+      ATTN_STRUCT(attn_options, .kernel = t->automatic ? NULL : t->kernel->name, .threads = rows->task->threads);
   const attn_status status = attn_plan_create(&rows->input->tensors.problem, &options, &t->plan);
   if (status != ATTN_OK)
     return bench_conclude(t, status == ATTN_UNSUPPORTED ? BENCH_SKIP : BENCH_ERROR, "%s", attn_last_error());

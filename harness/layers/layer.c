@@ -40,7 +40,7 @@ static const bench_layer_functions *functions_of(const bench_case *bench) {
 
 double bench_layer_flops(const bench_case *bench) {
   const bench_layer_functions *layer = functions_of(bench);
-  const attn_args none = {0};
+  const attn_args none = {.struct_size = sizeof(attn_args)};
   const double own = layer->flops                                    ? layer->flops(bench)
                      : bench_layer_has(bench, BENCH_HAS_PROJECTIONS) ? bench_dense_flops(bench, layer->shape(bench).weights)
                                                                      : 0;
@@ -165,7 +165,8 @@ static attn_status name_kernel(bench_layer_trial *trial) {
 static attn_status make_example(bench_layer_trial *trial) {
   attn_options products = trial->options;
   products.kernel = NULL;
-  const attn_product_weights one = {.depth = 1, .columns = 1, .weight = trial->data->weights};
+  const attn_product_weights one =
+      ATTN_STRUCT(attn_product_weights, .depth = 1, .columns = 1, .weight = trial->data->weights);
   return attn_product_create(&one, &products, &trial->example);
 }
 
@@ -185,9 +186,9 @@ attn_status bench_layer_make(bench_layer *layer, const attn_kernel_info *kernel,
   bench_layer_trial *trial = calloc(1, sizeof *trial);
   if (!trial) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for a layer");
   *trial = (bench_layer_trial){.data = &layer->data, .of = layer, .asked = kernel, .wrong = wrong};
-  trial->options = (attn_options){.kernel = kernel ? kernel->name : NULL,
-                                  .max_isa = kernel && !kernel->library[0] ? kernel->isa : NULL,
-                                  .threads = layer->data.bench->threads};
+  trial->options =
+      ATTN_STRUCT(attn_options, .kernel = kernel ? kernel->name : NULL,
+                  .max_isa = kernel && !kernel->library[0] ? kernel->isa : NULL, .threads = layer->data.bench->threads);
   const attn_status status = create(trial);
   if (status == ATTN_OK)
     *result = trial;

@@ -43,16 +43,10 @@ static double additive_flops(const bench_case *bench) {
 static attn_additive_config additive_config(const bench_layer_data *data) {
   const attn_problem *p = &data->bench->problem;
   const int64_t width = data->bench->width, hidden = p->dim_qk;
-  return (attn_additive_config){.batch = p->batch,
-                                .seq_q = p->seq_q,
-                                .seq_k = p->seq_k,
-                                .width_q = width,
-                                .width_k = width,
-                                .hidden = hidden,
-                                .dim_v = p->dim_v,
-                                .query = bench_linear_at(data, 0, 0),
-                                .key = bench_linear_at(data, width * hidden, hidden),
-                                .score_weight = data->weights + 2 * width * hidden};
+  return ATTN_STRUCT(attn_additive_config, .batch = p->batch, .seq_q = p->seq_q, .seq_k = p->seq_k, .width_q = width,
+                     .width_k = width, .hidden = hidden, .dim_v = p->dim_v, .query = bench_linear_at(data, 0, 0),
+                     .key = bench_linear_at(data, width * hidden, hidden),
+                     .score_weight = data->weights + 2 * width * hidden);
 }
 
 static attn_status additive_create(bench_layer_trial *trial) {
@@ -73,11 +67,9 @@ static size_t additive_workspace(const bench_layer_trial *trial) { return attn_a
 
 static attn_status additive_run(bench_layer_trial *trial, void *workspace, size_t bytes) {
   const bench_layer_data *data = trial->data;
-  const attn_additive_args args = {.q = data->x,
-                                   .k = data->x + keys_at(data->bench),
-                                   .v = data->x + additive_values_at(data->bench),
-                                   .o = data->y,
-                                   .profile = &trial->time};
+  const attn_additive_args args =
+      ATTN_STRUCT(attn_additive_args, .q = data->x, .k = data->x + keys_at(data->bench),
+                  .v = data->x + additive_values_at(data->bench), .o = data->y, .profile = &trial->time);
   return attn_additive_run(trial->layer, &args, workspace, bytes);
 }
 
@@ -128,15 +120,10 @@ static attn_status regression_run(bench_layer_trial *trial, void *workspace, siz
   (void)workspace, (void)bytes;
   const bench_layer_data *data = trial->data;
   const attn_problem *p = &data->bench->problem;
-  const attn_regression regression = {.points = p->seq_k,
-                                      .queries = p->seq_q,
-                                      .dim_x = p->dim_qk,
-                                      .dim_y = p->dim_v,
-                                      .query = data->x,
-                                      .x = data->x + points_at(data->bench),
-                                      .y = data->x + regression_values_at(data->bench),
-                                      .inverse_width = trial->wrong ? trial->layer : data->weights,
-                                      .prediction = data->y};
+  const attn_regression regression =
+      ATTN_STRUCT(attn_regression, .points = p->seq_k, .queries = p->seq_q, .dim_x = p->dim_qk, .dim_y = p->dim_v,
+                  .query = data->x, .x = data->x + points_at(data->bench), .y = data->x + regression_values_at(data->bench),
+                  .inverse_width = trial->wrong ? trial->layer : data->weights, .prediction = data->y);
   return attn_kernel_regression(&regression, &trial->options);
 }
 
@@ -269,20 +256,11 @@ static attn_status synthesizer_create(bench_layer_trial *trial) {
   const attn_problem *p = &data->bench->problem;
   synthesizer_maps maps;
   if (!make_maps(data, &maps)) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for the maps of a Synthesizer");
-  attn_synthesizer_config config = {.kind = is_dense(data->bench) ? ATTN_SYNTHESIZER_DENSE : ATTN_SYNTHESIZER_RANDOM,
-                                    .batch = p->batch,
-                                    .seq = p->seq_q,
-                                    .width = data->bench->width,
-                                    .heads = p->heads_q,
-                                    .dim_v = p->dim_v,
-                                    .length = p->seq_k,
-                                    .hidden = p->dim_qk,
-                                    .causal = p->window_right == 0,
-                                    .first = maps.first,
-                                    .second = maps.second,
-                                    .scores = data->weights,
-                                    .value = value_of(data),
-                                    .output = output_of(data)};
+  attn_synthesizer_config config =
+      ATTN_STRUCT(attn_synthesizer_config, .kind = is_dense(data->bench) ? ATTN_SYNTHESIZER_DENSE : ATTN_SYNTHESIZER_RANDOM,
+                  .batch = p->batch, .seq = p->seq_q, .width = data->bench->width, .heads = p->heads_q, .dim_v = p->dim_v,
+                  .length = p->seq_k, .hidden = p->dim_qk, .causal = p->window_right == 0, .first = maps.first,
+                  .second = maps.second, .scores = data->weights, .value = value_of(data), .output = output_of(data));
   if (trial->wrong) flatten(&config, &maps);
   attn_synthesizer *layer = NULL;
   const attn_status status = attn_synthesizer_create(&config, &trial->options, &layer);
@@ -296,7 +274,8 @@ static void synthesizer_destroy(void *layer) { attn_synthesizer_destroy(layer); 
 static size_t synthesizer_workspace(const bench_layer_trial *trial) { return attn_synthesizer_workspace(trial->layer); }
 
 static attn_status synthesizer_run(bench_layer_trial *trial, void *workspace, size_t bytes) {
-  const attn_synthesizer_args args = {.x = trial->data->x, .y = trial->data->y, .profile = &trial->time};
+  const attn_synthesizer_args args =
+      ATTN_STRUCT(attn_synthesizer_args, .x = trial->data->x, .y = trial->data->y, .profile = &trial->time);
   return attn_synthesizer_run(trial->layer, &args, workspace, bytes);
 }
 

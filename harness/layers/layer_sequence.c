@@ -81,13 +81,9 @@ static attn_status step_create(bench_layer_trial *trial) {
   const bench_layer_data *data = trial->data;
   const attn_problem *p = &data->bench->problem;
   const step_layout l = lay_out(data->bench);
-  const attn_kv_cache_shape shape = {.batch = p->batch,
-                                     .heads_q = p->heads_q,
-                                     .heads_kv = p->heads_kv,
-                                     .dim_qk = p->dim_qk,
-                                     .dim_v = p->dim_v,
-                                     .capacity = p->seq_k,
-                                     .dtype = ATTN_F32};
+  const attn_kv_cache_shape shape =
+      ATTN_STRUCT(attn_kv_cache_shape, .batch = p->batch, .heads_q = p->heads_q, .heads_kv = p->heads_kv,
+                  .dim_qk = p->dim_qk, .dim_v = p->dim_v, .capacity = p->seq_k, .dtype = ATTN_F32);
   attn_kv_cache *cache = NULL;
   attn_status status = attn_kv_cache_create(&shape, &trial->options, &cache);
   trial->layer = cache;

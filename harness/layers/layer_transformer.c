@@ -23,11 +23,9 @@ static bench_layer_shape mha_shape(const bench_case *bench) {
 
 attn_mha_weights bench_mha_weights_of(const bench_layer_data *data) {
   const int64_t columns = inner_columns(&data->bench->problem);
-  return (attn_mha_weights){.layout = ATTN_IN_OUT,
-                            .w_qkv = data->weights,
-                            .w_o = data->weights + data->bench->width * columns,
-                            .b_qkv = data->biases,
-                            .b_o = data->biases + columns};
+  return ATTN_STRUCT(attn_mha_weights, .layout = ATTN_IN_OUT, .w_qkv = data->weights,
+                     .w_o = data->weights + data->bench->width * columns, .b_qkv = data->biases,
+                     .b_o = data->biases + columns);
 }
 
 static attn_mha_problem problem_of(const bench_layer_data *data) {
@@ -46,7 +44,7 @@ static attn_status mha_create(bench_layer_trial *trial) {
   const bench_layer_data *data = trial->data;
   const attn_problem *p = &data->bench->problem;
   const attn_mha_weights weights = bench_mha_weights_of(data);
-  const attn_mha_options options = {.attention = trial->options};
+  const attn_mha_options options = ATTN_STRUCT(attn_mha_options, .attention = &trial->options);
   attn_mha_problem problem = is_cross(data) ? bench_cross_problem(data, p->batch, p->seq_q) : problem_of(data);
   if (trial->wrong) problem.attention.scale = 0;
   attn_mha *mha = NULL;
@@ -61,8 +59,8 @@ static size_t mha_workspace(const bench_layer_trial *trial) { return attn_mha_wo
 
 static attn_status mha_run(bench_layer_trial *trial, void *workspace, size_t bytes) {
   const bench_layer_data *data = trial->data;
-  const attn_mha_args args = {
-      .x = data->x, .memory = is_cross(data) ? data->x : NULL, .y = data->y, .profile = &trial->time};
+  const attn_mha_args args = ATTN_STRUCT(attn_mha_args, .x = data->x, .memory = is_cross(data) ? data->x : NULL,
+                                         .y = data->y, .profile = &trial->time);
   return attn_mha_run(trial->layer, &args, workspace, bytes);
 }
 
@@ -73,7 +71,7 @@ static attn_status mha_run(bench_layer_trial *trial, void *workspace, size_t byt
 mha_oracle *bench_mha_oracle_of(const bench_layer_data *data) {
   const attn_mha_problem problem = problem_of(data);
   const attn_mha_weights weights = bench_mha_weights_of(data);
-  return mha_oracle_create(&problem, &weights, &(attn_mha_args){.x = data->x});
+  return mha_oracle_create(&problem, &weights, &ATTN_STRUCT(attn_mha_args, .x = data->x));
 }
 
 attn_nn_field bench_mha_expect(const bench_chosen *c) {
@@ -123,10 +121,8 @@ int64_t bench_feed_forward_biases(const bench_case *bench) { return 5 * bench->w
 
 attn_feed_forward_config bench_feed_forward_at(const bench_layer_data *data, int64_t at, int64_t bias_at) {
   const int64_t width = data->bench->width, hidden = 4 * width;
-  return (attn_feed_forward_config){.width = width,
-                                    .hidden = hidden,
-                                    .first = bench_linear_at(data, at, bias_at),
-                                    .second = bench_linear_at(data, at + width * hidden, bias_at + hidden)};
+  return ATTN_STRUCT(attn_feed_forward_config, .width = width, .hidden = hidden, .first = bench_linear_at(data, at, bias_at),
+                     .second = bench_linear_at(data, at + width * hidden, bias_at + hidden));
 }
 
 /* The wrong answer has the other activation. */
@@ -288,8 +284,9 @@ static size_t block_workspace(const bench_layer_trial *trial) { return attn_bloc
 static attn_status block_run(bench_layer_trial *trial, void *workspace, size_t bytes) {
   const bench_layer_data *data = trial->data;
   attn_block_profile profile = {0};
-  const attn_block_args args = {
-      .x = data->x, .memory = attentions_of(data->bench) == 2 ? data->x : NULL, .y = data->y, .profile = &profile};
+  const attn_block_args args =
+      ATTN_STRUCT(attn_block_args, .x = data->x, .memory = attentions_of(data->bench) == 2 ? data->x : NULL, .y = data->y,
+                  .profile = &profile);
   const attn_status status = attn_block_run(trial->layer, &args, workspace, bytes);
   trial->time.projections_ns += profile.projections_ns + profile.feed_forward_ns;
   trial->time.attention_ns += profile.attention_ns;

@@ -180,7 +180,7 @@ static mha_oracle *create(const attn_mha_problem *problem, const attn_mha_weight
   const attn_problem *a = &problem->attention;
   mha_oracle *r = calloc(1, sizeof *r);
   if (!r) return NULL;
-  *r = (mha_oracle){.problem = *problem, .args = *args, .batch = -1};
+  *r = (mha_oracle){.problem = *problem, .args = args ? *args : (attn_args){0}, .batch = -1};
   const int64_t keys = is_packed(r) ? a->total_k : a->seq_k;
   load_weights(r, weights);
   r->query = make_rows(r, 1, r->q.columns);
@@ -204,7 +204,7 @@ static mha_oracle *complete(mha_oracle *r) {
 
 mha_oracle *mha_oracle_create(const attn_mha_problem *p, const attn_mha_weights *weights, const attn_mha_args *args) {
   const attn_problem *a = &p->attention;
-  mha_oracle *r = create(p, weights, &args->attention);
+  mha_oracle *r = create(p, weights, args->attention);
   if (!r) return NULL;
   r->x = gather(r, args->x, p->x_stride, is_packed(r) ? a->total_q : a->seq_q, p->width);
   if (args->memory)
@@ -376,8 +376,7 @@ void mha_oracle_compute(mha_oracle *r, int64_t b, int64_t i, const attn_numerics
 attn_nn_field mha_oracle_field(const mha_oracle_call *call, const attn_nn_field *x, const attn_nn_field *memory) {
   const attn_problem *p = &call->problem->attention;
   const int64_t width = call->problem->width_out;
-  static const attn_args none = {0};
-  mha_oracle *r = create(call->problem, call->weights, call->args ? call->args : &none);
+  mha_oracle *r = create(call->problem, call->weights, call->args);
   attn_nn_field y = attn_nn_field_create(p->batch * p->seq_q, width);
   if (r) r->x = rows_of_field(r, x);
   if (r && memory) r->memory = rows_of_field(r, memory);

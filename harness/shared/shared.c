@@ -64,7 +64,7 @@ const char *attnbench_dtype(int dtype, double facts[2]) {
 }
 
 static int describe(const bench_spec *spec, char id[ATTNBENCH_ID], int64_t sizes[6], double work[2]) {
-  static const attn_args dense = {0};
+  static const attn_args dense = {.struct_size = sizeof(attn_args)};
   bench_case bench;
   bench_case_build(spec, 0, &bench);
   snprintf(id, ATTNBENCH_ID, "%s", bench.invalid[0] ? bench.invalid : bench.case_id);
@@ -106,7 +106,7 @@ attnbench_expected *attnbench_expected_create(const int64_t sizes[6], int dtype,
   const attn_problem problem = dense_problem(sizes, dtype, align, with_lse);
   attnbench_expected *expected = malloc(sizeof *expected);
   if (!expected) return NULL;
-  expected->args = (attn_args){.q = q, .k = k, .v = v};
+  expected->args = ATTN_STRUCT(attn_args, .q = q, .k = k, .v = v);
   expected->rows = bench_expected_create(&problem, &expected->args, seed, true);
   if (expected->rows) return expected;
   free(expected);

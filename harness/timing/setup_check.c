@@ -19,7 +19,7 @@ static const double STRUCTURE_WORK = 1e8; /* multiply-adds: structural tests run
 /* ---- Plans ----------------------------------------------------------------------------------------------------------- */
 
 static attn_options options_of(const bench_setup *s, const bench_trial *t) {
-  return (attn_options){.kernel = t->automatic ? NULL : t->kernel->name, .threads = s->bench->threads};
+  return ATTN_STRUCT(attn_options, .kernel = t->automatic ? NULL : t->kernel->name, .threads = s->bench->threads);
 }
 
 /* The row of the automatic choice keeps the name "auto" and says what was chosen. */

@@ -13,7 +13,7 @@
  *
  *     attn_problem problem;
  *     attn_problem_init(&problem, 1, 8, 8, 512, 512, 64, 64);   // batch, heads_q, heads_kv, seq_q, seq_k, dim_qk, dim_v
- *     attn_args args = {.q = q, .k = k, .v = v, .o = o};        // float [batch][heads][seq][dim]
+ *     attn_args args = ATTN_STRUCT(attn_args, .q = q, .k = k, .v = v, .o = o);   // float [batch][heads][seq][dim]
  *     if (attn_sdpa(&problem, &args) != ATTN_OK) puts(attn_last_error());
  *
  * To run one shape many times, make a plan once and run it with a workspace of your own. To choose the kernel, name it in
@@ -25,6 +25,9 @@
  *
  * Functions that can fail return an attn_status and leave a sentence for attn_last_error().
  *
+ * A struct that a program fills in begins with its size, which ATTN_STRUCT and the init functions set: so a program runs
+ * with a newer library than the one it was compiled for (docs/library.md, "Versions"). attn/attn.hpp wraps all this for C++.
+ *
  * C11 or later, C++11 or later. All sizes are in elements and all pointers in host memory unless said otherwise.
  */
 #ifndef ATTN_ATTN_H
@@ -34,8 +37,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ATTN_VERSION_MAJOR 0 /**< Changes when programs have to change. */
-#define ATTN_VERSION_MINOR 1 /**< Changes when something is added; before 1.0 programs may have to change too. */
+#define ATTN_VERSION_MAJOR 0 /**< Changes when programs have to change; the number of the shared library. */
+#define ATTN_VERSION_MINOR 1 /**< Changes when something is added. */
 #define ATTN_VERSION_PATCH 0 /**< Changes when errors are corrected. */
 
 /** Marks what the shared libraries export. */
@@ -45,6 +48,15 @@
 #define ATTN_API __attribute__((visibility("default")))
 #else
 #define ATTN_API
+#endif
+
+/** A struct of the API with its size set: attn_args args = ATTN_STRUCT(attn_args, .q = q, .k = k, .v = v, .o = o); fields
+ * that are not named are 0. It is a compound literal, so &ATTN_STRUCT(attn_options, .threads = 2) may be an argument. In C++
+ * it takes C++20. The alternative is to begin with {0} and to set struct_size to sizeof. */
+#ifdef __cplusplus
+#define ATTN_STRUCT(type, ...) (type{.struct_size = sizeof(type), __VA_ARGS__})
+#else
+#define ATTN_STRUCT(type, ...) ((type){.struct_size = sizeof(type), __VA_ARGS__})
 #endif
 
 #ifdef __cplusplus
@@ -137,7 +149,7 @@ typedef struct attn_score_strides {
 
 /** Shape and semantics of an attention, without data. attn_problem_init() fills in all of it; then change what differs. */
 typedef struct attn_problem {
-  size_t struct_size; /**< Bytes of this struct, set by attn_problem_init(); lets later versions add fields. */
+  size_t struct_size; /**< Bytes of this struct; attn_problem_init() sets it. */
 
   int64_t batch;    /**< Sequences, >= 0. */
   int64_t heads_q;  /**< Query heads: >= 1, a multiple of heads_kv. */
@@ -176,9 +188,19 @@ typedef struct attn_problem {
 } attn_problem;
 
 /** Fills in the shape, dense [batch][heads][seq][dim] strides for every tensor, float32, scale 1/sqrt(dim_qk), nothing
- * masked, no LSE. Checks nothing: attn_plan_create() does. */
+ * masked, no LSE. Checks nothing: attn_plan_create() does.
+ *
+ * The macro of this name sets struct_size and calls the function of this name, which fills in so many bytes. Who calls the
+ * function itself, from another language for instance, sets struct_size first. So it is with every init function. */
 ATTN_API void attn_problem_init(attn_problem *problem, int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t seq_q,
                                 int64_t seq_k, int64_t dim_qk, int64_t dim_v);
+
+/** Sets the size that attn_problem_init() reads, and returns its argument. */
+static inline attn_problem *attn_problem_sized(attn_problem *problem) {
+  problem->struct_size = sizeof *problem;
+  return problem;
+}
+#define attn_problem_init(problem, ...) attn_problem_init(attn_problem_sized(problem), __VA_ARGS__)
 
 /** Causal masking: each query sees the keys up to its own position. Sets align, and window_right to 0. */
 ATTN_API void attn_problem_set_causal(attn_problem *problem, attn_align align);
@@ -199,6 +221,8 @@ ATTN_API attn_status attn_problem_validate(const attn_problem *problem);
  * Data must be aligned to its element. Lengths out of range are errors. Reading and writing stay within what shape and
  * strides describe. */
 typedef struct attn_args {
+  size_t struct_size; /**< Bytes of this struct; ATTN_STRUCT sets it. */
+
   const void *q; /**< Queries [batch][heads_q][seq_q][dim_qk] by q_stride. */
   const void *k; /**< Keys [batch][heads_kv][seq_k][dim_qk] by k_stride. */
   const void *v; /**< Values [batch][heads_kv][seq_k][dim_v] by v_stride. */
@@ -234,8 +258,9 @@ typedef void (*attn_task_fn)(void *context, int64_t task, int worker);
  * never two at once with the same worker, and return when all are done. */
 typedef void (*attn_parallel_for)(void *pool, int64_t tasks, int workers, attn_task_fn task, void *context);
 
-/** How a plan or a layer is to be made. All zero (or a NULL pointer) is the default. */
+/** How a plan or a layer is to be made. A field that is 0 is the default, and so is a NULL pointer in place of options. */
 typedef struct attn_options {
+  size_t struct_size;  /**< Bytes of this struct; ATTN_STRUCT sets it. */
   const char *kernel;  /**< A registered name; NULL = ATTN_KERNEL, else automatic. Never replaced silently. */
   const char *max_isa; /**< Highest tier to use; NULL = no cap beyond ATTN_MAX_ISA. */
   /** 0 = OpenMP's default (1 without OpenMP). With parallel_for: its workers, >= 1. A call uses fewer threads where the

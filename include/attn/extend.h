@@ -22,6 +22,31 @@ extern "C" {
  * `return attn_fail(ATTN_INVALID_ARGUMENT, "batch is %lld, ...", ...)`. */
 ATTN_API attn_status attn_fail(attn_status status, const char *format, ...) ATTN_PRINTF(2, 3);
 
+/** A struct that begins with its size and that callers fill in: what it takes to read one that was compiled with an older or
+ * newer header than this library. Structs only ever grow at their end, and 0 in a new field means "as before". */
+typedef struct attn_struct_layout attn_struct_layout;
+
+/** A struct of that kind inside another one. */
+typedef struct attn_struct_part {
+  size_t at;                        /**< Its offset. */
+  const attn_struct_layout *layout; /**< NULL ends a list of parts. */
+} attn_struct_part;
+
+struct attn_struct_layout {
+  const char *name;              /**< "attn_args" */
+  const char *maker;             /**< What sets its size: "ATTN_STRUCT(attn_args, ...)". */
+  size_t bytes;                  /**< Its size here. */
+  size_t least;                  /**< Size of its first version: no caller's is smaller. */
+  const attn_struct_part *parts; /**< In the order of their offsets; NULL = none. */
+};
+
+/** Copies a caller's struct. What it is too short to have is 0; what it has beyond this library's must be 0. Returns ATTN_OK
+ * or ATTN_INVALID_ARGUMENT. `theirs` is not NULL. */
+ATTN_API attn_status attn_struct_read(const attn_struct_layout *layout, const void *theirs, void *ours);
+
+/** Fills in a caller's struct, as far as its struct_size reaches. Writes nothing if that is no size. */
+ATTN_API void attn_struct_write(const attn_struct_layout *layout, const void *ours, void *theirs);
+
 /** Threads to use when the caller names none: OpenMP's default, or 1. */
 ATTN_API int attn_parallel_default_threads(void);
 

@@ -11,12 +11,12 @@
  *     attn_mha_problem problem;
  *     attn_mha_problem_init(&problem, 1, 8, 128, 128, 512);     // batch, heads, seq_q, seq_k, width
  *     attn_problem_set_causal(&problem.attention, ATTN_ALIGN_TOP_LEFT);
- *     attn_mha_weights weights = {.layout = ATTN_OUT_IN, .w_qkv = in_proj_weight, .b_qkv = in_proj_bias,
- *                                 .w_o = out_proj_weight, .b_o = out_proj_bias};   // as PyTorch stores them
+ *     attn_mha_weights weights = ATTN_STRUCT(attn_mha_weights, .layout = ATTN_OUT_IN,   // as PyTorch stores them
+ *         .w_qkv = in_proj_weight, .b_qkv = in_proj_bias, .w_o = out_proj_weight, .b_o = out_proj_bias);
  *     attn_mha *layer;
  *     if (attn_mha_create(&problem, &weights, NULL, &layer) != ATTN_OK) puts(attn_last_error());
  *     void *workspace = aligned_alloc(64, attn_mha_workspace(layer));
- *     attn_mha_args args = {.x = x, .y = y};                    // float [batch][seq][width]
+ *     attn_mha_args args = ATTN_STRUCT(attn_mha_args, .x = x, .y = y);   // float [batch][seq][width]
  *     attn_mha_run(layer, &args, workspace, attn_mha_workspace(layer));
  *     attn_mha_destroy(layer);
  */
@@ -55,6 +55,14 @@ typedef struct attn_mha_problem {
 ATTN_API void attn_mha_problem_init(attn_mha_problem *problem, int64_t batch, int64_t heads, int64_t seq_q, int64_t seq_k,
                                     int64_t width);
 
+/** Sets the sizes that attn_mha_problem_init() reads, and returns its argument. */
+static inline attn_mha_problem *attn_mha_problem_sized(attn_mha_problem *problem) {
+  problem->struct_size = sizeof *problem;
+  attn_problem_sized(&problem->attention);
+  return problem;
+}
+#define attn_mha_problem_init(problem, ...) attn_mha_problem_init(attn_mha_problem_sized(problem), __VA_ARGS__)
+
 /** How a weight matrix lies in memory. */
 typedef enum attn_weight_layout {
   ATTN_IN_OUT = 0, /**< [in][out]: y = x W */
@@ -66,6 +74,7 @@ typedef enum attn_weight_layout {
  * one, the columns of Q stand before those of K, and those of K before those of V, and width_memory = width. Biases are
  * optional, each on its own. */
 typedef struct attn_mha_weights {
+  size_t struct_size;        /**< Bytes of this struct; ATTN_STRUCT sets it. */
   attn_weight_layout layout; /**< Of every matrix here. */
   attn_dtype dtype;          /**< Of every matrix here; f16 and bf16 are widened to float32. */
   const void *w_qkv;  /**< width x (heads_q dim_qk + heads_kv dim_qk + heads_kv dim_v), or NULL: then the next three. */
@@ -82,7 +91,8 @@ typedef struct attn_mha_weights {
 
 /** How a layer is to be made. */
 typedef struct attn_mha_options {
-  attn_options attention; /**< Kernel of the attention; tier, threads and pool of the whole layer. */
+  size_t struct_size;            /**< Bytes of this struct; ATTN_STRUCT sets it. */
+  const attn_options *attention; /**< Kernel of the attention; tier, threads and pool of the whole layer; or NULL. */
   const char *product; /**< Of the projections, as attn_product_create() takes it: "product_avx2", "product_openblas", ...;
                           NULL = our own, of the highest tier. */
 } attn_mha_options;
@@ -105,12 +115,13 @@ typedef struct attn_mha_profile {
 
 /** The pointers of one call. */
 typedef struct attn_mha_args {
-  const float *x;      /**< [batch][seq_q][width] by x_stride. */
-  const float *memory; /**< [batch][seq_k][width_memory] by memory_stride; NULL = x: self-attention, seq_k = seq_q. */
-  float *y;            /**< [batch][seq_q][width_out] by y_stride; may not overlap x or memory. */
-  attn_args
-      attention; /**< What problem.attention.uses asks for: lse, masks, lengths, ...; its q, k, v and o are not read. */
-  attn_mha_profile *profile; /**< Times are added to it; NULL = take no times. */
+  size_t struct_size;         /**< Bytes of this struct; ATTN_STRUCT sets it. */
+  const float *x;             /**< [batch][seq_q][width] by x_stride. */
+  const float *memory;        /**< [batch][seq_k][width_memory] by memory_stride; NULL = x: self-attention, seq_k = seq_q. */
+  float *y;                   /**< [batch][seq_q][width_out] by y_stride; may not overlap x or memory. */
+  const attn_args *attention; /**< What problem.attention.uses asks for: lse, masks, lengths, ...; its q, k, v and o are not
+                                 read. NULL = nothing. */
+  attn_mha_profile *profile;  /**< Times are added to it; NULL = take no times. */
 } attn_mha_args;
 
 /** Bytes of workspace that one run needs, a multiple of 64. It holds Q, K, V and the heads' outputs of the whole batch, and

@@ -81,6 +81,7 @@ ATTN_API attn_status attn_weights(const attn_problem *problem, const attn_args *
  *     f(x) = sum_i K(x - x_i) y_i / sum_i K(x - x_i),   K(d) = exp(-1/2 sum_c (inverse_width_c d_c)^2)
  */
 typedef struct attn_regression {
+  size_t struct_size;         /**< Bytes of this struct; ATTN_STRUCT sets it. */
   int64_t points;             /**< Known points, >= 1. */
   int64_t queries;            /**< Points to predict at, >= 0. */
   int64_t dim_x;              /**< Coordinates of a point, >= 1. */
@@ -104,13 +105,14 @@ typedef struct attn_kv_cache attn_kv_cache;
 
 /** Shape of a cache. */
 typedef struct attn_kv_cache_shape {
-  int64_t batch;    /**< Sequences, >= 0. */
-  int64_t heads_q;  /**< Query heads, a multiple of heads_kv. */
-  int64_t heads_kv; /**< KV heads, >= 1. */
-  int64_t dim_qk;   /**< Elements of a query and of a key, >= 1. */
-  int64_t dim_v;    /**< Elements of a value, >= 1. */
-  int64_t capacity; /**< Most tokens that a sequence may have. */
-  attn_dtype dtype; /**< Of q, k and v, as given and as kept; outputs are float32. */
+  size_t struct_size; /**< Bytes of this struct; ATTN_STRUCT sets it. */
+  int64_t batch;      /**< Sequences, >= 0. */
+  int64_t heads_q;    /**< Query heads, a multiple of heads_kv. */
+  int64_t heads_kv;   /**< KV heads, >= 1. */
+  int64_t dim_qk;     /**< Elements of a query and of a key, >= 1. */
+  int64_t dim_v;      /**< Elements of a value, >= 1. */
+  int64_t capacity;   /**< Most tokens that a sequence may have. */
+  attn_dtype dtype;   /**< Of q, k and v, as given and as kept; outputs are float32. */
 } attn_kv_cache_shape;
 
 /** Makes an empty cache: keys [batch][heads_kv][capacity][dim_qk], and values likewise. options may be NULL; they choose
@@ -160,6 +162,7 @@ typedef enum attn_activation {
  *
  *     y = activation(x W1 + b1) W2 + b2 */
 typedef struct attn_feed_forward_config {
+  size_t struct_size;         /**< Bytes of this struct; ATTN_STRUCT sets it. */
   int64_t width;              /**< Elements of a row of x and of y, >= 1. */
   int64_t hidden;             /**< Elements of a row in between, >= 1. */
   attn_activation activation; /**< Applied to the hidden rows. */
@@ -188,6 +191,7 @@ ATTN_API void attn_feed_forward_destroy(attn_feed_forward *layer);
  *
  *     o_i = sum_j p_ij v_j,   p_i = softmax over j of <w, tanh(q_i Wq + k_j Wk)> */
 typedef struct attn_additive_config {
+  size_t struct_size;        /**< Bytes of this struct; ATTN_STRUCT sets it. */
   int64_t batch;             /**< Sequences, >= 0. */
   int64_t seq_q;             /**< Queries of a sequence, >= 0. */
   int64_t seq_k;             /**< Keys of a sequence, >= 0. */
@@ -203,6 +207,7 @@ typedef struct attn_additive_config {
 
 /** The pointers of one call. */
 typedef struct attn_additive_args {
+  size_t struct_size;        /**< Bytes of this struct; ATTN_STRUCT sets it. */
   const float *q;            /**< [batch][seq_q][width_q] */
   const float *k;            /**< [batch][seq_k][width_k]; not read where projected_k is given. */
   const float *projected_k;  /**< [batch][seq_k][hidden] from attn_additive_project_keys(), for a decoder that attends to the
@@ -251,6 +256,7 @@ typedef enum attn_synthesizer_kind {
  *     y = concat_h(softmax(S_h) (x Wv)_h) Wo + bo
  */
 typedef struct attn_synthesizer_config {
+  size_t struct_size;         /**< Bytes of this struct; ATTN_STRUCT sets it. */
   attn_synthesizer_kind kind; /**< Dense or random. */
   int64_t batch;              /**< Sequences, >= 0. */
   int64_t seq;                /**< Tokens of a sequence, 0..length. */
@@ -280,6 +286,7 @@ ATTN_API size_t attn_synthesizer_workspace(const attn_synthesizer *layer);
 
 /** The pointers of one call. */
 typedef struct attn_synthesizer_args {
+  size_t struct_size;    /**< Bytes of this struct; ATTN_STRUCT sets it. */
   const float *x;        /**< [batch][seq][width] */
   float *y;              /**< Output, shaped as x; may be x. */
   const int32_t *kv_len; /**< [batch], each in 0..seq; with use_kv_len. */
@@ -306,11 +313,14 @@ ATTN_API void attn_synthesizer_destroy(attn_synthesizer *layer);
  * before it. */
 ATTN_API void attn_causal_self_attention_init(attn_mha_problem *problem, int64_t batch, int64_t heads, int64_t seq,
                                               int64_t width);
+#define attn_causal_self_attention_init(problem, ...) \
+  attn_causal_self_attention_init(attn_mha_problem_sized(problem), __VA_ARGS__)
 
 /** Cross-attention (Vaswani et al. 2017, section 3.2.3, "encoder-decoder attention"): queries of width `width` attend to a
  * memory of another length and width, to all of it, or to as much as kv_len says (set ATTN_USE_KV_LEN). */
 ATTN_API void attn_cross_attention_init(attn_mha_problem *problem, int64_t batch, int64_t heads, int64_t seq_q,
                                         int64_t seq_memory, int64_t width, int64_t width_memory);
+#define attn_cross_attention_init(problem, ...) attn_cross_attention_init(attn_mha_problem_sized(problem), __VA_ARGS__)
 
 /** A transformer block (Vaswani et al. 2017, section 3.1 and figure 1): self-attention, in a decoder also attention to
  * the encoder's output, and a feed-forward network, each with a residual connection around it and a layer norm:
@@ -320,6 +330,8 @@ ATTN_API void attn_cross_attention_init(attn_mha_problem *problem, int64_t batch
  *
  * A pre-norm stack ends with one more norm, which the caller computes by attn_add_layer_norm(). */
 typedef struct attn_block_config {
+  size_t struct_size; /**< Bytes of this struct; its init functions set it. */
+
   attn_mha_problem self;         /**< Shape, masks and lengths of the self-attention; x and y dense, width = width_out. */
   attn_mha_weights self_weights; /**< Weights of the self-attention. */
   attn_norm self_norm;           /**< Norm of the self-attention. */
@@ -335,16 +347,28 @@ typedef struct attn_block_config {
   bool pre_norm; /**< Norms before the sublayers instead of after them. */
 } attn_block_config;
 
+/** Sets the sizes that the init functions of blocks read, and returns its argument. */
+static inline attn_block_config *attn_block_config_sized(attn_block_config *config) {
+  config->struct_size = sizeof *config;
+  attn_mha_problem_sized(&config->self);
+  attn_mha_problem_sized(&config->cross);
+  config->self_weights.struct_size = config->cross_weights.struct_size = sizeof config->self_weights;
+  config->feed_forward.struct_size = sizeof config->feed_forward;
+  return config;
+}
+
 /** Shapes of an encoder block: self-attention over all tokens, ReLU, post-norm, norms without gain and bias, epsilon 1e-5.
  * The caller fills in the weights, and whatever else differs (config.self.attention.uses |= ATTN_USE_KV_LEN;
  * config.pre_norm = true). */
 ATTN_API void attn_encoder_block_init(attn_block_config *config, int64_t batch, int64_t heads, int64_t seq, int64_t width,
                                       int64_t hidden);
+#define attn_encoder_block_init(config, ...) attn_encoder_block_init(attn_block_config_sized(config), __VA_ARGS__)
 
 /** Shapes of a decoder block, likewise: causal self-attention, and attention to a memory of seq_memory rows of
  * width_memory. */
 ATTN_API void attn_decoder_block_init(attn_block_config *config, int64_t batch, int64_t heads, int64_t seq,
                                       int64_t seq_memory, int64_t width, int64_t width_memory, int64_t hidden);
+#define attn_decoder_block_init(config, ...) attn_decoder_block_init(attn_block_config_sized(config), __VA_ARGS__)
 
 /** Where the time of a run went, added up over runs. */
 typedef struct attn_block_profile {
@@ -358,11 +382,13 @@ typedef struct attn_block_profile {
 
 /** The pointers of one call. */
 typedef struct attn_block_args {
+  size_t struct_size;          /**< Bytes of this struct; ATTN_STRUCT sets it. */
   const float *x;              /**< [batch][seq][width], or with VARLEN [total_q][width]. */
   const float *memory;         /**< [batch][seq_memory][width_memory] by cross.memory_stride; decoder blocks only. */
   float *y;                    /**< Output, shaped as x; may be x. */
-  attn_args self;              /**< Masks and lengths that self.attention.uses asks for; q, k, v and o are not read. */
-  attn_args cross;             /**< Masks and lengths that cross.attention.uses asks for; q, k, v and o are not read. */
+  const attn_args *self;       /**< Masks and lengths that self.attention.uses asks for, or NULL; its q, k, v and o are not
+                                  read. */
+  const attn_args *cross;      /**< What cross.attention.uses asks for, likewise. */
   attn_block_profile *profile; /**< Times are added to it; NULL = take no times. */
 } attn_block_args;
 

@@ -4,10 +4,10 @@
  * project with them. A program that builds its own layers from libattn can use them as well.
  *
  *     attn_product *w;                                    // W [depth][columns], as y = x W wants it
- *     attn_product_create(&(attn_product_weights){.depth = 512, .columns = 256, .weight = weight, .stride_depth = 256,
- *                                                 .stride_column = 1, .bias = bias}, NULL, &w);
- *     attn_product_run(w, &(attn_product_args){.batch = 1, .rows = 100, .x = x, .x_stride = {.s = 512, .d = 1}, .y = y,
- *                                              .y_stride = {.s = 256, .d = 1}}, workspace, attn_product_workspace(w, 100));
+ *     attn_product_create(&ATTN_STRUCT(attn_product_weights, .depth = 512, .columns = 256, .weight = weight,
+ *                                      .stride_depth = 256, .stride_column = 1, .bias = bias), NULL, &w);
+ *     attn_product_run(w, &ATTN_STRUCT(attn_product_args, .batch = 1, .rows = 100, .x = x, .x_stride = {.s = 512, .d = 1},
+ *                                      .y = y, .y_stride = {.s = 256, .d = 1}), workspace, attn_product_workspace(w, 100));
  *
  * Errors as in attn.h: a status, and a sentence from attn_last_error().
  */
@@ -26,6 +26,7 @@ typedef struct attn_product attn_product;
 
 /** What W is. Everything is copied: nothing here has to outlive attn_product_create(). */
 typedef struct attn_product_weights {
+  size_t struct_size;    /**< Bytes of this struct; ATTN_STRUCT sets it. */
   int64_t depth;         /**< Rows of W = length of a row of X, >= 1. */
   int64_t columns;       /**< Columns of W = length of a row of Y, >= 1. */
   const void *weight;    /**< W: element (k, n) is at k stride_depth + n stride_column. */
@@ -44,6 +45,7 @@ typedef struct attn_product_weights {
  * so that heads are addressed in place. head_dim = 0 means one head of all columns; stride.h is then not read. Strides are
  * in elements and may have any value. Y must overlap neither itself nor X. */
 typedef struct attn_product_args {
+  size_t struct_size;    /**< Bytes of this struct; ATTN_STRUCT sets it. */
   int64_t batch;         /**< >= 0 */
   int64_t rows;          /**< Rows of each batch, >= 0. */
   const float *x;        /**< [batch][rows][depth] by x_stride. */

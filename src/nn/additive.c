@@ -16,8 +16,10 @@ struct attn_additive {
   attn_plan *plan;
 };
 
+static const attn_struct_layout config_layout = ATTN_LAYOUT(attn_additive_config, score_weight);
+static const attn_struct_layout args_layout = ATTN_LAYOUT(attn_additive_args, weights);
+
 static attn_status check(const attn_additive_config *c) {
-  NN_REQUIRE(c, "config is NULL; it must point to an attn_additive_config");
   const attn_nn_size queries[] = {{"attn_additive_config.batch", c->batch, 0},
                                   {"attn_additive_config.seq_q", c->seq_q, 0},
                                   {"attn_additive_config.width_q", c->width_q, 1}};
@@ -74,12 +76,14 @@ static layout layout_of(const attn_additive *layer) {
 attn_status attn_additive_create(const attn_additive_config *config, const attn_options *options, attn_additive **result) {
   NN_REQUIRE(result, "layer is NULL; it must point to where the layer's address goes");
   *result = NULL;
-  attn_status status = check(config);
+  attn_additive_config c;
+  attn_status status = attn_nn_read(&config_layout, "config", config, &c);
+  if (status == ATTN_OK) status = check(&c);
   if (status != ATTN_OK) return status;
   attn_additive *layer = calloc(1, sizeof *layer);
   if (!layer) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_additive needs %zu bytes", sizeof *layer);
-  layer->config = *config;
-  status = build(layer, config, options);
+  layer->config = c;
+  status = build(layer, &c, options);
   if (status == ATTN_OK) status = attn_nn_check_fits("attn_additive", layout_of(layer).fits);
   if (status != ATTN_OK) return attn_additive_destroy(layer), status;
   *result = layer;
@@ -113,9 +117,10 @@ attn_status attn_additive_project_keys(const attn_additive *layer, const float *
                            : status;
 }
 
-static attn_status check_args(const attn_additive *layer, const attn_additive_args *args) {
+static attn_status read_args(const attn_additive *layer, const attn_additive_args *theirs, attn_additive_args *args) {
   NN_REQUIRE(layer, "layer is NULL; it must come from attn_additive_create");
-  NN_REQUIRE(args, "args is NULL; it must point to an attn_additive_args");
+  const attn_status status = attn_nn_read(&args_layout, "args", theirs, args);
+  if (status != ATTN_OK) return status;
   const attn_additive_config *c = &layer->config;
   NN_REQUIRE(args->q || c->batch * c->seq_q == 0, "attn_additive_args.q is NULL; it must point to its elements");
   NN_REQUIRE(args->k || args->projected_k || c->batch * c->seq_k == 0,
@@ -123,11 +128,9 @@ static attn_status check_args(const attn_additive *layer, const attn_additive_ar
   return ATTN_OK; /* attn_plan_run checks v, o and kv_len */
 }
 
-attn_status attn_additive_run(const attn_additive *layer, const attn_additive_args *args, void *workspace, size_t bytes) {
-  attn_status status = check_args(layer, args);
-  if (status != ATTN_OK) return status;
+static attn_status run(const attn_additive *layer, const attn_additive_args *args, void *workspace, size_t bytes) {
   const layout l = layout_of(layer);
-  status = attn_nn_check_workspace("attn_additive", workspace, bytes, l.bytes);
+  attn_status status = attn_nn_check_workspace("attn_additive", workspace, bytes, l.bytes);
   if (status != ATTN_OK) return status;
   const attn_additive_config *c = &layer->config;
   char *memory = workspace;
@@ -137,7 +140,8 @@ attn_status attn_additive_run(const attn_additive *layer, const attn_additive_ar
   if (queries.rows > 0) status = attn_nn_linear_run(layer->query, queries, args->q, q, memory + l.step, l.step_bytes);
   if (status == ATTN_OK && !args->projected_k) status = attn_additive_project_keys(layer, args->k, k, workspace, bytes);
   if (status != ATTN_OK) return status;
-  const attn_args inner = {.q = q,
+  const attn_args inner = {.struct_size = sizeof inner,
+                           .q = q,
                            .k = args->projected_k ? args->projected_k : k,
                            .v = args->v,
                            .o = args->o,
@@ -151,4 +155,10 @@ attn_status attn_additive_run(const attn_additive *layer, const attn_additive_ar
   attn_options options = layer->options;
   options.kernel = attn_plan_kernel(layer->plan);
   return attn_weights(&layer->problem, &inner, &options, args->weights);
+}
+
+attn_status attn_additive_run(const attn_additive *layer, const attn_additive_args *args, void *workspace, size_t bytes) {
+  attn_additive_args own;
+  const attn_status status = read_args(layer, args, &own);
+  return status == ATTN_OK ? run(layer, &own, workspace, bytes) : status;
 }

@@ -34,32 +34,61 @@ struct attn_block {
 
 /* ---- Shapes ---- */
 
-void attn_causal_self_attention_init(attn_mha_problem *problem, int64_t batch, int64_t heads, int64_t seq, int64_t width) {
-  attn_mha_problem_init(problem, batch, heads, seq, seq, width);
-  attn_problem_set_causal(&problem->attention, ATTN_ALIGN_TOP_LEFT);
+static const attn_struct_part config_parts[] = {
+    {offsetof(attn_block_config, self), &attn_mha_problem_layout},
+    {offsetof(attn_block_config, self_weights), &attn_mha_weights_layout},
+    {offsetof(attn_block_config, cross), &attn_mha_problem_layout},
+    {offsetof(attn_block_config, cross_weights), &attn_mha_weights_layout},
+    {offsetof(attn_block_config, feed_forward), &attn_feed_forward_layout},
+    {0, NULL},
+};
+/* Its parts may all be smaller than here. */
+static const attn_struct_layout config_layout = {
+    .name = "attn_block_config",
+    .maker = "attn_encoder_block_init or attn_decoder_block_init",
+    .bytes = sizeof(attn_block_config),
+    .least = sizeof(attn_block_config) / 2,
+    .parts = config_parts,
+};
+static const attn_struct_layout args_layout = ATTN_LAYOUT(attn_block_args, self);
+
+void(attn_causal_self_attention_init)(attn_mha_problem *theirs, int64_t batch, int64_t heads, int64_t seq, int64_t width) {
+  attn_mha_problem p;
+  attn_mha_problem_init(&p, batch, heads, seq, seq, width);
+  attn_problem_set_causal(&p.attention, ATTN_ALIGN_TOP_LEFT);
+  attn_struct_write(&attn_mha_problem_layout, &p, theirs);
 }
 
-void attn_cross_attention_init(attn_mha_problem *problem, int64_t batch, int64_t heads, int64_t seq_q, int64_t seq_memory,
-                               int64_t width, int64_t width_memory) {
-  attn_mha_problem_init(problem, batch, heads, seq_q, seq_memory, width);
-  problem->width_memory = width_memory;
-  problem->memory_stride = (attn_strides){.b = seq_memory * width_memory, .s = width_memory, .d = 1};
+void(attn_cross_attention_init)(attn_mha_problem *theirs, int64_t batch, int64_t heads, int64_t seq_q, int64_t seq_memory,
+                                int64_t width, int64_t width_memory) {
+  attn_mha_problem p;
+  attn_mha_problem_init(&p, batch, heads, seq_q, seq_memory, width);
+  p.width_memory = width_memory;
+  p.memory_stride = (attn_strides){.b = seq_memory * width_memory, .s = width_memory, .d = 1};
+  attn_struct_write(&attn_mha_problem_layout, &p, theirs);
 }
 
-void attn_encoder_block_init(attn_block_config *config, int64_t batch, int64_t heads, int64_t seq, int64_t width,
-                             int64_t hidden) {
+/* What both kinds of block have; the caller fills in the attentions. */
+static attn_block_config start_config(int64_t width, int64_t hidden) {
   const attn_norm norm = {.epsilon = 1e-5f};
-  *config = (attn_block_config){
+  return (attn_block_config){
       .self_norm = norm, .cross_norm = norm, .feed_forward = {.width = width, .hidden = hidden}, .feed_forward_norm = norm};
-  attn_mha_problem_init(&config->self, batch, heads, seq, seq, width);
 }
 
-void attn_decoder_block_init(attn_block_config *config, int64_t batch, int64_t heads, int64_t seq, int64_t seq_memory,
-                             int64_t width, int64_t width_memory, int64_t hidden) {
-  attn_encoder_block_init(config, batch, heads, seq, width, hidden);
-  attn_causal_self_attention_init(&config->self, batch, heads, seq, width);
-  attn_cross_attention_init(&config->cross, batch, heads, seq, seq_memory, width, width_memory);
-  config->has_cross = true;
+void(attn_encoder_block_init)(attn_block_config *theirs, int64_t batch, int64_t heads, int64_t seq, int64_t width,
+                              int64_t hidden) {
+  attn_block_config config = start_config(width, hidden);
+  attn_mha_problem_init(&config.self, batch, heads, seq, seq, width);
+  attn_struct_write(&config_layout, &config, theirs);
+}
+
+void(attn_decoder_block_init)(attn_block_config *theirs, int64_t batch, int64_t heads, int64_t seq, int64_t seq_memory,
+                              int64_t width, int64_t width_memory, int64_t hidden) {
+  attn_block_config config = start_config(width, hidden);
+  attn_causal_self_attention_init(&config.self, batch, heads, seq, width);
+  attn_cross_attention_init(&config.cross, batch, heads, seq, seq_memory, width, width_memory);
+  config.has_cross = true;
+  attn_struct_write(&config_layout, &config, theirs);
 }
 
 /* ---- Creating ---- */
@@ -93,8 +122,6 @@ static attn_status check_attention(const char *name, const attn_mha_problem *p, 
 }
 
 static attn_status check(const attn_block_config *c) {
-  NN_REQUIRE(
-      c, "config is NULL; it must point to an attn_block_config made by attn_encoder_block_init or attn_decoder_block_init");
   const int64_t width = c->self.width;
   attn_status status = check_attention("self", &c->self, width);
   if (status == ATTN_OK && c->has_cross) status = check_attention("cross", &c->cross, width);
@@ -122,7 +149,7 @@ static attn_norm keep_norm(attn_block *block, const attn_norm *norm) {
 
 static attn_status add_attention(attn_block *block, const attn_mha_problem *problem, const attn_mha_weights *weights,
                                  const attn_norm *norm, bool cross, const attn_options *options) {
-  const attn_mha_options mha = {.attention = options ? *options : (attn_options){0}};
+  const attn_mha_options mha = ATTN_STRUCT(attn_mha_options, .attention = options);
   sublayer *s = &block->sublayers[block->count];
   *s = (sublayer){.cross = cross, .norm = keep_norm(block, norm)};
   block->count++;
@@ -169,14 +196,16 @@ static layout layout_of(const attn_block *block) {
 attn_status attn_block_create(const attn_block_config *config, const attn_options *options, attn_block **result) {
   NN_REQUIRE(result, "block is NULL; it must point to where the block's address goes");
   *result = NULL;
-  attn_status status = check(config);
+  attn_block_config c;
+  attn_status status = attn_nn_read(&config_layout, "config", config, &c);
+  if (status == ATTN_OK) status = check(&c);
   if (status != ATTN_OK) return status;
   attn_block *block = calloc(1, sizeof *block);
   if (!block) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_block needs %zu bytes", sizeof *block);
-  block->rows = rows_of(&config->self);
-  block->width = config->self.width;
-  block->pre_norm = config->pre_norm;
-  status = build(block, config, options);
+  block->rows = rows_of(&c.self);
+  block->width = c.self.width;
+  block->pre_norm = c.pre_norm;
+  status = build(block, &c, options);
   if (status == ATTN_OK) status = attn_nn_check_fits("attn_block", layout_of(block).fits);
   if (status != ATTN_OK) return attn_block_destroy(block), status;
   *result = block;
@@ -219,7 +248,8 @@ static attn_status run_sublayer(const block_run *r, const sublayer *s, const flo
     return status;
   }
   attn_mha_profile times = {0};
-  const attn_mha_args args = {.x = x,
+  const attn_mha_args args = {.struct_size = sizeof args,
+                              .x = x,
                               .memory = s->cross ? r->args->memory : NULL,
                               .y = r->out,
                               .attention = s->cross ? r->args->cross : r->args->self,
@@ -271,9 +301,10 @@ static attn_status run_pre_norm(const block_run *r) {
   return status;
 }
 
-static attn_status check_args(const attn_block *block, const attn_block_args *args) {
+static attn_status read_args(const attn_block *block, const attn_block_args *theirs, attn_block_args *args) {
   NN_REQUIRE(block, "block is NULL; it must come from attn_block_create");
-  NN_REQUIRE(args, "args is NULL; it must point to an attn_block_args");
+  const attn_status status = attn_nn_read(&args_layout, "args", theirs, args);
+  if (status != ATTN_OK) return status;
   NN_REQUIRE(args->x || block->rows == 0, "attn_block_args.x is NULL; it must point to its elements");
   NN_REQUIRE(args->y || block->rows == 0, "attn_block_args.y is NULL; it must point to its elements");
   NN_REQUIRE(args->memory || block->count < MOST_SUBLAYERS || block->rows == 0,
@@ -281,11 +312,9 @@ static attn_status check_args(const attn_block *block, const attn_block_args *ar
   return ATTN_OK;
 }
 
-attn_status attn_block_run(const attn_block *block, const attn_block_args *args, void *workspace, size_t bytes) {
-  attn_status status = check_args(block, args);
-  if (status != ATTN_OK || block->rows == 0) return status;
+static attn_status run(const attn_block *block, const attn_block_args *args, void *workspace, size_t bytes) {
   const layout l = layout_of(block);
-  status = attn_nn_check_workspace("attn_block", workspace, bytes, l.bytes);
+  attn_status status = attn_nn_check_workspace("attn_block", workspace, bytes, l.bytes);
   if (status != ATTN_OK) return status;
   const double begin = attn_nn_now_ns(args->profile);
   char *memory = workspace;
@@ -302,4 +331,10 @@ attn_status attn_block_run(const attn_block *block, const attn_block_args *args,
     args->profile->total_ns += attn_nn_now_ns(args->profile) - begin;
   }
   return status;
+}
+
+attn_status attn_block_run(const attn_block *block, const attn_block_args *args, void *workspace, size_t bytes) {
+  attn_block_args own;
+  const attn_status status = read_args(block, args, &own);
+  return status == ATTN_OK && block->rows > 0 ? run(block, &own, workspace, bytes) : status;
 }

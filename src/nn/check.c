@@ -8,6 +8,16 @@
 
 #include "kernels/common/aligned.h"
 
+attn_status attn_nn_read(const attn_struct_layout *layout, const char *argument, const void *theirs, void *ours) {
+  NN_REQUIRE(theirs, "%s is NULL; it must point to an %s that %s has made", argument, layout->name, layout->maker);
+  return attn_struct_read(layout, theirs, ours);
+}
+
+attn_status attn_nn_read_options(const attn_options *theirs, attn_options *options) {
+  *options = ATTN_STRUCT(attn_options, .kernel = NULL);
+  return theirs ? attn_struct_read(&attn_options_layout, theirs, options) : ATTN_OK;
+}
+
 double attn_nn_now_ns(const void *profile) {
   struct timespec now = {0, 0};
   if (profile) clock_gettime(CLOCK_MONOTONIC, &now);

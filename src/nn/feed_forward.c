@@ -11,7 +11,6 @@ struct attn_feed_forward {
 };
 
 static attn_status check(const attn_feed_forward_config *c) {
-  NN_REQUIRE(c, "config is NULL; it must point to an attn_feed_forward_config");
   const attn_nn_size sizes[] = {{"attn_feed_forward_config.width", c->width, 1},
                                 {"attn_feed_forward_config.hidden", c->hidden, 1}};
   attn_status status = attn_nn_check_sizes(sizes, NN_COUNT(sizes));
@@ -21,12 +20,7 @@ static attn_status check(const attn_feed_forward_config *c) {
   return ATTN_OK;
 }
 
-attn_status attn_feed_forward_create(const attn_feed_forward_config *c, const attn_options *options,
-                                     attn_feed_forward **result) {
-  NN_REQUIRE(result, "layer is NULL; it must point to where the layer's address goes");
-  *result = NULL;
-  attn_status status = check(c);
-  if (status != ATTN_OK) return status;
+static attn_status create(const attn_feed_forward_config *c, const attn_options *options, attn_feed_forward **result) {
   attn_feed_forward *layer = calloc(1, sizeof *layer);
   if (!layer) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_feed_forward needs %zu bytes", sizeof *layer);
   *layer = (attn_feed_forward){.width = c->width, .hidden = c->hidden};
@@ -34,10 +28,20 @@ attn_status attn_feed_forward_create(const attn_feed_forward_config *c, const at
   const attn_nn_linear maps[] = {
       {"attn_feed_forward_config.first", &c->first, c->width, c->hidden, activation, &layer->first},
       {"attn_feed_forward_config.second", &c->second, c->hidden, c->width, NN_NOTHING, &layer->second}};
-  status = attn_nn_create_linears(maps, NN_COUNT(maps), options);
+  const attn_status status = attn_nn_create_linears(maps, NN_COUNT(maps), options);
   if (status != ATTN_OK) return attn_feed_forward_destroy(layer), status;
   *result = layer;
   return ATTN_OK;
+}
+
+attn_status attn_feed_forward_create(const attn_feed_forward_config *config, const attn_options *options,
+                                     attn_feed_forward **result) {
+  NN_REQUIRE(result, "layer is NULL; it must point to where the layer's address goes");
+  *result = NULL;
+  attn_feed_forward_config c;
+  attn_status status = attn_nn_read(&attn_feed_forward_layout, "config", config, &c);
+  if (status == ATTN_OK) status = check(&c);
+  return status == ATTN_OK ? create(&c, options, result) : status;
 }
 
 void attn_feed_forward_destroy(attn_feed_forward *layer) {

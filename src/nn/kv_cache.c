@@ -26,8 +26,9 @@ struct attn_kv_cache {
 
 /* ---- Creating ---- */
 
+static const attn_struct_layout shape_layout = ATTN_LAYOUT(attn_kv_cache_shape, dtype);
+
 static attn_status check_shape(const attn_kv_cache_shape *s) {
-  NN_REQUIRE(s, "shape is NULL; it must point to an attn_kv_cache_shape");
   const int64_t dim = s->dim_qk > s->dim_v ? s->dim_qk : s->dim_v;
   const attn_nn_size sizes[] = {{"attn_kv_cache_shape.batch", s->batch, 1},
                                 {"attn_kv_cache_shape.heads_q", s->heads_q, 1},
@@ -76,15 +77,11 @@ static attn_status make_plan(attn_kv_cache *cache, int64_t tokens) {
   return ATTN_OK;
 }
 
-attn_status attn_kv_cache_create(const attn_kv_cache_shape *shape, const attn_options *options, attn_kv_cache **result) {
-  NN_REQUIRE(result, "cache is NULL; it must point to where the cache's address goes");
-  *result = NULL;
-  attn_status status = check_shape(shape);
-  if (status != ATTN_OK) return status;
+static attn_status create(const attn_kv_cache_shape *shape, const attn_options *options, attn_kv_cache **result) {
   attn_kv_cache *cache = calloc(1, sizeof *cache);
   if (!cache) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_kv_cache needs %zu bytes", sizeof *cache);
   cache->shape = *shape;
-  if (options) cache->options = *options;
+  cache->options = *options;
   cache->options.kernel = keep(cache->kernel, sizeof cache->kernel, cache->options.kernel);
   cache->options.max_isa = keep(cache->max_isa, sizeof cache->max_isa, cache->options.max_isa);
   cache->element_bytes = attn_dtype_bytes(shape->dtype);
@@ -93,6 +90,7 @@ attn_status attn_kv_cache_create(const attn_kv_cache_shape *shape, const attn_op
   cache->v = attn_nn_allocate("the cache of values", rows * (size_t)shape->dim_v * cache->element_bytes);
   cache->lengths = calloc((size_t)shape->batch, sizeof *cache->lengths);
   cache->counts = calloc((size_t)shape->batch, sizeof *cache->counts);
+  attn_status status;
   if (!cache->k || !cache->v || !cache->lengths || !cache->counts) {
     status = attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: the cache has %zu rows of %" PRId64 " + %" PRId64 " elements",
                        rows, shape->dim_qk, shape->dim_v);
@@ -102,6 +100,17 @@ attn_status attn_kv_cache_create(const attn_kv_cache_shape *shape, const attn_op
   if (status != ATTN_OK) return attn_kv_cache_destroy(cache), status;
   *result = cache;
   return ATTN_OK;
+}
+
+attn_status attn_kv_cache_create(const attn_kv_cache_shape *shape, const attn_options *options, attn_kv_cache **result) {
+  NN_REQUIRE(result, "cache is NULL; it must point to where the cache's address goes");
+  *result = NULL;
+  attn_kv_cache_shape s;
+  attn_options wanted;
+  attn_status status = attn_nn_read(&shape_layout, "shape", shape, &s);
+  if (status == ATTN_OK) status = check_shape(&s);
+  if (status == ATTN_OK) status = attn_nn_read_options(options, &wanted);
+  return status == ATTN_OK ? create(&s, &wanted, result) : status;
 }
 
 void attn_kv_cache_destroy(attn_kv_cache *cache) {
@@ -157,7 +166,8 @@ attn_status attn_kv_cache_step(attn_kv_cache *cache, int64_t tokens, const int32
   append(cache, tokens, k, cache->shape.dim_qk, cache->k);
   append(cache, tokens, v, cache->shape.dim_v, cache->v);
   for (int64_t b = 0; b < cache->shape.batch; b++) cache->lengths[b] += cache->counts[b];
-  const attn_args args = {.q = q, .k = cache->k, .v = cache->v, .o = o, .kv_len = cache->lengths, .q_len = cache->counts};
+  const attn_args args =
+      ATTN_STRUCT(attn_args, .q = q, .k = cache->k, .v = cache->v, .o = o, .kv_len = cache->lengths, .q_len = cache->counts);
   status = attn_plan_run(cache->plan, &args, cache->workspace, attn_plan_workspace(cache->plan));
   for (int64_t b = 0; status != ATTN_OK && b < cache->shape.batch; b++) cache->lengths[b] -= cache->counts[b];
   return status;

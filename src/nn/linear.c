@@ -10,7 +10,8 @@ static attn_status create_linear(const attn_nn_linear *map, const attn_options *
   const attn_linear *given = map->given;
   NN_REQUIRE(given->weight, "%s.weight is NULL; it must point to %" PRId64 " x %" PRId64 " floats", map->name,
              given->transposed ? map->out : map->in, given->transposed ? map->in : map->out);
-  const attn_product_weights weights = {.depth = map->in,
+  const attn_product_weights weights = {.struct_size = sizeof weights,
+                                        .depth = map->in,
                                         .columns = map->out,
                                         .weight = given->weight,
                                         .stride_depth = given->transposed ? 1 : map->out,
@@ -22,16 +23,17 @@ static attn_status create_linear(const attn_nn_linear *map, const attn_options *
 }
 
 attn_status attn_nn_create_linears(const attn_nn_linear *maps, int count, const attn_options *options) {
-  attn_options plain = options ? *options : (attn_options){0};
+  attn_options plain;
+  attn_status status = attn_nn_read_options(options, &plain);
   plain.kernel = NULL; /* it is the name of an attention kernel, not of a product */
-  attn_status status = ATTN_OK;
   for (int i = 0; i < count && status == ATTN_OK; i++) status = create_linear(&maps[i], &plain);
   return status;
 }
 
 attn_status attn_nn_linear_run(const attn_product *product, attn_nn_rows shape, const float *x, float *y, void *workspace,
                                size_t bytes) {
-  const attn_product_args args = {.batch = 1,
+  const attn_product_args args = {.struct_size = sizeof args,
+                                  .batch = 1,
                                   .rows = shape.rows,
                                   .x = x,
                                   .x_stride = {.s = shape.x_stride ? shape.x_stride : shape.in, .d = 1},

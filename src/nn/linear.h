@@ -7,6 +7,9 @@
 #include "check.h"
 #include "kernels/common/memory.h"
 
+/* For the reader of the config, and of the configs that hold one. */
+static const attn_struct_layout attn_feed_forward_layout = ATTN_LAYOUT(attn_feed_forward_config, second);
+
 /* What a map applies to its output. */
 typedef enum attn_nn_after { NN_NOTHING, NN_RELU, NN_GELU } attn_nn_after;
 

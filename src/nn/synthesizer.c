@@ -16,8 +16,10 @@ struct attn_synthesizer {
   attn_plan *plan;
 };
 
+static const attn_struct_layout config_layout = ATTN_LAYOUT(attn_synthesizer_config, output);
+static const attn_struct_layout args_layout = ATTN_LAYOUT(attn_synthesizer_args, profile);
+
 static attn_status check(const attn_synthesizer_config *c) {
-  NN_REQUIRE(c, "config is NULL; it must point to an attn_synthesizer_config");
   const attn_nn_size rows[] = {{"attn_synthesizer_config.batch", c->batch, 0},
                                {"attn_synthesizer_config.seq", c->seq, 0},
                                {"attn_synthesizer_config.width", c->width, 1}};
@@ -118,12 +120,14 @@ attn_status attn_synthesizer_create(const attn_synthesizer_config *config, const
                                     attn_synthesizer **result) {
   NN_REQUIRE(result, "layer is NULL; it must point to where the layer's address goes");
   *result = NULL;
-  attn_status status = check(config);
+  attn_synthesizer_config c;
+  attn_status status = attn_nn_read(&config_layout, "config", config, &c);
+  if (status == ATTN_OK) status = check(&c);
   if (status != ATTN_OK) return status;
   attn_synthesizer *layer = calloc(1, sizeof *layer);
   if (!layer) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: attn_synthesizer needs %zu bytes", sizeof *layer);
-  layer->config = *config;
-  status = build(layer, config, options);
+  layer->config = c;
+  status = build(layer, &c, options);
   if (status == ATTN_OK) status = attn_nn_check_fits("attn_synthesizer", layout_of(layer).fits);
   if (status != ATTN_OK) return attn_synthesizer_destroy(layer), status;
   *result = layer;
@@ -156,7 +160,8 @@ static attn_status make_scores(const attn_synthesizer *layer, const float *x, co
   for (int64_t h = 0; status == ATTN_OK && h < c->heads; h++) {
     status = attn_nn_linear_run(layer->first[h], first, x, hidden, memory + l->step, l->step_bytes);
     if (status != ATTN_OK) break;
-    const attn_product_args args = {.batch = c->batch,
+    const attn_product_args args = {.struct_size = sizeof args,
+                                    .batch = c->batch,
                                     .rows = c->seq,
                                     .x = hidden,
                                     .x_stride = {.b = c->seq * c->hidden, .s = c->hidden, .d = 1},
@@ -169,10 +174,7 @@ static attn_status make_scores(const attn_synthesizer *layer, const float *x, co
 
 const char *attn_synthesizer_kernel(const attn_synthesizer *layer) { return layer ? attn_plan_kernel(layer->plan) : ""; }
 
-attn_status attn_synthesizer_run(const attn_synthesizer *layer, const attn_synthesizer_args *args, void *workspace,
-                                 size_t bytes) {
-  NN_REQUIRE(layer, "layer is NULL; it must come from attn_synthesizer_create");
-  NN_REQUIRE(args, "args is NULL; it must point to an attn_synthesizer_args");
+static attn_status run(const attn_synthesizer *layer, const attn_synthesizer_args *args, void *workspace, size_t bytes) {
   const attn_synthesizer_config *c = &layer->config;
   const attn_nn_rows values = {.rows = c->batch * c->seq, .in = c->width, .out = c->heads * c->dim_v};
   const attn_nn_rows outputs = {.rows = c->batch * c->seq, .in = c->heads * c->dim_v, .out = c->width};
@@ -189,8 +191,11 @@ attn_status attn_synthesizer_run(const attn_synthesizer *layer, const attn_synth
   if (dense) status = make_scores(layer, args->x, &l, memory);
   if (status == ATTN_OK) status = attn_nn_linear_run(layer->value, values, args->x, v, memory + l.step, l.step_bytes);
   if (status != ATTN_OK) return status;
-  const attn_args inner = {
-      .v = v, .o = o, .scores = dense ? floats_at(memory, l.scores) : layer->scores, .kv_len = args->kv_len};
+  const attn_args inner = {.struct_size = sizeof inner,
+                           .v = v,
+                           .o = o,
+                           .scores = dense ? floats_at(memory, l.scores) : layer->scores,
+                           .kv_len = args->kv_len};
   const double projected = attn_nn_now_ns(args->profile);
   status = attn_plan_run(layer->plan, &inner, memory + l.step, l.step_bytes);
   const double attended = attn_nn_now_ns(args->profile);
@@ -198,4 +203,12 @@ attn_status attn_synthesizer_run(const attn_synthesizer *layer, const attn_synth
   if (status == ATTN_OK)
     attn_nn_add_times(args->profile, &(attn_nn_times){begin, projected, attended, attn_nn_now_ns(args->profile)});
   return status;
+}
+
+attn_status attn_synthesizer_run(const attn_synthesizer *layer, const attn_synthesizer_args *args, void *workspace,
+                                 size_t bytes) {
+  NN_REQUIRE(layer, "layer is NULL; it must come from attn_synthesizer_create");
+  attn_synthesizer_args own;
+  const attn_status status = attn_nn_read(&args_layout, "args", args, &own);
+  return status == ATTN_OK ? run(layer, &own, workspace, bytes) : status;
 }

@@ -7,16 +7,18 @@
 #include "kernels/common/aligned.h"
 
 attn_status attn_weights(const attn_problem *problem, const attn_args *args, const attn_options *options, float *weights) {
-  NN_REQUIRE(problem, "problem is NULL; it must point to an attn_problem made by attn_problem_init");
-  NN_REQUIRE(args, "args is NULL; it must point to an attn_args");
-  attn_problem p = *problem;
+  attn_problem p;
+  attn_args a;
+  attn_status status = attn_nn_read(&attn_problem_layout, "problem", problem, &p);
+  if (status == ATTN_OK) status = attn_nn_read(&attn_args_layout, "args", args, &a);
+  if (status != ATTN_OK) return status;
   NN_REQUIRE(!(p.uses & ATTN_USE_VARLEN),
              "attn_problem.uses has ATTN_USE_VARLEN; attn_weights takes padded sequences only (ATTN_USE_KV_LEN, _Q_LEN)");
   const attn_nn_size sizes[] = {{"attn_problem.batch", p.batch, 0},
                                 {"attn_problem.heads_q", p.heads_q, 1},
                                 {"attn_problem.seq_q", p.seq_q, 0},
                                 {"attn_problem.seq_k", p.seq_k, 0}};
-  attn_status status = attn_nn_check_sizes(sizes, NN_COUNT(sizes));
+  status = attn_nn_check_sizes(sizes, NN_COUNT(sizes));
   if (status != ATTN_OK) return status;
   p.uses &= ~(uint32_t)ATTN_USE_LSE;
   p.dim_v = p.seq_k > 0 ? p.seq_k : 1;
@@ -29,7 +31,6 @@ attn_status attn_weights(const attn_problem *problem, const attn_args *args, con
   void *identity =
       attn_nn_allocate("the identity as values", attn_identity_elements(p.seq_k) * attn_dtype_bytes(p.dtype_kv));
   if (!identity) return ATTN_OUT_OF_MEMORY;
-  attn_args a = *args;
   a.v = attn_identity_fill(identity, p.seq_k, p.dtype_kv);
   a.o = weights;
   a.lse = NULL;

@@ -9,7 +9,7 @@ int main(void) {
   float o[2];
   attn_problem problem;
   attn_problem_init(&problem, 1, 1, 1, 1, 2, 2, 2);
-  const attn_args args = {.q = q, .k = k, .v = v, .o = o};
+  const attn_args args = ATTN_STRUCT(attn_args, .q = q, .k = k, .v = v, .o = o);
   if (attn_sdpa(&problem, &args) != ATTN_OK) {
     puts(attn_last_error());
     return 1;

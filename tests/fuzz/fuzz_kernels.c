@@ -105,7 +105,8 @@ static void check_refusals(const attn_plan *plan, const fuzz_problem *f, void *w
 
 static void run_kernel(fuzz_problem *f, const attn_kernel_info *kernel, const dense_row *rows, uint8_t how) {
   const int workers = 1 + (how & 3);
-  const attn_options options = {.kernel = kernel->name, .threads = workers, .parallel_for = run_backwards};
+  const attn_options options =
+      ATTN_STRUCT(attn_options, .kernel = kernel->name, .threads = workers, .parallel_for = run_backwards);
   attn_plan *plan;
   const attn_status status = attn_plan_create(&f->problem, &options, &plan);
   if (status == ATTN_UNSUPPORTED && attn_last_error()[0]) return;

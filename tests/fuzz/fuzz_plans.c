@@ -65,7 +65,7 @@ static attn_problem read_problem(fuzz_bytes *bytes) {
 }
 
 static void check_plan(const attn_problem *p, const char *kernel, bool valid, int threads) {
-  const attn_options options = {.kernel = kernel, .threads = threads};
+  const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel, .threads = threads);
   attn_plan *plan = NULL;
   const attn_status status = attn_plan_create(p, &options, &plan);
   if ((status == ATTN_OK) != (plan != NULL)) fuzz_fail("%s: status and plan disagree", kernel);

@@ -363,25 +363,14 @@ static const void *first_of(const fuzz_tensor *t) { return t->data ? t->data + t
 
 static void set_args(fuzz_problem *f) {
   const fuzz_tensor *t = f->tensor;
-  f->args = (attn_args){
-      .q = first_of(&t[FUZZ_Q]),
-      .k = first_of(&t[FUZZ_K]),
-      .v = first_of(&t[FUZZ_V]),
-      .o = (void *)(uintptr_t)first_of(&t[FUZZ_O]),
-      .lse = (void *)(uintptr_t)first_of(&t[FUZZ_LSE]),
-      .bias = first_of(&t[FUZZ_BIAS]),
-      .mask = first_of(&t[FUZZ_MASK]),
-      .scores = first_of(&t[FUZZ_SCORES]),
-      .score_weight = first_of(&t[FUZZ_SCORE_WEIGHT]),
-      .kv_len = first_of(&t[FUZZ_KV_LEN]),
-      .q_len = first_of(&t[FUZZ_Q_LEN]),
-      .row_len = first_of(&t[FUZZ_ROW_LEN]),
-      .cu_seqlens_q = first_of(&t[FUZZ_CU_Q]),
-      .cu_seqlens_k = first_of(&t[FUZZ_CU_K]),
-      .offsets = first_of(&t[FUZZ_OFFSETS]),
-      .alibi_slopes = first_of(&t[FUZZ_SLOPES]),
-      .sinks = first_of(&t[FUZZ_SINKS]),
-  };
+  f->args = ATTN_STRUCT(attn_args, .q = first_of(&t[FUZZ_Q]), .k = first_of(&t[FUZZ_K]), .v = first_of(&t[FUZZ_V]),
+                        .o = (void *)(uintptr_t)first_of(&t[FUZZ_O]), .lse = (void *)(uintptr_t)first_of(&t[FUZZ_LSE]),
+                        .bias = first_of(&t[FUZZ_BIAS]), .mask = first_of(&t[FUZZ_MASK]),
+                        .scores = first_of(&t[FUZZ_SCORES]), .score_weight = first_of(&t[FUZZ_SCORE_WEIGHT]),
+                        .kv_len = first_of(&t[FUZZ_KV_LEN]), .q_len = first_of(&t[FUZZ_Q_LEN]),
+                        .row_len = first_of(&t[FUZZ_ROW_LEN]), .cu_seqlens_q = first_of(&t[FUZZ_CU_Q]),
+                        .cu_seqlens_k = first_of(&t[FUZZ_CU_K]), .offsets = first_of(&t[FUZZ_OFFSETS]),
+                        .alibi_slopes = first_of(&t[FUZZ_SLOPES]), .sinks = first_of(&t[FUZZ_SINKS]), );
 }
 
 static void read_structure(fuzz_bytes *bytes, fuzz_problem *f) {
