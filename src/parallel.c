@@ -18,18 +18,27 @@ static void run_serially(int64_t tasks, attn_task_fn task, void *context) {
 #include <omp.h>
 #include <pthread.h>
 #include <signal.h>
-#include <unistd.h>
 
 int attn_parallel_default_threads(void) {
   const int threads = omp_get_max_threads();
   return threads < MOST_THREADS ? threads : MOST_THREADS;
 }
 
-/* The threads of the calling thread's last parallel loop, and the process that it ran in. OpenMP keeps the threads for the
- * next loop of the same thread, unless loops are nested. */
+/* ---- Which process this is: to ask the system for its number in every loop would be a system call ---- */
+
+static atomic_uint forks; /* one more in a child of fork() than in its parent */
+static bool forks_are_counted;
+
+static void count_fork(void) { atomic_fetch_add(&forks, 1); }
+
+/* The handler goes when the library is unloaded: the C library keeps with it whose it is. */
+static void start_counting(void) { forks_are_counted = pthread_atfork(NULL, NULL, count_fork) == 0; }
+
+/* The threads of the calling thread's last parallel loop, and the process that it ran in, as a number of forks. OpenMP keeps
+ * the threads for the next loop of the same thread, unless loops are nested. */
 typedef struct team {
   int threads;
-  pid_t process;
+  unsigned process;
 } team;
 
 static _Thread_local team last;
@@ -67,7 +76,10 @@ static int count_startable(int count) {
  * thread that forked, loops are serial. A team of one leaves the threads of the last team as they are. */
 int attn_parallel_available(int wanted) {
   if (wanted <= 1) return 1;
-  const pid_t process = getpid();
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, start_counting);
+  const unsigned process = atomic_load_explicit(&forks, memory_order_relaxed);
+  if (!forks_are_counted) return 1; /* for want of memory: a child could wait forever */
   if (last.threads > 1 && last.process != process) return 1;
   if (omp_get_thread_limit() < wanted) wanted = omp_get_thread_limit();
   if (omp_get_active_level() >= omp_get_max_active_levels()) return 1; /* what OpenMP would do as well */

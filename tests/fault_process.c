@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Runs every kernel in a thread with a small stack, or opens and closes the shared library again and again:
+/* Runs every kernel in a thread with a small stack, or opens and closes the shared library again and again, with a fork()
+ * after each time:
  *
  *     fault_process stacks | dlopen path/to/libattn.so */
 #define _GNU_SOURCE /* RTLD_DEFAULT */
@@ -8,6 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "attn/attn.h"
 
@@ -99,12 +102,22 @@ static bool use_library(const char *path) {
   return dlclose(library) == 0 && fine;
 }
 
+/* What the library registered for children of fork() must be gone with it. */
+static bool can_fork(void) {
+  int status = 0;
+  const pid_t child = fork();
+  if (child == 0) _exit(0);
+  if (child > 0 && waitpid(child, &status, 0) == child && status == 0) return true;
+  printf("a child of fork() ends with the status %d after the library was closed\n", status);
+  return false;
+}
+
 static bool check_dlopen(const char *path) {
   enum { WARM = 15, TIMES = 50, MOST_PAGES = 256 };
   long before = 0;
   for (int i = 0; i < TIMES; i++) {
     if (i == WARM) before = resident_pages();
-    if (!use_library(path)) return false;
+    if (!use_library(path) || !can_fork()) return false;
   }
   const long grown = resident_pages() - before;
   printf("opened %d times, grown by %ld pages\n", TIMES, grown);
