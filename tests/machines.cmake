@@ -21,6 +21,7 @@ function(add_small name)
 endfunction()
 add_small(small_edge --suite edge --cases 40)
 add_small(tiny_edge --suite edge --cases 2)
+add_small(long_edge --suite edge --cases 20) # only with --long
 foreach(folder blas onednn)
   if(folder_kernels_${folder})
     list(JOIN folder_kernels_${folder} "," kernels)
@@ -65,7 +66,8 @@ foreach(model Nehalem Haswell)
     continue()
   endif()
   set(qemu ${ATTN_QEMU_X86_64} -cpu ${model})
-  add_feigned(qemu_${model} "" "${qemu}" plan score_steps merge nonfinite onednn args tier_avx512 tiny_edge)
+  add_feigned(qemu_${model} "" "${qemu}" plan score_steps merge nonfinite onednn args tier_avx512 tiny_edge long_edge)
+  set_tests_properties(long_edge@qemu_${model} PROPERTIES LABELS "feigned;long")
   file(GENERATE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/${model}/attnbench
        CONTENT "#!/bin/sh\nexec ${ATTN_QEMU_X86_64} -cpu ${model} $<TARGET_FILE:attnbench> \"$@\"\n"
        FILE_PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE)

@@ -19,9 +19,9 @@ enum { SKIPPED = 77 };
 static const char cases_text[] =
     "[automatic choice]\n"
     "batch = 2\n"
-    "heads = 4\n"
-    "heads_kv = 4, 2\n"
-    "seq = 1, 17, 70, 131\n"
+    "heads = 2\n"
+    "heads_kv = 2, 1\n"
+    "seq = 1, 17, 70, 97\n"
     "head_dim = 8, 33, 64\n"
     "causal = none, top-left, bottom-right\n"
     "lse = on\n"
