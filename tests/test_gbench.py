@@ -139,6 +139,14 @@ class Broken(Folder):
         self.assertIn("differs from the one that passed", entry["error_message"])
         self.assertNotIn("gflops", entry)
 
+    def test_hidden_threads_and_skipped_work_have_no_time(self):
+        for how, words in ("thread", "threads were busy, but the case has 1"), ("skip", "it skips work"):
+            path = self.theirs(f"{how}.json", "-k", "naive_c", "-a", "seq=64", "-a", "causal=none", program="GBENCH_BROKEN",
+                               code=1, BROKEN_HOW=how)
+            (entry,) = entries(path).values()
+            self.assertIn(words, entry["error_message"])
+            self.assertNotIn("gflops", entry)
+
     def test_unbroken_it_passes(self):
         path = self.theirs("fine.json", "-k", "naive_c", "-a", "seq=24", program="GBENCH_BROKEN", BROKEN_FROM="999999999")
         for entry in entries(path).values():

@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /* Kernels that attnbench must not believe. Each is flash_c with a lie around it. They run beside an honest kernel through
- * all that `attnbench run` does with a case: plan, check, rounds, rows. */
+ * all that `attnbench run` does with a case: plan, check, rounds, rows; and through `attnbench eval --time`. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "base/cli.h"
 #include "cases/cases.h"
+#include "commands/commands.h"
+#include "data/npy.h"
 #include "kernels/kernel.h"
 #include "plan.h"
 #include "support.h"
@@ -171,13 +175,7 @@ attn_status __wrap_attn_plan_create(const attn_problem *problem, const attn_opti
   return attn_plan_create_for_kernel(problem, &liar, options, plan);
 }
 
-/* Runs the case as `attnbench run` does, with naive_c as the honest kernel. */
-static void run_case(void (*lie_to_tell)(const lie *l), uint64_t seed, bench_row rows[2]) {
-  bench_spec spec;
-  bench_case bench;
-  char id[60], error[200];
-  const attn_kernel_info *const kernels[] = {&liar.info, attn_kernel_find("naive_c")};
-  const bench_case_settings settings = {.timed = true, .case_budget_s = 10, .rounds = 7};
+static void prepare_liar(void (*lie_to_tell)(const lie *l)) {
   liar = attn_flash_c;
   liar.plan = plan_one_task;
   liar.run = run_lie;
@@ -187,6 +185,16 @@ static void run_case(void (*lie_to_tell)(const lie *l), uint64_t seed, bench_row
   calls = 0;
   known_address = NULL;
   liar.info.numerics.exp_error = lie_to_tell == declare_two_per_cent ? 0.02 : attn_flash_c.info.numerics.exp_error;
+}
+
+/* Runs the case as `attnbench run` does, with naive_c as the honest kernel. */
+static void run_case(void (*lie_to_tell)(const lie *l), uint64_t seed, bench_row rows[2]) {
+  bench_spec spec;
+  bench_case bench;
+  char id[60], error[200];
+  const attn_kernel_info *const kernels[] = {&liar.info, attn_kernel_find("naive_c")};
+  const bench_case_settings settings = {.timed = true, .case_budget_s = 10, .rounds = 7};
+  prepare_liar(lie_to_tell);
   snprintf(id, sizeof id, "seq:%d/heads:1/head_dim:%d", seq, DIM);
   assert_true(bench_spec_from_id(id, &spec, error, sizeof error));
   bench_case_build(&spec, seed, &bench);
@@ -266,4 +274,55 @@ TEST(scales_by_its_declared_error) { expect_caught(declare_two_per_cent, BENCH_F
 
 TEST(leaves_a_tile_of_six_rows_wrong) {
   expect_caught(leave_a_tile_wrong, BENCH_FAIL, "192 values of 192 rows are beyond", NULL);
+}
+
+/* ---- attnbench eval --time ----------------------------------------------------------------------------------------- */
+
+static char folder[] = "/tmp/liars_XXXXXX";
+
+static void write_tensor(void) {
+  static float values[LONGEST * DIM];
+  char path[sizeof folder + 10];
+  test_fill(values, LONGEST * DIM, 3);
+  snprintf(path, sizeof path, "%s/x.npy", folder);
+  const npy_array array = {.type = NPY_F32, .dims = 2, .shape = {seq, DIM}, .count = outputs(), .data = values};
+  assert_true(npy_write(path, &array));
+}
+
+/* Runs eval on the liar and returns what it prints; *code is its exit code. */
+static const char *run_eval(void (*lie_to_tell)(const lie *l), int *code) {
+  static char said[1 << 14], file[sizeof folder + 10];
+  char *words[] = {"attnbench", "eval", "--q",     file,     "--k",      file,   "--v",
+                   file,        "-k",   "flash_c", "--time", "--budget", "0.2s", NULL};
+  FILE *to = tmpfile();
+  const int kept = dup(STDOUT_FILENO);
+  snprintf(file, sizeof file, "%s/x.npy", folder);
+  prepare_liar(lie_to_tell);
+  fflush(stdout);
+  assert_true(to && dup2(fileno(to), STDOUT_FILENO) >= 0);
+  *code = bench_main(13, words);
+  fflush(stdout);
+  const ssize_t bytes = pread(fileno(to), said, sizeof said - 1, 0);
+  assert_true(dup2(kept, STDOUT_FILENO) >= 0 && !close(kept) && !fclose(to));
+  said[bytes > 0 ? bytes : 0] = 0;
+  return said;
+}
+
+static void expect_eval(void (*lie_to_tell)(const lie *l), int wanted, const char *sentence) {
+  int code;
+  const char *said = run_eval(lie_to_tell, &code);
+  test_contains(said, sentence);
+  assert_int_equal(code, wanted);
+}
+
+TEST(eval_times_no_liar) {
+  assert_non_null(mkdtemp(folder));
+  write_tensor();
+  expect_eval(work_honestly, BENCH_EXIT_OK, "PASS");
+  expect_eval(leave_out_rows, BENCH_EXIT_INTERNAL, DIFFERS);
+  expect_eval(remember_by_address, BENCH_EXIT_INTERNAL, DIFFERS);
+  expect_eval(work_on_two_threads, BENCH_EXIT_INTERNAL, "threads were busy, but the case has 1");
+  char path[sizeof folder + 10];
+  snprintf(path, sizeof path, "%s/x.npy", folder);
+  assert_true(!unlink(path) && !rmdir(folder));
 }

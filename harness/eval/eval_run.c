@@ -29,6 +29,7 @@ typedef struct eval_rows {
   bench_expected *oracle, *expected;   /* expected: NULL without --expect */
   eval_row row[BENCH_MAX_KERNELS + 2]; /* the --expect files, the automatic choice and the kernels */
   int count;
+  double flops; /* of one call */
   bool saved;
   int exit_code; /* of what failed beside the checks */
 } eval_rows;
@@ -98,40 +99,36 @@ static void run_kernel(eval_rows *rows, const attn_kernel_info *kernel) {
 static bool prepare_answers(eval_rows *rows) {
   const eval_input *input = rows->input;
   const bool files = input->expect || input->expect_lse;
+  rows->flops = bench_work_flops(&input->tensors.problem, bench_work_pairs(&input->tensors.problem, &input->tensors.args));
   rows->oracle = bench_expected_create(&input->tensors.problem, &input->tensors.args, 1, false);
   if (rows->oracle && files) rows->expected = eval_expect(rows->oracle, input);
   return rows->oracle && (!files || rows->expected);
 }
 
-/* The trials that passed, each with the loop that runs beside it. */
-static int choose_trials(eval_rows *rows, bench_trial **trials) {
-  int count = 0;
-  for (eval_row *row = rows->row; row < rows->row + rows->count; row++) {
-    bench_trial *t = &row->trial;
-    if (!t->plan || t->verdict.status != BENCH_PASS) continue;
-    t->peak = bench_peak_of(t->kernel, bench_dtype_name(t->tensors->problem.dtype_kv));
-    trials[count++] = t;
-  }
-  return count;
-}
-
-/* Times all rows that passed. */
+/* Times the kernels that passed, as `attnbench run` does with a case. */
 static void time_rows(eval_rows *rows) {
-  const bench_timing_options options = {.precision = 0.01,
-                                        .min_rounds = 11,
-                                        .max_rounds = 1000,
-                                        .budget_s = rows->task->budget_s,
-                                        .min_sample_s = 1e-3,
-                                        .threads = rows->task->threads,
-                                        .seed = 1};
-  bench_trial *trials[BENCH_MAX_KERNELS + 1];
-  bench_stop stop;
-  const char *error;
-  const int count = choose_trials(rows, trials);
-  const bool held = bench_threads_hold(options.threads), timed = bench_time(trials, count, &options, &stop, &error);
+  const bench_tensors *tensors = &rows->input->tensors;
+  const bench_case bench = {.problem = tensors->problem, .threads = rows->task->threads, .cache = BENCH_WARM, .seed = 1};
+  const bench_case_settings settings = {.timed = true, .case_budget_s = rows->task->budget_s, .precision = 0.01};
+  bench_setup *s = calloc(1, sizeof *s);
+  for (int i = 0; i < rows->count; i++) {
+    bench_trial *t = &rows->row[i].trial;
+    if (!s && t->plan) bench_conclude(t, BENCH_ERROR, "timing: out of memory");
+    if (s && t->plan) s->trials[s->count++] = *t;
+  }
+  if (!s) return;
+  s->bench = &bench;
+  s->settings = &settings;
+  s->rotations = 1;
+  s->flops = rows->flops;
+  s->bytes = bench_work_bytes(&tensors->problem, &tensors->args);
+  const bool held = bench_threads_hold(bench.threads);
+  bench_setup_time(s);
   if (held) bench_threads_release();
-  if (timed) return;
-  rows->exit_code = cli_fail(BENCH_EXIT_INTERNAL, "eval", "%s", error);
+  for (int i = rows->count; i-- > 0;)
+    if (rows->row[i].trial.plan) rows->row[i].trial = s->trials[--s->count];
+  bench_trial_clear(&s->control);
+  free(s);
 }
 
 /* ---- The table --------------------------------------------------------------------------------------------------- */
@@ -169,25 +166,24 @@ static void print_time(const bench_trial *trial, double flops, int threads) {
   if (share > 0) printf("  %5.1f %%", 100 * share);
 }
 
-static void print_row(const eval_rows *rows, const eval_row *row, int width, double flops) {
+static void print_row(const eval_rows *rows, const eval_row *row, int width) {
   const bench_verdict *verdict = &row->trial.verdict;
   printf("%-*s  %-10s", width, row->name, bench_status_name(verdict->status));
   if (verdict->status != BENCH_SKIP && verdict->status != BENCH_ERROR)
     printf("  %9.3g  %11.3g", verdict->max_err_ratio, verdict->max_abs_err);
-  if (row->trial.samples.rounds) print_time(&row->trial, flops, rows->task->threads);
-  printf("%s%s\n", verdict->reason[0] ? "  " : "", verdict->reason);
+  if (row->trial.samples.rounds) print_time(&row->trial, rows->flops, rows->task->threads);
+  printf("%s%s", verdict->reason[0] ? "  " : "", verdict->reason);
+  printf("%s%s\n", row->trial.warnings[0] ? "  " : "", row->trial.warnings);
 }
 
 static void print(const eval_rows *rows) {
-  const bench_tensors *tensors = &rows->input->tensors;
-  const double flops = bench_work_flops(&tensors->problem, bench_work_pairs(&tensors->problem, &tensors->args));
   int width = (int)strlen("kernel");
   for (int i = 0; i < rows->count; i++)
     if (strlen(rows->row[i].name) > (size_t)width) width = (int)strlen(rows->row[i].name);
   print_problem(rows);
   printf("%-*s  %-10s  %9s  %11s%s\n", width, "kernel", "status", "err/limit", "max abs err",
          rows->task->time ? "  median (us)  [95 % interval]  GFLOP/s   of peak" : "");
-  for (int i = 0; i < rows->count; i++) print_row(rows, &rows->row[i], width, flops);
+  for (int i = 0; i < rows->count; i++) print_row(rows, &rows->row[i], width);
 }
 
 /* ---- All of it --------------------------------------------------------------------------------------------------- */

@@ -2,6 +2,7 @@
 /* One trial at a time is opened, checked and handed to Google Benchmark's loop. */
 #include "gbench/suite.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +26,8 @@ typedef struct open_trial {
   bench_trial *trial; /* of the setup */
   double rate[2 * SLICES];
   int64_t calls;
-  double start_ns;
+  double start_ns, first_ns; /* first_ns: of the first call */
+  bench_cpu_time start_cpu;
   bool failed; /* a call returned an error */
   char error[sizeof(((bench_verdict *)0)->reason) + 32];
 } open_trial;
@@ -149,6 +151,9 @@ static void open_setup(gbench_suite *suite, int index) {
   bench_trial *trial = now->trial = &now->setup->trials[0];
   (void)bench_setup_check(now->setup);
   if (trial->verdict.status != BENCH_PASS) return;
+  const int given = bench_team_count(bench->threads).threads;
+  if (bench->threads == 1) bench_team_dismiss();
+  if (given < bench->threads) bench_conclude(trial, BENCH_ERROR, "timing: %d of %d threads run", given, bench->threads);
   bench_setup_rotate(now->setup);
   bench_setup_prepare_trial(now->setup, trial);
   if (trial->peak) trial->slice = bench_peak_prepare(trial->peak, bench->threads, SLICE_NS);
@@ -168,19 +173,25 @@ static void run_peak(const open_trial *now, double *rate) {
 
 void gbench_begin(gbench_suite *suite) {
   open_trial *now = &suite->now;
+  const int threads = now->setup->bench->threads;
   run_peak(now, now->rate);
-  for (int i = 0; i < now->trial->tensor_count; i++) bench_trial_poison(now->trial, i);
-  bench_team_settle(now->setup->bench->threads);
+  bench_team_settle(threads);
   now->failed = false;
   now->calls = 0;
   (void)gbench_call(suite);
-  now->start_ns = bench_now_ns();
+  for (int i = 0; i < now->trial->tensor_count; i++) {
+    bench_trial_renew(now->trial, i, threads);
+    bench_trial_poison(now->trial, i);
+  }
   now->calls = 0;
+  now->start_cpu = bench_cpu_now();
+  now->start_ns = bench_now_ns();
 }
 
 bool gbench_call(gbench_suite *suite) {
   open_trial *now = &suite->now;
-  now->failed |= bench_trial_call(now->trial, now->calls++) != ATTN_OK;
+  now->failed |= bench_trial_call(now->trial, now->calls) != ATTN_OK;
+  if (now->calls++ == 0) now->first_ns = bench_now_ns() - now->start_ns;
   return !now->failed;
 }
 
@@ -188,22 +199,43 @@ static bool output_is_the_checked_one(const open_trial *now) {
   return now->calls == 0 || bench_trial_output_hash(now->trial, now->calls - 1) == now->trial->verdict.output_hash;
 }
 
-static void fill_rates(open_trial *now, double seconds, gbench_rates *rates) {
+/* What no time can be, by the rules of `attnbench run`: all calls are one sample. False: the verdict says why. */
+static bool is_credible(open_trial *now, double time_ns, double busy) {
+  bench_trial *t = now->trial;
+  if (!bench_trial_allocate(t, 1)) return bench_conclude(t, BENCH_ERROR, "out of memory for a sample"), false;
+  t->samples.iterations = now->calls;
+  t->samples.rounds = 1;
+  t->samples.time_ns[0] = time_ns / (double)now->calls;
+  t->samples.first_ns[0] = now->first_ns;
+  t->samples.busy[0] = busy;
+  t->samples.loop_rate[0] = bench_median(now->rate, 2 * SLICES);
+  bench_setup_judge(now->setup, t);
+  bench_trial_clear(t);
+  return t->verdict.status == BENCH_PASS;
+}
+
+static void fill_rates(const open_trial *now, double seconds, gbench_rates *rates) {
   rates->gflops = 1e-9 * now->setup->flops / seconds;
   rates->gbs = 1e-9 * now->setup->bytes / seconds;
   if (!now->trial->slice.loop) return;
-  run_peak(now, now->rate + SLICES);
   rates->peak_gflops = 1e-9 * bench_median(now->rate, 2 * SLICES) * now->setup->bench->threads;
   rates->peak_pct = 100 * rates->gflops / rates->peak_gflops;
 }
 
 const char *gbench_end(gbench_suite *suite, gbench_rates *rates) {
   const double end_ns = bench_now_ns();
+  const bench_cpu_time end_cpu = bench_cpu_now();
   open_trial *now = &suite->now;
+  const bench_cpu_time from = now->start_cpu;
+  const double time_ns = end_ns - now->start_ns, own_ns = end_cpu.own_ns - from.own_ns;
+  const double busy = (end_cpu.all_ns - from.all_ns) / (now->setup->bench->threads > 1 ? time_ns : fmax(own_ns, 1));
   *rates = (gbench_rates){.max_err_ratio = now->trial->verdict.max_err_ratio};
   if (now->failed) return refuse(suite, BENCH_ERROR, attn_last_error());
   if (!output_is_the_checked_one(now))
     return refuse(suite, BENCH_FAIL, "an output of the timed runs differs from the one that passed the check");
-  fill_rates(now, 1e-9 * (end_ns - now->start_ns) / (double)(now->calls ? now->calls : 1), rates);
+  if (!now->calls) return NULL;
+  run_peak(now, now->rate + SLICES);
+  if (!is_credible(now, time_ns, busy)) return refuse_unless_passed(suite);
+  fill_rates(now, 1e-9 * time_ns / (double)now->calls, rates);
   return NULL;
 }
