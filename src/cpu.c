@@ -37,11 +37,10 @@ static bool all_set(uint64_t value, uint64_t bits) { return (value & bits) == bi
 static bool request_tiles(void) {
 #ifdef ATTN_EMULATE_AVX512
   return true;
-#elif !defined(__linux__) /* Windows 11 has a function of its own for that; this library does not call it */
-  errno = ENOTSUP;
-  return false;
-#else
+#elif defined(__linux__)
   return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+#else
+  return false; /* detect_features() has found none */
 #endif
 }
 
@@ -53,6 +52,9 @@ static uint32_t detect_features(void) {
   if (ymm && (c & bit_FMA)) features |= CPU_FMA;
   if (ymm && (c & bit_F16C)) features |= CPU_F16C;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return features;
+#ifndef __linux__ /* Windows 11 grants tiles by a function of its own, which this library does not call */
+  tiles = false;
+#endif
   uint32_t subleaves = a;
   if (ymm && (b & bit_AVX2)) features |= CPU_AVX2;
 #ifdef ATTN_EMULATE_AVX512 /* for tests: the tiers' instructions run as AVX2 */
