@@ -45,6 +45,7 @@ has_aarch64_compiler() {
 }
 has_qemu() { [ "$(uname -m)" = aarch64 ] || have qemu-aarch64; }
 has_llvm_mca() { compgen -c llvm-mca-1 | grep -q '[89]$' || compgen -c llvm-mca-2 >/dev/null; }
+has_abidiff() { have abidiff; }
 has_doxygen() { have doxygen; }
 has_pkg_config() { have pkg-config; }
 has_venv_module() { [ -x .venv/bin/python ] || python3 -c 'import venv, ensurepip' 2>/dev/null; }
@@ -63,6 +64,7 @@ optional|openblas|libopenblas-dev|the kernels gemm_openblas and naive_openblas
 optional|google_benchmark|g++ libbenchmark-dev|attnbench-gbench
 optional|compare_py|libbenchmark-tools|Google Benchmark'"'"'s comparison of result files
 optional|onednn|libdnnl-dev|the kernels on oneDNN
+optional|abidiff|abigail-tools|the test of the ABI
 optional|clang_format|clang-format-14|scripts/lint.sh
 optional|clang_tidy|clang-tidy-14|scripts/lint.sh
 optional|shellcheck|shellcheck|scripts/lint.sh

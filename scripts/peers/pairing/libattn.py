@@ -17,7 +17,7 @@ from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int64, c_size_
 
 import numpy as np
 
-from .attnbench import LoadError, dtypes, load_functions
+from .attnbench import dtypes, load_functions
 from .storage import ARRAYS, aligned_empty
 
 OK, INVALID_ARGUMENT, UNSUPPORTED, UNKNOWN_KERNEL = range(4)  # attn_status

@@ -1,0 +1,37 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+# Compares functions and structs of the shared libraries with those of the first version, tests/abi/*.abi, so that programs
+# compiled for that run with this one. Structs that begin with struct_size may have grown at their end, and functions and
+# enumerators may have been added (tests/abi/ungrow.py). All else fails.
+#
+#   check_abi.sh C_COMPILER GENERATED_FOLDER [--update]
+#
+# --update writes the baseline anew: when a version that breaks programs is wanted, with a new major number.
+set -eu
+compiler=$1 generated=$2 update=${3:-}
+cd "$(dirname "$0")/.."
+command -v abidiff >/dev/null 2>&1 || { echo "skipped: no abidiff (Debian: apt-get install abigail-tools)" && exit 77; }
+[ "$(uname -m)" = x86_64 ] || { echo "skipped: tests/abi holds the structs of x86_64" && exit 77; }
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failures=0
+
+# The library's own sources with debug information; kernels have no part in the ABI.
+for library in libattn libattn_nn; do
+  folder=src
+  [ $library = libattn ] || folder=src/nn
+  "$compiler" -std=c11 -O0 -g -shared -fPIC -fvisibility=hidden -D_POSIX_C_SOURCE=200809L -DATTN_SHARED -Iinclude -Isrc -I. \
+    -I"$generated" $folder/*.c -Wl,--version-script=$folder/$library.map -Wl,-z,undefs -o "$work/$library.so"
+  abidw --headers-dir include/attn --drop-private-types --no-corpus-path --no-comp-dir-path --no-show-locs \
+    --out-file "$work/$library.abi" "$work/$library.so"
+  if [ "$update" ]; then
+    cp "$work/$library.abi" "tests/abi/$library.abi"
+    continue
+  fi
+  python3 tests/abi/ungrow.py "tests/abi/$library.abi" "$work/$library.abi" >"$work/old.abi"
+  if ! abidiff --no-added-syms "tests/abi/$library.abi" "$work/old.abi"; then
+    echo "WRONG: programs that were compiled for the first $library would not run with this one"
+    failures=$((failures + 1))
+  fi
+done
+[ $failures = 0 ]
