@@ -9,9 +9,14 @@
 
 #include "attn/extend.h"
 
-/* A struct whose callers write ATTN_STRUCT(type, ...); `end` is the first field that they may lack. */
-#define ATTN_LAYOUT(type, end) \
-  { .name = #type, .maker = "ATTN_STRUCT(" #type ", ...)", .bytes = sizeof(type), .least = offsetof(type, end) }
+/* A struct whose callers write ATTN_STRUCT(type, ...), or an initialiser without a size, which means the fields of version
+ * 0.1. All fields are of that version; once one is added, `unsized` must become the offset of the first such field. `end` is
+ * the first field that callers may lack. */
+#define ATTN_LAYOUT(type, end)                                                                                  \
+  {                                                                                                             \
+    .name = #type, .maker = "ATTN_STRUCT(" #type ", ...)", .bytes = sizeof(type), .least = offsetof(type, end), \
+    .unsized = sizeof(type),                                                                                    \
+  }
 
 static const attn_struct_layout attn_args_layout = ATTN_LAYOUT(attn_args, lse);
 static const attn_struct_layout attn_options_layout = ATTN_LAYOUT(attn_options, parallel_for);

@@ -179,40 +179,41 @@ TEST(short_structs_give_the_bits_of_whole_ones) {
   test_data_destroy(&data);
 }
 
-/* ---- Structs that nobody has initialised ---- */
+/* ---- Structs without a size ---- */
 
-TEST(structs_without_a_size_are_refused) {
+/* As perf_event_open(2) reads attr.size 0: the fields of the first version. */
+TEST(without_a_size_args_and_options_are_those_of_version_0_1) {
   const attn_problem problem = small_problem();
-  attn_plan *plan;
-  const attn_options options = {.threads = 1};
-  test_refused(attn_plan_create(&problem, &options, &plan), ATTN_INVALID_ARGUMENT, "attn_options.struct_size is 0",
-               "ATTN_STRUCT(attn_options, ...)");
-  assert_null(plan);
-  const attn_args args = {.q = NULL};
-  test_refused(attn_sdpa(&problem, &args), ATTN_INVALID_ARGUMENT, "attn_args.struct_size is 0", "ATTN_STRUCT(attn_args");
-  const attn_problem none = {.batch = 1};
-  test_refused(attn_sdpa(&none, &args), ATTN_INVALID_ARGUMENT, "attn_problem.struct_size is 0", "attn_problem_init");
-  attn_product *product;
-  const attn_product_weights weights = {.depth = 1, .columns = 1};
-  test_refused(attn_product_create(&weights, NULL, &product), ATTN_INVALID_ARGUMENT,
-               "attn_product_weights.struct_size is 0");
+  test_data data = test_data_create(&problem, 3), again = test_data_share_inputs(&problem, &data);
+  test_ok(test_run(&problem, &data.args, &ATTN_STRUCT(attn_options, .kernel = "flash_c", .threads = 1)));
+  const attn_options options = {.kernel = "flash_c", .threads = 1};
+  const attn_args args = {.q = again.args.q, .k = again.args.k, .v = again.args.v, .o = again.args.o};
+  test_ok(test_run(&problem, &args, &options));
+  assert_memory_equal(again.args.o, data.args.o, data.o_bytes);
+  test_data_destroy_outputs(&again);
+  test_data_destroy(&data);
 }
 
-TEST(layers_refuse_structs_without_a_size) {
+TEST(only_the_first_fields_are_read_without_a_size) {
+  static const attn_struct_layout layout = {
+      .name = "new_inner", .maker = "make", .bytes = sizeof(new_inner), .least = 8, .unsized = sizeof(old_inner)};
+  const new_inner theirs = {.a = 1, .b = 2};
+  new_inner ours;
+  test_ok(attn_struct_read(&layout, &theirs, &ours));
+  assert_int_equal(ours.struct_size, sizeof ours);
+  assert_int_equal(ours.a, 1);
+  assert_int_equal(ours.b, 0);
+}
+
+TEST(problems_without_a_size_were_not_initialised) {
+  const attn_problem none = {.batch = 1};
+  const attn_args args = {.q = NULL};
+  test_refused(attn_sdpa(&none, &args), ATTN_INVALID_ARGUMENT, "attn_problem.struct_size is 0", "attn_problem_init");
   attn_mha_problem problem;
   attn_mha_problem_init(&problem, 1, 2, 3, 3, 8);
-  attn_mha *layer;
-  const attn_mha_weights no_weights = {.layout = ATTN_IN_OUT};
-  test_refused(attn_mha_create(&problem, &no_weights, NULL, &layer), ATTN_INVALID_ARGUMENT,
-               "attn_mha_weights.struct_size is 0");
-  static const float w[3 * 8 * 8];
-  const attn_mha_weights weights = ATTN_STRUCT(attn_mha_weights, .w_qkv = w, .w_o = w);
-  const attn_mha_options options = {.product = NULL};
-  test_refused(attn_mha_create(&problem, &weights, &options, &layer), ATTN_INVALID_ARGUMENT,
-               "attn_mha_options.struct_size is 0");
-  const attn_options inner = {.threads = 1};
-  test_refused(attn_mha_create(&problem, &weights, &ATTN_STRUCT(attn_mha_options, .attention = &inner), &layer),
-               ATTN_INVALID_ARGUMENT, "attn_options.struct_size is 0");
   problem.attention.struct_size = 0;
+  static const float w[3 * 8 * 8];
+  const attn_mha_weights weights = {.w_qkv = w, .w_o = w};
+  attn_mha *layer;
   test_refused(attn_mha_create(&problem, &weights, NULL, &layer), ATTN_INVALID_ARGUMENT, "attn_problem.struct_size is 0");
 }

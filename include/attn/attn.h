@@ -52,7 +52,8 @@
 
 /** A struct of the API with its size set: attn_args args = ATTN_STRUCT(attn_args, .q = q, .k = k, .v = v, .o = o); fields
  * that are not named are 0. It is a compound literal, so &ATTN_STRUCT(attn_options, .threads = 2) may be an argument. In C++
- * it takes C++20. The alternative is to begin with {0} and to set struct_size to sizeof. */
+ * it takes C++20. Without it, as in {.q = q, .k = k, .v = v, .o = o}, struct_size is 0, and the library reads the fields of
+ * version 0.1. */
 #ifdef __cplusplus
 #define ATTN_STRUCT(type, ...) (type{.struct_size = sizeof(type), __VA_ARGS__})
 #else
