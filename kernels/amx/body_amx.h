@@ -89,17 +89,24 @@ static ALWAYS_INLINE void run_step(tile_group *g, const bool first, const bool s
 }
 
 /* One group of `steps` steps: out = in, or 0 if it starts, + left right. `in` may be `out`. */
-static ALWAYS_INLINE void run_group(pending_sums *pending, const float *in, const bool starts, float *out, operands at,
-                                    const int steps, softmax *x, const softmax_pace pace) {
-  tile_group g = {.before = pending->at, .in = in, .at = at};
+typedef struct group_work {
+  const float *in;
+  bool starts;
+  float *out;
+  operands at;
+  int steps;
+} group_work;
+
+static ALWAYS_INLINE void run_group(pending_sums *pending, const group_work w, softmax *x, const softmax_pace pace) {
+  tile_group g = {.before = pending->at, .in = w.in, .at = w.at};
   tiles_see_stores();
   if (pace.too_many) { /* any shape: less code */
-    for (int step = 0; step < steps; step++) run_step(&g, step == 0, starts, x, pace);
+    for (int step = 0; step < w.steps; step++) run_step(&g, step == 0, w.starts, x, pace);
   } else {
-    run_step(&g, true, starts, x, pace);
-    for (int step = 1; step < steps; step++) run_step(&g, false, starts, x, pace);
+    run_step(&g, true, w.starts, x, pace);
+    for (int step = 1; step < w.steps; step++) run_step(&g, false, w.starts, x, pace);
   }
-  pending->at = out;
+  pending->at = w.out;
 }
 
 /* Stores what the tiles hold; `nowhere` takes what the next group stores. */
@@ -134,7 +141,7 @@ static ALWAYS_INLINE void output_groups(pending_sums *pending, const output_work
                          .right = (const char *)w->p,
                          .left_stride = 64,
                          .left_step = STEP * sizeof(uint16_t)};
-    run_group(pending, w->o + d * SUMS, w->starts, w->o + d * SUMS, at, GROUPS, x, pace);
+    run_group(pending, (group_work){w->o + d * SUMS, w->starts, w->o + d * SUMS, at, GROUPS}, x, pace);
   }
 }
 
@@ -145,7 +152,7 @@ static ALWAYS_INLINE void score_groups(pending_sums *pending, const score_work *
                          .right = (const char *)w->q,
                          .left_stride = w->k_stride,
                          .left_step = w->k_step};
-    run_group(pending, w->s, true, w->s + g * SUMS, at, depth_qk, x, pace);
+    run_group(pending, (group_work){w->s, true, w->s + g * SUMS, at, depth_qk}, x, pace);
   }
 }
 
@@ -154,12 +161,15 @@ static ALWAYS_INLINE void score_groups(pending_sums *pending, const score_work *
 typedef void body_function(pending_sums *pending, const output_work *output, int depth_v, const score_work *scores,
                            int depth_qk, const softmax_work *x);
 
-static ALWAYS_INLINE void run_body(pending_sums *pending, const output_work *output, const int depth_v,
-                                   const score_work *scores, const int depth_qk, const softmax_work *given,
-                                   const softmax_pace pace) {
+typedef struct depths {
+  int v, qk;
+} depths;
+
+static ALWAYS_INLINE void run_body(pending_sums *pending, const output_work *output, const score_work *scores,
+                                   const depths depth, const softmax_work *given, const softmax_pace pace) {
   softmax x = start_softmax(given);
-  output_groups(pending, output, depth_v, &x, pace);
-  score_groups(pending, scores, depth_qk, &x, pace);
+  output_groups(pending, output, depth.v, &x, pace);
+  score_groups(pending, scores, depth.qk, &x, pace);
   end_softmax(&x, given);
 }
 
@@ -168,12 +178,13 @@ static ALWAYS_INLINE void run_body(pending_sums *pending, const output_work *out
   static NO_INLINE void name(pending_sums *pending, const output_work *output, int depth_v, const score_work *scores, \
                              int depth_qk, const softmax_work *x) {                                                   \
     (void)depth_v, (void)depth_qk;                                                                                    \
-    run_body(pending, output, depth, scores, depth, x, (softmax_pace){8 / (depth), false, masked, biased});           \
+    const softmax_pace pace = {8 / (depth), false, masked, biased};                                                   \
+    run_body(pending, output, scores, (depths){depth, depth}, x, pace);                                               \
   }
 #define ANY_BODY(name, pairs, masked, biased)                                                                         \
   static NO_INLINE void name(pending_sums *pending, const output_work *output, int depth_v, const score_work *scores, \
                              int depth_qk, const softmax_work *x) {                                                   \
-    run_body(pending, output, depth_v, scores, depth_qk, x, (softmax_pace){pairs, true, masked, biased});             \
+    run_body(pending, output, scores, (depths){depth_v, depth_qk}, x, (softmax_pace){pairs, true, masked, biased});   \
   }
 EVEN_BODY(body_2, 2, false, false)
 EVEN_BODY(body_4, 4, false, false)
