@@ -92,22 +92,22 @@ struct attnbench_expected {
   bench_expected *rows;
 };
 
-static attn_problem dense_problem(const int64_t sizes[6], int dtype, int align, int with_lse) {
+static attn_problem dense_problem(const attnbench_problem *p) {
+  const int64_t *sizes = p->sizes;
   attn_problem problem;
   attn_problem_init(&problem, sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[5]);
-  problem.dtype_q = problem.dtype_kv = problem.dtype_o = (attn_dtype)dtype;
-  if (align >= 0) attn_problem_set_causal(&problem, (attn_align)align);
-  if (with_lse) problem.uses |= ATTN_USE_LSE;
+  problem.dtype_q = problem.dtype_kv = problem.dtype_o = (attn_dtype)p->dtype;
+  if (p->align >= 0) attn_problem_set_causal(&problem, (attn_align)p->align);
+  if (p->with_lse) problem.uses |= ATTN_USE_LSE;
   return problem;
 }
 
-attnbench_expected *attnbench_expected_create(const int64_t sizes[6], int dtype, int align, int with_lse, const void *q,
-                                              const void *k, const void *v, uint64_t seed) {
-  const attn_problem problem = dense_problem(sizes, dtype, align, with_lse);
+attnbench_expected *attnbench_expected_create(const attnbench_problem *p) {
+  const attn_problem problem = dense_problem(p);
   attnbench_expected *expected = malloc(sizeof *expected);
   if (!expected) return NULL;
-  expected->args = ATTN_STRUCT(attn_args, .q = q, .k = k, .v = v);
-  expected->rows = bench_expected_create(&problem, &expected->args, seed, true);
+  expected->args = ATTN_STRUCT(attn_args, .q = p->q, .k = p->k, .v = p->v);
+  expected->rows = bench_expected_create(&problem, &expected->args, p->seed, true);
   if (expected->rows) return expected;
   free(expected);
   return NULL;

@@ -31,7 +31,7 @@ enum { ATTNBENCH_ID = 480 };
  * is wrong, or `bytes` are too few; values is then the sentence that says so. */
 ATTNBENCH_API int attnbench_axis(const char *assignment, char *values, size_t bytes);
 
-/* The case of `count` texts "axis=value". sizes: as attnbench_expected_create() takes them. work: floating-point operations
+/* The case of `count` texts "axis=value". sizes: as in attnbench_problem. work: floating-point operations
  * and bytes of one call. 0 if an axis or a value is wrong, or no kernel can take the case; id is then the sentence that says
  * so. */
 ATTNBENCH_API int attnbench_case(const char *const *axes, int count, char id[ATTNBENCH_ID], int64_t sizes[6],
@@ -45,12 +45,18 @@ ATTNBENCH_API const char *attnbench_dtype(int dtype, double facts[2]);
 /* The right output of one problem, in float64. */
 typedef struct attnbench_expected attnbench_expected;
 
-/* sizes: batch, heads_q, heads_kv, seq_q, seq_k, head_dim of dense zero-mean inputs [batch][heads][seq][dim], which must
- * outlive the result. dtype: an attn_dtype, of inputs and output. align: an attn_align of a causal problem, -1 if it is not
- * causal. with_lse: whether attnbench_compare() will get an LSE. Of large problems a part of the rows is checked, in part
- * drawn with `seed`. NULL if memory is short. */
-ATTNBENCH_API attnbench_expected *attnbench_expected_create(const int64_t sizes[6], int dtype, int align, int with_lse,
-                                                            const void *q, const void *k, const void *v, uint64_t seed);
+/* Dense zero-mean inputs [batch][heads][seq][dim], and what is computed of them. */
+typedef struct attnbench_problem {
+  int64_t sizes[6];      /* batch, heads_q, heads_kv, seq_q, seq_k, head_dim */
+  int dtype;             /* an attn_dtype, of inputs and output */
+  int align;             /* an attn_align of a causal problem; -1 if it is not causal */
+  int with_lse;          /* whether attnbench_compare() will get an LSE */
+  const void *q, *k, *v; /* must outlive the result of attnbench_expected_create() */
+  uint64_t seed;         /* of large problems some rows are checked; the seed draws a part of them */
+} attnbench_problem;
+
+/* NULL if memory is short. */
+ATTNBENCH_API attnbench_expected *attnbench_expected_create(const attnbench_problem *problem);
 ATTNBENCH_API void attnbench_expected_destroy(attnbench_expected *expected);
 
 /* Compares a dense output, and its dense LSE (NULL without). arithmetic: exp_error, p_rounding and input_flush of

@@ -1,18 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""ggml's flash_attn_ext against libattn: same buffers, same threads, one process, rounds in changing order.
+"""ggml's flash_attn_ext against libattn: same buffers, same threads, one process, rounds in random order.
 
     scripts/peers/setup.sh ggml
     cmake --build build --target attn_shared attnbench_shared
     .venv-peers/ggml/bin/python scripts/peers/ggml_flash_attn.py --ggml-lib PATH/libggml.so --cases limits --csv ggml.csv
 
-ggml comes as source: build it with -DBUILD_SHARED_LIBS=ON and name its libggml.so (libggml-base and libggml-cpu are found
-through it). The graph of one node is planned beforehand, its work buffer allocated, tensors laid over the given arrays, so
-that a call is ggml_graph_compute() and nothing else. K and V are as wide as Q: float32. See scripts/peers/README.md for the
-rest.
-
-Exit code: 0 measured, 1 a check failed, 2 usage, 5 cannot write, 77 nothing could run, 130 interrupted (what was finished is
-written).
+ggml is source: build it with -DBUILD_SHARED_LIBS=ON and name its libggml.so (which loads libggml-base and libggml-cpu).
+The graph of one node is planned and its work buffer allocated beforehand, and its tensors are the given arrays, so a call is
+only ggml_graph_compute(). K and V are float32, as Q. Method and exit codes: scripts/peers/README.md.
 """
 
 import contextlib
@@ -44,7 +40,7 @@ class InitParams(ctypes.Structure):
 
 
 class GraphPlan(ctypes.Structure):
-    """struct ggml_cplan: the members that are used, and room for those that other versions append."""
+    """struct ggml_cplan: the members that are used, and room for the members of other versions."""
     _fields_ = [("work_size", c_size_t), ("work_data", c_void_p), ("rest", c_void_p * 30)]
 
 
@@ -72,13 +68,14 @@ class Ggml:
                                 "--ggml-lib takes the libggml.so of a build with shared libraries")
         self.c.ggml_cpu_init()
         self.version = ""
-        with contextlib.suppress(AttributeError):  # came with version 0.9
+        with contextlib.suppress(AttributeError):  # exists since version 0.9
             self.c.ggml_version.restype = c_char_p
             self.version = self.c.ggml_version().decode()
 
 
 class FlashAttn:
-    """A context, a graph and a work buffer per rotation: [batch][heads][seq][dim] in, [batch][seq][heads][dim] out."""
+    """Each rotation has a context, a graph and a work buffer. Inputs are [batch][heads][seq][dim], the output is
+    [batch][seq][heads][dim]."""
     name = NAME
 
     def __init__(self, ggml):
@@ -137,7 +134,7 @@ class FlashAttn:
 
 
 def causal_mask(case):
-    """0 and -inf, the same for all heads: ggml has no other causal mask. None where everything is allowed."""
+    """0 and -inf, the same for all heads: ggml has no other causal mask. None if all keys are allowed."""
     if case.causal == "none":
         return None
     mask = aligned_empty((1, 1, case.seq_q, case.seq_k), np.float16)

@@ -1,22 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""oneDNN against libattn's own kernels: same buffers, same threads, one process, rounds in changing order.
+"""oneDNN against libattn's own kernels: same buffers, same threads, one process, rounds in random order.
 
     scripts/peers/setup.sh onednn
     .venv-peers/onednn/bin/python scripts/peers/onednn_kernels.py --cases limits --csv results/local/onednn.csv
 
 libattn has kernels on oneDNN's C interface, with primitives made in the plan and buffers in the workspace (kernels/onednn/).
-They are what is timed here, in the libattn that setup.sh builds with oneDNN 3.13:
+This script times them in the libattn that setup.sh builds with oneDNN 3.13:
 
 matmul_onednn  matmul, softmax, matmul for a block of rows or a head
-graph_onednn   its graph interface's SDPA partition
+graph_onednn   the SDPA partition of its graph interface
 
-PyPI's oneDNN is built for SYCL: every call goes through its queue, and through TBB's threads, which small cases feel.
-Another libattn (--libattn build/libattn.so) brings the oneDNN that it was built with, such as Debian's 2.6 on OpenMP. See
-scripts/peers/README.md for the rest.
-
-Exit code: 0 measured, 1 a check failed, 2 usage, 5 cannot write, 77 nothing could run, 130 interrupted (what was finished is
-written).
+PyPI's oneDNN is built for SYCL: each call goes through a queue and TBB's threads, which costs time in small cases. Another
+libattn (--libattn build/libattn.so) uses the oneDNN that it was built with, such as Debian's 2.6 on OpenMP. Method and exit
+codes: scripts/peers/README.md.
 """
 
 import os
@@ -34,7 +31,7 @@ PEER = PEERS["onednn"]
 ENVIRONMENT = ROOT / ".venv-peers" / "onednn"
 WITH_ONEDNN = ENVIRONMENT / "build" / "libattn.so"
 
-# PyPI's oneDNN is built for SYCL: its CPU engine runs on Intel's OpenCL runtime, which comes with it, at this place.
+# PyPI's oneDNN is built for SYCL: its CPU engine runs on Intel's OpenCL runtime, which the package has here.
 OPENCL = ENVIRONMENT / "lib" / "libintelocl.so"
 
 

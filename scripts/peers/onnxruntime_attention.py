@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""ONNX Runtime's three attention operators against libattn: same data, same threads, one process, rounds in changing order.
+"""ONNX Runtime's three attention operators against libattn: same data, same threads, one process, rounds in random order.
 
     scripts/peers/setup.sh onnxruntime
     cmake --build build --target attn_shared attnbench_shared
@@ -11,11 +11,8 @@ ort_attention  ai.onnx Attention of opset 23: the score matrix of all heads in m
 ort_gqa        com.microsoft GroupQueryAttention: no score matrix; always causal; K and V are its cache, one buffer for
                past and present
 
-A model of one node, all graph optimisations on, inputs and outputs bound beforehand (IO binding), so that a call is
-run_with_iobinding() and nothing else. See scripts/peers/README.md for the rest.
-
-Exit code: 0 measured, 1 a check failed, 2 usage, 5 cannot write, 77 nothing could run, 130 interrupted (what was finished is
-written).
+A model has one node. All graph optimisations are on, and inputs and outputs are bound beforehand (IO binding), so a call is
+only run_with_iobinding(). Method and exit codes: scripts/peers/README.md.
 """
 
 import contextlib
@@ -48,7 +45,7 @@ OPSETS, IR_VERSION = {"": 23, CONTRIB: 1}, 10  # opset 23 brought Attention
 
 
 class Operator:
-    """One of its operators. Subclasses say which node, and which arrays it reads and writes."""
+    """One operator. Subclasses define the node and the arrays that it reads and writes."""
     name = op = domain = ""
 
     @contextlib.contextmanager
@@ -68,7 +65,7 @@ class Operator:
                       facts={"algorithm": self.name, "isa": "", "library": f"ONNX Runtime {onnxruntime.__version__}"})
 
     def refuse(self, case):
-        """Raises Refused for a case that the operator does not define, or defines in another way."""
+        """Raises Refused for a case that the operator does not have, or defines differently."""
 
     def bind(self, case, q, k, v):
         """The Binding of one rotation."""
@@ -80,20 +77,20 @@ class Operator:
 
 
 class Binding:
-    """Arrays by the names of the node's inputs and outputs, in order; None: an optional input left out."""
+    """Arrays by the names of the node's inputs and outputs, in order."""
 
     def __init__(self, inputs, outputs, attributes):
         self.inputs, self.outputs, self.attributes = inputs, outputs, attributes
 
 
 class MultiHeadAttention(Operator):
-    """q is [batch][seq][heads * dim]. For many queries K and V have the same layout; for few queries they are
-    [batch][heads][seq][dim], as a cache keeps them. Each is the faster one there of the two that the operator takes."""
+    """q is [batch][seq][heads * dim]. The operator takes K and V in two layouts. This class uses the faster one: for many
+    queries that of q, for few queries [batch][heads][seq][dim], as in a cache."""
     name, op, domain = "ort_mha", "MultiHeadAttention", CONTRIB
 
     def refuse(self, case):
         if case.heads != case.heads_kv:
-            raise Refused("MultiHeadAttention has no KV heads of its own: heads_kv = heads is what it takes")
+            raise Refused("MultiHeadAttention has no KV heads of its own; it takes heads_kv = heads")
         if case.causal == "bottom-right" and case.seq_q != case.seq_k:
             raise Refused("unidirectional aligns top-left; bottom-right with seq_q != seq_k would take a past or a bias")
 
@@ -108,13 +105,13 @@ class MultiHeadAttention(Operator):
 
 
 class GroupQueryAttention(Operator):
-    """K and V of the case are the cache. Past and present are one buffer, so of the keys only those of the queries at hand
-    are written, in place and with the values that are there already. The first prompt (seq_q = seq_k) writes all of it."""
+    """K and V of the case are the cache. Past and present are one buffer, so a call writes only the keys of its queries,
+    with the values that they have already. The first prompt (seq_q = seq_k) writes all keys."""
     name, op, domain = "ort_gqa", "GroupQueryAttention", CONTRIB
 
     def refuse(self, case):
         if case.seq_q > case.seq_k:
-            raise Refused("GroupQueryAttention appends its queries' keys to a cache: seq_q <= seq_k is what it takes")
+            raise Refused("GroupQueryAttention appends its queries' keys to a cache; it takes seq_q <= seq_k")
         if case.causal != "bottom-right" and case.seq_q > 1 or case.causal == "top-left" and case.seq_k > 1:
             raise Refused("GroupQueryAttention is always causal, aligned bottom-right")
 
@@ -131,7 +128,7 @@ class GroupQueryAttention(Operator):
 
 
 class Attention(Operator):
-    """All tensors are [batch][heads][seq][dim]; it knows grouped heads."""
+    """All tensors are [batch][heads][seq][dim]. It has grouped heads."""
     name, op = "ort_attention", "Attention"
 
     def refuse(self, case):
@@ -168,7 +165,7 @@ def heads_first(case, o):
 # ---- Sessions ----------------------------------------------------------------------------------------------------------
 
 def make_session(op, domain, binding, case):
-    """A session of a model that is this one node, its shapes fixed."""
+    """A session of a model with this one node and fixed shapes."""
     def describe(arrays):
         return [helper.make_tensor_value_info(name, onnx_type(array), array.shape) for name, array in arrays.items()]
 
@@ -179,17 +176,17 @@ def make_session(op, domain, binding, case):
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = case.threads, 1
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.log_severity_level = 4  # what fails is raised too
+    options.log_severity_level = 4  # errors are raised anyway
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def onnx_type(array):
-    """uint16 is how bfloat16 comes (pairing/storage.py)."""
+    """uint16 arrays hold bfloat16 (pairing/storage.py)."""
     return TensorProto.BFLOAT16 if array.dtype == np.uint16 else helper.np_dtype_to_tensor_dtype(array.dtype)
 
 
 def bind_io(session, binding):
-    """Addresses, read and written in place."""
+    """Binds the addresses of the arrays, which are read and written in place."""
     io = session.io_binding()
     for name, x in binding.inputs.items():
         io.bind_input(name, "cpu", 0, onnx_type(x), x.shape, x.ctypes.data)

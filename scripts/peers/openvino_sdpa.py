@@ -1,17 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""OpenVINO's ScaledDotProductAttention against libattn: same buffers, same threads, one process, rounds in changing order.
+"""OpenVINO's ScaledDotProductAttention against libattn: same buffers, same threads, one process, rounds in random order.
 
     scripts/peers/setup.sh openvino
     cmake --build build --target attn_shared attnbench_shared
     .venv-peers/openvino/bin/python scripts/peers/openvino_sdpa.py --cases limits --csv results/local/openvino.csv
 
-A model of one opset-13 node for the CPU plugin: latency hint, one stream, the threads asked for, arithmetic as wide as the
-data (the plugin would take bf16 on its own where the CPU has it). Inputs and output are set beforehand and shared, so that a
-call is infer() of one request; about 3 us of it are its Python layer. See scripts/peers/README.md for the rest.
-
-Exit code: 0 measured, 1 a check failed, 2 usage, 5 cannot write, 77 nothing could run, 130 interrupted (what was finished is
-written).
+A model has one opset-13 node for the CPU plugin: latency hint, one stream, the threads asked for, and arithmetic in the type
+of the data (by default the plugin uses bf16 where the CPU has it). Inputs and output are set beforehand and shared, so a
+call is infer() of one request; its Python layer takes about 3 us. Method and exit codes: scripts/peers/README.md.
 """
 
 import contextlib
@@ -35,11 +32,11 @@ from pairing.implementation import Absent, Prepared, Refused  # noqa: E402
 from pairing.peers import PEERS  # noqa: E402
 from pairing.storage import ARRAYS, aligned_empty, spoil  # noqa: E402
 
-CAPABILITIES = {"f32": "FP32", "f16": "FP16", "bf16": "BF16"}  # what the plugin calls arithmetic in these
+CAPABILITIES = {"f32": "FP32", "f16": "FP16", "bf16": "BF16"}  # the plugin's names
 
 
 class ScaledDotProductAttention:
-    """The node takes as many KV heads as heads. For fewer they are broadcast in front of it, as exported models do."""
+    """The node takes as many KV heads as heads. Fewer KV heads are broadcast before it, as in exported models."""
     name = "openvino_sdpa"
 
     def __init__(self):
@@ -63,8 +60,8 @@ class ScaledDotProductAttention:
 
 
 def rounding(dtype, precision):
-    """Without units for bf16 the plugin's conversion to it rounds up from the middle only where the last bit kept is 1: it
-    errs by up to a whole step, twice as much as rounding to nearest."""
+    """On a CPU without bf16 the plugin's conversion rounds up only from the middle, and only if the last bit is 1: its
+    error is up to a whole step, twice that of rounding to nearest."""
     narrowed = 0.0 if precision == "f32" else dtypes()[precision].roundoff
     return Rounding(ASSUMED_EXP_ERROR, p_rounding=narrowed,
                     store_error=2 * dtypes()["bf16"].roundoff if dtype == "bf16" and precision == "f32" else 0.0)
@@ -88,7 +85,7 @@ def repeat_heads(case, x):
 
 
 def make_request(compiled, tensors, o, dtype):
-    """Reads and writes these arrays in place."""
+    """A request that reads and writes these arrays in place."""
     request = compiled.create_infer_request()
     for index, x in enumerate(tensors):
         request.set_input_tensor(index, shared_tensor(x, dtype))

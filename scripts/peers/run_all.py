@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Runs every peer that is installed on the same cases, beside libattn, and puts all of them into one table and one figure.
+"""Runs every installed peer on the same cases, beside libattn, and puts all results into one table and one figure.
 
     scripts/peers/setup.sh --all                    environments of their own, once
     cmake --build build --target attn_shared attnbench_shared
@@ -9,10 +9,8 @@
     scripts/peers/run_all.py --quick                         # does it work?
     scripts/peers/run_all.py --from results/local/peers      # table and figure again
 
-Leaves NAME.csv, NAME-samples.csv and NAME.txt for every peer, table.md and peers-*.png, *.svg. A peer that is not installed
-is a row with the reason and the command that installs it. See scripts/peers/README.md.
-
-Exit code: 0 measured, 1 a check failed, 2 usage, 5 cannot write, 77 no peer could run, 130 interrupted.
+Writes NAME.csv, NAME-samples.csv and NAME.txt for every peer, table.md and peers-*.png, *.svg. A peer that is not installed
+is a row with the command that installs it. Method and exit codes: scripts/peers/README.md.
 """
 
 import argparse
@@ -60,7 +58,7 @@ def main(argv=None):
 
 
 def run_peer(peer, cases, options):
-    """Its script in its environment; what it prints goes to the terminal and to NAME.txt. The exit code."""
+    """Runs the peer's script in its environment and copies its output to NAME.txt. Returns the exit code."""
     interpreter = peer.interpreter()
     if peer.name == "ggml" and not options.ggml_lib:
         interpreter = None
@@ -68,16 +66,11 @@ def run_peer(peer, cases, options):
         print(f"{peer.title}: not installed; {peer.install}", file=sys.stderr)
         write_absent(peer, cases, options.out / f"{peer.name}.csv")
         return NOTHING_RAN
-    command = [interpreter, str(FOLDER / peer.script), *passed_on(options),
-               "--csv", str(options.out / f"{peer.name}.csv"), "--samples", str(options.out / f"{peer.name}-samples.csv")]
-    if peer.name == "torch":
-        command += ["--mkl", options.mkl]
-    if peer.name == "ggml":
-        command += ["--ggml-lib", str(options.ggml_lib)]
-    if options.libattn and peer.name != "onednn":
-        command += ["--libattn", str(options.libattn)]
-    if options.libattn_onednn and peer.name == "onednn":
-        command += ["--libattn", str(options.libattn_onednn)]
+    own = {"torch": ["--mkl", options.mkl], "ggml": ["--ggml-lib", options.ggml_lib]}.get(peer.name, [])
+    libattn = options.libattn_onednn if peer.name == "onednn" else options.libattn
+    command = list(map(str, (interpreter, FOLDER / peer.script, *passed_on(options), *own,
+                             *(["--libattn", libattn] if libattn else []), "--csv", options.out / f"{peer.name}.csv",
+                             "--samples", options.out / f"{peer.name}-samples.csv")))
     print(f"\n==== {peer.title} ====", flush=True)
     begun = time.monotonic()
     with open(options.out / f"{peer.name}.txt", "w", encoding="utf-8") as log, \
@@ -90,7 +83,7 @@ def run_peer(peer, cases, options):
 
 
 def passed_on(options):
-    """The options of all scripts."""
+    """The options for the script of every peer."""
     cpus = options.cpus or (sorted(os.sched_getaffinity(0))[:1] if options.threads == 1 else [])
     return [*(word for name in options.cases for word in ("--cases", name)),
             *(word for text in options.axes for word in ("-a", text)),
@@ -136,7 +129,7 @@ def write_conditions(file):
 
 
 def cpu_name():
-    """As Linux names it, with family and model: a virtual machine's name for it may say little."""
+    """The name that Linux gives, with family and model, because a virtual machine may have a vague name."""
     facts = {}
     with open("/proc/cpuinfo", encoding="utf-8") as file:
         for line in file:

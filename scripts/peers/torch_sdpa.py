@@ -1,16 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""PyTorch's scaled_dot_product_attention against libattn: same buffers, same threads, one process, rounds in changing order.
+"""PyTorch's scaled_dot_product_attention against libattn: same buffers, same threads, one process, rounds in random order.
 
     scripts/peers/setup.sh torch
     cmake --build build --target attn_shared attnbench_shared
     .venv-peers/torch/bin/python scripts/peers/torch_sdpa.py --cases limits --csv results/local/torch.csv
 
-Every output is compared with the float64 oracle before it is timed, and again afterwards. What an implementation cannot do,
-or what is not installed, is a row with the reason. See scripts/peers/README.md.
-
-Exit code: 0 measured, 1 a check failed, 2 usage, 5 cannot write, 77 nothing could run, 130 interrupted (what was finished is
-written).
+Method and exit codes: scripts/peers/README.md.
 """
 
 import contextlib
@@ -23,7 +19,7 @@ from pairing.machine import need_numpy, prepare_environment
 prepare_environment()  # before NumPy starts its threads
 need_numpy()
 try:
-    import torch  # before libattn, so that libattn finds PyTorch's OpenMP runtime in place and both use that one
+    import torch  # before libattn, so that both use PyTorch's OpenMP runtime
     import torch.nn.attention
 except ImportError as error:
     torch, WITHOUT_TORCH = None, f"PyTorch cannot be imported ({error}): scripts/peers/setup.sh torch installs it"
@@ -34,13 +30,13 @@ from pairing.implementation import Absent, Prepared, Refused  # noqa: E402
 from pairing.peers import PEERS  # noqa: E402
 
 BACKENDS = {"torch_flash": "FLASH_ATTENTION", "torch_math": "MATH"}
-TIERS = {"AVX512": "avx512", "AVX2": "avx2", "DEFAULT": "c"}  # torch.backends.cpu.get_cpu_capability() in our words
+TIERS = {"AVX512": "avx512", "AVX2": "avx2", "DEFAULT": "c"}  # torch.backends.cpu.get_cpu_capability() -> our tier
 
 EXP_ERROR = 20 * 2.0**-23  # ATen states 20 ulp for the exp of its flash kernel and of its softmax (Vectorized::exp_u20)
 
 
 class TorchBackend:
-    """scaled_dot_product_attention kept to one backend, in inference mode. Its output is a fresh tensor every time."""
+    """scaled_dot_product_attention with one backend, in inference mode. Every call returns a new tensor."""
 
     def __init__(self, name):
         self.name = name
@@ -75,7 +71,7 @@ class TorchBackend:
 
 
 def rounding(dtype):
-    """The flash kernel narrows P to the dtype of V before the product; the math backend may."""
+    """The flash kernel rounds P to the dtype of V before the product; the math backend may do so."""
     return Rounding(EXP_ERROR, p_rounding=0.0 if dtype == "f32" else dtypes()[dtype].roundoff)
 
 
@@ -88,7 +84,7 @@ def as_array(tensor, dtype):
 
 
 def bind_torch(tensors, options):
-    """A function without arguments, as thin as ours: positional arguments are bound beforehand."""
+    """A function without arguments that calls scaled_dot_product_attention."""
     sdpa, (q, k, v) = torch.nn.functional.scaled_dot_product_attention, tensors
     return lambda: sdpa(q, k, v, **options)
 

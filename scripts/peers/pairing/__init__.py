@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""What the scripts of all peers share: libattn, cases, the harness' statistics and oracle, rounds, tables and files."""
+"""Shared by the scripts of all peers: libattn, cases, the statistics and oracle of the harness, rounds, tables and files."""

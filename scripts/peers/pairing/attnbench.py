@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The harness' own C from Python: statistics, order of rounds, float64 oracle and error limits, peak loops (harness/shared).
+"""The C functions of the harness for Python: statistics, order of rounds, float64 oracle, error limits, peak loops
+(harness/shared).
 
-load() comes before anything else here.
+Call load() first.
 """
 
 import contextlib
@@ -14,9 +15,16 @@ from pathlib import Path
 
 DEFAULT = Path(__file__).resolve().parents[3] / "build" / "libattnbench.so"
 ALIGNMENTS = {"none": None, "top-left": 0, "bottom-right": 1}  # attn_align of causal problems
-SLICE_NS = 2e6        # of the peak loop, before every sample
-READ_BYTES = 2.0**28  # at most so much of K and V is read once a round
+SLICE_NS = 2e6        # time of the peak loop before every sample
+READ_BYTES = 2.0**28  # of K and V are read at most once per round
 DOUBLES = POINTER(c_double)
+
+
+class Problem(ctypes.Structure):
+    """attnbench_problem."""
+    _fields_ = [("sizes", c_int64 * 6), *((name, c_int) for name in ("dtype", "align", "with_lse")),
+                *((name, c_void_p) for name in ("q", "k", "v")), ("seed", c_uint64)]
+
 
 FUNCTIONS = {  # name -> result, arguments
     "attnbench_summarise": (None, [DOUBLES, c_int, DOUBLES]),
@@ -27,7 +35,7 @@ FUNCTIONS = {  # name -> result, arguments
     "attnbench_axis": (c_int, [c_char_p, c_char_p, c_size_t]),
     "attnbench_case": (c_int, [POINTER(c_char_p), c_int, c_char_p, POINTER(c_int64), DOUBLES]),
     "attnbench_dtype": (c_char_p, [c_int, DOUBLES]),
-    "attnbench_expected_create": (c_void_p, [POINTER(c_int64), *[c_int] * 3, *[c_void_p] * 3, c_uint64]),
+    "attnbench_expected_create": (c_void_p, [POINTER(Problem)]),
     "attnbench_expected_destroy": (None, [c_void_p]),
     "attnbench_compare": (c_double, [*[c_void_p] * 3, DOUBLES, DOUBLES, POINTER(c_int64)]),
     "attnbench_peak_open": (c_void_p, [c_char_p, c_int, c_double]),
@@ -39,7 +47,7 @@ FUNCTIONS = {  # name -> result, arguments
 
 
 class LoadError(Exception):
-    """A shared library is missing or is another one; the message names the command that builds it."""
+    """A shared library is missing or the wrong one; the message names the command that builds it."""
 
 
 def load_functions(path, functions, remedy):
@@ -58,7 +66,7 @@ _c = None
 
 
 def load(beside=DEFAULT):
-    """Loads libattnbench.so from the folder of the file `beside`, or else from the usual build folder; once."""
+    """Loads libattnbench.so from the folder of the file `beside`, else from build/. Later calls do nothing."""
     global _c
     if _c is not None:
         return
@@ -75,8 +83,8 @@ def doubles(values):
 
 @dataclass(frozen=True)
 class Summary:
-    """low, high: 95 % interval of the median from order statistics; NaN with fewer than 6 values. mad: median absolute
-    deviation."""
+    """low, high: the 95 % interval of the median from order statistics; NaN for fewer than 6 values. mad: the median
+    absolute deviation."""
     min: float
     median: float
     mad: float
@@ -91,14 +99,14 @@ def summarise(values):
 
 
 def paired_ratio(a, b):
-    """a / b, round by round: exp of the median log-ratio with its sign-test interval; mad is the relative deviation."""
+    """a / b round by round: exp of the median log-ratio, with its sign-test interval; mad is relative."""
     summary = doubles([0.0] * 5)
     _c.attnbench_paired_ratio(*pairs(a, b), summary)
     return Summary(*summary)
 
 
 def sign_test(a, b):
-    """The two-sided p-value of "a is above b as often as below". Equal pairs are left out."""
+    """The two-sided p-value of "a is above b as often as below", without equal pairs."""
     return _c.attnbench_sign_test(*pairs(a, b))
 
 
@@ -109,7 +117,7 @@ def pairs(a, b):
 
 
 def holm(p_values):
-    """Adjusted p-values in the order given: rejecting those <= a keeps the chance of any false rejection at a."""
+    """Adjusted p-values in the same order: if those <= a are rejected, the chance of any false rejection is at most a."""
     p = doubles(p_values)
     if not _c.attnbench_holm(p, len(p)):
         raise MemoryError
@@ -117,7 +125,7 @@ def holm(p_values):
 
 
 def latin_square(n, seed, block):
-    """The orders of n rounds: every number 0 .. n - 1 once in each place, and for even n after every other one."""
+    """The orders of n rounds: every number 0 .. n - 1 is once in each place and, for even n, once behind each other one."""
     square = (c_int * (n * n))()
     if not _c.attnbench_latin_square(square, n, seed, block):
         raise MemoryError
@@ -127,11 +135,11 @@ def latin_square(n, seed, block):
 # ---- Cases -------------------------------------------------------------------------------------------------------------
 
 class CaseError(Exception):
-    """A case that cannot be understood or measured; the message names axis, value and what would be right."""
+    """A case that cannot be read or measured; the message names axis, value and what would be right."""
 
 
 def axis_values(assignment):
-    """["128", "256"] of "seq=128:256:*2"."""
+    """The values of an assignment: ["128", "256"] for "seq=128:256:*2"."""
     values = ctypes.create_string_buffer(2**16)
     if not _c.attnbench_axis(assignment.encode(), values, len(values)):
         raise CaseError(values.value.decode())
@@ -140,7 +148,7 @@ def axis_values(assignment):
 
 @functools.lru_cache(maxsize=1024)
 def describe(*axes):
-    """(case id, [batch, heads_q, heads_kv, seq_q, seq_k, head_dim], flops, bytes of one call) of axes such as "seq=128"."""
+    """(case id, [batch, heads_q, heads_kv, seq_q, seq_k, head_dim], flops, bytes per call) for axes such as "seq=128"."""
     texts = (c_char_p * len(axes))(*(axis.encode() for axis in axes))
     text, sizes, work = ctypes.create_string_buffer(480), (c_int64 * 6)(), doubles([0.0] * 2)
     if not _c.attnbench_case(texts, len(axes), text, sizes, work):
@@ -150,7 +158,7 @@ def describe(*axes):
 
 @dataclass(frozen=True)
 class Dtype:
-    """A storage type: its attn_dtype, bytes of an element, half a unit in the last place of 1."""
+    """A storage type: its attn_dtype, the bytes of an element, half a unit in the last place of 1."""
     number: int
     bytes: int
     roundoff: float
@@ -167,13 +175,13 @@ def dtypes():
 
 # ---- The oracle --------------------------------------------------------------------------------------------------------
 
-ASSUMED_EXP_ERROR = 20 * 2.0**-23  # of a peer that states none: the widest that one of them does state (PyTorch)
+ASSUMED_EXP_ERROR = 20 * 2.0**-23  # for peers that state none: the largest that any peer states (PyTorch)
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """What an implementation says about its arithmetic (attn_numerics). store_error: relative, of storing an output; 0 where
-    that rounds to nearest."""
+    """What an implementation declares about its arithmetic (attn_numerics). store_error: the relative error of storing an
+    output; 0 means that it rounds to nearest."""
     exp_error: float
     p_rounding: float = 0.0
     input_flush: float = 0.0
@@ -182,7 +190,7 @@ class Rounding:
 
 @dataclass(frozen=True)
 class Check:
-    """worst: largest error / limit, > 1 fails. abs_error: largest error. index: "batch:head:query:column" of the worst."""
+    """worst: the largest error / limit (> 1 fails). abs_error: largest error. index: "batch:head:query:column" of worst."""
     worst: float
     abs_error: float
     index: str
@@ -194,14 +202,15 @@ class Check:
 
 
 class Reference:
-    """The right output of a case in float64. q, k, v: dense, as storage.make_inputs() makes them."""
+    """The right output of a case in float64. q, k, v: dense, as from storage.make_inputs()."""
 
     def __init__(self, case, q, k, v, seed=1, lse=False):
         align = ALIGNMENTS[case.causal]
         sizes = (c_int64 * 6)(case.batch, case.heads, case.heads_kv, case.seq_q, case.seq_k, case.head_dim)
         self.inputs = q, k, v  # the handle points to their data
-        self.handle = _c.attnbench_expected_create(sizes, dtypes()[case.dtype].number, -1 if align is None else align,
-                                                   lse, *(x.ctypes.data for x in self.inputs), seed)
+        self.handle = _c.attnbench_expected_create(Problem(
+            sizes, dtypes()[case.dtype].number, -1 if align is None else align, lse,
+            *(x.ctypes.data for x in self.inputs), seed))
         if not self.handle:
             raise MemoryError("no memory for the float64 oracle")
 
@@ -210,7 +219,7 @@ class Reference:
             _c.attnbench_expected_destroy(self.handle)
 
     def check(self, output, rounding, lse=None):
-        """Compares `output` [batch][heads][seq][dim], of the case's dtype, and `lse` if the reference was made with one."""
+        """Compares `output` [batch][heads][seq][dim] of the case's dtype, and `lse` if the reference has one."""
         q = self.inputs[0]
         if output.shape != q.shape or output.dtype != q.dtype:
             raise ValueError(f"output is {output.dtype} {output.shape}; {q.dtype} {q.shape} is right")
@@ -225,7 +234,7 @@ class Reference:
 # ---- Peaks -------------------------------------------------------------------------------------------------------------
 
 class Peak:
-    """The peak loop for one dtype. Rates are those of all threads together."""
+    """The peak loop for one dtype. Rates are sums over all threads."""
 
     def __init__(self, handle, threads):
         self.handle, self.threads = handle, threads
@@ -236,9 +245,9 @@ class Peak:
         return _c.attnbench_peak_rate(self.handle)
 
     def read(self, rotations):
-        """Bytes/s of reading the K and V of as many rotations as READ_BYTES allows, each once; 0 where they are too small.
+        """Bytes/s of reading K and V of as many rotations as READ_BYTES allows, each once; 0 if they are too small.
 
-        It reads the last rotations: calls begin with the first, which must stay out of the caches.
+        Reads the last rotations, because calls begin with the first ones, which must not be in the caches.
         """
         tensors = [array for _, *kv in rotations for array in kv]
         count = 2 * math.ceil(READ_BYTES / (tensors[0].nbytes + tensors[1].nbytes))
@@ -253,7 +262,7 @@ class Peak:
 
 @contextlib.contextmanager
 def open_peak(dtype, threads):
-    """A Peak, or None where this CPU has no loop."""
+    """A Peak, or None if there is no loop for this CPU."""
     handle = _c.attnbench_peak_open(dtype.encode(), threads, SLICE_NS)
     try:
         yield Peak(handle, threads) if handle else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The problems that are measured: those axes of attnbench that peers understand, names of cases, and work of a case."""
+"""The problems that are measured: the axes of attnbench that peers have, the names of cases, and the work of a case."""
 
 import difflib
 import itertools
@@ -9,13 +9,13 @@ from . import attnbench
 from .attnbench import CaseError
 
 AXES = ("dtype", "batch", "heads", "heads_kv", "seq", "seq_q", "seq_k", "head_dim", "causal", "cache")
-WORDS = {"dtype": ("f32", "f16", "bf16"), "causal": ("none", "top-left", "bottom-right"),  # attnbench knows more
+WORDS = {"dtype": ("f32", "f16", "bf16"), "causal": ("none", "top-left", "bottom-right"),  # attnbench has more
          "cache": ("warm", "cold-kv")}
 
 FEW_QUERIES = 16
 
 PRESETS = {
-    # What every peer is measured on, with the shapes of harness/cases/presets/limits.preset.
+    # The cases of the peers table, with the shapes of harness/cases/presets/limits.preset.
     "limits": [
         {"heads": "1", "seq": "2048"},
         {"heads": "1", "seq": "2048", "causal": "bottom-right"},
@@ -48,15 +48,13 @@ class Case:
 
     def __str__(self):
         """The heading that attnbench prints above its table."""
-        def pair(a, b, joint):
-            return f"{a}" if a == b else f"{a}{joint}{b}"
         return (f"{self.dtype}  batch {self.batch}  heads {pair(self.heads, self.heads_kv, '/')}"
                 f"  seq {pair(self.seq_q, self.seq_k, 'x')}  head_dim {self.head_dim}  causal {self.causal}"
                 f"  threads {self.threads}" + (f"  cache {self.cache}" if self.cache != "warm" else ""))
 
     @property
     def description(self):
-        """(attnbench's case_id, sizes, flops, bytes); pairs that a mask takes away count nothing, nor does softmax."""
+        """(attnbench's case_id, sizes, flops, bytes). Masked pairs and softmax count no flops."""
         return attnbench.describe(f"dtype={self.dtype}", f"batch={self.batch}", f"heads={self.heads}",
                                   f"heads_kv={self.heads_kv}", f"seq_q={self.seq_q}", f"seq_k={self.seq_k}",
                                   f"head_dim={self.head_dim}", f"causal={self.causal}", f"cache={self.cache}",
@@ -76,9 +74,7 @@ class Case:
 
     @property
     def title(self):
-        """A short name for tables and figures; it leaves out what all cases of the peers table share."""
-        def pair(a, b, joint):
-            return f"{a}" if a == b else f"{a}{joint}{b}"
+        """A short name for tables and figures, without what all cases of the peers table share."""
         heads = pair(self.heads, self.heads_kv, "/")
         if self.is_decode:
             words = f"{'decode' if self.heads == self.heads_kv else 'GQA decode'} {heads}×{self.seq_k}×{self.head_dim}"
@@ -90,7 +86,7 @@ class Case:
 
     @property
     def is_decode(self):
-        """Few queries, more keys: memory is the limit (as in scripts/plotting/views.py)."""
+        """Few queries and more keys: memory is the limit (as in scripts/plotting/views.py)."""
         return self.seq_q <= FEW_QUERIES and self.seq_q < self.seq_k
 
     @property
@@ -101,6 +97,10 @@ class Case:
     @property
     def bytes_kv(self):
         return int(self.dtype.lstrip("bf")) // 8 * self.batch * 2 * self.heads_kv * self.seq_k * self.head_dim
+
+
+def pair(a, b, joint):
+    return f"{a}" if a == b else f"{a}{joint}{b}"
 
 
 def build_cases(presets, axes, threads):
@@ -119,7 +119,7 @@ def build_cases(presets, axes, threads):
 
 
 def build_case(values, threads):
-    """The case of these axes; the others are at attnbench's defaults."""
+    """The case of these axes; the other axes have attnbench's defaults."""
     _, sizes, *_ = attnbench.describe(*(f"{name}={value}" for name, value in values.items()))
     if min(sizes) < 1:
         raise CaseError(f"{', '.join(f'{name}={value}' for name, value in values.items())}: sizes from 1 up are right")
@@ -128,7 +128,7 @@ def build_case(values, threads):
 
 
 def read_axis(text):
-    """("seq", ["128", "256"]) of "seq=128:256:*2"."""
+    """("seq", ["128", "256"]) for "seq=128:256:*2"."""
     name = text.partition("=")[0]
     if name not in AXES:
         near = difflib.get_close_matches(name, AXES, 1, 0)[0]

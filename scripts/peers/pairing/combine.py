@@ -13,9 +13,8 @@ from .results import OURS, interval, slowness
 
 @dataclass(frozen=True)
 class Cell:
-    """One library on one case. value, low, high: % of the peak loop, or GB/s of K and V where the case is decoding; None
-    unless status is PASS and there is a peak. slower: (median, low, high) of its time over ours in the same process; None
-    for ours."""
+    """One library on one case. value, low, high: % of the peak loop, or GB/s of K and V for decoding; None unless status is
+    PASS and there is a peak. slower: (median, low, high) of its time over ours in the same process; None for ours."""
     status: str
     reason: str
     value: float = None
@@ -31,11 +30,11 @@ class Grid:
     threads: int
     cases: list      # of Case
     names: list      # of kernels: ours first, then as PEERS has them
-    libraries: dict  # kernel -> library and version, as far as a row says it
+    libraries: dict  # kernel -> library and version, if a row has them
     cells: dict      # (kernel, case) -> Cell
     peak: float      # GFLOP/s, the median of all rows; None without
-    reads: dict      # case -> GB/s of the read loop, where the case is decoding
-    noise: dict      # case -> % by which our kernel differs from itself (A/A control), in the worst process; 0 below 1 %
+    reads: dict      # case -> GB/s of the read loop, for decoding
+    noise: dict      # case -> % by which our kernel differs from itself (A/A control) in the worst process; 0 below 1 %
 
 
 def read_rows(paths):
@@ -48,7 +47,7 @@ def read_rows(paths):
 
 
 def make_grids(rows):
-    """float32 first, few threads first."""
+    """The grids, those with few threads and float32 first."""
     groups, libraries = {}, {row["kernel"]: row["library"] for row in rows if row["library"]}
     for row in rows:
         groups.setdefault((int(row["threads"]), row["dtype_q"]), []).append(row)
@@ -71,7 +70,7 @@ def make_grid(threads, dtype, rows, libraries):
 
 
 def noise_of(row):
-    """Percent, read from the warning that pairing/script.py writes."""
+    """The percentage in the warning that pairing/script.py writes."""
     told = re.search(r"differs from itself by [+-]([0-9.]+) %", row["warnings"])
     return float(told[1]) if told else 0.0
 
@@ -96,7 +95,7 @@ def make_cell(case, several):
 
 
 def spread_of(case, row):
-    """(rate, low, high) of a timed row, from the interval of its time. None without a peak to compare with."""
+    """(rate, low, high) of a timed row, from the interval of its time. None if the row has no peak."""
     time, low, high = (float(row[column]) for column in ("time_ns_median", "time_ns_ci_lo", "time_ns_ci_hi"))
     if case.is_decode:
         rate = case.bytes_kv / time
@@ -169,7 +168,7 @@ def slower_text(cell):
 
 
 def reasons(grid):
-    """Why something has no time, one line for each reason of each library."""
+    """One line for each reason why a library has no time."""
     found = {}
     for (name, case), cell in grid.cells.items():
         if cell.status != "PASS":

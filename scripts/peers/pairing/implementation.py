@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What is compared: an implementation of attention, ours or a peer's, and its result on one case.
+"""An implementation of attention, ours or a peer's, and its result on one case.
 
-An implementation has a `name` and `start(case, rotations)`, a context manager that gives a Prepared or raises Refused.
+An implementation has a `name` and `start(case, rotations)`, a context manager that returns a Prepared or raises Refused.
 """
 
 import contextlib
@@ -9,24 +9,25 @@ from dataclasses import dataclass, field
 
 
 class Refused(Exception):
-    """This implementation cannot take the case, which becomes a SKIP row. The message says why."""
+    """The implementation cannot take the case, which becomes a SKIP row. The message is the reason."""
 
 
 @dataclass
 class Prepared:
     """An implementation that is ready to run one case."""
     calls: list                  # one function per rotation; each computes the case once and returns a result
-    output: object               # result -> array [batch][heads][seq][dim]; raises where the result says that a call failed
-    rounding: object             # attnbench.Rounding of its arithmetic: its error limit follows from it
+    output: object               # result -> array [batch][heads][seq][dim]; raises if the call failed
+    rounding: object             # attnbench.Rounding, from which its error limit follows
     facts: dict                  # further columns of its row: algorithm, isa, library, plan_ns, workspace_bytes
-    scope: object = contextlib.nullcontext  # () -> context manager around the calls, entered before the clock starts
+    scope: object = contextlib.nullcontext  # () -> context manager for the calls, entered before the clock starts
     note: str = ""               # for the table
     poison: object = lambda: None           # fills the output with NaN, which shows a call that writes nothing
 
 
 @dataclass
 class Result:
-    """One row: an implementation on a case. times_ns and the rates: one per round, empty unless status is PASS."""
+    """One row: an implementation on a case. times_ns and the rates have one value per round; they are empty unless status is
+    PASS."""
     name: str
     status: str = "PASS"
     reason: str = ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""libattn from Python: include/attn/attn.h through ctypes, as much of it as dense attention takes.
+"""libattn from Python: the part of include/attn/attn.h that dense attention needs, through ctypes.
 
     library = Library("build/libattn.so")
     problem = library.problem(batch=1, heads_q=8, heads_kv=8, seq_q=512, seq_k=512, dim_qk=64, dim_v=64)
@@ -7,8 +7,8 @@
         run = plan.bind(q, k, v, o)     # C-contiguous arrays [batch][heads][seq][dim]; bf16 as uint16
         plan.check(run())
 
-The structures repeat those of the header field by field; tests/test_peers.py compares them with what a C compiler makes of
-the header. The library may be newer than this script: it reads as much of a structure as its struct_size says.
+The structures repeat those of the header. tests/test_peers.py compares their layout with that of a C compiler. The library
+may be newer than this script: it reads as much of a structure as its struct_size says.
 """
 
 import ctypes
@@ -139,7 +139,7 @@ class Library:
 
 
 class Plan:
-    """attn_plan with a workspace of its own, so one thread at a time may run it. Freed at the end of a `with` block."""
+    """attn_plan with one workspace, so one thread at a time may run it. The end of a `with` block frees it."""
 
     def __init__(self, library, problem, kernel, threads):
         self.library, self.problem = library, problem
@@ -150,7 +150,7 @@ class Plan:
         self.kernel = library.c.attn_plan_kernel(self.handle).decode()
 
     def bind(self, q, k, v, o, lse=None):
-        """A function that runs the plan on these arrays and returns the status, without Python code of ours in between."""
+        """A function that runs the plan on these arrays and returns the status; it calls C directly."""
         args = make_args(self.problem, q, k, v, o, lse)
         run = functools.partial(self.library.c.attn_plan_run, self.handle, ctypes.byref(args), self.workspace.ctypes.data,
                                 self.workspace.nbytes)
@@ -169,7 +169,7 @@ class Plan:
 
 
 def make_args(problem, q, k, v, o, lse=None):
-    """Args of arrays whose shape, type and order have been compared with the problem: ctypes would pass on anything."""
+    """Args of arrays. Raises ValueError if shape, type or order of an array does not fit, which ctypes would not notice."""
     p = problem
     shapes = {"q": (p.batch, p.heads_q, p.seq_q, p.dim_qk), "k": (p.batch, p.heads_kv, p.seq_k, p.dim_qk),
               "v": (p.batch, p.heads_kv, p.seq_k, p.dim_v), "o": (p.batch, p.heads_q, p.seq_q, p.dim_v),

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Intel's MKL inside a peer: which of its code paths it takes, and how to give it the fast one on another maker's CPU.
+"""Intel's MKL inside a peer: which kernels it uses, and how to give it the fast ones on CPUs of other makers.
 
-MKL asks mkl_serv_intel_cpu_true() and, where the answer is no, uses generic kernels: on AMD Zen 5 its sgemm then runs at
-less than half its AVX-512 speed. A preloaded function of that name that says yes is the known remedy; it works for libraries
-that call it through their symbol table, as PyTorch's wheels do.
+MKL calls mkl_serv_intel_cpu_true(). If the answer is no, it uses generic kernels: its sgemm on AMD Zen 5 then has less
+than half its AVX-512 speed. The remedy is to preload a function of that name that says yes; it works for libraries that
+call it through their symbol table, as PyTorch's wheels do.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ def is_preloaded():
 
 
 def recognises_cpu(path):
-    """Whether MKL in the shared library at `path`, which is loaded, uses its kernels for Intel's CPUs; None where it cannot
-    be asked. A preloaded answer comes first, as it does for MKL itself."""
+    """Whether MKL in the loaded shared library at `path` uses its kernels for Intel's CPUs; None if it cannot be asked. A
+    preloaded function answers first, as it does for MKL itself."""
     for place in (None, str(path)):
         with contextlib.suppress(OSError, AttributeError):
             return bool(ctypes.CDLL(place).mkl_serv_intel_cpu_true())
@@ -37,12 +37,12 @@ def recognises_cpu(path):
 
 
 def kernels_of(torch):
-    """Which kernels PyTorch's matrix products run, in words."""
+    """Which kernels PyTorch's matrix products use, in words."""
     fast = recognises_cpu(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
     if fast is None:
         return "unknown"
     if not fast:
-        return "generic, as this CPU is not Intel's; --mkl intel gives it the fast ones"
+        return "generic, because this CPU is not Intel's; --mkl intel gives it the fast ones"
     return "those for Intel's CPUs (--mkl intel)" if is_preloaded() else "those for Intel's CPUs"
 
 
@@ -52,7 +52,7 @@ def add_option(add, title):
 
 
 def environment_of_others():
-    """The environment for programs that this one starts: without the preloaded file, which may be deleted by then."""
+    """The environment for programs that this one starts, without the preloaded file, which may be deleted by then."""
     kept = [place for place in os.environ.get("LD_PRELOAD", "").split(":") if place and not place.endswith(PRELOADED)]
     return {**os.environ, "LD_PRELOAD": ":".join(kept)}
 

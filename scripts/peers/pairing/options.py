@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""Options that the script of one peer and run_all.py share, and how their values are read."""
+"""Options of run_all.py and the script of each peer, and how their values are read."""
 
 import argparse
 
 from .cases import PRESETS
 
-LEAST_ROUNDS = 21  # a verdict takes at least so many, fixed before looking
+LEAST_ROUNDS = 21  # for a verdict; the number is fixed before the results are known
 
 
 def add_case_options(add):
-    """What is measured and how often: the same for one peer and for all of them (run_all.py)."""
+    """The cases and how often they are measured."""
     add("--cases", action="append", choices=PRESETS, default=[], metavar="NAME",
         help=f"repeatable: a list of cases, {' or '.join(PRESETS)} (default quick, unless there are axes)")
     add("-a", dest="axes", action="append", default=[], metavar="AXIS=VALUES",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""libattn's own kernels: one by name, or its automatic choice."""
+"""libattn's kernels: one by name, or the automatic choice."""
 
 import contextlib
 import re
@@ -12,7 +12,7 @@ from .storage import ARRAYS, aligned_empty, spoil
 
 
 class LibraryKernel:
-    """Planned once, run with a workspace and an output of its own. remedy: said after a refusal."""
+    """A kernel that is planned once and has a workspace and an output. remedy: what to do if the kernel does not exist."""
 
     def __init__(self, library, name, kernel, remedy=""):
         self.library, self.name, self.kernel, self.remedy = library, name, kernel, remedy
@@ -31,7 +31,7 @@ class LibraryKernel:
             yield self.prepare(case, plan, plan_ns, rotations)
 
     def reason(self, error):
-        """The first part of a refusal, without the list of kernels that would take the case."""
+        """The reason of a refusal, without the list of kernels that would take the case."""
         if error.status == libattn.UNKNOWN_KERNEL and self.remedy:
             return f"this libattn has no {self.kernel}; {self.remedy}"
         why = re.search(r"which cannot run: (.*); kernels that can: ", str(error))
@@ -46,7 +46,7 @@ class LibraryKernel:
 
         info = self.library.kernel(plan.kernel)
         numerics = info.numerics
-        narrowing = 0.0 if case.dtype == "f32" else numerics.p_rounding  # P stays float32 beside a float32 V
+        narrowing = 0.0 if case.dtype == "f32" else numerics.p_rounding  # with a float32 V, P stays float32
         return Prepared(calls=[plan.bind(q, k, v, o) for q, k, v in rotations], output=output,
                        rounding=Rounding(numerics.exp_error, narrowing, numerics.input_flush),
                        facts={"algorithm": info.algorithm.decode(), "isa": info.isa.decode(),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The peers: the other libraries that libattn is compared with, one line each."""
+"""The peers: the other libraries that libattn is compared with."""
 
 import importlib.util
 import sys
@@ -12,7 +12,7 @@ ROOT = FOLDER.parents[1]
 
 @dataclass(frozen=True)
 class Peer:
-    """name: of its environment. kernels: those it has, the best known first. title: what people call it."""
+    """name: that of its environment. title: its usual name. kernels: the best known one first."""
     name: str
     title: str
     script: str
@@ -21,7 +21,7 @@ class Peer:
     modules: tuple = ()  # what its script imports besides NumPy
 
     def interpreter(self):
-        """The Python of its environment, or this one if it has the modules, or None."""
+        """The Python of its environment, else this one if it has the modules, else None."""
         own = ROOT / ".venv-peers" / self.name / "bin" / "python"
         if own.exists():
             return str(own)
@@ -40,7 +40,7 @@ PEERS = {peer.name: peer for peer in (
          "scripts/peers/setup.sh ggml, and --ggml-lib PATH names your build of it (libggml.so)"),
 )}
 
-# The kernels in words.
+# Kernel -> title.
 WORDS = {"torch_flash": "PyTorch flash", "torch_math": "PyTorch math", "ort_mha": "ONNX Runtime MultiHeadAttention",
          "ort_attention": "ONNX Runtime Attention-23", "ort_gqa": "ONNX Runtime GroupQueryAttention",
          "openvino_sdpa": "OpenVINO ScaledDotProductAttention", "ggml_flash_attn_ext": "ggml flash_attn_ext",

@@ -17,13 +17,13 @@ COLUMNS = (
 SAMPLE_COLUMNS = "run_id,case_id,kernel,round,position,time_ns,iterations".split(",")
 
 USUAL = {"score": "dot", "window": "none", "mask": "none", "bias": "none", "alibi": "off", "softcap": 0, "sinks": "off",
-         "lengths": "full", "layout": "bhsd"}  # in every row: the cases have nothing else
+         "lengths": "full", "layout": "bhsd"}  # the same in every row
 
 OURS, CONTROL = "auto", "auto again"  # the kernel that peers are compared with, and its A/A control
 
 
 def row_of(run_id, case, result, baseline):
-    """Column -> value, without the columns that have none. baseline: the timed result that ratios compare with, or None."""
+    """Column -> value, without empty columns. baseline: the timed result for the ratio, or None."""
     row = {"run_id": run_id, "case_id": case.id, "kernel": result.name, "status": result.status, "reason": result.reason,
            "dtype_q": case.dtype, "dtype_kv": case.dtype, "dtype_o": case.dtype, "batch": case.batch, "heads_q": case.heads,
            "heads_kv": case.heads_kv, "seq_q": case.seq_q, "seq_k": case.seq_k, "dim_qk": case.head_dim,
@@ -55,7 +55,7 @@ def time_columns(case, result, baseline):
 
 
 def roof_columns(case, result):
-    """Rates of the peak and read loops, and the shares of them: medians of the shares of every round."""
+    """The rates of the peak and read loops, and the medians over the rounds of the shares of them."""
     columns = {}
     for names, work, rates in ((("peak_gflops", "peak_pct"), case.flops, result.peak_rates),
                                (("peak_gbs", "bw_pct"), case.bytes_kv, result.read_rates)):
@@ -102,7 +102,7 @@ MARGIN = 0.01  # a lead below 1 % is no lead, whatever the intervals say
 
 
 def verdict(ratio, p, margin=MARGIN):
-    """The word for a ratio, a peer's time over ours, and its corrected p. FASTER: ours is faster; SAME: the interval lies
+    """The verdict on a ratio, a peer's time over ours, with its corrected p. FASTER: ours is faster. SAME: the interval lies
     within the margin."""
     separated = p <= 1 - CONFIDENCE and not ratio.low <= 1 <= ratio.high
     if separated and ratio.median > 1 + margin:
@@ -115,7 +115,7 @@ def verdict(ratio, p, margin=MARGIN):
 
 
 class Comparisons:
-    """Our automatic kernel against every kernel of a peer on every case, with one correction over all of them."""
+    """Our automatic kernel against every kernel of a peer on every case, with one Holm correction for all."""
 
     def __init__(self, names):
         self.names = names  # of the peer's kernels
@@ -135,7 +135,7 @@ class Comparisons:
 
 
 def control_ratio(results):
-    """The A/A control: our kernel's second entry over its first; None where they were not timed."""
+    """The A/A control: the time of our kernel's second entry over that of its first; None if they were not timed."""
     pair = {result.name: result.times_ns for result in results if result.timed}
     return paired_ratio(pair[CONTROL], pair[OURS]) if OURS in pair and CONTROL in pair else None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Several implementations on one problem, side by side: checked first, then timed in rounds of changing order."""
+"""Several implementations on one problem: first checked, then timed in rounds of random order."""
 
 import contextlib
 import gc
@@ -15,10 +15,10 @@ from .implementation import Refused, Result
 from .options import LEAST_ROUNDS
 from .storage import aligned_empty, make_inputs
 
-REWARM_BELOW_NS = 10e6           # shorter calls get an untimed one first, which brings their data back into the caches
+REWARM_BELOW_NS = 10e6           # before shorter calls comes an untimed one, which loads their data into the caches
 MOST_ROTATION_BYTES = 2.0**31
 MOST_ROTATIONS = 64
-SPIN_PAUSE_S = 0.05              # longer than idle workers of libgomp spin (some 10^5 pauses, below 20 ms)
+SPIN_PAUSE_S = 0.05              # idle workers of libgomp spin for less (about 10^5 pauses, below 20 ms)
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Settings:
 
 
 def run_case(case, implementations, settings):
-    """A Result per implementation. Only what passed the check is timed, and all that passed is timed together."""
+    """A Result per implementation. Those that pass the check are timed together."""
     seed = zlib.crc32(f"{settings.seed} {case.id}".encode())
     rotations, warnings = rotate(case, make_inputs(case, seed))
     reference = attnbench.Reference(case, *rotations[0], seed)
@@ -46,7 +46,7 @@ def run_case(case, implementations, settings):
 
 
 def rotate(case, inputs):
-    """Copies of K and V for a cold cache, together beyond four times the last level: (list of (q, k, v), warnings)."""
+    """Copies of K and V for a cold cache, together over four times the last-level cache: (list of (q, k, v), warnings)."""
     if case.cache == "warm":
         return [tuple(inputs)], []
     wanted, room = 4 * last_level_cache(), min(MOST_ROTATION_BYTES, 0.4 * available_bytes())
@@ -63,7 +63,7 @@ def rotate(case, inputs):
 
 
 def last_level_cache():
-    """Bytes of CPU 0's last-level cache, from Linux; 32 MiB if Linux does not know."""
+    """Bytes of CPU 0's last-level cache; 32 MiB if Linux does not tell."""
     places = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
     sizes = [path.read_text(encoding="ascii").strip() for path in places]
     return max((1024 * int(size[:-1]) for size in sizes if size.endswith("K")), default=2**25)
@@ -105,7 +105,7 @@ def compare(result, returned, reference, when):
 # ---- Timing ------------------------------------------------------------------------------------------------------------
 
 class Gauges:
-    """What times are compared with: the peak loop before each sample and, for decoding, the read loop once a round."""
+    """Measures what times are compared with: the peak loop before each sample and, for decoding, the read loop per round."""
 
     def __init__(self, peak, case, rotations):
         self.peak, self.rotations, self.reads = peak, rotations, case.is_decode
@@ -122,7 +122,7 @@ class Gauges:
 
 
 def measure(results, case, reference, settings, gauges, seed):
-    """Fills times, positions and the rates beside them: each once per round. The last output is compared again."""
+    """Takes one sample of each result per round, with its position and rates. The last output is compared again."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -139,7 +139,7 @@ def measure(results, case, reference, settings, gauges, seed):
 
 
 def schedule(items, rounds, seed):
-    """(round, position in it, item): the rows of randomised Latin squares, one square after the other."""
+    """(round, position, item): the rows of randomised Latin squares, one square after the other."""
     for index in range(rounds if items else 0):
         block, row = divmod(index, len(items))
         if row == 0:
@@ -173,7 +173,7 @@ def time_calls(calls, count):
 
 
 def calibrate(result, settings):
-    """Finds how many calls make a sample, which also warms up."""
+    """Finds how many calls make a sample. This also warms up."""
     least_ns = max(settings.sample_ns, 1e12 * time.get_clock_info("perf_counter").resolution)
     with result.prepared.scope():
         total_ns, _ = time_calls(result.prepared.calls, 1)

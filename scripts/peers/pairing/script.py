@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What the scripts of all peers do: command line, conditions, cases one after the other, tables, files.
+"""The common part of the peers' scripts: command line, conditions, cases, tables, files.
 
-A script makes a Script and calls main(). prepare_environment() of machine.py comes before anything that starts threads.
+A script makes a Script and calls main(), after prepare_environment() of machine.py and before any thread starts.
 """
 
 import argparse
@@ -40,13 +40,13 @@ OK, FAILED, USAGE, CANNOT_WRITE, NOTHING_RAN, INTERRUPTED = 0, 1, 2, 5, 77, 130
 
 @dataclass(frozen=True)
 class Script:
-    """What one peer's script adds."""
+    """What the script of one peer adds."""
     peer: Peer
-    doc: str                               # of the script: its first paragraph becomes the help's
+    doc: str                               # the docstring of the script; the help begins with its first paragraph
     implementations: object                # (options, library) -> [implementation], named as in peer.kernels
     conditions: object                     # (options) -> lines above the tables
     start: object = lambda options: None   # before the first case: threads
-    own_threads: bool = False              # the peer has a thread pool that is not OpenMP's
+    own_threads: bool = False              # whether the peer has a thread pool of its own, not OpenMP's
     has_mkl: bool = False
     add_options: object = lambda add: None
     libattn: Path = Path("build/libattn.so")
@@ -91,7 +91,7 @@ def main(script, argv=None):
 
 
 class Run:
-    """Rows of all cases so far."""
+    """The rows of all cases so far."""
 
     def __init__(self, script, options):
         self.options, self.id = options, f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
@@ -99,7 +99,7 @@ class Run:
         self.interrupted = False
 
     def add(self, case, results):
-        """Prints the case. The A/A control has no row: it says how far the others can be trusted."""
+        """Prints a case and adds its rows. The A/A control has no row."""
         control = control_ratio(results)
         baseline = next((result for result in results if result.name == OURS and result.timed), None)
         rows = [row_of(self.id, case, result, baseline) for result in results]
@@ -112,14 +112,14 @@ class Run:
         self.samples += [row for result in results if result.name != CONTROL for row in sample_rows(self.id, case, result)]
 
     def warnings(self, result, control):
-        """The column `warnings`; the tables print the same in other places."""
+        """The column `warnings`; the printed tables have the same in other places."""
         if result.name == OURS and result.timed:
             yield f"chose {result.prepared.note.removeprefix('runs ')}"
         if control and result.name == OURS and abs(control.median - 1) > MARGIN:
             yield f"A/A control: differs from itself by {100 * (control.median - 1):+.1f} %"
 
     def finish(self):
-        """Writes the files; the exit code."""
+        """Writes the files. Returns the exit code."""
         try:
             if self.options.csv:
                 write_csv(self.options.csv, COLUMNS, self.rows)
@@ -136,7 +136,7 @@ class Run:
 
 
 def pause(script, options):
-    """Seconds before a sample: none while both sides share one OpenMP runtime or run one thread."""
+    """Seconds of pause before a sample: 0 with one thread, or if both sides share one OpenMP runtime."""
     apart = script.own_threads or len(openmp_runtimes()) > 1
     return rounds.SPIN_PAUSE_S if options.threads > 1 and apart else 0.0
 
@@ -167,7 +167,7 @@ def check_kernels(library, names):
 
 
 def bind_to_cpus(cpus):
-    """Must run before any thread starts, because threads inherit it."""
+    """Must be called before any thread starts, because threads inherit the binding."""
     if cpus:
         try:
             os.sched_setaffinity(0, cpus)

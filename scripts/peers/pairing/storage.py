@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""How numbers are stored: the dtypes of attn.h as NumPy arrays. NumPy has no bfloat16; its bits are kept in uint16."""
+"""The dtypes of attn.h as NumPy arrays. NumPy has no bfloat16, so uint16 arrays hold its bits."""
 
 import numpy as np
 
 ARRAYS = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "bf16": np.dtype(np.uint16)}
-ALIGNMENT = 64  # bytes: workspaces need it, and read loops
+ALIGNMENT = 64  # bytes; workspaces and read loops need it
 
 
 def aligned_empty(shape, dtype=np.float32):
@@ -27,7 +27,7 @@ def make_inputs(case, seed):
 
 
 def store(values, dtype):
-    """float32 `values`, rounded to nearest even, as dtype; NaN becomes one NaN."""
+    """float32 `values` in the dtype, rounded to nearest even; every NaN becomes the same NaN."""
     if dtype != "bf16":
         return values.astype(ARRAYS[dtype], copy=False)
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
@@ -37,5 +37,5 @@ def store(values, dtype):
 
 
 def spoil(array):
-    """Fills an output with NaN, which shows a call that writes nothing."""
+    """Fills an output with NaN, so that the check notices a call that writes nothing."""
     array.fill(0x7FC0 if array.dtype == np.uint16 else np.nan)
