@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""The documents say what is true: their links lead somewhere, their commands are accepted, their code compiles and runs.
+"""The documents are right: their links lead somewhere, their commands are accepted, their code compiles and runs.
 
     check_documents.py links
     check_documents.py facts
@@ -8,10 +8,10 @@
     check_documents.py snippets DOCUMENT COMPILER FLAG...
     check_documents.py tutorial FOLDER COMPILER
 
-`commands` tries every line of a ```sh block that calls build/harness/attnbench: a run or a check with --dry-run, the others
-as they are. `snippets` makes one program of the ```c blocks of a document and runs it. A block that begins with `#include`
-or `static` goes to file scope; any other becomes the body of a function. `tutorial` follows docs/tutorial.md in a copy of
-the source tree: it writes each ```c block to the file that the block's first comment names, and runs each ```sh block.
+`commands` tries every line of a ```sh block that calls build/harness/attnbench: run and check with --dry-run, other commands
+unchanged. `snippets` makes one program of the ```c blocks of a document and runs it. A block that begins with `#include` or
+`static` goes to file scope; any other becomes the body of a function. `tutorial` follows docs/tutorial.md in a copy of the
+source tree: it writes each ```c block to the file that the block's first comment names, and runs each ```sh block.
 """
 
 import os
@@ -79,7 +79,7 @@ def version_in(file, pattern):
 
 
 def check_facts():
-    """One version everywhere, and a licence for all test data."""
+    """All files state one version, and LICENSES.md lists all test data."""
     versions = {
         "CMakeLists.txt": version_in("CMakeLists.txt", r"project\(attn VERSION ([\d.]+)"),
         "include/attn/attn.h": version_in("include/attn/attn.h", r"MAJOR (\d+).*MINOR (\d+).*PATCH (\d+)"),
@@ -106,7 +106,7 @@ def commands(text):
 
 
 def dry(words, attnbench, gbench):
-    """What to run instead, so that nothing is timed and no file is needed; None where that is not possible."""
+    """The command to run instead, which times nothing and needs no file; None if there is none."""
     if words[0] == "build/harness/gbench/attnbench-gbench":
         options = [word for word in words[1:] if "benchmark_out" not in word]
         return [gbench, *options, "--benchmark_list_tests"] if gbench else None
@@ -117,7 +117,7 @@ def dry(words, attnbench, gbench):
 
 
 def try_command(line, attnbench, gbench):
-    """None, or why the line is wrong."""
+    """Why the line is wrong; None if it is not."""
     words = shlex.split(line)
     environment = dict(os.environ)
     while words and re.match(r"[A-Z_]+=", words[0]):
@@ -125,7 +125,7 @@ def try_command(line, attnbench, gbench):
         environment[name] = value
     if not words or not words[0].startswith("build/harness/"):
         return None
-    if "HWLOC_SYNTHETIC" not in environment and "--cpus" in words:  # this machine may have fewer cores than the document's
+    if "HWLOC_SYNTHETIC" not in environment and "--cpus" in words:  # this machine may have fewer cores
         at = words.index("--cpus")
         del words[at:at + 2]
     arguments = dry(words, attnbench, gbench)
@@ -156,7 +156,7 @@ def check_commands(attnbench, gbench=None):
 
 
 def program_of(path):
-    """One C program of all ```c blocks: every snippet a function, main() calls them in order."""
+    """One C program of all ```c blocks: every snippet is a function, and main() calls them in order."""
     parts, calls = [], []
     for number, text in blocks(path, "c"):
         parts.append(f'#line {number} "{path.name}"')
@@ -189,7 +189,7 @@ def check_snippets(document, compiler, *flags):
 
 
 def copy_sources(folder):
-    """What a clone would hold, but for the results; a build folder that is there already is kept."""
+    """Copies the files of a clone except for the results. Keeps an existing build folder."""
     names = [path.name for path in ROOT.iterdir() if not path.name.startswith(("build", ".")) and path.name != "results"]
     for name in [*names, ".clang-format"]:
         source, copy = ROOT / name, folder / name
@@ -203,7 +203,7 @@ def copy_sources(folder):
 
 
 def expecting(text):
-    """A script in which every command must succeed, but for those whose comment names another exit code."""
+    """A script in which every command must succeed, or end with the exit code that its comment names."""
     return "set -eu\n" + re.sub(r"^(.*\S) +# .*\bexit code (\d+)\b.*$", r"if \1; then exit 99; else [ $? = \2 ]; fi", text,
                                 flags=re.MULTILINE)
 
@@ -213,7 +213,7 @@ CONFIGURE = ("cmake --preset release -DCMAKE_C_FLAGS_RELEASE=-O1 -DATTN_BUILD_TE
 
 
 def steps_of(document):
-    """(line number, language, text) in order. The first step makes the builds quick; what counts is that each step works."""
+    """(line number, language, text) in order. An additional first step configures builds that take little time."""
     found = [(number, language, text) for language in ("sh", "c") for number, text in blocks(document, language)]
     cap = "-DATTN_MAX_ISA=avx2" if platform.machine() == "x86_64" else ""  # kernels above it take half of the compiler's time
     return [(0, "sh", CONFIGURE.format(cap)), *sorted(found)]

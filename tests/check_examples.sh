@@ -53,7 +53,7 @@ try kernel_regression attn_nn kernel_regression/kernel_regression.c "$work"
 try seq2seq_attention attn_nn "seq2seq_attention/seq2seq_attention.c safetensors.c" \
   "$source/seq2seq_attention/weights.safetensors" "$work"
 
-# minilm needs its model to run: here it must compile, and say what is wrong without one.
+# minilm needs its model to run: here it must compile, and refuse a file that is no model.
 echo "pkg-config attn_nn: minilm"
 # shellcheck disable=SC2046  # lists of flags
 "$compiler" -std=c11 -O2 -I"$source" "$source/minilm/minilm.c" "$source/minilm/encoder.c" "$source/safetensors.c" \

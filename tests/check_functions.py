@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Functions of the harness are short. In every folder of harness/ the median is at most 8 lines, and nine of ten functions
+"""Functions of the harness are short: in every folder of harness/ the median is at most 8 lines, and nine of ten functions
 have at most 25, counted from the line of the name to the closing brace. Prints each folder, and with --all every function
-above
-25. Exit code 1 if a folder is above."""
+with more than 25 lines. Exit code 1 if a folder exceeds a limit."""
 import re
 import statistics
 import sys

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Installs into a folder of its own, moves it, and builds and runs a downstream program with find_package(attn) and with
-# pkg-config, against the shared and the static library.
+# Installs into a folder, moves the folder, and builds and runs a program that uses the shared and the static library by
+# find_package(attn) and by pkg-config.
 #
 #   check_install.sh CMAKE BUILD_FOLDER C_COMPILER
 set -eu

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# usage: check_no_time.sh [EMULATOR...] ATTNBENCH: an emulated build, and any build under an emulator, refuses to
-# measure times (exit code 4), by any command, but checks kernels.
+# usage: check_no_time.sh [EMULATOR...] ATTNBENCH: an emulated build, and any build under an emulator, checks kernels but
+# refuses all commands that measure times (exit code 4).
 attnbench=("$@")
 failed=0
 refuses() {

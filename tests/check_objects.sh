@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 # shellcheck disable=SC2044,SC2046,SC2086  # lists of words and of names without blanks
-# Object files must not hold instructions of a tier outside that tier's folder, code that runs at load time, or exported
-# names that do not begin with attn_.
+# Object files must not have instructions of a tier outside the folder of that tier, code that runs at load time, or exported
+# names that the public headers do not declare.
 #
 #   check_objects.sh BUILD_FOLDER LIBATTN LIBATTN_NN
 set -eu
@@ -19,7 +19,7 @@ complain() {
   failures=$((failures + 1))
 }
 
-# ---- Instructions: kernels/<folder>/instructions.ere has what a tier brings; tiers.def goes from low to high ----
+# ---- Instructions: kernels/<folder>/instructions.ere lists those of a tier; tiers.def goes from low to high ----
 
 tab=$(printf '\t')
 pattern_of() { sed "s/\\\\t/$tab/g" "$kernels/$1/instructions.ere" | paste -s -d '|'; }
@@ -30,12 +30,12 @@ must_not_use() {
   pattern=$1
   shift
   for object in "$@"; do
-    if line=$(uses "$object" "$pattern"); then complain "${object#"$objects"/} is outside of the tier that brings: $line"; fi
+    if line=$(uses "$object" "$pattern"); then complain "${object#"$objects"/} uses a higher tier: $line"; fi
   done
 }
 
-# From the highest tier to the lowest: a tier's instructions are in objects of its folder (or the search is broken), and not
-# in those of lower tiers or outside the tiers.
+# From the highest tier to the lowest: the objects of the tier's folder must have its instructions (or the search is broken);
+# the objects of lower tiers and of no tier must not.
 check_tiers() {
   allowed=
   for folder in $(sed -n 's/^ATTN_TIER([a-z0-9]*, \([a-z0-9]*\), x86_64,.*/\1/p' "$kernels/tiers.def" | tac); do
@@ -45,7 +45,7 @@ check_tiers() {
     for object in $(find "$objects" "$peak_objects" -path "*/kernels/$folder/*.o"); do
       if uses "$object" "$pattern" >/dev/null; then found_own=yes; fi
     done
-    [ -n "$found_own" ] || complain "no object of $folder holds what its tier brings: the search is broken"
+    [ -n "$found_own" ] || complain "no object of $folder has an instruction of its tier: the search is broken"
     set -f # no expansion of the patterns in $allowed
     set -- $(find "$objects" "$nn_objects" "$peak_objects" -name '*.o' $allowed | sort)
     set +f
@@ -68,7 +68,7 @@ done
 
 # ---- The shared libraries export exactly the public names ----
 
-# check_exports LIBRARY HEADER...: what the library exports is what the headers declare.
+# check_exports LIBRARY HEADER...: the library exports exactly the names that the headers declare.
 check_exports() {
   exporter=$1
   shift

@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT
-# The ten lines of C in README.md are examples/sdpa.c without its licence line. The tests build and run that file.
+# The ten lines of C in README.md must be examples/sdpa.c without its licence line. Other tests build and run that file.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 shown=$(awk '/^```/ { inside = 0 }

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
 # shellcheck disable=SC2086,SC2116  # lists of words and of names without blanks
-# usage: check_refused.sh KERNEL REASON EMULATOR... ATTNBENCH: on a CPU (the emulator's -cpu) that lacks what the kernel
-# needs, its rows are skipped with the reason, and asking for it by name is an error with the reason. Nothing crashes.
+# usage: check_refused.sh KERNEL REASON EMULATOR... ATTNBENCH: on a CPU that lacks the instructions of the kernel (the
+# emulator's -cpu), its rows are skipped with the reason, and naming it is an error with the reason.
 kernel=$1 reason=$2
 shift 2
 attnbench=("$@")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""The harness is built in rooms: a file includes only its own room and rooms before it in ATTN_HARNESS_ROOMS
-(harness/CMakeLists.txt), and no two files include each other in a circle. Prints each breach; exit code 1 if there
-is one."""
+"""The folders of harness/ are ordered: a file includes only headers of its own folder and of folders before it in
+ATTN_HARNESS_ROOMS (harness/CMakeLists.txt), and no headers include each other in a circle. Prints each breach; exit code 1
+if there is one."""
 import re
 import sys
 from pathlib import Path

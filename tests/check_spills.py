@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""The hot loops keep their sums in registers: no innermost loop of a flash kernel that is full of multiply-adds touches the
-stack with a vector. Usage: check_spills.py BUILD_FOLDER; exit code 77 if there is nothing to look at."""
+"""The hot loops of the flash kernels keep their sums in registers: no innermost loop with many multiply-adds loads a vector
+from the stack or stores one there. Usage: check_spills.py BUILD_FOLDER; exit code 77 if there is no kernel to check."""
 import platform
 import re
 import shutil
@@ -9,14 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-# What makes a loop one of products: its multiply-adds (at most four unrolled tiles of 24; beyond, they are polynomials),
-# their share of its instructions, and what feeds them: broadcasts, or on Arm elements of a register.
+# A hot loop has this many multiply-adds (at most four unrolled tiles of 24; longer loops compute polynomials), this share of
+# multiply-adds, and this many instructions that feed them: broadcasts, or on Arm elements of a register.
 HOT, MOST, SHARE, BROADCASTS = 12, 96, 0.4, 3
 
-# By architecture: jump with its target, multiply-add, vector access to the stack, what feeds a multiply-add.
+# For each architecture: a jump and its target, a multiply-add, a vector access to the stack, a feeding instruction.
 X86 = {"objdump": "objdump", "jump": r"j\w+\s+([0-9a-f]+)\b", "fma": r"vfmadd|vdpbf16ps",
-       "spill": r"(?=.*\(%rsp)(?=.*%[yz]mm)",
-       "feed": r"vbroadcastss"}
+       "spill": r"(?=.*\(%rsp)(?=.*%[yz]mm)", "feed": r"vbroadcastss"}
 ARM = {"objdump": "objdump" if platform.machine() == "aarch64" else "aarch64-linux-gnu-objdump",
        "jump": r"(?:b\.\w+|cbn?z\s+\w+,|tbn?z\s+\w+, #\d+,)\s+([0-9a-f]+)\b",
        "fma": r"fmla|bfmmla|bfdot", "spill": r"(?:ldr|str|ldp|stp|ldur|stur)\s+q\d.*\[sp",
@@ -38,7 +37,7 @@ def functions(path, machine):
 
 
 def innermost_loops(instructions, machine):
-    """[first, last] addresses between a backward jump's target and the jump, those without another such pair inside."""
+    """(first, last) addresses of loops, each from the target of a backward jump to the jump, without other loops inside."""
     loops = [(int(jump[1], 16), at) for at, text in instructions
              if (jump := re.match(machine["jump"], text)) and int(jump[1], 16) < at]
     return [a for a in loops if not any(a != b and a[0] <= b[0] and b[1] <= a[1] for b in loops)]

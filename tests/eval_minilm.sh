@@ -1,12 +1,12 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
 # shellcheck disable=SC2046,SC2059,SC2086  # lists of words and of names without blanks
-# `attnbench eval` on the inputs of a trained model's attention (tests/data/minilm): every kernel must agree with the oracle
-# and with NumPy's float64 answer, and must fail on problems that are nearly the same. No Python needed.
+# `attnbench eval` on attention inputs of a trained model (tests/data/minilm): every kernel must agree with the oracle and
+# with NumPy's float64 answer, and must fail if the problem is slightly different. Needs no Python.
 #
 #   tests/eval_minilm.sh path/to/attnbench [LAYER...]       exit 0: all passed. Layers 0 and 2, unless some are named
 #
-# ATTN_TEST_LONG=1 in the environment: all kernels see the wrong answers, not two of them.
+# ATTN_TEST_LONG=1 in the environment: wrong answers are shown to all kernels, not to two.
 set -u
 attnbench=${1:?usage: eval_minilm.sh path/to/attnbench [LAYER...]}
 shift
@@ -22,7 +22,7 @@ complain() {
   failures=$((failures + 1))
 }
 
-# expect CODE WORDS arguments...: eval must exit with CODE and print WORDS (a pattern of grep) somewhere.
+# expect CODE WORDS arguments...: eval must exit with CODE, and its output must match WORDS (a pattern of grep).
 expect() {
   code=$1 words=$2
   shift 2
@@ -32,8 +32,8 @@ expect() {
   grep -q -e "$words" "$scratch/out" || complain "eval $*: does not say '$words'"
 }
 
-# expect_all STATUS CODE arguments...: every row that is not skipped must have the status. Without ATTN_TEST_LONG two kernels
-# show that a problem is another one.
+# expect_all STATUS CODE arguments...: every row that is not skipped must have the status. Where it is FAIL, only two kernels
+# run without ATTN_TEST_LONG.
 expect_all() {
   wanted=$1 code=$2
   shift 2
@@ -62,7 +62,7 @@ done
 expect_all FAIL 1 $(layer 0) $lengths --expect "$data/layer2_o.npy"
 expect_all FAIL 1 $(layer 0) $lengths --expect-lse "$data/layer2_lse.npy"
 
-# The output that one kernel saves is what another one computes.
+# Other kernels agree with the output that one kernel saves.
 expect 0 '^naive_c  *PASS' $(layer 2) $lengths --kernel naive_c --save-o "$scratch/o.npy" --save-lse "$scratch/lse.npy"
 expect_all PASS 0 $(layer 2) $lengths --expect "$scratch/o.npy" --expect-lse "$scratch/lse.npy"
 expect 0 '^auto: [a-z0-9_]*  *PASS' $(layer 2) $lengths --kernel auto
@@ -71,7 +71,7 @@ expect 0 '^auto: [a-z0-9_]*  *PASS' $(layer 2) $lengths --kernel auto
 with_lengths '\200\0\0\0\0\0\0\0'
 expect_all PASS 0 $(layer 0) --kv-len "$scratch/len.npy"
 
-# Wrong input is refused with a sentence.
+# Wrong input is refused with the reason.
 with_lengths '\201\0\0\0\065\0\0\0'
 expect 2 'element 0 is 129; it must be in 0..128' $(layer 0) --kv-len "$scratch/len.npy"
 with_lengths '\200\0\0\0'

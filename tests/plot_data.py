@@ -14,7 +14,7 @@ PEAK = {"c": 15.0, "avx2": 120.0, "avx512": 240.0}
 
 def row(name="flash_avx2", rate=90.0, width=0.002, seq=512, heads=8, dim=64, threads=1, baseline_rate=None, seq_q=None,
         **changes):
-    """A timed PASS row of `rate` GFLOP/s with a relative interval of +-width; `changes` override any column."""
+    """A timed PASS row of `rate` GFLOP/s with a relative interval of +-width. `changes` replace any columns."""
     algorithm, isa = name.rsplit("_", 1)
     seq_q = seq if seq_q is None else seq_q
     causal = changes.get("causal", "none")
@@ -24,8 +24,7 @@ def row(name="flash_avx2", rate=90.0, width=0.002, seq=512, heads=8, dim=64, thr
         "run_id": "r1", "kernel": name, "algorithm": algorithm, "isa": isa, "dtype_q": "f32", "dtype_kv": "f32",
         "dtype_o": "f32", "batch": 1, "heads_q": heads, "heads_kv": heads, "seq_q": seq_q, "seq_k": seq, "dim_qk": dim,
         "dim_v": dim, "score": "dot", "causal": causal, "align": "top-left", "window": "none", "mask": "none",
-        "bias": "none",
-        "alibi": "off", "softcap": 0, "sinks": "off", "lengths": "full", "layout": "bhsd", "cache": "warm",
+        "bias": "none", "alibi": "off", "softcap": 0, "sinks": "off", "lengths": "full", "layout": "bhsd", "cache": "warm",
         "threads": threads, "status": "PASS", "time_ns_median": repr(time), "time_ns_ci_lo": repr(time * (1 - width)),
         "time_ns_ci_hi": repr(time * (1 + width)), "gflops": repr(rate), "gbs": repr(8 * heads * (seq_q + seq) * dim / time),
         "peak_gflops": PEAK[isa] * threads, "peak_pct": repr(100 * rate / PEAK[isa] / threads),
@@ -62,7 +61,7 @@ def grid(seqs=(128, 512, 2048), heads=(8,), dims=(64, 128), threads=(1,)):
 
 
 def layer(name="flash_avx2", heads=8, width=512, attention=30.0, kind="mha", **changes):
-    """A timed row of a layer whose heads share out its width."""
+    """A timed row of a layer whose heads share its width."""
     cells = row(name, heads=heads, dim=width // heads, **changes)
     return cells | {"layer": kind, "width": width, "product": "product_avx2", "projections_pct": 99.5 - attention,
                     "attention_pct": attention, "rest_pct": 0.5, "other_axes": f"width:{width}",

@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""The command line of attnbench: exit codes, sentences, files, resuming, interrupting.
+"""The command line of attnbench: exit codes, messages, files, resuming, interrupting.
 
 tests/test_cli.py path/to/attnbench [unittest options]     needs only Python's standard library
 """
 
-import csv
 import fcntl
 import json
 import math
@@ -14,13 +13,14 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import unittest
 from pathlib import Path
 
-ATTNBENCH = str(Path(sys.argv.pop(1)).resolve()) if len(sys.argv) > 1 else "attnbench"
+from runs import FolderTest, program_argument, read_csv, read_json, run, strict_json
+
+ATTNBENCH = program_argument("attnbench")
 
 CSV_HEADER = (
     "run_id,case_id,kernel,algorithm,isa,library,dtype_q,dtype_kv,dtype_o,batch,heads_q,heads_kv,seq_q,seq_k,dim_qk,"
@@ -37,11 +37,8 @@ SMALL = ["-a", "heads=2", "-a", "seq=24", "-a", "head_dim=16"]
 QUICK = ["--rounds", "6", "--case-budget", "1"]  # the fewest with an interval
 
 
-def attnbench(*arguments, cwd=None, **environment):
-    """The finished process; environment variables of the library are unset unless given."""
-    env = {key: value for key, value in os.environ.items() if not key.startswith("ATTN_")}
-    env.update(environment)
-    return subprocess.run([ATTNBENCH, *map(str, arguments)], capture_output=True, text=True, env=env, cwd=cwd, timeout=300)
+def attnbench(*arguments, **environment):
+    return run([ATTNBENCH, *arguments], **environment)
 
 
 def runs_here(kernel):
@@ -49,29 +46,9 @@ def runs_here(kernel):
     return re.search(rf"^{kernel} (?!.*UNUSABLE)", attnbench("list", "kernels").stdout, re.MULTILINE) is not None
 
 
-def read_csv(path):
-    with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def strict_json(text):
-    """Python reads NaN and Infinity, which no other reader takes."""
-
-    def refuse(word):
-        raise ValueError(f"{word} is not JSON")
-
-    return json.loads(text, parse_constant=refuse)
-
-
-class CommandLine(unittest.TestCase):
+class CommandLine(FolderTest):
     def expect(self, code, words, *arguments, **environment):
-        """Exit code and, on stderr or stdout, every one of the words."""
-        done = attnbench(*arguments, **environment)
-        said = done.stderr + done.stdout
-        self.assertEqual(done.returncode, code, f"{arguments}: {said}")
-        for word in words:
-            self.assertIn(word, said, f"{arguments}")
-        return done
+        return self.assert_ends(attnbench(*arguments, **environment), code, *words)
 
     def test_help_is_complete_and_narrow(self):
         commands = re.findall(r"^  (\w+)  ", self.expect(0, ["run", "check"], "--help").stdout, re.MULTILINE)
@@ -129,12 +106,11 @@ class CommandLine(unittest.TestCase):
             self.skipTest("no kernel that has goals runs here")
         done = self.expect(0, ["seq 2048, against itself", "rows are for another CPU"], "run", "--preset", "limits", "-n")
         self.assertNotIn("not reached", done.stdout)
-        with tempfile.TemporaryDirectory() as folder:
-            limits = ["run", "-q", "--preset", "limits", "-k", "flash_avx2", "--budget", "0.01", "-o", folder]
-            self.expect(0, ["--budget", "SKIP", "KiB"], *limits)
-            rows = read_csv(Path(folder, "limits.csv"))
-            self.assertIn("95 % interval", Path(folder, "limits.txt").read_text(encoding="utf-8"))
-            self.expect(2, ["--overwrite"], *limits)
+        limits = ["run", "-q", "--preset", "limits", "-k", "flash_avx2", "--budget", "0.01", "-o", self.folder]
+        self.expect(0, ["--budget", "SKIP", "KiB"], *limits)
+        rows = read_csv(self.folder / "limits.csv")
+        self.assertIn("95 % interval", (self.folder / "limits.txt").read_text(encoding="utf-8"))
+        self.expect(2, ["--overwrite"], *limits)
         self.assertEqual({row["kernel"] for row in rows}, {"flash_avx2"})
         self.assertLessEqual({"PASS", "SKIP"}, {row["status"] for row in rows})
         for row in rows:
@@ -171,16 +147,15 @@ class CommandLine(unittest.TestCase):
     def test_results_go_to_stdout_and_progress_to_stderr(self):
         done = self.expect(0, ["naive_c", "PASS"], "check", "-k", "naive_c", *SMALL)
         self.assertNotIn("naive_c", done.stderr)
-        self.assertNotIn("\x1b", done.stdout + done.stderr)  # no colours into pipes
+        self.assertNotIn("\x1b", done.stdout + done.stderr)  # no colours in a pipe
         quiet = self.expect(0, ["PASS"], "check", "-q", "-k", "naive_c", *SMALL)
         self.assertEqual(quiet.stderr, "")
         self.assertEqual(quiet.stdout, done.stdout)
 
     def test_dry_run_runs_nothing(self):
-        with tempfile.TemporaryDirectory() as folder:
-            done = self.expect(0, ["Sq:24"], "run", "--dry-run", *SMALL, "-o", f"{folder}/out")
-            self.assertNotIn("PASS", done.stdout)
-            self.assertFalse(Path(folder, "out", "results.csv").exists())
+        done = self.expect(0, ["Sq:24"], "run", "--dry-run", *SMALL, "-o", self.folder / "out")
+        self.assertNotIn("PASS", done.stdout)
+        self.assertFalse((self.folder / "out" / "results.csv").exists())
 
     def test_list_names_kernels_presets_axes_and_cases(self):
         self.expect(0, ["flash_c", "naive_c"], "list", "kernels")
@@ -194,7 +169,6 @@ class CommandLine(unittest.TestCase):
             self.assertEqual(len(names), len(set(names)), suite)
 
     def test_check_tells_on_how_many_cases_each_structural_test_ran(self):
-        """Every test applies to some case of the suite, and flash_c passes them."""
         done = self.expect(0, ["structural tests"], "check", "--suite", "conformance", "-k", "flash_c", "--cases", "150")
         heads, counts = (line.split() for line in done.stdout.split("each ran:\n")[1].splitlines()[:2])
         self.assertEqual((heads[0], counts[0]), ("kernel", "flash_c"))
@@ -223,19 +197,19 @@ class CommandLine(unittest.TestCase):
         self.assertEqual(again.stdout, self.expect(0, [], "check", "-k", "naive_c", "--case", case_id).stdout)
 
 
-class Files(unittest.TestCase):
-    """One run with a skip, a degenerate case and timed rows, looked at from all sides."""
+class Files(FolderTest):
+    """The files of one run with a skipped kernel, a degenerate case and timed rows."""
 
     @classmethod
     def setUpClass(cls):
         cls.temporary = tempfile.TemporaryDirectory()
-        cls.folder = Path(cls.temporary.name, "out")
+        cls.out = Path(cls.temporary.name, "out")
         cls.kernels = ["naive_c", "flash_c"]
-        cls.skipped = ["flash_avx2"] if "flash_avx2" in attnbench("list", "kernels").stdout else []  # by the cap
+        cls.skipped = ["flash_avx2"] if "flash_avx2" in attnbench("list", "kernels").stdout else []  # because of the cap
         cls.arguments = ["run", "-k", ",".join(cls.kernels + cls.skipped), "-a", "heads=2", "-a", "seq_q=1,24", "-a",
-                         "seq_k=1,24", "-a", "head_dim=16", "-a", "causal=none,bottom-right", *QUICK, "-o", cls.folder]
+                         "seq_k=1,24", "-a", "head_dim=16", "-a", "causal=none,bottom-right", *QUICK, "-o", cls.out]
         cls.done = attnbench(*cls.arguments, ATTN_MAX_ISA="c")
-        cls.rows = read_csv(cls.folder / "results.csv")
+        cls.rows = read_csv(cls.out / "results.csv")
 
     @classmethod
     def tearDownClass(cls):
@@ -243,13 +217,13 @@ class Files(unittest.TestCase):
 
     def test_exit_code_and_folder(self):
         self.assertEqual(self.done.returncode, 0, self.done.stderr)
-        names = {path.name for path in self.folder.iterdir()}
+        names = {path.name for path in self.out.iterdir()}
         self.assertEqual(names, {"results.csv", "samples.csv", "results.json", "env.json", "journal.jsonl", "table.txt"})
-        self.assertIn((self.folder / "table.txt").read_text(encoding="utf-8").splitlines()[-1], self.done.stdout)
+        self.assertIn((self.out / "table.txt").read_text(encoding="utf-8").splitlines()[-1], self.done.stdout)
 
     def test_csv_header_is_exact(self):
         for name, header in (("results.csv", CSV_HEADER), ("samples.csv", SAMPLES_HEADER)):
-            with open(self.folder / name, encoding="utf-8", newline="") as file:
+            with open(self.out / name, encoding="utf-8", newline="") as file:
                 self.assertEqual(file.readline().rstrip("\r\n"), header)
 
     def test_rows_parse_and_only_pass_carries_times(self):
@@ -274,19 +248,18 @@ class Files(unittest.TestCase):
             self.assertAlmostEqual(float(row["gflops"]), float(row["flops"]) / median, delta=1e-4 * float(row["gflops"]))
 
     def test_fewer_than_six_rounds_have_no_interval(self):
-        with tempfile.TemporaryDirectory() as folder:
-            done = attnbench("run", "-k", "naive_c,flash_c", *SMALL, "--rounds", "5", "--csv", Path(folder, "rows.csv"))
-            self.assertEqual(done.returncode, 0, done.stderr)
-            for row in read_csv(Path(folder, "rows.csv")):
-                self.assertEqual((row["status"], row["samples"]), ("PASS", "5"))
-                self.assertGreater(float(row["time_ns_median"]) * float(row["ratio"]), 0)
-                for column in ("time_ns_ci_lo", "time_ns_ci_hi", "ratio_ci_lo", "ratio_ci_hi"):
-                    self.assertEqual(row[column], "", column)
+        file = self.folder / "rows.csv"
+        done = self.assert_ends(attnbench("run", "-k", "naive_c,flash_c", *SMALL, "--rounds", "5", "--csv", file), 0)
+        for row in read_csv(file):
+            self.assertEqual((row["status"], row["samples"]), ("PASS", "5"))
+            self.assertGreater(float(row["time_ns_median"]) * float(row["ratio"]), 0)
+            for column in ("time_ns_ci_lo", "time_ns_ci_hi", "ratio_ci_lo", "ratio_ci_hi"):
+                self.assertEqual(row[column], "", column)
         self.assertNotIn("0.0 %", done.stdout.split("noise floor")[0])
 
     def test_samples_are_those_of_the_rows(self):
         samples = {}
-        for sample in read_csv(self.folder / "samples.csv"):
+        for sample in read_csv(self.out / "samples.csv"):
             samples.setdefault((sample["case_id"], sample["kernel"]), []).append(float(sample["time_ns"]))
         timed = [row for row in self.rows if row["status"] == "PASS"]
         self.assertEqual(set(samples), {(row["case_id"], row["kernel"]) for row in timed})
@@ -296,7 +269,7 @@ class Files(unittest.TestCase):
             self.assertAlmostEqual(min(times), float(row["time_ns_min"]), delta=1e-6 * min(times))
 
     def test_json_is_strict_and_like_google_benchmark(self):
-        data = strict_json((self.folder / "results.json").read_text(encoding="utf-8"))
+        data = read_json(self.out / "results.json")
         self.assertEqual(data["context"]["json_schema_version"], 1)
         iterations = [entry for entry in data["benchmarks"] if entry["run_type"] == "iteration"]
         runs = [(entry["name"], entry["repetition_index"]) for entry in iterations]
@@ -309,27 +282,19 @@ class Files(unittest.TestCase):
         self.assertEqual(sum(len(entries) for entries in others), len(self.rows) - len(timed))
 
     def test_environment_and_journal_are_json(self):
-        environment = strict_json((self.folder / "env.json").read_text(encoding="utf-8"))
-        self.assertIn("naive_c", json.dumps(environment))  # argv
-        lines = (self.folder / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+        self.assertIn("naive_c", json.dumps(read_json(self.out / "env.json")["argv"]))
+        lines = (self.out / "journal.jsonl").read_text(encoding="utf-8").splitlines()
         self.assertEqual(len(lines), 1 + len(self.rows))
         for line in lines:
             strict_json(line)
 
     def test_a_folder_with_results_is_not_overwritten_by_accident(self):
-        before = (self.folder / "results.csv").read_bytes()
-        again = attnbench(*self.arguments)
-        self.assertEqual(again.returncode, 2)
-        self.assertIn("--resume", again.stderr)
-        self.assertEqual((self.folder / "results.csv").read_bytes(), before)
+        before = (self.out / "results.csv").read_bytes()
+        self.assert_ends(attnbench(*self.arguments), 2, "--resume")
+        self.assertEqual((self.out / "results.csv").read_bytes(), before)
 
 
-class Descriptors(unittest.TestCase):
-    def setUp(self):
-        temporary = tempfile.TemporaryDirectory()
-        self.addCleanup(temporary.cleanup)
-        self.folder = Path(temporary.name)
-
+class Descriptors(FolderTest):
     def test_closed_descriptors_are_not_taken_by_files(self):
         run = [ATTNBENCH, "check", "-k", "naive_c", *SMALL, "-o", self.folder / "out"]
         done = subprocess.run(["/bin/sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *run], check=False)
@@ -354,30 +319,24 @@ class Descriptors(unittest.TestCase):
             self.assertIn("\u00ff \u00e4 \u00ed\u00a0\u0080 \x01\"", strict_json(file.read())["argv"]["value"])
 
 
-class OtherAxes(unittest.TestCase):
+class Layers(FolderTest):
+    """Columns that only some files have: those of layers, and the one for all other axes."""
+
+    def run_to_csv(self, header, *axes):
+        """The finished process and the rows of its CSV file, which must have this header."""
+        file = self.folder / "rows.csv"
+        done = self.assert_ends(attnbench("run", "-k", "flash_c", *axes, *SMALL, *QUICK, "--csv", file), 0)
+        self.assertEqual(file.read_text(encoding="utf-8").splitlines()[0], header)
+        return done, read_csv(file)
 
     def test_axes_without_a_column_share_one(self):
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder, "axes.csv")
-            done = attnbench("run", "-k", "flash_c", "-a", "magnitude=1,10", "-a", "lse=on", *SMALL, *QUICK, "--csv", file)
-            self.assertEqual(done.returncode, 0, done.stderr)
-            with open(file, encoding="utf-8") as text:
-                self.assertEqual(text.readline().strip(), OTHER_AXES_HEADER)
-            self.assertEqual([row["other_axes"] for row in read_csv(file)], ["lse:on", "lse:on/magnitude:10"])
-
-
-class Layers(unittest.TestCase):
-    """Whole layers beside plain attention: columns of their own, and what cannot be a layer."""
+        _, rows = self.run_to_csv(OTHER_AXES_HEADER, "-a", "magnitude=1,10", "-a", "lse=on")
+        self.assertEqual([row["other_axes"] for row in rows], ["lse:on", "lse:on/magnitude:10"])
 
     def test_layers_have_columns_of_their_own(self):
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder, "layers.csv")
-            done = attnbench("run", "-k", "flash_c", "-a", "layer=none,mha,block", *SMALL, *QUICK, "--csv", file)
-            self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertEqual(done.stdout.count("projections "), 2)
-            with open(file, encoding="utf-8") as text:
-                self.assertEqual(text.readline().strip(), LAYER_HEADER)
-            rows = {row["layer"]: row for row in read_csv(file)}
+        done, rows = self.run_to_csv(LAYER_HEADER, "-a", "layer=none,mha,block")
+        self.assertEqual(done.stdout.count("projections "), 2)
+        rows = {row["layer"]: row for row in rows}
         self.assertEqual(set(rows), {"", "mha", "block"})
         self.assertEqual([rows[""][name] for name in LAYER_HEADER.split(",")[-5:]], [""] * 5)
         flops = {}
@@ -398,14 +357,12 @@ class Layers(unittest.TestCase):
                  "regression": {"width", "product", "rest_pct", "plan_ns", "workspace_bytes"},
                  "feed-forward": {"heads_q", "score", "attention_pct"}, "additive": set()}
         full = {"heads_q", "dim_qk", "score", "flops", "gflops", "width", "product", "projections_pct", "attention_pct",
-                "rest_pct",
-                "plan_ns", "workspace_bytes"}
-        with tempfile.TemporaryDirectory() as folder:
-            done = attnbench("run", "-k", "auto", "-a", f"layer={','.join(empty)}", "-a", "seq=24", *QUICK, "-o",
-                             Path(folder, "o"))
-            self.assertEqual(done.returncode, 0, done.stderr)
-            rows = {row["layer"]: row for row in read_csv(Path(folder, "o", "results.csv"))}
-            entries = strict_json(Path(folder, "o", "results.json").read_text(encoding="utf-8"))["benchmarks"]
+                "rest_pct", "plan_ns", "workspace_bytes"}
+        out = self.folder / "out"
+        done = attnbench("run", "-k", "auto", "-a", f"layer={','.join(empty)}", "-a", "seq=24", *QUICK, "-o", out)
+        self.assert_ends(done, 0)
+        rows = {row["layer"]: row for row in read_csv(out / "results.csv")}
+        entries = read_json(out / "results.json")["benchmarks"]
         self.assertEqual(set(rows), set(empty))
         for layer, row in rows.items():
             self.assertEqual(row["status"], "PASS")
@@ -418,16 +375,14 @@ class Layers(unittest.TestCase):
         self.assertEqual(len({entry["run_name"] for entry in entries}), len(rows))
         headlines = [line for line in done.stdout.splitlines() if line.startswith("f32 ")]
         self.assertNotIn("head", next(line for line in headlines if "layer positions" in line))
-        self.assertEqual(done.stdout.count("projections "), 2)  # of those that tell: feed-forward and additive
+        self.assertEqual(done.stdout.count("projections "), 2)  # feed-forward and additive
         self.assertNotIn("attention", next(line for line in done.stdout.splitlines() if "projections 100.0 %" in line))
 
     def test_layers_without_a_kernel_have_one_row(self):
-        done = attnbench("check", "-k", "naive_c,flash_c", "-a", "layer=positions", "-a", "seq=24")
-        self.assertEqual(done.returncode, 0, done.stdout)
-        self.assertIn("1 PASS", done.stdout)
-        self.assertIn("runs no kernel: one row stands for all", done.stdout)
+        self.assert_ends(attnbench("check", "-k", "naive_c,flash_c", "-a", "layer=positions", "-a", "seq=24"), 0, "1 PASS",
+                         "runs no kernel: one row stands for all")
 
-    def test_what_is_no_layer_is_skipped_in_words(self):
+    def test_cases_that_are_no_layer_are_skipped_with_a_reason(self):
         for axes, words in ((["layer=mha", "width=30", "heads=4"], "multiple of its heads"), (["width=32"], "layer=mha"),
                             (["layer=additive", "heads=8"], "heads is 8; layer additive is made for heads=1 only")):
             done = attnbench("check", "-k", "flash_c", *(word for axis in axes for word in ("-a", axis)))
@@ -435,11 +390,10 @@ class Layers(unittest.TestCase):
             self.assertIn(words, " ".join(done.stdout.split()))
 
 
-class Resuming(unittest.TestCase):
+class Resuming(FolderTest):
     def setUp(self):
-        temporary = tempfile.TemporaryDirectory()
-        self.addCleanup(temporary.cleanup)
-        self.folder = Path(temporary.name, "out")
+        super().setUp()
+        self.folder /= "out"
         self.journal = self.folder / "journal.jsonl"
         self.arguments = ["run", "-k", "naive_c,flash_c", "-a", "heads=2", "-a", "seq=16,24,32", "-a", "head_dim=16", *QUICK,
                           "-o", self.folder]
@@ -448,22 +402,21 @@ class Resuming(unittest.TestCase):
         return {(row["case_id"], row["kernel"]): row for row in read_csv(self.folder / "results.csv")}
 
     def edit_journal(self, edit):
-        """Applies edit() to the list of the journal's lines, which end in a line break."""
+        """Applies edit() to the list of the journal's lines with their line breaks."""
         lines = edit(self.journal.read_text(encoding="utf-8").splitlines(keepends=True))
         self.journal.write_text("".join(lines), encoding="utf-8")
 
     def resume(self, code, *words):
-        done = attnbench(*self.arguments, "--resume")
-        self.assertEqual(done.returncode, code, done.stderr)
+        done = self.assert_ends(attnbench(*self.arguments, "--resume"), code)
         for word in words:
             self.assertIn(word, done.stderr)
 
-    def test_what_is_no_whole_row_is_measured_again(self):
+    def test_damaged_rows_are_measured_again(self):
         self.assertEqual(attnbench(*self.arguments).returncode, 0)
         complete = self.rows()
         self.edit_journal(lambda lines: [
             *lines[:2],
-            lines[2][:40] + lines[3],  # one line over another, as two processes would write
+            lines[2][:40] + lines[3],  # two lines in one, as two processes could write
             lines[4].replace('"status": "PASS"', '"status": "ERROR"'),
             lines[5].replace('"iterations": ', '"iterations": 1e300, "iterations": '),
             lines[6][:60]])
@@ -476,10 +429,10 @@ class Resuming(unittest.TestCase):
         self.arguments[2] = "flash_c"
         self.resume(0, "line 3", "line 5")
         self.assertEqual(self.rows(), resumed)
-        self.assertEqual(len(read_csv(self.folder / "results.csv")), 6)  # nothing stands twice
+        self.assertEqual(len(read_csv(self.folder / "results.csv")), 6)  # no row is repeated
         self.assertEqual(self.journal.read_bytes(), before)
 
-    def test_what_the_budget_skipped_is_measured_later(self):
+    def test_cases_skipped_for_the_budget_are_measured_later(self):
         self.assertEqual(attnbench(*self.arguments, "--budget", "1us").returncode, 3)
         self.assertEqual({row["status"] for row in self.rows().values()}, {"SKIP"})
         self.resume(0)
@@ -496,7 +449,7 @@ class Resuming(unittest.TestCase):
             self.assertEqual(len(self.rows()), 6)
             self.assertEqual(self.journal.read_text(encoding="utf-8").count("\n"), 7)
 
-    def test_what_changes_numbers_forbids_to_resume(self):
+    def test_a_change_that_matters_forbids_to_resume(self):
         self.assertEqual(attnbench(*self.arguments).returncode, 0)
         whole = self.journal.read_text(encoding="utf-8")
         for name, words in {"build": ["its build is 'other'"], "cpu": ["its cpu is 'other'"], "rounds": ["now it is '6'"],
@@ -527,30 +480,27 @@ class Resuming(unittest.TestCase):
         self.assertEqual(process.returncode, 130)
         self.assertEqual(self.journal.read_text(encoding="utf-8").count("\n"), 1)
 
-    def test_resume_adds_what_a_torn_journal_lacks(self):
+    def test_resume_adds_the_rows_that_a_torn_journal_lacks(self):
         self.assertEqual(attnbench(*self.arguments).returncode, 0)
         complete = self.rows()
-        journal = self.journal
-        lines = journal.read_text(encoding="utf-8").splitlines()
-        kept = lines[:5]  # two cases of two kernels, then half a line, as after a crash
-        journal.write_text("\n".join(kept) + "\n" + lines[5][:60], encoding="utf-8")
-        done = attnbench(*self.arguments, "--resume")
-        self.assertEqual(done.returncode, 0, done.stderr)
+        lines = self.journal.read_text(encoding="utf-8").splitlines()
+        kept = lines[:5]  # the head and two cases of two kernels
+        self.edit_journal(lambda lines: [*lines[:5], lines[5][:60]])  # half a line, as after a crash
+        self.resume(0)
         resumed = self.rows()
         self.assertEqual(set(resumed), set(complete))
         for line in kept[1:]:
             key = strict_json(line)["case_id"], strict_json(line)["kernel"]
             self.assertEqual(resumed[key], complete[key])
         self.assertEqual(len({row["run_id"] for row in resumed.values()}), 2)
-        for line in journal.read_text(encoding="utf-8").splitlines():
+        for line in self.journal.read_text(encoding="utf-8").splitlines():
             strict_json(line)
 
-    def test_interrupt_keeps_what_is_done(self):
+    def test_an_interrupt_keeps_finished_rows(self):
         arguments = [ATTNBENCH, *map(str, self.arguments), "-a", "seq=16:512:+8"]
         process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        journal = self.journal
         give_up = time.monotonic() + 60
-        while not (journal.exists() and journal.read_text(encoding="utf-8").count("\n") > 2):
+        while not (self.journal.exists() and self.journal.read_text(encoding="utf-8").count("\n") > 2):
             self.assertLess(time.monotonic(), give_up, "no row was written")
             self.assertIsNone(process.poll())
             time.sleep(0.02)
@@ -560,7 +510,7 @@ class Resuming(unittest.TestCase):
         rows = read_csv(self.folder / "results.csv")
         self.assertGreaterEqual(len(rows), 2)
         self.assertTrue(all(row["status"] in STATUSES for row in rows))
-        strict_json((self.folder / "results.json").read_text(encoding="utf-8"))
+        read_json(self.folder / "results.json")
         self.assertLess(len(rows), 63 * 2)
 
 

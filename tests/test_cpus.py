@@ -1,45 +1,40 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""What --cpus chooses: on this machine, and (with `synthetic`, which needs hwloc) on larger ones that only hwloc pretends.
+"""What --cpus chooses: on this machine, and (with `synthetic`, which needs hwloc) on larger machines that hwloc imitates.
 
 tests/test_cpus.py path/to/attnbench [synthetic]     needs only Python's standard library
 """
 
 import csv
-import json
 import os
 import re
-import subprocess
 import sys
-import tempfile
 import unittest
-from pathlib import Path
 
-ATTNBENCH = str(Path(sys.argv.pop(1)).resolve()) if len(sys.argv) > 1 else "attnbench"
+from runs import FolderTest, program_argument, read_csv, read_json, run, strict_json
+
+ATTNBENCH = program_argument("attnbench")
 SYNTHETIC = sys.argv[1:2] == ["synthetic"] and bool(sys.argv.pop(1))
 
 TWO_SOCKETS = "pack:2 numa:1 core:8 pu:2"  # 2 nodes, 16 cores, 32 CPUs; CPU 2n and 2n + 1 share core n
-# Linux often numbers all first threads before all second ones; here core n has CPUs n and n + 4, and there are caches.
+# Linux often numbers all first threads before all second ones: here core n has CPUs n and n + 4. This one has caches, too.
 INTERLEAVED = "pack:1 l3:2 l2:2 core:1 pu:2(indexes=0,4,1,5,2,6,3,7)"
 CHIPLETS = "pack:2 numa:4 l3:2 core:6 pu:2"  # as on a large EPYC in NPS4: 8 nodes, 96 cores, 192 CPUs
 
 
 def attnbench(*arguments, topology=None, cpu=None, **environment):
-    """The finished process, on a topology that hwloc pretends, or confined to one CPU."""
-    env = {key: value for key, value in os.environ.items() if not key.startswith(("ATTN_", "HWLOC_", "OMP_P", "OMP_NUM"))}
+    """The finished process, on a topology that hwloc imitates, or confined to one CPU."""
     if topology:
-        env["HWLOC_SYNTHETIC"] = topology
-    env.update(environment)
-    confine = None if cpu is None else lambda: os.sched_setaffinity(0, {cpu})
-    return subprocess.run([ATTNBENCH, *map(str, arguments)], capture_output=True, text=True, env=env, timeout=120,
-                          preexec_fn=confine)
+        environment["HWLOC_SYNTHETIC"] = topology
+    return run([ATTNBENCH, *arguments], without=("HWLOC_", "OMP_P", "OMP_NUM"),
+               before=None if cpu is None else lambda: os.sched_setaffinity(0, {cpu}), **environment)
 
 
 def facts(*arguments, **where):
     """The facts of `env` by name."""
     done = attnbench("env", "--json", "-", *arguments, **where)
     assert done.returncode == 0, done.stderr
-    return {name: fact["value"] for name, fact in json.loads(done.stdout).items()}
+    return {name: fact["value"] for name, fact in strict_json(done.stdout).items()}
 
 
 def places(*arguments, **where):
@@ -55,7 +50,7 @@ def cpus(text, *arguments, topology=TWO_SOCKETS):
     return [place[0] for place in places("--cpus", text, *arguments, topology=topology)]
 
 
-class Synthetic(unittest.TestCase):
+class Synthetic(FolderTest):
 
     def test_facts(self):
         for topology, packages, nodes, cores, pus in [(TWO_SOCKETS, 2, 2, 16, 32), (INTERLEAVED, 1, 1, 4, 8),
@@ -86,56 +81,54 @@ class Synthetic(unittest.TestCase):
         self.assertEqual(cpus("numa:7.l3:1.core:5", topology=CHIPLETS), [190])
 
     def test_cpus_named_themselves(self):
-        """Numbers, sets and pu: choose siblings too, but those come after the cores' first CPUs."""
+        """Numbers, sets and pu: choose siblings too, but those come after the first CPUs of all cores."""
         for text, expected in [("0-3", [0, 2, 1, 3]), ("pu:0-3", [0, 2, 1, 3]), ("1", [1]), ("5,4", [4, 5]), ("0x5", [0, 2]),
-                               ("0xf0000000", [28, 30, 29, 31]), ("0x1,0x00000000", None)]:
-            if expected is None:  # 32 bits a word: CPU 32
-                done = attnbench("env", "--cpus", text, topology=TWO_SOCKETS)
-                self.assertEqual(done.returncode, 2)
-                self.assertIn("there is no CPU 32", done.stderr)
-            else:
-                self.assertEqual(cpus(text), expected, text)
+                               ("0xf0000000", [28, 30, 29, 31])]:
+            self.assertEqual(cpus(text), expected, text)
+        done = attnbench("env", "--cpus", "0x1,0x00000000", topology=TWO_SOCKETS)  # words of 32 bits
+        self.assert_ends(done, 2, "there is no CPU 32")
         self.assertEqual(cpus("0x1,0x00000000", topology=CHIPLETS), [32])
-        self.assertEqual(cpus("pu:1", topology=INTERLEAVED), [4])  # hwloc's count ...
-        self.assertEqual(cpus("1", topology=INTERLEAVED), [1])  # ... is not the system's
+        self.assertEqual(cpus("pu:1", topology=INTERLEAVED), [4])  # the number that hwloc counts
+        self.assertEqual(cpus("1", topology=INTERLEAVED), [1])     # the number that Linux gives
 
     def test_more_threads_than_cores(self):
-        """Every core gets its first thread before any gets a second; nothing is shared silently."""
+        """Every core gets its first thread before any gets a second, and `env` says that cores are shared."""
         all_places = places("--threads", 32, topology=TWO_SOCKETS)
         self.assertEqual([place[1] for place in all_places], 2 * list(range(16)))
         self.assertEqual(len({place[0] for place in all_places}), 32)
         self.assertEqual([place[3] for place in all_places[:16]], 8 * [0] + 8 * [1])
         self.assertIn("one per core", facts("--threads", 16, topology=TWO_SOCKETS)["binding"])
         self.assertIn("more than one per core", facts("--threads", 17, topology=TWO_SOCKETS)["binding"])
-        self.assertIn("none: 3 threads on 2 CPUs", facts("--threads", 3, "--cpus", "core:0-1",
-                                                         topology=TWO_SOCKETS)["binding"])
+        few = facts("--threads", 3, "--cpus", "core:0-1", topology=TWO_SOCKETS)
+        self.assertIn("none: 3 threads on 2 CPUs", few["binding"])
 
     def test_errors_name_what_exists(self):
         for text, words in [("core:16", ["core:16", "core:0-15"]), ("package:1.core:9", ["package:1", "core:0-7"]),
                             ("corse:0", ["'corse'", "package:0-1", "core:0-15", "pu:0-31"]), ("l3:0", ["'l3'", "core:0-15"]),
                             ("core:x", ["core:x", "N-M"]), ("core:3-1", ["core:3-1"]), ("core:0:0", ["core:0:0"]),
                             ("40", ["no CPU 40", "0-31"]), ("core:0.5", ["'5'", "core:0-3"]), ("core:", ["core:"]),
-                            ("", ["no CPU is left"]), ("~all", ["no CPU is left"]), ("0xg", ["hexadecimal"]), ("0-",
-                                                                                                               ["'0-'"]),
-                            (",".join(["0"] * 500), []), ("core:" + "9" * 300, ["too long"])]:
-            done = attnbench("env", "--cpus", text, topology=TWO_SOCKETS)
-            self.assertEqual(done.returncode, 0 if not words else 2, f"{text}: {done.stderr}")
-            for word in words:
-                self.assertIn(word, done.stderr, text)
+                            ("", ["no CPU is left"]), ("~all", ["no CPU is left"]), ("0xg", ["hexadecimal"]),
+                            ("0-", ["'0-'"]), (",".join(["0"] * 500), []), ("core:" + "9" * 300, ["too long"])]:
+            self.assert_ends(attnbench("env", "--cpus", text, topology=TWO_SOCKETS), 2 if words else 0, *words)
 
     def test_another_machine_cannot_be_bound_to(self):
-        done = attnbench("run", "--cpus", "core:0", "-a", "seq=8", topology=TWO_SOCKETS)
-        self.assertEqual(done.returncode, 2)
-        self.assertIn("synthetic", done.stderr)
-        self.assertIn("attnbench env --cpus", done.stderr)
-        done = attnbench("run", "-k", "naive_c", "-a", "seq=8", "-a", "heads=1", "--rounds", 3, topology=TWO_SOCKETS)
-        self.assertEqual(done.returncode, 0, done.stderr)  # bound as this machine is
+        self.assert_ends(attnbench("run", "--cpus", "core:0", "-a", "seq=8", topology=TWO_SOCKETS), 2, "synthetic",
+                         "attnbench env --cpus")
+        self.assert_ends(attnbench("run", "-k", "naive_c", "-a", "seq=8", "-a", "heads=1", "--rounds", 3,
+                                   topology=TWO_SOCKETS), 0)  # binds to CPUs of this machine
 
 
-class Here(unittest.TestCase):
+class Here(FolderTest):
 
     def setUp(self):
+        super().setUp()
         self.allowed = sorted(os.sched_getaffinity(0))
+
+    def run_naive(self, *arguments, **how):
+        """The finished process and its rows."""
+        file = self.folder / "results.csv"
+        done = attnbench("run", "-k", "naive_c", *arguments, "--rounds", 3, "--csv", file, **how)
+        return done, read_csv(file)
 
     def test_defaults_are_all_cores(self):
         seen = facts()
@@ -156,76 +149,57 @@ class Here(unittest.TestCase):
         self.assertEqual(facts(cpu=last)["binding"], f"one thread per core of CPUs {last}, 1 core")
         if first == last:
             self.skipTest("this process may use one CPU only")
-        done = attnbench("run", "--cpus", last, cpu=first)
-        self.assertEqual(done.returncode, 2)
-        self.assertIn(f"CPU {last} is not allowed; this process may use {first}", done.stderr)
+        self.assert_ends(attnbench("run", "--cpus", last, cpu=first), 2,
+                         f"CPU {last} is not allowed; this process may use {first}")
 
     def test_errors_name_what_exists(self):
         numbers = [("9000", ["'9000'"]), ("1000", ["no CPU 1000"])]
         names = [("core:4000", ["core:0"]), ("kore:1", ["'kore'"]), ("abc", ["core:0-3"]), ("core:0-0-0", ["N-M"])]
         if not HWLOC:
-            names = [(text, [f"'{text}'", "0-3,8", "libhwloc-dev"]) for text, _ in names] + [("0x1", ["hwloc"]), ("",
-                                                                                                                  ["0-3,8"])]
+            names = [(text, [f"'{text}'", "0-3,8", "libhwloc-dev"]) for text, _ in names]
+            names += [("0x1", ["hwloc"]), ("", ["0-3,8"])]
         for text, words in numbers + names:
             for command in (["env"], ["run", "-a", "seq=8"], ["check", "-a", "seq=8"], ["peak"],
                             ["eval", "--q", "q.npy", "--k", "k.npy", "--v", "v.npy"]):
-                done = attnbench(*command, "--cpus", text)
-                self.assertEqual(done.returncode, 2, f"{text}: {done.stdout}{done.stderr}")
-                for word in words:
-                    self.assertIn(word, done.stderr)
+                self.assert_ends(attnbench(*command, "--cpus", text), 2, *words)
 
     def test_threads_that_share_cpus_say_so(self):
         if not OPENMP:
             self.skipTest("this attnbench is built without OpenMP")
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "results.csv")
-            done = attnbench("run", "-k", "naive_c", "-a", "seq=8", "-t", "1,2", "--rounds", 3, "--csv", path,
-                             cpu=self.allowed[0])
-            self.assertEqual(done.returncode, 0, done.stderr)
-            with open(path, newline="", encoding="utf-8") as file:
-                rows = {row["threads"]: row["warnings"] for row in csv.DictReader(file)}
-        self.assertIn("threads: 2 share 1 CPU", rows["2"])
-        self.assertNotIn("threads:", rows["1"])
+        done, rows = self.run_naive("-a", "seq=8", "-t", "1,2", cpu=self.allowed[0])
+        self.assert_ends(done, 0)
+        warnings = {row["threads"]: row["warnings"] for row in rows}
+        self.assertIn("threads: 2 share 1 CPU", warnings["2"])
+        self.assertNotIn("threads:", warnings["1"])
 
     def test_threads_that_openmp_does_not_give_are_an_error(self):
         for name, value in (("OMP_THREAD_LIMIT", "1"), ("OMP_MAX_ACTIVE_LEVELS", "0")):
-            with tempfile.TemporaryDirectory() as folder:
-                path = Path(folder, "results.csv")
-                attnbench("run", "-k", "naive_c", "-a", "seq=8", "-t", "2", "--rounds", 3, "--csv", path, **{name: value})
-                with open(path, newline="", encoding="utf-8") as file:
-                    (row,) = csv.DictReader(file)
-                self.assertEqual((row["status"], row["time_ns_median"]), ("ERROR", ""))
-                self.assertIn(f"1 of 2 threads run: {WHY_FEWER}; unset {name}={value}", row["reason"])
+            _, (row,) = self.run_naive("-a", "seq=8", "-t", "2", **{name: value})
+            self.assertEqual((row["status"], row["time_ns_median"]), ("ERROR", ""))
+            self.assertIn(f"1 of 2 threads run: {WHY_FEWER}; unset {name}={value}", row["reason"])
 
     def test_peak_counts_its_threads(self):
         done = attnbench("peak", "--threads", 2, "--csv", "-", OMP_THREAD_LIMIT="1")
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn(f"warning: 1 of 2 threads run: {WHY_FEWER}", done.stderr)
+        self.assert_ends(done, 0, f"warning: 1 of 2 threads run: {WHY_FEWER}")
         self.assertEqual({row["threads"] for row in csv.DictReader(done.stdout.splitlines())}, {"1"})
 
     def test_threads_of_a_larger_case_do_not_spin_beside_one(self):
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "results.csv")
-            attnbench("run", "-k", "naive_c", "-a", "seq=64", "-t", "2,1", "--rounds", 3, "--csv", path,
-                      OMP_WAIT_POLICY="active")
-            with open(path, newline="", encoding="utf-8") as file:
-                (one,) = [row for row in csv.DictReader(file) if row["threads"] == "1"]
+        _, rows = self.run_naive("-a", "seq=64", "-t", "2,1", OMP_WAIT_POLICY="active")
+        (one,) = [row for row in rows if row["threads"] == "1"]
         self.assertEqual(one["status"], "PASS", one["reason"])
         self.assertLess(float(one["threads_counted"]), 1.25)
 
     def test_a_run_stays_where_it_is_put(self):
-        """The process itself is confined: what env.json says of it afterwards is what the kernel says."""
-        with tempfile.TemporaryDirectory() as folder:
-            last = self.allowed[-1]
-            done = attnbench("run", "--cpus", last, "-k", "naive_c", "-a", "seq=8", "-a", "heads=1", "--rounds", 3, "-o",
-                             folder)
-            self.assertEqual(done.returncode, 0, done.stderr)
-            seen = json.loads(Path(folder, "env.json").read_text(encoding="utf-8"))
-            self.assertEqual(seen["affinity"]["value"], f"CPUs {last}")
-            self.assertIn(f"CPU {last}", seen["binding"]["value"])
-            self.assertIn(f"binding: 1 thread on CPU {last}", done.stdout)
-            for name in ("topology", "packages", "nodes", "cores", "pus"):
-                self.assertIn(name, seen)
+        """The process itself is confined, as env.json says afterwards."""
+        last = self.allowed[-1]
+        done = attnbench("run", "--cpus", last, "-k", "naive_c", "-a", "seq=8", "-a", "heads=1", "--rounds", 3, "-o",
+                         self.folder)
+        self.assert_ends(done, 0, f"binding: 1 thread on CPU {last}")
+        seen = read_json(self.folder / "env.json")
+        self.assertEqual(seen["affinity"]["value"], f"CPUs {last}")
+        self.assertIn(f"CPU {last}", seen["binding"]["value"])
+        for name in ("topology", "packages", "nodes", "cores", "pus"):
+            self.assertIn(name, seen)
 
 
 HWLOC = "hwloc" in facts()["topology"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The Python halves of examples/: the pictures they draw from what the programs write."""
+"""The Python scripts of examples/: they draw pictures of the files that the programs write."""
 
 import os
 import pathlib
@@ -17,7 +17,7 @@ def run(*command):
 
 
 def assert_drawn(path, least_colours):
-    """A picture of a sensible size with that many colours: neither blank nor a frame without content."""
+    """The picture has a sensible size and at least so many colours, so it is not empty."""
     pixels = matplotlib.image.imread(path)
     height, width = pixels.shape[:2]
     assert width >= 400 and height >= 250

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""What attnbench leaves behind when the system fails it: full disks, folders that vanish, closed pipes, SIGKILL.
+"""What attnbench keeps and says when the system fails: full disks, folders that vanish, closed pipes, SIGKILL.
 
 tests/test_faults.py path/to/attnbench [KILLS]     needs only Python's standard library; KILLS: how often to kill (8)
 """
@@ -14,33 +14,32 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import unittest
-from pathlib import Path
 
-ATTNBENCH = str(Path(sys.argv.pop(1)).resolve()) if len(sys.argv) > 1 else "attnbench"
+from runs import FolderTest, program_argument
+
+ATTNBENCH = program_argument("attnbench")
 KILLS = int(sys.argv.pop(1)) if len(sys.argv) > 1 and sys.argv[1].isdigit() else 8
 CASES = 5 * KILLS
 MANY_CASES = ["check", "-k", "naive_c,flash_c", "-a", f"seq=1:{CASES}", "-a", "heads=1", "-a", "head_dim=8"]
 
 
 def rows_of(journal):
-    """The whole rows of a journal; the last line may be torn."""
+    """The complete rows of a journal; its last line may be torn."""
     lines = journal.read_text(encoding="utf-8").splitlines(keepends=True) if journal.exists() else []
     return [json.loads(line) for line in lines[1:] if line.endswith("\n")]
 
 
 def limit_files(limit):
-    """Makes every file end at `limit` bytes, as a disk that is full does: writes fail, without a signal."""
+    """Limits every file to `limit` bytes: writes beyond fail without a signal, as on a full disk."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
 
-class Faults(unittest.TestCase):
+class Faults(FolderTest):
     def setUp(self):
-        temporary = tempfile.TemporaryDirectory()
-        self.addCleanup(temporary.cleanup)
-        self.folder = Path(temporary.name, "out")
+        super().setUp()
+        self.folder /= "out"
         self.journal = self.folder / "journal.jsonl"
 
     def run_many(self, *more, **how):
@@ -52,7 +51,7 @@ class Faults(unittest.TestCase):
                                 stderr=subprocess.PIPE, text=True)
 
     def expect_complete(self):
-        """A resumed run ends well, and no row is missing or stands twice."""
+        """A resumed run succeeds; no row is missing or repeated."""
         done = self.run_many("--resume")
         self.assertEqual(done.returncode, 0, done.stderr)
         names = [(row["case_id"], row["kernel"]) for row in rows_of(self.journal)]
@@ -61,13 +60,13 @@ class Faults(unittest.TestCase):
         self.assertEqual(len((self.folder / "results.csv").read_text(encoding="utf-8").splitlines()), 2 * CASES + 1)
 
     def expect_whole(self, path):
-        """The file is absent, or every line has as many cells as the first."""
+        """The file does not exist, or all its lines have the same number of cells."""
         if path.exists():
             with open(path, newline="", encoding="utf-8") as file:
                 self.assertEqual(len({len(row) for row in csv.reader(file)}), 1)
 
     def wait_for_cases(self, process, count):
-        """Until the process says that it begins its case number `count`; how many it began."""
+        """Waits until the process begins its case number `count`. Returns how many cases it has begun."""
         begun = 0
         while begun < count:
             line = process.stderr.readline()

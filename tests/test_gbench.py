@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Google Benchmark over our cases, and its compare.py over our results and its own.
+"""Google Benchmark on our cases, and its compare.py on our results and its own.
 
 tests/test_gbench.py CLASS...     the environment names the programs: ATTNBENCH, ATTNBENCH_GBENCH, GBENCH_BROKEN, COMPARE_PY
 """
@@ -8,11 +8,11 @@ tests/test_gbench.py CLASS...     the environment names the programs: ATTNBENCH,
 import json
 import os
 import re
-import subprocess
 import sys
-import tempfile
 import unittest
 from pathlib import Path
+
+import runs
 
 CASE = ["-a", "heads=2", "-a", "head_dim=16", "-a", "causal=none,top-left"]
 ID = "dtype:f32/B:1/Hq:2/Hkv:2/Sq:{0}/Sk:{0}/D:16/Dv:16/causal:{1}/threads:1"
@@ -20,35 +20,27 @@ QUICK = ["--benchmark_min_time=0.02"]
 
 
 def run(program, *arguments, **environment):
-    env = {key: value for key, value in os.environ.items() if not key.startswith(("ATTN_", "BENCHMARK_"))}
-    return subprocess.run([os.environ[program], *map(str, arguments)], capture_output=True, text=True,
-                          env={**env, **environment}, timeout=300)
+    """Runs the program that a variable of the environment names."""
+    return runs.run([os.environ[program], *arguments], without=("BENCHMARK_",), **environment)
 
 
 def name(kernel, seq, causal="none"):
     return f"attn/kernel:{kernel}/{ID.format(seq, causal)}"
 
 
-class Folder(unittest.TestCase):
-
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+class Folder(runs.FolderTest):
 
     def ours(self, file, *arguments):
-        """What `attnbench run` measured, in a file of this name."""
+        """The file with the results of `attnbench run`."""
         path = self.folder / file
-        done = run("ATTNBENCH", "run", "-q", "--rounds", 5, "--json", path, *CASE, *arguments)
-        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assert_ends(run("ATTNBENCH", "run", "-q", "--rounds", 5, "--json", path, *CASE, *arguments), 0)
         return path
 
     def theirs(self, file, *arguments, code=0, program="ATTNBENCH_GBENCH", **environment):
-        """What Google Benchmark measured."""
+        """The file with the results of Google Benchmark."""
         path = self.folder / file
-        done = run(program, *QUICK, f"--benchmark_out={path}", "--benchmark_out_format=json", *CASE, *arguments,
-                   **environment)
-        self.assertEqual(done.returncode, code, done.stderr)
+        self.assert_ends(run(program, *QUICK, f"--benchmark_out={path}", "--benchmark_out_format=json", *CASE, *arguments,
+                             **environment), code)
         return path
 
 
@@ -78,28 +70,22 @@ class Gbench(Folder):
 
     def test_their_options_and_ours(self):
         done = run("ATTNBENCH_GBENCH", "--preset", "quick", "-k", "naive_c", "-a", "seq=16", "--benchmark_list_tests")
-        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assert_ends(done, 0)
         self.assertTrue(all(line.startswith("attn/kernel:naive_c/") for line in done.stdout.split()), done.stdout)
         done = run("ATTNBENCH_GBENCH", *CASE, "-a", "seq=16", "--benchmark_filter=kernel:naive_c/.*causal:none", *QUICK)
-        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assert_ends(done, 0)
         self.assertEqual(re.findall(r"attn/kernel:\S+", done.stdout), [name("naive_c", 16)])
         repeated = self.theirs("r.json", "-k", "naive_c", "-a", "seq=16", "-a", "causal=none", "--benchmark_repetitions=3")
         self.assertIn(f"{name('naive_c', 16)}_median", entries(repeated))
-        for words, arguments in [(["--kernel"], ["--kernell=a"]), (["naive_c"], ["-k", "naive_d"]), (["seq"], ["-a",
-                                                                                                               "sek=3"]),
-                                 (["--benchmark_nope"], ["--benchmark_nope"]), (["no CPU 1000"], ["--cpus", "1000"])]:
-            done = run("ATTNBENCH_GBENCH", *arguments)
-            self.assertEqual(done.returncode, 2, done.stdout)
-            for word in words:
-                self.assertIn(word, done.stderr)
+        for words, arguments in [("--kernel", ["--kernell=a"]), ("naive_c", ["-k", "naive_d"]), ("seq", ["-a", "sek=3"]),
+                                 ("--benchmark_nope", ["--benchmark_nope"]), ("no CPU 1000", ["--cpus", "1000"])]:
+            self.assert_ends(run("ATTNBENCH_GBENCH", *arguments), 2, words)
         self.assertIn("--benchmark_filter", run("ATTNBENCH_GBENCH", "--help").stdout)
 
     def test_layers(self):
         layers = ["positions", "decode-step", "additive", "regression", "synthesizer-random", "mha"]
-        done = run("ATTNBENCH_GBENCH", *QUICK, f"--benchmark_out={self.folder / 'l.json'}", "--benchmark_out_format=json",
-                   "-k", "auto",
-                   "-a", "seq=24", "-a", f"layer={','.join(layers)}")
-        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assert_ends(run("ATTNBENCH_GBENCH", *QUICK, f"--benchmark_out={self.folder / 'l.json'}", "-k", "auto",
+                             "--benchmark_out_format=json", "-a", "seq=24", "-a", f"layer={','.join(layers)}"), 0)
         found = {re.search("layer:([^/]+)", name).group(1): entry for name, entry in entries(self.folder / "l.json").items()}
         self.assertEqual(set(found), set(layers))
         for layer, entry in found.items():
@@ -115,8 +101,8 @@ class Gbench(Folder):
             self.assertGreater(entry["gflops"], 0)
 
     def test_refusals_are_errors_with_a_reason(self):
-        entry = entries(self.theirs("theirs.json", "-k", "decode_c", "-a", "seq=160", "-a", "causal=none"))[name("decode_c",
-                                                                                                                 160)]
+        found = entries(self.theirs("theirs.json", "-k", "decode_c", "-a", "seq=160", "-a", "causal=none"))
+        entry = found[name("decode_c", 160)]
         self.assertIn("SKIP: ", entry["error_message"])
         self.assertNotIn("gflops", entry)
 
@@ -133,8 +119,7 @@ class Broken(Folder):
 
     def test_a_kernel_that_goes_wrong_later_has_no_time_either(self):
         path = self.theirs("late.json", "-k", "naive_c", "-a", "seq=24", "-a", "causal=none", program="GBENCH_BROKEN",
-                           code=1,
-                           BROKEN_FROM="20")
+                           code=1, BROKEN_FROM="20")
         (entry,) = entries(path).values()
         self.assertIn("differs from the one that passed", entry["error_message"])
         self.assertNotIn("gflops", entry)
@@ -154,13 +139,10 @@ class Broken(Folder):
 
 
 class Compare(Folder):
-    """The real compare.py; it puts the change (new - old) / |old| of the time behind each name."""
+    """Google Benchmark's compare.py. It prints the change (new - old) / |old| of the time behind each name."""
 
     def compare(self, *arguments):
-        done = subprocess.run([sys.executable, os.environ["COMPARE_PY"], "--no-color", *map(str, arguments)],
-                              capture_output=True, text=True, timeout=120)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        return done.stdout
+        return self.assert_ends(runs.run([sys.executable, os.environ["COMPARE_PY"], "--no-color", *arguments]), 0).stdout
 
     def changes(self, text, row):
         return [float(value) for value in re.findall(re.escape(row) + r" +([+-]\d+\.\d+) ", text)]
@@ -174,7 +156,7 @@ class Compare(Folder):
         self.assertAlmostEqual(found[0], (new - old) / old, delta=0.0002)
 
     def test_our_files(self):
-        """decode_c refuses the case: rows without a time must be no hindrance."""
+        """Includes decode_c, which refuses the case and so has rows without a time."""
         arguments = ["-k", "naive_c,flash_c,decode_c", "-a", "seq=160"]
         first, second = (self.ours(file, *arguments) for file in ("a.json", "b.json"))
         self.assertEqual(len(json.loads(first.read_text(encoding="utf-8"))["not_timed"]), 2)
@@ -188,8 +170,8 @@ class Compare(Folder):
         text = self.compare("filters", first, "kernel:naive_c", "kernel:flash_c")
         for causal in ("none", "top-left"):
             row = f"attn/[kernel:naive_c vs. kernel:flash_c]/{ID.format(160, causal)}_median"
-            self.assert_change(text, row, self.median(first, "naive_c", 160, causal), self.median(first, "flash_c", 160,
-                                                                                                  causal))
+            naive, flash = (self.median(first, kernel, 160, causal) for kernel in ("naive_c", "flash_c"))
+            self.assert_change(text, row, naive, flash)
 
 
 class CompareBoth(Compare):
@@ -202,9 +184,8 @@ class CompareBoth(Compare):
         ours = self.ours("ours.json", *arguments)
         text = self.compare("benchmarks", theirs, ours)
         for kernel in ("naive_c", "flash_c"):
-            self.assert_change(text, f"{name(kernel, 160)}_median", self.median(theirs, kernel, 160), self.median(ours,
-                                                                                                                  kernel,
-                                                                                                                  160))
+            old, new = (self.median(path, kernel, 160) for path in (theirs, ours))
+            self.assert_change(text, f"{name(kernel, 160)}_median", old, new)
         text = self.compare("filters", theirs, "kernel:naive_c", "kernel:flash_c")
         self.assert_change(text, f"attn/[kernel:naive_c vs. kernel:flash_c]/{ID.format(160, 'none')}_median",
                            self.median(theirs, "naive_c", 160), self.median(theirs, "flash_c", 160))

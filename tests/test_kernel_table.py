@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""scripts/kernel_table.py --check fails where the document is out of date, and only there.
+"""scripts/kernel_table.py --check fails if the document is out of date, and only then.
 
 tests/test_kernel_table.py path/to/kernel_table     needs only Python's standard library
 """
@@ -21,7 +21,7 @@ class Check(unittest.TestCase):
         cls.lines = subprocess.run([GENERATOR], stdout=subprocess.PIPE, check=True, encoding="utf-8").stdout.splitlines()
 
     def check(self, lines):
-        """Exit code and words for a build whose kernels say this."""
+        """Exit code and output for a build whose kernel_table prints these lines."""
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder) / "lines"
             file.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""examples/minilm: its program asked for times over its standard input, and compare.py from end to end on a model of random
-weights, without PyTorch, with a stand-in for it, and with itself where .venv-peers has it. Run by pytest; needs NumPy."""
+"""examples/minilm: its program when it is asked for times over standard input, and compare.py on a model with random
+weights, without PyTorch, with a fake PyTorch, and with the real one if .venv-peers has it. Run by pytest; needs NumPy."""
 
 import json
 import os
@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import runs
 
 np = pytest.importorskip("numpy")
 
@@ -28,7 +29,7 @@ LAYERS, WIDTH, HIDDEN, VOCABULARY, POSITIONS = 6, 384, 1536, 30522, 512
 WORDS = "[PAD] [UNK] [CLS] [SEP] . , the cat sleeps on a warm mat while rain taps against glass and nobody moves it".split()
 SENTENCES = ["The cat sleeps.", "Rain taps against the warm glass, and nobody moves.", "A mat"]  # 6, 13 and 4 tokens
 
-# As much of PyTorch as torch_encoder.py touches, in 20 ms or more. FAKE_TORCH=wrong: its last step is not right.
+# The part of PyTorch that torch_encoder.py uses, in 20 ms or more. FAKE_TORCH=wrong: its last step is wrong.
 FAKE_TORCH = '''
 import contextlib, os, sys, time, types
 import numpy as np
@@ -52,7 +53,7 @@ def sdpa(q, k, v, attn_mask):
     s = np.where(attn_mask, q @ k.swapaxes(2, 3) / np.float32(q.shape[3] ** 0.5), np.float32(-np.inf))
     e = np.exp(s - s.max(3, keepdims=True))
     return from_numpy(np.asarray(e / e.sum(3, keepdims=True) @ v))
-def gelu(x):  # with an erf that is off by 1.5e-7 at most: Abramowitz & Stegun, 7.1.26
+def gelu(x):  # the error of its erf is at most 1.5e-7: Abramowitz & Stegun, 7.1.26
     z = abs(x) / np.float32(2**0.5)
     t = 1 / (1 + np.float32(0.3275911) * z)
     tail = np.exp(-z * z) * t * np.polyval([1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592], t)
@@ -76,7 +77,7 @@ def layer_shapes(layer):
 
 
 def random_tensors():
-    """A model of the right shapes whose activations stay of size 1. Words that no sentence has are 0."""
+    """A model of the right shapes whose activations are of size 1. The embeddings of unused words are 0."""
     rng = np.random.default_rng(1)
     normal = lambda *shape: rng.standard_normal(shape, np.float32)
     words = np.zeros((VOCABULARY, WIDTH), np.float32)
@@ -119,7 +120,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def waiting(model, tmp_path):
-    """Starts minilm --rounds; ends it afterwards."""
+    """Starts minilm --rounds, which the end of the test kills."""
     started = []
 
     def start(*arguments):
@@ -141,7 +142,7 @@ def ask(process, runs):
 def test_every_line_is_answered_with_a_time_and_the_end_with_shares(waiting, tmp_path, padding):
     process = waiting("--kernel", "naive_c", *padding)
     assert process.stdout.readline() == "naive_c\n"
-    assert np.loadtxt(tmp_path / "out.csv", delimiter=",").shape == (2, WIDTH)  # written before anyone is asked
+    assert np.loadtxt(tmp_path / "out.csv", delimiter=",").shape == (2, WIDTH)  # written before the first question
     assert all(float(ask(process, runs)) > 0 for runs in (1, 3))
     rest, _ = process.communicate()
     assert process.returncode == 0
@@ -162,7 +163,7 @@ def test_a_sample_of_more_runs_takes_longer_but_says_the_time_of_one(waiting):
     assert one / 5 < many < one * 5
 
 
-def test_nobody_spins_while_the_program_waits(waiting):
+def test_no_thread_spins_while_the_program_waits(waiting):
     process = waiting("--threads", "2")
     process.stdout.readline()
     assert float(ask(process, 1)) > 0
@@ -196,7 +197,7 @@ def test_wrong_arguments_are_explained(waiting, arguments, code, words):
 # ---- Rounds ----------------------------------------------------------------------------------------------------------
 
 class Clockwork:
-    """A side that takes `milliseconds` per sentence, and notes when it was asked for how many runs."""
+    """A side that takes `milliseconds` per sentence. Its log says who was asked for how many runs, in order."""
 
     def __init__(self, name, milliseconds, log):
         self.name, self.milliseconds, self.log = name, milliseconds, log
@@ -206,7 +207,7 @@ class Clockwork:
         return self.milliseconds * (1 + 0.001 * len(self.log))
 
 
-def test_everyone_is_timed_once_per_round_in_changing_order():
+def test_each_side_is_timed_once_per_round_in_changing_order():
     log = []
     times = compare.measure({name: Clockwork(name, ms, log) for name, ms in (("a", 1), ("b", 2), ("c", 40))}, 4, 12, 0.0)
     assert [len(values) for values in times.values()] == [12, 12, 12]
@@ -243,21 +244,20 @@ def run(model, tmp_path):
         (tmp_path / "modules").mkdir()
         if torch:
             (tmp_path / "modules" / "torch.py").write_text(torch)
-        env = {**os.environ, **environment, "PYTHONPATH": str(tmp_path / "modules"), "PYTHONDONTWRITEBYTECODE": "1",
-               "OPENBLAS_NUM_THREADS": "1"}  # NumPy's threads would wait for work in a loop
+        environment["OPENBLAS_NUM_THREADS"] = "1"  # NumPy's threads would wait for work in a loop
         given = [PROGRAM, "--model", model, "--sentences", model / "sentences.txt", *arguments]
-        return subprocess.run([python, FOLDER / "compare.py", *map(str, given)], capture_output=True, text=True, env=env,
-                              timeout=300, check=False)
+        return runs.run([python, FOLDER / "compare.py", *given], PYTHONPATH=str(tmp_path / "modules"),
+                        PYTHONDONTWRITEBYTECODE="1", **environment)
     return start
 
 
-ABSENT = 'raise ImportError("No module named \'torch\'", name="torch")\n'
+NO_TORCH = 'raise ImportError("No module named \'torch\'", name="torch")\n'
 OURS = ["what packing saves us", "ours against itself (noise)"]
 AGAINST = ["same work, packed", "same work, padded", "packed by us, padded by PyTorch"]
 
 
 def assert_compared(done, comparisons, sides):
-    """The whole output is there, and its numbers fit together."""
+    """Fails unless the output is complete and its numbers are consistent."""
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("3 sentences of 4 to 13 tokens: 23 rows packed, 39 padded; packing saves 41 % of every")
     assert re.search(r"^naive_c +[\d.]+$", done.stdout, re.MULTILINE)  # one of the kernels, one by one
@@ -270,7 +270,7 @@ def assert_compared(done, comparisons, sides):
 
 
 def test_without_torch_our_own_batches_are_compared(run):
-    done = run("--rounds", 11, torch=ABSENT)
+    done = run("--rounds", 11, torch=NO_TORCH)
     assert_compared(done, OURS, ["ours, packed", "ours, padded"])
     assert "PyTorch: not installed, so its time is missing (scripts/peers/setup.sh torch)" in done.stdout
 
@@ -283,14 +283,14 @@ def test_with_torch_both_sides_are_timed_in_turn(run, arguments, mkl):
     if "needs a C compiler" in done.stderr:
         pytest.skip("no C compiler")
     assert_compared(done, [*OURS, *AGAINST], ["ours, packed", "ours, padded", "PyTorch, packed", "PyTorch, padded"])
-    assert f"PyTorch 2.13.0, its MKL kernels: {mkl}" in done.stdout  # asked of the preloaded function itself
-    assert "OMP_WAIT_POLICY" not in done.stdout  # taken away: its workers would not sleep while the other side is timed
+    assert f"PyTorch 2.13.0, its MKL kernels: {mkl}" in done.stdout  # the answer of the preloaded function
+    assert "OMP_WAIT_POLICY" not in done.stdout  # unset, because workers must sleep while the other side is timed
     found = ratios_of(done.stdout)
     assert all(found[f"PyTorch, {name}"][0] >= 20 / len(SENTENCES) for name in ("packed", "padded"))
 
 
 def test_a_named_kernel_is_the_only_one(run):
-    done = run("--rounds", 11, "--kernel", "blocked_c", torch=ABSENT)
+    done = run("--rounds", 11, "--kernel", "blocked_c", torch=NO_TORCH)
     assert re.findall(r"^(\w+_\w+) +[\d.]+$", done.stdout, re.MULTILINE) == ["blocked_c"]
     assert "in turn, 11 rounds: blocked_c;" in done.stdout and "ours, packed: time in blocked_c: " in done.stdout
 
@@ -312,5 +312,5 @@ def test_the_real_torch_agrees(run):
     (["--rounds", 10], 2, "from 11 up"), (["--threads", 0], 2, "from 1 up"),
     (["--kernel", "flush_c"], 1, "no kernel of this build is called")])
 def test_wrong_arguments_of_compare_are_explained(run, arguments, code, words):
-    done = run(*arguments, torch=ABSENT)
+    done = run(*arguments, torch=NO_TORCH)
     assert done.returncode == code and words in done.stdout + done.stderr

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""scripts/mutate.py: which faults it sees in C, and what it says of faults that tests notice or miss.
+"""scripts/mutate.py: which faults it finds in C, and what it reports of faults that tests notice or miss.
 
 tests/test_mutate.py path/to/build     needs only Python's standard library
 """
@@ -22,7 +22,7 @@ from mutating.programs import Build  # noqa: E402
 
 BUILD = sys.argv.pop(1) if len(sys.argv) > 1 else str(ROOT / "build")
 
-FAULTS = {  # a statement, and all that may become of it
+FAULTS = {  # a statement, and all its mutations
     "x = a < b;": "x = a <= b; | ;",
     "int x = a >> b;": "int x = a << b;",
     "x += y && z;": "x -= y && z; | x += y || z; | ;",
@@ -124,7 +124,7 @@ class Runs(unittest.TestCase):
         self.assertEqual((code, len(rows)), (0, 6), said)
         self.assertIn("stats", [row["test"] for row in rows if row["outcome"] == "killed"])
 
-    def test_what_no_test_looks_at_survives(self):
+    def test_faults_that_no_test_runs_survive(self):
         code, said, rows = self.run_sample("safetensors", "--sample", "6")
         self.assertEqual(code, 1)
         self.assertIn("survived", [row["outcome"] for row in rows])

@@ -1,62 +1,36 @@
 # SPDX-License-Identifier: MIT
-"""scripts/peers: the scripts of the peers besides PyTorch, run_all.py with its table and figure, setup.sh. Peers that are
-installed (.venv-peers) run for real on small cases; all others are absent, or a stand-in compiled here. Run by pytest; needs
-NumPy."""
+"""scripts/peers: the scripts of the peers besides PyTorch, run_all.py with its table and figure, setup.sh. Installed peers
+(.venv-peers) run on small cases; the others are absent, and a fake ggml is compiled here. Run by pytest; needs NumPy."""
 
-import csv
 import os
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from peer_support import ABSENT, LIBRARY, PEERS_FOLDER, ROOT, SMALL, compiler, needs_library, np, one_case, run_script
+from runs import read_csv
 
-np = pytest.importorskip("numpy")
+# peer_support adds their folders to the path.
+import ggml_flash_attn
+import onnxruntime_attention
+import run_all
+from pairing import combine
+from pairing.cases import PRESETS
+from pairing.implementation import Refused
+from pairing.peers import PEERS, WORDS, Peer
+from pairing.results import COLUMNS, write_csv
 
-ROOT = Path(__file__).resolve().parents[1]
-PEERS_FOLDER = ROOT / "scripts" / "peers"
-LIBRARY = Path(os.environ.get("ATTN_TEST_LIBATTN", ROOT / "build" / "libattn.so"))
-sys.path[:0] = [str(PEERS_FOLDER), str(ROOT / "scripts")]
-
-import ggml_flash_attn  # noqa: E402
-import onnxruntime_attention  # noqa: E402
-import run_all  # noqa: E402
-from pairing import attnbench, combine  # noqa: E402
-from pairing.cases import PRESETS, build_cases  # noqa: E402
-from pairing.implementation import Refused  # noqa: E402
-from pairing.peers import PEERS, WORDS, Peer  # noqa: E402
-from pairing.results import COLUMNS, write_csv  # noqa: E402
-
-needs_library = pytest.mark.skipif(not LIBRARY.exists(), reason=f"no {LIBRARY}: cmake --build build --target attn_shared")
-if LIBRARY.exists():
-    attnbench.load(beside=LIBRARY)
-SMALL = ["-a", "heads=2", "-a", "seq=24", "-a", "head_dim=16", "--sample-ms", "0.05"]
 KERNELS = [name for peer in PEERS.values() for name in peer.kernels]
 
 
-def one_case(*axes):
-    return build_cases([], axes, 1)[0]
-
-
-def rows_of(path):
-    with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def compiler():
-    found = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
-    return found or pytest.skip("no C compiler")
-
-
-def run_script(peer, *arguments, interpreter=sys.executable, hide=(), folder=None):
-    """One peer's script; hide: modules that cannot be imported."""
-    env = {key: value for key, value in os.environ.items() if not key.startswith("ATTN_")} | {"PYTHONDONTWRITEBYTECODE": "1"}
-    for name in hide:
-        (folder / f"{name}.py").write_text(f'raise ImportError("No module named {name!r}", name={name!r})\n')
-        env["PYTHONPATH"] = str(folder)
-    return subprocess.run([interpreter, PEERS_FOLDER / peer.script, "--libattn", LIBRARY, *map(str, arguments)],
-                          capture_output=True, text=True, env=env, timeout=300, check=False)
+@pytest.fixture
+def script(tmp_path):
+    """Runs the script of a peer. Returns the process and the rows of its CSV file. hide: modules that cannot be imported."""
+    def run(name, *arguments, hide=(), **how):
+        done = run_script(PEERS[name].script, *arguments, "--csv", tmp_path / "out.csv", folder=tmp_path,
+                          modules={module: ABSENT.format(module) for module in hide}, **how)
+        return done, read_csv(tmp_path / "out.csv")
+    return run
 
 
 # ---- The list of peers ----------------------------------------------------------------------------------------------
@@ -85,11 +59,11 @@ def test_setup_explains_itself(arguments, code, words):
 @needs_library
 @pytest.mark.parametrize(("name", "hidden"), [
     ("onnxruntime", ["onnx"]), ("openvino", ["openvino"]), ("onednn", []), ("ggml", [])])
-def test_an_absent_peer_is_a_row_with_the_command(tmp_path, name, hidden):
+def test_an_absent_peer_is_a_row_with_the_command(script, name, hidden):
     peer = PEERS[name]
-    done = run_script(peer, *SMALL, "--csv", tmp_path / "out.csv", hide=hidden, folder=tmp_path)
+    done, rows = script(name, *SMALL, hide=hidden)
     assert done.returncode == 0, done.stderr
-    rows = {row["kernel"]: row for row in rows_of(tmp_path / "out.csv")}
+    rows = {row["kernel"]: row for row in rows}
     assert list(rows) == ["auto", *peer.kernels] and rows["auto"]["status"] == "PASS"
     remedy = "--ggml-lib" if name == "ggml" else f"scripts/peers/setup.sh {name}"
     for kernel in peer.kernels:
@@ -103,7 +77,7 @@ def test_an_absent_peer_is_a_row_with_the_command(tmp_path, name, hidden):
 def test_run_all_without_any_peer_says_what_to_install(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Peer, "interpreter", lambda _: None)
     assert run_all.main(["--quick", "-a", "dtype=f32", "-o", str(tmp_path)]) == 77
-    rows = [row for name in PEERS for row in rows_of(tmp_path / f"{name}.csv")]
+    rows = [row for name in PEERS for row in read_csv(tmp_path / f"{name}.csv")]
     assert len(rows) == len(KERNELS) * len(PRESETS["quick"]) and {row["status"] for row in rows} == {"SKIP"}
     told, table = capsys.readouterr().err, (tmp_path / "table.md").read_text(encoding="utf-8")
     for peer in PEERS.values():
@@ -130,7 +104,7 @@ def test_run_all_passes_on_what_was_asked(monkeypatch):
     assert "--cases limits -a dtype=f32,bf16 --threads 2" in passed and "--cpus" not in passed
 
 
-# ---- Semantics that peers lack --------------------------------------------------------------------------------------
+# ---- Semantics that differ from ours --------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("operator", "axes", "words"), [
     ("ort_mha", ("heads=4", "heads_kv=2"), "KV heads"), ("ort_mha", ("seq_q=2", "causal=bottom-right"), "top-left"),
@@ -149,7 +123,7 @@ def test_onnx_operators_take_what_they_define_alike(operator, axes):
     next(each for each in onnxruntime_attention.OPERATORS if each.name == operator).refuse(one_case(*axes))
 
 
-def test_layouts_of_onnx_lead_back():
+def test_layouts_of_onnx_are_inverse():
     case = one_case("batch=2", "heads=3", "seq=5", "head_dim=4")
     x = np.arange(2 * 3 * 5 * 4, dtype=np.float32).reshape(2, 3, 5, 4)
     tokens = onnxruntime_attention.tokens_first(x)
@@ -165,46 +139,44 @@ def test_ggml_masks_as_attn_aligns():
     assert (np.isfinite(mask[0, 0]) == [[1, 0, 0, 0], [1, 1, 0, 0]]).all()
 
 
-# ---- ggml: a stand-in with its signatures ----------------------------------------------------------------------------
+# ---- A fake ggml -----------------------------------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")
-def stand_in(tmp_path_factory):
+def fake_ggml(tmp_path_factory):
     library = tmp_path_factory.mktemp("ggml") / "libggml.so"
     subprocess.run([compiler(), "-shared", "-fPIC", "-O2", ROOT / "tests/fake_ggml.c", "-o", library, "-lm"], check=True)
     return library
 
 
 @needs_library
-def test_ggml_is_called_as_its_header_says(tmp_path, stand_in):
-    done = run_script(PEERS["ggml"], *SMALL, "-a", "heads=4", "-a", "heads_kv=2", "-a", "batch=2", "-a", "seq_q=8", "-a",
-                      "causal=none,bottom-right,top-left", "--csv", tmp_path / "out.csv", "--ggml-lib", stand_in)
+def test_ggml_is_called_as_its_header_says(script, fake_ggml):
+    done, rows = script("ggml", *SMALL, "-a", "heads=4", "-a", "heads_kv=2", "-a", "batch=2", "-a", "seq_q=8", "-a",
+                        "causal=none,bottom-right,top-left", "--ggml-lib", fake_ggml)
     assert done.returncode == 0, done.stderr + done.stdout
-    rows = [row for row in rows_of(tmp_path / "out.csv") if row["kernel"] == "ggml_flash_attn_ext"]
+    rows = [row for row in rows if row["kernel"] == "ggml_flash_attn_ext"]
     assert [(row["status"], row["library"]) for row in rows] == [("PASS", "ggml 0.0.1")] * 3
-    done = run_script(PEERS["ggml"], *SMALL, "-a", "dtype=bf16", "--csv", tmp_path / "out.csv", "--ggml-lib", stand_in)
-    assert "float32" in rows_of(tmp_path / "out.csv")[1]["reason"]
+    _, rows = script("ggml", *SMALL, "-a", "dtype=bf16", "--ggml-lib", fake_ggml)
+    assert "float32" in rows[1]["reason"]
 
 
 @needs_library
-def test_a_ggml_that_is_none_is_a_row(tmp_path):
+def test_a_library_that_is_not_ggml_is_a_row(script, tmp_path):
     for path in (tmp_path / "none.so", LIBRARY):
-        done = run_script(PEERS["ggml"], *SMALL, "--csv", tmp_path / "out.csv", "--ggml-lib", path)
-        row = rows_of(tmp_path / "out.csv")[1]
-        assert done.returncode == 0 and row["status"] == "SKIP" and "--ggml-lib" in row["reason"]
+        done, rows = script("ggml", *SMALL, "--ggml-lib", path)
+        assert done.returncode == 0 and rows[1]["status"] == "SKIP" and "--ggml-lib" in rows[1]["reason"]
 
 
-# ---- Installed peers, for real --------------------------------------------------------------------------------------
+# ---- Installed peers ------------------------------------------------------------------------------------------------
 
 @needs_library
 @pytest.mark.parametrize("name", ["torch", "onnxruntime", "openvino"])
-def test_what_is_installed_gives_the_right_answer(tmp_path, name):
+def test_installed_peers_give_the_right_answer(script, name):
     peer, own = PEERS[name], ROOT / ".venv-peers" / name / "bin" / "python"
     if not own.exists():
         pytest.skip(f"{peer.title} is not installed: {peer.install}")
-    done = run_script(peer, "--cases", "quick", "-a", "dtype=f32,f16,bf16", "--sample-ms", "0.05", "--csv",
-                      tmp_path / "out.csv", interpreter=own)
+    done, rows = script(name, "--cases", "quick", "-a", "dtype=f32,f16,bf16", "--sample-ms", "0.05", interpreter=own)
     assert done.returncode == 0, done.stderr + done.stdout
-    rows = [row for row in rows_of(tmp_path / "out.csv") if row["kernel"] != "auto"]
+    rows = [row for row in rows if row["kernel"] != "auto"]
     assert {row["status"] for row in rows} <= {"PASS", "SKIP"}
     for kernel in peer.kernels:
         timed = [row for row in rows if row["kernel"] == kernel and row["status"] == "PASS"]
@@ -214,7 +186,7 @@ def test_what_is_installed_gives_the_right_answer(tmp_path, name):
 # ---- One table and one figure ----------------------------------------------------------------------------------------
 
 def result_row(kernel, case, time_ns=None, status="PASS", reason="", peak_pct="", slower=None, library="", warnings=""):
-    """A row as the scripts write it; slower: (median, low, high) of its time over ours."""
+    """A row as the scripts write it. slower: (median, low, high) of its time over ours."""
     row = dict.fromkeys(COLUMNS, "") | {
         "kernel": kernel, "status": status, "reason": reason, "library": library, "dtype_q": case.dtype, "batch": case.batch,
         "heads_q": case.heads, "heads_kv": case.heads_kv, "seq_q": case.seq_q, "seq_k": case.seq_k, "dim_qk": case.head_dim,
@@ -268,7 +240,7 @@ def test_the_table_holds_everything_once():
 def test_grids_are_apart_by_dtype_and_threads():
     other = [result_row("auto", one_case("heads=1", "seq=64", f"dtype={dtype}"), 1e3, peak_pct=1.0)
              for dtype in ("bf16", "f16")]
-    two = result_row("auto", build_cases([], ["heads=1"], 2)[0], 1e3, peak_pct=1.0)
+    two = result_row("auto", one_case("heads=1", threads=2), 1e3, peak_pct=1.0)
     grids = combine.make_grids([two, *other, *ROWS])
     assert [(grid.dtype, grid.threads) for grid in grids] == [("f32", 1), ("bf16", 1), ("f16", 1), ("f32", 2)]
     cell = grids[0].cells["auto", PREFILL]

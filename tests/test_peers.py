@@ -1,39 +1,28 @@
 # SPDX-License-Identifier: MIT
-"""scripts/peers: libattn and the harness through ctypes, cases, rounds, and torch_sdpa.py without PyTorch and with a
-stand-in for it. Run by pytest; needs NumPy. The library is that of ATTN_TEST_LIBATTN, else build/libattn.so."""
+"""scripts/peers: libattn and the harness through ctypes, cases, rounds, and torch_sdpa.py without PyTorch and with a fake
+PyTorch. Run by pytest; needs NumPy."""
 
-import csv
 import ctypes
 import itertools
 import math
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from peer_support import ABSENT, LIBRARY, ROOT, SMALL, compiler, needs_library, np, one_case, run_script
+from runs import read_csv
 
-np = pytest.importorskip("numpy")
+# peer_support adds their folders to the path.
+from pairing import attnbench, libattn, machine, rounds, storage
+from pairing.attnbench import Reference, Rounding
+from pairing.cases import CaseError, build_cases
+from pairing.implementation import Result
+from pairing.results import COLUMNS, SAMPLE_COLUMNS, Comparisons, roof_columns, verdict
+from pairing.storage import make_inputs
+from plotting.table import read_results
 
-ROOT = Path(__file__).resolve().parents[1]
-PEERS = ROOT / "scripts" / "peers"
-LIBRARY = Path(os.environ.get("ATTN_TEST_LIBATTN", ROOT / "build" / "libattn.so"))
-sys.path[:0] = [str(PEERS), str(ROOT / "scripts")]
-
-from pairing import attnbench, libattn, machine, rounds, storage  # noqa: E402
-from pairing.attnbench import Reference, Rounding  # noqa: E402
-from pairing.cases import CaseError, build_cases  # noqa: E402
-from pairing.implementation import Result  # noqa: E402
-from pairing.results import COLUMNS, SAMPLE_COLUMNS, Comparisons, roof_columns, verdict  # noqa: E402
-from pairing.storage import make_inputs  # noqa: E402
-from plotting.table import read_results  # noqa: E402
-
-needs_library = pytest.mark.skipif(
-    not LIBRARY.exists(), reason=f"no {LIBRARY}: cmake --build build --target attn_shared attnbench_shared")
-if LIBRARY.exists():
-    attnbench.load(beside=LIBRARY)
 STRUCTURES = {"attn_problem": libattn.Problem, "attn_args": libattn.Args, "attn_options": libattn.Options,
               "attn_kernel_info": libattn.KernelInfo, "attn_numerics": libattn.Numerics, "attn_strides": libattn.Strides,
               "attn_score_strides": libattn.ScoreStrides}
@@ -44,22 +33,18 @@ def library():
     return libattn.Library(LIBRARY)
 
 
-def one_case(*axes, threads=1):
-    return build_cases([], axes, threads)[0]
-
-
 def widen(array, dtype):
-    """As float64."""
+    """The values as float64."""
     if dtype == "bf16":
         array = (array.astype(np.uint32) << 16).view(np.float32)
     return array.astype(float)
 
 
 def attention(q, k, v, causal_offset=None):
-    """o and lse in float64, in the fewest words: independent of the oracle."""
+    """o and lse in float64, computed independently of the oracle."""
     group = q.shape[1] // k.shape[1]
     q, k, v = q.astype(float), np.repeat(k, group, 1).astype(float), np.repeat(v, group, 1).astype(float)
-    s = np.einsum("bhid,bhjd->bhij", q, k) * float(np.float32(1 / math.sqrt(q.shape[3])))  # as attn_problem holds it
+    s = np.einsum("bhid,bhjd->bhij", q, k) * float(np.float32(1 / math.sqrt(q.shape[3])))  # the scale of attn_problem
     if causal_offset is not None:
         i, j = np.indices(s.shape[2:])
         s = np.where(j <= i + causal_offset, s, -np.inf)
@@ -74,9 +59,6 @@ def right_answer(case, q, k, v):
 # ---- libattn through ctypes ------------------------------------------------------------------------------------------
 
 def test_structures_are_those_of_the_header(tmp_path):
-    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
-    if not compiler:
-        pytest.skip("no C compiler")
     expected, lines = [], []
     for name, structure in STRUCTURES.items():
         expected.append(f"{name} {ctypes.sizeof(structure)}")
@@ -87,7 +69,7 @@ def test_structures_are_those_of_the_header(tmp_path):
             lines.append(f'printf("{name}.{field} %zu %zu\\n", offsetof({name}, {field}), sizeof((({name} *)0)->{field}));')
     source = tmp_path / "layout.c"
     source.write_text("\n".join(["#include <attn/attn.h>", "#include <stdio.h>", "int main(void) {", *lines, "return 0; }"]))
-    subprocess.run([compiler, "-I", ROOT / "include", source, "-o", tmp_path / "layout"], check=True)
+    subprocess.run([compiler(), "-I", ROOT / "include", source, "-o", tmp_path / "layout"], check=True)
     found = subprocess.run([tmp_path / "layout"], check=True, capture_output=True, text=True).stdout.splitlines()
     assert found == expected
 
@@ -241,7 +223,7 @@ def test_half_precision_is_checked_by_its_own_steps(dtype):
     neighbour = right + np.asarray(1, right.dtype) if dtype == "bf16" else np.nextafter(right, np.float16(9))
     assert not reference.check(neighbour, exact).passed
     assert reference.check(neighbour, Rounding(0, store_error=3 * step)).passed
-    p_error = np.random.default_rng(3).uniform(-step, step, o.shape) * w  # of a kernel that narrows P
+    p_error = np.random.default_rng(3).uniform(-step, step, o.shape) * w  # of a kernel that rounds P
     moved = storage.store((o + p_error).astype(np.float32), dtype)
     assert reference.check(moved, narrow).passed and not reference.check(moved, exact).passed
     right[0, 0, 3, 5] = storage.store(np.array([np.nan], np.float32), dtype)[0]
@@ -249,7 +231,7 @@ def test_half_precision_is_checked_by_its_own_steps(dtype):
 
 
 def weighted_spread(case, q, k, v):
-    """W of docs/numerics.md: how far independent errors of P move the output."""
+    """W of docs/numerics.md: the effect of independent errors of P on the output."""
     q, k, v = (widen(x, case.dtype) for x in (q, k, v))
     e = np.exp(np.einsum("bhid,bhjd->bhij", q, k) * float(np.float32(1 / math.sqrt(case.head_dim))))
     p = e / e.sum(3, keepdims=True)
@@ -418,8 +400,7 @@ def test_openmp_runtimes_are_found_by_name(tmp_path, monkeypatch):
 
 # ---- The script ------------------------------------------------------------------------------------------------------
 
-# As much of PyTorch as the script touches. FAKE_TORCH: "" right, "wrong", "late" (wrong after 30 calls), "refuses",
-# "breaks".
+# The part of PyTorch that the script uses. FAKE_TORCH: "wrong", "late" (wrong after 30 calls), "refuses", "breaks".
 FAKE_TORCH = '''
 import contextlib, os, sys, types
 import numpy as np
@@ -450,38 +431,27 @@ nn.functional = types.SimpleNamespace(scaled_dot_product_attention=sdpa)
 sys.modules["torch.nn"], sys.modules["torch.nn.attention"] = nn, nn.attention
 __path__ = []
 '''
-SMALL = ["-a", "heads=2", "-a", "seq=24", "-a", "head_dim=16", "--sample-ms", "0.05"]
 
 
 @pytest.fixture
 def script(tmp_path):
-    """Runs torch_sdpa.py; modules: name -> source of a module that hides the real one."""
-    def run(*arguments, modules=None, **environment):
-        folder = tmp_path / "modules"
-        folder.mkdir(exist_ok=True)
-        for name, source in (modules or {}).items():
-            (folder / f"{name}.py").write_text(source)
-        env = {key: value for key, value in os.environ.items() if not key.startswith("ATTN_")}
-        env.update(environment, PYTHONPATH=str(folder), PYTHONDONTWRITEBYTECODE="1")
-        return subprocess.run([sys.executable, PEERS / "torch_sdpa.py", "--libattn", LIBRARY, *map(str, arguments)],
-                              capture_output=True, text=True, env=env, timeout=300, check=False)
+    """Runs torch_sdpa.py with the source of a module torch. Returns the process and the rows of its CSV file."""
+    def run(*arguments, torch, **environment):
+        file = tmp_path / "out.csv"
+        (tmp_path / "modules").mkdir(exist_ok=True)
+        done = run_script("torch_sdpa.py", *SMALL, "--csv", file, *arguments, folder=tmp_path / "modules",
+                          modules={"torch": torch}, **environment)
+        return done, read_csv(file) if file.exists() else []
     return run
 
 
-def rows_of(path):
-    with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-ABSENT = {"torch": 'raise ImportError("No module named \'torch\'", name="torch")\n'}
-PRESENT = {"torch": FAKE_TORCH}
+NO_TORCH = ABSENT.format("torch")
 
 
 @needs_library
-def test_without_torch_its_rows_are_skipped_with_the_command(script, tmp_path):
-    done = script(*SMALL, "--csv", tmp_path / "out.csv", "-k", "naive_c", modules=ABSENT)
+def test_without_torch_its_rows_are_skipped_with_the_command(script):
+    done, rows = script("-k", "naive_c", torch=NO_TORCH)
     assert done.returncode == 0, done.stderr
-    rows = rows_of(tmp_path / "out.csv")
     assert [(row["kernel"], row["status"]) for row in rows] == [
         ("auto", "PASS"), ("naive_c", "PASS"), ("torch_flash", "SKIP"), ("torch_math", "SKIP")]
     assert all("scripts/peers/setup.sh torch" in row["reason"] and not row["time_ns_median"] for row in rows[2:])
@@ -491,16 +461,15 @@ def test_without_torch_its_rows_are_skipped_with_the_command(script, tmp_path):
 
 @needs_library
 def test_files_have_attnbenchs_columns_and_the_plotter_reads_them(script, tmp_path):
-    done = script(*SMALL, "-a", "causal=none,bottom-right", "--csv", tmp_path / "out.csv", "--samples",
-                  tmp_path / "samples.csv", modules=PRESENT)
+    done, rows = script("-a", "causal=none,bottom-right", "--samples", tmp_path / "samples.csv", torch=FAKE_TORCH)
     assert done.returncode == 0, done.stderr
     declared = re.findall(r"(?m)^COLUMN\((\w+), ", (ROOT / "harness/report/columns.def").read_text(encoding="utf-8"))
-    declared = declared[:declared.index("layer")]  # the rest is of whole layers, and only written where a file holds some
+    declared = declared[:declared.index("layer")]  # the others are written only if a file has whole layers
     assert (tmp_path / "out.csv").read_text(encoding="utf-8").splitlines()[0] == ",".join(declared)
     assert declared == COLUMNS
     written = (ROOT / "harness/report/writers.c").read_text(encoding="utf-8")
     assert f'"{",".join(SAMPLE_COLUMNS)}\\n"' in written
-    rows, samples = rows_of(tmp_path / "out.csv"), rows_of(tmp_path / "samples.csv")
+    samples = read_csv(tmp_path / "samples.csv")
     assert len(rows) == 6 and len(samples) == 6 * 21
     torch_row = rows[1]
     assert (torch_row["kernel"], torch_row["library"], torch_row["isa"]) == ("torch_flash", "PyTorch 2.13.0", "avx512")
@@ -523,10 +492,9 @@ def test_files_have_attnbenchs_columns_and_the_plotter_reads_them(script, tmp_pa
 @pytest.mark.parametrize(("mode", "status", "reason", "code"), [
     ("wrong", "FAIL", "times the error limit", 1), ("late", "FAIL", "after timing", 1),
     ("refuses", "SKIP", "does not take this", 0), ("breaks", "ERROR", "out of luck", 1)])
-def test_no_time_without_a_passed_check(script, tmp_path, mode, status, reason, code):
-    done = script(*SMALL, "--csv", tmp_path / "out.csv", modules=PRESENT, FAKE_TORCH=mode)
+def test_no_time_without_a_passed_check(script, mode, status, reason, code):
+    done, rows = script(torch=FAKE_TORCH, FAKE_TORCH=mode)
     assert done.returncode == code, done.stderr
-    rows = rows_of(tmp_path / "out.csv")
     assert [row["status"] for row in rows] == ["PASS", status, status]
     for row in rows[1:]:
         assert reason in row["reason"]
@@ -535,35 +503,33 @@ def test_no_time_without_a_passed_check(script, tmp_path, mode, status, reason, 
 
 
 @needs_library
-def test_torch_is_not_asked_for_what_it_aligns_otherwise(script, tmp_path):
-    done = script(*SMALL, "-a", "seq_q=8", "-a", "causal=bottom-right", "--csv", tmp_path / "out.csv", modules=PRESENT)
-    assert done.returncode == 0
-    assert [row["status"] for row in rows_of(tmp_path / "out.csv")] == ["PASS", "SKIP", "SKIP"]
-    done = script(*SMALL, "-a", "seq_q=8", "-a", "causal=top-left", "-a", "heads_kv=1", "--csv", tmp_path / "out.csv",
-                  modules=PRESENT)
-    assert [row["status"] for row in rows_of(tmp_path / "out.csv")] == ["PASS"] * 3, done.stdout
+def test_torch_skips_cases_that_it_aligns_otherwise(script):
+    done, rows = script("-a", "seq_q=8", "-a", "causal=bottom-right", torch=FAKE_TORCH)
+    assert done.returncode == 0 and [row["status"] for row in rows] == ["PASS", "SKIP", "SKIP"]
+    done, rows = script("-a", "seq_q=8", "-a", "causal=top-left", "-a", "heads_kv=1", torch=FAKE_TORCH)
+    assert [row["status"] for row in rows] == ["PASS"] * 3, done.stdout
 
 
 @needs_library
-def test_mkl_can_be_told_to_use_its_fast_kernels(script, tmp_path):
+def test_mkl_can_be_told_to_use_its_fast_kernels(script):
     if not any(map(shutil.which, ("cc", "gcc", "clang"))):
         pytest.skip("no C compiler")
-    done = script(*SMALL, "--mkl", "intel", "--csv", tmp_path / "out.csv", modules=PRESENT)
+    done, rows = script("--mkl", "intel", torch=FAKE_TORCH)
     assert done.returncode == 0, done.stderr
-    assert "MKL kernels: those for Intel's CPUs (--mkl intel)" in done.stdout  # asked of the preloaded function itself
-    assert rows_of(tmp_path / "out.csv")[1]["library"] == "PyTorch 2.13.0, MKL as on Intel"
+    assert "MKL kernels: those for Intel's CPUs (--mkl intel)" in done.stdout  # the answer of the preloaded function
+    assert rows[1]["library"] == "PyTorch 2.13.0, MKL as on Intel"
     preloaded = re.search(r"LD_PRELOAD=([^:\s]+)", done.stdout)[1]
     assert not Path(preloaded).exists()
-    done = script(*SMALL, modules=PRESENT)
+    done, _ = script(torch=FAKE_TORCH)
     assert done.returncode == 0 and "MKL kernels: unknown" in done.stdout
 
 
 @needs_library
-def test_cold_caches_rotate_copies(script, tmp_path):
-    done = script("-a", "heads=1", "-a", "seq_q=1", "-a", "seq_k=65536", "-a", "cache=cold-kv", "--sample-ms", "0.05",
-                  "--csv", tmp_path / "out.csv", modules=ABSENT)
+def test_cold_caches_rotate_copies(script):
+    done, rows = script("-a", "heads=1", "-a", "seq_q=1", "-a", "seq_k=65536", "-a", "head_dim=64", "-a", "cache=cold-kv",
+                        torch=NO_TORCH)
     assert done.returncode == 0, done.stderr
-    row = rows_of(tmp_path / "out.csv")[0]
+    row = rows[0]
     assert row["status"] == "PASS" and row["case_id"].endswith("/threads:1/cache:cold-kv") and row["cache"] == "cold-kv"
 
 
@@ -584,13 +550,13 @@ def test_rotations_hold_the_same_data_in_other_places():
     (["--frobnicate"], 2, "frobnicate"), (["--libattn", "/no/libattn.so"], 2, "attn_shared"),
     (["--csv", "/no/such/folder/out.csv"], 5, "cannot be written")])
 def test_wrong_arguments_are_explained_before_anything_runs(script, arguments, code, words):
-    done = script(*SMALL, *arguments, modules=ABSENT)
+    done, _ = script(*arguments, torch=NO_TORCH)
     assert done.returncode == code and words in done.stderr and "GFLOP/s" not in done.stdout
 
 
 @needs_library
-def test_nothing_that_could_run_is_a_skip(script):
-    done = script(*SMALL, modules=ABSENT, ATTN_KERNEL="nonsense")
+def test_nothing_that_could_run_is_a_skip(script, tmp_path):
+    done, _ = script(torch=NO_TORCH, ATTN_KERNEL="nonsense")
     assert done.returncode == 77 and "ATTN_KERNEL=nonsense" in done.stdout and "SKIP" in done.stdout
-    done = script(*SMALL, modules={"numpy": 'raise ImportError("hidden", name="numpy")\n'})
+    done = run_script("torch_sdpa.py", *SMALL, folder=tmp_path, modules={"numpy": ABSENT.format("numpy")})
     assert done.returncode == 77 and "pip install numpy" in done.stdout

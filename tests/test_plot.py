@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""scripts/plot.py: what it reads, what it refuses, what its figures say. Run by pytest; drawing needs matplotlib."""
+"""scripts/plot.py: the files that it reads and refuses, and the contents of its figures. Run by pytest; drawing needs
+matplotlib."""
 
 import sys
 from itertools import combinations
@@ -19,7 +20,7 @@ from plotting.views import NothingToDraw
 
 @pytest.fixture
 def read(tmp_path):
-    """Rows as the plotter sees them after a trip through a file."""
+    """Rows as the plotter reads them from a file."""
     return lambda rows: read_results([write(tmp_path / "read", rows)]).rows
 
 
@@ -61,7 +62,7 @@ def test_reads_quoted_reasons_and_byte_order_mark(tmp_path):
     assert second.number == 3 and second.timed
 
 
-BROKEN = [  # what is changed, what the message must name
+BROKEN = [  # the change, parts of the message
     ({"time_ns_median": "12,5"}, ["row 2", "'time_ns_median'", "'12,5'", "'.'"]),
     ({"time_ns_median": "nan"}, ["row 2", "'time_ns_median'", "'nan'", "finite"]),
     ({"time_ns_median": "1e999"}, ["row 2", "'time_ns_median'", "finite"]),
@@ -399,7 +400,7 @@ def test_nothing_to_draw_exits_3(tmp_path, capsys):
 # ---- what the pages show -----------------------------------------------------------------------------------------------
 
 def page_texts(page):
-    """(text, box in pixels) of everything that is visibly written on a page."""
+    """(text, box in pixels) of every visible text of a page."""
     from matplotlib.text import Text
     renderer = page.figure.canvas.get_renderer()
     page.figure.draw(renderer)
@@ -425,7 +426,7 @@ def pages_of(name, folder):
 
 @pytest.fixture(scope="module", params=plot.FIGURES)
 def pages(run, request):
-    """The pages of each figure in turn, and what is written on each."""
+    """The pages of each figure in turn, and the texts of each page."""
     drawn = pages_of(request.param, run)
     return drawn, [list(page_texts(page)) for page in drawn]
 
@@ -447,7 +448,7 @@ def test_no_text_overlaps_or_leaves_the_page(pages):
 
 @pytest.mark.parametrize("name", plot.FIGURES)
 def test_crowded_pages_have_room(tmp_path, name):
-    """Many close places on the axis, long conditions, equal rates, long ratios."""
+    """With many close ticks, long conditions, equal rates and long ratios."""
     pytest.importorskip("matplotlib")
     dense = grid(seqs=range(1024, 1601, 64), heads=(97, 98, 99), threads=(31,), dims=(64,))
     dense += grid(seqs=range(1024, 1601, 64), heads=(97,), threads=(1, 32), dims=(64,))
@@ -488,7 +489,7 @@ def test_unseparated_cells_are_hatched(run):
     from matplotlib.patches import Rectangle
     axes = pages_of("winners", run)[0].axes[0]
     hatched = [patch.get_xy() for patch in axes.findobj(Rectangle) if patch.get_hatch()]
-    assert [(int(x), int(y)) for x, y in hatched] == [(0, 3)]  # seq 128, head_dim 64 (layers have 8 to 32): 120.0, 119.9
+    assert [(int(x), int(y)) for x, y in hatched] == [(0, 3)]  # seq 128, head_dim 64: rates of 120.0 and 119.9
 
 
 def test_the_peak_is_the_top_of_the_axis(run):
