@@ -215,7 +215,7 @@ CONFIGURE = ("cmake --preset release -DCMAKE_C_FLAGS_RELEASE=-O1 -DATTN_BUILD_TE
 def steps_of(document):
     """(line number, language, text) in order. An additional first step configures builds that take little time."""
     found = [(number, language, text) for language in ("sh", "c") for number, text in blocks(document, language)]
-    cap = "-DATTN_MAX_ISA=avx2" if platform.machine() == "x86_64" else ""  # kernels above it take half of the compiler's time
+    cap = "-DATTN_MAX_ISA=avx2" if platform.machine() == "x86_64" else ""  # the others take half of the time
     return [(0, "sh", CONFIGURE.format(cap)), *sorted(found)]
 
 
