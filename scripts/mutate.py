@@ -51,14 +51,14 @@ AREAS = (
                   " edge_avx2 edge_c conformance_avx2 conformance_c edge_avx512 conformance_avx512 bf16_amx conformance_amx"
                   " guard_pages bits"),
     ("harness/check/structure*", "structure_mutants layer mutants check cli"),
-    ("harness/check/*", "choose_rows error_limits compare common goals layer timing check liars"
-                        " structure_mutants mutants cli eval_numpy"),
-    ("harness/timing/*", "stats row timing goals layer liars cli"),
-    ("harness/goals/*", "goals timing cli"),
+    ("harness/check/*", "choose_rows error_limits compare common goals layer timing reference fault_memory"
+                        " liars check structure_mutants mutants cli eval_numpy"),
+    ("harness/timing/*", "stats row timing goals layer fault_memory liars cli"),
+    ("harness/goals/*", "goals timing fault_memory cli"),
     ("harness/layers/*", "layer nn_layers layer_family cli"),
     ("harness/commands/session*", "faults cli"),
-    ("harness/report/journal.c", "row faults cli"),
-    ("harness/data/tensors_output.c", "npy timing layer check liars mutants cli"),
+    ("harness/report/journal.c", "row faults fault_memory cli"),
+    ("harness/data/tensors_output.c", "npy timing layer reference check liars mutants cli"),
     ("harness/*", "axes row npy goals timing layer affinity cgroup check cpus_synthetic cpus cli eval_numpy eval_minilm"),
 )
 # What --files stands for where it is not given: the library, its kernels, and the harness' code that decides.
@@ -66,6 +66,8 @@ SCOPE = ("src/*", "kernels/common/*", "kernels/amx/*", "harness/check/*", "harne
          "harness/data/tensors_output.c", "harness/cases/work.c", "harness/commands/session*.c",
          "harness/report/journal.c")
 MEMORY_BYTES = 16 << 30  # a fault may ask for any amount
+# Of programs in C: glibc fills what it allocates, and looks behind it when it is freed.
+MEMORY_CHECKS = {"LD_PRELOAD": "libc_malloc_debug.so.0", "MALLOC_CHECK_": "3", "MALLOC_PERTURB_": "165"}
 
 
 # ---- Which faults ---------------------------------------------------------------------------------------------------------
@@ -149,7 +151,8 @@ def run_test(command, environment, folder, prefix, limit_s, cpu_s=600):
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
 
-    process = subprocess.Popen([*shlex.split(prefix), *command], cwd=folder, env={**os.environ, **environment},
+    checks = {} if "python" in command[0] else MEMORY_CHECKS
+    process = subprocess.Popen([*shlex.split(prefix), *command], cwd=folder, env={**os.environ, **checks, **environment},
                                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                                start_new_session=True, preexec_fn=limited)
     try:
@@ -192,7 +195,7 @@ def judge(mutation, place, options, baseline):
         usual = baseline.of(test, place) if place.touches(test) else None
         if usual is None or usual > options.longest:
             continue
-        code = run_test(*place.command_of(test), place.folder, options.prefix, 120 + 10 * usual, int(5 + 3 * usual))
+        code = run_test(*place.command_of(test), place.folder, options.prefix, 300 + 10 * usual, int(5 + 3 * usual))
         if code is None:
             return "killed", f"{test} (time)"
         if code:

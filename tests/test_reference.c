@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: MIT */
+/* Rows that the oracle has not computed: which kernel answers for them, what it answers, and who is right where it differs.
+ * Small cases stand for large ones: the oracle's rows are cut down to a few. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cases/cases.h"
+#include "check/check.h"
+#include "kernels/common/convert.h"
+#include "layer_support.h"
+
+enum { KEPT = 3 };
+
+typedef struct cut_case {
+  bench_case bench;
+  bench_tensors tensors;
+  bench_expected *expected; /* its first `KEPT` rows only */
+  int64_t all;              /* rows of the problem */
+} cut_case;
+
+static attn_status run_kernel(const attn_problem *problem, const char *name, const attn_args *args) {
+  attn_plan *plan;
+  test_ok(attn_plan_create(problem, &ATTN_STRUCT(attn_options, .kernel = name, .threads = 1), &plan));
+  const attn_status status = bench_run_once(plan, args);
+  attn_plan_destroy(plan);
+  return status;
+}
+
+/* The last column of V is 64 times as large. */
+static void raise_last_column(const cut_case *c) {
+  const attn_problem *p = &c->bench.problem;
+  float *v = (float *)(uintptr_t)c->tensors.args.v;
+  for (int64_t n = p->dim_v - 1; n < p->heads_kv * p->seq_k * p->dim_v; n += p->dim_v) v[n] *= 64;
+}
+
+/* The case with the answer of naive_c in its output. */
+static cut_case open_cut_with(const char *id, void (*change)(const cut_case *c)) {
+  cut_case c = {.bench = valid_case(id)};
+  assert_true(bench_tensors_create(&c.bench, &c.tensors));
+  if (change) change(&c);
+  c.expected = bench_expected_create(&c.bench.problem, &c.tensors.args, 1, true);
+  assert_non_null(c.expected);
+  assert_true(c.expected->complete);
+  c.all = c.expected->rows;
+  c.expected->complete = false;
+  c.expected->rows = KEPT;
+  test_ok(run_kernel(&c.bench.problem, "naive_c", &c.tensors.args));
+  return c;
+}
+
+static cut_case open_cut(const char *id) { return open_cut_with(id, NULL); }
+
+static void close_cut(cut_case *c) {
+  bench_expected_destroy(c->expected);
+  bench_tensors_destroy(&c->tensors);
+}
+
+/* A kernel that shares code with none. */
+static const attn_kernel_info stranger = {.name = "stranger", .algorithm = "none", .isa = "none", .library = ""};
+
+static bench_verdict judge_as(const cut_case *c, const attn_kernel_info *kernel) {
+  return bench_compare_others(c->expected, &c->tensors.args, &(attn_numerics){.exp_error = 0x1p-22}, kernel);
+}
+
+static bench_verdict judge(const cut_case *c) { return judge_as(c, &stranger); }
+
+static float *output_at(const cut_case *c, int64_t b, int64_t h, int64_t i) {
+  const bench_expected_row row = {.b = b, .h = h, .i = i};
+  const attn_problem *p = &c->bench.problem;
+  return (float *)c->tensors.args.o + bench_row_place(p, &c->tensors.args, &p->o_stride, &row);
+}
+
+/* ---- Its answer ------------------------------------------------------------------------------------------------------ */
+
+static const char *const shapes[] = {
+    "heads:2/seq:20/head_dim:8",
+    "batch:2/heads:4/heads_kv:2/seq_q:9/seq_k:14/dim_qk:8/dim_v:6/layout:strided",
+    "batch:3/heads:2/seq:17/head_dim:8/causal:bottom-right/lse:on/lengths:varlen",
+    "heads:2/seq_q:12/seq_k:7/head_dim:8/causal:bottom-right/lse:on", /* rows without keys */
+    "heads:2/seq:20/head_dim:8/sinks:on/bias:full",
+    "heads:2/seq:20/head_dim:8/dtype:bf16"};
+
+static void assert_near(double got, double wanted, double size) {
+  if (!(got == wanted || fabs(got - wanted) <= 1e-4 * (fabs(wanted) + size))) fail_msg("%.9g, should be %.9g", got, wanted);
+}
+
+/* O, LSE and M in every row, with the oracle as judge; and the largest facts of the rows that it was told. */
+TEST(references_answer_as_the_oracle) {
+  for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+    cut_case c = open_cut(shapes[s]);
+    assert_int_equal(judge(&c).status, BENCH_PASS);
+    const bench_expected *e = c.expected;
+    const bench_reference *r = e->reference;
+    const int64_t dim = c.bench.problem.dim_v;
+    for (int64_t n = 0; n < c.all; n++) {
+      const int64_t at = bench_row_place(&r->problem, &c.tensors.args, &r->problem.o_stride, &e->row[n]);
+      for (int64_t d = 0; d < dim; d++) {
+        assert_near((double)r->o[at + d], e->o[n * dim + d], e->m[n * dim + d]);
+        assert_near((double)r->m[at + d], e->m[n * dim + d], 0);
+      }
+    }
+    close_cut(&c);
+  }
+}
+
+TEST(references_know_the_largest_facts) {
+  for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+    cut_case c = open_cut(shapes[s]);
+    c.expected->rows = 7;
+    assert_int_equal(judge(&c).status, BENCH_PASS);
+    const bench_expected *e = c.expected;
+    const bench_reference *r = e->reference;
+    attn_oracle_row largest = {.allowed = 0};
+    double spread = 0;
+    for (int64_t n = 0; n < 7; n++) {
+      const attn_oracle_row *f = &e->row[n].facts;
+      largest.abs_sum = fmax(largest.abs_sum, f->abs_sum), largest.max_v = fmax(largest.max_v, f->max_v);
+      largest.max_q = fmax(largest.max_q, f->max_q), largest.max_k = fmax(largest.max_k, f->max_k);
+      for (int64_t k = n * c.bench.problem.dim_v; k < (n + 1) * c.bench.problem.dim_v; k++)
+        if (e->m[k] > 0) spread = fmax(spread, e->w[k] / e->m[k] * sqrt((double)f->allowed));
+    }
+    assert_true(r->largest.abs_sum == largest.abs_sum && r->largest.max_v == largest.max_v);
+    assert_true(r->largest.max_q == largest.max_q && r->largest.max_k == largest.max_k && r->spread == spread);
+    close_cut(&c);
+  }
+}
+
+/* ---- Which kernel ---------------------------------------------------------------------------------------------------- */
+
+static bool may_refer(const attn_kernel_info *kernel, const attn_problem *p) {
+  const attn_numerics *n = &kernel->numerics;
+  return !kernel->library[0] && !(n->p_rounding > 0) && n->exp_error <= 0x1p-21 && strcmp(kernel->algorithm, "decode") &&
+         !attn_kernel_rejects(kernel, p);
+}
+
+/* What two kernels share: 1 for the tier, 1 for the algorithm. */
+static int shared(const attn_kernel_info *a, const attn_kernel_info *b) {
+  return !strcmp(a->isa, b->isa) + !strcmp(a->algorithm, b->algorithm);
+}
+
+static void expect_least_alike(const attn_kernel_info *checked, const attn_problem *p, const attn_kernel_info *chosen) {
+  for (int i = 0; i < attn_kernel_count(); i++) {
+    const attn_kernel_info *other = attn_kernel_get(i);
+    if (!may_refer(other, p)) continue;
+    if (shared(other, checked) < shared(chosen, checked)) fail_msg("%s, not %s", other->name, chosen->name);
+    if (shared(other, checked) == shared(chosen, checked) && !strcmp(other->name, "naive_c"))
+      assert_string_equal(chosen->name, "naive_c"); /* of several, in small problems */
+  }
+}
+
+TEST(references_share_the_least_with_the_kernel_to_check) {
+  for (int i = -1; i < attn_kernel_count(); i++) {
+    const attn_kernel_info *checked = i < 0 ? &stranger : attn_kernel_get(i);
+    cut_case c = open_cut(shapes[0]);
+    assert_int_equal(judge_as(&c, checked).status, BENCH_PASS);
+    assert_true(may_refer(c.expected->reference->kernel, &c.expected->reference->problem));
+    expect_least_alike(checked, &c.expected->reference->problem, c.expected->reference->kernel);
+    close_cut(&c);
+  }
+}
+
+/* The answer of one reference serves all kernels that are not like it. */
+TEST(references_stay_while_they_are_not_like_the_kernel) {
+  cut_case c = open_cut(shapes[0]);
+  const bench_reference *r = c.expected->reference;
+  assert_int_equal(judge(&c).status, BENCH_PASS);
+  assert_string_equal(r->kernel->name, "naive_c");
+  for (int64_t n = 0; n < KEPT * c.bench.problem.dim_v; n++) r->o[n] = 77; /* in the oracle's rows: would it run again? */
+  assert_int_equal(judge_as(&c, NULL).status, BENCH_PASS);
+  assert_true(r->o[0] == 77);
+  assert_int_equal(judge_as(&c, r->kernel).status, BENCH_PASS);
+  assert_true(r->o[0] != 77);
+  close_cut(&c);
+}
+
+/* Where the oracle's own rows refute every kernel, none is believed. */
+TEST(references_that_the_oracle_refutes_are_not_believed) {
+  cut_case c = open_cut(shapes[0]);
+  c.expected->o[KEPT * c.bench.problem.dim_v - 1] += 1;
+  const bench_verdict verdict = judge(&c);
+  assert_int_equal(verdict.status, BENCH_ERROR);
+  test_contains(verdict.reason, "no kernel, or no memory");
+  for (int i = 0; i < attn_kernel_count() && i < 64; i++)
+    assert_int_equal(c.expected->reference->wrong >> i & 1, may_refer(attn_kernel_get(i), &c.expected->reference->problem));
+  close_cut(&c);
+}
+
+/* ---- Differences ----------------------------------------------------------------------------------------------------- */
+
+TEST(complete_answers_need_no_reference) {
+  cut_case c = open_cut(shapes[0]);
+  c.expected->complete = true;
+  *output_at(&c, 0, 1, 19) += 1;
+  assert_int_equal(judge(&c).status, BENCH_PASS);
+  assert_null(c.expected->reference->kernel);
+  close_cut(&c);
+}
+
+/* A wrong value in any row fails, and the oracle names it. */
+TEST(wrong_values_fail_in_every_row) {
+  cut_case c = open_cut("batch:2/heads:4/heads_kv:2/seq_q:5/seq_k:8/head_dim:8/layout:strided");
+  for (int64_t b = 0; b < 2; b++)
+    for (int64_t h = 0; h < 4; h++)
+      for (int64_t i = 0; i < 5; i++) {
+        float *o = output_at(&c, b, h, i) + 7 * c.bench.problem.o_stride.d, right = *o;
+        *o = right + 0.01f;
+        const bench_verdict verdict = judge(&c);
+        assert_int_equal(verdict.status, BENCH_FAIL);
+        assert_memory_equal(verdict.err_index, ((int64_t[4]){b, h, i, 7}), sizeof verdict.err_index);
+        *o = right;
+      }
+  assert_int_equal(judge(&c).status, BENCH_PASS);
+  close_cut(&c);
+}
+
+TEST(wrong_values_fail_in_packed_sequences) {
+  cut_case c = open_cut(shapes[2]);
+  const int32_t *cu = c.tensors.args.cu_seqlens_q;
+  for (int64_t b = 0; b < 3; b++)
+    for (int64_t i = 0; i < cu[b + 1] - cu[b]; i++) {
+      float *o = output_at(&c, b, 1, i), right = *o;
+      *o = right + 0.01f;
+      assert_int_equal(judge(&c).status, BENCH_FAIL);
+      *o = right;
+    }
+  close_cut(&c);
+}
+
+TEST(rows_without_keys_must_be_zero) {
+  cut_case c = open_cut(shapes[3]);
+  *output_at(&c, 0, 1, 4) = 1e-30f; /* the fifth of five rows that see no key */
+  assert_int_equal(judge(&c).status, BENCH_FAIL);
+  *output_at(&c, 0, 1, 4) = 0;
+  assert_int_equal(judge(&c).status, BENCH_PASS);
+  c.tensors.args.lse[c.bench.problem.lse_stride.h + 4] = -1e30f;
+  assert_int_equal(judge(&c).status, BENCH_FAIL);
+  close_cut(&c);
+}
+
+/* Moves one column of O, or the LSE, of every row away from the right value by so many limits. */
+static void shift_rows(const cut_case *c, const attn_numerics *numerics, int64_t column, double limits) {
+  const bench_expected *e = c->expected;
+  const attn_problem *p = &c->bench.problem;
+  for (int64_t n = 0; n < c->all; n++) {
+    const bench_expected_row *row = &e->row[n];
+    const bench_row_limits l = bench_limits_of_row(p, numerics, &row->facts, true);
+    if (column < 0) {
+      const double one = 1e-3 / bench_lse_ratio(&l, row->facts.lse, row->facts.lse + 1e-3);
+      c->tensors.args.lse[bench_row_place(p, &c->tensors.args, &p->lse_stride, row)] =
+          (float)(row->facts.lse + limits * one);
+      continue;
+    }
+    const int64_t k = n * p->dim_v + column;
+    const double one = 1e-3 / bench_output_ratio(&l, e->o[k], e->m[k], e->w[k], e->o[k] + 1e-3);
+    attn_store_f32(c->tensors.args.o, p->dtype_o, bench_row_place(p, &c->tensors.args, &p->o_stride, row) + column,
+                   (float)(e->o[k] + limits * one));
+  }
+}
+
+/* All rows off by most of the limit are no difference; by three limits they are. */
+static void expect_sum_of_limits(const char *id, const attn_numerics *numerics, int64_t column) {
+  cut_case c = open_cut_with(id, column > 0 ? raise_last_column : NULL);
+  shift_rows(&c, numerics, column, 0.9);
+  assert_int_equal(bench_compare_others(c.expected, &c.tensors.args, numerics, &stranger).status, BENCH_PASS);
+  shift_rows(&c, numerics, column, 3.2);
+  assert_int_equal(bench_compare_others(c.expected, &c.tensors.args, numerics, &stranger).status, BENCH_FAIL);
+  close_cut(&c);
+}
+
+TEST(differences_are_held_against_the_sum_of_both_limits) {
+  const attn_numerics usual = {.exp_error = 0x1p-22}, narrow = {.exp_error = 0x1p-22, .p_rounding = 0x1p-8};
+  expect_sum_of_limits("heads:2/seq:200/head_dim:8/lse:on", &usual, 0);
+  expect_sum_of_limits("heads:2/seq:200/head_dim:8/lse:on", &usual, 7);
+  expect_sum_of_limits("heads:2/seq:200/head_dim:8/lse:on", &usual, -1);
+  expect_sum_of_limits("heads:2/seq:200/head_dim:8/dtype:f32+bf16", &narrow, 0);
+}
+
+/* The oracle finds the rows right where the reference was spoilt: up to 256 of them. */
+TEST(references_may_err_in_256_rows) {
+  cut_case c = open_cut("heads:1/seq:300/head_dim:8");
+  assert_int_equal(judge(&c).status, BENCH_PASS);
+  float *o = c.expected->reference->o;
+  for (int64_t i = KEPT; i < KEPT + 256; i++) o[8 * i + 5] += 1;
+  assert_int_equal(judge(&c).status, BENCH_PASS);
+  o[8 * 299] += 1;
+  const bench_verdict verdict = judge(&c);
+  assert_int_equal(verdict.status, BENCH_ERROR);
+  test_contains(verdict.reason, "differs from naive_c in more than 256 rows that the oracle finds right");
+  close_cut(&c);
+}
+
+/* A row that the oracle finds right says how large facts may be; one that it finds wrong does not. */
+TEST(references_learn_from_right_rows_only) {
+  cut_case c = open_cut("heads:1/seq:60/head_dim:8/causal:top-left");
+  const bench_reference *r = c.expected->reference;
+  assert_int_equal(judge(&c).status, BENCH_PASS);
+  const double known = r->largest.max_v, last = c.expected->row[59].facts.max_v;
+  assert_true(known < last); /* it sees all keys */
+  float *o = output_at(&c, 0, 0, 59), right = *o;
+  *o = 5;
+  assert_int_equal(judge(&c).status, BENCH_FAIL);
+  assert_true(r->largest.max_v == known);
+  *o = right;
+  r->o[8 * 59] += 1;
+  assert_int_equal(judge(&c).status, BENCH_PASS);
+  assert_true(r->largest.max_v == last);
+  close_cut(&c);
+}
+
+/* ---- Sentences of a watched run -------------------------------------------------------------------------------------- */
+
+static bench_verdict watch(const cut_case *c, attn_plan *plan) {
+  const size_t bytes = attn_plan_workspace(plan);
+  void *workspace = test_allocate(bytes);
+  bench_tensors tensors = c->tensors;
+  const bench_verdict verdict =
+      bench_check(plan, &tensors, c->expected, &attn_kernel_find("naive_c")->numerics, workspace, bytes);
+  free(workspace);
+  attn_plan_destroy(plan);
+  return verdict;
+}
+
+/* The plan is of another problem: it writes fewer rows, or needs what the case has not. */
+TEST(watched_runs_say_what_went_wrong) {
+  cut_case c = open_cut("batch:2/heads:2/seq:6/head_dim:4/lse:on");
+  const attn_options options = ATTN_STRUCT(attn_options, .kernel = "naive_c", .threads = 1);
+  attn_problem other = c.bench.problem;
+  attn_plan *plan;
+  c.expected->complete = true;
+  other.uses &= ~(uint32_t)ATTN_USE_LSE; /* the LSE stays as it is, and the oracle does not look at it */
+  c.expected->problem.uses = other.uses;
+  c.tensors.args.lse = NULL;
+  test_ok(attn_plan_create(&other, &options, &plan));
+  test_contains(watch(&c, plan).reason, "lse[batch 0, head 0, query 0, column 0] differs between two runs");
+  other.seq_q = 4; /* rows 4 and 5 are not written, and the oracle looks at the first three only */
+  test_ok(attn_plan_create(&other, &options, &plan));
+  test_contains(watch(&c, plan).reason, "o[batch 0, head 0, query 4, column 0] differs between two runs");
+  other.uses |= ATTN_USE_SINKS;
+  test_ok(attn_plan_create(&other, &options, &plan));
+  const bench_verdict verdict = watch(&c, plan);
+  assert_int_equal(verdict.status, BENCH_ERROR);
+  test_contains(verdict.reason, "ATTN_INVALID_ARGUMENT: attn_args");
+  test_contains(verdict.reason, "sinks");
+  close_cut(&c);
+}
