@@ -3,7 +3,7 @@
 #ifndef ATTN_DISPATCH_H
 #define ATTN_DISPATCH_H
 
-#include "kernels/kernel.h"
+#include "attn/kernel.h"
 
 typedef struct attn_choice {
   const attn_kernel *kernel;

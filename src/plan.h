@@ -4,7 +4,7 @@
 #ifndef ATTN_PLAN_H
 #define ATTN_PLAN_H
 
-#include "kernels/kernel.h"
+#include "attn/kernel.h"
 
 /* Validates the problem and the options, asks kernel->rejects, and plans. `kernel` must outlive the plan. */
 attn_status attn_plan_create_for_kernel(const attn_problem *problem, const attn_kernel *kernel, const attn_options *options,

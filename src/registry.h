@@ -3,7 +3,7 @@
 #ifndef ATTN_REGISTRY_H
 #define ATTN_REGISTRY_H
 
-#include "kernels/kernel.h"
+#include "attn/kernel.h"
 
 /* NULL beyond the last. */
 const attn_kernel *attn_registry_get(int index);

@@ -9,7 +9,7 @@ warnings='-Wall -Wextra -Wpedantic -Wconversion -Wshadow -Werror'
 
 compile() { # LANGUAGE STANDARD COMPILER
   echo "$3 -std=$2"
-  for header in attn extend nn product mha; do
+  for header in attn extend kernel nn product mha; do
     # shellcheck disable=SC2086  # a list of words
     printf '#include <attn/%s.h>\n#include <attn/%s.h>\nint main(void) { return attn_kernel_count() < 0; }\n' \
       $header $header |

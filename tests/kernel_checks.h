@@ -3,10 +3,10 @@
 #ifndef TESTS_KERNEL_CHECKS_H
 #define TESTS_KERNEL_CHECKS_H
 
+#include "attn/kernel.h"
 #include "cases/cases.h"
 #include "check/check.h"
 #include "check/structure.h"
-#include "kernels/kernel.h"
 
 /* The cases of a preset or suite by its name, or of a text in the format of harness/cases/presets, without invalid ones.
  * Exits with a message if they cannot be read. */

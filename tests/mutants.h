@@ -3,7 +3,7 @@
 #ifndef TESTS_MUTANTS_H
 #define TESTS_MUTANTS_H
 
-#include "kernels/kernel.h"
+#include "attn/kernel.h"
 
 typedef struct mutant {
   const attn_kernel *kernel;

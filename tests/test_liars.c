@@ -7,11 +7,11 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "attn/kernel.h"
 #include "base/cli.h"
 #include "cases/cases.h"
 #include "commands/commands.h"
 #include "data/npy.h"
-#include "kernels/kernel.h"
 #include "plan.h"
 #include "support.h"
 #include "timing/setup.h"

@@ -9,7 +9,7 @@
 #include <stddef.h>
 
 #include "arithmetic.h"
-#include "kernels/kernel.h"
+#include "attn/kernel.h"
 
 typedef struct memory_part {
   int64_t *start;       /* receives the part's offset in bytes, a multiple of ATTN_MEMORY_ALIGN */

@@ -3,7 +3,7 @@
 #ifndef ATTN_COMMON_REJECTS_H
 #define ATTN_COMMON_REJECTS_H
 
-#include "kernels/kernel.h"
+#include "attn/kernel.h"
 
 static inline const char *takes_everything(const attn_problem *problem, char *buffer, size_t buffer_bytes) {
   (void)problem, (void)buffer, (void)buffer_bytes;

@@ -6,8 +6,8 @@
 
 #include <assert.h>
 
+#include "attn/kernel.h"
 #include "indexing.h"
-#include "kernels/kernel.h"
 #include "memory.h"
 
 static const float LOG2_E = 0x1.715476p+0f; /* scores are kept in log2 units: exp(s) = 2^(s log2(e)) */

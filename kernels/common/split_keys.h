@@ -6,8 +6,8 @@
 
 #include <stdio.h>
 
+#include "attn/kernel.h"
 #include "indexing.h"
-#include "kernels/kernel.h"
 
 enum {
   DECODE_ROWS = 32, /* most query rows of a KV head (docs/performance.md, "Which kernel when") */

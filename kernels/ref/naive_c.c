@@ -8,10 +8,10 @@
  * A fair baseline lets the compiler use vectors: the innermost loops run over keys (scores) and over output columns
  * (weighted sum), whose elements do not depend on each other. For that K is transposed once per head, unless there are too
  * few queries to pay for it. */
+#include "attn/kernel.h"
 #include "kernels/common/exact_row.h"
 #include "kernels/common/memory.h"
 #include "kernels/common/rejects.h"
-#include "kernels/kernel.h"
 #include "scores_c.h"
 
 /* Transposing K costs about as much as scoring this many queries against K as it lies. */

@@ -9,10 +9,10 @@
 
 #include <string.h>
 
+#include "attn/kernel.h"
 #include "kernels/common/exact_row.h"
 #include "kernels/common/memory.h"
 #include "kernels/common/rejects.h"
-#include "kernels/kernel.h"
 #include "scores_c.h"
 
 enum {

@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: MIT */
+/** @file
+ * For those who write kernels: what a kernel tells the plan, what the plan promises the kernel, and how kernels get into a
+ * program from a shared object (attn_load_kernels() in attn.h). Programs that only call libattn do not need this header.
+ *
+ * The work of one call is cut into units, one per KV head of one batch (unit = batch * heads_kv + kv_head), because all
+ * query heads that share a KV head share its packed K and V. A wave of units is in memory at a time. Within a wave the
+ * phases run one after the other, the tasks of one phase in any order on any thread:
+ *
+ *     for each wave: for each phase: for each unit of the wave, each item: run(schedule, args, task, unit_memory, scratch)
+ *
+ * so a phase may read what an earlier phase left in unit_memory (pack, then compute, then merge).
+ *
+ * A hand-written kernel is a pure function of its arguments: it allocates nothing, starts no threads, keeps no state, never
+ * prints or aborts. For a fixed kernel and CPU each output row's bits depend on that row's inputs alone, so block borders
+ * are absolute key indices fixed by (kernel, dtype, dims).
+ *
+ * A kernel on another library may need objects of that library: open() makes them once per plan and close() frees them with
+ * the plan. In between they do not change, so that any number of threads may run the plan at once.
+ *
+ * examples/own_kernel is a kernel of this kind in a file of its own, with its build.
+ */
+#ifndef ATTN_KERNEL_H
+#define ATTN_KERNEL_H
+
+#include "attn/attn.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Limits that a kernel may rely on. */
+enum {
+  ATTN_MAX_PHASES = 3,   /**< Of a schedule. */
+  ATTN_MEMORY_ALIGN = 64 /**< Bytes to which the memory of units and threads is aligned. */
+};
+
+/** The steps around a library's products (kernels/library/score_steps.h of the source): for libattn's own plug-ins. */
+struct attn_score_steps;
+
+/** What plan() may use to decide, beside the problem. It steers speed only, never which keys go together. */
+typedef struct attn_machine {
+  int threads;                          /**< That may work at once. */
+  const struct attn_score_steps *steps; /**< Of the highest tier that CPU and cap allow. */
+} attn_machine;
+
+/** What the plan knows about its work. plan() fills in what is not marked as set by the plan. */
+typedef struct attn_schedule {
+  attn_problem problem; /**< Set by the plan. */
+
+  int64_t units;                  /**< batch * heads_kv; set by the plan. */
+  int64_t wave_units;             /**< Units in memory at a time; set by the plan from unit_bytes and items. */
+  int phases;                     /**< 1..ATTN_MAX_PHASES. */
+  int64_t items[ATTN_MAX_PHASES]; /**< Tasks of one unit, by phase; longest first. */
+  size_t unit_bytes;              /**< Shared memory of one unit. */
+  size_t scratch_bytes;           /**< Private memory of one thread. */
+
+  int64_t row_block; /**< Query rows of one compute task. */
+  int64_t key_block; /**< Keys scored before P is used. */
+
+  int most_threads;                     /**< That may work at once: a library's limit; 0 = any number. */
+  const struct attn_score_steps *steps; /**< For kernels on a library: what plan() took from the machine. */
+
+  void *library_state; /**< What open() made: the plan's own, only read by run(); NULL for hand-written kernels. */
+} attn_schedule;
+
+/** One task of a phase. */
+typedef struct attn_task {
+  int phase;    /**< 0 .. phases - 1. */
+  int64_t unit; /**< batch * heads_kv + kv_head. */
+  int64_t item; /**< 0 .. items[phase] - 1. */
+} attn_task;
+
+/** A kernel: what is known about it, and its functions. */
+typedef struct attn_kernel {
+  attn_kernel_info info; /**< What attn_kernel_find() returns. */
+  /** NULL = takes the problem (which is valid); else the reason in words: static text, or written to `buffer`. */
+  const char *(*rejects)(const attn_problem *problem, char *buffer, size_t buffer_bytes);
+  /** Fills in phases, items, unit_bytes, scratch_bytes and the blocks. Returns false if a size overflows. */
+  bool (*plan)(const attn_problem *problem, const attn_machine *machine, attn_schedule *schedule);
+  /** NULL for hand-written kernels. Makes library_state from what plan() filled in and may add to scratch_bytes what the
+   * library wants to work in. On failure nothing is left behind and `reason` holds a sentence. */
+  attn_status (*open)(attn_schedule *schedule, char *reason, size_t reason_bytes);
+  /** Ends what open() made; called once after each open() that succeeded. */
+  void (*close)(attn_schedule *schedule);
+  /** This and the next three are NULL for hand-written kernels. Writes the library's version and what else results should
+   * name to the text that info.library points to; called before info leaves the registry, by any thread, any number of
+   * times. */
+  void (*identify)(void);
+  /** Why the library cannot be used below `cap` (NULL = no cap) on this CPU, where it chooses its instructions itself; NULL
+   * if it can. */
+  const char *(*unusable)(const char *cap);
+  /** Before the tasks of each attn_plan_run, on the thread that called it: holds what is global to the process and belongs
+   * to the library, such as its number of threads. */
+  void (*begin_run)(void);
+  /** After them: puts it back when the last of several runs at once has ended. */
+  void (*end_run)(void);
+  /** One task. unit_memory: the unit's shared bytes; scratch: this thread's bytes; both 64-byte aligned. */
+  void (*run)(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch);
+} attn_kernel;
+
+/* ---- Plug-ins: kernels in a shared object ------------------------------------------------------------------------- */
+
+/** Version of everything in this header that a plug-in and the library share. It changes when a plug-in has to change. */
+#define ATTN_KERNEL_ABI 1
+
+/** What the library offers to a plug-in. Tiers are numbered, low to high within an architecture. */
+typedef struct attn_host {
+  size_t struct_size;  /**< sizeof(attn_host) of the library; later versions add members at the end. */
+  const char *version; /**< attn_version(). */
+  /** The number of the tier of that name, -1 if there is none. */
+  int (*tier_find)(const char *isa);
+  /** NULL if this CPU can run the tier and it is not above `cap` (NULL = no cap); else why not, in the thread's own text. */
+  const char *(*tier_unusable)(int tier, const char *cap);
+  /** The highest tier that this CPU can run. */
+  const char *(*tier_best)(void);
+} attn_host;
+
+struct attn_product_kernel;
+
+/** What a plug-in brings: its one exported symbol, attn_plugin_entry, is an object of this type. ATTN_EXPORT_KERNELS makes
+ * it. It and all it points to live as long as the process: a plug-in that has been loaded is never unloaded, because plans
+ * and threads may still need it. */
+typedef struct attn_plugin {
+  uint32_t abi;            /**< ATTN_KERNEL_ABI: the first member in every version. */
+  uint32_t plugin_bytes;   /**< sizeof(attn_plugin), likewise of the next four: the library compares them with its own. */
+  uint32_t kernel_bytes;   /**< sizeof(attn_kernel). */
+  uint32_t schedule_bytes; /**< sizeof(attn_schedule). */
+  uint32_t problem_bytes;  /**< sizeof(attn_problem). */
+  uint32_t args_bytes;     /**< sizeof(attn_args). */
+
+  const attn_kernel *const *kernels; /**< Their names are not taken yet; they rank behind the kernels that are there. */
+  int kernel_count;                  /**< At least 1. */
+  /** NULL, or called once, before the kernels can be found. NULL = ready, else why not, in static text. It may not call
+   * libattn but through `host`. */
+  const char *(*start)(const attn_host *host);
+
+  /** For libattn's own plug-ins, which use parts of the library that have no stable form: the version that they belong to.
+   * NULL for all others. */
+  const char *only_for;
+  const struct attn_product_kernel *const *products; /**< Dense layers, likewise. */
+  int product_count;                                 /**< 0 without. */
+} attn_plugin;
+
+/** The symbol of attn_plugin that attn_load_kernels() looks for. */
+#define ATTN_PLUGIN_ENTRY "attn_plugin_entry"
+
+/** Marks the one object that a plug-in exports. */
+#if defined(_WIN32)
+#define ATTN_PLUGIN_EXPORT __declspec(dllexport)
+#elif defined(__GNUC__)
+#define ATTN_PLUGIN_EXPORT __attribute__((visibility("default")))
+#else
+#define ATTN_PLUGIN_EXPORT
+#endif
+
+/** The first members of attn_plugin. */
+#define ATTN_PLUGIN_SIZES                                                                                         \
+  ATTN_KERNEL_ABI, (uint32_t)sizeof(attn_plugin), (uint32_t)sizeof(attn_kernel), (uint32_t)sizeof(attn_schedule), \
+      (uint32_t)sizeof(attn_problem), (uint32_t)sizeof(attn_args)
+
+/** Makes a shared object a plug-in: written once in it, with the addresses of its kernels.
+ *
+ *     static const attn_kernel mine = {.info = {.name = "mine", ...}, .rejects = rejects, .plan = plan, .run = run};
+ *     ATTN_EXPORT_KERNELS(&mine);
+ *
+ *     cc -O3 -fPIC -shared mine.c -o libmine.so */
+#define ATTN_EXPORT_KERNELS(...)                                         \
+  static const attn_kernel *const attn_plugin_kernels[] = {__VA_ARGS__}; \
+  extern ATTN_PLUGIN_EXPORT const attn_plugin attn_plugin_entry;         \
+  const attn_plugin attn_plugin_entry = {                                \
+      ATTN_PLUGIN_SIZES, attn_plugin_kernels, (int)(sizeof attn_plugin_kernels / sizeof(void *)), NULL, NULL, NULL, 0}
+
+#ifdef __cplusplus
+}
+#endif
+#endif
