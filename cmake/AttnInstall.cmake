@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 # Install rules: libraries, header, attnbench, find_package(attn) and pkg-config. Everything installed is relocatable.
-# Components: `runtime` what programs load, `development` what building them needs, `tools` attnbench.
+# Components: `runtime` what programs load, `development` what building them needs, `tools` attnbench, and for each plug-in
+# `plugin_openblas`, `plugin_onednn`.
 include(CMakePackageConfigHelpers)
 set(attn_config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/attn)
 
@@ -9,6 +10,9 @@ install(TARGETS attn_shared attn_nn_shared EXPORT attnTargets
         RUNTIME COMPONENT runtime
         LIBRARY COMPONENT runtime NAMELINK_COMPONENT development
         ARCHIVE COMPONENT development)
+foreach(plugin IN LISTS ATTN_PLUGINS)
+  install(TARGETS attn_${plugin} DESTINATION ${CMAKE_INSTALL_LIBDIR}/${ATTN_PLUGIN_SUBFOLDER} COMPONENT plugin_${plugin})
+endforeach()
 install(DIRECTORY include/attn TYPE INCLUDE COMPONENT development FILES_MATCHING PATTERN "*.h")
 if(ATTN_BUILD_HARNESS)
   install(TARGETS attnbench RUNTIME COMPONENT tools)

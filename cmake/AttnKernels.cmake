@@ -2,17 +2,25 @@
 # Turns kernels/tiers.def and kernels/kernels.def into sources with the flags of their folder. Nothing here asks what the
 # host CPU is. It sets
 #   ATTN_TIERS, ATTN_VECTOR_TIERS            the tiers of this architecture, low to high; those that have a vec_<isa>.h
-#   ATTN_KERNEL_SOURCES, ATTN_KERNELS_BUILT  sources of libattn; names of the kernels among them
+#   ATTN_KERNEL_SOURCES                      sources of libattn
+#   ATTN_KERNELS_BUILT                       names of all kernels that are built, also those of plug-ins
+#   plugin_sources_<plug-in>                 sources of the kernels on a library
 #   ATTN_PEAK_SOURCES                        peak loops, which only the harness links
-# and writes to ATTN_GENERATED_DIR what C files include: kernels_built.def (src/registry.c), score_steps_built.def
-# (src/score_steps.c), product_built.def (src/product.c) and peak_built.def (kernels/peak.c).
+# and writes to ATTN_GENERATED_DIR what C files include: kernels_built.def, product_built.def and plugins_built.def
+# (src/registry.c), score_steps_built.def (src/score_steps.c), peak_built.def (kernels/peak.c), and for each plug-in
+# plugin_<plug-in>/plugin_built.def (kernels/plugin/entry.c). ATTN_GENERATED_DIR_ALL holds the first three for a registry in
+# which all kernels are built in: for tests, and with ATTN_STATIC_BACKENDS for libattn.
 set(ATTN_GENERATED_DIR ${CMAKE_CURRENT_BINARY_DIR}/generated)
+set(ATTN_GENERATED_DIR_ALL ${ATTN_GENERATED_DIR}/all_built_in)
 set(ATTN_KERNEL_SOURCES "")
 set(ATTN_KERNELS_BUILT "")
 set(ATTN_PEAK_SOURCES "")
 set(ATTN_TIERS "")
 set(ATTN_VECTOR_TIERS "")
-set(kernels_built_text "")
+set(kernels_text "")     # of the registry of libattn, and of one with everything built in
+set(kernels_all_text "")
+set(plugins_text "")
+set(plugins_all_text "")
 set(ATTN_TIER_PARTS score_steps product peak) # files beside the kernels; a tier without one uses the next lower tier's
 set(score_steps_text "")
 set(product_text "")
@@ -85,17 +93,28 @@ if(ATTN_MAX_ISA AND NOT above_cap)
   message(FATAL_ERROR "ATTN_MAX_ISA=${ATTN_MAX_ISA}: should be a tier of ${attn_arch}: ${tiers_known}")
 endif()
 
-# A library's folder may hold more files, which its kernels share.
+# A library's folder may hold more files, which its kernels share. Its products rank behind those of tiers, which
+# product_built.def lists from low to high.
+set(product_all_text "${product_text}")
 foreach(folder IN LISTS ATTN_LIBRARY_FOLDERS)
+  set(plugin ${folder_plugin_${folder}})
+  set(plugin_sources_${plugin} "")
+  set(plugin_text_${plugin} "")
+  set(not_built "NULL")
   if(folder_reason_${folder} STREQUAL "")
-    file(GLOB sources RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} CONFIGURE_DEPENDS kernels/${folder}/*.c)
-    list(APPEND ATTN_KERNEL_SOURCES ${sources})
-    foreach(source IN LISTS sources)
-      if(source MATCHES "/product_([a-z0-9]+)\\.c$") # libraries rank above tiers, and the list is read from its end
-        set(product_text "ATTN_PRODUCT(${CMAKE_MATCH_1})\n${product_text}")
+    file(GLOB plugin_sources_${plugin} RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} CONFIGURE_DEPENDS kernels/${folder}/*.c)
+    foreach(source IN LISTS plugin_sources_${plugin})
+      if(source MATCHES "/product_([a-z0-9]+)\\.c$")
+        string(APPEND plugin_text_${plugin} "ATTN_PRODUCT(${CMAKE_MATCH_1})\n")
+        set(product_all_text "ATTN_PRODUCT(${CMAKE_MATCH_1})\n${product_all_text}")
       endif()
     endforeach()
+    string(APPEND plugins_all_text "ATTN_PLUGIN(${plugin}, true, NULL)\n")
+  else()
+    set(not_built "\"${folder_reason_${folder}}\"")
+    string(APPEND plugins_all_text "ATTN_PLUGIN(${plugin}, false, ${not_built})\n")
   endif()
+  string(APPEND plugins_text "ATTN_PLUGIN(${plugin}, false, ${not_built})\n")
 endforeach()
 
 file(STRINGS kernels/kernels.def kernel_lines REGEX "^ATTN_KERNEL\\(")
@@ -110,20 +129,42 @@ foreach(line IN LISTS kernel_lines)
                         "'${folder}'")
   endif()
   set(reason "${folder_reason_${folder}}${kernel_reason_${name}}") # of the folder, or of this kernel alone
-  if(reason STREQUAL "")
-    set(source kernels/${folder}/${name}.c)
-    list(APPEND ATTN_KERNEL_SOURCES ${source})
-    list(APPEND ATTN_KERNELS_BUILT ${name})
-    list(APPEND folder_kernels_${folder} ${name})
-    set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${folder_flags_${folder}}")
-    string(APPEND kernels_built_text "ATTN_KERNEL(${name}, ${folder})\n")
+  set(source kernels/${folder}/${name}.c)
+  set(plugin "${folder_plugin_${folder}}")
+  if(NOT reason STREQUAL "")
+    string(APPEND kernels_text "ATTN_KERNEL_NOT_BUILT(${name}, \"${reason}\")\n")
+    string(APPEND kernels_all_text "ATTN_KERNEL_NOT_BUILT(${name}, \"${reason}\")\n")
+    if(plugin)
+      list(REMOVE_ITEM plugin_sources_${plugin} ${source})
+    endif()
+    continue()
+  endif()
+  list(APPEND ATTN_KERNELS_BUILT ${name})
+  list(APPEND folder_kernels_${folder} ${name})
+  string(APPEND kernels_all_text "ATTN_KERNEL(${name}, ${folder})\n")
+  if(plugin)
+    string(APPEND plugin_text_${plugin} "ATTN_KERNEL(${name}, ${folder})\n")
+    string(APPEND kernels_text "ATTN_KERNEL_IN_PLUGIN(${name}, ${plugin})\n")
   else()
-    list(REMOVE_ITEM ATTN_KERNEL_SOURCES kernels/${folder}/${name}.c)
-    string(APPEND kernels_built_text "ATTN_KERNEL_NOT_BUILT(${name}, \"${reason}\")\n")
+    list(APPEND ATTN_KERNEL_SOURCES ${source})
+    set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${folder_flags_${folder}}")
+    string(APPEND kernels_text "ATTN_KERNEL(${name}, ${folder})\n")
   endif()
 endforeach()
-list(REMOVE_DUPLICATES ATTN_KERNEL_SOURCES)
-file(CONFIGURE OUTPUT ${ATTN_GENERATED_DIR}/kernels_built.def CONTENT "${kernels_built_text}" @ONLY)
-foreach(part IN LISTS ATTN_TIER_PARTS)
-  file(CONFIGURE OUTPUT ${ATTN_GENERATED_DIR}/${part}_built.def CONTENT "${${part}_text}" @ONLY)
+
+# write_generated(FOLDER NAME TEXT)
+function(write_generated folder name text)
+  file(CONFIGURE OUTPUT ${folder}/${name} CONTENT "${text}" @ONLY)
+endfunction()
+foreach(table kernels product plugins)
+  write_generated(${ATTN_GENERATED_DIR_ALL} ${table}_built.def "${${table}_all_text}")
+  if(ATTN_STATIC_BACKENDS)
+    set(${table}_text "${${table}_all_text}")
+  endif()
+endforeach()
+foreach(table kernels plugins ${ATTN_TIER_PARTS})
+  write_generated(${ATTN_GENERATED_DIR} ${table}_built.def "${${table}_text}")
+endforeach()
+foreach(plugin IN LISTS ATTN_PLUGINS)
+  write_generated(${ATTN_GENERATED_DIR}/plugin_${plugin} plugin_built.def "${plugin_text_${plugin}}")
 endforeach()

@@ -1,8 +1,15 @@
 # SPDX-License-Identifier: MIT
-# Finds the libraries of kernels/libraries.def. Sets ATTN_LIBRARIES (those found), ATTN_LIBRARY_TARGETS, ATTN_LIBRARY_SUMMARY
-# (a line each), ATTN_LIBRARY_PC (flags for attn.pc), ATTN_LIBRARY_ROOTS (text for attnConfig.cmake),
-# library_missing_<target> (why a library is absent), and for each folder what AttnKernels.cmake reads:
-# folder_flags_<folder> and folder_reason_<folder>, "" or why its kernels cannot be built.
+# Finds the libraries of kernels/libraries.def. The kernels on a library are a plug-in with the library's name in small
+# letters; with ATTN_STATIC_BACKENDS they are part of libattn, which then needs the libraries. Sets
+#   ATTN_PLUGINS                             the plug-ins whose library was found
+#   ATTN_LIBRARY_SUMMARY                     a line for each library
+#   library_missing_<plug-in>                why a library is absent
+#   folder_flags_<folder>, folder_reason_<folder>, folder_plugin_<folder>  for AttnKernels.cmake; the reason is "", or why
+#                                            the folder's kernels cannot be built
+#   ATTN_LIBRARIES, ATTN_LIBRARY_TARGETS, ATTN_LIBRARY_PC (flags for attn.pc), ATTN_LIBRARY_ROOTS (text for attnConfig.cmake)
+#                                            what libattn itself needs: nothing without ATTN_STATIC_BACKENDS
+option(ATTN_STATIC_BACKENDS "Make the kernels on OpenBLAS and oneDNN part of libattn, in place of plug-ins" OFF)
+set(ATTN_PLUGINS "")
 set(ATTN_LIBRARIES "")
 set(ATTN_LIBRARY_TARGETS "")
 set(ATTN_LIBRARY_SUMMARY "")
@@ -24,6 +31,7 @@ foreach(line IN LISTS library_lines)
   set(ATTN_${LIBRARY} AUTO CACHE STRING "Kernels that stand on ${library}: AUTO, ON or OFF")
   set_property(CACHE ATTN_${LIBRARY} PROPERTY STRINGS AUTO ON OFF)
   list(APPEND ATTN_LIBRARY_FOLDERS ${folder})
+  set(folder_plugin_${folder} ${target})
   set(folder_flags_${folder} "")
   if(ATTN_${LIBRARY} STREQUAL "OFF")
     set(folder_reason_${folder} "ATTN_${LIBRARY}=OFF")
@@ -31,12 +39,15 @@ foreach(line IN LISTS library_lines)
     find_package(Attn${library} QUIET)
     if(TARGET attn::${target})
       set(folder_reason_${folder} "")
-      list(APPEND ATTN_LIBRARIES ${library})
-      list(APPEND ATTN_LIBRARY_TARGETS attn::${target})
-      list(APPEND ATTN_LIBRARY_PC ${ATTN_${LIBRARY}_PC})
-      if(ATTN_${LIBRARY}_ROOT)
-        string(APPEND ATTN_LIBRARY_ROOTS "if(NOT ATTN_${LIBRARY}_ROOT)\n"
-               "  set(ATTN_${LIBRARY}_ROOT \"${ATTN_${LIBRARY}_ROOT}\")\nendif()\n")
+      list(APPEND ATTN_PLUGINS ${target})
+      if(ATTN_STATIC_BACKENDS)
+        list(APPEND ATTN_LIBRARIES ${library})
+        list(APPEND ATTN_LIBRARY_TARGETS attn::${target})
+        list(APPEND ATTN_LIBRARY_PC ${ATTN_${LIBRARY}_PC})
+        if(ATTN_${LIBRARY}_ROOT)
+          string(APPEND ATTN_LIBRARY_ROOTS "if(NOT ATTN_${LIBRARY}_ROOT)\n"
+                 "  set(ATTN_${LIBRARY}_ROOT \"${ATTN_${LIBRARY}_ROOT}\")\nendif()\n")
+        endif()
       endif()
     else()
       set(folder_reason_${folder} "${ATTN_${LIBRARY}_MISSING} (Debian: apt-get install ${package})")

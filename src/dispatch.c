@@ -9,6 +9,7 @@
 
 #include "cpu.h"
 #include "error.h"
+#include "plugin.h"
 #include "problem.h"
 #include "registry.h"
 #include "text.h"
@@ -58,17 +59,15 @@ static attn_status choose_named(const attn_problem *problem, const char *name, c
                                 attn_choice *choice) {
   char why[300] = "", usable[400] = "";
   const attn_kernel *kernel = attn_registry_find(name);
-  const char *reason = kernel ? refusal(kernel, problem, cap) : "";
-  if (!reason) reason = attn_dispatch_claim(kernel);
+  const char *reason = kernel ? refusal(kernel, problem, cap) : attn_registry_missing(name);
+  if (!reason) reason = kernel ? attn_dispatch_claim(kernel) : "no kernel of this build is called so";
   if (reason) {
     snprintf(why, sizeof why, "%s", reason); /* list_usable overwrites the text */
     list_usable(problem, cap, usable, sizeof usable);
   }
   if (!kernel)
-    return attn_fail(ATTN_UNKNOWN_KERNEL,
-                     "%s is '%s', which no kernel of this build is called; kernels that take this problem "
-                     "here: %s",
-                     source, name, usable);
+    return attn_fail(ATTN_UNKNOWN_KERNEL, "%s is '%s', which is not here: %s; kernels that take this problem here: %s",
+                     source, name, why, usable);
   if (reason)
     return attn_fail(ATTN_UNSUPPORTED, "%s is '%s', which cannot run: %s; kernels that can: %s", source, name, why, usable);
   choice->kernel = kernel;
@@ -120,7 +119,8 @@ attn_status attn_dispatch_cap(const attn_options *options, const char **cap) {
 attn_status attn_dispatch(const attn_problem *problem, const attn_options *options, attn_choice *choice) {
   assert(attn_problem_validate(problem) == ATTN_OK);
   const char *cap;
-  const attn_status status = attn_dispatch_cap(options, &cap);
+  attn_status status = attn_plugins_check_named();
+  if (status == ATTN_OK) status = attn_dispatch_cap(options, &cap);
   if (status != ATTN_OK) return status;
   choice->cap = cap;
   if (options->kernel) return choose_named(problem, options->kernel, "attn_options.kernel", cap, choice);

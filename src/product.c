@@ -28,7 +28,9 @@
 #include "kernels/product.h"
 #include "layouts.h"
 #include "parallel.h"
+#include "plugin.h"
 #include "problem.h"
+#include "registry.h"
 #include "strides.h"
 #include "text.h"
 
@@ -57,50 +59,47 @@ static int64_t most_rows(const attn_product_kernel *kernel) { return BLOCK_ROWS 
 
 /* ---- Which product ---- */
 
-#define ATTN_PRODUCT(isa) extern const attn_product_kernel attn_product_##isa;
-#include "product_built.def"
-#undef ATTN_PRODUCT
-
-#define ATTN_PRODUCT(isa) &attn_product_##isa,
-static const attn_product_kernel *const kernels[] = {
-#include "product_built.def"
-};
-#undef ATTN_PRODUCT
-
-enum { KERNEL_COUNT = sizeof kernels / sizeof *kernels };
-
 /* A product of another library is asked too, because that library chooses its instructions itself. */
 static const char *unusable_below(const attn_product_kernel *kernel, const char *cap) {
   const char *reason = attn_tier_unusable(attn_tier_find(kernel->isa), cap);
   return !reason && kernel->unusable ? kernel->unusable(cap) : reason;
 }
 
-static attn_status choose_named(const char *name, const char *cap, const attn_product_kernel **kernel) {
-  char names[200] = "";
-  for (int i = KERNEL_COUNT - 1; i >= 0; i--) {
-    const char *unusable = unusable_below(kernels[i], cap);
-    if (strcmp(kernels[i]->name, name) == 0) {
-      if (unusable) return attn_fail(ATTN_UNSUPPORTED, "product '%s' cannot run: %s", name, unusable);
-      *kernel = kernels[i];
-      return ATTN_OK;
-    }
-    if (!unusable) attn_append(names, sizeof names, ", ", kernels[i]->name);
-  }
-  return attn_fail(ATTN_UNKNOWN_KERNEL, "no product is called '%s'; those that run here: %s", name, names);
+/* For the sentence: a product that a plug-in of libattn brings is called product_<plug-in>. */
+static const char *hint_for(const char *name) {
+  const size_t prefix = strlen("product_");
+  const bool of_plugin = strncmp(name, "product_", prefix) == 0 && attn_registry_knows_plugin(name + prefix);
+  return of_plugin ? ", unless its plug-in is loaded (attn_load_kernels)" : "";
 }
 
-/* Our own product of the highest tier. The list goes from low to high; libraries' products come before the tiers' and are
- * only taken by name. The c tier always runs. */
+static attn_status choose_named(const char *name, const char *cap, const attn_product_kernel **kernel) {
+  char names[200] = "";
+  const attn_product_kernel *k;
+  for (int i = 0; (k = attn_registry_product(i)); i++) {
+    const char *unusable = unusable_below(k, cap);
+    if (strcmp(k->name, name) == 0) {
+      if (unusable) return attn_fail(ATTN_UNSUPPORTED, "product '%s' cannot run: %s", name, unusable);
+      *kernel = k;
+      return ATTN_OK;
+    }
+    if (!unusable) attn_append(names, sizeof names, ", ", k->name);
+  }
+  return attn_fail(ATTN_UNKNOWN_KERNEL, "no product is called '%s'%s; those that run here: %s", name, hint_for(name), names);
+}
+
+/* Our own product of the highest tier: libraries' products come after those of the tiers and are only taken by name. The c
+ * tier always runs. */
 static const attn_product_kernel *best_of_tiers(const char *cap) {
-  int best = KERNEL_COUNT - 1;
-  while (best > 0 && unusable_below(kernels[best], cap)) best--;
-  return kernels[best];
+  int best = 0;
+  while (unusable_below(attn_registry_product(best), cap)) best++;
+  return attn_registry_product(best);
 }
 
 static attn_status choose(const attn_options *options, const attn_product_kernel **kernel,
                           const attn_product_kernel **best) {
   const char *cap;
-  const attn_status status = attn_dispatch_cap(options, &cap);
+  attn_status status = attn_plugins_check_named();
+  if (status == ATTN_OK) status = attn_dispatch_cap(options, &cap);
   if (status != ATTN_OK) return status;
   *kernel = *best = best_of_tiers(cap);
   return options->kernel ? choose_named(options->kernel, cap, kernel) : ATTN_OK;

@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "error.h"
+#include "version.h"
 
 static _Thread_local char last_error[2400];
 
@@ -32,7 +33,4 @@ const char *attn_status_name(attn_status status) {
   return index < sizeof names / sizeof *names ? names[index] : "unknown status";
 }
 
-#define TEXT_OF(x) #x
-#define TEXT(x)    TEXT_OF(x)
-
-const char *attn_version(void) { return TEXT(ATTN_VERSION_MAJOR) "." TEXT(ATTN_VERSION_MINOR) "." TEXT(ATTN_VERSION_PATCH); }
+const char *attn_version(void) { return ATTN_VERSION_TEXT; }

@@ -10,7 +10,7 @@ add_labelled(fault_memory "unit;sanitize" fault_memory 10)
 add_labelled(fault_memory_every "long" fault_memory)
 
 add_executable(fault_process fault_process.c)
-target_link_libraries(fault_process PRIVATE attn_static attn_warnings Threads::Threads ${CMAKE_DL_LIBS})
+target_link_libraries(fault_process PRIVATE test_all_kernels attn_static attn_warnings Threads::Threads ${CMAKE_DL_LIBS})
 if(NOT ATTN_SANITIZE) # sanitizers have larger stack frames and keep the memory of a closed library
   add_labelled(fault_stacks "unit" fault_process stacks)
   add_labelled(fault_dlopen "unit" fault_process dlopen $<TARGET_FILE:attn_shared>)

@@ -5,6 +5,8 @@
 #include <fnmatch.h>
 #include <string.h>
 
+#include "base/plugins.h"
+
 enum { WORD = 64 };
 
 #define ATTN_TIER(isa, ...) #isa,
@@ -61,7 +63,7 @@ static int check_pattern(const char *pattern, property what, const char *command
   if (matches_any(pattern, what)) return 0;
   for (int i = 0; what == NAME && (name = attn_kernel_not_built(i, &reason)); i++)
     if (!fnmatch(pattern, name, 0))
-      return cli_fail(BENCH_EXIT_NOTHING, command, "kernel '%s' is not in this build: %s", name, reason);
+      return cli_fail(BENCH_EXIT_NOTHING, command, "kernel '%s' is not here: %s", name, reason);
   if (strpbrk(pattern, "*?[")) /* a glob */
     return cli_fail(BENCH_EXIT_NOTHING, command, "'%s' matches no %s; see attnbench list kernels", pattern,
                     property_names[what]);
@@ -91,7 +93,8 @@ static bool wanted(const cli_list *list, const char *value) {
 int bench_select(const bench_filter *filter, const char *command, bench_selection *selection) {
   bool includes, excludes;
   *selection = (bench_selection){0};
-  int code = check_words(&filter->kernels, NAME, command, &selection->automatic);
+  int code = bench_plugins_load(&filter->load, command);
+  if (!code) code = check_words(&filter->kernels, NAME, command, &selection->automatic);
   if (!code) code = check_words(&filter->algorithms, ALGORITHM, command, NULL);
   if (!code) code = check_words(&filter->isas, ISA, command, NULL);
   (void)list_matches(&filter->kernels, "", false, &includes);

@@ -18,9 +18,11 @@ typedef struct bench_filter {
   cli_list kernels;    /* names or globs, comma-separated; "!GLOB" excludes; "auto" */
   cli_list algorithms; /* globs, comma-separated */
   cli_list isas;       /* globs, comma-separated */
+  cli_list load;       /* plug-ins to load first */
 } bench_filter;
 
-/* Returns 0, BENCH_EXIT_USAGE (an unknown name) or BENCH_EXIT_NOTHING (globs that match nothing), said on stderr. */
+/* Loads plug-ins. Returns 0, BENCH_EXIT_USAGE (an unknown name) or BENCH_EXIT_NOTHING (globs that match nothing), said on
+ * stderr. */
 int bench_select(const bench_filter *filter, const char *command, bench_selection *selection);
 
 /* The tiers of kernels/tiers.def, ended by NULL. */

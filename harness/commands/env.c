@@ -2,6 +2,7 @@
 /* attnbench env: the audit of machine, build and noise, and the CPUs to which threads would be bound. */
 #include "base/cli.h"
 #include "base/files.h"
+#include "base/plugins.h"
 #include "commands/commands.h"
 #include "machine/affinity.h"
 #include "machine/environment.h"
@@ -48,11 +49,13 @@ static void print_threads(const placing *p) {
 
 static const char *json;
 static bool strict;
+static cli_list load;
 static placing where;
 
 static const cli_option options[] = {
     {CLI_STRING, 0, "json", "FILE", "write the facts as JSON instead of the table; - is stdout", &json},
     {CLI_FLAG, 0, "strict", NULL, "exit with 4 if the machine is unfit to measure: any fact is BAD", &strict},
+    BENCH_LOAD_OPTION(&load),
     CLI_HEADING("Where threads would be kept (nothing is bound)"),
     {CLI_STRING, 0, "cpus", "LIST", BENCH_CPUS_HELP, &where.cpus},
     {CLI_INT, 't', "threads", "N", "so many threads (default: one for each CPU of --cpus, or for each core)",
@@ -73,9 +76,11 @@ int bench_env_main(int argc, char **argv) {
   int code;
   json = NULL;
   strict = false;
+  load.count = 0;
   where = (placing){.cpus = NULL};
   if (!cli_parse(&command, argc, argv, &code)) return code;
   code = choose_cpus(&where);
+  if (!code) code = bench_plugins_load(&load, "env");
   if (code) return code;
   bench_environment_read(&environment, argc, argv, 0);
   bench_environment_set_binding(&environment, &where.set, (int)where.threads);

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/plugins.h"
 #include "cases/cases.h"
 #include "commands/commands.h"
 #include "eval/eval.h"
@@ -61,6 +62,7 @@ static const cli_option options[] = {
     CLI_HEADING("What to run"),
     {CLI_LIST, 'k', "kernel", "NAME", "a kernel, a glob, !GLOB to leave out, auto, or all; repeatable (default all)",
      &filter.kernels},
+    BENCH_LOAD_OPTION(&filter.load),
     {CLI_STRING, 't', "threads", "N", "threads of the kernels; all = every CPU allowed (default 1)", &threads},
     {CLI_STRING, 0, "cpus", "LIST", BENCH_CPUS_HELP, &cpus},
     {CLI_FLAG, 0, "time", NULL, "time every kernel that passes", &task.time},

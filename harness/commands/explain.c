@@ -31,13 +31,17 @@ static void explain_case(const bench_case *bench) {
     if (reason) bench_print_wrapped(stdout, reason, 23);
   }
   const char *name, *reason;
-  for (int i = 0; (name = attn_kernel_not_built(i, &reason)); i++) printf("%-18s no: not built: %s\n", name, reason);
+  for (int i = 0; (name = attn_kernel_not_built(i, &reason)); i++) {
+    printf("%-18s no: ", name);
+    bench_print_wrapped(stdout, reason, 23);
+  }
   putchar('\n');
 }
 
 static bench_options asked;
 
-static const cli_option options[] = {BENCH_CASE_OPTIONS(&asked), CLI_END};
+static const cli_option options[] = {BENCH_CASE_OPTIONS(&asked), CLI_HEADING("Kernels"),
+                                     BENCH_LOAD_OPTION(&asked.filter.load), CLI_END};
 
 static const cli_command command = {.name = "explain",
                                     .usage = "[-a AXIS=VALUE]...",
@@ -52,6 +56,7 @@ int bench_explain_main(int argc, char **argv) {
   asked = bench_options_default("explain", NULL, argc, argv);
   if (!cli_parse(&command, argc, argv, &code)) return code;
   code = bench_check_overrides(asked.command);
+  if (!code) code = bench_plugins_load(&asked.filter.load, asked.command);
   if (!code) code = bench_options_cases(&asked, &cases);
   for (int i = 0; i < cases.count && !code; i++) explain_case(&cases.item[i]);
   bench_cases_clear(&cases);

@@ -10,7 +10,8 @@
 #include "report/table.h"
 
 static int list_kernels(const bench_options *options) {
-  (void)options;
+  const int code = bench_plugins_load(&options->filter.load, options->command);
+  if (code) return code;
   printf("%-18s %-9s %-11s %s\n", "kernel", "algorithm", "tier", "what it is, or why it cannot run here");
   for (int i = 0; i < attn_kernel_count(); i++) {
     const attn_kernel_info *kernel = attn_kernel_get(i);
@@ -22,7 +23,10 @@ static int list_kernels(const bench_options *options) {
       bench_print_wrapped(stdout, kernel->summary, 41);
   }
   const char *name, *reason;
-  for (int i = 0; (name = attn_kernel_not_built(i, &reason)); i++) printf("%-40s NOT BUILT: %s\n", name, reason);
+  for (int i = 0; (name = attn_kernel_not_built(i, &reason)); i++) {
+    printf("%-40s NOT HERE: ", name);
+    bench_print_wrapped(stdout, reason, 41);
+  }
   printf("\nthis CPU and its system allow: %s\n", attn_cpu_tiers());
   return BENCH_EXIT_OK;
 }
@@ -80,13 +84,14 @@ static int print_preset(const char *name) {
 static bench_options asked;
 static cli_list words;
 
-static const cli_option options[] = {BENCH_CASE_OPTIONS(&asked), CLI_END};
+static const cli_option options[] = {BENCH_CASE_OPTIONS(&asked), CLI_HEADING("Kernels"),
+                                     BENCH_LOAD_OPTION(&asked.filter.load), CLI_END};
 
 static const cli_command command = {.name = "list",
                                     .usage = "kernels | presets | preset NAME | axes | cases [options]",
                                     .summary =
-                                        "Prints what there is. The options matter to `cases` only, which lists the case_ids "
-                                        "that the same options would make `run` run.",
+                                        "Prints what there is. The options matter to `cases`, which lists the case_ids that "
+                                        "the same options would make `run` run; --load to `kernels`.",
                                     .options = options,
                                     .positionals = &words};
 

@@ -5,6 +5,7 @@
 
 #include <limits.h>
 
+#include "base/plugins.h"
 #include "base/select.h"
 #include "cases/cases.h"
 
@@ -56,7 +57,8 @@ bench_options bench_options_default(const char *command, const char *preset, int
   {CLI_LIST, 'k', "kernel", "GLOB",                                                                                   \
    "repeatable: only these, !GLOB leaves out; auto = the library's own choice (default all)", &(o)->filter.kernels},  \
   {CLI_LIST, 0, "algo", "GLOB", "only these algorithms: naive, blocked, flash, ...", &(o)->filter.algorithms},        \
-  {CLI_LIST, 0, "isa", "GLOB", "only these tiers: c, avx2, avx512, ...", &(o)->filter.isas}
+  {CLI_LIST, 0, "isa", "GLOB", "only these tiers: c, avx2, avx512, ...", &(o)->filter.isas},                   \
+  BENCH_LOAD_OPTION(&(o)->filter.load)
 
 #define BENCH_OUTPUT_OPTIONS(o)                                                                                       \
   CLI_HEADING("Output"),                                                                                              \

@@ -111,9 +111,9 @@ static int audit_environment(const bench_session *s) {
 
 /* Whatever changes numbers, so that rows of other builds, CPUs or settings never stand beside these. */
 static void describe_run(const bench_session *s, bench_journal_head *head) {
-  static const char *const facts[] = {
-      "cpu",      "cpu_family", "cpu_model",      "cpu_stepping",     "microcode",       "tiers",
-      "affinity", "libraries",  "attn_variables", "thread_variables", "memory_variables"};
+  static const char *const facts[] = {"cpu",       "cpu_family",     "cpu_model",        "cpu_stepping",
+                                      "microcode", "tiers",          "affinity",         "libraries",
+                                      "plugins",   "attn_variables", "thread_variables", "memory_variables"};
   const bench_options *o = s->options;
   char build[17];
   bench_file_hash("/proc/self/exe", build);

@@ -124,12 +124,30 @@ static void add_libraries(bench_environment *e) {
   char list[512] = "";
   for (int i = 0; i < attn_kernel_count(); i++) {
     const char *library = attn_kernel_get(i)->library;
-    if (library && library[0] && !strstr(list, library)) bench_append(list, sizeof list, "%s%s", *list ? ", " : "", library);
+    if (library[0] && !strstr(list, library)) bench_append(list, sizeof list, "%s%s", *list ? ", " : "", library);
   }
   bench_fact_note(e, "attn", attn_version());
   const char *advice = better_core(list);
   bench_fact_add(e, "libraries", advice[0] ? BENCH_WARN : BENCH_OK, advice, "%s", list[0] ? list : "none");
   bench_fact_note(e, "openmp", BENCH_BUILD_OPENMP);
+}
+
+/* The files that kernels came from, with a hash of what is in them, and libattn's own plug-ins that are missing. */
+static void add_plugins(bench_environment *e) {
+  char list[1200] = "", missing[1200] = "", hash[17];
+  const char *name, *before = "";
+  for (int i = 0; i < attn_kernel_count(); i++) {
+    const char *file = attn_kernel_file(attn_kernel_get(i));
+    if (!file || !strcmp(file, before)) continue;
+    bench_file_hash(file, hash);
+    bench_append(list, sizeof list, "%s%s %s", *list ? ", " : "", hash, file);
+    before = file;
+  }
+  for (int i = 0; (name = attn_plugin_name(i)); i++)
+    if (attn_load_kernels(name) != ATTN_OK)
+      bench_append(missing, sizeof missing, "%s%s", *missing ? "; " : "", attn_last_error());
+  bench_fact_note(e, "plugins", list[0] ? list : "none");
+  bench_fact_note(e, "plugins_missing", missing[0] ? missing : "none");
 }
 
 static void add_commit(bench_environment *e) {
@@ -175,6 +193,7 @@ void bench_environment_read(bench_environment *environment, int argc, char **arg
   add_build_type(environment);
   add_flags(environment);
   add_libraries(environment);
+  add_plugins(environment);
   add_commit(environment);
   add_variables(environment);
 #ifdef _OPENMP

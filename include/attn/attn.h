@@ -21,7 +21,8 @@
  *
  * The library never aborts, prints (unless ATTN_VERBOSE=1 asks for it), pins threads, or writes outside what the strides
  * describe. It reads these environment variables when a plan is created: ATTN_KERNEL (a kernel name, used where
- * attn_options names none), ATTN_MAX_ISA (c, avx2, avx512, ...: use no higher tier) and ATTN_VERBOSE.
+ * attn_options names none), ATTN_MAX_ISA (c, avx2, avx512, ...: use no higher tier), ATTN_VERBOSE, and once per process
+ * ATTN_LOAD (attn_load_kernels()).
  *
  * Functions that can fail return an attn_status and leave a sentence for attn_last_error().
  *
@@ -325,12 +326,12 @@ typedef struct attn_kernel_info {
   const char *name;       /**< "flash_avx512" */
   const char *algorithm;  /**< "flash" */
   const char *isa;        /**< Its tier: "c", "avx2", "avx512", ... */
-  const char *library;    /**< "", or the library behind it with its version. */
+  const char *library;    /**< "", or the library behind it with its version; never NULL. */
   const char *summary;    /**< One line. */
   attn_numerics numerics; /**< How it rounds. */
 } attn_kernel_info;
 
-/** Number of kernels in this build. */
+/** Number of kernels: of this build and of the plug-ins that are loaded. */
 ATTN_API int attn_kernel_count(void);
 
 /** The kernel at `index`, best first; NULL if index is not in 0..attn_kernel_count()-1. */
@@ -347,8 +348,35 @@ ATTN_API const char *attn_kernel_unusable(const attn_kernel_info *kernel);
  * until the next call. */
 ATTN_API const char *attn_kernel_rejects(const attn_kernel_info *kernel, const attn_problem *problem);
 
-/** Kernels that the source has but this build lacks: the name, and in *reason why; NULL if index is beyond the last. */
+/** Kernels that the source has but this process lacks: the name, and in *reason why; NULL if index is beyond the last.
+ * Kernels of plug-ins that are not loaded are among them. The text belongs to this thread and is valid until the next call.
+ */
 ATTN_API const char *attn_kernel_not_built(int index, const char **reason);
+
+/** Loads a plug-in: a shared object with further kernels. `plugin` is a path with a slash in it ("./libmine.so"), or the
+ * name of one of libattn's own: "openblas", "onednn" (attn_plugin_name()). The file of a name, libattn_NAME.so, is looked
+ * for beside libattn.so, or beside the program that libattn.a is linked into; in the folder attn-MAJOR there; in that folder
+ * of the installation; and where the loader looks.
+ *
+ * Its kernels rank behind those that are there, so they run only when they are named or nothing else takes the problem. They
+ * stay until the process ends. To load a plug-in again does nothing. Any number of threads may call this at once and use
+ * kernels meanwhile. attn/kernel.h says how to write one.
+ *
+ * Returns ATTN_OK; ATTN_INVALID_ARGUMENT for what is no name; ATTN_UNSUPPORTED if the file is missing, is no plug-in or was
+ * built for another version of the library, or if a name of its kernels is taken: then none of its kernels is there. A
+ * kernel whose tier this CPU lacks is no failure (attn_kernel_unusable()).
+ *
+ * The environment variable ATTN_LOAD holds names and paths, separated by colons, that are loaded before the library looks
+ * for a kernel the first time. If one cannot be, no plan is created, and the sentence says why. Programs with more rights
+ * than their caller ignore it. */
+ATTN_API attn_status attn_load_kernels(const char *plugin);
+
+/** The file that the kernel was loaded from; NULL for a kernel of the library itself. */
+ATTN_API const char *attn_kernel_file(const attn_kernel_info *kernel);
+
+/** The names of libattn's own plug-ins, whether they are there or not: "openblas", "onednn"; NULL if index is beyond the
+ * last. */
+ATTN_API const char *attn_plugin_name(int index);
 
 /** The tiers that this CPU and its operating system allow, lowest first, separated by spaces: "c avx2 avx512". AMX needs a
  * permission that Linux gives to the whole process, which then cannot have small signal stacks (sigaltstack). A plan that

@@ -122,9 +122,10 @@ struct attn_product_kernel;
  * it. It and all it points to live as long as the process: a plug-in that has been loaded is never unloaded, because plans
  * and threads may still need it. */
 typedef struct attn_plugin {
-  uint32_t abi;            /**< ATTN_KERNEL_ABI: the first member in every version. */
-  uint32_t plugin_bytes;   /**< sizeof(attn_plugin), likewise of the next four: the library compares them with its own. */
-  uint32_t kernel_bytes;   /**< sizeof(attn_kernel). */
+  uint32_t abi;          /**< ATTN_KERNEL_ABI: the first member in every version. */
+  uint32_t plugin_bytes; /**< sizeof(attn_plugin). This and the next four must be the library's own: a kernel has to know all
+                            options of a problem, to refuse those that it does not compute. */
+  uint32_t kernel_bytes; /**< sizeof(attn_kernel). */
   uint32_t schedule_bytes; /**< sizeof(attn_schedule). */
   uint32_t problem_bytes;  /**< sizeof(attn_problem). */
   uint32_t args_bytes;     /**< sizeof(attn_args). */

@@ -111,7 +111,7 @@ static inline int64_t attn_group(const attn_problem *problem) { return problem->
 
 static inline int64_t attn_kv_head(const attn_problem *problem, int64_t h) { return h / attn_group(problem); }
 
-/* A unit is one KV head of one batch (kernels/kernel.h): its batch, and the first of its query heads. */
+/* A unit is one KV head of one batch (attn/kernel.h): its batch, and the first of its query heads. */
 static inline int64_t attn_batch_of_unit(const attn_problem *problem, int64_t unit) { return unit / problem->heads_kv; }
 
 static inline int64_t attn_head_of_unit(const attn_problem *problem, int64_t unit) {

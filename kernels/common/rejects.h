@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* `rejects` functions (kernels/kernel.h) that several kernels share. */
+/* `rejects` functions (attn/kernel.h) that several kernels share. */
 #ifndef ATTN_COMMON_REJECTS_H
 #define ATTN_COMMON_REJECTS_H
 

@@ -182,8 +182,21 @@ static const char *rejects(const attn_problem *p, char *buffer, size_t buffer_by
 /* A version that does not fuse plain attention cannot run any problem. */
 static const char *unusable(const char *cap) {
   static _Thread_local char buffer[200];
-  attn_problem plain;
-  attn_problem_init(&plain, 1, 1, 1, 96, 256, 64, 64);
+  enum { ROWS = 96, KEYS = 256, DIM = 64 };
+  const attn_problem plain = {.batch = 1,
+                              .heads_q = 1,
+                              .heads_kv = 1,
+                              .seq_q = ROWS,
+                              .seq_k = KEYS,
+                              .dim_qk = DIM,
+                              .dim_v = DIM,
+                              .q_stride = {.s = DIM, .d = 1},
+                              .k_stride = {.s = DIM, .d = 1},
+                              .v_stride = {.s = DIM, .d = 1},
+                              .o_stride = {.s = DIM, .d = 1},
+                              .scale = 0.125f,
+                              .window_left = -1,
+                              .window_right = -1};
   const char *reason = attn_onednn_unusable(cap);
   return reason ? reason : rejects(&plain, buffer, sizeof buffer);
 }

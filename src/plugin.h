@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: MIT */
+/* Loading of plug-ins, and ATTN_LOAD. */
+#ifndef ATTN_PLUGIN_H
+#define ATTN_PLUGIN_H
+
+#include "attn/attn.h"
+
+/* Loads what ATTN_LOAD names, the first time. Costs one load from memory after that. */
+void attn_plugins_load_named(void);
+
+/* The same; then ATTN_OK, or the error of what could not be loaded. */
+attn_status attn_plugins_check_named(void);
+
+#endif

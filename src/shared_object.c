@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: MIT */
+#define _GNU_SOURCE /* dladdr, secure_getenv */
+#include "shared_object.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Cuts a path down to its folder; "" if it has none. */
+static void cut_to_folder(char *path, char separator) {
+  char *end = strrchr(path, separator);
+  *(end ? end : path) = '\0';
+}
+
+#ifdef _WIN32
+#include <windows.h>
+
+void *attn_object_open(const char *path, char *error, size_t error_bytes) {
+  HMODULE object = LoadLibraryA(path);
+  if (!object) snprintf(error, error_bytes, "Windows answers error %lu", GetLastError());
+  return object;
+}
+
+const void *attn_object_symbol(void *object, const char *name) {
+  FARPROC symbol = GetProcAddress(object, name);
+  const void *address;
+  memcpy(&address, &symbol, sizeof address);
+  return address;
+}
+
+bool attn_object_exists(const char *path) { return GetFileAttributesA(path) != INVALID_FILE_ATTRIBUTES; }
+
+void attn_object_path(const void *address, const char *fallback, char *path, size_t bytes) {
+  HMODULE object = NULL;
+  const DWORD how = GET_MODULE_HANDLE_EX_FLAG_FROM_ADDRESS | GET_MODULE_HANDLE_EX_FLAG_UNCHANGED_REFCOUNT;
+  if (!GetModuleHandleExA(how, address, &object) || !GetModuleFileNameA(object, path, (DWORD)bytes))
+    snprintf(path, bytes, "%s", fallback);
+}
+
+void attn_object_own_folder(char *folder, size_t bytes) {
+  static const char here = 0;
+  attn_object_path(&here, "", folder, bytes);
+  cut_to_folder(folder, '\\');
+}
+
+const char *attn_object_secure_getenv(const char *name) { return getenv(name); }
+#else
+#include <dlfcn.h>
+#include <unistd.h>
+
+/* Weak, so that a program that is linked statically needs no dlopen, and linkers do not warn of it. */
+#pragma weak dlopen
+#pragma weak dlsym
+#pragma weak dlerror
+#pragma weak dladdr
+
+void *attn_object_open(const char *path, char *error, size_t error_bytes) {
+  void *object = dlopen ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+  const char *text = object ? "" : dlopen ? dlerror() : "this program is linked statically and has no loader";
+  snprintf(error, error_bytes, "%s", text ? text : "it does not say why");
+  return object;
+}
+
+const void *attn_object_symbol(void *object, const char *name) { return dlsym(object, name); }
+
+bool attn_object_exists(const char *path) { return access(path, F_OK) == 0; }
+
+void attn_object_path(const void *address, const char *fallback, char *path, size_t bytes) {
+  Dl_info info;
+  const bool known = address && dladdr && dladdr(address, &info) && info.dli_fname;
+  snprintf(path, bytes, "%s", known ? info.dli_fname : fallback);
+}
+
+/* A program that was found by PATH is called by a name without a folder. */
+void attn_object_own_folder(char *folder, size_t bytes) {
+  static const char here = 0;
+  attn_object_path(&here, "", folder, bytes);
+  if (!strchr(folder, '/')) {
+    const ssize_t length = readlink("/proc/self/exe", folder, bytes - 1);
+    folder[length > 0 ? length : 0] = '\0';
+  }
+  cut_to_folder(folder, '/');
+}
+
+const char *attn_object_secure_getenv(const char *name) { return secure_getenv(name); }
+#endif

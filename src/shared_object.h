@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: MIT */
+/* What the loader of this system does: the only file that knows dlopen. */
+#ifndef ATTN_SHARED_OBJECT_H
+#define ATTN_SHARED_OBJECT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#ifdef _WIN32
+#define ATTN_PLUGIN_FILE "libattn_%s.dll"
+#else
+#define ATTN_PLUGIN_FILE "libattn_%s.so"
+#endif
+
+/* Loads a path, or a file name from where the loader looks. NULL on failure, with the loader's sentence in `error`. All
+ * symbols that the object needs must be there; its own are nobody else's. */
+void *attn_object_open(const char *path, char *error, size_t error_bytes);
+
+/* NULL if the object has no such symbol. */
+const void *attn_object_symbol(void *object, const char *name);
+
+bool attn_object_exists(const char *path);
+
+/* The folder of the shared object or program that holds this code; "" if it cannot be known. */
+void attn_object_own_folder(char *folder, size_t bytes);
+
+/* The path of the object that holds the address, or `fallback`. */
+void attn_object_path(const void *address, const char *fallback, char *path, size_t bytes);
+
+/* getenv, but NULL in a program that has more rights than its caller (set-user-ID). */
+const char *attn_object_secure_getenv(const char *name);
+
+#endif
