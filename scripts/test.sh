@@ -243,19 +243,26 @@ stage_bench() {
   return 1
 }
 
-# build_with_clang PRESET TARGET...: in the preset's own folder, without warnings as errors.
+# build_targets PRESET COMPILER TARGET...: in the preset's own folder, without warnings as errors.
+build_targets() {
+  local preset=$1 compiler=$2
+  shift 2
+  quietly "$logs/build-$preset-configure.log" cmake --preset "$preset" ${compiler:+-DCMAKE_C_COMPILER="$compiler"} &&
+    quietly "$logs/build-$preset-build.log" cmake --build "build-$preset" -j "$jobs" --target "$@"
+}
+
+# build_with_clang PRESET TARGET...: the same with the oldest clang; 77 if there is none.
 build_with_clang() {
   local preset=$1 compiler
   shift
   compiler=$(clangs | head -n 1)
   [ -n "$compiler" ] || { skipped="no clang; to install it: apt-get install clang" && return 77; }
-  quietly "$logs/build-$preset-configure.log" cmake --preset "$preset" -DCMAKE_C_COMPILER="$compiler" &&
-    quietly "$logs/build-$preset-build.log" cmake --build "build-$preset" -j "$jobs" --target "$@"
+  build_targets "$preset" "$compiler" "$@"
 }
 
 stage_races() {
   local result=0
-  configure_and_build tsan build-tsan || { fail_build && return; } || return 1
+  build_targets tsan "" test_bits test_plan || { fail_build && return; } || return 1
   run_ctest build-tsan -R '^(bits|plan)$' || result=1
   echo 'int main(void) { return 0; }' | "$(clangs | head -n 1)" -fopenmp -x c - -o /dev/null 2>/dev/null ||
     { skipped="only the pool: no OpenMP for clang; to install it: apt-get install libomp-14-dev" && return $result; }
