@@ -256,6 +256,7 @@ TEST(wrong_lse_fails_between_the_oracles_rows) {
   const bench_verdict verdict = judge(&c);
   assert_int_equal(verdict.status, BENCH_FAIL);
   assert_int_equal(verdict.err_index[3], -1);
+  assert_string_equal(verdict.reference, c.expected->reference->kernel->name);
   close_large(&c);
 }
 

@@ -333,6 +333,12 @@ class Layers(FolderTest):
         _, rows = self.run_to_csv(OTHER_AXES_HEADER, "-a", "magnitude=1,10", "-a", "lse=on")
         self.assertEqual([row["other_axes"] for row in rows], ["lse:on", "lse:on/magnitude:10"])
 
+    def test_large_cases_name_the_second_kernel(self):
+        file = self.folder / "large.csv"
+        self.assert_ends(attnbench("check", "-k", "flash_c", "-a", "seq=900", "-a", "heads=1", "--csv", file), 0)
+        (row,) = read_csv(file)
+        self.assertRegex(row["reference"], r"^(?!flash_c)\w+_\w+$")
+
     def test_layers_have_columns_of_their_own(self):
         done, rows = self.run_to_csv(LAYER_HEADER, "-a", "layer=none,mha,block")
         self.assertEqual(done.stdout.count("projections "), 2)

@@ -2,6 +2,7 @@
 /* Kernels that attnbench must not believe. Each is flash_c with a lie around it. They run beside an honest kernel through
  * all that `attnbench run` does with a case: plan, check, rounds, rows; and through `attnbench eval --time`. */
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +19,7 @@
 
 extern const attn_kernel attn_flash_c;
 
-enum { DIM = 32, LONGEST = 192, CHECKED_CALLS = 8 };
+enum { DIM = 32, LONGEST = 192, CHECKED_CALLS = 8, MOST_WRITES = 1000000 };
 static int seq = LONGEST; /* of the case; it has one head */
 static int outputs(void) { return seq * DIM; }
 
@@ -36,7 +37,9 @@ static const void *known_address;  /* the address of V at that time */
 static float known_v;              /* V's first number at that time */
 static pthread_t helper;           /* runs while `helping` is true */
 static bool helping;
-static lie helped; /* the call for which the helper works */
+static atomic_bool stop_writing;
+static attn_args helped_args; /* of the last call */
+static lie helped;            /* the call for which the helper works */
 
 static float *output_of(const lie *l) { return l->args->o; }
 static float first_v(const lie *l) { return *(const float *)l->args->v; }
@@ -109,8 +112,15 @@ static void *help(void *own_scratch) {
   return NULL;
 }
 
-static void start_helper(const lie *l) {
+/* The caller's arguments end with the call. */
+static void keep_arguments(const lie *l) {
   helped = *l;
+  helped_args = *l->args;
+  helped.args = &helped_args;
+}
+
+static void start_helper(const lie *l) {
+  keep_arguments(l);
   void *scratch = aligned_alloc(64, (l->schedule.scratch_bytes + 63) / 64 * 64);
   assert_non_null(scratch);
   helping = !pthread_create(&helper, NULL, help, scratch);
@@ -118,6 +128,7 @@ static void start_helper(const lie *l) {
 }
 
 static void end_helper(void) {
+  stop_writing = true;
   if (helping) pthread_join(helper, NULL);
   helping = false;
 }
@@ -134,6 +145,23 @@ static void write_late(const lie *l) {
   start_helper(l);
   work(l, 0, tasks / 2);
   if (calls <= CHECKED_CALLS) end_helper();
+}
+
+/* Writes its right answer again and again until its next call, so that the kernel that runs between looks wrong. */
+static void *write_again(void *nothing) {
+  for (int64_t i = 0; i < MOST_WRITES && !stop_writing; i++)
+    memcpy(helped.args->o, known, (size_t)outputs() * sizeof *known);
+  return nothing;
+}
+
+static void keep_writing(const lie *l) {
+  end_helper();
+  work_honestly(l);
+  if (calls <= CHECKED_CALLS) return;
+  keep_answer(l);
+  keep_arguments(l);
+  stop_writing = false;
+  helping = !pthread_create(&helper, NULL, write_again, NULL);
 }
 
 /* ---- A liar as a trial --------------------------------------------------------------------------------------------- */
@@ -267,7 +295,21 @@ TEST(writes_late) {
 #ifdef __SANITIZE_THREAD__
   skip(); /* the race is the lie */
 #endif
-  expect_caught(write_late, BENCH_ERROR, DIFFERS, "threads were busy, but the case has 1");
+  expect_caught(write_late, BENCH_ERROR, " output ", "threads were busy, but the case has 1");
+}
+
+/* The error names the liar, not the kernel whose output it spoils. */
+TEST(a_late_writer_is_named) {
+#ifdef __SANITIZE_THREAD__
+  skip();
+#endif
+  bench_row rows[2];
+  run_case(keep_writing, 1, rows);
+  for (int i = 0; i < 2; i++) {
+    assert_int_equal(rows[i].verdict.status, BENCH_ERROR);
+    test_contains(rows[i].verdict.reason, "flash_c: writes to the output after its call has returned");
+  }
+  clear(rows);
 }
 
 TEST(scales_by_its_declared_error) { expect_caught(declare_two_per_cent, BENCH_FAIL, "declares", NULL); }

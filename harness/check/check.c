@@ -89,6 +89,7 @@ static void compare(watched_kernel *w, const bench_expected *expected, const att
   w->verdict = bench_compare(expected, args, numerics);
   if (w->verdict.status == BENCH_FAIL) return;
   const bench_verdict others = bench_compare_others(expected, args, numerics, attn_kernel_find(attn_plan_kernel(w->plan)));
+  memcpy(w->verdict.reference, others.reference, sizeof others.reference);
   if (others.status != BENCH_PASS) bench_set_reason(&w->verdict, others.status, "%s", others.reason);
 }
 
@@ -347,5 +348,7 @@ bench_verdict bench_compare_others(const bench_expected *expected, const attn_ar
                      "no kernel, or no memory, for a second answer to the rows that the oracle skips");
   for (int64_t n = 0; n < p->batch * p->heads_q && c.verdict.status == BENCH_PASS; n++)
     compare_head(&c, n / p->heads_q, n % p->heads_q);
+  const attn_kernel_info *used = expected->reference->kernel;
+  snprintf(c.verdict.reference, sizeof c.verdict.reference, "%s", used ? used->name : "");
   return c.verdict;
 }

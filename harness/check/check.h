@@ -105,6 +105,7 @@ typedef struct bench_verdict {
   int64_t err_index[4]; /* batch, head, query, column of max_err_ratio; column -1 is the LSE */
   uint64_t output_hash; /* bench_check: of the output that was checked; timing compares every later output with it */
   bool approximate;     /* the kernel declares larger errors than rounding: see bench_is_approximate */
+  char reference[32];   /* the kernel whose answer all other elements were compared with; "" where the oracle computed all */
   unsigned structure;   /* structural tests that ran on the case: bit n is test n of structure.h */
   char reason[400];     /* one sentence; "" on PASS */
 } bench_verdict;

@@ -21,11 +21,21 @@ void bench_csv_field(FILE *file, const char *text) {
   fputc('"', file);
 }
 
+/* Columns that only some files have: those of layers, and those that no row fills. */
+typedef struct extra_columns {
+  bool layers, other_axes, reference;
+} extra_columns;
+
+static bool is_shown(const extra_columns *extra, bench_column c) {
+  if (c < COLUMN_layer) return true;
+  return c == COLUMN_reference ? extra->reference : c == COLUMN_other_axes ? extra->other_axes : extra->layers;
+}
+
 /* One line; NULL: the head. */
-static void write_line(FILE *file, const bench_row *row, bool layers, bool other_axes) {
+static void write_line(FILE *file, const bench_row *row, const extra_columns *extra) {
   char text[BENCH_CELL];
   for (bench_column c = 0; c < BENCH_COLUMNS; c++) {
-    if (c >= COLUMN_layer && !(c == COLUMN_other_axes ? other_axes : layers)) continue;
+    if (!is_shown(extra, c)) continue;
     if (c) fputc(',', file);
     bench_csv_field(file, row ? bench_cell(row, c, text) : bench_column_name(c));
   }
@@ -34,13 +44,14 @@ static void write_line(FILE *file, const bench_row *row, bool layers, bool other
 
 void bench_write_csv(void *context, FILE *file) {
   const bench_rows *rows = ((const bench_report *)context)->rows;
-  bool layers = false, other_axes = false; /* columns that only some files have */
-  for (int i = 0; i < rows->count; i++) {
-    layers = layers || rows->item[i].layer[0];
-    other_axes = other_axes || rows->item[i].other_axes[0];
+  extra_columns extra = {.layers = false};
+  for (const bench_row *row = rows->item; row < rows->item + rows->count; row++) {
+    extra.layers |= row->layer[0] != 0;
+    extra.other_axes |= row->other_axes[0] != 0;
+    extra.reference |= row->verdict.reference[0] != 0;
   }
-  write_line(file, NULL, layers, other_axes);
-  for (int i = 0; i < rows->count; i++) write_line(file, &rows->item[i], layers, other_axes);
+  write_line(file, NULL, &extra);
+  for (int i = 0; i < rows->count; i++) write_line(file, &rows->item[i], &extra);
 }
 
 static void write_samples_of(FILE *file, const bench_row *row) {

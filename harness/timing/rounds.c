@@ -11,10 +11,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "timing/stats.h"
 
-enum { SLOW_ROUNDS = 3 };
+enum { SLOW_ROUNDS = 3, LATE_LOOKS = 20 /* of a millisecond each */ };
 static const double RESOLUTIONS = 1000; /* a sample lasts as many clock steps: reading the clock adds at most 0.1 % */
 
 typedef struct rounds {
@@ -150,6 +151,30 @@ static bool is_over(const rounds *r, int done, bench_stop *stop) {
   return over;
 }
 
+/* Whether the output still changes after a call has returned. */
+static bool writes_late(const rounds *r, const bench_trial *t) {
+  const bench_meter *m = r->sampler.meter;
+  bool late = false;
+  if (m->call(t, 0) != ATTN_OK) return false;
+  for (int i = 0; i < LATE_LOOKS && !late; i++) {
+    m->poison(t, 0);
+    const uint64_t before = m->output_hash(t, 0);
+    (void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    late = m->output_hash(t, 0) != before;
+  }
+  return late;
+}
+
+/* Trials share an output: one that is wrong may be the work of another trial, which still writes. Its name is the one to
+ * tell. Returns false. */
+static bool name_late_writer(rounds *r) {
+  for (int i = 0; i < r->count; i++)
+    if (writes_late(r, r->trials[i]))
+      return bench_sampler_fail(&r->sampler, "%s: writes to the output after its call has returned",
+                                r->trials[i]->kernel->name);
+  return false;
+}
+
 static bool run_rounds(rounds *r, bench_stop *stop) {
   for (int round = 0;; round++) {
     const bool new_square = round % r->count == 0;
@@ -159,7 +184,7 @@ static bool run_rounds(rounds *r, bench_stop *stop) {
     const int *order = r->square + (round % r->count) * r->count;
     for (int place = 0; place < r->count; place++) {
       bench_trial *t = r->trials[order[place]];
-      if (t->samples.rounds < t->quota && !bench_sample_take(&r->sampler, t, place, &last)) return false;
+      if (t->samples.rounds < t->quota && !bench_sample_take(&r->sampler, t, place, &last)) return name_late_writer(r);
     }
     if (is_over(r, round + 1, stop)) return true;
   }
