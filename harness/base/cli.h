@@ -1,18 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Command line options from a table: parsing, `--help`, and errors that name the nearest right word.
- *
- *     static bool quiet;
- *     static double budget_s = 300;
- *     static const cli_option options[] = {
- *         CLI_HEADING("Output"),
- *         {CLI_FLAG, 'q', "quiet", NULL, "no progress on stderr", &quiet},
- *         CLI_HEADING("Time"),
- *         {CLI_DURATION, 0, "budget", "TIME", "of the whole run: 90, 90s, 5m, 1h (default 5m)", &budget_s},
- *         CLI_END,
- *     };
- *     const cli_command command = {.name = "run", .usage = "[options]", .summary = "...", .options = options};
- *     int exit_code;
- *     if (!cli_parse(&command, argc, argv, &exit_code)) return exit_code;
+/* Command line options from a table: parsing, `--help`, and errors that name the nearest right word. commands/env.c is a
+ * short example.
  *
  * argv[0] is the sub-command's name. `--name=value`, `--name value`, `-n value` and `-nvalue` are the same; `--` ends the
  * options. The last of several equal options wins, except that CLI_LIST keeps them all in order.

@@ -15,7 +15,7 @@ const char *const bench_tier_names[] = {
     NULL};
 #undef ATTN_TIER
 
-typedef enum property { NAME, ALGORITHM, ISA } property;
+typedef enum property { NAME, ALGORITHM, ISA, PROPERTIES } property;
 static const char *const property_names[] = {"kernel", "algorithm", "tier"};
 
 static const char *get(const attn_kernel_info *kernel, property what) {
@@ -38,12 +38,6 @@ static bool next(words *w) {
   return true;
 }
 
-static bool matches_any(const char *pattern, property what) {
-  for (int i = 0; i < attn_kernel_count(); i++)
-    if (!fnmatch(pattern, get(attn_kernel_get(i), what), 0)) return true;
-  return false;
-}
-
 /* True if a word of the list matches; of the words that begin with "!" if `excludes`, else of the others. *any is set if
  * there are such words at all. */
 static bool list_matches(const cli_list *list, const char *value, bool excludes, bool *any) {
@@ -60,14 +54,16 @@ static bool list_matches(const cli_list *list, const char *value, bool excludes,
 /* Returns 0 if a kernel matches the pattern, else an exit code. */
 static int check_pattern(const char *pattern, property what, const char *command) {
   const char *names[BENCH_MAX_KERNELS + 1] = {NULL}, *name, *reason;
-  if (matches_any(pattern, what)) return 0;
+  for (int i = 0; i < attn_kernel_count() && i < BENCH_MAX_KERNELS; i++) {
+    names[i] = get(attn_kernel_get(i), what);
+    if (!fnmatch(pattern, names[i], 0)) return 0;
+  }
   for (int i = 0; what == NAME && (name = attn_kernel_not_built(i, &reason)); i++)
     if (!fnmatch(pattern, name, 0))
       return cli_fail(BENCH_EXIT_NOTHING, command, "kernel '%s' is not here: %s", name, reason);
   if (strpbrk(pattern, "*?[")) /* a glob */
     return cli_fail(BENCH_EXIT_NOTHING, command, "'%s' matches no %s; see attnbench list kernels", pattern,
                     property_names[what]);
-  for (int i = 0; i < attn_kernel_count() && i < BENCH_MAX_KERNELS; i++) names[i] = get(attn_kernel_get(i), what);
   return cli_unknown(command, property_names[what], pattern, names, "see attnbench list kernels");
 }
 
@@ -91,21 +87,19 @@ static bool wanted(const cli_list *list, const char *value) {
 }
 
 int bench_select(const bench_filter *filter, const char *command, bench_selection *selection) {
+  const cli_list *lists[PROPERTIES] = {&filter->kernels, &filter->algorithms, &filter->isas};
   bool includes, excludes;
   *selection = (bench_selection){0};
   int code = bench_plugins_load(&filter->load, command);
-  if (!code) code = check_words(&filter->kernels, NAME, command, &selection->automatic);
-  if (!code) code = check_words(&filter->algorithms, ALGORITHM, command, NULL);
-  if (!code) code = check_words(&filter->isas, ISA, command, NULL);
+  for (property p = 0; p < PROPERTIES && !code; p++) code = check_words(lists[p], p, command, &selection->automatic);
   (void)list_matches(&filter->kernels, "", false, &includes);
   (void)list_matches(&filter->kernels, "", true, &excludes);
   const bool narrowed = includes || excludes || filter->algorithms.count || filter->isas.count;
   if (code || (selection->automatic && !narrowed)) return code; /* `--kernel auto` alone asks for nothing else */
   for (int i = 0; i < attn_kernel_count() && selection->count < BENCH_MAX_KERNELS; i++) {
-    const attn_kernel_info *kernel = attn_kernel_get(i);
-    if (wanted(&filter->kernels, kernel->name) && wanted(&filter->algorithms, kernel->algorithm) &&
-        wanted(&filter->isas, kernel->isa))
-      selection->kernel[selection->count++] = kernel;
+    bool passes = true;
+    for (property p = 0; p < PROPERTIES; p++) passes = passes && wanted(lists[p], get(attn_kernel_get(i), p));
+    if (passes) selection->kernel[selection->count++] = attn_kernel_get(i);
   }
   if (selection->count || selection->automatic) return 0;
   return cli_fail(BENCH_EXIT_NOTHING, command,

@@ -9,13 +9,12 @@
 
 #include "data/generate.h"
 #include "kernels/common/aligned.h"
+#include "kernels/common/indexing.h"
 #include "machine/affinity.h"
 
 enum { ALIGNMENT = 64 };
 
 /* ---- Shapes ------------------------------------------------------------------------------------------------------- */
-
-static bool uses(const attn_problem *p, uint32_t use) { return (p->uses & use) != 0; }
 
 /* Sizes of q, k, v, o or lse in one sequence, and tokens of all sequences with VARLEN. */
 typedef struct row_shape {
@@ -23,58 +22,45 @@ typedef struct row_shape {
 } row_shape;
 
 /* [b][h][s][d]; with VARLEN the tokens of all sequences stand along s. */
-static bench_buffer rows_of(const attn_problem *p, const char *name, attn_dtype dtype, attn_strides stride, row_shape n) {
-  bool varlen = uses(p, ATTN_USE_VARLEN);
-  return (bench_buffer){.name = name,
-                        .present = true,
-                        .element_bytes = attn_dtype_bytes(dtype),
+static bench_buffer rows_of(const attn_problem *p, attn_dtype dtype, attn_strides stride, row_shape n) {
+  const bool varlen = p->uses & ATTN_USE_VARLEN;
+  return (bench_buffer){.element_bytes = attn_dtype_bytes(dtype),
                         .extent = {varlen ? 1 : p->batch, n.heads, varlen ? n.total : n.seq, n.dim},
                         .stride = {varlen ? 0 : stride.b, stride.h, stride.s, stride.d}};
 }
 
-static bench_buffer pairs_of(const attn_problem *p, const char *name, bool present, size_t bytes,
-                             attn_score_strides stride) {
-  return (bench_buffer){.name = name,
-                        .present = present,
-                        .element_bytes = bytes,
+static bench_buffer pairs_of(const attn_problem *p, size_t bytes, attn_score_strides stride) {
+  return (bench_buffer){.element_bytes = bytes,
                         .extent = {p->batch, p->heads_q, p->seq_q, p->seq_k},
                         .stride = {stride.b, stride.h, stride.q, stride.k}};
 }
 
 /* A dense array [rows][columns] of 4-byte elements. */
-static bench_buffer table_of(const char *name, bool present, int64_t rows, int64_t columns, int64_t row_stride) {
-  return (bench_buffer){.name = name,
-                        .present = present,
-                        .element_bytes = 4,
-                        .extent = {1, 1, rows, columns},
-                        .stride = {0, 0, row_stride, 1}};
+static bench_buffer table_of(int64_t rows, int64_t columns, int64_t row_stride) {
+  return (bench_buffer){.element_bytes = 4, .extent = {1, 1, rows, columns}, .stride = {0, 0, row_stride, 1}};
 }
 
 static void describe(const attn_problem *p, bench_buffer *t) {
   const row_shape q = {p->heads_q, p->seq_q, p->total_q, p->dim_qk}, o = {p->heads_q, p->seq_q, p->total_q, p->dim_v};
   const row_shape k = {p->heads_kv, p->seq_k, p->total_k, p->dim_qk}, v = {p->heads_kv, p->seq_k, p->total_k, p->dim_v};
   const row_shape lse = {p->heads_q, p->seq_q, p->total_q, 1};
-  t[BENCH_Q] = rows_of(p, "q", p->dtype_q, p->q_stride, q);
-  t[BENCH_K] = rows_of(p, "k", p->dtype_kv, p->k_stride, k);
-  t[BENCH_V] = rows_of(p, "v", p->dtype_kv, p->v_stride, v);
-  t[BENCH_O] = rows_of(p, "o", p->dtype_o, p->o_stride, o);
-  t[BENCH_LSE] = rows_of(p, "lse", ATTN_F32, p->lse_stride, lse);
-  t[BENCH_LSE].present = uses(p, ATTN_USE_LSE);
+  t[BENCH_Q] = rows_of(p, p->dtype_q, p->q_stride, q);
+  t[BENCH_K] = rows_of(p, p->dtype_kv, p->k_stride, k);
+  t[BENCH_V] = rows_of(p, p->dtype_kv, p->v_stride, v);
+  t[BENCH_O] = rows_of(p, p->dtype_o, p->o_stride, o);
+  t[BENCH_LSE] = rows_of(p, ATTN_F32, p->lse_stride, lse);
   t[BENCH_LSE].stride[3] = 1;
   t[BENCH_O].output = t[BENCH_LSE].output = true;
-  t[BENCH_BIAS] = pairs_of(p, "bias", uses(p, ATTN_USE_BIAS), 4, p->bias_stride);
-  t[BENCH_MASK] = pairs_of(p, "mask", uses(p, ATTN_USE_MASK), 1, p->mask_stride);
-  t[BENCH_SCORES] = pairs_of(p, "scores", p->score == ATTN_SCORE_PRECOMPUTED, 4, p->scores_stride);
-  t[BENCH_SCORE_WEIGHT] =
-      table_of("score_weight", uses(p, ATTN_USE_SCORE_WEIGHT), p->heads_q, p->dim_qk, p->score_weight_stride_h);
-  t[BENCH_KV_LEN] = table_of("kv_len", uses(p, ATTN_USE_KV_LEN), 1, p->batch, 0);
-  t[BENCH_Q_LEN] = table_of("q_len", uses(p, ATTN_USE_Q_LEN), 1, p->batch, 0);
-  t[BENCH_ROW_LEN] = table_of("row_len", uses(p, ATTN_USE_ROW_LEN), p->batch, p->seq_q, p->seq_q);
-  t[BENCH_CU_SEQLENS_Q] = table_of("cu_seqlens_q", uses(p, ATTN_USE_VARLEN), 1, p->batch + 1, 0);
-  t[BENCH_CU_SEQLENS_K] = table_of("cu_seqlens_k", uses(p, ATTN_USE_VARLEN), 1, p->batch + 1, 0);
-  t[BENCH_OFFSETS] = table_of("offsets", p->align == ATTN_ALIGN_OFFSET, 1, p->batch, 0);
-  t[BENCH_ALIBI_SLOPES] = table_of("alibi_slopes", uses(p, ATTN_USE_ALIBI), 1, p->heads_q, 0);
-  t[BENCH_SINKS] = table_of("sinks", uses(p, ATTN_USE_SINKS), 1, p->heads_q, 0);
+  t[BENCH_BIAS] = pairs_of(p, 4, p->bias_stride);
+  t[BENCH_MASK] = pairs_of(p, 1, p->mask_stride);
+  t[BENCH_SCORES] = pairs_of(p, 4, p->scores_stride);
+  t[BENCH_SCORE_WEIGHT] = table_of(p->heads_q, p->dim_qk, p->score_weight_stride_h);
+  t[BENCH_KV_LEN] = t[BENCH_Q_LEN] = t[BENCH_OFFSETS] = table_of(1, p->batch, 0);
+  t[BENCH_ROW_LEN] = table_of(p->batch, p->seq_q, p->seq_q);
+  t[BENCH_CU_SEQLENS_Q] = t[BENCH_CU_SEQLENS_K] = table_of(1, p->batch + 1, 0);
+  t[BENCH_ALIBI_SLOPES] = t[BENCH_SINKS] = table_of(1, p->heads_q, 0);
+#define NAME_AND_PRESENCE(constant, member, used) t[BENCH_##constant].name = #member, t[BENCH_##constant].present = (used);
+  BENCH_TENSOR_LIST(NAME_AND_PRESENCE)
 }
 
 /* Sets first and bytes. False if the span overflows. */
@@ -95,9 +81,9 @@ static bool measure(bench_buffer *t) {
   return !__builtin_mul_overflow((size_t)elements, t->element_bytes, &t->bytes) && t->bytes <= PTRDIFF_MAX / 2;
 }
 
-static size_t round_up(size_t bytes, size_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
+static size_t round_bytes(size_t bytes, size_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
 
-static size_t zoned_bytes(const bench_buffer *t) { return round_up(t->bytes + 2 * BENCH_GUARD_BYTES, ALIGNMENT); }
+static size_t zoned_bytes(const bench_buffer *t) { return round_bytes(t->bytes + 2 * BENCH_GUARD_BYTES, ALIGNMENT); }
 
 size_t bench_tensors_size(const bench_case *bench) {
   bench_buffer buffers[BENCH_TENSORS];
@@ -128,7 +114,7 @@ static bool allocate_zones(bench_buffer *t, size_t *allocated) {
 /* [inaccessible page][pages of data][inaccessible page], the data flush with the page after it, or before it. */
 static bool allocate_pages(bench_buffer *t, bench_guard guard, size_t *allocated) {
   size_t page = (size_t)sysconf(_SC_PAGESIZE);
-  size_t inner = round_up(t->bytes + BENCH_GUARD_BYTES, page), bytes = inner + 2 * page;
+  size_t inner = round_bytes(t->bytes + BENCH_GUARD_BYTES, page), bytes = inner + 2 * page;
   unsigned char *memory = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return false;
   t->memory = memory;
@@ -166,13 +152,8 @@ static void release(bench_buffer *t) {
 static void *origin(const bench_buffer *t) { return t->present ? t->data + (size_t)t->first * t->element_bytes : NULL; }
 
 static attn_args point_into(const bench_buffer *t) {
-  return ATTN_STRUCT(
-      attn_args, .q = origin(&t[BENCH_Q]), .k = origin(&t[BENCH_K]), .v = origin(&t[BENCH_V]), .o = origin(&t[BENCH_O]),
-      .lse = origin(&t[BENCH_LSE]), .bias = origin(&t[BENCH_BIAS]), .mask = origin(&t[BENCH_MASK]),
-      .scores = origin(&t[BENCH_SCORES]), .score_weight = origin(&t[BENCH_SCORE_WEIGHT]), .kv_len = origin(&t[BENCH_KV_LEN]),
-      .row_len = origin(&t[BENCH_ROW_LEN]), .q_len = origin(&t[BENCH_Q_LEN]), .cu_seqlens_q = origin(&t[BENCH_CU_SEQLENS_Q]),
-      .cu_seqlens_k = origin(&t[BENCH_CU_SEQLENS_K]), .offsets = origin(&t[BENCH_OFFSETS]),
-      .alibi_slopes = origin(&t[BENCH_ALIBI_SLOPES]), .sinks = origin(&t[BENCH_SINKS]));
+#define POINTER(constant, member, used) .member = origin(&t[BENCH_##constant]),
+  return ATTN_STRUCT(attn_args, BENCH_TENSOR_LIST(POINTER));
 }
 
 /* Memory for every tensor, poisoned; on failure nothing is left allocated. */
@@ -192,20 +173,8 @@ static bool allocate_all(const attn_problem *problem, bench_tensors *tensors, be
 }
 
 attn_args bench_used_args(const attn_problem *p, const attn_args *given) {
-  attn_args a = *given;
-  if (!(p->uses & ATTN_USE_LSE)) a.lse = NULL;
-  if (!(p->uses & ATTN_USE_BIAS)) a.bias = NULL;
-  if (!(p->uses & ATTN_USE_MASK)) a.mask = NULL;
-  if (!(p->uses & ATTN_USE_KV_LEN)) a.kv_len = NULL;
-  if (!(p->uses & ATTN_USE_Q_LEN)) a.q_len = NULL;
-  if (!(p->uses & ATTN_USE_ROW_LEN)) a.row_len = NULL;
-  if (!(p->uses & ATTN_USE_VARLEN)) a.cu_seqlens_q = a.cu_seqlens_k = NULL;
-  if (!(p->uses & ATTN_USE_ALIBI)) a.alibi_slopes = NULL;
-  if (!(p->uses & ATTN_USE_SINKS)) a.sinks = NULL;
-  if (!(p->uses & ATTN_USE_SCORE_WEIGHT)) a.score_weight = NULL;
-  if (p->score != ATTN_SCORE_PRECOMPUTED) a.scores = NULL;
-  if (p->align != ATTN_ALIGN_OFFSET) a.offsets = NULL;
-  return a;
+#define POINTER_IF_USED(constant, member, used) .member = (used) ? given->member : NULL,
+  return ATTN_STRUCT(attn_args, BENCH_TENSOR_LIST(POINTER_IF_USED));
 }
 
 bool bench_tensors_create_guarded(const bench_case *bench, bench_tensors *tensors, bench_guard guard) {

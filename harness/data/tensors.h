@@ -6,27 +6,29 @@
 
 #include "cases/case.h"
 
-/* The tensors of a problem. Each has a buffer; present = false marks those that the problem does not use. */
-typedef enum bench_tensor {
-  BENCH_Q,
-  BENCH_K,
-  BENCH_V,
-  BENCH_O,
-  BENCH_LSE,
-  BENCH_BIAS,
-  BENCH_MASK,
-  BENCH_SCORES,
-  BENCH_SCORE_WEIGHT,
-  BENCH_KV_LEN,
-  BENCH_Q_LEN,
-  BENCH_ROW_LEN,
-  BENCH_CU_SEQLENS_Q,
-  BENCH_CU_SEQLENS_K,
-  BENCH_OFFSETS,
-  BENCH_ALIBI_SLOPES,
-  BENCH_SINKS,
-  BENCH_TENSORS
-} bench_tensor;
+/* The tensors of a problem p: TENSOR(constant, member of attn_args, whether p has it). Each has a buffer. */
+#define BENCH_TENSOR_LIST(TENSOR)                                         \
+  TENSOR(Q, q, true)                                                      \
+  TENSOR(K, k, true)                                                      \
+  TENSOR(V, v, true)                                                      \
+  TENSOR(O, o, true)                                                      \
+  TENSOR(LSE, lse, attn_uses(p, ATTN_USE_LSE))                            \
+  TENSOR(BIAS, bias, attn_uses(p, ATTN_USE_BIAS))                         \
+  TENSOR(MASK, mask, attn_uses(p, ATTN_USE_MASK))                         \
+  TENSOR(SCORES, scores, p->score == ATTN_SCORE_PRECOMPUTED)              \
+  TENSOR(SCORE_WEIGHT, score_weight, attn_uses(p, ATTN_USE_SCORE_WEIGHT)) \
+  TENSOR(KV_LEN, kv_len, attn_uses(p, ATTN_USE_KV_LEN))                   \
+  TENSOR(Q_LEN, q_len, attn_uses(p, ATTN_USE_Q_LEN))                      \
+  TENSOR(ROW_LEN, row_len, attn_uses(p, ATTN_USE_ROW_LEN))                \
+  TENSOR(CU_SEQLENS_Q, cu_seqlens_q, attn_uses(p, ATTN_USE_VARLEN))       \
+  TENSOR(CU_SEQLENS_K, cu_seqlens_k, attn_uses(p, ATTN_USE_VARLEN))       \
+  TENSOR(OFFSETS, offsets, p->align == ATTN_ALIGN_OFFSET)                 \
+  TENSOR(ALIBI_SLOPES, alibi_slopes, attn_uses(p, ATTN_USE_ALIBI))        \
+  TENSOR(SINKS, sinks, attn_uses(p, ATTN_USE_SINKS))
+
+#define BENCH_TENSOR_ENUM(constant, member, used) BENCH_##constant,
+typedef enum bench_tensor { BENCH_TENSOR_LIST(BENCH_TENSOR_ENUM) BENCH_TENSORS } bench_tensor;
+#undef BENCH_TENSOR_ENUM
 
 enum { BENCH_GUARD_BYTES = 256 }; /* four cache lines, so that tensors stay aligned to 64 */
 

@@ -36,7 +36,7 @@ struct gbench_suite {
   const attn_kernel_info *kernels[BENCH_MAX_KERNELS + 1];
   int kernel_count;
   bench_case_list cases;
-  char (*names)[BENCH_NAME + 128];
+  char name[BENCH_NAME + 128]; /* that gbench_name() returned last */
   bench_case_settings settings;
   open_trial now;
   int exit_code;
@@ -79,14 +79,6 @@ static int read_options(gbench_suite *suite, bench_options *o) {
   return 0;
 }
 
-static bool name_trials(gbench_suite *suite) {
-  suite->names = malloc(((size_t)gbench_count(suite) + 1) * sizeof *suite->names);
-  for (int i = 0; suite->names && i < gbench_count(suite); i++)
-    bench_series_name(suite->names[i], sizeof *suite->names, suite->kernels[i % suite->kernel_count]->name,
-                      suite->cases.item[i / suite->kernel_count].case_id, "");
-  return suite->names;
-}
-
 gbench_suite *gbench_create(int argc, char **argv, int *exit_code) {
   bench_options o = {.command = "-gbench", .seed = 1, .default_preset = "quick"};
   bench_threads_limit();
@@ -95,7 +87,6 @@ gbench_suite *gbench_create(int argc, char **argv, int *exit_code) {
   if (bench_refuses_to_time(o.command)) return NULL;
   gbench_suite *suite = calloc(1, sizeof *suite);
   *exit_code = suite ? read_options(suite, &o) : BENCH_EXIT_INTERNAL;
-  if (!*exit_code && !name_trials(suite)) *exit_code = BENCH_EXIT_INTERNAL;
   if (!*exit_code && !gbench_count(suite)) *exit_code = BENCH_EXIT_NOTHING;
   if (!*exit_code) {
     suite->settings = (bench_case_settings){.timed = true, .seed = (uint64_t)o.seed};
@@ -107,7 +98,11 @@ gbench_suite *gbench_create(int argc, char **argv, int *exit_code) {
 
 int gbench_count(const gbench_suite *suite) { return suite->cases.count * suite->kernel_count; }
 
-const char *gbench_name(const gbench_suite *suite, int index) { return suite->names[index]; }
+const char *gbench_name(gbench_suite *suite, int index) {
+  bench_series_name(suite->name, sizeof suite->name, suite->kernels[index % suite->kernel_count]->name,
+                    suite->cases.item[index / suite->kernel_count].case_id, "");
+  return suite->name;
+}
 
 int gbench_exit_code(const gbench_suite *suite) { return suite->exit_code; }
 
@@ -124,7 +119,6 @@ void gbench_destroy(gbench_suite *suite) {
   if (!suite) return;
   close_trial(suite);
   bench_cases_clear(&suite->cases);
-  free(suite->names);
   free(suite);
 }
 

@@ -20,8 +20,8 @@ void gbench_destroy(gbench_suite *suite);
 /* How many trials there are. */
 int gbench_count(const gbench_suite *suite);
 
-/* The name of trial `index`, the same as in results.json: "attn/kernel:flash_c/dtype:f32/B:1/...". */
-const char *gbench_name(const gbench_suite *suite, int index);
+/* The name of trial `index`, the same as in results.json: "attn/kernel:flash_c/dtype:f32/B:1/..."; valid until the next. */
+const char *gbench_name(gbench_suite *suite, int index);
 
 /* Makes the trial's tensors and plan, keeps its threads on their CPUs, and checks its output, unless all that is done
  * already. NULL, or why there must be no time: "FAIL: ..." , "SKIP: ...", "DEGENERATE: ...", "ERROR: ...". */

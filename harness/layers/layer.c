@@ -149,15 +149,17 @@ void bench_layer_close(bench_layer *layer) {
 
 /* ---- Making ---- */
 
-void bench_layer_name_kernel(bench_layer_trial *trial, const char *kernel) {
-  snprintf(trial->kernel, sizeof trial->kernel, "%s", kernel);
+attn_status bench_layer_made(bench_layer_trial *trial, attn_status status, void *layer, const char *kernel) {
+  trial->layer = layer;
+  if (kernel != trial->kernel) snprintf(trial->kernel, sizeof trial->kernel, "%s", kernel);
+  return status;
 }
 
 /* The kernel that attention of the case runs. A layer that chooses otherwise overwrites the name. */
 static attn_status name_kernel(bench_layer_trial *trial) {
   attn_plan *plan;
   const attn_status status = attn_plan_create(&trial->data->bench->problem, &trial->options, &plan);
-  bench_layer_name_kernel(trial, attn_plan_kernel(plan));
+  (void)bench_layer_made(trial, status, NULL, attn_plan_kernel(plan));
   attn_plan_destroy(plan);
   return status;
 }
@@ -190,10 +192,8 @@ attn_status bench_layer_make(bench_layer *layer, const attn_kernel_info *kernel,
       ATTN_STRUCT(attn_options, .kernel = kernel ? kernel->name : NULL,
                   .max_isa = kernel && !kernel->library[0] ? kernel->isa : NULL, .threads = layer->data.bench->threads);
   const attn_status status = create(trial);
-  if (status == ATTN_OK)
-    *result = trial;
-  else
-    bench_layer_unmake(trial);
+  if (status == ATTN_OK) return *result = trial, status;
+  bench_layer_unmake(trial);
   return status;
 }
 

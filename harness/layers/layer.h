@@ -133,8 +133,9 @@ bench_layer_shape bench_layer_rows_to_rows(const bench_case *bench, int64_t weig
 /* A multiplication and an addition per weight and row. */
 double bench_dense_flops(const bench_case *bench, int64_t weights);
 
-/* Copies the name of the kernel that a layer says it runs. */
-void bench_layer_name_kernel(bench_layer_trial *trial, const char *kernel);
+/* The end of `create`: what it made (NULL if nothing), and the name of the kernel that runs attention there. Returns the
+ * status. */
+attn_status bench_layer_made(bench_layer_trial *trial, attn_status status, void *layer, const char *kernel);
 
 /* What layer.c allocates and runs, and layer_check.c checks. */
 enum { BENCH_LAYER_GUARD = 64 /* floats before and behind y */ };

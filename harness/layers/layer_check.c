@@ -76,16 +76,9 @@ static bool guards_stand(const bench_layer *layer) {
   return true;
 }
 
-/* Error over limit; a NaN anywhere fails. */
-static double ratio_of(double error, double limit) {
-  if (error <= limit) return limit > 0 ? error / limit : 0;
-  const double ratio = error / limit;
-  return ratio > 1 && ratio < INFINITY ? ratio : INFINITY;
-}
-
-/* Takes one number into the verdict. */
+/* Takes one number into the verdict; a NaN anywhere fails. Limits are above 0. */
 static void compare_number(double error, double limit, const int64_t index[4], bench_verdict *verdict) {
-  const double ratio = ratio_of(error, limit);
+  const double ratio = error < INFINITY && !isnan(limit) ? error / limit : INFINITY;
   if (!(error <= verdict->max_abs_err)) verdict->max_abs_err = error;
   if (ratio <= verdict->max_err_ratio) return;
   verdict->max_err_ratio = ratio;

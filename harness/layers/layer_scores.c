@@ -57,9 +57,7 @@ static attn_status additive_create(bench_layer_trial *trial) {
   attn_additive *layer = NULL;
   const attn_status status = attn_additive_create(&config, &trial->options, &layer);
   free(zeros);
-  trial->layer = layer;
-  bench_layer_name_kernel(trial, attn_additive_kernel(layer));
-  return status;
+  return bench_layer_made(trial, status, layer, attn_additive_kernel(layer));
 }
 
 static void additive_destroy(void *layer) { attn_additive_destroy(layer); }
@@ -190,16 +188,6 @@ static attn_linear second_of(const bench_layer_data *data, int64_t h) {
   return bench_linear_at(data, l.second + h * p->dim_qk * p->seq_k, l.second_bias + h * p->seq_k);
 }
 
-static attn_linear value_of(const bench_layer_data *data) {
-  const synthesizer_layout l = lay_out(data->bench);
-  return bench_linear_at(data, l.value, l.value_bias);
-}
-
-static attn_linear output_of(const bench_layer_data *data) {
-  const synthesizer_layout l = lay_out(data->bench);
-  return bench_linear_at(data, l.output, l.output_bias);
-}
-
 static bench_layer_shape synthesizer_shape(const bench_case *bench) {
   const synthesizer_layout l = lay_out(bench);
   return bench_layer_rows_to_rows(bench, l.weights, l.biases);
@@ -220,54 +208,36 @@ static void prepare_synthesizer(bench_layer_data *data) {
   for (int64_t i = l.second; i < l.value; i++) data->weights[i] *= factor;
 }
 
-/* The maps of each head. The layer copies them when it is created. */
-typedef struct synthesizer_maps {
-  attn_linear *first, *second;
-  float *zeros; /* as many as any map or all scores */
-} synthesizer_maps;
-
-static void free_maps(synthesizer_maps *maps) {
-  free(maps->first);
-  free(maps->second);
-  free(maps->zeros);
-}
-
-static bool make_maps(const bench_layer_data *data, synthesizer_maps *maps) {
-  const attn_problem *p = &data->bench->problem;
-  const size_t heads = (size_t)p->heads_q;
-  *maps = (synthesizer_maps){calloc(heads, sizeof *maps->first), calloc(heads, sizeof *maps->second),
-                             calloc((size_t)data->shape.weights + 1, sizeof *maps->zeros)};
-  if (!maps->first || !maps->second || !maps->zeros) return free_maps(maps), false;
-  for (int64_t h = 0; h < p->heads_q && is_dense(data->bench); h++) {
-    maps->first[h] = first_of(data, h);
-    maps->second[h] = second_of(data, h);
+/* The maps of each head, the first ones and then the second ones. Those of the wrong answer give all keys the same score. */
+static void fill_maps(const bench_layer_trial *trial, attn_linear *maps, const float *zeros) {
+  const int64_t heads = trial->data->bench->problem.heads_q;
+  for (int64_t h = 0; h < heads && is_dense(trial->data->bench); h++) {
+    maps[h] = first_of(trial->data, h);
+    maps[heads + h] = trial->wrong ? (attn_linear){.weight = zeros} : second_of(trial->data, h);
   }
-  return true;
 }
 
-/* Gives all keys the same score. */
-static void flatten(attn_synthesizer_config *config, synthesizer_maps *maps) {
-  for (int64_t h = 0; h < config->heads; h++) maps->second[h] = (attn_linear){.weight = maps->zeros};
-  config->scores = maps->zeros;
-}
-
+/* The layer copies the maps when it is created. */
 static attn_status synthesizer_create(bench_layer_trial *trial) {
   const bench_layer_data *data = trial->data;
   const attn_problem *p = &data->bench->problem;
-  synthesizer_maps maps;
-  if (!make_maps(data, &maps)) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for the maps of a Synthesizer");
-  attn_synthesizer_config config =
-      ATTN_STRUCT(attn_synthesizer_config, .kind = is_dense(data->bench) ? ATTN_SYNTHESIZER_DENSE : ATTN_SYNTHESIZER_RANDOM,
-                  .batch = p->batch, .seq = p->seq_q, .width = data->bench->width, .heads = p->heads_q, .dim_v = p->dim_v,
-                  .length = p->seq_k, .hidden = p->dim_qk, .causal = p->window_right == 0, .first = maps.first,
-                  .second = maps.second, .scores = data->weights, .value = value_of(data), .output = output_of(data));
-  if (trial->wrong) flatten(&config, &maps);
+  const synthesizer_layout l = lay_out(data->bench);
+  attn_linear *maps = calloc(2 * (size_t)p->heads_q, sizeof *maps);
+  float *zeros = calloc((size_t)data->shape.weights + 1, sizeof *zeros); /* as many as any map or all scores */
+  attn_synthesizer_config config = ATTN_STRUCT(
+      attn_synthesizer_config, .kind = is_dense(data->bench) ? ATTN_SYNTHESIZER_DENSE : ATTN_SYNTHESIZER_RANDOM,
+      .batch = p->batch, .seq = p->seq_q, .width = data->bench->width, .heads = p->heads_q, .dim_v = p->dim_v,
+      .length = p->seq_k, .hidden = p->dim_qk, .causal = p->window_right == 0, .first = maps,
+      .second = maps ? maps + p->heads_q : NULL, .scores = trial->wrong ? zeros : data->weights,
+      .value = bench_linear_at(data, l.value, l.value_bias), .output = bench_linear_at(data, l.output, l.output_bias));
   attn_synthesizer *layer = NULL;
-  const attn_status status = attn_synthesizer_create(&config, &trial->options, &layer);
-  free_maps(&maps);
-  trial->layer = layer;
-  bench_layer_name_kernel(trial, attn_synthesizer_kernel(layer));
-  return status;
+  attn_status status =
+      maps && zeros ? ATTN_OK : attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for the maps of a Synthesizer");
+  if (status == ATTN_OK) fill_maps(trial, maps, zeros);
+  if (status == ATTN_OK) status = attn_synthesizer_create(&config, &trial->options, &layer);
+  free(maps);
+  free(zeros);
+  return bench_layer_made(trial, status, layer, attn_synthesizer_kernel(layer));
 }
 
 static void synthesizer_destroy(void *layer) { attn_synthesizer_destroy(layer); }
@@ -303,10 +273,11 @@ static void head_scores(const bench_chosen *c, const attn_nn_field *x, int64_t h
 
 static attn_nn_field synthesizer_expect(const bench_chosen *c) {
   const attn_problem *p = &c->data->bench->problem;
+  const synthesizer_layout l = lay_out(c->data->bench);
   attn_nn_field x = bench_chosen_x(c), v = bench_all_x(c);
   attn_nn_field scores = attn_nn_field_create(p->heads_q * c->count, p->seq_k);
   for (int64_t h = 0; h < p->heads_q; h++) head_scores(c, &x, h, &scores);
-  v = bench_then(bench_apply(&v, value_of(c->data), p->heads_q * p->dim_v), &v);
+  v = bench_then(bench_apply(&v, bench_linear_at(c->data, l.value, l.value_bias), p->heads_q * p->dim_v), &v);
   const attn_nn_attention attention = {.batch = 1,
                                        .heads_q = p->heads_q,
                                        .heads_kv = p->heads_q,
@@ -317,7 +288,7 @@ static attn_nn_field synthesizer_expect(const bench_chosen *c) {
                                        .numerics = *c->numerics};
   attn_nn_field o = bench_then(bench_attend(&attention, NULL, NULL, &v), &scores);
   attn_nn_field_destroy(&x);
-  return bench_then(bench_apply(&o, output_of(c->data), c->data->bench->width), &o);
+  return bench_then(bench_apply(&o, bench_linear_at(c->data, l.output, l.output_bias), c->data->bench->width), &o);
 }
 
 #define SYNTHESIZER_FUNCTIONS                                                                                               \

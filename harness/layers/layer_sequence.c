@@ -86,11 +86,9 @@ static attn_status step_create(bench_layer_trial *trial) {
                   .dim_qk = p->dim_qk, .dim_v = p->dim_v, .capacity = p->seq_k, .dtype = ATTN_F32);
   attn_kv_cache *cache = NULL;
   attn_status status = attn_kv_cache_create(&shape, &trial->options, &cache);
-  trial->layer = cache;
   if (status == ATTN_OK) status = attn_kv_cache_step(cache, l.tokens, NULL, data->x, data->x + l.k, data->x + l.v, data->y);
   if (status == ATTN_OK) status = attn_kv_cache_truncate(cache, 0);
-  if (status == ATTN_OK) bench_layer_name_kernel(trial, attn_kv_cache_kernel(cache));
-  return status;
+  return bench_layer_made(trial, status, cache, status == ATTN_OK ? attn_kv_cache_kernel(cache) : "");
 }
 
 /* ---- The cache before the step ---- */

@@ -49,9 +49,7 @@ static attn_status mha_create(bench_layer_trial *trial) {
   if (trial->wrong) problem.attention.scale = 0;
   attn_mha *mha = NULL;
   const attn_status status = attn_mha_create(&problem, &weights, &options, &mha);
-  trial->layer = mha;
-  bench_layer_name_kernel(trial, attn_mha_kernel(mha));
-  return status;
+  return bench_layer_made(trial, status, mha, attn_mha_kernel(mha));
 }
 
 static void mha_destroy(void *layer) { attn_mha_destroy(layer); }
@@ -131,8 +129,7 @@ static attn_status feed_forward_create(bench_layer_trial *trial) {
   if (trial->wrong) config.activation = ATTN_GELU;
   attn_feed_forward *layer = NULL;
   const attn_status status = attn_feed_forward_create(&config, &trial->options, &layer);
-  trial->layer = layer;
-  return status;
+  return bench_layer_made(trial, status, layer, trial->kernel);
 }
 
 static void feed_forward_destroy(void *layer) { attn_feed_forward_destroy(layer); }
@@ -272,9 +269,7 @@ static attn_status block_create(bench_layer_trial *trial) {
   if (trial->wrong) (attentions_of(trial->data->bench) == 2 ? &config.cross : &config.self)->attention.scale = 0;
   attn_block *block = NULL;
   const attn_status status = attn_block_create(&config, &trial->options, &block);
-  trial->layer = block;
-  bench_layer_name_kernel(trial, attn_block_kernel(block));
-  return status;
+  return bench_layer_made(trial, status, block, attn_block_kernel(block));
 }
 
 static void block_destroy(void *layer) { attn_block_destroy(layer); }

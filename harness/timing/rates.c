@@ -15,14 +15,16 @@
 #include "machine/affinity.h"
 #include "timing/stats.h"
 
-/* The table of loops goes from the lowest tier to the highest. */
-const char *bench_highest_tier(void) {
-  const attn_peak_loop *loop;
-  const char *highest = "c";
+/* The last loop that is usable here, and reads if it is to. The table goes from the lowest tier to the highest. */
+static const attn_peak_loop *last_loop(bool reads) {
+  const attn_peak_loop *loop, *last = NULL;
   for (int i = 0; (loop = attn_peak_get(i)); i++)
-    if (attn_peak_usable(loop->isa)) highest = loop->isa;
-  return highest;
+    if ((loop->read || !reads) && attn_peak_usable(loop->isa)) last = loop;
+  return last;
 }
+
+const char *bench_highest_tier(void) { return last_loop(false) ? last_loop(false)->isa : "c"; }
+bench_read_loop bench_widest_read(void) { return last_loop(true) ? last_loop(true)->read : NULL; }
 
 /* ---- Multiply-adds ------------------------------------------------------------------------------------------------- */
 
@@ -99,15 +101,6 @@ double bench_peak_rate(const bench_peak_slice *slice) {
 enum { PASSES = 9, FILL = 0x55, LINE = 64 };
 
 static const double PASS_NS = 3e6;
-
-/* The table of loops goes from the lowest tier to the highest. */
-bench_read_loop bench_widest_read(void) {
-  const attn_peak_loop *loop;
-  bench_read_loop widest = NULL;
-  for (int i = 0; (loop = attn_peak_get(i)); i++)
-    if (loop->read && attn_peak_usable(loop->isa)) widest = loop->read;
-  return widest;
-}
 
 /* What the threads of one measurement share. */
 typedef struct reading {

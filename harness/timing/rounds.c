@@ -114,35 +114,23 @@ static bool is_narrow(const bench_trial *t, double precision) {
   return s.ci_hi - s.median <= precision * s.median && s.median - s.ci_lo <= precision * s.median;
 }
 
-static bool all_done(const rounds *r) {
-  for (int i = 0; i < r->count; i++)
-    if (r->trials[i]->samples.rounds < r->trials[i]->quota) return false;
-  return true;
-}
-
-static bool all_slow(const rounds *r) {
-  for (int i = 0; i < r->count; i++)
-    if (!is_slow(r, r->trials[i])) return false;
-  return true;
-}
-
-/* Slow trials are not asked: they stop at their quota. */
-static bool all_narrow(const rounds *r) {
-  for (int i = 0; i < r->count; i++)
-    if (!is_slow(r, r->trials[i]) && !is_narrow(r->trials[i], r->options->precision)) return false;
-  return !all_slow(r);
-}
-
-/* True if the rounds are over; *stop says why. */
+/* True if the rounds are over; *stop says why. Slow trials are not asked whether they are narrow: they stop at their quota.
+ */
 static bool is_over(const rounds *r, int done, bench_stop *stop) {
   const bench_timing_options *o = r->options;
   const bool enough = done >= o->min_rounds;
-  bool over = true;
-  if (all_done(r))
-    *stop = all_slow(r) ? BENCH_STOP_BUDGET : BENCH_STOP_ROUNDS;
+  bool over = true, all_done = true, all_slow = true, all_narrow = enough;
+  for (int i = 0; i < r->count; i++) {
+    const bench_trial *t = r->trials[i];
+    all_done = all_done && t->samples.rounds >= t->quota;
+    all_slow = all_slow && is_slow(r, t);
+    all_narrow = all_narrow && (is_slow(r, t) || is_narrow(t, o->precision));
+  }
+  if (all_done)
+    *stop = all_slow ? BENCH_STOP_BUDGET : BENCH_STOP_ROUNDS;
   else if (o->stop && *o->stop)
     *stop = BENCH_STOP_INTERRUPT;
-  else if (enough && all_narrow(r))
+  else if (all_narrow && !all_slow)
     *stop = BENCH_STOP_PRECISION;
   else if (enough && r->sampler.meter->now_ns() - r->start_ns > 1e9 * o->budget_s)
     *stop = BENCH_STOP_BUDGET;
