@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* Reads .safetensors files: named tensors of float32 (https://huggingface.co/docs/safetensors). Eight bytes of header
- * length, a JSON header, then the data. The file comes from outside, so nothing in it is trusted: a header that does not
- * fit its file is an error, never a read beyond it. It reads F32 tensors only, which is what the examples need, and skips
- * others. Little-endian machines. */
+ * length, a JSON header, then the data. Files may be malformed: a header that does not fit its file is an error, never a
+ * read beyond the file. Reads only F32 tensors, which the examples need, and skips others. Only for little-endian
+ * machines. */
 #ifndef EXAMPLES_SAFETENSORS_H
 #define EXAMPLES_SAFETENSORS_H
 

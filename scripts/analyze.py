@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 """Runs gcc's static analyzer over the library, the plain kernels and the harness: analyze.py [BUILD_FOLDER]
 
-It takes flags from BUILD_FOLDER/compile_commands.json (default build/). Reports that were read and found wrong stand below
-with the reason; the exit code is 1 if there is any other, 77 if the compiler is not gcc.
+Flags come from BUILD_FOLDER/compile_commands.json (default build/). READ lists reports that a reader found to be wrong.
+Exit code: 0 no other report, 1 other reports, 77 the compiler is not gcc.
 """
 
 import json
@@ -18,17 +18,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("src/", "harness/", "kernels/common/", "kernels/library/", "kernels/ref/")
 
-# File, words of the report: why it is wrong.
+# (file, words of the report): why the report is wrong.
 READ = {
     ("harness/cases/cases.c", "'second'"): "add_item() calls read_range() only for text with a colon",
     ("harness/check/structure_view.c", "use of NULL"): "arrays that a problem does not use are not copied",
-    ("harness/data/npy.c", "leak of"): "npy_read() frees header and data, which the reader holds",
-    ("harness/eval/eval_run.c", "possibly-NULL"): "the condition before it asks for NULL",
+    ("harness/data/npy.c", "leak of"): "npy_read() frees header and data through the reader",
+    ("harness/eval/eval_run.c", "possibly-NULL"): "the condition before it checks for NULL",
     ("harness/timing/row.c", "'baseline'"): "there is a baseline as soon as one row has a time",
     ("kernels/ref/decode_c.c", "uninitialized value"): "decode_layout_of() fills in the layout through a table",
     ("src/mha.c", "'args'"): "check_run() refuses NULL",
-    ("src/plan.c", "'plan'"): "attn_plan_create() sets it where it returns ATTN_OK",
-    ("src/nn/ref/nn_oracle_f64.c", "leak of"): "the field that is returned holds both blocks",
+    ("src/plan.c", "'plan'"): "attn_plan_create() sets it if it returns ATTN_OK",
+    ("src/nn/ref/nn_oracle_f64.c", "leak of"): "the returned field points to both blocks",
 }
 
 

@@ -8,12 +8,12 @@ usage() {
   cat <<'END'
 usage: scripts/bench.sh [options of attnbench run]
 
-Sets up the machine (scripts/setup.sh), builds into build/, runs the benchmark and leaves a table (stdout), CSV, JSON and
-figures in results/local/TIME-PRESET/. Without options it runs the preset `quick`, about 3 minutes on 2 cores.
+Sets up the machine (scripts/setup.sh), builds into build/ and runs the benchmark. Prints a table and writes CSV, JSON and
+figures to results/local/TIME-PRESET/. Without options it runs the preset `quick`, about 3 minutes on 2 cores.
 
   -h, --help        this text
-  -o DIR            put the results there; --resume or --overwrite if it holds some already
-  anything else     goes to `attnbench run`: --preset NAME, -a seq=512,2048, --kernel 'flash_*', --threads all, --budget 5m
+  -o DIR            folder for the results; --resume or --overwrite if it has some already
+  anything else     is passed to `attnbench run`: --preset NAME, -a seq=512,2048, --kernel 'flash_*', --budget 5m
                     (build/harness/attnbench run --help lists them all)
 
 environment: CC (compiler of the first build), ATTN_NO_INSTALL=1 (install nothing), ATTN_MAX_ISA, ATTN_KERNEL

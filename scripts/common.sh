@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: MIT
 # shellcheck shell=bash disable=SC2034  # a variable is used by the scripts that source this one
-# Shared by setup.sh, bench.sh and test.sh, which source it: the repository root, the tools of .venv first in PATH, and a few
-# small words.
+# Sourced by the other scripts: sets root and jobs, puts the tools of .venv first into PATH, and defines small functions.
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root" || exit 5
-PATH=$root/.venv/bin:$PATH # what setup.sh installed for the scripts, and its CMake where the system's is too old
+PATH=$root/.venv/bin:$PATH # Python packages of setup.sh, and its CMake if the system's is too old
 export PATH
 jobs=$(nproc 2>/dev/null || echo 2)
 
@@ -12,7 +11,7 @@ say() { printf '%s\n' "$*"; }
 warn() { printf '%s\n' "$*" >&2; }
 have() { command -v "$1" >/dev/null 2>&1; }
 
-# The name of a tool of clang, version 14: other versions format and complain differently.
+# Prints the name of a tool of clang 14. Other versions format and warn differently.
 clang_tool() {
   local name
   for name in "$1-14" "$1"; do
@@ -21,7 +20,7 @@ clang_tool() {
   return 1
 }
 
-# The name of the oldest clang that has libFuzzer and the sanitizers.
+# Prints the name of the oldest clang with libFuzzer and the sanitizers.
 clang_with_fuzzer() {
   local name source='int LLVMFuzzerTestOneInput(const unsigned char *d, unsigned long n) { return n > 9 && d[9]; }'
   for name in clang-{14..25} clang; do
@@ -30,7 +29,7 @@ clang_with_fuzzer() {
   return 1
 }
 
-# Runs a command with its output in a log file, which is shown only if the command fails: quietly LOG COMMAND...
+# quietly LOG COMMAND...: runs a command, writes its output to a file and prints the end of it only if the command fails.
 quietly() {
   local log=$1
   shift

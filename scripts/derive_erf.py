@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: MIT
 """Derives the rational function that kernels/common/gelu.h uses for erf, and prints it as C hex floats with its error.
 
-    erf(x) = x P(x^2) / Q(x^2),  |x| <= 4;  beyond, erf is 1 to within a quarter of float32's unit
+    erf(x) = x P(x^2) / Q(x^2),  |x| <= 4;  for larger x, erf is 1 within a quarter of float32's unit
 
-Fitted as derive_tanh.py fits tanh. The float32 evaluation, without fused multiply-adds, is emulated on a dense grid.
+The fit is that of derive_tanh.py. The float32 evaluation, without fused multiply-adds, is emulated on a dense grid.
 """
 
 import math
@@ -17,7 +17,7 @@ erf = np.vectorize(math.erf)
 
 
 def float32_error(p, q):
-    """Horner with two roundings per step, one product, one division; absolute, because GELU adds 1 to it."""
+    """Largest absolute error (GELU adds 1 to erf). Horner with two roundings per step, one product, one division."""
     x = np.linspace(0, 5, 400_001)[1:].astype(np.float32)
     clamped = np.minimum(x, np.float32(LIMIT))
     y = clamped * clamped

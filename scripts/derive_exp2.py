@@ -5,10 +5,10 @@
     2^t = 2^n 2^f,  t = n + f
 
 with f in [0, 1) (AVX-512: vreduce, vscalef) or [-1/2, 1/2] (AVX2, NEON: round to nearest, add to the exponent). The
-polynomial minimises the largest relative error (Remez exchange in extended precision); its coefficients are then rounded to
-float32 from the constant term up, refitting the rest each time, so that rounding one is made good by the others. The
-constant term is 1, so that 2^0 = 1 exactly. Last, the float32 Horner evaluation with fused multiply-adds is emulated over
-every float32 of a dense grid: that error, rounding included, is what a kernel may declare.
+polynomial minimises the largest relative error. Its coefficients are rounded to float32 one by one, from the constant term
+up; after each, the others are fitted again and compensate the rounding. The constant term is 1, so 2^0 = 1 exactly. The
+float32 Horner evaluation with fused multiply-adds is emulated on a dense grid; a kernel may declare that error, which
+includes rounding.
 """
 import numpy as np
 
@@ -16,7 +16,7 @@ LONG = np.longdouble
 
 
 def relative_error(coefficients, f):
-    """Of sum c_i f^i against 2^f."""
+    """Relative error of sum c_i f^i against 2^f."""
     value = np.zeros_like(f)
     for c in coefficients[::-1]:
         value = value * f + c
@@ -24,7 +24,7 @@ def relative_error(coefficients, f):
 
 
 def fit(fixed, degree, low, high, rounds=60):
-    """Minimax over the free coefficients, the first len(fixed) given: Lawson's iteratively reweighted least squares."""
+    """Minimax fit of the coefficients after `fixed`, by Lawson's iteratively reweighted least squares."""
     f = ((low + high) / 2 + (high - low) / 2 * np.cos(np.pi * (np.arange(4001, dtype=LONG) + LONG(0.5)) / 4001))
     scale = np.exp2(f)
     known = sum((LONG(c) * f**i for i, c in enumerate(fixed)), np.zeros_like(f))
@@ -61,7 +61,7 @@ def float32_horner_error(coefficients, low, high):
 
 
 def print_lines(parts=32):
-    """2^f by a line in each of `parts` equal parts of [0, 1): flash_amx's tables. All are one line times 2^(i / parts)."""
+    """flash_amx's tables: a line for 2^f in each of `parts` equal parts of [0, 1). Line i is line 0 times 2^(i / parts)."""
     (level, slope), error = fit([], 1, LONG(0), LONG(1) / parts)
     powers = np.exp2(np.arange(parts) / parts)
     print(f"lines through {parts} parts: error {error:.2e}")

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: MIT
 """Derives the rational function that the vector tiers use for tanh, and prints it as C hex floats with its error.
 
-    tanh(x) = x P(x^2) / Q(x^2),  |x| <= 9;  beyond, tanh is 1 to within float32
+    tanh(x) = x P(x^2) / Q(x^2),  |x| <= 9;  for larger x, tanh is 1 in float32
 
-Odd by construction, so the relative error stays small near 0, where tanh(x) -> x. Minimax by iterated linear least squares:
-Q tanh(x)/x - P = 0 with weights 1 / (Q tanh(x)/x) of the round before (Sanathanan & Koerner 1963), times Lawson's weights
-that level the largest errors. Coefficients are rounded to float32 and the float32 evaluation is emulated on a dense grid:
-that error, rounding included, is the one to declare.
+It is odd, so its relative error stays small near 0, where tanh(x) -> x. The fit is minimax by iterated linear least
+squares: Q tanh(x)/x - P = 0, weighted by 1 / (Q tanh(x)/x) of the previous round (Sanathanan & Koerner 1963) and by Lawson's
+weights, which level the largest errors. Coefficients are rounded to float32. The float32 evaluation is emulated on a dense
+grid; a kernel declares that error, which includes rounding.
 """
 import numpy as np
 
@@ -41,7 +41,7 @@ def fit(function=np.tanh, limit=LIMIT, degrees=(NUMERATOR, DENOMINATOR), rounds=
 
 
 def float32_error(p, q):
-    """Horner with fused multiply-adds (one rounding each), one product, one division."""
+    """Largest relative error. Horner with fused multiply-adds (one rounding each), one product, one division."""
     x = np.concatenate([np.linspace(0, 10, 4_000_001)[1:], np.geomspace(1e-30, 1, 1_000_000)]).astype(np.float32)
     clamped = np.minimum(x, np.float32(LIMIT))
     y = clamped * clamped

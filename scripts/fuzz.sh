@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Builds the fuzz targets of tests/fuzz with clang's libFuzzer and lets them think up inputs.
+# Builds the fuzz targets of tests/fuzz with clang's libFuzzer and runs them.
 set -u
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -8,13 +8,13 @@ usage() {
   cat <<'END'
 usage: scripts/fuzz.sh [--seconds N] [--merge] TARGET...|all
 
-Runs each target for N seconds (default 60) on its corpus, tests/fuzz/corpus/TARGET, and on what earlier runs found, which
-lies in build-fuzz/corpus/TARGET. Prints executions, coverage and findings of each; an input that ends in a finding is kept
-in build-fuzz/findings and named, and the exit code is 1. Repeat it with build-fuzz/tests/fuzz/fuzz_TARGET FILE.
+Runs each target for N seconds (default 60) on its corpus in tests/fuzz/corpus/TARGET and on the inputs of earlier runs in
+build-fuzz/corpus/TARGET. Prints executions, coverage and findings. Inputs with a finding are kept in build-fuzz/findings;
+the exit code is then 1. To repeat one: build-fuzz/tests/fuzz/fuzz_TARGET FILE.
 
-  --seconds N   of each target; 0 runs the corpora alone
-  --merge       then add to the corpora the smallest inputs that reach code which no input there reaches
-  --list        the targets
+  --seconds N   time of each target; 0 runs only the corpora
+  --merge       then add the smallest inputs with new coverage to the corpora
+  --list        print the targets
   -h, --help    this text
 END
 }
@@ -35,14 +35,14 @@ while [ $# -gt 0 ]; do
   shift
 done
 [ ${#targets[@]} -gt 0 ] || { usage >&2 && exit 2; }
-[[ $seconds =~ ^[0-9]+$ ]] || { warn "fuzz.sh: --seconds $seconds is no number" && exit 2; }
+[[ $seconds =~ ^[0-9]+$ ]] || { warn "fuzz.sh: --seconds '$seconds': must be a number" && exit 2; }
 
 clang=$(clang_with_fuzzer) || { say "skipped: no clang with libFuzzer; to install it: apt-get install clang" && exit 77; }
 quietly build/log/fuzz-configure.log cmake --preset fuzz -DCMAKE_C_COMPILER="$clang" &&
   quietly build/log/fuzz-build.log cmake --build build-fuzz -j "$jobs" --target "${targets[@]/#/fuzz_}" || exit 5
 mkdir -p build-fuzz/findings
 
-# run TARGET FOLDER... : the arguments of libFuzzer that each use has in common.
+# run TARGET ARGUMENT...: runs a target with the options of libFuzzer that all runs share.
 run() {
   local target=$1 options=(-close_fd_mask=3 -timeout=60 -rss_limit_mb=4096 -print_final_stats=1 -len_control=0)
   shift

@@ -1,19 +1,18 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Puts a oneDNN 3.x from PyPI into a folder, for -DATTN_ONEDNN_ROOT, and prints the commands that build and run with it.
+# Installs oneDNN 3.x from PyPI into a folder for -DATTN_ONEDNN_ROOT, and prints the commands that build and run with it.
 set -u
 
 usage() {
   cat <<'END'
 usage: scripts/get_onednn.sh [--sycl] DIR
 
-  DIR      becomes a virtual environment with include/ and lib/ of oneDNN; made if it is not there
-  --sycl   the newest: onednn-devel 2026.1.0 (oneDNN 3.13.2), on Intel's SYCL and TBB runtimes, 2 GB;
-           without, onednn-devel-cpu-gomp
-           2023.2.0 (oneDNN 3.2.0), on GNU OpenMP, 60 MB
+  DIR      a virtual environment, created if it does not exist; gets include/ and lib/ of oneDNN
+  --sycl   onednn-devel 2026.1.0 (oneDNN 3.13.2) with Intel's SYCL and TBB runtimes, 2 GB;
+           default: onednn-devel-cpu-gomp 2023.2.0 (oneDNN 3.2.0) with GNU OpenMP, 60 MB
 
-The newest has the fused attention that graph_onednn runs, and threads of its own, which a C program cannot hold at one:
-its kernels run only in a process bound to one CPU. Exit code 77 if the packages cannot be downloaded.
+oneDNN 3.13 has the fused attention for graph_onednn. A C program cannot limit its threads, so its kernels run only in a
+process bound to one CPU. Exit code 77 if the packages cannot be downloaded.
 END
 }
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Downloads the OpenBLAS that SciPy is built with (scipy-openblas32 from PyPI) into a folder. It is newer than most
-# distributions' OpenBLAS, and nothing is installed system-wide.
+# Downloads SciPy's OpenBLAS (scipy-openblas32 from PyPI) into a folder. It is newer than the OpenBLAS of most distributions.
+# Installs nothing system-wide.
 #
 #   scripts/get_openblas.sh [FOLDER]   default: .venv/openblas
 #   cmake --preset release -DATTN_OPENBLAS_ROOT=$PWD/.venv/openblas
 #
-# Its functions have a prefix (scipy_cblas_sgemm), which CMake detects. Exit code 77 if the package cannot be downloaded.
+# CMake detects the prefix of its functions (scipy_cblas_sgemm). Exit code 77 if the package cannot be downloaded.
 set -u
 case ${1:-} in -*) sed -n '2,8s/^# \{0,1\}//p' "$0" && exit 2 ;; esac
 asked=${1:+$(realpath -m "$1")}
@@ -14,7 +14,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 folder=${asked:-$root/.venv/openblas}
 
 if [ -e "$folder/scipy_openblas32/include/cblas.h" ]; then
-  say "$folder has it already"
+  say "$folder is ready"
   exit 0
 fi
 have python3 || { warn "get_openblas.sh: no python3; to install it: apt-get install python3 python3-pip" && exit 77; }

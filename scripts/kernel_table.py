@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Writes docs/kernels.md, the table of what every kernel takes, from what the kernels themselves say.
+"""Writes docs/kernels.md, the table of problems that each kernel accepts. Asks the kernels of one or more builds.
 
     scripts/kernel_table.py build/tests/kernel_table                    rewrites the rows of the kernels in that build
     scripts/kernel_table.py --check build/tests/kernel_table            exit 1 if the document is out of date
     scripts/kernel_table.py 'qemu-aarch64 -L /usr/aarch64-linux-gnu build-aarch64/tests/kernel_table'
 
-No build has every kernel: rows of the others stay as they are. --check looks at the rows of the kernels that the build has,
-and that every kernel of kernels/kernels.def has a row. A kernel on another version of its library than the one in the
-document may refuse other things: that is said, not failed.
+No build has every kernel; rows of other kernels are kept. --check compares the rows of the kernels in the build and requires
+a row for every kernel of kernels/kernels.def. A kernel on a library may refuse other problems if the library has another
+version than the one in the document; --check prints such kernels and does not compare them.
 """
 
 import argparse
@@ -33,7 +33,7 @@ that the kernel takes.
 
 
 class Table:
-    """Rows and reasons by kernel, and the head of every table."""
+    """What the kernels of the builds answered."""
 
     def __init__(self):
         self.heads, self.meanings = {}, {}  # title -> headings; title -> heading -> meaning
@@ -63,7 +63,7 @@ def line(cells):
 
 
 def kernel_lines(table, kernel):
-    """The lines of the document about one kernel: title -> line."""
+    """title -> line of one kernel."""
     algorithm, tier, library, summary = table.kernels[kernel]
     lines = {"Kernels": line([f"`{kernel}`", algorithm, tier, library or "–", summary])}
     for title in table.heads:
@@ -92,7 +92,7 @@ def registered():
 
 
 def merge(old, table):
-    """The lines of the build over those of the document, for kernels that are registered."""
+    """Lines of the document, replaced by those of the build where it has the kernel. Only registered kernels."""
     merged = {}
     for kernel in registered():
         lines = kernel_lines(table, kernel) if kernel in table.kernels else {
@@ -126,12 +126,12 @@ def library_of(text):
 
 
 def differences(old, new, table):
-    """Sentences about kernels whose lines in the document are not those of the build, or that have none."""
+    """Yields a sentence for each kernel without a row and each line that differs between document and build."""
     for kernel in registered():
         if kernel not in old.get("Kernels", {}):
             yield f"{kernel} has no row"
         elif kernel in table.kernels and library_of(old["Kernels"][kernel]) != library_of(new["Kernels"][kernel]):
-            print(f"not compared: {kernel} stands on {library_of(new['Kernels'][kernel])} here, on "
+            print(f"not compared: {kernel} uses {library_of(new['Kernels'][kernel])} here, but "
                   f"{library_of(old['Kernels'][kernel])} in the document")
         else:
             for title in new:
@@ -139,7 +139,7 @@ def differences(old, new, table):
                     yield f"{title}: {kernel}\n  in the document: {old.get(title, {}).get(kernel)}\n  " \
                           f"in this build:   {new[title].get(kernel)}"
     for kernel in sorted(set(old.get("Kernels", {})) - set(registered())):
-        yield f"{kernel} has a row, but kernels/kernels.def does not know it"
+        yield f"{kernel} has a row, but is not in kernels/kernels.def"
 
 
 def check(old, new, table):
@@ -151,14 +151,14 @@ def check(old, new, table):
         found.append("the text around the rows")
         print("docs/kernels.md: the text around the rows is not what scripts/kernel_table.py writes")
     print(f"docs/kernels.md: {len(table.kernels)} kernels of this build, {len(registered())} registered, {len(found)} "
-          "differences" + ("; scripts/kernel_table.py writes it anew" if found else ""))
+          "differences" + ("; scripts/kernel_table.py updates it" if found else ""))
     return 1 if found else 0
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing, tell whether the document is up to date")
-    parser.add_argument("command", nargs="+", help="a build's tests/kernel_table, with an emulator before it if need be")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the document is out of date")
+    parser.add_argument("command", nargs="+", help="tests/kernel_table of a build, after an emulator if it needs one")
     arguments = parser.parse_args()
     table = Table()
     for command in arguments.command:

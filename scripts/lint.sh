@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Checks in the sources what a machine can check: format, suspicious code, line length, spelling, commit subjects.
+# Checks the sources: format, suspicious code, line length, spelling, licence lines, commit subjects.
 set -u
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -8,23 +8,23 @@ usage() {
   cat <<'END'
 usage: scripts/lint.sh [--long] [--fix] [CHECK]...
 
-Runs the checks named, or all:
+Runs the given checks, or all:
 
   format     clang-format 14 would change no C file (.clang-format)
-  tidy       clang-tidy 14 complains about nothing (.clang-tidy); with --long also its static analyzer, which takes minutes
-  analyzer   only with --long: gcc's static analyzer finds nothing that was not read before (scripts/analyze.py)
-  python     ruff complains about nothing (ruff.toml)
-  shell      shellcheck complains about nothing
+  tidy       clang-tidy 14 prints no warning (.clang-tidy); with --long also its static analyzer, which takes minutes
+  analyzer   only with --long: gcc's static analyzer has no new report (scripts/analyze.py)
+  python     ruff prints no warning (ruff.toml)
+  shell      shellcheck prints no warning
   spelling   codespell finds no misspelling (.codespellrc)
   length     no line of C, Python, shell or CMake is longer than 125 characters
   licence    every source file names its licence in its first lines
-  subjects   no commit subject since the turn of 0.1 is longer than 72 characters
+  subjects   no commit subject since version 0.1 is longer than 72 characters
 
-  --fix      let clang-format and ruff mend what they can, instead of complaining
+  --fix      clang-format and ruff change the files where they can
   -h, --help this text
 
-Prints one line per check. A check whose tool is absent is skipped and says so; scripts/setup.sh installs the tools. The exit
-code is 0 only if no check failed. tidy needs a configured build folder: build/, from `cmake --preset release`.
+Prints one line per check. Skips checks whose tool is missing; scripts/setup.sh installs the tools. The exit code is 0 only
+if no check failed. tidy needs the build folder of `cmake --preset release`.
 END
 }
 
@@ -40,10 +40,9 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-first_commit=3e7509d # subjects before it are published
+first_commit=3e7509d # earlier subjects are published and cannot change
 
-# Names of the sources that match a pattern: those git knows, else those that lie outside of build folders and virtual
-# environments.
+# Prints the sources that match a pattern: from git, or without git all files outside build folders and virtual environments.
 sources() {
   { git ls-files --cached --others --exclude-standard 2>/dev/null ||
     find . -type f -not -path './build*' -not -path './.*' -printf '%P\n'; } |
@@ -54,7 +53,7 @@ mapfile -t python_files < <(sources '\.py$')
 mapfile -t shell_files < <(sources '\.sh$|^\.ci/run$')
 mapfile -t cmake_files < <(sources '\.cmake$|(^|/)CMakeLists\.txt$')
 
-# ---- Checks: each prints complaints and fails, or sets `skipped` ---------------------------------------------------------
+# ---- Checks: each prints warnings and fails, or sets `skipped` -----------------------------------------------------------
 
 check_format() {
   local tool
@@ -63,7 +62,7 @@ check_format() {
   if [ -n "$fix" ]; then "$tool" -i "${c_files[@]}"; else "$tool" --dry-run --Werror "${c_files[@]}"; fi
 }
 
-# The files of the compile commands, but for generated ones.
+# The files of the compile commands except generated ones.
 compiled_files() { sed -n 's|^  "file": "\(.*\.c\)",*$|\1|p' build/compile_commands.json | grep -v '/build/' | sort -u; }
 
 check_tidy() {
@@ -117,7 +116,7 @@ check_licence() {
 
 check_subjects() {
   git cat-file -e "$first_commit^{commit}" 2>/dev/null ||
-    { skipped="the history since $first_commit is not here" && return; }
+    { skipped="this clone has no history since $first_commit" && return; }
   ! git log --no-merges --format=%s "$first_commit.." | awk 'length($0) > 72' | grep .
 }
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Writes tests/data/mha: what PyTorch's MultiheadAttention gives, in float64, on small float32 inputs and weights.
+"""Writes tests/data/mha: results of PyTorch's MultiheadAttention in float64, and its small float32 inputs and weights.
 
     pip install torch==2.13.0 numpy
     scripts/make_mha_fixture.py -o tests/data/mha
@@ -27,7 +27,7 @@ KV_LEN = [9, 4]
 
 
 def make_module(seed, **memory):
-    """A module whose float64 weights are exactly float32 numbers; biases as well, which PyTorch starts at 0."""
+    """A module with float64 weights that float32 holds exactly. Biases are random, too; PyTorch initialises them to 0."""
     torch.manual_seed(seed)
     module = torch.nn.MultiheadAttention(WIDTH, HEADS, bias=True, batch_first=True, **memory)
     with torch.no_grad():
@@ -46,7 +46,7 @@ def weights_of(module):
 
 
 def masks(case, seq_q, seq_k):
-    """What the cases hide, as PyTorch wants it: True = not allowed."""
+    """PyTorch's arguments for the keys that a case hides: True = hidden."""
     if case == "causal":
         return {"attn_mask": torch.ones(seq_q, seq_k, dtype=torch.bool).triu(1)}
     if case == "padded":

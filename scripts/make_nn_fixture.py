@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Makes tests/data/nn/*.safetensors: transformer layers of PyTorch with small random weights, inputs, and what PyTorch
-computes from them in float64. tests/test_nn_block.c compares libattn_nn with it.
+"""Writes tests/data/nn/*.safetensors: small random weights and inputs of PyTorch's transformer layers, and their float64
+results. tests/test_nn_block.c compares libattn_nn with them.
 
     python3 -m pip install torch numpy
     scripts/make_nn_fixture.py
 
-Names are PyTorch's own. Lengths of padded sequences are stored as floats, since the file holds nothing else.
+Names are PyTorch's. Lengths of padded sequences are stored as floats, because the writer supports only those.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ LENGTHS, MEMORY_LENGTHS = [7, 4], [5, 9]
 
 
 def writer():
-    """write_safetensors of the example that trains its own weights."""
+    """write_safetensors() of examples/seq2seq_attention/train.py."""
     spec = importlib.util.spec_from_file_location("train", ROOT / "examples" / "seq2seq_attention" / "train.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -28,19 +28,19 @@ def writer():
 
 
 def randomise(layer):
-    """Weights that float32 holds exactly; gains and biases away from 1 and 0, so that leaving one out shows."""
+    """Sets weights that float32 holds exactly. Gains and biases differ from 1 and 0: omitting one changes the result."""
     for name, parameter in layer.named_parameters():
         noise = torch.randn(parameter.shape) * (0.2 if parameter.dim() > 1 else 0.3)
         parameter.data = (noise + (1.0 if "norm" in name and "weight" in name else 0.0)).double()
 
 
 def padding(lengths, seq):
-    """True where a key is padding, as PyTorch's masks have it."""
+    """PyTorch's mask: True where a key is padding."""
     return torch.arange(seq) >= torch.tensor(lengths)[:, None]
 
 
 def make(kind, norm_first, activation):
-    """A layer in training mode without dropout: PyTorch's fused inference path stays out of it."""
+    """Tensors of a layer in training mode without dropout, so that PyTorch does not use its fused inference path."""
     options = {"d_model": WIDTH, "nhead": HEADS, "dim_feedforward": HIDDEN, "dropout": 0.0, "activation": activation,
                "batch_first": True, "norm_first": norm_first, "dtype": torch.float64}
     x = torch.randn(BATCH, SEQ, WIDTH).double()

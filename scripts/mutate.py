@@ -1,20 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Puts small faults into the C code, one at a time, and says which of them no test notices.
+"""Puts small faults into the C code, one at a time, and lists those that no test notices.
 
     cmake --preset mutants && cmake --build --preset mutants -j2        (assertions, -O2, a selection of each suite's cases)
     scripts/mutate.py --files 'harness/check/*' --sample 50 --seed 7    (a seeded choice; without --sample all)
-    scripts/mutate.py --again build-mutants/mutants.csv                 (only what survived then)
+    scripts/mutate.py --again build-mutants/mutants.csv                 (only the survivors of that run)
 
 A fault is another operator, constant or condition, a dropped statement, or two swapped arguments (scripts/mutating/). Each
-is compiled and linked beside the build, then the tests of its file run, the quickest first, up to the first that fails. A
-fault is
-    killed        a test failed, and is named; or ran much longer than usual, or crashed
-    survived      every test passed: a test is missing, or the fault changes nothing a user sees
-    equivalent    it survives, and tests/mutants_equivalent.txt has the reason
-    same code     the compiler made the same object of it; not counted, nor is what was not compiled
-Rows go to BUILD/mutants.csv. Exit code: 0; 1 if fewer than --least per cent were killed; 2 bad usage; 3 a test failed
-without a fault.
+is compiled and linked outside the build. Then the tests of its file run, the quickest first, until one fails. A fault is
+    killed        a test failed, crashed, or ran much longer than usual; the row names it
+    survived      every test passed: a test is missing, or no user can see the fault
+    equivalent    it survived, and tests/mutants_equivalent.txt has the reason
+    same code     the compiler's object did not change; not counted, like faults that do not compile
+Rows go to BUILD/mutants.csv. Exit code: 0; 1 fewer than --least per cent were killed; 2 bad usage; 3 a test failed without
+a fault.
 """
 import argparse
 import csv
@@ -41,7 +40,7 @@ ROOT = Path(__file__).resolve().parent.parent
 EQUIVALENT = ROOT / "tests" / "mutants_equivalent.txt"
 COLUMNS = ("file", "line", "kind", "before", "after", "outcome", "test", "seconds")
 
-# Files, and the tests that run on their faults, in this order: the quickest and the likeliest first.
+# Files, and the tests that run on their faults in this order. Quick tests that are likely to fail come first.
 AREAS = (
     ("src/nn/*", "nn_pieces nn_block nn_cache nn_layers layer fault_memory layer_family"),
     ("src/*", "problem plan args merge open_close score_steps product common process numerics nonfinite fuzz_plans nn_pieces"
@@ -61,11 +60,11 @@ AREAS = (
     ("harness/data/tensors_output.c", "npy timing layer reference check liars mutants cli"),
     ("harness/*", "axes row npy goals timing layer affinity cgroup check cpus_synthetic cpus cli eval_numpy eval_minilm"),
 )
-# What --files stands for where it is not given: the library, its kernels, and the harness' code that decides.
+# Default of --files: the library, its kernels, and the code of the harness that judges.
 SCOPE = ("src/*", "kernels/common/*", "kernels/amx/*", "harness/check/*", "harness/timing/*", "harness/goals/*",
          "harness/data/tensors_output.c", "harness/cases/work.c", "harness/commands/session*.c",
          "harness/report/journal.c")
-MEMORY_BYTES = 16 << 30  # a fault may ask for any amount
+MEMORY_BYTES = 16 << 30  # limit of a process: a fault may request any amount
 # Of programs in C: glibc fills what it allocates, and looks behind it when it is freed.
 MEMORY_CHECKS = {"LD_PRELOAD": "libc_malloc_debug.so.0", "MALLOC_CHECK_": "3", "MALLOC_PERTURB_": "165"}
 
@@ -75,15 +74,15 @@ MEMORY_CHECKS = {"LD_PRELOAD": "libc_malloc_debug.so.0", "MALLOC_CHECK_": "3", "
 def read_options(arguments):
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--build", type=Path, default=ROOT / "build-mutants", help="a finished build (Unix Makefiles)")
-    parser.add_argument("--files", action="append", metavar="GLOB", help="of these files; repeatable")
-    parser.add_argument("--sample", type=int, metavar="N", help="so many")
-    parser.add_argument("--by", choices=("kind", "file"), default="kind", help="what the sample takes shares of")
+    parser.add_argument("--files", action="append", metavar="GLOB", help="files to put faults into; repeatable")
+    parser.add_argument("--sample", type=int, metavar="N", help="number of faults")
+    parser.add_argument("--by", choices=("kind", "file"), default="kind", help="balance the sample by")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--again", type=Path, metavar="CSV", help="what survived in an earlier run")
+    parser.add_argument("--again", type=Path, metavar="CSV", help="only the survivors of an earlier run")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--tests", help="names of tests, in this order, in place of those of the file")
-    parser.add_argument("--longest", type=float, default=600, metavar="S", help="leave out tests of more CPU seconds")
-    parser.add_argument("--prefix", default="", help="what compilers and tests are run with: 'nice -n 19'")
+    parser.add_argument("--tests", help="names of tests, in this order, instead of those of the file")
+    parser.add_argument("--longest", type=float, default=600, metavar="S", help="skip tests that need more CPU seconds")
+    parser.add_argument("--prefix", default="", help="prefix of compilers and tests, such as 'nice -n 19'")
     parser.add_argument("--least", type=float, default=0.0, metavar="PERCENT", help="exit code 1 if fewer are killed")
     parser.add_argument("--list", action="store_true", help="print the faults and stop")
     parser.add_argument("--output", type=Path, metavar="CSV", help="default: mutants.csv in the build folder")
@@ -101,7 +100,7 @@ def mutations_in(names):
 
 
 def sampled(mutations, count, seed, by="kind"):
-    """A seeded choice: as many of each kind, while there are; or of each file its share, rounded at random."""
+    """A seeded choice: equally many of each kind as far as possible, or of each file in proportion to its size."""
     draw, groups = random.Random(seed), {}
     for mutation in mutations:
         groups.setdefault(getattr(mutation, by), []).append(mutation)
@@ -118,7 +117,7 @@ def sampled(mutations, count, seed, by="kind"):
 
 
 def survivors_of(path):
-    """The faults that survived an earlier run, found again by their text."""
+    """The faults that survived an earlier run. Finds them by their text."""
     with path.open(newline="", encoding="utf-8") as file:
         survived = [row for row in csv.DictReader(file) if row["outcome"] == "survived"]
     keys = {(row["file"], row["before"], row["after"]) for row in survived}
@@ -139,13 +138,13 @@ class Trouble(Exception):
 
 
 def cpu_seconds():
-    """Of all commands that have ended."""
+    """CPU time of all commands that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def run_test(command, environment, folder, prefix, limit_s, cpu_s=600):
-    """Exit code of a test, or None if it ran longer than the limit. Each of its processes may use so much CPU time."""
+    """Exit code of a test, or None if it ran longer than limit_s. Each of its processes may use cpu_s of CPU time."""
 
     def limited():
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
@@ -164,7 +163,7 @@ def run_test(command, environment, folder, prefix, limit_s, cpu_s=600):
 
 
 class Baseline:
-    """CPU seconds of each test without a fault; those that are skipped here are left out."""
+    """CPU seconds of each test without a fault; None for tests that are skipped on this machine."""
 
     def __init__(self, prefix):
         self.prefix, self.seconds, self.lock = prefix, {}, threading.Lock()
@@ -204,7 +203,7 @@ def judge(mutation, place, options, baseline):
 
 
 def run_all(mutations, options, report):
-    """Judges every fault, jobs at a time, and reports each as it is known."""
+    """Judges every fault, `jobs` at a time, and reports each in order."""
     build, baseline, places = Build(ROOT, options.build), Baseline(options.prefix), queue.Queue()
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder, ThreadPoolExecutor(options.jobs) as pool:
         for number in range(options.jobs):

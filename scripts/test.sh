@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Sets up, builds and runs every test, in stages: a second compiler, sanitizers, and every CPU tier on its own.
+# Sets up, builds and runs every test in stages: several compilers, sanitizers, and each CPU tier.
 set -u
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -12,24 +12,23 @@ Sets up the machine (scripts/setup.sh), then builds and tests in stages:
 
   gcc        Release build of the default compiler (CC, else gcc): every test but those of `tiers` and `machines`
   tiers      the same build with the tier capped at each level this CPU has: 800 cases of each suite with that tier's
-             kernels, and that the automatic choice runs that tier's kernel, by name
-  clang      Release build by clang: unit tests and 200 cases of each suite; with --long by every clang there is
+             kernels; also checks that the automatic choice is a kernel of that tier
+  clang      Release build by clang: unit tests and 200 cases of each suite; with --long by every installed clang
   sanitize   AddressSanitizer and UndefinedBehaviorSanitizer, tiers up to AVX2 (all with --long): unit tests and 80 cases of
              each suite
-  fuzz       where clang has libFuzzer: each target of tests/fuzz runs its corpus, then thinks up inputs for six seconds
+  fuzz       where clang has libFuzzer: each target of tests/fuzz runs its corpus, then new inputs for six seconds
   emulated   where this CPU lacks AMX (or with --long): the kernels of the tiers avx512 and amx, emulated on AVX2
-  machines   feigned machines: libraries that choose other code, fewer CPUs and threads, another topology, no permission for
-             AMX's tiles, CPUs without AVX and without AVX-512 (qemu-user); and a build with assertions that uses no
-             optional package
+  machines   simulated machines: libraries that choose other code, fewer CPUs and threads, another topology, no permission
+             for AMX's tiles, CPUs without AVX and without AVX-512 (qemu-user); and a build with assertions and without
+             optional packages
   lint       scripts/lint.sh: format, suspicious code, line length, spelling; each of its checks counts as a test
-  bench      scripts/bench.sh on one small case: table, CSV, JSON and, where Matplotlib is there, figures
+  bench      scripts/bench.sh on one small case: table, CSV, JSON and, with Matplotlib, figures
   aarch64    cross-built, under qemu-user: a seeded selection of the vector tiers' cases; with --long many more, and what the
              stage `sanitize` runs
-  onednn3    only with --long: the kernels on oneDNN 3.x, which scripts/get_onednn.sh puts into .venv/onednn3, and on the
-             newest, in .venv/onednn-sycl (without --long, by --stage, if it is there): a seeded selection of
-             both suites
-  races      only with --long: ThreadSanitizer on the tests that run kernels from several threads, by a pool and, where clang
-             has OpenMP, by its threads
+  onednn3    only with --long: a seeded selection of both suites with the kernels on oneDNN 3.x, which scripts/get_onednn.sh
+             installs into .venv/onednn3, and on the newest, in .venv/onednn-sycl (with --stage alone only if it exists)
+  races      only with --long: ThreadSanitizer on the tests that run kernels in several threads: those of a pool and, where
+             clang has OpenMP, those of OpenMP
   memory     only with --long: MemorySanitizer (clang) on cases of both suites with the tier c, and on layers
   levels     only with --long: unit tests at -O0, -O1, -O2 and -O3, and with link-time optimisation
 
@@ -37,8 +36,8 @@ Sets up the machine (scripts/setup.sh), then builds and tests in stages:
   --stage NAME   only this stage; repeatable
   -h, --help     this text
 
-At most 10 minutes on 2 cores after set-up. A stage whose compiler is absent is skipped and says so. The last line is
-ctest's, over all stages; exit code 0 only if every test passed.
+Needs at most 10 minutes on 2 cores after set-up. Skips stages whose compiler is missing. The last line has the totals of all
+stages. The exit code is 0 only if every test passed.
 END
 }
 
@@ -53,7 +52,7 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-[ -z "$long" ] || export ATTN_TEST_LONG=1 # for tests that look at fewer kernels otherwise
+[ -z "$long" ] || export ATTN_TEST_LONG=1 # some tests then check more kernels
 all_stages="gcc tiers clang sanitize fuzz emulated machines lint bench aarch64${long:+ onednn3 races memory levels}"
 
 # ---- Stages ----------------------------------------------------------------------------------------------------------
@@ -71,13 +70,13 @@ configure_and_build() {
     quietly "$logs/$folder-build.log" cmake --build "$folder" -j "$jobs"
 }
 
-# run_ctest FOLDER [ctest option...]: shows the tests as they finish and adds to the counts.
+# run_ctest FOLDER [ctest option...]: runs tests and adds their numbers to the totals.
 run_ctest() {
   local folder=$1 log=$logs/ctest.log line
   shift
   [ -n "$long" ] || set -- "$@" -LE "${exclude:+$exclude|}long"
   [ -z "$long" ] || [ -z "${exclude:-}" ] || set -- "$@" -LE "$exclude"
-  # One test more than there are cores: some wait, for a clock or a file.
+  # One test more than cores, because some tests wait for a clock or a file.
   ctest --test-dir "$folder" --output-on-failure --no-tests=error -j $((jobs + 1)) "$@" | tee "$log"
   line=$(grep -E '[0-9]+ tests? failed out of [0-9]+' "$log" | tail -n 1)
   if [[ $line =~ ([0-9]+)\ tests?\ failed\ out\ of\ ([0-9]+) ]]; then
@@ -93,8 +92,8 @@ run_ctest() {
 
 fail_build() { failures=$((failures + 1)) tests=$((tests + 1)) && return 1; }
 
-# some_cases NUMBER SEED: options for CMake, a selection of so many cases of each suite, or with --long all of them. Each
-# stage has a seed of its own, so that together they try more.
+# some_cases NUMBER SEED: sets `cases`, CMake's options for a selection of NUMBER cases of each suite, or all with --long.
+# Stages have different seeds, so that together they cover more cases.
 some_cases() {
   local number=$1
   [ -z "$long" ] || number=
@@ -117,7 +116,7 @@ stage_tiers() {
   run_ctest build -L tier
 }
 
-# The oldest clang that we promise, or all of them.
+# Prints the oldest supported clang, or with --long all.
 clangs() {
   local name
   for name in clang-{14..25} clang; do
@@ -126,7 +125,7 @@ clangs() {
 }
 
 stage_clang() {
-  local compiler result=0 without=library # whose code the compiler does not touch
+  local compiler result=0 without=library # tests of code that this compiler does not compile
   [ -z "$long" ] || without=
   some_cases 200 12
   [ -n "$(clangs)" ] || { skipped="no clang; to install it: apt-get install clang" && return 0; }
@@ -148,7 +147,7 @@ stage_sanitize() {
   ATTN_MAX_ISA=$cap run_ctest build-asan -L sanitize
 }
 
-# Without optimisation the instrumented kernels compile twenty times faster.
+# -O0: the instrumented kernels compile twenty times faster.
 stage_fuzz() {
   local compiler
   compiler=$(clang_with_fuzzer) || { skipped="no clang with libFuzzer; to install it: apt-get install clang" && return 0; }
@@ -165,7 +164,7 @@ stage_emulated() {
   [ -z "$long" ] && grep -qw amx_bf16 /proc/cpuinfo &&
     { skipped="this CPU has AVX-512 and AMX (--long runs it all the same)" && return 0; }
   configure_and_build release build-emulated -DATTN_EMULATE_AVX512=ON || { fail_build && return; } || return 1
-  local avx512='(edge|conformance|exp|tier)_avx512|' # where the stages before this one could not run them
+  local avx512='(edge|conformance|exp|tier)_avx512|' # only if this CPU cannot run them
   [ -z "$long" ] && grep -qw avx512vl /proc/cpuinfo && avx512=
   run_ctest build-emulated -R "^(${avx512}(tier|conformance)_amx|bits|nonfinite|merge|guard_pages|no_time)\$"
 }
@@ -181,7 +180,7 @@ stage_machines() {
   return $result
 }
 
-# Every check of lint.sh that ran is a test; build/, for its compile commands, is that of the stage gcc.
+# Each check of lint.sh counts as a test. build/, with its compile commands, is that of the stage gcc.
 stage_lint() {
   [ -e build/compile_commands.json ] || quietly "$logs/build-configure.log" cmake --preset release ${CI:+-DATTN_WERROR=ON}
   scripts/lint.sh ${long:+--long} | tee "$logs/lint.txt"
@@ -224,7 +223,7 @@ stage_onednn3() {
   return $result
 }
 
-# One test of bench.sh: it must write every file that it promises.
+# One test: bench.sh must write all files that it documents.
 stage_bench() {
   local folder=$root/build/bench-test missing='' file
   rm -rf "$folder"
@@ -243,7 +242,7 @@ stage_bench() {
   return 1
 }
 
-# build_targets PRESET COMPILER TARGET...: in the preset's own folder, without warnings as errors.
+# build_targets PRESET COMPILER TARGET...: builds in the folder of the preset; warnings are no errors.
 build_targets() {
   local preset=$1 compiler=$2
   shift 2

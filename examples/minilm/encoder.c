@@ -70,7 +70,7 @@ static attn_norm layer_norm(const model *m, int layer, const char *part) {
   return (attn_norm){layer_tensor(m, layer, names[0], 0, WIDTH), layer_tensor(m, layer, names[1], 0, WIDTH), epsilon};
 }
 
-/* The block of one layer, for this batch. Each run is told where sentences begin (packed) or how long they are (padded). */
+/* The block of one layer for this batch. Each run gets the starts of sentences (packed) or their lengths (padded). */
 static attn_status create_block(model *m, int layer, const attn_options *options) {
   attn_block_config c;
   attn_encoder_block_init(&c, m->input->count, HEADS, m->input->longest, WIDTH, HIDDEN);

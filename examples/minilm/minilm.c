@@ -40,9 +40,9 @@ static void print_shares(const model *m) {
          100 * p->feed_forward_ns / all, 100 * p->norm_ns / all, 100 * rest / all);
 }
 
-/* Each number n on the standard input asks for n runs, after one that warms up. The answer is their time in milliseconds
- * per sentence. Between numbers the program sleeps, so that the asking program can time something else in turn, on the
- * same CPUs. At the end of the input it prints where the time went. */
+/* For each number n on standard input: runs once to warm up, then n times, and prints the time in milliseconds per sentence.
+ * Sleeps between numbers, so that the caller can time something else on the same CPUs. At the end of the input it prints
+ * the profile. */
 static attn_status answer_rounds(model *m) {
   m->time = 0;
   m->profile = (attn_block_profile){0};

@@ -7,9 +7,9 @@ from torch.nn import functional
 
 
 class Encoder:
-    """encode(packed) gives the embeddings of all sentences. Padded, each is computed at the length of the longest, as
-    tokenizers deliver them. Packed, everything but attention runs on the rows that are tokens; users have to write this
-    by hand."""
+    """encode(packed) returns the embeddings of all sentences. Padded: every sentence has the length of the longest, as
+    tokenizers return it. Packed: everything except attention runs only on rows of tokens, which PyTorch does not do by
+    itself."""
 
     def __init__(self, weights, config, ids, lengths):
         self.w = {name: torch.from_numpy(np.array(tensor)) for name, tensor in weights.items()}
@@ -26,11 +26,11 @@ class Encoder:
         return functional.layer_norm(x, x.shape[-1:], self.w[name + ".weight"], self.w[name + ".bias"], self.epsilon)
 
     def pack(self, x):
-        """Rows of tokens out of the padded batch."""
+        """The rows of a padded batch that are tokens."""
         return x.reshape(-1, x.shape[-1])[self.tokens]
 
     def pad(self, rows):
-        """[batch, seq, width] again; padding is 0."""
+        """Inverse of pack(): [batch, seq, width], with 0 as padding."""
         x = rows.new_zeros(self.ids.shape[0] * self.ids.shape[1], rows.shape[-1])
         x[self.tokens] = rows
         return x.view(*self.ids.shape, -1)

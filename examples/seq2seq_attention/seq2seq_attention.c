@@ -3,12 +3,12 @@
  *
  * The encoder reads the word letter by letter and keeps one state per letter. The decoder writes letter by letter. Before
  * each letter it attends to those states: the query is its own state, keys and values are the encoder's states. train.py
- * trained it on words and their reversals only; attention.csv shows that it has learnt to look from the end to the
+ * trained it only on words and their reversals; attention.csv shows that it learnt to attend from the end to the
  * beginning.
  *
  *     seq2seq_attention WEIGHTS.safetensors FOLDER [WORD]     writes FOLDER/attention.csv; plot.py draws it
  *
- * The weights are those of train.py, in PyTorch's names and layouts. */
+ * train.py writes the weights, with PyTorch's names and layouts. */
 #include <attn/nn.h>
 #include <math.h>
 #include <stdio.h>
@@ -145,8 +145,7 @@ static int is_reversal(const int *word, int length, const translation *t) {
   return 1;
 }
 
-/* For how many letters the largest weight lay on that letter or its neighbour (whose state has just read it, or is about
- * to). */
+/* Number of letters whose largest weight is on the same letter of the word, or on a neighbour. */
 static int looked_nearby(int length, const translation *t) {
   int count = 0;
   for (int i = 0; i < length; i++) count += abs(argmax(t->weights[i], length) - (length - 1 - i)) <= 1;

@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: MIT
-"""Small faults that text alone can put into C: which there are in a file, and which are known to change nothing.
+"""Finds the small faults that a change of text can put into a C file, and reads the list of equivalent ones.
 
-C is read by its text, formatted by clang-format: a binary operator stands between blanks, a declaration of a pointer has no
-blank behind its star, and what begins in the first column is no statement.
+This relies on clang-format instead of a parser: a binary operator has a space on both sides, the star of a pointer's
+declaration has no space after it, and no statement starts in the first column.
 """
 import re
 from collections import namedtuple
 from pathlib import Path
 
-# number: index of the line; before and after: the line without and with the fault; kind: which sort of fault.
+# number: index of the line; before, after: the line without and with the fault; kind: a key of SWAPS, "constant", ...
 Mutation = namedtuple("Mutation", "file number before after kind")
 
-SWAPS = {  # kind: text and what stands in its place, both ways where it has a second way
+SWAPS = {  # kind: text and its replacement
     "comparison": {" < ": " <= ", " <= ": " < ", " > ": " >= ", " >= ": " > ", " == ": " != ", " != ": " == "},
     "arithmetic": {" + ": " - ", " - ": " + ", " * ": " / ", " / ": " * ", " % ": " * ", " << ": " >> ", " >> ": " << "},
     "logic": {" && ": " || ", " || ": " && ", " & ": " | ", " | ": " & ", "true": "false", "false": "true"},
     "assignment": {" += ": " -= ", " -= ": " += ", " *= ": " /= ", " |= ": " &= ", " &= ": " |= "},
 }
 SWAP = {old: (new, kind) for kind, pairs in SWAPS.items() for old, new in pairs.items()}
-# A longer operator is tried before a shorter one that it begins with; words stand alone.
+# Tries longer operators first ("<=" before "<"). Words match only as a whole.
 SWAP_AT = re.compile("|".join(rf"\b{old}\b" if old.isalpha() else re.escape(old) for old in sorted(SWAP, key=len)[::-1]))
 
 INTEGER = re.compile(r"(?<![\w.])(?<![pe][+-])\d+(?![\w.])")
@@ -38,14 +38,14 @@ BUFFER = re.compile(r"\s*(?!return|else|case)(?:[a-z]\w* )+(?:(?:[^=;{]|= \0)*, 
 
 def blanked(text):
     """The text with comments, strings, characters, preprocessor lines and assertions replaced by blanks, line by line."""
-    hide = lambda match: re.sub(r"[^\n]", "\0", match.group())  # a blank that no operator has
+    hide = lambda match: re.sub(r"[^\n]", "\0", match.group())  # not a space: operators contain spaces
     text = re.sub(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'', hide, text, flags=re.S)
     text = re.sub(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", hide, text, flags=re.M)
     return re.sub(r"\b(?:assert|_Static_assert|static_assert)\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\);?", hide, text)
 
 
 def closing(code, begin):
-    """Index of the bracket that closes the one at begin, or None if another line has it."""
+    """Index of the bracket that closes the one at begin, or None if it is on another line."""
     depth = 0
     for at in range(begin, len(code)):
         depth += (code[at] in "([{") - (code[at] in ")]}")
@@ -63,7 +63,7 @@ def swapped_text(code, line):
 def other_constants(code, line):
     for match in INTEGER.finditer(code):
         if BUFFER.fullmatch(code[:match.start()]):
-            continue  # a buffer may be longer
+            continue  # a longer buffer changes nothing
         new = {"0": "1", "1": "0"}.get(match.group(), str(int(match.group()) + 1))
         yield line[:match.start()] + new + line[match.end():], "constant"
     for match in FLOAT.finditer(code):
@@ -77,7 +77,7 @@ def negations(code, line):
         yield line[:match.start()] + line[match.end():], "negation"
     for match in CONDITION.finditer(code):
         begin, end = match.end(), closing(code, match.end() - 1)
-        if end and not (code[begin] == "!" and re.fullmatch(r"[\w.>\-]+", code[begin + 1:end])):  # NOT has had that
+        if end and not (code[begin] == "!" and re.fullmatch(r"[\w.>\-]+", code[begin + 1:end])):  # NOT covers it
             yield f"{line[:begin]}!({line[begin:end]}){line[end:]}", "negation"
     for match in CHOICE.finditer(code):
         first, second = (line[slice(*match.span(n))] for n in (1, 2))
@@ -85,7 +85,7 @@ def negations(code, line):
 
 
 def arguments_of(code, begin):
-    """Spans of a call's arguments whose bracket is at begin; nothing if the call ends on another line."""
+    """Spans of the arguments of the call with its bracket at begin; [] if the call ends on another line."""
     end = closing(code, begin)
     spans, start, depth = [], begin + 1, 0
     for at in range(begin + 1, end or 0):
@@ -113,7 +113,7 @@ def dropped_statement(code, line, starts):
 
 
 def mutations_of(file, text):
-    """Every mutation of a file, in the order of its lines, none twice."""
+    """Every mutation of a file once, in the order of its lines."""
     lines, code = text.split("\n"), blanked(text).split("\n")
     found, previous = {}, ""
     for number, (line, seen) in enumerate(zip(lines, code)):
@@ -131,7 +131,7 @@ def mutations_of(file, text):
 # ---- Mutations that change nothing a user sees ----------------------------------------------------------------------------
 
 def key_of(mutation):
-    """Stays the same while lines move."""
+    """Identifies a mutation even after its line has moved."""
     return mutation.file, mutation.before.strip(), mutation.after.strip()
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Test programs with one file changed: compiled by the commands of a finished build, linked before its static libraries.
 
-An object that stands before a library in the linker's command takes the place of the library's own, so a fault costs the
-compilation of the files that include it and the linking of the programs that are run, and the build stays as it was.
+The linker uses an object before a library instead of the library's object of that name. So a fault costs only compiling
+the files that include it and linking the programs that run, and the build does not change.
 """
 import hashlib
 import json
@@ -13,18 +13,18 @@ import shutil
 import subprocess
 from pathlib import Path
 
-SOURCES = ("include", "src", "kernels", "harness", "tests")  # folders that are copied, for a fault to be put in
-FIRST = re.compile(r"/(src|tests|kernels/(common|library|ref|avx2))/")  # what a fault in a header of all tiers needs
+SOURCES = ("include", "src", "kernels", "harness", "tests")  # copied folders; faults are put into the copies
+FIRST = re.compile(r"/(src|tests|kernels/(common|library|ref|avx2))/")  # compiled first for a header of kernels/
 STRICT = ["-g0", "-Werror=int-conversion", "-Werror=incompatible-pointer-types", "-Werror=implicit-function-declaration"]
 
 
 class Build:
-    """A build folder of Unix Makefiles: how it compiles, what depends on what, how it links, which tests it has."""
+    """A build folder of Unix Makefiles: its compiler commands, dependencies, linker commands and tests."""
 
     def __init__(self, root, folder):
         self.root, self.folder = Path(root).resolve(), Path(folder).resolve()
         database = json.loads((self.folder / "compile_commands.json").read_text(encoding="utf-8"))
-        self.compiles = {}  # source: command and folder; a source of several targets counts for its library
+        self.compiles = {}  # source: command and folder, of its library if several targets have the source
         for entry in database:
             self.compiles.setdefault(entry["file"], (shlex.split(entry["command"]), entry["directory"]))
         self.users = self._users()
@@ -33,10 +33,10 @@ class Build:
         self.tests = self._tests()
 
     def _users(self):
-        """{file: sources that include it, or itself}, from the compiler's lists of dependencies."""
+        """{file: sources that include it, or the file itself}, from the compiler's dependency files."""
         users = {source: {source} for source in self.compiles}
         for path in self.folder.glob("**/CMakeFiles/*.dir/**/*.c.o.d"):
-            directory = str(path).split("/CMakeFiles/")[0]  # ccache may have made names relative to it
+            directory = str(path).split("/CMakeFiles/")[0]  # ccache may make names relative to it
             names = [os.path.normpath(os.path.join(directory, name))
                      for name in path.read_text(encoding="utf-8").replace("\\\n", " ").split()[1:]]
             if names and names[0] in self.compiles:
@@ -45,9 +45,9 @@ class Build:
         return users
 
     def users_of(self, file):
-        """Sources that a fault in a file touches, in groups: the next one counts if the compiler sees none in those before.
+        """Sources that include a file, in groups. The second is compiled only if the objects of the first did not change.
 
-        A header of kernels/ is compiled for two tiers; for the others and the harness if those do not use the line.
+        The first group of a header of kernels/ has two tiers, the second the other tiers and the harness.
         """
         users = sorted(self.users.get(str(self.root / file), []))
         if not file.startswith("kernels/") or file.endswith(".c"):
@@ -55,7 +55,7 @@ class Build:
         return [[each for each in users if bool(FIRST.search(each)) == first] for first in (True, False)]
 
     def _tests(self):
-        """{name: (command, environment)} of ctest's tests; those in Python stop at the first failure."""
+        """{name: (command, environment)} of ctest's tests. Python tests get --failfast."""
         shown = subprocess.run(["ctest", "--show-only=json-v1"], cwd=self.folder, stdout=subprocess.PIPE, check=True)
         tests = {}
         for test in json.loads(shown.stdout)["tests"]:
@@ -68,7 +68,7 @@ class Build:
 
 
 class Workplace:
-    """A copy of the sources, and the programs that were linked from it; one for each job."""
+    """A copy of the sources and the programs linked from it, one for each job."""
 
     def __init__(self, build, folder, prefix):
         self.build, self.folder, self.prefix = build, Path(folder), prefix
@@ -79,7 +79,7 @@ class Workplace:
         self.objects, self.programs = [], {}
 
     def _moved(self, word):
-        """A word of a compiler's command, with the copy's folders in place of the sources' own."""
+        """A word of a compiler's command, with folders of the sources replaced by those of the copy."""
         option, path = re.fullmatch(r"(-I)?(.*)", word).groups(default="")
         root, build = self.build.root, self.build.folder
         if not path.startswith(f"{root}/") or path == str(build) or path.startswith(f"{build}/"):
@@ -96,7 +96,7 @@ class Workplace:
         return None if done.returncode else output
 
     def build_with(self, mutation):
-        """Puts a fault in and compiles what it touches: "changed", "same code" or "not compiled"."""
+        """Puts a fault in and compiles the sources that include it: "changed", "same code" or "not compiled"."""
         path = self.sources / mutation.file
         text = path.read_text(encoding="utf-8")
         groups = self.build.users_of(mutation.file)
@@ -117,7 +117,7 @@ class Workplace:
         return "changed" if self.objects else "same code"
 
     def touches(self, test):
-        """Whether a test may see the fault: those of a tier, named so, see no fault that only other tiers have."""
+        """Whether a test can see the fault. A test named after a tier cannot see faults in other tiers."""
         tier = re.search(r"_(c|avx\w*|amx|neon\w*)$", test)
         folders = {match and match[1] for match in (re.search(r"/kernels/(ref|avx\w*|amx|neon\w*)/", each)
                                                     for each in self.objects)}
@@ -139,7 +139,7 @@ class Workplace:
         return self.programs[path]
 
     def command_of(self, test, linked=True):
-        """Command and environment of a test, with the fault, or as it is."""
+        """Command and environment of a test. linked: with the fault."""
         command, environment = self.build.tests[test]
         return [self._program(word) if linked and word in self.build.links else word for word in command], environment
 

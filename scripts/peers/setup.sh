@@ -1,16 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
 # shellcheck disable=SC2012,SC2086,SC2116  # lists of words and of names without blanks
-# Gives peers environments of their own: .venv-peers/NAME with what scripts/peers/requirements-NAME.txt pins.
+# Makes a Python environment for each peer: .venv-peers/NAME with the packages of scripts/peers/requirements-NAME.txt.
 #
-#   scripts/peers/setup.sh torch onnxruntime     these
-#   scripts/peers/setup.sh --all                 all; safe to repeat, and quick once everything is there
-#   scripts/peers/setup.sh --list                what is there
+#   scripts/peers/setup.sh torch onnxruntime     these peers
+#   scripts/peers/setup.sh --all                 all peers; repeating it is safe and quick
+#   scripts/peers/setup.sh --list                which environments exist
 #
-# onednn: also builds a libattn with the oneDNN of its environment, in .venv-peers/onednn/build: libattn's own kernels on
-# it are what is measured. ggml: only NumPy; ggml itself is a build of yours (--ggml-lib). Needs python3 with venv, and
-# pip's index.
-# Exit code: 0 all are there, 1 one could not be made, 2 usage.
+# onednn: also builds libattn with oneDNN in .venv-peers/onednn/build, because its kernels on oneDNN are measured. ggml:
+# installs only NumPy; build ggml yourself (--ggml-lib). Needs python3 with venv, and pip's index.
+# Exit code: 0 all environments exist, 1 one could not be made, 2 usage.
 set -u
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 

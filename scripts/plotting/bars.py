@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Speed-up bars: how much faster each kernel is than the baseline, case by case, with the paired interval as whiskers."""
+"""Speed-up bars: how much faster each kernel is than the baseline, per case. Whiskers show the paired interval."""
 
 from math import log10
 
@@ -14,7 +14,7 @@ LABEL_ROOM = 0.55  # inches right of the longest bar, for its number
 
 
 def bar_page(panels, header, looks, notes):
-    """A panel per case, a bar per kernel; all panels have the same kernels and the same axis."""
+    """A panel per case and a bar per kernel. All panels have the same kernels and the same axis."""
     rows = [row for panel in panels for row in panel.rows]
     kernels = {row["kernel"]: views.Curve(row["kernel"], row["algorithm"], row["isa"], []) for row in rows}
     baselines = {row["baseline"] for row in rows if views.compared(row)}
@@ -44,7 +44,7 @@ def bar_legends(kernels, ordered, looks):
 
 
 def axis_limits(panels, width):
-    """Around all intervals and 1, with room for the numbers on the right."""
+    """Limits that include all intervals, 1, and the numbers on the right."""
     rows = [row for panel in panels for row in panel.rows if views.compared(row)]
     low = log10(min([1.0] + [row["ratio_ci_lo"] for row in rows])) - 0.02
     high = log10(max([1.0] + [row["ratio_ci_hi"] for row in rows])) + 0.02

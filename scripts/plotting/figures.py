@@ -68,12 +68,12 @@ def pages(panels):
 
 
 def header(panels, results, left_out=()):
-    """CPU, conditions common to all panels, origin of the data; left_out: values of seq that are in the data only."""
+    """CPU, conditions that all panels share, and date of the data. left_out: values of seq that are not drawn."""
     shared, _ = views.shared_conditions(panels)
     words = views.in_words(shared, [key for key in shared if key != "cpu"])
     lines = [f"CPU: {views.machines(results.environments)}", words, f"Measured: {views.origins(results.environments)}"]
     if left_out:
-        lines.append(f"Four values of seq at most for each condition; left out in places: "
+        lines.append(f"At most four values of seq for each condition; some panels omit: "
                      f"{', '.join(views.describe('seq', seq) for seq in left_out)}")
     return lines
 
@@ -85,7 +85,7 @@ def notes(panels):
 
 
 def kernel_legends(panels, looks, extra=()):
-    """What colour and marker, and what line style mean."""
+    """One legend for colours and markers, one for line styles."""
     curves = sorted({(curve.algorithm, curve.isa): curve for panel in panels for curve in panel.curves}.values(),
                     key=looks.order)
     algorithms = sorted({curve.algorithm for curve in curves}, key=list(looks.algorithms).index)
@@ -97,7 +97,7 @@ def kernel_legends(panels, looks, extra=()):
 
 
 def draw_curve(axes, curve, xs, looks):
-    """A line through the timed points, broken where an x of the panel has no time; the band is the 95 % interval."""
+    """Draws a line through the timed points with a gap at each x without a time. The band is the 95 % interval."""
     colour = looks.colour(curve.algorithm)
     at = {point.x: point for point in curve.points}
     gap = float("nan")
@@ -108,7 +108,7 @@ def draw_curve(axes, curve, xs, looks):
 
 
 def power_of_two_axis(axes, xs, label, width):
-    """Logarithmic x axis with ticks at the measured places, as many as fit."""
+    """Logarithmic x axis with ticks at as many measured values as fit."""
     axes.set_xscale("log", base=2)
     low, high = min(xs), max(xs)
     room = (high / low) ** 0.03
@@ -120,7 +120,7 @@ def power_of_two_axis(axes, xs, label, width):
 
 
 def fitting(xs, width, scale):
-    """Those places whose labels leave a gap to the next, from the largest down."""
+    """Values whose labels do not overlap, chosen from the largest down."""
     low, high = scale(min(xs)), scale(max(xs))
     chosen, free = [], float("inf")
     for x in sorted(xs, reverse=True):
@@ -133,7 +133,7 @@ def fitting(xs, width, scale):
 
 
 def label_ends(axes, labels, height):
-    """Names beside the right end of the panel: (y, text, colour). Apart from each other, tied to their y by a thin line."""
+    """Writes names at the right end of the panel, with a thin line to each y. labels: (y, text, colour)."""
     low, high = axes.get_ylim()
     inches = [height * (y - low) / (high - low) for y, _, _ in labels]
     for y, place, (_, words, colour) in zip(inches, style.spread(inches, 0.135, 0.03, height), labels):
@@ -162,7 +162,7 @@ def rate_page(title, label, panels, conditions, extra_notes, looks):
 
 
 def draw_rates(axes, panel, label, frame, looks):
-    """The highest measured peak is the top of the axis; lower tiers' peaks are thin lines below."""
+    """The highest measured peak is the top of the axis. Peaks of lower tiers are thin lines below it."""
     for name, places in panel.roofs.items():
         x, y = zip(*places)
         dashes = "-" if panel.unit == "GB/s" else style.line_style(name.split()[0])
@@ -177,7 +177,7 @@ def draw_rates(axes, panel, label, frame, looks):
 
 
 def end_labels(panel, looks):
-    """A name for each curve and roof at its last point."""
+    """(y, text, colour) of each roof and curve, at its last point."""
     labels = [(places[-1][1], f"{name} {places[-1][1]:.{0 if places[-1][1] >= 100 else 1}f}", style.FAINT)
               for name, places in panel.roofs.items()]
     for curve in sorted(panel.curves, key=looks.order):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Winner heatmap: the fastest kernel of each seq and head_dim, its lead in the cell, hatched where it is not proven."""
+"""Winner heatmap: the fastest kernel of each seq and head_dim, and its lead. Cells are hatched if the lead is uncertain."""
 
 from matplotlib import patheffects
 from matplotlib.patches import Patch, Rectangle

@@ -15,8 +15,8 @@ MOST_BARS = 8
 
 @dataclass(frozen=True)
 class LayerBar:
-    """One case of a layer: its time with the fastest kernel, and the share of each part, 0..1; a layer that does not tell
-    its parts apart is "undivided"."""
+    """One case of a layer: its time with the fastest kernel, and the share of each part, 0..1. A layer whose profile has no
+    parts is "undivided"."""
     x: int
     time_ns: float
     shares: dict
@@ -33,7 +33,7 @@ class LayerPanel:
 
 
 def layer_panels(rows):
-    """Layers along the number of heads and along seq, wherever there are at least two places: (panels, those with two)."""
+    """Layers along the number of heads and along seq, like views.fullest(): (panels, panels left out)."""
     layers = [row for row in rows if row["layer"]]
     if not layers:
         raise views.NothingToDraw("no row is of a layer: attnbench run --preset mha measures some")
@@ -61,10 +61,10 @@ def layer_panel(panel, axis):
 
 
 def layers_page(panels, header, notes):
-    """A panel per layer, all along the same axis: the median time of a call, split as the run's own profile splits it."""
+    """A panel per layer, all along the same axis: the median time of a call, split by the profile of the run."""
     frame = Frame(width=2.6 if len(panels) > 1 else 4.4, height=2.2, left=0.62, right=0.2)
     seen = [part for part in PARTS if any(bar.shares[part] for panel in panels for bar in panel.bars)]
-    undivided = "; undivided: the layer does not tell its parts apart" if "undivided" in seen else ""
+    undivided = "; undivided: the layer has no profile of its parts" if "undivided" in seen else ""
     lines = [*header, ("Bar: median time of one call with the fastest kernel; projections: all dense layers, in a block "
                        f"with the feed-forward{undivided}; numbers: share of attention")]
     legend = [[(Patch(facecolor=PARTS[part]), part) for part in seen]]
@@ -86,7 +86,7 @@ def draw_layers(axes, panel):
         base = [low + height for low, height in zip(base, heights)]
     for place, bar, top in zip(places, bars, base):
         if bar.row["attention_pct"] is None:
-            continue  # has no attention, or does not tell it apart
+            continue  # no attention, or no profile of it
         axes.annotate(f"{100 * bar.shares['attention']:.0f}", (place, top), (0, 2), textcoords="offset points", ha="center",
                       va="bottom", size=style.LABEL)
     axes.set_ylim(0, 1.1 * max(base))

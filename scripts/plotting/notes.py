@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The notes under a figure: kernels without a time and why, warnings, and what the figure left aside."""
+"""The notes under a figure: kernels without a time and why, warnings, and conditions that the figure omits."""
 
 from .views import conditions, in_words, plural, shared_conditions
 
@@ -9,9 +9,9 @@ def count_cases(rows):
 
 
 def untimed_notes(rows, cases=None):
-    """(status, sentence) for every row without a time, kernels of equal status and reason in one sentence; failures first.
+    """(status, sentence) for the rows without a time, failures first. Kernels with equal status and reason share a sentence.
 
-    cases: how many there are in all; by default those of rows.
+    cases: their total number; by default the number in rows.
     """
     cases = cases or count_cases(rows)
     groups = {}
@@ -24,7 +24,7 @@ def untimed_notes(rows, cases=None):
 
 
 def blank_notes(rows):
-    """The same for cases without any timed kernel: no panel shows them."""
+    """untimed_notes() of the cases without any timed kernel, which no panel shows."""
     timed = {(row.cpu, row["case_id"]) for row in rows if row.timed}
     return untimed_notes([row for row in rows if (row.cpu, row["case_id"]) not in timed], count_cases(rows))
 
@@ -40,7 +40,7 @@ def reasons_by_kernel(rows):
 
 
 def fold(reasons, most=2):
-    """Reasons that differ in every case (they may hold numbers) become one."""
+    """Merges reasons if there are more than `most`: they may contain numbers that differ in every case."""
     if len(reasons) <= most:
         return reasons
     first = next(iter(reasons))
@@ -48,7 +48,7 @@ def fold(reasons, most=2):
 
 
 def extent(rows, cases):
-    """How much of the figure a note concerns: all of it, one case by name, or a count."""
+    """Which cases a note concerns: every case, one case by its conditions, or a count."""
     if len(rows) == cases:
         return "every case" if cases > 1 else "the one case"
     if len(rows) == 1:
@@ -58,7 +58,7 @@ def extent(rows, cases):
 
 
 def warning_note(rows):
-    """One sentence about rows that warn; "" if none does. The column also says what "auto" chose, which is no warning."""
+    """One sentence about rows with warnings, or "". The column also names the choice of "auto", which is no warning."""
     warned = {}
     for row in rows:
         for text in row["warnings"].split("; ") if row.timed else ():
@@ -72,7 +72,7 @@ def warning_note(rows):
 
 
 def sparse_note(drawn, sparse, what):
-    """Names the conditions that were left aside, as far as they differ from those drawn."""
+    """Names the omitted panels by the conditions that vary."""
     if not sparse:
         return []
     _, varying = shared_conditions(drawn + sparse)

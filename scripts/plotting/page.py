@@ -13,7 +13,7 @@ from . import style, views
 
 EDGE = 0.25            # around the page
 LINE = 0.165           # of header, legend and notes
-MOST_NOTES = 14        # wrapped lines; what is beyond is counted, with the place where it can be read
+MOST_NOTES = 14        # wrapped lines; a last line counts the others
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,7 @@ class Page:
     """self.axes: one per panel, row by row; titled, otherwise empty."""
 
     def __init__(self, title, header, panels, columns, frame, legends, notes, listed="not-timed.txt"):
-        """legends: rows of [(handle, label)]; notes: [(status, sentence)]; panels: their titles; listed: where all notes
-        are."""
+        """legends: rows of [(handle, label)]; notes: [(status, sentence)]; panels: titles; listed: the file of all notes."""
         first = max(frame.first_left, frame.left)
         cell = frame.left + frame.width + frame.right
         content = first - frame.left + columns * cell
@@ -62,11 +61,11 @@ class Page:
         self._footer(legend_rows, note_lines)
 
     def text(self, x, y, words, **kwargs):
-        """Text with its top left corner at (x, y) inches from the lower left corner of the page."""
+        """x, y: the top left corner of the text, in inches from the lower left corner of the page."""
         return self.figure.text(x / self.width, y / self.height, words, ha="left", va="top", **kwargs)
 
     def save(self, stem):
-        """Writes stem.png and stem.svg. Equal data gives equal bytes: no dates inside."""
+        """Writes stem.png and stem.svg, without dates: equal data gives equal bytes."""
         self.figure.savefig(f"{stem}.png", dpi=150)
         self.figure.savefig(f"{stem}.svg", metadata={"Date": None})
 
@@ -116,7 +115,7 @@ class Page:
 
 
 def columns_for(panels, most=3):
-    """Columns such that a row holds all values of the last varying condition where that fits."""
+    """Number of columns. If it fits, a row holds all values of the last condition that varies."""
     if len(panels) <= most:
         return len(panels)
     _, varying = views.shared_conditions(panels)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Bars of libattn and its peers: a panel per case, a bar per library. Reads a Grid of scripts/peers/pairing/combine.py."""
+"""Bars of libattn and its peers: a panel per case, a bar per library. Draws a Grid of scripts/peers/pairing/combine.py."""
 
 from matplotlib.patches import Patch
 
@@ -32,7 +32,6 @@ def threads_words(grid):
 
 
 def reading(grid):
-    """How to read the bars."""
     peak = f"{grid.peak:.0f} GFLOP/s" if grid.peak else "not measured"
     return [f"Bar: % of the peak loop timed beside every sample ({peak}); decode: GB/s of K and V; line: peak, or read loop",
             ("Whisker: 95 % interval, ours: over the processes of all peers; ×: the peer's time over ours, paired by round "
@@ -77,7 +76,7 @@ def note(axes, y, x, words, **kwargs):
 
 
 def notes(grid, labels):
-    """(status, sentence) for everything without a time; libraries with the same reason share a sentence."""
+    """(status, sentence) for each library and reason without a time."""
     found = {}
     for name, words in zip(grid.names, labels):
         for case in grid.cases:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""How kernels look, the same in every figure: colour and marker say the algorithm, line style and hatching say the tier.
+"""How kernels look in every figure: colour and marker show the algorithm, line style and hatching show the tier.
 
-The colours are those of Okabe and Ito (Color Universal Design, 2008), told apart with every common colour blindness; marker
-and line style alone identify a kernel in greyscale.
+The colours are those of Okabe and Ito (Color Universal Design, 2008), which people with any common colour blindness can tell
+apart. In greyscale, marker and line style still identify a kernel.
 """
 
 import functools
@@ -52,7 +52,7 @@ SETTINGS = {
 
 
 def apply():
-    """Our settings and nothing of the user's matplotlibrc."""
+    """Replaces the user's matplotlibrc by SETTINGS."""
     matplotlib.rcdefaults()
     matplotlib.rcParams.update(SETTINGS)
 
@@ -88,7 +88,7 @@ def hatching(isa):
 
 
 def contrast(colour):
-    """Black or white, whichever reads better on this colour (WCAG relative luminance)."""
+    """Black or white, whichever is more legible on this colour (WCAG relative luminance)."""
     channels = [int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
@@ -116,9 +116,9 @@ def wrap(text, width, size, weight="normal"):
 
 
 def spread(places, gap, low, high):
-    """Moves places (any unit) apart to at least `gap` within low..high, in order and as little as possible.
+    """Moves places (any unit) apart to at least `gap` within low..high. Keeps their order and minimises the squared moves.
 
-    Least squares: less i * gap, the i-th smallest place must not lie below the one before; runs that do become their mean.
+    Subtracting i * gap from the i-th smallest place turns this into isotonic regression: pool adjacent violators.
     """
     order = sorted(range(len(places)), key=lambda i: places[i])
     gap = min(gap, (high - low) / max(1, len(places) - 1))

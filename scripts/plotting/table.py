@@ -23,14 +23,14 @@ HEADS = ("heads_q", "heads_kv", "dim_qk", "dim_v")  # empty for layers that have
 TIMES = ("time_ns_median", "time_ns_ci_lo", "time_ns_ci_hi")
 RATIOS = ("ratio", "ratio_ci_lo", "ratio_ci_hi")
 RATES = ("gflops", "gbs", "peak_gflops", "peak_pct", "peak_gbs", "bw_pct")
-EXTRA = ("layer", "other_axes")  # as text; absent where a file has no such cases, and "" in a Row then
-SHARES = ("projections_pct", "attention_pct", "rest_pct")  # of layers; may be absent too
+EXTRA = ("layer", "other_axes")  # text; "" in a Row if the file does not have the column
+SHARES = ("projections_pct", "attention_pct", "rest_pct")  # of layers; None in a Row if the file does not have the column
 INTERVAL_ROUNDS = 6  # fewer samples have no 95 % interval of their median
 COLUMNS = TEXT + NAMES + COUNTS + TIMES + RATIOS + RATES
 
 
 class ResultsError(Exception):
-    """Input that cannot be plotted; the message names the file, the place, the value and what would be right."""
+    """Input that cannot be plotted. The message names file, place, value and the allowed values."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Results:
 
 
 def read_results(paths):
-    """All rows of several result folders or CSV files. A case x kernel that two files measured on one CPU is refused."""
+    """All rows of several result folders or CSV files. Two rows of the same case, kernel and CPU are an error."""
     rows, environments = [], []
     for path in paths:
         path = Path(path)
@@ -91,7 +91,7 @@ def read_csv(file, cpu=UNKNOWN):
 
 
 def read_environment(file):
-    """What figures state of env.json; "unknown" where it is absent or does not say."""
+    """The facts of env.json that figures print; "unknown" if a fact or the file is missing."""
     facts = {}
     if file.exists():
         try:
@@ -147,7 +147,7 @@ def _read_row(file, number, header, cells, cpu):
     for column in SHARES:
         values[column] = _number(place, column, raw.get(column, ""), positive=False)
     if values["kernel"] == AUTO:
-        values["algorithm"] = AUTO  # it may choose another one in every case
+        values["algorithm"] = AUTO  # its choice may differ between cases
     values["has_interval"] = not raw.get("samples") or int(raw["samples"]) >= INTERVAL_ROUNDS
     _check_times(place, raw, values)
     return Row(Path(file), number, cpu, values)
@@ -166,11 +166,11 @@ def _number(place, column, cell, positive):
 
 
 def _check_times(place, raw, values):
-    """Only PASS rows carry times; a median has a rate and, with samples enough, lies inside its interval."""
+    """Only PASS rows have times; a median has a rate and, given enough samples, lies inside its interval."""
     if values["status"] != "PASS":
         for column in TIMES + RATIOS + ("gflops", "gbs"):
             if values[column] is not None:
-                raise ResultsError(f"{place} {column!r}: {raw[column]!r} on a {values['status']} row; only PASS rows carry "
+                raise ResultsError(f"{place} {column!r}: {raw[column]!r} on a {values['status']} row; only PASS rows have "
                                    "times")
         return
     few = not values["has_interval"]

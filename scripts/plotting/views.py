@@ -9,24 +9,24 @@ from statistics import median
 
 from .table import AUTO, Row
 
-MARGIN = 0.01  # a lead below 1 % is no lead, whatever the intervals say: the margin of attnbench's own verdicts
-FEW_QUERIES = 16  # at most so many queries, and fewer than keys, is decoding: memory is the limit, so GB/s is the rate
+MARGIN = 0.01  # a smaller lead counts as none, even if the intervals are apart; attnbench's verdicts use the same margin
+FEW_QUERIES = 16  # at most so many queries, and fewer than keys, is decoding: memory limits it, so its rate is in GB/s
 
 NO_BREAK = "\u00a0"
 
-# Values that go without saying.
+# Values that figures do not mention.
 USUAL = {"score": {"", "dot"}, "align": {"", "none"}, "window": {"", "none"}, "mask": {"", "none"}, "bias": {"", "none"},
          "alibi": {"", "off"}, "softcap": {"", "0"}, "sinks": {"", "off"}, "lengths": {"", "full"},
          "layout": {"", "bhsd"}, "cache": {"", "warm"}, "layer": {""}, "other_axes": {""}}
 
 
 class NothingToDraw(Exception):
-    """The data does not hold what this figure shows; the message says what is missing."""
+    """The data is not enough for this figure. The message says what is missing."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Rows under equal conditions, but for the axes the figure spreads out."""
+    """Rows whose conditions are equal except on the axes of the figure."""
     conditions: dict
     rows: list
 
@@ -53,14 +53,14 @@ class RatePanel:
     conditions: dict
     unit: str     # "GFLOP/s" or "GB/s"
     curves: list
-    roofs: dict   # what is measured -> [(x, rate)]
+    roofs: dict   # name -> [(x, rate)]
     xs: list
     rows: list
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Who wins one case. margin: runner-up's time over the winner's, less 1; None without a runner-up."""
+    """Who wins one case. margin: time of the runner-up over time of the winner, minus 1; None without a runner-up."""
     winner: Row
     runner_up: Row
     margin: float
@@ -79,10 +79,10 @@ class WinnerPanel:
 # ---- conditions ------------------------------------------------------------------------------------------------------
 
 def conditions(row, free=()):
-    """Everything a row was measured under, except the axes in `free`: "seq", "heads", "head_dim", "threads".
+    """All conditions of a row except the axes in `free`: "seq", "heads", "head_dim", "threads".
 
-    A free axis leaves its relation behind: with "seq", queries is 0 for seq_q = seq_k, else seq_q; with "heads", heads_kv
-    is 0 for heads_kv = heads_q, else heads_kv.
+    If "seq" is free, queries is 0 for seq_q = seq_k, else seq_q. If "heads" is free, heads_kv is 0 for heads_kv = heads_q,
+    else heads_kv.
     """
     shown = {"cpu": row.cpu, "dtype": dtype(row), "batch": row["batch"]}
     if "heads" in free:
@@ -107,12 +107,12 @@ def conditions(row, free=()):
 
 
 def shares_width(row):
-    """Whether the heads of a layer share a width that was given: then more heads are narrower ones."""
+    """Whether the width of a layer was given, so that head_dim is width / heads."""
     return f"width:{row['heads_q'] * row['dim_v']}" in row["other_axes"].split("/")
 
 
 def aligned(row):
-    """Whether the alignment of row means anything: causal, window and ALiBi use it."""
+    """Whether row uses the alignment: causal, window and ALiBi do."""
     return row["causal"] != "none" or any(row[name] not in USUAL[name] for name in ("window", "alibi"))
 
 
@@ -122,7 +122,7 @@ def dtype(row):
 
 
 def describe(key, value, contrast=False):
-    """A condition in words; "" for what goes without saying, unless it is said in contrast to another panel."""
+    """A condition in words; "" for a usual value, unless contrast: panels differ in this condition."""
     if value in USUAL.get(key, ()) and not (contrast and value):
         return ""
     if key in ("heads", "head_dim") and value == (0, 0):
@@ -152,7 +152,7 @@ def describe(key, value, contrast=False):
 
 
 def machines(environments):
-    """The CPUs of all files, and whether a hypervisor stood between."""
+    """The CPUs of all files, and their hypervisors."""
     names = [f"{facts['cpu']} (virtual machine, {facts['hypervisor']})" if facts["hypervisor"] not in ("none", "unknown")
              else facts["cpu"] for facts in environments]
     return " and ".join(dict.fromkeys(names))
@@ -175,7 +175,7 @@ def either(pair):
 
 
 def panels(rows, free=()):
-    """Rows by equal conditions, in order of the conditions."""
+    """Groups rows by conditions; panels are sorted by them."""
     groups = {}
     for row in rows:
         shown = conditions(row, free)
@@ -184,7 +184,7 @@ def panels(rows, free=()):
 
 
 def thin(several, most=4):
-    """At most `most` values of seq per condition, the ends and evenly between: (panels kept, values of seq left out)."""
+    """Keeps at most `most` evenly spaced values of seq per condition: (panels kept, values of seq left out)."""
     seqs = {}
     for panel in several:
         seqs.setdefault(rest(panel), set()).add(panel.conditions["seq"])
@@ -205,7 +205,7 @@ def spaced(values, most):
 
 
 def shared_conditions(several):
-    """What all panels have in common, and the keys in which they differ."""
+    """(conditions that all panels share, keys of the others)."""
     first = several[0].conditions
     keys = list(dict.fromkeys(key for panel in several for key in panel.conditions))
     varying = [key for key in keys if any(panel.conditions.get(key) != first.get(key) for panel in several)]
@@ -219,7 +219,7 @@ def titles(several):
 
 
 def in_words(shown, keys, contrast=False):
-    """Conditions as one line that may be broken between them, not inside."""
+    """Conditions as one line, which may be broken only between conditions."""
     words = [describe(key, shown[key], contrast) for key in keys if key in shown]
     return ", ".join(word.replace(" ", NO_BREAK) for word in words if word)
 
@@ -227,7 +227,7 @@ def in_words(shown, keys, contrast=False):
 # ---- rate against seq or heads -----------------------------------------------------------------------------------------
 
 def rate_panels(rows, axis):
-    """Rates along "seq" (seq_k) or "heads" (heads_q), one panel per condition: (panels, conditions too thin for one)."""
+    """Rates along "seq" (seq_k) or "heads" (heads_q), one panel per condition: (panels, panels left out)."""
     column = {"seq": "seq_k", "heads": "heads_q"}[axis]
     placed = [row for row in rows if row[column] > 0]  # the axis is logarithmic
     drawn = [rate_panel(panel, column) for panel in panels(placed, (axis,))]
@@ -238,7 +238,7 @@ def rate_panels(rows, axis):
 
 
 def fullest(several, size_of):
-    """Panels of at least three places, or of two if there is none with three: (those, the two-place panels left aside)."""
+    """Panels with at least three places, or two if none has three: (those, panels left out with two)."""
     sizes = [size_of(panel) for panel in several]
     enough = 3 if max(sizes, default=0) > 2 else 2
     return ([panel for panel, size in zip(several, sizes) if size >= enough],
@@ -249,7 +249,7 @@ def scarcity(rows, axis, column):
     """Why there is no curve along this axis."""
     values = sorted({row[column] for row in rows if row.timed and row[column] > 0})
     if not values:
-        return "no row carries a time"
+        return "no row has a time"
     if len(values) == 1:
         return f"only {axis}={values[0]} in the data"
     return f"no two values of {axis} with all else equal in the data"
@@ -261,7 +261,7 @@ def rate_panel(panel, column):
     curves = curves_of(panel.rows, lambda row: rate_point(row, column, rate))
     roofs = {}
     for row in panel.rows:
-        # A library brings instructions of its own choice: its rows are measured against the CPU's best tier, not their own.
+        # A library chooses its instructions itself: the peak of its rows is that of the CPU's best tier, not of row["isa"].
         if row.timed and row[roof] and (decoding or not on_library(row)):
             name = "read loop" if decoding else f"{row['isa']} peak"
             roofs.setdefault(name, {}).setdefault(row[column], []).append(row[roof])
@@ -271,7 +271,7 @@ def rate_panel(panel, column):
 
 
 def on_library(row):
-    """Kernels of our own are called after their tier, those on a library after the library."""
+    """Names of our own kernels end with the tier, those of kernels on a library with the library."""
     return row["kernel"] != "auto" and not row["kernel"].endswith("_" + row["isa"])
 
 
@@ -280,7 +280,7 @@ def is_decode(row):
 
 
 def rate_point(row, column, rate):
-    """Rates are inverse times, so the low end of the time's interval gives the upper rate. None where no work is counted."""
+    """Rates are inverse times, so the low end of the time's interval gives the upper rate. None if the row has no rate."""
     value, time = row[rate], row["time_ns_median"]
     if value is None:
         return None
@@ -288,7 +288,7 @@ def rate_point(row, column, rate):
 
 
 def curves_of(rows, point_of):
-    """A curve per kernel through its timed rows; point_of may return None to leave a row out."""
+    """A curve per kernel through its timed rows. point_of may return None to omit a row."""
     found = {}
     for row in rows:
         point = point_of(row) if row.timed else None
@@ -303,12 +303,12 @@ def curves_of(rows, point_of):
 # ---- speed-up against the baseline -------------------------------------------------------------------------------------
 
 def speedup_panels(rows):
-    """One panel per case in which some kernel besides the baseline has a ratio."""
+    """One panel per case in which a kernel other than the baseline has a ratio."""
     drawn = [panel for panel in panels(rows) if any(compared(row) for row in panel.rows)]
     if drawn:
         return drawn
     if not any(row.timed for row in rows):
-        raise NothingToDraw("no row carries a time")
+        raise NothingToDraw("no row has a time")
     if not any(row["ratio"] for row in rows):
         raise NothingToDraw("no row has a ratio: was the baseline kernel part of the run?")
     raise NothingToDraw("only the baseline itself has a time")
@@ -321,7 +321,7 @@ def compared(row):
 # ---- winners -----------------------------------------------------------------------------------------------------------
 
 def winner_panels(rows):
-    """The fastest kernel per seq and head_dim, where several kernels compete: (panels, conditions too thin for one)."""
+    """The fastest kernel per seq and head_dim, for conditions with several kernels: (panels, panels left out)."""
     drawn = []
     for panel in panels(rows, ("seq", "head_dim")):
         cells = {}
@@ -336,15 +336,15 @@ def winner_panels(rows):
         return drawn, sparse
     kernels = sorted({row["kernel"] for row in rows if row.timed})
     if len(kernels) < 2:
-        raise NothingToDraw(f"only {kernels[0]} has times in the data" if kernels else "no row carries a time")
+        raise NothingToDraw(f"only {kernels[0]} has times in the data" if kernels else "no row has a time")
     raise NothingToDraw("no two values of seq or head_dim, all else equal, at which two kernels have times")
 
 
 def winner(rows):
     """The fastest kernel of one case and its lead over the next; None if none is timed.
 
-    "auto" runs one of the other kernels and is left out. Separated: both are from one run (other processes differ by several
-    percent), the 95 % intervals are apart, the margin is at least 1 %.
+    "auto" is omitted, since it runs one of the other kernels. separated: both are from one run (processes differ by several
+    percent), their 95 % intervals do not overlap, and the margin is at least 1 %.
     """
     timed = [row for row in rows if row.timed and row["kernel"] != AUTO]
     ranked = sorted(timed, key=lambda row: (row["time_ns_median"], row["kernel"]))
@@ -362,7 +362,7 @@ def winner(rows):
 # ---- threads -----------------------------------------------------------------------------------------------------------
 
 def scaling_panels(rows):
-    """Speed-up over the same kernel with the fewest threads of the panel; the x of a point is its number of threads."""
+    """Speed-up over the same kernel with the fewest threads of the panel. x of a point is its number of threads."""
     drawn = []
     for panel in panels(rows, ("threads",)):
         fewest = min((row["threads"] for row in panel.rows if row.timed), default=0)
