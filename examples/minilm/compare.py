@@ -7,11 +7,11 @@
     .venv-peers/torch/bin/python examples/minilm/compare.py build/examples/example_minilm --threads 2
 
 First times every kernel alone. Then times our automatic choice (or --kernel) and PyTorch alternately; only one runs at a
-time. Both compute the batch padded to the longest sentence, as frameworks do, and packed, only on tokens. Our program runs in
-two copies; the ratio of their times shows the noise of the machine. scripts/peers/README.md describes the method.
+time. Both compute the batch padded to the longest sentence, as frameworks do, and packed, only on tokens. Our program runs
+in two copies; the ratio of their times shows the noise of the machine. scripts/peers/README.md describes the method.
 
-Exit code: 0; 1 the cosine distance to NumPy's embeddings is above 1e-5; 2 usage; 77 without the model. --model names a folder
-with model.safetensors, vocab.txt and config.json (default: that of the installed package).
+Exit code: 0; 1 the cosine distance to NumPy's embeddings is above 1e-5; 2 usage; 77 without the model. --model names a
+folder with model.safetensors, vocab.txt and config.json (default: that of the installed package).
 """
 
 import argparse
