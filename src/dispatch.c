@@ -89,18 +89,15 @@ static const char *passed_over(const attn_kernel *kernel, const attn_problem *p)
 
 static attn_status choose_automatically(const attn_problem *problem, const char *cap, attn_choice *choice) {
   char refused[1900] = "", line[360];
-  const attn_kernel *kernel, *second_best = NULL;
+  const attn_kernel *kernel;
   for (int i = 0; (kernel = attn_registry_get(i)); i++) {
     const char *reason = refusal(kernel, problem, cap);
-    const bool accepts = !reason;
-    if (accepts) reason = passed_over(kernel, problem);
+    if (!reason) reason = passed_over(kernel, problem);
     if (!reason) reason = attn_dispatch_claim(kernel);
     if (!reason) break;
-    if (accepts && !second_best) second_best = kernel;
     snprintf(line, sizeof line, "%s (%s)", kernel->info.name, reason);
     attn_append(refused, sizeof refused, ", ", line);
   }
-  if (!kernel && second_best && !attn_dispatch_claim(second_best)) kernel = second_best;
   choice->kernel = kernel;
   if (!choice->kernel) return attn_fail(ATTN_UNSUPPORTED, "no kernel takes this problem here: %s", refused);
   snprintf(choice->why, sizeof choice->why, "automatic: the best-ranked kernel that accepts%s%s",

@@ -194,13 +194,61 @@ static attn_status call_product(void) {
   return status;
 }
 
+static attn_mha_weights layer_weights(void) { return ATTN_STRUCT(attn_mha_weights, .w_qkv = weights, .w_o = weights); }
+
+static attn_status call_block(void) {
+  attn_block_config config;
+  attn_block *block;
+  attn_decoder_block_init(&config, BATCH, HEADS, TOKENS, TOKENS, WIDTH, WIDTH, WIDTH);
+  config.self_weights = config.cross_weights = layer_weights();
+  config.feed_forward.first.weight = config.feed_forward.second.weight = weights;
+  const attn_status status = attn_block_create(&config, NULL, &block);
+  attn_block_destroy(block);
+  return status;
+}
+
+static attn_status call_cache(void) {
+  const attn_kv_cache_shape shape = ATTN_STRUCT(attn_kv_cache_shape, .batch = BATCH, .heads_q = HEADS, .heads_kv = HEADS,
+                                                .dim_qk = DIM, .dim_v = DIM, .capacity = TOKENS);
+  attn_kv_cache *cache;
+  attn_status status = attn_kv_cache_create(&shape, NULL, &cache);
+  if (status == ATTN_OK) status = attn_kv_cache_step(cache, 2, NULL, x, x, x, y); /* plans anew */
+  attn_kv_cache_destroy(cache);
+  return status;
+}
+
+static attn_status call_additive(void) {
+  const attn_additive_config config =
+      ATTN_STRUCT(attn_additive_config, .batch = BATCH, .seq_q = TOKENS, .seq_k = TOKENS, .width_q = WIDTH, .width_k = WIDTH,
+                  .hidden = DIM, .dim_v = DIM, .query.weight = weights, .key.weight = weights, .score_weight = weights);
+  attn_additive *layer;
+  const attn_status status = attn_additive_create(&config, NULL, &layer);
+  attn_additive_destroy(layer);
+  return status;
+}
+
+static attn_status call_synthesizer(void) {
+  static const attn_linear maps[HEADS] = {{.weight = weights}, {.weight = weights}};
+  const attn_synthesizer_config config =
+      ATTN_STRUCT(attn_synthesizer_config, .batch = BATCH, .seq = TOKENS, .length = TOKENS, .width = WIDTH, .heads = HEADS,
+                  .dim_v = DIM, .hidden = DIM, .first = maps, .second = maps, .value = maps[0], .output = maps[0]);
+  attn_synthesizer *layer;
+  const attn_status status = attn_synthesizer_create(&config, NULL, &layer);
+  attn_synthesizer_destroy(layer);
+  return status;
+}
+
 static const struct {
   const char *name;
   attn_status (*run)(void);
 } calls[] = {{"attn_sdpa", call_sdpa},
              {"attn_plan_create", call_named_plan},
              {"attn_weights", call_weights},
-             {"attn_product_create", call_product}};
+             {"attn_product_create", call_product},
+             {"attn_block_create", call_block},
+             {"attn_kv_cache_step", call_cache},
+             {"attn_additive_create", call_additive},
+             {"attn_synthesizer_create", call_synthesizer}};
 
 static int check_call(int which) {
   attn_status status = ATTN_OK;

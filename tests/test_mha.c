@@ -584,6 +584,7 @@ TEST(test_refuses_bad_problems) {
   REFUSES(problem.struct_size = 8, "attn_mha_problem.struct_size is 8");
   REFUSES(problem.width = 0, "attn_mha_problem.width is 0");
   REFUSES((attn_mha_problem_init(&problem, 1, 3, 5, 5, 64)), "attn_mha_problem.width is 64 with 3 heads");
+  REFUSES(problem.attention.dim_qk = 0, "attn_problem.dim_qk is 0");
   REFUSES(problem.width_memory = -3, "attn_mha_problem.width_memory is -3");
   REFUSES(problem.width_out = (int64_t)1 << 40, "attn_mha_problem.width_out is 1099511627776");
   REFUSES(problem.attention.batch = -1, "attn_problem.batch is -1");
@@ -600,7 +601,9 @@ TEST(test_refuses_bad_problems) {
   REFUSES(weights.dtype = (attn_dtype)7, "attn_mha_weights.dtype is 7");
   REFUSES(weights.w_v = NULL, "attn_mha_weights.w_v is NULL; it must point to 32 x 32 weights");
   REFUSES(weights.w_o = NULL, "attn_mha_weights.w_o is NULL");
-  REFUSES(weights.w_qkv = l.matrices, "attn_mha_weights.w_qkv is given beside");
+  REFUSES((weights.w_qkv = l.matrices, weights.w_k = weights.w_v = NULL), "attn_mha_weights.w_qkv is given beside");
+  REFUSES((weights.w_qkv = l.matrices, weights.w_q = weights.w_v = NULL), "attn_mha_weights.w_qkv is given beside");
+  REFUSES((weights.w_qkv = l.matrices, weights.w_q = weights.w_k = NULL), "attn_mha_weights.w_qkv is given beside");
   REFUSES(weights.b_qkv = l.bias, "attn_mha_weights.b_qkv is given without w_qkv");
   REFUSES(weights.w_k = l.matrices + 1, "aligned to its element");
   REFUSES(weights.b_v = (const float *)(const void *)(l.matrices + 2), "the bias of w_v");

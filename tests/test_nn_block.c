@@ -296,7 +296,7 @@ TEST(arguments_are_checked) {
   char *workspace = test_allocate(bytes + 64);
   attn_block_args bad = f.args;
   bad.x = NULL;
-  test_invalid(attn_block_run(block, &bad, workspace, bytes), "x is NULL");
+  test_invalid(attn_block_run(block, &bad, workspace, bytes), "attn_block_args.x is NULL");
   bad = f.args, bad.y = NULL;
   test_invalid(attn_block_run(block, &bad, workspace, bytes), "y is NULL");
   bad = f.args, bad.memory = NULL;

@@ -213,6 +213,8 @@ TEST(weights_check_arguments) {
   test_invalid(attn_weights(&p, &args, NULL, w), "VARLEN");
   attn_problem_init(&p, 1, 1, 1, 2, 0, 2, 2); /* without keys there are no weights */
   test_ok(attn_weights(&p, &args, NULL, NULL));
+  attn_problem_init(&p, 0, 1, 1, 2, 2, 2, 2);
+  test_ok(attn_weights(&p, &args, NULL, NULL));
 }
 
 /* ---- Kernel regression ---- */

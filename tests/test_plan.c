@@ -197,6 +197,8 @@ TEST(choice_depends_on_the_shape_of_a_sequence) {
       attn_problem_init(&problem, batch, cases[i].heads_q, 1, cases[i].seq_q, 512, cases[i].dim, cases[i].dim);
       test_ok(attn_plan_create(&problem, &ATTN_STRUCT(attn_options, .max_isa = "c", .threads = batch), &plan));
       assert_string_equal(attn_plan_kernel(plan), cases[i].expected);
+      const char *why = strstr(attn_plan_describe(plan), "decode_c (slower than flash for so many queries)");
+      assert_int_equal(why != NULL, cases[i].seq_q > 8 && !strcmp(cases[i].expected, "flash_c"));
       attn_plan_destroy(plan);
     }
 }

@@ -138,7 +138,7 @@ TEST(legal_problems_are_accepted) {
   X(softcap_negative, p->softcap = -1, "softcap", "-1", "at least 0")                                                       \
   X(window_left, p->window_left = -2, "window_left", "-2", "at least 0")                                                    \
   X(window_right, p->window_right = -9, "window_right", "-9", "at least 0")                                                 \
-  X(uses, p->uses = 1u << 30, "uses", "0x40000000", "ATTN_USE_")                                                            \
+  X(uses, p->uses = 1u << 30, "uses", "is 0x40000000", "ATTN_USE_")                                                         \
   X(varlen_kv_len, (attn_problem_set_varlen(p, 9, 9), p->uses |= ATTN_USE_KV_LEN), "uses", "ATTN_USE_VARLEN", "cu_seqlens") \
   X(varlen_q_len, (attn_problem_set_varlen(p, 9, 9), p->uses |= ATTN_USE_Q_LEN), "uses", "ATTN_USE_VARLEN", "cu_seqlens")   \
   X(varlen_row_len, (attn_problem_set_varlen(p, 9, 9), p->uses |= ATTN_USE_ROW_LEN), "uses", "ATTN_USE_VARLEN",             \
