@@ -562,6 +562,25 @@ TEST(test_profile_and_description) {
   free_layer(&l);
 }
 
+static size_t workspace_of(const layer *l, bool want_weights) {
+  attn_mha_problem problem = l->problem;
+  attn_mha *mha;
+  problem.want_weights = want_weights;
+  test_ok(attn_mha_create(
+      &problem, &l->weights,
+      &ATTN_STRUCT(attn_mha_options, .attention = &ATTN_STRUCT(attn_options, .kernel = "flash_c", .threads = 1)), &mha));
+  const size_t bytes = attn_mha_workspace(mha);
+  attn_mha_destroy(mha);
+  return bytes;
+}
+
+/* An identity matrix costs a row, and the plan for it a few columns. */
+TEST(test_weights_cost_little_memory) {
+  layer l = make_layer(&shapes[6]);
+  assert_true(workspace_of(&l, true) < 3 * workspace_of(&l, false));
+  free_layer(&l);
+}
+
 static void expect_refusal(const attn_mha_problem *problem, const attn_mha_weights *weights, const attn_mha_options *options,
                            const char *part) {
   attn_mha *mha = (attn_mha *)1;

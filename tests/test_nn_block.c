@@ -267,6 +267,19 @@ TEST(named_attentions_follow_the_formula) {
 
 /* ---- Arguments ---- */
 
+/* One sequence has no next one. */
+TEST(batch_strides_of_one_sequence_do_not_matter) {
+  attn_block_config c;
+  attn_block *block;
+  attn_encoder_block_init(&c, 1, HEADS, SEQ, WIDTH, HIDDEN);
+  c.self_weights = random_attention(&c.self, 1);
+  c.feed_forward.first = nn_random_linear(WIDTH, HIDDEN, true, 51);
+  c.feed_forward.second = nn_random_linear(HIDDEN, WIDTH, true, 52);
+  c.self.x_stride.b = c.self.y_stride.b = 0;
+  test_ok(attn_block_create(&c, NULL, &block));
+  attn_block_destroy(block);
+}
+
 TEST(arguments_are_checked) {
   fixture f;
   attn_block *block;

@@ -186,6 +186,29 @@ TEST(creation_checks_arguments) {
   attn_kv_cache_destroy(NULL);
 }
 
+/* What the plan's run refuses, when the rows are in the cache already. */
+TEST(a_refused_step_appends_nothing) {
+  static float a[B * H * D + 1], o[B * H * DV];
+  attn_kv_cache *cache;
+  test_ok(attn_kv_cache_create(&shape, NULL, &cache));
+  test_ok(attn_kv_cache_step(cache, 1, NULL, a, a, a, o));
+  test_invalid(attn_kv_cache_step(cache, 1, NULL, (const char *)a + 1, a, a, o), "attn_args.q");
+  for (int b = 0; b < B; b++) assert_int_equal(attn_kv_cache_lengths(cache)[b], 1);
+  attn_kv_cache_destroy(cache);
+}
+
+/* Steps of other sizes are planned later, when the caller's strings are gone. */
+TEST(names_in_options_are_kept) {
+  static float a[B * H * LONG * D], o[B * H * LONG * DV];
+  char kernel[] = "flash_c", isa[] = "c";
+  attn_kv_cache *cache;
+  test_ok(attn_kv_cache_create(&shape, &ATTN_STRUCT(attn_options, .kernel = kernel, .max_isa = isa), &cache));
+  kernel[0] = isa[0] = '?';
+  test_ok(attn_kv_cache_step(cache, 2, NULL, a, a, a, o));
+  assert_string_equal(attn_kv_cache_kernel(cache), "flash_c");
+  attn_kv_cache_destroy(cache);
+}
+
 TEST(steps_check_arguments) {
   static float a[B * H * LONG * D], o[B * H * LONG * DV];
   attn_kv_cache *cache;
@@ -203,6 +226,7 @@ TEST(steps_check_arguments) {
   test_ok(attn_kv_cache_step(cache, LONG - 1, NULL, a, a, a, o));
   test_invalid(attn_kv_cache_step(cache, 2, NULL, a, a, a, o), "sequence 0 holds 49 of 50 tokens; 2 more do not fit");
   assert_int_equal(attn_kv_cache_lengths(cache)[1], LONG - 1);
+  assert_int_equal(attn_kv_cache_lengths(cache)[0], LONG - 1);
   test_invalid(attn_kv_cache_truncate(cache, -1), "length is -1");
   test_invalid(attn_kv_cache_truncate(NULL, 0), "cache is NULL");
   attn_kv_cache_destroy(cache);

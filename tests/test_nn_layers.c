@@ -49,6 +49,19 @@ static void feed_forward_of(int64_t rows, int64_t width, int64_t hidden, attn_ac
   attn_feed_forward_destroy(layer);
 }
 
+/* Where the error may change the sign, a rectified value has the error of the other side. */
+TEST(rectified_values_keep_their_error) {
+  double value[] = {3, -3, 0.5, -0.5, 0}, error[] = {0.1, 0.1, 0.1, 0.1, 0};
+  const double limit[] = {0.1, 0, 0.1, 0.1, 0};
+  const attn_nn_field x = {1, COUNT(value), value, error};
+  attn_nn_field y = attn_nn_oracle_relu(&x);
+  for (size_t i = 0; i < COUNT(value); i++) {
+    assert_true(y.value[i] == (value[i] > 0 ? value[i] : 0));
+    assert_true(y.error[i] == limit[i]);
+  }
+  attn_nn_field_destroy(&y);
+}
+
 TEST(feed_forward_follows_the_formula) {
   for (int activation = ATTN_RELU; activation <= ATTN_GELU; activation++) {
     feed_forward_of(1, 8, 32, (attn_activation)activation, 1);
@@ -253,6 +266,13 @@ TEST(additive_checks_arguments) {
   const attn_additive_args args =
       ATTN_STRUCT(attn_additive_args, .q = some, .k = some, .v = some, .o = nn_random(AB * AQ * AV, 2), .kv_len = lengths);
   attn_additive_args bad = args;
+  attn_additive_config empty = good;
+  empty.seq_q = 0;
+  attn_additive *nothing;
+  test_ok(attn_additive_create(&empty, NULL, &nothing));
+  test_ok(attn_additive_run(nothing, &ATTN_STRUCT(attn_additive_args, .k = some, .v = some, .kv_len = lengths), workspace,
+                            bytes));
+  attn_additive_destroy(nothing);
   bad.q = NULL;
   test_invalid(attn_additive_run(layer, &bad, workspace, bytes), "q is NULL");
   bad = args, bad.k = NULL;
