@@ -10,8 +10,9 @@ install(TARGETS attn_shared attn_nn_shared EXPORT attnTargets
         RUNTIME COMPONENT runtime
         LIBRARY COMPONENT runtime NAMELINK_COMPONENT development
         ARCHIVE COMPONENT development)
-foreach(plugin IN LISTS ATTN_PLUGINS)
-  install(TARGETS attn_${plugin} DESTINATION ${CMAKE_INSTALL_LIBDIR}/${ATTN_PLUGIN_SUBFOLDER} COMPONENT plugin_${plugin})
+foreach(target IN LISTS ATTN_PLUGIN_TARGETS)
+  string(REPLACE attn_ plugin_ component ${target})
+  install(TARGETS ${target} DESTINATION ${CMAKE_INSTALL_LIBDIR}/${ATTN_PLUGIN_SUBFOLDER} COMPONENT ${component})
 endforeach()
 install(DIRECTORY include/attn TYPE INCLUDE COMPONENT development FILES_MATCHING PATTERN "*.h")
 if(ATTN_BUILD_HARNESS)

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: MIT
+# Plug-ins: tests/CMakeLists.txt includes this file. One shared object for each thing that attn_load_kernels() refuses.
+set(plugin_folder ${CMAKE_CURRENT_BINARY_DIR}/plugins)
+set(refused_plugins "")
+foreach(wrong NOTHING ENTRY ABI SIZE NAME TAKEN TWICE TIER MEMBER START VERSION COUNT)
+  string(TOLOWER ${wrong} name)
+  list(LENGTH refused_plugins number)
+  add_library(plugin_${name} MODULE plugins/refused.c)
+  target_compile_definitions(plugin_${name} PRIVATE WRONG=${number})
+  target_include_directories(plugin_${name} PRIVATE ${PROJECT_SOURCE_DIR}/include)
+  target_link_libraries(plugin_${name} PRIVATE attn_warnings)
+  set_target_properties(plugin_${name} PROPERTIES PREFIX "" LIBRARY_OUTPUT_DIRECTORY ${plugin_folder}
+                                                  C_VISIBILITY_PRESET hidden)
+  list(APPEND refused_plugins plugin_${name})
+endforeach()
+
+add_executable(plugin_client plugins/client.c)
+target_compile_definitions(plugin_client PRIVATE _POSIX_C_SOURCE=200809L)
+target_link_libraries(plugin_client PRIVATE attn_shared attn_warnings Threads::Threads)
+add_dependencies(plugin_client ${refused_plugins} ${ATTN_PLUGIN_TARGETS})
+set(plugin_tests "")
+if(ATTN_STATIC_BACKENDS) # then libattn has no plug-ins of its own
+  set(plugin_tests Refused Loaded OwnKernel)
+endif()
+add_python_test(plugins test_plugins.py $<TARGET_FILE:plugin_client> $<TARGET_FILE:attn_shared> ${plugin_folder}
+                $<TARGET_FILE:attnbench> ${CMAKE_C_COMPILER} ${plugin_tests})
