@@ -1,0 +1,560 @@
+/* SPDX-License-Identifier: MIT */
+/** @file
+ * libattn for C++17 and later: the calls of attn.h and mha.h with owners, views and exceptions. A header alone, without a
+ * library of its own.
+ *
+ *     #include <attn/attn.hpp>
+ *
+ *     std::vector<float> q(8 * 512 * 64), k(q), v(q), o(q);
+ *     attn::problem problem(1, 8, 8, 512, 512, 64, 64);   // batch, heads_q, heads_kv, seq_q, seq_k, dim_qk, dim_v
+ *     problem.causal();
+ *     attn::sdpa(problem, {q, k, v, o});                  // throws attn::error
+ *
+ * Tensors are views: of anything with data() and size(), or of a pointer. Where the size is known, a tensor that is smaller
+ * than the problem's strides reach, or whose elements are not as wide as its dtype, is an error before anything is computed.
+ *
+ * Functions throw attn::error, which holds the status and the library's sentence. Each has a form that begins with try_,
+ * throws nothing and returns attn::expected. What has no wrapper here is reached by get(), which gives the C struct or
+ * handle.
+ */
+#ifndef ATTN_ATTN_HPP
+#define ATTN_ATTN_HPP
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <initializer_list>
+#include <memory>
+#include <new>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "attn/attn.h"
+
+namespace attn {
+
+/* ---- Errors ------------------------------------------------------------------------------------------------------- */
+
+/** What failed: the status, and one sentence with the field, its value and what would be right. */
+class failure {
+ public:
+  /** The last failure of this thread in the C library. */
+  explicit failure(attn_status status) noexcept : failure(status, attn_last_error()) {}
+  failure(attn_status status, const char *sentence) noexcept : status_(status) {
+    std::snprintf(text_, sizeof text_, "%s", sentence);
+  }
+  attn_status status() const noexcept { return status_; }
+  const char *what() const noexcept { return text_; }
+
+ private:
+  attn_status status_;
+  char text_[1024];
+};
+
+/** The exception of this header. */
+class error : public std::runtime_error {
+ public:
+  explicit error(const failure &f) : std::runtime_error(f.what()), status_(f.status()) {}
+  attn_status status() const noexcept { return status_; }
+
+ private:
+  attn_status status_;
+};
+
+/** A value, or why there is none. */
+template <class T>
+class expected {
+ public:
+  expected(T &&value) noexcept : value_(std::move(value)) {}
+  expected(const failure &f) noexcept : failure_(f) {}
+  explicit operator bool() const noexcept { return value_.has_value(); }
+  /** The value; throws attn::error if there is none. */
+  T &value() & {
+    if (!value_) throw attn::error(*failure_);
+    return *value_;
+  }
+  T &&value() && { return std::move(value()); }
+  T &operator*() noexcept { return *value_; }
+  T *operator->() noexcept { return &*value_; }
+  /** Why there is no value; only where there is none. */
+  const failure &error() const noexcept { return *failure_; }
+
+ private:
+  std::optional<T> value_;
+  std::optional<failure> failure_;
+};
+
+/** Done, or why not. */
+template <>
+class expected<void> {
+ public:
+  expected() noexcept = default;
+  expected(const failure &f) noexcept : failure_(f) {}
+  explicit operator bool() const noexcept { return !failure_; }
+  void value() const {
+    if (failure_) throw attn::error(*failure_);
+  }
+  const failure &error() const noexcept { return *failure_; }
+
+ private:
+  std::optional<failure> failure_;
+};
+
+namespace detail {
+inline expected<void> outcome(attn_status status) noexcept {
+  return status == ATTN_OK ? expected<void>() : expected<void>(failure(status));
+}
+
+/** A struct of the C API, all 0 but its size. */
+template <class T>
+T sized() noexcept {
+  T made{};
+  made.struct_size = sizeof made;
+  return made;
+}
+
+template <class C>
+using element_of = std::remove_pointer_t<decltype(std::declval<C &>().data())>;
+
+struct aligned_delete {
+  void operator()(void *memory) const noexcept { ::operator delete (memory, std::align_val_t{64}); }
+};
+}  // namespace detail
+
+/* ---- Memory ------------------------------------------------------------------------------------------------------- */
+
+/** A tensor's memory: its first element, and how many there are if that is known. T may be const. */
+template <class T>
+class view {
+ public:
+  static constexpr std::size_t unknown = static_cast<std::size_t>(-1);
+
+  view() noexcept = default;
+  view(std::nullptr_t) noexcept {}
+  /** A pointer: nothing is known of the size. */
+  template <class E, std::enable_if_t<std::is_convertible_v<E *, T *>, int> = 0>
+  view(E *data) noexcept : data_(data), element_(element_bytes<E>()) {}
+  template <class E, std::enable_if_t<std::is_convertible_v<E *, T *>, int> = 0>
+  view(E *data, std::size_t size) noexcept : data_(data), size_(size), element_(element_bytes<E>()) {}
+  /** std::vector, std::array, std::span, ... */
+  template <class C, class E = detail::element_of<C>,
+            std::enable_if_t<std::is_convertible_v<E *, T *> && !std::is_same_v<std::decay_t<C>, view>, int> = 0>
+  view(C &&container) noexcept : view(container.data(), container.size()) {}
+
+  T *data() const noexcept { return data_; }
+  std::size_t size() const noexcept { return size_; }
+  /** Bytes of an element; 0 for void. */
+  std::size_t element() const noexcept { return element_; }
+
+ private:
+  template <class E>
+  static constexpr std::size_t element_bytes() noexcept {
+    if constexpr (std::is_void_v<E>)
+      return 0;
+    else
+      return sizeof(E);
+  }
+  T *data_ = nullptr;
+  std::size_t size_ = unknown;
+  std::size_t element_ = 0;
+};
+
+/** Memory for a plan or a layer to work in, 64-byte aligned. Only one call at a time may work in it. */
+class workspace {
+ public:
+  workspace() noexcept = default;
+  explicit workspace(std::size_t bytes)
+      : memory_(bytes ? ::operator new (bytes, std::align_val_t{64}) : nullptr), bytes_(bytes) {}
+  void *data() const noexcept { return memory_.get(); }
+  std::size_t size() const noexcept { return bytes_; }
+  /** Makes room for this many bytes. */
+  expected<void> try_reserve(std::size_t bytes) noexcept {
+    if (bytes <= bytes_) return {};
+    void *memory = ::operator new (bytes, std::align_val_t{64}, std::nothrow);
+    if (!memory) return failure(ATTN_OUT_OF_MEMORY, "out of memory: the workspace does not fit");
+    memory_.reset(memory);
+    bytes_ = bytes;
+    return {};
+  }
+
+ private:
+  std::unique_ptr<void, detail::aligned_delete> memory_;
+  std::size_t bytes_ = 0;
+};
+
+/* ---- The problem -------------------------------------------------------------------------------------------------- */
+
+/** Shape and semantics. What has no function here is set through the arrow: problem->bias_stride = ... */
+class problem {
+ public:
+  problem(std::int64_t batch, std::int64_t heads_q, std::int64_t heads_kv, std::int64_t seq_q, std::int64_t seq_k,
+          std::int64_t dim_qk, std::int64_t dim_v) noexcept {
+    attn_problem_init(&c_, batch, heads_q, heads_kv, seq_q, seq_k, dim_qk, dim_v);
+  }
+  explicit problem(const attn_problem &c) noexcept : c_(c) {}
+
+  problem &causal(attn_align align = ATTN_ALIGN_TOP_LEFT) noexcept { return attn_problem_set_causal(&c_, align), *this; }
+  problem &bshd() noexcept { return attn_problem_set_bshd(&c_), *this; }
+  problem &varlen(std::int64_t total_q, std::int64_t total_k) noexcept {
+    return attn_problem_set_varlen(&c_, total_q, total_k), *this;
+  }
+  problem &dtypes(attn_dtype q, attn_dtype kv, attn_dtype o) noexcept {
+    c_.dtype_q = q, c_.dtype_kv = kv, c_.dtype_o = o;
+    return *this;
+  }
+  problem &dtypes(attn_dtype all) noexcept { return dtypes(all, all, all); }
+  problem &window(std::int64_t left, std::int64_t right) noexcept {
+    c_.window_left = left, c_.window_right = right;
+    return *this;
+  }
+  problem &scale(float factor) noexcept { return c_.scale = factor, *this; }
+  problem &softcap(float cap) noexcept { return c_.softcap = cap, *this; }
+  /** ATTN_USE_... bits of what the arguments will bring; sdpa() and run() add none by themselves. */
+  problem &use(unsigned bits) noexcept { return c_.uses |= bits, *this; }
+
+  expected<void> try_validate() const noexcept { return detail::outcome(attn_problem_validate(&c_)); }
+  void validate() const { try_validate().value(); }
+
+  attn_problem *operator->() noexcept { return &c_; }
+  const attn_problem *operator->() const noexcept { return &c_; }
+  const attn_problem &get() const noexcept { return c_; }
+
+ private:
+  attn_problem c_;
+};
+
+/* ---- The data of one call ----------------------------------------------------------------------------------------- */
+
+/** The tensors of one call. Members that the problem does not use stay empty. */
+struct args {
+  view<const void> q, k, v;
+  view<void> o;
+  view<float> lse;
+  view<const float> bias;
+  view<const std::uint8_t> mask;
+  view<const float> scores, score_weight;
+  view<const std::int32_t> kv_len, q_len, row_len, cu_seqlens_q, cu_seqlens_k, offsets;
+  view<const float> alibi_slopes, sinks;
+
+  args() noexcept = default;
+  args(view<const void> q_, view<const void> k_, view<const void> v_, view<void> o_) noexcept : q(q_), k(k_), v(v_), o(o_) {}
+
+  attn_args get() const noexcept {
+    auto c = detail::sized<attn_args>();
+    c.q = q.data(), c.k = k.data(), c.v = v.data(), c.o = o.data(), c.lse = lse.data();
+    c.bias = bias.data(), c.mask = mask.data(), c.scores = scores.data(), c.score_weight = score_weight.data();
+    c.kv_len = kv_len.data(), c.q_len = q_len.data(), c.row_len = row_len.data();
+    c.cu_seqlens_q = cu_seqlens_q.data(), c.cu_seqlens_k = cu_seqlens_k.data(), c.offsets = offsets.data();
+    c.alibi_slopes = alibi_slopes.data(), c.sinks = sinks.data();
+    return c;
+  }
+};
+
+namespace detail {
+/** Elements from the first one to the end of the last one; 0 for an empty tensor, and where a stride is negative: then the
+ * pointer is not to the first one, and nothing can be said. */
+inline std::size_t reach(std::initializer_list<std::pair<std::int64_t, std::int64_t>> axes) noexcept {
+  std::int64_t last = 0;
+  for (const auto &[count, stride] : axes) {
+    if (count < 1 || stride < 0) return 0;
+    last += (count - 1) * stride;
+  }
+  return static_cast<std::size_t>(last) + 1;
+}
+
+inline std::size_t dtype_bytes(attn_dtype dtype) noexcept { return dtype == ATTN_F32 ? 4 : 2; }
+
+/** The first tensor that is too small for the problem, or has elements of another size than its dtype. */
+class size_check {
+ public:
+  size_check(const attn_problem &p, const args &a) noexcept {
+    const bool varlen = (p.uses & ATTN_USE_VARLEN) != 0;
+    const std::int64_t batch = varlen ? 1 : p.batch, rows = varlen ? p.total_q : p.seq_q,
+                       keys = varlen ? p.total_k : p.seq_k;
+    const auto tensor = [&](std::int64_t heads, std::int64_t seq, std::int64_t dim, const attn_strides &s) {
+      return reach({{batch, s.b}, {heads, s.h}, {seq, s.s}, {dim, s.d}});
+    };
+    const auto pairs = [&](const attn_score_strides &s) {
+      return reach({{p.batch, s.b}, {p.heads_q, s.h}, {p.seq_q, s.q}, {p.seq_k, s.k}});
+    };
+    const auto list = [](std::int64_t count) { return reach({{count, 1}}); };
+    check("q", a.q, dtype_bytes(p.dtype_q), tensor(p.heads_q, rows, p.dim_qk, p.q_stride));
+    check("k", a.k, dtype_bytes(p.dtype_kv), tensor(p.heads_kv, keys, p.dim_qk, p.k_stride));
+    check("v", a.v, dtype_bytes(p.dtype_kv), tensor(p.heads_kv, keys, p.dim_v, p.v_stride));
+    check("o", a.o, dtype_bytes(p.dtype_o), tensor(p.heads_q, rows, p.dim_v, p.o_stride));
+    check("lse", a.lse, 4, tensor(p.heads_q, rows, 1, p.lse_stride));
+    check("bias", a.bias, 4, pairs(p.bias_stride));
+    check("mask", a.mask, 1, pairs(p.mask_stride));
+    check("scores", a.scores, 4, pairs(p.scores_stride));
+    check("score_weight", a.score_weight, 4, reach({{p.heads_q, p.score_weight_stride_h}, {p.dim_qk, 1}}));
+    check("kv_len", a.kv_len, 4, list(p.batch));
+    check("q_len", a.q_len, 4, list(p.batch));
+    check("row_len", a.row_len, 4, list(p.batch * p.seq_q));
+    check("cu_seqlens_q", a.cu_seqlens_q, 4, list(p.batch + 1));
+    check("cu_seqlens_k", a.cu_seqlens_k, 4, list(p.batch + 1));
+    check("offsets", a.offsets, 4, list(p.batch));
+    check("alibi_slopes", a.alibi_slopes, 4, list(p.heads_q));
+    check("sinks", a.sinks, 4, list(p.heads_q));
+  }
+  const std::optional<failure> &found() const noexcept { return found_; }
+
+ private:
+  template <class T>
+  void check(const char *name, const view<T> &tensor, std::size_t element, std::size_t needed) noexcept {
+    if (found_ || !tensor.data()) return;
+    if (tensor.element() && tensor.element() != element) {
+      say("attn::args.%s has elements of %zu bytes; those of its dtype have %zu", name, tensor.element(), element);
+    } else if (tensor.size() != view<T>::unknown && tensor.size() < needed) {
+      say("attn::args.%s has %zu elements; shape and strides of the problem reach %zu", name, tensor.size(), needed);
+    }
+  }
+  void say(const char *format, const char *name, std::size_t is, std::size_t right) noexcept {
+    char text[160];
+    std::snprintf(text, sizeof text, format, name, is, right);
+    found_.emplace(ATTN_INVALID_ARGUMENT, text);
+  }
+  std::optional<failure> found_;
+};
+}  // namespace detail
+
+/* ---- Options, plans, one call ------------------------------------------------------------------------------------- */
+
+/** How a plan or a layer is made. */
+struct options {
+  const char *kernel = nullptr;             /**< A registered name; nullptr = ATTN_KERNEL, else automatic. */
+  const char *max_isa = nullptr;            /**< Highest tier to use. */
+  int threads = 0;                          /**< 0 = as many as pay, at most OpenMP's default. */
+  attn_parallel_for parallel_for = nullptr; /**< The caller's thread pool. */
+  void *pool = nullptr;                     /**< Passed to parallel_for. */
+
+  attn_options get() const noexcept {
+    auto c = detail::sized<attn_options>();
+    c.kernel = kernel, c.max_isa = max_isa, c.threads = threads, c.parallel_for = parallel_for, c.pool = pool;
+    return c;
+  }
+};
+
+/** All decisions about one problem. Never changes once made: threads may run it at once, each with a workspace of its own.
+ */
+class plan {
+ public:
+  explicit plan(const problem &p, const options &o = {}) : plan(try_make(p, o).value()) {}
+  static expected<plan> try_make(const problem &p, const options &o = {}) noexcept {
+    attn_plan *made = nullptr;
+    const attn_options c = o.get();
+    const attn_status status = attn_plan_create(&p.get(), &c, &made);
+    if (status != ATTN_OK) return failure(status);
+    return plan(made, p.get());
+  }
+
+  /** Computes a.o (and a.lse) in the workspace that the plan owns: one call at a time. */
+  void run(const args &a) { try_run(a).value(); }
+  expected<void> try_run(const args &a) noexcept {
+    const auto room = own_.try_reserve(workspace_bytes());
+    return room ? try_run(a, own_) : room;
+  }
+  /** Computes in a workspace of the caller: any number of calls at once, each with its own. */
+  void run(const args &a, workspace &w) const { try_run(a, w).value(); }
+  expected<void> try_run(const args &a, workspace &w) const noexcept {
+    const detail::size_check sizes(problem_, a);
+    if (sizes.found()) return *sizes.found();
+    const attn_args c = a.get();
+    return detail::outcome(attn_plan_run(plan_.get(), &c, w.data(), w.size()));
+  }
+
+  std::size_t workspace_bytes() const noexcept { return attn_plan_workspace(plan_.get()); }
+  const char *kernel() const noexcept { return attn_plan_kernel(plan_.get()); }
+  const char *describe() const noexcept { return attn_plan_describe(plan_.get()); }
+  const attn_plan *get() const noexcept { return plan_.get(); }
+
+ private:
+  struct destroy {
+    void operator()(attn_plan *p) const noexcept { attn_plan_destroy(p); }
+  };
+  plan(attn_plan *made, const attn_problem &p) noexcept : plan_(made), problem_(p) {}
+  std::unique_ptr<attn_plan, destroy> plan_;
+  attn_problem problem_;
+  workspace own_;
+};
+
+/** Plan, workspace and run in one call. */
+inline expected<void> try_sdpa(const problem &p, const args &a) noexcept {
+  const detail::size_check sizes(p.get(), a);
+  if (sizes.found()) return *sizes.found();
+  const attn_args c = a.get();
+  return detail::outcome(attn_sdpa(&p.get(), &c));
+}
+inline void sdpa(const problem &p, const args &a) { try_sdpa(p, a).value(); }
+
+/* ---- Merging ------------------------------------------------------------------------------------------------------ */
+
+/** A partial result: O [rows][dim_v] and LSE [rows] over some of the keys. */
+struct part {
+  view<const float> o, lse;
+};
+
+/** Merges partial results over disjoint sets of keys (attn_merge()). lse may be empty. */
+inline void merge(const std::vector<part> &parts, std::int64_t rows, std::int64_t dim_v, view<float> o,
+                  view<float> lse = {}) {
+  std::vector<const float *> os, lses;
+  const auto check = [](const char *name, std::size_t size, std::size_t needed) {
+    if (size < needed)
+      throw error(failure(ATTN_INVALID_ARGUMENT, (std::string("attn::merge: ") + name + " has " + std::to_string(size) +
+                                                  " elements; it must have " + std::to_string(needed))
+                                                     .c_str()));
+  };
+  const std::size_t n = detail::reach({{rows, 1}}), all = detail::reach({{rows, dim_v}, {dim_v, 1}});
+  for (const part &p : parts) {
+    check("o of a part", p.o.size(), all);
+    check("lse of a part", p.lse.size(), n);
+    os.push_back(p.o.data());
+    lses.push_back(p.lse.data());
+  }
+  check("o", o.size(), all);
+  check("lse", lse.size(), n);
+  detail::outcome(attn_merge(static_cast<int>(parts.size()), rows, dim_v, os.data(), lses.data(), o.data(), lse.data()))
+      .value();
+}
+
+/* ---- Kernels ------------------------------------------------------------------------------------------------------ */
+
+/** A kernel of this build. */
+class kernel {
+ public:
+  explicit kernel(const attn_kernel_info *info) noexcept : info_(info) {}
+  const char *name() const noexcept { return info_->name; }
+  const attn_kernel_info *operator->() const noexcept { return info_; }
+  /** Why this CPU cannot run it, or nothing. */
+  std::optional<std::string> unusable() const { return reason(attn_kernel_unusable(info_)); }
+  /** Why it cannot take the problem here, or nothing. */
+  std::optional<std::string> rejects(const problem &p) const { return reason(attn_kernel_rejects(info_, &p.get())); }
+
+ private:
+  static std::optional<std::string> reason(const char *text) {
+    return text ? std::optional<std::string>(text) : std::nullopt;
+  }
+  const attn_kernel_info *info_;
+};
+
+/** All kernels of this build, best first. */
+inline std::vector<kernel> kernels() {
+  std::vector<kernel> all;
+  for (int i = 0; i < attn_kernel_count(); i++) all.emplace_back(attn_kernel_get(i));
+  return all;
+}
+
+/** A line for each kernel: what it says to the problem. */
+inline std::string explain(const problem &p) {
+  std::string lines;
+  for (const kernel &k : kernels()) lines += std::string(k.name()) + ": " + k.rejects(p).value_or("takes it") + "\n";
+  return lines;
+}
+
+/* ---- Multi-head attention ----------------------------------------------------------------------------------------- */
+
+/** A layer's shape: attn_mha_problem. What has no function here is set through the arrow. */
+class mha_problem {
+ public:
+  mha_problem(std::int64_t batch, std::int64_t heads, std::int64_t seq_q, std::int64_t seq_k, std::int64_t width) noexcept {
+    attn_mha_problem_init(&c_, batch, heads, seq_q, seq_k, width);
+  }
+  mha_problem &causal(attn_align align = ATTN_ALIGN_TOP_LEFT) noexcept {
+    return attn_problem_set_causal(&c_.attention, align), *this;
+  }
+  attn_mha_problem *operator->() noexcept { return &c_; }
+  const attn_mha_problem &get() const noexcept { return c_; }
+
+ private:
+  attn_mha_problem c_;
+};
+
+/** Weights with their size set and all else 0: fill in what there is, as attn_mha_weights says. */
+struct mha_weights : attn_mha_weights {
+  explicit mha_weights(attn_weight_layout order = ATTN_IN_OUT) noexcept
+      : attn_mha_weights(detail::sized<attn_mha_weights>()) {
+    layout = order;
+  }
+};
+
+/** Attention between its four dense layers. Never changes once made. */
+class mha {
+ public:
+  mha(const mha_problem &p, const attn_mha_weights &w, const options &o = {}, const char *product = nullptr)
+      : mha(try_make(p, w, o, product).value()) {}
+  static expected<mha> try_make(const mha_problem &p, const attn_mha_weights &w, const options &o = {},
+                                const char *product = nullptr) noexcept {
+    const attn_options attention = o.get();
+    auto c = detail::sized<attn_mha_options>();
+    c.attention = &attention;
+    c.product = product;
+    attn_mha *made = nullptr;
+    const attn_status status = attn_mha_create(&p.get(), &w, &c, &made);
+    if (status != ATTN_OK) return failure(status);
+    return mha(made, p.get());
+  }
+
+  /** y from x, and from a memory if it is not x; attention: masks and lengths, nullptr = none. */
+  void run(view<const float> x, view<float> y, view<const float> memory = {}, const args *attention = nullptr) {
+    try_run(x, y, memory, attention).value();
+  }
+  expected<void> try_run(view<const float> x, view<float> y, view<const float> memory = {},
+                         const args *attention = nullptr) noexcept {
+    const auto room = own_.try_reserve(workspace_bytes());
+    if (!room) return room;
+    const attn_args inner = attention ? attention->get() : detail::sized<attn_args>();
+    auto c = detail::sized<attn_mha_args>();
+    c.x = x.data(), c.y = y.data(), c.memory = memory.data(), c.attention = &inner;
+    const auto sizes = check(x, y, memory);
+    return sizes ? detail::outcome(attn_mha_run(layer_.get(), &c, own_.data(), own_.size())) : sizes;
+  }
+
+  std::size_t workspace_bytes() const noexcept { return attn_mha_workspace(layer_.get()); }
+  const char *kernel() const noexcept { return attn_mha_kernel(layer_.get()); }
+  const char *describe() const noexcept { return attn_mha_describe(layer_.get()); }
+  const attn_mha *get() const noexcept { return layer_.get(); }
+
+ private:
+  struct destroy {
+    void operator()(attn_mha *layer) const noexcept { attn_mha_destroy(layer); }
+  };
+  mha(attn_mha *made, const attn_mha_problem &p) noexcept : layer_(made), problem_(p) {}
+
+  expected<void> check(view<const float> x, view<float> y, view<const float> memory) const noexcept {
+    const attn_problem &a = problem_.attention;
+    const bool varlen = (a.uses & ATTN_USE_VARLEN) != 0;
+    const std::int64_t batch = varlen ? 1 : a.batch, rows = varlen ? a.total_q : a.seq_q,
+                       keys = varlen ? a.total_k : a.seq_k;
+    const struct {
+      const char *name;
+      std::size_t size, needed;
+    } tensors[] = {{"x", x.size(), size(batch, rows, problem_.width, problem_.x_stride)},
+                   {"y", y.size(), size(batch, rows, problem_.width_out, problem_.y_stride)},
+                   {"memory", memory.size(), size(batch, keys, problem_.width_memory, problem_.memory_stride)}};
+    for (const auto &t : tensors)
+      if (t.size < t.needed) {
+        char text[160];
+        std::snprintf(text, sizeof text, "attn::mha: %s has %zu elements; shape and strides of the layer reach %zu", t.name,
+                      t.size, t.needed);
+        return failure(ATTN_INVALID_ARGUMENT, text);
+      }
+    return {};
+  }
+  static std::size_t size(std::int64_t batch, std::int64_t rows, std::int64_t width, const attn_strides &s) noexcept {
+    return detail::reach({{batch, s.b}, {rows, s.s}, {width, s.d}});
+  }
+
+  std::unique_ptr<attn_mha, destroy> layer_;
+  attn_mha_problem problem_;
+  workspace own_;
+};
+
+/** The version of the library that runs. */
+inline const char *version() noexcept { return attn_version(); }
+
+}  // namespace attn
+
+#endif

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: MIT
+// attn.hpp: what it computes is what the C functions compute, and every mistake is an attn::error with a sentence.
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+#include <attn/attn.hpp>
+#if __cplusplus >= 202002L
+#include <span>
+#endif
+
+namespace {
+
+int failures = 0;
+
+void check(bool good, const char *what, const char *text = "") {
+  if (good) return;
+  std::printf("WRONG: %s %s\n", what, text);
+  failures++;
+}
+#define CHECK(condition) check(condition, #condition)
+
+// `call` must throw attn::error whose sentence holds `part`.
+template <class Call>
+void refused(Call call, attn_status status, const char *part) {
+  try {
+    call();
+    check(false, "no exception:", part);
+  } catch (const attn::error &e) {
+    check(e.status() == status && std::strstr(e.what(), part), part, e.what());
+  }
+}
+
+std::vector<float> floats(std::size_t count, float seed) {
+  std::vector<float> x(count);
+  for (std::size_t i = 0; i < count; i++) x[i] = std::sin(seed + static_cast<float>(i));
+  return x;
+}
+
+constexpr std::size_t rows = 20, dim = 16, count = 2 * rows * dim;
+const std::vector<float> q = floats(count, 1), k = floats(count, 2), v = floats(count, 3);
+attn::problem shape() { return {1, 2, 2, rows, rows, dim, dim}; }
+
+std::vector<float> from_c() {
+  std::vector<float> o(count);
+  attn_problem p;
+  attn_problem_init(&p, 1, 2, 2, rows, rows, dim, dim);
+  attn_problem_set_causal(&p, ATTN_ALIGN_TOP_LEFT);
+  auto a = attn::detail::sized<attn_args>();
+  a.q = q.data(), a.k = k.data(), a.v = v.data(), a.o = o.data();
+  CHECK(attn_sdpa(&p, &a) == ATTN_OK);
+  return o;
+}
+
+void one_call() {
+  std::vector<float> o(count), lse(2 * rows);
+  attn::sdpa(shape().causal(), {q, k, v, o});
+  CHECK(o == from_c());
+  attn::args a(q.data(), k.data(), v.data(), o.data());
+  a.lse = lse;
+  attn::sdpa(shape().use(ATTN_USE_LSE), a);
+  CHECK(lse[0] != 0);
+#if __cplusplus >= 202002L
+  std::vector<float> again(count);
+  attn::sdpa(shape().causal(), {std::span(q), std::span(k), std::span(v), std::span(again)});
+  CHECK(again == from_c());
+#endif
+}
+
+void plans() {
+  static_assert(!std::is_copy_constructible_v<attn::plan> && std::is_nothrow_move_constructible_v<attn::plan>);
+  std::vector<float> o(count), other(count);
+  attn::options options;
+  options.threads = 1;
+  attn::plan made(shape().causal(), options), plan = std::move(made);
+  for (int i = 0; i < 2; i++) plan.run({q, k, v, o});
+  CHECK(o == from_c());
+  CHECK(std::strstr(plan.describe(), plan.kernel()));
+  attn::workspace mine(plan.workspace_bytes());
+  const attn::plan &shared = plan;
+  std::thread thread([&] { shared.run({q, k, v, other}, mine); });
+  plan.run({q, k, v, o});
+  thread.join();
+  CHECK(other == from_c());
+}
+
+void mistakes() {
+  std::vector<float> o(count), small(count - 1);
+  refused([&] { attn::sdpa(shape(), {q, k, v, small}); }, ATTN_INVALID_ARGUMENT, "attn::args.o has 639 elements");
+  refused([&] { attn::sdpa(shape(), {q, small, v, o}); }, ATTN_INVALID_ARGUMENT, "attn::args.k has 639 elements");
+  refused([&] { attn::sdpa(shape(), {q, k, nullptr, o}); }, ATTN_INVALID_ARGUMENT, "attn_args.v is NULL");
+  refused(
+      [&] {
+        attn::sdpa(shape().dtypes(ATTN_BF16), {q, k, v, o});
+      },
+      ATTN_INVALID_ARGUMENT, "attn::args.q has elements of 4 bytes; those of its dtype have 2");
+  std::vector<double> wide(count);
+  refused([&] { attn::sdpa(shape(), {wide, k, v, o}); }, ATTN_INVALID_ARGUMENT, "elements of 8 bytes");
+  attn::args masked(q, k, v, o);
+  std::array<std::uint8_t, 5> mask{};
+  masked.mask = mask;
+  refused([&] { attn::sdpa(shape().use(ATTN_USE_MASK), masked); }, ATTN_INVALID_ARGUMENT, "attn::args.mask has 5 elements");
+  masked.mask = mask.data();
+  refused([&] { attn::sdpa(shape(), masked); }, ATTN_INVALID_ARGUMENT, "ATTN_USE_MASK");
+  refused([] { attn::problem(1, 3, 2, 1, 1, 1, 1).validate(); }, ATTN_INVALID_ARGUMENT, "heads_q is 3");
+  refused(
+      [] {
+        attn::options options;
+        options.kernel = "flash_mmx";
+        attn::plan plan(shape(), options);
+      },
+      ATTN_UNKNOWN_KERNEL, "flash_mmx");
+  attn::plan plan(shape());
+  attn::workspace none;
+  if (plan.workspace_bytes())
+    refused([&] { static_cast<const attn::plan &>(plan).run({q, k, v, o}, none); }, ATTN_WORKSPACE_TOO_SMALL, "workspace");
+}
+
+void without_exceptions() {
+  const attn::problem problem = shape();
+  static_assert(noexcept(attn::plan::try_make(problem)) &&noexcept(attn::try_sdpa(problem, attn::args())));
+  auto none = attn::plan::try_make(attn::problem(1, 3, 2, 1, 1, 1, 1));
+  CHECK(!none && none.error().status() == ATTN_INVALID_ARGUMENT && std::strstr(none.error().what(), "heads_q is 3"));
+  std::vector<float> o(count);
+  auto plan = attn::plan::try_make(shape().causal());
+  CHECK(plan && plan->try_run({q, k, v, o}));
+  CHECK(o == from_c());
+  const auto done = attn::try_sdpa(shape(), {q, k, v, nullptr});
+  CHECK(!done && std::strstr(done.error().what(), "attn_args.o is NULL"));
+}
+
+void merging() {
+  std::vector<float> o[2] = {std::vector<float>(rows * dim), std::vector<float>(rows * dim)}, whole(rows * dim);
+  std::vector<float> lse[2] = {std::vector<float>(rows), std::vector<float>(rows)}, merged(rows * dim);
+  for (std::size_t i = 0; i < 2; i++) {
+    attn::problem p(1, 1, 1, rows, rows / 2, dim, dim);
+    attn::args a(q, k.data() + i * rows / 2 * dim, v.data() + i * rows / 2 * dim, o[i]);
+    a.lse = lse[i];
+    attn::sdpa(p.use(ATTN_USE_LSE), a);
+  }
+  attn::sdpa(attn::problem(1, 1, 1, rows, rows, dim, dim), {q, k, v, whole});
+  attn::merge({{o[0], lse[0]}, {o[1], lse[1]}}, rows, dim, merged);
+  for (std::size_t i = 0; i < merged.size(); i++) check(std::fabs(merged[i] - whole[i]) < 1e-5f, "merged");
+  refused(
+      [&] {
+        attn::merge({{o[0], lse[0]}}, rows, dim, lse[0]);
+      },
+      ATTN_INVALID_ARGUMENT, "attn::merge: o has 20 elements");
+}
+
+void registry() {
+  const auto all = attn::kernels();
+  CHECK(!all.empty() && static_cast<int>(all.size()) == attn_kernel_count());
+  const std::string lines = attn::explain(shape());
+  for (const auto &kernel : all) CHECK(lines.find(kernel.name()) != std::string::npos);
+  CHECK(lines.find("takes it") != std::string::npos);
+  CHECK(all.back()->name && attn::version() == std::string(attn_version()));
+}
+
+void layers() {
+  constexpr std::size_t width = 16;
+  const auto w = floats(3 * width * width, 4), x = floats(rows * width, 5);
+  std::vector<float> y(rows * width), small(3);
+  attn::mha_weights weights(ATTN_OUT_IN);
+  weights.w_qkv = w.data(), weights.w_o = w.data();
+  attn::mha layer(attn::mha_problem(1, 2, rows, rows, width).causal(), weights);
+  layer.run(x, y);
+  CHECK(y[0] != 0 && std::strstr(layer.describe(), layer.kernel()));
+  refused([&] { layer.run(x, small); }, ATTN_INVALID_ARGUMENT, "attn::mha: y has 3 elements");
+  refused([&] { layer.run(nullptr, y); }, ATTN_INVALID_ARGUMENT, "attn_mha_args.x is NULL");
+  refused([&] { attn::mha(attn::mha_problem(1, 3, rows, rows, width), weights); }, ATTN_INVALID_ARGUMENT, "width is 16");
+  attn::mha_problem padded(1, 2, rows, rows, width);
+  padded->attention.uses |= ATTN_USE_KV_LEN;
+  attn::mha with_lengths(padded, weights);
+  const std::array<std::int32_t, 1> length = {3};
+  attn::args masks;
+  masks.kv_len = length;
+  with_lengths.run(x, y, nullptr, &masks);
+  refused([&] { with_lengths.run(x, y); }, ATTN_INVALID_ARGUMENT, "kv_len is NULL");
+}
+
+}  // namespace
+
+int main() {
+  one_call(), plans(), mistakes(), without_exceptions(), merging(), registry(), layers();
+  if (!failures) std::printf("attn.hpp: right, as C++ %ld\n", static_cast<long>(__cplusplus / 100 % 100));
+  return failures ? 1 : 0;
+}
