@@ -2,6 +2,7 @@
 /* Goals: the meaning of lines, the errors of wrong lines, and verdicts with their intervals. */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "goals/goals.h"
@@ -173,4 +174,109 @@ TEST(test_embedded_limits) {
   assert_true(amd > 0);
   assert_int_equal(amd, intel);
   bench_goals_clear(&list);
+}
+
+/* ---- Tables ---------------------------------------------------------------------------------------------------------- */
+
+/* Rows of three goals: measured, measured without an interval or a floor, and failed. */
+typedef struct three_rows {
+  bench_goal_row row[3];
+  bench_goal_table table;
+} three_rows;
+
+static void fill_rows(three_rows *t) {
+  *t = (three_rows){.table = {.absent = {[BENCH_OTHER_CPU] = 1, [BENCH_NOT_BUILT] = 2}}};
+  t->table.goals = read_goals(
+      "[one]\npeak | flash_c | seq=64 | | any | 80 | 90 | first\n"
+      "[two]\nns | naive_c | seq=8 | | any | - | - | second, \"quoted\"\n"
+      "ratio | naive_c | seq=9 | seq=10 | AMD | 0.5 | - | third\n");
+  for (int i = 0; i < 3; i++) t->row[i] = (bench_goal_row){.goal = &t->table.goals.item[i], .done = true};
+  t->row[0].measured = (bench_summary){.median = 81.25, .ci_lo = 79.5, .ci_hi = 83, .n = 21};
+  t->row[0].verdict = (bench_goal_verdict){BENCH_FLOOR, true};
+  t->row[1].measured = (bench_summary){.median = 412.4, .ci_lo = NAN, .ci_hi = NAN, .n = 3};
+  t->row[2].status = BENCH_FAIL;
+  snprintf(t->row[2].reason, sizeof t->row[2].reason, "o is wrong");
+  snprintf(t->row[0].bench.case_id, sizeof t->row[0].bench.case_id, "case one");
+  snprintf(t->row[2].against.case_id, sizeof t->row[2].against.case_id, "against");
+  t->table.row = t->row;
+  t->table.count = 3;
+}
+
+typedef void printer(const three_rows *t, FILE *file);
+
+static void expect_text(printer *print, const three_rows *t, const char *wanted) {
+  char *text = NULL;
+  size_t bytes = 0;
+  FILE *file = open_memstream(&text, &bytes);
+  assert_non_null(file);
+  print(t, file);
+  (void)fclose(file);
+  assert_string_equal(text, wanted);
+  free(text);
+}
+
+static void print_rows(const three_rows *t, FILE *file) {
+  for (int i = 0; i < 3; i++) bench_goals_print_row(&t->row[i], i ? &t->row[i - 1] : NULL, file);
+}
+
+static void print_summary(const three_rows *t, FILE *file) { bench_goals_print_summary(&t->table, file); }
+
+static void print_csv(const three_rows *t, FILE *file) { bench_goals_write_csv(&t->table, "run", file); }
+
+/* Sections stand above their first row; a value has the decimals of its metric; "?" says that the interval holds the floor.
+ */
+TEST(test_rows_are_printed) {
+  three_rows t;
+  fill_rows(&t);
+  expect_text(
+      print_rows, &t,
+      "one\n"
+      "  first                                      flash_c           80.0    90.0      81.2 %       79.5 .. 83.0      ok?\n"
+      "two\n"
+      "  second, \"quoted\"                           naive_c              -       -       412 ns                        -\n"
+      "  third                                      naive_c          0.500       -                                     FAIL\n"
+      "      o is wrong\n");
+  t.row[0].measured.n = 1;
+  t.row[0].verdict.open = false;
+  t.row[1].done = t.row[2].done = false;
+  expect_text(print_summary, &t,
+              "\n1 of 3 rows have a verdict: 0 at their goal, 1 more at their floor (ok), 0 short of it\n"
+              "2 rows were not reached\n1 row is for another CPU\n2 rows need kernels that this build lacks\n");
+  bench_goals_clear(&t.table.goals);
+}
+
+TEST(test_rows_are_counted) {
+  three_rows t;
+  fill_rows(&t);
+  const bench_goal_counts counts = bench_goals_count(&t.table);
+  assert_true(counts.done == 3 && counts.failed == 1 && counts.decided == 1 && counts.open == 1);
+  assert_true(counts.marks[BENCH_FLOOR] == 1 && counts.marks[BENCH_NO_FLOOR] == 1 && counts.marks[BENCH_GOAL] == 0);
+  t.row[0].status = BENCH_ERROR, t.row[1].status = BENCH_DEGENERATE, t.row[2].status = BENCH_SKIP;
+  assert_int_equal(bench_goals_count(&t.table).failed, 2);
+  bench_goals_clear(&t.table.goals);
+  fill_rows(&t);
+  expect_text(
+      print_summary, &t,
+      "\n1 of 3 rows have a verdict: 0 at their goal, 1 more at their floor (ok), 0 short of it; ? = the interval holds "
+      "the floor (1)\n1 row is for another CPU\n2 rows need kernels that this build lacks\n");
+  bench_goals_clear(&t.table.goals);
+}
+
+TEST(test_rows_are_written_as_csv) {
+  three_rows t;
+  fill_rows(&t);
+  expect_text(
+      print_csv, &t,
+      "run_id,section,row,kernel,metric,unit,case_id,against_case_id,cpu,floor,goal,measured,ci_lo,ci_hi,rounds,status,"
+      "verdict,interval_holds_floor,reason\n"
+      "run,one,first,flash_c,peak,%,case one,,any,80,90,81.25,79.5,83,21,PASS,ok,yes,\n"
+      "run,two,\"second, \"\"quoted\"\"\",naive_c,ns,ns,,,any,,,412.4,,,3,PASS,,no,\n"
+      "run,two,third,naive_c,ratio,x,,against,AMD,0.5,,,,,0,FAIL,,no,o is wrong\n");
+  t.row[0].done = t.row[1].done = false;
+  expect_text(
+      print_csv, &t,
+      "run_id,section,row,kernel,metric,unit,case_id,against_case_id,cpu,floor,goal,measured,ci_lo,ci_hi,rounds,status,"
+      "verdict,interval_holds_floor,reason\n"
+      "run,two,third,naive_c,ratio,x,,against,AMD,0.5,,,,,0,FAIL,,no,o is wrong\n");
+  bench_goals_clear(&t.table.goals);
 }

@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: MIT */
+/* Which lines of a journal are rows: all that attnbench writes, and nothing else. */
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "report/journal.h"
+#include "support.h"
+
+#define COUNT(array) (sizeof(array) / sizeof *(array))
+#define HEAD         "{\"journal\": 2, \"cpu\": \"any\"}\n"
+#define START        "{\"case_id\": \"c\", \"kernel\": \"k\", \"status\": \"PASS\""
+
+static char path[] = "/tmp/attn_journal_XXXXXX";
+
+static void write_file(const char *text) {
+  strcpy(strrchr(path, '_'), "_XXXXXX");
+  const int file = mkstemp(path);
+  assert_true(file >= 0);
+  assert_int_equal(write(file, text, strlen(text)), strlen(text));
+  (void)close(file);
+}
+
+static FILE *resume(bench_rows *rows) {
+  bench_journal_head head = {.count = 0};
+  bench_journal_describe(&head, "cpu", "%s", "any");
+  *rows = (bench_rows){0};
+  return bench_journal_resume(path, &head, rows);
+}
+
+/* What is said on stderr from listen() on. */
+static FILE *heard;
+static int own_stderr;
+
+static void listen(void) {
+  heard = tmpfile();
+  assert_non_null(heard);
+  own_stderr = dup(STDERR_FILENO);
+  assert_true(dup2(fileno(heard), STDERR_FILENO) >= 0);
+}
+
+static void expect_said(const char *part) {
+  char text[2000];
+  (void)fflush(stderr);
+  (void)dup2(own_stderr, STDERR_FILENO);
+  (void)close(own_stderr);
+  rewind(heard);
+  text[fread(text, 1, sizeof text - 1, heard)] = 0;
+  (void)fclose(heard);
+  test_contains(text, part);
+}
+
+/* The rows of a journal with these lines below its head. */
+static bench_rows read_lines(const char *lines) {
+  char text[8000];
+  bench_rows rows;
+  snprintf(text, sizeof text, "%s%s", HEAD, lines);
+  write_file(text);
+  FILE *file = resume(&rows);
+  assert_non_null(file);
+  (void)fclose(file);
+  (void)unlink(path);
+  return rows;
+}
+
+static void expect_rows(const char *line, int count) {
+  bench_rows rows = read_lines(line);
+  if (rows.count != count) fail_msg("%d rows in %.300s", rows.count, line);
+  bench_rows_clear(&rows);
+}
+
+TEST(lines_of_other_forms_are_no_rows) {
+  static const char *const good[] = {
+      START "}\n",
+      START " , \"noise\": 0.5 }\n",
+      "{\"case_id\":\"c\",\"kernel\":\"k\"}\n",
+      START ", \"samples\": \"2\", \"samples_ns\": [1,2.5e3], \"positions\": [0,2147483647]}\n",
+      START ", \"samples\": \"1\", \"samples_ns\": [ 1 ], \"positions\": [ 0 ]}\n",
+      START ", \"iterations\": 9007199254740992, \"ratio_best\": -3}\n",
+      START ", \"iterations\": 0}\n",
+      START ", \"samples\": \"1\", \"samples_ns\": [1,2], \"samples_ns\": [3], \"positions\": [0]}\n"};
+  static const char *const bad[] = {START "\n",
+                                    START ", }\n",
+                                    "\"case_id\": \"c\"}\n",
+                                    "{}\n",
+                                    "{\"case_id\" \"c\"}\n",
+                                    "{\"case_id\": \"c}\n",
+                                    START ", \"colour\": \"red\"}\n",
+                                    START ", \"weight\": 3}\n",
+                                    START ", \"noise\": }\n",
+                                    START ", \"noise\": inf}\n",
+                                    START ", \"iterations\": -1}\n",
+                                    START ", \"iterations\": 9007199254740994}\n",
+                                    START ", \"status\": \"GOOD\"}\n",
+                                    START ", \"samples\": \"2\"}\n",
+                                    START ", \"samples_ns\": [1], \"positions\": [0]}\n",
+                                    START ", \"samples\": \"1\", \"samples_ns\": [1]}\n",
+                                    START ", \"samples\": \"1\", \"positions\": [1]}\n",
+                                    START ", \"samples\": \"2\", \"samples_ns\": [1,2], \"positions\": [0]}\n",
+                                    START ", \"samples\": \"1\", \"samples_ns\": [1,2], \"positions\": [0,1]}\n",
+                                    START ", \"samples\": \"2\", \"samples_ns\": [1 2], \"positions\": [0,1]}\n",
+                                    START ", \"samples\": \"1\", \"samples_ns\": [1, \"positions\": [0]}\n",
+                                    START ", \"samples\": \"1\", \"samples_ns\": [1,], \"positions\": [0]}\n",
+                                    START ", \"samples\": \"1\", \"samples_ns\": [1], \"positions\": [-1]}\n",
+                                    START ", \"samples\": \"2\", \"samples_ns\": [1,1], \"positions\": [-1,0]}\n",
+                                    START ", \"samples\": \"1\", \"samples_ns\": [1], \"positions\": [2147483648]}\n",
+                                    START ", \"samples\": \"1\", \"samples_ns\": [x], \"positions\": [0]}\n",
+                                    START ", \"a key of more than thirty-one letters\": 3}\n",
+                                    START ", \"reason\": \"\\x\"}\n",
+                                    START ", \"reason\": \"\\u00\"}\n",
+                                    START ", \"reason\": \"\\u0000\"}\n",
+                                    START ", \"reason\": \"\\u0100\"}\n",
+                                    START ", \"reason\": \"\\u004\"}\n",
+                                    START ", \"reason\": \"\\"};
+  for (size_t i = 0; i < COUNT(good); i++) expect_rows(good[i], 1);
+  for (size_t i = 0; i < COUNT(bad); i++) expect_rows(bad[i], 0);
+}
+
+TEST(numbers_are_read_as_they_stand) {
+  bench_rows rows = read_lines(START
+                               ", \"samples\": \"2\", \"iterations\": 12, \"noise\": 0.25, \"ratio_best\": 0.5, "
+                               "\"samples_ns\": [1.5,-2e3], \"positions\": [3,2147483647]}\n");
+  assert_int_equal(rows.count, 1);
+  const bench_row *r = rows.item;
+  assert_true(r->iterations == 12 && r->noise == 0.25 && r->ratio_best == 0.5 && r->time.n == 2);
+  assert_true(r->samples_ns[0] == 1.5 && r->samples_ns[1] == -2000 && r->positions[0] == 3 && r->positions[1] == INT_MAX);
+  bench_rows_clear(&rows);
+}
+
+TEST(escapes_are_read_as_the_bytes_they_stand_for) {
+  bench_rows rows = read_lines(START ", \"reason\": \"a\\nb\\\"c\\\\d\\u0041\\u00ff\\u0001e\"}\n");
+  assert_int_equal(rows.count, 1);
+  assert_string_equal(rows.item[0].verdict.reason,
+                      "a\nb\"c\\dA\xff\x01"
+                      "e");
+  bench_rows_clear(&rows);
+}
+
+/* The later of two rows of one case and kernel, in the place of the first. */
+TEST(later_rows_take_the_place_of_older_ones) {
+  bench_rows rows = read_lines(
+      "{\"case_id\": \"c\", \"kernel\": \"k\", \"batch\": \"1\"}\n"
+      "{\"case_id\": \"d\", \"kernel\": \"k\", \"batch\": \"2\"}\n"
+      "{\"case_id\": \"c\", \"kernel\": \"l\", \"batch\": \"3\"}\n"
+      "{\"case_id\": \"c\", \"kernel\": \"k\", \"batch\": \"4\"}\n");
+  static const int64_t batches[] = {4, 2, 3};
+  assert_int_equal(rows.count, 3);
+  for (int i = 0; i < 3; i++) assert_int_equal(rows.item[i].batch, batches[i]);
+  bench_rows_clear(&rows);
+}
+
+TEST(lines_without_anything_are_left_out_like_others) {
+  listen();
+  bench_rows rows = read_lines("\n" START "}\n");
+  expect_said(": line 2 is no whole row, and left out\n");
+  assert_int_equal(rows.count, 1);
+  bench_rows_clear(&rows);
+}
+
+/* ---- The end of the file --------------------------------------------------------------------------------------------- */
+
+static char *whole_file(void) {
+  static char text[2000];
+  FILE *file = fopen(path, "r");
+  assert_non_null(file);
+  text[fread(text, 1, sizeof text - 1, file)] = 0;
+  (void)fclose(file);
+  return text;
+}
+
+/* What follows stands behind the last whole line; a torn one is cut off. */
+TEST(torn_ends_are_cut_off) {
+  static const char *const ends[] = {"", "{\"case", START "}"};
+  for (size_t i = 0; i < COUNT(ends); i++) {
+    char text[500];
+    bench_rows rows;
+    snprintf(text, sizeof text, HEAD START "}\nnonsense\n%s", ends[i]);
+    write_file(text);
+    FILE *file = resume(&rows);
+    assert_non_null(file);
+    fputs("next\n", file);
+    (void)fclose(file);
+    assert_int_equal(rows.count, 1);
+    assert_string_equal(whole_file(), HEAD START "}\nnonsense\nnext\n");
+    (void)unlink(path);
+    bench_rows_clear(&rows);
+  }
+}
+
+TEST(a_torn_head_starts_the_journal_again) {
+  static const char *const heads[] = {"", "{\"journal\": 2", "{\"journal\": 2, \"cpu\": \"other\"}"};
+  for (size_t i = 0; i < COUNT(heads); i++) {
+    bench_rows rows;
+    write_file(heads[i]);
+    listen();
+    FILE *file = resume(&rows);
+    expect_said(": line 1 is cut off: nothing was measured, the journal starts again\n");
+    assert_non_null(file);
+    (void)fclose(file);
+    assert_int_equal(rows.count, 0);
+    assert_string_equal(whole_file(), HEAD);
+    (void)unlink(path);
+  }
+}
+
+TEST(other_heads_are_refused_and_stay) {
+  static const char *const heads[] = {"{\"journal\": 2, \"cpu\": \"other\"}\n", "{\"journal\": 2}\n", "case_id,kernel\n",
+                                      "{\"journal\": 2, \"cpu\": 3}\n", "{\"journal\": 2, \"cpu\" \"any\"}\n"};
+  for (size_t i = 0; i < COUNT(heads); i++) {
+    bench_rows rows;
+    write_file(heads[i]);
+    assert_null(resume(&rows));
+    assert_string_equal(whole_file(), heads[i]);
+    (void)unlink(path);
+  }
+}
+
+TEST(journals_that_cannot_be_written_say_so) {
+  FILE *full = fopen("/dev/full", "w");
+  if (!full) skip();
+  fputs("row", full);
+  assert_false(bench_journal_flush(full));
+  (void)fclose(full);
+  const bench_journal_head head = {.count = 0};
+  listen();
+  assert_null(bench_journal_create("/nowhere/journal", &head));
+  expect_said("attnbench: /nowhere/journal: ");
+  assert_null(bench_journal_create("/dev/full", &head));
+}
+
+/* More items than there is room for overwrite the last one. */
+TEST(heads_have_room_for_some_items) {
+  bench_journal_head head = {.count = 0};
+  for (int i = 0; i < BENCH_HEAD_ITEMS + 3; i++) bench_journal_describe(&head, "n", "%d", i);
+  assert_int_equal(head.count, BENCH_HEAD_ITEMS - 1);
+  for (int i = 0; i < BENCH_HEAD_ITEMS - 1; i++) assert_int_equal(atoi(head.item[i].value), i);
+}
