@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 # Turns text files into one C file: cmake -DARRAY=bench_presets -DOUTPUT=presets_data.c "-DINPUTS=a.preset;b.preset" -P
-# AttnEmbed.cmake. The result defines an array of bench_preset (harness/cases/presets.h), one entry per file, named without
+# AttnEmbed.cmake. The result defines an array of bench_preset (harness/cases/cases.h), one entry per file, named without
 # its extension.
-set(text "/* Made from files of harness/ by cmake/AttnEmbed.cmake. */\n#include \"cases/presets.h\"\n\n")
+set(text "/* Made from files of harness/ by cmake/AttnEmbed.cmake. */\n#include \"cases/cases.h\"\n\n")
 string(APPEND text "extern const bench_preset ${ARRAY}[];\nconst bench_preset ${ARRAY}[] = {\n")
 foreach(input IN LISTS INPUTS)
   get_filename_component(name ${input} NAME_WE)

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cases/presets.h"
+#include "cases/cases.h"
 #include "plan.h"
 
 enum { SEED = 20240229 };

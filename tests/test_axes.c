@@ -5,9 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cases/case.h"
 #include "cases/cases.h"
-#include "cases/presets.h"
-#include "cases/work.h"
 #include "data/tensors.h"
 #include "kernels/ref/oracle_f64.h"
 #include "layer_support.h"

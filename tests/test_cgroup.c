@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/files.h"
-#include "machine/cgroup.h"
+#include "machine/environment.h"
 #include "support.h"
 
 /* A root folder for each test. */

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "report/journal.h"
+#include "report/report.h"
 #include "support.h"
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))

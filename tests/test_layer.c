@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "layer_support.h"
-#include "report/columns.h"
+#include "report/report.h"
 #include "timing/trial.h"
 
 static const char *const kinds[] = {"mha", "block"};

@@ -8,7 +8,7 @@
 
 #include "layer_support.h"
 #include "layers/mha_oracle.h"
-#include "report/columns.h"
+#include "report/report.h"
 
 /* A kind of layer and its shapes: sizes around the blocks of kernels and products, and around the number of rows up to which
  * all are checked. `spoil` and `at` name a number of its data that is read only when the layer is made. */

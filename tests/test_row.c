@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "report/journal.h"
+#include "report/report.h"
 #include "support.h"
 #include "timing/setup.h"
 

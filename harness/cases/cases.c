@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/cli.h"
-#include "cases/work.h"
+#include "cases/case.h"
 
 enum { MOST_COMBINATIONS = 50000 };
 

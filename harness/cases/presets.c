@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Reads preset text into grids. */
-#include "cases/presets.h"
+#include "cases/cases.h"
 
 #include <ctype.h>
 #include <stdio.h>

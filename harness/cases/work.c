@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Counts the work of a case, independently of the kernels and of the oracle. */
-#include "cases/work.h"
+#include "cases/case.h"
 
 #include <math.h>
 #include <string.h>

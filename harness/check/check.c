@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cases/work.h"
+#include "cases/case.h"
 #include "data/generate.h"
 #include "kernels/common/aligned.h"
 #include "kernels/common/indexing.h"

@@ -93,8 +93,8 @@ typedef enum bench_status {
   BENCH_ERROR,      /* the library returned an error, or memory ran out */
 } bench_status;
 
-/* "PASS" ... */
-const char *bench_status_name(bench_status status);
+extern const char *const bench_status_names[]; /* "PASS" ..., ended by NULL */
+#define bench_status_name(status) bench_status_names[status]
 
 typedef struct bench_verdict {
   bench_status status;

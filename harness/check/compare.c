@@ -10,10 +10,7 @@
 
 enum { LSE_COLUMN = -1 };
 
-const char *bench_status_name(bench_status status) {
-  static const char *const names[] = {"PASS", "FAIL", "SKIP", "DEGENERATE", "ERROR"};
-  return names[status];
-}
+const char *const bench_status_names[] = {"PASS", "FAIL", "SKIP", "DEGENERATE", "ERROR", NULL};
 
 /* ---- Null answers --------------------------------------------------------------------------------------------------- */
 

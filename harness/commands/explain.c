@@ -4,7 +4,7 @@
 
 #include "commands/commands.h"
 #include "commands/options.h"
-#include "report/table.h"
+#include "report/report.h"
 
 static void print_plan(const bench_case *bench) {
   const attn_options options = ATTN_STRUCT(attn_options, .threads = bench->threads);

@@ -3,11 +3,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cases/presets.h"
+#include "cases/cases.h"
 #include "commands/commands.h"
 #include "commands/options.h"
 #include "goals/goals.h"
-#include "report/table.h"
+#include "report/report.h"
 
 static int list_kernels(const bench_options *options) {
   const int code = bench_plugins_load(&options->filter.load, options->command);

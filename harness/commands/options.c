@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "cases/presets.h"
+#include "cases/cases.h"
 
 enum { SENTENCE = 400, WORD = 64 };
 

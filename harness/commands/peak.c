@@ -10,7 +10,6 @@
 #include "cases/cases.h"
 #include "commands/commands.h"
 #include "machine/affinity.h"
-#include "machine/cgroup.h"
 #include "machine/environment.h"
 #include "timing/rates.h"
 #include "timing/stats.h"

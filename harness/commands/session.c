@@ -12,8 +12,7 @@
 #include "base/clock.h"
 #include "base/files.h"
 #include "machine/affinity.h"
-#include "report/journal.h"
-#include "report/writers.h"
+#include "report/report.h"
 
 enum { FULL_TABLE_CASES = 12 };
 

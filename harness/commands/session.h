@@ -10,8 +10,7 @@
 #include "check/structure.h"
 #include "commands/options.h"
 #include "machine/environment.h"
-#include "report/columns.h"
-#include "report/table.h"
+#include "report/report.h"
 #include "timing/setup.h"
 
 enum { BENCH_PATH_BYTES = 4096 };

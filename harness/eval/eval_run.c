@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 
 #include "base/files.h"
-#include "cases/work.h"
+#include "cases/case.h"
 #include "check/check.h"
 #include "data/generate.h"
 #include "eval/eval.h"

@@ -11,7 +11,7 @@
 #include "commands/options.h"
 #include "machine/affinity.h"
 #include "machine/environment.h"
-#include "report/writers.h"
+#include "report/report.h"
 #include "timing/setup.h"
 
 enum { SLICES = 2 }; /* of the peak loop, before and after */

@@ -17,19 +17,13 @@ enum { LINE = 400, FIELDS = 8, SENTENCE = 300 };
 
 typedef const bench_goal_sample *sample;
 
-static double percent_of_peak(sample s, sample against) {
-  (void)against;
-  return 100 * s->peak_share;
-}
+static double percent_of_peak(sample s, sample against) { return (void)against, 100 * s->peak_share; }
 static double points(sample s, sample against) { return 100 * (s->peak_share - against->peak_share); }
 static double ratio(sample s, sample against) { return s->peak_share / against->peak_share; }
 static double cost(sample s, sample against) { return against->peak_share / s->peak_share; }
 static double relative_time(sample s, sample against) { return s->time_ns / against->time_ns; }
 static double speedup(sample s, sample against) { return against->time_ns / s->time_ns; }
-static double nanoseconds(sample s, sample against) {
-  (void)against;
-  return s->time_ns;
-}
+static double nanoseconds(sample s, sample against) { return (void)against, s->time_ns; }
 
 /* The time per FLOP is inverse to the share of the peak, so that `cost` is a ratio of shares. */
 static const bench_metric metrics[] = {

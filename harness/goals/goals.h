@@ -7,7 +7,7 @@
 #include <stdio.h>
 
 #include "base/select.h"
-#include "cases/presets.h"
+#include "cases/cases.h"
 #include "timing/setup.h"
 
 /* One round of one case. */
@@ -69,7 +69,7 @@ typedef struct bench_goal_verdict {
 bench_goal_verdict bench_goal_verdict_of(const bench_goal *goal, const bench_summary *measured);
 const char *bench_mark_name(bench_mark mark); /* "-", "short", "ok", "goal" */
 
-/* ---- Goals as rows: goals_table.c chooses and prints them, goals_measure.c measures one ---- */
+/* ---- Goals as rows: goals_table.c chooses, measures and prints them ---- */
 
 /* A row is the median of this many rounds, unless --rounds says otherwise; never of fewer than the least. */
 enum { BENCH_GOAL_ROUNDS = 21, BENCH_LEAST_GOAL_ROUNDS = 11 };

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: MIT */
-/* Which goals become rows on this CPU, in this build, with these kernels; rows as text and as CSV. */
+/* Which goals become rows on this CPU, in this build, with these kernels; how one is measured; rows as text and as CSV. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/files.h"
+#include "cases/case.h"
 #include "cases/cases.h"
 #include "goals/goals.h"
-#include "report/table.h"
-#include "report/writers.h"
+#include "machine/affinity.h"
+#include "report/report.h"
+#include "timing/setup.h"
 
 /* ---- Choosing ---- */
 
@@ -165,21 +167,20 @@ static void put_text(FILE *file, const char *text) {
 static void write_row(const bench_goal_row *row, const char *run_id, FILE *file) {
   const bool measured = row->status == BENCH_PASS;
   const bench_goal *goal = row->goal;
+  const bench_summary *m = measured ? &row->measured : &bench_no_summary;
+  const char *const texts[] = {goal->section,
+                               goal->text,
+                               goal->kernel,
+                               goal->metric->name,
+                               goal->metric->unit,
+                               row->bench.case_id,
+                               goal->metric->against ? row->against.case_id : "",
+                               goal->cpu};
+  const double numbers[] = {goal->floor, goal->goal, m->median, m->ci_lo, m->ci_hi};
   bench_csv_field(file, run_id);
-  put_text(file, goal->section);
-  put_text(file, goal->text);
-  put_text(file, goal->kernel);
-  put_text(file, goal->metric->name);
-  put_text(file, goal->metric->unit);
-  put_text(file, row->bench.case_id);
-  put_text(file, goal->metric->against ? row->against.case_id : "");
-  put_text(file, goal->cpu);
-  put_number(file, goal->floor);
-  put_number(file, goal->goal);
-  put_number(file, measured ? row->measured.median : NAN);
-  put_number(file, measured ? row->measured.ci_lo : NAN);
-  put_number(file, measured ? row->measured.ci_hi : NAN);
-  fprintf(file, ",%d", measured ? row->measured.n : 0);
+  for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) put_text(file, texts[i]);
+  for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) put_number(file, numbers[i]);
+  fprintf(file, ",%d", m->n);
   put_text(file, bench_status_name(row->status));
   put_text(file, measured && row->verdict.mark != BENCH_NO_FLOOR ? bench_mark_name(row->verdict.mark) : "");
   put_text(file, measured && row->verdict.open ? "yes" : "no");
@@ -195,4 +196,176 @@ void bench_goals_write_csv(const bench_goal_table *table, const char *run_id, FI
       file);
   for (int i = 0; i < table->count; i++)
     if (table->row[i].done) write_row(&table->row[i], run_id, file);
+}
+
+/* ---- Measuring a goal --------------------------------------------------------------------------------------------- */
+/* The case and the case that it is compared with run in the same rounds, so that every value compares samples that were
+ * taken one after the other. */
+
+enum { MOST_CASES = 2 };
+
+/* The cases of one row while they are measured; each has one trial. */
+typedef struct pair {
+  bench_goal_row *row;
+  const bench_case_settings *settings;
+  bench_setup *setup[MOST_CASES];
+  bench_trial *trial[MOST_CASES];
+  int count;
+} pair;
+
+/* False, so that whatever cannot be measured can return it. */
+#define conclude(row, how, ...) ((row)->done = true, bench_set_reason(row, how, __VA_ARGS__))
+
+static void conclude_measured(bench_goal_row *row, bench_summary measured) {
+  row->measured = measured;
+  row->verdict = bench_goal_verdict_of(row->goal, &row->measured);
+  conclude(row, BENCH_PASS, "%s", "");
+}
+
+static void measure_workspace(bench_goal_row *row) {
+  attn_plan *plan;
+  const attn_options options = ATTN_STRUCT(attn_options, .kernel = row->kernel->name, .threads = row->bench.threads);
+  if (attn_plan_create(&row->bench.problem, &options, &plan) != ATTN_OK) {
+    conclude(row, BENCH_ERROR, "%s", attn_last_error());
+    return;
+  }
+  const double kib = (double)attn_plan_workspace(plan) / 1024;
+  attn_plan_destroy(plan);
+  conclude_measured(row, (bench_summary){.min = kib, .median = kib, .ci_lo = kib, .ci_hi = kib, .n = 1}); /* exact */
+}
+
+/* ---- In rounds ------------------------------------------------------------------------------------------------------ */
+
+/* An output without elements cannot be wrong, so that DEGENERATE is no objection: the check has seen that nothing was
+ * written. */
+static void accept_empty_output(const bench_setup *setup, bench_trial *trial) {
+  if (trial->verdict.status != BENCH_DEGENERATE || bench_tensors_output_bytes(&setup->tensors[0])) return;
+  trial->verdict.status = BENCH_PASS;
+  trial->verdict.reason[0] = 0;
+}
+
+/* What runs beside the samples; false if there is no such loop. */
+static bool choose_loop(bench_goal_row *row, const bench_setup *setup, bench_trial *trial) {
+  const bench_metric *metric = row->goal->metric;
+  if (!metric->peak) trial->peak = NULL;
+  trial->reads = metric->reads;
+  if (metric->peak && !trial->peak) return conclude(row, BENCH_ERROR, "tier %s has no peak loop", row->kernel->isa);
+  if (metric->reads && bench_read_bytes(&setup->bench->problem) <= 0)
+    return conclude(row, BENCH_ERROR, "a loop that only reads K and V needs them dense; here the layout is another");
+  return true;
+}
+
+/* Opens and checks the next case. False if it cannot be timed; the row says why. */
+static bool open_trial(pair *p) {
+  const int i = p->count;
+  bench_goal_row *row = p->row;
+  bench_setup *setup = bench_setup_open(i ? &row->against : &row->bench, &row->kernel, 1, p->settings);
+  if (!setup) return conclude(row, BENCH_ERROR, "out of memory");
+  bench_trial *trial = &setup->trials[0];
+  p->setup[i] = setup;
+  p->trial[i] = trial;
+  p->count++;
+  (void)bench_setup_check(setup); /* an interrupted one has no PASS */
+  if (setup->expected) accept_empty_output(setup, trial);
+  if (trial->verdict.status != BENCH_PASS)
+    return conclude(row, trial->verdict.status, "%s%.300s", i ? "the case of comparison: " : "", trial->verdict.reason);
+  bench_setup_rotate(setup);
+  bench_setup_prepare_trial(setup, trial);
+  return choose_loop(row, setup, trial);
+}
+
+static bool take_rounds(pair *p, bench_stop *stop, const char **error) {
+  const bench_timing_options options = {.min_rounds = p->settings->rounds,
+                                        .max_rounds = p->settings->rounds,
+                                        .budget_s = INFINITY,
+                                        .min_sample_s = BENCH_MIN_SAMPLE_S,
+                                        .threads = p->row->bench.threads,
+                                        .seed = p->row->bench.seed,
+                                        .stop = p->settings->stop,
+                                        .meter = p->settings->meter};
+  bench_note(p->setup[0], "timing", p->row->kernel->name);
+  return bench_time(p->trial, p->count, &options, stop, error);
+}
+
+static bench_goal_sample sample_of(const pair *p, int i, int round) {
+  const bench_trial *t = p->trial[i];
+  const bench_case *bench = p->setup[i]->bench;
+  const double work = t->reads ? bench_read_bytes(&bench->problem) : p->setup[i]->flops;
+  const double limit = t->samples.loop_rate[round] * (t->reads ? 1 : bench->threads), time_ns = t->samples.time_ns[round];
+  return (bench_goal_sample){.time_ns = time_ns, .peak_share = limit > 0 ? work / (1e-9 * time_ns) / limit : 0};
+}
+
+static void summarise(pair *p, int rounds) {
+  double *values = malloc(((size_t)rounds + 1) * sizeof *values);
+  if (!values) conclude(p->row, BENCH_ERROR, "out of memory");
+  for (int round = 0; values && round < rounds; round++) {
+    const bench_goal_sample sample = sample_of(p, 0, round);
+    const bench_goal_sample against = p->count > 1 ? sample_of(p, 1, round) : (bench_goal_sample){0};
+    values[round] = p->row->goal->metric->value(&sample, &against);
+  }
+  if (values) conclude_measured(p->row, bench_summarise(values, rounds));
+  free(values);
+}
+
+static void spoil(pair *p, const char *error) {
+  for (int i = 0; i < p->count; i++) {
+    bench_conclude(p->trial[i], BENCH_ERROR, "timing: %s", error);
+    bench_trial_clear(p->trial[i]);
+  }
+  conclude(p->row, BENCH_ERROR, "timing: %s", error);
+}
+
+/* False if it was interrupted before there were rounds enough. */
+static bool measure_rounds(pair *p) {
+  bench_stop stop;
+  const char *error;
+  if (!take_rounds(p, &stop, &error)) {
+    spoil(p, error);
+    return true;
+  }
+  for (int i = 0; i < p->count; i++) {
+    bench_setup_judge(p->setup[i], p->trial[i]);
+    if (p->trial[i]->verdict.status == BENCH_PASS) continue;
+    conclude(p->row, BENCH_ERROR, "%s", p->trial[i]->verdict.reason);
+    return true;
+  }
+  int rounds = p->trial[0]->samples.rounds;
+  if (p->count > 1 && p->trial[1]->samples.rounds < rounds) rounds = p->trial[1]->samples.rounds;
+  if (stop == BENCH_STOP_INTERRUPT && rounds < BENCH_LEAST_GOAL_ROUNDS) return false;
+  summarise(p, rounds);
+  for (int i = 0; i < p->count; i++) p->setup[i]->stop = stop;
+  return true;
+}
+
+static bool measure_pair(pair *p) {
+  const int wanted = p->row->goal->metric->against ? 2 : 1;
+  while (p->count < wanted) {
+    if (!open_trial(p)) return !*p->settings->stop;
+    if (*p->settings->stop) return false;
+  }
+  return measure_rounds(p);
+}
+
+bool bench_goal_measure(bench_goal_row *row, const bench_case_settings *settings, bench_row rows[2]) {
+  pair p = {.row = row, .settings = settings};
+  rows[0] = rows[1] = (bench_row){.case_id = ""};
+  if (!row->goal->metric->value) {
+    measure_workspace(row);
+    return true;
+  }
+  const bool held = bench_threads_hold(row->bench.threads);
+  const bool complete = measure_pair(&p);
+  for (int i = 0; i < p.count; i++) {
+    if (complete) rows[i] = bench_setup_row(p.setup[i], p.trial[i]);
+    bench_setup_close(p.setup[i]);
+  }
+  if (held) bench_threads_release();
+  row->done = row->done && complete;
+  return complete;
+}
+
+double bench_goal_guess(const bench_goal_row *row, const bench_case_settings *settings) {
+  if (!row->goal->metric->value) return 1e-4;
+  const double one = bench_case_guess(&row->bench, &row->kernel, 1, settings);
+  return row->goal->metric->against ? one + bench_case_guess(&row->against, &row->kernel, 1, settings) : one;
 }

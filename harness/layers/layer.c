@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "attn/extend.h"
-#include "cases/work.h"
+#include "cases/case.h"
 #include "data/generate.h"
 #include "layers/layer.h"
 #include "layers/mha_oracle.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Reads the limits of a control group and of all groups above it; the smallest counts. */
-#include "machine/cgroup.h"
+#include "machine/environment.h"
 
 #include <math.h>
 #include <stdbool.h>

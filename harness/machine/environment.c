@@ -189,7 +189,6 @@ void bench_environment_read(bench_environment *environment, int argc, char **arg
   char command[512] = "";
   environment->count = 0;
   bench_environment_add_machine(environment);
-  bench_environment_add_noise(environment);
   add_build_type(environment);
   add_flags(environment);
   add_libraries(environment);

@@ -28,9 +28,8 @@ void bench_fact_add(bench_environment *environment, const char *name, bench_grad
                     const char *format, ...) __attribute__((format(printf, 5, 6)));
 void bench_fact_note(bench_environment *environment, const char *name, const char *value); /* OK whatever its value */
 
-/* The parts of bench_environment_read(). */
-void bench_environment_add_machine(bench_environment *environment); /* CPU, caches, memory, system, topology */
-void bench_environment_add_noise(bench_environment *environment);   /* what disturbs measurements */
+/* A part of bench_environment_read(): CPU, caches, memory, system, topology, and what disturbs measurements. */
+void bench_environment_add_machine(bench_environment *environment);
 
 /* argc, argv and seed are recorded as they are. */
 void bench_environment_read(bench_environment *environment, int argc, char **argv, unsigned long long seed);
@@ -59,5 +58,14 @@ const char *bench_emulation(void);
 
 /* True where times mean nothing; then says so on stderr, with the name of the sub-command. */
 bool bench_refuses_to_time(const char *command);
+
+/* ---- Control groups (cgroups, version 1 and 2): what those of this process leave to it ---------------------------- */
+/* `root` is "", or a folder that stands for the root of the file system, so that tests can feign other systems. */
+
+/* How many CPUs' time the process may use: INFINITY without a limit, negative where the system does not say. */
+double bench_cpu_quota(const char *root);
+
+/* Bytes of memory that are free: MemAvailable, or what the groups leave if that is less. INFINITY if neither is known. */
+double bench_memory_available(const char *root);
 
 #endif

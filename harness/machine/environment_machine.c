@@ -19,7 +19,6 @@
 #include "base/clock.h"
 #include "base/files.h"
 #include "machine/affinity.h"
-#include "machine/cgroup.h"
 #include "machine/environment.h"
 #include "machine/topology.h"
 
@@ -204,17 +203,6 @@ static void add_topology(bench_environment *e) {
   bench_environment_set_binding(e, &usable, 0);
 }
 
-void bench_environment_add_machine(bench_environment *environment) {
-  add_cpu(environment);
-  add_hypervisor(environment);
-  for (int index = 0; index < MOST_CACHES; index++) add_cache(environment, index);
-  if (!bench_cache_bytes(1)) bench_fact_note(environment, "cache_l1d", "");
-  add_memory(environment);
-  add_system(environment);
-  add_clock(environment);
-  add_topology(environment);
-}
-
 /* ---- Noise: what makes times scatter ------------------------------------------------------------------------------ */
 
 static void add_governor(bench_environment *e) {
@@ -299,12 +287,13 @@ static void add_quota(bench_environment *e) {
     bench_fact_note(e, "cpu_quota", cpus < 0 ? "" : "none");
 }
 
-void bench_environment_add_noise(bench_environment *environment) {
-  add_governor(environment);
-  add_boost(environment);
-  add_load(environment);
-  add_steal(environment);
-  add_pages(environment);
-  add_numa(environment);
-  add_quota(environment);
+void bench_environment_add_machine(bench_environment *environment) {
+  static void (*const further[])(bench_environment *) = {add_memory,   add_system, add_clock, add_topology,
+                                                         add_governor, add_boost,  add_load,  add_steal,
+                                                         add_pages,    add_numa,   add_quota};
+  add_cpu(environment);
+  add_hypervisor(environment);
+  for (int index = 0; index < MOST_CACHES; index++) add_cache(environment, index);
+  if (!bench_cache_bytes(1)) bench_fact_note(environment, "cache_l1d", "");
+  for (size_t i = 0; i < sizeof further / sizeof *further; i++) further[i](environment);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Prints and reads the values of a row, column by column. */
-#include "report/columns.h"
+#include "report/report.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -72,22 +72,11 @@ static bool read_samples(const char *text, int *samples) {
   return true;
 }
 
-static bool read_status(const char *text, bench_status *status) {
-  for (*status = BENCH_PASS; *status <= BENCH_ERROR; ++*status)
-    if (!strcmp(text, bench_status_name(*status))) return true;
-  return false;
-}
-
-static bool read_stop(const char *text, bench_stop *stop) {
-  for (*stop = BENCH_STOP_PRECISION; *stop <= BENCH_STOP_INTERRUPT; ++*stop)
-    if (!strcmp(text, bench_stop_name(*stop))) return true;
-  return false;
-}
-
 bool bench_cell_read(bench_row *row, bench_column column, const char *text) {
   void *value = (char *)row + columns[column].offset;
   int64_t *at = value;
   char *end, more;
+  int index = -1;
   switch (columns[column].kind) {
     case TEXT: return (size_t)snprintf(value, columns[column].bytes, "%s", text) < columns[column].bytes;
     case WHOLE:
@@ -98,10 +87,10 @@ bool bench_cell_read(bench_row *row, bench_column column, const char *text) {
     case CHECKED_INDEX:
       return sscanf(text, "%" SCNd64 ":%" SCNd64 ":%" SCNd64 ":%" SCNd64 "%c", &at[0], &at[1], &at[2], &at[3], &more) == 4;
     case SAMPLES: return read_samples(text, value);
-    case STATUS: return read_status(text, value);
-    case STOP: return read_stop(text, value);
+    case STATUS: row->verdict.status = (bench_status)(index = cli_index_of(text, bench_status_names)); break;
+    case STOP: row->stop = (bench_stop)(index = cli_index_of(text, bench_stop_names)); break;
   }
-  return false;
+  return index >= 0;
 }
 
 bool bench_rows_append(bench_rows *rows, bench_row *row) {

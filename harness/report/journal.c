@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Writes and reads journal.jsonl. The reader takes exactly what the writer makes: flat objects whose values are strings,
  * numbers or arrays of numbers. */
-#include "report/journal.h"
+#include "report/report.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -131,28 +131,23 @@ static bool read_number(const char **at, double *value) {
   return true;
 }
 
-/* Reads "[1,2,3]". The caller frees *values. */
-static bool read_numbers(const char **at, double **values, int *count) {
+/* Reads "[1,2,3]" into *samples, or where that is NULL into *positions; frees what stood there. */
+static bool read_numbers(const char **at, double **samples, int **positions, int *count) {
+  const size_t most = strlen(*at) / 2 + 1; /* a number and its comma take at least two characters */
+  double number;
   *count = 0;
-  free(*values);
-  *values = malloc((strlen(*at) / 2 + 1) * sizeof **values); /* a number and its comma take at least two characters */
-  if (!*values || !take(at, '[')) return false;
-  while (!take(at, ']'))
-    if ((*count && !take(at, ',')) || !read_number(at, &(*values)[(*count)++])) return false;
-  return true;
-}
-
-static bool read_positions(const char **at, bench_row *row, int *count) {
-  double *values = NULL;
-  bool fine = read_numbers(at, &values, count);
-  free(row->positions);
-  row->positions = fine ? malloc(((size_t)*count + 1) * sizeof *row->positions) : NULL;
-  for (int i = 0; row->positions && i < *count; i++) {
-    fine = fine && values[i] >= 0 && values[i] <= INT_MAX;
-    row->positions[i] = fine ? (int)values[i] : 0;
+  free(samples ? (void *)*samples : *positions);
+  void *memory = malloc(most * sizeof number);
+  if (samples) *samples = memory;
+  if (positions) *positions = memory;
+  if (!memory || !take(at, '[')) return false;
+  for (; !take(at, ']'); ++*count) {
+    if ((*count && !take(at, ',')) || !read_number(at, &number)) return false;
+    if (positions && !(number >= 0 && number <= INT_MAX)) return false;
+    if (samples) (*samples)[*count] = number;
+    if (positions) (*positions)[*count] = (int)number;
   }
-  free(values);
-  return fine && row->positions;
+  return true;
 }
 
 static bool set_cell(bench_row *row, const char *key, const char *text) {
@@ -184,8 +179,8 @@ static bool read_value(const char **at, const char *key, bench_row *row, lengths
   double number;
   skip_blanks(at);
   if (**at == '"') return read_string(at, text, sizeof text) && set_cell(row, key, text);
-  if (!strcmp(key, "samples_ns")) return read_numbers(at, &row->samples_ns, &found->samples);
-  if (!strcmp(key, "positions")) return read_positions(at, row, &found->positions);
+  if (!strcmp(key, "samples_ns")) return read_numbers(at, &row->samples_ns, NULL, &found->samples);
+  if (!strcmp(key, "positions")) return read_numbers(at, NULL, &row->positions, &found->positions);
   return read_number(at, &number) && set_number(row, key, number);
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Prints the rows of one case as a block of the table. */
-#include "report/table.h"
+#include "report/report.h"
 
 #include <inttypes.h>
 #include <math.h>

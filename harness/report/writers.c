@@ -6,7 +6,7 @@
 
 #include "base/files.h"
 #include "cases/cases.h"
-#include "report/writers.h"
+#include "report/report.h"
 
 void bench_csv_field(FILE *file, const char *text) {
   if (!strpbrk(text, ",\"\r\n")) {

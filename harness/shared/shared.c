@@ -8,8 +8,8 @@
 
 #include "attn/extend.h"
 #include "base/clock.h"
+#include "cases/case.h"
 #include "cases/cases.h"
-#include "cases/work.h"
 #include "check/check.h"
 #include "kernels/common/dtypes.h"
 #include "machine/affinity.h"

@@ -23,7 +23,7 @@ ATTNBENCH_API int attnbench_holm(double *p, int n);
 /* Row r of square[n][n] is the order of round r (timing/stats.h). 0 if memory is short. */
 ATTNBENCH_API int attnbench_latin_square(int *square, int n, uint64_t seed, int block);
 
-/* ---- Cases (cases/case.h, cases/work.h) ----------------------------------------------------------------------- */
+/* ---- Cases (cases/case.h) ----------------------------------------------------------------------- */
 
 enum { ATTNBENCH_ID = 480 };
 

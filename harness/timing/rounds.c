@@ -27,10 +27,7 @@ typedef struct rounds {
   double start_ns;
 } rounds;
 
-const char *bench_stop_name(bench_stop stop) {
-  static const char *const names[] = {"precision", "rounds", "budget", "interrupt"};
-  return names[stop];
-}
+const char *const bench_stop_names[] = {"precision", "rounds", "budget", "interrupt", NULL};
 
 static int cap_of(const bench_timing_options *o) { return o->max_rounds > o->min_rounds ? o->max_rounds : o->min_rounds; }
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT */
 /* Rows: what they say of case and kernel, then summaries, shares of the peak, and ratios from the trials. */
-#include "timing/row.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -6,10 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "cases/work.h"
+#include "cases/case.h"
 #include "kernels/common/aligned.h"
 #include "machine/affinity.h"
-#include "machine/cgroup.h"
 #include "machine/environment.h"
 
 static const double ROTATION_BYTES = 2147483648.0; /* most memory for the rotations of a cold cache */

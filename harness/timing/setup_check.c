@@ -5,11 +5,11 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "cases/work.h"
+#include "cases/case.h"
 #include "check/structure.h"
 #include "kernels/common/aligned.h"
 #include "machine/affinity.h"
-#include "machine/cgroup.h"
+#include "machine/environment.h"
 #include "timing/setup.h"
 
 enum { PLAN_REPEATS = 5 };

@@ -139,7 +139,8 @@ typedef struct bench_timing_options {
 } bench_timing_options;
 
 typedef enum bench_stop { BENCH_STOP_PRECISION, BENCH_STOP_ROUNDS, BENCH_STOP_BUDGET, BENCH_STOP_INTERRUPT } bench_stop;
-const char *bench_stop_name(bench_stop stop);
+extern const char *const bench_stop_names[]; /* "precision" ..., ended by NULL */
+#define bench_stop_name(stop) bench_stop_names[stop]
 
 /* Times all trials together: at most max_rounds samples of each, fewer of those too slow for their share of the budget;
  * sample n of any two trials belongs to the same round. *stop says why the last round was the last. False with a sentence

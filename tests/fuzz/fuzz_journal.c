@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "fuzz.h"
-#include "report/journal.h"
+#include "report/report.h"
 
 static const bench_journal_head head = {.item = {{"command", "run"}, {"cpu", "a \"CPU\""}}, .count = 2};
 

@@ -3,9 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cases/case.h"
 #include "cases/cases.h"
-#include "cases/presets.h"
-#include "cases/work.h"
 #include "data/tensors.h"
 #include "fuzz.h"
 #include "goals/goals.h"
