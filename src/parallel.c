@@ -29,10 +29,14 @@ int attn_parallel_default_threads(void) {
 static atomic_uint forks; /* one more in a child of fork() than in its parent */
 static bool forks_are_counted;
 
+#ifdef _WIN32 /* it has no fork() */
+static void start_counting(void) { forks_are_counted = true; }
+#else
 static void count_fork(void) { atomic_fetch_add(&forks, 1); }
 
 /* The handler goes when the library is unloaded: the C library keeps with it whose it is. */
 static void start_counting(void) { forks_are_counted = pthread_atfork(NULL, NULL, count_fork) == 0; }
+#endif
 
 /* The threads of the calling thread's last parallel loop, and the process that it ran in, as a number of forks. OpenMP keeps
  * the threads for the next loop of the same thread, unless loops are nested. */

@@ -126,7 +126,8 @@ ssize_t getline(char **line, size_t *room, FILE *file) {
   return length;
 }
 
-/* ---- Text, system ------------------------------------------------------------------------------------------------------ */
+/* ---- Text, system ------------------------------------------------------------------------------------------------------
+ */
 
 static bool matches(const char *pattern, const char *text) {
   if (*pattern == '*') return matches(pattern + 1, text) || (*text && matches(pattern, text + 1));

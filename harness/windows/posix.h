@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* What attnbench uses of POSIX and Windows lacks. Builds for Windows include this file before every source of the harness, and
- * find headers/ where Windows has no such header. Where a function cannot do its work, it fails with ENOSYS, and attnbench
- * says so or calls the fact unknown: threads stay unbound, output folders are not locked. */
+/* What attnbench uses of POSIX and Windows lacks. Builds for Windows include this file before every source of the harness,
+ * and find headers/ where Windows has no such header. Where a function cannot do its work, it fails with ENOSYS, and
+ * attnbench says so or calls the fact unknown: threads stay unbound, output folders are not locked. */
 #ifndef BENCH_POSIX_H
 #define BENCH_POSIX_H
 
@@ -26,10 +26,10 @@ typedef struct cpu_set_t {
   uint64_t bits;
 } cpu_set_t;
 
-#define CPU_ZERO(set) ((void)((set)->bits = 0))
-#define CPU_SET(cpu, set) ((void)((set)->bits |= UINT64_C(1) << (cpu)))
-#define CPU_ISSET(cpu, set) ((set)->bits >> (cpu) & 1)
-#define CPU_COUNT(set) __builtin_popcountll((set)->bits)
+#define CPU_ZERO(set)          ((void)((set)->bits = 0))
+#define CPU_SET(cpu, set)      ((void)((set)->bits |= UINT64_C(1) << (cpu)))
+#define CPU_ISSET(cpu, set)    ((set)->bits >> (cpu)&1)
+#define CPU_COUNT(set)         __builtin_popcountll((set)->bits)
 #define CPU_OR(to, one, other) ((void)((to)->bits = (one)->bits | (other)->bits))
 
 int sched_getaffinity(int thread, size_t bytes, cpu_set_t *set); /* the process's CPUs, whatever the thread */
@@ -61,12 +61,13 @@ void *fdopendir(int folder);
 ssize_t readlink(const char *path, char *target, size_t bytes);
 ssize_t getline(char **line, size_t *room, FILE *file);
 
-#define open bench_posix_open
-#define fopen bench_posix_fopen
-#define rename bench_posix_rename
+#define open              bench_posix_open
+#define fopen             bench_posix_fopen
+#define rename            bench_posix_rename
 #define mkdir(path, mode) mkdir(path)
 
-/* ---- Text, system ------------------------------------------------------------------------------------------------------ */
+/* ---- Text, system ------------------------------------------------------------------------------------------------------
+ */
 
 int fnmatch(const char *pattern, const char *text, int flags); /* * and ?, without sets */
 char *strsep(char **text, const char *separators);

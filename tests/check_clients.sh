@@ -1,0 +1,146 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT
+# Programs of other projects: they build, link and run as README.md says. Installs once, moves the tree, and goes through the
+# table of clients below: C and C++, gcc and clang, pkg-config, find_package(attn) and subprojects, shared, static, -static.
+#
+#   check_clients.sh CMAKE BUILD_FOLDER C_COMPILER
+set -eu
+cmake=$1 build=$2 compiler=$3
+root=$(cd "$(dirname "$0")/.." && pwd)
+source=$root/tests/downstream
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# how | language | compiler | options
+clients="readme
+pkg-config|c|$compiler
+pkg-config|c|clang
+pkg-config|c++|g++
+find_package|C|$compiler
+find_package|CXX|g++|-DBUILD_SHARED_LIBS=OFF
+find_package|CXX|clang++
+subproject|C|$compiler|-DBUILD_SHARED_LIBS=OFF
+subproject|CXX|clang++|-DATTN_OPENMP=OFF -DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_COMPILER=clang"
+
+fail() {
+  echo "WRONG: $*"
+  exit 1
+}
+quietly() { "$@" >"$work/log" 2>&1 || { cat "$work/log" && fail "$*"; }; }
+there() { command -v "$1" >/dev/null 2>&1 || command -v "$1-14" >/dev/null 2>&1 || command -v "$1-19" >/dev/null 2>&1; }
+name_of() { command -v "$1" || command -v "$1-14" || command -v "$1-19"; }
+
+# ---- The installed tree --------------------------------------------------------------------------------------------------
+
+quietly "$cmake" --install "$build" --prefix "$work/first"
+mv "$work/first" "$work/moved"
+prefix=$work/moved
+if grep -rIl -e "$work/first" -e "$build" "$prefix"; then fail "installed text files above hold absolute paths"; fi
+[ ! -x "$prefix/bin/attnbench" ] || quietly "$prefix/bin/attnbench" list kernels
+needs=$(readelf -d "$prefix/lib/libattn.so" | sed -n 's/.*NEEDED.*\[\(.*\)\]/\1/p')
+unexpected=$(grep -vE '^(libc|libm|libgomp|libomp|ld-linux-.*)\.so' <<<"$needs") && fail "libattn.so needs $unexpected"
+
+# ---- Clients -------------------------------------------------------------------------------------------------------------
+
+# The commands of README.md as they are printed, in a home of their own. What built $build need not be built again.
+client_readme() {
+  mkdir "$work/home"
+  (
+    export HOME=$work/home
+    cd "$work/home"
+    cmake() {
+      case "$*" in
+        "--preset release") grep -q '"name": "release"' "$root/CMakePresets.json" ;;
+        "--build build") ;;
+        "--install build --prefix $HOME/attn") command "$cmake" --install "$build" --prefix "$HOME/attn" >install.log ;;
+        *) fail "README.md has a command that this test does not know: cmake $*" ;;
+      esac
+    }
+    cc() { command "$compiler" "$@"; }
+    block c 'example: ten lines' >example.c
+    block sh 'cc example.c' >commands.sh
+    # shellcheck source=/dev/null
+    . ./commands.sh
+  ) >"$work/log" 2>&1 || { cat "$work/log" && fail "the commands of README.md"; }
+  grep -q '^o\[511\]\[0\] = 4\.[0-9]*$' "$work/log" || { cat "$work/log" && fail "the example prints another number"; }
+}
+
+# block LANGUAGE TEXT: the block of README.md in that language that holds the text.
+block() {
+  awk -v begin="\`\`\`$1" -v text="$2" '
+    $0 == "```" { if (inside && index(block, text)) printf "%s", block; inside = 0 }
+    inside { block = block $0 "\n" }
+    $0 == begin { inside = 1; block = "" }' "$root/README.md"
+}
+
+client_pkg-config() {
+  local flags static
+  there pkg-config || { missing=pkg-config && return; }
+  there "$2" || { missing=$2 && return; }
+  PKG_CONFIG_PATH=$(dirname "$(find "$prefix" -name attn.pc)")
+  export PKG_CONFIG_PATH
+  read -ra flags <<<"$(pkg-config --cflags --libs attn) -Wl,-rpath,$(pkg-config --variable=libdir attn)"
+  read -ra static <<<"$(pkg-config --cflags --static --libs attn)"
+  quietly "$(name_of "$2")" -x "$1" "$source/use.c" -x none "${flags[@]}" -o "$work/shared"
+  quietly "$work/shared"
+  quietly "$(name_of "$2")" -static -x "$1" "$source/use.c" -x none "${static[@]}" -o "$work/static"
+  quietly "$work/static"
+}
+
+# build_client LANGUAGE COMPILER CMAKE_OPTION...: a CMake project with this one language.
+build_client() {
+  local language=$1 name=$2 kind
+  shift 2
+  there "$name" || { missing=$name && return; }
+  rm -rf "$work/client"
+  quietly "$cmake" -S "$source" -B "$work/client" -DCLIENT="$language" \
+    -DCMAKE_"$language"_COMPILER="$(name_of "$name")" "${@//=clang/=$(name_of clang || true)}"
+  quietly "$cmake" --build "$work/client" -j 2
+  for kind in shared static attn nn_shared nn_static nn wholly_static; do quietly "$work/client/use_$kind"; done
+  expect_kind "$*"
+}
+
+# attn::attn is what BUILD_SHARED_LIBS says.
+expect_kind() {
+  local shared=1
+  readelf -d "$work/client/use_attn" | grep -q 'NEEDED.*libattn' || shared=0
+  [[ $1 == *BUILD_SHARED_LIBS=OFF* ]] && [ $shared = 1 ] && fail "attn::attn is shared with BUILD_SHARED_LIBS=OFF"
+  [[ $1 == *BUILD_SHARED_LIBS=OFF* ]] || [ $shared = 1 ] || fail "attn::attn is not shared by default"
+}
+
+client_find_package() {
+  build_client "$@" -DCMAKE_PREFIX_PATH="$prefix"
+  [ -z "$missing" ] || return 0
+  "$cmake" "$work/client" -DMORE_COMPONENTS=gpu >"$work/log" 2>&1 && fail "there is no component gpu, and it is found"
+  grep -q "no component 'gpu'; its components are: nn, shared, static" "$work/log" || { cat "$work/log" && exit 1; }
+}
+
+client_subproject() {
+  build_client "$@" -DSUBPROJECT="$root" -DATTN_MAX_ISA=c
+  [ -z "$missing" ] || return 0
+  quietly "$cmake" --install "$work/client" --prefix "$work/parent"
+  [ "$(cd "$work/parent" && find . -type f)" = ./bin/use_attn ] || fail "as a subproject, libattn installs files"
+  local type=
+  [[ $* != *BUILD_TYPE=Debug* ]] || type=Debug
+  grep -q "^CMAKE_BUILD_TYPE:[A-Z]*=$type$" "$work/client/CMakeCache.txt" ||
+    fail "as a subproject, libattn sets the build type"
+  [ ! -e "$work/client/attn/harness" ] || fail "as a subproject, libattn builds its harness"
+  rm -rf "$work/parent"
+}
+
+skipped=
+while IFS='|' read -r how language name options; do
+  missing=
+  read -ra options <<<"$options"
+  "client_$how" ${language:+"$language" "$name"} ${options[@]+"${options[@]}"} </dev/null
+  [ -z "$missing" ] || skipped="$skipped $how:$missing"
+  echo "${missing:+skipped: no $missing: }$how ${language:-} ${name:-} ${options[*]-}"
+done <<<"$clients"
+
+# ---- Uninstall: by a list that no other test can overwrite --------------------------------------------------------------
+
+quietly "$cmake" --install "$build" --prefix "$work/gone" --component development
+mkdir "$work/lists" && mv "$build/install_manifest_development.txt" "$work/lists"
+quietly "$cmake" -DBUILD="$work/lists" -P "$root/cmake/AttnUninstall.cmake"
+[ -z "$(find "$work/gone" -type f -o -type l -o -name attn)" ] || fail "uninstalling leaves $(find "$work/gone")"
+[ -z "$skipped" ] || { echo "skipped: absent:$skipped; the others passed" && exit 77; }
