@@ -84,10 +84,65 @@ static attn_status check_cu_seqlens(const char *field, const int32_t *cu, int64_
   return ATTN_OK;
 }
 
+/* ---- Outputs over inputs ---- */
+
+/* The bytes of one tensor. */
+typedef struct span {
+  const char *field;
+  uintptr_t begin, end;
+  bool dense; /* every byte from begin to end is an element's */
+} span;
+
+static span span_of(const char *field, const void *pointer, const int64_t size[4], attn_strides stride, size_t bytes) {
+  const int64_t strides[4] = {stride.b, stride.h, stride.s, stride.d};
+  int64_t below = 0, above = 0;
+  uint64_t elements = 1; /* may wrap where an input overlaps itself */
+  for (int i = 0; i < 4; i++) {
+    const int64_t steps = (size[i] - 1) * strides[i];
+    *(steps < 0 ? &below : &above) += steps;
+    if (strides[i]) elements *= (uint64_t)size[i];
+  }
+  return (span){.field = field,
+                .begin = (uintptr_t)pointer + (uintptr_t)below * bytes,
+                .end = (uintptr_t)pointer + (uintptr_t)(above + 1) * bytes,
+                .dense = (uint64_t)(above - below + 1) == elements};
+}
+
+/* Finds what is certain: dense tensors whose bytes meet, and tensors that begin at the same element. Those with gaps may lie
+ * in each other's. */
+static attn_status check_apart(const span *out, const span *in) {
+  const bool meet = out->begin < in->end && in->begin < out->end;
+  REQUIRE(!meet || !((out->dense && in->dense) || out->begin == in->begin),
+          "attn_args.%s overlaps attn_args.%s; it must be memory of its own", out->field, in->field);
+  return ATTN_OK;
+}
+
+static attn_status check_overlap(const attn_problem *p, const attn_args *a) {
+  const bool varlen = p->uses & ATTN_USE_VARLEN;
+  const int first = p->score == ATTN_SCORE_PRECOMPUTED ? 2 : 0; /* q and k are not read */
+  const int64_t batch = varlen ? 1 : p->batch, rows = varlen ? p->total_q : p->seq_q, keys = varlen ? p->total_k : p->seq_k;
+  if (p->batch == 0 || rows == 0 || keys == 0) return ATTN_OK;
+  const size_t q_bytes = attn_dtype_bytes(p->dtype_q), kv_bytes = attn_dtype_bytes(p->dtype_kv);
+  const span inputs[] = {
+      span_of("q", a->q, (int64_t[4]){batch, p->heads_q, rows, p->dim_qk}, p->q_stride, q_bytes),
+      span_of("k", a->k, (int64_t[4]){batch, p->heads_kv, keys, p->dim_qk}, p->k_stride, kv_bytes),
+      span_of("v", a->v, (int64_t[4]){batch, p->heads_kv, keys, p->dim_v}, p->v_stride, kv_bytes),
+  };
+  const span o =
+      span_of("o", a->o, (int64_t[4]){batch, p->heads_q, rows, p->dim_v}, p->o_stride, attn_dtype_bytes(p->dtype_o));
+  attn_status status = ATTN_OK;
+  for (int i = first; i < 3 && status == ATTN_OK; i++) status = check_apart(&o, &inputs[i]);
+  if (status != ATTN_OK || !(p->uses & ATTN_USE_LSE)) return status;
+  const span lse = span_of("lse", a->lse, (int64_t[4]){batch, p->heads_q, rows, 1}, p->lse_stride, sizeof(float));
+  for (int i = first; i < 3 && status == ATTN_OK; i++) status = check_apart(&lse, &inputs[i]);
+  return status == ATTN_OK ? check_apart(&lse, &o) : status;
+}
+
 attn_status attn_args_read(const attn_problem *p, const attn_args *theirs, attn_args *a) {
   REQUIRE(theirs, "args is NULL; it must point to an attn_args");
   attn_status status = attn_struct_read(&attn_args_layout, theirs, a);
   if (status == ATTN_OK) status = check_pointers(p, a);
+  if (status == ATTN_OK) status = check_overlap(p, a);
   if (status == ATTN_OK && (p->uses & ATTN_USE_KV_LEN)) status = check_lengths("kv_len", a->kv_len, p->batch, p->seq_k);
   if (status == ATTN_OK && (p->uses & ATTN_USE_Q_LEN)) status = check_lengths("q_len", a->q_len, p->batch, p->seq_q);
   if (status == ATTN_OK && (p->uses & ATTN_USE_ROW_LEN))

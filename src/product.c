@@ -107,6 +107,18 @@ static attn_status choose(const attn_options *options, const attn_product_kernel
 
 /* ---- Packing ---- */
 
+/* Weights that overlap are those of a matrix of another shape, unless a stride of 0 repeats them. */
+static attn_status check_pitch(const attn_product_weights *w) {
+  const int64_t down = llabs(w->stride_depth), across = llabs(w->stride_column);
+  const bool by_rows = across <= down;
+  const int64_t narrow = by_rows ? across * (w->columns - 1) : down * (w->depth - 1);
+  if (down == 0 || across == 0 || w->depth == 1 || w->columns == 1 || (by_rows ? down : across) > narrow) return ATTN_OK;
+  return attn_fail(ATTN_INVALID_ARGUMENT,
+                   "attn_product_weights.stride_depth is %" PRId64 " with stride_column %" PRId64
+                   "; weights would overlap: it must be %" PRId64 " and 1 for [in][out], 1 and %" PRId64 " for [out][in]",
+                   w->stride_depth, w->stride_column, w->columns, w->depth);
+}
+
 static attn_status read_weights(const attn_product_weights *theirs, attn_product_weights *w) {
   if (!theirs) return attn_fail(ATTN_INVALID_ARGUMENT, "weights is NULL; it must point to an attn_product_weights");
   const attn_status size = attn_struct_read(&weights_layout, theirs, w);
@@ -132,7 +144,8 @@ static attn_status read_weights(const attn_product_weights *theirs, attn_product
     return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_weights.relu and .gelu are both true; one of them must be false");
   const attn_tensor tensor = {.field = "attn_product_weights.stride",
                               .axes = {{'k', w->depth, w->stride_depth}, {'n', w->columns, w->stride_column}}};
-  return attn_check_strides(&tensor);
+  const attn_status status = attn_check_strides(&tensor);
+  return status == ATTN_OK ? check_pitch(w) : status;
 }
 
 static void pack_panel(const attn_product_weights *w, int64_t first, int64_t width, float *panel) {
@@ -440,8 +453,10 @@ static attn_status read_args(const attn_product *product, const attn_product_arg
                   .head_dim = args->y_head_dim,
                   .columns = product->columns,
                   .output = true};
-  const attn_status status = check_side(args, &x);
-  return status == ATTN_OK ? check_side(args, &y) : status;
+  attn_status status = check_side(args, &x);
+  if (status == ATTN_OK) status = check_side(args, &y);
+  if (status != ATTN_OK || x.data != y.data) return status;
+  return attn_fail(ATTN_INVALID_ARGUMENT, "attn_product_args.y is x; it must be memory of its own");
 }
 
 attn_status attn_product_run(const attn_product *product, const attn_product_args *args, void *workspace,

@@ -109,7 +109,7 @@ static results compute(unsigned mode) {
   static const float first_lse[] = {-INFINITY, 0.3f}, second_lse[] = {-INFINITY, -1.7f};
   const float *const parts[] = {x, x + 1}, *const lses[] = {first_lse, second_lse};
   const attn_product_weights weights =
-      ATTN_STRUCT(attn_product_weights, .depth = 3, .columns = 3, .weight = x, .stride_depth = 1, .stride_column = 1);
+      ATTN_STRUCT(attn_product_weights, .depth = 3, .columns = 2, .weight = x, .stride_depth = 2, .stride_column = 1);
   const attn_norm norm = {.epsilon = 1e-5f};
   results r;
   attn_product *product;

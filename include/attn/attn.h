@@ -190,7 +190,8 @@ typedef struct attn_problem {
 } attn_problem;
 
 /** Fills in the shape, dense [batch][heads][seq][dim] strides for every tensor, float32, scale 1/sqrt(dim_qk), nothing
- * masked, no LSE. Checks nothing: attn_plan_create() does.
+ * masked, no LSE. Checks nothing: attn_plan_create() does. Who changes a size later calls it again, or sets the strides,
+ * too: strides may have any value, so those of another size pass for meant.
  *
  * The macro of this name sets struct_size and calls the function of this name, which fills in so many bytes. Who calls the
  * function itself, from another language for instance, sets struct_size first. So it is with every init function. */
