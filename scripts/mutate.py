@@ -44,7 +44,8 @@ COLUMNS = ("file", "line", "kind", "before", "after", "outcome", "test", "second
 AREAS = (
     ("src/nn/*", "nn_pieces nn_block nn_cache nn_layers layer fault_memory layer_family"),
     ("src/*", "problem plan args merge open_close score_steps product common process numerics nonfinite fuzz_plans nn_pieces"
-              " bf16_amx mha flush fuzz_kernels layer fault_memory tier_c tier_avx2 check edge_c bits cli guard_pages"),
+              " bf16_amx mha flush fuzz_kernels layer fault_memory tier_c tier_avx2 tier_avx512@qemu_Haswell"
+              " check edge_c bits cli guard_pages"),
     ("kernels/amx/*", "nonfinite bf16_amx conformance_amx tier_amx numerics flush bits guard_pages cli"),
     ("kernels/*", "score_steps merge product common nonfinite numerics fuzz_kernels flush tier_c tier_avx2 tier_avx512 mha"
                   " edge_avx2 edge_c conformance_avx2 conformance_c edge_avx512 conformance_avx512 bf16_amx conformance_amx"

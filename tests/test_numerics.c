@@ -96,19 +96,19 @@ static void check_exp(const attn_kernel_info *info, attn_dtype dtype) {
 }
 
 /* For kernels that round P. Libraries divide by the sum before they round, so both weights of a quotient are rounded. */
-static void check_rounded(const attn_kernel_info *info) {
-  const attn_problem p = probe_problem(ATTN_BF16);
-  const attn_numerics *n = &info->numerics;
-  if (!takes(info, ATTN_BF16)) return;
-  compare(info->name, "p rounding", n->p_rounding, measure_weights(info->name, &p) / (info->library[0] ? 2 : 1));
-  if (!info->library[0]) compare(info->name, "exp error", n->exp_error, measure_exp(info->name, &p, n->p_rounding));
+static void check_rounded(const attn_kernel_info *info, attn_dtype dtype) {
+  const attn_problem p = probe_problem(dtype);
+  const double rounding = fmin(info->numerics.p_rounding, attn_dtype_of(dtype).roundoff);
+  if (!takes(info, dtype)) return;
+  compare(info->name, "p rounding", rounding, measure_weights(info->name, &p) / (info->library[0] ? 2 : 1));
+  if (!info->library[0]) compare(info->name, "exp error", info->numerics.exp_error, measure_exp(info->name, &p, rounding));
 }
 
 static void check_kernel(const char *kernel) {
   const attn_kernel_info *info = attn_kernel_find(kernel);
   check_exp(info, ATTN_F32);
   if (info->numerics.p_rounding > 0)
-    check_rounded(info);
+    check_rounded(info, ATTN_BF16), check_rounded(info, ATTN_F16);
   else
     check_exp(info, ATTN_BF16);
 }

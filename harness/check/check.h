@@ -75,7 +75,11 @@ bench_row_limits bench_limits_sum(bench_row_limits limits, bench_row_limits othe
  * flushing beyond denormals, is no attention. NULL, or which of them it is ("an exp error"). */
 const char *bench_beyond_cap(const attn_numerics *numerics);
 
-/* Does the kernel declare larger errors than the rounding of K and V, or than 8 roundoffs of float32 where that is more? */
+/* Unit roundoff of P by this kernel beside V of the problem's type: a kernel that narrows P narrows it to that type. */
+double bench_p_rounding(const attn_problem *problem, const attn_numerics *numerics);
+
+/* Does the kernel declare a larger error of exp than the rounding of K and V, or than 8 roundoffs of float32 where that is
+ * more? */
 bool bench_is_approximate(const attn_problem *problem, const attn_numerics *numerics);
 
 /* error / limit of one output, with o, M and W of the oracle: <= 1 passes; INFINITY where only one of the two is finite,

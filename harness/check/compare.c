@@ -154,11 +154,15 @@ static double flushed_scores(const attn_problem *problem, const attn_oracle_row 
   return (double)problem->dim_qk * (scale * flushed + 0x1p-126 * (scale + row->max_k));
 }
 
+double bench_p_rounding(const attn_problem *problem, const attn_numerics *numerics) {
+  return problem->dtype_kv == ATTN_F32 ? 0.0 : fmin(numerics->p_rounding, attn_dtype_of(problem->dtype_kv).roundoff);
+}
+
 static row_terms terms_of(const attn_problem *problem, const attn_numerics *numerics, const attn_oracle_row *row) {
   const double u = 0x1p-24, eps = numerics->exp_error, f = numerics->input_flush;
   const double tanhs = (problem->score == ATTN_SCORE_ADDITIVE) + (problem->softcap > 0);
   return (row_terms){.u = u,
-                     .u_p = problem->dtype_kv == ATTN_F32 ? 0.0 : numerics->p_rounding,
+                     .u_p = bench_p_rounding(problem, numerics),
                      .eps = eps,
                      .f = f,
                      .tiny = f > 0 ? 0x1p-126 : 0x1p-149,
@@ -211,8 +215,7 @@ const char *bench_beyond_cap(const attn_numerics *numerics) {
 }
 
 bool bench_is_approximate(const attn_problem *problem, const attn_numerics *numerics) {
-  const double rounding = fmax(0x1p-21, attn_dtype_of(problem->dtype_kv).roundoff);
-  return numerics->exp_error > rounding || (problem->dtype_kv != ATTN_F32 && numerics->p_rounding > rounding);
+  return numerics->exp_error > fmax(0x1p-21, attn_dtype_of(problem->dtype_kv).roundoff);
 }
 
 /* INFINITY where the error is infinite or one of the two is a NaN. */

@@ -318,7 +318,7 @@ ATTN_API attn_status attn_merge(int parts, int64_t rows, int64_t dim_v, const fl
 typedef struct attn_numerics {
   double exp_error;  /**< Largest relative error of its exp. */
   double p_rounding; /**< Unit roundoff of P before the product with V, where K and V have 16 bits: 0 = kept in float32, 2^-8
-                        = bf16, 2^-11 = f16. With float32 K and V, P stays float32. */
+                        = narrowed to their type; with f16 that is 2^-11. With float32 K and V, P stays float32. */
   double input_flush; /**< Inputs of smaller magnitude may be taken as 0 (denormal bf16 in tile units); 0 = none. */
 } attn_numerics;
 

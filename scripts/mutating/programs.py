@@ -99,22 +99,24 @@ class Workplace:
         """Puts a fault in and compiles the sources that include it: "changed", "same code" or "not compiled"."""
         path = self.sources / mutation.file
         text = path.read_text(encoding="utf-8")
-        groups = self.build.users_of(mutation.file)
-        for source in (each for group in groups for each in group if each not in self.unchanged):
-            self.unchanged[source] = hash_of(self._compile(source))
         lines = text.split("\n")
         lines[mutation.number] = mutation.after
-        path.write_text("\n".join(lines), encoding="utf-8")
-        self.programs, self.objects = {}, {}
-        try:
-            while groups and not self.objects:
-                compiled = {source: self._compile(source) for source in groups.pop(0)}
-                if None in compiled.values():
-                    return "not compiled"
-                self.objects = {source: each for source, each in compiled.items() if hash_of(each) != self.unchanged[source]}
-        finally:
-            path.write_text(text, encoding="utf-8")
-        return "changed" if self.objects else "same code"
+        self.programs = {}
+        for users in self.build.users_of(mutation.file):
+            for source in users:
+                if source not in self.unchanged:
+                    self.unchanged[source] = hash_of(self._compile(source))
+            path.write_text("\n".join(lines), encoding="utf-8")
+            try:
+                objects = {source: self._compile(source) for source in users}
+            finally:
+                path.write_text(text, encoding="utf-8")
+            if None in objects.values():
+                return "not compiled"
+            self.objects = {source: each for source, each in objects.items() if hash_of(each) != self.unchanged[source]}
+            if self.objects:
+                return "changed"
+        return "same code"
 
     def touches(self, test):
         """Whether a test can see the fault. A test named after a tier cannot see faults in other tiers."""
