@@ -4,6 +4,7 @@
 
     cmake --preset mutants && cmake --build --preset mutants -j2        (assertions, -O2, a selection of each suite's cases)
     scripts/mutate.py --files 'harness/check/*' --sample 50 --seed 7    (a seeded choice; without --sample all)
+    scripts/mutate.py --named --least 100                               (faults that once survived, each against its test)
     scripts/mutate.py --again build-mutants/mutants.csv                 (only the survivors of that run)
 
 A fault is another operator, constant or condition, a dropped statement, or two swapped arguments (scripts/mutating/). Each
@@ -38,6 +39,7 @@ from mutating.programs import Build, Workplace
 
 ROOT = Path(__file__).resolve().parent.parent
 EQUIVALENT = ROOT / "tests" / "mutants_equivalent.txt"
+NAMED = ROOT / "tests" / "named_mutants.txt"
 COLUMNS = ("file", "line", "kind", "before", "after", "outcome", "test", "seconds")
 
 # Files, and the tests that run on their faults in this order. Quick tests that are likely to fail come first.
@@ -80,6 +82,7 @@ def read_options(arguments):
     parser.add_argument("--sample", type=int, metavar="N", help="number of faults")
     parser.add_argument("--by", choices=("kind", "file"), default="kind", help="balance the sample by")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--named", action="store_true", help="those of tests/named_mutants.txt, each against its test")
     parser.add_argument("--again", type=Path, metavar="CSV", help="only the survivors of an earlier run")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--tests", help="names of tests, in this order, instead of those of the file")
@@ -126,10 +129,24 @@ def survivors_of(path):
     return sorted(each for each in mutations_in({key[0] for key in keys}) if key_of(each) in keys)
 
 
+def named_mutations(patterns=("*",)):
+    """Those of tests/named_mutants.txt in these files. Raises ValueError if a line is gone, or stands twice in its file."""
+    mutations = []
+    for file, before, after in read_equivalents(NAMED):
+        if not any(fnmatch.fnmatch(file, pattern) for pattern in patterns):
+            continue
+        lines = (ROOT / file).read_text(encoding="utf-8").split("\n")
+        numbers = [number for number, line in enumerate(lines) if line.strip() == before]
+        if len(numbers) != 1:
+            raise ValueError(f"{NAMED.name}: {file} has {len(numbers)} lines '{before}', should have one")
+        mutations.append(Mutation(file, numbers[0], lines[numbers[0]], after, "named"))
+    return mutations
+
+
 def chosen_mutations(options):
     if options.again:
         return survivors_of(options.again)
-    every = mutations_in(files_of(options.files or SCOPE))
+    every = named_mutations(options.files or ["*"]) if options.named else mutations_in(files_of(options.files or SCOPE))
     return sampled(every, options.sample, options.seed, options.by) if options.sample else every
 
 
@@ -187,13 +204,18 @@ class Baseline:
         raise Trouble(f"{test} fails without a fault (exit code {code})")
 
 
+def tests_of(mutation, options):
+    if options.named:
+        return read_equivalents(NAMED)[key_of(mutation)]
+    return options.tests or next(tests for pattern, tests in AREAS if fnmatch.fnmatch(mutation.file, pattern))
+
+
 def judge(mutation, place, options, baseline):
     """Outcome of a fault, and the test that noticed it."""
     outcome = place.build_with(mutation)
     if outcome != "changed":
         return outcome, ""
-    names = options.tests or next(tests for pattern, tests in AREAS if fnmatch.fnmatch(mutation.file, pattern))
-    for test in names.split():
+    for test in tests_of(mutation, options).split():
         usual = baseline.of(test, place) if place.touches(test) else None
         if usual is None or usual > options.longest:
             continue

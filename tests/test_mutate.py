@@ -97,6 +97,9 @@ class Equivalents(unittest.TestCase):
                 known[file] = {key_of(each) for each in mutations_of(file, (ROOT / file).read_text(encoding="utf-8"))}
             self.assertIn((file, before, after), known[file])
 
+    def test_every_named_fault_has_its_line(self):
+        self.assertGreater(len(mutate.named_mutations()), 20)
+
     def test_entries_are_read_and_half_ones_refused(self):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "list"
