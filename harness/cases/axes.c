@@ -22,7 +22,6 @@ enum {
 static const char *const layer_words[] = {"none",
 #define LAYER(constant, name, ...) name,
 #include "cases/layers.def"
-#undef LAYER
                                           NULL};
 #define LAYER_WORDS layer_words
 
@@ -37,7 +36,6 @@ static const bench_axis_info axes[AXIS_COUNT] = {
                        .words = all_words,                                               \
                        .help = (sentence)},
 #include "cases/axes.def"
-#undef AXIS
 };
 
 const bench_axis_info *bench_axis_get(bench_axis axis) { return &axes[axis]; }

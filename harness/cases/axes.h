@@ -6,9 +6,6 @@
 #ifndef BENCH_AXES_H
 #define BENCH_AXES_H
 
-#include <stdbool.h>
-#include <stdint.h>
-
 #include "attn/attn.h"
 
 enum { BENCH_WORD = 24 }; /* longest value of an axis, its end included */
@@ -16,7 +13,6 @@ enum { BENCH_WORD = 24 }; /* longest value of an axis, its end included */
 typedef enum bench_axis {
 #define AXIS(constant, ...) AXIS_##constant,
 #include "cases/axes.def"
-#undef AXIS
   AXIS_COUNT
 } bench_axis;
 

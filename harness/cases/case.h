@@ -4,8 +4,6 @@
 #ifndef BENCH_CASE_H
 #define BENCH_CASE_H
 
-#include <stdbool.h>
-
 #include "attn/attn.h"
 #include "cases/axes.h"
 

@@ -15,7 +15,6 @@ static const bench_layer_info layers[LAYER_COUNT] = {
 #define LAYER(constant, text, properties, own_axes) \
   [LAYER_##constant] = {.name = (text), .id = LAYER_##constant, .has = (properties), .axes = {own_axes{0}}},
 #include "cases/layers.def"
-#undef LAYER
 };
 
 const bench_layer_info *bench_layer_find(const char *name) {

@@ -9,7 +9,6 @@
 typedef enum bench_layer_id {
 #define LAYER(constant, ...) LAYER_##constant,
 #include "cases/layers.def"
-#undef LAYER
   LAYER_COUNT
 } bench_layer_id;
 

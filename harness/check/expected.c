@@ -2,9 +2,6 @@
 /* The oracle's answer to one problem, and the rows that it is computed for. */
 #include <math.h>
 #include <stdlib.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 #include "attn/extend.h"
 #include "check/check.h"
@@ -55,18 +52,12 @@ static bool compute_rows(bench_expected *e, const attn_args *args) {
   const int threads = large ? attn_parallel_default_threads() : 1;
   bool enough = true;
   (void)threads; /* not used without OpenMP */
-#ifdef _OPENMP
 #pragma omp parallel num_threads(attn_parallel_available(threads)) reduction(&& : enough)
-#endif
   {
-#ifdef _OPENMP
-    bench_thread_settle(omp_get_thread_num(), omp_get_num_threads());
-#endif
+    bench_thread_settle();
     double *score = malloc((size_t)(p->seq_k + 1) * sizeof *score);
     if (!score) enough = false;
-#ifdef _OPENMP
 #pragma omp for schedule(dynamic)
-#endif
     for (int64_t n = 0; n < e->rows; n++)
       if (score) compute_row(e, args, n, score);
     free(score);

@@ -4,10 +4,6 @@
 #ifndef BENCH_NPY_H
 #define BENCH_NPY_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 #include "attn/attn.h"
 
 typedef enum npy_type { NPY_F16, NPY_F32, NPY_F64, NPY_U8, NPY_U16, NPY_I32, NPY_I64 } npy_type;

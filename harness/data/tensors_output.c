@@ -4,9 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 #include "attn/extend.h"
 #include "data/tensors.h"
@@ -302,15 +299,10 @@ void bench_tensors_renew_v(bench_tensors *t, int threads) {
   t->v_step++;
   const float factor = (float)(bench_v_factor(t) / before);
   const int team = count < ONE_THREAD ? 1 : threads;
-  (void)team; /* without OpenMP */
-#ifdef _OPENMP
 #pragma omp parallel num_threads(attn_parallel_available(team)) if (team > 1)
-#endif
   {
-#ifdef _OPENMP
-    if (team > 1) bench_thread_settle(omp_get_thread_num(), omp_get_num_threads());
+    if (team > 1) bench_thread_settle();
 #pragma omp for schedule(static)
-#endif
     for (int64_t i = 0; i < count; i++) store(v, i, factor * load(v, i));
   }
 }

@@ -33,7 +33,6 @@ static const bench_layer_functions *functions_of(const bench_case *bench) {
   static const bench_layer_functions *const all[] = {
 #define LAYER(constant, ...) [LAYER_##constant] = &bench_layer_##constant,
 #include "cases/layers.def"
-#undef LAYER
   };
   return all[bench_layer_of(bench)->id];
 }

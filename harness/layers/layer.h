@@ -122,7 +122,6 @@ struct bench_layer_functions {
 
 #define LAYER(constant, ...) extern const bench_layer_functions bench_layer_##constant;
 #include "cases/layers.def"
-#undef LAYER
 
 /* ---- For layers in general ---- */
 

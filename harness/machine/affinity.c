@@ -123,8 +123,12 @@ bool bench_threads_hold(int threads) {
 
 int bench_threads_held(void) { return held.active ? held.threads : 0; }
 
-void bench_thread_settle(int thread, int team) {
+void bench_thread_settle(void) {
+  int thread = 0, team = 1;
   if (!held.active) return;
+#ifdef _OPENMP
+  thread = omp_get_thread_num(), team = omp_get_num_threads();
+#endif
   if (thread == 0 && team > held.largest_team) held.largest_team = team;
   const int wanted = team <= held.count ? held.cpu[thread] : FREE;
   if (settled.epoch == held.epoch && settled.cpu == wanted) return;
@@ -139,16 +143,10 @@ void bench_thread_settle(int thread, int team) {
 }
 
 void bench_team_settle(int threads) {
-  if (!held.active) return;
-#ifdef _OPENMP
-  if (threads > 1) {
+  if (held.active && threads < 2) bench_thread_settle();
+  if (!held.active || threads < 2) return;
 #pragma omp parallel num_threads(attn_parallel_available(threads))
-    bench_thread_settle(omp_get_thread_num(), omp_get_num_threads());
-    return;
-  }
-#endif
-  (void)threads;
-  bench_thread_settle(0, 1);
+  bench_thread_settle();
 }
 
 /* Frees every thread that may be waiting for the next region, the caller first: new threads inherit its affinity. */
@@ -156,12 +154,9 @@ void bench_threads_release(void) {
   if (!held.active) return;
   held.active = false;
   (void)sched_setaffinity(0, sizeof held.before, &held.before);
-#ifdef _OPENMP
-  if (held.largest_team > 1) {
+  if (held.largest_team < 2) return;
 #pragma omp parallel num_threads(attn_parallel_available(held.largest_team))
-    (void)sched_setaffinity(0, sizeof held.before, &held.before);
-  }
-#endif
+  (void)sched_setaffinity(0, sizeof held.before, &held.before);
 }
 
 /* ---- Description ------------------------------------------------------------------------------------------------- */
@@ -218,10 +213,10 @@ void bench_pages_forget(void *memory, size_t bytes) {
     (void)madvise((char *)memory + (begin - (uintptr_t)memory), end - begin, MADV_DONTNEED);
 }
 
-/* Thread `thread` of `team` writes the pages of its share. */
-static void fill_share(unsigned char *memory, int byte, size_t bytes, size_t thread, size_t team) {
-  const size_t page = page_bytes(), share = (bytes / team + page - 1) / page * page;
-  const size_t begin = thread * share, end = thread + 1 == team || begin + share > bytes ? bytes : begin + share;
+/* Fills share n of `shares`, in whole pages. */
+static void fill_share(unsigned char *memory, int byte, size_t bytes, size_t n, size_t shares) {
+  const size_t page = page_bytes(), share = (bytes / shares + page - 1) / page * page;
+  const size_t begin = n * share, end = n + 1 == shares || begin + share > bytes ? bytes : begin + share;
   if (begin < end) memset(memory + begin, byte, end - begin);
 }
 
@@ -231,13 +226,10 @@ void bench_pages_fill(void *memory, int byte, size_t bytes) {
     memset(memory, byte, bytes);
     return;
   }
-#ifdef _OPENMP
 #pragma omp parallel num_threads(attn_parallel_available(threads))
   {
-    bench_thread_settle(omp_get_thread_num(), omp_get_num_threads());
-    fill_share(memory, byte, bytes, (size_t)omp_get_thread_num(), (size_t)omp_get_num_threads());
+    bench_thread_settle();
+#pragma omp for schedule(static, 1)
+    for (int n = 0; n < threads; n++) fill_share(memory, byte, bytes, (size_t)n, (size_t)threads);
   }
-#else
-  fill_share(memory, byte, bytes, 0, 1);
-#endif
 }

@@ -38,7 +38,7 @@ int bench_threads_held(void);
 /* Moves the calling thread to its CPU. The harness' own regions begin with it: libgomp ends threads that a smaller team does
  * not need and starts new ones for the next, and those begin on their parent's CPU. The threads of a team that is larger
  * than what is held move freely. Costs next to nothing if the thread is there or nothing is held. */
-void bench_thread_settle(int thread, int team);
+void bench_thread_settle(void);
 
 /* The same for every thread of a team that OpenMP will use next. */
 void bench_team_settle(int threads);

@@ -31,7 +31,6 @@ static const struct {
 } columns[] = {
 #define COLUMN(name, kind, member) {#name, kind, offsetof(bench_row, member), sizeof((bench_row *)0)->member},
 #include "report/columns.def"
-#undef COLUMN
 };
 
 const char *bench_column_name(bench_column column) { return columns[column].name; }

@@ -11,7 +11,6 @@
 typedef enum bench_column {
 #define COLUMN(name, kind, member) COLUMN_##name,
 #include "report/columns.def"
-#undef COLUMN
   BENCH_COLUMNS
 } bench_column;
 

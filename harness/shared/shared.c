@@ -17,7 +17,7 @@
 #include "timing/stats.h"
 
 /* The loops call this for attnbench's own threads. Threads of another program stay where that program puts them. */
-void bench_thread_settle(int thread, int team) { (void)thread, (void)team; }
+void bench_thread_settle(void) {}
 void bench_team_settle(int threads) { (void)threads; }
 
 /* ---- Statistics -------------------------------------------------------------------------------------------------- */
@@ -160,9 +160,7 @@ double attnbench_read_rate(const void *data, size_t bytes, int threads) {
   const size_t part = bytes / (size_t)threads / ATTN_READ_BYTES * ATTN_READ_BYTES;
   if (!read || part == 0) return 0.0;
   const double start = bench_now_ns();
-#ifdef _OPENMP
 #pragma omp parallel for num_threads(attn_parallel_available(threads)) schedule(static, 1)
-#endif
   for (int i = 0; i < threads; i++) seen = read((const char *)data + (size_t)i * part, part);
   return (double)(part * (size_t)threads) / (bench_now_ns() - start) * 1e9;
 }

@@ -39,12 +39,9 @@ bench_team bench_team_count(int threads) {
   bench_team team = {0, 0};
   cpu_set_t all;
   CPU_ZERO(&all);
-#ifdef _OPENMP
+  (void)threads; /* not used without OpenMP */
 #pragma omp parallel num_threads(attn_parallel_available(threads))
 #pragma omp critical
-#else
-  (void)threads;
-#endif
   {
     cpu_set_t own;
     if (!sched_getaffinity(0, sizeof own, &own)) CPU_OR(&all, &all, &own);
@@ -82,14 +79,10 @@ bench_peak_slice bench_peak_prepare(const attn_peak_loop *loop, int threads, dou
 double bench_peak_rate(const bench_peak_slice *slice) {
   double rates = 0.0;
   int threads = 0;
-#ifdef _OPENMP
 #pragma omp parallel num_threads(attn_parallel_available(slice->threads)) reduction(+ : rates, threads)
-#endif
   {
-#ifdef _OPENMP
-    bench_thread_settle(omp_get_thread_num(), omp_get_num_threads());
+    bench_thread_settle();
 #pragma omp barrier
-#endif
     rates += slice->loop->flops * (double)slice->iterations / time_once(slice->loop, slice->iterations) * 1e9;
     threads += 1;
   }
@@ -132,27 +125,19 @@ static void calibrate(reading *r, const unsigned char *data) {
 /* One thread's part: fills its own buffer (first touch), then adds its rate to every pass. All threads start a pass
  * together. */
 static void read_own_buffer(reading *r) {
-#ifdef _OPENMP
-  bench_thread_settle(omp_get_thread_num(), omp_get_num_threads());
-#endif
+  bench_thread_settle();
   unsigned char *data = attn_aligned_alloc(LINE, r->bytes);
   if (data) memset(data, FILL, r->bytes);
-#ifdef _OPENMP
 #pragma omp critical
-#endif
   {
     r->failed |= !data;
     if (data && !r->repeats) calibrate(r, data);
   }
   for (int pass = 0; pass < PASSES; pass++) {
-#ifdef _OPENMP
 #pragma omp barrier
-#endif
     bool wrong = false;
     double rate = data ? (double)r->bytes * (double)r->repeats / time_repeats(r, data, r->repeats, &wrong) * 1e9 : 0.0;
-#ifdef _OPENMP
 #pragma omp critical
-#endif
     {
       r->rate[pass] += rate;
       r->failed |= wrong;
@@ -165,9 +150,7 @@ double bench_read_bandwidth(size_t bytes, int threads) {
   const size_t steps = (bytes + ATTN_READ_BYTES - 1) / ATTN_READ_BYTES;
   reading r = {.loop = bench_widest_read(), .bytes = (steps ? steps : 1) * ATTN_READ_BYTES};
   (void)threads; /* not used without OpenMP */
-#ifdef _OPENMP
 #pragma omp parallel num_threads(attn_parallel_available(threads))
-#endif
   read_own_buffer(&r);
   return r.failed ? 0.0 : bench_median(r.rate, PASSES);
 }
@@ -204,11 +187,7 @@ double bench_read_rate(bench_read_loop loop, bench_read_span span, int threads) 
   uint64_t seen = 0;
   bench_team_settle(threads);
   const double start = bench_now_ns();
-#ifdef _OPENMP
 #pragma omp parallel for num_threads(attn_parallel_available(threads)) reduction(^ : seen) schedule(static, 1)
-#else
-  threads = 1;
-#endif
   for (int part = 0; part < threads; part++)
     for (int64_t i = 0; i < span.passes; i++)
       seen ^= read_tensors(&span.tensors[(span.first + i) % span.count], loop, part, threads);
