@@ -62,7 +62,7 @@ if(NOT ATTN_HWLOC STREQUAL "OFF" AND ATTN_BUILD_HARNESS)
   endif()
 endif()
 
-# ---- Google Benchmark: attnbench-gbench, the only C++ here ---------------------------------------------------------------
+# ---- Google Benchmark: attnbench-gbench, in C++ ---------------------------------------------------------------------------
 set(ATTN_GBENCH AUTO CACHE STRING "attnbench's cases in Google Benchmark's loop (attnbench-gbench): AUTO, ON or OFF")
 set_property(CACHE ATTN_GBENCH PROPERTY STRINGS AUTO ON OFF)
 set(ATTN_GBENCH_TARGET "")

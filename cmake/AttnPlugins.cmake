@@ -44,6 +44,21 @@ foreach(plugin IN LISTS ATTN_PLUGINS)
   list(APPEND ATTN_PLUGIN_TARGETS attn_${plugin})
 endforeach()
 
+# oneDNN's C API throws C++ exceptions where memory is short; kernels/onednn/guard.cpp catches them.
+if(TARGET attn_onednn AND NOT ATTN_STATIC_BACKENDS)
+  include(CheckLanguage)
+  check_language(CXX)
+  if(CMAKE_CXX_COMPILER)
+    enable_language(CXX)
+    add_library(attn_onednn_guard OBJECT kernels/onednn/guard.cpp)
+    target_compile_options(attn_onednn_guard PRIVATE -fvisibility=hidden)
+    target_link_libraries(attn_onednn_guard PRIVATE attn::onednn)
+    set_target_properties(attn_onednn_guard PROPERTIES POSITION_INDEPENDENT_CODE ON)
+    target_sources(attn_onednn PRIVATE $<TARGET_OBJECTS:attn_onednn_guard>)
+    set_target_properties(attn_onednn PROPERTIES LINKER_LANGUAGE CXX)
+  endif()
+endif()
+
 # attn_finds_plugins(PROGRAM): builds the plug-ins with it; it finds them in the build tree and where both are installed.
 file(RELATIVE_PATH attn_programs_to_plugins /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR}/${ATTN_PLUGIN_SUBFOLDER})
 function(attn_finds_plugins program)

@@ -144,7 +144,7 @@ static const char *rejects(const attn_problem *p, char *buffer, size_t buffer_by
   if (!matmul_layout_of(p, &state.layout) || !attn_onednn_can_create()) return NULL; /* plan() and open() say so */
   const char *missing = open_operations(&state, p, false, &status);
   if (!missing) close_operations(&state);
-  if (!missing) return NULL;
+  if (!missing || status == dnnl_out_of_memory) return NULL; /* open() says so */
   say_what_is_missing(p, status, missing, buffer, buffer_bytes);
   return buffer;
 }

@@ -148,10 +148,15 @@ void attn_onednn_close(onednn_library *library) {
   *library = (onednn_library){.engine = NULL};
 }
 
+static dnnl_status_t create_library(void *context) {
+  onednn_library *library = context;
+  const dnnl_status_t status = dnnl_engine_create(&library->engine, dnnl_cpu, 0);
+  return status == dnnl_success ? dnnl_stream_create(&library->stream, library->engine, dnnl_stream_default_flags) : status;
+}
+
 dnnl_status_t attn_onednn_open(onednn_library *library) {
   *library = (onednn_library){.engine = NULL};
-  dnnl_status_t status = dnnl_engine_create(&library->engine, dnnl_cpu, 0);
-  if (status == dnnl_success) status = dnnl_stream_create(&library->stream, library->engine, dnnl_stream_default_flags);
+  const dnnl_status_t status = attn_onednn_guarded(create_library, library);
   if (status != dnnl_success) attn_onednn_close(library);
   find_threads(library);
   return status;
@@ -271,71 +276,114 @@ static dnnl_status_t create_attributes(dnnl_primitive_attr_t *attributes) {
 typedef dnnl_status_t (*describe_fn)(const onednn_library *library, const onednn_operation *operation,
                                      dnnl_primitive_attr_t attributes, dnnl_primitive_desc_t *primitive);
 
-/* Creates the operation's primitive, if `status` is success: then it has its operands. Destroys the attributes. */
-static dnnl_status_t finish_operation(const onednn_library *library, dnnl_status_t status, describe_fn describe, bool create,
-                                      dnnl_primitive_attr_t attributes, onednn_operation *operation) {
-  dnnl_primitive_desc_t primitive = NULL;
-  if (status == dnnl_success) status = describe(library, operation, attributes, &primitive);
-  if (status == dnnl_success) status = add_work(operation, scratch_bytes_of(primitive));
-  if (status == dnnl_success && create) status = dnnl_primitive_create(&operation->primitive, primitive);
-  if (primitive) dnnl_primitive_desc_destroy(primitive);
-  if (attributes) dnnl_primitive_attr_destroy(attributes);
-  if (status != dnnl_success) attn_onednn_close_operation(operation);
+/* How an operation is made, and what is needed only meanwhile. */
+typedef struct making {
+  const onednn_library *library;
+  describe_fn describe;
+  bool accumulate, create;
+  int operands;
+  int role[ONEDNN_OPERANDS];
+  const onednn_matrix *operand[ONEDNN_OPERANDS];
+  onednn_operation *operation;
+  dnnl_primitive_attr_t attributes;
+  dnnl_post_ops_t ops;
+  dnnl_primitive_desc_t primitive;
+} making;
+
+static dnnl_status_t add_sum(making *m) {
+  dnnl_status_t status = dnnl_post_ops_create(&m->ops);
+  if (status == dnnl_success) status = append_sum(m->ops);
+  return status == dnnl_success ? dnnl_primitive_attr_set_post_ops(m->attributes, m->ops) : status;
+}
+
+static dnnl_status_t make(void *context) {
+  making *m = context;
+  onednn_operation *operation = m->operation;
+  dnnl_status_t status = create_attributes(&m->attributes);
+  if (status == dnnl_success && m->accumulate) status = add_sum(m);
+  for (int i = 0; i < m->operands && status == dnnl_success; i++) status = add_operand(operation, m->role[i], m->operand[i]);
+  if (status == dnnl_success) status = m->describe(m->library, operation, m->attributes, &m->primitive);
+  if (status == dnnl_success) status = add_work(operation, scratch_bytes_of(m->primitive));
+  if (status == dnnl_success && m->create) status = dnnl_primitive_create(&operation->primitive, m->primitive);
+  return status;
+}
+
+static dnnl_status_t open_operation(making m) {
+  memset(m.operation, 0, sizeof *m.operation);
+  const dnnl_status_t status = attn_onednn_guarded(make, &m);
+  if (m.primitive) dnnl_primitive_desc_destroy(m.primitive);
+  if (m.ops) dnnl_post_ops_destroy(m.ops);
+  if (m.attributes) dnnl_primitive_attr_destroy(m.attributes);
+  if (status != dnnl_success) attn_onednn_close_operation(m.operation);
   return status;
 }
 
 dnnl_status_t attn_onednn_open_product(const onednn_library *library, const onednn_product *product, bool create,
                                        onednn_operation *operation) {
-  dnnl_primitive_attr_t attributes = NULL;
-  dnnl_post_ops_t ops = NULL;
-  memset(operation, 0, sizeof *operation);
-  dnnl_status_t status = create_attributes(&attributes);
-  if (status == dnnl_success) status = dnnl_post_ops_create(&ops);
-  if (status == dnnl_success && product->accumulate) status = append_sum(ops);
-  if (status == dnnl_success) status = dnnl_primitive_attr_set_post_ops(attributes, ops);
-  if (ops) dnnl_post_ops_destroy(ops);
-  if (status == dnnl_success) status = add_operand(operation, DNNL_ARG_SRC, &product->a);
-  if (status == dnnl_success) status = add_operand(operation, DNNL_ARG_WEIGHTS, &product->b);
-  if (status == dnnl_success) status = add_operand(operation, DNNL_ARG_DST, &product->c);
-  return finish_operation(library, status, describe_product, create, attributes, operation);
+  return open_operation((making){.library = library,
+                                 .describe = describe_product,
+                                 .accumulate = product->accumulate,
+                                 .create = create,
+                                 .operands = 3,
+                                 .role = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST},
+                                 .operand = {&product->a, &product->b, &product->c},
+                                 .operation = operation});
 }
 
 dnnl_status_t attn_onednn_open_softmax(const onednn_library *library, const onednn_matrix *x, bool create,
                                        onednn_operation *operation) {
-  dnnl_primitive_attr_t attributes = NULL;
-  memset(operation, 0, sizeof *operation);
-  dnnl_status_t status = create_attributes(&attributes);
-  if (status == dnnl_success) status = add_operand(operation, DNNL_ARG_SRC, x);
-  if (status == dnnl_success) status = add_operand(operation, DNNL_ARG_DST, x);
-  return finish_operation(library, status, describe_softmax, create, attributes, operation);
+  return open_operation((making){.library = library,
+                                 .describe = describe_softmax,
+                                 .create = create,
+                                 .operands = 2,
+                                 .role = {DNNL_ARG_SRC, DNNL_ARG_DST},
+                                 .operand = {x, x},
+                                 .operation = operation});
 }
 
 dnnl_status_t attn_onednn_open_conversion(const onednn_library *library, const onednn_matrix *from, const onednn_matrix *to,
                                           bool create, onednn_operation *operation) {
-  dnnl_primitive_attr_t attributes = NULL;
-  memset(operation, 0, sizeof *operation);
-  dnnl_status_t status = create_attributes(&attributes);
-  if (status == dnnl_success) status = add_operand(operation, DNNL_ARG_FROM, from);
-  if (status == dnnl_success) status = add_operand(operation, DNNL_ARG_TO, to);
-  return finish_operation(library, status, describe_conversion, create, attributes, operation);
+  return open_operation((making){.library = library,
+                                 .describe = describe_conversion,
+                                 .create = create,
+                                 .operands = 2,
+                                 .role = {DNNL_ARG_FROM, DNNL_ARG_TO},
+                                 .operand = {from, to},
+                                 .operation = operation});
+}
+
+typedef struct execution {
+  const onednn_library *library;
+  const onednn_operation *operation;
+  void *const *operands;
+  void *work;
+  dnnl_exec_arg_t args[ONEDNN_OPERANDS + 1];
+  int count;
+} execution;
+
+static dnnl_status_t execute(void *context) {
+  execution *e = context;
+  const onednn_operation *operation = e->operation;
+  dnnl_status_t status = dnnl_success;
+  while (e->count < operation->operands && status == dnnl_success) {
+    const int i = e->count++;
+    e->args[i].arg = operation->role[i];
+    status = create_memory(&e->args[i].memory, &operation->desc[i], e->library->engine, e->operands[i]);
+  }
+  if (status == dnnl_success && operation->scratch_bytes) {
+    const int i = e->count++;
+    e->args[i].arg = DNNL_ARG_SCRATCHPAD;
+    status = create_memory(&e->args[i].memory, &operation->work, e->library->engine, e->work);
+  }
+  if (status == dnnl_success) status = dnnl_primitive_execute(operation->primitive, e->library->stream, e->count, e->args);
+  return status == dnnl_success ? dnnl_stream_wait(e->library->stream) : status;
 }
 
 dnnl_status_t attn_onednn_execute(const onednn_library *library, const onednn_operation *operation, void *const *operands,
                                   void *work) {
-  dnnl_exec_arg_t args[ONEDNN_OPERANDS + 1] = {{.arg = 0}};
-  dnnl_status_t status = dnnl_success;
-  int count = 0;
-  for (; count < operation->operands && status == dnnl_success; count++) {
-    args[count].arg = operation->role[count];
-    status = create_memory(&args[count].memory, &operation->desc[count], library->engine, operands[count]);
-  }
-  if (status == dnnl_success && operation->scratch_bytes) {
-    args[count].arg = DNNL_ARG_SCRATCHPAD;
-    status = create_memory(&args[count++].memory, &operation->work, library->engine, work);
-  }
-  if (status == dnnl_success) status = dnnl_primitive_execute(operation->primitive, library->stream, count, args);
-  if (status == dnnl_success) status = dnnl_stream_wait(library->stream);
-  for (int i = 0; i < count; i++)
-    if (args[i].memory) dnnl_memory_destroy(args[i].memory);
+  execution e = {.library = library, .operation = operation, .operands = operands, .work = work};
+  const dnnl_status_t status = attn_onednn_guarded(execute, &e);
+  for (int i = 0; i < e.count; i++)
+    if (e.args[i].memory) dnnl_memory_destroy(e.args[i].memory);
   return status;
 }

@@ -30,11 +30,19 @@ void attn_onednn_identify(void);
 /* attn_kernel.unusable of each kernel here. */
 const char *attn_onednn_unusable(const char *cap);
 
-/* oneDNN does not survive an allocation that fails: it ends the process. So the kernels try beforehand whether there is
- * enough memory: to create operations, and to execute one. */
+/* oneDNN throws, or crashes, where an allocation fails. So the kernels try beforehand whether there is enough memory: to
+ * create operations, and to execute one. */
 enum { ONEDNN_CODE_BYTES = 16 << 20 /* more than a plan's operations took in any version tried */ };
 bool attn_onednn_can_create(void);
 bool attn_onednn_can_execute(void);
+
+/* Returns call(context), or dnnl_out_of_memory where oneDNN threw a C++ exception, which C cannot catch. What `call` had
+ * created stays. In guard.cpp, which only plug-ins have, and only where there is a C++ compiler. */
+dnnl_status_t attn_onednn_guard(dnnl_status_t (*call)(void *), void *context) __attribute__((weak));
+
+static inline dnnl_status_t attn_onednn_guarded(dnnl_status_t (*call)(void *), void *context) {
+  return attn_onednn_guard ? attn_onednn_guard(call, context) : call(context);
+}
 
 /* An engine, and a stream on it. The stream is the calling thread; with SYCL it is the queue of a worker. */
 typedef struct onednn_library {
