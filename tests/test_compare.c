@@ -49,6 +49,12 @@ static void write_answer(small_case *c) {
   }
 }
 
+/* Two rows with the right answer. */
+static void open_right_case(small_case *c) {
+  open_case(c, 2);
+  write_answer(c);
+}
+
 static bench_verdict verdict_on(const small_case *c, double store_error) {
   return bench_compare_stored(&c->expected, &c->args, &(attn_numerics){.exp_error = 0x1p-22}, store_error);
 }
@@ -61,8 +67,7 @@ static void expect_at(const bench_verdict *v, int64_t b, int64_t h, int64_t i, i
 
 TEST(right_values_pass) {
   small_case c;
-  open_case(&c, 2);
-  write_answer(&c);
+  open_right_case(&c);
   const bench_verdict v = verdict_on(&c, 0);
   assert_int_equal(v.status, BENCH_PASS);
   assert_int_equal(v.rows_checked, 2);
@@ -73,8 +78,7 @@ TEST(right_values_pass) {
 /* Of two errors the one that is larger in limits is named; the largest difference is that of the other. */
 TEST(the_worst_value_is_the_one_furthest_beyond_its_limit) {
   small_case c;
-  open_case(&c, 2);
-  write_answer(&c);
+  open_right_case(&c);
   c.m[3] = 80; /* ten times the limit */
   *out_of(&c, 0, 1) += 0.25f;
   *out_of(&c, 1, 1) -= 0.5f;
@@ -91,8 +95,7 @@ TEST(the_worst_value_is_the_one_furthest_beyond_its_limit) {
 
 TEST(errors_within_their_limits_are_counted_in_limits) {
   small_case c;
-  open_case(&c, 2);
-  write_answer(&c);
+  open_right_case(&c);
   *out_of(&c, 1, 0) += 0x1p-20f;
   const bench_verdict v = verdict_on(&c, 0);
   assert_int_equal(v.status, BENCH_PASS);
@@ -102,8 +105,7 @@ TEST(errors_within_their_limits_are_counted_in_limits) {
 
 TEST(values_that_are_not_finite_have_no_difference) {
   small_case c;
-  open_case(&c, 2);
-  write_answer(&c);
+  open_right_case(&c);
   *out_of(&c, 1, 0) = INFINITY;
   bench_verdict v = verdict_on(&c, 0);
   assert_int_equal(v.status, BENCH_FAIL);
@@ -117,8 +119,7 @@ TEST(values_that_are_not_finite_have_no_difference) {
 
 TEST(the_lse_is_compared_where_it_is_asked_for) {
   small_case c;
-  open_case(&c, 2);
-  write_answer(&c);
+  open_right_case(&c);
   *lse_of(&c, 1) = 3;
   assert_int_equal(verdict_on(&c, 0).status, BENCH_PASS);
   c.expected.problem.uses |= ATTN_USE_LSE;
@@ -132,8 +133,7 @@ TEST(the_lse_is_compared_where_it_is_asked_for) {
 /* The larger of both errors of storing counts. */
 TEST(coarse_stores_widen_the_limit) {
   small_case c;
-  open_case(&c, 2);
-  write_answer(&c);
+  open_right_case(&c);
   *out_of(&c, 0, 1) += 0x1p-8f; /* of 1.5 */
   assert_int_equal(verdict_on(&c, 0x1p-7).status, BENCH_PASS);
   assert_int_equal(verdict_on(&c, 0x1p-9).status, BENCH_FAIL);

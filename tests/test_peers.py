@@ -23,6 +23,8 @@ from pairing.results import COLUMNS, SAMPLE_COLUMNS, Comparisons, roof_columns, 
 from pairing.storage import make_inputs
 from plotting.table import read_results
 
+pytestmark = needs_library
+
 STRUCTURES = {"attn_problem": libattn.Problem, "attn_args": libattn.Args, "attn_options": libattn.Options,
               "attn_kernel_info": libattn.KernelInfo, "attn_numerics": libattn.Numerics, "attn_strides": libattn.Strides,
               "attn_score_strides": libattn.ScoreStrides}
@@ -83,7 +85,6 @@ def test_no_field_of_the_header_is_missing():
         assert declared == [field for field, *_ in structure._fields_], name
 
 
-@needs_library
 def test_problem_init_fills_what_the_header_promises(library):
     p = library.problem(batch=2, heads_q=6, heads_kv=3, seq_q=5, seq_k=7, dim_qk=16, dim_v=8, lse=True)
     assert p.struct_size == ctypes.sizeof(libattn.Problem)
@@ -105,7 +106,6 @@ SHAPES = [(), ("causal=top-left",), ("seq_q=9", "causal=bottom-right"), ("heads_
           ("batch=2", "head_dim=40")]
 
 
-@needs_library
 @pytest.mark.parametrize("axes", SHAPES, ids=" ".join)
 def test_kernels_agree_with_numpy(library, axes):
     case = one_case("heads=4", "seq=33", *axes)
@@ -125,7 +125,6 @@ def test_kernels_agree_with_numpy(library, axes):
     assert reference.check(o, rounding, lse).index == "0:1:0:-1"
 
 
-@needs_library
 def test_one_call_without_a_plan(library):
     case = one_case("heads=2", "seq=16")
     q, k, v = make_inputs(case, 1)
@@ -134,7 +133,6 @@ def test_one_call_without_a_plan(library):
     assert np.abs(o - attention(q, k, v)[0]).max() < 1e-5
 
 
-@needs_library
 def test_refusals_carry_the_librarys_words(library):
     problem = library.problem(1, 1, 1, 4, 4, 8, 8)
     with pytest.raises(libattn.LibraryError, match="flash_nonsense") as refused:
@@ -145,7 +143,6 @@ def test_refusals_carry_the_librarys_words(library):
         library.plan(problem)
 
 
-@needs_library
 @pytest.mark.parametrize("spoil", [lambda x: x.astype(float), lambda x: x[:, :, :-1], lambda x: x.transpose(0, 1, 3, 2),
                                    lambda x: None], ids=["float64", "shorter", "transposed", "None"])
 def test_arrays_that_do_not_fit_never_reach_the_library(library, spoil):
@@ -169,7 +166,6 @@ def test_a_file_that_is_no_library_is_named(tmp_path):
 
 # ---- The oracle ------------------------------------------------------------------------------------------------------
 
-@needs_library
 def test_the_limit_finds_one_key_too_many():
     case = one_case("heads=2", "seq=256", "causal=top-left")
     q, k, v = make_inputs(case, 1)
@@ -185,7 +181,6 @@ def test_the_limit_finds_one_key_too_many():
     assert not found.passed and found.worst == math.inf and found.index == "0:1:200:3" and found.rows == 512
 
 
-@needs_library
 def test_outputs_may_lie_in_memory_in_another_order():
     case = one_case("heads=2", "seq=16", "head_dim=8")
     q, k, v = make_inputs(case, 1)
@@ -198,7 +193,6 @@ def test_outputs_may_lie_in_memory_in_another_order():
             reference.check(wrong, Rounding(0))
 
 
-@needs_library
 def test_rows_without_keys_must_be_zero():
     case = one_case("heads=1", "seq_q=8", "seq_k=4", "causal=bottom-right")
     q, k, v = make_inputs(case, 1)
@@ -210,7 +204,6 @@ def test_rows_without_keys_must_be_zero():
     assert reference.check(right, Rounding(0)).index == "0:0:2:5" and not reference.check(right, Rounding(0)).passed
 
 
-@needs_library
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_half_precision_is_checked_by_its_own_steps(dtype):
     case = one_case("heads=2", "seq=64", f"dtype={dtype}")
@@ -248,7 +241,6 @@ def test_bfloat16_rounds_to_nearest_even():
     assert np.isnan(widen(o, "bf16")).all()
 
 
-@needs_library
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_kernels_take_half_precision(library, dtype):
     case = one_case("heads=2", "seq=33", f"dtype={dtype}")
@@ -263,7 +255,6 @@ def test_kernels_take_half_precision(library, dtype):
 
 # ---- Peaks -----------------------------------------------------------------------------------------------------------
 
-@needs_library
 def test_the_peak_is_measured_in_this_process():
     with attnbench.open_peak("f32", 1) as peak:
         rates = [peak.flops() for _ in range(5)]
@@ -285,7 +276,6 @@ def test_a_missing_library_of_the_harness_is_named(tmp_path, monkeypatch):
         attnbench.load(beside=tmp_path / "libattn.so")
 
 
-@needs_library
 def test_shares_are_medians_of_the_rounds():
     case = one_case("heads=1", "seq=8", "head_dim=4")  # 1024 flops
     result = Result("auto", times_ns=[10, 20, 40], peak_rates=[204.8e9, 51.2e9, 102.4e9])
@@ -298,7 +288,6 @@ def test_shares_are_medians_of_the_rounds():
 
 # ---- Cases -----------------------------------------------------------------------------------------------------------
 
-@needs_library
 def test_limits_are_the_columns_of_the_peers_table():
     ids = [case.id for case in build_cases(["limits"], [], 2)]
     assert len(ids) == 9
@@ -307,7 +296,6 @@ def test_limits_are_the_columns_of_the_peers_table():
     assert ids[8] == "dtype:f32/B:1/Hq:32/Hkv:8/Sq:1/Sk:8192/D:128/Dv:128/causal:none/threads:2/cache:cold-kv"
 
 
-@needs_library
 def test_axes_span_a_grid_and_replace_those_of_presets():
     grid = build_cases([], ["seq=128:512:*2", "head_dim=64,80"], 1)
     assert [(case.seq_q, case.seq_k, case.head_dim) for case in grid] == [
@@ -323,13 +311,11 @@ def test_axes_span_a_grid_and_replace_those_of_presets():
     ("dtype=f64", "f32, f16"), ("dtype=f32+bf16", "one of f32"),
     ("seq=1:8:*1", "FIRST:LAST:*FACTOR"), ("seq=8:4:+1", "FIRST <= LAST"), ("heads_kv=3", "heads_kv"),
     ("seq=1:5000", "at most 4096 values"), ("seq=4294967297", "at most 2147483647")])
-@needs_library
 def test_wrong_axes_are_explained(text, words):
     with pytest.raises(CaseError, match=re.escape(words)):
         build_cases([], [text], 1)
 
 
-@needs_library
 def test_work_counts_allowed_pairs():
     assert one_case("heads=2", "seq=8", "head_dim=4").flops == 4 * 2 * 64 * 4
     assert one_case("heads=1", "seq=8", "head_dim=4", "causal=top-left").flops == 4 * 36 * 4
@@ -339,7 +325,6 @@ def test_work_counts_allowed_pairs():
 
 # ---- Statistics: tests/test_stats.c has more -------------------------------------------------------------------------
 
-@needs_library
 def test_statistics_are_those_of_the_harness():
     found = attnbench.summarise(range(1, 22))
     assert (found.min, found.median, found.low, found.high, found.mad) == (1, 11, 6, 16, 5)
@@ -360,7 +345,6 @@ def test_verdicts_need_interval_margin_and_corrected_p(low, middle, high, p, wor
     assert verdict(attnbench.Summary(low, middle, 0, low, high), p) == word
 
 
-@needs_library
 def test_verdicts_are_corrected_over_all_cases():
     def results(ours, theirs):
         return [Result("auto", times_ns=ours), Result("torch_flash", times_ns=theirs)]
@@ -374,7 +358,6 @@ def test_verdicts_are_corrected_over_all_cases():
     assert [word for *_, word in among.verdicts()] == ["INCONCLUSIVE"] * 3
 
 
-@needs_library
 def test_rounds_follow_latin_squares():
     due = list(rounds.schedule("abcdef", 14, seed=3))
     assert [index for index, position, _ in due if position == 5] == list(range(14))
@@ -448,7 +431,6 @@ def script(tmp_path):
 NO_TORCH = ABSENT.format("torch")
 
 
-@needs_library
 def test_without_torch_its_rows_are_skipped_with_the_command(script):
     done, rows = script("-k", "naive_c", torch=NO_TORCH)
     assert done.returncode == 0, done.stderr
@@ -459,7 +441,6 @@ def test_without_torch_its_rows_are_skipped_with_the_command(script):
     assert "SKIP: PyTorch" in done.stdout
 
 
-@needs_library
 def test_files_have_attnbenchs_columns_and_the_plotter_reads_them(script, tmp_path):
     done, rows = script("-a", "causal=none,bottom-right", "--samples", tmp_path / "samples.csv", torch=FAKE_TORCH)
     assert done.returncode == 0, done.stderr
@@ -488,7 +469,6 @@ def test_files_have_attnbenchs_columns_and_the_plotter_reads_them(script, tmp_pa
     assert "A/A control" in done.stdout and "Holm-corrected over these 4 comparisons" in done.stdout
 
 
-@needs_library
 @pytest.mark.parametrize(("mode", "status", "reason", "code"), [
     ("wrong", "FAIL", "times the error limit", 1), ("late", "FAIL", "after timing", 1),
     ("refuses", "SKIP", "does not take this", 0), ("breaks", "ERROR", "out of luck", 1)])
@@ -502,7 +482,6 @@ def test_no_time_without_a_passed_check(script, mode, status, reason, code):
     assert "Holm" not in done.stdout
 
 
-@needs_library
 def test_torch_skips_cases_that_it_aligns_otherwise(script):
     done, rows = script("-a", "seq_q=8", "-a", "causal=bottom-right", torch=FAKE_TORCH)
     assert done.returncode == 0 and [row["status"] for row in rows] == ["PASS", "SKIP", "SKIP"]
@@ -510,7 +489,6 @@ def test_torch_skips_cases_that_it_aligns_otherwise(script):
     assert [row["status"] for row in rows] == ["PASS"] * 3, done.stdout
 
 
-@needs_library
 def test_mkl_can_be_told_to_use_its_fast_kernels(script):
     if not any(map(shutil.which, ("cc", "gcc", "clang"))):
         pytest.skip("no C compiler")
@@ -524,7 +502,6 @@ def test_mkl_can_be_told_to_use_its_fast_kernels(script):
     assert done.returncode == 0 and "MKL kernels: unknown" in done.stdout
 
 
-@needs_library
 def test_cold_caches_rotate_copies(script):
     done, rows = script("-a", "heads=1", "-a", "seq_q=1", "-a", "seq_k=65536", "-a", "head_dim=64", "-a", "cache=cold-kv",
                         torch=NO_TORCH)
@@ -541,7 +518,6 @@ def test_rotations_hold_the_same_data_in_other_places():
     assert len(rounds.rotate(one_case("heads=1", "seq=16"), make_inputs(one_case("heads=1", "seq=16"), 1))[0]) == 1
 
 
-@needs_library
 @pytest.mark.parametrize(("arguments", "code", "words"), [
     (["-a", "sek=4"], 2, "did you mean 'seq_k'"), (["-k", "flash_avx"], 2, "did you mean"),
     (["--rounds", "20"], 2, "from 21 up"),
@@ -554,7 +530,6 @@ def test_wrong_arguments_are_explained_before_anything_runs(script, arguments, c
     assert done.returncode == code and words in done.stderr and "GFLOP/s" not in done.stdout
 
 
-@needs_library
 def test_nothing_that_could_run_is_a_skip(script, tmp_path):
     done, _ = script(torch=NO_TORCH, ATTN_KERNEL="nonsense")
     assert done.returncode == 77 and "ATTN_KERNEL=nonsense" in done.stdout and "SKIP" in done.stdout

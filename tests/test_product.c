@@ -291,38 +291,26 @@ TEST(test_nan_stays_in_its_row) {
 
 /* ---- Bad input ---- */
 
-static void expect_refusal(const layer *l, const attn_options *options, attn_status status, const char *fragment) {
-  attn_product *product = (attn_product *)1;
-  assert_int_equal(attn_product_create(&l->weights, options, &product), status);
-  assert_null(product);
-  test_contains(attn_last_error(), fragment);
-}
-
 TEST(test_refuses_bad_weights) {
-  const layer good = make_layer((shape){.batch = 1, .rows = 2, .depth = 4, .columns = 4, .x_step = 1});
-  layer l = good;
-  l.weights.depth = 0;
-  expect_refusal(&l, NULL, ATTN_INVALID_ARGUMENT, "attn_product_weights.depth is 0");
-  l = good;
-  l.weights.relu = l.weights.gelu = true;
-  expect_refusal(&l, NULL, ATTN_INVALID_ARGUMENT, "attn_product_weights.relu and .gelu are both true");
-  l = good;
-  l.weights.columns = (int64_t)1 << 40;
-  expect_refusal(&l, NULL, ATTN_INVALID_ARGUMENT, "attn_product_weights.columns is 1099511627776");
-  l = good;
-  l.weights.weight = NULL;
-  expect_refusal(&l, NULL, ATTN_INVALID_ARGUMENT, "attn_product_weights.weight is");
-  l = good;
-  l.weights.dtype = (attn_dtype)9;
-  expect_refusal(&l, NULL, ATTN_INVALID_ARGUMENT, "attn_product_weights.dtype is 9");
-  l = good;
-  l.weights.stride_depth = INT64_MAX;
-  expect_refusal(&l, NULL, ATTN_INVALID_ARGUMENT, "attn_product_weights.stride");
-  l = good;
-  expect_refusal(&l, &ATTN_STRUCT(attn_options, .kernel = "product_avx3"), ATTN_UNKNOWN_KERNEL, "product_c");
-  expect_refusal(&l, &ATTN_STRUCT(attn_options, .kernel = "product_avx2", .max_isa = "c"), ATTN_UNSUPPORTED, "product_avx2");
-  expect_refusal(&l, &ATTN_STRUCT(attn_options, .max_isa = "avx3"), ATTN_INVALID_ARGUMENT, "avx3");
-  expect_refusal(&l, &ATTN_STRUCT(attn_options, .threads = -1), ATTN_INVALID_ARGUMENT, "attn_options.threads is -1");
+  layer l = make_layer((shape){.batch = 1, .rows = 2, .depth = 4, .columns = 4, .x_step = 1});
+  attn_product *product, *const never_made = (attn_product *)1;
+#define REFUSED(change, part)                                                       \
+  TEST_REFUSES(attn_product_weights, l.weights, (bad.change, product = never_made), \
+               attn_product_create(&bad, NULL, &product), product, "attn_product_weights." part)
+  REFUSED(depth = 0, "depth is 0");
+  REFUSED(relu = bad.gelu = true, "relu and .gelu are both true");
+  REFUSED(columns = (int64_t)1 << 40, "columns is 1099511627776");
+  REFUSED(weight = NULL, "weight is");
+  REFUSED(dtype = (attn_dtype)9, "dtype is 9");
+  REFUSED(stride_depth = INT64_MAX, "stride");
+#define REFUSED_OPTIONS(status, part, ...)                                                                        \
+  product = never_made;                                                                                           \
+  test_refused(attn_product_create(&l.weights, &ATTN_STRUCT(attn_options, __VA_ARGS__), &product), status, part); \
+  assert_null(product)
+  REFUSED_OPTIONS(ATTN_UNKNOWN_KERNEL, "product_c", .kernel = "product_avx3");
+  REFUSED_OPTIONS(ATTN_UNSUPPORTED, "product_avx2", .kernel = "product_avx2", .max_isa = "c");
+  REFUSED_OPTIONS(ATTN_INVALID_ARGUMENT, "avx3", .max_isa = "avx3");
+  REFUSED_OPTIONS(ATTN_INVALID_ARGUMENT, "attn_options.threads is -1", .threads = -1);
   assert_int_equal(attn_product_create(&l.weights, NULL, NULL), ATTN_INVALID_ARGUMENT);
   free_layer(&l);
 }

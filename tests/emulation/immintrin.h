@@ -57,32 +57,27 @@ EMULATED emulated_ps emulated_set1_ps(float x) { return (emulated_ps){{_mm256_se
 EMULATED emulated_ps emulated_setzero_ps(void) { return emulated_set1_ps(0.0f); }
 EMULATED emulated_si emulated_setzero_si512(void) { return (emulated_si){{_mm256_setzero_si256(), _mm256_setzero_si256()}}; }
 
-EMULATED emulated_ps emulated_fmadd_ps(emulated_ps a, emulated_ps b, emulated_ps c) {
-  return (emulated_ps){{_mm256_fmadd_ps(a.half[0], b.half[0], c.half[0]), _mm256_fmadd_ps(a.half[1], b.half[1], c.half[1])}};
-}
-
-EMULATED emulated_ps emulated_fmsub_ps(emulated_ps a, emulated_ps b, emulated_ps c) {
-  return (emulated_ps){{_mm256_fmsub_ps(a.half[0], b.half[0], c.half[0]), _mm256_fmsub_ps(a.half[1], b.half[1], c.half[1])}};
-}
+#define EMULATE_TERNARY(name, operation)                                                                            \
+  EMULATED emulated_ps emulated_##name(emulated_ps a, emulated_ps b, emulated_ps c) {                               \
+    return (emulated_ps){{operation(a.half[0], b.half[0], c.half[0]), operation(a.half[1], b.half[1], c.half[1])}}; \
+  }
+EMULATE_TERNARY(fmadd_ps, _mm256_fmadd_ps)
+EMULATE_TERNARY(fmsub_ps, _mm256_fmsub_ps)
+#undef EMULATE_TERNARY
 
 EMULATED emulated_ps emulated_abs_ps(emulated_ps x) {
   const __m256 sign = _mm256_set1_ps(-0.0f);
   return (emulated_ps){{_mm256_andnot_ps(sign, x.half[0]), _mm256_andnot_ps(sign, x.half[1])}};
 }
 
-EMULATED emulated_ps emulated_castpd_ps(emulated_pd x) {
-  return (emulated_ps){{_mm256_castpd_ps(x.half[0]), _mm256_castpd_ps(x.half[1])}};
-}
-EMULATED emulated_pd emulated_castps_pd(emulated_ps x) {
-  return (emulated_pd){{_mm256_castps_pd(x.half[0]), _mm256_castps_pd(x.half[1])}};
-}
-EMULATED emulated_ps emulated_castsi512_ps(emulated_si x) {
-  return (emulated_ps){{_mm256_castsi256_ps(x.half[0]), _mm256_castsi256_ps(x.half[1])}};
-}
+#define EMULATE_CAST(name, to, from, operation) \
+  EMULATED to emulated_##name(from x) { return (to){{operation(x.half[0]), operation(x.half[1])}}; }
+EMULATE_CAST(castpd_ps, emulated_ps, emulated_pd, _mm256_castpd_ps)
+EMULATE_CAST(castps_pd, emulated_pd, emulated_ps, _mm256_castps_pd)
+EMULATE_CAST(castsi512_ps, emulated_ps, emulated_si, _mm256_castsi256_ps)
+EMULATE_CAST(castps_si512, emulated_si, emulated_ps, _mm256_castps_si256)
+#undef EMULATE_CAST
 
-EMULATED emulated_si emulated_castps_si512(emulated_ps x) {
-  return (emulated_si){{_mm256_castps_si256(x.half[0]), _mm256_castps_si256(x.half[1])}};
-}
 EMULATED emulated_si emulated_castsi128_si512(__m128i x) {
   return (emulated_si){{_mm256_zextsi128_si256(x), _mm256_setzero_si256()}};
 }
