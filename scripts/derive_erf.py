@@ -21,14 +21,7 @@ def float32_error(p, q):
     x = np.linspace(0, 5, 400_001)[1:].astype(np.float32)
     clamped = np.minimum(x, np.float32(LIMIT))
     y = clamped * clamped
-
-    def horner(c):
-        value = np.full_like(y, np.float32(c[-1]))
-        for a in c[-2::-1]:
-            value = value * y + np.float32(a)
-        return value
-
-    result = clamped * horner(p) / horner(q)
+    result = clamped * derive_tanh.horner(p, y, np.float32) / derive_tanh.horner(q, y, np.float32)
     return float(np.abs(result.astype(np.float64) - erf(x.astype(np.float64))).max())
 
 

@@ -40,19 +40,20 @@ def fit(function=np.tanh, limit=LIMIT, degrees=(NUMERATOR, DENOMINATOR), rounds=
     return best
 
 
+def horner(c, y, wide):
+    """Horner in float32. wide: the type that holds the product, np.float64 for a fused multiply-add."""
+    value = np.full_like(y, np.float32(c[-1]))
+    for a in c[-2::-1]:
+        value = (value.astype(wide) * y.astype(wide) + np.float32(a)).astype(np.float32)
+    return value
+
+
 def float32_error(p, q):
     """Largest relative error. Horner with fused multiply-adds (one rounding each), one product, one division."""
     x = np.concatenate([np.linspace(0, 10, 4_000_001)[1:], np.geomspace(1e-30, 1, 1_000_000)]).astype(np.float32)
     clamped = np.minimum(x, np.float32(LIMIT))
     y = clamped * clamped
-
-    def horner(c):
-        value = np.full_like(y, np.float32(c[-1]))
-        for a in c[-2::-1]:
-            value = (value.astype(np.float64) * y.astype(np.float64) + np.float64(np.float32(a))).astype(np.float32)
-        return value
-
-    result = clamped * horner(p) / horner(q)
+    result = clamped * horner(p, y, np.float64) / horner(q, y, np.float64)
     return float(np.abs(result.astype(np.float64) / np.tanh(x.astype(np.float64)) - 1).max())
 
 

@@ -19,16 +19,14 @@ def peers_page(grid, labels, conditions):
     lines = [*conditions, *reading(grid)]
     legend = [[(Patch(facecolor=OURS), "libattn"), (Patch(facecolor=PEER), "peer"),
                (Patch(facecolor="white", edgecolor=style.FAINT, hatch="////", lw=0.5), "no time: see below")]]
-    page = Page(f"libattn and its peers: {grid.dtype}, {threads_words(grid)}", lines, [case.title for case in grid.cases],
-                min(COLUMNS, len(grid.cases)), frame, legend, notes(grid, labels), "table.md")
+    words = dict(zip(grid.names, labels))
+    notes = [(status, f"{status} {words[name]} {why}") for name, status, why in grid.absences()]
+    page = Page(f"libattn and its peers: {grid.title}", lines, [case.title for case in grid.cases],
+                min(COLUMNS, len(grid.cases)), frame, legend, notes, "table.md")
     for i, (axes, case) in enumerate(zip(page.axes, grid.cases)):
         draw_case(axes, grid, case, frame.width)
         axes.set_yticks(range(len(labels)), labels if i % COLUMNS == 0 else [""] * len(labels))
     return page
-
-
-def threads_words(grid):
-    return "one thread" if grid.threads == 1 else f"{grid.threads} threads"
 
 
 def reading(grid):
@@ -73,15 +71,3 @@ def draw_cell(axes, y, cell, scale, ours):
 def note(axes, y, x, words, **kwargs):
     axes.annotate(words, (x, y), (4, 0), textcoords="offset points", va="center", size=style.LABEL,
                   bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6}, **kwargs)
-
-
-def notes(grid, labels):
-    """(status, sentence) for each library and reason without a time."""
-    found = {}
-    for name, words in zip(grid.names, labels):
-        for case in grid.cases:
-            cell = grid.cells.get((name, case))
-            if cell and cell.status != "PASS":
-                found.setdefault((cell.status, words, cell.reason), []).append(case.title)
-    return [(status, f"{status} {words} ({'every case' if len(cases) == len(grid.cases) else ', '.join(cases)}): {reason}")
-            for (status, words, reason), cases in found.items()]

@@ -36,6 +36,21 @@ class Grid:
     reads: dict      # case -> GB/s of the read loop, for decoding
     noise: dict      # case -> % by which our kernel differs from itself (A/A control) in the worst process; 0 below 1 %
 
+    @property
+    def title(self):
+        return f"{self.dtype}, {'one thread' if self.threads == 1 else f'{self.threads} threads'}"
+
+    def absences(self):
+        """(kernel, status, which cases and why) for each reason why a library has no time."""
+        found = {}
+        for name in self.names:
+            for case in self.cases:
+                cell = self.cells.get((name, case))
+                if cell and cell.status != "PASS":
+                    found.setdefault((name, cell.status, cell.reason), []).append(case.title)
+        return [(name, status, f"({'every case' if len(titles) == len(self.cases) else ', '.join(titles)}): {reason}")
+                for (name, status, reason), titles in found.items()]
+
 
 def read_rows(paths):
     """Rows of several CSV files, as dictionaries of text."""
@@ -125,14 +140,11 @@ def grid_lines(grid):
     times = [[label(grid, name), *(slower_text(grid.cells.get((name, case))) for case in grid.cases)]
              for name in grid.names if name != OURS]
     noise = ["A/A control: ours differs from itself by", *(noise_text(grid.noise.get(case)) for case in grid.cases)]
-    return [f"{heading(grid)}: % of the peak loop{peak}; decode: GB/s of K and V", "",
+    return [f"{grid.title}: % of the peak loop{peak}; decode: GB/s of K and V", "",
             *table(["", *titles], [*rates, reads] if grid.reads else rates), "",
-            f"{heading(grid)}: time over ours in the same process, 95 % interval", "",
-            *table(["", *titles], [*times, noise]), "", *reasons(grid), ""]
-
-
-def heading(grid):
-    return f"{grid.dtype}, {'one thread' if grid.threads == 1 else f'{grid.threads} threads'}"
+            f"{grid.title}: time over ours in the same process, 95 % interval", "",
+            *table(["", *titles], [*times, noise]), "",
+            *(f"- {WORDS.get(name, name)}, {status} {why}" for name, status, why in grid.absences()), ""]
 
 
 def table(header, rows):
@@ -165,17 +177,3 @@ def slower_text(cell):
     if cell is None or cell.slower is None:
         return "–" if cell is None or cell.status in ("PASS", "SKIP") else cell.status
     return interval(*cell.slower)
-
-
-def reasons(grid):
-    """One line for each reason why a library has no time."""
-    found = {}
-    for (name, case), cell in grid.cells.items():
-        if cell.status != "PASS":
-            found.setdefault((name, cell.status, cell.reason), []).append(case.title)
-    return [f"- {WORDS.get(name, name)}, {status} ({extent(titles, grid)}): {reason}"
-            for (name, status, reason), titles in found.items()]
-
-
-def extent(titles, grid):
-    return "every case" if len(titles) == len(grid.cases) else ", ".join(titles)
