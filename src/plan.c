@@ -15,11 +15,13 @@
 #include "parallel.h"
 #include "problem.h"
 #include "score_steps.h"
+#include "small_calls.h"
 
 struct attn_plan {
   const attn_kernel *kernel;
   attn_schedule schedule;
   attn_options options; /* threads resolved and no more than have work; kernel and max_isa not kept */
+  bool small;           /* more threads do not pay */
   size_t workspace_bytes;
   char description[2800];
 };
@@ -76,7 +78,7 @@ static void describe(attn_plan *plan, const char *why) {
            " keys\n"
            "tasks      %" PRId64 " KV heads x %" PRId64 " in %d phase%s, %" PRId64
            " KV heads in memory at a time\n"
-           "threads    %d (%s)\n"
+           "threads    %d (%s%s)\n"
            "workspace  %zu bytes: %zu per KV head, %zu per thread\n"
            "choice     %s\n",
            info->name, info->summary, s->row_block, s->key_block, s->units, s->items[s->phases - 1], s->phases,
@@ -84,7 +86,8 @@ static void describe(attn_plan *plan, const char *why) {
            plan->options.threads == 1   ? "serial"
            : plan->options.parallel_for ? "the caller's pool"
                                         : "OpenMP",
-           plan->workspace_bytes, s->unit_bytes, s->scratch_bytes, why);
+           plan->small ? "; more do not pay for so small a call" : "", plan->workspace_bytes, s->unit_bytes,
+           s->scratch_bytes, why);
   const char *verbose = getenv("ATTN_VERBOSE");
   if (verbose && verbose[0] == '1') fprintf(stderr, "attn plan\n%s", plan->description);
 }
@@ -98,11 +101,28 @@ static attn_status open_library(attn_plan *plan) {
   return status == ATTN_OK ? ATTN_OK : attn_fail(status, "kernel '%s' cannot start: %s", kernel->info.name, reason);
 }
 
-/* Blocks, library objects and memory; on failure the plan holds none of them. */
-static attn_status prepare(attn_plan *plan, const char *cap) {
+/* Blocks and tasks; false if a size overflows. Where the caller leaves the number of threads open, there are no more than
+ * pay, and the tasks are cut for those. */
+static bool plan_tasks(attn_plan *plan, const char *cap, bool open_threads) {
   const attn_kernel *kernel = plan->kernel;
-  const attn_machine machine = {.threads = plan->options.threads, .steps = attn_score_steps_below(cap)};
-  bool fits = kernel->plan(&plan->schedule.problem, &machine, &plan->schedule);
+  const attn_schedule before = plan->schedule;
+  const int most = plan->options.threads;
+  const attn_machine all = {.threads = most, .steps = attn_score_steps_below(cap)};
+  if (!kernel->plan(&before.problem, &all, &plan->schedule)) return false;
+  if (!open_threads || most == 1 || before.units == 0) return true;
+  const int64_t waves = ceil_div(before.units, choose_wave(&plan->schedule, most));
+  plan->options.threads = attn_paying_threads(&kernel->info, &before.problem, waves, most);
+  if (plan->options.threads == most) return true;
+  plan->small = true;
+  plan->schedule = before;
+  const attn_machine fewer = {.threads = plan->options.threads, .steps = all.steps};
+  return kernel->plan(&before.problem, &fewer, &plan->schedule);
+}
+
+/* Tasks, library objects and memory; on failure the plan holds none of them. */
+static attn_status prepare(attn_plan *plan, const char *cap, bool open_threads) {
+  const attn_kernel *kernel = plan->kernel;
+  bool fits = plan_tasks(plan, cap, open_threads);
   if (fits) {
     const attn_status status = open_library(plan);
     if (status != ATTN_OK) return status;
@@ -128,7 +148,7 @@ static attn_status create(const attn_problem *problem, const attn_choice *choice
   plan->options = options;
   plan->schedule.problem = *problem;
   plan->schedule.units = problem->batch * problem->heads_kv;
-  status = prepare(plan, choice->cap);
+  status = prepare(plan, choice->cap, asked->threads == 0);
   if (status != ATTN_OK) {
     free(plan);
     return status;

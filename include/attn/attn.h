@@ -266,8 +266,9 @@ typedef struct attn_options {
   size_t struct_size;  /**< Bytes of this struct; ATTN_STRUCT sets it. */
   const char *kernel;  /**< A registered name; NULL = ATTN_KERNEL, else automatic. Never replaced silently. */
   const char *max_isa; /**< Highest tier to use; NULL = no cap beyond ATTN_MAX_ISA. */
-  /** 0 = OpenMP's default (1 without OpenMP). With parallel_for: its workers, >= 1. A call uses fewer threads where the
-   * system allows no more, and one thread in a child of fork() whose parent has used OpenMP threads. */
+  /** 0 = OpenMP's default (1 without OpenMP), or as few as pay for so small a call. With parallel_for: its workers, >= 1. A
+   * call uses fewer threads where the system allows no more, and one thread in a child of fork() whose parent has used
+   * OpenMP threads. */
   int threads;
   attn_parallel_for parallel_for; /**< The caller's thread pool; NULL = OpenMP where built in, else serial. */
   void *pool;                     /**< Passed to parallel_for. */

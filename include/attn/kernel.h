@@ -76,7 +76,8 @@ typedef struct attn_kernel {
   attn_kernel_info info; /**< What attn_kernel_find() returns. */
   /** NULL = takes the problem (which is valid); else the reason in words: static text, or written to `buffer`. */
   const char *(*rejects)(const attn_problem *problem, char *buffer, size_t buffer_bytes);
-  /** Fills in phases, items, unit_bytes, scratch_bytes and the blocks. Returns false if a size overflows. */
+  /** Fills in phases, items, unit_bytes, scratch_bytes and the blocks. Returns false if a size overflows.
+   * Called again, with fewer threads, where those of the first call do not pay. */
   bool (*plan)(const attn_problem *problem, const attn_machine *machine, attn_schedule *schedule);
   /** NULL for hand-written kernels. Makes library_state from what plan() filled in and may add to scratch_bytes what the
    * library wants to work in. On failure nothing is left behind and `reason` holds a sentence. */

@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: MIT */
+/* How many threads pay for a call, where the caller leaves that to the library. */
+#ifndef ATTN_SMALL_CALLS_H
+#define ATTN_SMALL_CALLS_H
+
+#include "attn/kernel.h"
+
+/* At most `threads`, at least 1. `waves`: how often the threads of one call meet, of attn_schedule. */
+int attn_paying_threads(const attn_kernel_info *kernel, const attn_problem *problem, int64_t waves, int threads);
+
+#endif

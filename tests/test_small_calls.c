@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: MIT */
+/* How many threads a call gets where its caller leaves that open: one where more cost more than they save, as measured in
+ * docs/performance-log.md, "Small calls". The tests look at the decision, not at time. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support.h"
+
+/* Threads of the plan as attn_plan_describe() tells them. */
+static int threads_of(const attn_problem *problem, const attn_options *options) {
+  attn_plan *plan;
+  int threads = 0;
+  test_ok(attn_plan_create(problem, options, &plan));
+  const char *line = strstr(attn_plan_describe(plan), "threads ");
+  assert_non_null(line);
+  assert_int_equal(sscanf(line, "threads %d", &threads), 1);
+  attn_plan_destroy(plan);
+  return threads;
+}
+
+/* The test runs with OMP_NUM_THREADS=4; without OpenMP there is one thread and nothing to decide. */
+static int most(void) {
+  attn_problem large;
+  attn_problem_init(&large, 8, 8, 8, 1024, 1024, 64, 64);
+  return threads_of(&large, NULL);
+}
+
+static int threads_for(const char *kernel, int64_t heads, int64_t seq_q, int64_t seq_k, int64_t dim) {
+  attn_problem problem;
+  attn_problem_init(&problem, 1, heads, heads, seq_q, seq_k, dim, dim);
+  return threads_of(&problem, &ATTN_STRUCT(attn_options, .kernel = kernel));
+}
+
+/* On two threads these took 1.09 to 3.9 times as long as on one. */
+TEST(calls_that_threads_slow_down_get_one) {
+  static const int64_t shapes[][4] = {{8, 1, 16, 64}, {8, 1, 64, 64},  {1, 16, 16, 64}, {1, 32, 32, 64}, {1, 48, 48, 64},
+                                      {8, 8, 8, 32},  {4, 16, 16, 16}, {2, 1, 8, 64},   {64, 1, 16, 64}, {64, 4, 16, 16}};
+  if (attn_kernel_unusable(attn_kernel_find("flash_c"))) return;
+  for (size_t i = 0; i < COUNT(shapes); i++) {
+    attn_problem problem;
+    attn_problem_init(&problem, 1, shapes[i][0], shapes[i][0], shapes[i][1], shapes[i][2], shapes[i][3], shapes[i][3]);
+    const attn_kernel_info *kernel = attn_kernel_find("flash_avx512");
+    if (kernel && !attn_kernel_rejects(kernel, &problem)) assert_int_equal(threads_of(&problem, NULL), 1);
+  }
+}
+
+/* On two threads these took 0.81 to 0.53 times as long. */
+TEST(calls_that_threads_speed_up_get_more) {
+  static const int64_t shapes[][4] = {{8, 1, 256, 64},   {8, 1, 512, 64},  {8, 1, 2048, 64}, {1, 96, 96, 64},
+                                      {1, 192, 192, 64}, {8, 32, 32, 32},  {8, 64, 64, 64},  {12, 32, 32, 32},
+                                      {32, 1, 64, 128},  {2, 48, 48, 128}, {8, 4, 256, 64}};
+  if (most() == 1) return;
+  const attn_kernel_info *kernel = attn_kernel_find("flash_avx512");
+  for (size_t i = 0; i < COUNT(shapes); i++) {
+    attn_problem problem;
+    attn_problem_init(&problem, 1, shapes[i][0], shapes[i][0], shapes[i][1], shapes[i][2], shapes[i][3], shapes[i][3]);
+    if (kernel && !attn_kernel_rejects(kernel, &problem)) assert_true(threads_of(&problem, NULL) >= 2);
+  }
+}
+
+TEST(plain_c_gets_threads_earlier) {
+  if (most() == 1) return;
+  assert_true(threads_for("flash_c", 8, 16, 16, 64) >= 2);
+  assert_int_equal(threads_for("flash_c", 2, 1, 8, 64), 1);
+}
+
+TEST(threads_grow_with_the_work) {
+  if (most() < 4) return;
+  int last = 1;
+  for (int64_t seq = 16; seq <= 512; seq *= 2) {
+    const int threads = threads_for("flash_c", 4, seq, seq, 32);
+    assert_true(threads >= last);
+    last = threads;
+  }
+  assert_int_equal(last, most());
+}
+
+/* A causal mask halves the work. */
+TEST(masked_keys_count_as_no_work) {
+  if (most() == 1) return;
+  attn_problem problem;
+  attn_problem_init(&problem, 1, 4, 4, 9, 9, 64, 64); /* 17 us in plain C */
+  const attn_options plain = ATTN_STRUCT(attn_options, .kernel = "flash_c");
+  assert_int_equal(threads_of(&problem, &plain), 3);
+  attn_problem_set_causal(&problem, ATTN_ALIGN_TOP_LEFT);
+  assert_int_equal(threads_of(&problem, &plain), 1);
+}
+
+TEST(a_number_of_threads_is_obeyed) {
+  attn_problem problem;
+  attn_problem_init(&problem, 1, 4, 4, 1, 16, 64, 64);
+  const int one = threads_of(&problem, &ATTN_STRUCT(attn_options, .kernel = "flash_c", .threads = 1));
+  const int three = threads_of(&problem, &ATTN_STRUCT(attn_options, .kernel = "flash_c", .threads = 3));
+  assert_int_equal(one, 1);
+  assert_int_equal(three, 3);
+}
+
+TEST(plans_say_why_threads_are_few) {
+  if (most() == 1) return;
+  attn_problem problem;
+  attn_problem_init(&problem, 1, 4, 4, 1, 16, 64, 64);
+  attn_plan *plan;
+  test_ok(attn_plan_create(&problem, NULL, &plan));
+  test_contains(attn_plan_describe(plan), "more do not pay for so small a call");
+  attn_plan_destroy(plan);
+}
+
+/* Nothing to do is no reason to divide by it. */
+TEST(empty_calls_are_planned) {
+  attn_problem problem;
+  attn_problem_init(&problem, 0, 4, 4, 1, 16, 64, 64);
+  threads_of(&problem, NULL);
+  attn_problem_init(&problem, 2, 4, 4, 0, 0, 64, 64);
+  threads_of(&problem, NULL);
+}
