@@ -60,7 +60,7 @@ AREAS = (
     ("harness/layers/*", "layer nn_layers layer_family cli"),
     ("harness/commands/session*", "faults cli"),
     ("harness/report/journal.c", "journal row faults fault_memory cli"),
-    ("harness/data/tensors_output.c", "npy timing layer reference check liars mutants cli"),
+    ("harness/data/tensors_output.c", "outputs npy timing layer reference check liars mutants cli"),
     ("harness/*", "axes row npy goals timing layer affinity cgroup check cpus_synthetic cpus cli eval_numpy eval_minilm"),
 )
 # Default of --files: the library, its kernels, and the code of the harness that judges.

@@ -104,6 +104,19 @@ TEST(references_answer_as_the_oracle) {
   }
 }
 
+/* The answer of a kernel without softmax: the mean of the keys that a row may see. */
+TEST(means_are_over_the_allowed_keys) {
+  cut_case c = open_cut("heads:1/seq:6/head_dim:4/causal:top-left");
+  const float *v = c.tensors.args.v;
+  for (int64_t n = 0; n < c.all; n++)
+    for (int64_t d = 0; d < 4; d++) {
+      double sum = 0;
+      for (int64_t j = 0; j <= c.expected->row[n].i; j++) sum += (double)v[4 * j + d];
+      assert_near(c.expected->mean_v[4 * n + d], sum / (double)(c.expected->row[n].i + 1), 1);
+    }
+  close_cut(&c);
+}
+
 TEST(references_know_the_largest_facts) {
   for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
     cut_case c = open_cut(shapes[s]);

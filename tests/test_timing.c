@@ -1027,3 +1027,6 @@ TEST(the_read_rate_is_bytes_over_time) {
   }
   for (int i = 0; i < 3; i++) bench_tensors_destroy(&tensors[i]);
 }
+
+/* A loop that read something wrong has no rate. */
+TEST(the_read_bandwidth_of_this_machine_is_above_zero) { assert_true(bench_read_bandwidth(1 << 14, 1) > 1e7); }

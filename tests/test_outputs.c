@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: MIT */
+/* What a kernel left behind: every byte of guards and gaps is looked at, every element of an output is in its hash. */
+#include <stdio.h>
+#include <string.h>
+
+#include "data/tensors.h"
+#include "layer_support.h"
+
+static bench_tensors open_tensors(const char *id) {
+  const bench_case bench = valid_case(id);
+  bench_tensors tensors;
+  assert_true(bench_tensors_create(&bench, &tensors));
+  bench_tensors_poison_output(&tensors, 0xff);
+  assert_null(bench_tensors_damage(&tensors));
+  return tensors;
+}
+
+/* One byte that differs is found, and the sentence says where. */
+static void expect_damage(bench_tensors *tensors, unsigned char *byte, const char *where) {
+  *byte ^= 1;
+  test_contains(bench_tensors_damage(tensors), where);
+  *byte ^= 1;
+}
+
+TEST(every_byte_of_a_guard_is_looked_at) {
+  bench_tensors tensors = open_tensors("heads:2/seq:5/head_dim:8/lse:on");
+  for (int i = 0; i < BENCH_TENSORS; i++) {
+    const bench_buffer *t = &tensors.buffers[i];
+    char where[100];
+    for (size_t n = 0; t->present && n < t->guard_before; n += n + 1 < t->guard_before ? t->guard_before - 1 : 1) {
+      snprintf(where, sizeof where, "%s: guard before the tensor overwritten, %zu bytes ahead", t->name,
+               t->guard_before - n);
+      expect_damage(&tensors, t->data - t->guard_before + n, where);
+    }
+    for (size_t n = 0; t->present && n < t->guard_after; n += n + 1 < t->guard_after ? t->guard_after - 1 : 1) {
+      snprintf(where, sizeof where, "%s: guard after the tensor overwritten at byte %zu", t->name, n);
+      expect_damage(&tensors, t->data + t->bytes + n, where);
+    }
+  }
+  assert_null(bench_tensors_damage(&tensors));
+  bench_tensors_destroy(&tensors);
+}
+
+/* Elements of the span that are no output may not change; the others may. */
+TEST(every_element_of_a_gap_is_looked_at) {
+  bench_tensors tensors = open_tensors("heads:2/seq:5/head_dim:8/lse:on/layout:strided");
+  const bench_buffer *t = &tensors.buffers[BENCH_O];
+  const bench_owned owned = bench_owned_elements(&tensors, BENCH_O);
+  int64_t damaged = 0;
+  for (size_t n = 0; n < t->bytes / t->element_bytes; n++) {
+    unsigned char *last = t->data + (n + 1) * t->element_bytes - 1;
+    *last ^= 1;
+    damaged += bench_tensors_damage(&tensors) != NULL;
+    *last ^= 1;
+  }
+  assert_int_equal(damaged, (int64_t)(t->bytes / t->element_bytes) - owned.count);
+  assert_true(damaged > 0);
+  bench_tensors_destroy(&tensors);
+}
+
+static void fill_outputs(bench_tensors *tensors) {
+  float *o = (float *)(void *)tensors->buffers[BENCH_O].data;
+  for (size_t n = 0; n < tensors->buffers[BENCH_O].bytes / sizeof *o; n++) o[n] = 1 + (float)n;
+  float *lse = (float *)(void *)tensors->buffers[BENCH_LSE].data;
+  for (size_t n = 0; n < tensors->buffers[BENCH_LSE].bytes / sizeof *lse; n++) lse[n] = -1 - (float)n;
+}
+
+/* Whether the hash notices another value in element n of a tensor's span. */
+static bool is_hashed(bench_tensors *tensors, bench_tensor which, size_t n) {
+  const uint64_t before = bench_tensors_output_hash(tensors);
+  float *element = (float *)(void *)tensors->buffers[which].data + n, right = *element;
+  *element += 0.5f;
+  const bool noticed = bench_tensors_output_hash(tensors) != before;
+  *element = right;
+  assert_true(bench_tensors_output_hash(tensors) == before);
+  return noticed;
+}
+
+TEST(every_element_of_an_output_is_hashed) {
+  static const char *const ids[] = {"heads:2/seq:19/head_dim:8/lse:on", "heads:2/seq:19/head_dim:8/lse:on/layout:strided"};
+  for (int i = 0; i < 2; i++) {
+    bench_tensors tensors = open_tensors(ids[i]);
+    static const bench_tensor outputs[] = {BENCH_O, BENCH_LSE};
+    fill_outputs(&tensors);
+    for (int k = 0; k < 2; k++) {
+      int64_t hashed = 0;
+      const bench_buffer *t = &tensors.buffers[outputs[k]];
+      for (size_t n = 0; n < t->bytes / sizeof(float); n++) hashed += is_hashed(&tensors, outputs[k], n);
+      assert_int_equal(hashed, bench_owned_elements(&tensors, outputs[k]).count);
+    }
+    float *o = tensors.args.o, first = o[0];
+    const uint64_t before = bench_tensors_output_hash(&tensors);
+    o[0] = o[1], o[1] = first; /* in another order */
+    assert_true(bench_tensors_output_hash(&tensors) != before);
+    bench_tensors_destroy(&tensors);
+  }
+}
+
+/* V changes by its sign alone where a power of two could overflow, in whichever element. */
+TEST(large_values_change_by_their_sign) {
+  for (int64_t at = -1; at < 3; at++) {
+    bench_tensors tensors = open_tensors("heads:1/seq:3/head_dim:8");
+    float *v = (float *)(uintptr_t)tensors.args.v;
+    if (at >= 0) v[at < 2 ? at : 23] = 3e38f;
+    bench_tensors_renew_v(&tensors, 1);
+    assert_true(bench_v_factor(&tensors) == (at < 0 ? -2 : -1));
+    bench_tensors_destroy(&tensors);
+  }
+}
