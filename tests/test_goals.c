@@ -234,7 +234,8 @@ TEST(test_rows_are_printed) {
       "  first                                      flash_c           80.0    90.0      81.2 %       79.5 .. 83.0      ok?\n"
       "two\n"
       "  second, \"quoted\"                           naive_c              -       -       412 ns                        -\n"
-      "  third                                      naive_c          0.500       -                                     FAIL\n"
+      "  third                                      naive_c          0.500       -                                     "
+      "FAIL\n"
       "      o is wrong\n");
   t.row[0].measured.n = 1;
   t.row[0].verdict.open = false;
