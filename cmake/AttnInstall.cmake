@@ -48,3 +48,7 @@ if(PROJECT_IS_TOP_LEVEL)
   add_custom_target(uninstall COMMAND ${CMAKE_COMMAND} -DBUILD=${CMAKE_CURRENT_BINARY_DIR}
                                       -P ${CMAKE_CURRENT_SOURCE_DIR}/cmake/AttnUninstall.cmake VERBATIM)
 endif()
+
+if(PROJECT_IS_TOP_LEVEL)
+  include(AttnPackages)
+endif()
