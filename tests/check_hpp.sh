@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# attn.hpp with every C++ compiler that is here, as C++17 and C++20 without a warning. The test program and the example run as
-# the first of them compiles them.
+# attn.hpp with every C++ compiler that is here, as C++17 and C++20 without a warning. The test program and the example run
+# as the first of them compiles them.
 #
 #   check_hpp.sh LIBATTN
 set -eu
