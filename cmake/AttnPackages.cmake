@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-# Packages by `cpack -G DEB` in the build folder: one for each install component. packaging/check_deb.sh makes and checks them.
+# Packages by `cpack -G DEB` in the build folder: one for each install component. packaging/check_deb.sh makes and checks
+# them.
 set(attn_soversion ${PROJECT_VERSION_MAJOR})
 set(attn_package_runtime libattn${attn_soversion})
 set(attn_package_development libattn-dev)
@@ -25,10 +26,12 @@ set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_RELEASE 1)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${PROJECT_BINARY_DIR})
-set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
-set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS_POLICY "=")
+# Control files of libattn0, in place of the maintainer scripts that CPack would write.
+set(attn_own_version "${attn_package_runtime} (= ${PROJECT_VERSION}-1)")
 file(WRITE ${PROJECT_BINARY_DIR}/debian/triggers "activate-noawait ldconfig\n")
-set(CPACK_DEBIAN_RUNTIME_PACKAGE_CONTROL_EXTRA ${PROJECT_BINARY_DIR}/debian/triggers)
+file(WRITE ${PROJECT_BINARY_DIR}/debian/shlibs "libattn ${attn_soversion} ${attn_own_version}\n"
+                                               "libattn_nn ${attn_soversion} ${attn_own_version}\n")
+set(CPACK_DEBIAN_RUNTIME_PACKAGE_CONTROL_EXTRA ${PROJECT_BINARY_DIR}/debian/triggers ${PROJECT_BINARY_DIR}/debian/shlibs)
 
 # attn_package(COMPONENT SECTION DEPENDS SUMMARY DESCRIPTION): CPack's variables, and the files that Debian asks for.
 function(attn_package component section depends summary description)
@@ -40,19 +43,18 @@ function(attn_package component section depends summary description)
   set(CPACK_DEBIAN_${COMPONENT}_DESCRIPTION "${summary}\n${description}" PARENT_SCOPE)
   set(CPACK_COMPONENT_${COMPONENT}_DESCRIPTION "${summary}\n${description}" PARENT_SCOPE)
   set(doc ${CMAKE_INSTALL_DATAROOTDIR}/doc/${package})
-  install(FILES ${PROJECT_BINARY_DIR}/debian/copyright DESTINATION ${doc} COMPONENT ${component} EXCLUDE_FROM_ALL)
-  install(FILES ${PROJECT_BINARY_DIR}/debian/changelog.Debian.gz DESTINATION ${doc} COMPONENT ${component} EXCLUDE_FROM_ALL)
+  install(FILES ${PROJECT_BINARY_DIR}/debian/copyright ${PROJECT_BINARY_DIR}/debian/changelog.Debian.gz
+          DESTINATION ${doc} COMPONENT ${component} EXCLUDE_FROM_ALL)
 endfunction()
 
-set(attn_same_version "libattn${attn_soversion} (= ${PROJECT_VERSION}-1)")
 attn_package(runtime libs "" "attention kernels for CPUs (shared library)"
   "Scaled dot-product attention in plain C, AVX2, AVX-512, AMX and NEON,\nwith one interface that picks a kernel at run time.")
-attn_package(development libdevel "${attn_same_version}" "attention kernels for CPUs (development files)"
+attn_package(development libdevel "${attn_own_version}" "attention kernels for CPUs (development files)"
   "Headers, static libraries, CMake package and pkg-config files of libattn.")
 attn_package(tools science "" "benchmark of attention kernels on CPUs"
   "Compares every kernel of libattn with a float64 oracle and times what\npasses, as a share of the CPU's peak.")
 foreach(plugin IN LISTS ATTN_PLUGINS)
-  attn_package(plugin_${plugin} libs "${attn_same_version}" "attention kernels for CPUs (kernels on ${plugin})"
+  attn_package(plugin_${plugin} libs "${attn_own_version}" "attention kernels for CPUs (kernels on ${plugin})"
     "A plug-in of libattn, which programs load by attn_load_kernels\nand attnbench loads by itself.")
 endforeach()
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_SHLIBDEPS OFF)
