@@ -26,7 +26,7 @@ set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_RELEASE 1)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${PROJECT_BINARY_DIR})
-# Control files of libattn0, in place of the maintainer scripts that CPack would write.
+# Control files of libattn0; CPack adds scripts that call ldconfig.
 set(attn_own_version "${attn_package_runtime} (= ${PROJECT_VERSION}-1)")
 file(WRITE ${PROJECT_BINARY_DIR}/debian/triggers "activate-noawait ldconfig\n")
 file(WRITE ${PROJECT_BINARY_DIR}/debian/shlibs "libattn ${attn_soversion} ${attn_own_version}\n"
