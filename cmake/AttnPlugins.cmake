@@ -67,4 +67,7 @@ function(attn_finds_plugins program)
   endif()
   set_target_properties(${program} PROPERTIES BUILD_RPATH $<TARGET_FILE_DIR:attn_shared>
                                               INSTALL_RPATH $ORIGIN/${attn_programs_to_plugins})
+  if(ATTN_SANITIZE) # libasan calls dlopen in the program's place, and then the loader reads the program's RPATH only
+    target_link_options(${program} PRIVATE -Wl,--disable-new-dtags)
+  endif()
 endfunction()

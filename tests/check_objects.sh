@@ -6,6 +6,7 @@
 #
 #   check_objects.sh BUILD_FOLDER LIBATTN LIBATTN_NN
 set -eu
+plugin_objects=$(find "$1/CMakeFiles" -name 'attn_*_objects.dir' -not -name attn_nn_objects.dir)
 objects=$1/CMakeFiles/attn_objects.dir nn_objects=$1/CMakeFiles/attn_nn_objects.dir library=$2 nn_library=$3
 peak_objects=$1/CMakeFiles/attn_peak_loops.dir kernels=$(dirname "$0")/../kernels include=$(dirname "$0")/../include/attn
 for tool in objdump nm; do
@@ -47,7 +48,7 @@ check_tiers() {
     done
     [ -n "$found_own" ] || complain "no object of $folder has an instruction of its tier: the search is broken"
     set -f # no expansion of the patterns in $allowed
-    set -- $(find "$objects" "$nn_objects" "$peak_objects" -name '*.o' $allowed | sort)
+    set -- $(find "$objects" "$nn_objects" "$peak_objects" $plugin_objects -name '*.o' $allowed | sort)
     set +f
     must_not_use "$pattern" "$@"
   done
@@ -60,7 +61,7 @@ if nm "$library" | grep -E ' attn_peak_'; then complain "${library##*/} holds pe
 
 # ---- Nothing runs at load time ----
 
-for object in $(find "$objects" "$nn_objects" -name '*.o'); do
+for object in $(find "$objects" "$nn_objects" $plugin_objects -name '*.o'); do
   if objdump -h "$object" | grep -qE ' \.(init_array|ctors|preinit_array)'; then
     complain "$object runs code at load time"
   fi
@@ -88,6 +89,14 @@ check_exports() {
 }
 check_exports "$library" "$include/attn.h" "$include/extend.h" "$include/product.h" "$include/mha.h"
 check_exports "$nn_library" "$include/nn.h"
+
+# A plug-in exports one name, and takes what it needs of libattn from the libattn that loads it.
+for plugin in $(find "${library%/*}" -maxdepth 1 -name 'libattn_*.so' -not -name libattn_nn.so); do
+  names=$(nm -D --defined-only "$plugin" | awk '{print $3}' | grep -vxE '_init|_fini|__bss_start|_edata|_end')
+  [ "$names" = attn_plugin_entry ] || complain "${plugin##*/} exports:" $names
+  if objdump -p "$plugin" | grep 'NEEDED *libattn'; then complain "${plugin##*/} links libattn"; fi
+  echo "${plugin##*/}: one name"
+done
 
 echo "$found object files, $failures wrong"
 [ $failures = 0 ]

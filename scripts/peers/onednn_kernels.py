@@ -37,6 +37,7 @@ OPENCL = ENVIRONMENT / "lib" / "libintelocl.so"
 
 def implementations(_options, library):
     remedy = f"{PEER.install} builds a libattn that has it"
+    library.load_plugins()
     return [LibraryKernel(library, name, name, remedy) for name in PEER.kernels]
 
 

@@ -92,6 +92,8 @@ FUNCTIONS = {  # name -> result, arguments
     "attn_plan_destroy": (None, [c_void_p]),
     "attn_kernel_get": (POINTER(KernelInfo), [c_int]),
     "attn_kernel_find": (POINTER(KernelInfo), [c_char_p]),
+    "attn_plugin_name": (c_char_p, [c_int]),
+    "attn_load_kernels": (c_int, [c_char_p]),
 }
 
 
@@ -114,8 +116,15 @@ class Library:
             problem.uses |= USE_LSE
         return problem
 
+    def load_plugins(self):
+        """Loads libattn's own plug-ins, kernels on OpenBLAS and oneDNN, as far as they are there."""
+        number = 0
+        while name := self.c.attn_plugin_name(number):
+            self.c.attn_load_kernels(name)
+            number += 1
+
     def kernels(self):
-        """Names of the kernels in this build, best first."""
+        """Names of the kernels that are loaded, best first."""
         names = []
         while info := self.c.attn_kernel_get(len(names)):
             names.append(info.contents.name.decode())

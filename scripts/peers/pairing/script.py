@@ -160,6 +160,9 @@ def print_conditions(script, library, options, settings):
 
 def check_kernels(library, names):
     known = library.kernels()
+    if set(names) - set(known):
+        library.load_plugins()
+        known = library.kernels()
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1, 0)[0]
