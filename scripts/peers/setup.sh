@@ -44,7 +44,8 @@ build_onednn() {
   say "setup: onednn: building libattn with it in .venv-peers/onednn/build"
   quietly "$home/onednn-build.log" cmake -S "$root" -B "$home/onednn/build" -DCMAKE_BUILD_TYPE=Release -DATTN_ONEDNN=ON \
     -DATTN_ONEDNN_ROOT="$home/onednn" -DATTN_BUILD_TESTS=OFF -DATTN_BUILD_EXAMPLES=OFF &&
-    quietly "$home/onednn-build.log" cmake --build "$home/onednn/build" -j "$jobs" --target attn_shared attn_onednn attnbench_shared
+    quietly "$home/onednn-build.log" cmake --build "$home/onednn/build" -j "$jobs" \
+      --target attn_shared attn_onednn attnbench_shared
 }
 
 [ $# -gt 0 ] || usage "no name"
