@@ -48,7 +48,7 @@ function(attn_package component section depends summary description)
 endfunction()
 
 attn_package(runtime libs "" "attention kernels for CPUs (shared library)"
-  "Scaled dot-product attention in plain C, AVX2, AVX-512, AMX and NEON,\nwith one interface that picks a kernel at run time.")
+  "Scaled dot-product attention in plain C, AVX2, AVX-512, AMX and NEON;\none interface picks a kernel at run time.")
 attn_package(development libdevel "${attn_own_version}" "attention kernels for CPUs (development files)"
   "Headers, static libraries, CMake package and pkg-config files of libattn.")
 attn_package(tools science "" "benchmark of attention kernels on CPUs"

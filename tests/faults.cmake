@@ -21,7 +21,8 @@ add_python_test(faults_50_kills test_faults.py $<TARGET_FILE:attnbench> 50
                 Faults.test_a_killed_run_loses_at_most_the_case_under_way)
 set_tests_properties(faults_50_kills PROPERTIES LABELS "long")
 
-if(TARGET attn_onednn_guard AND NOT ATTN_SANITIZE AND NOT CMAKE_CROSSCOMPILING) # sanitizers have an operator new of their own
+# Sanitizers have an operator new of their own.
+if(TARGET attn_onednn_guard AND NOT ATTN_SANITIZE AND NOT CMAKE_CROSSCOMPILING)
   add_executable(fault_throws fault_throws.c)
   target_link_libraries(fault_throws PRIVATE attn_static attn_warnings ${CMAKE_DL_LIBS})
   set_target_properties(fault_throws PROPERTIES ENABLE_EXPORTS ON)

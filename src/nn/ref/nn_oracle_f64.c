@@ -39,7 +39,7 @@ void attn_nn_field_destroy(attn_nn_field *field) {
 double attn_nn_field_worst(const attn_nn_field *field, const float *got) {
   double worst = 0;
   for (int64_t i = 0; i < field->rows * field->width; i++) {
-    const double off = fabs((double)got[i] - field->value[i]) / (ATTN_NN_SIGMAS * field->error[i] + 0x1p-126);
+    const double off = fabs((double)got[i] - field->value[i]) / ((double)ATTN_NN_SIGMAS * field->error[i] + 0x1p-126);
     if (!(off <= worst)) worst = isnan(off) ? INFINITY : off;
   }
   return worst;
@@ -87,7 +87,7 @@ attn_nn_field attn_nn_oracle_relu(const attn_nn_field *x) {
   attn_nn_field y = attn_nn_field_create(x->rows, x->width);
   for (int64_t i = 0; i < x->rows * x->width; i++) {
     const bool passes = x->value[i] > 0;
-    const bool undecided = fabs(x->value[i]) <= ATTN_NN_SIGMAS * x->error[i];
+    const bool undecided = fabs(x->value[i]) <= (double)ATTN_NN_SIGMAS * x->error[i];
     y.value[i] = passes ? x->value[i] : 0;
     y.error[i] = passes || undecided ? x->error[i] : 0;
   }
