@@ -7,9 +7,6 @@
 #include "layouts.h"
 #include "problem.h"
 
-#define REQUIRE(condition, ...) \
-  if (!(condition)) return attn_fail(ATTN_INVALID_ARGUMENT, __VA_ARGS__)
-
 /* One pointer of attn_args. */
 typedef struct argument {
   const char *field;

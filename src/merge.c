@@ -43,9 +43,9 @@ static void merge_row(const partial_results *in, int64_t row, double reference, 
 
 static attn_status check(int parts, int64_t rows, int64_t dim_v, const float *const *o, const float *const *lse,
                          const float *o_out) {
-  if (parts < 1) return attn_fail(ATTN_INVALID_ARGUMENT, "parts is %d; it must be at least 1", parts);
-  if (rows < 0) return attn_fail(ATTN_INVALID_ARGUMENT, "rows is %" PRId64 "; it must be at least 0", rows);
-  if (dim_v < 1) return attn_fail(ATTN_INVALID_ARGUMENT, "dim_v is %" PRId64 "; it must be at least 1", dim_v);
+  REQUIRE(parts >= 1, "parts is %d; it must be at least 1", parts);
+  REQUIRE(rows >= 0, "rows is %" PRId64 "; it must be at least 0", rows);
+  REQUIRE(dim_v >= 1, "dim_v is %" PRId64 "; it must be at least 1", dim_v);
   if (rows == 0) return ATTN_OK;
   if (!o || !lse || !o_out)
     return attn_fail(ATTN_INVALID_ARGUMENT, "%s is NULL; it must point to the rows", !o ? "o" : !lse ? "lse" : "o_out");

@@ -38,9 +38,6 @@ typedef struct layer_options {
   attn_options attention, products;
 } layer_options;
 
-#define REQUIRE(condition, ...) \
-  if (!(condition)) return attn_fail(ATTN_INVALID_ARGUMENT, __VA_ARGS__)
-
 static bool uses(const attn_mha_problem *p, uint32_t use) { return (p->attention.uses & use) != 0; }
 
 /* Rows of x and y, or of the memory, of all sequences. */

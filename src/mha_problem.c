@@ -10,9 +10,6 @@
 #include "layouts.h"
 #include "strides.h"
 
-#define REQUIRE(condition, ...) \
-  if (!(condition)) return attn_fail(ATTN_INVALID_ARGUMENT, __VA_ARGS__)
-
 static bool uses(const attn_mha_problem *p, uint32_t use) { return (p->attention.uses & use) != 0; }
 
 /* ---- Shape ---- */

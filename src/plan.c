@@ -159,7 +159,7 @@ static attn_status create(const attn_problem *problem, const attn_choice *choice
 }
 
 attn_status attn_plan_create(const attn_problem *problem, const attn_options *options, attn_plan **plan) {
-  if (!plan) return attn_fail(ATTN_INVALID_ARGUMENT, "plan is NULL; it must point to where the plan's address goes");
+  REQUIRE(plan, "plan is NULL; it must point to where the plan's address goes");
   *plan = NULL;
   attn_problem own;
   attn_options wanted;
@@ -247,7 +247,7 @@ static attn_status check_workspace(const attn_plan *plan, const void *workspace,
 }
 
 attn_status attn_plan_run(const attn_plan *plan, const attn_args *args, void *workspace, size_t workspace_bytes) {
-  if (!plan) return attn_fail(ATTN_INVALID_ARGUMENT, "plan is NULL; it must come from attn_plan_create");
+  REQUIRE(plan, "plan is NULL; it must come from attn_plan_create");
   attn_args own;
   attn_status status = attn_args_read(&plan->schedule.problem, args, &own);
   if (status == ATTN_OK) status = check_workspace(plan, workspace, workspace_bytes);

@@ -79,9 +79,6 @@ void attn_problem_set_varlen(attn_problem *p, int64_t total_q, int64_t total_k) 
 
 /* ---- Validation ---- */
 
-#define REQUIRE(condition, ...) \
-  if (!(condition)) return attn_fail(ATTN_INVALID_ARGUMENT, __VA_ARGS__)
-
 static attn_status check_size(const char *field, int64_t value, int64_t least) {
   REQUIRE(value >= least, "attn_problem.%s is %" PRId64 "; it must be at least %" PRId64, field, value, least);
   REQUIRE(value <= ATTN_SIZE_LIMIT, "attn_problem.%s is %" PRId64 "; it must be at most 2^31", field, value);

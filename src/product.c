@@ -120,7 +120,7 @@ static attn_status check_pitch(const attn_product_weights *w) {
 }
 
 static attn_status read_weights(const attn_product_weights *theirs, attn_product_weights *w) {
-  if (!theirs) return attn_fail(ATTN_INVALID_ARGUMENT, "weights is NULL; it must point to an attn_product_weights");
+  REQUIRE(theirs, "weights is NULL; it must point to an attn_product_weights");
   const attn_status size = attn_struct_read(&weights_layout, theirs, w);
   if (size != ATTN_OK) return size;
   const struct {
@@ -427,8 +427,8 @@ static attn_status check_side(const attn_product_args *args, const side *s) {
 }
 
 static attn_status read_args(const attn_product *product, const attn_product_args *theirs, attn_product_args *args) {
-  if (!product) return attn_fail(ATTN_INVALID_ARGUMENT, "product is NULL; it must come from attn_product_create");
-  if (!theirs) return attn_fail(ATTN_INVALID_ARGUMENT, "args is NULL; it must point to an attn_product_args");
+  REQUIRE(product, "product is NULL; it must come from attn_product_create");
+  REQUIRE(theirs, "args is NULL; it must point to an attn_product_args");
   const attn_status size = attn_struct_read(&args_layout, theirs, args);
   if (size != ATTN_OK) return size;
   const struct {

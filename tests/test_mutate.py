@@ -95,7 +95,7 @@ class Equivalents(unittest.TestCase):
         for file, before, after in read_equivalents(mutate.EQUIVALENT):
             if file not in known:
                 known[file] = {key_of(each) for each in mutations_of(file, (ROOT / file).read_text(encoding="utf-8"))}
-            self.assertIn((file, before, after), known[file])
+            self.assertTrue((file, before, after) in known[file], f"{file} has no such fault:\n- {before}\n+ {after}")
 
     def test_every_named_fault_has_its_line(self):
         self.assertGreater(len(mutate.named_mutations()), 20)
@@ -136,7 +136,7 @@ class Runs(unittest.TestCase):
     def test_a_fault_in_a_header_of_all_tiers_is_tried_in_few_first(self):
         first, later = Build(ROOT, BUILD).users_of("kernels/common/convert.h")
         self.assertIn(str(ROOT / "tests" / "test_common.c"), first)
-        self.assertTrue([each for each in later if "/harness/" in each])
+        self.assertTrue([each for each in later if "/avx512/" in each])
         self.assertFalse([each for each in first if "/harness/" in each or "/avx512/" in each])
 
 

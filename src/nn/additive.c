@@ -33,7 +33,7 @@ static attn_status check(const attn_additive_config *c) {
   if (status == ATTN_OK) status = attn_nn_check_sizes(inner, NN_COUNT(inner));
   if (status == ATTN_OK) status = attn_nn_check_sizes(values, NN_COUNT(values));
   if (status != ATTN_OK) return status;
-  NN_REQUIRE(c->score_weight, "attn_additive_config.score_weight is NULL; it must point to hidden floats");
+  REQUIRE(c->score_weight, "attn_additive_config.score_weight is NULL; it must point to hidden floats");
   return ATTN_OK;
 }
 
@@ -74,7 +74,7 @@ static layout layout_of(const attn_additive *layer) {
 }
 
 attn_status attn_additive_create(const attn_additive_config *config, const attn_options *options, attn_additive **result) {
-  NN_REQUIRE(result, "layer is NULL; it must point to where the layer's address goes");
+  REQUIRE(result, "layer is NULL; it must point to where the layer's address goes");
   *result = NULL;
   attn_additive_config c;
   attn_status status = attn_nn_read(&config_layout, "config", config, &c);
@@ -105,7 +105,7 @@ size_t attn_additive_workspace(const attn_additive *layer) { return layer ? (siz
 
 attn_status attn_additive_project_keys(const attn_additive *layer, const float *k, float *projected, void *workspace,
                                        size_t bytes) {
-  NN_REQUIRE(layer, "layer is NULL; it must come from attn_additive_create");
+  REQUIRE(layer, "layer is NULL; it must come from attn_additive_create");
   const attn_additive_config *c = &layer->config;
   const attn_nn_pointer pointers[] = {{"k", k}, {"projected", projected}};
   const attn_nn_rows shape = {.rows = c->batch * c->seq_k, .in = c->width_k, .out = c->hidden};
@@ -118,13 +118,13 @@ attn_status attn_additive_project_keys(const attn_additive *layer, const float *
 }
 
 static attn_status read_args(const attn_additive *layer, const attn_additive_args *theirs, attn_additive_args *args) {
-  NN_REQUIRE(layer, "layer is NULL; it must come from attn_additive_create");
+  REQUIRE(layer, "layer is NULL; it must come from attn_additive_create");
   const attn_status status = attn_nn_read(&args_layout, "args", theirs, args);
   if (status != ATTN_OK) return status;
   const attn_additive_config *c = &layer->config;
-  NN_REQUIRE(args->q || c->batch * c->seq_q == 0, "attn_additive_args.q is NULL; it must point to its elements");
-  NN_REQUIRE(args->k || args->projected_k || c->batch * c->seq_k == 0,
-             "attn_additive_args.k and projected_k are NULL; one must point to its elements");
+  REQUIRE(args->q || c->batch * c->seq_q == 0, "attn_additive_args.q is NULL; it must point to its elements");
+  REQUIRE(args->k || args->projected_k || c->batch * c->seq_k == 0,
+          "attn_additive_args.k and projected_k are NULL; one must point to its elements");
   return ATTN_OK; /* attn_plan_run checks v, o and kv_len */
 }
 

@@ -106,18 +106,18 @@ static attn_status check_attention(const char *name, const attn_mha_problem *p, 
                                 {"attn_block_config.self or .cross: width", p->width, 1}};
   attn_status status = attn_nn_check_sizes(sizes, NN_COUNT(sizes));
   if (status != ATTN_OK) return status;
-  NN_REQUIRE(p->width == width && p->width_out == width,
-             "attn_block_config.%s has width %" PRId64 " and width_out %" PRId64
-             "; a block with residual connections needs both "
-             "to be %" PRId64 ", the width of x",
-             name, p->width, p->width_out, width);
+  REQUIRE(p->width == width && p->width_out == width,
+          "attn_block_config.%s has width %" PRId64 " and width_out %" PRId64
+          "; a block with residual connections needs both "
+          "to be %" PRId64 ", the width of x",
+          name, p->width, p->width_out, width);
   const attn_strides strides[] = {p->x_stride, p->y_stride};
   for (int i = 0; i < 2; i++)
-    NN_REQUIRE((strides[i].b == a->seq_q * width || a->batch <= 1 || (a->uses & ATTN_USE_VARLEN)) && strides[i].s == width &&
-                   strides[i].d == 1,
-               "attn_block_config.%s.%c_stride is {.b = %" PRId64 ", .s = %" PRId64 ", .d = %" PRId64
-               "}; the rows of a block are dense: it must be as attn_mha_problem_init sets it",
-               name, i ? 'y' : 'x', strides[i].b, strides[i].s, strides[i].d);
+    REQUIRE((strides[i].b == a->seq_q * width || a->batch <= 1 || (a->uses & ATTN_USE_VARLEN)) && strides[i].s == width &&
+                strides[i].d == 1,
+            "attn_block_config.%s.%c_stride is {.b = %" PRId64 ", .s = %" PRId64 ", .d = %" PRId64
+            "}; the rows of a block are dense: it must be as attn_mha_problem_init sets it",
+            name, i ? 'y' : 'x', strides[i].b, strides[i].s, strides[i].d);
   return ATTN_OK;
 }
 
@@ -126,12 +126,12 @@ static attn_status check(const attn_block_config *c) {
   attn_status status = check_attention("self", &c->self, width);
   if (status == ATTN_OK && c->has_cross) status = check_attention("cross", &c->cross, width);
   if (status != ATTN_OK) return status;
-  NN_REQUIRE(!c->has_cross || rows_of(&c->cross) == rows_of(&c->self),
-             "attn_block_config.cross has %" PRId64 " query rows and .self has %" PRId64 "; they must be the same rows",
-             rows_of(&c->cross), rows_of(&c->self));
-  NN_REQUIRE(c->feed_forward.width == width,
-             "attn_block_config.feed_forward.width is %" PRId64 "; it must be %" PRId64 ", the width of x",
-             c->feed_forward.width, width);
+  REQUIRE(!c->has_cross || rows_of(&c->cross) == rows_of(&c->self),
+          "attn_block_config.cross has %" PRId64 " query rows and .self has %" PRId64 "; they must be the same rows",
+          rows_of(&c->cross), rows_of(&c->self));
+  REQUIRE(c->feed_forward.width == width,
+          "attn_block_config.feed_forward.width is %" PRId64 "; it must be %" PRId64 ", the width of x",
+          c->feed_forward.width, width);
   const attn_norm *norms[] = {&c->self_norm, &c->feed_forward_norm, c->has_cross ? &c->cross_norm : &c->self_norm};
   for (int i = 0; i < 3 && status == ATTN_OK; i++) status = attn_nn_check_norm(norms[i]);
   return status;
@@ -194,7 +194,7 @@ static layout layout_of(const attn_block *block) {
 }
 
 attn_status attn_block_create(const attn_block_config *config, const attn_options *options, attn_block **result) {
-  NN_REQUIRE(result, "block is NULL; it must point to where the block's address goes");
+  REQUIRE(result, "block is NULL; it must point to where the block's address goes");
   *result = NULL;
   attn_block_config c;
   attn_status status = attn_nn_read(&config_layout, "config", config, &c);
@@ -302,13 +302,13 @@ static attn_status run_pre_norm(const block_run *r) {
 }
 
 static attn_status read_args(const attn_block *block, const attn_block_args *theirs, attn_block_args *args) {
-  NN_REQUIRE(block, "block is NULL; it must come from attn_block_create");
+  REQUIRE(block, "block is NULL; it must come from attn_block_create");
   const attn_status status = attn_nn_read(&args_layout, "args", theirs, args);
   if (status != ATTN_OK) return status;
-  NN_REQUIRE(args->x || block->rows == 0, "attn_block_args.x is NULL; it must point to its elements");
-  NN_REQUIRE(args->y || block->rows == 0, "attn_block_args.y is NULL; it must point to its elements");
-  NN_REQUIRE(args->memory || block->count < MOST_SUBLAYERS || block->rows == 0,
-             "attn_block_args.memory is NULL; a decoder block attends to it");
+  REQUIRE(args->x || block->rows == 0, "attn_block_args.x is NULL; it must point to its elements");
+  REQUIRE(args->y || block->rows == 0, "attn_block_args.y is NULL; it must point to its elements");
+  REQUIRE(args->memory || block->count < MOST_SUBLAYERS || block->rows == 0,
+          "attn_block_args.memory is NULL; a decoder block attends to it");
   return ATTN_OK;
 }
 

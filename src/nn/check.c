@@ -9,7 +9,7 @@
 #include "kernels/common/aligned.h"
 
 attn_status attn_nn_read(const attn_struct_layout *layout, const char *argument, const void *theirs, void *ours) {
-  NN_REQUIRE(theirs, "%s is NULL; it must point to an %s that %s has made", argument, layout->name, layout->maker);
+  REQUIRE(theirs, "%s is NULL; it must point to an %s that %s has made", argument, layout->name, layout->maker);
   return attn_struct_read(layout, theirs, ours);
 }
 
@@ -35,23 +35,23 @@ void attn_nn_add_times(attn_mha_profile *profile, const attn_nn_times *at) {
 attn_status attn_nn_check_sizes(const attn_nn_size *sizes, int count) {
   const int64_t most = (int64_t)1 << 31, elements = (int64_t)1 << 58;
   for (int i = 0; i < count; i++) {
-    NN_REQUIRE(sizes[i].value >= sizes[i].least, "%s is %" PRId64 "; it must be at least %" PRId64, sizes[i].name,
-               sizes[i].value, sizes[i].least);
-    NN_REQUIRE(sizes[i].value <= most, "%s is %" PRId64 "; it must be at most 2^31", sizes[i].name, sizes[i].value);
+    REQUIRE(sizes[i].value >= sizes[i].least, "%s is %" PRId64 "; it must be at least %" PRId64, sizes[i].name,
+            sizes[i].value, sizes[i].least);
+    REQUIRE(sizes[i].value <= most, "%s is %" PRId64 "; it must be at most 2^31", sizes[i].name, sizes[i].value);
   }
   int64_t product = 1;
   for (int i = 0; i < count; i++) {
     const int64_t value = sizes[i].value > 0 ? sizes[i].value : 1;
-    NN_REQUIRE(!__builtin_mul_overflow(product, value, &product) && product <= elements,
-               "%s is %" PRId64 "; multiplied with the sizes before it, it must be at most 2^58 elements", sizes[i].name,
-               sizes[i].value);
+    REQUIRE(!__builtin_mul_overflow(product, value, &product) && product <= elements,
+            "%s is %" PRId64 "; multiplied with the sizes before it, it must be at most 2^58 elements", sizes[i].name,
+            sizes[i].value);
   }
   return ATTN_OK;
 }
 
 attn_status attn_nn_check_pointers(const attn_nn_pointer *pointers, int count) {
   for (int i = 0; i < count; i++)
-    NN_REQUIRE(pointers[i].pointer, "%s is NULL; it must point to its elements", pointers[i].name);
+    REQUIRE(pointers[i].pointer, "%s is NULL; it must point to its elements", pointers[i].name);
   return ATTN_OK;
 }
 

@@ -3,8 +3,8 @@
 #ifndef ATTN_NN_CHECK_H
 #define ATTN_NN_CHECK_H
 
-#include "attn/extend.h"
 #include "attn/nn.h"
+#include "error.h"
 #include "layouts.h"
 
 /* Copies a caller's struct, as attn_struct_read does. `argument` is its name, for the error if it is NULL. */
@@ -14,9 +14,6 @@ attn_status attn_nn_read(const attn_struct_layout *layout, const char *argument,
 attn_status attn_nn_read_options(const attn_options *theirs, attn_options *options);
 
 #define NN_COUNT(array) (int)(sizeof(array) / sizeof *(array))
-
-#define NN_REQUIRE(condition, ...) \
-  if (!(condition)) return attn_fail(ATTN_INVALID_ARGUMENT, __VA_ARGS__)
 
 typedef struct attn_nn_size {
   const char *name;

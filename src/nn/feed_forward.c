@@ -15,8 +15,8 @@ static attn_status check(const attn_feed_forward_config *c) {
                                 {"attn_feed_forward_config.hidden", c->hidden, 1}};
   attn_status status = attn_nn_check_sizes(sizes, NN_COUNT(sizes));
   if (status != ATTN_OK) return status;
-  NN_REQUIRE(c->activation == ATTN_RELU || c->activation == ATTN_GELU,
-             "attn_feed_forward_config.activation is %d; it must be ATTN_RELU or ATTN_GELU", (int)c->activation);
+  REQUIRE(c->activation == ATTN_RELU || c->activation == ATTN_GELU,
+          "attn_feed_forward_config.activation is %d; it must be ATTN_RELU or ATTN_GELU", (int)c->activation);
   return ATTN_OK;
 }
 
@@ -36,7 +36,7 @@ static attn_status create(const attn_feed_forward_config *c, const attn_options 
 
 attn_status attn_feed_forward_create(const attn_feed_forward_config *config, const attn_options *options,
                                      attn_feed_forward **result) {
-  NN_REQUIRE(result, "layer is NULL; it must point to where the layer's address goes");
+  REQUIRE(result, "layer is NULL; it must point to where the layer's address goes");
   *result = NULL;
   attn_feed_forward_config c;
   attn_status status = attn_nn_read(&attn_feed_forward_layout, "config", config, &c);
@@ -73,7 +73,7 @@ size_t attn_feed_forward_workspace(const attn_feed_forward *layer, int64_t rows)
 
 attn_status attn_feed_forward_run(const attn_feed_forward *layer, int64_t rows, const float *x, float *y, void *workspace,
                                   size_t bytes) {
-  NN_REQUIRE(layer, "layer is NULL; it must come from attn_feed_forward_create");
+  REQUIRE(layer, "layer is NULL; it must come from attn_feed_forward_create");
   const attn_nn_size sizes[] = {{"rows", rows, 0}, {"hidden", layer->hidden, 1}};
   const attn_nn_pointer pointers[] = {{"x", x}, {"y", y}};
   attn_status status = attn_nn_check_sizes(sizes, NN_COUNT(sizes));

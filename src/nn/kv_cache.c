@@ -41,12 +41,11 @@ static attn_status check_shape(const attn_kv_cache_shape *s) {
   if (status == ATTN_OK) status = attn_nn_check_sizes(least, NN_COUNT(least));
   if (status == ATTN_OK) status = attn_nn_check_sizes(last, NN_COUNT(last));
   if (status != ATTN_OK) return status;
-  NN_REQUIRE(s->capacity < INT32_MAX, "attn_kv_cache_shape.capacity is %" PRId64 "; it must be below 2^31 - 1", s->capacity);
-  NN_REQUIRE(s->heads_q % s->heads_kv == 0,
-             "attn_kv_cache_shape.heads_q is %" PRId64 " with heads_kv %" PRId64 "; it must be a multiple", s->heads_q,
-             s->heads_kv);
-  NN_REQUIRE(attn_dtype_exists(s->dtype), "attn_kv_cache_shape.dtype is %d; it must be " ATTN_DTYPE_CONSTANTS,
-             (int)s->dtype);
+  REQUIRE(s->capacity < INT32_MAX, "attn_kv_cache_shape.capacity is %" PRId64 "; it must be below 2^31 - 1", s->capacity);
+  REQUIRE(s->heads_q % s->heads_kv == 0,
+          "attn_kv_cache_shape.heads_q is %" PRId64 " with heads_kv %" PRId64 "; it must be a multiple", s->heads_q,
+          s->heads_kv);
+  REQUIRE(attn_dtype_exists(s->dtype), "attn_kv_cache_shape.dtype is %d; it must be " ATTN_DTYPE_CONSTANTS, (int)s->dtype);
   return ATTN_OK;
 }
 
@@ -103,7 +102,7 @@ static attn_status create(const attn_kv_cache_shape *shape, const attn_options *
 }
 
 attn_status attn_kv_cache_create(const attn_kv_cache_shape *shape, const attn_options *options, attn_kv_cache **result) {
-  NN_REQUIRE(result, "cache is NULL; it must point to where the cache's address goes");
+  REQUIRE(result, "cache is NULL; it must point to where the cache's address goes");
   *result = NULL;
   attn_kv_cache_shape s;
   attn_options wanted;
@@ -128,15 +127,15 @@ void attn_kv_cache_destroy(attn_kv_cache *cache) {
 
 static attn_status check_step(attn_kv_cache *cache, int64_t tokens, const int32_t *counts) {
   const int64_t capacity = cache->shape.capacity;
-  NN_REQUIRE(tokens >= 0 && tokens <= capacity, "tokens is %" PRId64 "; it must be in 0..%" PRId64 ", the cache's capacity",
-             tokens, capacity);
+  REQUIRE(tokens >= 0 && tokens <= capacity, "tokens is %" PRId64 "; it must be in 0..%" PRId64 ", the cache's capacity",
+          tokens, capacity);
   for (int64_t b = 0; b < cache->shape.batch; b++) {
     const int64_t count = counts ? counts[b] : tokens;
-    NN_REQUIRE(count >= 0 && count <= tokens, "counts[%" PRId64 "] is %" PRId64 "; it must be in 0..%" PRId64, b, count,
-               tokens);
-    NN_REQUIRE(cache->lengths[b] + count <= capacity,
-               "sequence %" PRId64 " holds %d of %" PRId64 " tokens; %" PRId64 " more do not fit", b, (int)cache->lengths[b],
-               capacity, count);
+    REQUIRE(count >= 0 && count <= tokens, "counts[%" PRId64 "] is %" PRId64 "; it must be in 0..%" PRId64, b, count,
+            tokens);
+    REQUIRE(cache->lengths[b] + count <= capacity,
+            "sequence %" PRId64 " holds %d of %" PRId64 " tokens; %" PRId64 " more do not fit", b, (int)cache->lengths[b],
+            capacity, count);
   }
   return ATTN_OK;
 }
@@ -155,7 +154,7 @@ static void append(const attn_kv_cache *cache, int64_t tokens, const char *rows,
 
 attn_status attn_kv_cache_step(attn_kv_cache *cache, int64_t tokens, const int32_t *counts, const void *q, const void *k,
                                const void *v, float *o) {
-  NN_REQUIRE(cache, "cache is NULL; it must come from attn_kv_cache_create");
+  REQUIRE(cache, "cache is NULL; it must come from attn_kv_cache_create");
   attn_status status = check_step(cache, tokens, counts);
   if (status != ATTN_OK || tokens == 0) return status;
   const attn_nn_pointer pointers[] = {{"q", q}, {"k", k}, {"v", v}, {"o", o}};
@@ -178,8 +177,8 @@ const int32_t *attn_kv_cache_lengths(const attn_kv_cache *cache) { return cache 
 const char *attn_kv_cache_kernel(const attn_kv_cache *cache) { return cache ? attn_plan_kernel(cache->plan) : ""; }
 
 attn_status attn_kv_cache_truncate(attn_kv_cache *cache, int64_t length) {
-  NN_REQUIRE(cache, "cache is NULL; it must come from attn_kv_cache_create");
-  NN_REQUIRE(length >= 0, "length is %" PRId64 "; it must be at least 0", length);
+  REQUIRE(cache, "cache is NULL; it must come from attn_kv_cache_create");
+  REQUIRE(length >= 0, "length is %" PRId64 "; it must be at least 0", length);
   for (int64_t b = 0; b < cache->shape.batch; b++)
     if (cache->lengths[b] > length) cache->lengths[b] = (int32_t)length;
   return ATTN_OK;

@@ -63,9 +63,9 @@ void attn_nn_join_rows(const void *join, int64_t first, int64_t rows) {
 }
 
 attn_status attn_nn_check_norm(const attn_norm *norm) {
-  NN_REQUIRE(norm, "norm is NULL; it must point to an attn_norm");
-  NN_REQUIRE(norm->epsilon >= 0 && isfinite(norm->epsilon), "attn_norm.epsilon is %g; it must be finite and at least 0",
-             (double)norm->epsilon);
+  REQUIRE(norm, "norm is NULL; it must point to an attn_norm");
+  REQUIRE(norm->epsilon >= 0 && isfinite(norm->epsilon), "attn_norm.epsilon is %g; it must be finite and at least 0",
+          (double)norm->epsilon);
   return ATTN_OK;
 }
 
@@ -77,7 +77,7 @@ attn_status attn_add_layer_norm(int64_t rows, int64_t width, const float *x, con
   if (status == ATTN_OK) status = attn_nn_check_norm(norm);
   if (status == ATTN_OK && rows > 0) status = attn_nn_check_pointers(pointers, NN_COUNT(pointers));
   if (status != ATTN_OK) return status;
-  NN_REQUIRE(!sum || sum != y, "sum and y are the same array; each needs its own");
+  REQUIRE(!sum || sum != y, "sum and y are the same array; each needs its own");
   const uint64_t mode = attn_float_mode_enter();
   attn_nn_join_rows(&(attn_nn_join){width, x, residual, norm, sum, y}, 0, rows);
   attn_float_mode_leave(mode);

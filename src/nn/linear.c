@@ -8,8 +8,8 @@
 
 static attn_status create_linear(const attn_nn_linear *map, const attn_options *options) {
   const attn_linear *given = map->given;
-  NN_REQUIRE(given->weight, "%s.weight is NULL; it must point to %" PRId64 " x %" PRId64 " floats", map->name,
-             given->transposed ? map->out : map->in, given->transposed ? map->in : map->out);
+  REQUIRE(given->weight, "%s.weight is NULL; it must point to %" PRId64 " x %" PRId64 " floats", map->name,
+          given->transposed ? map->out : map->in, given->transposed ? map->in : map->out);
   const attn_product_weights weights = {.struct_size = sizeof weights,
                                         .depth = map->in,
                                         .columns = map->out,

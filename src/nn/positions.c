@@ -10,9 +10,9 @@ attn_status attn_sinusoidal_positions(int64_t first, int64_t rows, int64_t width
   const attn_nn_size sizes[] = {{"rows", rows, 0}, {"width", width, 1}};
   attn_status status = attn_nn_check_sizes(sizes, NN_COUNT(sizes));
   if (status != ATTN_OK) return status;
-  NN_REQUIRE(first >= 0 && first <= ((int64_t)1 << 31) - rows,
-             "first is %" PRId64 " with %" PRId64 " rows; positions must lie within 0..2^31", first, rows);
-  NN_REQUIRE(out || rows == 0, "out is NULL; it must point to its elements");
+  REQUIRE(first >= 0 && first <= ((int64_t)1 << 31) - rows,
+          "first is %" PRId64 " with %" PRId64 " rows; positions must lie within 0..2^31", first, rows);
+  REQUIRE(out || rows == 0, "out is NULL; it must point to its elements");
   if (rows == 0) return ATTN_OK; /* not a loop over `width` columns that writes nothing */
   const uint64_t mode = attn_float_mode_enter();
   for (int64_t column = 0; column < width; column++) {

@@ -30,20 +30,20 @@ static attn_status check(const attn_synthesizer_config *c) {
                                  {"attn_synthesizer_config.dim_v", c->dim_v, 1},
                                  {"attn_synthesizer_config.batch", c->batch, 0}};
   const attn_nn_size hidden[] = {{"attn_synthesizer_config.hidden", c->hidden, 1}};
-  NN_REQUIRE(c->kind == ATTN_SYNTHESIZER_DENSE || c->kind == ATTN_SYNTHESIZER_RANDOM,
-             "attn_synthesizer_config.kind is %d; it must be ATTN_SYNTHESIZER_DENSE or _RANDOM", (int)c->kind);
+  REQUIRE(c->kind == ATTN_SYNTHESIZER_DENSE || c->kind == ATTN_SYNTHESIZER_RANDOM,
+          "attn_synthesizer_config.kind is %d; it must be ATTN_SYNTHESIZER_DENSE or _RANDOM", (int)c->kind);
   attn_status status = attn_nn_check_sizes(rows, NN_COUNT(rows));
   if (status == ATTN_OK) status = attn_nn_check_sizes(scores, NN_COUNT(scores));
   if (status == ATTN_OK) status = attn_nn_check_sizes(values, NN_COUNT(values));
   if (status == ATTN_OK && c->kind == ATTN_SYNTHESIZER_DENSE) status = attn_nn_check_sizes(hidden, NN_COUNT(hidden));
   if (status != ATTN_OK) return status;
-  NN_REQUIRE(c->seq <= c->length,
-             "attn_synthesizer_config.seq is %" PRId64 " with length %" PRId64 "; scores were learnt for no more than that",
-             c->seq, c->length);
+  REQUIRE(c->seq <= c->length,
+          "attn_synthesizer_config.seq is %" PRId64 " with length %" PRId64 "; scores were learnt for no more than that",
+          c->seq, c->length);
   const bool dense = c->kind == ATTN_SYNTHESIZER_DENSE;
-  NN_REQUIRE(dense || c->scores, "attn_synthesizer_config.scores is NULL; ATTN_SYNTHESIZER_RANDOM needs them");
-  NN_REQUIRE(!dense || (c->first && c->second),
-             "attn_synthesizer_config.%s is NULL; ATTN_SYNTHESIZER_DENSE needs one per head", c->first ? "second" : "first");
+  REQUIRE(dense || c->scores, "attn_synthesizer_config.scores is NULL; ATTN_SYNTHESIZER_RANDOM needs them");
+  REQUIRE(!dense || (c->first && c->second), "attn_synthesizer_config.%s is NULL; ATTN_SYNTHESIZER_DENSE needs one per head",
+          c->first ? "second" : "first");
   return ATTN_OK;
 }
 
@@ -118,7 +118,7 @@ static layout layout_of(const attn_synthesizer *layer) {
 
 attn_status attn_synthesizer_create(const attn_synthesizer_config *config, const attn_options *options,
                                     attn_synthesizer **result) {
-  NN_REQUIRE(result, "layer is NULL; it must point to where the layer's address goes");
+  REQUIRE(result, "layer is NULL; it must point to where the layer's address goes");
   *result = NULL;
   attn_synthesizer_config c;
   attn_status status = attn_nn_read(&config_layout, "config", config, &c);
@@ -207,7 +207,7 @@ static attn_status run(const attn_synthesizer *layer, const attn_synthesizer_arg
 
 attn_status attn_synthesizer_run(const attn_synthesizer *layer, const attn_synthesizer_args *args, void *workspace,
                                  size_t bytes) {
-  NN_REQUIRE(layer, "layer is NULL; it must come from attn_synthesizer_create");
+  REQUIRE(layer, "layer is NULL; it must come from attn_synthesizer_create");
   attn_synthesizer_args own;
   const attn_status status = attn_nn_read(&args_layout, "args", args, &own);
   return status == ATTN_OK ? run(layer, &own, workspace, bytes) : status;

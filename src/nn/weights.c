@@ -12,8 +12,8 @@ attn_status attn_weights(const attn_problem *problem, const attn_args *args, con
   attn_status status = attn_nn_read(&attn_problem_layout, "problem", problem, &p);
   if (status == ATTN_OK) status = attn_nn_read(&attn_args_layout, "args", args, &a);
   if (status != ATTN_OK) return status;
-  NN_REQUIRE(!(p.uses & ATTN_USE_VARLEN),
-             "attn_problem.uses has ATTN_USE_VARLEN; attn_weights takes padded sequences only (ATTN_USE_KV_LEN, _Q_LEN)");
+  REQUIRE(!(p.uses & ATTN_USE_VARLEN),
+          "attn_problem.uses has ATTN_USE_VARLEN; attn_weights takes padded sequences only (ATTN_USE_KV_LEN, _Q_LEN)");
   const attn_nn_size sizes[] = {{"attn_problem.batch", p.batch, 0},
                                 {"attn_problem.heads_q", p.heads_q, 1},
                                 {"attn_problem.seq_q", p.seq_q, 0},
@@ -27,7 +27,7 @@ attn_status attn_weights(const attn_problem *problem, const attn_args *args, con
   p.dtype_o = ATTN_F32;
   status = attn_problem_validate(&p);
   if (status != ATTN_OK || p.batch == 0 || p.seq_q == 0 || p.seq_k == 0) return status;
-  NN_REQUIRE(weights, "weights is NULL; it must point to batch x heads_q x seq_q x seq_k floats");
+  REQUIRE(weights, "weights is NULL; it must point to batch x heads_q x seq_q x seq_k floats");
   void *identity =
       attn_nn_allocate("the identity as values", attn_identity_elements(p.seq_k) * attn_dtype_bytes(p.dtype_kv));
   if (!identity) return ATTN_OUT_OF_MEMORY;
