@@ -203,6 +203,7 @@ static inline attn_problem *attn_problem_sized(attn_problem *problem) {
   problem->struct_size = sizeof *problem;
   return problem;
 }
+/** Sets struct_size and calls the function of this name. */
 #define attn_problem_init(problem, ...) attn_problem_init(attn_problem_sized(problem), __VA_ARGS__)
 
 /** Causal masking: each query sees the keys up to its own position. Sets align, and window_right to 0. */

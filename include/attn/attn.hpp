@@ -44,10 +44,13 @@ class failure {
  public:
   /** The last failure of this thread in the C library. */
   explicit failure(attn_status status) noexcept : failure(status, attn_last_error()) {}
+  /** A failure of this header itself. */
   failure(attn_status status, const char *sentence) noexcept : status_(status) {
     std::snprintf(text_, sizeof text_, "%s", sentence);
   }
+  /** What the C call returned, or would have. */
   attn_status status() const noexcept { return status_; }
+  /** The sentence. */
   const char *what() const noexcept { return text_; }
 
  private:
@@ -58,7 +61,9 @@ class failure {
 /** The exception of this header. */
 class error : public std::runtime_error {
  public:
+  /** Throws what a try_ form would return. */
   explicit error(const failure &f) : std::runtime_error(f.what()), status_(f.status()) {}
+  /** What the C call returned. */
   attn_status status() const noexcept { return status_; }
 
  private:
@@ -69,16 +74,22 @@ class error : public std::runtime_error {
 template <class T>
 class expected {
  public:
+  /** A value. */
   expected(T &&value) noexcept : value_(std::move(value)) {}
+  /** No value. */
   expected(const failure &f) noexcept : failure_(f) {}
+  /** Is there a value? */
   explicit operator bool() const noexcept { return value_.has_value(); }
   /** The value; throws attn::error if there is none. */
   T &value() & {
     if (!value_) throw attn::error(*failure_);
     return *value_;
   }
+  /** The same of a temporary: the value is moved out. */
   T &&value() && { return std::move(value()); }
+  /** The value, which must be there. */
   T &operator*() noexcept { return *value_; }
+  /** A member of the value, which must be there. */
   T *operator->() noexcept { return &*value_; }
   /** Why there is no value; only where there is none. */
   const failure &error() const noexcept { return *failure_; }
@@ -92,12 +103,17 @@ class expected {
 template <>
 class expected<void> {
  public:
+  /** Done. */
   expected() noexcept = default;
+  /** Not done. */
   expected(const failure &f) noexcept : failure_(f) {}
+  /** Is it done? */
   explicit operator bool() const noexcept { return !failure_; }
+  /** Throws attn::error if it is not done. */
   void value() const {
     if (failure_) throw attn::error(*failure_);
   }
+  /** Why not; only where it is not done. */
   const failure &error() const noexcept { return *failure_; }
 
  private:
@@ -131,13 +147,17 @@ struct aligned_delete {
 template <class T>
 class view {
  public:
+  /** The size of a tensor of which only a pointer is known. */
   static constexpr std::size_t unknown = static_cast<std::size_t>(-1);
 
+  /** No tensor. */
   view() noexcept = default;
+  /** No tensor. */
   view(std::nullptr_t) noexcept {}
   /** A pointer: nothing is known of the size. */
   template <class E, std::enable_if_t<std::is_convertible_v<E *, T *>, int> = 0>
   view(E *data) noexcept : data_(data), element_(element_bytes<E>()) {}
+  /** A pointer and how many elements are there. */
   template <class E, std::enable_if_t<std::is_convertible_v<E *, T *>, int> = 0>
   view(E *data, std::size_t size) noexcept : data_(data), size_(size), element_(element_bytes<E>()) {}
   /** std::vector, std::array, std::span, ... */
@@ -145,7 +165,9 @@ class view {
             std::enable_if_t<std::is_convertible_v<E *, T *> && !std::is_same_v<std::decay_t<C>, view>, int> = 0>
   view(C &&container) noexcept : view(container.data(), container.size()) {}
 
+  /** The first element. */
   T *data() const noexcept { return data_; }
+  /** Elements, or `unknown`. */
   std::size_t size() const noexcept { return size_; }
   /** Bytes of an element; 0 for void. */
   std::size_t element() const noexcept { return element_; }
@@ -166,10 +188,14 @@ class view {
 /** Memory for a plan or a layer to work in, 64-byte aligned. Only one call at a time may work in it. */
 class workspace {
  public:
+  /** Empty; plans make room as they need it. */
   workspace() noexcept = default;
+  /** So many bytes; throws std::bad_alloc. */
   explicit workspace(std::size_t bytes)
       : memory_(bytes ? ::operator new (bytes, std::align_val_t{64}) : nullptr), bytes_(bytes) {}
+  /** The first byte. */
   void *data() const noexcept { return memory_.get(); }
+  /** Bytes. */
   std::size_t size() const noexcept { return bytes_; }
   /** Makes room for this many bytes. */
   expected<void> try_reserve(std::size_t bytes) noexcept {
@@ -191,36 +217,51 @@ class workspace {
 /** Shape and semantics. What has no function here is set through the arrow: problem->bias_stride = ... */
 class problem {
  public:
+  /** attn_problem_init(). */
   problem(std::int64_t batch, std::int64_t heads_q, std::int64_t heads_kv, std::int64_t seq_q, std::int64_t seq_k,
           std::int64_t dim_qk, std::int64_t dim_v) noexcept {
     attn_problem_init(&c_, batch, heads_q, heads_kv, seq_q, seq_k, dim_qk, dim_v);
   }
+  /** A copy of a C struct. */
   explicit problem(const attn_problem &c) noexcept : c_(c) {}
 
+  /** attn_problem_set_causal(). */
   problem &causal(attn_align align = ATTN_ALIGN_TOP_LEFT) noexcept { return attn_problem_set_causal(&c_, align), *this; }
+  /** attn_problem_set_bshd(): [batch][seq][heads][dim]. */
   problem &bshd() noexcept { return attn_problem_set_bshd(&c_), *this; }
+  /** attn_problem_set_varlen(): packed sequences. */
   problem &varlen(std::int64_t total_q, std::int64_t total_k) noexcept {
     return attn_problem_set_varlen(&c_, total_q, total_k), *this;
   }
+  /** Storage types of q, of k and v, and of o. */
   problem &dtypes(attn_dtype q, attn_dtype kv, attn_dtype o) noexcept {
     c_.dtype_q = q, c_.dtype_kv = kv, c_.dtype_o = o;
     return *this;
   }
+  /** One storage type for all tensors. */
   problem &dtypes(attn_dtype all) noexcept { return dtypes(all, all, all); }
+  /** Keys that a query sees to its left and right; -1 = all. */
   problem &window(std::int64_t left, std::int64_t right) noexcept {
     c_.window_left = left, c_.window_right = right;
     return *this;
   }
+  /** Factor of the scores; default 1 / sqrt(dim_qk). */
   problem &scale(float factor) noexcept { return c_.scale = factor, *this; }
+  /** Scores become cap * tanh(score / cap); 0 = off. */
   problem &softcap(float cap) noexcept { return c_.softcap = cap, *this; }
   /** ATTN_USE_... bits of what the arguments will bring; sdpa() and run() add none by themselves. */
   problem &use(unsigned bits) noexcept { return c_.uses |= bits, *this; }
 
+  /** attn_problem_validate(). */
   expected<void> try_validate() const noexcept { return detail::outcome(attn_problem_validate(&c_)); }
+  /** attn_problem_validate(); throws attn::error. */
   void validate() const { try_validate().value(); }
 
+  /** The C struct, to set what has no function here. */
   attn_problem *operator->() noexcept { return &c_; }
+  /** The C struct. */
   const attn_problem *operator->() const noexcept { return &c_; }
+  /** The C struct. */
   const attn_problem &get() const noexcept { return c_; }
 
  private:
@@ -231,18 +272,30 @@ class problem {
 
 /** The tensors of one call. Members that the problem does not use stay empty. */
 struct args {
-  view<const void> q, k, v;
-  view<void> o;
-  view<float> lse;
-  view<const float> bias;
-  view<const std::uint8_t> mask;
-  view<const float> scores, score_weight;
-  view<const std::int32_t> kv_len, q_len, row_len, cu_seqlens_q, cu_seqlens_k, offsets;
-  view<const float> alibi_slopes, sinks;
+  view<const void> q;                    /**< [batch][heads_q][seq_q][dim_qk], by the problem's strides and dtypes. */
+  view<const void> k;                    /**< [batch][heads_kv][seq_k][dim_qk] */
+  view<const void> v;                    /**< [batch][heads_kv][seq_k][dim_v] */
+  view<void> o;                          /**< [batch][heads_q][seq_q][dim_v], written. */
+  view<float> lse;                       /**< [batch][heads_q][seq_q], written. */
+  view<const float> bias;                /**< [batch][heads_q][seq_q][seq_k] */
+  view<const std::uint8_t> mask;         /**< [batch][heads_q][seq_q][seq_k]; 0 hides a key. */
+  view<const float> scores;              /**< [batch][heads_q][seq_q][seq_k], of ATTN_SCORE_PRECOMPUTED. */
+  view<const float> score_weight;        /**< [heads_q][dim_qk] */
+  view<const std::int32_t> kv_len;       /**< [batch]: the keys of each batch. */
+  view<const std::int32_t> q_len;        /**< [batch]: the queries of each batch. */
+  view<const std::int32_t> row_len;      /**< [batch][seq_q]: the keys of each row. */
+  view<const std::int32_t> cu_seqlens_q; /**< [batch + 1]: where the queries of each sequence begin. */
+  view<const std::int32_t> cu_seqlens_k; /**< [batch + 1]: where the keys of each sequence begin. */
+  view<const std::int32_t> offsets;      /**< [batch]: the key position of query 0. */
+  view<const float> alibi_slopes;        /**< [heads_q] */
+  view<const float> sinks;               /**< [heads_q] */
 
+  /** No tensors. */
   args() noexcept = default;
+  /** The four tensors that every call has. */
   args(view<const void> q_, view<const void> k_, view<const void> v_, view<void> o_) noexcept : q(q_), k(k_), v(v_), o(o_) {}
 
+  /** The C struct. */
   attn_args get() const noexcept {
     auto c = detail::sized<attn_args>();
     c.q = q.data(), c.k = k.data(), c.v = v.data(), c.o = o.data(), c.lse = lse.data();
@@ -331,6 +384,7 @@ struct options {
   attn_parallel_for parallel_for = nullptr; /**< The caller's thread pool. */
   void *pool = nullptr;                     /**< Passed to parallel_for. */
 
+  /** The C struct. */
   attn_options get() const noexcept {
     auto c = detail::sized<attn_options>();
     c.kernel = kernel, c.max_isa = max_isa, c.threads = threads, c.parallel_for = parallel_for, c.pool = pool;
@@ -342,7 +396,9 @@ struct options {
  */
 class plan {
  public:
+  /** attn_plan_create(). */
   explicit plan(const problem &p, const options &o = {}) : plan(try_make(p, o).value()) {}
+  /** The same without exceptions. */
   static expected<plan> try_make(const problem &p, const options &o = {}) noexcept {
     attn_plan *made = nullptr;
     const attn_options c = o.get();
@@ -353,12 +409,14 @@ class plan {
 
   /** Computes a.o (and a.lse) in the workspace that the plan owns: one call at a time. */
   void run(const args &a) { try_run(a).value(); }
+  /** The same without exceptions. */
   expected<void> try_run(const args &a) noexcept {
     const auto room = own_.try_reserve(workspace_bytes());
     return room ? try_run(a, own_) : room;
   }
   /** Computes in a workspace of the caller: any number of calls at once, each with its own. */
   void run(const args &a, workspace &w) const { try_run(a, w).value(); }
+  /** The same without exceptions. */
   expected<void> try_run(const args &a, workspace &w) const noexcept {
     const detail::size_check sizes(problem_, a);
     if (sizes.found()) return *sizes.found();
@@ -366,9 +424,13 @@ class plan {
     return detail::outcome(attn_plan_run(plan_.get(), &c, w.data(), w.size()));
   }
 
+  /** Bytes of a workspace. */
   std::size_t workspace_bytes() const noexcept { return attn_plan_workspace(plan_.get()); }
+  /** The kernel that was chosen. */
   const char *kernel() const noexcept { return attn_plan_kernel(plan_.get()); }
+  /** What was decided, and why. */
   const char *describe() const noexcept { return attn_plan_describe(plan_.get()); }
+  /** The C handle. */
   const attn_plan *get() const noexcept { return plan_.get(); }
 
  private:
@@ -388,13 +450,15 @@ inline expected<void> try_sdpa(const problem &p, const args &a) noexcept {
   const attn_args c = a.get();
   return detail::outcome(attn_sdpa(&p.get(), &c));
 }
+/** Plan, workspace and run in one call; throws attn::error. */
 inline void sdpa(const problem &p, const args &a) { try_sdpa(p, a).value(); }
 
 /* ---- Merging ------------------------------------------------------------------------------------------------------ */
 
 /** A partial result: O [rows][dim_v] and LSE [rows] over some of the keys. */
 struct part {
-  view<const float> o, lse;
+  view<const float> o;   /**< [rows][dim_v] */
+  view<const float> lse; /**< [rows] */
 };
 
 /** Merges partial results over disjoint sets of keys (attn_merge()). lse may be empty. */
@@ -425,8 +489,11 @@ inline void merge(const std::vector<part> &parts, std::int64_t rows, std::int64_
 /** A kernel of this build. */
 class kernel {
  public:
+  /** What attn_kernel_get() or attn_kernel_find() returned; not NULL. */
   explicit kernel(const attn_kernel_info *info) noexcept : info_(info) {}
+  /** Its name: "flash_avx2". */
   const char *name() const noexcept { return info_->name; }
+  /** What the C library knows of it. */
   const attn_kernel_info *operator->() const noexcept { return info_; }
   /** Why this CPU cannot run it, or nothing. */
   std::optional<std::string> unusable() const { return reason(attn_kernel_unusable(info_)); }
@@ -459,13 +526,17 @@ inline std::string explain(const problem &p) {
 /** A layer's shape: attn_mha_problem. What has no function here is set through the arrow. */
 class mha_problem {
  public:
+  /** attn_mha_problem_init(). */
   mha_problem(std::int64_t batch, std::int64_t heads, std::int64_t seq_q, std::int64_t seq_k, std::int64_t width) noexcept {
     attn_mha_problem_init(&c_, batch, heads, seq_q, seq_k, width);
   }
+  /** attn_problem_set_causal() of its attention. */
   mha_problem &causal(attn_align align = ATTN_ALIGN_TOP_LEFT) noexcept {
     return attn_problem_set_causal(&c_.attention, align), *this;
   }
+  /** The C struct, to set what has no function here. */
   attn_mha_problem *operator->() noexcept { return &c_; }
+  /** The C struct. */
   const attn_mha_problem &get() const noexcept { return c_; }
 
  private:
@@ -474,6 +545,7 @@ class mha_problem {
 
 /** Weights with their size set and all else 0: fill in what there is, as attn_mha_weights says. */
 struct mha_weights : attn_mha_weights {
+  /** Matrices in this order: [in][out] or [out][in]. */
   explicit mha_weights(attn_weight_layout order = ATTN_IN_OUT) noexcept
       : attn_mha_weights(detail::sized<attn_mha_weights>()) {
     layout = order;
@@ -483,8 +555,10 @@ struct mha_weights : attn_mha_weights {
 /** Attention between its four dense layers. Never changes once made. */
 class mha {
  public:
+  /** attn_mha_create(); product names the kernel of the dense layers, nullptr = automatic. */
   mha(const mha_problem &p, const attn_mha_weights &w, const options &o = {}, const char *product = nullptr)
       : mha(try_make(p, w, o, product).value()) {}
+  /** The same without exceptions. */
   static expected<mha> try_make(const mha_problem &p, const attn_mha_weights &w, const options &o = {},
                                 const char *product = nullptr) noexcept {
     const attn_options attention = o.get();
@@ -501,6 +575,7 @@ class mha {
   void run(view<const float> x, view<float> y, view<const float> memory = {}, const args *attention = nullptr) {
     try_run(x, y, memory, attention).value();
   }
+  /** The same without exceptions. */
   expected<void> try_run(view<const float> x, view<float> y, view<const float> memory = {},
                          const args *attention = nullptr) noexcept {
     const auto room = own_.try_reserve(workspace_bytes());
@@ -512,9 +587,13 @@ class mha {
     return sizes ? detail::outcome(attn_mha_run(layer_.get(), &c, own_.data(), own_.size())) : sizes;
   }
 
+  /** Bytes of a workspace. */
   std::size_t workspace_bytes() const noexcept { return attn_mha_workspace(layer_.get()); }
+  /** The kernel of its attention. */
   const char *kernel() const noexcept { return attn_mha_kernel(layer_.get()); }
+  /** What was decided, and why. */
   const char *describe() const noexcept { return attn_mha_describe(layer_.get()); }
+  /** The C handle. */
   const attn_mha *get() const noexcept { return layer_.get(); }
 
  private:

@@ -61,6 +61,7 @@ static inline attn_mha_problem *attn_mha_problem_sized(attn_mha_problem *problem
   attn_problem_sized(&problem->attention);
   return problem;
 }
+/** Sets struct_size and calls the function of this name. */
 #define attn_mha_problem_init(problem, ...) attn_mha_problem_init(attn_mha_problem_sized(problem), __VA_ARGS__)
 
 /** How a weight matrix lies in memory. */

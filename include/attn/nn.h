@@ -313,6 +313,7 @@ ATTN_API void attn_synthesizer_destroy(attn_synthesizer *layer);
  * before it. */
 ATTN_API void attn_causal_self_attention_init(attn_mha_problem *problem, int64_t batch, int64_t heads, int64_t seq,
                                               int64_t width);
+/** Sets struct_size and calls the function of this name. */
 #define attn_causal_self_attention_init(problem, ...) \
   attn_causal_self_attention_init(attn_mha_problem_sized(problem), __VA_ARGS__)
 
@@ -320,6 +321,7 @@ ATTN_API void attn_causal_self_attention_init(attn_mha_problem *problem, int64_t
  * memory of another length and width, to all of it, or to as much as kv_len says (set ATTN_USE_KV_LEN). */
 ATTN_API void attn_cross_attention_init(attn_mha_problem *problem, int64_t batch, int64_t heads, int64_t seq_q,
                                         int64_t seq_memory, int64_t width, int64_t width_memory);
+/** Sets struct_size and calls the function of this name. */
 #define attn_cross_attention_init(problem, ...) attn_cross_attention_init(attn_mha_problem_sized(problem), __VA_ARGS__)
 
 /** A transformer block (Vaswani et al. 2017, section 3.1 and figure 1): self-attention, in a decoder also attention to
@@ -362,12 +364,14 @@ static inline attn_block_config *attn_block_config_sized(attn_block_config *conf
  * config.pre_norm = true). */
 ATTN_API void attn_encoder_block_init(attn_block_config *config, int64_t batch, int64_t heads, int64_t seq, int64_t width,
                                       int64_t hidden);
+/** Sets struct_size and calls the function of this name. */
 #define attn_encoder_block_init(config, ...) attn_encoder_block_init(attn_block_config_sized(config), __VA_ARGS__)
 
 /** Shapes of a decoder block, likewise: causal self-attention, and attention to a memory of seq_memory rows of
  * width_memory. */
 ATTN_API void attn_decoder_block_init(attn_block_config *config, int64_t batch, int64_t heads, int64_t seq,
                                       int64_t seq_memory, int64_t width, int64_t width_memory, int64_t hidden);
+/** Sets struct_size and calls the function of this name. */
 #define attn_decoder_block_init(config, ...) attn_decoder_block_init(attn_block_config_sized(config), __VA_ARGS__)
 
 /** Where the time of a run went, added up over runs. */
