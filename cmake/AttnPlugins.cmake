@@ -44,11 +44,10 @@ foreach(plugin IN LISTS ATTN_PLUGINS)
   list(APPEND ATTN_PLUGIN_TARGETS attn_${plugin})
 endforeach()
 
-# oneDNN's C API throws C++ exceptions where memory is short; kernels/onednn/guard.cpp catches them.
+# oneDNN's C API throws C++ exceptions where memory is short; kernels/onednn/guard.cpp catches them, if it can be compiled.
 if(TARGET attn_onednn AND NOT ATTN_STATIC_BACKENDS)
-  include(CheckLanguage)
-  check_language(CXX)
-  if(CMAKE_CXX_COMPILER)
+  attn_find_cxx(has_cxx)
+  if(has_cxx)
     enable_language(CXX)
     add_library(attn_onednn_guard OBJECT kernels/onednn/guard.cpp)
     target_compile_options(attn_onednn_guard PRIVATE -fvisibility=hidden)

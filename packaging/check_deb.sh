@@ -30,7 +30,8 @@ apt-get install --simulate "${debs[@]}" >"$scratch/apt.log" 2>&1 || { tail -n 20
 # What the packages need is in the real root: here its absence is no error.
 mkdir -p "$scratch/root/var/lib/dpkg/"{info,updates,triggers}
 touch "$scratch/root/var/lib/dpkg/status"
-printf '#!/bin/sh\n' >"$scratch/ldconfig" && chmod +x "$scratch/ldconfig" # CPack's scripts call it; the real one is not asked
+# CPack's scripts call ldconfig; the real one is not asked.
+printf '#!/bin/sh\n' >"$scratch/ldconfig" && chmod +x "$scratch/ldconfig"
 packages() { PATH=$scratch:$PATH fakeroot dpkg --root="$scratch/root" --force-depends --force-script-chrootless \
   --log=/dev/null "$@" >"$scratch/dpkg.log" 2>&1 ||
   { cat "$scratch/dpkg.log" && exit 1; }; }

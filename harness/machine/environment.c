@@ -20,8 +20,6 @@
 #include "build_info.h"
 #include "src/tiers.h"
 
-extern char **environ;
-
 void bench_fact_add(bench_environment *environment, const char *name, bench_grade grade, const char *advice,
                     const char *format, ...) {
   if (environment->count == (int)(sizeof environment->facts / sizeof *environment->facts)) return;
