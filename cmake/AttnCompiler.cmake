@@ -3,6 +3,8 @@
 add_library(attn_warnings INTERFACE)
 target_compile_options(attn_warnings INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes
                                                -Wpointer-arith -Wvla -Wundef $<$<BOOL:${ATTN_WERROR}>:-Werror>)
+# Enumerators without a type are integer constants here; clang 19 warns where they meet floating-point numbers.
+target_compile_options(attn_warnings INTERFACE $<$<C_COMPILER_ID:Clang>:-Wno-enum-float-conversion>)
 if(WIN32) # printf as in C11. Other builds check its formats, of which this compiler knows those of Microsoft.
   target_compile_definitions(attn_warnings INTERFACE __USE_MINGW_ANSI_STDIO=1)
   target_compile_options(attn_warnings INTERFACE -Wno-format -Wno-format-extra-args
