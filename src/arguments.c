@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* attn_args: the pointers and lengths of one call; attn_options. */
+/* attn_args: the pointers and lengths of one call. */
 #include <inttypes.h>
 
 #include "error.h"
@@ -148,9 +148,4 @@ attn_status attn_args_read(const attn_problem *p, const attn_args *theirs, attn_
   status = check_cu_seqlens("cu_seqlens_q", a->cu_seqlens_q, p->batch, p->seq_q, p->total_q);
   if (status == ATTN_OK) status = check_cu_seqlens("cu_seqlens_k", a->cu_seqlens_k, p->batch, p->seq_k, p->total_k);
   return status;
-}
-
-attn_status attn_options_read(const attn_options *theirs, attn_options *options) {
-  *options = ATTN_STRUCT(attn_options, .kernel = NULL);
-  return theirs ? attn_struct_read(&attn_options_layout, theirs, options) : ATTN_OK;
 }

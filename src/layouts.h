@@ -36,4 +36,10 @@ static const attn_struct_layout attn_mha_problem_layout = {
     .least = offsetof(attn_mha_problem, want_weights) - sizeof(attn_problem) + offsetof(attn_problem, total_q),
     .parts = attn_mha_problem_parts};
 
+/* The caller's options; NULL is the default. Only their size is checked. */
+static inline attn_status attn_options_read(const attn_options *theirs, attn_options *options) {
+  *options = ATTN_STRUCT(attn_options, .kernel = NULL);
+  return theirs ? attn_struct_read(&attn_options_layout, theirs, options) : ATTN_OK;
+}
+
 #endif

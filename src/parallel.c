@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 
 #include "error.h"
-#include "problem.h"
+#include "layouts.h"
 
 enum { MOST_THREADS = 4096 };
 

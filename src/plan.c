@@ -12,6 +12,7 @@
 #include "float_mode.h"
 #include "kernels/common/aligned.h"
 #include "kernels/common/memory.h"
+#include "layouts.h"
 #include "parallel.h"
 #include "problem.h"
 #include "score_steps.h"

@@ -11,7 +11,4 @@ attn_status attn_problem_read(const attn_problem *theirs, attn_problem *problem)
 /* The caller's arguments, their pointers and lengths checked against a valid problem. */
 attn_status attn_args_read(const attn_problem *problem, const attn_args *theirs, attn_args *args);
 
-/* The caller's options; NULL is the default. Only their size is checked. */
-attn_status attn_options_read(const attn_options *theirs, attn_options *options);
-
 #endif

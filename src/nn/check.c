@@ -13,11 +13,6 @@ attn_status attn_nn_read(const attn_struct_layout *layout, const char *argument,
   return attn_struct_read(layout, theirs, ours);
 }
 
-attn_status attn_nn_read_options(const attn_options *theirs, attn_options *options) {
-  *options = ATTN_STRUCT(attn_options, .kernel = NULL);
-  return theirs ? attn_struct_read(&attn_options_layout, theirs, options) : ATTN_OK;
-}
-
 double attn_nn_now_ns(const void *profile) {
   struct timespec now = {0, 0};
   if (profile) clock_gettime(CLOCK_MONOTONIC, &now);

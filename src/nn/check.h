@@ -10,9 +10,6 @@
 /* Copies a caller's struct, as attn_struct_read does. `argument` is its name, for the error if it is NULL. */
 attn_status attn_nn_read(const attn_struct_layout *layout, const char *argument, const void *theirs, void *ours);
 
-/* The caller's options; NULL is the default. */
-attn_status attn_nn_read_options(const attn_options *theirs, attn_options *options);
-
 #define NN_COUNT(array) (int)(sizeof(array) / sizeof *(array))
 
 typedef struct attn_nn_size {

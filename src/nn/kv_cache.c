@@ -108,7 +108,7 @@ attn_status attn_kv_cache_create(const attn_kv_cache_shape *shape, const attn_op
   attn_options wanted;
   attn_status status = attn_nn_read(&shape_layout, "shape", shape, &s);
   if (status == ATTN_OK) status = check_shape(&s);
-  if (status == ATTN_OK) status = attn_nn_read_options(options, &wanted);
+  if (status == ATTN_OK) status = attn_options_read(options, &wanted);
   return status == ATTN_OK ? create(&s, &wanted, result) : status;
 }
 

@@ -24,7 +24,7 @@ static attn_status create_linear(const attn_nn_linear *map, const attn_options *
 
 attn_status attn_nn_create_linears(const attn_nn_linear *maps, int count, const attn_options *options) {
   attn_options plain;
-  attn_status status = attn_nn_read_options(options, &plain);
+  attn_status status = attn_options_read(options, &plain);
   plain.kernel = NULL; /* it is the name of an attention kernel, not of a product */
   for (int i = 0; i < count && status == ATTN_OK; i++) status = create_linear(&maps[i], &plain);
   return status;
