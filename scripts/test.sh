@@ -90,6 +90,14 @@ run_ctest() {
   fi
 }
 
+# Sets `cpu` to the CPU seconds of all commands that have ended so far.
+count_cpu() {
+  local line
+  times >"$logs/times.txt" # not $(times): a subshell has commands of its own
+  line=$(tail -n 1 "$logs/times.txt")
+  cpu=$(awk -F '[ms ]+' '{ printf "%d", 60 * $1 + $2 + 60 * $3 + $4 }' <<<"$line")
+}
+
 fail_build() { failures=$((failures + 1)) tests=$((tests + 1)) && return 1; }
 
 # some_cases NUMBER SEED: sets `cases`, CMake's options for a selection of NUMBER cases of each suite, or all with --long.
@@ -323,23 +331,24 @@ scripts/setup.sh --model || exit 5
 mkdir -p "$logs"
 : >"$logs/skipped.txt"
 begun=$SECONDS
+count_cpu && cpu_begun=$cpu
 for stage in ${stages:-$all_stages}; do
   say
   say "==== $stage"
   stage_begun=$SECONDS skipped='' result=passed
+  count_cpu && cpu_before=$cpu
   "stage_$stage" || result=FAILED
   [ -z "$skipped" ] || result="skipped: $skipped"
-  summary+=("$stage|$((SECONDS - stage_begun))|$result")
+  count_cpu && summary+=("$stage|$((SECONDS - stage_begun))|$((cpu - cpu_before))|$result")
 done
-total=$((SECONDS - begun))
 
+# CPU seconds say what a stage costs on any number of cores, and beside other work.
 say
-say "stage          time  share  result"
-for line in "${summary[@]}"; do
-  IFS='|' read -r stage seconds result <<<"$line"
-  printf '%-10s %6d s  %4d%%  %s\n' "$stage" "$seconds" $((100 * seconds / (total > 0 ? total : 1))) "$result"
+say "stage          time   CPU time  result"
+for line in "${summary[@]}" "total|$((SECONDS - begun))|$((cpu - cpu_begun))|"; do
+  IFS='|' read -r stage seconds cpu_seconds result <<<"$line"
+  printf '%-10s %6d s  %7d s  %s\n' "$stage" "$seconds" "$cpu_seconds" "$result"
 done
-printf '%-10s %6d s\n' total "$total"
 if [ $skips -gt 0 ]; then
   say "$skips tests skipped:"
   sort "$logs/skipped.txt" | uniq -c
