@@ -231,10 +231,25 @@ TEST(journals_that_cannot_be_written_say_so) {
   assert_null(bench_journal_create("/dev/full", &head));
 }
 
-/* More items than there is room for overwrite the last one. */
-TEST(heads_have_room_for_some_items) {
+static void expect_no_room(FILE *journal) {
+  assert_null(journal);
+  expect_said("its head has 24 items and no room for 'seed'");
+}
+
+TEST(a_head_keeps_all_its_items_or_makes_no_journal) {
   bench_journal_head head = {.count = 0};
-  for (int i = 0; i < BENCH_HEAD_ITEMS + 3; i++) bench_journal_describe(&head, "n", "%d", i);
-  assert_int_equal(head.count, BENCH_HEAD_ITEMS - 1);
-  for (int i = 0; i < BENCH_HEAD_ITEMS - 1; i++) assert_int_equal(atoi(head.item[i].value), i);
+  bench_rows rows = {0};
+  for (int i = 0; i < BENCH_HEAD_ITEMS; i++) bench_journal_describe(&head, "n", "%d", i);
+  assert_int_equal(head.count, BENCH_HEAD_ITEMS);
+  for (int i = 0; i < BENCH_HEAD_ITEMS; i++) assert_int_equal(atoi(head.item[i].value), i);
+  write_file("");
+  FILE *journal = bench_journal_create(path, &head);
+  assert_non_null(journal);
+  (void)fclose(journal);
+  bench_journal_describe(&head, "seed", "%d", 1);
+  listen();
+  expect_no_room(bench_journal_resume(path, &head, &rows));
+  listen();
+  expect_no_room(bench_journal_create(path, &head));
+  (void)unlink(path);
 }

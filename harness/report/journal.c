@@ -20,10 +20,13 @@ enum { KEY = 32 };
 
 void bench_journal_describe(bench_journal_head *head, const char *name, const char *format, ...) {
   va_list arguments;
+  if (head->count == BENCH_HEAD_ITEMS) {
+    head->no_room_for = name;
+    return;
+  }
   va_start(arguments, format);
   head->item[head->count].name = name;
-  vsnprintf(head->item[head->count].value, sizeof head->item->value, format, arguments);
-  head->count += head->count + 1 < BENCH_HEAD_ITEMS;
+  vsnprintf(head->item[head->count++].value, sizeof head->item->value, format, arguments);
   va_end(arguments);
 }
 
@@ -73,9 +76,18 @@ static FILE *fail(FILE *file, const char *path, const char *why) {
   return NULL;
 }
 
+/* A journal without one of its items would let other settings resume it. NULL: nothing is wrong. */
+static const char *head_fault(const bench_journal_head *head, char *why, size_t bytes) {
+  if (!head->no_room_for) return NULL;
+  snprintf(why, bytes, "its head has %d items and no room for '%s'", BENCH_HEAD_ITEMS, head->no_room_for);
+  return why;
+}
+
 FILE *bench_journal_create(const char *path, const bench_journal_head *head) {
-  FILE *file = fopen(path, "we");
-  if (!file) return fail(NULL, path, strerror(errno));
+  char why[100];
+  const char *fault = head_fault(head, why, sizeof why);
+  FILE *file = fault ? NULL : fopen(path, "we");
+  if (!file) return fail(NULL, path, fault ? fault : strerror(errno));
   fputs("{\"journal\": 2", file);
   for (int i = 0; i < head->count; i++) bench_json_pair(file, ", ", head->item[i].name, head->item[i].value);
   fputs("}\n", file);
@@ -258,7 +270,8 @@ FILE *bench_journal_resume(const char *path, const bench_journal_head *head, ben
   if (!file) return fail(NULL, path, strerror(errno));
   const ssize_t length = getline(&line, &room, file);
   const bool has_head = length > 0 && line[length - 1] == '\n';
-  const char *error = has_head ? head_mismatch(line, head, why, sizeof why) : NULL;
+  const char *error = has_head ? head_fault(head, why, sizeof why) : NULL;
+  if (has_head && !error) error = head_mismatch(line, head, why, sizeof why);
   long end = ftell(file);
   free(line);
   if (!has_head) {

@@ -109,9 +109,10 @@ typedef struct bench_journal_head {
     char value[512];
   } item[BENCH_HEAD_ITEMS];
   int count;
+  const char *no_room_for; /* an item beyond BENCH_HEAD_ITEMS; NULL: all have room */
 } bench_journal_head;
 
-/* Adds an item; at most BENCH_HEAD_ITEMS. */
+/* Adds an item. A head with more than BENCH_HEAD_ITEMS makes no journal. */
 void bench_journal_describe(bench_journal_head *head, const char *name, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
