@@ -79,6 +79,7 @@ static int count_startable(int count) {
 /* A child of fork() has none of the threads that OpenMP started for its parent, and would wait for them forever: in the
  * thread that forked, loops are serial. A team of one leaves the threads of the last team as they are. */
 int attn_parallel_available(int wanted) {
+  if (wanted <= 0) last = (team){0};
   if (wanted <= 1) return 1;
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   pthread_once(&once, start_counting);

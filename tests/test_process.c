@@ -19,6 +19,7 @@ static int prepare(void **state);
 #include "commands/commands.h"
 #include "machine/environment.h"
 #include "support.h"
+#include "timing/rates.h"
 
 enum { SECONDS = 30, PLENTY = 1 << 20, SMALL_STACK = 8192 };
 
@@ -168,6 +169,18 @@ static int run_with_threads_left(int left) {
 TEST(missing_threads_make_a_loop_slower_and_nothing_else) {
   for (int left = 0; left <= 3; left++) assert_int_equal(in_child(run_with_threads_left, left), 0);
 }
+
+/* Threads that attnbench has ended are gone for the library, too: libgomp would end the process. The ended ones may be given
+ * back late. */
+static int run_after_the_team_is_dismissed(int unused) {
+  (void)unused;
+  if (!same_on_threads(4)) return 2;
+  bench_team_dismiss();
+  atomic_store(&threads_left, -3);
+  return same_on_threads(4) ? 0 : 3;
+}
+
+TEST(a_dismissed_team_is_not_counted_on) { assert_int_equal(in_child(run_after_the_team_is_dismissed, 0), 0); }
 
 /* attnbench where one thread and `left` more can be made and it is asked for 4. Its exit code, or 100 if it failed without
  * a word about threads: OpenMP runtimes end the process with an exit code of their own. */

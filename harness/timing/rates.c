@@ -53,7 +53,7 @@ bench_team bench_team_count(int threads) {
 
 void bench_team_dismiss(void) {
 #if defined _OPENMP && (_OPENMP >= 201811 || __GNUC__ >= 9) /* of OpenMP 5.0 */
-  (void)omp_pause_resource_all(omp_pause_soft);
+  if (omp_pause_resource_all(omp_pause_soft) == 0) (void)attn_parallel_available(0);
 #endif
 }
 
