@@ -13,6 +13,7 @@
 #include "cases/cases.h"
 #include "commands/commands.h"
 #include "data/npy.h"
+#include "machine/environment.h"
 #include "plan.h"
 #include "support.h"
 #include "timing/setup.h"
@@ -358,6 +359,7 @@ static void expect_eval(void (*lie_to_tell)(const lie *l), int wanted, const cha
 }
 
 TEST(eval_times_no_liar) {
+  if (bench_emulation()) skip(); /* then it times nothing */
   assert_non_null(mkdtemp(folder));
   write_tensor();
   expect_eval(work_honestly, BENCH_EXIT_OK, "PASS");
