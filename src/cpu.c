@@ -97,9 +97,10 @@ uint32_t attn_cpu_features(void) {
 typedef struct tier {
   const char *isa;
   uint32_t features;
+  double flops;
 } tier;
 
-#define ATTN_TIER(isa, folder, architecture, flags, features, ...) ATTN_IF_##architecture({#isa, features}, )
+#define ATTN_TIER(isa, folder, architecture, flags, features, flops) ATTN_IF_##architecture({#isa, features, flops}, )
 static const tier tiers[] = {
 #include "kernels/tiers.def"
 };
@@ -114,6 +115,11 @@ int attn_tier_find(const char *isa) {
 }
 
 const char *attn_tier_isa(int index) { return index >= 0 && index < TIER_COUNT ? tiers[index].isa : NULL; }
+
+double attn_tier_flops(int index) {
+  assert(index >= 0 && index < TIER_COUNT);
+  return tiers[index].flops;
+}
 
 /* Names of feature bits, for sentences. */
 static void append_feature_names(uint32_t features, char *text, size_t bytes) {

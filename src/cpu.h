@@ -33,6 +33,9 @@ const char *attn_tier_unusable(int tier, const char *cap);
  * thread-local or static text. The permission for AMX changes the whole process: Linux then refuses small signal stacks. */
 const char *attn_tier_claim(int tier);
 
+/* Flop/s of one core with good kernels of the tier, within a factor of a few. */
+double attn_tier_flops(int tier);
+
 /* The highest tier that this CPU can run; caps do not count. */
 const char *attn_tier_best(void);
 

@@ -113,6 +113,8 @@ attn_status attn_dispatch_cap(const attn_options *options, const char **cap) {
   return status;
 }
 
+bool attn_dispatch_names_kernel(void) { return environment("ATTN_KERNEL"); }
+
 attn_status attn_dispatch(const attn_problem *problem, const attn_options *options, attn_choice *choice) {
   assert(attn_problem_validate(problem) == ATTN_OK);
   const char *cap;

@@ -15,6 +15,9 @@ typedef struct attn_choice {
  * ATTN_MAX_ISA. Never falls back from a named kernel. The problem is valid; options may be NULL. */
 attn_status attn_dispatch(const attn_problem *problem, const attn_options *options, attn_choice *choice);
 
+/* Whether ATTN_KERNEL names the kernel where options do not. */
+bool attn_dispatch_names_kernel(void);
+
 /* Asks the operating system for what the kernel's instructions need. NULL, or why it refuses; thread-local or static text.
  */
 const char *attn_dispatch_claim(const attn_kernel *kernel);

@@ -199,6 +199,8 @@ const char *attn_plan_describe(const attn_plan *plan) { return plan ? plan->desc
 
 const char *attn_plan_kernel(const attn_plan *plan) { return plan ? plan->kernel->info.name : ""; }
 
+int attn_plan_threads(const attn_plan *plan) { return plan->options.threads; }
+
 /* ---- Running ---- */
 
 typedef struct phase_context {

@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: MIT */
-/* A plan for a kernel that need not be registered: what attn_plan_create does after dispatch. Tests check broken kernels
- * through it, on the same path as real ones. */
+/* What the library and its tests do with plans beyond attn.h. */
 #ifndef ATTN_PLAN_H
 #define ATTN_PLAN_H
 
 #include "attn/kernel.h"
 
-/* Validates the problem and the options, asks kernel->rejects, and plans. `kernel` must outlive the plan. */
+/* A plan for a kernel that need not be registered: what attn_plan_create does after dispatch. Tests check broken kernels
+ * through it, on the same path as real ones. Validates the problem and the options, asks kernel->rejects, and plans.
+ * `kernel` must outlive the plan. */
 attn_status attn_plan_create_for_kernel(const attn_problem *problem, const attn_kernel *kernel, const attn_options *options,
                                         attn_plan **plan);
+
+/* Threads that a run uses. */
+int attn_plan_threads(const attn_plan *plan);
 
 #endif

@@ -161,6 +161,19 @@ void registry() {
   CHECK(all.back()->name && attn::version() == std::string(attn_version()));
 }
 
+void tuning() {
+  std::vector<float> o(count);
+  const attn::tune_report report = attn::tune(shape().causal(), {q, k, v, o}, 0.01);
+  CHECK(report.begin() < report.end() && report.begin()->time_ns > 0);
+  CHECK(attn::plan(shape().causal(), report.best()).kernel() == std::string(report.begin()->kernel));
+  attn::options named;
+  named.kernel = "naive_c";
+  CHECK(attn::tune(shape(), {q, k, v, o}, 0.001, named).best().kernel == std::string("naive_c"));
+  refused([&] { attn::tune(shape(), {q, k, v, o}, -1); }, ATTN_INVALID_ARGUMENT, "seconds is -1");
+  std::vector<float> small(3);
+  CHECK(!attn::try_tune(shape(), {q, k, v, small}, 1));
+}
+
 void layers() {
   constexpr std::size_t width = 16;
   const auto w = floats(3 * width * width, 4), x = floats(rows * width, 5);
@@ -186,7 +199,7 @@ void layers() {
 }  // namespace
 
 int main() {
-  one_call(), plans(), mistakes(), without_exceptions(), merging(), registry(), layers();
+  one_call(), plans(), mistakes(), without_exceptions(), merging(), registry(), tuning(), layers();
   if (!failures) std::printf("attn.hpp: right, as C++ %ld\n", static_cast<long>(__cplusplus / 100 % 100));
   return failures ? 1 : 0;
 }

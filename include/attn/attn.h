@@ -314,6 +314,64 @@ ATTN_API attn_status attn_sdpa(const attn_problem *problem, const attn_args *arg
 ATTN_API attn_status attn_merge(int parts, int64_t rows, int64_t dim_v, const float *const *o, const float *const *lse,
                                 float *o_out, float *lse_out);
 
+/* ---- Which kernel is quickest here -------------------------------------------------------------------------------- */
+
+/** What attn_tune() measured of one kernel with one number of threads. */
+typedef struct attn_tune_entry {
+  const char *kernel; /**< Its name; lives as long as the process. */
+  int32_t threads;    /**< That a call used. */
+  int32_t rounds; /**< In which it was timed. 0 = it was not, and what follows is 0: there was no time for its first call,
+                     its workspace is above 1 GiB, or a call failed. */
+  double time_ns; /**< Nanoseconds of a call: the median over the rounds. */
+  double time_low_ns; /**< From here to time_high_ns the median lies with a probability of 95 %, whatever the distribution */
+  double time_high_ns; /**< is (order statistics); 0 and INFINITY where fewer than six rounds give no such interval. */
+  double ratio;        /**< Its time over that of the first entry: the median over the rounds that both were in. */
+  double ratio_low;    /**< Its interval likewise: above 1, the first entry is quicker beyond doubt. */
+  double ratio_high;   /**< Its end. */
+} attn_tune_entry;
+
+enum { ATTN_TUNE_ENTRIES = 64 /**< That a report has room for. */ };
+
+/** What attn_tune() measured. */
+typedef struct attn_tune_report {
+  size_t struct_size;    /**< Bytes of this struct; attn_tune() sets it. */
+  int32_t count;         /**< Entries: quickest first, those that were not timed at the end. */
+  int32_t timed;         /**< Entries that were timed: at least 1. */
+  int32_t left_out;      /**< Pairs of a kernel and a number of threads beyond ATTN_TUNE_ENTRIES, which were not tried. */
+  int32_t rounds;        /**< That there were. Entries far behind the first were not in all of them. */
+  double seconds;        /**< That it took. */
+  const char *automatic; /**< The kernel that the library would have chosen; it is among the entries. */
+  int32_t automatic_threads;                /**< With as many threads. */
+  int32_t reserved;                         /**< 0 */
+  attn_tune_entry entry[ATTN_TUNE_ENTRIES]; /**< [count] */
+} attn_tune_report;
+
+/** Times what takes the problem, on the caller's own data and with the caller's strides, for about `seconds`: every kernel
+ * of this process with one thread, with all, and with powers of two between, or with options->threads; only the one that
+ * options->kernel or ATTN_KERNEL names, and none above options->max_isa. options may be NULL. All run in turn, again and
+ * again, and o (and lse) hold the first entry's answer at the end. What takes longer than that time allows is not called.
+ *
+ *     attn_tune_report report;
+ *     if (attn_tune(&problem, &args, NULL, 0.5, &report) == ATTN_OK) {
+ *       attn_options best = ATTN_STRUCT(attn_options, .kernel = report.entry[0].kernel, .threads = report.entry[0].threads);
+ *       ...
+ *
+ * It allocates the largest workspace of these plans, below 1 GiB unless the automatic choice needs more, and 100 KB, and
+ * frees them. Any number of threads may call it, but only one at a time can measure.
+ *
+ * Returns ATTN_OK, or what attn_plan_create() and attn_plan_run() return. */
+ATTN_API attn_status attn_tune(const attn_problem *problem, const attn_args *args, const attn_options *options,
+                               double seconds, attn_tune_report *report);
+
+/** Sets the size that attn_tune() reads, and returns its argument. */
+static inline attn_tune_report *attn_tune_report_sized(attn_tune_report *report) {
+  if (report) report->struct_size = sizeof *report;
+  return report;
+}
+/** Sets struct_size and calls the function of this name. */
+#define attn_tune(problem, args, options, seconds, report) \
+  attn_tune(problem, args, options, seconds, attn_tune_report_sized(report))
+
 /* ---- The registry ------------------------------------------------------------------------------------------------- */
 
 /** What a kernel declares about its rounding. The error limits of docs/numerics.md are computed from it. */

@@ -453,6 +453,37 @@ inline expected<void> try_sdpa(const problem &p, const args &a) noexcept {
 /** Plan, workspace and run in one call; throws attn::error. */
 inline void sdpa(const problem &p, const args &a) { try_sdpa(p, a).value(); }
 
+/* ---- Which kernel is quickest here -------------------------------------------------------------------------------- */
+
+/** What attn_tune() measured. As a range it is the entries that were timed, quickest first. */
+struct tune_report : attn_tune_report {
+  /** The quickest. */
+  const attn_tune_entry *begin() const noexcept { return entry; }
+  /** Behind the slowest that was timed. */
+  const attn_tune_entry *end() const noexcept { return entry + timed; }
+  /** These options with the kernel and the threads of the quickest: for attn::plan. */
+  options best(options o = {}) const noexcept {
+    o.kernel = entry[0].kernel, o.threads = entry[0].threads;
+    return o;
+  }
+};
+
+/** Times what takes the problem, on these data, for about `seconds`; a.o holds the quickest one's answer then. */
+inline expected<tune_report> try_tune(const problem &p, const args &a, double seconds, const options &o = {}) noexcept {
+  const detail::size_check sizes(p.get(), a);
+  if (sizes.found()) return *sizes.found();
+  tune_report report{};
+  const attn_args c = a.get();
+  const attn_options asked = o.get();
+  const attn_status status = attn_tune(&p.get(), &c, &asked, seconds, &report);
+  if (status != ATTN_OK) return failure(status);
+  return report;
+}
+/** The same; throws attn::error. */
+inline tune_report tune(const problem &p, const args &a, double seconds, const options &o = {}) {
+  return try_tune(p, a, seconds, o).value();
+}
+
 /* ---- Merging ------------------------------------------------------------------------------------------------------ */
 
 /** A partial result: O [rows][dim_v] and LSE [rows] over some of the keys. */
