@@ -27,11 +27,11 @@ CSV_HEADER = (
     "dim_v,score,causal,align,window,mask,bias,alibi,softcap,sinks,lengths,layout,cache,threads,status,reason,"
     "rows_checked,max_err_ratio,max_abs_err,err_index,samples,time_ns_min,time_ns_median,time_ns_mad,time_ns_ci_lo,"
     "time_ns_ci_hi,plan_ns,workspace_bytes,flops,bytes,gflops,gbs,peak_gflops,peak_pct,peak_gbs,bw_pct,baseline,"
-    "ratio,ratio_ci_lo,ratio_ci_hi,stop_reason,threads_counted,warnings")
+    "ratio,ratio_ci_lo,ratio_ci_hi,noise,stop_reason,threads_counted,warnings")
 TIMED = CSV_HEADER[CSV_HEADER.index("samples"):CSV_HEADER.index(",baseline")].split(",")
 LAYER_HEADER = CSV_HEADER + ",layer,width,product,projections_pct,attention_pct,rest_pct"
 OTHER_AXES_HEADER = CSV_HEADER + ",other_axes"
-SAMPLES_HEADER = "run_id,case_id,kernel,round,position,time_ns,iterations"
+SAMPLES_HEADER = "run_id,case_id,kernel,round,position,time_ns,iterations,peak_gflops"
 STATUSES = {"PASS", "FAIL", "SKIP", "DEGENERATE", "ERROR"}
 SMALL = ["-a", "heads=2", "-a", "seq=24", "-a", "head_dim=16"]
 QUICK = ["--rounds", "6", "--case-budget", "1"]  # the fewest with an interval

@@ -75,7 +75,8 @@ static void expect_rows(const char *line, int count) {
 TEST(lines_of_other_forms_are_no_rows) {
   static const char *const good[] = {
       START "}\n",
-      START " , \"noise\": 0.5 }\n",
+      START " , \"ratio_best\": 0.5 }\n",
+      START ", \"noise\": \"0.5\"}\n",
       "{\"case_id\":\"c\",\"kernel\":\"k\"}\n",
       START ", \"samples\": \"2\", \"samples_ns\": [1,2.5e3], \"positions\": [0,2147483647]}\n",
       START ", \"samples\": \"1\", \"samples_ns\": [ 1 ], \"positions\": [ 0 ]}\n",
@@ -90,8 +91,9 @@ TEST(lines_of_other_forms_are_no_rows) {
                                     "{\"case_id\": \"c}\n",
                                     START ", \"colour\": \"red\"}\n",
                                     START ", \"weight\": 3}\n",
-                                    START ", \"noise\": }\n",
-                                    START ", \"noise\": inf}\n",
+                                    START ", \"ratio_best\": }\n",
+                                    START ", \"ratio_best\": inf}\n",
+                                    START ", \"samples\": \"1\", \"samples_ns\": [1], \"positions\": [0], \"peaks\": []}\n",
                                     START ", \"iterations\": -1}\n",
                                     START ", \"iterations\": 9007199254740994}\n",
                                     START ", \"status\": \"GOOD\"}\n",
@@ -121,12 +123,13 @@ TEST(lines_of_other_forms_are_no_rows) {
 
 TEST(numbers_are_read_as_they_stand) {
   bench_rows rows = read_lines(START
-                               ", \"samples\": \"2\", \"iterations\": 12, \"noise\": 0.25, \"ratio_best\": 0.5, "
-                               "\"samples_ns\": [1.5,-2e3], \"positions\": [3,2147483647]}\n");
+                               ", \"samples\": \"2\", \"iterations\": 12, \"noise\": \"0.25\", \"ratio_best\": 0.5, "
+                               "\"samples_ns\": [1.5,-2e3], \"peaks\": [3e9,0], \"positions\": [3,2147483647]}\n");
   assert_int_equal(rows.count, 1);
   const bench_row *r = rows.item;
   assert_true(r->iterations == 12 && r->noise == 0.25 && r->ratio_best == 0.5 && r->time.n == 2);
   assert_true(r->samples_ns[0] == 1.5 && r->samples_ns[1] == -2000 && r->positions[0] == 3 && r->positions[1] == INT_MAX);
+  assert_true(r->peaks[0] == 3e9 && r->peaks[1] == 0);
   bench_rows_clear(&rows);
 }
 

@@ -34,13 +34,14 @@ static bench_row full_row(void) {
     fail_msg("%s does not take %s", bench_column_name((bench_column)c), text);
   }
   row.iterations = 12;
-  row.noise = 0.25;
   row.ratio_best = 0.5;
   row.samples_ns = calloc(ROUNDS, sizeof *row.samples_ns);
   row.positions = calloc(ROUNDS, sizeof *row.positions);
+  row.peaks = calloc(ROUNDS, sizeof *row.peaks);
   for (int i = 0; i < ROUNDS; i++) {
     row.samples_ns[i] = 1.5 * i;
     row.positions[i] = ROUNDS - i;
+    row.peaks[i] = 2.5e8 + i;
   }
   return row;
 }
@@ -144,8 +145,9 @@ TEST(test_a_journal_holds_rows_as_they_are) {
   for (int i = 0; i < 2; i++) same_cells(&rows[i], &read.item[i]);
   assert_memory_equal(rows[0].samples_ns, read.item[0].samples_ns, ROUNDS * sizeof(double));
   assert_memory_equal(rows[0].positions, read.item[0].positions, ROUNDS * sizeof(int));
-  assert_true(read.item[0].noise == 0.25 && read.item[0].ratio_best == 0.5 && read.item[0].iterations == 12);
-  assert_true(read.item[1].noise == -1 && !read.item[1].samples_ns);
+  assert_memory_equal(rows[0].peaks, read.item[0].peaks, ROUNDS * sizeof(double));
+  assert_true(read.item[0].ratio_best == 0.5 && read.item[0].iterations == 12);
+  assert_true(!read.item[1].peaks && !read.item[1].samples_ns);
   for (int i = 0; i < 2; i++) bench_row_clear(&rows[i]);
   bench_rows_clear(&read);
 }

@@ -36,17 +36,21 @@ static void put_number(FILE *file, double value) {
   fputs(text, file);
 }
 
-static void put_samples(FILE *file, const bench_row *row) {
-  fprintf(file, ", \"iterations\": %" PRId64 ", \"noise\": ", row->iterations);
-  put_number(file, isfinite(row->noise) ? row->noise : -1);
-  fputs(", \"ratio_best\": ", file);
-  put_number(file, isfinite(row->ratio_best) ? row->ratio_best : 0);
-  fputs(", \"samples_ns\": [", file);
-  for (int i = 0; i < row->time.n; i++) {
+static void put_numbers(FILE *file, const char *key, const double *numbers, int count) {
+  fprintf(file, ", \"%s\": [", key);
+  for (int i = 0; i < count; i++) {
     if (i) fputc(',', file);
-    put_number(file, row->samples_ns[i]);
+    put_number(file, numbers[i]);
   }
-  fputs("], \"positions\": [", file);
+  fputc(']', file);
+}
+
+static void put_samples(FILE *file, const bench_row *row) {
+  fprintf(file, ", \"iterations\": %" PRId64 ", \"ratio_best\": ", row->iterations);
+  put_number(file, isfinite(row->ratio_best) ? row->ratio_best : 0);
+  put_numbers(file, "samples_ns", row->samples_ns, row->time.n);
+  if (row->peaks) put_numbers(file, "peaks", row->peaks, row->time.n);
+  fputs(", \"positions\": [", file);
   for (int i = 0; i < row->time.n; i++) fprintf(file, "%s%d", i ? "," : "", row->positions[i]);
   fputc(']', file);
 }
@@ -172,8 +176,6 @@ static bool set_number(bench_row *row, const char *key, double number) {
   const double most = 0x1p53; /* beyond it, doubles are not all whole numbers */
   if (!strcmp(key, "iterations") && number >= 0 && number <= most)
     row->iterations = (int64_t)number;
-  else if (!strcmp(key, "noise"))
-    row->noise = number;
   else if (!strcmp(key, "ratio_best"))
     row->ratio_best = number;
   else
@@ -181,9 +183,9 @@ static bool set_number(bench_row *row, const char *key, double number) {
   return true;
 }
 
-/* How many samples and positions the line held: as many as the row says. */
+/* How many samples, peaks and positions the line held: as many as the row says, and all peaks or none. */
 typedef struct lengths {
-  int samples, positions;
+  int samples, peaks, positions;
 } lengths;
 
 static bool read_value(const char **at, const char *key, bench_row *row, lengths *found) {
@@ -192,6 +194,7 @@ static bool read_value(const char **at, const char *key, bench_row *row, lengths
   skip_blanks(at);
   if (**at == '"') return read_string(at, text, sizeof text) && set_cell(row, key, text);
   if (!strcmp(key, "samples_ns")) return read_numbers(at, &row->samples_ns, NULL, &found->samples);
+  if (!strcmp(key, "peaks")) return read_numbers(at, &row->peaks, NULL, &found->peaks);
   if (!strcmp(key, "positions")) return read_numbers(at, NULL, &row->positions, &found->positions);
   return read_number(at, &number) && set_number(row, key, number);
 }
@@ -204,7 +207,8 @@ static bool read_row(const char *line, bench_row *row) {
   do {
     if (!read_string(&at, key, sizeof key) || !take(&at, ':') || !read_value(&at, key, row, &found)) return false;
   } while (take(&at, ','));
-  return take(&at, '}') && found.samples == row->time.n && found.positions == row->time.n;
+  if (!take(&at, '}') || found.samples != row->time.n || found.positions != row->time.n) return false;
+  return !row->peaks || found.peaks == row->time.n;
 }
 
 /* The value of a string in the head line; "unknown" if there is none. */

@@ -86,7 +86,7 @@ void bench_write_csv(void *report, FILE *file);
 /* Writes one field, quoted if it must be. */
 void bench_csv_field(FILE *file, const char *text);
 
-/* run_id,case_id,kernel,round,position,time_ns,iterations */
+/* run_id,case_id,kernel,round,position,time_ns,iterations,peak_gflops */
 void bench_write_samples(void *report, FILE *file);
 
 /* The name of a series in that JSON: "attn/kernel:flash_c/dtype:f32/B:1/..." and a suffix. */

@@ -330,7 +330,7 @@ static void print_noise(const bench_table *t, const bench_rows *rows, double *va
   int count = 0;
   for (int i = 0; i < rows->count; i++) {
     const bench_row *r = &rows->item[i];
-    if (!r->time.n || r->noise < 0 || !is_first(rows, i, same_timed_case)) continue;
+    if (!r->time.n || isnan(r->noise) || !is_first(rows, i, same_timed_case)) continue;
     worst = fmax(worst, r->noise);
     values[count++] = r->noise;
   }

@@ -56,20 +56,21 @@ void bench_write_csv(void *context, FILE *file) {
 
 static void write_samples_of(FILE *file, const bench_row *row) {
   for (int round = 0; round < row->time.n; round++) {
-    char time[BENCH_NUMBER];
+    char time[BENCH_NUMBER], peak[BENCH_NUMBER] = "";
     bench_format_number(row->samples_ns[round], time);
+    if (row->peaks && row->peaks[round] > 0) bench_format_number(1e-9 * row->peaks[round], peak);
     bench_csv_field(file, row->run_id);
     fputc(',', file);
     bench_csv_field(file, row->case_id);
     fputc(',', file);
     bench_csv_field(file, row->kernel);
-    fprintf(file, ",%d,%d,%s,%" PRId64 "\n", round, row->positions[round], time, row->iterations);
+    fprintf(file, ",%d,%d,%s,%" PRId64 ",%s\n", round, row->positions[round], time, row->iterations, peak);
   }
 }
 
 void bench_write_samples(void *context, FILE *file) {
   const bench_report *report = context;
-  fputs("run_id,case_id,kernel,round,position,time_ns,iterations\n", file);
+  fputs("run_id,case_id,kernel,round,position,time_ns,iterations,peak_gflops\n", file);
   for (int i = 0; i < report->rows->count; i++) write_samples_of(file, &report->rows->item[i]);
 }
 

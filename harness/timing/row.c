@@ -83,7 +83,7 @@ void bench_row_set_origin(bench_row *row, const attn_kernel_info *kernel) {
 }
 
 bench_row bench_row_create(const bench_case *bench, const attn_kernel_info *kernel) {
-  bench_row row = {.time = bench_no_summary, .noise = -1, .softcap = NAN};
+  bench_row row = {.time = bench_no_summary, .noise = NAN, .softcap = NAN};
   row.batch = row.seq_q = row.seq_k = row.threads = -1;
   row.heads_q = row.heads_kv = row.dim_qk = row.dim_v = row.width = -1;
   row.ratio = bench_no_summary;
@@ -99,6 +99,7 @@ bench_row bench_row_create(const bench_case *bench, const attn_kernel_info *kern
 void bench_row_clear(bench_row *row) {
   free(row->samples_ns);
   free(row->positions);
+  free(row->peaks);
   *row = (bench_row){0};
 }
 
@@ -124,6 +125,14 @@ static void fill_peak(const bench_setup *s, bench_trial *t, bench_row *row) {
   if (row->peak_pct > 100) bench_warn(t, "faster than the measured peak: the peak loop was disturbed");
 }
 
+/* The samples of the peak loop become the row's, for all threads. */
+static void take_peaks(const bench_setup *s, bench_trial *t, bench_row *row) {
+  if (!t->peak) return;
+  row->peaks = t->samples.loop_rate;
+  for (int i = 0; i < t->samples.rounds; i++) row->peaks[i] *= s->bench->threads;
+  t->samples.loop_rate = NULL;
+}
+
 static void fill_times(const bench_setup *s, bench_trial *t, bench_row *row) {
   row->threads_counted = bench_median(t->samples.busy, t->samples.rounds);
   row->stop = s->stop;
@@ -142,6 +151,7 @@ static void fill_times(const bench_setup *s, bench_trial *t, bench_row *row) {
     row->rest_pct = 100 * shares.rest;
   }
   fill_peak(s, t, row);
+  take_peaks(s, t, row);
   row->samples_ns = t->samples.time_ns;
   row->positions = t->samples.position;
   row->iterations = t->samples.iterations;
@@ -180,7 +190,7 @@ static void compare(const bench_setup *s, bench_row *rows) {
     memcpy(r->baseline, baseline->kernel, sizeof r->baseline);
     r->ratio = bench_paired_ratio(baseline->samples_ns, r->samples_ns, fewer(baseline->time.n, r->time.n));
     r->ratio_best = bench_paired_ratio(best->samples_ns, r->samples_ns, fewer(best->time.n, r->time.n)).median;
-    r->noise = isnan(control_ratio) ? -1 : fabs(control_ratio - 1);
+    r->noise = fabs(control_ratio - 1);
     r->peak_gbs = 1e-9 * s->read_bandwidth;
     r->bw_pct = s->read_bandwidth > 0 ? 100 * r->gbs / r->peak_gbs : NAN;
   }

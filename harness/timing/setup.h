@@ -36,6 +36,7 @@ typedef struct bench_row {
   bench_summary time;                              /* ns per call */
   double *samples_ns;                              /* [time.n], in round order; owned */
   int *positions;                                  /* [time.n], place of each sample in its round; owned */
+  double *peaks;                                   /* [time.n], flop/s of all threads in the loop beside; 0: none; owned */
   int64_t iterations;                              /* calls per sample */
   double plan_ns, workspace_bytes;                 /* attn_plan_create, and what the plan asks for */
   double flops, bytes;                             /* of one call: allowed pairs only; Q, K, V and O once */
@@ -46,7 +47,7 @@ typedef struct bench_row {
   char baseline[64];                               /* the kernel that ratio compares with */
   bench_summary ratio;                             /* time of the baseline / this time: > 1 is faster */
   double ratio_best;                               /* time of the best kernel / this time */
-  double noise;                                    /* A/A control of the case: |ratio - 1|; < 0 = no control */
+  double noise;                                    /* A/A control of the case: |ratio - 1| */
   double projections_pct, attention_pct, rest_pct; /* of a layer: shares of its time */
   bench_stop stop;
 } bench_row;
