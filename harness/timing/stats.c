@@ -145,6 +145,48 @@ bool bench_holm(double *p, int n) {
   return true;
 }
 
+/* The continued fraction of the incomplete beta function (DLMF 8.17.22), by Lentz's method. It converges quickly for
+ * x < (a + 1) / (a + b + 2). */
+static double beta_fraction(double a, double b, double x) {
+  const double tiny = 1e-300;
+  double d = 1 / (1 - (a + b) * x / (a + 1)), c = 1, value = d;
+  for (int m = 1; m < 400; m++) {
+    const double even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m));
+    const double odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1));
+    d = 1 / fmax(1 + even * d, tiny);
+    c = fmax(1 + even / c, tiny);
+    value *= d * c;
+    d = 1 / fmax(1 + odd * d, tiny);
+    c = fmax(1 + odd / c, tiny);
+    value *= d * c;
+    if (fabs(d * c - 1) < 1e-14) break;
+  }
+  return value;
+}
+
+/* The regularised incomplete beta function I_x(a, b). */
+static double beta_share(double a, double b, double x) {
+  if (x <= 0 || x >= 1) return x >= 1;
+  const double front = exp(lgamma(a + b) - lgamma(a) - lgamma(b) + a * log(x) + b * log1p(-x));
+  if (x < (a + 1) / (a + b + 2)) return front * beta_fraction(a, b, x) / a;
+  return 1 - front * beta_fraction(b, a, 1 - x) / b;
+}
+
+double bench_student_p(double t, int degrees) { return beta_share(0.5 * degrees, 0.5, degrees / (degrees + t * t)); }
+
+double bench_student_quantile(double p, int degrees) {
+  double low = 0, high = 1;
+  while (bench_student_p(high, degrees) > p && high < 1e300) high *= 2;
+  for (int i = 0; i < 100; i++) {
+    const double middle = 0.5 * (low + high);
+    if (bench_student_p(middle, degrees) > p)
+      low = middle;
+    else
+      high = middle;
+  }
+  return high;
+}
+
 /* ---- Order of the trials ------------------------------------------------------------------------------------------- */
 
 static void shuffle(int *items, int count, uint64_t seed, uint64_t index) {

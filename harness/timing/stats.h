@@ -34,6 +34,10 @@ double bench_sign_test(const double *a, const double *b, int n);
  * rejection at alpha. False if memory is short. */
 bool bench_holm(double *p, int n);
 
+/* Student's t: the two-sided p-value of a statistic, and the statistic of a p-value in 0..1 (infinity for 0). */
+double bench_student_p(double t, int degrees);
+double bench_student_quantile(double p, int degrees);
+
 /* The largest rank k (from 1) for which the k-th smallest and the k-th largest of n values hold the median with >= 95 %;
  * 0 if n < 6: not even the smallest and the largest do. */
 int bench_median_rank(int n);

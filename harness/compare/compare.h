@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: MIT */
+/* Two measurements of the same cases, A and B: which rows became faster or slower, by how much, and how sure that is.
+ *
+ * Everything is computed with logarithms of times. Where both sides have the peak loop beside each sample, a time counts
+ * as time x peak, the inverse of a share of the peak, so that what slows the clock for both leaves it alone. The ratio of a
+ * row is time of A / time of B: above 1, B is faster. docs/measuring.md derives the intervals. */
+#ifndef BENCH_COMPARE_H
+#define BENCH_COMPARE_H
+
+#include "report/report.h"
+
+enum { BENCH_MOST_RUNS = 32, BENCH_MOST_FACTS = 8, BENCH_LEAST_ROUNDS = 6 /* for an interval */ };
+
+/* ---- Result files (files.c) --------------------------------------------------------------------------------------- */
+
+/* One run: results.csv with what lies beside it. */
+typedef struct bench_result {
+  char path[512];
+  bench_rows rows;                  /* with samples, if there is a samples.csv */
+  char fact[BENCH_MOST_FACTS][400]; /* of env.json, in the order of bench_result_facts; "" = unknown */
+} bench_result;
+
+/* Names of facts. Those before the first NULL must not differ unless --across is given; the others are told. */
+extern const char *const bench_result_facts[BENCH_MOST_FACTS];
+const char *bench_result_fact(const bench_result *result, const char *name);
+
+/* The runs of one version. */
+typedef struct bench_side {
+  const char *name; /* as it was given */
+  bench_result *run[BENCH_MOST_RUNS];
+  int count;
+} bench_side;
+
+/* Reads a folder or a results.csv, or several separated by commas. False with a sentence in error. */
+bool bench_side_read(bench_side *side, const char *paths, char *error, size_t error_bytes);
+void bench_side_clear(bench_side *side);
+
+/* " (3 runs, 2026-01-31T12:00:00Z, commit 0123456789, CPU)" */
+void bench_side_describe(const bench_side *side, char *text, size_t bytes);
+
+/* Says on stderr which facts differ between the runs of both sides. Returns 0, or BENCH_EXIT_USAGE unless `across`. */
+int bench_sides_check(const bench_side *a, const bench_side *b, bool across);
+
+/* ---- Results saved under a name, in $XDG_STATE_HOME/attn/baselines (sides.c) -------------------------------------- */
+
+enum { BENCH_BASELINE_PATH = 4096 };
+
+/* The folder of a name, which an option gave. Both return 0 or an exit code, having said why. */
+int bench_baseline_path(const char *name, const char *option, char path[BENCH_BASELINE_PATH]);
+int bench_baseline_save(const bench_side *side, const char *name);
+
+/* ---- Verdicts (verdict.c) ----------------------------------------------------------------------------------------- */
+
+typedef enum bench_change { BENCH_SLOWER, BENCH_INCONCLUSIVE, BENCH_SAME, BENCH_FASTER } bench_change; /* worst first */
+extern const char *const bench_change_names[];
+
+/* Where the uncertainty of a ratio comes from: which errors count (verdict.c). */
+typedef enum bench_design {
+  BENCH_ONE_RUN,       /* of each side: how runs differ is not known, but guessed */
+  BENCH_SEVERAL_RUNS,  /* of each side, alternated: how runs differ is known */
+  BENCH_PAIRED_ROUNDS, /* both sides in one run, side by side in each round */
+} bench_design;
+
+/* One case and kernel, or the mean of several. */
+typedef struct bench_comparison {
+  const bench_row *a, *b;                                    /* of the first run of each side */
+  double level_a[BENCH_MOST_RUNS], level_b[BENCH_MOST_RUNS]; /* of each run: median log(time), or log(time x peak) */
+  int runs_a, runs_b;
+  double within; /* standard error of the log-ratio from the rounds within the runs */
+  double runs;   /* standard deviation of the runs of a side; NaN where they are too few */
+  double drift;  /* how far the peak loop itself moved: |log ratio|; NaN without a peak loop */
+  double noise;  /* |log ratio| of the A/A control; NaN without one */
+  int rounds;    /* of the run that has the fewest */
+
+  double log_ratio, error;       /* its standard error, all told */
+  int degrees;                   /* of freedom */
+  double ratio, ci_lo, ci_hi, p; /* 95 % interval of this ratio alone; p: Holm-adjusted over the table */
+  bench_change verdict;
+  char reason[200];
+} bench_comparison;
+
+typedef struct bench_comparisons {
+  bench_design design;
+  double margin; /* a verdict needs a ratio beyond 1 + margin, or below its inverse */
+  bench_comparison *item;
+  int count;
+  bench_comparison mean; /* geometric */
+} bench_comparisons;
+
+/* Fills levels, log_ratio and what is known of its error from the rows of the runs. */
+void bench_comparison_measure(bench_comparison *c, const bench_row *const *a, int runs_a, const bench_row *const *b,
+                              int runs_b);
+
+/* The same from times of paired rounds: of A, of B, and of a second trial of A. */
+void bench_comparison_measure_paired(bench_comparison *c, const double *a, const double *b, const double *control,
+                                     int rounds);
+
+/* Fills error, interval, p, verdict and reason of every item, and the mean. False if memory is short. */
+bool bench_comparisons_judge(bench_comparisons *table);
+
+/* The geometric mean of some items (`count` of them, at least 1). */
+bench_comparison bench_comparisons_mean(const bench_comparisons *table, const bench_comparison *const *item, int count);
+
+/* ---- Tables (match.c) --------------------------------------------------------------------------------------------- */
+
+/* Rows that stand on one side only, or have no time there. */
+typedef struct bench_unpaired {
+  const bench_row *a, *b;
+} bench_unpaired;
+
+typedef struct bench_matches {
+  bench_comparisons table;
+  bench_unpaired *unpaired;
+  int unpaired_count;
+} bench_matches;
+
+/* Pairs the rows of both sides by case and kernel (with `across` whatever their threads, if each case has one number of
+ * threads on each side), and judges them; worst first. False if memory is short. */
+bool bench_match(const bench_side *a, const bench_side *b, double margin, bool across, bench_matches *matches);
+void bench_matches_clear(bench_matches *matches);
+
+/* Prints the command that can decide what was INCONCLUSIVE, if anything was. */
+void bench_sides_advise(const bench_side *a, const bench_side *b, const bench_matches *m);
+
+/* --fail-on (gate.c): reads "slower=3%"; -1 having said why not. Counts the rows that fail by a text that was read. */
+int bench_failure_read(const char *text, double *least);
+int bench_failures_count(const bench_matches *m, const char *text);
+
+/* ---- Output (print.c) --------------------------------------------------------------------------------------------- */
+
+typedef struct bench_comparison_report {
+  const char *name_a, *name_b;
+  char about_a[200], about_b[200]; /* runs, commit, date, CPU */
+  const bench_matches *matches;
+  const char *by[2]; /* columns of results.csv whose values are rows and columns of the pivot table; NULL = none */
+  bool colour;
+} bench_comparison_report;
+
+/* The column of results.csv that an axis or column is, or NULL. */
+const char *bench_pivot_column(const char *name);
+
+/* Writers for bench_file_write(); the context is a bench_comparison_report. */
+void bench_comparison_print(void *report, FILE *file);
+void bench_comparison_write_markdown(void *report, FILE *file);
+void bench_comparison_write_csv(void *report, FILE *file);
+void bench_comparison_write_json(void *report, FILE *file);
+
+#endif

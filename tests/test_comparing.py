@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""attnbench compare: its messages, files and exit codes, on result folders made here.
+
+tests/test_comparing.py path/to/attnbench [unittest options]     needs only Python's standard library
+"""
+
+import csv
+import io
+import json
+import unittest
+
+from runs import FolderTest, program_argument, run, strict_json
+
+ATTNBENCH = program_argument("attnbench")
+CASE = "dtype:f32/B:1/Hq:2/Hkv:2/Sq:{seq}/Sk:{seq}/D:64/Dv:64/causal:none/threads:{threads}"
+FACTS = {"cpu": "a CPU", "tiers": "c avx2", "compiler": "GNU 12", "flags": "-O3", "libraries": "none", "commit": "a" * 40}
+COLUMNS = "case_id,kernel,seq_q,threads,status,reason,samples,time_ns_median,time_ns_ci_lo,time_ns_ci_hi,noise"
+SEQS, KERNELS = (64, 128, 256, 512), ("flash_c", "naive_c")
+
+
+class Compare(FolderTest):
+    def write(self, name, slower=None, *, threads=1, peak=100, facts=None, kernels=KERNELS, rounds=21, skip=()):
+        """A result folder; slower: (kernel, seq) -> factor."""
+        folder = self.folder / name
+        folder.mkdir(parents=True)
+        lines, samples = [COLUMNS], ["run_id,case_id,kernel,round,position,time_ns,iterations,peak_gflops"]
+        for seq in SEQS:
+            for kernel in kernels:
+                case = CASE.format(seq=seq, threads=threads)
+                if kernel in skip:
+                    lines.append(f'{case},{kernel},{seq},{threads},SKIP,"too long, too slow",,,,,')
+                    continue
+                time = 1000 * seq * (slower or {}).get((kernel, seq), (slower or {}).get(kernel, 1))
+                lines.append(f"{case},{kernel},{seq},{threads},PASS,,{rounds},{time},{time * .999},{time * 1.001},0.001")
+                samples += [f"r,{case},{kernel},{i},0,{time * (1 + (i - 10) * 1e-4)},5,{peak}" for i in range(rounds)]
+        (folder / "results.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        (folder / "samples.csv").write_text("\n".join(samples) + "\n", encoding="utf-8")
+        env = {key: {"value": value, "grade": "OK"} for key, value in (FACTS | (facts or {})).items()}
+        (folder / "env.json").write_text(json.dumps(env), encoding="utf-8")
+        return folder
+
+    def compare(self, code, words, *arguments, **environment):
+        return self.assert_ends(run([ATTNBENCH, "compare", *arguments], **environment), code, *words)
+
+    def rows(self, *arguments):
+        return list(csv.DictReader(io.StringIO(self.compare(0, [], *arguments, "--csv", "-").stdout)))
+
+    def test_a_slow_row_comes_first(self):
+        a, b = self.write("a"), self.write("b", {("flash_c", 128): 1.2})
+        done = self.compare(0, ["1 SLOWER, ", "all cases: dtype:f32/B:1", "0.8333 [", "geometric mean of 8"], a, b)
+        self.assertIn("Sq:128/Sk:128", next(line for line in done.stdout.splitlines() if line.startswith("SLOWER")))
+        rows = self.rows(a, b)
+        self.assertEqual(rows[0]["verdict"], "SLOWER")
+        self.assertEqual((rows[0]["kernel"], rows[0]["rounds"], rows[-1]["kernel"]), ("flash_c", "21", "geometric mean"))
+        self.assertAlmostEqual(float(rows[0]["ratio"]), 1 / 1.2, places=6)
+        self.assertLess(float(rows[0]["ratio_ci_hi"]), 1)
+        self.assertEqual(self.rows(b, a)[-2]["verdict"], "FASTER")
+
+    def test_equal_files_have_no_verdict_and_say_what_has(self):
+        a = self.write("a")
+        done = self.compare(0, ["0 SLOWER, 8 INCONCLUSIVE, 0 SAME, 0 FASTER", "one run a side", "--paired BUILD_A BUILD_B",
+                                "A1,A2,A3"], a, a)
+        self.assertNotIn("scripts/ab.sh", done.stdout)
+        b = self.write("b", facts={"commit": "b" * 40})
+        self.compare(0, ["scripts/ab.sh aaaaaaaaaa bbbbbbbbbb -k"], a, b)
+
+    def test_several_runs_a_side(self):
+        a = [str(self.write(f"a{i}", dict.fromkeys(KERNELS, 1 + i / 1000))) for i in range(5)]
+        b = [str(self.write(f"b{i}", dict.fromkeys(KERNELS, 1.03 + i / 1000))) for i in range(5)]
+        self.compare(0, ["8 SLOWER, 0 INCONCLUSIVE", "5 runs"], ",".join(a), ",".join(b))
+        self.compare(0, ["0 SLOWER, 0 INCONCLUSIVE, 8 SAME, 0 FASTER"], ",".join(a), ",".join(a))
+
+    def test_gates(self):
+        a, b = self.write("a"), self.write("b", {("flash_c", 128): 1.2}, skip=["naive_c"])
+        self.compare(1, ["--fail-on slower: 1"], a, b, "--fail-on", "slower")
+        self.compare(1, ["--fail-on slower=19.9%: 1"], a, b, "--fail-on", "slower=19.9%")
+        self.compare(0, [], a, b, "--fail-on", "slower=20.1%", "--fail-on", "faster")
+        self.compare(1, ["--fail-on inconclusive: 3"], a, b, "--fail-on", "inconclusive")
+        self.compare(1, ["--fail-on missing: 4", "not compared: 4", "SKIP in B: too long, too slow"], a, b,
+                     "--fail-on", "missing")
+        self.compare(0, ["4 SAME"], a, b, "--margin", "30%", "--fail-on", "slower")
+
+    def test_usage(self):
+        a, b = self.write("a"), self.write("b")
+        self.compare(2, ["give two results"], a)
+        self.compare(2, ["unknown failure 'slow'; did you mean slower?"], a, b, "--fail-on", "slow")
+        self.compare(2, ["slower=3%"], a, b, "--fail-on", "slower=x")
+        self.compare(2, ["slower=3%"], a, b, "--fail-on", "missing=3")
+        self.compare(2, ["at most two axes"], a, b, "--by", "kernel,seq,threads")
+        self.compare(2, ["'kernal'", "no axis"], a, b, "--by", "kernal")
+        self.compare(2, ["only one of"], a, b, "--csv", "-", "--json", "-")
+        self.compare(2, ["100%"], a, b, "--margin", "200%")
+        self.compare(5, ["nowhere", "No such file"], a, self.folder / "nowhere")
+
+    def test_files_that_are_none(self):
+        a, b = self.write("a"), self.write("b")
+        text = (b / "results.csv").read_text(encoding="utf-8")
+        for content, words in [("", ["is empty"]), ("a,b\n1,2\n", ["no results.csv of attnbench"]),
+                               (text.replace(",PASS,", ",GOOD,", 1), ["line 2: column status is 'GOOD'"]),
+                               (text + "a,b\n", ["line 10: 2 fields, the head has 11"])]:
+            (b / "results.csv").write_text(content, encoding="utf-8")
+            self.compare(5, words, a, b)
+        (b / "results.csv").write_text(text, encoding="utf-8")
+        with (b / "samples.csv").open("a", encoding="utf-8") as file:
+            file.write("r,other case,flash_c,0,0,1,5,100\n")
+        self.compare(5, ["samples.csv: line 170 is no sample of a row"], a, b)
+
+    def test_other_machines_are_refused_unless_asked_for(self):
+        a, b = self.write("a"), self.write("b", facts={"cpu": "another", "compiler": "Clang 14"})
+        self.compare(2, ["cpu differs: 'a CPU' and 'another'", "compiler differs", "--across"], a, b)
+        self.compare(0, ["cpu differs", "8 INCONCLUSIVE"], a, b, "--across")
+        c = self.write("c", threads=2)
+        self.compare(2, ["threads differ: 1 and 2"], a, c)
+        self.compare(0, ["8 INCONCLUSIVE"], a, c, "--across")
+        (b / "env.json").unlink()
+        self.compare(0, ["8 INCONCLUSIVE"], a, b)  # what is not known does not differ
+
+    def test_the_peak_divides_out(self):
+        a, b = self.write("a"), self.write("b", dict.fromkeys(KERNELS, 1.25), peak=80)
+        for row in self.rows(a, b)[:-1]:
+            self.assertAlmostEqual(float(row["ratio"]), 1, places=6)
+            self.assertIn("peak loop moved", row["reason"])
+
+    def test_without_samples_the_medians_are_compared(self):
+        a, b = self.write("a"), self.write("b", {"flash_c": 1.5})
+        (b / "samples.csv").unlink()
+        self.assertEqual({row["verdict"] for row in self.rows(a / "results.csv", b)[:4]}, {"SLOWER"})
+
+    def test_few_rounds_and_nothing_in_common(self):
+        a, b = self.write("a"), self.write("b", {"flash_c": 2}, rounds=5)
+        self.compare(0, ["8 INCONCLUSIVE", "5 rounds are too few"], a, b)
+        c = self.write("c", kernels=["decode_c"])
+        self.compare(3, ["no timed case and kernel in common", "not compared: 12", "not in B", "not in A"], a, c)
+
+    def test_files_and_pivot(self):
+        a, b = self.write("a"), self.write("b", {"flash_c": 1.2})
+        files = [self.folder / name for name in ("c.md", "c.csv", "c.json")]
+        done = self.compare(0, ["kernel", "seq_q 128"], a, b, "--by", "kernel,seq", "--markdown", files[0],
+                            "--csv", files[1], "--json", files[2])
+        pivot = [line.split() for line in done.stdout.split("\nkernel ")[1].splitlines()]
+        self.assertEqual(pivot[1][:2], ["flash_c", "0.8333"])
+        self.assertEqual(pivot[2][:2], ["naive_c", "1.0000"])
+        self.assertEqual(files[0].read_text(encoding="utf-8").count("| SLOWER |"), 4)
+        read = strict_json(files[2].read_text(encoding="utf-8"))
+        self.assertEqual([len(read["comparisons"]), read["not_compared"], read["comparisons"][0]["verdict"]],
+                         [8, [], "SLOWER"])
+        self.assertEqual(read["geometric_mean"]["rounds"], None)
+        self.compare(0, ["| `flash_c` |"], a, b, "--markdown", "-", "--by", "kernel")
+        strict_json(self.compare(0, [], a, b, "--json", "-").stdout)
+
+    def test_baselines(self):
+        a, b = self.write("a"), self.write("b", {"flash_c": 1.5})
+        state = {"XDG_STATE_HOME": str(self.folder / "state")}
+        self.compare(0, ["saved: "], a, "--save", "before", **state)
+        self.compare(1, ["4 SLOWER", "--fail-on slower: 4"], "--baseline", "before", b, "--fail-on", "slower", **state)
+        self.compare(5, ["No such file"], "--baseline", "never", b, **state)
+        self.compare(2, ["no name of a baseline"], "--baseline", "../a", b, **state)
+        self.compare(2, ["no name of a baseline"], a, "--save", ".a", **state)
+        self.compare(2, ["no result folder"], a / "results.csv", "--save", "x", **state)
+
+    def test_three_results(self):
+        a, b, c = self.write("a"), self.write("b"), self.write("c", {"flash_c": 1.5})
+        done = self.compare(1, ["--fail-on slower: 4"], a, b, c, "--fail-on", "slower")
+        self.assertEqual(done.stdout.count("geometric mean of 8"), 2)
+
+
+if __name__ == "__main__":
+    unittest.main()

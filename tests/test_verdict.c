@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: MIT */
+/* Verdicts of `attnbench compare`, with errors and intervals calculated by hand. tests/simulated_verdicts.c counts how often
+ * they are wrong. */
+#include <math.h>
+#include <string.h>
+
+#include "compare/compare.h"
+#include "support.h"
+
+static void assert_near(double a, double b, double relative) {
+  if (!(fabs(a - b) <= relative * fabs(b))) fail_msg("%.12g instead of %.12g", a, b);
+}
+
+enum { ROUNDS = 12, MOST_ROWS = 8 };
+
+typedef struct fixed_row {
+  bench_row row;
+  double samples[ROUNDS], peaks[ROUNDS];
+} fixed_row;
+
+/* All samples are equal, so that there is no error within the run. */
+static const bench_row *fix(fixed_row *f, double time_ns, double peak) {
+  f->row = bench_row_create(NULL, NULL);
+  for (int i = 0; i < ROUNDS; i++) f->samples[i] = time_ns, f->peaks[i] = peak;
+  f->row.samples_ns = f->samples;
+  f->row.peaks = peak > 0 ? f->peaks : NULL;
+  f->row.time = bench_summarise(f->samples, ROUNDS);
+  return &f->row;
+}
+
+static bench_comparison one_run(double time_a, double peak_a, double time_b, double peak_b) {
+  fixed_row a, b;
+  const bench_row *row_a = fix(&a, time_a, peak_a), *row_b = fix(&b, time_b, peak_b);
+  bench_comparison c;
+  bench_comparison_measure(&c, &row_a, 1, &row_b, 1);
+  return c;
+}
+
+/* The judged table of one-run comparisons with these ratios. */
+static bench_comparisons judge(const double *ratios, int count, bench_comparison *items) {
+  bench_comparisons t = {.design = BENCH_ONE_RUN, .margin = 0.01, .item = items, .count = count};
+  for (int i = 0; i < count; i++) items[i] = one_run(100 * ratios[i], 0, 100, 0);
+  assert_true(bench_comparisons_judge(&t));
+  return t;
+}
+
+TEST(student_has_the_values_of_tables) {
+  assert_near(bench_student_p(12.7062, 1), 0.05, 1e-5);
+  assert_near(bench_student_p(2.228139, 10), 0.05, 1e-6);
+  assert_near(bench_student_p(-4.604095, 4), 0.01, 1e-6);
+  assert_near(bench_student_p(3.290527, 100000000), 0.001, 1e-4);
+  assert_near(bench_student_p(0, 7), 1, 1e-12);
+  assert_near(bench_student_quantile(0.01, 8), 3.355387, 1e-6);
+  assert_near(bench_student_quantile(0.05, 3), 3.182446, 1e-6);
+  assert_near(bench_student_p(9.531018, 3), 0.00244965, 1e-6);
+}
+
+/* One row, one run a side: an error of 1 % with 3 degrees of freedom. 1.10 is 9.53 errors away (p 0.0024), 1.05 is 4.88
+ * (p 0.0165); the interval is 3.182 errors to each side. */
+TEST(single_runs_have_an_error_of_one_per_cent) {
+  bench_comparison c[1];
+  const double ratios[] = {1.10, 1 / 1.10, 1.05};
+  (void)judge(&ratios[0], 1, c);
+  assert_int_equal(c->verdict, BENCH_FASTER);
+  assert_near(c->ratio, 1.10, 1e-12);
+  assert_near(c->ci_lo, 1.10 * exp(-0.03182446), 1e-6);
+  assert_near(c->ci_hi, 1.10 * exp(0.03182446), 1e-6);
+  assert_near(c->p, 0.00244965, 1e-6);
+  (void)judge(&ratios[1], 1, c);
+  assert_int_equal(c->verdict, BENCH_SLOWER);
+  (void)judge(&ratios[2], 1, c);
+  assert_int_equal(c->verdict, BENCH_INCONCLUSIVE);
+  test_contains(c->reason, "one run a side");
+}
+
+/* Eight equal ratios of 1.06 and one p-value each: alone they would be verdicts, times 8 they still are; 1.04 is not. */
+TEST(p_values_are_adjusted_over_the_table) {
+  bench_comparison c[MOST_ROWS];
+  double ratios[MOST_ROWS] = {1.06, 1.06, 1.06, 1.06, 1.06, 1.06, 1.06, 1.06};
+  (void)judge(ratios, 8, c);
+  const double alone = bench_student_p(log(1.06) / 0.01, 7);
+  assert_near(c[0].p, 8 * alone, 1e-9);
+  assert_int_equal(c[0].verdict, BENCH_FASTER);
+  for (int i = 0; i < 8; i++) ratios[i] = 1.04;
+  (void)judge(ratios, 8, c);
+  assert_true(bench_student_p(log(1.04) / 0.01, 7) < 0.01);
+  assert_int_equal(c[0].verdict, BENCH_INCONCLUSIVE);
+}
+
+/* Half of eight rows at 1.2, half at 0.8: their spread is the error, and nothing can be said. */
+TEST(ratios_that_spread_say_nothing) {
+  bench_comparison c[MOST_ROWS];
+  const double ratios[] = {1.2, 0.8, 1.2, 0.8, 1.2, 0.8, 1.2, 0.8};
+  (void)judge(ratios, 8, c);
+  assert_near(c[0].error, 1.482602 * (log(1.2) - log(0.8)) / 2 * sqrt(8.0 / 7), 1e-6);
+  for (int i = 0; i < 8; i++) assert_int_equal(c[i].verdict, BENCH_INCONCLUSIVE);
+  test_contains(c[0].reason, "spread");
+}
+
+/* Time and peak slow down together: the ratio is 1, but a peak that moved by 10 % is an error of 10 %. */
+TEST(shares_of_the_peak_are_compared) {
+  bench_comparison c = one_run(100, 1e11, 110, 1e11 / 1.1);
+  bench_comparisons t = {.design = BENCH_ONE_RUN, .margin = 0.01, .item = &c, .count = 1};
+  assert_true(fabs(c.log_ratio) < 1e-12);
+  assert_true(bench_comparisons_judge(&t));
+  assert_near(c.error, hypot(0.01, log(1.1)), 1e-9);
+  assert_int_equal(c.verdict, BENCH_INCONCLUSIVE);
+  test_contains(c.reason, "peak loop moved");
+  c = one_run(100, 1e11, 110, 0); /* without a peak on one side, times are compared */
+  assert_near(c.log_ratio, -log(1.1), 1e-9);
+  assert_true(isnan(c.drift));
+}
+
+/* Three runs a side: levels log 100 + (0, 0.01, -0.01) and log 80 + (0, 0.01, -0.01). The pooled standard deviation is 0.01
+ * with 4 degrees of freedom. In a table of one row its square is also the typical one, divided by (1 - 2 / 36)^3. */
+TEST(several_runs_tell_how_runs_differ) {
+  fixed_row a[3], b[3];
+  const bench_row *rows_a[3], *rows_b[3];
+  for (int i = 0; i < 3; i++) {
+    const double shift = exp(0.01 * (i == 1) - 0.01 * (i == 2));
+    rows_a[i] = fix(&a[i], 100 * shift, 0);
+    rows_b[i] = fix(&b[i], 80 * shift, 0);
+  }
+  bench_comparison c;
+  bench_comparisons t = {.design = BENCH_SEVERAL_RUNS, .margin = 0.01, .item = &c, .count = 1};
+  bench_comparison_measure(&c, rows_a, 3, rows_b, 3);
+  assert_near(c.runs, 0.01, 1e-9);
+  assert_near(c.log_ratio, log(1.25), 1e-9);
+  assert_true(bench_comparisons_judge(&t));
+  assert_int_equal(c.degrees, 4);
+  assert_near(c.error, 0.01 / pow(1 - 2.0 / 36, 1.5) * sqrt(2.0 / 3), 1e-9);
+  assert_int_equal(c.verdict, BENCH_FASTER);
+  assert_near(t.mean.ratio, 1.25, 1e-9); /* of one row: the row itself, with its own error */
+  assert_near(t.mean.error, 0.01 * sqrt(2.0 / 3), 1e-9);
+}
+
+/* 21 pairs, ratios 0.97 +- 0.001 in turns: the interval of the median is [x6, x16] of 21 (tests/test_stats.c). */
+TEST(paired_rounds_see_three_per_cent) {
+  double a[21], b[21];
+  bench_comparison c = {0};
+  bench_comparisons t = {.design = BENCH_PAIRED_ROUNDS, .margin = 0.01, .item = &c, .count = 1};
+  for (int i = 0; i < 21; i++) b[i] = 100 + 10 * (i % 5), a[i] = b[i] * (0.97 + 0.0001 * (i - 10));
+  bench_comparison_measure_paired(&c, a, b, a, 21);
+  assert_near(c.log_ratio, log(0.97), 1e-9);
+  assert_near(c.within, log((0.97 + 0.0005) / (0.97 - 0.0005)) / (2 * 1.959964), 1e-6);
+  assert_true(bench_comparisons_judge(&t));
+  assert_near(c.error, c.within, 1e-12);
+  assert_int_equal(c.verdict, BENCH_SLOWER);
+  for (int i = 0; i < 21; i++) a[i] = b[i] * (0.995 + 0.0001 * (i - 10)); /* surely different, but by less than 1 % */
+  bench_comparison_measure_paired(&c, a, b, a, 21);
+  assert_true(bench_comparisons_judge(&t));
+  assert_true(c.p < 0.01);
+  assert_int_equal(c.verdict, BENCH_SAME);
+}
+
+/* A control that differs by 3 %, far beyond its rounds, is an error of 3 %: a ratio of 0.97 then says nothing. */
+TEST(controls_that_differ_widen_the_interval) {
+  double a[21], b[21], control[21];
+  bench_comparison c = {0};
+  bench_comparisons t = {.design = BENCH_PAIRED_ROUNDS, .margin = 0.01, .item = &c, .count = 1};
+  for (int i = 0; i < 21; i++) b[i] = 100, a[i] = 97 + 0.01 * (i - 10), control[i] = a[i] / 1.03;
+  bench_comparison_measure_paired(&c, a, b, control, 21);
+  assert_true(bench_comparisons_judge(&t));
+  assert_true(c.error > log(1.03));
+  assert_int_equal(c.verdict, BENCH_INCONCLUSIVE);
+  test_contains(c.reason, "A/A control");
+}
+
+TEST(few_rounds_are_inconclusive) {
+  fixed_row a, b;
+  const bench_row *row_a = fix(&a, 100, 0), *row_b = fix(&b, 50, 0);
+  b.row.time.n = 5;
+  bench_comparison c;
+  bench_comparisons t = {.design = BENCH_ONE_RUN, .margin = 0.01, .item = &c, .count = 1};
+  bench_comparison_measure(&c, &row_a, 1, &row_b, 1);
+  assert_true(bench_comparisons_judge(&t));
+  assert_int_equal(c.verdict, BENCH_INCONCLUSIVE);
+  assert_string_equal(c.reason, "5 rounds are too few for an interval");
+  assert_near(c.ratio, 2, 1e-12);
+  assert_true(isnan(c.ci_lo));
+}
+
+TEST(equal_times_are_the_same) {
+  double a[21];
+  bench_comparison c = {0};
+  bench_comparisons t = {.design = BENCH_PAIRED_ROUNDS, .margin = 0.01, .item = &c, .count = 1};
+  for (int i = 0; i < 21; i++) a[i] = 100;
+  bench_comparison_measure_paired(&c, a, a, a, 21);
+  assert_true(bench_comparisons_judge(&t));
+  assert_int_equal(c.verdict, BENCH_SAME);
+  assert_near(c.p, 1, 1e-12);
+  t.count = 0; /* an empty table is none */
+  assert_true(bench_comparisons_judge(&t));
+}
