@@ -14,7 +14,11 @@ static void run_serially(int64_t tasks, attn_task_fn task, void *context) {
   for (int64_t i = 0; i < tasks; i++) task(context, i, 0);
 }
 
-#ifdef _OPENMP
+#if defined(ATTN_THREADS) /* the program brings all three: default_threads, available and this one */
+static void run_threads(int threads, int64_t tasks, attn_task_fn task, void *context) {
+  attn_threads_run(threads, tasks, task, context);
+}
+#elif defined(_OPENMP)
 #include <omp.h>
 #include <pthread.h>
 #include <signal.h>

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: MIT
+"""sdpa(): its signature and documentation. The function itself is built in (python/native)."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, Sequence
+
+from . import _native
+
+if TYPE_CHECKING:
+    Array = Any  # anything with DLPack, __array_struct__ or the buffer protocol
+    Numbers = Array | Sequence[float]
+    Integers = Array | Sequence[int]
+
+
+def sdpa(q: Array | None, k: Array | None, v: Array, *, mask: Array | None = None, bias: Array | None = None,
+         causal: bool = False, align: str | int | Array = "top_left",
+         window: int | tuple[int | None, int | None] | None = None, scale: float | None = None, softcap: float = 0,
+         alibi: Numbers | None = None, sinks: Numbers | None = None, kv_len: Integers | None = None,
+         q_len: Integers | None = None, row_len: Integers | None = None, cu_seqlens_q: Integers | None = None,
+         cu_seqlens_k: Integers | None = None, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
+         offsets: Integers | None = None, scores: Array | None = None, score_weight: Array | None = None,
+         score: str = "dot", layout: str | None = None, kernel: str | None = None, max_isa: str | None = None,
+         threads: int | None = None, out_dtype: str = "same", return_lse: bool = False, out: Array | None = None,
+         lse: Array | None = None) -> Any:
+    """Scaled dot-product attention: softmax(scale q k^T + ...) v for each head, without a copy of any input.
+
+    Arrays may be of NumPy, PyTorch (CPU), JAX, or anything else with DLPack or the buffer protocol, with any strides. The
+    result is a new array of the library that q is from.
+
+    q: [batch, heads, queries, dim], k and v: [batch, kv_heads, keys, dim]; batch may be missing, or batch and heads.
+        float32, float16 or bfloat16 (of PyTorch or ml_dtypes). k and v have one dtype; q has the same or float32. heads is
+        a multiple of kv_heads (grouped queries). The dim of v may differ.
+    mask: bool; a key is allowed where it is true. bias: float32, added to the scores; -inf masks. Both broadcast to
+        [batch, heads, queries, keys] as NumPy broadcasts.
+    causal: each query sees the keys up to its own position. align: where query 0 stands among the keys: "top_left" at key 0;
+        "bottom_right" so that the last query meets the last key; a number or one per sequence (also as `offsets`): at that
+        key, as with a KV cache.
+    window: (left, right), the keys that a query sees on each side of its position, None = all; a number means both sides.
+    scale: of the dot products, default 1/sqrt(dim). softcap: c > 0 turns a score s into c tanh(s / c).
+    alibi: a slope for each head: minus slope times distance (Press et al. 2022). sinks: a logit for each head that joins
+        the denominator (Xiao et al. 2024).
+    kv_len, q_len: keys and queries that each sequence really has, [batch]. row_len: keys of each query, [batch, queries].
+    cu_seqlens_q, cu_seqlens_k: packed sequences: q is [tokens, heads, dim], and sequence i has the tokens from cu_seqlens[i]
+        to cu_seqlens[i + 1] - 1. max_seqlen_q and max_seqlen_k spare the search for the longest one.
+    score: "dot", "additive" (sum of score_weight tanh(q + k), Bahdanau et al. 2015), "gaussian" (-1/2 |score_weight (q -
+        k)|^2, Nadaraya-Watson regression), or "precomputed" (`scores` [batch, heads, queries, keys] in place of q and k,
+        which are None: Synthesizer, Tay et al. 2021).
+    layout: "bhsd" (the default), "bshd", or with cu_seqlens "thd" (the default there) or "htd"; of q, k, v and out.
+    kernel: a name of kernels(); None = the environment variable ATTN_KERNEL, else the library's choice. max_isa: the highest
+        tier to use, such as "avx2". threads: None = as many as the process uses otherwise, or as few as pay for so small a
+        call.
+    out_dtype: "same" as q, or "float32". out: where the result goes. return_lse: return (out, lse), the logarithm of the sum
+        of exp(scores) of each row, float32 [batch, heads, queries]. lse: where it goes.
+
+    A row that sees no key is 0, and its lse is -inf. Calls of one shape share a plan that is made at the first one and kept;
+    Plan holds one of your own. The GIL is released while the kernel runs.
+
+    Raises ValueError or TypeError for arguments that do not fit, Unsupported where no kernel takes the problem, MemoryError.
+    The sentence names the argument, its value and what would be right.
+
+    Source: Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, eq. 1; every option is defined in docs/semantics.md.
+    """
+    raise NotImplementedError  # replaced by the built-in function
+
+
+def _documentation():
+    """The text from which Python shows signature and documentation of a built-in function."""
+    parameters = [p.replace(annotation=p.empty) for p in inspect.signature(sdpa).parameters.values()]
+    return f"sdpa{inspect.Signature(parameters)}\n--\n\n{inspect.getdoc(sdpa)}"
+
+
+SIGNATURE = inspect.signature(sdpa)
+FUNCTIONS = _native.load_functions(_documentation())
+sdpa = FUNCTIONS["sdpa"]

@@ -1,0 +1,709 @@
+/* SPDX-License-Identifier: MIT */
+#include "call.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "attn/extend.h"
+
+static bool refuse(PyObject *kind, const char *sentence) {
+  PyErr_SetString(kind, sentence);
+  return false;
+}
+
+/* ---- Arguments by name ----------------------------------------------------------------------------------------------- */
+
+static const char *const keyword_names[KEYWORDS] = {
+#define ATTN_KEYWORD(name) #name,
+    ATTN_KEYWORDS(ATTN_KEYWORD)
+#undef ATTN_KEYWORD
+};
+static const char *const input_names[3] = {"q", "k", "v"};
+static PyObject *interned[KEYWORDS], *interned_input[3];
+
+bool call_start(void) {
+  for (int i = 0; i < KEYWORDS; i++)
+    if (!(interned[i] = PyUnicode_InternFromString(keyword_names[i]))) return false;
+  for (int i = 0; i < 3; i++)
+    if (!(interned_input[i] = PyUnicode_InternFromString(input_names[i]))) return false;
+  return true;
+}
+
+/* The arrays in `held` need no zeros: they are most of the struct. */
+void call_init(call *c) {
+  memset(c, 0, offsetof(call, held));
+  c->held.ignore_gradients = false;
+  c->held.objects = c->held.buffers = c->held.blocks = 0;
+  c->out = c->lse = NULL;
+}
+
+/* Names in source code are interned, so that comparing addresses nearly always answers. */
+static int find_name(PyObject *name, PyObject *const *interned_names, const char *const *names, int count) {
+  for (int i = 0; i < count; i++)
+    if (interned_names[i] == name) return i;
+  for (int i = 0; i < count; i++)
+    if (PyUnicode_CompareWithASCIIString(name, names[i]) == 0) return i;
+  return -1;
+}
+
+static bool take_named(call *c, const char *function, PyObject *name, PyObject *value, bool only_arrays) {
+  const int key = find_name(name, interned, keyword_names, KEYWORDS);
+  if (value == Py_None) value = NULL;
+  if (key >= 0 && only_arrays && key > LAST_ARRAY) {
+    PyErr_Format(PyExc_TypeError, "%s() takes no '%s': the plan has it", function, keyword_names[key]);
+    return false;
+  }
+  if (key >= 0) {
+    c->given[key] = value;
+    return true;
+  }
+  const int input = find_name(name, interned_input, input_names, 3);
+  if (input < 0) {
+    PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument '%s'", function,
+                 PyUnicode_AsUTF8AndSize(name, NULL));
+    return false;
+  }
+  if (c->input[input]) {
+    PyErr_Format(PyExc_TypeError, "%s() got multiple values for argument '%s'", function, input_names[input]);
+    return false;
+  }
+  c->input[input] = value;
+  return true;
+}
+
+bool call_sort(call *c, const char *function, PyObject *const *args, Py_ssize_t count, PyObject *names, bool only_arrays) {
+  if (count > 3) {
+    PyErr_Format(PyExc_TypeError, "%s() takes q, k and v by position, but %d were given; name the others", function,
+                 (int)count);
+    return false;
+  }
+  for (Py_ssize_t i = 0; i < count; i++) c->input[i] = args[i] == Py_None ? NULL : args[i];
+  const Py_ssize_t named = names ? PyTuple_Size(names) : 0;
+  for (Py_ssize_t i = 0; i < named; i++)
+    if (!take_named(c, function, PyTuple_GetItem(names, i), args[count + i], only_arrays)) return false;
+  return true;
+}
+
+/* ---- Settings -------------------------------------------------------------------------------------------------------- */
+
+static bool read_int(PyObject *number, const char *name, int64_t least, int64_t most, int64_t *out) {
+  const long long value = PyLong_AsLongLong(number);
+  if (value == -1 && PyErr_Occurred()) {
+    PyErr_Clear();
+    PyErr_Format(PyExc_TypeError, "%s must be an integer", name);
+    return false;
+  }
+  if (value < least || value > most) {
+    PyErr_Format(PyExc_ValueError, "%s is %lld; it must be in %lld..%lld", name, value, (long long)least, (long long)most);
+    return false;
+  }
+  *out = value;
+  return true;
+}
+
+static bool read_float(PyObject *number, const char *name, float *out) {
+  const double value = PyFloat_AsDouble(number);
+  if (value == -1 && PyErr_Occurred()) {
+    PyErr_Clear();
+    PyErr_Format(PyExc_TypeError, "%s must be a number", name);
+    return false;
+  }
+  *out = (float)value;
+  return true;
+}
+
+/* Which of the words the text is; -1 with an exception. */
+static int read_word(PyObject *text, const char *name, const char *const *words, int count, const char *list) {
+  const char *given = PyUnicode_AsUTF8AndSize(text, NULL);
+  if (given)
+    for (int i = 0; i < count; i++)
+      if (strcmp(given, words[i]) == 0) return i;
+  if (!given) PyErr_Clear();
+  if (given)
+    PyErr_Format(PyExc_ValueError, "%s is '%s'; it must be one of %s", name, given, list);
+  else
+    PyErr_Format(PyExc_TypeError, "%s must be one of %s", name, list);
+  return -1;
+}
+
+static bool is_text(PyObject *object) {
+  const bool text = PyUnicode_AsUTF8AndSize(object, NULL) != NULL;
+  if (!text) PyErr_Clear();
+  return text;
+}
+
+/* "top_left", "bottom_right", or an offset: one for all sequences, or an array of one each. */
+static bool read_align(call *c, PyObject *given) {
+  static const char *const words[] = {"top_left", "bottom_right"};
+  settings *s = &c->set;
+  if (is_text(given)) {
+    const int word = read_word(given, "align", words, 2, "'top_left', 'bottom_right', an offset or an array of offsets");
+    s->align = word == 1 ? ATTN_ALIGN_BOTTOM_RIGHT : ATTN_ALIGN_TOP_LEFT;
+    return word >= 0;
+  }
+  s->align = ATTN_ALIGN_OFFSET;
+  const long long offset = PyLong_AsLongLong(given);
+  if (offset == -1 && PyErr_Occurred()) {
+    PyErr_Clear();
+    c->given[KEY_offsets] = given;
+    return true;
+  }
+  int64_t value;
+  if (!read_int(given, "align", INT32_MIN, INT32_MAX, &value)) return false;
+  s->fixed_offset = true;
+  s->offset = (int32_t)value;
+  return true;
+}
+
+static bool read_side(PyObject *window, int side, int64_t *out) {
+  PyObject *item = PySequence_GetItem(window, side);
+  const bool read = item && (item == Py_None || read_int(item, "window", -1, INT64_MAX, out));
+  if (item) Py_DecRef(item);
+  return read;
+}
+
+/* (left, right), None or -1 = open; a number is the same on both sides. */
+static bool read_window(settings *s, PyObject *given) {
+  if (PySequence_Check(given) && PySequence_Size(given) == 2)
+    return read_side(given, 0, &s->window_left) && read_side(given, 1, &s->window_right);
+  if (PySequence_Check(given)) return refuse(PyExc_ValueError, "window must be a number or (left, right)");
+  const bool read = read_int(given, "window", -1, INT64_MAX, &s->window_left);
+  s->window_right = s->window_left;
+  return read;
+}
+
+static bool read_causal(settings *s, PyObject *given) {
+  const int causal = PyObject_IsTrue(given);
+  if (causal < 0) return false;
+  if (causal) s->window_right = 0;
+  return true;
+}
+
+static const char *const scores[] = {"dot", "additive", "gaussian", "precomputed"};
+static const char *const layouts[] = {"bhsd", "bshd", "thd", "htd"};
+static const char *const isas[] = {"c", "avx2", "avx512", "avx512bf16", "amx", "neon", "neonbf16"};
+
+/* Names are kept as the registry's own, so that equal names have equal addresses. An unknown one stays the caller's text,
+ * for the library's sentence. */
+static bool read_kernel(settings *s, PyObject *given) {
+  const char *name = PyUnicode_AsUTF8AndSize(given, NULL);
+  if (!name) return PyErr_Clear(), refuse(PyExc_TypeError, "kernel must be a name, as libattn.kernels() lists them");
+  const attn_kernel_info *kernel = attn_kernel_find(name);
+  s->kernel = kernel ? kernel->name : name;
+  return true;
+}
+
+static bool read_max_isa(settings *s, PyObject *given) {
+  s->max_isa = PyUnicode_AsUTF8AndSize(given, NULL);
+  if (!s->max_isa) return PyErr_Clear(), refuse(PyExc_TypeError, "max_isa must be the name of a tier");
+  for (size_t i = 0; i < sizeof isas / sizeof *isas; i++)
+    if (strcmp(isas[i], s->max_isa) == 0) s->max_isa = isas[i];
+  return true;
+}
+
+static bool read_out_dtype(settings *s, PyObject *given) {
+  static const char *const words[] = {"float32", "same"};
+  const int word = read_word(given, "out_dtype", words, 2, "'float32', 'same' (as q)");
+  s->out_float32 = word == 0;
+  return word >= 0;
+}
+
+static bool read_setting(call *c, int key, PyObject *given) {
+  settings *s = &c->set;
+  int64_t number = 0;
+  int word;
+  switch (key) {
+    case KEY_causal: return read_causal(s, given);
+    case KEY_align: return read_align(c, given);
+    case KEY_window: return read_window(s, given);
+    case KEY_scale: s->default_scale = false; return read_float(given, "scale", &s->scale);
+    case KEY_softcap: return read_float(given, "softcap", &s->softcap);
+    case KEY_layout: return (s->layout = read_word(given, "layout", layouts, 4, "'bhsd', 'bshd', 'thd', 'htd'")) >= 0;
+    case KEY_score:
+      word = read_word(given, "score", scores, 4, "'dot', 'additive', 'gaussian', 'precomputed'");
+      s->score = (attn_score)(word > 0 ? word : 0);
+      return word >= 0;
+    case KEY_max_seqlen_q: return read_int(given, "max_seqlen_q", 0, INT32_MAX, &s->max_seqlen[0]);
+    case KEY_max_seqlen_k: return read_int(given, "max_seqlen_k", 0, INT32_MAX, &s->max_seqlen[1]);
+    case KEY_kernel: return read_kernel(s, given);
+    case KEY_max_isa: return read_max_isa(s, given);
+    case KEY_threads:
+      if (!read_int(given, "threads", 0, 4096, &number)) return false;
+      s->threads = (int)number;
+      return true;
+    case KEY_out_dtype: return read_out_dtype(s, given);
+    default: return (word = PyObject_IsTrue(given)) >= 0 && (s->return_lse = word, true);
+  }
+}
+
+/* A window's right border and `causal` both name a border: the window is read first, and causal tightens it. */
+bool call_read_settings(call *c) {
+  c->set = (settings){.window_left = -1, .window_right = -1, .default_scale = true, .layout = -1};
+  if (c->given[KEY_window] && !read_setting(c, KEY_window, c->given[KEY_window])) return false;
+  for (int key = LAST_ARRAY + 1; key < KEYWORDS; key++)
+    if (c->given[key] && key != KEY_window && !read_setting(c, key, c->given[key])) return false;
+  return true;
+}
+
+/* ---- Shapes: every tensor as [b][h][s][d] ---------------------------------------------------------------------------- */
+
+typedef struct view {
+  int64_t b, h, s, d; /* sizes */
+  attn_strides stride;
+} view;
+
+/* Where b, h, s and d stand among the last dimensions; b may be left out, and with it h. */
+static const struct {
+  int b, h, s; /* dimensions counted from the end; d is the last */
+  bool packed;
+} places[] = {{4, 3, 2, false}, {4, 2, 3, false}, {0, 2, 3, true}, {0, 3, 2, true}};
+
+static int64_t size_at(const tensor *t, int from_end) {
+  return from_end > 0 && from_end <= t->ndim ? t->shape[t->ndim - from_end] : 1;
+}
+static int64_t stride_at(const tensor *t, int from_end) {
+  return from_end > 0 && from_end <= t->ndim ? t->stride[t->ndim - from_end] : 0;
+}
+
+static bool view_of(const tensor *t, const char *name, int layout, view *out) {
+  const bool packed = places[layout].packed;
+  if (t->ndim < (packed ? 3 : 2) || t->ndim > (packed ? 3 : 4)) {
+    PyErr_Format(PyExc_ValueError, "%s has %d dimensions; layout '%s' has %s", name, t->ndim, layouts[layout],
+                 packed ? "3" : "4 (3 without b, 2 without b and h)");
+    return false;
+  }
+  const int h = places[layout].h, s = t->ndim == 2 ? 2 : places[layout].s;
+  const bool has_h = t->ndim > 2;
+  *out = (view){.b = size_at(t, places[layout].b), .h = has_h ? size_at(t, h) : 1, .s = size_at(t, s), .d = size_at(t, 1)};
+  out->stride = (attn_strides){
+      .b = stride_at(t, places[layout].b), .h = has_h ? stride_at(t, h) : 0, .s = stride_at(t, s), .d = stride_at(t, 1)};
+  return true;
+}
+
+/* The shape of an output with the sizes of `v` and as many dimensions as q has. */
+static void shape_of(const view *v, int ndim, int layout, int64_t *shape) {
+  shape[ndim - 1] = v->d;
+  if (ndim == 2) shape[0] = v->s;
+  if (ndim < 3) return;
+  shape[ndim - places[layout].h] = v->h;
+  shape[ndim - places[layout].s] = v->s;
+  if (ndim == 4) shape[0] = v->b;
+}
+
+static bool agree(const char *name, const char *what, int64_t size, const char *other, int64_t expected) {
+  if (size == expected) return true;
+  PyErr_Format(PyExc_ValueError, "%s has %s %lld; %s has %lld", name, what, (long long)size, other, (long long)expected);
+  return false;
+}
+
+/* ---- Arrays ---------------------------------------------------------------------------------------------------------- */
+
+static bool read_typed(call *c, PyObject *object, const char *name, tensor *t) {
+  if (!tensor_read(object, name, &c->held, t)) return false;
+  if (t->type <= DTYPE_BF16) return true;
+  PyErr_Format(PyExc_TypeError, "%s is %s; it must be float32, float16 or bfloat16", name, dtype_name(t->type));
+  return false;
+}
+
+/* An array that is broadcast to [b][h][q][k], as NumPy broadcasts: its last dimensions count, 1 stands for any. */
+static bool broadcast(const tensor *t, const char *name, const int64_t sizes[4], attn_score_strides *stride) {
+  int64_t steps[4] = {0};
+  if (t->ndim > 4) return PyErr_Format(PyExc_ValueError, "%s has %d dimensions; it may have 4", name, t->ndim), false;
+  for (int i = 0; i < t->ndim; i++) {
+    const int axis = 4 - t->ndim + i;
+    if (t->shape[i] != 1 && t->shape[i] != sizes[axis]) {
+      PyErr_Format(PyExc_ValueError, "%s has %lld %s; it must have %lld, or 1 to broadcast", name, (long long)t->shape[i],
+                   (const char *const[]){"batches", "heads", "queries", "keys"}[axis], (long long)sizes[axis]);
+      return false;
+    }
+    steps[axis] = t->shape[i] == 1 ? 0 : t->stride[i];
+  }
+  *stride = (attn_score_strides){steps[0], steps[1], steps[2], steps[3]};
+  return true;
+}
+
+/* One of mask, bias and scores. */
+static bool take_scores(call *c, int key, dtype type, const int64_t sizes[4], attn_score_strides *stride, const void *data) {
+  tensor t;
+  if (!c->given[key]) return true;
+  if (!tensor_read(c->given[key], keyword_names[key], &c->held, &t)) return false;
+  if (t.type != type) {
+    PyErr_Format(PyExc_TypeError, "%s is %s; it must be %s", keyword_names[key], dtype_name(t.type),
+                 type == DTYPE_F32 ? "float32" : "bool");
+    return false;
+  }
+  memcpy((void *)(uintptr_t)data, &t.data, sizeof t.data);
+  return broadcast(&t, keyword_names[key], sizes, stride);
+}
+
+static int64_t elements(const tensor *t) {
+  int64_t count = 1;
+  for (int i = 0; i < t->ndim; i++) count *= t->shape[i];
+  return count;
+}
+
+static bool is_dense(const tensor *t) {
+  int64_t step = 1;
+  for (int i = t->ndim - 1; i >= 0; i--) {
+    if (t->shape[i] != 1 && t->stride[i] != step) return false;
+    step *= t->shape[i];
+  }
+  return true;
+}
+
+static int64_t place_of(const tensor *t, int64_t index) {
+  int64_t at = 0;
+  for (int i = t->ndim - 1; i >= 0; i--) {
+    at += index % t->shape[i] * t->stride[i];
+    index /= t->shape[i];
+  }
+  return at;
+}
+
+static bool copy_element(const tensor *t, int64_t at, bool integers, void *to) {
+  const char *from = t->data;
+  int64_t number = 0;
+  float value = 0;
+  switch (t->type) {
+    case DTYPE_I32: number = ((const int32_t *)from)[at]; break;
+    case DTYPE_I64: number = ((const int64_t *)from)[at]; break;
+    case DTYPE_F32: value = ((const float *)from)[at]; break;
+    default: value = (float)((const double *)from)[at];
+  }
+  if (!integers) return memcpy(to, &value, sizeof value), true;
+  if (number < INT32_MIN || number > INT32_MAX) return false;
+  const int32_t narrow = (int32_t)number;
+  return memcpy(to, &narrow, sizeof narrow), true;
+}
+
+/* Dense int32 or float32 of a short array: itself, or a copy of what is strided or has another width. */
+static void *dense_copy(call *c, const tensor *t, const char *name, bool integers) {
+  const dtype narrow = integers ? DTYPE_I32 : DTYPE_F32, wide = integers ? DTYPE_I64 : DTYPE_F64;
+  if (t->type == narrow && is_dense(t)) return t->data ? t->data : holdings_alloc(&c->held, 4);
+  if (t->type != narrow && t->type != wide) {
+    PyErr_Format(PyExc_TypeError, "%s is %s; it must be %s", name, dtype_name(t->type), integers ? "int32" : "float32");
+    return NULL;
+  }
+  const int64_t count = elements(t);
+  char *copy = holdings_alloc(&c->held, (size_t)count * 4);
+  for (int64_t i = 0; copy && i < count; i++)
+    if (!copy_element(t, place_of(t, i), integers, copy + 4 * i)) {
+      PyErr_Format(PyExc_ValueError, "%s has a number beyond 32 bits", name);
+      return NULL;
+    }
+  return copy;
+}
+
+static bool sequence_item(PyObject *list, Py_ssize_t at, const char *name, bool integers, void *to) {
+  PyObject *item = PySequence_GetItem(list, at);
+  int64_t number = 0;
+  float value = 0;
+  bool read = item && (integers ? read_int(item, name, INT32_MIN, INT32_MAX, &number) : read_float(item, name, &value));
+  if (item) Py_DecRef(item);
+  const int32_t narrow = (int32_t)number;
+  memcpy(to, integers ? (const void *)&narrow : (const void *)&value, 4);
+  return read;
+}
+
+static bool is_array(PyObject *object) { /* else a list or another sequence of numbers */
+  PyObject *type = PyObject_Type(object);
+  PyObject *name = PyObject_GetAttrString(type, "__iter__"), *length = PyObject_GetAttrString(type, "index");
+  PyErr_Clear(); /* lists and tuples have index(); arrays and tensors have not */
+  const bool list = name && length;
+  if (name) Py_DecRef(name);
+  if (length) Py_DecRef(length);
+  Py_DecRef(type);
+  return !list;
+}
+
+static void *list_copy(call *c, PyObject *list, const char *name, bool integers, int64_t *count) {
+  *count = PySequence_Size(list);
+  char *copy = *count < 0 ? NULL : holdings_alloc(&c->held, (size_t)*count * 4);
+  for (int64_t i = 0; copy && i < *count; i++)
+    if (!sequence_item(list, i, name, integers, copy + 4 * i)) return NULL;
+  return copy;
+}
+
+/* A short array of one number per sequence, head, ...: an array of either width, or a list. expected -1 = any count. */
+static void *take_vector(call *c, int key, bool integers, int64_t expected, int64_t *count) {
+  const char *name = keyword_names[key];
+  PyObject *given = c->given[key];
+  void *data;
+  if (is_array(given)) {
+    tensor t;
+    if (!tensor_read(given, name, &c->held, &t)) return NULL;
+    *count = elements(&t);
+    data = dense_copy(c, &t, name, integers);
+  } else {
+    data = list_copy(c, given, name, integers, count);
+  }
+  if (data && expected >= 0 && *count != expected) {
+    PyErr_Format(PyExc_ValueError, "%s has %lld elements; it must have %lld", name, (long long)*count, (long long)expected);
+    return NULL;
+  }
+  return data;
+}
+
+static bool take_numbers(call *c, int key, bool integers, int64_t expected, uint32_t use, const void *field) {
+  int64_t count;
+  if (!c->given[key]) return true;
+  void *data = take_vector(c, key, integers, expected, &count);
+  if (!data) return false;
+  memcpy((void *)(uintptr_t)field, &data, sizeof data);
+  c->wanted.problem.uses |= use;
+  return true;
+}
+
+/* ---- Putting it together --------------------------------------------------------------------------------------------- */
+
+/* The tokens of the longest sequence. */
+static int64_t longest(const int32_t *borders, int64_t sequences) {
+  int64_t most = 0;
+  for (int64_t i = 0; i < sequences; i++) {
+    const int64_t tokens = (int64_t)borders[i + 1] - borders[i];
+    most = tokens > most ? tokens : most;
+  }
+  return most;
+}
+
+static bool take_borders(call *c, int64_t total_q, int64_t total_k) {
+  attn_problem *p = &c->wanted.problem;
+  int64_t count_q, count_k;
+  if (!c->given[KEY_cu_seqlens_q] || !c->given[KEY_cu_seqlens_k])
+    return refuse(PyExc_ValueError, "packed sequences need both cu_seqlens_q and cu_seqlens_k");
+  c->args.cu_seqlens_q = take_vector(c, KEY_cu_seqlens_q, true, -1, &count_q);
+  c->args.cu_seqlens_k = c->args.cu_seqlens_q ? take_vector(c, KEY_cu_seqlens_k, true, count_q, &count_k) : NULL;
+  if (!c->args.cu_seqlens_k) return false;
+  if (count_q < 1) return refuse(PyExc_ValueError, "cu_seqlens_q is empty; it must have one element more than sequences");
+  p->uses |= ATTN_USE_VARLEN;
+  p->batch = count_q - 1;
+  p->total_q = total_q;
+  p->total_k = total_k;
+  p->seq_q = c->set.max_seqlen[0] ? c->set.max_seqlen[0] : longest(c->args.cu_seqlens_q, p->batch);
+  p->seq_k = c->set.max_seqlen[1] ? c->set.max_seqlen[1] : longest(c->args.cu_seqlens_k, p->batch);
+  return true;
+}
+
+/* q, k and v, and the sizes that they give. */
+static bool take_inputs(call *c, int layout, tensor t[3], view v[3]) {
+  for (int i = 0; i < 3; i++) {
+    if (!c->input[i]) return PyErr_Format(PyExc_TypeError, "%s is missing", input_names[i]), false;
+    if (!read_typed(c, c->input[i], input_names[i], &t[i]) || !view_of(&t[i], input_names[i], layout, &v[i])) return false;
+  }
+  return agree("k", "batch", v[1].b, "q", v[0].b) && agree("v", "batch", v[2].b, "q", v[0].b) &&
+         agree("v", "heads", v[2].h, "k", v[1].h) && agree("v", "tokens", v[2].s, "k", v[1].s) &&
+         agree("k", "head_dim", v[1].d, "q", v[0].d);
+}
+
+/* Precomputed scores stand in for q and k: sizes come from them. */
+static bool take_scores_and_values(call *c, int layout, tensor t[3], view v[3]) {
+  tensor s;
+  if (c->input[0] || c->input[1]) return refuse(PyExc_TypeError, "score 'precomputed' reads scores; q and k must be None");
+  if (!c->given[KEY_scores] || !c->input[2]) return refuse(PyExc_TypeError, "score 'precomputed' needs scores and v");
+  if (!tensor_read(c->given[KEY_scores], "scores", &c->held, &s)) return false;
+  if (s.ndim < 2) return refuse(PyExc_ValueError, "scores must have 2, 3 or 4 dimensions: [b][h][q][k]");
+  if (!read_typed(c, c->input[2], "v", &t[2]) || !view_of(&t[2], "v", layout, &v[2])) return false;
+  t[0] = t[1] = t[2];
+  t[0].data = t[1].data = NULL;
+  v[0] = v[1] = (view){.b = v[2].b, .h = size_at(&s, 3), .s = size_at(&s, 2), .d = 1, .stride = {0}};
+  v[1].h = v[2].h;
+  v[1].s = v[2].s;
+  return agree("scores", "keys", size_at(&s, 1), "v", v[2].s) &&
+         (s.ndim < 4 || size_at(&s, 4) == 1 || agree("scores", "batch", size_at(&s, 4), "v", v[2].b));
+}
+
+static bool same_types(const tensor t[3]) {
+  if (t[1].type != t[2].type)
+    return PyErr_Format(PyExc_TypeError, "k is %s and v is %s; they must have one dtype", dtype_name(t[1].type),
+                        dtype_name(t[2].type)),
+           false;
+  if (t[0].type != DTYPE_F32 && t[0].type != t[1].type)
+    return PyErr_Format(PyExc_TypeError, "q is %s and k is %s; q must be float32 or as k", dtype_name(t[0].type),
+                        dtype_name(t[1].type)),
+           false;
+  return true;
+}
+
+static void fill_problem(call *c, const tensor t[3], const view v[3]) {
+  attn_problem *p = &c->wanted.problem;
+  const settings *s = &c->set;
+  p->struct_size = sizeof *p;
+  p->heads_q = v[0].h;
+  p->heads_kv = v[1].h;
+  p->dim_qk = v[0].d;
+  p->dim_v = v[2].d;
+  p->dtype_q = (attn_dtype)t[0].type;
+  p->dtype_kv = (attn_dtype)t[1].type;
+  p->q_stride = v[0].stride;
+  p->k_stride = v[1].stride;
+  p->v_stride = v[2].stride;
+  p->score = s->score;
+  p->scale = s->default_scale ? 0 : s->scale;
+  p->softcap = s->softcap;
+  p->align = c->given[KEY_offsets] ? ATTN_ALIGN_OFFSET : s->align;
+  p->window_left = s->window_left;
+  p->window_right = s->window_right;
+  c->wanted.default_scale = s->default_scale;
+  c->wanted.threads = s->threads;
+  c->wanted.default_threads = s->threads ? 0 : attn_parallel_default_threads();
+  c->wanted.kernel = s->kernel;
+  c->wanted.max_isa = s->max_isa;
+}
+
+static bool take_offsets(call *c) {
+  const attn_problem *p = &c->wanted.problem;
+  if (c->given[KEY_offsets]) return take_numbers(c, KEY_offsets, true, p->batch, 0, &c->args.offsets);
+  if (!c->set.fixed_offset) return true;
+  int32_t *offsets = holdings_alloc(&c->held, (size_t)(p->batch ? p->batch : 1) * sizeof *offsets);
+  for (int64_t b = 0; offsets && b < p->batch; b++) offsets[b] = c->set.offset;
+  c->args.offsets = offsets;
+  return offsets;
+}
+
+static bool take_score_weight(call *c) {
+  attn_problem *p = &c->wanted.problem;
+  tensor t;
+  if (!c->given[KEY_score_weight]) return true;
+  if (!tensor_read(c->given[KEY_score_weight], "score_weight", &c->held, &t)) return false;
+  const bool per_head = t.ndim == 2;
+  if (t.ndim < 1 || t.ndim > 2 || t.shape[t.ndim - 1] != p->dim_qk || (per_head && t.shape[0] != p->heads_q))
+    return refuse(PyExc_ValueError, "score_weight must be [dim] or [heads][dim]");
+  c->args.score_weight = dense_copy(c, &t, "score_weight", false);
+  p->score_weight_stride_h = per_head ? p->dim_qk : 0;
+  p->uses |= ATTN_USE_SCORE_WEIGHT;
+  return c->args.score_weight;
+}
+
+static bool take_options(call *c) {
+  attn_problem *p = &c->wanted.problem;
+  const int64_t sizes[4] = {p->batch, p->heads_q, p->seq_q, p->seq_k};
+  if (c->given[KEY_mask]) p->uses |= ATTN_USE_MASK;
+  if (c->given[KEY_bias]) p->uses |= ATTN_USE_BIAS;
+  return take_scores(c, KEY_mask, DTYPE_BOOL, sizes, &p->mask_stride, &c->args.mask) &&
+         take_scores(c, KEY_bias, DTYPE_F32, sizes, &p->bias_stride, &c->args.bias) &&
+         take_scores(c, KEY_scores, DTYPE_F32, sizes, &p->scores_stride, &c->args.scores) &&
+         take_numbers(c, KEY_kv_len, true, p->batch, ATTN_USE_KV_LEN, &c->args.kv_len) &&
+         take_numbers(c, KEY_q_len, true, p->batch, ATTN_USE_Q_LEN, &c->args.q_len) &&
+         take_numbers(c, KEY_row_len, true, p->batch * p->seq_q, ATTN_USE_ROW_LEN, &c->args.row_len) &&
+         take_numbers(c, KEY_alibi, false, p->heads_q, ATTN_USE_ALIBI, &c->args.alibi_slopes) &&
+         take_numbers(c, KEY_sinks, false, p->heads_q, ATTN_USE_SINKS, &c->args.sinks) && take_offsets(c) &&
+         take_score_weight(c);
+}
+
+/* ---- Outputs --------------------------------------------------------------------------------------------------------- */
+
+static bool writable(const tensor *t, const char *name) {
+  if (t->readonly) PyErr_Format(PyExc_ValueError, "%s is read-only", name);
+  return !t->readonly;
+}
+
+/* An output that is described and not made: dense, of the shape. */
+static void describe_dense(int ndim, const int64_t *shape, dtype type, tensor *out) {
+  *out = (tensor){.ndim = ndim, .type = type};
+  int64_t step = 1;
+  for (int i = ndim - 1; i >= 0; i--) {
+    out->shape[i] = shape[i];
+    out->stride[i] = step;
+    step *= shape[i] > 0 ? shape[i] : 1;
+  }
+}
+
+/* The output that is given under `key`, or a new one, into *owned. */
+static bool take_output(call *c, int key, const tensor *like, bool float32, int ndim, const int64_t *shape, bool make,
+                        PyObject **owned, tensor *out) {
+  if (c->given[key]) {
+    Py_IncRef(*owned = c->given[key]);
+    return tensor_read(*owned, keyword_names[key], &c->held, out) && writable(out, keyword_names[key]);
+  }
+  if (!make) return describe_dense(ndim, shape, float32 ? DTYPE_F32 : like->type, out), true;
+  return (*owned = tensor_new(like, float32, ndim, shape, &c->held, out));
+}
+
+static bool same_shape(const char *name, const tensor *t, int ndim, const int64_t *shape) {
+  bool same = t->ndim == ndim;
+  for (int i = 0; same && i < ndim; i++) same = t->shape[i] == shape[i];
+  if (!same) PyErr_Format(PyExc_ValueError, "%s has another shape than the output, which has %d dimensions", name, ndim);
+  return same;
+}
+
+static bool take_o(call *c, int layout, const tensor t[3], const view v[3], bool make) {
+  attn_problem *p = &c->wanted.problem;
+  const bool given_scores = p->score == ATTN_SCORE_PRECOMPUTED;
+  const view sizes = {.b = v[0].b, .h = v[0].h, .s = v[0].s, .d = v[2].d};
+  int64_t shape[MOST_DIMS];
+  tensor o;
+  view ov;
+  const int ndim = t[given_scores ? 2 : 0].ndim;
+  shape_of(&sizes, ndim, layout, shape);
+  if (!take_output(c, KEY_out, &t[0], c->set.out_float32, ndim, shape, make, &c->out, &o)) return false;
+  if (!same_shape("out", &o, ndim, shape) || !view_of(&o, "out", layout, &ov)) return false;
+  if (o.type != DTYPE_F32 && o.type != t[0].type)
+    return PyErr_Format(PyExc_TypeError, "out is %s; it must be float32 or as q", dtype_name(o.type)), false;
+  p->dtype_o = (attn_dtype)o.type;
+  p->o_stride = ov.stride;
+  c->args.o = o.data;
+  return true;
+}
+
+/* [b][h][q], or [h][tokens] of packed sequences; without the dimensions that q has not. */
+static bool take_lse(call *c, int layout, const tensor t[3], const view v[3], bool make) {
+  attn_problem *p = &c->wanted.problem;
+  if (!c->set.return_lse && !c->given[KEY_lse]) return true;
+  const int ndim = t[p->score == ATTN_SCORE_PRECOMPUTED ? 2 : 0].ndim - 1;
+  const int64_t all[3] = {v[0].b, v[0].h, v[0].s}, *shape = all + 3 - ndim;
+  tensor lse;
+  (void)layout;
+  if (!take_output(c, KEY_lse, &t[0], true, ndim, shape, make, &c->lse, &lse)) return false;
+  if (!same_shape("lse", &lse, ndim, shape)) return false;
+  if (lse.type != DTYPE_F32) return refuse(PyExc_TypeError, "lse must be float32");
+  p->lse_stride = (attn_strides){.b = stride_at(&lse, 3), .h = stride_at(&lse, 2), .s = stride_at(&lse, 1)};
+  p->uses |= ATTN_USE_LSE;
+  c->args.lse = (float *)(void *)lse.data;
+  return true;
+}
+
+static bool choose_layout(const call *c, int *layout) {
+  const bool varlen = c->given[KEY_cu_seqlens_q] || c->given[KEY_cu_seqlens_k];
+  *layout = c->set.layout >= 0 ? c->set.layout : varlen ? 2 : 0;
+  if (places[*layout].packed == varlen) return true;
+  PyErr_Format(PyExc_ValueError, "layout '%s' %s cu_seqlens_q and cu_seqlens_k", layouts[*layout],
+               varlen ? "takes no" : "needs");
+  return false;
+}
+
+bool call_build(call *c, bool make_outputs) {
+  attn_problem *p = &c->wanted.problem;
+  tensor t[3];
+  view v[3];
+  int layout;
+  if (!choose_layout(c, &layout)) return false;
+  if (!(c->set.score == ATTN_SCORE_PRECOMPUTED ? take_scores_and_values : take_inputs)(c, layout, t, v)) return false;
+  if (!same_types(t)) return false;
+  fill_problem(c, t, v);
+  if (places[layout].packed && !take_borders(c, v[0].s, v[1].s)) return false;
+  if (!places[layout].packed) {
+    p->batch = v[0].b;
+    p->seq_q = v[0].s;
+    p->seq_k = v[1].s;
+  }
+  c->args.struct_size = sizeof c->args;
+  c->args.q = t[0].data;
+  c->args.k = t[1].data;
+  c->args.v = t[2].data;
+  return take_options(c) && take_o(c, layout, t, v, make_outputs) && take_lse(c, layout, t, v, make_outputs);
+}
+
+PyObject *call_finish(call *c, bool succeeded) {
+  PyObject *result = NULL;
+  holdings_release(&c->held);
+  if (succeeded && c->set.return_lse) {
+    result = PyTuple_New(2);
+    if (result && PyTuple_SetItem(result, 0, c->out) == 0) c->out = NULL;
+    if (result && PyTuple_SetItem(result, 1, c->lse) == 0) c->lse = NULL;
+  } else if (succeeded) {
+    Py_IncRef(result = c->out);
+  }
+  if (c->out) Py_DecRef(c->out);
+  if (c->lse) Py_DecRef(c->lse);
+  return result;
+}

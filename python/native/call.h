@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: MIT */
+/* One call from Python: its arrays and keywords as an attn_problem and attn_args. */
+#ifndef LIBATTN_CALL_H
+#define LIBATTN_CALL_H
+
+#include "plans.h"
+#include "tensor.h"
+
+/* The keywords. Those up to LAST_ARRAY are data: a plan takes them with every run. The others are settings: a plan has them
+ * from its beginning. */
+/* clang-format off */
+#define ATTN_KEYWORDS(K) \
+  K(mask) K(bias) K(alibi) K(sinks) K(kv_len) K(q_len) K(row_len) \
+  K(cu_seqlens_q) K(cu_seqlens_k) K(offsets) K(scores) K(score_weight) K(out) K(lse) \
+  K(causal) K(align) K(window) K(scale) K(softcap) K(layout) K(score) \
+  K(max_seqlen_q) K(max_seqlen_k) K(kernel) K(max_isa) K(threads) K(out_dtype) K(return_lse)
+/* clang-format on */
+
+enum keyword {
+#define ATTN_KEYWORD(name) KEY_##name,
+  ATTN_KEYWORDS(ATTN_KEYWORD)
+#undef ATTN_KEYWORD
+      KEYWORDS,
+  LAST_ARRAY = KEY_lse
+};
+
+/* The settings, read. */
+typedef struct settings {
+  attn_score score;
+  attn_align align;
+  int64_t window_left, window_right;
+  float scale, softcap;
+  bool default_scale;
+  int layout; /* an index into the layouts; -1 = the usual one */
+  int64_t max_seqlen[2];
+  int threads;
+  const char *kernel, *max_isa;
+  bool out_float32, return_lse;
+  bool fixed_offset; /* align was a number: the offset of every sequence */
+  int32_t offset;
+} settings;
+
+typedef struct call {
+  PyObject *given[KEYWORDS]; /* borrowed; NULL = not given, or None */
+  PyObject *input[3];        /* q, k, v, likewise */
+  settings set;
+  request wanted;
+  attn_args args;
+  holdings held;
+  PyObject *out, *lse; /* owned */
+} call;
+
+/* Interns the keywords. False with an exception. */
+bool call_start(void);
+
+/* Before anything else is done with a call. */
+void call_init(call *c);
+
+/* Sorts the arguments of a METH_FASTCALL into the call. `function` is for the sentences. With only_arrays settings are
+ * refused. False with an exception. */
+bool call_sort(call *c, const char *function, PyObject *const *args, Py_ssize_t count, PyObject *names, bool only_arrays);
+
+/* Reads the settings that are given into c->set. */
+bool call_read_settings(call *c);
+
+/* Fills in wanted and args from the arrays and c->set, and makes the outputs that are not given (without make_outputs it
+ * only describes them). */
+bool call_build(call *c, bool make_outputs);
+
+/* Ends the call: o, or (o, lse); NULL with the exception that is set. */
+PyObject *call_finish(call *c, bool succeeded);
+
+#endif

@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: MIT */
+#include "entry.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "attn/nn.h"
+#include "attn/product.h"
+#include "call.h"
+#include "shared/shared.h" /* for its layouts only */
+#include "threads.h"
+
+#include "headers_read.h" /* after the headers */
+
+static PyObject *unsupported; /* libattn.Unsupported */
+
+/* ---- Errors ---------------------------------------------------------------------------------------------------------- */
+
+static PyObject *exception_of(attn_status status) {
+  switch (status) {
+    case ATTN_UNSUPPORTED: return unsupported;
+    case ATTN_OUT_OF_MEMORY: return PyExc_MemoryError;
+    default: return PyExc_ValueError;
+  }
+}
+
+/* The library's sentence as an exception. It is this thread's last error, so that nothing may run between. */
+static bool succeed(attn_status status) {
+  if (status != ATTN_OK) PyErr_SetString(exception_of(status), attn_last_error());
+  return status == ATTN_OK;
+}
+
+/* ---- Calls ----------------------------------------------------------------------------------------------------------- */
+
+/* Plans and runs without the GIL. `bound` is the plan to use, or NULL for that of the cache. */
+static bool compute(call *c, planned *bound) {
+  attn_status status = ATTN_OK;
+  PyThreadState *python = PyEval_SaveThread();
+  planned *plan = bound ? bound : planned_get(&c->wanted, &status);
+  if (plan) status = planned_run(plan, &c->args);
+  if (!bound) planned_release(plan);
+  PyEval_RestoreThread(python);
+  return succeed(status);
+}
+
+static PyObject *sdpa(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names) {
+  call c;
+  call_init(&c);
+  c.held.ignore_gradients = self; /* as the function sdpa_without_gradients, which has one */
+  const bool done = call_sort(&c, "sdpa", args, count, names, false) && call_read_settings(&c) && call_build(&c, true) &&
+                    compute(&c, NULL);
+  return call_finish(&c, done);
+}
+
+/* ---- Plans ----------------------------------------------------------------------------------------------------------- */
+
+/* What a bound function keeps. */
+typedef struct bound {
+  settings set;
+  planned *plan;
+} bound;
+
+static const char BOUND[] = "libattn.plan";
+
+static void release_bound(PyObject *capsule) {
+  bound *b = PyCapsule_GetPointer(capsule, BOUND);
+  planned_release(b->plan);
+  free(b);
+}
+
+/* The first thing that the plan and the call do not share, in words. */
+static void tell_difference(const request *plan, const request *now) {
+  const attn_problem *a = &plan->problem, *b = &now->problem;
+  const struct {
+    const char *name;
+    int64_t was, is;
+  } sizes[] = {{"batch", a->batch, b->batch},
+               {"heads", a->heads_q, b->heads_q},
+               {"KV heads", a->heads_kv, b->heads_kv},
+               {"queries", a->seq_q, b->seq_q},
+               {"keys", a->seq_k, b->seq_k},
+               {"head_dim", a->dim_qk, b->dim_qk},
+               {"dim of v", a->dim_v, b->dim_v},
+               {"dtype of q", a->dtype_q, b->dtype_q},
+               {"dtype of k", a->dtype_kv, b->dtype_kv},
+               {"dtype of out", a->dtype_o, b->dtype_o},
+               {"optional arrays", a->uses, b->uses},
+               {"packed queries", a->total_q, b->total_q},
+               {"packed keys", a->total_k, b->total_k}};
+  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+    if (sizes[i].was != sizes[i].is) {
+      PyErr_Format(PyExc_ValueError, "the plan was made for %s = %lld; this call has %lld", sizes[i].name,
+                   (long long)sizes[i].was, (long long)sizes[i].is);
+      return;
+    }
+  PyErr_SetString(PyExc_ValueError, "the arrays have other strides than those that the plan was made for");
+}
+
+static bool fits(const bound *b, call *c) {
+  const request *plan = planned_request(b->plan);
+  c->wanted.default_threads = plan->default_threads; /* decided when the plan was made */
+  if (memcmp(plan, &c->wanted, sizeof *plan) == 0) return true;
+  tell_difference(plan, &c->wanted);
+  return false;
+}
+
+/* max_seqlen of a plan is that of its examples: the largest that a run may have. */
+static void keep_settings(bound *b) {
+  const attn_problem *p = &planned_request(b->plan)->problem;
+  if (!(p->uses & ATTN_USE_VARLEN)) return;
+  b->set.max_seqlen[0] = p->seq_q;
+  b->set.max_seqlen[1] = p->seq_k;
+}
+
+static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names) {
+  call c;
+  const bound *b = PyCapsule_GetPointer(self, BOUND);
+  call_init(&c);
+  bool done = call_sort(&c, "run", args, count, names, true);
+  if (done) c.set = b->set;
+  done = done && call_build(&c, true) && fits(b, &c) && compute(&c, b->plan);
+  return call_finish(&c, done);
+}
+
+static PyMethodDef run_definition = {
+    "run", (PyCFunction)(uintptr_t)run, METH_FASTCALL | METH_KEYWORDS,
+    "run(q, k, v, *, out=None, lse=None, **arrays)\n--\n\nComputes the plan on these arrays."};
+
+/* (run, address of the attn_plan) */
+static PyObject *bind_plan(planned *plan, const settings *set) {
+  bound *b = malloc(sizeof *b);
+  if (!b) return planned_release(plan), PyErr_NoMemory();
+  *b = (bound){.set = *set, .plan = plan};
+  keep_settings(b);
+  PyObject *capsule = PyCapsule_New(b, BOUND, release_bound);
+  PyObject *function = capsule ? PyCFunction_NewEx(&run_definition, capsule, NULL) : NULL;
+  if (capsule) Py_DecRef(capsule);
+  PyObject *pair = function ? PyTuple_New(2) : NULL;
+  if (!pair) return NULL;
+  PyTuple_SetItem(pair, 0, function);
+  PyTuple_SetItem(pair, 1, PyLong_FromVoidPtr((void *)(uintptr_t)planned_plan(plan)));
+  return pair;
+}
+
+static PyObject *plan(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names) {
+  call c;
+  (void)self;
+  call_init(&c);
+  PyObject *result = NULL;
+  bool done = call_sort(&c, "Plan", args, count, names, false) && call_read_settings(&c) && call_build(&c, false);
+  if (done) {
+    attn_status status;
+    PyThreadState *python = PyEval_SaveThread();
+    planned *made = planned_create(&c.wanted, &status);
+    PyEval_RestoreThread(python);
+    if (succeed(status)) result = bind_plan(made, &c.set);
+  }
+  c.set.return_lse = false;
+  call_finish(&c, false);
+  return result;
+}
+
+/* Why a kernel cannot take the call: None if it can. The kernel's name is `kernel`. */
+static PyObject *why_not(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names) {
+  call c;
+  (void)self;
+  call_init(&c);
+  PyObject *result = NULL;
+  if (call_sort(&c, "why_not", args, count, names, false) && call_read_settings(&c) && call_build(&c, false)) {
+    const attn_kernel_info *kernel = c.set.kernel ? attn_kernel_find(c.set.kernel) : NULL;
+    attn_problem problem = c.wanted.problem;
+    if (c.wanted.default_scale) problem.scale = 1;
+    const char *reason = kernel ? attn_kernel_rejects(kernel, &problem) : "there is no kernel of that name";
+    if (reason)
+      result = PyUnicode_FromString(reason);
+    else
+      Py_IncRef(result = Py_None);
+  }
+  call_finish(&c, false);
+  return result;
+}
+
+/* ---- Small things ---------------------------------------------------------------------------------------------------- */
+
+/* (address, dtype, shape, strides in elements, readonly) of an array, for the functions that ctypes calls. */
+static PyObject *integers(int count, const int64_t *values) {
+  PyObject *tuple = PyTuple_New(count);
+  for (int i = 0; tuple && i < count; i++) PyTuple_SetItem(tuple, i, PyLong_FromLongLong(values[i]));
+  return tuple;
+}
+
+static PyObject *view(PyObject *self, PyObject *object) {
+  holdings held = {.objects = 0};
+  tensor t;
+  (void)self;
+  PyObject *result = NULL;
+  if (tensor_read(object, "the array", &held, &t) && (result = PyTuple_New(5))) {
+    PyTuple_SetItem(result, 0, PyLong_FromVoidPtr(t.data));
+    PyTuple_SetItem(result, 1, PyUnicode_FromString(dtype_name(t.type)));
+    PyTuple_SetItem(result, 2, integers(t.ndim, t.shape));
+    PyTuple_SetItem(result, 3, integers(t.ndim, t.stride));
+    PyTuple_SetItem(result, 4, PyBool_FromLong(t.readonly));
+  }
+  holdings_release(&held);
+  return result;
+}
+
+static PyObject *none(void) {
+  Py_IncRef(Py_None);
+  return Py_None;
+}
+
+static PyObject *forget(PyObject *self, PyObject *nothing) {
+  (void)self, (void)nothing;
+  planned_forget();
+  return none();
+}
+
+static PyObject *count_plans(PyObject *self, PyObject *nothing) {
+  int64_t counts[2];
+  (void)self, (void)nothing;
+  planned_count(&counts[0], &counts[1]);
+  return integers(2, counts);
+}
+
+static PyObject *source(PyObject *self, PyObject *nothing) {
+  (void)self, (void)nothing;
+  return PyUnicode_FromString(threads_source());
+}
+
+static PyObject *refuse_openmp(PyObject *self, PyObject *yes) {
+  (void)self;
+  threads_refuse_openmp(PyObject_IsTrue(yes) > 0);
+  return none();
+}
+
+/* ---- The table ------------------------------------------------------------------------------------------------------- */
+
+static PyMethodDef definitions[] = {
+    {"sdpa", (PyCFunction)(uintptr_t)sdpa, METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"sdpa_without_gradients", (PyCFunction)(uintptr_t)sdpa, METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"plan", (PyCFunction)(uintptr_t)plan, METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"why_not", (PyCFunction)(uintptr_t)why_not, METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"view", view, METH_O, NULL},
+    {"forget", forget, METH_NOARGS, NULL},
+    {"count_plans", count_plans, METH_NOARGS, NULL},
+    {"thread_source", source, METH_NOARGS, NULL},
+    {"refuse_openmp", refuse_openmp, METH_O, NULL},
+};
+
+const char *attn_python_keyword(int index) {
+  static const char *const names[] = {
+#define ATTN_KEYWORD(name) #name,
+      ATTN_KEYWORDS(ATTN_KEYWORD)
+#undef ATTN_KEYWORD
+  };
+  return index >= 0 && index < KEYWORDS ? names[index] : NULL;
+}
+
+const char *attn_python_headers(const int64_t **layouts, const int64_t **values, void (*const **functions)(void)) {
+  *layouts = header_layouts;
+  *values = header_values;
+  *functions = header_functions;
+  return header_text;
+}
+
+PyObject *attn_python_functions(PyObject *unsupported_type, PyObject *allocate, PyObject *spec, const char *sdpa_doc) {
+  Py_IncRef(unsupported = unsupported_type);
+  definitions[0].ml_doc = strdup(sdpa_doc);
+  if (!call_start() || !tensor_start(allocate, spec)) return NULL;
+  PyObject *functions = PyDict_New();
+  for (size_t i = 0; functions && i < sizeof definitions / sizeof *definitions; i++) {
+    PyObject *function = PyCFunction_NewEx(&definitions[i], i == 1 ? Py_None : NULL, NULL);
+    if (!function || PyDict_SetItemString(functions, definitions[i].ml_name, function) != 0) return NULL;
+    Py_DecRef(function);
+  }
+  return functions;
+}

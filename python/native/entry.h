@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: MIT */
+/* What libattn/_native.py gets: functions as objects of Python's own kind, made without a module.
+ *
+ * ctypes loads this library and calls attn_python_functions() once, with the GIL. The functions that it returns are called
+ * as any built-in function is, by METH_FASTCALL, and cost no more. The library needs no Python.h, and one binary serves all
+ * versions (python_api.h). */
+#ifndef LIBATTN_ENTRY_H
+#define LIBATTN_ENTRY_H
+
+#include "python_api.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+/* Name -> function. unsupported_type: libattn.Unsupported; allocate and spec: see tensor_start(); sdpa_doc: the
+ * documentation of sdpa. All are kept forever. Call once, with the GIL. NULL with an exception. */
+EXPORT PyObject *attn_python_functions(PyObject *unsupported_type, PyObject *allocate, PyObject *spec, const char *sdpa_doc);
+
+/* The keywords of sdpa in their order, for the test that compares them with the documented signature; NULL after the last.
+ */
+EXPORT const char *attn_python_keyword(int index);
+
+/* What read_headers.py found in libattn's headers, and what the compiler says of it. */
+EXPORT const char *attn_python_headers(const int64_t **layouts, const int64_t **values, void (*const **functions)(void));
+
+#endif

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: MIT */
+/* Plans and the memory that they run in. Needs nothing of Python: no function here may be called with an exception set or
+ * calls back. All may be called by any number of threads. */
+#ifndef LIBATTN_PLANS_H
+#define LIBATTN_PLANS_H
+
+#include <stdbool.h>
+
+#include "attn/attn.h"
+
+/* All that a plan is made of, comparable byte by byte: zeroed before it is filled in. */
+typedef struct request {
+  attn_problem problem;
+  bool default_scale; /* 1/sqrt(dim_qk), whatever problem.scale is */
+  int threads;        /* 0 = the library's choice */
+  int default_threads;
+  const char *kernel;  /* a name of the registry's own, or NULL */
+  const char *max_isa; /* a constant, or NULL */
+} request;
+
+/* A plan with a count of its holders and a workspace of its own. */
+typedef struct planned planned;
+
+/* A new plan with one holder; NULL with the status, and attn_last_error() says why. */
+planned *planned_create(const request *wanted, attn_status *status);
+
+/* The same from the cache of the process, where it is made if it is not there. */
+planned *planned_get(const request *wanted, attn_status *status);
+
+/* One holder less; the last one frees it. NULL is fine. */
+void planned_release(planned *plan);
+
+const request *planned_request(const planned *plan);
+const attn_plan *planned_plan(const planned *plan);
+
+/* Runs the plan in its own workspace, or, while another thread is in there, in a new one. */
+attn_status planned_run(planned *plan, const attn_args *args);
+
+/* Empties the cache. */
+void planned_forget(void);
+
+/* Plans made for the cache, and calls that found theirs there. */
+void planned_count(int64_t *made, int64_t *found);
+
+#endif

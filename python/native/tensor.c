@@ -1,0 +1,491 @@
+/* SPDX-License-Identifier: MIT */
+#include "tensor.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Layouts that other projects publish ----------------------------------------------------------------------------- */
+
+/* DLPack 1.3 (https://github.com/dmlc/dlpack/blob/main/include/dlpack/dlpack.h) */
+typedef struct dl_tensor {
+  void *data;
+  struct {
+    int32_t type, id;
+  } device;
+  int32_t ndim;
+  struct {
+    uint8_t code, bits;
+    uint16_t lanes;
+  } dtype;
+  int64_t *shape, *strides;
+  uint64_t byte_offset;
+} dl_tensor;
+
+enum { DL_CPU = 1, DL_CUDA_HOST = 3, DL_ROCM_HOST = 11 };
+enum { DL_INT = 0, DL_UINT = 1, DL_FLOAT = 2, DL_BFLOAT = 4, DL_BOOL = 6 };
+
+typedef struct dl_managed {
+  dl_tensor tensor;
+  void *context;
+  void (*deleter)(struct dl_managed *self);
+} dl_managed;
+
+typedef struct dl_exchange {
+  struct {
+    uint32_t major, minor;
+    struct dl_exchange *previous;
+  } header;
+  int (*allocate)(dl_tensor *prototype, void **out, void *context,
+                  void (*set_error)(void *context, const char *kind, const char *message));
+  int (*managed_from_object)(void *object, void **out);
+  int (*managed_to_object)(void *managed, void **object);
+  int (*tensor_from_object)(void *object, dl_tensor *out);
+  int (*current_stream)(int32_t device_type, int32_t device_id, void **stream);
+} dl_exchange;
+
+/* PyArrayInterface (https://numpy.org/doc/stable/reference/arrays.interface.html#c-struct-access) */
+typedef struct array_interface {
+  int two, dims;
+  char kind;
+  int itemsize, flags;
+  intptr_t *shape, *strides;
+  void *data;
+  PyObject *description;
+} array_interface;
+
+enum { ARRAY_NOT_SWAPPED = 0x200, ARRAY_WRITEABLE = 0x400 };
+
+/* ---- Readers, one per type ------------------------------------------------------------------------------------------- */
+
+typedef enum protocol { BY_EXCHANGE, BY_ARRAY_STRUCT, BY_DLPACK, BY_BUFFER, BY_SPEC } protocol;
+
+struct reader {
+  PyObject *type; /* kept forever */
+  protocol protocol;
+  const dl_exchange *exchange;
+  bool has_gradients;
+};
+
+/* Types are only ever added. Readers of the list take no lock. */
+enum { MOST_TYPES = 64 };
+static reader readers[MOST_TYPES];
+static atomic_int reader_count;
+static pthread_mutex_t readers_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static PyObject *name_array_struct, *name_dlpack, *name_dlpack_device, *name_dtype, *name_name, *name_fields,
+    *name_requires_grad;
+static PyObject *python_allocate, *spec_type;
+static _Atomic(PyObject *) numpy_empty, numpy_float32, numpy_bfloat16;
+
+bool tensor_start(PyObject *allocate, PyObject *spec) {
+  struct {
+    PyObject **to;
+    const char *name;
+  } names[] = {{&name_array_struct, "__array_struct__"},
+               {&name_dlpack, "__dlpack__"},
+               {&name_dlpack_device, "__dlpack_device__"},
+               {&name_dtype, "dtype"},
+               {&name_name, "name"},
+               {&name_fields, "_fields"},
+               {&name_requires_grad, "requires_grad"}};
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+    if (!(*names[i].to = PyUnicode_InternFromString(names[i].name))) return false;
+  Py_IncRef(python_allocate = allocate);
+  Py_IncRef(spec_type = spec);
+  return true;
+}
+
+static bool has(PyObject *type, PyObject *name) {
+  PyObject *attribute = PyObject_GetAttr(type, name);
+  if (attribute)
+    Py_DecRef(attribute);
+  else
+    PyErr_Clear();
+  return attribute;
+}
+
+static const dl_exchange *exchange_of(PyObject *type) {
+  PyObject *capsule = PyObject_GetAttrString(type, "__dlpack_c_exchange_api__");
+  const dl_exchange *found = NULL;
+  if (capsule && PyCapsule_IsValid(capsule, "dlpack_exchange_api"))
+    found = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+  if (!capsule) PyErr_Clear();
+  while (found && found->header.major != 1) found = found->header.previous;
+  if (capsule) Py_DecRef(capsule); /* the table lives as long as the process */
+  return found && found->tensor_from_object ? found : NULL;
+}
+
+static reader make_reader(PyObject *type) {
+  if (type == spec_type) return (reader){.type = type, .protocol = BY_SPEC};
+  const dl_exchange *exchange = exchange_of(type);
+  if (exchange)
+    return (reader){
+        .type = type, .protocol = BY_EXCHANGE, .exchange = exchange, .has_gradients = has(type, name_requires_grad)};
+  if (has(type, name_array_struct)) return (reader){.type = type, .protocol = BY_ARRAY_STRUCT};
+  return (reader){.type = type, .protocol = has(type, name_dlpack) ? BY_DLPACK : BY_BUFFER};
+}
+
+static const reader *find_reader(PyObject *type) {
+  const int count = atomic_load_explicit(&reader_count, memory_order_acquire);
+  for (int i = 0; i < count; i++)
+    if (readers[i].type == type) return &readers[i];
+  return NULL;
+}
+
+/* The reader of the object's type. Beyond MOST_TYPES the last place is used, by one thread at a time as the caller copies.
+ */
+static const reader *reader_of(PyObject *object, reader *own) {
+  PyObject *type = PyObject_Type(object);
+  const reader *found = find_reader(type);
+  if (!found) {
+    *own = make_reader(type);
+    found = own;
+    pthread_mutex_lock(&readers_lock);
+    const int count = atomic_load(&reader_count);
+    const reader *meanwhile = find_reader(type);
+    if (meanwhile) found = meanwhile;
+    if (!meanwhile && count < MOST_TYPES) {
+      Py_IncRef(type);
+      readers[count] = *own;
+      atomic_store_explicit(&reader_count, count + 1, memory_order_release);
+      found = &readers[count];
+    }
+    pthread_mutex_unlock(&readers_lock);
+  }
+  Py_DecRef(type);
+  return found;
+}
+
+/* ---- What is held until the call ends -------------------------------------------------------------------------------- */
+
+void holdings_release(holdings *held) {
+  while (held->buffers) PyBuffer_Release(&held->buffer[--held->buffers]);
+  while (held->objects) Py_DecRef(held->object[--held->objects]);
+  while (held->blocks) free(held->block[--held->blocks]);
+}
+
+void *holdings_alloc(holdings *held, size_t bytes) {
+  void *block = held->blocks < MOST_HELD ? malloc(bytes ? bytes : 1) : NULL;
+  if (block)
+    held->block[held->blocks++] = block;
+  else
+    PyErr_NoMemory();
+  return block;
+}
+
+/* Takes the reference over. */
+static bool hold(holdings *held, PyObject *object) {
+  if (held->objects == MOST_HELD) {
+    Py_DecRef(object);
+    PyErr_NoMemory();
+    return false;
+  }
+  held->object[held->objects++] = object;
+  return true;
+}
+
+/* ---- Reading --------------------------------------------------------------------------------------------------------- */
+
+static const char *const dtype_names[] = {"float32", "float16", "bfloat16", "float64",
+                                          "int32",   "int64",   "bool",     "another dtype"};
+
+const char *dtype_name(dtype type) { return dtype_names[type]; }
+
+static bool check_ndim(const char *name, int64_t ndim) {
+  if (ndim >= 0 && ndim <= MOST_DIMS) return true;
+  PyErr_Format(PyExc_ValueError, "%s has %d dimensions; it may have at most %d", name, (int)ndim, MOST_DIMS);
+  return false;
+}
+
+static void dense(int ndim, const int64_t *shape, int64_t *stride) {
+  int64_t step = 1;
+  for (int i = ndim - 1; i >= 0; i--) {
+    stride[i] = step;
+    step *= shape[i] > 0 ? shape[i] : 1;
+  }
+}
+
+static dtype dl_dtype(const dl_tensor *t) {
+  if (t->dtype.lanes != 1) return DTYPE_OTHER;
+  const int bits = t->dtype.bits;
+  switch (t->dtype.code) {
+    case DL_FLOAT: return bits == 32 ? DTYPE_F32 : bits == 16 ? DTYPE_F16 : bits == 64 ? DTYPE_F64 : DTYPE_OTHER;
+    case DL_BFLOAT: return bits == 16 ? DTYPE_BF16 : DTYPE_OTHER;
+    case DL_INT:
+      if (bits == 32) return DTYPE_I32;
+      if (bits == 64) return DTYPE_I64;
+      return bits == 8 ? DTYPE_BOOL : DTYPE_OTHER;
+    case DL_UINT:
+    case DL_BOOL: return bits == 8 ? DTYPE_BOOL : DTYPE_OTHER;
+    default: return DTYPE_OTHER;
+  }
+}
+
+static bool take_dl(const dl_tensor *t, const char *name, tensor *out) {
+  const int32_t device = t->device.type;
+  if (device != DL_CPU && device != DL_CUDA_HOST && device != DL_ROCM_HOST) {
+    PyErr_Format(PyExc_ValueError, "%s is on a device (DLPack type %d); libattn computes on the CPU", name, (int)device);
+    return false;
+  }
+  if (!check_ndim(name, t->ndim)) return false;
+  out->data = (char *)t->data + t->byte_offset;
+  out->ndim = t->ndim;
+  out->type = dl_dtype(t);
+  memcpy(out->shape, t->shape, (size_t)t->ndim * sizeof *out->shape);
+  if (t->strides)
+    memcpy(out->stride, t->strides, (size_t)t->ndim * sizeof *out->stride);
+  else
+    dense(out->ndim, out->shape, out->stride);
+  return true;
+}
+
+/* A result of the library has no history, so that gradients would end here without a word. */
+static bool requires_gradient(PyObject *object, const char *name) {
+  PyObject *flag = PyObject_GetAttr(object, name_requires_grad);
+  const bool required = flag && PyObject_IsTrue(flag) > 0;
+  if (flag) Py_DecRef(flag);
+  PyErr_Clear();
+  if (required) PyErr_Format(PyExc_ValueError, "%s requires gradients; use libattn.torch.sdpa, or %s.detach()", name, name);
+  return required;
+}
+
+static bool read_exchange(PyObject *object, const char *name, const holdings *held, tensor *out) {
+  dl_tensor t;
+  if (out->from->has_gradients && !held->ignore_gradients && requires_gradient(object, name)) return false;
+  return out->from->exchange->tensor_from_object(object, &t) == 0 && take_dl(&t, name, out);
+}
+
+/* Byte strides to strides in elements. */
+static bool take_byte_strides(const char *name, int64_t itemsize, tensor *out) {
+  for (int i = 0; i < out->ndim; i++) {
+    if (out->stride[i] % itemsize != 0) {
+      PyErr_Format(PyExc_ValueError, "%s has a stride of %lld bytes; it must be a multiple of its element, %d bytes", name,
+                   (long long)out->stride[i], (int)itemsize);
+      return false;
+    }
+    out->stride[i] /= itemsize;
+  }
+  return true;
+}
+
+/* NumPy has no bfloat16 of its own: that of ml_dtypes is a void of two bytes by the name "bfloat16". */
+static bool is_bfloat16(PyObject *object) {
+  PyObject *type = PyObject_GetAttr(object, name_dtype), *name = NULL;
+  bool found = type && type == atomic_load(&numpy_bfloat16);
+  if (type && !found && (name = PyObject_GetAttr(type, name_name))) {
+    found = PyUnicode_CompareWithASCIIString(name, "bfloat16") == 0;
+    PyObject *none = NULL;
+    if (found && atomic_compare_exchange_strong(&numpy_bfloat16, &none, type)) Py_IncRef(type);
+    Py_DecRef(name);
+  }
+  if (type) Py_DecRef(type);
+  PyErr_Clear();
+  return found;
+}
+
+static dtype array_dtype(PyObject *object, const array_interface *a) {
+  switch (a->kind) {
+    case 'f':
+      return a->itemsize == 4 ? DTYPE_F32 : a->itemsize == 2 ? DTYPE_F16 : a->itemsize == 8 ? DTYPE_F64 : DTYPE_OTHER;
+    case 'i':
+      if (a->itemsize == 4) return DTYPE_I32;
+      if (a->itemsize == 8) return DTYPE_I64;
+      return a->itemsize == 1 ? DTYPE_BOOL : DTYPE_OTHER;
+    case 'u':
+    case 'b': return a->itemsize == 1 ? DTYPE_BOOL : DTYPE_OTHER;
+    case 'V': return a->itemsize == 2 && is_bfloat16(object) ? DTYPE_BF16 : DTYPE_OTHER;
+    default: return DTYPE_OTHER;
+  }
+}
+
+static bool take_array(PyObject *object, const char *name, const array_interface *a, tensor *out) {
+  if (!check_ndim(name, a->dims)) return false;
+  if (!(a->flags & ARRAY_NOT_SWAPPED)) {
+    PyErr_Format(PyExc_TypeError, "%s has the other byte order; libattn takes the machine's", name);
+    return false;
+  }
+  out->data = a->data;
+  out->ndim = a->dims;
+  out->type = array_dtype(object, a);
+  out->readonly = !(a->flags & ARRAY_WRITEABLE);
+  for (int i = 0; i < a->dims; i++) {
+    out->shape[i] = a->shape[i];
+    out->stride[i] = a->strides[i];
+  }
+  return take_byte_strides(name, a->itemsize, out);
+}
+
+static bool read_array_struct(PyObject *object, const char *name, tensor *out) {
+  PyObject *capsule = PyObject_GetAttr(object, name_array_struct);
+  const array_interface *a = capsule ? PyCapsule_GetPointer(capsule, NULL) : NULL;
+  const bool read = a && take_array(object, name, a, out);
+  if (capsule) Py_DecRef(capsule);
+  return read;
+}
+
+/* Of an array that gives capsules. The capsule keeps the data until the call ends, and its destructor then calls the
+ * deleter, because it is not renamed to "used_dltensor". */
+static bool read_dlpack(PyObject *object, const char *name, holdings *held, tensor *out) {
+  PyObject *capsule = PyObject_CallMethodObjArgs(object, name_dlpack, NULL);
+  if (!capsule || !hold(held, capsule)) return false;
+  const dl_managed *managed = PyCapsule_GetPointer(capsule, "dltensor");
+  return managed && take_dl(&managed->tensor, name, out);
+}
+
+static dtype buffer_dtype(const Py_buffer *b) {
+  const char *format = b->format ? b->format : "B";
+  if (*format == '@' || *format == '=') format++;
+  if (!format[0] || format[1]) return DTYPE_OTHER;
+  switch (format[0]) {
+    case 'f': return DTYPE_F32;
+    case 'e': return DTYPE_F16;
+    case 'd': return DTYPE_F64;
+    case 'i':
+    case 'l':
+    case 'q': return b->itemsize == 4 ? DTYPE_I32 : DTYPE_I64;
+    case '?':
+    case 'b':
+    case 'B': return DTYPE_BOOL;
+    default: return DTYPE_OTHER;
+  }
+}
+
+static bool read_buffer(PyObject *object, const char *name, holdings *held, tensor *out) {
+  Py_buffer *b = &held->buffer[held->buffers];
+  if (held->buffers == MOST_HELD || PyObject_GetBuffer(object, b, PyBUF_STRIDES | PyBUF_FORMAT) != 0) {
+    PyErr_Clear();
+    PyErr_Format(PyExc_TypeError, "%s is no array: it has neither DLPack nor the buffer protocol", name);
+    return false;
+  }
+  held->buffers++;
+  if (!check_ndim(name, b->ndim)) return false;
+  out->data = b->buf;
+  out->ndim = b->ndim;
+  out->type = buffer_dtype(b);
+  out->readonly = b->readonly;
+  for (int i = 0; i < b->ndim; i++) {
+    out->shape[i] = b->shape[i];
+    out->stride[i] = b->strides[i];
+  }
+  return take_byte_strides(name, b->itemsize, out);
+}
+
+/* libattn.Spec: a shape and a dtype without data. _fields is (dtype, n, ..., strides ...). */
+static bool read_spec(PyObject *object, const char *name, tensor *out) {
+  PyObject *fields = PyObject_GetAttr(object, name_fields);
+  if (!fields) return false;
+  const int64_t ndim = ((int64_t)PyTuple_Size(fields) - 1) / 2;
+  bool read = check_ndim(name, ndim);
+  if (read) {
+    out->ndim = (int)ndim;
+    out->type = (dtype)PyLong_AsLongLong(PyTuple_GetItem(fields, 0));
+    for (int i = 0; i < out->ndim; i++) {
+      out->shape[i] = PyLong_AsLongLong(PyTuple_GetItem(fields, 1 + i));
+      out->stride[i] = PyLong_AsLongLong(PyTuple_GetItem(fields, 1 + ndim + i));
+    }
+    read = !PyErr_Occurred();
+  }
+  Py_DecRef(fields);
+  return read;
+}
+
+static bool read_by(PyObject *object, const char *name, holdings *held, tensor *out) {
+  switch (out->from->protocol) {
+    case BY_EXCHANGE: return read_exchange(object, name, held, out);
+    case BY_ARRAY_STRUCT: return read_array_struct(object, name, out);
+    case BY_DLPACK: return read_dlpack(object, name, held, out);
+    case BY_SPEC: return read_spec(object, name, out);
+    default: return read_buffer(object, name, held, out);
+  }
+}
+
+bool tensor_read(PyObject *object, const char *name, holdings *held, tensor *out) {
+  reader own;
+  out->from = reader_of(object, &own);
+  if (out->from == &own) { /* the list of types is full */
+    reader *kept = holdings_alloc(held, sizeof *kept);
+    if (!kept) return false;
+    *kept = own;
+    out->from = kept;
+  }
+  out->object = object;
+  out->data = NULL;
+  out->readonly = false;
+  return read_by(object, name, held, out);
+}
+
+/* ---- New arrays ------------------------------------------------------------------------------------------------------ */
+
+static PyObject *shape_tuple(int ndim, const int64_t *shape) {
+  PyObject *tuple = PyTuple_New(ndim);
+  for (int i = 0; tuple && i < ndim; i++) {
+    PyObject *size = PyLong_FromLongLong(shape[i]);
+    if (!size || PyTuple_SetItem(tuple, i, size) != 0) {
+      Py_DecRef(tuple);
+      return NULL;
+    }
+  }
+  return tuple;
+}
+
+static void set_error(void *context, const char *kind, const char *message) {
+  (void)context;
+  PyErr_Format(PyExc_ValueError, "%s: %s", kind, message);
+}
+
+static PyObject *new_exchange(const dl_exchange *exchange, dtype type, int ndim, const int64_t *shape) {
+  int64_t sizes[MOST_DIMS], strides[MOST_DIMS];
+  memcpy(sizes, shape, (size_t)ndim * sizeof *sizes);
+  dense(ndim, sizes, strides);
+  dl_tensor prototype = {.device = {DL_CPU, 0}, .ndim = ndim, .shape = sizes, .strides = strides};
+  prototype.dtype.code = type == DTYPE_BF16 ? DL_BFLOAT : DL_FLOAT;
+  prototype.dtype.bits = type == DTYPE_F32 ? 32 : 16;
+  prototype.dtype.lanes = 1;
+  void *managed = NULL, *object = NULL;
+  if (exchange->allocate(&prototype, &managed, NULL, set_error) != 0) return NULL;
+  return exchange->managed_to_object(managed, &object) == 0 ? object : NULL;
+}
+
+/* An attribute of numpy, looked up once. */
+static PyObject *of_numpy(_Atomic(PyObject *) *kept, const char *name) {
+  PyObject *found = atomic_load_explicit(kept, memory_order_acquire);
+  if (found) return found;
+  PyObject *numpy = PyImport_ImportModule("numpy");
+  found = numpy ? PyObject_GetAttrString(numpy, name) : NULL;
+  if (numpy) Py_DecRef(numpy);
+  if (found) atomic_store_explicit(kept, found, memory_order_release);
+  return found;
+}
+
+static PyObject *new_numpy(const tensor *like, bool float32, PyObject *shape) {
+  PyObject *empty = of_numpy(&numpy_empty, "empty");
+  PyObject *type = float32 ? of_numpy(&numpy_float32, "float32") : PyObject_GetAttr(like->object, name_dtype);
+  PyObject *made = empty && type ? PyObject_CallFunctionObjArgs(empty, shape, type, NULL) : NULL;
+  if (!float32 && type) Py_DecRef(type);
+  return made;
+}
+
+static PyObject *new_other(const tensor *like, bool float32, int ndim, const int64_t *shape) {
+  PyObject *tuple = shape_tuple(ndim, shape), *made = NULL;
+  if (tuple && like->from->protocol == BY_ARRAY_STRUCT) {
+    made = new_numpy(like, float32 && like->type != DTYPE_F32, tuple);
+  } else if (tuple) {
+    PyObject *type = PyUnicode_FromString(dtype_name(float32 ? DTYPE_F32 : like->type));
+    made = type ? PyObject_CallFunctionObjArgs(python_allocate, like->object, tuple, type, NULL) : NULL;
+    if (type) Py_DecRef(type);
+  }
+  if (tuple) Py_DecRef(tuple);
+  return made;
+}
+
+PyObject *tensor_new(const tensor *like, bool float32, int ndim, const int64_t *shape, holdings *held, tensor *out) {
+  const dl_exchange *exchange = like->from->exchange;
+  PyObject *made = exchange && exchange->allocate && exchange->managed_to_object
+                       ? new_exchange(exchange, float32 ? DTYPE_F32 : like->type, ndim, shape)
+                       : new_other(like, float32, ndim, shape);
+  if (made && tensor_read(made, "out", held, out)) return made;
+  if (made) Py_DecRef(made);
+  return NULL;
+}

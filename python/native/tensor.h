@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: MIT */
+/* Arrays of other libraries, read where they lie.
+ *
+ * An array may speak one of four protocols; the type of the object decides which, once for all objects of the type:
+ *
+ *   DLPack's C exchange API (https://dmlc.github.io/dlpack/latest/c_api.html)   PyTorch 2.10 and later; a few ns
+ *   __array_struct__ (https://numpy.org/doc/stable/reference/arrays.interface.html)   NumPy with every dtype; 0.1 us
+ *   __dlpack__ (https://data-apis.org/array-api/latest)   JAX and others
+ *   the buffer protocol (https://docs.python.org/3/c-api/buffer.html)   memoryview, array.array
+ */
+#ifndef LIBATTN_TENSOR_H
+#define LIBATTN_TENSOR_H
+
+#include <stdbool.h>
+
+#include "python_api.h"
+
+typedef enum dtype {
+  DTYPE_F32, /* these three as attn_dtype counts them */
+  DTYPE_F16,
+  DTYPE_BF16,
+  DTYPE_F64,
+  DTYPE_I32,
+  DTYPE_I64,
+  DTYPE_BOOL, /* or any type of one byte that is no float */
+  DTYPE_OTHER
+} dtype;
+
+enum { MOST_DIMS = 5 };
+
+/* How objects of a type are read. */
+typedef struct reader reader;
+
+typedef struct tensor {
+  char *data;
+  int ndim;
+  dtype type;
+  bool readonly;
+  int64_t shape[MOST_DIMS];
+  int64_t stride[MOST_DIMS]; /* in elements */
+  const reader *from;
+  PyObject *object; /* not owned */
+} tensor;
+
+/* What has to stay until the call ends: at most so many objects and buffers. */
+enum { MOST_HELD = 24 };
+typedef struct holdings {
+  bool ignore_gradients; /* else PyTorch's tensors that require gradients are refused, as by its own __dlpack__ */
+  int objects, buffers, blocks;
+  PyObject *object[MOST_HELD];
+  void *block[MOST_HELD]; /* for free() */
+  Py_buffer buffer[MOST_HELD];
+} holdings;
+
+void holdings_release(holdings *held);
+
+/* Memory until the call ends; NULL with an exception. */
+void *holdings_alloc(holdings *held, size_t bytes);
+
+/* Reads an object. `name` is the parameter, for the sentence of the exception. False with an exception. */
+bool tensor_read(PyObject *object, const char *name, holdings *held, tensor *out);
+
+/* A new array of the library that `like` comes from: float32 or the dtype of `like`. Reads it into *out. A new reference, or
+ * NULL with an exception. */
+PyObject *tensor_new(const tensor *like, bool float32, int ndim, const int64_t *shape, holdings *held, tensor *out);
+
+const char *dtype_name(dtype type);
+
+/* Before anything else. `allocate(like, shape, dtype)` is Python's way to make arrays of libraries that have none of the
+ * quick ways; `spec` is the class libattn.Spec. False with an exception. */
+bool tensor_start(PyObject *allocate, PyObject *spec);
+
+#endif

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: MIT
+"""Runs the Python code of README.md, python/README.md and docs/python.md: the blocks of each page one after the other."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = ["README.md", "python/README.md", "docs/python.md"]
+
+
+def blocks(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return [(text[:m.start()].count("\n") + 2, m[1]) for m in re.finditer(r"^```python\n(.*?)^```$", text, re.M | re.S)]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_page(page):
+    pytest.importorskip("numpy")
+    names = {"__name__": "page"}
+    found = blocks(page)
+    assert found
+    for line, code in found:
+        for package in re.findall(r"^\s*(?:import|from) (torch|transformers|ml_dtypes|onnx|pandas)", code, re.M):
+            pytest.importorskip(package)
+        exec(compile("\n" * (line - 1) + code, page, "exec"), names)

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: MIT
+"""libattn.sdpa with NumPy: every option against the reference, strides, dtypes, outputs, refusals."""
+
+import inspect
+
+import pytest
+
+np = pytest.importorskip("numpy")
+
+import libattn  # noqa: E402
+from libattn import _native, _sdpa  # noqa: E402
+from reference import attention  # noqa: E402
+
+B, H, HKV, SQ, SK, D, DV = 2, 4, 2, 9, 13, 24, 16
+
+
+def draw(seed=0, sq=SQ, sk=SK, d=D, dv=DV, dtype=np.float32):
+    r = np.random.default_rng(seed)
+    return tuple(r.standard_normal(shape).astype(dtype) for shape in ((B, H, sq, d), (B, HKV, sk, d), (B, HKV, sk, dv)))
+
+
+R = np.random.default_rng(7)
+MASK = R.random((B, H, SQ, SK)) > 0.3
+MASK[0, :, 0] = False  # rows that see no key
+BIAS = np.where(R.random((B, 1, SQ, SK)) > 0.2, R.standard_normal((B, 1, SQ, SK)), -np.inf).astype(np.float32)
+OPTIONS = {
+    "plain": {},
+    "mask": {"mask": MASK},
+    "mask of keys": {"mask": MASK[0, 0, 1]},
+    "mask of batches": {"mask": MASK[:, :1, :1]},
+    "bias": {"bias": BIAS},
+    "bias of heads": {"bias": BIAS[0]},
+    "causal": {"causal": True},
+    "causal bottom-right": {"causal": True, "align": "bottom_right"},
+    "causal at 3": {"causal": True, "align": 3},
+    "causal at offsets": {"causal": True, "align": np.array([-2, 5])},
+    "window": {"window": (2, 1)},
+    "window left": {"window": (3, None)},
+    "window both": {"window": 2, "align": "bottom_right"},
+    "causal window": {"window": (3, 7), "causal": True},
+    "scale": {"scale": 0.7},
+    "scale 0": {"scale": 0},
+    "softcap": {"softcap": 1.5},
+    "alibi": {"alibi": [0.5, 0.25, 0.125, 1]},
+    "sinks": {"sinks": np.array([0, 1, -1, 2.0])},
+    "lengths": {"kv_len": [SK, 4], "q_len": [5, SQ]},
+    "lengths int64": {"kv_len": np.array([0, 7])},
+    "lengths of rows": {"row_len": R.integers(0, SK + 1, (B, SQ))},
+    "lengths bottom-right": {"kv_len": [SK, 11], "q_len": [5, SQ], "causal": True, "align": "bottom_right"},
+    "additive": {"score": "additive", "score_weight": R.standard_normal(D).astype(np.float32)},
+    "gaussian": {"score": "gaussian", "score_weight": R.standard_normal((H, D)).astype(np.float32)},
+    "gaussian plain": {"score": "gaussian"},
+    "all": {"mask": MASK, "bias": BIAS, "causal": True, "align": "bottom_right", "softcap": 2.0, "alibi": [1, 0.5, 0.2, 0],
+            "sinks": [0, 1, 2, 3], "kv_len": [SK, 12], "window": (9, None)},
+}
+
+
+def expected(q, k, v, options):
+    options = dict(options)
+    window = options.pop("window", None)
+    if window is not None:
+        options["window"] = window if isinstance(window, tuple) else (window, window)
+    return attention(q, k, v, **options)
+
+
+def assert_close(ours, right, limit=3e-6):
+    ours, right = np.asarray(ours, float), np.asarray(right, float)
+    assert ours.shape == right.shape
+    assert np.array_equal(np.isneginf(ours), np.isneginf(right))
+    seen = ~np.isneginf(right)
+    assert np.abs(ours[seen] - right[seen]).max(initial=0) <= limit * (1 + np.abs(right[seen]).max(initial=0))
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_option(name):
+    q, k, v = draw()
+    out, lse = libattn.sdpa(q, k, v, return_lse=True, **OPTIONS[name])
+    o, right = expected(q, k, v, OPTIONS[name])
+    assert_close(out, o)
+    assert_close(lse, right)
+    assert out.dtype == lse.dtype == np.float32
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_plan_gives_the_bits_of_sdpa(name):
+    q, k, v = draw()
+    arrays = {key: value for key, value in OPTIONS[name].items()
+              if key in ("mask", "bias", "alibi", "sinks", "kv_len", "q_len", "row_len", "score_weight")}
+    if isinstance(OPTIONS[name].get("align"), np.ndarray):
+        arrays["offsets"] = OPTIONS[name]["align"]
+    plan = libattn.Plan(q, k, v, **OPTIONS[name])
+    assert np.array_equal(plan.run(q, k, v, **arrays), libattn.sdpa(q, k, v, **OPTIONS[name]))
+
+
+def test_precomputed():
+    _, _, v = draw()
+    scores = np.random.default_rng(3).standard_normal((1, H, SQ, SK)).astype(np.float32)
+    assert_close(libattn.sdpa(None, None, v, scores=scores, score="precomputed", causal=True),
+                 attention(None, None, v, scores=scores, score="precomputed", causal=True)[0])
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_fewer_dimensions(dims):
+    q, k, v = (x[(0,) * (4 - dims)] for x in draw())
+    out, lse = libattn.sdpa(q, k, v, return_lse=True)
+    pad = (None,) * (4 - dims)
+    o, right = attention(q[pad], k[pad], v[pad])
+    assert_close(out, o[(0,) * (4 - dims)])
+    assert_close(lse, right[(0,) * (4 - dims)])
+
+
+def test_layout_bshd_and_strides():
+    q, k, v = draw()
+    right = attention(q, k, v)[0]
+    by_token = [np.ascontiguousarray(x.transpose(0, 2, 1, 3)) for x in (q, k, v)]
+    assert_close(libattn.sdpa(*by_token, layout="bshd"), right.transpose(0, 2, 1, 3))
+    views = [x.transpose(0, 2, 1, 3) for x in by_token]
+    assert_close(libattn.sdpa(*views), right)
+    backwards = [np.ascontiguousarray(x[..., ::-1, ::-1])[..., ::-1, ::-1] for x in (q, k, v)]
+    assert_close(libattn.sdpa(*backwards), right)
+    shared = np.broadcast_to(k[:, :1], k.shape)
+    assert_close(libattn.sdpa(q, shared, v), attention(q, shared, v)[0])
+    packed = np.empty((B, H, SQ, 3, DV), np.float32)
+    libattn.sdpa(q, k, v, out=packed[:, :, :, 1])
+    assert_close(packed[:, :, :, 1], right)
+
+
+def test_packed_sequences():
+    r = np.random.default_rng(5)
+    borders_q, borders_k = [0, 5, 5, 12], np.array([0, 7, 9, 20])
+    q, k, v = (r.standard_normal((n, h, D)).astype(np.float32) for n, h in ((12, H), (20, HKV), (20, HKV)))
+    out, lse = libattn.sdpa(q, k, v, cu_seqlens_q=borders_q, cu_seqlens_k=borders_k, causal=True, align="bottom_right",
+                            return_lse=True)
+    turned = libattn.sdpa(*(np.ascontiguousarray(x.transpose(1, 0, 2)) for x in (q, k, v)), cu_seqlens_q=borders_q,
+                          cu_seqlens_k=borders_k, causal=True, align="bottom_right", layout="htd", max_seqlen_q=9,
+                          max_seqlen_k=30)
+    assert_close(turned.transpose(1, 0, 2), out)
+    for i in range(3):
+        a, b = slice(*borders_q[i:i + 2]), slice(*borders_k[i:i + 2])
+        o, right = attention(*(x.transpose(1, 0, 2)[None] for x in (q[a], k[b], v[b])), causal=True, align="bottom_right")
+        assert_close(out[a].transpose(1, 0, 2), o[0])
+        assert_close(lse[:, a], right[0])
+
+
+def test_half_precision():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    for dtype, limit in ((np.float16, 4e-3), (ml_dtypes.bfloat16, 3e-2)):
+        q, k, v = draw(dtype=dtype)
+        right = attention(q, k, v)[0]
+        out = libattn.sdpa(q, k, v)
+        assert out.dtype == dtype
+        assert_close(out, right, limit)
+        wide = libattn.sdpa(q, k, v, out_dtype="float32")
+        assert wide.dtype == np.float32
+        assert_close(wide, right, limit)
+        assert_close(libattn.sdpa(q.astype(np.float32), k, v), right, limit)
+
+
+def test_given_outputs():
+    q, k, v = draw()
+    out, lse = np.empty((B, H, SQ, DV), np.float32), np.empty((B, H, SQ), np.float32)
+    returned = libattn.sdpa(q, k, v, out=out, lse=lse)
+    assert returned is out
+    assert_close(lse, attention(q, k, v)[1])
+    locked = out.copy()
+    locked.flags.writeable = False
+    with pytest.raises(ValueError, match="out is read-only"):
+        libattn.sdpa(q, k, v, out=locked)
+    with pytest.raises(ValueError, match="out has another shape"):
+        libattn.sdpa(q, k, v, out=out[..., :3])
+    with pytest.raises(ValueError, match=r"o_stride|overlap"):
+        libattn.sdpa(q, k, v, out=np.lib.stride_tricks.as_strided(out, strides=(0, 0, 0, 4)))
+
+
+def test_empty():
+    q, k, v = draw(sk=0)
+    out, lse = libattn.sdpa(q, k, v, return_lse=True)
+    assert not out.any()
+    assert np.isneginf(lse).all()
+    assert libattn.sdpa(q[:, :, :0], k, v).shape == (B, H, 0, DV)
+    assert libattn.sdpa(q[:0], k[:0], v[:0]).shape == (0, H, SQ, DV)
+
+
+REFUSED = [
+    (ValueError, "q has 5 dimensions", lambda q, k, v: libattn.sdpa(q[None], k, v)),
+    (ValueError, "k has head_dim 23; q has 24", lambda q, k, v: libattn.sdpa(q, k[..., :23], v)),
+    (ValueError, "k has batch 1; q has 2", lambda q, k, v: libattn.sdpa(q, k[:1], v)),
+    (ValueError, "v has tokens 12; k has 13", lambda q, k, v: libattn.sdpa(q, k, v[:, :, 1:])),
+    (ValueError, "heads_q must be a multiple of heads_kv", lambda q, k, v: libattn.sdpa(q[:, :3], k, v)),
+    (ValueError, "mask has 12 keys; it must have 13", lambda q, k, v: libattn.sdpa(q, k, v, mask=MASK[..., :12])),
+    (TypeError, "mask is float32; it must be bool", lambda q, k, v: libattn.sdpa(q, k, v, mask=BIAS)),
+    (TypeError, "bias is bool; it must be float32", lambda q, k, v: libattn.sdpa(q, k, v, bias=MASK)),
+    (TypeError, "q is float64", lambda q, k, v: libattn.sdpa(q.astype(float), k, v)),
+    (TypeError, "k is float32 and v is float16", lambda q, k, v: libattn.sdpa(q, k, v.astype("f2"))),
+    (TypeError, "q is float16 and k is float32", lambda q, k, v: libattn.sdpa(q.astype("f2"), k, v)),
+    (TypeError, "q has the other byte order", lambda q, k, v: libattn.sdpa(q.astype(">f4"), k, v)),
+    (TypeError, "q is no array", lambda q, k, v: libattn.sdpa("q", k, v)),
+    (TypeError, "v is missing", lambda q, k, v: libattn.sdpa(q, k, None)),
+    (TypeError, "unexpected keyword argument 'colour'", lambda q, k, v: libattn.sdpa(q, k, v, colour=1)),
+    (TypeError, "multiple values for argument 'q'", lambda q, k, v: libattn.sdpa(q, k, v, q=q)),
+    (TypeError, "4 were given", lambda q, k, v: libattn.sdpa(q, k, v, MASK)),
+    (ValueError, "kernel is 'mine', which is not here", lambda q, k, v: libattn.sdpa(q, k, v, kernel="mine")),
+    (libattn.Unsupported, "decode_c", lambda q, k, v: libattn.sdpa(np.repeat(q, 9, 2), k, v, kernel="decode_c")),
+    (ValueError, "kv_len has 3 elements; it must have 2", lambda q, k, v: libattn.sdpa(q, k, v, kv_len=[1, 2, 3])),
+    (ValueError, r"kv_len\[1\] is 99", lambda q, k, v: libattn.sdpa(q, k, v, kv_len=[1, 99])),
+    (ValueError, "kv_len is 4294967296", lambda q, k, v: libattn.sdpa(q, k, v, kv_len=[1, 1 << 32])),
+    (ValueError, "beyond 32 bits", lambda q, k, v: libattn.sdpa(q, k, v, kv_len=np.array([1, 1 << 32]))),
+    (TypeError, "kv_len is float64", lambda q, k, v: libattn.sdpa(q, k, v, kv_len=np.array([1.0, 2.0]))),
+    (ValueError, "scale is nan", lambda q, k, v: libattn.sdpa(q, k, v, scale=float("nan"))),
+    (TypeError, "scale must be a number", lambda q, k, v: libattn.sdpa(q, k, v, scale="1")),
+    (ValueError, "layout is 'sbhd'", lambda q, k, v: libattn.sdpa(q, k, v, layout="sbhd")),
+    (ValueError, "layout 'thd' needs cu_seqlens_q", lambda q, k, v: libattn.sdpa(q, k, v, layout="thd")),
+    (ValueError, "align is 'left'", lambda q, k, v: libattn.sdpa(q, k, v, align="left")),
+    (ValueError, "window must be", lambda q, k, v: libattn.sdpa(q, k, v, window=(1, 2, 3))),
+    (ValueError, "threads is 5000", lambda q, k, v: libattn.sdpa(q, k, v, threads=5000)),
+    (ValueError, "max_isa", lambda q, k, v: libattn.sdpa(q, k, v, max_isa="sse")),
+    (ValueError, "q, k, v|scores", lambda q, k, v: libattn.sdpa(q, k, v, scores=BIAS)),
+]
+
+
+@pytest.mark.parametrize(("kind", "sentence", "call"), REFUSED, ids=[sentence for _, sentence, _ in REFUSED])
+def test_refusal(kind, sentence, call):
+    with pytest.raises(kind, match=sentence):
+        call(*draw())
+
+
+def test_stride_that_is_no_element():
+    raw = np.zeros((1, 1, 4, 10), np.uint8)
+    odd = np.ndarray((1, 1, 4, 2), np.float32, raw.data, 0, (40, 40, 10, 4))
+    with pytest.raises(ValueError, match="stride of 10 bytes"):
+        libattn.sdpa(odd, odd, odd)
+
+
+def test_signature_is_that_of_the_built_in_function():
+    documented = list(_sdpa.SIGNATURE.parameters)
+    assert documented[:3] == ["q", "k", "v"]
+    assert sorted(documented[3:]) == sorted(_native.keywords())
+    assert list(inspect.signature(libattn.sdpa).parameters) == documented
+    assert "softmax" in libattn.sdpa.__doc__
+
+
+def test_kernels_and_tiers():
+    kernels = {kernel.name: kernel for kernel in libattn.kernels()}
+    assert "naive_c" in kernels
+    assert kernels["naive_c"].unusable is None
+    assert libattn.tiers()[0] == "c"
+    q, k, v = draw()
+    assert libattn.why_not("naive_c", q, k, v) is None
+    assert "at most 32 query rows" in libattn.why_not("decode_c", np.repeat(q, 9, 2), k, v)
+    assert libattn.why_not("mine", q, k, v) == "there is no kernel of that name"
+    for name in ("naive_c", "flash_c"):
+        plan = libattn.Plan(q, k, v, kernel=name)
+        assert plan.kernel == name
+        assert name in plan.describe()
+        assert_close(plan.run(q, k, v), attention(q, k, v)[0])
+
+
+def test_spec_in_place_of_arrays():
+    q, k, v = draw()
+    specs = [libattn.Spec(x.shape, x.dtype) for x in (q, k, v)]
+    assert np.array_equal(libattn.Plan(*specs, causal=True).run(q, k, v), libattn.sdpa(q, k, v, causal=True))
+    with pytest.raises(TypeError, match="dtype is complex64"):
+        libattn.Spec((1, 2), "complex64")
+
+
+def test_plan_refuses_other_arrays():
+    q, k, v = draw()
+    plan = libattn.Plan(q, k, v)
+    for sentence, call in {"queries = 9; this call has 8": lambda: plan.run(q[:, :, 1:], k, v),
+                           "optional arrays": lambda: plan.run(q, k, v, mask=MASK),
+                           "dtype of out": lambda: plan.run(q, k, v, out=np.empty((B, H, SQ, DV), np.float16)),
+                           "other strides": lambda: plan.run(np.asfortranarray(q), k, v)}.items():
+        with pytest.raises((ValueError, TypeError), match=sentence if "dtype" not in sentence else "out is float16"):
+            call()
+    with pytest.raises(TypeError, match="takes no 'scale': the plan has it"):
+        plan.run(q, k, v, scale=1.0)
+
+
+def test_plans_are_kept():
+    q, k, v = draw()
+    libattn.forget_plans()
+    for _ in range(5):
+        libattn.sdpa(q, k, v)
+        libattn.sdpa(q, k, v, scale=0.5)
+    assert libattn.plan_counts() == (2, 8)
+
+
+def test_default_scale_is_not_scale_0():
+    q, k, v = draw()
+    libattn.sdpa(q, k, v, scale=0)
+    assert_close(libattn.sdpa(q, k, v), attention(q, k, v)[0])
+    assert_close(libattn.sdpa(q, k, v, scale=0), attention(q, k, v, scale=0)[0])
