@@ -77,7 +77,8 @@ TEST(test_what_is_no_value_is_refused) {
                {COLUMN_flops, "fast"},      {COLUMN_flops, ""},
                {COLUMN_status, "PASSED"},   {COLUMN_stop_reason, "end"},
                {COLUMN_err_index, "1:2:3"}, {COLUMN_err_index, "1:2:3:4:5"},
-               {COLUMN_samples, "-1"},      {COLUMN_alibi, "a word longer than any value of an axis"}};
+               {COLUMN_samples, "-1"},      {COLUMN_rows_checked, "-6"},
+               {COLUMN_max_abs_err, "nan"}, {COLUMN_alibi, "a word longer than any value of an axis"}};
   bench_row row = bench_row_create(NULL, NULL);
   for (size_t i = 0; i < COUNT(cases); i++)
     if (bench_cell_read(&row, cases[i].column, cases[i].text))

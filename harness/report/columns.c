@@ -74,15 +74,16 @@ static bool read_samples(const char *text, int *samples) {
 bool bench_cell_read(bench_row *row, bench_column column, const char *text) {
   void *value = (char *)row + columns[column].offset;
   int64_t *at = value;
+  double *number = value;
   char *end, more;
   int index = -1;
   switch (columns[column].kind) {
     case TEXT: return (size_t)snprintf(value, columns[column].bytes, "%s", text) < columns[column].bytes;
     case WHOLE:
-    case CHECKED_WHOLE: return cli_read_int(text, value);
+    case CHECKED_WHOLE: return cli_read_int(text, value) && *at >= 0;
     case NUMBER:
     case CHECKED_NUMBER:
-    case POSITIVE: *(double *)value = strtod(text, &end); return end != text && !*end; /* "inf" as well */
+    case POSITIVE: *number = strtod(text, &end); return end != text && !*end && !isnan(*number); /* "inf" as well */
     case CHECKED_INDEX:
       return sscanf(text, "%" SCNd64 ":%" SCNd64 ":%" SCNd64 ":%" SCNd64 "%c", &at[0], &at[1], &at[2], &at[3], &more) == 4;
     case SAMPLES: return read_samples(text, value);
