@@ -168,3 +168,15 @@ endforeach()
 foreach(plugin IN LISTS ATTN_PLUGINS)
   write_generated(${ATTN_GENERATED_DIR}/plugin_${plugin} plugin_built.def "${plugin_text_${plugin}}")
 endforeach()
+
+# Code versions of all kernels, made anew by every build that changes one.
+string(TOUPPER "${CMAKE_BUILD_TYPE}" build_type)
+set(ATTN_KERNEL_CODES ${ATTN_GENERATED_DIR}/kernel_codes.h)
+set(make_kernel_codes ${CMAKE_COMMAND} -DSOURCE=${PROJECT_SOURCE_DIR} -DOUTPUT=${ATTN_KERNEL_CODES}
+    "-DCOMPILER=${CMAKE_C_COMPILER_ID} ${CMAKE_C_COMPILER_VERSION} ${CMAKE_C_FLAGS} ${CMAKE_C_FLAGS_${build_type}}"
+    -P ${PROJECT_SOURCE_DIR}/cmake/AttnKernelCodes.cmake)
+execute_process(COMMAND ${make_kernel_codes} COMMAND_ERROR_IS_FATAL ANY) # for tools that read sources before a build
+file(GLOB_RECURSE attn_kernel_files CONFIGURE_DEPENDS kernels/*.c kernels/*.h kernels/*.cpp)
+add_custom_command(OUTPUT ${ATTN_KERNEL_CODES} COMMAND ${make_kernel_codes} VERBATIM
+                   DEPENDS ${attn_kernel_files} kernels/kernels.def kernels/tiers.def include/attn/kernel.h
+                           cmake/AttnKernelCodes.cmake)

@@ -170,6 +170,36 @@ static void write_cpu_tiers(char *text, size_t bytes) {
     if (!attn_tier_unusable(i, NULL)) attn_append(text, bytes, " ", tiers[i].isa);
 }
 
+#if defined(__x86_64__)
+static void write_model(char *text, size_t bytes) {
+  uint32_t a = 0, b, c, d, name[3] = {0};
+  __get_cpuid(0, &a, &name[0], &name[2], &name[1]);
+  __get_cpuid(1, &a, &b, &c, &d);
+  const uint32_t base_family = a >> 8 & 15, base_model = a >> 4 & 15;
+  const uint32_t family = base_family + (base_family == 15 ? a >> 20 & 255 : 0);
+  const uint32_t model = base_model + (base_family == 6 || base_family == 15 ? (a >> 16 & 15) << 4 : 0);
+  snprintf(text, bytes, "%.12s family %u model %u stepping %u", (const char *)name, (unsigned)family, (unsigned)model,
+           (unsigned)(a & 15));
+}
+#elif defined(__aarch64__)
+/* MIDR_EL1, which Linux reads for programs (Documentation/arch/arm64/cpu-feature-registers.rst). */
+static void write_model(char *text, size_t bytes) {
+  uint64_t midr = 0;
+  if (getauxval(AT_HWCAP) & 1u << 11 /* CPUID */) __asm__ volatile("mrs %0, MIDR_EL1" : "=r"(midr));
+  snprintf(text, bytes, "aarch64 midr 0x%llx", (unsigned long long)midr);
+}
+#else
+static void write_model(char *text, size_t bytes) { snprintf(text, bytes, "unknown"); }
+#endif
+
+/* Tiers by what was detected: a permission that has been refused since makes no other CPU. */
+void attn_cpu_identity(char *text, size_t bytes) {
+  write_model(text, bytes);
+  attn_append(text, bytes, ", ", "tiers");
+  for (int i = 0; i < TIER_COUNT; i++)
+    if (!(tiers[i].features & ~attn_cpu_features())) attn_append(text, bytes, " ", tiers[i].isa);
+}
+
 const char *attn_cpu_tiers(void) {
   static _Thread_local char text[128];
   if (!*text) write_cpu_tiers(text, sizeof text);

@@ -3,6 +3,7 @@
 #ifndef ATTN_CPU_H
 #define ATTN_CPU_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 /* Feature bits as tiers.def names them. A bit is set only if the instructions exist and the operating system saves their
@@ -35,6 +36,10 @@ const char *attn_tier_claim(int tier);
 
 /* Flop/s of one core with good kernels of the tier, within a factor of a few. */
 double attn_tier_flops(int tier);
+
+/* This CPU in a line that another one does not have: vendor, family, model, stepping, tiers. Nothing of it decides what runs
+ * here: virtual machines tell what they like. */
+void attn_cpu_identity(char *text, size_t bytes);
 
 /* The highest tier that this CPU can run; caps do not count. */
 const char *attn_tier_best(void);

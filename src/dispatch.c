@@ -13,6 +13,7 @@
 #include "problem.h"
 #include "registry.h"
 #include "text.h"
+#include "tuning.h"
 
 /* An unset or empty variable is no request. */
 static const char *environment(const char *name) {
@@ -105,6 +106,54 @@ static attn_status choose_automatically(const attn_problem *problem, const char 
   return ATTN_OK;
 }
 
+/* Says which rule decided and by what margin. */
+static void explain_rule(const attn_tuning_rule *rule, const char *path, char *why, size_t bytes) {
+  snprintf(why, bytes,
+           "tuning file %.300s, line %d: %s takes at least %.2f times as long where it was measured [%.2f, %.2f]", path,
+           rule->line, rule->second, rule->margin, rule->low, rule->high);
+}
+
+/* The kernel of the rule that the file has for the problem. NULL, and the reason in `why`, if there is none or it cannot
+ * run.
+ */
+static const attn_kernel *choose_tuned(const attn_problem *problem, const char *cap, const attn_tuning *tuning, char *why,
+                                       size_t bytes) {
+  const char *path = attn_tuning_path(tuning), *reason = attn_tuning_excludes(problem);
+  const attn_tuning_rule *rule = reason ? NULL : attn_tuning_find(tuning, problem);
+  if (!rule) {
+    snprintf(why, bytes, "tuning file %.300s has no rule for this problem%s%s", path, reason ? ": " : "",
+             reason ? reason : "");
+    return NULL;
+  }
+  const attn_kernel *kernel = attn_registry_find(rule->kernel);
+  reason = kernel ? refusal(kernel, problem, cap) : attn_registry_missing(rule->kernel);
+  if (!kernel && !reason) reason = "no kernel of this process has that name";
+  if (!reason) reason = attn_dispatch_claim(kernel);
+  if (!reason) {
+    explain_rule(rule, path, why, bytes);
+    return kernel;
+  }
+  snprintf(why, bytes, "tuning file %.300s, line %d wants %s, which cannot run: %.300s", path, rule->line, rule->kernel,
+           reason);
+  return NULL;
+}
+
+/* By the tuning file if it has a rule, else by the built-in rules, saying why. */
+static attn_status choose_by_rules(const attn_problem *problem, const char *cap, const char *refused, attn_choice *choice) {
+  char tuned[800] = "";
+  if (refused) snprintf(tuned, sizeof tuned, "%.790s", refused);
+  if (choice->tuning) {
+    choice->kernel = choose_tuned(problem, cap, choice->tuning, tuned, sizeof tuned);
+    if (choice->kernel) return snprintf(choice->why, sizeof choice->why, "%s", tuned), ATTN_OK;
+  }
+  const attn_status status = choose_automatically(problem, cap, choice);
+  if (status != ATTN_OK || !*tuned) return status;
+  char built_in[sizeof choice->why];
+  memcpy(built_in, choice->why, sizeof built_in);
+  snprintf(choice->why, sizeof choice->why, "%s; %.1100s", tuned, built_in);
+  return ATTN_OK;
+}
+
 attn_status attn_dispatch_cap(const attn_options *options, const char **cap) {
   const char *asked = options->max_isa, *variable = environment("ATTN_MAX_ISA");
   attn_status status = check_cap("attn_options.max_isa", asked);
@@ -121,11 +170,15 @@ attn_status attn_dispatch(const attn_problem *problem, const attn_options *optio
   attn_status status = attn_plugins_check_named();
   if (status == ATTN_OK) status = attn_dispatch_cap(options, &cap);
   if (status != ATTN_OK) return status;
+  const char *refused = NULL; /* why ATTN_TUNING's file is not used */
   choice->cap = cap;
+  choice->tuning = options->tuning;
+  if (!choice->tuning) status = attn_tuning_named(&choice->tuning, &refused);
+  if (status != ATTN_OK) return status;
   if (options->kernel) return choose_named(problem, options->kernel, "attn_options.kernel", cap, choice);
   const char *variable_kernel = environment("ATTN_KERNEL");
   if (variable_kernel) return choose_named(problem, variable_kernel, "ATTN_KERNEL", cap, choice);
-  return choose_automatically(problem, cap, choice);
+  return choose_by_rules(problem, cap, refused, choice);
 }
 
 /* ---- The registry's public questions ---- */

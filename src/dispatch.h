@@ -7,11 +7,13 @@
 
 typedef struct attn_choice {
   const attn_kernel *kernel;
-  const char *cap; /* the highest tier to use; NULL = no cap. The caller's or the environment's text */
-  char why[2000];  /* how it was chosen, and what was refused before it */
+  const char *cap;           /* the highest tier to use; NULL = no cap. The caller's or the environment's text */
+  const attn_tuning *tuning; /* the tuning file in force; NULL = none */
+  char why[2000];            /* how it was chosen, and what was refused before it */
 } attn_choice;
 
-/* Honours, in this order: options->kernel, ATTN_KERNEL, the automatic choice; and the lower of options->max_isa and
+/* Honours, in this order: options->kernel, ATTN_KERNEL, the rules of options->tuning or ATTN_TUNING, the built-in rules; and
+ * the lower of options->max_isa and
  * ATTN_MAX_ISA. Never falls back from a named kernel. The problem is valid; options may be NULL. */
 attn_status attn_dispatch(const attn_problem *problem, const attn_options *options, attn_choice *choice);
 

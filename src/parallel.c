@@ -130,6 +130,7 @@ attn_status attn_parallel_resolve(const attn_options *asked, attn_options *optio
   const attn_status status = attn_options_read(asked, options);
   if (status != ATTN_OK) return status;
   options->kernel = options->max_isa = NULL;
+  options->tuning = NULL;
   if (options->threads < 0 || options->threads > MOST_THREADS || (options->parallel_for && options->threads < 1))
     return attn_fail(ATTN_INVALID_ARGUMENT, "attn_options.threads is %d; it must be in %s", options->threads,
                      options->parallel_for ? "1..4096 with parallel_for" : "1..4096, or 0 for the default");

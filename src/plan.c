@@ -17,6 +17,7 @@
 #include "problem.h"
 #include "score_steps.h"
 #include "small_calls.h"
+#include "tuning.h"
 
 struct attn_plan {
   const attn_kernel *kernel;
@@ -102,17 +103,25 @@ static attn_status open_library(attn_plan *plan) {
   return status == ATTN_OK ? ATTN_OK : attn_fail(status, "kernel '%s' cannot start: %s", kernel->info.name, reason);
 }
 
+/* By what the tuning file has measured, or by the built-in estimate. */
+static int paying_threads(const attn_plan *plan, const attn_tuning *tuning, int64_t waves) {
+  const attn_kernel_info *info = &plan->kernel->info;
+  const attn_problem *problem = &plan->schedule.problem;
+  const int measured = tuning ? attn_tuning_threads(tuning, info, problem, waves, plan->options.threads) : 0;
+  return measured ? measured : attn_paying_threads(info, problem, waves, plan->options.threads);
+}
+
 /* Blocks and tasks; false if a size overflows. Where the caller leaves the number of threads open, there are no more than
  * pay, and the tasks are cut for those. */
-static bool plan_tasks(attn_plan *plan, const char *cap, bool open_threads) {
+static bool plan_tasks(attn_plan *plan, const attn_choice *choice, bool open_threads) {
   const attn_kernel *kernel = plan->kernel;
   const attn_schedule before = plan->schedule;
   const int most = plan->options.threads;
-  const attn_machine all = {.threads = most, .steps = attn_score_steps_below(cap)};
+  const attn_machine all = {.threads = most, .steps = attn_score_steps_below(choice->cap)};
   if (!kernel->plan(&before.problem, &all, &plan->schedule)) return false;
   if (!open_threads || most == 1 || before.units == 0) return true;
   const int64_t waves = ceil_div(before.units, choose_wave(&plan->schedule, most));
-  plan->options.threads = attn_paying_threads(&kernel->info, &before.problem, waves, most);
+  plan->options.threads = paying_threads(plan, choice->tuning, waves);
   if (plan->options.threads == most) return true;
   plan->small = true;
   plan->schedule = before;
@@ -121,9 +130,9 @@ static bool plan_tasks(attn_plan *plan, const char *cap, bool open_threads) {
 }
 
 /* Tasks, library objects and memory; on failure the plan holds none of them. */
-static attn_status prepare(attn_plan *plan, const char *cap, bool open_threads) {
+static attn_status prepare(attn_plan *plan, const attn_choice *choice, bool open_threads) {
   const attn_kernel *kernel = plan->kernel;
-  bool fits = plan_tasks(plan, cap, open_threads);
+  bool fits = plan_tasks(plan, choice, open_threads);
   if (fits) {
     const attn_status status = open_library(plan);
     if (status != ATTN_OK) return status;
@@ -149,7 +158,7 @@ static attn_status create(const attn_problem *problem, const attn_choice *choice
   plan->options = options;
   plan->schedule.problem = *problem;
   plan->schedule.units = problem->batch * problem->heads_kv;
-  status = prepare(plan, choice->cap, asked->threads == 0);
+  status = prepare(plan, choice, asked->threads == 0);
   if (status != ATTN_OK) {
     free(plan);
     return status;

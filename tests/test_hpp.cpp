@@ -172,6 +172,20 @@ void tuning() {
   refused([&] { attn::tune(shape(), {q, k, v, o}, -1); }, ATTN_INVALID_ARGUMENT, "seconds is -1");
   std::vector<float> small(3);
   CHECK(!attn::try_tune(shape(), {q, k, v, small}, 1));
+  refused([] { attn::tuning rules("./no such file"); }, ATTN_INVALID_ARGUMENT, "no such file");
+  const char *path = "test_hpp.tuning";
+  std::vector<char> head(attn_tuning_head(nullptr, 0) + 1);
+  attn_tuning_head(head.data(), head.size());
+  std::FILE *file = std::fopen(path, "w");
+  std::fprintf(file, "%srule f32 full dim=1..* group=1..* seq_k=1..* seq_q=1..* kernel=naive_c second=flash_c margin=1.5 ",
+               head.data());
+  std::fprintf(file, "low=1.4 high=1.6\n");
+  std::fclose(file);
+  const attn::tuning rules(path);
+  std::remove(path);
+  attn::options tuned;
+  tuned.tuning = &rules;
+  CHECK(attn::plan(shape(), tuned).kernel() == std::string("naive_c"));
 }
 
 void layers() {

@@ -22,7 +22,7 @@
  * The library never aborts, prints (unless ATTN_VERBOSE=1 asks for it), pins threads, or writes outside what the strides
  * describe. It reads these environment variables when a plan is created: ATTN_KERNEL (a kernel name, used where
  * attn_options names none), ATTN_MAX_ISA (c, avx2, avx512, ...: use no higher tier), ATTN_VERBOSE, and once per process
- * ATTN_LOAD (attn_load_kernels()).
+ * ATTN_LOAD (attn_load_kernels()) and ATTN_TUNING (attn_tuning_load()).
  *
  * Functions that can fail return an attn_status and leave a sentence for attn_last_error().
  *
@@ -262,6 +262,9 @@ typedef void (*attn_task_fn)(void *context, int64_t task, int worker);
  * never two at once with the same worker, and return when all are done. */
 typedef void (*attn_parallel_for)(void *pool, int64_t tasks, int workers, attn_task_fn task, void *context);
 
+/** Rules of a tuning file (attn_tuning_load()). Immutable. */
+typedef struct attn_tuning attn_tuning;
+
 /** How a plan or a layer is to be made. A field that is 0 is the default, and so is a NULL pointer in place of options. */
 typedef struct attn_options {
   size_t struct_size;  /**< Bytes of this struct; ATTN_STRUCT sets it. */
@@ -273,6 +276,9 @@ typedef struct attn_options {
   int threads;
   attn_parallel_for parallel_for; /**< The caller's thread pool; NULL = OpenMP where built in, else serial. */
   void *pool;                     /**< Passed to parallel_for. */
+  /** Which kernel and how many threads, where the fields above leave that open; NULL = the file that ATTN_TUNING names, or
+   * the built-in rules. It must live as long as the call, or the layer that is made with it. */
+  const attn_tuning *tuning;
 } attn_options;
 
 /** Checks the problem and makes all choices. options may be NULL. On failure *plan is NULL and attn_last_error() says why.
@@ -371,6 +377,27 @@ static inline attn_tune_report *attn_tune_report_sized(attn_tune_report *report)
 /** Sets struct_size and calls the function of this name. */
 #define attn_tune(problem, args, options, seconds, report) \
   attn_tune(problem, args, options, seconds, attn_tune_report_sized(report))
+
+/** Reads a tuning file, which `attnbench tune` has measured on this machine: which kernel is quickest for which problems,
+ * and from which size on threads pay. Plans that get it by attn_options.tuning choose by its rules; where it has none for a
+ * problem, or the kernel of the rule cannot run, they choose by the built-in ones. attn_plan_describe() says which rule
+ * decided and by what margin. With a tuning file, too, the kernel depends on the shape of one sequence alone.
+ *
+ * The environment variable ATTN_TUNING names such a file for all plans of the process without attn_options.tuning. It is
+ * read once. If it cannot be read, no plan is created, and the sentence says why. Programs with more rights than their
+ * caller ignore it.
+ *
+ * Returns ATTN_OK; ATTN_INVALID_ARGUMENT where the file cannot be read or a line is wrong, with its number; ATTN_UNSUPPORTED
+ * if it was measured on another CPU, with another version of the library, or another build of a kernel. With ATTN_TUNING
+ * the built-in rules choose in the last case, and attn_plan_describe() says why. */
+ATTN_API attn_status attn_tuning_load(const char *path, attn_tuning **tuning);
+
+/** Frees it. NULL is fine. */
+ATTN_API void attn_tuning_destroy(attn_tuning *tuning);
+
+/** The lines that a tuning file of this machine and process begins with: format, CPU, library, and the code version of every
+ * kernel. Writes at most `bytes` with the 0 at the end, and returns how many there are without it; text may be NULL. */
+ATTN_API size_t attn_tuning_head(char *text, size_t bytes);
 
 /* ---- The registry ------------------------------------------------------------------------------------------------- */
 

@@ -376,6 +376,29 @@ class size_check {
 
 /* ---- Options, plans, one call ------------------------------------------------------------------------------------- */
 
+/** Rules of a tuning file, attn_tuning_load(). Must live as long as what is made with options that hold it. */
+class tuning {
+ public:
+  /** Reads the file. */
+  explicit tuning(const char *path) : tuning(try_load(path).value()) {}
+  /** The same without exceptions. A file of another CPU or build is ATTN_UNSUPPORTED. */
+  static expected<tuning> try_load(const char *path) noexcept {
+    attn_tuning *read = nullptr;
+    const attn_status status = attn_tuning_load(path, &read);
+    if (status != ATTN_OK) return failure(status);
+    return tuning(read);
+  }
+  /** The C handle. */
+  const attn_tuning *get() const noexcept { return rules_.get(); }
+
+ private:
+  struct destroy {
+    void operator()(attn_tuning *t) const noexcept { attn_tuning_destroy(t); }
+  };
+  explicit tuning(attn_tuning *read) noexcept : rules_(read) {}
+  std::unique_ptr<attn_tuning, destroy> rules_;
+};
+
 /** How a plan or a layer is made. */
 struct options {
   const char *kernel = nullptr;             /**< A registered name; nullptr = ATTN_KERNEL, else automatic. */
@@ -383,11 +406,13 @@ struct options {
   int threads = 0;                          /**< 0 = as many as pay, at most OpenMP's default. */
   attn_parallel_for parallel_for = nullptr; /**< The caller's thread pool. */
   void *pool = nullptr;                     /**< Passed to parallel_for. */
+  const class tuning *tuning = nullptr;     /**< Rules of a file; nullptr = ATTN_TUNING, else the built-in ones. */
 
   /** The C struct. */
   attn_options get() const noexcept {
     auto c = detail::sized<attn_options>();
     c.kernel = kernel, c.max_isa = max_isa, c.threads = threads, c.parallel_for = parallel_for, c.pool = pool;
+    c.tuning = tuning ? tuning->get() : nullptr;
     return c;
   }
 };

@@ -1,0 +1,396 @@
+/* SPDX-License-Identifier: MIT */
+/* The reader of tuning files. It trusts nothing: every number has bounds, every word a length, and a line that it does not
+ * know is an error that names it. */
+#include "tuning.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cpu.h"
+#include "error.h"
+#include "kernels/common/dtypes.h"
+#include "shared_object.h"
+
+enum {
+  MOST_BYTES = 4 << 20, /* of a file */
+  MOST_LINE = 400,
+  PATH_BYTES = 400 /* of a path in messages */
+};
+
+/* What one kernel costs on one thread, by its measured times. */
+typedef struct cost {
+  char kernel[48];
+  attn_dtype dtype_kv;
+  double multiply_ns, element_ns, head_ns; /* of a multiply-add, of an element of K and V, of a KV head */
+} cost;
+
+struct attn_tuning {
+  attn_tuning_rule *rules;
+  cost *costs;
+  int rule_count, cost_count, rule_room, cost_room;
+  double least_ns; /* of one thread and wave: what it has to save; 0 = not measured */
+  bool has_cpu, has_library;
+  bool stale;                          /* of another CPU or build */
+  char refusal[700], path[PATH_BYTES]; /* why it is refused */
+};
+
+/* ---- Words ---- */
+
+/* One line, which is read word by word. */
+typedef struct reader {
+  attn_tuning *tuning;
+  const char *at;
+  int line;
+} reader;
+
+static attn_status fail(const reader *r, const char *what, const char *right) {
+  return attn_fail(ATTN_INVALID_ARGUMENT, "%s, line %d: %s; it must be %s", r->tuning->path, r->line, what, right);
+}
+
+/* The next word without the blank before it; false at the end of the line, or if it has no room. */
+static bool next_word(reader *r, char *word, size_t bytes) {
+  while (*r->at == ' ') r->at++;
+  const size_t length = strcspn(r->at, " ");
+  if (!length || length >= bytes) return false;
+  memcpy(word, r->at, length);
+  word[length] = 0;
+  r->at += length;
+  return true;
+}
+
+/* The value of the next word, "name=value". */
+static bool next_value(reader *r, const char *name, char *value, size_t bytes) {
+  char word[96];
+  const size_t length = strlen(name);
+  if (!next_word(r, word, sizeof word) || strncmp(word, name, length) != 0 || word[length] != '=') return false;
+  return snprintf(value, bytes, "%s", word + length + 1) < (int)bytes && *value;
+}
+
+static bool next_kernel(reader *r, const char *name, char kernel[48]) {
+  return next_value(r, name, kernel, 48) && strspn(kernel, "abcdefghijklmnopqrstuvwxyz0123456789_-") == strlen(kernel);
+}
+
+/* Digits, the value of which is added to 10^n times what was there for n digits; their number. */
+static int read_digits(const char **at, double *value) {
+  int count = 0;
+  for (; **at >= '0' && **at <= '9' && count < 20; ++*at, count++) *value = 10 * *value + (**at - '0');
+  return count;
+}
+
+/* A decimal number between the bounds: "12", "0.025", "1.5e-3". strtod() would want the comma of the program's language. */
+static bool read_real(const char *at, double least, double most, double *value) {
+  double exponent = 0, sign = 1;
+  *value = 0;
+  const int whole = read_digits(&at, value);
+  const int fraction = *at == '.' ? (at++, read_digits(&at, value)) : 0;
+  if (*at == 'e') {
+    at++;
+    if (*at == '-' || *at == '+') sign = *at++ == '-' ? -1 : 1;
+    if (!read_digits(&at, &exponent)) return false;
+  }
+  *value *= pow(10, sign * fmin(exponent, 400) - fraction);
+  return whole + fraction > 0 && !*at && *value >= least && *value <= most;
+}
+
+static bool next_real(reader *r, const char *name, double least, double most, double *value) {
+  char text[64];
+  return next_value(r, name, text, sizeof text) && read_real(text, least, most, value);
+}
+
+/* Digits that make a whole number of at most 2^60, and what is behind them. */
+static bool read_size(const char **at, int64_t *value) {
+  if (**at < '0' || **at > '9') return false;
+  for (*value = 0; **at >= '0' && **at <= '9'; ++*at) {
+    *value = 10 * *value + (**at - '0');
+    if (*value > (int64_t)1 << 60) return false;
+  }
+  return true;
+}
+
+/* "1..8", or "9..*" */
+static bool next_range(reader *r, const char *name, int64_t range[2]) {
+  char text[64];
+  if (!next_value(r, name, text, sizeof text)) return false;
+  const char *at = text;
+  if (!read_size(&at, &range[0]) || strncmp(at, "..", 2) != 0) return false;
+  at += 2;
+  range[1] = INT64_MAX;
+  if (strcmp(at, "*") == 0) return true;
+  return read_size(&at, &range[1]) && !*at && range[0] <= range[1];
+}
+
+static bool find_dtype(const char *name, size_t length, attn_dtype *dtype) {
+  for (int i = 0; i < ATTN_DTYPE_COUNT; i++) {
+    const char *known = attn_dtype_of((attn_dtype)i).name;
+    *dtype = (attn_dtype)i;
+    if (strlen(known) == length && strncmp(known, name, length) == 0) return true;
+  }
+  return false;
+}
+
+/* "f16": of q, k and v; "f32+f16": of q, and of k and v. */
+static bool next_dtypes(reader *r, attn_dtype *q, attn_dtype *kv) {
+  char word[24];
+  if (!next_word(r, word, sizeof word)) return false;
+  const size_t first = strcspn(word, "+");
+  if (!find_dtype(word, first, q)) return false;
+  *kv = *q;
+  return !word[first] || find_dtype(word + first + 1, strlen(word + first + 1), kv);
+}
+
+static bool at_end(const reader *r) { return r->at[strspn(r->at, " ")] == 0; }
+
+/* ---- Lines ---- */
+
+/* Room for one more element. */
+static bool grow(void **array, int count, int *room, size_t bytes) {
+  if (count < *room) return true;
+  const int more = *room ? 2 * *room : 64;
+  void *larger = realloc(*array, (size_t)more * bytes);
+  if (!larger) return false;
+  *array = larger;
+  *room = more;
+  return true;
+}
+
+static attn_status no_memory(void) { return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for the rules of a tuning file"); }
+
+static attn_status read_rule(reader *r) {
+  attn_tuning *t = r->tuning;
+  attn_tuning_rule rule = {.line = r->line};
+  char mask[8];
+  const bool fine = next_dtypes(r, &rule.dtype_q, &rule.dtype_kv) && next_word(r, mask, sizeof mask) &&
+                    (strcmp(mask, "causal") == 0 || strcmp(mask, "full") == 0) && next_range(r, "dim", rule.dim) &&
+                    next_range(r, "group", rule.group) && next_range(r, "seq_k", rule.seq_k) &&
+                    next_range(r, "seq_q", rule.seq_q) && next_kernel(r, "kernel", rule.kernel) &&
+                    next_kernel(r, "second", rule.second) && next_real(r, "margin", 0, 1e9, &rule.margin) &&
+                    next_real(r, "low", 0, 1e9, &rule.low) && next_real(r, "high", 0, 1e9, &rule.high) && at_end(r);
+  if (!fine)
+    return fail(r, "this is no rule",
+                "'rule DTYPE full|causal dim=A..B group=A..B seq_k=A..B seq_q=A..B kernel=NAME second=NAME margin=X low=X "
+                "high=X', with * for an open end");
+  rule.causal = mask[0] == 'c';
+  if (!grow((void **)&t->rules, t->rule_count, &t->rule_room, sizeof rule)) return no_memory();
+  t->rules[t->rule_count++] = rule;
+  return ATTN_OK;
+}
+
+static attn_status read_cost(reader *r) {
+  attn_tuning *t = r->tuning;
+  cost c = {.head_ns = 0};
+  attn_dtype q;
+  if (!next_kernel(r, "kernel", c.kernel) || !next_dtypes(r, &q, &c.dtype_kv) ||
+      !next_real(r, "multiply_ns", 0, 1e6, &c.multiply_ns) || !next_real(r, "element_ns", 0, 1e6, &c.element_ns) ||
+      !next_real(r, "head_ns", 0, 1e9, &c.head_ns) || !at_end(r))
+    return fail(r, "this is no cost", "'cost kernel=NAME DTYPE multiply_ns=X element_ns=X head_ns=X'");
+  if (!grow((void **)&t->costs, t->cost_count, &t->cost_room, sizeof c)) return no_memory();
+  t->costs[t->cost_count++] = c;
+  return ATTN_OK;
+}
+
+static attn_status read_threads(reader *r) {
+  if (next_real(r, "least_ns", 1, 1e9, &r->tuning->least_ns) && at_end(r)) return ATTN_OK;
+  return fail(r, "this is no line of threads", "'threads least_ns=X'");
+}
+
+/* Keeps the first reason why the file is not for this process. */
+#define refuse(tuning, ...)                                                                  \
+  do {                                                                                       \
+    if (!(tuning)->stale) snprintf((tuning)->refusal, sizeof(tuning)->refusal, __VA_ARGS__); \
+    (tuning)->stale = true;                                                                  \
+  } while (0)
+
+static const char *rest_of(const reader *r) { return r->at + strspn(r->at, " "); }
+
+static attn_status read_cpu(reader *r) {
+  char here[200];
+  attn_cpu_identity(here, sizeof here);
+  r->tuning->has_cpu = true;
+  if (strcmp(rest_of(r), here) != 0)
+    refuse(r->tuning, "it was measured on another CPU, %.250s; this is %s", rest_of(r), here);
+  return ATTN_OK;
+}
+
+static attn_status read_library(reader *r) {
+  r->tuning->has_library = true;
+  if (strcmp(rest_of(r), attn_version()) != 0)
+    refuse(r->tuning, "it was measured with libattn %.60s; this is %s", rest_of(r), attn_version());
+  return ATTN_OK;
+}
+
+/* A kernel that is not here, as one of a plug-in, changes nothing for the others. */
+static attn_status read_kernel_code(reader *r) {
+  char name[48];
+  if (!next_word(r, name, sizeof name) || at_end(r)) return fail(r, "this is no code version", "'kernel NAME CODE'");
+  const attn_kernel_info *kernel = attn_kernel_find(name);
+  if (kernel && strcmp(rest_of(r), attn_tuning_code(kernel)) != 0)
+    refuse(r->tuning, "it was measured with another build of %s: its code is %.80s, and here %.80s", name, rest_of(r),
+           attn_tuning_code(kernel));
+  return ATTN_OK;
+}
+
+static attn_status read_line(reader *r) {
+  static const struct {
+    const char *word;
+    attn_status (*read)(reader *);
+  } kinds[] = {{"rule", read_rule}, {"kernel", read_kernel_code}, {"cost", read_cost}, {"threads", read_threads},
+               {"cpu", read_cpu},   {"library", read_library}};
+  char word[16], what[40];
+  if (*r->at == '#' || at_end(r)) return ATTN_OK;
+  if (!next_word(r, word, sizeof word)) word[0] = 0;
+  for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+    if (strcmp(word, kinds[i].word) == 0) return kinds[i].read(r);
+  snprintf(what, sizeof what, "it begins with '%.16s'", word);
+  return fail(r, what, "a rule, kernel, cost, threads, cpu or library");
+}
+
+/* ---- Files ---- */
+
+static attn_status check_first_line(const reader *r, const char *line) {
+  char right[40];
+  snprintf(right, sizeof right, "attn-tuning %d", ATTN_TUNING_FORMAT);
+  if (strcmp(line, right) == 0) return ATTN_OK;
+  return attn_fail(ATTN_INVALID_ARGUMENT,
+                   "%s is no tuning file of this library: its first line must be '%s', but is '%.40s'", r->tuning->path,
+                   right, line);
+}
+
+static attn_status read_lines(attn_tuning *t, const char *text, size_t bytes) {
+  attn_status status = ATTN_OK;
+  reader r = {.tuning = t};
+  const char *end = text + bytes;
+  char line[MOST_LINE + 1] = "";
+  for (const char *at = text; status == ATTN_OK && (at < end || r.line == 0);) {
+    const char *stop = memchr(at, '\n', (size_t)(end - at));
+    if (!stop) stop = end;
+    r.line++;
+    if (stop - at > MOST_LINE || memchr(at, 0, (size_t)(stop - at)))
+      return fail(&r, "it is too long or has a byte 0", "text of at most 400 characters");
+    snprintf(line, sizeof line, "%.*s", (int)(stop - at), at);
+    r.at = line;
+    status = r.line == 1 ? check_first_line(&r, line) : read_line(&r);
+    at = stop < end ? stop + 1 : end;
+  }
+  return status;
+}
+
+attn_status attn_tuning_read(const char *path, const char *text, size_t bytes, attn_tuning **tuning) {
+  *tuning = NULL;
+  attn_tuning *t = calloc(1, sizeof *t);
+  if (!t) return no_memory();
+  snprintf(t->path, sizeof t->path, "%s", path);
+  attn_status status = read_lines(t, text, bytes);
+  if (status == ATTN_OK && !(t->has_cpu && t->has_library))
+    status = attn_fail(ATTN_INVALID_ARGUMENT, "%s has no line %s; attnbench tune writes one", path,
+                       t->has_cpu ? "library" : "cpu");
+  if (status == ATTN_OK && t->stale) status = attn_fail(ATTN_UNSUPPORTED, "%s is not used: %s", path, t->refusal);
+  if (status == ATTN_OK)
+    *tuning = t;
+  else
+    attn_tuning_destroy(t);
+  return status;
+}
+
+/* The bytes of a file, at most MOST_BYTES; NULL with errno or, where it is too large, EFBIG. */
+static char *read_file(const char *path, size_t *bytes) {
+  FILE *file = fopen(path, "rb");
+  char *text = file ? malloc(MOST_BYTES + 1) : NULL;
+  if (text) *bytes = fread(text, 1, MOST_BYTES + 1, file);
+  const int error = !file || !text ? errno : ferror(file) ? EIO : *bytes > MOST_BYTES ? EFBIG : 0;
+  if (file) fclose(file);
+  if (!error) return text;
+  free(text);
+  errno = error;
+  return NULL;
+}
+
+attn_status attn_tuning_load(const char *path, attn_tuning **tuning) {
+  size_t bytes = 0;
+  REQUIRE(tuning, "tuning is NULL; it must point to where the address goes");
+  *tuning = NULL;
+  REQUIRE(path && *path, "path is %s; it must name a tuning file", path ? "empty" : "NULL");
+  char *text = read_file(path, &bytes);
+  if (!text) return attn_fail(ATTN_INVALID_ARGUMENT, "cannot read the tuning file %s: %s", path, strerror(errno));
+  const attn_status status = attn_tuning_read(path, text, bytes, tuning);
+  free(text);
+  return status;
+}
+
+void attn_tuning_destroy(attn_tuning *tuning) {
+  if (!tuning) return;
+  free(tuning->rules);
+  free(tuning->costs);
+  free(tuning);
+}
+
+const char *attn_tuning_path(const attn_tuning *tuning) { return tuning->path; }
+
+/* ---- ATTN_TUNING ---- */
+
+static struct {
+  pthread_once_t once;
+  attn_tuning *tuning;
+  attn_status status;
+  char sentence[1600];
+} named = {.once = PTHREAD_ONCE_INIT};
+
+static void read_named(void) {
+  const char *path = attn_object_secure_getenv("ATTN_TUNING");
+  if (!path || !*path) return;
+  named.status = attn_tuning_load(path, &named.tuning);
+  if (named.status != ATTN_OK) snprintf(named.sentence, sizeof named.sentence, "ATTN_TUNING: %s", attn_last_error());
+}
+
+attn_status attn_tuning_named(const attn_tuning **tuning, const char **refused) {
+  pthread_once(&named.once, read_named);
+  *tuning = named.tuning;
+  *refused = named.status == ATTN_UNSUPPORTED ? named.sentence : NULL;
+  return named.status == ATTN_OK || *refused ? ATTN_OK : attn_fail(named.status, "%s", named.sentence);
+}
+
+/* ---- What the rules say ---- */
+
+const char *attn_tuning_excludes(const attn_problem *p) {
+  if (p->score != ATTN_SCORE_DOT) return "its scores are no dot products";
+  if (p->uses & (ATTN_USE_BIAS | ATTN_USE_MASK)) return "it has a bias or a mask";
+  if (p->softcap > 0) return "it has a softcap";
+  return p->window_left >= 0 || p->window_right > 0 ? "it has a window" : NULL;
+}
+
+static bool holds(const int64_t range[2], int64_t value) { return value >= range[0] && value <= range[1]; }
+
+const attn_tuning_rule *attn_tuning_find(const attn_tuning *t, const attn_problem *p) {
+  for (int i = 0; i < t->rule_count; i++) {
+    const attn_tuning_rule *r = &t->rules[i];
+    if (r->dtype_q == p->dtype_q && r->dtype_kv == p->dtype_kv && r->causal == (p->window_right == 0) &&
+        holds(r->dim, (p->dim_qk + p->dim_v) / 2) && holds(r->group, p->heads_q / p->heads_kv) &&
+        holds(r->seq_k, p->seq_k) && holds(r->seq_q, p->seq_q))
+      return r;
+  }
+  return NULL;
+}
+
+static double one_thread_ns(const cost *c, const attn_problem *p) {
+  const bool varlen = p->uses & ATTN_USE_VARLEN;
+  const double dims = (double)p->dim_qk + (double)p->dim_v, batch = (double)p->batch;
+  const double rows = varlen ? (double)p->total_q : batch * (double)p->seq_q;
+  const double keys = varlen ? (double)p->total_k : batch * (double)p->seq_k;
+  const double pairs = rows * (double)p->heads_q * (double)p->seq_k * (p->window_right == 0 && p->seq_q > 1 ? 0.5 : 1);
+  return pairs * dims * c->multiply_ns + (keys * dims * c->element_ns + batch * c->head_ns) * (double)p->heads_kv;
+}
+
+int attn_tuning_threads(const attn_tuning *t, const attn_kernel_info *kernel, const attn_problem *p, int64_t waves,
+                        int threads) {
+  for (int i = 0; i < t->cost_count && t->least_ns > 0; i++) {
+    const cost *c = &t->costs[i];
+    if (c->dtype_kv != p->dtype_kv || strcmp(c->kernel, kernel->name) != 0) continue;
+    const double pay = one_thread_ns(c, p) / (t->least_ns * (double)(waves > 0 ? waves : 1));
+    return pay >= threads ? threads : pay < 2 ? 1 : (int)pay;
+  }
+  return 0;
+}

@@ -1,0 +1,334 @@
+/* SPDX-License-Identifier: MIT */
+/* Tuning files: which rule decides, what is refused and with which words. Nothing is measured. */
+#define TEST_TEARDOWN forget
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "src/tuning.h"
+#include "support.h"
+
+static char head[16384], text[65536]; /* of a file of this machine; of the file that a test reads */
+static attn_tuning *tuning;
+
+static int forget(void **state) {
+  attn_tuning_destroy(tuning);
+  tuning = NULL;
+  return (void)state, 0;
+}
+
+static attn_status read_text(void) { return attn_tuning_read("a.tuning", text, strlen(text), &tuning); }
+
+/* Reads a file of this machine with the lines. */
+static void read_lines(const char *lines) {
+  snprintf(text, sizeof text, "%s%s\n", head, lines);
+  test_ok(read_text());
+}
+
+/* The number of the line behind the head. */
+static int first_line(void) {
+  int lines = 1;
+  for (const char *c = head; *c; c++) lines += *c == '\n';
+  return lines;
+}
+
+#define EVERYWHERE "dim=1..* group=1..* seq_k=0..* seq_q=0..* "
+#define EVIDENCE   " margin=1.25 low=1.2 high=1.31"
+
+static attn_options with(const char *kernel) {
+  return ATTN_STRUCT(attn_options, .kernel = kernel, .max_isa = "c", .threads = 1, .tuning = tuning);
+}
+
+/* The plan of the problem runs the kernel, and says so with every part. */
+static void expect_choice(const attn_problem *problem, const char *kernel, const char *part, const char *also) {
+  const attn_options options = with(NULL);
+  attn_plan *plan;
+  test_ok(attn_plan_create(problem, &options, &plan));
+  assert_string_equal(attn_plan_kernel(plan), kernel);
+  test_contains(attn_plan_describe(plan), part);
+  if (also) test_contains(attn_plan_describe(plan), also);
+  attn_plan_destroy(plan);
+}
+
+static attn_problem of_shape(int64_t seq_q, int64_t seq_k, int64_t group, int64_t dim) {
+  attn_problem problem;
+  attn_problem_init(&problem, 1, 2 * group, 2, seq_q, seq_k, dim, dim);
+  return problem;
+}
+
+/* ATTN_TUNING is read once: here it names a file of another CPU. The other tests bring their own. */
+static char stale[] = "/tmp/attn_tuning_XXXXXX";
+
+int test_begin(char **arguments) {
+  attn_tuning_head(head, sizeof head);
+  const int descriptor = mkstemp(stale);
+  FILE *file = descriptor < 0 ? NULL : fdopen(descriptor, "w");
+  if (!file) return 1;
+  fprintf(file, "attn-tuning 1\ncpu of another world\nlibrary 0.1.0\n");
+  fclose(file);
+  unsetenv("ATTN_KERNEL");
+  setenv("ATTN_TUNING", stale, 1);
+  return (void)arguments, 0;
+}
+
+/* ---- Choices ---- */
+
+TEST(a_stale_file_of_the_environment_changes_nothing) {
+  const attn_problem problem = of_shape(40, 40, 1, 16);
+  expect_choice(&problem, "flash_c", "ATTN_TUNING: ", "it was measured on another CPU, of another world; this is ");
+  expect_choice(&problem, "flash_c", "automatic: the best-ranked kernel", NULL);
+  remove(stale);
+}
+
+TEST(the_rule_decides_and_is_named) {
+  char where[60];
+  read_lines("# a comment\n\nrule f32 full " EVERYWHERE "kernel=naive_c second=flash_c" EVIDENCE);
+  snprintf(where, sizeof where, "tuning file a.tuning, line %d", first_line() + 2);
+  const attn_problem problem = of_shape(40, 40, 1, 16);
+  expect_choice(&problem, "naive_c", where, "flash_c takes at least 1.25 times as long where it was measured [1.20, 1.31]");
+}
+
+TEST(borders_belong_to_the_box) {
+  read_lines("rule f32 full dim=16..24 group=2..4 seq_k=10..20 seq_q=3..* kernel=naive_c second=flash_c" EVIDENCE);
+  static const struct {
+    int64_t seq_q, seq_k, group, dim;
+    bool inside;
+  } tries[] = {{3, 10, 2, 16, true},  {900, 20, 4, 24, true}, {2, 10, 2, 16, false},
+               {3, 9, 2, 16, false},  {3, 21, 2, 16, false},  {3, 10, 1, 16, false},
+               {3, 10, 5, 16, false}, {3, 10, 2, 15, false},  {3, 10, 2, 25, false}};
+  for (size_t i = 0; i < COUNT(tries); i++) {
+    const attn_problem problem = of_shape(tries[i].seq_q, tries[i].seq_k, tries[i].group, tries[i].dim);
+    assert_int_equal(attn_tuning_find(tuning, &problem) != NULL, tries[i].inside);
+  }
+}
+
+TEST(types_and_masks_have_rules_of_their_own) {
+  read_lines("rule f32 full " EVERYWHERE "kernel=naive_c second=flash_c" EVIDENCE
+             "\n"
+             "rule f32 causal " EVERYWHERE "kernel=blocked_c second=flash_c" EVIDENCE
+             "\n"
+             "rule bf16 full " EVERYWHERE "kernel=blocked_c second=flash_c" EVIDENCE
+             "\n"
+             "rule f32+bf16 full " EVERYWHERE "kernel=naive_c second=flash_c" EVIDENCE);
+  attn_problem problem = of_shape(40, 40, 1, 16);
+  expect_choice(&problem, "naive_c", "line", NULL);
+  problem.dtype_kv = ATTN_BF16;
+  expect_choice(&problem, "naive_c", "line", NULL);
+  problem.dtype_q = ATTN_BF16;
+  expect_choice(&problem, "blocked_c", "line", NULL);
+  problem.dtype_q = problem.dtype_kv = ATTN_F16;
+  expect_choice(&problem, "flash_c", "has no rule for this problem; automatic", NULL);
+  problem = of_shape(40, 40, 1, 16);
+  attn_problem_set_causal(&problem, ATTN_ALIGN_TOP_LEFT);
+  expect_choice(&problem, "blocked_c", "line", NULL);
+}
+
+/* The first line that fits decides. */
+TEST(rules_go_from_top_to_bottom) {
+  read_lines("rule f32 full dim=1..* group=1..* seq_k=0..* seq_q=0..8 kernel=blocked_c second=flash_c" EVIDENCE
+             "\n"
+             "rule f32 full " EVERYWHERE "kernel=naive_c second=flash_c" EVIDENCE);
+  attn_problem problem = of_shape(8, 40, 1, 16);
+  expect_choice(&problem, "blocked_c", "line", NULL);
+  problem = of_shape(9, 40, 1, 16);
+  expect_choice(&problem, "naive_c", "line", NULL);
+}
+
+TEST(what_was_not_measured_has_no_rule) {
+  read_lines("rule f32 full " EVERYWHERE "kernel=naive_c second=flash_c" EVIDENCE);
+  attn_problem problem = of_shape(40, 40, 1, 16);
+  problem.softcap = 5;
+  expect_choice(&problem, "flash_c", "has no rule for this problem: it has a softcap; automatic", NULL);
+  problem = of_shape(40, 40, 1, 16);
+  problem.uses = ATTN_USE_BIAS;
+  expect_choice(&problem, "flash_c", "it has a bias or a mask", NULL);
+  problem = of_shape(40, 40, 1, 16);
+  problem.window_left = 3;
+  expect_choice(&problem, "flash_c", "it has a window", NULL);
+  problem = of_shape(40, 40, 1, 16);
+  problem.score = ATTN_SCORE_GAUSSIAN;
+  expect_choice(&problem, "flash_c", "its scores are no dot products", NULL);
+  problem = of_shape(40, 40, 1, 16);
+  problem.uses = ATTN_USE_KV_LEN | ATTN_USE_LSE;
+  expect_choice(&problem, "naive_c", "line", NULL);
+}
+
+TEST(a_rules_kernel_must_run) {
+  read_lines("rule f32 full " EVERYWHERE "kernel=decode_c second=flash_c" EVIDENCE
+             "\n"
+             "rule f32 causal " EVERYWHERE "kernel=flash_mmx second=flash_c" EVIDENCE);
+  attn_problem problem = of_shape(4, 40, 1, 16);
+  expect_choice(&problem, "decode_c", "line", NULL);
+  problem = of_shape(40, 40, 1, 16);
+  expect_choice(&problem, "flash_c", "wants decode_c, which cannot run: it takes at most 32 query rows", "automatic");
+  attn_problem_set_causal(&problem, ATTN_ALIGN_TOP_LEFT);
+  expect_choice(&problem, "flash_c", "wants flash_mmx, which cannot run: no kernel of this process has that name", NULL);
+}
+
+TEST(a_named_kernel_needs_no_rule) {
+  read_lines("rule f32 full " EVERYWHERE "kernel=naive_c second=flash_c" EVIDENCE);
+  const attn_problem problem = of_shape(40, 40, 1, 16);
+  const attn_options options = with("blocked_c");
+  attn_plan *plan;
+  test_ok(attn_plan_create(&problem, &options, &plan));
+  assert_string_equal(attn_plan_kernel(plan), "blocked_c");
+  attn_plan_destroy(plan);
+}
+
+/* ---- Threads: the test runs with OMP_NUM_THREADS=4 ---- */
+
+TEST(costs_say_how_many_threads_pay) {
+  attn_problem problem;
+  const attn_kernel_info *flash = attn_kernel_find("flash_c"), *naive = attn_kernel_find("naive_c");
+  read_lines("threads least_ns=1000\ncost kernel=flash_c f32 multiply_ns=0.5 element_ns=2 head_ns=70");
+  attn_problem_init(&problem, 3, 4, 2, 5, 10, 8, 8);
+  const double ns = 3 * 4 * 5 * 10 * 16 * 0.5 + 3 * 2 * 10 * 16 * 2 + 3 * 2 * 70; /* 7140 */
+  assert_int_equal(attn_tuning_threads(tuning, flash, &problem, 1, 64), (int)(ns / 1000));
+  assert_int_equal(attn_tuning_threads(tuning, flash, &problem, 1, 4), 4);
+  assert_int_equal(attn_tuning_threads(tuning, flash, &problem, 3, 64), 2);
+  assert_int_equal(attn_tuning_threads(tuning, flash, &problem, 4, 64), 1); /* 1.8 are no two */
+  assert_int_equal(attn_tuning_threads(tuning, naive, &problem, 1, 64), 0); /* no line */
+  attn_problem_set_causal(&problem, ATTN_ALIGN_TOP_LEFT);
+  assert_int_equal(attn_tuning_threads(tuning, flash, &problem, 1, 64), (int)((ns - 2400) / 1000));
+  problem.dtype_q = problem.dtype_kv = ATTN_F16;
+  assert_int_equal(attn_tuning_threads(tuning, flash, &problem, 1, 64), 0);
+}
+
+static int planned_threads(const char *lines, int threads) {
+  attn_plan *plan;
+  int planned = 0;
+  const attn_problem problem = of_shape(40, 40, 1, 16);
+  read_lines(lines);
+  attn_options options = with("flash_c");
+  options.threads = threads;
+  test_ok(attn_plan_create(&problem, &options, &plan));
+  assert_int_equal(sscanf(strstr(attn_plan_describe(plan), "threads "), "threads %d", &planned), 1);
+  attn_plan_destroy(plan);
+  forget(NULL);
+  return planned;
+}
+
+TEST(plans_take_the_files_threads) {
+  if (planned_threads("threads least_ns=1\ncost kernel=flash_c f32 multiply_ns=1 element_ns=0 head_ns=0", 0) == 1) return;
+  assert_int_equal(planned_threads("threads least_ns=1e9\ncost kernel=flash_c f32 multiply_ns=1 element_ns=0 head_ns=0", 0),
+                   1);
+  assert_int_equal(planned_threads("threads least_ns=1e9\ncost kernel=flash_c f32 multiply_ns=1 element_ns=0 head_ns=0", 2),
+                   2);
+}
+
+/* ---- Files of others ---- */
+
+static void replace(const char *old, const char *new) {
+  snprintf(text, sizeof text, "%s", head);
+  char *at = strstr(text, old), rest[sizeof text];
+  assert_non_null(at);
+  snprintf(rest, sizeof rest, "%s", at + strlen(old));
+  snprintf(at, sizeof text - (size_t)(at - text), "%s%s", new, rest);
+}
+
+TEST(other_machines_and_builds_are_refused) {
+  replace("tiers", "stars");
+  test_refused(read_text(), ATTN_UNSUPPORTED, "a.tuning is not used: it was measured on another CPU, ", "stars", "this is ");
+  assert_null(tuning);
+  replace("library 0", "library 7");
+  test_refused(read_text(), ATTN_UNSUPPORTED, "it was measured with libattn 7.1.0; this is ", attn_version());
+  snprintf(text, sizeof text, "attn-tuning 1\ncpu x\nlibrary 7\n"); /* the first reason counts */
+  test_refused(read_text(), ATTN_UNSUPPORTED, "it was measured on another CPU, x; this is ");
+  replace("kernel flash_c ", "kernel flash_c 00");
+  test_refused(read_text(), ATTN_UNSUPPORTED, "it was measured with another build of flash_c: its code is 00");
+  replace("kernel flash_c ", "kernel flash_mmx "); /* not here: no harm */
+  test_ok(read_text());
+}
+
+TEST(code_versions_are_hashes_of_sources) {
+  const char *flash = attn_tuning_code(attn_kernel_find("flash_c")), *naive = attn_tuning_code(attn_kernel_find("naive_c"));
+  assert_int_equal(strlen(flash), 12);
+  assert_int_equal(strspn(flash, "0123456789abcdef"), 12);
+  assert_string_not_equal(flash, naive);
+}
+
+/* ---- Mistakes ---- */
+
+#define RULE(box, rest) "rule f32 full " box "kernel=naive_c second=flash_c " rest
+
+TEST(wrong_lines_are_named) {
+  static const char *const wrong[] = {
+      "rules",
+      "rule",
+      "rule f32",
+      "rule f31 full " EVERYWHERE "kernel=a second=b" EVIDENCE,
+      "rule f32+f8 full " EVERYWHERE "kernel=a second=b" EVIDENCE,
+      "rule f32 half " EVERYWHERE "kernel=a second=b" EVIDENCE,
+      RULE("dim=9..8 group=1..* seq_k=0..* seq_q=0..* ", "margin=1 low=1 high=1"),
+      RULE("dim=1-8 group=1..* seq_k=0..* seq_q=0..* ", "margin=1 low=1 high=1"),
+      RULE("dim=1..8 group=..* seq_k=0..* seq_q=0..* ", "margin=1 low=1 high=1"),
+      RULE("dim=1..8 group=1..* seq_k=0..9999999999999999999999 seq_q=0..* ", "margin=1 low=1 high=1"),
+      RULE("dim=1..8 group=1..* seq_k=0..9x seq_q=0..* ", "margin=1 low=1 high=1"),
+      RULE(EVERYWHERE, "margin=x low=1 high=1"),
+      RULE(EVERYWHERE, "margin=-1 low=1 high=1"),
+      RULE(EVERYWHERE, "margin=nan low=1 high=1"),
+      RULE(EVERYWHERE, "margin=1e10 low=1 high=1"),
+      RULE(EVERYWHERE, "margin=1e low=1 high=1"),
+      RULE(EVERYWHERE, "margin=. low=1 high=1"),
+      RULE(EVERYWHERE, "margin=1 low=1"),
+      RULE(EVERYWHERE, "margin=1 low=1 high=1 more"),
+      "rule f32 full " EVERYWHERE "kernel=a/b second=b" EVIDENCE,
+      "rule f32 full " EVERYWHERE "kernel= second=b" EVIDENCE,
+      "rule f32 full " EVERYWHERE "kernel=a_name_that_is_longer_than_any_kernels_name_is_today second=b" EVIDENCE,
+      "kernel",
+      "kernel flash_c",
+      "threads least_ns=0",
+      "threads",
+      "cost kernel=flash_c f32 multiply_ns=1 element_ns=2",
+      "cost kernel=flash_c f32 multiply_ns=1 element_ns=2 head_ns=3 4",
+  };
+  char where[40];
+  snprintf(where, sizeof where, "a.tuning, line %d: ", first_line() + 1);
+  for (size_t i = 0; i < COUNT(wrong); i++) {
+    snprintf(text, sizeof text, "%s# one\n%s\n", head, wrong[i]);
+    test_invalid(read_text(), where, "it must be ");
+    assert_null(tuning);
+  }
+}
+
+TEST(wrong_files_are_refused) {
+  snprintf(text, sizeof text, "attn-tuning 2\n");
+  test_invalid(read_text(), "its first line must be 'attn-tuning 1', but is 'attn-tuning 2'");
+  text[0] = 0;
+  test_invalid(read_text(), "its first line");
+  snprintf(text, sizeof text, "attn-tuning 1\nlibrary 0.1.0\n");
+  test_invalid(read_text(), "a.tuning has no line cpu");
+  snprintf(text, sizeof text, "%s", head);
+  memset(strstr(text, "library"), ' ', 1000);
+  test_invalid(read_text(), "line 3: it is too long or has a byte 0");
+  snprintf(text, sizeof text, "%s", head);
+  test_invalid(attn_tuning_read("a.tuning", text, strlen(text) + 1, &tuning), "has a byte 0");
+  test_invalid(attn_tuning_load("/no such file", &tuning), "cannot read the tuning file /no such file: No such file");
+  test_invalid(attn_tuning_load("/tmp", &tuning), "cannot read the tuning file /tmp");
+  test_invalid(attn_tuning_load("", &tuning), "path is empty");
+  test_invalid(attn_tuning_load(NULL, &tuning), "path is NULL");
+  test_invalid(attn_tuning_load("x", NULL), "tuning is NULL");
+}
+
+TEST(numbers_are_read_in_every_form) {
+  static const char *const forms[] = {"1.25", "1.25e0", "125e-2", "0.125e+1", "01.250"};
+  for (size_t i = 0; i < COUNT(forms); i++) {
+    snprintf(text, sizeof text, "%srule f32 full " EVERYWHERE "kernel=a second=b margin=%s low=.5 high=2.", head, forms[i]);
+    test_ok(read_text());
+    const attn_problem problem = of_shape(1, 1, 1, 1);
+    const attn_tuning_rule *rule = attn_tuning_find(tuning, &problem);
+    assert_true(rule->margin > 1.2499999 && rule->margin < 1.2500001 && rule->low == 0.5 && rule->high == 2);
+    forget(NULL);
+  }
+}
+
+TEST(the_head_says_how_long_it_is) {
+  char small[20];
+  const size_t bytes = attn_tuning_head(NULL, 0);
+  assert_int_equal(bytes, strlen(head));
+  assert_int_equal(attn_tuning_head(small, sizeof small), bytes);
+  assert_int_equal(strlen(small), sizeof small - 1);
+  snprintf(text, sizeof text, "%s", head);
+  test_ok(read_text());
+}
