@@ -7,11 +7,12 @@
 `python -m libattn` shows what runs here and checks it.
 """
 
+from . import layers
 from ._native import Spec, Unsupported
-from ._plan import (Kernel, Plan, forget_plans, kernels, load_kernels, plan_counts, thread_source, tiers, use_pool,
-                    version, why_not)
+from ._plan import (Kernel, Plan, Timing, Tuning, forget_plans, kernels, load_kernels, merge, plan_counts,
+                    thread_source, tiers, tune, use_pool, version, why_not)
 from ._sdpa import sdpa
 
 __version__ = version()
-__all__ = ["Kernel", "Plan", "Spec", "Unsupported", "forget_plans", "kernels", "load_kernels", "plan_counts", "sdpa",
-           "thread_source", "tiers", "use_pool", "version", "why_not"]
+__all__ = ["Kernel", "Plan", "Spec", "Timing", "Tuning", "Unsupported", "forget_plans", "kernels", "layers", "load_kernels", "merge",
+           "plan_counts", "sdpa", "thread_source", "tiers", "tune", "use_pool", "version", "why_not"]

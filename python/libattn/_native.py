@@ -69,9 +69,9 @@ _loaded = ctypes.PyDLL(str(LIBRARY))  # holds the GIL in calls: only for what ma
 
 # ---- The C interface ---------------------------------------------------------------------------------------------------
 
-_PLAIN = {"int64_t": ctypes.c_int64, "int": ctypes.c_int, "size_t": ctypes.c_size_t, "uint32_t": ctypes.c_uint32,
-          "uint64_t": ctypes.c_uint64, "float": ctypes.c_float, "double": ctypes.c_double, "bool": ctypes.c_bool,
-          "const char*": ctypes.c_char_p, "void": None}
+_PLAIN = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "uint64_t": ctypes.c_uint64,
+          "int": ctypes.c_int, "size_t": ctypes.c_size_t, "float": ctypes.c_float, "double": ctypes.c_double,
+          "bool": ctypes.c_bool, "const char*": ctypes.c_char_p, "void": None}
 
 
 def _read_headers():
@@ -85,7 +85,7 @@ def _read_headers():
 
 
 def _make_struct(name, fields, types):
-    def start(self, **values):
+    def start(self, /, **values):
         ctypes.Structure.__init__(self, **values)
         if fields[0][1] == "struct_size":
             self.struct_size = ctypes.sizeof(type(self))
@@ -104,6 +104,7 @@ def _build_interface():
     """structs, constants and functions of attn.h, mha.h, nn.h and product.h."""
     description, layouts, values, addresses = _read_headers()
     structs, at = {}, 0
+    constants = dict(zip(description["enumerators"], values[:len(description["enumerators"])]))
 
     def types(kind):
         kind = kind.replace("const ", "") if kind != "const char*" else kind
@@ -113,7 +114,7 @@ def _build_interface():
             return ctypes.c_int
         if kind.endswith("]"):
             element, _, count = kind[:-1].partition("[")
-            return types(element) * int(count)
+            return types(element) * (constants[count] if count in constants else int(count))
         if kind.endswith("*") or kind in description["callbacks"]:
             return ctypes.c_void_p
         raise ImportError(f"a header of {LIBRARY} has the unknown type '{kind}'")
@@ -122,7 +123,6 @@ def _build_interface():
         structs[name] = _make_struct(name, fields, types)
         _check_layout(structs[name], fields, layouts[at:at + 1 + len(fields)])
         at += 1 + len(fields)
-    constants = dict(zip(description["enumerators"], values[:len(description["enumerators"])]))
     functions = {name: ctypes.CFUNCTYPE(types(result), *map(types, arguments))(address)
                  for (name, (result, arguments)), address in zip(description["functions"].items(), addresses)}
     bench = {name: (types(result), [types(argument) for argument in arguments])

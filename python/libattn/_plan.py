@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Sequence
 
-from ._native import F, S, check
+from ._native import F, S, check, dense_strides
 from ._sdpa import FUNCTIONS
 
 
@@ -77,6 +78,90 @@ def kernels() -> list[Kernel]:
 def why_not(kernel: str, q: Any, k: Any, v: Any, **options: Any) -> str | None:
     """Why the kernel cannot compute sdpa(q, k, v, **options) on this CPU, in a sentence; None if it can."""
     return FUNCTIONS["why_not"](q, k, v, kernel=kernel, **options)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What tune() measured of a kernel with one number of threads. Nanoseconds of a call: the median, and the ends of its
+    95 % interval; `ratio`: over the first entry's time. rounds is 0, and the times too, where it could not be timed."""
+
+    kernel: str
+    threads: int
+    rounds: int
+    time_ns: float
+    time_low_ns: float
+    time_high_ns: float
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What tune() measured: the entries, quickest first, and what the library would have chosen by itself."""
+
+    entries: list[Timing]
+    automatic: str
+    automatic_threads: int
+    seconds: float
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """Options for sdpa() and Plan(): the quickest kernel with its threads."""
+        return {"kernel": self.entries[0].kernel, "threads": self.entries[0].threads}
+
+
+def _timing(entry):
+    values = {name: getattr(entry, name) for name, _ in entry._fields_}
+    return Timing(**{**values, "kernel": entry.kernel.decode()})
+
+
+def tune(q: Any, k: Any, v: Any, *, seconds: float = 0.5, **options: Any) -> Tuning:
+    """Times every kernel that takes sdpa(q, k, v, **options) on these very arrays, for about so many seconds, on one thread,
+    on all, and powers of two between.
+
+        best = libattn.tune(q, k, v, causal=True).best
+        plan = libattn.Plan(q, k, v, causal=True, **best)
+
+    Raises what sdpa() raises.
+    """
+    report = S.attn_tune_report()
+    FUNCTIONS["tune"](ctypes.addressof(report), round(seconds * 1000), q, k, v, **options)
+    return Tuning([_timing(report.entry[i]) for i in range(report.timed)], report.automatic.decode(),
+                  report.automatic_threads, report.seconds)
+
+
+def merge(parts: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
+    """Merges attention over disjoint sets of keys: (out, lse) pairs, as sdpa(..., return_lse=True) gives them without sinks,
+    into the pair over all keys.
+
+    Each out is a dense float32 array [..., dim], each lse a dense float32 [...]. New arrays of the first part's library.
+    Source: Dao et al. 2023, https://arxiv.org/abs/2307.08691, section 3.1.
+    """
+    if not parts:
+        raise ValueError("parts is empty; it must have at least one (out, lse)")
+    o, lse = [[_dense_float32(pair[side], ("out", "lse")[side]) for pair in parts] for side in (0, 1)]
+    shape = o[0][1]
+    for side, wanted in ((o, shape), (lse, shape[:-1])):
+        for _, given in side:
+            if given != wanted:
+                raise ValueError(f"a part has shape {given}; {wanted} is right")
+    merged = [FUNCTIONS["empty"](parts[0][0], *size) for size in (shape, shape[:-1])]
+    views = [FUNCTIONS["view"](array)[0] for array in merged]
+    table = ctypes.c_void_p * len(parts)
+    check(F.attn_merge(len(parts), math.prod(shape[:-1]), shape[-1], table(*(part[0] for part in o)),
+                       table(*(part[0] for part in lse)), *views))
+    return tuple(merged)
+
+
+def _dense_float32(array, name):
+    """(address, shape)"""
+    address, dtype, shape, strides, _ = FUNCTIONS["view"](array)
+    if dtype != "float32":
+        raise TypeError(f"{name} is {dtype}; it must be float32")
+    if any(a != b for a, b, size in zip(strides, dense_strides(shape), shape) if size > 1):
+        raise ValueError(f"{name} is not dense; strides are {strides} for shape {shape}")
+    return address, shape
 
 
 def tiers() -> list[str]:

@@ -168,8 +168,7 @@ static PyObject *why_not(PyObject *self, PyObject *const *args, Py_ssize_t count
   PyObject *result = NULL;
   if (call_sort(&c, "why_not", args, count, names, false) && call_read_settings(&c) && call_build(&c, false)) {
     const attn_kernel_info *kernel = c.set.kernel ? attn_kernel_find(c.set.kernel) : NULL;
-    attn_problem problem = c.wanted.problem;
-    if (c.wanted.default_scale) problem.scale = 1;
+    const attn_problem problem = planned_problem(&c.wanted);
     const char *reason = kernel ? attn_kernel_rejects(kernel, &problem) : "there is no kernel of that name";
     if (reason)
       result = PyUnicode_FromString(reason);
@@ -178,6 +177,29 @@ static PyObject *why_not(PyObject *self, PyObject *const *args, Py_ssize_t count
   }
   call_finish(&c, false);
   return result;
+}
+
+/* tune(address of an attn_tune_report, milliseconds, q, k, v, ...): times the kernels on these arrays. */
+static attn_status tune_call(const call *c, long long milliseconds, attn_tune_report *report) {
+  attn_problem problem = planned_problem(&c->wanted);
+  const attn_options options =
+      ATTN_STRUCT(attn_options, .kernel = c->wanted.kernel, .max_isa = c->wanted.max_isa, .threads = c->wanted.threads);
+  PyThreadState *python = PyEval_SaveThread();
+  const attn_status status = attn_tune(&problem, &c->args, &options, (double)milliseconds / 1000, report);
+  PyEval_RestoreThread(python);
+  return status;
+}
+
+static PyObject *tune(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names) {
+  call c;
+  (void)self;
+  call_init(&c);
+  attn_tune_report *report = count > 1 ? PyLong_AsVoidPtr(args[0]) : NULL;
+  const long long milliseconds = report ? PyLong_AsLongLong(args[1]) : 0;
+  bool done = report && !PyErr_Occurred() && call_sort(&c, "tune", args + 2, count - 2, names, false) &&
+              call_read_settings(&c) && call_build(&c, true) && succeed(tune_call(&c, milliseconds, report));
+  c.set.return_lse = false;
+  return call_finish(&c, done);
 }
 
 /* ---- Small things ---------------------------------------------------------------------------------------------------- */
@@ -200,6 +222,23 @@ static PyObject *view(PyObject *self, PyObject *object) {
     PyTuple_SetItem(result, 2, integers(t.ndim, t.shape));
     PyTuple_SetItem(result, 3, integers(t.ndim, t.stride));
     PyTuple_SetItem(result, 4, PyBool_FromLong(t.readonly));
+  }
+  holdings_release(&held);
+  return result;
+}
+
+/* empty(like, n, ...): a new float32 array of the library that `like` is from. */
+static PyObject *empty(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  holdings held = {.objects = 0};
+  tensor like, made;
+  int64_t shape[MOST_DIMS];
+  (void)self;
+  PyObject *result = NULL;
+  if (count < 1 || count > MOST_DIMS + 1)
+    PyErr_SetString(PyExc_TypeError, "empty(like, n, ...) makes arrays of at most 5 dimensions");
+  else if (tensor_read(args[0], "the array", &held, &like)) {
+    for (int i = 1; i < count; i++) shape[i - 1] = PyLong_AsLongLong(args[i]);
+    if (!PyErr_Occurred()) result = tensor_new(&like, true, (int)count - 1, shape, &held, &made);
   }
   holdings_release(&held);
   return result;
@@ -241,7 +280,9 @@ static PyMethodDef definitions[] = {
     {"sdpa_without_gradients", (PyCFunction)(uintptr_t)sdpa, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"plan", (PyCFunction)(uintptr_t)plan, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"why_not", (PyCFunction)(uintptr_t)why_not, METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"tune", (PyCFunction)(uintptr_t)tune, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"view", view, METH_O, NULL},
+    {"empty", (PyCFunction)(uintptr_t)empty, METH_FASTCALL, NULL},
     {"forget", forget, METH_NOARGS, NULL},
     {"count_plans", count_plans, METH_NOARGS, NULL},
     {"thread_source", source, METH_NOARGS, NULL},

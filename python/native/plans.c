@@ -24,13 +24,17 @@ const attn_plan *planned_plan(const planned *plan) { return plan->plan; }
 
 static void *new_workspace(size_t bytes) { return bytes ? aligned_alloc(64, bytes) : NULL; }
 
+attn_problem planned_problem(const request *wanted) {
+  attn_problem problem = wanted->problem, usual;
+  if (!wanted->default_scale) return problem;
+  attn_problem_init(&usual, 1, 1, 1, 1, 1, problem.dim_qk, problem.dim_v);
+  problem.scale = usual.scale;
+  return problem;
+}
+
 static attn_status make(planned *plan) {
   const request *wanted = &plan->wanted;
-  attn_problem problem = wanted->problem, usual;
-  if (wanted->default_scale) {
-    attn_problem_init(&usual, 1, 1, 1, 1, 1, problem.dim_qk, problem.dim_v);
-    problem.scale = usual.scale;
-  }
+  const attn_problem problem = planned_problem(wanted);
   const attn_options options =
       ATTN_STRUCT(attn_options, .kernel = wanted->kernel, .max_isa = wanted->max_isa, .threads = wanted->threads);
   return attn_plan_create(&problem, &options, &plan->plan);

@@ -18,6 +18,9 @@ typedef struct request {
   const char *max_isa; /* a constant, or NULL */
 } request;
 
+/* The problem with its scale. */
+attn_problem planned_problem(const request *wanted);
+
 /* A plan with a count of its holders and a workspace of its own. */
 typedef struct planned planned;
 

@@ -334,9 +334,11 @@ static bool read_dlpack(PyObject *object, const char *name, holdings *held, tens
   return managed && take_dl(&managed->tensor, name, out);
 }
 
+#define LITTLE_ENDIAN_HERE (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__)
+
 static dtype buffer_dtype(const Py_buffer *b) {
   const char *format = b->format ? b->format : "B";
-  if (*format == '@' || *format == '=') format++;
+  if (*format == '@' || *format == '=' || *format == (LITTLE_ENDIAN_HERE ? '<' : '>')) format++;
   if (!format[0] || format[1]) return DTYPE_OTHER;
   switch (format[0]) {
     case 'f': return DTYPE_F32;
@@ -365,10 +367,9 @@ static bool read_buffer(PyObject *object, const char *name, holdings *held, tens
   out->ndim = b->ndim;
   out->type = buffer_dtype(b);
   out->readonly = b->readonly;
-  for (int i = 0; i < b->ndim; i++) {
-    out->shape[i] = b->shape[i];
-    out->stride[i] = b->strides[i];
-  }
+  for (int i = 0; i < b->ndim; i++) out->shape[i] = b->shape[i];
+  if (!b->strides) return dense(out->ndim, out->shape, out->stride), true; /* arrays of ctypes, whatever was asked for */
+  for (int i = 0; i < b->ndim; i++) out->stride[i] = b->strides[i];
   return take_byte_strides(name, b->itemsize, out);
 }
 

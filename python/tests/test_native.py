@@ -3,6 +3,7 @@
 
 import array
 import contextlib
+import ctypes
 import os
 import shutil
 import subprocess
@@ -90,6 +91,14 @@ def test_buffers_without_numpy():
     assert bytes(memoryview(out)) == bytes(into)
     with pytest.raises(ValueError, match="out is read-only"):
         libattn.sdpa(x, x, x, out=into.toreadonly())
+
+
+def test_arrays_of_ctypes():
+    """Their buffers have no strides."""
+    x = (ctypes.c_float * 8 * 4 * 2 * 1)()
+    ctypes.memmove(x, numbers(64).obj.tobytes(), 256)
+    right = libattn.sdpa(*[numbers(64).cast("B").cast("f", (1, 2, 4, 8))] * 3)
+    assert bytes(memoryview(libattn.sdpa(x, x, x))) == bytes(memoryview(right))
 
 
 class Capsules:

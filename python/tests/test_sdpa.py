@@ -290,3 +290,29 @@ def test_default_scale_is_not_scale_0():
     libattn.sdpa(q, k, v, scale=0)
     assert_close(libattn.sdpa(q, k, v), attention(q, k, v)[0])
     assert_close(libattn.sdpa(q, k, v, scale=0), attention(q, k, v, scale=0)[0])
+
+
+def test_merge():
+    q, k, v = draw()
+    ranges = (slice(0, 5), slice(5, 6), slice(6, 13))
+    parts = [libattn.sdpa(q, k[:, :, keys], v[:, :, keys], return_lse=True) for keys in ranges]
+    for merged, right in zip(libattn.merge(parts), attention(q, k, v)):
+        assert_close(merged, right)
+    (o, lse), (other, short) = parts[:2]
+    for kind, sentence, wrong in ((ValueError, "parts is empty", []), (ValueError, "not dense", [(o[..., ::2], lse)]),
+                                  (ValueError, "a part has shape", [(o, lse), (other[:1], short[:1])]),
+                                  (TypeError, "lse is float64", [(o, lse.astype(float))])):
+        with pytest.raises(kind, match=sentence):
+            libattn.merge(wrong)
+
+
+def test_tune():
+    q, k, v = draw()
+    tuning = libattn.tune(q, k, v, causal=True, seconds=0.05, max_isa="c")
+    assert {entry.kernel for entry in tuning.entries} <= {"naive_c", "flash_c", "blocked_c", "decode_c"}
+    assert tuning.automatic in {entry.kernel for entry in tuning.entries}
+    times = [entry.time_ns for entry in tuning.entries]
+    assert times == sorted(times)
+    assert libattn.Plan(q, k, v, causal=True, **tuning.best).kernel == tuning.entries[0].kernel
+    with pytest.raises(ValueError, match="k has head_dim"):
+        libattn.tune(q, k[..., 1:], v)

@@ -1,0 +1,514 @@
+# SPDX-License-Identifier: MIT
+"""Layers of attn/mha.h and attn/nn.h: weights packed once, run many times.
+
+    layer = libattn.layers.MultiHeadAttention(batch=2, heads=4, seq=30, width=64, w_qkv=w, w_o=o)
+    y = layer(x)                                    # float32 [batch, seq, width]
+
+Everything is float32 and dense; weights of MultiHeadAttention may also be float16 or bfloat16. Weights are copied when a
+layer is made. A layer is immutable: any number of threads may call it at once. Results are new arrays of the library that
+the first input is from. docs/semantics.md ("The family around it") gives every formula with its source.
+
+Errors are those of sdpa(): ValueError, TypeError, Unsupported, MemoryError, with the library's sentence.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import threading
+from typing import Any
+
+from ._native import C, F, S, check, dense_strides
+from ._sdpa import FUNCTIONS
+
+DTYPES = {"float32": "ATTN_F32", "float16": "ATTN_F16", "bfloat16": "ATTN_BF16"}
+
+
+class _Arrays:
+    """Addresses of arrays for one call to C, and the objects that have to live until it ends."""
+
+    def __init__(self):
+        self.kept = []
+
+    def read(self, array, name, shape=None, dtypes=("float32",)):
+        """(address, dtype, shape); the address is None for None."""
+        if array is None:
+            return None, None, None
+        if isinstance(array, (list, tuple)):
+            array = (ctypes.c_int32 * len(array))(*array)
+        address, dtype, given, strides, _ = FUNCTIONS["view"](array)
+        self.kept.append(array)
+        if dtype not in dtypes:
+            raise TypeError(f"{name} is {dtype}; it must be {' or '.join(dtypes)}")
+        if shape is not None and tuple(given) != tuple(shape):
+            raise ValueError(f"{name} has shape {tuple(given)}; it must have {tuple(shape)}")
+        if any(a != b for a, b, size in zip(strides, dense_strides(given), given) if size > 1):
+            raise ValueError(f"{name} is not dense; its strides are {strides}")
+        return address, dtype, tuple(given)
+
+    def floats(self, array, name, shape=None):
+        return self.read(array, name, shape)[0]
+
+    def lengths(self, array, name, batch):
+        return self.read(array, name, (batch,), ("int32",))[0]
+
+
+def _new(like, *shape):
+    """A new float32 array and its address."""
+    array = FUNCTIONS["empty"](like, *shape)
+    return array, FUNCTIONS["view"](array)[0]
+
+
+def _options(kernel, threads):
+    return S.attn_options(kernel=kernel.encode() if kernel else None, threads=threads or 0)
+
+
+def _linear(arrays, weight, bias, name, inputs, outputs, transposed=True):
+    """attn_linear of a weight [outputs][inputs], as PyTorch stores it; or [inputs][outputs] if it is not transposed."""
+    shape = (outputs, inputs) if transposed else (inputs, outputs)
+    return S.attn_linear(weight=arrays.floats(weight, name, shape), bias=arrays.floats(bias, f"bias of {name}", (outputs,)),
+                         transposed=transposed)
+
+
+class _Layer:
+    """Owns a handle of C, and a workspace for each thread."""
+
+    _kind = ""
+
+    def _make(self, config, options):
+        self._handle = ctypes.c_void_p()
+        self._memory = threading.local()
+        check(self._function("create")(ctypes.byref(config), ctypes.byref(options), ctypes.byref(self._handle)))
+
+    def _function(self, name):
+        return getattr(F, f"attn_{self._kind}_{name}")
+
+    def _workspace(self, *rows):
+        """(address, bytes)"""
+        needed = self._function("workspace")(self._handle, *rows)
+        if getattr(self._memory, "size", -1) < needed:
+            self._memory.block = ctypes.create_string_buffer(needed + 64)
+            self._memory.size = needed
+        return -(-ctypes.addressof(self._memory.block) // 64) * 64, needed
+
+    @property
+    def kernel(self) -> str:
+        """The name of the attention kernel that runs."""
+        return self._function("kernel")(self._handle).decode()
+
+    def __del__(self):
+        if getattr(self, "_handle", None):
+            self._function("destroy")(self._handle)
+
+
+# ---- Multi-head attention ------------------------------------------------------------------------------------------------
+
+
+def _mha_weights(arrays, problem, layout, weights):
+    """attn_mha_weights of arrays [out][in] ("out_in") or [in][out] ("in_out")."""
+    a = problem.attention
+    columns_q, columns_k, columns_v = a.heads_q * a.dim_qk, a.heads_kv * a.dim_qk, a.heads_kv * a.dim_v
+    sizes = {"w_qkv": (problem.width, columns_q + columns_k + columns_v), "w_q": (problem.width, columns_q),
+             "w_k": (problem.width_memory, columns_k), "w_v": (problem.width_memory, columns_v),
+             "w_o": (a.heads_q * a.dim_v, problem.width_out)}
+    if layout not in ("out_in", "in_out"):
+        raise ValueError(f"layout is {layout!r}; it must be 'out_in' (as PyTorch stores weights) or 'in_out'")
+    struct, dtypes = S.attn_mha_weights(layout=C.ATTN_OUT_IN if layout == "out_in" else C.ATTN_IN_OUT), set()
+    for name, array in weights.items():
+        if array is None:
+            continue
+        if name.startswith("b_"):
+            size = sizes["w" + name[1:]][1]
+            setattr(struct, name, arrays.floats(array, name, (size,)))
+            continue
+        shape = sizes[name][::-1] if layout == "out_in" else sizes[name]
+        address, dtype, _ = arrays.read(array, name, shape, tuple(DTYPES))
+        setattr(struct, name, address)
+        dtypes.add(dtype)
+    if len(dtypes) > 1:
+        raise TypeError(f"weights are {' and '.join(sorted(dtypes))}; they must have one dtype")
+    struct.dtype = getattr(C, DTYPES[dtypes.pop()]) if dtypes else 0
+    return struct
+
+
+def _set_masks(attention, causal, align, window, uses):
+    aligns = {"top_left": C.ATTN_ALIGN_TOP_LEFT, "bottom_right": C.ATTN_ALIGN_BOTTOM_RIGHT}
+    if align not in aligns:
+        raise ValueError(f"align is {align!r}; it must be 'top_left' or 'bottom_right'")
+    attention.align = aligns[align]
+    if window is not None:
+        attention.window_left, attention.window_right = (-1 if side is None else side for side in window)
+    if causal:
+        attention.window_right = 0
+    for name in uses:
+        if name not in _USES:
+            raise ValueError(f"uses has {name!r}; it may have {', '.join(map(repr, _USES))}")
+        attention.uses |= getattr(C, _USES[name][0])
+
+
+# What calls may bring -> its bit, its shape, its dtype
+_USES = {"mask": ("ATTN_USE_MASK", "bhqk", "bool"), "bias": ("ATTN_USE_BIAS", "bhqk", "float32"),
+         "kv_len": ("ATTN_USE_KV_LEN", "b", "int32"), "q_len": ("ATTN_USE_Q_LEN", "b", "int32"),
+         "alibi_slopes": ("ATTN_USE_ALIBI", "h", "float32"), "sinks": ("ATTN_USE_SINKS", "h", "float32")}
+
+
+def _attention_args(arrays, attention, brought):
+    """attn_args of the optional arrays of a call."""
+    extent = {"b": attention.batch, "h": attention.heads_q, "q": attention.seq_q, "k": attention.seq_k}
+    args = S.attn_args()
+    for name, array in brought.items():
+        if name not in _USES:
+            raise TypeError(f"unexpected keyword argument {name!r}; a layer takes {', '.join(_USES)}")
+        _, shape, dtype = _USES[name]
+        setattr(args, name, arrays.read(array, name, [extent[axis] for axis in shape], (dtype,))[0])
+    return args
+
+
+class MultiHeadAttention(_Layer):
+    """Multi-head attention with its projections (Vaswani et al. 2017, section 3.2.2).
+
+    The problem: batch, heads, seq (and seq_memory, width_memory for cross-attention), width; heads_kv, dim_qk, dim_v and
+    width_out default to heads, width / heads, dim_qk and width. causal, align, window, scale and softcap as in sdpa(). uses:
+    the names of optional arrays that calls will bring: "mask" and "bias" [batch, heads, seq, keys], "kv_len" and "q_len"
+    [batch], "alibi_slopes" and "sinks" [heads].
+
+    The weights: w_qkv, or w_q, w_k and w_v; w_o; biases b_qkv or b_q, b_k, b_v; b_o. layout "out_in" is that of PyTorch's
+    nn.Linear, "in_out" its transpose.
+    """
+
+    _kind = "mha"
+
+    def __init__(self, *, batch: int, heads: int, seq: int, width: int, seq_memory: int | None = None,
+                 width_memory: int | None = None, width_out: int | None = None, heads_kv: int | None = None,
+                 dim_qk: int | None = None, dim_v: int | None = None, causal: bool = False, align: str = "top_left",
+                 window: tuple[int | None, int | None] | None = None, scale: float | None = None, softcap: float = 0,
+                 uses: tuple[str, ...] = (), layout: str = "out_in", kernel: str | None = None, threads: int | None = None,
+                 **weights: Any) -> None:
+        self._problem = problem = S.attn_mha_problem()
+        problem.attention = S.attn_problem()
+        seq_k = seq if seq_memory is None else seq_memory
+        F.attn_mha_problem_init(ctypes.byref(problem), batch, heads, seq, seq_k, width)
+        dim_qk = dim_qk or width // heads
+        F.attn_problem_init(ctypes.addressof(problem) + S.attn_mha_problem.attention.offset, batch, heads, heads_kv or heads,
+                            seq, seq_k, dim_qk, dim_v or dim_qk)
+        problem.width_memory, problem.width_out = width_memory or width, width_out or width
+        problem.memory_stride = S.attn_strides(b=seq_k * problem.width_memory, s=problem.width_memory, d=1)
+        problem.y_stride = S.attn_strides(b=seq * problem.width_out, s=problem.width_out, d=1)
+        _set_masks(problem.attention, causal, align, window, uses)
+        problem.attention.softcap = softcap
+        if scale is not None:
+            problem.attention.scale = scale
+        arrays = _Arrays()
+        inner = _options(kernel, threads)
+        options = S.attn_mha_options(attention=ctypes.addressof(inner))
+        packed = _mha_weights(arrays, problem, layout, _named(weights))
+        self._handle, self._memory = ctypes.c_void_p(), threading.local()
+        check(F.attn_mha_create(ctypes.byref(problem), ctypes.byref(packed), ctypes.byref(options),
+                                ctypes.byref(self._handle)))
+
+    def __call__(self, x: Any, memory: Any = None, **arrays_brought: Any) -> Any:
+        """y [batch, seq, width_out] of x [batch, seq, width] and, in cross-attention, memory [batch, seq_memory, ...]."""
+        p, arrays = self._problem, _Arrays()
+        a = p.attention
+        y, address = _new(x, a.batch, a.seq_q, p.width_out)
+        attention = _attention_args(arrays, a, arrays_brought)
+        args = S.attn_mha_args(x=arrays.floats(x, "x", (a.batch, a.seq_q, p.width)), y=address,
+                               memory=arrays.floats(memory, "memory", (a.batch, a.seq_k, p.width_memory)),
+                               attention=ctypes.addressof(attention))
+        check(F.attn_mha_run(self._handle, ctypes.byref(args), *self._workspace()))
+        return y
+
+    def describe(self) -> str:
+        """A few lines: shape, projections, and the attention as Plan.describe() tells it."""
+        return F.attn_mha_describe(self._handle).decode()
+
+
+_WEIGHTS = ("w_qkv", "w_q", "w_k", "w_v", "w_o", "b_qkv", "b_q", "b_k", "b_v", "b_o")
+
+
+def _named(weights):
+    for name in weights:
+        if name not in _WEIGHTS:
+            raise TypeError(f"unexpected weight {name!r}; there are {', '.join(_WEIGHTS)}")
+    return weights
+
+
+# ---- Networks and blocks -------------------------------------------------------------------------------------------------
+
+_ACTIVATIONS = {"relu": "ATTN_RELU", "gelu": "ATTN_GELU"}
+
+
+def _activation(name):
+    if name not in _ACTIVATIONS:
+        raise ValueError(f"activation is {name!r}; it must be 'relu' or 'gelu'")
+    return getattr(C, _ACTIVATIONS[name])
+
+
+class FeedForward(_Layer):
+    """y = activation(x w1^T + b1) w2^T + b2: w1 [hidden][width], w2 [width][hidden], as PyTorch stores them. activation:
+    "relu" or "gelu" (exact)."""
+
+    _kind = "feed_forward"
+
+    def __init__(self, w1: Any, w2: Any, *, b1: Any = None, b2: Any = None, activation: str = "relu",
+                 threads: int | None = None) -> None:
+        arrays = _Arrays()
+        self.hidden, self.width = FUNCTIONS["view"](w1)[2]
+        config = S.attn_feed_forward_config(width=self.width, hidden=self.hidden, activation=_activation(activation),
+                                            first=_linear(arrays, w1, b1, "w1", self.width, self.hidden),
+                                            second=_linear(arrays, w2, b2, "w2", self.hidden, self.width))
+        self._make(config, _options(None, threads))
+
+    def __call__(self, x: Any) -> Any:
+        """y of x [..., width]."""
+        arrays = _Arrays()
+        address, _, shape = arrays.read(x, "x")
+        if not shape or shape[-1] != self.width:
+            raise ValueError(f"x has shape {shape}; its last dimension must be {self.width}")
+        y, out = _new(x, *shape)
+        rows = math.prod(shape[:-1])
+        check(F.attn_feed_forward_run(self._handle, rows, address, out, *self._workspace(rows)))
+        return y
+
+
+def _norm(arrays, pair, width, epsilon):
+    gain, bias = pair or (None, None)
+    return S.attn_norm(gain=arrays.floats(gain, "gain", (width,)), bias=arrays.floats(bias, "bias of a norm", (width,)),
+                       epsilon=epsilon)
+
+
+class Block(_Layer):
+    """A transformer block: self-attention, with `memory` also cross-attention, a feed-forward network; each with residual
+    and layer norm, after (post-norm, Vaswani et al. 2017) or before (pre_norm=True, Xiong et al. 2020).
+
+    self_weights and cross_weights: dicts of what MultiHeadAttention takes. w1, b1, w2, b2: the network. norms: three pairs
+    (gain, bias) for self-attention, cross-attention and network, or None. memory: (seq, width) of an encoder's output: the
+    block is then a decoder's, and causal. uses and cross_uses: as `uses` of MultiHeadAttention.
+    """
+
+    _kind = "block"
+
+    def __init__(self, *, batch: int, heads: int, seq: int, width: int, self_weights: dict[str, Any], w1: Any, w2: Any,
+                 b1: Any = None, b2: Any = None, memory: tuple[int, int] | None = None,
+                 cross_weights: dict[str, Any] | None = None, norms: Any = (None, None, None), epsilon: float = 1e-5,
+                 pre_norm: bool = False, activation: str = "relu", uses: tuple[str, ...] = (),
+                 cross_uses: tuple[str, ...] = (), layout: str = "out_in", kernel: str | None = None,
+                 threads: int | None = None) -> None:
+        hidden = FUNCTIONS["view"](w1)[2][0]
+        self._config = config = self._start(batch, heads, seq, width, hidden, memory)
+        arrays = _Arrays()
+        config.self_weights = _mha_weights(arrays, config.self, layout, _named(self_weights))
+        _set_uses(config.self.attention, uses)
+        if memory:
+            config.cross_weights = _mha_weights(arrays, config.cross, layout, _named(cross_weights or {}))
+            _set_uses(config.cross.attention, cross_uses)
+        config.feed_forward.activation = _activation(activation)
+        config.feed_forward.first = _linear(arrays, w1, b1, "w1", width, hidden)
+        config.feed_forward.second = _linear(arrays, w2, b2, "w2", hidden, width)
+        for name, pair in zip(("self_norm", "cross_norm", "feed_forward_norm"), norms):
+            setattr(config, name, _norm(arrays, pair, width, epsilon))
+        config.pre_norm = pre_norm
+        self._make(config, _options(kernel, threads))
+
+    @staticmethod
+    def _start(batch, heads, seq, width, hidden, memory):
+        config = S.attn_block_config()
+        for part in (config.self, config.cross):
+            part.struct_size = ctypes.sizeof(S.attn_mha_problem)
+            part.attention.struct_size = ctypes.sizeof(S.attn_problem)
+        config.feed_forward.struct_size = ctypes.sizeof(S.attn_feed_forward_config)
+        config.self_weights.struct_size = config.cross_weights.struct_size = ctypes.sizeof(S.attn_mha_weights)
+        if memory:
+            F.attn_decoder_block_init(ctypes.byref(config), batch, heads, seq, memory[0], width, memory[1], hidden)
+        else:
+            F.attn_encoder_block_init(ctypes.byref(config), batch, heads, seq, width, hidden)
+        return config
+
+    def __call__(self, x: Any, memory: Any = None, *, cross: dict[str, Any] | None = None, **arrays_brought: Any) -> Any:
+        """y [batch, seq, width] of x. Optional arrays of the self-attention by name, those of the cross-attention in
+        `cross`."""
+        own, other, arrays = self._config.self, self._config.cross, _Arrays()
+        shape = (own.attention.batch, own.attention.seq_q, own.width)
+        y, address = _new(x, *shape)
+        masks = _attention_args(arrays, own.attention, arrays_brought)
+        cross_masks = _attention_args(arrays, other.attention, cross or {})
+        args = S.attn_block_args(x=arrays.floats(x, "x", shape), y=address, self=ctypes.addressof(masks))
+        if memory is not None:
+            args.memory = arrays.floats(memory, "memory", (shape[0], other.attention.seq_k, other.width_memory))
+            args.cross = ctypes.addressof(cross_masks)
+        check(F.attn_block_run(self._handle, ctypes.byref(args), *self._workspace()))
+        return y
+
+
+def _set_uses(attention, uses):
+    for name in uses:
+        if name not in _USES:
+            raise ValueError(f"uses has {name!r}; it may have {', '.join(map(repr, _USES))}")
+        attention.uses |= getattr(C, _USES[name][0])
+
+
+# ---- Attention of other kinds --------------------------------------------------------------------------------------------
+
+
+class Additive(_Layer):
+    """Additive attention with its projections (Bahdanau et al. 2015): w_q [hidden][width_q], w_k [hidden][width_k] as
+    PyTorch stores them, score_weight [hidden]; with biases b_q and b_k if given."""
+
+    _kind = "additive"
+
+    def __init__(self, w_q: Any, w_k: Any, score_weight: Any, *, batch: int, seq_q: int, seq_k: int, dim_v: int,
+                 b_q: Any = None, b_k: Any = None, kv_len: bool = False, kernel: str | None = None,
+                 threads: int | None = None) -> None:
+        arrays = _Arrays()
+        hidden, width_q = FUNCTIONS["view"](w_q)[2]
+        width_k = FUNCTIONS["view"](w_k)[2][1]
+        self._config = S.attn_additive_config(
+            batch=batch, seq_q=seq_q, seq_k=seq_k, width_q=width_q, width_k=width_k, hidden=hidden, dim_v=dim_v,
+            use_kv_len=kv_len, query=_linear(arrays, w_q, b_q, "w_q", width_q, hidden),
+            key=_linear(arrays, w_k, b_k, "w_k", width_k, hidden),
+            score_weight=arrays.floats(score_weight, "score_weight", (hidden,)))
+        self._make(self._config, _options(kernel, threads))
+
+    def __call__(self, q: Any, k: Any, v: Any, *, kv_len: Any = None, return_weights: bool = False) -> Any:
+        """o [batch, seq_q, dim_v] of q [batch, seq_q, width_q], k [batch, seq_k, width_k] and v [batch, seq_k, dim_v];
+        with return_weights (o, p [batch, seq_q, seq_k])."""
+        c, arrays = self._config, _Arrays()
+        o, address = _new(q, c.batch, c.seq_q, c.dim_v)
+        p, weights = _new(q, c.batch, c.seq_q, c.seq_k) if return_weights else (None, None)
+        args = S.attn_additive_args(q=arrays.floats(q, "q", (c.batch, c.seq_q, c.width_q)),
+                                    k=arrays.floats(k, "k", (c.batch, c.seq_k, c.width_k)),
+                                    v=arrays.floats(v, "v", (c.batch, c.seq_k, c.dim_v)),
+                                    kv_len=arrays.lengths(kv_len, "kv_len", c.batch), o=address, weights=weights)
+        check(F.attn_additive_run(self._handle, ctypes.byref(args), *self._workspace()))
+        return (o, p) if return_weights else o
+
+
+class Synthesizer(_Layer):
+    """Synthesizer (Tay et al. 2021): attention whose scores come from each row alone (dense: first = [(weight, bias)] of
+    width -> hidden and second of hidden -> length, one pair per head) or are learnt (random: scores
+    [heads][length][length]).
+
+    w_v [heads dim_v][width], w_o [width][heads dim_v], b_v, b_o: as PyTorch stores them.
+    """
+
+    _kind = "synthesizer"
+
+    def __init__(self, w_v: Any, w_o: Any, *, batch: int, seq: int, heads: int, b_v: Any = None, b_o: Any = None,
+                 scores: Any = None, first: Any = None, second: Any = None, causal: bool = False, kv_len: bool = False,
+                 kernel: str | None = None, threads: int | None = None) -> None:
+        arrays = _Arrays()
+        columns, width = FUNCTIONS["view"](w_v)[2]
+        self._config = c = S.attn_synthesizer_config(
+            batch=batch, seq=seq, width=width, heads=heads, dim_v=columns // heads, causal=causal, use_kv_len=kv_len,
+            value=_linear(arrays, w_v, b_v, "w_v", width, columns), output=_linear(arrays, w_o, b_o, "w_o", columns, width))
+        if scores is not None:
+            c.kind, c.length = C.ATTN_SYNTHESIZER_RANDOM, FUNCTIONS["view"](scores)[2][-1]
+            c.scores = arrays.floats(scores, "scores", (heads, c.length, c.length))
+        else:
+            self._set_networks(arrays, first, second)
+        self._make(c, _options(kernel, threads))
+
+    def _set_networks(self, arrays, first, second):
+        c = self._config
+        if not first or not second or len(first) != c.heads or len(second) != c.heads:
+            raise ValueError(f"first and second must have {c.heads} pairs (weight, bias); or give scores")
+        c.kind = C.ATTN_SYNTHESIZER_DENSE
+        c.hidden, c.length = FUNCTIONS["view"](first[0][0])[2][0], FUNCTIONS["view"](second[0][0])[2][0]
+        self._networks = [(S.attn_linear * c.heads)(*(_linear(arrays, w, b, name, *sizes) for w, b in pairs))
+                          for name, pairs, sizes in (("first", first, (c.width, c.hidden)),
+                                                     ("second", second, (c.hidden, c.length)))]
+        c.first, c.second = map(ctypes.addressof, self._networks)
+
+    def __call__(self, x: Any, *, kv_len: Any = None) -> Any:
+        """y [batch, seq, width] of x."""
+        c, arrays = self._config, _Arrays()
+        y, address = _new(x, c.batch, c.seq, c.width)
+        args = S.attn_synthesizer_args(x=arrays.floats(x, "x", (c.batch, c.seq, c.width)), y=address,
+                                       kv_len=arrays.lengths(kv_len, "kv_len", c.batch))
+        check(F.attn_synthesizer_run(self._handle, ctypes.byref(args), *self._workspace()))
+        return y
+
+
+def kernel_regression(x: Any, y: Any, query: Any, *, inverse_width: Any = None, return_weights: bool = False,
+                      kernel: str | None = None, threads: int | None = None) -> Any:
+    """Nadaraya-Watson regression with a Gaussian kernel: predictions [queries, dim_y] at query [queries, dim_x] from points
+    x [points, dim_x] with values y [points, dim_y]. inverse_width [dim_x]: 1 / bandwidth. With return_weights also
+    [queries, points], how much each point counts."""
+    arrays = _Arrays()
+    (points, dim_x), dim_y, queries = FUNCTIONS["view"](x)[2], FUNCTIONS["view"](y)[2][1], FUNCTIONS["view"](query)[2][0]
+    prediction, address = _new(query, queries, dim_y)
+    weights, weights_address = _new(query, queries, points) if return_weights else (None, None)
+    problem = S.attn_regression(points=points, queries=queries, dim_x=dim_x, dim_y=dim_y, x=arrays.floats(x, "x"),
+                                y=arrays.floats(y, "y", (points, dim_y)),
+                                query=arrays.floats(query, "query", (queries, dim_x)),
+                                inverse_width=arrays.floats(inverse_width, "inverse_width", (dim_x,)), prediction=address,
+                                weights=weights_address)
+    check(F.attn_kernel_regression(ctypes.byref(problem), ctypes.byref(_options(kernel, threads))))
+    return (prediction, weights) if return_weights else prediction
+
+
+# ---- Decoding ------------------------------------------------------------------------------------------------------------
+
+
+class KVCache(_Layer):
+    """Keys and values of the tokens so far; each step appends to them and attends causally to all (attn_kv_cache)."""
+
+    _kind = "kv_cache"
+
+    def __init__(self, *, batch: int, heads: int, dim_qk: int, capacity: int, heads_kv: int | None = None,
+                 dim_v: int | None = None, dtype: str = "float32", kernel: str | None = None,
+                 threads: int | None = None) -> None:
+        if dtype not in DTYPES:
+            raise TypeError(f"dtype is {dtype}; it must be one of {', '.join(DTYPES)}")
+        self._dtype = dtype
+        self._shape = S.attn_kv_cache_shape(batch=batch, heads_q=heads, heads_kv=heads_kv or heads, dim_qk=dim_qk,
+                                            dim_v=dim_v or dim_qk, capacity=capacity, dtype=getattr(C, DTYPES[dtype]))
+        self._make(self._shape, _options(kernel, threads))
+
+    def step(self, q: Any, k: Any, v: Any, *, counts: Any = None) -> Any:
+        """o [batch, heads, tokens, dim_v], float32, of q [batch, heads, tokens, dim_qk], and k and v [batch, heads_kv,
+        tokens, ...], which are appended. counts [batch]: how many of the tokens each sequence really has. One step at a time
+        s, arrays = self._shape, _Arrays()
+        address, _, shape = arrays.read(q, "q", None, (self._dtype,))
+        if len(shape) != 4 or (shape[0], shape[1], shape[3]) != (s.batch, s.heads_q, s.dim_qk):
+            raise ValueError(f"q has shape {shape}; it must have ({s.batch}, {s.heads_q}, tokens, {s.dim_qk})")
+        tokens = shape[2]
+        keys = arrays.read(k, "k", (s.batch, s.heads_kv, tokens, s.dim_qk), (self._dtype,))[0]
+        values = arrays.read(v, "v", (s.batch, s.heads_kv, tokens, s.dim_v), (self._dtype,))[0]
+        o, out = _new(q, s.batch, s.heads_q, tokens, s.dim_v)
+        lengths = arrays.lengths(counts, "counts", s.batch)
+        check(F.attn_kv_cache_step(self._handle, tokens, lengths, address, keys, values, out))
+        return o
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens that each sequence has in the cache."""
+        return list((ctypes.c_int32 * self._shape.batch).from_address(F.attn_kv_cache_lengths(self._handle)))
+
+    def truncate(self, length: int) -> None:
+        """Forgets all but the first `length` tokens of every sequence that has more."""
+        check(F.attn_kv_cache_truncate(self._handle, length))
+
+
+# ---- Small pieces --------------------------------------------------------------------------------------------------------
+
+
+def add_layer_norm(x: Any, residual: Any = None, *, gain: Any = None, bias: Any = None, epsilon: float = 1e-5) -> Any:
+    """gain (s - mean) / sqrt(variance + epsilon) + bias over the last dimension of s = x + residual (Ba et al. 2016)."""
+    arrays = _Arrays()
+    address, _, shape = arrays.read(x, "x")
+    if not shape:
+        raise ValueError("x has no dimensions; it must have at least one")
+    y, out = _new(x, *shape)
+    norm = _norm(arrays, (gain, bias), shape[-1], epsilon)
+    check(F.attn_add_layer_norm(math.prod(shape[:-1]), shape[-1], address, arrays.floats(residual, "residual", shape),
+                                ctypes.byref(norm), None, out))
+    return y
+
+
+def sinusoidal_positions(rows: int, width: int, *, like: Any, first: int = 0) -> Any:
+    """Positions first ... first + rows - 1 as [rows, width] (Vaswani et al. 2017, section 3.5). like: an array of the
+    library that the result shall be of."""
+    out, address = _new(like, rows, width)
+    check(F.attn_sinusoidal_positions(first, rows, width, address))
+    return out

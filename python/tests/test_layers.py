@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: MIT
+"""libattn.layers against NumPy."""
+
+import math
+
+import pytest
+
+np = pytest.importorskip("numpy")
+
+from libattn import layers  # noqa: E402
+from reference import attention  # noqa: E402
+
+R = np.random.default_rng(11)
+
+
+def draw(*shape):
+    return R.standard_normal(shape).astype(np.float32) / 4
+
+
+def close(ours, right, limit=2e-5):
+    assert np.shape(ours) == np.shape(right)
+    assert np.abs(np.asarray(ours, float) - right).max() <= limit
+
+
+def heads_of(x, heads):
+    return x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
+
+
+def mha(x, memory, w, heads, heads_kv=None, **masks):
+    """Weights [out][in]."""
+    q, k, v = (source @ w[f"w_{name}"].T.astype(float) + w.get(f"b_{name}", 0)
+               for source, name in ((x, "q"), (memory, "k"), (memory, "v")))
+    heads_kv = heads_kv or heads
+    o, _ = attention(heads_of(q, heads), heads_of(k, heads_kv), heads_of(v, heads_kv), **masks)
+    return o.transpose(0, 2, 1, 3).reshape(*x.shape[:2], -1) @ w["w_o"].T.astype(float) + w.get("b_o", 0)
+
+
+def norm(x, gain=1, bias=0):
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * gain + bias
+
+
+def weights_of(width, columns_q, columns_kv, memory=None):
+    memory = memory or width
+    return {"w_q": draw(columns_q, width), "w_k": draw(columns_kv, memory), "w_v": draw(columns_kv, memory),
+            "w_o": draw(width, columns_q), "b_q": draw(columns_q), "b_o": draw(width)}
+
+
+def test_self_attention():
+    x, w = draw(2, 7, 32), weights_of(32, 32, 16)
+    layer = layers.MultiHeadAttention(batch=2, heads=4, heads_kv=2, seq=7, width=32, causal=True, uses=("kv_len",), **w)
+    close(layer(x, kv_len=[7, 4]), mha(x, x, w, 4, 2, causal=True, kv_len=[7, 4]))
+    assert layer.kernel in layer.describe()
+    w_qkv = np.concatenate([w["w_q"], w["w_k"], w["w_v"]])
+    turned = layers.MultiHeadAttention(batch=2, heads=4, heads_kv=2, seq=7, width=32, layout="in_out",
+                                       w_qkv=np.ascontiguousarray(w_qkv.T), w_o=np.ascontiguousarray(w["w_o"].T))
+    close(turned(x), mha(x, x, {**w, "b_q": 0, "b_o": 0}, 4, 2))
+
+
+def test_cross_attention_and_masks():
+    x, memory, w = draw(2, 5, 24), draw(2, 9, 40), weights_of(24, 24, 24, 40)
+    mask = R.random((2, 3, 5, 9)) > 0.3
+    mask[..., 0] = True
+    layer = layers.MultiHeadAttention(batch=2, heads=3, seq=5, seq_memory=9, width=24, width_memory=40, uses=("mask",), **w)
+    close(layer(x, memory, mask=mask), mha(x, memory, w, 3, mask=mask))
+    with pytest.raises(ValueError, match="mask"):
+        layer(x, memory)
+    with pytest.raises(ValueError, match=r"x has shape \(1, 5, 24\)"):
+        layer(x[:1], memory)
+    with pytest.raises(TypeError, match="'colour'"):
+        layer(x, memory, colour=1)
+    with pytest.raises(ValueError, match=r"w_q has shape"):
+        layers.MultiHeadAttention(batch=1, heads=3, seq=5, width=24, **{**w, "w_q": w["w_q"][:3]})
+    with pytest.raises(TypeError, match="unexpected weight 'w_x'"):
+        layers.MultiHeadAttention(batch=1, heads=3, seq=5, width=24, w_x=x)
+
+
+def gelu(x):
+    return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_feed_forward(activation):
+    x, w1, b1, w2 = draw(2, 6, 16), draw(48, 16), draw(48), draw(16, 48)
+    layer = layers.FeedForward(w1, w2, b1=b1, activation=activation)
+    hidden = x.astype(float) @ w1.T + b1
+    close(layer(x), (np.maximum(hidden, 0) if activation == "relu" else gelu(hidden)) @ w2.T)
+    with pytest.raises(ValueError, match="last dimension must be 16"):
+        layer(x[..., :3].copy())
+
+
+@pytest.mark.parametrize("pre_norm", [False, True])
+def test_encoder_block(pre_norm):
+    x, w, w1, w2 = draw(2, 6, 16), weights_of(16, 16, 16), draw(32, 16), draw(16, 32)
+    norms = [(draw(16), draw(16)) for _ in range(3)]
+    block = layers.Block(batch=2, heads=2, seq=6, width=16, self_weights=w, w1=w1, w2=w2, norms=norms, pre_norm=pre_norm,
+                         uses=("kv_len",))
+
+    def network(x):
+        return np.maximum(x @ w1.T.astype(float), 0) @ w2.T
+
+    def attend(x):
+        return mha(x, x, w, 2, kv_len=[6, 3])
+
+    if pre_norm:
+        y = x + attend(norm(x, *norms[0]))
+        right = y + network(norm(y, *norms[2]))
+    else:
+        y = norm(x + attend(x), *norms[0])
+        right = norm(y + network(y), *norms[2])
+    close(block(x, kv_len=[6, 3]), right)
+
+
+def test_decoder_block():
+    x, memory = draw(1, 5, 16), draw(1, 7, 24)
+    own, cross, w1, w2 = weights_of(16, 16, 16), weights_of(16, 16, 16, 24), draw(32, 16), draw(16, 32)
+    block = layers.Block(batch=1, heads=2, seq=5, width=16, memory=(7, 24), self_weights=own, cross_weights=cross, w1=w1,
+                         w2=w2, activation="gelu")
+    y = norm(x + mha(x, x, own, 2, causal=True))
+    y = norm(y + mha(y, memory, cross, 2))
+    close(block(x, memory), norm(y + gelu(y @ w1.T.astype(float)) @ w2.T))
+
+
+def test_additive():
+    q, k, v = draw(2, 4, 12), draw(2, 6, 10), draw(2, 6, 5)
+    w_q, w_k, w = draw(8, 12), draw(8, 10), draw(8)
+    layer = layers.Additive(w_q, w_k, w, batch=2, seq_q=4, seq_k=6, dim_v=5, kv_len=True)
+    o, p = layer(q, k, v, kv_len=[6, 2], return_weights=True)
+    right, _ = attention((q @ w_q.T)[:, None], (k @ w_k.T)[:, None], v[:, None], score="additive", score_weight=w,
+                         kv_len=[6, 2])
+    close(o, right[:, 0])
+    close(p.sum(-1), np.ones((2, 4)))
+    assert not p[1, :, 2:].any()
+
+
+def test_synthesizer():
+    x, scores, w_v, w_o = draw(2, 5, 12), draw(3, 8, 8), draw(12, 12), draw(12, 12)
+    value = heads_of(x @ w_v.T, 3)
+
+    def right(scores):
+        o, _ = attention(None, None, value, score="precomputed", scores=scores, causal=True)
+        return o.transpose(0, 2, 1, 3).reshape(2, 5, 12) @ w_o.T
+
+    learnt = layers.Synthesizer(w_v, w_o, batch=2, seq=5, heads=3, scores=scores, causal=True)
+    close(learnt(x), right(scores[None, :, :5, :5]))
+    first, second = [(draw(6, 12), draw(6)) for _ in range(3)], [(draw(8, 6), None) for _ in range(3)]
+    dense = layers.Synthesizer(w_v, w_o, batch=2, seq=5, heads=3, first=first, second=second, causal=True)
+    given = np.stack([np.maximum(x @ w1.T + b1, 0) @ w2.T for (w1, b1), (w2, _) in zip(first, second)], 1)[..., :5]
+    close(dense(x), right(given))
+    with pytest.raises(ValueError, match="must have 3 pairs"):
+        layers.Synthesizer(w_v, w_o, batch=2, seq=5, heads=3)
+
+
+def test_kernel_regression():
+    x, y, query = draw(20, 3), draw(20, 2), draw(5, 3)
+    width = np.array([1, 2, 0.5], np.float32)
+    prediction, weights = layers.kernel_regression(x, y, query, inverse_width=width, return_weights=True)
+    p = np.exp(-0.5 * (((query[:, None] - x[None]) * width) ** 2).sum(-1))
+    p /= p.sum(-1, keepdims=True)
+    close(weights, p)
+    close(prediction, p @ y)
+
+
+def test_kv_cache():
+    q, k, v = draw(2, 4, 9, 16), draw(2, 2, 9, 16), draw(2, 2, 9, 8)
+    right, _ = attention(q, k, v, causal=True)
+    cache = layers.KVCache(batch=2, heads=4, heads_kv=2, dim_qk=16, dim_v=8, capacity=9)
+
+    def step(tokens):
+        return cache.step(*(np.ascontiguousarray(x[:, :, tokens]) for x in (q, k, v)))
+
+    close(step(slice(0, 6)), right[:, :, :6])
+    close(step(slice(6, 7)), right[:, :, 6:7])
+    assert cache.lengths == [7, 7]
+    cache.truncate(5)
+    close(step(slice(5, 9)), right[:, :, 5:])
+    with pytest.raises(ValueError, match="1 more do not fit"):
+        step(slice(0, 1))
+    with pytest.raises(TypeError, match="dtype is int8"):
+        layers.KVCache(batch=1, heads=1, dim_qk=1, capacity=1, dtype="int8")
+
+
+def test_small_pieces():
+    x, residual, gain = draw(3, 4, 10), draw(3, 4, 10), draw(10)
+    close(layers.add_layer_norm(x, residual, gain=gain), norm(x + residual, gain))
+    positions = layers.sinusoidal_positions(4, 6, like=x, first=2)
+    angles = np.arange(2, 6)[:, None] / 10000 ** (np.arange(0, 6, 2) / 6)
+    close(positions, np.stack([np.sin(angles), np.cos(angles)], -1).reshape(4, 6))
+    assert positions.dtype == np.float32
