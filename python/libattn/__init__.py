@@ -14,5 +14,6 @@ from ._plan import (Kernel, Plan, Timing, Tuning, forget_plans, kernels, load_ke
 from ._sdpa import sdpa
 
 __version__ = version()
-__all__ = ["Kernel", "Plan", "Spec", "Timing", "Tuning", "Unsupported", "forget_plans", "kernels", "layers", "load_kernels", "merge",
-           "plan_counts", "sdpa", "thread_source", "tiers", "tune", "use_pool", "version", "why_not"]
+__all__ = ["Kernel", "Plan", "Spec", "Timing", "Tuning", "Unsupported", "forget_plans", "kernels", "layers",
+           "load_kernels", "merge", "plan_counts", "sdpa", "thread_source", "tiers", "tune", "use_pool", "version",
+           "why_not"]

@@ -467,7 +467,8 @@ class KVCache(_Layer):
 
     def step(self, q: Any, k: Any, v: Any, *, counts: Any = None) -> Any:
         """o [batch, heads, tokens, dim_v], float32, of q [batch, heads, tokens, dim_qk], and k and v [batch, heads_kv,
-        tokens, ...], which are appended. counts [batch]: how many of the tokens each sequence really has. One step at a time
+        tokens, ...], which are appended. counts [batch]: how many of the tokens each sequence really has. One step at a
+        time."""
         s, arrays = self._shape, _Arrays()
         address, _, shape = arrays.read(q, "q", None, (self._dtype,))
         if len(shape) != 4 or (shape[0], shape[1], shape[3]) != (s.batch, s.heads_q, s.dim_qk):
