@@ -94,35 +94,59 @@ static const graph_operation operations[] = {{"qk", dnnl_graph_op_matmul, Q, K, 
                                              {"pv", dnnl_graph_op_matmul, WEIGHTS, V, OUTPUT}};
 enum { OPERATIONS = sizeof operations / sizeof *operations };
 
-static dnnl_status_t add_operation(graph_state *s, dnnl_graph_graph_t graph, size_t id) {
+/* How a graph is divided, and what is needed only meanwhile. */
+typedef struct finding {
+  graph_state *state;
+  const attn_problem *problem;
+  dnnl_graph_graph_t graph;
+  dnnl_graph_op_t op;
+  size_t partitions;
+} finding;
+
+static dnnl_status_t add_operation(finding *f, size_t id) {
+  const dnnl_graph_logical_tensor_t *tensors = f->state->tensors;
   const graph_operation *o = &operations[id];
   const uint8_t yes = 1;
   const int64_t last = -1;
-  dnnl_graph_op_t op;
-  dnnl_status_t status = dnnl_graph_op_create(&op, id, o->kind, o->name);
-  if (status != dnnl_success) return status;
-  status = dnnl_graph_op_add_input(op, &s->tensors[o->a]);
-  if (status == dnnl_success && o->b != o->a) status = dnnl_graph_op_add_input(op, &s->tensors[o->b]);
-  if (status == dnnl_success) status = dnnl_graph_op_add_output(op, &s->tensors[o->result]);
-  if (status == dnnl_success && o->b == K) status = dnnl_graph_op_set_attr_bool(op, dnnl_graph_op_attr_transpose_b, &yes, 1);
-  if (status == dnnl_success && o->b == o->a) status = dnnl_graph_op_set_attr_s64(op, dnnl_graph_op_attr_axis, &last, 1);
-  if (status == dnnl_success) status = dnnl_graph_add_op(graph, op);
-  dnnl_graph_op_destroy(op); /* the graph has its own copy */
+  dnnl_status_t status = dnnl_graph_op_create(&f->op, id, o->kind, o->name);
+  if (status == dnnl_success) status = dnnl_graph_op_add_input(f->op, &tensors[o->a]);
+  if (status == dnnl_success && o->b != o->a) status = dnnl_graph_op_add_input(f->op, &tensors[o->b]);
+  if (status == dnnl_success) status = dnnl_graph_op_add_output(f->op, &tensors[o->result]);
+  if (status == dnnl_success && o->b == K)
+    status = dnnl_graph_op_set_attr_bool(f->op, dnnl_graph_op_attr_transpose_b, &yes, 1);
+  if (status == dnnl_success && o->b == o->a) status = dnnl_graph_op_set_attr_s64(f->op, dnnl_graph_op_attr_axis, &last, 1);
+  return status == dnnl_success ? dnnl_graph_add_op(f->graph, f->op) : status;
+}
+
+/* The graph has its own copy. */
+static void end_operation(finding *f) {
+  if (f->op) dnnl_graph_op_destroy(f->op);
+  f->op = NULL;
+}
+
+static dnnl_status_t divide(void *context) {
+  finding *f = context;
+  dnnl_status_t status = dnnl_graph_graph_create_with_fpmath_mode(&f->graph, dnnl_cpu, dnnl_fpmath_mode_strict);
+  if (status == dnnl_success) status = describe_tensors(f->state, f->problem);
+  for (size_t id = 0; id < OPERATIONS && status == dnnl_success; id++) {
+    status = add_operation(f, id);
+    end_operation(f);
+  }
+  if (status == dnnl_success) status = dnnl_graph_graph_finalize(f->graph);
+  if (status == dnnl_success) status = dnnl_graph_graph_filter(f->graph, dnnl_graph_partition_policy_fusion);
+  if (status == dnnl_success) status = dnnl_graph_graph_get_partition_num(f->graph, &f->partitions);
+  if (status == dnnl_success && f->partitions == 1)
+    status = dnnl_graph_graph_get_partitions(f->graph, 1, &f->state->partition);
   return status;
 }
 
 /* Divides the graph into partitions. *partitions is their number; if it is 1, s->partition is the whole graph. */
 static dnnl_status_t find_partition(graph_state *s, const attn_problem *p, size_t *partitions) {
-  dnnl_graph_graph_t graph;
-  dnnl_status_t status = dnnl_graph_graph_create_with_fpmath_mode(&graph, dnnl_cpu, dnnl_fpmath_mode_strict);
-  if (status != dnnl_success) return status;
-  status = describe_tensors(s, p);
-  for (size_t id = 0; id < OPERATIONS && status == dnnl_success; id++) status = add_operation(s, graph, id);
-  if (status == dnnl_success) status = dnnl_graph_graph_finalize(graph);
-  if (status == dnnl_success) status = dnnl_graph_graph_filter(graph, dnnl_graph_partition_policy_fusion);
-  if (status == dnnl_success) status = dnnl_graph_graph_get_partition_num(graph, partitions);
-  if (status == dnnl_success && *partitions == 1) status = dnnl_graph_graph_get_partitions(graph, 1, &s->partition);
-  dnnl_graph_graph_destroy(graph);
+  finding f = {.state = s, .problem = p};
+  const dnnl_status_t status = attn_onednn_guarded(divide, &f);
+  end_operation(&f);
+  if (f.graph) dnnl_graph_graph_destroy(f.graph);
+  *partitions = f.partitions;
   return status;
 }
 
@@ -132,7 +156,8 @@ static void end_graph(graph_state *s) {
   attn_onednn_close(&s->library);
 }
 
-static dnnl_status_t compile(graph_state *s) {
+static dnnl_status_t compile(void *context) {
+  graph_state *s = context;
   const dnnl_graph_logical_tensor_t *inputs[INPUTS], *outputs[] = {&s->tensors[OUTPUT]};
   for (int i = 0; i < INPUTS; i++) inputs[i] = &s->tensors[i];
   dnnl_status_t status = dnnl_graph_compiled_partition_create(&s->compiled, s->partition);
@@ -227,7 +252,7 @@ static attn_status open(attn_schedule *schedule, char *reason, size_t reason_byt
   if (status == dnnl_success && schedule->problem.seq_k > 0) {
     const int threads = attn_onednn_hold_threads(&s->library);
     status = find_partition(s, &schedule->problem, &partitions);
-    if (status == dnnl_success) status = partitions == 1 ? compile(s) : dnnl_unimplemented;
+    if (status == dnnl_success) status = partitions == 1 ? attn_onednn_guarded(compile, s) : dnnl_unimplemented;
     attn_onednn_restore_threads(&s->library, threads);
   }
   if (status != dnnl_success) {
@@ -248,27 +273,40 @@ static void close(attn_schedule *schedule) {
 
 /* ---- run ---- */
 
-static bool execute(const graph_state *s, void *const *data, void *work) {
-  dnnl_graph_tensor_t tensors[OUTPUT + 2] = {NULL};
+/* One execution and its handles; the last is that of the working memory. */
+typedef struct execution {
+  const graph_state *state;
+  void *const *data;
+  void *work;
+  dnnl_graph_tensor_t tensors[OUTPUT + 2];
+} execution;
+
+static dnnl_status_t execute(void *context) {
+  execution *e = context;
+  const graph_state *s = e->state;
   dnnl_status_t status = dnnl_success;
   for (int i = 0; i <= OUTPUT && status == dnnl_success; i++)
-    status = dnnl_graph_tensor_create(&tensors[i], &s->tensors[i], s->library.engine, data[i]);
-  const_dnnl_graph_tensor_t inputs[INPUTS], outputs[] = {tensors[OUTPUT]};
-  for (int i = 0; i < INPUTS; i++) inputs[i] = tensors[i];
+    status = dnnl_graph_tensor_create(&e->tensors[i], &s->tensors[i], s->library.engine, e->data[i]);
+  const_dnnl_graph_tensor_t inputs[INPUTS], outputs[] = {e->tensors[OUTPUT]};
+  for (int i = 0; i < INPUTS; i++) inputs[i] = e->tensors[i];
 #if HAS_SCRATCHPAD
   if (status == dnnl_success && s->work_bytes)
-    status = dnnl_graph_tensor_create(&tensors[OUTPUT + 1], &s->work, s->library.engine, work);
+    status = dnnl_graph_tensor_create(&e->tensors[OUTPUT + 1], &s->work, s->library.engine, e->work);
   if (status == dnnl_success)
     status = dnnl_graph_compiled_partition_execute_v2(s->compiled, s->library.stream, INPUTS, inputs, 1, outputs,
-                                                      tensors[OUTPUT + 1]);
+                                                      e->tensors[OUTPUT + 1]);
 #else
-  (void)work;
   if (status == dnnl_success)
     status = dnnl_graph_compiled_partition_execute(s->compiled, s->library.stream, INPUTS, inputs, 1, outputs);
 #endif
-  if (status == dnnl_success) status = dnnl_stream_wait(s->library.stream);
+  return status == dnnl_success ? dnnl_stream_wait(s->library.stream) : status;
+}
+
+static bool execute_guarded(const graph_state *s, void *const *data, void *work) {
+  execution e = {.state = s, .data = data, .work = work};
+  const dnnl_status_t status = attn_onednn_guarded(execute, &e);
   for (int i = 0; i <= OUTPUT + 1; i++)
-    if (tensors[i]) dnnl_graph_tensor_destroy(tensors[i]);
+    if (e.tensors[i]) dnnl_graph_tensor_destroy(e.tensors[i]);
   return status == dnnl_success;
 }
 
@@ -295,7 +333,7 @@ static bool attend(const graph_state *s, const row_block *block, float *q, void 
       [OUTPUT] = block->acc,
   };
   const int threads = attn_onednn_hold_threads(&s->library);
-  const bool done = attn_onednn_can_execute() && execute(s, data, work);
+  const bool done = attn_onednn_can_execute() && execute_guarded(s, data, work);
   attn_onednn_restore_threads(&s->library, threads);
   return done;
 }
