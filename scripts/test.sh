@@ -14,7 +14,7 @@ Sets up the machine (scripts/setup.sh), then builds and tests in stages:
   tiers      the same build with the tier capped at each level this CPU has: 800 cases of each suite with that tier's
              kernels; also checks that the automatic choice is a kernel of that tier
   clang      Release build by clang: unit tests and 200 cases of each suite; with --long by every installed clang
-  sanitize   AddressSanitizer and UndefinedBehaviorSanitizer, tiers up to AVX2 (all with --long): unit tests and 80 cases of
+  sanitize   AddressSanitizer and UndefinedBehaviorSanitizer, tiers up to AVX2 (all with --long): unit tests and 50 cases of
              each suite
   fuzz       where clang has libFuzzer: each target of tests/fuzz runs its corpus, then new inputs for six seconds
   emulated   where this CPU lacks AMX (or with --long): the kernels of the tiers avx512 and amx, emulated on AVX2
@@ -62,12 +62,13 @@ summary=() # one line per stage
 tests=0 failures=0
 skips=0
 
-# configure_and_build PRESET FOLDER [cmake option...]
+# configure_and_build PRESET FOLDER [cmake option...]: builds everything, or the targets in `only`, which stages that run few
+# tests set.
 configure_and_build() {
   local preset=$1 folder=$2
   shift 2
   quietly "$logs/$folder-configure.log" cmake --preset "$preset" -B "$folder" ${CI:+-DATTN_WERROR=ON} "$@" &&
-    quietly "$logs/$folder-build.log" cmake --build "$folder" -j "$jobs"
+    quietly "$logs/$folder-build.log" cmake --build "$folder" -j "$jobs" ${only:+--target "${only[@]}"}
 }
 
 # run_ctest FOLDER [ctest option...]: runs tests and adds their numbers to the totals.
@@ -147,9 +148,10 @@ stage_clang() {
 }
 
 stage_sanitize() {
+  local only=(tests_sanitize)
   local cap=avx2 # compilers take minutes for instrumented kernels of higher tiers
   [ -z "$long" ] && [ "$(uname -m)" = x86_64 ] || cap=
-  some_cases 80 13
+  some_cases 50 13
   configure_and_build asan build-asan "${cases[@]}" -DATTN_MAX_ISA=$cap -DATTN_BUILD_EXAMPLES=OFF -DATTN_GBENCH=OFF ||
     { fail_build && return; } || return 1
   ATTN_MAX_ISA=$cap run_ctest build-asan -L sanitize
@@ -182,9 +184,11 @@ stage_machines() {
   build_release || return 1
   run_ctest build -L feigned || result=1
   some_cases 40 14
+  local bare=(affinity args goals layer mha nn_layers plan product)
+  local only=("${bare[@]/#/test_}" kernel_table tier attnbench)
   configure_and_build bare build-bare "${cases[@]}" || { fail_build && return; } || return 1
-  local bare="affinity|args|cli|cpus${long:+|eval_minilm}|goals|header|kernel_table|layer|mha|nn_layers|plan|product"
-  run_ctest build-bare -R "^($bare|(edge|tier)_(c|avx2))\$" || result=1
+  local names="${bare[*]} cli cpus header kernel_table${long:+ eval_minilm}"
+  run_ctest build-bare -R "^(${names// /|}|(edge|tier)_(c|avx2))\$" || result=1
   return $result
 }
 
@@ -318,6 +322,7 @@ stage_aarch64() {
     skipped="$skipped libc6-dev-arm64-cross qemu-user"
     return 0
   }
+  local only=(tests_emulator ${long:+tests_sanitize})
   configure_and_build aarch64 build-aarch64 -DATTN_BUILD_EXAMPLES=OFF || { fail_build && return; } || return 1
   run_ctest build-aarch64 -L "emulator${long:+|sanitize}"
 }

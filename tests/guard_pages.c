@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* Every kernel runs in a child process with an inaccessible page right behind the end, then right before the start, of every
- * tensor, so reading or writing one element too far faults. Broken kernels of mutants.def that do so must fail. */
+ * tensor, so reading or writing one element too far faults. Broken kernels of mutants.def that do so must fail.
+ *
+ *     guard_pages [CASES]    default 240 */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +18,7 @@
 
 static const char cases_text[] =
     "[guard pages]\n"
-    "pick = 240\n"
+    "pick = %s\n"
     "dtype = f32, bf16\n"
     "work = 2e6\n"
     "batch = 1, 2\n"
@@ -117,10 +119,12 @@ static bool passes_as_it_must(const attn_kernel *kernel, bool must_pass, progres
 
 static bool goes_too_far(const mutant *m) { return m->guard_only || strncmp(m->kernel->info.name, "writes_lane", 11) == 0; }
 
-int main(void) {
+int main(int argc, char **argv) {
+  char text[sizeof cases_text + 10];
+  snprintf(text, sizeof text, cases_text, argc > 1 ? argv[1] : "240");
   progress *p = mmap(NULL, sizeof *p, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) return 5;
-  cases = checks_cases(cases_text);
+  cases = checks_cases(text);
   compute_expected();
   int wrong = 0;
   const attn_kernel *kernel;

@@ -102,6 +102,8 @@ void test_refused_by_parts(attn_status status, attn_status expected, const char 
   for (int i = 0; i < 4 && parts[i]; i++) test_contains(attn_last_error(), parts[i]);
 }
 
+bool test_few(void) { return getenv("ATTN_TEST_FEW") != NULL; }
+
 bool test_rows_stand_alone(const char *kernel) {
   const char *library = attn_kernel_find(kernel)->library;
   if (library[0]) print_message("%s skipped: %s may sum a row in another order beside other rows\n", kernel, library);

@@ -29,6 +29,9 @@
 #endif
 void test_add(struct CMUnitTest test);
 
+/* Fewer or smaller cases are wanted: under sanitizers, unless `scripts/test.sh --long` runs them (tests/CMakeLists.txt). */
+bool test_few(void);
+
 /* Runs before the tests; a file may define its own. A result other than 0 ends the program with that exit code (77:
  * skipped). */
 int test_begin(char **arguments);

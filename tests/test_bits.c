@@ -10,8 +10,8 @@
 #include "pool.h"
 #include "support.h"
 
-/* Several row blocks and key blocks of every kernel, with tails everywhere; two KV heads with three query heads each. There
- * are variants for kernels that take only few queries, no masks or only bf16. */
+/* Several row blocks and key blocks of every kernel, with tails everywhere; two KV heads with three query heads each, two
+ * where few cases are wanted. There are variants for kernels that take only few queries, no masks or only bf16. */
 static attn_problem uneven_problem(const char *kernel) {
   static const struct {
     int64_t seq_q, seq_k;
@@ -21,7 +21,10 @@ static attn_problem uneven_problem(const char *kernel) {
       {131, 293, false, ATTN_F32}, {5, 2111, false, ATTN_F32}, {131, 293, true, ATTN_F32}, {131, 293, false, ATTN_BF16}};
   attn_problem p;
   for (size_t i = 0; i < COUNT(kinds); i++) {
-    attn_problem_init(&p, 3, 6, 2, kinds[i].seq_q, kinds[i].seq_k, 37, 29);
+    if (test_few())
+      attn_problem_init(&p, 2, 4, 2, kinds[i].seq_q, kinds[i].seq_k, 37, 29);
+    else
+      attn_problem_init(&p, 3, 6, 2, kinds[i].seq_q, kinds[i].seq_k, 37, 29);
     if (!kinds[i].plain) attn_problem_set_causal(&p, ATTN_ALIGN_BOTTOM_RIGHT);
     p.uses = kinds[i].plain ? 0 : ATTN_USE_LSE;
     p.dtype_q = p.dtype_kv = p.dtype_o = kinds[i].dtype;
