@@ -76,16 +76,43 @@ static attn_status choose_named(const attn_problem *problem, const char *name, c
   return ATTN_OK;
 }
 
-/* Queries of a head up to which split-KV beats flash, by the width of a key (docs/performance.md, "Which kernel when"):
- * flash transposes K and fills tiles of several queries, which few queries do not pay back. */
-enum { DECODE_QUERIES = 8, DECODE_QUERIES_WIDE = 16, WIDE = 256 /* dim_qk + dim_v */ };
+/* Queries of a head up to which split-KV beats flash, by the width of a key and its value: flash transposes K and fills
+ * tiles of several queries, which few queries do not pay back, least of all where K has to be widened first. Measured
+ * borders: docs/performance-details.md, "Which kernel when". */
+static int64_t most_decode_queries(const attn_problem *p) {
+  static const struct {
+    int64_t below; /* of dim_qk + dim_v */
+    int32_t f32, half;
+  } borders[] = {{96, 4, 5}, {256, 8, 10}, {400, 16, 16}, {INT64_MAX, 16, 24}};
+  int i = 0;
+  while (p->dim_qk + p->dim_v >= borders[i].below) i++;
+  return p->dtype_kv == ATTN_F32 ? borders[i].f32 : borders[i].half;
+}
+
+enum {
+  TILE_QUERIES = 24, /* from here on tiles of 32 queries pay for any number of keys; */
+  TILE_PAIRS = 450,  /* fewer queries need so many pairs with keys, because tiles are computed whole */
+  BEFORE_TILES = 4   /* queries up to which decode beats tiles */
+};
+
+static bool is_small_for_tiles(const attn_problem *p) {
+  return p->seq_q < TILE_QUERIES && p->seq_k < TILE_PAIRS && p->seq_q * p->seq_k < TILE_PAIRS;
+}
+
+/* Whether the tile unit computes the problem, and is quick. */
+static bool suits_tiles(const attn_problem *p, const char *cap) {
+  const attn_kernel *tiles = attn_registry_find("flash_amx");
+  return tiles && !is_small_for_tiles(p) && !refusal(tiles, p, cap);
+}
 
 /* NULL, or why the automatic choice passes over a kernel that would take the problem. A rule sees the shape of one sequence,
  * never batch or threads. */
-static const char *passed_over(const attn_kernel *kernel, const attn_problem *p) {
-  const int64_t most = p->dim_qk + p->dim_v >= WIDE ? DECODE_QUERIES_WIDE : DECODE_QUERIES;
-  if (strcmp(kernel->info.algorithm, "decode") != 0 || p->seq_q <= most) return NULL;
-  return "slower than flash for so many queries";
+static const char *passed_over(const attn_kernel *kernel, const attn_problem *p, const char *cap) {
+  if (strcmp(kernel->info.name, "flash_amx") == 0)
+    return is_small_for_tiles(p) ? "slower than vectors for so few queries and keys" : NULL;
+  if (strcmp(kernel->info.algorithm, "decode") != 0) return NULL;
+  if (p->seq_q > most_decode_queries(p)) return "slower than flash for so many queries";
+  return p->seq_q > BEFORE_TILES && suits_tiles(p, cap) ? "slower than flash_amx for so many queries" : NULL;
 }
 
 static attn_status choose_automatically(const attn_problem *problem, const char *cap, attn_choice *choice) {
@@ -93,7 +120,7 @@ static attn_status choose_automatically(const attn_problem *problem, const char 
   const attn_kernel *kernel;
   for (int i = 0; (kernel = attn_registry_get(i)); i++) {
     const char *reason = refusal(kernel, problem, cap);
-    if (!reason) reason = passed_over(kernel, problem);
+    if (!reason) reason = passed_over(kernel, problem, cap);
     if (!reason) reason = attn_dispatch_claim(kernel);
     if (!reason) break;
     snprintf(line, sizeof line, "%s (%s)", kernel->info.name, reason);

@@ -14,7 +14,7 @@
 /* A problem that the kernel takes; NULL stands for any kernel. */
 static attn_problem small_problem(const char *kernel) {
   attn_problem problem;
-  attn_problem_init(&problem, 2, 4, 2, 7, 65, 24, 20); /* few enough queries for the decode kernels */
+  attn_problem_init(&problem, 2, 4, 2, 4, 65, 24, 20); /* few enough queries for the decode kernels */
   if (kernel) test_fit_types(kernel, &problem);
   return problem;
 }
@@ -44,6 +44,13 @@ static attn_status create(const char *kernel, const char *max_isa, attn_plan **p
 static void assert_plan_runs(const char *kernel, const char *max_isa, const char *expected) {
   attn_plan *plan;
   test_ok(create(kernel, max_isa, &plan));
+  assert_string_equal(attn_plan_kernel(plan), expected);
+  attn_plan_destroy(plan);
+}
+
+static void assert_plan_of(const attn_problem *problem, const char *expected) {
+  attn_plan *plan;
+  test_ok(attn_plan_create(problem, NULL, &plan));
   assert_string_equal(attn_plan_kernel(plan), expected);
   attn_plan_destroy(plan);
 }
@@ -187,20 +194,42 @@ TEST(caps_only_take_away) {
 TEST(choice_depends_on_the_shape_of_a_sequence) {
   static const struct {
     int64_t heads_q, seq_q, dim;
+    attn_dtype dtype;
     const char *expected;
-  } cases[] = {{1, 8, 64, "decode_c"},   {1, 9, 64, "flash_c"},   {4, 8, 64, "decode_c"},
-               {1, 16, 128, "decode_c"}, {1, 17, 128, "flash_c"}, {64, 1, 64, "flash_c"}};
+  } cases[] = {{1, 8, 64, ATTN_F32, "decode_c"},   {1, 9, 64, ATTN_F32, "flash_c"},    {4, 8, 64, ATTN_F32, "decode_c"},
+               {1, 16, 128, ATTN_F32, "decode_c"}, {1, 17, 128, ATTN_F32, "flash_c"},  {64, 1, 64, ATTN_F32, "flash_c"},
+               {1, 4, 32, ATTN_F32, "decode_c"},   {1, 5, 32, ATTN_F32, "flash_c"},    {1, 8, 48, ATTN_F32, "decode_c"},
+               {1, 5, 32, ATTN_F16, "decode_c"},   {1, 6, 32, ATTN_F16, "flash_c"},    {1, 10, 64, ATTN_BF16, "decode_c"},
+               {1, 11, 64, ATTN_BF16, "flash_c"},  {1, 24, 200, ATTN_F16, "decode_c"}, {1, 25, 200, ATTN_F16, "flash_c"}};
   for (size_t i = 0; i < COUNT(cases); i++)
     for (int batch = 1; batch <= 64; batch += 63) {
       attn_problem problem;
       attn_plan *plan;
       attn_problem_init(&problem, batch, cases[i].heads_q, 1, cases[i].seq_q, 512, cases[i].dim, cases[i].dim);
+      problem.dtype_q = problem.dtype_kv = cases[i].dtype;
       test_ok(attn_plan_create(&problem, &ATTN_STRUCT(attn_options, .max_isa = "c", .threads = batch), &plan));
       assert_string_equal(attn_plan_kernel(plan), cases[i].expected);
       const char *why = strstr(attn_plan_describe(plan), "decode_c (slower than flash for so many queries)");
-      assert_int_equal(why != NULL, cases[i].seq_q > 8 && !strcmp(cases[i].expected, "flash_c"));
+      assert_int_equal(why != NULL, cases[i].seq_q > 1 && !strcmp(cases[i].expected, "flash_c"));
       attn_plan_destroy(plan);
     }
+}
+
+/* Where there is a tile unit: it is filled by 24 queries, or by 450 pairs of a query and a key. */
+TEST(tiles_are_for_problems_that_fill_them) {
+  static const struct {
+    int64_t seq_q, seq_k;
+    const char *expected;
+  } cases[] = {{4, 512, "decode_avx512"}, {5, 512, "flash_amx"},     {5, 89, "decode_avx512"},  {5, 90, "flash_amx"},
+               {24, 1, "flash_amx"},      {23, 19, "flash_avx512"},  {23, 20, "flash_amx"},     {11, 40, "flash_avx512"},
+               {11, 41, "flash_amx"},     {10, 44, "decode_avx512"}, {1, 4096, "decode_avx512"}};
+  for (size_t i = 0; i < COUNT(cases); i++) {
+    attn_problem problem;
+    attn_problem_init(&problem, 1, 1, 1, cases[i].seq_q, cases[i].seq_k, 64, 64);
+    problem.dtype_q = problem.dtype_kv = ATTN_BF16;
+    if (!attn_kernel_find("flash_amx") || attn_kernel_rejects(attn_kernel_find("flash_amx"), &problem)) return;
+    assert_plan_of(&problem, cases[i].expected);
+  }
 }
 
 TEST(unknown_cap_is_an_error) {
