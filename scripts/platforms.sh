@@ -105,7 +105,8 @@ run_quietly() { # STEP COMMAND...: here or in the chroot
   local step=$1 log=$work/$name-$1.log
   shift
   if [ ${#inside[@]} -gt 0 ]; then
-    set -- "${inside[@]}" sh -c 'cd /attn && exec "$@"' sh "$@"
+    # A compiler cache that the environment names is not there.
+    set -- "${inside[@]}" env -u CMAKE_C_COMPILER_LAUNCHER -u CMAKE_CXX_COMPILER_LAUNCHER sh -c 'cd /attn && exec "$@"' sh "$@"
   fi
   quietly "$log" "$@" || { failed=$step && return 1; }
 }

@@ -101,7 +101,6 @@ EMULATED emulated_si emulated_slli_epi32(emulated_si x, int count) {
 }
 EMULATED emulated_si emulated_set1_epi8(char x) { return (emulated_si){{_mm256_set1_epi8(x), _mm256_set1_epi8(x)}}; }
 EMULATED emulated_si emulated_set1_epi32(int x) { return (emulated_si){{_mm256_set1_epi32(x), _mm256_set1_epi32(x)}}; }
-EMULATED emulated_si emulated_set1_epi16(short x) { return (emulated_si){{_mm256_set1_epi16(x), _mm256_set1_epi16(x)}}; }
 EMULATED __m256i emulated_castsi512_si256(emulated_si x) { return x.half[0]; }
 EMULATED __m256i emulated_extracti64x4_epi64(emulated_si x, int half) { return x.half[half]; }
 
@@ -445,7 +444,6 @@ EMULATED emulated_ps emulated_scalef_ps(emulated_ps x, emulated_ps y) {
 #undef _mm512_roundscale_ps
 #define _mm512_roundscale_ps emulated_roundscale_ps
 #define _mm512_scalef_ps     emulated_scalef_ps
-#define _mm512_set1_epi16    emulated_set1_epi16
 #define _mm512_set1_epi32    emulated_set1_epi32
 #define _mm512_set1_epi8     emulated_set1_epi8
 #define _mm512_set1_ps       emulated_set1_ps
