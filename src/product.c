@@ -31,6 +31,7 @@
 #include "plugin.h"
 #include "problem.h"
 #include "registry.h"
+#include "small_calls.h"
 #include "strides.h"
 #include "text.h"
 
@@ -47,6 +48,7 @@ enum {
 struct attn_product {
   const attn_product_kernel *kernel;
   attn_options options; /* threads resolved */
+  bool open_threads;    /* the caller left their number open: small calls take one */
   int64_t depth, columns, panels;
   bool has_bias, relu;
   void (*gelu)(float *x, int64_t count); /* NULL = none */
@@ -197,6 +199,7 @@ attn_status attn_product_create(const attn_product_weights *weights, const attn_
   if (status == ATTN_OK) status = allocate(kernel, &own, product);
   if (status != ATTN_OK) return status;
   (*product)->options = resolved;
+  (*product)->open_threads = wanted.threads == 0;
   if (own.gelu) (*product)->gelu = kernel->gelu ? kernel->gelu : best->gelu;
   if (kernel->most_threads && kernel->most_threads() < resolved.threads)
     (*product)->options.threads = kernel->most_threads();
@@ -233,9 +236,8 @@ typedef struct layout {
 } layout;
 
 /* Equal blocks of whole tiles. Where few rows leave threads idle, the columns are cut finer. */
-static layout layout_of(const attn_product *product, int64_t batch, int64_t rows_each) {
+static layout layout_of(const attn_product *product, int64_t batch, int64_t rows_each, int64_t threads) {
   const attn_product_kernel *kernel = product->kernel;
-  const int64_t threads = product->options.threads;
   const bool by_place = kernel->rows_by_place;
   const int64_t rows = by_place ? rows_each : batch * rows_each; /* cut into blocks; by place each sequence on its own */
   layout l = {.blocks = max64(ceil_div(rows, most_rows(kernel)), 1)};
@@ -249,6 +251,12 @@ static layout layout_of(const attn_product *product, int64_t batch, int64_t rows
   l.strips = ceil_div(product->panels, l.panels_per_strip);
   l.memory = memory_of(product, l.rows_per_block, l.panels_per_strip * kernel->panel_columns);
   return l;
+}
+
+/* One for a small call, or all: programs alternate layers, and OpenMP ends the threads that the next smaller team lacks. */
+static int paying_threads(const attn_product *product, int64_t rows) {
+  const double work_ns = attn_product_ns(product->kernel->isa, rows, product->depth, product->columns);
+  return product->open_threads && !attn_parallel_pays(work_ns) ? 1 : product->options.threads;
 }
 
 /* Blocks are of equal size, so fewer rows can make larger blocks and need more memory. The result is the memory of the
@@ -465,15 +473,19 @@ attn_status attn_product_run(const attn_product *product, const attn_product_arg
   const attn_status status = read_args(product, args, &own);
   if (status != ATTN_OK || own.batch == 0 || own.rows == 0) return status;
   const int64_t rows = own.batch * own.rows;
-  run_context context = {
-      .product = product, .args = &own, .at = layout_of(product, own.batch, own.rows), .workspace = workspace};
+  attn_options options = product->options;
+  options.threads = paying_threads(product, rows);
+  run_context context = {.product = product,
+                         .args = &own,
+                         .at = layout_of(product, own.batch, own.rows, options.threads),
+                         .workspace = workspace};
   const size_t needed = attn_product_workspace(product, rows);
   if (!workspace || workspace_bytes < needed || (uintptr_t)workspace % ATTN_MEMORY_ALIGN)
     return attn_fail(ATTN_WORKSPACE_TOO_SMALL,
                      "workspace is %p with %zu bytes; %" PRId64 " rows need %zu, aligned to %d (attn_product_workspace)",
                      workspace, workspace ? workspace_bytes : 0, rows, needed, ATTN_MEMORY_ALIGN);
   if (product->kernel->begin_run) product->kernel->begin_run();
-  attn_parallel_run(&product->options, context.at.blocks * context.at.strips, run_task, &context);
+  attn_parallel_run(&options, context.at.blocks * context.at.strips, run_task, &context);
   if (product->kernel->end_run) product->kernel->end_run();
   return ATTN_OK;
 }

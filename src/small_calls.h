@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: MIT */
-/* How many threads pay for a call, where the caller leaves that to the library. */
+/* How many threads pay for a call, where the caller leaves that to the library; attn_parallel_pays() is in attn/extend.h. */
 #ifndef ATTN_SMALL_CALLS_H
 #define ATTN_SMALL_CALLS_H
 
+#include "attn/extend.h"
 #include "attn/kernel.h"
 
 /* At most `threads`, at least 1. `waves`: how often the threads of one call meet, of attn_schedule. */
 int attn_paying_threads(const attn_kernel_info *kernel, const attn_problem *problem, int64_t waves, int threads);
+
+/* About how long a dense layer of that tier takes on one thread. */
+double attn_product_ns(const char *isa, int64_t rows, int64_t depth, int64_t columns);
 
 #endif

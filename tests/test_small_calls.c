@@ -1,10 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /* How many threads a call gets where its caller leaves that open: one where more cost more than they save, as measured in
- * docs/performance-log.md, "Small calls". The tests look at the decision, not at time. */
+ * docs/performance-log.md, "small calls". The tests look at the decision, not at time. */
+#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include "attn/nn.h"
+#include "attn/product.h"
 #include "support.h"
 
 /* Threads of the plan as attn_plan_describe() tells them. */
@@ -80,7 +85,7 @@ TEST(threads_grow_with_the_work) {
 TEST(masked_keys_count_as_no_work) {
   if (most() == 1) return;
   attn_problem problem;
-  attn_problem_init(&problem, 1, 4, 4, 9, 9, 64, 64); /* 17 us in plain C */
+  attn_problem_init(&problem, 1, 4, 4, 7, 7, 64, 64); /* 15 us in plain C */
   const attn_options plain = ATTN_STRUCT(attn_options, .kernel = "flash_c");
   assert_int_equal(threads_of(&problem, &plain), 3);
   attn_problem_set_causal(&problem, ATTN_ALIGN_TOP_LEFT);
@@ -113,4 +118,88 @@ TEST(empty_calls_are_planned) {
   threads_of(&problem, NULL);
   attn_problem_init(&problem, 2, 4, 4, 0, 0, 64, 64);
   threads_of(&problem, NULL);
+}
+
+/* ---- Dense layers and loops over rows, which have no plan to look at: the threads that a process has after a call ---- */
+
+static int threads_of_process(void) {
+  int threads = 0;
+  DIR *folder = opendir("/proc/self/task");
+  for (const struct dirent *entry; folder && (entry = readdir(folder));) threads += entry->d_name[0] != '.';
+  if (folder) closedir(folder);
+  return threads;
+}
+
+/* One shape of a call. */
+typedef struct call {
+  int64_t rows, width;
+  int threads; /* of attn_options */
+} call;
+
+/* How many threads a process has that makes this call alone; this one has run no loop yet. */
+static int threads_after(void (*run)(const call *), call what) {
+  const pid_t child = fork();
+  if (child == 0) {
+    run(&what);
+    _exit(threads_of_process());
+  }
+  int status = 0;
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_true(WIFEXITED(status));
+  return WEXITSTATUS(status);
+}
+
+static float *floats(int64_t count) { return calloc((size_t)count, sizeof(float)); }
+
+static void run_product(const call *c) {
+  const attn_product_weights weights =
+      ATTN_STRUCT(attn_product_weights, .depth = c->width, .columns = c->width, .weight = floats(c->width * c->width),
+                  .stride_depth = c->width, .stride_column = 1);
+  const attn_product_args args =
+      ATTN_STRUCT(attn_product_args, .batch = 1, .rows = c->rows, .x = floats(c->rows * c->width),
+                  .x_stride = {.s = c->width, .d = 1}, .y = floats(c->rows * c->width), .y_stride = {.s = c->width, .d = 1});
+  attn_product *product;
+  test_ok(attn_product_create(&weights, &ATTN_STRUCT(attn_options, .threads = c->threads), &product));
+  const size_t bytes = attn_product_workspace(product, c->rows);
+  test_ok(attn_product_run(product, &args, aligned_alloc(64, bytes), bytes));
+}
+
+/* All that it runs but the addition and norm of rows is serial: a post-norm block of width 4, whose products and heads are
+ * tiny. */
+static void run_block(const call *c) {
+  const int64_t w = c->width;
+  attn_block_config config;
+  attn_encoder_block_init(&config, c->rows, 1, 1, w, w);
+  config.self_weights = ATTN_STRUCT(attn_mha_weights, .w_qkv = floats(3 * w * w), .w_o = floats(w * w));
+  config.feed_forward.first.weight = config.feed_forward.second.weight = floats(w * w);
+  attn_block *block;
+  test_ok(attn_block_create(&config, &ATTN_STRUCT(attn_options, .threads = c->threads), &block));
+  const attn_block_args args = ATTN_STRUCT(attn_block_args, .x = floats(c->rows * w), .y = floats(c->rows * w));
+  const size_t bytes = attn_block_workspace(block);
+  test_ok(attn_block_run(block, &args, aligned_alloc(64, bytes), bytes));
+}
+
+TEST(small_products_run_on_one_thread) {
+  if (most() == 1) return;
+  assert_int_equal(threads_after(run_product, (call){4, 64, 0}), 1);
+  assert_int_equal(threads_after(run_product, (call){1, 64, 0}), 1);
+  assert_true(threads_after(run_product, (call){200, 384, 0}) > 1);
+  assert_true(threads_after(run_product, (call){1, 1024, 0}) > 1); /* one row, but 4 MiB of weights */
+}
+
+TEST(small_loops_over_rows_run_on_one_thread) {
+  if (most() == 1) return;
+  assert_int_equal(threads_after(run_block, (call){100, 4, 0}), 1);
+  assert_true(threads_after(run_block, (call){100, 64, 0}) > 1);
+}
+
+TEST(a_number_of_threads_is_obeyed_by_layers) {
+  if (most() == 1) return;
+  assert_true(threads_after(run_product, (call){300, 64, 3}) > 1);
+  assert_true(threads_after(run_block, (call){100, 4, 3}) > 1);
+}
+
+TEST(one_thread_is_obeyed_by_layers) {
+  assert_int_equal(threads_after(run_product, (call){200, 384, 1}), 1);
+  assert_int_equal(threads_after(run_block, (call){100, 64, 1}), 1);
 }

@@ -57,6 +57,9 @@ ATTN_API int attn_parallel_default_threads(void);
  * ended OpenMP's threads, with omp_pause_resource_all(), says so by `wanted` = 0. */
 ATTN_API int attn_parallel_available(int wanted);
 
+/** Whether work that takes one thread so long, in nanoseconds, is faster on several threads. */
+ATTN_API bool attn_parallel_pays(double work_ns);
+
 /** Checks the options and fills in the number of threads; kernel and max_isa are not copied. asked may be NULL. Returns
  * ATTN_OK or ATTN_INVALID_ARGUMENT. */
 ATTN_API attn_status attn_parallel_resolve(const attn_options *asked, attn_options *options);

@@ -38,7 +38,7 @@ static attn_status check(const attn_additive_config *c) {
 }
 
 static attn_status build(attn_additive *layer, const attn_additive_config *c, const attn_options *options) {
-  attn_status status = attn_parallel_resolve(options, &layer->options);
+  attn_status status = attn_nn_keep_options(options, &layer->options);
   const attn_nn_linear maps[] = {{"attn_additive_config.query", &c->query, c->width_q, c->hidden, NN_NOTHING, &layer->query},
                                  {"attn_additive_config.key", &c->key, c->width_k, c->hidden, NN_NOTHING, &layer->key}};
   if (status == ATTN_OK) status = attn_nn_create_linears(maps, NN_COUNT(maps), options);

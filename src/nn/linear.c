@@ -77,7 +77,17 @@ static void run_block(void *pointer, int64_t block, int worker) {
   attn_float_mode_leave(mode);
 }
 
-void attn_nn_each_block(const attn_options *options, int64_t rows, attn_nn_rows_fn body, const void *context) {
+attn_status attn_nn_keep_options(const attn_options *asked, attn_options *kept) {
+  attn_options wanted;
+  attn_status status = attn_options_read(asked, &wanted);
+  if (status == ATTN_OK) status = attn_parallel_resolve(&wanted, kept);
+  if (status == ATTN_OK) kept->threads = wanted.threads;
+  return status;
+}
+
+void attn_nn_each_block(const attn_options *options, int64_t rows, double row_ns, attn_nn_rows_fn body, const void *context) {
   block_context c = {body, context, rows};
-  attn_parallel_run(options, (rows + BLOCK_ROWS - 1) / BLOCK_ROWS, run_block, &c);
+  attn_options now = *options;
+  if (now.threads == 0) now.threads = attn_parallel_pays((double)rows * row_ns) ? attn_parallel_default_threads() : 1;
+  attn_parallel_run(&now, (rows + BLOCK_ROWS - 1) / BLOCK_ROWS, run_block, &c);
 }
