@@ -49,6 +49,6 @@ done
 
 mapfile -t names < <(for deb in "${debs[@]}"; do dpkg-deb --field "$deb" Package; done)
 packages --purge "${names[@]}"
-left=$(find "$scratch/root/usr" -type f -o -type l 2>/dev/null)
+left=$(find "$scratch/root" -path "$scratch/root/var" -prune -o \( -type f -o -type l \) -print)
 [ -z "$left" ] || { echo "WRONG: removing the packages leaves $left" && exit 1; }
 echo "${#debs[@]} packages install, run and are removed"

@@ -9,7 +9,8 @@ usage() {
 usage: scripts/platforms.sh [--write] [--chroot FOLDER] [PLATFORM]...
 
 Configures and builds libraries and attnbench without optional packages for each platform named, or for all, and runs 50
-cases of each suite with every kernel there. Prints a row per platform; one whose compiler or emulator is absent is skipped.
+cases of each suite with every kernel there. Where programs can load kernels, examples/own_kernel is built, loaded and checked.
+Prints a row per platform; one whose compiler or emulator is absent is skipped, one whose suite takes 15 minutes has failed.
 
   --write          put the rows into docs/platforms.md; a platform that was skipped or not named keeps the row that it has
   --chroot FOLDER  a Debian 13, for the compilers that this machine lacks. Made there if need be, by debootstrap, as root:
@@ -81,9 +82,19 @@ find_place() {
 
 # ---- A platform ------------------------------------------------------------------------------------------------------
 
+# Builds examples/own_kernel with the platform's compiler; attnbench loads and checks it.
+check_plugin() {
+  local plugin=./$folder/libown_kernel.so compiler
+  compiler=$(sed -n 's/^set(CMAKE_C_COMPILER "\(.*\)")/\1/p' "${inside[1]:-}$source/$folder"/CMakeFiles/*/CMakeCCompiler.cmake)
+  run_quietly plugin "$compiler" -O3 -fPIC -shared examples/own_kernel/own_kernel.c -Iinclude -lm -o "$plugin" || return 1
+  # shellcheck disable=SC2086  # a list of words
+  run_quietly load "${quiet[@]}" $emulator "$program" check -q --load "$plugin" -k own_kernel -a seq=5,67 -a heads=4
+}
+
 # In the folder of the sources. Prints what the check counted, its last line.
 build_and_check() {
   local folder=build-platforms/$name program suite counts=()
+  local quiet=(timeout 900 env OMP_WAIT_POLICY=passive ATTN_EMULATED=1 WINEDEBUG=-all)
   # shellcheck disable=SC2086  # lists of options
   run_quietly configure cmake -S . -B "$folder" $options -DATTN_HWLOC=OFF -DATTN_OPENBLAS=OFF -DATTN_ONEDNN=OFF \
     -DATTN_GBENCH=OFF -DATTN_BUILD_TESTS=OFF -DATTN_BUILD_EXAMPLES=OFF -DATTN_WERROR=ON || return 1
@@ -92,10 +103,10 @@ build_and_check() {
   [ "$name" != windows ] || program=$program.exe
   for suite in conformance edge; do
     # shellcheck disable=SC2086  # a list of words
-    run_quietly "$suite" env OMP_WAIT_POLICY=passive ATTN_EMULATED=1 WINEDEBUG=-all $emulator "$program" check \
-      --suite "$suite" --cases 50 -q || return 1
+    run_quietly "$suite" "${quiet[@]}" $emulator "$program" check --suite "$suite" --cases 50 -q || return 1
     counts+=("$(tr -d '\r' <"$work/$name-$suite.log" | tail -n 1)")
   done
+  [[ $options == *-static* ]] || check_plugin || return 1
   checked=$(printf '%s\n' "${counts[@]}" | awk '{ pass += $3; degenerate += $9 } END { print pass " + " degenerate }')
   kernels=$(sed -n 's/^-- *kernels *\([0-9]*\) built/\1/p' "$work/$name-configure.log")
   compiler=$(sed -n 's/^-- attn .* for [^,]*, \(.*\), Release/\1/p' "$work/$name-configure.log")

@@ -187,7 +187,7 @@ static attn_status load_name(const char *name) {
 }
 
 static attn_status load(const char *plugin) {
-  if (plugin && strchr(plugin, '/')) return load_path(plugin);
+  if (plugin && strpbrk(plugin, ATTN_FOLDER_SEPARATORS)) return load_path(plugin);
   if (is_name(plugin)) {
     const attn_status status = load_name(plugin);
     if (status != ATTN_OK) attn_registry_remember_failure(plugin, attn_last_error());
@@ -207,10 +207,10 @@ static char named_error[1200];
 static void load_each(const char *names) {
   char name[PATH_BYTES];
   while (names && *names && named_status == ATTN_OK) {
-    const size_t length = strcspn(names, ":");
+    const size_t length = strcspn(names, ATTN_LIST_SEPARATOR);
     snprintf(name, sizeof name, "%.*s", (int)length, names);
     if (length) named_status = load(name);
-    names += length + (names[length] == ':');
+    names += length + (names[length] != '\0');
   }
   if (named_status != ATTN_OK) snprintf(named_error, sizeof named_error, "ATTN_LOAD has '%s': %s", name, attn_last_error());
 }

@@ -15,9 +15,22 @@ static void cut_to_folder(char *path, char separator) {
 #ifdef _WIN32
 #include <windows.h>
 
+static void describe(DWORD code, char *text, size_t bytes) {
+  const int begun = snprintf(text, bytes, "Windows answers error %lu, ", code);
+  const size_t at = begun > 0 && (size_t)begun < bytes ? (size_t)begun : 0;
+  const DWORD how = FORMAT_MESSAGE_FROM_SYSTEM | FORMAT_MESSAGE_IGNORE_INSERTS | FORMAT_MESSAGE_MAX_WIDTH_MASK;
+  if (!FormatMessageA(how, NULL, code, 0, text + at, (DWORD)(bytes - at), NULL))
+    snprintf(text + at, bytes - at, "for which it has no words");
+}
+
+/* LoadLibrary takes a path with slashes for the name of a file. */
 void *attn_object_open(const char *path, char *error, size_t error_bytes) {
-  HMODULE object = LoadLibraryA(path);
-  if (!object) snprintf(error, error_bytes, "Windows answers error %lu", GetLastError());
+  char native[MAX_PATH];
+  snprintf(native, sizeof native, "%s", path);
+  for (char *c = native; *c; c++)
+    if (*c == '/') *c = '\\';
+  HMODULE object = strlen(path) < sizeof native ? LoadLibraryA(native) : NULL;
+  if (!object) describe(strlen(path) < sizeof native ? GetLastError() : ERROR_FILENAME_EXCED_RANGE, error, error_bytes);
   return object;
 }
 

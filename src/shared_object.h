@@ -7,9 +7,13 @@
 #include <stddef.h>
 
 #ifdef _WIN32
-#define ATTN_PLUGIN_FILE "libattn_%s.dll"
+#define ATTN_PLUGIN_FILE       "libattn_%s.dll"
+#define ATTN_FOLDER_SEPARATORS "/\\"
+#define ATTN_LIST_SEPARATOR    ";" /* as in PATH: paths have a colon */
 #else
-#define ATTN_PLUGIN_FILE "libattn_%s.so"
+#define ATTN_PLUGIN_FILE       "libattn_%s.so"
+#define ATTN_FOLDER_SEPARATORS "/"
+#define ATTN_LIST_SEPARATOR    ":"
 #endif
 
 /* Loads a path, or a file name from where the loader looks. NULL on failure, with the loader's sentence in `error`. All

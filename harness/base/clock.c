@@ -3,6 +3,7 @@
 #include "base/clock.h"
 
 #include <dirent.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,9 +21,15 @@ double bench_now_ns(void) { return read_ns(CLOCK_MONOTONIC); }
 /* The clock of another thread of this process, as pthread_getcpuclockid() makes it from the thread's number. */
 static clockid_t clock_of_thread(int thread) { return (clockid_t)((~(unsigned)thread << 3) | 6u); }
 
+double bench_cpu_resolution_ns(void) {
+  struct timespec step = {0, 0};
+  return clock_getres(CLOCK_PROCESS_CPUTIME_ID, &step) ? INFINITY : 1e9 * (double)step.tv_sec + (double)step.tv_nsec;
+}
+
 /* Linux brings the time of threads that run on other CPUs up to date at timer interrupts only, or when their own clock is
  * read. */
 bench_cpu_time bench_cpu_now(void) {
+  if (bench_cpu_resolution_ns() > BENCH_CPU_RESOLUTION_NS) return (bench_cpu_time){NAN, NAN};
   DIR *threads = opendir("/proc/self/task");
   const struct dirent *thread;
   while (threads && (thread = readdir(threads))) {

@@ -7,11 +7,13 @@
 
 double bench_now_ns(void);
 
-/* CPU time of all threads of this process, and of the calling thread. */
+/* CPU time of all threads of this process, and of the calling thread; NaN if its clock has coarser steps than this. */
+#define BENCH_CPU_RESOLUTION_NS 1e6
 typedef struct bench_cpu_time {
   double all_ns, own_ns;
 } bench_cpu_time;
 bench_cpu_time bench_cpu_now(void);
+double bench_cpu_resolution_ns(void);
 
 /* The larger of what the system claims and the smallest step seen; 0 if the clock stands still. */
 double bench_clock_resolution_ns(void);

@@ -28,8 +28,8 @@ int sched_getaffinity(int thread, size_t bytes, cpu_set_t *set) {
 }
 
 int sched_setaffinity(int thread, size_t bytes, const cpu_set_t *set) {
-  (void)thread, (void)bytes, (void)set;
-  return fail(ENOSYS);
+  (void)thread, (void)bytes;
+  return SetThreadAffinityMask(GetCurrentThread(), (DWORD_PTR)set->bits) ? 0 : fail(EINVAL);
 }
 
 int sched_getcpu(void) { return (int)GetCurrentProcessorNumber(); }

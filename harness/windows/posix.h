@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* What attnbench uses of POSIX and Windows lacks. Builds for Windows include this file before every source of the harness,
  * and find headers/ where Windows has no such header. Where a function cannot do its work, it fails with ENOSYS, and
- * attnbench says so or calls the fact unknown: threads stay unbound, output folders are not locked. */
+ * attnbench says so or calls the fact unknown: output folders are not locked. */
 #ifndef BENCH_POSIX_H
 #define BENCH_POSIX_H
 
@@ -33,7 +33,7 @@ typedef struct cpu_set_t {
 #define CPU_OR(to, one, other) ((void)((to)->bits = (one)->bits | (other)->bits))
 
 int sched_getaffinity(int thread, size_t bytes, cpu_set_t *set); /* the process's CPUs, whatever the thread */
-int sched_setaffinity(int thread, size_t bytes, const cpu_set_t *set);
+int sched_setaffinity(int thread, size_t bytes, const cpu_set_t *set); /* of the calling thread, whatever `thread` */
 int sched_getcpu(void);
 
 /* ---- Memory ---------------------------------------------------------------------------------------------------------- */

@@ -454,9 +454,9 @@ ATTN_API const char *attn_kernel_not_built(int index, const char **reason);
  * built for another version of the library, or if a name of its kernels is taken: then none of its kernels is there. A
  * kernel whose tier this CPU lacks is no failure (attn_kernel_unusable()).
  *
- * The environment variable ATTN_LOAD holds names and paths, separated by colons, that are loaded before the library looks
- * for a kernel the first time. If one cannot be, no plan is created, and the sentence says why. Programs with more rights
- * than their caller ignore it. */
+ * The environment variable ATTN_LOAD holds names and paths, separated by colons (on Windows by semicolons), that are loaded
+ * before the library looks for a kernel the first time. If one cannot be, no plan is created, and the sentence says why.
+ * Programs with more rights than their caller ignore it. */
 ATTN_API attn_status attn_load_kernels(const char *plugin);
 
 /** The file that the kernel was loaded from; NULL for a kernel of the library itself. */
