@@ -105,7 +105,7 @@ static void measure_paired(const machine *m, double slowdown, bench_comparison *
       b[r] = sample(m, slow[r], 0, planted_in(i, slowdown));
       control[r] = sample(m, slow[r], 0, 0);
     }
-    bench_comparison_measure_paired(&items[i], a, b, control, ROUNDS);
+    bench_comparison_measure_paired(&items[i], &(bench_paired_times){a, b, a, control, ROUNDS});
   }
 }
 

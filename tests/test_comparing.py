@@ -8,6 +8,7 @@ tests/test_comparing.py path/to/attnbench [unittest options]     needs only Pyth
 import csv
 import io
 import json
+import os
 import unittest
 
 from runs import FolderTest, program_argument, run, strict_json
@@ -163,6 +164,43 @@ class Compare(FolderTest):
         a, b, c = self.write("a"), self.write("b"), self.write("c", {"flash_c": 1.5})
         done = self.compare(1, ["--fail-on slower: 4"], a, b, c, "--fail-on", "slower")
         self.assertEqual(done.stdout.count("geometric mean of 8"), 2)
+
+
+class Paired(FolderTest):
+    """Two builds in one process; one of them is tests/slowed_libattn.c."""
+    CASES = ("-k", "flash_c", "-a", "heads=1", "-a", "seq=48", "-a", "head_dim=16", "-q", "--rounds", "41")
+
+    def setUp(self):
+        super().setUp()
+        self.real, self.slowed = (os.environ.get(name, "") for name in ("ATTN_TEST_LIBATTN", "ATTN_TEST_SLOWED"))
+        if not self.real or not self.slowed:
+            self.skipTest("no libattn.so: ATTN_TEST_LIBATTN, ATTN_TEST_SLOWED")
+
+    def paired(self, code, words, *arguments, slowdown="0"):
+        done = run([ATTNBENCH, "compare", "--paired", *arguments], ATTN_TEST_LIBATTN=self.real,
+                   ATTN_TEST_SLOWDOWN=slowdown)
+        if done.returncode == 4:
+            self.skipTest(done.stderr)
+        return self.assert_ends(done, code, *words)
+
+    def test_a_slower_build_is_found(self):
+        done = self.paired(1, ["SLOWER", "--fail-on slower=20%: 1", "p "], self.real, self.slowed, *self.CASES,
+                           "--fail-on", "slower=20%", slowdown="9")
+        row = next(line for line in done.stdout.splitlines() if line.startswith("SLOWER"))
+        self.assertTrue(float(row.split()[1]) < 0.5, row)
+        self.assertIn("FASTER", self.paired(0, [], self.slowed, self.real, *self.CASES, slowdown="9").stdout)
+
+    def test_one_build_twice(self):
+        done = self.paired(0, ["geometric mean of 1", "libattn 0."], self.real, self.slowed, *self.CASES)
+        self.assertRegex(done.stdout, "1 INCONCLUSIVE|1 SAME")
+
+    def test_errors(self):
+        self.paired(2, ["nowhere", "cannot open"], self.real, "nowhere", *self.CASES)
+        self.paired(2, ["two builds"], self.real, *self.CASES, "--baseline", "x")
+        self.paired(2, ["two builds"], self.real, self.slowed, self.real)
+        self.paired(2, ["'flash_d'"], self.real, self.slowed, "-k", "flash_d")
+        self.paired(3, ["no timed case and kernel in common"], self.real, self.slowed, *self.CASES, "-a", "layer=mha")
+        self.assert_ends(run([ATTNBENCH, "compare", self.folder, self.folder, "-k", "flash_c"]), 2, "need --paired")
 
 
 if __name__ == "__main__":

@@ -140,14 +140,14 @@ TEST(paired_rounds_see_three_per_cent) {
   bench_comparison c = {0};
   bench_comparisons t = {.design = BENCH_PAIRED_ROUNDS, .margin = 0.01, .item = &c, .count = 1};
   for (int i = 0; i < 21; i++) b[i] = 100 + 10 * (i % 5), a[i] = b[i] * (0.97 + 0.0001 * (i - 10));
-  bench_comparison_measure_paired(&c, a, b, a, 21);
+  bench_comparison_measure_paired(&c, &(bench_paired_times){a, b, a, a, 21});
   assert_near(c.log_ratio, log(0.97), 1e-9);
   assert_near(c.within, log((0.97 + 0.0005) / (0.97 - 0.0005)) / (2 * 1.959964), 1e-6);
   assert_true(bench_comparisons_judge(&t));
   assert_near(c.error, c.within, 1e-12);
   assert_int_equal(c.verdict, BENCH_SLOWER);
   for (int i = 0; i < 21; i++) a[i] = b[i] * (0.995 + 0.0001 * (i - 10)); /* surely different, but by less than 1 % */
-  bench_comparison_measure_paired(&c, a, b, a, 21);
+  bench_comparison_measure_paired(&c, &(bench_paired_times){a, b, a, a, 21});
   assert_true(bench_comparisons_judge(&t));
   assert_true(c.p < 0.01);
   assert_int_equal(c.verdict, BENCH_SAME);
@@ -159,7 +159,7 @@ TEST(controls_that_differ_widen_the_interval) {
   bench_comparison c = {0};
   bench_comparisons t = {.design = BENCH_PAIRED_ROUNDS, .margin = 0.01, .item = &c, .count = 1};
   for (int i = 0; i < 21; i++) b[i] = 100, a[i] = 97 + 0.01 * (i - 10), control[i] = a[i] / 1.03;
-  bench_comparison_measure_paired(&c, a, b, control, 21);
+  bench_comparison_measure_paired(&c, &(bench_paired_times){a, b, a, control, 21});
   assert_true(bench_comparisons_judge(&t));
   assert_true(c.error > log(1.03));
   assert_int_equal(c.verdict, BENCH_INCONCLUSIVE);
@@ -185,7 +185,7 @@ TEST(equal_times_are_the_same) {
   bench_comparison c = {0};
   bench_comparisons t = {.design = BENCH_PAIRED_ROUNDS, .margin = 0.01, .item = &c, .count = 1};
   for (int i = 0; i < 21; i++) a[i] = 100;
-  bench_comparison_measure_paired(&c, a, a, a, 21);
+  bench_comparison_measure_paired(&c, &(bench_paired_times){a, a, a, a, 21});
   assert_true(bench_comparisons_judge(&t));
   assert_int_equal(c.verdict, BENCH_SAME);
   assert_near(c.p, 1, 1e-12);

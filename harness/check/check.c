@@ -18,6 +18,7 @@
 enum { FIRST_POISON = 0xff, SECOND_POISON = 0x7d };
 
 typedef struct watched_kernel {
+  const bench_build *build;
   const attn_plan *plan;
   bench_tensors *tensors;
   size_t workspace_bytes;
@@ -43,8 +44,8 @@ static void name_packed_byte(const bench_tensors *tensors, size_t byte, char *te
 static bool run(watched_kernel *w, int poison, void *workspace) {
   bench_tensors_poison_output(w->tensors, (uint8_t)poison);
   if (workspace) memset(workspace, poison, w->workspace_bytes);
-  const attn_status status = attn_plan_run(w->plan, &w->tensors->args, workspace, w->workspace_bytes);
-  const char *fault = status == ATTN_OK ? bench_tensors_damage(w->tensors) : attn_last_error();
+  const attn_status status = w->build->plan_run(w->plan, &w->tensors->args, workspace, w->workspace_bytes);
+  const char *fault = status == ATTN_OK ? bench_tensors_damage(w->tensors) : w->build->last_error();
   if (status == ATTN_OK) return !fault || bench_set_reason(&w->verdict, BENCH_FAIL, "%s", fault);
   return bench_set_reason(&w->verdict, BENCH_ERROR, "%s: %s", attn_status_name(status), fault);
 }
@@ -88,7 +89,8 @@ static void compare(watched_kernel *w, const bench_expected *expected, const att
   const attn_args *args = &w->tensors->args;
   w->verdict = bench_compare(expected, args, numerics);
   if (w->verdict.status == BENCH_FAIL) return;
-  const bench_verdict others = bench_compare_others(expected, args, numerics, attn_kernel_find(attn_plan_kernel(w->plan)));
+  const bench_verdict others =
+      bench_compare_others(expected, args, numerics, attn_kernel_find(w->build->plan_kernel(w->plan)));
   memcpy(w->verdict.reference, others.reference, sizeof others.reference);
   if (others.status != BENCH_PASS) bench_set_reason(&w->verdict, others.status, "%s", others.reason);
 }
@@ -106,9 +108,10 @@ static void check(watched_kernel *w, const bench_expected *expected, const attn_
   w->verdict.output_hash = bench_tensors_output_hash(w->tensors);
 }
 
-bench_verdict bench_check(const attn_plan *plan, bench_tensors *tensors, const bench_expected *expected,
-                          const attn_numerics *numerics, void *workspace, size_t workspace_bytes) {
-  watched_kernel w = {.plan = plan, .tensors = tensors, .workspace_bytes = workspace_bytes};
+bench_verdict bench_check_build(const bench_build *build, const attn_plan *plan, bench_tensors *tensors,
+                                const bench_expected *expected, const attn_numerics *numerics, void *workspace,
+                                size_t workspace_bytes) {
+  watched_kernel w = {.build = build, .plan = plan, .tensors = tensors, .workspace_bytes = workspace_bytes};
   w.output_bytes = bench_tensors_output_bytes(tensors);
   w.first = malloc(2 * w.output_bytes + 1);
   if (!w.first) {
@@ -124,6 +127,11 @@ bench_verdict bench_check(const attn_plan *plan, bench_tensors *tensors, const b
   w.verdict.approximate = bench_is_approximate(&tensors->problem, numerics);
   free(w.first);
   return w.verdict;
+}
+
+bench_verdict bench_check(const attn_plan *plan, bench_tensors *tensors, const bench_expected *expected,
+                          const attn_numerics *numerics, void *workspace, size_t workspace_bytes) {
+  return bench_check_build(&bench_own_build, plan, tensors, expected, numerics, workspace, workspace_bytes);
 }
 
 static const double SMALL = 4e8; /* multiply-adds up to which naive_c, which shares no code with any tier, is quick enough */

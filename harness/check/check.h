@@ -3,6 +3,7 @@
 #ifndef BENCH_CHECK_H
 #define BENCH_CHECK_H
 
+#include "base/build.h"
 #include "base/cli.h"
 #include "data/tensors.h"
 #include "kernels/ref/oracle_f64.h"
@@ -130,6 +131,11 @@ bench_verdict bench_compare_stored(const bench_expected *expected, const attn_ar
  * run. `workspace` fits the plan. */
 bench_verdict bench_check(const attn_plan *plan, bench_tensors *tensors, const bench_expected *expected,
                           const attn_numerics *numerics, void *workspace, size_t workspace_bytes);
+
+/* The same with a plan of another build. */
+bench_verdict bench_check_build(const bench_build *build, const attn_plan *plan, bench_tensors *tensors,
+                                const bench_expected *expected, const attn_numerics *numerics, void *workspace,
+                                size_t workspace_bytes);
 
 /* ---- The reference ------------------------------------------------------------------------------------------------ */
 /* Rows that the oracle did not compute are compared with the answer of another kernel, the reference. Where the two differ,

@@ -25,11 +25,12 @@ static void interrupt(int number) {
 }
 
 /* After the first signal the session ends and writes its files; the second signal kills it. */
-static void catch_interrupts(void) {
+volatile const int *bench_interrupts_catch(void) {
   struct sigaction action = {.sa_handler = interrupt, .sa_flags = (int)SA_RESETHAND};
   interrupted = 0;
   (void)sigaction(SIGINT, &action, NULL);
   (void)sigaction(SIGTERM, &action, NULL);
+  return &interrupted;
 }
 
 /* ---- Opening -------------------------------------------------------------------------------------------------------- */
@@ -193,7 +194,7 @@ static int run(bench_session *s) {
   if (!bench_session_can_write(s)) return BENCH_EXIT_INTERNAL;
   if ((code = open_journal(s)) != 0) return code;
   bench_session_print_opening(s, stdout);
-  catch_interrupts();
+  (void)bench_interrupts_catch();
   s->steps->run(s);
   bench_session_print_structure(s, stdout);
   bench_table_summary(&s->table, &s->rows);

@@ -62,6 +62,9 @@ struct bench_session {
   "unfit (--strict-env), 5 input/output, 77 this CPU runs none of the kernels, 130 interrupted (the\n" \
   "files are written).\n"
 
+/* From now on the first signal (Ctrl-C) makes the number that is returned nonzero, the second one kills. */
+volatile const int *bench_interrupts_catch(void);
+
 /* Runs what the options ask for and returns the exit code. */
 int bench_session_run(bench_options *options, const bench_session_steps *steps);
 

@@ -7,6 +7,9 @@
 #ifndef BENCH_COMPARE_H
 #define BENCH_COMPARE_H
 
+#include "base/build.h"
+#include "base/clock.h"
+#include "cases/cases.h"
 #include "report/report.h"
 
 enum { BENCH_MOST_RUNS = 32, BENCH_MOST_FACTS = 8, BENCH_LEAST_ROUNDS = 6 /* for an interval */ };
@@ -91,9 +94,14 @@ typedef struct bench_comparisons {
 void bench_comparison_measure(bench_comparison *c, const bench_row *const *a, int runs_a, const bench_row *const *b,
                               int runs_b);
 
-/* The same from times of paired rounds: of A, of B, and of a second trial of A. */
-void bench_comparison_measure_paired(bench_comparison *c, const double *a, const double *b, const double *control,
-                                     int rounds);
+/* The times of paired rounds: of A, of B, and of the A/A control, two trials of the same. */
+typedef struct bench_paired_times {
+  const double *a, *b, *controlled, *control;
+  int rounds;
+} bench_paired_times;
+
+/* The same from paired rounds. Keeps a and b of *c. */
+void bench_comparison_measure_paired(bench_comparison *c, const bench_paired_times *times);
 
 /* Fills error, interval, p, verdict and reason of every item, and the mean. False if memory is short. */
 bool bench_comparisons_judge(bench_comparisons *table);
@@ -114,17 +122,49 @@ typedef struct bench_matches {
   int unpaired_count;
 } bench_matches;
 
+/* Adds a comparison, or two rows of which one at least has no time; judges all, worst first. False if memory is short. */
+bool bench_matches_add(bench_matches *matches, const bench_comparison *comparison);
+bool bench_matches_add_unpaired(bench_matches *matches, const bench_row *a, const bench_row *b);
+
 /* Pairs the rows of both sides by case and kernel (with `across` whatever their threads, if each case has one number of
  * threads on each side), and judges them; worst first. False if memory is short. */
+bool bench_matches_judge(bench_matches *matches);
 bool bench_match(const bench_side *a, const bench_side *b, double margin, bool across, bench_matches *matches);
 void bench_matches_clear(bench_matches *matches);
 
 /* Prints the command that can decide what was INCONCLUSIVE, if anything was. */
 void bench_sides_advise(const bench_side *a, const bench_side *b, const bench_matches *m);
 
-/* --fail-on (gate.c): reads "slower=3%"; -1 having said why not. Counts the rows that fail by a text that was read. */
-int bench_failure_read(const char *text, double *least);
-int bench_failures_count(const bench_matches *m, const char *text);
+/* --fail-on (gate.c): whether all its texts are understood, else says which is not; then 0 or, having said how many rows
+ * fail by which text, BENCH_EXIT_FAILED. */
+bool bench_failures_known(const cli_list *fail_on);
+int bench_failures_conclude(const bench_matches *m, const cli_list *fail_on);
+
+/* ---- Two builds in one process (paired.c) ------------------------------------------------------------------------- */
+
+enum { BENCH_PAIRED_ROUNDS_COUNT = 121, BENCH_LEAST_PAIRED_ROUNDS = 21 };
+
+/* Checks a kernel of both builds on a case and times them side by side, and A or B once more, in settings->rounds rounds (0:
+ * 121, or fewer that fit the case's budget, but 21). rows[0] is of A, rows[1] of B; the caller clears them. *c is measured if
+ * both have times. False if *settings->stop cut it short. */
+bool bench_paired_measure(const bench_build builds[2], const bench_case *bench, const attn_kernel_info *kernel,
+                          const bench_case_settings *settings, bench_row rows[2], bench_comparison *c);
+
+/* What to time with both builds. */
+typedef struct bench_paired_job {
+  bench_build builds[2];
+  bench_case_list cases;
+  const attn_kernel_info *kernels[BENCH_MAX_KERNELS + 1];
+  int kernel_count;
+  bench_case_settings settings;
+  bench_progress progress;
+  bench_row *rows; /* two per case and kernel; matches point there */
+} bench_paired_job;
+
+/* Measures every kernel on every case, and judges. After an interrupt, what was done until then. False if memory is short.
+ * bench_matches_clear() comes before bench_paired_clear(). */
+bool bench_paired_run(bench_paired_job *job, double margin, bench_matches *matches);
+void bench_paired_clear(bench_paired_job *job);
 
 /* ---- Output (print.c) --------------------------------------------------------------------------------------------- */
 
@@ -144,5 +184,8 @@ void bench_comparison_print(void *report, FILE *file);
 void bench_comparison_write_markdown(void *report, FILE *file);
 void bench_comparison_write_csv(void *report, FILE *file);
 void bench_comparison_write_json(void *report, FILE *file);
+
+/* Writes the files whose path is not NULL. False after an error, said on stderr. */
+bool bench_comparison_write(bench_comparison_report *report, const char *markdown, const char *csv, const char *json);
 
 #endif

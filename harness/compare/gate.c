@@ -9,7 +9,7 @@
 static const char *const failures[] = {"slower", "faster", "inconclusive", "missing", NULL};
 enum { FAIL_SLOWER, FAIL_FASTER, FAIL_INCONCLUSIVE, FAIL_MISSING };
 
-int bench_failure_read(const char *text, double *least) {
+static int read_failure(const char *text, double *least) {
   char word[32], *end = NULL;
   const char *equals = strchr(text, '=');
   snprintf(word, sizeof word, "%.*s", equals ? (int)(equals - text) : 31, text);
@@ -30,10 +30,26 @@ static bool fails(const bench_comparison *c, int which, double least) {
   return which == FAIL_SLOWER ? 1 / c->ratio - 1 >= least : which == FAIL_FASTER ? c->ratio - 1 >= least : true;
 }
 
-int bench_failures_count(const bench_matches *m, const char *text) {
+static int count_failures(const bench_matches *m, const char *text) {
   double least;
-  const int which = bench_failure_read(text, &least);
+  const int which = read_failure(text, &least);
   int count = which == FAIL_MISSING ? m->unpaired_count : 0;
   for (int i = 0; i < m->table.count; i++) count += fails(&m->table.item[i], which, least);
   return count;
+}
+
+int bench_failures_conclude(const bench_matches *m, const cli_list *fail_on) {
+  int code = BENCH_EXIT_OK;
+  for (int i = 0; i < fail_on->count; i++) {
+    const int count = count_failures(m, fail_on->item[i]);
+    if (count) code = cli_fail(BENCH_EXIT_FAILED, "compare", "--fail-on %s: %d", fail_on->item[i], count);
+  }
+  return code;
+}
+
+bool bench_failures_known(const cli_list *fail_on) {
+  double least;
+  for (int i = 0; i < fail_on->count; i++)
+    if (read_failure(fail_on->item[i], &least) < 0) return false;
+  return true;
 }

@@ -50,20 +50,23 @@ static bool gather(const bench_side *side, const bench_row *like, bool across, c
   return true;
 }
 
-static bool add_comparison(bench_comparisons *table, const bench_row *const *a, int runs_a, const bench_row *const *b,
-                           int runs_b) {
-  bench_comparison *grown = bench_grown(table->item, table->count, sizeof *table->item);
+bool bench_matches_add(bench_matches *m, const bench_comparison *comparison) {
+  bench_comparison *grown = bench_grown(m->table.item, m->table.count, sizeof *grown);
   if (!grown) return false;
-  table->item = grown;
-  bench_comparison_measure(&table->item[table->count++], a, runs_a, b, runs_b);
+  m->table.item = grown;
+  m->table.item[m->table.count++] = *comparison;
   return true;
 }
 
-static bool add_unpaired(bench_matches *m, const bench_row *a, const bench_row *b) {
-  const bool timed = (a && a->time.n) || (b && b->time.n);
-  if (!timed) return true; /* skipped on both sides */
-  bench_unpaired *grown = bench_grown(m->unpaired, m->unpaired_count, sizeof *m->unpaired);
-  if (!grown) return false;
+/* Whether a row has no time on either side for a reason that is no fault. */
+static bool is_never_timed(const bench_row *row) {
+  return !row || row->verdict.status == BENCH_SKIP || row->verdict.status == BENCH_DEGENERATE;
+}
+
+bool bench_matches_add_unpaired(bench_matches *m, const bench_row *a, const bench_row *b) {
+  const bool skipped = is_never_timed(a) && is_never_timed(b);
+  bench_unpaired *grown = skipped ? NULL : bench_grown(m->unpaired, m->unpaired_count, sizeof *grown);
+  if (skipped || !grown) return skipped;
   m->unpaired = grown;
   m->unpaired[m->unpaired_count++] = (bench_unpaired){a, b};
   return true;
@@ -71,15 +74,24 @@ static bool add_unpaired(bench_matches *m, const bench_row *a, const bench_row *
 
 static bool match_row(const bench_side *a, const bench_side *b, bool across, const bench_row *row, bench_matches *m) {
   const bench_row *rows_a[BENCH_MOST_RUNS], *rows_b[BENCH_MOST_RUNS];
-  if (gather(a, row, false, rows_a) && gather(b, row, across, rows_b))
-    return add_comparison(&m->table, rows_a, a->count, rows_b, b->count);
-  return add_unpaired(m, row, find(&b->run[0]->rows, row, across));
+  bench_comparison c;
+  if (gather(a, row, false, rows_a) && gather(b, row, across, rows_b)) {
+    bench_comparison_measure(&c, rows_a, a->count, rows_b, b->count);
+    return bench_matches_add(m, &c);
+  }
+  return bench_matches_add_unpaired(m, row, find(&b->run[0]->rows, row, across));
 }
 
 static int compare_items(const void *x, const void *y) {
   const bench_comparison *s = x, *t = y;
   if (s->verdict != t->verdict) return s->verdict < t->verdict ? -1 : 1;
   return s->log_ratio < t->log_ratio ? -1 : s->log_ratio > t->log_ratio;
+}
+
+bool bench_matches_judge(bench_matches *m) {
+  if (!bench_comparisons_judge(&m->table)) return false;
+  if (m->table.count) qsort(m->table.item, (size_t)m->table.count, sizeof *m->table.item, compare_items);
+  return true;
 }
 
 bool bench_match(const bench_side *a, const bench_side *b, double margin, bool across, bench_matches *m) {
@@ -89,10 +101,8 @@ bool bench_match(const bench_side *a, const bench_side *b, double margin, bool a
   for (int i = 0; i < rows_a->count; i++)
     if (!match_row(a, b, across, &rows_a->item[i], m)) return false;
   for (int i = 0; i < rows_b->count; i++)
-    if (!find(rows_a, &rows_b->item[i], across) && !add_unpaired(m, NULL, &rows_b->item[i])) return false;
-  if (!bench_comparisons_judge(&m->table)) return false;
-  if (m->table.count) qsort(m->table.item, (size_t)m->table.count, sizeof *m->table.item, compare_items);
-  return true;
+    if (!find(rows_a, &rows_b->item[i], across) && !bench_matches_add_unpaired(m, NULL, &rows_b->item[i])) return false;
+  return bench_matches_judge(m);
 }
 
 void bench_matches_clear(bench_matches *m) {

@@ -57,16 +57,23 @@ static void format_ratio(const bench_comparison *c, char text[CELL]) {
   if (!isnan(c->ci_lo)) bench_append(text, CELL, " [%.4f, %.4f]", c->ci_lo, c->ci_hi);
 }
 
+/* Whether it is A that lacks the row, or has no time for it. */
+static bool lacks_a(const bench_unpaired *u) {
+  if (!u->a || !u->b) return !u->a;
+  return !u->a->time.n && (u->b->time.n || u->a->verdict.status != BENCH_PASS);
+}
+
 /* Why a row cannot be compared. */
 static void name_absence(const bench_unpaired *u, char *text, size_t bytes) {
-  const bench_row *missing = u->a && u->a->time.n ? u->b : u->a;
-  const char *side = u->a && u->a->time.n ? "B" : "A";
+  const bench_row *missing = lacks_a(u) ? u->a : u->b;
+  const char *side = lacks_a(u) ? "A" : "B";
   if (!missing)
     snprintf(text, bytes, "not in %s", side);
   else if (missing->time.n)
     snprintf(text, bytes, "not in every run");
   else
-    snprintf(text, bytes, "%s in %s: %.200s", bench_status_name(missing->verdict.status), side, missing->verdict.reason);
+    snprintf(text, bytes, "%s in %s: %.200s", bench_status_name(missing->verdict.status), side,
+             missing->verdict.reason[0] ? missing->verdict.reason : "no time");
 }
 
 /* ---- Pivot table ---------------------------------------------------------------------------------------------------- */
@@ -332,4 +339,15 @@ void bench_comparison_write_json(void *report, FILE *file) {
   else
     fputs("null", file);
   fputs("\n}\n", file);
+}
+
+bool bench_comparison_write(bench_comparison_report *report, const char *markdown, const char *csv, const char *json) {
+  const struct {
+    const char *path;
+    bench_write_fn write;
+  } files[] = {
+      {markdown, bench_comparison_write_markdown}, {csv, bench_comparison_write_csv}, {json, bench_comparison_write_json}};
+  for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+    if (files[i].path && !bench_file_write(files[i].path, files[i].write, report)) return false;
+  return true;
 }

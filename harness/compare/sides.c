@@ -53,7 +53,19 @@ int bench_sides_check(const bench_side *a, const bench_side *b, bool across) {
 
 /* ---- Advice --------------------------------------------------------------------------------------------------------- */
 
+/* Four times as many rounds halve the error that comes from them. */
+static void advise_rounds(const bench_matches *m) {
+  int most = 0;
+  for (int i = 0; i < m->table.count; i++)
+    if (m->table.item[i].verdict == BENCH_INCONCLUSIVE && m->table.item[i].rounds > most) most = m->table.item[i].rounds;
+  if (most) printf("\nTo decide, take more rounds: --rounds %d\n", 4 * most);
+}
+
 void bench_sides_advise(const bench_side *a, const bench_side *b, const bench_matches *m) {
+  if (m->table.design == BENCH_PAIRED_ROUNDS) {
+    advise_rounds(m);
+    return;
+  }
   const bench_comparison *first = NULL;
   for (int i = 0; i < m->table.count && !first; i++)
     if (m->table.item[i].verdict == BENCH_INCONCLUSIVE) first = &m->table.item[i];

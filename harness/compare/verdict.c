@@ -142,10 +142,9 @@ static bench_summary log_ratios(const double *a, const double *b, int rounds) {
   return summary;
 }
 
-void bench_comparison_measure_paired(bench_comparison *c, const double *a, const double *b, const double *control,
-                                     int rounds) {
-  const bench_summary ratio = log_ratios(a, b, rounds), same = log_ratios(a, control, rounds);
-  *c = (bench_comparison){.a = c->a, .b = c->b, .runs_a = 1, .runs_b = 1, .runs = NAN, .drift = NAN, .rounds = rounds};
+void bench_comparison_measure_paired(bench_comparison *c, const bench_paired_times *t) {
+  const bench_summary ratio = log_ratios(t->a, t->b, t->rounds), same = log_ratios(t->controlled, t->control, t->rounds);
+  *c = (bench_comparison){.a = c->a, .b = c->b, .runs_a = 1, .runs_b = 1, .runs = NAN, .drift = NAN, .rounds = t->rounds};
   c->log_ratio = ratio.median;
   c->within = error_of(ratio.ci_lo, ratio.ci_hi);
   c->noise = fabs(same.median);

@@ -133,7 +133,7 @@ bench_setup *bench_setup_open(const bench_case *bench, const attn_kernel_info *c
 void bench_setup_close(bench_setup *s) {
   if (!s) return;
   for (int i = 0; i < s->count; i++) {
-    attn_plan_destroy(s->trials[i].plan);
+    bench_trial_build(&s->trials[i])->plan_destroy(s->trials[i].plan);
     bench_layer_unmake(s->trials[i].layer);
     attn_aligned_free(s->trials[i].workspace);
     bench_trial_clear(&s->trials[i]);

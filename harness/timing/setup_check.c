@@ -25,21 +25,21 @@ static attn_options options_of(const bench_setup *s, const bench_trial *t) {
 /* The row of the automatic choice keeps the name "auto" and says what was chosen. */
 static void name_choice(const bench_setup *s, bench_trial *t) {
   if (!t->automatic) return;
-  const char *chosen = t->layer ? t->layer->kernel : attn_plan_kernel(t->plan);
+  const char *chosen = t->layer ? t->layer->kernel : bench_trial_build(t)->plan_kernel(t->plan);
   const attn_kernel_info *kernel = attn_kernel_find(chosen);
   if (kernel) t->kernel = kernel;
   if (bench_layer_has(s->bench, BENCH_HAS_ATTENTION)) bench_warn(t, "chose %s", chosen);
 }
 
 /* Nanoseconds of the quickest of a few creations: the first one also fills caches of the library. */
-static double time_plan(const attn_problem *problem, const attn_options *options) {
+static double time_plan(const bench_build *build, const attn_problem *problem, const attn_options *options) {
   double best = INFINITY;
   for (int i = 0; i < PLAN_REPEATS; i++) {
     attn_plan *plan;
     const double start = bench_now_ns();
-    if (attn_plan_create(problem, options, &plan) != ATTN_OK) return 0;
+    if (build->plan_create(problem, options, &plan) != ATTN_OK) return 0;
     best = fmin(best, bench_now_ns() - start);
-    attn_plan_destroy(plan);
+    build->plan_destroy(plan);
   }
   return best;
 }
@@ -55,11 +55,12 @@ static bool open_workspace(bench_trial *t, size_t bytes) {
 
 static bool open_plan(bench_setup *s, bench_trial *t) {
   const attn_options options = options_of(s, t);
-  if (attn_plan_create(&s->bench->problem, &options, &t->plan) != ATTN_OK)
-    return bench_conclude(t, BENCH_ERROR, "%s", attn_last_error());
-  if (s->settings->timed) t->plan_ns = time_plan(&s->bench->problem, &options);
+  const bench_build *build = bench_trial_build(t);
+  if (build->plan_create(&s->bench->problem, &options, &t->plan) != ATTN_OK)
+    return bench_conclude(t, BENCH_ERROR, "%s", build->last_error());
+  if (s->settings->timed) t->plan_ns = time_plan(build, &s->bench->problem, &options);
   name_choice(s, t);
-  return open_workspace(t, attn_plan_workspace(t->plan));
+  return open_workspace(t, build->plan_workspace(t->plan));
 }
 
 static bool open_layer(bench_setup *s, bench_trial *t) {
@@ -106,7 +107,8 @@ static void check_trial(bench_setup *s, bench_trial *t) {
   if (t->layer) {
     t->verdict = bench_layer_check(t->layer, numerics, t->workspace, t->workspace_bytes);
   } else {
-    t->verdict = bench_check(t->plan, &t->tensors[0], s->expected, numerics, t->workspace, t->workspace_bytes);
+    t->verdict = bench_check_build(bench_trial_build(t), t->plan, &t->tensors[0], s->expected, numerics, t->workspace,
+                                   t->workspace_bytes);
     check_structure(s, t);
   }
   if (!s->settings->timed || t->verdict.status != BENCH_PASS) return;

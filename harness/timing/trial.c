@@ -26,9 +26,11 @@ void bench_warn(bench_trial *t, const char *format, ...) {
 
 static bench_tensors *tensors_of(const bench_trial *t, int64_t turn) { return &t->tensors[turn % t->tensor_count]; }
 
+const bench_build *bench_trial_build(const bench_trial *t) { return t->build ? t->build : &bench_own_build; }
+
 attn_status bench_trial_call(const bench_trial *t, int64_t turn) {
   if (t->layer) return bench_layer_call(t->layer, t->workspace, t->workspace_bytes);
-  return attn_plan_run(t->plan, &tensors_of(t, turn)->args, t->workspace, t->workspace_bytes);
+  return bench_trial_build(t)->plan_run(t->plan, &tensors_of(t, turn)->args, t->workspace, t->workspace_bytes);
 }
 
 void bench_trial_renew(const bench_trial *t, int64_t turn, int threads) {
@@ -118,7 +120,7 @@ static double time_calls(const bench_sampler *s, const bench_trial *t, int64_t c
 }
 
 static bool fail_call(bench_sampler *s, const bench_trial *t) {
-  return bench_sampler_fail(s, "%s: %s", t->kernel->name, attn_last_error());
+  return bench_sampler_fail(s, "%s: %s", t->kernel->name, bench_trial_build(t)->last_error());
 }
 
 /* Times the calls of a sample into round r, the first one also alone. The threads that were busy: CPU time over a time that

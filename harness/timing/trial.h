@@ -26,6 +26,7 @@ typedef struct bench_trial {
   bool refused;                   /* the kernel cannot run the case: the verdict says why */
 
   /* What runs: a plan on tensors, or a layer, which has its own data. The verdict holds for these and no others. */
+  const bench_build *build; /* whose plan it is; NULL: attnbench's own */
   attn_plan *plan;
   bench_layer_trial *layer;
   bench_tensors *tensors; /* [tensor_count] with the same values; more than one where caches are to be cold */
@@ -48,6 +49,9 @@ typedef struct bench_trial {
   int quota;              /* rounds that the trial takes part in */
   int64_t *turn;          /* of the next call: it picks the tensors; of all trials that share them. NULL for one tensor */
 } bench_trial;
+
+/* Whose functions the plan belongs to. */
+const bench_build *bench_trial_build(const bench_trial *trial);
 
 /* Stands for the library's own choice in a list of kernels: name "auto". */
 extern const attn_kernel_info bench_automatic;

@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: MIT */
+/* Two builds of a kernel side by side: same process, same round, same inputs, same output, same workspace. So neither has
+ * better pages or a quieter moment. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "compare/compare.h"
+#include "kernels/common/aligned.h"
+#include "machine/affinity.h"
+
+typedef struct pair {
+  bench_case_settings settings; /* rounds are set after the check */
+  bench_setup *setup;
+} pair;
+
+static bench_trial *trial_of(const pair *p, int side) { return &p->setup->trials[side]; }
+
+/* Both get the larger workspace. Where it was not made, the check has said why. */
+static void share_workspace(pair *p) {
+  bench_trial *a = trial_of(p, 0), *b = trial_of(p, 1);
+  bench_trial *larger = b->workspace_bytes > a->workspace_bytes ? b : a, *other = larger == a ? b : a;
+  attn_aligned_free(other->workspace);
+  other->workspace = larger->workspace;
+}
+
+static bool can_be_timed(const pair *p) {
+  return trial_of(p, 0)->verdict.status == BENCH_PASS && trial_of(p, 1)->verdict.status == BENCH_PASS;
+}
+
+/* Fixed before any time is taken: to look at the times and go on until they differ would make differences. */
+static int choose_rounds(const pair *p) {
+  const double call_s = 1e-9 * fmax(trial_of(p, 0)->call_ns, trial_of(p, 1)->call_ns);
+  const double round_s = 3 * (fmax(call_s, BENCH_MIN_SAMPLE_S) + BENCH_MIN_SAMPLE_S / 2);
+  const double rounds = fmin(p->settings.case_budget_s / round_s, BENCH_PAIRED_ROUNDS_COUNT);
+  return (int)fmax(rounds, BENCH_LEAST_PAIRED_ROUNDS);
+}
+
+static void time_both(pair *p) {
+  if (!p->settings.rounds) p->settings.rounds = choose_rounds(p);
+  share_workspace(p);
+  bench_setup_time(p->setup);
+}
+
+/* The rows take the samples; the control stays with the setup. */
+static void fill(pair *p, bench_row rows[2], bench_comparison *c) {
+  bench_setup_rows(p->setup, rows);
+  *c = (bench_comparison){.a = &rows[0], .b = &rows[1]};
+  if (!rows[0].time.n || !rows[1].time.n) return;
+  const bench_row *controlled = &rows[p->setup->controlled - p->setup->trials];
+  const bench_samples *control = &p->setup->control.samples;
+  const bench_paired_times times = {.a = rows[0].samples_ns,
+                                    .b = rows[1].samples_ns,
+                                    .controlled = controlled->samples_ns,
+                                    .control = control->time_ns,
+                                    .rounds = rows[0].time.n < rows[1].time.n ? rows[0].time.n : rows[1].time.n};
+  bench_comparison_measure_paired(c, &times);
+}
+
+static bool measure(pair *p, bench_row rows[2], bench_comparison *c) {
+  const int threads = p->setup->bench->threads;
+  const bool held = bench_threads_hold(threads), complete = bench_setup_check(p->setup), timed = complete && can_be_timed(p);
+  if (timed) time_both(p);
+  fill(p, rows, c);
+  if (timed) trial_of(p, 1)->workspace = NULL; /* it is that of the other */
+  if (held) bench_threads_release();
+  return complete && !(p->settings.stop && *p->settings.stop);
+}
+
+bool bench_paired_measure(const bench_build builds[2], const bench_case *bench, const attn_kernel_info *kernel,
+                          const bench_case_settings *settings, bench_row rows[2], bench_comparison *c) {
+  const attn_kernel_info *const both[] = {kernel, kernel};
+  pair p = {.settings = *settings};
+  rows[0] = rows[1] = bench_row_create(bench, kernel);
+  *c = (bench_comparison){.a = &rows[0], .b = &rows[1]};
+  if (bench_layer_is(bench)) {
+    for (int side = 0; side < 2; side++)
+      bench_set_reason(&rows[side].verdict, BENCH_SKIP, "builds are compared on attention, not on layers");
+    return true;
+  }
+  p.setup = bench_setup_open(bench, both, 2, &p.settings);
+  if (!p.setup) return true;
+  for (int side = 0; side < 2; side++) trial_of(&p, side)->build = &builds[side];
+  const bool complete = measure(&p, rows, c);
+  bench_setup_close(p.setup);
+  return complete;
+}
+
+/* ---- All cases and kernels ------------------------------------------------------------------------------------------ */
+
+/* One case and kernel; false if the run was interrupted, or memory is short (*fine is false then). */
+static bool run_one(bench_paired_job *job, int index, bench_matches *m, bool *fine) {
+  const bench_case *bench = &job->cases.item[index / job->kernel_count];
+  const attn_kernel_info *kernel = job->kernels[index % job->kernel_count];
+  bench_row *rows = &job->rows[2 * index];
+  bench_comparison c;
+  char name[BENCH_NAME + 80];
+  snprintf(name, sizeof name, "%s %s", kernel->name, bench->case_id);
+  bench_progress_note(&job->progress, name, "begins");
+  if (!bench_paired_measure(job->builds, bench, kernel, &job->settings, rows, &c)) return false;
+  bench_progress_advance(&job->progress, 1, rows[0].verdict.status == BENCH_SKIP);
+  *fine = rows[0].time.n && rows[1].time.n ? bench_matches_add(m, &c) : bench_matches_add_unpaired(m, &rows[0], &rows[1]);
+  return *fine;
+}
+
+bool bench_paired_run(bench_paired_job *job, double margin, bench_matches *m) {
+  const int count = job->cases.count * job->kernel_count;
+  bool fine = true;
+  *m = (bench_matches){.table = {.design = BENCH_PAIRED_ROUNDS, .margin = margin}};
+  job->rows = calloc(2 * (size_t)count + 1, sizeof *job->rows);
+  if (!job->rows) return false;
+  bench_progress_start(&job->progress, count, count, job->progress.quiet);
+  for (int i = 0; i < count && !*job->settings.stop; i++)
+    if (!run_one(job, i, m, &fine)) break;
+  bench_progress_wipe(&job->progress);
+  return fine && bench_matches_judge(m);
+}
+
+void bench_paired_clear(bench_paired_job *job) {
+  for (int i = 0; job->rows && i < 2 * job->cases.count * job->kernel_count; i++) bench_row_clear(&job->rows[i]);
+  free(job->rows);
+  bench_cases_clear(&job->cases);
+}
