@@ -405,17 +405,6 @@ static bool sequence_item(PyObject *list, Py_ssize_t at, const char *name, bool 
   return read;
 }
 
-static bool is_array(PyObject *object) { /* else a list or another sequence of numbers */
-  PyObject *type = PyObject_Type(object);
-  PyObject *name = PyObject_GetAttrString(type, "__iter__"), *length = PyObject_GetAttrString(type, "index");
-  PyErr_Clear(); /* lists and tuples have index(); arrays and tensors have not */
-  const bool list = name && length;
-  if (name) Py_DecRef(name);
-  if (length) Py_DecRef(length);
-  Py_DecRef(type);
-  return !list;
-}
-
 static void *list_copy(call *c, PyObject *list, const char *name, bool integers, int64_t *count) {
   *count = PySequence_Size(list);
   char *copy = *count < 0 ? NULL : holdings_alloc(&c->held, (size_t)*count * 4);
@@ -429,7 +418,7 @@ static void *take_vector(call *c, int key, bool integers, int64_t expected, int6
   const char *name = keyword_names[key];
   PyObject *given = c->given[key];
   void *data;
-  if (is_array(given)) {
+  if (tensor_is_array(given)) {
     tensor t;
     if (!tensor_read(given, name, &c->held, &t)) return NULL;
     *count = elements(&t);

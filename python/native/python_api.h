@@ -3,7 +3,7 @@
  *
  * It is declared here instead of included from Python.h, so that one shared object serves every CPython from 3.9 on, the
  * free-threaded builds among them: those have another layout of PyObject, and their headers allow no common binary. Nothing
- * here looks into an object. All functions are exported by each of these versions, and all but three (see below) are in the
+ * here looks into an object. All functions are exported by each of these versions, and all but four (see below) are in the
  * stable ABI. It also means that building the package needs no headers of Python.
  *
  * The test `python_api` compiles this file together with Python.h, so that a compiler compares the declarations. */
@@ -52,6 +52,7 @@ ATTN_API_IMPORT PyObject *PyExc_TypeError, *PyExc_ValueError, *PyExc_MemoryError
 #endif
 
 /* In the stable ABI since 3.10 or 3.11, and exported before. */
+int PyObject_CheckBuffer(PyObject *object);
 int PyObject_GetBuffer(PyObject *object, Py_buffer *view, int flags);
 void PyBuffer_Release(Py_buffer *view);
 const char *PyUnicode_AsUTF8AndSize(PyObject *text, Py_ssize_t *size);

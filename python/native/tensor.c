@@ -417,6 +417,11 @@ bool tensor_read(PyObject *object, const char *name, holdings *held, tensor *out
   return read_by(object, name, held, out);
 }
 
+bool tensor_is_array(PyObject *object) {
+  reader own;
+  return reader_of(object, &own)->protocol != BY_BUFFER || PyObject_CheckBuffer(object);
+}
+
 /* ---- New arrays ------------------------------------------------------------------------------------------------------ */
 
 static PyObject *shape_tuple(int ndim, const int64_t *shape) {

@@ -60,6 +60,9 @@ void *holdings_alloc(holdings *held, size_t bytes);
 /* Reads an object. `name` is the parameter, for the sentence of the exception. False with an exception. */
 bool tensor_read(PyObject *object, const char *name, holdings *held, tensor *out);
 
+/* Whether the object speaks one of the protocols at all: a list of numbers does not. */
+bool tensor_is_array(PyObject *object);
+
 /* A new array of the library that `like` comes from: float32 or the dtype of `like`. Reads it into *out. A new reference, or
  * NULL with an exception. */
 PyObject *tensor_new(const tensor *like, bool float32, int ndim, const int64_t *shape, holdings *held, tensor *out);

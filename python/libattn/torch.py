@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: MIT
+"""libattn for PyTorch on CPUs.
+
+    import libattn.torch
+    out = libattn.torch.sdpa(q, k, v, is_causal=True)       # the signature of F.scaled_dot_product_attention
+    with libattn.torch.replace_sdpa():                      # whatever calls F.scaled_dot_product_attention
+        model(x)
+
+torch.ops.libattn.sdpa and sdpa_lse are operators of PyTorch's: they work under torch.compile and torch.export, and follow
+autocast. Gradients come from PyTorch's own operations: the backward pass computes the scores again, in time and memory
+proportional to queries times keys, and says so once. vmap is refused.
+
+flash_attn_func, flash_attn_varlen_func and flash_attn_with_kvcache have the arguments of the package flash-attn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from typing import Any, Iterator
+
+import torch
+import torch.nn.functional as F
+
+from ._sdpa import FUNCTIONS
+
+__all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache", "install", "replace_sdpa", "sdpa"]
+
+Tensor = torch.Tensor
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_compute = FUNCTIONS["sdpa_without_gradients"]
+
+# ---- The operators ---------------------------------------------------------------------------------------------------
+
+_ARGUMENTS = ("(Tensor q, Tensor k, Tensor v, Tensor? mask=None, Tensor? bias=None, bool causal=False, "
+              "str align='top_left', int window_left=-1, int window_right=-1, float? scale=None, float softcap=0., "
+              "Tensor? alibi=None, Tensor? sinks=None, Tensor? kv_len=None, Tensor? cu_seqlens_q=None, "
+              "Tensor? cu_seqlens_k=None, int max_seqlen_q=0, int max_seqlen_k=0, str layout='bhsd')")
+
+_library = torch.library.Library("libattn", "DEF")
+_library.define("sdpa" + _ARGUMENTS + " -> Tensor", tags=torch.Tag.pt2_compliant_tag)
+_library.define("sdpa_lse" + _ARGUMENTS + " -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)
+
+
+def _run(q, k, v, mask=None, bias=None, causal=False, align="top_left", window_left=-1, window_right=-1, scale=None,
+         softcap=0.0, alibi=None, sinks=None, kv_len=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=0,
+         max_seqlen_k=0, layout="bhsd", lse=False):
+    return _compute(q, k, v, mask=mask, bias=bias, causal=causal, align=align, window=(window_left, window_right),
+                    scale=scale, softcap=softcap, alibi=alibi, sinks=sinks, kv_len=kv_len, cu_seqlens_q=cu_seqlens_q,
+                    cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q or None, max_seqlen_k=max_seqlen_k or None,
+                    layout=layout, return_lse=lse)
+
+
+def _run_lse(*args, **options):
+    return _run(*args, **options, lse=True)
+
+
+def _fake(q, k, v, *args, **options):
+    return q.new_empty((*q.shape[:-1], v.shape[-1]))
+
+
+def _fake_lse(q, k, v, *args, **options):
+    values = dict(zip(_NAMES, args), **options)
+    layout = values.get("layout", "bhsd")
+    order = {"bhsd": q.shape[:-1], "htd": q.shape[:-1], "thd": (q.shape[1], q.shape[0])}
+    shape = order[layout] if layout in order else (*q.shape[:-3], q.shape[-2], q.shape[-3])
+    return _fake(q, k, v), q.new_empty(shape, dtype=torch.float32)
+
+
+_NAMES = ("mask", "bias", "causal", "align", "window_left", "window_right", "scale", "softcap", "alibi", "sinks", "kv_len",
+          "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "layout")
+
+
+# ---- The same in PyTorch's operations, for gradients -----------------------------------------------------------------
+
+
+def _scores(q, k, o):
+    """Scores of [b, h, s, d] in float32, with -inf where a key is masked."""
+    queries, keys = q.shape[-2], k.shape[-2]
+    s = q @ k.transpose(-1, -2) * (1 / math.sqrt(q.shape[-1]) if o["scale"] is None else o["scale"])
+    if o["softcap"]:
+        s = o["softcap"] * torch.tanh(s / o["softcap"])
+    lengths = torch.full((q.shape[0],), keys) if o["kv_len"] is None else o["kv_len"]
+    lengths = lengths.view(-1, 1, 1, 1)
+    j, i = torch.arange(keys), torch.arange(queries)[:, None]
+    position = i + (lengths - queries if o["align"] == "bottom_right" else 0)
+    allowed = j < lengths
+    right = 0 if o["causal"] else o["window_right"]
+    if o["window_left"] >= 0:
+        allowed = allowed & (j >= position - o["window_left"])
+    if right >= 0:
+        allowed = allowed & (j <= position + right)
+    if o["mask"] is not None:
+        allowed = allowed & o["mask"]
+    if o["bias"] is not None:
+        s = s + o["bias"]
+    if o["alibi"] is not None:
+        s = s - o["alibi"].view(-1, 1, 1) * (position - j).abs()
+    return s.masked_fill(~allowed, -torch.inf)
+
+
+def _reference(q, k, v, o):
+    """What the operator computes, of [b, h, s, d], differentiable."""
+    dtype, group = q.dtype, q.shape[1] // k.shape[1]
+    q, k, v = q.float(), k.float().repeat_interleave(group, 1), v.float().repeat_interleave(group, 1)
+    s = _scores(q, k, o)
+    empty = torch.isneginf(s).all(-1, keepdim=True)
+    if o["sinks"] is not None:
+        s = torch.cat([s, o["sinks"].view(1, -1, 1, 1).expand(*s.shape[:3], 1)], -1)
+    p = torch.softmax(s.masked_fill(empty, 0), -1)[..., :k.shape[-2]].masked_fill(empty, 0)
+    return (p @ v).to(dtype)
+
+
+@torch.compiler.disable
+def _warn_once():
+    if not _warn_once.done:
+        _warn_once.done = True
+        warnings.warn("libattn has no backward pass: gradients are computed by PyTorch's operations, which hold all scores "
+                      "in memory", stacklevel=2)
+
+
+_warn_once.done = False
+
+
+def _remember(ctx, inputs, output):
+    ctx.options = dict(zip(_NAMES, inputs[3:]))
+    tensors = {name: x for name, x in ctx.options.items() if isinstance(x, Tensor)}
+    ctx.names = list(tensors)
+    ctx.save_for_backward(*inputs[:3], *tensors.values())
+    ctx.needs = [isinstance(x, Tensor) and x.requires_grad for x in inputs]
+    if isinstance(output, tuple):
+        ctx.mark_non_differentiable(output[1])
+
+
+def _to_bhsd(x, layout):
+    x = x.transpose(-2, -3) if layout == "bshd" else x
+    return x.reshape((1,) * (4 - x.ndim) + x.shape)
+
+
+def _backward(ctx, gradient, *_):
+    _warn_once()
+    q, k, v, *others = ctx.saved_tensors
+    options = {**ctx.options, **dict(zip(ctx.names, others))}
+    if options["cu_seqlens_q"] is not None:
+        raise NotImplementedError("libattn has no gradients of packed sequences (cu_seqlens_q)")
+    inputs = [q, k, v] + [options[name] for name in _NAMES]
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_() if needed else x for x, needed in zip(inputs, ctx.needs)]
+        o = dict(zip(_NAMES, leaves[3:]))
+        out = _reference(*(_to_bhsd(x, o["layout"]) for x in leaves[:3]), o)
+        wanted = [x for x, needed in zip(leaves, ctx.needs) if needed]
+        found = iter(torch.autograd.grad(out, wanted, _to_bhsd(gradient, o["layout"]).expand_as(out), allow_unused=True))
+    return tuple(next(found) if needed else None for needed in ctx.needs)
+
+
+# ---- Registration ----------------------------------------------------------------------------------------------------
+
+
+def _autocast(name):
+    def cast(q, k, v, *args, **options):
+        dtype = torch.get_autocast_dtype("cpu")
+        cast_all = [x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in (q, k, v)]
+        with torch.autocast("cpu", enabled=False):
+            return getattr(torch.ops.libattn, name)(*cast_all, *args, **options)
+
+    return cast
+
+
+def _no_vmap(info, in_dims, *args, **options):
+    raise NotImplementedError("libattn::sdpa cannot be mapped by vmap: put the mapped dimension into batch or heads")
+
+
+def _register():
+    for name, run, fake in (("sdpa", _run, _fake), ("sdpa_lse", _run_lse, _fake_lse)):
+        _library.impl(name, run, "CPU")
+        _library.impl(name, _autocast(name), "AutocastCPU")
+        torch.library.register_fake(f"libattn::{name}", fake, lib=_library)
+        torch.library.register_autograd(f"libattn::{name}", _backward, setup_context=_remember, lib=_library)
+        torch.library.register_vmap(f"libattn::{name}", _no_vmap, lib=_library)
+
+
+_register()
+
+
+# ---- Functions -------------------------------------------------------------------------------------------------------
+
+_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
+_function_modes = getattr(torch._C, "_len_torch_function_stack", lambda: 1)
+_interpreters = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: 1)
+
+
+def _plain(*tensors):
+    """Whether nothing but numbers is wanted of plain tensors: then the dispatcher, some 10 us, can be left out."""
+    if torch.compiler.is_compiling() or _dispatch_modes() or _function_modes() or _interpreters() is not None:
+        return False
+    if torch.is_autocast_enabled("cpu"):
+        return False
+    gradients = torch.is_grad_enabled()
+    return all(x is None or type(x) is Tensor and not (gradients and x.requires_grad) for x in tensors)
+
+
+def _attend(q, k, v, lse=False, **options):
+    tensors = [x for x in options.values() if isinstance(x, Tensor)]
+    if _plain(q, k, v, *tensors):
+        return _run(q, k, v, lse=lse, **options)
+    return (torch.ops.libattn.sdpa_lse if lse else torch.ops.libattn.sdpa)(q, k, v, **options)
+
+
+def _split_mask(mask):
+    """(mask, bias) of an attn_mask: boolean masks select, others are added in float32."""
+    if mask is None:
+        return None, None
+    return (mask, None) if mask.dtype == torch.bool else (None, mask.float())
+
+
+def sdpa(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+         is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False) -> Tensor:
+    """torch.nn.functional.scaled_dot_product_attention by libattn: the same arguments, shapes and results.
+
+    query [..., heads, queries, dim], key and value [..., heads, keys, dim] on the CPU in float32, float16 or bfloat16. A row
+    that sees no key gives 0. Raises ValueError for dropout_p > 0, and what libattn.sdpa() raises.
+    """
+    if dropout_p > 0:
+        raise ValueError(f"dropout_p is {dropout_p}; libattn has no dropout, so it must be 0")
+    if attn_mask is not None and is_causal:
+        raise ValueError("attn_mask is given and is_causal is true; only one of them may be")
+    if not enable_gqa and query.ndim > 2 and key.shape[-3] != query.shape[-3]:
+        raise ValueError(f"query has {query.shape[-3]} heads and key has {key.shape[-3]}; grouped queries need "
+                         "enable_gqa=True")
+    mask, bias = _split_mask(attn_mask)
+    if query.ndim > 4:
+        return _flattened(query, key, value, mask, bias, is_causal, scale)
+    return _attend(query, key, value, mask=mask, bias=bias, causal=is_causal, scale=scale)
+
+
+def _flattened(query, key, value, mask, bias, causal, scale):
+    """Of more than four dimensions: all before the heads become the batch."""
+    batch = query.shape[:-3]
+
+    def flatten(x):
+        if x is None or x.ndim <= 3:
+            return x
+        return x.expand(*batch, *x.shape[-3:]).reshape(-1, *x.shape[-3:])
+
+    out = _attend(*map(flatten, (query, key, value)), mask=flatten(mask), bias=flatten(bias), causal=causal, scale=scale)
+    return out.reshape(*batch, *out.shape[1:])
+
+
+# ---- In place of PyTorch's -------------------------------------------------------------------------------------------
+
+_original = F.scaled_dot_product_attention
+
+
+def _takes(query, key, value, attn_mask, dropout_p):
+    dtypes = {query.dtype, key.dtype, value.dtype}
+    return (dropout_p == 0 and len(dtypes) == 1 and query.dtype in DTYPES and query.device.type == "cpu"
+            and not (query.is_nested or key.is_nested or value.is_nested) and query.ndim >= 2
+            and query.ndim == key.ndim == value.ndim and query.shape[:-3] == key.shape[:-3] == value.shape[:-3])
+
+
+def _replacement(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    """libattn where it can, PyTorch's own function for other devices, dtypes, dropout and broadcast batches."""
+    if _takes(query, key, value, attn_mask, dropout_p) and not (attn_mask is not None and is_causal):
+        return sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    return _original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def install() -> None:
+    """Replaces F.scaled_dot_product_attention in this process. Calls that libattn does not take (other devices or dtypes,
+    dropout) still go to PyTorch's own. Modules that have imported the function by name keep what they have."""
+    F.scaled_dot_product_attention = _replacement
+
+
+@contextlib.contextmanager
+def replace_sdpa() -> Iterator[None]:
+    """install() for the length of a with block, in all threads."""
+    before = F.scaled_dot_product_attention
+    install()
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention = before
+
+
+# ---- FlashAttention's names ------------------------------------------------------------------------------------------
+
+
+def _flash_options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes):
+    """Causal masks and windows are aligned bottom-right, as flash-attn does from version 2.1 on."""
+    if dropout_p > 0:
+        raise ValueError(f"dropout_p is {dropout_p}; libattn has no dropout, so it must be 0")
+    if alibi_slopes is not None and alibi_slopes.ndim == 2:
+        if alibi_slopes.shape[0] != 1:
+            raise ValueError("alibi_slopes has a slope for each batch and head; libattn takes [heads]")
+        alibi_slopes = alibi_slopes[0]
+    left, right = window_size
+    return {"scale": softmax_scale, "causal": causal, "align": "bottom_right", "window_left": left, "window_right": right,
+            "softcap": softcap, "alibi": alibi_slopes}
+
+
+def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
+                    causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
+                    alibi_slopes: Tensor | None = None, deterministic: bool = False, return_attn_probs: bool = False) -> Any:
+    """flash_attn.flash_attn_func on the CPU: q [batch, queries, heads, dim], k and v [batch, keys, kv_heads, dim]. With
+    return_attn_probs (out, lse [batch, heads, queries], None): libattn holds no probabilities. Every result is
+    deterministic."""
+    options = _flash_options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    result = _attend(q, k, v, lse=return_attn_probs, layout="bshd", **options)
+    return (*result, None) if return_attn_probs else result
+
+
+def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+                           max_seqlen_k: int, dropout_p: float = 0.0, softmax_scale: float | None = None,
+                           causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
+                           alibi_slopes: Tensor | None = None, deterministic: bool = False,
+                           return_attn_probs: bool = False, block_table: Tensor | None = None) -> Any:
+    """flash_attn.flash_attn_varlen_func on the CPU: q [tokens, heads, dim], k and v [tokens, kv_heads, dim], packed. A
+    block_table (paged cache) is refused."""
+    if block_table is not None:
+        raise NotImplementedError("block_table is given; libattn has no paged cache")
+    options = _flash_options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    result = _attend(q, k, v, lse=return_attn_probs, layout="thd", cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+                     max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, **options)
+    return (*result, None) if return_attn_probs else result
+
+
+def _append(cache, new, rows, lengths):
+    """Writes the tokens of `new` behind those of each sequence."""
+    at = lengths.long()[:, None] + torch.arange(new.shape[1])
+    cache[rows[:, None], at] = new.to(cache.dtype)
+
+
+def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = None, v: Tensor | None = None,
+                            rotary_cos: Tensor | None = None, rotary_sin: Tensor | None = None,
+                            cache_seqlens: int | Tensor | None = None, cache_batch_idx: Tensor | None = None,
+                            cache_leftpad: Tensor | None = None, block_table: Tensor | None = None,
+                            softmax_scale: float | None = None, causal: bool = False,
+                            window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, rotary_interleaved: bool = True,
+                            alibi_slopes: Tensor | None = None, num_splits: int = 0,
+                            return_softmax_lse: bool = False) -> Any:
+    """flash_attn.flash_attn_with_kvcache on the CPU: q [batch, queries, heads, dim] attends to the caches [batch, capacity,
+    kv_heads, dim], of which sequence b holds cache_seqlens[b] tokens; k and v, if given, are appended first, in place.
+
+    Rotary embeddings, left padding and paged caches are refused. cache_batch_idx copies the rows that it names.
+    """
+    for name, given in (("rotary_cos", rotary_cos), ("rotary_sin", rotary_sin), ("cache_leftpad", cache_leftpad),
+                        ("block_table", block_table)):
+        if given is not None:
+            raise NotImplementedError(f"{name} is given; libattn has no such cache")
+    batch = q.shape[0]
+    rows = torch.arange(batch) if cache_batch_idx is None else cache_batch_idx.long()
+    if cache_seqlens is None:
+        cache_seqlens = k_cache.shape[1]
+    lengths = torch.full((batch,), cache_seqlens, dtype=torch.int32) if isinstance(cache_seqlens, int) else cache_seqlens
+    if k is not None:
+        _append(k_cache, k, rows, lengths)
+        _append(v_cache, v, rows, lengths)
+        lengths = lengths + k.shape[1]
+    keys, values = (k_cache, v_cache) if cache_batch_idx is None else (k_cache[rows], v_cache[rows])
+    options = _flash_options(0.0, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    return _attend(q, keys, values, lse=return_softmax_lse, layout="bshd", kv_len=lengths.to(torch.int32), **options)

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: MIT
+"""libattn.torch against PyTorch's own function: eager, compiled, exported, with gradients, under autocast."""
+
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import libattn  # noqa: E402
+import libattn.torch as lt  # noqa: E402
+
+F = torch.nn.functional
+ORIGINAL = F.scaled_dot_product_attention
+
+
+def draw(*shapes, dtype=torch.float32, seed=0, grad=False):
+    g = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=g).to(dtype).requires_grad_(grad) for shape in shapes]
+
+
+def qkv(h=4, hkv=4, sq=9, sk=13, d=32, **options):
+    return draw((2, h, sq, d), (2, hkv, sk, d), (2, hkv, sk, d), **options)
+
+
+def close(a, b, limit=2e-5):
+    assert a.dtype == b.dtype
+    assert a.shape == b.shape
+    assert (a.float() - b.float()).abs().max() <= limit
+
+
+CASES = {"plain": {}, "causal": {"is_causal": True}, "scale": {"scale": 0.3},
+         "mask": {"attn_mask": torch.rand(2, 1, 9, 13, generator=torch.Generator().manual_seed(3)) > 0.2},
+         "bias": {"attn_mask": torch.randn(9, 13, generator=torch.Generator().manual_seed(4))}}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_same_as_pytorch(name, dtype):
+    q, k, v = qkv(dtype=dtype)
+    options = dict(CASES[name])
+    if name == "bias":
+        options["attn_mask"] = options["attn_mask"].to(dtype)
+    limit = {torch.float32: 5e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+    right = ORIGINAL(*(x.double() for x in (q, k, v)), **{key: x.double() if key == "attn_mask" and name == "bias" else x
+                                                         for key, x in options.items()}).to(dtype)
+    close(lt.sdpa(q, k, v, **options), right, limit)
+
+
+def test_grouped_queries_and_dimensions():
+    q, k, v = qkv(hkv=2)
+    close(lt.sdpa(q, k, v, enable_gqa=True), ORIGINAL(q, k, v, enable_gqa=True))
+    with pytest.raises(ValueError, match="enable_gqa"):
+        lt.sdpa(q, k, v)
+    for shape in ((9, 32), (3, 9, 32), (2, 3, 4, 9, 32)):
+        x = draw(shape)[0]
+        close(lt.sdpa(x, x, x), ORIGINAL(x, x, x))
+    x, mask = draw((2, 3, 4, 9, 32))[0], torch.rand(3, 1, 9, 9) > 0.3
+    close(lt.sdpa(x, x, x, mask), ORIGINAL(x, x, x, mask))
+
+
+def test_refusals():
+    q, k, v = qkv()
+    with pytest.raises(ValueError, match="no dropout"):
+        lt.sdpa(q, k, v, dropout_p=0.1)
+    with pytest.raises(ValueError, match="only one of them"):
+        lt.sdpa(q, k, v, torch.ones(9, 13, dtype=torch.bool), is_causal=True)
+    with pytest.raises(TypeError, match="q is float64"):
+        lt.sdpa(q.double(), k.double(), v.double())
+    with pytest.raises(ValueError, match="requires gradients"):
+        libattn.sdpa(q.requires_grad_(), k, v)
+    with pytest.raises(NotImplementedError, match="vmap"):
+        torch.vmap(lt.sdpa)(*qkv())
+
+
+def test_opcheck():
+    q, k, v = qkv(hkv=2, grad=True)
+    mask = torch.rand(2, 1, 9, 13) > 0.2
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.library.opcheck(torch.ops.libattn.sdpa.default, (q, k, v), {"mask": mask, "causal": True})
+        torch.library.opcheck(torch.ops.libattn.sdpa_lse.default, (q, k, v), {"softcap": 2.0})
+        torch.library.opcheck(torch.ops.libattn.sdpa_lse.default,
+                              tuple(x.detach().transpose(1, 2).contiguous() for x in (q, k, v)), {"layout": "bshd"})
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": "bias"}], ids=str)
+def test_gradients(options):
+    q, k, v = qkv(grad=True)
+    bias = torch.randn(2, 1, 9, 13).requires_grad_()
+    options = {key: bias if value == "bias" else value for key, value in options.items()}
+    inputs = [q, k, v] + ([bias] if "attn_mask" in options else [])
+    lt._warn_once.done = False
+    weight = torch.randn(2, 4, 9, 32)
+    with pytest.warns(UserWarning, match="no backward pass"):
+        ours = torch.autograd.grad((lt.sdpa(q, k, v, **options) * weight).sum(), inputs)
+    for a, b in zip(ours, torch.autograd.grad((ORIGINAL(q, k, v, **options) * weight).sum(), inputs)):
+        close(a, b)
+
+
+def test_the_reference_of_gradients_is_the_operator():
+    q, k, v = qkv(hkv=2)
+    slopes, sinks = draw((4,), (4,), seed=5)
+    options = dict.fromkeys(lt._NAMES)
+    options.update(causal=True, align="bottom_right", window_left=5, window_right=-1, softcap=3.0, alibi=slopes.abs(),
+                   sinks=sinks, kv_len=torch.tensor([13, 11], dtype=torch.int32), scale=0.4)
+    given = {key: value for key, value in options.items() if value is not None}
+    close(torch.ops.libattn.sdpa(q, k, v, **given), lt._reference(q, k, v, options))
+
+
+def test_autocast():
+    q, k, v = qkv()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert lt.sdpa(q, k, v).dtype == torch.bfloat16
+        assert torch.ops.libattn.sdpa(q, k, v).dtype == torch.bfloat16
+
+
+def test_replace_sdpa():
+    q, k, v = qkv()
+    layer = torch.nn.TransformerEncoderLayer(32, 4, batch_first=True).train()
+    calls = []
+    with lt.replace_sdpa():
+        assert F.scaled_dot_product_attention is not ORIGINAL
+        close(F.scaled_dot_product_attention(q, k, v), ORIGINAL(q, k, v))
+        wide = [x.double() for x in (q, k, v)]
+        close(F.scaled_dot_product_attention(*wide), ORIGINAL(*wide))
+        assert F.scaled_dot_product_attention(q, k, v, dropout_p=0.5).shape == q.shape
+        calls.append(layer(torch.randn(2, 5, 32)).sum())
+    assert F.scaled_dot_product_attention is ORIGINAL
+    assert len(calls) == 1
+
+
+def flash_reference(q, k, v, **options):
+    return torch.from_numpy(__import__("reference").attention(
+        *(x.float().transpose(1, 2).numpy() for x in (q, k, v)), **options)[0]).float().transpose(1, 2)
+
+
+def test_flash_attn_names():
+    pytest.importorskip("numpy")
+    q, k, v = draw((2, 7, 4, 32), (2, 11, 2, 32), (2, 11, 2, 32))
+    close(lt.flash_attn_func(q, k, v, causal=True), flash_reference(q, k, v, causal=True, align="bottom_right"))
+    close(lt.flash_attn_func(q, k, v, window_size=(3, 1)), flash_reference(q, k, v, window=(3, 1), align="bottom_right"))
+    _, lse, nothing = lt.flash_attn_func(q, k, v, return_attn_probs=True)
+    assert lse.shape == (2, 4, 7)
+    assert nothing is None
+    borders = torch.tensor([0, 7, 14], dtype=torch.int32), torch.tensor([0, 11, 22], dtype=torch.int32)
+    packed = lt.flash_attn_varlen_func(*(x.flatten(0, 1) for x in (q, k, v)), *borders, 7, 11, causal=True)
+    close(packed.view(2, 7, 4, 32), lt.flash_attn_func(q, k, v, causal=True), 1e-6)
+    with pytest.raises(NotImplementedError, match="paged"):
+        lt.flash_attn_varlen_func(q, k, v, *borders, 7, 11, block_table=q)
+
+
+def test_flash_attn_with_kvcache():
+    pytest.importorskip("numpy")
+    q, new_k, new_v, k_cache, v_cache = draw((2, 2, 4, 32), (2, 2, 2, 32), (2, 2, 2, 32), (2, 16, 2, 32), (2, 16, 2, 32))
+    before = k_cache.clone()
+    lengths = torch.tensor([5, 9], dtype=torch.int32)
+    out = lt.flash_attn_with_kvcache(q, k_cache, v_cache, new_k, new_v, cache_seqlens=lengths, causal=True)
+    assert torch.equal(k_cache[0, 5:7], new_k[0])
+    assert torch.equal(v_cache[1, 9:11], new_v[1])
+    assert torch.equal(k_cache[0, 7:], before[0, 7:])
+    close(out, flash_reference(q, k_cache, v_cache, causal=True, align="bottom_right", kv_len=[7, 11]))
+    picked = lt.flash_attn_with_kvcache(q, k_cache.flip(0), v_cache.flip(0), cache_seqlens=7,
+                                        cache_batch_idx=torch.tensor([1, 0], dtype=torch.int32), causal=True)
+    close(picked, flash_reference(q, k_cache, v_cache, causal=True, align="bottom_right", kv_len=[7, 7]))
+    with pytest.raises(NotImplementedError, match="rotary_cos"):
+        lt.flash_attn_with_kvcache(q, k_cache, v_cache, rotary_cos=q)
+
+
+def test_compile_and_export(long):
+    if not long:
+        pytest.skip("takes half a minute: --long")
+    q, k, v = qkv()
+
+    class Model(torch.nn.Module):
+        def forward(self, q, k, v):
+            return lt.sdpa(q * 2, k, v, is_causal=True) + 1
+
+    model = Model()
+    close(torch.compile(model, fullgraph=True)(q, k, v), model(q, k, v), 1e-6)
+    dynamic = torch.compile(model, fullgraph=True, dynamic=True)
+    for tokens in (5, 8):
+        x = draw((2, 4, tokens, 32))[0]
+        close(dynamic(x, x, x), model(x, x, x), 1e-6)
+    close(torch.export.export(model, (q, k, v)).module()(q, k, v), model(q, k, v), 1e-6)
