@@ -105,12 +105,19 @@ static bool suits_tiles(const attn_problem *p, const char *cap) {
   return tiles && !is_small_for_tiles(p) && !refusal(tiles, p, cap);
 }
 
+/* Whether vectors decode faster than tiles of 16 rows, where K and V come from memory. */
+static bool is_small_for_decoding_tiles(const attn_problem *p) {
+  const int64_t rows = p->heads_q / p->heads_kv * p->seq_q; /* decode_amx has accepted them, so they are few */
+  return rows < 8 || (p->seq_k < TILE_PAIRS && rows * p->seq_k < TILE_PAIRS);
+}
+
 /* NULL, or why the automatic choice passes over a kernel that would take the problem. A rule sees the shape of one sequence,
  * never batch or threads. */
 static const char *passed_over(const attn_kernel *kernel, const attn_problem *p, const char *cap) {
   if (strcmp(kernel->info.name, "flash_amx") == 0)
     return is_small_for_tiles(p) ? "slower than vectors for so few queries and keys" : NULL;
   if (strcmp(kernel->info.algorithm, "decode") != 0) return NULL;
+  if (strcmp(kernel->info.isa, "amx") == 0 && is_small_for_decoding_tiles(p)) return "slower than vectors for so few rows";
   if (p->seq_q > most_decode_queries(p)) return "slower than flash for so many queries";
   return p->seq_q > BEFORE_TILES && suits_tiles(p, cap) ? "slower than flash_amx for so many queries" : NULL;
 }

@@ -17,8 +17,11 @@ static attn_problem uneven_problem(const char *kernel) {
     int64_t seq_q, seq_k;
     bool plain;
     attn_dtype dtype;
-  } kinds[] = {
-      {131, 293, false, ATTN_F32}, {5, 2111, false, ATTN_F32}, {131, 293, true, ATTN_F32}, {131, 293, false, ATTN_BF16}};
+  } kinds[] = {{131, 293, false, ATTN_F32},
+               {5, 2111, false, ATTN_F32},
+               {131, 293, true, ATTN_F32},
+               {131, 293, false, ATTN_BF16},
+               {5, 2111, false, ATTN_BF16}};
   attn_problem p;
   for (size_t i = 0; i < COUNT(kinds); i++) {
     if (test_few())

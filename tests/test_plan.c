@@ -232,6 +232,17 @@ TEST(tiles_are_for_problems_that_fill_them) {
   }
 }
 
+/* The tile unit decodes groups of 8 rows and more; its tiles pay for no fewer. */
+TEST(choice_of_decode_depends_on_the_rows) {
+  if (!attn_kernel_find("decode_amx") || attn_kernel_unusable(attn_kernel_find("decode_amx"))) skip();
+  for (int group = 7; group <= 8; group++) {
+    attn_problem p;
+    attn_problem_init(&p, 1, 2 * group, 2, 1, 512, 64, 64);
+    p.dtype_q = p.dtype_kv = p.dtype_o = ATTN_BF16;
+    assert_plan_of(&p, group < 8 ? "decode_avx512" : "decode_amx");
+  }
+}
+
 TEST(unknown_cap_is_an_error) {
   assert_create_fails(NULL, "avx9", ATTN_INVALID_ARGUMENT, "attn_options.max_isa", "'avx9'", "c");
   setenv("ATTN_MAX_ISA", "sse2", 1);

@@ -99,6 +99,19 @@ EMULATED emulated_si emulated_cvtepu16_epi32(__m256i x) {
 EMULATED emulated_si emulated_slli_epi32(emulated_si x, int count) {
   return (emulated_si){{_mm256_slli_epi32(x.half[0], count), _mm256_slli_epi32(x.half[1], count)}};
 }
+EMULATED emulated_si emulated_srli_epi32(emulated_si x, int count) {
+  return (emulated_si){{_mm256_srli_epi32(x.half[0], count), _mm256_srli_epi32(x.half[1], count)}};
+}
+EMULATED emulated_si emulated_add_epi32(emulated_si a, emulated_si b) {
+  return (emulated_si){{_mm256_add_epi32(a.half[0], b.half[0]), _mm256_add_epi32(a.half[1], b.half[1])}};
+}
+EMULATED emulated_si emulated_min_epu32(emulated_si a, emulated_si b) {
+  return (emulated_si){{_mm256_min_epu32(a.half[0], b.half[0]), _mm256_min_epu32(a.half[1], b.half[1])}};
+}
+EMULATED emulated_si emulated_setr_epi32(int a, int b, int c, int d, int e, int f, int g, int h, int i, int j, int k, int l,
+                                         int m, int n, int o, int p) {
+  return (emulated_si){{_mm256_setr_epi32(a, b, c, d, e, f, g, h), _mm256_setr_epi32(i, j, k, l, m, n, o, p)}};
+}
 EMULATED emulated_si emulated_set1_epi8(char x) { return (emulated_si){{_mm256_set1_epi8(x), _mm256_set1_epi8(x)}}; }
 EMULATED emulated_si emulated_set1_epi32(int x) { return (emulated_si){{_mm256_set1_epi32(x), _mm256_set1_epi32(x)}}; }
 EMULATED __m256i emulated_castsi512_si256(emulated_si x) { return x.half[0]; }
@@ -395,6 +408,7 @@ EMULATED emulated_ps emulated_scalef_ps(emulated_ps x, emulated_ps y) {
 #define _mm512_add_ps emulated_add_ps
 #undef _mm512_add_round_ps
 #define _mm512_add_round_ps    emulated_add_round_ps
+#define _mm512_add_epi32       emulated_add_epi32
 #define _mm512_and_si512       emulated_and_si512
 #define _mm512_castpd_ps       emulated_castpd_ps
 #define _mm512_castps512_ps128 emulated_castps512_ps128
@@ -433,6 +447,7 @@ EMULATED emulated_ps emulated_scalef_ps(emulated_ps x, emulated_ps y) {
 #define _mm512_maskz_loadu_epi8     emulated_maskz_loadu_epi8_512
 #define _mm512_maskz_loadu_ps       emulated_maskz_loadu_ps
 #define _mm512_max_ps               emulated_max_ps
+#define _mm512_min_epu32            emulated_min_epu32
 #define _mm512_min_ps               emulated_min_ps
 #define _mm512_mul_ps               emulated_mul_ps
 #define _mm512_or_si512             emulated_or_si512
@@ -447,13 +462,16 @@ EMULATED emulated_ps emulated_scalef_ps(emulated_ps x, emulated_ps y) {
 #define _mm512_set1_epi32    emulated_set1_epi32
 #define _mm512_set1_epi8     emulated_set1_epi8
 #define _mm512_set1_ps       emulated_set1_ps
+#define _mm512_setr_epi32    emulated_setr_epi32
 #define _mm512_setr_ps       emulated_setr_ps
 #define _mm512_setzero_ps    emulated_setzero_ps
 #define _mm512_setzero_si512 emulated_setzero_si512
 #undef _mm512_shuffle_f32x4
 #define _mm512_shuffle_f32x4 emulated_shuffle_f32x4
 #undef _mm512_slli_epi32
-#define _mm512_slli_epi32      emulated_slli_epi32
+#define _mm512_slli_epi32 emulated_slli_epi32
+#undef _mm512_srli_epi32
+#define _mm512_srli_epi32      emulated_srli_epi32
 #define _mm512_storeu_ps       emulated_storeu_ps
 #define _mm512_storeu_si512    emulated_storeu_si512
 #define _mm512_sub_ps          emulated_sub_ps

@@ -1,0 +1,371 @@
+/* SPDX-License-Identifier: MIT */
+/* decode's products in the tile unit: up to 16 query rows against 64 keys, K and V read by tile loads where they lie.
+ *
+ *   S^T = K Q^T   16 keys x 32 dims of K, as they lie, times pairs of dims of 16 rows
+ *   O += P V      in place, too, although the unit sums over pairs of adjacent values, and those of V are columns, not keys:
+ *                 P is paired with zeros. (0, p) finds the odd columns of 32, (p, 0) the even ones, and the unit has time to
+ *                 spare. A float whose lower half is 0 is such a pair (0, p), because P is rounded to bfloat16.
+ *
+ * So K and V are not touched by vectors at all. Their tiles are loaded with the hint that they are used once, so that they
+ * do not push what is written out of level 1. Columns of acc stand in the order that comes out, 16 even, 16 odd ones,
+ * until the split is done.
+ *
+ * The unit sums the 16 keys of a product before it adds them to O, so these 16 must begin at an absolute key index: a block
+ * that does not begin and end with 64 keys is copied and padded with zeros. */
+#ifndef ATTN_FEW_ROWS_AMX_H
+#define ATTN_FEW_ROWS_AMX_H
+
+#include <assert.h>
+
+#include "kernels/avx512/vec_avx512.h"
+
+/* P to bfloat16, as floats. Ties go up. As numbers without sign all NaN are above the largest infinity, so the limit keeps
+ * them NaN. */
+static inline vec round_p(vec p) {
+  const __m512i bits = _mm512_min_epu32(_mm512_castps_si512(p), _mm512_set1_epi32(0x7fff0000));
+  const __m512i up = _mm512_add_epi32(bits, _mm512_set1_epi32(0x8000));
+  return _mm512_castsi512_ps(_mm512_and_si512(up, _mm512_set1_epi32((int)0xffff0000)));
+}
+#define ROUND_P(p) round_p(p)
+
+#include "kernels/common/streaming_softmax.h"
+#include "tiles_amx.h"
+
+enum {
+  GROUP_KEYS = 16, /* of a tile */
+  GROUPS = 4,
+  DECODE_KEYS = GROUPS * GROUP_KEYS,
+  DECODE_TILE_ROWS = 16,
+  PAIRED = 32, /* values of a row of a tile of bfloat16 */
+  TILE_BYTES = 1024,
+  TILE_FLOATS = 256,
+  LINE_BYTES = 64
+};
+
+/* Tiles by number, which gcc pastes into names: scores of four groups of keys, or sums of two times 32 columns; a tile of K
+ * or V; a tile of Q or P. */
+#define SUM_0  0
+#define SUM_1  1
+#define SUM_2  2
+#define SUM_3  3
+#define KEYS_A 4
+#define KEYS_B 5
+#define ROWS_A 6
+#define ROWS_B 7
+
+/* Where the lines of the next 64 keys are, in the order in which memory is asked for them: 16 at a time, `step` bytes apart,
+ * for each tile of this block. Of rows without gaps they lie side by side, so that memory is read in its order. */
+typedef struct next_lines {
+  const char *at;
+  int64_t step, half;   /* bytes from a line to the next, from the first half of a tile's lines to the second */
+  int64_t group, depth; /* bytes from a group of keys to the next, from 32 values to the next */
+} next_lines;
+
+/* Values of K or V: rows of bfloat16, `stride` apart. */
+typedef struct value_rows {
+  const uint16_t *at;
+  int64_t stride;
+  next_lines next;
+  bool ahead; /* memory is asked for the next keys */
+} value_rows;
+
+/* A thread's memory for products, and the block of keys at work. */
+typedef struct products {
+  uint16_t *q_tiles; /* [16 rows][dim / 32][16 pairs of dims][16 rows][2] */
+  uint16_t *k_copy, *v_copy;
+  float *s;       /* S^T [64 keys][16 rows] */
+  uint32_t *even; /* the pairs (p, 0) [16 rows][64 keys] */
+  value_rows k, v;
+  int64_t first, begin, end; /* first: of the 64 keys */
+  float scale;
+} products;
+
+/* Offsets in bytes, and the size. */
+typedef struct products_layout {
+  int64_t q_tiles, k, v, s, even, total;
+} products_layout;
+
+/* Whole tiles: what stands in rows beyond the last is never read by vectors, and touches no other row in the unit. */
+static int64_t decode_capacity(int64_t rows) { return round_up(rows, DECODE_TILE_ROWS); }
+static int64_t decode_columns(const attn_problem *p) { return round_up(p->dim_v, PAIRED); }
+
+static bool products_layout_of(const attn_problem *p, int64_t capacity, products_layout *at) {
+  const int64_t value = sizeof(uint16_t);
+  const memory_part parts[] = {
+      {&at->q_tiles, round_up(capacity, DECODE_TILE_ROWS), round_up(p->dim_qk, PAIRED) * value},
+      {&at->k, DECODE_KEYS, round_up(p->dim_qk, PAIRED) * value},
+      {&at->v, DECODE_KEYS, round_up(p->dim_v, PAIRED) * value},
+      {&at->s, DECODE_KEYS, float_bytes(DECODE_TILE_ROWS)},
+      {&at->even, DECODE_KEYS, float_bytes(DECODE_TILE_ROWS)},
+  };
+  at->total = 0;
+  return LAY_OUT(parts, &at->total);
+}
+
+static uint16_t *values_at(void *memory, int64_t offset) { return (uint16_t *)(void *)floats_at(memory, offset); }
+
+/* ---- Queries ---- */
+
+/* n <= 32 values, `stride` apart; zeros beyond. */
+static __m512i load_paired(const uint16_t *from, int64_t stride, int64_t n) {
+  if (stride == 1) return n >= PAIRED ? _mm512_loadu_si512(from) : _mm512_maskz_loadu_epi16(((__mmask32)1 << n) - 1, from);
+  uint16_t values[PAIRED] = {0};
+  for (int64_t i = 0; i < min64(n, PAIRED); i++) values[i] = from[i * stride];
+  return _mm512_loadu_si512(values);
+}
+
+/* 32 dims of a row's query from d on. Rows without keys are not read, because they may hold anything. */
+static __m512i load_query(const row_block *block, int64_t row, int64_t d) {
+  const attn_problem *p = block->problem;
+  if (row >= block->rows || block->range[row].begin >= block->range[row].end) return _mm512_setzero_si512();
+  const problem_row at = problem_row_of(block, row);
+  const uint16_t *q = (const uint16_t *)block->args->q + attn_q_offset(p, block->seq, block->b, at.head, at.query);
+  return load_paired(q + d * p->q_stride.d, p->q_stride.d, p->dim_qk - d);
+}
+
+static void pair_queries(const row_block *block, uint16_t *to) {
+  for (int64_t row = 0; row < block->rows; row += DECODE_TILE_ROWS)
+    for (int64_t d = 0; d < block->problem->dim_qk; d += PAIRED, to += TILE_BYTES / 2) {
+      vec pairs[DECODE_TILE_ROWS]; /* of dims, as if they were floats */
+      for (int64_t i = 0; i < DECODE_TILE_ROWS; i++) pairs[i] = _mm512_castsi512_ps(load_query(block, row + i, d));
+      vec_transpose(pairs);
+      for (int64_t i = 0; i < DECODE_TILE_ROWS; i++) _mm512_storeu_si512(to + i * PAIRED, _mm512_castps_si512(pairs[i]));
+    }
+}
+
+static products start_products(const row_block *block, const products_layout *at, void *memory) {
+  const products work = {.q_tiles = values_at(memory, at->q_tiles),
+                         .k_copy = values_at(memory, at->k),
+                         .v_copy = values_at(memory, at->v),
+                         .s = floats_at(memory, at->s),
+                         .even = (uint32_t *)(void *)floats_at(memory, at->even),
+                         .scale = block->problem->scale * LOG2_E};
+  pair_queries(block, work.q_tiles);
+  _tile_loadconfig(&eight_tiles);
+  return work;
+}
+
+/* ---- Keys ---- */
+
+/* Whether any row may see the key. */
+static bool some_row_sees(const row_block *block, int64_t key) {
+  for (int64_t i = 0; i < block->rows; i++) {
+    const problem_row at = problem_row_of(block, i);
+    if (key >= block->range[i].begin && key < block->range[i].end &&
+        attn_key_selected(block->problem, block->args, block->b, at.head, at.query, key))
+      return true;
+  }
+  return false;
+}
+
+/* 64 keys of `dim` values, 0 up to a multiple of 32 and where no key is: outside [begin, end), or not seen by any row. */
+static value_rows copy_values(const products *work, const row_block *block, const uint16_t *from, int64_t stride,
+                              int64_t dim, bool picks, uint16_t *to) {
+  const int64_t padded = round_up(dim, PAIRED);
+  for (int64_t key = work->first; key < work->first + DECODE_KEYS; key++) {
+    const bool there = key >= work->begin && key < work->end && (!picks || some_row_sees(block, key));
+    for (int64_t d = 0; d < padded; d += PAIRED)
+      _mm512_storeu_si512(to + (key - work->first) * padded + d,
+                          there ? load_paired(from + (key - work->begin) * stride + d, 1, dim - d) : _mm512_setzero_si512());
+  }
+  return (value_rows){.at = to, .stride = padded};
+}
+
+/* 64 keys in place. */
+static value_rows values_in_place(const uint16_t *at, int64_t stride, int64_t dim) {
+  const int64_t row = stride * (int64_t)sizeof *at;
+  const char *next =
+      (const char *)((uintptr_t)at + (uintptr_t)(DECODE_KEYS * row)); /* may be beyond the tensor: for hints only */
+  const next_lines dense = {next, LINE_BYTES, DECODE_KEYS * row / 2, TILE_BYTES / 2, GROUPS * TILE_BYTES / 2};
+  const next_lines apart = {next, row, 8 * row, GROUP_KEYS * row, LINE_BYTES};
+  return (value_rows){.at = at, .stride = stride, .next = stride == dim ? dense : apart, .ahead = true};
+}
+
+/* Before the rows of a block meet the keys [begin, end). `picks`: V of keys that no row may see must not touch them. */
+static void take_keys(products *work, const row_block *block, int64_t begin, int64_t end, bool picks) {
+  const attn_problem *p = block->problem;
+  const uint16_t *k = (const uint16_t *)block->args->k + attn_k_offset(p, block->seq, block->b, block->head, begin);
+  const uint16_t *v = (const uint16_t *)block->args->v + attn_v_offset(p, block->seq, block->b, block->head, begin);
+  const bool whole = end - begin == DECODE_KEYS;
+  work->first = round_down(begin, DECODE_KEYS);
+  work->begin = begin;
+  work->end = end;
+  work->k = values_in_place(k, p->k_stride.s, p->dim_qk);
+  work->v = values_in_place(v, p->v_stride.s, p->dim_v);
+  if (!whole || p->dim_qk % PAIRED) work->k = copy_values(work, block, k, p->k_stride.s, p->dim_qk, false, work->k_copy);
+  if (!whole || p->dim_v % PAIRED || picks)
+    work->v = copy_values(work, block, v, p->v_stride.s, p->dim_v, picks, work->v_copy);
+}
+
+/* Asks memory for 8 of the next block's lines: the first or the last ones of a tile. Each tile load of this block asks for
+ * half of a tile, and softmax for the other half (between_rows), because memory is idle soon after a phase stops asking. */
+static ALWAYS_INLINE void prefetch_half(const next_lines *next, int64_t group, int64_t d, int half) {
+  const uintptr_t at = (uintptr_t)next->at + (uintptr_t)(group * next->group + d / PAIRED * next->depth + half * next->half);
+  UNROLL
+  for (int i = 0; i < 8; i++) __builtin_prefetch((const void *)(at + (uintptr_t)(i * next->step)), 0, 2);
+}
+
+/* The same for a share of all tiles: part `part` of `parts`. */
+static void prefetch_part(const value_rows *rows, int64_t dim, int half, int64_t part, int64_t parts) {
+  const int64_t tiles = dim / PAIRED * GROUPS;
+  if (!rows->ahead) return;
+  for (int64_t i = tiles * part / parts; i < tiles * (part + 1) / parts; i++)
+    prefetch_half(&rows->next, i % GROUPS, i / GROUPS * PAIRED, half);
+}
+
+/* After softmax of row i of the `rows`. */
+static void between_rows(const products *work, const row_block *block, int64_t tile_row, int64_t i, int64_t rows) {
+  if (tile_row > 0) return;
+  prefetch_part(&work->k, block->problem->dim_qk, 1, i, rows);
+  prefetch_part(&work->v, block->problem->dim_v, 0, i, rows);
+}
+
+/* ---- S ---- */
+
+#define SCORE_GROUP(group, tile)                                                             \
+  if (ahead) prefetch_half(&work->k.next, group, d, 0);                                      \
+  _tile_stream_loadd(tile, k + (group)*GROUP_KEYS * stride, stride * (int)sizeof(uint16_t)); \
+  _tile_dpbf16ps(SUM_##group, tile, ROWS_A);
+
+/* S^T of 64 keys. */
+static ALWAYS_INLINE void score_tiles(const products *work, const uint16_t *q, int64_t dim_qk, const bool ahead) {
+  const int64_t stride = work->k.stride;
+  _tile_zero(SUM_0);
+  _tile_zero(SUM_1);
+  _tile_zero(SUM_2);
+  _tile_zero(SUM_3);
+  for (int64_t d = 0; d < dim_qk; d += PAIRED, q += TILE_BYTES / 2) {
+    const uint16_t *k = work->k.at + d;
+    _tile_loadd(ROWS_A, q, 64);
+    SCORE_GROUP(0, KEYS_A)
+    SCORE_GROUP(1, KEYS_B)
+    SCORE_GROUP(2, KEYS_A)
+    SCORE_GROUP(3, KEYS_B)
+  }
+  _tile_stored(SUM_0, work->s, 64);
+  _tile_stored(SUM_1, work->s + TILE_FLOATS, 64);
+  _tile_stored(SUM_2, work->s + 2 * TILE_FLOATS, 64);
+  _tile_stored(SUM_3, work->s + 3 * TILE_FLOATS, 64);
+}
+
+static NO_INLINE void score_fresh(const products *work, const uint16_t *q, int64_t dim_qk) {
+  score_tiles(work, q, dim_qk, true);
+}
+static NO_INLINE void score_again(const products *work, const uint16_t *q, int64_t dim_qk) {
+  score_tiles(work, q, dim_qk, false);
+}
+
+/* S of `rows` rows from tile_row on, to block->score. */
+static void score_rows(products *work, const row_block *block, int64_t tile_row, int64_t rows) {
+  const int64_t dim_qk = block->problem->dim_qk;
+  const uint16_t *q = work->q_tiles + tile_row * round_up(dim_qk, PAIRED);
+  tiles_see_stores();
+  (work->k.ahead && tile_row == 0 ? score_fresh : score_again)(work, q, dim_qk);
+  tiles_see_stores();
+  const vec scale = vec_set1(work->scale);
+  for (int group = 0; group < GROUPS; group++) {
+    vec s[GROUP_KEYS];
+    UNROLL
+    for (int i = 0; i < GROUP_KEYS; i++) s[i] = vec_load(work->s + group * TILE_FLOATS + i * DECODE_TILE_ROWS);
+    vec_transpose(s);
+    UNROLL
+    for (int i = 0; i < DECODE_TILE_ROWS; i++)
+      if (i < rows) vec_store(block->score + i * block->score_stride + group * GROUP_KEYS, vec_mul(scale, s[i]));
+  }
+}
+
+/* ---- O ---- */
+
+/* P of 16 keys from `group` on times two times 32 columns, or 32. */
+#define ADD_COLUMNS(part, tile)                                                \
+  if (ahead) prefetch_half(&work->v.next, group, column + (part)*PAIRED, 1);   \
+  _tile_stream_loadd(tile, v + (part)*PAIRED, stride * (int)sizeof(uint16_t)); \
+  if (part == 0) {                                                             \
+    _tile_dpbf16ps(SUM_0, ROWS_A, tile);                                       \
+    _tile_dpbf16ps(SUM_1, ROWS_B, tile);                                       \
+  } else {                                                                     \
+    _tile_dpbf16ps(SUM_2, ROWS_A, tile);                                       \
+    _tile_dpbf16ps(SUM_3, ROWS_B, tile);                                       \
+  }
+
+static ALWAYS_INLINE void add_columns(const products *work, const row_block *block, float *acc, int64_t column,
+                                      const int parts, const bool ahead) {
+  const int acc_bytes = (int)float_bytes(block->acc_stride), score_bytes = (int)float_bytes(block->score_stride);
+  const int64_t stride = work->v.stride;
+  acc += column;
+  _tile_loadd(SUM_0, acc, acc_bytes);
+  _tile_loadd(SUM_1, acc + 16, acc_bytes);
+  if (parts > 1) {
+    _tile_loadd(SUM_2, acc + 32, acc_bytes);
+    _tile_loadd(SUM_3, acc + 48, acc_bytes);
+  }
+  for (int group = 0; group < GROUPS; group++) {
+    const uint16_t *v = work->v.at + group * GROUP_KEYS * stride + column;
+    _tile_loadd(ROWS_A, work->even + group * GROUP_KEYS, DECODE_KEYS * (int)sizeof(uint32_t));
+    _tile_loadd(ROWS_B, block->score + group * GROUP_KEYS, score_bytes);
+    ADD_COLUMNS(0, KEYS_A)
+    if (parts > 1) {
+      ADD_COLUMNS(1, KEYS_B)
+    }
+  }
+  _tile_stored(SUM_0, acc, acc_bytes);
+  _tile_stored(SUM_1, acc + 16, acc_bytes);
+  if (parts > 1) {
+    _tile_stored(SUM_2, acc + 32, acc_bytes);
+    _tile_stored(SUM_3, acc + 48, acc_bytes);
+  }
+}
+
+static NO_INLINE void two_columns(const products *work, const row_block *block, float *acc, int64_t column, bool ahead) {
+  if (ahead)
+    add_columns(work, block, acc, column, 2, true);
+  else
+    add_columns(work, block, acc, column, 2, false);
+}
+static NO_INLINE void one_column(const products *work, const row_block *block, float *acc, int64_t column, bool ahead) {
+  if (ahead)
+    add_columns(work, block, acc, column, 1, true);
+  else
+    add_columns(work, block, acc, column, 1, false);
+}
+
+/* P of keys of the block that softmax has left out is 0, and the pairs for even columns. */
+static void pair_p(const products *work, const row_block *block, int64_t rows) {
+  const int64_t from = round_down(work->begin, GROUP_KEYS) - work->first, to = round_up(work->end, GROUP_KEYS) - work->first;
+  for (int64_t i = 0; i < rows; i++) {
+    float *p = block->score + i * block->score_stride;
+    for (int64_t j = 0; j < DECODE_KEYS; j += GROUP_KEYS) {
+      if (j < from || j >= to) vec_store(p + j, vec_zero());
+      _mm512_storeu_si512(work->even + i * DECODE_KEYS + j, _mm512_srli_epi32(_mm512_loadu_si512(p + j), 16));
+    }
+  }
+}
+
+/* acc += P V for the same rows. */
+static void accumulate_rows(products *work, const row_block *block, int64_t tile_row, int64_t rows) {
+  float *acc = block->acc + tile_row * block->acc_stride;
+  const bool ahead = work->v.ahead && tile_row == 0;
+  int64_t column = 0;
+  pair_p(work, block, rows);
+  tiles_see_stores();
+  for (; column + 2 * PAIRED <= block->acc_stride; column += 2 * PAIRED) two_columns(work, block, acc, column, ahead);
+  if (column < block->acc_stride) one_column(work, block, acc, column, ahead);
+  tiles_see_stores();
+}
+
+/* After a split's last block: puts the columns of acc in their order. */
+static void end_products(const products *work, const row_block *block) {
+  const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+  (void)work;
+  _tile_release();
+  for (int64_t i = 0; i < block->rows; i++)
+    for (int64_t c = 0; c < block->acc_stride; c += PAIRED) {
+      float *acc = block->acc + i * block->acc_stride + c;
+      const vec even = vec_load(acc), odd = vec_load(acc + VEC_LANES);
+      vec_store(acc, _mm512_permutex2var_ps(even, low, odd));
+      vec_store(acc + VEC_LANES, _mm512_permutex2var_ps(even, high, odd));
+    }
+}
+
+#endif
