@@ -11,7 +11,7 @@ usage: scripts/test.sh [--long] [--stage NAME]...
 Sets up the machine (scripts/setup.sh), then builds and tests in stages:
 
   gcc        Release build of the default compiler (CC, else gcc): every test but those of `tiers` and `machines`
-  tiers      the same build with the tier capped at each level this CPU has: 800 cases of each suite with that tier's
+  tiers      the same build with the tier capped at each level this CPU has: 400 cases of each suite with that tier's
              kernels; also checks that the automatic choice is a kernel of that tier
   clang      Release build by clang: unit tests and 200 cases of each suite; with --long by every installed clang
   sanitize   AddressSanitizer and UndefinedBehaviorSanitizer, tiers up to AVX2 (all with --long): unit tests and 50 cases of
@@ -111,7 +111,7 @@ some_cases() {
 
 # The build of the stages gcc, tiers, machines and lint.
 build_release() {
-  some_cases 800 11
+  some_cases 400 11
   configure_and_build release build ${CC:+-DCMAKE_C_COMPILER="$CC"} "${cases[@]}" || { fail_build && return; } || return 1
 }
 
@@ -308,8 +308,8 @@ stage_levels() {
     [ $level = lto ] && flags="-O2 -flto=auto -fno-fat-lto-objects" || flags="-O$level"
     say "-- $flags"
     quietly "$logs/build-levels-configure.log" cmake --preset release -B build-levels -DATTN_GBENCH=OFF \
-      -DATTN_BUILD_EXAMPLES=OFF -DCMAKE_C_FLAGS_RELEASE="$flags" &&
-      quietly "$logs/build-levels-build.log" cmake --build build-levels -j "$jobs" ||
+      -DATTN_BUILD_EXAMPLES=OFF -DATTN_TEST_CASES=200 -DCMAKE_C_FLAGS_RELEASE="$flags" &&
+      quietly "$logs/build-levels-build.log" cmake --build build-levels -j "$jobs" --target tests_unit ||
       { fail_build || result=1; continue; }
     exclude=long run_ctest build-levels -L unit || result=1
   done

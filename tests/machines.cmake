@@ -3,6 +3,11 @@
 # libraries that choose other code. Each must pass or be skipped with a reason on all of them. The label is `feigned`;
 # `scripts/test.sh --stage machines` runs them.
 
+set(few_machine_cases "")
+if(ATTN_TEST_CASES) # not with --long
+  set(few_machine_cases ATTN_TEST_FEW=1)
+endif()
+
 # add_feigned(MACHINE "VARIABLE=VALUE;..." "command prefix" TEST...): each TEST again, named TEST@MACHINE.
 function(add_feigned machine environment prefix)
   foreach(test IN LISTS ARGN)
@@ -10,7 +15,7 @@ function(add_feigned machine environment prefix)
     if(command)
       get_property(usual TEST ${test} PROPERTY ENVIRONMENT)
       add_labelled(${test}@${machine} "feigned" ${prefix} ${command})
-      set_property(TEST ${test}@${machine} PROPERTY ENVIRONMENT ${usual} ${environment})
+      set_property(TEST ${test}@${machine} PROPERTY ENVIRONMENT ${usual} ${environment} ${few_machine_cases})
     endif()
   endforeach()
 endfunction()

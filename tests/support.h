@@ -29,7 +29,7 @@
 #endif
 void test_add(struct CMUnitTest test);
 
-/* Fewer or smaller cases are wanted: under sanitizers, unless `scripts/test.sh --long` runs them (tests/CMakeLists.txt). */
+/* Fewer or smaller cases are wanted: under sanitizers and on imitated machines, unless with `scripts/test.sh --long`. */
 bool test_few(void);
 
 /* Runs before the tests; a file may define its own. A result other than 0 ends the program with that exit code (77:
