@@ -142,8 +142,7 @@ static attn_status choose_automatically(const attn_problem *problem, const char 
 
 /* Says which rule decided and by what margin. */
 static void explain_rule(const attn_tuning_rule *rule, const char *path, char *why, size_t bytes) {
-  snprintf(why, bytes,
-           "tuning file %.300s, line %d: %s takes at least %.2f times as long where it was measured [%.2f, %.2f]", path,
+  snprintf(why, bytes, "tuning file %.300s, line %d: %s took %.2f times as long where it was measured (%.2f to %.2f)", path,
            rule->line, rule->second, rule->margin, rule->low, rule->high);
 }
 

@@ -19,7 +19,7 @@ typedef struct attn_tuning_rule {
   int64_t group[2]; /* query heads of a KV head */
   int64_t seq_k[2], seq_q[2];
   char kernel[48], second[48];
-  double margin, low, high; /* times that the second took of the winner's: the least that was measured, and its interval */
+  double margin, low, high; /* times as long as the winner the second took: geometric mean, least and most */
   int line;
 } attn_tuning_rule;
 

@@ -52,12 +52,40 @@ class CommandLine(FolderTest):
 
     def test_help_is_complete_and_narrow(self):
         commands = re.findall(r"^  (\w+)  ", self.expect(0, ["run", "check"], "--help").stdout, re.MULTILINE)
-        self.assertLessEqual({"run", "check", "eval", "list", "explain", "peak", "env"}, set(commands))
+        self.assertLessEqual({"run", "check", "eval", "list", "explain", "peak", "tune", "env"}, set(commands))
         for command in commands:
             done = self.expect(0, ["--help"], command, "--help")
             self.assertEqual(done.stderr, "")
             for line in done.stdout.splitlines():
                 self.assertLessEqual(len(line), 100, f"{command}: {line}")
+
+    def test_tuning_file_is_written_used_and_checked(self):
+        narrow = ["-a", "dtype=f32", "-a", "head_dim=64", "-a", "causal=none"]
+        done = attnbench("tune", "--budget", "200ms", *narrow, "-o", "a.tuning")
+        if done.returncode == 4:  # emulated instructions are not timed
+            return
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("problems timed", done.stderr)
+        text = Path("a.tuning").read_text(encoding="utf-8")
+        self.assertTrue(text.startswith("attn-tuning 1\ncpu "), text)
+        everywhere = "dim=1..* group=1..* seq_k=0..* seq_q=0..*"
+        Path("b.tuning").write_text(f"{text}rule f32 full {everywhere} kernel=naive_c second=flash_c margin=2 low=2 high=2\n",
+                                    encoding="utf-8")
+        self.expect(0, ["naive_c", "b.tuning, line", "flash_c took 2.00 times as long"], "explain", "-a", "seq=40",
+                    ATTN_TUNING=str(Path("b.tuning").resolve()))
+        self.expect(0, ["built-in rules", "with the file"], "tune", "--check", "b.tuning", "--points", "3", "--budget", "100ms",
+                    "--csv", "regret.csv")
+        self.assertEqual(len(Path("regret.csv").read_text(encoding="utf-8").splitlines()), 4)
+        Path("c.tuning").write_text(text.replace("cpu ", "cpu not "), encoding="utf-8")
+        self.expect(4, ["was measured on another CPU"], "tune", "--check", "c.tuning")
+        self.expect(0, ["c.tuning is not used", "automatic"], "explain", ATTN_TUNING="c.tuning")
+        self.expect(0, ["no plan: ATTN_TUNING: cannot read the tuning file missing"], "explain", ATTN_TUNING="missing")
+
+    def test_tune_refuses_what_would_spoil_it(self):
+        self.expect(2, ["-a seq=4: should be dtype, head_dim or causal"], "tune", "-a", "seq=4")
+        self.expect(2, ["-a dtype=f32+bf16: should be f32, f16 or bf16"], "tune", "-a", "dtype=f32+bf16")
+        self.expect(2, ["ATTN_KERNEL is set"], "tune", ATTN_KERNEL="naive_c")
+        self.expect(2, ["cannot read the tuning file"], "tune", "--check", "missing")
 
     def test_usage_errors_name_the_nearest_word(self):
         for words, arguments in [

@@ -29,6 +29,7 @@ static const command commands[] = {
     {"list", bench_list_main, "kernels, presets, axes, cases"},
     {"explain", bench_explain_main, "for one problem: the kernel that is chosen, and why others are refused"},
     {"peak", bench_peak_main, "what this CPU could do: multiply-add rate per tier, read bandwidth per cache"},
+    {"tune", bench_tune_main, "write a tuning file of this machine, or say how much time its choices lose"},
     {"env", bench_env_main, "what this machine is, and what on it disturbs measuring"},
     {"help", help_main, NULL},
     {"--help", help_main, NULL},

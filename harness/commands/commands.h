@@ -13,6 +13,7 @@ int bench_eval_main(int argc, char **argv);
 int bench_list_main(int argc, char **argv);
 int bench_explain_main(int argc, char **argv);
 int bench_peak_main(int argc, char **argv);
+int bench_tune_main(int argc, char **argv);
 int bench_env_main(int argc, char **argv);
 
 #endif

@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: MIT */
+/* The walk along a line: rows, points, bisection, and the rules that come of it. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/cli.h"
+#include "tuning/tuning.h"
+
+static const double BORDER = 1.12;    /* borders between queries are known within this factor */
+static const double ROW_BORDER = 1.6; /* and those between keys */
+static const double MOST_WORK = 3e8;  /* multiply-adds of a call: milliseconds */
+static const double MOST_POINT_S = 0.05;
+static const double LEAST_POINT_S = 0.001;
+enum { HEADS_KV = 2, TYPICAL_POINTS = 60 /* of a line */, OPEN_FROM = 64 /* queries that stand for all larger numbers */ };
+
+typedef struct row {
+  int64_t seq_k;
+  int count;
+  bench_tune_point points[TUNE_POINTS];
+} row;
+
+typedef struct walk {
+  const bench_tune_source *source;
+  const bench_tune_line *line;
+  bench_tune_result *result;
+  double end_s, point_s;
+  int count;
+  row rows[TUNE_ROWS]; /* by seq_k */
+} walk;
+
+static bool is_over(const walk *w) { return w->source->now_s(w->source->context) >= w->end_s; }
+
+/* ---- Points ---- */
+
+static void add_costs(walk *w, const bench_tune_shape *shape, const attn_tune_report *report) {
+  for (int i = 0; i < report->timed; i++)
+    for (int k = 0; k < TUNE_AUTO && attn_kernel_get(k); k++)
+      if (report->entry[i].rounds > 2 && strcmp(attn_kernel_get(k)->name, report->entry[i].kernel) == 0)
+        bench_tune_cost_add(&w->result->costs[k][shape->dtype], shape, report->entry[i].time_ns);
+}
+
+static double work_of(const bench_tune_shape *s) {
+  return 2.0 * (double)(s->dim * s->group * s->heads_kv) * (double)s->seq_k * (double)s->seq_q;
+}
+
+/* Keeps a row's points in order. */
+static void insert(row *r, const bench_tune_point *point) {
+  int at = r->count++;
+  for (; at > 0 && r->points[at - 1].seq_q > point->seq_q; at--) r->points[at] = r->points[at - 1];
+  r->points[at] = *point;
+}
+
+/* False if the point adds nothing: it is too large, or time is over. */
+static bool measure(walk *w, row *r, int64_t seq_q) {
+  const bench_tune_line *l = w->line;
+  const bench_tune_shape shape = {.dtype = l->dtype,
+                                  .causal = l->causal,
+                                  .dim = l->dim,
+                                  .group = l->group,
+                                  .heads_kv = HEADS_KV,
+                                  .seq_k = r->seq_k,
+                                  .seq_q = seq_q};
+  attn_tune_report report;
+  bench_tune_point point;
+  if (r->count == TUNE_POINTS || is_over(w) || work_of(&shape) > MOST_WORK || (l->causal && seq_q > r->seq_k)) return false;
+  if (!w->source->measure(w->source->context, &shape, w->point_s, &report)) return false;
+  w->result->points++;
+  add_costs(w, &shape, &report);
+  if (!bench_tune_point_read(&report, seq_q, &point)) return false;
+  insert(r, &point);
+  return true;
+}
+
+/* ---- Rows ---- */
+
+/* Points of rows first..last by seq_q. Returns how many. */
+static int pool(const walk *w, int first, int last, const bench_tune_point **points) {
+  int count = 0;
+  for (int i = first; i <= last; i++)
+    for (int j = 0; j < w->rows[i].count; j++) {
+      int at = count++;
+      for (; at > 0 && points[at - 1]->seq_q > w->rows[i].points[j].seq_q; at--) points[at] = points[at - 1];
+      points[at] = &w->rows[i].points[j];
+    }
+  return count;
+}
+
+/* A number between two, in the middle of their logarithms; 0 if they are near enough. */
+static int64_t between(int64_t a, int64_t b, double near) {
+  const int64_t middle = (int64_t)sqrt((double)a * (double)b);
+  return (double)b > near * (double)a && middle > a && middle < b ? middle : 0;
+}
+
+/* Bisects the first border that is not narrow yet. False if there is none. */
+static bool bisect(walk *w, row *r) {
+  const bench_tune_point *points[TUNE_POINTS];
+  bench_tune_segment segments[TUNE_POINTS];
+  for (int i = 0; i < r->count; i++) points[i] = &r->points[i];
+  const int count = bench_tune_cut(points, r->count, segments);
+  for (int i = 0; i + 1 < count; i++) {
+    const int64_t middle = between(points[segments[i].last]->seq_q, points[segments[i + 1].first]->seq_q, BORDER);
+    if (middle && measure(w, r, middle)) return true;
+  }
+  return false;
+}
+
+static void measure_row(walk *w, row *r) {
+  static const int64_t coarse[] = {1, 2, 4, 8, 16, 32, 64, 256};
+  for (size_t i = 0; i < sizeof coarse / sizeof *coarse; i++) (void)measure(w, r, coarse[i]);
+  while (bisect(w, r)) continue;
+}
+
+static void add_row(walk *w, int at, int64_t seq_k) {
+  if (w->count == TUNE_ROWS || is_over(w)) return;
+  memmove(&w->rows[at + 1], &w->rows[at], (size_t)(w->count - at) * sizeof(row));
+  w->count++;
+  w->rows[at] = (row){.seq_k = seq_k};
+  measure_row(w, &w->rows[at]);
+}
+
+static int segments_of(const walk *w, int first, int last) {
+  const bench_tune_point *points[TUNE_ROWS * TUNE_POINTS];
+  bench_tune_segment segments[TUNE_ROWS * TUNE_POINTS];
+  return bench_tune_cut(points, pool(w, first, last, points), segments);
+}
+
+/* Whether one row's cuts suit all of the rows: together they need no more segments than alone. */
+static bool are_alike(const walk *w, int first, int last) {
+  const int together = segments_of(w, first, last), before = segments_of(w, first, last - 1);
+  const int alone = segments_of(w, last, last);
+  return together <= (before > alone ? before : alone);
+}
+
+/* Rows between neighbours that differ. */
+static void bisect_rows(walk *w) {
+  for (int i = 0; i + 1 < w->count && w->count < TUNE_ROWS && !is_over(w); i++) {
+    const int64_t middle = between(w->rows[i].seq_k, w->rows[i + 1].seq_k, ROW_BORDER);
+    if (!middle || are_alike(w, i, i + 1)) continue;
+    add_row(w, i + 1, middle);
+    i--;
+  }
+}
+
+/* ---- Rules ---- */
+
+static int64_t border(int64_t a, int64_t b) { return (int64_t)sqrt((double)a * (double)b); }
+
+static void set_evidence(const bench_tune_point *const *points, const bench_tune_segment *s, bench_tune_rule *rule) {
+  double sum = 0;
+  for (int i = s->first; i <= s->last; i++) {
+    const bench_tune_point *p = points[i];
+    const double margin = p->ratio[TUNE_AUTO] / p->ratio[s->kernel];
+    sum += log(margin);
+    if (i == s->first || margin < rule->low) rule->low = margin;
+    if (i != s->first && margin <= rule->high) continue;
+    rule->high = margin;
+    rule->second = attn_kernel_get(p->automatic)->name;
+  }
+  rule->margin = exp(sum / (s->last - s->first + 1));
+}
+
+static bool add_rule(bench_tune_result *result, const bench_tune_rule *rule) {
+  bench_tune_rule *rules = bench_grown(result->rules, result->rule_count, sizeof *rules);
+  if (!rules) return false;
+  result->rules = rules;
+  rules[result->rule_count++] = *rule;
+  return true;
+}
+
+/* Rules of rows first..last, where the built-in choice does not suit. */
+static bool make_rules(const walk *w, int first, int last) {
+  const bench_tune_point *points[TUNE_ROWS * TUNE_POINTS];
+  bench_tune_segment cut[TUNE_ROWS * TUNE_POINTS];
+  const int total = pool(w, first, last, points), count = bench_tune_cut(points, total, cut);
+  const int64_t from = first ? border(w->rows[first - 1].seq_k, w->rows[first].seq_k) + 1 : 1;
+  const int64_t to = last + 1 < w->count ? border(w->rows[last].seq_k, w->rows[last + 1].seq_k) : INT64_MAX;
+  bool fine = true;
+  for (int i = 0; i < count && fine && count <= total; i++) {
+    const int64_t most = points[cut[i].last]->seq_q;
+    bench_tune_rule rule = {.dtype = w->line->dtype, .causal = w->line->causal, .seq_k = {from, to}};
+    memcpy(rule.dim, w->line->dims, sizeof rule.dim);
+    memcpy(rule.group, w->line->groups, sizeof rule.group);
+    rule.seq_q[0] = i ? border(points[cut[i - 1].last]->seq_q, points[cut[i].first]->seq_q) + 1 : 1;
+    rule.seq_q[1] = i + 1 < count ? border(most, points[cut[i + 1].first]->seq_q) : most >= OPEN_FROM ? INT64_MAX : 2 * most;
+    if (cut[i].kernel == TUNE_AUTO) continue;
+    rule.kernel = attn_kernel_get(cut[i].kernel)->name;
+    set_evidence(points, &cut[i], &rule);
+    fine = add_rule(w->result, &rule);
+  }
+  return fine;
+}
+
+/* Neighbouring rows that are alike share their rules. */
+static bool conclude(const walk *w) {
+  bool fine = true;
+  for (int first = 0, last = 0; first < w->count && fine; first = last + 1) {
+    for (last = first; last + 1 < w->count && are_alike(w, first, last + 1);) last++;
+    fine = make_rules(w, first, last);
+  }
+  return fine;
+}
+
+bool bench_tune_walk(const bench_tune_source *source, const bench_tune_line *line, double seconds,
+                     bench_tune_result *result) {
+  static const int64_t coarse[] = {8, 32, 128, 512, 2048};
+  walk *w = calloc(1, sizeof *w);
+  if (!w) return false;
+  w->source = source;
+  w->line = line;
+  w->result = result;
+  w->end_s = source->now_s(source->context) + seconds;
+  w->point_s = fmax(LEAST_POINT_S, fmin(MOST_POINT_S, seconds / TYPICAL_POINTS));
+  for (size_t i = 0; i < sizeof coarse / sizeof *coarse; i++) add_row(w, w->count, coarse[i]);
+  bisect_rows(w);
+  const bool fine = conclude(w);
+  free(w);
+  return fine;
+}

@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Draws how much longer the chosen kernel takes than the best one, from `attnbench tune --check FILE --csv REGRET.csv`.
+
+    scripts/plot_regret.py REGRET.csv [-o regret.png]
+
+One panel per type, above for the built-in rules and below with the tuning file: keys to the right, queries upwards, mean regret
+of the problems of a cell by colour and in per cent; cells without problems stay white.
+"""
+
+import argparse
+import csv
+import math
+import sys
+
+CHOICES = [("built_in_ratio", "built-in rules"), ("tuned_ratio", "with the file")]
+
+
+def read(path):
+    with open(path, newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    if not rows or "built_in_ratio" not in rows[0]:
+        sys.exit(f"plot_regret.py: {path} has no rows of attnbench tune --check --csv")
+    return rows
+
+
+def means(rows, column):
+    """{(log2 of keys, log2 of queries): mean regret} of the problems in each cell."""
+    cells = {}
+    for row in rows:
+        place = tuple(int(math.log2(max(1, int(row[axis])))) for axis in ("seq_k", "seq_q"))
+        cells.setdefault(place, []).append(float(row[column]) - 1)
+    return {place: sum(values) / len(values) for place, values in cells.items()}
+
+
+def draw_panel(axes, cells, most):
+    """Colours end at `most`."""
+    import numpy  # noqa: PLC0415  # only drawing needs it
+
+    grid = numpy.full((12, 14), numpy.nan)
+    for (keys, queries), regret in cells.items():
+        grid[min(queries, 11)][min(keys, 13)] = regret
+        axes.text(min(keys, 13), min(queries, 11), f"{100 * regret:.0f}", ha="center", va="center", fontsize=6)
+    image = axes.imshow(grid, origin="lower", cmap="YlOrRd", vmin=0, vmax=most, aspect="auto")
+    axes.set_xticks(range(2, 14, 2), [str(2**i) for i in range(2, 14, 2)])
+    axes.set_yticks(range(0, 12, 2), [str(2**i) for i in range(0, 12, 2)])
+    return image
+
+
+def draw(rows, output, most=0.2):
+    import matplotlib  # noqa: PLC0415
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot  # noqa: PLC0415
+
+    dtypes = sorted({row["dtype"] for row in rows})
+    figure, panels = pyplot.subplots(2, len(dtypes), figsize=(1 + 4 * len(dtypes), 6.5), squeeze=False, layout="constrained")
+    image = None
+    for line, (column, title) in enumerate(CHOICES):
+        for panel, dtype in zip(panels[line], dtypes, strict=True):
+            own = [row for row in rows if row["dtype"] == dtype and float(row[column]) > 0]
+            image = draw_panel(panel, means(own, column), most)
+            all_regrets = [float(row[column]) - 1 for row in own] or [0]
+            panel.set_title(f"{dtype}, {title}: mean {100 * sum(all_regrets) / len(all_regrets):.1f} %", fontsize=9)
+            panel.set_xlabel("keys")
+            panel.set_ylabel("queries")
+    figure.colorbar(image, ax=panels, label=f"time of the choice beyond that of the best kernel (red: {100 * most:.0f} % or more)")
+    figure.savefig(output, dpi=150)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("csv", metavar="REGRET.csv")
+    parser.add_argument("-o", "--output", default="regret.png", metavar="FILE", help="default regret.png")
+    arguments = parser.parse_args()
+    draw(read(arguments.csv), arguments.output)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

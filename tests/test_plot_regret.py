@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: MIT
+"""scripts/plot_regret.py: means of cells, and a figure from a file. Run by pytest with the other tests of plots."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+
+import plot_regret
+
+HEADER = "dtype,mask,heads_kv,group,dim,seq_q,seq_k,best,best_ns,built_in,built_in_ratio,tuned,tuned_ratio\n"
+ROWS = "f32,full,1,1,64,1,9,a,100,b,1.2,a,1.0\nf32,full,1,1,64,1,15,a,100,b,1.4,a,1.0\nbf16,causal,1,1,64,40,300,a,9,a,1,a,1\n"
+
+
+def test_means_are_of_cells(tmp_path):
+    (tmp_path / "r.csv").write_text(HEADER + ROWS)
+    cells = plot_regret.means(plot_regret.read(tmp_path / "r.csv"), "built_in_ratio")
+    assert cells == {(3, 0): pytest.approx(0.3), (8, 5): 0}
+
+
+def test_figure_has_a_panel_per_type_and_choice(tmp_path):
+    (tmp_path / "r.csv").write_text(HEADER + ROWS)
+    plot_regret.draw(plot_regret.read(tmp_path / "r.csv"), tmp_path / "r.png")
+    assert (tmp_path / "r.png").stat().st_size > 10000
+
+
+def test_other_files_are_refused(tmp_path):
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(SystemExit, match="no rows of attnbench tune"):
+        plot_regret.read(tmp_path / "other.csv")

@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: MIT */
+/* The walk of `attnbench tune` over scripted landscapes: which rules come of known borders, and of none; costs, threads, the
+ * file, and regret. */
+#define TEST_TEARDOWN clear
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support.h"
+#include "tuning/tuning.h"
+
+/* ---- Landscapes: the built-in choice is kernel 0, and takes so many times as long as another ---- */
+
+typedef double landscape(const bench_tune_shape *shape);
+
+static struct {
+  landscape *ratio;
+  double now_s, uncertain; /* uncertain: the interval of ratios begins at 1 */
+  int measured;
+} world;
+
+static const char *name_of(int kernel) { return attn_kernel_get(kernel)->name; }
+
+/* Kernel 1 of the landscapes: one that takes every problem. */
+static int other(void) {
+  int kernel = 0;
+  while (strcmp(name_of(kernel), "naive_c") != 0) kernel++;
+  return kernel;
+}
+
+static attn_tune_entry entry(int kernel, double ns, double best_ns) {
+  const double ratio = ns / best_ns;
+  return (attn_tune_entry){.kernel = name_of(kernel),
+                           .threads = 1,
+                           .rounds = 11,
+                           .time_ns = ns,
+                           .ratio = ratio,
+                           .ratio_low = world.uncertain ? 1 : ratio,
+                           .ratio_high = ratio};
+}
+
+static bool measure(void *context, const bench_tune_shape *shape, double seconds, attn_tune_report *report) {
+  const double ratio = world.ratio(shape), best = fmin(ratio, 1);
+  (void)context;
+  world.now_s += seconds;
+  world.measured++;
+  *report = (attn_tune_report){.timed = 2, .count = 2, .automatic = name_of(0), .automatic_threads = 1};
+  report->entry[ratio > 1] = entry(0, 1e4 * ratio, 1e4 * best);
+  report->entry[!(ratio > 1)] = entry(other(), 1e4, 1e4 * best);
+  return true;
+}
+
+static double now_s(void *context) { return (void)context, world.now_s; }
+
+static const bench_tune_source source = {.measure = measure, .now_s = now_s};
+static const bench_tune_line line = {
+    .dtype = ATTN_BF16, .causal = false, .dim = 64, .dims = {46, 90}, .group = 4, .groups = {3, 5}};
+static bench_tune_result result;
+
+static int clear(void **state) {
+  bench_tune_clear(&result);
+  memset(&world, 0, sizeof world);
+  return (void)state, 0;
+}
+
+static const bench_tune_rule *walk(landscape *ratio, double seconds, int rules) {
+  world.ratio = ratio;
+  assert_true(bench_tune_walk(&source, &line, seconds, &result));
+  assert_int_equal(result.rule_count, rules);
+  return result.rules;
+}
+
+static double always_best(const bench_tune_shape *s) { return (void)s, 0.5; }
+static double nearly_best(const bench_tune_shape *s) { return (void)s, 1.029; }
+static double always_slow(const bench_tune_shape *s) { return s->seq_q == 1 && s->seq_k == 8 ? 3 : 1.5; }
+static double slow_for_many_queries(const bench_tune_shape *s) { return s->seq_q >= 20 ? 2 : 0.8; }
+static double slow_for_few_keys(const bench_tune_shape *s) { return s->seq_k < 50 ? 2 : 0.8; }
+static double slow_in_a_corner(const bench_tune_shape *s) {
+  return s->seq_k < 50 && s->seq_q >= 6 && s->seq_q < 40 ? 2 : 0.8;
+}
+
+TEST(a_good_choice_needs_no_rule) {
+  walk(always_best, 1e9, 0);
+  walk(nearly_best, 1e9, 0);
+}
+
+TEST(a_difference_that_may_be_none_makes_no_rule) {
+  world.uncertain = true;
+  walk(always_slow, 1e9, 0);
+}
+
+TEST(one_rule_holds_everything) {
+  const bench_tune_rule *r = walk(always_slow, 1e9, 1);
+  assert_string_equal(r->kernel, name_of(other()));
+  assert_string_equal(r->second, name_of(0));
+  assert_true(r->dtype == ATTN_BF16 && !r->causal && r->dim[0] == 46 && r->dim[1] == 90);
+  assert_true(r->group[0] == 3 && r->group[1] == 5 && r->seq_k[0] == 1 && r->seq_k[1] == INT64_MAX);
+  assert_true(r->seq_q[0] == 1 && r->seq_q[1] == INT64_MAX);
+  assert_true(fabs(r->low - 1.5) < 1e-9 && fabs(r->high - 3) < 1e-9 && r->margin > 1.5 && r->margin < 1.6);
+}
+
+TEST(borders_between_queries_are_bisected) {
+  const bench_tune_rule *r = walk(slow_for_many_queries, 1e9, 1);
+  assert_true(r->seq_q[0] >= 18 && r->seq_q[0] <= 21 && r->seq_q[1] == INT64_MAX);
+  assert_true(r->seq_k[0] == 1 && r->seq_k[1] == INT64_MAX);
+  assert_true(fabs(r->margin - 2) < 1e-9);
+}
+
+TEST(borders_between_keys_are_bisected) {
+  const bench_tune_rule *r = walk(slow_for_few_keys, 1e9, 1);
+  assert_true(r->seq_k[0] == 1 && r->seq_k[1] >= 40 && r->seq_k[1] <= 64);
+}
+
+TEST(a_box_has_four_borders) {
+  const bench_tune_rule *r = walk(slow_in_a_corner, 1e9, 1);
+  assert_true(r->seq_q[0] >= 5 && r->seq_q[0] <= 6 && r->seq_q[1] >= 36 && r->seq_q[1] <= 42);
+  assert_true(r->seq_k[1] >= 40 && r->seq_k[1] <= 64);
+}
+
+/* Causal problems have no more queries than keys; and what was measured up to few queries says nothing of many. */
+static double causal_slow(const bench_tune_shape *s) {
+  assert_true(!s->causal || s->seq_q <= s->seq_k);
+  return s->seq_k < 20 ? 2 : 0.5;
+}
+
+TEST(no_rule_reaches_far_beyond_what_was_measured) {
+  bench_tune_line causal = line;
+  causal.causal = true;
+  world.ratio = causal_slow;
+  assert_true(bench_tune_walk(&source, &causal, 1e9, &result));
+  assert_int_equal(result.rule_count, 1);
+  assert_int_equal(result.rules[0].seq_q[1], 32); /* twice the 16 queries of 16 keys */
+}
+
+TEST(the_walk_ends_in_time) {
+  world.ratio = slow_in_a_corner;
+  assert_true(bench_tune_walk(&source, &line, 0.05, &result));
+  assert_true(world.now_s < 0.06);
+  assert_int_equal(result.points, world.measured);
+}
+
+/* ---- Costs and threads ---- */
+
+static bench_tune_shape sized(int64_t heads_kv, int64_t group, int64_t seq_q, int64_t seq_k) {
+  return (bench_tune_shape){.dim = 32, .heads_kv = heads_kv, .group = group, .seq_q = seq_q, .seq_k = seq_k};
+}
+
+static void add_times(bench_tune_cost *cost, double multiply, double element, double head) {
+  for (int64_t heads = 1; heads <= 4; heads *= 2)
+    for (int64_t q = 1; q <= 64; q *= 4)
+      for (int64_t k = 8; k <= 512; k *= 4) {
+        const bench_tune_shape s = sized(heads, 2, q, k);
+        const double pairs = (double)(heads * 2 * q * k);
+        bench_tune_cost_add(cost, &s, pairs * 64 * multiply + (double)(heads * k) * 64 * element + (double)heads * head);
+      }
+  bench_tune_cost_solve(cost);
+}
+
+static bool is_near(double a, double b) { return fabs(a - b) <= 1e-6 * (fabs(b) + 1e-3); }
+
+TEST(costs_are_found_again) {
+  bench_tune_cost cost = {.count = 0}, lacks = {.count = 0}, none = {.count = 0};
+  add_times(&cost, 0.03, 0.2, 400);
+  assert_true(is_near(cost.ns[0], 0.03) && is_near(cost.ns[1], 0.2) && is_near(cost.ns[2], 400));
+  add_times(&lacks, 0.03, -0.01, 400); /* no cost is negative */
+  assert_true(lacks.ns[0] > 0.02 && lacks.ns[1] == 0 && lacks.ns[2] > 0);
+  bench_tune_cost_solve(&none);
+  assert_true(none.ns[0] == 0);
+}
+
+static bool measure_threads(void *context, const bench_tune_shape *s, double seconds, attn_tune_report *report) {
+  const double one = 40.0 * (double)(s->seq_q * s->seq_k);
+  assert_true(s->threads);
+  (void)context, (void)seconds;
+  *report = (attn_tune_report){.timed = 3, .automatic = name_of(0)};
+  report->entry[0] = (attn_tune_entry){.kernel = name_of(0), .threads = 1, .time_ns = one};
+  report->entry[1] = (attn_tune_entry){.kernel = name_of(0), .threads = 4, .time_ns = one / 4 + 5000};
+  report->entry[2] = (attn_tune_entry){.kernel = name_of(other()), .threads = 4, .time_ns = 1};
+  return true;
+}
+
+TEST(threads_cost_what_is_beyond_their_share) {
+  bench_tune_threads(&(bench_tune_source){.measure = measure_threads}, 1, &result);
+  assert_true(fabs(result.least_ns - 5000) < 1e-6);
+}
+
+/* ---- The file ---- */
+
+static attn_tuning *read_back(void) {
+  char path[] = "/tmp/attn_tune_XXXXXX";
+  attn_tuning *tuning;
+  const int descriptor = mkstemp(path);
+  FILE *file = fdopen(descriptor, "w");
+  assert_non_null(file);
+  bench_tune_write(&result, file);
+  fclose(file);
+  test_ok(attn_tuning_load(path, &tuning));
+  remove(path);
+  return tuning;
+}
+
+TEST(the_library_reads_what_is_written) {
+  walk(slow_for_many_queries, 1e9, 1);
+  attn_problem problem;
+  attn_plan *plan;
+  add_times(&result.costs[0][ATTN_F32], 0.03, 0.2, 400);
+  result.least_ns = 4800;
+  attn_tuning *tuning = read_back();
+  attn_problem_init(&problem, 1, 8, 2, 100, 100, 64, 64);
+  problem.dtype_q = problem.dtype_kv = ATTN_BF16;
+  test_ok(attn_plan_create(&problem, &ATTN_STRUCT(attn_options, .tuning = tuning), &plan));
+  assert_string_equal(attn_plan_kernel(plan), "naive_c");
+  test_contains(attn_plan_describe(plan), "took 2.00 times as long where it was measured (2.00 to 2.00)");
+  attn_plan_destroy(plan);
+  attn_tuning_destroy(tuning);
+}
+
+/* ---- Regret ---- */
+
+TEST(regret_is_mean_and_worst) {
+  bench_regret r = {.count = 0};
+  const bench_tune_shape small = sized(1, 1, 1, 1), large = sized(1, 1, 9, 9);
+  bench_regret_add(&r, 1, &small);
+  bench_regret_add(&r, 1.5, &large);
+  bench_regret_add(&r, 1.06, &small);
+  assert_true(r.count == 3 && r.above == 1 && fabs(r.sum - 0.56) < 1e-12 && fabs(r.worst - 0.5) < 1e-12);
+  assert_int_equal(r.where.seq_q, 9);
+}
+
+static double half_again(const bench_tune_shape *s) { return (void)s, 1.5; }
+
+TEST(regret_is_measured_with_and_without_the_file) {
+  bench_regret regrets[2];
+  char text[4000] = "";
+  FILE *csv = fmemopen(text, sizeof text, "w");
+  static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
+  static bench_tune_rule rules[6];
+  world.ratio = half_again;
+  for (int i = 0; i < 6; i++)
+    rules[i] = (bench_tune_rule){.dtype = dtypes[i / 2],
+                                 .causal = i % 2,
+                                 .dim = {1, INT64_MAX},
+                                 .group = {1, INT64_MAX},
+                                 .seq_k = {1, INT64_MAX},
+                                 .seq_q = {1, INT64_MAX},
+                                 .kernel = "naive_c",
+                                 .second = "flash_c"};
+  result = (bench_tune_result){.rules = rules, .rule_count = 6};
+  attn_tuning *tuning = read_back();
+  result = (bench_tune_result){.rules = NULL};
+  assert_true(bench_regret_measure(&source, tuning, 20, 1, 7, csv, regrets));
+  fclose(csv);
+  attn_tuning_destroy(tuning);
+  test_contains(text, "dtype,mask,heads_kv,group,dim,seq_q,seq_k,best,best_ns,built_in,built_in_ratio,tuned,tuned_ratio\n");
+  assert_int_equal(regrets[0].count, 20);
+  assert_true(fabs(regrets[0].sum - 10) < 1e-9 && regrets[0].above == 20 && fabs(regrets[0].worst - 0.5) < 1e-9);
+  assert_true(regrets[1].count == 20 && fabs(regrets[1].sum) < 1e-9 && regrets[1].above == 0);
+  test_contains(text, ",naive_c,10000,");
+  test_contains(text, ",1.5000,naive_c,1.0000\n");
+}
+
+TEST(random_shapes_are_legal_and_differ) {
+  uint64_t seed = 3;
+  int64_t sum = 0;
+  for (int i = 0; i < 300; i++) {
+    const bench_tune_shape s = bench_regret_shape(&seed);
+    attn_problem problem;
+    bench_tune_problem(&s, &problem);
+    test_ok(attn_problem_validate(&problem));
+    assert_true(!s.causal || s.seq_q <= s.seq_k);
+    sum += s.seq_k;
+  }
+  assert_true(sum > 300 * 100 && sum < 300 * 2500);
+}
