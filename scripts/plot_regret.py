@@ -4,8 +4,8 @@
 
     scripts/plot_regret.py REGRET.csv [-o regret.png]
 
-One panel per type, above for the built-in rules and below with the tuning file: keys to the right, queries upwards, mean regret
-of the problems of a cell by colour and in per cent; cells without problems stay white.
+One panel per type, above for the built-in rules and below with the tuning file: keys to the right, queries upwards, mean
+regret of the problems of a cell by colour and in per cent; cells without problems stay white.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def draw(rows, output, most=0.2):
             panel.set_title(f"{dtype}, {title}: mean {100 * sum(all_regrets) / len(all_regrets):.1f} %", fontsize=9)
             panel.set_xlabel("keys")
             panel.set_ylabel("queries")
-    figure.colorbar(image, ax=panels, label=f"time of the choice beyond that of the best kernel (red: {100 * most:.0f} % or more)")
+    figure.colorbar(image, ax=panels, label=f"time beyond that of the best kernel (red: {100 * most:.0f} % or more)")
     figure.savefig(output, dpi=150)
 
 

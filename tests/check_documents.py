@@ -111,7 +111,7 @@ def dry(words, attnbench, gbench):
         options = [word for word in words[1:] if "benchmark_out" not in word]
         return [gbench, *options, "--benchmark_list_tests"] if gbench else None
     command = next((word for word in words[1:] if not word.startswith("-")), "run")
-    if command in ("peak", "eval") or "--paired" in words:
+    if command in ("peak", "eval", "tune") or "--paired" in words:
         return None
     if command == "compare":  # published results stand for the reader's, and nothing is written or fails
         published = str(ROOT / "results" / "2026-11-21-amd-zen3")

@@ -11,7 +11,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 import plot_regret
 
 HEADER = "dtype,mask,heads_kv,group,dim,seq_q,seq_k,best,best_ns,built_in,built_in_ratio,tuned,tuned_ratio\n"
-ROWS = "f32,full,1,1,64,1,9,a,100,b,1.2,a,1.0\nf32,full,1,1,64,1,15,a,100,b,1.4,a,1.0\nbf16,causal,1,1,64,40,300,a,9,a,1,a,1\n"
+ROWS = ("f32,full,1,1,64,1,9,a,100,b,1.2,a,1.0\n"
+        "f32,full,1,1,64,1,15,a,100,b,1.4,a,1.0\n"
+        "bf16,causal,1,1,64,40,300,a,9,a,1,a,1\n")
 
 
 def test_means_are_of_cells(tmp_path):

@@ -140,6 +140,19 @@ TEST(the_walk_ends_in_time) {
   assert_int_equal(result.points, world.measured);
 }
 
+/* What looks slow is looked at again, for longer, and the second look counts. */
+static double slow_at_first(const bench_tune_shape *s) {
+  static bench_tune_shape before;
+  const bool again = before.seq_q == s->seq_q && before.seq_k == s->seq_k;
+  before = *s;
+  return again ? 0.9 : 2;
+}
+
+TEST(one_disturbed_time_makes_no_rule) {
+  walk(slow_at_first, 1e9, 0);
+  assert_int_equal(world.measured, 2 * (5 * 8 - 1)); /* 256 queries of 2048 keys are too many */
+}
+
 /* ---- Costs and threads ---- */
 
 static bench_tune_shape sized(int64_t heads_kv, int64_t group, int64_t seq_q, int64_t seq_k) {

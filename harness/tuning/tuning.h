@@ -12,6 +12,7 @@
 #include <stdio.h>
 
 #include "attn/attn.h"
+#include "base/cli.h"
 #include "cases/case.h"
 
 /* What is timed: self-attention or few queries, dense, heads_kv groups of heads. */
@@ -87,13 +88,27 @@ typedef struct bench_tune_result {
   double least_ns;                        /* of one thread; 0 = not measured */
 } bench_tune_result;
 
-/* One line: its ranges of head_dim and group stand in the rules. Returns false if memory is short. */
+/* One line: its ranges of head_dim and group stand in the rules. */
 typedef struct bench_tune_line {
   attn_dtype dtype;
   bool causal;
   int64_t dim, dims[2], group, groups[2];
 } bench_tune_line;
 
+enum { TUNE_LINES = 1024 };
+typedef struct bench_tune_lines {
+  bench_tune_line item[TUNE_LINES];
+  int count;
+} bench_tune_lines;
+
+/* The lines that values of -a ask for: "dtype=f32,bf16", head_dim or causal. Returns 0, or an exit code, having said why on
+ * stderr. */
+int bench_tune_list(const cli_list *axes, bench_tune_lines *lines);
+
+/* Checks every kernel on a problem of the line. Returns 0, or BENCH_EXIT_FAILED, having said which kernel fails. */
+int bench_tune_check(const bench_tune_line *line);
+
+/* False if memory is short. */
 bool bench_tune_walk(const bench_tune_source *source, const bench_tune_line *line, double seconds,
                      bench_tune_result *result);
 

@@ -12,6 +12,7 @@ static const double ROW_BORDER = 1.6; /* and those between keys */
 static const double MOST_WORK = 3e8;  /* multiply-adds of a call: milliseconds */
 static const double MOST_POINT_S = 0.05;
 static const double LEAST_POINT_S = 0.001;
+static const double LONGER = 4; /* times as long takes a second look */
 enum { HEADS_KV = 2, TYPICAL_POINTS = 60 /* of a line */, OPEN_FROM = 64 /* queries that stand for all larger numbers */ };
 
 typedef struct row {
@@ -51,6 +52,20 @@ static void insert(row *r, const bench_tune_point *point) {
   r->points[at] = *point;
 }
 
+static bool time_point(walk *w, const bench_tune_shape *shape, double seconds, bench_tune_point *point) {
+  attn_tune_report report;
+  if (!w->source->measure(w->source->context, shape, seconds, &report)) return false;
+  w->result->points++;
+  add_costs(w, shape, &report);
+  return bench_tune_point_read(&report, shape->seq_q, point);
+}
+
+/* Longer where the built-in choice looks slow: one disturbed sample must not make a rule. */
+static bool time_twice(walk *w, const bench_tune_shape *shape, bench_tune_point *point) {
+  if (!time_point(w, shape, w->point_s, point)) return false;
+  return (point->fine >> TUNE_AUTO & 1) || time_point(w, shape, LONGER * w->point_s, point);
+}
+
 /* False if the point adds nothing: it is too large, or time is over. */
 static bool measure(walk *w, row *r, int64_t seq_q) {
   const bench_tune_line *l = w->line;
@@ -61,13 +76,9 @@ static bool measure(walk *w, row *r, int64_t seq_q) {
                                   .heads_kv = HEADS_KV,
                                   .seq_k = r->seq_k,
                                   .seq_q = seq_q};
-  attn_tune_report report;
   bench_tune_point point;
   if (r->count == TUNE_POINTS || is_over(w) || work_of(&shape) > MOST_WORK || (l->causal && seq_q > r->seq_k)) return false;
-  if (!w->source->measure(w->source->context, &shape, w->point_s, &report)) return false;
-  w->result->points++;
-  add_costs(w, &shape, &report);
-  if (!bench_tune_point_read(&report, seq_q, &point)) return false;
+  if (!time_twice(w, &shape, &point)) return false;
   insert(r, &point);
   return true;
 }
