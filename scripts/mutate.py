@@ -5,6 +5,7 @@
     cmake --preset mutants && cmake --build --preset mutants -j2        (assertions, -O2, a selection of each suite's cases)
     scripts/mutate.py --files 'harness/check/*' --sample 50 --seed 7    (a seeded choice; without --sample all)
     scripts/mutate.py --named --least 100                               (faults that once survived, each against its test)
+    scripts/mutate.py --files 'src/*.c' --sample 200 --together         (compiled at once, which is much quicker)
     scripts/mutate.py --again build-mutants/mutants.csv                 (only the survivors of that run)
 
 A fault is another operator, constant or condition, a dropped statement, or two swapped arguments (scripts/mutating/). Each
@@ -13,6 +14,9 @@ is compiled and linked outside the build. Then the tests of its file run, the qu
     survived      every test passed: a test is missing, or no user can see the fault
     equivalent    it survived, and tests/mutants_equivalent.txt has the reason
     same code     the compiler's object did not change; not counted, like faults that do not compile
+With --together, faults wait in one program for their turn (scripts/mutating/together.py): headers of kernels/ are tried in
+two tiers only, and what would be the same code survives; --again sorts that out. A build with sanitizers finds faults that
+only read or write beyond an array.
 Rows go to BUILD/mutants.csv. Exit code: 0; 1 fewer than --least per cent were killed; 2 bad usage; 3 a test failed without
 a fault.
 """
@@ -45,13 +49,14 @@ COLUMNS = ("file", "line", "kind", "before", "after", "outcome", "test", "second
 # Files, and the tests that run on their faults in this order. Quick tests that are likely to fail come first.
 AREAS = (
     ("src/nn/*", "nn_pieces nn_block nn_cache nn_layers layer fault_memory layer_family"),
-    ("src/*", "problem plan args merge open_close score_steps product common process numerics nonfinite fuzz_plans nn_pieces"
-              " bf16_amx mha flush fuzz_kernels layer fault_memory tier_c tier_avx2 tier_avx512@qemu_Haswell"
-              " check edge_c bits cli guard_pages"),
-    ("kernels/amx/*", "nonfinite bf16_amx conformance_amx tier_amx numerics flush bits guard_pages cli"),
-    ("kernels/*", "score_steps merge product common nonfinite numerics fuzz_kernels flush tier_c tier_avx2 tier_avx512 mha"
-                  " edge_avx2 edge_c conformance_avx2 conformance_c edge_avx512 conformance_avx512 bf16_amx conformance_amx"
-                  " guard_pages bits"),
+    ("src/*", "problem plan args structs merge open_close small_calls mistakes score_steps product common numerics nonfinite"
+              " fuzz_plans nn_pieces fuzz_kernels bf16_amx mha flush process layer fault_memory tier_c tier_avx2"
+              " tier_avx512@qemu_Haswell check edge_c bits cli guard_pages"),
+    ("kernels/amx/*", "nonfinite bf16_amx common fuzz_kernels numerics flush conformance_amx tier_amx bits guard_pages cli"),
+    ("kernels/ref/oracle*", "reference common numerics fuzz_kernels mha tier_c check edge_c conformance_c bits"),
+    ("kernels/*", "score_steps merge product common nonfinite numerics fuzz_kernels reference mha tier_c tier_avx2"
+                  " tier_avx512 flush edge_c edge_avx2 edge_avx512 conformance_c conformance_avx2 conformance_avx512"
+                  " bf16_amx conformance_amx check bits guard_pages cli"),
     ("harness/check/structure*", "structure_mutants layer mutants check cli"),
     ("harness/check/*", "choose_rows error_limits compare common goals layer timing reference fault_memory"
                         " liars check structure_mutants mutants cli eval_numpy"),
@@ -87,7 +92,9 @@ def read_options(arguments):
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--tests", help="names of tests, in this order, instead of those of the file")
     parser.add_argument("--longest", type=float, default=600, metavar="S", help="skip tests that need more CPU seconds")
+    parser.add_argument("--flags", default="", help="added to those of the compiler, such as --flags=-O0")
     parser.add_argument("--prefix", default="", help="prefix of compilers and tests, such as 'nice -n 19'")
+    parser.add_argument("--together", action="store_true", help="compile all faults at once, each behind a condition")
     parser.add_argument("--least", type=float, default=0.0, metavar="PERCENT", help="exit code 1 if fewer are killed")
     parser.add_argument("--list", action="store_true", help="print the faults and stop")
     parser.add_argument("--output", type=Path, metavar="CSV", help="default: mutants.csv in the build folder")
@@ -162,16 +169,19 @@ def cpu_seconds():
     return used.ru_utime + used.ru_stime
 
 
-def run_test(command, environment, folder, prefix, limit_s, cpu_s=600):
+def run_test(command, environment, place, prefix, limit_s, cpu_s=600):
     """Exit code of a test, or None if it ran longer than limit_s. Each of its processes may use cpu_s of CPU time."""
+    sanitized = place.build.sanitized  # AddressSanitizer reserves terabytes, and looks after allocations itself
 
     def limited():
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        if not sanitized:
+            resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
 
-    checks = {} if "python" in command[0] else MEMORY_CHECKS
-    process = subprocess.Popen([*shlex.split(prefix), *command], cwd=folder, env={**os.environ, **checks, **environment},
-                               stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    checks = {} if sanitized or "python" in command[0] else MEMORY_CHECKS
+    process = subprocess.Popen([*shlex.split(prefix), *command], cwd=place.folder,
+                               env={**os.environ, **checks, **environment}, stdin=subprocess.DEVNULL,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                                start_new_session=True, preexec_fn=limited)
     try:
         return process.wait(limit_s)
@@ -184,8 +194,8 @@ def run_test(command, environment, folder, prefix, limit_s, cpu_s=600):
 class Baseline:
     """CPU seconds of each test without a fault; None for tests that are skipped on this machine."""
 
-    def __init__(self, prefix):
-        self.prefix, self.seconds, self.lock = prefix, {}, threading.Lock()
+    def __init__(self, prefix, linked=False):
+        self.prefix, self.seconds, self.lock, self.linked = prefix, {}, threading.Lock(), linked
 
     def of(self, test, place):
         with self.lock:
@@ -194,11 +204,14 @@ class Baseline:
             return self.seconds[test]
 
     def _measure(self, test, place):
-        if test not in place.build.tests:
+        if not place.build.tests.get(test, ([],))[0]:  # not configured, or not built
             return None
+        chosen, place.number = place.number, "0"
+        command = place.command_of(test, linked=self.linked)
+        place.number = chosen
         for _ in range(TRIES):
             begun = cpu_seconds()
-            code = run_test(*place.command_of(test, linked=False), place.folder, self.prefix, 600)
+            code = run_test(*command, place, self.prefix, 600)
             if code in (0, 77):
                 return cpu_seconds() - begun if code == 0 else None
         raise Trouble(f"{test} fails without a fault (exit code {code})")
@@ -207,19 +220,23 @@ class Baseline:
 def tests_of(mutation, options):
     if options.named:
         return read_equivalents(NAMED)[key_of(mutation)]
-    return options.tests or next(tests for pattern, tests in AREAS if fnmatch.fnmatch(mutation.file, pattern))
+    area = options.tests or next(tests for pattern, tests in AREAS if fnmatch.fnmatch(mutation.file, pattern))
+    return " ".join(sorted(area.split(), key=lambda test: not Path(mutation.file).stem.startswith(test)))  # its own first
 
 
 def judge(mutation, place, options, baseline):
     """Outcome of a fault, and the test that noticed it."""
     outcome = place.build_with(mutation)
-    if outcome != "changed":
-        return outcome, ""
+    return noticed(mutation, place, options, baseline) if outcome == "changed" else (outcome, "")
+
+
+def noticed(mutation, place, options, baseline):
+    """Runs the tests of a fault that is built until one fails."""
     for test in tests_of(mutation, options).split():
         usual = baseline.of(test, place) if place.touches(test) else None
         if usual is None or usual > options.longest:
             continue
-        code = run_test(*place.command_of(test), place.folder, options.prefix, 300 + 10 * usual, int(5 + 3 * usual))
+        code = run_test(*place.command_of(test), place, options.prefix, 300 + 10 * usual, int(5 + 3 * usual))
         if code is None:
             return "killed", f"{test} (time)"
         if code:
@@ -232,7 +249,8 @@ def run_all(mutations, options, report):
     build, baseline, places = Build(ROOT, options.build), Baseline(options.prefix), queue.Queue()
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder, ThreadPoolExecutor(options.jobs) as pool:
         for number in range(options.jobs):
-            places.put(Workplace(build, Path(folder) / str(number), shlex.split(options.prefix)))
+            places.put(Workplace(build, Path(folder) / str(number), shlex.split(options.prefix),
+                                 shlex.split(options.flags)))
 
         def work(mutation):
             place = places.get()
@@ -244,6 +262,24 @@ def run_all(mutations, options, report):
 
         for done in pool.map(work, mutations):
             report(*done)
+
+
+def run_together(mutations, options, report):
+    """Judges faults that were compiled at once. Those that cannot be are compiled one by one."""
+    build, flags, prefix = Build(ROOT, options.build), shlex.split(options.flags), shlex.split(options.prefix)
+    with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
+        many, one = (Workplace(build, Path(folder) / name, prefix, flags) for name in ("many", "one"))
+        numbers = many.build_together(mutations)
+        print(f"{len(numbers)} of {len(mutations)} faults compiled at once", flush=True)
+        together, alone = Baseline(options.prefix, linked=True), Baseline(options.prefix)
+        for mutation in sorted(mutations, key=lambda each: each not in numbers):
+            begun = time.monotonic()
+            if mutation in numbers:
+                many.choose(mutation, numbers[mutation])
+                done = noticed(mutation, many, options, together)
+            else:
+                done = judge(mutation, one, options, alone)
+            report(mutation, *done, time.monotonic() - begun)
 
 
 # ---- Reporting ------------------------------------------------------------------------------------------------------------
@@ -295,7 +331,7 @@ def main(arguments=None):
                 show(mutation, outcome if outcome == "survived" else f"killed by {test}, said to be equivalent", reason)
 
         try:
-            run_all(mutations, options, report)
+            (run_together if options.together else run_all)(mutations, options, report)
         except Trouble as trouble:
             print(f"mutate.py: {trouble}", file=sys.stderr)
             return 3

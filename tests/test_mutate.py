@@ -7,6 +7,7 @@ tests/test_mutate.py path/to/build     needs only Python's standard library
 import contextlib
 import csv
 import io
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -18,7 +19,8 @@ sys.path.insert(0, str(ROOT / "scripts"))
 sys.dont_write_bytecode = True
 import mutate  # noqa: E402  # found by the path above
 from mutating.mutations import key_of, mutations_of, read_equivalents  # noqa: E402
-from mutating.programs import Build  # noqa: E402
+from mutating.programs import Build, Workplace  # noqa: E402
+from mutating.together import READER, with_all  # noqa: E402
 
 BUILD = sys.argv.pop(1) if len(sys.argv) > 1 else str(ROOT / "build")
 
@@ -31,7 +33,7 @@ FAULTS = {  # a statement, and all its mutations
     "return 1;": "return 0;",
     "return 2.5e-3f;": "return (2 * 2.5e-3f);",
     "return 0x1.8p-24;": "return (2 * 0x1.8p-24);",
-    "return 0.0f;": "return 1.0;",
+    "return 0.0f;": "return 1.0f;",
     "return true;": "return false;",
     "return !ready;": "return ready;",
     "return a ? b : c;": "return a ? c : b;",
@@ -89,6 +91,62 @@ class Mutations(unittest.TestCase):
         self.assertEqual(sorted(mutate.sampled(every, 10 ** 6, seed=5, by="file")), sorted(every))
 
 
+PROGRAM = """#include <stdio.h>
+typedef struct pair { int first, second; } pair;
+static int less(pair p, int most) {
+  if (p.first < most && !(p.second > 3)) return p.first - p.second;
+  if (p.second == 0)
+    return 9;
+  else
+    p.second += 2;
+  return p.first * 4;
+}
+int main(void) {
+  const int most = 5, least = 2;
+  int sum = 0, steps = 0;
+  for (int i = 0; i < 6 && steps++ < 20; i++) sum = 3 * sum + less((pair){i, 6 - i}, most);
+  for (int i = least; i <= 9 && steps++ < 30; i += 3) {
+    const pair given = {.first = i, .second = sum % 7};
+    sum += less(given, least);
+    if (sum > 100) break;
+  }
+  printf("%d\\n", sum);
+  return 0;
+}
+"""
+
+
+class Together(unittest.TestCase):
+    """Faults that are compiled at once."""
+
+    def output_of(self, folder, name, text, **environment):
+        source, program = Path(folder) / f"{name}.c", Path(folder) / name
+        if not program.exists():
+            source.write_text(text, encoding="utf-8")
+            done = subprocess.run(["cc", "-w", "-o", program, source], stderr=subprocess.PIPE, check=False)
+            self.assertTrue(done.returncode == 0 or name != "many", done.stderr)
+            if done.returncode:
+                return None
+        return subprocess.run([program], env=environment, stdout=subprocess.PIPE, timeout=60, check=False).stdout
+
+    def test_each_fault_does_what_it_does_alone(self):
+        compiling = [each for each in mutations_of("x.c", PROGRAM) if each.kind != "arguments"]
+        faults = dict(enumerate(compiling, 1))
+        many, lines = with_all(PROGRAM, faults)
+        self.assertGreater(len(set(lines.values())), 0.95 * len(faults))
+        lines, different = PROGRAM.split("\n"), 0
+        with tempfile.TemporaryDirectory() as folder:
+            usual = self.output_of(folder, "usual", PROGRAM)
+            self.assertEqual(self.output_of(folder, "many", many + READER), usual)
+            for number, fault in list(faults.items())[::4]:
+                text = "\n".join([*lines[:fault.number], fault.after, *lines[fault.number + 1:]])
+                alone = self.output_of(folder, f"x{number}", text)
+                with self.subTest(fault.after):
+                    self.assertEqual(self.output_of(folder, "many", "", MUTANT=str(number)), alone)
+                different += alone != usual
+        self.assertGreater(different, 5)
+
+
 class Equivalents(unittest.TestCase):
     def test_every_entry_is_still_a_fault_of_its_file(self):
         known = {}
@@ -132,6 +190,19 @@ class Runs(unittest.TestCase):
         self.assertEqual(code, 1)
         self.assertIn("survived", [row["outcome"] for row in rows])
         self.assertIn("survived  harness/timing/stats.c:", said)
+
+    def test_faults_compiled_at_once_meet_the_same_end(self):
+        alone, together = (self.run_sample("stats", "--sample", "6", *more)[2] for more in ([], ["--together"]))
+        ends = [{(row["before"], row["after"]): row["outcome"].replace("same code", "survived") for row in rows}
+                for rows in (alone, together)]
+        self.assertEqual(*ends)
+
+    def test_headers_come_from_the_copy_too(self):
+        place = Workplace.__new__(Workplace)
+        place.build, place.sources = Build(ROOT, BUILD), Path("/copy")
+        for word, moved in ((f"-I{ROOT}", "-I/copy"), (f"-I{ROOT}/src", "-I/copy/src"), (f"{ROOT}/src/a.c", "/copy/src/a.c"),
+                            (f"-I{place.build.folder}/generated", f"-I{place.build.folder}/generated"), ("-O2", "-O2")):
+            self.assertEqual(place._moved(word), moved)
 
     def test_a_fault_in_a_header_of_all_tiers_is_tried_in_few_first(self):
         first, later = Build(ROOT, BUILD).users_of("kernels/common/convert.h")

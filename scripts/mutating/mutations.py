@@ -68,7 +68,7 @@ def other_constants(code, line):
         yield line[:match.start()] + new + line[match.end():], "constant"
     for match in FLOAT.finditer(code):
         zero = not re.search(r"[1-9a-d]", match.group().replace("0x", "").rstrip("f"))
-        new = "1.0" if zero else f"(2 * {match.group()})"
+        new = "1.0" + "f" * match.group().endswith("f") if zero else f"(2 * {match.group()})"
         yield line[:match.start()] + new + line[match.end():], "constant"
 
 

@@ -13,6 +13,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from mutating.together import READER, with_all
+
 SOURCES = ("include", "src", "kernels", "harness", "tests")  # copied folders; faults are put into the copies
 FIRST = re.compile(r"/(src|tests|kernels/(common|library|ref|avx2))/")  # compiled first for a header of kernels/
 STRICT = ["-g0", "-Werror=int-conversion", "-Werror=incompatible-pointer-types", "-Werror=implicit-function-declaration"]
@@ -31,6 +33,8 @@ class Build:
         self.links = {str(path.parent.parent.parent / path.parent.name[:-4]): path
                       for path in self.folder.glob("**/CMakeFiles/*.dir/link.txt")}
         self.tests = self._tests()
+        self.sanitized = bool(re.search("^ATTN_SANITIZE:.*=.", (self.folder / "CMakeCache.txt").read_text(encoding="utf-8"),
+                                        flags=re.M))
 
     def _users(self):
         """{file: sources that include it, or the file itself}, from the compiler's dependency files."""
@@ -70,19 +74,21 @@ class Build:
 class Workplace:
     """A copy of the sources and the programs linked from it, one for each job."""
 
-    def __init__(self, build, folder, prefix):
-        self.build, self.folder, self.prefix = build, Path(folder), prefix
+    def __init__(self, build, folder, prefix, flags=()):
+        self.build, self.folder, self.prefix, self.flags = build, Path(folder), prefix, flags
         self.sources = self.folder / "sources"
         for name in SOURCES:
             shutil.copytree(build.root / name, self.sources / name, ignore=shutil.ignore_patterns("corpus", "minilm"))
         self.unchanged = {}  # source: hash of its object without a fault
         self.objects, self.programs = [], {}
+        self.changed = set()  # sources whose objects a fault changes
+        self.number = None  # of the fault among those that were compiled together
 
     def _moved(self, word):
         """A word of a compiler's command, with folders of the sources replaced by those of the copy."""
         option, path = re.fullmatch(r"(-I)?(.*)", word).groups(default="")
         root, build = self.build.root, self.build.folder
-        if not path.startswith(f"{root}/") or path == str(build) or path.startswith(f"{build}/"):
+        if not f"{path}/".startswith(f"{root}/") or path == str(build) or path.startswith(f"{build}/"):
             return word
         return f"{option}{self.sources}{path[len(str(root)):]}"
 
@@ -92,7 +98,8 @@ class Workplace:
         output = self.folder / (hashlib.sha1(source.encode()).hexdigest()[:16] + ".o")
         words = [self._moved(word) for word in command]
         words[words.index("-o") + 1] = str(output)
-        done = subprocess.run([*self.prefix, *words, *STRICT], cwd=folder, stderr=subprocess.DEVNULL, check=False)
+        done = subprocess.run([*self.prefix, *words, *STRICT, *self.flags], cwd=folder, stderr=subprocess.PIPE, check=False)
+        self.errors = done.stderr.decode(errors="replace")
         return None if done.returncode else output
 
     def build_with(self, mutation):
@@ -114,15 +121,70 @@ class Workplace:
             if None in objects.values():
                 return "not compiled"
             self.objects = {source: each for source, each in objects.items() if hash_of(each) != self.unchanged[source]}
+            self.changed = set(self.objects)
             if self.objects:
                 return "changed"
         return "same code"
+
+    def build_together(self, mutations):
+        """Compiles many faults at once. Returns {mutation: number} of those for which that is possible."""
+        numbers, own, lines = {}, {}, {}
+        for mutation in mutations:
+            numbers[mutation] = len(numbers) + 1
+            own.setdefault(mutation.file, []).append(mutation)
+        for file in own:
+            lines[file] = self._write_together(file, own[file], numbers)
+        self.objects = {}
+        for file in own:
+            for source in self._first_users(file):
+                while source not in self.objects:
+                    done = self._compile(source)
+                    if done:
+                        self.objects[source] = done
+                    elif not self._leave_wrong_ones_out(own, lines, numbers):
+                        raise RuntimeError(f"{source} does not compile with many faults:\n{self.errors}")
+        self.users = {file: set(self._first_users(file)) for file in own}
+        reader = self.folder / "reader.c"
+        reader.write_text(READER, encoding="utf-8")
+        subprocess.run(["cc", "-c", "-o", reader.with_suffix(".o"), reader], check=True)
+        self.objects["reader.c"] = reader.with_suffix(".o")
+        kept = {number for numbered in lines.values() for number in numbered.values()}
+        return {mutation: number for mutation, number in numbers.items() if number in kept}
+
+    def _first_users(self, file):
+        """Sources of the first group that include a file, but those of plug-ins: they define some of the library's names."""
+        users = next(filter(None, self.build.users_of(file)), [])
+        return [each for each in users if "/kernels/plugin/" not in each]
+
+    def _write_together(self, file, mutations, numbers):
+        text = (self.build.root / file).read_text(encoding="utf-8")
+        text, lines = with_all(text, {numbers[each]: each for each in mutations})
+        (self.sources / file).write_text(text, encoding="utf-8")
+        return lines
+
+    def _leave_wrong_ones_out(self, own, lines, numbers):
+        """Takes the faults out that the compiler's errors are at, or before. Returns whether there are any."""
+        wrong = set()
+        for name, line in re.findall(r"^(?:In file included from )?(\S+?):(\d+):\d+: error", self.errors, flags=re.M):
+            file = os.path.relpath(name, self.sources)
+            before = [number for number in lines.get(file, {}) if number <= int(line)]
+            if before:
+                wrong.add((file, lines[file][max(before)]))
+        for file in {file for file, _ in wrong}:
+            own[file] = [each for each in own[file] if (file, numbers[each]) not in wrong]
+            lines[file] = self._write_together(file, own[file], numbers)
+        return bool(wrong)
+
+    def choose(self, mutation, number):
+        """Lets programs run with one of the faults that were compiled together."""
+        self.number = str(number)
+        self.changed = self.users[mutation.file]
 
     def touches(self, test):
         """Whether a test can see the fault. A test named after a tier cannot see faults in other tiers."""
         tier = re.search(r"_(c|avx\w*|amx|neon\w*)$", test)
         folders = {match and match[1] for match in (re.search(r"/kernels/(ref|avx\w*|amx|neon\w*)/", each)
-                                                    for each in self.objects)}
+                                                    for each in self.changed)}
         return not tier or None in folders or {"c": "ref"}.get(tier[1], tier[1]) in folders
 
     def _program(self, path):
@@ -133,6 +195,7 @@ class Workplace:
             output = self.folder / Path(path).name
             own = {source[len(str(self.build.root)) + 1:]: str(each) for source, each in self.objects.items()}
             tests = {f".dir/{source[6:]}.o": own.pop(source) for source in list(own) if source.startswith("tests/")}
+            words = [word for word in words if not any(word.endswith(f"/{source}.o") for source in own)]
             words = [next((each for end, each in tests.items() if word.endswith(end)), word) for word in words]
             at = words.index("-o")
             words[at + 1:at + 2] = [str(output), *own.values()]
@@ -143,6 +206,8 @@ class Workplace:
     def command_of(self, test, linked=True):
         """Command and environment of a test. linked: with the fault."""
         command, environment = self.build.tests[test]
+        if self.number is not None:
+            environment = {**environment, "MUTANT": self.number}
         return [self._program(word) if linked and word in self.build.links else word for word in command], environment
 
 
