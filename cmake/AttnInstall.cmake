@@ -17,6 +17,9 @@ endforeach()
 install(DIRECTORY include/attn TYPE INCLUDE COMPONENT development FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")
 if(ATTN_BUILD_HARNESS)
   install(TARGETS attnbench RUNTIME COMPONENT tools)
+  install(DIRECTORY ${PROJECT_BINARY_DIR}/man/ DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT tools OPTIONAL)
+  install(FILES packaging/attnbench.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME attnbench
+          COMPONENT tools)
 endif()
 
 # Targets attn::shared, attn::static, attn::nn_shared, attn::nn_static; attnConfig.cmake adds attn::attn and attn::nn.

@@ -304,6 +304,20 @@ static int take_option(const cli_command *command, int argc, char **argv, int *i
   return store_value(command->name, option, value ? value : argv[++*index]);
 }
 
+/* Prints what an argument asks for: --help in one of its forms. False if it is none. */
+static bool print_asked(const cli_command *command, const char *argument) {
+  static const struct {
+    const char *form;
+    void (*print)(const cli_command *);
+  } forms[] = {{"--help", print_help}, {"-h", print_help}, {"--help=man", cli_print_man}, {"--help=words", cli_print_words}};
+  for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
+    if (strcmp(argument, forms[i].form)) continue;
+    forms[i].print(command);
+    return true;
+  }
+  return false;
+}
+
 bool cli_parse(const cli_command *command, int argc, char **argv, int *exit_code) {
   bool options_end = false;
   *exit_code = BENCH_EXIT_OK;
@@ -315,8 +329,7 @@ bool cli_parse(const cli_command *command, int argc, char **argv, int *exit_code
                                      joint(command->name), command->name);
     } else if (!strcmp(argument, "--")) {
       options_end = true;
-    } else if (!strcmp(argument, "--help") || !strcmp(argument, "-h")) {
-      print_help(command);
+    } else if (print_asked(command, argument)) {
       return false;
     } else {
       *exit_code = take_option(command, argc, argv, &i);

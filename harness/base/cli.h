@@ -75,6 +75,14 @@ typedef struct cli_command {
 /* True: go on. False: return *exit_code (0 after --help, 2 after an error, which has been said on stderr). */
 bool cli_parse(const cli_command *command, int argc, char **argv, int *exit_code);
 
+/* --help=man and --help=words, which cli_parse() knows: the manual page in roff, the options one a line (cli_man.c). */
+void cli_print_man(const cli_command *command);
+void cli_print_words(const cli_command *command);
+
+/* A page made by hand: its head, and items below headings. */
+void cli_man_open(const char *name, const char *usage, const char *summary);
+void cli_man_item(const char *name, const char *text);
+
 /* Prints "attnbench NAME: " and the message as one line on stderr. Returns the code. */
 int cli_fail(int code, const char *command, const char *format, ...) __attribute__((format(printf, 3, 4)));
 #define cli_usage_error(...) cli_fail(BENCH_EXIT_USAGE, __VA_ARGS__)

@@ -20,6 +20,8 @@ typedef struct command {
 
 static int help_main(int argc, char **argv);
 static int version_main(int argc, char **argv);
+static int man_main(int argc, char **argv);
+static int words_main(int argc, char **argv);
 
 static const command commands[] = {
     {"run", bench_run_main, "check kernels, then time them: table, CSV, JSON (the default, with preset quick)"},
@@ -34,6 +36,8 @@ static const command commands[] = {
     {"help", help_main, NULL},
     {"--help", help_main, NULL},
     {"-h", help_main, NULL},
+    {"--help=man", man_main, NULL},
+    {"--help=words", words_main, NULL},
     {"--version", version_main, NULL},
 };
 enum { COMMANDS = sizeof commands / sizeof *commands };
@@ -81,6 +85,31 @@ static int help_main(int argc, char **argv) {
   const command *about = find(argv[1]);
   char *with_help[] = {argv[1], help, NULL};
   return about && about->summary ? about->main(2, with_help) : unknown_command(argv[1]);
+}
+
+static void print_items(void) {
+  puts(".SH COMMANDS");
+  for (int i = 0; i < COMMANDS; i++)
+    if (commands[i].summary) cli_man_item(commands[i].name, commands[i].summary);
+}
+
+/* attnbench(1). */
+static int man_main(int argc, char **argv) {
+  (void)argc;
+  (void)argv;
+  cli_man_open("", "[COMMAND] [options]",
+               "attention kernels for CPUs, validated and timed. Each command has a page of its own: attnbench-run(1).");
+  print_items();
+  return BENCH_EXIT_OK;
+}
+
+/* For shells to complete, and for those who make manual pages: the names of the commands. */
+static int words_main(int argc, char **argv) {
+  (void)argc;
+  (void)argv;
+  for (int i = 0; i < COMMANDS; i++)
+    if (commands[i].summary) puts(commands[i].name);
+  return BENCH_EXIT_OK;
 }
 
 static int run_command(int argc, char **argv) {

@@ -3,11 +3,13 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "cases/cases.h"
 #include "commands/commands.h"
 #include "commands/options.h"
 #include "goals/goals.h"
 #include "report/report.h"
+#include "timing/setup.h"
 
 static int list_kernels(const bench_options *options) {
   const int code = bench_plugins_load(&options->filter.load, options->command);
@@ -48,7 +50,7 @@ static int list_axes(const bench_options *options) {
 }
 
 static int list_presets(const bench_options *options) {
-  char summary[200];
+  char summary[200], clock[24];
   for (const bench_preset *preset = bench_presets; preset->name; preset++) {
     bench_case_list cases = {0};
     const bench_options chosen = {
@@ -56,11 +58,15 @@ static int list_presets(const bench_options *options) {
     const int code = bench_options_cases(&chosen, &cases);
     if (code) return code;
     bench_preset_summary(preset, summary, sizeof summary);
-    printf("%-12s %5d cases  ", preset->name, cases.count);
-    bench_print_wrapped(stdout, summary, 26);
+    const bool suite = !strncmp(summary, "Suite", 5); /* of `check`, which times nothing */
+    bench_format_clock(bench_cases_guess(cases.item, cases.count, options->case_budget_s, !suite), clock, sizeof clock);
+    const int column = printf("%-12s %5d cases %8s  ", preset->name, cases.count, clock);
+    bench_print_wrapped(stdout, summary, column);
     bench_cases_clear(&cases);
   }
-  printf("\nattnbench list preset NAME prints its text; attnbench list cases --preset NAME its cases.\n");
+  printf(
+      "\nTimes are guesses, to a factor of two or so, for all kernels of this CPU without plug-ins.\n"
+      "attnbench list preset NAME prints its text; attnbench list cases --preset NAME its cases.\n");
   return BENCH_EXIT_OK;
 }
 

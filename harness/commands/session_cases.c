@@ -8,7 +8,11 @@
 static int open_cases(bench_session *s, const bench_selection *selection) {
   (void)selection;
   const int code = bench_options_cases(s->options, &s->cases);
-  return code || s->cases.count ? code : cli_fail(BENCH_EXIT_NOTHING, s->options->command, "no cases are left");
+  if (code) return code;
+  for (int i = 0; i < s->cases.count; i++)
+    if (!s->cases.item[i].invalid[0]) return 0;
+  if (!s->cases.count) return cli_fail(BENCH_EXIT_NOTHING, s->options->command, "no cases are left");
+  return cli_usage_error(s->options->command, "no case is possible: %s", s->cases.item[0].invalid);
 }
 
 static double guess_case(const bench_session *s, int index) {

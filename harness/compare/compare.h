@@ -145,8 +145,8 @@ int bench_failures_conclude(const bench_matches *m, const cli_list *fail_on);
 enum { BENCH_PAIRED_ROUNDS_COUNT = 121, BENCH_LEAST_PAIRED_ROUNDS = 21 };
 
 /* Checks a kernel of both builds on a case and times them side by side, and A or B once more, in settings->rounds rounds (0:
- * 121, or fewer that fit the case's budget, but 21). rows[0] is of A, rows[1] of B; the caller clears them. *c is measured if
- * both have times. False if *settings->stop cut it short. */
+ * 121, or fewer that fit the case's budget, but 21). rows[0] is of A, rows[1] of B; the caller clears them. *c is measured
+ * if both have times. False if *settings->stop cut it short. */
 bool bench_paired_measure(const bench_build builds[2], const bench_case *bench, const attn_kernel_info *kernel,
                           const bench_case_settings *settings, bench_row rows[2], bench_comparison *c);
 

@@ -221,3 +221,14 @@ double bench_case_guess(const bench_case *bench, const attn_kernel_info *const *
   if (settings->rounds) return check_s + settings->rounds * samples_s;
   return check_s + fmin(settings->case_budget_s, TYPICAL_ROUNDS * samples_s);
 }
+
+double bench_cases_guess(const bench_case *cases, int count, double case_budget_s, bool timed) {
+  const bench_case_settings settings = {.timed = timed, .case_budget_s = case_budget_s};
+  const attn_kernel_info *kernels[BENCH_MAX_KERNELS];
+  int usable = 0;
+  double guess = 0;
+  for (int i = 0; i < attn_kernel_count() && usable < BENCH_MAX_KERNELS; i++)
+    if (!attn_kernel_unusable(attn_kernel_get(i))) kernels[usable++] = attn_kernel_get(i);
+  for (int i = 0; i < count; i++) guess += bench_case_guess(&cases[i], kernels, usable, &settings);
+  return guess;
+}

@@ -157,6 +157,7 @@ bool bench_run_case(const bench_case *bench, const attn_kernel_info *const *kern
                     const bench_case_settings *settings, bench_row *rows);
 
 /* A guess at the seconds that bench_run_case() takes. */
+double bench_cases_guess(const bench_case *cases, int count, double case_budget_s, bool timed); /* all kernels of this CPU */
 double bench_case_guess(const bench_case *bench, const attn_kernel_info *const *kernels, int count,
                         const bench_case_settings *settings);
 

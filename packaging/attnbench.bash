@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: MIT
+# Completion of attnbench for bash: `source packaging/attnbench.bash`, or installed where bash-completion looks. The words
+# come from the program itself, so that they are always those of its option tables.
+_attnbench() {
+  local program=${COMP_WORDS[0]} word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} command=run words
+  [ "$COMP_CWORD" -gt 1 ] && [[ ${COMP_WORDS[1]} != -* ]] && command=${COMP_WORDS[1]}
+  case $before in
+    -p | --preset | -s | --suite)
+      words=$("$program" list presets 2>/dev/null | awk '/^[a-z]+ +[0-9]+ cases/ { print $1 }')
+      ;;
+    -k | --kernel)
+      words=$("$program" list kernels 2>/dev/null | awk '/^[a-z]+_[a-z0-9]+ / && !/NOT HERE/ { print $1 }')
+      words="auto $words"
+      ;;
+    *)
+      [ "$COMP_CWORD" -eq 1 ] && words=$("$program" --help=words 2>/dev/null)
+      [ "$COMP_CWORD" -eq 1 ] && [[ $word != -* ]] || words=$("$program" "$command" --help=words 2>/dev/null)
+      [ "$command" = list ] && words="$words kernels presets preset axes cases"
+      ;;
+  esac
+  mapfile -t COMPREPLY < <(compgen -W "$words" -- "$word")
+}
+complete -o default -F _attnbench attnbench
