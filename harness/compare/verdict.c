@@ -14,7 +14,13 @@
 
 #include "compare/compare.h"
 
-enum { BLOCKS = 4, LEAST_SPREAD = 6, LEAST_OF_KERNEL = 3, MOST_DEGREES = 60 };
+enum {
+  BLOCKS = 4,
+  LEAST_SPREAD = 6,
+  LEAST_OF_KERNEL = 3,
+  MOST_DEGREES = 60,
+  FEW_DEGREES = 5 /* single runs have outliers: seven real ones had a false verdict with 60 */
+};
 
 static const double ONE_RUN_FLOOR = 0.01; /* two runs of one program differ so, at the least, on quiet machines */
 static const double RUNS_FLOOR = 0.0005;  /* a few runs that agree by chance */
@@ -209,7 +215,7 @@ static table_errors learn(const bench_comparisons *t, double *value) {
   e.unequal = sqrt(fmax(0, squared(noise) - squared(within)));
   e.spread = sqrt(fmax(0, squared(spread_of(t, value)) - squared(within)));
   if (d > 0) e.runs = fmax(RUNS_FLOOR, sqrt(unbiased(or_zero(median_over(t, value, get_runs_squared)), d)));
-  if (t->design == BENCH_ONE_RUN) e.degrees = t->count < 4 ? 3 : t->count < MOST_DEGREES ? t->count - 1 : MOST_DEGREES;
+  if (t->design == BENCH_ONE_RUN) e.degrees = t->count < LEAST_SPREAD ? 3 : FEW_DEGREES;
   if (t->design == BENCH_SEVERAL_RUNS) e.degrees = t->count < LEAST_SPREAD ? d : 2 * d;
   return e;
 }
