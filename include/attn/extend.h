@@ -53,8 +53,8 @@ ATTN_API int attn_parallel_default_threads(void);
 
 /** How many threads a parallel loop of the calling thread can have, at most `wanted`, and at least 1: fewer where OpenMP's
  * settings or the system allow no more, 1 without OpenMP. OpenMP runtimes end the process where a thread cannot be made, so
- * a program's own regions ask first, each: `#pragma omp parallel num_threads(attn_parallel_available(n))`. A program that has
- * ended OpenMP's threads, with omp_pause_resource_all(), says so by `wanted` = 0. */
+ * a program's own regions ask first, each: `#pragma omp parallel num_threads(attn_parallel_available(n))`. A program that
+ * has ended OpenMP's threads, with omp_pause_resource_all(), says so by `wanted` = 0. */
 ATTN_API int attn_parallel_available(int wanted);
 
 /** Whether work that takes one thread so long, in nanoseconds, is faster on several threads. */
