@@ -273,9 +273,9 @@ build_with_clang() {
 
 stage_races() {
   local result=0
-  build_targets tsan "" test_bits test_plan || { fail_build && return; } || return 1
+  build_targets tsan "" test_bits test_plan plugin_client || { fail_build && return; } || return 1
   local -x ATTN_TEST_FEW=1 # bits takes minutes otherwise; the threads are as many
-  run_ctest build-tsan -R '^(bits|plan)$' || result=1
+  run_ctest build-tsan -R '^(bits|plan|plugins_race)$' || result=1
   echo 'int main(void) { return 0; }' | "$(clangs | head -n 1)" -fopenmp -x c - -o /dev/null 2>/dev/null ||
     { skipped="only the pool: no OpenMP for clang; to install it: apt-get install libomp-14-dev" && return $result; }
   build_with_clang tsan-openmp test_bits test_plan || { fail_build && return; } || return 1

@@ -22,5 +22,8 @@ set(plugin_tests "")
 if(ATTN_STATIC_BACKENDS) # then libattn has no plug-ins of its own
   set(plugin_tests Refused Loaded OwnKernel)
 endif()
+# Under ThreadSanitizer (scripts/test.sh, stage races) this is the test of the lock around loading.
+add_labelled(plugins_race "unit" plugin_client race ${plugin_folder}/plugin_nothing.so)
+set_tests_properties(plugins_race PROPERTIES PASS_REGULAR_EXPRESSION "^ATTN_OK" FAIL_REGULAR_EXPRESSION "ThreadSanitizer")
 add_python_test(plugins test_plugins.py $<TARGET_FILE:plugin_client> $<TARGET_FILE:attn_shared> ${plugin_folder}
                 $<TARGET_FILE:attnbench> ${CMAKE_C_COMPILER} ${plugin_tests})

@@ -2,7 +2,7 @@
 /* A program that links libattn.so and does what its arguments say, for tests/test_plugins.py:
  *
  *     load PLUGIN      attn_load_kernels(): prints the status and the sentence
- *     race PLUGIN      the same from eight threads at once, which look for kernels meanwhile
+ *     race PLUGIN      the same from eight threads at once, which look for kernels and compute meanwhile
  *     kernels          every kernel and the file that it came from
  *     missing          the kernels that are not here, and why
  *     run KERNEL       attention by that kernel ("auto": the library's choice): prints the kernel's name
@@ -28,11 +28,24 @@ static void load(const char *plugin) {
   if (good(attn_load_kernels(plugin))) puts("ATTN_OK");
 }
 
-static void *load_and_look(void *plugin) {
-  const bool loaded = attn_load_kernels(plugin) == ATTN_OK;
+static bool look(void) {
   for (int i = 0; i < attn_kernel_count(); i++)
-    if (!attn_kernel_get(i) || !attn_kernel_find(attn_kernel_get(i)->name)) return NULL;
-  return loaded ? plugin : NULL;
+    if (!attn_kernel_get(i) || !attn_kernel_find(attn_kernel_get(i)->name)) return false;
+  return true;
+}
+
+/* Finds a kernel and computes, automatically and by name. */
+static bool compute(void) {
+  float x[ELEMENTS] = {1}, o[ELEMENTS];
+  attn_problem problem;
+  attn_problem_init(&problem, 1, HEADS, HEADS, SEQ, SEQ, DIM, DIM);
+  const attn_args args = {.q = x, .k = x, .v = x, .o = o};
+  return attn_sdpa(&problem, &args) == ATTN_OK && attn_kernel_find("flash_c");
+}
+
+static void *load_and_look(void *plugin) {
+  const bool before = compute(), loaded = attn_load_kernels(plugin) == ATTN_OK;
+  return before && loaded && look() && compute() ? plugin : NULL;
 }
 
 static void race(const char *plugin) {
