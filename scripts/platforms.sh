@@ -9,7 +9,8 @@ usage() {
 usage: scripts/platforms.sh [--write] [--chroot FOLDER] [PLATFORM]...
 
 Configures and builds libraries and attnbench without optional packages for each platform named, or for all, and runs 50
-cases of each suite with every kernel there. Where programs can load kernels, examples/own_kernel is built, loaded and checked.
+cases of each suite with every kernel there. Where programs can load kernels, examples/own_kernel is built, loaded and
+checked.
 Prints a row per platform; one whose compiler or emulator is absent is skipped, one whose suite takes 15 minutes has failed.
 
   --write          put the rows into docs/platforms.md; a platform that was skipped or not named keeps the row that it has
@@ -85,7 +86,8 @@ find_place() {
 # Builds examples/own_kernel with the platform's compiler; attnbench loads and checks it.
 check_plugin() {
   local plugin=./$folder/libown_kernel.so compiler
-  compiler=$(sed -n 's/^set(CMAKE_C_COMPILER "\(.*\)")/\1/p' "${inside[1]:-}$source/$folder"/CMakeFiles/*/CMakeCCompiler.cmake)
+  compiler=$(sed -n 's/^set(CMAKE_C_COMPILER "\(.*\)")/\1/p' \
+    "${inside[1]:-}$source/$folder"/CMakeFiles/*/CMakeCCompiler.cmake)
   run_quietly plugin "$compiler" -O3 -fPIC -shared examples/own_kernel/own_kernel.c -Iinclude -lm -o "$plugin" || return 1
   # shellcheck disable=SC2086  # a list of words
   run_quietly load "${quiet[@]}" $emulator "$program" check -q --load "$plugin" -k own_kernel -a seq=5,67 -a heads=4
@@ -117,7 +119,8 @@ run_quietly() { # STEP COMMAND...: here or in the chroot
   shift
   if [ ${#inside[@]} -gt 0 ]; then
     # A compiler cache that the environment names is not there.
-    set -- "${inside[@]}" env -u CMAKE_C_COMPILER_LAUNCHER -u CMAKE_CXX_COMPILER_LAUNCHER sh -c 'cd /attn && exec "$@"' sh "$@"
+    set -- "${inside[@]}" env -u CMAKE_C_COMPILER_LAUNCHER -u CMAKE_CXX_COMPILER_LAUNCHER \
+      sh -c 'cd /attn && exec "$@"' sh "$@"
   fi
   quietly "$log" "$@" || { failed=$step && return 1; }
 }

@@ -29,7 +29,7 @@ enum {
 
 static const double SAMPLE_NS = 5e4;       /* a thousand times what reading the clock takes */
 static const double REWARM_BELOW_NS = 1e6; /* a longer call hardly notices that others used the caches before it */
-static const double NEAR = 1.3;            /* times the best: worth more rounds */
+static const double NEAR_BEST = 1.3;            /* times the best: worth more rounds */
 static const size_t MOST_WORKSPACE = (size_t)1 << 30; /* unless the automatic choice needs more */
 
 typedef struct candidate {
@@ -244,7 +244,7 @@ static double best_ns(const session *s) {
 
 static bool takes_part(const session *s, const candidate *c) {
   if (!c->calls) return false;
-  if (s->rounds == 0 || c->median_ns <= NEAR * best_ns(s)) return true;
+  if (s->rounds == 0 || c->median_ns <= NEAR_BEST * best_ns(s)) return true;
   return c->rounds < FEW_ROUNDS && c->spent_ns <= 0.5 * s->budget_ns / s->count;
 }
 

@@ -39,7 +39,15 @@ quietly "$cmake" --install "$build" --prefix "$work/first"
 mv "$work/first" "$work/moved"
 prefix=$work/moved
 if grep -rIl -e "$work/first" -e "$build" "$prefix"; then fail "installed text files above hold absolute paths"; fi
-[ ! -x "$prefix/bin/attnbench" ] || quietly "$prefix/bin/attnbench" list kernels
+# attnbench in the moved tree takes libattn and its plug-ins from there.
+if [ -x "$prefix/bin/attnbench" ]; then
+  quietly "$prefix/bin/attnbench" env
+  for plugin in openblas onednn; do
+    file=$(find "$prefix" -name "libattn_$plugin.so")
+    [ -z "$file" ] || grep -q "^OK *plugins .*$file" "$work/log" ||
+      { cat "$work/log" && fail "attnbench does not load $file"; }
+  done
+fi
 needs=$(readelf -d "$prefix/lib/libattn.so" | sed -n 's/.*NEEDED.*\[\(.*\)\]/\1/p')
 unexpected=$(grep -vE '^(libc|libm|libgomp|libomp|ld-linux-.*)\.so' <<<"$needs") && fail "libattn.so needs $unexpected"
 

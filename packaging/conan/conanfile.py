@@ -6,7 +6,7 @@ from conan import ConanFile
 from conan.tools.cmake import CMake, CMakeToolchain
 from conan.tools.files import copy
 
-SOURCES = ["CMakeLists.txt", "LICENSE", "cmake/*", "include/*", "src/*", "kernels/*", "harness/*"]
+SOURCES = ["CMakeLists.txt", "LICENSE", "cmake/*", "include/*", "src/*", "kernels/*", "harness/*", "docs/*"]
 
 
 # ruff: noqa: RUF012 (Conan reads these from the class)
