@@ -189,7 +189,7 @@ TEST(declared_errors_are_marked_and_capped) {
   assert_int_equal(large.status, BENCH_PASS);
   assert_true(large.approximate);
   assert_int_equal(beyond.status, BENCH_FAIL);
-  test_contains(beyond.reason, "an exp error");
+  test_contains(beyond.reason, "declares an exp error beyond the cap");
 }
 
 /* ---- Rows that the oracle does not compute --------------------------------------------------------------------------- */

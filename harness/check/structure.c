@@ -159,9 +159,10 @@ bench_outcome bench_structure_convex(bench_structure *s) {
   const bench_expected *e = s->expected;
   bench_view view = bench_view_of_sequence(s);
   double *memory = bench_view_allocate(&view, 2 * view.problem.dim_v, sizeof *memory);
+  if (!memory) return bench_outcome_of(s, BENCH_CANNOT_RUN, "out of memory");
   bench_outcome outcome = BENCH_NOT_APPLICABLE;
   const int64_t start = bench_structure_pick(s, BENCH_PICK_CONVEX_ROW, e->rows);
-  for (int64_t k = 0, seen = 0; memory && k < e->rows && seen < CONVEX_ROWS && outcome != BENCH_BROKEN; k++) {
+  for (int64_t k = 0, seen = 0; k < e->rows && seen < CONVEX_ROWS && outcome != BENCH_BROKEN; k++) {
     const int64_t n = (start + k) % e->rows;
     if (!is_of_sequence(s, &e->row[n])) continue;
     outcome = row_is_convex(s, &view, n, (hull){memory, memory + view.problem.dim_v});

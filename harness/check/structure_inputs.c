@@ -26,39 +26,39 @@ static bool is_seen(const bench_view *v, int64_t kv_head, int64_t j) {
   return false;
 }
 
-/* K and V of the keys that no row of their head sees. Returns how many there are. */
-static int64_t poison_keys(const bench_view *v, double poison) {
+/* K and V of the keys that no row of their head sees. Returns whether there are any. */
+static bool poison_keys(const bench_view *v, double poison) {
   const attn_problem *p = &v->problem;
-  int64_t poisoned = 0;
+  bool poisoned = false;
   for (int64_t g = 0; g < p->heads_kv; g++)
     for (int64_t j = 0; j < p->seq_k; j++) {
       if (is_seen(v, g, j)) continue;
       fill_key(v, false, g * p->seq_k + j, poison);
       if (p->score != ATTN_SCORE_PRECOMPUTED) fill_key(v, true, g * p->seq_k + j, poison);
-      poisoned++;
+      poisoned = true;
     }
   return poisoned;
 }
 
 /* The score and the bias of one pair, if it is masked by something else; n is its index. Bias comes last, as it decides
  * what is masked. */
-static int64_t poison_pair(const bench_view *v, int64_t h, int64_t i, int64_t j, float poison) {
+static bool poison_pair(const bench_view *v, int64_t h, int64_t i, int64_t j, float poison) {
   const attn_problem *p = &v->problem;
   const int64_t n = (h * p->seq_q + i) * p->seq_k + j;
   const bool score = p->score == ATTN_SCORE_PRECOMPUTED && !bench_view_sees(v, h, i, j);
   const bool bias = attn_uses(p, ATTN_USE_BIAS) && !bench_view_sees_but_for_bias(v, h, i, j);
   if (score) ((float *)(uintptr_t)v->args.scores)[n] = poison;
   if (bias) ((float *)(uintptr_t)v->args.bias)[n] = poison;
-  return score + bias;
+  return score || bias;
 }
 
-static int64_t poison_pairs(const bench_view *v, float poison) {
+static bool poison_pairs(const bench_view *v, float poison) {
   const attn_problem *p = &v->problem;
-  int64_t poisoned = 0;
-  if (p->score != ATTN_SCORE_PRECOMPUTED && !attn_uses(p, ATTN_USE_BIAS)) return 0;
+  bool poisoned = false;
+  if (p->score != ATTN_SCORE_PRECOMPUTED && !attn_uses(p, ATTN_USE_BIAS)) return false;
   for (int64_t h = 0; h < p->heads_q; h++)
     for (int64_t i = 0; i < p->seq_q; i++)
-      for (int64_t j = 0; j < p->seq_k; j++) poisoned += poison_pair(v, h, i, j, poison);
+      for (int64_t j = 0; j < p->seq_k; j++) poisoned |= poison_pair(v, h, i, j, poison);
   return poisoned;
 }
 
@@ -66,10 +66,10 @@ bench_outcome bench_structure_poison(bench_structure *s) {
   static const float poisons[] = {NAN, INFINITY, -INFINITY, 3e38f};
   const float poison = poisons[bench_structure_pick(s, BENCH_PICK_POISON, sizeof poisons / sizeof *poisons)];
   bench_view view = bench_view_of_sequence(s);
-  int64_t poisoned = 0;
+  bool poisoned = false;
   bench_view_copy_keys(&view, NULL);
-  if (!view.out_of_memory) poisoned += poison_keys(&view, (double)poison);
-  if (!view.out_of_memory) poisoned += poison_pairs(&view, poison);
+  if (!view.out_of_memory) poisoned |= poison_keys(&view, (double)poison);
+  if (!view.out_of_memory) poisoned |= poison_pairs(&view, poison);
   if (poisoned || view.out_of_memory)
     return bench_view_check(s, &view, bench_likeness_of(s, &view), "with poison in what it may not see");
   bench_view_clear(&view);
