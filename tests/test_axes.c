@@ -305,3 +305,25 @@ TEST(work_of_layers_is_what_can_be_counted) {
       fail_msg("%s: %g operations, %g bytes", layers[i].id, flops, bytes);
   }
 }
+
+/* A microsecond, and the operations at the rate of the tier (kernels/tiers.def), which naive kernels reach to 40 %. */
+TEST(guesses_follow_tier_algorithm_and_threads) {
+  static const struct {
+    attn_kernel_info kernel;
+    const char *id;
+    int threads;
+    double seconds;
+  } cases[] = {{{.isa = "c", .algorithm = "flash"}, SHAPE, 1, 10080 / 5e9},
+               {{.isa = "c", .algorithm = "naive"}, SHAPE, 1, 10080 / 2e9},
+               {{.isa = "avx2", .algorithm = "flash"}, SHAPE, 1, 10080 / 60e9},
+               {{.isa = "neonbf16", .algorithm = "flash"}, SHAPE, 0, 10080 / 60e9},
+               {{.isa = "another", .algorithm = "flash"}, SHAPE, 1, 10080 / 20e9},
+               {{.isa = "avx512", .algorithm = "flash"}, SHAPE, 2, 10080 / 240e9},
+               {{.isa = "c", .algorithm = "flash"}, SHAPE "/causal:top-left", 1, 0.55 * 10080 / 5e9},
+               {{.isa = "c", .algorithm = "flash"}, SHAPE "/window:..1", 1, 10080 / 5e9}};
+  for (size_t i = 0; i < COUNT(cases); i++) {
+    const bench_case bench = case_of(cases[i].id);
+    const double guess = bench_work_guess(&bench.problem, &cases[i].kernel, cases[i].threads) - 1e-6;
+    if (fabs(guess - cases[i].seconds) > 1e-9 * cases[i].seconds) fail_msg("case %zu: %.12g s", i, guess);
+  }
+}

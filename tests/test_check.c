@@ -44,7 +44,8 @@ typedef enum fault {
   WRONG_TILE,
   SCALED,
   LEAVES_OUT,
-  READS_WORKSPACE
+  READS_WORKSPACE,
+  SECOND_CALL
 } fault;
 
 enum { SLACK = 4096, TILE = 6 };
@@ -54,10 +55,11 @@ static struct {
   float error; /* of WRONG_VALUE */
   int runs;
   size_t workspace_bytes;
-  float declared; /* exp error; SCALED multiplies the output by 1 + this */
-  float before;   /* the value before the run, which LEAVES_OUT restores */
-  bool is_second; /* for READS_WORKSPACE: the workspace held the second poison */
-  int64_t tile;   /* first row of WRONG_TILE */
+  float declared;  /* exp error; SCALED multiplies the output by 1 + this */
+  float before;    /* the value before the run, which LEAVES_OUT restores */
+  bool is_second;  /* for READS_WORKSPACE: the workspace held the second poison */
+  int64_t tile;    /* first row of WRONG_TILE */
+  attn_args *args; /* those of the case */
 } now = {.error = 0.01f};
 
 extern const attn_kernel attn_naive_c;
@@ -72,6 +74,7 @@ static void run(const attn_schedule *schedule, const attn_args *args, attn_task 
   float *o = args->o;
   unsigned char *workspace = scratch;
   if (now.fault == LEAVES_OUT) o[3] = now.before;
+  if (now.fault == SECOND_CALL && !second) now.args->q = NULL; /* so that the library refuses the second call */
   if (now.fault == READS_WORKSPACE && now.is_second) o[3] = nextafterf(o[3], 2);
   if (now.fault == WRONG_VALUE) o[3] += now.error;
   if (now.fault == SECOND_RUN && second) o[3] = nextafterf(o[3], 2);
@@ -106,6 +109,7 @@ static bench_verdict verdict_on(fault what, const char *id) {
   const bench_case bench = case_of(id);
   bench_tensors tensors;
   kernel.run = run;
+  now.args = &tensors.args;
   if (now.declared > 0) kernel.info.numerics.exp_error = (double)now.declared;
   test_ok(attn_plan_create_for_kernel(&bench.problem, &kernel, &ATTN_STRUCT(attn_options, .threads = 1), &plan));
   assert_true(bench_tensors_create(&bench, &tensors));
@@ -169,6 +173,13 @@ TEST(every_fault_fails) {
     assert_int_equal(verdict.status, BENCH_FAIL);
     test_contains(verdict.reason, faults[i].reason);
   }
+}
+
+/* No output is judged after a call that the library refused. */
+TEST(a_refused_second_call_is_an_error) {
+  const bench_verdict verdict = verdict_on(SECOND_CALL, small);
+  assert_int_equal(verdict.status, BENCH_ERROR);
+  test_contains(verdict.reason, "ATTN_INVALID_ARGUMENT: attn_args.q is NULL");
 }
 
 /* ---- Declared errors ------------------------------------------------------------------------------------------------- */

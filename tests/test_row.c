@@ -110,6 +110,54 @@ TEST(test_approximate_kernels_are_marked) {
   }
 }
 
+/* What a row says of its case: columns, and the axes without a column. */
+TEST(test_rows_describe_their_case) {
+  static const struct {
+    bench_column column;
+    const char *text;
+  } cells[] = {{COLUMN_batch, "2"},
+               {COLUMN_heads_q, "6"},
+               {COLUMN_heads_kv, "3"},
+               {COLUMN_seq_q, "5"},
+               {COLUMN_seq_k, "7"},
+               {COLUMN_dim_qk, "8"},
+               {COLUMN_dim_v, "4"},
+               {COLUMN_threads, "2"},
+               {COLUMN_dtype_q, "f32"},
+               {COLUMN_dtype_kv, "bf16"},
+               {COLUMN_dtype_o, "f32"},
+               {COLUMN_softcap, "0.5"},
+               {COLUMN_align, "bottom-right"},
+               {COLUMN_window, "3..0"},
+               {COLUMN_mask, "random"},
+               {COLUMN_bias, "full"},
+               {COLUMN_alibi, "on"},
+               {COLUMN_sinks, "on"},
+               {COLUMN_lengths, "kv_len"},
+               {COLUMN_layout, "strided"},
+               {COLUMN_cache, "cold"},
+               {COLUMN_causal, "bottom-right"},
+               {COLUMN_score, "dot"},
+               {COLUMN_kernel, "naive_c"},
+               {COLUMN_algorithm, "naive"},
+               {COLUMN_isa, "c"}};
+  bench_spec spec;
+  bench_case bench;
+  char error[300], text[BENCH_CELL];
+  if (!bench_spec_from_id("B:2/Hq:6/Hkv:3/Sq:5/Sk:7/D:8/Dv:4/threads:2/dtype:f32+bf16/softcap:0.5/causal:bottom-right/"
+                          "window:3/mask:random/bias:full/alibi:on/sinks:on/lengths:kv_len/layout:strided/cache:cold/"
+                          "lse:on/magnitude:2",
+                          &spec, error, sizeof error))
+    fail_msg("%s", error);
+  bench_case_build(&spec, 1, &bench);
+  assert_string_equal(bench.invalid, "");
+  const bench_row row = bench_row_create(&bench, attn_kernel_find("naive_c"));
+  for (size_t i = 0; i < COUNT(cells); i++) assert_string_equal(bench_cell(&row, cells[i].column, text), cells[i].text);
+  assert_string_equal(row.other_axes, "lse:on/magnitude:2");
+  assert_string_equal(row.case_id, bench.case_id);
+  assert_string_equal(row.layer, "");
+}
+
 /* Two cases could share an id that is cut off. */
 TEST(test_a_case_whose_name_is_cut_off_is_not_run) {
   bench_spec spec = {{{0}}};

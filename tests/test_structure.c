@@ -608,7 +608,13 @@ TEST(weights_of_equal_scores_are_held_against_their_limit) {
     wrong.by = 0.01;
     for (wrong.at.h = 0; wrong.at.h < spy.problem[0].heads_q; wrong.at.h++)
       for (wrong.at.i = 0; wrong.at.i < 3; wrong.at.i++)
-        for (wrong.at.d = 0; wrong.at.d < 16; wrong.at.d += 5) expect(&w, BENCH_STRUCTURE_probe, 1, BENCH_FAIL, "gives key");
+        for (wrong.at.d = 0; wrong.at.d < 16; wrong.at.d += 5) {
+          char part[60];
+          snprintf(part, sizeof part, "head %d, query %d gives key %d of ", (int)wrong.at.h, (int)wrong.at.i,
+                   (int)wrong.at.d);
+          if (w.bench.problem.heads_kv > 1) snprintf(part, sizeof part, "gives key %d of ", (int)wrong.at.d);
+          expect(&w, BENCH_STRUCTURE_probe, 1, BENCH_FAIL, part);
+        }
     wrong.by = 0;
     close_case(&w);
   }

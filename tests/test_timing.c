@@ -945,6 +945,59 @@ TEST(what_beats_memory_is_an_error) {
   }
 }
 
+/* ---- Before it runs --------------------------------------------------------------------------------------------------- */
+
+/* Three calls to check, the oracle, and 45 samples of 2 ms or one call, with half a sample of a loop beside each. */
+TEST(a_case_is_guessed_from_its_kernels) {
+  const attn_kernel_info *const kernels[] = {attn_kernel_find("naive_c"), attn_kernel_find("flash_c"),
+                                             attn_kernel_find("decode_c")};
+  const bench_case small = case_of("heads:4/seq:64/head_dim:32"), large = case_of("heads:64/seq:4096/head_dim:64");
+  bench_case_settings settings = {.case_budget_s = 5};
+  double calls = 0, long_calls = 0;
+  for (int i = 0; i < 2; i++) calls += bench_work_guess(&small.problem, kernels[i], 1);
+  for (int i = 0; i < 2; i++) long_calls += bench_work_guess(&large.problem, kernels[i], 1);
+  assert_true(calls < 2e-3 && long_calls > 10);
+  const double check = 1e-3 + 3 * calls + 4 * 64 * 64 * 64 * 6e-9;
+  assert_close(bench_case_guess(&small, kernels, 3, &settings), check); /* decode_c refuses 64 queries */
+  settings.timed = true;
+  assert_close(bench_case_guess(&small, kernels, 3, &settings), check + 45 * 2 * 3e-3);
+  settings.case_budget_s = 0.1;
+  assert_close(bench_case_guess(&small, kernels, 3, &settings), check + 0.1);
+  settings.rounds = 7;
+  assert_close(bench_case_guess(&small, kernels, 3, &settings), check + 7 * 2 * 3e-3);
+  assert_close(bench_case_guess(&small, &kernels[2], 1, &settings), 1e-4);
+  /* four calls do not fit into the budget */
+  assert_close(bench_case_guess(&large, kernels, 2, &settings), 1e-3 + 3 * long_calls + 1e8 * 6e-9);
+}
+
+/* A layer takes longer than its attention by its operations. */
+TEST(a_layer_is_guessed_from_its_operations) {
+  const attn_kernel_info *const kernel = attn_kernel_find("flash_c");
+  const bench_case bench = case_of("layer:mha/seq:64/heads:4/width:128");
+  const bench_case_settings settings = {.case_budget_s = 5};
+  const double attention = 4.0 * 64 * 64 * 64 * 2, factor = bench_layer_flops(&bench) / attention;
+  const double call = factor * bench_work_guess(&bench.problem, kernel, 1);
+  assert_close(bench_case_guess(&bench, &kernel, 1, &settings), 1e-3 + 3 * call + 4 * 64 * 64 * 64 * 6e-9);
+}
+
+/* A layer without attention and projections has one row: that of the automatic choice, or the first. */
+TEST(a_layer_without_kernels_has_one_row) {
+  const attn_kernel_info *const kernels[] = {attn_kernel_find("naive_c"), &bench_automatic, attn_kernel_find("flash_c")};
+  const bench_case bench = case_of("layer:add-norm/seq:4/heads:1/head_dim:8"), plain = case_of("heads:1/seq:4/head_dim:8");
+  for (int i = 0; i < 3; i++) {
+    const char *refusal = bench_refusal(&bench, kernels, 3, i);
+    if (i == 1)
+      assert_null(refusal);
+    else
+      test_contains(refusal, "one row stands for all");
+    assert_null(bench_refusal(&plain, kernels, 3, i));
+  }
+  assert_null(bench_refusal(&bench, &kernels[2], 1, 0));
+  const attn_kernel_info *const named[] = {kernels[0], kernels[2]};
+  assert_null(bench_refusal(&bench, named, 2, 0));
+  assert_non_null(bench_refusal(&bench, named, 2, 1));
+}
+
 /* ---- Cold caches ----------------------------------------------------------------------------------------------------- */
 
 TEST(cold_caches_rotate_copies) {
