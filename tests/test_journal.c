@@ -221,6 +221,22 @@ TEST(other_heads_are_refused_and_stay) {
   }
 }
 
+/* A value of the head that no journal of attnbench can hold is not cut off: it is unknown. */
+TEST(values_too_long_for_a_head_are_unknown) {
+  char text[2000], value[sizeof((bench_journal_head *)NULL)->item->value + 1];
+  for (int longer = 0; longer < 2; longer++) {
+    bench_rows rows;
+    memset(value, 'x', sizeof value);
+    value[sizeof value - 2 + (size_t)longer] = 0;
+    snprintf(text, sizeof text, "{\"journal\": 2, \"cpu\": \"%s\"}\n", value);
+    write_file(text);
+    listen();
+    assert_null(resume(&rows));
+    expect_said(longer ? "unknown" : "xxxx");
+    (void)unlink(path);
+  }
+}
+
 TEST(journals_that_cannot_be_written_say_so) {
   FILE *full = fopen("/dev/full", "w");
   if (!full) skip();

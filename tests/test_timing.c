@@ -825,22 +825,66 @@ TEST(disturbed_first_calls_make_no_error) {
 
 /* ---- Goals ---- */
 
-static bench_goal_row measure_goal(const char *metric, const script *s, bench_row *row) {
+/* Measures "metric | kernel | case" as a goal. *complete: it was not interrupted. */
+static bench_goal_row measure(const char *goal, const script *s, bench_row *row, bool *complete) {
   static bench_goal_list goals;
-  static volatile const int go_on;
   char line[200], error[200];
   const bench_case_settings settings = {
-      .timed = true, .case_budget_s = 5, .rounds = 11, .stop = &go_on, .meter = &simulated};
-  snprintf(line, sizeof line, "%s | flash_c | heads=2 seq=64 head_dim=32 threads=2 |  | any | - | - | row", metric);
+      .timed = true, .case_budget_s = 5, .rounds = 11, .stop = &sim.stop, .meter = &simulated};
+  snprintf(line, sizeof line, "%s |  | any | - | - | row", goal);
   bench_goals_clear(&goals);
   if (!bench_goals_read(line, &goals, error, sizeof error)) fail_msg("%s", error);
   bench_goal_row result = {.goal = goals.item, .kernel = attn_kernel_find("flash_c")};
   bench_row found[2];
   bench_case_build(&goals.item[0].spec, 1, &result.bench);
   sim.all = s;
-  assert_true(bench_goal_measure(&result, &settings, found));
+  *complete = bench_goal_measure(&result, &settings, found);
   *row = found[0];
   return result;
+}
+
+static bench_goal_row measure_goal(const char *metric, const script *s, bench_row *row) {
+  char goal[100];
+  bool complete;
+  snprintf(goal, sizeof goal, "%s | flash_c | heads=2 seq=64 head_dim=32 threads=2", metric);
+  const bench_goal_row result = measure(goal, s, row, &complete);
+  assert_true(complete && result.done);
+  return result;
+}
+
+/* An output without elements cannot be wrong: its check is no objection. */
+TEST(goals_may_have_empty_outputs) {
+  const script s = steady("any", 10000);
+  bench_row row;
+  bool complete;
+  const bench_goal_row goal = measure("ns | flash_c | heads=2 seq_q=0 seq_k=64 head_dim=32", &s, &row, &complete);
+  assert_int_equal(goal.status, BENCH_PASS);
+  assert_true(complete && goal.done && goal.measured.n == 11);
+  assert_close(goal.measured.median, 10000);
+  bench_row_clear(&row);
+}
+
+/* No row sees a key: zeros would pass as well. */
+TEST(goals_without_work_have_no_time) {
+  const script s = steady("any", 10000);
+  bench_row row;
+  bool complete;
+  const bench_goal_row goal =
+      measure("ns | flash_c | heads=2 seq=8 head_dim=32 causal=offset offset=-100", &s, &row, &complete);
+  assert_int_equal(goal.status, BENCH_DEGENERATE);
+  assert_true(complete && goal.done && goal.measured.n == 0);
+  bench_row_clear(&row);
+}
+
+/* What was interrupted before its check is not done, so that it is measured by a later run. */
+TEST(interrupted_goals_are_not_done) {
+  const script s = steady("any", 10000);
+  bench_row row;
+  bool complete;
+  sim.stop = 1;
+  const bench_goal_row goal = measure("ns | flash_c | heads=2 seq=64 head_dim=32", &s, &row, &complete);
+  assert_true(!complete && !goal.done && goal.measured.n == 0);
+  bench_row_clear(&row);
 }
 
 /* 32 KiB of K and V in 10 us are 3.3 GB/s; the simulated read loop reads 2 to 10 GB/s on two threads. */
@@ -903,6 +947,25 @@ TEST(without_memory_there_are_sentences) {
     }
   }
   assert_true(errors > 2 && errors < 120);
+}
+
+TEST(goals_without_memory_have_sentences) {
+  const script s = steady("any", 10000);
+  int errors = 0;
+  for (int allocations = 0; allocations < 60; allocations++) {
+    bench_row row;
+    begin(NULL);
+    allocations_left = allocations;
+    const bench_goal_row goal = measure_goal("ns", &s, &row);
+    allocations_left = -1;
+    errors += goal.status == BENCH_ERROR;
+    if (goal.status == BENCH_ERROR)
+      assert_true(strstr(goal.reason, "memory") && goal.measured.n == 0);
+    else
+      assert_true(goal.status == BENCH_PASS && goal.measured.n == 11);
+    bench_row_clear(&row);
+  }
+  assert_true(errors > 2 && errors < 60);
 }
 
 /* The best slice reaches 1.01 x 2e12 flop/s per thread: 4.04e12 on two threads. */
@@ -968,6 +1031,17 @@ TEST(a_case_is_guessed_from_its_kernels) {
   assert_close(bench_case_guess(&small, &kernels[2], 1, &settings), 1e-4);
   /* four calls do not fit into the budget */
   assert_close(bench_case_guess(&large, kernels, 2, &settings), 1e-3 + 3 * long_calls + 1e8 * 6e-9);
+}
+
+TEST(a_case_beyond_memory_is_skipped) {
+  const attn_kernel_info *const kernel = attn_kernel_find("flash_c");
+  const bench_case bench = case_of("heads:4096/seq:1000000/head_dim:4096");
+  bench_setup *s = bench_setup_open(&bench, &kernel, 1, &seven_rounds);
+  assert_non_null(s);
+  assert_int_equal(s->trials[0].verdict.status, BENCH_SKIP);
+  test_contains(s->trials[0].verdict.reason, "its tensors need");
+  assert_null(s->expected);
+  bench_setup_close(s);
 }
 
 /* A layer takes longer than its attention by its operations. */
