@@ -131,7 +131,7 @@ static void count(score *s, const bench_comparisons *t, double slowdown) {
 }
 
 static score simulate(const machine *m, bench_design design, double slowdown, int comparisons) {
-  bench_comparison items[ROWS];
+  bench_comparison items[ROWS] = {{NULL}};
   score s = {0};
   while (s.comparisons < comparisons) {
     bench_comparisons table = {.design = design, .margin = 0.01, .item = items, .count = ROWS};
