@@ -35,7 +35,7 @@ def means(rows, column):
 
 def draw_panel(axes, cells, most):
     """Colours end at `most`."""
-    import numpy  # noqa: PLC0415  # only drawing needs it
+    import numpy
 
     grid = numpy.full((12, 14), numpy.nan)
     for (keys, queries), regret in cells.items():
@@ -48,10 +48,10 @@ def draw_panel(axes, cells, most):
 
 
 def draw(rows, output, most=0.2):
-    import matplotlib  # noqa: PLC0415
+    import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot  # noqa: PLC0415
+    from matplotlib import pyplot
 
     dtypes = sorted({row["dtype"] for row in rows})
     figure, panels = pyplot.subplots(2, len(dtypes), figsize=(1 + 4 * len(dtypes), 6.5), squeeze=False, layout="constrained")
