@@ -190,20 +190,30 @@ _function_modes = getattr(torch._C, "_len_torch_function_stack", lambda: 1)
 _interpreters = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: 1)
 
 
+_any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: torch.is_autocast_enabled("cpu"))
+
+
 def _plain(*tensors):
-    """Whether nothing but numbers is wanted of plain tensors: then the dispatcher, some 10 us, can be left out."""
+    """Whether nothing but numbers is wanted of plain tensors: then the dispatcher can be left out, which takes as long as a
+    small call."""
     if torch.compiler.is_compiling() or _dispatch_modes() or _function_modes() or _interpreters() is not None:
         return False
-    if torch.is_autocast_enabled("cpu"):
+    if _any_autocast():
         return False
     gradients = torch.is_grad_enabled()
-    return all(x is None or type(x) is Tensor and not (gradients and x.requires_grad) for x in tensors)
+    return all(type(x) is Tensor and not (gradients and x.requires_grad) for x in tensors)
 
 
 def _attend(q, k, v, lse=False, **options):
-    tensors = [x for x in options.values() if isinstance(x, Tensor)]
-    if _plain(q, k, v, *tensors):
-        return _run(q, k, v, lse=lse, **options)
+    """options: those that are not as usual. None is usual for each."""
+    options = {name: x for name, x in options.items() if x is not None}
+    if _plain(q, k, v, *(x for x in options.values() if isinstance(x, Tensor))):
+        left, right = options.pop("window_left", -1), options.pop("window_right", -1)
+        if left >= 0 or right >= 0:
+            options["window"] = (left, right)
+        if lse:
+            options["return_lse"] = True
+        return _compute(q, k, v, **options)
     return (torch.ops.libattn.sdpa_lse if lse else torch.ops.libattn.sdpa)(q, k, v, **options)
 
 
@@ -228,6 +238,10 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = N
     if not enable_gqa and query.ndim > 2 and key.shape[-3] != query.shape[-3]:
         raise ValueError(f"query has {query.shape[-3]} heads and key has {key.shape[-3]}; grouped queries need "
                          "enable_gqa=True")
+    if attn_mask is None and query.ndim <= 4:
+        if _plain(query, key, value):
+            return _compute(query, key, value, causal=is_causal, scale=scale)
+        return torch.ops.libattn.sdpa(query, key, value, causal=is_causal, scale=scale)
     mask, bias = _split_mask(attn_mask)
     if query.ndim > 4:
         return _flattened(query, key, value, mask, bias, is_causal, scale)
