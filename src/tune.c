@@ -29,7 +29,7 @@ enum {
 
 static const double SAMPLE_NS = 5e4;       /* a thousand times what reading the clock takes */
 static const double REWARM_BELOW_NS = 1e6; /* a longer call hardly notices that others used the caches before it */
-static const double NEAR_BEST = 1.3;            /* times the best: worth more rounds */
+static const double NEAR_BEST = 1.3;       /* times the best: worth more rounds */
 static const size_t MOST_WORKSPACE = (size_t)1 << 30; /* unless the automatic choice needs more */
 
 typedef struct candidate {

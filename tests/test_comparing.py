@@ -89,7 +89,7 @@ class Compare(FolderTest):
         self.compare(2, ["slower=3%"], a, b, "--fail-on", "slower=x")
         self.compare(2, ["slower=3%"], a, b, "--fail-on", "missing=3")
         self.compare(2, ["at most two axes"], a, b, "--by", "kernel,seq,threads")
-        self.compare(2, ["'kernal'", "no axis"], a, b, "--by", "kernal")
+        self.compare(2, ["'kernelx'", "no axis"], a, b, "--by", "kernelx")
         self.compare(2, ["only one of"], a, b, "--csv", "-", "--json", "-")
         self.compare(2, ["100%"], a, b, "--margin", "200%")
         self.compare(5, ["nowhere", "No such file"], a, self.folder / "nowhere")

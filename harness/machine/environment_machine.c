@@ -159,8 +159,8 @@ static void add_clock(bench_environment *e) {
   else
     bench_fact_add(e, "clock_resolution", resolution_ns < 1000.0 ? BENCH_OK : BENCH_WARN, "", "%.0f ns", resolution_ns);
   const bool fine = bench_cpu_resolution_ns() <= BENCH_CPU_RESOLUTION_NS;
-  bench_fact_add(e, "cpu_clock", fine ? BENCH_OK : BENCH_WARN, fine ? "" : "nothing here: busy threads are not counted", "%.0f ns",
-                 bench_cpu_resolution_ns());
+  const char *advice = fine ? "" : "nothing here: busy threads are not counted";
+  bench_fact_add(e, "cpu_clock", fine ? BENCH_OK : BENCH_WARN, advice, "%.0f ns", bench_cpu_resolution_ns());
 }
 
 /* ---- Topology --------------------------------------------------------------------------------------------------- */

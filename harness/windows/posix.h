@@ -32,7 +32,7 @@ typedef struct cpu_set_t {
 #define CPU_COUNT(set)         __builtin_popcountll((set)->bits)
 #define CPU_OR(to, one, other) ((void)((to)->bits = (one)->bits | (other)->bits))
 
-int sched_getaffinity(int thread, size_t bytes, cpu_set_t *set); /* the process's CPUs, whatever the thread */
+int sched_getaffinity(int thread, size_t bytes, cpu_set_t *set);       /* the process's CPUs, whatever the thread */
 int sched_setaffinity(int thread, size_t bytes, const cpu_set_t *set); /* of the calling thread, whatever `thread` */
 int sched_getcpu(void);
 

@@ -7,7 +7,8 @@ enum { CHAINS = 24 };
 
 #define PEAK_OPERAND __m512bh
 
-/* Read from memory: clang 16 and 17 crash on a loop whose operand is one value in all lanes, as _mm512_set1_epi16 makes it. */
+/* Read from memory: clang 16 and 17 crash on a loop whose operand is one value in all lanes, which _mm512_set1_epi16
+ * makes. */
 static __m512bh peak_source(void) {
   static volatile union {
     short values[32];

@@ -85,7 +85,8 @@ attn_status attn_nn_keep_options(const attn_options *asked, attn_options *kept) 
   return status;
 }
 
-void attn_nn_each_block(const attn_options *options, int64_t rows, double row_ns, attn_nn_rows_fn body, const void *context) {
+void attn_nn_each_block(const attn_options *options, int64_t rows, double row_ns, attn_nn_rows_fn body,
+                        const void *context) {
   block_context c = {body, context, rows};
   attn_options now = *options;
   if (now.threads == 0) now.threads = attn_parallel_pays((double)rows * row_ns) ? attn_parallel_default_threads() : 1;

@@ -40,8 +40,8 @@ attn_status attn_nn_check_fits(const char *layer, bool fits);
 /* Checks that the caller's workspace is not NULL, large enough and aligned. */
 attn_status attn_nn_check_workspace(const char *layer, const void *workspace, size_t bytes, int64_t needed);
 
-/* Divides the rows of a layer into blocks and runs body(context, first row, rows) on the threads: on one where their number is
- * open and all rows, of row_ns each, take too little time for more. */
+/* Divides the rows of a layer into blocks and runs body(context, first row, rows) on the threads: on one where their number
+ * is open and all rows, of row_ns each, take too little time for more. */
 typedef void (*attn_nn_rows_fn)(const void *context, int64_t first, int64_t rows);
 void attn_nn_each_block(const attn_options *options, int64_t rows, double row_ns, attn_nn_rows_fn body, const void *context);
 
