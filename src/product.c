@@ -255,8 +255,9 @@ static layout layout_of(const attn_product *product, int64_t batch, int64_t rows
 
 /* One for a small call, or all: programs alternate layers, and OpenMP ends the threads that the next smaller team lacks. */
 static int paying_threads(const attn_product *product, int64_t rows) {
-  const double work_ns = attn_product_ns(product->kernel->isa, rows, product->depth, product->columns);
-  return product->open_threads && !attn_parallel_pays(work_ns) ? 1 : product->options.threads;
+  const bool small =
+      product->open_threads && !attn_product_pays(product->kernel->isa, rows, product->depth, product->columns);
+  return small ? 1 : product->options.threads;
 }
 
 /* Blocks are of equal size, so fewer rows can make larger blocks and need more memory. The result is the memory of the

@@ -10,6 +10,7 @@
 #include "small_calls.h"
 
 #include "cpu.h"
+#include "float_mode.h"
 
 static const double LEAST_NS = 5000; /* what a thread has to save in each wave: waves end with threads that wait */
 
@@ -32,15 +33,35 @@ static double attention_ns(const char *isa, const attn_problem *p) {
   return pairs(p) * dims * multiply_ns(isa, ATTENTION_RATE) + keys * (double)p->heads_kv * dims * CACHED_ELEMENT_NS;
 }
 
-int attn_paying_threads(const attn_kernel_info *kernel, const attn_problem *problem, int64_t waves, int threads) {
-  const double pay = attention_ns(kernel->isa, problem) / (LEAST_NS * (double)(waves > 0 ? waves : 1));
+static int threads_for(double work_ns, int64_t waves, int threads) {
+  const double pay = work_ns / (LEAST_NS * (double)(waves > 0 ? waves : 1));
   if (pay >= threads) return threads;
   return pay < 2 ? 1 : (int)pay;
 }
 
-double attn_product_ns(const char *isa, int64_t rows, int64_t depth, int64_t columns) {
+int attn_paying_threads(const attn_kernel_info *kernel, const attn_problem *problem, int64_t waves, int threads) {
+  return threads_for(attention_ns(kernel->isa, problem), waves, threads);
+}
+
+static double product_ns(const char *isa, int64_t rows, int64_t depth, int64_t columns) {
   const double weights = (double)depth * (double)columns;
   return (double)rows * (weights * multiply_ns(isa, PRODUCT_RATE) + ROW_NS) + weights * WEIGHT_NS;
 }
 
-bool attn_parallel_pays(double work_ns) { return work_ns >= 2 * LEAST_NS; }
+/* Both are asked during a run, when the caller's floating-point mode may have traps for inexact results. Volatile: the
+ * arithmetic stays between enter and leave. */
+bool attn_product_pays(const char *isa, int64_t rows, int64_t depth, int64_t columns) {
+  const uint64_t mode = attn_float_mode_enter();
+  const volatile int64_t asked = rows;
+  volatile bool pays = product_ns(isa, asked, depth, columns) >= 2 * LEAST_NS;
+  attn_float_mode_leave(mode);
+  return pays;
+}
+
+bool attn_parallel_pays(int64_t items, double item_ns) {
+  const uint64_t mode = attn_float_mode_enter();
+  const volatile int64_t asked = items;
+  volatile bool pays = (double)asked * item_ns >= 2 * LEAST_NS;
+  attn_float_mode_leave(mode);
+  return pays;
+}

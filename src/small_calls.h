@@ -9,7 +9,7 @@
 /* At most `threads`, at least 1. `waves`: how often the threads of one call meet, of attn_schedule. */
 int attn_paying_threads(const attn_kernel_info *kernel, const attn_problem *problem, int64_t waves, int threads);
 
-/* About how long a dense layer of that tier takes on one thread. */
-double attn_product_ns(const char *isa, int64_t rows, int64_t depth, int64_t columns);
+/* Whether a dense layer of that tier is faster on several threads. */
+bool attn_product_pays(const char *isa, int64_t rows, int64_t depth, int64_t columns);
 
 #endif

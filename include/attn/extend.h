@@ -57,8 +57,8 @@ ATTN_API int attn_parallel_default_threads(void);
  * has ended OpenMP's threads, with omp_pause_resource_all(), says so by `wanted` = 0. */
 ATTN_API int attn_parallel_available(int wanted);
 
-/** Whether work that takes one thread so long, in nanoseconds, is faster on several threads. */
-ATTN_API bool attn_parallel_pays(double work_ns);
+/** Whether so many items, each of which takes one thread item_ns nanoseconds, are done faster by several threads. */
+ATTN_API bool attn_parallel_pays(int64_t items, double item_ns);
 
 /** Checks the options and fills in the number of threads; kernel and max_isa are not copied. asked may be NULL. Returns
  * ATTN_OK or ATTN_INVALID_ARGUMENT. */
