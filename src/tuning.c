@@ -105,9 +105,11 @@ static bool next_real(reader *r, const char *name, double least, double most, do
 /* Digits that make a whole number of at most 2^60, and what is behind them. */
 static bool read_size(const char **at, int64_t *value) {
   if (**at < '0' || **at > '9') return false;
+  const int64_t most = (int64_t)1 << 60;
   for (*value = 0; **at >= '0' && **at <= '9'; ++*at) {
+    if (*value > most / 10) return false;
     *value = 10 * *value + (**at - '0');
-    if (*value > (int64_t)1 << 60) return false;
+    if (*value > most) return false;
   }
   return true;
 }
@@ -359,7 +361,8 @@ const char *attn_tuning_excludes(const attn_problem *p) {
   if (p->score != ATTN_SCORE_DOT) return "its scores are no dot products";
   if (p->uses & (ATTN_USE_BIAS | ATTN_USE_MASK)) return "it has a bias or a mask";
   if (p->softcap > 0) return "it has a softcap";
-  return p->window_left >= 0 || p->window_right > 0 ? "it has a window" : NULL;
+  if (p->window_left >= 0 || p->window_right > 0) return "it has a window";
+  return p->dim_qk % 16 || p->dim_v % 16 ? "its head_dim is not a multiple of 16" : NULL;
 }
 
 static bool holds(const int64_t range[2], int64_t value) { return value >= range[0] && value <= range[1]; }

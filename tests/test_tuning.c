@@ -146,6 +146,8 @@ TEST(what_was_not_measured_has_no_rule) {
   problem = of_shape(40, 40, 1, 16);
   problem.window_left = 3;
   expect_choice(&problem, "flash_c", "it has a window", NULL);
+  problem = of_shape(40, 40, 1, 40);
+  expect_choice(&problem, "flash_c", "its head_dim is not a multiple of 16", NULL);
   problem = of_shape(40, 40, 1, 16);
   problem.score = ATTN_SCORE_GAUSSIAN;
   expect_choice(&problem, "flash_c", "its scores are no dot products", NULL);
