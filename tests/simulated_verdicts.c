@@ -9,6 +9,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "compare/compare.h"
 #include "data/generate.h"
@@ -131,7 +132,8 @@ static void count(score *s, const bench_comparisons *t, double slowdown) {
 }
 
 static score simulate(const machine *m, bench_design design, double slowdown, int comparisons) {
-  bench_comparison items[ROWS] = {{NULL}};
+  bench_comparison items[ROWS];
+  memset(items, 0, sizeof items);
   score s = {0};
   while (s.comparisons < comparisons) {
     bench_comparisons table = {.design = design, .margin = 0.01, .item = items, .count = ROWS};

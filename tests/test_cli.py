@@ -206,7 +206,7 @@ class CommandLine(FolderTest):
 
     def test_list_names_kernels_presets_axes_and_cases(self):
         self.expect(0, ["flash_c", "naive_c"], "list", "kernels")
-        self.assertRegex(self.expect(0, ["edge"], "list", "presets").stdout, r"(?m)^quick +18 cases +[0-9:]+( s)?  The")
+        self.assertRegex(self.expect(0, ["edge"], "list", "presets").stdout, r"(?m)^quick +1[78] cases +[0-9:]+( s)?  The")
         self.expect(0, ["seq", "head_dim", "causal", "threads"], "list", "axes")
         self.expect(0, ["Sq:24/Sk:24/D:16"], "list", "cases", *SMALL)
 
