@@ -67,7 +67,7 @@ class Args(Sized):
 
 class Options(Sized):
     _fields_ = [("struct_size", c_size_t), ("kernel", c_char_p), ("max_isa", c_char_p), ("threads", c_int),
-                ("parallel_for", c_void_p), ("pool", c_void_p)]
+                ("parallel_for", c_void_p), ("pool", c_void_p), ("tuning", c_void_p)]
 
 
 class Numerics(ctypes.Structure):

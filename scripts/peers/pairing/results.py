@@ -13,8 +13,8 @@ COLUMNS = (
     "score,causal,align,window,mask,bias,alibi,softcap,sinks,lengths,layout,cache,threads,status,reason,rows_checked,"
     "max_err_ratio,max_abs_err,err_index,samples,time_ns_min,time_ns_median,time_ns_mad,time_ns_ci_lo,time_ns_ci_hi,plan_ns,"
     "workspace_bytes,flops,bytes,gflops,gbs,peak_gflops,peak_pct,peak_gbs,bw_pct,baseline,ratio,ratio_ci_lo,ratio_ci_hi,"
-    "stop_reason,threads_counted,warnings").split(",")
-SAMPLE_COLUMNS = "run_id,case_id,kernel,round,position,time_ns,iterations".split(",")
+    "noise,stop_reason,threads_counted,warnings").split(",")
+SAMPLE_COLUMNS = "run_id,case_id,kernel,round,position,time_ns,iterations,peak_gflops".split(",")
 
 USUAL = {"score": "dot", "window": "none", "mask": "none", "bias": "none", "alibi": "off", "softcap": 0, "sinks": "off",
          "lengths": "full", "layout": "bhsd"}  # the same in every row
@@ -66,9 +66,10 @@ def roof_columns(case, result):
 
 
 def sample_rows(run_id, case, result):
+    peaks = result.peak_rates or [None] * len(result.times_ns)
     return [{"run_id": run_id, "case_id": case.id, "kernel": result.name, "round": index, "position": position,
-             "time_ns": time, "iterations": result.iterations}
-            for index, (time, position) in enumerate(zip(result.times_ns, result.positions))]
+             "time_ns": time, "iterations": result.iterations, "peak_gflops": peak and peak * 1e-9}
+            for index, (time, position, peak) in enumerate(zip(result.times_ns, result.positions, peaks, strict=True))]
 
 
 def write_csv(path, columns, rows):
