@@ -46,7 +46,8 @@ foreach(core Prescott Haswell Zen SkylakeX)
   add_feigned(${core} "OPENBLAS_CORETYPE=${core};ATTN_MAX_ISA=avx512" "" small_blas)
 endforeach()
 # Where both libraries run code of tier c, their kernels are candidates beside those of plain C.
-add_feigned(libraries_c "OPENBLAS_CORETYPE=Prescott;ONEDNN_MAX_CPU_ISA=SSE41;OMP_NUM_THREADS=4" "" flush small_calls tune tuning)
+add_feigned(libraries_c "OPENBLAS_CORETYPE=Prescott;ONEDNN_MAX_CPU_ISA=SSE41;OMP_NUM_THREADS=4" ""
+            flush small_calls tune tuning)
 foreach(isa SSE41 AVX2 AVX512_CORE)
   foreach(cap c avx2 avx512)
     add_feigned(${isa}_${cap} "ONEDNN_MAX_CPU_ISA=${isa};ATTN_MAX_ISA=${cap}" "" onednn)
