@@ -19,28 +19,28 @@ static const double PRODUCT_RATE = 1.2, WEIGHT_NS = 0.07, ROW_NS = 12;
 
 static double multiply_ns(const char *isa, double rate) { return 2e9 / (attn_tier_flops(attn_tier_find(isa)) * rate); }
 
-/* Keys times queries of all heads; half of them where the mask is causal. */
-static double pairs(const attn_problem *p) {
+attn_call_size attn_size_of_call(const attn_problem *p) {
   const bool varlen = p->uses & ATTN_USE_VARLEN;
   const double rows = varlen ? (double)p->total_q : (double)p->batch * (double)p->seq_q;
-  return rows * (double)p->heads_q * (double)p->seq_k * (p->window_right == 0 && p->seq_q > 1 ? 0.5 : 1);
+  const double masked = p->window_right == 0 && p->seq_q > 1 ? 0.5 : 1;
+  return (attn_call_size){.pairs = rows * (double)p->heads_q * (double)p->seq_k * masked,
+                          .keys = varlen ? (double)p->total_k : (double)p->batch * (double)p->seq_k,
+                          .dims = (double)p->dim_qk + (double)p->dim_v};
 }
 
 static double attention_ns(const char *isa, const attn_problem *p) {
-  const bool varlen = p->uses & ATTN_USE_VARLEN;
-  const double dims = (double)p->dim_qk + (double)p->dim_v;
-  const double keys = varlen ? (double)p->total_k : (double)p->batch * (double)p->seq_k;
-  return pairs(p) * dims * multiply_ns(isa, ATTENTION_RATE) + keys * (double)p->heads_kv * dims * CACHED_ELEMENT_NS;
+  const attn_call_size s = attn_size_of_call(p);
+  return s.pairs * s.dims * multiply_ns(isa, ATTENTION_RATE) + s.keys * (double)p->heads_kv * s.dims * CACHED_ELEMENT_NS;
 }
 
-static int threads_for(double work_ns, int64_t waves, int threads) {
-  const double pay = work_ns / (LEAST_NS * (double)(waves > 0 ? waves : 1));
+int attn_threads_worth(double work_ns, double least_ns, int64_t waves, int threads) {
+  const double pay = work_ns / (least_ns * (double)(waves > 0 ? waves : 1));
   if (pay >= threads) return threads;
   return pay < 2 ? 1 : (int)pay;
 }
 
 int attn_paying_threads(const attn_kernel_info *kernel, const attn_problem *problem, int64_t waves, int threads) {
-  return threads_for(attention_ns(kernel->isa, problem), waves, threads);
+  return attn_threads_worth(attention_ns(kernel->isa, problem), LEAST_NS, waves, threads);
 }
 
 static double product_ns(const char *isa, int64_t rows, int64_t depth, int64_t columns) {

@@ -15,6 +15,7 @@
 #include "error.h"
 #include "kernels/common/dtypes.h"
 #include "shared_object.h"
+#include "small_calls.h"
 
 enum {
   MOST_BYTES = 4 << 20, /* of a file */
@@ -379,12 +380,9 @@ const attn_tuning_rule *attn_tuning_find(const attn_tuning *t, const attn_proble
 }
 
 static double one_thread_ns(const cost *c, const attn_problem *p) {
-  const bool varlen = p->uses & ATTN_USE_VARLEN;
-  const double dims = (double)p->dim_qk + (double)p->dim_v, batch = (double)p->batch;
-  const double rows = varlen ? (double)p->total_q : batch * (double)p->seq_q;
-  const double keys = varlen ? (double)p->total_k : batch * (double)p->seq_k;
-  const double pairs = rows * (double)p->heads_q * (double)p->seq_k * (p->window_right == 0 && p->seq_q > 1 ? 0.5 : 1);
-  return pairs * dims * c->multiply_ns + (keys * dims * c->element_ns + batch * c->head_ns) * (double)p->heads_kv;
+  const attn_call_size s = attn_size_of_call(p);
+  return s.pairs * s.dims * c->multiply_ns +
+         (s.keys * s.dims * c->element_ns + (double)p->batch * c->head_ns) * (double)p->heads_kv;
 }
 
 int attn_tuning_threads(const attn_tuning *t, const attn_kernel_info *kernel, const attn_problem *p, int64_t waves,
@@ -392,8 +390,7 @@ int attn_tuning_threads(const attn_tuning *t, const attn_kernel_info *kernel, co
   for (int i = 0; i < t->cost_count && t->least_ns > 0; i++) {
     const cost *c = &t->costs[i];
     if (c->dtype_kv != p->dtype_kv || strcmp(c->kernel, kernel->name) != 0) continue;
-    const double pay = one_thread_ns(c, p) / (t->least_ns * (double)(waves > 0 ? waves : 1));
-    return pay >= threads ? threads : pay < 2 ? 1 : (int)pay;
+    return attn_threads_worth(one_thread_ns(c, p), t->least_ns, waves, threads);
   }
   return 0;
 }
