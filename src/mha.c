@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "attn/product.h"
 #include "error.h"
@@ -17,6 +16,7 @@
 #include "layouts.h"
 #include "mha_problem.h"
 #include "problem.h"
+#include "wall_clock.h"
 
 static const attn_struct_layout options_layout = ATTN_LAYOUT(attn_mha_options, product);
 static const attn_struct_layout args_layout = ATTN_LAYOUT(attn_mha_args, attention);
@@ -290,11 +290,7 @@ static layer_run start_run(const attn_mha *layer, const layer_args *given, char 
                      .rest = workspace + layer->rest_at};
 }
 
-static double now_ns(const attn_mha_profile *profile) {
-  struct timespec t = {0, 0};
-  if (profile) clock_gettime(CLOCK_MONOTONIC, &t);
-  return 1e9 * (double)t.tv_sec + (double)t.tv_nsec;
-}
+static double now_ns(const attn_mha_profile *profile) { return profile ? attn_wall_clock_ns() : 0; }
 
 attn_status attn_mha_run(const attn_mha *layer, const attn_mha_args *args, void *workspace, size_t workspace_bytes) {
   layer_args given;

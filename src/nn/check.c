@@ -4,20 +4,16 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "kernels/common/aligned.h"
+#include "wall_clock.h"
 
 attn_status attn_nn_read(const attn_struct_layout *layout, const char *argument, const void *theirs, void *ours) {
   REQUIRE(theirs, "%s is NULL; it must point to an %s that %s has made", argument, layout->name, layout->maker);
   return attn_struct_read(layout, theirs, ours);
 }
 
-double attn_nn_now_ns(const void *profile) {
-  struct timespec now = {0, 0};
-  if (profile) clock_gettime(CLOCK_MONOTONIC, &now);
-  return 1e9 * (double)now.tv_sec + (double)now.tv_nsec;
-}
+double attn_nn_now_ns(const void *profile) { return profile ? attn_wall_clock_ns() : 0; }
 
 void attn_nn_add_times(attn_mha_profile *profile, const attn_nn_times *at) {
   if (!profile) return;
