@@ -9,7 +9,7 @@ fault is an error, its line is an error, and the fault is left to a compilation 
 import re
 from collections import namedtuple
 
-from mutating.mutations import DECLARES, blanked
+from mutating.mutations import DECLARES, blanked, closing
 
 READER = """#include <stdlib.h>
 int attn_mutant;
@@ -32,19 +32,15 @@ def enclosing(code, at):
             depth += 1
         elif code[begin] in "([{":
             if depth == 0:
-                return begin + 1, closing(code, begin)
+                return begin + 1, closing_or_end(code, begin)
             depth -= 1
         begin -= 1
     return None
 
 
-def closing(code, begin):
-    depth = 0
-    for at in range(begin, len(code)):
-        depth += (code[at] in "([{") - (code[at] in ")]}")
-        if depth == 0:
-            return at
-    return len(code)
+def closing_or_end(code, begin):
+    at = closing(code, begin)
+    return len(code) if at is None else at
 
 
 def is_block(code, begin):
@@ -97,7 +93,7 @@ def tail_of(code, begin, end):
             return begin + len(code[begin:end]) - len(code[begin:end].lstrip())
         begin += head.end()
         if code[begin] == "(":
-            begin = closing(code, begin) + 1
+            begin = closing_or_end(code, begin) + 1
 
 
 def count_alike(a, b):
