@@ -250,11 +250,12 @@ class Files(FolderTest):
     @classmethod
     def setUpClass(cls):
         cls.temporary = tempfile.TemporaryDirectory()
-        cls.out = Path(cls.temporary.name, "out")
+        cls.out, cls.json = Path(cls.temporary.name, "out"), Path(cls.temporary.name, "all.json")
         cls.kernels = ["naive_c", "flash_c"]
         cls.skipped = ["flash_avx2"] if "flash_avx2" in attnbench("list", "kernels").stdout else []  # because of the cap
         cls.arguments = ["run", "-k", ",".join(cls.kernels + cls.skipped), "-a", "heads=2", "-a", "seq_q=1,24", "-a",
-                         "seq_k=1,24", "-a", "head_dim=16", "-a", "causal=none,bottom-right", *QUICK, "-o", cls.out]
+                         "seq_k=1,24", "-a", "head_dim=16", "-a", "causal=none,bottom-right", *QUICK, "-o", cls.out,
+                         "--json", cls.json]
         cls.done = attnbench(*cls.arguments, ATTN_MAX_ISA="c")
         cls.rows = read_csv(cls.out / "results.csv")
 
@@ -316,7 +317,7 @@ class Files(FolderTest):
             self.assertAlmostEqual(min(times), float(row["time_ns_min"]), delta=1e-6 * min(times))
 
     def test_json_is_strict_and_like_google_benchmark(self):
-        data = read_json(self.out / "results.json")
+        data = read_json(self.json)
         self.assertEqual(data["context"]["json_schema_version"], 1)
         iterations = [entry for entry in data["benchmarks"] if entry["run_type"] == "iteration"]
         runs = [(entry["name"], entry["repetition_index"]) for entry in iterations]
@@ -327,6 +328,8 @@ class Files(FolderTest):
         self.assertEqual(len(runs), sum(int(row["samples"]) for row in timed))
         others = [value for key, value in data.items() if key not in ("context", "benchmarks")]
         self.assertEqual(sum(len(entries) for entries in others), len(self.rows) - len(timed))
+        medians = [entry for entry in data["benchmarks"] if entry["run_type"] == "aggregate"]
+        self.assertEqual(read_json(self.out / "results.json"), data | {"benchmarks": medians})
 
     def test_environment_and_journal_are_json(self):
         self.assertIn("naive_c", json.dumps(read_json(self.out / "env.json")["argv"]))

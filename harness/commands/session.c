@@ -294,7 +294,7 @@ static bool write_folder(bench_session *s, const bench_report *report) {
     void *context;
   } files[] = {{"results.csv", bench_write_csv, (void *)report},
                {"samples.csv", bench_write_samples, (void *)report},
-               {"results.json", bench_write_json, (void *)report},
+               {"results.json", bench_write_json_medians, (void *)report},
                {"env.json", write_environment, s},
                {"table.txt", write_table, s}};
   char path[BENCH_PATH_BYTES];

@@ -97,6 +97,9 @@ void bench_series_name(char *name, size_t bytes, const char *kernel, const char 
  * without a time stand in "not_timed", with their reason. */
 void bench_write_json(void *report, FILE *file);
 
+/* The same without the repetitions, which samples.csv has as well. */
+void bench_write_json_medians(void *report, FILE *file);
+
 /* ---- The journal -------------------------------------------------------------------------------------------------- */
 /* One JSON object per line, appended and flushed after every case, so that a run that is cut short loses at most one case,
  * and

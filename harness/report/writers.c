@@ -149,20 +149,22 @@ static void put_context(FILE *file, const bench_report *report) {
   fprintf(file, ",\n    \"library_build_type\": \"%s\",\n    \"json_schema_version\": 1\n  },\n", build_type);
 }
 
-static void put_benchmarks(FILE *file, const bench_rows *rows) {
+/* With or without one entry per sample. */
+static void put_benchmarks(FILE *file, const bench_rows *rows, bool samples) {
   const char *separator = "\n";
   int family = 0;
   fputs("  \"benchmarks\": [", file);
   for (int i = 0; i < rows->count; i++) {
     const bench_row *row = &rows->item[i];
     if (!row->time.n) continue;
-    for (int round = 0; round < row->time.n; round++) {
+    for (int round = 0; samples && round < row->time.n; round++) {
       fputs(separator, file);
       separator = ",\n";
       put_entry(file, row, family, "", row->samples_ns[round]);
       fprintf(file, ",\n      \"run_type\": \"iteration\",\n      \"repetition_index\": %d\n    }", round);
     }
     fputs(separator, file);
+    separator = ",\n";
     put_median(file, row, family++);
   }
   fputs("\n  ],\n", file);
@@ -185,10 +187,13 @@ static void put_not_timed(FILE *file, const bench_rows *rows) {
   fputs("\n  ]", file);
 }
 
-void bench_write_json(void *context, FILE *file) {
-  const bench_report *report = context;
+static void write_json(const bench_report *report, FILE *file, bool samples) {
   put_context(file, report);
-  put_benchmarks(file, report->rows);
+  put_benchmarks(file, report->rows, samples);
   put_not_timed(file, report->rows);
   fputs("\n}\n", file);
 }
+
+void bench_write_json(void *context, FILE *file) { write_json(context, file, true); }
+
+void bench_write_json_medians(void *context, FILE *file) { write_json(context, file, false); }
