@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Draws the figures of one or more attnbench runs: rates, speed-ups, winners, thread scaling and layers, as PNG and SVG.
+"""Draws the figures of one or more attnbench runs, as PNG and SVG: rates, speed-ups, winners, roofline, threads and more.
 
     scripts/plot.py results/local/2026-01-31 -o figures
 
-Reads results.csv and the env.json beside it. If the data for a figure is missing, the reason is printed.
+Reads results.csv, and env.json and peak.csv beside it. If the data for a figure is missing, the reason is printed.
 Exit code: 0 figures were written, 2 bad input or usage, 3 nothing to draw or matplotlib is missing, 5 cannot write.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from plotting.table import ResultsError, read_results
 from plotting.views import NothingToDraw
 
-FIGURES = ("rate-seq", "rate-heads", "speedup", "winners", "threads", "layers")
+FIGURES = ("rate-seq", "rate-heads", "rate-head_dim", "speedup", "winners", "roofline", "threads", "layers", "errors")
 OK, BAD_INPUT, NOTHING, CANNOT_WRITE = 0, 2, 3, 5
 
 

@@ -462,7 +462,8 @@ def test_crowded_pages_have_room(tmp_path, name):
              for i, (algorithm, isa) in enumerate((a, t) for a in ("flash", "naive", "blocked", "new") for t in PEAK)
              if (algorithm, isa) not in (("naive", "c"), ("flash", "avx2"), ("blocked", "avx512"))]
     deep = layers(many, long) if all_pairs else layers(many, (1024,)) + layers((1,), long[1:])
-    for page in pages_of(name, write(tmp_path / "run", dense + masked + equal + deep)):
+    wide = grid(seqs=(64,), dims=range(192, 257, 8))
+    for page in pages_of(name, write(tmp_path / "run", dense + masked + equal + deep + wide)):
         check_room(page, list(page_texts(page)))
 
 
@@ -498,3 +499,57 @@ def test_unseparated_cells_are_hatched(run):
 
 def test_the_peak_is_the_top_of_the_axis(run):
     assert pages_of("rate-seq", run)[0].axes[0].get_ylim() == (0, 240.0)
+
+
+# ---- roofline and errors -----------------------------------------------------------------------------------------------
+
+PEAK_CSV = """kind,name,dtype,what,threads,one_core,all_cores,unit
+compute,avx2,f32,"fma, 256 bit",2,120,240,Gflop/s
+read,L1,,"16 KiB per core",2,200,400,GB/s
+read,memory,,"1048576 KiB per core",2,10,15,GB/s
+"""
+
+
+def test_roofs_are_those_of_the_threads(tmp_path):
+    pytest.importorskip("matplotlib")
+    from plotting.roofline import roofline_panels
+    folder = write(tmp_path / "run", grid(seqs=(512,), dims=(64,), threads=(1, 2, 3)))
+    (folder / "peak.csv").write_text(PEAK_CSV, encoding="utf-8")
+    one, two, three = roofline_panels(read_results([folder]))
+    assert one.bandwidths == {"L1": 200, "memory": 10} and two.bandwidths == {"L1": 400, "memory": 15}
+    assert three.bandwidths == {}, "that number of threads was not measured"
+    assert one.peaks == PEAK and two.peaks["c"] == 2 * PEAK["c"]
+    spot = next(spot for spot in one.spots if spot.row["kernel"] == "flash_avx2")
+    assert (spot.x, spot.y) == (128, 80.0)  # 4 s s d flops, 16 s d bytes
+
+
+def test_without_ceilings_read_loops_are_the_slope(tmp_path):
+    pytest.importorskip("matplotlib")
+    from plotting.roofline import roofline_panels
+    rows = [row(seq=seq, seq_q=1, peak_gbs=gbs) for seq, gbs in ((1024, "40"), (4096, "30"), (8192, "20"))]
+    (panel,) = roofline_panels(read_results([write(tmp_path / "run", rows)]))
+    assert panel.bandwidths == {"read loop": 30}
+
+
+def test_a_file_that_is_no_table_of_ceilings_is_named(tmp_path):
+    folder = write(tmp_path / "run", grid())
+    (folder / "peak.csv").write_text("kind,name\nread,L1\n", encoding="utf-8")
+    with pytest.raises(ResultsError, match="peak.csv: not a file of attnbench peak"):
+        read_results([folder])
+
+
+def test_errors_are_of_checked_rows(read):
+    pytest.importorskip("matplotlib")
+    from plotting.errors import error_panels
+    rows = read([row(max_err_ratio="0.25"), row(seq=64, max_err_ratio="0.125"), untimed("SKIP", "no", name="flash_avx512"),
+                 untimed("FAIL", "wrong", name="naive_c") | {"max_err_ratio": "inf"}])
+    (panel,) = error_panels(rows)
+    assert [(kernel.kernel, kernel.ratios) for kernel in panel.kernels] == [("flash_avx2", [0.125, 0.25]),
+                                                                            ("naive_c", [float("inf")])]
+
+
+def test_family_and_model_tell_cpus_of_one_name_apart(tmp_path):
+    facts = {"cpu": {"value": "AMD EPYC"}, "cpu_family": {"value": "26"}, "cpu_model": {"value": "2"}}
+    other = facts | {"cpu_model": {"value": "17"}}
+    results = read_results([write(tmp_path / name, grid(), environment=cpu) for name, cpu in (("a", facts), ("b", other))])
+    assert {row.cpu for row in results.rows} == {"AMD EPYC, family 26 model 2", "AMD EPYC, family 26 model 17"}

@@ -7,10 +7,12 @@ from matplotlib.lines import Line2D
 
 from . import style, views
 from .bars import bar_page
+from .errors import error_panels, errors_page
 from .heatmap import heatmap_page
 from .layers import layer_panels, layers_page
 from .notes import blank_notes, sparse_note, untimed_notes, warning_note
-from .page import Frame, Page, columns_for
+from .page import Frame, Page, columns_for, label_ends
+from .roofline import roofline_page, roofline_panels
 
 PANELS_A_PAGE = 12
 
@@ -27,6 +29,13 @@ def rate_heads(results, looks):
     panels, sparse = views.rate_panels(results.rows, "heads")
     extra = sparse_note(panels, sparse, "numbers of heads")
     return [rate_page("Rate against number of heads", "heads", part, header(part, results), extra, looks)
+            for part in pages(panels)]
+
+
+def rate_head_dim(results, looks):
+    panels, sparse = views.rate_panels(results.rows, "head_dim")
+    extra = sparse_note(panels, sparse, "values of head_dim")
+    return [rate_page("Rate against head dimension", "head_dim", part, header(part, results), extra, looks)
             for part in pages(panels)]
 
 
@@ -57,8 +66,20 @@ def layers(results, looks):
     return [layers_page(part, header(part, results), notes(part) + extra) for along in by_axis for part in pages(along)]
 
 
-FIGURES = {"rate-seq": rate_seq, "rate-heads": rate_heads, "speedup": speedup, "winners": winners, "threads": threads,
-           "layers": layers}
+def roofline(results, looks):
+    panels = roofline_panels(results)
+    return [roofline_page(part, header(views.panels(views.rows_of(part)), results), looks, notes(part))
+            for part in pages(panels)]
+
+
+def errors(results, looks):
+    panels = error_panels(results.rows)
+    return [errors_page(part, header(views.panels(views.rows_of(part)), results), looks, notes(part))
+            for part in pages(panels)]
+
+
+FIGURES = {"rate-seq": rate_seq, "rate-heads": rate_heads, "rate-head_dim": rate_head_dim, "speedup": speedup,
+           "winners": winners, "roofline": roofline, "threads": threads, "layers": layers, "errors": errors}
 
 
 # ---- shared pieces -----------------------------------------------------------------------------------------------------
@@ -79,7 +100,7 @@ def header(panels, results, left_out=()):
 
 
 def notes(panels):
-    rows = [row for panel in panels for row in panel.rows]
+    rows = views.rows_of(panels)
     warning = warning_note(rows)
     return untimed_notes(rows) + ([("", warning)] if warning else [])
 
@@ -130,16 +151,6 @@ def fitting(xs, width, scale):
             chosen.append(x)
             free = middle - half
     return chosen[::-1]
-
-
-def label_ends(axes, labels, height):
-    """Writes names at the right end of the panel, with a thin line to each y. labels: (y, text, colour)."""
-    low, high = axes.get_ylim()
-    inches = [height * (y - low) / (high - low) for y, _, _ in labels]
-    for y, place, (_, words, colour) in zip(inches, style.spread(inches, 0.135, 0.03, height), labels):
-        axes.annotate("", xy=(1.0, y / height), xytext=(1.055, place / height), xycoords="axes fraction",
-                      arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.6, "shrinkA": 0, "shrinkB": 0})
-        axes.annotate(words, xy=(1.065, place / height), xycoords="axes fraction", va="center", size=style.LABEL)
 
 
 # ---- rates -------------------------------------------------------------------------------------------------------------

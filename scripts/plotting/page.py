@@ -30,7 +30,7 @@ class Frame:
 class Page:
     """self.axes: one per panel, row by row; titled, otherwise empty."""
 
-    def __init__(self, title, header, panels, columns, frame, legends, notes, listed="not-timed.txt"):
+    def __init__(self, title, header, panels, columns, frame, legends, notes, listed="not-timed.txt beside this figure"):
         """legends: rows of [(handle, label)]; notes: [(status, sentence)]; panels: titles; listed: the file of all notes."""
         first = max(frame.first_left, frame.left)
         cell = frame.left + frame.width + frame.right
@@ -109,7 +109,7 @@ class Page:
         lines = [(status, line) for status, sentence in notes for line in style.wrap(sentence, width, style.NOTE)]
         if len(lines) > MOST_NOTES:
             hidden = len(lines) - MOST_NOTES + 1
-            more = f"... and {views.plural(hidden, 'more line')}: {listed} beside this figure lists every row"
+            more = f"... and {views.plural(hidden, 'more line')}: {listed} lists every row"
             lines = lines[:MOST_NOTES - 1] + [("", more)]
         return lines
 
@@ -123,3 +123,14 @@ def columns_for(panels, most=3):
     if 1 < values <= most + 1 and len(panels) % values == 0:
         return values
     return 2 if len(panels) == 4 else most
+
+
+def label_ends(axes, labels, height):
+    """Writes names at the right end of the panel, with a thin line to each y. labels: (y, text, colour)."""
+    to_panel = axes.transData + axes.transAxes.inverted()
+    right = axes.get_xlim()[1]
+    inches = [height * float(to_panel.transform((right, y))[1]) for y, _, _ in labels]
+    for y, place, (_, words, colour) in zip(inches, style.spread(inches, 0.135, 0.03, height), labels):
+        axes.annotate("", xy=(1.0, y / height), xytext=(1.055, place / height), xycoords="axes fraction",
+                      arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.6, "shrinkA": 0, "shrinkB": 0})
+        axes.annotate(words, xy=(1.065, place / height), xycoords="axes fraction", va="center", size=style.LABEL)

@@ -25,6 +25,7 @@ RATIOS = ("ratio", "ratio_ci_lo", "ratio_ci_hi")
 RATES = ("gflops", "gbs", "peak_gflops", "peak_pct", "peak_gbs", "bw_pct")
 EXTRA = ("layer", "other_axes")  # text; "" in a Row if the file does not have the column
 SHARES = ("projections_pct", "attention_pct", "rest_pct")  # of layers; None in a Row if the file does not have the column
+MEASURES = ("flops", "bytes", "noise", "max_err_ratio")  # likewise; max_err_ratio may be infinite
 INTERVAL_ROUNDS = 6  # fewer samples have no 95 % interval of their median
 COLUMNS = TEXT + NAMES + COUNTS + TIMES + RATIOS + RATES
 
@@ -50,22 +51,39 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Ceiling:
+    """A line of `attnbench peak --csv`: kind "compute" (rate in Gflop/s) or "read" (GB/s)."""
+    kind: str
+    name: str     # the tier, or the level: "L1", "memory"
+    dtype: str    # "" for reads
+    threads: int  # of all_cores
+    one_core: float
+    all_cores: float
+
+
+@dataclass(frozen=True)
 class Results:
     rows: list
     environments: list  # one dict per file: cpu, hypervisor, commit, source_tree, date
+    facts: list         # one dict per file: all of its env.json, name -> {"value": ..., "grade": ..., "advice": ...}
+    ceilings: dict      # cpu -> [Ceiling], of those with a peak.csv beside results.csv
 
 
 def read_results(paths):
     """All rows of several result folders or CSV files. Two rows of the same case, kernel and CPU are an error."""
-    rows, environments = [], []
+    results = Results([], [], [], {})
     for path in paths:
         path = Path(path)
         file = path / "results.csv" if path.is_dir() else path
-        environment = read_environment(file.parent / "env.json")
-        environments.append(environment)
-        rows += read_csv(file, environment["cpu"])
-    _refuse_repeats(rows)
-    return Results(rows, environments)
+        facts = read_facts(file.parent / "env.json")
+        environment = environment_of(facts)
+        results.facts.append(facts)
+        results.environments.append(environment)
+        results.rows.extend(read_csv(file, environment["cpu"]))
+        if (file.parent / "peak.csv").exists():
+            results.ceilings[environment["cpu"]] = read_ceilings(file.parent / "peak.csv")
+    _refuse_repeats(results.rows)
+    return results
 
 
 def read_csv(file, cpu=UNKNOWN):
@@ -90,24 +108,38 @@ def read_csv(file, cpu=UNKNOWN):
     return rows
 
 
-def read_environment(file):
-    """The facts of env.json that figures print; "unknown" if a fact or the file is missing."""
-    facts = {}
-    if file.exists():
-        try:
-            facts = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ResultsError(f"{file}: not readable as JSON ({error})") from None
-        if not isinstance(facts, dict):
-            raise ResultsError(f"{file}: holds a JSON {type(facts).__name__}; an object of facts was expected")
-    return {name: _fact(facts, name) for name in ("cpu", "hypervisor", "commit", "source_tree", "date")}
+def read_facts(file):
+    """All of env.json, each fact as {"value": text, "grade": text, "advice": text}; {} if the file is missing."""
+    if not file.exists():
+        return {}
+    try:
+        facts = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ResultsError(f"{file}: not readable as JSON ({error})") from None
+    if not isinstance(facts, dict):
+        raise ResultsError(f"{file}: holds a JSON {type(facts).__name__}; an object of facts was expected")
+    return {name: {key: " ".join(str(fact.get(key, "")).split()) for key in ("value", "grade", "advice")}
+            for name, fact in ((name, fact if isinstance(fact, dict) else {"value": fact}) for name, fact in facts.items())}
 
 
-def _fact(facts, name):
-    value = facts.get(name, UNKNOWN)
-    if isinstance(value, dict):  # {"value": ..., "grade": ...}
-        value = value.get("value", UNKNOWN)
-    return " ".join(str(value).split()) or UNKNOWN
+def environment_of(facts):
+    """The facts that figures print; "unknown" if one is missing. cpu includes family and model."""
+    known = {name: facts.get(name, {}).get("value", "") or UNKNOWN
+             for name in ("cpu", "hypervisor", "commit", "source_tree", "date", "cpu_family", "cpu_model")}
+    family, model = known.pop("cpu_family"), known.pop("cpu_model")
+    if UNKNOWN not in (family, model):
+        known["cpu"] += f", family {family} model {model}"
+    return known
+
+
+def read_ceilings(file):
+    """The lines of a file of `attnbench peak --csv`."""
+    try:
+        with open(file, newline="", encoding="utf-8") as lines:
+            return [Ceiling(line["kind"], line["name"], line["dtype"], int(line["threads"]), float(line["one_core"]),
+                            float(line["all_cores"])) for line in csv.DictReader(lines)]
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ResultsError(f"{file}: not a file of attnbench peak --csv ({error!r})") from None
 
 
 def _check_header(file, header):
@@ -146,6 +178,10 @@ def _read_row(file, number, header, cells, cpu):
         values[column] = _number(place, column, raw[column], positive=False)
     for column in SHARES:
         values[column] = _number(place, column, raw.get(column, ""), positive=False)
+    for column in MEASURES:
+        cell = raw.get(column, "")
+        infinite = column == "max_err_ratio" and cell == "inf"
+        values[column] = float("inf") if infinite else _number(place, column, cell, positive=False)
     if values["kernel"] == AUTO:
         values["algorithm"] = AUTO  # its choice may differ between cases
     values["has_interval"] = not raw.get("samples") or int(raw["samples"]) >= INTERVAL_ROUNDS

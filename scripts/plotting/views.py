@@ -183,6 +183,10 @@ def panels(rows, free=()):
     return [groups[key] for key in sorted(groups, key=lambda key: [(value != "none", value) for _, value in key])]
 
 
+def rows_of(several):
+    return [row for panel in several for row in panel.rows]
+
+
 def thin(several, most=4):
     """Keeps at most `most` evenly spaced values of seq per condition: (panels kept, values of seq left out)."""
     seqs = {}
@@ -224,11 +228,11 @@ def in_words(shown, keys, contrast=False):
     return ", ".join(word.replace(" ", NO_BREAK) for word in words if word)
 
 
-# ---- rate against seq or heads -----------------------------------------------------------------------------------------
+# ---- rate against seq, heads or head_dim -------------------------------------------------------------------------------
 
 def rate_panels(rows, axis):
-    """Rates along "seq" (seq_k) or "heads" (heads_q), one panel per condition: (panels, panels left out)."""
-    column = {"seq": "seq_k", "heads": "heads_q"}[axis]
+    """Rates along "seq" (seq_k), "heads" (heads_q) or "head_dim" (dim_qk), one panel per condition: (panels, left out)."""
+    column = {"seq": "seq_k", "heads": "heads_q", "head_dim": "dim_qk"}[axis]
     placed = [row for row in rows if row[column] > 0]  # the axis is logarithmic
     drawn = [rate_panel(panel, column) for panel in panels(placed, (axis,))]
     drawn, sparse = fullest(drawn, lambda panel: len({point.x for curve in panel.curves for point in curve.points}))
