@@ -8,8 +8,9 @@ usage() {
   cat <<'END'
 usage: scripts/bench.sh [options of attnbench run]
 
-Sets up the machine (scripts/setup.sh), builds into build/ and runs the benchmark. Prints a table and writes CSV, JSON and
-figures to results/local/TIME-PRESET/. Without options it runs the preset `quick`, about 3 minutes on 2 cores.
+Sets up the machine (scripts/setup.sh), builds into build/ and runs the benchmark. Prints a table and writes CSV, JSON,
+figures and report.html to results/local/TIME-PRESET/. Without options it runs the preset `quick`, about 3 minutes on 2
+cores.
 
   -h, --help        this text
   -o DIR            folder for the results; --resume or --overwrite if it has some already
@@ -55,6 +56,8 @@ if [ -s "$folder/results.csv" ]; then
   else
     warn "bench.sh: no figures: NumPy and Matplotlib are missing (see setup above)"
   fi
+  [ $status = 130 ] || quietly build/log/peak.log "$attnbench" peak --csv "$folder/peak.csv"
+  python3 scripts/report.py "$folder" -o "$folder/report.html" || warn "bench.sh: no report"
 fi
 
 if [ -d "$folder" ]; then

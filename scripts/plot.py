@@ -16,7 +16,8 @@ from pathlib import Path
 from plotting.table import ResultsError, read_results
 from plotting.views import NothingToDraw
 
-FIGURES = ("rate-seq", "rate-heads", "rate-head_dim", "speedup", "winners", "roofline", "threads", "layers", "errors")
+FIGURES = ("rate-seq", "rate-heads", "rate-head_dim", "speedup", "winners", "roofline", "threads", "layers", "errors",
+           "machines")
 OK, BAD_INPUT, NOTHING, CANNOT_WRITE = 0, 2, 3, 5
 
 

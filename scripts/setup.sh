@@ -46,6 +46,7 @@ has_qemu() { [ "$(uname -m)" = aarch64 ] || have qemu-aarch64; }
 has_llvm_mca() { compgen -c llvm-mca-1 | grep -q '[89]$' || compgen -c llvm-mca-2 >/dev/null; }
 has_abidiff() { have abidiff; }
 has_doxygen() { have doxygen; }
+has_chromium() { have chromium || have chromium-browser || have google-chrome; }
 has_pkg_config() { have pkg-config; }
 has_venv_module() { [ -x .venv/bin/python ] || python3 -c 'import venv, ensurepip' 2>/dev/null; }
 has_requirements() { cmp -s "scripts/$1.txt" ".venv/.attn-$1"; } # requirements, requirements-tests or requirements-lint
@@ -72,6 +73,7 @@ optional|aarch64_compiler|gcc-aarch64-linux-gnu libc6-dev-arm64-cross|the kernel
 optional|qemu|qemu-user|running them, and other CPUs in the tests
 optional|llvm_mca|llvm-19|estimates of NEON kernels, in the tests
 optional|doxygen|doxygen|the API pages
+optional|chromium|chromium|tests of the report in a browser
 optional|pkg_config|pkg-config|finding hwloc, and the test of attn.pc
 optional|venv_module|python3 python3-venv|figures and the tests of the scripts'
 

@@ -242,12 +242,13 @@ stage_bench() {
   tests=$((tests + 1))
   quietly "$logs/bench.log" scripts/bench.sh -o "$folder" -k naive_c,flash_c -a seq=64 -a heads=1 --rounds 5 ||
     { failures=$((failures + 1)) && return 1; }
-  for file in table.txt results.csv samples.csv results.json env.json journal.jsonl; do
+  for file in table.txt results.csv samples.csv results.json env.json journal.jsonl peak.csv; do
     [ -s "$folder/$file" ] || missing="$missing $file"
   done
   if python3 -c 'import numpy, matplotlib' 2>/dev/null; then
     find "$folder" -name '*.png' | grep -q . || missing="$missing figures"
   fi
+  python3 -c 'import matplotlib, plotly' 2>/dev/null && [ ! -s "$folder/report.html" ] && missing="$missing report.html"
   [ -z "$missing" ] && say "left $(find "$folder" -type f | wc -l) files" && return
   say "FAILED: bench.sh left no$missing"
   failures=$((failures + 1))

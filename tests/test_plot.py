@@ -357,6 +357,9 @@ def test_unknown_figure_exits_2_with_the_nearest_name(tmp_path, capsys):
     assert "did you mean 'winners'" in capsys.readouterr().err
 
 
+SINGLE = [name for name in plot.FIGURES if name != "machines"]  # what one run is enough for
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A result folder for every figure."""
@@ -369,7 +372,7 @@ def test_every_figure_is_written(run, tmp_path, capsys):
     out = tmp_path / "figures"
     assert plot.main([str(run), "-o", str(out)]) == 0
     said = capsys.readouterr().out
-    for name in plot.FIGURES:
+    for name in SINGLE:
         assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert "</svg>" in (out / f"{name}.svg").read_text(encoding="utf-8")
         assert f"{name}: {out}" in said
@@ -418,14 +421,14 @@ def page_texts(page):
             yield text.get_text(), tuple(Text.get_window_extent(text, renderer).extents.tolist())
 
 
-def pages_of(name, folder):
+def pages_of(name, *folders):
     from plotting import figures, style
     style.apply()
-    results = read_results([folder])
+    results = read_results(folders)
     return figures.FIGURES[name](results, style.Looks({row["algorithm"] for row in results.rows}))
 
 
-@pytest.fixture(scope="module", params=plot.FIGURES)
+@pytest.fixture(scope="module", params=SINGLE)
 def pages(run, request):
     """The pages of each figure in turn, and the texts of each page."""
     drawn = pages_of(request.param, run)
@@ -447,7 +450,7 @@ def test_no_text_overlaps_or_leaves_the_page(pages):
         check_room(page, texts)
 
 
-@pytest.mark.parametrize("name", plot.FIGURES)
+@pytest.mark.parametrize("name", SINGLE)
 def test_crowded_pages_have_room(tmp_path, name):
     """With many close ticks, long conditions, equal rates and long ratios."""
     pytest.importorskip("matplotlib")
@@ -553,3 +556,18 @@ def test_family_and_model_tell_cpus_of_one_name_apart(tmp_path):
     other = facts | {"cpu_model": {"value": "17"}}
     results = read_results([write(tmp_path / name, grid(), environment=cpu) for name, cpu in (("a", facts), ("b", other))])
     assert {row.cpu for row in results.rows} == {"AMD EPYC, family 26 model 2", "AMD EPYC, family 26 model 17"}
+
+
+def test_machines_are_compared_by_shares_of_their_peaks(tmp_path):
+    pytest.importorskip("matplotlib")
+    from plotting.machines import machine_panels
+    one = write(tmp_path / "a", grid(dims=(64,)) + grid(seqs=(64,)), environment={"cpu": "One"})
+    two = write(tmp_path / "b", [row("flash_avx2", 60.0, seq=seq) for seq in (128, 512)], environment={"cpu": "Two " * 10})
+    (panel,) = machine_panels(read_results([one, two]).rows)
+    shares = {cpu[:3]: [(point.x, point.y) for point in points] for cpu, points in panel.curves.items()}
+    assert shares == {"One": [(64, 50), (128, 50), (512, 50), (2048, 50)], "Two": [(128, 50), (512, 50)]}
+    assert {point.row["kernel"] for points in panel.curves.values() for point in points} == {"blocked_avx512", "flash_avx2"}
+    with pytest.raises(NothingToDraw, match="of one machine"):
+        machine_panels(read_results([one]).rows)
+    for page in pages_of("machines", one, two):
+        check_room(page, list(page_texts(page)))

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: MIT
 """The figures. Each takes the results, asks views for its panels and returns finished pages, or raises NothingToDraw."""
 
-from math import log2
-
 from matplotlib.lines import Line2D
 
 from . import style, views
+from .axes import fitting, label_ends, power_of_two_axis
 from .bars import bar_page
 from .errors import error_panels, errors_page
 from .heatmap import heatmap_page
 from .layers import layer_panels, layers_page
+from .machines import machine_panels, machines_page
 from .notes import blank_notes, sparse_note, untimed_notes, warning_note
-from .page import Frame, Page, columns_for, label_ends
+from .page import Frame, Page, columns_for
 from .roofline import roofline_page, roofline_panels
 
 PANELS_A_PAGE = 12
@@ -78,8 +78,15 @@ def errors(results, looks):
             for part in pages(panels)]
 
 
+def machines(results, looks):
+    del looks  # machines, not kernels, have colours here
+    panels = machine_panels(results.rows)
+    return [machines_page(part, header(part, results), notes(part)) for part in pages(panels)]
+
+
 FIGURES = {"rate-seq": rate_seq, "rate-heads": rate_heads, "rate-head_dim": rate_head_dim, "speedup": speedup,
-           "winners": winners, "roofline": roofline, "threads": threads, "layers": layers, "errors": errors}
+           "winners": winners, "roofline": roofline, "threads": threads, "layers": layers, "errors": errors,
+           "machines": machines}
 
 
 # ---- shared pieces -----------------------------------------------------------------------------------------------------
@@ -126,31 +133,6 @@ def draw_curve(axes, curve, xs, looks):
     axes.fill_between(xs, low, high, color=colour, alpha=0.25, lw=0)
     axes.plot(xs, y, color=colour, marker=looks.marker(curve.algorithm), ls=style.line_style(curve.isa), mec="white",
               mew=0.5, clip_on=False, zorder=3)
-
-
-def power_of_two_axis(axes, xs, label, width):
-    """Logarithmic x axis with ticks at as many measured values as fit."""
-    axes.set_xscale("log", base=2)
-    low, high = min(xs), max(xs)
-    room = (high / low) ** 0.03
-    axes.set_xlim(low / room, high * room)
-    ticks = fitting(xs, width, log2)
-    axes.set_xticks(ticks, [str(x) for x in ticks])
-    axes.set_xticks([], minor=True)
-    axes.set_xlabel(label)
-
-
-def fitting(xs, width, scale):
-    """Values whose labels do not overlap, chosen from the largest down."""
-    low, high = scale(min(xs)), scale(max(xs))
-    chosen, free = [], float("inf")
-    for x in sorted(xs, reverse=True):
-        middle = width * 0.93 * (scale(x) - low) / (high - low) if high > low else 0
-        half = style.text_width(str(x), style.LABEL) / 2
-        if middle + half + 0.08 <= free:
-            chosen.append(x)
-            free = middle - half
-    return chosen[::-1]
 
 
 # ---- rates -------------------------------------------------------------------------------------------------------------

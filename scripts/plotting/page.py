@@ -123,14 +123,3 @@ def columns_for(panels, most=3):
     if 1 < values <= most + 1 and len(panels) % values == 0:
         return values
     return 2 if len(panels) == 4 else most
-
-
-def label_ends(axes, labels, height):
-    """Writes names at the right end of the panel, with a thin line to each y. labels: (y, text, colour)."""
-    to_panel = axes.transData + axes.transAxes.inverted()
-    right = axes.get_xlim()[1]
-    inches = [height * float(to_panel.transform((right, y))[1]) for y, _, _ in labels]
-    for y, place, (_, words, colour) in zip(inches, style.spread(inches, 0.135, 0.03, height), labels):
-        axes.annotate("", xy=(1.0, y / height), xytext=(1.055, place / height), xycoords="axes fraction",
-                      arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.6, "shrinkA": 0, "shrinkB": 0})
-        axes.annotate(words, xy=(1.065, place / height), xycoords="axes fraction", va="center", size=style.LABEL)

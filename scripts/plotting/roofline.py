@@ -12,7 +12,8 @@ from statistics import median
 from matplotlib.lines import Line2D
 
 from . import style, views
-from .page import Frame, Page, columns_for, label_ends
+from .axes import label_ends
+from .page import Frame, Page, columns_for
 
 SLOPES = {"L1": (0, (1, 1.3)), "L2": (0, (4, 1.6)), "L3": (0, (7, 2, 1.5, 2)), "memory": "-", "read loop": "-"}
 

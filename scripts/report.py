@@ -1,0 +1,59 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Writes one HTML file about one or more attnbench runs, which opens from disk without a network.
+
+    scripts/report.py results/local/2026-01-31 -o report.html
+
+It has tables and static figures, and where JavaScript runs charts with hover, zoom and a choice of kernels, axes and dtype.
+Reads results.csv, and env.json and peak.csv (attnbench peak --csv) beside it.
+Exit code: 0 the report is written, 2 bad input or usage, 3 matplotlib or plotly is missing, 5 cannot write.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from plotting.table import ResultsError, read_results
+
+OK, BAD_INPUT, MISSING, CANNOT_WRITE = 0, 2, 3, 5
+
+
+def main(argv=None):
+    options = read_options(argv)
+    try:
+        results = read_results(options.results)
+    except ResultsError as error:
+        return complain(error, BAD_INPUT)
+    try:
+        import plotly  # noqa: F401  # reporting reads its JavaScript
+        from plotting import style
+        from reporting.document import document
+    except ImportError as error:
+        return complain(f"{error}; install it with: python3 -m pip install -r scripts/requirements.txt", MISSING)
+    style.apply()
+    looks = style.Looks({row["algorithm"] for row in results.rows})
+    title = options.title or "Attention on " + " and ".join(dict.fromkeys(facts["cpu"] for facts in results.environments))
+    try:
+        options.out.write_text(document(results, looks, title), encoding="utf-8")
+    except OSError as error:
+        return complain(f"{options.out}: cannot be written ({error.strerror})", CANNOT_WRITE)
+    print(f"{options.out}: {options.out.stat().st_size / 1e6:.1f} MB")
+    return OK
+
+
+def read_options(argv):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
+    add = parser.add_argument
+    add("results", nargs="+", metavar="RESULTS", help="a result folder (with results.csv) or a CSV file")
+    add("-o", dest="out", type=Path, metavar="FILE", default=Path("report.html"), help="default report.html")
+    add("--title", metavar="WORDS", help='default "Attention on" and the CPU')
+    return parser.parse_args(argv)
+
+
+def complain(message, code):
+    print(f"report.py: {message}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: MIT
+"""scripts/report.py: what its tables and charts hold, and how the page behaves in headless Chromium. Run by pytest."""
+
+import json
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import browser
+import pytest
+from plot_data import everything, grid, row, write
+from test_plot import PEAK_CSV
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+
+import report
+
+NOT_VISIBLE = "script", "style"
+FACTS = {"cpu": {"value": "Some <CPU>", "grade": "OK"},
+         "hypervisor": {"value": "KVM", "grade": "WARN", "advice": "use & metal"}, "commit": {"value": "0123456789abcdef"},
+         "date": {"value": "2026-01-31"}}
+
+
+class Page(HTMLParser):
+    """The visible text, the tables by caption, the images and the script elements of a report."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.stack, self.words, self.tables, self.images, self.addresses, self.scripts = [], [], {}, [], [], []
+        self.feed(text)
+        self.text = " ".join(" ".join(self.words).split())
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.addresses += [attributes[name] for name in ("src", "href") if name in attributes]
+        if tag == "img":
+            self.images.append(attributes)
+        if tag == "table":
+            self.lines = []
+        if tag == "tr":
+            self.lines.append([])
+        if tag in ("td", "th", "caption"):
+            self.cell = ""
+        if tag not in ("img", "meta", "br"):
+            self.stack.append(tag)
+
+    def handle_data(self, data):
+        if self.stack and self.stack[-1] == "script":
+            self.scripts.append(data)
+        elif not set(self.stack) & set(NOT_VISIBLE):
+            self.words.append(data)
+            if self.stack and self.stack[-1] in ("td", "th", "caption"):
+                self.cell += data
+
+    def handle_endtag(self, tag):
+        assert self.stack.pop() == tag, f"</{tag}> closes another element"
+        if tag == "caption":
+            self.caption = self.cell
+        if tag in ("td", "th"):
+            self.lines[-1].append(self.cell)
+        if tag == "table":
+            self.tables[self.caption] = self.lines
+
+    def table(self, start):
+        return next(lines for caption, lines in self.tables.items() if caption.startswith(start))
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    """A report on two machines, with everything that a run may hold."""
+    folder = tmp_path_factory.mktemp("report")
+    decoding = [row(name, rate, seq=seq, seq_q=1, peak_gbs="40", bw_pct="90", warnings="noisy")
+                for seq in (1024, 4096, 16384) for name, rate in (("flash_avx2", 9.0), ("naive_c", 2.0))]
+    half = [cells | {"dtype_q": "bf16", "dtype_kv": "bf16", "dtype_o": "bf16", "case_id": cells["case_id"] + "/bf16"}
+            for cells in grid(dims=(64,))]
+    one = write(folder / "one", everything() + decoding + half, environment=FACTS)
+    (one / "peak.csv").write_text(PEAK_CSV, encoding="utf-8")
+    two = write(folder / "two", grid(dims=(64,)), environment={"cpu": "Other CPU"})
+    assert report.main([str(one), str(two), "-o", str(folder / "report.html")]) == report.OK
+    return folder / "report.html"
+
+
+@pytest.fixture(scope="module")
+def page(file):
+    return Page(file.read_text(encoding="utf-8"))
+
+
+# ---- The file ------------------------------------------------------------------------------------------------------------
+
+def test_the_file_needs_nothing_else(page):
+    assert page.stack == [] and len(page.scripts) == 3
+    assert all(address.startswith(("#", "data:image/png;base64,")) for address in page.addresses)
+
+
+def test_every_link_has_its_target(file, page):
+    ids = set(re.findall(r' id="([^"]+)"', file.read_text(encoding="utf-8")))
+    assert {address[1:] for address in page.addresses if address.startswith("#")} <= ids
+
+
+def test_figures_have_words(page):
+    assert len(page.images) >= 9
+    for image in page.images:
+        assert len(image["alt"]) > 20 and int(image["width"]) > 300
+
+
+def test_names_are_escaped(page):
+    assert "Some <CPU>" in page.text and "use & metal" in page.text
+
+
+def test_tables_hold_the_numbers(page):
+    rates = page.table("Every timed row")
+    assert len(rates) == 1 + sum(cells["status"] == "PASS" for cells in everything()) + 6 + 9 + 9
+    line = next(cells for cells in rates if cells[2] == "flash_avx2" and cells[0].startswith("seq 2048, head_dim 128"))
+    assert dict(zip(rates[0], line))["GFLOP/s"] == "80" and dict(zip(rates[0], line))["% of peak"] == "66.67"
+    assert ["Some <CPU>", "f32", "1", "L1 bandwidth", "200 GB/s"] in page.table("Roofs as measured")
+    assert ["Some <CPU>", "f32", "2", "memory bandwidth", "15 GB/s"] in page.table("Roofs as measured")
+    assert any(cells[:3] == ["Some <CPU>", "f32 decode", "flash_avx2"] and cells[3] == "90 % of the read loop"
+               for cells in page.table("Highest shares"))
+    assert ["FAIL", "output[0,1,2,3] is off by 4.1 x the bound", "naive_avx2"] in [
+        cells[:3] for cells in page.table("Rows without a time")]
+    assert ["Some <CPU>", "noisy", "6"] in page.table("Warnings")
+    assert ["hypervisor", "KVM", "WARN", "use & metal"] in page.table("env.json of Some <CPU>")
+    assert page.table("Noise floor")[1][2:] == ["0.40 %", "0.40 %"]
+
+
+def test_charts_have_the_data_of_the_figures(page):
+    data = json.loads(page.scripts[0])
+    assert set(data["charts"]) == {"winners", "rate", "roofline", "threads", "layers", "errors", "machines"}
+    assert {one["axis"] for one in data["charts"]["rate"]} == {"seq", "heads", "head_dim"}
+    first = next(one for one in data["charts"]["rate"] if one["dtype"] == "bf16")
+    flash = next(line for line in first["lines"] if line["name"] == "flash_avx2")
+    assert (flash["x"], flash["y"], flash["share"]) == ([128, 512, 2048], [80.0] * 3, [66.667] * 3)
+    assert flash["low"][0] == pytest.approx(80 / 1.002, rel=1e-4)
+    assert {"naive_c", "flash_avx2", "blocked_avx512"} <= {kernel["name"] for kernel in data["kernels"]}
+    cells = [cell for one in data["charts"]["winners"] for cell in one["cells"]]
+    assert any(cell["words"] == ["blocked", "avx512", "+50 %"] and cell["separated"] for cell in cells)
+
+
+def test_charts_without_data_are_left_out(tmp_path):
+    folder = write(tmp_path / "run", grid(seqs=(512,), dims=(64,)))
+    assert report.main([str(folder), "-o", str(tmp_path / "r.html")]) == report.OK
+    few = Page((tmp_path / "r.html").read_text(encoding="utf-8"))
+    assert set(json.loads(few.scripts[0])["charts"]) == {"roofline", "errors"}
+    assert "No figure threads: only threads=1 in the data." in few.text and "Machines" not in few.text
+
+
+def test_bad_input_and_places_that_cannot_be_written(tmp_path, capsys):
+    folder = write(tmp_path / "run", [row() | {"seq_k": "x"}])
+    assert report.main([str(folder), "-o", str(tmp_path / "r.html")]) == report.BAD_INPUT
+    assert "column 'seq_k'" in capsys.readouterr().err
+    assert report.main([str(write(tmp_path / "run", [row()])), "-o", str(tmp_path / "no" / "r.html")]) == report.CANNOT_WRITE
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_missing_package_is_named(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    assert report.main([str(write(tmp_path / "run", [row()])), "-o", str(tmp_path / "r.html")]) == report.MISSING
+    assert "plotly" in capsys.readouterr().err and not (tmp_path / "r.html").exists()
+
+
+# ---- In a browser --------------------------------------------------------------------------------------------------------
+
+CONTRASTS = """(() => {
+  const parts = (text) => text.match(/[\\d.]+/g).map(Number);
+  const linear = (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+  const light = (parts) => parts.slice(0, 3).map((c) => linear(c / 255))
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  const paper = light(parts(getComputedStyle(document.body).backgroundColor));
+  return ["h1", "p", ".note", "nav a", "th", "td", "summary"].filter((name) => document.querySelector(name)).map((name) => {
+    const ink = light(parts(getComputedStyle(document.querySelector(name)).color));
+    return (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+  });
+})()"""
+
+
+@pytest.fixture(scope="module")
+def tab():
+    if not browser.find():
+        pytest.skip("no Chromium (Debian: apt-get install chromium)")
+    with browser.Browser() as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("width", (1280, 390))
+@pytest.mark.parametrize("dark", (False, True), ids=("light", "dark"))
+@pytest.mark.parametrize("scripts", (True, False), ids=("scripts", "plain"))
+def test_the_page_fits_and_is_legible(tab, file, width, dark, scripts):
+    tab.show(file, width=width, dark=dark, scripts=scripts)
+    assert tab.errors() == []
+    assert tab.value("document.documentElement.scrollWidth") <= width
+    assert min(tab.value(CONTRASTS)) >= 4.5
+    paper = tab.value("getComputedStyle(document.body).backgroundColor")
+    assert (paper == "rgb(255, 255, 255)") != dark
+    drawn = tab.value("[...document.querySelectorAll('.chart')].filter((one) => one.offsetHeight > 100).length")
+    assert drawn == (7 if scripts else 0)
+    stills = tab.value("[...document.querySelectorAll('.still img')].filter((one) => one.checkVisibility()).length")
+    assert (stills == 0) if scripts else (stills >= 9)
+    assert tab.value("[...document.images].every((image) => image.complete && image.naturalWidth > 300)")
+    assert tab.value("[...document.querySelectorAll('section')].every((one) => one.querySelector('h2').textContent)")
+
+
+TRACES = "[...document.querySelector('[data-chart=rate] .plot').data].map((trace) => trace.name).filter(Boolean)"
+
+
+def test_a_fragment_is_a_selection(tab, file):
+    tab.show(file, fragment="#rate?dtype=f32&hide=naive_c,nonsense&rate.axis=heads&rate.share=1&rate.x=0")
+    traces = tab.value(TRACES)
+    assert "flash_avx2" in traces and "naive_c" not in traces and not any("peak" in name for name in traces)
+    layout = tab.value("(() => { const made = document.querySelector('[data-chart=rate] .plot').layout;"
+                       " return [made.xaxis.title.text, made.xaxis.type, made.yaxis.title.text]; })()")
+    assert layout == ["heads", "linear", "% of peak"]
+    assert tab.value("document.querySelector('#rate').getBoundingClientRect().top") < 400
+    tab.show(file)
+    assert "naive_c" in tab.value(TRACES) and any("peak" in name for name in tab.value(TRACES))
+
+
+def focus(tab, selector):
+    """Presses Tab until the element has the focus; where it is not reached, fails."""
+    for _ in range(200):
+        if tab.value(f"document.activeElement === document.querySelector({selector!r})"):
+            return
+        tab.press("Tab")
+    raise AssertionError(f"{selector} cannot be reached by Tab")
+
+
+def test_everything_works_by_keyboard(tab, file):
+    tab.show(file)
+    tab.press("Tab")
+    assert tab.value("document.activeElement.className") == "skip"
+    focus(tab, "[data-chart=rate] select")
+    assert tab.value("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    tab.press("ArrowDown")
+    assert tab.value("location.hash") == "#rate?rate.axis=heads"
+    assert tab.value("document.activeElement.value") == "heads", "the focus stays"
+    focus(tab, "[data-chart=rate] input")
+    tab.press(" ")
+    assert tab.value("location.hash") == "#rate?rate.axis=heads&rate.x=0"
+    assert tab.value("document.querySelector('[data-chart=rate] .plot').layout.xaxis.type") == "linear"
+    link = tab.value("document.querySelector('[data-chart=rate] form a').getAttribute('href')")
+    assert link == "#rate?rate.axis=heads&rate.x=0"
+
+
+def test_kernels_and_dtypes_can_be_chosen(tab, file):
+    tab.show(file)
+    tab.value("document.querySelector('#choose details').open = true")
+    tab.value("[...document.querySelectorAll('#choose label')].find((one) => one.textContent === 'naive_c')"
+              ".querySelector('input').click()")
+    assert "naive_c" not in tab.value(TRACES) and "hide=naive_c" in tab.value("location.hash")
+    tab.value("(() => { const list = document.querySelector('#choose select'); list.value = 'bf16';"
+              " list.dispatchEvent(new Event('change')); })()")
+    options = tab.value("[...document.querySelectorAll('[data-chart=rate] form select')].at(-1).options.length")
+    assert options == 1 and "dtype=bf16" in tab.value("location.hash")
+    assert "No cases of bf16 here." in tab.value("document.querySelector('[data-chart=threads]').textContent")
