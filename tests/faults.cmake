@@ -19,7 +19,10 @@ endif()
 add_python_test(faults test_faults.py $<TARGET_FILE:attnbench>)
 add_python_test(faults_50_kills test_faults.py $<TARGET_FILE:attnbench> 50
                 Faults.test_a_killed_run_loses_at_most_the_case_under_way)
-set_tests_properties(faults_50_kills PROPERTIES LABELS "long")
+add_python_test(shards test_shards.py $<TARGET_FILE:attnbench>)
+add_python_test(shards_50_kills test_shards.py $<TARGET_FILE:attnbench> 50
+                Shards.test_a_killed_shard_loses_at_most_the_case_under_way)
+set_tests_properties(faults_50_kills shards_50_kills PROPERTIES LABELS "long")
 
 # Sanitizers have an operator new of their own.
 if(TARGET attn_onednn_guard AND NOT ATTN_SANITIZE AND NOT CMAKE_CROSSCOMPILING)

@@ -8,6 +8,7 @@ static bench_options asked;
 
 static const cli_option options[] = {
     BENCH_CASE_OPTIONS(&asked),
+    BENCH_SHARD_OPTION(&asked),
     {CLI_LIST, 's', "suite", "NAME",
      "edge (sizes, strides, masks of float32 kernels) or conformance (every option); the same as "
      "--preset (default edge)",

@@ -9,6 +9,7 @@ int bench_main(int argc, char **argv);
 int bench_run_main(int argc, char **argv);
 int bench_check_main(int argc, char **argv);
 int bench_compare_main(int argc, char **argv);
+int bench_merge_main(int argc, char **argv);
 int bench_eval_main(int argc, char **argv);
 int bench_list_main(int argc, char **argv);
 int bench_explain_main(int argc, char **argv);

@@ -15,7 +15,8 @@ typedef struct bench_options {
   cli_list axes, presets, case_ids;
   const char *default_preset; /* if no case is asked for; NULL = the defaults of the axes */
   const char *threads;
-  int64_t cases; /* at most so many, seeded; 0 = all */
+  int64_t cases;     /* at most so many, seeded; 0 = all */
+  const char *shard; /* "2/8": of eight parts the second; NULL = all */
   int64_t seed;
   /* kernels */
   bench_filter filter;
@@ -51,6 +52,11 @@ bench_options bench_options_default(const char *command, const char *preset, int
    CLI_WITHIN(&(o)->cases, 1, INT_MAX)},                \
   {CLI_INT, 0, "seed", "N", "of the generated inputs and all random choices (default 1)",                               \
    CLI_WITHIN(&(o)->seed, 0, INT64_MAX)}
+
+#define BENCH_SHARD_OPTION(o)                                                                                          \
+  {CLI_STRING, 0, "shard", "I/N",                                                                                      \
+   "part I of N: the cases are split by what they cost, alike on every machine; attnbench merge joins the results",    \
+   &(o)->shard}
 
 #define BENCH_KERNEL_OPTIONS(o)                                                                                       \
   CLI_HEADING("Kernels"),                                                                                             \

@@ -9,6 +9,7 @@ static bench_options asked;
 
 static const cli_option options[] = {
     BENCH_CASE_OPTIONS(&asked),
+    BENCH_SHARD_OPTION(&asked),
     BENCH_KERNEL_OPTIONS(&asked),
     {CLI_STRING, 0, "require", "ISA", "a skip of a kernel of this tier is a failure", &asked.require},
     CLI_HEADING("Measuring"),

@@ -41,6 +41,8 @@ static int open_steps(bench_session *s) {
   bench_selection selection;
   if (o->resume && !o->folder) return cli_usage_error(o->command, "--resume needs the folder to resume: -o DIR");
   if (o->resume && o->overwrite) return cli_usage_error(o->command, "--resume and --overwrite exclude each other");
+  if (o->shard && s->steps != &bench_cases_steps)
+    return cli_usage_error(o->command, "--shard splits cases; --preset limits measures goals");
   if (o->gate && !s->steps->gate) return cli_usage_error(o->command, "--gate needs goals: --preset limits");
   if (o->case_budget_s <= 0) return cli_usage_error(o->command, "--case-budget: should be above 0");
   int code = bench_check_overrides(o->command);
@@ -122,6 +124,7 @@ static void describe_run(const bench_session *s, bench_journal_head *head) {
   bench_journal_describe(head, "build", "%s", build);
   for (size_t i = 0; i < sizeof facts / sizeof *facts; i++)
     bench_journal_describe(head, facts[i], "%s", bench_environment_get(&s->environment, facts[i]));
+  bench_journal_describe(head, "shard", "%s", o->shard ? o->shard : "all");
   bench_journal_describe(head, "seed", "%" PRId64, o->seed);
   bench_journal_describe(head, "rounds", "%" PRId64, o->rounds);
   bench_journal_describe(head, "precision", "%g", o->precision);
@@ -274,11 +277,7 @@ static void write_table(void *context, FILE *file) {
   table.file = file;
   table.colour = table.only_bad = false;
   bench_session_print_opening(s, file);
-  for (int first = 0, next; first < s->rows.count; first = next) {
-    for (next = first + 1; next < s->rows.count; next++)
-      if (strcmp(s->rows.item[next].case_id, s->rows.item[first].case_id)) break;
-    bench_table_case(&table, s->rows.item + first, next - first);
-  }
+  bench_table_cases(&table, &s->rows);
   bench_session_print_structure(s, file);
   bench_table_summary(&table, &s->rows);
 }

@@ -7,7 +7,8 @@
 
 static int open_cases(bench_session *s, const bench_selection *selection) {
   (void)selection;
-  const int code = bench_options_cases(s->options, &s->cases);
+  int code = bench_options_cases(s->options, &s->cases);
+  if (!code && s->options->shard) code = bench_shard_keep(s->options, &s->cases);
   if (code) return code;
   for (int i = 0; i < s->cases.count; i++)
     if (!s->cases.item[i].invalid[0]) return 0;

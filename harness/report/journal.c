@@ -15,6 +15,7 @@
 #include "base/files.h"
 
 enum { KEY = 32 };
+#define HEAD_START "{\"journal\": "
 
 /* ---- Writing ------------------------------------------------------------------------------------------------------- */
 
@@ -138,6 +139,12 @@ static bool read_string(const char **at, char *text, size_t bytes) {
   return take(at, '"');
 }
 
+bool bench_json_next_pair(const char **at, char *key, size_t key_bytes, char *value, size_t value_bytes) {
+  skip_blanks(at);
+  *at += **at == '{' || **at == ',';
+  return read_string(at, key, key_bytes) && take(at, ':') && read_string(at, value, value_bytes);
+}
+
 static bool read_number(const char **at, double *value) {
   char *end;
   skip_blanks(at);
@@ -223,7 +230,7 @@ static void read_head(const char *line, const char *wanted, char *text, size_t b
 /* Why the rows below this head line cannot stand beside rows of `head`; NULL if they can. */
 static const char *head_mismatch(const char *line, const bench_journal_head *head, char *why, size_t bytes) {
   char text[sizeof head->item->value];
-  if (strncmp(line, "{\"journal\": ", 12)) return "is no journal of attnbench";
+  if (strncmp(line, HEAD_START, strlen(HEAD_START))) return "is no journal of attnbench";
   for (int i = 0; i < head->count; i++) {
     read_head(line, head->item[i].name, text, sizeof text);
     if (!strcmp(text, head->item[i].value)) continue;
@@ -265,6 +272,19 @@ static bool read_rows(FILE *file, const char *path, bench_rows *rows, long *end)
   }
   free(line);
   return fine;
+}
+
+bool bench_journal_read(const char *path, char **head, bench_rows *rows) {
+  size_t room = 0;
+  long end = 0;
+  FILE *file = fopen(path, "re");
+  *head = NULL;
+  if (!file) return fail(NULL, path, strerror(errno));
+  const bool has_head = getline(head, &room, file) > 0 && !strncmp(*head, HEAD_START, strlen(HEAD_START));
+  if (!has_head) return fail(file, path, "is no journal of attnbench");
+  if (!read_rows(file, path, rows, &end)) return fail(file, path, "out of memory");
+  (void)fclose(file);
+  return true;
 }
 
 FILE *bench_journal_resume(const char *path, const bench_journal_head *head, bench_rows *rows) {

@@ -57,6 +57,9 @@ bool bench_wants_colour(FILE *file);
 /* The rows of one case. */
 void bench_table_case(const bench_table *table, const bench_row *rows, int count);
 
+/* All cases. */
+void bench_table_cases(const bench_table *table, const bench_rows *rows);
+
 /* Per kernel how many rows passed, failed and were skipped, and why; the noise floor; the peaks. */
 void bench_table_summary(const bench_table *table, const bench_rows *rows);
 
@@ -128,6 +131,13 @@ FILE *bench_journal_create(const char *path, const bench_journal_head *head);
  * A journal whose first line was cut off is started again. NULL after an error (unreadable, or another head), said on
  * stderr. */
 FILE *bench_journal_resume(const char *path, const bench_journal_head *head, bench_rows *rows);
+
+/* Reads a journal without continuing it: its first line, which the caller frees, and its rows, as bench_journal_resume()
+ * does. False after an error, said on stderr. */
+bool bench_journal_read(const char *path, char **head, bench_rows *rows);
+
+/* Reads the next "key": "value" of a JSON object and moves *at behind it. False at its end, and before other values. */
+bool bench_json_next_pair(const char **at, char *key, size_t key_bytes, char *value, size_t value_bytes);
 
 /* Appends one row. bench_journal_flush() makes it durable: false after an error of either. */
 void bench_journal_append(FILE *journal, const bench_row *row);

@@ -351,6 +351,14 @@ static void print_noise(const bench_table *t, const bench_rows *rows, double *va
             100 * bench_median(values, count), count, count == 1 ? "" : "s", 100 * worst);
 }
 
+void bench_table_cases(const bench_table *table, const bench_rows *rows) {
+  for (int first = 0, next; first < rows->count; first = next) {
+    for (next = first + 1; next < rows->count; next++)
+      if (strcmp(rows->item[next].case_id, rows->item[first].case_id)) break;
+    bench_table_case(table, rows->item + first, next - first);
+  }
+}
+
 void bench_table_summary(const bench_table *t, const bench_rows *rows) {
   double *values = rows->count ? malloc((size_t)rows->count * sizeof *values) : NULL;
   if (!rows->count) return;

@@ -204,7 +204,8 @@
     Object.assign(layout.yaxis, { tickvals: view.rows.map((_, i) => i), ticktext: view.rows, type: "linear",
       range: [-0.6, view.rows.length - 0.4], showgrid: false });
     return [{ x: view.cells.map((cell) => cell.x), y: view.cells.map((cell) => cell.y), mode: "markers",
-      showlegend: false, marker: { opacity: 0, size: 40 }, text: view.cells.map((cell) => cell.says), hovertemplate: "%{text}<extra></extra>" }];
+      showlegend: false, marker: { opacity: 0, size: 40 }, text: view.cells.map((cell) => cell.says),
+      hovertemplate: "%{text}<extra></extra>" }];
   }
 
   function axis(title, log, values) {

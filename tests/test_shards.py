@@ -1,0 +1,182 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""attnbench run --shard and attnbench merge: the parts of a sweep, killed, resumed and joined.
+
+tests/test_shards.py path/to/attnbench [KILLS]     needs only Python's standard library; KILLS: how often to kill (3)
+"""
+
+import random
+import re
+import subprocess
+import sys
+import time
+import unittest
+from pathlib import Path
+
+from runs import FolderTest, program_argument, read_csv, read_json, run, strict_json
+
+ATTNBENCH = program_argument("attnbench")
+KILLS = int(sys.argv.pop(1)) if len(sys.argv) > 1 and sys.argv[1].isdigit() else 3
+SLURM = Path(__file__).resolve().parents[1] / "examples" / "sweep" / "slurm.sh"
+KERNELS = ("naive_c", "flash_c")
+SWEEP = ("run", "-k", ",".join(KERNELS), "-a", "heads=1,2", "-a", "seq=8:48:+8", "-a", "head_dim=16", "--rounds", "2")
+CASES = 12
+
+
+def names(path):
+    return [(row["case_id"], row["kernel"]) for row in read_csv(path)]
+
+
+class Shards(FolderTest):
+    def attnbench(self, *arguments, **environment):
+        return run([ATTNBENCH, *arguments], cwd=self.folder, **environment)
+
+    def shard(self, part, *more, code=0):
+        return self.assert_ends(self.attnbench(*SWEEP, "--shard", part, "-q", *more), code)
+
+    def listed(self, part, *axes):
+        """The cases of a shard, and the seconds that they are guessed to take."""
+        said = self.assert_ends(self.attnbench(*SWEEP, *axes, "--shard", part, "--dry-run"), 0).stdout
+        found = re.findall(r"^ *([\d.]+) s  (dtype:\S+)$", said, re.MULTILINE)
+        return {case: float(seconds) for seconds, case in found}
+
+    def edit_head(self, part, change):
+        journal = self.folder / part / "journal.jsonl"
+        head, rest = journal.read_text(encoding="utf-8").split("\n", 1)
+        journal.write_text(change(head) + "\n" + rest, encoding="utf-8")
+
+    # ---- The split -------------------------------------------------------------------------------------------------------
+
+    def test_shards_hold_every_case_once_and_cost_alike(self):
+        axes = ("-a", "seq=128:2048:*2", "-a", "head_dim=32,64,128", "-a", "heads=1,2,4,8")
+        for count in 1, 2, 5:
+            shards = [self.listed(f"{i}/{count}", *axes) for i in range(1, count + 1)]
+            cases = [case for shard in shards for case in shard]
+            self.assertEqual((len(cases), len(set(cases))), (60, 60))
+            costs = [sum(shard.values()) for shard in shards]
+            self.assertLess(max(costs), 1.5 * min(costs), costs)
+
+    def test_the_split_is_the_same_on_every_cpu(self):
+        here = self.listed("2/3")
+        there = run([ATTNBENCH, *SWEEP, "--shard", "2/3", "--dry-run"], ATTN_MAX_ISA="c").stdout
+        self.assertEqual(set(here), set(re.findall(r"dtype:\S+", there)))
+
+    def test_wrong_shards_are_refused(self):
+        for part in "0/2", "3/2", "1", "1/", "/2", "a/b", "1/2/3", "1/0", "-1/2", "1/100001":
+            self.assert_ends(self.attnbench(*SWEEP, "--shard", part), 2, "--shard", "2/8")
+        self.shard("13/13", code=3)
+        self.assert_ends(self.attnbench("run", "-p", "limits", "--shard", "1/2"), 2, "--shard splits cases")
+
+    def test_another_shard_does_not_resume(self):
+        self.shard("1/2", "-o", "part")
+        self.assert_ends(self.attnbench(*SWEEP, "--shard", "2/2", "-o", "part", "--resume"), 5, "its shard is '1/2'")
+
+    # ---- Joining ---------------------------------------------------------------------------------------------------------
+
+    def test_merged_folders_hold_the_rows_of_all_parts(self):
+        parts = [f"part{i}" for i in (1, 2, 3)]
+        for i, part in enumerate(parts, start=1):
+            self.shard(f"{i}/3", "-o", part)
+        done = self.assert_ends(self.attnbench("merge", "-o", "all", *parts), 0, "all: 24 rows of 12 cases")
+        self.assertEqual(done.stderr, "")
+        whole = self.folder / "all"
+        for name in "results.csv", "samples.csv":
+            rows = [row for part in parts for row in read_csv(self.folder / part / name)]
+            self.assertEqual(read_csv(whole / name), rows)
+        self.assertEqual({entry["run_type"] for entry in read_json(whole / "results.json")["benchmarks"]}, {"aggregate"})
+        runs = read_csv(whole / "runs.csv")
+        self.assertEqual([(row["part"], row["shard"]) for row in runs], [(p, f"{i}/3") for i, p in enumerate(parts, 1)])
+        self.assertEqual({row["run_ids"] for row in runs}, {row["run_id"] for row in read_csv(whole / "results.csv")})
+        facts, first = read_json(whole / "env.json"), read_json(self.folder / "part1" / "env.json")
+        self.assertEqual(facts["cpu"], first["cpu"])
+        self.assertTrue(all(f"--shard {i}/3" in facts["argv"]["value"] for i in (1, 2, 3)))
+        self.assertIn("24 rows: 24 PASS", (whole / "table.txt").read_text(encoding="utf-8"))
+        # The sweep as a whole continues there, and finds nothing to do.
+        before = (whole / "journal.jsonl").read_bytes()
+        self.assert_ends(self.attnbench(*SWEEP, "-q", "-o", "all", "--resume"), 0)
+        self.assertEqual((whole / "journal.jsonl").read_bytes(), before)
+        self.assert_ends(self.attnbench("merge", "-o", "all", *parts), 2, "--overwrite")
+        self.assert_ends(self.attnbench("merge", "-o", "all", *parts, "--overwrite"), 0)
+
+    def test_machines_and_builds_are_kept_apart(self):
+        for i in (1, 2, 3):
+            self.shard(f"{i}/3", "-o", f"part{i}")
+        self.edit_head("part2", lambda head: re.sub(r'"cpu": "[^"]*"', '"cpu": "An \\\\"Other\\\\" CPU"', head))
+        self.edit_head("part3", lambda head: re.sub(r'"build": "[^"]*"', '"build": "f00"', head))
+        self.edit_head("part3", lambda head: re.sub(r'"affinity": "[^"]*"', '"affinity": "CPUs 7"', head))
+        done = self.attnbench("merge", "-o", "all", "part1", "part2", "part3")
+        self.assert_ends(done, 0, "other cpu", "other build")
+        folders = [Path(line.split(":")[0]) for line in done.stdout.splitlines() if ": " in line and "rows of" in line]
+        self.assertEqual(len(set(folders)), 3)
+        self.assertTrue(folders[1].name.startswith("an-other-cpu"), folders)
+        self.assertTrue(folders[2].name.endswith("-2"), folders)
+        for i, folder in enumerate(folders, start=1):
+            self.assertEqual(names(self.folder / folder / "results.csv"), names(self.folder / f"part{i}" / "results.csv"))
+        self.edit_head("part3", lambda head: head.replace('"f00"', self.head_item("part1", "build")))
+        self.assert_ends(self.attnbench("merge", "-o", "both", "part1", "part3"), 0)  # affinity makes no other machine
+        self.assertTrue((self.folder / "both" / "results.csv").exists())
+
+    def head_item(self, part, name):
+        text = (self.folder / part / "journal.jsonl").read_text(encoding="utf-8").split("\n", 1)[0]
+        return re.search(rf'"{name}": ("[^"]*")', text).group(1)
+
+    def test_what_is_missing_is_said(self):
+        self.shard("1/3", "-o", "part")
+        self.shard("1/3", "-o", "again")
+        (self.folder / "part" / "results.csv").unlink()
+        journal = self.folder / "part" / "journal.jsonl"
+        journal.write_bytes(journal.read_bytes()[:-30])
+        count = len(names(self.folder / "again" / "results.csv"))
+        done = self.assert_ends(self.attnbench("merge", "-o", "all", "part", "again"), 0, "part: its run has not ended",
+                                "shard 2/3 is missing", "shard 3/3 is missing", "no whole row",
+                                f"{count - 1} rows stand in several parts")
+        self.assertNotIn("shard 1/3", done.stderr)
+        self.assertEqual(len(set(names(self.folder / "all" / "results.csv"))), count)
+        self.assertEqual(len(names(self.folder / "all" / "results.csv")), count)
+
+    def test_what_is_no_result_is_refused(self):
+        (self.folder / "empty").mkdir()
+        (self.folder / "other").mkdir()
+        (self.folder / "other" / "journal.jsonl").write_text('{"a": 1}\n')
+        self.assert_ends(self.attnbench("merge", "-o", "all", "empty"), 5, "empty/journal.jsonl")
+        self.assert_ends(self.attnbench("merge", "-o", "all", "other"), 5, "no journal of attnbench")
+        self.assert_ends(self.attnbench("merge", "other"), 2, "-o DIR")
+        self.assertFalse((self.folder / "all").exists())
+
+    # ---- Killed parts, and the example -----------------------------------------------------------------------------------
+
+    def test_a_killed_shard_loses_at_most_the_case_under_way(self):
+        chance = random.Random(2)
+        sweep = [ATTNBENCH, *SWEEP, "-a", "seq=128:512:+8", "--shard", "1/2", "--resume", "-o", self.folder / "part"]
+        journal = self.folder / "part" / "journal.jsonl"
+        rows = 0
+        for _ in range(KILLS):
+            with subprocess.Popen(list(map(str, sweep)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                  text=True) as process:
+                said = [process.stderr.readline()]
+                while said[-1] and not said[-1].startswith("["):
+                    said.append(process.stderr.readline())
+                time.sleep(chance.uniform(0, 0.15))
+                process.kill()
+                said += process.stderr.readlines()
+            begun = sum(bool(re.match(r"\[\d+/", line)) for line in said)
+            lines = journal.read_text(encoding="utf-8").splitlines(keepends=True)[1:]
+            whole = [strict_json(line) for line in lines if line.endswith("\n")]
+            self.assertGreaterEqual(len(whole), rows + len(KERNELS) * (begun - 1))
+            rows = len(whole)
+        self.assertEqual(subprocess.run([*map(str, sweep), "-q"], stdout=subprocess.DEVNULL, check=False).returncode, 0)
+        found = names(self.folder / "part" / "results.csv")
+        expected = self.listed("1/2", "-a", "seq=128:512:+8")
+        self.assertEqual(sorted(found), sorted((case, kernel) for case in expected for kernel in KERNELS))
+
+    @unittest.skipUnless(SLURM.exists(), "no examples in this tree")
+    def test_the_example_for_slurm_measures_a_sweep(self):
+        for task in "1", "2", "2":  # the last one was requeued
+            done = run([SLURM, *SWEEP[1:], "-q"], cwd=self.folder, ATTNBENCH=ATTNBENCH, SLURM_ARRAY_TASK_ID=task,
+                       SLURM_ARRAY_TASK_COUNT="2")
+            self.assert_ends(done, 0)
+        self.assert_ends(self.attnbench("merge", "-o", "sweep", "sweep-1", "sweep-2"), 0, f"of {CASES} cases")
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=1)
