@@ -28,6 +28,7 @@ static inline vec round_p(vec p) {
 }
 #define ROUND_P(p) round_p(p)
 
+#include "kernels/common/next_lines.h"
 #include "kernels/common/streaming_softmax.h"
 #include "tiles_amx.h"
 
@@ -38,8 +39,7 @@ enum {
   DECODE_TILE_ROWS = 16,
   PAIRED = 32, /* values of a row of a tile of bfloat16 */
   TILE_BYTES = 1024,
-  TILE_FLOATS = 256,
-  LINE_BYTES = 64
+  TILE_FLOATS = 256
 };
 
 /* Tiles by number, which gcc pastes into names: scores of four groups of keys, or sums of two times 32 columns; a tile of K
@@ -53,20 +53,10 @@ enum {
 #define ROWS_A 6
 #define ROWS_B 7
 
-/* Where the lines of the next 64 keys are, in the order in which memory is asked for them: 16 at a time, `step` bytes apart,
- * for each tile of this block. Of rows without gaps they lie side by side, so that memory is read in its order. */
-typedef struct next_lines {
-  const char *at;
-  int64_t step, half;   /* bytes from a line to the next, from the first half of a tile's lines to the second */
-  int64_t group, depth; /* bytes from a group of keys to the next, from 32 values to the next */
-} next_lines;
-
 /* Values of K or V: rows of bfloat16, `stride` apart. */
 typedef struct value_rows {
   const uint16_t *at;
   int64_t stride;
-  next_lines next;
-  bool ahead; /* memory is asked for the next keys */
 } value_rows;
 
 /* A thread's memory for products, and the block of keys at work. */
@@ -76,6 +66,7 @@ typedef struct products {
   float *s;       /* S^T [64 keys][16 rows] */
   uint32_t *even; /* the pairs (p, 0) [16 rows][64 keys] */
   value_rows k, v;
+  next_lines next;
   int64_t first, begin, end; /* first: of the 64 keys */
   float scale;
 } products;
@@ -171,14 +162,9 @@ static value_rows copy_values(const products *work, const row_block *block, cons
   return (value_rows){.at = to, .stride = padded};
 }
 
-/* 64 keys in place. */
-static value_rows values_in_place(const uint16_t *at, int64_t stride, int64_t dim) {
-  const int64_t row = stride * (int64_t)sizeof *at;
-  const char *next =
-      (const char *)((uintptr_t)at + (uintptr_t)(DECODE_KEYS * row)); /* may be beyond the tensor: for hints only */
-  const next_lines dense = {next, LINE_BYTES, DECODE_KEYS * row / 2, TILE_BYTES / 2, GROUPS * TILE_BYTES / 2};
-  const next_lines apart = {next, row, 8 * row, GROUP_KEYS * row, LINE_BYTES};
-  return (value_rows){.at = at, .stride = stride, .next = stride == dim ? dense : apart, .ahead = true};
+/* Rows of `dim` values of K or V. */
+static line_rows lines_of(const uint16_t *at, int64_t dim, int64_t stride) {
+  return (line_rows){at, dim * (int64_t)sizeof *at, stride * (int64_t)sizeof *at};
 }
 
 /* Before the rows of a block meet the keys [begin, end). `picks`: V of keys that no row may see must not touch them. */
@@ -190,46 +176,25 @@ static void take_keys(products *work, const row_block *block, int64_t begin, int
   work->first = round_down(begin, DECODE_KEYS);
   work->begin = begin;
   work->end = end;
-  work->k = values_in_place(k, p->k_stride.s, p->dim_qk);
-  work->v = values_in_place(v, p->v_stride.s, p->dim_v);
+  work->k = (value_rows){k, p->k_stride.s};
+  work->v = (value_rows){v, p->v_stride.s};
+  work->next = next_lines_of(lines_of(k, p->dim_qk, p->k_stride.s), lines_of(v, p->dim_v, p->v_stride.s), DECODE_KEYS);
   if (!whole || p->dim_qk % PAIRED) work->k = copy_values(work, block, k, p->k_stride.s, p->dim_qk, false, work->k_copy);
   if (!whole || p->dim_v % PAIRED || picks)
     work->v = copy_values(work, block, v, p->v_stride.s, p->dim_v, picks, work->v_copy);
 }
 
-/* Asks memory for 8 of the next block's lines: the first or the last ones of a tile. Each tile load of this block asks for
- * half of a tile, and softmax for the other half (between_rows), because memory is idle soon after a phase stops asking. */
-static ALWAYS_INLINE void prefetch_half(const next_lines *next, int64_t group, int64_t d, int half) {
-  const uintptr_t at = (uintptr_t)next->at + (uintptr_t)(group * next->group + d / PAIRED * next->depth + half * next->half);
-  UNROLL
-  for (int i = 0; i < 8; i++) __builtin_prefetch((const void *)(at + (uintptr_t)(i * next->step)), 0, 2);
-}
-
-/* The same for a share of all tiles: part `part` of `parts`. */
-static void prefetch_part(const value_rows *rows, int64_t dim, int half, int64_t part, int64_t parts) {
-  const int64_t tiles = dim / PAIRED * GROUPS;
-  if (!rows->ahead) return;
-  for (int64_t i = tiles * part / parts; i < tiles * (part + 1) / parts; i++)
-    prefetch_half(&rows->next, i % GROUPS, i / GROUPS * PAIRED, half);
-}
-
-/* After softmax of row i of the `rows`. */
-static void between_rows(const products *work, const row_block *block, int64_t tile_row, int64_t i, int64_t rows) {
-  if (tile_row > 0) return;
-  prefetch_part(&work->k, block->problem->dim_qk, 1, i, rows);
-  prefetch_part(&work->v, block->problem->dim_v, 0, i, rows);
-}
-
 /* ---- S ---- */
 
 #define SCORE_GROUP(group, tile)                                                             \
-  if (ahead) prefetch_half(&work->k.next, group, d, 0);                                      \
+  if (ahead) fetch_lines(&next, GROUP_KEYS);                                                 \
   _tile_stream_loadd(tile, k + (group)*GROUP_KEYS * stride, stride * (int)sizeof(uint16_t)); \
   _tile_dpbf16ps(SUM_##group, tile, ROWS_A);
 
 /* S^T of 64 keys. */
-static ALWAYS_INLINE void score_tiles(const products *work, const uint16_t *q, int64_t dim_qk, const bool ahead) {
+static ALWAYS_INLINE void score_tiles(products *work, const uint16_t *q, int64_t dim_qk, const bool ahead) {
   const int64_t stride = work->k.stride;
+  next_lines next = work->next;
   _tile_zero(SUM_0);
   _tile_zero(SUM_1);
   _tile_zero(SUM_2);
@@ -242,25 +207,22 @@ static ALWAYS_INLINE void score_tiles(const products *work, const uint16_t *q, i
     SCORE_GROUP(2, KEYS_A)
     SCORE_GROUP(3, KEYS_B)
   }
+  work->next = next;
   _tile_stored(SUM_0, work->s, 64);
   _tile_stored(SUM_1, work->s + TILE_FLOATS, 64);
   _tile_stored(SUM_2, work->s + 2 * TILE_FLOATS, 64);
   _tile_stored(SUM_3, work->s + 3 * TILE_FLOATS, 64);
 }
 
-static NO_INLINE void score_fresh(const products *work, const uint16_t *q, int64_t dim_qk) {
-  score_tiles(work, q, dim_qk, true);
-}
-static NO_INLINE void score_again(const products *work, const uint16_t *q, int64_t dim_qk) {
-  score_tiles(work, q, dim_qk, false);
-}
+static NO_INLINE void score_fresh(products *work, const uint16_t *q, int64_t dim_qk) { score_tiles(work, q, dim_qk, true); }
+static NO_INLINE void score_again(products *work, const uint16_t *q, int64_t dim_qk) { score_tiles(work, q, dim_qk, false); }
 
 /* S of `rows` rows from tile_row on, to block->score. */
 static void score_rows(products *work, const row_block *block, int64_t tile_row, int64_t rows) {
   const int64_t dim_qk = block->problem->dim_qk;
   const uint16_t *q = work->q_tiles + tile_row * round_up(dim_qk, PAIRED);
   tiles_see_stores();
-  (work->k.ahead && tile_row == 0 ? score_fresh : score_again)(work, q, dim_qk);
+  (tile_row == 0 ? score_fresh : score_again)(work, q, dim_qk);
   tiles_see_stores();
   const vec scale = vec_set1(work->scale);
   for (int group = 0; group < GROUPS; group++) {
@@ -278,7 +240,7 @@ static void score_rows(products *work, const row_block *block, int64_t tile_row,
 
 /* P of 16 keys from `group` on times two times 32 columns, or 32. */
 #define ADD_COLUMNS(part, tile)                                                \
-  if (ahead) prefetch_half(&work->v.next, group, column + (part)*PAIRED, 1);   \
+  if (ahead) fetch_lines(&next, GROUP_KEYS);                                   \
   _tile_stream_loadd(tile, v + (part)*PAIRED, stride * (int)sizeof(uint16_t)); \
   if (part == 0) {                                                             \
     _tile_dpbf16ps(SUM_0, ROWS_A, tile);                                       \
@@ -288,10 +250,11 @@ static void score_rows(products *work, const row_block *block, int64_t tile_row,
     _tile_dpbf16ps(SUM_3, ROWS_B, tile);                                       \
   }
 
-static ALWAYS_INLINE void add_columns(const products *work, const row_block *block, float *acc, int64_t column,
-                                      const int parts, const bool ahead) {
+static ALWAYS_INLINE void add_columns(products *work, const row_block *block, float *acc, int64_t column, const int parts,
+                                      const bool ahead) {
   const int acc_bytes = (int)float_bytes(block->acc_stride), score_bytes = (int)float_bytes(block->score_stride);
   const int64_t stride = work->v.stride;
+  next_lines next = work->next;
   acc += column;
   _tile_loadd(SUM_0, acc, acc_bytes);
   _tile_loadd(SUM_1, acc + 16, acc_bytes);
@@ -308,6 +271,7 @@ static ALWAYS_INLINE void add_columns(const products *work, const row_block *blo
       ADD_COLUMNS(1, KEYS_B)
     }
   }
+  work->next = next;
   _tile_stored(SUM_0, acc, acc_bytes);
   _tile_stored(SUM_1, acc + 16, acc_bytes);
   if (parts > 1) {
@@ -316,13 +280,13 @@ static ALWAYS_INLINE void add_columns(const products *work, const row_block *blo
   }
 }
 
-static NO_INLINE void two_columns(const products *work, const row_block *block, float *acc, int64_t column, bool ahead) {
+static NO_INLINE void two_columns(products *work, const row_block *block, float *acc, int64_t column, bool ahead) {
   if (ahead)
     add_columns(work, block, acc, column, 2, true);
   else
     add_columns(work, block, acc, column, 2, false);
 }
-static NO_INLINE void one_column(const products *work, const row_block *block, float *acc, int64_t column, bool ahead) {
+static NO_INLINE void one_column(products *work, const row_block *block, float *acc, int64_t column, bool ahead) {
   if (ahead)
     add_columns(work, block, acc, column, 1, true);
   else
@@ -344,7 +308,7 @@ static void pair_p(const products *work, const row_block *block, int64_t rows) {
 /* acc += P V for the same rows. */
 static void accumulate_rows(products *work, const row_block *block, int64_t tile_row, int64_t rows) {
   float *acc = block->acc + tile_row * block->acc_stride;
-  const bool ahead = work->v.ahead && tile_row == 0;
+  const bool ahead = tile_row == 0;
   int64_t column = 0;
   pair_p(work, block, rows);
   tiles_see_stores();

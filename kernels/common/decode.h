@@ -132,10 +132,8 @@ static void decode_block(const row_block *block, products *work, int64_t begin, 
   for (int64_t tile_row = 0; tile_row < block->rows; tile_row += DECODE_TILE_ROWS) {
     const int64_t rows = min64(DECODE_TILE_ROWS, block->rows - tile_row);
     score_rows(work, block, tile_row, rows);
-    for (int64_t i = 0; i < rows; i++) {
+    for (int64_t i = 0; i < rows; i++)
       softmax_row(block, tile_row + i, first, (attn_key_range){begin, end}, block->score + i * block->score_stride, plain);
-      between_rows(work, block, tile_row, i, rows);
-    }
     accumulate_rows(work, block, tile_row, rows);
   }
 }

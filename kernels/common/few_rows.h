@@ -12,6 +12,7 @@
 
 #include <assert.h>
 
+#include "next_lines.h"
 #include "streaming_softmax.h"
 
 /* The most rows that are scored and summed together: each load and conversion of K and V is used as often. */
@@ -23,11 +24,7 @@ enum { DECODE_TILE_ROWS = 4 };
 #define EIGHT_ROWS(...)
 #endif
 
-enum {
-  DECODE_KEYS = 32, /* of one block: K and V alternate so often that memory serves both streams at once */
-  PREFETCH_BYTES =
-      8192 /* ahead in K and in V; the CPU's own prefetching stops at page borders and while arithmetic is slow */
-};
+enum { DECODE_KEYS = 32 }; /* of a block: K and V are used while they are in level 2 */
 
 /* ---- A few rows and a block of keys ---- */
 
@@ -40,12 +37,13 @@ typedef struct key_rows {
 
 /* Rows that are scored and summed together, and the block's keys. */
 typedef struct few_rows {
-  key_rows keys;  /* K for scores, V for sums */
-  int64_t count;  /* of the keys */
-  int64_t row;    /* the first row that a call works on */
-  const float *q; /* as tile_queries leaves them */
-  float *score;   /* [row][score_stride]: S, then P */
-  float *acc;     /* [row][acc_stride] */
+  key_rows keys;    /* K for scores, V for sums */
+  next_lines *next; /* to ask memory for */
+  int64_t count;    /* of the keys */
+  int64_t row;      /* the first row that a call works on */
+  const float *q;   /* as tile_queries leaves them */
+  float *score;     /* [row][score_stride]: S, then P */
+  float *acc;       /* [row][acc_stride] */
   int64_t dim_qk, score_stride, acc_stride;
 } few_rows;
 
@@ -56,19 +54,10 @@ typedef struct few_kind {
   bool ahead;
 } few_kind;
 
-enum { LINE_BYTES = 64 };
 #define DTYPE(constant, name, element, ...) \
   _Static_assert(VEC_LANES * sizeof(element) <= LINE_BYTES, "a vector of " #name " must lie in a line");
 #include "dtypes.def"
 #undef DTYPE
-
-/* Prefetches into level 2 the line PREFETCH_BYTES after the one at `index`. It is a hint only, so addresses beyond the
- * tensor do no harm. Each line in use gets one hint, so that memory works while the arithmetic runs. A burst of hints would
- * fill the core's few line buffers and stall. */
-static ALWAYS_INLINE void prefetch_ahead(const void *data, attn_dtype dtype, int64_t index) {
-  __builtin_prefetch((const void *)((uintptr_t)data + (uintptr_t)(index * (int)attn_dtype_bytes(dtype)) + PREFETCH_BYTES), 0,
-                     2);
-}
 
 /* ---- S = Q K^T, K in place ---- */
 
@@ -91,8 +80,9 @@ static ALWAYS_INLINE void score_columns(vec *sum, const few_rows t, const int64_
   }
 }
 
-/* score[r][at + j] for the rows and j < VEC_LANES / rows; scores of keys that do not exist repeat the last key's. */
-static ALWAYS_INLINE void score_few(const few_rows t, int64_t at, const few_kind kind) {
+/* score[r][at + j] for the rows and j < VEC_LANES / rows; scores of keys that do not exist repeat the last key's. Asks for
+ * as many lines as it reads. */
+static ALWAYS_INLINE void score_few(const few_rows t, int64_t at, const few_kind kind, next_lines *next) {
   const int columns = VEC_LANES / kind.rows, group = keys_at_once(kind),
             line = LINE_BYTES / (int)attn_dtype_bytes(kind.dtype);
   vec sum[VEC_LANES];
@@ -104,11 +94,13 @@ static ALWAYS_INLINE void score_few(const few_rows t, int64_t at, const few_kind
   UNROLL
   for (int j = 0; j < columns; j += group) {
     int64_t d = 0;
+    for (; group == 1 && d + 2 * line <= t.dim_qk; d += 2 * line) {
+      if (kind.ahead) fetch_lines(next, 2);
+      UNROLL
+      for (int part = 0; part < 2 * line; part += VEC_LANES) score_columns(&sum[j], t, &key[j], d + part, VEC_LANES, kind);
+    }
     for (; d + line <= t.dim_qk; d += line) {
-      if (kind.ahead) {
-        UNROLL
-        for (int i = 0; i < group; i++) prefetch_ahead(t.keys.data, kind.dtype, key[j + i] + d);
-      }
+      if (kind.ahead) fetch_lines(next, group);
       UNROLL
       for (int part = 0; part < line; part += VEC_LANES) score_columns(&sum[j], t, &key[j], d + part, VEC_LANES, kind);
     }
@@ -149,11 +141,13 @@ static ALWAYS_INLINE few_rows rows_left(const few_rows *t) {
 }
 
 /* Scores of the rows for all keys of the block. Up to VEC_LANES scores beyond those of the block's keys are written too. */
-#define DEFINE_SCORE(rows, dtype, ahead)                                                       \
-  static NO_INLINE void score_##rows##_##dtype##_##ahead(const few_rows *t) {                  \
-    const few_rows left = rows_left(t);                                                        \
-    const few_kind kind = {rows, dtype, ahead};                                                \
-    for (int64_t at = 0; at < left.count; at += VEC_LANES / (rows)) score_few(left, at, kind); \
+#define DEFINE_SCORE(rows, dtype, ahead)                                                              \
+  static NO_INLINE void score_##rows##_##dtype##_##ahead(const few_rows *t) {                         \
+    const few_rows left = rows_left(t);                                                               \
+    const few_kind kind = {rows, dtype, ahead};                                                       \
+    next_lines next = *t->next;                                                                       \
+    for (int64_t at = 0; at < left.count; at += VEC_LANES / (rows)) score_few(left, at, kind, &next); \
+    *t->next = next;                                                                                  \
   }
 #define DTYPE(constant, ...)                          \
   FOR_EACH_ROWS(DEFINE_SCORE, ATTN_##constant, fresh) \
@@ -197,8 +191,9 @@ static void score_few_rows(few_rows *t, int64_t rows, bool read) {
 /* Sums that stay in registers: rows times vectors of columns. */
 enum { DECODE_SUMS = 4 * TILE_VECS };
 
-/* acc += P V for `vecs`, a constant, vectors of columns from `column` on. */
-static ALWAYS_INLINE void accumulate_few(const few_rows t, int64_t column, const few_kind kind, const int vecs) {
+/* acc += P V for `vecs`, a constant, vectors of columns from `column` on. Asks for as many lines as it reads. */
+static ALWAYS_INLINE void accumulate_few(const few_rows t, int64_t column, const few_kind kind, const int vecs,
+                                         next_lines *next) {
   const int vecs_of_line = LINE_BYTES / (VEC_LANES * (int)attn_dtype_bytes(kind.dtype));
   float *acc = t.acc + column;
   vec sum[DECODE_SUMS];
@@ -207,11 +202,11 @@ static ALWAYS_INLINE void accumulate_few(const few_rows t, int64_t column, const
   for (int64_t j = 0; j < t.count; j++) {
     const int64_t at = t.keys.first + j * t.keys.stride + column;
     vec_factor weight[DECODE_TILE_ROWS];
+    if (kind.ahead) fetch_lines(next, (vecs + vecs_of_line - 1) / vecs_of_line);
     UNROLL
     for (int r = 0; r < kind.rows; r++) weight[r] = vec_factor_at(t.score + r * t.score_stride + j);
     UNROLL
     for (int c = 0; c < vecs; c++) {
-      if (kind.ahead && c % vecs_of_line == 0) prefetch_ahead(t.keys.data, kind.dtype, at + c * VEC_LANES);
       const vec x = load_elements(t.keys.data, kind.dtype, at + c * VEC_LANES, VEC_LANES);
       UNROLL
       for (int r = 0; r < kind.rows; r++) sum[r * vecs + c] = vec_fma_factor(weight[r], x, sum[r * vecs + c]);
@@ -225,17 +220,19 @@ static ALWAYS_INLINE void accumulate_few(const few_rows t, int64_t column, const
  * latency of multiply-add. */
 #define ACCUMULATE_VECS(rows, vecs)                                                                                  \
   for (; (vecs) * (rows) <= DECODE_SUMS && column + (vecs)*VEC_LANES <= left.acc_stride; column += (vecs)*VEC_LANES) \
-    accumulate_few(left, column, kind, (vecs) * (rows) <= DECODE_SUMS ? (vecs) : 1);
+    accumulate_few(left, column, kind, (vecs) * (rows) <= DECODE_SUMS ? (vecs) : 1, &next);
 #define DEFINE_ACCUMULATE(rows, dtype, ahead)                                      \
   static NO_INLINE void accumulate_##rows##_##dtype##_##ahead(const few_rows *t) { \
     const few_rows left = rows_left(t);                                            \
     const few_kind kind = {rows, dtype, ahead};                                    \
     int64_t column = 0;                                                            \
+    next_lines next = *t->next;                                                    \
     ACCUMULATE_VECS(rows, 16)                                                      \
     ACCUMULATE_VECS(rows, 8)                                                       \
     ACCUMULATE_VECS(rows, 4)                                                       \
     ACCUMULATE_VECS(rows, 2)                                                       \
     ACCUMULATE_VECS(rows, 1)                                                       \
+    *t->next = next;                                                               \
   }
 #define DTYPE(constant, ...)                               \
   FOR_EACH_ROWS(DEFINE_ACCUMULATE, ATTN_##constant, fresh) \
@@ -269,6 +266,7 @@ static key_rows v_as_floats(const attn_problem *p, key_rows v, int64_t keys, flo
 typedef struct products {
   float *q_tiles, *v_copy;
   key_rows k, v;
+  next_lines next;
   int64_t begin, end;
   bool picks; /* V of a key is read only for rows that may see it */
 } products;
@@ -295,6 +293,12 @@ static products start_products(const row_block *block, const products_layout *at
   return work;
 }
 
+/* The lines of rows of `dim` elements. */
+static line_rows block_lines(key_rows rows, int64_t dim) {
+  const int64_t bytes = (int64_t)attn_dtype_bytes(rows.dtype);
+  return (line_rows){(const char *)rows.data + rows.first * bytes, dim * bytes, rows.stride * bytes};
+}
+
 /* Before the rows of a block meet the keys [begin, end). `picks`: V of keys that a row may not see must not touch it. */
 static void take_keys(products *work, const row_block *block, int64_t begin, int64_t end, bool picks) {
   const attn_problem *p = block->problem;
@@ -304,13 +308,15 @@ static void take_keys(products *work, const row_block *block, int64_t begin, int
   work->picks = picks;
   work->k = (key_rows){args->k, p->dtype_kv, attn_k_offset(p, block->seq, block->b, block->head, begin), p->k_stride.s};
   work->v = (key_rows){args->v, p->dtype_kv, attn_v_offset(p, block->seq, block->b, block->head, begin), p->v_stride.s};
+  work->next = next_lines_of(block_lines(work->k, p->dim_qk), block_lines(work->v, p->dim_v), DECODE_KEYS);
   /* Copy V as floats if its columns are not whole vectors, or if it is half precision and careful rows read single keys. */
   if (p->dim_v % VEC_LANES || (picks && p->dtype_kv != ATTN_F32))
     work->v = v_as_floats(p, work->v, end - begin, work->v_copy);
 }
 
-static few_rows few_rows_of(const products *work, const row_block *block, int64_t tile_row, key_rows keys) {
+static few_rows few_rows_of(products *work, const row_block *block, int64_t tile_row, key_rows keys) {
   return (few_rows){.keys = keys,
+                    .next = &work->next,
                     .count = work->end - work->begin,
                     .q = work->q_tiles + tile_row * block->q_stride,
                     .score = block->score + work->begin % DECODE_KEYS,
@@ -324,11 +330,6 @@ static few_rows few_rows_of(const products *work, const row_block *block, int64_
 static void score_rows(products *work, const row_block *block, int64_t tile_row, int64_t rows) {
   few_rows tile = few_rows_of(work, block, tile_row, work->k);
   score_few_rows(&tile, rows, tile_row > 0);
-}
-
-/* After softmax of row i of the `rows`. */
-static void between_rows(const products *work, const row_block *block, int64_t tile_row, int64_t i, int64_t rows) {
-  (void)work, (void)block, (void)tile_row, (void)i, (void)rows;
 }
 
 /* acc += P V for the same rows. */
