@@ -228,36 +228,42 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = N
          is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False) -> Tensor:
     """torch.nn.functional.scaled_dot_product_attention by libattn: the same arguments, shapes and results.
 
-    query [..., heads, queries, dim], key and value [..., heads, keys, dim] on the CPU in float32, float16 or bfloat16. A row
-    that sees no key gives 0. Raises ValueError for dropout_p > 0, and what libattn.sdpa() raises.
+    query [..., heads, queries, dim], key and value [..., heads, keys, dim] on the CPU in float32, float16 or bfloat16; what
+    stands before the heads broadcasts, and so does one head of key and value. A row that sees no key gives 0. Raises
+    ValueError for dropout_p > 0, and what libattn.sdpa() raises.
     """
     if dropout_p > 0:
         raise ValueError(f"dropout_p is {dropout_p}; libattn has no dropout, so it must be 0")
     if attn_mask is not None and is_causal:
         raise ValueError("attn_mask is given and is_causal is true; only one of them may be")
-    if not enable_gqa and query.ndim > 2 and key.shape[-3] != query.shape[-3]:
+    if not enable_gqa and query.ndim > 2 and key.shape[-3] not in (1, query.shape[-3]):
         raise ValueError(f"query has {query.shape[-3]} heads and key has {key.shape[-3]}; grouped queries need "
                          "enable_gqa=True")
-    if attn_mask is None and query.ndim <= 4:
-        if _plain(query, key, value):
+    if attn_mask is None and query.ndim <= 4 and _plain(query, key, value):
+        try:
             return _compute(query, key, value, causal=is_causal, scale=scale)
-        return torch.ops.libattn.sdpa(query, key, value, causal=is_causal, scale=scale)
+        except ValueError:
+            if _one_batch(query, key, value):
+                raise
     mask, bias = _split_mask(attn_mask)
-    if query.ndim > 4:
+    if query.ndim > 4 or not _one_batch(query, key, value):
         return _flattened(query, key, value, mask, bias, is_causal, scale)
     return _attend(query, key, value, mask=mask, bias=bias, causal=is_causal, scale=scale)
 
 
+def _one_batch(query, key, value):
+    return query.shape[:-3] == key.shape[:-3] == value.shape[:-3]
+
+
 def _flattened(query, key, value, mask, bias, causal, scale):
-    """Of more than four dimensions: all before the heads become the batch."""
-    batch = query.shape[:-3]
+    """All dimensions before the heads, broadcast, become the batch."""
+    batch = torch.broadcast_shapes(*(x.shape[:-3] for x in (query, key, value)))
 
     def flatten(x):
-        if x is None or x.ndim <= 3:
-            return x
         return x.expand(*batch, *x.shape[-3:]).reshape(-1, *x.shape[-3:])
 
-    out = _attend(*map(flatten, (query, key, value)), mask=flatten(mask), bias=flatten(bias), causal=causal, scale=scale)
+    mask, bias = (x if x is None or x.ndim <= 3 else flatten(x) for x in (mask, bias))
+    out = _attend(*map(flatten, (query, key, value)), mask=mask, bias=bias, causal=causal, scale=scale)
     return out.reshape(*batch, *out.shape[1:])
 
 

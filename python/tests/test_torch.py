@@ -55,6 +55,9 @@ def test_grouped_queries_and_dimensions():
     for shape in ((9, 32), (3, 9, 32), (2, 3, 4, 9, 32)):
         x = draw(shape)[0]
         close(lt.sdpa(x, x, x), ORIGINAL(x, x, x))
+    one, many = draw((4, 9, 32), (3, 4, 9, 32))
+    for q, k in ((one, many), (many, one), (many[:1], many), (many, many[:, :1])):  # broadcasting
+        close(lt.sdpa(q, k, k), ORIGINAL(q, k, k))
     x, mask = draw((2, 3, 4, 9, 32))[0], torch.rand(3, 1, 9, 9) > 0.3
     close(lt.sdpa(x, x, x, mask), ORIGINAL(x, x, x, mask))
 

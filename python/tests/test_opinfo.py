@@ -1,0 +1,115 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""PyTorch's own samples of scaled_dot_product_attention (torch.testing's OpInfo, from the installed wheel) on
+libattn.torch.sdpa: contiguous, non-contiguous, and gradients, in every dtype that the OpInfo has. Right is PyTorch's result
+in float64; the error may be what torch.testing.assert_close allows, or 8 times that of PyTorch's own function in the same
+dtype (scores of up to 300 lose more digits in float32 than assert_close allows). Run as a program it prints the counts."""
+
+import collections
+import sys
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import libattn.torch  # noqa: E402
+
+ORIGINAL = torch.nn.functional.scaled_dot_product_attention
+REFUSALS = {"libattn has no dropout": "dropout_p > 0", "it must be float32, float16 or bfloat16": "float64"}
+
+
+def tensors(x, change):
+    return change(x) if isinstance(x, torch.Tensor) else x
+
+
+def arguments(sample, change=lambda x: x):
+    return ([tensors(x, change) for x in (sample.input, *sample.args)],
+            {name: tensors(x, change) for name, x in sample.kwargs.items()})
+
+
+def wide(x):
+    return x.detach().double() if x.is_floating_point() else x
+
+
+def check_near(ours, theirs, right):
+    error, own = ((x.double() - right).abs().max().item() for x in (ours, theirs))
+    if error > 8 * own:
+        torch.testing.assert_close(ours, right.to(ours.dtype))
+
+
+def check_forward(sample):
+    given = arguments(sample, torch.Tensor.detach)
+    results = [function(*args, **options) for function, (args, options) in (
+        (libattn.torch.sdpa, given), (ORIGINAL, given), (ORIGINAL, arguments(sample, wide)))]
+    check_near(*results)
+
+
+def gradients(function, args, options):
+    leaves = [x.requires_grad_() for x in args]
+    return torch.autograd.grad(function(*leaves, **options).sum(), leaves)
+
+
+def check_gradients(sample):
+    functions = {libattn.torch.sdpa: lambda x: x.detach().clone(), ORIGINAL: lambda x: x.detach().clone()}
+    found = [gradients(function, *arguments(sample, change)) for function, change in functions.items()]
+    for results in zip(*found, gradients(ORIGINAL, *arguments(sample, wide))):
+        check_near(*results)
+
+
+CHECKS = {"contiguous": check_forward, "non-contiguous": lambda sample: check_forward(sample.noncontiguous()),
+          "gradients": check_gradients}
+
+
+def outcome(check, sample):
+    """(passed, refused or failed; why)"""
+    try:
+        check(sample)
+    except AssertionError as error:
+        return "failed", str(error)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        reason = next((short for sentence, short in REFUSALS.items() if sentence in str(error)), None)
+        return ("refused", reason) if reason else ("failed", str(error))
+    return "passed", ""
+
+
+def run():
+    """{(outcome, why, check, dtype): count}"""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    op = next(op for op in op_db if op.name == "nn.functional.scaled_dot_product_attention")
+    counts = collections.Counter()
+    torch.manual_seed(0)
+    for dtype in sorted(op.dtypes, key=str):
+        for sample in op.sample_inputs("cpu", dtype, requires_grad=True):
+            for name, check in CHECKS.items():
+                counts[(*outcome(check, sample), name, str(dtype).removeprefix("torch."))] += 1
+    return counts
+
+
+def totals(counts, *places):
+    found = collections.Counter()
+    for key, count in counts.items():
+        found[tuple(key[place] for place in places)] += count
+    return found
+
+
+def test_samples(long):
+    if not long:
+        pytest.skip("loads PyTorch's tests: --long")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        counts = run()
+    failed = {key: count for key, count in counts.items() if key[0] == "failed"}
+    assert not failed
+    assert totals(counts, 0)["passed",] >= 100
+    assert {why for kind, why, *_ in counts if kind == "refused"} <= {"dropout_p > 0", "float64"}
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    found = run()
+    for (kind, why, dtype), count in sorted(totals(found, 0, 1, 3).items()):
+        print(f"{count:4} {kind:8} {dtype:9} {why.splitlines()[0] if why else ''}")
+    print(", ".join(f"{count} {kind}" for (kind,), count in sorted(totals(found, 0).items())))
+    sys.exit(any(kind == "failed" for kind, *_ in found))
