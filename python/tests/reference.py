@@ -42,9 +42,14 @@ def raw_scores(q, k, score, scale, score_weight):
     return -0.5 * ((weight * (q[:, :, :, None] - k[:, :, None])) ** 2).sum(-1)
 
 
-def attention(q, k, v, *, scale=None, softcap=0, alibi=None, sinks=None, score="dot", score_weight=None, scores=None,
-              **masks):
+def attention(*arguments, **options):
     """(o, lse) of dense [batch, heads, tokens, dim]."""
+    return attention_and_weights(*arguments, **options)[:2]
+
+
+def attention_and_weights(q, k, v, *, scale=None, softcap=0, alibi=None, sinks=None, score="dot", score_weight=None,
+                          scores=None, **masks):
+    """(o, lse, probabilities)"""
     v = np.asarray(v, float)
     if score == "precomputed":
         s = np.asarray(scores, float)
@@ -70,4 +75,4 @@ def attention(q, k, v, *, scale=None, softcap=0, alibi=None, sinks=None, score="
     if sinks is not None:
         total = total + np.exp(np.asarray(sinks, float).reshape(-1, 1) - top)
     p = e / np.where(allowed.any(-1), total, 1)[..., None]
-    return np.einsum("bhij,bhjd->bhid", p, v), lse
+    return np.einsum("bhij,bhjd->bhid", p, v), lse, p
