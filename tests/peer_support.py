@@ -17,13 +17,10 @@ PEERS_FOLDER = ROOT / "scripts" / "peers"
 LIBRARY = Path(os.environ.get("ATTN_TEST_LIBATTN", ROOT / "build" / "libattn.so"))
 sys.path[:0] = [str(PEERS_FOLDER), str(ROOT / "scripts")]
 
-from pairing import attnbench  # noqa: E402
 from pairing.cases import build_cases  # noqa: E402
 
 needs_library = pytest.mark.skipif(
-    not LIBRARY.exists(), reason=f"no {LIBRARY}: cmake --build build --target attn_shared attnbench_shared")
-if LIBRARY.exists():
-    attnbench.load(beside=LIBRARY)
+    not LIBRARY.exists(), reason=f"no {LIBRARY}: cmake --build build --target attn_shared attn_python attnbench_shared")
 
 SMALL = ["-a", "heads=2", "-a", "seq=24", "-a", "head_dim=16", "--sample-ms", "0.05"]
 ABSENT = 'raise ImportError("No module named {0!r}", name={0!r})\n'  # the source of a module that cannot be imported

@@ -23,8 +23,6 @@ sys.path.insert(0, str(FOLDER))
 
 import compare  # noqa: E402
 
-compare.attnbench.load(beside=PROGRAM.parent)
-
 LAYERS, WIDTH, HIDDEN, VOCABULARY, POSITIONS = 6, 384, 1536, 30522, 512
 WORDS = "[PAD] [UNK] [CLS] [SEP] . , the cat sleeps on a warm mat while rain taps against glass and nobody moves it".split()
 SENTENCES = ["The cat sleeps.", "Rain taps against the warm glass, and nobody moves.", "A mat"]  # 6, 13 and 4 tokens

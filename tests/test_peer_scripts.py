@@ -14,11 +14,11 @@ from runs import read_csv
 import ggml_flash_attn
 import onnxruntime_attention
 import run_all
+from libattn.bench.files import COLUMNS, write_csv
 from pairing import combine
 from pairing.cases import PRESETS
 from pairing.implementation import Refused
 from pairing.peers import PEERS, WORDS, Peer
-from pairing.results import COLUMNS, write_csv
 
 KERNELS = [name for peer in PEERS.values() for name in peer.kernels]
 

@@ -7,32 +7,29 @@ import itertools
 import math
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
-from peer_support import ABSENT, LIBRARY, ROOT, SMALL, compiler, needs_library, np, one_case, run_script
+from peer_support import ABSENT, LIBRARY, ROOT, SMALL, needs_library, np, one_case, run_script
 from runs import read_csv
 
 # peer_support adds their folders to the path.
-from pairing import attnbench, libattn, machine, rounds, storage
-from pairing.attnbench import Reference, Rounding
+from libattn.bench import harness
+from libattn.bench.files import COLUMNS, SAMPLE_COLUMNS
+from libattn.bench.harness import Reference, Rounding, verdict
+from pairing import library as attn
+from pairing import machine, rounds, storage
 from pairing.cases import CaseError, build_cases
 from pairing.implementation import Result
-from pairing.results import COLUMNS, SAMPLE_COLUMNS, Comparisons, roof_columns, verdict
+from pairing.results import Comparisons, roof_columns
 from pairing.storage import make_inputs
 from plotting.table import read_results
 
 pytestmark = needs_library
 
-STRUCTURES = {"attn_problem": libattn.Problem, "attn_args": libattn.Args, "attn_options": libattn.Options,
-              "attn_kernel_info": libattn.KernelInfo, "attn_numerics": libattn.Numerics, "attn_strides": libattn.Strides,
-              "attn_score_strides": libattn.ScoreStrides}
-
-
 @pytest.fixture(scope="module")
 def library():
-    return libattn.Library(LIBRARY)
+    return attn.Library(LIBRARY)
 
 
 def widen(array, dtype):
@@ -60,34 +57,9 @@ def right_answer(case, q, k, v):
 
 # ---- libattn through ctypes ------------------------------------------------------------------------------------------
 
-def test_structures_are_those_of_the_header(tmp_path):
-    expected, lines = [], []
-    for name, structure in STRUCTURES.items():
-        expected.append(f"{name} {ctypes.sizeof(structure)}")
-        lines.append(f'printf("{name} %zu\\n", sizeof({name}));')
-        for field, *_ in structure._fields_:
-            member = getattr(structure, field)
-            expected.append(f"{name}.{field} {member.offset} {member.size}")
-            lines.append(f'printf("{name}.{field} %zu %zu\\n", offsetof({name}, {field}), sizeof((({name} *)0)->{field}));')
-    source = tmp_path / "layout.c"
-    source.write_text("\n".join(["#include <attn/attn.h>", "#include <stdio.h>", "int main(void) {", *lines, "return 0; }"]))
-    subprocess.run([compiler(), "-I", ROOT / "include", source, "-o", tmp_path / "layout"], check=True)
-    found = subprocess.run([tmp_path / "layout"], check=True, capture_output=True, text=True).stdout.splitlines()
-    assert found == expected
-
-
-def test_no_field_of_the_header_is_missing():
-    header = re.sub(r"/\*.*?\*/", "", (ROOT / "include/attn/attn.h").read_text(encoding="utf-8"), flags=re.DOTALL)
-    for name, structure in STRUCTURES.items():
-        body = re.search(rf"typedef struct {name} {{(.*?)}} {name};", header, re.DOTALL)[1]
-        words = [word.strip() for line in body.split(";") for word in line.split(",") if word.strip()]
-        declared = [word.split()[-1].strip("*") for word in words]
-        assert declared == [field for field, *_ in structure._fields_], name
-
-
 def test_problem_init_fills_what_the_header_promises(library):
     p = library.problem(batch=2, heads_q=6, heads_kv=3, seq_q=5, seq_k=7, dim_qk=16, dim_v=8, lse=True)
-    assert p.struct_size == ctypes.sizeof(libattn.Problem)
+    assert p.struct_size == ctypes.sizeof(p)
     assert [p.batch, p.heads_q, p.heads_kv, p.seq_q, p.seq_k, p.dim_qk, p.dim_v] == [2, 6, 3, 5, 7, 16, 8]
 
     def strides(s):
@@ -96,10 +68,10 @@ def test_problem_init_fills_what_the_header_promises(library):
     assert strides(p.v_stride) == [3 * 7 * 8, 7 * 8, 8, 1] and strides(p.o_stride) == [6 * 5 * 8, 5 * 8, 8, 1]
     assert strides(p.lse_stride)[:3] == [6 * 5, 5, 1]
     assert [p.bias_stride.b, p.mask_stride.h, p.scores_stride.q, p.scores_stride.k] == [6 * 5 * 7, 5 * 7, 7, 1]
-    assert [p.score, p.scale, p.softcap, p.align] == [0, 0.25, 0, libattn.TOP_LEFT]
-    assert [p.window_left, p.window_right, p.uses] == [-1, -1, libattn.USE_LSE]
-    causal = library.problem(1, 1, 1, 2, 3, 4, 4, causal=libattn.BOTTOM_RIGHT)
-    assert [causal.align, causal.window_left, causal.window_right, causal.uses] == [libattn.BOTTOM_RIGHT, -1, 0, 0]
+    assert [p.score, p.scale, p.softcap, p.align] == [0, 0.25, 0, attn.TOP_LEFT]
+    assert [p.window_left, p.window_right, p.uses] == [-1, -1, attn.C.ATTN_USE_LSE]
+    causal = library.problem(1, 1, 1, 2, 3, 4, 4, causal=attn.BOTTOM_RIGHT)
+    assert [causal.align, causal.window_left, causal.window_right, causal.uses] == [attn.BOTTOM_RIGHT, -1, 0, 0]
 
 
 SHAPES = [(), ("causal=top-left",), ("seq_q=9", "causal=bottom-right"), ("heads_kv=2", "seq_q=1"),
@@ -112,7 +84,7 @@ def test_kernels_agree_with_numpy(library, axes):
     q, k, v = make_inputs(case, 1)
     right, right_lse = right_answer(case, q, k, v)
     problem = library.problem(case.batch, 4, case.heads_kv, case.seq_q, 33, case.head_dim, case.head_dim,
-                              attnbench.ALIGNMENTS[case.causal], lse=True)
+                              harness.ALIGNMENTS[case.causal], lse=True)
     for kernel in (None, "naive_c", "flash_c"):
         o, lse = np.full(q.shape, np.nan, np.float32), np.full(q.shape[:3], np.nan, np.float32)
         with library.plan(problem, kernel, threads=2) as plan:
@@ -135,11 +107,11 @@ def test_one_call_without_a_plan(library):
 
 def test_refusals_carry_the_librarys_words(library):
     problem = library.problem(1, 1, 1, 4, 4, 8, 8)
-    with pytest.raises(libattn.LibraryError, match="flash_nonsense") as refused:
+    with pytest.raises(attn.LibraryError, match="flash_nonsense") as refused:
         library.plan(problem, "flash_nonsense")
-    assert refused.value.status == libattn.UNKNOWN_KERNEL
+    assert refused.value.status == attn.UNKNOWN_KERNEL
     problem.heads_q, problem.heads_kv = 3, 2
-    with pytest.raises(libattn.LibraryError, match="heads_q"):
+    with pytest.raises(attn.LibraryError, match="heads_q"):
         library.plan(problem)
 
 
@@ -158,10 +130,10 @@ def test_arrays_that_do_not_fit_never_reach_the_library(library, spoil):
 
 def test_a_file_that_is_no_library_is_named(tmp_path):
     (tmp_path / "libattn.so").write_text("no library")
-    with pytest.raises(attnbench.LoadError, match="libattn.so"):
-        libattn.Library(tmp_path / "libattn.so")
-    with pytest.raises(attnbench.LoadError, match="attn_"):
-        libattn.Library("libc.so.6")
+    with pytest.raises(attn.LoadError, match="libattn.so"):
+        attn.Library(tmp_path / "libattn.so")
+    with pytest.raises(attn.LoadError, match="attn_"):
+        attn.Library("libc.so.6")
 
 
 # ---- The oracle ------------------------------------------------------------------------------------------------------
@@ -210,7 +182,7 @@ def test_half_precision_is_checked_by_its_own_steps(dtype):
     q, k, v = make_inputs(case, 1)
     reference = Reference(case, q, k, v)
     o, w = right_answer(case, *(widen(x, dtype) for x in (q, k, v)))[0], weighted_spread(case, q, k, v)
-    right, step = storage.store(o.astype(np.float32), dtype), attnbench.dtypes()[dtype].roundoff
+    right, step = storage.store(o.astype(np.float32), dtype), harness.dtypes()[dtype].roundoff
     exact, narrow = Rounding(0), Rounding(0, p_rounding=step)
     assert 0.5 < reference.check(right, exact).worst <= 1
     neighbour = right + np.asarray(1, right.dtype) if dtype == "bf16" else np.nextafter(right, np.float16(9))
@@ -256,24 +228,17 @@ def test_kernels_take_half_precision(library, dtype):
 # ---- Peaks -----------------------------------------------------------------------------------------------------------
 
 def test_the_peak_is_measured_in_this_process():
-    with attnbench.open_peak("f32", 1) as peak:
+    with harness.open_peak("f32", 1) as peak:
         rates = [peak.flops() for _ in range(5)]
         assert " f32: " in peak.name and 1e9 < max(rates) < 1e12
     case = one_case("heads=1", "seq_q=1", "seq_k=4096")
     rotations, _ = rounds.rotate(case, make_inputs(case, 1))
-    with attnbench.open_peak("bf16", 1) as peak:
+    with harness.open_peak("bf16", 1) as peak:
         assert 1e8 < max(peak.read(rotations) for _ in range(5)) < 1e13
-    with attnbench.open_peak("f32", 2) as peak:
+    with harness.open_peak("f32", 2) as peak:
         assert peak.flops() > 0 and peak.read(rotations) > 0
         tiny = np.zeros((1, 1, 2, 4), np.float32)
         assert peak.read([(tiny, tiny, tiny)]) == 0.0  # less than one step of the loop
-
-
-def test_a_missing_library_of_the_harness_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(attnbench, "DEFAULT", tmp_path / "none" / "libattnbench.so")
-    monkeypatch.setattr(attnbench, "_c", None)
-    with pytest.raises(attnbench.LoadError, match="--target attnbench_shared"):
-        attnbench.load(beside=tmp_path / "libattn.so")
 
 
 def test_shares_are_medians_of_the_rounds():
@@ -326,15 +291,15 @@ def test_work_counts_allowed_pairs():
 # ---- Statistics: tests/test_stats.c has more -------------------------------------------------------------------------
 
 def test_statistics_are_those_of_the_harness():
-    found = attnbench.summarise(range(1, 22))
+    found = harness.summarise(range(1, 22))
     assert (found.min, found.median, found.low, found.high, found.mad) == (1, 11, 6, 16, 5)
     drift = [2.0**i for i in range(21)]
-    ratio = attnbench.paired_ratio([1.5 * x for x in drift], drift)
+    ratio = harness.paired_ratio([1.5 * x for x in drift], drift)
     assert [round(x, 12) for x in (ratio.median, ratio.low, ratio.high)] == [1.5, 1.5, 1.5]
-    assert attnbench.sign_test([2] * 6, [1] * 6) == pytest.approx(2 / 64)
-    assert attnbench.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert harness.sign_test([2] * 6, [1] * 6) == pytest.approx(2 / 64)
+    assert harness.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     with pytest.raises(ValueError):
-        attnbench.paired_ratio([1, 2], [1])
+        harness.paired_ratio([1, 2], [1])
 
 
 @pytest.mark.parametrize(("low", "middle", "high", "p", "word"), [
@@ -342,7 +307,7 @@ def test_statistics_are_those_of_the_harness():
     (1.001, 1.005, 1.008, 0.001, "SAME"), (0.995, 1.0, 1.005, 0.9, "SAME"), (0.9, 1.05, 1.2, 0.3, "INCONCLUSIVE"),
     (1.002, 1.008, 1.02, 0.001, "INCONCLUSIVE"), (0.98, 0.985, 0.999, 0.001, "SLOWER")])
 def test_verdicts_need_interval_margin_and_corrected_p(low, middle, high, p, word):
-    assert verdict(attnbench.Summary(low, middle, 0, low, high), p) == word
+    assert verdict(harness.Summary(low, middle, 0, low, high), p) == word
 
 
 def test_verdicts_are_corrected_over_all_cases():
@@ -463,7 +428,7 @@ def test_files_have_attnbenchs_columns_and_the_plotter_reads_them(script, tmp_pa
     first = [sample for sample in samples if sample["case_id"] == rows[0]["case_id"]]
     times = {name: [float(sample["time_ns"]) for sample in first if sample["kernel"] == name]
              for name in ("auto", "torch_flash")}
-    expected = attnbench.paired_ratio(times["auto"], times["torch_flash"])
+    expected = harness.paired_ratio(times["auto"], times["torch_flash"])
     assert float(torch_row["ratio"]) == pytest.approx(expected.median, rel=1e-6)
     assert f"{1 / float(torch_row['ratio']):.3f} [{1 / float(torch_row['ratio_ci_hi']):.3f}" in done.stdout
     assert len(read_results([tmp_path / "out.csv"]).rows) == 6

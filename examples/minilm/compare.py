@@ -35,9 +35,10 @@ machine.prepare_environment()  # before NumPy starts its threads
 machine.need_numpy()
 import capture_qkv  # noqa: E402  the tokenizer and the model in NumPy
 import numpy as np  # noqa: E402
-from pairing import attnbench  # noqa: E402
 from pairing.options import LEAST_ROUNDS, at_least  # noqa: E402
 from pairing.rounds import SPIN_PAUSE_S, schedule  # noqa: E402
+
+from libattn.bench.harness import paired_ratio, summarise  # noqa: E402
 
 TOLERANCE = 1e-5  # 1 - cosine
 SAMPLE_MS = 20    # a sample lasts at least so long
@@ -209,12 +210,12 @@ def print_times(times):
     print(f"\n{'':<34} ms per sentence  [95 % interval]")
     for name, values in times.items():
         if name != "ours, again":
-            found = attnbench.summarise(values)
+            found = summarise(values)
             print(f"{name:<34} {found.median:15.3f}  [{found.low:.3f}, {found.high:.3f}]")
     print(f"\n{'time over time, round by round':<34} {'ratio':>15}  [95 % interval]")
     for words, above, below in COMPARISONS:
         if above in times:
-            found = attnbench.paired_ratio(times[above], times[below])
+            found = paired_ratio(times[above], times[below])
             print(f"{words:<34} {found.median:15.3f}  [{found.low:.3f}, {found.high:.3f}]")
 
 
@@ -224,7 +225,6 @@ def compare_times(command, model, batch, options, reference):
                 "ours, padded": Program(*command.build("--rounds", "--padded")),
                 "ours, again": Program(*command.build("--rounds"))}
     theirs, version = start_torch(model, batch, options.threads)
-    attnbench.load(beside=options.program.absolute().parent)  # after PyTorch: both use its OpenMP then
     sides = {**programs, **theirs}
     distances = {name: distance(one.embeddings, reference) for name, one in sides.items()}
     print(f"\nin turn, {options.rounds} rounds: {programs['ours, packed'].kernel}; {version}")

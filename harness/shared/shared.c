@@ -63,6 +63,11 @@ const char *attnbench_dtype(int dtype, double facts[2]) {
   return info.name;
 }
 
+/* Masks, lengths and offsets are arrays, and which pairs they allow is not known here. */
+static bool is_dense(const attn_problem *p) {
+  return p->align != ATTN_ALIGN_OFFSET && !(p->uses & ~(uint32_t)ATTN_USE_LSE);
+}
+
 static int describe(const bench_spec *spec, char id[ATTNBENCH_ID], int64_t sizes[6], double work[2]) {
   static const attn_args dense = {.struct_size = sizeof(attn_args)};
   bench_case bench;
@@ -70,6 +75,10 @@ static int describe(const bench_spec *spec, char id[ATTNBENCH_ID], int64_t sizes
   snprintf(id, ATTNBENCH_ID, "%s", bench.invalid[0] ? bench.invalid : bench.case_id);
   if (bench.invalid[0]) return 0;
   const attn_problem *p = &bench.problem;
+  if (!is_dense(p)) {
+    snprintf(id, ATTNBENCH_ID, "masks, lengths and offsets are not possible here; dense cases are right");
+    return 0;
+  }
   memcpy(sizes, (int64_t[6]){p->batch, p->heads_q, p->heads_kv, p->seq_q, p->seq_k, p->dim_qk}, 6 * sizeof *sizes);
   work[0] = bench_work_flops(p, bench_work_pairs(p, &dense));
   work[1] = bench_work_bytes(p, &dense);

@@ -32,8 +32,8 @@ enum { ATTNBENCH_ID = 480 };
 ATTNBENCH_API int attnbench_axis(const char *assignment, char *values, size_t bytes);
 
 /* The case of `count` texts "axis=value". sizes: as in attnbench_problem. work: floating-point operations
- * and bytes of one call. 0 if an axis or a value is wrong, or no kernel can take the case; id is then the sentence that says
- * so. */
+ * and bytes of one call. 0 if an axis or a value is wrong, no kernel can take the case, or it has masks, lengths or
+ * offsets; id is then the sentence that says so. */
 ATTNBENCH_API int attnbench_case(const char *const *axes, int count, char id[ATTNBENCH_ID], int64_t sizes[6],
                                  double work[2]);
 

@@ -123,14 +123,31 @@ def _build_interface():
         structs[name] = _make_struct(name, fields, types)
         _check_layout(structs[name], fields, layouts[at:at + 1 + len(fields)])
         at += 1 + len(fields)
-    functions = {name: ctypes.CFUNCTYPE(types(result), *map(types, arguments))(address)
-                 for (name, (result, arguments)), address in zip(description["functions"].items(), addresses)}
-    bench = {name: (types(result), [types(argument) for argument in arguments])
-             for name, (result, arguments) in description["bench_functions"].items()}
-    return SimpleNamespace(**structs), SimpleNamespace(**constants), SimpleNamespace(**functions), bench
+    declared, bench = ({name: (types(result), [types(argument) for argument in arguments])
+                        for name, (result, arguments) in description[part].items()}
+                       for part in ("functions", "bench_functions"))
+    functions = {name: ctypes.CFUNCTYPE(result, *arguments)(address)
+                 for (name, (result, arguments)), address in zip(declared.items(), addresses)}
+    return SimpleNamespace(**structs), SimpleNamespace(**constants), SimpleNamespace(**functions), declared, bench
 
 
-S, C, F, _BENCH = _build_interface()
+S, C, F, _DECLARED, _BENCH = _build_interface()
+
+
+def _declare(library, declared):
+    functions = {}
+    for name, (result, arguments) in declared.items():
+        functions[name] = getattr(library, name)
+        functions[name].restype, functions[name].argtypes = result, arguments
+    return SimpleNamespace(**functions)
+
+
+def open_library(path):
+    """The functions of attn.h in another libattn.so, declared; structs are those of this package, whose size the library
+    reads. Raises OSError or AttributeError where it is no libattn."""
+    library = ctypes.CDLL(str(path))
+    library.attn_version  # noqa: B018  raises, where no function may be missing
+    return _declare(library, {name: types for name, types in _DECLARED.items() if hasattr(library, name)})
 
 
 @functools.lru_cache(maxsize=None)
@@ -140,11 +157,7 @@ def bench_library():
     path = next((path for path in candidates if path.exists()), None)
     if path is None:
         raise ImportError(f"{candidates[0]} is missing: it belongs to the package")
-    library, functions = ctypes.CDLL(str(path)), {}
-    for name, (result, arguments) in _BENCH.items():
-        functions[name] = getattr(library, name)
-        functions[name].restype, functions[name].argtypes = result, arguments
-    return SimpleNamespace(**functions)
+    return _declare(ctypes.CDLL(str(path)), _BENCH)
 
 
 def check(status):

@@ -3,7 +3,7 @@
 """ggml's flash_attn_ext against libattn: same buffers, same threads, one process, rounds in random order.
 
     scripts/peers/setup.sh ggml
-    cmake --build build --target attn_shared attnbench_shared
+    cmake --build build --target attn_shared attn_python attnbench_shared
     .venv-peers/ggml/bin/python scripts/peers/ggml_flash_attn.py --ggml-lib PATH/libggml.so --cases limits --csv ggml.csv
 
 ggml is source: build it with -DBUILD_SHARED_LIBS=ON and name its libggml.so (which loads libggml-base and libggml-cpu).
@@ -24,7 +24,8 @@ prepare_environment()  # before NumPy starts its threads
 need_numpy()
 import numpy as np  # noqa: E402
 from pairing import script  # noqa: E402
-from pairing.attnbench import ASSUMED_EXP_ERROR, LoadError, Rounding, load_functions  # noqa: E402
+from libattn.bench.harness import ASSUMED_EXP_ERROR, Rounding  # noqa: E402
+from pairing.library import LoadError, load_functions  # noqa: E402
 from pairing.implementation import Absent, Prepared, Refused  # noqa: E402
 from pairing.peers import PEERS  # noqa: E402
 from pairing.storage import aligned_empty, spoil  # noqa: E402

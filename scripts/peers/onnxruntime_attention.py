@@ -3,7 +3,7 @@
 """ONNX Runtime's three attention operators against libattn: same data, same threads, one process, rounds in random order.
 
     scripts/peers/setup.sh onnxruntime
-    cmake --build build --target attn_shared attnbench_shared
+    cmake --build build --target attn_shared attn_python attnbench_shared
     .venv-peers/onnxruntime/bin/python scripts/peers/onnxruntime_attention.py --cases limits --csv results/local/ort.csv
 
 ort_mha        com.microsoft MultiHeadAttention: flash without mask and causal, else the score matrix of all heads in memory
@@ -34,7 +34,7 @@ except ImportError as missing:
     onnx, WITHOUT = None, f"ONNX Runtime cannot be imported ({missing}): scripts/peers/setup.sh onnxruntime installs it"
 
 from pairing import script  # noqa: E402
-from pairing.attnbench import ASSUMED_EXP_ERROR, Rounding, dtypes  # noqa: E402
+from libattn.bench.harness import ASSUMED_EXP_ERROR, Rounding, dtypes  # noqa: E402
 from pairing.cases import FEW_QUERIES  # noqa: E402
 from pairing.implementation import Absent, Prepared, Refused  # noqa: E402
 from pairing.peers import PEERS  # noqa: E402

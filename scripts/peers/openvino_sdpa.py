@@ -3,7 +3,7 @@
 """OpenVINO's ScaledDotProductAttention against libattn: same buffers, same threads, one process, rounds in random order.
 
     scripts/peers/setup.sh openvino
-    cmake --build build --target attn_shared attnbench_shared
+    cmake --build build --target attn_shared attn_python attnbench_shared
     .venv-peers/openvino/bin/python scripts/peers/openvino_sdpa.py --cases limits --csv results/local/openvino.csv
 
 A model has one opset-13 node for the CPU plugin: latency hint, one stream, the threads asked for, and arithmetic in the type
@@ -27,7 +27,7 @@ except ImportError as missing:
     openvino, WITHOUT = None, f"OpenVINO cannot be imported ({missing}): scripts/peers/setup.sh openvino installs it"
 
 from pairing import script  # noqa: E402
-from pairing.attnbench import ASSUMED_EXP_ERROR, Rounding, dtypes  # noqa: E402
+from libattn.bench.harness import ASSUMED_EXP_ERROR, Rounding, dtypes  # noqa: E402
 from pairing.implementation import Absent, Prepared, Refused  # noqa: E402
 from pairing.peers import PEERS  # noqa: E402
 from pairing.storage import ARRAYS, aligned_empty, spoil  # noqa: E402

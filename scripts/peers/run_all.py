@@ -3,7 +3,7 @@
 """Runs every installed peer on the same cases, beside libattn, and puts all results into one table and one figure.
 
     scripts/peers/setup.sh --all                    environments of their own, once
-    cmake --build build --target attn_shared attnbench_shared
+    cmake --build build --target attn_shared attn_python attnbench_shared
     scripts/peers/run_all.py -o results/local/peers          # nine cases in float32 and bfloat16, one thread: ten minutes
     scripts/peers/run_all.py -o results/local/peers-2 --threads 2 -a heads=8
     scripts/peers/run_all.py --quick                         # does it work?
@@ -22,12 +22,15 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # for the figures
 
-from pairing import attnbench, combine
+from pairing import combine
 from pairing.cases import CaseError, build_cases
 from pairing.implementation import Result
+from pairing.library import LoadError
 from pairing.options import Help, add_case_options
 from pairing.peers import FOLDER, PEERS, ROOT
-from pairing.results import COLUMNS, row_of, write_csv
+from pairing.results import row_of
+
+from libattn.bench.files import COLUMNS, write_csv
 
 OK, FAILED, USAGE, CANNOT_WRITE, NOTHING_RAN, INTERRUPTED = 0, 1, 2, 5, 77, 130
 USUAL_AXES = ["dtype=f32,bf16"]
@@ -39,13 +42,12 @@ def main(argv=None):
     codes = []
     try:
         if not options.again:
-            attnbench.load(beside=options.libattn or attnbench.DEFAULT)
             cases = build_cases(options.cases, options.axes, options.threads)
             options.out.mkdir(parents=True, exist_ok=True)
             write_conditions(options.out / CONDITIONS)
             codes = [run_peer(PEERS[name], cases, options) for name in options.names]
         combine_all(options.again or options.out)
-    except (CaseError, attnbench.LoadError) as error:
+    except (CaseError, LoadError) as error:
         return complain(error, USAGE)
     except OSError as error:
         return complain(f"{error.filename or options.out}: {error.strerror}", CANNOT_WRITE)

@@ -3,7 +3,7 @@
 """PyTorch's scaled_dot_product_attention against libattn: same buffers, same threads, one process, rounds in random order.
 
     scripts/peers/setup.sh torch
-    cmake --build build --target attn_shared attnbench_shared
+    cmake --build build --target attn_shared attn_python attnbench_shared
     .venv-peers/torch/bin/python scripts/peers/torch_sdpa.py --cases limits --csv results/local/torch.csv
 
 Method and exit codes: scripts/peers/README.md.
@@ -25,7 +25,7 @@ except ImportError as error:
     torch, WITHOUT_TORCH = None, f"PyTorch cannot be imported ({error}): scripts/peers/setup.sh torch installs it"
 
 from pairing import script  # noqa: E402
-from pairing.attnbench import Rounding, dtypes  # noqa: E402
+from libattn.bench.harness import Rounding, dtypes  # noqa: E402
 from pairing.implementation import Absent, Prepared, Refused  # noqa: E402
 from pairing.peers import PEERS  # noqa: E402
 

@@ -5,8 +5,8 @@ import difflib
 import itertools
 from dataclasses import dataclass
 
-from . import attnbench
-from .attnbench import CaseError
+from libattn.bench import harness
+from libattn.bench.harness import CaseError
 
 AXES = ("dtype", "batch", "heads", "heads_kv", "seq", "seq_q", "seq_k", "head_dim", "causal", "cache")
 WORDS = {"dtype": ("f32", "f16", "bf16"), "causal": ("none", "top-left", "bottom-right"),  # attnbench has more
@@ -55,7 +55,7 @@ class Case:
     @property
     def description(self):
         """(attnbench's case_id, sizes, flops, bytes). Masked pairs and softmax count no flops."""
-        return attnbench.describe(f"dtype={self.dtype}", f"batch={self.batch}", f"heads={self.heads}",
+        return harness.describe(f"dtype={self.dtype}", f"batch={self.batch}", f"heads={self.heads}",
                                   f"heads_kv={self.heads_kv}", f"seq_q={self.seq_q}", f"seq_k={self.seq_k}",
                                   f"head_dim={self.head_dim}", f"causal={self.causal}", f"cache={self.cache}",
                                   f"threads={self.threads}")
@@ -120,7 +120,7 @@ def build_cases(presets, axes, threads):
 
 def build_case(values, threads):
     """The case of these axes; the other axes have attnbench's defaults."""
-    _, sizes, *_ = attnbench.describe(*(f"{name}={value}" for name, value in values.items()))
+    _, sizes, *_ = harness.describe(*(f"{name}={value}" for name, value in values.items()))
     if min(sizes) < 1:
         raise CaseError(f"{', '.join(f'{name}={value}' for name, value in values.items())}: sizes from 1 up are right")
     words = {name: values.get(name, choices[0]) for name, choices in WORDS.items()}
@@ -133,7 +133,7 @@ def read_axis(text):
     if name not in AXES:
         near = difflib.get_close_matches(name, AXES, 1, 0)[0]
         raise CaseError(f"no axis {name!r}; did you mean {near!r}? There are: {', '.join(AXES)}")
-    values = attnbench.axis_values(text)
+    values = harness.axis_values(text)
     for value in values:
         if value not in WORDS.get(name, values):
             raise CaseError(f"axis {name}: {value!r}; one of {', '.join(WORDS[name])} is right")

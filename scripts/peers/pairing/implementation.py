@@ -17,7 +17,7 @@ class Prepared:
     """An implementation that is ready to run one case."""
     calls: list                  # one function per rotation; each computes the case once and returns a result
     output: object               # result -> array [batch][heads][seq][dim]; raises if the call failed
-    rounding: object             # attnbench.Rounding, from which its error limit follows
+    rounding: object             # libattn.bench.harness.Rounding, from which its error limit follows
     facts: dict                  # further columns of its row: algorithm, isa, library, plan_ns, workspace_bytes
     scope: object = contextlib.nullcontext  # () -> context manager for the calls, entered before the clock starts
     note: str = ""               # for the table
@@ -32,7 +32,7 @@ class Result:
     status: str = "PASS"
     reason: str = ""
     prepared: Prepared = None
-    check: object = None            # attnbench.Check
+    check: object = None            # libattn.bench.harness.Check
     times_ns: list = field(default_factory=list)
     positions: list = field(default_factory=list)
     peak_rates: list = field(default_factory=list)   # flop/s of the peak loop just before the sample

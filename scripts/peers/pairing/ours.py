@@ -5,8 +5,9 @@ import contextlib
 import re
 import time
 
-from . import libattn
-from .attnbench import ALIGNMENTS, Rounding
+from libattn.bench.harness import ALIGNMENTS, Rounding
+
+from . import library as attn
 from .implementation import Prepared, Refused
 from .storage import ARRAYS, aligned_empty, spoil
 
@@ -24,7 +25,7 @@ class LibraryKernel:
         begun = time.perf_counter_ns()
         try:
             plan = self.library.plan(problem, self.kernel, case.threads)
-        except libattn.LibraryError as error:
+        except attn.LibraryError as error:
             raise Refused(self.reason(error)) from None
         plan_ns = time.perf_counter_ns() - begun
         with plan:
@@ -32,7 +33,7 @@ class LibraryKernel:
 
     def reason(self, error):
         """The reason of a refusal, without the list of kernels that would take the case."""
-        if error.status == libattn.UNKNOWN_KERNEL and self.remedy:
+        if error.status == attn.UNKNOWN_KERNEL and self.remedy:
             return f"this libattn has no {self.kernel}; {self.remedy}"
         why = re.search(r"which cannot run: (.*); kernels that can: ", str(error))
         return why[1] if why else str(error)

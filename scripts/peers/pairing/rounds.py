@@ -3,14 +3,15 @@
 
 import contextlib
 import gc
-import itertools
 import math
 import time
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import attnbench
+from libattn.bench import harness
+from libattn.bench.rounds import calibrate, schedule, time_calls
+
 from .implementation import Refused, Result
 from .options import LEAST_ROUNDS
 from .storage import aligned_empty, make_inputs
@@ -33,14 +34,15 @@ def run_case(case, implementations, settings):
     """A Result per implementation. Those that pass the check are timed together."""
     seed = zlib.crc32(f"{settings.seed} {case.id}".encode())
     rotations, warnings = rotate(case, make_inputs(case, seed))
-    reference = attnbench.Reference(case, *rotations[0], seed)
+    reference = harness.Reference(case, *rotations[0], seed)
     with contextlib.ExitStack() as stack:
         results = [check(stack, case, each, rotations, reference) for each in implementations]
         passed = [result for result in results if result.status == "PASS"]
         for result in passed:
             result.warnings += warnings
-            calibrate(result, settings)
-        peak = stack.enter_context(attnbench.open_peak(case.dtype, case.threads))
+            with result.prepared.scope():
+                result.iterations, result.call_ns = calibrate(result.prepared.calls, settings.sample_ns)
+        peak = stack.enter_context(harness.open_peak(case.dtype, case.threads))
         measure(passed, case, reference, settings, Gauges(peak, case, rotations), seed)
     return results
 
@@ -138,16 +140,6 @@ def measure(results, case, reference, settings, gauges, seed):
             gc.enable()
 
 
-def schedule(items, rounds, seed):
-    """(round, position, item): the rows of randomised Latin squares, one square after the other."""
-    for index in range(rounds if items else 0):
-        block, row = divmod(index, len(items))
-        if row == 0:
-            square = attnbench.latin_square(len(items), seed, block)
-        for position, who in enumerate(square[row]):
-            yield index, position, items[who]
-
-
 def take_sample(result, position, case, settings):
     """One sample: the time per call. Returns what the last call returned."""
     prepared = result.prepared
@@ -161,24 +153,3 @@ def take_sample(result, position, case, settings):
     result.times_ns.append(total_ns / result.iterations)
     result.positions.append(position)
     return returned
-
-
-def time_calls(calls, count):
-    """(nanoseconds of `count` calls, what the last one returned)"""
-    due = itertools.islice(itertools.cycle(calls), count)
-    start = time.perf_counter_ns()
-    for call in due:
-        returned = call()
-    return time.perf_counter_ns() - start, returned
-
-
-def calibrate(result, settings):
-    """Finds how many calls make a sample. This also warms up."""
-    least_ns = max(settings.sample_ns, 1e12 * time.get_clock_info("perf_counter").resolution)
-    with result.prepared.scope():
-        total_ns, _ = time_calls(result.prepared.calls, 1)
-        while total_ns < least_ns:
-            factor = min(100, 1.2 * least_ns / max(total_ns, 1))
-            result.iterations = math.ceil(result.iterations * max(factor, 1.2))
-            total_ns, _ = time_calls(result.prepared.calls, result.iterations)
-    result.call_ns = total_ns / result.iterations

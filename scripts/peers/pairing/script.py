@@ -12,27 +12,17 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import attnbench, mkl, rounds
+from libattn.bench.files import COLUMNS, SAMPLE_COLUMNS, write_csv
+from libattn.bench.harness import MARGIN, open_peak
+
+from . import mkl, rounds
 from .cases import AXES, CaseError, build_cases
-from .libattn import Library
+from .library import Library, LoadError
 from .machine import openmp_runtimes, settings_of_environment
 from .options import Help, add_case_options
 from .ours import LibraryKernel
 from .peers import Peer
-from .results import (
-    COLUMNS,
-    CONTROL,
-    MARGIN,
-    OURS,
-    SAMPLE_COLUMNS,
-    Comparisons,
-    control_ratio,
-    print_case,
-    print_verdicts,
-    row_of,
-    sample_rows,
-    write_csv,
-)
+from .results import CONTROL, OURS, Comparisons, control_ratio, print_case, print_verdicts, row_of, sample_rows
 from .rounds import Settings, run_case
 
 OK, FAILED, USAGE, CANNOT_WRITE, NOTHING_RAN, INTERRUPTED = 0, 1, 2, 5, 77, 130
@@ -55,12 +45,11 @@ class Script:
 def main(script, argv=None):
     options = read_options(script, argv)
     try:
-        attnbench.load(beside=options.libattn)
         cases = build_cases(options.cases, options.axes, options.threads)
         library = Library(options.libattn)
         check_kernels(library, options.kernels)
         bind_to_cpus(options.cpus)
-    except (CaseError, attnbench.LoadError, OSError) as error:
+    except (CaseError, LoadError, OSError) as error:
         return complain(error, USAGE)
     if options.mkl == "intel":
         try:
@@ -153,7 +142,7 @@ def print_conditions(script, library, options, settings):
         print(f"two thread pools: {settings.pause_s * 1e3:g} ms of rest before each sample and each peak loop")
     for name, value in settings_of_environment().items():
         print(f"environment: {name}={value}")
-    with attnbench.open_peak("f32", options.threads) as peak:
+    with open_peak("f32", options.threads) as peak:
         print(f"% of peak: of {peak.name}, {peak.flops() * 1e-9:.0f} GFLOP/s, timed beside every sample" if peak else
               "% of peak: none (no loop for this CPU)")
 
@@ -166,7 +155,7 @@ def check_kernels(library, names):
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1, 0)[0]
-            raise attnbench.LoadError(f"no kernel {name!r}; did you mean {near!r}? There are: {', '.join(known)}")
+            raise LoadError(f"no kernel {name!r}; did you mean {near!r}? There are: {', '.join(known)}")
 
 
 def bind_to_cpus(cpus):
@@ -189,8 +178,8 @@ def read_options(script, argv):
     add("-k", "--kernel", dest="kernels", action="append", default=[], metavar="NAME",
         help="repeatable: this kernel of libattn as well (default: its automatic choice only)")
     add("--libattn", type=Path, default=script.libattn, metavar="PATH",
-        help=f"the shared library, libattnbench.so beside it (default {script.libattn}: cmake --build build --target "
-             "attn_shared attnbench_shared)")
+        help=f"the shared library, (default {script.libattn}: cmake --build build --target "
+             "attn_shared attn_python attnbench_shared)")
     if script.has_mkl:
         mkl.add_option(add, script.peer.title)
     add("--csv", type=Path, metavar="FILE", help="write the rows as attnbench run --csv does")

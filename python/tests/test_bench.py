@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: MIT
+"""libattn.bench: what is checked, what is timed, tables, files and figures. No test depends on how fast anything is."""
+
+import csv
+import subprocess
+import sys
+
+import pytest
+
+np = pytest.importorskip("numpy")
+
+import libattn  # noqa: E402
+from libattn import bench  # noqa: E402
+
+QUICK = {"rounds": 7, "sample_ms": 0.05}
+
+
+def often(q, k, v, **options):
+    for _ in range(30):
+        out = libattn.sdpa(q, k, v, threads=1, **options)
+    return out
+
+
+def once(q, k, v, **options):
+    return libattn.sdpa(q, k, v, threads=1, **options)
+
+
+def off_by_one_key(q, k, v, causal=False, align=None):
+    return libattn.sdpa(q, k, v, window=(None, 1))
+
+
+def refuses(q, k, v, **options):
+    raise NotImplementedError("not today")
+
+
+def rows_of(found):
+    return {(row.case, row.function): row for row in found.rows}
+
+
+def test_checked_timed_and_compared():
+    case = "heads=2 seq=40 causal=bottom-right"
+    found = bench.compare({"once": once, "often": often, "wrong": off_by_one_key, "refuses": refuses}, [case], **QUICK)
+    rows = rows_of(found)
+    assert [rows[case, name].status for name in ("once", "often", "wrong", "refuses")] == ["PASS", "PASS", "FAIL", "ERROR"]
+    assert "times the error limit at 0:" in rows[case, "wrong"].reason
+    assert rows[case, "refuses"].reason == "NotImplementedError: not today"
+    assert not rows[case, "wrong"].times_ns  # only what passes is timed
+    assert len(rows[case, "once"].times_ns) == len(rows[case, "once again"].times_ns) == 7
+    assert len(rows[case, "often"].peak_rates) in (0, 7)  # 0 without a loop for this CPU
+    slow = rows[case, "often"].ratio
+    assert slow.median < 0.5  # 30 calls
+    assert slow.low <= slow.median <= slow.high
+    assert rows[case, "often"].p <= 1
+    assert found.noise(case) > 0
+    assert all(word in str(found) for word in ("often", "wrong", "FAIL", "not today", "against itself"))
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_narrow_dtypes(dtype):
+    if dtype == "bf16":
+        pytest.importorskip("ml_dtypes")
+    found = bench.compare({"once": once}, [f"dtype={dtype} heads=4 heads_kv=2 seq_q=3 seq_k=50"], **QUICK)
+    assert {row.status for row in found.rows} == {"PASS"}
+
+
+def test_arguments_of_the_caller():
+    def double(x, plus=0):
+        return 2 * x + plus
+
+    functions = {"double": double, "sum": lambda x, plus=0: x + x + plus, "wrong": lambda x, plus=0: x,
+                 "text": lambda *x, **y: "2"}
+    x = np.arange(5, dtype=np.float32)
+    rows = rows_of(bench.compare(functions, {"a": (x,), "b": {"x": x, "plus": 1}}, **QUICK))
+    for case in "ab":
+        assert [rows[case, name].status for name in functions] == ["PASS", "PASS", "FAIL", "FAIL"]
+    assert "differs from the baseline by 4" in rows["a", "wrong"].reason
+
+
+def test_mistakes():
+    for kind, sentence, cases, options in (
+            (ValueError, "at least 6", ["seq=4"], {"rounds": 5}),
+            (ValueError, "must be one of once", ["seq=4"], {"baseline": "x"}),
+            (bench.CaseError, "no axis 'sek'", ["sek=4"], {}), (bench.CaseError, "whole number", ["seq=x"], {}),
+            (bench.CaseError, "dense cases", ["seq=4 causal=offset"], {})):
+        with pytest.raises(kind, match=sentence):
+            bench.compare({"once": once}, cases, **options)
+
+
+def test_tables_files_and_figures(tmp_path):
+    found = bench.compare({"once": once, "often": often}, ["seq=16", "seq=20"], **QUICK)
+    found.write(tmp_path)
+    with open(tmp_path / "results.csv", newline="", encoding="utf-8") as file:
+        written = list(csv.DictReader(file))
+    assert [(row["kernel"], row["seq_q"], row["samples"]) for row in written] == [
+        ("once", "16", "7"), ("often", "16", "7"), ("once", "20", "7"), ("often", "20", "7")]
+    assert float(written[1]["ratio"]) == pytest.approx(found.rows[1].ratio.median)
+    assert len((tmp_path / "samples.csv").read_text(encoding="utf-8").splitlines()) == 1 + 6 * 7
+    assert [record["function"] for record in found.records()] == ["once", "often"] * 2
+    try:
+        import pandas  # noqa: F401
+    except ImportError:
+        pass
+    else:
+        assert list(found.frame()["case"]) == ["seq=16", "seq=16", "seq=20", "seq=20"]
+        assert len(found.samples()) == 6 * 7
+    pytest.importorskip("matplotlib")
+    found.plot(tmp_path / "figure.svg")
+    assert (tmp_path / "figure.svg").read_text(encoding="utf-8").count("<!-- seq=") == 2  # text becomes paths
+
+
+def test_program(tmp_path):
+    command = [sys.executable, "-m", "libattn.bench", "--rounds", "6", "--sample-ms", "0.05", "--output", tmp_path]
+    import os
+    from pathlib import Path
+
+    folder = str(Path(libattn.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": folder}
+    done = subprocess.run([*command, "seq=16"], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "numpy" in done.stdout
+    assert (tmp_path / "results.csv").exists()
+    done = subprocess.run([*command, "sek=16"], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 2
+    assert "no axis 'sek'" in done.stderr

@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Tokens per second of transformers' models with attn_implementation="libattn" beside "sdpa" and "eager": tables of
+docs/python.md.
+
+    python3 python/tools/compare_models.py [--dtype bfloat16] [--threads 2] [--write docs/python.md]
+
+Models of random weights (python/tests/models.py): 2 layers of 4 heads of 64. "forward" is one batch of 2 x 512 tokens (ViT:
+4 images of 197 patches), "generate" 32 tokens after a prompt of 256, greedily. By libattn.bench, as compare_torch.py;
+outputs must agree, tokens must be the same.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+import tables
+import torch
+
+from libattn import bench
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+import models
+
+SIZES = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 997}
+GENERATED, PROMPT, TOKENS = 32, 256, 512
+GENERATORS = ("llama", "mistral", "t5")
+
+
+def forward(model, kind, given):
+    return lambda: models.outputs(model, kind, given)
+
+
+def generate(model, given):
+    return lambda: model.generate(**given, max_new_tokens=GENERATED, min_new_tokens=GENERATED, do_sample=False)
+
+
+def case(kind, what, options):
+    """({implementation: function}, tokens of a call)"""
+    dtype = tables.DTYPES[options.dtype]
+    batch, tokens = (4, 197) if kind == "vit" else (2, TOKENS) if what == "forward" else (2, PROMPT)
+    given = models.inputs(kind, dtype, batch, tokens, padding=0, vocabulary=SIZES["vocab_size"], image=224)
+    names = ["sdpa", "eager", "libattn"] if kind != "gemma2" else ["eager", "libattn"]  # sdpa has no softcap
+    made = {name: models.make(kind, name, dtype, SIZES) for name in names}
+    if what == "forward":
+        if kind == "t5":
+            given["decoder_input_ids"] = given["input_ids"]
+        return {name: forward(model, kind, given) for name, model in made.items()}, batch * tokens
+    given = {name: x for name, x in given.items() if not name.startswith("decoder")}
+    return {name: generate(model, given) for name, model in made.items()}, batch * GENERATED
+
+
+def rates(kind, what, options):
+    functions, tokens = case(kind, what, options)
+    found = bench.compare(functions, {what: ()}, baseline="libattn", rounds=options.rounds, sample_ms=options.sample_ms,
+                          threads=options.threads)
+    rows = {row.function: row for row in found.rows}
+    wrong = [f"{row.function}: {row.reason}" for row in found.rows if row.status != "PASS"]
+    if wrong:
+        return f"| {kind}, {what} | {'; '.join(wrong)} | | | |"
+    cells = [f"{1e9 * tokens / rows['libattn'].time.median:.0f}"]
+    for name in ("sdpa", "eager"):  # their time over ours
+        row = rows.get(name)
+        cells.append(f"**{1 / row.ratio.median:.2f}** ({1 / row.ratio.high:.2f} … {1 / row.ratio.low:.2f})" if row else "-")
+    return f"| {kind}, {what} | {' | '.join(cells)} | {found.noise(what):.3f} |"
+
+
+def main():
+    options = tables.read_options(__doc__)
+    lines = [tables.caption(options) + "; tokens per second of libattn, and the others' time over it:", "",
+             "| model | tokens/s | sdpa / libattn (95 %) | eager / libattn | libattn / itself |", "|---|---|---|---|---|"]
+    for kind in models.KINDS:
+        for what in ("forward", *["generate"] * (kind in GENERATORS)):
+            if re.search(options.only, f"{kind} {what}"):
+                lines.append(rates(kind, what, options))
+                print(lines[-1], flush=True)
+    tables.write("compare_models", lines, options)
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        main()
