@@ -60,18 +60,20 @@ AREAS = (
     ("harness/check/structure*", "structure layer structure_mutants conformance_c mutants check cli"),
     ("harness/check/*", "choose_rows error_limits compare reference structure goals layer timing check common fault_memory"
                         " liars structure_mutants mutants cli eval_numpy"),
-    ("harness/timing/*", "stats row timing goals layer fault_memory liars cli"),
+    ("harness/timing/*", "stats row verdict setup timing goals layer fault_memory liars cli"),
     ("harness/goals/*", "goals timing fault_memory cli"),
     ("harness/layers/*", "layer nn_layers layer_family cli"),
     ("harness/commands/session*", "faults cli"),
     ("harness/report/journal.c", "journal row faults fault_memory cli"),
+    ("harness/compare/*", "verdict stats comparing simulated_verdicts cli"),
+    ("harness/tuning/*", "tune_walk tuning tune fault_memory cli"),
     ("harness/data/tensors_output.c", "outputs npy timing layer reference check liars mutants cli"),
     ("harness/*", "axes row npy goals timing layer affinity cgroup check cpus_synthetic cpus cli eval_numpy eval_minilm"),
 )
 # Default of --files: the library, its kernels, and the code of the harness that judges.
 SCOPE = ("src/*", "kernels/common/*", "kernels/amx/*", "harness/check/*", "harness/timing/*", "harness/goals/*",
-         "harness/data/tensors_output.c", "harness/cases/work.c", "harness/commands/session*.c",
-         "harness/report/journal.c")
+         "harness/compare/*", "harness/tuning/*", "harness/data/tensors_output.c", "harness/cases/work.c",
+         "harness/commands/session*.c", "harness/report/journal.c")
 TRIES = 3  # of a test without a fault: other load may disturb its times
 MEMORY_BYTES = 16 << 30  # limit of a process: a fault may request any amount
 # Of programs in C: glibc fills what it allocates, and looks behind it when it is freed.

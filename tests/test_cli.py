@@ -508,6 +508,7 @@ class Resuming(FolderTest):
     def test_a_change_that_matters_forbids_to_resume(self):
         self.assertEqual(attnbench(*self.arguments).returncode, 0)
         whole = self.journal.read_text(encoding="utf-8")
+        self.assertRegex(whole, '^[^\n]*"build": "[0-9a-f]{16}"')
         for name, words in {"build": ["its build is 'other'"], "cpu": ["its cpu is 'other'"], "rounds": ["now it is '6'"],
                             "affinity": ["its affinity"], "thread_variables": ["its thread_variables"]}.items():
             self.edit_journal(lambda lines, name=name: [re.sub(rf'("{name}": )"[^"]*"', r'\1"other"', lines[0]), *lines[1:]])

@@ -128,6 +128,18 @@ class Compare(FolderTest):
         (b / "samples.csv").unlink()
         self.assertEqual({row["verdict"] for row in self.rows(a / "results.csv", b)[:4]}, {"SLOWER"})
 
+    def test_rows_that_lack_samples_or_peaks_have_medians(self):
+        a, b = self.write("a"), self.write("b", {"flash_c": 1.5}, peak=200)
+        lines = (b / "samples.csv").read_text(encoding="utf-8").splitlines(keepends=True)
+        lacking = self.folder / "lacking"
+        for name, text in ("samples", [*lines[:-21], *lines[-20:]]), ("peaks", [*lines[:-1], lines[-1].replace(",200", ",")]):
+            self.write(f"lacking/{name}", {"flash_c": 1.5}, peak=200)
+            (lacking / name / "samples.csv").write_text("".join(text), encoding="utf-8")
+            rows = {(row["kernel"], row["case_id"]): row for row in self.rows(a, lacking / name)[:-1]}
+            for (kernel, case), row in rows.items():  # without peaks times are compared, with them shares of the peak
+                last = kernel == KERNELS[-1] and f"Sq:{SEQS[-1]}/" in case
+                self.assertAlmostEqual(float(row["ratio"]), (1 if last else 0.5) / (1.5 if kernel == "flash_c" else 1), 6)
+
     def test_few_rounds_and_nothing_in_common(self):
         a, b = self.write("a"), self.write("b", {"flash_c": 2}, rounds=5)
         self.compare(0, ["8 INCONCLUSIVE", "5 rounds are too few"], a, b)

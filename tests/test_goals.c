@@ -281,3 +281,37 @@ TEST(test_rows_are_written_as_csv) {
       "run,two,third,naive_c,ratio,x,,against,AMD,0.5,,,,,0,FAIL,,no,o is wrong\n");
   bench_goals_clear(&t.table.goals);
 }
+
+/* ---- Which goals become rows ------------------------------------------------------------------------------------------ */
+
+/* One goal per reason to be absent, and the case that each row is compared with. */
+TEST(test_goals_of_other_machines_and_kernels_are_absent) {
+  static const char text[] =
+      "ratio | naive_c | heads=1 seq=64 | seq=32 | any | - | - | here\n"
+      "ns | naive_c | heads=1 seq=64 |  | AMD | - | - | one vendor\n"
+      "ns | naive_c | heads=1 seq=64 |  | Intel | - | - | another\n"
+      "ns | other_c | heads=1 seq=64 |  | any | - | - | not built\n"
+      "ns | flash_c | heads=1 seq=64 |  | any | - | - | not selected\n"
+      "ns | naive_c | heads=3 heads_kv=2 |  | any | - | - | refused\n"
+      "ratio | naive_c | heads=2 heads_kv=2 | heads_kv=3 | any | - | - | refused as well\n";
+  const bench_selection selection = {.kernel = {attn_kernel_find("naive_c")}, .count = 1};
+  bench_goal_table table;
+  char error[300] = "";
+  if (!bench_goal_table_open(&table, text, &selection, 7, error, sizeof error)) fail_msg("%s", error);
+  const int others = table.absent[BENCH_OTHER_CPU];
+  assert_true(others == 1 || others == 2); /* a CPU is of one vendor at most */
+  assert_int_equal(table.count, 3 - others);
+  assert_true(table.absent[BENCH_HERE] == table.count && table.absent[BENCH_NOT_BUILT] == 1);
+  assert_true(table.absent[BENCH_NOT_SELECTED] == 1 && table.absent[BENCH_NO_TIER] == 0 && table.absent[BENCH_REFUSED] == 2);
+  const bench_goal_row *row = &table.row[0];
+  assert_string_equal(row->goal->text, "here");
+  assert_ptr_equal(row->kernel, selection.kernel[0]);
+  assert_true(row->bench.problem.seq_q == 64 && row->against.problem.seq_q == 32);
+  bench_case same;
+  bench_case_build(&row->goal->against, 7, &same);
+  assert_true(row->against.seed == same.seed && row->bench.seed != 0 && !row->done);
+  bench_goal_table_clear(&table);
+  assert_false(bench_goal_table_open(&table, "nonsense", &selection, 7, error, sizeof error));
+  test_contains(error, "line 1");
+  bench_goal_table_clear(&table);
+}

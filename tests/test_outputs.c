@@ -96,6 +96,34 @@ TEST(every_element_of_an_output_is_hashed) {
   }
 }
 
+/* V changes by powers of two, too, where they are exact: not in float16, whose numbers of normal size are few, nor beside
+ * sinks; and not where V holds numbers near the ends of float32. */
+TEST(v_changes_by_powers_of_two_where_they_are_exact) {
+  static const struct {
+    const char *id;
+    float first;
+    int factor;
+  } cases[] = {{"heads:1/seq:3/head_dim:8", 1, -2},
+               {"heads:1/seq:3/head_dim:8", 0, -2},
+               {"heads:1/seq:3/head_dim:8", 0x1p-60f, -2},
+               {"heads:1/seq:3/head_dim:8", -0x1p60f, -2},
+               {"heads:1/seq:3/head_dim:8", -0x1.fp-61f, -1},
+               {"heads:1/seq:3/head_dim:8", 0x1.1p60f, -1},
+               {"heads:1/seq:3/head_dim:8/dtype:bf16", 0, -2},
+               {"heads:1/seq:3/head_dim:8/dtype:f16", 0, -1},
+               {"heads:1/seq:3/head_dim:8/dtype:f32+f16+f32", 0, -1},
+               {"heads:1/seq:3/head_dim:8/sinks:on", 1, -1}};
+  for (size_t i = 0; i < COUNT(cases); i++) {
+    bench_tensors tensors = open_tensors(cases[i].id);
+    uint16_t *half = (uint16_t *)(uintptr_t)tensors.args.v;
+    if (tensors.problem.dtype_kv == ATTN_F32) *(float *)(uintptr_t)tensors.args.v = cases[i].first;
+    for (int n = 0; n < 24 && tensors.problem.dtype_kv == ATTN_F16; n++) half[n] = 0x3c00;
+    bench_tensors_renew_v(&tensors, 1);
+    if ((int)bench_v_factor(&tensors) != cases[i].factor) fail_msg("case %zu: %g", i, bench_v_factor(&tensors));
+    bench_tensors_destroy(&tensors);
+  }
+}
+
 /* V changes by its sign alone where a power of two could overflow, in whichever element. */
 TEST(large_values_change_by_their_sign) {
   for (int64_t at = -1; at < 3; at++) {

@@ -953,3 +953,20 @@ TEST(without_memory_there_is_an_error) {
     assert_true(failing > 2);
   }
 }
+
+/* Nor is there an answer of the oracle where an allocation for it fails. */
+TEST(without_memory_there_is_no_oracle) {
+  watched w = open_case("heads:1/seq:5/head_dim:4");
+  for (int failing = 1, failed = 1; failed; failing++) {
+    const int blocks = heap.used;
+    heap.countdown = failing;
+    bench_expected *e = bench_expected_create(&w.tensors.problem, &w.tensors.args, 1, true);
+    failed = heap.countdown == 0;
+    heap.countdown = 0;
+    assert_int_equal(e == NULL, failed);
+    bench_expected_destroy(e);
+    assert_int_equal(heap.used, blocks);
+    assert_true(failed || failing > 5);
+  }
+  close_case(&w);
+}

@@ -4,6 +4,7 @@
 #define TEST_TEARDOWN end
 static int begin(void **state), end(void **state);
 #include <math.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,6 +12,7 @@ static int begin(void **state), end(void **state);
 #include "cases/cases.h"
 #include "goals/goals.h"
 #include "layer_support.h"
+#include "machine/affinity.h"
 #include "timing/setup.h"
 
 enum { MOST_EVENTS = 20000, MOST_ROUNDS = 64, MOST_TENSORS = 8, CHECKED = 4711, UNWRITTEN = 13 };
@@ -266,6 +268,15 @@ TEST(a_sample_lasts_a_thousand_clock_steps) {
   SET_UP(7, &s);
   assert_false(run());
   test_contains(t.error, "stands still");
+}
+
+/* A sample and two slices of a quarter millisecond before and after it; slices of the read loop take as long as the calls.
+ */
+TEST(a_sample_and_its_slices_are_guessed) {
+  bench_trial trial = {.call_ns = 5000, .samples.iterations = 40};
+  assert_close(bench_sample_guess_ns(&trial), 200e3 + 4 * 0.25e6);
+  trial.reads = true;
+  assert_close(bench_sample_guess_ns(&trial), 200e3 + 4 * 200e3);
 }
 
 /* There is one sample per round, and a call of 20 ms or more is not warmed up. */
@@ -825,12 +836,21 @@ TEST(disturbed_first_calls_make_no_error) {
 
 /* ---- Goals ---- */
 
+static char notes[200]; /* what bench_note() said of the last goal */
+
+static void hear(void *context, const char *what, const char *kernel) {
+  (void)context;
+  const size_t used = strlen(notes);
+  snprintf(notes + used, sizeof notes - used, "%s %s;", what, kernel);
+}
+
 /* Measures "metric | kernel | case" as a goal. *complete: it was not interrupted. */
 static bench_goal_row measure(const char *goal, const script *s, bench_row *row, bool *complete) {
   static bench_goal_list goals;
   char line[200], error[200];
   const bench_case_settings settings = {
-      .timed = true, .case_budget_s = 5, .rounds = 11, .stop = &sim.stop, .meter = &simulated};
+      .timed = true, .case_budget_s = 5, .rounds = 11, .stop = &sim.stop, .note = hear, .meter = &simulated};
+  notes[0] = 0;
   snprintf(line, sizeof line, "%s |  | any | - | - | row", goal);
   bench_goals_clear(&goals);
   if (!bench_goals_read(line, &goals, error, sizeof error)) fail_msg("%s", error);
@@ -861,6 +881,7 @@ TEST(goals_may_have_empty_outputs) {
   assert_int_equal(goal.status, BENCH_PASS);
   assert_true(complete && goal.done && goal.measured.n == 11);
   assert_close(goal.measured.median, 10000);
+  assert_string_equal(notes, "making tensors ;asking the oracle ;checking flash_c;timing flash_c;");
   bench_row_clear(&row);
 }
 
@@ -885,6 +906,47 @@ TEST(interrupted_goals_are_not_done) {
   const bench_goal_row goal = measure("ns | flash_c | heads=2 seq=64 head_dim=32", &s, &row, &complete);
   assert_true(!complete && !goal.done && goal.measured.n == 0);
   bench_row_clear(&row);
+}
+
+/* The read loop takes dense K and V alone. */
+TEST(goals_need_a_loop_beside_them) {
+  const script s = steady("any", 10000);
+  bench_row row;
+  bool complete;
+  const bench_goal_row goal = measure("reads | flash_c | heads=2 seq=64 head_dim=32 layout=strided", &s, &row, &complete);
+  assert_int_equal(goal.status, BENCH_ERROR);
+  test_contains(goal.reason, "a loop that only reads K and V needs them dense");
+  assert_true(complete && goal.done && goal.measured.n == 0);
+  bench_row_clear(&row);
+}
+
+/* The memory that a plan asks for, or why there is no plan. */
+TEST(goals_of_memory_are_those_of_plans) {
+  static const attn_kernel_info unknown = {.name = "unknown_c"};
+  const attn_kernel_info *const kernels[] = {attn_kernel_find("flash_c"), &unknown};
+  bench_goal_list goals = {0};
+  char error[200];
+  bench_row found[2];
+  assert_true(
+      bench_goals_read("workspace | flash_c | heads=2 seq=64 head_dim=32 |  | any | - | - | row", &goals, error, 200));
+  for (int i = 0; i < 2; i++) {
+    bench_goal_row row = {.goal = goals.item, .kernel = kernels[i]};
+    bench_case_build(&goals.item[0].spec, 1, &row.bench);
+    assert_true(bench_goal_measure(&row, &seven_rounds, found));
+    assert_true(row.done && !found[0].case_id[0] && row.measured.n == !i);
+    assert_int_equal(row.status, i ? BENCH_ERROR : BENCH_PASS);
+    if (i) {
+      test_contains(row.reason, "unknown_c");
+      continue;
+    }
+    attn_plan *plan;
+    test_ok(attn_plan_create(&row.bench.problem, &ATTN_STRUCT(attn_options, .kernel = "flash_c", .threads = 1), &plan));
+    assert_close(row.measured.median, (double)attn_plan_workspace(plan) / 1024);
+    assert_true(row.measured.median > 0 && row.measured.ci_lo == row.measured.ci_hi);
+    assert_true(row.measured.min == row.measured.median && row.measured.ci_lo == row.measured.median);
+    attn_plan_destroy(plan);
+  }
+  bench_goals_clear(&goals);
 }
 
 /* 32 KiB of K and V in 10 us are 3.3 GB/s; the simulated read loop reads 2 to 10 GB/s on two threads. */
@@ -1008,101 +1070,19 @@ TEST(what_beats_memory_is_an_error) {
   }
 }
 
-/* ---- Before it runs --------------------------------------------------------------------------------------------------- */
-
-/* Three calls to check, the oracle, and 45 samples of 2 ms or one call, with half a sample of a loop beside each. */
-TEST(a_case_is_guessed_from_its_kernels) {
-  const attn_kernel_info *const kernels[] = {attn_kernel_find("naive_c"), attn_kernel_find("flash_c"),
-                                             attn_kernel_find("decode_c")};
-  const bench_case small = case_of("heads:4/seq:64/head_dim:32"), large = case_of("heads:64/seq:4096/head_dim:64");
-  bench_case_settings settings = {.case_budget_s = 5};
-  double calls = 0, long_calls = 0;
-  for (int i = 0; i < 2; i++) calls += bench_work_guess(&small.problem, kernels[i], 1);
-  for (int i = 0; i < 2; i++) long_calls += bench_work_guess(&large.problem, kernels[i], 1);
-  assert_true(calls < 2e-3 && long_calls > 10);
-  const double check = 1e-3 + 3 * calls + 4 * 64 * 64 * 64 * 6e-9;
-  assert_close(bench_case_guess(&small, kernels, 3, &settings), check); /* decode_c refuses 64 queries */
-  settings.timed = true;
-  assert_close(bench_case_guess(&small, kernels, 3, &settings), check + 45 * 2 * 3e-3);
-  settings.case_budget_s = 0.1;
-  assert_close(bench_case_guess(&small, kernels, 3, &settings), check + 0.1);
-  settings.rounds = 7;
-  assert_close(bench_case_guess(&small, kernels, 3, &settings), check + 7 * 2 * 3e-3);
-  assert_close(bench_case_guess(&small, &kernels[2], 1, &settings), 1e-4);
-  /* four calls do not fit into the budget */
-  assert_close(bench_case_guess(&large, kernels, 2, &settings), 1e-3 + 3 * long_calls + 1e8 * 6e-9);
-}
-
-TEST(a_case_beyond_memory_is_skipped) {
-  const attn_kernel_info *const kernel = attn_kernel_find("flash_c");
-  const bench_case bench = case_of("heads:4096/seq:1000000/head_dim:4096");
-  bench_setup *s = bench_setup_open(&bench, &kernel, 1, &seven_rounds);
-  assert_non_null(s);
-  assert_int_equal(s->trials[0].verdict.status, BENCH_SKIP);
-  test_contains(s->trials[0].verdict.reason, "its tensors need");
-  assert_null(s->expected);
-  bench_setup_close(s);
-}
-
-/* A layer takes longer than its attention by its operations. */
-TEST(a_layer_is_guessed_from_its_operations) {
-  const attn_kernel_info *const kernel = attn_kernel_find("flash_c");
-  const bench_case bench = case_of("layer:mha/seq:64/heads:4/width:128");
-  const bench_case_settings settings = {.case_budget_s = 5};
-  const double attention = 4.0 * 64 * 64 * 64 * 2, factor = bench_layer_flops(&bench) / attention;
-  const double call = factor * bench_work_guess(&bench.problem, kernel, 1);
-  assert_close(bench_case_guess(&bench, &kernel, 1, &settings), 1e-3 + 3 * call + 4 * 64 * 64 * 64 * 6e-9);
-}
-
-/* A layer without attention and projections has one row: that of the automatic choice, or the first. */
-TEST(a_layer_without_kernels_has_one_row) {
-  const attn_kernel_info *const kernels[] = {attn_kernel_find("naive_c"), &bench_automatic, attn_kernel_find("flash_c")};
-  const bench_case bench = case_of("layer:add-norm/seq:4/heads:1/head_dim:8"), plain = case_of("heads:1/seq:4/head_dim:8");
-  for (int i = 0; i < 3; i++) {
-    const char *refusal = bench_refusal(&bench, kernels, 3, i);
-    if (i == 1)
-      assert_null(refusal);
-    else
-      test_contains(refusal, "one row stands for all");
-    assert_null(bench_refusal(&plain, kernels, 3, i));
-  }
-  assert_null(bench_refusal(&bench, &kernels[2], 1, 0));
-  const attn_kernel_info *const named[] = {kernels[0], kernels[2]};
-  assert_null(bench_refusal(&bench, named, 2, 0));
-  assert_non_null(bench_refusal(&bench, named, 2, 1));
-}
-
-/* ---- Cold caches ----------------------------------------------------------------------------------------------------- */
-
-TEST(cold_caches_rotate_copies) {
-  static const struct {
-    const char *id;
-    bool many, shares_q;
-  } cases[] = {{"seq:64/heads:2/head_dim:32", false, false},
-               {"seq:64/heads:2/head_dim:32/cache:cold-kv", true, true},
-               {"seq:64/heads:2/head_dim:32/cache:cold", true, false}};
-  const bench_case_settings settings = {.timed = true, .case_budget_s = 5, .meter = &simulated};
-  const attn_kernel_info *kernel = attn_kernel_find("flash_c");
-  for (size_t i = 0; i < COUNT(cases); i++) {
-    const bench_case bench = case_of(cases[i].id);
-    bench_setup *s = bench_setup_open(&bench, &kernel, 1, &settings);
-    assert_non_null(s);
-    assert_true(bench_setup_check(s));
-    assert_int_equal(s->trials[0].verdict.status, BENCH_PASS);
-    assert_int_equal(s->trials[0].tensor_count, 1);
-    bench_setup_rotate(s);
-    assert_int_equal(s->trials[0].tensor_count, s->rotations);
-    assert_ptr_equal(s->trials[0].turn, &s->turn);                      /* which all trials share */
-    assert_true(cases[i].many ? s->rotations > 16 : s->rotations == 1); /* 64 KiB are small for a last-level cache */
-    for (int n = 1; n < s->rotations; n++) {
-      assert_ptr_equal(s->trials[0].tensors, s->tensors);
-      assert_true((s->tensors[n].args.q == s->tensors[0].args.q) == cases[i].shares_q);
-      assert_true(s->tensors[n].args.k != s->tensors[n - 1].args.k && s->tensors[n].args.v != s->tensors[n - 1].args.v);
-      assert_memory_equal(s->tensors[n].args.k, s->tensors[0].args.k, 2 * 64 * 32 * sizeof(float));
-      assert_true(s->tensors[n].args.o != s->tensors[0].args.o);
-    }
-    bench_setup_close(s);
-  }
+/* Exactly 105 % are no error yet, and no reason to measure again. */
+TEST(the_roof_itself_is_no_error) {
+  const script s = steady("reads_c", 50000);
+  open_setup(two_threads, &seven_rounds, (const script *[]){&s}, 1);
+  bench_setup_time(&setup);
+  setup.rotations = 1 << 20;
+  setup.read_bandwidth = 2e10 / 1.05;
+  while (1.05 * setup.read_bandwidth < 2e10) setup.read_bandwidth = nextafter(setup.read_bandwidth, INFINITY);
+  assert_true(1.05 * setup.read_bandwidth == 2e10);
+  const int bandwidths = sim.bandwidths;
+  bench_setup_judge(&setup, &setup.trials[0]);
+  assert_int_equal(setup.trials[0].verdict.status, BENCH_PASS);
+  assert_int_equal(sim.bandwidths, bandwidths);
 }
 
 /* ---- The loops themselves, on the real clock ------------------------------------------------------------------------- */
@@ -1123,6 +1103,46 @@ TEST(the_peak_rate_is_flops_over_time) {
   double best = 0;
   for (int i = 0; i < TRIES; i++) best = fmax(best, bench_peak_rate(&slice));
   assert_true(best <= 8e9 * (1 + 1e-9) && best >= 8e9 * 0.95);
+}
+
+/* Loops run on the threads that a case holds, each of which is bound to a CPU of its own. */
+static int most_cpus;
+
+static void note_cpus(void) {
+  cpu_set_t set;
+  assert_int_equal(sched_getaffinity(0, sizeof set, &set), 0);
+#pragma omp critical
+  if (CPU_COUNT(&set) > most_cpus) most_cpus = CPU_COUNT(&set);
+}
+
+static void run_noting(int64_t iterations) {
+  note_cpus();
+  wait_iterations(iterations);
+}
+
+static uint64_t read_noting(const void *data, size_t bytes) {
+  (void)data;
+  note_cpus();
+  wait_ns((double)bytes);
+  return 0;
+}
+
+TEST(loops_run_where_the_case_does) {
+  static const attn_peak_loop loop = {.isa = "c", .dtype = "f32", .flops = 8, .run = run_noting};
+  const bench_case bench = case_of(two_threads);
+  bench_tensors tensors;
+  assert_true(bench_tensors_create(&bench, &tensors));
+  for (int reads = 0; reads < 2; reads++) {
+    if (!bench_threads_hold(2)) break; /* nothing is bound on this machine */
+    most_cpus = 0;
+    if (reads)
+      assert_true(bench_read_rate(read_noting, (bench_read_span){&tensors, 1, 0, 1}, 2) > 0);
+    else
+      assert_true(bench_peak_rate(&(bench_peak_slice){.loop = &loop, .threads = 2, .iterations = 1000}) > 0);
+    bench_threads_release();
+    assert_int_equal(most_cpus, 1);
+  }
+  bench_tensors_destroy(&tensors);
 }
 
 static size_t bytes_read;

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "support.h"
+#include "timing/setup.h"
 #include "tuning/tuning.h"
 
 /* ---- Landscapes: the built-in choice is kernel 0, and takes so many times as long as another ---- */
@@ -98,25 +99,42 @@ TEST(one_rule_holds_everything) {
   assert_true(r->dtype == ATTN_BF16 && !r->causal && r->dim[0] == 46 && r->dim[1] == 90);
   assert_true(r->group[0] == 3 && r->group[1] == 5 && r->seq_k[0] == 1 && r->seq_k[1] == INT64_MAX);
   assert_true(r->seq_q[0] == 1 && r->seq_q[1] == INT64_MAX);
-  assert_true(fabs(r->low - 1.5) < 1e-9 && fabs(r->high - 3) < 1e-9 && r->margin > 1.5 && r->margin < 1.6);
+  assert_true(fabs(r->low - 1.5) < 1e-9 && fabs(r->high - 3) < 1e-9);
+  assert_true(fabs(r->margin - 1.5 * pow(2, 1.0 / 39)) < 1e-9); /* the geometric mean of 39 points */
 }
 
+/* Each of the five rows has the points 1, 2, 4, 8, 16, 32, 64 and 256, but the last one lacks 256, and between 16 and 32 the
+ * points 22, 18, 19 and 20. The 24 slow ones are measured a second time, four times as long. */
 TEST(borders_between_queries_are_bisected) {
   const bench_tune_rule *r = walk(slow_for_many_queries, 1e9, 1);
-  assert_true(r->seq_q[0] >= 18 && r->seq_q[0] <= 21 && r->seq_q[1] == INT64_MAX);
+  assert_true(r->seq_q[0] == 20 && r->seq_q[1] == INT64_MAX);
+  assert_int_equal(result.points, 39 + 20 + 24);
+  assert_int_equal(result.points, world.measured);
+  assert_true(fabs(world.now_s - (59 + 24 * 4) * 0.05) < 1e-9);
   assert_true(r->seq_k[0] == 1 && r->seq_k[1] == INT64_MAX);
   assert_true(fabs(r->margin - 2) < 1e-9);
 }
 
+/* Rows of 64 and 45 keys come between those of 32 and 128; the border is the middle of 45 and 64. */
 TEST(borders_between_keys_are_bisected) {
   const bench_tune_rule *r = walk(slow_for_few_keys, 1e9, 1);
-  assert_true(r->seq_k[0] == 1 && r->seq_k[1] >= 40 && r->seq_k[1] <= 64);
+  assert_true(r->seq_k[0] == 1 && r->seq_k[1] == 53);
+  assert_int_equal(world.measured, 39 + 2 * 8 + 3 * 8); /* two rows more; three rows are slow */
 }
 
 TEST(a_box_has_four_borders) {
   const bench_tune_rule *r = walk(slow_in_a_corner, 1e9, 1);
-  assert_true(r->seq_q[0] >= 5 && r->seq_q[0] <= 6 && r->seq_q[1] >= 36 && r->seq_q[1] <= 42);
-  assert_true(r->seq_k[1] >= 40 && r->seq_k[1] <= 64);
+  assert_true(r->seq_q[0] == 6 && r->seq_q[1] == 38); /* slow points are 6 and 37, their neighbours 5 and 40 */
+  assert_true(r->seq_k[0] == 1 && r->seq_k[1] == 53);
+}
+
+/* Many queries of many keys are slow: the rule begins behind the last good row. */
+static double slow_for_many(const bench_tune_shape *s) { return s->seq_k > 300 && s->seq_q < 300 ? 2 : 0.8; }
+
+TEST(the_last_row_is_open) {
+  const bench_tune_rule *r = walk(slow_for_many, 1e9, 1);
+  assert_true(r->seq_k[0] == 305 && r->seq_k[1] == INT64_MAX); /* the middle of 256 and 362, and one more */
+  assert_true(r->seq_q[0] == 1 && r->seq_q[1] == INT64_MAX);
 }
 
 /* Causal problems have no more queries than keys; and what was measured up to few queries says nothing of many. */
@@ -197,6 +215,57 @@ static bool measure_threads(void *context, const bench_tune_shape *s, double sec
 TEST(threads_cost_what_is_beyond_their_share) {
   bench_tune_threads(&(bench_tune_source){.measure = measure_threads}, 1, &result);
   assert_true(fabs(result.least_ns - 5000) < 1e-6);
+}
+
+/* ---- Lines, and the check of their kernels ---- */
+
+TEST(lines_share_the_sizes_between_them) {
+  static bench_tune_lines lines;
+  lines.count = 0;
+  assert_int_equal(bench_tune_list(&(cli_list){.count = 0}, &lines), 0);
+  assert_int_equal(lines.count, 4 * 3 * 2 * 3);
+  static const struct {
+    int64_t dim, dims[2];
+  } wanted[] = {{64, {46, 90}}, {128, {91, 181}}, {32, {1, 45}}, {256, {182, INT64_MAX}}};
+  static const int64_t groups[][3] = {{1, 1, 2}, {4, 3, 5}, {8, 6, INT64_MAX}};
+  for (int i = 0; i < lines.count; i++) {
+    const bench_tune_line *l = &lines.item[i];
+    assert_int_equal(l->dim, wanted[i / 18].dim);
+    assert_memory_equal(l->dims, wanted[i / 18].dims, sizeof l->dims);
+    assert_int_equal(l->group, groups[i % 3][0]);
+    assert_memory_equal(l->groups, &groups[i % 3][1], sizeof l->groups);
+    assert_int_equal(l->causal, i / 3 % 2);
+    assert_int_equal(l->dtype, i / 6 % 3 == 0 ? ATTN_F32 : i / 6 % 3 == 1 ? ATTN_BF16 : ATTN_F16);
+  }
+}
+
+/* The linker's --wrap sends the checked case here. */
+static struct {
+  int runs, wrong; /* wrong: the kernel that fails; -1: none */
+  char case_id[200];
+} checked;
+
+bool __wrap_bench_run_case(const bench_case *bench, const attn_kernel_info *const *kernels, int count,
+                           const bench_case_settings *settings, bench_row *rows);
+bool __wrap_bench_run_case(const bench_case *bench, const attn_kernel_info *const *kernels, int count,
+                           const bench_case_settings *settings, bench_row *rows) {
+  checked.runs++;
+  snprintf(checked.case_id, sizeof checked.case_id, "%.199s", bench->case_id);
+  assert_false(settings->timed);
+  assert_int_equal(count, attn_kernel_count());
+  for (int i = 0; i < count; i++) {
+    assert_ptr_equal(kernels[i], attn_kernel_get(i));
+    rows[i] = bench_row_create(bench, kernels[i]);
+    rows[i].verdict.status = i == checked.wrong ? BENCH_FAIL : BENCH_SKIP;
+  }
+  return true;
+}
+
+TEST(every_kernel_is_checked_on_a_line) {
+  for (checked.wrong = -1; checked.wrong < attn_kernel_count(); checked.wrong++)
+    assert_int_equal(bench_tune_check(&line), checked.wrong < 0 ? BENCH_EXIT_OK : BENCH_EXIT_FAILED);
+  assert_int_equal(checked.runs, attn_kernel_count() + 1);
+  test_contains(checked.case_id, "dtype:bf16/B:1/Hq:8/Hkv:2/Sq:9/Sk:70/D:64/Dv:64/causal:none");
 }
 
 /* ---- The file ---- */

@@ -1,0 +1,321 @@
+/* SPDX-License-Identifier: MIT */
+/* A case from its opening to its checked trials: what runs, what is refused and why, cold copies, and guesses of its time.
+ */
+#define TEST_SETUP begin
+static int begin(void **state);
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/build.h"
+#include "layer_support.h"
+#include "timing/setup.h"
+
+static const char small[] = "heads:2/seq:12/head_dim:8";
+
+/* ---- A build of the library that counts its plans --------------------------------------------------------------------- */
+
+static struct {
+  int plans, fails_at; /* plan number fails_at cannot be made; 0: all can */
+  size_t workspace;    /* that a plan asks for; 0: as much as it does */
+  bool overwrites;     /* its kernels change q */
+  char notes[200];     /* what bench_note() said */
+  volatile int stop;
+  bool stops; /* a note of "checking" stops the run */
+} now;
+
+static int begin(void **state) {
+  (void)state;
+  memset(&now, 0, sizeof now);
+  return 0;
+}
+
+static attn_status plan_create(const attn_problem *problem, const attn_options *options, attn_plan **plan) {
+  if (++now.plans == now.fails_at) return attn_plan_create(problem, &ATTN_STRUCT(attn_options, .kernel = "none"), plan);
+  return attn_plan_create(problem, options, plan);
+}
+
+static size_t plan_workspace(const attn_plan *plan) { return now.workspace ? now.workspace : attn_plan_workspace(plan); }
+
+static attn_status plan_run(const attn_plan *plan, const attn_args *args, void *workspace, size_t bytes) {
+  if (now.overwrites) ((float *)(uintptr_t)args->q)[0] += 1;
+  return attn_plan_run(plan, args, workspace, bytes);
+}
+
+static const bench_build counted = {.version = attn_version,
+                                    .last_error = attn_last_error,
+                                    .plan_create = plan_create,
+                                    .plan_kernel = attn_plan_kernel,
+                                    .plan_workspace = plan_workspace,
+                                    .plan_run = plan_run,
+                                    .plan_destroy = attn_plan_destroy};
+
+static void note(void *context, const char *what, const char *kernel) {
+  assert_ptr_equal(context, &now);
+  const size_t used = strlen(now.notes);
+  snprintf(now.notes + used, sizeof now.notes - used, "%s %s;", what, kernel);
+  if (now.stops && !strcmp(what, "checking")) now.stop = 1;
+}
+
+static const bench_case_settings checked = {.note = note, .note_context = &now, .stop = &now.stop};
+static const bench_case_settings timed = {.timed = true, .rounds = 1, .case_budget_s = 1, .stop = &now.stop};
+
+/* The case with these kernels (NULL: one less), the first of which is of the counted build. */
+static bench_setup *open_case(const char *id, const char *first, const char *second, const bench_case_settings *settings) {
+  static bench_case bench;
+  const attn_kernel_info *kernels[] = {strcmp(first, "auto") ? attn_kernel_find(first) : &bench_automatic,
+                                       second ? attn_kernel_find(second) : NULL};
+  bench = case_of(id);
+  bench_setup *s = bench_setup_open(&bench, kernels, second ? 2 : 1, settings);
+  assert_non_null(s);
+  s->trials[0].build = &counted;
+  return s;
+}
+
+static void expect_verdict(const bench_trial *trial, bench_status status, const char *part) {
+  if (trial->verdict.status != status) fail_msg("%s: %s", bench_status_name(trial->verdict.status), trial->verdict.reason);
+  test_contains(trial->verdict.reason, part);
+}
+
+/* ---- Plans and checks ------------------------------------------------------------------------------------------------- */
+
+TEST(each_step_is_announced) {
+  bench_setup *s = open_case(small, "naive_c", "flash_c", &checked);
+  assert_true(bench_setup_check(s));
+  assert_string_equal(now.notes, "making tensors ;asking the oracle ;checking naive_c;checking flash_c;");
+  bench_setup_close(s);
+  now.notes[0] = 0;
+  s = open_case("layer:mha/batch:1/heads:2/seq:5/head_dim:8", "naive_c", NULL, &checked);
+  assert_string_equal(now.notes, "making the layer ;");
+  assert_true(s->flops == bench_layer_flops(s->bench) && s->bytes == bench_layer_bytes(s->bench));
+  assert_true(s->flops > 0 && s->bytes > 0);
+  bench_setup_close(s);
+}
+
+/* A plan's time is the shortest of five more plans. Only timed runs make them. */
+TEST(plans_are_made_five_times_more_to_be_timed) {
+  bench_setup *s = open_case(small, "naive_c", NULL, &checked);
+  assert_true(bench_setup_check(s));
+  assert_true(now.plans == 1 && s->trials[0].plan_ns == 0 && s->trials[0].call_ns == 0);
+  bench_setup_close(s);
+  now.plans = 0;
+  s = open_case(small, "naive_c", NULL, &timed);
+  assert_true(bench_setup_check(s));
+  assert_int_equal(now.plans, 6);
+  expect_verdict(&s->trials[0], BENCH_PASS, "");
+  assert_true(s->trials[0].plan_ns > 0 && s->trials[0].plan_ns < 1e9);
+  assert_true(s->trials[0].call_ns > 0 && s->trials[0].call_ns < 1e10);
+  bench_setup_close(s);
+  now.plans = 0, now.fails_at = 4; /* of those that are timed: there is no time */
+  s = open_case(small, "naive_c", NULL, &timed);
+  assert_true(bench_setup_check(s));
+  expect_verdict(&s->trials[0], BENCH_PASS, "");
+  assert_true(s->trials[0].plan_ns == 0);
+  bench_setup_close(s);
+  now.plans = 0, now.fails_at = 1;
+  s = open_case(small, "naive_c", NULL, &timed);
+  assert_true(bench_setup_check(s));
+  expect_verdict(&s->trials[0], BENCH_ERROR, "none");
+  bench_setup_close(s);
+}
+
+/* A kernel that fails may have changed the inputs: those that come after it get new ones. */
+TEST(damaged_inputs_are_made_again) {
+  bench_setup *s = open_case(small, "naive_c", "flash_c", &timed);
+  now.overwrites = true;
+  assert_true(bench_setup_check(s));
+  expect_verdict(&s->trials[0], BENCH_FAIL, "");
+  expect_verdict(&s->trials[1], BENCH_PASS, "");
+  assert_true(s->rotations == 1 && s->trials[0].call_ns == 0 && s->trials[1].call_ns > 0);
+  bench_setup_close(s);
+}
+
+TEST(the_automatic_choice_names_its_kernel) {
+  bench_setup *s = open_case(small, "auto", "naive_c", &checked);
+  assert_true(s->trials[0].automatic && !s->trials[1].automatic);
+  assert_true(bench_setup_check(s));
+  char chose[100];
+  snprintf(chose, sizeof chose, "chose %s", attn_plan_kernel(s->trials[0].plan));
+  assert_string_equal(s->trials[0].warnings, chose);
+  assert_string_equal(s->trials[1].warnings, "");
+  assert_string_equal(s->trials[0].kernel->name, attn_plan_kernel(s->trials[0].plan));
+  bench_setup_close(s);
+}
+
+/* Whoever stops the run after the first check leaves the second trial as it was. */
+TEST(a_stopped_check_is_not_complete) {
+  bench_setup *s = open_case(small, "naive_c", "flash_c", &checked);
+  now.stops = true;
+  assert_false(bench_setup_check(s));
+  expect_verdict(&s->trials[0], BENCH_PASS, "");
+  expect_verdict(&s->trials[1], BENCH_ERROR, "interrupted before its check");
+  bench_setup_close(s);
+}
+
+/* What was stopped, or is not to be timed, has no time. */
+TEST(only_complete_cases_are_timed) {
+  const attn_kernel_info *kernel = attn_kernel_find("naive_c");
+  const bench_case bench = case_of(small);
+  bench_case_settings settings = timed;
+  bench_row row;
+  for (int stopped = 0; stopped < 2; stopped++)
+    for (int asked = 0; asked < 2; asked++) {
+      now.stop = stopped;
+      settings.timed = asked;
+      assert_int_equal(bench_run_case(&bench, &kernel, 1, &settings, &row), !stopped);
+      assert_int_equal(row.verdict.status, stopped ? BENCH_ERROR : BENCH_PASS);
+      assert_int_equal(row.time.n, asked && !stopped);
+      bench_row_clear(&row);
+    }
+}
+
+/* Structural tests run where they were asked for, on cases of at most 1e8 multiply-adds. */
+TEST(structural_tests_run_on_small_cases) {
+  static const struct {
+    const char *id;
+    bool asked, runs;
+  } cases[] = {{small, false, false}, {small, true, true}, {"heads:1/seq_q:1100/seq_k:1500/head_dim:32", true, false}};
+  for (size_t i = 0; i < COUNT(cases); i++) {
+    const bench_case_settings settings = {.structure = cases[i].asked};
+    bench_setup *s = open_case(cases[i].id, "flash_c", NULL, &settings);
+    assert_true(bench_setup_check(s));
+    expect_verdict(&s->trials[0], BENCH_PASS, "");
+    assert_int_equal(s->trials[0].verdict.structure != 0, cases[i].runs);
+    bench_setup_close(s);
+  }
+}
+
+/* ---- What does not run ------------------------------------------------------------------------------------------------ */
+
+TEST(more_memory_than_there_is_is_skipped) {
+  bench_setup *s = open_case(small, "naive_c", NULL, &checked);
+  now.workspace = (size_t)7e18;
+  assert_true(bench_setup_check(s));
+  expect_verdict(&s->trials[0], BENCH_SKIP, "workspace of 7e+09 GB is more than 80 % of the memory that is free");
+  bench_setup_close(s);
+  s = open_case("heads:1/seq:40000000/head_dim:100000", "naive_c", "flash_c", &checked);
+  assert_true(bench_setup_check(s) && !s->rotations && !s->expected);
+  for (int i = 0; i < 2; i++)
+    expect_verdict(&s->trials[i], BENCH_SKIP, "its tensors need 6.4e+04 GB, more than 80 % of the");
+  bench_setup_close(s);
+  s = open_case("layer:mha/batch:1000000/heads:64/seq:100000/head_dim:128", "naive_c", NULL, &checked);
+  expect_verdict(&s->trials[0], BENCH_SKIP, "its data need ");
+  assert_null(s->layer);
+  bench_setup_close(s);
+}
+
+/* An invalid case has no data: only its verdicts say why. */
+TEST(invalid_cases_say_why) {
+  bench_setup *s = open_case("heads:3/heads_kv:2/seq:5", "naive_c", "flash_c", &checked);
+  assert_true(bench_setup_check(s) && !s->expected && !s->rotations);
+  for (int i = 0; i < 2; i++) expect_verdict(&s->trials[i], BENCH_SKIP, "heads_kv");
+  assert_string_equal(now.notes, "");
+  bench_setup_close(s);
+}
+
+/* A layer without attention and projections has one row: that of the automatic choice, or the first. */
+TEST(a_layer_without_kernels_has_one_row) {
+  const attn_kernel_info *const kernels[] = {attn_kernel_find("naive_c"), &bench_automatic, attn_kernel_find("flash_c")};
+  const bench_case bench = case_of("layer:add-norm/seq:4/heads:1/head_dim:8"), plain = case_of("heads:1/seq:4/head_dim:8");
+  for (int i = 0; i < 3; i++) {
+    const char *refusal = bench_refusal(&bench, kernels, 3, i);
+    if (i == 1)
+      assert_null(refusal);
+    else
+      test_contains(refusal, "one row stands for all");
+    assert_null(bench_refusal(&plain, kernels, 3, i));
+  }
+  assert_null(bench_refusal(&bench, &kernels[2], 1, 0));
+  const attn_kernel_info *const named[] = {kernels[0], kernels[2]};
+  assert_null(bench_refusal(&bench, named, 2, 0));
+  assert_non_null(bench_refusal(&bench, named, 2, 1));
+}
+
+/* ---- Cold caches ----------------------------------------------------------------------------------------------------- */
+
+TEST(cold_caches_rotate_copies) {
+  static const struct {
+    const char *id;
+    bool many, shares_q;
+  } cases[] = {{"seq:64/heads:2/head_dim:32", false, false},
+               {"seq:64/heads:2/head_dim:32/cache:cold-kv", true, true},
+               {"seq:64/heads:2/head_dim:32/cache:cold", true, false}};
+  const attn_kernel_info *kernel = attn_kernel_find("flash_c");
+  for (size_t i = 0; i < COUNT(cases); i++) {
+    const bench_case bench = case_of(cases[i].id);
+    bench_setup *s = bench_setup_open(&bench, &kernel, 1, &timed);
+    assert_non_null(s);
+    assert_true(bench_setup_check(s));
+    assert_int_equal(s->trials[0].verdict.status, BENCH_PASS);
+    assert_int_equal(s->trials[0].tensor_count, 1);
+    bench_setup_rotate(s);
+    assert_int_equal(s->trials[0].tensor_count, s->rotations);
+    assert_ptr_equal(s->trials[0].turn, &s->turn);                      /* which all trials share */
+    assert_true(cases[i].many ? s->rotations > 16 : s->rotations == 1); /* 64 KiB are small for a last-level cache */
+    for (int n = 1; n < s->rotations; n++) {
+      assert_ptr_equal(s->trials[0].tensors, s->tensors);
+      assert_true((s->tensors[n].args.q == s->tensors[0].args.q) == cases[i].shares_q);
+      assert_true(s->tensors[n].args.k != s->tensors[n - 1].args.k && s->tensors[n].args.v != s->tensors[n - 1].args.v);
+      assert_memory_equal(s->tensors[n].args.k, s->tensors[0].args.k, 2 * 64 * 32 * sizeof(float));
+      assert_true(s->tensors[n].args.o != s->tensors[0].args.o);
+    }
+    bench_setup_close(s);
+  }
+}
+
+/* Copies of so small a case stay in a cache, however many there are. */
+TEST(too_few_copies_are_a_warning) {
+  bench_setup *s = open_case("heads:2/seq:12/head_dim:8/cache:cold", "naive_c", NULL, &checked);
+  assert_true(bench_setup_check(s));
+  bench_setup_rotate(s);
+  assert_true(s->rotations == BENCH_MAX_ROTATIONS && s->trials[0].tensor_count == BENCH_MAX_ROTATIONS);
+  test_contains(s->trials[0].warnings, "cache: 512 rotations of 0.00307 MB are less than 4 x the last-level");
+  bench_setup_close(s);
+}
+
+/* ---- Guesses ---------------------------------------------------------------------------------------------------------- */
+
+static void assert_close(double a, double b) {
+  if (!(fabs(a - b) <= 1e-12 * (1 + fabs(b)))) fail_msg("%.17g instead of %.17g", a, b);
+}
+
+/* Three calls to check, the oracle, and 45 samples of 2 ms or one call, with half a sample of a loop beside each. */
+TEST(a_case_is_guessed_from_its_kernels) {
+  const attn_kernel_info *const kernels[] = {attn_kernel_find("naive_c"), attn_kernel_find("flash_c"),
+                                             attn_kernel_find("decode_c")};
+  const bench_case little = case_of("heads:4/seq:64/head_dim:32"), large = case_of("heads:64/seq:4096/head_dim:64");
+  bench_case_settings settings = {.case_budget_s = 5};
+  double calls = 0, long_calls = 0;
+  for (int i = 0; i < 2; i++) calls += bench_work_guess(&little.problem, kernels[i], 1);
+  for (int i = 0; i < 2; i++) long_calls += bench_work_guess(&large.problem, kernels[i], 1);
+  assert_true(calls < 2e-3 && long_calls > 10);
+  const double check = 1e-3 + 3 * calls + 4 * 64 * 64 * 64 * 6e-9;
+  assert_close(bench_case_guess(&little, kernels, 3, &settings), check); /* decode_c refuses 64 queries */
+  settings.timed = true;
+  assert_close(bench_case_guess(&little, kernels, 3, &settings), check + 45 * 2 * 3e-3);
+  settings.case_budget_s = 0.1;
+  assert_close(bench_case_guess(&little, kernels, 3, &settings), check + 0.1);
+  settings.rounds = 7;
+  assert_close(bench_case_guess(&little, kernels, 3, &settings), check + 7 * 2 * 3e-3);
+  assert_close(bench_case_guess(&little, &kernels[2], 1, &settings), 1e-4);
+  /* four calls do not fit into the budget */
+  assert_close(bench_case_guess(&large, kernels, 2, &settings), 1e-3 + 3 * long_calls + 1e8 * 6e-9);
+}
+
+/* A layer takes longer than its attention by its operations. */
+TEST(a_layer_is_guessed_from_its_operations) {
+  const attn_kernel_info *const kernel = attn_kernel_find("flash_c");
+  const bench_case bench = case_of("layer:mha/seq:64/heads:4/width:128");
+  const bench_case_settings settings = {.case_budget_s = 5};
+  const double attention = 4.0 * 64 * 64 * 64 * 2, factor = bench_layer_flops(&bench) / attention;
+  const double call = factor * bench_work_guess(&bench.problem, kernel, 1);
+  assert_close(bench_case_guess(&bench, &kernel, 1, &settings), 1e-3 + 3 * call + 4 * 64 * 64 * 64 * 6e-9);
+}
+
+TEST(guesses_of_cases_are_added) {
+  const bench_case cases[] = {case_of("heads:4/seq:64/head_dim:32"), case_of("heads:8/seq:500/head_dim:64")};
+  const double first = bench_cases_guess(cases, 1, 5, true), second = bench_cases_guess(&cases[1], 1, 5, true);
+  assert_close(bench_cases_guess(cases, 2, 5, true), first + second);
+  assert_true(bench_cases_guess(cases, 1, 5, false) < first);
+  assert_true(bench_cases_guess(cases, 1, 1, true) < first); /* the kernels of this CPU fill a second each */
+}
