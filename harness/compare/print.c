@@ -54,6 +54,7 @@ static void name_counts(const bench_comparisons *t, char *text, size_t bytes) {
 
 static void format_ratio(const bench_comparison *c, char text[CELL]) {
   snprintf(text, CELL, "%.4f", c->ratio);
+  if (isnan(c->ratio)) snprintf(text, CELL, "out of memory"); /* for a mean */
   if (!isnan(c->ci_lo)) bench_append(text, CELL, " [%.4f, %.4f]", c->ci_lo, c->ci_hi);
 }
 
