@@ -44,30 +44,54 @@ static bool request_tiles(void) {
 #endif
 }
 
+#define AVX512_BITS (bit_AVX512F | bit_AVX512DQ | bit_AVX512BW | 1u << 31 /* VL */)
+
+/* The bits of each feature. */
+static const struct {
+  uint32_t feature;
+  attn_cpuid needs;
+} x86_features[] = {{CPU_AVX2, {.xcr0 = XCR0_AVX, .leaf7_b = bit_AVX2}},
+                    {CPU_FMA, {.xcr0 = XCR0_AVX, .leaf1_c = bit_FMA}},
+                    {CPU_F16C, {.xcr0 = XCR0_AVX, .leaf1_c = bit_F16C}},
+                    {CPU_AVX512, {.xcr0 = XCR0_AVX512, .leaf7_b = AVX512_BITS}},
+                    {CPU_AVX512_BF16, {.xcr0 = XCR0_AVX512, .leaf7_b = AVX512_BITS, .leaf7_1_a = 1u << 5}},
+                    {CPU_AMX_BF16, {.xcr0 = XCR0_AMX, .leaf7_d = 1u << 22 /* AMX-BF16 */ | 1u << 24 /* AMX-TILE */}}};
+
+uint32_t attn_features_of_cpuid(const attn_cpuid *has) {
+  uint32_t features = 0;
+  for (size_t i = 0; i < sizeof x86_features / sizeof *x86_features; i++) {
+    const attn_cpuid *needs = &x86_features[i].needs;
+    if (all_set(has->xcr0, needs->xcr0) && all_set(has->leaf1_c, needs->leaf1_c) && all_set(has->leaf7_b, needs->leaf7_b) &&
+        all_set(has->leaf7_d, needs->leaf7_d) && all_set(has->leaf7_1_a, needs->leaf7_1_a))
+      features |= x86_features[i].feature;
+  }
+  return features;
+}
+
+static attn_cpuid read_cpuid(void) {
+  attn_cpuid has = {0};
+  uint32_t a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return has;
+  has.leaf1_c = c;
+  has.xcr0 = read_xcr0();
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return has;
+  has.leaf7_b = b;
+  has.leaf7_d = d;
+  if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) has.leaf7_1_a = a;
+  return has;
+}
+
 static uint32_t detect_features(void) {
-  uint32_t a, b, c, d, features = 0;
-  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return 0;
-  uint64_t xcr0 = read_xcr0();
-  bool ymm = all_set(xcr0, XCR0_AVX), zmm = all_set(xcr0, XCR0_AVX512), tiles = all_set(xcr0, XCR0_AMX);
-  if (ymm && (c & bit_FMA)) features |= CPU_FMA;
-  if (ymm && (c & bit_F16C)) features |= CPU_F16C;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return features;
-#ifndef __linux__ /* Windows 11 grants tiles by a function of its own, which this library does not call */
-  tiles = false;
-#endif
-  uint32_t subleaves = a;
-  if (ymm && (b & bit_AVX2)) features |= CPU_AVX2;
+  const attn_cpuid has = read_cpuid();
+  const uint32_t features = attn_features_of_cpuid(&has);
 #ifdef ATTN_EMULATE_AVX512 /* for tests: the tiers' instructions run as AVX2 */
   if (features & CPU_AVX2) return features | CPU_AVX512 | CPU_AVX512_BF16 | CPU_AMX_BF16;
 #endif
-  if (zmm && all_set(b, bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | (1u << 31) /* VL */)) features |= CPU_AVX512;
-  bool amx = tiles && all_set(d, 1u << 22 /* AMX-BF16 */ | 1u << 24 /* AMX-TILE */);
-  if (subleaves >= 1 && (features & CPU_AVX512)) {
-    __get_cpuid_count(7, 1, &a, &b, &c, &d);
-    if (a & 1u << 5) features |= CPU_AVX512_BF16;
-  }
-  if (amx) features |= CPU_AMX_BF16;
+#ifdef __linux__
   return features;
+#else /* Windows 11 grants tiles by a function of its own, which this library does not call */
+  return features & ~(uint32_t)CPU_AMX_BF16;
+#endif
 }
 #elif defined(__aarch64__)
 #include <sys/auxv.h>
@@ -171,15 +195,20 @@ static void write_cpu_tiers(char *text, size_t bytes) {
 }
 
 #if defined(__x86_64__)
+void attn_x86_model(uint32_t signature, char *text, size_t bytes) {
+  const uint32_t base_family = signature >> 8 & 15, base_model = signature >> 4 & 15;
+  const uint32_t family = base_family + (base_family == 15 ? signature >> 20 & 255 : 0);
+  const uint32_t model = base_model + (base_family == 6 || base_family == 15 ? (signature >> 16 & 15) << 4 : 0);
+  snprintf(text, bytes, "family %u model %u stepping %u", (unsigned)family, (unsigned)model, (unsigned)(signature & 15));
+}
+
 static void write_model(char *text, size_t bytes) {
   uint32_t a = 0, b, c, d, name[3] = {0};
+  char model[64];
   __get_cpuid(0, &a, &name[0], &name[2], &name[1]);
   __get_cpuid(1, &a, &b, &c, &d);
-  const uint32_t base_family = a >> 8 & 15, base_model = a >> 4 & 15;
-  const uint32_t family = base_family + (base_family == 15 ? a >> 20 & 255 : 0);
-  const uint32_t model = base_model + (base_family == 6 || base_family == 15 ? (a >> 16 & 15) << 4 : 0);
-  snprintf(text, bytes, "%.12s family %u model %u stepping %u", (const char *)name, (unsigned)family, (unsigned)model,
-           (unsigned)(a & 15));
+  attn_x86_model(a, model, sizeof model);
+  snprintf(text, bytes, "%.12s %s", (const char *)name, model);
 }
 #elif defined(__aarch64__)
 /* MIDR_EL1, which Linux reads for programs (Documentation/arch/arm64/cpu-feature-registers.rst). */

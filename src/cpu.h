@@ -22,6 +22,20 @@ enum {
 /* Detected once per process, thread-safe. */
 uint32_t attn_cpu_features(void);
 
+#if defined(__x86_64__)
+/* What CPUID says: ECX of leaf 1; EBX and EDX of leaf 7, EAX of its subleaf 1; and XCR0. All 0 where it says nothing. */
+typedef struct attn_cpuid {
+  uint32_t leaf1_c, leaf7_b, leaf7_d, leaf7_1_a;
+  uint64_t xcr0;
+} attn_cpuid;
+
+/* The feature bits of a CPU, whichever one it is. */
+uint32_t attn_features_of_cpuid(const attn_cpuid *has);
+
+/* Writes family, model and stepping of EAX of leaf 1. */
+void attn_x86_model(uint32_t signature, char *text, size_t bytes);
+#endif
+
 /* Tiers are numbered by their line in tiers.def, low to high within an architecture. -1 if no tier has that name. */
 int attn_tier_find(const char *isa);
 const char *attn_tier_isa(int tier);

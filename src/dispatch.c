@@ -95,9 +95,7 @@ enum {
   BEFORE_TILES = 4   /* queries up to which decode beats tiles */
 };
 
-static bool is_small_for_tiles(const attn_problem *p) {
-  return p->seq_q < TILE_QUERIES && p->seq_k < TILE_PAIRS && p->seq_q * p->seq_k < TILE_PAIRS;
-}
+static bool is_small_for_tiles(const attn_problem *p) { return p->seq_q < TILE_QUERIES && p->seq_q * p->seq_k < TILE_PAIRS; }
 
 /* Whether the tile unit computes the problem, and is quick. */
 static bool suits_tiles(const attn_problem *p, const char *cap) {
@@ -108,7 +106,7 @@ static bool suits_tiles(const attn_problem *p, const char *cap) {
 /* Whether vectors decode faster than tiles of 16 rows, where K and V come from memory. */
 static bool is_small_for_decoding_tiles(const attn_problem *p) {
   const int64_t rows = p->heads_q / p->heads_kv * p->seq_q; /* decode_amx has accepted them, so they are few */
-  return rows < 8 || (p->seq_k < TILE_PAIRS && rows * p->seq_k < TILE_PAIRS);
+  return rows < 8 || rows * p->seq_k < TILE_PAIRS;
 }
 
 /* Whether vectors of 8 floats fit head_dim and those of 16 do not, for so few query rows of a KV head that decode_avx512

@@ -69,17 +69,18 @@ TEST(parts_without_keys_do_not_count) {
 
 TEST(bad_arguments_are_named) {
   float o[2], lse[1] = {0};
-  const float *parts[] = {o, NULL}, *lses[] = {lse, lse};
+  const float *parts[] = {o, NULL}, *lses[] = {lse, lse}, *all[] = {o, o};
   const struct {
     int parts;
     int64_t rows, dim_v;
     const float *const *o, *const *lse;
     float *out;
     const char *word;
-  } bad[] = {{0, 1, 2, parts, lses, o, "parts is 0"},  {1, -1, 2, parts, lses, o, "rows is -1"},
-             {1, 1, 0, parts, lses, o, "dim_v is 0"},  {1, 1, 2, NULL, lses, o, "o is NULL"},
-             {1, 1, 2, parts, NULL, o, "lse is NULL"}, {1, 1, 2, parts, lses, NULL, "o_out is NULL"},
-             {2, 1, 2, parts, lses, o, "o[1] is NULL"}};
+  } bad[] = {{0, 1, 2, parts, lses, o, "parts is 0"},        {1, -1, 2, parts, lses, o, "rows is -1"},
+             {1, 1, 0, parts, lses, o, "dim_v is 0"},        {1, 1, 2, NULL, lses, o, "o is NULL"},
+             {1, 1, 2, parts, NULL, o, "lse is NULL"},       {1, 1, 2, parts, lses, NULL, "o_out is NULL"},
+             {2, 1, 2, parts, lses, o, "o[1] is NULL"},      {2, 1, 2, parts + 1, lses, o, "o[0] is NULL"},
+             {1, 1, 2, all, parts + 1, o, "lse[0] is NULL"}, {2, 1, 2, all, parts, o, "lse[1] is NULL"}};
   for (size_t i = 0; i < COUNT(bad); i++) {
     assert_int_equal(attn_merge(bad[i].parts, bad[i].rows, bad[i].dim_v, bad[i].o, bad[i].lse, bad[i].out, lse),
                      ATTN_INVALID_ARGUMENT);

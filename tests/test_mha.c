@@ -646,6 +646,19 @@ TEST(test_refuses_bad_problems) {
   free_layer(&l);
 }
 
+/* Rows that are read may lie in the same place, rows that are written may not. */
+TEST(test_inputs_may_overlap) {
+  layer l = make_layer(&shapes[0]);
+  attn_mha *created;
+  attn_mha_problem problem = l.problem;
+  problem.x_stride.s = problem.memory_stride.s = 0;
+  test_ok(attn_mha_create(&problem, &l.weights, NULL, &created));
+  attn_mha_destroy(created);
+  problem.y_stride.s = 0;
+  expect_refusal(&problem, &l.weights, NULL, "attn_mha_problem.y_stride.s is 0; elements would overlap");
+  free_layer(&l);
+}
+
 TEST(test_refuses_bad_arguments) {
   layer l = make_layer(&shapes[9]); /* cross, lengths per query */
   l.problem.want_weights = false;

@@ -143,6 +143,47 @@ static void nan_bias_reaches_its_row(const char *kernel) {
   free(bias);
 }
 
+/* ---- Rows that are computed again, in double ---------------------------------------------------------------------------
+ */
+
+static int exact_rows; /* calls of attn_exact_row() */
+
+/* tests/CMakeLists.txt lets the kernels call this in its place. */
+void __wrap_attn_exact_row(const attn_problem *problem, const attn_args *args, int64_t b, int64_t h, int64_t i);
+void __real_attn_exact_row(const attn_problem *problem, const attn_args *args, int64_t b, int64_t h, int64_t i);
+void __wrap_attn_exact_row(const attn_problem *problem, const attn_args *args, int64_t b, int64_t h, int64_t i) {
+  exact_rows++;
+  __real_attn_exact_row(problem, args, b, h, i);
+}
+
+/* A right answer that took twice the time is a fault. */
+static void ordinary_rows_are_computed_once(const char *kernel) {
+  for (int n = 0; n < 8; n++) {
+    attn_problem problem = one_head();
+    problem.dtype_q = problem.dtype_kv = n < 4 ? ATTN_F32 : ATTN_BF16;
+    if (n % 4 == 1) attn_problem_set_causal(&problem, ATTN_ALIGN_BOTTOM_RIGHT);
+    if (n % 4 == 2) attn_problem_set_causal(&problem, ATTN_ALIGN_TOP_LEFT);
+    if (n % 4 == 3) problem.softcap = 2;
+    if (attn_kernel_rejects(attn_kernel_find(kernel), &problem)) continue;
+    test_data data = test_data_create(&problem, 13);
+    exact_rows = 0;
+    run(kernel, &problem, &data.args);
+    if (exact_rows) fail_msg("%s computes %d of %d ordinary rows again", kernel, exact_rows, QUERIES);
+    test_data_destroy(&data);
+  }
+}
+
+/* Of one that is not finite, and of no other. */
+static void a_nan_row_is_computed_again_alone(const char *kernel) {
+  attn_problem problem = one_head();
+  test_data data = test_data_create(&problem, 15);
+  ((float *)data.args.q)[5 * DIM] = NAN;
+  exact_rows = 0;
+  run(kernel, &problem, &data.args);
+  if (exact_rows != 1) fail_msg("%s computes %d rows again, not one", kernel, exact_rows);
+  test_data_destroy(&data);
+}
+
 #define FOR_EACH_KERNEL(check)                                                   \
   static void check##_if_taken(const char *kernel) {                             \
     const attn_problem problem = one_head();                                     \
@@ -154,3 +195,5 @@ FOR_EACH_KERNEL(keys_between_rows_change_no_bit)
 FOR_EACH_KERNEL(later_keys_change_no_bit_of_earlier_rows)
 FOR_EACH_KERNEL(sign_of_zero_is_the_rows_own)
 FOR_EACH_KERNEL(nan_bias_reaches_its_row)
+KERNEL_TEST(ordinary_rows_are_computed_once)
+FOR_EACH_KERNEL(a_nan_row_is_computed_again_alone)

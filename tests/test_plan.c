@@ -148,6 +148,18 @@ TEST(refused_kernel_is_an_error_not_a_fallback) {
   }
 }
 
+/* Which request names which kernel, and why it cannot run, in this order. */
+TEST(refusals_name_the_request_the_kernel_and_the_reason) {
+  for (int i = 0; i < attn_kernel_count(); i++) {
+    const attn_kernel_info *kernel = attn_kernel_get(i);
+    char sentence[120];
+    if (strcmp(kernel->isa, "c") == 0 || kernel->library[0] || attn_kernel_unusable(kernel)) continue;
+    snprintf(sentence, sizeof sentence, "attn_options.kernel is '%s', which cannot run: tier %s is above the cap 'c'",
+             kernel->name, kernel->isa);
+    assert_create_fails(kernel->name, "c", ATTN_UNSUPPORTED, sentence, "kernels that can: ");
+  }
+}
+
 TEST(attn_kernel_variable_fills_in_for_null_only) {
   setenv("ATTN_KERNEL", "blocked_c", 1);
   assert_plan_runs(NULL, NULL, "blocked_c");

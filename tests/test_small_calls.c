@@ -10,6 +10,8 @@
 
 #include "attn/nn.h"
 #include "attn/product.h"
+#include "src/cpu.h"
+#include "src/small_calls.h"
 #include "support.h"
 
 /* Threads of the plan as attn_plan_describe() tells them. */
@@ -118,6 +120,50 @@ TEST(empty_calls_are_planned) {
   threads_of(&problem, NULL);
   attn_problem_init(&problem, 2, 4, 4, 0, 0, 64, 64);
   threads_of(&problem, NULL);
+}
+
+/* ---- The estimates themselves, with the rates of kernels/tiers.def ---- */
+
+/* All threads that save 5 us or more in each wave: pairs of a query and a key take 2 operations an element at two thirds of
+ * the tier's rate, and each element of K and V 44 ps. */
+TEST(threads_are_those_that_save_enough) {
+  static const struct {
+    const char *isa;
+    int64_t heads_q, heads_kv, seq_q, seq_k;
+    bool causal, varlen;
+    int64_t waves;
+    int threads;
+  } calls[] = {{"c", 8, 8, 100, 100, false, false, 1, 922},        {"c", 8, 8, 100, 100, true, false, 1, 461},
+               {"c", 8, 8, 100, 100, false, false, 0, 922},        {"c", 8, 2, 30, 40, false, true, 1, 184},
+               {"avx512", 8, 2, 1, 100000, false, false, 1, 552},  {"avx512", 8, 2, 1, 100000, true, false, 3, 184},
+               {"avx512", 8, 2, 1, 100000, false, false, 276, 2},  {"avx512", 8, 2, 1, 100000, false, false, 277, 1},
+               {"avx512", 8, 2, 1, 1000000, false, false, 1, 1000}};
+  for (size_t i = 0; i < COUNT(calls); i++) {
+    const attn_kernel_info kernel = {.isa = calls[i].isa};
+    attn_problem p;
+    if (attn_tier_find(kernel.isa) < 0) continue;
+    attn_problem_init(&p, 1, calls[i].heads_q, calls[i].heads_kv, calls[i].seq_q, calls[i].seq_k, 64, 32);
+    if (calls[i].causal) attn_problem_set_causal(&p, ATTN_ALIGN_BOTTOM_RIGHT);
+    if (calls[i].varlen) attn_problem_set_varlen(&p, 50, 70);
+    assert_int_equal(attn_paying_threads(&kernel, &p, calls[i].waves, 1000), calls[i].threads);
+  }
+}
+
+/* 1.2 times the tier's rate, 12 ns a row and 70 ps an element of W make 10 us. */
+TEST(products_pay_from_this_many_rows) {
+  static const struct {
+    const char *isa;
+    int64_t depth, columns, rows;
+  } products[] = {{"c", 64, 32, 15}, {"avx2", 16, 16, 523}, {"avx512", 64, 32, 244}, {"avx512", 1024, 128, 1}};
+  for (size_t i = 0; i < COUNT(products); i++) {
+    if (attn_tier_find(products[i].isa) < 0) continue;
+    int64_t rows = 0;
+    while (!attn_product_pays(products[i].isa, rows, products[i].depth, products[i].columns)) rows++;
+    assert_int_equal(rows, products[i].rows);
+  }
+  int64_t items = 0;
+  while (!attn_parallel_pays(items, 3)) items++;
+  assert_int_equal(items, 3334);
 }
 
 /* ---- Dense layers and loops over rows, which have no plan to look at: the threads that a process has after a call ---- */

@@ -204,14 +204,17 @@ static double log_sum(const head *t, int64_t i, double one_more) {
 
 static void add_values(const head *t, int64_t i, double denominator, dense_row *row) {
   const int64_t dim = t->problem->dim_v;
-  for (int64_t j = 0; j < t->seq_k; j++) {
-    if (!t->allowed[i * t->seq_k + j]) continue;
-    const double p = exp(t->score[i * t->seq_k + j] - denominator); /* inf - inf gives NaN, which is right */
-    for (int64_t d = 0; d < dim; d++) {
-      row->o[d] += p * t->v[j * dim + d];
-      row->m[d] += p * fabs(t->v[j * dim + d]);
+  for (int pass = 0; pass < 2; pass++) /* the second needs o */
+    for (int64_t j = 0; j < t->seq_k; j++) {
+      if (!t->allowed[i * t->seq_k + j]) continue;
+      const double p = exp(t->score[i * t->seq_k + j] - denominator); /* inf - inf gives NaN, which is right */
+      for (int64_t d = 0; d < dim; d++) {
+        const double v = t->v[j * dim + d];
+        if (pass == 0) row->o[d] += p * v, row->m[d] += p * fabs(v);
+        if (pass == 1) row->w[d] += pow(p * (v - row->o[d]), 2);
+      }
     }
-  }
+  for (int64_t d = 0; d < dim; d++) row->w[d] = sqrt(row->w[d]);
 }
 
 static void answer_row(const head *t, int64_t i, dense_row *row) {
@@ -227,12 +230,13 @@ static void answer_row(const head *t, int64_t i, dense_row *row) {
 
 static dense_row *allocate_rows(const attn_problem *p) {
   const size_t rows = (size_t)(p->batch * p->heads_q * p->seq_q), dim = (size_t)p->dim_v;
-  dense_row *row = calloc(1, rows * sizeof *row + 2 * rows * dim * sizeof(double) + 1);
+  dense_row *row = calloc(1, rows * sizeof *row + 3 * rows * dim * sizeof(double) + 1);
   if (!row) abort();
   double *values = (double *)(void *)(row + rows);
   for (size_t n = 0; n < rows; n++) {
-    row[n].o = values + 2 * n * dim;
+    row[n].o = values + 3 * n * dim;
     row[n].m = row[n].o + dim;
+    row[n].w = row[n].m + dim;
   }
   return row;
 }

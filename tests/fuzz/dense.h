@@ -7,10 +7,10 @@
 
 #include "kernels/ref/oracle_f64.h"
 
-/* One row: its facts, o[dim_v] and M[dim_v] = sum p |v|. */
+/* One row: its facts, o[dim_v], M[dim_v] = sum p |v| and W[dim_v] = sqrt(sum p^2 (v - o)^2). */
 typedef struct dense_row {
   attn_oracle_row facts; /* only the type is that of the other oracle */
-  double *o, *m;
+  double *o, *m, *w;
 } dense_row;
 
 /* The rows of all batches, query heads and queries, in this order. Rows beyond the end of a packed sequence have

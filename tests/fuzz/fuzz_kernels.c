@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Every kernel on problems and data made of any bytes (problem.c). Its answers must agree with the second oracle (dense.c)
- * within the limits of docs/numerics.md, it must write only its own elements, and refuse arguments that do not fit. */
+ * within the limits of docs/numerics.md, it must write only its own elements, and refuse arguments that do not fit. Both
+ * oracles must agree in all that they say about a row. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -65,14 +66,51 @@ static void check_gaps(const fuzz_problem *f, const attn_kernel_info *kernel) {
         fuzz_fail("%s wrote to a gap of %s at byte %zu", kernel->name, name == FUZZ_O ? "o" : "lse", i);
 }
 
+static int64_t queries_of(const fuzz_problem *f, int64_t b) {
+  if (!(f->problem.uses & ATTN_USE_VARLEN)) return f->problem.seq_q;
+  return f->args.cu_seqlens_q[b + 1] - f->args.cu_seqlens_q[b];
+}
+
 static void check_outputs(fuzz_problem *f, const attn_kernel_info *kernel, const dense_row *rows) {
   const attn_problem *p = &f->problem;
   for (int64_t n = 0; n < p->batch * p->heads_q; n++) {
     const int64_t b = n / p->heads_q;
-    const int64_t queries = p->uses & ATTN_USE_VARLEN ? f->args.cu_seqlens_q[b + 1] - f->args.cu_seqlens_q[b] : p->seq_q;
-    for (int64_t i = 0; i < queries; i++) check_row(f, kernel, &rows[n * p->seq_q + i], (place){b, n % p->heads_q, i});
+    for (int64_t i = 0; i < queries_of(f, b); i++)
+      check_row(f, kernel, &rows[n * p->seq_q + i], (place){b, n % p->heads_q, i});
   }
   check_gaps(f, kernel);
+}
+
+/* ---- The first oracle ------------------------------------------------------------------------------------------------ */
+
+/* A relative error of a score is one of size abs_sum in its exponential. */
+static bool near(double a, double b, double size) { return a == b || (isnan(a) && isnan(b)) || fabs(a - b) <= 1e-12 * size; }
+
+static void compare_oracles(const fuzz_problem *f, const dense_row *row, place at) {
+  enum { MOST = 129 }; /* the largest of sizes in problem.c */
+  static double o[MOST], m[MOST], w[MOST], probability[MOST];
+  const attn_oracle_row facts = attn_oracle_f64_row(&f->problem, &f->args, (attn_oracle_index){at.b, at.h, at.i},
+                                                    &(attn_oracle_output){.o = o, .m = m, .w = w, .p = probability});
+  const attn_oracle_row *other = &row->facts;
+  const double amplified = 1 + (isfinite(facts.abs_sum) ? facts.abs_sum : 0);
+  bool same = facts.exists == other->exists && facts.allowed == other->allowed && facts.max_q == other->max_q &&
+              facts.max_k == other->max_k && facts.max_v == other->max_v &&
+              near(facts.abs_sum, other->abs_sum, facts.abs_sum) && near(facts.lse, other->lse, amplified);
+  for (int64_t d = 0; d < f->problem.dim_v; d++)
+    same = same && near(o[d], row->o[d], amplified * m[d]) && near(m[d], row->m[d], amplified * m[d]) &&
+           near(w[d], row->w[d], 1e3 * amplified * m[d]);
+  if (!same)
+    fuzz_fail("the oracles differ in row [%lld][%lld][%lld]", (long long)at.b, (long long)at.h, (long long)at.i);
+}
+
+static void check_oracle(const fuzz_problem *f, const dense_row *rows) {
+  const attn_problem *p = &f->problem;
+  for (int64_t n = 0; n < p->batch * p->heads_q; n++) {
+    const int64_t b = n / p->heads_q;
+    if (attn_oracle_f64_rows(p, &f->args, b) != queries_of(f, b)) fuzz_fail("the oracle counts other rows");
+    for (int64_t i = 0; i < queries_of(f, b); i++)
+      compare_oracles(f, &rows[n * p->seq_q + i], (place){b, n % p->heads_q, i});
+  }
 }
 
 /* ---- Running a kernel ------------------------------------------------------------------------------------------------ */
@@ -130,6 +168,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   fuzz_problem_read(&bytes, &f);
   if (attn_problem_validate(&f.problem) != ATTN_OK) fuzz_fail("the problem is refused: %s", attn_last_error());
   dense_row *rows = dense_answer(&f.problem, &f.args);
+  check_oracle(&f, rows);
   for (int i = 0; i < attn_kernel_count(); i++) {
     const attn_kernel_info *kernel = attn_kernel_get(i);
     const bool slow = kernel->library[0]; /* its plans take long, so only one input in eight runs it */
