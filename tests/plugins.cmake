@@ -14,6 +14,12 @@ foreach(wrong NOTHING ENTRY ABI SIZE NAME TAKEN TWICE TIER MEMBER START VERSION 
   list(APPEND refused_plugins plugin_${name})
 endforeach()
 
+if(TARGET test_load)
+  target_compile_definitions(test_load PRIVATE PLUGIN_FOLDER="${plugin_folder}"
+                             PLUGIN_SUFFIX="${CMAKE_SHARED_MODULE_SUFFIX}")
+  add_dependencies(test_load ${refused_plugins})
+endif()
+
 add_executable(plugin_client plugins/client.c)
 target_compile_definitions(plugin_client PRIVATE _POSIX_C_SOURCE=200809L)
 target_link_libraries(plugin_client PRIVATE attn_shared attn_warnings Threads::Threads)
