@@ -83,6 +83,39 @@ TEST(sinks_above_all_scores_weigh_in_the_exact_row) {
   test_data_destroy((test_data *)(uintptr_t)&data);
 }
 
+/* ---- Long sequences ----------------------------------------------------------------------------------------------------
+ */
+
+/* More keys than one split of the decode kernels, than a block of the others and than a quarter of the scores' memory. */
+static void long_rows_are_right(const char *kernel) {
+  enum { QUERIES = 3, LONG = 2500, DIM = 8 };
+  static double p[LONG];
+  const double limit = attn_kernel_find(kernel)->numerics.p_rounding > 0 ? 4e-4 : 4e-5;
+  for (int n = 0; n < 6; n++) {
+    static const int32_t lengths[] = {LONG, 2049, 1024};
+    double o[DIM], m[DIM], w[DIM];
+    attn_problem problem;
+    attn_problem_init(&problem, 1, 2, 1, QUERIES, LONG, DIM, DIM);
+    problem.dtype_q = problem.dtype_kv = (attn_dtype)(n % 3);
+    if (n >= 3) problem.uses = ATTN_USE_ROW_LEN | ATTN_USE_ALIBI;
+    if (attn_kernel_rejects(attn_kernel_find(kernel), &problem)) continue;
+    test_data data = test_data_create(&problem, 21);
+    if (n >= 3) data.args.row_len = lengths, data.args.alibi_slopes = (const float[]){0.001f, 0.0005f};
+    test_ok(test_run(&problem, &data.args, &ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1)));
+    for (int row = 0; row < 2 * QUERIES; row++) {
+      attn_oracle_f64_row(&problem, &data.args, (attn_oracle_index){0, row / QUERIES, row % QUERIES},
+                          &(attn_oracle_output){.o = o, .m = m, .w = w, .p = p});
+      for (int d = 0; d < DIM; d++)
+        if (fabs((double)((const float *)data.args.o)[row * DIM + d] - o[d]) > limit)
+          fail_msg("%s, dtype %d: row %d is %g off", kernel, n % 3, row,
+                   (double)((const float *)data.args.o)[row * DIM + d] - o[d]);
+    }
+    test_data_destroy(&data);
+  }
+}
+
+KERNEL_TEST(long_rows_are_right)
+
 /* ---- Rescaling ------------------------------------------------------------------------------------------------------- */
 
 enum { ROWS = 16, LOW = 256, KEYS = 1024, FIRST = 8 };

@@ -143,6 +143,25 @@ static void nan_bias_reaches_its_row(const char *kernel) {
   free(bias);
 }
 
+/* A bias of -inf masks its key, whose score may be NaN. */
+static void biased_away_keys_change_no_bit(const char *kernel) {
+  attn_problem problem = one_head();
+  problem.uses |= ATTN_USE_BIAS;
+  if (attn_kernel_rejects(attn_kernel_find(kernel), &problem)) return;
+  float *bias = test_allocate(sizeof(float) * QUERIES * KEYS);
+  for (int i = 0; i < QUERIES * KEYS; i++) bias[i] = i % KEYS % 7 ? 0 : -INFINITY;
+  test_data data = test_data_create(&problem, 17);
+  data.args.bias = bias;
+  test_data other = test_data_share_inputs(&problem, &data);
+  run(kernel, &problem, &data.args);
+  for (int j = 0; j < KEYS; j += 7) set_key((float *)data.args.k, j, NAN), set_key((float *)data.args.v, j, INFINITY);
+  run(kernel, &problem, &other.args);
+  assert_same_rows(kernel, "NaN in keys that the bias masks", &data, &other, 0, QUERIES);
+  test_data_destroy_outputs(&other);
+  test_data_destroy(&data);
+  free(bias);
+}
+
 /* ---- Rows that are computed again, in double ---------------------------------------------------------------------------
  */
 
@@ -196,5 +215,6 @@ FOR_EACH_KERNEL(keys_between_rows_change_no_bit)
 FOR_EACH_KERNEL(later_keys_change_no_bit_of_earlier_rows)
 FOR_EACH_KERNEL(sign_of_zero_is_the_rows_own)
 FOR_EACH_KERNEL(nan_bias_reaches_its_row)
+FOR_EACH_KERNEL(biased_away_keys_change_no_bit)
 KERNEL_TEST(ordinary_rows_are_computed_once)
 FOR_EACH_KERNEL(a_nan_row_is_computed_again_alone)

@@ -42,6 +42,9 @@ TEST(init_fills_in_dense_defaults) {
   assert_int_equal(p.uses, 0);
   assert_int_equal(p.dtype_q | p.dtype_kv | p.dtype_o, ATTN_F32);
   test_ok(attn_problem_validate(&p));
+  attn_problem given; /* scores without a head dimension */
+  attn_problem_init(&given, 1, 1, 1, 5, 7, 0, 6);
+  assert_true(given.scale == 1);
 }
 
 TEST(setters_set_what_they_say) {
