@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "check/check.h"
 #include "kernels/common/exact_row.h"
 #include "kernels/common/indexing.h"
 #include "kernels/ref/oracle_f64.h"
@@ -83,38 +84,82 @@ TEST(sinks_above_all_scores_weigh_in_the_exact_row) {
   test_data_destroy((test_data *)(uintptr_t)&data);
 }
 
-/* ---- Long sequences ----------------------------------------------------------------------------------------------------
+/* ---- Blocks, splits and tiles ------------------------------------------------------------------------------------------
  */
 
-/* More keys than one split of the decode kernels, than a block of the others and than a quarter of the scores' memory. */
-static void long_rows_are_right(const char *kernel) {
-  enum { QUERIES = 3, LONG = 2500, DIM = 8 };
-  static double p[LONG];
-  const double limit = attn_kernel_find(kernel)->numerics.p_rounding > 0 ? 4e-4 : 4e-5;
-  for (int n = 0; n < 6; n++) {
-    static const int32_t lengths[] = {LONG, 2049, 1024};
-    double o[DIM], m[DIM], w[DIM];
-    attn_problem problem;
-    attn_problem_init(&problem, 1, 2, 1, QUERIES, LONG, DIM, DIM);
-    problem.dtype_q = problem.dtype_kv = (attn_dtype)(n % 3);
-    if (n >= 3) problem.uses = ATTN_USE_ROW_LEN | ATTN_USE_ALIBI;
-    if (attn_kernel_rejects(attn_kernel_find(kernel), &problem)) continue;
-    test_data data = test_data_create(&problem, 21);
-    if (n >= 3) data.args.row_len = lengths, data.args.alibi_slopes = (const float[]){0.001f, 0.0005f};
-    test_ok(test_run(&problem, &data.args, &ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1)));
-    for (int row = 0; row < 2 * QUERIES; row++) {
-      attn_oracle_f64_row(&problem, &data.args, (attn_oracle_index){0, row / QUERIES, row % QUERIES},
-                          &(attn_oracle_output){.o = o, .m = m, .w = w, .p = p});
-      for (int d = 0; d < DIM; d++)
-        if (fabs((double)((const float *)data.args.o)[row * DIM + d] - o[d]) > limit)
-          fail_msg("%s, dtype %d: row %d is %g off", kernel, n % 3, row,
-                   (double)((const float *)data.args.o)[row * DIM + d] - o[d]);
+/* Problems with more than one split of keys, block of keys, tile of queries or vector of columns, and with a rest of each.
+ */
+typedef struct shape {
+  int64_t heads_q, heads_kv, seq_q, seq_k, dim_qk, dim_v;
+  uint32_t uses;
+  int64_t window_left;
+} shape;
+
+static const shape shapes[] = {{2, 1, 3, 2500, 8, 8, 0, -1},
+                               {2, 1, 3, 2500, 8, 8, ATTN_USE_ROW_LEN | ATTN_USE_ALIBI, -1},
+                               {8, 1, 2, 200, 40, 104, ATTN_USE_ROW_LEN, -1},
+                               {16, 1, 2, 90, 200, 136, 0, -1},
+                               {2, 2, 70, 150, 72, 40, ATTN_USE_BIAS, -1},
+                               {1, 1, 40, 70, 32, 64, ATTN_USE_BIAS | ATTN_USE_ALIBI, 0}};
+enum { MOST_KEYS = 2500, MOST_ROWS = 140, MOST_DIM = 136 };
+
+typedef struct answer {
+  attn_oracle_row facts;
+  double o[MOST_DIM], m[MOST_DIM], w[MOST_DIM];
+} answer;
+
+static void answer_all(const attn_problem *problem, const attn_args *args, answer *row) {
+  static double p[MOST_KEYS];
+  for (int64_t n = 0; n < problem->heads_q * problem->seq_q; n++)
+    row[n].facts = attn_oracle_f64_row(problem, args, (attn_oracle_index){0, n / problem->seq_q, n % problem->seq_q},
+                                       &(attn_oracle_output){.o = row[n].o, .m = row[n].m, .w = row[n].w, .p = p});
+}
+
+static void compare_with(const answer *row, const attn_problem *problem, const attn_kernel_info *kernel, const float *o) {
+  const int64_t rows = problem->heads_q * problem->seq_q, dim = problem->dim_v;
+  for (int64_t n = 0; n < rows; n++) {
+    const bench_row_limits limits = bench_limits_of_row(problem, &kernel->numerics, &row[n].facts, true);
+    for (int64_t d = 0; d < dim; d++) {
+      const double ratio = bench_output_ratio(&limits, row[n].o[d], row[n].m[d], row[n].w[d], (double)o[n * dim + d]);
+      if (!(ratio <= 1))
+        fail_msg("%s, %d x %d keys of %d, %d: row %d, column %d is %.3g limits off", kernel->name, (int)rows,
+                 (int)problem->seq_k, (int)problem->dim_qk, (int)dim, (int)n, (int)d, ratio);
     }
-    test_data_destroy(&data);
   }
 }
 
-KERNEL_TEST(long_rows_are_right)
+static void check_shape(const shape *s, attn_dtype dtype) {
+  static answer row[MOST_ROWS];
+  static const float slopes[16] = {0.001f, 0.0005f};
+  attn_problem p;
+  attn_problem_init(&p, 1, s->heads_q, s->heads_kv, s->seq_q, s->seq_k, s->dim_qk, s->dim_v);
+  p.dtype_q = p.dtype_kv = dtype;
+  p.uses = s->uses;
+  p.window_left = s->window_left;
+  assert_true(p.heads_q * p.seq_q <= MOST_ROWS && p.seq_k <= MOST_KEYS && p.dim_v <= MOST_DIM);
+  test_data data = test_data_create(&p, 21);
+  float *bias = test_allocate(sizeof(float) * (size_t)(p.heads_q * p.seq_q * p.seq_k));
+  test_fill(bias, (size_t)(p.heads_q * p.seq_q * p.seq_k), 22);
+  const int32_t row_len[] = {(int32_t)p.seq_k, (int32_t)p.seq_k - 21, 75};
+  if (p.uses & ATTN_USE_BIAS) data.args.bias = bias;
+  if (p.uses & ATTN_USE_ROW_LEN) data.args.row_len = row_len;
+  if (p.uses & ATTN_USE_ALIBI) data.args.alibi_slopes = slopes;
+  answer_all(&p, &data.args, row);
+  for (int i = 0; i < attn_kernel_count(); i++) {
+    const attn_kernel_info *kernel = attn_kernel_get(i);
+    if (attn_kernel_rejects(kernel, &p)) continue;
+    test_ok(test_run(&p, &data.args, &ATTN_STRUCT(attn_options, .kernel = kernel->name, .threads = 1)));
+    compare_with(row, &p, kernel, data.args.o);
+  }
+  free(bias);
+  test_data_destroy(&data);
+}
+
+TEST(every_block_of_every_shape_is_right) {
+  static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
+  for (size_t i = 0; i < COUNT(shapes); i++)
+    for (int n = 0; n < 3; n++) check_shape(&shapes[i], dtypes[n]);
+}
 
 /* ---- Rescaling ------------------------------------------------------------------------------------------------------- */
 
