@@ -92,7 +92,8 @@ static int64_t most_decode_queries(const attn_problem *p) {
 enum {
   TILE_QUERIES = 24, /* from here on tiles of 32 queries pay for any number of keys; */
   TILE_PAIRS = 450,  /* fewer queries need so many pairs with keys, because tiles are computed whole */
-  BEFORE_TILES = 4   /* queries up to which decode beats tiles */
+  BEFORE_TILES = 4,  /* queries up to which vectors decode faster than flash_amx */
+  TILE_ROWS = 16     /* queries up to which decode_amx is faster than it */
 };
 
 static bool is_small_for_tiles(const attn_problem *p) { return p->seq_q < TILE_QUERIES && p->seq_q * p->seq_k < TILE_PAIRS; }
@@ -103,10 +104,12 @@ static bool suits_tiles(const attn_problem *p, const char *cap) {
   return tiles && !is_small_for_tiles(p) && !refusal(tiles, p, cap);
 }
 
-/* Whether vectors decode faster than tiles of 16 rows, where K and V come from memory. */
-static bool is_small_for_decoding_tiles(const attn_problem *p) {
-  const int64_t rows = p->heads_q / p->heads_kv * p->seq_q; /* decode_amx has accepted them, so they are few */
-  return rows < 8 || rows * p->seq_k < TILE_PAIRS;
+/* NULL, or why decode_amx, which accepts the problem, is not the quickest: its tiles hold 16 rows of a KV head, and
+ * flash_amx's 32 queries; K and V whose width is no multiple of 32 have to be copied into tiles. */
+static const char *slower_in_decoding_tiles(const attn_problem *p) {
+  const int64_t rows = p->heads_q / p->heads_kv * p->seq_q, least_rows = (p->dim_qk | p->dim_v) % 32 ? 6 : 3;
+  if (p->seq_q > TILE_ROWS) return "slower than flash_amx for so many queries";
+  return rows < least_rows || rows * p->seq_k < TILE_PAIRS ? "slower than vectors for so few rows" : NULL;
 }
 
 /* Whether vectors of 8 floats fit head_dim and those of 16 do not, for so few query rows of a KV head that decode_avx512
@@ -128,7 +131,7 @@ static const char *passed_over(const attn_kernel *kernel, const attn_problem *p,
   if (strcmp(kernel->info.name, "flash_amx") == 0)
     return is_small_for_tiles(p) ? "slower than vectors for so few queries and keys" : NULL;
   if (strcmp(kernel->info.algorithm, "decode") != 0) return NULL;
-  if (strcmp(kernel->info.isa, "amx") == 0 && is_small_for_decoding_tiles(p)) return "slower than vectors for so few rows";
+  if (strcmp(kernel->info.isa, "amx") == 0) return slower_in_decoding_tiles(p);
   if (p->seq_q > most_decode_queries(p)) return "slower than flash for so many queries";
   return p->seq_q > BEFORE_TILES && suits_tiles(p, cap) ? "slower than flash_amx for so many queries" : NULL;
 }
