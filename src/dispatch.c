@@ -91,7 +91,7 @@ static int64_t most_decode_queries(const attn_problem *p) {
 
 enum {
   TILE_QUERIES = 24, /* from here on tiles of 32 queries pay for any number of keys; */
-  TILE_PAIRS = 450,  /* fewer queries need so many pairs with keys, because tiles are computed whole */
+  TILE_PAIRS = 512,  /* fewer queries need so many pairs with keys, because tiles are computed whole */
   BEFORE_TILES = 4,  /* queries up to which vectors decode faster than flash_amx */
   TILE_ROWS = 16     /* queries up to which decode_amx is faster than it */
 };
@@ -107,9 +107,10 @@ static bool suits_tiles(const attn_problem *p, const char *cap) {
 /* NULL, or why decode_amx, which accepts the problem, is not the quickest: its tiles hold 16 rows of a KV head, and
  * flash_amx's 32 queries; K and V whose width is no multiple of 32 have to be copied into tiles. */
 static const char *slower_in_decoding_tiles(const attn_problem *p) {
-  const int64_t rows = p->heads_q / p->heads_kv * p->seq_q, least_rows = (p->dim_qk | p->dim_v) % 32 ? 6 : 3;
+  const int64_t rows = p->heads_q / p->heads_kv * p->seq_q, least_rows = (p->dim_qk | p->dim_v) % 32 ? 5 : 3;
   if (p->seq_q > TILE_ROWS) return "slower than flash_amx for so many queries";
-  return rows < least_rows || rows * p->seq_k < TILE_PAIRS ? "slower than vectors for so few rows" : NULL;
+  const bool small = rows < least_rows || p->seq_k <= 32 || rows * p->seq_k < TILE_PAIRS;
+  return small ? "slower than vectors for so few rows" : NULL;
 }
 
 /* Whether vectors of 8 floats fit head_dim and those of 16 do not, for so few query rows of a KV head that decode_avx512

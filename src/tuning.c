@@ -363,7 +363,7 @@ const char *attn_tuning_excludes(const attn_problem *p) {
   if (p->uses & (ATTN_USE_BIAS | ATTN_USE_MASK)) return "it has a bias or a mask";
   if (p->softcap > 0) return "it has a softcap";
   if (p->window_left >= 0 || p->window_right > 0) return "it has a window";
-  return p->dim_qk % 16 || p->dim_v % 16 ? "its head_dim is not a multiple of 16" : NULL;
+  return p->dim_qk % 32 || p->dim_v % 32 ? "its head_dim is not a multiple of 32" : NULL;
 }
 
 static bool holds(const int64_t range[2], int64_t value) { return value >= range[0] && value <= range[1]; }

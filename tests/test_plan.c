@@ -227,15 +227,15 @@ TEST(choice_depends_on_the_shape_of_a_sequence) {
     }
 }
 
-/* Where there is a tile unit: 24 queries fill it, or 450 pairs of a query and a key; decode_amx takes up to 16 queries. */
+/* Where there is a tile unit: 24 queries fill it, or 512 pairs of a query and a key; decode_amx takes up to 16 queries. */
 TEST(tiles_are_for_problems_that_fill_them) {
   static const struct {
     int64_t seq_q, seq_k;
     const char *expected;
-  } cases[] = {{2, 512, "decode_avx512"}, {3, 512, "decode_amx"},    {5, 89, "decode_avx512"}, {5, 90, "decode_amx"},
-               {24, 1, "flash_amx"},      {23, 19, "flash_avx512"},  {23, 20, "flash_amx"},    {11, 40, "flash_avx512"},
-               {11, 41, "decode_amx"},    {10, 44, "decode_avx512"}, {17, 26, "flash_avx512"}, {17, 27, "flash_amx"},
-               {16, 29, "decode_amx"},    {1, 4096, "decode_avx512"}};
+  } cases[] = {{2, 512, "decode_avx512"}, {3, 512, "decode_amx"},    {5, 102, "decode_avx512"}, {5, 103, "decode_amx"},
+               {24, 1, "flash_amx"},      {23, 22, "flash_avx512"},  {23, 23, "flash_amx"},     {11, 46, "flash_avx512"},
+               {11, 47, "decode_amx"},    {16, 33, "decode_amx"},    {17, 30, "flash_avx512"},  {17, 31, "flash_amx"},
+               {10, 51, "decode_avx512"}, {1, 4096, "decode_avx512"}};
   for (size_t i = 0; i < COUNT(cases); i++) {
     attn_problem problem;
     attn_problem_init(&problem, 1, 1, 1, cases[i].seq_q, cases[i].seq_k, 64, 64);
@@ -245,15 +245,16 @@ TEST(tiles_are_for_problems_that_fill_them) {
   }
 }
 
-/* The tile unit decodes from 3 rows of a KV head on, or 6 where it copies K and V, up to 16 queries. */
+/* The tile unit decodes from 3 rows of a KV head on, or 5 where it copies K and V, up to 16 queries. */
 TEST(choice_of_decode_depends_on_the_rows) {
   static const struct {
     int64_t group, seq_q, seq_k, dim;
     const char *expected;
-  } cases[] = {{2, 1, 512, 64, "decode_avx512"}, {3, 1, 512, 64, "decode_amx"},  {3, 1, 149, 64, "decode_avx512"},
-               {3, 1, 150, 64, "decode_amx"},    {1, 3, 512, 192, "decode_amx"}, {5, 1, 512, 80, "decode_avx512"},
-               {6, 1, 512, 80, "decode_amx"},    {1, 16, 512, 64, "decode_amx"}, {1, 17, 512, 64, "flash_amx"},
-               {8, 4, 512, 64, "decode_amx"},    {8, 5, 512, 64, "flash_amx"}};
+  } cases[] = {{2, 1, 512, 64, "decode_avx512"}, {3, 1, 512, 64, "decode_amx"},  {3, 1, 170, 64, "decode_avx512"},
+               {3, 1, 171, 64, "decode_amx"},    {1, 3, 512, 192, "decode_amx"}, {4, 1, 512, 80, "decode_avx512"},
+               {5, 1, 512, 80, "decode_amx"},    {1, 16, 512, 64, "decode_amx"}, {1, 17, 512, 64, "flash_amx"},
+               {8, 4, 512, 64, "decode_amx"},    {8, 5, 512, 64, "flash_amx"},   {8, 4, 32, 64, "decode_avx512"},
+               {8, 4, 33, 64, "decode_amx"}};
   if (!attn_kernel_find("decode_amx") || attn_kernel_unusable(attn_kernel_find("decode_amx"))) skip();
   for (size_t i = 0; i < COUNT(cases); i++) {
     attn_problem p;

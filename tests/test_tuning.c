@@ -75,7 +75,7 @@ int test_begin(char **arguments) {
 /* ---- Choices ---- */
 
 TEST(a_stale_file_of_the_environment_changes_nothing) {
-  const attn_problem problem = of_shape(40, 40, 1, 16);
+  const attn_problem problem = of_shape(40, 40, 1, 32);
   expect_choice(&problem, "flash_c", "ATTN_TUNING: ", "it was measured on another CPU, of another world; this is ");
   expect_choice(&problem, "flash_c", "automatic: the best-ranked kernel", NULL);
   remove(stale);
@@ -85,18 +85,18 @@ TEST(the_rule_decides_and_is_named) {
   char where[60];
   read_lines("# a comment\n\nrule f32 full " EVERYWHERE "kernel=naive_c second=flash_c" EVIDENCE);
   snprintf(where, sizeof where, "tuning file a.tuning, line %d", first_line() + 2);
-  const attn_problem problem = of_shape(40, 40, 1, 16);
+  const attn_problem problem = of_shape(40, 40, 1, 32);
   expect_choice(&problem, "naive_c", where, "flash_c took 1.25 times as long where it was measured (1.20 to 1.31)");
 }
 
 TEST(borders_belong_to_the_box) {
-  read_lines("rule f32 full dim=16..24 group=2..4 seq_k=10..20 seq_q=3..* kernel=naive_c second=flash_c" EVIDENCE);
+  read_lines("rule f32 full dim=32..64 group=2..4 seq_k=10..20 seq_q=3..* kernel=naive_c second=flash_c" EVIDENCE);
   static const struct {
     int64_t seq_q, seq_k, group, dim;
     bool inside;
-  } tries[] = {{3, 10, 2, 16, true},  {900, 20, 4, 24, true}, {2, 10, 2, 16, false},
-               {3, 9, 2, 16, false},  {3, 21, 2, 16, false},  {3, 10, 1, 16, false},
-               {3, 10, 5, 16, false}, {3, 10, 2, 15, false},  {3, 10, 2, 25, false}};
+  } tries[] = {{3, 10, 2, 32, true},  {900, 20, 4, 64, true}, {2, 10, 2, 32, false},
+               {3, 9, 2, 32, false},  {3, 21, 2, 32, false},  {3, 10, 1, 32, false},
+               {3, 10, 5, 32, false}, {3, 10, 2, 31, false},  {3, 10, 2, 65, false}};
   for (size_t i = 0; i < COUNT(tries); i++) {
     const attn_problem problem = of_shape(tries[i].seq_q, tries[i].seq_k, tries[i].group, tries[i].dim);
     assert_int_equal(attn_tuning_find(tuning, &problem) != NULL, tries[i].inside);
@@ -111,7 +111,7 @@ TEST(types_and_masks_have_rules_of_their_own) {
              "rule bf16 full " EVERYWHERE "kernel=blocked_c second=flash_c" EVIDENCE
              "\n"
              "rule f32+bf16 full " EVERYWHERE "kernel=naive_c second=flash_c" EVIDENCE);
-  attn_problem problem = of_shape(40, 40, 1, 16);
+  attn_problem problem = of_shape(40, 40, 1, 32);
   expect_choice(&problem, "naive_c", "line", NULL);
   problem.dtype_kv = ATTN_BF16;
   expect_choice(&problem, "naive_c", "line", NULL);
@@ -119,7 +119,7 @@ TEST(types_and_masks_have_rules_of_their_own) {
   expect_choice(&problem, "blocked_c", "line", NULL);
   problem.dtype_q = problem.dtype_kv = ATTN_F16;
   expect_choice(&problem, "flash_c", "has no rule for this problem; automatic", NULL);
-  problem = of_shape(40, 40, 1, 16);
+  problem = of_shape(40, 40, 1, 32);
   attn_problem_set_causal(&problem, ATTN_ALIGN_TOP_LEFT);
   expect_choice(&problem, "blocked_c", "line", NULL);
 }
@@ -129,29 +129,29 @@ TEST(rules_go_from_top_to_bottom) {
   read_lines("rule f32 full dim=1..* group=1..* seq_k=0..* seq_q=0..8 kernel=blocked_c second=flash_c" EVIDENCE
              "\n"
              "rule f32 full " EVERYWHERE "kernel=naive_c second=flash_c" EVIDENCE);
-  attn_problem problem = of_shape(8, 40, 1, 16);
+  attn_problem problem = of_shape(8, 40, 1, 32);
   expect_choice(&problem, "blocked_c", "line", NULL);
-  problem = of_shape(9, 40, 1, 16);
+  problem = of_shape(9, 40, 1, 32);
   expect_choice(&problem, "naive_c", "line", NULL);
 }
 
 TEST(what_was_not_measured_has_no_rule) {
   read_lines("rule f32 full " EVERYWHERE "kernel=naive_c second=flash_c" EVIDENCE);
-  attn_problem problem = of_shape(40, 40, 1, 16);
+  attn_problem problem = of_shape(40, 40, 1, 32);
   problem.softcap = 5;
   expect_choice(&problem, "flash_c", "has no rule for this problem: it has a softcap; automatic", NULL);
-  problem = of_shape(40, 40, 1, 16);
+  problem = of_shape(40, 40, 1, 32);
   problem.uses = ATTN_USE_BIAS;
   expect_choice(&problem, "flash_c", "it has a bias or a mask", NULL);
-  problem = of_shape(40, 40, 1, 16);
+  problem = of_shape(40, 40, 1, 32);
   problem.window_left = 3;
   expect_choice(&problem, "flash_c", "it has a window", NULL);
   problem = of_shape(40, 40, 1, 40);
-  expect_choice(&problem, "flash_c", "its head_dim is not a multiple of 16", NULL);
-  problem = of_shape(40, 40, 1, 16);
+  expect_choice(&problem, "flash_c", "its head_dim is not a multiple of 32", NULL);
+  problem = of_shape(40, 40, 1, 32);
   problem.score = ATTN_SCORE_GAUSSIAN;
   expect_choice(&problem, "flash_c", "its scores are no dot products", NULL);
-  problem = of_shape(40, 40, 1, 16);
+  problem = of_shape(40, 40, 1, 32);
   problem.uses = ATTN_USE_KV_LEN | ATTN_USE_LSE;
   expect_choice(&problem, "naive_c", "line", NULL);
 }
@@ -160,9 +160,9 @@ TEST(a_rules_kernel_must_run) {
   read_lines("rule f32 full " EVERYWHERE "kernel=decode_c second=flash_c" EVIDENCE
              "\n"
              "rule f32 causal " EVERYWHERE "kernel=flash_mmx second=flash_c" EVIDENCE);
-  attn_problem problem = of_shape(4, 40, 1, 16);
+  attn_problem problem = of_shape(4, 40, 1, 32);
   expect_choice(&problem, "decode_c", "line", NULL);
-  problem = of_shape(40, 40, 1, 16);
+  problem = of_shape(40, 40, 1, 32);
   expect_choice(&problem, "flash_c", "wants decode_c, which cannot run: it takes at most 32 query rows", "automatic");
   attn_problem_set_causal(&problem, ATTN_ALIGN_TOP_LEFT);
   expect_choice(&problem, "flash_c", "wants flash_mmx, which cannot run: no kernel of this process has that name", NULL);
@@ -170,7 +170,7 @@ TEST(a_rules_kernel_must_run) {
 
 TEST(a_named_kernel_needs_no_rule) {
   read_lines("rule f32 full " EVERYWHERE "kernel=naive_c second=flash_c" EVIDENCE);
-  const attn_problem problem = of_shape(40, 40, 1, 16);
+  const attn_problem problem = of_shape(40, 40, 1, 32);
   const attn_options options = with("blocked_c");
   attn_plan *plan;
   test_ok(attn_plan_create(&problem, &options, &plan));
@@ -200,7 +200,7 @@ TEST(costs_say_how_many_threads_pay) {
 static int planned_threads(const char *lines, int threads) {
   attn_plan *plan;
   int planned = 0;
-  const attn_problem problem = of_shape(40, 40, 1, 16);
+  const attn_problem problem = of_shape(40, 40, 1, 32);
   read_lines(lines);
   attn_options options = with("flash_c");
   options.threads = threads;
