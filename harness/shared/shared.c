@@ -64,9 +64,7 @@ const char *attnbench_dtype(int dtype, double facts[2]) {
 }
 
 /* Masks, lengths and offsets are arrays, and which pairs they allow is not known here. */
-static bool is_dense(const attn_problem *p) {
-  return p->align != ATTN_ALIGN_OFFSET && !(p->uses & ~(uint32_t)ATTN_USE_LSE);
-}
+static bool is_dense(const attn_problem *p) { return p->align != ATTN_ALIGN_OFFSET && !(p->uses & ~(uint32_t)ATTN_USE_LSE); }
 
 static int describe(const bench_spec *spec, char id[ATTNBENCH_ID], int64_t sizes[6], double work[2]) {
   static const attn_args dense = {.struct_size = sizeof(attn_args)};

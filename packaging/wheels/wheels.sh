@@ -101,8 +101,10 @@ foreign_python() {
 make_aarch64() {
   wheel aarch64 CMAKE_TOOLCHAIN_FILE="$root/cmake/aarch64-linux-gnu.cmake"
   foreign_python
-  PYTHONPATH=$scratch/unpacked qemu-aarch64 -L "$scratch/arm64" "$(readlink -f "$scratch/arm64/usr/bin/python3")" -m libattn \
-    >"$out/aarch64.check" || { cat "$out/aarch64.check" && exit 1; }
+  local python
+  python=$(readlink -f "$scratch/arm64/usr/bin/python3")
+  PYTHONPATH=$scratch/unpacked qemu-aarch64 -L "$scratch/arm64" "$python" -m libattn >"$out/aarch64.check" ||
+    { cat "$out/aarch64.check" && exit 1; }
   sed -n 's/.* passed .*/&/p; $p' "$out/aarch64.check"
 }
 
@@ -119,7 +121,7 @@ check_here() {
   for package in $optional; do
     pip "$scratch/venv" install --only-binary :all: "$package" || echo "  no $package"
   done
-  (cd "$scratch" && venv/bin/python -m libattn >libattn.check && venv/bin/pytest "$root/python/tests" >pytest.log) || return 1
+  (cd "$scratch" && venv/bin/python -m libattn >libattn.check && venv/bin/pytest "$root/python/tests" >pytest.log)
 }
 
 # Packages come from here, because the other system may have no pip.
