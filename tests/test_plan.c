@@ -380,6 +380,36 @@ TEST(every_plan_describes_itself) {
   assert_int_equal(attn_plan_workspace(NULL), 0);
 }
 
+/* Query rows of a block, as attn_plan_describe() tells them; 0 if the kernel does not run here. */
+static int rows_of_block(const char *kernel, const attn_problem *problem, int threads) {
+  attn_plan *plan;
+  int rows = 0;
+  const attn_kernel_info *info = attn_kernel_find(kernel);
+  if (!info || attn_kernel_rejects(info, problem)) return 0;
+  test_ok(attn_plan_create(problem, &ATTN_STRUCT(attn_options, .kernel = kernel, .threads = threads), &plan));
+  assert_int_equal(sscanf(strstr(attn_plan_describe(plan), "\nblocks"), "\nblocks %d", &rows), 1);
+  attn_plan_destroy(plan);
+  return rows;
+}
+
+/* Blocks of few heads are cut so that no thread idles, those of many are not; scores of long rows stay in the cache. */
+TEST(blocks_fit_threads_and_caches) {
+  static const char *const flash[] = {"flash_avx2", "flash_avx512"}, *const blocked[] = {"blocked_avx2", "blocked_avx512"};
+  attn_problem few, many, wide;
+  attn_problem_init(&few, 1, 1, 1, 96, 512, 64, 64);
+  attn_problem_init(&wide, 1, 1, 1, 96, 20000, 64, 64);
+  attn_problem_init(&many, 4, 8, 8, 1024, 512, 64, 64);
+  for (int i = 0; i < 2; i++) {
+    assert_true(rows_of_block(flash[i], &few, 2) <= 48);
+    assert_int_equal(rows_of_block(flash[i], &many, 2), rows_of_block(flash[i], &many, 1));
+    assert_true(rows_of_block(blocked[i], &wide, 1) <= 16);
+    assert_int_equal(rows_of_block(blocked[i], &many, 1), rows_of_block(flash[i], &many, 1));
+  }
+  few.dtype_q = few.dtype_kv = many.dtype_q = many.dtype_kv = ATTN_BF16;
+  assert_true(rows_of_block("flash_amx", &few, 2) <= 64);
+  assert_int_equal(rows_of_block("flash_amx", &many, 2), rows_of_block("flash_amx", &many, 1));
+}
+
 TEST(one_shot_gives_the_bits_of_a_plan) {
   attn_problem problem = small_problem(NULL);
   problem.uses = ATTN_USE_LSE;
