@@ -48,7 +48,7 @@ enum {
 struct attn_product {
   const attn_product_kernel *kernel;
   attn_options options; /* threads resolved */
-  bool open_threads;    /* the caller left their number open: small calls take one */
+  int64_t rows_worth;   /* fewer rows take one thread; 0 where the caller has named a number */
   int64_t depth, columns, panels;
   bool has_bias, relu;
   void (*gelu)(float *x, int64_t count); /* NULL = none */
@@ -199,7 +199,7 @@ attn_status attn_product_create(const attn_product_weights *weights, const attn_
   if (status == ATTN_OK) status = allocate(kernel, &own, product);
   if (status != ATTN_OK) return status;
   (*product)->options = resolved;
-  (*product)->open_threads = wanted.threads == 0;
+  if (wanted.threads == 0) (*product)->rows_worth = attn_product_rows_worth(kernel->isa, own.depth, own.columns);
   if (own.gelu) (*product)->gelu = kernel->gelu ? kernel->gelu : best->gelu;
   if (kernel->most_threads && kernel->most_threads() < resolved.threads)
     (*product)->options.threads = kernel->most_threads();
@@ -255,9 +255,7 @@ static layout layout_of(const attn_product *product, int64_t batch, int64_t rows
 
 /* One for a small call, or all: programs alternate layers, and OpenMP ends the threads that the next smaller team lacks. */
 static int paying_threads(const attn_product *product, int64_t rows) {
-  const bool small =
-      product->open_threads && !attn_product_pays(product->kernel->isa, rows, product->depth, product->columns);
-  return small ? 1 : product->options.threads;
+  return rows < product->rows_worth ? 1 : product->options.threads;
 }
 
 /* Blocks are of equal size, so fewer rows can make larger blocks and need more memory. The result is the memory of the

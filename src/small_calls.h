@@ -6,10 +6,10 @@
 #include "attn/extend.h"
 #include "attn/kernel.h"
 
-/* What attention on the problem takes: queries times keys of all heads, half of them where the mask is causal; keys of one
- * head in all sequences; dim_qk + dim_v. */
+/* What attention on the problem takes: queries of all heads; queries times keys of all heads, half of them where the mask is
+ * causal; keys of one head in all sequences; dim_qk + dim_v. */
 typedef struct attn_call_size {
-  double pairs, keys, dims;
+  double rows, pairs, keys, dims;
 } attn_call_size;
 
 attn_call_size attn_size_of_call(const attn_problem *problem);
@@ -20,7 +20,7 @@ int attn_threads_worth(double work_ns, double least_ns, int64_t waves, int threa
 /* At most `threads`, at least 1. `waves`: how often the threads of one call meet, of attn_schedule. */
 int attn_paying_threads(const attn_kernel_info *kernel, const attn_problem *problem, int64_t waves, int threads);
 
-/* Whether a dense layer of that tier is faster on several threads. */
-bool attn_product_pays(const char *isa, int64_t rows, int64_t depth, int64_t columns);
+/* From how many rows on a dense layer of that tier is faster on several threads. */
+int64_t attn_product_rows_worth(const char *isa, int64_t depth, int64_t columns);
 
 #endif
