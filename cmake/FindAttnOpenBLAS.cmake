@@ -3,7 +3,12 @@
 # into which scripts/get_openblas.sh has put the build of PyPI, whose names carry a prefix. Defines the target
 # attn::openblas, whose users see <cblas.h> and the macro ATTN_OPENBLAS_PREFIX, ATTN_OPENBLAS_VERSION and ATTN_OPENBLAS_PC;
 # otherwise ATTN_OPENBLAS_MISSING. Installed with attnConfig.cmake, because the static library needs it again.
-include(CheckCSourceCompiles)
+get_property(_attn_openblas_languages GLOBAL PROPERTY ENABLED_LANGUAGES)
+set(_attn_openblas_language C)
+if(NOT C IN_LIST _attn_openblas_languages) # in a project of C++ alone
+  set(_attn_openblas_language CXX)
+endif()
+include(Check${_attn_openblas_language}SourceCompiles)
 if(NOT DEFINED ATTN_OPENBLAS_ROOT) # else attnConfig.cmake has set it
   set(ATTN_OPENBLAS_ROOT "" CACHE PATH
       "Where OpenBLAS is, if not in the system: a folder with include/ and lib/, or the one above it")
@@ -32,13 +37,18 @@ function(_attn_openblas_try prefix result)
   set(CMAKE_REQUIRED_INCLUDES ${ATTN_OPENBLAS_INCLUDE_DIR})
   set(CMAKE_REQUIRED_LIBRARIES ${ATTN_OPENBLAS_LIBRARY} m)
   unset(${result} CACHE)
-  check_c_source_compiles("#include <cblas.h>
+  set(program "#include <cblas.h>
     int main(void) {
       float one[1] = {1};
       ${prefix}cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, 1, 1, 1, 1.0f, one, 1, one, 1, 0.0f, one, 1);
       ${prefix}openblas_set_num_threads(${prefix}openblas_get_num_threads());
       return ${prefix}openblas_get_corename()[0] + ${prefix}openblas_get_config()[0];
-    }" ${result})
+    }")
+  if(_attn_openblas_language STREQUAL C)
+    check_c_source_compiles("${program}" ${result})
+  else()
+    check_cxx_source_compiles("${program}" ${result})
+  endif()
   set(${result} ${${result}} PARENT_SCOPE)
 endfunction()
 
@@ -63,7 +73,7 @@ if(NOT _attn_openblas_prefix STREQUAL "none")
   get_filename_component(_attn_openblas_folder ${ATTN_OPENBLAS_LIBRARY} DIRECTORY)
   get_filename_component(_attn_openblas_link ${ATTN_OPENBLAS_LIBRARY} NAME_WE)
   string(REGEX REPLACE "^lib" "-l" ATTN_OPENBLAS_PC ${_attn_openblas_link})
-  if(NOT _attn_openblas_folder IN_LIST CMAKE_C_IMPLICIT_LINK_DIRECTORIES)
+  if(NOT _attn_openblas_folder IN_LIST CMAKE_${_attn_openblas_language}_IMPLICIT_LINK_DIRECTORIES)
     list(PREPEND ATTN_OPENBLAS_PC -L${_attn_openblas_folder} -Wl,-rpath,${_attn_openblas_folder})
     string(APPEND ATTN_OPENBLAS_VERSION ", ${ATTN_OPENBLAS_LIBRARY}")
   endif()

@@ -58,7 +58,9 @@ if(_attn_onednn_number)
   get_filename_component(_attn_onednn_folder ${ATTN_ONEDNN_LIBRARY} DIRECTORY)
   set(ATTN_ONEDNN_PC -ldnnl)
   set(_attn_onednn_options "")
-  if(NOT _attn_onednn_folder IN_LIST CMAKE_C_IMPLICIT_LINK_DIRECTORIES)
+  # A project of C++ alone knows the second list only.
+  if(NOT _attn_onednn_folder IN_LIST CMAKE_C_IMPLICIT_LINK_DIRECTORIES AND
+     NOT _attn_onednn_folder IN_LIST CMAKE_CXX_IMPLICIT_LINK_DIRECTORIES)
     # RPATH rather than RUNPATH: it also holds for the libraries that libdnnl needs from its own folder without saying where
     # they are.
     set(_attn_onednn_options -Wl,--disable-new-dtags -Wl,-rpath,${_attn_onednn_folder}
