@@ -11,12 +11,13 @@ usage: scripts/test.sh [--long] [--stage NAME]...
 Sets up the machine (scripts/setup.sh), then builds and tests in stages:
 
   gcc        Release build of the default compiler (CC, else gcc): every test but those of `tiers` and `machines`
-  tiers      the same build with the tier capped at each level this CPU has: 400 cases of each suite with that tier's
+  tiers      the same build with the tier capped at each level this CPU has: 300 cases of each suite with that tier's
              kernels; also checks that the automatic choice is a kernel of that tier
-  clang      Release build by clang: unit tests and 200 cases of each suite; with --long by every installed clang
-  sanitize   AddressSanitizer and UndefinedBehaviorSanitizer, tiers up to AVX2 (all with --long): unit tests and 50 cases of
+  clang      Release build by clang: unit tests, some of them shorter, and 100 cases of each suite; with --long everything,
+             by every installed clang
+  sanitize   AddressSanitizer and UndefinedBehaviorSanitizer, tiers up to AVX2 (all with --long): unit tests and 35 cases of
              each suite
-  fuzz       where clang has libFuzzer: each target of tests/fuzz runs its corpus, then new inputs for six seconds
+  fuzz       where clang has libFuzzer: each target of tests/fuzz runs its corpus, then new inputs for three seconds
   emulated   where this CPU lacks AMX (or with --long): the kernels of the tiers avx512 and amx, emulated on AVX2
   machines   simulated machines: libraries that choose other code, fewer CPUs and threads, another topology, no permission
              for AMX's tiles, CPUs without AVX and without AVX-512 (qemu-user); and a build with assertions and without
@@ -111,7 +112,7 @@ some_cases() {
 
 # The build of the stages gcc, tiers, machines and lint.
 build_release() {
-  some_cases 400 11
+  some_cases 300 11
   configure_and_build release build ${CC:+-DCMAKE_C_COMPILER="$CC"} "${cases[@]}" || { fail_build && return; } || return 1
 }
 
@@ -135,8 +136,10 @@ clangs() {
 
 stage_clang() {
   local compiler result=0 without=library # tests of code that this compiler does not compile
-  [ -z "$long" ] || without=
-  some_cases 200 12
+  local only=(tests_unit tests_tier tests_compiler)
+  local -x ATTN_TEST_FEW=1 # the stage gcc runs these tests in full
+  [ -z "$long" ] || { without='' only=() && unset ATTN_TEST_FEW; }
+  some_cases 100 12
   [ -n "$(clangs)" ] || { skipped="no clang; to install it: apt-get install clang" && return 0; }
   for compiler in $(clangs); do
     say "-- $compiler"
@@ -151,7 +154,7 @@ stage_sanitize() {
   local only=(tests_sanitize)
   local cap=avx2 # compilers take minutes for instrumented kernels of higher tiers
   [ -z "$long" ] && [ "$(uname -m)" = x86_64 ] || cap=
-  some_cases 50 13
+  some_cases 35 13
   configure_and_build asan build-asan "${cases[@]}" -DATTN_MAX_ISA=$cap -DATTN_BUILD_EXAMPLES=OFF -DATTN_GBENCH=OFF ||
     { fail_build && return; } || return 1
   ATTN_MAX_ISA=$cap run_ctest build-asan -L sanitize
@@ -187,7 +190,7 @@ stage_machines() {
   local bare=(affinity args goals layer mha nn_layers plan product)
   local only=("${bare[@]/#/test_}" kernel_table tier attnbench)
   configure_and_build bare build-bare "${cases[@]}" || { fail_build && return; } || return 1
-  local names="${bare[*]} cli cpus header kernel_table${long:+ eval_minilm}"
+  local names="${bare[*]} cpus header kernel_table${long:+ cli eval_minilm}"
   run_ctest build-bare -R "^(${names// /|}|(edge|tier)_(c|avx2))\$" || result=1
   return $result
 }
