@@ -4,9 +4,9 @@
  *
  * The estimates count what threads share, measured on a Granite Rapids core (docs/performance-log.md, "small calls"):
  *
- *   attention    1.5 times the tier's typical rate, and what vectors of 8 and more floats divide among their lanes: 100 ps an
- *                element of K and V that is read, 63 ns a query of a head and 190 ns a KV head, in plain C 8 times as much.
- *   dense layer  1.2 times the typical rate, 70 ps an element of W, and 12 ns a row, which is gathered and scattered. */
+ *   attention    1.5 times the tier's typical rate, and what vectors of 8 and more floats divide among their lanes: 100 ps
+ * an element of K and V that is read, 63 ns a query of a head and 190 ns a KV head, in plain C 8 times as much. dense
+ * layer  1.2 times the typical rate, 70 ps an element of W, and 12 ns a row, which is gathered and scattered. */
 #include "small_calls.h"
 
 #include "cpu.h"
@@ -32,9 +32,9 @@ attn_call_size attn_size_of_call(const attn_problem *p) {
 static double attention_ns(const char *isa, const attn_problem *p) {
   const attn_call_size s = attn_size_of_call(p);
   const double heads_kv = (double)p->heads_kv, flops = attn_tier_flops(attn_tier_find(isa));
-  const double lanes_ns = s.keys * heads_kv * s.dims * ELEMENT_NS + s.rows * QUERY_NS + (double)p->batch * heads_kv * HEAD_NS;
-  return s.pairs * s.dims * multiply_ns(isa, ATTENTION_RATE) +
-         lanes_ns * (flops < VECTOR_FLOPS ? VECTOR_FLOPS / flops : 1);
+  const double lanes_ns =
+      s.keys * heads_kv * s.dims * ELEMENT_NS + s.rows * QUERY_NS + (double)p->batch * heads_kv * HEAD_NS;
+  return s.pairs * s.dims * multiply_ns(isa, ATTENTION_RATE) + lanes_ns * (flops < VECTOR_FLOPS ? VECTOR_FLOPS / flops : 1);
 }
 
 int attn_threads_worth(double work_ns, double least_ns, int64_t waves, int threads) {
