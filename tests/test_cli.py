@@ -9,6 +9,7 @@ import fcntl
 import json
 import math
 import os
+import pty
 import re
 import shlex
 import signal
@@ -198,6 +199,31 @@ class CommandLine(FolderTest):
         quiet = self.expect(0, ["PASS"], "check", "-q", "-k", "naive_c", *SMALL)
         self.assertEqual(quiet.stderr, "")
         self.assertEqual(quiet.stdout, done.stdout)
+
+    def test_a_terminal_gets_a_bar(self):
+        ours, theirs = pty.openpty()
+        done = subprocess.run([ATTNBENCH, "check", "-k", "naive_c", *SMALL, "-a", "seq=16,24"], check=False, stderr=theirs,
+                              stdout=subprocess.DEVNULL, env=os.environ | {"TERM": "xterm"})
+        os.close(theirs)
+        said = os.read(ours, 100000).decode()
+        os.close(ours)
+        self.assertEqual(done.returncode, 0, said)
+        self.assertRegex(said, r"\r\x1b\[K\[\.{20}\] 1/\d+, \d+ s left, dtype:f32")
+        self.assertRegex(said, r"\[#+\.*\] 2/\d+, \d+\.\d cases/min, \d+ s left, dtype:f32.*naive_c")
+
+    def test_what_is_impossible_is_refused_before_anything_runs(self):
+        done = self.expect(2, ["1 of 2 cases are not possible", "Hq:3/Hkv:2", "multiple"], "run", "-k", "naive_c", "-a",
+                           "seq=16", "-a", "heads=2,3", "-a", "heads_kv=2")
+        self.assertEqual(done.stdout, "")
+
+    def test_the_least_rounds_are_those_of_the_help(self):
+        said = " ".join(self.expect(0, [], "run", "--help").stdout.split())
+        self.assertIn("(default 11 to 200, but from 3 on for kernels that are too slow for 11", said)
+        for more, least, most in (["--case-budget", "1ms"], 3, 11), (["--budget", "2s"], 11, 200):
+            out = self.folder / f"rows{least}.csv"
+            self.expect(0, [], "run", "-q", "-k", "naive_c,flash_c", "-a", "seq=16", "-a", "heads=1", *more, "--csv", out)
+            for row in read_csv(out):
+                self.assertTrue(least <= int(row["samples"]) <= most, row["samples"])
 
     def test_dry_run_runs_nothing(self):
         done = self.expect(0, ["Sq:24"], "run", "--dry-run", *SMALL, "-o", self.folder / "out")

@@ -251,6 +251,11 @@ def test_few_samples_are_a_point_and_separate_nothing(read):
     assert views.winner(rows).margin == pytest.approx(0.5) and not views.winner(rows).separated
 
 
+def test_a_ratio_of_few_common_rounds_is_a_point(read):
+    (kept,) = read([row(baseline_rate=10.0, samples=11) | {"ratio_ci_lo": "", "ratio_ci_hi": ""}])
+    assert kept["has_interval"] and kept["ratio_ci_lo"] == kept["ratio"] == kept["ratio_ci_hi"]
+
+
 def test_a_lead_over_another_run_is_not_separated(read):
     cell = views.winner(read([row("flash_avx512", 200.0), row("blocked_avx512", 100.0, run_id="r2")]))
     assert cell.winner["kernel"] == "flash_avx512" and not cell.separated

@@ -207,6 +207,18 @@ class OwnKernel(unittest.TestCase):
         self.assertRegex(done.stdout, r"(?s)own_kernel +PASS|own_kernel.*GF/s|own_kernel", done.stderr)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
+    def test_a_name_and_a_file_are_enough(self):
+        mine = f"own_kernel={self.file}"
+        done = attnbench("run", "-k", mine, "-k", "naive_c", "-a", "seq=32", "--rounds", "6", "-q", "--csv", "-")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertRegex(done.stdout, r"(?m)^[^,]*,[^,]*,own_kernel,(.*,)PASS,")
+        self.assertRegex(done.stdout, r"(?m)^[^,]*,[^,]*,naive_c,(.*,)PASS,")
+        for wrong, words in ((f"other={self.file}", "other"), (f"={self.file}", "NAME=FILE"), ("own_kernel=", "NAME=FILE"),
+                             ("own_kernel=./nowhere.so", "nowhere.so")):
+            done = attnbench("run", "-k", wrong, "-a", "seq=32")
+            self.assertEqual((done.returncode, done.stdout), (2, ""))
+            self.assertIn(words, done.stderr)
+
     def test_attnbench_says_where_it_came_from_and_what_it_refuses(self):
         self.assertIn("own_kernel", attnbench("list", "kernels", "--load", self.file).stdout)
         self.assertIn(str(self.file), attnbench("env", "--load", self.file).stdout)

@@ -1177,3 +1177,22 @@ TEST(the_read_rate_is_bytes_over_time) {
 
 /* A loop that read something wrong has no rate. */
 TEST(the_read_bandwidth_of_this_machine_is_above_zero) { assert_true(bench_read_bandwidth(1 << 14, 1) > 1e7); }
+
+/* ---- How long it still takes ---------------------------------------------------------------------------------------- */
+
+TEST(time_left_follows_the_pace_and_never_rises) {
+  bench_progress p;
+  bench_progress_start(&p, 4, 40, true); /* four cases of ten guessed seconds */
+  p.started = 100;
+  assert_true(fabs(bench_progress_left(&p, 100) - 40) < 1e-9);
+  bench_progress_advance(&p, 10, false); /* it took five */
+  const double left = bench_progress_left(&p, 105);
+  assert_true(fabs(left - 30 * 10. / 15) < 1e-9); /* the guess counts as 5 more seconds that came true */
+  bench_progress_advance(&p, 10, false);          /* and this one a hundred */
+  assert_true(bench_progress_left(&p, 205) == left);
+  bench_progress_advance(&p, 10, true); /* one of the journal's: it says nothing about the pace */
+  assert_true(bench_progress_left(&p, 205) == left);
+  bench_progress_advance(&p, 10, false);
+  assert_true(bench_progress_left(&p, 206) == 0);
+  assert_int_equal(p.fresh, 3);
+}

@@ -65,7 +65,10 @@ double bench_clock_resolution_ns(void) {
 /* ---- Progress ----------------------------------------------------------------------------------------------------- */
 /* The time that is left: the guesses of cases/work.c, scaled by how wrong they have been so far. */
 
-enum { MANY_CASES = 60, SECONDS_BETWEEN = 5 };
+enum { MANY_CASES = 60, SECONDS_BETWEEN = 5, BAR = 20 };
+
+/* A guess counts as if so many seconds of it had come true already: a single short case says little. */
+static const double TRUSTED_S = 5;
 
 void bench_format_clock(double seconds, char *text, unsigned bytes) {
   const long whole = (long)(seconds + 0.5);
@@ -83,6 +86,7 @@ void bench_progress_start(bench_progress *progress, int cases, double work, bool
                                .terminal = isatty(STDERR_FILENO) && !(terminal && !strcmp(terminal, "dumb")),
                                .cases = cases,
                                .work = work,
+                               .left = INFINITY,
                                .started = 1e-9 * bench_now_ns()};
 }
 
@@ -94,25 +98,40 @@ static bool is_due(bench_progress *progress, const char *doing) {
   return true;
 }
 
+double bench_progress_left(bench_progress *p, double now) {
+  const double pace = (now - p->started + TRUSTED_S) / (p->fresh_work + TRUSTED_S);
+  p->left = fmin(p->left, (p->work - p->work_done) * fmax(pace, 0));
+  return p->left;
+}
+
+/* "[#####...............] 3/12, 8.2 cases/min, 3:20 left, NAME: checking flash_c", in place of the line before. */
+static void draw_bar(bench_progress *p, const char *clock, double now, const char *name, const char *doing) {
+  char bar[BAR + 1] = "";
+  const int full = p->work > 0 ? (int)(BAR * p->work_done / p->work) : 0;
+  for (int i = 0; i < BAR; i++) bar[i] = i < full ? '#' : '.';
+  fprintf(stderr, "\r\033[K[%s] %d/%d", bar, p->done + 1, p->cases);
+  if (p->fresh && now > p->started) fprintf(stderr, ", %.1f cases/min", 60 * p->fresh / (now - p->started));
+  fprintf(stderr, ", %s left, %.40s: %.40s", clock, name, doing);
+}
+
 void bench_progress_note(bench_progress *p, const char *name, const char *doing) {
   if (p->quiet || (!p->terminal && !is_due(p, doing))) return;
-  const bool guessed = p->fresh_work <= 0; /* nothing has been measured */
-  const double pace = guessed ? 1 : (1e-9 * bench_now_ns() - p->started) / p->fresh_work;
+  const double now = 1e-9 * bench_now_ns();
   char clock[24];
-  bench_format_clock((p->work - p->work_done) * pace, clock, sizeof clock);
-  fprintf(stderr, "%s[%d/%d, %s%s%s] ", p->terminal ? "\r\033[K" : "", p->done + 1, p->cases, guessed ? "about " : "", clock,
-          guessed ? "" : " left");
+  bench_format_clock(bench_progress_left(p, now), clock, sizeof clock);
   if (p->terminal)
-    fprintf(stderr, "%.70s: %s", name, doing);
+    draw_bar(p, clock, now, name, doing);
   else
-    fprintf(stderr, "%s\n", name);
+    fprintf(stderr, "[%d/%d, %s%s] %s\n", p->done + 1, p->cases, clock, p->fresh_work > 0 ? " left" : "", name);
   fflush(stderr);
 }
 
 void bench_progress_advance(bench_progress *progress, double work, bool skipped) {
   progress->done++;
   progress->work_done += work;
-  if (!skipped) progress->fresh_work += work;
+  if (skipped) return;
+  progress->fresh_work += work;
+  progress->fresh++;
 }
 
 void bench_progress_wipe(const bench_progress *progress) {

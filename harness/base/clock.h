@@ -23,11 +23,12 @@ double bench_clock_resolution_ns(void);
 
 typedef struct bench_progress {
   bool quiet, terminal;
-  int cases, done;
+  int cases, done, fresh; /* fresh: of those done, the ones that were run, not resumed */
   double work, work_done; /* guessed seconds of all cases, and of those that are done */
   double started;         /* of the monotonic clock, seconds */
   double fresh_work;      /* guessed seconds of the cases that were run, not resumed */
   double last_line;       /* when the last line was printed, off terminals */
+  double left;            /* seconds, as shown last */
 } bench_progress;
 
 void bench_progress_start(bench_progress *progress, int cases, double work, bool quiet);
@@ -37,6 +38,10 @@ void bench_progress_note(bench_progress *progress, const char *name, const char 
 
 /* A case is done; `skipped` if it came from the journal. */
 void bench_progress_advance(bench_progress *progress, double work, bool skipped);
+
+/* Seconds that are left, as shown at a time of the monotonic clock. The guesses of the cases to come, scaled by how wrong
+ * those of the finished ones were; never more than was shown before: where it would rise, it stands still. */
+double bench_progress_left(bench_progress *progress, double now);
 
 /* Wipes the rewritten line, so that other output can stand there. */
 void bench_progress_wipe(const bench_progress *progress);

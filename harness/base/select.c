@@ -3,6 +3,7 @@
 #include "base/select.h"
 
 #include <fnmatch.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/plugins.h"
@@ -86,14 +87,33 @@ static bool wanted(const cli_list *list, const char *value) {
   return included || !any;
 }
 
+/* NAME=FILE: the plug-in FILE is to be loaded, and its kernel NAME to be run. Splits such items of --kernel. */
+static int split_files(const bench_filter *filter, const char *command, cli_list *kernels, cli_list *load) {
+  static char names[CLI_LIST_MAX][WORD];
+  *kernels = filter->kernels;
+  *load = filter->load;
+  for (int i = 0; i < kernels->count; i++) {
+    const char *item = kernels->item[i], *equals = strchr(item, '=');
+    if (!equals) continue;
+    if (equals == item || equals - item >= WORD || !equals[1] || load->count == CLI_LIST_MAX)
+      return cli_usage_error(command, "--kernel '%s' should be NAME=FILE: a kernel, and the plug-in that brings it", item);
+    snprintf(names[i], sizeof names[i], "%.*s", (int)(equals - item), item);
+    kernels->item[i] = names[i];
+    load->item[load->count++] = equals + 1;
+  }
+  return 0;
+}
+
 int bench_select(const bench_filter *filter, const char *command, bench_selection *selection) {
-  const cli_list *lists[PROPERTIES] = {&filter->kernels, &filter->algorithms, &filter->isas};
+  cli_list kernels, load;
+  const cli_list *lists[PROPERTIES] = {&kernels, &filter->algorithms, &filter->isas};
   bool includes, excludes;
   *selection = (bench_selection){0};
-  int code = bench_plugins_load(&filter->load, command);
+  int code = split_files(filter, command, &kernels, &load);
+  if (!code) code = bench_plugins_load(&load, command);
   for (property p = 0; p < PROPERTIES && !code; p++) code = check_words(lists[p], p, command, &selection->automatic);
-  (void)list_matches(&filter->kernels, "", false, &includes);
-  (void)list_matches(&filter->kernels, "", true, &excludes);
+  (void)list_matches(&kernels, "", false, &includes);
+  (void)list_matches(&kernels, "", true, &excludes);
   const bool narrowed = includes || excludes || filter->algorithms.count || filter->isas.count;
   if (code || (selection->automatic && !narrowed)) return code; /* `--kernel auto` alone asks for nothing else */
   for (int i = 0; i < attn_kernel_count() && selection->count < BENCH_MAX_KERNELS; i++) {

@@ -13,13 +13,16 @@ static const cli_option options[] = {
     BENCH_KERNEL_OPTIONS(&asked),
     {CLI_STRING, 0, "require", "ISA", "a skip of a kernel of this tier is a failure", &asked.require},
     CLI_HEADING("Measuring"),
-    {CLI_DURATION, 0, "budget", "TIME", "of the whole run: 90s, 5m; cases beyond it are skipped (default none)",
+    {CLI_DURATION, 0, "budget", "TIME",
+     "of the whole run: 90s, 5m; a case gets at most twice its share of what is left, but its least number of rounds; "
+     "cases that would begin later are skipped (default none)",
      &asked.budget_s},
     {CLI_DURATION, 0, "case-budget", "TIME", "of the rounds of one case (default 5s)", &asked.case_budget_s},
     {CLI_PERCENT, 0, "precision", "SHARE", "stop when the 95 % interval of every median is within +- this (default 1%)",
      &asked.precision},
     {CLI_INT, 0, "rounds", "N",
-     "exactly so many rounds, whatever budget and precision say (default 11 to 200, 21 for --preset limits)",
+     "exactly so many rounds, whatever budget and precision say (default 11 to 200, but from 3 on for kernels that are too "
+     "slow for 11 in the budget of their case; 21 for --preset limits)",
      CLI_WITHIN(&asked.rounds, 1, 100000)},
     {CLI_STRING, 0, "cpus", "LIST", BENCH_CPUS_HELP, &asked.cpus},
     {CLI_FLAG, 0, "strict-env", NULL, "measure nothing if attnbench env finds something BAD", &asked.strict_env},

@@ -213,7 +213,7 @@ def _check_times(place, raw, values):
     for (middle, low, high) in (TIMES, RATIOS):
         if values[middle] is None:
             continue
-        if few and values[low] is None and values[high] is None:
+        if (few or middle == "ratio") and values[low] is None and values[high] is None:  # a ratio may be of fewer rounds
             values[low] = values[high] = values[middle]  # drawn as a point
         for column in (low, high):
             if values[column] is None:

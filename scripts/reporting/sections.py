@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from plotting import figures, views
 from plotting.errors import error_panels
+from plotting.headlines import headlines
 from plotting.heatmap import lead
 from plotting.layers import layer_panels
 from plotting.machines import machine_panels
@@ -13,7 +14,6 @@ from plotting.roofline import roofline_panels
 
 from . import html
 from .charts import case_words
-from .headlines import headlines
 
 MOST_PAGES = 3  # of one static figure; scripts/plot.py draws all
 
