@@ -182,8 +182,8 @@ static int run_after_the_team_is_dismissed(int unused) {
 
 TEST(a_dismissed_team_is_not_counted_on) { assert_int_equal(in_child(run_after_the_team_is_dismissed, 0), 0); }
 
-/* attnbench where one thread and `left` more can be made and it is asked for 4. Its exit code, or 100 if it failed without
- * a word about threads: OpenMP runtimes end the process with an exit code of their own. */
+/* attnbench where one thread and `left` more can be made and it is asked for more. Its exit code, or 100 if it failed
+ * without a word about threads: OpenMP runtimes end the process with an exit code of their own. */
 static int attnbench_with_threads_left(char *const *words, int left) {
   static char said[1 << 14];
   FILE *file = tmpfile();
@@ -193,7 +193,7 @@ static int attnbench_with_threads_left(char *const *words, int left) {
   atomic_store(&threads_left, left);
   const int code = bench_main(argc, (char **)words);
   fflush(NULL);
-  return code && (pread(fileno(file), said, sizeof said - 1, 0) <= 0 || !strstr(said, "of 4 threads run")) ? 100 : code;
+  return code && (pread(fileno(file), said, sizeof said - 1, 0) <= 0 || !strstr(said, " threads run")) ? 100 : code;
 }
 
 static int check_with_threads_left(int left) {
@@ -203,14 +203,15 @@ static int check_with_threads_left(int left) {
 }
 
 static int run_with_few_threads(int left) {
-  static char *const words[] = {"attnbench", "run", "-q", "-t", "4", "-k", "naive_c", "--rounds", "2", "-a", "seq=64", NULL};
+  static char *const words[] = {"attnbench", "run", "-q", "-t", "2", "-k", "naive_c", "--rounds", "2", "-a", "seq=64", NULL};
   return attnbench_with_threads_left(words, left);
 }
 
 TEST(attnbench_names_the_threads_that_cannot_be_made) {
   for (int left = 0; left <= 3; left++) {
     assert_int_equal(in_child(check_with_threads_left, left), 0);
-    if (left < 3 && !bench_emulation()) assert_int_equal(in_child(run_with_few_threads, left), BENCH_EXIT_FAILED);
+    const bool lacks = left < 1 && bench_cpu_count() > 1; /* `run` takes no more threads than CPUs */
+    if (lacks && !bench_emulation()) assert_int_equal(in_child(run_with_few_threads, left), BENCH_EXIT_FAILED);
   }
 }
 
