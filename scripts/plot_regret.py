@@ -40,7 +40,8 @@ def draw_panel(axes, cells, most):
     grid = numpy.full((12, 14), numpy.nan)
     for (keys, queries), regret in cells.items():
         grid[min(queries, 11)][min(keys, 13)] = regret
-        axes.text(min(keys, 13), min(queries, 11), f"{100 * regret:.0f}", ha="center", va="center", fontsize=6)
+        ink = "white" if regret > 0.6 * most else "black"
+        axes.text(min(keys, 13), min(queries, 11), f"{100 * regret:.0f}", ha="center", va="center", fontsize=6, color=ink)
     image = axes.imshow(grid, origin="lower", cmap="YlOrRd", vmin=0, vmax=most, aspect="auto")
     axes.set_xticks(range(2, 14, 2), [str(2**i) for i in range(2, 14, 2)])
     axes.set_yticks(range(0, 12, 2), [str(2**i) for i in range(0, 12, 2)])
