@@ -113,22 +113,9 @@ static const char *slower_in_decoding_tiles(const attn_problem *p) {
   return small ? "slower than vectors for so few rows" : NULL;
 }
 
-/* Whether vectors of 8 floats fit head_dim and those of 16 do not, for so few query rows of a KV head that decode_avx512
- * spends most of its time on what is left over: it takes up to 1.6 times as long as decode_avx2 in float32, and up to 5 in
- * 16 bits. */
-static bool suits_half_vectors(const attn_problem *p, const char *cap) {
-  const int64_t dims = p->dim_qk | p->dim_v, rows = p->seq_q * (p->heads_q / p->heads_kv);
-  if (dims % 8 != 0 || dims % 16 == 0 || rows > (p->dtype_kv == ATTN_F32 ? 3 : 7)) return false;
-  if (p->seq_q > most_decode_queries(p) || (p->seq_q > BEFORE_TILES && suits_tiles(p, cap))) return false;
-  const attn_kernel *half = attn_registry_find("decode_avx2");
-  return half && !refusal(half, p, cap);
-}
-
 /* NULL, or why the automatic choice passes over a kernel that would take the problem. A rule sees the shape of one sequence,
  * never batch or threads. */
 static const char *passed_over(const attn_kernel *kernel, const attn_problem *p, const char *cap) {
-  if (suits_half_vectors(p, cap))
-    return strcmp(kernel->info.name, "decode_avx2") == 0 ? NULL : "slower than decode_avx2, whose vectors fit head_dim";
   if (strcmp(kernel->info.name, "flash_amx") == 0)
     return is_small_for_tiles(p) ? "slower than vectors for so few queries and keys" : NULL;
   if (strcmp(kernel->info.algorithm, "decode") != 0) return NULL;

@@ -264,26 +264,6 @@ TEST(choice_of_decode_depends_on_the_rows) {
   }
 }
 
-/* Vectors of 8 floats where those of 16 leave half of one over, for few rows. */
-TEST(half_vectors_are_for_odd_eights) {
-  static const struct {
-    int64_t group, seq_q, dim;
-    attn_dtype dtype;
-    const char *expected;
-  } cases[] = {
-      {1, 1, 40, ATTN_F32, "decode_avx2"},   {1, 3, 40, ATTN_F32, "decode_avx2"},    {1, 4, 40, ATTN_F32, "decode_avx512"},
-      {3, 1, 40, ATTN_F32, "decode_avx2"},   {4, 1, 40, ATTN_F32, "decode_avx512"},  {1, 1, 36, ATTN_F32, "decode_avx512"},
-      {1, 1, 48, ATTN_F32, "decode_avx512"}, {1, 5, 40, ATTN_F16, "decode_avx2"},    {1, 6, 40, ATTN_F16, "flash_avx512"},
-      {1, 7, 104, ATTN_F16, "decode_avx2"},  {1, 8, 104, ATTN_F16, "decode_avx512"}, {1, 4, 104, ATTN_BF16, "decode_avx2"}};
-  for (size_t i = 0; i < COUNT(cases); i++) {
-    attn_problem problem;
-    attn_problem_init(&problem, 1, cases[i].group, 1, cases[i].seq_q, 512, cases[i].dim, cases[i].dim);
-    problem.dtype_q = problem.dtype_kv = cases[i].dtype;
-    if (!attn_kernel_find("decode_avx512") || attn_kernel_unusable(attn_kernel_find("decode_avx512"))) return;
-    assert_plan_of(&problem, cases[i].expected);
-  }
-}
-
 TEST(unknown_cap_is_an_error) {
   assert_create_fails(NULL, "avx9", ATTN_INVALID_ARGUMENT, "attn_options.max_isa", "'avx9'", "c");
   setenv("ATTN_MAX_ISA", "sse2", 1);

@@ -42,13 +42,10 @@ static bool takes(const char *kernel, const attn_problem *problem) {
 }
 
 /* The name of the best kernel for the problem that is not above the tier: decode if a KV head has few query rows, else
- * flash, of the highest tier that has one. Vectors of 16 floats leave half of head_dim 8 over, so that those of 8 decode. */
+ * flash, of the highest tier that has one. */
 static const char *expected_kernel(const char *isa, const attn_problem *problem) {
   static char name[64];
-  const int64_t rows = problem->heads_q / problem->heads_kv * problem->seq_q;
-  const bool few_rows = rows <= 16;
-  if (rows <= 3 && problem->dim_qk == 8 && attn_tier_find(isa) > attn_tier_find("avx2") && attn_kernel_find("decode_avx2"))
-    return "decode_avx2";
+  const bool few_rows = problem->heads_q / problem->heads_kv * problem->seq_q <= 16;
   for (int tier = attn_tier_find(isa); tier >= 0; tier--) {
     snprintf(name, sizeof name, "decode_%s", attn_tier_isa(tier));
     if (few_rows && attn_kernel_find(name) && takes(name, problem)) return name;

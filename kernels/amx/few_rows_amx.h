@@ -42,9 +42,9 @@ enum {
   TILE_FLOATS = 256
 };
 
-/* Lines asked for beside the load of a tile, and for each tile of K beside the transposition of its scores: 32 for each tile
- * of K and its tile of V, as many as they have. */
-enum { ASKED_BY_TILE = 14, ASKED_BY_SCORES = 4 };
+/* Pairs of lines asked for beside the load of a tile, and for each tile of K beside the transposition of its scores: 16 for
+ * each tile of K and its tile of V, as many as they have. */
+enum { PAIRS_BESIDE_TILE = 7, PAIRS_BESIDE_SCORES = 2 };
 
 /* Tiles by number, which gcc pastes into names: scores of four groups of keys, or sums of two times 32 columns; a tile of K
  * or V; a tile of Q or P. */
@@ -191,7 +191,7 @@ static void take_keys(products *work, const row_block *block, int64_t begin, int
 /* ---- S ---- */
 
 #define SCORE_GROUP(group, tile)                                                             \
-  if (ahead) fetch_lines(&next, ASKED_BY_TILE);                                              \
+  if (ahead) fetch_pairs(&next, PAIRS_BESIDE_TILE);                                          \
   _tile_stream_loadd(tile, k + (group)*GROUP_KEYS * stride, stride * (int)sizeof(uint16_t)); \
   _tile_dpbf16ps(SUM_##group, tile, ROWS_A);
 
@@ -230,7 +230,7 @@ static void score_rows(products *work, const row_block *block, int64_t tile_row,
   tiles_see_stores();
   const vec scale = vec_set1(work->scale);
   for (int group = 0; group < GROUPS; group++) {
-    for (int64_t d = 0; tile_row == 0 && d < dim_qk; d += PAIRED) fetch_lines(&work->next, ASKED_BY_SCORES);
+    for (int64_t d = 0; tile_row == 0 && d < dim_qk; d += PAIRED) fetch_pairs(&work->next, PAIRS_BESIDE_SCORES);
     vec s[GROUP_KEYS];
     UNROLL
     for (int i = 0; i < GROUP_KEYS; i++) s[i] = vec_load(work->s + group * TILE_FLOATS + i * DECODE_TILE_ROWS);
@@ -245,7 +245,7 @@ static void score_rows(products *work, const row_block *block, int64_t tile_row,
 
 /* P of 16 keys from `group` on times two times 32 columns, or 32. */
 #define ADD_COLUMNS(part, tile)                                                \
-  if (ahead) fetch_lines(&next, ASKED_BY_TILE);                                \
+  if (ahead) fetch_pairs(&next, PAIRS_BESIDE_TILE);                            \
   _tile_stream_loadd(tile, v + (part)*PAIRED, stride * (int)sizeof(uint16_t)); \
   if (part == 0) {                                                             \
     _tile_dpbf16ps(SUM_0, ROWS_A, tile);                                       \

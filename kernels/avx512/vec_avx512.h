@@ -54,6 +54,16 @@ static inline vec vec_load_bf16(const uint16_t *p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
 
+/* The first n of them; nothing is read beyond. The other lanes are 0. */
+#define VEC_LOADS_PARTS
+static inline vec vec_load_first_f16(const uint16_t *p, int64_t n) {
+  return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(n), p));
+}
+static inline vec vec_load_first_bf16(const uint16_t *p, int64_t n) {
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first_lanes(n), p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+
 /* x in lanes begin <= lane < end, -inf elsewhere; 0 <= begin <= 16, 0 <= end <= 16. */
 static inline vec vec_select_range(vec x, int64_t begin, int64_t end) {
   __mmask16 keep = (__mmask16)(first_lanes(end) & ~first_lanes(begin));

@@ -45,6 +45,7 @@ typedef struct few_rows {
   float *score;     /* [row][score_stride]: S, then P */
   float *acc;       /* [row][acc_stride] */
   int64_t dim_qk, score_stride, acc_stride;
+  int64_t columns; /* of V that may be read */
 } few_rows;
 
 /* Constants at every call: how many rows there are, the type of K and V, and whether memory is asked for what comes next. */
@@ -95,12 +96,12 @@ static ALWAYS_INLINE void score_few(const few_rows t, int64_t at, const few_kind
   for (int j = 0; j < columns; j += group) {
     int64_t d = 0;
     for (; group == 1 && d + 2 * line <= t.dim_qk; d += 2 * line) {
-      if (kind.ahead) fetch_lines(next, 2);
+      if (kind.ahead) fetch_pairs(next, 1);
       UNROLL
       for (int part = 0; part < 2 * line; part += VEC_LANES) score_columns(&sum[j], t, &key[j], d + part, VEC_LANES, kind);
     }
     for (; d + line <= t.dim_qk; d += line) {
-      if (kind.ahead) fetch_lines(next, group);
+      if (kind.ahead && (group > 1 || (columns % 2 ? at + j : j) % 2 == 0)) fetch_pairs(next, (group + 1) / 2);
       UNROLL
       for (int part = 0; part < line; part += VEC_LANES) score_columns(&sum[j], t, &key[j], d + part, VEC_LANES, kind);
     }
@@ -194,7 +195,8 @@ enum { DECODE_SUMS = 4 * TILE_VECS };
 /* acc += P V for `vecs`, a constant, vectors of columns from `column` on. Asks for as many lines as it reads. */
 static ALWAYS_INLINE void accumulate_few(const few_rows t, int64_t column, const few_kind kind, const int vecs,
                                          next_lines *next) {
-  const int vecs_of_line = LINE_BYTES / (VEC_LANES * (int)attn_dtype_bytes(kind.dtype));
+  const int line = LINE_BYTES / (int)attn_dtype_bytes(kind.dtype), lines = (vecs * VEC_LANES + line - 1) / line;
+  const int64_t last = LOADS_PARTS ? min64(t.columns - column - (vecs - 1) * VEC_LANES, VEC_LANES) : VEC_LANES;
   float *acc = t.acc + column;
   vec sum[DECODE_SUMS];
   UNROLL
@@ -202,12 +204,12 @@ static ALWAYS_INLINE void accumulate_few(const few_rows t, int64_t column, const
   for (int64_t j = 0; j < t.count; j++) {
     const int64_t at = t.keys.first + j * t.keys.stride + column;
     vec_factor weight[DECODE_TILE_ROWS];
-    if (kind.ahead) fetch_lines(next, (vecs + vecs_of_line - 1) / vecs_of_line);
+    if (kind.ahead && (lines > 1 || j % 2 == 0)) fetch_pairs(next, (lines + 1) / 2);
     UNROLL
     for (int r = 0; r < kind.rows; r++) weight[r] = vec_factor_at(t.score + r * t.score_stride + j);
     UNROLL
     for (int c = 0; c < vecs; c++) {
-      const vec x = load_elements(t.keys.data, kind.dtype, at + c * VEC_LANES, VEC_LANES);
+      const vec x = load_elements(t.keys.data, kind.dtype, at + c * VEC_LANES, c < vecs - 1 ? VEC_LANES : last);
       UNROLL
       for (int r = 0; r < kind.rows; r++) sum[r * vecs + c] = vec_fma_factor(weight[r], x, sum[r * vecs + c]);
     }
@@ -309,8 +311,10 @@ static void take_keys(products *work, const row_block *block, int64_t begin, int
   work->k = (key_rows){args->k, p->dtype_kv, attn_k_offset(p, block->seq, block->b, block->head, begin), p->k_stride.s};
   work->v = (key_rows){args->v, p->dtype_kv, attn_v_offset(p, block->seq, block->b, block->head, begin), p->v_stride.s};
   work->next = next_lines_of(block_lines(work->k, p->dim_qk), block_lines(work->v, p->dim_v), DECODE_KEYS);
-  /* Copy V as floats if its columns are not whole vectors, or if it is half precision and careful rows read single keys. */
-  if (p->dim_v % VEC_LANES || (picks && p->dtype_kv != ATTN_F32))
+  /* Copy V as floats if it is half precision and careful rows read single keys, or if its columns are not whole vectors and
+   * whole vectors are read. */
+  const bool whole = p->dim_v % VEC_LANES == 0;
+  if ((picks && p->dtype_kv != ATTN_F32) || (!whole && (picks || !LOADS_PARTS)))
     work->v = v_as_floats(p, work->v, end - begin, work->v_copy);
 }
 
@@ -323,7 +327,8 @@ static few_rows few_rows_of(products *work, const row_block *block, int64_t tile
                     .acc = block->acc + tile_row * block->acc_stride,
                     .dim_qk = block->problem->dim_qk,
                     .score_stride = block->score_stride,
-                    .acc_stride = block->acc_stride};
+                    .acc_stride = block->acc_stride,
+                    .columns = work->v.data == work->v_copy ? block->acc_stride : block->problem->dim_v};
 }
 
 /* S of `rows` rows from tile_row on, to block->score. */

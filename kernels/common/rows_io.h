@@ -2,7 +2,9 @@
 /* How query rows get into a block (start_rows) and out of it (finish_rows); row_block.h defines the block. Everything here
  * is static, so each kernel file has a copy compiled with its own tier's flags.
  *
- * Parameters: those of register_tile.h. */
+ * Parameters: those of register_tile.h, and
+ *   VEC_LOADS_PARTS  optional: the tier loads parts of vectors as quickly as whole ones, and brings vec_load_first_f16() and
+ *                    vec_load_first_bf16(); tested: set (avx512), not set (avx2, neon, c) */
 #ifndef ATTN_COMMON_ROWS_IO_H
 #define ATTN_COMMON_ROWS_IO_H
 
@@ -24,6 +26,23 @@ static const double LN_2 = 0x1.62e42fefa39efp-1;
 
 /* ---- Rows in ---- */
 
+#ifdef VEC_LOADS_PARTS
+enum { LOADS_PARTS = true };
+#else
+enum { LOADS_PARTS = false };
+static ALWAYS_INLINE const uint16_t *pad(const uint16_t *from, int64_t n, uint16_t padded[VEC_LANES]) {
+  return memcpy(padded, from, (size_t)n * sizeof *from);
+}
+static ALWAYS_INLINE vec vec_load_first_f16(const uint16_t *from, int64_t n) {
+  uint16_t padded[VEC_LANES] = {0};
+  return vec_load_f16(pad(from, n, padded));
+}
+static ALWAYS_INLINE vec vec_load_first_bf16(const uint16_t *from, int64_t n) {
+  uint16_t padded[VEC_LANES] = {0};
+  return vec_load_bf16(pad(from, n, padded));
+}
+#endif
+
 /* n <= VEC_LANES adjacent elements as float32, with 0 in the other lanes. Reads nothing beyond the n. */
 static ALWAYS_INLINE vec load_elements(const void *data, attn_dtype dtype, int64_t index, int64_t n) {
   assert(n >= 0 && n <= VEC_LANES);
@@ -37,9 +56,8 @@ static ALWAYS_INLINE vec load_elements(const void *data, attn_dtype dtype, int64
     return vec_load(one_by_one);
   }
   const uint16_t *from = (const uint16_t *)data + index;
-  uint16_t padded[VEC_LANES] = {0};
-  if (n < VEC_LANES) from = memcpy(padded, from, (size_t)n * sizeof *from);
-  return dtype == ATTN_F16 ? vec_load_f16(from) : vec_load_bf16(from);
+  if (n == VEC_LANES) return dtype == ATTN_F16 ? vec_load_f16(from) : vec_load_bf16(from);
+  return dtype == ATTN_F16 ? vec_load_first_f16(from, n) : vec_load_first_bf16(from, n);
 }
 
 /* Row i as floats that lie side by side; 0 up to row_floats, a multiple of VEC_LANES. */

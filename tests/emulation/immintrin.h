@@ -203,6 +203,12 @@ EMULATED emulated_si emulated_maskz_loadu_epi16(__mmask32 mask, const void *p) {
   memcpy(&result, values, sizeof result);
   return result;
 }
+EMULATED __m256i emulated_maskz_loadu_epi16_256(__mmask16 mask, const void *p) {
+  uint16_t lanes[16] = {0};
+  for (int i = 0; i < 16; i++)
+    if (mask >> i & 1) memcpy(&lanes[i], (const uint16_t *)p + i, sizeof lanes[i]);
+  return _mm256_loadu_si256((const __m256i *)(const void *)lanes);
+}
 EMULATED emulated_si emulated_maskz_loadu_epi8_512(__mmask64 mask, const void *p) {
   uint8_t bytes[64] = {0};
   for (int i = 0; i < 64; i++)
@@ -444,6 +450,7 @@ EMULATED emulated_ps emulated_scalef_ps(emulated_ps x, emulated_ps y) {
 #define _mm512_mask_storeu_ps       emulated_mask_storeu_ps
 #define _mm512_maskz_and_epi32      emulated_maskz_and_epi32
 #define _mm512_maskz_loadu_epi16    emulated_maskz_loadu_epi16
+#define _mm256_maskz_loadu_epi16    emulated_maskz_loadu_epi16_256
 #define _mm512_maskz_loadu_epi8     emulated_maskz_loadu_epi8_512
 #define _mm512_maskz_loadu_ps       emulated_maskz_loadu_ps
 #define _mm512_max_ps               emulated_max_ps
