@@ -285,3 +285,16 @@ TEST(a_wrong_reference_fails_no_kernel) {
   assert_int_equal(judge(&c).status, BENCH_ERROR);
   close_large(&c);
 }
+
+/* Where the oracle contradicts every other kernel, none is believed, nor the last one that was. */
+TEST(without_a_right_reference_there_is_an_error) {
+  large_case c = open_large(large);
+  assert_int_equal(judge(&c).status, BENCH_PASS);
+  const attn_kernel_info *last = c.expected->reference->kernel;
+  c.expected->o[0] += 1e9;
+  const bench_verdict verdict = bench_compare_others(c.expected, &c.tensors.args, &last->numerics, last);
+  assert_int_equal(verdict.status, BENCH_ERROR);
+  test_contains(verdict.reason, "no kernel, or no memory, for a second answer");
+  assert_string_equal(verdict.reference, "");
+  close_large(&c);
+}

@@ -191,6 +191,8 @@ class CommandLine(FolderTest):
         self.expect(77, ["SKIP", reason], "check", "--isa", "avx2", *SMALL, ATTN_MAX_ISA="c")
         self.expect(0, ["SKIP", reason], "check", *SMALL, ATTN_MAX_ISA="c")
         self.expect(1, ["avx2"], "check", "--require", "avx2", *SMALL, ATTN_MAX_ISA="c")
+        self.expect(1, ["no kernel of that tier"], "check", "--require", "avx2", "-k", "naive_c", *SMALL)
+        self.expect(0, [], "check", "--require", "c", "-k", "naive_c", *SMALL)
 
     def test_results_go_to_stdout_and_progress_to_stderr(self):
         done = self.expect(0, ["naive_c", "PASS"], "check", "-k", "naive_c", *SMALL)
@@ -517,6 +519,7 @@ class Resuming(FolderTest):
     def test_cases_skipped_for_the_budget_are_measured_later(self):
         self.assertEqual(attnbench(*self.arguments, "--budget", "1us").returncode, 3)
         self.assertEqual({row["status"] for row in self.rows().values()}, {"SKIP"})
+        self.assertEqual({row["reason"] for row in self.rows().values()}, {"--budget of 0 s is used up"})
         self.resume(0)
         self.assertEqual({row["status"] for row in self.rows().values()}, {"PASS"})
 

@@ -118,8 +118,13 @@ TEST(v_changes_by_powers_of_two_where_they_are_exact) {
     uint16_t *half = (uint16_t *)(uintptr_t)tensors.args.v;
     if (tensors.problem.dtype_kv == ATTN_F32) *(float *)(uintptr_t)tensors.args.v = cases[i].first;
     for (int n = 0; n < 24 && tensors.problem.dtype_kv == ATTN_F16; n++) half[n] = 0x3c00;
+    float before, after;
+    memcpy(&before, half + 22, sizeof before); /* element 11 of float32 */
     bench_tensors_renew_v(&tensors, 1);
+    memcpy(&after, half + 22, sizeof after);
     if ((int)bench_v_factor(&tensors) != cases[i].factor) fail_msg("case %zu: %g", i, bench_v_factor(&tensors));
+    if (tensors.problem.dtype_kv == ATTN_F32) assert_true(after == (float)cases[i].factor * before);
+    assert_null(bench_tensors_damage(&tensors));
     bench_tensors_destroy(&tensors);
   }
 }
