@@ -72,7 +72,8 @@ bench_options bench_options_default(const char *command, const char *preset, int
   {CLI_STRING, 'o', "output", "DIR",                                                                                  \
    "write results.csv, samples.csv, results.json, env.json, journal.jsonl and table.txt there", &(o)->folder},        \
   {CLI_STRING, 0, "csv", "FILE", "write the rows as CSV", &(o)->csv},                                                 \
-  {CLI_STRING, 0, "json", "FILE", "write JSON for Google Benchmark's compare.py, every sample", &(o)->json},                        \
+  {CLI_STRING, 0, "json", "FILE", "write JSON for Google Benchmark's compare.py, every sample",                       \
+   &(o)->json},                                                                                                       \
   {CLI_STRING, 0, "samples", "FILE", "write every single sample as CSV", &(o)->samples},                              \
   {CLI_FLAG, 0, "resume", NULL, "with -o: skip the rows that DIR's journal holds and add the others", &(o)->resume},  \
   {CLI_FLAG, 0, "overwrite", NULL, "with -o: replace the results that DIR holds", &(o)->overwrite},                   \
