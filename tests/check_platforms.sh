@@ -27,7 +27,8 @@ case $platform in
     WINEPATH="$WINEPATH;Z:$(dirname "$("$compiler" -print-libgcc-file-name)")"
     export WINEPREFIX="$work/wine" WINEDEBUG=-all WINEPATH
     trap 'wineserver -k || true; rm -rf "$work"' EXIT
-    wine wineboot --init >"$work/log" 2>&1 || { echo "skipped: wine cannot start here: $(tail -n 1 "$work/log")" && exit 77; }
+    wine wineboot --init >"$work/log" 2>&1 ||
+      { echo "skipped: wine cannot start here: $(tail -n 1 "$work/log")" && exit 77; }
     set -- --toolchain "$root/cmake/x86_64-w64-mingw32.cmake" -DATTN_OPENMP=OFF
     ;;
 esac
