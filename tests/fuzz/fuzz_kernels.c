@@ -99,8 +99,7 @@ static void compare_oracles(const fuzz_problem *f, const dense_row *row, place a
   for (int64_t d = 0; d < f->problem.dim_v; d++)
     same = same && near(o[d], row->o[d], amplified * m[d]) && near(m[d], row->m[d], amplified * m[d]) &&
            near(w[d], row->w[d], 1e3 * amplified * m[d]);
-  if (!same)
-    fuzz_fail("the oracles differ in row [%lld][%lld][%lld]", (long long)at.b, (long long)at.h, (long long)at.i);
+  if (!same) fuzz_fail("the oracles differ in row [%lld][%lld][%lld]", (long long)at.b, (long long)at.h, (long long)at.i);
 }
 
 static void check_oracle(const fuzz_problem *f, const dense_row *rows) {
