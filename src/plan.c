@@ -147,8 +147,8 @@ static attn_status prepare(attn_plan *plan, const attn_choice *choice, bool open
       kernel->info.name);
 }
 
-static attn_status create(const attn_problem *problem, const attn_choice *choice, const attn_options *asked,
-                          attn_plan **result) {
+static attn_status make(const attn_problem *problem, const attn_choice *choice, const attn_options *asked,
+                        attn_plan **result) {
   attn_options options;
   attn_status status = attn_parallel_resolve(asked, &options);
   if (status != ATTN_OK) return status;
@@ -166,6 +166,15 @@ static attn_status create(const attn_problem *problem, const attn_choice *choice
   describe(plan, choice->why);
   *result = plan;
   return ATTN_OK;
+}
+
+/* In the default floating-point mode: the estimates of a plan are inexact, and the caller may have traps for that. */
+static attn_status create(const attn_problem *problem, const attn_choice *choice, const attn_options *asked,
+                          attn_plan **result) {
+  const uint64_t mode = attn_float_mode_enter();
+  const attn_status status = make(problem, choice, asked, result);
+  attn_float_mode_leave(mode);
+  return status;
 }
 
 attn_status attn_plan_create(const attn_problem *problem, const attn_options *options, attn_plan **plan) {

@@ -111,7 +111,7 @@ def dry(words, attnbench, gbench):
         options = [word for word in words[1:] if "benchmark_out" not in word]
         return [gbench, *options, "--benchmark_list_tests"] if gbench else None
     command = next((word for word in words[1:] if not word.startswith("-")), "run")
-    if command in ("peak", "eval", "tune") or "--paired" in words:
+    if command in ("peak", "eval", "tune", "merge") or "--paired" in words:
         return None
     if command == "compare":  # published results stand for the reader's, and nothing is written or fails
         published = str(ROOT / "results" / "2026-11-21-amd-zen3")
@@ -132,9 +132,10 @@ def try_command(line, attnbench, gbench):
         environment[name] = value
     if not words or not words[0].startswith("build/harness/"):
         return None
-    if "HWLOC_SYNTHETIC" not in environment and "--cpus" in words:  # this machine may have fewer cores
-        at = words.index("--cpus")
-        del words[at:at + 2]
+    for option in ("--cpus", "-t"):  # this machine may have fewer cores
+        if "HWLOC_SYNTHETIC" not in environment and option in words:
+            at = words.index(option)
+            del words[at:at + 2]
     arguments = dry(words, attnbench, gbench)
     if arguments is None:
         return None

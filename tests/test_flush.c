@@ -99,6 +99,17 @@ static void modes_stay_within_the_limit(const char *kernel) {
 
 TEST(each_modes_stay_within_the_limit) { test_each_kernel(modes_stay_within_the_limit); }
 
+/* Without a number of threads a plan estimates how many pay. */
+TEST(plans_are_made_in_every_mode) {
+  for (int i = 0; i < MODE_COUNT; i++) {
+    attn_problem p;
+    attn_plan *plan;
+    attn_problem_init(&p, 3, 7, 7, 5, 11, 24, 24);
+    IN_MODE(modes[i], test_ok(attn_plan_create(&p, NULL, &plan)));
+    attn_plan_destroy(plan);
+  }
+}
+
 /* Results of the functions that run no kernel, in one mode: the default scale, a merge with one row without keys, a dense
  * layer, layer norm and positions. */
 typedef struct results {

@@ -41,7 +41,7 @@ std::vector<float> floats(std::size_t count, float seed) {
   return x;
 }
 
-constexpr std::size_t rows = 20, dim = 16, count = 2 * rows * dim;
+constexpr std::size_t rows = 20, dim = 32, count = 2 * rows * dim;
 const std::vector<float> q = floats(count, 1), k = floats(count, 2), v = floats(count, 3);
 attn::problem shape() { return {1, 2, 2, rows, rows, dim, dim}; }
 
@@ -90,8 +90,8 @@ void plans() {
 
 void mistakes() {
   std::vector<float> o(count), small(count - 1);
-  refused([&] { attn::sdpa(shape(), {q, k, v, small}); }, ATTN_INVALID_ARGUMENT, "attn::args.o has 639 elements");
-  refused([&] { attn::sdpa(shape(), {q, small, v, o}); }, ATTN_INVALID_ARGUMENT, "attn::args.k has 639 elements");
+  refused([&] { attn::sdpa(shape(), {q, k, v, small}); }, ATTN_INVALID_ARGUMENT, "attn::args.o has 1279 elements");
+  refused([&] { attn::sdpa(shape(), {q, small, v, o}); }, ATTN_INVALID_ARGUMENT, "attn::args.k has 1279 elements");
   refused([&] { attn::sdpa(shape(), {q, k, nullptr, o}); }, ATTN_INVALID_ARGUMENT, "attn_args.v is NULL");
   refused(
       [&] {

@@ -2,10 +2,12 @@
 /* Kernels that attnbench must not believe. Each is flash_c with a lie around it. They run beside an honest kernel through
  * all that `attnbench run` does with a case: plan, check, rounds, rows; and through `attnbench eval --time`. */
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "attn/kernel.h"
@@ -38,6 +40,7 @@ static const void *known_address;  /* the address of V at that time */
 static float known_v;              /* V's first number at that time */
 static pthread_t helper;           /* runs while `helping` is true */
 static bool helping;
+static sem_t help_now; /* posted where the helper need wait no longer */
 static atomic_bool stop_writing;
 static attn_args helped_args; /* of the last call */
 static lie helped;            /* the call for which the helper works */
@@ -108,6 +111,10 @@ static void leave_a_tile_wrong(const lie *l) {
 
 static void *help(void *own_scratch) {
   helped.scratch = own_scratch;
+  struct timespec until;
+  (void)clock_gettime(CLOCK_REALTIME, &until);
+  until.tv_sec += 1;
+  (void)sem_timedwait(&help_now, &until);
   work(&helped, tasks / 2, tasks);
   free(own_scratch);
   return NULL;
@@ -120,8 +127,9 @@ static void keep_arguments(const lie *l) {
   helped.args = &helped_args;
 }
 
-static void start_helper(const lie *l) {
+static void start_helper(const lie *l, bool now) {
   keep_arguments(l);
+  (void)sem_init(&help_now, 0, now);
   void *scratch = aligned_alloc(64, (l->schedule.scratch_bytes + 63) / 64 * 64);
   assert_non_null(scratch);
   helping = !pthread_create(&helper, NULL, help, scratch);
@@ -130,20 +138,21 @@ static void start_helper(const lie *l) {
 
 static void end_helper(void) {
   stop_writing = true;
+  (void)sem_post(&help_now);
   if (helping) pthread_join(helper, NULL);
   helping = false;
 }
 
 static void work_on_two_threads(const lie *l) {
-  start_helper(l);
+  start_helper(l, true);
   work(l, 0, tasks / 2);
   end_helper();
 }
 
-/* Returns before a thread has written the second half of the output. */
+/* Returns before a thread has written the second half of the output, which it does a second later or at the next call. */
 static void write_late(const lie *l) {
   end_helper();
-  start_helper(l);
+  start_helper(l, false);
   work(l, 0, tasks / 2);
   if (calls <= CHECKED_CALLS) end_helper();
 }

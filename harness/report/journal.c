@@ -262,12 +262,10 @@ static bool read_rows(FILE *file, const char *path, bench_rows *rows, long *end)
   for (int number = 2; fine && (length = getline(&line, &room, file)) > 0; number++) {
     const bool whole = line[length - 1] == '\n' && strlen(line) == (size_t)length;
     bench_row row = bench_row_create(NULL, NULL);
-    if (whole && read_row(line, &row)) {
-      fine = keep_latest(rows, &row);
-    } else {
-      fprintf(stderr, "warning: %s: line %d is no whole row, and left out\n", path, number);
-      bench_row_clear(&row);
-    }
+    const bool kept = whole && read_row(line, &row);
+    if (kept) fine = keep_latest(rows, &row);
+    if (!kept) fprintf(stderr, "warning: %s: line %d is no whole row, and left out\n", path, number);
+    if (!kept || !fine) bench_row_clear(&row);
     if (line[length - 1] == '\n') *end = ftell(file);
   }
   free(line);
