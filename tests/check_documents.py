@@ -245,7 +245,8 @@ def check_tutorial(folder, compiler):
     for leftover in (home, folder / "first"):
         shutil.rmtree(leftover, ignore_errors=True)
     home.mkdir()
-    environment = {**os.environ, "HOME": str(home), "ATTN_NO_INSTALL": "1", "CC": compiler}
+    environment = {**os.environ, "HOME": str(home), "ATTN_NO_INSTALL": "1", "CC": compiler,
+                   "CMAKE_C_COMPILER_LAUNCHER": str(ROOT / "tests/quick_compile.sh")}
     for number, language, text in steps_of(folder / "docs/tutorial.md"):
         print(f"---- docs/tutorial.md:{number}", flush=True)
         if not follow(folder, language, text, environment):
