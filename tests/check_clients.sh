@@ -5,7 +5,7 @@
 #
 #   check_clients.sh CMAKE BUILD_FOLDER C_COMPILER
 #
-# In a build with ATTN_STATIC_BACKENDS nothing is linked by -static: Debian has no static oneDNN.
+# With ATTN_STATIC_BACKENDS, or with LLVM's OpenMP, nothing is linked by -static: Debian has no static oneDNN or libomp.
 # Without ATTN_TEST_LONG=1 it leaves out clients that differ from others by compiler or language alone.
 set -eu
 cmake=$1 build=$2 compiler=$3
@@ -42,6 +42,8 @@ name_of() { command -v "$1" || command -v "$1-14" || command -v "$1-19"; }
 quietly "$cmake" --install "$build" --prefix "$work/first"
 mv "$work/first" "$work/moved"
 prefix=$work/moved
+wholly=1 # programs can be linked by -static
+if [ "$backends" ] || grep -q 'libomp\.so' "$(find "$prefix" -name attn.pc)"; then wholly=; fi
 if grep -rIl -e "$work/first" -e "$build" "$prefix"; then fail "installed text files above hold absolute paths"; fi
 # attnbench in the moved tree takes libattn and its plug-ins from there.
 if [ -x "$prefix/bin/attnbench" ]; then
@@ -99,7 +101,7 @@ client_pkg-config() {
   read -ra static <<<"$(pkg-config --cflags --static --libs attn)"
   quietly "$(name_of "$2")" -x "$1" "$source/use.c" -x none "${flags[@]}" -o "$work/shared"
   quietly "$work/shared"
-  [ -z "$backends" ] || return 0
+  [ "$wholly" ] || return 0
   quietly "$(name_of "$2")" -static -x "$1" "$source/use.c" -x none "${static[@]}" -o "$work/static"
   quietly "$work/static"
 }
@@ -110,11 +112,11 @@ build_client() {
   shift 2
   there "$name" || { missing=$name && return; }
   rm -rf "$work/client"
-  quietly "$cmake" -S "$source" -B "$work/client" -DCLIENT="$language" ${backends:+-DWHOLLY_STATIC=OFF} \
+  quietly "$cmake" -S "$source" -B "$work/client" -DCLIENT="$language" -DWHOLLY_STATIC="${wholly:-OFF}" \
     -DCMAKE_"$language"_COMPILER="$(name_of "$name")" "${@//=clang/=$(name_of clang || true)}"
   quietly "$cmake" --build "$work/client" -j 2
   for kind in shared static attn nn_shared nn_static nn; do quietly "$work/client/use_$kind"; done
-  [ "$backends" ] || quietly "$work/client/use_wholly_static"
+  [ -z "$wholly" ] || quietly "$work/client/use_wholly_static"
   expect_kind "$*"
 }
 
