@@ -93,7 +93,8 @@ enum {
   TILE_QUERIES = 24, /* from here on tiles of 32 queries pay for any number of keys; */
   TILE_PAIRS = 512,  /* fewer queries need so many pairs with keys, because tiles are computed whole */
   BEFORE_TILES = 4,  /* queries up to which vectors decode faster than flash_amx */
-  TILE_ROWS = 16     /* queries up to which decode_amx is faster than it */
+  TILE_ROWS = 16,    /* queries up to which decode_amx is faster than it */
+  TILE_KEYS = 32     /* keys up to which vectors are faster than decode_amx, which fills up its block of 64 */
 };
 
 static bool is_small_for_tiles(const attn_problem *p) { return p->seq_q < TILE_QUERIES && p->seq_q * p->seq_k < TILE_PAIRS; }
@@ -109,7 +110,7 @@ static bool suits_tiles(const attn_problem *p, const char *cap) {
 static const char *slower_in_decoding_tiles(const attn_problem *p) {
   const int64_t rows = p->heads_q / p->heads_kv * p->seq_q, least_rows = (p->dim_qk | p->dim_v) % 32 ? 5 : 3;
   if (p->seq_q > TILE_ROWS) return "slower than flash_amx for so many queries";
-  const bool small = rows < least_rows || p->seq_k <= 32 || rows * p->seq_k < TILE_PAIRS;
+  const bool small = rows < least_rows || p->seq_k <= TILE_KEYS || rows * p->seq_k < TILE_PAIRS;
   return small ? "slower than vectors for so few rows" : NULL;
 }
 

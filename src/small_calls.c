@@ -4,9 +4,11 @@
  *
  * The estimates count what threads share, measured on a Granite Rapids core (docs/performance-log.md, "small calls"):
  *
- *   attention    1.5 times the tier's typical rate, and what vectors of 8 and more floats divide among their lanes: 100 ps
- * an element of K and V that is read, 63 ns a query of a head and 190 ns a KV head, in plain C 8 times as much. dense
- * layer  1.2 times the typical rate, 70 ps an element of W, and 12 ns a row, which is gathered and scattered. */
+ *   attention    1.5 times the tier's typical rate, and what vectors of 8 and more floats divide among their lanes:
+ *                100 ps an element of K and V that is read, 63 ns a query of a head and 190 ns a KV head; in plain C 8
+ *                times as much.
+ *
+ *   dense layer  1.2 times the typical rate, 70 ps an element of W, and 12 ns a row, which is gathered and scattered. */
 #include "small_calls.h"
 
 #include "cpu.h"

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* attnbench merge: joins the result folders of a sweep's shards. Rows of different machines, builds or settings never stand
  * in one table: each machine gets a folder of its own. */
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -8,9 +9,10 @@
 #include "base/cli.h"
 #include "base/files.h"
 #include "commands/commands.h"
+#include "commands/session.h"
 #include "report/merge.h"
 
-enum { PATH = 4096, MOST_SHARDS = 100000 };
+enum { PATH = 4096 };
 
 static const char *folder;
 static bool overwrite;
@@ -28,9 +30,8 @@ static const cli_command command = {
     .usage = "-o DIR PART...",
     .summary =
         "Joins result folders of `run` or `check`, such as those of --shard, into one with the same files, and runs.csv, "
-        "which "
-        "says where the rows of each run_id come from. Rows of other CPUs, builds, libraries or settings are kept apart. A "
-        "sweep that lacks cases can be completed there: the same command without --shard, with -o DIR --resume.",
+        "which says where the rows of each run_id come from. Rows of other CPUs, builds, libraries or settings are kept "
+        "apart. A sweep that lacks cases can be completed there: the same command without --shard, with -o DIR --resume.",
     .options = options,
     .epilogue = "Exit codes: 0, 2 usage, 5 a file cannot be read or written. What is missing is a warning on stderr.\n",
     .positionals = &paths};
@@ -54,18 +55,20 @@ static void warn_of_unfinished(const bench_parts *parts) {
 }
 
 /* How many parts are shard `wanted` of `shards`. */
-static int count_shards(const bench_parts *parts, int wanted, int shards) {
-  int found = 0, i, n;
+static int count_shards(const bench_parts *parts, int64_t wanted, int64_t shards) {
+  int64_t i, n;
+  int found = 0;
   for (const bench_part *part = parts->item; part < parts->item + parts->count; part++)
-    found += sscanf(part->shard, "%d/%d", &i, &n) == 2 && i == wanted && n == shards;
+    found += bench_shard_read(part->shard, &i, &n) && i == wanted && n == shards;
   return found;
 }
 
 static void warn_of_missing(const bench_parts *parts) {
-  int i, shards;
-  if (sscanf(parts->item[0].shard, "%d/%d", &i, &shards) != 2 || shards < 1 || shards > MOST_SHARDS) return;
-  for (int wanted = 1; wanted <= shards; wanted++)
-    if (!count_shards(parts, wanted, shards)) fprintf(stderr, "warning: shard %d/%d is missing\n", wanted, shards);
+  int64_t i, shards;
+  if (!bench_shard_read(parts->item[0].shard, &i, &shards)) return;
+  for (int64_t wanted = 1; wanted <= shards; wanted++)
+    if (!count_shards(parts, wanted, shards))
+      fprintf(stderr, "warning: shard %" PRId64 "/%" PRId64 " is missing\n", wanted, shards);
 }
 
 /* ---- Files ---------------------------------------------------------------------------------------------------------- */

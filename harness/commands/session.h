@@ -91,6 +91,9 @@ void bench_session_write(bench_session *session);
 /* The path of a file in the result folder. */
 void bench_session_path(const bench_session *session, const char *name, char *path);
 
+/* Reads "2/8", the shard `wanted` of `shards`. */
+bool bench_shard_read(const char *text, int64_t *wanted, int64_t *shards);
+
 /* Keeps the cases of the shard that the options name (shard.c). Returns 0 or an exit code, having said why. */
 int bench_shard_keep(const bench_options *options, bench_case_list *list);
 

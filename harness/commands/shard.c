@@ -55,8 +55,7 @@ static bool split(const bench_options *options, bench_case_list *list, int wante
   return fine;
 }
 
-/* Reads "2/8". */
-static bool read_shard(const char *text, int64_t *wanted, int64_t *shards) {
+bool bench_shard_read(const char *text, int64_t *wanted, int64_t *shards) {
   char word[24];
   const char *slash = strchr(text, '/');
   if (!slash || slash - text >= (long)sizeof word) return false;
@@ -68,7 +67,7 @@ static bool read_shard(const char *text, int64_t *wanted, int64_t *shards) {
 int bench_shard_keep(const bench_options *options, bench_case_list *list) {
   int64_t wanted, shards;
   const int all = list->count;
-  if (!read_shard(options->shard, &wanted, &shards))
+  if (!bench_shard_read(options->shard, &wanted, &shards))
     return cli_usage_error(options->command, "--shard '%s' should be I/N, such as 2/8: 1 <= I <= N <= %d", options->shard,
                            MOST_SHARDS);
   if (!split(options, list, (int)wanted - 1, (int)shards))
