@@ -186,28 +186,34 @@ static void find_facts(const head *t, int64_t i, attn_oracle_row *facts) {
   for (int64_t d = 0; d < p->dim_qk && facts->allowed; d++) raise_to(&facts->max_q, fabs(t->q[i * p->dim_qk + d]));
 }
 
-/* The logarithm of the sum of the exponentials of the row's allowed scores and one more; NaN if one of them is NaN. */
-static double log_sum(const head *t, int64_t i, double one_more) {
+/* The largest score of a softmax and the sum of exp(score - largest). The difference of a score and the logarithm of the whole
+ * sum would lose all digits where scores are near 1e20. */
+typedef struct softmax {
+  double largest, sum;
+} softmax;
+
+/* Of the row's allowed scores and one more; NaN if one of them is NaN. */
+static softmax softmax_of(const head *t, int64_t i, double one_more) {
   const double *score = t->score + i * t->seq_k;
   const unsigned char *allowed = t->allowed + i * t->seq_k;
   double largest = one_more, sum = 0;
   for (int64_t j = 0; j < t->seq_k; j++) {
     if (!allowed[j]) continue;
-    if (isnan(score[j])) return NAN;
+    if (isnan(score[j])) return (softmax){NAN, 1};
     if (!(score[j] <= largest)) largest = score[j];
   }
-  if (isnan(one_more) || isinf(largest)) return isnan(one_more) ? NAN : largest;
+  if (isnan(largest) || isinf(largest)) return (softmax){largest, 1};
   for (int64_t j = 0; j < t->seq_k; j++)
     if (allowed[j]) sum += exp(score[j] - largest);
-  return largest + log(sum + exp(one_more - largest));
+  return (softmax){largest, sum + exp(one_more - largest)};
 }
 
-static void add_values(const head *t, int64_t i, double denominator, dense_row *row) {
+static void add_values(const head *t, int64_t i, softmax all, dense_row *row) {
   const int64_t dim = t->problem->dim_v;
   for (int pass = 0; pass < 2; pass++) /* the second needs o */
     for (int64_t j = 0; j < t->seq_k; j++) {
       if (!t->allowed[i * t->seq_k + j]) continue;
-      const double p = exp(t->score[i * t->seq_k + j] - denominator); /* inf - inf gives NaN, which is right */
+      const double p = exp(t->score[i * t->seq_k + j] - all.largest) / all.sum; /* inf - inf gives NaN, which is right */
       for (int64_t d = 0; d < dim; d++) {
         const double v = t->v[j * dim + d];
         if (pass == 0) row->o[d] += p * v, row->m[d] += p * fabs(v);
@@ -224,8 +230,9 @@ static void answer_row(const head *t, int64_t i, dense_row *row) {
   find_facts(t, i, &row->facts);
   if (!row->facts.allowed) return;
   if (isfinite(sink)) raise_to(&row->facts.abs_sum, fabs(sink));
-  row->facts.lse = log_sum(t, i, -INFINITY);
-  add_values(t, i, log_sum(t, i, sink), row);
+  const softmax scores = softmax_of(t, i, -INFINITY);
+  row->facts.lse = scores.largest + log(scores.sum);
+  add_values(t, i, softmax_of(t, i, sink), row);
 }
 
 static dense_row *allocate_rows(const attn_problem *p) {
