@@ -130,11 +130,12 @@ static attn_status add(const attn_plugin *p, const char *file) {
   return attn_fail(ATTN_UNSUPPORTED, "%s brings %d kernels, and there is no room for so many", file, p->kernel_count);
 }
 
-static attn_status add_object(void *object, const char *file) {
-  const attn_plugin *plugin = attn_object_symbol(object, ATTN_PLUGIN_ENTRY);
-  if (plugin) return add(plugin, file);
-  return attn_fail(ATTN_UNSUPPORTED,
-                   "%s is no plug-in: it does not export " ATTN_PLUGIN_ENTRY " (ATTN_EXPORT_KERNELS makes it)", file);
+/* `name` is what the plug-in is called from now on: the file, and the symbol if one was asked for. */
+static attn_status add_object(void *object, const char *file, const char *symbol, const char *name) {
+  const attn_plugin *plugin = attn_object_symbol(object, symbol ? symbol : ATTN_PLUGIN_ENTRY);
+  if (plugin) return add(plugin, name);
+  return attn_fail(ATTN_UNSUPPORTED, "%s is no plug-in%s: it does not export %s (ATTN_EXPORT_KERNELS%s makes it)", file,
+                   symbol ? " of that name" : "", symbol ? symbol : ATTN_PLUGIN_ENTRY, symbol ? "_AS" : "");
 }
 
 /* ---- Finding one ---- */
@@ -155,10 +156,20 @@ static void find_places(places *p) {
   p->folder[2] = ATTN_PLUGIN_FOLDER;
 }
 
+/* The symbol of FILE:SYMBOL; NULL if the text is a file, whose name may have a colon too. */
+static const char *symbol_in(const char *path) {
+  const char *colon = strrchr(path, ':');
+  return colon && !strpbrk(colon, ATTN_FOLDER_SEPARATORS) && !attn_object_exists(path) ? colon + 1 : NULL;
+}
+
 static attn_status load_path(const char *path) {
-  char error[600];
-  void *object = attn_object_open(path, error, sizeof error);
-  return object ? add_object(object, path) : attn_fail(ATTN_UNSUPPORTED, "cannot load %s: %s", path, error);
+  char file[4 * PATH_BYTES], error[600];
+  const char *symbol = symbol_in(path);
+  const size_t length = symbol ? (size_t)(symbol - 1 - path) : strlen(path);
+  if (length >= sizeof file) return attn_fail(ATTN_UNSUPPORTED, "cannot load a path of %zu bytes", length);
+  snprintf(file, sizeof file, "%.*s", (int)length, path);
+  void *object = attn_object_open(file, error, sizeof error);
+  return object ? add_object(object, file, symbol, path) : attn_fail(ATTN_UNSUPPORTED, "cannot load %s: %s", file, error);
 }
 
 static attn_status not_found(const char *name, const char *file, const places *p, const char *error) {
@@ -183,7 +194,7 @@ static attn_status load_name(const char *name) {
   void *object = attn_object_open(file, error, sizeof error);
   if (!object) return not_found(name, file, &p, error);
   attn_object_path(attn_object_symbol(object, ATTN_PLUGIN_ENTRY), file, path, sizeof path);
-  return add_object(object, path);
+  return add_object(object, path, NULL, path);
 }
 
 static attn_status load(const char *plugin) {

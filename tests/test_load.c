@@ -46,6 +46,21 @@ TEST(right_plugins_come_once) {
   assert_null(attn_kernel_get(count + 2));
   assert_string_equal(attn_kernel_file(attn_kernel_find("test_second")), plugin("nothing"));
 }
+
+static void refused_symbol(const char *name, const char *symbol, const char *words) {
+  char named[1100];
+  snprintf(named, sizeof named, "%s:%s", plugin(name), symbol);
+  test_refused(attn_load_kernels(named), ATTN_UNSUPPORTED, plugin(name), words, "");
+}
+
+/* FILE:SYMBOL. Kernels of the names that plugin_entry.so has under another_symbol are there by now. */
+TEST(symbols_name_one_set_of_a_file) {
+  refused_symbol("entry", "nothing", "is no plug-in of that name: it does not export nothing (ATTN_EXPORT_KERNELS_AS");
+  refused_symbol("entry", "", "is no plug-in of that name: it does not export ");
+  refused_symbol("entry", "older_symbol", ":older_symbol is built for version 98 of the kernel interface");
+  refused_symbol("entry", "another_symbol", ":another_symbol has a kernel 'test_first', and ");
+  refused_symbol("absent", "another_symbol", "cannot load ");
+}
 #endif
 
 /* By name, plug-ins are looked for beside the program, below that, and where they are installed. */

@@ -160,6 +160,15 @@ class Refused(unittest.TestCase):
 
 
 class Loaded(unittest.TestCase):
+    def test_a_symbol_names_one_set_of_a_file(self):
+        path = f"{FOLDER}/plugin_entry.so:another_symbol"
+        self.assertRegex(client("load", path, "load", path, "kernels"), f"(?s)^(ATTN_OK\n){{2}}.*\ntest_first {path}\n")
+
+    def test_a_file_may_have_a_colon(self):
+        path = FOLDER / "copy:of.so"
+        shutil.copy(FOLDER / "plugin_nothing.so", path)
+        self.assertRegex(client("load", path, "kernels"), f"(?s)^ATTN_OK\n.*\ntest_first {path}\n")
+
     def test_twice_is_once(self):
         path, link = FOLDER / "plugin_nothing.so", FOLDER / "link.so"
         link.unlink(missing_ok=True)
@@ -180,12 +189,17 @@ class OwnKernel(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
-        source = SOURCE / "examples/own_kernel/own_kernel.c"
-        command = re.search(r" cc (.*)\n", source.read_text(encoding="utf-8")).group(1)
+        cls.file = cls.build("ATTN_EXPORT_KERNELS(&own_kernel);")
+
+    @classmethod
+    def build(cls, export):
+        """The shared object, with the last line replaced."""
+        text = (SOURCE / "examples/own_kernel/own_kernel.c").read_text(encoding="utf-8")
+        command = re.search(r" cc (.*)\n", text).group(1)
         command = command.replace("$(pkg-config --cflags attn)", f"-I{SOURCE / 'include'}")
-        shutil.copy(source, cls.folder.name)
+        (Path(cls.folder.name) / "own_kernel.c").write_text(re.sub(r"\nATTN_EXPORT.*", "\n" + export, text), encoding="utf-8")
         subprocess.run(f"{COMPILER} {command}", shell=True, cwd=cls.folder.name, check=True)
-        cls.file = Path(cls.folder.name) / "libown_kernel.so"
+        return Path(cls.folder.name) / "libown_kernel.so"
 
     @classmethod
     def tearDownClass(cls):
@@ -216,6 +230,19 @@ class OwnKernel(unittest.TestCase):
         for wrong, words in ((f"other={self.file}", "other"), (f"={self.file}", "NAME=FILE"), ("own_kernel=", "NAME=FILE"),
                              ("own_kernel=./nowhere.so", "nowhere.so")):
             done = attnbench("run", "-k", wrong, "-a", "seq=32")
+            self.assertEqual((done.returncode, done.stdout), (2, ""))
+            self.assertIn(words, done.stderr)
+
+    def test_a_symbol_chooses_among_several_sets(self):
+        old = "const attn_plugin old = {.abi = 99};"
+        copy = self.file.rename(self.file.with_suffix(".kept"))
+        several = self.build(f"ATTN_EXPORT_KERNELS_AS(mine, &own_kernel);\n{old}").rename(self.file.with_name("several.so"))
+        copy.rename(self.file)
+        done = attnbench("check", "-k", f"own_kernel={several}:mine", "-a", "seq=5", "--csv", "-", "-q")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertRegex(done.stdout, r"(?m)^[^,]*,[^,]*,own_kernel,(.*,)PASS,")
+        for symbol, words in (("other", "it does not export other"), ("old", "is built for version 99")):
+            done = attnbench("run", "-k", f"own_kernel={several}:{symbol}", "-a", "seq=32")
             self.assertEqual((done.returncode, done.stdout), (2, ""))
             self.assertIn(words, done.stderr)
 

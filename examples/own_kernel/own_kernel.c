@@ -4,6 +4,7 @@
  *     cc -O3 -fPIC -shared own_kernel.c $(pkg-config --cflags attn) -lm -o libown_kernel.so
  *     attnbench check --load ./libown_kernel.so -k own_kernel -a seq=64,1000 -a heads=4 -a heads_kv=2
  *     attnbench run -k own_kernel=./libown_kernel.so -k 'flash_*'
+ *     attnbench run -k own_kernel=./libown_kernel.so:attn_plugin_entry    (the symbol, for a file that has several)
  *
  * A program loads it by attn_load_kernels("./libown_kernel.so") and names it in attn_options.kernel. */
 #include <attn/kernel.h>

@@ -87,7 +87,7 @@ static bool wanted(const cli_list *list, const char *value) {
   return included || !any;
 }
 
-/* NAME=FILE: the plug-in FILE is to be loaded, and its kernel NAME to be run. Splits such items of --kernel. */
+/* NAME=FILE[:SYMBOL]: the plug-in FILE is to be loaded, and its kernel NAME to be run. Splits such items of --kernel. */
 static int split_files(const bench_filter *filter, const char *command, cli_list *kernels, cli_list *load) {
   static char names[CLI_LIST_MAX][WORD];
   *kernels = filter->kernels;
@@ -96,7 +96,7 @@ static int split_files(const bench_filter *filter, const char *command, cli_list
     const char *item = kernels->item[i], *equals = strchr(item, '=');
     if (!equals) continue;
     if (equals == item || equals - item >= WORD || !equals[1] || load->count == CLI_LIST_MAX)
-      return cli_usage_error(command, "--kernel '%s' should be NAME=FILE: a kernel, and the plug-in that brings it", item);
+      return cli_usage_error(command, "--kernel '%s' should be NAME=FILE or NAME=FILE:SYMBOL: a kernel, and the plug-in that brings it", item);
     snprintf(names[i], sizeof names[i], "%.*s", (int)(equals - item), item);
     kernels->item[i] = names[i];
     load->item[load->count++] = equals + 1;

@@ -15,7 +15,7 @@ typedef struct bench_selection {
 } bench_selection;
 
 typedef struct bench_filter {
-  cli_list kernels;    /* names or globs, comma-separated; "!GLOB" excludes; "auto"; NAME=FILE alone in its item */
+  cli_list kernels;    /* names or globs, comma-separated; "!GLOB" excludes; "auto"; NAME=FILE[:SYMBOL] alone in its item */
   cli_list algorithms; /* globs, comma-separated */
   cli_list isas;       /* globs, comma-separated */
   cli_list load;       /* plug-ins to load first */

@@ -444,7 +444,8 @@ ATTN_API const char *attn_kernel_not_built(int index, const char **reason);
 /** Loads a plug-in: a shared object with further kernels. `plugin` is a path with a slash in it ("./libmine.so"), or the
  * name of one of libattn's own: "openblas", "onednn" (attn_plugin_name()). The file of a name, libattn_NAME.so, is looked
  * for beside libattn.so, or beside the program that libattn.a is linked into; in the folder attn-MAJOR there; in that folder
- * of the installation; and where the loader looks.
+ * of the installation; and where the loader looks. A path may end in the symbol of one set of kernels in a file that has
+ * several: "./libmine.so:symbol" (ATTN_EXPORT_KERNELS_AS in attn/kernel.h).
  *
  * Its kernels rank behind those that are there, so they run only when they are named or nothing else takes the problem. They
  * stay until the process ends. To load a plug-in again does nothing. Any number of threads may call this at once and use
@@ -456,10 +457,10 @@ ATTN_API const char *attn_kernel_not_built(int index, const char **reason);
  *
  * The environment variable ATTN_LOAD holds names and paths, separated by colons (on Windows by semicolons), that are loaded
  * before the library looks for a kernel the first time. If one cannot be, no plan is created, and the sentence says why.
- * Programs with more rights than their caller ignore it. */
+ * A path in it has no symbol, as the colon separates. Programs with more rights than their caller ignore it. */
 ATTN_API attn_status attn_load_kernels(const char *plugin);
 
-/** The file that the kernel was loaded from; NULL for a kernel of the library itself. */
+/** The file, or FILE:SYMBOL, that the kernel was loaded from; NULL for a kernel of the library itself. */
 ATTN_API const char *attn_kernel_file(const attn_kernel_info *kernel);
 
 /** The names of libattn's own plug-ins, whether they are there or not: "openblas", "onednn"; NULL if index is beyond the

@@ -119,7 +119,7 @@ typedef struct attn_host {
 
 struct attn_product_kernel;
 
-/** What a plug-in brings: its one exported symbol, attn_plugin_entry, is an object of this type. ATTN_EXPORT_KERNELS makes
+/** What a plug-in brings: its exported symbol, attn_plugin_entry, is an object of this type. ATTN_EXPORT_KERNELS makes
  * it. It and all it points to live as long as the process: a plug-in that has been loaded is never unloaded, because plans
  * and threads may still need it. */
 typedef struct attn_plugin {
@@ -144,10 +144,10 @@ typedef struct attn_plugin {
   int product_count;                                 /**< 0 without. */
 } attn_plugin;
 
-/** The symbol of attn_plugin that attn_load_kernels() looks for. */
+/** The symbol of attn_plugin that attn_load_kernels() looks for, unless it is told another. */
 #define ATTN_PLUGIN_ENTRY "attn_plugin_entry"
 
-/** Marks the one object that a plug-in exports. */
+/** Marks an object that a plug-in exports. */
 #if defined(_WIN32)
 #define ATTN_PLUGIN_EXPORT __declspec(dllexport)
 #elif defined(__GNUC__)
@@ -167,11 +167,14 @@ typedef struct attn_plugin {
  *     ATTN_EXPORT_KERNELS(&mine);
  *
  *     cc -O3 -fPIC -shared mine.c -o libmine.so */
-#define ATTN_EXPORT_KERNELS(...)                                         \
-  static const attn_kernel *const attn_plugin_kernels[] = {__VA_ARGS__}; \
-  extern ATTN_PLUGIN_EXPORT const attn_plugin attn_plugin_entry;         \
-  const attn_plugin attn_plugin_entry = {                                \
-      ATTN_PLUGIN_SIZES, attn_plugin_kernels, (int)(sizeof attn_plugin_kernels / sizeof(void *)), NULL, NULL, NULL, 0}
+#define ATTN_EXPORT_KERNELS(...) ATTN_EXPORT_KERNELS_AS(attn_plugin_entry, __VA_ARGS__)
+
+/** The same under a symbol of one's own: a shared object may export several sets of kernels. "./libmine.so:symbol" loads one. */
+#define ATTN_EXPORT_KERNELS_AS(symbol, ...)                           \
+  static const attn_kernel *const symbol##_kernels[] = {__VA_ARGS__}; \
+  extern ATTN_PLUGIN_EXPORT const attn_plugin symbol;                 \
+  const attn_plugin symbol = {                                        \
+      ATTN_PLUGIN_SIZES, symbol##_kernels, (int)(sizeof symbol##_kernels / sizeof(void *)), NULL, NULL, NULL, 0}
 
 #ifdef __cplusplus
 }

@@ -170,7 +170,7 @@ def tiers() -> list[str]:
 
 
 def load_kernels(plugin: str) -> None:
-    """Loads a plug-in with further kernels: a path with a slash in it (docs/library.md, "Plug-ins")."""
+    """Loads a plug-in with further kernels: a path with a slash in it, or PATH:SYMBOL (docs/library.md, "Plug-ins")."""
     check(F.attn_load_kernels(plugin.encode()))
 
 

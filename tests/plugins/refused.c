@@ -45,7 +45,8 @@ static const char *start(const attn_host *host) {
 }
 
 #if WRONG == 1 /* ENTRY */
-extern ATTN_PLUGIN_EXPORT const attn_plugin another_symbol;
+extern ATTN_PLUGIN_EXPORT const attn_plugin older_symbol, another_symbol;
+const attn_plugin older_symbol = {.abi = 98};
 const attn_plugin another_symbol =
 #else
 extern ATTN_PLUGIN_EXPORT const attn_plugin attn_plugin_entry;
