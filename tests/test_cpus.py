@@ -173,16 +173,20 @@ class Here(FolderTest):
         self.assertEqual(done.stdout, "")
         self.assert_ends(attnbench("check", "-k", "naive_c", "-a", "seq=8", "-t", "2", "--cpus", self.allowed[0]), 0)
 
-    def test_threads_that_openmp_does_not_give_are_an_error(self):
+    def test_threads_that_openmp_does_not_give_are_refused_before_anything_runs(self):
         self.need_two_cpus()
-        for name, value in (("OMP_THREAD_LIMIT", "1"), ("OMP_MAX_ACTIVE_LEVELS", "0")):
-            _, (row,) = self.run_naive("-a", "seq=8", "-t", "2", **{name: value})
-            self.assertEqual((row["status"], row["time_ns_median"]), ("ERROR", ""))
-            self.assertIn(f"1 of 2 threads run: {WHY_FEWER}; unset {name}={value}", row["reason"])
+        for name, value, least in (("OMP_THREAD_LIMIT", "1", 2), ("OMP_MAX_ACTIVE_LEVELS", "0", 1)):
+            right = f"; {name}={value} should be {least} or more" if OPENMP else ""
+            for cases in (("-a", "seq=8", "-t", "1,2"), ("--preset", "limits")):
+                done = attnbench("run", *cases, **{name: value})
+                self.assert_ends(done, 2, f"threads=2: 1 of 2 threads run: {WHY_FEWER}{right}\n")
+                self.assertEqual(done.stdout, "")
+            self.assert_ends(attnbench("check", "-k", "naive_c", "-a", "seq=8", "-t", "2", **{name: value}), 0)
 
     def test_peak_counts_its_threads(self):
         done = attnbench("peak", "--threads", 2, "--csv", "-", OMP_THREAD_LIMIT="1")
-        self.assert_ends(done, 0, f"warning: 1 of 2 threads run: {WHY_FEWER}")
+        self.assert_ends(done, 0, f"warning: 1 of 2 threads run: {WHY_FEWER}" +
+                         ("; OMP_THREAD_LIMIT=1 should be 2 or more" if OPENMP else ""))
         self.assertEqual({row["threads"] for row in csv.DictReader(done.stdout.splitlines())}, {"1"})
 
     def test_threads_of_a_larger_case_do_not_spin_beside_one(self):

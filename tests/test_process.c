@@ -211,7 +211,7 @@ TEST(attnbench_names_the_threads_that_cannot_be_made) {
   for (int left = 0; left <= 3; left++) {
     assert_int_equal(in_child(check_with_threads_left, left), 0);
     const bool lacks = left < 1 && bench_cpu_count() > 1; /* `run` takes no more threads than CPUs */
-    if (lacks && !bench_emulation()) assert_int_equal(in_child(run_with_few_threads, left), BENCH_EXIT_FAILED);
+    if (lacks && !bench_emulation()) assert_int_equal(in_child(run_with_few_threads, left), BENCH_EXIT_USAGE);
   }
 }
 

@@ -38,6 +38,16 @@ static int check_options(const bench_options *o) {
   return 0;
 }
 
+/* The most threads of a row that has as many CPUs: the others are skipped. */
+static int most_threads(const bench_goal_table *table) {
+  int most = 1;
+  for (int i = 0; i < table->count; i++) {
+    const int threads = table->row[i].bench.threads;
+    if (table->row[i].goal->metric->value && threads > most && threads <= bench_cpu_count()) most = threads;
+  }
+  return most;
+}
+
 static int open_goals(bench_session *s, const bench_selection *selection) {
   const bench_options *o = s->options;
   char error[400];
@@ -48,7 +58,7 @@ static int open_goals(bench_session *s, const bench_selection *selection) {
   const char *preset = o->presets.item[0];
   if (!bench_goal_table_open(table, bench_goals_find(preset), selection, (uint64_t)o->seed, error, sizeof error))
     return cli_usage_error(o->command, "goals of preset %s: %s", preset, error);
-  if (table->count) return 0;
+  if (table->count) return bench_refuse_threads(o->command, most_threads(table));
   bench_goals_print_absences(table, stderr);
   return cli_fail(table->absent[BENCH_NO_TIER] ? BENCH_EXIT_SKIPPED : BENCH_EXIT_NOTHING, o->command,
                   "no row of --preset limits can be measured here");

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "cases/cases.h"
+#include "timing/rates.h"
 
 enum { SENTENCE = 400, WORD = 64 };
 
@@ -101,6 +102,33 @@ int bench_options_cases(const bench_options *options, bench_case_list *list) {
   bench_grids_clear(&grids);
   if (!code && options->cases && options->cases < list->count) thin_out(list, options->cases, (uint64_t)options->seed);
   return code;
+}
+
+int bench_refuse_threads(const char *command, int threads) {
+  const int cpus = bench_cpu_count();
+  char why[300];
+  if (threads > cpus)
+    return cli_usage_error(command, "threads=%d: this process may use %d CPU%s, and threads that share one cannot be timed",
+                           threads, cpus, cpus == 1 ? "" : "s");
+  const int given = threads > 1 ? bench_team_count(threads).threads : 1;
+  if (given >= threads) return 0;
+  bench_team_explain(given, threads, why, sizeof why);
+  return cli_usage_error(command, "threads=%d: %s", threads, why);
+}
+
+int bench_refuse_impossible(const bench_options *options, const bench_case_list *list) {
+  const bench_case *first = NULL;
+  int impossible = 0, threads = 1;
+  for (const bench_case *bench = list->item; bench < list->item + list->count; bench++) {
+    if (bench->invalid[0] && !impossible++) first = bench;
+    if (bench->threads > threads) threads = bench->threads;
+  }
+  if (impossible && impossible == list->count)
+    return cli_usage_error(options->command, "no case is possible: %s", first->invalid);
+  if (impossible)
+    return cli_usage_error(options->command, "%d of %d cases are not possible, first %s: %s", impossible, list->count,
+                           first->case_id, first->invalid);
+  return options->timed ? bench_refuse_threads(options->command, threads) : 0;
 }
 
 /* ---- Kernels ------------------------------------------------------------------------------------------------------- */

@@ -87,6 +87,13 @@ bench_options bench_options_default(const char *command, const char *preset, int
 /* The cases that the options ask for. Returns 0 or an exit code, having said why on stderr. */
 int bench_options_cases(const bench_options *options, bench_case_list *list);
 
+/* Refuses cases that no problem is, and threads as below if they are timed. Returns 0 or BENCH_EXIT_USAGE. */
+int bench_refuse_impossible(const bench_options *options, const bench_case_list *list);
+
+/* Refuses threads that cannot be timed: more than CPUs, or more than OpenMP and the system give. Returns 0 or
+ * BENCH_EXIT_USAGE. */
+int bench_refuse_threads(const char *command, int threads);
+
 /* Whether -a names an axis, beside kernel=... */
 bool bench_options_have_axes(const bench_options *options);
 

@@ -136,13 +136,13 @@ static const cli_command command = {.name = "peak",
 static void measure(ceilings *all) {
 #ifdef _OPENMP
   const int wanted = (int)(threads ? threads : bench_cpu_count());
-  all->threads = bench_team_count(wanted).threads;
-  if (all->threads < wanted)
-    fprintf(stderr, "warning: %d of %d threads run: OpenMP or the system gives no more\n", all->threads, wanted);
 #else
-  all->threads = 1;
-  if (threads > 1) fprintf(stderr, "warning: 1 of %d threads run: this build has no OpenMP\n", (int)threads);
+  const int wanted = threads ? (int)threads : 1;
 #endif
+  char why[300];
+  all->threads = bench_team_count(wanted).threads;
+  bench_team_explain(all->threads, wanted, why, sizeof why);
+  if (all->threads < wanted) fprintf(stderr, "warning: %s\n", why);
   all->count = 0;
   const bool held = bench_threads_hold(all->threads);
   measure_compute(all);

@@ -5,31 +5,13 @@
 
 #include "commands/session.h"
 
-/* Refuses what cannot be measured before anything runs. */
-static int refuse_impossible(const bench_session *s) {
-  const bench_case *first = NULL;
-  int impossible = 0;
-  for (const bench_case *bench = s->cases.item; bench < s->cases.item + s->cases.count; bench++) {
-    if (bench->invalid[0] && !impossible++) first = bench;
-    if (s->options->timed && bench->threads > bench_cpu_count())
-      return cli_usage_error(s->options->command,
-                             "threads=%d: this process may use %d CPU%s, and threads that share one "
-                             "cannot be timed",
-                             bench->threads, bench_cpu_count(), bench_cpu_count() == 1 ? "" : "s");
-  }
-  if (!impossible) return 0;
-  if (impossible == s->cases.count) return cli_usage_error(s->options->command, "no case is possible: %s", first->invalid);
-  return cli_usage_error(s->options->command, "%d of %d cases are not possible, first %s: %s", impossible, s->cases.count,
-                         first->case_id, first->invalid);
-}
-
 static int open_cases(bench_session *s, const bench_selection *selection) {
   (void)selection;
   int code = bench_options_cases(s->options, &s->cases);
   if (!code && s->options->shard) code = bench_shard_keep(s->options, &s->cases);
   if (code) return code;
   if (!s->cases.count) return cli_fail(BENCH_EXIT_NOTHING, s->options->command, "no cases are left");
-  return refuse_impossible(s);
+  return bench_refuse_impossible(s->options, &s->cases);
 }
 
 static double guess_case(const bench_session *s, int index) {

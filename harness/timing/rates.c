@@ -9,6 +9,7 @@
 #endif
 
 #include "attn/extend.h"
+#include "base/cli.h"
 #include "base/clock.h"
 #include "kernels/common/aligned.h"
 #include "kernels/common/dtypes.h"
@@ -49,6 +50,24 @@ bench_team bench_team_count(int threads) {
   }
   team.cpus = CPU_COUNT(&all);
   return team;
+}
+
+/* Appends the setting if it is in force and leaves fewer than `least`. */
+static void name_limit(const char *setting, int least, char *text, size_t bytes) {
+  const char *value = getenv(setting);
+  if (value && atoi(value) < least) bench_append(text, bytes, "; %s=%.20s should be %d or more", setting, value, least);
+}
+
+void bench_team_explain(int given, int wanted, char *text, size_t bytes) {
+  snprintf(text, bytes, "%d of %d threads run: ", given, wanted);
+#ifdef _OPENMP
+  bench_append(text, bytes, "OpenMP or the system gives no more");
+  name_limit("OMP_THREAD_LIMIT", wanted, text, bytes);
+  name_limit("OMP_MAX_ACTIVE_LEVELS", 1, text, bytes);
+  if (omp_get_dynamic() && getenv("OMP_DYNAMIC")) bench_append(text, bytes, "; OMP_DYNAMIC=true should be false");
+#else
+  bench_append(text, bytes, "this build has no OpenMP");
+#endif
 }
 
 void bench_team_dismiss(void) {

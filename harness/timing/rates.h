@@ -16,6 +16,9 @@ typedef struct bench_team {
 } bench_team;
 bench_team bench_team_count(int threads);
 
+/* Says in `text` that `given` of `wanted` threads run, and which settings of OpenMP may be the cause. */
+void bench_team_explain(int given, int wanted, char *text, size_t bytes);
+
 /* Ends the threads of larger teams before: they may still wait for work in a loop that takes CPU time. */
 void bench_team_dismiss(void);
 

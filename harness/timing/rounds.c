@@ -71,26 +71,13 @@ static bool prepare(rounds *r, bench_trial *t) {
   return bench_sample_calibrate(&r->sampler, t);
 }
 
-/* Names the settings that OpenMP was given. */
-static void name_limits(char *text, size_t bytes) {
-  static const char *const limits[] = {"OMP_THREAD_LIMIT", "OMP_DYNAMIC", "OMP_MAX_ACTIVE_LEVELS"};
-  text[0] = 0;
-  for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
-    if (getenv(limits[i])) bench_append(text, bytes, "%s%s=%.20s", *text ? ", " : "; unset ", limits[i], getenv(limits[i]));
-}
-
 static bool has_threads(rounds *r) {
-  char limits[160];
+  char why[300];
   const int wanted = r->sampler.threads, given = r->sampler.meter->team(wanted).threads;
   if (wanted == 1) bench_team_dismiss();
   if (given >= wanted) return true;
-  name_limits(limits, sizeof limits);
-#ifdef _OPENMP
-  const char *why = "OpenMP or the system gives no more";
-#else
-  const char *why = "this build has no OpenMP";
-#endif
-  return bench_sampler_fail(&r->sampler, "%d of %d threads run: %s%s", given, wanted, why, limits);
+  bench_team_explain(given, wanted, why, sizeof why);
+  return bench_sampler_fail(&r->sampler, "%s", why);
 }
 
 static bool prepare_all(rounds *r) {
