@@ -7,6 +7,8 @@ tests/test_shards.py path/to/attnbench [KILLS]     needs only Python's standard 
 
 import random
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -17,6 +19,7 @@ from runs import FolderTest, program_argument, read_csv, read_json, run, strict_
 
 ATTNBENCH = program_argument("attnbench")
 KILLS = int(sys.argv.pop(1)) if len(sys.argv) > 1 and sys.argv[1].isdigit() else 3
+MEASURING = Path(__file__).resolve().parents[1] / "docs" / "measuring.md"
 SLURM = Path(__file__).resolve().parents[1] / "examples" / "sweep" / "slurm.sh"
 KERNELS = ("naive_c", "flash_c")
 SWEEP = ("run", "-k", ",".join(KERNELS), "-a", "heads=1,2", "-a", "seq=8:48:+8", "-a", "head_dim=16", "--rounds", "2")
@@ -176,6 +179,25 @@ class Shards(FolderTest):
                        SLURM_ARRAY_TASK_COUNT="2")
             self.assert_ends(done, 0)
         self.assert_ends(self.attnbench("merge", "-o", "sweep", "sweep-1", "sweep-2"), 0, f"of {CASES} cases")
+
+    @unittest.skipUnless(shutil.which("parallel"), "no GNU parallel; to install it: apt-get install parallel")
+    def test_the_line_for_gnu_parallel_measures_a_sweep(self):
+        """The line of docs/measuring.md, with a program in place of ssh; `nope_c` is what a shell makes of n*e_c."""
+        line = re.search(r"^parallel .*", MEASURING.read_text(encoding="utf-8"), re.MULTILINE)[0]
+        words = shlex.split(line.replace("build/harness/attnbench", shlex.quote(str(ATTNBENCH))))
+        at = words.index("-p")
+        words[at:at + 2] = [*SWEEP[1:], "-k", "n*e_c", "-q"]
+        (self.folder / "nope_c").touch()
+        ssh = self.folder / "ssh"
+        ssh.write_text('#!/bin/sh\necho "$1" >>"$NODES"\nshift 2\ncd / && exec sh -c "$*"\n', encoding="utf-8")
+        ssh.chmod(0o755)
+        nodes = self.folder / "nodes"
+        for begun in 4, 8:
+            done = run(words, cwd=self.folder, PARALLEL_SSH=ssh, NODES=nodes)
+            self.assert_ends(done, 0)
+            self.assertEqual(sorted(nodes.read_text().split()), sorted(["node1", "node2"] * (begun // 2)))
+        parts = [f"part{i}" for i in range(1, 5)]
+        self.assert_ends(self.attnbench("merge", "-o", "sweep", *parts), 0, f"of {CASES} cases")
 
 
 if __name__ == "__main__":
