@@ -10,8 +10,9 @@
  * do not push what is written out of level 1. Columns of acc stand in the order that comes out, 16 even, 16 odd ones,
  * until the split is done.
  *
- * The unit sums the 16 keys of a product before it adds them to O, so these 16 must begin at an absolute key index: a block
- * that does not begin and end with 64 keys is copied and padded with zeros. */
+ * The unit sums the 16 keys of a product before it adds them to O, so these 16 must begin at an absolute key index: of a
+ * block that does not begin or end with 64 keys, groups without keys are left out, and one with fewer than 16 is copied and
+ * padded with zeros. */
 #ifndef ATTN_FEW_ROWS_AMX_H
 #define ATTN_FEW_ROWS_AMX_H
 
@@ -69,9 +70,10 @@ typedef struct products {
   uint16_t *k_copy, *v_copy;
   float *s;       /* S^T [64 keys][16 rows] */
   uint32_t *even; /* the pairs (p, 0) [16 rows][64 keys] */
-  value_rows k, v;
+  value_rows k[GROUPS], v[GROUPS];
   next_lines next;
   int64_t first, begin, end; /* first: of the 64 keys */
+  int from, to;              /* the groups that have keys */
   float scale;
 } products;
 
@@ -153,17 +155,37 @@ static bool some_row_sees(const row_block *block, int64_t key) {
   return false;
 }
 
-/* 64 keys of `dim` values, 0 up to a multiple of 32 and where no key is: outside [begin, end), or not seen by any row. */
-static value_rows copy_values(const products *work, const row_block *block, const uint16_t *from, int64_t stride,
-                              int64_t dim, bool picks, uint16_t *to) {
+static bool is_whole(const products *work) { return work->end - work->begin == DECODE_KEYS; }
+
+/* The group from key `first` on, of `dim` values a key, 0 up to a multiple of 32 and where no key is: outside [begin, end),
+ * or not seen by any row. */
+static value_rows copy_group(const products *work, const row_block *block, value_rows from, int64_t first, int64_t dim,
+                             bool picks, uint16_t *to) {
   const int64_t padded = round_up(dim, PAIRED);
-  for (int64_t key = work->first; key < work->first + DECODE_KEYS; key++) {
+  for (int64_t key = first; key < first + GROUP_KEYS; key++) {
     const bool there = key >= work->begin && key < work->end && (!picks || some_row_sees(block, key));
     for (int64_t d = 0; d < padded; d += PAIRED)
-      _mm512_storeu_si512(to + (key - work->first) * padded + d,
-                          there ? load_paired(from + (key - work->begin) * stride + d, 1, dim - d) : _mm512_setzero_si512());
+      _mm512_storeu_si512(
+          to + (key - first) * padded + d,
+          there ? load_paired(from.at + (key - work->begin) * from.stride + d, 1, dim - d) : _mm512_setzero_si512());
   }
   return (value_rows){.at = to, .stride = padded};
+}
+
+/* The block's groups of `values`, those of the key `begin` first: where they lie, or copied to `copy`. Of a whole block in
+ * place the first says it all. */
+static void take_groups(const products *work, const row_block *block, value_rows values, int64_t dim, bool picks,
+                        uint16_t *copy, value_rows groups[GROUPS]) {
+  groups[0] = values;
+  if (is_whole(work) && !picks && dim % PAIRED == 0) return;
+  for (int group = work->from; group < work->to; group++) {
+    const int64_t first = work->first + group * GROUP_KEYS;
+    const bool whole = first >= work->begin && first + GROUP_KEYS <= work->end;
+    if (whole && !picks && dim % PAIRED == 0)
+      groups[group] = (value_rows){values.at + (first - work->begin) * values.stride, values.stride};
+    else
+      groups[group] = copy_group(work, block, values, first, dim, picks, copy + group * GROUP_KEYS * round_up(dim, PAIRED));
+  }
 }
 
 /* Rows of `dim` values of K or V. */
@@ -176,35 +198,45 @@ static void take_keys(products *work, const row_block *block, int64_t begin, int
   const attn_problem *p = block->problem;
   const uint16_t *k = (const uint16_t *)block->args->k + attn_k_offset(p, block->seq, block->b, block->head, begin);
   const uint16_t *v = (const uint16_t *)block->args->v + attn_v_offset(p, block->seq, block->b, block->head, begin);
-  const bool whole = end - begin == DECODE_KEYS;
   work->first = round_down(begin, DECODE_KEYS);
   work->begin = begin;
   work->end = end;
-  work->k = (value_rows){k, p->k_stride.s};
-  work->v = (value_rows){v, p->v_stride.s};
+  work->from = (int)(begin - work->first) / GROUP_KEYS;
+  work->to = (int)ceil_div(end - work->first, GROUP_KEYS);
   work->next = next_lines_of(lines_of(k, p->dim_qk, p->k_stride.s), lines_of(v, p->dim_v, p->v_stride.s), DECODE_KEYS);
-  if (!whole || p->dim_qk % PAIRED) work->k = copy_values(work, block, k, p->k_stride.s, p->dim_qk, false, work->k_copy);
-  if (!whole || p->dim_v % PAIRED || picks)
-    work->v = copy_values(work, block, v, p->v_stride.s, p->dim_v, picks, work->v_copy);
+  take_groups(work, block, (value_rows){k, p->k_stride.s}, p->dim_qk, false, work->k_copy, work->k);
+  take_groups(work, block, (value_rows){v, p->v_stride.s}, p->dim_v, picks, work->v_copy, work->v);
+}
+
+/* The first rows of a whole block ask memory for what comes next. */
+static bool asks_ahead(const products *work, int64_t tile_row) { return tile_row == 0 && is_whole(work); }
+
+/* The groups of a whole block lie evenly, also as copies. */
+static ALWAYS_INLINE value_rows group_at(const value_rows groups[GROUPS], int group, bool whole) {
+  if (!whole) return groups[group];
+  return (value_rows){groups[0].at + group * GROUP_KEYS * groups[0].stride, groups[0].stride};
 }
 
 /* ---- S ---- */
 
-#define SCORE_GROUP(group, tile)                                                             \
-  if (ahead) fetch_pairs(&next, PAIRS_BESIDE_TILE);                                          \
-  _tile_stream_loadd(tile, k + (group)*GROUP_KEYS * stride, stride * (int)sizeof(uint16_t)); \
-  _tile_dpbf16ps(SUM_##group, tile, ROWS_A);
+#define SCORE_GROUP(group, tile)                                          \
+  if (whole || (group >= from && group < to)) {                           \
+    const value_rows k = group_at(work->k, group, whole);                 \
+    if (ahead) fetch_pairs(&next, PAIRS_BESIDE_TILE);                     \
+    _tile_stream_loadd(tile, k.at + d, k.stride * (int)sizeof(uint16_t)); \
+    _tile_dpbf16ps(SUM_##group, tile, ROWS_A);                            \
+  }
 
-/* S^T of 64 keys. */
-static ALWAYS_INLINE void score_tiles(products *work, const uint16_t *q, int64_t dim_qk, const bool ahead) {
-  const int64_t stride = work->k.stride;
+/* S^T of the block; 0 for groups without keys. */
+static ALWAYS_INLINE void score_tiles(products *work, const uint16_t *q, int64_t dim_qk, const bool whole,
+                                      const bool ahead) {
+  const int from = work->from, to = work->to;
   next_lines next = work->next;
   _tile_zero(SUM_0);
   _tile_zero(SUM_1);
   _tile_zero(SUM_2);
   _tile_zero(SUM_3);
   for (int64_t d = 0; d < dim_qk; d += PAIRED, q += TILE_BYTES / 2) {
-    const uint16_t *k = work->k.at + d;
     _tile_loadd(ROWS_A, q, 64);
     SCORE_GROUP(0, KEYS_A)
     SCORE_GROUP(1, KEYS_B)
@@ -218,26 +250,36 @@ static ALWAYS_INLINE void score_tiles(products *work, const uint16_t *q, int64_t
   _tile_stored(SUM_3, work->s + 3 * TILE_FLOATS, 64);
 }
 
-static NO_INLINE void score_fresh(products *work, const uint16_t *q, int64_t dim_qk) { score_tiles(work, q, dim_qk, true); }
-static NO_INLINE void score_again(products *work, const uint16_t *q, int64_t dim_qk) { score_tiles(work, q, dim_qk, false); }
+static NO_INLINE void score_fresh(products *work, const uint16_t *q, int64_t dim_qk) {
+  score_tiles(work, q, dim_qk, true, true);
+}
+static NO_INLINE void score_again(products *work, const uint16_t *q, int64_t dim_qk) {
+  score_tiles(work, q, dim_qk, true, false);
+}
+static NO_INLINE void score_part(products *work, const uint16_t *q, int64_t dim_qk) {
+  score_tiles(work, q, dim_qk, false, false);
+}
 
 /* S of `rows` rows from tile_row on, to block->score. */
 static void score_rows(products *work, const row_block *block, int64_t tile_row, int64_t rows) {
   const int64_t dim_qk = block->problem->dim_qk;
+  const bool ahead = asks_ahead(work, tile_row);
   const uint16_t *q = work->q_tiles + tile_row * round_up(dim_qk, PAIRED);
   tiles_see_stores();
-  (tile_row == 0 ? score_fresh : score_again)(work, q, dim_qk);
+  (!is_whole(work) ? score_part : ahead ? score_fresh : score_again)(work, q, dim_qk);
   tiles_see_stores();
   const vec scale = vec_set1(work->scale);
-  for (int group = 0; group < GROUPS; group++) {
-    for (int64_t d = 0; tile_row == 0 && d < dim_qk; d += PAIRED) fetch_pairs(&work->next, PAIRS_BESIDE_SCORES);
+  const int64_t score_stride = block->score_stride;
+  const float *from = work->s;
+  for (float *to = block->score; to < block->score + DECODE_KEYS; to += GROUP_KEYS, from += TILE_FLOATS) {
+    for (int64_t d = 0; ahead && d < dim_qk; d += PAIRED) fetch_pairs(&work->next, PAIRS_BESIDE_SCORES);
     vec s[GROUP_KEYS];
     UNROLL
-    for (int i = 0; i < GROUP_KEYS; i++) s[i] = vec_load(work->s + group * TILE_FLOATS + i * DECODE_TILE_ROWS);
+    for (int i = 0; i < GROUP_KEYS; i++) s[i] = vec_load(from + i * DECODE_TILE_ROWS);
     vec_transpose(s);
     UNROLL
     for (int i = 0; i < DECODE_TILE_ROWS; i++)
-      if (i < rows) vec_store(block->score + i * block->score_stride + group * GROUP_KEYS, vec_mul(scale, s[i]));
+      if (i < rows) vec_store(to + i * score_stride, vec_mul(scale, s[i]));
   }
 }
 
@@ -256,9 +298,9 @@ static void score_rows(products *work, const row_block *block, int64_t tile_row,
   }
 
 static ALWAYS_INLINE void add_columns(products *work, const row_block *block, float *acc, int64_t column, const int parts,
-                                      const bool ahead) {
+                                      const bool whole, const bool ahead) {
+  const int from = whole ? 0 : work->from, to = whole ? GROUPS : work->to;
   const int acc_bytes = (int)float_bytes(block->acc_stride), score_bytes = (int)float_bytes(block->score_stride);
-  const int64_t stride = work->v.stride;
   next_lines next = work->next;
   acc += column;
   _tile_loadd(SUM_0, acc, acc_bytes);
@@ -267,8 +309,10 @@ static ALWAYS_INLINE void add_columns(products *work, const row_block *block, fl
     _tile_loadd(SUM_2, acc + 32, acc_bytes);
     _tile_loadd(SUM_3, acc + 48, acc_bytes);
   }
-  for (int group = 0; group < GROUPS; group++) {
-    const uint16_t *v = work->v.at + group * GROUP_KEYS * stride + column;
+  for (int group = from; group < to; group++) {
+    const value_rows rows = group_at(work->v, group, whole);
+    const uint16_t *v = rows.at + column;
+    const int64_t stride = rows.stride;
     _tile_loadd(ROWS_A, work->even + group * GROUP_KEYS, DECODE_KEYS * (int)sizeof(uint32_t));
     _tile_loadd(ROWS_B, block->score + group * GROUP_KEYS, score_bytes);
     ADD_COLUMNS(0, KEYS_A)
@@ -285,37 +329,36 @@ static ALWAYS_INLINE void add_columns(products *work, const row_block *block, fl
   }
 }
 
-static NO_INLINE void two_columns(products *work, const row_block *block, float *acc, int64_t column, bool ahead) {
-  if (ahead)
-    add_columns(work, block, acc, column, 2, true);
+/* add_columns with constants for what `work` says. */
+static ALWAYS_INLINE void choose_columns(products *work, const row_block *block, float *acc, int64_t column, const int parts,
+                                         bool ahead) {
+  if (!is_whole(work))
+    add_columns(work, block, acc, column, parts, false, false);
+  else if (ahead)
+    add_columns(work, block, acc, column, parts, true, true);
   else
-    add_columns(work, block, acc, column, 2, false);
+    add_columns(work, block, acc, column, parts, true, false);
+}
+static NO_INLINE void two_columns(products *work, const row_block *block, float *acc, int64_t column, bool ahead) {
+  choose_columns(work, block, acc, column, 2, ahead);
 }
 static NO_INLINE void one_column(products *work, const row_block *block, float *acc, int64_t column, bool ahead) {
-  if (ahead)
-    add_columns(work, block, acc, column, 1, true);
-  else
-    add_columns(work, block, acc, column, 1, false);
+  choose_columns(work, block, acc, column, 1, ahead);
 }
 
-/* P of keys of the block that softmax has left out is 0, and the pairs for even columns. */
-static void pair_p(const products *work, const row_block *block, int64_t rows) {
-  const int64_t from = round_down(work->begin, GROUP_KEYS) - work->first, to = round_up(work->end, GROUP_KEYS) - work->first;
-  for (int64_t i = 0; i < rows; i++) {
-    float *p = block->score + i * block->score_stride;
-    for (int64_t j = 0; j < DECODE_KEYS; j += GROUP_KEYS) {
-      if (j < from || j >= to) vec_store(p + j, vec_zero());
-      _mm512_storeu_si512(work->even + i * DECODE_KEYS + j, _mm512_srli_epi32(_mm512_loadu_si512(p + j), 16));
-    }
-  }
+/* The pairs for even columns. */
+static void pair_p(uint32_t *even, const float *p, int64_t p_stride, int64_t rows) {
+  for (; rows > 0; rows--, p += p_stride, even += DECODE_KEYS)
+    for (int64_t j = 0; j < DECODE_KEYS; j += GROUP_KEYS)
+      _mm512_storeu_si512(even + j, _mm512_srli_epi32(_mm512_loadu_si512(p + j), 16));
 }
 
 /* acc += P V for the same rows. */
 static void accumulate_rows(products *work, const row_block *block, int64_t tile_row, int64_t rows) {
   float *acc = block->acc + tile_row * block->acc_stride;
-  const bool ahead = tile_row == 0;
+  const bool ahead = asks_ahead(work, tile_row);
   int64_t column = 0;
-  pair_p(work, block, rows);
+  pair_p(work->even, block->score, block->score_stride, rows);
   tiles_see_stores();
   for (; column + 2 * PAIRED <= block->acc_stride; column += 2 * PAIRED) two_columns(work, block, acc, column, ahead);
   if (column < block->acc_stride) one_column(work, block, acc, column, ahead);
