@@ -76,28 +76,36 @@ static attn_status choose_named(const attn_problem *problem, const char *name, c
   return ATTN_OK;
 }
 
+enum {
+  SPILLING_QUERIES = 24,      /* queries that do not pay for a transposed K ... */
+  SPILLING_BYTES = 3 << 19,   /* ... where K and V of a head, as floats, are larger: they leave level 2 in between */
+  TILE_QUERIES = 24,          /* from here on tiles of 32 queries pay; */
+  TILE_PAIRS = 512,           /* fewer queries need so many pairs with keys, because tiles are computed whole, */
+  TILE_KEYS = 16,             /* and any number needs more keys than these */
+  DECODED_QUERIES = 16,       /* queries up to which decode is faster than flash_amx */
+  DECODED_ROWS = 3,           /* rows of a KV head from which decode_amx is faster than vectors, */
+  DECODED_ROWS_OF_COPIES = 6, /* and where it copies K and V; */
+  DECODED_PAIRS = 384         /* they need so many pairs with keys */
+};
+
 /* Queries of a head up to which split-KV beats flash, by the width of a key and its value: flash transposes K and fills
- * tiles of several queries, which few queries do not pay back, least of all where K has to be widened first. Measured
- * borders: docs/performance-details.md, "Which kernel when". */
+ * tiles of several queries, which few queries do not pay back, least of all where K has to be widened first or written to
+ * memory. Measured borders: docs/performance-details.md, "Which kernel when". */
 static int64_t most_decode_queries(const attn_problem *p) {
   static const struct {
     int64_t below; /* of dim_qk + dim_v */
     int32_t f32, half;
   } borders[] = {{96, 4, 5}, {256, 8, 10}, {400, 16, 16}, {INT64_MAX, 16, 24}};
+  const int64_t dims = p->dim_qk + p->dim_v;
   int i = 0;
-  while (p->dim_qk + p->dim_v >= borders[i].below) i++;
+  if (p->seq_k > SPILLING_BYTES / (int64_t)sizeof(float) / dims) return SPILLING_QUERIES;
+  while (dims >= borders[i].below) i++;
   return p->dtype_kv == ATTN_F32 ? borders[i].f32 : borders[i].half;
 }
 
-enum {
-  TILE_QUERIES = 24, /* from here on tiles of 32 queries pay for any number of keys; */
-  TILE_PAIRS = 512,  /* fewer queries need so many pairs with keys, because tiles are computed whole */
-  BEFORE_TILES = 4,  /* queries up to which vectors decode faster than flash_amx */
-  TILE_ROWS = 16,    /* queries up to which decode_amx is faster than it */
-  TILE_KEYS = 32     /* keys up to which vectors are faster than decode_amx, which fills up its block of 64 */
-};
-
-static bool is_small_for_tiles(const attn_problem *p) { return p->seq_q < TILE_QUERIES && p->seq_q * p->seq_k < TILE_PAIRS; }
+static bool is_small_for_tiles(const attn_problem *p) {
+  return p->seq_k <= TILE_KEYS || (p->seq_q < TILE_QUERIES && p->seq_q * p->seq_k < TILE_PAIRS);
+}
 
 /* Whether the tile unit computes the problem, and is quick. */
 static bool suits_tiles(const attn_problem *p, const char *cap) {
@@ -108,9 +116,10 @@ static bool suits_tiles(const attn_problem *p, const char *cap) {
 /* NULL, or why decode_amx, which accepts the problem, is not the quickest: its tiles hold 16 rows of a KV head, and
  * flash_amx's 32 queries; K and V whose width is no multiple of 32 have to be copied into tiles. */
 static const char *slower_in_decoding_tiles(const attn_problem *p) {
-  const int64_t rows = p->heads_q / p->heads_kv * p->seq_q, least_rows = (p->dim_qk | p->dim_v) % 32 ? 5 : 3;
-  if (p->seq_q > TILE_ROWS) return "slower than flash_amx for so many queries";
-  const bool small = rows < least_rows || p->seq_k <= TILE_KEYS || rows * p->seq_k < TILE_PAIRS;
+  const int64_t rows = p->heads_q / p->heads_kv * p->seq_q;
+  const int64_t least_rows = (p->dim_qk | p->dim_v) % 32 ? DECODED_ROWS_OF_COPIES : DECODED_ROWS;
+  if (p->seq_q > DECODED_QUERIES) return "slower than flash_amx for so many queries";
+  const bool small = rows < least_rows || rows * p->seq_k < DECODED_PAIRS;
   return small ? "slower than vectors for so few rows" : NULL;
 }
 
@@ -122,7 +131,7 @@ static const char *passed_over(const attn_kernel *kernel, const attn_problem *p,
   if (strcmp(kernel->info.algorithm, "decode") != 0) return NULL;
   if (strcmp(kernel->info.isa, "amx") == 0) return slower_in_decoding_tiles(p);
   if (p->seq_q > most_decode_queries(p)) return "slower than flash for so many queries";
-  return p->seq_q > BEFORE_TILES && suits_tiles(p, cap) ? "slower than flash_amx for so many queries" : NULL;
+  return p->seq_q > DECODED_QUERIES && suits_tiles(p, cap) ? "slower than flash_amx for so many queries" : NULL;
 }
 
 static attn_status choose_automatically(const attn_problem *problem, const char *cap, attn_choice *choice) {

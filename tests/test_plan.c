@@ -227,15 +227,27 @@ TEST(choice_depends_on_the_shape_of_a_sequence) {
     }
 }
 
-/* Where there is a tile unit: 24 queries fill it, or 512 pairs of a query and a key; decode_amx takes up to 16 queries. */
+/* Where K and V of a head, as floats, exceed 1.5 MiB, decode keeps 24 queries. */
+TEST(long_sequences_stay_with_decode) {
+  for (int more = 0; more < 2; more++)
+    for (int queries = 24; queries <= 25; queries++) {
+      attn_problem problem;
+      attn_problem_init(&problem, 1, 1, 1, queries, 3072 + more, 64, 64);
+      setenv("ATTN_MAX_ISA", "c", 1);
+      assert_plan_of(&problem, more && queries == 24 ? "decode_c" : "flash_c");
+    }
+}
+
+/* Where there is a tile unit: 24 queries x 17 keys fill it, or 512 pairs of a query and a key; decode_amx takes up to 16
+ * queries. */
 TEST(tiles_are_for_problems_that_fill_them) {
   static const struct {
     int64_t seq_q, seq_k;
     const char *expected;
-  } cases[] = {{2, 512, "decode_avx512"}, {3, 512, "decode_amx"},    {5, 102, "decode_avx512"}, {5, 103, "decode_amx"},
-               {24, 1, "flash_amx"},      {23, 22, "flash_avx512"},  {23, 23, "flash_amx"},     {11, 46, "flash_avx512"},
-               {11, 47, "decode_amx"},    {16, 33, "decode_amx"},    {17, 30, "flash_avx512"},  {17, 31, "flash_amx"},
-               {10, 51, "decode_avx512"}, {1, 4096, "decode_avx512"}};
+  } cases[] = {{2, 512, "decode_avx512"}, {3, 512, "decode_amx"},    {5, 76, "decode_avx512"},  {5, 77, "decode_amx"},
+               {24, 16, "flash_avx512"},  {24, 17, "flash_amx"},     {23, 22, "flash_avx512"},  {23, 23, "flash_amx"},
+               {11, 34, "flash_avx512"},  {11, 35, "decode_amx"},    {16, 24, "decode_amx"},    {17, 30, "flash_avx512"},
+               {17, 31, "flash_amx"},     {10, 38, "decode_avx512"}, {1, 4096, "decode_avx512"}};
   for (size_t i = 0; i < COUNT(cases); i++) {
     attn_problem problem;
     attn_problem_init(&problem, 1, 1, 1, cases[i].seq_q, cases[i].seq_k, 64, 64);
@@ -245,16 +257,16 @@ TEST(tiles_are_for_problems_that_fill_them) {
   }
 }
 
-/* The tile unit decodes from 3 rows of a KV head on, or 5 where it copies K and V, up to 16 queries. */
+/* The tile unit decodes from 3 rows of a KV head on, or 6 where it copies K and V, up to 16 queries. */
 TEST(choice_of_decode_depends_on_the_rows) {
   static const struct {
     int64_t group, seq_q, seq_k, dim;
     const char *expected;
-  } cases[] = {{2, 1, 512, 64, "decode_avx512"}, {3, 1, 512, 64, "decode_amx"},  {3, 1, 170, 64, "decode_avx512"},
-               {3, 1, 171, 64, "decode_amx"},    {1, 3, 512, 192, "decode_amx"}, {4, 1, 512, 80, "decode_avx512"},
-               {5, 1, 512, 80, "decode_amx"},    {1, 16, 512, 64, "decode_amx"}, {1, 17, 512, 64, "flash_amx"},
-               {8, 4, 512, 64, "decode_amx"},    {8, 5, 512, 64, "flash_amx"},   {8, 4, 32, 64, "decode_avx512"},
-               {8, 4, 33, 64, "decode_amx"}};
+  } cases[] = {{2, 1, 512, 64, "decode_avx512"}, {3, 1, 512, 64, "decode_amx"},    {3, 1, 127, 64, "decode_avx512"},
+               {3, 1, 128, 64, "decode_amx"},    {1, 3, 512, 192, "decode_amx"},   {5, 1, 512, 80, "decode_avx512"},
+               {6, 1, 512, 80, "decode_amx"},    {1, 5, 512, 40, "decode_avx512"}, {1, 6, 512, 40, "decode_amx"},
+               {1, 16, 512, 64, "decode_amx"},   {1, 17, 512, 64, "flash_amx"},    {8, 4, 512, 64, "decode_amx"},
+               {8, 5, 512, 64, "flash_amx"},     {8, 4, 11, 64, "decode_avx512"},  {8, 4, 12, 64, "decode_amx"}};
   if (!attn_kernel_find("decode_amx") || attn_kernel_unusable(attn_kernel_find("decode_amx"))) skip();
   for (size_t i = 0; i < COUNT(cases); i++) {
     attn_problem p;
