@@ -15,8 +15,8 @@ is compiled and linked outside the build. Then the tests of its file run, the qu
     equivalent    it survived, and tests/mutants_equivalent.txt has the reason
     same code     the compiler's object did not change; not counted, like faults that do not compile
 With --together, faults wait in one program for their turn (scripts/mutating/together.py): headers of kernels/ are tried in
-two tiers only, and what would be the same code survives; --again sorts that out. A build with sanitizers finds faults that
-only read or write beyond an array.
+two tiers only, and what would be the same code survives; --again tries every tier and sorts that out. A build with
+sanitizers finds faults that only read or write beyond an array.
 Rows go to BUILD/mutants.csv. Exit code: 0; 1 fewer than --least per cent were killed; 2 bad usage; 3 a test failed without
 a fault.
 """
@@ -74,6 +74,7 @@ AREAS = (
 SCOPE = ("src/*", "kernels/common/*", "kernels/amx/*", "harness/check/*", "harness/timing/*", "harness/goals/*",
          "harness/compare/*", "harness/tuning/*", "harness/data/tensors_output.c", "harness/cases/work.c",
          "harness/commands/session*.c", "harness/report/journal.c")
+HINTS = "kernels/common/next_lines.h"  # says which lines of memory to fetch: a fault changes no value
 TRIES = 3  # of a test without a fault: other load may disturb its times
 MEMORY_BYTES = 16 << 30  # limit of a process: a fault may request any amount
 # Of programs in C: glibc fills what it allocates, and looks behind it when it is freed.
@@ -106,7 +107,7 @@ def read_options(arguments):
 def files_of(patterns):
     names = sorted(str(path.relative_to(ROOT)) for folder in ("src", "kernels", "harness")
                    for path in (ROOT / folder).rglob("*.[ch]"))
-    return [name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
+    return [name for name in names if name != HINTS and any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
 
 
 def mutations_in(names):
@@ -131,10 +132,10 @@ def sampled(mutations, count, seed, by="kind"):
 
 
 def survivors_of(path):
-    """The faults that survived an earlier run. Finds them by their text."""
+    """The faults that survived an earlier run, and are not known as equivalent. Finds them by their text."""
     with path.open(newline="", encoding="utf-8") as file:
         survived = [row for row in csv.DictReader(file) if row["outcome"] == "survived"]
-    keys = {(row["file"], row["before"], row["after"]) for row in survived}
+    keys = {(row["file"], row["before"], row["after"]) for row in survived} - read_equivalents(EQUIVALENT).keys()
     return sorted(each for each in mutations_in({key[0] for key in keys}) if key_of(each) in keys)
 
 
@@ -229,7 +230,12 @@ def tests_of(mutation, options):
 def judge(mutation, place, options, baseline):
     """Outcome of a fault, and the test that noticed it."""
     outcome = place.build_with(mutation)
-    return noticed(mutation, place, options, baseline) if outcome == "changed" else (outcome, "")
+    if outcome != "changed":
+        return outcome, ""
+    done, changed = noticed(mutation, place, options, baseline), place.changed
+    if done[0] == "survived" and not options.together and place.build_with(mutation, every=True) == "changed":
+        return noticed(mutation, place, options, baseline) if place.changed != changed else done  # other tiers may notice
+    return done
 
 
 def noticed(mutation, place, options, baseline):

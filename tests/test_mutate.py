@@ -43,16 +43,18 @@ FAULTS = {  # a statement, and all its mutations
     "fmin(a, b);": ";",
     "n++;": ";",
     "break;": ";",
-    # no faults: declarations, buffers, text, comments, assertions, pointers, macros
+    # no faults: declarations, buffers, text, comments, assertions, pointers, hints, macros
     "int x = y;": "",
     "char text[160];": "",
     "long long a[2], b[3 * N];": "long long a[2], b[3 / N];",
+    "__m512i a[8], b[9];": "",
     'char a[40] = "", b[80] = "x";': "",
     "x = a[3];": "x = a[4]; | ;",
     'say("a < 1, b + 2");': ";",
     "/* a < b */": "",
     "assert(a < b && f(c) == 1);": "",
     "const float *a, *const b = c;": "",
+    "if (ahead > 1) fetch_pairs(next, 1);": "",
     "#define LESS(a, b) (a < b)": "",
 }
 

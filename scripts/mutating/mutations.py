@@ -33,14 +33,18 @@ STATEMENT = re.compile(r"^(?P<head>\s+(?:(?:if|for|while) \(.*?\) |else )?)"
                        r"(?P<body>(?:\(void\))?\w[\w.>\-]*\(.*\);|[\w.>\-\[\]()*+/ ]+ [-+*/|&]?= .*;"
                        r"|[\w.>\-\[\]]+(?:\+\+|--);|break;|continue;|return;)$")
 DECLARES = re.compile(r"^(?!return|else|goto)[A-Za-z_]\w* (?:const )?(?:\*+|[A-Za-z_])")
-BUFFER = re.compile(r"\s*(?!return|else|case)(?:[a-z]\w* )+(?:(?:[^=;{]|= \0)*, )?\w+\[[^]]*")  # a declaration up to a size
+BUFFER = re.compile(r"\s*(?!return|else|case)(?:[a-z_]\w* )+(?:(?:[^=;{]|= \0)*, )?\w+\[[^]]*")  # a declaration up to a size
 
 
 def blanked(text):
-    """The text with comments, strings, characters, preprocessor lines and assertions replaced by blanks, line by line."""
+    """The text with what is no code of a fault replaced by blanks, line by line.
+
+    Comments, strings, characters, preprocessor lines, assertions, and lines that only fetch ahead, which changes no value.
+    """
     hide = lambda match: re.sub(r"[^\n]", "\0", match.group())  # not a space: operators contain spaces
     text = re.sub(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'', hide, text, flags=re.S)
     text = re.sub(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", hide, text, flags=re.M)
+    text = re.sub(r"^ [^\n]*\b(?:__builtin_prefetch|_mm_prefetch|fetch_pairs)\([^\n]*", hide, text, flags=re.M)
     return re.sub(r"\b(?:assert|_Static_assert|static_assert)\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\);?", hide, text)
 
 

@@ -102,14 +102,18 @@ class Workplace:
         self.errors = done.stderr.decode(errors="replace")
         return None if done.returncode else output
 
-    def build_with(self, mutation):
-        """Puts a fault in and compiles the sources that include it: "changed", "same code" or "not compiled"."""
+    def build_with(self, mutation, every=False):
+        """Puts a fault in and compiles the sources that include it: "changed", "same code" or "not compiled".
+
+        Stops after the first group of sources with an object that changed, unless all are wanted.
+        """
         path = self.sources / mutation.file
         text = path.read_text(encoding="utf-8")
         lines = text.split("\n")
         lines[mutation.number] = mutation.after
         self.programs = {}
-        for users in self.build.users_of(mutation.file):
+        groups = self.build.users_of(mutation.file)
+        for users in [sum(groups, [])] if every else groups:
             for source in users:
                 if source not in self.unchanged:
                     self.unchanged[source] = hash_of(self._compile(source))
@@ -165,7 +169,7 @@ class Workplace:
     def _leave_wrong_ones_out(self, own, lines, numbers):
         """Takes the faults out that the compiler's errors are at, or before. Returns whether there are any."""
         wrong = set()
-        for name, line in re.findall(r"^(?:In file included from )?(\S+?):(\d+):\d+: error", self.errors, flags=re.M):
+        for name, line in re.findall(r"^(?:In file included from )?(\S+?):(\d+):(?:\d+:)? [Ee]rror", self.errors, flags=re.M):
             file = os.path.relpath(name, self.sources)
             before = [number for number in lines.get(file, {}) if number <= int(line)]
             if before:
