@@ -269,6 +269,32 @@ static void regression_follows_the_formula(const char *kernel) {
 
 TEST(regression_in_every_kernel) { test_each_kernel(regression_follows_the_formula); }
 
+/* Two keys at distances x and -x: their scores are equal, and o moves by the difference of the errors of both, halved. A
+ * score of x^2 / 2 moves by x times the error of x: of a key, and of one rounding. Two more roundings are those of the
+ * square. */
+TEST(errors_of_distances_double_in_their_squares) {
+  const double of_key = 64, width = 0.5, distance = width * of_key, errors[] = {0, 3, 100};
+  for (size_t i = 0; i < COUNT(errors); i++) {
+    attn_nn_field q = attn_nn_field_create(1, 1), k = attn_nn_field_create(2, 1), v = attn_nn_field_create(2, 1);
+    k.value[0] = of_key, k.value[1] = -of_key;
+    k.error[0] = k.error[1] = errors[i] * 0x1p-24 * of_key;
+    v.value[0] = 1, v.value[1] = -1;
+    const attn_nn_attention attention = {.batch = 1,
+                                         .heads_q = 1,
+                                         .heads_kv = 1,
+                                         .seq_q = 1,
+                                         .seq_k = 2,
+                                         .score = ATTN_SCORE_GAUSSIAN,
+                                         .weight = &(float){(float)width}};
+    attn_nn_field o = attn_nn_oracle_attention(&attention, &q, &k, &v);
+    const double square = distance * distance, moved = square * 0x1p-24 * (errors[i] + 1),
+                 rounded = square / 2 * 0x1p-24 * sqrt(2);
+    assert_true(o.value[0] == 0);
+    assert_true(fabs(o.error[0] / sqrt((moved * moved + rounded * rounded) / 2) - 1) < 1e-3);
+    nn_destroy(&q, &k, &v, &o);
+  }
+}
+
 TEST(regression_checks_arguments) {
   const attn_regression good = ATTN_STRUCT(attn_regression, .points = POINTS, .queries = QUERIES, .dim_x = DX, .dim_y = DY,
                                            .x = points, .y = values, .query = queries, .prediction = predicted);

@@ -199,8 +199,8 @@ static double score_of(const head *c, int64_t i, int64_t j, double *variance) {
       add_product(&s, q, q_error, k, k_error);
     else if (a->score == ATTN_SCORE_ADDITIVE) /* tanh errs by a few u of 1 */
       add_product(&s, w, 0, t, sqrt(square((1 - t * t) * (together + unit * fabs(q + k))) + square(4 * unit)));
-    else
-      add_product(&s, -0.5 * difference, w * together / 2 + unit * fabs(difference), difference, w * together);
+    else /* a square, whose two factors err alike */
+      add_product(&s, -0.5 * difference, 0, difference, 2 * (w * together + unit * fabs(difference)));
   }
   const double scale = a->score == ATTN_SCORE_DOT ? (double)a->scale : 1;
   *variance = square(scale) * variance_of(&s);
