@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: MIT */
-/* Edge cases of the arithmetic in kernels/common: ties of the 16-bit types, windows as wide as an integer allows, a sink
- * above all scores, and a reference that moves by an amount that float32 cannot store. */
+/* Edge cases of kernels/common: ties of the 16-bit types, windows as wide as an integer allows, sizes that overflow, a sink
+ * above all scores, shapes that fill no block, and a reference that moves by an amount that float32 cannot store. */
 #include "kernels/common/convert.h"
 
 #include <math.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "check/check.h"
 #include "kernels/common/exact_row.h"
 #include "kernels/common/indexing.h"
+#include "kernels/common/memory.h"
+#include "kernels/peak.h"
 #include "kernels/ref/oracle_f64.h"
 #include "support.h"
 
@@ -62,19 +65,38 @@ TEST(widest_windows_hide_nothing) {
     }
 }
 
+/* ---- Memory ---------------------------------------------------------------------------------------------------------- */
+
+TEST(layouts_beyond_the_largest_size_are_refused) {
+  const int64_t most = INT64_MAX / 16 / 64 * 64;
+  int64_t start[2], end = 0;
+  assert_true(LAY_OUT(((memory_part[]){{&start[0], 3, 30}, {&start[1], most / 64 - 2, 64}}), &end));
+  assert_true(start[0] == 0 && start[1] == 128 && end == most);
+  const memory_part beyond[][2] = {{{&start[0], 1, 64}, {&start[1], most / 64, 64}},
+                                   {{&start[0], 1, 1}, {&start[1], INT64_MAX / 4, 8}},
+                                   {{&start[0], 1, 1}, {&start[1], INT64_MAX, 1}}};
+  for (size_t i = 0; i < COUNT(beyond); i++) {
+    end = 0;
+    assert_false(LAY_OUT(beyond[i], &end));
+  }
+}
+
 /* ---- The exact row --------------------------------------------------------------------------------------------------- */
 
 TEST(sinks_above_all_scores_weigh_in_the_exact_row) {
   enum { KEYS = 7, DIM = 5 };
-  const float sinks[] = {-INFINITY, -900, -3, 0, 2, 30, 900, INFINITY};
+  const float sinks[] = {-INFINITY, -900, -3, 0, 2, 30, 900, INFINITY},
+              scores[KEYS] = {-INFINITY, 0.3f, 1.1f, -INFINITY, -0.5f, 0.9f, -3};
   attn_problem p;
   attn_problem_init(&p, 1, 1, 1, 1, KEYS, DIM, DIM);
   p.uses = ATTN_USE_SINKS | ATTN_USE_LSE;
+  p.score = ATTN_SCORE_PRECOMPUTED;
   const test_data data = test_data_create(&p, 3);
   for (size_t n = 0; n < COUNT(sinks); n++) {
     attn_args args = data.args;
     double o[DIM], m[DIM], w[DIM], score[KEYS];
     args.sinks = &sinks[n];
+    args.scores = scores;
     attn_exact_row(&p, &args, 0, 0, 0);
     const attn_oracle_output exact = {.o = o, .m = m, .w = w, .p = score};
     const attn_oracle_row row = attn_oracle_f64_row(&p, &args, (attn_oracle_index){0, 0, 0}, &exact);
@@ -92,15 +114,26 @@ TEST(sinks_above_all_scores_weigh_in_the_exact_row) {
 typedef struct shape {
   int64_t heads_q, heads_kv, seq_q, seq_k, dim_qk, dim_v;
   uint32_t uses;
-  int64_t window_left;
+  attn_align align;
+  int64_t window_left, q_apart, kv_apart; /* apart: from an element to the next */
+  float scale;                            /* 0: the usual one */
+  attn_score score;
 } shape;
 
-static const shape shapes[] = {{2, 1, 3, 2500, 8, 8, 0, -1},
-                               {2, 1, 3, 2500, 8, 8, ATTN_USE_ROW_LEN | ATTN_USE_ALIBI, -1},
-                               {8, 1, 2, 200, 40, 104, ATTN_USE_ROW_LEN, -1},
-                               {16, 1, 2, 90, 200, 136, 0, -1},
-                               {2, 2, 70, 150, 72, 40, ATTN_USE_BIAS, -1},
-                               {1, 1, 40, 70, 32, 64, ATTN_USE_BIAS | ATTN_USE_ALIBI, 0}};
+static const shape shapes[] = {
+    {2, 1, 3, 2500, 8, 8, 0, ATTN_ALIGN_TOP_LEFT, -1, 1, 1, 0, ATTN_SCORE_DOT},
+    {2, 1, 3, 2500, 8, 8, ATTN_USE_ROW_LEN | ATTN_USE_ALIBI, ATTN_ALIGN_TOP_LEFT, -1, 1, 1, 0, ATTN_SCORE_DOT},
+    {8, 1, 2, 200, 40, 104, ATTN_USE_ROW_LEN, ATTN_ALIGN_TOP_LEFT, -1, 1, 1, 0, ATTN_SCORE_DOT},
+    {16, 1, 2, 90, 200, 136, 0, ATTN_ALIGN_TOP_LEFT, -1, 1, 1, 0, ATTN_SCORE_DOT},
+    {2, 2, 70, 150, 72, 40, ATTN_USE_BIAS, ATTN_ALIGN_TOP_LEFT, -1, 1, 1, 0, ATTN_SCORE_DOT},
+    {1, 1, 40, 70, 32, 64, ATTN_USE_BIAS | ATTN_USE_ALIBI, ATTN_ALIGN_TOP_LEFT, 0, 1, 1, 0, ATTN_SCORE_DOT},
+    {4, 2, 35, 150, 64, 32, 0, ATTN_ALIGN_TOP_LEFT, -1, 1, 1, 0, ATTN_SCORE_DOT},
+    {4, 1, 3, 70, 72, 40, 0, ATTN_ALIGN_TOP_LEFT, -1, 2, 1, 0, ATTN_SCORE_DOT},
+    {2, 2, 35, 70, 40, 72, ATTN_USE_ALIBI, ATTN_ALIGN_BOTTOM_RIGHT, 20, 3, 2, 0, ATTN_SCORE_DOT},
+    {2, 1, 35, 330, 16, 40, 0, ATTN_ALIGN_TOP_LEFT, -1, 1, 1, 15, ATTN_SCORE_DOT},
+    {2, 1, 3, 330, 16, 40, 0, ATTN_ALIGN_TOP_LEFT, -1, 1, 1, 15, ATTN_SCORE_DOT},
+    {2, 1, 35, 70, 8, 8, 0, ATTN_ALIGN_BOTTOM_RIGHT, 20, 1, 1, 0, ATTN_SCORE_PRECOMPUTED},
+};
 enum { MOST_KEYS = 2500, MOST_ROWS = 140, MOST_DIM = 136 };
 
 typedef struct answer {
@@ -128,6 +161,10 @@ static void compare_with(const answer *row, const attn_problem *problem, const a
   }
 }
 
+static attn_strides spread(attn_strides s, int64_t times) {
+  return (attn_strides){s.b * times, s.h * times, s.s * times, s.d * times};
+}
+
 static void check_shape(const shape *s, attn_dtype dtype) {
   static answer row[MOST_ROWS];
   static const float slopes[16] = {0.001f, 0.0005f};
@@ -136,12 +173,19 @@ static void check_shape(const shape *s, attn_dtype dtype) {
   p.dtype_q = p.dtype_kv = dtype;
   p.uses = s->uses;
   p.window_left = s->window_left;
+  p.align = s->align;
+  p.score = s->score;
+  p.q_stride = spread(p.q_stride, s->q_apart);
+  p.k_stride = spread(p.k_stride, s->kv_apart);
+  p.v_stride = spread(p.v_stride, s->kv_apart);
+  if (s->scale > 0) p.scale = s->scale;
   assert_true(p.heads_q * p.seq_q <= MOST_ROWS && p.seq_k <= MOST_KEYS && p.dim_v <= MOST_DIM);
   test_data data = test_data_create(&p, 21);
   float *bias = test_allocate(sizeof(float) * (size_t)(p.heads_q * p.seq_q * p.seq_k));
   test_fill(bias, (size_t)(p.heads_q * p.seq_q * p.seq_k), 22);
   const int32_t row_len[] = {(int32_t)p.seq_k, (int32_t)p.seq_k - 21, 75};
   if (p.uses & ATTN_USE_BIAS) data.args.bias = bias;
+  if (p.score == ATTN_SCORE_PRECOMPUTED) data.args.scores = bias;
   if (p.uses & ATTN_USE_ROW_LEN) data.args.row_len = row_len;
   if (p.uses & ATTN_USE_ALIBI) data.args.alibi_slopes = slopes;
   answer_all(&p, &data.args, row);
@@ -189,3 +233,33 @@ static void check_equal_weights(const char *kernel) {
 }
 
 TEST(equal_scores_weigh_the_same_after_a_rescale) { test_each_kernel(check_equal_weights); }
+
+/* ---- Peak loops ------------------------------------------------------------------------------------------------------ */
+
+static double now_s(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* A loop that the compiler has left out would run at any rate. */
+TEST(peak_loops_are_as_slow_as_a_core) {
+  const attn_peak_loop *loop;
+  for (int i = 0; (loop = attn_peak_get(i)); i++) {
+    if (!attn_peak_usable(loop->isa)) continue;
+    const double begin = now_s();
+    loop->run(4096);
+    assert_true(4096 * loop->flops / (now_s() - begin) < 2e13);
+  }
+}
+
+TEST(read_loops_see_every_bit) {
+  static _Alignas(64) uint64_t data[2 * ATTN_READ_BYTES / sizeof(uint64_t)];
+  const attn_peak_loop *loop;
+  for (int i = 0; (loop = attn_peak_get(i)); i++)
+    for (size_t n = 0; loop->read && attn_peak_usable(loop->isa) && n < COUNT(data); n++) {
+      data[n] = (uint64_t)1 << n % 64;
+      assert_true(loop->read(data, sizeof data) == data[n]);
+      data[n] = 0;
+    }
+}

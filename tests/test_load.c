@@ -79,6 +79,21 @@ TEST(places_are_named) {
   test_invalid(attn_load_kernels("no name"), "plugin is 'no name'; it must be a name");
 }
 
+/* A file of that name beside the program is the one that is loaded. */
+TEST(files_beside_the_program_come_first) {
+  char path[1100];
+  test_refused(attn_load_kernels("planted"), ATTN_UNSUPPORTED, "no plug-in 'planted'");
+  const char *file = strstr(attn_last_error(), "': ") + 3, *end = strstr(file, " is not in "),
+             *own = end + strlen(" is not in ");
+  snprintf(path, sizeof path, "%.*s/%.*s", (int)(strstr(own, ", ") - own), own, (int)(end - file), file);
+  FILE *planted = fopen(path, "w");
+  if (!planted) skip();
+  fclose(planted);
+  const attn_status status = attn_load_kernels("planted");
+  remove(path);
+  test_refused(status, ATTN_UNSUPPORTED, "cannot load ", path);
+}
+
 /* ---- A kernel and a product on a library, which count --------------------------------------------------------------------
  */
 

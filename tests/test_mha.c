@@ -609,6 +609,9 @@ TEST(test_refuses_bad_problems) {
   REFUSES(problem.attention.batch = -1, "attn_problem.batch is -1");
   REFUSES(problem.attention.heads_kv = 3, "attn_problem.heads_q is 4 with heads_kv 3");
   REFUSES(problem.attention.dtype_kv = problem.attention.dtype_q = problem.attention.dtype_o = ATTN_BF16, "dtypes 2, 2, 2");
+  REFUSES(problem.attention.dtype_q = ATTN_F16, "dtypes 1, 0, 0");
+  REFUSES(problem.attention.dtype_kv = ATTN_F16, "dtypes 0, 1, 0");
+  REFUSES(problem.attention.dtype_o = ATTN_F16, "dtypes 0, 0, 1");
   REFUSES(problem.attention.score = ATTN_SCORE_GAUSSIAN, "attn_mha_problem.attention.score is 2");
   REFUSES(problem.x_stride.s = INT64_MAX, "attn_mha_problem.x_stride");
   REFUSES(problem.memory_stride.b = INT64_MIN, "attn_mha_problem.memory_stride");
@@ -690,6 +693,7 @@ TEST(test_refuses_bad_arguments) {
   assert_int_equal(attn_mha_run(mha, &args, NULL, bytes), ATTN_WORKSPACE_TOO_SMALL);
   assert_int_equal(attn_mha_run(NULL, &args, workspace, bytes), ATTN_INVALID_ARGUMENT);
   assert_int_equal(attn_mha_run(mha, NULL, workspace, bytes), ATTN_INVALID_ARGUMENT);
+  assert_int_equal(attn_mha_attention_weights(mha, &args, l.p, workspace, bytes - 64), ATTN_WORKSPACE_TOO_SMALL);
   assert_int_equal(attn_mha_attention_weights(mha, &args, l.p, workspace, bytes), ATTN_INVALID_ARGUMENT);
   test_contains(attn_last_error(), "attn_mha_problem.want_weights was false");
   attn_mha_destroy(mha);

@@ -273,6 +273,11 @@ TEST(additive_checks_arguments) {
   test_ok(attn_additive_run(nothing, &ATTN_STRUCT(attn_additive_args, .k = some, .v = some, .kv_len = lengths), workspace,
                             bytes));
   attn_additive_destroy(nothing);
+  empty = good, empty.seq_k = 0, empty.use_kv_len = false;
+  test_ok(attn_additive_create(&empty, NULL, &nothing));
+  test_ok(attn_additive_run(nothing, &ATTN_STRUCT(attn_additive_args, .q = some, .o = args.o), workspace, bytes));
+  for (int i = 0; i < AB * AQ * AV; i++) assert_true(args.o[i] == 0);
+  attn_additive_destroy(nothing);
   bad.q = NULL;
   test_invalid(attn_additive_run(layer, &bad, workspace, bytes), "q is NULL");
   bad = args, bad.k = NULL;

@@ -193,6 +193,21 @@ static void ordinary_rows_are_computed_once(const char *kernel) {
   }
 }
 
+/* Nor are rows of low scores, beside which a score of 0, read where no key is, would leave no weight. */
+static void low_rows_are_computed_once(const char *kernel) {
+  for (int64_t keys = KEYS; keys > 0; keys -= 9) {
+    attn_problem problem = one_head();
+    problem.seq_k = keys;
+    test_data data = test_data_create(&problem, 13);
+    for (int i = 0; i < QUERIES * DIM; i++) ((float *)data.args.q)[i] = i % DIM == 0;
+    for (int64_t j = 0; j < keys * DIM; j++) ((float *)data.args.k)[j] = -8192;
+    exact_rows = 0;
+    run(kernel, &problem, &data.args);
+    if (exact_rows) fail_msg("%s computes %d rows of %d keys again", kernel, exact_rows, (int)keys);
+    test_data_destroy(&data);
+  }
+}
+
 /* Of one that is not finite, and of no other. */
 static void a_nan_row_is_computed_again_alone(const char *kernel) {
   attn_problem problem = one_head();
@@ -217,4 +232,5 @@ FOR_EACH_KERNEL(sign_of_zero_is_the_rows_own)
 FOR_EACH_KERNEL(nan_bias_reaches_its_row)
 FOR_EACH_KERNEL(biased_away_keys_change_no_bit)
 KERNEL_TEST(ordinary_rows_are_computed_once)
+FOR_EACH_KERNEL(low_rows_are_computed_once)
 FOR_EACH_KERNEL(a_nan_row_is_computed_again_alone)

@@ -358,6 +358,7 @@ static void plan_describes_itself(const char *kernel) {
   test_contains(text, kernel);
   test_contains(text, bytes);
   test_contains(text, "attn_options.kernel"); /* the reason for the choice */
+  assert_true(!strstr(text, " in 1 phase,") == !!strstr(text, " phases,"));
   test_contains(text, "threads");
   attn_plan_destroy(plan);
 }

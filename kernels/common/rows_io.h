@@ -128,14 +128,12 @@ static void store_row(const row_block *block, int64_t i, const float *row) {
   const int64_t offset = attn_o_offset(p, block->seq, block->b, at.head, at.query);
   if (p->dtype_o == ATTN_F32 && p->o_stride.d == 1) {
     memcpy((float *)block->args->o + offset, row, (size_t)p->dim_v * sizeof(float));
-    return;
-  }
-  if (p->dtype_o == ATTN_BF16 && p->o_stride.d == 1) { /* a loop that compilers turn into vectors */
+  } else if (p->dtype_o == ATTN_BF16 && p->o_stride.d == 1) { /* a loop that compilers turn into vectors */
     uint16_t *o = (uint16_t *)block->args->o + offset;
     for (int64_t d = 0; d < p->dim_v; d++) o[d] = attn_bf16_of_f32(row[d]);
-    return;
+  } else {
+    for (int64_t d = 0; d < p->dim_v; d++) attn_store_f32(block->args->o, p->dtype_o, offset + d * p->o_stride.d, row[d]);
   }
-  for (int64_t d = 0; d < p->dim_v; d++) attn_store_f32(block->args->o, p->dtype_o, offset + d * p->o_stride.d, row[d]);
 }
 
 static void store_lse(const row_block *block, int64_t i, double lse) {
