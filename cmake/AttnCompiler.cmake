@@ -19,6 +19,6 @@ if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES) # part of a project t
 endif()
 if(ATTN_SANITIZE)
   target_compile_options(attn_warnings INTERFACE -fsanitize=${ATTN_SANITIZE} -fno-sanitize-recover=all
-                                                 -fno-omit-frame-pointer -g)
+                                                 -fno-omit-frame-pointer -g1)
   target_link_options(attn_warnings INTERFACE -fsanitize=${ATTN_SANITIZE})
 endif()
