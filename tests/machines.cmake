@@ -58,7 +58,15 @@ endforeach()
 # ---- Fewer CPUs and threads, other topologies, no permission for tiles -------------------------------------------------
 set(unit_of_machine affinity args flush goals layer merge mha nn_layers nonfinite onednn openblas plan process product
                     score_steps)
-add_feigned(one_cpu "" "$<TARGET_FILE:feign>;--one-cpu" ${unit_of_machine} bits cli cpus small_edge)
+add_feigned(one_cpu "" "$<TARGET_FILE:feign>;--one-cpu" ${unit_of_machine} bits cpus small_edge)
+if(Python3_FOUND) # without the tests of plain commands, unless --long
+  set(few_of_cli "")
+  if(ATTN_TEST_CASES)
+    set(few_of_cli -k Files -k Layers -k Resuming -k environment -k openmp)
+  endif()
+  add_labelled(cli@one_cpu "feigned" $<TARGET_FILE:feign> --one-cpu ${Python3_EXECUTABLE}
+               ${CMAKE_CURRENT_SOURCE_DIR}/test_cli.py $<TARGET_FILE:attnbench> ${few_of_cli})
+endif()
 add_feigned(crowded "OMP_NUM_THREADS=7" "$<TARGET_FILE:feign>;--one-cpu" ${unit_of_machine})
 add_feigned(one_thread "OMP_THREAD_LIMIT=1;OMP_DYNAMIC=true" "" ${unit_of_machine})
 add_feigned(two_sockets "HWLOC_SYNTHETIC=pack:2 numa:1 core:8 pu:2" "" affinity plan cpus)
@@ -76,6 +84,9 @@ foreach(model Nehalem Haswell)
   set(qemu ${ATTN_QEMU_X86_64} -cpu ${model})
   add_feigned(qemu_${model} "" "${qemu}" plan score_steps merge nonfinite onednn args tier_avx512 tiny_edge long_edge)
   set_tests_properties(long_edge@qemu_${model} PROPERTIES LABELS "feigned;long")
+  if(model STREQUAL "Haswell") # a quarter of a minute for kernels that the test without an emulator runs too
+    set_tests_properties(nonfinite@qemu_${model} PROPERTIES LABELS "feigned;long")
+  endif()
   file(GENERATE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/${model}/attnbench
        CONTENT "#!/bin/sh\nexec ${ATTN_QEMU_X86_64} -cpu ${model} $<TARGET_FILE:attnbench> \"$@\"\n"
        FILE_PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE)

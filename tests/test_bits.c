@@ -25,7 +25,7 @@ static attn_problem uneven_problem(const char *kernel) {
   attn_problem p;
   for (size_t i = 0; i < COUNT(kinds); i++) {
     if (test_few())
-      attn_problem_init(&p, 2, 4, 2, kinds[i].seq_q, kinds[i].seq_k, 37, 29);
+      attn_problem_init(&p, 2, 2, 1, kinds[i].seq_q, kinds[i].seq_k, 37, 29);
     else
       attn_problem_init(&p, 3, 6, 2, kinds[i].seq_q, kinds[i].seq_k, 37, 29);
     if (!kinds[i].plain) attn_problem_set_causal(&p, ATTN_ALIGN_BOTTOM_RIGHT);

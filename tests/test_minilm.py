@@ -284,16 +284,12 @@ def test_with_torch_both_sides_are_timed_in_turn(run, arguments, mkl):
     if "needs a C compiler" in done.stderr:
         pytest.skip("no C compiler")
     assert_compared(done, [*OURS, *AGAINST], ["ours, packed", "ours, padded", "PyTorch, packed", "PyTorch, padded"])
+    assert re.findall(r"^(\w+_\w+) +[\d.]+$", done.stdout, re.MULTILINE) == ["naive_c"]  # a named kernel is the only one
+    assert "in turn, 11 rounds: naive_c;" in done.stdout and "ours, packed: time in naive_c: " in done.stdout
     assert f"PyTorch 2.13.0, its MKL kernels: {mkl}" in done.stdout  # the answer of the preloaded function
     assert "OMP_WAIT_POLICY" not in done.stdout  # unset, because workers must sleep while the other side is timed
     found = ratios_of(done.stdout)
     assert all(found[f"PyTorch, {name}"][0] >= 20 / len(SENTENCES) for name in ("packed", "padded"))
-
-
-def test_a_named_kernel_is_the_only_one(run):
-    done = run("--rounds", 11, "--kernel", "blocked_c", torch=NO_TORCH)
-    assert re.findall(r"^(\w+_\w+) +[\d.]+$", done.stdout, re.MULTILINE) == ["blocked_c"]
-    assert "in turn, 11 rounds: blocked_c;" in done.stdout and "ours, packed: time in blocked_c: " in done.stdout
 
 
 def test_wrong_embeddings_of_torch_are_a_failure(run):
