@@ -17,13 +17,13 @@ Sets up the machine (scripts/setup.sh), then builds and tests in stages:
              by every installed clang
   sanitize   AddressSanitizer and UndefinedBehaviorSanitizer, tiers up to AVX2 (all with --long): unit tests and 35 cases of
              each suite
-  fuzz       where clang has libFuzzer: each target of tests/fuzz runs its corpus, then new inputs for three seconds
+  fuzz       where clang has libFuzzer: each target of tests/fuzz runs its corpus, then new inputs, 60 seconds in all; tiers
+             up to AVX2 (all with --long)
   emulated   where this CPU lacks AMX (or with --long): the kernels of the tiers avx512 and amx, emulated on AVX2
   machines   simulated machines: libraries that choose other code, fewer CPUs and threads, another topology, no permission
              for AMX's tiles, CPUs without AVX and without AVX-512 (qemu-user); and a build with assertions and without
              optional packages
   lint       scripts/lint.sh: format, suspicious code, line length, spelling; each of its checks counts as a test
-  bench      scripts/bench.sh on one small case: table, CSV, JSON and, with Matplotlib, figures
   aarch64    cross-built, under qemu-user: a seeded selection of the vector tiers' cases; with --long many more, and what the
              stage `sanitize` runs
   onednn3    only with --long: a seeded selection of both suites with the kernels on oneDNN 3.x, which scripts/get_onednn.sh
@@ -31,7 +31,8 @@ Sets up the machine (scripts/setup.sh), then builds and tests in stages:
   races      only with --long: ThreadSanitizer on the tests that run kernels in several threads: those of a pool and, where
              clang has OpenMP, those of OpenMP
   memory     only with --long: MemorySanitizer (clang) on cases of both suites with the tier c, and on layers
-  levels     only with --long: unit tests at -O0, -O1, -O2 and -O3, and with link-time optimisation
+  levels     only with --long: unit tests of the library and of the checks at -O0, -O1 and -O2, and some with link-time
+             optimisation (the other stages build at -O3)
 
   --long         the stages above, all cases of each suite, and the tests with the label `long`
   --stage NAME   only this stage; repeatable
@@ -54,7 +55,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 [ -z "$long" ] || export ATTN_TEST_LONG=1 # some tests then check more kernels
-all_stages="gcc tiers clang sanitize fuzz emulated machines lint bench aarch64${long:+ onednn3 races memory levels}"
+all_stages="gcc tiers clang sanitize fuzz emulated machines lint aarch64${long:+ onednn3 races memory levels}"
 
 # ---- Stages ----------------------------------------------------------------------------------------------------------
 
@@ -150,26 +151,34 @@ stage_clang() {
   return $result
 }
 
+# Sets `cap`, the highest tier of builds with sanitizers or assertions: compilers take minutes for instrumented kernels of
+# higher tiers, which have no assertions of their own.
+cap_tiers() {
+  cap=avx2
+  [ -z "$long" ] && [ "$(uname -m)" = x86_64 ] || cap=
+}
+
 stage_sanitize() {
   local only=(tests_sanitize)
-  local cap=avx2 # compilers take minutes for instrumented kernels of higher tiers
-  [ -z "$long" ] && [ "$(uname -m)" = x86_64 ] || cap=
+  local cap
+  cap_tiers
   some_cases 35 13
-  configure_and_build asan build-asan "${cases[@]}" -DATTN_MAX_ISA=$cap -DATTN_BUILD_EXAMPLES=OFF -DATTN_GBENCH=OFF ||
+  configure_and_build asan build-asan "${cases[@]}" -DATTN_MAX_ISA="$cap" -DATTN_BUILD_EXAMPLES=OFF -DATTN_GBENCH=OFF ||
     { fail_build && return; } || return 1
   ATTN_MAX_ISA=$cap run_ctest build-asan -L sanitize
 }
 
 # -O0: the instrumented kernels compile twenty times faster.
 stage_fuzz() {
-  local compiler
+  local compiler cap
+  cap_tiers
   compiler=$(clang_with_fuzzer) || { skipped="no clang with libFuzzer; to install it: apt-get install clang" && return 0; }
   mapfile -t targets < <(scripts/fuzz.sh --list)
   quietly "$logs/build-fuzz-configure.log" cmake --preset fuzz -DCMAKE_C_COMPILER="$compiler" \
-    -DCMAKE_C_FLAGS_RELWITHDEBINFO="-O0 -g1" &&
+    -DATTN_MAX_ISA="$cap" -DCMAKE_C_FLAGS_RELWITHDEBINFO="-O0 -g1" &&
     quietly "$logs/build-fuzz-build.log" cmake --build build-fuzz -j "$jobs" --target "${targets[@]/#/fuzz_}" ||
     { fail_build && return; } || return 1
-  run_ctest build-fuzz -L fuzz
+  run_ctest build-fuzz -L fuzz -j "$jobs" # no more, as they run for a time
 }
 
 stage_emulated() {
@@ -187,9 +196,11 @@ stage_machines() {
   build_release || return 1
   run_ctest build -L feigned || result=1
   some_cases 40 14
+  local cap
+  cap_tiers
   local bare=(affinity args goals layer mha nn_layers plan product)
   local only=("${bare[@]/#/test_}" kernel_table tier attnbench)
-  configure_and_build bare build-bare "${cases[@]}" || { fail_build && return; } || return 1
+  configure_and_build bare build-bare "${cases[@]}" -DATTN_MAX_ISA="$cap" || { fail_build && return; } || return 1
   local names="${bare[*]} cpus header kernel_table${long:+ cli eval_minilm}"
   run_ctest build-bare -R "^(${names// /|}|(edge|tier)_(c|avx2))\$" || result=1
   return $result
@@ -238,26 +249,6 @@ stage_onednn3() {
   return $result
 }
 
-# One test: bench.sh must write all files that it documents.
-stage_bench() {
-  local folder=$root/build/bench-test missing='' file
-  rm -rf "$folder"
-  tests=$((tests + 1))
-  quietly "$logs/bench.log" scripts/bench.sh -o "$folder" -k naive_c,flash_c -a seq=64 -a heads=1 --rounds 5 ||
-    { failures=$((failures + 1)) && return 1; }
-  for file in table.txt results.csv samples.csv results.json env.json journal.jsonl peak.csv; do
-    [ -s "$folder/$file" ] || missing="$missing $file"
-  done
-  if python3 -c 'import numpy, matplotlib' 2>/dev/null; then
-    find "$folder" -name '*.png' | grep -q . || missing="$missing figures"
-  fi
-  python3 -c 'import matplotlib, plotly' 2>/dev/null && [ ! -s "$folder/report.html" ] && missing="$missing report.html"
-  [ -z "$missing" ] && say "left $(find "$folder" -type f | wc -l) files" && return
-  say "FAILED: bench.sh left no$missing"
-  failures=$((failures + 1))
-  return 1
-}
-
 # build_targets PRESET COMPILER TARGET...: builds in the folder of the preset; warnings are no errors.
 build_targets() {
   local preset=$1 compiler=$2
@@ -297,16 +288,22 @@ stage_memory() {
   return $result
 }
 
+# Tests of the library, of its kernels and of the checks. Release builds are at -O3: the stages gcc and clang run these. With
+# link-time optimisation each program takes as long as all kernels to compile.
 stage_levels() {
-  local level flags result=0
-  for level in 0 1 2 3 lto; do
-    [ $level = lto ] && flags="-O2 -flto=auto -fno-fat-lto-objects" || flags="-O$level"
+  local level flags names result=0
+  local -x ATTN_TEST_FEW=1
+  for level in 0 1 2 lto; do
+    flags="-O$level"
+    names=(bits check common error_limits flush layer layer_family merge mha nn_block nn_cache nn_layers nonfinite numerics
+      plan product reference row score_steps small_calls stats structure timing)
+    [ $level = lto ] && flags="-O2 -flto=auto -fno-fat-lto-objects" names=(bits check common plan)
     say "-- $flags"
     quietly "$logs/build-levels-configure.log" cmake --preset release -B build-levels -DATTN_GBENCH=OFF \
-      -DATTN_BUILD_EXAMPLES=OFF -DATTN_TEST_CASES=200 -DCMAKE_C_FLAGS_RELEASE="$flags" &&
-      quietly "$logs/build-levels-build.log" cmake --build build-levels -j "$jobs" --target tests_unit ||
+      -DATTN_BUILD_EXAMPLES=OFF -DCMAKE_C_FLAGS_RELEASE="$flags" &&
+      quietly "$logs/build-levels-build.log" cmake --build build-levels -j "$jobs" --target "${names[@]/#/test_}" ||
       { fail_build || result=1; continue; }
-    exclude=long run_ctest build-levels -L unit || result=1
+    run_ctest build-levels -R "^($(IFS='|' && echo "${names[*]}"))\$" || result=1
   done
   return $result
 }

@@ -11,9 +11,11 @@
 `commands` tries every line of a ```sh block that calls build/harness/attnbench: run and check with --dry-run, other commands
 unchanged. `snippets` makes one program of the ```c blocks of a document and runs it. A block that begins with `#include` or
 `static` goes to file scope; any other becomes the body of a function. `tutorial` follows docs/tutorial.md in a copy of the
-source tree: it writes each ```c block to the file that the block's first comment names, and runs each ```sh block.
+source tree: it writes each ```c block to the file that the block's first comment names, and runs each ```sh block. Then
+scripts/bench.sh must have left all its files.
 """
 
+import importlib.util
 import os
 import pathlib
 import platform
@@ -234,6 +236,15 @@ def follow(folder, language, text, environment):
     return subprocess.run(["bash", "-c", expecting(text)], cwd=folder, env=environment, check=False).returncode == 0
 
 
+def files_missing(results):
+    """What scripts/bench.sh should have written, but did not."""
+    names = ["table.txt", "results.csv", "samples.csv", "results.json", "env.json", "journal.jsonl", "peak.csv"]
+    if all(map(importlib.util.find_spec, ("numpy", "matplotlib"))):
+        names += ["figures/rate-seq.png", "figures/winners.svg"]
+        names += ["report.html"] if importlib.util.find_spec("plotly") else []
+    return [name for name in names if not (results / name).exists() or (results / name).stat().st_size == 0]
+
+
 def check_tutorial(folder, compiler):
     if not shutil.which("pkg-config"):
         print("skipped: pkg-config is missing (Debian: apt-get install pkg-config)")
@@ -252,7 +263,9 @@ def check_tutorial(folder, compiler):
         if not follow(folder, language, text, environment):
             print(f"WRONG: docs/tutorial.md:{number}:\n{text}")
             return 1
-    return 0
+    missing = files_missing(folder / "first")
+    print("WRONG: scripts/bench.sh left no " + ", ".join(missing) if missing else "scripts/bench.sh left all its files")
+    return 1 if missing else 0
 
 
 if __name__ == "__main__":
