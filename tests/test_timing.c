@@ -27,7 +27,9 @@ typedef struct script {
   double control_factor; /* of the times of the A/A control, a second trial of the same kernel */
   double again_factor;   /* of the time of calls on the same inputs as the call before */
   double first_factor;   /* of the time of the first call on changed inputs in rounds 0 to 6; 0 = 1 */
-  double busy;           /* threads; 0: as many as the case has */
+  double busy;           /* threads; 0: as many as the trial has, or as a larger team that still spins */
+  double alone_factor;   /* of the times of a trial with one thread, beside others; 0 = 1 */
+  bool late;             /* writes to the output of its last call after that has returned */
   bool remembers;        /* repeats its first answer for a tensor, whatever the tensor holds now */
   int idle_from;         /* from this round on it writes no output; 0 = never */
   int wrong_from;        /* from this round on it writes another output */
@@ -51,13 +53,14 @@ static struct {
   int events;
   int64_t calls;
   bench_cpu_time cpu;
-  int threads, most_threads, cpus; /* threads of the last team; most that OpenMP gives; CPUs that it may use (0: enough) */
+  int threads, most_threads, cpus; /* of the team that spins; most that OpenMP gives; CPUs that it may use (0: enough) */
   int version[MOST_TENSORS];       /* of the inputs */
   int remembered[MOST_TENSORS];    /* the first version that a call saw */
   int last_version;                /* the version that the last call saw */
   uint64_t output[MOST_TENSORS];   /* of the trial that was poisoned last */
   volatile int stop;
   const bench_trial *control;
+  int64_t late;      /* tensors whose output is still written to, counted from 1; 0: none */
   const script *all; /* the script of every trial; NULL: each trial has its own */
   int poisons;
   double slow_until_ns; /* until then peak loops are disturbed */
@@ -83,6 +86,8 @@ static bench_team team(int threads) {
   return (bench_team){sim.threads, sim.cpus ? sim.cpus : threads};
 }
 
+static void dismiss(void) { sim.threads = 1; }
+
 /* The output of a right call for this version of the inputs. */
 static uint64_t right_output(int version) { return CHECKED + 1000 * (uint64_t)version; }
 
@@ -92,8 +97,10 @@ static attn_status call(const bench_trial *trial, int64_t turn) {
   const int64_t at = turn % trial->tensor_count;
   const bool first = sim.last_version != sim.version[at] + 1, in_rounds = sim.poisons && round < 7;
   const double again = !first ? s->again_factor : s->first_factor > 0 && in_rounds ? s->first_factor : 1;
-  const double call_ns = s->call_ns[round % s->lengths] * (trial == sim.control ? s->control_factor : 1) * again;
+  const double call_ns = s->call_ns[round % s->lengths] * (trial == sim.control ? s->control_factor : 1) *
+                         (trial->threads == 1 && s->alone_factor > 0 ? s->alone_factor : 1) * again;
   sim.calls++;
+  if (trial->threads > sim.threads) sim.threads = trial->threads;
   sim.now_ns += call_ns;
   sim.cpu.own_ns += call_ns;
   sim.cpu.all_ns += call_ns * (s->busy > 0 ? s->busy : sim.threads);
@@ -103,6 +110,7 @@ static attn_status call(const bench_trial *trial, int64_t turn) {
   if (s->interrupt_in && round == s->interrupt_in) sim.stop = 1;
   if (s->fail_from && round >= s->fail_from) return ATTN_INVALID_ARGUMENT;
   if (s->idle_from && round >= s->idle_from) return ATTN_OK;
+  sim.late = s->late ? at + 1 : 0;
   sim.output[at] = right_output(s->remembers ? sim.remembered[at] - 1 : sim.version[at]);
   if (s->wrong_from && round >= s->wrong_from) sim.output[at]++;
   return ATTN_OK;
@@ -110,7 +118,8 @@ static attn_status call(const bench_trial *trial, int64_t turn) {
 
 static void renew(const bench_trial *trial, int64_t turn, int threads) {
   note((event){.kind = RENEW, .trial = trial, .turn = turn % trial->tensor_count});
-  assert_int_equal(threads, sim.threads);
+  assert_int_equal(threads, trial->threads);
+  if (threads > sim.threads) sim.threads = threads;
   sim.version[turn % trial->tensor_count]++;
 }
 
@@ -122,6 +131,7 @@ static void poison(const bench_trial *trial, int64_t turn) {
 
 static uint64_t output_hash(const bench_trial *trial, int64_t turn) {
   note((event){.kind = HASH, .trial = trial, .turn = turn % trial->tensor_count});
+  if (sim.late == turn % trial->tensor_count + 1) sim.output[sim.late - 1]++;
   const uint64_t checked = sim.all ? trial->verdict.output_hash : CHECKED;
   return sim.output[turn % trial->tensor_count] - right_output(sim.version[turn % trial->tensor_count]) + checked;
 }
@@ -157,6 +167,7 @@ static const bench_meter simulated = {.now_ns = now_ns,
                                       .resolution_ns = resolution_ns,
                                       .cpu_now = cpu_now,
                                       .team = team,
+                                      .dismiss = dismiss,
                                       .call = call,
                                       .renew = renew,
                                       .poison = poison,
@@ -184,7 +195,8 @@ static script steady(const char *name, double ns) {
 }
 
 static bench_trial trial_of(const script *s) {
-  return (bench_trial){.kernel = &s->kernel, .tensor_count = 1, .verdict = {.status = BENCH_PASS, .output_hash = CHECKED}};
+  return (bench_trial){
+      .kernel = &s->kernel, .threads = 1, .tensor_count = 1, .verdict = {.status = BENCH_PASS, .output_hash = CHECKED}};
 }
 
 /* ---- One run of the rounds ------------------------------------------------------------------------------------------- */
@@ -320,6 +332,20 @@ TEST(the_output_is_poisoned_before_each_sample) {
   script s = steady("skips_work", 700);
   s.idle_from = 3;
   expect_error(&s, "differs from the one that passed the check");
+}
+
+/* The trial that is named is the one that still writes, not the one whose output was found wrong; it writes to the tensors
+ * of its own call. */
+TEST(late_writers_are_named) {
+  script late = steady("writes_late", 700);
+  late.late = true;
+  for (int turns = 1; turns < 4; turns++) {
+    const script good = steady("good", 500);
+    SET_UP(7, &good, &late);
+    for (int i = 0; i < 2; i++) t.trial[i].tensor_count = turns, t.trial[i].turn = &t.turn;
+    assert_false(run());
+    assert_string_equal(t.error, "writes_late: writes to the output after its call has returned");
+  }
 }
 
 /* The inputs change before every sample, so an answer that was right for the first inputs is wrong later. */
@@ -566,7 +592,7 @@ TEST(peak_slices_surround_each_sample) {
                                          {.isa = "avx2", .dtype = "f32", .flops = 1}};
   const script a = steady("a", 500), b = steady("b", 600), c = steady("c", 700), d = steady("d", 800);
   SET_UP(8, &a, &b, &c, &d);
-  t.options.threads = 3;
+  for (int i = 0; i < 4; i++) t.trial[i].threads = 3;
   for (int i = 0; i < 3; i++) t.trial[i].peak = &loops[i / 2];
   run_well();
   int samples[4] = {0};
@@ -594,7 +620,7 @@ TEST(read_slices_read_as_much_as_a_sample) {
   t.trial[0].tensor_count = 8;
   t.trial[0].turn = &t.turn;
   t.trial[0].reads = true;
-  t.options.threads = 2;
+  t.trial[0].threads = 2;
   run_well();
   const int64_t iterations = t.trial[0].samples.iterations;
   int64_t turn = 0;
@@ -637,6 +663,7 @@ static void open_setup(const char *id, const bench_case_settings *settings, cons
   setup = (bench_setup){.bench = &bench, .settings = settings, .count = count, .rotations = 1, .flops = 1e6, .bytes = 1e6};
   for (int i = 0; i < count; i++) {
     setup.trials[i] = trial_of(scripts[i]);
+    setup.trials[i].threads = bench.threads;
     setup.trials[i].call_ns = scripts[i]->call_ns[0];
   }
   sim.control = &setup.control;
@@ -655,6 +682,8 @@ static const char one_thread[] = "seq:64/heads:2/head_dim:32", two_threads[] = "
 TEST(rows_compare_with_naive_and_with_the_best) {
   script naive = steady("naive_c", 8000), slow = steady("slow_c", 16000), quick = steady("quick_c", 2000);
   quick.control_factor = 1.25;
+  static double long_ns[] = {1e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1e9};
+  rows[3] = (bench_row){.kernel = "naive_c", .time = {.n = 7, .median = 1e9}, .samples_ns = long_ns}; /* of no trial */
   time_setup(two_threads, &seven_rounds, (const script *[]){&slow, &naive, &quick}, 3);
   static const double times[] = {16000, 8000, 2000}, ratios[] = {0.5, 1, 4}, best[] = {0.125, 0.25, 1};
   for (int i = 0; i < 3; i++) {
@@ -794,6 +823,9 @@ TEST(hidden_threads_are_an_error) {
   expect_objection(one_thread, &s, 1e6, "2.00 threads were busy, but the case has 1");
   s.busy = 3;
   expect_objection(two_threads, &s, 1e6, "3.00 threads were busy, but the case has 2");
+  s.busy = 1.25; /* that much may be of other processes */
+  judge(one_thread, &s, 1e6);
+  assert_int_equal(rows[0].verdict.status, BENCH_PASS);
 }
 
 TEST(threads_are_counted) {
@@ -813,7 +845,7 @@ TEST(fewer_threads_than_asked_for_are_an_error) {
   const script s = steady("a", 100);
   SET_UP(7, &s);
   sim.most_threads = 2;
-  t.options.threads = 3;
+  t.trial[0].threads = 3;
   setenv("OMP_THREAD_LIMIT", "2", 1);
   assert_false(run());
   unsetenv("OMP_THREAD_LIMIT");
@@ -844,22 +876,24 @@ static void hear(void *context, const char *what, const char *kernel) {
   snprintf(notes + used, sizeof notes - used, "%s %s;", what, kernel);
 }
 
-/* Measures "metric | kernel | case" as a goal. *complete: it was not interrupted. */
+/* Measures "metric | kernel | case" as a goal; a speedup is over one thread. *complete: it was not interrupted. */
 static bench_goal_row measure(const char *goal, const script *s, bench_row *row, bool *complete) {
   static bench_goal_list goals;
   char line[200], error[200];
   const bench_case_settings settings = {
       .timed = true, .case_budget_s = 5, .rounds = 11, .stop = &sim.stop, .note = hear, .meter = &simulated};
   notes[0] = 0;
-  snprintf(line, sizeof line, "%s |  | any | - | - | row", goal);
+  snprintf(line, sizeof line, "%s | %s | any | - | - | row", goal, strncmp(goal, "speedup", 7) ? "" : "threads=1");
   bench_goals_clear(&goals);
   if (!bench_goals_read(line, &goals, error, sizeof error)) fail_msg("%s", error);
   bench_goal_row result = {.goal = goals.item, .kernel = attn_kernel_find("flash_c")};
   bench_row found[2];
   bench_case_build(&goals.item[0].spec, 1, &result.bench);
+  bench_case_build(&goals.item[0].against, 1, &result.against);
   sim.all = s;
   *complete = bench_goal_measure(&result, &settings, found);
   *row = found[0];
+  bench_row_clear(&found[1]);
   return result;
 }
 
@@ -960,6 +994,33 @@ TEST(goals_are_shares_of_the_loops_beside) {
   bench_row_clear(&row);
   goal = measure_goal("reads", &s, &row);
   assert_true(goal.measured.median > 33 && goal.measured.median < 164);
+  bench_row_clear(&row);
+}
+
+/* Two threads take turns with one. While a team of two still waits for work, it would be busy beside the one. */
+TEST(larger_teams_go_before_samples_of_fewer_threads) {
+  script s = steady("any", 10000);
+  s.alone_factor = 1.5;
+  bench_row row;
+  const bench_goal_row goal = measure_goal("speedup", &s, &row);
+  assert_string_equal(goal.reason, "");
+  assert_int_equal(goal.status, BENCH_PASS);
+  assert_close(goal.measured.median, 1.5);
+  assert_close(row.threads_counted, 2);
+  bench_row_clear(&row);
+}
+
+/* Calls that fail leave no times, neither of the goal nor of its rows. */
+TEST(a_failed_goal_has_no_time) {
+  script s = steady("any", 10000);
+  s.fail_from = 4;
+  bench_row row;
+  const bench_goal_row goal = measure_goal("ns", &s, &row);
+  assert_int_equal(goal.status, BENCH_ERROR);
+  test_contains(goal.reason, "timing: flash_c");
+  assert_int_equal(row.verdict.status, BENCH_ERROR);
+  assert_string_equal(row.verdict.reason, goal.reason);
+  assert_true(goal.measured.n == 0 && row.time.n == 0);
   bench_row_clear(&row);
 }
 

@@ -83,7 +83,7 @@ static void check(const eval_rows *rows, bench_trial *t) {
 static void run_kernel(eval_rows *rows, const attn_kernel_info *kernel) {
   eval_row *row = add_row(rows, kernel->name);
   bench_trial *t = &row->trial;
-  *t = (bench_trial){.kernel = kernel, .automatic = kernel == &bench_automatic};
+  *t = (bench_trial){.kernel = kernel, .automatic = kernel == &bench_automatic, .threads = rows->task->threads};
   const char *refusal = t->automatic ? NULL : attn_kernel_rejects(kernel, &rows->input->tensors.problem);
   if (refusal) bench_conclude(t, BENCH_SKIP, "%s", refusal);
   if (refusal || !prepare(rows, t)) return;

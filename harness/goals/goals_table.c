@@ -279,7 +279,6 @@ static bool take_rounds(pair *p, bench_stop *stop, const char **error) {
                                         .max_rounds = p->settings->rounds,
                                         .budget_s = INFINITY,
                                         .min_sample_s = BENCH_MIN_SAMPLE_S,
-                                        .threads = p->row->bench.threads,
                                         .seed = p->row->bench.seed,
                                         .stop = p->settings->stop,
                                         .meter = p->settings->meter};

@@ -71,10 +71,15 @@ static bool prepare(rounds *r, bench_trial *t) {
   return bench_sample_calibrate(&r->sampler, t);
 }
 
+/* Teams of earlier cases go before a case of one thread. */
 static bool has_threads(rounds *r) {
   char why[300];
-  const int wanted = r->sampler.threads, given = r->sampler.meter->team(wanted).threads;
-  if (wanted == 1) bench_team_dismiss();
+  int wanted = 1;
+  for (int i = 0; i < r->count; i++)
+    if (r->trials[i]->threads > wanted) wanted = r->trials[i]->threads;
+  const int given = r->sampler.meter->team(wanted).threads;
+  r->sampler.team = wanted;
+  if (wanted == 1) r->sampler.meter->dismiss();
   if (given >= wanted) return true;
   bench_team_explain(given, wanted, why, sizeof why);
   return bench_sampler_fail(&r->sampler, "%s", why);
@@ -170,7 +175,7 @@ bool bench_time(bench_trial *const *trials, int count, const bench_timing_option
               .count = count,
               .options = options,
               .square = calloc((size_t)count * (size_t)count + 1, sizeof *r.square),
-              .sampler = {.meter = meter, .threads = options->threads > 1 ? options->threads : 1},
+              .sampler = {.meter = meter},
               .start_ns = meter->now_ns()};
   *stop = BENCH_STOP_ROUNDS;
   bool fine = r.square || bench_sampler_fail(&r.sampler, "no memory for the order of %d trials", count);

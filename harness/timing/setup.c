@@ -45,20 +45,21 @@ const char *bench_refusal(const bench_case *bench, const attn_kernel_info *const
   return index == only ? NULL : "the layer runs no kernel: one row stands for all";
 }
 
-/* Returns how many trials are not refused. */
-static int open_trials(bench_setup *s, const attn_kernel_info *const *kernels, int count) {
-  int running = 0;
+/* Returns whether any trial is not refused. */
+static bool open_trials(bench_setup *s, const attn_kernel_info *const *kernels, int count) {
+  bool any = false;
   for (int i = 0; i < count; i++) {
     const char *reason = bench_refusal(s->bench, kernels, count, i);
-    s->trials[i] = (bench_trial){.kernel = kernels[i], .automatic = kernels[i] == &bench_automatic, .refused = reason};
+    s->trials[i] = (bench_trial){
+        .kernel = kernels[i], .automatic = kernels[i] == &bench_automatic, .refused = reason, .threads = s->bench->threads};
     if (reason)
       bench_conclude(&s->trials[i], BENCH_SKIP, "%s", reason);
     else
       bench_conclude(&s->trials[i], BENCH_ERROR, "interrupted before its check");
-    running += !reason;
+    any |= !reason;
   }
   s->count = count;
-  return running;
+  return any;
 }
 
 /* ---- Data ------------------------------------------------------------------------------------------------------------ */
@@ -211,7 +212,7 @@ double bench_case_guess(const bench_case *bench, const attn_kernel_info *const *
   for (int i = 0; i < count; i++) {
     if (bench_refusal(bench, kernels, count, i)) continue;
     const double call_s = factor * bench_work_guess(&bench->problem, kernels[i], bench->threads);
-    const bool is_timed = call_s * BENCH_FEW_ROUNDS < settings->case_budget_s;
+    const bool is_timed = call_s * BENCH_FEW_ROUNDS <= settings->case_budget_s;
     calls_s += call_s;
     samples_s += is_timed ? fmax(call_s, BENCH_MIN_SAMPLE_S) + BENCH_MIN_SAMPLE_S / 2 : 0;
   }

@@ -70,7 +70,6 @@ static bench_timing_options options_of(const bench_setup *s) {
                                 .max_rounds = fixed ? fixed : MAX_ROUNDS,
                                 .budget_s = fixed ? NO_BUDGET_S : settings->case_budget_s,
                                 .min_sample_s = BENCH_MIN_SAMPLE_S,
-                                .threads = s->bench->threads,
                                 .seed = s->bench->seed,
                                 .stop = settings->stop,
                                 .meter = settings->meter};

@@ -84,6 +84,7 @@ const bench_meter bench_machine_meter = {
     .resolution_ns = bench_clock_resolution_ns,
     .cpu_now = bench_cpu_now,
     .team = bench_team_count,
+    .dismiss = bench_team_dismiss,
     .call = bench_trial_call,
     .renew = bench_trial_renew,
     .poison = bench_trial_poison,
@@ -93,6 +94,13 @@ const bench_meter bench_machine_meter = {
     .read_rate = read_rate,
     .bandwidth = bench_read_bandwidth,
 };
+
+/* Gets the trial's threads ready. Those of a larger team go: they would take CPU time beside the calls. */
+static void gather_team(bench_sampler *s, const bench_trial *t) {
+  if (t->threads < s->team) s->meter->dismiss();
+  s->team = t->threads;
+  bench_team_settle(t->threads);
+}
 
 /* ---- Calls ----------------------------------------------------------------------------------------------------------- */
 
@@ -138,7 +146,7 @@ static bool time_round(const bench_sampler *s, bench_trial *t, int64_t turn, int
   const double end = m->now_ns();
   const bench_cpu_time to = m->cpu_now();
   const double whole_ns = m->now_ns() - before;
-  t->samples.busy[r] = (to.all_ns - from.all_ns) / (s->threads > 1 ? whole_ns : fmax(to.own_ns - from.own_ns, 1));
+  t->samples.busy[r] = (to.all_ns - from.all_ns) / (t->threads > 1 ? whole_ns : fmax(to.own_ns - from.own_ns, 1));
   t->samples.first_ns[r] = first - start;
   t->samples.time_ns[r] = (end - start) / (double)calls;
   return status == ATTN_OK;
@@ -151,17 +159,16 @@ static bool time_round(const bench_sampler *s, bench_trial *t, int64_t turn, int
 static bool time_sample(bench_sampler *s, bench_trial *t) {
   const int64_t calls = t->samples.iterations;
   const bool rotates = t->tensor_count > 1;
-  bench_team_settle(s->threads);
   if (!rotates && t->call_ns < REWARM_BELOW_NS && call(s, t, 1, 0) != ATTN_OK) return fail_call(s, t);
   const int64_t turn = take_turns(t, calls), last = (turn + calls - 1) % t->tensor_count;
-  if (!rotates) s->meter->renew(t, 0, s->threads);
+  if (!rotates) s->meter->renew(t, 0, t->threads);
   s->meter->poison(t, last);
   if (!time_round(s, t, turn, t->samples.rounds)) return fail_call(s, t);
   if (s->meter->output_hash(t, last) != t->verdict.output_hash)
     return bench_sampler_fail(s, "%s: an output of the timed runs differs from the one that passed the check",
                               t->kernel->name);
   for (int64_t i = 0; rotates && i < t->tensor_count && i < calls; i++)
-    s->meter->renew(t, (turn + i) % t->tensor_count, s->threads);
+    s->meter->renew(t, (turn + i) % t->tensor_count, t->threads);
   return true;
 }
 
@@ -170,7 +177,7 @@ static bench_slices run_slices(const bench_sampler *s, bench_trial *t) {
   bench_slices slices = {.loop = t->slice.loop};
   const bench_meter *m = s->meter;
   for (int i = 0; i < BENCH_SLICES && (t->slice.loop || t->reads); i++)
-    slices.rate[i] = t->reads ? m->read_rate(t, take_turns(t, t->samples.iterations), s->threads) : m->peak_rate(&t->slice);
+    slices.rate[i] = t->reads ? m->read_rate(t, take_turns(t, t->samples.iterations), t->threads) : m->peak_rate(&t->slice);
   return slices;
 }
 
@@ -179,6 +186,7 @@ static bench_slices run_slices(const bench_sampler *s, bench_trial *t) {
 bool bench_sample_take(bench_sampler *s, bench_trial *t, int position, bench_slices *last) {
   bench_samples *samples = &t->samples;
   const int r = samples->rounds;
+  gather_team(s, t);
   const bench_slices before = last->loop && last->loop == t->slice.loop ? *last : run_slices(s, t);
   if (!time_sample(s, t)) return false;
   *last = run_slices(s, t);
@@ -200,8 +208,8 @@ static int64_t more_calls(int64_t calls, double total_ns, double sample_ns) {
 bool bench_sample_calibrate(bench_sampler *s, bench_trial *t) {
   int64_t calls = 1;
   t->slice = (bench_peak_slice){.loop = NULL};
-  if (t->peak) t->slice = s->meter->peak_prepare(t->peak, s->threads, SLICE_NS);
-  bench_team_settle(s->threads);
+  gather_team(s, t);
+  if (t->peak) t->slice = s->meter->peak_prepare(t->peak, t->threads, SLICE_NS);
   double total_ns = time_calls(s, t, calls);
   while (total_ns < s->sample_ns) {
     calls = more_calls(calls, total_ns, s->sample_ns);

@@ -24,6 +24,7 @@ typedef struct bench_trial {
   const attn_kernel_info *kernel; /* what runs; bench_automatic until the library has chosen */
   bool automatic;                 /* the library was asked to choose */
   bool refused;                   /* the kernel cannot run the case: the verdict says why */
+  int threads;                    /* of its case; the loop beside it runs on as many at once */
 
   /* What runs: a plan on tensors, or a layer, which has its own data. The verdict holds for these and no others. */
   const bench_build *build; /* whose plan it is; NULL: attnbench's own */
@@ -84,6 +85,7 @@ typedef struct bench_meter {
   bench_cpu_time (*cpu_now)(void);
   double (*resolution_ns)(void); /* 0 if the clock stands still */
   bench_team (*team)(int threads);
+  void (*dismiss)(void); /* as bench_team_dismiss() */
   attn_status (*call)(const bench_trial *trial, int64_t turn);
   void (*renew)(const bench_trial *trial, int64_t turn, int threads);
   void (*poison)(const bench_trial *trial, int64_t turn);
@@ -99,7 +101,7 @@ extern const bench_meter bench_machine_meter; /* this machine's clock, calls and
 
 typedef struct bench_sampler {
   const bench_meter *meter;
-  int threads;      /* of the case */
+  int team;         /* threads of the last sample, which may still wait for work in a loop that takes CPU time */
   double sample_ns; /* a sample lasts at least this long */
   char error[400];
 } bench_sampler;
@@ -136,7 +138,6 @@ typedef struct bench_timing_options {
   int max_rounds;           /* sample cap */
   double budget_s;          /* of one case */
   double min_sample_s;      /* a sample repeats the call until it lasts this long, and >= 1000 clock resolutions */
-  int threads;              /* of the case: the loop beside a trial runs on as many at once; 0 = 1 */
   uint64_t seed;            /* of the order */
   volatile const int *stop; /* set by Ctrl-C: finish the round and return; NULL = never */
   const bench_meter *meter; /* NULL = bench_machine_meter */
@@ -146,10 +147,10 @@ typedef enum bench_stop { BENCH_STOP_PRECISION, BENCH_STOP_ROUNDS, BENCH_STOP_BU
 extern const char *const bench_stop_names[]; /* "precision" ..., ended by NULL */
 #define bench_stop_name(stop) bench_stop_names[stop]
 
-/* Times all trials together: at most max_rounds samples of each, fewer of those too slow for their share of the budget;
- * sample n of any two trials belongs to the same round. *stop says why the last round was the last. False with a sentence
- * in *error: a trial without PASS, a clock that does not tick, a call that failed, an output that differs from the
- * checked one. */
+/* Times all trials together, whatever threads each has: at most max_rounds samples of each, fewer of those too slow for
+ * their share of the budget; sample n of any two trials belongs to the same round. *stop says why the last round was the
+ * last. False with a sentence in *error: a trial without PASS, a clock that does not tick, a call that failed, an output
+ * that differs from the checked one. */
 bool bench_time(bench_trial *const *trials, int count, const bench_timing_options *options, bench_stop *stop,
                 const char **error);
 
