@@ -187,6 +187,7 @@ TEST(work_is_what_can_be_counted) {
     const double pairs = bench_work_pairs(&bench.problem, &tensors.args), flops = bench_work_flops(&bench.problem, pairs);
     const double bytes = bench_work_bytes(&bench.problem, &tensors.args);
     bench_tensors_destroy(&tensors);
+    assert_true(bench_multiply_adds(&bench.problem) == 420 * 12); /* masks or not */
     if (pairs != cases[i].pairs || flops != cases[i].flops || bytes != cases[i].bytes)
       fail_msg("%s: %g pairs, %g operations, %g bytes", cases[i].id, pairs, flops, bytes);
   }

@@ -110,6 +110,7 @@ TEST(v_changes_by_powers_of_two_where_they_are_exact) {
                {"heads:1/seq:3/head_dim:8", -0x1.fp-61f, -1},
                {"heads:1/seq:3/head_dim:8", 0x1.1p60f, -1},
                {"heads:1/seq:3/head_dim:8/dtype:bf16", 0, -2},
+               {"heads:1/seq:3/head_dim:8/dtype:bf16", 0x1p127f, -1},
                {"heads:1/seq:3/head_dim:8/dtype:f16", 0, -1},
                {"heads:1/seq:3/head_dim:8/dtype:f32+f16+f32", 0, -1},
                {"heads:1/seq:3/head_dim:8/sinks:on", 1, -1}};
@@ -118,12 +119,15 @@ TEST(v_changes_by_powers_of_two_where_they_are_exact) {
     uint16_t *half = (uint16_t *)(uintptr_t)tensors.args.v;
     if (tensors.problem.dtype_kv == ATTN_F32) *(float *)(uintptr_t)tensors.args.v = cases[i].first;
     for (int n = 0; n < 24 && tensors.problem.dtype_kv == ATTN_F16; n++) half[n] = 0x3c00;
+    if (tensors.problem.dtype_kv == ATTN_BF16) half[5] = 0x3fc0, half[6] = cases[i].first > 1 ? 0x7f00 : 0; /* 1.5, 2^127 */
     float before, after;
     memcpy(&before, half + 22, sizeof before); /* element 11 of float32 */
     bench_tensors_renew_v(&tensors, 1);
     memcpy(&after, half + 22, sizeof after);
     if ((int)bench_v_factor(&tensors) != cases[i].factor) fail_msg("case %zu: %g", i, bench_v_factor(&tensors));
     if (tensors.problem.dtype_kv == ATTN_F32) assert_true(after == (float)cases[i].factor * before);
+    if (tensors.problem.dtype_kv == ATTN_F16) assert_int_equal(half[23], 0xbc00);
+    if (tensors.problem.dtype_kv == ATTN_BF16) assert_int_equal(half[5], cases[i].factor == -2 ? 0xc040 : 0xbfc0);
     assert_null(bench_tensors_damage(&tensors));
     bench_tensors_destroy(&tensors);
   }

@@ -298,8 +298,11 @@ TEST(a_case_is_guessed_from_its_kernels) {
   settings.rounds = 7;
   assert_close(bench_case_guess(&little, kernels, 3, &settings), check + 7 * 2 * 3e-3);
   assert_close(bench_case_guess(&little, &kernels[2], 1, &settings), 1e-4);
-  /* four calls do not fit into the budget */
+  /* four calls do not fit into the budget; then those of one kernel do, exactly */
   assert_close(bench_case_guess(&large, kernels, 2, &settings), 1e-3 + 3 * long_calls + 1e8 * 6e-9);
+  const double call = bench_work_guess(&large.problem, kernels[1], 1), checked_s = 1e-3 + 3 * call + 1e8 * 6e-9;
+  settings.case_budget_s = call * BENCH_FEW_ROUNDS;
+  assert_close(bench_case_guess(&large, &kernels[1], 1, &settings), checked_s + 7 * (call + 1e-3));
 }
 
 /* A layer takes longer than its attention by its operations. */

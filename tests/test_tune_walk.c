@@ -242,6 +242,24 @@ TEST(lines_share_the_sizes_between_them) {
   }
 }
 
+TEST(lines_are_those_that_were_asked_for) {
+  static const struct {
+    const char *axes[2];
+    int code, lines;
+  } cases[] = {{{"head_dim=64", "causal=none"}, 0, 1 * 3 * 1 * 3},
+               {{"dtype=bf16,f32", "head_dim=40,80"}, 0, 2 * 2 * 2 * 3},
+               {{"seq=64", "head_dim=64"}, BENCH_EXIT_USAGE, 0},
+               {{"head_dim=x", "causal=none"}, BENCH_EXIT_USAGE, 0},
+               {{"dtype=f32+bf16", "causal=none"}, BENCH_EXIT_USAGE, 0}};
+  static bench_tune_lines lines;
+  for (size_t i = 0; i < COUNT(cases); i++) {
+    const cli_list axes = {.count = 2, .item = {cases[i].axes[0], cases[i].axes[1]}};
+    lines.count = 0;
+    assert_int_equal(bench_tune_list(&axes, &lines), cases[i].code);
+    assert_int_equal(lines.count, cases[i].lines);
+  }
+}
+
 /* The linker's --wrap sends the checked case here. */
 static struct {
   int runs, wrong; /* wrong: the kernel that fails; -1: none */
@@ -300,6 +318,45 @@ TEST(the_library_reads_what_is_written) {
   test_contains(attn_plan_describe(plan), "took 2.00 times as long where it was measured (2.00 to 2.00)");
   attn_plan_destroy(plan);
   attn_tuning_destroy(tuning);
+}
+
+/* Rules, and the costs of kernels that were timed often enough. */
+TEST(the_file_is_text) {
+  static bench_tune_rule rules[] = {{.dtype = ATTN_BF16,
+                                     .causal = true,
+                                     .dim = {46, 90},
+                                     .group = {6, INT64_MAX},
+                                     .seq_k = {1, 43},
+                                     .seq_q = {20, 300},
+                                     .kernel = "naive_c",
+                                     .second = "flash_c",
+                                     .margin = 1.2345,
+                                     .low = 1.1,
+                                     .high = 1.5}};
+  bench_tune_result written = {.rules = rules, .rule_count = 1, .points = 59, .least_ns = 4800};
+  char text[4000] = "", costs[300];
+  const int last = attn_kernel_count() - 1;
+  written.costs[0][ATTN_F32] = (bench_tune_cost){.count = 8, .ns = {0.03, 0.25, 400}};
+  written.costs[last][ATTN_BF16] = (bench_tune_cost){.count = 9, .ns = {0.0312345, 0, 1}};
+  written.costs[last][ATTN_F16] = (bench_tune_cost){.count = 7, .ns = {1, 1, 1}};
+  FILE *file = fmemopen(text, sizeof text, "w");
+  bench_tune_write(&written, file);
+  fclose(file);
+  test_contains(text,
+                "# Made by attnbench tune: 59 problems were timed. Where no rule fits, the built-in choice suits.\n"
+                "rule bf16 causal dim=46..90 group=6..* seq_k=1..43 seq_q=20..300 kernel=naive_c second=flash_c "
+                "margin=1.234 low=1.100 high=1.500\nthreads least_ns=4800\n");
+  snprintf(costs, sizeof costs,
+           "least_ns=4800\ncost kernel=%s f32 multiply_ns=0.03 element_ns=0.25 head_ns=400\n"
+           "cost kernel=%s bf16 multiply_ns=0.03123 element_ns=0 head_ns=1\n",
+           name_of(0), name_of(last));
+  assert_string_equal(strstr(text, "least_ns="), costs);
+  memset(text, 0, sizeof text);
+  written.least_ns = 0.5; /* threads cost nothing: so nothing is known of them */
+  file = fmemopen(text, sizeof text, "w");
+  bench_tune_write(&written, file);
+  fclose(file);
+  assert_null(strstr(text, "threads"));
 }
 
 /* ---- Regret ---- */

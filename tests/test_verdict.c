@@ -2,8 +2,11 @@
 /* Verdicts of `attnbench compare`, with errors and intervals calculated by hand. tests/simulated_verdicts.c counts how often
  * they are wrong. */
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "base/files.h"
 #include "compare/compare.h"
 #include "support.h"
 
@@ -107,7 +110,8 @@ TEST(shares_of_the_peak_are_compared) {
   assert_near(c.error, hypot(0.01, log(1.1)), 1e-9);
   assert_int_equal(c.verdict, BENCH_INCONCLUSIVE);
   test_contains(c.reason, "peak loop moved");
-  c = one_run(100, 1e11, 110, 0); /* without a peak on one side, times are compared */
+  assert_near(t.mean.error, c.error, 1e-9); /* of one row: the same */
+  c = one_run(100, 1e11, 110, 0);           /* without a peak on one side, times are compared */
   assert_near(c.log_ratio, -log(1.1), 1e-9);
   assert_true(isnan(c.drift));
 }
@@ -192,4 +196,219 @@ TEST(equal_times_are_the_same) {
   assert_near(c.p, 1, 1e-12);
   t.count = 0; /* an empty table is none */
   assert_true(bench_comparisons_judge(&t));
+}
+
+/* ---- Tables ---------------------------------------------------------------------------------------------------------- */
+
+/* Worst verdicts first, and among equal ones the smallest ratio. */
+TEST(rows_are_sorted) {
+  static const double ratios[] = {1.5, 0.6, 1.0, 2.0, 0.5, 0.7, 3.0, 1.01};
+  static const double sorted[] = {0.5, 0.6, 0.7, 1.0, 1.01, 1.5, 2.0, 3.0};
+  bench_matches m = {.table = {.design = BENCH_PAIRED_ROUNDS, .margin = 0.02}};
+  double a[MOST_ROWS][21], b[21];
+  for (int i = 0; i < MOST_ROWS; i++) {
+    bench_comparison c = {0};
+    for (int r = 0; r < 21; r++) b[r] = 100, a[i][r] = 100 * ratios[i] + 1e-4 * (r - 10);
+    bench_comparison_measure_paired(&c, &(bench_paired_times){a[i], b, a[i], a[i], 21});
+    assert_true(bench_matches_add(&m, &c));
+  }
+  assert_true(bench_matches_judge(&m));
+  for (int i = 0; i < MOST_ROWS; i++) {
+    assert_near(m.table.item[i].ratio, sorted[i], 1e-6);
+    assert_int_equal(m.table.item[i].verdict, i < 3 ? BENCH_SLOWER : i < 5 ? BENCH_SAME : BENCH_FASTER);
+  }
+  bench_matches_clear(&m);
+}
+
+/* A comparison of two rows, and rows without a partner. */
+typedef struct printed {
+  bench_row row[6];
+  bench_comparison item[2];
+  bench_unpaired unpaired[4];
+  bench_matches matches;
+  bench_comparison_report report;
+} printed;
+
+static void name_row(bench_row *row, const char *kernel, const char *case_id, double time_ns) {
+  *row = bench_row_create(NULL, NULL);
+  snprintf(row->kernel, sizeof row->kernel, "%s", kernel);
+  snprintf(row->case_id, sizeof row->case_id, "%s", case_id);
+  row->seq_q = strstr(case_id, "Sq:64") ? 64 : 128;
+  if (time_ns > 0) row->time = (bench_summary){.n = 21, .median = time_ns};
+}
+
+static void fill_printed(printed *p) {
+  *p = (printed){.unpaired = {{&p->row[4], NULL}, {NULL, &p->row[4]}, {&p->row[0], &p->row[5]}, {&p->row[0], &p->row[1]}}};
+  name_row(&p->row[0], "flash_c", "dtype:f32/Sq:64/D:32", 2000);
+  name_row(&p->row[1], "flash_c", "dtype:f32/Sq:64/D:32", 2500);
+  name_row(&p->row[2], "naive_c", "dtype:f32/Sq:128/D:32", 9000);
+  name_row(&p->row[3], "naive_c", "dtype:f32/Sq:128/D:32", 6000);
+  name_row(&p->row[4], "decode_c", "dtype:f32/Sq:1/D:32", 100);
+  name_row(&p->row[5], "flash_c", "dtype:f32/Sq:64/D:32", 0);
+  bench_set_reason(&p->row[5].verdict, BENCH_SKIP, "too \"long\"");
+  for (int i = 0; i < 2; i++)
+    p->item[i] = (bench_comparison){.a = &p->row[2 * i],
+                                    .b = &p->row[2 * i + 1],
+                                    .log_ratio = log(i ? 1.5 : 0.8),
+                                    .within = 0.01,
+                                    .noise = NAN,
+                                    .drift = NAN,
+                                    .ratio = i ? 1.5 : 0.8,
+                                    .ci_lo = i ? 1.25 : 0.75,
+                                    .ci_hi = i ? 1.75 : 0.875,
+                                    .p = i ? 0.25 : 1e-6,
+                                    .rounds = 21 + i,
+                                    .verdict = i ? BENCH_INCONCLUSIVE : BENCH_SLOWER,
+                                    .reason = "why"};
+  p->matches = (bench_matches){
+      .table =
+          {.design = BENCH_PAIRED_ROUNDS,
+           .margin = 0.01,
+           .item = p->item,
+           .count = 2,
+           .mean = {.ratio = 1.125, .ci_lo = 1, .ci_hi = 1.25, .p = 0.5, .verdict = BENCH_SAME, .reason = "all, \"told\""}},
+      .unpaired = p->unpaired,
+      .unpaired_count = 4};
+  p->report = (bench_comparison_report){
+      .name_a = "old", .name_b = "new", .about_a = " (1 run)", .about_b = " (2 runs)", .matches = &p->matches};
+}
+
+static void expect_printed(bench_write_fn write, printed *p, const char *wanted) {
+  char *text = NULL;
+  size_t bytes = 0;
+  FILE *file = open_memstream(&text, &bytes);
+  assert_non_null(file);
+  write(&p->report, file);
+  (void)fclose(file);
+  assert_string_equal(text, wanted);
+  free(text);
+}
+
+/* What people read: lines with their own parts of the case id, the mean, what is missing and why, colours, a pivot table. */
+TEST(tables_are_printed) {
+  printed p;
+  fill_printed(&p);
+  expect_printed(bench_comparison_print, &p,
+                 "A: old (1 run)\n"
+                 "B: new (2 runs)\n"
+                 "ratio: time of A / time of B; above 1, B is faster\n"
+                 "all cases: dtype:f32/D:32\n"
+                 "\n"
+                 "verdict      ratio [95 %]               time of A  time of B  kernel           case  (reason)\n"
+                 "SLOWER       0.8000 [0.7500, 0.8750]     2.000 us   2.500 us  flash_c          Sq:64  (why)\n"
+                 "INCONCLUSIVE 1.5000 [1.2500, 1.7500]     9.000 us   6.000 us  naive_c          Sq:128  (why)\n"
+                 "\n"
+                 "geometric mean of 2: 1.1250 [1.0000, 1.2500], SAME (all, \"told\")\n"
+                 "1 SLOWER, 1 INCONCLUSIVE, 0 SAME, 0 FASTER\n"
+                 "\n"
+                 "not compared: 4\n"
+                 "  decode_c dtype:f32/Sq:1/D:32 (not in B)\n"
+                 "  decode_c dtype:f32/Sq:1/D:32 (not in A)\n"
+                 "  flash_c dtype:f32/Sq:64/D:32 (SKIP in B: too \"long\")\n"
+                 "  flash_c dtype:f32/Sq:64/D:32 (not in every run)\n");
+  p.report.by[0] = "kernel", p.report.by[1] = "seq_q", p.report.colour = true;
+  p.matches.unpaired_count = 0;
+  expect_printed(bench_comparison_print, &p,
+                 "A: old (1 run)\n"
+                 "B: new (2 runs)\n"
+                 "ratio: time of A / time of B; above 1, B is faster\n"
+                 "all cases: dtype:f32/D:32\n"
+                 "\n"
+                 "verdict      ratio [95 %]               time of A  time of B  kernel           case  (reason)\n"
+                 "\033[31mSLOWER       0.8000 [0.7500, 0.8750]     2.000 us   2.500 us  flash_c          Sq:64  "
+                 "(why)\033[0m\n"
+                 "\033[2mINCONCLUSIVE 1.5000 [1.2500, 1.7500]     9.000 us   6.000 us  naive_c          Sq:128  "
+                 "(why)\033[0m\n"
+                 "\n"
+                 "geometric mean of 2: 1.1250 [1.0000, 1.2500], SAME (all, \"told\")\n"
+                 "1 SLOWER, 1 INCONCLUSIVE, 0 SAME, 0 FASTER\n"
+                 "\n"
+                 "kernel            seq_q 64                    seq_q 128                 \n"
+                 "flash_c           0.8000 [0.7842, 0.8162] -                             \n"
+                 "naive_c                                       1.5000 [1.4703, 1.5303] + \n");
+  p.matches.table.count = 0, p.matches.unpaired_count = 1;
+  expect_printed(bench_comparison_print, &p,
+                 "A: old (1 run)\n"
+                 "B: new (2 runs)\n"
+                 "ratio: time of A / time of B; above 1, B is faster\n"
+                 "\n"
+                 "not compared: 1\n"
+                 "  decode_c dtype:f32/Sq:1/D:32 (not in B)\n");
+}
+
+TEST(tables_are_written_as_markdown) {
+  printed p;
+  fill_printed(&p);
+  p.report.by[0] = "kernel";
+  expect_printed(bench_comparison_write_markdown, &p,
+                 "A: `old`, B: `new`; ratio: time of A / time of B, above 1 B is faster\n"
+                 "\n"
+                 "| verdict | ratio [95 %] | kernel | case | reason |\n"
+                 "|---|---|---|---|---|\n"
+                 "| SLOWER | 0.8000 [0.7500, 0.8750] | `flash_c` | `dtype:f32/Sq:64/D:32` | why |\n"
+                 "| INCONCLUSIVE | 1.5000 [1.2500, 1.7500] | `naive_c` | `dtype:f32/Sq:128/D:32` | why |\n"
+                 "\n"
+                 "geometric mean of 2: 1.1250 [1.0000, 1.2500], SAME (all, \"told\")\n"
+                 "1 SLOWER, 1 INCONCLUSIVE, 0 SAME, 0 FASTER\n"
+                 "\n"
+                 "Not compared:\n"
+                 "\n"
+                 "- decode_c dtype:f32/Sq:1/D:32 (not in B)\n"
+                 "- decode_c dtype:f32/Sq:1/D:32 (not in A)\n"
+                 "- flash_c dtype:f32/Sq:64/D:32 (SKIP in B: too \"long\")\n"
+                 "- flash_c dtype:f32/Sq:64/D:32 (not in every run)\n"
+                 "\n"
+                 "| kernel           |  ratio [95 %]              | \n"
+                 "|---|---|\n"
+                 "| flash_c          |  0.8000 [0.7842, 0.8162] - | \n"
+                 "| naive_c          |  1.5000 [1.4703, 1.5303] + | \n");
+}
+
+TEST(tables_are_written_as_csv) {
+  printed p;
+  fill_printed(&p);
+  expect_printed(bench_comparison_write_csv, &p,
+                 "verdict,kernel,case_id,ratio,ratio_ci_lo,ratio_ci_hi,p,time_ns_a,time_ns_b,rounds,reason\n"
+                 "SLOWER,flash_c,dtype:f32/Sq:64/D:32,0.8,0.75,0.875,1e-06,2000,2500,21,why\n"
+                 "INCONCLUSIVE,naive_c,dtype:f32/Sq:128/D:32,1.5,1.25,1.75,0.25,9000,6000,22,why\n"
+                 "SAME,geometric mean,,1.125,1,1.25,0.5,,,,\"all, \"\"told\"\"\"\n");
+}
+
+TEST(tables_are_written_as_json) {
+  printed p;
+  fill_printed(&p);
+  expect_printed(bench_comparison_write_json, &p,
+                 "{\n"
+                 "  \"a\": \"old\",\n"
+                 "  \"b\": \"new\",\n"
+                 "  \"comparisons\": [\n"
+                 "    {\"verdict\": \"SLOWER\", \"kernel\": \"flash_c\", \"case_id\": \"dtype:f32/Sq:64/D:32\", \"ratio\": "
+                 "0.8, \"ratio_ci_lo\": 0.75, \"ratio_ci_hi\": 0.875, \"p\": 1e-06, \"time_ns_a\": 2000, \"time_ns_b\": "
+                 "2500, \"rounds\": 21, \"reason\": \"why\"},\n"
+                 "    {\"verdict\": \"INCONCLUSIVE\", \"kernel\": \"naive_c\", \"case_id\": \"dtype:f32/Sq:128/D:32\", "
+                 "\"ratio\": 1.5, \"ratio_ci_lo\": 1.25, \"ratio_ci_hi\": 1.75, \"p\": 0.25, \"time_ns_a\": 9000, "
+                 "\"time_ns_b\": 6000, \"rounds\": 22, \"reason\": \"why\"}\n"
+                 "  ],\n"
+                 "  \"not_compared\": [\n"
+                 "    {\"kernel\": \"decode_c\", \"case_id\": \"dtype:f32/Sq:1/D:32\", \"reason\": \"not in B\"},\n"
+                 "    {\"kernel\": \"decode_c\", \"case_id\": \"dtype:f32/Sq:1/D:32\", \"reason\": \"not in A\"},\n"
+                 "    {\"kernel\": \"flash_c\", \"case_id\": \"dtype:f32/Sq:64/D:32\", \"reason\": \"SKIP in B: too "
+                 "\\\"long\\\"\"},\n"
+                 "    {\"kernel\": \"flash_c\", \"case_id\": \"dtype:f32/Sq:64/D:32\", \"reason\": \"not in every run\"}\n"
+                 "  ],\n"
+                 "  \"geometric_mean\": {\"verdict\": \"SAME\", \"ratio\": 1.125, \"ratio_ci_lo\": 1, \"ratio_ci_hi\": "
+                 "1.25, \"p\": 0.5, \"time_ns_a\": null, \"time_ns_b\": null, \"rounds\": null, \"reason\": \"all, "
+                 "\\\"told\\\"\"}\n"
+                 "}\n");
+  p.matches.table.count = p.matches.unpaired_count = 0;
+  expect_printed(bench_comparison_write_json, &p,
+                 "{\n"
+                 "  \"a\": \"old\",\n"
+                 "  \"b\": \"new\",\n"
+                 "  \"comparisons\": [\n"
+                 "  ],\n"
+                 "  \"not_compared\": [\n"
+                 "  ],\n"
+                 "  \"geometric_mean\": null\n"
+                 "}\n");
 }

@@ -19,12 +19,11 @@ void bench_tune_cost_add(bench_tune_cost *c, const bench_tune_shape *s, double t
   c->count++;
 }
 
-/* Solves the equations of the unknowns in `used`, by elimination. False if they have no solution >= 0. */
+/* Solves the equations of the unknowns in `used`, by elimination; the others are 0. False if they have no solution >= 0. */
 static bool solve_some(const bench_tune_cost *c, unsigned used, double ns[3]) {
   double a[3][4];
   for (int i = 0; i < 3; i++)
-    for (int j = 0; j < 4; j++)
-      a[i][j] = (used >> i & 1) ? (j == 3 ? c->right[i] : (used >> j & 1) ? c->sums[i][j] : 0) : i == j;
+    for (int j = 0; j < 4; j++) a[i][j] = !(used >> i & 1) ? i == j : j == 3 ? c->right[i] : c->sums[i][j];
   for (int i = 0; i < 3; i++) {
     if (fabs(a[i][i]) < 1e-12 * c->sums[i][i] || a[i][i] == 0) return false;
     for (int r = 0; r < 3; r++) {
