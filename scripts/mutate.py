@@ -6,7 +6,7 @@
     scripts/mutate.py --files 'harness/check/*' --sample 50 --seed 7    (a seeded choice; without --sample all)
     scripts/mutate.py --named --least 100                               (faults that once survived, each against its test)
     scripts/mutate.py --files 'src/*.c' --sample 200 --together         (compiled at once, which is much quicker)
-    scripts/mutate.py --again build-mutants/mutants.csv                 (only the survivors of that run)
+    scripts/mutate.py --again build-mutants/mutants.csv                 (only the survivors of that run, but for listed ones)
 
 A fault is another operator, constant or condition, a dropped statement, or two swapped arguments (scripts/mutating/). Each
 is compiled and linked outside the build. Then the tests of its file run, the quickest first, until one fails. A fault is
@@ -68,7 +68,8 @@ AREAS = (
     ("harness/compare/*", "verdict stats comparing fault_memory simulated_verdicts cli"),
     ("harness/tuning/*", "tune_walk tuning tune fault_memory cli"),
     ("harness/data/tensors_output.c", "outputs npy timing layer reference check liars mutants cli"),
-    ("harness/*", "axes row npy goals timing layer affinity cgroup check cpus_synthetic cpus cli eval_numpy eval_minilm"),
+    ("harness/*", "axes row npy setup goals timing layer affinity cgroup check cpus_synthetic cpus cli eval_numpy"
+                  " eval_minilm"),
 )
 # Default of --files: the library, its kernels, and the code of the harness that judges.
 SCOPE = ("src/*", "kernels/common/*", "kernels/amx/*", "harness/check/*", "harness/timing/*", "harness/goals/*",

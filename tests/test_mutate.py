@@ -13,6 +13,7 @@ import tempfile
 import unittest
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -198,6 +199,19 @@ class Runs(unittest.TestCase):
         ends = [{(row["before"], row["after"]): row["outcome"].replace("same code", "survived") for row in rows}
                 for rows in (alone, together)]
         self.assertEqual(*ends)
+
+    def test_code_for_other_systems_is_left_to_itself(self):
+        text = "int f(int a) {\n#ifdef OTHER_SYSTEM\n  a = a + 3;\n#endif\n  return a + 2;\n}\n"
+        with tempfile.TemporaryDirectory() as folder:
+            place, source = Workplace.__new__(Workplace), str(Path(folder) / "f.c")
+            Path(source).write_text(text, encoding="utf-8")
+            place.folder = place.sources = Path(folder)
+            place.prefix = place.flags = ()
+            place.build = SimpleNamespace(root=Path(folder), folder=Path(folder) / "build", users_of=lambda _: [[source]],
+                                          compiles={source: (["cc", "-o", "f.o", "-c", source], folder)})
+            numbers = place.build_together(mutations_of("f.c", text))
+            self.assertEqual({mutation.number for mutation in numbers}, {4})
+            self.assertGreater(len(numbers), 1)
 
     def test_headers_come_from_the_copy_too(self):
         place = Workplace.__new__(Workplace)

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/files.h"
 #include "compare/compare.h"
@@ -282,6 +283,29 @@ static void expect_printed(bench_write_fn write, printed *p, const char *wanted)
   (void)fclose(file);
   assert_string_equal(text, wanted);
   free(text);
+}
+
+/* The rounds of the row that has the most of those that are undecided, four times. */
+TEST(more_rounds_are_advised_where_they_decide) {
+  printed p;
+  char text[300];
+  fill_printed(&p);
+  p.item[0].rounds = 99;
+  for (int undecided = 0; undecided < 2; undecided++) {
+    p.item[1].verdict = undecided ? BENCH_INCONCLUSIVE : BENCH_SAME;
+    FILE *heard = tmpfile();
+    (void)fflush(stdout);
+    const int own = dup(STDOUT_FILENO);
+    assert_true(heard && own >= 0 && dup2(fileno(heard), STDOUT_FILENO) >= 0);
+    bench_sides_advise(NULL, NULL, &p.matches);
+    (void)fflush(stdout);
+    assert_true(dup2(own, STDOUT_FILENO) >= 0);
+    (void)close(own);
+    rewind(heard);
+    text[fread(text, 1, sizeof text - 1, heard)] = 0;
+    (void)fclose(heard);
+    assert_string_equal(text, undecided ? "\nTo decide, take more rounds: --rounds 88\n" : "");
+  }
 }
 
 /* What people read: lines with their own parts of the case id, the mean, what is missing and why, colours, a pivot table. */

@@ -92,15 +92,25 @@ class Workplace:
             return word
         return f"{option}{self.sources}{path[len(str(root)):]}"
 
-    def _compile(self, source):
-        """The object of a source in the copy; None if it does not compile."""
+    def _run_compiler(self, source, output, *more):
+        """Compiles a source of the copy. None if it does not compile."""
         command, folder = self.build.compiles[source]
-        output = self.folder / (hashlib.sha1(source.encode()).hexdigest()[:16] + ".o")
         words = [self._moved(word) for word in command]
         words[words.index("-o") + 1] = str(output)
-        done = subprocess.run([*self.prefix, *words, *STRICT, *self.flags], cwd=folder, stderr=subprocess.PIPE, check=False)
+        done = subprocess.run([*self.prefix, *words, *STRICT, *self.flags, *more], cwd=folder, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, check=False)
         self.errors = done.stderr.decode(errors="replace")
-        return None if done.returncode else output
+        return None if done.returncode else done
+
+    def _compile(self, source):
+        """The object of a source in the copy; None if it does not compile."""
+        output = self.folder / (hashlib.sha1(source.encode()).hexdigest()[:16] + ".o")
+        return output if self._run_compiler(source, output) else None
+
+    def _numbers_in(self, source):
+        """Numbers of the faults that the compiler sees in a source: code for other systems is gone by then."""
+        seen = self._run_compiler(source, "-", "-E").stdout.decode(errors="replace")
+        return {int(number) for number in re.findall(r"attn_mutant == (\d+)", seen)}
 
     def build_with(self, mutation, every=False):
         """Puts a fault in and compiles the sources that include it: "changed", "same code" or "not compiled".
@@ -153,6 +163,7 @@ class Workplace:
         subprocess.run(["cc", "-c", "-o", reader.with_suffix(".o"), reader], check=True)
         self.objects["reader.c"] = reader.with_suffix(".o")
         kept = {number for numbered in lines.values() for number in numbered.values()}
+        kept &= set().union(*(self._numbers_in(source) for users in self.users.values() for source in users))
         return {mutation: number for mutation, number in numbers.items() if number in kept}
 
     def _first_users(self, file):
