@@ -4,7 +4,8 @@
  * crash, no leak (counted for the library, and for commands without a fault; with one, found by the leak sanitizer in
  * sanitized builds) and a sentence about memory.
  *
- *     fault_memory [STEP]    fails every STEP-th allocation of the commands; default 1: all of them */
+ *     fault_memory [STEP [LIBATTN]]    fails every STEP-th allocation of the commands (default 1: all of them); LIBATTN: the
+ *                                      shared library, for `compare --paired` */
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -72,7 +73,7 @@ void __wrap_free(void *block) {
 
 enum { ARGUMENTS = 20, SAID = 1 << 16 };
 
-/* A word's leading @ stands for the temporary folder. */
+/* A word's leading @ stands for the temporary folder, % for the shared library. */
 static const char *const commands[][ARGUMENTS] = {
     {"list", "kernels"},
     {"list", "cases", "-p", "quick"},
@@ -85,6 +86,8 @@ static const char *const commands[][ARGUMENTS] = {
      "--case-budget", "0.01", "-o", "@/kept", "--resume"},
     {"eval", "--q", "@/x.npy", "--k", "@/x.npy", "--v", "@/x.npy", "-k", "flash_c", "--save-o", "@/o.npy"},
     {"compare", "@/a", "@/a", "@/a", "--by", "kernel,seq", "--json", "@/a.json", "--csv", "@/a.csv", "--markdown", "@/a.md"},
+    {"compare", "--paired", "%", "%", "-q", "-k", "flash_c", "-a", "seq=9", "-a", "heads=1", "-a", "head_dim=8", "--rounds",
+     "6"},
     {"env", "--json", "@/env.json"},
 };
 /* The results for `compare`. */
@@ -93,14 +96,16 @@ static const char *const results[ARGUMENTS] = {
     "head_dim=8", "--rounds", "6",  "--case-budget",   "0.01", "-o",    "@/a"};
 
 static char folder[] = "/tmp/fault_memory_XXXXXX";
+static const char *library; /* NULL: none was given */
 
 static int run_command(const char *const *words) {
   char *argv[ARGUMENTS + 1] = {"attnbench"};
-  static char text[ARGUMENTS][100];
+  static char text[ARGUMENTS][1000];
   int argc = 1;
   for (; argc < ARGUMENTS && words[argc - 1]; argc++) {
     const char *word = words[argc - 1];
-    snprintf(text[argc], sizeof *text, "%s%s", word[0] == '@' ? folder : "", word + (word[0] == '@'));
+    const char *first = word[0] == '@' ? folder : word[0] == '%' ? library : NULL;
+    snprintf(text[argc], sizeof *text, "%s%s", first ? first : "", word + (first != NULL));
     argv[argc] = text[argc];
   }
   return bench_main(argc, argv);
@@ -286,8 +291,11 @@ static int check_call(int which) {
 
 /* ---- All of it ----------------------------------------------------------------------------------------------------- */
 
-/* Whether a command measures, or needs what another has measured. Nothing is measured on emulated instructions. */
-static bool is_timed(const char *command) { return !strcmp(command, "run") || !strcmp(command, "compare"); }
+/* Nothing is measured on emulated instructions, nor compared then. */
+static bool can_run(const char *const *words) {
+  if (!strcmp(words[1], "--paired") && !library) return false;
+  return !bench_emulation() || (strcmp(words[0], "run") != 0 && strcmp(words[0], "compare") != 0);
+}
 
 static bool write_tensor(void) {
   char path[100];
@@ -298,6 +306,7 @@ static bool write_tensor(void) {
 
 int main(int argc, char **argv) {
   const int64_t step = argc > 1 ? atoll(argv[1]) : 1;
+  library = argc > 2 ? argv[2] : NULL;
   int wrong = 0;
   for (int i = 0; i < TOKENS * WIDTH; i++) x[i] = (float)(i % 7) - 3;
   if (step < 1 || !mkdtemp(folder) || !write_tensor()) return 5;
@@ -306,7 +315,7 @@ int main(int argc, char **argv) {
   static outcome measured;
   if (!bench_emulation()) run_in_child(results, 0, 1, &measured);
   for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
-    if (!is_timed(commands[i][0]) || !bench_emulation()) wrong += check_command(commands[i], step);
+    if (can_run(commands[i])) wrong += check_command(commands[i], step);
   for (int i = 0; i < (int)(sizeof calls / sizeof *calls); i++)
     wrong += check_call(i); /* after the commands, because a child process must be started before there are threads */
   return wrong ? 1 : 0;

@@ -132,8 +132,9 @@ class Compare(FolderTest):
         a, b = self.write("a"), self.write("b", {"flash_c": 1.5}, peak=200)
         lines = (b / "samples.csv").read_text(encoding="utf-8").splitlines(keepends=True)
         lacking = self.folder / "lacking"
-        for name, text in [("samples", [*lines[:-21], *lines[-20:]]),
-                           ("peaks", [*lines[:-1], lines[-1].replace(",200", ",")])]:
+        for name, text in [("samples", lines[:-15]), ("sample", [*lines[:-21], *lines[-20:]]),
+                           ("peaks", [*lines[:-15], *(line.replace(",200", ",") for line in lines[-15:])]),
+                           ("peak", [*lines[:-1], lines[-1].replace(",200", ",")])]:
             self.write(f"lacking/{name}", {"flash_c": 1.5}, peak=200)
             (lacking / name / "samples.csv").write_text("".join(text), encoding="utf-8")
             rows = {(row["kernel"], row["case_id"]): row for row in self.rows(a, lacking / name)[:-1]}

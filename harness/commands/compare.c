@@ -149,11 +149,12 @@ static int report_job(const bench_paired_job *job, bench_matches *m, const char 
 }
 
 static int compare_builds(const char *const by[2]) {
+  static const char no_memory[] = "out of memory";
   bench_paired_job *job = calloc(1, sizeof *job);
   bench_matches matches = {.unpaired = NULL};
-  int code = job ? open_job(job) : BENCH_EXIT_INTERNAL;
+  int code = job ? open_job(job) : cli_fail(BENCH_EXIT_INTERNAL, "compare", no_memory);
   if (!code && bench_refuses_to_time("compare")) code = BENCH_EXIT_UNFIT;
-  if (!code && !bench_paired_run(job, asked.margin, &matches)) code = BENCH_EXIT_INTERNAL;
+  if (!code && !bench_paired_run(job, asked.margin, &matches)) code = cli_fail(BENCH_EXIT_INTERNAL, "compare", no_memory);
   if (!code) code = report_job(job, &matches, by);
   bench_matches_clear(&matches);
   if (job) bench_paired_clear(job);

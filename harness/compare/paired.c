@@ -66,19 +66,21 @@ static bool measure(pair *p, bench_row rows[2], bench_comparison *c) {
   return complete && !(p->settings.stop && *p->settings.stop);
 }
 
+/* Both rows say why there is nothing to compare; true, as nothing interrupted it. */
+static bool refuse(bench_row rows[2], bench_status status, const char *why) {
+  for (int side = 0; side < 2; side++) bench_set_reason(&rows[side].verdict, status, "%s", why);
+  return true;
+}
+
 bool bench_paired_measure(const bench_build builds[2], const bench_case *bench, const attn_kernel_info *kernel,
                           const bench_case_settings *settings, bench_row rows[2], bench_comparison *c) {
   const attn_kernel_info *const both[] = {kernel, kernel};
   pair p = {.settings = *settings};
   rows[0] = rows[1] = bench_row_create(bench, kernel);
   *c = (bench_comparison){.a = &rows[0], .b = &rows[1]};
-  if (bench_layer_is(bench)) {
-    for (int side = 0; side < 2; side++)
-      bench_set_reason(&rows[side].verdict, BENCH_SKIP, "builds are compared on attention, not on layers");
-    return true;
-  }
+  if (bench_layer_is(bench)) return refuse(rows, BENCH_SKIP, "builds are compared on attention, not on layers");
   p.setup = bench_setup_open(bench, both, 2, &p.settings);
-  if (!p.setup) return true;
+  if (!p.setup) return refuse(rows, BENCH_ERROR, "out of memory");
   for (int side = 0; side < 2; side++) trial_of(&p, side)->build = &builds[side];
   const bool complete = measure(&p, rows, c);
   bench_setup_close(p.setup);

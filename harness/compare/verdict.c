@@ -299,11 +299,14 @@ static void refuse(bench_comparison *c) {
   c->error = c->ci_lo = c->ci_hi = NAN;
   c->p = 1;
   c->verdict = BENCH_INCONCLUSIVE;
-  snprintf(c->reason, sizeof c->reason, "%d rounds are too few for an interval", c->rounds);
+  if (isnan(c->log_ratio))
+    snprintf(c->reason, sizeof c->reason, "out of memory");
+  else
+    snprintf(c->reason, sizeof c->reason, "%d rounds are too few for an interval", c->rounds);
 }
 
 static bool has_error(const bench_comparison *c, bench_design design) {
-  return design == BENCH_SEVERAL_RUNS || !isnan(c->within);
+  return !isnan(c->log_ratio) && (design == BENCH_SEVERAL_RUNS || !isnan(c->within));
 }
 
 static bool judge(bench_comparisons *t, const table_errors *e) {
@@ -361,7 +364,10 @@ static bench_comparison mean_with(const bench_comparisons *t, const bench_compar
   if (t->design == BENCH_SEVERAL_RUNS) average_runs(&mean, item, count);
   mean.error = error_of_mean(t, &mean, e, count);
   set_interval(&mean);
-  conclude(&mean, t->margin, "no more can be said of these runs");
+  if (isnan(mean.log_ratio))
+    refuse(&mean);
+  else
+    conclude(&mean, t->margin, "no more can be said of these runs");
   return mean;
 }
 
