@@ -7,8 +7,8 @@
         model(x)
 
 torch.ops.libattn.sdpa and sdpa_lse are operators of PyTorch's: they work under torch.compile and torch.export, and follow
-autocast. Gradients come from PyTorch's own operations: the backward pass computes the scores again, in time and memory
-proportional to queries times keys, and says so once. vmap is refused.
+autocast. Gradients come from PyTorch's own operations, in float32: the backward pass computes the scores again, in time and
+memory proportional to queries times keys, and says so once. Gradients of gradients work; vmap is refused.
 
 flash_attn_func, flash_attn_varlen_func and flash_attn_with_kvcache have the arguments of the package flash-attn.
 """
@@ -145,12 +145,15 @@ def _backward(ctx, gradient, *_):
     if options["cu_seqlens_q"] is not None:
         raise NotImplementedError("libattn has no gradients of packed sequences (cu_seqlens_q)")
     inputs = [q, k, v] + [options[name] for name in _NAMES]
-    with torch.enable_grad():
-        leaves = [x.detach().requires_grad_() if needed else x for x, needed in zip(inputs, ctx.needs)]
+    again = torch.is_grad_enabled()  # create_graph: gradients of gradients are wanted
+    with torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        leaves = [(x.view_as(x) if again else x.detach().requires_grad_()) if needed else x
+                  for x, needed in zip(inputs, ctx.needs)]
         o = dict(zip(_NAMES, leaves[3:]))
         out = _reference(*(_to_bhsd(x, o["layout"]) for x in leaves[:3]), o)
         wanted = [x for x, needed in zip(leaves, ctx.needs) if needed]
-        found = iter(torch.autograd.grad(out, wanted, _to_bhsd(gradient, o["layout"]).expand_as(out), allow_unused=True))
+        found = iter(torch.autograd.grad(out, wanted, _to_bhsd(gradient, o["layout"]).expand_as(out), allow_unused=True,
+                                         create_graph=again))
     return tuple(next(found) if needed else None for needed in ctx.needs)
 
 

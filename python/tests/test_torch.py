@@ -95,12 +95,45 @@ def test_gradients(options):
     bias = torch.randn(2, 1, 9, 13).requires_grad_()
     options = {key: bias if value == "bias" else value for key, value in options.items()}
     inputs = [q, k, v] + ([bias] if "attn_mask" in options else [])
-    lt._warn_once.done = False
     weight = torch.randn(2, 4, 9, 32)
+
+    def gradients(function, autocast=False):
+        loss = (function(q, k, v, **options) * weight).sum()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            return torch.autograd.grad(loss, inputs)
+
+    lt._warn_once.done = False
     with pytest.warns(UserWarning, match="no backward pass"):
-        ours = torch.autograd.grad((lt.sdpa(q, k, v, **options) * weight).sum(), inputs)
-    for a, b in zip(ours, torch.autograd.grad((ORIGINAL(q, k, v, **options) * weight).sum(), inputs)):
+        gradients(lt.sdpa)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it warns once
+        ours = gradients(lt.sdpa, autocast=True)
+    for a, b in zip(ours, gradients(ORIGINAL)):
         close(a, b)
+
+
+def test_gradients_of_gradients():
+    x = draw((1, 2, 5, 8), grad=True)[0]
+
+    def textbook(q, k, v):
+        return torch.softmax(q @ k.transpose(-1, -2) / 8 ** 0.5, -1) @ v
+
+    def twice(function):
+        first, = torch.autograd.grad(function(x, x, x).square().sum(), x, create_graph=True)
+        return torch.autograd.grad((first * x.detach()).square().sum(), x)[0]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        right, ours = twice(textbook), twice(lt.sdpa)
+    close(ours / right.abs().max(), right / right.abs().max())
+
+
+def test_gradcheck_is_refused_in_words():
+    wide = [x.double().requires_grad_() for x in draw((1, 2, 3, 8), (1, 2, 4, 8), (1, 2, 4, 8))]
+    with pytest.raises(TypeError, match="q is float64; it must be float32, float16 or bfloat16"):
+        torch.autograd.gradcheck(lt.sdpa, wide)
+    with lt.replace_sdpa():  # PyTorch's own takes it
+        assert torch.autograd.gradcheck(F.scaled_dot_product_attention, wide)
 
 
 def test_the_reference_of_gradients_is_the_operator():
@@ -188,3 +221,23 @@ def test_compile_and_export(long):
         x = draw((2, 4, tokens, 32))[0]
         close(dynamic(x, x, x), model(x, x, x), 1e-6)
     close(torch.export.export(model, (q, k, v)).module()(q, k, v), model(q, k, v), 1e-6)
+
+
+def test_compiled_gradients(long):
+    if not long:
+        pytest.skip("takes half a minute: --long")
+    inputs = qkv(hkv=2, grad=True)
+
+    def loss(q, k, v):
+        return lt.sdpa(q * 2, k, v, is_causal=True, enable_gqa=True).square().sum()
+
+    compiled = torch.compile(loss, fullgraph=True)
+    lt._warn_once.done = False
+    with pytest.warns(UserWarning, match="no backward pass"):
+        ours = torch.autograd.grad(compiled(*inputs), inputs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = torch.autograd.grad(compiled(*inputs), inputs)
+    for a, b, c in zip(ours, again, torch.autograd.grad(loss(*inputs), inputs)):
+        assert torch.equal(a, b)
+        close(a, c)
