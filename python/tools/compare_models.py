@@ -74,7 +74,7 @@ def rates(kind, what, options):
 
 def main():
     options = tables.read_options(__doc__)
-    lines = [tables.caption(options) + "; tokens per second of libattn, and the others' time over it:", "",
+    lines = [tables.caption(options) + ";\ntokens per second of libattn, and the others' time over it:", "",
              "| model | tokens/s | sdpa / libattn (95 %) | eager / libattn | libattn / itself |", "|---|---|---|---|---|"]
     for kind in models.KINDS:
         for what in ("forward", *["generate"] * (kind in GENERATORS)):

@@ -42,7 +42,7 @@ def ours(q, k, v, causal=False, align=None):
 
 
 def table(options):
-    yield from (tables.caption(options) + "; µs of a call of libattn, and PyTorch's time over it:", "",
+    yield from (tables.caption(options) + ";\nµs of a call of libattn, and PyTorch's time over it:", "",
                 "| case | µs | % of peak | PyTorch / libattn (95 %) | PyTorch / itself |", "|---|---|---|---|---|")
     prefill, dtype = [], {"float32": "f32", "bfloat16": "bf16"}[options.dtype]
     for name, axes in CASES.items():
