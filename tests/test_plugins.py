@@ -197,7 +197,8 @@ class OwnKernel(unittest.TestCase):
         text = (SOURCE / "examples/own_kernel/own_kernel.c").read_text(encoding="utf-8")
         command = re.search(r" cc (.*)\n", text).group(1)
         command = command.replace("$(pkg-config --cflags attn)", f"-I{SOURCE / 'include'}")
-        (Path(cls.folder.name) / "own_kernel.c").write_text(re.sub(r"\nATTN_EXPORT.*", "\n" + export, text), encoding="utf-8")
+        text = re.sub(r"\nATTN_EXPORT.*", "\n" + export, text)
+        (Path(cls.folder.name) / "own_kernel.c").write_text(text, encoding="utf-8")
         subprocess.run(f"{COMPILER} {command}", shell=True, cwd=cls.folder.name, check=True)
         return Path(cls.folder.name) / "libown_kernel.so"
 
@@ -227,8 +228,8 @@ class OwnKernel(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertRegex(done.stdout, r"(?m)^[^,]*,[^,]*,own_kernel,(.*,)PASS,")
         self.assertRegex(done.stdout, r"(?m)^[^,]*,[^,]*,naive_c,(.*,)PASS,")
-        for wrong, words in ((f"other={self.file}", "other"), (f"={self.file}", "NAME=FILE"), ("own_kernel=", "NAME=FILE"),
-                             ("own_kernel=./nowhere.so", "nowhere.so")):
+        for wrong, words in ((f"other={self.file}", "other"), (f"={self.file}", "NAME=FILE[:SYMBOL]"),
+                             ("own_kernel=", "NAME=FILE[:SYMBOL]"), ("own_kernel=./nowhere.so", "nowhere.so")):
             done = attnbench("run", "-k", wrong, "-a", "seq=32")
             self.assertEqual((done.returncode, done.stdout), (2, ""))
             self.assertIn(words, done.stderr)

@@ -850,7 +850,7 @@ TEST(fewer_threads_than_asked_for_are_an_error) {
   assert_false(run());
   unsetenv("OMP_THREAD_LIMIT");
 #ifdef _OPENMP
-  assert_string_equal(t.error, "2 of 3 threads run: OpenMP or the system gives no more; OMP_THREAD_LIMIT=2 should be 3 or more");
+  test_contains(t.error, "2 of 3 threads run: OpenMP or the system gives no more; OMP_THREAD_LIMIT=2 should be 3 or more");
 #else
   assert_string_equal(t.error, "2 of 3 threads run: this build has no OpenMP");
 #endif

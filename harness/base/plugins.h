@@ -7,7 +7,7 @@
 
 /* A row of an option table; `list` points to a cli_list. */
 #define BENCH_LOAD_OPTION(list) \
-  { CLI_LIST, 0, "load", "FILE[:SYMBOL]", "repeatable: a plug-in with further kernels, ./libmine.so (attn_load_kernels)", list }
+  { CLI_LIST, 0, "load", "FILE[:SYMBOL]", "repeatable: a plug-in with further kernels, ./libmine.so", list }
 
 /* Loads libattn's own plug-ins and then each file; the former may be missing, and attn_kernel_not_built() says why. Returns
  * 0 or, having said why a file cannot be loaded, BENCH_EXIT_USAGE. */

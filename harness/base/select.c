@@ -96,7 +96,8 @@ static int split_files(const bench_filter *filter, const char *command, cli_list
     const char *item = kernels->item[i], *equals = strchr(item, '=');
     if (!equals) continue;
     if (equals == item || equals - item >= WORD || !equals[1] || load->count == CLI_LIST_MAX)
-      return cli_usage_error(command, "--kernel '%s' should be NAME=FILE or NAME=FILE:SYMBOL: a kernel, and the plug-in that brings it", item);
+      return cli_usage_error(command, "--kernel '%s' should be NAME=FILE[:SYMBOL]: a kernel, and the plug-in that brings it",
+                             item);
     snprintf(names[i], sizeof names[i], "%.*s", (int)(equals - item), item);
     kernels->item[i] = names[i];
     load->item[load->count++] = equals + 1;

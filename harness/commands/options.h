@@ -62,7 +62,7 @@ bench_options bench_options_default(const char *command, const char *preset, int
   CLI_HEADING("Kernels"),                                                                                             \
   {CLI_LIST, 'k', "kernel", "GLOB",                                                                                   \
    "repeatable: only these, !GLOB leaves out; auto = the library's own choice (default all); "                        \
-   "mine=./libmine.so[:SYMBOL] = your kernel, from a plug-in", &(o)->filter.kernels},                                                              \
+   "mine=./libmine.so[:SYMBOL] = your kernel, from a plug-in", &(o)->filter.kernels},                         \
   {CLI_LIST, 0, "algo", "GLOB", "only these algorithms: naive, blocked, flash, ...", &(o)->filter.algorithms},        \
   {CLI_LIST, 0, "isa", "GLOB", "only these tiers: c, avx2, avx512, ...", &(o)->filter.isas},                   \
   BENCH_LOAD_OPTION(&(o)->filter.load)

@@ -169,7 +169,8 @@ typedef struct attn_plugin {
  *     cc -O3 -fPIC -shared mine.c -o libmine.so */
 #define ATTN_EXPORT_KERNELS(...) ATTN_EXPORT_KERNELS_AS(attn_plugin_entry, __VA_ARGS__)
 
-/** The same under a symbol of one's own: a shared object may export several sets of kernels. "./libmine.so:symbol" loads one. */
+/** The same under a symbol of one's own, for a shared object with several sets of kernels: "./libmine.so:symbol" loads one.
+ */
 #define ATTN_EXPORT_KERNELS_AS(symbol, ...)                           \
   static const attn_kernel *const symbol##_kernels[] = {__VA_ARGS__}; \
   extern ATTN_PLUGIN_EXPORT const attn_plugin symbol;                 \

@@ -186,8 +186,8 @@ static void find_facts(const head *t, int64_t i, attn_oracle_row *facts) {
   for (int64_t d = 0; d < p->dim_qk && facts->allowed; d++) raise_to(&facts->max_q, fabs(t->q[i * p->dim_qk + d]));
 }
 
-/* The largest score of a softmax and the sum of exp(score - largest). The difference of a score and the logarithm of the whole
- * sum would lose all digits where scores are near 1e20. */
+/* The largest score of a softmax and the sum of exp(score - largest). The difference of a score and the logarithm of the
+ * whole sum would lose all digits where scores are near 1e20. */
 typedef struct softmax {
   double largest, sum;
 } softmax;
