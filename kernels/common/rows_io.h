@@ -73,6 +73,17 @@ static inline void copy_row(const row_source *from, int64_t i, float *row, int64
   for (int64_t d = columns; d < row_floats; d++) row[d] = 0.0f;
 }
 
+/* q[d] = factor * the query's adjacent elements from `offset` on. The type is a constant at every call. */
+static ALWAYS_INLINE void load_dense_query(const row_block *block, int64_t offset, float factor, float *q,
+                                           const attn_dtype dtype) {
+  const int64_t dim = block->problem->dim_qk;
+  const void *from = block->args->q;
+  int64_t d = 0;
+  for (; d + VEC_LANES <= dim; d += VEC_LANES)
+    vec_store(q + d, vec_mul(vec_set1(factor), load_elements(from, dtype, offset + d, VEC_LANES)));
+  if (d < dim) vec_store_first(q + d, vec_mul(vec_set1(factor), load_elements(from, dtype, offset + d, dim - d)), dim - d);
+}
+
 static void load_query_row(const row_block *block, int64_t i, float factor) {
   const attn_problem *p = block->problem;
   const problem_row row = problem_row_of(block, i);
@@ -84,9 +95,13 @@ static void load_query_row(const row_block *block, int64_t i, float factor) {
       q[d] = factor * attn_load_f32(block->args->q, p->dtype_q, offset + d * p->q_stride.d);
     return;
   }
-  for (int64_t d = 0; d < p->dim_qk; d += VEC_LANES) {
-    const int64_t n = min64(p->dim_qk - d, VEC_LANES);
-    vec_store_first(q + d, vec_mul(vec_set1(factor), load_elements(block->args->q, p->dtype_q, offset + d, n)), n);
+  switch (p->dtype_q) { /* a copy of the code for each type */
+#define DTYPE(constant, ...)                                     \
+  case ATTN_##constant:                                          \
+    load_dense_query(block, offset, factor, q, ATTN_##constant); \
+    break;
+#include "dtypes.def"
+#undef DTYPE
   }
 }
 
@@ -121,12 +136,15 @@ static void start_rows(const row_block *block, int64_t capacity) {
 
 /* ---- Rows out ---- */
 
+/* Rows of o are floats that lie side by side. */
+static bool keeps_floats(const attn_problem *p) { return p->dtype_o == ATTN_F32 && p->o_stride.d == 1; }
+
 /* Writes one row of dim_v floats by dtype and stride. */
 static void store_row(const row_block *block, int64_t i, const float *row) {
   const attn_problem *p = block->problem;
   const problem_row at = problem_row_of(block, i);
   const int64_t offset = attn_o_offset(p, block->seq, block->b, at.head, at.query);
-  if (p->dtype_o == ATTN_F32 && p->o_stride.d == 1) {
+  if (keeps_floats(p)) {
     memcpy((float *)block->args->o + offset, row, (size_t)p->dim_v * sizeof(float));
   } else if (p->dtype_o == ATTN_BF16 && p->o_stride.d == 1) { /* a loop that compilers turn into vectors */
     uint16_t *o = (uint16_t *)block->args->o + offset;
@@ -138,22 +156,39 @@ static void store_row(const row_block *block, int64_t i, const float *row) {
 
 static void store_lse(const row_block *block, int64_t i, double lse) {
   const attn_problem *p = block->problem;
+  if (!attn_uses(p, ATTN_USE_LSE)) return;
   const problem_row at = problem_row_of(block, i);
-  if (attn_uses(p, ATTN_USE_LSE)) block->args->lse[attn_lse_offset(p, block->seq, block->b, at.head, at.query)] = (float)lse;
+  block->args->lse[attn_lse_offset(p, block->seq, block->b, at.head, at.query)] = (float)lse;
 }
 
-/* acc[i] = acc[i] / denominator. A result of -0 becomes 0, because its sign would depend on whether masked keys have added
- * their 0. False if the result is not finite. */
-static bool divide_row(const row_block *block, int64_t i, float denominator) {
+/* to[c] = acc[c] / denominator for a row's whole vectors, of which `columns` values are stored. A result of -0 becomes 0,
+ * because its sign would depend on whether masked keys have added their 0. False if the result is not finite. */
+static ALWAYS_INLINE bool divide_row(const float *acc, int64_t acc_columns, float denominator, float *to, int64_t columns) {
   const vec inverse = vec_set1(1.0f / denominator);
-  float *acc = block->acc + i * block->acc_stride;
   vec poison = vec_zero(); /* 0 * x is NaN for NaN and Inf */
-  for (int64_t c = 0; c < block->acc_stride; c += VEC_LANES) {
-    vec o = vec_fma(vec_load(acc + c), inverse, vec_zero());
-    vec_store(acc + c, o);
+  for (int64_t c = 0; c < acc_columns; c += VEC_LANES) {
+    const vec o = vec_fma(vec_load(acc + c), inverse, vec_zero());
+    if (c + VEC_LANES <= columns)
+      vec_store(to + c, o);
+    else if (c < columns)
+      vec_store_first(to + c, o, columns - c);
     poison = vec_fma(o, vec_zero(), poison);
   }
   return !vec_any_nan(poison);
+}
+
+/* Row i of o = acc / denominator. False if it is not finite; then what it holds does not matter. */
+static ALWAYS_INLINE bool store_divided(const row_block *block, int64_t i, float denominator) {
+  const attn_problem *p = block->problem;
+  float *acc = block->acc + i * block->acc_stride;
+  if (keeps_floats(p)) {
+    const problem_row at = problem_row_of(block, i);
+    float *o = (float *)block->args->o + attn_o_offset(p, block->seq, block->b, at.head, at.query);
+    return divide_row(acc, block->acc_stride, denominator, o, p->dim_v);
+  }
+  if (!divide_row(acc, block->acc_stride, denominator, acc, block->acc_stride)) return false;
+  store_row(block, i, acc);
+  return true;
 }
 
 /* O = acc / row_sum and LSE = row_max + log(row_sum). A row without keys gives 0 and -inf.
@@ -177,9 +212,8 @@ static bool finish_rows(const row_block *block) {
     const problem_row at = problem_row_of(block, i);
     if (attn_uses(p, ATTN_USE_SINKS)) denominator += exp2f(block->args->sinks[at.head] * LOG2_E - block->row_max[i]);
     const bool weighted = sum > 0 && denominator < INFINITY;
-    if (weighted && divide_row(block, i, denominator)) {
-      store_row(block, i, acc);
-      store_lse(block, i, attn_uses(p, ATTN_USE_LSE) ? LN_2 * (double)block->row_max[i] + log((double)sum) : 0);
+    if (weighted && store_divided(block, i, denominator)) {
+      if (attn_uses(p, ATTN_USE_LSE)) store_lse(block, i, LN_2 * (double)block->row_max[i] + log((double)sum));
     } else if (weighted && block->first_try) {
       return false;
     } else {
