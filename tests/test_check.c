@@ -298,3 +298,66 @@ TEST(without_a_right_reference_there_is_an_error) {
   assert_string_equal(verdict.reference, "");
   close_large(&c);
 }
+
+/* A kernel like the last reference gets another one; where the oracle contradicts all others, the last one stays. */
+TEST(a_reference_is_kept_where_no_other_is_left) {
+  large_case c = open_large(large);
+  assert_int_equal(judge(&c).status, BENCH_PASS);
+  const attn_kernel_info *last = c.expected->reference->kernel, *alike = NULL;
+  c.expected->reference->wrong = ~(uint64_t)0;
+  for (int i = 0; i < attn_kernel_count(); i++) {
+    const attn_kernel_info *kernel = attn_kernel_get(i);
+    if (kernel == last) c.expected->reference->wrong &= ~((uint64_t)1 << i);
+    if (!strcmp(kernel->isa, last->isa) != !strcmp(kernel->algorithm, last->algorithm)) alike = kernel;
+  }
+  assert_non_null(alike);
+  const bench_verdict verdict = bench_compare_others(c.expected, &c.tensors.args, &attn_naive_c.info.numerics, alike);
+  assert_int_equal(verdict.status, BENCH_PASS);
+  assert_string_equal(verdict.reference, last->name);
+  close_large(&c);
+}
+
+/* ---- Without memory -------------------------------------------------------------------------------------------------- */
+
+static int allocations_left = -1; /* -1: no limit */
+
+void *__real_malloc(size_t bytes);
+void *__wrap_malloc(size_t bytes);
+
+void *__wrap_malloc(size_t bytes) {
+  if (allocations_left == 0) return NULL;
+  if (allocations_left > 0) allocations_left--;
+  return __real_malloc(bytes);
+}
+
+static bench_verdict judge_others(const large_case *c) {
+  return bench_compare_others(c->expected, &c->tensors.args, &attn_naive_c.info.numerics, &attn_naive_c.info);
+}
+
+/* What a second answer needs is made whole, or said to be missing; and then it is made for the next kernel. */
+TEST(half_a_reference_is_none) {
+  large_case c = open_large(large);
+  bench_reference *r = c.expected->reference;
+  assert_int_equal(judge_others(&c).status, BENCH_PASS);
+  float *m = r->m;
+  int errors = 0;
+  for (int allocations = 0; allocations < 7; allocations++) {
+    free(r->o);
+    free(r->lse);
+    *r = (bench_reference){.o = NULL};
+    allocations_left = allocations;
+    const bench_verdict verdict = judge_others(&c);
+    allocations_left = -1;
+    errors += verdict.status == BENCH_ERROR;
+    if (verdict.status == BENCH_ERROR) test_contains(verdict.reason, "memory");
+    r->wrong = 0;
+    assert_int_equal(judge_others(&c).status, BENCH_PASS);
+    for (int64_t n = 0; n < 2 * 640 * 64; n += 63) assert_true(fabsf(r->m[n] - m[n]) < 1e-3f * m[n]);
+    if (allocations == 6) break;
+    memset(r->m, 0xff, 2 * 640 * 64 * sizeof *m); /* so that nobody finds it again */
+    free(r->m);
+  }
+  assert_true(errors > 2);
+  free(m);
+  close_large(&c);
+}

@@ -171,7 +171,9 @@ static int64_t tokens(const attn_problem *p, int64_t of_sequence, int64_t total)
   return p->uses & ATTN_USE_VARLEN ? total : of_sequence;
 }
 
-/* Dense outputs in float32. False if memory is short. */
+static float *floats(float *old, int64_t count) { return old ? old : malloc((size_t)count * sizeof(float) + 1); }
+
+/* Dense outputs in float32. False if memory is short; what is there then stays for the next try. */
 static bool open_outputs(bench_reference *r, const bench_expected *expected) {
   attn_problem *p = &r->problem;
   *p = expected->problem;
@@ -180,9 +182,9 @@ static bool open_outputs(bench_reference *r, const bench_expected *expected) {
   p->uses |= ATTN_USE_LSE;
   p->o_stride = (attn_strides){p->heads_q * rows * p->dim_v, rows * p->dim_v, p->dim_v, 1};
   p->lse_stride = (attn_strides){p->heads_q * rows, rows, 1, 1};
-  r->o = malloc((size_t)(units * rows * p->dim_v) * sizeof(float) + 1);
-  r->lse = malloc((size_t)(units * rows) * sizeof(float) + 1);
-  r->m = malloc((size_t)(units * rows * p->dim_v) * sizeof(float) + 1);
+  r->o = floats(r->o, units * rows * p->dim_v);
+  r->lse = floats(r->lse, units * rows);
+  r->m = floats(r->m, units * rows * p->dim_v);
   return r->o && r->lse && r->m;
 }
 
@@ -261,15 +263,15 @@ static void learn(bench_reference *r, const bench_expected *e) {
 static bool open_reference(bench_reference *r, const bench_expected *expected, const attn_args *args,
                            const attn_kernel_info *checked) {
   if (r->kernel && !alike(r->kernel, checked)) return true;
-  const bool first = !r->m;
-  if (first && !open_outputs(r, expected)) return false;
+  if (!r->has_m && !open_outputs(r, expected)) return false;
   for (int index; (index = choose_kernel(r, checked)) >= 0; r->wrong |= (uint64_t)1 << index) {
     const attn_kernel_info *kernel = attn_kernel_get(index);
     if (r->kernel == kernel) return true;
     r->kernel = NULL;
-    if (first && !compute_m(r, *args, kernel)) continue;
+    if (!r->has_m && !compute_m(r, *args, kernel)) continue;
     if (!refer(r, &r->problem, *args, r->o, kernel) || !is_right(r, expected, *args, kernel)) continue;
-    if (first) learn(r, expected);
+    if (!r->has_m) learn(r, expected);
+    r->has_m = true;
     r->kernel = kernel;
     return true;
   }

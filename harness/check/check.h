@@ -21,6 +21,7 @@ typedef struct bench_reference {
   attn_problem problem;           /* the case's, with LSE and dense outputs in float32 */
   float *o, *lse;                 /* its answer */
   float *m;                       /* M of docs/numerics.md: its answer with |V| instead of V */
+  bool has_m;                     /* m is computed, and the oracle's rows are learnt */
 
   /* Of the rows that the oracle has computed so far: the largest of each fact, and of W / M * sqrt(n). They stand for the
    * facts of the others. */

@@ -211,7 +211,6 @@ static bool beats_memory(const bench_setup *s, const bench_trial *t, char *sente
 
 void bench_setup_judge(bench_setup *s, bench_trial *t) {
   char sentence[300];
-  if (!t->samples.rounds) return;
   if (hides_threads(s, t, sentence, sizeof sentence) || skips_work(s, t, sentence, sizeof sentence) ||
       beats_peak(s, t, sentence, sizeof sentence) || beats_memory(s, t, sentence, sizeof sentence))
     spoil(t, sentence);
