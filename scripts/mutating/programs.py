@@ -97,8 +97,8 @@ class Workplace:
         command, folder = self.build.compiles[source]
         words = [self._moved(word) for word in command]
         words[words.index("-o") + 1] = str(output)
-        done = subprocess.run([*self.prefix, *words, *STRICT, *self.flags, *more], cwd=folder, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, check=False)
+        done = subprocess.run([*self.prefix, *words, *STRICT, *self.flags, *more], cwd=folder, capture_output=True,
+                              check=False)
         self.errors = done.stderr.decode(errors="replace")
         return None if done.returncode else done
 
