@@ -123,7 +123,7 @@ class Workplace:
         lines[mutation.number] = mutation.after
         self.programs = {}
         groups = self.build.users_of(mutation.file)
-        for users in [sum(groups, [])] if every else groups:
+        for users in [[each for group in groups for each in group]] if every else groups:
             for source in users:
                 if source not in self.unchanged:
                     self.unchanged[source] = hash_of(self._compile(source))
@@ -180,7 +180,8 @@ class Workplace:
     def _leave_wrong_ones_out(self, own, lines, numbers):
         """Takes the faults out that the compiler's errors are at, or before. Returns whether there are any."""
         wrong = set()
-        for name, line in re.findall(r"^(?:In file included from )?(\S+?):(\d+):(?:\d+:)? [Ee]rror", self.errors, flags=re.M):
+        place = r"^(?:In file included from )?(\S+?):(\d+):(?:\d+:)? [Ee]rror"
+        for name, line in re.findall(place, self.errors, flags=re.M):
             file = os.path.relpath(name, self.sources)
             before = [number for number in lines.get(file, {}) if number <= int(line)]
             if before:
