@@ -191,6 +191,8 @@ class Here(FolderTest):
 
     def test_threads_of_a_larger_case_do_not_spin_beside_one(self):
         self.need_two_cpus()
+        if not OPENMP:
+            self.skipTest("no OpenMP: run refuses two threads")
         _, rows = self.run_naive("-a", "seq=64", "-t", "2,1", OMP_WAIT_POLICY="active")
         (one,) = [row for row in rows if row["threads"] == "1"]
         self.assertEqual(one["status"], "PASS", one["reason"])
