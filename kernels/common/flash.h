@@ -59,12 +59,15 @@ static ALWAYS_INLINE void settle_rows(const row_block *block, int64_t tile_row, 
 }
 
 static ALWAYS_INLINE bool some_above(vec sum[TILE_ROWS][TILE_VECS], float limit, const int vecs) {
-  vec largest = vec_set1(-INFINITY); /* not sum[0][0]: a NaN there would hide what other rows have in its lane */
+  vec each[TILE_ROWS], largest = vec_set1(-INFINITY);
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
+    each[i] = vec_set1(-INFINITY); /* not sum[i][0]: a NaN there would hide what others have in its lane */
     UNROLL
-    for (int v = 0; v < vecs; v++) largest = vec_max(sum[i][v], largest);
+    for (int v = 0; v < vecs; v++) each[i] = vec_max(sum[i][v], each[i]);
   }
+  UNROLL
+  for (int i = 0; i < TILE_ROWS; i++) largest = vec_max(each[i], largest);
   return vec_any_above(largest, limit);
 }
 
