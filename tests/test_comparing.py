@@ -221,6 +221,8 @@ class Paired(FolderTest):
         self.paired(2, ["two builds"], self.real, *self.CASES, "--baseline", "x")
         self.paired(2, ["two builds"], self.real, self.slowed, self.real)
         self.paired(2, ["'flash_d'"], self.real, self.slowed, "-k", "flash_d")
+        self.paired(2, ["no case is possible"], self.real, self.slowed, *self.CASES, "-a", "heads_kv=3")
+        self.paired(2, ["threads=4000: this process may use"], self.real, self.slowed, *self.CASES, "-t", "4000")
         self.paired(3, ["no timed case and kernel in common"], self.real, self.slowed, *self.CASES, "-a", "layer=mha")
         self.assert_ends(run([ATTNBENCH, "compare", self.folder, self.folder, "-k", "flash_c"]), 2, "need --paired")
 

@@ -129,6 +129,7 @@ static int open_job(bench_paired_job *job) {
   if (!code) code = load_builds(job);
   if (!code) code = choose_kernels(job);
   if (!code) code = bench_options_cases(&chosen, &job->cases);
+  if (!code) code = bench_refuse_impossible(&chosen, &job->cases);
   job->progress.quiet = chosen.quiet;
   job->settings = (bench_case_settings){.timed = true,
                                         .case_budget_s = chosen.case_budget_s,
@@ -241,6 +242,7 @@ int bench_compare_main(int argc, char **argv) {
   int code;
   asked = (compare_options){.margin = 0.01};
   chosen = bench_options_default("compare", "quick", argc, argv);
+  chosen.timed = true;
   if (!cli_parse(&command, argc, argv, &code)) return code;
   code = check_options(by);
   if (!code) code = check_way();
