@@ -8,7 +8,7 @@
 
 torch.ops.libattn.sdpa and sdpa_lse are operators of PyTorch's: they work under torch.compile and torch.export, and follow
 autocast. Gradients come from PyTorch's own operations, in float32: the backward pass computes the scores again, in time and
-memory proportional to queries times keys, and says so once. Gradients of gradients work; vmap is refused.
+memory proportional to queries times keys, and says so once. Gradients of gradients work; jvp and vmap are refused.
 
 flash_attn_func, flash_attn_varlen_func and flash_attn_with_kvcache have the arguments of the package flash-attn.
 """
@@ -22,6 +22,7 @@ from typing import Any, Iterator
 
 import torch
 import torch.nn.functional as F
+from torch.autograd import forward_ad
 
 from ._sdpa import FUNCTIONS
 
@@ -43,9 +44,18 @@ _library.define("sdpa" + _ARGUMENTS + " -> Tensor", tags=torch.Tag.pt2_compliant
 _library.define("sdpa_lse" + _ARGUMENTS + " -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)
 
 
+def _refuse_tangents(*tensors):
+    """They would be lost without a word: forward-mode derivatives (torch.func.jvp)."""
+    if forward_ad._current_level < 0:
+        return
+    if any(isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise NotImplementedError("libattn has no forward-mode derivatives (jvp); backward() has gradients")
+
+
 def _run(q, k, v, mask=None, bias=None, causal=False, align="top_left", window_left=-1, window_right=-1, scale=None,
          softcap=0.0, alibi=None, sinks=None, kv_len=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=0,
          max_seqlen_k=0, layout="bhsd", lse=False):
+    _refuse_tangents(q, k, v, bias, alibi, sinks)
     return _compute(q, k, v, mask=mask, bias=bias, causal=causal, align=align, window=(window_left, window_right),
                     scale=scale, softcap=softcap, alibi=alibi, sinks=sinks, kv_len=kv_len, cu_seqlens_q=cu_seqlens_q,
                     cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q or None, max_seqlen_k=max_seqlen_k or None,
@@ -199,6 +209,7 @@ _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: torch.is_a
 def _plain(*tensors):
     """Whether nothing but numbers is wanted of plain tensors: then the dispatcher can be left out, which takes as long as a
     small call."""
+    _refuse_tangents(*tensors)
     if torch.compiler.is_compiling() or _dispatch_modes() or _function_modes() or _interpreters() is not None:
         return False
     if _any_autocast():

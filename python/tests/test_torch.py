@@ -74,6 +74,15 @@ def test_refusals():
         libattn.sdpa(q.requires_grad_(), k, v)
     with pytest.raises(NotImplementedError, match="vmap"):
         torch.vmap(lt.sdpa)(*qkv())
+    q = q.detach()
+    with pytest.raises(NotImplementedError, match="no forward-mode derivatives"):
+        torch.func.jvp(lambda x: lt.sdpa(x, k, v), (q,), (q,))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(q, q)
+        for function in (lt.sdpa, torch.ops.libattn.sdpa):
+            with pytest.raises(NotImplementedError, match="no forward-mode derivatives"):
+                function(dual, k, v)
+        assert lt.sdpa(q, k, v).shape == q.shape
 
 
 def test_opcheck(long):
