@@ -174,12 +174,15 @@ static void raise_to(double *largest, double value) {
   if (value > *largest) *largest = value;
 }
 
-static void find_facts(const head *t, int64_t i, attn_oracle_row *facts) {
+static void find_facts(const head *t, int64_t i, dense_row *row) {
   const attn_problem *p = t->problem;
+  attn_oracle_row *facts = &row->facts;
   for (int64_t j = 0; j < t->seq_k; j++) {
     if (!t->allowed[i * t->seq_k + j]) continue;
     facts->allowed++;
-    raise_to(&facts->abs_sum, t->magnitude[i * t->seq_k + j]);
+    const double magnitude = t->magnitude[i * t->seq_k + j];
+    raise_to(&facts->abs_sum, magnitude);
+    if (isfinite(magnitude)) raise_to(&row->finite_sum, magnitude);
     for (int64_t d = 0; d < p->dim_qk; d++) raise_to(&facts->max_k, fabs(t->k[j * p->dim_qk + d]));
     for (int64_t d = 0; d < p->dim_v; d++) raise_to(&facts->max_v, fabs(t->v[j * p->dim_v + d]));
   }
@@ -227,9 +230,12 @@ static void answer_row(const head *t, int64_t i, dense_row *row) {
   const bool has_sink = t->problem->uses & ATTN_USE_SINKS;
   const double sink = has_sink ? t->args->sinks[t->h] : -INFINITY;
   row->facts = (attn_oracle_row){.exists = i < t->queries, .lse = -INFINITY};
-  find_facts(t, i, &row->facts);
+  find_facts(t, i, row);
   if (!row->facts.allowed) return;
-  if (isfinite(sink)) raise_to(&row->facts.abs_sum, fabs(sink));
+  if (isfinite(sink)) {
+    raise_to(&row->facts.abs_sum, fabs(sink));
+    raise_to(&row->finite_sum, fabs(sink));
+  }
   const softmax scores = softmax_of(t, i, -INFINITY);
   row->facts.lse = scores.largest + log(scores.sum);
   add_values(t, i, softmax_of(t, i, sink), row);

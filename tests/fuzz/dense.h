@@ -10,6 +10,7 @@
 /* One row: its facts, o[dim_v], M[dim_v] = sum p |v| and W[dim_v] = sqrt(sum p^2 (v - o)^2). */
 typedef struct dense_row {
   attn_oracle_row facts; /* only the type is that of the other oracle */
+  double finite_sum;     /* like facts.abs_sum, without keys whose sum is infinite */
   double *o, *m, *w;
 } dense_row;
 
