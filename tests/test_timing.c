@@ -880,8 +880,12 @@ static void hear(void *context, const char *what, const char *kernel) {
 static bench_goal_row measure(const char *goal, const script *s, bench_row *row, bool *complete) {
   static bench_goal_list goals;
   char line[200], error[200];
-  const bench_case_settings settings = {
-      .timed = true, .case_budget_s = 5, .rounds = 11, .stop = &sim.stop, .note = hear, .meter = &simulated};
+  const bench_case_settings settings = {.timed = true,
+                                        .case_budget_s = 5,
+                                        .rounds = s->interrupt_in ? 21 : 11,
+                                        .stop = &sim.stop,
+                                        .note = hear,
+                                        .meter = &simulated};
   notes[0] = 0;
   snprintf(line, sizeof line, "%s | %s | any | - | - | row", goal, strncmp(goal, "speedup", 7) ? "" : "threads=1");
   bench_goals_clear(&goals);
@@ -940,6 +944,22 @@ TEST(interrupted_goals_are_not_done) {
   const bench_goal_row goal = measure("ns | flash_c | heads=2 seq=64 head_dim=32", &s, &row, &complete);
   assert_true(!complete && !goal.done && goal.measured.n == 0);
   bench_row_clear(&row);
+}
+
+/* After Ctrl-C the rounds so far count, if there are enough for an interval. */
+TEST(an_interrupted_goal_keeps_enough_rounds) {
+  for (int round = 7; round < 14; round++) {
+    script s = steady("any", 10000);
+    s.interrupt_in = round;
+    bench_row row;
+    bool complete;
+    begin(NULL);
+    const bench_goal_row goal = measure("ns | flash_c | heads=2 seq=64 head_dim=32", &s, &row, &complete);
+    const bool enough = round + 1 >= BENCH_LEAST_GOAL_ROUNDS;
+    assert_true(complete == enough && goal.done == enough && goal.measured.n == (enough ? round + 1 : 0));
+    assert_int_equal(row.time.n, goal.measured.n);
+    bench_row_clear(&row);
+  }
 }
 
 /* The read loop takes dense K and V alone. */

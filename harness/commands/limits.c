@@ -54,7 +54,7 @@ static int open_goals(bench_session *s, const bench_selection *selection) {
   const int code = check_options(o);
   if (code) return code;
   bench_goal_table *table = s->own = calloc(1, sizeof *table);
-  if (!table) return BENCH_EXIT_INTERNAL;
+  if (!table) return cli_fail(BENCH_EXIT_INTERNAL, o->command, "out of memory");
   const char *preset = o->presets.item[0];
   if (!bench_goal_table_open(table, bench_goals_find(preset), selection, (uint64_t)o->seed, error, sizeof error))
     return cli_usage_error(o->command, "goals of preset %s: %s", preset, error);
