@@ -709,6 +709,15 @@ TEST(rows_compare_with_naive_and_with_the_best) {
   assert_int_equal(sim.bandwidth_bytes, 1 << 19); /* each of two threads reads half of 1e6 bytes */
 }
 
+/* Where caches are cold, the read loop reads as much as all copies have. */
+TEST(copies_are_read_together) {
+  const script s = steady("a_c", 3000);
+  open_setup(two_threads, &seven_rounds, (const script *[]){&s}, 1);
+  setup.rotations = 8;
+  bench_setup_time(&setup);
+  assert_int_equal(sim.bandwidth_bytes, 1 << 22); /* each of two threads: half of 8 x 1e6 bytes */
+}
+
 TEST(without_naive_the_slowest_is_the_baseline) {
   const script a = steady("a_c", 3000), b = steady("b_c", 6000);
   time_setup(one_thread, &seven_rounds, (const script *[]){&a, &b}, 2);
@@ -847,10 +856,13 @@ TEST(fewer_threads_than_asked_for_are_an_error) {
   sim.most_threads = 2;
   t.trial[0].threads = 3;
   setenv("OMP_THREAD_LIMIT", "2", 1);
+  setenv("OMP_DYNAMIC", "false", 1); /* which is right */
   assert_false(run());
   unsetenv("OMP_THREAD_LIMIT");
+  unsetenv("OMP_DYNAMIC");
 #ifdef _OPENMP
   test_contains(t.error, "2 of 3 threads run: OpenMP or the system gives no more; OMP_THREAD_LIMIT=2 should be 3 or more");
+  assert_null(strstr(t.error, "OMP_DYNAMIC"));
 #else
   assert_string_equal(t.error, "2 of 3 threads run: this build has no OpenMP");
 #endif
