@@ -29,6 +29,14 @@ static const char cases_text[] =
     "dim_qk = 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 40, 63, 64, 65, 129\n"
     "dim_v = 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 40, 63, 64, 65, 129\n"
     "causal = none, top-left, bottom-right\n"
+    "window = none, none, none, 9.., ..4\n"
+    "mask = none, none, random, padding\n"
+    "bias = none, none, full, masking, heads, row\n"
+    "alibi = off, off, on\n"
+    "softcap = 0, 0, 20\n"
+    "score = dot, dot, dot, dot, dot, additive, gaussian, precomputed\n"
+    "sinks = off, off, on\n"
+    "lengths = full, full, kv_len, q_len, row_len, varlen\n"
     "lse = off, on\n"
     "layout = bhsd, bshd, strided, transposed, reversed, broadcast\n";
 
