@@ -51,12 +51,14 @@ class Build:
     def users_of(self, file):
         """Sources that include a file, in groups. The second is compiled only if the objects of the first did not change.
 
-        The first group of a header of kernels/ has two tiers, the second the other tiers and the harness.
+        The first group of a header of kernels/common has two tiers, the second the other tiers and the harness. A tier's
+        own headers begin with that tier.
         """
         users = sorted(self.users.get(str(self.root / file), []))
         if not file.startswith("kernels/") or file.endswith(".c"):
             return [users]
-        return [[each for each in users if bool(FIRST.search(each)) == first] for first in (True, False)]
+        own = f"/{Path(file).parent}/"
+        return [[each for each in users if bool(FIRST.search(each) or own in each) == first] for first in (True, False)]
 
     def _tests(self):
         """{name: (command, environment)} of ctest's tests. Python tests get --failfast."""
