@@ -703,6 +703,17 @@ TEST(test_refuses_bad_arguments) {
   free_layer(&l);
 }
 
+/* Whatever strides the problem's attention has, a layer uses its own. */
+TEST(test_strides_of_the_attention_are_the_layers) {
+  layer l = make_layer(&shapes[0]);
+  float *expected = answer_of(&l);
+  attn_problem *a = &l.problem.attention;
+  a->q_stride = a->k_stride = a->v_stride = a->o_stride = (attn_strides){7, 5, 3, 2};
+  expect_bits(&l, &l.weights, NULL, expected);
+  free(expected);
+  free_layer(&l);
+}
+
 /* An empty batch is valid without any pointers. */
 TEST(test_empty_batches) {
   layer l = make_layer(&shapes[0]);

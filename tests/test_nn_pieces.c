@@ -310,4 +310,8 @@ TEST(regression_checks_arguments) {
   REFUSED(y, NULL, "y is NULL");
   REFUSED(query, NULL, "query is NULL");
   REFUSED(prediction, NULL, "prediction is NULL");
+  attn_regression large = good;
+  large.points = (int64_t)1 << 31;
+  large.dim_x = (int64_t)1 << 28;
+  test_invalid(attn_kernel_regression(&large, NULL), "it must be at most 2^58 elements");
 }
