@@ -52,11 +52,13 @@ bench_team bench_team_count(int threads) {
   return team;
 }
 
+#ifdef _OPENMP
 /* Appends the setting if it is in force and leaves fewer than `least`. */
 static void name_limit(const char *setting, int least, char *text, size_t bytes) {
   const char *value = getenv(setting);
   if (value && atoi(value) < least) bench_append(text, bytes, "; %s=%.20s should be %d or more", setting, value, least);
 }
+#endif
 
 void bench_team_explain(int given, int wanted, char *text, size_t bytes) {
   snprintf(text, bytes, "%d of %d threads run: ", given, wanted);
