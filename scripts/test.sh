@@ -32,7 +32,7 @@ Sets up the machine (scripts/setup.sh), then builds and tests in stages:
              clang has OpenMP, those of OpenMP
   memory     only with --long: MemorySanitizer (clang) on cases of both suites with the tier c, and on layers
   levels     only with --long: unit tests of the library and of the checks at -O0, -O1 and -O2, and some with link-time
-             optimisation (the other stages build at -O3)
+             optimisation (the stages gcc and clang build at -O3)
 
   --long         the stages above, all cases of each suite, and the tests with the label `long`
   --stage NAME   only this stage; repeatable
