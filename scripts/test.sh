@@ -15,7 +15,7 @@ Sets up the machine (scripts/setup.sh), then builds and tests in stages:
              kernels; also checks that the automatic choice is a kernel of that tier
   clang      Release build by clang: unit tests, some of them shorter, and 100 cases of each suite; with --long everything,
              by every installed clang
-  sanitize   AddressSanitizer and UndefinedBehaviorSanitizer, tiers up to AVX2 (all with --long): unit tests and 35 cases of
+  sanitize   AddressSanitizer and UndefinedBehaviorSanitizer, tiers up to AVX2 (all with --long): unit tests and 28 cases of
              each suite
   fuzz       where clang has libFuzzer: each target of tests/fuzz runs its corpus, then new inputs, 60 seconds in all; tiers
              up to AVX2 (all with --long)
@@ -162,7 +162,7 @@ stage_sanitize() {
   local only=(tests_sanitize)
   local cap
   cap_tiers
-  some_cases 35 13
+  some_cases 28 13
   configure_and_build asan build-asan "${cases[@]}" -DATTN_MAX_ISA="$cap" -DATTN_BUILD_EXAMPLES=OFF -DATTN_GBENCH=OFF ||
     { fail_build && return; } || return 1
   ATTN_MAX_ISA=$cap run_ctest build-asan -L sanitize

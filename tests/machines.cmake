@@ -25,7 +25,7 @@ function(add_small name)
   add_labelled(${name} "feigned" attnbench check --seed 5 ${ARGN})
 endfunction()
 add_small(small_edge --suite edge --cases 40)
-add_small(tiny_edge --suite edge --cases 2)
+add_small(tiny_edge --suite edge --cases 1)
 add_small(long_edge --suite edge --cases 20) # only with --long
 foreach(folder blas onednn)
   if(folder_kernels_${folder})

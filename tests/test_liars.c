@@ -243,15 +243,19 @@ static void clear(bench_row rows[2]) {
   for (int i = 0; i < 2; i++) bench_row_clear(&rows[i]);
 }
 
-/* Fails unless the liar's row has this status, one of the two sentences as its reason, and no time. */
-static void expect_caught(void (*lie_to_tell)(const lie *l), bench_status status, const char *sentence, const char *other) {
-  bench_row rows[2];
-  run_case(lie_to_tell, 1, rows);
+/* Fails unless the liar's row has this status, one of the two sentences as its reason, and no time. Clears the rows. */
+static void expect_verdict(bench_row rows[2], bench_status status, const char *sentence, const char *other) {
   print_message("  %s: %s\n", bench_status_name(rows[0].verdict.status), rows[0].verdict.reason);
   assert_int_equal(rows[0].verdict.status, status);
   assert_true(strstr(rows[0].verdict.reason, sentence) || (other && strstr(rows[0].verdict.reason, other)));
   assert_true(rows[0].time.n == 0 && !rows[0].samples_ns);
   clear(rows);
+}
+
+static void expect_caught(void (*lie_to_tell)(const lie *l), bench_status status, const char *sentence, const char *other) {
+  bench_row rows[2];
+  run_case(lie_to_tell, 1, rows);
+  expect_verdict(rows, status, sentence, other);
 }
 
 /* ---- Tests --------------------------------------------------------------------------------------------------------- */
@@ -274,11 +278,18 @@ TEST(wrong_when_timed) { expect_caught(leave_out_rows, BENCH_ERROR, DIFFERS, NUL
 
 TEST(remembers_by_address) { expect_caught(remember_by_address, BENCH_ERROR, DIFFERS, NULL); }
 
-/* The case is so short that a sample has several calls even in a slow build: only repeated calls can skip work. */
+/* The case is so short that a sample has several calls even in a slow build: only repeated calls can skip work. Where other
+ * processes disturb the first calls, a sample may have a single one; its time is true, and the case runs again. */
 TEST(skips_repeated_work) {
+  bench_row rows[2];
   seq = 32;
-  expect_caught(skip_repeated_work, BENCH_ERROR, "it skips work", NULL);
+  run_case(skip_repeated_work, 1, rows);
+  for (int tries = 1; tries < 5 && rows[0].verdict.status == BENCH_PASS; tries++) {
+    clear(rows);
+    run_case(skip_repeated_work, 1, rows);
+  }
   seq = LONGEST;
+  expect_verdict(rows, BENCH_ERROR, "it skips work", NULL);
 }
 
 TEST(computes_only_over_poison) { expect_caught(compute_only_over_poison, BENCH_ERROR, DIFFERS, NULL); }
