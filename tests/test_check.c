@@ -6,6 +6,7 @@
 
 #include "cases/cases.h"
 #include "check/check.h"
+#include "failing_malloc.h"
 #include "layer_support.h"
 #include "src/plan.h"
 #include "timing/setup.h"
@@ -318,17 +319,6 @@ TEST(a_reference_is_kept_where_no_other_is_left) {
 }
 
 /* ---- Without memory -------------------------------------------------------------------------------------------------- */
-
-static int allocations_left = -1; /* -1: no limit */
-
-void *__real_malloc(size_t bytes);
-void *__wrap_malloc(size_t bytes);
-
-void *__wrap_malloc(size_t bytes) {
-  if (allocations_left == 0) return NULL;
-  if (allocations_left > 0) allocations_left--;
-  return __real_malloc(bytes);
-}
 
 static bench_verdict judge_others(const large_case *c) {
   return bench_compare_others(c->expected, &c->tensors.args, &attn_naive_c.info.numerics, &attn_naive_c.info);

@@ -10,6 +10,7 @@ static int begin(void **state), end(void **state);
 
 #include "base/clock.h"
 #include "cases/cases.h"
+#include "failing_malloc.h"
 #include "goals/goals.h"
 #include "layer_support.h"
 #include "machine/affinity.h"
@@ -1068,17 +1069,6 @@ TEST(a_doubted_time_reaches_no_goal) {
 }
 
 /* ---- Without memory ---- */
-
-static int allocations_left = -1; /* -1: no limit */
-
-void *__real_malloc(size_t bytes);
-void *__wrap_malloc(size_t bytes);
-
-void *__wrap_malloc(size_t bytes) {
-  if (allocations_left == 0) return NULL;
-  if (allocations_left > 0) allocations_left--;
-  return __real_malloc(bytes);
-}
 
 /* Every allocation fails from a certain one on. A row then has either a time or a reason, and no infinite number. */
 TEST(without_memory_there_are_sentences) {
