@@ -189,11 +189,13 @@ class Shards(FolderTest):
         words[at:at + 2] = [*SWEEP[1:], "-k", "n*e_c", "-q"]
         (self.folder / "nope_c").touch()
         ssh = self.folder / "ssh"
-        ssh.write_text('#!/bin/sh\necho "$1" >>"$NODES"\nshift 2\ncd / && exec sh -c "$*"\n', encoding="utf-8")
+        ssh.write_text('#!/bin/sh\necho "$1" >>"$NODES"\nshift 2\ncd "$HOME" && exec sh -c "$*"\n', encoding="utf-8")
         ssh.chmod(0o755)
         nodes = self.folder / "nodes"
-        for begun in 4, 8:
-            done = run(words, cwd=self.folder, PARALLEL_SSH=ssh, NODES=nodes)
+        elsewhere = self.folder / "home"
+        elsewhere.mkdir()
+        for begun, home in (4, elsewhere), (8, self.folder):  # parallel names a folder below $HOME from there
+            done = run(words, cwd=self.folder, PARALLEL_SSH=ssh, NODES=nodes, HOME=home)
             self.assert_ends(done, 0)
             self.assertEqual(sorted(nodes.read_text().split()), sorted(["node1", "node2"] * (begun // 2)))
         parts = [f"part{i}" for i in range(1, 5)]
