@@ -77,16 +77,29 @@ static attn_status choose_named(const attn_problem *problem, const char *name, c
 }
 
 enum {
-  SPILLING_QUERIES = 24,      /* queries that do not pay for a transposed K ... */
-  SPILLING_BYTES = 3 << 19,   /* ... where K and V of a head, as floats, are larger: they leave level 2 in between */
-  TILE_QUERIES = 24,          /* from here on tiles of 32 queries pay; */
-  TILE_PAIRS = 512,           /* fewer queries need so many pairs with keys, because tiles are computed whole, */
-  TILE_KEYS = 16,             /* and any number needs more keys than these */
-  DECODED_QUERIES = 16,       /* queries up to which decode is faster than flash_amx */
-  DECODED_ROWS = 3,           /* rows of a KV head from which decode_amx is faster than vectors, */
-  DECODED_ROWS_OF_COPIES = 6, /* and where it copies K and V; */
-  DECODED_PAIRS = 384         /* they need so many pairs with keys */
+  SPILLING_QUERIES = 24,          /* queries that do not pay for a transposed K ... */
+  SPILLING_BYTES = 5 << 18,       /* ... where K and V of a head, as floats, are larger: they leave level 2 in between */
+  TILE_QUERIES = 24,              /* from here on tiles of 32 queries pay, */
+  TILE_QUERIES_OF_GROUPS = 16,    /* or from here, if 4 query heads or more share keys that need no copy; */
+  TILE_PAIRS = 512,               /* fewer queries need so many pairs with keys, because tiles are computed whole, */
+  TILE_KEYS = 16,                 /* and up to so many keys */
+  TILE_QUERIES_OF_FEW_KEYS = 44,  /* need so many queries */
+  DECODED_QUERIES = 16,           /* queries up to which decode is faster than flash_amx, */
+  DECODED_QUERIES_OF_COPIES = 24, /* and where both copy K and V that are not narrow; */
+  DECODED_KEYS = 16,              /* keys from which decode_amx is faster than vectors, */
+  DECODED_PAIRS = 200,            /* if rows of a KV head have so many pairs with them; */
+  COPIED_ROWS = 6,                /* the rows, */
+  COPIED_PAIRS = 512,             /* and the pairs, where it copies K and V; */
+  DECODED_KEYS_OF_FEW = 96,       /* the keys for one or two rows, which leave most of a tile empty: */
+  DECODED_WIDTH_OF_FEW = 256,     /* they need narrow keys and values, */
+  DECODED_BYTES_OF_FEW = 2 << 20, /* and K and V in level 2 */
+  NARROW_WIDTH = 96,              /* of keys and values; where these are narrow, */
+  FEW_KEYS = 12,                  /* up to so many in 16 bits are not worth a transposition */
+  DECODED_QUERIES_OF_FEW_KEYS = 8 /* to so many queries */
 };
+
+/* Flash computes tiles of 6 queries on vectors: 5 or 6 take it as long as one, 7 or 8 twice as long. */
+static bool fill_one_tile(int64_t queries) { return queries == 5 || queries == 6; }
 
 /* Queries of a head up to which split-KV beats flash, by the width of a key and its value: flash transposes K and fills
  * tiles of several queries, which few queries do not pay back, least of all where K has to be widened first or written to
@@ -95,16 +108,22 @@ static int64_t most_decode_queries(const attn_problem *p) {
   static const struct {
     int64_t below; /* of dim_qk + dim_v */
     int32_t f32, half;
-  } borders[] = {{96, 4, 5}, {256, 8, 10}, {400, 16, 16}, {INT64_MAX, 16, 24}};
+  } borders[] = {{NARROW_WIDTH, 4, 5}, {256, 8, 10}, {400, 14, 16}, {INT64_MAX, 16, 24}};
   const int64_t dims = p->dim_qk + p->dim_v;
   int i = 0;
   if (p->seq_k > SPILLING_BYTES / (int64_t)sizeof(float) / dims) return SPILLING_QUERIES;
   while (dims >= borders[i].below) i++;
-  return p->dtype_kv == ATTN_F32 ? borders[i].f32 : borders[i].half;
+  if (p->dtype_kv == ATTN_F32) return i == 1 && fill_one_tile(p->seq_q) ? 0 : borders[i].f32;
+  return i == 0 && p->seq_k <= FEW_KEYS ? DECODED_QUERIES_OF_FEW_KEYS : borders[i].half;
 }
 
+/* Whether kernels on tiles have to copy K and V, whose width is no multiple of theirs. */
+static bool copies_tiles(const attn_problem *p) { return (p->dim_qk | p->dim_v) % 32; }
+
 static bool is_small_for_tiles(const attn_problem *p) {
-  return p->seq_k <= TILE_KEYS || (p->seq_q < TILE_QUERIES && p->seq_q * p->seq_k < TILE_PAIRS);
+  if (p->seq_k <= TILE_KEYS) return p->seq_q < TILE_QUERIES_OF_FEW_KEYS;
+  const bool shared = p->heads_q >= 4 * p->heads_kv && !copies_tiles(p);
+  return p->seq_q < (shared ? TILE_QUERIES_OF_GROUPS : TILE_QUERIES) && p->seq_q * p->seq_k < TILE_PAIRS;
 }
 
 /* Whether the tile unit computes the problem, and is quick. */
@@ -113,14 +132,24 @@ static bool suits_tiles(const attn_problem *p, const char *cap) {
   return tiles && !is_small_for_tiles(p) && !refusal(tiles, p, cap);
 }
 
+/* Whether decode_amx is quicker than vectors for one or two rows of a KV head. */
+static bool suits_few_rows(const attn_problem *p) {
+  const int64_t dims = p->dim_qk + p->dim_v, bytes_of_key = 2 * dims * p->heads_kv;
+  return dims <= DECODED_WIDTH_OF_FEW && p->seq_k >= DECODED_KEYS_OF_FEW && p->seq_k <= DECODED_BYTES_OF_FEW / bytes_of_key;
+}
+
 /* NULL, or why decode_amx, which accepts the problem, is not the quickest: its tiles hold 16 rows of a KV head, and
- * flash_amx's 32 queries; K and V whose width is no multiple of 32 have to be copied into tiles. */
+ * flash_amx's 32 queries. */
 static const char *slower_in_decoding_tiles(const attn_problem *p) {
-  const int64_t rows = p->heads_q / p->heads_kv * p->seq_q;
-  const int64_t least_rows = (p->dim_qk | p->dim_v) % 32 ? DECODED_ROWS_OF_COPIES : DECODED_ROWS;
-  if (p->seq_q > DECODED_QUERIES) return "slower than flash_amx for so many queries";
-  const bool small = rows < least_rows || rows * p->seq_k < DECODED_PAIRS;
-  return small ? "slower than vectors for so few rows" : NULL;
+  const int64_t rows = p->heads_q / p->heads_kv * p->seq_q, pairs = rows * p->seq_k;
+  const bool copies = copies_tiles(p);
+  const bool copies_much = copies && p->dim_qk + p->dim_v >= NARROW_WIDTH;
+  if (p->seq_q > (copies_much ? DECODED_QUERIES_OF_COPIES : DECODED_QUERIES))
+    return "slower than flash_amx for so many queries";
+  const bool suits = copies     ? rows >= COPIED_ROWS && pairs >= COPIED_PAIRS
+                     : rows < 3 ? suits_few_rows(p)
+                                : p->seq_k >= DECODED_KEYS && pairs >= DECODED_PAIRS;
+  return suits ? NULL : "slower than vectors for so few rows and keys";
 }
 
 /* NULL, or why the automatic choice passes over a kernel that would take the problem. A rule sees the shape of one sequence,

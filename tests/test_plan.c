@@ -209,7 +209,9 @@ TEST(choice_depends_on_the_shape_of_a_sequence) {
     attn_dtype dtype;
     const char *expected;
   } cases[] = {{1, 8, 64, ATTN_F32, "decode_c"},   {1, 9, 64, ATTN_F32, "flash_c"},    {4, 8, 64, ATTN_F32, "decode_c"},
-               {1, 16, 128, ATTN_F32, "decode_c"}, {1, 17, 128, ATTN_F32, "flash_c"},  {64, 1, 64, ATTN_F32, "flash_c"},
+               {1, 14, 128, ATTN_F32, "decode_c"}, {1, 15, 128, ATTN_F32, "flash_c"},  {64, 1, 64, ATTN_F32, "flash_c"},
+               {1, 4, 64, ATTN_F32, "decode_c"},   {1, 5, 64, ATTN_F32, "flash_c"},    {1, 6, 127, ATTN_F32, "flash_c"},
+               {1, 7, 64, ATTN_F32, "decode_c"},   {1, 6, 128, ATTN_F32, "decode_c"},  {1, 6, 64, ATTN_F16, "decode_c"},
                {1, 4, 32, ATTN_F32, "decode_c"},   {1, 5, 32, ATTN_F32, "flash_c"},    {1, 8, 48, ATTN_F32, "decode_c"},
                {1, 5, 32, ATTN_F16, "decode_c"},   {1, 6, 32, ATTN_F16, "flash_c"},    {1, 10, 64, ATTN_BF16, "decode_c"},
                {1, 11, 64, ATTN_BF16, "flash_c"},  {1, 24, 200, ATTN_F16, "decode_c"}, {1, 25, 200, ATTN_F16, "flash_c"}};
@@ -227,27 +229,28 @@ TEST(choice_depends_on_the_shape_of_a_sequence) {
     }
 }
 
-/* Where K and V of a head, as floats, exceed 1.5 MiB, decode keeps 24 queries. */
+/* Where K and V of a head, as floats, exceed 1.25 MiB, decode keeps 24 queries. */
 TEST(long_sequences_stay_with_decode) {
   for (int more = 0; more < 2; more++)
     for (int queries = 24; queries <= 25; queries++) {
       attn_problem problem;
-      attn_problem_init(&problem, 1, 1, 1, queries, 3072 + more, 64, 64);
+      attn_problem_init(&problem, 1, 1, 1, queries, 2560 + more, 64, 64);
       setenv("ATTN_MAX_ISA", "c", 1);
       assert_plan_of(&problem, more && queries == 24 ? "decode_c" : "flash_c");
     }
 }
 
-/* Where there is a tile unit: 24 queries x 17 keys fill it, or 512 pairs of a query and a key; decode_amx takes up to 16
- * queries. */
+/* Where there is a tile unit: 24 queries x 17 keys fill it, or 512 pairs of a query and a key, or 44 queries of fewer keys;
+ * decode_amx takes up to 16 queries. */
 TEST(tiles_are_for_problems_that_fill_them) {
   static const struct {
     int64_t seq_q, seq_k;
     const char *expected;
-  } cases[] = {{2, 512, "decode_avx512"}, {3, 512, "decode_amx"},    {5, 76, "decode_avx512"},  {5, 77, "decode_amx"},
-               {24, 16, "flash_avx512"},  {24, 17, "flash_amx"},     {23, 22, "flash_avx512"},  {23, 23, "flash_amx"},
-               {11, 34, "flash_avx512"},  {11, 35, "decode_amx"},    {16, 24, "decode_amx"},    {17, 30, "flash_avx512"},
-               {17, 31, "flash_amx"},     {10, 38, "decode_avx512"}, {1, 4096, "decode_avx512"}};
+  } cases[] = {{2, 95, "decode_avx512"}, {2, 96, "decode_amx"},    {5, 39, "decode_avx512"},  {5, 40, "decode_amx"},
+               {43, 16, "flash_avx512"}, {44, 16, "flash_amx"},    {24, 17, "flash_amx"},     {23, 22, "flash_avx512"},
+               {23, 23, "flash_amx"},    {11, 18, "flash_avx512"}, {11, 19, "decode_amx"},    {16, 15, "flash_avx512"},
+               {16, 16, "decode_amx"},   {17, 30, "flash_avx512"}, {17, 31, "flash_amx"},     {10, 19, "decode_avx512"},
+               {10, 20, "decode_amx"},   {1, 8192, "decode_amx"},  {1, 8193, "decode_avx512"}};
   for (size_t i = 0; i < COUNT(cases); i++) {
     attn_problem problem;
     attn_problem_init(&problem, 1, 1, 1, cases[i].seq_q, cases[i].seq_k, 64, 64);
@@ -257,16 +260,22 @@ TEST(tiles_are_for_problems_that_fill_them) {
   }
 }
 
-/* The tile unit decodes from 3 rows of a KV head on, or 6 where it copies K and V, up to 16 queries. */
+/* The tile unit decodes 3 rows of a KV head or more, 6 where it copies K and V, and fewer of narrow keys in level 2. */
 TEST(choice_of_decode_depends_on_the_rows) {
   static const struct {
     int64_t group, seq_q, seq_k, dim;
     const char *expected;
-  } cases[] = {{2, 1, 512, 64, "decode_avx512"}, {3, 1, 512, 64, "decode_amx"},    {3, 1, 127, 64, "decode_avx512"},
-               {3, 1, 128, 64, "decode_amx"},    {1, 3, 512, 192, "decode_amx"},   {5, 1, 512, 80, "decode_avx512"},
-               {6, 1, 512, 80, "decode_amx"},    {1, 5, 512, 40, "decode_avx512"}, {1, 6, 512, 40, "decode_amx"},
-               {1, 16, 512, 64, "decode_amx"},   {1, 17, 512, 64, "flash_amx"},    {8, 4, 512, 64, "decode_amx"},
-               {8, 5, 512, 64, "flash_amx"},     {8, 4, 11, 64, "decode_avx512"},  {8, 4, 12, 64, "decode_amx"}};
+  } cases[] = {{2, 1, 512, 128, "decode_amx"},    {2, 1, 512, 160, "decode_avx512"}, {1, 1, 512, 128, "decode_amx"},
+               {1, 1, 512, 160, "decode_avx512"}, {1, 1, 95, 64, "decode_avx512"},   {1, 1, 96, 64, "decode_amx"},
+               {1, 2, 4096, 64, "decode_amx"},    {1, 2, 4097, 64, "decode_avx512"}, {3, 1, 66, 64, "decode_avx512"},
+               {3, 1, 67, 64, "decode_amx"},      {1, 3, 512, 192, "decode_amx"},    {5, 1, 512, 80, "decode_avx512"},
+               {6, 1, 85, 80, "decode_avx512"},   {6, 1, 86, 80, "decode_amx"},      {1, 5, 512, 40, "decode_avx512"},
+               {1, 6, 512, 40, "decode_amx"},     {1, 16, 512, 64, "decode_amx"},    {1, 17, 512, 64, "flash_amx"},
+               {8, 4, 512, 64, "decode_amx"},     {8, 5, 512, 64, "flash_amx"},      {8, 4, 15, 64, "decode_avx512"},
+               {8, 4, 16, 64, "decode_amx"},      {1, 24, 100, 80, "decode_amx"},    {1, 25, 100, 80, "flash_amx"},
+               {1, 17, 100, 40, "flash_amx"},     {4, 15, 17, 64, "flash_avx512"},   {4, 16, 17, 64, "flash_amx"},
+               {3, 23, 17, 64, "flash_avx512"},   {4, 16, 17, 80, "flash_avx512"},   {1, 8, 12, 40, "decode_avx512"},
+               {1, 8, 13, 40, "flash_avx512"},    {1, 9, 12, 40, "flash_avx512"}};
   if (!attn_kernel_find("decode_amx") || attn_kernel_unusable(attn_kernel_find("decode_amx"))) skip();
   for (size_t i = 0; i < COUNT(cases); i++) {
     attn_problem p;
