@@ -127,6 +127,16 @@ static bool next_range(reader *r, const char *name, int64_t range[2]) {
   return read_size(&at, &range[1]) && !*at && range[0] <= range[1];
 }
 
+/* "step=16"; 32, where the next word is another. */
+static bool next_step(reader *r, int64_t *step) {
+  char text[8];
+  const char *at = text;
+  *step = 32;
+  if (strncmp(r->at, " step=", 6) != 0) return true;
+  return next_value(r, "step", text, sizeof text) && read_size(&at, step) && !*at &&
+         (*step == 8 || *step == 16 || *step == 32);
+}
+
 static bool find_dtype(const char *name, size_t length, attn_dtype *dtype) {
   for (int i = 0; i < ATTN_DTYPE_COUNT; i++) {
     const char *known = attn_dtype_of((attn_dtype)i).name;
@@ -169,13 +179,14 @@ static attn_status read_rule(reader *r) {
   char mask[8];
   const bool fine = next_dtypes(r, &rule.dtype_q, &rule.dtype_kv) && next_word(r, mask, sizeof mask) &&
                     (strcmp(mask, "causal") == 0 || strcmp(mask, "full") == 0) && next_range(r, "dim", rule.dim) &&
-                    next_range(r, "group", rule.group) && next_range(r, "seq_k", rule.seq_k) &&
+                    next_step(r, &rule.step) && next_range(r, "group", rule.group) && next_range(r, "seq_k", rule.seq_k) &&
                     next_range(r, "seq_q", rule.seq_q) && next_kernel(r, "kernel", rule.kernel) &&
                     next_kernel(r, "second", rule.second) && next_real(r, "margin", 0, 1e9, &rule.margin) &&
                     next_real(r, "low", 0, 1e9, &rule.low) && next_real(r, "high", 0, 1e9, &rule.high) && at_end(r);
   if (!fine)
     return fail(r, "this is no rule",
-                "'rule DTYPE full|causal dim=A..B group=A..B seq_k=A..B seq_q=A..B kernel=NAME second=NAME margin=X low=X "
+                "'rule DTYPE full|causal dim=A..B [step=8|16] group=A..B seq_k=A..B seq_q=A..B kernel=NAME second=NAME "
+                "margin=X low=X "
                 "high=X', with * for an open end");
   rule.causal = mask[0] == 'c';
   if (!grow((void **)&t->rules, t->rule_count, &t->rule_room, sizeof rule)) return no_memory();
@@ -358,12 +369,18 @@ attn_status attn_tuning_named(const attn_tuning **tuning, const char **refused) 
 
 /* ---- What the rules say ---- */
 
+/* The largest of 8, 16 and 32 that divides both head dimensions; less than 8 where none does. */
+static int64_t step_of(const attn_problem *p) {
+  const int64_t dims = p->dim_qk | p->dim_v | 32;
+  return dims & -dims;
+}
+
 const char *attn_tuning_excludes(const attn_problem *p) {
   if (p->score != ATTN_SCORE_DOT) return "its scores are no dot products";
   if (p->uses & (ATTN_USE_BIAS | ATTN_USE_MASK)) return "it has a bias or a mask";
   if (p->softcap > 0) return "it has a softcap";
   if (p->window_left >= 0 || p->window_right > 0) return "it has a window";
-  return p->dim_qk % 32 || p->dim_v % 32 ? "its head_dim is not a multiple of 32" : NULL;
+  return step_of(p) < 8 ? "its head_dim is not a multiple of 8" : NULL;
 }
 
 static bool holds(const int64_t range[2], int64_t value) { return value >= range[0] && value <= range[1]; }
@@ -372,7 +389,7 @@ const attn_tuning_rule *attn_tuning_find(const attn_tuning *t, const attn_proble
   for (int i = 0; i < t->rule_count; i++) {
     const attn_tuning_rule *r = &t->rules[i];
     if (r->dtype_q == p->dtype_q && r->dtype_kv == p->dtype_kv && r->causal == (p->window_right == 0) &&
-        holds(r->dim, (p->dim_qk + p->dim_v) / 2) && holds(r->group, p->heads_q / p->heads_kv) &&
+        r->step == step_of(p) && holds(r->dim, (p->dim_qk + p->dim_v) / 2) && holds(r->group, p->heads_q / p->heads_kv) &&
         holds(r->seq_k, p->seq_k) && holds(r->seq_q, p->seq_q))
       return r;
   }

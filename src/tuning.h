@@ -16,6 +16,7 @@ typedef struct attn_tuning_rule {
   attn_dtype dtype_q, dtype_kv;
   bool causal;
   int64_t dim[2];   /* of the mean of dim_qk and dim_v */
+  int64_t step;     /* the largest of 8, 16 and 32 that divides both */
   int64_t group[2]; /* query heads of a KV head */
   int64_t seq_k[2], seq_q[2];
   char kernel[48], second[48];

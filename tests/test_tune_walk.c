@@ -57,7 +57,7 @@ static double now_s(void *context) { return (void)context, world.now_s; }
 
 static const bench_tune_source source = {.measure = measure, .now_s = now_s};
 static const bench_tune_line line = {
-    .dtype = ATTN_BF16, .causal = false, .dim = 64, .dims = {46, 90}, .group = 4, .groups = {3, 5}};
+    .dtype = ATTN_BF16, .causal = false, .dim = 64, .dims = {46, 90}, .step = 32, .group = 4, .groups = {3, 5}};
 static bench_tune_result result;
 
 static int clear(void **state) {
@@ -72,6 +72,9 @@ static const bench_tune_rule *walk(landscape *ratio, double seconds, int rules) 
   assert_int_equal(result.rule_count, rules);
   return result.rules;
 }
+
+/* Numbers of queries and keys that every line has. 256 queries of 2090 keys are too many. */
+enum { QUERIES = 13, ROWS = 7, POINTS = QUERIES * ROWS - 1 };
 
 static double always_best(const bench_tune_shape *s) { return (void)s, 0.5; }
 static double nearly_best(const bench_tune_shape *s) { return (void)s, 1.029; }
@@ -100,34 +103,34 @@ TEST(one_rule_holds_everything) {
   assert_true(r->group[0] == 3 && r->group[1] == 5 && r->seq_k[0] == 1 && r->seq_k[1] == INT64_MAX);
   assert_true(r->seq_q[0] == 1 && r->seq_q[1] == INT64_MAX);
   assert_true(fabs(r->low - 1.5) < 1e-9 && fabs(r->high - 3) < 1e-9);
-  assert_true(fabs(r->margin - 1.5 * pow(2, 1.0 / 39)) < 1e-9); /* the geometric mean of 39 points */
+  assert_true(fabs(r->margin - 1.5 * pow(2, 1.0 / POINTS)) < 1e-9); /* the geometric mean */
 }
 
-/* Each of the five rows has the points 1, 2, 4, 8, 16, 32, 64 and 256, but the last one lacks 256, and between 16 and 32 the
- * points 22, 18, 19 and 20. The 24 slow ones are measured a second time, four times as long. */
+/* Between 16 and 24 queries stand the points 19 and 21 of each row. The slow ones, 21, 24, 64 and 256, are measured a second
+ * time, four times as long. */
 TEST(borders_between_queries_are_bisected) {
   const bench_tune_rule *r = walk(slow_for_many_queries, 1e9, 1);
   assert_true(r->seq_q[0] == 20 && r->seq_q[1] == INT64_MAX);
-  assert_int_equal(result.points, 39 + 20 + 24);
+  assert_int_equal(result.points, POINTS + 2 * ROWS + 4 * ROWS - 1);
   assert_int_equal(result.points, world.measured);
-  assert_true(fabs(world.now_s - (59 + 24 * 4) * 0.05) < 1e-9);
+  assert_true(fabs(world.now_s - (POINTS + 2 * ROWS + (4 * ROWS - 1) * 4) * 0.05) < 1e-9);
   assert_true(r->seq_k[0] == 1 && r->seq_k[1] == INT64_MAX);
   assert_true(fabs(r->margin - 2) < 1e-9);
 }
 
-/* Rows of 73 and 51 keys come between those of 37 and 147; the border is the middle of 37 and 51. */
+/* A row of 55 keys comes between those of 37 and 83; the border is the middle of 37 and 55. */
 TEST(borders_between_keys_are_bisected) {
   const bench_tune_rule *r = walk(slow_for_few_keys, 1e9, 1);
   assert_int_equal(r->seq_k[0], 1);
-  assert_int_equal(r->seq_k[1], 43);
-  assert_int_equal(world.measured, 39 + 2 * 8 + 2 * 8); /* two rows more; two rows are slow */
+  assert_int_equal(r->seq_k[1], 45);
+  assert_int_equal(world.measured, POINTS + QUERIES + 3 * QUERIES); /* a row more; three rows are slow */
 }
 
 TEST(a_box_has_four_borders) {
   const bench_tune_rule *r = walk(slow_in_a_corner, 1e9, 1);
-  assert_true(r->seq_q[0] == 6 && r->seq_q[1] == 38); /* slow points are 6 and 37, their neighbours 5 and 40 */
+  assert_true(r->seq_q[0] == 6 && r->seq_q[1] == 40); /* slow points are 6 and 39, their neighbours 5 and 43 */
   assert_int_equal(r->seq_k[0], 1);
-  assert_int_equal(r->seq_k[1], 43);
+  assert_int_equal(r->seq_k[1], 45);
 }
 
 /* Many queries of many keys are slow: the rule begins behind the last good row. */
@@ -135,7 +138,7 @@ static double slow_for_many(const bench_tune_shape *s) { return s->seq_k > 300 &
 
 TEST(the_last_row_is_open) {
   const bench_tune_rule *r = walk(slow_for_many, 1e9, 1);
-  assert_int_equal(r->seq_k[0], 335); /* the middle of 284 and 395, and one more */
+  assert_int_equal(r->seq_k[0], 282); /* the middle of 246 and 322, and one more */
   assert_true(r->seq_k[1] == INT64_MAX);
   assert_true(r->seq_q[0] == 1 && r->seq_q[1] == INT64_MAX);
 }
@@ -155,6 +158,19 @@ TEST(no_rule_reaches_far_beyond_what_was_measured) {
   assert_int_equal(result.rules[0].seq_q[1], 32); /* twice the 16 queries of 16 keys */
 }
 
+/* Causal rows of 9 keys have no 14 queries: the rule begins between them and those of 19 keys. */
+static double causal_slow_for_many(const bench_tune_shape *s) { return s->seq_q >= 14 ? 2 : 0.5; }
+
+TEST(a_rule_begins_where_rows_have_its_queries) {
+  bench_tune_line causal = line;
+  causal.causal = true;
+  world.ratio = causal_slow_for_many;
+  assert_true(bench_tune_walk(&source, &causal, 1e9, &result));
+  assert_int_equal(result.rule_count, 1);
+  assert_int_equal(result.rules[0].seq_k[0], 14);
+  assert_true(result.rules[0].seq_k[1] == INT64_MAX && result.rules[0].step == 32);
+}
+
 TEST(the_walk_ends_in_time) {
   world.ratio = slow_in_a_corner;
   assert_true(bench_tune_walk(&source, &line, 0.05, &result));
@@ -172,7 +188,7 @@ static double slow_at_first(const bench_tune_shape *s) {
 
 TEST(one_disturbed_time_makes_no_rule) {
   walk(slow_at_first, 1e9, 0);
-  assert_int_equal(world.measured, 2 * (5 * 8 - 1)); /* 256 queries of 2048 keys are too many */
+  assert_int_equal(world.measured, 2 * POINTS);
 }
 
 /* The built-in choice may be any kernel; where it was not timed, nothing is known of it. */
@@ -239,19 +255,21 @@ TEST(lines_share_the_sizes_between_them) {
   static bench_tune_lines lines;
   lines.count = 0;
   assert_int_equal(bench_tune_list(&(cli_list){.count = 0}, &lines), 0);
-  assert_int_equal(lines.count, 4 * 3 * 2 * 3);
+  assert_int_equal(lines.count, 6 * 3 * 2 * 4);
   static const struct {
-    int64_t dim, dims[2];
-  } wanted[] = {{64, {46, 90}}, {128, {91, 181}}, {32, {1, 45}}, {256, {182, INT64_MAX}}};
-  static const int64_t groups[][3] = {{1, 1, 2}, {4, 3, 5}, {8, 6, INT64_MAX}};
+    int64_t dim, dims[2], step;
+  } wanted[] = {{64, {46, 90}, 32},  {128, {91, 181}, 32},        {32, {1, 45}, 32},
+                {80, {57, 113}, 16}, {256, {182, INT64_MAX}, 32}, {40, {29, 56}, 8}};
+  static const int64_t groups[][3] = {{1, 1, 1}, {2, 2, 2}, {4, 3, 5}, {8, 6, INT64_MAX}};
   for (int i = 0; i < lines.count; i++) {
     const bench_tune_line *l = &lines.item[i];
-    assert_int_equal(l->dim, wanted[i / 18].dim);
-    assert_memory_equal(l->dims, wanted[i / 18].dims, sizeof l->dims);
-    assert_int_equal(l->group, groups[i % 3][0]);
-    assert_memory_equal(l->groups, &groups[i % 3][1], sizeof l->groups);
-    assert_int_equal(l->causal, i / 3 % 2);
-    assert_int_equal(l->dtype, i / 6 % 3 == 0 ? ATTN_F32 : i / 6 % 3 == 1 ? ATTN_BF16 : ATTN_F16);
+    assert_int_equal(l->dim, wanted[i / 24].dim);
+    assert_int_equal(l->step, wanted[i / 24].step);
+    assert_memory_equal(l->dims, wanted[i / 24].dims, sizeof l->dims);
+    assert_int_equal(l->group, groups[i % 4][0]);
+    assert_memory_equal(l->groups, &groups[i % 4][1], sizeof l->groups);
+    assert_int_equal(l->causal, i / 4 % 2);
+    assert_int_equal(l->dtype, i / 8 % 3 == 0 ? ATTN_F32 : i / 8 % 3 == 1 ? ATTN_BF16 : ATTN_F16);
   }
 }
 
@@ -259,8 +277,8 @@ TEST(lines_are_those_that_were_asked_for) {
   static const struct {
     const char *axes[2];
     int code, lines;
-  } cases[] = {{{"head_dim=64", "causal=none"}, 0, 1 * 3 * 1 * 3},
-               {{"dtype=bf16,f32", "head_dim=40,80"}, 0, 2 * 2 * 2 * 3},
+  } cases[] = {{{"head_dim=64", "causal=none"}, 0, 1 * 3 * 1 * 4},
+               {{"dtype=bf16,f32", "head_dim=40,80"}, 0, 2 * 2 * 2 * 4},
                {{"seq=64", "head_dim=64"}, BENCH_EXIT_USAGE, 0},
                {{"head_dim=x", "causal=none"}, BENCH_EXIT_USAGE, 0},
                {{"dtype=f32+bf16", "causal=none"}, BENCH_EXIT_USAGE, 0}};
@@ -337,7 +355,8 @@ TEST(the_library_reads_what_is_written) {
 TEST(the_file_is_text) {
   static bench_tune_rule rules[] = {{.dtype = ATTN_BF16,
                                      .causal = true,
-                                     .dim = {46, 90},
+                                     .dim = {57, 113},
+                                     .step = 16,
                                      .group = {6, INT64_MAX},
                                      .seq_k = {1, 43},
                                      .seq_q = {20, 300},
@@ -357,7 +376,7 @@ TEST(the_file_is_text) {
   fclose(file);
   test_contains(text,
                 "# Made by attnbench tune: 59 problems were timed. Where no rule fits, the built-in choice suits.\n"
-                "rule bf16 causal dim=46..90 group=6..* seq_k=1..43 seq_q=20..300 kernel=naive_c second=flash_c "
+                "rule bf16 causal dim=57..113 step=16 group=6..* seq_k=1..43 seq_q=20..300 kernel=naive_c second=flash_c "
                 "margin=1.234 low=1.100 high=1.500\nthreads least_ns=4800\n");
   snprintf(costs, sizeof costs,
            "least_ns=4800\ncost kernel=%s f32 multiply_ns=0.03 element_ns=0.25 head_ns=400\n"
@@ -396,17 +415,15 @@ static uint64_t seed_with_rules(int points) {
   }
 }
 
-TEST(regret_is_measured_with_and_without_the_file) {
-  bench_regret regrets[2];
-  char text[4000] = "";
-  FILE *csv = fmemopen(text, sizeof text, "w");
+/* A file whose rules take naive_c everywhere. */
+static attn_tuning *naive_everywhere(void) {
   static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
   static bench_tune_rule rules[6];
-  world.ratio = half_again;
   for (int i = 0; i < 6; i++)
     rules[i] = (bench_tune_rule){.dtype = dtypes[i / 2],
                                  .causal = i % 2,
                                  .dim = {1, INT64_MAX},
+                                 .step = 32,
                                  .group = {1, INT64_MAX},
                                  .seq_k = {1, INT64_MAX},
                                  .seq_q = {1, INT64_MAX},
@@ -415,6 +432,15 @@ TEST(regret_is_measured_with_and_without_the_file) {
   result = (bench_tune_result){.rules = rules, .rule_count = 6};
   attn_tuning *tuning = read_back();
   result = (bench_tune_result){.rules = NULL};
+  return tuning;
+}
+
+TEST(regret_is_measured_with_and_without_the_file) {
+  bench_regret regrets[2];
+  char text[4000] = "";
+  FILE *csv = fmemopen(text, sizeof text, "w");
+  attn_tuning *tuning = naive_everywhere();
+  world.ratio = half_again;
   assert_true(bench_regret_measure(&source, tuning, 20, 1, seed_with_rules(20), csv, regrets));
   fclose(csv);
   attn_tuning_destroy(tuning);
@@ -424,6 +450,37 @@ TEST(regret_is_measured_with_and_without_the_file) {
   assert_true(regrets[1].count == 20 && fabs(regrets[1].sum) < 1e-9 && regrets[1].above == 0);
   test_contains(text, ",naive_c,10000,");
   test_contains(text, ",1.5000,naive_c,1.0000\n");
+}
+
+/* Beyond 3 % a second look counts, four times as long, and beyond 6 % a third one, four times as long again. */
+static double looked_at(double first, double second, double third) {
+  static double ratios[3];
+  static int look;
+  if (first > 0) ratios[0] = first, ratios[1] = second, ratios[2] = third, look = 0;
+  return first > 0 ? 0 : ratios[look++ % 3];
+}
+
+static double by_looks(const bench_tune_shape *s) { return (void)s, looked_at(0, 0, 0); }
+
+TEST(a_choice_that_looks_slow_is_looked_at_again) {
+  static const struct {
+    double looks[3], regret;
+    int measured;
+    double seconds;
+  } cases[] = {
+      {{1.03, 9, 9}, 0.03, 1, 0.4}, {{2, 1.06, 9}, 0.06, 2, 2}, {{1.04, 1.07, 1}, 0, 3, 8.4}, {{2, 2, 1.5}, 0.5, 3, 8.4}};
+  attn_tuning *tuning = naive_everywhere();
+  for (size_t i = 0; i < COUNT(cases); i++) {
+    bench_regret regrets[2];
+    world.ratio = by_looks;
+    world.now_s = world.measured = 0;
+    (void)looked_at(cases[i].looks[0], cases[i].looks[1], cases[i].looks[2]);
+    assert_true(bench_regret_measure(&source, tuning, 1, 1, seed_with_rules(1), NULL, regrets));
+    assert_true(fabs(regrets[0].sum - cases[i].regret) < 1e-9 && regrets[1].sum <= 0);
+    assert_int_equal(world.measured, cases[i].measured);
+    assert_true(fabs(world.now_s - cases[i].seconds) < 1e-9);
+  }
+  attn_tuning_destroy(tuning);
 }
 
 TEST(random_shapes_are_legal_and_differ) {

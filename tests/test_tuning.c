@@ -103,6 +103,23 @@ TEST(borders_belong_to_the_box) {
   }
 }
 
+/* 16 of 48 and 80, 8 of 40 and 72: widths that kernels on tiles have to copy have rules of their own. */
+TEST(steps_have_rules_of_their_own) {
+  static const int64_t dims[] = {32, 40, 48, 72, 80, 96}, steps[] = {32, 8, 16, 8, 16, 32};
+  for (int64_t step = 8; step <= 32; step *= 2) {
+    char rule[200];
+    snprintf(rule, sizeof rule, "rule f32 full dim=1..* step=%d group=1..* seq_k=0..* seq_q=0..* kernel=a second=b" EVIDENCE,
+             (int)step);
+    read_lines(rule);
+    for (size_t i = 0; i < COUNT(dims); i++) {
+      const attn_problem problem = of_shape(3, 10, 2, dims[i]);
+      assert_int_equal(attn_tuning_find(tuning, &problem) != NULL, steps[i] == step);
+    }
+    attn_tuning_destroy(tuning);
+    tuning = NULL;
+  }
+}
+
 TEST(types_and_masks_have_rules_of_their_own) {
   read_lines("rule f32 full " EVERYWHERE "kernel=naive_c second=flash_c" EVIDENCE
              "\n"
@@ -146,8 +163,8 @@ TEST(what_was_not_measured_has_no_rule) {
   problem = of_shape(40, 40, 1, 32);
   problem.window_left = 3;
   expect_choice(&problem, "flash_c", "it has a window", NULL);
-  problem = of_shape(40, 40, 1, 40);
-  expect_choice(&problem, "flash_c", "its head_dim is not a multiple of 32", NULL);
+  problem = of_shape(40, 40, 1, 36);
+  expect_choice(&problem, "flash_c", "its head_dim is not a multiple of 8", NULL);
   problem = of_shape(40, 40, 1, 32);
   problem.score = ATTN_SCORE_GAUSSIAN;
   expect_choice(&problem, "flash_c", "its scores are no dot products", NULL);
@@ -267,6 +284,9 @@ TEST(wrong_lines_are_named) {
       RULE("dim=1..8 group=..* seq_k=0..* seq_q=0..* ", "margin=1 low=1 high=1"),
       RULE("dim=1..8 group=1..* seq_k=0..9999999999999999999999 seq_q=0..* ", "margin=1 low=1 high=1"),
       RULE("dim=1..8 group=1..* seq_k=0..9x seq_q=0..* ", "margin=1 low=1 high=1"),
+      RULE("dim=1..8 step=12 group=1..* seq_k=0..* seq_q=0..* ", "margin=1 low=1 high=1"),
+      RULE("dim=1..8 step=8x group=1..* seq_k=0..* seq_q=0..* ", "margin=1 low=1 high=1"),
+      RULE("dim=1..8 step= group=1..* seq_k=0..* seq_q=0..* ", "margin=1 low=1 high=1"),
       RULE(EVERYWHERE, "margin=x low=1 high=1"),
       RULE(EVERYWHERE, "margin=-1 low=1 high=1"),
       RULE(EVERYWHERE, "margin=nan low=1 high=1"),
@@ -318,7 +338,7 @@ TEST(numbers_are_read_in_every_form) {
   for (size_t i = 0; i < COUNT(forms); i++) {
     snprintf(text, sizeof text, "%srule f32 full " EVERYWHERE "kernel=a second=b margin=%s low=.5 high=2.", head, forms[i]);
     test_ok(read_text());
-    const attn_problem problem = of_shape(1, 1, 1, 1);
+    const attn_problem problem = of_shape(1, 1, 1, 32);
     const attn_tuning_rule *rule = attn_tuning_find(tuning, &problem);
     assert_true(rule->margin > 1.2499999 && rule->margin < 1.2500001 && rule->low == 0.5 && rule->high == 2);
     forget(NULL);

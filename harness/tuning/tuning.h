@@ -70,6 +70,7 @@ typedef struct bench_tune_rule {
   attn_dtype dtype;
   bool causal;
   int64_t dim[2], group[2], seq_k[2], seq_q[2]; /* INT64_MAX: open */
+  int64_t step;                                 /* the largest of 8, 16 and 32 that divides head_dim */
   const char *kernel, *second;
   double margin, low, high; /* times that `second` took, the built-in choice: geometric mean, least and most */
 } bench_tune_rule;
@@ -92,7 +93,7 @@ typedef struct bench_tune_result {
 typedef struct bench_tune_line {
   attn_dtype dtype;
   bool causal;
-  int64_t dim, dims[2], group, groups[2];
+  int64_t dim, dims[2], step, group, groups[2];
 } bench_tune_line;
 
 enum { TUNE_LINES = 1024 };

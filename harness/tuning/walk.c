@@ -13,7 +13,7 @@ static const double MOST_WORK = 3e8;  /* multiply-adds of a call: milliseconds *
 static const double MOST_POINT_S = 0.05;
 static const double LEAST_POINT_S = 0.001;
 static const double LONGER = 4; /* times as long takes a second look */
-enum { HEADS_KV = 2, TYPICAL_POINTS = 60 /* of a line */, OPEN_FROM = 64 /* queries that stand for all larger numbers */ };
+enum { HEADS_KV = 2, TYPICAL_POINTS = 110 /* of a line */, OPEN_FROM = 64 /* queries that stand for all larger numbers */ };
 
 typedef struct row {
   int64_t seq_k;
@@ -117,7 +117,7 @@ static bool bisect(walk *w, row *r) {
 }
 
 static void measure_row(walk *w, row *r) {
-  static const int64_t coarse[] = {1, 2, 4, 8, 16, 32, 64, 256};
+  static const int64_t coarse[] = {1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 24, 64, 256}; /* tiles have 4, 6, 16 or 32 rows */
   for (size_t i = 0; i < sizeof coarse / sizeof *coarse; i++) (void)measure(w, r, coarse[i]);
   while (bisect(w, r)) continue;
 }
@@ -179,17 +179,31 @@ static bool add_rule(bench_tune_result *result, const bench_tune_rule *rule) {
   return true;
 }
 
+static bool holds_one(const row *r, int64_t least, int64_t most) {
+  for (int i = 0; i < r->count; i++)
+    if (r->points[i].seq_q >= least && r->points[i].seq_q <= most) return true;
+  return false;
+}
+
+/* Keys of the rows that stand for a rule. Causal rows of few keys have no points of many queries, so they are none of its
+ * rows; rows of many keys lack points that take too long, and the rule holds for them. */
+static void set_keys(const walk *w, int first, int last, int64_t least, int64_t most, bench_tune_rule *rule) {
+  while (first < last && !holds_one(&w->rows[first], least, most)) first++;
+  rule->seq_k[0] = first ? border(w->rows[first - 1].seq_k, w->rows[first].seq_k) + 1 : 1;
+  rule->seq_k[1] = last + 1 < w->count ? border(w->rows[last].seq_k, w->rows[last + 1].seq_k) : INT64_MAX;
+}
+
 /* Rules of rows first..last, where the built-in choice does not suit. */
 static bool make_rules(const walk *w, int first, int last) {
-  const bench_tune_point *points[TUNE_ROWS * TUNE_POINTS];
+  const bench_tune_point *points[TUNE_ROWS * TUNE_POINTS] = {NULL};
   bench_tune_segment cut[TUNE_ROWS * TUNE_POINTS];
   const int total = pool(w, first, last, points), count = bench_tune_cut(points, total, cut);
-  const int64_t from = first ? border(w->rows[first - 1].seq_k, w->rows[first].seq_k) + 1 : 1;
-  const int64_t to = last + 1 < w->count ? border(w->rows[last].seq_k, w->rows[last + 1].seq_k) : INT64_MAX;
   bool fine = true;
   for (int i = 0; i < count && fine && count <= total; i++) {
     const int64_t most = points[cut[i].last]->seq_q;
-    bench_tune_rule rule = {.dtype = w->line->dtype, .causal = w->line->causal, .seq_k = {from, to}};
+    bench_tune_rule rule = {.dtype = w->line->dtype, .causal = w->line->causal};
+    set_keys(w, first, last, points[cut[i].first]->seq_q, most, &rule);
+    rule.step = w->line->step;
     memcpy(rule.dim, w->line->dims, sizeof rule.dim);
     memcpy(rule.group, w->line->groups, sizeof rule.group);
     rule.seq_q[0] = i ? border(points[cut[i - 1].last]->seq_q, points[cut[i].first]->seq_q) + 1 : 1;
@@ -214,7 +228,7 @@ static bool conclude(const walk *w) {
 
 bool bench_tune_walk(const bench_tune_source *source, const bench_tune_line *line, double seconds,
                      bench_tune_result *result) {
-  static const int64_t coarse[] = {9, 37, 147, 550, 2090}; /* as most: no multiples of what kernels take at once */
+  static const int64_t coarse[] = {9, 19, 37, 83, 189, 550, 2090}; /* as most: no multiples of what kernels take at once */
   walk *w = calloc(1, sizeof *w);
   if (!w) return false;
   w->source = source;

@@ -19,6 +19,7 @@ static void write_range(FILE *file, const char *name, const int64_t range[2]) {
 static void write_rule(FILE *file, const bench_tune_rule *r) {
   fprintf(file, "rule %s %s", bench_dtype_name(r->dtype), r->causal ? "causal" : "full");
   write_range(file, "dim", r->dim);
+  if (r->step < 32) fprintf(file, " step=%" PRId64, r->step);
   write_range(file, "group", r->group);
   write_range(file, "seq_k", r->seq_k);
   write_range(file, "seq_q", r->seq_q);
