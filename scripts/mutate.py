@@ -65,7 +65,7 @@ AREAS = (
     ("harness/layers/*", "layer nn_layers layer_family cli"),
     ("harness/commands/session*", "faults fault_memory cli"),
     ("harness/report/journal.c", "journal row faults fault_memory cli"),
-    ("harness/compare/*", "verdict stats comparing fault_memory simulated_verdicts cli"),
+    ("harness/compare/*", "verdict sides stats timing comparing fault_memory simulated_verdicts cli"),
     ("harness/tuning/*", "tune_walk tuning tune fault_memory cli"),
     ("harness/data/tensors_output.c", "outputs npy timing layer reference check liars mutants cli"),
     ("harness/*", "axes row npy setup goals timing layer affinity cgroup check cpus_synthetic cpus cli eval_numpy"
@@ -196,10 +196,11 @@ def run_test(command, environment, place, prefix, limit_s, cpu_s=600):
 
 
 class Baseline:
-    """CPU seconds of each test without a fault; None for tests that are skipped on this machine."""
+    """CPU seconds of each test without a fault; None for tests that are skipped on this machine, or take too long."""
 
-    def __init__(self, prefix, linked=False):
-        self.prefix, self.seconds, self.lock, self.linked = prefix, {}, threading.Lock(), linked
+    def __init__(self, options, linked=False):
+        self.prefix, self.longest = options.prefix, options.longest
+        self.seconds, self.lock, self.linked = {}, threading.Lock(), linked
 
     def of(self, test, place):
         with self.lock:
@@ -211,11 +212,14 @@ class Baseline:
         if not place.build.tests.get(test, ([],))[0]:  # not configured, or not built
             return None
         chosen, place.number = place.number, "0"
+        limit_s = min(600, 30 + 20 * self.longest)  # beside other load
         command = place.command_of(test, linked=self.linked)
         place.number = chosen
         for _ in range(TRIES):
             begun = cpu_seconds()
-            code = run_test(*command, place, self.prefix, 600)
+            code = run_test(*command, place, self.prefix, limit_s)
+            if code is None and limit_s < 600:
+                return None
             if code in (0, 77):
                 return cpu_seconds() - begun if code == 0 else None
         raise Trouble(f"{test} fails without a fault (exit code {code})")
@@ -255,7 +259,7 @@ def noticed(mutation, place, options, baseline):
 
 def run_all(mutations, options, report):
     """Judges every fault, `jobs` at a time, and reports each in order."""
-    build, baseline, places = Build(ROOT, options.build), Baseline(options.prefix), queue.Queue()
+    build, baseline, places = Build(ROOT, options.build), Baseline(options), queue.Queue()
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder, ThreadPoolExecutor(options.jobs) as pool:
         for number in range(options.jobs):
             places.put(Workplace(build, Path(folder) / str(number), shlex.split(options.prefix),
@@ -280,7 +284,7 @@ def run_together(mutations, options, report):
         many, one = (Workplace(build, Path(folder) / name, prefix, flags) for name in ("many", "one"))
         numbers = many.build_together(mutations)
         print(f"{len(numbers)} of {len(mutations)} faults compiled at once", flush=True)
-        together, alone = Baseline(options.prefix, linked=True), Baseline(options.prefix)
+        together, alone = Baseline(options, linked=True), Baseline(options)
         for mutation in sorted(mutations, key=lambda each: each not in numbers):
             begun = time.monotonic()
             if mutation in numbers:

@@ -182,7 +182,7 @@ class Workplace:
     def _leave_wrong_ones_out(self, own, lines, numbers):
         """Takes the faults out that the compiler's errors are at, or before. Returns whether there are any."""
         wrong = set()
-        place = r"^(?:In file included from )?(\S+?):(\d+):(?:\d+:)? [Ee]rror"
+        place = r"^(?:In file included from )?(\S+?):(\d+):(?:\d+:)? (?:[Ee]rror|note: in expansion of macro)"
         for name, line in re.findall(place, self.errors, flags=re.M):
             file = os.path.relpath(name, self.sources)
             before = [number for number in lines.get(file, {}) if number <= int(line)]
