@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "kernels/common/convert.h"
 #include "kernels/peak.h"
@@ -140,4 +141,28 @@ void test_each_kernel(void (*check)(const char *kernel)) {
     check(kernel->name);
   }
   assert_true(usable > 0);
+}
+
+static struct {
+  FILE *stream, *kept;
+  int own; /* the descriptor that the stream had */
+} heard;
+
+void test_listen(FILE *stream) {
+  heard.stream = stream;
+  heard.kept = tmpfile();
+  (void)fflush(stream);
+  heard.own = dup(fileno(stream));
+  assert_true(heard.kept && heard.own >= 0 && dup2(fileno(heard.kept), fileno(stream)) >= 0);
+}
+
+const char *test_heard(void) {
+  static char text[4000];
+  (void)fflush(heard.stream);
+  assert_true(dup2(heard.own, fileno(heard.stream)) >= 0);
+  (void)close(heard.own);
+  rewind(heard.kept);
+  text[fread(text, 1, sizeof text - 1, heard.kept)] = 0;
+  (void)fclose(heard.kept);
+  return text;
 }

@@ -8,6 +8,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include <cmocka.h>
 
@@ -95,6 +96,11 @@ bool test_library_refuses(const char *kernel, const attn_problem *problem);
 
 /* Calls check(kernel name) for every kernel that this CPU can run. Fails if there is none. */
 void test_each_kernel(void (*check)(const char *kernel));
+
+/* Keeps what is written to stdout or stderr from now on, until test_heard() returns it: up to 3999 bytes, valid until the
+ * next call. */
+void test_listen(FILE *stream);
+const char *test_heard(void);
 
 /* 64-byte aligned and zeroed; never NULL. free() it. */
 void *test_allocate(size_t bytes);

@@ -31,27 +31,9 @@ static FILE *resume(bench_rows *rows) {
   return bench_journal_resume(path, &head, rows);
 }
 
-/* What is said on stderr from listen() on. */
-static FILE *heard;
-static int own_stderr;
+static void listen(void) { test_listen(stderr); }
 
-static void listen(void) {
-  heard = tmpfile();
-  assert_non_null(heard);
-  own_stderr = dup(STDERR_FILENO);
-  assert_true(dup2(fileno(heard), STDERR_FILENO) >= 0);
-}
-
-static void expect_said(const char *part) {
-  char text[2000];
-  (void)fflush(stderr);
-  (void)dup2(own_stderr, STDERR_FILENO);
-  (void)close(own_stderr);
-  rewind(heard);
-  text[fread(text, 1, sizeof text - 1, heard)] = 0;
-  (void)fclose(heard);
-  test_contains(text, part);
-}
+static void expect_said(const char *part) { test_contains(test_heard(), part); }
 
 /* The rows of a journal with these lines below its head. */
 static bench_rows read_lines(const char *lines) {
@@ -235,6 +217,33 @@ TEST(values_too_long_for_a_head_are_unknown) {
     expect_said(longer ? "unknown" : "xxxx");
     (void)unlink(path);
   }
+}
+
+/* A journal that is not there, or is none. */
+TEST(journals_that_cannot_be_read_say_so) {
+  bench_rows rows = {0};
+  char *head = NULL, wanted[200];
+  const bench_journal_head any = {.count = 0};
+  listen();
+  assert_null(bench_journal_resume("/nowhere/journal", &any, &rows));
+  assert_string_equal(test_heard(), "attnbench: /nowhere/journal: No such file or directory\n");
+  listen();
+  assert_false(bench_journal_read("/nowhere/journal", &head, &rows));
+  assert_string_equal(test_heard(), "attnbench: /nowhere/journal: No such file or directory\n");
+  write_file("case_id,kernel\n");
+  snprintf(wanted, sizeof wanted, "attnbench: %s: is no journal of attnbench\n", path);
+  listen();
+  assert_false(bench_journal_read(path, &head, &rows));
+  assert_string_equal(test_heard(), wanted);
+  free(head);
+  (void)unlink(path);
+  write_file(HEAD START "}\n");
+  assert_true(bench_journal_read(path, &head, &rows));
+  assert_string_equal(head, HEAD);
+  assert_int_equal(rows.count, 1);
+  free(head);
+  bench_rows_clear(&rows);
+  (void)unlink(path);
 }
 
 TEST(journals_that_cannot_be_written_say_so) {

@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/files.h"
 #include "compare/compare.h"
@@ -199,6 +198,171 @@ TEST(equal_times_are_the_same) {
   assert_true(bench_comparisons_judge(&t));
 }
 
+/* ---- What errors are made of ----------------------------------------------------------------------------------------- */
+
+/* A table of one run a side without errors within the runs: row i is of kernel i / each, with this ratio and noise. */
+typedef struct kernel_table {
+  bench_row row[MOST_ROWS];
+  bench_comparison item[MOST_ROWS];
+  bench_comparisons table;
+} kernel_table;
+
+static void fill_kernels(kernel_table *t, const double *ratios, const double *noises, int count, int each) {
+  *t = (kernel_table){.table = {.design = BENCH_ONE_RUN, .margin = 0.01, .item = t->item, .count = count}};
+  for (int i = 0; i < count; i++) {
+    snprintf(t->row[i].kernel, sizeof t->row[i].kernel, "kernel %d", i / each);
+    t->item[i] = one_run(100 * ratios[i], 0, 100, 0);
+    t->item[i].a = t->item[i].b = &t->row[i];
+    if (noises) t->item[i].noise = log1p(noises[i]);
+  }
+  assert_true(bench_comparisons_judge(&t->table));
+}
+
+/* Three rows of a kernel spread around their own middle, two around that of all. */
+TEST(ratios_spread_around_the_middle_of_their_kernel) {
+  static const double ratios[] = {1.2, 1.2 * 1.1, 1.2 / 1.1, 0.8, 0.8 * 1.1, 0.8 / 1.1};
+  kernel_table t;
+  fill_kernels(&t, ratios, NULL, 6, 3);
+  for (int i = 0; i < 6; i++) assert_near(t.item[i].error, 1.482602 * log(1.1) * sqrt(1.5), 1e-6);
+  assert_string_equal(t.item[0].reason, "+-56 %: ratios of equal kernels spread as far");
+  static const double two_each[] = {1.1, 1 / 1.1, 1.2, 1 / 1.2, 1.3, 1 / 1.3};
+  fill_kernels(&t, two_each, NULL, 6, 2);
+  for (int i = 0; i < 6; i++) assert_near(t.item[i].error, 1.482602 * log(1.2) * sqrt(6. / 5), 1e-6);
+  fill_kernels(&t, two_each, NULL, 5, 3); /* five rows say nothing of a spread */
+  for (int i = 0; i < 5; i++) assert_near(t.item[i].error, 0.01, 1e-9);
+  assert_int_equal(t.item[0].degrees, 3);
+  fill_kernels(&t, ratios, NULL, 6, 3);
+  assert_int_equal(t.item[0].degrees, 5);
+  assert_near(t.table.mean.error, hypot(0.01, 1.482602 * log(1.1) * sqrt(1.5) / sqrt(6)), 1e-6);
+}
+
+/* The controls of both files differ by 5 % as a rule: an error, and of a row whose own control differs by more, that. */
+TEST(controls_are_errors_of_single_runs) {
+  static const double ratios[] = {1.01, 1.01, 1.01}, noises[] = {0.05, 0.05, 0.3};
+  kernel_table t;
+  fill_kernels(&t, ratios, noises, 3, 3);
+  assert_near(t.item[0].error, 1.482602 * log1p(0.05), 1e-6);
+  assert_near(t.item[2].error, log1p(0.3), 1e-6);
+  test_contains(t.item[0].reason, "the A/A controls differ as well");
+  static const double quiet[] = {0.002, 0.002, 0.3}; /* less than two runs may differ */
+  fill_kernels(&t, ratios, quiet, 3, 3);
+  assert_near(t.item[0].error, 0.01, 1e-9);
+  assert_near(t.item[2].error, log1p(0.3), 1e-6);
+}
+
+/* One side's rows without samples, from what results.csv says: 100 +- 2 and 80 +- 1 ns. */
+TEST(summaries_have_errors_as_well) {
+  bench_row a = bench_row_create(NULL, NULL), b = a;
+  const bench_row *rows_a = &a, *rows_b = &b;
+  bench_comparison c;
+  a.time = (bench_summary){.n = 21, .median = 100, .ci_lo = 98, .ci_hi = 102};
+  b.time = (bench_summary){.n = 11, .median = 80, .ci_lo = 79, .ci_hi = 81};
+  b.noise = 0.02;
+  bench_comparison_measure(&c, &rows_a, 1, &rows_b, 1);
+  const double error_a = log(102. / 98) / (2 * 1.959964), error_b = log(81. / 79) / (2 * 1.959964);
+  assert_near(c.within, hypot(error_a, error_b), 1e-9);
+  assert_near(c.log_ratio, log(1.25), 1e-9);
+  assert_near(c.noise, log1p(0.02), 1e-9);
+  assert_true(c.rounds == 11 && isnan(c.drift) && isnan(c.runs));
+  a.peak_gflops = 50, b.peak_gflops = 60;
+  bench_comparison_measure(&c, &rows_a, 1, &rows_b, 1);
+  assert_near(c.log_ratio, log(1.25 * 50 / 60), 1e-9);
+  assert_near(c.drift, log(60. / 50), 1e-9);
+  bench_comparison_measure(&c, &rows_b, 1, &rows_a, 1);
+  assert_int_equal(c.rounds, 11);
+  assert_near(c.drift, log(60. / 50), 1e-9);
+  b.peak_gflops = 0;
+  bench_comparison_measure(&c, &rows_a, 1, &rows_b, 1);
+  assert_near(c.log_ratio, log(1.25), 1e-9);
+}
+
+/* Of four blocks of rounds that are alike, two are 10 % slower: that is more than the interval of the median says. In blocks
+ * of three rounds too little is known. */
+TEST(neighbours_that_are_alike_widen_the_error) {
+  double samples[20];
+  bench_row row = bench_row_create(NULL, NULL), same = row;
+  const bench_row *rows = &row, *others = &same;
+  bench_comparison c;
+  row.samples_ns = samples;
+  same.time = (bench_summary){.n = 21, .median = 100, .ci_lo = 100, .ci_hi = 100};
+  for (int length = 3; length <= 5; length++) {
+    for (int i = 0; i < 4 * length; i++) samples[i] = exp(0.1 * (i / length / 2));
+    row.time = bench_summarise(samples, 4 * length);
+    bench_comparison_measure(&c, &rows, 1, &others, 1);
+    const double interval = log(row.time.ci_hi / row.time.ci_lo) / (2 * 1.959964), blocks = sqrt(0.01 / 3 / 4);
+    assert_true(interval < blocks);
+    assert_near(c.within, length > 3 ? blocks : interval, 1e-6);
+  }
+}
+
+/* Two rows of paired rounds, 1.5 and 0.5 % apart from their control: the mean knows both errors. */
+TEST(means_of_paired_rounds_have_half_the_controls_error) {
+  double a[2][21], b[21], control[2][21];
+  bench_comparison items[2] = {{.log_ratio = 0}};
+  bench_comparisons t = {.design = BENCH_PAIRED_ROUNDS, .margin = 0.01, .item = items, .count = 2};
+  for (int i = 0; i < 21; i++)
+    for (int row = 0; row < 2; row++) {
+      b[i] = 100, a[row][i] = (row ? 90 : 110) + 0.01 * (i - 10);
+      control[row][i] = a[row][i] / (row ? 1.005 : 1.015);
+    }
+  for (int row = 0; row < 2; row++)
+    bench_comparison_measure_paired(&items[row], &(bench_paired_times){a[row], b, a[row], control[row], 21});
+  assert_true(bench_comparisons_judge(&t));
+  const double noise = 1.482602 * (log(1.015) + log(1.005)) / 2;
+  const double within = (items[0].within + items[1].within) / 2;
+  const double unequal = sqrt(noise * noise - within * within);
+  assert_near(items[0].error, hypot(items[0].within, fmax(unequal, log(1.015) - 2 * items[0].within)), 1e-6);
+  const double both = hypot(items[0].within / 2, items[1].within / 2);
+  assert_near(t.mean.error, hypot(both, unequal / sqrt(2)), 1e-6);
+  assert_near(t.mean.ratio, sqrt(1.1 * 0.9), 1e-6);
+}
+
+/* Two rows, two runs a side. The second runs of A are 2 and 4 % slower, those of B are equal: the mean of A shifts by 3 %.
+ */
+TEST(what_shifts_a_run_shifts_its_mean) {
+  fixed_row f[8];
+  bench_comparison items[2];
+  bench_comparisons t = {.design = BENCH_SEVERAL_RUNS, .margin = 0.01, .item = items, .count = 2};
+  for (int row = 0; row < 2; row++) {
+    const bench_row *a[] = {fix(&f[4 * row], 100, 0), fix(&f[4 * row + 1], 100 * exp(row ? 0.04 : 0.02), 0)};
+    const bench_row *b[] = {fix(&f[4 * row + 2], 90, 0), fix(&f[4 * row + 3], 90, 0)};
+    bench_comparison_measure(&items[row], a, 2, b, 2);
+    assert_near(items[row].runs, (row ? 0.02 : 0.01) * sqrt(2) / sqrt(2), 1e-6);
+  }
+  assert_true(bench_comparisons_judge(&t));
+  assert_near(t.mean.log_ratio, log(100. / 90) + 0.015, 1e-9);
+  assert_near(t.mean.error, 0.015 * sqrt(1. / 2 + 1. / 2), 1e-6);
+  assert_int_equal(t.mean.degrees, 2);
+  assert_int_equal(items[0].degrees, 2);
+  const double typical = sqrt((0.01 * 0.01 + 0.02 * 0.02) / 2 / pow(1 - 2. / 18, 3)); /* of both rows */
+  assert_near(items[0].error, typical, 1e-6);
+  assert_near(items[1].error, fmax(typical, 0.02), 1e-6);
+  test_contains(items[0].reason, "runs of one side differ by more");
+}
+
+/* What is said of a ratio, its p-value, and half the width of its interval. */
+TEST(reasons_are_sentences) {
+  double a[21], b[21];
+  static const struct {
+    double ratio, step; /* ratios of 21 rounds are this far apart */
+    bench_change verdict;
+    const char *reason;
+  } cases[] = {{0.9, 1e-9, BENCH_SLOWER, "p 0"},
+               {1.1, 1e-9, BENCH_FASTER, "p 0"},
+               {1.001, 1e-9, BENCH_SAME, "within 1 %"},
+               {1.009, 0.0005, BENCH_INCONCLUSIVE, "differs, perhaps by less than 1 %"},
+               {1.0, 0.01, BENCH_INCONCLUSIVE, "+-5.2 %: rounds differ by more"}};
+  for (size_t n = 0; n < COUNT(cases); n++) {
+    bench_comparison c = {0};
+    bench_comparisons t = {.design = BENCH_PAIRED_ROUNDS, .margin = 0.01, .item = &c, .count = 1};
+    for (int i = 0; i < 21; i++) b[i] = 100, a[i] = 100 * cases[n].ratio + 100 * cases[n].step * (i - 10);
+    bench_comparison_measure_paired(&c, &(bench_paired_times){a, b, a, a, 21});
+    assert_true(bench_comparisons_judge(&t));
+    assert_string_equal(c.reason, cases[n].reason);
+    assert_int_equal(c.verdict, cases[n].verdict);
+  }
+}
+
 /* ---- Tables ---------------------------------------------------------------------------------------------------------- */
 
 /* Worst verdicts first, and among equal ones the smallest ratio. */
@@ -310,23 +474,13 @@ static void expect_printed(bench_write_fn write, printed *p, const char *wanted)
 /* The rounds of the row that has the most of those that are undecided, four times. */
 TEST(more_rounds_are_advised_where_they_decide) {
   printed p;
-  char text[300];
   fill_printed(&p);
   p.item[0].rounds = 99;
   for (int undecided = 0; undecided < 2; undecided++) {
     p.item[1].verdict = undecided ? BENCH_INCONCLUSIVE : BENCH_SAME;
-    FILE *heard = tmpfile();
-    (void)fflush(stdout);
-    const int own = dup(STDOUT_FILENO);
-    assert_true(heard && own >= 0 && dup2(fileno(heard), STDOUT_FILENO) >= 0);
+    test_listen(stdout);
     bench_sides_advise(NULL, NULL, &p.matches);
-    (void)fflush(stdout);
-    assert_true(dup2(own, STDOUT_FILENO) >= 0);
-    (void)close(own);
-    rewind(heard);
-    text[fread(text, 1, sizeof text - 1, heard)] = 0;
-    (void)fclose(heard);
-    assert_string_equal(text, undecided ? "\nTo decide, take more rounds: --rounds 88\n" : "");
+    assert_string_equal(test_heard(), undecided ? "\nTo decide, take more rounds: --rounds 88\n" : "");
   }
 }
 
@@ -380,6 +534,47 @@ TEST(tables_are_printed) {
                  "\n"
                  "not compared: 1\n"
                  "  decode_c dtype:f32/Sq:1/D:32 (not in B)\n");
+}
+
+/* Of two rows without a time, the one that says why is named. */
+TEST(the_side_that_lacks_a_time_is_named) {
+  static const struct {
+    int n_a, n_b;
+    bench_status a, b;
+    const char *wanted;
+  } cases[] = {
+      {0, 7, BENCH_PASS, BENCH_PASS, "PASS in A: no time"},   {7, 0, BENCH_PASS, BENCH_PASS, "PASS in B: no time"},
+      {0, 0, BENCH_PASS, BENCH_FAIL, "FAIL in B: no time"},   {0, 0, BENCH_ERROR, BENCH_FAIL, "ERROR in A: no time"},
+      {0, 0, BENCH_ERROR, BENCH_PASS, "ERROR in A: no time"}, {7, 7, BENCH_PASS, BENCH_PASS, "not in every run"}};
+  printed p;
+  char wanted[300];
+  for (size_t i = 0; i < COUNT(cases); i++) {
+    fill_printed(&p);
+    for (int side = 0; side < 2; side++) {
+      p.row[side].time.n = side ? cases[i].n_b : cases[i].n_a;
+      p.row[side].verdict.status = side ? cases[i].b : cases[i].a;
+    }
+    p.unpaired[0] = (bench_unpaired){&p.row[0], &p.row[1]};
+    p.matches.table.count = 0, p.matches.unpaired_count = 1;
+    snprintf(wanted, sizeof wanted,
+             "A: `old`, B: `new`; ratio: time of A / time of B, above 1 B is faster\n\n"
+             "| verdict | ratio [95 %%] | kernel | case | reason |\n|---|---|---|---|---|\n"
+             "\nNot compared:\n\n- flash_c dtype:f32/Sq:64/D:32 (%s)\n",
+             cases[i].wanted);
+    expect_printed(bench_comparison_write_markdown, &p, wanted);
+  }
+}
+
+TEST(axes_have_their_columns) {
+  static const char *const pairs[][2] = {{"seq", "seq_q"},       {"head_dim", "dim_qk"}, {"heads", "heads_q"},
+                                         {"dtype", "dtype_kv"},  {"tier", "isa"},        {"kernel", "kernel"},
+                                         {"threads", "threads"}, {"layer", "layer"},     {"status", NULL},
+                                         {"run_id", NULL},       {"case_id", NULL},      {"seqs", NULL}};
+  for (size_t i = 0; i < COUNT(pairs); i++) {
+    const char *column = bench_pivot_column(pairs[i][0]);
+    assert_true(!column == !pairs[i][1]);
+    if (column) assert_string_equal(column, pairs[i][1]);
+  }
 }
 
 TEST(tables_are_written_as_markdown) {
