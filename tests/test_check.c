@@ -272,6 +272,30 @@ TEST(wrong_lse_fails_between_the_oracles_rows) {
   close_large(&c);
 }
 
+/* Rounding a large LSE may err more than rounding one near 0. */
+TEST(the_limit_of_an_lse_knows_its_size) {
+  large_case c = open_large("heads:2/seq:640/head_dim:64/lse:on/magnitude:8");
+  const attn_problem *p = &c.bench.problem;
+  assert_int_equal(judge(&c).status, BENCH_PASS);
+  const bench_reference *r = c.expected->reference;
+  const int64_t first = find_tile(c.expected);
+  const double lse = (double)r->lse[p->seq_q + first];
+  double limit[2];
+  for (int sized = 0; sized < 2; sized++) {
+    attn_oracle_row facts = r->largest;
+    facts.allowed = p->seq_k;
+    facts.lse = sized ? lse : 0;
+    limit[sized] = bench_limits_of_row(p, &attn_naive_c.info.numerics, &facts, true).lse +
+                   bench_limits_of_row(&r->problem, &r->kernel->numerics, &facts, true).lse;
+  }
+  for (int beyond = 0; beyond < 2; beyond++) {
+    const double error = beyond ? 1.1 * limit[1] : (limit[0] + limit[1]) / 2;
+    c.tensors.args.lse[p->lse_stride.h + first * p->lse_stride.s] = (float)(lse + error);
+    assert_int_equal(judge(&c).status, beyond ? BENCH_FAIL : BENCH_PASS);
+  }
+  close_large(&c);
+}
+
 /* The oracle decides about differences, so a wrong reference makes no kernel fail. Too many differences are an error. */
 TEST(a_wrong_reference_fails_no_kernel) {
   large_case c = open_large(large);

@@ -178,7 +178,10 @@ class CommandLine(FolderTest):
         self.assertRegex(old, r"WARN +libraries .*Prescott.*\n +mend: OPENBLAS_CORETYPE=(SkylakeX|Haswell)")
 
     def test_environment_is_printed_and_never_ignored(self):
-        self.expect(0, ["ATTN_MAX_ISA=c"], "check", "--isa", "c", *SMALL, ATTN_MAX_ISA="c")
+        said = {"ATTN_KERNEL": "naive_c", "ATTN_MAX_ISA": "c", "ATTN_VERBOSE": "0", "ATTN_TUNING": "nowhere",
+                "OMP_NUM_THREADS": "1", "OMP_PROC_BIND": "false", "OMP_PLACES": "cores"}
+        done = self.expect(1, ["cannot read the tuning file nowhere"], "check", "--isa", "c", *SMALL, **said)
+        self.assertIn("".join(f"in force: {name}={value}\n" for name, value in said.items()), done.stdout)
         for arguments in (["check", *SMALL], ["run", *SMALL], ["explain", *SMALL]):
             self.expect(2, ["ATTN_MAX_ISA", "'cc'", "c, "], *arguments, ATTN_MAX_ISA="cc")
         self.expect(1, ["ATTN_KERNEL", "'nope'", "naive_c"], "check", "-k", "auto", *SMALL, ATTN_KERNEL="nope")
@@ -541,7 +544,10 @@ class Resuming(FolderTest):
         whole = self.journal.read_text(encoding="utf-8")
         self.assertRegex(whole, '^[^\n]*"build": "[0-9a-f]{16}"')
         for name, words in {"build": ["its build is 'other'"], "cpu": ["its cpu is 'other'"], "rounds": ["now it is '6'"],
-                            "affinity": ["its affinity"], "thread_variables": ["its thread_variables"]}.items():
+                            **{name: [f"its {name} is 'other'"] for name in (
+                                "command", "version", "cpu_family", "cpu_model", "cpu_stepping", "microcode", "tiers",
+                                "affinity", "libraries", "plugins", "attn_variables", "thread_variables",
+                                "memory_variables", "shard", "seed", "precision", "case-budget")}}.items():
             self.edit_journal(lambda lines, name=name: [re.sub(rf'("{name}": )"[^"]*"', r'\1"other"', lines[0]), *lines[1:]])
             self.resume(5, "cannot be resumed", *words)
             self.journal.write_text(whole, encoding="utf-8")

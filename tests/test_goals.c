@@ -311,6 +311,7 @@ TEST(test_goals_of_other_machines_and_kernels_are_absent) {
   bench_case_build(&row->goal->against, 7, &same);
   assert_true(row->against.seed == same.seed && row->bench.seed != 0 && !row->done);
   bench_goal_table_clear(&table);
+  assert_true(table.count == 0 && !table.row && table.goals.count == 0 && !table.goals.item);
   assert_false(bench_goal_table_open(&table, "nonsense", &selection, 7, error, sizeof error));
   test_contains(error, "line 1");
   bench_goal_table_clear(&table);

@@ -144,3 +144,19 @@ TEST(large_values_change_by_their_sign) {
     bench_tensors_destroy(&tensors);
   }
 }
+
+/* No two changes in a row leave V as it was, nor do three: signs alternate, and powers of two come in turns of three. */
+TEST(v_changes_in_turns_of_six) {
+  static const int factors[] = {-2, 4, -1, 2, -4, 1, -2}, signs[] = {-1, 1, -1, 1, -1, 1, -1};
+  for (int half = 0; half < 2; half++) {
+    bench_tensors tensors = open_tensors(half ? "heads:1/seq:3/head_dim:8/dtype:f16" : "heads:1/seq:3/head_dim:8");
+    const float first = *(const float *)tensors.args.v;
+    assert_true(bench_v_factor(&tensors) == 1);
+    for (size_t n = 0; n < COUNT(factors); n++) {
+      bench_tensors_renew_v(&tensors, 1);
+      assert_true(bench_v_factor(&tensors) == (half ? signs : factors)[n]);
+      if (!half) assert_true(*(const float *)tensors.args.v == (float)factors[n] * first);
+    }
+    bench_tensors_destroy(&tensors);
+  }
+}

@@ -569,6 +569,28 @@ TEST(rows_that_see_a_nan_must_be_nan) {
   close_case(&w);
 }
 
+static void forget_nan_of_second_head(const attn_problem *p, const attn_args *args) {
+  ((float *)args->o)[(p->seq_q + 2) * p->dim_v] = 1;
+}
+
+/* By its place in the case: a group has two heads, and a batch two sequences. */
+TEST(a_row_that_is_not_nan_is_named) {
+  watched w = open_case("batch:2/heads:4/heads_kv:2/seq_q:3/seq_k:5/head_dim:2/causal:top-left");
+  int seen[2][4] = {{0}};
+  spy.spoil = forget_nan_of_second_head;
+  for (uint64_t seed = 0; seed < 16; seed++) {
+    char part[80];
+    const bench_verdict verdict = check(&w, BENCH_STRUCTURE_neighbours, seed);
+    const int64_t heads = ((const float *)spy.args[0].q - (const float *)w.tensors.args.q) / w.bench.problem.q_stride.h;
+    snprintf(part, sizeof part, "batch %d, head %d, query 2 may see a NaN in ", (int)(heads / 4), (int)(heads % 4 + 1));
+    assert_int_equal(verdict.status, BENCH_FAIL);
+    test_contains(verdict.reason, part);
+    seen[heads / 4][heads % 4 + 1]++;
+  }
+  assert_true(seen[0][1] + seen[1][1] && seen[0][3] + seen[1][3] && seen[0][1] + seen[0][3] && seen[1][1] + seen[1][3]);
+  close_case(&w);
+}
+
 /* ---- Equal scores ----------------------------------------------------------------------------------------------------- */
 
 static void look_at_probe(const attn_problem *p, const attn_args *args) {

@@ -10,6 +10,7 @@ static int begin(void **state), end(void **state);
 
 #include "base/clock.h"
 #include "cases/cases.h"
+#include "compare/compare.h"
 #include "failing_malloc.h"
 #include "goals/goals.h"
 #include "layer_support.h"
@@ -30,7 +31,7 @@ typedef struct script {
   double first_factor;   /* of the time of the first call on changed inputs in rounds 0 to 6; 0 = 1 */
   double busy;           /* threads; 0: as many as the trial has, or as a larger team that still spins */
   double alone_factor;   /* of the times of a trial with one thread, beside others; 0 = 1 */
-  bool late;             /* writes to the output of its last call after that has returned */
+  bool late;             /* writes the output of its last call after that has returned */
   bool remembers;        /* repeats its first answer for a tensor, whatever the tensor holds now */
   int idle_from;         /* from this round on it writes no output; 0 = never */
   int wrong_from;        /* from this round on it writes another output */
@@ -50,6 +51,7 @@ typedef struct event {
 
 static struct {
   double now_ns, resolution_ns, peak_rate;
+  double best_factor; /* of the peak of the last loop; 0 = 1 */
   event log[MOST_EVENTS];
   int events;
   int64_t calls;
@@ -112,6 +114,7 @@ static attn_status call(const bench_trial *trial, int64_t turn) {
   if (s->fail_from && round >= s->fail_from) return ATTN_INVALID_ARGUMENT;
   if (s->idle_from && round >= s->idle_from) return ATTN_OK;
   sim.late = s->late ? at + 1 : 0;
+  if (s->late) return ATTN_OK;
   sim.output[at] = right_output(s->remembers ? sim.remembered[at] - 1 : sim.version[at]);
   if (s->wrong_from && round >= s->wrong_from) sim.output[at]++;
   return ATTN_OK;
@@ -130,11 +133,14 @@ static void poison(const bench_trial *trial, int64_t turn) {
   sim.poisons++;
 }
 
+/* A late writer writes its answer after the first look at the output. */
 static uint64_t output_hash(const bench_trial *trial, int64_t turn) {
-  note((event){.kind = HASH, .trial = trial, .turn = turn % trial->tensor_count});
-  if (sim.late == turn % trial->tensor_count + 1) sim.output[sim.late - 1]++;
+  const int64_t at = turn % trial->tensor_count;
+  note((event){.kind = HASH, .trial = trial, .turn = at});
   const uint64_t checked = sim.all ? trial->verdict.output_hash : CHECKED;
-  return sim.output[turn % trial->tensor_count] - right_output(sim.version[turn % trial->tensor_count]) + checked;
+  const uint64_t hash = sim.output[at] - right_output(sim.version[at]) + checked;
+  if (sim.late == at + 1) sim.output[at] = right_output(sim.version[at]);
+  return hash;
 }
 
 static bench_peak_slice peak_prepare(const attn_peak_loop *loop, int threads, double slice_ns) {
@@ -145,7 +151,8 @@ static bench_peak_slice peak_prepare(const attn_peak_loop *loop, int threads, do
 static double peak_rate(const bench_peak_slice *slice) {
   static const double factor[] = {1, 0.96, 0.5, 1.01, 0.98, 0.3, 0.99};
   const double slow = sim.now_ns < sim.slow_until_ns ? 0.1 : 1;
-  const double rate = slow * sim.peak_rate * factor[sim.slices++ % (int)COUNT(factor)];
+  const double best = sim.best_factor > 0 && !strcmp(slice->loop->isa, bench_highest_tier()) ? sim.best_factor : 1;
+  const double rate = best * slow * sim.peak_rate * factor[sim.slices++ % (int)COUNT(factor)];
   sim.now_ns += (double)slice->iterations;
   note((event){.kind = PEAK, .loop = slice->loop, .rate = rate});
   return rate;
@@ -710,6 +717,22 @@ TEST(rows_compare_with_naive_and_with_the_best) {
   assert_int_equal(sim.bandwidth_bytes, 1 << 19); /* each of two threads reads half of 1e6 bytes */
 }
 
+/* What the library asks for belongs to the row of a kernel; a layer without plans has none. */
+TEST(rows_tell_what_plans_take) {
+  const script s = steady("a_c", 3000);
+  for (int layer = 0; layer < 2; layer++) {
+    open_setup(layer ? "layer:add-norm/seq:4/heads:1/head_dim:8" : one_thread, &seven_rounds, (const script *[]){&s}, 1);
+    setup.trials[0].workspace_bytes = 640;
+    setup.trials[0].plan_ns = 250;
+    bench_setup_time(&setup);
+    bench_setup_rows(&setup, rows);
+    assert_int_equal(rows[0].time.n, 7);
+    assert_true(layer ? isnan(rows[0].workspace_bytes) : rows[0].workspace_bytes == 640);
+    assert_true(layer ? isnan(rows[0].plan_ns) : rows[0].plan_ns == 250);
+    assert_true(rows[0].flops == 1e6 && rows[0].bytes == 1e6);
+  }
+}
+
 /* Where caches are cold, the read loop reads as much as all copies have. */
 TEST(copies_are_read_together) {
   const script s = steady("a_c", 3000);
@@ -825,6 +848,15 @@ TEST(repeated_calls_that_skip_work_are_an_error) {
   s.again_factor = 0.25; /* caches may make repeated calls faster, to some degree */
   judge(one_thread, &s, 1e6);
   assert_int_equal(rows[0].verdict.status, BENCH_PASS);
+}
+
+/* Samples of two calls: the first one always takes ten times as long as the second, also when it is measured again. */
+TEST(two_calls_show_work_that_is_skipped) {
+  script s = steady("skips_c", 1.5e6);
+  s.lengths = 8;
+  for (int r = 0; r < 8; r++) s.call_ns[r] = r < 7 ? 1.5e6 : 15e6; /* after seven rounds */
+  s.first_factor = 10;
+  expect_objection(one_thread, &s, 1e6, "the first call on changed inputs takes 1.5e+04 us, repeated ones 1.5e+03 us");
 }
 
 TEST(hidden_threads_are_an_error) {
@@ -1068,6 +1100,70 @@ TEST(a_doubted_time_reaches_no_goal) {
   bench_row_clear(&row);
 }
 
+/* ---- Two builds ---- */
+
+/* Rounds of paired builds: those that were asked for, else 121, or as many as fit into the budget at 9 ms, but 21. */
+static int paired_rounds(int rounds, double budget_s) {
+  static bench_row pair[2];
+  const script s = steady("any", 10000);
+  const bench_build builds[2] = {bench_own_build, bench_own_build};
+  const bench_case bench = case_of("heads:1/seq:8/head_dim:8");
+  const bench_case_settings settings = {.timed = true, .rounds = rounds, .case_budget_s = budget_s, .meter = &simulated};
+  bench_comparison c;
+  sim.all = &s;
+  assert_true(bench_paired_measure(builds, &bench, attn_kernel_find("naive_c"), &settings, pair, &c));
+  assert_int_equal(pair[0].verdict.status, BENCH_PASS);
+  assert_int_equal(pair[0].time.n, pair[1].time.n);
+  assert_int_equal(c.rounds, pair[0].time.n);
+  assert_true(fabs(c.log_ratio) < 1e-12 && c.noise < 1e-12);
+  for (int i = 0; i < 2; i++) bench_row_clear(&pair[i]);
+  return c.rounds;
+}
+
+TEST(paired_rounds_fit_into_the_budget) {
+  int rounds = 0;
+  assert_int_equal(paired_rounds(33, 1e-3), 33);
+  assert_int_equal(paired_rounds(0, 1e4), BENCH_PAIRED_ROUNDS_COUNT);
+  assert_int_equal(paired_rounds(0, 1e-3), BENCH_LEAST_PAIRED_ROUNDS);
+  for (int i = 0; i < 20 && rounds != 30; i++) rounds = paired_rounds(0, 30.5 * 9e-3); /* unless a call is disturbed */
+  assert_int_equal(rounds, 30);
+}
+
+/* Two kernels on an attention and on a layer, which is no comparison of builds. */
+TEST(a_paired_job_does_all_cases) {
+  static const char *const ids[] = {"heads:1/seq:8/head_dim:8", "layer:mha/heads:1/seq:8/head_dim:8"};
+  const script s = steady("any", 10000);
+  bench_paired_job job = {.builds = {bench_own_build, bench_own_build},
+                          .kernels = {attn_kernel_find("naive_c"), attn_kernel_find("flash_c")},
+                          .kernel_count = 2,
+                          .settings = {.timed = true, .rounds = 7, .stop = &sim.stop, .meter = &simulated},
+                          .progress = {.quiet = true}};
+  bench_matches m;
+  sim.all = &s;
+  for (int i = 0; i < 2; i++) {
+    const bench_case bench = case_of(ids[i]);
+    assert_true(bench_cases_append(&job.cases, &bench));
+  }
+  assert_true(bench_paired_run(&job, 0.02, &m));
+  assert_true(m.table.count == 2 && m.unpaired_count == 0); /* what is skipped on both sides is left out */
+  assert_true(m.table.design == BENCH_PAIRED_ROUNDS && m.table.margin == 0.02);
+  for (int i = 0; i < 2; i++) {
+    assert_int_equal(m.table.item[i].verdict, BENCH_SAME);
+    assert_true(m.table.item[i].a != m.table.item[i].b);
+    assert_string_equal(m.table.item[i].a->kernel, m.table.item[i].b->kernel);
+  }
+  assert_true(job.progress.done == 4 && job.progress.fresh == 2);
+  for (int i = 4; i < 8; i++) test_contains(job.rows[i].verdict.reason, "builds are compared on attention, not on layers");
+  bench_matches_clear(&m);
+  for (int i = 0; i < 8; i++) bench_row_clear(&job.rows[i]);
+  free(job.rows);
+  sim.stop = 1; /* nothing more is measured */
+  assert_true(bench_paired_run(&job, 0.02, &m));
+  assert_true(m.table.count == 0 && m.unpaired_count == 0 && job.progress.done == 0);
+  bench_matches_clear(&m);
+  bench_paired_clear(&job);
+}
+
 /* ---- Without memory ---- */
 
 /* Every allocation fails from a certain one on. A row then has either a time or a reason, and no infinite number. */
@@ -1120,6 +1216,24 @@ TEST(what_beats_the_peak_is_an_error) {
   judge(two_threads, &s, 1e3 * 4.04e3 * 1.049);
   assert_int_equal(rows[0].verdict.status, BENCH_PASS);
   test_contains(rows[0].warnings, "faster than the measured peak");
+}
+
+/* A library chooses its instructions itself: no loop of this CPU may be slower than it, whichever stands beside it. */
+TEST(kernels_of_libraries_may_use_any_tier) {
+  if (!strcmp(bench_highest_tier(), "c")) skip();
+  script s = steady("wide_c", 1000);
+  sim.best_factor = 3;
+  expect_objection(one_thread, &s, 1e3 * 2 * 2.02e3, "200 % of the peak loop");
+  s.kernel.library = "x";
+  for (int much = 0; much < 2; much++) {
+    open_setup(one_thread, &seven_rounds, (const script *[]){&s}, 1);
+    setup.flops = 1e3 * (much ? 3.2 : 3.1) * 2.02e3; /* of 3.03 times the rate of the others */
+    bench_setup_time(&setup);
+    setup.trials[0].peak = attn_peak_for("c", "f32");
+    bench_setup_judge(&setup, &setup.trials[0]);
+    if (much) test_contains(setup.trials[0].verdict.reason, "107 % of the peak loop");
+    if (!much) assert_int_equal(setup.trials[0].verdict.status, BENCH_PASS);
+  }
 }
 
 /* All slices beside the samples are disturbed, so the peak is measured again. */
