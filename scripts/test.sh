@@ -19,7 +19,7 @@ Sets up the machine (scripts/setup.sh), then builds and tests in stages:
              each suite
   fuzz       where clang has libFuzzer: each target of tests/fuzz runs its corpus, then new inputs, 60 seconds in all; tiers
              up to AVX2 (all with --long)
-  emulated   where this CPU lacks AMX (or with --long): the kernels of the tiers avx512 and amx, emulated on AVX2
+  emulated   where this CPU lacks AMX (or with --long): the kernels of the tiers from avx512 on, emulated on AVX2
   machines   simulated machines: libraries that choose other code, fewer CPUs and threads, another topology, no permission
              for AMX's tiles, CPUs without AVX and without AVX-512 (qemu-user); and a build with assertions and without
              optional packages
@@ -188,7 +188,7 @@ stage_emulated() {
   configure_and_build release build-emulated -DATTN_EMULATE_AVX512=ON || { fail_build && return; } || return 1
   local avx512='(edge|conformance|exp|tier)_avx512|' # only if this CPU cannot run them
   [ -z "$long" ] && grep -qw avx512vl /proc/cpuinfo && avx512=
-  run_ctest build-emulated -R "^(${avx512}(tier|conformance)_amx|bits|nonfinite|merge|guard_pages|no_time)\$"
+  run_ctest build-emulated -R "^(${avx512}(tier|conformance)_(avx512bf16|amx)|bits|nonfinite|merge|guard_pages|no_time)\$"
 }
 
 stage_machines() {

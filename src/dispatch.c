@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bf16_probe.h"
 #include "cpu.h"
 #include "error.h"
 #include "plugin.h"
@@ -152,11 +153,25 @@ static const char *slower_in_decoding_tiles(const attn_problem *p) {
   return suits ? NULL : "slower than vectors for so few rows and keys";
 }
 
+static const double WORTH_BF16_DOT = 1.1; /* times as fast as widening; the probe's noise is smaller */
+
+static bool is_measured(const attn_kernel *kernel) { return strcmp(kernel->info.isa, "avx512bf16") == 0; }
+
+/* NULL, or why products by VDPBF16PS are not the quickest. */
+static const char *slower_than_widening(void) {
+  static _Thread_local char reason[80];
+  const double gain = attn_bf16_gain();
+  if (gain > WORTH_BF16_DOT) return NULL;
+  snprintf(reason, sizeof reason, "a probe found it %.2f times as fast as widening here", gain);
+  return reason;
+}
+
 /* NULL, or why the automatic choice passes over a kernel that would take the problem. A rule sees the shape of one sequence,
  * never batch or threads. */
 static const char *passed_over(const attn_kernel *kernel, const attn_problem *p, const char *cap) {
   if (strcmp(kernel->info.name, "flash_amx") == 0)
     return is_small_for_tiles(p) ? "slower than vectors for so few queries and keys" : NULL;
+  if (is_measured(kernel)) return slower_than_widening();
   if (strcmp(kernel->info.algorithm, "decode") != 0) return NULL;
   if (strcmp(kernel->info.isa, "amx") == 0) return slower_in_decoding_tiles(p);
   if (p->seq_q > most_decode_queries(p)) return "slower than flash for so many queries";
@@ -176,7 +191,9 @@ static attn_status choose_automatically(const attn_problem *problem, const char 
   }
   choice->kernel = kernel;
   if (!choice->kernel) return attn_fail(ATTN_UNSUPPORTED, "no kernel takes this problem here: %s", refused);
-  snprintf(choice->why, sizeof choice->why, "automatic: the best-ranked kernel that accepts%s%s",
+  char probe[80] = "";
+  if (is_measured(kernel)) snprintf(probe, sizeof probe, " (a probe found it %.2f times as fast as widening)", attn_bf16_gain());
+  snprintf(choice->why, sizeof choice->why, "automatic: the best-ranked kernel that accepts%s%s%s", probe,
            *refused ? "; passed over: " : "", refused);
   return ATTN_OK;
 }

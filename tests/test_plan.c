@@ -4,6 +4,7 @@
 #define TEST_SETUP    clear_environment
 #define TEST_TEARDOWN clear_environment
 #include <pthread.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -380,6 +381,28 @@ TEST(every_plan_describes_itself) {
   attn_plan_destroy(plan);
   attn_plan_destroy(NULL);
   assert_int_equal(attn_plan_workspace(NULL), 0);
+}
+
+/* Which of two kernels the choice takes follows from the probe's figure, which is the same in every plan. */
+TEST(the_probe_decides_on_products_of_bf16) {
+  const attn_kernel_info *dot = attn_kernel_find("flash_avx512bf16");
+  attn_problem problem;
+  attn_plan *plan;
+  double gain[2] = {0};
+  attn_problem_init(&problem, 1, 2, 2, 300, 300, 64, 64);
+  problem.dtype_q = problem.dtype_kv = problem.dtype_o = ATTN_BF16;
+  if (!dot || attn_kernel_rejects(dot, &problem)) skip();
+  for (int i = 0; i < 2; i++) {
+    test_ok(attn_plan_create(&problem, &ATTN_STRUCT(attn_options, .max_isa = "avx512bf16", .threads = 1), &plan));
+    const char *figure = strstr(attn_plan_describe(plan), "a probe found it ");
+    assert_non_null(figure);
+    assert_int_equal(sscanf(figure, "a probe found it %lf times as fast as widening", &gain[i]), 1);
+    assert_true(gain[i] > 0.1 && gain[i] < 10);
+    if (fabs(gain[i] - 1.1) > 0.01) /* it is rounded */
+      assert_string_equal(attn_plan_kernel(plan), gain[i] > 1.1 ? "flash_avx512bf16" : "flash_avx512");
+    attn_plan_destroy(plan);
+  }
+  assert_true(gain[0] == gain[1]);
 }
 
 /* Query rows of a block, as attn_plan_describe() tells them; 0 if the kernel does not run here. */

@@ -5,6 +5,7 @@
 #define ATTN_PACK_AMX_H
 
 #include "body_amx.h"
+#include "kernels/avx512bf16/values_bf16.h"
 
 /* ---- Memory of a unit: V^T, then K ---- */
 
@@ -25,14 +26,6 @@ static uint16_t *packed_k(const attn_problem *p, uint16_t *unit, int64_t block) 
 }
 
 /* ---- Rows in ---- */
-
-/* 32 values, `stride` apart, of which n are there; zeros beyond. */
-static __m512i load_values(const uint16_t *from, int64_t stride, int64_t n) {
-  if (stride == 1) return n >= DEPTH ? _mm512_loadu_si512(from) : _mm512_maskz_loadu_epi16(((__mmask32)1 << n) - 1, from);
-  uint16_t values[DEPTH] = {0};
-  for (int64_t i = 0; i < min64(n, DEPTH); i++) values[i] = from[i * stride];
-  return _mm512_loadu_si512(values);
-}
 
 /* The keys of a sequence that any row may see, and the head they belong to. */
 typedef struct key_source {

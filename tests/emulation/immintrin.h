@@ -135,7 +135,7 @@ EMULATED emulated_si emulated_cvtne2ps_pbh(emulated_ps high, emulated_ps low) {
   return result;
 }
 
-/* VDPBF16PS, which only the peak loop uses: the odd product is added first. */
+/* VDPBF16PS: the odd product is added first. Unlike the instruction it keeps denormals. */
 EMULATED emulated_ps emulated_dpbf16_ps(emulated_ps sum, emulated_si a, emulated_si b) {
   uint32_t x[16], y[16];
   float s[16];
