@@ -9,7 +9,9 @@ import csv
 import io
 import json
 import os
+import sys
 import unittest
+from pathlib import Path
 
 from runs import FolderTest, program_argument, run, strict_json
 
@@ -225,6 +227,34 @@ class Paired(FolderTest):
         self.paired(2, ["threads=4000: this process may use"], self.real, self.slowed, *self.CASES, "-t", "4000")
         self.paired(3, ["no timed case and kernel in common"], self.real, self.slowed, *self.CASES, "-a", "layer=mha")
         self.assert_ends(run([ATTNBENCH, "compare", self.folder, self.folder, "-k", "flash_c"]), 2, "need --paired")
+
+
+class Verdicts(FolderTest):
+    """scripts/verdicts.py, on an attnbench whose verdicts are made here."""
+
+    def verdicts(self, code, words, *arguments, slower=0, faster=0, rows=20, exit_code=0):
+        program = self.folder / "harness" / "attnbench"
+        program.parent.mkdir(exist_ok=True)
+        names = ["SLOWER"] * slower + ["FASTER"] * faster
+        text = json.dumps({"comparisons": [{"verdict": name} for name in names + ["SAME"] * (rows - len(names))]})
+        program.write_text(f"#!/bin/sh\n[ $1 = run ] || echo '{text}'\necho words >&2\nexit {exit_code}\n", encoding="utf-8")
+        program.chmod(0o755)
+        script = Path(__file__).resolve().parents[1] / "scripts" / "verdicts.py"
+        return self.assert_ends(run([sys.executable, script, *arguments]), code, *words)
+
+    def test_the_same_build_again(self):
+        self.verdicts(0, ["2 comparisons of a run with the next one: 0 of 40 rows", "all 3 pairs of 3 runs: 0 of 60 rows"],
+                      "same", self.folder, "--runs", "3")
+        self.verdicts(1, ["1 comparisons of a run with the next one: 2 of 20"], "same", self.folder, "--runs", "2",
+                      slower=1, faster=1)
+
+    def test_planted_slowdowns(self):
+        self.verdicts(0, ["planted 3 %: 38 of 40 rows SLOWER (95.0 %), 0 FASTER"], "planted", self.folder, slower=19)
+        self.verdicts(1, ["36 of 40 rows SLOWER (90.0 %)"], "planted", self.folder, slower=18)
+        self.verdicts(0, ["planted 2 %: 16 of 20"], "planted", self.folder, "--slowdown", "2", "--times", "1", slower=16)
+        self.verdicts(1, ["2 FASTER"], "planted", self.folder, slower=19, faster=1)
+        self.verdicts(1, ["planted 0 %: 2 of 40"], "planted", self.folder, "--slowdown", "0", slower=1)
+        self.verdicts(1, ["exit code 3", "words"], "planted", self.folder, exit_code=3)
 
 
 if __name__ == "__main__":
