@@ -16,6 +16,7 @@ HOT, MOST, SHARE, BROADCASTS = 12, 96, 0.4, 3
 # For each architecture: a jump and its target, a multiply-add, a vector access to the stack, a feeding instruction.
 X86 = {"objdump": "objdump", "jump": r"j\w+\s+([0-9a-f]+)\b", "fma": r"vfmadd|vdpbf16ps",
        "spill": r"(?=.*\(%rsp)(?=.*%[yz]mm)", "feed": r"vbroadcastss"}
+SSE = {**X86, "fma": r"mulps|addps", "spill": r"(?=.*\(%rsp)(?=.*%xmm)", "feed": r"shufps"}  # without fused multiply-adds
 ARM = {"objdump": "objdump" if platform.machine() == "aarch64" else "aarch64-linux-gnu-objdump",
        "jump": r"(?:b\.\w+|cbn?z\s+\w+,|tbn?z\s+\w+, #\d+,)\s+([0-9a-f]+)\b",
        "fma": r"fmla|bfmmla|bfdot", "spill": r"(?:ldr|str|ldp|stp|ldur|stur)\s+q\d.*\[sp",
@@ -45,7 +46,9 @@ def innermost_loops(instructions, machine):
 
 def main():
     objects = sorted(Path(sys.argv[1], "CMakeFiles/attn_objects.dir").rglob("flash_*.c.o"))
-    objects = [(path, ARM if "neon" in path.name else X86) for path in objects if re.match("flash_(avx|neon)", path.name)]
+    built_for_x86 = any("avx" in path.name for path in objects)
+    machines = (("flash_avx", X86), ("flash_neon", ARM), *([("flash_portable", SSE)] if built_for_x86 else []))
+    objects = [(path, machine) for path in objects for name, machine in machines if path.name.startswith(name)]
     if not objects or not all(shutil.which(machine["objdump"]) for _, machine in objects):
         print("skipped: no vector kernel in this build, or no objdump for it (Debian: apt-get install binutils, for Arm"
               " binutils-aarch64-linux-gnu)")

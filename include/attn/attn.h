@@ -413,7 +413,7 @@ typedef struct attn_numerics {
 typedef struct attn_kernel_info {
   const char *name;       /**< "flash_avx512" */
   const char *algorithm;  /**< "flash" */
-  const char *isa;        /**< Its tier: "c", "avx2", "avx512", ... */
+  const char *isa;        /**< Its tier: "c", "portable", "avx2", ... */
   const char *library;    /**< "", or the library behind it with its version; never NULL. */
   const char *summary;    /**< One line. */
   attn_numerics numerics; /**< How it rounds. */
@@ -467,7 +467,7 @@ ATTN_API const char *attn_kernel_file(const attn_kernel_info *kernel);
  * last. */
 ATTN_API const char *attn_plugin_name(int index);
 
-/** The tiers that this CPU and its operating system allow, lowest first, separated by spaces: "c avx2 avx512". AMX needs a
+/** The tiers that this CPU and its operating system allow, lowest first, separated by spaces: "c portable avx2". AMX needs a
  * permission that Linux gives to the whole process, which then cannot have small signal stacks (sigaltstack). A plan that
  * uses AMX asks for it; until it has been refused, AMX counts as allowed here and in attn_kernel_unusable(). */
 ATTN_API const char *attn_cpu_tiers(void);

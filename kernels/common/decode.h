@@ -8,7 +8,7 @@
  *
  * Parameters: those of register_tile.h, and
  *   DECODE_OWN_PRODUCTS  optional: the tier has included products of its own, with the names of the last section of
- *                        few_rows.h; tested: not set (avx512, avx2, neon), set (amx) */
+ *                        few_rows.h; tested: not set (avx512, avx2, neon, portable), set (amx) */
 #ifndef ATTN_COMMON_DECODE_H
 #define ATTN_COMMON_DECODE_H
 

@@ -6,7 +6,7 @@
  *
  * Parameters: those of register_tile.h, and
  *   DECODE_EIGHT_ROWS  optional: work on up to 8 rows at once instead of 4, for tiers with registers for their sums;
- *                      tested: set (avx512), not set (avx2, neon) */
+ *                      tested: set (avx512), not set (portable, avx2, neon) */
 #ifndef ATTN_COMMON_FEW_ROWS_H
 #define ATTN_COMMON_FEW_ROWS_H
 

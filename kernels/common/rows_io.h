@@ -4,7 +4,7 @@
  *
  * Parameters: those of register_tile.h, and
  *   VEC_LOADS_PARTS  optional: the tier loads parts of vectors as quickly as whole ones, and brings vec_load_first_f16() and
- *                    vec_load_first_bf16(); tested: set (avx512), not set (avx2, neon, c) */
+ *                    vec_load_first_bf16(); tested: set (avx512), not set (portable, avx2, neon, c) */
 #ifndef ATTN_COMMON_ROWS_IO_H
 #define ATTN_COMMON_ROWS_IO_H
 

@@ -1,18 +1,26 @@
 /* SPDX-License-Identifier: MIT */
 /* The vector vocabulary in C, for any CPU: 4 floats side by side, which every baseline has registers for (SSE2, Advanced
- * SIMD), in the vector types of gcc and clang. The words of vec_avx2.h that score_steps_tier.h needs. */
+ * SIMD), in the vector types of gcc and clang. The words of vec_avx2.h that score_steps_tier.h needs; vec_portable.h adds
+ * those of the tile engine, and a tile of its own (VEC_C_TILE_ROWS, VEC_C_TILE_VECS). */
 #ifndef ATTN_VEC_C_H
 #define ATTN_VEC_C_H
 
 #include <stdint.h>
 #include <string.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #include "kernels/common/convert.h"
 
 typedef float vec __attribute__((vector_size(16)));
 typedef uint32_t vec_bits __attribute__((vector_size(16)));
 
-enum { VEC_LANES = 4, TILE_ROWS = 4, TILE_VECS = 4 };
+#ifndef VEC_C_TILE_ROWS
+#define VEC_C_TILE_ROWS 4
+#define VEC_C_TILE_VECS 4
+#endif
+enum { VEC_LANES = 4, TILE_ROWS = VEC_C_TILE_ROWS, TILE_VECS = VEC_C_TILE_VECS };
 
 static inline vec vec_zero(void) { return (vec){0}; }
 static inline vec vec_set1(float x) { return (vec){x, x, x, x}; }
@@ -39,11 +47,18 @@ static inline vec vec_lane_numbers(void) { return (vec){0, 1, 2, 3}; }
 /* a in lanes whose bits are all set, b where none is. */
 static inline vec vec_choose(vec_bits lanes, vec a, vec b) { return (vec)((lanes & (vec_bits)a) | (~lanes & (vec_bits)b)); }
 
-/* b where a is NaN; b never is. */
-static inline vec vec_max(vec a, vec b) { return vec_choose((vec_bits)(a > b), a, b); }
+/* a where it is larger, else b: b where a is NaN, and NaN where b is. SSE has an instruction for this, which gcc does not
+ * find. */
+static inline vec vec_max(vec a, vec b) {
+#ifdef __SSE2__
+  return _mm_max_ps(a, b);
+#else
+  return vec_choose((vec_bits)(a > b), a, b);
+#endif
+}
 /* x between low and high; NaN stays NaN. */
 static inline vec vec_clamp(vec x, vec low, vec high) {
-  const vec raised = vec_choose((vec_bits)(low > x), low, x);
+  const vec raised = vec_max(low, x);
   return vec_choose((vec_bits)(high < raised), high, raised);
 }
 static inline vec vec_abs(vec x) { return (vec)((vec_bits)x & 0x7fffffffu); }
@@ -65,12 +80,23 @@ static inline vec vec_load_first(const float *p, int64_t n) {
 }
 static inline void vec_store_first(float *p, vec x, int64_t n) { memcpy(p, &x, (size_t)n * sizeof *p); }
 
-/* 4 float16 or bfloat16 values as floats. */
-static inline vec vec_load_f16(const uint16_t *p) {
-  return (vec){attn_f32_of_f16(p[0]), attn_f32_of_f16(p[1]), attn_f32_of_f16(p[2]), attn_f32_of_f16(p[3])};
+/* 4 float16 or bfloat16 values as floats, by integers, as in convert.h. */
+static inline vec_bits vec_widen(const uint16_t *p) {
+  typedef uint16_t halves __attribute__((vector_size(8)));
+  halves x;
+  memcpy(&x, p, sizeof x);
+  return __builtin_convertvector(x, vec_bits);
 }
-static inline vec vec_load_bf16(const uint16_t *p) {
-  return (vec){attn_f32_of_bf16(p[0]), attn_f32_of_bf16(p[1]), attn_f32_of_bf16(p[2]), attn_f32_of_bf16(p[3])};
+static inline vec vec_load_bf16(const uint16_t *p) { return (vec)(vec_widen(p) << 16); }
+/* Exponents become those of float32: those of infinity and NaN, 31, the highest; denormals, 0, are made as m + 2^-14, which
+ * is a normal number, and a difference. Comparisons are signed: SSE2 has no others. */
+static inline vec vec_load_f16(const uint16_t *p) {
+  typedef int32_t vec_ints __attribute__((vector_size(16)));
+  const vec_bits half = vec_widen(p), magnitude = (half & 0x7fffu) << 13, sign = (half & 0x8000u) << 16;
+  const vec_bits highest = (vec_bits)((vec_ints)magnitude >= (31 << 23)), lowest = (vec_bits)((vec_ints)magnitude < 1 << 23);
+  const vec_bits normal = magnitude + (112u << 23) + (highest & (112u << 23));
+  const vec denormal = (vec)(magnitude + (113u << 23)) - 0x1p-14f;
+  return (vec)((vec_bits)vec_choose(lowest, denormal, (vec)normal) | sign);
 }
 
 /* x in lanes begin <= lane < end, -inf elsewhere; 0 <= begin <= 4, 0 <= end <= 4. */
@@ -96,7 +122,13 @@ static inline vec vec_unless_masked(vec x, vec bias) {
 /* x + bias, but -inf wherever bias is -inf, even if x is NaN. */
 static inline vec vec_add_bias(vec x, vec bias) { return vec_unless_masked(x + bias, bias); }
 
-static inline int any_lane(vec_bits lanes) { return (lanes[0] | lanes[1] | lanes[2] | lanes[3]) != 0; }
+static inline int any_lane(vec_bits lanes) {
+#ifdef __SSE2__
+  return _mm_movemask_ps((vec)lanes) != 0;
+#else
+  return (lanes[0] | lanes[1] | lanes[2] | lanes[3]) != 0;
+#endif
+}
 static inline int vec_any_above(vec x, float limit) { return any_lane((vec_bits)(x > vec_set1(limit))); }
 static inline int vec_any_nan(vec x) { return any_lane((vec_bits)(x != x)); }
 

@@ -181,7 +181,7 @@ static bool read_causal(settings *s, PyObject *given) {
 
 static const char *const scores[] = {"dot", "additive", "gaussian", "precomputed"};
 static const char *const layouts[] = {"bhsd", "bshd", "thd", "htd"};
-static const char *const isas[] = {"c", "avx2", "avx512", "avx512bf16", "amx", "neon", "neonbf16"};
+static const char *const isas[] = {"c", "portable", "avx2", "avx512", "avx512bf16", "amx", "neon", "neonbf16"};
 
 /* Names are kept as the registry's own, so that equal names have equal addresses. An unknown one stays the caller's text,
  * for the library's sentence. */

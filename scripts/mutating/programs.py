@@ -200,8 +200,8 @@ class Workplace:
 
     def touches(self, test):
         """Whether a test can see the fault. A test named after a tier cannot see faults in other tiers."""
-        tier = re.search(r"_(c|avx\w*|amx|neon\w*)$", test)
-        folders = {match and match[1] for match in (re.search(r"/kernels/(ref|avx\w*|amx|neon\w*)/", each)
+        tier = re.search(r"_(c|portable|avx\w*|amx|neon\w*)$", test)
+        folders = {match and match[1] for match in (re.search(r"/kernels/(ref|portable|avx\w*|amx|neon\w*)/", each)
                                                     for each in self.changed)}
         return not tier or None in folders or {"c": "ref"}.get(tier[1], tier[1]) in folders
 

@@ -26,6 +26,7 @@ OTHER_COLOURS, OTHER_MARKERS = ("#6B4C9A", "#7F7F7F", "#5B3A29"), "ph<>dH8"  # f
 
 TIERS = {  # name, low to high -> line style, hatching
     "c": ((0, (1, 1.3)), "...."),
+    "portable": ((0, (2, 1.2)), "\\\\\\\\"),
     "neon": ("-", ""),
     "neonbf16": ((0, (7, 2, 1.5, 2)), "xxx"),
     "avx2": ((0, (4, 1.6)), "////"),

@@ -13,7 +13,8 @@ from plotting.roofline import roofline_panels
 SYMBOLS = {"o": "circle", "s": "square", "^": "triangle-up", "D": "diamond", "v": "triangle-down", "P": "cross", "X": "x",
            "*": "star", "d": "diamond-tall", "p": "pentagon", "h": "hexagon", "<": "triangle-left", ">": "triangle-right",
            "H": "hexagon2", "8": "octagon"}
-DASHES = {"c": "dot", "avx2": "dash", "avx512bf16": "longdashdot", "neonbf16": "longdashdot", "amx": "dashdot"}
+DASHES = {"c": "dot", "portable": "4px,2px", "avx2": "dash", "avx512bf16": "longdashdot", "neonbf16": "longdashdot",
+          "amx": "dashdot"}
 
 
 def all_charts(results, looks):

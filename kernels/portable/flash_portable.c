@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: MIT */
+/* flash_portable: flash attention: streaming softmax over key blocks, no score matrix.
+ * The loop is kernels/common/flash.h, the tiles kernels/common/tiles.h, 4 floats wide (vec_portable.h). */
+#include "vec_portable.h"
+
+#include "kernels/common/flash.h"
+
+const attn_kernel attn_flash_portable = {
+    .info = {.name = "flash_portable",
+             .algorithm = "flash",
+             .isa = "portable",
+             .library = "",
+             .summary =
+                 "flash attention: streaming softmax over key blocks, no score matrix; tiles of 6 rows, 4 floats wide",
+             .numerics = {.exp_error = 0x1p-22}},
+    .rejects = takes_everything,
+    .plan = flash_plan,
+    .run = flash_run,
+};
