@@ -8,7 +8,8 @@
 
 torch.ops.libattn.sdpa and sdpa_lse are operators of PyTorch's: they work under torch.compile and torch.export, and follow
 autocast. Gradients come from PyTorch's own operations, in float32: the backward pass computes the scores again, in time and
-memory proportional to queries times keys, and says so once. Gradients of gradients work; jvp and vmap are refused.
+memory proportional to queries times keys, and says so once. Gradients of gradients work; vmap, jvp and the other transforms
+of torch.func are refused.
 
 flash_attn_func, flash_attn_varlen_func and flash_attn_with_kvcache have the arguments of the package flash-attn.
 """
@@ -31,6 +32,7 @@ __all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache
 Tensor = torch.Tensor
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _compute = FUNCTIONS["sdpa_without_gradients"]
+_is_wrapped = getattr(getattr(torch._C, "_functorch", None), "is_functorch_wrapped_tensor", lambda _: False)
 
 # ---- The operators ---------------------------------------------------------------------------------------------------
 
@@ -39,10 +41,6 @@ _ARGUMENTS = ("(Tensor q, Tensor k, Tensor v, Tensor? mask=None, Tensor? bias=No
               "Tensor? alibi=None, Tensor? sinks=None, Tensor? kv_len=None, Tensor? cu_seqlens_q=None, "
               "Tensor? cu_seqlens_k=None, int max_seqlen_q=0, int max_seqlen_k=0, str layout='bhsd')")
 
-_library = torch.library.Library("libattn", "DEF")
-_library.define("sdpa" + _ARGUMENTS + " -> Tensor", tags=torch.Tag.pt2_compliant_tag)
-_library.define("sdpa_lse" + _ARGUMENTS + " -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)
-
 
 def _refuse_tangents(*tensors):
     """They would be lost without a word: forward-mode derivatives (torch.func.jvp)."""
@@ -50,6 +48,31 @@ def _refuse_tangents(*tensors):
         return
     if any(isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in tensors):
         raise NotImplementedError("libattn has no forward-mode derivatives (jvp); backward() has gradients")
+
+
+def _refuse_transforms(*tensors):
+    """Those that PyTorch would refuse with advice to whoever wrote the operator: torch.func.grad."""
+    if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad and _is_wrapped(x) for x in tensors):
+        raise NotImplementedError("libattn has no gradients by torch.func (grad, vjp, jacrev); backward() and "
+                                  "torch.autograd.grad() have them")
+
+
+class _Library(torch.library.Library):
+    """Puts the refusals before the kernel that register_autograd makes: only there are the tangents and wrappers of
+    torch.func to be seen."""
+
+    def impl(self, op_name, fn, dispatch_key="", **options):
+        def refuse_first(keyset, *args, **keywords):
+            _refuse_tangents(*args)
+            _refuse_transforms(*args)
+            return fn(keyset, *args, **keywords)
+
+        super().impl(op_name, refuse_first if dispatch_key == "Autograd" else fn, dispatch_key, **options)
+
+
+_library = _Library("libattn", "DEF")
+_library.define("sdpa" + _ARGUMENTS + " -> Tensor", tags=torch.Tag.pt2_compliant_tag)
+_library.define("sdpa_lse" + _ARGUMENTS + " -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)
 
 
 def _run(q, k, v, mask=None, bias=None, causal=False, align="top_left", window_left=-1, window_right=-1, scale=None,

@@ -75,14 +75,34 @@ def test_refusals():
     with pytest.raises(NotImplementedError, match="vmap"):
         torch.vmap(lt.sdpa)(*qkv())
     q = q.detach()
-    with pytest.raises(NotImplementedError, match="no forward-mode derivatives"):
-        torch.func.jvp(lambda x: lt.sdpa(x, k, v), (q,), (q,))
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(q, q)
         for function in (lt.sdpa, torch.ops.libattn.sdpa):
             with pytest.raises(NotImplementedError, match="no forward-mode derivatives"):
                 function(dual, k, v)
         assert lt.sdpa(q, k, v).shape == q.shape
+
+
+@pytest.mark.parametrize("function", [lt.sdpa, torch.ops.libattn.sdpa, torch.ops.libattn.sdpa_lse], ids=str)
+def test_transforms_of_torch_func_are_refused(function):
+    q, k, v = qkv()
+
+    def first(q, bias=None):
+        options = {} if bias is None else {"attn_mask" if function is lt.sdpa else "bias": bias}
+        out = function(q, k, v, **options)
+        return out[0] if isinstance(out, tuple) else out
+
+    for f, x in ((first, q), (lambda bias: first(q, bias), torch.zeros(9, 13))):
+        with pytest.raises(NotImplementedError, match="no forward-mode derivatives"):
+            torch.func.jvp(f, (x,), (x,))
+    for transform in (torch.func.jacfwd, lambda f: torch.func.linearize(f, q)):
+        with pytest.raises(NotImplementedError, match="no forward-mode derivatives"):
+            transform(first)(q)
+    for transform in (torch.func.grad, torch.func.jacrev, torch.func.hessian, lambda f: lambda x: torch.func.vjp(f, x)):
+        with pytest.raises(NotImplementedError, match="no gradients by torch.func"):
+            transform(lambda x: first(x).sum())(q)
+    other = torch.func.jvp(lambda x: x * first(q), (q,), (q,))[1]  # no derivative of ours is wanted
+    close(other, q * first(q))
 
 
 def test_opcheck(long):
