@@ -140,12 +140,15 @@ def merge(parts: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
     """
     if not parts:
         raise ValueError("parts is empty; it must have at least one (out, lse)")
+    for i, pair in enumerate(parts):
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise TypeError(f"parts[{i}] is no pair (out, lse), as sdpa(..., return_lse=True) gives")
     o, lse = [[_dense_float32(pair[side], ("out", "lse")[side]) for pair in parts] for side in (0, 1)]
     shape = o[0][1]
-    for side, wanted in ((o, shape), (lse, shape[:-1])):
-        for _, given in side:
+    for name, side, wanted in (("out", o, shape), ("lse", lse, shape[:-1])):
+        for i, (_, given) in enumerate(side):
             if given != wanted:
-                raise ValueError(f"a part has shape {given}; {wanted} is right")
+                raise ValueError(f"{name} of parts[{i}] has shape {given}; it must have {wanted}")
     merged = [FUNCTIONS["empty"](parts[0][0], *size) for size in (shape, shape[:-1])]
     views = [FUNCTIONS["view"](array)[0] for array in merged]
     table = ctypes.c_void_p * len(parts)

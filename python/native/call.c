@@ -2,6 +2,7 @@
 #include "call.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "attn/extend.h"
@@ -90,7 +91,7 @@ static bool read_int(PyObject *number, const char *name, int64_t least, int64_t 
   const long long value = PyLong_AsLongLong(number);
   if (value == -1 && PyErr_Occurred()) {
     PyErr_Clear();
-    PyErr_Format(PyExc_TypeError, "%s must be an integer", name);
+    PyErr_Format(PyExc_TypeError, "%s is %R; it must be an integer of 64 bits", name, number);
     return false;
   }
   if (value < least || value > most) {
@@ -105,7 +106,7 @@ static bool read_float(PyObject *number, const char *name, float *out) {
   const double value = PyFloat_AsDouble(number);
   if (value == -1 && PyErr_Occurred()) {
     PyErr_Clear();
-    PyErr_Format(PyExc_TypeError, "%s must be a number", name);
+    PyErr_Format(PyExc_TypeError, "%s is %R; it must be a number", name, number);
     return false;
   }
   *out = (float)value;
@@ -329,7 +330,7 @@ static bool take_scores(call *c, int key, dtype type, const int64_t sizes[4], at
   if (!tensor_read(c->given[key], keyword_names[key], &c->held, &t)) return false;
   if (t.type != type) {
     PyErr_Format(PyExc_TypeError, "%s is %s; it must be %s", keyword_names[key], dtype_name(t.type),
-                 type == DTYPE_F32 ? "float32" : "bool");
+                 type == DTYPE_F32 ? "float32" : "bool (what is added to the scores is a bias)");
     return false;
   }
   memcpy((void *)(uintptr_t)data, &t.data, sizeof t.data);
@@ -608,10 +609,23 @@ static bool take_output(call *c, int key, const tensor *like, bool float32, int 
   return (*owned = tensor_new(like, float32, ndim, shape, &c->held, out));
 }
 
+enum { MOST_SHAPE_TEXT = 24 * MOST_DIMS };
+
+/* "(2, 8, 10)" */
+static const char *shape_text(char text[MOST_SHAPE_TEXT], int ndim, const int64_t *shape) {
+  int used = sprintf(text, "(");
+  for (int i = 0; i < ndim; i++) used += sprintf(text + used, i ? ", %lld" : "%lld", (long long)shape[i]);
+  strcpy(text + used, ")");
+  return text;
+}
+
 static bool same_shape(const char *name, const tensor *t, int ndim, const int64_t *shape) {
   bool same = t->ndim == ndim;
   for (int i = 0; same && i < ndim; i++) same = t->shape[i] == shape[i];
-  if (!same) PyErr_Format(PyExc_ValueError, "%s has another shape than the output, which has %d dimensions", name, ndim);
+  char given[MOST_SHAPE_TEXT], right[MOST_SHAPE_TEXT];
+  if (!same)
+    PyErr_Format(PyExc_ValueError, "%s has shape %s; it must have %s", name, shape_text(given, t->ndim, t->shape),
+                 shape_text(right, ndim, shape));
   return same;
 }
 

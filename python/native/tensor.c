@@ -189,7 +189,7 @@ static bool hold(holdings *held, PyObject *object) {
 /* ---- Reading --------------------------------------------------------------------------------------------------------- */
 
 static const char *const dtype_names[] = {"float32", "float16", "bfloat16", "float64",
-                                          "int32",   "int64",   "bool",     "another dtype"};
+                                          "int32",   "int64",   "bool",     "of another dtype"};
 
 const char *dtype_name(dtype type) { return dtype_names[type]; }
 

@@ -166,7 +166,7 @@ def test_given_outputs():
     locked.flags.writeable = False
     with pytest.raises(ValueError, match="out is read-only"):
         libattn.sdpa(q, k, v, out=locked)
-    with pytest.raises(ValueError, match="out has another shape"):
+    with pytest.raises(ValueError, match=r"out has shape \(2, 4, 9, 3\); it must have \(2, 4, 9, 16\)"):
         libattn.sdpa(q, k, v, out=out[..., :3])
     with pytest.raises(ValueError, match=r"o_stride|overlap"):
         libattn.sdpa(q, k, v, out=np.lib.stride_tricks.as_strided(out, strides=(0, 0, 0, 4)))
@@ -207,11 +207,12 @@ REFUSED = [
     (ValueError, "beyond 32 bits", lambda q, k, v: libattn.sdpa(q, k, v, kv_len=np.array([1, 1 << 32]))),
     (TypeError, "kv_len is float64", lambda q, k, v: libattn.sdpa(q, k, v, kv_len=np.array([1.0, 2.0]))),
     (ValueError, "scale is nan", lambda q, k, v: libattn.sdpa(q, k, v, scale=float("nan"))),
-    (TypeError, "scale must be a number", lambda q, k, v: libattn.sdpa(q, k, v, scale="1")),
+    (TypeError, "scale is '1'; it must be a number", lambda q, k, v: libattn.sdpa(q, k, v, scale="1")),
     (ValueError, "layout is 'sbhd'", lambda q, k, v: libattn.sdpa(q, k, v, layout="sbhd")),
     (ValueError, "layout 'thd' needs cu_seqlens_q", lambda q, k, v: libattn.sdpa(q, k, v, layout="thd")),
     (ValueError, "align is 'left'", lambda q, k, v: libattn.sdpa(q, k, v, align="left")),
     (ValueError, "window must be", lambda q, k, v: libattn.sdpa(q, k, v, window=(1, 2, 3))),
+    (TypeError, r"kv_len is 2\.5; it must be an integer", lambda q, k, v: libattn.sdpa(q, k, v, kv_len=[2.5, 1])),
     (ValueError, "threads is 5000", lambda q, k, v: libattn.sdpa(q, k, v, threads=5000)),
     (ValueError, "max_isa", lambda q, k, v: libattn.sdpa(q, k, v, max_isa="sse")),
     (ValueError, "q, k, v|scores", lambda q, k, v: libattn.sdpa(q, k, v, scores=BIAS)),
@@ -300,7 +301,9 @@ def test_merge():
         assert_close(merged, right)
     (o, lse), (other, short) = parts[:2]
     for kind, sentence, wrong in ((ValueError, "parts is empty", []), (ValueError, "not dense", [(o[..., ::2], lse)]),
-                                  (ValueError, "a part has shape", [(o, lse), (other[:1], short[:1])]),
+                                  (ValueError, r"out of parts\[1\] has shape", [(o, lse), (other[:1], short[:1])]),
+                                  (ValueError, r"lse of parts\[1\] has shape", [(o, lse), (other, short[:1])]),
+                                  (TypeError, r"parts\[0\] is no pair", [o]),
                                   (TypeError, "lse is float64", [(o, lse.astype(float))])):
         with pytest.raises(kind, match=sentence):
             libattn.merge(wrong)
