@@ -15,10 +15,27 @@ import time
 from ._native import C, F, S, bench_library, check
 from ._plan import kernels
 
-# batch, heads_q, heads_kv, seq_q, seq_k, head_dim; dtype; alignment of a causal mask, or -1
+# batch, heads_q, heads_kv, seq_q, seq_k, head_dim; dtype; alignment of a causal mask, or None
 CASES = [((1, 2, 1, 37, 45, 64), "ATTN_F32", "ATTN_ALIGN_BOTTOM_RIGHT"), ((1, 1, 1, 70, 70, 40), "ATTN_F32", None),
          ((1, 2, 1, 33, 64, 64), "ATTN_BF16", "ATTN_ALIGN_TOP_LEFT"), ((1, 1, 1, 20, 33, 32), "ATTN_F16", None),
          ((2, 4, 2, 1, 130, 64), "ATTN_F32", None), ((1, 4, 2, 2, 90, 64), "ATTN_BF16", "ATTN_ALIGN_BOTTOM_RIGHT")]
+
+
+def _draw_case(generator):
+    """A small case of any shape."""
+    heads_kv, seq_q = generator.randint(1, 2), generator.choice([generator.randint(1, 4), generator.randint(5, 80)])
+    sizes = (generator.randint(1, 2), heads_kv * generator.randint(1, 4), heads_kv, seq_q, generator.randint(1, 150),
+             generator.choice([32, 64, 128, generator.randint(1, 128)]))
+    return (sizes, generator.choice(["ATTN_F32", "ATTN_F16", "ATTN_BF16"]),
+            generator.choice([None, "ATTN_ALIGN_TOP_LEFT", "ATTN_ALIGN_BOTTOM_RIGHT"]))
+
+
+def _cases(seconds):
+    """CASES, then others until the time is up."""
+    yield from CASES
+    end, generator = time.monotonic() + seconds, random.Random(0)
+    while time.monotonic() < end:
+        yield _draw_case(generator)
 
 
 def _draw(generator, count, dtype):
@@ -39,8 +56,9 @@ def _address(memory):
 
 
 class _Case:
-    def __init__(self, number):
-        self.sizes, self.dtype, align = CASES[number]
+    def __init__(self, number, sizes, dtype, align):
+        self.name = f"{'x'.join(map(str, sizes))} {dtype}{', ' + align if align else ''}"
+        self.sizes, self.dtype = sizes, dtype
         self.align = getattr(C, align) if align else -1
         b, hq, hkv, sq, sk, d = self.sizes
         generator = random.Random(number)
@@ -93,16 +111,14 @@ def _check_kernel(case, kernel):
 
 
 def self_check(seconds=5.0):
-    """{kernel: (cases checked, largest error over limit)} of the kernels that this CPU can run."""
-    end, usable = time.monotonic() + seconds, [kernel for kernel in kernels() if kernel.unusable is None]
+    """{kernel: (cases checked, largest error over limit, the case that has it)} of the kernels that this CPU can run."""
+    usable = [kernel for kernel in kernels() if kernel.unusable is None]
     results = {kernel.name: [] for kernel in usable}
-    for number in range(len(CASES)):
-        if time.monotonic() > end:
-            break
-        case = _Case(number)
+    for number, wanted in enumerate(_cases(seconds)):
+        case = _Case(number, *wanted)
         for kernel in usable:
             error = _check_kernel(case, kernel)
             if error is not None:
-                results[kernel.name].append(error)
+                results[kernel.name].append((error, case.name))
         bench_library().attnbench_expected_destroy(case.expected)
-    return {name: (len(errors), max(errors, default=0.0)) for name, errors in results.items()}
+    return {name: (len(errors), *max(errors, default=(0.0, ""))) for name, errors in results.items()}

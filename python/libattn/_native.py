@@ -55,12 +55,16 @@ def dense_strides(shape):
     return tuple(strides)
 
 
+SOURCES = FOLDER.parent / "pyproject.toml"
+
+
 def find_library():
     """The shared object beside this file, or the one that LIBATTN_PYTHON names (for tests of a build tree)."""
     named = os.environ.get("LIBATTN_PYTHON")
     path = Path(named) if named else FOLDER / NAME
     if not path.exists():
-        raise ImportError(f"{path} is missing: python3 -m pip install ./python builds and installs it")
+        raise ImportError(f"{path} is missing: python3 -m pip install ./python builds and installs it"
+                          f"{'; then start Python in another folder' if SOURCES.exists() else ''}")
     return path
 
 

@@ -2,8 +2,10 @@
 """libattn.bench: what is checked, what is timed, tables, files and figures. No test depends on how fast anything is."""
 
 import csv
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -109,16 +111,19 @@ def test_tables_files_and_figures(tmp_path):
 
 
 def test_program(tmp_path):
-    command = [sys.executable, "-m", "libattn.bench", "--rounds", "6", "--sample-ms", "0.05", "--output", tmp_path]
-    import os
-    from pathlib import Path
+    command = [sys.executable, "-m", "libattn.bench", "--rounds", "6", "--sample-ms", "0.05"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(libattn.__file__).parents[1])}
 
-    folder = str(Path(libattn.__file__).parents[1])
-    environment = {**os.environ, "PYTHONPATH": folder}
-    done = subprocess.run([*command, "seq=16"], capture_output=True, text=True, env=environment, check=False)
+    def run(*arguments):
+        return subprocess.run([*command, *arguments], capture_output=True, text=True, env=environment, check=False)
+
+    done = run("--output", tmp_path, "seq=16")
     assert done.returncode == 0, done.stderr
     assert "numpy" in done.stdout
     assert (tmp_path / "results.csv").exists()
-    done = subprocess.run([*command, "sek=16"], capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 2
-    assert "no axis 'sek'" in done.stderr
+    for arguments, sentence in ((["sek=16"], "no axis 'sek'"), (["--threads", "0"], "threads is 0; it must be in 1.."),
+                                (["--threads", "999999"], "threads is 999999; it must be in 1.."),
+                                (["--output", tmp_path / "results.csv" / "x"], "output: [Errno")):
+        done = run(*arguments)
+        assert done.returncode == 2
+        assert sentence in done.stderr

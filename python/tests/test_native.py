@@ -202,3 +202,31 @@ def test_child_of_fork_has_threads_of_its_own():
     pytest.importorskip("numpy")
     environment = dict(os.environ, PYTHONPATH=str(Path(libattn.__file__).parent.parent))
     subprocess.run([sys.executable, "-c", CHILD], check=True, timeout=60, env=environment)
+
+
+def program(*arguments):
+    environment = {**os.environ, "PYTHONPATH": str(Path(libattn.__file__).parents[1])}
+    return subprocess.run([sys.executable, "-m", "libattn", *arguments], capture_output=True, text=True, env=environment,
+                          check=False)
+
+
+def test_program():
+    done = program("--seconds", "0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"libattn {libattn.version()} " in done.stdout
+    assert f"tiers   {' '.join(libattn.tiers())}\n" in done.stdout
+    passed = [line.split()[0] for line in done.stdout.splitlines() if " passed " in line]
+    assert passed == [kernel.name for kernel in libattn.kernels() if not kernel.unusable]
+    assert done.stdout.endswith("self-check against the float64 oracle: passed\n")
+    assert "invalid float value: 'soon'" in program("--seconds", "soon").stderr
+
+
+def test_self_check_finds_errors(monkeypatch, capsys):
+    from libattn import __main__, _check
+
+    monkeypatch.setattr(_check._Case, "run", lambda case, plan: None)  # outputs stay zero
+    monkeypatch.setattr(sys, "argv", ["libattn", "--seconds", "0"])
+    assert __main__.main() == 1
+    out = capsys.readouterr().out
+    assert "FAILED   1x1x1x20x33x32 ATTN_F16" in out
+    assert out.endswith("self-check against the float64 oracle: FAILED\n")

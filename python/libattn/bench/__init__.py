@@ -11,6 +11,11 @@ ratios with exact intervals, with the peak loop of the CPU beside every sample.
 comes about and what the statistics are. Needs NumPy.
 """
 
+try:
+    import numpy  # noqa: F401
+except ImportError:
+    raise ImportError("libattn.bench needs NumPy: python3 -m pip install numpy") from None
+
 from .comparing import Comparison, Problem, compare
 from .harness import CaseError, Summary, holm, latin_square, open_peak, paired_ratio, sign_test, summarise, verdict
 

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from pathlib import Path
 
 import numpy as np
 
@@ -55,16 +57,30 @@ def set_threads(threads):
         sys.modules["torch"].set_num_threads(threads)
 
 
-def main():
+def read_options():
+    cpus = len(os.sched_getaffinity(0))
     parser = argparse.ArgumentParser(prog="python -m libattn.bench", description=__doc__.partition(":")[0] + ".",
-                                     epilog="Exit code: 0, or 1 if an implementation fails.")
-    parser.add_argument("cases", nargs="*", default=CASES, metavar="CASE", help=f"axes of attnbench (default: {CASES})")
-    parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--sample-ms", type=float, default=20, metavar="MS")
-    parser.add_argument("--threads", type=int, default=1)
+                                     epilog="Exit code: 0, 1 if an implementation fails, or 2 for a wrong argument.")
+    parser.add_argument("cases", nargs="*", default=CASES, metavar="CASE",
+                        help='axes of attnbench, such as "heads=8 seq=128"; without any, three such cases')
+    parser.add_argument("--rounds", type=int, default=21, help="samples of each function (default: 21; at least 6)")
+    parser.add_argument("--sample-ms", type=float, default=20, metavar="MS", help="length of a sample (default: 20)")
+    parser.add_argument("--threads", type=int, default=1, help="of libattn and PyTorch (default: 1)")
     parser.add_argument("--output", metavar="FOLDER", help="results.csv and samples.csv, as attnbench run writes them")
-    parser.add_argument("--figure", metavar="FILE")
+    parser.add_argument("--figure", metavar="FILE", help="a picture of the ratios, by matplotlib")
     options = parser.parse_args()
+    if not 1 <= options.threads <= cpus:
+        parser.error(f"threads is {options.threads}; it must be in 1..{cpus}: this process has {cpus} CPUs")
+    try:
+        if options.output:
+            Path(options.output).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"output: {error}")
+    return parser, options
+
+
+def main():
+    parser, options = read_options()
 
     def ours(q, k, v, **given):
         return libattn.sdpa(q, k, v, threads=options.threads, **given)
