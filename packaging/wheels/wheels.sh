@@ -3,10 +3,11 @@
 # Makes the Python package's archive of sources and its wheels, and checks them. Each word is a step; without any, all but
 # `check`:
 #
-#   packaging/wheels/wheels.sh [-o FOLDER] [sdist] [x86_64] [aarch64] [check PYTHON...]
+#   packaging/wheels/wheels.sh [-o FOLDER] [sdist] [checkout] [x86_64] [aarch64] [check PYTHON...]
 #
 #   sdist    the archive of sources; from it, pip builds and installs the package in a fresh environment whose PATH has a C
 #            compiler and nothing else
+#   checkout the same from here: pip install ./python
 #   x86_64   the wheel, built from that archive and named by auditwheel after the oldest glibc that it runs on
 #   aarch64  the same for 64-bit Arm, cross-built; its self-check runs under qemu-user on an interpreter of Debian
 #   check    the package's tests on the x86-64 wheel, by each interpreter: a path, or CHROOT:PATH for one in a system of its
@@ -34,11 +35,15 @@ tools() {
 
 # ---- The archive of sources ------------------------------------------------------------------------------------------
 
-# A PATH with the C compiler and what it calls.
-only_a_compiler() {
+# install_with_only_a_compiler STEP SOURCE: PATH has the C compiler and what it calls.
+install_with_only_a_compiler() {
   local tool
   mkdir -p "$scratch/bin"
   for tool in cc gcc as ld ar ranlib; do ln -sf "$(command -v $tool)" "$scratch/bin/$tool"; done
+  rm -rf "$scratch/fresh" && python3 -m venv "$scratch/fresh"
+  env -u CMAKE_C_COMPILER_LAUNCHER -u CMAKE_CXX_COMPILER_LAUNCHER PATH="$scratch/bin" "$scratch/fresh/bin/python" -m pip \
+    --disable-pip-version-check install "$2" >"$out/pip.log" 2>&1 || { cat "$out/pip.log" && exit 1; }
+  (cd "$scratch" && PATH='' fresh/bin/python -m libattn >"$out/$1.check" && tail -n 1 "$out/$1.check")
 }
 
 make_sdist() {
@@ -47,12 +52,7 @@ make_sdist() {
   "$scratch/tools/bin/python" -m build --sdist "$root/python" -o "$out" >"$out/sdist.log" 2>&1 ||
     { cat "$out/sdist.log" && exit 1; }
   rm -rf "$root/python/source" # copied by the build
-  only_a_compiler
-  python3 -m venv "$scratch/fresh"
-  env -u CMAKE_C_COMPILER_LAUNCHER -u CMAKE_CXX_COMPILER_LAUNCHER PATH="$scratch/bin" "$scratch/fresh/bin/python" -m pip \
-    --disable-pip-version-check install "$(only "$out"/libattn-*.tar.gz)" >"$out/pip.log" 2>&1 ||
-    { cat "$out/pip.log" && exit 1; }
-  (cd "$scratch" && PATH='' fresh/bin/python -m libattn >"$out/sdist.check" && tail -n 1 "$out/sdist.check")
+  install_with_only_a_compiler sdist "$(only "$out"/libattn-*.tar.gz)"
 }
 
 # ---- Wheels ----------------------------------------------------------------------------------------------------------
@@ -151,10 +151,11 @@ check() {
   tail -n 1 "$scratch/pytest.log"
 }
 
-[ $# -gt 0 ] || set -- sdist x86_64 aarch64
+[ $# -gt 0 ] || set -- sdist checkout x86_64 aarch64
 while [ $# -gt 0 ]; do
   case $1 in
     sdist) make_sdist ;;
+    checkout) install_with_only_a_compiler checkout "$root/python" ;;
     x86_64) wheel x86_64 ;;
     aarch64) make_aarch64 ;;
     check) shift && for python; do check "$python"; done && exit 0 ;;
