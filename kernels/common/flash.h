@@ -10,6 +10,7 @@
 #ifndef ATTN_COMMON_FLASH_H
 #define ATTN_COMMON_FLASH_H
 
+#include "cold_lines.h"
 #include "streaming_softmax.h"
 #include "two_phase.h"
 
@@ -124,7 +125,7 @@ static bool rows_settled(const row_block *block, int64_t tile_row) {
 /* P of the tile's keys, relative to each row's reference; score[i][j - keys.first]. Panels go from border to border, but the
  * first starts at the first vector with a key, and the last ends with the last such vector, so that a narrow window costs
  * little more than its keys. */
-static void score_softmax_tile(const row_block *block, int64_t tile_row, tile_keys keys, float *score) {
+static void score_softmax_tile(const row_block *block, int64_t tile_row, tile_keys keys, float *score, cold_lines *cold) {
   const int64_t first = block->adjusted ? keys.first : round_down(keys.begin, VEC_LANES);
   panel_work w = {.block = block, .tile_row = tile_row, .settled = rows_settled(block, tile_row)};
   for (int64_t key = first, next; key < keys.end; key = next) {
@@ -132,6 +133,7 @@ static void score_softmax_tile(const row_block *block, int64_t tile_row, tile_ke
     w.key = key;
     w.score = score + (key - keys.first);
     w.pending = key - first;
+    fetch_cold_lines(cold);
     if (block->shifted)
       shifted_panel(&w);
     else if (block->adjusted)
@@ -185,18 +187,19 @@ static inline bool flash_plan(const attn_problem *p, const attn_machine *machine
          plan_phases(p, rows, key_block, layout.total, schedule);
 }
 
-static void flash_tile(const row_block *block, int64_t tile_row, int64_t begin, int64_t end) {
+static void flash_tile(const row_block *block, int64_t tile_row, int64_t begin, int64_t end, cold_lines *cold) {
   const tile_keys keys = keys_of_tile(block, tile_row, begin, end);
   if (keys.class == TILE_SKIP) return;
-  score_softmax_tile(block, tile_row, keys, block->score);
+  score_softmax_tile(block, tile_row, keys, block->score, cold);
   accumulate_tile(block, tile_row, keys.begin, keys.end, block->score + (keys.begin - keys.first));
 }
 
 static void flash_attend(const attn_schedule *schedule, const row_block *block, int64_t capacity) {
   const attn_key_range keys = keys_of_block(block);
+  cold_lines cold = cold_lines_of(schedule, block);
   for (int64_t key = keys.begin / schedule->key_block * schedule->key_block; key < keys.end; key += schedule->key_block)
     for (int64_t tile_row = 0; tile_row < capacity; tile_row += TILE_ROWS)
-      flash_tile(block, tile_row, key, min64(key + schedule->key_block, keys.end));
+      flash_tile(block, tile_row, key, min64(key + schedule->key_block, keys.end), &cold);
 }
 
 static inline void flash_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
