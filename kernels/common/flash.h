@@ -149,8 +149,13 @@ static void score_softmax_tile(const row_block *block, int64_t tile_row, tile_ke
 /* ---- The loop ---- */
 
 enum {
-  FLASH_ROWS = 96,     /* 16 tiles reuse a key block: L2 traffic is 1/16 of a tile's; q and acc still fit L2 beside it */
-  FLASH_SCORE_PAD = 16 /* floats between rows of S: breaks up powers of two, which would share L1 sets */
+  FLASH_ROWS = 96,      /* 16 tiles reuse a key block: L2 traffic is 1/16 of a tile's; q and acc still fit L2 beside it */
+  FLASH_SCORE_PAD = 16, /* floats between rows of S: breaks up powers of two, which would share L1 sets */
+  /* K and V of a head that come from beyond level 2 for every task are used by up to MOST_FLASH_ROWS rows, as many as keep q
+   * and acc in FAR_STATE_BYTES. */
+  FAR_KEYS_BYTES = 2 << 20,
+  MOST_FLASH_ROWS = 4 * FLASH_ROWS,
+  FAR_STATE_BYTES = 384 << 10
 };
 
 /* Fixed by the dimensions alone, because key borders decide when a row rescales: K and V of a block take at most half of a
@@ -170,9 +175,17 @@ static int64_t busiest_rows(int64_t seq_q, int64_t rows, int64_t heads, int64_t 
   return share * rows + (small - beside + threads - 1) / threads * rest;
 }
 
-/* FLASH_ROWS, or fewer if a thread would be idle at the end: for short sequences with few heads. */
+/* Rows of a task where K and V of a head are far and every thread has many tasks; else FLASH_ROWS. */
+static int64_t usual_rows(const attn_problem *p, int64_t threads) {
+  const int64_t row_bytes = float_bytes(p->dim_qk + p->dim_v), tasks = p->batch * p->heads_q * p->seq_q / MOST_FLASH_ROWS;
+  if (p->seq_k < FAR_KEYS_BYTES / row_bytes || (threads > 1 && tasks < 8 * threads)) return FLASH_ROWS;
+  return min64(MOST_FLASH_ROWS, max64(1, FAR_STATE_BYTES / row_bytes / FLASH_ROWS) * FLASH_ROWS);
+}
+
+/* The usual number, or fewer if a thread would be idle at the end: for short sequences with few heads. */
 static int64_t flash_rows(const attn_problem *p, int64_t threads) {
-  const int64_t heads = p->batch * p->heads_q, most = min64(FLASH_ROWS, round_up(max64(p->seq_q, 1), TILE_ROWS));
+  const int64_t heads = p->batch * p->heads_q;
+  const int64_t most = min64(usual_rows(p, threads), round_up(max64(p->seq_q, 1), TILE_ROWS));
   if (threads < 2 || heads * p->seq_q > 16 * threads * FLASH_ROWS) return most;
   int64_t best = most;
   for (int64_t rows = most - TILE_ROWS; rows >= FLASH_ROWS / 4; rows -= TILE_ROWS)
