@@ -3,8 +3,8 @@
  * https://arxiv.org/abs/2205.14135). The score matrix never exists: one tile of S at a time, TILE_ROWS x key_block, stays in
  * L1 from its product to its use.
  *
- * Loop order: a task holds up to FLASH_ROWS query rows; all their tiles read a key block from L2 before the next block
- * comes.
+ * Loop order: a task holds up to FLASH_ROWS query rows, or MOST_FLASH_ROWS where keys are far; all their tiles read a key
+ * block from L2 before the next block comes.
  *
  * Parameters: those of tiles.h. */
 #ifndef ATTN_COMMON_FLASH_H
