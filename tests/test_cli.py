@@ -134,6 +134,10 @@ class CommandLine(FolderTest):
             (["limits", "rows of its own"], ["run", "--preset", "limits,quick"]),
             (["--rounds 5", "at least 11"], ["run", "--preset", "limits", "--rounds", "5"]),
             (["--gate", "--preset limits"], ["run", "--gate"]),
+            (["run: --resume needs the folder to resume: -o DIR"], ["run", "--resume"]),
+            (["run: --resume and --overwrite exclude each other"], ["run", "--resume", "--overwrite", "-o", "nowhere"]),
+            (["run: --shard splits cases; --preset limits measures goals"], ["run", "--preset", "limits", "--shard", "1/2"]),
+            (["run: --case-budget: should be above 0"], ["run", "--case-budget", "0"]),
             (["--v", "missing"], ["eval"]),
         ]:
             done = self.expect(2, words, *arguments)
@@ -234,6 +238,32 @@ class CommandLine(FolderTest):
         done = self.expect(0, ["Sq:24"], "run", "--dry-run", *SMALL, "-o", self.folder / "out")
         self.assertNotIn("PASS", done.stdout)
         self.assertFalse((self.folder / "out" / "results.csv").exists())
+
+    def test_a_session_begins_and_ends_with_what_it_did(self):
+        arguments = ["-k", "naive_c,flash_c", "-a", "heads=1", "-a", "seq=8,12", "-a", "head_dim=8", "--seed", "7"]
+        for command in ["check"], ["run", "--rounds", "1"]:
+            lines = run([ATTNBENCH, *command, *arguments], without=("OMP_",)).stdout.splitlines()
+            self.assertRegex(lines[0], r"^attnbench \d+\.\d+\.\d+ on .+; this CPU runs: c")
+            self.assertEqual(lines[1], "2 cases x 2 kernels, seed 7")
+            self.assertEqual(lines[2].startswith("binding: "), command[0] == "run")
+            self.assertEqual(lines[2 + (command[0] == "run")], "")
+            self.assertEqual("structural tests, cases" in "\n".join(lines), command[0] == "check")
+        one = self.expect(0, ["1 case x 1 kernel, seed 7"], "check", "-k", "naive_c", *SMALL, "--seed", "7")
+        self.assertNotIn("in force", one.stdout)
+        lines = self.expect(0, [], "run", "-n", *arguments).stdout.splitlines()
+        self.assertEqual(len(lines), 3)
+        for line, seq in zip(lines, (8, 12)):
+            self.assertRegex(line, rf"^ +\d+\.\d s  dtype:f32/B:1/Hq:1/Hkv:1/Sq:{seq}/[^ ]*$")
+        self.assertRegex(lines[2], r"^2 cases x 2 kernels, about .*\d.* \(a guess, to a factor of two or so\)$")
+        files = [self.folder / name for name in ("a.csv", "a.json", "b.csv", "out")]
+        names = [word for pair in zip(("--csv", "--json", "--samples", "-o"), files) for word in pair]
+        done = self.expect(0, [], "run", "-q", "--rounds", "1", *arguments, *names)
+        self.assertTrue(done.stderr.endswith("".join(f"written: {file}\n" for file in files)), done.stderr)
+        self.assertRegex(read_json(files[1])["context"]["date"], r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d$")
+        for row in read_csv(files[0]):
+            self.assertRegex(row["run_id"], r"^\d{8}T\d{6}-\d+$")
+        for name in "--csv", "--json", "--samples":
+            self.expect(5, ["nowhere"], "run", "-q", "--rounds", "1", *arguments, name, self.folder / "nowhere" / "file")
 
     def test_list_names_kernels_presets_axes_and_cases(self):
         self.expect(0, ["flash_c", "naive_c"], "list", "kernels")
@@ -601,6 +631,7 @@ class Resuming(FolderTest):
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
         self.assertEqual(process.returncode, 130, said)
+        self.assertRegex(said, r"interrupted after [1-9]\d* of 63 cases; --resume goes on from there")
         rows = read_csv(self.folder / "results.csv")
         self.assertGreaterEqual(len(rows), 2)
         self.assertTrue(all(row["status"] in STATUSES for row in rows))

@@ -147,6 +147,9 @@ TEST(test_cpu_conditions) {
       {"Intel amx", "GenuineIntel", "c avx2 avx512", false},
       {"avx512", "GenuineIntel", "c avx2 avx512bf16", false}, /* part of a word is no tier */
       {"avx512", "GenuineIntel", "c avx512 avx512bf16", true},
+      {"avx512", "GenuineIntel", "c avx512bf16 xavx512 avx512", true},
+      {"c", "", "c", true},
+      {"c", "", "c2 2c", false},
   };
   for (size_t i = 0; i < COUNT(cases); i++) {
     bench_goal goal = {.kernel = ""};

@@ -9,6 +9,7 @@ static int begin(void **state);
 
 #include "base/build.h"
 #include "layer_support.h"
+#include "machine/environment.h"
 #include "timing/setup.h"
 
 static const char small[] = "heads:2/seq:12/head_dim:8";
@@ -24,9 +25,27 @@ static struct {
   bool stops; /* a note of "checking" stops the run */
 } now;
 
+/* The linker's --wrap asks here how much memory is free, and how large the last cache is. 0: as on this machine. */
+static struct {
+  double memory;
+  long long cache;
+} feigned;
+
+double __real_bench_memory_available(const char *root);
+double __wrap_bench_memory_available(const char *root);
+long long __real_bench_cache_bytes(int level);
+long long __wrap_bench_cache_bytes(int level);
+
+double __wrap_bench_memory_available(const char *root) {
+  return feigned.memory > 0 ? feigned.memory : __real_bench_memory_available(root);
+}
+
+long long __wrap_bench_cache_bytes(int level) { return feigned.cache ? feigned.cache : __real_bench_cache_bytes(level); }
+
 static int begin(void **state) {
   (void)state;
   memset(&now, 0, sizeof now);
+  memset(&feigned, 0, sizeof feigned);
   return 0;
 }
 
@@ -204,6 +223,31 @@ TEST(more_memory_than_there_is_is_skipped) {
   bench_setup_close(s);
 }
 
+/* Of 1,000 bytes that are free, 800 are used. */
+TEST(eighty_per_cent_of_memory_is_the_limit) {
+  bench_setup *s = open_case(small, "naive_c", "flash_c", &checked);
+  const double bytes = (double)bench_tensors_size(s->bench);
+  char reason[200];
+  bench_setup_close(s);
+  for (int fits = 0; fits < 2; fits++) {
+    feigned.memory = bytes / (fits ? 0.799 : 0.801);
+    s = open_case(small, "naive_c", "flash_c", &checked);
+    snprintf(reason, sizeof reason, "its tensors need %.3g GB, more than 80 %% of the %.3g GB of memory that are free",
+             bytes * 1e-9, feigned.memory * 1e-9);
+    assert_string_equal(s->trials[1].verdict.reason, fits ? "interrupted before its check" : reason);
+    now.workspace = 4000000;
+    feigned.memory = 4e6 / (fits ? 0.799 : 0.801);
+    assert_true(bench_setup_check(s));
+    if (fits) expect_verdict(&s->trials[0], BENCH_PASS, "");
+    bench_setup_close(s);
+  }
+  s = open_case(small, "naive_c", NULL, &checked);
+  feigned.memory = 4e6 / 0.801;
+  assert_true(bench_setup_check(s));
+  expect_verdict(&s->trials[0], BENCH_SKIP, "workspace of 0.004 GB is more than 80 % of the memory that is free");
+  bench_setup_close(s);
+}
+
 /* An invalid case has no data: only its verdicts say why. */
 TEST(invalid_cases_say_why) {
   bench_setup *s = open_case("heads:3/heads_kv:2/seq:5", "naive_c", "flash_c", &checked);
@@ -259,6 +303,40 @@ TEST(cold_caches_rotate_copies) {
       assert_memory_equal(s->tensors[n].args.k, s->tensors[0].args.k, 2 * 64 * 32 * sizeof(float));
       assert_true(s->tensors[n].args.o != s->tensors[0].args.o);
     }
+    bench_setup_close(s);
+  }
+}
+
+/* Copies of 64 KiB, as many as four caches hold and one more, but 512, and no more than 40 % of memory. */
+TEST(copies_are_counted_by_caches_and_memory) {
+  static const struct {
+    long long cache;
+    double copies; /* that 40 % of memory has room for; 0: all */
+    int rotations;
+    bool warns;
+  } cases[] = {{1 << 20, 0, 65, false},
+               {(1 << 20) + 1, 0, 66, false},
+               {1 << 20, 10.5, 10, true},
+               {1 << 20, 64.5, 64, false},
+               {1 << 20, 63.5, 63, true},
+               {8 << 20, 0, BENCH_MAX_ROTATIONS, false},
+               {(8 << 20) + 1, 0, BENCH_MAX_ROTATIONS, true},
+               {-1, 0, BENCH_MAX_ROTATIONS, true},
+               {1 << 20, 0.5, 1, true}};
+  for (size_t i = 0; i < COUNT(cases); i++) {
+    bench_setup *s = open_case("seq:64/heads:2/head_dim:32/cache:cold", "flash_c", "naive_c", &checked);
+    assert_true(s->bytes == 65536 && bench_setup_check(s));
+    feigned.cache = cases[i].cache;
+    feigned.memory = cases[i].copies / 0.4 * ((double)s->tensors[0].bytes + 1);
+    assert_true(bench_last_cache_bytes() == (cases[i].cache > 0 ? (double)cases[i].cache : 33554432));
+    bench_setup_rotate(s);
+    char warning[100] = "";
+    if (cases[i].warns)
+      snprintf(warning, sizeof warning, "cache: %d rotations of 0.0655 MB are less than 4 x the last-level cache",
+               cases[i].rotations);
+    if (s->rotations != cases[i].rotations) fail_msg("case %zu: %d rotations", i, s->rotations);
+    for (int k = 0; k < 2; k++) assert_string_equal(s->trials[k].warnings, warning);
+    memset(&feigned, 0, sizeof feigned);
     bench_setup_close(s);
   }
 }

@@ -147,6 +147,15 @@ TEST(rows_are_paired_across_threads) {
   expect_pairs(a, b, false, "k 1 1;l 1 1;k -;k -;- k;- k;- k;- k;");
 }
 
+/* Runs of A measured the same cases, so that their threads differ nowhere. */
+TEST(runs_of_a_are_not_paired_across_threads) {
+  bench_side *a = SIDE(0, "k B:1/threads:1"), *b = SIDE(1, "k B:1/threads:1");
+  (void)SIDE(2, "k B:1/threads:2");
+  expect_pairs(a, b, true, "k 1 1;");
+  a->run[a->count++] = &results[2];
+  expect_pairs(a, b, true, "k and k;");
+}
+
 /* With several runs on each side every run must have a time. */
 TEST(every_run_has_the_row) {
   bench_side *a = SIDE(0, "k B:1", "l B:1"), *b = SIDE(1, "k B:1", "l B:1");
@@ -438,6 +447,26 @@ TEST(a_side_has_runs_up_to_a_number) {
     }
   }
   expect_refused(paths, "more than 32 runs of one side");
+  remove_folder();
+}
+
+static bool memory_is_short;
+
+void *__real_realloc(void *old, size_t bytes);
+void *__wrap_realloc(void *old, size_t bytes);
+
+void *__wrap_realloc(void *old, size_t bytes) { return memory_is_short ? NULL : __real_realloc(old, bytes); }
+
+TEST(files_without_memory_are_refused) {
+  bench_side side;
+  char error[300] = "";
+  open_folder();
+  write_text("results.csv", ROWS_HEAD "B:1,k,,2,2.5,,\n");
+  memory_is_short = true;
+  const bool read = bench_side_read(&side, folder, error, sizeof error);
+  memory_is_short = false;
+  assert_false(read);
+  bench_side_clear(&side);
   remove_folder();
 }
 

@@ -877,6 +877,12 @@ TEST(threads_are_counted) {
   assert_close(rows[0].threads_counted, 1);
   assert_close(rows[1].threads_counted, 2);
   assert_string_equal(rows[0].warnings, "threads: 1.00 of 2 were busy");
+  s.busy = 1.5; /* three quarters are enough */
+  judge(two_threads, &s, 1e6);
+  assert_true(rows[0].threads_counted == 1.5);
+  assert_string_equal(rows[0].warnings, "");
+  s.busy = 1;
+  judge(two_threads, &s, 1e6);
   assert_string_equal(rows[1].warnings, "");
   sim.cpus = 1;
   judge(two_threads, &s, 1e6);
@@ -1048,6 +1054,31 @@ TEST(goals_of_memory_are_those_of_plans) {
   bench_goals_clear(&goals);
 }
 
+/* A goal that compares takes as long as both of its cases; memory takes no time. */
+TEST(goals_are_guessed_from_their_cases) {
+  const bench_case_settings settings = {.timed = true, .case_budget_s = 5, .rounds = 11};
+  const attn_kernel_info *kernel = attn_kernel_find("flash_c");
+  bench_goal_list goals = {0};
+  char error[200] = "";
+  double guess[3];
+  assert_true(
+      bench_goals_read("ns | flash_c | heads=2 seq=64 head_dim=32 | | any | - | - | one\n"
+                       "time | flash_c | heads=2 seq=64 head_dim=32 | seq=512 | any | - | - | two\n"
+                       "workspace | flash_c | heads=2 seq=64 head_dim=32 | | any | - | - | none\n",
+                       &goals, error, sizeof error));
+  for (int i = 0; i < 3; i++) {
+    bench_goal_row row = {.goal = &goals.item[i], .kernel = kernel};
+    bench_case_build(&goals.item[i].spec, 1, &row.bench);
+    bench_case_build(&goals.item[i].against, 1, &row.against);
+    guess[i] = bench_goal_guess(&row, &settings);
+    const double one = bench_case_guess(&row.bench, &kernel, 1, &settings);
+    if (i == 0) assert_true(guess[i] == one);
+    if (i == 1) assert_true(guess[i] == one + bench_case_guess(&row.against, &kernel, 1, &settings));
+  }
+  assert_true(guess[1] > 2 * guess[0] && guess[2] == 1e-4);
+  bench_goals_clear(&goals);
+}
+
 /* 32 KiB of K and V in 10 us are 3.3 GB/s; the simulated read loop reads 2 to 10 GB/s on two threads. */
 TEST(goals_are_shares_of_the_loops_beside) {
   const script s = steady("any", 10000);
@@ -1102,16 +1133,32 @@ TEST(a_doubted_time_reaches_no_goal) {
 
 /* ---- Two builds ---- */
 
-/* Rounds of paired builds: those that were asked for, else 121, or as many as fit into the budget at 9 ms, but 21. */
-static int paired_rounds(int rounds, double budget_s) {
+/* The linker's --wrap asks here for the time that the check of a case sees. Where it is feigned, only calls take time. */
+static double feigned_ns, feigned_call_ns; /* 0: the real time */
+
+double __real_bench_now_ns(void);
+double __wrap_bench_now_ns(void);
+double __wrap_bench_now_ns(void) { return feigned_ns > 0 ? feigned_ns : __real_bench_now_ns(); }
+
+static attn_status run_slowly(const attn_plan *plan, const attn_args *args, void *workspace, size_t bytes) {
+  feigned_ns += feigned_call_ns;
+  return attn_plan_run(plan, args, workspace, bytes);
+}
+
+/* Rounds of paired builds: those that were asked for, else 121, or as many as fit into the budget, but 21. A round has three
+ * samples of 2 ms, or of one call, and three slices of 1 ms. */
+static int paired_rounds(int rounds, double budget_s, double call_ns, int slow) {
   static bench_row pair[2];
   const script s = steady("any", 10000);
-  const bench_build builds[2] = {bench_own_build, bench_own_build};
+  bench_build builds[2] = {bench_own_build, bench_own_build};
   const bench_case bench = case_of("heads:1/seq:8/head_dim:8");
   const bench_case_settings settings = {.timed = true, .rounds = rounds, .case_budget_s = budget_s, .meter = &simulated};
   bench_comparison c;
   sim.all = &s;
+  feigned_ns = 1e9, feigned_call_ns = call_ns;
+  builds[slow].plan_run = run_slowly; /* the other takes no time */
   assert_true(bench_paired_measure(builds, &bench, attn_kernel_find("naive_c"), &settings, pair, &c));
+  feigned_ns = 0;
   assert_int_equal(pair[0].verdict.status, BENCH_PASS);
   assert_int_equal(pair[0].time.n, pair[1].time.n);
   assert_int_equal(c.rounds, pair[0].time.n);
@@ -1121,17 +1168,17 @@ static int paired_rounds(int rounds, double budget_s) {
 }
 
 TEST(paired_rounds_fit_into_the_budget) {
-  int rounds = 0;
-  assert_int_equal(paired_rounds(33, 1e-3), 33);
-  assert_int_equal(paired_rounds(0, 1e4), BENCH_PAIRED_ROUNDS_COUNT);
-  assert_int_equal(paired_rounds(0, 1e-3), BENCH_LEAST_PAIRED_ROUNDS);
-  for (int i = 0; i < 20 && rounds != 30; i++) rounds = paired_rounds(0, 30.5 * 9e-3); /* unless a call is disturbed */
-  assert_int_equal(rounds, 30);
+  assert_int_equal(paired_rounds(33, 1e-3, 1000, 0), 33);
+  assert_int_equal(paired_rounds(0, 1e4, 1000, 0), BENCH_PAIRED_ROUNDS_COUNT);
+  assert_int_equal(paired_rounds(0, 1e-3, 1000, 0), BENCH_LEAST_PAIRED_ROUNDS);
+  assert_int_equal(paired_rounds(0, 30.5 * 9e-3, 1000, 0), 30);
+  for (int slow = 0; slow < 2; slow++) assert_int_equal(paired_rounds(0, 30.5 * 15e-3, 4e6, slow), 30);
 }
 
 /* Two kernels on an attention and on a layer, which is no comparison of builds. */
 TEST(a_paired_job_does_all_cases) {
-  static const char *const ids[] = {"heads:1/seq:8/head_dim:8", "layer:mha/heads:1/seq:8/head_dim:8"};
+  static const char *const ids[] = {"heads:1/seq:8/head_dim:8", "heads:1/seq:9/head_dim:8",
+                                    "layer:mha/heads:1/seq:8/head_dim:8"};
   const script s = steady("any", 10000);
   bench_paired_job job = {.builds = {bench_own_build, bench_own_build},
                           .kernels = {attn_kernel_find("naive_c"), attn_kernel_find("flash_c")},
@@ -1140,22 +1187,22 @@ TEST(a_paired_job_does_all_cases) {
                           .progress = {.quiet = true}};
   bench_matches m;
   sim.all = &s;
-  for (int i = 0; i < 2; i++) {
+  for (int i = 0; i < 3; i++) {
     const bench_case bench = case_of(ids[i]);
     assert_true(bench_cases_append(&job.cases, &bench));
   }
   assert_true(bench_paired_run(&job, 0.02, &m));
-  assert_true(m.table.count == 2 && m.unpaired_count == 0); /* what is skipped on both sides is left out */
+  assert_true(m.table.count == 4 && m.unpaired_count == 0); /* what is skipped on both sides is left out */
   assert_true(m.table.design == BENCH_PAIRED_ROUNDS && m.table.margin == 0.02);
-  for (int i = 0; i < 2; i++) {
+  for (int i = 0; i < 4; i++) {
     assert_int_equal(m.table.item[i].verdict, BENCH_SAME);
     assert_true(m.table.item[i].a != m.table.item[i].b);
     assert_string_equal(m.table.item[i].a->kernel, m.table.item[i].b->kernel);
   }
-  assert_true(job.progress.done == 4 && job.progress.fresh == 2);
-  for (int i = 4; i < 8; i++) test_contains(job.rows[i].verdict.reason, "builds are compared on attention, not on layers");
+  assert_true(job.progress.done == 6 && job.progress.fresh == 4);
+  for (int i = 8; i < 12; i++) test_contains(job.rows[i].verdict.reason, "builds are compared on attention, not on layers");
   bench_matches_clear(&m);
-  for (int i = 0; i < 8; i++) bench_row_clear(&job.rows[i]);
+  for (int i = 0; i < 12; i++) bench_row_clear(&job.rows[i]);
   free(job.rows);
   sim.stop = 1; /* nothing more is measured */
   assert_true(bench_paired_run(&job, 0.02, &m));
@@ -1207,6 +1254,28 @@ TEST(goals_without_memory_have_sentences) {
     bench_row_clear(&row);
   }
   assert_true(errors > 2 && errors < 60);
+}
+
+/* Opened without memory, a case has verdicts, and a layer no data. */
+TEST(cases_without_memory_say_so) {
+  static const char *const ids[] = {"heads:1/seq:8/head_dim:8", "layer:mha/heads:1/seq:8/head_dim:8"};
+  const attn_kernel_info *kernel = attn_kernel_find("naive_c");
+  for (int layer = 0; layer < 2; layer++) {
+    const bench_case bench = case_of(ids[layer]);
+    int errors = 0;
+    for (int allocations = 0; allocations < 12; allocations++) {
+      allocations_left = allocations;
+      bench_setup *s = bench_setup_open(&bench, &kernel, 1, &seven_rounds);
+      allocations_left = -1;
+      assert_non_null(s);
+      const bool opened = layer ? s->layer != NULL : s->expected != NULL;
+      test_contains(s->trials[0].verdict.reason, opened ? "interrupted before its check" : "out of memory for the ");
+      assert_int_equal(s->trials[0].verdict.status, BENCH_ERROR);
+      errors += !opened;
+      bench_setup_close(s);
+    }
+    assert_true(errors > 0);
+  }
 }
 
 /* The best slice reaches 1.01 x 2e12 flop/s per thread: 4.04e12 on two threads. */

@@ -69,6 +69,7 @@ static int clear(void **state) {
 
 static const bench_tune_rule *walk(landscape *ratio, double seconds, int rules) {
   world.ratio = ratio;
+  test_fill_stack();
   assert_true(bench_tune_walk(&source, &line, seconds, &result));
   assert_int_equal(result.rule_count, rules);
   return result.rules;
@@ -439,6 +440,12 @@ TEST(the_file_is_text) {
            "cost kernel=%s bf16 multiply_ns=0.03123 element_ns=0 head_ns=1\n",
            name_of(0), name_of(last));
   assert_string_equal(strstr(text, "least_ns="), costs);
+  memset(text, 0, sizeof text);
+  written.least_ns = 1;
+  file = fmemopen(text, sizeof text, "w");
+  bench_tune_write(&written, file);
+  fclose(file);
+  test_contains(text, "threads least_ns=1\n");
   memset(text, 0, sizeof text);
   written.least_ns = 0.5; /* threads cost nothing: so nothing is known of them */
   file = fmemopen(text, sizeof text, "w");
