@@ -26,7 +26,11 @@ static char *read_whole(const char *path) {
   size_t used = 0, got = 1;
   for (size_t room = 65536; file && got; room *= 2) {
     char *grown = realloc(text, room + 1);
-    if (!grown) break;
+    if (!grown) { /* half a file is none */
+      free(text);
+      text = NULL;
+      break;
+    }
     text = grown;
     used += got = fread(text + used, 1, room - used, file);
     if (used < room) got = 0;
