@@ -166,8 +166,3 @@ const char *test_heard(void) {
   (void)fclose(heard.kept);
   return text;
 }
-
-__attribute__((noinline)) void test_fill_stack(void) {
-  volatile unsigned char bytes[1 << 17];
-  for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = 0x7f;
-}

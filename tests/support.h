@@ -102,9 +102,6 @@ void test_each_kernel(void (*check)(const char *kernel));
 void test_listen(FILE *stream);
 const char *test_heard(void);
 
-/* Leaves large numbers on the stack, so that a function which reads what it has not written finds no zeros. */
-void test_fill_stack(void);
-
 /* 64-byte aligned and zeroed; never NULL. free() it. */
 void *test_allocate(size_t bytes);
 

@@ -27,7 +27,9 @@ static bool meets_the_sharp_limit(const char *id) {
 TEST(cases_meet_the_sharp_limit_where_errors_average_out) {
   assert_true(meets_the_sharp_limit("heads:1/seq:12/head_dim:8"));
   assert_false(meets_the_sharp_limit("heads:1/seq:12/head_dim:8/values:positive"));
-  assert_false(meets_the_sharp_limit("heads:1/seq:12/head_dim:8/magnitude:0.1"));
+  assert_false(meets_the_sharp_limit("heads:1/seq:12/head_dim:8/magnitude:0.22")); /* of which 0.05 is the square, nearly */
+  assert_true(meets_the_sharp_limit("heads:1/seq:12/head_dim:8/magnitude:0.23"));
+  assert_false(meets_the_sharp_limit("heads:1/seq:12/head_dim:8/magnitude:0.23/values:positive"));
 }
 
 /* ---- Checked runs ---------------------------------------------------------------------------------------------------- */

@@ -259,6 +259,11 @@ class CommandLine(FolderTest):
         names = [word for pair in zip(("--csv", "--json", "--samples", "-o"), files) for word in pair]
         done = self.expect(0, [], "run", "-q", "--rounds", "1", *arguments, *names)
         self.assertTrue(done.stderr.endswith("".join(f"written: {file}\n" for file in files)), done.stderr)
+        table = (files[3] / "table.txt").read_text(encoding="utf-8")
+        self.assertNotIn("\x1b", table)
+        self.assertEqual(len(re.findall(r"(?m)^  naive_c +\d", table)), 2, table)
+        head = strict_json((files[3] / "journal.jsonl").read_text(encoding="utf-8").splitlines()[0])
+        self.assertEqual(list(head)[:4], ["journal", "command", "version", "build"])
         self.assertRegex(read_json(files[1])["context"]["date"], r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d$")
         for row in read_csv(files[0]):
             self.assertRegex(row["run_id"], r"^\d{8}T\d{6}-\d+$")

@@ -329,6 +329,23 @@ TEST(a_sequence_with_queries_and_keys_is_chosen) {
   close_case(&w);
 }
 
+/* Views say where query 0 stands by an alignment where one does, else by an offset. */
+TEST(views_are_aligned_in_each_way) {
+  static const struct {
+    const char *id;
+    attn_align align;
+  } cases[] = {{"heads:1/seq_q:3/seq_k:5/head_dim:2/causal:top-left", ATTN_ALIGN_TOP_LEFT},
+               {"heads:1/seq:3/head_dim:2/causal:bottom-right", ATTN_ALIGN_TOP_LEFT},
+               {"heads:1/seq_q:3/seq_k:5/head_dim:2/causal:bottom-right", ATTN_ALIGN_BOTTOM_RIGHT},
+               {"heads:1/seq_q:3/seq_k:5/head_dim:2/causal:offset/offset:1", ATTN_ALIGN_OFFSET}};
+  for (size_t i = 0; i < COUNT(cases); i++) {
+    watched w = open_case(cases[i].id);
+    expect_pass(&w, BENCH_STRUCTURE_batch, 1);
+    assert_int_equal(spy.problem[0].align, cases[i].align);
+    close_case(&w);
+  }
+}
+
 /* ---- Threads ---------------------------------------------------------------------------------------------------------- */
 
 TEST(threads_are_one_two_three_and_seven) {

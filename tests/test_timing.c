@@ -712,6 +712,7 @@ TEST(rows_compare_with_naive_and_with_the_best) {
     assert_close(r->bw_pct, 100 * 1e6 / times[i] / 16);
     assert_int_equal(r->iterations, (int64_t)ceil(1.2 * 2e6 / times[i]));
     for (int n = 0; n < 7; n++) assert_close(r->samples_ns[n], times[i]);
+    for (int n = 0; n < 7; n++) assert_true(r->positions[n] >= 0 && r->positions[n] < 4); /* with the control */
   }
   assert_ptr_equal(setup.controlled, &setup.trials[2]);
   assert_int_equal(sim.bandwidth_bytes, 1 << 19); /* each of two threads reads half of 1e6 bytes */

@@ -69,7 +69,6 @@ static int clear(void **state) {
 
 static const bench_tune_rule *walk(landscape *ratio, double seconds, int rules) {
   world.ratio = ratio;
-  test_fill_stack();
   assert_true(bench_tune_walk(&source, &line, seconds, &result));
   assert_int_equal(result.rule_count, rules);
   return result.rules;
