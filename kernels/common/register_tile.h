@@ -6,12 +6,10 @@
  * Parameters, all from vec_<isa>.h, which a file includes first:
  *   vec and the vec_ functions  the tier's vector vocabulary; every vec_<isa>.h has the same names
  *   VEC_LANES      floats of a vector, a compile-time constant; tested: 4, 8, 16
- *   TILE_ROWS      rows of a tile; tested: 4, 6, 8
+ *   TILE_ROWS      rows of a tile; tested: 3, 4, 6, 8
  *   TILE_VECS      vectors of a row of a tile, at most 4 (WITH_CONSTANT_VECS); tested: 2, 3, 4
  *   PRODUCT_STEPS  optional: the tier multiplies this many steps of k at once by a product_steps() of its own;
- *                  tested: 4 (neon)
- *   PRODUCT_UNROLL optional: how the loop over k is unrolled where there is no product_steps(); default: UNROLL_4;
- *                  tested: NO_UNROLL (portable) */
+ *                  tested: 4 (neon), 1 (portable) */
 #ifndef ATTN_COMMON_REGISTER_TILE_H
 #define ATTN_COMMON_REGISTER_TILE_H
 
@@ -19,10 +17,6 @@
 #include <stdint.h>
 
 #include "unroll.h"
-
-#ifndef PRODUCT_UNROLL
-#define PRODUCT_UNROLL UNROLL_4
-#endif
 
 /* Rows of floats, `stride` apart. */
 typedef struct float_rows {
@@ -42,7 +36,7 @@ static ALWAYS_INLINE void product(vec sum[TILE_ROWS][TILE_VECS], const float_row
     product_steps(sum, a.at + k, a.stride, b.at + k * b.stride, b.stride, vecs);
   NO_UNROLL
 #else
-  PRODUCT_UNROLL
+  UNROLL_4
 #endif
   for (; k < depth; k++) {
     vec row[TILE_VECS];

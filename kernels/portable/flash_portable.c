@@ -11,7 +11,7 @@ const attn_kernel attn_flash_portable = {
              .isa = "portable",
              .library = "",
              .summary =
-                 "flash attention: streaming softmax over key blocks, no score matrix; tiles of 6 rows, 4 floats wide",
+                 "flash attention: streaming softmax over key blocks, no score matrix; tiles of 3 rows, 4 floats wide",
              .numerics = {.exp_error = 0x1p-22}},
     .rejects = takes_everything,
     .plan = flash_plan,

@@ -5,13 +5,36 @@
 #ifndef ATTN_VEC_PORTABLE_H
 #define ATTN_VEC_PORTABLE_H
 
-/* 6 rows x 2 vectors, as in vec_avx2.h, fill SSE2's 16 registers: 12 sums, 2 for the streamed operand, a broadcast and a
- * product. gcc and clang keep them there in a loop of one step; unrolled, clang spills. */
-#define VEC_C_TILE_ROWS 6
-#define VEC_C_TILE_VECS 2
-#define PRODUCT_UNROLL  NO_UNROLL
+/* 3 rows x 4 vectors are 12 sums: of the shapes that fit SSE2's 16 registers the one with the fewest broadcasts, which take
+ * a slot of the units that add. decode, whose tiles have 4 rows, asks for 2 vectors. */
+#ifndef PORTABLE_TILE_VECS
+#define PORTABLE_TILE_VECS 4
+#endif
+#define VEC_C_TILE_ROWS 3
+#define VEC_C_TILE_VECS PORTABLE_TILE_VECS
 #include "kernels/common/unroll.h"
 #include "kernels/ref/vec_c.h"
+
+#ifdef __SSE2__
+/* A step of product() in tiles.h. SSE2's products overwrite a factor. So of the streamed row one vector stays in a register,
+ * and each product of the others overwrites what it has just loaded: loads are cheaper than copies. The empty statement of
+ * assembly keeps the compiler from loading them once for all rows, which would spill sums. */
+#define PRODUCT_STEPS 1
+static ALWAYS_INLINE void product_steps(vec sum[][TILE_VECS], const float *a, int64_t a_stride, const float *b,
+                                        int64_t b_stride, const int vecs) {
+  const vec first = vec_load(b);
+  (void)b_stride;
+  UNROLL
+  for (int i = 0; i < TILE_ROWS; i++) {
+    const vec x = vec_set1(a[i * a_stride]);
+    const float *row = b;
+    __asm__ volatile("" : "+r"(row));
+    sum[i][0] = vec_fma(first, x, sum[i][0]);
+    UNROLL
+    for (int v = 1; v < vecs; v++) sum[i][v] = vec_fma(vec_load(row + v * VEC_LANES), x, sum[i][v]);
+  }
+}
+#endif
 
 /* Elements i, j, k, l of the 8 of a and b. */
 #ifdef __clang__
