@@ -192,7 +192,8 @@ static attn_status choose_automatically(const attn_problem *problem, const char 
   choice->kernel = kernel;
   if (!choice->kernel) return attn_fail(ATTN_UNSUPPORTED, "no kernel takes this problem here: %s", refused);
   char probe[80] = "";
-  if (is_measured(kernel)) snprintf(probe, sizeof probe, " (a probe found it %.2f times as fast as widening)", attn_bf16_gain());
+  if (is_measured(kernel))
+    snprintf(probe, sizeof probe, " (a probe found it %.2f times as fast as widening)", attn_bf16_gain());
   snprintf(choice->why, sizeof choice->why, "automatic: the best-ranked kernel that accepts%s%s%s", probe,
            *refused ? "; passed over: " : "", refused);
   return ATTN_OK;

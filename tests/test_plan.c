@@ -3,8 +3,8 @@
  * can be shared, and the workspace is checked. */
 #define TEST_SETUP    clear_environment
 #define TEST_TEARDOWN clear_environment
-#include <pthread.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

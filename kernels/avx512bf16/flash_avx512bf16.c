@@ -210,7 +210,8 @@ static bool sees(const row_block *block, int64_t i, int64_t key) {
          attn_key_selected(block->problem, block->args, block->b, at.head, at.query, key);
 }
 
-/* The same sums as accumulate_tile's, with zeros for V of keys that a row may not see. p: the row's pairs from `begin` on. */
+/* The same sums as accumulate_tile's, with zeros for V of keys that a row may not see. p: the row's pairs from `begin` on.
+ */
 static void accumulate_seen(const row_block *block, int64_t i, int64_t begin, int64_t end, const float *p) {
   float *acc = block->acc + i * block->acc_stride;
   for (int64_t key = begin; key < end; key += 2) {
