@@ -560,6 +560,7 @@ class Resuming(FolderTest):
         self.assertEqual(attnbench(*self.arguments, "--budget", "1us").returncode, 3)
         self.assertEqual({row["status"] for row in self.rows().values()}, {"SKIP"})
         self.assertEqual({row["reason"] for row in self.rows().values()}, {"--budget of 0 s is used up"})
+        self.assertEqual(len(self.rows()), 6)  # each with its case and kernel
         self.resume(0)
         self.assertEqual({row["status"] for row in self.rows().values()}, {"PASS"})
 
