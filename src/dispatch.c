@@ -179,7 +179,7 @@ static const char *passed_over(const attn_kernel *kernel, const attn_problem *p,
 }
 
 static attn_status choose_automatically(const attn_problem *problem, const char *cap, attn_choice *choice) {
-  char refused[1900] = "", line[360];
+  char refused[1850] = "", line[360];
   const attn_kernel *kernel;
   for (int i = 0; (kernel = attn_registry_get(i)); i++) {
     const char *reason = refusal(kernel, problem, cap);
