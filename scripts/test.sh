@@ -115,7 +115,7 @@ some_cases() {
 
 # The build of the stages gcc, tiers, machines and lint.
 build_release() {
-  some_cases 300 11
+  some_cases 200 11
   configure_and_build release build ${CC:+-DCMAKE_C_COMPILER="$CC"} "${cases[@]}" || { fail_build && return; } || return 1
 }
 
@@ -142,7 +142,7 @@ stage_clang() {
   local only=(tests_unit tests_tier tests_compiler)
   local -x ATTN_TEST_FEW=1 # the stage gcc runs these tests in full
   [ -z "$long" ] || { without='' only=() && unset ATTN_TEST_FEW; }
-  some_cases 100 12
+  some_cases 60 12
   [ -n "$(clangs)" ] || { skipped="no clang; to install it: apt-get install clang" && return 0; }
   for compiler in $(clangs); do
     say "-- $compiler"
