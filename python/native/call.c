@@ -88,7 +88,9 @@ bool call_sort(call *c, const char *function, PyObject *const *args, Py_ssize_t 
 /* ---- Settings -------------------------------------------------------------------------------------------------------- */
 
 static bool read_int(PyObject *number, const char *name, int64_t least, int64_t most, int64_t *out) {
-  const long long value = PyLong_AsLongLong(number);
+  PyObject *index = PyNumber_Index(number); /* CPython 3.9 would take 2.5 as 2 */
+  const long long value = index ? PyLong_AsLongLong(index) : -1;
+  if (index) Py_DecRef(index);
   if (value == -1 && PyErr_Occurred()) {
     PyErr_Clear();
     PyErr_Format(PyExc_TypeError, "%s is %R; it must be an integer of 64 bits", name, number);

@@ -76,6 +76,7 @@ PyObject *PyObject_CallFunctionObjArgs(PyObject *callable, ...);
 PyObject *PyObject_CallMethodObjArgs(PyObject *object, PyObject *name, ...);
 PyObject *PyObject_RichCompare(PyObject *a, PyObject *b, int operation);
 int PyObject_IsTrue(PyObject *object);
+PyObject *PyNumber_Index(PyObject *object);
 PyObject *PyImport_ImportModule(const char *name);
 
 PyObject *(PyCFunction_NewEx)(PyMethodDef *definition, PyObject *self, PyObject *module);
