@@ -142,10 +142,11 @@ static const char *read_header(safetensors *out, reader r, const char *data, int
 static char *read_file(const char *path, int64_t *bytes) {
   FILE *file = fopen(path, "rb");
   if (!file) return NULL;
+  const bool readable = fgetc(file) != EOF; /* a folder is not, though it can be opened and has a length */
   fseek(file, 0, SEEK_END);
   *bytes = ftell(file);
   rewind(file);
-  char *contents = *bytes > 0 ? malloc((size_t)*bytes) : NULL;
+  char *contents = readable && *bytes > 0 ? malloc((size_t)*bytes) : NULL;
   if (contents && fread(contents, 1, (size_t)*bytes, file) != (size_t)*bytes) {
     free(contents);
     contents = NULL;
