@@ -68,8 +68,9 @@ def planted(options):
     rows, slower, faster = (sum(column) for column in zip(*results, strict=True))
     share = 100 * slower / rows
     print(f"planted {options.slowdown:g} %: {slower} of {rows} rows SLOWER ({share:.1f} %), {faster} FASTER")
-    wanted = GOALS.get(options.slowdown, 0)
-    return faster == 0 and (share >= wanted if options.slowdown else slower == 0)
+    if options.slowdown not in GOALS:
+        print("there is no goal for this slowdown; there are for " + ", ".join(f"{g:g}" for g in GOALS))
+    return faster == 0 and (share >= GOALS.get(options.slowdown, 0) if options.slowdown else slower == 0)
 
 
 def main():

@@ -162,6 +162,7 @@ static const char *slower_than_widening(void) {
   static _Thread_local char reason[80];
   const double gain = attn_bf16_gain();
   if (gain > WORTH_BF16_DOT) return NULL;
+  if (gain == 0) return "no memory to measure whether it is faster than widening";
   snprintf(reason, sizeof reason, "a probe found it %.2f times as fast as widening here", gain);
   return reason;
 }

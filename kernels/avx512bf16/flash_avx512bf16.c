@@ -159,16 +159,7 @@ static ALWAYS_INLINE void score_pairs(const panel_work w, const bool plain, cons
     UNROLL
     for (int v = 0; v < vecs; v++) sum[i][v] = vec_fma(sum[i][v], factor, start);
   }
-  if (!plain || some_above(sum, RESCALE_AT, vecs)) {
-    store_tile(sum, w.score, block->score_stride, vecs);
-    softmax_panel(block, w.tile_row, w.key, w.score, w.pending, vecs);
-    return;
-  }
-  UNROLL
-  for (int i = 0; i < TILE_ROWS; i++) {
-    float *row_sum = block->row_sum + (w.tile_row + i) * VEC_LANES;
-    vec_store(row_sum, exponentials(sum[i], w.score + i * block->score_stride, vec_load(row_sum), vecs));
-  }
+  softmax_sums(w, sum, plain, vecs);
 }
 
 static NO_INLINE void plain_panel_pairs(const panel_work *w) { score_pairs(*w, true, TILE_VECS); }
@@ -255,11 +246,7 @@ static void attend(const attn_schedule *schedule, const row_block *given, int64_
 }
 
 static void run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch) {
-  if (task.phase == 0)
-    pack(schedule, args, task, unit_memory);
-  else
-    compute_rows(schedule, args, task, unit_memory, scratch,
-                 &(tiled_algorithm){TILE_ROWS, schedule->key_block + FLASH_SCORE_PAD, attend});
+  flash_run_by(schedule, args, task, unit_memory, scratch, pack, attend);
 }
 
 const attn_kernel attn_flash_avx512bf16 = {

@@ -72,6 +72,22 @@ static ALWAYS_INLINE bool some_above(vec sum[TILE_ROWS][TILE_VECS], float limit,
   return vec_any_above(largest, limit);
 }
 
+/* P and row_sum from a panel's sums: in registers, or through memory where a row may lack its reference or outgrow it. */
+static ALWAYS_INLINE void softmax_sums(const panel_work w, vec sum[TILE_ROWS][TILE_VECS], const bool in_registers,
+                                       const int vecs) {
+  const row_block *block = w.block;
+  if (!in_registers || some_above(sum, RESCALE_AT, vecs)) {
+    store_tile(sum, w.score, block->score_stride, vecs);
+    softmax_panel(block, w.tile_row, w.key, w.score, w.pending, vecs);
+    return;
+  }
+  UNROLL
+  for (int i = 0; i < TILE_ROWS; i++) {
+    float *row_sum = block->row_sum + (w.tile_row + i) * VEC_LANES;
+    vec_store(row_sum, exponentials(sum[i], w.score + i * block->score_stride, vec_load(row_sum), vecs));
+  }
+}
+
 /* The first `vecs` vectors of the panel. `shifted`: bias, ALiBi or a mask. `edge`: not every row may see all of it. */
 static ALWAYS_INLINE void dot_panel(const panel_work w, const bool shifted, const bool edge, const int vecs) {
   const row_block *block = w.block;
@@ -88,16 +104,7 @@ static ALWAYS_INLINE void dot_panel(const panel_work w, const bool shifted, cons
     }
   }
   if (!w.settled) settle_rows(block, w.tile_row, sum, vecs);
-  if (some_above(sum, RESCALE_AT, vecs)) {
-    store_tile(sum, w.score, block->score_stride, vecs);
-    softmax_panel(block, w.tile_row, w.key, w.score, w.pending, vecs);
-    return;
-  }
-  UNROLL
-  for (int i = 0; i < TILE_ROWS; i++) {
-    float *row_sum = block->row_sum + (w.tile_row + i) * VEC_LANES;
-    vec_store(row_sum, exponentials(sum[i], w.score + i * block->score_stride, vec_load(row_sum), vecs));
-  }
+  softmax_sums(w, sum, true, vecs);
 }
 
 /* dot_panel's cases. Each is a function of its own, because inlined into one they would compete for registers. */
@@ -215,13 +222,22 @@ static void flash_attend(const attn_schedule *schedule, const row_block *block, 
       flash_tile(block, tile_row, key, min64(key + schedule->key_block, keys.end), &cold);
 }
 
-static inline void flash_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
-                             void *scratch) {
+typedef void flash_pack(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory);
+typedef void flash_rows_attend(const attn_schedule *schedule, const row_block *block, int64_t capacity);
+
+/* A task of a kernel with packing and tiles of its own. */
+static inline void flash_run_by(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
+                                void *scratch, flash_pack *pack, flash_rows_attend *attend) {
   if (task.phase == 0)
-    pack_unit(schedule, args, task, unit_memory);
+    pack(schedule, args, task, unit_memory);
   else
     compute_rows(schedule, args, task, unit_memory, scratch,
-                 &(tiled_algorithm){TILE_ROWS, schedule->key_block + FLASH_SCORE_PAD, flash_attend});
+                 &(tiled_algorithm){TILE_ROWS, schedule->key_block + FLASH_SCORE_PAD, attend});
+}
+
+static inline void flash_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
+                             void *scratch) {
+  flash_run_by(schedule, args, task, unit_memory, scratch, pack_unit, flash_attend);
 }
 
 #endif

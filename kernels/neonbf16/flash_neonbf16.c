@@ -293,11 +293,7 @@ static void attend(const attn_schedule *schedule, const row_block *given, int64_
 }
 
 static void run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch) {
-  if (task.phase == 0)
-    pack(schedule, args, task, unit_memory);
-  else
-    compute_rows(schedule, args, task, unit_memory, scratch,
-                 &(tiled_algorithm){TILE_ROWS, schedule->key_block + FLASH_SCORE_PAD, attend});
+  flash_run_by(schedule, args, task, unit_memory, scratch, pack, attend);
 }
 
 const attn_kernel attn_flash_neonbf16 = {
