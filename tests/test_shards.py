@@ -189,7 +189,8 @@ class Shards(FolderTest):
         words[at:at + 2] = [*SWEEP[1:], "-k", "n*e_c", "-q"]
         (self.folder / "nope_c").touch()
         ssh = self.folder / "ssh"
-        ssh.write_text('#!/bin/sh\necho "$1" >>"$NODES"\nshift 2\ncd "$HOME" && exec sh -c "$*"\n', encoding="utf-8")
+        ssh.write_text('#!/bin/sh\necho "$1" >>"$NODES"\nshift 2\nexport SHELL=/bin/sh\ncd "$HOME" && exec sh -c "$*"\n',
+                       encoding="utf-8")  # like sshd, it sets $SHELL, which parallel runs a job with
         ssh.chmod(0o755)
         nodes = self.folder / "nodes"
         elsewhere = self.folder / "home"
