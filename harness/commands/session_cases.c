@@ -9,9 +9,7 @@ static int open_cases(bench_session *s, const bench_selection *selection) {
   (void)selection;
   int code = bench_options_cases(s->options, &s->cases);
   if (!code && s->options->shard) code = bench_shard_keep(s->options, &s->cases);
-  if (code) return code;
-  if (!s->cases.count) return cli_fail(BENCH_EXIT_NOTHING, s->options->command, "no cases are left");
-  return bench_refuse_impossible(s->options, &s->cases);
+  return code ? code : bench_refuse_impossible(s->options, &s->cases);
 }
 
 static double guess_case(const bench_session *s, int index) {
@@ -30,10 +28,7 @@ static double guess_all(const bench_session *s) {
 }
 
 static void list(const bench_session *s) {
-  for (int i = 0; i < s->cases.count; i++) {
-    const bench_case *bench = &s->cases.item[i];
-    printf("%7.1f s  %s%s%s\n", guess_case(s, i), bench->case_id, bench->invalid[0] ? "  SKIP: " : "", bench->invalid);
-  }
+  for (int i = 0; i < s->cases.count; i++) printf("%7.1f s  %s\n", guess_case(s, i), s->cases.item[i].case_id);
 }
 
 /* The journal's row of a case and kernel, unless it has to be done again. */

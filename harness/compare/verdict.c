@@ -117,8 +117,7 @@ static double measure_side(bench_comparison *c, const bench_row *const *rows, in
     levels[i] = level.value;
     peaks += level.peak;
     squares += squared(level.error);
-    if (!i || rows[i]->time.n < c->rounds)
-      c->rounds = c->rounds && c->rounds < rows[i]->time.n ? c->rounds : rows[i]->time.n;
+    if (!c->rounds || rows[i]->time.n < c->rounds) c->rounds = rows[i]->time.n;
     if (!isnan(rows[i]->noise)) c->noise = fmax(or_zero(c->noise), log1p(rows[i]->noise));
   }
   c->within += squares / squared(runs);
