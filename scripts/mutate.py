@@ -63,7 +63,7 @@ AREAS = (
     ("harness/timing/*", "stats row verdict setup timing goals layer fault_memory liars cli"),
     ("harness/goals/*", "goals timing fault_memory cli"),
     ("harness/layers/*", "layer nn_layers layer_family cli"),
-    ("harness/commands/session*", "faults fault_memory cli"),
+    ("harness/commands/session*", "session faults fault_memory cli"),
     ("harness/report/journal.c", "journal row faults fault_memory cli"),
     ("harness/compare/*", "verdict sides stats timing comparing fault_memory simulated_verdicts cli"),
     ("harness/tuning/*", "tune_walk tuning tune fault_memory cli"),

@@ -48,7 +48,8 @@ typedef enum fault {
   SCALED,
   LEAVES_OUT,
   READS_WORKSPACE,
-  SECOND_CALL
+  SECOND_CALL,
+  SECOND_ELEMENT
 } fault;
 
 enum { SLACK = 4096, TILE = 6 };
@@ -63,6 +64,8 @@ static struct {
   bool is_second;  /* for READS_WORKSPACE: the workspace held the second poison */
   int64_t tile;    /* first row of WRONG_TILE */
   attn_args *args; /* those of the case */
+  int64_t element; /* of O or LSE, which SECOND_ELEMENT changes */
+  bool in_lse;
 } now = {.error = 0.01f};
 
 extern const attn_kernel attn_naive_c;
@@ -80,6 +83,8 @@ static void run(const attn_schedule *schedule, const attn_args *args, attn_task 
   if (now.fault == SECOND_CALL && !second) now.args->q = NULL; /* so that the library refuses the second call */
   if (now.fault == READS_WORKSPACE && now.is_second) o[3] = nextafterf(o[3], 2);
   if (now.fault == WRONG_VALUE) o[3] += now.error;
+  if (now.fault == SECOND_ELEMENT && now.runs == 2 * schedule->units)
+    *(now.in_lse ? &args->lse[now.element] : &o[now.element]) += 1;
   if (now.fault == SECOND_RUN && second) o[3] = nextafterf(o[3], 2);
   for (int64_t n = 0; now.fault == WRONG_TILE && n < TILE * schedule->problem.dim_v; n++)
     o[now.tile * schedule->problem.o_stride.s + n] *= 1.01f;
@@ -175,6 +180,25 @@ TEST(every_fault_fails) {
     const bench_verdict verdict = verdict_on(faults[i].fault, faults[i].id);
     assert_int_equal(verdict.status, BENCH_FAIL);
     test_contains(verdict.reason, faults[i].reason);
+  }
+}
+
+/* What differs between two runs is named by its place: 3 heads of 5 queries with 4 columns. */
+TEST(what_differs_between_two_runs_is_named) {
+  static const struct {
+    int64_t element;
+    bool in_lse;
+    const char *part;
+  } cases[] = {{0, false, "o[batch 0, head 0, query 0, column 0] differs"},
+               {3 * 5 * 4 - 1, false, "o[batch 0, head 2, query 4, column 3] differs"},
+               {5 * 4 + 2 * 4 + 1, false, "o[batch 0, head 1, query 2, column 1] differs"},
+               {0, true, "lse[batch 0, head 0, query 0, column 0] differs"},
+               {5 + 3, true, "lse[batch 0, head 1, query 3, column 0] differs"}};
+  for (size_t i = 0; i < COUNT(cases); i++) {
+    now.element = cases[i].element, now.in_lse = cases[i].in_lse;
+    const bench_verdict verdict = verdict_on(SECOND_ELEMENT, "heads:3/seq:5/dim_qk:8/dim_v:4/lse:on");
+    assert_int_equal(verdict.status, BENCH_FAIL);
+    test_contains(verdict.reason, cases[i].part);
   }
 }
 
@@ -308,8 +332,12 @@ TEST(a_wrong_reference_fails_no_kernel) {
   assert_string_not_equal(r->kernel->name, "naive_c");
   for (int64_t n = 0; n < TILE * p->dim_v; n++) o[300 * p->dim_v + n] = 0;
   assert_int_equal(judge(&c).status, BENCH_PASS);
-  for (int64_t n = 0; n < p->seq_q * p->dim_v; n++) o[n] = 0;
-  assert_int_equal(judge(&c).status, BENCH_ERROR);
+  for (int more = 0; more < 2; more++) { /* 256 rows, and one */
+    for (int64_t n = 0; n < (250 + more) * p->dim_v; n++) o[n] = 0;
+    const bench_verdict verdict = judge(&c);
+    assert_int_equal(verdict.status, more ? BENCH_ERROR : BENCH_PASS);
+    if (more) test_contains(verdict.reason, "in more than 256 rows that the oracle finds right");
+  }
   close_large(&c);
 }
 

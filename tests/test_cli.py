@@ -250,11 +250,11 @@ class CommandLine(FolderTest):
             self.assertEqual("structural tests, cases" in "\n".join(lines), command[0] == "check")
         one = self.expect(0, ["1 case x 1 kernel, seed 7"], "check", "-k", "naive_c", *SMALL, "--seed", "7")
         self.assertNotIn("in force", one.stdout)
-        lines = self.expect(0, [], "run", "-n", *arguments).stdout.splitlines()
+        lines = self.expect(0, [], "run", "-n", "--rounds", "1000", *arguments).stdout.splitlines()
         self.assertEqual(len(lines), 3)
-        for line, seq in zip(lines, (8, 12)):
-            self.assertRegex(line, rf"^ +\d+\.\d s  dtype:f32/B:1/Hq:1/Hkv:1/Sq:{seq}/[^ ]*$")
-        self.assertRegex(lines[2], r"^2 cases x 2 kernels, about .*\d.* \(a guess, to a factor of two or so\)$")
+        for line, seq in zip(lines, (8, 12)):  # samples of 2 ms, and peak loops of 1 ms
+            self.assertRegex(line, rf"^ +6\.0 s  dtype:f32/B:1/Hq:1/Hkv:1/Sq:{seq}/[^ ]*$")
+        self.assertEqual(lines[2], "2 cases x 2 kernels, about 12 s (a guess, to a factor of two or so)")
         files = [self.folder / name for name in ("a.csv", "a.json", "b.csv", "out")]
         names = [word for pair in zip(("--csv", "--json", "--samples", "-o"), files) for word in pair]
         done = self.expect(0, [], "run", "-q", "--rounds", "1", *arguments, *names)
@@ -269,6 +269,12 @@ class CommandLine(FolderTest):
             self.assertRegex(row["run_id"], r"^\d{8}T\d{6}-\d+$")
         for name in "--csv", "--json", "--samples":
             self.expect(5, ["nowhere"], "run", "-q", "--rounds", "1", *arguments, name, self.folder / "nowhere" / "file")
+
+    def test_long_checks_show_failures_alone(self):
+        for cases, more, shown in (12, [], 12), (13, [], 0), (13, ["-v"], 13):
+            done = self.expect(0, [f"{cases} rows: {cases} PASS"], "check", "-q", "-k", "naive_c", "-a",
+                               f"seq=2:{cases + 1}", "-a", "heads=1", "-a", "head_dim=8", *more)
+            self.assertEqual(len(re.findall(r"(?m)^  naive_c +PASS", done.stdout)), shown, done.stdout)
 
     def test_list_names_kernels_presets_axes_and_cases(self):
         self.expect(0, ["flash_c", "naive_c"], "list", "kernels")

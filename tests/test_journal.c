@@ -145,6 +145,21 @@ TEST(lines_without_anything_are_left_out_like_others) {
   bench_rows_clear(&rows);
 }
 
+/* Blanks may stand around everything. */
+TEST(pairs_stand_between_blanks) {
+  const char *at = "  { \"a\" : \"one\" ,\t\"b\":\"\"} ";
+  char key[8], value[4];
+  assert_true(bench_json_next_pair(&at, key, sizeof key, value, sizeof value));
+  assert_string_equal(key, "a");
+  assert_string_equal(value, "one");
+  assert_true(bench_json_next_pair(&at, key, sizeof key, value, sizeof value));
+  assert_string_equal(key, "b");
+  assert_string_equal(value, "");
+  assert_false(bench_json_next_pair(&at, key, sizeof key, value, sizeof value));
+  at = "{\"a\": \"four\"}"; /* has no room */
+  assert_false(bench_json_next_pair(&at, key, sizeof key, value, sizeof value));
+}
+
 /* ---- The end of the file --------------------------------------------------------------------------------------------- */
 
 static char *whole_file(void) {

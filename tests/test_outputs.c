@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /* What a kernel left behind: every byte of guards and gaps is looked at, every element of an output is in its hash. */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "data/generate.h"
 #include "data/tensors.h"
 #include "layer_support.h"
 
@@ -92,6 +94,60 @@ TEST(every_element_of_an_output_is_hashed) {
     const uint64_t before = bench_tensors_output_hash(&tensors);
     o[0] = o[1], o[1] = first; /* in another order */
     assert_true(bench_tensors_output_hash(&tensors) != before);
+    bench_tensors_destroy(&tensors);
+  }
+}
+
+/* Every input is hashed, and no output. */
+TEST(every_input_is_hashed) {
+  bench_tensors tensors = open_tensors("batch:2/heads:2/seq:5/head_dim:8/lse:on/bias:full/mask:random/sinks:on/alibi:on");
+  const uint64_t before = bench_tensors_input_hash(&tensors);
+  int inputs = 0;
+  for (int i = 0; i < BENCH_TENSORS; i++) {
+    bench_buffer *t = &tensors.buffers[i];
+    for (int last = 0; t->present && last < 2; last++) {
+      unsigned char *byte = &t->data[last ? t->bytes - 1 : 0];
+      *byte ^= 1;
+      assert_int_equal(bench_tensors_input_hash(&tensors) != before, !t->output);
+      *byte ^= 1;
+    }
+    inputs += t->present && !t->output;
+  }
+  assert_int_equal(inputs, 7);
+  assert_true(bench_tensors_input_hash(&tensors) == before);
+  bench_tensors_destroy(&tensors);
+}
+
+static void set_output(bench_tensors *tensors, int64_t n, double value) {
+  bench_store(tensors->args.o, tensors->problem.dtype_o, n, value);
+}
+
+/* An output that follows V has the same hash, in each type; zeros and NaN have no sign. One other value is noticed. */
+TEST(hashes_do_not_depend_on_the_factor_of_v) {
+  static const char *const ids[] = {"heads:2/seq:19/head_dim:8", "heads:2/seq:19/head_dim:8/dtype:f16",
+                                    "heads:2/seq:19/head_dim:8/dtype:bf16"};
+  enum { ELEMENTS = 2 * 19 * 8 };
+  for (size_t i = 0; i < COUNT(ids); i++) {
+    bench_tensors tensors = open_tensors(ids[i]);
+    uint64_t hash = 0;
+    for (int step = 0; step < 7; step++) {
+      const double factor = bench_v_factor(&tensors);
+      for (int64_t n = 0; n < ELEMENTS; n++) set_output(&tensors, n, factor * (double)(n % 100 - 50) / 16);
+      set_output(&tensors, 7, factor * NAN);
+      if (!step) hash = bench_tensors_output_hash(&tensors);
+      assert_true(bench_tensors_output_hash(&tensors) == hash);
+      for (int64_t n = 0; n < ELEMENTS; n += ELEMENTS - 1) {
+        const double right = attn_oracle_load(tensors.args.o, tensors.problem.dtype_o, n);
+        set_output(&tensors, n, right * 1.125);
+        assert_true(bench_tensors_output_hash(&tensors) != hash);
+        set_output(&tensors, n, -right);
+        assert_true(bench_tensors_output_hash(&tensors) != hash);
+        set_output(&tensors, n, NAN);
+        assert_true(bench_tensors_output_hash(&tensors) != hash);
+        set_output(&tensors, n, right);
+      }
+      bench_tensors_renew_v(&tensors, 1);
+    }
     bench_tensors_destroy(&tensors);
   }
 }

@@ -158,6 +158,21 @@ TEST(test_rows_describe_their_case) {
   assert_string_equal(row.layer, "");
 }
 
+/* Keys to the left and to the right; a causal mask alone is no window. */
+TEST(test_windows_are_named) {
+  static const struct {
+    int64_t left, right;
+    const char *name;
+  } windows[] = {{-1, -1, "none"}, {-1, 0, "none"}, {0, -1, "0.."}, {-1, 1, "..1"}, {0, 0, "0..0"}, {256, 64, "256..64"}};
+  bench_case bench;
+  bench_case_build(&(bench_spec){{{0}}}, 1, &bench);
+  for (size_t i = 0; i < COUNT(windows); i++) {
+    bench.problem.window_left = windows[i].left;
+    bench.problem.window_right = windows[i].right;
+    assert_string_equal(bench_row_create(&bench, NULL).window, windows[i].name);
+  }
+}
+
 /* Two cases could share an id that is cut off. */
 TEST(test_a_case_whose_name_is_cut_off_is_not_run) {
   bench_spec spec = {{{0}}};

@@ -8,6 +8,7 @@ static int begin(void **state);
 #include <string.h>
 
 #include "base/build.h"
+#include "failing_malloc.h"
 #include "layer_support.h"
 #include "machine/environment.h"
 #include "timing/setup.h"
@@ -41,6 +42,14 @@ double __wrap_bench_memory_available(const char *root) {
 }
 
 long long __wrap_bench_cache_bytes(int level) { return feigned.cache ? feigned.cache : __real_bench_cache_bytes(level); }
+
+void *__real_calloc(size_t count, size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes);
+void *__wrap_calloc(size_t count, size_t bytes) {
+  if (allocations_left == 0) return NULL;
+  if (allocations_left > 0) allocations_left--;
+  return __real_calloc(count, bytes);
+}
 
 static int begin(void **state) {
   (void)state;
@@ -201,6 +210,43 @@ TEST(structural_tests_run_on_small_cases) {
     expect_verdict(&s->trials[0], BENCH_PASS, "");
     assert_int_equal(s->trials[0].verdict.structure != 0, cases[i].runs);
     bench_setup_close(s);
+  }
+}
+
+/* A structural test without memory is an error that names the test; before it, the check is one. */
+TEST(structural_tests_without_memory_are_errors) {
+  const bench_case_settings settings = {.structure = true};
+  int errors = 0, structural = 0;
+  for (int allocations = 0; allocations < 60; allocations++) {
+    bench_setup *s = open_case(small, "flash_c", NULL, &settings);
+    allocations_left = allocations;
+    assert_true(bench_setup_check(s));
+    allocations_left = -1;
+    const bench_verdict *verdict = &s->trials[0].verdict;
+    if (verdict->status != BENCH_PASS) {
+      errors++;
+      assert_int_equal(verdict->status, BENCH_ERROR);
+      test_contains(verdict->reason, "memory");
+      structural += !strncmp(verdict->reason, "structural test '", 17);
+    }
+    bench_setup_close(s);
+  }
+  assert_true(structural > 2 && errors > structural);
+}
+
+/* Where not even the case can be opened, each of its rows says so. */
+TEST(rows_without_memory_say_so) {
+  const attn_kernel_info *const kernels[] = {attn_kernel_find("naive_c"), attn_kernel_find("flash_c")};
+  const bench_case bench = case_of(small);
+  bench_row rows[2];
+  allocations_left = 0;
+  assert_true(bench_run_case(&bench, kernels, 2, &timed, rows));
+  allocations_left = -1;
+  for (int i = 0; i < 2; i++) {
+    assert_string_equal(rows[i].kernel, kernels[i]->name);
+    assert_string_equal(rows[i].case_id, bench.case_id);
+    assert_int_equal(rows[i].verdict.status, BENCH_ERROR);
+    assert_string_equal(rows[i].verdict.reason, "out of memory");
   }
 }
 

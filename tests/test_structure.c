@@ -285,6 +285,20 @@ TEST(twice_the_limit_is_the_limit_of_two_answers) {
   expect_twice_the_limit(BENCH_STRUCTURE_neighbours, "heads:1/seq:3/head_dim:2/causal:top-left", 1);
 }
 
+/* Rows behind the last one of the oracle are not compared. */
+TEST(rows_of_the_oracle_end) {
+  watched w = open_case("heads:2/heads_kv:1/seq_q:3/seq_k:9/head_dim:2");
+  const bench_expected_row *last = &w.expected->row[w.expected->rows - 1];
+  spy.spoil = spoil_one;
+  wrong.at = (place){last->h, last->i, 1}, wrong.by = 1;
+  expect(&w, BENCH_STRUCTURE_heads, 1, BENCH_FAIL, "with KV heads repeated");
+  w.expected->rows--;
+  expect_pass(&w, BENCH_STRUCTURE_heads, 1);
+  w.expected->rows++;
+  wrong.by = 0;
+  close_case(&w);
+}
+
 /* ---- Which sequence --------------------------------------------------------------------------------------------------- */
 
 static void one_sequence_of_one(const attn_args *args) {
@@ -674,6 +688,24 @@ TEST(hidden_keys_weigh_nothing) {
   wrong.at = (place){0, 1, 2}, wrong.by = 1e-30;
   expect(&w, BENCH_STRUCTURE_probe, 1, BENCH_FAIL, "query 1 gives key 2 of 2 allowed ones the weight 1");
   wrong.by = 0;
+  close_case(&w);
+}
+
+/* ---- Outputs ---------------------------------------------------------------------------------------------------------- */
+
+/* Before a run every byte of O and LSE is poison, so that what nobody wrote is no zero. */
+static void look_at_outputs(const attn_problem *p, const attn_args *args) {
+  const unsigned char *o = args->o, *lse = (const unsigned char *)args->lse;
+  const size_t rows = (size_t)(p->heads_q * p->seq_q);
+  assert_true(p->o_stride.d == 1 && p->o_stride.s == p->dim_v && p->o_stride.h == p->seq_q * p->dim_v);
+  for (size_t n = 0; n < rows * (size_t)p->dim_v * sizeof(float); n++) assert_int_equal(o[n], 0xff);
+  for (size_t n = 0; n < rows * sizeof(float); n++) assert_int_equal(lse[n], 0xff);
+}
+
+TEST(outputs_of_views_are_poisoned) {
+  watched w = open_case("batch:2/heads:4/heads_kv:2/seq_q:3/seq_k:5/head_dim:2/causal:top-left/lse:on");
+  spy.look = look_at_outputs;
+  for (bench_structure_test test = 0; test < BENCH_STRUCTURE_TESTS; test++) expect_pass(&w, test, 2);
   close_case(&w);
 }
 

@@ -4,6 +4,9 @@
 #define TEST_TEARDOWN end
 static int begin(void **state), end(void **state);
 #include <math.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,6 +32,7 @@ typedef struct script {
   double control_factor; /* of the times of the A/A control, a second trial of the same kernel */
   double again_factor;   /* of the time of calls on the same inputs as the call before */
   double first_factor;   /* of the time of the first call on changed inputs in rounds 0 to 6; 0 = 1 */
+  double own_share;      /* of its calls that the calling thread itself runs; 0: all */
   double busy;           /* threads; 0: as many as the trial has, or as a larger team that still spins */
   double alone_factor;   /* of the times of a trial with one thread, beside others; 0 = 1 */
   bool late;             /* writes the output of its last call after that has returned */
@@ -70,6 +74,8 @@ static struct {
   int slices, bandwidths;
   int slow_bandwidths; /* so many of the next bandwidths are disturbed */
   size_t bandwidth_bytes;
+  const void *workspace; /* of the first call, and how many calls had another */
+  int other_workspaces;
 } sim;
 
 static void note(event e) {
@@ -103,9 +109,11 @@ static attn_status call(const bench_trial *trial, int64_t turn) {
   const double call_ns = s->call_ns[round % s->lengths] * (trial == sim.control ? s->control_factor : 1) *
                          (trial->threads == 1 && s->alone_factor > 0 ? s->alone_factor : 1) * again;
   sim.calls++;
+  if (!sim.workspace) sim.workspace = trial->workspace;
+  sim.other_workspaces += trial->workspace != sim.workspace;
   if (trial->threads > sim.threads) sim.threads = trial->threads;
   sim.now_ns += call_ns;
-  sim.cpu.own_ns += call_ns;
+  sim.cpu.own_ns += call_ns * (s->own_share > 0 ? s->own_share : 1);
   sim.cpu.all_ns += call_ns * (s->busy > 0 ? s->busy : sim.threads);
   sim.last_version = sim.version[at] + 1;
   if (!sim.remembered[at]) sim.remembered[at] = sim.version[at] + 1;
@@ -454,6 +462,22 @@ TEST(the_budget_ends_the_rounds) {
   assert_int_equal(t.trial[0].samples.iterations, 3);
   assert_int_equal(t.trial[0].samples.rounds, 14);
   assert_int_equal(t.trial[1].samples.rounds, 14);
+  set_up_open_end(&wide, &other);
+  t.options.max_rounds = 60;
+  t.options.min_sample_s = 2.5e-3;
+  t.options.budget_s = 12 * 8e-3 + 8e-3; /* which is used up, exactly, but not exceeded */
+  run_well();
+  assert_int_equal(t.trial[0].samples.rounds, 13);
+}
+
+/* A share of the budget that 11 rounds fill exactly is enough for all rounds. */
+TEST(trials_that_fill_their_share_are_not_slow) {
+  const script a = steady("a", 1e6), b = steady("b", 1e6);
+  set_up_open_end(&a, &b);
+  t.options.budget_s = 2 * 11 * 2e-3;
+  run_well();
+  assert_int_equal(t.stop, BENCH_STOP_PRECISION);
+  assert_int_equal(t.trial[0].quota, 20);
 }
 
 TEST(an_interrupt_ends_after_the_round) {
@@ -773,6 +797,7 @@ TEST(the_peak_is_that_of_the_tier) {
   for (int i = 0; i < 2; i++) {
     assert_close(rows[i].peak_gflops, 3e-9 * bench_median(rate[i], 7));
     assert_close(rows[i].peak_pct, 100 * bench_median(share[i], 7));
+    for (int r = 0; r < 7; r++) assert_close(rows[i].peaks[r], 3 * rate[i][r]);
   }
 }
 
@@ -804,6 +829,10 @@ TEST(kernels_too_slow_for_the_budget_say_so) {
     if (!fixed) test_contains(rows[1].warnings, "not timed: one call takes 1.3 s");
     if (fixed) assert_true(isnan(rows[0].time.ci_lo)); /* three rounds have no interval */
   }
+  settings.rounds = 0;
+  settings.case_budget_s = 1e-9 * 1.3e9 * BENCH_FEW_ROUNDS; /* four calls fit exactly */
+  time_setup(one_thread, &settings, (const script *[]){&slow}, 1);
+  assert_int_equal(rows[0].time.n, 3);
 }
 
 /* A slow trial has fewer samples. Ratios with it are over the rounds in common, and its row says that the budget ended its
@@ -860,10 +889,43 @@ TEST(two_calls_show_work_that_is_skipped) {
   expect_objection(one_thread, &s, 1e6, "the first call on changed inputs takes 1.5e+04 us, repeated ones 1.5e+03 us");
 }
 
+/* A trial of two calls in every round, judged on one thread or on two. Returns whether it is said to skip work. */
+static bool is_said_to_skip(const char *id, double first_ns, double repeated_ns) {
+  script s = steady("skips_c", first_ns);
+  open_setup(id, &seven_rounds, (const script *[]){&s}, 1);
+  bench_trial *trial = &setup.trials[0];
+  assert_true(bench_trial_allocate(trial, 7));
+  setup.bytes = 4000;
+  trial->samples.rounds = 7;
+  trial->samples.iterations = 2;
+  for (int r = 0; r < 7; r++) {
+    trial->samples.time_ns[r] = (first_ns + repeated_ns) / 2;
+    trial->samples.first_ns[r] = first_ns;
+    trial->samples.busy[r] = trial->threads;
+  }
+  sim.calls = 0;
+  bench_setup_judge(&setup, trial);
+  const bool skips = trial->verdict.status == BENCH_ERROR;
+  assert_int_equal(sim.calls, skips ? 50 : 0); /* a doubted first call is measured again */
+  if (skips) test_contains(trial->verdict.reason, "it skips work");
+  return skips;
+}
+
+/* Four times the repeated calls, 2 us, and a quarter of a nanosecond for each byte that another thread may have. */
+TEST(the_limit_of_skipped_work_is_exact) {
+  assert_false(is_said_to_skip(one_thread, 6000, 1000));
+  assert_true(is_said_to_skip(one_thread, 6001, 1000));
+  assert_false(is_said_to_skip(two_threads, 7000, 1000));
+  assert_true(is_said_to_skip(two_threads, 7001, 1000));
+}
+
 TEST(hidden_threads_are_an_error) {
   script s = steady("hides_c", 80000);
   s.busy = 2;
   expect_objection(one_thread, &s, 1e6, "2.00 threads were busy, but the case has 1");
+  s.busy = 1, s.own_share = 0.5; /* another process has half of a core, but two threads took the other half */
+  expect_objection(one_thread, &s, 1e6, "2.00 threads were busy, but the case has 1");
+  s.own_share = 0;
   s.busy = 3;
   expect_objection(two_threads, &s, 1e6, "3.00 threads were busy, but the case has 2");
   s.busy = 1.25; /* that much may be of other processes */
@@ -920,7 +982,8 @@ TEST(disturbed_first_calls_make_no_error) {
 
 /* ---- Goals ---- */
 
-static char notes[200]; /* what bench_note() said of the last goal */
+static char notes[200];                /* what bench_note() said of the last goal */
+static const char *compared_with = ""; /* the axes of the case of comparison, but for a speedup */
 
 static void hear(void *context, const char *what, const char *kernel) {
   (void)context;
@@ -939,7 +1002,8 @@ static bench_goal_row measure(const char *goal, const script *s, bench_row *row,
                                         .note = hear,
                                         .meter = &simulated};
   notes[0] = 0;
-  snprintf(line, sizeof line, "%s | %s | any | - | - | row", goal, strncmp(goal, "speedup", 7) ? "" : "threads=1");
+  snprintf(line, sizeof line, "%s | %s | any | - | - | row", goal,
+           strncmp(goal, "speedup", 7) ? compared_with : "threads=1");
   bench_goals_clear(&goals);
   if (!bench_goals_read(line, &goals, error, sizeof error)) fail_msg("%s", error);
   bench_goal_row result = {.goal = goals.item, .kernel = attn_kernel_find("flash_c")};
@@ -983,6 +1047,19 @@ TEST(goals_without_work_have_no_time) {
   const bench_goal_row goal =
       measure("ns | flash_c | heads=2 seq=8 head_dim=32 causal=offset offset=-100", &s, &row, &complete);
   assert_int_equal(goal.status, BENCH_DEGENERATE);
+  assert_true(complete && goal.done && goal.measured.n == 0);
+  bench_row_clear(&row);
+}
+
+TEST(a_goal_needs_the_case_that_it_is_compared_with) {
+  const script s = steady("any", 10000);
+  bench_row row;
+  bool complete;
+  compared_with = "causal=offset offset=-100";
+  const bench_goal_row goal = measure("time | flash_c | heads=2 seq=8 head_dim=32", &s, &row, &complete);
+  compared_with = "";
+  assert_int_equal(goal.status, BENCH_DEGENERATE);
+  test_contains(goal.reason, "the case of comparison: right, but ");
   assert_true(complete && goal.done && goal.measured.n == 0);
   bench_row_clear(&row);
 }
@@ -1089,7 +1166,15 @@ TEST(goals_are_shares_of_the_loops_beside) {
   assert_int_equal(goal.measured.n, 11);
   assert_close(goal.measured.median, row.peak_pct);
   bench_row_clear(&row);
+  sim.events = 0;
   goal = measure_goal("reads", &s, &row);
+  double share[11];
+  for (int r = 0, e = 0; r < 11; r++, e++) {
+    e = next_of_kind(POISON, e);
+    const event *after = &sim.log[next_of_kind(READ, next_of_kind(HASH, e))];
+    share[r] = 100 * 2 * 2 * 64 * 32 * sizeof(float) / 1e-5 / median_of_four(&sim.log[begin_of_sample(e) - 2], after);
+  }
+  assert_close(goal.measured.median, bench_median(share, 11));
   assert_true(goal.measured.median > 33 && goal.measured.median < 164);
   bench_row_clear(&row);
 }
@@ -1135,11 +1220,16 @@ TEST(a_doubted_time_reaches_no_goal) {
 /* ---- Two builds ---- */
 
 /* The linker's --wrap asks here for the time that the check of a case sees. Where it is feigned, only calls take time. */
-static double feigned_ns, feigned_call_ns; /* 0: the real time */
+static double feigned_ns, feigned_call_ns;       /* 0: the real time */
+static double feigned_first_ns, feigned_look_ns; /* what the first two looks at the clock take, and later ones */
+static int feigned_looks;
 
 double __real_bench_now_ns(void);
 double __wrap_bench_now_ns(void);
-double __wrap_bench_now_ns(void) { return feigned_ns > 0 ? feigned_ns : __real_bench_now_ns(); }
+double __wrap_bench_now_ns(void) {
+  if (feigned_ns <= 0) return __real_bench_now_ns();
+  return feigned_ns += feigned_looks++ < 2 ? feigned_first_ns : feigned_look_ns;
+}
 
 static attn_status run_slowly(const attn_plan *plan, const attn_args *args, void *workspace, size_t bytes) {
   feigned_ns += feigned_call_ns;
@@ -1174,6 +1264,36 @@ TEST(paired_rounds_fit_into_the_budget) {
   assert_int_equal(paired_rounds(0, 1e-3, 1000, 0), BENCH_LEAST_PAIRED_ROUNDS);
   assert_int_equal(paired_rounds(0, 30.5 * 9e-3, 1000, 0), 30);
   for (int slow = 0; slow < 2; slow++) assert_int_equal(paired_rounds(0, 30.5 * 15e-3, 4e6, slow), 30);
+}
+
+static size_t ask_for_more(const attn_plan *plan) { return attn_plan_workspace(plan) + 4096; }
+
+static const void *larger_workspace; /* that the build which asks for more was checked with */
+
+static attn_status run_in_larger(const attn_plan *plan, const attn_args *args, void *workspace, size_t workspace_bytes) {
+  if (!larger_workspace) larger_workspace = workspace;
+  return attn_plan_run(plan, args, workspace, workspace_bytes);
+}
+
+/* Whichever build asks for more, both are timed in its workspace. */
+TEST(paired_builds_share_the_larger_workspace) {
+  for (int larger = 0; larger < 2; larger++) {
+    const script s = steady("any", 10000);
+    bench_build builds[2] = {bench_own_build, bench_own_build};
+    const bench_case bench = case_of("heads:1/seq:8/head_dim:8");
+    const bench_case_settings settings = {.timed = true, .rounds = 7, .meter = &simulated};
+    bench_row pair[2];
+    bench_comparison c;
+    sim.all = &s;
+    sim.workspace = larger_workspace = NULL;
+    sim.other_workspaces = 0;
+    builds[larger].plan_workspace = ask_for_more;
+    builds[larger].plan_run = run_in_larger;
+    assert_true(bench_paired_measure(builds, &bench, attn_kernel_find("naive_c"), &settings, pair, &c));
+    assert_true(pair[0].time.n == 7 && pair[1].time.n == 7 && sim.other_workspaces == 0);
+    assert_true(larger_workspace && sim.workspace == larger_workspace);
+    for (int i = 0; i < 2; i++) bench_row_clear(&pair[i]);
+  }
 }
 
 /* Two kernels on an attention and on a layer, which is no comparison of builds. */
@@ -1412,6 +1532,84 @@ TEST(loops_run_where_the_case_does) {
   bench_tensors_destroy(&tensors);
 }
 
+/* By a clock that only a loop moves: 2 ms to warm up, then a slice is tried until it takes half of its time. */
+static double feigned_run_ns;
+
+static void run_feigned(int64_t iterations) {
+  feigned_ns += (double)iterations;
+  feigned_run_ns += (double)iterations;
+}
+
+TEST(slices_are_as_long_as_they_should_be) {
+  static const attn_peak_loop loop = {.isa = "c", .dtype = "f32", .flops = 8, .run = run_feigned};
+  feigned_ns = 1e9, feigned_first_ns = feigned_look_ns = feigned_run_ns = 0;
+  const bench_peak_slice slice = bench_peak_prepare(&loop, 1, 250000);
+  const double ran_ns = feigned_run_ns, rate = bench_peak_rate(&slice);
+  feigned_ns = 0;
+  assert_true(slice.loop == &loop && slice.threads == 1);
+  assert_int_equal(slice.iterations, 250001);
+  assert_true(ran_ns == 2e6 + 1000 + 254000); /* 1000, and 2000 to 128000 */
+  assert_close(rate, 8e9);
+}
+
+/* The first look takes 1 ms, so that a pass reads the buffer twice; all later ones take 2 ms. */
+TEST(the_read_bandwidth_is_bytes_over_time) {
+  static const size_t bytes[][2] = {{0, 1024}, {1, 1024}, {1024, 1024}, {1025, 2048}, {1 << 14, 1 << 14}};
+  for (size_t i = 0; i < COUNT(bytes); i++) {
+    feigned_ns = 1e9, feigned_first_ns = 1e6, feigned_look_ns = 2e6, feigned_looks = 0;
+    const double rate = bench_read_bandwidth(bytes[i][0], 1);
+    feigned_ns = feigned_first_ns = feigned_look_ns = 0;
+    assert_close(rate, (double)bytes[i][1] * 2 / 2e-3);
+  }
+}
+
+/* Kernels of libraries may use any instruction: of the type that P is rounded to. */
+TEST(libraries_have_the_peak_of_the_highest_tier) {
+  attn_kernel_info kernel = {.name = "x", .isa = "c", .library = ""};
+  const char *highest = bench_highest_tier();
+  assert_ptr_equal(bench_peak_of(&kernel, "f32"), attn_peak_for("c", "f32"));
+  kernel.library = "x";
+  assert_ptr_equal(bench_peak_of(&kernel, "bf16"), attn_peak_for(highest, "f32"));
+  kernel.numerics.p_rounding = 0x1p-9;
+  assert_ptr_equal(bench_peak_of(&kernel, "bf16"), attn_peak_for(highest, "bf16"));
+}
+
+#ifdef _OPENMP
+static void expect_limits(const char *limits) {
+  char text[300], wanted[300];
+  bench_team_explain(2, 3, text, sizeof text);
+  snprintf(wanted, sizeof wanted, "2 of 3 threads run: OpenMP or the system gives no more%s", limits);
+  assert_string_equal(text, wanted);
+}
+
+/* Only those that are in force, and set by a variable. */
+TEST(limits_of_openmp_are_named) {
+  static const char *const names[] = {"OMP_THREAD_LIMIT", "OMP_MAX_ACTIVE_LEVELS", "OMP_DYNAMIC"};
+  char *own[COUNT(names)];
+  const int dynamic = omp_get_dynamic();
+  for (size_t i = 0; i < COUNT(names); i++) {
+    const char *value = getenv(names[i]);
+    own[i] = value ? strdup(value) : NULL;
+    unsetenv(names[i]);
+  }
+  omp_set_dynamic(1);
+  expect_limits("");
+  setenv("OMP_DYNAMIC", "true", 1);
+  expect_limits("; OMP_DYNAMIC=true should be false");
+  omp_set_dynamic(0);
+  setenv("OMP_THREAD_LIMIT", "3", 1), setenv("OMP_MAX_ACTIVE_LEVELS", "1", 1);
+  expect_limits("");
+  setenv("OMP_THREAD_LIMIT", "2", 1), setenv("OMP_MAX_ACTIVE_LEVELS", "0", 1);
+  expect_limits("; OMP_THREAD_LIMIT=2 should be 3 or more; OMP_MAX_ACTIVE_LEVELS=0 should be 1 or more");
+  omp_set_dynamic(dynamic);
+  for (size_t i = 0; i < COUNT(names); i++) {
+    unsetenv(names[i]);
+    if (own[i]) setenv(names[i], own[i], 1);
+    free(own[i]);
+  }
+}
+#endif
+
 static size_t bytes_read;
 static const void *first_read;
 
@@ -1440,6 +1638,35 @@ TEST(the_read_rate_is_bytes_over_time) {
     assert_true(best <= 1e9 * (1 + 1e-9) && best >= 0.8e9);
   }
   for (int i = 0; i < 3; i++) bench_tensors_destroy(&tensors[i]);
+}
+
+static size_t bytes_of_parts;
+
+static uint64_t count_bytes(const void *data, size_t bytes) {
+  (void)data;
+#pragma omp atomic
+  bytes_of_parts += bytes;
+  return 0;
+}
+
+/* Threads share a tensor; K and V must be dense, as the loop reads on and on. */
+TEST(parts_of_tensors_have_all_their_bytes) {
+  const bench_case bench = case_of("batch:2/seq:128/heads:2/head_dim:32");
+  bench_tensors tensors;
+  assert_true(bench_tensors_create(&bench, &tensors));
+  for (int threads = 1; threads <= 3; threads++) {
+    bytes_of_parts = 0;
+    assert_true(bench_read_rate(count_bytes, (bench_read_span){&tensors, 1, 0, 2}, threads) > 0);
+    assert_true((double)bytes_of_parts == 2 * bench_read_bytes(&bench.problem));
+  }
+  bench_tensors_destroy(&tensors);
+  for (int i = 0; i < 8; i++) {
+    attn_problem p = bench.problem;
+    attn_strides *stride = i < 4 ? &p.k_stride : &p.v_stride;
+    int64_t *const strides[] = {&stride->b, &stride->h, &stride->s, &stride->d};
+    *strides[i % 4] += 1;
+    assert_true(bench_read_bytes(&p) == 0 && bench_read_bytes(&bench.problem) > 0);
+  }
 }
 
 /* A loop that read something wrong has no rate. */

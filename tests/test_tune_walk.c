@@ -175,6 +175,22 @@ TEST(a_rule_begins_where_rows_have_its_queries) {
   assert_true(result.rules[0].seq_k[1] == INT64_MAX && result.rules[0].step == 32);
 }
 
+/* Where every point differs from its neighbours, rows and points are as many as there is room for. */
+static double chaotic(const bench_tune_shape *s) {
+  const uint64_t mixed = (uint64_t)(s->seq_q * 131 + s->seq_k * 7) * 0x9fb21c651e98df25u;
+  return mixed >> 63 ? 2 : 0.5;
+}
+
+TEST(a_walk_has_room_for_so_many_points) {
+  world.ratio = chaotic;
+  assert_true(bench_tune_walk(&source, &line, 1e9, &result));
+  assert_true(result.rule_count > 50 && result.points > 7 * TUNE_POINTS && result.points <= 2 * TUNE_ROWS * TUNE_POINTS);
+  for (int i = 0; i < result.rule_count; i++) {
+    const bench_tune_rule *r = &result.rules[i];
+    assert_true(r->seq_q[0] <= r->seq_q[1] && r->seq_k[0] <= r->seq_k[1] && r->low >= 0.5 && r->high <= 2);
+  }
+}
+
 TEST(the_walk_ends_in_time) {
   world.ratio = slow_in_a_corner;
   assert_true(bench_tune_walk(&source, &line, 0.05, &result));
@@ -289,6 +305,54 @@ static bool measure_threads(void *context, const bench_tune_shape *s, double sec
 TEST(threads_cost_what_is_beyond_their_share) {
   bench_tune_threads(&(bench_tune_source){.measure = measure_threads}, 1, &result);
   assert_true(fabs(result.least_ns - 5000) < 1e-6);
+}
+
+/* Times of the shapes one after the other; every second one takes more threads, or cannot be measured. */
+static int shapes_measured, every;
+
+static bool measure_differing_threads(void *context, const bench_tune_shape *s, double seconds, attn_tune_report *report) {
+  static const int64_t sizes[][2] = {{1, 64}, {1, 128}, {1, 256}, {1, 512}, {16, 16}, {24, 24}, {32, 32}, {48, 48}};
+  const int n = shapes_measured++;
+  assert_true(s->threads && s->dim == 64 && s->group == 1 && s->heads_kv == 8 && !s->causal && s->dtype == ATTN_F32);
+  assert_true(s->seq_q == sizes[n][0] && s->seq_k == sizes[n][1]);
+  (void)context;
+  world.now_s += seconds;
+  *report = (attn_tune_report){.timed = 0};
+  if (n % every) return n % 4 == 1; /* not measured, or without entries */
+  report->entry[0] = (attn_tune_entry){.kernel = name_of(other()), .threads = 1, .time_ns = 1};
+  report->entry[1] = (attn_tune_entry){.kernel = name_of(0), .threads = 2, .time_ns = 9e9};
+  report->entry[2] = (attn_tune_entry){.kernel = name_of(0), .threads = 4, .time_ns = 2500 + 1000 * (n + 1)};
+  report->entry[3] = (attn_tune_entry){.kernel = name_of(0), .threads = 1, .time_ns = 10000};
+  report->timed = 4;
+  report->automatic = name_of(0);
+  return true;
+}
+
+static double least_of_threads(int share) {
+  result.least_ns = shapes_measured = 0, every = share;
+  world.now_s = 0;
+  bench_tune_threads(&(bench_tune_source){.measure = measure_differing_threads}, 4, &result);
+  assert_true(shapes_measured == 8 && world.now_s == 4);
+  return result.least_ns;
+}
+
+TEST(the_cost_of_threads_is_the_median_of_shapes) {
+  assert_true(least_of_threads(1) == 4500); /* of 1000 to 8000 */
+  assert_true(least_of_threads(2) == 4000); /* of 1000, 3000, 5000 and 7000 */
+}
+
+/* A time that threads do not shorten costs nothing known; nor does one thread. */
+static bool measure_cheap_threads(void *context, const bench_tune_shape *s, double seconds, attn_tune_report *report) {
+  (void)context, (void)seconds;
+  *report = (attn_tune_report){.timed = s->seq_q == 1 ? 1 : 2, .automatic = name_of(0)};
+  report->entry[0] = (attn_tune_entry){.kernel = name_of(0), .threads = 1, .time_ns = 10000};
+  report->entry[1] = (attn_tune_entry){.kernel = name_of(0), .threads = 4, .time_ns = 2500};
+  return true;
+}
+
+TEST(threads_that_cost_nothing_are_not_counted) {
+  bench_tune_threads(&(bench_tune_source){.measure = measure_cheap_threads}, 1, &result);
+  assert_true(result.least_ns == 0);
 }
 
 /* ---- Lines, and the check of their kernels ---- */
@@ -555,6 +619,15 @@ TEST(random_shapes_are_legal_and_differ) {
     attn_problem problem;
     bench_tune_problem(&s, &problem);
     test_ok(attn_problem_validate(&problem));
+    bench_case bench;
+    bench_tune_case(&s, &bench);
+    const attn_problem *same = &bench.problem;
+    assert_true(!bench.invalid[0] && problem.window_right == same->window_right && problem.window_left == same->window_left);
+    assert_true(problem.window_right == (s.causal ? 0 : -1) && (!s.causal || problem.align == same->align));
+    assert_true(problem.heads_q == same->heads_q && problem.heads_kv == same->heads_kv && problem.dim_v == same->dim_v);
+    assert_true(problem.seq_q == same->seq_q && problem.seq_k == same->seq_k && problem.dim_qk == same->dim_qk);
+    assert_true(problem.dtype_q == same->dtype_q && problem.dtype_kv == same->dtype_kv && problem.dtype_o == same->dtype_o);
+    assert_true(problem.batch == 1 && same->batch == 1 && problem.dtype_q == s.dtype && problem.dim_v == s.dim);
     assert_true(!s.causal || s.seq_q <= s.seq_k);
     assert_true(s.seq_k >= 6 && s.seq_k < 5000);
     sum += s.seq_k;

@@ -55,6 +55,8 @@ TEST(student_has_the_values_of_tables) {
   assert_near(bench_student_p(0, 7), 1, 1e-12);
   assert_near(bench_student_quantile(0.01, 8), 3.355387, 1e-6);
   assert_near(bench_student_quantile(0.05, 3), 3.182446, 1e-6);
+  assert_near(bench_student_quantile(0.5, 5), 0.7266868, 1e-6);
+  assert_near(bench_student_p(0.5, 3), 0.6514480, 1e-6);
   assert_near(bench_student_p(9.531018, 3), 0.00244965, 1e-6);
 }
 
@@ -183,6 +185,19 @@ TEST(few_rounds_are_inconclusive) {
   assert_string_equal(c.reason, "5 rounds are too few for an interval");
   assert_near(c.ratio, 2, 1e-12);
   assert_true(isnan(c.ci_lo));
+}
+
+/* A comparison that memory was too short for: neither it nor the mean has a ratio. */
+TEST(what_is_not_known_is_out_of_memory) {
+  bench_comparison c = {.log_ratio = NAN, .within = NAN, .noise = NAN, .drift = NAN, .runs = NAN, .runs_a = 1, .runs_b = 1};
+  for (bench_design design = BENCH_ONE_RUN; design <= BENCH_PAIRED_ROUNDS; design++) {
+    bench_comparisons t = {.design = design, .margin = 0.01, .item = &c, .count = 1};
+    assert_true(bench_comparisons_judge(&t));
+    assert_string_equal(c.reason, "out of memory");
+    assert_string_equal(t.mean.reason, "out of memory");
+    assert_int_equal(c.verdict, BENCH_INCONCLUSIVE);
+    assert_true(c.p == 1 && isnan(c.ci_lo) && isnan(c.ci_hi) && isnan(c.error) && isnan(c.ratio) && isnan(t.mean.ratio));
+  }
 }
 
 TEST(equal_times_are_the_same) {
@@ -482,6 +497,10 @@ TEST(more_rounds_are_advised_where_they_decide) {
     bench_sides_advise(NULL, NULL, &p.matches);
     assert_string_equal(test_heard(), undecided ? "\nTo decide, take more rounds: --rounds 88\n" : "");
   }
+  p.matches.table.count = 1; /* what stands behind the table is no row */
+  test_listen(stdout);
+  bench_sides_advise(NULL, NULL, &p.matches);
+  assert_string_equal(test_heard(), "");
 }
 
 /* What people read: lines with their own parts of the case id, the mean, what is missing and why, colours, a pivot table. */
@@ -534,6 +553,41 @@ TEST(tables_are_printed) {
                  "\n"
                  "not compared: 1\n"
                  "  decode_c dtype:f32/Sq:1/D:32 (not in B)\n");
+}
+
+/* One row has no part of its own, two different ones have none in common. Without memory there is no mean. */
+TEST(cases_without_parts_are_dashes) {
+  printed p;
+  fill_printed(&p);
+  p.matches.table.count = 1, p.matches.unpaired_count = 0;
+  p.matches.table.mean =
+      (bench_comparison){.ratio = NAN, .ci_lo = NAN, .ci_hi = NAN, .verdict = BENCH_INCONCLUSIVE, .reason = "out of memory"};
+  expect_printed(bench_comparison_print, &p,
+                 "A: old (1 run)\n"
+                 "B: new (2 runs)\n"
+                 "ratio: time of A / time of B; above 1, B is faster\n"
+                 "all cases: dtype:f32/Sq:64/D:32\n"
+                 "\n"
+                 "verdict      ratio [95 %]               time of A  time of B  kernel           case  (reason)\n"
+                 "SLOWER       0.8000 [0.7500, 0.8750]     2.000 us   2.500 us  flash_c          -  (why)\n"
+                 "\n"
+                 "geometric mean of 1: out of memory, INCONCLUSIVE (out of memory)\n"
+                 "1 SLOWER, 0 INCONCLUSIVE, 0 SAME, 0 FASTER\n");
+  snprintf(p.row[2].case_id, sizeof p.row[2].case_id, "B:1");
+  p.matches.table.count = 2;
+  expect_printed(
+      bench_comparison_print, &p,
+      "A: old (1 run)\n"
+      "B: new (2 runs)\n"
+      "ratio: time of A / time of B; above 1, B is faster\n"
+      "all cases: -\n"
+      "\n"
+      "verdict      ratio [95 %]               time of A  time of B  kernel           case  (reason)\n"
+      "SLOWER       0.8000 [0.7500, 0.8750]     2.000 us   2.500 us  flash_c          dtype:f32/Sq:64/D:32  (why)\n"
+      "INCONCLUSIVE 1.5000 [1.2500, 1.7500]     9.000 us   6.000 us  naive_c          B:1  (why)\n"
+      "\n"
+      "geometric mean of 2: out of memory, INCONCLUSIVE (out of memory)\n"
+      "1 SLOWER, 1 INCONCLUSIVE, 0 SAME, 0 FASTER\n");
 }
 
 /* Of two rows without a time, the one that says why is named. */

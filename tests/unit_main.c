@@ -4,7 +4,7 @@
 
 #include "support.h"
 
-static struct CMUnitTest tests[64];
+static struct CMUnitTest tests[96];
 static size_t count;
 
 void test_add(struct CMUnitTest test) {
