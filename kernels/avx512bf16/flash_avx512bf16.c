@@ -11,34 +11,10 @@
  *
  * Scores are multiplied by the scale after the product, because Q times the scale is no bf16 value. P is rounded to bf16 for
  * the product with V and for its own sum, as the kernel's numerics declare. */
-#include <string.h>
-
-#include "kernels/avx512/vec_avx512.h"
-#include "values_bf16.h"
-
-/* The nearest bf16 values of `low`, then of `high`. */
-static inline __m512i narrow(vec low, vec high) {
-  const __m512bh values = _mm512_cvtne2ps_pbh(high, low);
-  __m512i bits;
-  memcpy(&bits, &values, sizeof bits);
-  return bits;
-}
-
-static inline vec round_to_bf16(vec x) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(narrow(x, x))), 16));
-}
-#define ROUND_P(p) round_to_bf16(p)
-
-static inline __m512bh pairs_in(vec x) {
-  __m512bh values;
-  memcpy(&values, &x, sizeof values);
-  return values;
-}
-
-static inline vec dot_pairs(vec a, vec b, vec sum) { return _mm512_dpbf16_ps(sum, pairs_in(a), pairs_in(b)); }
-#define vec_fma_factor dot_pairs /* of register_tile.h's product() */
+#include "pairs_avx512bf16.h"
 
 #include "kernels/common/flash.h"
+#include "kernels/common/pair_weights.h"
 
 static int64_t pairs(int64_t n) { return ceil_div(n, 2); }
 
@@ -94,16 +70,15 @@ static void pack_k_pairs(const unit_keys *unit, int64_t key, float *panel) {
 
 /* Two keys, the even one first, side by side. */
 static void pack_v_pairs(const unit_keys *unit, int64_t key, float *to) {
-  const __m512i left = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-  const __m512i right = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
   const row_source v = v_rows(unit, key);
   for (int64_t c = 0; c < v.columns; c += ROW_VALUES) {
     const __m512i even = load_row(&v, 0, c, unit->used.begin <= key && key < unit->used.end);
     const __m512i odd = load_row(&v, 1, c, unit->used.begin <= key + 1 && key + 1 < unit->used.end);
-    const vec low = _mm512_castsi512_ps(_mm512_unpacklo_epi16(even, odd)); /* columns 0 .. 3 of every 8 */
-    const vec high = _mm512_castsi512_ps(_mm512_unpackhi_epi16(even, odd));
-    vec_store(to + c, _mm512_permutex2var_ps(low, left, high));
-    if (c + VEC_LANES < v.columns) vec_store(to + c + VEC_LANES, _mm512_permutex2var_ps(low, right, high));
+    vec pairs[2];
+    zip_pairs(_mm512_castsi512_ps(even), _mm512_castsi512_ps(odd), pairs);
+    unzip_columns(pairs[0], pairs[1], pairs);
+    vec_store(to + c, pairs[0]);
+    if (c + VEC_LANES < v.columns) vec_store(to + c + VEC_LANES, pairs[1]);
   }
 }
 
@@ -182,24 +157,7 @@ static void score_tile_pairs(const row_block *block, int64_t tile_row, tile_keys
   }
 }
 
-/* The floats of the tile's P become pairs, in place. */
-static void pair_weights(const row_block *block, int64_t keys) {
-  for (int64_t i = 0; i < TILE_ROWS; i++) {
-    float *row = block->score + i * block->score_stride;
-    for (int64_t j = 0; j < keys; j += ROW_VALUES) {
-      const vec low = vec_load(row + j), high = j + VEC_LANES < keys ? vec_load(row + j + VEC_LANES) : vec_zero();
-      vec_store(row + j / 2, _mm512_castsi512_ps(narrow(low, high)));
-    }
-  }
-}
-
 /* ---- O += P V ---- */
-
-static bool sees(const row_block *block, int64_t i, int64_t key) {
-  const problem_row at = problem_row_of(block, i);
-  return block->range[i].begin <= key && key < block->range[i].end &&
-         attn_key_selected(block->problem, block->args, block->b, at.head, at.query, key);
-}
 
 /* The same sums as accumulate_tile's, with zeros for V of keys that a row may not see. p: the row's pairs from `begin` on.
  */
@@ -207,7 +165,7 @@ static void accumulate_seen(const row_block *block, int64_t i, int64_t begin, in
   float *acc = block->acc + i * block->acc_stride;
   for (int64_t key = begin; key < end; key += 2) {
     const __m512i seen =
-        _mm512_set1_epi32((sees(block, i, key) ? 0xffff : 0) | (sees(block, i, key + 1) ? (int)0xffff0000u : 0));
+        _mm512_set1_epi32((row_sees(block, i, key) ? 0xffff : 0) | (row_sees(block, i, key + 1) ? (int)0xffff0000u : 0));
     const vec weights = vec_set1(p[(key - begin) / 2]);
     const float *v = block->keys.v + key / 2 * block->keys.v_stride;
     for (int64_t c = 0; c < block->acc_stride; c += VEC_LANES) {
@@ -223,7 +181,7 @@ static void tile_pairs(const row_block *block, int64_t tile_row, int64_t begin, 
   const int64_t first = round_down(keys.begin, 2), last = round_up(keys.end, 2);
   const float *p = block->score + (first - keys.first) / 2;
   score_tile_pairs(block, tile_row, keys);
-  pair_weights(block, round_up(keys.end - keys.first, VEC_LANES));
+  for (int64_t i = 0; i < TILE_ROWS; i++) pair_weights(block->score + i * block->score_stride, keys.end - keys.first);
   if (!block->careful) {
     accumulate_tile(block, tile_row, first / 2, last / 2, p);
     return;

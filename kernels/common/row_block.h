@@ -54,6 +54,13 @@ static inline problem_row problem_row_of(const row_block *block, int64_t i) {
   return (problem_row){block->head + i / block->rows_per_head, block->first_row + i % block->rows_per_head};
 }
 
+/* Whether row i may see the key. */
+static inline bool row_sees(const row_block *block, int64_t i, int64_t key) {
+  const problem_row at = problem_row_of(block, i);
+  return block->range[i].begin <= key && key < block->range[i].end &&
+         attn_key_selected(block->problem, block->args, block->b, at.head, at.query, key);
+}
+
 /* One range that holds all keys that rows of the block may see. */
 static inline attn_key_range keys_of_block(const row_block *block) {
   attn_key_range used = {0, 0};

@@ -11,7 +11,7 @@
  * Parameters: those of register_tile.h, and
  *   ROUND_P(p)  optional, defined before the first header of kernels/common: rounds a vector of P to the type that the
  *               tier's product of P and V takes, so that the sum of P is that of the rounded values; default: p itself;
- *               tested: to bf16 (neonbf16) */
+ *               tested: to bf16 (avx512bf16, amx, neonbf16), p itself (the others) */
 #ifndef ATTN_COMMON_TILES_H
 #define ATTN_COMMON_TILES_H
 
@@ -99,11 +99,9 @@ static void accumulate_selected(const row_block *block, int64_t tile_row, int64_
                                 const float *p) {
   for (int64_t i = 0; i < rows; i++) {
     const int64_t row = tile_row + i;
-    const problem_row at = problem_row_of(block, row);
     float *acc = block->acc + row * block->acc_stride;
     for (int64_t key = begin; key < end; key++) {
-      if (key < block->range[row].begin || key >= block->range[row].end) continue;
-      if (!attn_key_selected(block->problem, block->args, block->b, at.head, at.query, key)) continue;
+      if (!row_sees(block, row, key)) continue;
       const vec weight = vec_set1(p[i * block->score_stride + (key - begin)]);
       const float *v = block->keys.v + key * block->keys.v_stride;
       for (int64_t c = 0; c < block->acc_stride; c += VEC_LANES)

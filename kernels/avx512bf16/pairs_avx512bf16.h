@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: MIT */
+/* Vectors of pairs of bf16 values, and their products by VDPBF16PS. A pair takes the place of a float of vec_avx512.h. */
+#ifndef ATTN_PAIRS_AVX512BF16_H
+#define ATTN_PAIRS_AVX512BF16_H
+
+#include <string.h>
+
+#include "kernels/avx512/vec_avx512.h"
+#include "values_bf16.h"
+
+/* The nearest bf16 values of `low`, then of `high`. */
+static inline vec narrow(vec low, vec high) {
+  const __m512bh values = _mm512_cvtne2ps_pbh(high, low);
+  vec bits;
+  memcpy(&bits, &values, sizeof bits);
+  return bits;
+}
+
+static inline vec round_to_bf16(vec x) {
+  const __m256i values = _mm512_castsi512_si256(_mm512_castps_si512(narrow(x, x)));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(values), 16));
+}
+#define ROUND_P(p) round_to_bf16(p)
+
+static inline __m512bh pairs_in(vec x) {
+  __m512bh values;
+  memcpy(&values, &x, sizeof values);
+  return values;
+}
+
+static inline vec dot_pairs(vec a, vec b, vec sum) { return _mm512_dpbf16_ps(sum, pairs_in(a), pairs_in(b)); }
+#define vec_fma_factor dot_pairs /* of register_tile.h's product() */
+
+/* Adjacent values of which the first n are there; zeros beyond. */
+static inline vec load_pairs(const uint16_t *from, int64_t n) { return _mm512_castsi512_ps(load_values(from, 1, n)); }
+
+/* Values of two keys to pairs: of columns 0 .. 3, then of 4 .. 7 of every 8. */
+static inline void zip_pairs(vec even, vec odd, vec pairs[2]) {
+  const __m512i first = _mm512_castps_si512(even), second = _mm512_castps_si512(odd);
+  pairs[0] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(first, second));
+  pairs[1] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(first, second));
+}
+
+/* Lanes that zip_pairs() has put into such an order, in the order of the columns. */
+static inline void unzip_columns(vec low, vec high, vec columns[2]) {
+  const __m512i left = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const __m512i right = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+  columns[0] = _mm512_permutex2var_ps(low, left, high);
+  columns[1] = _mm512_permutex2var_ps(low, right, high);
+}
+
+#endif
