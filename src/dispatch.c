@@ -172,8 +172,8 @@ static const char *slower_than_widening(void) {
 static const char *passed_over(const attn_kernel *kernel, const attn_problem *p, const char *cap) {
   if (strcmp(kernel->info.name, "flash_amx") == 0)
     return is_small_for_tiles(p) ? "slower than vectors for so few queries and keys" : NULL;
-  if (is_measured(kernel)) return slower_than_widening();
-  if (strcmp(kernel->info.algorithm, "decode") != 0) return NULL;
+  const char *reason = is_measured(kernel) ? slower_than_widening() : NULL;
+  if (reason || strcmp(kernel->info.algorithm, "decode") != 0) return reason;
   if (strcmp(kernel->info.isa, "amx") == 0) return slower_in_decoding_tiles(p);
   if (p->seq_q > most_decode_queries(p)) return "slower than flash for so many queries";
   return p->seq_q > DECODED_QUERIES && suits_tiles(p, cap) ? "slower than flash_amx for so many queries" : NULL;

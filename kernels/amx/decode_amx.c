@@ -6,11 +6,6 @@
 #define DECODE_OWN_PRODUCTS
 #include "kernels/common/decode.h"
 
-static const char *decode_amx_rejects(const attn_problem *p, char *buffer, size_t buffer_bytes) {
-  const char *reason = takes_bf16(p, buffer, buffer_bytes);
-  return reason ? reason : decode_rejects(p, buffer, buffer_bytes);
-}
-
 const attn_kernel attn_decode_amx = {
     .info = {.name = "decode_amx",
              .algorithm = "decode",
@@ -20,7 +15,7 @@ const attn_kernel attn_decode_amx = {
                  "few queries on bf16 inputs in the tile unit, P rounded to bf16: keys split and merged, K and V read "
                  "once per KV head, in place",
              .numerics = {.exp_error = 0x1p-22, .p_rounding = 0x1p-8, .input_flush = 0x1p-126}},
-    .rejects = decode_amx_rejects,
+    .rejects = decode_rejects_all_but_bf16,
     .plan = decode_plan,
     .run = decode_run,
 };

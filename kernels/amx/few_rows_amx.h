@@ -19,6 +19,7 @@
 #include <assert.h>
 
 #include "kernels/avx512/vec_avx512.h"
+#include "kernels/avx512bf16/values_bf16.h"
 
 /* P to bfloat16, as floats. Ties go up. As numbers without sign all NaN are above the largest infinity, so the limit keeps
  * them NaN. */
@@ -37,8 +38,8 @@ enum {
   GROUP_KEYS = 16, /* of a tile */
   GROUPS = 4,
   DECODE_KEYS = GROUPS * GROUP_KEYS,
+  DECODE_SCORE_STRIDE = DECODE_KEYS + 16,
   DECODE_TILE_ROWS = 16,
-  PAIRED = 32, /* values of a row of a tile of bfloat16 */
   TILE_BYTES = 1024,
   TILE_FLOATS = 256
 };
@@ -84,14 +85,14 @@ typedef struct products_layout {
 
 /* Whole tiles: what stands in rows beyond the last is never read by vectors, and touches no other row in the unit. */
 static int64_t decode_capacity(int64_t rows) { return round_up(rows, DECODE_TILE_ROWS); }
-static int64_t decode_columns(const attn_problem *p) { return round_up(p->dim_v, PAIRED); }
+static int64_t decode_columns(const attn_problem *p) { return round_up(p->dim_v, ROW_VALUES); }
 
 static bool products_layout_of(const attn_problem *p, int64_t capacity, products_layout *at) {
   const int64_t value = sizeof(uint16_t);
   const memory_part parts[] = {
-      {&at->q_tiles, round_up(capacity, DECODE_TILE_ROWS), round_up(p->dim_qk, PAIRED) * value},
-      {&at->k, DECODE_KEYS, round_up(p->dim_qk, PAIRED) * value},
-      {&at->v, DECODE_KEYS, round_up(p->dim_v, PAIRED) * value},
+      {&at->q_tiles, round_up(capacity, DECODE_TILE_ROWS), round_up(p->dim_qk, ROW_VALUES) * value},
+      {&at->k, DECODE_KEYS, round_up(p->dim_qk, ROW_VALUES) * value},
+      {&at->v, DECODE_KEYS, round_up(p->dim_v, ROW_VALUES) * value},
       {&at->s, DECODE_KEYS, float_bytes(DECODE_TILE_ROWS)},
       {&at->even, DECODE_KEYS, float_bytes(DECODE_TILE_ROWS)},
   };
@@ -103,30 +104,22 @@ static uint16_t *values_at(void *memory, int64_t offset) { return (uint16_t *)(v
 
 /* ---- Queries ---- */
 
-/* n <= 32 values, `stride` apart; zeros beyond. */
-static __m512i load_paired(const uint16_t *from, int64_t stride, int64_t n) {
-  if (stride == 1) return n >= PAIRED ? _mm512_loadu_si512(from) : _mm512_maskz_loadu_epi16(((__mmask32)1 << n) - 1, from);
-  uint16_t values[PAIRED] = {0};
-  for (int64_t i = 0; i < min64(n, PAIRED); i++) values[i] = from[i * stride];
-  return _mm512_loadu_si512(values);
-}
-
 /* 32 dims of a row's query from d on. Rows without keys are not read, because they may hold anything. */
 static __m512i load_query(const row_block *block, int64_t row, int64_t d) {
   const attn_problem *p = block->problem;
   if (row >= block->rows || block->range[row].begin >= block->range[row].end) return _mm512_setzero_si512();
   const problem_row at = problem_row_of(block, row);
   const uint16_t *q = (const uint16_t *)block->args->q + attn_q_offset(p, block->seq, block->b, at.head, at.query);
-  return load_paired(q + d * p->q_stride.d, p->q_stride.d, p->dim_qk - d);
+  return load_values(q + d * p->q_stride.d, p->q_stride.d, p->dim_qk - d);
 }
 
 static void pair_queries(const row_block *block, uint16_t *to) {
   for (int64_t row = 0; row < block->rows; row += DECODE_TILE_ROWS)
-    for (int64_t d = 0; d < block->problem->dim_qk; d += PAIRED, to += TILE_BYTES / 2) {
+    for (int64_t d = 0; d < block->problem->dim_qk; d += ROW_VALUES, to += TILE_BYTES / 2) {
       vec pairs[DECODE_TILE_ROWS]; /* of dims, as if they were floats */
       for (int64_t i = 0; i < DECODE_TILE_ROWS; i++) pairs[i] = _mm512_castsi512_ps(load_query(block, row + i, d));
       vec_transpose(pairs);
-      for (int64_t i = 0; i < DECODE_TILE_ROWS; i++) _mm512_storeu_si512(to + i * PAIRED, _mm512_castps_si512(pairs[i]));
+      for (int64_t i = 0; i < DECODE_TILE_ROWS; i++) _mm512_storeu_si512(to + i * ROW_VALUES, _mm512_castps_si512(pairs[i]));
     }
 }
 
@@ -146,12 +139,8 @@ static products start_products(const row_block *block, const products_layout *at
 
 /* Whether any row may see the key. */
 static bool some_row_sees(const row_block *block, int64_t key) {
-  for (int64_t i = 0; i < block->rows; i++) {
-    const problem_row at = problem_row_of(block, i);
-    if (key >= block->range[i].begin && key < block->range[i].end &&
-        attn_key_selected(block->problem, block->args, block->b, at.head, at.query, key))
-      return true;
-  }
+  for (int64_t i = 0; i < block->rows; i++)
+    if (row_sees(block, i, key)) return true;
   return false;
 }
 
@@ -161,13 +150,13 @@ static bool is_whole(const products *work) { return work->end - work->begin == D
  * or not seen by any row. */
 static value_rows copy_group(const products *work, const row_block *block, value_rows from, int64_t first, int64_t dim,
                              bool picks, uint16_t *to) {
-  const int64_t padded = round_up(dim, PAIRED);
+  const int64_t padded = round_up(dim, ROW_VALUES);
   for (int64_t key = first; key < first + GROUP_KEYS; key++) {
     const bool there = key >= work->begin && key < work->end && (!picks || some_row_sees(block, key));
-    for (int64_t d = 0; d < padded; d += PAIRED)
+    for (int64_t d = 0; d < padded; d += ROW_VALUES)
       _mm512_storeu_si512(
           to + (key - first) * padded + d,
-          there ? load_paired(from.at + (key - work->begin) * from.stride + d, 1, dim - d) : _mm512_setzero_si512());
+          there ? load_values(from.at + (key - work->begin) * from.stride + d, 1, dim - d) : _mm512_setzero_si512());
   }
   return (value_rows){.at = to, .stride = padded};
 }
@@ -177,14 +166,15 @@ static value_rows copy_group(const products *work, const row_block *block, value
 static void take_groups(const products *work, const row_block *block, value_rows values, int64_t dim, bool picks,
                         uint16_t *copy, value_rows groups[GROUPS]) {
   groups[0] = values;
-  if (is_whole(work) && !picks && dim % PAIRED == 0) return;
+  if (is_whole(work) && !picks && dim % ROW_VALUES == 0) return;
   for (int group = work->from; group < work->to; group++) {
     const int64_t first = work->first + group * GROUP_KEYS;
     const bool whole = first >= work->begin && first + GROUP_KEYS <= work->end;
-    if (whole && !picks && dim % PAIRED == 0)
+    if (whole && !picks && dim % ROW_VALUES == 0)
       groups[group] = (value_rows){values.at + (first - work->begin) * values.stride, values.stride};
     else
-      groups[group] = copy_group(work, block, values, first, dim, picks, copy + group * GROUP_KEYS * round_up(dim, PAIRED));
+      groups[group] =
+          copy_group(work, block, values, first, dim, picks, copy + group * GROUP_KEYS * round_up(dim, ROW_VALUES));
   }
 }
 
@@ -236,7 +226,7 @@ static ALWAYS_INLINE void score_tiles(products *work, const uint16_t *q, int64_t
   _tile_zero(SUM_1);
   _tile_zero(SUM_2);
   _tile_zero(SUM_3);
-  for (int64_t d = 0; d < dim_qk; d += PAIRED, q += TILE_BYTES / 2) {
+  for (int64_t d = 0; d < dim_qk; d += ROW_VALUES, q += TILE_BYTES / 2) {
     _tile_loadd(ROWS_A, q, 64);
     SCORE_GROUP(0, KEYS_A)
     SCORE_GROUP(1, KEYS_B)
@@ -264,7 +254,7 @@ static NO_INLINE void score_part(products *work, const uint16_t *q, int64_t dim_
 static void score_rows(products *work, const row_block *block, int64_t tile_row, int64_t rows) {
   const int64_t dim_qk = block->problem->dim_qk;
   const bool ahead = asks_ahead(work, tile_row);
-  const uint16_t *q = work->q_tiles + tile_row * round_up(dim_qk, PAIRED);
+  const uint16_t *q = work->q_tiles + tile_row * round_up(dim_qk, ROW_VALUES);
   tiles_see_stores();
   (!is_whole(work) ? score_part : ahead ? score_fresh : score_again)(work, q, dim_qk);
   tiles_see_stores();
@@ -272,7 +262,7 @@ static void score_rows(products *work, const row_block *block, int64_t tile_row,
   const int64_t score_stride = block->score_stride;
   const float *from = work->s;
   for (float *to = block->score; to < block->score + DECODE_KEYS; to += GROUP_KEYS, from += TILE_FLOATS) {
-    for (int64_t d = 0; ahead && d < dim_qk; d += PAIRED) fetch_pairs(&work->next, PAIRS_BESIDE_SCORES);
+    for (int64_t d = 0; ahead && d < dim_qk; d += ROW_VALUES) fetch_pairs(&work->next, PAIRS_BESIDE_SCORES);
     vec s[GROUP_KEYS];
     UNROLL
     for (int i = 0; i < GROUP_KEYS; i++) s[i] = vec_load(from + i * DECODE_TILE_ROWS);
@@ -286,15 +276,15 @@ static void score_rows(products *work, const row_block *block, int64_t tile_row,
 /* ---- O ---- */
 
 /* P of 16 keys from `group` on times two times 32 columns, or 32. */
-#define ADD_COLUMNS(part, tile)                                                \
-  if (ahead) fetch_pairs(&next, PAIRS_BESIDE_TILE);                            \
-  _tile_stream_loadd(tile, v + (part)*PAIRED, stride * (int)sizeof(uint16_t)); \
-  if (part == 0) {                                                             \
-    _tile_dpbf16ps(SUM_0, ROWS_A, tile);                                       \
-    _tile_dpbf16ps(SUM_1, ROWS_B, tile);                                       \
-  } else {                                                                     \
-    _tile_dpbf16ps(SUM_2, ROWS_A, tile);                                       \
-    _tile_dpbf16ps(SUM_3, ROWS_B, tile);                                       \
+#define ADD_COLUMNS(part, tile)                                                    \
+  if (ahead) fetch_pairs(&next, PAIRS_BESIDE_TILE);                                \
+  _tile_stream_loadd(tile, v + (part)*ROW_VALUES, stride * (int)sizeof(uint16_t)); \
+  if (part == 0) {                                                                 \
+    _tile_dpbf16ps(SUM_0, ROWS_A, tile);                                           \
+    _tile_dpbf16ps(SUM_1, ROWS_B, tile);                                           \
+  } else {                                                                         \
+    _tile_dpbf16ps(SUM_2, ROWS_A, tile);                                           \
+    _tile_dpbf16ps(SUM_3, ROWS_B, tile);                                           \
   }
 
 static ALWAYS_INLINE void add_columns(products *work, const row_block *block, float *acc, int64_t column, const int parts,
@@ -360,7 +350,8 @@ static void accumulate_rows(products *work, const row_block *block, int64_t tile
   int64_t column = 0;
   pair_p(work->even, block->score, block->score_stride, rows);
   tiles_see_stores();
-  for (; column + 2 * PAIRED <= block->acc_stride; column += 2 * PAIRED) two_columns(work, block, acc, column, ahead);
+  for (; column + 2 * ROW_VALUES <= block->acc_stride; column += 2 * ROW_VALUES)
+    two_columns(work, block, acc, column, ahead);
   if (column < block->acc_stride) one_column(work, block, acc, column, ahead);
   tiles_see_stores();
 }
@@ -372,7 +363,7 @@ static void end_products(const products *work, const row_block *block) {
   (void)work;
   _tile_release();
   for (int64_t i = 0; i < block->rows; i++)
-    for (int64_t c = 0; c < block->acc_stride; c += PAIRED) {
+    for (int64_t c = 0; c < block->acc_stride; c += ROW_VALUES) {
       float *acc = block->acc + i * block->acc_stride + c;
       const vec even = vec_load(acc), odd = vec_load(acc + VEC_LANES);
       vec_store(acc, _mm512_permutex2var_ps(even, low, odd));

@@ -8,7 +8,7 @@
  *
  * Parameters: those of register_tile.h, and
  *   DECODE_OWN_PRODUCTS  optional: the tier has included products of its own, with the names of the last section of
- *                        few_rows.h; tested: not set (avx512, avx2, neon, portable), set (amx) */
+ *                        few_rows.h; tested: set (amx), not set (the others) */
 #ifndef ATTN_COMMON_DECODE_H
 #define ATTN_COMMON_DECODE_H
 
@@ -27,6 +27,12 @@ static const char *decode_rejects(const attn_problem *p, char *buffer, size_t bu
   if (p->k_stride.d != 1 || p->v_stride.d != 1)
     return "it reads K and V in place, so their head dimension must be dense (k_stride.d = v_stride.d = 1)";
   return too_many_rows(p, buffer, buffer_bytes);
+}
+
+/* The same for kernels whose products multiply bf16 values. */
+static inline const char *decode_rejects_all_but_bf16(const attn_problem *p, char *buffer, size_t buffer_bytes) {
+  const char *reason = takes_bf16(p, buffer, buffer_bytes);
+  return reason ? reason : decode_rejects(p, buffer, buffer_bytes);
 }
 
 /* ---- Memory: the state of every row, once per split ---- */
@@ -51,8 +57,6 @@ typedef struct decode_scratch {
   int64_t q, range, score, own, total;
   products_layout products; /* from `own` on */
 } decode_scratch;
-
-enum { DECODE_SCORE_STRIDE = DECODE_KEYS + 16 };
 
 static bool decode_scratch_of(const attn_problem *p, int64_t capacity, decode_scratch *at) {
   if (!products_layout_of(p, capacity, &at->products)) return false;

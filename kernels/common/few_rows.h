@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: MIT */
-/* decode's products on vectors: a few query rows against a block of keys, K and V in place.
+/* decode's products on vectors: a few query rows against a block of keys, K and V in place. Lanes hold floats
+ * (few_floats.h), or pairs of bf16 values (few_pairs.h).
  *
  * Scores put the head dimension in lanes: VEC_LANES vectors of sums at a time, from 1 row x VEC_LANES keys to 8 rows x
  * VEC_LANES / 8 keys. A transposing tree of additions (vec_sum_each) turns them into one vector of scores.
  *
  * Parameters: those of register_tile.h, and
  *   DECODE_EIGHT_ROWS  optional: work on up to 8 rows at once instead of 4, for tiers with registers for their sums;
- *                      tested: set (avx512), not set (portable, avx2, neon) */
+ *                      tested: set (avx512, avx512bf16), not set (portable, avx2, neon, neonbf16)
+ *   DECODE_PAIRS       optional: the tier multiplies pairs of bf16 values, by the names that few_pairs.h tells;
+ *                      tested: set (avx512bf16, neonbf16), not set (avx512, avx2, neon, portable) */
 #ifndef ATTN_COMMON_FEW_ROWS_H
 #define ATTN_COMMON_FEW_ROWS_H
 
@@ -14,6 +17,12 @@
 
 #include "next_lines.h"
 #include "streaming_softmax.h"
+
+#ifdef DECODE_PAIRS
+#include "few_pairs.h"
+#else
+#include "few_floats.h"
+#endif
 
 /* The most rows that are scored and summed together: each load and conversion of K and V is used as often. */
 #ifdef DECODE_EIGHT_ROWS
@@ -24,7 +33,14 @@ enum { DECODE_TILE_ROWS = 4 };
 #define EIGHT_ROWS(...)
 #endif
 
-enum { DECODE_KEYS = 32 }; /* of a block: K and V are used while they are in level 2 */
+enum {
+  DECODE_KEYS = 32, /* of a block: K and V are used while they are in level 2 */
+  DECODE_SCORE_STRIDE = DECODE_KEYS + 16,
+  VEC_VALUES = VEC_LANES * LANE_VALUES /* of K or V in a vector */
+};
+
+/* Lanes of a row of Q, whole vectors. */
+static ALWAYS_INLINE int64_t lanes_of(int64_t values) { return round_up(ceil_div(values, LANE_VALUES), VEC_LANES); }
 
 /* ---- A few rows and a block of keys ---- */
 
@@ -40,11 +56,14 @@ typedef struct few_rows {
   key_rows keys;    /* K for scores, V for sums */
   next_lines *next; /* to ask memory for */
   int64_t count;    /* of the keys */
-  int64_t row;      /* the first row that a call works on */
-  const float *q;   /* as tile_queries leaves them */
-  float *score;     /* [row][score_stride]: S, then P */
-  float *acc;       /* [row][acc_stride] */
-  int64_t dim_qk, score_stride, acc_stride;
+  int64_t lanes;    /* of P; the first key is the `before`-th of its lane */
+  int64_t before;
+  float factor;   /* from sums to scores in log2 units (scores_of) */
+  int64_t row;    /* the first row that a call works on */
+  const float *q; /* as tile_queries leaves them */
+  float *score;   /* [row][DECODE_SCORE_STRIDE]: S, or P */
+  float *acc;     /* [row][acc_stride] */
+  int64_t dim_qk, acc_stride;
   int64_t columns; /* of V that may be read */
 } few_rows;
 
@@ -56,8 +75,8 @@ typedef struct few_kind {
 } few_kind;
 
 #define DTYPE(constant, name, element, ...) \
-  _Static_assert(VEC_LANES * sizeof(element) <= LINE_BYTES, "a vector of " #name " must lie in a line");
-#include "dtypes.def"
+  _Static_assert(VEC_VALUES * sizeof(element) <= LINE_BYTES, "a vector of " #name " must lie in a line");
+#include LANE_DTYPES
 #undef DTYPE
 
 /* ---- S = Q K^T, K in place ---- */
@@ -72,12 +91,12 @@ static ALWAYS_INLINE void score_columns(vec *sum, const few_rows t, const int64_
   const int columns = VEC_LANES / kind.rows;
   vec query[DECODE_TILE_ROWS];
   UNROLL
-  for (int r = 0; r < kind.rows; r++) query[r] = vec_load(t.q + d * kind.rows + r * VEC_LANES);
+  for (int r = 0; r < kind.rows; r++) query[r] = vec_load(t.q + d / LANE_VALUES * kind.rows + r * VEC_LANES);
   UNROLL
   for (int j = 0; j < keys_at_once(kind); j++) {
-    const vec x = load_elements(t.keys.data, kind.dtype, key[j] + d, n);
+    const vec x = load_lanes(t.keys.data, kind.dtype, key[j] + d, n);
     UNROLL
-    for (int r = 0; r < kind.rows; r++) sum[r * columns + j] = vec_fma(query[r], x, sum[r * columns + j]);
+    for (int r = 0; r < kind.rows; r++) sum[r * columns + j] = multiply_lanes(query[r], x, sum[r * columns + j]);
   }
 }
 
@@ -98,20 +117,20 @@ static ALWAYS_INLINE void score_few(const few_rows t, int64_t at, const few_kind
     for (; group == 1 && d + 2 * line <= t.dim_qk; d += 2 * line) {
       if (kind.ahead) fetch_pairs(next, 1);
       UNROLL
-      for (int part = 0; part < 2 * line; part += VEC_LANES) score_columns(&sum[j], t, &key[j], d + part, VEC_LANES, kind);
+      for (int part = 0; part < 2 * line; part += VEC_VALUES) score_columns(&sum[j], t, &key[j], d + part, VEC_VALUES, kind);
     }
     for (; d + line <= t.dim_qk; d += line) {
       if (kind.ahead && (group > 1 || (columns % 2 ? at + j : j) % 2 == 0)) fetch_pairs(next, (group + 1) / 2);
       UNROLL
-      for (int part = 0; part < line; part += VEC_LANES) score_columns(&sum[j], t, &key[j], d + part, VEC_LANES, kind);
+      for (int part = 0; part < line; part += VEC_VALUES) score_columns(&sum[j], t, &key[j], d + part, VEC_VALUES, kind);
     }
-    for (; d < t.dim_qk; d += VEC_LANES) score_columns(&sum[j], t, &key[j], d, min64(t.dim_qk - d, VEC_LANES), kind);
+    for (; d < t.dim_qk; d += VEC_VALUES) score_columns(&sum[j], t, &key[j], d, min64(t.dim_qk - d, VEC_VALUES), kind);
   }
   float each[VEC_LANES];
-  vec_store(each, vec_sum_each(sum));
+  vec_store(each, scores_of(vec_sum_each(sum), t.factor));
   UNROLL
   for (int r = 0; r < kind.rows; r++)
-    memcpy(t.score + r * t.score_stride + at, each + r * columns, (size_t)columns * sizeof(float));
+    memcpy(t.score + r * DECODE_SCORE_STRIDE + at, each + r * columns, (size_t)columns * sizeof(float));
 }
 
 /* Rows that one call works on, by index into the tables below. */
@@ -135,8 +154,8 @@ typedef void few_function(const few_rows *rows);
 /* The rows from `row` on. */
 static ALWAYS_INLINE few_rows rows_left(const few_rows *t) {
   few_rows left = *t;
-  left.q += t->row * round_up(t->dim_qk, VEC_LANES);
-  left.score += t->row * t->score_stride;
+  left.q += t->row * lanes_of(t->dim_qk);
+  left.score += t->row * DECODE_SCORE_STRIDE;
   left.acc += t->row * t->acc_stride;
   return left;
 }
@@ -153,18 +172,18 @@ static ALWAYS_INLINE few_rows rows_left(const few_rows *t) {
 #define DTYPE(constant, ...)                          \
   FOR_EACH_ROWS(DEFINE_SCORE, ATTN_##constant, fresh) \
   FOR_EACH_ROWS(DEFINE_SCORE, ATTN_##constant, again)
-#include "dtypes.def"
+#include LANE_DTYPES
 #undef DTYPE
 
 /* Arranges the queries as score_few reads them: one vector of each row that a call works on, side by side, so that one
  * pointer reaches all of them. */
 static void tile_queries(const row_block *block, float *q_tiles) {
+  const int64_t dim = block->problem->dim_qk;
   for (int64_t row = 0, step; row < block->rows; row += step) {
     step = ROWS_AT_ONCE[rows_index(block->rows - row)];
     for (int64_t r = 0; r < step; r++)
-      for (int64_t d = 0; d < block->q_stride; d += VEC_LANES)
-        vec_store(q_tiles + row * block->q_stride + d * step + r * VEC_LANES,
-                  vec_load(block->q + (row + r) * block->q_stride + d));
+      for (int64_t d = 0; d < dim; d += VEC_VALUES)
+        vec_store(q_tiles + row * lanes_of(dim) + d / LANE_VALUES * step + r * VEC_LANES, query_lanes(block, row + r, d));
   }
 }
 
@@ -181,7 +200,7 @@ static void score_few_rows(few_rows *t, int64_t rows, bool read) {
   static few_function *const functions[][2][4] = {
 #define DTYPE(constant, ...) \
   [ATTN_##constant] = {ENTRIES_OF(score, ATTN_##constant##_fresh), ENTRIES_OF(score, ATTN_##constant##_again)},
-#include "dtypes.def"
+#include LANE_DTYPES
 #undef DTYPE
   };
   for_few_rows(functions, t, rows, read);
@@ -192,26 +211,43 @@ static void score_few_rows(few_rows *t, int64_t rows, bool read) {
 /* Sums that stay in registers: rows times vectors of columns. */
 enum { DECODE_SUMS = 4 * TILE_VECS };
 
+/* at[i] = where `column` of key i of lane j of P is in V. A key that does not exist, whose P is 0, counts as the other. */
+static ALWAYS_INLINE void find_columns(const few_rows *t, int64_t j, int64_t column, int64_t at[LANE_VALUES]) {
+  const int64_t key = LANE_VALUES == 1 ? j : j * LANE_VALUES - t->before;
+  UNROLL
+  for (int i = 0; i < LANE_VALUES; i++) at[i] = t->keys.first + (key + i) * t->keys.stride + column;
+  if (LANE_VALUES == 1) return;
+  if (key < 0) at[0] = at[LANE_VALUES - 1];
+  if (key + 1 == t->count) at[LANE_VALUES - 1] = at[0];
+}
+
 /* acc += P V for `vecs`, a constant, vectors of columns from `column` on. Asks for as many lines as it reads. */
 static ALWAYS_INLINE void accumulate_few(const few_rows t, int64_t column, const few_kind kind, const int vecs,
                                          next_lines *next) {
-  const int line = LINE_BYTES / (int)attn_dtype_bytes(kind.dtype), lines = (vecs * VEC_LANES + line - 1) / line;
-  const int64_t last = LOADS_PARTS ? min64(t.columns - column - (vecs - 1) * VEC_LANES, VEC_LANES) : VEC_LANES;
+  const int line = LINE_BYTES / (int)attn_dtype_bytes(kind.dtype);
+  const int lines = (vecs * VEC_LANES + line - 1) / line * LANE_VALUES; /* of a lane's keys */
+  const int64_t columns = min64(t.columns - column - (vecs - LANE_VALUES) * VEC_LANES, VEC_VALUES);
+  const int64_t last = LOADS_PARTS ? columns : VEC_VALUES;
   float *acc = t.acc + column;
   vec sum[DECODE_SUMS];
   UNROLL
   for (int i = 0; i < kind.rows * vecs; i++) sum[i] = vec_load(acc + i / vecs * t.acc_stride + i % vecs * VEC_LANES);
-  for (int64_t j = 0; j < t.count; j++) {
-    const int64_t at = t.keys.first + j * t.keys.stride + column;
+  for (int64_t j = 0; j < t.lanes; j++) {
+    int64_t at[LANE_VALUES];
+    find_columns(&t, j, column, at);
     vec_factor weight[DECODE_TILE_ROWS];
     if (kind.ahead && (lines > 1 || j % 2 == 0)) fetch_pairs(next, (lines + 1) / 2);
     UNROLL
-    for (int r = 0; r < kind.rows; r++) weight[r] = vec_factor_at(t.score + r * t.score_stride + j);
+    for (int r = 0; r < kind.rows; r++) weight[r] = vec_factor_at(t.score + r * DECODE_SCORE_STRIDE + j);
     UNROLL
-    for (int c = 0; c < vecs; c++) {
-      const vec x = load_elements(t.keys.data, kind.dtype, at + c * VEC_LANES, c < vecs - 1 ? VEC_LANES : last);
+    for (int c = 0; c < vecs; c += LANE_VALUES) {
+      vec x[LANE_VALUES];
+      load_columns(x, t.keys.data, kind.dtype, at, c * VEC_LANES, c < vecs - LANE_VALUES ? VEC_VALUES : last);
       UNROLL
-      for (int r = 0; r < kind.rows; r++) sum[r * vecs + c] = vec_fma_factor(weight[r], x, sum[r * vecs + c]);
+      for (int i = 0; i < LANE_VALUES; i++) {
+        UNROLL
+        for (int r = 0; r < kind.rows; r++) sum[r * vecs + c + i] = vec_fma_factor(weight[r], x[i], sum[r * vecs + c + i]);
+      }
     }
   }
   UNROLL
@@ -220,9 +256,10 @@ static ALWAYS_INLINE void accumulate_few(const few_rows t, int64_t column, const
 
 /* All columns of the rows, as many vectors at a time as there are registers for their sums: too few sums could not hide the
  * latency of multiply-add. */
-#define ACCUMULATE_VECS(rows, vecs)                                                                                  \
-  for (; (vecs) * (rows) <= DECODE_SUMS && column + (vecs)*VEC_LANES <= left.acc_stride; column += (vecs)*VEC_LANES) \
-    accumulate_few(left, column, kind, (vecs) * (rows) <= DECODE_SUMS ? (vecs) : 1, &next);
+#define FIT_SUMS(rows, vecs) ((vecs) >= LANE_VALUES && (vecs) * (rows) <= DECODE_SUMS)
+#define ACCUMULATE_VECS(rows, vecs)                                                                        \
+  for (; FIT_SUMS(rows, vecs) && column + (vecs)*VEC_LANES <= left.acc_stride; column += (vecs)*VEC_LANES) \
+    accumulate_few(left, column, kind, FIT_SUMS(rows, vecs) ? (vecs) : LANE_VALUES, &next);
 #define DEFINE_ACCUMULATE(rows, dtype, ahead)                                      \
   static NO_INLINE void accumulate_##rows##_##dtype##_##ahead(const few_rows *t) { \
     const few_rows left = rows_left(t);                                            \
@@ -239,27 +276,17 @@ static ALWAYS_INLINE void accumulate_few(const few_rows t, int64_t column, const
 #define DTYPE(constant, ...)                               \
   FOR_EACH_ROWS(DEFINE_ACCUMULATE, ATTN_##constant, fresh) \
   FOR_EACH_ROWS(DEFINE_ACCUMULATE, ATTN_##constant, again)
-#include "dtypes.def"
+#include LANE_DTYPES
 #undef DTYPE
 
 static void accumulate_few_rows(few_rows *t, int64_t rows, bool read) {
   static few_function *const functions[][2][4] = {
 #define DTYPE(constant, ...) \
   [ATTN_##constant] = {ENTRIES_OF(accumulate, ATTN_##constant##_fresh), ENTRIES_OF(accumulate, ATTN_##constant##_again)},
-#include "dtypes.def"
+#include LANE_DTYPES
 #undef DTYPE
   };
   for_few_rows(functions, t, rows, read);
-}
-
-/* Copies V of the block's keys to float32 rows of whole vectors, where V cannot be read in place. */
-static key_rows v_as_floats(const attn_problem *p, key_rows v, int64_t keys, float *copy) {
-  const int64_t copy_stride = round_up(p->dim_v, VEC_LANES);
-  for (int64_t j = 0; j < keys; j++)
-    for (int64_t d = 0; d < p->dim_v; d += VEC_LANES)
-      vec_store(copy + j * copy_stride + d,
-                load_elements(v.data, v.dtype, v.first + j * v.stride + d, min64(p->dim_v - d, VEC_LANES)));
-  return (key_rows){copy, ATTN_F32, 0, copy_stride};
 }
 
 /* ---- What decode.h calls ---- */
@@ -271,6 +298,7 @@ typedef struct products {
   next_lines next;
   int64_t begin, end;
   bool picks; /* V of a key is read only for rows that may see it */
+  float factor;
 } products;
 
 /* Offsets in bytes, and the size. */
@@ -279,18 +307,20 @@ typedef struct products_layout {
 } products_layout;
 
 static int64_t decode_capacity(int64_t rows) { return round_up(rows, TILE_ROWS); }
-static int64_t decode_columns(const attn_problem *p) { return round_up(p->dim_v, VEC_LANES); }
+static int64_t decode_columns(const attn_problem *p) { return round_up(p->dim_v, VEC_VALUES); }
 
 static bool products_layout_of(const attn_problem *p, int64_t capacity, products_layout *at) {
-  const memory_part parts[] = {{&at->q_tiles, capacity, float_bytes(round_up(p->dim_qk, VEC_LANES))},
-                               {&at->v, DECODE_KEYS, float_bytes(round_up(p->dim_v, VEC_LANES))}};
+  const memory_part parts[] = {{&at->q_tiles, capacity, float_bytes(lanes_of(p->dim_qk))},
+                               {&at->v, DECODE_KEYS, float_bytes(lanes_of(p->dim_v))}};
   at->total = 0;
   return LAY_OUT(parts, &at->total);
 }
 
 /* Called once the block's queries are loaded. */
 static products start_products(const row_block *block, const products_layout *at, void *memory) {
-  const products work = {.q_tiles = floats_at(memory, at->q_tiles), .v_copy = floats_at(memory, at->v)};
+  const products work = {.q_tiles = floats_at(memory, at->q_tiles),
+                         .v_copy = floats_at(memory, at->v),
+                         .factor = block->problem->scale * LOG2_E};
   tile_queries(block, work.q_tiles);
   return work;
 }
@@ -299,6 +329,20 @@ static products start_products(const row_block *block, const products_layout *at
 static line_rows block_lines(key_rows rows, int64_t dim) {
   const int64_t bytes = (int64_t)attn_dtype_bytes(rows.dtype);
   return (line_rows){(const char *)rows.data + rows.first * bytes, dim * bytes, rows.stride * bytes};
+}
+
+/* Copies V of the block's keys to rows of whole vectors, with zeros for keys that `row` may not see, unless that is
+ * negative. */
+static key_rows copy_values(const products *work, const row_block *block, int64_t row) {
+  const key_rows v = work->v;
+  const int64_t columns = block->acc_stride, dim_v = block->problem->dim_v;
+  float *to = work->v_copy;
+  for (int64_t j = 0; j < work->end - work->begin; j++) {
+    const bool used = row < 0 || row_sees(block, row, work->begin + j);
+    for (int64_t c = 0; c < columns; c += VEC_VALUES, to += VEC_LANES)
+      vec_store(to, load_lanes(v.data, v.dtype, v.first + j * v.stride + c, used ? min64(dim_v - c, VEC_VALUES) : 0));
+  }
+  return (key_rows){work->v_copy, LANE_VALUES == 1 ? ATTN_F32 : v.dtype, 0, columns};
 }
 
 /* Before the rows of a block meet the keys [begin, end). `picks`: V of keys that a row may not see must not touch it. */
@@ -311,24 +355,23 @@ static void take_keys(products *work, const row_block *block, int64_t begin, int
   work->k = (key_rows){args->k, p->dtype_kv, attn_k_offset(p, block->seq, block->b, block->head, begin), p->k_stride.s};
   work->v = (key_rows){args->v, p->dtype_kv, attn_v_offset(p, block->seq, block->b, block->head, begin), p->v_stride.s};
   work->next = next_lines_of(block_lines(work->k, p->dim_qk), block_lines(work->v, p->dim_v), DECODE_KEYS);
-  /* Copy V as floats if it is half precision and careful rows read single keys, or if its columns are not whole vectors and
-   * whole vectors are read. */
-  const bool whole = p->dim_v % VEC_LANES == 0;
-  if ((picks && p->dtype_kv != ATTN_F32) || (!whole && (picks || !LOADS_PARTS)))
-    work->v = v_as_floats(p, work->v, end - begin, work->v_copy);
+  const bool whole = LOADS_PARTS || p->dim_v % VEC_VALUES == 0;
+  if (!whole && !picks) work->v = copy_values(work, block, -1);
 }
 
 static few_rows few_rows_of(products *work, const row_block *block, int64_t tile_row, key_rows keys) {
   return (few_rows){.keys = keys,
                     .next = &work->next,
                     .count = work->end - work->begin,
-                    .q = work->q_tiles + tile_row * block->q_stride,
+                    .lanes = ceil_div(work->end, LANE_VALUES) - work->begin / LANE_VALUES,
+                    .before = work->begin % LANE_VALUES,
+                    .factor = work->factor,
+                    .q = work->q_tiles + tile_row * lanes_of(block->problem->dim_qk),
                     .score = block->score + work->begin % DECODE_KEYS,
                     .acc = block->acc + tile_row * block->acc_stride,
                     .dim_qk = block->problem->dim_qk,
-                    .score_stride = block->score_stride,
                     .acc_stride = block->acc_stride,
-                    .columns = work->v.data == work->v_copy ? block->acc_stride : block->problem->dim_v};
+                    .columns = keys.data == work->v_copy ? block->acc_stride : block->problem->dim_v};
 }
 
 /* S of `rows` rows from tile_row on, to block->score. */
@@ -337,22 +380,23 @@ static void score_rows(products *work, const row_block *block, int64_t tile_row,
   score_few_rows(&tile, rows, tile_row > 0);
 }
 
-/* acc += P V for the same rows. */
+/* acc += P V for the same rows. Where V of single keys counts, each row reads a copy of its own. */
 static void accumulate_rows(products *work, const row_block *block, int64_t tile_row, int64_t rows) {
-  few_rows tile = few_rows_of(work, block, tile_row, work->v);
-  row_block in_block = *block;
-  in_block.keys = (packed_keys){.v = (const float *)work->v.data + work->v.first - work->begin * work->v.stride,
-                                .v_stride = work->v.stride};
-  if (work->picks)
-    accumulate_selected(&in_block, tile_row, rows, work->begin, work->end, tile.score);
-  else
-    accumulate_few_rows(&tile, rows, tile_row > 0 || work->v.data == work->v_copy);
+  const int64_t first = work->begin % DECODE_KEYS, step = work->picks ? 1 : rows;
+  for (int64_t i = 0; i < rows; i++) join_weights(block->score + i * DECODE_SCORE_STRIDE, first + work->end - work->begin);
+  for (int64_t i = 0; i < rows; i += step) {
+    const key_rows v = work->picks ? copy_values(work, block, tile_row + i) : work->v;
+    few_rows tile = few_rows_of(work, block, tile_row + i, v);
+    tile.score = block->score + i * DECODE_SCORE_STRIDE + first / LANE_VALUES;
+    accumulate_few_rows(&tile, step, tile_row > 0 || v.data == work->v_copy);
+  }
 }
 
-/* After a split's last block: acc holds columns in their order. */
+/* After a split's last block: puts the columns of acc in their order. */
 static void end_products(const products *work, const row_block *block) {
   (void)work;
-  (void)block;
+  for (int64_t i = 0; i < block->rows; i++)
+    for (int64_t c = 0; c < block->acc_stride; c += VEC_VALUES) order_columns(block->acc + i * block->acc_stride + c);
 }
 
 #endif

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: MIT */
+/* Floats in the lanes of few_rows.h: a value of Q or K, and P and V of a key. few_pairs.h has the same names for pairs. */
+#ifndef ATTN_COMMON_FEW_FLOATS_H
+#define ATTN_COMMON_FEW_FLOATS_H
+
+#include "rows_io.h"
+
+enum { LANE_VALUES = 1 };
+
+#define LANE_DTYPES "dtypes.def" /* of K and V */
+
+/* n <= VEC_LANES adjacent values of K or V, 0 in the other lanes. */
+static ALWAYS_INLINE vec load_lanes(const void *data, attn_dtype dtype, int64_t index, int64_t n) {
+  return load_elements(data, dtype, index, n);
+}
+
+static ALWAYS_INLINE vec multiply_lanes(vec a, vec b, vec sum) { return vec_fma(a, b, sum); }
+
+/* n columns of V of a lane's key, from element at[0] + c on. */
+static ALWAYS_INLINE void load_columns(vec x[1], const void *data, attn_dtype dtype, const int64_t at[1], int64_t c,
+                                       int64_t n) {
+  x[0] = load_elements(data, dtype, at[0] + c, n);
+}
+
+/* Query `row` of the block from value d on. */
+static vec query_lanes(const row_block *block, int64_t row, int64_t d) {
+  return vec_load(block->q + row * block->q_stride + d);
+}
+
+/* Queries have been multiplied by the factor. */
+static ALWAYS_INLINE vec scores_of(vec sum, float factor) {
+  (void)factor;
+  return sum;
+}
+
+/* A row's first `keys` P, ready to be multiplied. */
+static ALWAYS_INLINE void join_weights(float *p, int64_t keys) { (void)p, (void)keys; }
+
+/* Puts the columns that load_columns() has loaded together in their order. */
+static ALWAYS_INLINE void order_columns(float *acc) { (void)acc; }
+
+#endif

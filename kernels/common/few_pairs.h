@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: MIT */
+/* Pairs of bf16 values in the lanes of few_rows.h, as dot products take them: two neighbours of a row of Q or K, and P and V
+ * of two keys, the even one first. few_floats.h has the same names for floats.
+ *
+ * Pairs begin at even keys, whatever keys a block has, so that a row's bits depend on its own keys alone. A key that lacks
+ * its neighbour shares its lane with a P of 0.
+ *
+ * Parameters: those of register_tile.h, of which vec_fma_factor() multiplies pairs, too, and
+ *   vec dot_pairs(vec a, vec b, vec sum)               adds the products of both values of each lane to the lane's sum
+ *   vec narrow(vec low, vec high)                      floats to the nearest bf16 values: lanes of `low`, then of `high`
+ *   vec load_pairs(const uint16_t *from, int64_t n)    adjacent values of which the first n are there, 0 beyond
+ *   void zip_pairs(vec even, vec odd, vec pairs[2])    values of two keys to pairs; what order pairs[] has,
+ *   void unzip_columns(vec low, vec high, vec sum[2])  of sums that are in this order: in the order of the values */
+#ifndef ATTN_COMMON_FEW_PAIRS_H
+#define ATTN_COMMON_FEW_PAIRS_H
+
+#include "pair_weights.h"
+#include "rows_io.h"
+
+enum { LANE_VALUES = 2, PAIRED_VALUES = 2 * VEC_LANES };
+
+#define LANE_DTYPES "bf16.def" /* of K and V */
+
+static ALWAYS_INLINE vec load_lanes(const void *data, attn_dtype dtype, int64_t index, int64_t n) {
+  (void)dtype;
+  return load_pairs((const uint16_t *)data + index, n);
+}
+
+static ALWAYS_INLINE vec multiply_lanes(vec a, vec b, vec sum) { return dot_pairs(a, b, sum); }
+
+static ALWAYS_INLINE void load_columns(vec x[2], const void *data, attn_dtype dtype, const int64_t at[2], int64_t c,
+                                       int64_t n) {
+  zip_pairs(load_lanes(data, dtype, at[0] + c, n), load_lanes(data, dtype, at[1] + c, n), x);
+}
+
+/* Rows without keys are not read, because they may hold anything. */
+static vec query_lanes(const row_block *block, int64_t row, int64_t d) {
+  const attn_problem *p = block->problem;
+  if (block->range[row].begin >= block->range[row].end) return vec_zero();
+  const problem_row at = problem_row_of(block, row);
+  const int64_t n = min64(p->dim_qk - d, PAIRED_VALUES), stride = p->q_stride.d;
+  const uint16_t *q = (const uint16_t *)block->args->q + attn_q_offset(p, block->seq, block->b, at.head, at.query);
+  uint16_t values[PAIRED_VALUES] = {0};
+  for (int64_t i = 0; i < n; i++) values[i] = q[(d + i) * stride];
+  return load_pairs(values, PAIRED_VALUES);
+}
+
+/* Q times the factor is no bf16 value, so scores are multiplied by it. */
+static ALWAYS_INLINE vec scores_of(vec sum, float factor) { return vec_mul(sum, vec_set1(factor)); }
+
+static ALWAYS_INLINE void join_weights(float *p, int64_t keys) { pair_weights(p, keys); }
+
+static ALWAYS_INLINE void order_columns(float *acc) {
+  vec sum[2];
+  unzip_columns(vec_load(acc), vec_load(acc + VEC_LANES), sum);
+  vec_store(acc, sum[0]);
+  vec_store(acc + VEC_LANES, sum[1]);
+}
+
+#endif
