@@ -158,33 +158,57 @@ static ALWAYS_INLINE void score_groups(pending_sums *pending, const score_work *
 
 /* ---- Bodies ---- */
 
-typedef void body_function(pending_sums *pending, const output_work *output, int depth_v, const score_work *scores,
-                           int depth_qk, const softmax_work *x);
+/* Blocks of keys that a body works through: softmax of each, the output of the one before it, the scores of the one behind
+ * it. If there are several, all are of one tile of queries, which sees every key of them. */
+typedef struct block_run {
+  int64_t blocks;
+  int64_t k_block, v_block; /* values from block to block */
+  float *total;             /* [TILE_QUERIES]: sums of the blocks before */
+  uint16_t *other_p;        /* where P of every second block goes; it holds that of the block before the first */
+} block_run;
+
+/* Returns for how many blocks softmax has run: less than all if some query's reference did not suit the last one of these.
+ * The sums of that one are not in `total`. */
+typedef int64_t body_function(pending_sums *pending, const output_work *output, int depth_v, const score_work *scores,
+                              int depth_qk, const softmax_work *x, const block_run *run);
 
 typedef struct depths {
   int v, qk;
 } depths;
 
-static ALWAYS_INLINE void run_body(pending_sums *pending, const output_work *output, const score_work *scores,
-                                   const depths depth, const softmax_work *given, const softmax_pace pace) {
+static ALWAYS_INLINE int64_t run_body(pending_sums *pending, const output_work *output, const score_work *scores,
+                                      const depths depth, const softmax_work *given, const block_run *run,
+                                      const softmax_pace pace) {
+  output_work out = *output;
+  score_work in = *scores;
+  uint16_t *const p[2] = {given->p, run->other_p};
   softmax x = start_softmax(given);
-  output_groups(pending, output, depth.v, &x, pace);
-  score_groups(pending, scores, depth.qk, &x, pace);
+  int64_t done = 1;
+  for (;; done++) {
+    output_groups(pending, &out, depth.v, &x, pace);
+    score_groups(pending, &in, depth.qk, &x, pace);
+    if (pace.masked || pace.biased || done == run->blocks || !add_sums(&x, run->total)) break;
+    out = (output_work){.o = out.o, .v = out.v + run->v_block, .p = p[(done - 1) % 2]};
+    in.k += run->k_block;
+    next_block(&x, given, p[done % 2]);
+  }
   end_softmax(&x, given);
+  return done;
 }
 
 /* The usual depths, which divide a block's 32 pairs of keys evenly among their 4 x depth steps, and any others. */
-#define EVEN_BODY(name, depth, masked, biased)                                                                        \
-  static NO_INLINE void name(pending_sums *pending, const output_work *output, int depth_v, const score_work *scores, \
-                             int depth_qk, const softmax_work *x) {                                                   \
-    (void)depth_v, (void)depth_qk;                                                                                    \
-    const softmax_pace pace = {8 / (depth), false, masked, biased};                                                   \
-    run_body(pending, output, scores, (depths){depth, depth}, x, pace);                                               \
+#define EVEN_BODY(name, depth, masked, biased)                                                                           \
+  static NO_INLINE int64_t name(pending_sums *pending, const output_work *output, int depth_v, const score_work *scores, \
+                                int depth_qk, const softmax_work *x, const block_run *run) {                             \
+    (void)depth_v, (void)depth_qk;                                                                                       \
+    const softmax_pace pace = {8 / (depth), false, masked, biased};                                                      \
+    return run_body(pending, output, scores, (depths){depth, depth}, x, run, pace);                                      \
   }
-#define ANY_BODY(name, pairs, masked, biased)                                                                         \
-  static NO_INLINE void name(pending_sums *pending, const output_work *output, int depth_v, const score_work *scores, \
-                             int depth_qk, const softmax_work *x) {                                                   \
-    run_body(pending, output, scores, (depths){depth_v, depth_qk}, x, (softmax_pace){pairs, true, masked, biased});   \
+#define ANY_BODY(name, pairs, masked, biased)                                                                            \
+  static NO_INLINE int64_t name(pending_sums *pending, const output_work *output, int depth_v, const score_work *scores, \
+                                int depth_qk, const softmax_work *x, const block_run *run) {                             \
+    return run_body(pending, output, scores, (depths){depth_v, depth_qk}, x, run,                                        \
+                    (softmax_pace){pairs, true, masked, biased});                                                        \
   }
 EVEN_BODY(body_2, 2, false, false)
 EVEN_BODY(body_4, 4, false, false)

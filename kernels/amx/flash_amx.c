@@ -106,12 +106,14 @@ typedef struct attention {
   pending_sums pending;
   const uint16_t *k;       /* the first key of the KV head */
   int64_t in_place_blocks; /* of K */
+  int64_t k_block;         /* values from a block of K to the next */
   int depth_qk, depth_v;
   body_function *body[SCORE_KINDS];
   bool adjusted;  /* scores are more than dot products times a positive scale */
   bool adds_bias; /* by no more than a bias of adjacent keys, which softmax can add */
   float *turned;  /* bias with queries in lanes; its first half is that of `turned_for` */
   const float *turned_for;
+  cold_lines cold;
 } attention;
 
 /* Where the loop over super-blocks of keys, tiles and blocks stands. */
@@ -121,7 +123,7 @@ typedef struct walk {
   int slot; /* of Q */
 } walk;
 
-static walk walk_of(const attention *a, int64_t first_tile, int64_t end_tile) {
+static walk start_walk(const attention *a, int64_t first_tile, int64_t end_tile) {
   walk w = {
       .first_tile = first_tile, .end_tile = end_tile, .per_super = blocks_of_super(a->block->problem), .packed_tile = -1};
   w.super = INT64_MAX;
@@ -244,6 +246,30 @@ static void give_bias(attention *a, const job *now, const job *next, softmax_wor
   a->turned_for = x->bias[1];
 }
 
+/* ---- Lines for later ---- */
+
+/* Lets softmax of `blocks` blocks ask for as many pairs of lines as it has pairs of keys: of each row the first two
+ * lines, next time the next two. False if there are none left. */
+static bool ask_for_rows(line_walk *from, int64_t blocks, softmax_work *x) {
+  const int64_t rows = blocks * KEY_BLOCK / 2;
+  if (from->rows <= 0) return false;
+  x->wanted_step = (uintptr_t)(from->row * LINE_BYTES) + from->gap;
+  x->wanted = from->next + (uintptr_t)((from->row - from->left) * LINE_BYTES);
+  from->left -= 2;
+  if (from->left > 0) return true;
+  from->left = from->row;
+  from->next += (uintptr_t)rows * x->wanted_step;
+  from->rows -= rows;
+  return true;
+}
+
+/* What is wanted first comes first. */
+static void give_lines(cold_lines *cold, int64_t blocks, softmax_work *x) {
+  if (!cold->any) return;
+  cold->any = ask_for_rows(&cold->o, blocks, x) || ask_for_rows(&cold->v, blocks, x) || ask_for_rows(&cold->k, blocks, x) ||
+              ask_for_rows(&cold->q, blocks, x);
+}
+
 /* ---- References ---- */
 
 /* P of a job once more, with references that suit: its scores may be gone, so they are computed again, too. */
@@ -266,7 +292,8 @@ static void settle_job(attention *a, const job *j, uint16_t *p, float *sum) {
   query_tile *t = j->tile;
   __mmask16 moving[2];
   for (int half = 0; half < 2; half++)
-    moving[half] = misfits(t, half, vec_load(sum + half * HALF), j->masked ? sees_block(j->visible, half) : (__mmask16)-1);
+    moving[half] = misfits(vec_load(t->sum + half * HALF), vec_load(sum + half * HALF),
+                           j->masked ? sees_block(j->visible, half) : (__mmask16)-1);
   if (__builtin_expect(moving[0] | moving[1], 0)) move_references(a, j, moving, p, sum);
   for (int half = 0; half < 2; half++)
     vec_store(t->sum + half * HALF, vec_add(vec_load(t->sum + half * HALF), vec_load(sum + half * HALF)));
@@ -274,22 +301,47 @@ static void settle_job(attention *a, const job *j, uint16_t *p, float *sum) {
 
 /* ---- The pipeline ---- */
 
-/* Softmax of `now`, beside the output of `before` and the scores of `next`. */
-static void run_job(attention *a, const job *before, const job *now, const job *next, uint16_t *p,
-                    const uint16_t *p_before) {
+/* How many jobs behind `now` differ from it in nothing but their block, and have a next one that does not either: the body
+ * goes through them without a look at each. */
+static int64_t jobs_alike(const attention *a, const walk *w, const job *before, const job *now, const job *next) {
+  const query_tile *t = now->tile;
+  if (!before->exists || before->tile != t || !next->exists || next->tile != t || a->adjusted) return 0;
+  if (before->masked || now->masked || next->masked) return 0;
+  if (before->block + 1 != now->block || now->block + 1 != next->block) return 0;
+  const int64_t seen = min64(t->end_block, t->all_end / KEY_BLOCK), in_place = a->in_place_blocks;
+  return max64(0, min64(min64(seen, w->super + w->per_super), in_place > 0 ? in_place : seen) - 1 - next->block);
+}
+
+/* Softmax of `now`, beside the output of `before` and the scores of `next`. Then, if there are jobs alike, of those behind
+ * it: `now` and `next` become the last pair of these. Returns by how many blocks they have moved. */
+static int64_t run_jobs(attention *a, walk *w, const job *before, job *now, job *next, int flight) {
   const bool adjusted = a->adjusted && !now->biased;
   if (adjusted) {
     store_pending(&a->pending, a->nowhere);
     adjust_block(a->block, now->tile->row, now->block * KEY_BLOCK, a->s);
   }
-  const output_work output = output_of(a, before, now, p_before);
+  const output_work output = output_of(a, before, now, a->p[!flight]);
   const score_work scores = scores_of(a, next->exists ? next : now, a->s);
   float sum[TILE_QUERIES];
-  softmax_work x = softmax_of(a, now, a->s, p, sum, adjusted);
+  softmax_work x = softmax_of(a, now, a->s, a->p[flight], sum, adjusted);
   if (now->biased) give_bias(a, now, next, &x);
-  a->body[now->masked ? MASKED : now->biased ? BIASED : PLAIN](&a->pending, &output, a->depth_v, &scores, a->depth_qk, &x);
-  settle_job(a, now, p, sum);
+  const block_run run = {.blocks = 1 + jobs_alike(a, w, before, now, next),
+                         .k_block = a->k_block,
+                         .v_block = block_values(a->block->problem->dim_v),
+                         .total = now->tile->sum,
+                         .other_p = a->p[!flight]};
+  give_lines(&a->cold, run.blocks, &x);
+  body_function *body = a->body[now->masked ? MASKED : now->biased ? BIASED : PLAIN];
+  const int64_t moved = body(&a->pending, &output, a->depth_v, &scores, a->depth_qk, &x, &run) - 1;
+  if (moved > 0) {
+    now->block += moved;
+    next->block += moved;
+    next->last = next->block + 1 == next->tile->end_block;
+    w->block += moved;
+  }
+  settle_job(a, now, a->p[(flight + moved) % 2], sum);
   if (before->exists && before->last) finish_tile(a->block, before->tile);
+  return moved;
 }
 
 static void run_pipeline(attention *a, walk w) {
@@ -301,7 +353,7 @@ static void run_pipeline(attention *a, walk w) {
   scores_alone(&a->pending, &first, a->depth_qk);
   for (int flight = 0; now->exists; flight = !flight) {
     find_job(a, &w, next);
-    run_job(a, before, now, next, a->p[flight], a->p[!flight]);
+    flight = (int)(flight + run_jobs(a, &w, before, now, next, flight)) % 2;
     job *free = before;
     before = now;
     now = next;
@@ -319,7 +371,7 @@ static void attend(attention *a, row_block *block, int64_t tiles) {
   a->block = block;
   block->first_try = true;
   _tile_loadconfig(&eight_tiles);
-  run_pipeline(a, walk_of(a, 0, tiles));
+  run_pipeline(a, start_walk(a, 0, tiles));
   block->first_try = false;
   block->careful = true;
   for (int64_t i = 0; i < tiles; i++) {
@@ -327,7 +379,7 @@ static void attend(attention *a, row_block *block, int64_t tiles) {
     if (t->first_block >= t->end_block) finish_tile(block, t);
     if (!t->again) continue;
     start_tile(block, t->row, t->o, t);
-    run_pipeline(a, walk_of(a, i, i + 1));
+    run_pipeline(a, start_walk(a, i, i + 1));
   }
   _tile_release();
 }
@@ -367,7 +419,9 @@ static void compute(const attn_schedule *schedule, const attn_args *args, attn_t
     start_tile(&block, i * TILE_QUERIES, floats_at(scratch, at.o) + i % outputs * a.depth_v * SUMS, &a.tiles[i]);
   for (int kind = 0; kind < SCORE_KINDS; kind++) a.body[kind] = body_for(a.depth_v, a.depth_qk, (score_kind)kind);
   if (k_in_place(p)) a.in_place_blocks = rows.seq.len_k / KEY_BLOCK;
+  a.k_block = k_in_place(p) ? KEY_BLOCK * p->k_stride.s : block_values(p->dim_qk);
   if (a.in_place_blocks > 0) a.k = (const uint16_t *)args->k + attn_k_offset(p, &rows.seq, rows.b, rows.head, 0);
+  a.cold = cold_lines_of(schedule, &block);
   attend(&a, &block, tiles);
 }
 

@@ -6,13 +6,6 @@
 
 #include "pack_amx.h"
 
-/* A row's P is 2^(score - reference), in log2 units. It starts from a reference that suits nearly all data, so that its
- * first scores need not be awaited. Whether it suits a row is seen by the sum of P over a block: below LEAST_SUM in the
- * row's first block some weights might vanish against the largest one, above MOST_SUM sums might overflow. Then the
- * reference moves to the largest score of the block, rounded up, and the block's P is made again before anything has used
- * it. Only the row's own scores decide. */
-static const float FIRST_REFERENCE = -20, LEAST_SUM = 64 * 1.01f, MOST_SUM = 0x1p60f;
-
 typedef struct query_tile {
   int64_t row; /* of the task */
   attn_key_range range[TILE_QUERIES];
@@ -221,13 +214,6 @@ static __mmask16 sees_block(const uint32_t *visible, int half) {
                 high = _mm512_loadu_si512(visible + TILE_QUERIES + half * HALF);
   const __m512i both = _mm512_or_si512(low, high);
   return _mm512_test_epi32_mask(both, both);
-}
-
-/* The queries of a half whose references do not suit the sums of their block. NaN suits: no reference would mend it. */
-static ALWAYS_INLINE __mmask16 misfits(const query_tile *t, int half, vec block_sum, __mmask16 seen) {
-  const __mmask16 new = _mm512_cmp_ps_mask(vec_load(t->sum + half * HALF), vec_zero(), _CMP_EQ_OQ);
-  const __mmask16 low = _mm512_cmp_ps_mask(block_sum, vec_set1(LEAST_SUM), _CMP_LT_OQ);
-  return (__mmask16)(_mm512_cmp_ps_mask(block_sum, vec_set1(MOST_SUM), _CMP_GT_OQ) | (new &low &seen));
 }
 
 /* Of each query of a half the largest score among the keys it sees. `visible`: NULL if all. */

@@ -17,6 +17,8 @@ typedef struct softmax_work {
   const float *bias[2];    /* of the first query and key of this block and of the next one; read if biased */
   int64_t bias_stride;     /* floats from query to query */
   float *turned;           /* [KEY_BLOCK][TILE_QUERIES]: bias with queries in lanes */
+  uintptr_t wanted;      /* two lines that some later task reads or writes: each pair of keys asks for them, unless biased */
+  uintptr_t wanted_step; /* bytes to those of the next pair; 0: none are wanted */
 } softmax_work;
 
 /* 2^f for f in [0, 1) is taken from a line through each 32nd, with a relative error below 2.95e-5: the level at its start
@@ -45,6 +47,7 @@ typedef struct softmax {
   const float *bias[2];
   int64_t bias_stride;
   float *turned;
+  uintptr_t wanted, wanted_step;
   vec scale, minus_ref[2], sum[2], level[2], slope[2];
   __m512i odd_words, high_words;
 } softmax;
@@ -61,6 +64,8 @@ static ALWAYS_INLINE softmax start_softmax(const softmax_work *w) {
                    .bias = {w->bias[0], w->bias[1]},
                    .bias_stride = w->bias_stride,
                    .turned = w->turned,
+                   .wanted = w->wanted,
+                   .wanted_step = w->wanted_step,
                    .scale = vec_set1(w->scale),
                    .minus_ref = {vec_load(w->minus_ref), vec_load(w->minus_ref + HALF)},
                    .sum = {vec_zero(), vec_zero()},
@@ -68,6 +73,13 @@ static ALWAYS_INLINE softmax start_softmax(const softmax_work *w) {
                    .slope = {vec_load(exp_slope), vec_load(exp_slope + 16)},
                    .odd_words = _mm512_loadu_si512(odd_words),
                    .high_words = _mm512_set1_epi32((int)0xffff0000)};
+}
+
+/* Goes on with the next block, whose S^T is where that of this one was. */
+static ALWAYS_INLINE void next_block(softmax *x, const softmax_work *w, uint16_t *p) {
+  x->s = w->s;
+  x->p = p;
+  x->sum[0] = x->sum[1] = vec_zero();
 }
 
 static ALWAYS_INLINE void end_softmax(const softmax *x, const softmax_work *w) {
@@ -137,7 +149,40 @@ static ALWAYS_INLINE void turn_bias_ahead(const softmax *x) {
   turn_bias_part(x->bias[part >= BIAS_PARTS], x->bias_stride, x->turned, part % BIAS_PARTS);
 }
 
+/* ---- References ---- */
+
+/* A row's P is 2^(score - reference), in log2 units. It starts from a reference that suits nearly all data, so that its
+ * first scores need not be awaited. Whether it suits a row is seen by the sum of P over a block: below LEAST_SUM in the
+ * row's first block some weights might vanish against the largest one, above MOST_SUM sums might overflow. Then the
+ * reference moves to the largest score of the block, rounded up, and the block's P is made again before anything has used
+ * it. Only the row's own scores decide. */
+static const float FIRST_REFERENCE = -20, LEAST_SUM = 64 * 1.01f, MOST_SUM = 0x1p60f;
+
+/* The queries of a half whose references do not suit the sums of their block; `total`: of the blocks before. NaN suits: no
+ * reference would mend it. */
+static ALWAYS_INLINE __mmask16 misfits(vec total, vec block_sum, __mmask16 seen) {
+  const __mmask16 new = _mm512_cmp_ps_mask(total, vec_zero(), _CMP_EQ_OQ);
+  const __mmask16 low = _mm512_cmp_ps_mask(block_sum, vec_set1(LEAST_SUM), _CMP_LT_OQ);
+  return (__mmask16)(_mm512_cmp_ps_mask(block_sum, vec_set1(MOST_SUM), _CMP_GT_OQ) | (new &low &seen));
+}
+
+/* Adds a block's sums to `total` [TILE_QUERIES], for a block that all queries see; false if some reference does not suit. */
+static ALWAYS_INLINE bool add_sums(const softmax *x, float *total) {
+  const vec before[2] = {vec_load(total), vec_load(total + HALF)};
+  if (misfits(before[0], x->sum[0], (__mmask16)-1) | misfits(before[1], x->sum[1], (__mmask16)-1)) return false;
+  vec_store(total, vec_add(before[0], x->sum[0]));
+  vec_store(total + HALF, vec_add(before[1], x->sum[1]));
+  return true;
+}
+
 /* ---- Softmax ---- */
+
+static ALWAYS_INLINE void ask_for_lines(softmax *x) {
+  if (x->wanted_step == 0) return;
+  __builtin_prefetch((const void *)x->wanted, 0, 2);
+  __builtin_prefetch((const void *)(x->wanted + LINE_BYTES), 0, 2);
+  x->wanted += x->wanted_step;
+}
 
 /* Two keys of all queries: four vectors side by side, because one alone would wait for each of its steps. P is 2^t for t <=
  * 127, 0 for -inf. */
@@ -170,7 +215,10 @@ static ALWAYS_INLINE void softmax_pair(softmax *x, const bool masked, const bool
   }
   x->s += 2 * TILE_QUERIES;
   x->p += 2 * DEPTH;
-  if (biased) turn_bias_ahead(x);
+  if (biased)
+    turn_bias_ahead(x);
+  else
+    ask_for_lines(x);
   x->key += masked || biased ? 2 : 0;
 }
 

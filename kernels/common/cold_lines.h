@@ -9,7 +9,7 @@
 #define ATTN_COMMON_COLD_LINES_H
 
 #include "next_lines.h"
-#include "tiles.h"
+#include "rows_io.h"
 
 enum {
   WARM_BYTES = 3 << 19,                                /* of all tensors: what stays in level 2 of 2 MiB from task to task */
