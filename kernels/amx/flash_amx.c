@@ -18,17 +18,21 @@
 #include "kernels/common/rejects.h"
 
 enum {
-  MOST_ROWS = 1024,       /* of a task: tiles that share a super-block of keys */
-  SUPER_BYTES = 1 << 20,  /* K and V of a super-block of keys stay in level 2 while all tiles of a task pass */
-  OUTPUT_BYTES = 1 << 19, /* of the tiles of a task, if there are several super-blocks: their O^T waits in level 2, too */
-  JOBS = 3                /* before, now, next */
+  MOST_ROWS = 1024,          /* of a task: tiles that share a super-block of keys */
+  ONE_SUPER_BYTES = 1 << 20, /* K and V of all keys, if they are one super-block: they stay in level 2 while tiles pass */
+  SUPER_BYTES = 3 << 18,     /* of one of several super-blocks: the next one is fetched before this one ends */
+  OUTPUT_BYTES = 1 << 19,    /* of the tiles of a task, if there are several super-blocks: their O^T waits in level 2, too */
+  BLOCKS_AHEAD = 3,          /* from the block at work to that whose bias or mask is asked for */
+  JOBS = 3                   /* before, now, next */
 };
 
 /* ---- Memory of a thread ---- */
 
 /* Blocks of keys in a super-block. */
 static int64_t blocks_of_super(const attn_problem *p) {
-  return max64(1, SUPER_BYTES / 2 / (block_values(p->dim_qk) + block_values(p->dim_v)));
+  const int64_t values = block_values(p->dim_qk) + block_values(p->dim_v), blocks = blocks_of(p->seq_k);
+  if (blocks <= ONE_SUPER_BYTES / 2 / values) return max64(1, blocks);
+  return ceil_div(blocks, ceil_div(blocks, max64(1, SUPER_BYTES / 2 / values)));
 }
 
 /* Tiles whose O^T exist at once. With one super-block these are the tile at work and the one before. */
@@ -114,6 +118,7 @@ typedef struct attention {
   float *turned;  /* bias with queries in lanes; its first half is that of `turned_for` */
   const float *turned_for;
   cold_lines cold;
+  bool first_again; /* the next task begins with this one's first super-block */
 } attention;
 
 /* Where the loop over super-blocks of keys, tiles and blocks stands. */
@@ -263,9 +268,48 @@ static bool ask_for_rows(line_walk *from, int64_t blocks, softmax_work *x) {
   return true;
 }
 
+/* The bias or mask of a later block of the walk, a row for each pair of keys. */
+static void ask_for_terms(const attention *a, const walk *w, const job *now, const attn_score_strides *stride,
+                          const void *tensor, size_t size, softmax_work *x) {
+  const int64_t super = round_down(now->block, w->per_super), block = now->block + BLOCKS_AHEAD;
+  const int64_t end = min64(now->tile->end_block, super + w->per_super);
+  const bool beyond = block >= end; /* in the next tile of queries, then */
+  const int64_t row = now->tile->row + (beyond ? TILE_QUERIES : 0);
+  const int64_t key = (beyond ? max64(super, now->tile->first_block) + block - end : block) * KEY_BLOCK;
+  x->wanted = (uintptr_t)tensor + (uintptr_t)score_offset_of(a->block, stride, row, key) * size;
+  x->wanted_step = (uintptr_t)stride->q * size;
+}
+
+/* A share of K and V^T of the next super-block, which the last tiles of this one ask for: half of them for K, half for V^T,
+ * 4 KiB for each block. K by columns of two lines, the first half of its rows before the second. */
+static void ask_for_super(const attention *a, const walk *w, const job *now, softmax_work *x) {
+  const int64_t super = round_down(now->block, w->per_super), block = now->block - super;
+  const int64_t next = super + w->per_super < w->end_block ? super + w->per_super : a->first_again ? 0 : -1;
+  const int64_t tiles = round_up(max64(a->depth_qk, a->depth_v), 2), left = w->end_tile - 1 - now->tile->row / TILE_QUERIES;
+  const int64_t part = left % tiles;
+  if (next < 0 || left >= 2 * tiles || w->per_super >= w->end_block) return;
+  if (left < tiles) {
+    x->wanted_step = 2 * LINE_BYTES;
+    x->wanted = (uintptr_t)packed_v(a->block->problem, a->unit, next) +
+                (uintptr_t)(part * w->per_super + block) * (KEY_BLOCK / 2) * x->wanted_step;
+  } else if (a->k) {
+    const int64_t row = next * KEY_BLOCK + (part % 2 * w->per_super + block) * (KEY_BLOCK / 2);
+    x->wanted_step = (uintptr_t)a->block->problem->k_stride.s * sizeof(uint16_t);
+    x->wanted = (uintptr_t)(a->k + part / 2 * 2 * DEPTH) + (uintptr_t)row * x->wanted_step;
+  }
+}
+
 /* What is wanted first comes first. */
-static void give_lines(cold_lines *cold, int64_t blocks, softmax_work *x) {
-  if (!cold->any) return;
+static void give_lines(attention *a, const walk *w, const job *now, int64_t blocks, softmax_work *x) {
+  const attn_problem *p = a->block->problem;
+  cold_lines *cold = &a->cold;
+  if (now->biased)
+    ask_for_terms(a, w, now, &p->bias_stride, a->block->args->bias, sizeof(float), x);
+  else if (attn_uses(p, ATTN_USE_MASK))
+    ask_for_terms(a, w, now, &p->mask_stride, a->block->args->mask, 1, x);
+  else
+    ask_for_super(a, w, now, x);
+  if (!cold->any || x->wanted_step != 0) return;
   cold->any = ask_for_rows(&cold->o, blocks, x) || ask_for_rows(&cold->v, blocks, x) || ask_for_rows(&cold->k, blocks, x) ||
               ask_for_rows(&cold->q, blocks, x);
 }
@@ -330,7 +374,7 @@ static int64_t run_jobs(attention *a, walk *w, const job *before, job *now, job 
                          .v_block = block_values(a->block->problem->dim_v),
                          .total = now->tile->sum,
                          .other_p = a->p[!flight]};
-  give_lines(&a->cold, run.blocks, &x);
+  give_lines(a, w, now, run.blocks, &x);
   body_function *body = a->body[now->masked ? MASKED : now->biased ? BIASED : PLAIN];
   const int64_t moved = body(&a->pending, &output, a->depth_v, &scores, a->depth_qk, &x, &run) - 1;
   if (moved > 0) {
@@ -422,6 +466,7 @@ static void compute(const attn_schedule *schedule, const attn_args *args, attn_t
   a.k_block = k_in_place(p) ? KEY_BLOCK * p->k_stride.s : block_values(p->dim_qk);
   if (a.in_place_blocks > 0) a.k = (const uint16_t *)args->k + attn_k_offset(p, &rows.seq, rows.b, rows.head, 0);
   a.cold = cold_lines_of(schedule, &block);
+  a.first_again = task.item + 1 < schedule->items[1];
   attend(&a, &block, tiles);
 }
 

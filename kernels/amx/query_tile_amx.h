@@ -59,22 +59,30 @@ static void start_tile(const row_block *block, int64_t row, float *o, query_tile
 
 static inline uint64_t low_bits(int64_t n) { return n >= 64 ? ~(uint64_t)0 : n <= 0 ? 0 : ((uint64_t)1 << n) - 1; }
 
-/* Clears, in each row's bits, the keys that the mask takes from it: bit j is key j. `mask` is the byte of the first row and
- * key, `rows` and `keys` how many there are; further rows repeat the last one. Whole rows fetch their next block. */
-static ALWAYS_INLINE void take_masked_keys(const uint8_t *mask, const attn_score_strides *stride, int64_t rows, int64_t keys,
-                                           uint64_t *bits) {
+/* Bit j of a row: the mask leaves key j to it. `mask` is the byte of the first row and key, `rows` how many rows there are;
+ * further rows repeat the last one. Here of 64 adjacent keys; fetches the rows' next ones. */
+static ALWAYS_INLINE void masked_block(const uint8_t *mask, int64_t stride, const int64_t rows,
+                                       uint64_t bits[TILE_QUERIES]) {
+  UNROLL
+  for (int64_t i = 0; i < TILE_QUERIES; mask += ++i < rows ? stride : 0) {
+    bits[i] = _mm512_test_epi8_mask(_mm512_set1_epi8(-1), _mm512_loadu_si512(mask));
+    __builtin_prefetch(mask + KEY_BLOCK);
+  }
+}
+
+/* The same of `keys` keys, or the first 64 of them. */
+static ALWAYS_INLINE void masked_keys(const uint8_t *mask, const attn_score_strides *stride, int64_t rows, int64_t keys,
+                                      uint64_t bits[TILE_QUERIES]) {
   if (stride->k == 1 && keys >= KEY_BLOCK) {
-    for (int64_t i = 0; i < TILE_QUERIES; mask += ++i < rows ? stride->q : 0) {
-      const __m512i bytes = _mm512_loadu_si512(mask);
-      __builtin_prefetch(mask + KEY_BLOCK);
-      bits[i] &= _mm512_test_epi8_mask(bytes, bytes);
-    }
+    if (rows >= TILE_QUERIES)
+      masked_block(mask, stride->q, TILE_QUERIES, bits);
+    else
+      masked_block(mask, stride->q, rows, bits);
     return;
   }
   for (int64_t i = 0; i < TILE_QUERIES; mask += ++i < rows ? stride->q : 0) {
-    uint64_t selected = 0;
-    for (int64_t j = 0; j < min64(keys, KEY_BLOCK); j++) selected |= (uint64_t)(mask[j * stride->k] != 0) << j;
-    bits[i] &= selected;
+    bits[i] = 0;
+    for (int64_t j = 0; j < min64(keys, KEY_BLOCK); j++) bits[i] |= (uint64_t)(mask[j * stride->k] != 0) << j;
   }
 }
 
@@ -111,21 +119,25 @@ static bool bias_takes_all(const row_block *block, const query_tile *t, int64_t 
 /* visible[key / 32][query]: bit j of a word is key j. Returns whether any bit is set. */
 static NO_INLINE bool visible_keys(const row_block *block, const query_tile *t, int64_t key, uint32_t *visible) {
   const attn_problem *p = block->problem;
-  const bool inside = t->all_begin <= key && key + KEY_BLOCK <= t->all_end;
-  uint64_t bits[TILE_QUERIES], any = 0;
-  for (int64_t i = 0; i < TILE_QUERIES; i++)
-    bits[i] = inside ? ~(uint64_t)0 : low_bits(t->range[i].end - key) & ~low_bits(t->range[i].begin - key);
+  uint64_t bits[TILE_QUERIES];
   if (attn_uses(p, ATTN_USE_MASK))
-    take_masked_keys(block->args->mask + score_offset_of(block, &p->mask_stride, t->row, key), &p->mask_stride,
-                     block->rows - t->row, block->seq->len_k - key, bits);
+    masked_keys(block->args->mask + score_offset_of(block, &p->mask_stride, t->row, key), &p->mask_stride,
+                block->rows - t->row, block->seq->len_k - key, bits);
+  else
+    memset(bits, 0xff, sizeof bits);
+  if (t->all_begin > key || key + KEY_BLOCK > t->all_end)
+    for (int64_t i = 0; i < TILE_QUERIES; i++)
+      bits[i] &= low_bits(t->range[i].end - key) & ~low_bits(t->range[i].begin - key);
   for (int64_t i = 0; block->careful && attn_uses(p, ATTN_USE_BIAS) && i < TILE_QUERIES; i++)
     bits[i] &= unbiased_keys(block, t->row + i, key);
-  for (int64_t i = 0; i < TILE_QUERIES; i++) {
-    visible[i] = (uint32_t)bits[i];
-    visible[TILE_QUERIES + i] = (uint32_t)(bits[i] >> 32);
-    any |= bits[i];
+  __m512i any = _mm512_setzero_si512();
+  for (int64_t i = 0; i < TILE_QUERIES; i += 8) {
+    const __m512i row = _mm512_loadu_si512(bits + i);
+    _mm256_storeu_si256((__m256i *)(void *)(visible + i), _mm512_cvtepi64_epi32(row));
+    _mm256_storeu_si256((__m256i *)(void *)(visible + TILE_QUERIES + i), _mm512_cvtepi64_epi32(_mm512_srli_epi64(row, 32)));
+    any = _mm512_or_si512(any, row);
   }
-  return any != 0;
+  return _mm512_test_epi64_mask(any, any) != 0;
 }
 
 /* ---- Scores that are more than dot products ---- */

@@ -17,8 +17,8 @@ typedef struct softmax_work {
   const float *bias[2];    /* of the first query and key of this block and of the next one; read if biased */
   int64_t bias_stride;     /* floats from query to query */
   float *turned;           /* [KEY_BLOCK][TILE_QUERIES]: bias with queries in lanes */
-  uintptr_t wanted;      /* two lines that some later task reads or writes: each pair of keys asks for them, unless biased */
-  uintptr_t wanted_step; /* bytes to those of the next pair; 0: none are wanted */
+  uintptr_t wanted;        /* adjacent lines that are used later: each pair of keys asks for two, or four if biased */
+  uintptr_t wanted_step;   /* bytes to those of the next pair; 0: none are wanted */
 } softmax_work;
 
 /* 2^f for f in [0, 1) is taken from a line through each 32nd, with a relative error below 2.95e-5: the level at its start
@@ -112,7 +112,7 @@ static ALWAYS_INLINE vec exp_fraction(const softmax *x, vec t) {
 
 /* Bias stands in rows of keys, softmax wants queries in lanes. A part is 16 keys of 4 queries, one of BIAS_PARTS of a block:
  * whole lines of memory, of which each is read once, because rows a power of two apart share a set of the cache. */
-enum { BIAS_PARTS = 32, PARTS_AHEAD = 16, FETCHED_AHEAD = 2 * KEY_BLOCK };
+enum { BIAS_PARTS = 32, PARTS_AHEAD = 16 };
 
 static ALWAYS_INLINE void store_quarters(float *to, vec x) { /* of one query quarter; every fourth key */
   _mm_storeu_ps(to, _mm512_castps512_ps128(x));
@@ -121,7 +121,7 @@ static ALWAYS_INLINE void store_quarters(float *to, vec x) { /* of one query qua
   _mm_storeu_ps(to + 12 * TILE_QUERIES, _mm512_extractf32x4_ps(x, 3));
 }
 
-/* Part `part` of the block whose bias is at `bias`, to its place in `turned`. Fetches a row of a later block. */
+/* Part `part` of the block whose bias is at `bias`, to its place in `turned`. */
 static ALWAYS_INLINE void turn_bias_part(const float *bias, int64_t stride, float *turned, int part) {
   const int query = part % 8 * 4, key = part / 8 * HALF;
   const float *from = bias + query * stride + key;
@@ -134,8 +134,6 @@ static ALWAYS_INLINE void turn_bias_part(const float *bias, int64_t stride, floa
   store_quarters(to + TILE_QUERIES, _mm512_castpd_ps(_mm512_unpackhi_pd(ab_low, cd_low)));
   store_quarters(to + 2 * TILE_QUERIES, _mm512_castpd_ps(_mm512_unpacklo_pd(ab_high, cd_high)));
   store_quarters(to + 3 * TILE_QUERIES, _mm512_castpd_ps(_mm512_unpackhi_pd(ab_high, cd_high)));
-  UNROLL
-  for (int i = 0; i < KEY_BLOCK; i += HALF) __builtin_prefetch(bias + part * stride + FETCHED_AHEAD + i, 0, 2);
 }
 
 /* The parts that the first keys of a block need. */
@@ -177,10 +175,10 @@ static ALWAYS_INLINE bool add_sums(const softmax *x, float *total) {
 
 /* ---- Softmax ---- */
 
-static ALWAYS_INLINE void ask_for_lines(softmax *x) {
+static ALWAYS_INLINE void ask_for_lines(softmax *x, const int lines) {
   if (x->wanted_step == 0) return;
-  __builtin_prefetch((const void *)x->wanted, 0, 2);
-  __builtin_prefetch((const void *)(x->wanted + LINE_BYTES), 0, 2);
+  UNROLL
+  for (uintptr_t i = 0; i < (uintptr_t)lines; i++) __builtin_prefetch((const void *)(x->wanted + i * LINE_BYTES), 0, 2);
   x->wanted += x->wanted_step;
 }
 
@@ -215,10 +213,8 @@ static ALWAYS_INLINE void softmax_pair(softmax *x, const bool masked, const bool
   }
   x->s += 2 * TILE_QUERIES;
   x->p += 2 * DEPTH;
-  if (biased)
-    turn_bias_ahead(x);
-  else
-    ask_for_lines(x);
+  if (biased) turn_bias_ahead(x);
+  ask_for_lines(x, biased ? 4 : 2);
   x->key += masked || biased ? 2 : 0;
 }
 
