@@ -62,9 +62,11 @@ static inline vec vec_load_bf16(const uint16_t *p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
 
-/* x in lanes begin <= lane < end, -inf elsewhere; 0 <= begin <= 8, 0 <= end <= 8. */
-static inline vec vec_select_range(vec x, int64_t begin, int64_t end) {
-  __m256i keep = _mm256_andnot_si256(first_lanes(begin), first_lanes(end));
+/* x where begin <= lane < end, -inf elsewhere; x[0] is in lane `lane`. */
+static inline vec vec_select_range(vec x, int64_t lane, int64_t begin, int64_t end) {
+  const __m256i lanes = _mm256_add_epi32(_mm256_set1_epi32((int)lane), lane_numbers());
+  const __m256i before = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)begin), lanes);
+  const __m256i keep = _mm256_andnot_si256(before, _mm256_cmpgt_epi32(_mm256_set1_epi32((int)end), lanes));
   return _mm256_blendv_ps(_mm256_set1_ps(-__builtin_inff()), x, _mm256_castsi256_ps(keep));
 }
 

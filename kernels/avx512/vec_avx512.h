@@ -64,9 +64,12 @@ static inline vec vec_load_first_bf16(const uint16_t *p, int64_t n) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
 
-/* x in lanes begin <= lane < end, -inf elsewhere; 0 <= begin <= 16, 0 <= end <= 16. */
-static inline vec vec_select_range(vec x, int64_t begin, int64_t end) {
-  __mmask16 keep = (__mmask16)(first_lanes(end) & ~first_lanes(begin));
+/* x where begin <= lane < end, -inf elsewhere; x[0] is in lane `lane`. */
+static inline vec vec_select_range(vec x, int64_t lane, int64_t begin, int64_t end) {
+  const __m512i lanes = _mm512_add_epi32(_mm512_set1_epi32((int)lane),
+                                         _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+  const __mmask16 from = _mm512_cmpge_epi32_mask(lanes, _mm512_set1_epi32((int)begin));
+  const __mmask16 keep = _mm512_mask_cmplt_epi32_mask(from, lanes, _mm512_set1_epi32((int)end));
   return _mm512_mask_mov_ps(_mm512_set1_ps(-__builtin_inff()), keep, x);
 }
 

@@ -98,10 +98,9 @@ static ALWAYS_INLINE void dot_panel(const panel_work w, const bool shifted, cons
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
     UNROLL
-    for (int v = 0; v < vecs; v++) {
-      if (shifted) sum[i][v] = select_at(block, &shift[i], w.tile_row + i, w.key, v, sum[i][v]);
-      if (edge) sum[i][v] = select_allowed(block->range[w.tile_row + i], w.key + v * VEC_LANES, sum[i][v]);
-    }
+    for (int v = 0; shifted && v < vecs; v++)
+      sum[i][v] = select_at(block, &shift[i], w.tile_row + i, w.key, v, sum[i][v]);
+    if (edge) select_allowed_vecs(block->range[w.tile_row + i], w.key, sum[i], vecs);
   }
   if (!w.settled) settle_rows(block, w.tile_row, sum, vecs);
   softmax_sums(w, sum, true, vecs);

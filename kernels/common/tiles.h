@@ -54,9 +54,17 @@ static inline tile_keys classify_tile(const row_block *block, int64_t tile_row, 
   return keys;
 }
 
-/* The scores of VEC_LANES keys from `key` on, -inf where the row may not see the key. */
+/* The scores of `vecs` vectors of keys from `key` on, -inf where the row may not see the key. */
+static ALWAYS_INLINE void select_allowed_vecs(attn_key_range range, int64_t key, vec *score, const int vecs) {
+  const int64_t keys = vecs * VEC_LANES;
+  const int64_t begin = min64(max64(range.begin - key, 0), keys), end = min64(max64(range.end - key, 0), keys);
+  UNROLL
+  for (int v = 0; v < vecs; v++) score[v] = vec_select_range(score[v], v * VEC_LANES, begin, end);
+}
+
 static inline vec select_allowed(attn_key_range range, int64_t key, vec score) {
-  return vec_select_range(score, min64(max64(range.begin - key, 0), VEC_LANES), min64(max64(range.end - key, 0), VEC_LANES));
+  select_allowed_vecs(range, key, &score, 1);
+  return score;
 }
 
 /* ---- P = exp(S) ---- */

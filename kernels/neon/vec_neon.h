@@ -119,11 +119,11 @@ static inline vec vec_load_bf16(const uint16_t *p) { return vreinterpretq_f32_u3
 
 static inline vec vec_lowest(void) { return vdupq_n_f32(-__builtin_inff()); }
 
-/* x in lanes begin <= lane < end, -inf elsewhere; 0 <= begin <= 4, 0 <= end <= 4. */
-static inline vec vec_select_range(vec x, int64_t begin, int64_t end) {
-  const int32x4_t lane = {0, 1, 2, 3};
+/* x where begin <= lane < end, -inf elsewhere; x[0] is in lane `lane`. */
+static inline vec vec_select_range(vec x, int64_t lane, int64_t begin, int64_t end) {
+  const int32x4_t first = {0, 1, 2, 3}, lanes = vaddq_s32(first, vdupq_n_s32((int32_t)lane));
   const uint32x4_t keep =
-      vandq_u32(vcgeq_s32(lane, vdupq_n_s32((int32_t)begin)), vcltq_s32(lane, vdupq_n_s32((int32_t)end)));
+      vandq_u32(vcgeq_s32(lanes, vdupq_n_s32((int32_t)begin)), vcltq_s32(lanes, vdupq_n_s32((int32_t)end)));
   return vbslq_f32(keep, x, vec_lowest());
 }
 

@@ -99,10 +99,10 @@ static inline vec vec_load_f16(const uint16_t *p) {
   return (vec)((vec_bits)vec_choose(lowest, denormal, (vec)normal) | sign);
 }
 
-/* x in lanes begin <= lane < end, -inf elsewhere; 0 <= begin <= 4, 0 <= end <= 4. */
-static inline vec vec_select_range(vec x, int64_t begin, int64_t end) {
-  const vec lane = vec_lane_numbers();
-  const vec_bits keep = (vec_bits)(lane >= vec_set1((float)begin)) & (vec_bits)(lane < vec_set1((float)end));
+/* x where begin <= lane < end, -inf elsewhere; x[0] is in lane `lane`. */
+static inline vec vec_select_range(vec x, int64_t lane, int64_t begin, int64_t end) {
+  const vec lanes = vec_lane_numbers() + vec_set1((float)lane);
+  const vec_bits keep = (vec_bits)(lanes >= vec_set1((float)begin)) & (vec_bits)(lanes < vec_set1((float)end));
   return vec_choose(keep, x, vec_set1(-__builtin_inff()));
 }
 
