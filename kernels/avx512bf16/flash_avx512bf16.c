@@ -134,7 +134,7 @@ static ALWAYS_INLINE void score_pairs(const panel_work w, const bool plain, cons
     UNROLL
     for (int v = 0; v < vecs; v++) sum[i][v] = vec_fma(sum[i][v], factor, start);
   }
-  softmax_sums(w, sum, plain, vecs);
+  softmax_sums(w, sum, plain, false, vecs);
 }
 
 static NO_INLINE void plain_panel_pairs(const panel_work *w) { score_pairs(*w, true, TILE_VECS); }
@@ -192,7 +192,7 @@ static void tile_pairs(const row_block *block, int64_t tile_row, int64_t begin, 
 
 /* ---- The loop ---- */
 
-static void attend(const attn_schedule *schedule, const row_block *given, int64_t capacity) {
+static bool attend(const attn_schedule *schedule, const row_block *given, int64_t capacity) {
   row_block block = *given;
   block.keys = packed_pairs_at(block.problem, (void *)(uintptr_t)block.keys.k);
   block.shifted = false; /* nothing has been added to scores before softmax_panel() */
@@ -201,10 +201,11 @@ static void attend(const attn_schedule *schedule, const row_block *given, int64_
   for (int64_t key = keys.begin / schedule->key_block * schedule->key_block; key < keys.end; key += schedule->key_block)
     for (int64_t tile_row = 0; tile_row < capacity; tile_row += TILE_ROWS)
       tile_pairs(&block, tile_row, key, min64(key + schedule->key_block, keys.end));
+  return finish_rows(&block);
 }
 
 static void run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch) {
-  flash_run_by(schedule, args, task, unit_memory, scratch, pack, attend);
+  flash_run_by(schedule, args, task, unit_memory, scratch, pack, attend, false);
 }
 
 const attn_kernel attn_flash_avx512bf16 = {

@@ -3,6 +3,9 @@
  * https://arxiv.org/abs/2205.14135). The score matrix never exists: one tile of S at a time, TILE_ROWS x key_block, stays in
  * L1 from its product to its use.
  *
+ * Where all keys lie in one key block, each tile of rows is computed from Q to O before the next, and its sums never leave
+ * the registers.
+ *
  * Loop order: a task holds up to FLASH_ROWS query rows, or MOST_FLASH_ROWS where keys are far; all their tiles read a key
  * block from L2 before the next block comes.
  *
@@ -43,20 +46,24 @@ static ALWAYS_INLINE void relative_scores(const panel_work w, vec sum[TILE_ROWS]
 }
 
 /* Rows that have seen no allowed key yet get the largest score of this panel as their reference; subtracts it from their
- * scores. */
-static ALWAYS_INLINE void settle_rows(const row_block *block, int64_t tile_row, vec sum[TILE_ROWS][TILE_VECS],
+ * scores. True if all rows got theirs: then no score is above 0. */
+static ALWAYS_INLINE bool settle_rows(const row_block *block, int64_t tile_row, vec sum[TILE_ROWS][TILE_VECS],
                                       const int vecs) {
+  bool all = true;
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
     vec best = vec_set1(-INFINITY);
     UNROLL
     for (int v = 0; v < vecs; v++) best = vec_max(sum[i][v], best);
     const float largest = vec_reduce_max(best);
-    if (block->row_max[tile_row + i] > -INFINITY || largest == -INFINITY) continue;
+    const bool settled = block->row_max[tile_row + i] > -INFINITY;
+    all &= !settled;
+    if (settled || largest == -INFINITY) continue;
     block->row_max[tile_row + i] = largest;
     UNROLL
     for (int v = 0; v < vecs; v++) sum[i][v] = vec_sub(sum[i][v], vec_set1(largest));
   }
+  return all;
 }
 
 static ALWAYS_INLINE bool some_above(vec sum[TILE_ROWS][TILE_VECS], float limit, const int vecs) {
@@ -72,11 +79,12 @@ static ALWAYS_INLINE bool some_above(vec sum[TILE_ROWS][TILE_VECS], float limit,
   return vec_any_above(largest, limit);
 }
 
-/* P and row_sum from a panel's sums: in registers, or through memory where a row may lack its reference or outgrow it. */
+/* P and row_sum from a panel's sums: in registers, or through memory where a row may lack its reference or outgrow it.
+ * `bounded`: no score is above its reference. */
 static ALWAYS_INLINE void softmax_sums(const panel_work w, vec sum[TILE_ROWS][TILE_VECS], const bool in_registers,
-                                       const int vecs) {
+                                       bool bounded, const int vecs) {
   const row_block *block = w.block;
-  if (!in_registers || some_above(sum, RESCALE_AT, vecs)) {
+  if (!in_registers || (!bounded && some_above(sum, RESCALE_AT, vecs))) {
     store_tile(sum, w.score, block->score_stride, vecs);
     softmax_panel(block, w.tile_row, w.key, w.score, w.pending, vecs);
     return;
@@ -98,12 +106,11 @@ static ALWAYS_INLINE void dot_panel(const panel_work w, const bool shifted, cons
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
     UNROLL
-    for (int v = 0; shifted && v < vecs; v++)
-      sum[i][v] = select_at(block, &shift[i], w.tile_row + i, w.key, v, sum[i][v]);
+    for (int v = 0; shifted && v < vecs; v++) sum[i][v] = select_at(block, &shift[i], w.tile_row + i, w.key, v, sum[i][v]);
     if (edge) select_allowed_vecs(block->range[w.tile_row + i], w.key, sum[i], vecs);
   }
-  if (!w.settled) settle_rows(block, w.tile_row, sum, vecs);
-  softmax_sums(w, sum, true, vecs);
+  const bool bounded = !w.settled && settle_rows(block, w.tile_row, sum, vecs);
+  softmax_sums(w, sum, true, bounded, vecs);
 }
 
 /* dot_panel's cases. Each is a function of its own, because inlined into one they would compete for registers. */
@@ -152,7 +159,7 @@ static void score_softmax_tile(const row_block *block, int64_t tile_row, tile_ke
   }
 }
 
-/* ---- The loop ---- */
+/* ---- Blocks and tasks ---- */
 
 enum {
   FLASH_ROWS = 96,      /* 16 tiles reuse a key block: L2 traffic is 1/16 of a tile's; q and acc still fit L2 beside it */
@@ -206,37 +213,132 @@ static inline bool flash_plan(const attn_problem *p, const attn_machine *machine
          plan_phases(p, rows, key_block, layout.total, schedule);
 }
 
-static void flash_tile(const row_block *block, int64_t tile_row, int64_t begin, int64_t end, cold_lines *cold) {
-  const tile_keys keys = keys_of_tile(block, tile_row, begin, end);
-  if (keys.class == TILE_SKIP) return;
-  score_softmax_tile(block, tile_row, keys, block->score, cold);
-  accumulate_tile(block, tile_row, keys.begin, keys.end, block->score + (keys.begin - keys.first));
+/* ---- Where a tile's keys lie in one key block: from P to O without acc ---- */
+
+/* Rows of O that a tile fills. */
+typedef struct tile_output {
+  float *o[TILE_ROWS];
+  float inverse[TILE_ROWS]; /* of the denominators */
+  int64_t rows, columns;
+  bool finite; /* all that was stored */
+} tile_output;
+
+/* The `vecs` vectors of columns from `column` on: the sums of accumulate_columns, divided as by divide_row. */
+static ALWAYS_INLINE void output_columns(tile_output *out, const float_rows p, const float_rows v, int64_t keys,
+                                         int64_t column, const int vecs) {
+  const int64_t last = min64(out->columns - column - (vecs - 1) * VEC_LANES, VEC_LANES);
+  vec sum[TILE_ROWS][TILE_VECS], poison = vec_zero();
+  UNROLL
+  for (int i = 0; i < TILE_ROWS; i++) {
+    UNROLL
+    for (int c = 0; c < vecs; c++) sum[i][c] = vec_zero();
+  }
+  product(sum, p, v, keys, vecs);
+  UNROLL
+  for (int i = 0; i < TILE_ROWS; i++) {
+    if (i >= out->rows) continue;
+    UNROLL
+    for (int c = 0; c < vecs; c++) {
+      const vec o = vec_fma(sum[i][c], vec_set1(out->inverse[i]), vec_zero());
+      float *to = out->o[i] + column + c * VEC_LANES;
+      if (c < vecs - 1 || last == VEC_LANES)
+        vec_store(to, o);
+      else
+        vec_store_first(to, o, last);
+      poison = vec_fma(o, vec_zero(), poison); /* 0 * x is NaN for NaN and Inf */
+    }
+  }
+  out->finite &= !vec_any_nan(poison);
 }
 
-static void flash_attend(const attn_schedule *schedule, const row_block *block, int64_t capacity) {
+/* finish_row for the tile's rows. */
+static bool finish_rows_of_tile(const row_block *block, int64_t tile_row) {
+  for (int64_t i = tile_row; i < min64(tile_row + TILE_ROWS, block->rows); i++)
+    if (!finish_row(block, i)) return false;
+  return true;
+}
+
+/* False if a row has no P: then its result is no quotient. */
+static bool find_output(const row_block *block, int64_t tile_row, tile_output *out) {
+  const attn_problem *p = block->problem;
+  *out = (tile_output){.rows = min64(TILE_ROWS, block->rows - tile_row), .columns = p->dim_v, .finite = true};
+  for (int64_t i = 0; i < out->rows; i++) {
+    const problem_row at = problem_row_of(block, tile_row + i);
+    const float sum = sum_of_row(block, tile_row + i), denominator = denominator_of(block, tile_row + i, sum);
+    if (!(sum > 0 && denominator < INFINITY)) return false;
+    out->inverse[i] = 1.0f / denominator;
+    out->o[i] = (float *)block->args->o + attn_o_offset(p, block->seq, block->b, at.head, at.query);
+  }
+  return true;
+}
+
+/* Rows of O from the tile's P of the keys [begin, end). */
+static NO_INLINE void output_tile(const row_block *block, tile_output *out, int64_t begin, int64_t end, const float *p) {
+  const int64_t vecs = block->acc_stride / VEC_LANES, strips = (vecs + TILE_VECS - 1) / TILE_VECS;
+  const float_rows weights = {p, block->score_stride};
+  float_rows v = {block->keys.v + begin * block->keys.v_stride, block->keys.v_stride};
+  for (int64_t strip = 0, done = 0; strip < strips; strip++) {
+    const int64_t next = vecs * (strip + 1) / strips;
+    WITH_CONSTANT_VECS(next - done, output_columns, out, weights, v, end - begin, done * VEC_LANES)
+    v.at += (next - done) * VEC_LANES;
+    done = next;
+  }
+}
+
+/* O and LSE of the tile's rows from their P of the keys [begin, end). False as finish_row. */
+static bool finish_tile(const row_block *block, int64_t tile_row, int64_t begin, int64_t end, const float *p) {
+  tile_output out;
+  if (!find_output(block, tile_row, &out)) {
+    memset(block->acc + tile_row * block->acc_stride, 0, (size_t)(TILE_ROWS * block->acc_stride) * sizeof(float));
+    accumulate_tile(block, tile_row, begin, end, p);
+    return finish_rows_of_tile(block, tile_row);
+  }
+  output_tile(block, &out, begin, end, p);
+  for (int64_t i = 0; attn_uses(block->problem, ATTN_USE_LSE) && i < out.rows; i++)
+    store_lse_of_sum(block, tile_row + i, sum_of_row(block, tile_row + i));
+  return out.finite;
+}
+
+/* ---- The loop ---- */
+
+static bool flash_tile(const row_block *block, int64_t tile_row, int64_t begin, int64_t end, cold_lines *cold) {
+  const tile_keys keys = keys_of_tile(block, tile_row, begin, end);
+  if (keys.class == TILE_SKIP) return !block->direct || finish_rows_of_tile(block, tile_row);
+  const float *p = block->score + (keys.begin - keys.first);
+  if (block->direct) load_queries(block, tile_row, tile_row + TILE_ROWS);
+  score_softmax_tile(block, tile_row, keys, block->score, cold);
+  if (block->direct) return finish_tile(block, tile_row, keys.begin, keys.end, p);
+  accumulate_tile(block, tile_row, keys.begin, keys.end, p);
+  return true;
+}
+
+static bool flash_attend(const attn_schedule *schedule, const row_block *block, int64_t capacity) {
   const attn_key_range keys = keys_of_block(block);
   cold_lines cold = cold_lines_of(schedule, block);
   for (int64_t key = keys.begin / schedule->key_block * schedule->key_block; key < keys.end; key += schedule->key_block)
     for (int64_t tile_row = 0; tile_row < capacity; tile_row += TILE_ROWS)
-      flash_tile(block, tile_row, key, min64(key + schedule->key_block, keys.end), &cold);
+      if (!flash_tile(block, tile_row, key, min64(key + schedule->key_block, keys.end), &cold)) return false;
+  return (block->direct && keys.begin < keys.end) || finish_rows(block);
 }
 
 typedef void flash_pack(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory);
-typedef void flash_rows_attend(const attn_schedule *schedule, const row_block *block, int64_t capacity);
+typedef bool flash_rows_attend(const attn_schedule *schedule, const row_block *block, int64_t capacity);
 
 /* A task of a kernel with packing and tiles of its own. */
 static inline void flash_run_by(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
-                                void *scratch, flash_pack *pack, flash_rows_attend *attend) {
+                                void *scratch, flash_pack *pack, flash_rows_attend *attend, bool direct) {
   if (task.phase == 0)
     pack(schedule, args, task, unit_memory);
   else
     compute_rows(schedule, args, task, unit_memory, scratch,
-                 &(tiled_algorithm){TILE_ROWS, schedule->key_block + FLASH_SCORE_PAD, attend});
+                 &(tiled_algorithm){TILE_ROWS, schedule->key_block + FLASH_SCORE_PAD, attend, direct});
 }
 
 static inline void flash_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
                              void *scratch) {
-  flash_run_by(schedule, args, task, unit_memory, scratch, pack_unit, flash_attend);
+  const attn_problem *p = &schedule->problem;
+  const bool direct = p->seq_k <= schedule->key_block && keeps_floats(p);
+  flash_run_by(schedule, args, task, unit_memory, scratch, pack_unit, flash_attend, direct);
 }
 
 #endif

@@ -84,38 +84,62 @@ static ALWAYS_INLINE void load_dense_query(const row_block *block, int64_t offse
   if (d < dim) vec_store_first(q + d, vec_mul(vec_set1(factor), load_elements(from, dtype, offset + d, dim - d)), dim - d);
 }
 
-static void load_query_row(const row_block *block, int64_t i, float factor) {
+static void load_sparse_query(const row_block *block, int64_t offset, float factor, float *q) {
   const attn_problem *p = block->problem;
-  const problem_row row = problem_row_of(block, i);
-  float *q = block->q + i * block->q_stride;
-  const int64_t offset = attn_q_offset(p, block->seq, block->b, row.head, row.query);
-  for (int64_t d = p->dim_qk; d < block->q_stride; d++) q[d] = 0.0f;
-  if (p->q_stride.d != 1) {
-    for (int64_t d = 0; d < p->dim_qk; d++)
-      q[d] = factor * attn_load_f32(block->args->q, p->dtype_q, offset + d * p->q_stride.d);
-    return;
+  for (int64_t d = 0; d < p->dim_qk; d++)
+    q[d] = factor * attn_load_f32(block->args->q, p->dtype_q, offset + d * p->q_stride.d);
+}
+
+/* Rows [begin, end) of the block. Those without keys are not read, because they may hold anything. */
+static ALWAYS_INLINE void load_query_rows(const row_block *block, int64_t begin, int64_t end, float factor,
+                                          const attn_dtype dtype) {
+  const attn_problem *p = block->problem;
+  const int64_t first = attn_q_offset(p, block->seq, block->b, block->head, block->first_row);
+  for (int64_t i = begin; i < end; i++) {
+    float *q = block->q + i * block->q_stride;
+    int64_t offset = first + i * p->q_stride.s; /* of a row of the first head */
+    if (i >= block->rows || block->range[i].begin >= block->range[i].end) {
+      memset(q, 0, (size_t)block->q_stride * sizeof(float));
+      continue;
+    }
+    if (i >= block->rows_per_head) {
+      const problem_row row = problem_row_of(block, i);
+      offset = attn_q_offset(p, block->seq, block->b, row.head, row.query);
+    }
+    for (int64_t d = p->dim_qk; d < block->q_stride; d++) q[d] = 0.0f;
+    if (p->q_stride.d == 1)
+      load_dense_query(block, offset, factor, q, dtype);
+    else
+      load_sparse_query(block, offset, factor, q);
   }
-  switch (p->dtype_q) { /* a copy of the code for each type */
+}
+
+/* Loads the queries of rows [begin, end). Those of dot scores are multiplied by scale log2(e), so that scores are in log2
+ * units. */
+static void load_queries(const row_block *block, int64_t begin, int64_t end) {
+  const attn_problem *p = block->problem;
+  const float factor = p->score == ATTN_SCORE_DOT ? p->scale * LOG2_E : 1.0f;
+  if (p->score == ATTN_SCORE_PRECOMPUTED || !block->q) return; /* not needed, or loaded by the kernel itself */
+  switch (p->dtype_q) {                                        /* a copy of the code for each type */
 #define DTYPE(constant, ...)                                     \
   case ATTN_##constant:                                          \
-    load_dense_query(block, offset, factor, q, ATTN_##constant); \
+    load_query_rows(block, begin, end, factor, ATTN_##constant); \
     break;
 #include "dtypes.def"
 #undef DTYPE
   }
 }
 
-/* Loads queries. Those of dot scores are multiplied by scale log2(e), so that scores are in log2 units. Rows without keys
- * are not read, because they may hold anything. */
-static void load_queries(const row_block *block, int64_t capacity) {
+static void start_ranges(const row_block *block, int64_t capacity) {
   const attn_problem *p = block->problem;
-  const float factor = p->score == ATTN_SCORE_DOT ? p->scale * LOG2_E : 1.0f;
-  if (p->score == ATTN_SCORE_PRECOMPUTED || !block->q) return; /* not needed, or loaded by the kernel itself */
+  const bool alike = p->window_left < 0 && p->window_right < 0 && !attn_uses(p, ATTN_USE_ROW_LEN) &&
+                     block->first_row + block->rows_per_head <= block->seq->len_q;
+  attn_key_range keys = {0, 0};
   for (int64_t i = 0; i < capacity; i++) {
-    if (i >= block->rows || block->range[i].begin >= block->range[i].end)
-      memset(block->q + i * block->q_stride, 0, (size_t)block->q_stride * sizeof(float));
-    else
-      load_query_row(block, i, factor);
+    if (i == 0 || (!alike && i < block->rows))
+      keys = attn_allowed_keys(p, block->args, block->seq, block->b, problem_row_of(block, i).query);
+    block->range[i] = keys;
+    block->row_max[i] = -INFINITY;
   }
 }
 
@@ -123,15 +147,11 @@ static void load_queries(const row_block *block, int64_t capacity) {
  * edge. */
 static void start_rows(const row_block *block, int64_t capacity) {
   assert(block->rows > 0 && block->rows <= capacity && block->acc_stride % VEC_LANES == 0);
-  for (int64_t i = 0; i < capacity; i++) {
-    block->range[i] = i < block->rows ? attn_allowed_keys(block->problem, block->args, block->seq, block->b,
-                                                          problem_row_of(block, i).query)
-                                      : block->range[block->rows - 1];
-    block->row_max[i] = -INFINITY;
-  }
+  start_ranges(block, capacity);
   memset(block->row_sum, 0, (size_t)(capacity * VEC_LANES) * sizeof(float));
+  if (block->direct) return;
   memset(block->acc, 0, (size_t)(capacity * block->acc_stride) * sizeof(float));
-  load_queries(block, capacity);
+  load_queries(block, 0, capacity);
 }
 
 /* ---- Rows out ---- */
@@ -191,35 +211,50 @@ static ALWAYS_INLINE bool store_divided(const row_block *block, int64_t i, float
   return true;
 }
 
-/* O = acc / row_sum and LSE = row_max + log(row_sum). A row without keys gives 0 and -inf.
+/* What acc of row i is divided by, given its sum of P. */
+static ALWAYS_INLINE float denominator_of(const row_block *block, int64_t i, float sum) {
+  if (!attn_uses(block->problem, ATTN_USE_SINKS)) return sum;
+  return sum + exp2f(block->args->sinks[problem_row_of(block, i).head] * LOG2_E - block->row_max[i]);
+}
+
+static ALWAYS_INLINE float sum_of_row(const row_block *block, int64_t i) {
+  return vec_reduce_add(vec_load(block->row_sum + i * VEC_LANES));
+}
+
+static void store_lse_of_sum(const row_block *block, int64_t i, float sum) {
+  if (attn_uses(block->problem, ATTN_USE_LSE)) store_lse(block, i, LN_2 * (double)block->row_max[i] + log((double)sum));
+}
+
+/* O = acc / row_sum and LSE = row_max + log(row_sum) of row i. A row without keys gives 0 and -inf.
  *
  * acc may be non-finite because V of a masked key is NaN or infinite: its weight is 0, but 0 times NaN is NaN. On the first
  * try the function returns false at such a row. The caller then repeats the block without reading V of masked keys
  * (block->careful), which gives the bits of clean data, and calls again. A row that is still not finite, because sums of
  * huge values overflowed or an input is not finite, is computed in double precision from its allowed keys alone. */
-static bool finish_rows(const row_block *block) {
+static bool finish_row(const row_block *block, int64_t i) {
   const attn_problem *p = block->problem;
-  for (int64_t i = 0; i < block->rows; i++) {
+  if (block->range[i].begin >= block->range[i].end) {
     float *acc = block->acc + i * block->acc_stride;
-    if (block->range[i].begin >= block->range[i].end) {
-      memset(acc, 0, (size_t)p->dim_v * sizeof(float));
-      store_row(block, i, acc);
-      store_lse(block, i, -INFINITY);
-      continue;
-    }
-    const float sum = vec_reduce_add(vec_load(block->row_sum + i * VEC_LANES));
-    float denominator = sum;
-    const problem_row at = problem_row_of(block, i);
-    if (attn_uses(p, ATTN_USE_SINKS)) denominator += exp2f(block->args->sinks[at.head] * LOG2_E - block->row_max[i]);
-    const bool weighted = sum > 0 && denominator < INFINITY;
-    if (weighted && store_divided(block, i, denominator)) {
-      if (attn_uses(p, ATTN_USE_LSE)) store_lse(block, i, LN_2 * (double)block->row_max[i] + log((double)sum));
-    } else if (weighted && block->first_try) {
-      return false;
-    } else {
-      attn_exact_row(p, block->args, block->b, at.head, at.query);
-    }
+    memset(acc, 0, (size_t)p->dim_v * sizeof(float));
+    store_row(block, i, acc);
+    store_lse(block, i, -INFINITY);
+    return true;
   }
+  const float sum = sum_of_row(block, i), denominator = denominator_of(block, i, sum);
+  const bool weighted = sum > 0 && denominator < INFINITY;
+  if (weighted && store_divided(block, i, denominator)) {
+    store_lse_of_sum(block, i, sum);
+    return true;
+  }
+  if (weighted && block->first_try) return false;
+  const problem_row at = problem_row_of(block, i);
+  attn_exact_row(p, block->args, block->b, at.head, at.query);
+  return true;
+}
+
+static inline bool finish_rows(const row_block *block) {
+  for (int64_t i = 0; i < block->rows; i++)
+    if (!finish_row(block, i)) return false;
   return true;
 }
 

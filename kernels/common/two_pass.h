@@ -100,10 +100,11 @@ static void accumulate_rows(const attn_schedule *schedule, const row_block *bloc
     }
 }
 
-static void two_pass_attend(const attn_schedule *schedule, const row_block *block, int64_t capacity) {
+static bool two_pass_attend(const attn_schedule *schedule, const row_block *block, int64_t capacity) {
   score_rows(schedule, block, capacity);
   softmax_rows(block, capacity);
   accumulate_rows(schedule, block, capacity);
+  return finish_rows(block);
 }
 
 static void two_pass_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
@@ -113,7 +114,7 @@ static void two_pass_run(const attn_schedule *schedule, const attn_args *args, a
   else
     compute_rows(schedule, args, task, unit_memory, scratch,
                  &(tiled_algorithm){round_up(schedule->row_block, TILE_ROWS), two_pass_score_stride(&schedule->problem),
-                                    two_pass_attend});
+                                    two_pass_attend, false});
 }
 
 #endif

@@ -32,8 +32,9 @@ static inline bool plan_phases(const attn_problem *p, int64_t row_block_rows, in
 /* What sets the compute phases of tiled algorithms apart. */
 typedef struct tiled_algorithm {
   int64_t score_rows, score_stride; /* of S that is kept */
-  /* Visits the tiles of a row block and leaves acc, row_max and row_sum. */
-  void (*attend)(const attn_schedule *schedule, const row_block *block, int64_t capacity);
+  /* Visits the tiles of a row block and finishes its rows; false as finish_row. */
+  bool (*attend)(const attn_schedule *schedule, const row_block *block, int64_t capacity);
+  bool direct; /* on the first try, as in row_block */
 } tiled_algorithm;
 
 static inline void compute_rows(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
@@ -50,14 +51,13 @@ static inline void compute_rows(const attn_schedule *schedule, const attn_args *
   block.adjusted = scores_adjusted(p);
   block.shifted = scores_shifted(p);
   block.first_try = true;
+  block.direct = algorithm->direct;
   start_rows(&block, capacity);
-  algorithm->attend(schedule, &block, capacity);
-  if (finish_rows(&block)) return;
-  block.first_try = false;
+  if (algorithm->attend(schedule, &block, capacity)) return;
+  block.first_try = block.direct = false;
   block.careful = true;
   start_rows(&block, capacity);
   algorithm->attend(schedule, &block, capacity);
-  finish_rows(&block);
 }
 
 #endif

@@ -280,7 +280,7 @@ static void tile_bf16(const row_block *block, int64_t tile_row, int64_t begin, i
   accumulate_bf16(block, tile_row, keys.first, steps, m);
 }
 
-static void attend(const attn_schedule *schedule, const row_block *given, int64_t capacity) {
+static bool attend(const attn_schedule *schedule, const row_block *given, int64_t capacity) {
   row_block block = *given;
   block.adjusted = true; /* the reference has not been subtracted from the scores */
   block.shifted = false;
@@ -290,10 +290,11 @@ static void attend(const attn_schedule *schedule, const row_block *given, int64_
   for (int64_t key = keys.begin / schedule->key_block * schedule->key_block; key < keys.end; key += schedule->key_block)
     for (int64_t tile_row = 0; tile_row < capacity; tile_row += TILE_ROWS)
       tile_bf16(&block, tile_row, key, min64(key + schedule->key_block, keys.end), &memory);
+  return finish_rows(&block);
 }
 
 static void run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch) {
-  flash_run_by(schedule, args, task, unit_memory, scratch, pack, attend);
+  flash_run_by(schedule, args, task, unit_memory, scratch, pack, attend, false);
 }
 
 const attn_kernel attn_flash_neonbf16 = {
