@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Asking memory for what the next tasks of flash begin with, while the products of this one leave memory idle: the queries
- * of the next task, this task's share of K and V of the next unit, and the rows of O that this task will write. Packing K,
- * loading queries and storing O are short loops that would wait for every line.
+ * of the next task, this task's share of K and V of the next unit or what a window brings in, and the rows of O that this
+ * task will write. Packing K, loading queries and storing O are short loops that would wait for every line.
  *
  * Only calls whose tensors do not fit level 2 together ask for anything: in the others the lines are there already, and the
  * hints would cost up to 2 %. Parameters: those of tiles.h. */
@@ -93,6 +93,23 @@ static void expect_keys(const attn_schedule *schedule, const row_block *block, i
   cold->v = walk_of(&v, count);
 }
 
+/* With a window: packed K, and V, of the keys that the next rows see and this block's do not. Rows are taken from the last
+ * to the first (task_rows_of), so windows slide down. */
+static void expect_window(const row_block *block, cold_lines *cold) {
+  const attn_problem *p = block->problem;
+  const packed_keys *keys = &block->keys;
+  const int64_t end = keys_of_block(block).begin, begin = max64(end - block->rows, 0);
+  const int64_t panel = round_down(begin, PANEL_KEYS), panels = round_up(end, PANEL_KEYS) - panel;
+  const row_source k = {.data = keys->k, .dtype = ATTN_F32, .offset = panel * p->dim_qk, .columns = panels * p->dim_qk};
+  const row_source v = {.data = keys->v,
+                        .dtype = ATTN_F32,
+                        .offset = begin * keys->v_stride,
+                        .row_stride = keys->v_stride,
+                        .columns = p->dim_v};
+  cold->k = walk_of(&k, 1);
+  cold->v = walk_of(&v, end - begin);
+}
+
 static cold_lines cold_lines_of(const attn_schedule *schedule, const row_block *block) {
   const attn_problem *p = block->problem;
   cold_lines cold = {.any = !fits_level_2(p)};
@@ -109,6 +126,7 @@ static cold_lines cold_lines_of(const attn_schedule *schedule, const row_block *
   if (!last || next_unit < schedule->units)
     expect_queries(schedule, block, (attn_task){1, last ? next_unit : task.unit, last ? 0 : task.item + 1}, &cold);
   if (next_unit < schedule->units) expect_keys(schedule, block, next_unit, task.item, &cold);
+  if (!last && p->window_left >= 0) expect_window(block, &cold);
   return cold;
 }
 

@@ -188,10 +188,12 @@ static int64_t busiest_rows(int64_t seq_q, int64_t rows, int64_t heads, int64_t 
   return share * rows + (small - beside + threads - 1) / threads * rest;
 }
 
-/* Rows of a task where K and V of a head are far and every thread has many tasks; else FLASH_ROWS. */
+/* Rows of a task where K and V of a head are far, all of its tasks read them and every thread has many tasks; else
+ * FLASH_ROWS. */
 static int64_t usual_rows(const attn_problem *p, int64_t threads) {
   const int64_t row_bytes = float_bytes(p->dim_qk + p->dim_v), tasks = p->batch * p->heads_q * p->seq_q / MOST_FLASH_ROWS;
-  if (p->seq_k < FAR_KEYS_BYTES / row_bytes || (threads > 1 && tasks < 8 * threads)) return FLASH_ROWS;
+  if (p->window_left >= 0 || p->seq_k < FAR_KEYS_BYTES / row_bytes || (threads > 1 && tasks < 8 * threads))
+    return FLASH_ROWS;
   return min64(MOST_FLASH_ROWS, max64(1, FAR_STATE_BYTES / row_bytes / FLASH_ROWS) * FLASH_ROWS);
 }
 
