@@ -85,6 +85,7 @@ typedef struct products_layout {
 
 /* Whole tiles: what stands in rows beyond the last is never read by vectors, and touches no other row in the unit. */
 static int64_t decode_capacity(int64_t rows) { return round_up(rows, DECODE_TILE_ROWS); }
+static int64_t padded_rows(int64_t rows) { return rows; }
 static int64_t decode_columns(const attn_problem *p) { return round_up(p->dim_v, ROW_VALUES); }
 
 static bool products_layout_of(const attn_problem *p, int64_t capacity, products_layout *at) {

@@ -205,7 +205,7 @@ static void decode_split(const decode_task *t, int64_t split, bool careful) {
   block.careful = careful;
   block.q = floats_at(t->scratch, t->at.q);
   block.score = floats_at(t->scratch, t->at.score);
-  start_rows(&block, block.rows);
+  start_rows(&block, padded_rows(block.rows));
   products work = start_products(&block, &t->at.products, (char *)t->scratch + t->at.own);
   const attn_key_range keys = keys_of_split(&block, split);
   for (int64_t key = round_down(keys.begin, DECODE_KEYS); key < keys.end; key += DECODE_KEYS)

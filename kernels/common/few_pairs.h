@@ -33,10 +33,10 @@ static ALWAYS_INLINE void load_columns(vec x[2], const void *data, attn_dtype dt
   zip_pairs(load_lanes(data, dtype, at[0] + c, n), load_lanes(data, dtype, at[1] + c, n), x);
 }
 
-/* Rows without keys are not read, because they may hold anything. */
+/* Rows without keys are not read, because they may hold anything; those behind the last are zeros. */
 static vec query_lanes(const row_block *block, int64_t row, int64_t d) {
   const attn_problem *p = block->problem;
-  if (block->range[row].begin >= block->range[row].end) return vec_zero();
+  if (row >= block->rows || block->range[row].begin >= block->range[row].end) return vec_zero();
   const problem_row at = problem_row_of(block, row);
   const int64_t n = min64(p->dim_qk - d, PAIRED_VALUES), stride = p->q_stride.d;
   const uint16_t *q = (const uint16_t *)block->args->q + attn_q_offset(p, block->seq, block->b, at.head, at.query);

@@ -136,8 +136,17 @@ static ALWAYS_INLINE void score_few(const few_rows t, int64_t at, const few_kind
 /* Rows that one call works on, by index into the tables below. */
 static const int64_t ROWS_AT_ONCE[] = {8, 4, 2, 1};
 
+/* 3 rows are taken as 4, and 7 as 8: a row of zeros costs less than one more call, which reads and converts K and V again. 5
+ * and 6 are not worth 8. */
 static inline int rows_index(int64_t rows) {
-  return rows >= 8 && DECODE_TILE_ROWS >= 8 ? 0 : rows >= 4 ? 1 : rows >= 2 ? 2 : 3;
+  return rows >= 7 && DECODE_TILE_ROWS >= 8 ? 0 : rows >= 3 ? 1 : rows == 2 ? 2 : 3;
+}
+
+/* Rows with those of zeros behind them. */
+static int64_t padded_rows(int64_t rows) {
+  int64_t padded = 0;
+  while (padded < rows) padded += ROWS_AT_ONCE[rows_index(rows - padded)];
+  return padded;
 }
 
 /* NAME(rows, dtype, ahead) for all numbers of rows. Each combination is a function of its own, because in one function they
@@ -306,7 +315,7 @@ typedef struct products_layout {
   int64_t q_tiles, v, total;
 } products_layout;
 
-static int64_t decode_capacity(int64_t rows) { return round_up(rows, TILE_ROWS); }
+static int64_t decode_capacity(int64_t rows) { return round_up(rows, DECODE_TILE_ROWS); }
 static int64_t decode_columns(const attn_problem *p) { return round_up(p->dim_v, VEC_VALUES); }
 
 static bool products_layout_of(const attn_problem *p, int64_t capacity, products_layout *at) {
