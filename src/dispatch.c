@@ -78,53 +78,80 @@ static attn_status choose_named(const attn_problem *problem, const char *name, c
 }
 
 enum {
-  SPILLING_QUERIES = 24,          /* queries that do not pay for a transposed K ... */
-  SPILLING_BYTES = 5 << 18,       /* ... where K and V of a head, as floats, are larger: they leave level 2 in between */
-  TILE_QUERIES = 24,              /* from here on tiles of 32 queries pay, */
-  TILE_QUERIES_OF_GROUPS = 16,    /* or from here, if 4 query heads or more share keys that need no copy; */
-  TILE_PAIRS = 512,               /* fewer queries need so many pairs with keys, because tiles are computed whole, */
-  TILE_KEYS = 16,                 /* and up to so many keys */
-  TILE_QUERIES_OF_FEW_KEYS = 44,  /* need so many queries */
-  DECODED_QUERIES = 16,           /* queries up to which decode is faster than flash_amx, */
-  DECODED_QUERIES_OF_COPIES = 24, /* and where both copy K and V that are not narrow; */
-  DECODED_KEYS = 16,              /* keys from which decode_amx is faster than vectors, */
-  DECODED_PAIRS = 200,            /* if rows of a KV head have so many pairs with them; */
-  COPIED_ROWS = 6,                /* the rows, */
-  COPIED_PAIRS = 512,             /* and the pairs, where it copies K and V; */
-  DECODED_KEYS_OF_FEW = 96,       /* the keys for one or two rows, which leave most of a tile empty: */
-  DECODED_WIDTH_OF_FEW = 256,     /* they need narrow keys and values, */
-  DECODED_BYTES_OF_FEW = 2 << 20, /* and K and V in level 2 */
-  NARROW_WIDTH = 96,              /* of keys and values; where these are narrow, */
-  FEW_KEYS = 12,                  /* up to so many in 16 bits are not worth a transposition */
-  DECODED_QUERIES_OF_FEW_KEYS = 8 /* to so many queries */
+  FAR_BYTES = 3 << 19,         /* K and V of a head, as floats, that leave level 2 where flash packs them: */
+  FAR_QUERIES = 24,            /* so many queries do not pay for it */
+  TILE_QUERIES = 24,           /* from here on tiles of 32 queries pay, */
+  TILE_QUERIES_OF_GROUPS = 19, /* or from here, if query heads share keys; */
+  TILE_PAIRS = 512,            /* fewer queries need so many pairs with keys, because tiles are computed whole, */
+  TILE_PAIRS_OF_ONE = 1280,    /* and those that fill one tile of vectors so many, unless keys are narrow: then none pay; */
+  TILE_KEYS = 16,              /* and up to so many keys */
+  TILE_QUERIES_OF_FEW_KEYS = 28, /* need so many queries */
+  DECODED_QUERIES = 16,          /* queries up to which decode is faster than flash_amx, */
+  DECODED_QUERIES_OF_WIDE = 24,  /* and where keys are wide, or both kernels copy them and they are not narrow; */
+  COPIED_ROWS = 7,               /* rows from which decode_amx is faster than vectors where it copies K and V; */
+  FEW_ROWS = 2,                  /* one or two rows, which leave most of a tile empty, */
+  BYTES_OF_FEW = 2 << 20,        /* need K and V in level 2, */
+  WIDTH_OF_FEW = 192,            /* unless these are no wider, */
+  NARROW_WIDTH = 96,             /* of a key and its value */
+  WIDE_WIDTH = 384,
+  QUERIES_OF_TILE = 6 /* of flash on vectors */
 };
 
-/* Flash computes tiles of 6 queries on vectors: 5 or 6 take it as long as one, 7 or 8 twice as long. */
-static bool fill_one_tile(int64_t queries) { return queries == 5 || queries == 6; }
+/* What decode and flash take on vectors, by key, in hundredths of a tile of flash: 6 queries of a head. Decode goes through
+ * K and V once for every 8, 4, 2 or 1 rows of a KV head (few_rows.h); flash packs them once, and then computes its tiles.
+ * The narrow columns are what head_dim 32 adds; head_dim 64 adds half. Measured: docs/performance-details.md, "Which kernel
+ * when". Whole numbers, because programs may have floating-point exceptions trap. */
+typedef struct vector_costs {
+  int32_t rows[4], narrow_rows[4];
+  int32_t pack, narrow_pack, far_pack; /* far: for each doubling of K and V of a head, as floats, beyond 256 KiB */
+  int32_t few_keys;                    /* what tiles take longer, in hundredths of a tile and a key */
+} vector_costs;
 
-/* Queries of a head up to which split-KV beats flash, by the width of a key and its value: flash transposes K and fills
- * tiles of several queries, which few queries do not pay back, least of all where K has to be widened first or written to
- * memory. Measured borders: docs/performance-details.md, "Which kernel when". */
-static int64_t most_decode_queries(const attn_problem *p) {
-  static const struct {
-    int64_t below; /* of dim_qk + dim_v */
-    int32_t f32, half;
-  } borders[] = {{NARROW_WIDTH, 4, 5}, {256, 8, 10}, {400, 14, 16}, {INT64_MAX, 16, 24}};
-  const int64_t dims = p->dim_qk + p->dim_v;
-  int i = 0;
-  if (p->seq_k > SPILLING_BYTES / (int64_t)sizeof(float) / dims) return SPILLING_QUERIES;
-  while (dims >= borders[i].below) i++;
-  if (p->dtype_kv == ATTN_F32) return i == 1 && fill_one_tile(p->seq_q) ? 0 : borders[i].f32;
-  return i == 0 && p->seq_k <= FEW_KEYS ? DECODED_QUERIES_OF_FEW_KEYS : borders[i].half;
+static const vector_costs avx512_costs[] = {{{210, 100, 65, 55}, {45, 35, 40, 40}, 85, -50, 32, 300},
+                                            {{210, 100, 65, 55}, {85, 55, 40, 40}, 160, -25, 17, 300}};
+static const vector_costs other_costs[] = {{{0, 90, 50, 40}, {0, 20, 15, 5}, 40, -20, 20, 100},
+                                           {{0, 97, 60, 60}, {0, 15, 5, 0}, 145, -55, 17, 0}};
+
+static int64_t decode_cost(const vector_costs *c, int64_t rows, int64_t narrow) {
+  static const int64_t at_once[] = {8, 4, 2, 1}, from[] = {7, 3, 2, 1};
+  int64_t cost = 0;
+  for (int i = 0; i < 4; i++)
+    for (; rows >= from[i] && c->rows[i] > 0; rows -= at_once[i]) cost += c->rows[i] + narrow * c->narrow_rows[i] / 100;
+  return cost;
+}
+
+/* How often 256 KiB have to be doubled to make so many bytes, in hundredths, straight between powers of two. */
+static int64_t doublings(int64_t bytes) {
+  int64_t near = 256 << 10, whole = 0;
+  if (bytes <= near) return 0;
+  for (; bytes >= 2 * near; near *= 2) whole += 100;
+  return whole + 100 * (bytes - near) / near;
+}
+
+static int64_t flash_cost(const vector_costs *c, const attn_problem *p, int64_t narrow) {
+  const int64_t bytes = (int64_t)sizeof(float) * p->seq_k * (p->dim_qk + p->dim_v);
+  const int64_t tiles = p->heads_q / p->heads_kv * ((p->seq_q + QUERIES_OF_TILE - 1) / QUERIES_OF_TILE);
+  const int64_t longer = p->seq_k > 0 ? c->few_keys / p->seq_k : 0;
+  return c->pack + (narrow * c->narrow_pack + doublings(bytes) * c->far_pack) / 100 + tiles * (100 + longer);
+}
+
+/* Whether decode on vectors, which accepts the problem, is quicker than flash on vectors of the same tier. */
+static bool suits_decode(const attn_problem *p, const char *isa) {
+  const vector_costs *c = strncmp(isa, "avx512", 6) == 0 ? avx512_costs : other_costs;
+  const int64_t dims = p->dim_qk + p->dim_v, narrow = dims < 64 ? 100 : 6400 / dims; /* below 32 nothing is measured */
+  if (p->seq_k > FAR_BYTES / (int64_t)sizeof(float) / dims) return p->seq_q <= FAR_QUERIES;
+  c += p->dtype_kv != ATTN_F32;
+  return decode_cost(c, p->heads_q / p->heads_kv * p->seq_q, narrow) < flash_cost(c, p, narrow);
 }
 
 /* Whether kernels on tiles have to copy K and V, whose width is no multiple of theirs. */
 static bool copies_tiles(const attn_problem *p) { return (p->dim_qk | p->dim_v) % 32; }
 
 static bool is_small_for_tiles(const attn_problem *p) {
+  const int64_t pairs = p->seq_q * p->seq_k;
   if (p->seq_k <= TILE_KEYS) return p->seq_q < TILE_QUERIES_OF_FEW_KEYS;
-  const bool shared = p->heads_q >= 4 * p->heads_kv && !copies_tiles(p);
-  return p->seq_q < (shared ? TILE_QUERIES_OF_GROUPS : TILE_QUERIES) && p->seq_q * p->seq_k < TILE_PAIRS;
+  if (p->seq_q <= QUERIES_OF_TILE) return pairs < TILE_PAIRS_OF_ONE || p->dim_qk + p->dim_v < NARROW_WIDTH;
+  return p->seq_q < (p->heads_q > p->heads_kv ? TILE_QUERIES_OF_GROUPS : TILE_QUERIES) && pairs < TILE_PAIRS;
 }
 
 /* Whether the tile unit computes the problem, and is quick. */
@@ -133,23 +160,39 @@ static bool suits_tiles(const attn_problem *p, const char *cap) {
   return tiles && !is_small_for_tiles(p) && !refusal(tiles, p, cap);
 }
 
-/* Whether decode_amx is quicker than vectors for one or two rows of a KV head. */
+/* Keys from which decode_amx is quicker than vectors: the more rows of a KV head, the fuller its tiles, and the wider the
+ * keys, the less softmax weighs. */
+static int64_t least_decoded_keys(int64_t rows, int64_t dims, bool copies) {
+  static const struct {
+    int64_t rows; /* up to so many */
+    int64_t narrow, medium, wide, copied;
+  } borders[] = {{FEW_ROWS, 96, 96, 200, 0},
+                 {4, 80, 72, 56, 0},
+                 {8, 48, 40, 30, 96},
+                 {16, 36, 24, 16, 44},
+                 {INT64_MAX, 36, 20, 14, 44}};
+  int i = 0;
+  while (rows > borders[i].rows) i++;
+  if (copies) return borders[i].copied;
+  return dims < NARROW_WIDTH ? borders[i].narrow : dims < WIDE_WIDTH ? borders[i].medium : borders[i].wide;
+}
+
+/* Whether one or two rows are worth its tiles, by what K and V take. */
 static bool suits_few_rows(const attn_problem *p) {
   const int64_t dims = p->dim_qk + p->dim_v, bytes_of_key = 2 * dims * p->heads_kv;
-  return dims <= DECODED_WIDTH_OF_FEW && p->seq_k >= DECODED_KEYS_OF_FEW && p->seq_k <= DECODED_BYTES_OF_FEW / bytes_of_key;
+  return dims <= WIDTH_OF_FEW || (dims <= WIDE_WIDTH && p->seq_k <= BYTES_OF_FEW / bytes_of_key);
 }
 
 /* NULL, or why decode_amx, which accepts the problem, is not the quickest: its tiles hold 16 rows of a KV head, and
  * flash_amx's 32 queries. */
 static const char *slower_in_decoding_tiles(const attn_problem *p) {
-  const int64_t rows = p->heads_q / p->heads_kv * p->seq_q, pairs = rows * p->seq_k;
+  const int64_t rows = p->heads_q / p->heads_kv * p->seq_q, dims = p->dim_qk + p->dim_v;
   const bool copies = copies_tiles(p);
-  const bool copies_much = copies && p->dim_qk + p->dim_v >= NARROW_WIDTH;
-  if (p->seq_q > (copies_much ? DECODED_QUERIES_OF_COPIES : DECODED_QUERIES))
+  const bool saves_much = dims >= WIDE_WIDTH || (copies && dims >= NARROW_WIDTH);
+  if (p->seq_q > (saves_much ? DECODED_QUERIES_OF_WIDE : DECODED_QUERIES))
     return "slower than flash_amx for so many queries";
-  const bool suits = copies     ? rows >= COPIED_ROWS && pairs >= COPIED_PAIRS
-                     : rows < 3 ? suits_few_rows(p)
-                                : p->seq_k >= DECODED_KEYS && pairs >= DECODED_PAIRS;
+  const bool suits = (!copies || rows >= COPIED_ROWS) && p->seq_k >= least_decoded_keys(rows, dims, copies) &&
+                     (rows > FEW_ROWS || suits_few_rows(p));
   return suits ? NULL : "slower than vectors for so few rows and keys";
 }
 
@@ -175,7 +218,7 @@ static const char *passed_over(const attn_kernel *kernel, const attn_problem *p,
   const char *reason = is_measured(kernel) ? slower_than_widening() : NULL;
   if (reason || strcmp(kernel->info.algorithm, "decode") != 0) return reason;
   if (strcmp(kernel->info.isa, "amx") == 0) return slower_in_decoding_tiles(p);
-  if (p->seq_q > most_decode_queries(p)) return "slower than flash for so many queries";
+  if (!suits_decode(p, kernel->info.isa)) return "slower than flash for so many queries";
   return p->seq_q > DECODED_QUERIES && suits_tiles(p, cap) ? "slower than flash_amx for so many queries" : NULL;
 }
 

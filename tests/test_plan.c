@@ -203,19 +203,21 @@ TEST(caps_only_take_away) {
   assert_plan_runs(NULL, "c", "decode_c");
 }
 
-/* Split-KV for few queries, flash for many; wide keys move the border. Batch and threads do not matter. */
+/* Split-KV for few queries, flash for many; wide keys, and half a tile of flash left empty, move the border. Batch and
+ * threads do not matter. */
 TEST(choice_depends_on_the_shape_of_a_sequence) {
   static const struct {
     int64_t heads_q, seq_q, dim;
     attn_dtype dtype;
     const char *expected;
-  } cases[] = {{1, 8, 64, ATTN_F32, "decode_c"},   {1, 9, 64, ATTN_F32, "flash_c"},    {4, 8, 64, ATTN_F32, "decode_c"},
-               {1, 14, 128, ATTN_F32, "decode_c"}, {1, 15, 128, ATTN_F32, "flash_c"},  {64, 1, 64, ATTN_F32, "flash_c"},
-               {1, 4, 64, ATTN_F32, "decode_c"},   {1, 5, 64, ATTN_F32, "flash_c"},    {1, 6, 127, ATTN_F32, "flash_c"},
-               {1, 7, 64, ATTN_F32, "decode_c"},   {1, 6, 128, ATTN_F32, "decode_c"},  {1, 6, 64, ATTN_F16, "decode_c"},
-               {1, 4, 32, ATTN_F32, "decode_c"},   {1, 5, 32, ATTN_F32, "flash_c"},    {1, 8, 48, ATTN_F32, "decode_c"},
-               {1, 5, 32, ATTN_F16, "decode_c"},   {1, 6, 32, ATTN_F16, "flash_c"},    {1, 10, 64, ATTN_BF16, "decode_c"},
-               {1, 11, 64, ATTN_BF16, "flash_c"},  {1, 24, 200, ATTN_F16, "decode_c"}, {1, 25, 200, ATTN_F16, "flash_c"}};
+  } cases[] = {{1, 4, 64, ATTN_F32, "decode_c"},   {1, 5, 64, ATTN_F32, "flash_c"},    {1, 6, 64, ATTN_F32, "flash_c"},
+               {1, 7, 64, ATTN_F32, "decode_c"},   {1, 8, 64, ATTN_F32, "decode_c"},   {1, 9, 64, ATTN_F32, "flash_c"},
+               {4, 4, 64, ATTN_F32, "decode_c"},   {4, 6, 64, ATTN_F32, "flash_c"},    {4, 8, 64, ATTN_F32, "decode_c"},
+               {1, 10, 128, ATTN_F32, "decode_c"}, {1, 11, 128, ATTN_F32, "flash_c"},  {1, 14, 128, ATTN_F32, "decode_c"},
+               {1, 15, 128, ATTN_F32, "flash_c"},  {1, 20, 200, ATTN_F32, "decode_c"}, {1, 21, 200, ATTN_F32, "flash_c"},
+               {1, 6, 64, ATTN_F16, "decode_c"},   {1, 14, 64, ATTN_BF16, "decode_c"}, {1, 18, 64, ATTN_BF16, "flash_c"},
+               {1, 10, 32, ATTN_F16, "decode_c"},  {1, 11, 32, ATTN_F16, "flash_c"},   {1, 22, 200, ATTN_F16, "decode_c"},
+               {1, 27, 200, ATTN_F16, "flash_c"},  {64, 1, 64, ATTN_F32, "flash_c"}};
   for (size_t i = 0; i < COUNT(cases); i++)
     for (int batch = 1; batch <= 64; batch += 63) {
       attn_problem problem;
@@ -230,28 +232,61 @@ TEST(choice_depends_on_the_shape_of_a_sequence) {
     }
 }
 
-/* Where K and V of a head, as floats, exceed 1.25 MiB, decode keeps 24 queries. */
+/* AVX-512 goes through K and V once for 8 rows, others for 4. */
+TEST(choice_depends_on_the_rows_at_once) {
+  static const struct {
+    int64_t group, seq_q, dim;
+    attn_dtype dtype;
+    const char *expected;
+  } cases[] = {{1, 7, 32, ATTN_F32, "flash"},  {1, 7, 64, ATTN_F32, "decode"}, {1, 10, 64, ATTN_F16, "decode"},
+               {1, 11, 64, ATTN_F16, "flash"}, {4, 7, 64, ATTN_F16, "decode"}, {4, 8, 64, ATTN_F16, "flash"},
+               {8, 4, 32, ATTN_F16, "flash"},  {8, 3, 32, ATTN_F16, "decode"}};
+  if (!attn_kernel_find("decode_avx512") || attn_kernel_unusable(attn_kernel_find("decode_avx512"))) skip();
+  for (size_t i = 0; i < COUNT(cases); i++) {
+    attn_problem p;
+    char expected[24];
+    attn_problem_init(&p, 1, cases[i].group, 1, cases[i].seq_q, 512, cases[i].dim, cases[i].dim);
+    p.dtype_q = p.dtype_kv = cases[i].dtype;
+    snprintf(expected, sizeof expected, "%s_avx512", cases[i].expected);
+    assert_plan_of(&p, expected);
+  }
+}
+
+/* Where K and V of a head, as floats, exceed 1.5 MiB, decode keeps 24 queries. */
 TEST(long_sequences_stay_with_decode) {
   for (int more = 0; more < 2; more++)
     for (int queries = 24; queries <= 25; queries++) {
       attn_problem problem;
-      attn_problem_init(&problem, 1, 1, 1, queries, 2560 + more, 64, 64);
+      attn_problem_init(&problem, 1, 1, 1, queries, 3072 + more, 64, 64);
       setenv("ATTN_MAX_ISA", "c", 1);
       assert_plan_of(&problem, more && queries == 24 ? "decode_c" : "flash_c");
     }
 }
 
-/* Where there is a tile unit: 24 queries x 17 keys fill it, or 512 pairs of a query and a key, or 44 queries of fewer keys;
+/* Flash packs K and V slower the further they reach beyond 256 KiB, and computes its tiles slower where keys are few. */
+TEST(the_size_of_keys_moves_the_border) {
+  static const struct {
+    int64_t seq_q, seq_k;
+    const char *expected;
+  } cases[] = {{5, 512, "flash_c"}, {5, 1536, "decode_c"}, {9, 512, "flash_c"}, {9, 1536, "decode_c"}, {9, 6, "decode_c"}};
+  for (size_t i = 0; i < COUNT(cases); i++) {
+    attn_problem problem;
+    attn_problem_init(&problem, 1, 1, 1, cases[i].seq_q, cases[i].seq_k, 64, 64);
+    setenv("ATTN_MAX_ISA", "c", 1);
+    assert_plan_of(&problem, cases[i].expected);
+  }
+}
+
+/* Where there is a tile unit: 24 queries x 17 keys fill it, or 512 pairs of a query and a key, or 28 queries of fewer keys;
  * decode_amx takes up to 16 queries. */
 TEST(tiles_are_for_problems_that_fill_them) {
   static const struct {
     int64_t seq_q, seq_k;
     const char *expected;
-  } cases[] = {{2, 95, "decode_avx512"}, {2, 96, "decode_amx"},    {5, 39, "decode_avx512"},  {5, 40, "decode_amx"},
-               {43, 16, "flash_avx512"}, {44, 16, "flash_amx"},    {24, 17, "flash_amx"},     {23, 22, "flash_avx512"},
-               {23, 23, "flash_amx"},    {11, 18, "flash_avx512"}, {11, 19, "decode_amx"},    {16, 15, "flash_avx512"},
-               {16, 16, "decode_amx"},   {17, 30, "flash_avx512"}, {17, 31, "flash_amx"},     {10, 19, "decode_avx512"},
-               {10, 20, "decode_amx"},   {1, 8192, "decode_amx"},  {1, 8193, "decode_avx512"}};
+  } cases[] = {{2, 95, "decode_avx512"}, {2, 96, "decode_amx"},    {5, 39, "decode_avx512"}, {5, 40, "decode_amx"},
+               {27, 16, "flash_avx512"}, {28, 16, "flash_amx"},    {24, 17, "flash_amx"},    {23, 22, "flash_avx512"},
+               {23, 23, "flash_amx"},    {11, 23, "flash_avx512"}, {11, 24, "decode_amx"},   {16, 23, "flash_avx512"},
+               {16, 24, "decode_amx"},   {17, 30, "flash_avx512"}, {17, 31, "flash_amx"},    {1, 8193, "decode_amx"}};
   for (size_t i = 0; i < COUNT(cases); i++) {
     attn_problem problem;
     attn_problem_init(&problem, 1, 1, 1, cases[i].seq_q, cases[i].seq_k, 64, 64);
@@ -261,22 +296,26 @@ TEST(tiles_are_for_problems_that_fill_them) {
   }
 }
 
-/* The tile unit decodes 3 rows of a KV head or more, 6 where it copies K and V, and fewer of narrow keys in level 2. */
+/* The more rows of a KV head and the wider the keys, the fewer keys decode_amx needs. One or two rows need K and V in level
+ * 2 unless they are narrow. Where it copies K and V, it takes 7 rows or more. Queries of grouped heads that fill one tile of
+ * vectors stay there. */
 TEST(choice_of_decode_depends_on_the_rows) {
   static const struct {
     int64_t group, seq_q, seq_k, dim;
     const char *expected;
-  } cases[] = {{2, 1, 512, 128, "decode_amx"},    {2, 1, 512, 160, "decode_avx512"}, {1, 1, 512, 128, "decode_amx"},
-               {1, 1, 512, 160, "decode_avx512"}, {1, 1, 95, 64, "decode_avx512"},   {1, 1, 96, 64, "decode_amx"},
-               {1, 2, 4096, 64, "decode_amx"},    {1, 2, 4097, 64, "decode_avx512"}, {3, 1, 66, 64, "decode_avx512"},
-               {3, 1, 67, 64, "decode_amx"},      {1, 3, 512, 192, "decode_amx"},    {5, 1, 512, 80, "decode_avx512"},
-               {6, 1, 85, 80, "decode_avx512"},   {6, 1, 86, 80, "decode_amx"},      {1, 5, 512, 40, "decode_avx512"},
-               {1, 6, 512, 40, "decode_amx"},     {1, 16, 512, 64, "decode_amx"},    {1, 17, 512, 64, "flash_amx"},
-               {8, 4, 512, 64, "decode_amx"},     {8, 5, 512, 64, "flash_amx"},      {8, 4, 15, 64, "decode_avx512"},
-               {8, 4, 16, 64, "decode_amx"},      {1, 24, 100, 80, "decode_amx"},    {1, 25, 100, 80, "flash_amx"},
-               {1, 17, 100, 40, "flash_amx"},     {4, 15, 17, 64, "flash_avx512"},   {4, 16, 17, 64, "flash_amx"},
-               {3, 23, 17, 64, "flash_avx512"},   {4, 16, 17, 80, "flash_avx512"},   {1, 8, 12, 40, "decode_avx512"},
-               {1, 8, 13, 40, "flash_avx512"},    {1, 9, 12, 40, "flash_avx512"}};
+  } cases[] = {{2, 1, 512, 128, "decode_amx"},   {1, 1, 512, 192, "decode_amx"},    {1, 1, 199, 192, "decode_avx512"},
+               {1, 1, 200, 192, "decode_amx"},   {1, 1, 512, 256, "decode_avx512"}, {1, 1, 95, 64, "decode_avx512"},
+               {1, 1, 96, 64, "decode_amx"},     {1, 2, 2048, 128, "decode_amx"},   {1, 2, 2049, 128, "decode_avx512"},
+               {1, 2, 9000, 96, "decode_amx"},   {3, 1, 71, 64, "decode_avx512"},   {3, 1, 72, 64, "decode_amx"},
+               {4, 1, 79, 32, "decode_avx512"},  {4, 1, 80, 32, "decode_amx"},      {4, 1, 55, 192, "decode_avx512"},
+               {4, 1, 56, 192, "decode_amx"},    {6, 1, 512, 80, "decode_avx512"},  {7, 1, 95, 80, "decode_avx512"},
+               {7, 1, 96, 80, "decode_amx"},     {4, 4, 43, 80, "decode_avx512"},   {4, 4, 44, 80, "decode_amx"},
+               {1, 16, 512, 64, "decode_amx"},   {1, 17, 512, 64, "flash_amx"},     {1, 24, 512, 192, "decode_amx"},
+               {1, 25, 512, 192, "flash_amx"},   {8, 4, 512, 64, "decode_amx"},     {8, 4, 19, 64, "decode_avx512"},
+               {8, 4, 20, 64, "decode_amx"},     {1, 24, 100, 80, "decode_amx"},    {1, 25, 100, 80, "flash_amx"},
+               {1, 17, 100, 40, "flash_amx"},    {4, 18, 17, 64, "flash_avx512"},   {4, 19, 17, 64, "flash_amx"},
+               {1, 23, 17, 64, "flash_avx512"},  {8, 5, 255, 64, "flash_avx512"},   {8, 5, 256, 64, "flash_amx"},
+               {8, 6, 4000, 40, "flash_avx512"}, {8, 7, 74, 40, "flash_amx"},       {8, 7, 73, 40, "flash_avx512"}};
   if (!attn_kernel_find("decode_amx") || attn_kernel_unusable(attn_kernel_find("decode_amx"))) skip();
   for (size_t i = 0; i < COUNT(cases); i++) {
     attn_problem p;
