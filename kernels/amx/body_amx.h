@@ -18,16 +18,6 @@ typedef struct operands {
   int64_t left_stride, left_step; /* bytes from row to row, from step to step */
 } operands;
 
-static ALWAYS_INLINE void load_operands(operands *at) {
-  tiles_see_stores();
-  _tile_stream_loadd(4, at->left, at->left_stride);
-  _tile_loadd(6, at->right, 128);
-  _tile_loadd(7, at->right + 64, 128);
-  _tile_stream_loadd(5, at->left + HALF * at->left_stride, at->left_stride);
-  at->left += at->left_step;
-  at->right += STEP * sizeof(uint16_t);
-}
-
 /* Stores a tile of the group before, and starts one of this group: from what `sums` holds, or from 0. A macro, because tiles
  * are constants of the instruction. */
 #define START_TILE(tile, before, sums, starts)                \
@@ -53,7 +43,7 @@ typedef struct softmax_pace {
   bool too_many, masked, biased;
 } softmax_pace;
 
-/* What follows product `slot` of a step. */
+/* What comes before product `slot` of a step. */
 static ALWAYS_INLINE void softmax_share(softmax *x, const softmax_pace pace, const int slot) {
   for (int i = (pace.pairs * slot + 3) / 4; i < (pace.pairs * (slot + 1) + 3) / 4; i++)
     if (!pace.too_many || x->s < x->end) softmax_pair(x, pace.masked, pace.biased);
@@ -71,21 +61,29 @@ typedef struct tile_group {
   operands at;
 } tile_group;
 
-/* One step of a group, four products; the first one starts its sums. */
+/* One step of a group, four products; the first one starts its sums. Softmax comes before the product, not after it, and an
+ * operand is loaded just before its first product: what the tile unit waits for has then more time to arrive. */
 static ALWAYS_INLINE void run_step(tile_group *g, const bool first, const bool starts, softmax *x, const softmax_pace pace) {
-  if (first) START_TILE(0, g->before + SUMS_0, g->in + SUMS_0, starts);
-  load_operands(&g->at);
-  _tile_dpbf16ps(0, 4, 6);
+  operands *at = &g->at;
   softmax_share(x, pace, 0);
-  if (first) START_TILE(1, g->before + SUMS_1, g->in + SUMS_1, starts);
-  _tile_dpbf16ps(1, 4, 7);
+  if (first) START_TILE(0, g->before + SUMS_0, g->in + SUMS_0, starts);
+  tiles_see_stores();
+  _tile_stream_loadd(4, at->left, at->left_stride);
+  _tile_loadd(6, at->right, 128);
+  _tile_dpbf16ps(0, 4, 6);
   softmax_share(x, pace, 1);
-  if (first) START_TILE(2, g->before + SUMS_2, g->in + SUMS_2, starts);
-  _tile_dpbf16ps(2, 5, 6);
+  if (first) START_TILE(1, g->before + SUMS_1, g->in + SUMS_1, starts);
+  _tile_loadd(7, at->right + 64, 128);
+  _tile_dpbf16ps(1, 4, 7);
   softmax_share(x, pace, 2);
+  if (first) START_TILE(2, g->before + SUMS_2, g->in + SUMS_2, starts);
+  _tile_stream_loadd(5, at->left + HALF * at->left_stride, at->left_stride);
+  _tile_dpbf16ps(2, 5, 6);
+  softmax_share(x, pace, 3);
   if (first) START_TILE(3, g->before + SUMS_3, g->in + SUMS_3, starts);
   _tile_dpbf16ps(3, 5, 7);
-  softmax_share(x, pace, 3);
+  at->left += at->left_step;
+  at->right += STEP * sizeof(uint16_t);
 }
 
 /* One group of `steps` steps: out = in, or 0 if it starts, + left right. `in` may be `out`. */
