@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Estimates the cycles of flash_neon's hot tile and of flash_neonbf16's products with llvm-mca's models of Arm cores.
+"""Estimates the cycles of flash_neon's hot tile and of the bf16 kernels' products with llvm-mca's models of Arm cores.
 
     scripts/neon_static.py                         prints the tables
     scripts/neon_static.py --write                 also puts them into docs/neon-static.md
     scripts/neon_static.py --check                 exit 1 if an estimate is below the floor; 77 without the tools
 
-Compiles kernels/neon/flash_neon.c and kernels/neonbf16/flash_neonbf16.c for aarch64 (Debian: gcc-aarch64-linux-gnu). Takes
-the loops of both products and the branchless code of the exponentials from the assembly. llvm-mca (Debian: llvm-19 or newer)
-models repeated runs of each. A tile is 8 query rows by 12 keys. The estimates are no times: nothing is executed, and they do
-not include caches, branches and the start of each loop.
+Compiles kernels/neon/flash_neon.c, and flash and decode of kernels/neonbf16, for aarch64 (Debian: gcc-aarch64-linux-gnu).
+Takes the loops of both products and the branchless code of the exponentials from the assembly. llvm-mca (Debian: llvm-19
+or newer) models repeated runs of each. A tile is 8 query rows by 12 keys. The estimates are no times: nothing is executed,
+and they do not include caches, branches and the start of each loop.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "neon-static.md"
 CORES = ["neoverse-n1", "neoverse-v1", "neoverse-v2"]
-BF16_CORES = ["neoverse-v1", "neoverse-v2"]  # those that have BFMMLA
+BF16_CORES = ["neoverse-v1", "neoverse-v2"]  # those that have BFMMLA and BFDOT
 ROWS, KEYS, LANES, STEPS = 8, 12, 4, 4  # of a tile; STEPS: of the inner dimension in one round of a product loop
 GOALS = {64: (86, 90), 128: (92, 94)}  # floor and goal in % of the limit, by head_dim
 FLAGS = ["-std=c11", "-O3", "-DNDEBUG", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-D_POSIX_C_SOURCE=200809L",
@@ -70,7 +70,7 @@ def is_multiply(line):
     return re.match(r"\s*fmla\b", line) is not None
 
 
-BY_ELEMENT, BFMMLA = r"\s*fmla.*\.s\[\d\]", r"\s*bfmmla\b"
+BY_ELEMENT, BFMMLA, BFDOT = r"\s*fmla.*\.s\[\d\]", r"\s*bfmmla\b", r"\s*bfdot\b"
 
 
 def product_loops(lines, multiply=BY_ELEMENT):
@@ -174,14 +174,28 @@ def tables(mca, text):
     return rows + [""] + shares, estimates
 
 
-def bf16_table(mca, text):
-    loops = [product_loops(function(text, name), BFMMLA)[24] for name in ("score_panel_bf16", "accumulate_columns_of")]
-    rows = ["| core | BFMMLA a cycle | Q Kᵀ, 4 of head_dim | P V, 4 keys × 12 columns |", "|---|---|---|---|"]
+def bf16_rows(mca, instruction, loops):
+    """Cells of a table: per core the rate of the instruction, and the cycles of loops, {number of them: lines} each."""
+    rows = []
     for core in BF16_CORES:
-        rate = multiplies_per_cycle(mca, core, "bfmmla\tv{0}.4s, v24.8h, v25.8h")
-        of = [cycles(mca, core, lines) for lines in loops]
-        rows.append(f"| {core} | {rate:.2f} | " + " | ".join(f"{c:.1f} ({100 * 24 / rate / c:.1f} %)" for c in of) + " |")
+        rate = multiplies_per_cycle(mca, core, instruction + "\tv{0}.4s, v24.8h, v25.8h")
+        of = [(count, cycles(mca, core, lines)) for count, lines in loops]
+        rows.append(f"| {core} | {rate:.2f} | " + " | ".join(f"{c:.1f} ({100 * n / rate / c:.1f} %)" for n, c in of) + " |")
     return rows
+
+
+def bf16_table(mca, text):
+    loops = [(24, product_loops(function(text, name), BFMMLA)[24]) for name in ("score_panel_bf16", "accumulate_columns_of")]
+    return ["| core | BFMMLA a cycle | Q Kᵀ, 4 of head_dim | P V, 4 keys × 12 columns |", "|---|---|---|---|",
+            *bf16_rows(mca, "bfmmla", loops)]
+
+
+def decode_table(mca, text):
+    """Of the largest loops for 4 rows that ask memory for nothing."""
+    loops = [max(product_loops(function(text, f"{part}_4_ATTN_BF16_again"), BFDOT).items())
+             for part in ("score", "accumulate")]
+    names = [f"{name} ({count} BFDOT)" for name, (count, _) in zip(("Q Kᵀ, 4 rows", "P V, 4 rows"), loops)]
+    return [f"| core | BFDOT a cycle | {names[0]} | {names[1]} |", "|---|---|---|---|", *bf16_rows(mca, "bfdot", loops)]
 
 
 BEGIN, END = "<!-- begin: scripts/neon_static.py --write -->", "<!-- end -->"
@@ -207,9 +221,11 @@ def main():
     made_by = [first_line([options.compiler, "--version"])[0],
                next(line.strip() for line in first_line([options.mca, "--version"]) if "version" in line)]
     lines, estimates = tables(options.mca, compile_kernel(options.compiler, "kernels/neon/flash_neon.c"))
-    bf16 = bf16_table(options.mca, compile_kernel(options.compiler, "kernels/neonbf16/flash_neonbf16.c",
-                                                  "-march=armv8.2-a+bf16"))
-    lines = ["Made with " + " and ".join(made_by) + ".", "", *lines, "", "`flash_neonbf16`:", "", *bf16]
+    of_bf16 = []
+    for name, table in ("flash_neonbf16", bf16_table), ("decode_neonbf16", decode_table):
+        text = compile_kernel(options.compiler, f"kernels/neonbf16/{name}.c", "-march=armv8.2-a+bf16")
+        of_bf16 += ["", f"`{name}`:", "", *table(options.mca, text)]
+    lines = ["Made with " + " and ".join(made_by) + ".", "", *lines, *of_bf16]
     print("\n".join(lines))
     if options.write:
         write(lines)

@@ -2,12 +2,14 @@
 /* decode's products on vectors: a few query rows against a block of keys, K and V in place. Lanes hold floats
  * (few_floats.h), or pairs of bf16 values (few_pairs.h).
  *
- * Scores put the head dimension in lanes: VEC_LANES vectors of sums at a time, from 1 row x VEC_LANES keys to 8 rows x
- * VEC_LANES / 8 keys. A transposing tree of additions (vec_sum_each) turns them into one vector of scores.
+ * Scores put the head dimension in lanes: VEC_LANES or more vectors of sums at a time, of 1 row x as many keys or of 8
+ * rows x an eighth of the keys. A transposing tree of additions (vec_sum_each) turns VEC_LANES sums into a vector of scores.
  *
  * Parameters: those of register_tile.h, and
  *   DECODE_EIGHT_ROWS  optional: work on up to 8 rows at once instead of 4, for tiers with registers for their sums;
  *                      tested: set (avx512, avx512bf16), not set (portable, avx2, neon, neonbf16)
+ *   DECODE_SCORE_SUMS  optional: vectors of sums of scores at a time, a multiple of VEC_LANES, for tiers with registers for
+ *                      more than VEC_LANES; tested: 16 (neon, neonbf16), VEC_LANES (the others)
  *   DECODE_PAIRS       optional: the tier multiplies pairs of bf16 values, by the names that few_pairs.h tells;
  *                      tested: set (avx512bf16, neonbf16), not set (avx512, avx2, neon, portable) */
 #ifndef ATTN_COMMON_FEW_ROWS_H
@@ -34,13 +36,17 @@ enum { DECODE_TILE_ROWS = 4 };
 #endif
 
 enum {
-  DECODE_KEYS = 32, /* of a block: K and V are used while they are in level 2 */
-  DECODE_SCORE_STRIDE = DECODE_KEYS + 16,
-  VEC_VALUES = VEC_LANES * LANE_VALUES /* of K or V in a vector */
+  DECODE_KEYS = 32,                       /* of a block: K and V are used while they are in level 2 */
+  DECODE_SCORE_STRIDE = DECODE_KEYS + 16, /* 16 at least, for scores beyond the keys */
+  VEC_VALUES = VEC_LANES * LANE_VALUES    /* of K or V in a vector */
 };
 
 /* Lanes of a row of Q, whole vectors. */
 static ALWAYS_INLINE int64_t lanes_of(int64_t values) { return round_up(ceil_div(values, LANE_VALUES), VEC_LANES); }
+
+#ifndef DECODE_SCORE_SUMS
+#define DECODE_SCORE_SUMS VEC_LANES
+#endif
 
 /* ---- A few rows and a block of keys ---- */
 
@@ -83,12 +89,12 @@ typedef struct few_kind {
 
 /* Keys that are summed side by side. A row on its own waits for memory, which is read fastest in its own order: key by key.
  * Several rows go through their keys side by side, so that each load of q serves all of them. */
-static ALWAYS_INLINE int keys_at_once(few_kind kind) { return kind.rows == 1 ? 1 : VEC_LANES / kind.rows; }
+static ALWAYS_INLINE int keys_at_once(few_kind kind) { return kind.rows == 1 ? 1 : DECODE_SCORE_SUMS / kind.rows; }
 
 /* sum[r][j] += products of the elements [d, d + n) of the rows and of the keys that begin at elements key[0] .. */
 static ALWAYS_INLINE void score_columns(vec *sum, const few_rows t, const int64_t *key, int64_t d, int64_t n,
                                         const few_kind kind) {
-  const int columns = VEC_LANES / kind.rows;
+  const int columns = DECODE_SCORE_SUMS / kind.rows;
   vec query[DECODE_TILE_ROWS];
   UNROLL
   for (int r = 0; r < kind.rows; r++) query[r] = vec_load(t.q + d / LANE_VALUES * kind.rows + r * VEC_LANES);
@@ -100,15 +106,15 @@ static ALWAYS_INLINE void score_columns(vec *sum, const few_rows t, const int64_
   }
 }
 
-/* score[r][at + j] for the rows and j < VEC_LANES / rows; scores of keys that do not exist repeat the last key's. Asks for
- * as many lines as it reads. */
+/* score[r][at + j] for the rows and j < DECODE_SCORE_SUMS / rows; scores of keys that do not exist repeat the last key's.
+ * Asks for as many lines as it reads. */
 static ALWAYS_INLINE void score_few(const few_rows t, int64_t at, const few_kind kind, next_lines *next) {
-  const int columns = VEC_LANES / kind.rows, group = keys_at_once(kind),
+  const int columns = DECODE_SCORE_SUMS / kind.rows, group = keys_at_once(kind),
             line = LINE_BYTES / (int)attn_dtype_bytes(kind.dtype);
-  vec sum[VEC_LANES];
-  int64_t key[VEC_LANES];
+  vec sum[DECODE_SCORE_SUMS];
+  int64_t key[DECODE_SCORE_SUMS];
   UNROLL
-  for (int i = 0; i < VEC_LANES; i++) sum[i] = vec_zero();
+  for (int i = 0; i < DECODE_SCORE_SUMS; i++) sum[i] = vec_zero();
   UNROLL
   for (int j = 0; j < columns; j++) key[j] = t.keys.first + min64(at + j, t.count - 1) * t.keys.stride;
   UNROLL
@@ -126,8 +132,9 @@ static ALWAYS_INLINE void score_few(const few_rows t, int64_t at, const few_kind
     }
     for (; d < t.dim_qk; d += VEC_VALUES) score_columns(&sum[j], t, &key[j], d, min64(t.dim_qk - d, VEC_VALUES), kind);
   }
-  float each[VEC_LANES];
-  vec_store(each, scores_of(vec_sum_each(sum), t.factor));
+  float each[DECODE_SCORE_SUMS];
+  UNROLL
+  for (int i = 0; i < DECODE_SCORE_SUMS; i += VEC_LANES) vec_store(each + i, scores_of(vec_sum_each(sum + i), t.factor));
   UNROLL
   for (int r = 0; r < kind.rows; r++)
     memcpy(t.score + r * DECODE_SCORE_STRIDE + at, each + r * columns, (size_t)columns * sizeof(float));
@@ -169,14 +176,15 @@ static ALWAYS_INLINE few_rows rows_left(const few_rows *t) {
   return left;
 }
 
-/* Scores of the rows for all keys of the block. Up to VEC_LANES scores beyond those of the block's keys are written too. */
-#define DEFINE_SCORE(rows, dtype, ahead)                                                              \
-  static NO_INLINE void score_##rows##_##dtype##_##ahead(const few_rows *t) {                         \
-    const few_rows left = rows_left(t);                                                               \
-    const few_kind kind = {rows, dtype, ahead};                                                       \
-    next_lines next = *t->next;                                                                       \
-    for (int64_t at = 0; at < left.count; at += VEC_LANES / (rows)) score_few(left, at, kind, &next); \
-    *t->next = next;                                                                                  \
+/* Scores of the rows for all keys of the block. Up to DECODE_SCORE_SUMS scores beyond those of the block's keys are written
+ * too. */
+#define DEFINE_SCORE(rows, dtype, ahead)                                                                      \
+  static NO_INLINE void score_##rows##_##dtype##_##ahead(const few_rows *t) {                                 \
+    const few_rows left = rows_left(t);                                                                       \
+    const few_kind kind = {rows, dtype, ahead};                                                               \
+    next_lines next = *t->next;                                                                               \
+    for (int64_t at = 0; at < left.count; at += DECODE_SCORE_SUMS / (rows)) score_few(left, at, kind, &next); \
+    *t->next = next;                                                                                          \
   }
 #define DTYPE(constant, ...)                          \
   FOR_EACH_ROWS(DEFINE_SCORE, ATTN_##constant, fresh) \

@@ -323,17 +323,11 @@ static bool flash_attend(const attn_schedule *schedule, const row_block *block, 
   return (block->direct && keys.begin < keys.end) || finish_rows(block);
 }
 
-typedef void flash_pack(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory);
-typedef bool flash_rows_attend(const attn_schedule *schedule, const row_block *block, int64_t capacity);
-
 /* A task of a kernel with packing and tiles of its own. */
 static inline void flash_run_by(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
-                                void *scratch, flash_pack *pack, flash_rows_attend *attend, bool direct) {
-  if (task.phase == 0)
-    pack(schedule, args, task, unit_memory);
-  else
-    compute_rows(schedule, args, task, unit_memory, scratch,
-                 &(tiled_algorithm){TILE_ROWS, schedule->key_block + FLASH_SCORE_PAD, attend, direct});
+                                void *scratch, pack_function *pack, attend_function *attend, bool direct) {
+  run_phase(schedule, args, task, unit_memory, scratch, pack,
+            &(tiled_algorithm){TILE_ROWS, schedule->key_block + FLASH_SCORE_PAD, attend, direct});
 }
 
 static inline void flash_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,

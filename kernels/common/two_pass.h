@@ -107,14 +107,17 @@ static bool two_pass_attend(const attn_schedule *schedule, const row_block *bloc
   return finish_rows(block);
 }
 
-static void two_pass_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
-                         void *scratch) {
-  if (task.phase == 0)
-    pack_unit(schedule, args, task, unit_memory);
-  else
-    compute_rows(schedule, args, task, unit_memory, scratch,
-                 &(tiled_algorithm){round_up(schedule->row_block, TILE_ROWS), two_pass_score_stride(&schedule->problem),
-                                    two_pass_attend, false});
+/* A task of a kernel with packing and tiles of its own. */
+static inline void two_pass_run_by(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
+                                   void *scratch, pack_function *pack, attend_function *attend) {
+  run_phase(schedule, args, task, unit_memory, scratch, pack,
+            &(tiled_algorithm){round_up(schedule->row_block, TILE_ROWS), two_pass_score_stride(&schedule->problem), attend,
+                               false});
+}
+
+static inline void two_pass_run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
+                                void *scratch) {
+  two_pass_run_by(schedule, args, task, unit_memory, scratch, pack_unit, two_pass_attend);
 }
 
 #endif

@@ -29,11 +29,13 @@ static inline bool plan_phases(const attn_problem *p, int64_t row_block_rows, in
   return true;
 }
 
+/* Visits the tiles of a row block and finishes its rows; false as finish_row. */
+typedef bool attend_function(const attn_schedule *schedule, const row_block *block, int64_t capacity);
+
 /* What sets the compute phases of tiled algorithms apart. */
 typedef struct tiled_algorithm {
   int64_t score_rows, score_stride; /* of S that is kept */
-  /* Visits the tiles of a row block and finishes its rows; false as finish_row. */
-  bool (*attend)(const attn_schedule *schedule, const row_block *block, int64_t capacity);
+  attend_function *attend;
   bool direct; /* on the first try, as in row_block */
 } tiled_algorithm;
 
@@ -58,6 +60,17 @@ static inline void compute_rows(const attn_schedule *schedule, const attn_args *
   block.careful = true;
   start_rows(&block, capacity);
   algorithm->attend(schedule, &block, capacity);
+}
+
+typedef void pack_function(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory);
+
+/* A task of either phase. */
+static inline void run_phase(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory,
+                             void *scratch, pack_function *pack, const tiled_algorithm *algorithm) {
+  if (task.phase == 0)
+    pack(schedule, args, task, unit_memory);
+  else
+    compute_rows(schedule, args, task, unit_memory, scratch, algorithm);
 }
 
 #endif

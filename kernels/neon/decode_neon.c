@@ -4,6 +4,7 @@
 #define NEON_TILE_VECS 4
 #include "vec_neon.h"
 
+#define DECODE_SCORE_SUMS 16 /* with 4 queries and a key they fit into 32 registers; 4 would wait for each other */
 #include "kernels/common/decode.h"
 
 const attn_kernel attn_decode_neon = {
