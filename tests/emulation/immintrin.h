@@ -256,6 +256,32 @@ EMULATED __mmask16 emulated_test_epi32_mask(emulated_si a, emulated_si b) {
   for (int i = 0; i < 16; i++) mask |= (unsigned)(lanes[i] != 0) << i;
   return (__mmask16)mask;
 }
+
+/* Of the lanes of 32 bits, those where a > b. */
+EMULATED unsigned emulated_greater(emulated_si a, emulated_si b) {
+  const __m256i low = _mm256_cmpgt_epi32(a.half[0], b.half[0]), high = _mm256_cmpgt_epi32(a.half[1], b.half[1]);
+  return (unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(low)) | (unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(high))
+                                                                      << 8;
+}
+EMULATED __mmask16 emulated_cmpge_epi32_mask(emulated_si a, emulated_si b) { return (__mmask16)~emulated_greater(b, a); }
+EMULATED __mmask16 emulated_mask_cmplt_epi32_mask(__mmask16 mask, emulated_si a, emulated_si b) {
+  return (__mmask16)(mask & emulated_greater(b, a));
+}
+
+EMULATED __mmask8 emulated_test_epi64_mask(emulated_si a, emulated_si b) {
+  const unsigned halves = emulated_test_epi32_mask(a, b);
+  unsigned mask = 0;
+  for (int i = 0; i < 8; i++) mask |= (unsigned)((halves >> 2 * i & 3) != 0) << i;
+  return (__mmask8)mask;
+}
+EMULATED emulated_si emulated_srli_epi64(emulated_si a, unsigned count) {
+  return (emulated_si){{_mm256_srli_epi64(a.half[0], (int)count), _mm256_srli_epi64(a.half[1], (int)count)}};
+}
+EMULATED __m256i emulated_cvtepi64_epi32(emulated_si a) {
+  const __m256i even = _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6);
+  const __m256i low = _mm256_permutevar8x32_epi32(a.half[0], even), high = _mm256_permutevar8x32_epi32(a.half[1], even);
+  return _mm256_blend_epi32(low, high, 0xf0);
+}
 EMULATED emulated_si emulated_maskz_and_epi32(__mmask16 mask, emulated_si a, emulated_si b) {
   const emulated_si both = emulated_and_si512(a, b);
   return (emulated_si){{_mm256_and_si256(both.half[0], emulated_lanes(mask)),
@@ -424,43 +450,46 @@ EMULATED emulated_ps emulated_scalef_ps(emulated_ps x, emulated_ps y) {
 #define _mm512_castsi512_ps    emulated_castsi512_ps
 #define _mm512_castsi512_si256 emulated_castsi512_si256
 #undef _mm512_cmp_ps_mask
-#define _mm512_cmp_ps_mask    emulated_cmp_ps_mask
-#define _mm512_cvtepu16_epi32 emulated_cvtepu16_epi32
-#define _mm512_cvtne2ps_pbh   emulated_cvtne2ps_pbh
-#define _mm512_cvtph_ps       emulated_cvtph_ps
-#define _mm512_cvtss_f32      emulated_cvtss_f32
-#define _mm512_div_ps         emulated_div_ps
-#define _mm512_dpbf16_ps      emulated_dpbf16_ps
+#define _mm512_cmp_ps_mask      emulated_cmp_ps_mask
+#define _mm512_cmpge_epi32_mask emulated_cmpge_epi32_mask
+#define _mm512_cvtepu16_epi32   emulated_cvtepu16_epi32
+#define _mm512_cvtepi64_epi32   emulated_cvtepi64_epi32
+#define _mm512_cvtne2ps_pbh     emulated_cvtne2ps_pbh
+#define _mm512_cvtph_ps         emulated_cvtph_ps
+#define _mm512_cvtss_f32        emulated_cvtss_f32
+#define _mm512_div_ps           emulated_div_ps
+#define _mm512_dpbf16_ps        emulated_dpbf16_ps
 #undef _mm512_extractf32x4_ps
 #define _mm512_extractf32x4_ps emulated_extractf32x4_ps
 #undef _mm512_extracti64x4_epi64
-#define _mm512_extracti64x4_epi64   emulated_extracti64x4_epi64
-#define _mm512_fmadd_ps             emulated_fmadd_ps
-#define _mm512_fmsub_ps             emulated_fmsub_ps
-#define _mm512_load_si512           emulated_load_si512
-#define _mm512_loadu_ps             emulated_loadu_ps
-#define _mm512_loadu_si512          emulated_loadu_si512
-#define _mm512_mask_add_ps          emulated_mask_add_ps
-#define _mm512_mask_broadcast_i32x4 emulated_mask_broadcast_i32x4
-#define _mm512_mask_storeu_epi16    emulated_mask_storeu_epi16
-#define _mm512_permutex2var_ps      emulated_permutex2var_ps
-#define _mm512_permutexvar_epi16    emulated_permutexvar_epi16
-#define _mm512_mask_mov_ps          emulated_mask_mov_ps
-#define _mm512_mask_shuffle_epi8    emulated_mask_shuffle_epi8
-#define _mm512_mask_storeu_ps       emulated_mask_storeu_ps
-#define _mm512_maskz_and_epi32      emulated_maskz_and_epi32
-#define _mm512_maskz_loadu_epi16    emulated_maskz_loadu_epi16
-#define _mm256_maskz_loadu_epi16    emulated_maskz_loadu_epi16_256
-#define _mm512_maskz_loadu_epi8     emulated_maskz_loadu_epi8_512
-#define _mm512_maskz_loadu_ps       emulated_maskz_loadu_ps
-#define _mm512_max_ps               emulated_max_ps
-#define _mm512_min_epu32            emulated_min_epu32
-#define _mm512_min_ps               emulated_min_ps
-#define _mm512_mul_ps               emulated_mul_ps
-#define _mm512_or_si512             emulated_or_si512
-#define _mm512_reduce_add_ps        emulated_reduce_add_ps
-#define _mm512_reduce_max_ps        emulated_reduce_max_ps
-#define _mm512_reduce_or_epi64      emulated_reduce_or_epi64
+#define _mm512_extracti64x4_epi64    emulated_extracti64x4_epi64
+#define _mm512_fmadd_ps              emulated_fmadd_ps
+#define _mm512_fmsub_ps              emulated_fmsub_ps
+#define _mm512_load_si512            emulated_load_si512
+#define _mm512_loadu_ps              emulated_loadu_ps
+#define _mm512_loadu_si512           emulated_loadu_si512
+#define _mm512_mask_add_ps           emulated_mask_add_ps
+#define _mm512_mask_broadcast_i32x4  emulated_mask_broadcast_i32x4
+#define _mm512_mask_cmplt_epi32_mask emulated_mask_cmplt_epi32_mask
+#define _mm512_mask_storeu_epi16     emulated_mask_storeu_epi16
+#define _mm512_permutex2var_ps       emulated_permutex2var_ps
+#define _mm512_permutexvar_epi16     emulated_permutexvar_epi16
+#define _mm512_mask_mov_ps           emulated_mask_mov_ps
+#define _mm512_mask_shuffle_epi8     emulated_mask_shuffle_epi8
+#define _mm512_mask_storeu_ps        emulated_mask_storeu_ps
+#define _mm512_maskz_and_epi32       emulated_maskz_and_epi32
+#define _mm512_maskz_loadu_epi16     emulated_maskz_loadu_epi16
+#define _mm256_maskz_loadu_epi16     emulated_maskz_loadu_epi16_256
+#define _mm512_maskz_loadu_epi8      emulated_maskz_loadu_epi8_512
+#define _mm512_maskz_loadu_ps        emulated_maskz_loadu_ps
+#define _mm512_max_ps                emulated_max_ps
+#define _mm512_min_epu32             emulated_min_epu32
+#define _mm512_min_ps                emulated_min_ps
+#define _mm512_mul_ps                emulated_mul_ps
+#define _mm512_or_si512              emulated_or_si512
+#define _mm512_reduce_add_ps         emulated_reduce_add_ps
+#define _mm512_reduce_max_ps         emulated_reduce_max_ps
+#define _mm512_reduce_or_epi64       emulated_reduce_or_epi64
 #undef _mm512_reduce_ps
 #define _mm512_reduce_ps emulated_reduce_ps
 #undef _mm512_roundscale_ps
@@ -468,6 +497,7 @@ EMULATED emulated_ps emulated_scalef_ps(emulated_ps x, emulated_ps y) {
 #define _mm512_scalef_ps     emulated_scalef_ps
 #define _mm512_set1_epi32    emulated_set1_epi32
 #define _mm512_set1_epi8     emulated_set1_epi8
+#define _mm512_srli_epi64    emulated_srli_epi64
 #define _mm512_set1_ps       emulated_set1_ps
 #define _mm512_setr_epi32    emulated_setr_epi32
 #define _mm512_setr_ps       emulated_setr_ps
@@ -483,6 +513,7 @@ EMULATED emulated_ps emulated_scalef_ps(emulated_ps x, emulated_ps y) {
 #define _mm512_storeu_si512    emulated_storeu_si512
 #define _mm512_sub_ps          emulated_sub_ps
 #define _mm512_test_epi32_mask emulated_test_epi32_mask
+#define _mm512_test_epi64_mask emulated_test_epi64_mask
 #define _mm512_test_epi8_mask  emulated_test_epi8_mask_512
 #define _mm512_unpackhi_epi16  emulated_unpackhi_epi16
 #define _mm512_unpackhi_epi32  emulated_unpackhi_epi32
