@@ -198,7 +198,8 @@ class CommandLine(FolderTest):
         self.expect(77, ["SKIP", reason], "check", "--isa", "avx2", *SMALL, ATTN_MAX_ISA="c")
         self.expect(0, ["SKIP", reason], "check", *SMALL, ATTN_MAX_ISA="c")
         self.expect(1, ["avx2"], "check", "--require", "avx2", *SMALL, ATTN_MAX_ISA="c")
-        self.expect(1, ["no kernel of that tier"], "check", "--require", "avx2", "-k", "naive_c", *SMALL)
+        self.expect(1, ["attnbench check: --require avx2: this build has no kernel of that tier"], "check", "--require",
+                    "avx2", "-k", "naive_c", *SMALL)
         self.expect(0, [], "check", "--require", "c", "-k", "naive_c", *SMALL)
 
     def test_results_go_to_stdout_and_progress_to_stderr(self):
@@ -269,6 +270,22 @@ class CommandLine(FolderTest):
             self.assertRegex(row["run_id"], r"^\d{8}T\d{6}-\d+$")
         for name in "--csv", "--json", "--samples":
             self.expect(5, ["nowhere"], "run", "-q", "--rounds", "1", *arguments, name, self.folder / "nowhere" / "file")
+
+    def test_a_machine_that_is_unfit_is_told(self):
+        facts = strict_json(self.expect(0, [], "env", "--json", "-").stdout)
+        known = {name: facts[name] for name in ("build_type", "hypervisor", "sanitizers", "clock_source")}  # they stay
+        run = ["run", "-q", "--rounds", "1", "-k", "naive_c", *SMALL]
+        said, checked = self.expect(0, [], *run).stderr.splitlines(), self.expect(0, [], "check", *run[1:2], *run[4:]).stderr
+        for name, fact in known.items():
+            graded = {"BAD": "bad for measuring", "WARN": "warning"}.get(fact["grade"])
+            line = f"{graded}: {name} is " + "; ".join(filter(None, [fact["value"], fact.get("advice")]))
+            self.assertEqual([each for each in said if f": {name} is " in each], [line] if graded else [])
+            self.assertNotIn(f": {name} is ", checked)
+        done = attnbench(*run, "--strict-env")
+        unfit = "attnbench run: --strict-env: this machine is unfit to measure; see attnbench env"
+        self.assertIn(done.returncode, (4,) if "BAD" in [fact["grade"] for fact in known.values()] else (0, 4))
+        self.assertEqual(done.returncode == 4, unfit in done.stderr)
+        self.assertEqual(done.returncode == 4, done.stdout == "")
 
     def test_long_checks_show_failures_alone(self):
         for cases, more, shown in (12, [], 12), (13, [], 0), (13, ["-v"], 13):
@@ -414,7 +431,8 @@ class Files(FolderTest):
 
     def test_a_folder_with_results_is_not_overwritten_by_accident(self):
         before = (self.out / "results.csv").read_bytes()
-        self.assert_ends(attnbench(*self.arguments), 2, "--resume")
+        self.assert_ends(attnbench(*self.arguments), 2, f"attnbench run: {self.out} holds results: --resume adds what is "
+                         "missing, --overwrite starts again")
         self.assertEqual((self.out / "results.csv").read_bytes(), before)
 
 

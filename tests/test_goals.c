@@ -84,6 +84,27 @@ TEST(test_values) {
   assert_null(goal_of("workspace", "", "-", "-").metric->value);
 }
 
+/* What each metric is printed with, and what it needs. */
+TEST(test_metrics) {
+  static const bench_metric wanted[] = {
+      {.name = "peak", .unit = "%", .decimals = 1, .peak = true},
+      {.name = "reads", .unit = "%", .decimals = 1, .reads = true},
+      {.name = "points", .unit = "points", .decimals = 1, .against = true, .peak = true},
+      {.name = "ratio", .unit = "x", .decimals = 3, .against = true, .peak = true},
+      {.name = "cost", .unit = "x", .decimals = 3, .against = true, .peak = true, .lower = true},
+      {.name = "time", .unit = "x", .decimals = 3, .against = true, .lower = true},
+      {.name = "speedup", .unit = "x", .decimals = 3, .against = true},
+      {.name = "ns", .unit = "ns", .lower = true},
+      {.name = "workspace", .unit = "KiB", .lower = true}};
+  for (size_t i = 0; i < COUNT(wanted); i++) {
+    const bench_metric *w = &wanted[i], *got = goal_of(w->name, "", "-", "-").metric;
+    assert_string_equal(got->name, w->name);
+    assert_string_equal(got->unit, w->unit);
+    assert_int_equal(got->decimals, w->decimals);
+    assert_true(got->against == w->against && got->peak == w->peak && got->reads == w->reads && got->lower == w->lower);
+  }
+}
+
 /* ---- Lines ---------------------------------------------------------------------------------------------------------- */
 
 TEST(test_a_line_is_a_row_per_kernel) {

@@ -158,6 +158,23 @@ TEST(test_rows_describe_their_case) {
   assert_string_equal(row.layer, "");
 }
 
+/* Axes without a column stand together, in the order of the axes. */
+TEST(test_axes_without_columns_are_named) {
+  static const struct {
+    const char *id, *others;
+  } cases[] = {{"Sq:5", ""},
+               {"causal:offset/offset:1/scale:0.5/values:positive", "offset:1/scale:0.5/values:positive"},
+               {"layer:mha/Hq:2/width:16/magnitude:2", "magnitude:2/width:16"}};
+  for (size_t i = 0; i < COUNT(cases); i++) {
+    bench_spec spec;
+    bench_case bench;
+    char error[300];
+    if (!bench_spec_from_id(cases[i].id, &spec, error, sizeof error)) fail_msg("%s", error);
+    bench_case_build(&spec, 1, &bench);
+    assert_string_equal(bench_row_create(&bench, NULL).other_axes, cases[i].others);
+  }
+}
+
 /* Keys to the left and to the right; a causal mask alone is no window. */
 TEST(test_windows_are_named) {
   static const struct {

@@ -767,6 +767,25 @@ TEST(copies_are_read_together) {
   assert_int_equal(sim.bandwidth_bytes, 1 << 22); /* each of two threads: half of 8 x 1e6 bytes */
 }
 
+/* The bandwidth is measured once for each power of two, of 16 KiB at least. */
+TEST(bandwidths_are_measured_once) {
+  static const struct {
+    double bytes;
+    size_t size;
+    int measured;
+  } cases[] = {{10, 1 << 14, 1}, {1.5 * (1 << 15), 1 << 14, 0}, {3 * 16385, 1 << 15, 1}, {3 * 16384, 1 << 14, 0}};
+  const script s = steady("a_c", 3000);
+  for (size_t i = 0; i < COUNT(cases); i++) {
+    open_setup("seq:64/heads:2/head_dim:32/threads:3", &seven_rounds, (const script *[]){&s}, 1);
+    setup.bytes = cases[i].bytes;
+    const int before = sim.bandwidths;
+    bench_setup_time(&setup);
+    assert_int_equal(setup.read_size, cases[i].size);
+    assert_int_equal(sim.bandwidths - before, cases[i].measured);
+    assert_true(setup.read_bandwidth == 8e9 * 3);
+  }
+}
+
 TEST(without_naive_the_slowest_is_the_baseline) {
   const script a = steady("a_c", 3000), b = steady("b_c", 6000);
   time_setup(one_thread, &seven_rounds, (const script *[]){&a, &b}, 2);

@@ -130,6 +130,18 @@ TEST(borders_between_keys_are_bisected) {
   assert_int_equal(world.measured, POINTS + QUERIES + 3 * QUERIES); /* a row more; three rows are slow */
 }
 
+/* Beside the first row and beside the last one, too: rows of 13, of 1072 and of 767 keys. */
+static double slow_for_fewest_keys(const bench_tune_shape *s) { return s->seq_k < 12 ? 2 : 0.8; }
+static double slow_for_most_keys(const bench_tune_shape *s) { return s->seq_k > 1000 ? 2 : 0.8; }
+
+TEST(borders_beside_the_outer_rows_are_bisected) {
+  const bench_tune_rule *r = walk(slow_for_fewest_keys, 1e9, 1);
+  assert_true(r->seq_k[0] == 1 && r->seq_k[1] == 10);
+  clear(NULL);
+  r = walk(slow_for_most_keys, 1e9, 1);
+  assert_true(r->seq_k[0] == 907 && r->seq_k[1] == INT64_MAX);
+}
+
 TEST(a_box_has_four_borders) {
   const bench_tune_rule *r = walk(slow_in_a_corner, 1e9, 1);
   assert_true(r->seq_q[0] == 6 && r->seq_q[1] == 40); /* slow points are 6 and 39, their neighbours 5 and 43 */

@@ -141,6 +141,24 @@ TEST(several_runs_tell_how_runs_differ) {
   assert_near(t.mean.error, 0.01 * sqrt(2.0 / 3), 1e-9);
 }
 
+/* Runs that agree by chance have an error of 0.05 % all the same. A table of six rows or more has twice the degrees of
+ * freedom of a row. */
+TEST(runs_that_agree_still_have_an_error) {
+  fixed_row f[6];
+  bench_comparison items[6];
+  const bench_row *a[3], *b[3];
+  for (int i = 0; i < 3; i++) a[i] = fix(&f[i], 100, 0), b[i] = fix(&f[3 + i], 100, 0);
+  for (int count = 5; count <= 6; count++) {
+    bench_comparisons t = {.design = BENCH_SEVERAL_RUNS, .margin = 0.01, .item = items, .count = count};
+    for (int i = 0; i < count; i++) bench_comparison_measure(&items[i], a, 3, b, 3);
+    assert_true(bench_comparisons_judge(&t));
+    assert_near(items[0].error, 0.0005 * sqrt(2. / 3), 1e-9);
+    assert_near(t.mean.error, 0.0005 * sqrt(2. / 3), 1e-9);
+    assert_int_equal(items[0].degrees, count < 6 ? 4 : 8);
+    assert_int_equal(items[0].verdict, BENCH_SAME);
+  }
+}
+
 /* 21 pairs, ratios 0.97 +- 0.001 in turns: the interval of the median is [x6, x16] of 21 (tests/test_stats.c). */
 TEST(paired_rounds_see_three_per_cent) {
   double a[21], b[21];
@@ -152,6 +170,7 @@ TEST(paired_rounds_see_three_per_cent) {
   assert_near(c.within, log((0.97 + 0.0005) / (0.97 - 0.0005)) / (2 * 1.959964), 1e-6);
   assert_true(bench_comparisons_judge(&t));
   assert_near(c.error, c.within, 1e-12);
+  assert_int_equal(c.degrees, 60);
   assert_int_equal(c.verdict, BENCH_SLOWER);
   for (int i = 0; i < 21; i++) a[i] = b[i] * (0.995 + 0.0001 * (i - 10)); /* surely different, but by less than 1 % */
   bench_comparison_measure_paired(&c, &(bench_paired_times){a, b, a, a, 21});
