@@ -285,6 +285,26 @@ TEST(twice_the_limit_is_the_limit_of_two_answers) {
   expect_twice_the_limit(BENCH_STRUCTURE_neighbours, "heads:1/seq:3/head_dim:2/causal:top-left", 1);
 }
 
+/* What a value is, and what it should be: 1 less. */
+TEST(wrong_values_are_told) {
+  static const bench_structure_test tests[] = {BENCH_STRUCTURE_batch, BENCH_STRUCTURE_heads, BENCH_STRUCTURE_permutation};
+  watched w = open_case("heads:2/heads_kv:1/seq_q:3/seq_k:9/head_dim:2/lse:on");
+  spy.spoil = spoil_one;
+  wrong.by = 1;
+  for (size_t t = 0; t < COUNT(tests); t++)
+    for (int64_t d = -1; d < 2; d++) {
+      double got = 0, right = 0;
+      wrong.at = (place){1, 2, d};
+      const bench_verdict verdict = check(&w, tests[t], 1);
+      assert_int_equal(verdict.status, BENCH_FAIL);
+      const char *is = strstr(verdict.reason, "] is "), *should = strstr(verdict.reason, ", should be ");
+      assert_true(is && should && sscanf(is, "] is %lf", &got) == 1 && sscanf(should, ", should be %lf", &right) == 1);
+      assert_true(fabs(got - right - 1) < 1e-6);
+    }
+  wrong.by = 0;
+  close_case(&w);
+}
+
 /* Rows behind the last one of the oracle are not compared. */
 TEST(rows_of_the_oracle_end) {
   watched w = open_case("heads:2/heads_kv:1/seq_q:3/seq_k:9/head_dim:2");
