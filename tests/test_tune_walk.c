@@ -187,8 +187,14 @@ TEST(a_rule_begins_where_rows_have_its_queries) {
   assert_true(result.rules[0].seq_k[1] == INT64_MAX && result.rules[0].step == 32);
 }
 
-/* Where every point differs from its neighbours, rows and points are as many as there is room for. */
+/* Where every point differs from its neighbours, rows and points are as many as there can be. */
+static int rows_seen;
+static int64_t keys_seen[64];
+
 static double chaotic(const bench_tune_shape *s) {
+  int at = 0;
+  while (at < rows_seen && keys_seen[at] != s->seq_k) at++;
+  if (at == rows_seen) keys_seen[rows_seen++] = s->seq_k;
   const uint64_t mixed = (uint64_t)(s->seq_q * 131 + s->seq_k * 7) * 0x9fb21c651e98df25u;
   return mixed >> 63 ? 2 : 0.5;
 }
@@ -196,6 +202,7 @@ static double chaotic(const bench_tune_shape *s) {
 TEST(a_walk_has_room_for_so_many_points) {
   world.ratio = chaotic;
   assert_true(bench_tune_walk(&source, &line, 1e9, &result));
+  assert_int_equal(rows_seen, 17); /* bisected until neighbours are within a factor of 1.6 */
   assert_true(result.rule_count > 50 && result.points > 7 * TUNE_POINTS && result.points <= 2 * TUNE_ROWS * TUNE_POINTS);
   for (int i = 0; i < result.rule_count; i++) {
     const bench_tune_rule *r = &result.rules[i];
@@ -242,6 +249,11 @@ TEST(a_point_knows_the_built_in_choice) {
   assert_true(bench_tune_point_read(&report, 7, &point));
   assert_true(point.automatic == other() && point.seq_q == 7 && point.fine == 1);
   assert_true(point.ratio[0] == 1 && point.ratio[other()] == 1.2 && point.ratio[TUNE_AUTO] == 1.2);
+  report.entry[report.timed++] = (attn_tune_entry){.kernel = "another_c", .ratio = 1}; /* of no kernel that is known here */
+  bench_tune_point same;
+  assert_true(bench_tune_point_read(&report, 7, &same));
+  assert_true(same.fine == 1 && same.seq_q == 7 && same.automatic == other());
+  for (int k = 0; k < TUNE_KERNELS; k++) assert_true(same.ratio[k] == point.ratio[k]);
   report.automatic = name_of(other() - 1);
   assert_false(bench_tune_point_read(&report, 7, &point));
 }
