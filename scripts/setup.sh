@@ -25,6 +25,7 @@ was_tried() { grep -qsxF "$*" "$tried"; }
 # ---- What is there? --------------------------------------------------------------------------------------------------
 
 has_compiler() { echo 'int main(void) { return 0; }' | "${CC:-cc}" -x c - -o /dev/null 2>/dev/null; }
+has_ninja() { have ninja; }
 has_make() { have make || have ninja; }
 has_header() { printf '#include <%s>\n' stdarg.h stddef.h setjmp.h stdint.h "$1" | "${CC:-cc}" -E -x c - >/dev/null 2>&1; }
 has_cmake() {
@@ -68,6 +69,7 @@ has_model() {
 needs='required|compiler|gcc libc6-dev|building
 required|make|make|building
 required|cmake|cmake|building
+optional|ninja|ninja-build|building in less time, in the tests
 optional|cmocka|libcmocka-dev|the unit tests
 optional|hwloc|libhwloc-dev|topology and binding in attnbench
 optional|openblas|libopenblas-dev|the kernels gemm_openblas and naive_openblas

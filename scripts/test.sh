@@ -40,8 +40,10 @@ Sets up the machine (scripts/setup.sh), then builds and tests in stages:
   --stage NAME   only this stage; repeatable
   -h, --help     this text
 
-Needs at most 10 minutes on 2 cores after set-up. Skips stages whose compiler is missing. The last line has the totals of all
-stages. The exit code is 0 only if every test passed.
+Needs at most 10 minutes on 2 cores after set-up. Two stages run at a time, each on half of the cores: where one configures
+or waits for its last test, the other goes on. The output of a stage is in build/log/stage-NAME.txt, and appears when the
+stage ends. A single stage has all cores. Skips stages whose compiler is missing. The last line has the totals of all stages.
+The exit code is 0 only if every test passed.
 END
 }
 
@@ -60,24 +62,25 @@ done
 all_stages="gcc tiers clang sanitize fuzz emulated machines lint aarch64${long:+ portable onednn3 races memory levels}"
 
 # ---- Stages ----------------------------------------------------------------------------------------------------------
+# Each runs in a shell of its own, which counts in `tests`, `failures` and `skips`.
 
 logs=$root/build/log
-summary=() # one line per stage
-tests=0 failures=0
-skips=0
+have ninja && export CMAKE_GENERATOR=Ninja # a build by make takes up to a minute longer
 
 # configure_and_build PRESET FOLDER [cmake option...]: builds everything, or the targets in `only`, which stages that run few
-# tests set.
+# tests set. The usual linker, which takes three times as long as gold, links build/.
 configure_and_build() {
   local preset=$1 folder=$2
   shift 2
+  [ "$folder" = build ] || [ "$preset" = aarch64 ] || ! have ld.gold ||
+    set -- -DCMAKE_EXE_LINKER_FLAGS=-fuse-ld=gold "$@"
   quietly "$logs/$folder-configure.log" cmake --preset "$preset" -B "$folder" ${CI:+-DATTN_WERROR=ON} "$@" &&
     quietly "$logs/$folder-build.log" cmake --build "$folder" -j "$jobs" ${only:+--target "${only[@]}"}
 }
 
 # run_ctest FOLDER [ctest option...]: runs tests and adds their numbers to the totals.
 run_ctest() {
-  local folder=$1 log=$logs/ctest.log line
+  local folder=$1 log=$logs/$stage-ctest.log line
   shift
   [ -n "$long" ] || set -- "$@" -LE "${exclude:+$exclude|}long"
   [ -z "$long" ] || [ -z "${exclude:-}" ] || set -- "$@" -LE "$exclude"
@@ -98,8 +101,8 @@ run_ctest() {
 # Sets `cpu` to the CPU seconds of all commands that have ended so far.
 count_cpu() {
   local line
-  times >"$logs/times.txt" # not $(times): a subshell has commands of its own
-  line=$(tail -n 1 "$logs/times.txt")
+  times >"$logs/$stage-times.txt" # not $(times): a subshell has commands of its own
+  line=$(tail -n 1 "$logs/$stage-times.txt")
   cpu=$(awk -F '[ms ]+' '{ printf "%d", 60 * $1 + $2 + 60 * $3 + $4 }' <<<"$line")
 }
 
@@ -113,10 +116,19 @@ some_cases() {
   cases=("-DATTN_TEST_CASES=$number" "-DATTN_TEST_SEED=$2")
 }
 
-# The build of the stages gcc, tiers, machines and lint.
+# Sets `corpora`, CMake's option for builds that need not run the corpora of tests/fuzz, as the stage fuzz does.
+no_corpora() {
+  corpora=()
+  [ -n "$long" ] || ! clang_with_fuzzer >/dev/null || corpora=(-DATTN_TEST_CORPORA=OFF)
+}
+
+# The build of the stages gcc, tiers, machines and lint: the first of them makes it.
 build_release() {
+  have make && local -x CMAKE_GENERATOR='Unix Makefiles' # whose commands the tests of scripts/mutate.py read
+  [ ! -e "$logs/begun/build" ] || return 0
   some_cases 200 11
   configure_and_build release build ${CC:+-DCMAKE_C_COMPILER="$CC"} "${cases[@]}" || { fail_build && return; } || return 1
+  mkdir "$logs/begun/build"
 }
 
 stage_gcc() {
@@ -143,11 +155,12 @@ stage_clang() {
   local -x ATTN_TEST_FEW=1 # the stage gcc runs these tests in full
   [ -z "$long" ] || { without='' only=() && unset ATTN_TEST_FEW; }
   some_cases 60 12
+  no_corpora
   [ -n "$(clangs)" ] || { skipped="no clang; to install it: apt-get install clang" && return 0; }
   for compiler in $(clangs); do
     say "-- $compiler"
-    configure_and_build clang "build-$compiler" -DCMAKE_C_COMPILER="$compiler" "${cases[@]}" ||
-      { fail_build || result=1; continue; }
+    configure_and_build clang "build-$compiler" -DCMAKE_C_COMPILER="$compiler" "${cases[@]}" \
+      "${corpora[@]}" || { fail_build || result=1; continue; }
     exclude=$without run_ctest "build-$compiler" -L 'unit|tier|compiler' || result=1
   done
   return $result
@@ -165,8 +178,9 @@ stage_sanitize() {
   local cap
   cap_tiers
   some_cases 28 13
-  configure_and_build asan build-asan "${cases[@]}" -DATTN_MAX_ISA="$cap" -DATTN_BUILD_EXAMPLES=OFF -DATTN_GBENCH=OFF ||
-    { fail_build && return; } || return 1
+  no_corpora
+  configure_and_build asan build-asan "${cases[@]}" "${corpora[@]}" -DATTN_MAX_ISA="$cap" -DATTN_BUILD_EXAMPLES=OFF \
+    -DATTN_GBENCH=OFF || { fail_build && return; } || return 1
   ATTN_MAX_ISA=$cap run_ctest build-asan -L sanitize
 }
 
@@ -318,6 +332,7 @@ stage_aarch64() {
   }
   local only=(tests_emulator ${long:+tests_sanitize})
   configure_and_build aarch64 build-aarch64 -DATTN_BUILD_EXAMPLES=OFF || { fail_build && return; } || return 1
+  [ -n "$long" ] || local -x ATTN_TEST_FEW=1
   run_ctest build-aarch64 -L "emulator${long:+|sanitize}"
 }
 
@@ -341,31 +356,73 @@ gcc-{riscv64,powerpc64le,s390x}-linux-gnu libc6-dev-{riscv64,ppc64el,s390x}-cros
 
 # ---- All of it -------------------------------------------------------------------------------------------------------
 
+# run_stage NAME: runs a stage and writes a line of numbers.
+run_stage() {
+  local stage=$1 tests=0 failures=0 skips=0 skipped='' result=passed begun=$SECONDS cpu
+  say
+  say "==== $stage"
+  "stage_$stage" || result=FAILED
+  [ -z "$skipped" ] || result="skipped: $skipped"
+  count_cpu
+  say "$stage|$((SECONDS - begun))|$cpu|$tests|$failures|$skips|$result" >"$logs/$stage.numbers"
+}
+
+# lane STAGE...: runs those that no other lane has begun. Prints the output of each at its end, so that two do not mix.
+lane() {
+  local stage
+  for stage in "$@"; do
+    mkdir "$logs/begun/$stage" 2>/dev/null || continue
+    (run_stage "$stage") >"$logs/stage-$stage.txt" 2>&1 </dev/null
+    flock "$logs/begun" cat "$logs/stage-$stage.txt"
+  done
+}
+
+# wanted NAME...: prints those that are to run.
+wanted() {
+  local stage
+  for stage in "$@"; do
+    case " ${stages:-$all_stages} " in *" $stage "*) say "$stage" ;; esac
+  done
+}
+
 for stage in $stages; do
   [ "$(type -t "stage_$stage")" = function ] || { warn "test.sh: no stage '$stage' (see --help)" && exit 2; }
 done
 scripts/setup.sh --tests ${long:+--long} || exit 5
 mkdir -p "$logs"
+rm -rf "$logs/begun" "$logs"/*.numbers
+mkdir "$logs/begun"
 : >"$logs/skipped.txt"
 begun=$SECONDS
-count_cpu && cpu_begun=$cpu
-for stage in ${stages:-$all_stages}; do
-  say
-  say "==== $stage"
-  stage_begun=$SECONDS skipped='' result=passed
-  count_cpu && cpu_before=$cpu
-  "stage_$stage" || result=FAILED
-  [ -z "$skipped" ] || result="skipped: $skipped"
-  count_cpu && summary+=("$stage|$((SECONDS - stage_begun))|$((cpu - cpu_before))|$result")
-done
+mapfile -t in_build < <(wanted gcc tiers machines lint) # one after the other: they share the folder build/
+mapfile -t others < <(wanted clang sanitize aarch64 fuzz emulated portable onednn3 races memory levels)
+if [ "$jobs" = 1 ] || [ ${#others[@]} = 0 ] || [ $((${#in_build[@]} + ${#others[@]})) = 1 ]; then
+  for stage in "${in_build[@]}" "${others[@]}"; do (run_stage "$stage"); done
+else
+  jobs=$(((jobs + 1) / 2))
+  mapfile -t from_the_end < <(printf '%s\n' "${others[@]}" | tac)
+  set -m # a process group for each, so that an interruption ends all of it
+  lane "${in_build[@]}" "${from_the_end[@]}" &
+  one=$!
+  lane "${others[@]}" &
+  two=$!
+  set +m
+  trap 'kill -- -$one -$two; exit 130' INT TERM
+  wait
+fi
 
 # CPU seconds say what a stage costs on any number of cores, and beside other work.
 say
 say "stage          time   CPU time  result"
-for line in "${summary[@]}" "total|$((SECONDS - begun))|$((cpu - cpu_begun))|"; do
-  IFS='|' read -r stage seconds cpu_seconds result <<<"$line"
-  printf '%-10s %6d s  %7d s  %s\n' "$stage" "$seconds" "$cpu_seconds" "$result"
+tests=0 failures=0 skips=0 total_cpu=0
+line() { printf '%-10s %6d s  %7d s  %s\n' "$@"; }
+for stage in ${stages:-$all_stages}; do
+  IFS='|' read -r stage seconds cpu of_tests of_failures of_skips result <"$logs/$stage.numbers"
+  line "$stage" "$seconds" "$cpu" "$result"
+  tests=$((tests + of_tests)) failures=$((failures + of_failures)) skips=$((skips + of_skips))
+  total_cpu=$((total_cpu + cpu))
 done
+line total $((SECONDS - begun)) $total_cpu ''
 if [ $skips -gt 0 ]; then
   say "$skips tests skipped:"
   sort "$logs/skipped.txt" | uniq -c
