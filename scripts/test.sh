@@ -21,8 +21,9 @@ Sets up the machine (scripts/setup.sh), then builds and tests in stages:
              up to AVX2 (all with --long)
   emulated   where this CPU lacks AMX (or with --long): the kernels of the tiers from avx512 on, emulated on AVX2
   machines   simulated machines: libraries that choose other code, fewer CPUs and threads, another topology, no permission
-             for AMX's tiles, CPUs without AVX and without AVX-512 (qemu-user); and a build with assertions and without
-             optional packages
+             for AMX's tiles, CPUs without AVX and without AVX-512 (qemu-user)
+  bare       a build with assertions and without optional packages, tiers up to AVX2 (all with --long): some unit tests, and
+             40 cases of each suite
   lint       scripts/lint.sh: format, suspicious code, line length, spelling; each of its checks counts as a test
   aarch64    cross-built, under qemu-user: a seeded selection of the vector tiers' cases; with --long many more, and what the
              stage `sanitize` runs
@@ -59,7 +60,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 [ -z "$long" ] || export ATTN_TEST_LONG=1 # some tests then check more kernels
-all_stages="gcc tiers clang sanitize fuzz emulated machines lint aarch64${long:+ portable onednn3 races memory levels}"
+all_stages="gcc tiers clang sanitize fuzz emulated machines bare lint aarch64${long:+ portable onednn3 races memory levels}"
 
 # ---- Stages ----------------------------------------------------------------------------------------------------------
 # Each runs in a shell of its own, which counts in `tests`, `failures` and `skips`.
@@ -208,23 +209,23 @@ stage_emulated() {
 }
 
 stage_machines() {
-  local result=0
   build_release || return 1
-  run_ctest build -L feigned || result=1
-  some_cases 40 14
-  local cap
+  run_ctest build -L feigned
+}
+
+stage_bare() {
+  local cap of_library=(affinity args goals layer mha nn_layers plan product)
+  local only=("${of_library[@]/#/test_}" kernel_table tier attnbench)
   cap_tiers
-  local bare=(affinity args goals layer mha nn_layers plan product)
-  local only=("${bare[@]/#/test_}" kernel_table tier attnbench)
+  some_cases 40 14
   configure_and_build bare build-bare "${cases[@]}" -DATTN_MAX_ISA="$cap" || { fail_build && return; } || return 1
-  local names="${bare[*]} cpus header kernel_table${long:+ cli eval_minilm}"
-  run_ctest build-bare -R "^(${names// /|}|(edge|tier)_(c|avx2))\$" || result=1
-  return $result
+  local names="${of_library[*]} cpus header kernel_table${long:+ cli eval_minilm}"
+  run_ctest build-bare -R "^(${names// /|}|(edge|tier)_(c|avx2))\$"
 }
 
 # Each check of lint.sh counts as a test. build/, with its compile commands, is that of the stage gcc.
 stage_lint() {
-  [ -e build/compile_commands.json ] || quietly "$logs/build-configure.log" cmake --preset release ${CI:+-DATTN_WERROR=ON}
+  [ -e build/compile_commands.json ] || build_release || return 1
   scripts/lint.sh ${long:+--long} | tee "$logs/lint.txt"
   local result=${PIPESTATUS[0]}
   tests=$((tests + $(grep -cE '^[a-z]+: (passed|FAILED) ' "$logs/lint.txt")))
@@ -395,7 +396,7 @@ mkdir "$logs/begun"
 : >"$logs/skipped.txt"
 begun=$SECONDS
 mapfile -t in_build < <(wanted gcc tiers machines lint) # one after the other: they share the folder build/
-mapfile -t others < <(wanted clang sanitize aarch64 fuzz emulated portable onednn3 races memory levels)
+mapfile -t others < <(wanted clang sanitize aarch64 fuzz bare emulated portable onednn3 races memory levels)
 if [ "$jobs" = 1 ] || [ ${#others[@]} = 0 ] || [ $((${#in_build[@]} + ${#others[@]})) = 1 ]; then
   for stage in "${in_build[@]}" "${others[@]}"; do (run_stage "$stage"); done
 else
