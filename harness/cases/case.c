@@ -166,7 +166,15 @@ static const char *find_fault(const bench_case *bench, char *words, size_t bytes
   return attn_problem_validate(&bench->problem) == ATTN_OK ? NULL : attn_last_error();
 }
 
-void bench_case_build(const bench_spec *asked, uint64_t seed, bench_case *bench) {
+/* Says in `invalid` why no kernel can take the case, if so. */
+static void judge(bench_case *bench) {
+  char words[sizeof bench->invalid - sizeof "not a valid problem: "];
+  const char *reason = "batch x heads x seq x dim is more than 2^56 numbers";
+  if (bench_layout_apply(&bench->problem, bench->layout)) reason = find_fault(bench, words, sizeof words);
+  if (reason) snprintf(bench->invalid, sizeof bench->invalid, "not a valid problem: %s", reason);
+}
+
+static void build_parts(const bench_spec *asked, bench_case *bench) {
   *bench = (bench_case){.spec = *asked};
   tidy(bench);
   build_shape(bench);
@@ -176,11 +184,17 @@ void bench_case_build(const bench_spec *asked, uint64_t seed, bench_case *bench)
   build_uses(bench);
   build_masks(bench);
   build_run(bench);
+}
+
+void bench_case_build(const bench_spec *asked, uint64_t seed, bench_case *bench) {
+  build_parts(asked, bench);
   bench_case_name(bench, seed);
-  char words[sizeof bench->invalid - sizeof "not a valid problem: "];
-  const char *reason = "batch x heads x seq x dim is more than 2^56 numbers";
-  if (bench_layout_apply(&bench->problem, bench->layout)) reason = find_fault(bench, words, sizeof words);
-  if (reason) snprintf(bench->invalid, sizeof bench->invalid, "not a valid problem: %s", reason);
+  judge(bench);
+}
+
+void bench_case_draft(const bench_spec *asked, bench_case *bench) {
+  build_parts(asked, bench);
+  judge(bench);
 }
 
 /* The parts that always stand at the beginning, before `threads`. */

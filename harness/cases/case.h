@@ -29,6 +29,9 @@ typedef struct bench_case {
  * counts and cache modes share their data. */
 void bench_case_build(const bench_spec *asked, uint64_t seed, bench_case *bench);
 
+/* The same without name and seed, which take most of the time: for choosing among many. */
+void bench_case_draft(const bench_spec *asked, bench_case *bench);
+
 /* CPUs that this process may use. */
 int bench_cpu_count(void);
 

@@ -268,12 +268,13 @@ static int new_pairs(cover *c, const int *index, bool mark) {
 }
 
 /* Draws until a combination is a valid problem within the work limit. */
-static bool draw_valid(cover *c, uint64_t seed, int *index, bench_case *bench) {
+static bool draw_valid(cover *c, int *index) {
   for (int try = 0; try < TRIES; try++) {
     draw(c, index);
     const bench_spec spec = bench_grid_spec(c->grid, index);
-    bench_case_build(&spec, seed, bench);
-    if (!bench->invalid[0] && !(c->grid->work > 0 && bench_multiply_adds(&bench->problem) > c->grid->work)) return true;
+    bench_case bench;
+    bench_case_draft(&spec, &bench);
+    if (!bench.invalid[0] && !(c->grid->work > 0 && bench_multiply_adds(&bench.problem) > c->grid->work)) return true;
   }
   return false;
 }
@@ -283,17 +284,17 @@ static bool choose(cover *c, uint64_t seed, bench_case *best) {
   int best_index[AXIS_COUNT] = {0}, best_pairs = -1;
   for (int candidate = 0; candidate < CANDIDATES; candidate++) {
     int index[AXIS_COUNT] = {0};
-    bench_case bench;
-    if (!draw_valid(c, seed, index, &bench)) return false;
+    if (!draw_valid(c, index)) return false;
     const int pairs = new_pairs(c, index, false);
     if (pairs > best_pairs) {
       best_pairs = pairs;
       memcpy(best_index, index, sizeof index);
-      *best = bench;
     }
   }
   (void)new_pairs(c, best_index, true);
-  return true;
+  const bench_spec spec = bench_grid_spec(c->grid, best_index);
+  bench_case_build(&spec, seed, best);
+  return !best->invalid[0];
 }
 
 bool bench_cases_cover(bench_case_list *list, const bench_grid *grid, uint64_t seed, char *error, size_t error_bytes) {
