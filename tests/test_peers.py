@@ -417,7 +417,7 @@ def test_files_have_attnbenchs_columns_and_the_plotter_reads_them(script, tmp_pa
     assert f'"{",".join(SAMPLE_COLUMNS)}\\n"' in written
     samples = read_csv(tmp_path / "samples.csv")
     assert len(rows) == 6 and len(samples) == 6 * 21
-    assert all(float(sample["peak_gflops"]) > 1 for sample in samples)
+    assert all(float(sample["peak_gflops"]) > 0 for sample in samples)
     torch_row = rows[1]
     assert (torch_row["kernel"], torch_row["library"], torch_row["isa"]) == ("torch_flash", "PyTorch 2.13.0", "avx512")
     assert all(float(row["peak_gflops"]) > 1 and float(row["peak_pct"]) > 0 and not row["bw_pct"] for row in rows)
