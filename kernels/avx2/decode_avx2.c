@@ -3,6 +3,7 @@
  * The loop is kernels/common/decode.h, 8 floats wide, FMA (vec_avx2.h). */
 #include "vec_avx2.h"
 
+#define DECODE_EIGHT_ROWS /* K and V are loaded and converted once for 8 rows, whose queries come from memory */
 #include "kernels/common/decode.h"
 
 const attn_kernel attn_decode_avx2 = {

@@ -7,7 +7,7 @@
  *
  * Parameters: those of register_tile.h, and
  *   DECODE_EIGHT_ROWS  optional: work on up to 8 rows at once instead of 4, for tiers with registers for their sums;
- *                      tested: set (avx512, avx512bf16), not set (portable, avx2, neon, neonbf16)
+ *                      tested: set (avx2, avx512, avx512bf16), not set (portable, neon, neonbf16)
  *   DECODE_SCORE_SUMS  optional: vectors of sums of scores at a time, a multiple of VEC_LANES, for tiers with registers for
  *                      more than VEC_LANES; tested: 16 (neon, neonbf16), VEC_LANES (the others)
  *   DECODE_PAIRS       optional: the tier multiplies pairs of bf16 values, by the names that few_pairs.h tells;
@@ -241,8 +241,9 @@ static ALWAYS_INLINE void find_columns(const few_rows *t, int64_t j, int64_t col
 /* acc += P V for `vecs`, a constant, vectors of columns from `column` on. Asks for as many lines as it reads. */
 static ALWAYS_INLINE void accumulate_few(const few_rows t, int64_t column, const few_kind kind, const int vecs,
                                          next_lines *next) {
-  const int line = LINE_BYTES / (int)attn_dtype_bytes(kind.dtype);
-  const int lines = (vecs * VEC_LANES + line - 1) / line * LANE_VALUES; /* of a lane's keys */
+  const int two_lines = 2 * LINE_BYTES / (int)attn_dtype_bytes(kind.dtype), values = vecs * VEC_LANES * LANE_VALUES;
+  const int pairs = values > two_lines ? values / two_lines : 1; /* of lines, each time that as many have been read */
+  const int between = values < two_lines ? two_lines / values : 1;
   const int64_t columns = min64(t.columns - column - (vecs - LANE_VALUES) * VEC_LANES, VEC_VALUES);
   const int64_t last = LOADS_PARTS ? columns : VEC_VALUES;
   float *acc = t.acc + column;
@@ -253,7 +254,7 @@ static ALWAYS_INLINE void accumulate_few(const few_rows t, int64_t column, const
     int64_t at[LANE_VALUES];
     find_columns(&t, j, column, at);
     vec_factor weight[DECODE_TILE_ROWS];
-    if (kind.ahead && (lines > 1 || j % 2 == 0)) fetch_pairs(next, (lines + 1) / 2);
+    if (kind.ahead && j % between == 0) fetch_pairs(next, pairs);
     UNROLL
     for (int r = 0; r < kind.rows; r++) weight[r] = vec_factor_at(t.score + r * DECODE_SCORE_STRIDE + j);
     UNROLL
