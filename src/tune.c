@@ -36,10 +36,10 @@ typedef struct candidate {
   const attn_kernel_info *kernel;
   attn_plan *plan;
   int threads, rounds;
-  int64_t calls;  /* of a sample; 0 = not called yet, or never to be called */
-  double call_ns; /* first a guess */
-  double spent_ns, median_ns;
-  double *sample_ns; /* [MOST_ROUNDS] of one call; NaN where it was left out */
+  int64_t calls;              /* of a sample; 0 = not called yet, or never to be called */
+  double call_ns;             /* first a guess */
+  double least_ns, median_ns; /* of one call */
+  double *sample_ns;          /* [MOST_ROUNDS] of one call; NaN where it was left out */
 } candidate;
 
 typedef struct session {
@@ -218,7 +218,6 @@ static double time_calls(const session *s, candidate *c, int64_t calls) {
   for (int64_t i = 0; i < calls && status == ATTN_OK; i++)
     status = m->call(m->context, c->plan, s->args, s->workspace, s->workspace_bytes);
   const double time = m->now_ns(m->context) - start;
-  c->spent_ns += time;
   return status == ATTN_OK ? time / (double)calls : NAN;
 }
 
@@ -229,7 +228,8 @@ static void call_first(session *s, int index) {
   const double share_ns = (s->budget_ns - elapsed_ns(s)) / (s->count - index);
   if (index > 0 && (c->call_ns > share_ns || !has_modest_workspace(s, c))) return;
   c->call_ns = time_calls(s, c, 1);
-  if (c->call_ns < REWARM_BELOW_NS) c->call_ns = time_calls(s, c, 1);
+  if (c->call_ns < REWARM_BELOW_NS) c->call_ns = fmin(time_calls(s, c, 1), time_calls(s, c, 1)); /* one may be disturbed */
+  c->least_ns = c->call_ns;
   const double calls = ceil(SAMPLE_NS / fmax(c->call_ns, 1));
   c->calls = isnan(c->call_ns) ? 0 : (int64_t)fmin(fmax(calls, 1), MOST_CALLS);
 }
@@ -242,10 +242,13 @@ static double best_ns(const session *s) {
   return best;
 }
 
+/* Whether the candidate may still be near the best, or has not had its share of the time yet. Its shortest sample tells,
+ * because one that was disturbed must not send it away. */
 static bool takes_part(const session *s, const candidate *c) {
   if (!c->calls) return false;
-  if (s->rounds == 0 || c->median_ns <= NEAR_BEST * best_ns(s)) return true;
-  return c->rounds < FEW_ROUNDS && c->spent_ns <= 0.5 * s->budget_ns / s->count;
+  if (s->rounds == 0 || c->least_ns <= NEAR_BEST * best_ns(s)) return true;
+  const double spent_ns = (double)((c->rounds + 1) * (c->calls + 1)) * c->least_ns;
+  return c->rounds < FEW_ROUNDS && spent_ns <= 0.5 * s->budget_ns / s->count;
 }
 
 static void take_sample(session *s, candidate *c) {
@@ -253,6 +256,7 @@ static void take_sample(session *s, candidate *c) {
   const double time = time_calls(s, c, c->calls);
   if (isnan(time)) c->calls = 0;
   c->sample_ns[s->rounds] = time;
+  c->least_ns = fmin(c->least_ns, time);
   c->rounds += !isnan(time);
 }
 
