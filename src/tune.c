@@ -243,12 +243,12 @@ static double best_ns(const session *s) {
 }
 
 /* Whether the candidate may still be near the best, or has not had its share of the time yet. Its shortest sample tells,
- * because one that was disturbed must not send it away. */
+ * because one that was disturbed must not send it away. The automatic choice stays until it has an interval. */
 static bool takes_part(const session *s, const candidate *c) {
   if (!c->calls) return false;
   if (s->rounds == 0 || c->least_ns <= NEAR_BEST * best_ns(s)) return true;
   const double spent_ns = (double)((c->rounds + 1) * (c->calls + 1)) * c->least_ns;
-  return c->rounds < FEW_ROUNDS && spent_ns <= 0.5 * s->budget_ns / s->count;
+  return c->rounds < FEW_ROUNDS && (c == s->candidates || spent_ns <= 0.5 * s->budget_ns / s->count);
 }
 
 static void take_sample(session *s, candidate *c) {

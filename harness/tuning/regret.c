@@ -2,18 +2,20 @@
 /* Regret: how much longer the kernel that was chosen takes than the best of all, on problems that no rule was made from. */
 #include <inttypes.h>
 #include <math.h>
-#include <string.h>
+#include <stdlib.h>
 
 #include "cases/case.h"
 #include "tuning/tuning.h"
 
 static const double MUCH = 1.08, MOST_WORK = 2e8;
 
-/* A choice that looks so much slower is looked at again, each time LONGER times as long: among so many problems some have a
- * disturbed sample, and the worst of all would be one of these. */
-static const double DOUBTFUL[] = {1.03, 1.06};
-static const double LONGER = 4;
-static const double FIRST_LOOK = 0.4; /* share of the time: second and third looks take the rest */
+/* Among so many problems some have a disturbed sample, and the worst of all would be one of these. So a choice that looks
+ * slow is looked at again, when all others have been: the machine may have been in another state. The median of these later
+ * looks counts; the first one, which made it look slow, does not, because it errs to that side. */
+enum { LOOKS = 4 };
+static const double DOUBTFUL[LOOKS - 1] = {1.03, 1.05, 1.06};
+static const double LENGTHS[LOOKS] = {1, 4, 16, 16}; /* times the first look's */
+static const double FIRST_LOOK = 0.4;                /* share of the time: the others take the rest */
 
 void bench_regret_add(bench_regret *r, double ratio, const bench_tune_shape *shape) {
   r->count++;
@@ -61,63 +63,115 @@ bench_tune_shape bench_regret_shape(uint64_t *seed) {
 
 /* ---- Measuring ---- */
 
+/* A problem and what was seen of it. */
+typedef struct problem {
+  bench_tune_shape shape;
+  int built_in, tuned; /* kernels: the choice without and with the file; -1 if it is none that was timed */
+  int looks;
+  double ratio[LOOKS][TUNE_AUTO]; /* time of a kernel over the best's of the look; 0 = not timed */
+  double best_ns;
+} problem;
+
 /* The kernel that a plan with the file takes. */
-static void choose_tuned(const bench_tune_shape *shape, const attn_tuning *tuning, char *kernel, size_t bytes) {
-  attn_problem problem;
+static int choose_tuned(const bench_tune_shape *shape, const attn_tuning *tuning) {
+  attn_problem p;
   attn_plan *plan;
-  bench_tune_problem(shape, &problem);
-  kernel[0] = 0;
-  if (attn_plan_create(&problem, &ATTN_STRUCT(attn_options, .threads = 1, .tuning = tuning), &plan) != ATTN_OK) return;
-  snprintf(kernel, bytes, "%s", attn_plan_kernel(plan));
+  bench_tune_problem(shape, &p);
+  if (attn_plan_create(&p, &ATTN_STRUCT(attn_options, .threads = 1, .tuning = tuning), &plan) != ATTN_OK) return -1;
+  const int kernel = bench_tune_kernel(attn_plan_kernel(plan));
   attn_plan_destroy(plan);
+  return kernel;
 }
 
-/* Time of the kernel over the best's; 0 if it was not timed. */
-static double ratio_of(const attn_tune_report *report, const char *kernel) {
-  for (int i = 0; i < report->timed; i++)
-    if (strcmp(report->entry[i].kernel, kernel) == 0) return report->entry[i].ratio;
-  return 0;
+static int compare_doubles(const void *a, const void *b) {
+  const double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
 }
 
-typedef struct look {
-  attn_tune_report report;
-  char tuned[64];             /* the kernel that the file takes */
-  double built_in, with_file; /* time of the choices over the best's; 0 if it was not timed */
-} look;
-
-/* The last look counts. False if the problem could not be measured. */
-static bool look_at(const bench_tune_source *source, const attn_tuning *tuning, const bench_tune_shape *shape,
-                    double seconds, look *l) {
-  choose_tuned(shape, tuning, l->tuned, sizeof l->tuned);
-  for (int again = 0;; again++, seconds *= LONGER) {
-    if (!source->measure(source->context, shape, seconds, &l->report)) return false;
-    l->built_in = ratio_of(&l->report, l->report.automatic);
-    l->with_file = ratio_of(&l->report, l->tuned);
-    if (again == sizeof DOUBTFUL / sizeof *DOUBTFUL || fmax(l->built_in, l->with_file) <= DOUBTFUL[again]) return true;
+/* Time of one kernel over another's: the median of the looks that count. 0 if one was not timed in all of them. */
+static double time_over(const problem *p, int kernel, int other) {
+  double ratios[LOOKS];
+  int count = 0;
+  for (int look = p->looks > 1; look < p->looks; look++) {
+    const double *r = p->ratio[look];
+    if (kernel < 0 || !(r[kernel] > 0 && r[other] > 0)) return 0;
+    ratios[count++] = r[kernel] / r[other];
   }
+  qsort(ratios, (size_t)count, sizeof *ratios, compare_doubles);
+  return 0.5 * (ratios[(count - 1) / 2] + ratios[count / 2]);
 }
 
-static void write_csv(FILE *csv, const bench_tune_shape *s, const look *l) {
-  if (!csv) return;
+/* The quickest kernel: none takes less of another's time than it does. */
+static int best_of(const problem *p) {
+  int best = p->built_in;
+  for (int k = 0; k < TUNE_AUTO; k++)
+    if (best < 0 || (time_over(p, k, best) > 0 && time_over(p, k, best) < 1)) best = k;
+  return best;
+}
+
+static double ratio_of(const problem *p, int kernel) { return time_over(p, kernel, best_of(p)); }
+
+static bool look_at(const bench_tune_source *source, double seconds, problem *p) {
+  attn_tune_report report;
+  if (!source->measure(source->context, &p->shape, seconds, &report)) return false;
+  p->built_in = bench_tune_kernel(report.automatic);
+  for (int i = 0; i < report.timed; i++) {
+    const int kernel = bench_tune_kernel(report.entry[i].kernel);
+    if (kernel >= 0) p->ratio[p->looks][kernel] = report.entry[i].ratio;
+  }
+  p->best_ns = report.entry[0].time_ns;
+  p->looks++;
+  return true;
+}
+
+static bool is_doubtful(const problem *p) {
+  return fmax(ratio_of(p, p->built_in), ratio_of(p, p->tuned)) > DOUBTFUL[p->looks - 1];
+}
+
+/* Looks at all problems, and again at those that need it. */
+static bool look_at_all(const bench_tune_source *source, int count, double seconds, problem *problems) {
+  for (int look = 0; look < LOOKS; look++)
+    for (int i = 0; i < count; i++) {
+      problem *p = &problems[i];
+      if (look && (p->looks < look || !is_doubtful(p))) continue;
+      if (!look_at(source, LENGTHS[look] * seconds, p)) return false;
+    }
+  return true;
+}
+
+static const char *name_of(int kernel) { return attn_kernel_get(kernel)->name; }
+
+static void write_csv(FILE *csv, const problem *p) {
+  const bench_tune_shape *s = &p->shape;
   fprintf(csv, "%s,%s,%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 ",", bench_dtype_name(s->dtype),
           s->causal ? "causal" : "full", s->heads_kv, s->group, s->dim, s->seq_q, s->seq_k);
-  fprintf(csv, "%s,%.0f,%s,%.4f,%s,%.4f\n", l->report.entry[0].kernel, l->report.entry[0].time_ns, l->report.automatic,
-          l->built_in, l->tuned, l->with_file);
+  fprintf(csv, "%s,%.0f,%s,%.4f,%s,%.4f\n", name_of(best_of(p)), p->best_ns, name_of(p->built_in), ratio_of(p, p->built_in),
+          name_of(p->tuned), ratio_of(p, p->tuned));
+}
+
+static void conclude(const problem *problems, int count, FILE *csv, bench_regret regrets[2]) {
+  if (csv)
+    fprintf(csv, "dtype,mask,heads_kv,group,dim,seq_q,seq_k,best,best_ns,built_in,built_in_ratio,tuned,tuned_ratio\n");
+  regrets[0] = regrets[1] = (bench_regret){.count = 0};
+  for (int i = 0; i < count; i++) {
+    const double built_in = ratio_of(&problems[i], problems[i].built_in), tuned = ratio_of(&problems[i], problems[i].tuned);
+    if (!(built_in > 0 && tuned > 0)) continue;
+    bench_regret_add(&regrets[0], built_in, &problems[i].shape);
+    bench_regret_add(&regrets[1], tuned, &problems[i].shape);
+    if (csv) write_csv(csv, &problems[i]);
+  }
 }
 
 bool bench_regret_measure(const bench_tune_source *source, const attn_tuning *tuning, int points, double seconds,
                           uint64_t seed, FILE *csv, bench_regret regrets[2]) {
-  if (csv)
-    fprintf(csv, "dtype,mask,heads_kv,group,dim,seq_q,seq_k,best,best_ns,built_in,built_in_ratio,tuned,tuned_ratio\n");
-  regrets[0] = regrets[1] = (bench_regret){.count = 0};
+  problem *problems = calloc((size_t)points, sizeof *problems);
+  if (!problems) return false;
   for (int i = 0; i < points; i++) {
-    const bench_tune_shape shape = bench_regret_shape(&seed);
-    look l;
-    if (!look_at(source, tuning, &shape, FIRST_LOOK * seconds / points, &l)) return false;
-    if (!(l.built_in > 0 && l.with_file > 0)) continue;
-    bench_regret_add(&regrets[0], l.built_in, &shape);
-    bench_regret_add(&regrets[1], l.with_file, &shape);
-    write_csv(csv, &shape, &l);
+    problems[i].shape = bench_regret_shape(&seed);
+    problems[i].tuned = choose_tuned(&problems[i].shape, tuning);
   }
-  return true;
+  const bool fine = look_at_all(source, points, FIRST_LOOK * seconds / points, problems);
+  if (fine) conclude(problems, points, csv, regrets);
+  free(problems);
+  return fine;
 }

@@ -42,7 +42,7 @@ enum {
   TUNE_KERNELS = 32, /* in the order of the registry; further ones are not looked at */
   TUNE_AUTO = TUNE_KERNELS - 1,
   TUNE_POINTS = 48, /* of a row */
-  TUNE_ROWS = 20    /* of a line */
+  TUNE_ROWS = 24    /* of a line */
 };
 
 typedef struct bench_tune_point {
@@ -50,10 +50,21 @@ typedef struct bench_tune_point {
   uint32_t fine;              /* kernels that are at most 3 % slower than the best here; TUNE_AUTO: the built-in choice */
   double ratio[TUNE_KERNELS]; /* time over the best's; 0 = not timed */
   int automatic;              /* the kernel that is the built-in choice */
+  bool uncertain;             /* it had too few rounds for an interval */
 } bench_tune_point;
+
+/* The kernel's place in the registry; -1 if it is not looked at. */
+int bench_tune_kernel(const char *name);
 
 /* False if the built-in choice was not timed. */
 bool bench_tune_point_read(const attn_tune_report *report, int64_t seq_q, bench_tune_point *point);
+
+/* Whether a kernel, or TUNE_AUTO, suits the point. */
+bool bench_tune_suits(const bench_tune_point *point, int kernel);
+
+/* Joins another look at the point: kernels suit by the mean of both, the built-in choice if it suits one or the other look
+ * is uncertain. */
+void bench_tune_point_join(bench_tune_point *point, const bench_tune_point *other);
 
 /* Points that one choice suits. */
 typedef struct bench_tune_segment {

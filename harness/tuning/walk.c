@@ -13,7 +13,13 @@ static const double MOST_WORK = 3e8;  /* multiply-adds of a call: milliseconds *
 static const double MOST_POINT_S = 0.05;
 static const double LEAST_POINT_S = 0.001;
 static const double LONGER = 4; /* times as long takes a second look */
-enum { HEADS_KV = 2, TYPICAL_POINTS = 110 /* of a line */, OPEN_FROM = 64 /* queries that stand for all larger numbers */ };
+enum {
+  HEADS_KV = 2,
+  MORE_HEADS_KV = 8,    /* of a second look, whose K and V lie in another level of the caches */
+  TYPICAL_POINTS = 130, /* of a line */
+  MOST_DECODED = 32,    /* rows of a KV head that decode takes */
+  OPEN_FROM = 64        /* queries that stand for all larger numbers */
+};
 
 typedef struct row {
   int64_t seq_k;
@@ -60,10 +66,18 @@ static bool time_point(walk *w, const bench_tune_shape *shape, double seconds, b
   return bench_tune_point_read(&report, shape->seq_q, point);
 }
 
-/* Longer where the built-in choice looks slow: one disturbed sample must not make a rule. */
+/* A second, longer look where the built-in choice seems slow: one disturbed sample must not make a rule, nor one that fits
+ * some numbers of KV heads alone, which rules do not tell apart. */
 static bool time_twice(walk *w, const bench_tune_shape *shape, bench_tune_point *point) {
+  bench_tune_shape more = *shape;
+  bench_tune_point again;
   if (!time_point(w, shape, w->point_s, point)) return false;
-  return (point->fine >> TUNE_AUTO & 1) || time_point(w, shape, LONGER * w->point_s, point);
+  if (bench_tune_suits(point, TUNE_AUTO)) return true;
+  more.heads_kv = MORE_HEADS_KV;
+  if (work_of(&more) > MOST_WORK) more.heads_kv = HEADS_KV;
+  if (!time_point(w, &more, LONGER * w->point_s, &again)) return false;
+  bench_tune_point_join(point, &again);
+  return true;
 }
 
 /* False if the point adds nothing: it is too large, or time is over. */
@@ -116,9 +130,14 @@ static bool bisect(walk *w, row *r) {
   return false;
 }
 
+/* Queries where times make steps: tiles of flash have 6 rows on vectors and 32 in the tile unit; decode takes up to 32 rows
+ * of a KV head, by 8, 4, 2, 1 or 16. */
 static void measure_row(walk *w, row *r) {
-  static const int64_t coarse[] = {1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 24, 64, 256}; /* tiles have 4, 6, 16 or 32 rows */
-  for (size_t i = 0; i < sizeof coarse / sizeof *coarse; i++) (void)measure(w, r, coarse[i]);
+  static const int64_t coarse[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 16, 18, 19, 24, 64, 256};
+  for (size_t i = 0; i < sizeof coarse / sizeof *coarse; i++) {
+    const int64_t seq_q = coarse[i], rows = w->line->group * seq_q;
+    if (rows <= MOST_DECODED || seq_q <= 8 || seq_q % 6 == 0 || seq_q >= OPEN_FROM) (void)measure(w, r, seq_q);
+  }
   while (bisect(w, r)) continue;
 }
 
@@ -157,18 +176,23 @@ static void bisect_rows(walk *w) {
 
 static int64_t border(int64_t a, int64_t b) { return (int64_t)sqrt((double)a * (double)b); }
 
-static void set_evidence(const bench_tune_point *const *points, const bench_tune_segment *s, bench_tune_rule *rule) {
+static bool is_in(const bench_tune_point *p, const int64_t seq_q[2]) { return p->seq_q >= seq_q[0] && p->seq_q <= seq_q[1]; }
+
+/* Evidence of a rule for `kernel`: the points of rows first..last that it holds for. */
+static void set_evidence(const walk *w, int first, int last, int kernel, bench_tune_rule *rule) {
   double sum = 0;
-  for (int i = s->first; i <= s->last; i++) {
-    const bench_tune_point *p = points[i];
-    const double margin = p->ratio[TUNE_AUTO] / p->ratio[s->kernel];
-    sum += log(margin);
-    if (i == s->first || margin < rule->low) rule->low = margin;
-    if (i != s->first && margin <= rule->high) continue;
-    rule->high = margin;
-    rule->second = attn_kernel_get(p->automatic)->name;
-  }
-  rule->margin = exp(sum / (s->last - s->first + 1));
+  int count = 0;
+  for (int i = first; i <= last; i++)
+    for (int j = 0; j < w->rows[i].count; j++) {
+      const bench_tune_point *p = &w->rows[i].points[j];
+      const double margin = p->ratio[TUNE_AUTO] / p->ratio[kernel];
+      if (!is_in(p, rule->seq_q)) continue;
+      sum += log(margin);
+      if (!count || margin < rule->low) rule->low = margin;
+      if (!count || margin > rule->high) rule->high = margin, rule->second = attn_kernel_get(p->automatic)->name;
+      count++;
+    }
+  rule->margin = exp(sum / count);
 }
 
 static bool add_rule(bench_tune_result *result, const bench_tune_rule *rule) {
@@ -179,18 +203,35 @@ static bool add_rule(bench_tune_result *result, const bench_tune_rule *rule) {
   return true;
 }
 
-static bool holds_one(const row *r, int64_t least, int64_t most) {
+/* Points of the row that a rule holds for; with `needy`, those that the built-in choice does not suit. */
+static int count_points(const row *r, const bench_tune_rule *rule, bool needy) {
+  int count = 0;
   for (int i = 0; i < r->count; i++)
-    if (r->points[i].seq_q >= least && r->points[i].seq_q <= most) return true;
-  return false;
+    count += is_in(&r->points[i], rule->seq_q) && !(needy && bench_tune_suits(&r->points[i], TUNE_AUTO));
+  return count;
 }
 
-/* Keys of the rows that stand for a rule. Causal rows of few keys have no points of many queries, so they are none of its
- * rows; rows of many keys lack points that take too long, and the rule holds for them. */
-static void set_keys(const walk *w, int first, int last, int64_t least, int64_t most, bench_tune_rule *rule) {
-  while (first < last && !holds_one(&w->rows[first], least, most)) first++;
-  rule->seq_k[0] = first ? border(w->rows[first - 1].seq_k, w->rows[first].seq_k) + 1 : 1;
-  rule->seq_k[1] = last + 1 < w->count ? border(w->rows[last].seq_k, w->rows[last + 1].seq_k) : INT64_MAX;
+/* Leaves of the rows of a segment those of its rule: from the first to the last that needs it. Causal rows of few keys have
+ * no points of many queries, so they are none of its rows; rows of many keys lack points that take too long, and the rule
+ * holds for them. */
+static void set_keys(const walk *w, int *first, int *last, bench_tune_rule *rule) {
+  while (*first < *last && !count_points(&w->rows[*first], rule, true)) ++*first;
+  while (*last > *first && count_points(&w->rows[*last], rule, false) && !count_points(&w->rows[*last], rule, true)) --*last;
+  rule->seq_k[0] = *first ? border(w->rows[*first - 1].seq_k, w->rows[*first].seq_k) + 1 : 1;
+  rule->seq_k[1] = *last + 1 < w->count ? border(w->rows[*last].seq_k, w->rows[*last + 1].seq_k) : INT64_MAX;
+}
+
+/* Queries that a segment's rule holds for: from the first to the last point that needs it, and half the way to those beside
+ * them, so that it reaches over nothing that was not measured. */
+static void set_queries(const bench_tune_point *const *points, int count, bench_tune_segment *s, bench_tune_rule *rule) {
+  while (bench_tune_suits(points[s->first], TUNE_AUTO)) s->first++;
+  while (bench_tune_suits(points[s->last], TUNE_AUTO)) s->last--;
+  const int64_t least = points[s->first]->seq_q, most = points[s->last]->seq_q;
+  int before = s->first, after = s->last;
+  while (before >= 0 && points[before]->seq_q == least) before--;
+  while (after < count && points[after]->seq_q == most) after++;
+  rule->seq_q[0] = before >= 0 ? border(points[before]->seq_q, least) + 1 : 1;
+  rule->seq_q[1] = after < count ? border(most, points[after]->seq_q) : most >= OPEN_FROM ? INT64_MAX : 2 * most;
 }
 
 /* Rules of rows first..last, where the built-in choice does not suit. */
@@ -200,17 +241,16 @@ static bool make_rules(const walk *w, int first, int last) {
   const int total = pool(w, first, last, points), count = bench_tune_cut(points, total, cut);
   bool fine = true;
   for (int i = 0; i < count && fine && count <= total; i++) {
-    const int64_t most = points[cut[i].last]->seq_q;
     bench_tune_rule rule = {.dtype = w->line->dtype, .causal = w->line->causal};
-    set_keys(w, first, last, points[cut[i].first]->seq_q, most, &rule);
+    if (cut[i].kernel == TUNE_AUTO) continue;
+    set_queries(points, total, &cut[i], &rule);
+    int from = first, to = last;
+    set_keys(w, &from, &to, &rule);
     rule.step = w->line->step;
     memcpy(rule.dim, w->line->dims, sizeof rule.dim);
     memcpy(rule.group, w->line->groups, sizeof rule.group);
-    rule.seq_q[0] = i ? border(points[cut[i - 1].last]->seq_q, points[cut[i].first]->seq_q) + 1 : 1;
-    rule.seq_q[1] = i + 1 < count ? border(most, points[cut[i + 1].first]->seq_q) : most >= OPEN_FROM ? INT64_MAX : 2 * most;
-    if (cut[i].kernel == TUNE_AUTO) continue;
     rule.kernel = attn_kernel_get(cut[i].kernel)->name;
-    set_evidence(points, &cut[i], &rule);
+    set_evidence(w, from, to, cut[i].kernel, &rule);
     fine = add_rule(w->result, &rule);
   }
   return fine;
@@ -228,7 +268,7 @@ static bool conclude(const walk *w) {
 
 bool bench_tune_walk(const bench_tune_source *source, const bench_tune_line *line, double seconds,
                      bench_tune_result *result) {
-  static const int64_t coarse[] = {9, 19, 37, 83, 189, 550, 2090}; /* as most: no multiples of what kernels take at once */
+  static const int64_t coarse[] = {9, 19, 37, 83, 189, 550, 1490, 4490}; /* as most: no multiples of what kernels take */
   walk *w = calloc(1, sizeof *w);
   if (!w) return false;
   w->source = source;
