@@ -86,9 +86,10 @@ enum {
   TILE_PAIRS_OF_ONE = 1280,    /* and those that fill one tile of vectors so many, unless keys are narrow: then none pay; */
   TILE_KEYS = 16,              /* and up to so many keys */
   TILE_QUERIES_OF_FEW_KEYS = 28, /* need so many queries */
+  TILE_PAIRS_OF_FEW_KEYS = 336,  /* and pairs; */
   DECODED_QUERIES = 16,          /* queries up to which decode is faster than flash_amx, */
   DECODED_QUERIES_OF_WIDE = 24,  /* and where keys are wide, or both kernels copy them and they are not narrow; */
-  COPIED_ROWS = 7,               /* rows from which decode_amx is faster than vectors where it copies K and V; */
+  COPIED_ROWS = 5,               /* rows from which decode_amx is faster than vectors where it copies K and V; */
   FEW_ROWS = 2,                  /* one or two rows, which leave most of a tile empty, */
   BYTES_OF_FEW = 2 << 20,        /* need K and V in level 2, */
   WIDTH_OF_FEW = 192,            /* unless these are no wider, */
@@ -107,8 +108,8 @@ typedef struct vector_costs {
   int32_t few_keys;                    /* what tiles take longer, in hundredths of a tile and a key */
 } vector_costs;
 
-static const vector_costs avx512_costs[] = {{{210, 100, 65, 55}, {45, 35, 40, 40}, 85, -50, 32, 300},
-                                            {{210, 100, 65, 55}, {85, 55, 40, 40}, 160, -25, 17, 300}};
+static const vector_costs avx512_costs[] = {{{210, 100, 65, 55}, {45, 35, 40, 40}, 85, -50, 32, 200},
+                                            {{210, 100, 65, 55}, {85, 55, 40, 40}, 160, -25, 17, 200}};
 static const vector_costs other_costs[] = {{{0, 90, 50, 40}, {0, 20, 15, 5}, 40, -20, 20, 100},
                                            {{0, 97, 60, 60}, {0, 15, 5, 0}, 145, -55, 17, 0}};
 
@@ -149,7 +150,7 @@ static bool copies_tiles(const attn_problem *p) { return (p->dim_qk | p->dim_v) 
 
 static bool is_small_for_tiles(const attn_problem *p) {
   const int64_t pairs = p->seq_q * p->seq_k;
-  if (p->seq_k <= TILE_KEYS) return p->seq_q < TILE_QUERIES_OF_FEW_KEYS;
+  if (p->seq_k <= TILE_KEYS) return p->seq_q < TILE_QUERIES_OF_FEW_KEYS || pairs < TILE_PAIRS_OF_FEW_KEYS;
   if (p->seq_q <= QUERIES_OF_TILE) return pairs < TILE_PAIRS_OF_ONE || p->dim_qk + p->dim_v < NARROW_WIDTH;
   return p->seq_q < (p->heads_q > p->heads_kv ? TILE_QUERIES_OF_GROUPS : TILE_QUERIES) && pairs < TILE_PAIRS;
 }
@@ -168,7 +169,7 @@ static int64_t least_decoded_keys(int64_t rows, int64_t dims, bool copies) {
     int64_t narrow, medium, wide, copied;
   } borders[] = {{FEW_ROWS, 96, 96, 200, 0},
                  {4, 80, 72, 56, 0},
-                 {8, 48, 40, 30, 96},
+                 {8, 48, 40, 30, 128},
                  {16, 36, 24, 16, 44},
                  {INT64_MAX, 36, 20, 14, 44}};
   int i = 0;

@@ -277,16 +277,17 @@ TEST(the_size_of_keys_moves_the_border) {
   }
 }
 
-/* Where there is a tile unit: 24 queries x 17 keys fill it, or 512 pairs of a query and a key, or 28 queries of fewer keys;
- * decode_amx takes up to 16 queries. */
+/* Where there is a tile unit: 24 queries x 17 keys fill it, or 512 pairs of a query and a key, or 28 queries of fewer keys
+ * and 336 pairs; decode_amx takes up to 16 queries. */
 TEST(tiles_are_for_problems_that_fill_them) {
   static const struct {
     int64_t seq_q, seq_k;
     const char *expected;
   } cases[] = {{2, 95, "decode_avx512"}, {2, 96, "decode_amx"},    {5, 39, "decode_avx512"}, {5, 40, "decode_amx"},
-               {27, 16, "flash_avx512"}, {28, 16, "flash_amx"},    {24, 17, "flash_amx"},    {23, 22, "flash_avx512"},
-               {23, 23, "flash_amx"},    {11, 23, "flash_avx512"}, {11, 24, "decode_amx"},   {16, 23, "flash_avx512"},
-               {16, 24, "decode_amx"},   {17, 30, "flash_avx512"}, {17, 31, "flash_amx"},    {1, 8193, "decode_amx"}};
+               {27, 16, "flash_avx512"}, {28, 16, "flash_amx"},    {41, 8, "flash_avx512"},  {42, 8, "flash_amx"},
+               {24, 17, "flash_amx"},    {23, 22, "flash_avx512"}, {23, 23, "flash_amx"},    {11, 23, "flash_avx512"},
+               {11, 24, "decode_amx"},   {16, 23, "flash_avx512"}, {16, 24, "decode_amx"},   {17, 30, "flash_avx512"},
+               {17, 31, "flash_amx"},    {1, 8193, "decode_amx"}};
   for (size_t i = 0; i < COUNT(cases); i++) {
     attn_problem problem;
     attn_problem_init(&problem, 1, 1, 1, cases[i].seq_q, cases[i].seq_k, 64, 64);
@@ -297,7 +298,7 @@ TEST(tiles_are_for_problems_that_fill_them) {
 }
 
 /* The more rows of a KV head and the wider the keys, the fewer keys decode_amx needs. One or two rows need K and V in level
- * 2 unless they are narrow. Where it copies K and V, it takes 7 rows or more. Queries of grouped heads that fill one tile of
+ * 2 unless they are narrow. Where it copies K and V, it takes 5 rows or more. Queries of grouped heads that fill one tile of
  * vectors stay there. */
 TEST(choice_of_decode_depends_on_the_rows) {
   static const struct {
@@ -308,8 +309,8 @@ TEST(choice_of_decode_depends_on_the_rows) {
                {1, 1, 96, 64, "decode_amx"},     {1, 2, 2048, 128, "decode_amx"},   {1, 2, 2049, 128, "decode_avx512"},
                {1, 2, 9000, 96, "decode_amx"},   {3, 1, 71, 64, "decode_avx512"},   {3, 1, 72, 64, "decode_amx"},
                {4, 1, 79, 32, "decode_avx512"},  {4, 1, 80, 32, "decode_amx"},      {4, 1, 55, 192, "decode_avx512"},
-               {4, 1, 56, 192, "decode_amx"},    {6, 1, 512, 80, "decode_avx512"},  {7, 1, 95, 80, "decode_avx512"},
-               {7, 1, 96, 80, "decode_amx"},     {4, 4, 43, 80, "decode_avx512"},   {4, 4, 44, 80, "decode_amx"},
+               {4, 1, 56, 192, "decode_amx"},    {4, 1, 512, 80, "decode_avx512"},  {5, 1, 127, 80, "decode_avx512"},
+               {5, 1, 128, 80, "decode_amx"},    {4, 4, 43, 80, "decode_avx512"},   {4, 4, 44, 80, "decode_amx"},
                {1, 16, 512, 64, "decode_amx"},   {1, 17, 512, 64, "flash_amx"},     {1, 24, 512, 192, "decode_amx"},
                {1, 25, 512, 192, "flash_amx"},   {8, 4, 512, 64, "decode_amx"},     {8, 4, 19, 64, "decode_avx512"},
                {8, 4, 20, 64, "decode_amx"},     {1, 24, 100, 80, "decode_amx"},    {1, 25, 100, 80, "flash_amx"},
