@@ -16,7 +16,8 @@ static const double LONGER = 4; /* times as long takes a second look */
 enum {
   HEADS_KV = 2,
   MORE_HEADS_KV = 8,    /* of a second look, whose K and V lie in another level of the caches */
-  TYPICAL_POINTS = 130, /* of a line */
+  TYPICAL_POINTS = 160, /* of a line */
+  POINTS_LEFT = 30,     /* at least, whatever was timed */
   MOST_DECODED = 32,    /* rows of a KV head that decode takes */
   OPEN_FROM = 64        /* queries that stand for all larger numbers */
 };
@@ -31,8 +32,8 @@ typedef struct walk {
   const bench_tune_source *source;
   const bench_tune_line *line;
   bench_tune_result *result;
-  double end_s, point_s;
-  int count;
+  double end_s;
+  int count, timed;
   row rows[TUNE_ROWS]; /* by seq_k */
 } walk;
 
@@ -66,16 +67,25 @@ static bool time_point(walk *w, const bench_tune_shape *shape, double seconds, b
   return bench_tune_point_read(&report, shape->seq_q, point);
 }
 
+/* An even share of the time that is left: long calls take more than theirs. */
+static double point_seconds(const walk *w) {
+  const int left = TYPICAL_POINTS - w->timed > POINTS_LEFT ? TYPICAL_POINTS - w->timed : POINTS_LEFT;
+  const double time_left = w->end_s - w->source->now_s(w->source->context);
+  return fmax(LEAST_POINT_S, fmin(MOST_POINT_S, time_left / left));
+}
+
 /* A second, longer look where the built-in choice seems slow: one disturbed sample must not make a rule, nor one that fits
  * some numbers of KV heads alone, which rules do not tell apart. */
 static bool time_twice(walk *w, const bench_tune_shape *shape, bench_tune_point *point) {
   bench_tune_shape more = *shape;
   bench_tune_point again;
-  if (!time_point(w, shape, w->point_s, point)) return false;
+  const double seconds = point_seconds(w);
+  w->timed++;
+  if (!time_point(w, shape, seconds, point)) return false;
   if (bench_tune_suits(point, TUNE_AUTO)) return true;
   more.heads_kv = MORE_HEADS_KV;
   if (work_of(&more) > MOST_WORK) more.heads_kv = HEADS_KV;
-  if (!time_point(w, &more, LONGER * w->point_s, &again)) return false;
+  if (!time_point(w, &more, LONGER * seconds, &again)) return false;
   bench_tune_point_join(point, &again);
   return true;
 }
@@ -275,8 +285,7 @@ bool bench_tune_walk(const bench_tune_source *source, const bench_tune_line *lin
   w->line = line;
   w->result = result;
   w->end_s = source->now_s(source->context) + seconds;
-  w->point_s = fmax(LEAST_POINT_S, fmin(MOST_POINT_S, seconds / TYPICAL_POINTS));
-  for (size_t i = 0; i < sizeof coarse / sizeof *coarse; i++) add_row(w, w->count, coarse[i]);
+  for (size_t i = sizeof coarse / sizeof *coarse; i-- > 0;) add_row(w, 0, coarse[i]); /* short calls fit into what is left */
   bisect_rows(w);
   const bool fine = conclude(w);
   free(w);
