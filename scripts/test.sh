@@ -418,6 +418,7 @@ say "stage          time   CPU time  result"
 tests=0 failures=0 skips=0 total_cpu=0
 line() { printf '%-10s %6d s  %7d s  %s\n' "$@"; }
 for stage in ${stages:-$all_stages}; do
+  [ -e "$logs/$stage.numbers" ] || say "$stage|0|0|1|1|0|FAILED: ended without a result" >"$logs/$stage.numbers"
   IFS='|' read -r stage seconds cpu of_tests of_failures of_skips result <"$logs/$stage.numbers"
   line "$stage" "$seconds" "$cpu" "$result"
   tests=$((tests + of_tests)) failures=$((failures + of_failures)) skips=$((skips + of_skips))

@@ -93,8 +93,8 @@ static void expect_keys(const attn_schedule *schedule, const row_block *block, i
   cold->v = walk_of(&v, count);
 }
 
-/* With a window: packed K, and V, of the keys that the next rows see and this block's do not. Rows are taken from the last
- * to the first (task_rows_of), so windows slide down. */
+/* With a window, where K is packed in panels: packed K, and V, of the keys that the next rows see and this block's do not.
+ * Rows are taken from the last to the first (task_rows_of), so windows slide down. */
 static void expect_window(const row_block *block, cold_lines *cold) {
   const attn_problem *p = block->problem;
   const packed_keys *keys = &block->keys;
@@ -126,7 +126,7 @@ static cold_lines cold_lines_of(const attn_schedule *schedule, const row_block *
   if (!last || next_unit < schedule->units)
     expect_queries(schedule, block, (attn_task){1, last ? next_unit : task.unit, last ? 0 : task.item + 1}, &cold);
   if (next_unit < schedule->units) expect_keys(schedule, block, next_unit, task.item, &cold);
-  if (!last && p->window_left >= 0) expect_window(block, &cold);
+  if (!last && p->window_left >= 0 && block->keys.k) expect_window(block, &cold);
   return cold;
 }
 
