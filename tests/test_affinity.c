@@ -230,7 +230,8 @@ static void ask_faults(long faults[2]) {
 #endif
 }
 
-/* bench_pages_forget() makes all pages untouched again, and both threads touch their share in bench_pages_fill(). */
+/* bench_pages_forget() makes all pages untouched again, and both threads touch their share in bench_pages_fill(), unless one
+ * is to do it all. */
 TEST(test_each_thread_touches_its_share) {
   enum { BYTES = 32 << 20, HUGE = 4 << 20 };
   long before[2], after[2];
@@ -239,12 +240,17 @@ TEST(test_each_thread_touches_its_share) {
   memset(memory, 1, BYTES);
   bench_pages_forget(memory, BYTES);
   ask_faults(before);
-  bench_pages_fill(memory, 7, BYTES);
+  bench_pages_fill(memory, 7, BYTES, 2);
   ask_faults(after);
   for (size_t i = 0; i < BYTES; i++)
     if (memory[i] != 7) fail_msg("byte %zu is %d", i, memory[i]);
-  bench_threads_release();
   for (int i = 0; i < 2; i++) assert_true(after[i] - before[i] >= BYTES / 2 / HUGE);
+  bench_pages_forget(memory, BYTES);
+  ask_faults(before);
+  bench_pages_fill(memory, 8, BYTES, 1);
+  ask_faults(after);
+  assert_true(after[0] - before[0] >= BYTES / HUGE && after[1] - before[1] < BYTES / 2 / HUGE);
+  bench_threads_release();
   free(memory);
 }
 #endif

@@ -12,7 +12,7 @@ static bench_tensors open_tensors(const char *id) {
   const bench_case bench = valid_case(id);
   bench_tensors tensors;
   assert_true(bench_tensors_create(&bench, &tensors));
-  bench_tensors_poison_output(&tensors, 0xff);
+  bench_tensors_poison_output(&tensors, 0xff, 1);
   assert_null(bench_tensors_damage(&tensors));
   return tensors;
 }

@@ -42,7 +42,7 @@ static void name_packed_byte(const bench_tensors *tensors, size_t byte, char *te
 
 /* Runs on poisoned output. False: the verdict says what went wrong. */
 static bool run(watched_kernel *w, int poison, void *workspace) {
-  bench_tensors_poison_output(w->tensors, (uint8_t)poison);
+  bench_tensors_poison_output(w->tensors, (uint8_t)poison, 1);
   if (workspace) memset(workspace, poison, w->workspace_bytes);
   const attn_status status = w->build->plan_run(w->plan, &w->tensors->args, workspace, w->workspace_bytes);
   const char *fault = status == ATTN_OK ? bench_tensors_damage(w->tensors) : w->build->last_error();

@@ -21,7 +21,7 @@ static void run_backwards(void *pool, int64_t tasks, int workers, attn_task_fn t
 static bench_outcome compare_threads(bench_structure *s, int threads, const unsigned char *before, unsigned char *after,
                                      size_t bytes) {
   const attn_options options = ATTN_STRUCT(attn_options, .threads = threads, .parallel_for = run_backwards);
-  bench_tensors_poison_output(s->tensors, 0xff);
+  bench_tensors_poison_output(s->tensors, 0xff, 1);
   const attn_status status = bench_structure_run(s, &s->tensors->problem, &s->tensors->args, &options);
   if (status == ATTN_OUT_OF_MEMORY) return bench_outcome_of(s, BENCH_CANNOT_RUN, "out of memory");
   if (status != ATTN_OK) return bench_outcome_of(s, BENCH_CANNOT_RUN, "%s", attn_last_error());

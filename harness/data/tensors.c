@@ -136,7 +136,7 @@ static bool allocate(bench_buffer *t, bench_guard guard, size_t *allocated) {
   int guard_byte = t->output ? BENCH_OUTPUT_GUARD : BENCH_INPUT_POISON;
   memset(t->data - t->guard_before, guard_byte, t->guard_before);
   bench_pages_forget(t->data, t->bytes);
-  bench_pages_fill(t->data, t->gap_byte, t->bytes);
+  bench_pages_fill(t->data, t->gap_byte, t->bytes, bench_threads_held());
   memset(t->data + t->bytes, guard_byte, t->guard_after);
   return true;
 }

@@ -83,8 +83,9 @@ bool bench_tensors_create_guarded(const bench_case *bench, bench_tensors *tensor
 /* The arguments without pointers that the problem does not use, which libattn refuses. */
 attn_args bench_used_args(const attn_problem *problem, const attn_args *args);
 
-/* Fills o and lse (gaps too) with the byte pattern `poison`, so that what a kernel does not write can be seen. */
-void bench_tensors_poison_output(bench_tensors *tensors, uint8_t poison);
+/* Fills o and lse (gaps too) with the byte pattern `poison`, so that what a kernel does not write can be seen. At most so
+ * many threads: others would spin on beside what is timed next. */
+void bench_tensors_poison_output(bench_tensors *tensors, uint8_t poison, int threads);
 
 /* NULL, or which guard zone or stride gap was written ("o: guard after the tensor overwritten at byte 12"). */
 const char *bench_tensors_damage(const bench_tensors *tensors);

@@ -32,11 +32,11 @@ static bool is_dense(const bench_buffer *t, const bench_owned *owned) {
   return (size_t)owned->count * t->element_bytes == t->bytes;
 }
 
-void bench_tensors_poison_output(bench_tensors *tensors, uint8_t poison) {
+void bench_tensors_poison_output(bench_tensors *tensors, uint8_t poison, int threads) {
   for (int i = 0; i < OUTPUT_COUNT; i++) {
     bench_buffer *t = &tensors->buffers[OUTPUTS[i]];
     if (!t->present) continue;
-    bench_pages_fill(t->data, poison, t->bytes);
+    bench_pages_fill(t->data, poison, t->bytes, threads);
     t->gap_byte = poison;
   }
 }

@@ -220,9 +220,8 @@ static void fill_share(unsigned char *memory, int byte, size_t bytes, size_t n, 
   if (begin < end) memset(memory + begin, byte, end - begin);
 }
 
-void bench_pages_fill(void *memory, int byte, size_t bytes) {
-  const int threads = bench_threads_held();
-  if (threads < 2 || bytes < (size_t)threads * FEW_PAGES * page_bytes()) {
+void bench_pages_fill(void *memory, int byte, size_t bytes, int threads) {
+  if (bench_threads_held() < 2 || threads < 2 || bytes < (size_t)threads * FEW_PAGES * page_bytes()) {
     memset(memory, byte, bytes);
     return;
   }

@@ -56,7 +56,7 @@ bool bench_describe_binding(const bench_topology *topology, const cpu_set_t *all
  * next thread that writes there decides on which node they lie. */
 void bench_pages_forget(void *memory, size_t bytes);
 
-/* As memset(). While several threads are held, each writes its share. */
-void bench_pages_fill(void *memory, int byte, size_t bytes);
+/* As memset(). While several threads are held, each of `threads` writes its share. */
+void bench_pages_fill(void *memory, int byte, size_t bytes, int threads);
 
 #endif

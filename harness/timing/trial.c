@@ -45,7 +45,7 @@ void bench_trial_poison(const bench_trial *t, int64_t turn) {
   if (t->layer)
     bench_layer_poison(t->layer);
   else
-    bench_tensors_poison_output(tensors_of(t, turn), poison[t->samples.rounds % (int)sizeof poison]);
+    bench_tensors_poison_output(tensors_of(t, turn), poison[t->samples.rounds % (int)sizeof poison], t->threads);
 }
 
 uint64_t bench_trial_output_hash(const bench_trial *t, int64_t turn) {
