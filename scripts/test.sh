@@ -11,9 +11,9 @@ usage: scripts/test.sh [--long] [--stage NAME]...
 Sets up the machine (scripts/setup.sh), then builds and tests in stages:
 
   gcc        Release build of the default compiler (CC, else gcc): every test but those of `tiers` and `machines`
-  tiers      the same build with the tier capped at each level this CPU has: 300 cases of each suite with that tier's
+  tiers      the same build with the tier capped at each level this CPU has: 200 cases of each suite with that tier's
              kernels; also checks that the automatic choice is a kernel of that tier
-  clang      Release build by clang: unit tests, some of them shorter, and 100 cases of each suite; with --long everything,
+  clang      Release build by clang: unit tests, some of them shorter, and 60 cases of each suite; with --long everything,
              by every installed clang
   sanitize   AddressSanitizer and UndefinedBehaviorSanitizer, tiers up to AVX2 (all with --long): unit tests and 28 cases of
              each suite

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "cases/case.h"
+#include "timing/stats.h"
 #include "tuning/tuning.h"
 
 static const double MUCH = 1.08, MOST_WORK = 2e8;
@@ -83,11 +84,6 @@ static int choose_tuned(const bench_tune_shape *shape, const attn_tuning *tuning
   return kernel;
 }
 
-static int compare_doubles(const void *a, const void *b) {
-  const double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
-
 /* Time of one kernel over another's: the median of the looks that count. 0 if one was not timed in all of them. */
 static double time_over(const problem *p, int kernel, int other) {
   double ratios[LOOKS];
@@ -97,8 +93,7 @@ static double time_over(const problem *p, int kernel, int other) {
     if (kernel < 0 || !(r[kernel] > 0 && r[other] > 0)) return 0;
     ratios[count++] = r[kernel] / r[other];
   }
-  qsort(ratios, (size_t)count, sizeof *ratios, compare_doubles);
-  return 0.5 * (ratios[(count - 1) / 2] + ratios[count / 2]);
+  return bench_median(ratios, count);
 }
 
 /* The quickest kernel: none takes less of another's time than it does. */
