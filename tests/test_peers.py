@@ -5,6 +5,7 @@ PyTorch. Run by pytest; needs NumPy."""
 import ctypes
 import itertools
 import math
+import os
 import re
 import shutil
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from peer_support import ABSENT, LIBRARY, ROOT, SMALL, needs_library, np, one_case, run_script
 from runs import read_csv
+from runs import run as run_program
 
 # peer_support adds their folders to the path.
 from libattn.bench import harness
@@ -259,6 +261,12 @@ def test_limits_are_the_columns_of_the_peers_table():
     assert ids[0] == "dtype:f32/B:1/Hq:1/Hkv:1/Sq:2048/Sk:2048/D:64/Dv:64/causal:none/threads:2"
     assert ids[1] == "dtype:f32/B:1/Hq:1/Hkv:1/Sq:2048/Sk:2048/D:64/Dv:64/causal:bottom-right/threads:2"
     assert ids[8] == "dtype:f32/B:1/Hq:32/Hkv:8/Sq:1/Sk:8192/D:128/Dv:128/causal:none/threads:2/cache:cold-kv"
+
+
+def test_models_are_the_preset_of_attnbench():
+    attnbench = os.environ.get("ATTNBENCH", ROOT / "build" / "harness" / "attnbench")
+    listed = run_program([attnbench, "list", "cases", "--preset", "models"]).stdout.split()
+    assert [case.id for case in build_cases(["models"], [], 1)] == listed
 
 
 def test_axes_span_a_grid_and_replace_those_of_presets():

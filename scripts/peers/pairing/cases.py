@@ -4,6 +4,7 @@
 import difflib
 import itertools
 from dataclasses import dataclass
+from pathlib import Path
 
 from libattn.bench import harness
 from libattn.bench.harness import CaseError
@@ -13,6 +14,20 @@ WORDS = {"dtype": ("f32", "f16", "bf16"), "causal": ("none", "top-left", "bottom
          "cache": ("warm", "cold-kv")}
 
 FEW_QUERIES = 16
+
+
+def read_preset(name):
+    """The axes of each section of harness/cases/presets/NAME.preset, with one value per axis, as attnbench spans them."""
+    path = Path(__file__).resolve().parents[3] / "harness" / "cases" / "presets" / f"{name}.preset"
+    sections = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            sections.append({})
+        elif line and not line.startswith("#"):
+            axis, _, values = line.partition(" = ")
+            sections[-1][axis] = values.split(", ")
+    return [dict(zip(axes, values)) for axes in sections for values in itertools.product(*axes.values())]
+
 
 PRESETS = {
     # The cases of the peers table, with the shapes of harness/cases/presets/limits.preset.
@@ -29,6 +44,7 @@ PRESETS = {
     ],
     "quick": [{"heads": "2", "seq": "128"}, {"heads": "2", "seq": "256", "causal": "bottom-right"},
               {"heads": "4", "heads_kv": "2", "seq_q": "1", "seq_k": "1024"}],
+    "models": read_preset("models"),
 }
 
 

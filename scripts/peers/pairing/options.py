@@ -11,7 +11,7 @@ LEAST_ROUNDS = 21  # for a verdict; the number is fixed before the results are k
 def add_case_options(add):
     """The cases and how often they are measured."""
     add("--cases", action="append", choices=PRESETS, default=[], metavar="NAME",
-        help=f"repeatable: a list of cases, {' or '.join(PRESETS)} (default quick, unless there are axes)")
+        help=f"repeatable: a list of cases, {', '.join(PRESETS)} (default quick, unless there are axes)")
     add("-a", dest="axes", action="append", default=[], metavar="AXIS=VALUES",
         help="repeatable: seq=128:8192:*2, heads=8,12, dtype=f32,bf16; replaces that axis of --cases")
     add("-t", "--threads", type=at_least(1), default=1, metavar="N", help="threads of both sides (default 1)")
