@@ -61,7 +61,7 @@ typedef struct decode_scratch {
 static bool decode_scratch_of(const attn_problem *p, int64_t capacity, decode_scratch *at) {
   if (!products_layout_of(p, capacity, &at->products)) return false;
   const memory_part parts[] = {
-      {&at->q, capacity, float_bytes(round_up(p->dim_qk, VEC_LANES))},
+      {&at->q, FLOAT_QUERIES ? capacity : 0, float_bytes(round_up(p->dim_qk, VEC_LANES))},
       {&at->range, capacity, sizeof(attn_key_range)},
       {&at->score, DECODE_TILE_ROWS, float_bytes(DECODE_SCORE_STRIDE)},
       {&at->own, 1, at->products.total},
@@ -203,7 +203,7 @@ static void decode_split(const decode_task *t, int64_t split, bool careful) {
   row_block block = decode_rows(t, split);
   if (block.rows == 0) return;
   block.careful = careful;
-  block.q = floats_at(t->scratch, t->at.q);
+  block.q = FLOAT_QUERIES ? floats_at(t->scratch, t->at.q) : NULL;
   block.score = floats_at(t->scratch, t->at.score);
   start_rows(&block, padded_rows(block.rows));
   products work = start_products(&block, &t->at.products, (char *)t->scratch + t->at.own);

@@ -5,7 +5,7 @@
 
 #include "rows_io.h"
 
-enum { LANE_VALUES = 1 };
+enum { LANE_VALUES = 1, FLOAT_QUERIES = true };
 
 #define LANE_DTYPES "dtypes.def" /* of K and V */
 
@@ -22,10 +22,12 @@ static ALWAYS_INLINE void load_columns(vec x[1], const void *data, attn_dtype dt
   x[0] = load_elements(data, dtype, at[0] + c, n);
 }
 
-/* Query `row` of the block from value d on. */
-static vec query_lanes(const row_block *block, int64_t row, int64_t d) {
-  return vec_load(block->q + row * block->q_stride + d);
-}
+/* A row of Q, as block->q has it. */
+typedef const float *query_row;
+static query_row query_row_of(const row_block *block, int64_t row) { return block->q + row * block->q_stride; }
+
+/* Its values from d on. */
+static vec query_lanes(const query_row *q, int64_t d) { return vec_load(*q + d); }
 
 /* Queries have been multiplied by the factor. */
 static ALWAYS_INLINE vec scores_of(vec sum, float factor) {

@@ -17,7 +17,7 @@
 #include "pair_weights.h"
 #include "rows_io.h"
 
-enum { LANE_VALUES = 2, PAIRED_VALUES = 2 * VEC_LANES };
+enum { LANE_VALUES = 2, PAIRED_VALUES = 2 * VEC_LANES, FLOAT_QUERIES = false };
 
 #define LANE_DTYPES "bf16.def" /* of K and V */
 
@@ -33,15 +33,27 @@ static ALWAYS_INLINE void load_columns(vec x[2], const void *data, attn_dtype dt
   zip_pairs(load_lanes(data, dtype, at[0] + c, n), load_lanes(data, dtype, at[1] + c, n), x);
 }
 
-/* Rows without keys are not read, because they may hold anything; those behind the last are zeros. */
-static vec query_lanes(const row_block *block, int64_t row, int64_t d) {
+/* A row of Q where it lies. Rows without keys are not read, because they may hold anything; those behind the last are
+ * zeros, too: they have no dimensions. */
+typedef struct query_row {
+  const uint16_t *at;
+  int64_t stride, dim;
+} query_row;
+
+static query_row query_row_of(const row_block *block, int64_t row) {
   const attn_problem *p = block->problem;
-  if (row >= block->rows || block->range[row].begin >= block->range[row].end) return vec_zero();
+  if (row >= block->rows || block->range[row].begin >= block->range[row].end) return (query_row){0};
   const problem_row at = problem_row_of(block, row);
-  const int64_t n = min64(p->dim_qk - d, PAIRED_VALUES), stride = p->q_stride.d;
   const uint16_t *q = (const uint16_t *)block->args->q + attn_q_offset(p, block->seq, block->b, at.head, at.query);
+  return (query_row){q, p->q_stride.d, p->dim_qk};
+}
+
+/* Its values from d on, with zeros behind them. */
+static vec query_lanes(const query_row *q, int64_t d) {
+  const int64_t n = min64(q->dim - d, PAIRED_VALUES);
+  if (q->stride == 1) return load_pairs(q->at + d, n);
   uint16_t values[PAIRED_VALUES] = {0};
-  for (int64_t i = 0; i < n; i++) values[i] = q[(d + i) * stride];
+  for (int64_t i = 0; i < n; i++) values[i] = q->at[(d + i) * q->stride];
   return load_pairs(values, PAIRED_VALUES);
 }
 

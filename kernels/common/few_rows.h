@@ -198,9 +198,11 @@ static void tile_queries(const row_block *block, float *q_tiles) {
   const int64_t dim = block->problem->dim_qk;
   for (int64_t row = 0, step; row < block->rows; row += step) {
     step = ROWS_AT_ONCE[rows_index(block->rows - row)];
-    for (int64_t r = 0; r < step; r++)
+    for (int64_t r = 0; r < step; r++) {
+      const query_row q = query_row_of(block, row + r);
       for (int64_t d = 0; d < dim; d += VEC_VALUES)
-        vec_store(q_tiles + row * lanes_of(dim) + d / LANE_VALUES * step + r * VEC_LANES, query_lanes(block, row + r, d));
+        vec_store(q_tiles + row * lanes_of(dim) + d / LANE_VALUES * step + r * VEC_LANES, query_lanes(&q, d));
+    }
   }
 }
 
