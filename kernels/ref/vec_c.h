@@ -80,23 +80,26 @@ static inline vec vec_load_first(const float *p, int64_t n) {
 }
 static inline void vec_store_first(float *p, vec x, int64_t n) { memcpy(p, &x, (size_t)n * sizeof *p); }
 
-/* 4 float16 or bfloat16 values as floats, by integers, as in convert.h. */
-static inline vec_bits vec_widen(const uint16_t *p) {
+/* 4 float16 or bfloat16 values, each in the upper half of an integer. */
+static inline vec_bits vec_load_halves(const uint16_t *p) {
+#ifdef __SSE2__ /* two instructions instead of gcc's seven */
+  return (vec_bits)_mm_unpacklo_epi16(_mm_setzero_si128(), _mm_loadl_epi64((const __m128i *)(const void *)p));
+#else
   typedef uint16_t halves __attribute__((vector_size(8)));
   halves x;
   memcpy(&x, p, sizeof x);
-  return __builtin_convertvector(x, vec_bits);
+  return __builtin_convertvector(x, vec_bits) << 16;
+#endif
 }
-static inline vec vec_load_bf16(const uint16_t *p) { return (vec)(vec_widen(p) << 16); }
-/* Exponents become those of float32: those of infinity and NaN, 31, the highest; denormals, 0, are made as m + 2^-14, which
- * is a normal number, and a difference. Comparisons are signed: SSE2 has no others. */
+static inline vec vec_load_bf16(const uint16_t *p) { return (vec)vec_load_halves(p); }
+/* Exponents grow by 224, so that 31, that of infinity and NaN, becomes float32's highest; a product takes back what is too
+ * much. A denormal, m units of 2^-24, is then 2^97 + m 2^87, below all others: it is doubled, and 2^98 comes off. All are
+ * exact, and normal numbers, so neither the rounding mode nor a caller that flushes denormals matters. */
 static inline vec vec_load_f16(const uint16_t *p) {
-  typedef int32_t vec_ints __attribute__((vector_size(16)));
-  const vec_bits half = vec_widen(p), magnitude = (half & 0x7fffu) << 13, sign = (half & 0x8000u) << 16;
-  const vec_bits highest = (vec_bits)((vec_ints)magnitude >= (31 << 23)), lowest = (vec_bits)((vec_ints)magnitude < 1 << 23);
-  const vec_bits normal = magnitude + (112u << 23) + (highest & (112u << 23));
-  const vec denormal = (vec)(magnitude + (113u << 23)) - 0x1p-14f;
-  return (vec)((vec_bits)vec_choose(lowest, denormal, (vec)normal) | sign);
+  const vec_bits x = vec_load_halves(p), magnitude = x & 0x7fffffffu;
+  const vec large = (vec)((magnitude >> 3) + (224u << 23));
+  const vec exact = large - vec_max(vec_set1(0x1p98f) - large, vec_zero());
+  return (vec)((vec_bits)(exact * 0x1p-112f) | (x ^ magnitude));
 }
 
 /* x where begin <= lane < end, -inf elsewhere; x[0] is in lane `lane`. */
