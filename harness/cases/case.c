@@ -27,6 +27,14 @@ int bench_cpu_count(void) {
   return online > 0 ? (int)online : 1;
 }
 
+int bench_usable_threads(void) {
+#ifdef _OPENMP
+  return bench_cpu_count();
+#else
+  return 1;
+#endif
+}
+
 static bool is(const bench_case *bench, bench_axis axis, const char *word) {
   return bench_spec_is(&bench->spec, axis, word);
 }

@@ -35,6 +35,9 @@ void bench_case_draft(const bench_spec *asked, bench_case *bench);
 /* CPUs that this process may use. */
 int bench_cpu_count(void);
 
+/* Threads that a case may run on: bench_cpu_count(), or 1 in a build without OpenMP. */
+int bench_usable_threads(void);
+
 /* splitmix64: one step of a generator, and a good mixer of 64 bits (Steele, Lea, Flood 2014). */
 #define BENCH_GOLDEN 0x9e3779b97f4a7c15u /* 2^64 / golden ratio */
 static inline uint64_t bench_random(uint64_t *state) {

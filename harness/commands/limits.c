@@ -38,21 +38,12 @@ static int check_options(const bench_options *o) {
   return 0;
 }
 
-/* The most threads that a row is run with; rows of more are skipped. */
-static int usable_threads(void) {
-#ifdef _OPENMP
-  return bench_cpu_count();
-#else
-  return 1;
-#endif
-}
-
 /* The most threads of a row that is run. */
 static int most_threads(const bench_goal_table *table) {
   int most = 1;
   for (int i = 0; i < table->count; i++) {
     const int threads = table->row[i].bench.threads;
-    if (table->row[i].goal->metric->value && threads > most && threads <= usable_threads()) most = threads;
+    if (table->row[i].goal->metric->value && threads > most && threads <= bench_usable_threads()) most = threads;
   }
   return most;
 }
@@ -109,7 +100,7 @@ static bool is_skipped(const bench_session *s, bench_goal_row *row) {
   if (!row->goal->metric->value) return false; /* nothing runs */
   if (threads > cpus)
     snprintf(row->reason, sizeof row->reason, "needs %d CPUs; this process may use %d", threads, cpus);
-  else if (threads > usable_threads())
+  else if (threads > bench_usable_threads())
     snprintf(row->reason, sizeof row->reason, "needs %d threads; this build has no OpenMP", threads);
   else if (s->options->budget_s > 0 && bench_session_elapsed(s) > s->options->budget_s)
     snprintf(row->reason, sizeof row->reason, "--budget of %.0f s is used up", s->options->budget_s);

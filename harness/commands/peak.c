@@ -134,11 +134,7 @@ static const cli_command command = {.name = "peak",
                                     .options = options};
 
 static void measure(ceilings *all) {
-#ifdef _OPENMP
-  const int wanted = (int)(threads ? threads : bench_cpu_count());
-#else
-  const int wanted = threads ? (int)threads : 1;
-#endif
+  const int wanted = threads ? (int)threads : bench_usable_threads();
   char why[300];
   all->threads = bench_team_count(wanted).threads;
   bench_team_explain(all->threads, wanted, why, sizeof why);
