@@ -66,7 +66,7 @@ AREAS = (
     ("harness/commands/session*", "session faults fault_memory cli"),
     ("harness/report/journal.c", "journal row faults fault_memory cli"),
     ("harness/compare/*", "verdict sides stats timing comparing fault_memory simulated_verdicts cli"),
-    ("harness/tuning/*", "tune_walk tuning tune fault_memory cli"),
+    ("harness/tuning/*", "tune_costs tuning tune fault_memory cli"),
     ("harness/data/tensors_output.c", "outputs npy timing layer reference check liars mutants cli"),
     ("harness/*", "axes row npy setup goals timing layer affinity cgroup check cpus_synthetic cpus cli eval_numpy"
                   " eval_minilm"),

@@ -10,6 +10,7 @@
 #include "bf16_probe.h"
 #include "cpu.h"
 #include "error.h"
+#include "float_mode.h"
 #include "plugin.h"
 #include "problem.h"
 #include "registry.h"
@@ -250,21 +251,56 @@ static void explain_rule(const attn_tuning_rule *rule, const char *path, char *w
            rule->line, rule->second, rule->margin, rule->low, rule->high);
 }
 
-/* The kernel of the rule that the file has for the problem. NULL, and the reason in `why`, if there is none or it cannot
- * run.
- */
+/* NULL, or why a kernel that a tuning file names cannot run here. */
+static const char *missing_or_refusing(const attn_kernel *kernel, const char *name, const attn_problem *problem,
+                                       const char *cap) {
+  const char *reason = kernel ? refusal(kernel, problem, cap) : attn_registry_missing(name);
+  return kernel || reason ? reason : "no kernel of this process has that name";
+}
+
+/* The first of the costs, from `from` on, whose kernel can run; `count` if there is none. */
+static int next_that_runs(const attn_tuning_cost *costs, int from, int count, const attn_problem *problem, const char *cap) {
+  while (from < count && missing_or_refusing(attn_registry_find(costs[from].kernel), costs[from].kernel, problem, cap))
+    from++;
+  return from;
+}
+
+/* The quickest by the file's costs of those that can run; NULL if there is none. */
+static const attn_kernel *choose_by_costs(const attn_problem *problem, const char *cap, const attn_tuning *tuning, char *why,
+                                          size_t bytes) {
+  attn_tuning_cost costs[ATTN_TUNING_COSTS];
+  const int count = attn_tuning_costs(tuning, problem, costs);
+  int best = next_that_runs(costs, 0, count, problem, cap);
+  while (best < count && attn_dispatch_claim(attn_registry_find(costs[best].kernel)))
+    best = next_that_runs(costs, best + 1, count, problem, cap);
+  if (best == count) return NULL;
+  const int second = next_that_runs(costs, best + 1, count, problem, cap);
+  const int said = snprintf(why, bytes, "tuning file %.300s, line %d: by its costs, right within %.0f %%, ",
+                            attn_tuning_path(tuning), costs[best].line, 100 * costs[best].error);
+  if (second < count)
+    snprintf(why + said, bytes - (size_t)said, "%s takes %.2f times as long", costs[second].kernel,
+             costs[second].over_least / costs[best].over_least);
+  else
+    snprintf(why + said, bytes - (size_t)said, "no other kernel is quick");
+  return attn_registry_find(costs[best].kernel);
+}
+
+/* The kernel of the rule that the file has for the problem, or else the quickest by its costs. NULL, and the reason in
+ * `why`, if it has neither or the rule's kernel cannot run. */
 static const attn_kernel *choose_tuned(const attn_problem *problem, const char *cap, const attn_tuning *tuning, char *why,
                                        size_t bytes) {
   const char *path = attn_tuning_path(tuning), *reason = attn_tuning_excludes(problem);
   const attn_tuning_rule *rule = reason ? NULL : attn_tuning_find(tuning, problem);
+  const attn_kernel *kernel = NULL;
+  if (!rule && !reason) kernel = choose_by_costs(problem, cap, tuning, why, bytes);
+  if (kernel) return kernel;
   if (!rule) {
     snprintf(why, bytes, "tuning file %.300s has no rule for this problem%s%s", path, reason ? ": " : "",
              reason ? reason : "");
     return NULL;
   }
-  const attn_kernel *kernel = attn_registry_find(rule->kernel);
-  reason = kernel ? refusal(kernel, problem, cap) : attn_registry_missing(rule->kernel);
-  if (!kernel && !reason) reason = "no kernel of this process has that name";
+  kernel = attn_registry_find(rule->kernel);
+  reason = missing_or_refusing(kernel, rule->kernel, problem, cap);
   if (!reason) reason = attn_dispatch_claim(kernel);
   if (!reason) {
     explain_rule(rule, path, why, bytes);
@@ -275,12 +311,21 @@ static const attn_kernel *choose_tuned(const attn_problem *problem, const char *
   return NULL;
 }
 
-/* By the tuning file if it has a rule, else by the built-in rules, saying why. */
+/* In the default floating-point mode: costs are inexact, and the caller may have traps for that. */
+static const attn_kernel *choose_tuned_in_mode(const attn_problem *problem, const char *cap, const attn_tuning *tuning,
+                                               char *why, size_t bytes) {
+  const uint64_t mode = attn_float_mode_enter();
+  const attn_kernel *kernel = choose_tuned(problem, cap, tuning, why, bytes);
+  attn_float_mode_leave(mode);
+  return kernel;
+}
+
+/* By the tuning file if it has a rule or costs, else by the built-in rules, saying why. */
 static attn_status choose_by_rules(const attn_problem *problem, const char *cap, const char *refused, attn_choice *choice) {
   char tuned[800] = "";
   if (refused) snprintf(tuned, sizeof tuned, "%.790s", refused);
   if (choice->tuning) {
-    choice->kernel = choose_tuned(problem, cap, choice->tuning, tuned, sizeof tuned);
+    choice->kernel = choose_tuned_in_mode(problem, cap, choice->tuning, tuned, sizeof tuned);
     if (choice->kernel) return snprintf(choice->why, sizeof choice->why, "%s", tuned), ATTN_OK;
   }
   const attn_status status = choose_automatically(problem, cap, choice);

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cost_terms.h"
 #include "cpu.h"
 #include "error.h"
 #include "kernels/common/dtypes.h"
@@ -19,15 +20,17 @@
 
 enum {
   MOST_BYTES = 4 << 20, /* of a file */
-  MOST_LINE = 400,
+  MOST_LINE = 500,
   PATH_BYTES = 400 /* of a path in messages */
 };
 
 /* What one kernel costs on one thread, by its measured times. */
 typedef struct cost {
   char kernel[48];
-  attn_dtype dtype_kv;
-  double multiply_ns, element_ns, head_ns; /* of a multiply-add, of an element of K and V, of a KV head */
+  attn_dtype dtype;
+  double error;               /* as in attn_tuning_cost */
+  double ns[ATTN_COST_TERMS]; /* of each term */
+  int line;
 } cost;
 
 struct attn_tuning {
@@ -196,12 +199,15 @@ static attn_status read_rule(reader *r) {
 
 static attn_status read_cost(reader *r) {
   attn_tuning *t = r->tuning;
-  cost c = {.head_ns = 0};
+  cost c = {.line = r->line};
+  char word[24];
   attn_dtype q;
-  if (!next_kernel(r, "kernel", c.kernel) || !next_dtypes(r, &q, &c.dtype_kv) ||
-      !next_real(r, "multiply_ns", 0, 1e6, &c.multiply_ns) || !next_real(r, "element_ns", 0, 1e6, &c.element_ns) ||
-      !next_real(r, "head_ns", 0, 1e9, &c.head_ns) || !at_end(r))
-    return fail(r, "this is no cost", "'cost kernel=NAME DTYPE multiply_ns=X element_ns=X head_ns=X'");
+  bool fine = next_kernel(r, "kernel", c.kernel) && next_dtypes(r, &q, &c.dtype) && q == c.dtype &&
+              next_real(r, "error", 0, 1e9, &c.error);
+  for (int i = 0; i < ATTN_COST_TERMS && fine; i++)
+    fine = next_word(r, word, sizeof word) && read_real(word, 0, 1e9, &c.ns[i]);
+  if (!fine || !at_end(r))
+    return fail(r, "this is no cost", "'cost kernel=NAME DTYPE error=X' and 24 numbers, the nanoseconds of its terms");
   if (!grow((void **)&t->costs, t->cost_count, &t->cost_room, sizeof c)) return no_memory();
   t->costs[t->cost_count++] = c;
   return ATTN_OK;
@@ -284,7 +290,7 @@ static attn_status read_lines(attn_tuning *t, const char *text, size_t bytes) {
     if (!stop) stop = end;
     r.line++;
     if (stop - at > MOST_LINE || memchr(at, 0, (size_t)(stop - at)))
-      return fail(&r, "it is too long or has a byte 0", "text of at most 400 characters");
+      return fail(&r, "it is too long or has a byte 0", "text of at most 500 characters");
     snprintf(line, sizeof line, "%.*s", (int)(stop - at), at);
     r.at = line;
     status = r.line == 1 ? check_first_line(&r, line) : read_line(&r);
@@ -396,18 +402,48 @@ const attn_tuning_rule *attn_tuning_find(const attn_tuning *t, const attn_proble
   return NULL;
 }
 
-static double one_thread_ns(const cost *c, const attn_problem *p) {
-  const attn_call_size s = attn_size_of_call(p);
-  return s.pairs * s.dims * c->multiply_ns +
-         (s.keys * s.dims * c->element_ns + (double)p->batch * c->head_ns) * (double)p->heads_kv;
+static double sum_of(const cost *c, const double terms[ATTN_COST_TERMS]) {
+  double ns = 0;
+  for (int i = 0; i < ATTN_COST_TERMS; i++) ns += c->ns[i] * terms[i];
+  return ns;
+}
+
+static double sequence_ns(const cost *c, const attn_kernel_info *kernel, const attn_problem *p) {
+  double terms[ATTN_COST_TERMS];
+  attn_cost_terms(kernel, p, terms);
+  return sum_of(c, terms);
+}
+
+int attn_tuning_costs(const attn_tuning *t, const attn_problem *p, attn_tuning_cost costs[ATTN_TUNING_COSTS]) {
+  const char *algorithm = ""; /* of the terms: kernels of one algorithm share them */
+  double terms[ATTN_COST_TERMS];
+  int count = 0;
+  for (int i = 0; i < t->cost_count && count < ATTN_TUNING_COSTS; i++) {
+    const cost *c = &t->costs[i];
+    const attn_kernel_info *kernel = c->dtype == p->dtype_kv && c->dtype == p->dtype_q ? attn_kernel_find(c->kernel) : NULL;
+    if (!kernel) continue; /* as one of a plug-in that is not loaded */
+    if (strcmp(kernel->algorithm, algorithm) != 0) attn_cost_terms(kernel, p, terms);
+    algorithm = kernel->algorithm;
+    const double ns = sum_of(c, terms);
+    int at = count++;
+    for (; at > 0 && costs[at - 1].ns > ns; at--) costs[at] = costs[at - 1];
+    costs[at] = (attn_tuning_cost){.kernel = kernel->name, .ns = ns, .error = c->error, .line = c->line};
+  }
+  for (int i = 0; i < count; i++) costs[i].over_least = costs[0].ns > 0 ? costs[i].ns / costs[0].ns : 1;
+  return count;
+}
+
+/* Sequences of the longest length that hold as many queries. */
+static double sequences(const attn_problem *p) {
+  return p->uses & ATTN_USE_VARLEN && p->seq_q > 0 ? (double)p->total_q / (double)p->seq_q : (double)p->batch;
 }
 
 int attn_tuning_threads(const attn_tuning *t, const attn_kernel_info *kernel, const attn_problem *p, int64_t waves,
                         int threads) {
   for (int i = 0; i < t->cost_count && t->least_ns > 0; i++) {
     const cost *c = &t->costs[i];
-    if (c->dtype_kv != p->dtype_kv || strcmp(c->kernel, kernel->name) != 0) continue;
-    return attn_threads_worth(one_thread_ns(c, p), t->least_ns, waves, threads);
+    if (c->dtype != p->dtype_kv || strcmp(c->kernel, kernel->name) != 0) continue;
+    return attn_threads_worth(sequences(p) * sequence_ns(c, kernel, p), t->least_ns, waves, threads);
   }
   return 0;
 }

@@ -65,7 +65,7 @@ int test_begin(char **arguments) {
   const int descriptor = mkstemp(stale);
   FILE *file = descriptor < 0 ? NULL : fdopen(descriptor, "w");
   if (!file) return 1;
-  fprintf(file, "attn-tuning 1\ncpu of another world\nlibrary 0.1.0\n");
+  fprintf(file, "attn-tuning 2\ncpu of another world\nlibrary 0.1.0\n");
   fclose(file);
   unsetenv("ATTN_KERNEL");
   setenv("ATTN_TUNING", stale, 1);
@@ -195,21 +195,56 @@ TEST(a_named_kernel_needs_no_rule) {
   attn_plan_destroy(plan);
 }
 
+/* ---- Costs ---- */
+
+/* Costs of a kernel: a row of a KV head takes so long, and each call. */
+#define COST(kernel, type, row, call) \
+  "cost kernel=" kernel " " type " error=0.05 0 0 0 0 0 0 0 0 0 0 0 " row " 0 0 0 0 0 0 0 0 0 0 0 " call "\n"
+
+TEST(the_quickest_by_costs_runs) {
+  char where[90];
+  read_lines(COST("flash_c", "f32", "100", "50") COST("naive_c", "f32", "10", "5000") COST("decode_c", "f32", "1", "1")
+                 COST("naive_c", "bf16", "1", "1") COST("flash_mmx", "f32", "1", "1"));
+  snprintf(where, sizeof where, "tuning file a.tuning, line %d: by its costs, right within 5 %%, ", first_line() + 1);
+  attn_problem problem = of_shape(40, 40, 1, 32); /* 80 rows; decode_c takes 32 at most */
+  expect_choice(&problem, "naive_c", where, "flash_c takes 1.39 times as long");
+  problem = of_shape(20, 40, 1, 32);
+  expect_choice(&problem, "decode_c", "by its costs", "flash_c takes 98.78 times as long");
+  problem.dtype_q = problem.dtype_kv = ATTN_BF16;
+  expect_choice(&problem, "naive_c", "by its costs, right within 5 %, no other kernel is quick", NULL);
+  problem.dtype_q = ATTN_F32;
+  expect_choice(&problem, "flash_c", "has no rule for this problem; automatic", NULL);
+  problem = of_shape(20, 40, 1, 36);
+  expect_choice(&problem, "flash_c", "its head_dim is not a multiple of 8", NULL);
+}
+
+/* A rule decides before costs. */
+TEST(rules_come_before_costs) {
+  read_lines(COST("flash_c", "f32", "1", "1") COST(
+      "naive_c", "f32", "2",
+      "2") "rule f32 full dim=1..* group=1..* seq_k=0..* seq_q=0..9 kernel=blocked_c second=flash_c" EVIDENCE);
+  attn_problem problem = of_shape(9, 40, 1, 32);
+  expect_choice(&problem, "blocked_c", "flash_c took 1.25 times as long", NULL);
+  problem = of_shape(10, 40, 1, 32);
+  expect_choice(&problem, "flash_c", "naive_c takes 2.00 times as long", NULL);
+}
+
 /* ---- Threads: the test runs with OMP_NUM_THREADS=4 ---- */
 
 TEST(costs_say_how_many_threads_pay) {
   attn_problem problem;
   const attn_kernel_info *flash = attn_kernel_find("flash_c"), *naive = attn_kernel_find("naive_c");
-  read_lines("threads least_ns=1000\ncost kernel=flash_c f32 multiply_ns=0.5 element_ns=2 head_ns=70");
+  read_lines("threads least_ns=1000\n" COST("flash_c", "f32", "116", "60"));
   attn_problem_init(&problem, 3, 4, 2, 5, 10, 8, 8);
-  const double ns = 3 * 4 * 5 * 10 * 16 * 0.5 + 3 * 2 * 10 * 16 * 2 + 3 * 2 * 70; /* 7140 */
+  const double ns = 3 * (4 * 5 * 116 + 60); /* 7140 */
   assert_int_equal(attn_tuning_threads(tuning, flash, &problem, 1, 64), (int)(ns / 1000));
   assert_int_equal(attn_tuning_threads(tuning, flash, &problem, 1, 4), 4);
   assert_int_equal(attn_tuning_threads(tuning, flash, &problem, 3, 64), 2);
   assert_int_equal(attn_tuning_threads(tuning, flash, &problem, 4, 64), 1); /* 1.8 are no two */
   assert_int_equal(attn_tuning_threads(tuning, naive, &problem, 1, 64), 0); /* no line */
-  attn_problem_set_causal(&problem, ATTN_ALIGN_TOP_LEFT);
-  assert_int_equal(attn_tuning_threads(tuning, flash, &problem, 1, 64), (int)((ns - 2400) / 1000));
+  problem.uses |= ATTN_USE_VARLEN;
+  problem.total_q = 10, problem.total_k = 20; /* as long as two sequences */
+  assert_int_equal(attn_tuning_threads(tuning, flash, &problem, 1, 64), 4);
   problem.dtype_q = problem.dtype_kv = ATTN_F16;
   assert_int_equal(attn_tuning_threads(tuning, flash, &problem, 1, 64), 0);
 }
@@ -229,11 +264,9 @@ static int planned_threads(const char *lines, int threads) {
 }
 
 TEST(plans_take_the_files_threads) {
-  if (planned_threads("threads least_ns=1\ncost kernel=flash_c f32 multiply_ns=1 element_ns=0 head_ns=0", 0) == 1) return;
-  assert_int_equal(planned_threads("threads least_ns=1e9\ncost kernel=flash_c f32 multiply_ns=1 element_ns=0 head_ns=0", 0),
-                   1);
-  assert_int_equal(planned_threads("threads least_ns=1e9\ncost kernel=flash_c f32 multiply_ns=1 element_ns=0 head_ns=0", 2),
-                   2);
+  if (planned_threads("threads least_ns=1\n" COST("flash_c", "f32", "1000", "0"), 0) == 1) return;
+  assert_int_equal(planned_threads("threads least_ns=1e9\n" COST("flash_c", "f32", "1000", "0"), 0), 1);
+  assert_int_equal(planned_threads("threads least_ns=1e9\n" COST("flash_c", "f32", "1000", "0"), 2), 2);
 }
 
 /* ---- Files of others ---- */
@@ -252,7 +285,7 @@ TEST(other_machines_and_builds_are_refused) {
   assert_null(tuning);
   replace("library 0", "library 7");
   test_refused(read_text(), ATTN_UNSUPPORTED, "it was measured with libattn 7.1.0; this is ", attn_version());
-  snprintf(text, sizeof text, "attn-tuning 1\ncpu x\nlibrary 7\n"); /* the first reason counts */
+  snprintf(text, sizeof text, "attn-tuning 2\ncpu x\nlibrary 7\n"); /* the first reason counts */
   test_refused(read_text(), ATTN_UNSUPPORTED, "it was measured on another CPU, x; this is ");
   replace("kernel flash_c ", "kernel flash_c 00");
   test_refused(read_text(), ATTN_UNSUPPORTED, "it was measured with another build of flash_c: its code is 00");
@@ -302,8 +335,11 @@ TEST(wrong_lines_are_named) {
       "kernel flash_c",
       "threads least_ns=0",
       "threads",
-      "cost kernel=flash_c f32 multiply_ns=1 element_ns=2",
-      "cost kernel=flash_c f32 multiply_ns=1 element_ns=2 head_ns=3 4",
+      "cost kernel=flash_c f32 error=0.1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0",
+      "cost kernel=flash_c f32 error=0.1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0",
+      "cost kernel=flash_c f32 error=0.1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 -1",
+      "cost kernel=flash_c f32+f16 error=0.1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0",
+      "cost kernel=flash_c f32 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0",
   };
   char where[40];
   snprintf(where, sizeof where, "a.tuning, line %d: ", first_line() + 1);
@@ -315,11 +351,11 @@ TEST(wrong_lines_are_named) {
 }
 
 TEST(wrong_files_are_refused) {
-  snprintf(text, sizeof text, "attn-tuning 2\n");
-  test_invalid(read_text(), "its first line must be 'attn-tuning 1', but is 'attn-tuning 2'");
+  snprintf(text, sizeof text, "attn-tuning 1\n");
+  test_invalid(read_text(), "its first line must be 'attn-tuning 2', but is 'attn-tuning 1'");
   text[0] = 0;
   test_invalid(read_text(), "its first line");
-  snprintf(text, sizeof text, "attn-tuning 1\nlibrary 0.1.0\n");
+  snprintf(text, sizeof text, "attn-tuning 2\nlibrary 0.1.0\n");
   test_invalid(read_text(), "a.tuning has no line cpu");
   snprintf(text, sizeof text, "%s", head);
   memset(strstr(text, "library"), ' ', 1000);

@@ -37,8 +37,9 @@ static const cli_command command = {
     .name = "tune",
     .usage = "[--budget TIME] [-o FILE] | --check FILE",
     .summary =
-        "Measures which kernel is quickest for which problems on this machine, and from which size on threads pay. The file "
-        "holds rules where the built-in choice is slower beyond doubt, with their evidence.",
+        "Measures what kernels cost on this machine, from which the library knows which of them is quickest for a problem, "
+        "and "
+        "from which size on threads pay.",
     .options = options,
     .epilogue = "Use it:   ATTN_TUNING=FILE ./program   or attn_tuning_load() (docs/library.md, \"Tuning files\")\n"};
 
@@ -49,26 +50,21 @@ static void write_result(void *context, FILE *file) { bench_tune_write(context, 
 static int conclude(bench_tune_result *result) {
   for (int k = 0; k < TUNE_KERNELS; k++)
     for (int t = 0; t < 3; t++) bench_tune_cost_solve(&result->costs[k][t]);
-  fprintf(stderr, "tune: %d problems timed, %d rules\n", result->points, result->rule_count);
+  fprintf(stderr, "tune: %d problems timed\n", result->points[0] + result->points[1] + result->points[2]);
   return bench_file_write(output, write_result, result) ? BENCH_EXIT_OK : BENCH_EXIT_INTERNAL;
 }
 
-/* A tenth of the time is for threads, the rest for the lines: each may take an even share of what is left. */
+/* A twentieth of the time is for threads, the rest for random problems. */
 static int tune(const bench_tune_lines *lines) {
   static bench_tune_result result;
   const bench_tune_source *source = &bench_tune_machine;
-  const double end = source->now_s(NULL) + 0.9 * budget_s;
+  const double end = source->now_s(NULL) + 0.95 * budget_s;
   int code = bench_file_writable(output) ? 0 : BENCH_EXIT_INTERNAL;
-  for (int i = 0; i < lines->count && !code; i++) {
-    code = bench_tune_check(&lines->item[i]);
-    const double share = (end - source->now_s(NULL)) / (lines->count - i);
-    if (!code && !bench_tune_walk(source, &lines->item[i], share, &result))
-      code = cli_fail(BENCH_EXIT_INTERNAL, "tune", "out of memory");
-  }
-  if (!code) bench_tune_threads(source, 0.1 * budget_s, &result);
-  if (!code) code = conclude(&result);
-  bench_tune_clear(&result);
-  return code;
+  for (int i = 0; i < lines->count && !code; i++) code = bench_tune_check(&lines->item[i]);
+  if (code) return code;
+  bench_tune_sample(source, lines, end - source->now_s(NULL), &result);
+  bench_tune_threads(source, 0.05 * budget_s, &result);
+  return conclude(&result);
 }
 
 /* ---- Regret ---- */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What a kernel takes on one thread, by least squares of relative errors, and what further threads cost. From both the
- * library knows how many threads pay. */
+/* What the terms of a kernel's time take on one thread, by least squares of relative errors, and what further threads cost.
+ * From both the library knows which kernel is quickest, and how many threads pay. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,50 +8,42 @@
 #include "timing/stats.h"
 #include "tuning/tuning.h"
 
-void bench_tune_cost_add(bench_tune_cost *c, const bench_tune_shape *s, double time_ns) {
-  const double dims = 2 * (double)s->dim, heads = (double)s->heads_kv, keys = (double)s->seq_k;
-  const double pairs = heads * (double)(s->group * s->seq_q) * keys * (s->causal && s->seq_q > 1 ? 0.5 : 1);
-  const double work[3] = {pairs * dims / time_ns, keys * dims * heads / time_ns, heads / time_ns};
-  for (int i = 0; i < 3; i++) {
-    for (int j = 0; j < 3; j++) c->sums[i][j] += work[i] * work[j];
-    c->right[i] += work[i];
+/* A kernel that is far behind the quickest weighs less: its time decides nothing. */
+void bench_tune_cost_add(bench_tune_cost *c, const attn_kernel_info *kernel, const bench_tune_shape *shape, double time_ns,
+                         double best_ns) {
+  const double weight = best_ns * best_ns / (time_ns * time_ns);
+  double terms[ATTN_COST_TERMS];
+  attn_problem problem;
+  bench_tune_problem(shape, &problem);
+  attn_cost_terms(kernel, &problem, terms);
+  for (int i = 0; i < ATTN_COST_TERMS; i++) {
+    for (int j = 0; j < ATTN_COST_TERMS; j++) c->sums[i][j] += weight * (terms[i] / time_ns) * (terms[j] / time_ns);
+    c->right[i] += weight * terms[i] / time_ns;
   }
+  c->weight += weight;
   c->count++;
 }
 
-/* Solves the equations of the unknowns in `used`, by elimination; the others are 0. False if they have no solution >= 0. */
-static bool solve_some(const bench_tune_cost *c, unsigned used, double ns[3]) {
-  double a[3][4];
-  for (int i = 0; i < 3; i++)
-    for (int j = 0; j < 4; j++) a[i][j] = !(used >> i & 1) ? i == j : j == 3 ? c->right[i] : c->sums[i][j];
-  for (int i = 0; i < 3; i++) {
-    if (fabs(a[i][i]) < 1e-12 * c->sums[i][i] || a[i][i] == 0) return false;
-    for (int r = 0; r < 3; r++) {
-      const double factor = r == i ? 0 : a[r][i] / a[i][i];
-      for (int j = 0; j < 4; j++) a[r][j] -= factor * a[i][j];
-    }
+static double mean_square(const bench_tune_cost *c) {
+  double error = c->weight;
+  for (int i = 0; i < ATTN_COST_TERMS; i++) {
+    error -= 2 * c->right[i] * c->ns[i];
+    for (int j = 0; j < ATTN_COST_TERMS; j++) error += c->ns[i] * c->sums[i][j] * c->ns[j];
   }
-  for (int i = 0; i < 3; i++) ns[i] = a[i][3] / a[i][i];
-  return ns[0] >= 0 && ns[1] >= 0 && ns[2] >= 0;
+  return error / c->weight;
 }
 
-static double error_of(const bench_tune_cost *c, const double ns[3]) {
-  double error = c->count;
-  for (int i = 0; i < 3; i++) {
-    error -= 2 * c->right[i] * ns[i];
-    for (int j = 0; j < 3; j++) error += ns[i] * c->sums[i][j] * ns[j];
-  }
-  return error;
-}
-
-/* The best of all subsets of the three terms that none of is negative. */
+/* Least squares of which no unknown is negative, each in turn by what the others leave (coordinate descent: Franc, Hlavac
+ * and Navara 2005, https://doi.org/10.1007/11556121_50). A term that no problem had stays 0. */
 void bench_tune_cost_solve(bench_tune_cost *c) {
-  double least = INFINITY, ns[3];
-  for (unsigned used = 1; used < 8 && c->count; used++)
-    if (solve_some(c, used, ns) && error_of(c, ns) < least) {
-      least = error_of(c, ns);
-      memcpy(c->ns, ns, sizeof ns);
+  enum { SWEEPS = 20000 };
+  for (int sweep = 0; sweep < SWEEPS && c->count; sweep++)
+    for (int i = 0; i < ATTN_COST_TERMS; i++) {
+      double left = c->right[i];
+      for (int j = 0; j < ATTN_COST_TERMS; j++) left -= c->sums[i][j] * c->ns[j];
+      if (c->sums[i][i] > 0) c->ns[i] = fmax(c->ns[i] + left / c->sums[i][i], 0);
     }
+  c->error = c->count ? sqrt(fmax(mean_square(c), 0)) : 0;
 }
 
 /* ---- Threads ---- */

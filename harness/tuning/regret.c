@@ -8,7 +8,7 @@
 #include "timing/stats.h"
 #include "tuning/tuning.h"
 
-static const double MUCH = 1.08, MOST_WORK = 2e8;
+static const double MUCH = 1.08;
 
 /* Among so many problems some have a disturbed sample, and the worst of all would be one of these. So a choice that looks
  * slow is looked at again, when all others have been: the machine may have been in another state. The median of these later
@@ -46,6 +46,12 @@ static int64_t queries(uint64_t *seed, int64_t keys) {
   }
 }
 
+const double BENCH_REGRET_WORK = 2e8;
+
+double bench_tune_work(const bench_tune_shape *s) {
+  return 2.0 * (double)(s->dim * s->group * s->heads_kv) * (double)s->seq_k * (double)s->seq_q;
+}
+
 bench_tune_shape bench_regret_shape(uint64_t *seed) {
   static const int64_t dims[] = {32, 40, 64, 80, 96, 128, 192, 256}, groups[] = {1, 1, 1, 2, 4, 8};
   bench_tune_shape s;
@@ -58,7 +64,7 @@ bench_tune_shape bench_regret_shape(uint64_t *seed) {
                            .causal = bench_random(seed) % 3 == 0};
     s.seq_q = queries(seed, s.seq_k);
     if (s.causal && s.seq_q > s.seq_k) s.seq_q = s.seq_k;
-  } while (2.0 * (double)(s.dim * s.group * s.heads_kv) * (double)s.seq_k * (double)s.seq_q > MOST_WORK);
+  } while (bench_tune_work(&s) > BENCH_REGRET_WORK);
   return s;
 }
 
@@ -69,7 +75,7 @@ typedef struct problem {
   bench_tune_shape shape;
   int built_in, tuned; /* kernels: the choice without and with the file; -1 if it is none that was timed */
   int looks;
-  double ratio[LOOKS][TUNE_AUTO]; /* time of a kernel over the best's of the look; 0 = not timed */
+  double ratio[LOOKS][TUNE_KERNELS]; /* time of a kernel over the best's of the look; 0 = not timed */
   double best_ns;
 } problem;
 
@@ -99,8 +105,10 @@ static double time_over(const problem *p, int kernel, int other) {
 /* The quickest kernel: none takes less of another's time than it does. */
 static int best_of(const problem *p) {
   int best = p->built_in;
-  for (int k = 0; k < TUNE_AUTO; k++)
-    if (best < 0 || (time_over(p, k, best) > 0 && time_over(p, k, best) < 1)) best = k;
+  for (int k = 0; k < TUNE_KERNELS; k++) {
+    const double ratio = best < 0 ? 0 : time_over(p, k, best);
+    if (best < 0 || (ratio > 0 && ratio < 1)) best = k;
+  }
   return best;
 }
 

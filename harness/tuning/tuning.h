@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* `attnbench tune`: where the built-in choice of kernels loses time on this machine, as rules of a tuning file, and how much
- * time a choice loses (its regret).
+/* `attnbench tune`: what kernels cost on this machine, as lines of a tuning file, and how much time a choice loses (its
+ * regret).
  *
- * A line is all problems of one type, mask, head_dim and group. On it stand rows, one for each number of keys, and on a row
- * points, one for each number of queries. At every point all kernels are timed. Neighbours on a row that one choice suits
- * belong together; the border between two that none suits is bisected, and so are the rows. A rule is only made where the
- * built-in choice does not suit: it is slower beyond doubt. */
+ * Random problems are timed by all kernels. The time of a kernel is taken as a sum of terms that its loops give
+ * (src/cost_terms.h); what each term costs is fitted to all of its times at once. So every time says something of all
+ * problems, those that were not timed included. */
 #ifndef BENCH_TUNING_H
 #define BENCH_TUNING_H
 
@@ -14,6 +13,7 @@
 #include "attn/attn.h"
 #include "base/cli.h"
 #include "cases/case.h"
+#include "src/cost_terms.h"
 
 /* What is timed: self-attention or few queries, dense, heads_kv groups of heads. */
 typedef struct bench_tune_shape {
@@ -36,75 +36,32 @@ extern const bench_tune_source bench_tune_machine; /* this machine: attn_tune() 
 void bench_tune_problem(const bench_tune_shape *shape, attn_problem *problem);
 void bench_tune_case(const bench_tune_shape *shape, bench_case *bench);
 
-/* ---- Points, and what suits them ---------------------------------------------------------------------------------- */
-
-enum {
-  TUNE_KERNELS = 32, /* in the order of the registry; further ones are not looked at */
-  TUNE_AUTO = TUNE_KERNELS - 1,
-  TUNE_POINTS = 48, /* of a row */
-  TUNE_ROWS = 24    /* of a line */
-};
-
-typedef struct bench_tune_point {
-  int64_t seq_q;
-  uint32_t fine;              /* kernels that are at most 3 % slower than the best here; TUNE_AUTO: the built-in choice */
-  double ratio[TUNE_KERNELS]; /* time over the best's; 0 = not timed */
-  int automatic;              /* the kernel that is the built-in choice */
-  bool uncertain;             /* it had too few rounds for an interval */
-} bench_tune_point;
-
 /* The kernel's place in the registry; -1 if it is not looked at. */
 int bench_tune_kernel(const char *name);
 
-/* False if the built-in choice was not timed. */
-bool bench_tune_point_read(const attn_tune_report *report, int64_t seq_q, bench_tune_point *point);
+/* ---- Costs -------------------------------------------------------------------------------------------------------- */
 
-/* Whether a kernel, or TUNE_AUTO, suits the point. */
-bool bench_tune_suits(const bench_tune_point *point, int kernel);
+enum { TUNE_KERNELS = 31 /* in the order of the registry; further ones are not looked at */ };
 
-/* Joins another look at the point: kernels suit by the mean of both, the built-in choice if it suits one or the other look
- * is uncertain. */
-void bench_tune_point_join(bench_tune_point *point, const bench_tune_point *other);
-
-/* Points that one choice suits. */
-typedef struct bench_tune_segment {
-  int first, last, kernel; /* indices of points */
-} bench_tune_segment;
-
-/* Cuts points, sorted by seq_q, into the fewest segments; those of equal seq_q stay together. Returns how many, or count + 1
- * if points of equal seq_q have no choice in common. */
-int bench_tune_cut(const bench_tune_point *const *points, int count, bench_tune_segment *segments);
-
-/* ---- Rules -------------------------------------------------------------------------------------------------------- */
-
-typedef struct bench_tune_rule {
-  attn_dtype dtype;
-  bool causal;
-  int64_t dim[2], group[2], seq_k[2], seq_q[2]; /* INT64_MAX: open */
-  int64_t step;                                 /* the largest of 8, 16 and 32 that divides head_dim */
-  const char *kernel, *second;
-  double margin, low, high; /* times that `second` took, the built-in choice: geometric mean, least and most */
-} bench_tune_rule;
-
-/* What a kernel takes on one thread: for a multiply-add, an element of K and V, a KV head. */
+/* What each term of a kernel's time takes on one thread, by least squares of relative errors. */
 typedef struct bench_tune_cost {
-  double sums[3][3], right[3]; /* of the least squares of relative errors */
-  int count;
-  double ns[3];
+  double sums[ATTN_COST_TERMS][ATTN_COST_TERMS], right[ATTN_COST_TERMS], weight; /* of the equations */
+  int count;                                                                     /* times */
+  int leads; /* problems of which the kernel was clearly the quickest */
+  double ns[ATTN_COST_TERMS], error;
 } bench_tune_cost;
 
 typedef struct bench_tune_result {
-  bench_tune_rule *rules;
-  int rule_count, points;
+  int points[3];                          /* problems that were timed, by dtype */
   bench_tune_cost costs[TUNE_KERNELS][3]; /* by dtype */
   double least_ns;                        /* of one thread; 0 = not measured */
 } bench_tune_result;
 
-/* One line: its ranges of head_dim and group stand in the rules. */
+/* What is tuned: problems of one type, mask and head_dim. */
 typedef struct bench_tune_line {
   attn_dtype dtype;
   bool causal;
-  int64_t dim, dims[2], step, group, groups[2];
+  int64_t dim;
 } bench_tune_line;
 
 enum { TUNE_LINES = 1024 };
@@ -120,12 +77,13 @@ int bench_tune_list(const cli_list *axes, bench_tune_lines *lines);
 /* Checks every kernel on a problem of the line. Returns 0, or BENCH_EXIT_FAILED, having said which kernel fails. */
 int bench_tune_check(const bench_tune_line *line);
 
-/* False if memory is short. */
-bool bench_tune_walk(const bench_tune_source *source, const bench_tune_line *line, double seconds,
-                     bench_tune_result *result);
+/* Times random problems, of the lines in turn, and adds what they say of costs. */
+void bench_tune_sample(const bench_tune_source *source, const bench_tune_lines *lines, double seconds,
+                       bench_tune_result *result);
 
-/* Adds a time of one thread, and computes ns from all. */
-void bench_tune_cost_add(bench_tune_cost *cost, const bench_tune_shape *shape, double time_ns);
+/* Adds a time of one thread, of a problem whose quickest kernel takes best_ns; and computes ns and error from all. */
+void bench_tune_cost_add(bench_tune_cost *cost, const attn_kernel_info *kernel, const bench_tune_shape *shape,
+                         double time_ns, double best_ns);
 void bench_tune_cost_solve(bench_tune_cost *cost);
 
 /* Measures what a second thread costs. */
@@ -133,7 +91,6 @@ void bench_tune_threads(const bench_tune_source *source, double seconds, bench_t
 
 /* Writes a tuning file. */
 void bench_tune_write(const bench_tune_result *result, FILE *file);
-void bench_tune_clear(bench_tune_result *result);
 
 /* ---- Regret ------------------------------------------------------------------------------------------------------- */
 
@@ -144,6 +101,10 @@ typedef struct bench_regret {
 } bench_regret;
 
 void bench_regret_add(bench_regret *regret, double ratio, const bench_tune_shape *shape);
+
+/* Multiply-adds of a shape, and the most of a random one: milliseconds. */
+double bench_tune_work(const bench_tune_shape *shape);
+extern const double BENCH_REGRET_WORK;
 
 /* A random shape, from a seed. */
 bench_tune_shape bench_regret_shape(uint64_t *seed);

@@ -262,7 +262,7 @@ typedef void (*attn_task_fn)(void *context, int64_t task, int worker);
  * never two at once with the same worker, and return when all are done. */
 typedef void (*attn_parallel_for)(void *pool, int64_t tasks, int workers, attn_task_fn task, void *context);
 
-/** Rules of a tuning file (attn_tuning_load()). Immutable. */
+/** What a tuning file says (attn_tuning_load()). Immutable. */
 typedef struct attn_tuning attn_tuning;
 
 /** How a plan or a layer is to be made. A field that is 0 is the default, and so is a NULL pointer in place of options. */
@@ -379,8 +379,8 @@ static inline attn_tune_report *attn_tune_report_sized(attn_tune_report *report)
   attn_tune(problem, args, options, seconds, attn_tune_report_sized(report))
 
 /** Reads a tuning file, which `attnbench tune` has measured on this machine: which kernel is quickest for which problems,
- * and from which size on threads pay. Plans that get it by attn_options.tuning choose by its rules; where it has none for a
- * problem, or the kernel of the rule cannot run, they choose by the built-in ones. attn_plan_describe() says which rule
+ * and from which size on threads pay. Plans that get it by attn_options.tuning choose by its rules and costs; where it has
+ * none for a problem, or the kernel of the rule cannot run, they choose by the built-in ones. attn_plan_describe() says what
  * decided and by what margin. With a tuning file, too, the kernel depends on the shape of one sequence alone.
  *
  * The environment variable ATTN_TUNING names such a file for all plans of the process without attn_options.tuning. It is

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: MIT */
+/* The terms follow the loops of decode.h and flash.h. Each counts how often something is done: a call, a KV head, a key, an
+ * element of K and V, a row, a group of rows that is computed at once, a tile, and products of these. Widths are counted in
+ * whole vectors of 16 floats, whatever the tier has; kernels on tiles of 32 have terms of their own. What a kernel does not
+ * do takes nothing: the fit leaves the term at 0. */
+#include "cost_terms.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "kernels/common/dtypes.h"
+
+enum { LANES = 16, TILE = 32, TILE_ROWS = 6, TASK_ROWS = 96, PANEL = 64, LEVELS = 3 };
+
+static double whole(double count, int of) { return ceil(count / of); }
+
+static double padded(double count, int of) { return of * whole(count, of); }
+
+/* 0 up to `from` bytes, 1 from four times as many on. */
+static double beyond(double bytes, double from) { return bytes <= from ? 0 : fmin(log2(bytes / from) / 2, 1); }
+
+/* A head's elements of K and V as often as the call's K and V exceed a level of the caches. */
+static void add_levels(double elements, double bytes, double level[LEVELS]) {
+  static const double from[LEVELS] = {0x1p16, 0x1p19, 0x1p23};
+  for (int i = 0; i < LEVELS; i++) level[i] = elements * beyond(bytes, from[i]);
+}
+
+/* Keys that a tile of rows sees, on average. */
+static double visible_keys(const attn_problem *p) {
+  const double q = (double)p->seq_q, k = (double)p->seq_k, half = (q + fmin(q, TILE_ROWS)) / 2;
+  if (p->window_right != 0 || p->seq_q <= 1) return k;
+  return fmax(fmin(p->align == ATTN_ALIGN_TOP_LEFT ? half : k - q + half, k), 1);
+}
+
+typedef struct sizes {
+  double heads, group, rows, queries, keys, dim; /* KV heads; rows of a KV head; dim: the mean of dim_qk and dim_v */
+  double wide, wider;                            /* dim in whole vectors, and in whole tiles */
+  double tail, causal;                           /* 1 or 0: whether a vector is not full; whether rows see different keys */
+  double level[LEVELS];
+} sizes;
+
+static sizes sizes_of(const attn_problem *p) {
+  sizes s = {.heads = (double)p->heads_kv, .group = (double)(p->heads_q / p->heads_kv), .queries = (double)p->seq_q};
+  s.keys = (double)p->seq_k;
+  s.rows = s.group * s.queries;
+  s.dim = (double)(p->dim_qk + p->dim_v) / 2;
+  s.wide = (padded((double)p->dim_qk, LANES) + padded((double)p->dim_v, LANES)) / 2;
+  s.wider = (padded((double)p->dim_qk, TILE) + padded((double)p->dim_v, TILE)) / 2;
+  s.tail = s.wide > s.dim;
+  s.causal = p->window_right == 0 && p->seq_q > 1;
+  add_levels(s.keys * s.dim, 2 * s.heads * s.keys * s.dim * (double)attn_dtype_bytes(p->dtype_kv), s.level);
+  return s;
+}
+
+/* Decode goes through K and V once for every 8, 4, 2 or 1 rows of a KV head (few_rows.h), or 16 in the tile unit:
+ * 7 rows as 8, and 3 as 4. */
+static void decode_terms(const sizes *s, double *t) {
+  static const double at_once[] = {8, 4, 2, 1}, from[] = {0, 3, 2, 1};
+  double passes = 0, left = s->rows;
+  for (int i = 0; i < 4; i++) {
+    const double count = i == 0 ? floor((left + 1) / 8) : left >= from[i];
+    left = fmax(left - count * at_once[i], 0);
+    t[i] = count;
+    t[4 + i] = count * s->keys * s->wide;
+    passes += count;
+  }
+  t[8] = 1;
+  t[9] = s->keys;
+  t[10] = s->keys * s->wide;
+  t[11] = s->rows;
+  t[12] = s->rows * s->wide;
+  t[13] = s->rows * padded(s->keys, LANES);
+  t[14] = s->keys * (s->wider - s->wide) * passes;
+  t[15] = whole(s->rows, 16) * padded(s->keys, LANES) * s->wider;
+  t[16] = passes * s->keys * s->tail;
+  t[17] = s->rows * s->tail;
+  t[18] = s->rows * s->causal;
+  t[19] = passes * s->keys;
+}
+
+/* Flash packs K and V, and goes through them once for every 6 queries of a head, or 32 in the tile unit. */
+static void flash_terms(const sizes *s, double visible, double *t) {
+  const double tiles = s->group * whole(s->queries, TILE_ROWS), wide_tiles = s->group * whole(s->queries, TILE);
+  const double keys = visible < s->keys ? visible + LANES / 2 : padded(s->keys, LANES), packed = padded(s->keys, LANES);
+  t[0] = 1;
+  t[1] = packed;
+  t[2] = packed * s->wide;
+  t[3] = s->group * whole(s->queries, TASK_ROWS);
+  t[4] = tiles;
+  t[5] = tiles * s->wide;
+  t[6] = tiles * visible * s->wide;
+  t[7] = tiles * visible;
+  t[8] = tiles * keys * s->wide;
+  t[9] = tiles * keys;
+  t[10] = tiles * whole(keys, PANEL);
+  t[11] = s->rows;
+  t[12] = s->rows * s->wide;
+  t[13] = wide_tiles * padded(visible, TILE) * s->wider;
+  t[14] = tiles * s->wide * (whole(s->keys, s->dim <= 128 ? 256 : 128) - 1);
+  t[15] = s->rows * s->tail;
+  t[16] = tiles * s->keys * s->tail;
+  t[17] = tiles * s->causal;
+  t[18] = s->keys * (s->wider - s->wide);
+  t[19] = tiles * keys * (s->wider - s->wide);
+}
+
+void attn_cost_terms(const attn_kernel_info *kernel, const attn_problem *problem, double terms[ATTN_COST_TERMS]) {
+  const sizes s = sizes_of(problem);
+  if (strcmp(kernel->algorithm, "decode") == 0)
+    decode_terms(&s, terms);
+  else
+    flash_terms(&s, visible_keys(problem), terms);
+  memcpy(terms + 20, s.level, sizeof s.level);
+  for (int i = 0; i < ATTN_COST_TERMS - 1; i++) terms[i] *= s.heads;
+  terms[ATTN_COST_TERMS - 1] = 1;
+}
