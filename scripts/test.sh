@@ -69,11 +69,12 @@ logs=$root/build/log
 have ninja && export CMAKE_GENERATOR=Ninja # a build by make takes up to a minute longer
 
 # configure_and_build PRESET FOLDER [cmake option...]: builds everything, or the targets in `only`, which stages that run few
-# tests set. The usual linker, which takes three times as long as gold, links build/.
+# tests set. The usual linker, which takes three times as long as gold, links build/ and what is cross-built (riscv64 has no
+# gold).
 configure_and_build() {
   local preset=$1 folder=$2
   shift 2
-  [ "$folder" = build ] || [ "$preset" = aarch64 ] || ! have ld.gold ||
+  [ "$folder" = build ] || [[ "$preset $*" =~ aarch64|--toolchain ]] || ! have ld.gold ||
     set -- -DCMAKE_EXE_LINKER_FLAGS=-fuse-ld=gold "$@"
   quietly "$logs/$folder-configure.log" cmake --preset "$preset" -B "$folder" ${CI:+-DATTN_WERROR=ON} "$@" &&
     quietly "$logs/$folder-build.log" cmake --build "$folder" -j "$jobs" ${only:+--target "${only[@]}"}
