@@ -204,6 +204,10 @@ TEST(few_rounds_are_inconclusive) {
   assert_string_equal(c.reason, "5 rounds are too few for an interval");
   assert_near(c.ratio, 2, 1e-12);
   assert_true(isnan(c.ci_lo));
+  assert_near(t.mean.ratio, 2, 1e-12);
+  assert_true(isnan(t.mean.ci_lo));
+  assert_int_equal(t.mean.verdict, BENCH_INCONCLUSIVE);
+  assert_string_equal(t.mean.reason, "1 of its 1 rows have too few rounds for an interval");
 }
 
 /* A comparison that memory was too short for: neither it nor the mean has a ratio. */
@@ -614,11 +618,14 @@ TEST(the_side_that_lacks_a_time_is_named) {
   static const struct {
     int n_a, n_b;
     bench_status a, b;
-    const char *wanted;
-  } cases[] = {
-      {0, 7, BENCH_PASS, BENCH_PASS, "PASS in A: no time"},   {7, 0, BENCH_PASS, BENCH_PASS, "PASS in B: no time"},
-      {0, 0, BENCH_PASS, BENCH_FAIL, "FAIL in B: no time"},   {0, 0, BENCH_ERROR, BENCH_FAIL, "ERROR in A: no time"},
-      {0, 0, BENCH_ERROR, BENCH_PASS, "ERROR in A: no time"}, {7, 7, BENCH_PASS, BENCH_PASS, "not in every run"}};
+    const char *wanted, *warning;
+  } cases[] = {{0, 7, BENCH_PASS, BENCH_PASS, "PASS in A: no time", NULL},
+               {7, 0, BENCH_PASS, BENCH_PASS, "PASS in B: no time", NULL},
+               {0, 0, BENCH_PASS, BENCH_FAIL, "FAIL in B: no time", NULL},
+               {0, 0, BENCH_ERROR, BENCH_FAIL, "ERROR in A: no time", NULL},
+               {0, 0, BENCH_ERROR, BENCH_PASS, "ERROR in A: no time", NULL},
+               {7, 7, BENCH_PASS, BENCH_PASS, "not in every run", NULL},
+               {0, 7, BENCH_PASS, BENCH_PASS, "PASS in A: not timed: slow", "not timed: slow"}};
   printed p;
   char wanted[300];
   for (size_t i = 0; i < COUNT(cases); i++) {
@@ -626,6 +633,7 @@ TEST(the_side_that_lacks_a_time_is_named) {
     for (int side = 0; side < 2; side++) {
       p.row[side].time.n = side ? cases[i].n_b : cases[i].n_a;
       p.row[side].verdict.status = side ? cases[i].b : cases[i].a;
+      if (cases[i].warning) snprintf(p.row[side].warnings, sizeof p.row[side].warnings, "%s", cases[i].warning);
     }
     p.unpaired[0] = (bench_unpaired){&p.row[0], &p.row[1]};
     p.matches.table.count = 0, p.matches.unpaired_count = 1;

@@ -74,7 +74,9 @@ static void name_absence(const bench_unpaired *u, char *text, size_t bytes) {
     snprintf(text, bytes, "not in every run");
   else
     snprintf(text, bytes, "%s in %s: %.200s", bench_status_name(missing->verdict.status), side,
-             missing->verdict.reason[0] ? missing->verdict.reason : "no time");
+             missing->verdict.reason[0] ? missing->verdict.reason
+             : missing->warnings[0]     ? missing->warnings
+                                        : "no time");
 }
 
 /* ---- Pivot table ---------------------------------------------------------------------------------------------------- */

@@ -352,10 +352,19 @@ static double error_of_mean(const bench_comparisons *t, const bench_comparison *
   return sqrt(squared(mean->runs) * (1.0 / mean->runs_a + 1.0 / mean->runs_b) + squared(e->drift));
 }
 
+/* `unknown`: rows without an error of their own. */
+static void refuse_mean(bench_comparison *mean, int unknown, int count) {
+  refuse(mean);
+  if (isnan(mean->log_ratio)) return;
+  snprintf(mean->reason, sizeof mean->reason, "%d of its %d rows have too few rounds for an interval", unknown, count);
+}
+
 static bench_comparison mean_with(const bench_comparisons *t, const bench_comparison *const *item, int count,
                                   const table_errors *e) {
   bench_comparison mean = {.degrees = e->degrees, .runs = NAN, .drift = e->drift, .noise = NAN};
+  int unknown = 0;
   for (int i = 0; i < count; i++) {
+    unknown += !has_error(item[i], t->design);
     mean.log_ratio += item[i]->log_ratio / count;
     mean.within += squared(or_zero(item[i]->within) / count);
   }
@@ -363,8 +372,8 @@ static bench_comparison mean_with(const bench_comparisons *t, const bench_compar
   if (t->design == BENCH_SEVERAL_RUNS) average_runs(&mean, item, count);
   mean.error = error_of_mean(t, &mean, e, count);
   set_interval(&mean);
-  if (isnan(mean.log_ratio))
-    refuse(&mean);
+  if (unknown)
+    refuse_mean(&mean, unknown, count);
   else
     conclude(&mean, t->margin, "no more can be said of these runs");
   return mean;
