@@ -4,6 +4,7 @@
 #ifndef ATTN_SOFTMAX_AMX_H
 #define ATTN_SOFTMAX_AMX_H
 
+#include "kernels/avx512bf16/exp_bf16.h"
 #include "shape_amx.h"
 
 /* Softmax of one block of keys: where its S^T is and P^T goes. */
@@ -21,23 +22,6 @@ typedef struct softmax_work {
   uintptr_t wanted_step;   /* bytes to those of the next pair; 0: none are wanted */
 } softmax_work;
 
-/* 2^f for f in [0, 1) is taken from a line through each 32nd, with a relative error below 2.95e-5: the level at its start
- * and the slope (scripts/derive_exp2.py). Tables instead of a polynomial, because only one port multiplies while the tile
- * unit works, and the other one looks up. Levels include half a unit of bfloat16's last place, so that cutting the low word
- * off rounds to nearest. */
-static const float exp_level[32] = {
-    0x1.00fe14p+0f, 0x1.069916p+0f, 0x1.0c5386p+0f, 0x1.122e10p+0f, 0x1.18296cp+0f, 0x1.1e464ep+0f, 0x1.248576p+0f,
-    0x1.2ae7a2p+0f, 0x1.316d98p+0f, 0x1.38181ep+0f, 0x1.3ee802p+0f, 0x1.45de16p+0f, 0x1.4cfb30p+0f, 0x1.54402ap+0f,
-    0x1.5bade4p+0f, 0x1.634542p+0f, 0x1.6b072ep+0f, 0x1.72f498p+0f, 0x1.7b0e70p+0f, 0x1.8355b4p+0f, 0x1.8bcb5ep+0f,
-    0x1.947074p+0f, 0x1.9d4600p+0f, 0x1.a64d12p+0f, 0x1.af86bep+0f, 0x1.b8f422p+0f, 0x1.c2965ep+0f, 0x1.cc6e9ap+0f,
-    0x1.d67e08p+0f, 0x1.e0c5dap+0f, 0x1.eb474cp+0f, 0x1.f603a2p+0f};
-static const float exp_slope[32] = {
-    0x1.66c09ap-1f, 0x1.6e9ba6p-1f, 0x1.76a2bcp-1f, 0x1.7ed6d2p-1f, 0x1.8738e4p-1f, 0x1.8fc9f4p-1f, 0x1.988b0ap-1f,
-    0x1.a17d32p-1f, 0x1.aaa180p-1f, 0x1.b3f90ep-1f, 0x1.bd84fap-1f, 0x1.c74668p-1f, 0x1.d13e88p-1f, 0x1.db6e88p-1f,
-    0x1.e5d7a6p-1f, 0x1.f07b1ep-1f, 0x1.fb5a3ap-1f, 0x1.033b24p+0f, 0x1.08e84ep+0f, 0x1.0eb54ap+0f, 0x1.14a2cap+0f,
-    0x1.1ab184p+0f, 0x1.20e234p+0f, 0x1.273596p+0f, 0x1.2dac70p+0f, 0x1.344784p+0f, 0x1.3b07a2p+0f, 0x1.41ed96p+0f,
-    0x1.48fa34p+0f, 0x1.502e58p+0f, 0x1.578adep+0f, 0x1.5f10a6p+0f};
-
 /* Where softmax of a block stands; all of it in registers. */
 typedef struct softmax {
   const float *s, *end; /* the next two keys of S^T */
@@ -48,7 +32,8 @@ typedef struct softmax {
   int64_t bias_stride;
   float *turned;
   uintptr_t wanted, wanted_step;
-  vec scale, minus_ref[2], sum[2], level[2], slope[2];
+  vec scale, minus_ref[2], sum[2];
+  exp_lines lines;
   __m512i odd_words, high_words;
 } softmax;
 
@@ -69,8 +54,7 @@ static ALWAYS_INLINE softmax start_softmax(const softmax_work *w) {
                    .scale = vec_set1(w->scale),
                    .minus_ref = {vec_load(w->minus_ref), vec_load(w->minus_ref + HALF)},
                    .sum = {vec_zero(), vec_zero()},
-                   .level = {vec_load(exp_level), vec_load(exp_level + 16)},
-                   .slope = {vec_load(exp_slope), vec_load(exp_slope + 16)},
+                   .lines = load_exp_lines(exp_tables),
                    .odd_words = _mm512_loadu_si512(odd_words),
                    .high_words = _mm512_set1_epi32((int)0xffff0000)};
 }
@@ -96,16 +80,6 @@ static const uint32_t bit_of[32] = {1u << 0,  1u << 1,  1u << 2,  1u << 3,  1u <
 static ALWAYS_INLINE __mmask16 sees_key(const uint32_t *visible, int half, int key) {
   const __m512i words = _mm512_loadu_si512(visible + key / 32 * TILE_QUERIES + half * HALF);
   return _mm512_test_epi32_mask(words, _mm512_set1_epi32((int)bit_of[key % 32]));
-}
-
-/* 2^(t - floor(t)) from the tables, which stand in registers. Adding 1.5 2^18 leaves the number of the 32nd in the lowest
- * bits. */
-static ALWAYS_INLINE vec exp_fraction(const softmax *x, vec t) {
-  const vec above = _mm512_reduce_ps(t, 0x59); /* t - floor(32 t) / 32, no exceptions */
-  const __m512i i =
-      _mm512_castps_si512(_mm512_add_round_ps(t, vec_set1(0x1.8p18f), _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC));
-  return vec_fma(_mm512_permutex2var_ps(x->slope[0], i, x->slope[1]), above,
-                 _mm512_permutex2var_ps(x->level[0], i, x->level[1]));
 }
 
 /* ---- Bias ---- */
@@ -197,7 +171,7 @@ static ALWAYS_INLINE void softmax_pair(softmax *x, const bool masked, const bool
       t[i] = vec_fma(s, x->scale, x->minus_ref[i % 2]);
   }
   UNROLL
-  for (int i = 0; i < 4; i++) e[i] = exp_fraction(x, t[i]);
+  for (int i = 0; i < 4; i++) e[i] = exp_fraction(&x->lines, t[i]);
   UNROLL
   for (int i = 0; i < 4; i++) e[i] = _mm512_scalef_ps(e[i], t[i]);
   UNROLL

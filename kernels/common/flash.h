@@ -59,9 +59,10 @@ static ALWAYS_INLINE bool settle_rows(const row_block *block, int64_t tile_row, 
     const bool settled = block->row_max[tile_row + i] > -INFINITY;
     all &= !settled;
     if (settled || largest == -INFINITY) continue;
-    block->row_max[tile_row + i] = largest;
+    const float reference = REFERENCE_ABOVE(largest);
+    block->row_max[tile_row + i] = reference;
     UNROLL
-    for (int v = 0; v < vecs; v++) sum[i][v] = vec_sub(sum[i][v], vec_set1(largest));
+    for (int v = 0; v < vecs; v++) sum[i][v] = vec_sub(sum[i][v], vec_set1(reference));
   }
   return all;
 }
