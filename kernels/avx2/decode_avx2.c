@@ -4,6 +4,7 @@
 #include "vec_avx2.h"
 
 #define DECODE_EIGHT_ROWS /* K and V are loaded and converted once for 8 rows, whose queries come from memory */
+#define DECODE_ASKS_TWICE
 #include "kernels/common/decode.h"
 
 const attn_kernel attn_decode_avx2 = {

@@ -4,6 +4,7 @@
 #include "vec_avx512.h"
 
 #define DECODE_EIGHT_ROWS /* 16 sums, 8 queries and a key fit into 32 registers */
+#define DECODE_ASKS_TWICE
 #include "kernels/common/decode.h"
 
 const attn_kernel attn_decode_avx512 = {

@@ -7,6 +7,7 @@
 
 #define DECODE_EIGHT_ROWS /* 16 sums, 8 queries and a key fit into 32 registers */
 #define DECODE_PAIRS
+#define DECODE_ASKS_TWICE
 #include "kernels/common/decode.h"
 
 const attn_kernel attn_decode_avx512bf16 = {

@@ -10,6 +10,8 @@
  *                      tested: set (avx2, avx512, avx512bf16), not set (portable, neon, neonbf16)
  *   DECODE_SCORE_SUMS  optional: vectors of sums of scores at a time, a multiple of VEC_LANES, for tiers with registers for
  *                      more than VEC_LANES; tested: 16 (neon, neonbf16), VEC_LANES (the others)
+ *   DECODE_ASKS_TWICE  optional: code for CPUs that drop hints, too (asks_twice); tested: set (avx2, avx512, avx512bf16),
+ *                      not set (portable, neon, neonbf16)
  *   DECODE_PAIRS       optional: the tier multiplies pairs of bf16 values, by the names that few_pairs.h tells;
  *                      tested: set (avx512bf16, neonbf16), not set (avx512, avx2, neon, portable) */
 #ifndef ATTN_COMMON_FEW_ROWS_H
@@ -17,6 +19,7 @@
 
 #include <assert.h>
 
+#include "level2.h"
 #include "next_lines.h"
 #include "streaming_softmax.h"
 
@@ -61,6 +64,7 @@ typedef struct key_rows {
 typedef struct few_rows {
   key_rows keys;    /* K for scores, V for sums */
   next_lines *next; /* to ask memory for */
+  bool twice;       /* ask twice */
   int64_t count;    /* of the keys */
   int64_t lanes;    /* of P; the first key is the `before`-th of its lane */
   int64_t before;
@@ -73,17 +77,26 @@ typedef struct few_rows {
   int64_t columns; /* of V that may be read */
 } few_rows;
 
-/* Constants at every call: how many rows there are, the type of K and V, and whether memory is asked for what comes next. */
+/* Whether memory is asked for what comes next: not for K and V that other rows have just read; once; twice. */
+enum { again, fresh, twice };
+
+/* Constants at every call: how many rows there are, the type of K and V, and one of the above. */
 typedef struct few_kind {
   int rows;
   attn_dtype dtype;
-  bool ahead;
+  int ahead;
 } few_kind;
 
 #define DTYPE(constant, name, element, ...) \
   _Static_assert(VEC_VALUES * sizeof(element) <= LINE_BYTES, "a vector of " #name " must lie in a line");
 #include LANE_DTYPES
 #undef DTYPE
+
+/* Asks for `pairs` lines of K and V each, or for these and again for twice as many from *at on. */
+static ALWAYS_INLINE void ask_ahead(next_lines *next, const few_kind kind, const int pairs, uintptr_t *at) {
+  if (kind.ahead == fresh) fetch_pairs(next, pairs);
+  if (kind.ahead == twice) ask_twice(next, pairs, at, 2 * pairs);
+}
 
 /* ---- S = Q K^T, K in place ---- */
 
@@ -121,12 +134,12 @@ static ALWAYS_INLINE void score_few(const few_rows t, int64_t at, const few_kind
   for (int j = 0; j < columns; j += group) {
     int64_t d = 0;
     for (; group == 1 && d + 2 * line <= t.dim_qk; d += 2 * line) {
-      if (kind.ahead) fetch_pairs(next, 1);
+      ask_ahead(next, kind, 1, &next->v_again);
       UNROLL
       for (int part = 0; part < 2 * line; part += VEC_VALUES) score_columns(&sum[j], t, &key[j], d + part, VEC_VALUES, kind);
     }
     for (; d + line <= t.dim_qk; d += line) {
-      if (kind.ahead && (group > 1 || (columns % 2 ? at + j : j) % 2 == 0)) fetch_pairs(next, (group + 1) / 2);
+      if (group > 1 || (columns % 2 ? at + j : j) % 2 == 0) ask_ahead(next, kind, (group + 1) / 2, &next->v_again);
       UNROLL
       for (int part = 0; part < line; part += VEC_VALUES) score_columns(&sum[j], t, &key[j], d + part, VEC_VALUES, kind);
     }
@@ -157,13 +170,19 @@ static int64_t padded_rows(int64_t rows) {
 }
 
 /* NAME(rows, dtype, ahead) for all numbers of rows. Each combination is a function of its own, because in one function they
- * would compete for registers. `again` is for K and V that other rows have just read: it prefetches nothing. */
+ * would compete for registers. */
 #define FOR_EACH_ROWS(NAME, dtype, ahead) \
   EIGHT_ROWS(NAME(8, dtype, ahead))       \
   NAME(4, dtype, ahead) NAME(2, dtype, ahead) NAME(1, dtype, ahead)
 #define ENTRIES_OF(name, kind) \
   { EIGHT_ROWS([0] = name##_8_##kind, )[1] = name##_4_##kind, [2] = name##_2_##kind, [3] = name##_1_##kind }
-enum { again = false, fresh = true };
+#ifdef DECODE_ASKS_TWICE
+enum { MAY_ASK_TWICE = true };
+#define ASKS_TWICE(...) __VA_ARGS__
+#else
+enum { MAY_ASK_TWICE = false };
+#define ASKS_TWICE(...)
+#endif
 
 typedef void few_function(const few_rows *rows);
 
@@ -188,7 +207,8 @@ static ALWAYS_INLINE few_rows rows_left(const few_rows *t) {
   }
 #define DTYPE(constant, ...)                          \
   FOR_EACH_ROWS(DEFINE_SCORE, ATTN_##constant, fresh) \
-  FOR_EACH_ROWS(DEFINE_SCORE, ATTN_##constant, again)
+  FOR_EACH_ROWS(DEFINE_SCORE, ATTN_##constant, again) \
+  ASKS_TWICE(FOR_EACH_ROWS(DEFINE_SCORE, ATTN_##constant, twice))
 #include LANE_DTYPES
 #undef DTYPE
 
@@ -207,18 +227,19 @@ static void tile_queries(const row_block *block, float *q_tiles) {
 }
 
 /* Calls the functions of a table of a kind for all `rows` rows. `read`: other rows have already read the keys. */
-static void for_few_rows(few_function *const functions[][2][4], few_rows *t, int64_t rows, bool read) {
+static void for_few_rows(few_function *const functions[][3][4], few_rows *t, int64_t rows, bool read) {
   for (t->row = 0; t->row < rows; read = true) {
     const int index = rows_index(rows - t->row);
-    functions[t->keys.dtype][read][index](t);
+    functions[t->keys.dtype][read ? again : t->twice ? twice : fresh][index](t);
     t->row += ROWS_AT_ONCE[index];
   }
 }
 
 static void score_few_rows(few_rows *t, int64_t rows, bool read) {
-  static few_function *const functions[][2][4] = {
-#define DTYPE(constant, ...) \
-  [ATTN_##constant] = {ENTRIES_OF(score, ATTN_##constant##_fresh), ENTRIES_OF(score, ATTN_##constant##_again)},
+  static few_function *const functions[][3][4] = {
+#define DTYPE(constant, ...)                                                                                   \
+  [ATTN_##constant] = {ENTRIES_OF(score, ATTN_##constant##_again), ENTRIES_OF(score, ATTN_##constant##_fresh), \
+                       ASKS_TWICE(ENTRIES_OF(score, ATTN_##constant##_twice))},
 #include LANE_DTYPES
 #undef DTYPE
   };
@@ -256,7 +277,7 @@ static ALWAYS_INLINE void accumulate_few(const few_rows t, int64_t column, const
     int64_t at[LANE_VALUES];
     find_columns(&t, j, column, at);
     vec_factor weight[DECODE_TILE_ROWS];
-    if (kind.ahead && j % between == 0) fetch_pairs(next, pairs);
+    if (j % between == 0) ask_ahead(next, kind, pairs, &next->k_again);
     UNROLL
     for (int r = 0; r < kind.rows; r++) weight[r] = vec_factor_at(t.score + r * DECODE_SCORE_STRIDE + j);
     UNROLL
@@ -295,14 +316,16 @@ static ALWAYS_INLINE void accumulate_few(const few_rows t, int64_t column, const
   }
 #define DTYPE(constant, ...)                               \
   FOR_EACH_ROWS(DEFINE_ACCUMULATE, ATTN_##constant, fresh) \
-  FOR_EACH_ROWS(DEFINE_ACCUMULATE, ATTN_##constant, again)
+  FOR_EACH_ROWS(DEFINE_ACCUMULATE, ATTN_##constant, again) \
+  ASKS_TWICE(FOR_EACH_ROWS(DEFINE_ACCUMULATE, ATTN_##constant, twice))
 #include LANE_DTYPES
 #undef DTYPE
 
 static void accumulate_few_rows(few_rows *t, int64_t rows, bool read) {
-  static few_function *const functions[][2][4] = {
-#define DTYPE(constant, ...) \
-  [ATTN_##constant] = {ENTRIES_OF(accumulate, ATTN_##constant##_fresh), ENTRIES_OF(accumulate, ATTN_##constant##_again)},
+  static few_function *const functions[][3][4] = {
+#define DTYPE(constant, ...)                                                                                             \
+  [ATTN_##constant] = {ENTRIES_OF(accumulate, ATTN_##constant##_again), ENTRIES_OF(accumulate, ATTN_##constant##_fresh), \
+                       ASKS_TWICE(ENTRIES_OF(accumulate, ATTN_##constant##_twice))},
 #include LANE_DTYPES
 #undef DTYPE
   };
@@ -318,6 +341,7 @@ typedef struct products {
   next_lines next;
   int64_t begin, end;
   bool picks; /* V of a key is read only for rows that may see it */
+  bool twice; /* asks_twice */
   float factor;
 } products;
 
@@ -336,10 +360,19 @@ static bool products_layout_of(const attn_problem *p, int64_t capacity, products
   return LAY_OUT(parts, &at->total);
 }
 
+/* Whether K and V of a call are asked for twice: if they are too large to be in a cache, on CPUs with 1 MiB of level 2.
+ * Zen 5 has that and gains up to a third; up to 8 MiB it would lose as much as 18 %. Granite Rapids (2 MiB) and Zen 3 (512
+ * KiB) had better times with hints into level 2 than into level 1, and keep them. */
+static bool asks_twice(const attn_problem *p) {
+  const double elements = (double)(p->batch * p->heads_kv) * (double)p->seq_k * (double)(p->dim_qk + p->dim_v);
+  return MAY_ASK_TWICE && elements * (double)attn_dtype_bytes(p->dtype_kv) > 8 << 20 && attn_level2_bytes() == 1 << 20;
+}
+
 /* Called once the block's queries are loaded. */
 static products start_products(const row_block *block, const products_layout *at, void *memory) {
   const products work = {.q_tiles = floats_at(memory, at->q_tiles),
                          .v_copy = floats_at(memory, at->v),
+                         .twice = asks_twice(block->problem),
                          .factor = block->problem->scale * LOG2_E};
   tile_queries(block, work.q_tiles);
   return work;
@@ -382,6 +415,7 @@ static void take_keys(products *work, const row_block *block, int64_t begin, int
 static few_rows few_rows_of(products *work, const row_block *block, int64_t tile_row, key_rows keys) {
   return (few_rows){.keys = keys,
                     .next = &work->next,
+                    .twice = work->twice && work->next.dense,
                     .count = work->end - work->begin,
                     .lanes = ceil_div(work->end, LANE_VALUES) - work->begin / LANE_VALUES,
                     .before = work->begin % LANE_VALUES,

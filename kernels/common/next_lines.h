@@ -3,10 +3,14 @@
  *
  * The loops use K and V in turns, block by block, and neither during softmax. Memory is faster if both are read side by side
  * all the time. So lines are asked for in an order of their own, while any lines are used: one of K, one of V, and so on, in
- * the order in which they lie. Measured orders: docs/performance-log.md. */
+ * the order in which they lie. Measured orders: docs/performance-log.md.
+ *
+ * Zen 5 drops hints that come faster than memory delivers (a quarter of them at full speed), and loads that wait for memory
+ * are few beside the arithmetic of several rows. There lines are asked for twice (ask_twice). */
 #ifndef ATTN_COMMON_NEXT_LINES_H
 #define ATTN_COMMON_NEXT_LINES_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "arithmetic.h"
@@ -26,8 +30,10 @@ typedef struct line_rows {
 /* The next line of K and of V to ask for. They may lie beyond the tensors: they are hints. */
 typedef struct next_lines {
   uintptr_t k, v;
-  int64_t left, row;      /* lines of either up to the ends of their rows; in a whole row */
-  uintptr_t k_gap, v_gap; /* bytes from the end of a row to the next row */
+  int64_t left, row;          /* lines of either up to the ends of their rows; in a whole row */
+  uintptr_t k_gap, v_gap;     /* bytes from the end of a row to the next row */
+  uintptr_t k_again, v_again; /* for ask_twice() */
+  bool dense;                 /* no gaps */
 } next_lines;
 
 /* Lines of the keys that follow `keys` keys, or a multiple of that, PREFETCH_BYTES or more ahead. */
@@ -36,7 +42,10 @@ static inline next_lines next_lines_of(line_rows k, line_rows v, int64_t keys) {
   next_lines next = {.k = (uintptr_t)k.at, .v = (uintptr_t)v.at, .left = INT64_MAX, .row = INT64_MAX};
   next.k += (uintptr_t)(k_block > 0 ? round_up(PREFETCH_BYTES, k_block) : 0);
   next.v += (uintptr_t)(v_block > 0 ? round_up(PREFETCH_BYTES, v_block) : 0);
-  if (k.stride == k.bytes && v.stride == v.bytes) return next;
+  next.k_again = (uintptr_t)k.at + (uintptr_t)k_block;
+  next.v_again = (uintptr_t)v.at;
+  next.dense = k.stride == k.bytes && v.stride == v.bytes;
+  if (next.dense) return next;
   next.left = next.row = (max64(k.bytes, v.bytes) + LINE_BYTES - 1) / LINE_BYTES;
   next.k_gap = (uintptr_t)(k.stride - next.row * LINE_BYTES);
   next.v_gap = (uintptr_t)(v.stride - next.row * LINE_BYTES);
@@ -56,6 +65,21 @@ static ALWAYS_INLINE void fetch_pairs(next_lines *next, const int pairs) {
     next->k += next->k_gap;
     next->v += next->v_gap;
   }
+}
+
+/* The same into level 1, for dense rows, and once more for `lines` lines from `again` on: V of a block while its K is read,
+ * K of the next block while V is read. */
+static ALWAYS_INLINE void ask_twice(next_lines *next, const int pairs, uintptr_t *again, const int lines) {
+  UNROLL
+  for (int i = 0; i < pairs; i++) {
+    __builtin_prefetch((const void *)(next->k + (uintptr_t)(i * LINE_BYTES)), 0, 3);
+    __builtin_prefetch((const void *)(next->v + (uintptr_t)(i * LINE_BYTES)), 0, 3);
+  }
+  UNROLL
+  for (int i = 0; i < lines; i++) __builtin_prefetch((const void *)(*again + (uintptr_t)(i * LINE_BYTES)), 0, 3);
+  next->k += (uintptr_t)(pairs * LINE_BYTES);
+  next->v += (uintptr_t)(pairs * LINE_BYTES);
+  *again += (uintptr_t)(lines * LINE_BYTES);
 }
 
 #endif
