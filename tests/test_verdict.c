@@ -549,6 +549,7 @@ TEST(tables_are_printed) {
                  "  flash_c dtype:f32/Sq:64/D:32 (SKIP in B: too \"long\")\n"
                  "  flash_c dtype:f32/Sq:64/D:32 (not in every run)\n");
   p.report.by[0] = "kernel", p.report.by[1] = "seq_q", p.report.colour = true;
+  p.row[0].seq_q = 1024; /* numbers come in their order */
   p.matches.unpaired_count = 0;
   expect_printed(bench_comparison_print, &p,
                  "A: old (1 run)\n"
@@ -565,9 +566,9 @@ TEST(tables_are_printed) {
                  "geometric mean of 2: 1.1250 [1.0000, 1.2500], SAME (all, \"told\")\n"
                  "1 SLOWER, 1 INCONCLUSIVE, 0 SAME, 0 FASTER\n"
                  "\n"
-                 "kernel            seq_q 64                    seq_q 128                 \n"
-                 "flash_c           0.8000 [0.7842, 0.8162] -                             \n"
-                 "naive_c                                       1.5000 [1.4703, 1.5303] + \n");
+                 "kernel            seq_q 128                   seq_q 1024                \n"
+                 "flash_c                                       0.8000 [0.7842, 0.8162] - \n"
+                 "naive_c           1.5000 [1.4703, 1.5303] +                             \n");
   p.matches.table.count = 0, p.matches.unpaired_count = 1;
   expect_printed(bench_comparison_print, &p,
                  "A: old (1 run)\n"

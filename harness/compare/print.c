@@ -110,6 +110,21 @@ static int place_on(pivot_axis *axis, const char *column, const bench_row *row) 
   return axis->count++;
 }
 
+static int by_number(const void *a, const void *b) {
+  const double x = strtod(a, NULL), y = strtod(b, NULL);
+  return (x > y) - (x < y);
+}
+
+/* Numbers rise; words stay in the order of the rows, worst first. */
+static void sort_numbers(pivot_axis *axis) {
+  for (int i = 0; i < axis->count; i++) {
+    char *end;
+    (void)strtod(axis->value[i], &end);
+    if (*end || end == axis->value[i]) return;
+  }
+  qsort(axis->value, (size_t)axis->count, sizeof *axis->value, by_number);
+}
+
 typedef struct pivot {
   const bench_comparison_report *report;
   pivot_axis axis[2];
@@ -167,6 +182,7 @@ static void print_pivot(const bench_comparison_report *r, FILE *file, const char
     p->report = r;
     for (int i = 0; i < t->count; i++)
       for (int a = 0; a < 2; a++) (void)place_on(&p->axis[a], r->by[a], t->item[i].a);
+    for (int a = 0; a < 2; a++) sort_numbers(&p->axis[a]);
     fputc('\n', file);
     print_pivot_head(p, file, separator);
     for (int row = 0; row < p->axis[0].count; row++) print_pivot_row(p, file, row, separator);
