@@ -256,7 +256,7 @@ class OwnKernel(unittest.TestCase):
     def test_attnbench_says_what_it_cannot_load(self):
         done = attnbench("run", "--load", FOLDER / "plugin_abi.so")
         self.assertEqual((done.returncode, done.stdout), (2, ""))
-        self.assertRegex(done.stderr, "^attnbench run: --load '.*plugin_abi.so': .* is built for version 99")
+        self.assertRegex(done.stderr, "^attnbench run: plug-in '.*plugin_abi.so': .* is built for version 99")
         self.assertEqual(attnbench("check", "-k", "own_kernel").returncode, 2)
 
 

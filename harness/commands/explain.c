@@ -13,7 +13,7 @@ static void print_plan(const bench_case *bench) {
     printf("no plan: %s\n", attn_last_error());
     return;
   }
-  printf("%s\n", attn_plan_describe(plan));
+  fputs(attn_plan_describe(plan), stdout);
   attn_plan_destroy(plan);
 }
 
