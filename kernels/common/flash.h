@@ -29,8 +29,8 @@ typedef struct panel_work {
 } panel_work;
 
 /* sum = Q K^T + shift - reference. The last two are the sums' starting value, so that the reference costs nothing. */
-static ALWAYS_INLINE void relative_scores(const panel_work w, vec sum[TILE_ROWS][TILE_VECS], const shift_row *shift,
-                                          const int vecs) {
+static ALWAYS_INLINE void relative_scores(const panel_work w, vec sum[TILE_ROWS][TILE_VECS], const uint32_t uses,
+                                          const shift_row *shift, const int vecs) {
   const row_block *block = w.block;
   const int64_t dim_qk = block->problem->dim_qk, panel = round_down(w.key, PANEL_KEYS);
   UNROLL
@@ -38,7 +38,7 @@ static ALWAYS_INLINE void relative_scores(const panel_work w, vec sum[TILE_ROWS]
     const vec start = vec_set1(-reference_of(block, w.tile_row + i));
     UNROLL
     for (int v = 0; v < vecs; v++)
-      sum[i][v] = shift ? vec_add(shift_at(block, &shift[i], w.tile_row + i, w.key, v), start) : start;
+      sum[i][v] = shift ? vec_add(shift_at(block, uses, &shift[i], w.tile_row + i, w.key, v), start) : start;
   }
   const float_rows q = {block->q + w.tile_row * block->q_stride, block->q_stride};
   const float_rows k = {block->keys.k + panel * dim_qk + (w.key - panel), PANEL_KEYS};
@@ -97,17 +97,26 @@ static ALWAYS_INLINE void softmax_sums(const panel_work w, vec sum[TILE_ROWS][TI
   }
 }
 
-/* The first `vecs` vectors of the panel. `shifted`: bias, ALiBi or a mask. `edge`: not every row may see all of it. */
-static ALWAYS_INLINE void dot_panel(const panel_work w, const bool shifted, const bool edge, const int vecs) {
+/* What is added to scores: nothing, what the problem uses, or, where keys lie side by side and every row may see all of the
+ * panel, a bias alone or a mask alone. */
+typedef enum panel_shift { UNSHIFTED, SHIFTED, BIASED, MASKED } panel_shift;
+
+/* The first `vecs` vectors of the panel. `edge`: not every row may see all of it. */
+static ALWAYS_INLINE void dot_panel(const panel_work w, const panel_shift kind, const bool edge, const int vecs) {
   const row_block *block = w.block;
+  const uint32_t uses = kind == BIASED ? ATTN_USE_BIAS : kind == MASKED ? ATTN_USE_MASK : block->problem->uses;
   vec sum[TILE_ROWS][TILE_VECS];
   shift_row shift[TILE_ROWS];
-  for (int i = 0; shifted && i < TILE_ROWS; i++) shift[i] = shift_row_of(block, w.tile_row + i, w.key);
-  relative_scores(w, sum, shifted ? shift : NULL, vecs);
+  for (int i = 0; kind != UNSHIFTED && i < TILE_ROWS; i++) {
+    shift[i] = shift_row_of(block, uses, w.tile_row + i, w.key);
+    if (kind != SHIFTED) shift[i].dense = true;
+  }
+  relative_scores(w, sum, uses, kind != UNSHIFTED ? shift : NULL, vecs);
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
     UNROLL
-    for (int v = 0; shifted && v < vecs; v++) sum[i][v] = select_at(block, &shift[i], w.tile_row + i, w.key, v, sum[i][v]);
+    for (int v = 0; kind != UNSHIFTED && v < vecs; v++)
+      sum[i][v] = select_at(block, uses, &shift[i], w.tile_row + i, w.key, v, sum[i][v]);
     if (edge) select_allowed_vecs(block->range[w.tile_row + i], w.key, sum[i], vecs);
   }
   const bool bounded = !w.settled && settle_rows(block, w.tile_row, sum, vecs);
@@ -115,11 +124,43 @@ static ALWAYS_INLINE void dot_panel(const panel_work w, const bool shifted, cons
 }
 
 /* dot_panel's cases. Each is a function of its own, because inlined into one they would compete for registers. */
-static NO_INLINE void full_panel(const panel_work *w) { dot_panel(*w, false, false, TILE_VECS); }
+static NO_INLINE void full_panel(const panel_work *w) { dot_panel(*w, UNSHIFTED, false, TILE_VECS); }
 
-static NO_INLINE void shifted_panel(const panel_work *w) { dot_panel(*w, true, true, TILE_VECS); }
+static NO_INLINE void biased_panel(const panel_work *w) { dot_panel(*w, BIASED, false, TILE_VECS); }
 
-static NO_INLINE void edge_panel(const panel_work *w, int64_t vecs) { WITH_CONSTANT_VECS(vecs, dot_panel, *w, false, true) }
+static NO_INLINE void masked_panel(const panel_work *w) { dot_panel(*w, MASKED, false, TILE_VECS); }
+
+static NO_INLINE void shifted_panel(const panel_work *w) { dot_panel(*w, SHIFTED, true, TILE_VECS); }
+
+static NO_INLINE void edge_panel(const panel_work *w, int64_t vecs) {
+  WITH_CONSTANT_VECS(vecs, dot_panel, *w, UNSHIFTED, true)
+}
+
+/* Asks for bias and mask of the panel's keys for the next tile's rows, which lie far apart: their first lines would come
+ * one latency after the other. */
+static void fetch_shifts(const row_block *block, int64_t tile_row, int64_t key) {
+  const uint32_t uses = block->problem->uses;
+  const int64_t end = min64(tile_row + 2 * TILE_ROWS, block->rows);
+  if (!(uses & (ATTN_USE_BIAS | ATTN_USE_MASK)) || !shifts_side_by_side(block->problem)) return;
+  for (int64_t i = tile_row + TILE_ROWS; i < end; i++) {
+    const shift_row row = shift_row_of(block, uses, i, key);
+    if (row.mask) __builtin_prefetch(row.mask, 0, 2);
+    for (int64_t j = 0; row.bias && j < PANEL_KEYS; j += LINE_BYTES / 4) __builtin_prefetch(row.bias + j, 0, 2);
+  }
+}
+
+/* A panel with a bias, ALiBi or a mask; `full`: every row may see all of it. */
+static void any_shifted_panel(const panel_work *w, bool full) {
+  const attn_problem *p = w->block->problem;
+  const uint32_t uses = p->uses & (ATTN_USE_BIAS | ATTN_USE_MASK | ATTN_USE_ALIBI);
+  fetch_shifts(w->block, w->tile_row, w->key);
+  if (full && uses == ATTN_USE_BIAS && p->bias_stride.k == 1)
+    biased_panel(w);
+  else if (full && uses == ATTN_USE_MASK && p->mask_stride.k == 1)
+    masked_panel(w);
+  else
+    shifted_panel(w);
+}
 
 /* A panel whose scores are other similarities or pass through a softcap (scores.h); the reference comes off after that. */
 static void adjusted_panel(const panel_work *w) {
@@ -148,11 +189,12 @@ static void score_softmax_tile(const row_block *block, int64_t tile_row, tile_ke
     w.score = score + (key - keys.first);
     w.pending = key - first;
     fetch_cold_lines(cold);
+    const bool full = key + PANEL_KEYS == next && keys.all_begin <= key && next <= keys.all_end;
     if (block->shifted)
-      shifted_panel(&w);
+      any_shifted_panel(&w, full);
     else if (block->adjusted)
       adjusted_panel(&w);
-    else if (key + PANEL_KEYS == next && keys.all_begin <= key && next <= keys.all_end)
+    else if (full)
       full_panel(&w);
     else
       edge_panel(&w, ceil_div(min64(keys.end, next) - key, VEC_LANES));

@@ -96,28 +96,36 @@ typedef struct shift_row {
   const uint8_t *mask; /* NULL if there is none */
 } shift_row;
 
-static inline shift_row shift_row_of(const row_block *block, int64_t i, int64_t key) {
+/* Whether keys of one row's bias and mask lie side by side. */
+static inline bool shifts_side_by_side(const attn_problem *p) {
+  return (!attn_uses(p, ATTN_USE_BIAS) || p->bias_stride.k == 1) && (!attn_uses(p, ATTN_USE_MASK) || p->mask_stride.k == 1);
+}
+
+/* `uses`: the problem's, or a constant where a panel is compiled for it. */
+static ALWAYS_INLINE shift_row shift_row_of(const row_block *block, const uint32_t uses, int64_t i, int64_t key) {
   const attn_problem *p = block->problem;
-  const bool has_bias = attn_uses(p, ATTN_USE_BIAS), has_mask = attn_uses(p, ATTN_USE_MASK);
   const problem_row at = problem_row_of(block, i);
-  shift_row row = {.dense = key + PANEL_KEYS <= block->seq->len_k};
-  if (has_bias) row.bias = block->args->bias + attn_score_offset(&p->bias_stride, block->b, at.head, at.query, key);
-  if (has_mask) row.mask = block->args->mask + attn_score_offset(&p->mask_stride, block->b, at.head, at.query, key);
-  row.dense = row.dense && (!has_bias || p->bias_stride.k == 1) && (!has_mask || p->mask_stride.k == 1);
+  shift_row row = {.dense = key + PANEL_KEYS <= block->seq->len_k && shifts_side_by_side(p)};
+  if (uses & ATTN_USE_BIAS)
+    row.bias = block->args->bias + attn_score_offset(&p->bias_stride, block->b, at.head, at.query, key);
+  if (uses & ATTN_USE_MASK)
+    row.mask = block->args->mask + attn_score_offset(&p->mask_stride, block->b, at.head, at.query, key);
   return row;
 }
 
 /* shift_of and select_keys for vector v of the row's panel at `key`. */
-static ALWAYS_INLINE vec shift_at(const row_block *block, const shift_row *row, int64_t i, int64_t key, int v) {
+static ALWAYS_INLINE vec shift_at(const row_block *block, const uint32_t uses, const shift_row *row, int64_t i, int64_t key,
+                                  int v) {
   if (!row->dense) return shift_of(block, i, key + v * VEC_LANES);
-  vec s = row->bias ? vec_mul(vec_set1(LOG2_E), vec_load(row->bias + v * VEC_LANES)) : vec_zero();
-  return attn_uses(block->problem, ATTN_USE_ALIBI) ? vec_sub(s, alibi_of(block, i, key + v * VEC_LANES)) : s;
+  vec s = uses & ATTN_USE_BIAS ? vec_mul(vec_set1(LOG2_E), vec_load(row->bias + v * VEC_LANES)) : vec_zero();
+  return uses & ATTN_USE_ALIBI ? vec_sub(s, alibi_of(block, i, key + v * VEC_LANES)) : s;
 }
 
-static ALWAYS_INLINE vec select_at(const row_block *block, const shift_row *row, int64_t i, int64_t key, int v, vec x) {
+static ALWAYS_INLINE vec select_at(const row_block *block, const uint32_t uses, const shift_row *row, int64_t i, int64_t key,
+                                   int v, vec x) {
   if (!row->dense) return select_keys(block, i, key + v * VEC_LANES, x);
-  if (row->bias) x = vec_unless_masked(x, vec_load(row->bias + v * VEC_LANES));
-  return row->mask ? vec_select_bytes(x, row->mask + v * VEC_LANES, VEC_LANES) : x;
+  if (uses & ATTN_USE_BIAS) x = vec_unless_masked(x, vec_load(row->bias + v * VEC_LANES));
+  return uses & ATTN_USE_MASK ? vec_select_bytes(x, row->mask + v * VEC_LANES, VEC_LANES) : x;
 }
 
 /* Scores of row i for VEC_LANES keys from `key` on, from their similarities. */
