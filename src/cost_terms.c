@@ -10,7 +10,7 @@
 
 #include "kernels/common/dtypes.h"
 
-enum { LANES = 16, TILE = 32, TILE_ROWS = 6, TASK_ROWS = 96, PANEL = 64, LEVELS = 3 };
+enum { LANES = 16, TILE = 32, TILE_ROWS = 6, TASK_ROWS = 96, PANEL = 64, STREAM_KEYS = 32, LEVELS = 3 };
 
 static double whole(double count, int of) { return ceil(count / of); }
 
@@ -52,6 +52,15 @@ static sizes sizes_of(const attn_problem *p) {
   return s;
 }
 
+/* One row of the usual dimensions, whole blocks of keys (one_row.h): they take a term of their own. */
+static void stream_terms(const sizes *s, double *t) {
+  const double rest = fmod(s->keys, STREAM_KEYS);
+  t[7] = rest * s->wide;
+  t[9] = rest;
+  t[10] = rest * s->wide;
+  t[19] = (s->keys - rest) * s->wide;
+}
+
 /* Decode goes through K and V once for every 8, 4, 2 or 1 rows of a KV head (few_rows.h), or 16 in the tile unit:
  * 7 rows as 8, and 3 as 4. */
 static void decode_terms(const sizes *s, double *t) {
@@ -75,7 +84,8 @@ static void decode_terms(const sizes *s, double *t) {
   t[16] = passes * s->keys * s->tail;
   t[17] = s->rows * s->tail;
   t[18] = s->rows * s->causal;
-  t[19] = passes * s->keys;
+  t[19] = 0;
+  if (s->rows == 1 && (s->dim == 64 || s->dim == 128)) stream_terms(s, t);
 }
 
 /* Flash packs K and V, and goes through them once for every 6 queries of a head, or 32 in the tile unit. */
@@ -89,7 +99,7 @@ static void flash_terms(const sizes *s, double visible, double *t) {
   t[4] = tiles;
   t[5] = tiles * s->wide;
   t[6] = tiles * visible * s->wide;
-  t[7] = tiles * visible;
+  t[7] = packed * s->tail;
   t[8] = tiles * keys * s->wide;
   t[9] = tiles * keys;
   t[10] = tiles * whole(keys, PANEL);
@@ -113,4 +123,36 @@ void attn_cost_terms(const attn_kernel_info *kernel, const attn_problem *problem
   memcpy(terms + 20, s.level, sizeof s.level);
   for (int i = 0; i < ATTN_COST_TERMS - 1; i++) terms[i] *= s.heads;
   terms[ATTN_COST_TERMS - 1] = 1;
+}
+
+static double sum_of(const attn_kernel_costs *c, const double terms[ATTN_COST_TERMS]) {
+  double ns = 0;
+  for (int i = 0; i < ATTN_COST_TERMS; i++) ns += c->ns[i] * terms[i];
+  return ns;
+}
+
+double attn_expected_ns(const attn_kernel_costs *costs, const attn_kernel_info *kernel, const attn_problem *problem) {
+  double terms[ATTN_COST_TERMS];
+  attn_cost_terms(kernel, problem, terms);
+  return sum_of(costs, terms);
+}
+
+int attn_expect(const attn_kernel_costs *costs, int count, const attn_problem *problem,
+                attn_expected_cost expected[ATTN_EXPECTED_COSTS]) {
+  const char *algorithm = ""; /* of the terms: kernels of one algorithm share them */
+  double terms[ATTN_COST_TERMS];
+  int found = 0;
+  for (int i = 0; i < count && found < ATTN_EXPECTED_COSTS && problem->dtype_q == problem->dtype_kv; i++) {
+    const attn_kernel_costs *c = &costs[i];
+    const attn_kernel_info *kernel = c->dtype == problem->dtype_kv ? attn_kernel_find(c->kernel) : NULL;
+    if (!kernel) continue; /* as one of a plug-in that is not loaded */
+    if (strcmp(kernel->algorithm, algorithm) != 0) attn_cost_terms(kernel, problem, terms);
+    algorithm = kernel->algorithm;
+    const double ns = sum_of(c, terms);
+    int at = found++;
+    for (; at > 0 && expected[at - 1].ns > ns; at--) expected[at] = expected[at - 1];
+    expected[at] = (attn_expected_cost){.costs = c, .ns = ns};
+  }
+  for (int i = 0; i < found; i++) expected[i].over_least = expected[0].ns > 0 ? expected[i].ns / expected[0].ns : 1;
+  return found;
 }

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bf16_costs.h"
 #include "bf16_probe.h"
 #include "cpu.h"
 #include "error.h"
@@ -80,7 +81,10 @@ static attn_status choose_named(const attn_problem *problem, const char *name, c
 
 enum {
   FAR_BYTES = 3 << 19,         /* K and V of a head, as floats, that leave level 2 where flash packs them: */
-  FAR_QUERIES = 24,            /* so many queries do not pay for it */
+  FAR_QUERIES = 24,            /* so many queries do not pay for it, */
+  FAR_OF_MANY = 1 << 20,       /* and with so much of a head, */
+  FAR_BYTES_OF_ALL = 8 << 20,  /* and so much of all heads, */
+  FAR_ROWS_OF_MANY = 8,        /* so many rows of a KV head do not */
   TILE_QUERIES = 24,           /* from here on tiles of 32 queries pay, */
   TILE_QUERIES_OF_GROUPS = 19, /* or from here, if query heads share keys; */
   TILE_PAIRS = 512,            /* fewer queries need so many pairs with keys, because tiles are computed whole, */
@@ -109,8 +113,8 @@ typedef struct vector_costs {
   int32_t few_keys;                    /* what tiles take longer, in hundredths of a tile and a key */
 } vector_costs;
 
-static const vector_costs avx512_costs[] = {{{210, 100, 65, 55}, {45, 35, 40, 40}, 85, -50, 32, 200},
-                                            {{210, 100, 65, 55}, {85, 55, 40, 40}, 160, -25, 17, 200}};
+static const vector_costs avx512_costs[] = {{{210, 105, 65, 55}, {45, 35, 40, 40}, 75, -35, 32, 200},
+                                            {{195, 100, 65, 55}, {85, 55, 40, 40}, 150, -10, 13, 200}};
 static const vector_costs other_costs[] = {{{0, 90, 50, 40}, {0, 20, 15, 5}, 40, -20, 20, 100},
                                            {{0, 97, 60, 60}, {0, 15, 5, 0}, 145, -55, 17, 0}};
 
@@ -141,9 +145,13 @@ static int64_t flash_cost(const vector_costs *c, const attn_problem *p, int64_t 
 static bool suits_decode(const attn_problem *p, const char *isa) {
   const vector_costs *c = strncmp(isa, "avx512", 6) == 0 ? avx512_costs : other_costs;
   const int64_t dims = p->dim_qk + p->dim_v, narrow = dims < 64 ? 100 : 6400 / dims; /* below 32 nothing is measured */
-  if (p->seq_k > FAR_BYTES / (int64_t)sizeof(float) / dims) return p->seq_q <= FAR_QUERIES;
+  const int64_t rows = p->heads_q / p->heads_kv * p->seq_q, bytes_of_key = (int64_t)sizeof(float) * dims;
+  if (p->seq_k > FAR_BYTES / bytes_of_key) return p->seq_q <= FAR_QUERIES;
+  if (rows <= FAR_ROWS_OF_MANY && p->seq_k > FAR_OF_MANY / bytes_of_key &&
+      p->seq_k > FAR_BYTES_OF_ALL / bytes_of_key / p->heads_kv)
+    return true;
   c += p->dtype_kv != ATTN_F32;
-  return decode_cost(c, p->heads_q / p->heads_kv * p->seq_q, narrow) < flash_cost(c, p, narrow);
+  return decode_cost(c, rows, narrow) < flash_cost(c, p, narrow);
 }
 
 /* Whether kernels on tiles have to copy K and V, whose width is no multiple of theirs. */
@@ -212,6 +220,39 @@ static const char *slower_than_widening(void) {
   return reason;
 }
 
+/* ---- By costs ---- */
+
+/* NULL, or why a kernel that a tuning file names cannot run here. */
+static const char *missing_or_refusing(const attn_kernel *kernel, const char *name, const attn_problem *problem,
+                                       const char *cap) {
+  const char *reason = kernel ? refusal(kernel, problem, cap) : attn_registry_missing(name);
+  return kernel || reason ? reason : "no kernel of this process has that name";
+}
+
+/* The first, from `from` on, whose kernel can run; `count` if there is none. */
+static int next_that_runs(const attn_expected_cost *e, int from, int count, const attn_problem *problem, const char *cap) {
+  while (from < count && missing_or_refusing(attn_registry_find(e[from].costs->kernel), e[from].costs->kernel, problem, cap))
+    from++;
+  return from;
+}
+
+/* The quickest of those that can run; NULL if there is none. Says by what margin. */
+static const attn_kernel *choose_expected(const attn_problem *problem, const char *cap, const attn_expected_cost *e,
+                                          int count, const char *whose, char *why, size_t bytes) {
+  int best = next_that_runs(e, 0, count, problem, cap);
+  while (best < count && attn_dispatch_claim(attn_registry_find(e[best].costs->kernel)))
+    best = next_that_runs(e, best + 1, count, problem, cap);
+  if (best == count) return NULL;
+  const int second = next_that_runs(e, best + 1, count, problem, cap);
+  char line[20] = "", margin[100] = "no other kernel is quick";
+  if (e[best].costs->line) snprintf(line, sizeof line, ", line %d", e[best].costs->line);
+  if (second < count)
+    snprintf(margin, sizeof margin, "%s takes %.2f times as long", e[second].costs->kernel,
+             e[second].over_least / e[best].over_least);
+  snprintf(why, bytes, "%.340s%s: by costs right within %.0f %%, %s", whose, line, 100 * e[best].costs->error, margin);
+  return attn_registry_find(e[best].costs->kernel);
+}
+
 /* NULL, or why the automatic choice passes over a kernel that would take the problem. A rule sees the shape of one sequence,
  * never batch or threads. */
 static const char *passed_over(const attn_kernel *kernel, const attn_problem *p, const char *cap) {
@@ -222,6 +263,22 @@ static const char *passed_over(const attn_kernel *kernel, const attn_problem *p,
   if (strcmp(kernel->info.isa, "amx") == 0) return slower_in_decoding_tiles(p);
   if (!suits_decode(p, kernel->info.isa)) return "slower than flash for so many queries";
   return p->seq_q > DECODED_QUERIES && suits_tiles(p, cap) ? "slower than flash_amx for so many queries" : NULL;
+}
+
+/* By costs, where products by VDPBF16PS are quick: they are as good for some problems as widening, but not for all. False if
+ * the problem is none that costs are known of. */
+static bool choose_by_bf16_costs(const attn_problem *problem, const char *cap, attn_choice *choice) {
+  attn_expected_cost expected[ATTN_EXPECTED_COSTS];
+  char whose[160];
+  if (attn_tuning_excludes(problem)) return false;
+  const uint64_t mode = attn_float_mode_enter();
+  const int count = attn_expect(attn_bf16_costs, ATTN_BF16_COSTS, problem, expected);
+  snprintf(whose, sizeof whose, "automatic, by costs of Zen 5 (a probe found it %.2f times as fast as widening)",
+           attn_bf16_gain());
+  const attn_kernel *kernel = choose_expected(problem, cap, expected, count, whose, choice->why, sizeof choice->why);
+  attn_float_mode_leave(mode);
+  if (kernel) choice->kernel = kernel;
+  return kernel;
 }
 
 static attn_status choose_automatically(const attn_problem *problem, const char *cap, attn_choice *choice) {
@@ -237,6 +294,7 @@ static attn_status choose_automatically(const attn_problem *problem, const char 
   }
   choice->kernel = kernel;
   if (!choice->kernel) return attn_fail(ATTN_UNSUPPORTED, "no kernel takes this problem here: %s", refused);
+  if (is_measured(kernel) && choose_by_bf16_costs(problem, cap, choice)) return ATTN_OK;
   char probe[80] = "";
   if (is_measured(kernel))
     snprintf(probe, sizeof probe, " (a probe found it %.2f times as fast as widening)", attn_bf16_gain());
@@ -251,40 +309,6 @@ static void explain_rule(const attn_tuning_rule *rule, const char *path, char *w
            rule->line, rule->second, rule->margin, rule->low, rule->high);
 }
 
-/* NULL, or why a kernel that a tuning file names cannot run here. */
-static const char *missing_or_refusing(const attn_kernel *kernel, const char *name, const attn_problem *problem,
-                                       const char *cap) {
-  const char *reason = kernel ? refusal(kernel, problem, cap) : attn_registry_missing(name);
-  return kernel || reason ? reason : "no kernel of this process has that name";
-}
-
-/* The first of the costs, from `from` on, whose kernel can run; `count` if there is none. */
-static int next_that_runs(const attn_tuning_cost *costs, int from, int count, const attn_problem *problem, const char *cap) {
-  while (from < count && missing_or_refusing(attn_registry_find(costs[from].kernel), costs[from].kernel, problem, cap))
-    from++;
-  return from;
-}
-
-/* The quickest by the file's costs of those that can run; NULL if there is none. */
-static const attn_kernel *choose_by_costs(const attn_problem *problem, const char *cap, const attn_tuning *tuning, char *why,
-                                          size_t bytes) {
-  attn_tuning_cost costs[ATTN_TUNING_COSTS];
-  const int count = attn_tuning_costs(tuning, problem, costs);
-  int best = next_that_runs(costs, 0, count, problem, cap);
-  while (best < count && attn_dispatch_claim(attn_registry_find(costs[best].kernel)))
-    best = next_that_runs(costs, best + 1, count, problem, cap);
-  if (best == count) return NULL;
-  const int second = next_that_runs(costs, best + 1, count, problem, cap);
-  const int said = snprintf(why, bytes, "tuning file %.300s, line %d: by its costs, right within %.0f %%, ",
-                            attn_tuning_path(tuning), costs[best].line, 100 * costs[best].error);
-  if (second < count)
-    snprintf(why + said, bytes - (size_t)said, "%s takes %.2f times as long", costs[second].kernel,
-             costs[second].over_least / costs[best].over_least);
-  else
-    snprintf(why + said, bytes - (size_t)said, "no other kernel is quick");
-  return attn_registry_find(costs[best].kernel);
-}
-
 /* The kernel of the rule that the file has for the problem, or else the quickest by its costs. NULL, and the reason in
  * `why`, if it has neither or the rule's kernel cannot run. */
 static const attn_kernel *choose_tuned(const attn_problem *problem, const char *cap, const attn_tuning *tuning, char *why,
@@ -292,7 +316,12 @@ static const attn_kernel *choose_tuned(const attn_problem *problem, const char *
   const char *path = attn_tuning_path(tuning), *reason = attn_tuning_excludes(problem);
   const attn_tuning_rule *rule = reason ? NULL : attn_tuning_find(tuning, problem);
   const attn_kernel *kernel = NULL;
-  if (!rule && !reason) kernel = choose_by_costs(problem, cap, tuning, why, bytes);
+  if (!rule && !reason) {
+    attn_expected_cost expected[ATTN_EXPECTED_COSTS];
+    char whose[340];
+    snprintf(whose, sizeof whose, "tuning file %.300s", path);
+    kernel = choose_expected(problem, cap, expected, attn_tuning_expect(tuning, problem, expected), whose, why, bytes);
+  }
   if (kernel) return kernel;
   if (!rule) {
     snprintf(why, bytes, "tuning file %.300s has no rule for this problem%s%s", path, reason ? ": " : "",

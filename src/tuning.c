@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cost_terms.h"
 #include "cpu.h"
 #include "error.h"
 #include "kernels/common/dtypes.h"
@@ -24,18 +23,9 @@ enum {
   PATH_BYTES = 400 /* of a path in messages */
 };
 
-/* What one kernel costs on one thread, by its measured times. */
-typedef struct cost {
-  char kernel[48];
-  attn_dtype dtype;
-  double error;               /* as in attn_tuning_cost */
-  double ns[ATTN_COST_TERMS]; /* of each term */
-  int line;
-} cost;
-
 struct attn_tuning {
   attn_tuning_rule *rules;
-  cost *costs;
+  attn_kernel_costs *costs;
   int rule_count, cost_count, rule_room, cost_room;
   double least_ns; /* of one thread and wave: what it has to save; 0 = not measured */
   bool has_cpu, has_library;
@@ -199,7 +189,7 @@ static attn_status read_rule(reader *r) {
 
 static attn_status read_cost(reader *r) {
   attn_tuning *t = r->tuning;
-  cost c = {.line = r->line};
+  attn_kernel_costs c = {.line = r->line};
   char word[24];
   attn_dtype q;
   bool fine = next_kernel(r, "kernel", c.kernel) && next_dtypes(r, &q, &c.dtype) && q == c.dtype &&
@@ -402,35 +392,8 @@ const attn_tuning_rule *attn_tuning_find(const attn_tuning *t, const attn_proble
   return NULL;
 }
 
-static double sum_of(const cost *c, const double terms[ATTN_COST_TERMS]) {
-  double ns = 0;
-  for (int i = 0; i < ATTN_COST_TERMS; i++) ns += c->ns[i] * terms[i];
-  return ns;
-}
-
-static double sequence_ns(const cost *c, const attn_kernel_info *kernel, const attn_problem *p) {
-  double terms[ATTN_COST_TERMS];
-  attn_cost_terms(kernel, p, terms);
-  return sum_of(c, terms);
-}
-
-int attn_tuning_costs(const attn_tuning *t, const attn_problem *p, attn_tuning_cost costs[ATTN_TUNING_COSTS]) {
-  const char *algorithm = ""; /* of the terms: kernels of one algorithm share them */
-  double terms[ATTN_COST_TERMS];
-  int count = 0;
-  for (int i = 0; i < t->cost_count && count < ATTN_TUNING_COSTS; i++) {
-    const cost *c = &t->costs[i];
-    const attn_kernel_info *kernel = c->dtype == p->dtype_kv && c->dtype == p->dtype_q ? attn_kernel_find(c->kernel) : NULL;
-    if (!kernel) continue; /* as one of a plug-in that is not loaded */
-    if (strcmp(kernel->algorithm, algorithm) != 0) attn_cost_terms(kernel, p, terms);
-    algorithm = kernel->algorithm;
-    const double ns = sum_of(c, terms);
-    int at = count++;
-    for (; at > 0 && costs[at - 1].ns > ns; at--) costs[at] = costs[at - 1];
-    costs[at] = (attn_tuning_cost){.kernel = kernel->name, .ns = ns, .error = c->error, .line = c->line};
-  }
-  for (int i = 0; i < count; i++) costs[i].over_least = costs[0].ns > 0 ? costs[i].ns / costs[0].ns : 1;
-  return count;
+int attn_tuning_expect(const attn_tuning *t, const attn_problem *p, attn_expected_cost expected[ATTN_EXPECTED_COSTS]) {
+  return attn_expect(t->costs, t->cost_count, p, expected);
 }
 
 /* Sequences of the longest length that hold as many queries. */
@@ -441,9 +404,9 @@ static double sequences(const attn_problem *p) {
 int attn_tuning_threads(const attn_tuning *t, const attn_kernel_info *kernel, const attn_problem *p, int64_t waves,
                         int threads) {
   for (int i = 0; i < t->cost_count && t->least_ns > 0; i++) {
-    const cost *c = &t->costs[i];
+    const attn_kernel_costs *c = &t->costs[i];
     if (c->dtype != p->dtype_kv || strcmp(c->kernel, kernel->name) != 0) continue;
-    return attn_threads_worth(sequences(p) * sequence_ns(c, kernel, p), t->least_ns, waves, threads);
+    return attn_threads_worth(sequences(p) * attn_expected_ns(c, kernel, p), t->least_ns, waves, threads);
   }
   return 0;
 }

@@ -5,11 +5,9 @@
 #define ATTN_TUNING_H
 
 #include "attn/kernel.h"
+#include "cost_terms.h"
 
-enum {
-  ATTN_TUNING_FORMAT = 2,
-  ATTN_TUNING_COSTS = 32 /* kernels of a type that costs are looked at of */
-};
+enum { ATTN_TUNING_FORMAT = 2 };
 
 /* What a kernel's code is, as tuning files name it. */
 const char *attn_tuning_code(const attn_kernel_info *kernel);
@@ -33,17 +31,9 @@ const char *attn_tuning_excludes(const attn_problem *problem);
 /* The rule whose box holds the problem; NULL if there is none. */
 const attn_tuning_rule *attn_tuning_find(const attn_tuning *tuning, const attn_problem *problem);
 
-/* What a kernel is expected to take, by a line of costs. */
-typedef struct attn_tuning_cost {
-  const char *kernel;
-  double ns, over_least; /* over_least: time over that of the quickest of all */
-  double error;          /* of such times where they were measured: root of the mean square, relative */
-  int line;
-} attn_tuning_cost;
-
-/* By the file's costs of the problem's type, quickest first, on one thread and for one sequence; how many there are. 0 where
- * Q has another type than K and V. */
-int attn_tuning_costs(const attn_tuning *tuning, const attn_problem *problem, attn_tuning_cost costs[ATTN_TUNING_COSTS]);
+/* What the file's costs say of the problem, as attn_expect(). */
+int attn_tuning_expect(const attn_tuning *tuning, const attn_problem *problem,
+                       attn_expected_cost expected[ATTN_EXPECTED_COSTS]);
 
 /* How many threads pay, by the file's costs; 0 if it has none for the kernel. As attn_paying_threads(). */
 int attn_tuning_threads(const attn_tuning *tuning, const attn_kernel_info *kernel, const attn_problem *problem,

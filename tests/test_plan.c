@@ -263,6 +263,20 @@ TEST(long_sequences_stay_with_decode) {
     }
 }
 
+/* So do up to 8 rows of a KV head where it has more than 1 MiB and all heads more than 8. */
+TEST(few_rows_of_many_long_heads_stay_with_decode) {
+  static const struct {
+    int64_t heads, queries, keys;
+    const char *expected;
+  } cases[] = {{8, 6, 3276, "flash_c"}, {8, 6, 3277, "decode_c"}, {7, 6, 3277, "flash_c"}, {8, 12, 3277, "flash_c"}};
+  for (size_t i = 0; i < COUNT(cases); i++) {
+    attn_problem problem;
+    attn_problem_init(&problem, 1, cases[i].heads, cases[i].heads, cases[i].queries, cases[i].keys, 40, 40);
+    setenv("ATTN_MAX_ISA", "c", 1);
+    assert_plan_of(&problem, cases[i].expected);
+  }
+}
+
 /* Flash packs K and V slower the further they reach beyond 256 KiB, and computes its tiles slower where keys are few. */
 TEST(the_size_of_keys_moves_the_border) {
   static const struct {
@@ -428,7 +442,7 @@ TEST(the_probe_decides_on_products_of_bf16) {
   static const struct {
     int64_t queries;
     const char *dot, *widening;
-  } pairs[] = {{300, "flash_avx512bf16", "flash_avx512"}, {1, "decode_avx512bf16", "decode_avx512"}};
+  } pairs[] = {{300, "flash_avx512bf16", "flash_avx512"}, {4, "decode_avx512bf16", "decode_avx512"}};
   attn_problem problem;
   attn_plan *plan;
   double gain[2] = {0};

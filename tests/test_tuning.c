@@ -205,13 +205,13 @@ TEST(the_quickest_by_costs_runs) {
   char where[90];
   read_lines(COST("flash_c", "f32", "100", "50") COST("naive_c", "f32", "10", "5000") COST("decode_c", "f32", "1", "1")
                  COST("naive_c", "bf16", "1", "1") COST("flash_mmx", "f32", "1", "1"));
-  snprintf(where, sizeof where, "tuning file a.tuning, line %d: by its costs, right within 5 %%, ", first_line() + 1);
+  snprintf(where, sizeof where, "tuning file a.tuning, line %d: by costs right within 5 %%, ", first_line() + 1);
   attn_problem problem = of_shape(40, 40, 1, 32); /* 80 rows; decode_c takes 32 at most */
   expect_choice(&problem, "naive_c", where, "flash_c takes 1.39 times as long");
   problem = of_shape(20, 40, 1, 32);
-  expect_choice(&problem, "decode_c", "by its costs", "flash_c takes 98.78 times as long");
+  expect_choice(&problem, "decode_c", "by costs", "flash_c takes 98.78 times as long");
   problem.dtype_q = problem.dtype_kv = ATTN_BF16;
-  expect_choice(&problem, "naive_c", "by its costs, right within 5 %, no other kernel is quick", NULL);
+  expect_choice(&problem, "naive_c", "by costs right within 5 %, no other kernel is quick", NULL);
   problem.dtype_q = ATTN_F32;
   expect_choice(&problem, "flash_c", "has no rule for this problem; automatic", NULL);
   problem = of_shape(20, 40, 1, 36);
