@@ -142,6 +142,13 @@ static void decode_block(const row_block *block, products *work, int64_t begin, 
   }
 }
 
+#if !defined DECODE_OWN_PRODUCTS && !defined DECODE_PAIRS
+#include "one_row.h"
+#else
+typedef int64_t stream_function(const row_block *block, int64_t key, int64_t end);
+#define stream_of(block, keys, asks) ((stream_function *)NULL)
+#endif
+
 /* ---- Tasks ---- */
 
 typedef struct decode_task {
@@ -208,8 +215,11 @@ static void decode_split(const decode_task *t, int64_t split, bool careful) {
   start_rows(&block, padded_rows(block.rows));
   products work = start_products(&block, &t->at.products, (char *)t->scratch + t->at.own);
   const attn_key_range keys = keys_of_split(&block, split);
-  for (int64_t key = round_down(keys.begin, DECODE_KEYS); key < keys.end; key += DECODE_KEYS)
-    decode_block(&block, &work, max64(key, keys.begin), min64(key + DECODE_KEYS, keys.end));
+  stream_function *const stream = stream_of(&block, keys, work.twice);
+  for (int64_t key = round_down(keys.begin, DECODE_KEYS); key < keys.end; key += DECODE_KEYS) {
+    if (stream && key >= keys.begin) key = stream(&block, key, keys.end);
+    if (key < keys.end) decode_block(&block, &work, max64(key, keys.begin), min64(key + DECODE_KEYS, keys.end));
+  }
   end_products(&work, &block);
 }
 

@@ -54,8 +54,19 @@ static inline next_lines next_lines_of(line_rows k, line_rows v, int64_t keys) {
 
 /* Asks for `pairs` lines of K and as many of V, into level 2; `pairs` is a constant. */
 static ALWAYS_INLINE void fetch_pairs(next_lines *next, const int pairs) {
-  UNROLL
-  for (int i = 0; i < pairs; i++) {
+  if (__builtin_expect(next->left > pairs, 1)) {
+    UNROLL
+    for (int i = 0; i < pairs; i++) {
+      __builtin_prefetch((const void *)(next->k + (uintptr_t)i * LINE_BYTES), 0, 2);
+      __builtin_prefetch((const void *)(next->v + (uintptr_t)i * LINE_BYTES), 0, 2);
+    }
+    next->k += (uintptr_t)pairs * LINE_BYTES;
+    next->v += (uintptr_t)pairs * LINE_BYTES;
+    next->left -= pairs;
+    return;
+  }
+  NO_UNROLL
+  for (int i = 0; i < pairs; i++) { /* over the end of a row */
     __builtin_prefetch((const void *)next->k, 0, 2);
     __builtin_prefetch((const void *)next->v, 0, 2);
     next->k += LINE_BYTES;

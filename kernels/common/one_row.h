@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: MIT */
+/* decode of one query row that sees every key, for the usual head dimensions: few_rows.h with all sizes constant, and all
+ * blocks in one function.
+ *
+ * One row waits for memory, and memory waits for the row: while a core works on arithmetic, it asks for nothing that lies
+ * beyond its window of some 450 instructions. So what counts is how few instructions stand between one load and the next,
+ * and between a block's last load of K and its first of V. A row's bits are those of few_rows.h and softmax_row().
+ *
+ * Included by decode.h where lanes hold floats. Parameters: those of register_tile.h. */
+#ifndef ATTN_COMMON_ONE_ROW_H
+#define ATTN_COMMON_ONE_ROW_H
+
+/* S of a block of keys that begin at element `key` of K. Key by key, because memory is read fastest in its own order. */
+static ALWAYS_INLINE void score_block(const float *q, key_rows k, const int dim, const few_kind kind, float *score,
+                                      next_lines *next) {
+  const int two_lines = 2 * LINE_BYTES / (int)attn_dtype_bytes(kind.dtype);
+  int64_t key = k.first;
+  NO_UNROLL
+  for (int at = 0; at < DECODE_KEYS; at += VEC_LANES) {
+    vec sum[VEC_LANES];
+    UNROLL
+    for (int j = 0; j < VEC_LANES; j++) {
+      ask_ahead(next, kind, dim / two_lines, &next->v_again);
+      sum[j] = vec_zero();
+      UNROLL
+      for (int d = 0; d < dim; d += VEC_LANES)
+        sum[j] = vec_fma(vec_load(q + d), load_elements(k.data, kind.dtype, key + d, VEC_LANES), sum[j]);
+      key += k.stride;
+      __asm__ volatile("" : "+r"(key)); /* or gcc keeps an address for each of the keys */
+    }
+    vec_store(score + at, vec_sum_each(sum));
+  }
+}
+
+/* acc += P V for the same keys, as many columns at a time as there are registers for. */
+static ALWAYS_INLINE void accumulate_block(const float *p, key_rows v, const int dim, const few_kind kind, float *acc,
+                                           next_lines *next) {
+  const int two_lines = 2 * LINE_BYTES / (int)attn_dtype_bytes(kind.dtype);
+  const int vecs = dim / VEC_LANES < DECODE_SUMS ? dim / VEC_LANES : DECODE_SUMS, values = vecs * VEC_LANES;
+  const int pairs = values > two_lines ? values / two_lines : 1, between = values < two_lines ? two_lines / values : 1;
+  UNROLL
+  for (int column = 0; column < dim; column += values) {
+    vec sum[DECODE_SUMS];
+    UNROLL
+    for (int c = 0; c < vecs; c++) sum[c] = vec_load(acc + column + c * VEC_LANES);
+    int64_t at = v.first + column;
+    NO_UNROLL
+    for (int j = 0; j < DECODE_KEYS; j++, at += v.stride) {
+      const vec_factor weight = vec_factor_at(p + j);
+      if (j % between == 0) ask_ahead(next, kind, pairs, &next->k_again);
+      UNROLL
+      for (int c = 0; c < vecs; c++)
+        sum[c] = vec_fma_factor(weight, load_elements(v.data, kind.dtype, at + c * VEC_LANES, VEC_LANES), sum[c]);
+    }
+    UNROLL
+    for (int c = 0; c < vecs; c++) vec_store(acc + column + c * VEC_LANES, sum[c]);
+  }
+}
+
+/* The whole blocks from key `key` on, up to `end`. Returns the first key that is left. */
+static ALWAYS_INLINE int64_t stream_blocks(const row_block *block, int64_t key, int64_t end, const int dim,
+                                           const few_kind kind) {
+  const attn_problem *p = block->problem;
+  const int64_t k_stride = p->k_stride.s, v_stride = p->v_stride.s;
+  key_rows k = {block->args->k, kind.dtype, attn_k_offset(p, block->seq, block->b, block->head, key), k_stride};
+  key_rows v = {block->args->v, kind.dtype, attn_v_offset(p, block->seq, block->b, block->head, key), v_stride};
+  next_lines next = next_lines_of(block_lines(k, dim), block_lines(v, dim), DECODE_KEYS);
+  for (; key + DECODE_KEYS <= end; key += DECODE_KEYS) {
+    score_block(block->q, k, dim, kind, block->score, &next);
+    softmax_row(block, 0, key, (attn_key_range){key, key + DECODE_KEYS}, block->score, true);
+    accumulate_block(block->score, v, dim, kind, block->acc, &next);
+    k.first += DECODE_KEYS * k_stride;
+    v.first += DECODE_KEYS * v_stride;
+  }
+  return key;
+}
+
+typedef int64_t stream_function(const row_block *block, int64_t key, int64_t end);
+
+#define DEFINE_STREAM(dim, dtype, ahead)                                                                        \
+  static NO_INLINE int64_t stream_##dim##_##dtype##_##ahead(const row_block *block, int64_t key, int64_t end) { \
+    return stream_blocks(block, key, end, dim, (few_kind){1, dtype, ahead});                                    \
+  }
+#define DTYPE(constant, ...)                                                           \
+  DEFINE_STREAM(64, ATTN_##constant, fresh) DEFINE_STREAM(128, ATTN_##constant, fresh) \
+  ASKS_TWICE(DEFINE_STREAM(64, ATTN_##constant, twice) DEFINE_STREAM(128, ATTN_##constant, twice))
+#include LANE_DTYPES
+#undef DTYPE
+
+/* NULL if the block's keys do not stream. `asks`: twice, if they are dense. */
+static stream_function *stream_of(const row_block *block, attn_key_range keys, bool asks) {
+  static stream_function *const functions[][2][2] = {
+#define DTYPE(constant, ...)                                                                    \
+  [ATTN_##constant] = {{stream_64_ATTN_##constant##_fresh, stream_128_ATTN_##constant##_fresh}, \
+                       ASKS_TWICE({stream_64_ATTN_##constant##_twice, stream_128_ATTN_##constant##_twice})},
+#include LANE_DTYPES
+#undef DTYPE
+  };
+  const attn_problem *p = block->problem;
+  const bool sizes = p->dim_qk == p->dim_v && (p->dim_qk == 64 || p->dim_qk == 128);
+  const bool plain = !selects_keys(p) && p->softcap == 0 && !attn_uses(p, ATTN_USE_ALIBI);
+  const bool dense = p->k_stride.s == p->dim_qk && p->v_stride.s == p->dim_v; /* or nothing is asked for twice */
+  const bool sees_all = block->range[0].begin <= keys.begin && block->range[0].end >= keys.end;
+  return block->rows == 1 && sizes && plain && sees_all ? functions[p->dtype_kv][asks && dense][p->dim_qk / 128] : NULL;
+}
+
+#endif
