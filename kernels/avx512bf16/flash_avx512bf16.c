@@ -189,36 +189,50 @@ static NO_INLINE void weigh_waiting(waiting_panel *w) {
   w->vecs = 0;
 }
 
-/* sum = scores in log2 units, relative to the references unless they are to be adjusted. `beside`: the waiting panel, which
- * is whole, becomes P meanwhile. */
-static ALWAYS_INLINE void pair_scores(const pair_work *work, vec sum[TILE_ROWS][TILE_VECS], const bool beside,
-                                      const int vecs, const int64_t depth) {
-  const panel_work w = work->panel;
-  const row_block *block = w.block;
+/* What a panel's scores need. PLAIN_PAIRS: no more than their references, which all rows have. EDGE_PAIRS: also what rows
+ * may see, and first references. SHIFTED_PAIRS: bias, ALiBi or a mask as well. ADJUSTED_PAIRS: relative_rows() does all of
+ * it. */
+typedef enum panel_kind { PLAIN_PAIRS, EDGE_PAIRS, SHIFTED_PAIRS, ADJUSTED_PAIRS } panel_kind;
+
+/* sum = Q K^T. `beside`: the waiting panel, which is whole, becomes P meanwhile. */
+static ALWAYS_INLINE void multiply_pairs(const pair_work *work, vec sum[TILE_ROWS][TILE_VECS], const bool beside,
+                                         const int vecs, const int64_t depth) {
+  const panel_work *w = &work->panel;
+  float_rows q = {w->block->q + w->tile_row * depth, depth}, k = {w->block->keys.k + w->key * depth, PANEL_KEYS};
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
     UNROLL
     for (int v = 0; v < vecs; v++) sum[i][v] = vec_zero();
   }
-  const int64_t q_stride = depth;
-  float_rows q = {block->q + w.tile_row * q_stride, q_stride};
-  float_rows k = {block->keys.k + w.key * depth, PANEL_KEYS};
-  int64_t done = 0;
+  if (!beside) product(sum, q, k, depth, vecs);
   UNROLL
   for (int64_t i = 0; i < TILE_ROWS; i++) {
     if (!beside) continue;
-    const int64_t end = depth * (i + 1) / TILE_ROWS, step = end - done;
-    product(sum, q, k, step, vecs);
-    q.at += step, k.at += step * PANEL_KEYS, done = end;
+    const int64_t steps = depth * (i + 1) / TILE_ROWS - depth * i / TILE_ROWS;
+    product(sum, q, k, steps, vecs);
+    q.at += steps, k.at += steps * PANEL_KEYS;
     weigh_row(work->waiting, i, TILE_VECS);
   }
-  if (!beside) product(sum, q, k, depth, vecs);
+}
+
+/* From Q K^T to scores in log2 units; unless they are ADJUSTED_PAIRS, relative to the references. */
+static ALWAYS_INLINE void scale_pairs(const panel_work *w, vec sum[TILE_ROWS][TILE_VECS], const panel_kind kind,
+                                      const int vecs) {
+  const row_block *block = w->block;
   const vec factor = vec_set1(block->problem->scale * LOG2_E);
+  const uint32_t uses = block->problem->uses;
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
-    const vec start = block->adjusted ? vec_zero() : vec_set1(-reference_of(block, w.tile_row + i));
+    const int64_t row = w->tile_row + i;
+    const vec start = kind == ADJUSTED_PAIRS ? vec_zero() : vec_set1(-reference_of(block, row));
+    const shift_row shift = kind == SHIFTED_PAIRS ? shift_row_of(block, uses, row, w->key) : (shift_row){0};
     UNROLL
-    for (int v = 0; v < vecs; v++) sum[i][v] = vec_fma(sum[i][v], factor, start);
+    for (int v = 0; v < vecs; v++) {
+      const vec added = kind == SHIFTED_PAIRS ? vec_add(shift_at(block, uses, &shift, row, w->key, v), start) : start;
+      sum[i][v] = vec_fma(sum[i][v], factor, added);
+      if (kind == SHIFTED_PAIRS) sum[i][v] = select_at(block, uses, &shift, row, w->key, v, sum[i][v]);
+    }
+    if (kind == EDGE_PAIRS || kind == SHIFTED_PAIRS) select_allowed_vecs(block->range[row], w->key, sum[i], vecs);
   }
 }
 
@@ -233,37 +247,60 @@ static NO_INLINE void relative_rows(const panel_work *w, int64_t vecs) {
   }
 }
 
-/* `plain`: every row sees the whole panel and has a reference, and scores are not adjusted. False if the stored scores are
- * not yet what P is made of: then relative_rows() is next. */
-static ALWAYS_INLINE bool score_pairs(const pair_work *work, const bool plain, const bool beside, const int vecs,
+/* False if the stored scores are not yet what P is made of: then relative_rows() is next. */
+static ALWAYS_INLINE bool score_pairs(const pair_work *work, const panel_kind kind, const bool beside, const int vecs,
                                       const int64_t depth) {
-  const panel_work w = work->panel;
-  const row_block *block = w.block;
+  const panel_work *w = &work->panel;
   vec sum[TILE_ROWS][TILE_VECS];
-  pair_scores(work, sum, beside, vecs, depth);
-  bool bounded = false;
-  if (!plain && !block->adjusted) {
-    UNROLL
-    for (int i = 0; i < TILE_ROWS; i++) select_allowed_vecs(block->range[w.tile_row + i], w.key, sum[i], vecs);
-    bounded = !w.settled && settle_rows(block, w.tile_row, sum, vecs);
-  }
-  const bool fits = (plain || !block->adjusted) && (bounded || !some_above(sum, RESCALE_AT, vecs));
-  store_tile(sum, w.score, block->score_stride, vecs);
+  multiply_pairs(work, sum, beside, vecs, depth);
+  scale_pairs(w, sum, kind, vecs);
+  const bool bounded =
+      (kind == EDGE_PAIRS || kind == SHIFTED_PAIRS) && !w->settled && settle_rows(w->block, w->tile_row, sum, vecs);
+  const bool fits = kind != ADJUSTED_PAIRS && (bounded || !some_above(sum, RESCALE_AT, vecs));
+  store_tile(sum, w->score, w->block->score_stride, vecs);
   return fits;
 }
 
 static int64_t depth_of(const pair_work *w) { return pairs(w->panel.block->problem->dim_qk); }
 
-static NO_INLINE bool plain_panel_beside_64(const pair_work *w) { return score_pairs(w, true, true, TILE_VECS, 32); }
-static NO_INLINE bool plain_panel_beside_128(const pair_work *w) { return score_pairs(w, true, true, TILE_VECS, 64); }
-static NO_INLINE bool plain_panel_beside(const pair_work *w) { return score_pairs(w, true, true, TILE_VECS, depth_of(w)); }
-static NO_INLINE bool plain_panel(const pair_work *w) { return score_pairs(w, true, false, TILE_VECS, depth_of(w)); }
-static NO_INLINE bool other_panel_pairs(const pair_work *w, int64_t vecs) {
+/* The usual depths are constants. */
+static NO_INLINE bool plain_beside_32(const pair_work *w) { return score_pairs(w, PLAIN_PAIRS, true, TILE_VECS, 32); }
+static NO_INLINE bool plain_beside_64(const pair_work *w) { return score_pairs(w, PLAIN_PAIRS, true, TILE_VECS, 64); }
+static NO_INLINE bool plain_beside_any(const pair_work *w) {
+  return score_pairs(w, PLAIN_PAIRS, true, TILE_VECS, depth_of(w));
+}
+
+static bool plain_beside(const pair_work *w) {
+  const int64_t depth = depth_of(w);
+  return depth == 32 ? plain_beside_32(w) : depth == 64 ? plain_beside_64(w) : plain_beside_any(w);
+}
+
+/* Beside nothing. */
+static NO_INLINE bool plain_alone(const pair_work *w) { return score_pairs(w, PLAIN_PAIRS, false, TILE_VECS, depth_of(w)); }
+static NO_INLINE bool shifted_alone(const pair_work *w) {
+  return score_pairs(w, SHIFTED_PAIRS, false, TILE_VECS, depth_of(w));
+}
+static NO_INLINE bool adjusted_alone(const pair_work *w) {
+  return score_pairs(w, ADJUSTED_PAIRS, false, TILE_VECS, depth_of(w));
+}
+static NO_INLINE bool edge_alone(const pair_work *w, int64_t vecs) {
   bool fits = false;
-#define SCORE_PAIRS(work, vecs) fits = score_pairs(work, false, false, vecs, depth_of(work))
+#define SCORE_PAIRS(work, vecs) fits = score_pairs(work, EDGE_PAIRS, false, vecs, depth_of(work))
   WITH_CONSTANT_VECS(vecs, SCORE_PAIRS, w)
 #undef SCORE_PAIRS
   return fits;
+}
+
+static panel_kind kind_of(const panel_work *w, const tile_keys *keys) {
+  if (w->block->shifted) return SHIFTED_PAIRS;
+  if (w->block->adjusted) return ADJUSTED_PAIRS;
+  return w->settled && keys->all_begin <= w->key && w->key + PANEL_KEYS <= keys->all_end ? PLAIN_PAIRS : EDGE_PAIRS;
+}
+
+static bool score_alone(const pair_work *work, panel_kind kind, int64_t vecs) {
+  if (kind == PLAIN_PAIRS) return plain_alone(work);
+  if (kind == SHIFTED_PAIRS) return shifted_alone(work);
+  return kind == ADJUSTED_PAIRS ? adjusted_alone(work) : edge_alone(work, vecs);
 }
 
 /* ---- O += P V ---- */
@@ -320,19 +357,16 @@ static void finish_left_over(const row_block *block, left_over *left) {
 static void panel_pairs(const pair_work *work, const tile_keys *keys, left_over *left) {
   const panel_work *w = &work->panel;
   const row_block *block = w->block;
-  const bool plain = w->settled && !block->adjusted && keys->all_begin <= w->key && w->key + PANEL_KEYS <= keys->all_end;
-  const int64_t vecs = plain ? TILE_VECS : min64(ceil_div(keys->end - w->key, VEC_LANES), TILE_VECS);
+  const panel_kind kind = kind_of(w, keys);
+  const int64_t vecs = kind == EDGE_PAIRS ? min64(ceil_div(keys->end - w->key, VEC_LANES), TILE_VECS) : TILE_VECS;
   bool fits;
-  if (plain && left->waiting.vecs == TILE_VECS) {
-    const int64_t depth = block->problem->dim_qk;
-    fits = depth == 64    ? plain_panel_beside_64(work)
-           : depth == 128 ? plain_panel_beside_128(work)
-                          : plain_panel_beside(work);
+  if (kind == PLAIN_PAIRS && left->waiting.vecs == TILE_VECS) {
+    fits = plain_beside(work);
     left->waiting.vecs = 0;
   } else {
     weigh_waiting(&left->waiting);
-    if (!plain) accumulate_unseen(block, &left->tile);
-    fits = plain ? plain_panel(work) : other_panel_pairs(work, vecs);
+    if (kind != PLAIN_PAIRS) accumulate_unseen(block, &left->tile); /* before references move */
+    fits = score_alone(work, kind, vecs);
   }
   accumulate_unseen(block, &left->tile);
   if (!fits) relative_rows(w, vecs);
@@ -375,7 +409,6 @@ static bool attend(const attn_schedule *schedule, const row_block *given, int64_
   row_block block = *given;
   left_over left = {.waiting = {.vecs = 0}};
   block.keys = packed_pairs_at(block.problem, (void *)(uintptr_t)block.keys.k);
-  block.shifted = false; /* nothing has been added to scores before relative_row() */
   block.q_stride = pairs(block.problem->dim_qk);
   pack_queries(&block, capacity);
   const attn_key_range keys = keys_of_block(&block);
