@@ -61,7 +61,8 @@ def float32_horner_error(coefficients, low, high):
 
 
 def print_lines(parts=32):
-    """Tables of flash_amx and flash_avx512bf16: a line for 2^f in each of `parts` equal parts of [0, 1). Line i is line 0 times 2^(i / parts)."""
+    """Tables of flash_amx and flash_avx512bf16: a line for 2^f in each of `parts` equal parts of [0, 1). Line i is line 0
+    times 2^(i / parts)."""
     (level, slope), error = fit([], 1, LONG(0), LONG(1) / parts)
     powers = np.exp2(np.arange(parts) / parts)
     print(f"lines through {parts} parts: error {error:.2e}")

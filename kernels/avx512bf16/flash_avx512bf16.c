@@ -378,9 +378,8 @@ static void panel_pairs(const pair_work *work, const tile_keys *keys, left_over 
 }
 
 static bool tile_settled(const row_block *block, int64_t tile_row) {
-  const vec unsettled = vec_set1(-INFINITY),
-            row_max = _mm512_mask_loadu_ps(vec_zero(), (1 << TILE_ROWS) - 1, block->row_max + tile_row);
-  return _mm512_cmp_ps_mask(row_max, unsettled, _CMP_EQ_OQ) == 0;
+  const vec row_max = vec_load_first(block->row_max + tile_row, TILE_ROWS);
+  return _mm512_cmp_ps_mask(row_max, vec_set1(-INFINITY), _CMP_EQ_OQ) == 0;
 }
 
 static void tile_pairs(const row_block *block, int64_t tile_row, tile_keys keys, left_over *left) {

@@ -81,9 +81,10 @@ typedef int64_t stream_function(const row_block *block, int64_t key, int64_t end
   static NO_INLINE int64_t stream_##dim##_##dtype##_##ahead(const row_block *block, int64_t key, int64_t end) { \
     return stream_blocks(block, key, end, dim, (few_kind){1, dtype, ahead});                                    \
   }
-#define DTYPE(constant, ...)                                                           \
-  DEFINE_STREAM(64, ATTN_##constant, fresh) DEFINE_STREAM(128, ATTN_##constant, fresh) \
-  ASKS_TWICE(DEFINE_STREAM(64, ATTN_##constant, twice) DEFINE_STREAM(128, ATTN_##constant, twice))
+#define DTYPE(constant, ...)                 \
+  DEFINE_STREAM(64, ATTN_##constant, fresh)  \
+  DEFINE_STREAM(128, ATTN_##constant, fresh) \
+      ASKS_TWICE(DEFINE_STREAM(64, ATTN_##constant, twice) DEFINE_STREAM(128, ATTN_##constant, twice))
 #include LANE_DTYPES
 #undef DTYPE
 
