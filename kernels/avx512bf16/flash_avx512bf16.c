@@ -22,7 +22,7 @@
 #define REFERENCE_ABOVE(largest)            ceilf(largest)
 #define RESCALE_PENDING(p, pending, factor) rescale_pairs(p, pending, factor)
 
-/* Exact, because the factor is a power of 2, but for what becomes denormal and counts as 0. */
+/* Exact, because the factor is a power of 2, but for what becomes denormal and counts as 0 in the product. */
 static inline void rescale_pairs(float *p, int64_t pending, vec factor) {
   for (int64_t j = 0; j < pending; j += ROW_VALUES, p += VEC_LANES) {
     const __m512i both = _mm512_castps_si512(vec_load(p)), high = _mm512_set1_epi32((int)0xffff0000);
@@ -58,7 +58,9 @@ static bool plan(const attn_problem *p, const attn_machine *machine, attn_schedu
   pair_layout unit;
   scratch_layout layout;
   if (!flash_plan(p, machine, schedule) || !pair_layout_of(p, &unit)) return false;
-  if (!scratch_layout_of(p, schedule->row_block, SCORE_ROWS, schedule->key_block + FLASH_SCORE_PAD, &layout)) return false;
+  if (!scratch_layout_of(p, round_up(schedule->row_block, TILE_ROWS), SCORE_ROWS, schedule->key_block + FLASH_SCORE_PAD,
+                         &layout))
+    return false;
   schedule->unit_bytes = (size_t)unit.bytes;
   schedule->scratch_bytes = (size_t)layout.total;
   return true;

@@ -146,7 +146,7 @@ static void decode_block(const row_block *block, products *work, int64_t begin, 
 #include "one_row.h"
 #else
 typedef int64_t stream_function(const row_block *block, int64_t key, int64_t end);
-#define stream_of(block, keys, asks) ((stream_function *)NULL)
+#define stream_of(block, asks) ((stream_function *)NULL)
 #endif
 
 /* ---- Tasks ---- */
@@ -215,7 +215,7 @@ static void decode_split(const decode_task *t, int64_t split, bool careful) {
   start_rows(&block, padded_rows(block.rows));
   products work = start_products(&block, &t->at.products, (char *)t->scratch + t->at.own);
   const attn_key_range keys = keys_of_split(&block, split);
-  stream_function *const stream = stream_of(&block, keys, work.twice);
+  stream_function *const stream = stream_of(&block, work.twice);
   for (int64_t key = round_down(keys.begin, DECODE_KEYS); key < keys.end; key += DECODE_KEYS) {
     if (stream && key >= keys.begin) key = stream(&block, key, keys.end);
     if (key < keys.end) decode_block(&block, &work, max64(key, keys.begin), min64(key + DECODE_KEYS, keys.end));

@@ -78,7 +78,7 @@ typedef struct few_rows {
 } few_rows;
 
 /* Whether memory is asked for what comes next: not for K and V that other rows have just read; once; twice. */
-enum { again, fresh, twice };
+enum { cached, fresh, twice };
 
 /* Constants at every call: how many rows there are, the type of K and V, and one of the above. */
 typedef struct few_kind {
@@ -205,9 +205,9 @@ static ALWAYS_INLINE few_rows rows_left(const few_rows *t) {
     for (int64_t at = 0; at < left.count; at += DECODE_SCORE_SUMS / (rows)) score_few(left, at, kind, &next); \
     *t->next = next;                                                                                          \
   }
-#define DTYPE(constant, ...)                          \
-  FOR_EACH_ROWS(DEFINE_SCORE, ATTN_##constant, fresh) \
-  FOR_EACH_ROWS(DEFINE_SCORE, ATTN_##constant, again) \
+#define DTYPE(constant, ...)                           \
+  FOR_EACH_ROWS(DEFINE_SCORE, ATTN_##constant, fresh)  \
+  FOR_EACH_ROWS(DEFINE_SCORE, ATTN_##constant, cached) \
   ASKS_TWICE(FOR_EACH_ROWS(DEFINE_SCORE, ATTN_##constant, twice))
 #include LANE_DTYPES
 #undef DTYPE
@@ -230,15 +230,15 @@ static void tile_queries(const row_block *block, float *q_tiles) {
 static void for_few_rows(few_function *const functions[][3][4], few_rows *t, int64_t rows, bool read) {
   for (t->row = 0; t->row < rows; read = true) {
     const int index = rows_index(rows - t->row);
-    functions[t->keys.dtype][read ? again : t->twice ? twice : fresh][index](t);
+    functions[t->keys.dtype][read ? cached : t->twice ? twice : fresh][index](t);
     t->row += ROWS_AT_ONCE[index];
   }
 }
 
 static void score_few_rows(few_rows *t, int64_t rows, bool read) {
   static few_function *const functions[][3][4] = {
-#define DTYPE(constant, ...)                                                                                   \
-  [ATTN_##constant] = {ENTRIES_OF(score, ATTN_##constant##_again), ENTRIES_OF(score, ATTN_##constant##_fresh), \
+#define DTYPE(constant, ...)                                                                                    \
+  [ATTN_##constant] = {ENTRIES_OF(score, ATTN_##constant##_cached), ENTRIES_OF(score, ATTN_##constant##_fresh), \
                        ASKS_TWICE(ENTRIES_OF(score, ATTN_##constant##_twice))},
 #include LANE_DTYPES
 #undef DTYPE
@@ -314,17 +314,17 @@ static ALWAYS_INLINE void accumulate_few(const few_rows t, int64_t column, const
     ACCUMULATE_VECS(rows, 1)                                                       \
     *t->next = next;                                                               \
   }
-#define DTYPE(constant, ...)                               \
-  FOR_EACH_ROWS(DEFINE_ACCUMULATE, ATTN_##constant, fresh) \
-  FOR_EACH_ROWS(DEFINE_ACCUMULATE, ATTN_##constant, again) \
+#define DTYPE(constant, ...)                                \
+  FOR_EACH_ROWS(DEFINE_ACCUMULATE, ATTN_##constant, fresh)  \
+  FOR_EACH_ROWS(DEFINE_ACCUMULATE, ATTN_##constant, cached) \
   ASKS_TWICE(FOR_EACH_ROWS(DEFINE_ACCUMULATE, ATTN_##constant, twice))
 #include LANE_DTYPES
 #undef DTYPE
 
 static void accumulate_few_rows(few_rows *t, int64_t rows, bool read) {
   static few_function *const functions[][3][4] = {
-#define DTYPE(constant, ...)                                                                                             \
-  [ATTN_##constant] = {ENTRIES_OF(accumulate, ATTN_##constant##_again), ENTRIES_OF(accumulate, ATTN_##constant##_fresh), \
+#define DTYPE(constant, ...)                                                                                              \
+  [ATTN_##constant] = {ENTRIES_OF(accumulate, ATTN_##constant##_cached), ENTRIES_OF(accumulate, ATTN_##constant##_fresh), \
                        ASKS_TWICE(ENTRIES_OF(accumulate, ATTN_##constant##_twice))},
 #include LANE_DTYPES
 #undef DTYPE

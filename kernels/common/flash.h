@@ -145,7 +145,8 @@ static void fetch_shifts(const row_block *block, int64_t tile_row, int64_t key) 
   for (int64_t i = tile_row + TILE_ROWS; i < end; i++) {
     const shift_row row = shift_row_of(block, uses, i, key);
     if (row.mask) __builtin_prefetch(row.mask, 0, 2);
-    for (int64_t j = 0; row.bias && j < PANEL_KEYS; j += LINE_BYTES / 4) __builtin_prefetch(row.bias + j, 0, 2);
+    for (int64_t j = 0; row.bias && j < PANEL_KEYS; j += LINE_BYTES / 4) /* maybe beyond the array: no pointer to there */
+      __builtin_prefetch((const void *)((uintptr_t)row.bias + (uintptr_t)j * sizeof(float)), 0, 2);
   }
 }
 

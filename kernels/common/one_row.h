@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* decode of one query row that sees every key, for the usual head dimensions: few_rows.h with all sizes constant, and all
+/* decode of one query row without a mask, for the usual head dimensions: few_rows.h with all sizes constant, and all whole
  * blocks in one function.
  *
  * One row waits for memory, and memory waits for the row: while a core works on arithmetic, it asks for nothing that lies
@@ -84,12 +84,12 @@ typedef int64_t stream_function(const row_block *block, int64_t key, int64_t end
 #define DTYPE(constant, ...)                 \
   DEFINE_STREAM(64, ATTN_##constant, fresh)  \
   DEFINE_STREAM(128, ATTN_##constant, fresh) \
-      ASKS_TWICE(DEFINE_STREAM(64, ATTN_##constant, twice) DEFINE_STREAM(128, ATTN_##constant, twice))
+  ASKS_TWICE(DEFINE_STREAM(64, ATTN_##constant, twice) DEFINE_STREAM(128, ATTN_##constant, twice))
 #include LANE_DTYPES
 #undef DTYPE
 
-/* NULL if the block's keys do not stream. `asks`: twice, if they are dense. */
-static stream_function *stream_of(const row_block *block, attn_key_range keys, bool asks) {
+/* NULL if the block is none of those. `asks`: twice, if they are dense. */
+static stream_function *stream_of(const row_block *block, bool asks) {
   static stream_function *const functions[][2][2] = {
 #define DTYPE(constant, ...)                                                                    \
   [ATTN_##constant] = {{stream_64_ATTN_##constant##_fresh, stream_128_ATTN_##constant##_fresh}, \
@@ -101,8 +101,7 @@ static stream_function *stream_of(const row_block *block, attn_key_range keys, b
   const bool sizes = p->dim_qk == p->dim_v && (p->dim_qk == 64 || p->dim_qk == 128);
   const bool plain = !selects_keys(p) && p->softcap == 0 && !attn_uses(p, ATTN_USE_ALIBI);
   const bool dense = p->k_stride.s == p->dim_qk && p->v_stride.s == p->dim_v; /* or nothing is asked for twice */
-  const bool sees_all = block->range[0].begin <= keys.begin && block->range[0].end >= keys.end;
-  return block->rows == 1 && sizes && plain && sees_all ? functions[p->dtype_kv][asks && dense][p->dim_qk / 128] : NULL;
+  return block->rows == 1 && sizes && plain ? functions[p->dtype_kv][asks && dense][p->dim_qk / 128] : NULL;
 }
 
 #endif

@@ -4,7 +4,7 @@
  *   REFERENCE_ABOVE(largest)             optional: the reference for a row whose largest score is this; default: that score;
  *                                        tested: rounded up to a whole number (flash_avx512bf16)
  *   RESCALE_PENDING(p, pending, factor)  optional: multiplies the row's P of `pending` keys, which begin at p; default:
- * floats in memory; tested: pairs of bf16 values (flash_avx512bf16) */
+ *                                        floats in memory; tested: pairs of bf16 values (flash_avx512bf16) */
 #ifndef ATTN_COMMON_STREAMING_SOFTMAX_H
 #define ATTN_COMMON_STREAMING_SOFTMAX_H
 

@@ -94,7 +94,7 @@ static inline vec_bits vec_load_halves(const uint16_t *p) {
 static inline vec vec_load_bf16(const uint16_t *p) { return (vec)vec_load_halves(p); }
 /* Exponents grow by 224, so that 31, that of infinity and NaN, becomes float32's highest; a product takes back what is too
  * much. A denormal, m units of 2^-24, is then 2^97 + m 2^87, below all others: it is doubled, and 2^98 comes off. All are
- * exact, and normal numbers, so neither the rounding mode nor a caller that flushes denormals matters. */
+ * exact, and normal numbers, so a caller that flushes denormals does not matter. */
 static inline vec vec_load_f16(const uint16_t *p) {
   const vec_bits x = vec_load_halves(p), magnitude = x & 0x7fffffffu;
   const vec large = (vec)((magnitude >> 3) + (224u << 23));
