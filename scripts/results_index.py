@@ -22,7 +22,7 @@ INTRODUCTION = ("One folder per run: every case and kernel (results.csv), the sa
                 "noise (env.json), and what else is named below. This list is made by scripts/results_index.py.")
 FURTHER = {"report.html": "report", "figures": "figures", "machine.tuning": "tuning file", "regret.png": "regret heatmap",
            "limits.txt": "goals", "limits-amx.txt": "goals on AMX", "layers": "layers", "peers": "other libraries",
-           "torch-1-thread.csv": "PyTorch, one thread", "torch-2-threads.csv": "PyTorch, two threads"}
+           "models": "other libraries on shapes of models"}
 
 
 def main(argv=None):
