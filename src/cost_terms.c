@@ -36,6 +36,7 @@ typedef struct sizes {
   double heads, group, rows, queries, keys, dim; /* KV heads; rows of a KV head; dim: the mean of dim_qk and dim_v */
   double wide, wider;                            /* dim in whole vectors, and in whole tiles */
   double tail, causal;                           /* 1 or 0: whether a vector is not full; whether rows see different keys */
+  bool streams;                                  /* whether one row has the dimensions of one_row.h */
   double level[LEVELS];
 } sizes;
 
@@ -48,6 +49,7 @@ static sizes sizes_of(const attn_problem *p) {
   s.wider = (padded((double)p->dim_qk, TILE) + padded((double)p->dim_v, TILE)) / 2;
   s.tail = s.wide > s.dim;
   s.causal = p->window_right == 0 && p->seq_q > 1;
+  s.streams = p->dim_qk == p->dim_v && (p->dim_qk == 64 || p->dim_qk == 128);
   add_levels(s.keys * s.dim, 2 * s.heads * s.keys * s.dim * (double)attn_dtype_bytes(p->dtype_kv), s.level);
   return s;
 }
@@ -61,13 +63,13 @@ static void stream_terms(const sizes *s, double *t) {
   t[19] = (s->keys - rest) * s->wide;
 }
 
-/* Decode goes through K and V once for every 8, 4, 2 or 1 rows of a KV head (few_rows.h), or 16 in the tile unit:
- * 7 rows as 8, and 3 as 4. */
+/* Decode goes through K and V once for every 8, 4, 2 or 1 rows of a KV head (few_rows.h), or 16 in the tile unit: 7 rows as
+ * 8, and 3 as 4, as decode_cost() of dispatch.c does. */
 static void decode_terms(const sizes *s, double *t) {
-  static const double at_once[] = {8, 4, 2, 1}, from[] = {0, 3, 2, 1};
+  static const double at_once[] = {8, 4, 2, 1}, from[] = {7, 3, 2, 1};
   double passes = 0, left = s->rows;
   for (int i = 0; i < 4; i++) {
-    const double count = i == 0 ? floor((left + 1) / 8) : left >= from[i];
+    const double count = left >= from[i] ? floor((left - from[i]) / at_once[i]) + 1 : 0;
     left = fmax(left - count * at_once[i], 0);
     t[i] = count;
     t[4 + i] = count * s->keys * s->wide;
@@ -85,7 +87,7 @@ static void decode_terms(const sizes *s, double *t) {
   t[17] = s->rows * s->tail;
   t[18] = s->rows * s->causal;
   t[19] = 0;
-  if (s->rows == 1 && (s->dim == 64 || s->dim == 128)) stream_terms(s, t);
+  if (s->rows == 1 && s->streams) stream_terms(s, t);
 }
 
 /* Flash packs K and V, and goes through them once for every 6 queries of a head, or 32 in the tile unit. */
@@ -106,7 +108,7 @@ static void flash_terms(const sizes *s, double visible, double *t) {
   t[11] = s->rows;
   t[12] = s->rows * s->wide;
   t[13] = wide_tiles * padded(visible, TILE) * s->wider;
-  t[14] = tiles * s->wide * (whole(s->keys, s->dim <= 128 ? 256 : 128) - 1);
+  t[14] = tiles * s->wide * fmax(whole(s->keys, s->dim <= 128 ? 256 : 128) - 1, 0);
   t[15] = s->rows * s->tail;
   t[16] = tiles * s->keys * s->tail;
   t[17] = tiles * s->causal;

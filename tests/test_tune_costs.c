@@ -17,7 +17,6 @@ typedef double landscape(const bench_tune_shape *shape);
 static struct {
   landscape *ratio;
   double now_s;
-  bool uncertain; /* the interval of ratios begins at 1 */
   int few_rounds; /* of each kernel; 0: 11 */
   int measured;
 } world;
@@ -38,7 +37,7 @@ static attn_tune_entry entry(int kernel, double ns, double best_ns) {
                            .rounds = world.few_rounds ? world.few_rounds : 11,
                            .time_ns = ns,
                            .ratio = ratio,
-                           .ratio_low = world.uncertain ? 1 : ratio,
+                           .ratio_low = ratio,
                            .ratio_high = ratio};
 }
 
@@ -149,6 +148,9 @@ TEST(terms_count_what_loops_do) {
   attn_problem_init(&problem, 1, 3, 3, 1, 100, 64, 64); /* three blocks of 32 keys stream */
   attn_cost_terms(info_of("decode_c"), &problem, terms);
   assert_true(terms[19] == 3 * 96 * 64 && terms[10] == 3 * 4 * 64 && terms[9] == 3 * 4 && terms[7] == 3 * 4 * 64);
+  attn_problem_init(&problem, 1, 3, 3, 1, 100, 96, 32); /* but not of other dimensions */
+  attn_cost_terms(info_of("decode_c"), &problem, terms);
+  assert_true(terms[19] == 0 && terms[9] == 3 * 100 && terms[7] == 3 * 100 * 64);
   attn_problem_init(&problem, 1, 8, 2, 13, 100, 64, 64);
   attn_cost_terms(info_of("flash_c"), &problem, terms);
   assert_true(terms[0] == 2 && terms[1] == 2 * 112 && terms[3] == 2 * 4 && terms[4] == 2 * 4 * 3);
@@ -160,6 +162,19 @@ TEST(terms_count_what_loops_do) {
   attn_problem_set_causal(&problem, ATTN_ALIGN_TOP_LEFT);
   attn_cost_terms(info_of("flash_c"), &problem, terms);
   assert_true(terms[6] == 2 * 12 * 9.5 * 64);
+}
+
+TEST(no_keys_or_queries_cost_nothing_negative) {
+  static const int64_t sizes[][2] = {{0, 0}, {0, 300}, {1, 0}, {13, 0}};
+  static const char *const kernels[] = {"decode_c", "flash_c"};
+  double terms[ATTN_COST_TERMS];
+  for (size_t i = 0; i < COUNT(sizes) * COUNT(kernels) * 2; i++) {
+    attn_problem problem;
+    attn_problem_init(&problem, 1, 8, 2, sizes[i / 4][0], sizes[i / 4][1], 64, 64);
+    if (i % 2) attn_problem_set_causal(&problem, ATTN_ALIGN_BOTTOM_RIGHT);
+    attn_cost_terms(info_of(kernels[i / 2 % 2]), &problem, terms);
+    for (int j = 0; j < ATTN_COST_TERMS; j++) assert_true(terms[j] >= 0);
+  }
 }
 
 /* ---- The sample ---- */

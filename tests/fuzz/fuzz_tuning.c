@@ -9,7 +9,8 @@
 #include "src/tuning.h"
 
 static void use_rules(const attn_tuning *tuning) {
-  static const int64_t sizes[][3] = {{1, 1, 1}, {1, 4096, 128}, {64, 64, 64}, {40, 1 << 20, 80}};
+  static const int64_t sizes[][3] = {{1, 1, 1},  {1, 4096, 128}, {64, 64, 64}, {40, 1 << 20, 80},
+                                     {1, 0, 64}, {40, 0, 64},    {0, 300, 64}, {0, 0, 64}};
   for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
     attn_problem problem;
     attn_problem_init(&problem, 2, 8, 2, sizes[i][0], sizes[i][1], sizes[i][2], sizes[i][2]);
