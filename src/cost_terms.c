@@ -155,6 +155,5 @@ int attn_expect(const attn_kernel_costs *costs, int count, const attn_problem *p
     for (; at > 0 && expected[at - 1].ns > ns; at--) expected[at] = expected[at - 1];
     expected[at] = (attn_expected_cost){.costs = c, .ns = ns};
   }
-  for (int i = 0; i < found; i++) expected[i].over_least = expected[0].ns > 0 ? expected[i].ns / expected[0].ns : 1;
   return found;
 }

@@ -23,7 +23,7 @@ typedef struct attn_kernel_costs {
 /* What a kernel is expected to take. */
 typedef struct attn_expected_cost {
   const attn_kernel_costs *costs;
-  double ns, over_least; /* over_least: time over that of the quickest of all */
+  double ns;
 } attn_expected_cost;
 
 enum { ATTN_EXPECTED_COSTS = 32 /* further ones are not looked at */ };

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* Dispatch: a named kernel or a clear error; otherwise the first of the registry that this CPU and the problem allow. */
+/* Dispatch: a named kernel or a clear error; otherwise the kernel of a rule, the quickest by costs, or the first of the
+ * registry that this CPU and the problem allow and that is not known to be slower. */
 #include "dispatch.h"
 
 #include <assert.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -236,6 +238,12 @@ static int next_that_runs(const attn_expected_cost *e, int from, int count, cons
   return from;
 }
 
+/* Costs may be 0. */
+static double times_as_long(double ns, double least) {
+  if (ns <= least) return 1;
+  return least > 0 ? ns / least : INFINITY;
+}
+
 /* The quickest of those that can run; NULL if there is none. Says by what margin. */
 static const attn_kernel *choose_expected(const attn_problem *problem, const char *cap, const attn_expected_cost *e,
                                           int count, const char *whose, char *why, size_t bytes) {
@@ -244,17 +252,18 @@ static const attn_kernel *choose_expected(const attn_problem *problem, const cha
     best = next_that_runs(e, best + 1, count, problem, cap);
   if (best == count) return NULL;
   const int second = next_that_runs(e, best + 1, count, problem, cap);
-  char line[20] = "", margin[100] = "no other kernel is quick";
+  char line[20] = "", margin[100] = "no other kernel with costs can run";
   if (e[best].costs->line) snprintf(line, sizeof line, ", line %d", e[best].costs->line);
   if (second < count)
     snprintf(margin, sizeof margin, "%s takes %.2f times as long", e[second].costs->kernel,
-             e[second].over_least / e[best].over_least);
-  snprintf(why, bytes, "%.340s%s: by costs right within %.0f %%, %s", whose, line, 100 * e[best].costs->error, margin);
+             times_as_long(e[second].ns, e[best].ns));
+  snprintf(why, bytes, "%.340s%s: by costs with an error of %.0f %% (root mean square), %s", whose, line,
+           100 * e[best].costs->error, margin);
   return attn_registry_find(e[best].costs->kernel);
 }
 
-/* NULL, or why the automatic choice passes over a kernel that would take the problem. A rule sees the shape of one sequence,
- * never batch or threads. */
+/* NULL, or why the automatic choice passes over a kernel that would take the problem. The choice sees the shape of one
+ * sequence, never batch or threads. */
 static const char *passed_over(const attn_kernel *kernel, const attn_problem *p, const char *cap) {
   if (strcmp(kernel->info.name, "flash_amx") == 0)
     return is_small_for_tiles(p) ? "slower than vectors for so few queries and keys" : NULL;
@@ -320,11 +329,13 @@ static const attn_kernel *choose_tuned(const attn_problem *problem, const char *
     attn_expected_cost expected[ATTN_EXPECTED_COSTS];
     char whose[340];
     snprintf(whose, sizeof whose, "tuning file %.300s", path);
-    kernel = choose_expected(problem, cap, expected, attn_tuning_expect(tuning, problem, expected), whose, why, bytes);
+    const int count = attn_tuning_expect(tuning, problem, expected);
+    kernel = choose_expected(problem, cap, expected, count, whose, why, bytes);
+    if (!kernel && count) return snprintf(why, bytes, "%s: no kernel of its costs can run here", whose), NULL;
   }
   if (kernel) return kernel;
   if (!rule) {
-    snprintf(why, bytes, "tuning file %.300s has no rule for this problem%s%s", path, reason ? ": " : "",
+    snprintf(why, bytes, "tuning file %.300s says nothing of this problem%s%s", path, reason ? ": " : "",
              reason ? reason : "");
     return NULL;
   }

@@ -12,9 +12,9 @@ typedef struct attn_choice {
   char why[2000];            /* how it was chosen, and what was refused before it */
 } attn_choice;
 
-/* Honours, in this order: options->kernel, ATTN_KERNEL, the rules of options->tuning or ATTN_TUNING, the built-in rules; and
- * the lower of options->max_isa and
- * ATTN_MAX_ISA. Never falls back from a named kernel. The problem is valid; options may be NULL. */
+/* Honours, in this order: options->kernel, ATTN_KERNEL, rules and costs of options->tuning or ATTN_TUNING, the built-in
+ * choice; and the lower of options->max_isa and ATTN_MAX_ISA. Never falls back from a named kernel. The problem is valid;
+ * options may be NULL. */
 attn_status attn_dispatch(const attn_problem *problem, const attn_options *options, attn_choice *choice);
 
 /* Whether ATTN_KERNEL names the kernel where options do not. */

@@ -135,7 +135,7 @@ TEST(types_and_masks_have_rules_of_their_own) {
   problem.dtype_q = ATTN_BF16;
   expect_choice(&problem, "blocked_c", "line", NULL);
   problem.dtype_q = problem.dtype_kv = ATTN_F16;
-  expect_choice(&problem, "flash_c", "has no rule for this problem; automatic", NULL);
+  expect_choice(&problem, "flash_c", "says nothing of this problem; automatic", NULL);
   problem = of_shape(40, 40, 1, 32);
   attn_problem_set_causal(&problem, ATTN_ALIGN_TOP_LEFT);
   expect_choice(&problem, "blocked_c", "line", NULL);
@@ -152,11 +152,11 @@ TEST(rules_go_from_top_to_bottom) {
   expect_choice(&problem, "naive_c", "line", NULL);
 }
 
-TEST(what_was_not_measured_has_no_rule) {
+TEST(of_what_was_not_measured_nothing_is_said) {
   read_lines("rule f32 full " EVERYWHERE "kernel=naive_c second=flash_c" EVIDENCE);
   attn_problem problem = of_shape(40, 40, 1, 32);
   problem.softcap = 5;
-  expect_choice(&problem, "flash_c", "has no rule for this problem: it has a softcap; automatic", NULL);
+  expect_choice(&problem, "flash_c", "tuning file a.tuning says nothing of this problem: it has a softcap; automatic", NULL);
   problem = of_shape(40, 40, 1, 32);
   problem.uses = ATTN_USE_BIAS;
   expect_choice(&problem, "flash_c", "it has a bias or a mask", NULL);
@@ -202,20 +202,37 @@ TEST(a_named_kernel_needs_no_rule) {
   "cost kernel=" kernel " " type " error=0.05 0 0 0 0 0 0 0 0 0 0 0 " row " 0 0 0 0 0 0 0 0 0 0 0 " call "\n"
 
 TEST(the_quickest_by_costs_runs) {
-  char where[90];
+  char where[100];
   read_lines(COST("flash_c", "f32", "100", "50") COST("naive_c", "f32", "10", "5000") COST("decode_c", "f32", "1", "1")
                  COST("naive_c", "bf16", "1", "1") COST("flash_mmx", "f32", "1", "1"));
-  snprintf(where, sizeof where, "tuning file a.tuning, line %d: by costs right within 5 %%, ", first_line() + 1);
+  snprintf(where, sizeof where, "tuning file a.tuning, line %d: by costs with an error of 5 %% (root mean square), ",
+           first_line() + 1);
   attn_problem problem = of_shape(40, 40, 1, 32); /* 80 rows; decode_c takes 32 at most */
   expect_choice(&problem, "naive_c", where, "flash_c takes 1.39 times as long");
   problem = of_shape(20, 40, 1, 32);
   expect_choice(&problem, "decode_c", "by costs", "flash_c takes 98.78 times as long");
   problem.dtype_q = problem.dtype_kv = ATTN_BF16;
-  expect_choice(&problem, "naive_c", "by costs right within 5 %, no other kernel is quick", NULL);
+  expect_choice(&problem, "naive_c", "(root mean square), no other kernel with costs can run", NULL);
   problem.dtype_q = ATTN_F32;
-  expect_choice(&problem, "flash_c", "has no rule for this problem; automatic", NULL);
+  expect_choice(&problem, "flash_c", "says nothing of this problem; automatic", NULL);
   problem = of_shape(20, 40, 1, 36);
   expect_choice(&problem, "flash_c", "its head_dim is not a multiple of 8", NULL);
+}
+
+TEST(a_kernel_with_costs_must_run) {
+  read_lines(COST("decode_c", "f32", "1", "1"));
+  const attn_problem problem = of_shape(40, 40, 1, 32);
+  expect_choice(&problem, "flash_c", "tuning file a.tuning: no kernel of its costs can run here; automatic", NULL);
+}
+
+TEST(costs_may_be_0) {
+  read_lines(COST("flash_c", "f32", "0", "0") COST("naive_c", "f32", "0", "0") COST("decode_c", "f32", "1", "1"));
+  attn_problem problem = of_shape(40, 40, 1, 32);
+  expect_choice(&problem, "flash_c", "naive_c takes 1.00 times as long", NULL);
+  forget(NULL);
+  read_lines(COST("flash_c", "f32", "0", "0") COST("decode_c", "f32", "1", "1"));
+  problem = of_shape(20, 40, 1, 32);
+  expect_choice(&problem, "flash_c", "decode_c takes inf times as long", NULL);
 }
 
 /* A rule decides before costs. */
