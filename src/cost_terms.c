@@ -141,14 +141,14 @@ double attn_expected_ns(const attn_kernel_costs *costs, const attn_kernel_info *
 
 int attn_expect(const attn_kernel_costs *costs, int count, const attn_problem *problem,
                 attn_expected_cost expected[ATTN_EXPECTED_COSTS]) {
-  const char *algorithm = ""; /* of the terms: kernels of one algorithm share them */
+  const char *algorithm = NULL; /* of the terms, once there are any: kernels of one algorithm share them */
   double terms[ATTN_COST_TERMS];
   int found = 0;
   for (int i = 0; i < count && found < ATTN_EXPECTED_COSTS && problem->dtype_q == problem->dtype_kv; i++) {
     const attn_kernel_costs *c = &costs[i];
     const attn_kernel_info *kernel = c->dtype == problem->dtype_kv ? attn_kernel_find(c->kernel) : NULL;
     if (!kernel) continue; /* as one of a plug-in that is not loaded */
-    if (strcmp(kernel->algorithm, algorithm) != 0) attn_cost_terms(kernel, problem, terms);
+    if (!algorithm || strcmp(kernel->algorithm, algorithm) != 0) attn_cost_terms(kernel, problem, terms);
     algorithm = kernel->algorithm;
     const double ns = sum_of(c, terms);
     int at = found++;

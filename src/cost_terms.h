@@ -5,6 +5,7 @@
 #define ATTN_COST_TERMS_H
 
 #include "attn/kernel.h"
+#include "plugin.h"
 
 enum { ATTN_COST_TERMS = 24 };
 
@@ -13,7 +14,7 @@ void attn_cost_terms(const attn_kernel_info *kernel, const attn_problem *problem
 
 /* What each term takes, as it was measured. */
 typedef struct attn_kernel_costs {
-  char kernel[48];
+  char kernel[ATTN_KERNEL_NAME_BYTES];
   attn_dtype dtype;
   double error;               /* of the times that it comes from: root of the mean square, relative */
   double ns[ATTN_COST_TERMS]; /* of each term */

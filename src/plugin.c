@@ -74,15 +74,17 @@ static const char *lacking(const attn_kernel *k) {
 
 /* Small letters, digits and underscores: what options and environment variables can name. */
 static bool is_name(const char *name) {
-  return name && *name && strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_") == strlen(name) && strlen(name) < 60;
+  return name && *name && strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_") == strlen(name) &&
+         strlen(name) < ATTN_KERNEL_NAME_BYTES;
 }
 
 static attn_status check_kernel(const attn_plugin *p, int index, const char *file) {
   const attn_kernel *k = p->kernels[index];
   const char *name = k ? k->info.name : NULL;
   if (!is_name(name))
-    return attn_fail(ATTN_UNSUPPORTED, "kernel %d of %s is called '%s'; a name has small letters, digits and underscores",
-                     index, file, name ? name : "");
+    return attn_fail(ATTN_UNSUPPORTED,
+                     "kernel %d of %s is called '%s'; a name has small letters, digits and underscores, at most %d", index,
+                     file, name ? name : "", ATTN_KERNEL_NAME_BYTES - 1);
   if (lacking(k)) return attn_fail(ATTN_UNSUPPORTED, "kernel '%s' of %s lacks %s", name, file, lacking(k));
   if (attn_tier_find(k->info.isa) < 0) {
     char tiers[160] = "";

@@ -65,8 +65,9 @@ static bool next_value(reader *r, const char *name, char *value, size_t bytes) {
   return snprintf(value, bytes, "%s", word + length + 1) < (int)bytes && *value;
 }
 
-static bool next_kernel(reader *r, const char *name, char kernel[48]) {
-  return next_value(r, name, kernel, 48) && strspn(kernel, "abcdefghijklmnopqrstuvwxyz0123456789_-") == strlen(kernel);
+static bool next_kernel(reader *r, const char *name, char kernel[ATTN_KERNEL_NAME_BYTES]) {
+  return next_value(r, name, kernel, ATTN_KERNEL_NAME_BYTES) &&
+         strspn(kernel, "abcdefghijklmnopqrstuvwxyz0123456789_-") == strlen(kernel);
 }
 
 /* Digits, the value of which is added to 10^n times what was there for n digits; their number. */
@@ -235,7 +236,7 @@ static attn_status read_library(reader *r) {
 
 /* A kernel that is not here, as one of a plug-in, changes nothing for the others. */
 static attn_status read_kernel_code(reader *r) {
-  char name[48];
+  char name[ATTN_KERNEL_NAME_BYTES];
   if (!next_word(r, name, sizeof name) || at_end(r)) return fail(r, "this is no code version", "'kernel NAME CODE'");
   const attn_kernel_info *kernel = attn_kernel_find(name);
   if (kernel && strcmp(rest_of(r), attn_tuning_code(kernel)) != 0)

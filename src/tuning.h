@@ -6,6 +6,7 @@
 
 #include "attn/kernel.h"
 #include "cost_terms.h"
+#include "plugin.h"
 
 enum { ATTN_TUNING_FORMAT = 2 };
 
@@ -20,7 +21,7 @@ typedef struct attn_tuning_rule {
   int64_t step;     /* the largest of 8, 16 and 32 that divides both */
   int64_t group[2]; /* query heads of a KV head */
   int64_t seq_k[2], seq_q[2];
-  char kernel[48], second[48];
+  char kernel[ATTN_KERNEL_NAME_BYTES], second[ATTN_KERNEL_NAME_BYTES];
   double margin, low, high; /* times as long as the winner the second took: geometric mean, least and most */
   int line;
 } attn_tuning_rule;

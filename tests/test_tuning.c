@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "src/registry.h"
 #include "src/tuning.h"
 #include "support.h"
 
@@ -347,7 +348,7 @@ TEST(wrong_lines_are_named) {
       RULE(EVERYWHERE, "margin=1 low=1 high=1 more"),
       "rule f32 full " EVERYWHERE "kernel=a/b second=b" EVIDENCE,
       "rule f32 full " EVERYWHERE "kernel= second=b" EVIDENCE,
-      "rule f32 full " EVERYWHERE "kernel=a_name_that_is_longer_than_any_kernels_name_is_today second=b" EVIDENCE,
+      "rule f32 full " EVERYWHERE "kernel=a_name_of_sixty_letters_which_no_plug_in_may_give_to_its_own second=b" EVIDENCE,
       "kernel",
       "kernel flash_c",
       "threads least_ns=0",
@@ -406,4 +407,44 @@ TEST(the_head_says_how_long_it_is) {
   assert_int_equal(strlen(small), sizeof small - 1);
   snprintf(text, sizeof text, "%s", head);
   test_ok(read_text());
+}
+
+/* ---- Kernels of plug-ins ---- */
+
+static const char *rejects(const attn_problem *problem, char *buffer, size_t bytes) {
+  return (void)problem, (void)buffer, (void)bytes, NULL;
+}
+
+static bool plan(const attn_problem *problem, const attn_machine *machine, attn_schedule *schedule) {
+  (void)machine;
+  schedule->phases = 1;
+  schedule->items[0] = 1;
+  schedule->row_block = problem->seq_q;
+  schedule->key_block = problem->seq_k;
+  return true;
+}
+
+static void run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch) {
+  (void)schedule, (void)args, (void)task, (void)unit_memory, (void)scratch;
+}
+
+/* As long a name as plug-ins may give, and an algorithm without a name. Stays in the registry: so this test is the last. */
+TEST(plugins_kernels_have_costs) {
+  static char name[ATTN_KERNEL_NAME_BYTES], line[200];
+  memset(name, 'x', sizeof name - 1);
+  static const attn_kernel kernel = {
+      .info = {.name = name, .algorithm = "", .isa = "c", .library = "", .summary = "for tests"},
+      .rejects = rejects,
+      .plan = plan,
+      .run = run};
+  static const attn_kernel *const kernels[] = {&kernel};
+  static const attn_plugin added = {.kernels = kernels, .kernel_count = 1};
+  assert_true(attn_registry_add(&added, "this program"));
+  snprintf(line, sizeof line, "cost kernel=%s f32 error=0.1 0 0 0 0 0 0 0 0 0 0 0 2 0 0 0 0 0 0 0 0 0 0 0 1", name);
+  read_lines(line);
+  const attn_problem problem = of_shape(40, 40, 1, 32);
+  attn_expected_cost expected[ATTN_EXPECTED_COSTS];
+  assert_int_equal(attn_tuning_expect(tuning, &problem, expected), 1);
+  assert_true(expected[0].ns == 2 * 80 + 1);
+  expect_choice(&problem, name, "no other kernel with costs can run", NULL);
 }
