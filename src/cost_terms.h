@@ -27,7 +27,7 @@ typedef struct attn_expected_cost {
   double ns;
 } attn_expected_cost;
 
-enum { ATTN_EXPECTED_COSTS = 32 /* further ones are not looked at */ };
+enum { ATTN_EXPECTED_COSTS = 32 /* of one type; tuning files have no more */ };
 
 /* Of one sequence on one thread, the time of a kernel with these costs. */
 double attn_expected_ns(const attn_kernel_costs *costs, const attn_kernel_info *kernel, const attn_problem *problem);

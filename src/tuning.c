@@ -188,6 +188,21 @@ static attn_status read_rule(reader *r) {
   return ATTN_OK;
 }
 
+/* A second line of costs would never be looked at, and the choice has room for so many of a type. */
+static attn_status check_only_cost(const reader *r, const attn_kernel_costs *c) {
+  char what[160];
+  int same = 0;
+  for (int i = 0; i < r->tuning->cost_count; i++) {
+    const attn_kernel_costs *before = &r->tuning->costs[i];
+    if (before->dtype != c->dtype) continue;
+    snprintf(what, sizeof what, "line %d has costs of %s in this type already", before->line, c->kernel);
+    if (strcmp(before->kernel, c->kernel) == 0) return fail(r, what, "the only line of its kernel and type");
+    same++;
+  }
+  if (same < ATTN_EXPECTED_COSTS) return ATTN_OK;
+  return fail(r, "there are costs of 32 kernels in this type already", "one of 32 at most");
+}
+
 static attn_status read_cost(reader *r) {
   attn_tuning *t = r->tuning;
   attn_kernel_costs c = {.line = r->line};
@@ -199,6 +214,8 @@ static attn_status read_cost(reader *r) {
     fine = next_word(r, word, sizeof word) && read_real(word, 0, 1e9, &c.ns[i]);
   if (!fine || !at_end(r))
     return fail(r, "this is no cost", "'cost kernel=NAME DTYPE error=X' and 24 numbers, the nanoseconds of its terms");
+  const attn_status status = check_only_cost(r, &c);
+  if (status != ATTN_OK) return status;
   if (!grow((void **)&t->costs, t->cost_count, &t->cost_room, sizeof c)) return no_memory();
   t->costs[t->cost_count++] = c;
   return ATTN_OK;

@@ -368,6 +368,26 @@ TEST(wrong_lines_are_named) {
   }
 }
 
+TEST(costs_of_a_kernel_stand_once) {
+  char line[90];
+  snprintf(text, sizeof text,
+           "%s" COST("naive_c", "f32", "1", "1") COST("naive_c", "f16", "1", "1") COST("naive_c", "f32", "2", "1"), head);
+  snprintf(line, sizeof line, "a.tuning, line %d: line %d has costs of naive_c in this type already; it must be ",
+           first_line() + 2, first_line());
+  test_invalid(read_text(), line, "the only line of its kernel and type");
+  for (int kernels = 32; kernels <= 33; kernels++) {
+    size_t length = (size_t)snprintf(text, sizeof text, "%s" COST("naive_c", "f16", "1", "1"), head);
+    for (int i = 0; i < kernels; i++)
+      length += (size_t)snprintf(text + length, sizeof text - length,
+                                 "cost kernel=k%d f32 error=0.1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n", i);
+    if (kernels == 33)
+      test_invalid(read_text(), "there are costs of 32 kernels in this type already");
+    else
+      test_ok(read_text());
+    forget(NULL);
+  }
+}
+
 TEST(wrong_files_are_refused) {
   snprintf(text, sizeof text, "attn-tuning 1\n");
   test_invalid(read_text(), "its first line must be 'attn-tuning 2', but is 'attn-tuning 1'");
