@@ -13,6 +13,7 @@
 
 #include "cpu.h"
 #include "error.h"
+#include "float_mode.h"
 #include "kernels/common/dtypes.h"
 #include "shared_object.h"
 #include "small_calls.h"
@@ -312,7 +313,9 @@ attn_status attn_tuning_read(const char *path, const char *text, size_t bytes, a
   attn_tuning *t = calloc(1, sizeof *t);
   if (!t) return no_memory();
   snprintf(t->path, sizeof t->path, "%s", path);
+  const uint64_t mode = attn_float_mode_enter(); /* the caller may have traps, or another rounding */
   attn_status status = read_lines(t, text, bytes);
+  attn_float_mode_leave(mode);
   if (status == ATTN_OK && !(t->has_cpu && t->has_library))
     status = attn_fail(ATTN_INVALID_ARGUMENT, "%s has no line %s; attnbench tune writes one", path,
                        t->has_cpu ? "library" : "cpu");

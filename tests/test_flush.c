@@ -11,6 +11,7 @@
 #include "attn/product.h"
 #include "check/check.h"
 #include "kernels/common/convert.h"
+#include "src/tuning.h"
 #include "support.h"
 
 #ifdef __x86_64__
@@ -107,6 +108,26 @@ TEST(plans_are_made_in_every_mode) {
     attn_problem_init(&p, 3, 7, 7, 5, 11, 24, 24);
     IN_MODE(modes[i], test_ok(attn_plan_create(&p, NULL, &plan)));
     attn_plan_destroy(plan);
+  }
+}
+
+/* Numbers of a tuning file are computed from decimals, which is inexact. */
+TEST(tuning_files_mean_the_same_in_every_mode) {
+  char text[16384];
+  double plain = 0;
+  attn_problem p;
+  attn_tuning *tuning;
+  const size_t head = attn_tuning_head(text, sizeof text);
+  snprintf(text + head, sizeof text - head,
+           "cost kernel=naive_c f32 error=0.1 0 0 0 0 0 0 0 0 0 0 0 0.3 0 0 0 0 0 0 0 0 0 0 0 0.123e1\n");
+  attn_problem_init(&p, 1, 1, 1, 7, 11, 64, 64);
+  for (int i = 0; i < MODE_COUNT; i++) {
+    attn_expected_cost expected[ATTN_EXPECTED_COSTS];
+    IN_MODE(modes[i], test_ok(attn_tuning_read("a.tuning", text, strlen(text), &tuning)));
+    assert_int_equal(attn_tuning_expect(tuning, &p, expected), 1);
+    if (i == 0) plain = expected[0].ns;
+    assert_true(plain > 0 && expected[0].ns == plain);
+    attn_tuning_destroy(tuning);
   }
 }
 
