@@ -417,9 +417,13 @@ int attn_tuning_expect(const attn_tuning *t, const attn_problem *p, attn_expecte
   return attn_expect(t->costs, t->cost_count, p, expected);
 }
 
-/* Sequences of the longest length that hold as many queries. */
-static double sequences(const attn_problem *p) {
-  return p->uses & ATTN_USE_VARLEN && p->seq_q > 0 ? (double)p->total_q / (double)p->seq_q : (double)p->batch;
+/* How many sequences of one length stand for those of the call, and their length: as many queries as the longest has, and as
+ * many queries and keys in all. */
+static double even_sequences(attn_problem *p) {
+  if (!(p->uses & ATTN_USE_VARLEN) || p->seq_q == 0) return (double)p->batch;
+  const double count = (double)p->total_q / (double)p->seq_q;
+  if ((double)p->total_k < count * (double)p->seq_k) p->seq_k = (int64_t)((double)p->total_k / count);
+  return count;
 }
 
 int attn_tuning_threads(const attn_tuning *t, const attn_kernel_info *kernel, const attn_problem *p, int64_t waves,
@@ -427,7 +431,9 @@ int attn_tuning_threads(const attn_tuning *t, const attn_kernel_info *kernel, co
   for (int i = 0; i < t->cost_count && t->least_ns > 0; i++) {
     const attn_kernel_costs *c = &t->costs[i];
     if (c->dtype != p->dtype_kv || strcmp(c->kernel, kernel->name) != 0) continue;
-    return attn_threads_worth(sequences(p) * attn_expected_ns(c, kernel, p), t->least_ns, waves, threads);
+    attn_problem even = *p;
+    const double count = even_sequences(&even);
+    return attn_threads_worth(count * attn_expected_ns(c, kernel, &even), t->least_ns, waves, threads);
   }
   return 0;
 }

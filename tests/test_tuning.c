@@ -263,8 +263,24 @@ TEST(costs_say_how_many_threads_pay) {
   problem.uses |= ATTN_USE_VARLEN;
   problem.total_q = 10, problem.total_k = 20; /* as long as two sequences */
   assert_int_equal(attn_tuning_threads(tuning, flash, &problem, 1, 64), 4);
+  problem.total_q = 0;
+  assert_int_equal(attn_tuning_threads(tuning, flash, &problem, 1, 64), 1);
   problem.dtype_q = problem.dtype_kv = ATTN_F16;
   assert_int_equal(attn_tuning_threads(tuning, flash, &problem, 1, 64), 0);
+}
+
+/* A key of a KV head takes 100 ns. One query each for 10 sequences, of which one has all keys but 9. */
+TEST(keys_of_uneven_sequences_are_counted) {
+  attn_problem problem;
+  read_lines(
+      "threads least_ns=1000\n"
+      "cost kernel=decode_c f32 error=0.1 0 0 0 0 0 0 0 0 0 100 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n");
+  attn_problem_init(&problem, 10, 2, 1, 1, 91, 8, 8);
+  problem.uses |= ATTN_USE_VARLEN;
+  problem.total_q = 10, problem.total_k = 100;
+  assert_int_equal(attn_tuning_threads(tuning, attn_kernel_find("decode_c"), &problem, 1, 64), 10);
+  problem.total_k = 10000; /* more than the longest has */
+  assert_int_equal(attn_tuning_threads(tuning, attn_kernel_find("decode_c"), &problem, 1, 128), 91);
 }
 
 static int planned_threads(const char *lines, int threads) {
