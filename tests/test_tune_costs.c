@@ -308,6 +308,9 @@ TEST(lines_are_those_that_were_asked_for) {
                {{"seq=64", "head_dim=64"},
                 "attnbench tune: -a seq=64: should be dtype, head_dim or causal; tune takes all of the others\n",
                 0},
+               {{"head_dim=16666667", "causal=none"},
+                "attnbench tune: -a head_dim=16666667: should be at most 16666666: the random problems that tune times",
+                0},
                {{"head_dim=x", "causal=none"}, "attnbench tune: axis head_dim: 'x' ", 0},
                {{"dtype=f32+bf16", "causal=none"}, "attnbench tune: -a dtype=f32+bf16: should be f32, f16 or bf16\n", 0}};
   static bench_tune_lines lines;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The lines: every type, mask and head_dim that was asked for. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -34,6 +35,11 @@ static int add_line(bench_tune_lines *lines, const bench_spec *spec) {
   bench_tune_line line = {.causal = !bench_spec_is(spec, AXIS_CAUSAL, "none"), .dim = bench_spec_int(spec, AXIS_HEAD_DIM)};
   if (!bench_dtype_read(bench_spec_get(spec, AXIS_DTYPE), &line.dtype, &kv, &o) || kv != line.dtype)
     return cli_usage_error("tune", "-a dtype=%s: should be f32, f16 or bf16", bench_spec_get(spec, AXIS_DTYPE));
+  const bench_tune_shape least = {.dim = line.dim, .group = 1, .heads_kv = 1, .seq_k = BENCH_REGRET_KEYS, .seq_q = 1};
+  if (bench_tune_work(&least) > BENCH_REGRET_WORK)
+    return cli_usage_error("tune", "-a head_dim=%s: should be at most %.0f: the random problems that tune times are small",
+                           bench_spec_get(spec, AXIS_HEAD_DIM),
+                           floor(BENCH_REGRET_WORK * (double)line.dim / bench_tune_work(&least)));
   if (lines->count < TUNE_LINES) lines->item[lines->count++] = line;
   return 0;
 }

@@ -60,7 +60,7 @@ bench_tune_shape bench_regret_shape(uint64_t *seed) {
                            .dim = dims[bench_random(seed) % 8],
                            .group = groups[bench_random(seed) % 6],
                            .heads_kv = 1 << bench_random(seed) % 4,
-                           .seq_k = spread(seed, 6, 5000),
+                           .seq_k = spread(seed, BENCH_REGRET_KEYS, 5000),
                            .causal = bench_random(seed) % 3 == 0};
     s.seq_q = queries(seed, s.seq_k);
     if (s.causal && s.seq_q > s.seq_k) s.seq_q = s.seq_k;

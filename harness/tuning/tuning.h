@@ -106,6 +106,8 @@ void bench_regret_add(bench_regret *regret, double ratio, const bench_tune_shape
 double bench_tune_work(const bench_tune_shape *shape);
 extern const double BENCH_REGRET_WORK;
 
+enum { BENCH_REGRET_KEYS = 6 /* of a random shape, at least */ };
+
 /* A random shape, from a seed. */
 bench_tune_shape bench_regret_shape(uint64_t *seed);
 
