@@ -65,9 +65,15 @@ class CommandLine(FolderTest):
         """A tuning file of this machine, or None where nothing is timed."""
         path = self.folder / "a.tuning"
         narrow = ["-a", "dtype=f32", "-a", "head_dim=64", "-a", "causal=none"]
-        done = attnbench("tune", "--budget", "200ms", *narrow, "-o", path)
+        done = attnbench("tune", "--budget", "1us", *narrow, "-o", path)
         if done.returncode == 4:  # emulated instructions
             return None
+        self.assert_ends(done, 2, "is too short", "it should be 5m")
+        self.assertFalse(path.exists())
+        for budget in "200ms", "2s", "20s":  # the last for slow builds
+            done = attnbench("tune", "--budget", budget, *narrow, "-o", path)
+            if done.returncode == 0:
+                break
         self.assert_ends(done, 0, "problems timed")
         return path.read_text(encoding="utf-8")
 

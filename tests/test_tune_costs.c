@@ -403,6 +403,17 @@ TEST(the_library_reads_what_is_written) {
   attn_tuning_destroy(tuning);
 }
 
+TEST(a_file_needs_a_line_of_costs) {
+  assert_false(bench_tune_has_costs(&result));
+  set_cost("naive_c", ATTN_F16, 1);
+  assert_true(bench_tune_has_costs(&result));
+  result.points[ATTN_F16] = 201;
+  assert_false(bench_tune_has_costs(&result));
+  result.points[ATTN_F16] = 200;
+  result.costs[bench_tune_kernel("naive_c")][ATTN_F16].count = 7;
+  assert_false(bench_tune_has_costs(&result));
+}
+
 /* Kernels that were timed often enough, and are clearly the quickest of one of 200 problems. */
 TEST(the_file_is_text) {
   static char text[8000];

@@ -51,6 +51,11 @@ static int conclude(bench_tune_result *result) {
   for (int k = 0; k < TUNE_KERNELS; k++)
     for (int t = 0; t < 3; t++) bench_tune_cost_solve(&result->costs[k][t]);
   fprintf(stderr, "tune: %d problems timed\n", result->points[0] + result->points[1] + result->points[2]);
+  if (!bench_tune_has_costs(result))
+    return cli_usage_error("tune",
+                           "--budget %gs is too short: too few problems were timed to say what a kernel costs; it should be "
+                           "5m, or 10s for one type, mask and head_dim (-a)",
+                           budget_s);
   return bench_file_write(output, write_result, result) ? BENCH_EXIT_OK : BENCH_EXIT_INTERNAL;
 }
 

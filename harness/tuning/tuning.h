@@ -89,6 +89,9 @@ void bench_tune_cost_solve(bench_tune_cost *cost);
 /* Measures what a second thread costs. */
 void bench_tune_threads(const bench_tune_source *source, double seconds, bench_tune_result *result);
 
+/* Whether any kernel was timed often enough, and is quick enough, to have a line of costs. */
+bool bench_tune_has_costs(const bench_tune_result *result);
+
 /* Writes a tuning file. */
 void bench_tune_write(const bench_tune_result *result, FILE *file);
 
