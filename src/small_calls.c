@@ -21,18 +21,24 @@ static const double PRODUCT_RATE = 1.2, WEIGHT_NS = 0.07, ROW_NS = 12;
 
 static double multiply_ns(const char *isa, double rate) { return 2e9 / (attn_tier_flops(attn_tier_find(isa)) * rate); }
 
-attn_call_size attn_size_of_call(const attn_problem *p) {
+/* What attention on the problem takes: queries of all heads; queries times keys of all heads, half of them where the mask is
+ * causal; keys of one head in all sequences; dim_qk + dim_v. */
+typedef struct call_size {
+  double rows, pairs, keys, dims;
+} call_size;
+
+static call_size size_of_call(const attn_problem *p) {
   const bool varlen = p->uses & ATTN_USE_VARLEN;
   const double rows = varlen ? (double)p->total_q : (double)p->batch * (double)p->seq_q;
   const double masked = p->window_right == 0 && p->seq_q > 1 ? 0.5 : 1;
-  return (attn_call_size){.rows = rows * (double)p->heads_q,
-                          .pairs = rows * (double)p->heads_q * (double)p->seq_k * masked,
-                          .keys = varlen ? (double)p->total_k : (double)p->batch * (double)p->seq_k,
-                          .dims = (double)p->dim_qk + (double)p->dim_v};
+  return (call_size){.rows = rows * (double)p->heads_q,
+                     .pairs = rows * (double)p->heads_q * (double)p->seq_k * masked,
+                     .keys = varlen ? (double)p->total_k : (double)p->batch * (double)p->seq_k,
+                     .dims = (double)p->dim_qk + (double)p->dim_v};
 }
 
 static double attention_ns(const char *isa, const attn_problem *p) {
-  const attn_call_size s = attn_size_of_call(p);
+  const call_size s = size_of_call(p);
   const double heads_kv = (double)p->heads_kv, flops = attn_tier_flops(attn_tier_find(isa));
   const double lanes_ns =
       s.keys * heads_kv * s.dims * ELEMENT_NS + s.rows * QUERY_NS + (double)p->batch * heads_kv * HEAD_NS;

@@ -6,14 +6,6 @@
 #include "attn/extend.h"
 #include "attn/kernel.h"
 
-/* What attention on the problem takes: queries of all heads; queries times keys of all heads, half of them where the mask is
- * causal; keys of one head in all sequences; dim_qk + dim_v. */
-typedef struct attn_call_size {
-  double rows, pairs, keys, dims;
-} attn_call_size;
-
-attn_call_size attn_size_of_call(const attn_problem *problem);
-
 /* At most `threads`, at least 1: each thread has to save least_ns in each wave. */
 int attn_threads_worth(double work_ns, double least_ns, int64_t waves, int threads);
 
