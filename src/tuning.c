@@ -166,7 +166,7 @@ static bool grow(void **array, int count, int *room, size_t bytes) {
   return true;
 }
 
-static attn_status no_memory(void) { return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for the rules of a tuning file"); }
+static attn_status no_memory(void) { return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory for a tuning file"); }
 
 static attn_status read_rule(reader *r) {
   attn_tuning *t = r->tuning;
@@ -181,8 +181,7 @@ static attn_status read_rule(reader *r) {
   if (!fine)
     return fail(r, "this is no rule",
                 "'rule DTYPE full|causal dim=A..B [step=8|16] group=A..B seq_k=A..B seq_q=A..B kernel=NAME second=NAME "
-                "margin=X low=X "
-                "high=X', with * for an open end");
+                "margin=X low=X high=X', with * for an open end");
   rule.causal = mask[0] == 'c';
   if (!grow((void **)&t->rules, t->rule_count, &t->rule_room, sizeof rule)) return no_memory();
   t->rules[t->rule_count++] = rule;
@@ -384,7 +383,7 @@ attn_status attn_tuning_named(const attn_tuning **tuning, const char **refused) 
   return named.status == ATTN_OK || *refused ? ATTN_OK : attn_fail(named.status, "%s", named.sentence);
 }
 
-/* ---- What the rules say ---- */
+/* ---- What the file says ---- */
 
 /* The largest of 8, 16 and 32 that divides both head dimensions; less than 8 where none does. */
 static int64_t step_of(const attn_problem *p) {

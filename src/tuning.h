@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Tuning files: their text, read into rules, and what the rules say of a problem. docs/library.md, "Tuning files", describes
- * the text. */
+/* Tuning files: their text, read into rules and costs, and what these say of a problem. docs/library.md, "Tuning files",
+ * describes the text. */
 #ifndef ATTN_TUNING_H
 #define ATTN_TUNING_H
 
@@ -26,7 +26,7 @@ typedef struct attn_tuning_rule {
   int line;
 } attn_tuning_rule;
 
-/* NULL, or the reason why the file has no rules for such problems. Static text. */
+/* NULL, or the reason why tuning files say nothing of such problems. Static text. */
 const char *attn_tuning_excludes(const attn_problem *problem);
 
 /* The rule whose box holds the problem; NULL if there is none. */

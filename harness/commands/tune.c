@@ -38,8 +38,7 @@ static const cli_command command = {
     .usage = "[--budget TIME] [-o FILE] | --check FILE",
     .summary =
         "Measures what kernels cost on this machine, from which the library knows which of them is quickest for a problem, "
-        "and "
-        "from which size on threads pay.",
+        "and from which size on threads pay.",
     .options = options,
     .epilogue = "Use it:   ATTN_TUNING=FILE ./program   or attn_tuning_load() (docs/library.md, \"Tuning files\")\n"};
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Regret: how much longer the kernel that was chosen takes than the best of all, on problems that no rule was made from. */
+/* Regret: how much longer the kernel that was chosen takes than the best of all, on problems that no costs come from. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>

@@ -23,7 +23,7 @@ typedef struct bench_tune_shape {
   bool threads; /* with several numbers of threads; else with one */
 } bench_tune_shape;
 
-/* Where times come from. Tests pass scripted ones, and so know every rule that must come out. */
+/* Where times come from. Tests pass scripted ones, and so know what must come out. */
 typedef struct bench_tune_source {
   bool (*measure)(void *context, const bench_tune_shape *shape, double seconds, attn_tune_report *report);
   double (*now_s)(void *context);

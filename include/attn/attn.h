@@ -380,7 +380,7 @@ static inline attn_tune_report *attn_tune_report_sized(attn_tune_report *report)
 
 /** Reads a tuning file, which `attnbench tune` has measured on this machine: which kernel is quickest for which problems,
  * and from which size on threads pay. Plans that get it by attn_options.tuning choose by its rules and costs; where it has
- * none for a problem, or the kernel of the rule cannot run, they choose by the built-in ones. attn_plan_describe() says what
+ * none for a problem, or no kernel that it names can run, they choose by the built-in ones. attn_plan_describe() says what
  * decided and by what margin. With a tuning file, too, the kernel depends on the shape of one sequence alone.
  *
  * The environment variable ATTN_TUNING names such a file for all plans of the process without attn_options.tuning. It is

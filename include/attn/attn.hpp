@@ -376,7 +376,7 @@ class size_check {
 
 /* ---- Options, plans, one call ------------------------------------------------------------------------------------- */
 
-/** Rules of a tuning file, attn_tuning_load(). Must live as long as what is made with options that hold it. */
+/** What a tuning file says, attn_tuning_load(). Must live as long as what is made with options that hold it. */
 class tuning {
  public:
   /** Reads the file. */
@@ -406,7 +406,7 @@ struct options {
   int threads = 0;                          /**< 0 = as many as pay, at most OpenMP's default. */
   attn_parallel_for parallel_for = nullptr; /**< The caller's thread pool. */
   void *pool = nullptr;                     /**< Passed to parallel_for. */
-  const class tuning *tuning = nullptr;     /**< Rules of a file; nullptr = ATTN_TUNING, else the built-in ones. */
+  const class tuning *tuning = nullptr;     /**< A tuning file; nullptr = ATTN_TUNING, else the built-in choice. */
 
   /** The C struct. */
   attn_options get() const noexcept {
