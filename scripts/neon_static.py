@@ -192,7 +192,7 @@ def bf16_table(mca, text):
 
 def decode_table(mca, text):
     """Of the largest loops for 4 rows that ask memory for nothing."""
-    loops = [max(product_loops(function(text, f"{part}_4_ATTN_BF16_again"), BFDOT).items())
+    loops = [max(product_loops(function(text, f"{part}_4_ATTN_BF16_cached"), BFDOT).items())
              for part in ("score", "accumulate")]
     names = [f"{name} ({count} BFDOT)" for name, (count, _) in zip(("Q Kᵀ, 4 rows", "P V, 4 rows"), loops)]
     return [f"| core | BFDOT a cycle | {names[0]} | {names[1]} |", "|---|---|---|---|", *bf16_rows(mca, "bfdot", loops)]
