@@ -318,29 +318,24 @@ static void explain_rule(const attn_tuning_rule *rule, const char *path, char *w
            rule->line, rule->second, rule->margin, rule->low, rule->high);
 }
 
-/* The kernel of the rule that the file has for the problem, or else the quickest by its costs. NULL, and the reason in
- * `why`, if it has neither or the rule's kernel cannot run. */
-static const attn_kernel *choose_tuned(const attn_problem *problem, const char *cap, const attn_tuning *tuning, char *why,
-                                       size_t bytes) {
-  const char *path = attn_tuning_path(tuning), *reason = attn_tuning_excludes(problem);
-  const attn_tuning_rule *rule = reason ? NULL : attn_tuning_find(tuning, problem);
-  const attn_kernel *kernel = NULL;
-  if (!rule && !reason) {
-    attn_expected_cost expected[ATTN_EXPECTED_COSTS];
-    char whose[340];
-    snprintf(whose, sizeof whose, "tuning file %.300s", path);
-    const int count = attn_tuning_expect(tuning, problem, expected);
-    kernel = choose_expected(problem, cap, expected, count, whose, why, bytes);
-    if (!kernel && count) return snprintf(why, bytes, "%s: no kernel of its costs can run here", whose), NULL;
-  }
-  if (kernel) return kernel;
-  if (!rule) {
-    snprintf(why, bytes, "tuning file %.300s says nothing of this problem%s%s", path, reason ? ": " : "",
-             reason ? reason : "");
-    return NULL;
-  }
-  kernel = attn_registry_find(rule->kernel);
-  reason = missing_or_refusing(kernel, rule->kernel, problem, cap);
+/* The quickest by the file's costs. NULL, and the reason in `why`, if there is none. */
+static const attn_kernel *choose_by_file_costs(const attn_problem *problem, const char *cap, const attn_tuning *tuning,
+                                               char *why, size_t bytes) {
+  attn_expected_cost expected[ATTN_EXPECTED_COSTS];
+  char whose[340];
+  snprintf(whose, sizeof whose, "tuning file %.300s", attn_tuning_path(tuning));
+  const int count = attn_tuning_expect(tuning, problem, expected);
+  const attn_kernel *kernel = choose_expected(problem, cap, expected, count, whose, why, bytes);
+  if (!kernel)
+    snprintf(why, bytes, "%s%s", whose, count ? ": no kernel of its costs can run here" : " says nothing of this problem");
+  return kernel;
+}
+
+/* The kernel of the rule. NULL, and the reason in `why`, if it cannot run. */
+static const attn_kernel *choose_by_file_rule(const attn_problem *problem, const char *cap, const attn_tuning_rule *rule,
+                                              const char *path, char *why, size_t bytes) {
+  const attn_kernel *kernel = attn_registry_find(rule->kernel);
+  const char *reason = missing_or_refusing(kernel, rule->kernel, problem, cap);
   if (!reason) reason = attn_dispatch_claim(kernel);
   if (!reason) {
     explain_rule(rule, path, why, bytes);
@@ -349,6 +344,17 @@ static const attn_kernel *choose_tuned(const attn_problem *problem, const char *
   snprintf(why, bytes, "tuning file %.300s, line %d wants %s, which cannot run: %.300s", path, rule->line, rule->kernel,
            reason);
   return NULL;
+}
+
+/* By the first rule of the file that holds the problem, or else by its costs. NULL, and the reason in `why`, if it has
+ * neither or they name no kernel that can run. */
+static const attn_kernel *choose_tuned(const attn_problem *problem, const char *cap, const attn_tuning *tuning, char *why,
+                                       size_t bytes) {
+  const char *path = attn_tuning_path(tuning), *reason = attn_tuning_excludes(problem);
+  if (reason) return snprintf(why, bytes, "tuning file %.300s says nothing of this problem: %s", path, reason), NULL;
+  const attn_tuning_rule *rule = attn_tuning_find(tuning, problem);
+  return rule ? choose_by_file_rule(problem, cap, rule, path, why, bytes)
+              : choose_by_file_costs(problem, cap, tuning, why, bytes);
 }
 
 /* In the default floating-point mode: costs are inexact, and the caller may have traps for that. */
