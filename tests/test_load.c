@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "idle_kernel.h"
 #include "src/registry.h"
 #include "support.h"
 
@@ -101,20 +102,6 @@ static int begun, tasks, ended;
 static void begin_run(void) { begun++; }
 static void end_run(void) { ended++; }
 
-static const char *rejects(const attn_problem *problem, char *buffer, size_t bytes) {
-  (void)problem, (void)buffer, (void)bytes;
-  return NULL;
-}
-
-static bool plan(const attn_problem *problem, const attn_machine *machine, attn_schedule *schedule) {
-  (void)machine;
-  schedule->phases = 1;
-  schedule->items[0] = 1;
-  schedule->row_block = problem->seq_q;
-  schedule->key_block = problem->seq_k;
-  return true;
-}
-
 static void run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch) {
   (void)schedule, (void)args, (void)task, (void)unit_memory, (void)scratch;
   assert_int_equal(begun, ended + 1);
@@ -123,8 +110,8 @@ static void run(const attn_schedule *schedule, const attn_args *args, attn_task 
 
 static const attn_kernel counting = {
     .info = {.name = "counting", .algorithm = "none", .isa = "c", .library = "", .summary = "for tests"},
-    .rejects = rejects,
-    .plan = plan,
+    .rejects = idle_rejects,
+    .plan = idle_plan,
     .begin_run = begin_run,
     .end_run = end_run,
     .run = run};

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "idle_kernel.h"
 #include "src/registry.h"
 #include "src/tuning.h"
 #include "support.h"
@@ -447,19 +448,6 @@ TEST(the_head_says_how_long_it_is) {
 
 /* ---- Kernels of plug-ins ---- */
 
-static const char *rejects(const attn_problem *problem, char *buffer, size_t bytes) {
-  return (void)problem, (void)buffer, (void)bytes, NULL;
-}
-
-static bool plan(const attn_problem *problem, const attn_machine *machine, attn_schedule *schedule) {
-  (void)machine;
-  schedule->phases = 1;
-  schedule->items[0] = 1;
-  schedule->row_block = problem->seq_q;
-  schedule->key_block = problem->seq_k;
-  return true;
-}
-
 static void run(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit_memory, void *scratch) {
   (void)schedule, (void)args, (void)task, (void)unit_memory, (void)scratch;
 }
@@ -470,8 +458,8 @@ TEST(plugins_kernels_have_costs) {
   memset(name, 'x', sizeof name - 1);
   static const attn_kernel kernel = {
       .info = {.name = name, .algorithm = "", .isa = "c", .library = "", .summary = "for tests"},
-      .rejects = rejects,
-      .plan = plan,
+      .rejects = idle_rejects,
+      .plan = idle_plan,
       .run = run};
   static const attn_kernel *const kernels[] = {&kernel};
   static const attn_plugin added = {.kernels = kernels, .kernel_count = 1};
