@@ -164,12 +164,19 @@ class CommandLine(FolderTest):
     def test_goals_are_rows_with_verdicts(self):
         if not runs_here("flash_avx2"):
             self.skipTest("no kernel that has goals runs here")
-        done = self.expect(0, ["seq 2048, against itself", "rows are for another CPU"], "run", "--preset", "limits", "-n")
+        done = self.expect(0, ["seq 2048, against itself", "rows are for another CPU", "open, for another CPU or tier:",
+                               "against naive_c dtype:f32"], "run", "--preset", "limits", "-n")
         self.assertNotIn("not reached", done.stdout)
+        done = self.expect(0, [], "run", "--preset", "limits", "-k", "flash_portable", "-n")
+        self.assertNotIn("open, for", done.stdout)  # what was not asked for
+        done = self.expect(0, ["open, for another CPU or tier:"], "run", "--preset", "limits", "-n", ATTN_MAX_ISA="avx2")
+        self.assertRegex(done.stdout, r"seq 2048, against itself +flash_avx512 +avx512\n")
         limits = ["run", "-q", "--preset", "limits", "-k", "flash_avx2", "--budget", "0.01", "-o", self.folder]
         self.expect(0, ["--budget", "SKIP", "KiB"], *limits)
         rows = read_csv(self.folder / "limits.csv")
-        self.assertIn("95 % interval", (self.folder / "limits.txt").read_text(encoding="utf-8"))
+        text = (self.folder / "limits.txt").read_text(encoding="utf-8")
+        self.assertIn("95 % interval", text)
+        self.assertIn("open, for another CPU or tier:", text)
         self.expect(2, ["--overwrite"], *limits)
         self.assertEqual({row["kernel"] for row in rows}, {"flash_avx2"})
         self.assertLessEqual({"PASS", "SKIP"}, {row["status"] for row in rows})

@@ -130,21 +130,46 @@ TEST(test_a_line_is_a_row_per_kernel) {
   bench_goals_clear(&list);
 }
 
+/* kernel=NAME is no axis: it is cut out of `against`, whose axes remain. */
+TEST(test_another_kernel_to_compare_with) {
+  bench_goal_list list = read_goals(
+      "speedup | flash_c | seq=64 | kernel=naive_c | any | 2 | - | first\n"
+      "time | flash_c | seq=64 | seq=32\tkernel=naive_c\tcausal=bottom-right | any | - | - | second\n"
+      "time | flash_c | seq=64 | seq=32 | any | - | - | third\n");
+  assert_int_equal(list.count, 3);
+  assert_string_equal(list.item[0].against_kernel, "naive_c");
+  assert_string_equal(bench_spec_get(&list.item[0].against, AXIS_SEQ), "64");
+  assert_string_equal(list.item[1].kernel, "flash_c");
+  assert_string_equal(list.item[1].against_kernel, "naive_c");
+  assert_string_equal(bench_spec_get(&list.item[1].against, AXIS_SEQ), "32");
+  assert_string_equal(bench_spec_get(&list.item[1].against, AXIS_CAUSAL), "bottom-right");
+  assert_string_equal(list.item[2].against_kernel, "");
+  bench_goals_clear(&list);
+}
+
 TEST(test_wrong_lines_are_explained) {
   static const struct {
     const char *text, *parts[3];
   } cases[] = {
-      {"[s]\npeek | k | seq=1 | | any | 1 | 2 | row", {"line 2", "'peek'", "peak"}},
-      {"peak | k | seq=1 | any | 1 | 2 | row", {"line 1", "7 fields", "should be 8"}},
-      {"peak | k | sek=1 | | any | 1 | 2 | row", {"'sek'", "seq", "line 1"}},
-      {"peak | k | seq=1,2 | | any | 1 | 2 | row", {"seq", "2 values", "one case"}},
-      {"peak | k | seq=1 | seq=2 | any | 1 | 2 | row", {"peak", "compares with nothing", "empty"}},
-      {"ratio | k | threads=2 | threads=1 | any | 1 | 2 | row", {"ratio", "2 threads", "comparison"}},
-      {"peak | k | seq=1 | | Intell | 1 | 2 | row", {"'Intell'", "AMD, Intel", "tier"}},
-      {"peak | k | seq=1 | | | 1 | 2 | row", {"CPU", "empty", "any"}},
-      {"peak | k | seq=1 | | any | one | 2 | row", {"'one'", "number", "-"}},
-      {"peak | k | seq=1 | | any | 90 | 80 | row", {"80", "easier", "90"}},
-      {"ns | k | seq=1 | | any | 100 | 300 | row", {"300", "easier", "100"}},
+      {"[s]\npeek | flash_c | seq=1 | | any | 1 | 2 | row", {"line 2", "'peek'", "peak"}},
+      {"peak | flash_c | seq=1 | any | 1 | 2 | row", {"line 1", "7 fields", "should be 8"}},
+      {"peak | flash_c | sek=1 | | any | 1 | 2 | row", {"'sek'", "seq", "line 1"}},
+      {"peak | flash_c | seq=1,2 | | any | 1 | 2 | row", {"seq", "2 values", "one case"}},
+      {"peak | flash_c | seq=1 | seq=2 | any | 1 | 2 | row", {"peak", "compares with nothing", "empty"}},
+      {"ratio | flash_c | threads=2 | threads=1 | any | 1 | 2 | row", {"ratio", "2 threads", "comparison"}},
+      {"time | flash_c | seq=1 | kernel=nave_c | any | 1 | - | row", {"'nave_c'", "against", "no kernel"}},
+      {"time | flash_c | seq=1 | kernel= seq=2 | any | 1 | - | row", {"''", "against", "no kernel"}},
+      {"peak | flash_c, flsh_c | seq=1 | | any | 1 | - | row", {"'flsh_c'", "kernels", "no kernel"}},
+      {"peak |  | seq=1 | | any | 1 | - | row", {"''", "kernels", "no kernel"}},
+      {"time | flash_c | seq=1 | seq=2\tkernel=nave_c | any | 1 | - | row", {"'nave_c'", "against", "no kernel"}},
+      {"time | flash_c | seq=1 | mykernel=naive_c | any | 1 | - | row", {"'mykernel'", "line 1", ""}},
+      {"ratio | flash_c | seq=1 | kernel=naive_c | any | 1 | - | row", {"ratio", "one peak", "time or speedup"}},
+      {"peak | flash_c | seq=1 | kernel=naive_c | any | 1 | - | row", {"peak", "compares with nothing", "empty"}},
+      {"peak | flash_c | seq=1 | | Intell | 1 | 2 | row", {"'Intell'", "AMD, Intel", "tier"}},
+      {"peak | flash_c | seq=1 | | | 1 | 2 | row", {"CPU", "empty", "any"}},
+      {"peak | flash_c | seq=1 | | any | one | 2 | row", {"'one'", "number", "-"}},
+      {"peak | flash_c | seq=1 | | any | 90 | 80 | row", {"80", "easier", "90"}},
+      {"ns | flash_c | seq=1 | | any | 100 | 300 | row", {"300", "easier", "100"}},
   };
   for (size_t i = 0; i < COUNT(cases); i++) {
     bench_goal_list list = {0};
@@ -247,6 +272,38 @@ static void print_summary(const three_rows *t, FILE *file) { bench_goals_print_s
 
 static void print_csv(const three_rows *t, FILE *file) { bench_goals_write_csv(&t->table, "run", file); }
 
+static void print_open(const three_rows *t, FILE *file) { bench_goals_print_open(&t->table, file); }
+
+/* Goals that this CPU cannot measure are named; those that miss a kernel for another reason are not. */
+TEST(test_goals_of_other_cpus_are_named) {
+  three_rows t;
+  fill_rows(&t);
+  expect_text(print_open, &t, "");
+  t.table.goals.item[0].absence = BENCH_NO_TIER;
+  t.table.goals.item[1].absence = BENCH_NOT_BUILT;
+  t.table.goals.item[2].absence = BENCH_OTHER_CPU;
+  expect_text(print_open, &t,
+              "\nopen, for another CPU or tier:\n"
+              "one\n  first                                      flash_c           c\n"
+              "two\n  third                                      naive_c           AMD\n");
+  bench_goals_clear(&t.table.goals);
+}
+
+/* The command runs the kernel and case that failed. */
+static void print_repro(const three_rows *t, FILE *file) { bench_goals_print_repro(&t->row[2], file); }
+
+TEST(test_the_case_that_failed_can_be_run_again) {
+  three_rows t;
+  fill_rows(&t);
+  t.row[2].kernel = attn_kernel_find("naive_c");
+  t.row[2].against_kernel = attn_kernel_find("flash_c");
+  snprintf(t.row[2].bench.case_id, sizeof t.row[2].bench.case_id, "case three");
+  expect_text(print_repro, &t, "      attnbench run --kernel naive_c --case 'case three'\n");
+  t.row[2].against_failed = true;
+  expect_text(print_repro, &t, "      attnbench run --kernel flash_c --case 'against'\n");
+  bench_goals_clear(&t.table.goals);
+}
+
 /* Sections stand above their first row; a value has the decimals of its metric; "?" says that the interval holds the floor.
  */
 TEST(test_rows_are_printed) {
@@ -292,17 +349,17 @@ TEST(test_rows_are_written_as_csv) {
   fill_rows(&t);
   expect_text(
       print_csv, &t,
-      "run_id,section,row,kernel,metric,unit,case_id,against_case_id,cpu,floor,goal,measured,ci_lo,ci_hi,rounds,status,"
-      "verdict,interval_holds_floor,reason\n"
-      "run,one,first,flash_c,peak,%,case one,,any,80,90,81.25,79.5,83,21,PASS,ok,yes,\n"
-      "run,two,\"second, \"\"quoted\"\"\",naive_c,ns,ns,,,any,,,412.4,,,3,PASS,,no,\n"
-      "run,two,third,naive_c,ratio,x,,against,AMD,0.5,,,,,0,FAIL,,no,o is wrong\n");
+      "run_id,section,row,kernel,metric,unit,case_id,against_case_id,against_kernel,cpu,floor,goal,measured,ci_lo,ci_hi,"
+      "rounds,status,verdict,interval_holds_floor,reason\n"
+      "run,one,first,flash_c,peak,%,case one,,,any,80,90,81.25,79.5,83,21,PASS,ok,yes,\n"
+      "run,two,\"second, \"\"quoted\"\"\",naive_c,ns,ns,,,,any,,,412.4,,,3,PASS,,no,\n"
+      "run,two,third,naive_c,ratio,x,,against,,AMD,0.5,,,,,0,FAIL,,no,o is wrong\n");
   t.row[0].done = t.row[1].done = false;
   expect_text(
       print_csv, &t,
-      "run_id,section,row,kernel,metric,unit,case_id,against_case_id,cpu,floor,goal,measured,ci_lo,ci_hi,rounds,status,"
-      "verdict,interval_holds_floor,reason\n"
-      "run,two,third,naive_c,ratio,x,,against,AMD,0.5,,,,,0,FAIL,,no,o is wrong\n");
+      "run_id,section,row,kernel,metric,unit,case_id,against_case_id,against_kernel,cpu,floor,goal,measured,ci_lo,ci_hi,"
+      "rounds,status,verdict,interval_holds_floor,reason\n"
+      "run,two,third,naive_c,ratio,x,,against,,AMD,0.5,,,,,0,FAIL,,no,o is wrong\n");
   bench_goals_clear(&t.table.goals);
 }
 
@@ -310,26 +367,37 @@ TEST(test_rows_are_written_as_csv) {
 
 /* One goal per reason to be absent, and the case that each row is compared with. */
 TEST(test_goals_of_other_machines_and_kernels_are_absent) {
-  static const char text[] =
-      "ratio | naive_c | heads=1 seq=64 | seq=32 | any | - | - | here\n"
-      "ns | naive_c | heads=1 seq=64 |  | AMD | - | - | one vendor\n"
-      "ns | naive_c | heads=1 seq=64 |  | Intel | - | - | another\n"
-      "ns | other_c | heads=1 seq=64 |  | any | - | - | not built\n"
-      "ns | flash_c | heads=1 seq=64 |  | any | - | - | not selected\n"
-      "ns | naive_c | heads=3 heads_kv=2 |  | any | - | - | refused\n"
-      "ratio | naive_c | heads=2 heads_kv=2 | heads_kv=3 | any | - | - | refused as well\n";
+  const char *reason;
+  char text[1200];
+  snprintf(text, sizeof text,
+           "ratio | naive_c | heads=1 seq=64 | seq=32 | any | - | - | here\n"
+           "ns | naive_c | heads=1 seq=64 |  | AMD | - | - | one vendor\n"
+           "ns | naive_c | heads=1 seq=64 |  | Intel | - | - | another\n"
+           "ns | %s | heads=1 seq=64 |  | any | - | - | not built\n"
+           "ns | flash_c | heads=1 seq=64 |  | any | - | - | not selected\n"
+           "ns | flash_c | heads=1 seq=64 |  | AMD | - | - | not selected either\n"
+           "ns | flash_c | heads=1 seq=64 |  | Intel | - | - | nor this one\n"
+           "ns | naive_c | heads=3 heads_kv=2 |  | any | - | - | refused\n"
+           "ratio | naive_c | heads=2 heads_kv=2 | heads_kv=3 | any | - | - | refused as well\n"
+           "time | naive_c | heads=1 seq_q=64 | kernel=decode_c | any | - | - | refused by the other kernel\n"
+           "time | naive_c | heads=1 seq=64 | kernel=flash_c | any | - | - | beside another kernel\n",
+           attn_kernel_not_built(0, &reason));
   const bench_selection selection = {.kernel = {attn_kernel_find("naive_c")}, .count = 1};
   bench_goal_table table;
   char error[300] = "";
   if (!bench_goal_table_open(&table, text, &selection, 7, error, sizeof error)) fail_msg("%s", error);
   const int others = table.absent[BENCH_OTHER_CPU];
   assert_true(others == 1 || others == 2); /* a CPU is of one vendor at most */
-  assert_int_equal(table.count, 3 - others);
+  assert_int_equal(table.count, 4 - others);
   assert_true(table.absent[BENCH_HERE] == table.count && table.absent[BENCH_NOT_BUILT] == 1);
-  assert_true(table.absent[BENCH_NOT_SELECTED] == 1 && table.absent[BENCH_NO_TIER] == 0 && table.absent[BENCH_REFUSED] == 2);
+  assert_true(table.absent[BENCH_NOT_SELECTED] == 3 && table.absent[BENCH_NO_TIER] == 0 && table.absent[BENCH_REFUSED] == 3);
   const bench_goal_row *row = &table.row[0];
   assert_string_equal(row->goal->text, "here");
   assert_ptr_equal(row->kernel, selection.kernel[0]);
+  assert_ptr_equal(row->against_kernel, row->kernel);
+  const bench_goal_row *last = &table.row[table.count - 1];
+  assert_ptr_equal(last->kernel, row->kernel);
+  assert_ptr_equal(last->against_kernel, attn_kernel_find("flash_c")); /* selected or not */
   assert_true(row->bench.problem.seq_q == 64 && row->against.problem.seq_q == 32);
   bench_case same;
   bench_case_build(&row->goal->against, 7, &same);

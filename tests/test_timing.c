@@ -1002,7 +1002,7 @@ TEST(disturbed_first_calls_make_no_error) {
 /* ---- Goals ---- */
 
 static char notes[200];                /* what bench_note() said of the last goal */
-static const char *compared_with = ""; /* the axes of the case of comparison, but for a speedup */
+static const char *compared_with = ""; /* the field `against`, but for a speedup */
 
 static void hear(void *context, const char *what, const char *kernel) {
   (void)context;
@@ -1025,7 +1025,9 @@ static bench_goal_row measure(const char *goal, const script *s, bench_row *row,
            strncmp(goal, "speedup", 7) ? compared_with : "threads=1");
   bench_goals_clear(&goals);
   if (!bench_goals_read(line, &goals, error, sizeof error)) fail_msg("%s", error);
+  const char *other = goals.item->against_kernel;
   bench_goal_row result = {.goal = goals.item, .kernel = attn_kernel_find("flash_c")};
+  result.against_kernel = *other ? attn_kernel_find(other) : result.kernel;
   bench_row found[2];
   bench_case_build(&goals.item[0].spec, 1, &result.bench);
   bench_case_build(&goals.item[0].against, 1, &result.against);
@@ -1066,7 +1068,7 @@ TEST(goals_without_work_have_no_time) {
   const bench_goal_row goal =
       measure("ns | flash_c | heads=2 seq=8 head_dim=32 causal=offset offset=-100", &s, &row, &complete);
   assert_int_equal(goal.status, BENCH_DEGENERATE);
-  assert_true(complete && goal.done && goal.measured.n == 0);
+  assert_true(complete && goal.done && !goal.against_failed && goal.measured.n == 0);
   bench_row_clear(&row);
 }
 
@@ -1074,12 +1076,27 @@ TEST(a_goal_needs_the_case_that_it_is_compared_with) {
   const script s = steady("any", 10000);
   bench_row row;
   bool complete;
-  compared_with = "causal=offset offset=-100";
+  compared_with = "kernel=naive_c causal=offset offset=-100";
   const bench_goal_row goal = measure("time | flash_c | heads=2 seq=8 head_dim=32", &s, &row, &complete);
   compared_with = "";
   assert_int_equal(goal.status, BENCH_DEGENERATE);
-  test_contains(goal.reason, "the case of comparison: right, but ");
-  assert_true(complete && goal.done && goal.measured.n == 0);
+  test_contains(goal.reason, "naive_c in the case of comparison: right, but ");
+  assert_true(complete && goal.done && goal.against_failed && goal.measured.n == 0);
+  bench_row_clear(&row);
+}
+
+/* The case of comparison is run and checked by the other kernel. */
+TEST(a_goal_may_be_compared_with_another_kernel) {
+  script s = steady("any", 10000);
+  bench_row row;
+  bool complete;
+  compared_with = "kernel=naive_c";
+  const bench_goal_row goal = measure("time | flash_c | heads=2 seq=64 head_dim=32", &s, &row, &complete);
+  compared_with = "";
+  assert_true(complete && goal.done && goal.status == BENCH_PASS);
+  test_contains(notes, "checking flash_c;");
+  test_contains(notes, "checking naive_c;");
+  assert_string_equal(row.kernel, "flash_c");
   bench_row_clear(&row);
 }
 
@@ -1164,7 +1181,7 @@ TEST(goals_are_guessed_from_their_cases) {
                        "workspace | flash_c | heads=2 seq=64 head_dim=32 | | any | - | - | none\n",
                        &goals, error, sizeof error));
   for (int i = 0; i < 3; i++) {
-    bench_goal_row row = {.goal = &goals.item[i], .kernel = kernel};
+    bench_goal_row row = {.goal = &goals.item[i], .kernel = kernel, .against_kernel = kernel};
     bench_case_build(&goals.item[i].spec, 1, &row.bench);
     bench_case_build(&goals.item[i].against, 1, &row.against);
     guess[i] = bench_goal_guess(&row, &settings);

@@ -87,9 +87,10 @@ static void list(const bench_session *s) {
     const bench_goal_row *row = &table->row[i];
     printf("%7.1f s  %s: %s, %s %s\n%11s%s\n", bench_goal_guess(row, &s->settings), row->goal->section, row->goal->text,
            row->goal->metric->name, row->goal->kernel, "", row->bench.case_id);
-    if (row->goal->metric->against) printf("%11sagainst %s\n", "", row->against.case_id);
+    if (row->goal->metric->against) printf("%11sagainst %s %s\n", "", row->against_kernel->name, row->against.case_id);
   }
   bench_goals_print_absences(table, stdout);
+  bench_goals_print_open(table, stdout);
 }
 
 /* ---- Running -------------------------------------------------------------------------------------------------------- */
@@ -142,8 +143,7 @@ static void run_goals(bench_session *s) {
     if (!run_row(s, row)) break;
     bench_progress_wipe(&s->progress);
     bench_goals_print_row(row, i ? row - 1 : NULL, stdout);
-    if (s->options->repro || row->status == BENCH_FAIL)
-      printf("      attnbench run --kernel %s --case '%s'\n", row->goal->kernel, row->bench.case_id);
+    if (s->options->repro || row->status == BENCH_FAIL) bench_goals_print_repro(row, stdout);
     fflush(stdout);
     bench_progress_advance(&s->progress, bench_goal_guess(row, &s->settings), false);
   }
@@ -171,6 +171,7 @@ static void write_text(void *context, FILE *file) {
     before = row;
   }
   bench_goals_print_summary(table, file);
+  bench_goals_print_open(table, file);
 }
 
 /* limits.csv and limits.txt. */

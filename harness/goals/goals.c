@@ -11,7 +11,7 @@
 #include "base/cli.h"
 #include "base/select.h"
 
-enum { LINE = 400, FIELDS = 8, SENTENCE = 300 };
+enum { LINE = 400, FIELDS = 8, SENTENCE = 300, KERNEL = sizeof((bench_goal){0}.kernel) };
 
 /* ---- Metrics ------------------------------------------------------------------------------------------------------- */
 
@@ -85,11 +85,43 @@ static bool set_axes(bench_grid *grid, char *axes, bench_spec *spec, char *error
   return true;
 }
 
+/* Whether the source has a kernel of this name. */
+static bool is_kernel(const char *name) {
+  const char *other, *reason;
+  for (int i = 0; (other = attn_kernel_not_built(i, &reason)); i++)
+    if (!strcmp(name, other)) return true;
+  return attn_kernel_find(name) != NULL;
+}
+
+/* A kernel's name, cut to fit a goal: no cut one is the name of another kernel. */
+static bool read_kernel(const char *name, const char *field, char kernel[KERNEL], char *error) {
+  snprintf(kernel, KERNEL, "%.*s", KERNEL - 1, name);
+  return is_kernel(kernel) ||
+         bench_say(error, SENTENCE, "'%.40s' in `%s` is no kernel; see attnbench list kernels", name, field);
+}
+
+/* Takes the word kernel=NAME out of `against`. */
+static bool take_kernel(bench_goal *goal, char *against, char *error) {
+  static const char key[] = "kernel=";
+  char *word = strstr(against, key);
+  if (!word || (word != against && !strchr(" \t", word[-1]))) return true;
+  const int length = (int)strcspn(word, " \t");
+  char name[LINE];
+  snprintf(name, sizeof name, "%.*s", length - (int)strlen(key), word + strlen(key));
+  if (!read_kernel(name, "against", goal->against_kernel, error)) return false;
+  if (goal->metric->peak)
+    return bench_say(error, SENTENCE, "metric %s counts shares of one peak: against kernel= needs time or speedup",
+                     goal->metric->name);
+  memset(word, ' ', (size_t)length);
+  return true;
+}
+
 static bool read_cases(bench_goal *goal, char *axes, char *against, char *error) {
   bench_grid grid = {0};
   if (*against && !goal->metric->against)
     return bench_say(error, SENTENCE, "metric %s compares with nothing: `against` should be empty", goal->metric->name);
-  bool fine = set_axes(&grid, axes, &goal->spec, error) && set_axes(&grid, against, &goal->against, error);
+  bool fine = take_kernel(goal, against, error) && set_axes(&grid, axes, &goal->spec, error) &&
+              set_axes(&grid, against, &goal->against, error);
   bench_grid_clear(&grid);
   if (!fine) return false;
   const char *threads = bench_spec_get(&goal->spec, AXIS_THREADS);
@@ -167,8 +199,7 @@ static bool read_row(char *line, const char *section, bench_goal_list *list, cha
   snprintf(goal.text, sizeof goal.text, "%s", field[TEXT]);
   const int kernels = split(field[KERNELS], ',', kernel, MOST_KERNELS);
   for (int i = 0; i < kernels && i < MOST_KERNELS; i++) {
-    snprintf(goal.kernel, sizeof goal.kernel, "%s", kernel[i]);
-    if (!append(list, &goal, error)) return false;
+    if (!read_kernel(kernel[i], "kernels", goal.kernel, error) || !append(list, &goal, error)) return false;
   }
   return true;
 }

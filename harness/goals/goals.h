@@ -27,12 +27,25 @@ typedef struct bench_metric {
   double (*value)(const bench_goal_sample *sample, const bench_goal_sample *against);
 } bench_metric;
 
+/* Why a goal is not among the rows. */
+typedef enum bench_absence {
+  BENCH_HERE,
+  BENCH_OTHER_CPU,
+  BENCH_NOT_BUILT,
+  BENCH_NO_TIER,
+  BENCH_REFUSED,
+  BENCH_NOT_SELECTED,
+  BENCH_ABSENCES
+} bench_absence;
+
 /* One row: a line of the file for one of its kernels. */
 typedef struct bench_goal {
   char section[80], text[80], kernel[32], cpu[48];
+  char against_kernel[32]; /* "": the same kernel */
   const bench_metric *metric;
   bench_spec spec, against; /* `against` only where the metric compares */
   double floor, goal;       /* NAN = none */
+  bench_absence absence;    /* of a table's goals */
 } bench_goal;
 
 typedef struct bench_goal_list {
@@ -77,25 +90,15 @@ enum { BENCH_GOAL_ROUNDS = 21, BENCH_LEAST_GOAL_ROUNDS = 11 };
 /* A goal whose kernel runs here. */
 typedef struct bench_goal_row {
   const bench_goal *goal;
-  const attn_kernel_info *kernel;
-  bench_case bench, against; /* `against` only where the metric compares */
+  const attn_kernel_info *kernel, *against_kernel;
+  bench_case bench, against; /* `against` only where the metric compares, as against_kernel */
   bool done;
+  bool against_failed; /* it is the case of comparison, or its kernel, that could not be measured */
   bench_status status; /* PASS: measured */
   char reason[400];    /* why not; "" on PASS */
   bench_summary measured;
   bench_goal_verdict verdict;
 } bench_goal_row;
-
-/* Why a goal is not among the rows. */
-typedef enum bench_absence {
-  BENCH_HERE,
-  BENCH_OTHER_CPU,
-  BENCH_NOT_BUILT,
-  BENCH_NO_TIER,
-  BENCH_REFUSED,
-  BENCH_NOT_SELECTED,
-  BENCH_ABSENCES
-} bench_absence;
 
 typedef struct bench_goal_table {
   bench_goal_list goals;
@@ -127,11 +130,14 @@ typedef struct bench_goal_counts {
 bench_goal_counts bench_goals_count(const bench_goal_table *table);
 
 /* The headings; one row, below the name of its section unless the row before it (NULL = none) is of the same; why goals are
- * absent; the counts of verdicts, and why goals are absent. */
+ * absent; the counts of verdicts, and why goals are absent; the names of those that another CPU or tier would measure; the
+ * command that runs the row's case, or that of comparison if that one failed. */
 void bench_goals_print_head(FILE *file);
 void bench_goals_print_row(const bench_goal_row *row, const bench_goal_row *before, FILE *file);
 void bench_goals_print_absences(const bench_goal_table *table, FILE *file);
 void bench_goals_print_summary(const bench_goal_table *table, FILE *file);
+void bench_goals_print_open(const bench_goal_table *table, FILE *file);
+void bench_goals_print_repro(const bench_goal_row *row, FILE *file);
 
 /* limits.csv: one line per row of the table. */
 void bench_goals_write_csv(const bench_goal_table *table, const char *run_id, FILE *file);

@@ -24,23 +24,25 @@ static bool is_selected(const bench_selection *selection, const attn_kernel_info
 static bench_absence make_row(const bench_goal *goal, const bench_selection *selection, const char *vendor, uint64_t seed,
                               bench_goal_row *row) {
   *row = (bench_goal_row){.goal = goal, .kernel = attn_kernel_find(goal->kernel)};
-  if (!bench_goal_applies(goal, vendor, attn_cpu_tiers())) return BENCH_OTHER_CPU;
-  if (!row->kernel) return BENCH_NOT_BUILT;
+  row->against_kernel = *goal->against_kernel ? attn_kernel_find(goal->against_kernel) : row->kernel;
+  if (!row->kernel || !row->against_kernel) return BENCH_NOT_BUILT;
   if (!is_selected(selection, row->kernel)) return BENCH_NOT_SELECTED;
-  if (attn_kernel_unusable(row->kernel)) return BENCH_NO_TIER;
+  if (!bench_goal_applies(goal, vendor, attn_cpu_tiers())) return BENCH_OTHER_CPU;
+  if (attn_kernel_unusable(row->kernel) || attn_kernel_unusable(row->against_kernel)) return BENCH_NO_TIER;
   bench_case_build(&goal->spec, seed, &row->bench);
   bench_case_build(&goal->against, seed, &row->against);
   if (attn_kernel_rejects(row->kernel, &row->bench.problem)) return BENCH_REFUSED;
-  return attn_kernel_rejects(row->kernel, &row->against.problem) ? BENCH_REFUSED : BENCH_HERE;
+  return attn_kernel_rejects(row->against_kernel, &row->against.problem) ? BENCH_REFUSED : BENCH_HERE;
 }
 
 static void choose_rows(bench_goal_table *table, const bench_selection *selection, uint64_t seed) {
   char vendor[64];
   bench_read_field("/proc/cpuinfo", "vendor_id", vendor, sizeof vendor);
   for (int i = 0; i < table->goals.count; i++) {
-    const bench_absence absence = make_row(&table->goals.item[i], selection, vendor, seed, &table->row[table->count]);
-    table->absent[absence]++;
-    if (absence == BENCH_HERE) table->count++;
+    bench_goal *goal = &table->goals.item[i];
+    goal->absence = make_row(goal, selection, vendor, seed, &table->row[table->count]);
+    table->absent[goal->absence]++;
+    if (goal->absence == BENCH_HERE) table->count++;
   }
 }
 
@@ -126,6 +128,31 @@ void bench_goals_print_absences(const bench_goal_table *table, FILE *file) {
       fprintf(file, "%d %s\n", table->absent[i], table->absent[i] == 1 ? reasons[i].one : reasons[i].many);
 }
 
+/* What the CPU lacks: of which vendor or tiers it should be, or the tier of a kernel. */
+static const char *missing_of(const bench_goal *goal) {
+  if (goal->absence == BENCH_OTHER_CPU) return goal->cpu;
+  const attn_kernel_info *kernel = attn_kernel_find(goal->kernel);
+  if (*goal->against_kernel && !attn_kernel_unusable(kernel)) kernel = attn_kernel_find(goal->against_kernel);
+  return kernel->isa;
+}
+
+void bench_goals_print_open(const bench_goal_table *table, FILE *file) {
+  const char *section = NULL; /* that of the row before */
+  for (const bench_goal *goal = table->goals.item; goal < table->goals.item + table->goals.count; goal++) {
+    if (goal->absence != BENCH_OTHER_CPU && goal->absence != BENCH_NO_TIER) continue;
+    if (!section) fprintf(file, "\nopen, for another CPU or tier:\n");
+    if (!section || strcmp(section, goal->section)) fprintf(file, "%s\n", goal->section);
+    section = goal->section;
+    fprintf(file, "  %-42s %-17s %s\n", goal->text, goal->kernel, missing_of(goal));
+  }
+}
+
+void bench_goals_print_repro(const bench_goal_row *row, FILE *file) {
+  const bool against = row->against_failed;
+  fprintf(file, "      attnbench run --kernel %s --case '%s'\n", (against ? row->against_kernel : row->kernel)->name,
+          against ? row->against.case_id : row->bench.case_id);
+}
+
 static void count_row(bench_goal_counts *counts, const bench_goal_row *row) {
   if (!row->done) return;
   counts->done++;
@@ -175,6 +202,7 @@ static void write_row(const bench_goal_row *row, const char *run_id, FILE *file)
                                goal->metric->unit,
                                row->bench.case_id,
                                goal->metric->against ? row->against.case_id : "",
+                               goal->against_kernel,
                                goal->cpu};
   const double numbers[] = {goal->floor, goal->goal, m->median, m->ci_lo, m->ci_hi};
   bench_csv_field(file, run_id);
@@ -190,9 +218,8 @@ static void write_row(const bench_goal_row *row, const char *run_id, FILE *file)
 
 void bench_goals_write_csv(const bench_goal_table *table, const char *run_id, FILE *file) {
   fputs(
-      "run_id,section,row,kernel,metric,unit,case_id,against_case_id,cpu,floor,goal,measured,ci_lo,ci_hi,rounds,status,"
-      "verdict,"
-      "interval_holds_floor,reason\n",
+      "run_id,section,row,kernel,metric,unit,case_id,against_case_id,against_kernel,cpu,floor,goal,measured,ci_lo,ci_hi,"
+      "rounds,status,verdict,interval_holds_floor,reason\n",
       file);
   for (int i = 0; i < table->count; i++)
     if (table->row[i].done) write_row(&table->row[i], run_id, file);
@@ -259,7 +286,8 @@ static bool choose_loop(bench_goal_row *row, const bench_setup *setup, bench_tri
 static bool open_trial(pair *p) {
   const int i = p->count;
   bench_goal_row *row = p->row;
-  bench_setup *setup = bench_setup_open(i ? &row->against : &row->bench, &row->kernel, 1, p->settings);
+  bench_setup *setup = i ? bench_setup_open(&row->against, &row->against_kernel, 1, p->settings)
+                         : bench_setup_open(&row->bench, &row->kernel, 1, p->settings);
   if (!setup) return conclude(row, BENCH_ERROR, "out of memory");
   bench_trial *trial = &setup->trials[0];
   p->setup[i] = setup;
@@ -267,8 +295,11 @@ static bool open_trial(pair *p) {
   p->count++;
   (void)bench_setup_check(setup); /* an interrupted one has no PASS */
   if (setup->expected) accept_empty_output(setup, trial);
-  if (trial->verdict.status != BENCH_PASS)
-    return conclude(row, trial->verdict.status, "%s%.300s", i ? "the case of comparison: " : "", trial->verdict.reason);
+  row->against_failed = i && trial->verdict.status != BENCH_PASS;
+  if (row->against_failed)
+    return conclude(row, trial->verdict.status, "%s in the case of comparison: %.300s", row->against_kernel->name,
+                    trial->verdict.reason);
+  if (trial->verdict.status != BENCH_PASS) return conclude(row, trial->verdict.status, "%.300s", trial->verdict.reason);
   bench_setup_rotate(setup);
   bench_setup_prepare_trial(setup, trial);
   return choose_loop(row, setup, trial);
@@ -325,6 +356,7 @@ static bool measure_rounds(pair *p) {
   for (int i = 0; i < p->count; i++) {
     bench_setup_judge(p->setup[i], p->trial[i]);
     if (p->trial[i]->verdict.status == BENCH_PASS) continue;
+    p->row->against_failed = i > 0;
     conclude(p->row, BENCH_ERROR, "%s", p->trial[i]->verdict.reason);
     return true;
   }
@@ -366,5 +398,5 @@ bool bench_goal_measure(bench_goal_row *row, const bench_case_settings *settings
 double bench_goal_guess(const bench_goal_row *row, const bench_case_settings *settings) {
   if (!row->goal->metric->value) return 1e-4;
   const double one = bench_case_guess(&row->bench, &row->kernel, 1, settings);
-  return row->goal->metric->against ? one + bench_case_guess(&row->against, &row->kernel, 1, settings) : one;
+  return row->goal->metric->against ? one + bench_case_guess(&row->against, &row->against_kernel, 1, settings) : one;
 }
