@@ -35,11 +35,23 @@ tools() {
 
 # ---- The archive of sources ------------------------------------------------------------------------------------------
 
+# Where a tool of PATH is, itself and no link to ccache, which would look for the tool in PATH.
+find_tool() {
+  local file
+  for file in $(type -ap "$1"); do
+    [ "$(basename "$(readlink -f "$file")")" = ccache ] || { echo "$file" && return; }
+  done
+  echo "WRONG: no $1 in PATH" >&2 && return 1
+}
+
 # install_with_only_a_compiler STEP SOURCE: PATH has the C compiler and what it calls.
 install_with_only_a_compiler() {
-  local tool
+  local tool file
   mkdir -p "$scratch/bin"
-  for tool in cc gcc as ld ar ranlib; do ln -sf "$(command -v $tool)" "$scratch/bin/$tool"; done
+  for tool in cc gcc as ld ar ranlib; do
+    file=$(find_tool "$tool")
+    ln -sf "$file" "$scratch/bin/$tool"
+  done
   rm -rf "$scratch/fresh" && python3 -m venv "$scratch/fresh"
   env -u CMAKE_C_COMPILER_LAUNCHER -u CMAKE_CXX_COMPILER_LAUNCHER PATH="$scratch/bin" "$scratch/fresh/bin/python" -m pip \
     --disable-pip-version-check install "$2" >"$out/pip.log" 2>&1 || { cat "$out/pip.log" && exit 1; }
