@@ -70,7 +70,7 @@ class CommandLine(FolderTest):
             return None
         self.assert_ends(done, 2, "is too short", "it should be 5m")
         self.assertFalse(path.exists())
-        for budget in "200ms", "2s", "20s":  # the last for slow builds
+        for budget in "200ms", "2s", "20s", "60s":  # the last two for slow builds and busy machines
             done = attnbench("tune", "--budget", budget, *narrow, "-o", path)
             if done.returncode == 0:
                 break
@@ -248,11 +248,18 @@ class CommandLine(FolderTest):
     def test_the_least_rounds_are_those_of_the_help(self):
         said = " ".join(self.expect(0, [], "run", "--help").stdout.split())
         self.assertIn("(default 11 to 200, but from 3 on for kernels that are too slow for 11", said)
-        for more, least, most in (["--case-budget", "1ms"], 3, 11), (["--budget", "2s"], 11, 200):
-            out = self.folder / f"rows{least}.csv"
-            self.expect(0, [], "run", "-q", "-k", "naive_c,flash_c", "-a", "seq=16", "-a", "heads=1", *more, "--csv", out)
-            for row in read_csv(out):
-                self.assertTrue(least <= int(row["samples"]) <= most, row["samples"])
+        for row in self.timed_within("--case-budget", "1ms"):
+            self.assertGreaterEqual(int(row["samples"]), 3)  # test_timing knows how many rounds fit
+        for budget in "2s", "20s", "100s":  # the longer ones for a machine that stops for seconds
+            samples = [int(row["samples"]) for row in self.timed_within("--budget", budget)]
+            if min(samples) >= 11:
+                break
+        self.assertTrue(min(samples) >= 11 and max(samples) <= 200, samples)
+
+    def timed_within(self, *budget):
+        out = self.folder / "rows.csv"
+        self.expect(0, [], "run", "-q", "-k", "naive_c,flash_c", "-a", "seq=16", "-a", "heads=1", *budget, "--csv", out)
+        return read_csv(out)
 
     def test_dry_run_runs_nothing(self):
         done = self.expect(0, ["Sq:24"], "run", "--dry-run", *SMALL, "-o", self.folder / "out")
