@@ -33,6 +33,12 @@ typedef vec vec_factor;
 static inline vec_factor vec_factor_at(const float *p) { return vec_set1(*p); }
 static inline vec vec_fma_factor(vec_factor a, vec b, vec c) { return vec_fma(a, b, c); }
 
+/* x, but in a register: gcc would load it from memory for each of its uses. */
+static inline vec vec_in_register(vec x) {
+  __asm__("" : "+x"(x));
+  return x;
+}
+
 static inline float vec_reduce_max(vec x) {
   __m128 m = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
   m = _mm_max_ps(m, _mm_movehl_ps(m, m));

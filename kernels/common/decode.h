@@ -142,11 +142,22 @@ static void decode_block(const row_block *block, products *work, int64_t begin, 
   }
 }
 
+/* Whole blocks from `key` on, of rows whose queries are at q as tile_queries() leaves them. */
+typedef int64_t stream_function(const row_block *block, const float *q, int64_t key, int64_t end);
+
 #if !defined DECODE_OWN_PRODUCTS && !defined DECODE_PAIRS
-#include "one_row.h"
+#ifdef DECODE_WIDE_SUMS
+#include "group_rows.h"
+enum { HAS_GROUPS = true };
 #else
-typedef int64_t stream_function(const row_block *block, int64_t key, int64_t end);
+enum { HAS_GROUPS = false };
+#define group_of(dtype, asks, rows, dim) ((stream_function *)NULL)
+#endif
+#include "one_row.h"
+#define STREAM_QUERIES(work) (work).q_tiles
+#else
 #define stream_of(block, asks) ((stream_function *)NULL)
+#define STREAM_QUERIES(work)   NULL
 #endif
 
 /* ---- Tasks ---- */
@@ -217,7 +228,7 @@ static void decode_split(const decode_task *t, int64_t split, bool careful) {
   const attn_key_range keys = keys_of_split(&block, split);
   stream_function *const stream = stream_of(&block, work.twice);
   for (int64_t key = round_down(keys.begin, DECODE_KEYS); key < keys.end; key += DECODE_KEYS) {
-    if (stream && key >= keys.begin) key = stream(&block, key, keys.end);
+    if (stream && key >= keys.begin) key = stream(&block, STREAM_QUERIES(work), key, keys.end);
     if (key < keys.end) decode_block(&block, &work, max64(key, keys.begin), min64(key + DECODE_KEYS, keys.end));
   }
   end_products(&work, &block);

@@ -12,6 +12,9 @@
  *                      more than VEC_LANES; tested: 16 (neon, neonbf16), VEC_LANES (the others)
  *   DECODE_ASKS_TWICE  optional: code for CPUs that drop hints, too (asks_twice); tested: set (avx2, avx512, avx512bf16),
  *                      not set (portable, neon, neonbf16)
+ *   DECODE_WIDE_SUMS   optional: P V of 4 or 8 rows in tiles of 4 rows and 3 vectors of columns (12 sums), and group_rows.h;
+ *                      the tier brings vec_in_register(x), which is x, but loaded once for all its uses; lanes hold floats;
+ *                      tested: set (avx2), not set (the others)
  *   DECODE_PAIRS       optional: the tier multiplies pairs of bf16 values, by the names that few_pairs.h tells;
  *                      tested: set (avx512bf16, neonbf16), not set (avx512, avx2, neon, portable) */
 #ifndef ATTN_COMMON_FEW_ROWS_H
@@ -295,9 +298,68 @@ static ALWAYS_INLINE void accumulate_few(const few_rows t, int64_t column, const
   for (int i = 0; i < kind.rows * vecs; i++) vec_store(acc + i / vecs * t.acc_stride + i % vecs * VEC_LANES, sum[i]);
 }
 
+#ifdef DECODE_WIDE_SUMS
+/* P of rows and keys: that of row r and key j is at[r * row_step + j * key_step]. */
+typedef struct wide_weights {
+  const float *at;
+  int row_step, key_step; /* constants at every call */
+} wide_weights;
+
+/* acc += P V for 4 or 8 rows, 4 at a time, and `vecs`, at most 3, vectors of columns from `column` on: a tile of 12 sums
+ * takes 19 instructions for its 12 multiply-adds, one of 8 rows and a vector 17 for its 8. `last`: columns of the last
+ * vector; `at_once`: keys between two looks at what is to be asked for, a divisor of `keys`. Both passes together ask for as
+ * many lines as they read. */
+static ALWAYS_INLINE void accumulate_wide(key_rows v, int64_t keys, int64_t column, int64_t last, const wide_weights p,
+                                          float *acc, int64_t acc_stride, const few_kind kind, const int vecs,
+                                          const int at_once, next_lines *next) {
+  enum { ROWS = 4, PARTS = 16 };
+  const int two_lines = 2 * LINE_BYTES / (int)attn_dtype_bytes(kind.dtype);
+  const int asked = PARTS * vecs * VEC_LANES / two_lines * ROWS / kind.rows; /* of a pair of lines, for each key */
+  int due = 0;
+  NO_UNROLL
+  for (int row = 0; row < kind.rows; row += ROWS) {
+    float *to = acc + row * acc_stride + column;
+    const float *weights = p.at + row * p.row_step;
+    int64_t at = v.first + column;
+    vec sum[ROWS * 3];
+    UNROLL
+    for (int i = 0; i < ROWS * vecs; i++) sum[i] = vec_load(to + i / vecs * acc_stride + i % vecs * VEC_LANES);
+    NO_UNROLL
+    for (int64_t j = 0; j < keys; j += at_once) {
+      for (due -= asked * at_once; due < 0; due += PARTS) ask_ahead(next, kind, 1, &next->k_again);
+      UNROLL
+      for (int i = 0; i < at_once; i++, at += v.stride, weights += p.key_step) {
+        vec x[3];
+        UNROLL
+        for (int c = 0; c < vecs; c++)
+          x[c] = vec_in_register(load_elements(v.data, kind.dtype, at + c * VEC_LANES, c < vecs - 1 ? VEC_LANES : last));
+        UNROLL
+        for (int r = 0; r < ROWS; r++) {
+          const vec_factor weight = vec_factor_at(weights + r * p.row_step);
+          UNROLL
+          for (int c = 0; c < vecs; c++) sum[r * vecs + c] = vec_fma_factor(weight, x[c], sum[r * vecs + c]);
+        }
+      }
+    }
+    UNROLL
+    for (int i = 0; i < ROWS * vecs; i++) vec_store(to + i / vecs * acc_stride + i % vecs * VEC_LANES, sum[i]);
+  }
+}
+
+#define IS_WIDE(rows) ((rows) >= 4)
+#define ACCUMULATE_WIDE(rows, vecs)                                                                             \
+  for (; IS_WIDE(rows) && column + (vecs)*VEC_LANES <= left.acc_stride; column += (vecs)*VEC_LANES)             \
+    accumulate_wide(left.keys, left.lanes, column,                                                              \
+                    LOADS_PARTS ? min64(left.columns - column - ((vecs)-1) * VEC_LANES, VEC_LANES) : VEC_LANES, \
+                    (wide_weights){left.score, DECODE_SCORE_STRIDE, 1}, left.acc, left.acc_stride, kind, vecs, 1, &next);
+#else
+#define IS_WIDE(rows) false
+#define ACCUMULATE_WIDE(rows, vecs)
+#endif
+
 /* All columns of the rows, as many vectors at a time as there are registers for their sums: too few sums could not hide the
  * latency of multiply-add. */
-#define FIT_SUMS(rows, vecs) ((vecs) >= LANE_VALUES && (vecs) * (rows) <= DECODE_SUMS)
+#define FIT_SUMS(rows, vecs) (!IS_WIDE(rows) && (vecs) >= LANE_VALUES && (vecs) * (rows) <= DECODE_SUMS)
 #define ACCUMULATE_VECS(rows, vecs)                                                                        \
   for (; FIT_SUMS(rows, vecs) && column + (vecs)*VEC_LANES <= left.acc_stride; column += (vecs)*VEC_LANES) \
     accumulate_few(left, column, kind, FIT_SUMS(rows, vecs) ? (vecs) : LANE_VALUES, &next);
@@ -307,6 +369,9 @@ static ALWAYS_INLINE void accumulate_few(const few_rows t, int64_t column, const
     const few_kind kind = {rows, dtype, ahead};                                    \
     int64_t column = 0;                                                            \
     next_lines next = *t->next;                                                    \
+    ACCUMULATE_WIDE(rows, 3)                                                       \
+    ACCUMULATE_WIDE(rows, 2)                                                       \
+    ACCUMULATE_WIDE(rows, 1)                                                       \
     ACCUMULATE_VECS(rows, 16)                                                      \
     ACCUMULATE_VECS(rows, 8)                                                       \
     ACCUMULATE_VECS(rows, 4)                                                       \

@@ -58,7 +58,7 @@ static ALWAYS_INLINE void accumulate_block(const float *p, key_rows v, const int
 }
 
 /* The whole blocks from key `key` on, up to `end`. Returns the first key that is left. */
-static ALWAYS_INLINE int64_t stream_blocks(const row_block *block, int64_t key, int64_t end, const int dim,
+static ALWAYS_INLINE int64_t stream_blocks(const row_block *block, const float *q, int64_t key, int64_t end, const int dim,
                                            const few_kind kind) {
   const attn_problem *p = block->problem;
   const int64_t k_stride = p->k_stride.s, v_stride = p->v_stride.s;
@@ -66,7 +66,7 @@ static ALWAYS_INLINE int64_t stream_blocks(const row_block *block, int64_t key, 
   key_rows v = {block->args->v, kind.dtype, attn_v_offset(p, block->seq, block->b, block->head, key), v_stride};
   next_lines next = next_lines_of(block_lines(k, dim), block_lines(v, dim), DECODE_KEYS);
   for (; key + DECODE_KEYS <= end; key += DECODE_KEYS) {
-    score_block(block->q, k, dim, kind, block->score, &next);
+    score_block(q, k, dim, kind, block->score, &next);
     softmax_row(block, 0, key, (attn_key_range){key, key + DECODE_KEYS}, block->score, true);
     accumulate_block(block->score, v, dim, kind, block->acc, &next);
     k.first += DECODE_KEYS * k_stride;
@@ -75,11 +75,10 @@ static ALWAYS_INLINE int64_t stream_blocks(const row_block *block, int64_t key, 
   return key;
 }
 
-typedef int64_t stream_function(const row_block *block, int64_t key, int64_t end);
-
-#define DEFINE_STREAM(dim, dtype, ahead)                                                                        \
-  static NO_INLINE int64_t stream_##dim##_##dtype##_##ahead(const row_block *block, int64_t key, int64_t end) { \
-    return stream_blocks(block, key, end, dim, (few_kind){1, dtype, ahead});                                    \
+#define DEFINE_STREAM(dim, dtype, ahead)                                                                         \
+  static NO_INLINE int64_t stream_##dim##_##dtype##_##ahead(const row_block *block, const float *q, int64_t key, \
+                                                            int64_t end) {                                       \
+    return stream_blocks(block, q, key, end, dim, (few_kind){1, dtype, ahead});                                  \
   }
 #define DTYPE(constant, ...)                 \
   DEFINE_STREAM(64, ATTN_##constant, fresh)  \
@@ -101,7 +100,10 @@ static stream_function *stream_of(const row_block *block, bool asks) {
   const bool sizes = p->dim_qk == p->dim_v && (p->dim_qk == 64 || p->dim_qk == 128);
   const bool plain = !selects_keys(p) && p->softcap == 0 && !attn_uses(p, ATTN_USE_ALIBI);
   const bool dense = p->k_stride.s == p->dim_qk && p->v_stride.s == p->dim_v; /* or nothing is asked for twice */
-  return block->rows == 1 && sizes && plain ? functions[p->dtype_kv][asks && dense][p->dim_qk / 128] : NULL;
+  if (!sizes || !plain) return NULL;
+  if (HAS_GROUPS && (block->rows == 4 || block->rows == 8))
+    return group_of(p->dtype_kv, asks && dense, block->rows, p->dim_qk);
+  return block->rows == 1 ? functions[p->dtype_kv][asks && dense][p->dim_qk / 128] : NULL;
 }
 
 #endif

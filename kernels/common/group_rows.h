@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: MIT */
+/* decode of 4 or 8 query rows without a mask, for the usual head dimensions: few_rows.h with all sizes constant, and softmax
+ * with rows in lanes.
+ *
+ * A block's scores stand key by key, those of a key's rows side by side, as the sums of 8 rows and a key or of 4 rows and
+ * two keys come out of vec_sum_each(). So largest scores and sums of P are taken lane by lane, nothing is added across
+ * lanes, and P is where P V wants its factors. A row's bits are those of few_rows.h and softmax_row().
+ *
+ * Included by decode.h where DECODE_WIDE_SUMS is set and lanes hold floats. Parameters: those of register_tile.h. */
+#ifndef ATTN_COMMON_GROUP_ROWS_H
+#define ATTN_COMMON_GROUP_ROWS_H
+
+/* Row and key of lane l of vector i of scores or P: l % rows, and i * keys_of_vector + l / rows. */
+static ALWAYS_INLINE int keys_of_vector(const int rows) { return VEC_LANES / rows; }
+
+/* What softmax holds of the rows. */
+typedef struct group_softmax {
+  float sum[VEC_LANES][VEC_LANES]; /* of P, as row_sum, but as scores stand; as many vectors as rows */
+  float reference[VEC_LANES];      /* of the rows, keys_of_vector times */
+  bool unset;                      /* a row has no reference yet */
+} group_softmax;
+
+static void load_softmax(const row_block *block, group_softmax *state) {
+  const int64_t rows = block->rows, keys = VEC_LANES / rows;
+  state->unset = false;
+  for (int64_t lane = 0; lane < VEC_LANES; lane++) {
+    const int64_t row = lane % rows;
+    state->reference[lane] = reference_of(block, row);
+    state->unset |= block->row_max[row] == -INFINITY;
+    for (int64_t i = 0; i < rows; i++) state->sum[i][lane] = block->row_sum[row * VEC_LANES + i * keys + lane / rows];
+  }
+}
+
+static void store_sums(const row_block *block, const group_softmax *state) {
+  const int64_t rows = block->rows, keys = VEC_LANES / rows;
+  for (int64_t lane = 0; lane < VEC_LANES; lane++)
+    for (int64_t i = 0; i < rows; i++)
+      block->row_sum[lane % rows * VEC_LANES + i * keys + lane / rows] = state->sum[i][lane];
+}
+
+/* Moves the references of rows that need it; best: the largest scores of each lane. */
+static NO_INLINE void raise_references(const row_block *block, const float best[VEC_LANES], group_softmax *state) {
+  store_sums(block, state);
+  for (int64_t row = 0; row < block->rows; row++) {
+    float largest = best[row];
+    for (int64_t lane = row; lane < VEC_LANES; lane += block->rows) largest = fmaxf(largest, best[lane]);
+    const float step = largest - reference_of(block, row);
+    if (step > (block->row_max[row] == -INFINITY ? -INFINITY : RESCALE_AT)) rescale_row(block, row, step, block->score, 0);
+  }
+  load_softmax(block, state);
+}
+
+/* S of a block of keys. Returns the largest score of each lane. */
+static ALWAYS_INLINE vec score_group(const float *q, key_rows k, const int dim, const few_kind kind, float *score,
+                                     next_lines *next) {
+  const int two_lines = 2 * LINE_BYTES / (int)attn_dtype_bytes(kind.dtype), keys = keys_of_vector(kind.rows);
+  vec best = vec_set1(-INFINITY);
+  int64_t key = k.first;
+  NO_UNROLL
+  for (int at = 0; at < DECODE_KEYS; at += keys, key += keys * k.stride) {
+    vec sum[VEC_LANES];
+    UNROLL
+    for (int i = 0; i < VEC_LANES; i++) sum[i] = vec_zero();
+    UNROLL
+    for (int d = 0; d < dim; d += VEC_LANES) {
+      if (d * keys % two_lines == 0) ask_ahead(next, kind, 1, &next->v_again);
+      vec x[VEC_LANES];
+      UNROLL
+      for (int j = 0; j < keys; j++) x[j] = load_elements(k.data, kind.dtype, key + j * k.stride + d, VEC_LANES);
+      UNROLL
+      for (int r = 0; r < kind.rows; r++) {
+        const vec query = vec_load(q + d * kind.rows + r * VEC_LANES);
+        UNROLL
+        for (int j = 0; j < keys; j++) sum[j * kind.rows + r] = vec_fma(query, x[j], sum[j * kind.rows + r]);
+      }
+    }
+    const vec s = vec_sum_each(sum);
+    best = vec_max(s, best);
+    vec_store(score + at * kind.rows, s);
+  }
+  return best;
+}
+
+/* Scores to P. */
+static ALWAYS_INLINE void softmax_group(const int rows, float *score, group_softmax *state) {
+  const vec reference = vec_load(state->reference);
+  NO_UNROLL
+  for (int i = 0; i < rows; i++) {
+    vec sum = vec_load(state->sum[i]);
+    UNROLL
+    for (int at = i * VEC_LANES; at < DECODE_KEYS * rows; at += rows * VEC_LANES) {
+      const vec p = ROUND_P(vec_exp2(vec_sub(vec_load(score + at), reference)));
+      vec_store(score + at, p);
+      sum = vec_add(sum, p);
+    }
+    vec_store(state->sum[i], sum);
+  }
+}
+
+/* acc += P V for the same keys. */
+static ALWAYS_INLINE void accumulate_group(const row_block *block, key_rows v, const int dim, const few_kind kind,
+                                           next_lines *next) {
+  enum { VECS = 3 };
+  const int rest = dim / VEC_LANES % VECS;
+  const wide_weights p = {block->score, 1, kind.rows};
+  NO_UNROLL
+  for (int column = 0; column + VECS * VEC_LANES <= dim; column += VECS * VEC_LANES)
+    accumulate_wide(v, DECODE_KEYS, column, VEC_LANES, p, block->acc, dim, kind, VECS, 4, next);
+  accumulate_wide(v, DECODE_KEYS, dim - rest * VEC_LANES, VEC_LANES, p, block->acc, dim, kind, rest, 4, next);
+}
+
+/* The whole blocks from key `key` on that all rows see, up to `end`. Returns the first key that is left. */
+static ALWAYS_INLINE int64_t stream_group(const row_block *block, const float *q, int64_t key, int64_t end, const int dim,
+                                          const few_kind kind) {
+  const attn_problem *p = block->problem;
+  const int64_t k_stride = p->k_stride.s, v_stride = p->v_stride.s;
+  for (int64_t i = 0; i < block->rows; i++) {
+    if (block->range[i].begin > key) return key;
+    end = min64(end, block->range[i].end);
+  }
+  if (key + DECODE_KEYS > end) return key;
+  key_rows k = {block->args->k, kind.dtype, attn_k_offset(p, block->seq, block->b, block->head, key), k_stride};
+  key_rows v = {block->args->v, kind.dtype, attn_v_offset(p, block->seq, block->b, block->head, key), v_stride};
+  next_lines next = next_lines_of(block_lines(k, dim), block_lines(v, dim), DECODE_KEYS);
+  group_softmax state;
+  load_softmax(block, &state);
+  for (; key + DECODE_KEYS <= end; key += DECODE_KEYS) {
+    const vec best = score_group(q, k, dim, kind, block->score, &next);
+    if (state.unset || vec_any_above(vec_sub(best, vec_load(state.reference)), RESCALE_AT)) {
+      float largest[VEC_LANES];
+      vec_store(largest, best);
+      raise_references(block, largest, &state);
+    }
+    softmax_group(kind.rows, block->score, &state);
+    accumulate_group(block, v, dim, kind, &next);
+    k.first += DECODE_KEYS * k_stride;
+    v.first += DECODE_KEYS * v_stride;
+  }
+  store_sums(block, &state);
+  return key;
+}
+
+#define DEFINE_GROUP(rows, dim, dtype, ahead)                                                                            \
+  static NO_INLINE int64_t group_##rows##_##dim##_##dtype##_##ahead(const row_block *block, const float *q, int64_t key, \
+                                                                    int64_t end) {                                       \
+    return stream_group(block, q, key, end, dim, (few_kind){rows, dtype, ahead});                                        \
+  }
+#define DEFINE_GROUPS(dtype, ahead) \
+  DEFINE_GROUP(4, 64, dtype, ahead) \
+  DEFINE_GROUP(4, 128, dtype, ahead) DEFINE_GROUP(8, 64, dtype, ahead) DEFINE_GROUP(8, 128, dtype, ahead)
+#define DTYPE(constant, ...)            \
+  DEFINE_GROUPS(ATTN_##constant, fresh) \
+  ASKS_TWICE(DEFINE_GROUPS(ATTN_##constant, twice))
+#include LANE_DTYPES
+#undef DTYPE
+
+/* The functions of a type: [hints][rows / 8][dim / 128]. */
+static stream_function *group_of(attn_dtype dtype, bool asks, int64_t rows, int64_t dim) {
+#define GROUPS_OF(constant, ahead)                                         \
+  {                                                                        \
+    {group_4_64_##constant##_##ahead, group_4_128_##constant##_##ahead}, { \
+      group_8_64_##constant##_##ahead, group_8_128_##constant##_##ahead    \
+    }                                                                      \
+  }
+  static stream_function *const functions[][2][2][2] = {
+#define DTYPE(constant, ...) \
+  [ATTN_##constant] = {GROUPS_OF(ATTN_##constant, fresh), ASKS_TWICE(GROUPS_OF(ATTN_##constant, twice))},
+#include LANE_DTYPES
+#undef DTYPE
+  };
+  return functions[dtype][asks][rows / 8][dim / 128];
+}
+
+#endif
