@@ -15,32 +15,50 @@
 #include "kernels/common/unroll.h"
 #include "kernels/ref/vec_c.h"
 
-#ifdef __SSE2__
-/* A step of product() in tiles.h. SSE2's products overwrite a factor. So of the streamed row one vector stays in a register,
- * and each product of the others overwrites what it has just loaded: loads are cheaper than copies. The empty statement of
- * assembly keeps the compiler from loading them once for all rows, which would spill sums. */
-#define PRODUCT_STEPS 1
-static ALWAYS_INLINE void product_steps(vec sum[][TILE_VECS], const float *a, int64_t a_stride, const float *b,
-                                        int64_t b_stride, const int vecs) {
-  const vec first = vec_load(b);
-  (void)b_stride;
-  UNROLL
-  for (int i = 0; i < TILE_ROWS; i++) {
-    const vec x = vec_set1(a[i * a_stride]);
-    const float *row = b;
-    __asm__ volatile("" : "+r"(row));
-    sum[i][0] = vec_fma(first, x, sum[i][0]);
-    UNROLL
-    for (int v = 1; v < vecs; v++) sum[i][v] = vec_fma(vec_load(row + v * VEC_LANES), x, sum[i][v]);
-  }
-}
-#endif
-
 /* Elements i, j, k, l of the 8 of a and b. */
 #ifdef __clang__
 #define SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
 #else
 #define SHUFFLE(a, b, i, j, k, l) __builtin_shuffle(a, b, (vec_bits){i, j, k, l})
+#endif
+
+#ifdef __SSE2__
+/* Steps of product() in register_tile.h, row by row: four factors of a row are one load, and each takes one instruction to
+ * spread. clang 14 would spill sums with more than one step. */
+#ifdef __clang__
+#define PRODUCT_STEPS 1
+#else
+#define PRODUCT_STEPS 4
+#endif
+
+/* x's lane k in all lanes. As integers, because gcc copies x before it shuffles floats. */
+static ALWAYS_INLINE vec vec_spread(vec x, const int k) {
+  const vec_bits bits = (vec_bits)x;
+  switch (k) {
+    case 0: return (vec)SHUFFLE(bits, bits, 0, 0, 0, 0);
+    case 1: return (vec)SHUFFLE(bits, bits, 1, 1, 1, 1);
+    case 2: return (vec)SHUFFLE(bits, bits, 2, 2, 2, 2);
+    default: return (vec)SHUFFLE(bits, bits, 3, 3, 3, 3);
+  }
+}
+
+/* SSE2's products overwrite a factor, so each overwrites what it has just loaded of b. The empty statement of assembly keeps
+ * the compiler from loading b once for all rows, and from spreading all factors first: either would spill sums. */
+static ALWAYS_INLINE void product_steps(vec sum[][TILE_VECS], const float *a, int64_t a_stride, const float *b,
+                                        int64_t b_stride, const int vecs) {
+  UNROLL
+  for (int i = 0; i < TILE_ROWS; i++) {
+    const float *row = a + i * a_stride;
+    vec factors = PRODUCT_STEPS == 1 ? vec_set1(*row) : vec_load(row);
+    UNROLL
+    for (int k = 0; k < PRODUCT_STEPS; k++) {
+      __asm__ volatile("" : "+x"(factors)::"memory");
+      const vec x = PRODUCT_STEPS == 1 ? factors : vec_spread(factors, k);
+      UNROLL
+      for (int v = 0; v < vecs; v++) sum[i][v] = vec_fma(vec_load(b + k * b_stride + v * VEC_LANES), x, sum[i][v]);
+    }
+  }
+}
 #endif
 
 /* r[i] lane j <-> r[j] lane i. */
