@@ -13,33 +13,25 @@ import difflib
 import sys
 from pathlib import Path
 
-from plotting.table import ResultsError, read_results
+from plotting.command import NOTHING, OK, run
 from plotting.views import NothingToDraw
 
 FIGURES = ("rate-seq", "rate-heads", "rate-head_dim", "speedup", "winners", "roofline", "threads", "layers", "errors",
            "machines")
-OK, BAD_INPUT, NOTHING, CANNOT_WRITE = 0, 2, 3, 5
 
 
 def main(argv=None):
-    options = read_options(argv)
-    try:
-        results = read_results(options.results)
-    except ResultsError as error:
-        return complain(error, BAD_INPUT)
-    try:
-        from plotting import figures, style
-    except ImportError as error:
-        return complain(f"{error}; install it with: python3 -m pip install -r scripts/requirements.txt", NOTHING)
-    style.apply()
-    looks = style.Looks({row["algorithm"] for row in results.rows})
-    try:
-        options.out.mkdir(parents=True, exist_ok=True)
-        written = sum(draw(name, figures.FIGURES[name], results, looks, options.out) for name in options.only)
-        list_untimed(results.rows, options.out / "not-timed.txt")
-    except OSError as error:
-        return complain(f"{error.filename or options.out}: cannot be written ({error.strerror})", CANNOT_WRITE)
-    return OK if written else complain("nothing to draw", NOTHING)
+    return run("plot.py", write_figures, read_options(argv))
+
+
+def write_figures(results, looks, options):
+    from plotting import figures
+    options.out.mkdir(parents=True, exist_ok=True)
+    written = sum(draw(name, figures.FIGURES[name], results, looks, options.out) for name in options.only)
+    list_untimed(results.rows, options.out / "not-timed.txt")
+    if not written:
+        print("plot.py: nothing to draw", file=sys.stderr)
+    return OK if written else NOTHING
 
 
 def read_options(argv):
@@ -83,11 +75,6 @@ def list_untimed(rows, file):
     if lines:
         file.write_text("\n".join(lines) + "\n", encoding="utf-8")
         print(f"{len(lines)} of {len(rows)} rows have no time; all reasons: {file}")
-
-
-def complain(message, code):
-    print(f"plot.py: {message}", file=sys.stderr)
-    return code
 
 
 if __name__ == "__main__":

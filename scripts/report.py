@@ -13,30 +13,18 @@ import argparse
 import sys
 from pathlib import Path
 
-from plotting.table import ResultsError, read_results
-
-OK, BAD_INPUT, MISSING, CANNOT_WRITE = 0, 2, 3, 5
+from plotting.command import OK, run
 
 
 def main(argv=None):
-    options = read_options(argv)
-    try:
-        results = read_results(options.results)
-    except ResultsError as error:
-        return complain(error, BAD_INPUT)
-    try:
-        import plotly  # noqa: F401  # reporting reads its JavaScript
-        from plotting import style
-        from reporting.document import document
-    except ImportError as error:
-        return complain(f"{error}; install it with: python3 -m pip install -r scripts/requirements.txt", MISSING)
-    style.apply()
-    looks = style.Looks({row["algorithm"] for row in results.rows})
+    return run("report.py", write_report, read_options(argv))
+
+
+def write_report(results, looks, options):
+    import plotly  # noqa: F401  # reporting reads its JavaScript
+    from reporting.document import document
     title = options.title or "Attention on " + " and ".join(dict.fromkeys(facts["cpu"] for facts in results.environments))
-    try:
-        options.out.write_text(document(results, looks, title), encoding="utf-8")
-    except OSError as error:
-        return complain(f"{options.out}: cannot be written ({error.strerror})", CANNOT_WRITE)
+    options.out.write_text(document(results, looks, title), encoding="utf-8")
     print(f"{options.out}: {options.out.stat().st_size / 1e6:.1f} MB")
     return OK
 
@@ -48,11 +36,6 @@ def read_options(argv):
     add("-o", dest="out", type=Path, metavar="FILE", default=Path("report.html"), help="default report.html")
     add("--title", metavar="WORDS", help='default "Attention on" and the CPU')
     return parser.parse_args(argv)
-
-
-def complain(message, code):
-    print(f"report.py: {message}", file=sys.stderr)
-    return code
 
 
 if __name__ == "__main__":

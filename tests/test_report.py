@@ -15,6 +15,7 @@ from test_plot import PEAK_CSV
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
 import report
+from plotting import command
 
 NOT_VISIBLE = "script", "style"
 FACTS = {"cpu": {"value": "Some <CPU>", "grade": "OK"},
@@ -77,7 +78,7 @@ def file(tmp_path_factory):
     one = write(folder / "one", everything() + decoding + half, environment=FACTS)
     (one / "peak.csv").write_text(PEAK_CSV, encoding="utf-8")
     two = write(folder / "two", grid(dims=(64,)), environment={"cpu": "Other CPU"})
-    assert report.main([str(one), str(two), "-o", str(folder / "report.html")]) == report.OK
+    assert report.main([str(one), str(two), "-o", str(folder / "report.html")]) == command.OK
     return folder / "report.html"
 
 
@@ -139,7 +140,7 @@ def test_charts_have_the_data_of_the_figures(page):
 
 def test_charts_without_data_are_left_out(tmp_path):
     folder = write(tmp_path / "run", grid(seqs=(512,), dims=(64,)))
-    assert report.main([str(folder), "-o", str(tmp_path / "r.html")]) == report.OK
+    assert report.main([str(folder), "-o", str(tmp_path / "r.html")]) == command.OK
     few = Page((tmp_path / "r.html").read_text(encoding="utf-8"))
     assert set(json.loads(few.scripts[0])["charts"]) == {"roofline", "errors"}
     assert "No figure threads: only threads=1 in the data." in few.text and "Machines" not in few.text
@@ -147,15 +148,16 @@ def test_charts_without_data_are_left_out(tmp_path):
 
 def test_bad_input_and_places_that_cannot_be_written(tmp_path, capsys):
     folder = write(tmp_path / "run", [row() | {"seq_k": "x"}])
-    assert report.main([str(folder), "-o", str(tmp_path / "r.html")]) == report.BAD_INPUT
+    assert report.main([str(folder), "-o", str(tmp_path / "r.html")]) == command.BAD_INPUT
     assert "column 'seq_k'" in capsys.readouterr().err
-    assert report.main([str(write(tmp_path / "run", [row()])), "-o", str(tmp_path / "no" / "r.html")]) == report.CANNOT_WRITE
+    written = write(tmp_path / "run", [row()])
+    assert report.main([str(written), "-o", str(tmp_path / "no" / "r.html")]) == command.CANNOT_WRITE
     assert "cannot be written" in capsys.readouterr().err
 
 
 def test_a_missing_package_is_named(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly", None)
-    assert report.main([str(write(tmp_path / "run", [row()])), "-o", str(tmp_path / "r.html")]) == report.MISSING
+    assert report.main([str(write(tmp_path / "run", [row()])), "-o", str(tmp_path / "r.html")]) == command.NOTHING
     assert "plotly" in capsys.readouterr().err and not (tmp_path / "r.html").exists()
 
 

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: MIT
+"""What plot.py and report.py do before and after they draw: they read results, and say what went wrong."""
+
+import sys
+
+from plotting.table import ResultsError, read_results
+
+OK, BAD_INPUT, NOTHING, CANNOT_WRITE = 0, 2, 3, 5  # NOTHING: to draw, or to draw with
+
+
+def run(name, write, options):
+    """Calls write(results, looks, options), which returns an exit code; what fails is said on stderr. Returns the code."""
+    try:
+        results = read_results(options.results)
+        from plotting import style
+        style.apply()
+        return write(results, style.Looks({row["algorithm"] for row in results.rows}), options)
+    except ResultsError as error:
+        message, code = error, BAD_INPUT
+    except ImportError as error:
+        message, code = f"{error}; install it with: python3 -m pip install -r scripts/requirements.txt", NOTHING
+    except OSError as error:
+        message, code = f"{error.filename or options.out}: cannot be written ({error.strerror})", CANNOT_WRITE
+    print(f"{name}: {message}", file=sys.stderr)
+    return code
