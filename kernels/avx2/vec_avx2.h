@@ -68,6 +68,11 @@ static inline vec vec_load_bf16(const uint16_t *p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
 
+/* 8 floats as float16 values, rounded to nearest. */
+static inline void vec_store_f16(uint16_t *p, vec x) {
+  _mm_storeu_si128((__m128i *)(void *)p, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
 /* x where begin <= lane < end, -inf elsewhere; x[0] is in lane `lane`. */
 static inline vec vec_select_range(vec x, int64_t lane, int64_t begin, int64_t end) {
   const __m256i lanes = _mm256_add_epi32(_mm256_set1_epi32((int)lane), lane_numbers());

@@ -54,7 +54,12 @@ static inline vec vec_load_bf16(const uint16_t *p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
 
-/* The first n of them; nothing is read beyond. The other lanes are 0. */
+/* 16 floats as float16 values, rounded to nearest. */
+static inline void vec_store_f16(uint16_t *p, vec x) {
+  _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+/* The first n of the loaded ones; nothing is read beyond. The other lanes are 0. */
 #define VEC_LOADS_PARTS
 static inline vec vec_load_first_f16(const uint16_t *p, int64_t n) {
   return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(n), p));

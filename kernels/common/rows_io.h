@@ -159,7 +159,17 @@ static void start_rows(const row_block *block, int64_t capacity) {
 /* Rows of o are floats that lie side by side. */
 static bool keeps_floats(const attn_problem *p) { return p->dtype_o == ATTN_F32 && p->o_stride.d == 1; }
 
-/* Writes one row of dim_v floats by dtype and stride. */
+/* Writes the first `count` floats of a row of whole vectors as float16 values that lie side by side. */
+static void store_row_f16(uint16_t *o, const float *row, int64_t count) {
+  uint16_t last[VEC_LANES];
+  int64_t d = 0;
+  for (; d + VEC_LANES <= count; d += VEC_LANES) vec_store_f16(o + d, vec_load(row + d));
+  if (d == count) return;
+  vec_store_f16(last, vec_load(row + d));
+  memcpy(o + d, last, (size_t)(count - d) * sizeof *o);
+}
+
+/* Writes one row of acc, dim_v floats, by dtype and stride. */
 static void store_row(const row_block *block, int64_t i, const float *row) {
   const attn_problem *p = block->problem;
   const problem_row at = problem_row_of(block, i);
@@ -169,6 +179,8 @@ static void store_row(const row_block *block, int64_t i, const float *row) {
   } else if (p->dtype_o == ATTN_BF16 && p->o_stride.d == 1) { /* a loop that compilers turn into vectors */
     uint16_t *o = (uint16_t *)block->args->o + offset;
     for (int64_t d = 0; d < p->dim_v; d++) o[d] = attn_bf16_of_f32(row[d]);
+  } else if (p->dtype_o == ATTN_F16 && p->o_stride.d == 1) {
+    store_row_f16((uint16_t *)block->args->o + offset, row, p->dim_v);
   } else {
     for (int64_t d = 0; d < p->dim_v; d++) attn_store_f32(block->args->o, p->dtype_o, offset + d * p->o_stride.d, row[d]);
   }

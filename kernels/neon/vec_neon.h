@@ -117,6 +117,9 @@ static inline void vec_store_first(float *p, vec x, int64_t n) {
 static inline vec vec_load_f16(const uint16_t *p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
 static inline vec vec_load_bf16(const uint16_t *p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
 
+/* 4 floats as float16 values, rounded to nearest. */
+static inline void vec_store_f16(uint16_t *p, vec x) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x))); }
+
 static inline vec vec_lowest(void) { return vdupq_n_f32(-__builtin_inff()); }
 
 /* x where begin <= lane < end, -inf elsewhere; x[0] is in lane `lane`. */

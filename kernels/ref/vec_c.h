@@ -102,6 +102,11 @@ static inline vec vec_load_f16(const uint16_t *p) {
   return (vec)((vec_bits)(exact * 0x1p-112f) | (x ^ magnitude));
 }
 
+/* 4 floats as float16 values, rounded to nearest. */
+static inline void vec_store_f16(uint16_t *p, vec x) {
+  for (int i = 0; i < VEC_LANES; i++) p[i] = attn_f16_of_f32(x[i]);
+}
+
 /* x where begin <= lane < end, -inf elsewhere; x[0] is in lane `lane`. */
 static inline vec vec_select_range(vec x, int64_t lane, int64_t begin, int64_t end) {
   const vec lanes = vec_lane_numbers() + vec_set1((float)lane);

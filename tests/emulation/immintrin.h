@@ -92,6 +92,10 @@ EMULATED __m128 emulated_castps512_ps128(emulated_ps x) { return _mm256_castps25
 EMULATED emulated_ps emulated_cvtph_ps(__m256i x) {
   return (emulated_ps){{_mm256_cvtph_ps(_mm256_castsi256_si128(x)), _mm256_cvtph_ps(_mm256_extracti128_si256(x, 1))}};
 }
+EMULATED __m256i emulated_cvtps_ph_nearest(emulated_ps x) {
+  return _mm256_set_m128i(_mm256_cvtps_ph(x.half[1], _MM_FROUND_TO_NEAREST_INT),
+                          _mm256_cvtps_ph(x.half[0], _MM_FROUND_TO_NEAREST_INT));
+}
 EMULATED emulated_si emulated_cvtepu16_epi32(__m256i x) {
   return (emulated_si){
       {_mm256_cvtepu16_epi32(_mm256_castsi256_si128(x)), _mm256_cvtepu16_epi32(_mm256_extracti128_si256(x, 1))}};
@@ -403,6 +407,12 @@ EMULATED emulated_ps emulated_add_floor(emulated_ps x, emulated_ps y) {
     emulated_add_floor(x, y);                                                                                        \
   })
 
+#define emulated_cvtps_ph(x, rounding)                                                                                  \
+  __extension__({                                                                                                       \
+    _Static_assert((rounding) == (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), "only to the nearest is emulated");  \
+    emulated_cvtps_ph_nearest(x);                                                                                       \
+  })
+
 #define emulated_roundscale_ps(x, imm)                                                        \
   __extension__({                                                                             \
     _Static_assert((imm) == 0x0a, "only the rounding up to whole numbers is emulated");       \
@@ -456,6 +466,8 @@ EMULATED emulated_ps emulated_scalef_ps(emulated_ps x, emulated_ps y) {
 #define _mm512_cvtepi64_epi32   emulated_cvtepi64_epi32
 #define _mm512_cvtne2ps_pbh     emulated_cvtne2ps_pbh
 #define _mm512_cvtph_ps         emulated_cvtph_ps
+#undef _mm512_cvtps_ph
+#define _mm512_cvtps_ph         emulated_cvtps_ph
 #define _mm512_cvtss_f32        emulated_cvtss_f32
 #define _mm512_div_ps           emulated_div_ps
 #define _mm512_dpbf16_ps        emulated_dpbf16_ps
