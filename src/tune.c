@@ -95,8 +95,10 @@ static void add_plan(session *s, attn_plan *plan) {
 }
 
 static void add_kernel(session *s, const attn_kernel_info *kernel, int threads) {
+  const attn_tune_meter *m = s->meter;
   attn_options options = s->options;
   attn_plan *plan;
+  if (m->takes && !m->takes(m->context, kernel)) return;
   options.kernel = kernel->name;
   options.threads = threads;
   if (attn_plan_create(s->problem, &options, &plan) == ATTN_OK) add_plan(s, plan);

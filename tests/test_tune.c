@@ -58,7 +58,7 @@ static attn_status scripted_call(void *context, const attn_plan *plan, const att
   return k->fails ? ATTN_OUT_OF_MEMORY : ATTN_OK;
 }
 
-static const attn_tune_meter meter = {scripted_now, scripted_call, NULL};
+static const attn_tune_meter meter = {.now_ns = scripted_now, .call = scripted_call};
 
 static int clear_environment(void **state) { return (void)state, unsetenv("ATTN_KERNEL"); }
 

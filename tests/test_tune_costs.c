@@ -19,6 +19,7 @@ static struct {
   double now_s;
   int few_rounds; /* of each kernel; 0: 11 */
   int measured;
+  bench_tune_set kernels; /* that the last measurement was to time */
 } world;
 
 static const char *name_of(int kernel) { return attn_kernel_get(kernel)->name; }
@@ -41,10 +42,12 @@ static attn_tune_entry entry(int kernel, double ns, double best_ns) {
                            .ratio_high = ratio};
 }
 
-static bool measure(void *context, const bench_tune_shape *shape, double seconds, attn_tune_report *report) {
+static bool measure(void *context, const bench_tune_shape *shape, bench_tune_set kernels, double seconds,
+                    attn_tune_report *report) {
   const double ratio = world.ratio(shape), best = fmin(ratio, 1);
   (void)context;
   world.now_s += seconds;
+  world.kernels = kernels;
   world.measured++;
   *report = (attn_tune_report){.timed = 2, .count = 2, .automatic = name_of(0), .automatic_threads = 1};
   report->entry[ratio > 1] = entry(0, 1e4 * ratio, 1e4 * best);
@@ -127,6 +130,93 @@ TEST(costs_are_those_of_near_kernels) {
   for (int i = 0; i < ATTN_COST_TERMS; i++) assert_true(cost.ns[i] >= 0);
 }
 
+/* ---- Slow moments ---- */
+
+static const double decode_ns[ATTN_COST_TERMS] = {200, 100, 70, 60, 0.3, 0.2, 0.1, 0.08, 40, 0.1, 0.01, 5, 0.2, 0.4};
+static const double flash_ns[ATTN_COST_TERMS] = {10, 2, 0.1, 50, 20, 1, 0.2, 0, 0, 0.5, 0, 5, 0.2};
+
+/* Time of decode_c over that of flash_c. */
+static double true_ratio(const bench_tune_shape *s) {
+  return time_of(info_of("decode_c"), s, decode_ns) / time_of(info_of("flash_c"), s, flash_ns);
+}
+
+static double expected_ratio(const bench_tune_shape *s) {
+  const double *decode = result.costs[bench_tune_kernel("decode_c")][s->dtype].ns;
+  return time_of(info_of("decode_c"), s, decode) /
+         time_of(info_of("flash_c"), s, result.costs[bench_tune_kernel("flash_c")][s->dtype].ns);
+}
+
+/* Both kernels are slower by `factor`. */
+static void add_look(const bench_tune_shape *s, double factor) {
+  const double decode = factor * time_of(info_of("decode_c"), s, decode_ns);
+  const double flash = factor * time_of(info_of("flash_c"), s, flash_ns);
+  const int first = decode < flash ? bench_tune_kernel("decode_c") : bench_tune_kernel("flash_c");
+  const int both = bench_tune_kernel("decode_c") + bench_tune_kernel("flash_c");
+  result.points[s->dtype]++;
+  result.look[result.looks++] = (bench_tune_look){
+      .shape = *s, .count = 2, .kernel = {first, both - first}, .time_ns = {fmin(decode, flash), fmax(decode, flash)}};
+}
+
+/* The mean error of what is expected of ratios between 0.7 and 1.4. */
+static double mean_error(void) {
+  uint64_t seed = 8;
+  double sum = 0;
+  int count = 0;
+  for (int i = 0; i < 1000; i++) {
+    const bench_tune_shape s = bench_regret_shape(&seed);
+    const double ratio = true_ratio(&s);
+    if (ratio < 0.7 || ratio > 1.4) continue;
+    sum += fabs(expected_ratio(&s) / ratio - 1);
+    count++;
+  }
+  assert_true(count > 50);
+  return sum / count;
+}
+
+/* What comes of times as they are. */
+static void fit_times_alone(void) {
+  for (int i = 0; i < result.looks; i++)
+    for (int j = 0; j < 2; j++) {
+      const bench_tune_look *l = &result.look[i];
+      bench_tune_cost_add(&result.costs[l->kernel[j]][l->shape.dtype], attn_kernel_get(l->kernel[j]), &l->shape,
+                          l->time_ns[j], l->time_ns[0]);
+    }
+  for (int k = 0; k < TUNE_KERNELS; k++)
+    for (int t = 0; t < 3; t++) bench_tune_cost_solve(&result.costs[k][t]);
+}
+
+/* A neighbour that makes two moments of three 1.8 times as slow changes little of what kernels differ by. */
+TEST(slow_moments_do_not_change_what_kernels_differ_by) {
+  uint64_t seed = 6;
+  for (int i = 0; i < 1500; i++) {
+    const bench_tune_shape s = bench_regret_shape(&seed);
+    add_look(&s, bench_random(&seed) % 3 ? 1.8 : 1);
+  }
+  fit_times_alone();
+  const double of_times = mean_error();
+  bench_tune_fit(&result);
+  const double of_looks = mean_error();
+  double mean = 0, least = 1, most = 1;
+  for (int i = 0; i < result.looks; i++) {
+    const double slowness = result.look[i].slowness;
+    mean += slowness / result.looks, least = fmin(least, slowness), most = fmax(most, slowness);
+  }
+  assert_true(fabs(mean - 1) < 1e-9 && most / least > 1.6 && most / least < 2.5);
+  assert_true(of_looks < 0.015 && of_looks < of_times / 2);
+}
+
+/* One kernel alone says nothing of its moment. */
+TEST(a_single_kernel_is_not_slow) {
+  uint64_t seed = 7;
+  for (int i = 0; i < 60; i++) {
+    const bench_tune_shape s = bench_regret_shape(&seed);
+    add_look(&s, 1);
+    result.look[i].count = 1;
+  }
+  bench_tune_fit(&result);
+  for (int i = 0; i < result.looks; i++) assert_true(result.look[i].slowness == 1);
+}
+
 /* Terms of few problems, by hand: 7 rows are decoded as 8, 11 as 8 and 4, 5 as 4 and 1. */
 TEST(terms_count_what_loops_do) {
   static const struct {
@@ -194,7 +284,8 @@ TEST(a_sample_times_lines_in_turn) {
     for (int dtype = 0; dtype < 3; dtype++)
       assert_int_equal(result.costs[k][dtype].count, dtype != ATTN_F16 && (k == 0 || k == other()) ? 100 : 0);
   const int leads = result.costs[0][ATTN_F32].leads;
-  assert_true(leads > 20 && leads < 80 && result.costs[other()][ATTN_F32].leads == 100 - leads);
+  const int drawn = result.random[ATTN_F32]; /* others were drawn because they are unclear */
+  assert_true(drawn > 70 && leads > 15 && leads < 80 && result.costs[other()][ATTN_F32].leads == drawn - leads);
 }
 
 static double legal_shape(const bench_tune_shape *s) {
@@ -218,9 +309,64 @@ TEST(few_rounds_say_nothing_of_costs) {
   }
 }
 
-static bool measure_threads(void *context, const bench_tune_shape *s, double seconds, attn_tune_report *report) {
+static bool measure_two(void *context, const bench_tune_shape *s, bench_tune_set kernels, double seconds,
+                        attn_tune_report *report) {
+  const double decode = time_of(info_of("decode_c"), s, decode_ns), flash = time_of(info_of("flash_c"), s, flash_ns);
+  const double best = fmin(decode, flash);
+  const bool all = result.points[s->dtype] < 300;
+  const bench_tune_set both = 1u << bench_tune_kernel("decode_c") | 1u << bench_tune_kernel("flash_c");
+  (void)context;
+  assert_int_equal(kernels, all ? TUNE_ALL : both);
+  assert_true(seconds >= (all ? 0.016 : 0.006));
+  world.now_s += seconds;
+  *report = (attn_tune_report){.timed = 2, .count = 2, .automatic = "flash_c", .automatic_threads = 1};
+  report->entry[decode > flash] = entry(bench_tune_kernel("decode_c"), decode, best);
+  report->entry[!(decode > flash)] = entry(bench_tune_kernel("flash_c"), flash, best);
+  return true;
+}
+
+static double share_of_unclear(int from, int to) {
+  int unclear = 0;
+  for (int i = from; i < to; i++) unclear += fabs(log(true_ratio(&result.look[i].shape))) < log(1.15);
+  return (double)unclear / (to - from);
+}
+
+/* First by all kernels, then by those that are the quickest of some; at last every second problem is one that is unclear. */
+TEST(a_sample_narrows_down) {
+  static bench_tune_lines lines = {.item = {{.dtype = ATTN_F32, .dim = 64}, {.dtype = ATTN_F32, .dim = 40}}, .count = 2};
+  static const double budgets_s[] = {80, 1e6}; /* the second is too long: then the number of looks ends each part */
+  for (int i = 0; i < 2; i++) {
+    clear(NULL);
+    bench_tune_sample(&(bench_tune_source){.measure = measure_two, .now_s = now_s}, &lines, budgets_s[i], &result);
+    const int last = i ? TUNE_LOOKS / 2 : result.looks - 2000, all = result.looks;
+    assert_true(last > 500 && (i == 0 || all == TUNE_LOOKS));
+    assert_true(share_of_unclear(0, 300) < 0.3);
+    assert_true(share_of_unclear(last, all) > share_of_unclear(0, 300) + 0.3);
+    assert_int_equal(result.points[ATTN_F32], all);
+    assert_true(result.random[ATTN_F32] > 0.6 * all && result.random[ATTN_F32] < 0.9 * all);
+  }
+}
+
+/* This machine times the kernels of the set and the automatic choice. */
+TEST(the_machine_times_the_kernels_of_the_set) {
+  const bench_tune_shape s = sized(2, 1, 3, 20);
+  const char *const names[] = {"naive_c", "flash_c"};
+  attn_tune_report report;
+  assert_true(bench_tune_machine.measure(NULL, &s, 1u << bench_tune_kernel("naive_c") | 1u << bench_tune_kernel("flash_c"),
+                                         0.01, &report));
+  int found = 0;
+  for (int i = 0; i < report.count; i++) {
+    const bool named = strcmp(report.entry[i].kernel, names[0]) == 0 || strcmp(report.entry[i].kernel, names[1]) == 0;
+    assert_true(named || strcmp(report.entry[i].kernel, report.automatic) == 0);
+    found += named;
+  }
+  assert_int_equal(found, 2);
+}
+
+static bool measure_threads(void *context, const bench_tune_shape *s, bench_tune_set kernels, double seconds,
+                            attn_tune_report *report) {
   const double one = 40.0 * (double)(s->seq_q * s->seq_k);
-  assert_true(s->threads);
+  assert_true(s->threads && kernels == TUNE_ALL);
   (void)context, (void)seconds;
   *report = (attn_tune_report){.timed = 3, .automatic = name_of(0)};
   report->entry[0] = (attn_tune_entry){.kernel = name_of(0), .threads = 1, .time_ns = one};
@@ -237,12 +383,13 @@ TEST(threads_cost_what_is_beyond_their_share) {
 /* Times of the shapes one after the other; every second one takes more threads, or cannot be measured. */
 static int shapes_measured, every;
 
-static bool measure_differing_threads(void *context, const bench_tune_shape *s, double seconds, attn_tune_report *report) {
+static bool measure_differing_threads(void *context, const bench_tune_shape *s, bench_tune_set kernels, double seconds,
+                                      attn_tune_report *report) {
   static const int64_t sizes[][2] = {{1, 64}, {1, 128}, {1, 256}, {1, 512}, {16, 16}, {24, 24}, {32, 32}, {48, 48}};
   const int n = shapes_measured++;
   assert_true(s->threads && s->dim == 64 && s->group == 1 && s->heads_kv == 8 && !s->causal && s->dtype == ATTN_F32);
   assert_true(s->seq_q == sizes[n][0] && s->seq_k == sizes[n][1]);
-  (void)context;
+  (void)context, (void)kernels;
   world.now_s += seconds;
   *report = (attn_tune_report){.timed = 0};
   if (n % every) return n % 4 == 1; /* not measured, or without entries */
@@ -269,8 +416,9 @@ TEST(the_cost_of_threads_is_the_median_of_shapes) {
 }
 
 /* A time that threads do not shorten costs nothing known; nor does one thread. */
-static bool measure_cheap_threads(void *context, const bench_tune_shape *s, double seconds, attn_tune_report *report) {
-  (void)context, (void)seconds;
+static bool measure_cheap_threads(void *context, const bench_tune_shape *s, bench_tune_set kernels, double seconds,
+                                  attn_tune_report *report) {
+  (void)context, (void)kernels, (void)seconds;
   *report = (attn_tune_report){.timed = s->seq_q == 1 ? 1 : 2, .automatic = name_of(0)};
   report->entry[0] = (attn_tune_entry){.kernel = name_of(0), .threads = 1, .time_ns = 10000};
   report->entry[1] = (attn_tune_entry){.kernel = name_of(0), .threads = 4, .time_ns = 2500};
@@ -381,14 +529,14 @@ static attn_tuning *read_file(const char *text, const bench_tune_result *written
 /* Costs of a kernel of which every row takes so long. */
 static void set_cost(const char *kernel, attn_dtype dtype, double row_ns) {
   bench_tune_cost *cost = &result.costs[bench_tune_kernel(kernel)][dtype];
-  *cost = (bench_tune_cost){.count = 8, .leads = 1, .error = 0.042};
+  *cost = (bench_tune_cost){.count = TUNE_FEWEST_TIMES, .leads = 1, .error = 0.042};
   cost->ns[11] = row_ns;
 }
 
 TEST(the_library_reads_what_is_written) {
   attn_problem problem;
   attn_plan *plan;
-  result.points[ATTN_BF16] = 200;
+  result.points[ATTN_BF16] = result.random[ATTN_BF16] = 200;
   result.least_ns = 4800;
   set_cost("naive_c", ATTN_BF16, 100);
   set_cost("flash_c", ATTN_BF16, 250);
@@ -407,31 +555,32 @@ TEST(a_file_needs_a_line_of_costs) {
   assert_false(bench_tune_has_costs(&result));
   set_cost("naive_c", ATTN_F16, 1);
   assert_true(bench_tune_has_costs(&result));
-  result.points[ATTN_F16] = 201;
+  result.random[ATTN_F16] = 1001;
   assert_false(bench_tune_has_costs(&result));
-  result.points[ATTN_F16] = 200;
-  result.costs[bench_tune_kernel("naive_c")][ATTN_F16].count = 7;
+  result.random[ATTN_F16] = 1000, result.points[ATTN_F16] = 5000; /* unclear ones do not count */
+  assert_true(bench_tune_has_costs(&result));
+  result.costs[bench_tune_kernel("naive_c")][ATTN_F16].count = 47; /* of 24 unknowns */
   assert_false(bench_tune_has_costs(&result));
 }
 
-/* Kernels that were timed often enough, and are clearly the quickest of one of 200 problems. */
+/* Kernels that were timed often enough, and are clearly the quickest of one of 1000 problems. */
 TEST(the_file_is_text) {
   static char text[8000];
-  result.points[ATTN_BF16] = 400, result.points[ATTN_F32] = 3;
+  result.points[ATTN_BF16] = result.random[ATTN_BF16] = 2000, result.points[ATTN_F32] = result.random[ATTN_F32] = 3;
   result.least_ns = 4800;
   set_cost("naive_c", ATTN_BF16, 0.0312345);
   set_cost("flash_c", ATTN_BF16, 1);
   set_cost("blocked_c", ATTN_F32, 2);
   set_cost("naive_c", ATTN_F32, 2);
   result.costs[bench_tune_kernel("naive_c")][ATTN_BF16].leads = 2;
-  result.costs[bench_tune_kernel("naive_c")][ATTN_F32].count = 7;
+  result.costs[bench_tune_kernel("naive_c")][ATTN_F32].count = TUNE_FEWEST_TIMES - 1;
   for (int i = 0; i < 2; i++) {
     memset(text, 0, sizeof text);
     FILE *file = fmemopen(text, sizeof text, "w");
     bench_tune_write(&result, file);
     fclose(file);
     test_contains(text,
-                  "# Made by attnbench tune: 403 problems were timed. Where costs say nothing, the built-in rules "
+                  "# Made by attnbench tune: 2003 problems were timed. Where costs say nothing, the built-in rules "
                   "choose.\ncost kernel=blocked_c f32 error=0.042 0 0 0 0 0 0 0 0 0 0 0 2 0 0 0 0 0 0 0 0 0 0 0 0\n"
                   "cost kernel=naive_c bf16 error=0.042 0 0 0 0 0 0 0 0 0 0 0 0.03123 0 0 0 0 0 0 0 0 0 0 0 0\n");
     if (i)

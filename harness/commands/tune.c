@@ -47,8 +47,6 @@ static const cli_command command = {
 static void write_result(void *context, FILE *file) { bench_tune_write(context, file); }
 
 static int conclude(bench_tune_result *result) {
-  for (int k = 0; k < TUNE_KERNELS; k++)
-    for (int t = 0; t < 3; t++) bench_tune_cost_solve(&result->costs[k][t]);
   fprintf(stderr, "tune: %d problems timed\n", result->points[0] + result->points[1] + result->points[2]);
   if (!bench_tune_has_costs(result))
     return cli_usage_error("tune",

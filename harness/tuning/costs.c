@@ -33,17 +33,100 @@ static double mean_square(const bench_tune_cost *c) {
   return error / c->weight;
 }
 
+enum { SWEEPS = 20000 /* at most */, ROUNDS = 10 /* of costs and slowness in turn */ };
+static const double STILL = 1e-6; /* the part of itself by which an unknown moves that has been found */
+
 /* Least squares of which no unknown is negative, each in turn by what the others leave (coordinate descent: Franc, Hlavac
  * and Navara 2005, https://doi.org/10.1007/11556121_50). A term that no problem had stays 0. */
+static bool sweep(bench_tune_cost *c) {
+  bool moved = false;
+  for (int i = 0; i < ATTN_COST_TERMS; i++) {
+    const double before = c->ns[i];
+    double left = c->right[i];
+    for (int j = 0; j < ATTN_COST_TERMS; j++) left -= c->sums[i][j] * c->ns[j];
+    if (c->sums[i][i] > 0) c->ns[i] = fmax(before + left / c->sums[i][i], 0);
+    moved |= fabs(c->ns[i] - before) > STILL * c->ns[i];
+  }
+  return moved;
+}
+
+static void descend(bench_tune_cost *c, int sweeps) {
+  for (int i = 0; i < sweeps && c->count && sweep(c); i++) continue;
+}
+
 void bench_tune_cost_solve(bench_tune_cost *c) {
-  enum { SWEEPS = 20000 };
-  for (int sweep = 0; sweep < SWEEPS && c->count; sweep++)
-    for (int i = 0; i < ATTN_COST_TERMS; i++) {
-      double left = c->right[i];
-      for (int j = 0; j < ATTN_COST_TERMS; j++) left -= c->sums[i][j] * c->ns[j];
-      if (c->sums[i][i] > 0) c->ns[i] = fmax(c->ns[i] + left / c->sums[i][i], 0);
-    }
+  descend(c, SWEEPS);
   c->error = c->count ? sqrt(fmax(mean_square(c), 0)) : 0;
+}
+
+/* ---- Slow moments ---- */
+
+/* A moment counts as usual (slowness 1) unless its times say otherwise: the assumption weighs a twentieth of one time. It
+ * decides where a problem's kernels say nothing. */
+static const double USUAL = 0.05;
+
+/* The factor by which the times of a look exceed what is expected, by least squares of relative errors. */
+static double slowness_of(const bench_tune_result *result, const bench_tune_look *look) {
+  double expected_weight = USUAL, timed_weight = USUAL;
+  attn_problem problem;
+  bench_tune_problem(&look->shape, &problem);
+  for (int i = 0; i < look->count && look->count > 1; i++) {
+    const bench_tune_cost *c = &result->costs[look->kernel[i]][look->shape.dtype];
+    double terms[ATTN_COST_TERMS], expected = 0;
+    attn_cost_terms(attn_kernel_get(look->kernel[i]), &problem, terms);
+    for (int t = 0; t < ATTN_COST_TERMS; t++) expected += terms[t] * c->ns[t];
+    const double weight = look->time_ns[0] / look->time_ns[i], ratio = weight * expected / look->time_ns[i];
+    expected_weight += ratio * ratio;
+    timed_weight += ratio * weight;
+  }
+  return timed_weight / expected_weight;
+}
+
+/* Slowness is relative: its mean over the looks of a type is made 1, so that costs are those of a usual moment. */
+static void find_slowness(bench_tune_result *result) {
+  double sum[3] = {0};
+  for (int i = 0; i < result->looks; i++) {
+    bench_tune_look *look = &result->look[i];
+    look->slowness = slowness_of(result, look);
+    sum[look->shape.dtype] += look->slowness;
+  }
+  for (int i = 0; i < result->looks; i++) {
+    const attn_dtype dtype = result->look[i].shape.dtype;
+    result->look[i].slowness *= result->points[dtype] / sum[dtype];
+  }
+}
+
+/* The equations anew, from what the times were in a usual moment. */
+static void gather(bench_tune_result *result) {
+  for (int k = 0; k < TUNE_KERNELS; k++)
+    for (int t = 0; t < 3; t++) {
+      bench_tune_cost fresh = {.leads = result->costs[k][t].leads};
+      memcpy(fresh.ns, result->costs[k][t].ns, sizeof fresh.ns);
+      result->costs[k][t] = fresh;
+    }
+  for (int n = 0; n < result->looks; n++) {
+    const bench_tune_look *look = &result->look[n];
+    for (int i = 0; i < look->count; i++)
+      bench_tune_cost_add(&result->costs[look->kernel[i]][look->shape.dtype], attn_kernel_get(look->kernel[i]), &look->shape,
+                          look->time_ns[i] / look->slowness, look->time_ns[0] / look->slowness);
+  }
+}
+
+static void solve(bench_tune_result *result, bool last) {
+  for (int k = 0; k < TUNE_KERNELS; k++)
+    for (int t = 0; t < 3; t++)
+      last ? bench_tune_cost_solve(&result->costs[k][t]) : descend(&result->costs[k][t], SWEEPS / ROUNDS);
+}
+
+/* Neighbours on the same core can make a moment twice as slow, for all kernels alike. What kernels differ by says which is
+ * quicker, so each look gets a slowness of its own: costs and slowness in turn by what the others leave. */
+void bench_tune_fit(bench_tune_result *result) {
+  for (int i = 0; i < result->looks; i++) result->look[i].slowness = 1;
+  for (int round = 0; round < ROUNDS; round++) {
+    gather(result);
+    solve(result, round == ROUNDS - 1);
+    find_slowness(result);
+  }
 }
 
 /* ---- Threads ---- */
@@ -73,7 +156,7 @@ void bench_tune_threads(const bench_tune_source *source, double seconds, bench_t
     const bench_tune_shape shape = {
         .dim = 64, .group = 1, .heads_kv = 8, .seq_q = sizes[i][0], .seq_k = sizes[i][1], .threads = true};
     attn_tune_report report;
-    if (!source->measure(source->context, &shape, seconds / SHAPES, &report)) continue;
+    if (!source->measure(source->context, &shape, TUNE_ALL, seconds / SHAPES, &report)) continue;
     overheads[count] = overhead_of(&report);
     count += overheads[count] > 0;
   }

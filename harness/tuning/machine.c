@@ -2,10 +2,13 @@
 /* Times of this machine: attn_tune() on generated tensors. */
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "cases/case.h"
+#include "data/generate.h"
 #include "data/tensors.h"
+#include "src/tune.h"
 #include "tuning/tuning.h"
 
 void bench_tune_problem(const bench_tune_shape *s, attn_problem *problem) {
@@ -32,14 +35,58 @@ void bench_tune_case(const bench_tune_shape *s, bench_case *bench) {
   bench_case_build(&spec, 1, bench);
 }
 
-static bool measure(void *context, const bench_tune_shape *shape, double seconds, attn_tune_report *report) {
+/* Values of a normal distribution, made once and repeated: to make as many as large tensors have takes longer than to time
+ * their kernels. Their number is prime, so that rows differ. */
+enum { VALUES = 65521 };
+
+static const unsigned char *values_of(attn_dtype dtype) {
+  static unsigned char values[ATTN_DTYPE_COUNT][VALUES * sizeof(float)];
+  static bool made[ATTN_DTYPE_COUNT];
+  for (int64_t i = 0; i < VALUES && !made[dtype]; i++)
+    bench_store(values[dtype], dtype, i, bench_value_normal(1, BENCH_STREAM_Q, (uint64_t)i));
+  made[dtype] = true;
+  return values[dtype];
+}
+
+static void fill(bench_buffer *t, attn_dtype dtype, size_t first) {
+  const size_t all = VALUES * t->element_bytes;
+  size_t from = first * t->element_bytes;
+  for (size_t at = 0, count; at < t->bytes; at += count, from = 0) {
+    count = t->bytes - at < all - from ? t->bytes - at : all - from;
+    memcpy(t->data + at, values_of(dtype) + from, count);
+  }
+}
+
+static bool create_tensors(const attn_problem *p, bench_tensors *tensors) {
+  if (!bench_tensors_create_empty(p, tensors)) return false;
+  fill(&tensors->buffers[BENCH_Q], p->dtype_q, 0);
+  fill(&tensors->buffers[BENCH_K], p->dtype_kv, VALUES / 3);
+  fill(&tensors->buffers[BENCH_V], p->dtype_kv, 2 * VALUES / 3);
+  return true;
+}
+
+static double now_ns(void *context) { return (void)context, bench_now_ns(); }
+
+static attn_status call(void *context, const attn_plan *plan, const attn_args *args, void *workspace, size_t bytes) {
+  return (void)context, attn_plan_run(plan, args, workspace, bytes);
+}
+
+static bool takes(void *context, const attn_kernel_info *kernel) {
+  const int index = bench_tune_kernel(kernel->name);
+  return index >= 0 && *(const bench_tune_set *)context >> index & 1;
+}
+
+static bool measure(void *context, const bench_tune_shape *shape, bench_tune_set kernels, double seconds,
+                    attn_tune_report *report) {
+  const attn_tune_meter meter = {.now_ns = now_ns, .call = call, .context = &kernels, .takes = takes};
   bench_case bench;
   bench_tensors tensors;
   (void)context;
   bench_tune_case(shape, &bench);
-  if (bench.invalid[0] || !bench_tensors_create(&bench, &tensors)) return false;
+  if (bench.invalid[0] || !create_tensors(&bench.problem, &tensors)) return false;
   const attn_options options = ATTN_STRUCT(attn_options, .threads = shape->threads ? 0 : 1);
-  const attn_status status = attn_tune(&bench.problem, &tensors.args, &options, seconds, report);
+  *report = (attn_tune_report){.struct_size = sizeof *report};
+  const attn_status status = attn_tune_by(&meter, &bench.problem, &tensors.args, &options, seconds, report);
   bench_tensors_destroy(&tensors);
   return status == ATTN_OK;
 }

@@ -116,7 +116,7 @@ static double ratio_of(const problem *p, int kernel) { return time_over(p, kerne
 
 static bool look_at(const bench_tune_source *source, double seconds, problem *p) {
   attn_tune_report report;
-  if (!source->measure(source->context, &p->shape, seconds, &report)) return false;
+  if (!source->measure(source->context, &p->shape, TUNE_ALL, seconds, &report)) return false;
   p->built_in = bench_tune_kernel(report.automatic);
   for (int i = 0; i < report.timed; i++) {
     const int kernel = bench_tune_kernel(report.entry[i].kernel);

@@ -6,10 +6,15 @@
 #include "tuning/tuning.h"
 
 static const double POINT_S = 0.016; /* long enough for the quick kernels of the longest call to be timed three times */
-static const double CLEARLY = 1.03;  /* times as long takes the next kernel */
+static const double SHORT_POINT_S = 0.006; /* where few kernels are timed */
+static const double CALLS_OF_POINT = 16;   /* of the quickest kernel, at least */
+static const double CLEARLY = 1.03;        /* times as long takes the next kernel */
+static const double UNCLEAR = 1.15;        /* and may be expected to take, where it may as well be the quickest */
 enum {
   FEWEST_POINTS = 200, /* of the whole, where time is short */
-  FEWEST_ROUNDS = 3    /* that a time of costs comes from */
+  FEWEST_ROUNDS = 3,   /* that a time of costs comes from */
+  POINTS_OF_ALL = 300, /* of a type that all kernels are timed on */
+  MOST_DRAWS = 200     /* for a problem whose quickest kernel is not clear */
 };
 
 /* A shape of the regret's distribution, but of the line. */
@@ -29,25 +34,110 @@ int bench_tune_kernel(const char *kernel) {
   return -1;
 }
 
-static void add_times(const bench_tune_shape *shape, const attn_tune_report *report, bench_tune_result *result) {
+/* A problem that was drawn because it is unclear says nothing of how often a kernel leads. */
+static void add_look(const bench_tune_shape *shape, const attn_tune_report *report, bool is_random,
+                     bench_tune_result *result) {
   const attn_tune_entry *e = report->entry;
-  for (int i = 0; i < report->timed; i++) {
+  bench_tune_look look = {.shape = *shape};
+  for (int i = 0; i < report->timed && look.count < TUNE_NEAR; i++) {
     const int kernel = bench_tune_kernel(e[i].kernel);
     if (kernel < 0 || e[i].rounds < FEWEST_ROUNDS) continue;
-    bench_tune_cost *cost = &result->costs[kernel][shape->dtype];
-    bench_tune_cost_add(cost, attn_kernel_get(kernel), shape, e[i].time_ns, e[0].time_ns);
-    cost->leads += i == 0 && (report->timed == 1 || e[1].ratio > CLEARLY);
+    look.kernel[look.count] = kernel;
+    look.time_ns[look.count++] = e[0].time_ns * e[i].ratio;
+    result->costs[kernel][shape->dtype].leads += is_random && i == 0 && (report->timed == 1 || e[1].ratio > CLEARLY);
   }
   result->points[shape->dtype]++;
+  result->random[shape->dtype] += is_random;
+  result->look[result->looks++] = look;
+}
+
+/* ---- What is expected ---- */
+
+/* The two shortest times by the costs that the last fit found. */
+static void expect_two(const bench_tune_result *result, const bench_tune_shape *shape, double least[2]) {
+  attn_kernel_costs costs = {.error = 0};
+  attn_problem problem;
+  bench_tune_problem(shape, &problem);
+  least[0] = least[1] = INFINITY;
+  for (int k = 0; k < TUNE_KERNELS; k++) {
+    if (!bench_tune_has_line(result, k, shape->dtype)) continue;
+    memcpy(costs.ns, result->costs[k][shape->dtype].ns, sizeof costs.ns);
+    const double ns = attn_expected_ns(&costs, attn_kernel_get(k), &problem);
+    least[1] = fmin(least[1], fmax(ns, least[0]));
+    least[0] = fmin(least[0], ns);
+  }
+}
+
+static bool is_unclear(const bench_tune_result *result, const bench_tune_shape *shape) {
+  double least[2];
+  expect_two(result, shape, least);
+  return least[1] < UNCLEAR * least[0];
+}
+
+static bench_tune_shape unclear_shape(const bench_tune_result *result, const bench_tune_line *line, uint64_t *seed) {
+  bench_tune_shape s = random_shape(line, seed);
+  for (int i = 1; i < MOST_DRAWS && !is_unclear(result, &s); i++) s = random_shape(line, seed);
+  return s;
+}
+
+/* Long enough for some rounds of the kernels that are near the quickest. */
+static double length_of(const bench_tune_result *result, const bench_tune_shape *shape) {
+  double least[2];
+  expect_two(result, shape, least);
+  if (result->points[shape->dtype] < POINTS_OF_ALL || isinf(least[0])) return POINT_S;
+  return fmax(SHORT_POINT_S, 1e-9 * CALLS_OF_POINT * least[0]);
+}
+
+/* Those that were clearly the quickest of some problems, once enough were timed by all. */
+static bench_tune_set candidates(const bench_tune_result *result, attn_dtype dtype) {
+  bench_tune_set set = 0;
+  if (result->points[dtype] < POINTS_OF_ALL) return TUNE_ALL;
+  for (int k = 0; k < TUNE_KERNELS; k++) set |= (bench_tune_set)bench_tune_leads(result, k, dtype) << k;
+  return set;
+}
+
+/* ---- The sample ---- */
+
+typedef struct sampler {
+  const bench_tune_source *source;
+  const bench_tune_lines *lines;
+  bench_tune_result *result;
+  uint64_t seed;
+  int drawn;
+  double most_s; /* of a problem */
+} sampler;
+
+/* Every second problem is one that is not clear, if these are asked for. */
+static void time_one(sampler *s, bool unclear) {
+  const bench_tune_line *line = &s->lines->item[s->drawn % s->lines->count];
+  const bool is_random = !(s->drawn++ / s->lines->count % 2 && unclear);
+  const bench_tune_shape shape = is_random ? random_shape(line, &s->seed) : unclear_shape(s->result, line, &s->seed);
+  const double seconds = fmin(length_of(s->result, &shape), s->most_s);
+  attn_tune_report report;
+  if (s->source->measure(s->source->context, &shape, candidates(s->result, shape.dtype), seconds, &report))
+    add_look(&shape, &report, is_random, s->result);
+}
+
+/* Whether any kernel can have been timed often enough for a line. */
+static bool is_worth_a_fit(const bench_tune_result *result) {
+  for (int dtype = 0; dtype < 3; dtype++)
+    if (result->points[dtype] >= TUNE_FEWEST_TIMES) return true;
+  return false;
 }
 
 void bench_tune_sample(const bench_tune_source *source, const bench_tune_lines *lines, double seconds,
                        bench_tune_result *result) {
-  const double end = source->now_s(source->context) + seconds, point_s = fmin(POINT_S, seconds / FEWEST_POINTS);
-  uint64_t seed = 0x74756e65; /* --check takes small ones */
-  for (int i = 0; source->now_s(source->context) < end; i++) {
-    const bench_tune_shape shape = random_shape(&lines->item[i % lines->count], &seed);
-    attn_tune_report report;
-    if (source->measure(source->context, &shape, point_s, &report)) add_times(&shape, &report, result);
+  static const double until[] = {0.4, 0.7, 1}; /* shares of the time, or of all looks, after which costs are fitted */
+  const double start = source->now_s(source->context);
+  sampler s = {.source = source,
+               .lines = lines,
+               .result = result,
+               .seed = 0x74756e65, /* --check takes small ones */
+               .most_s = seconds / FEWEST_POINTS};
+  for (size_t i = 0; i < sizeof until / sizeof *until; i++) {
+    const bool unclear = bench_tune_has_costs(result);
+    while (source->now_s(source->context) < start + until[i] * seconds && result->looks < until[i] * TUNE_LOOKS)
+      time_one(&s, unclear);
+    if (is_worth_a_fit(result)) bench_tune_fit(result);
   }
 }

@@ -2,9 +2,9 @@
 /* `attnbench tune`: what kernels cost on this machine, as lines of a tuning file, and how much time a choice loses (its
  * regret).
  *
- * Random problems are timed by all kernels. The time of a kernel is taken as a sum of terms that its loops give
- * (src/cost_terms.h); what each term costs is fitted to all of its times at once. So every time says something of all
- * problems, those that were not timed included. */
+ * Random problems are timed by the kernels that may be the quickest. The time of a kernel is taken as a sum of terms that
+ * its loops give (src/cost_terms.h); what each term costs is fitted to all of its times at once. So every time says
+ * something of all problems, those that were not timed included. */
 #ifndef BENCH_TUNING_H
 #define BENCH_TUNING_H
 
@@ -23,9 +23,15 @@ typedef struct bench_tune_shape {
   bool threads; /* with several numbers of threads; else with one */
 } bench_tune_shape;
 
-/* Where times come from. Tests pass scripted ones, and so know what must come out. */
+enum { TUNE_KERNELS = 31 /* in the order of the registry; further ones are not looked at */ };
+typedef uint32_t bench_tune_set; /* of kernels, a bit for each */
+#define TUNE_ALL ((bench_tune_set)-1)
+
+/* Where times come from. Tests pass scripted ones, and so know what must come out. The automatic choice is timed beside the
+ * kernels of the set. */
 typedef struct bench_tune_source {
-  bool (*measure)(void *context, const bench_tune_shape *shape, double seconds, attn_tune_report *report);
+  bool (*measure)(void *context, const bench_tune_shape *shape, bench_tune_set kernels, double seconds,
+                  attn_tune_report *report);
   double (*now_s)(void *context);
   void *context;
 } bench_tune_source;
@@ -41,18 +47,29 @@ int bench_tune_kernel(const char *name);
 
 /* ---- Costs -------------------------------------------------------------------------------------------------------- */
 
-enum { TUNE_KERNELS = 31 /* in the order of the registry; further ones are not looked at */ };
-
 /* What each term of a kernel's time takes on one thread, by least squares of relative errors. */
 typedef struct bench_tune_cost {
   double sums[ATTN_COST_TERMS][ATTN_COST_TERMS], right[ATTN_COST_TERMS], weight; /* of the equations */
   int count;                                                                     /* times */
-  int leads; /* problems of which the kernel was clearly the quickest */
+  int leads; /* random problems of which the kernel was clearly the quickest */
   double ns[ATTN_COST_TERMS], error;
 } bench_tune_cost;
 
+/* A problem that was timed. Its kernels were timed in turns, so all of them met the same moment of the machine, which may
+ * have been a slow one. */
+enum { TUNE_NEAR = 6 /* the quickest kernels, of which times are kept */, TUNE_LOOKS = 1 << 15 };
+typedef struct bench_tune_look {
+  bench_tune_shape shape;
+  int count, kernel[TUNE_NEAR];
+  double time_ns[TUNE_NEAR]; /* the quickest's, times the median of the ratios with it */
+  double slowness;           /* of the moment, as a factor: what all of its kernels exceed their costs by */
+} bench_tune_look;
+
 typedef struct bench_tune_result {
-  int points[3];                          /* problems that were timed, by dtype */
+  bench_tune_look look[TUNE_LOOKS];
+  int looks;
+  int points[3];                          /* looks, by dtype */
+  int random[3];                          /* those of random problems, not of unclear ones */
   bench_tune_cost costs[TUNE_KERNELS][3]; /* by dtype */
   double least_ns;                        /* of one thread; 0 = not measured */
 } bench_tune_result;
@@ -77,7 +94,8 @@ int bench_tune_list(const cli_list *axes, bench_tune_lines *lines);
 /* Checks every kernel on a problem of the line. Returns 0, or BENCH_EXIT_FAILED, having said which kernel fails. */
 int bench_tune_check(const bench_tune_line *line);
 
-/* Times random problems, of the lines in turn, and adds what they say of costs. */
+/* Times random problems, of the lines in turn, and fits costs to them: first by all kernels, then by those that were clearly
+ * the quickest of some, and at last more of those problems whose quickest kernel is not clear. */
 void bench_tune_sample(const bench_tune_source *source, const bench_tune_lines *lines, double seconds,
                        bench_tune_result *result);
 
@@ -86,11 +104,23 @@ void bench_tune_cost_add(bench_tune_cost *cost, const attn_kernel_info *kernel, 
                          double time_ns, double best_ns);
 void bench_tune_cost_solve(bench_tune_cost *cost);
 
+/* Fits costs and the slowness of moments to all looks. */
+void bench_tune_fit(bench_tune_result *result);
+
 /* Measures what a second thread costs. */
 void bench_tune_threads(const bench_tune_source *source, double seconds, bench_tune_result *result);
 
 /* Whether any kernel was timed often enough, and is quick enough, to have a line of costs. */
 bool bench_tune_has_costs(const bench_tune_result *result);
+
+#define TUNE_WORTH_A_LINE 0.001 /* share of random problems of which a kernel is clearly the quickest */
+enum { TUNE_FEWEST_TIMES = 2 * ATTN_COST_TERMS /* that the costs of a kernel come from */ };
+
+/* Whether it was of so many. */
+bool bench_tune_leads(const bench_tune_result *result, int kernel, attn_dtype dtype);
+
+/* Whether this kernel was. */
+bool bench_tune_has_line(const bench_tune_result *result, int kernel, attn_dtype dtype);
 
 /* Writes a tuning file. */
 void bench_tune_write(const bench_tune_result *result, FILE *file);

@@ -6,25 +6,27 @@
 #include "cases/axes.h"
 #include "tuning/tuning.h"
 
-enum { FEWEST_TIMES = 8 /* that the costs of a kernel come from */ };
-static const double WORTH_A_LINE = 0.005; /* share of problems of which a kernel is clearly the quickest */
+bool bench_tune_leads(const bench_tune_result *result, int kernel, attn_dtype dtype) {
+  return result->costs[kernel][dtype].leads >= TUNE_WORTH_A_LINE * result->random[dtype];
+}
 
 /* Kernels that are never the quickest would only make the choice slower. */
-static bool has_a_line(const bench_tune_result *result, int kernel, attn_dtype dtype) {
+bool bench_tune_has_line(const bench_tune_result *result, int kernel, attn_dtype dtype) {
   const bench_tune_cost *c = &result->costs[kernel][dtype];
-  return c->count >= FEWEST_TIMES && c->leads >= WORTH_A_LINE * result->points[dtype];
+  return c->count >= TUNE_FEWEST_TIMES && bench_tune_leads(result, kernel, dtype);
 }
 
 bool bench_tune_has_costs(const bench_tune_result *result) {
   for (int k = 0; k < TUNE_KERNELS; k++)
     for (int dtype = 0; dtype < 3; dtype++)
-      if (has_a_line(result, k, (attn_dtype)dtype)) return true;
+      if (bench_tune_has_line(result, k, (attn_dtype)dtype)) return true;
   return false;
 }
 
+/* The error is what is left beside the slowness of moments, which all kernels of a problem share. */
 static void write_costs(FILE *file, const bench_tune_result *result, int kernel, attn_dtype dtype) {
   const bench_tune_cost *c = &result->costs[kernel][dtype];
-  if (!has_a_line(result, kernel, dtype)) return;
+  if (!bench_tune_has_line(result, kernel, dtype)) return;
   fprintf(file, "cost kernel=%s %s error=%.3f", attn_kernel_get(kernel)->name, bench_dtype_name(dtype), c->error);
   for (int i = 0; i < ATTN_COST_TERMS; i++) fprintf(file, " %.4g", c->ns[i]);
   fputc('\n', file);
