@@ -27,7 +27,18 @@ static attn_status check_argument(const argument *a) {
   return ATTN_OK;
 }
 
+/* Whether certainly nothing is wrong with the pointers: q, k, v and o are given and nothing else, aligned for any type, and
+ * the problem asks for no more. So it is in most calls; the others are checked one by one. */
+static bool only_tensors(const attn_problem *p, const attn_args *a) {
+  const uintptr_t places = (uintptr_t)a->q | (uintptr_t)a->k | (uintptr_t)a->v | (uintptr_t)a->o;
+  const bool given = a->q && a->k && a->v && a->o && places % sizeof(float) == 0;
+  const bool others = a->lse || a->bias || a->mask || a->scores || a->score_weight || a->kv_len || a->q_len || a->row_len ||
+                      a->cu_seqlens_q || a->cu_seqlens_k || a->offsets || a->alibi_slopes || a->sinks;
+  return given && !others && p->uses == 0 && p->score != ATTN_SCORE_PRECOMPUTED && p->align != ATTN_ALIGN_OFFSET;
+}
+
 static attn_status check_pointers(const attn_problem *p, const attn_args *a) {
+  if (only_tensors(p, a)) return ATTN_OK;
   const bool varlen = p->uses & ATTN_USE_VARLEN, given = p->score == ATTN_SCORE_PRECOMPUTED, batch = p->batch > 0;
   const bool queries = batch && (varlen ? p->total_q : p->seq_q) > 0, keys = batch && (varlen ? p->total_k : p->seq_k) > 0;
   const bool scores = queries && keys;
@@ -87,29 +98,40 @@ static attn_status check_cu_seqlens(const char *field, const int32_t *cu, int64_
 typedef struct span {
   const char *field;
   uintptr_t begin, end;
-  bool dense; /* every byte from begin to end is an element's */
+  uint64_t places, elements; /* that fit between, and that the tensor has: may wrap where an input overlaps itself */
 } span;
 
-static span span_of(const char *field, const void *pointer, const int64_t size[4], attn_strides stride, size_t bytes) {
-  const int64_t strides[4] = {stride.b, stride.h, stride.s, stride.d};
+/* Moves the ends of the span, in elements, by an axis. */
+static inline void span_axis(int64_t size, int64_t stride, int64_t *below, int64_t *above, uint64_t *elements) {
+  const int64_t steps = (size - 1) * stride;
+  *below += steps < 0 ? steps : 0;
+  *above += steps < 0 ? 0 : steps;
+  *elements *= stride ? (uint64_t)size : 1;
+}
+
+static inline span span_of(const char *field, const void *pointer, int64_t batch, int64_t heads, int64_t tokens,
+                           int64_t width, const attn_strides *stride, size_t bytes) {
   int64_t below = 0, above = 0;
-  uint64_t elements = 1; /* may wrap where an input overlaps itself */
-  for (int i = 0; i < 4; i++) {
-    const int64_t steps = (size[i] - 1) * strides[i];
-    *(steps < 0 ? &below : &above) += steps;
-    if (strides[i]) elements *= (uint64_t)size[i];
-  }
+  uint64_t elements = 1;
+  span_axis(batch, stride->b, &below, &above, &elements);
+  span_axis(heads, stride->h, &below, &above, &elements);
+  span_axis(tokens, stride->s, &below, &above, &elements);
+  span_axis(width, stride->d, &below, &above, &elements);
   return (span){.field = field,
                 .begin = (uintptr_t)pointer + (uintptr_t)below * bytes,
                 .end = (uintptr_t)pointer + (uintptr_t)(above + 1) * bytes,
-                .dense = (uint64_t)(above - below + 1) == elements};
+                .places = (uint64_t)(above - below + 1),
+                .elements = elements};
 }
+
+/* Every byte from begin to end is an element's. */
+static bool is_dense(const span *s) { return s->places == s->elements; }
 
 /* Finds what is certain: dense tensors whose bytes meet, and tensors that begin at the same element. Those with gaps may lie
  * in each other's. */
 static attn_status check_apart(const span *out, const span *in) {
   const bool meet = out->begin < in->end && in->begin < out->end;
-  REQUIRE(!meet || !((out->dense && in->dense) || out->begin == in->begin),
+  REQUIRE(!meet || !((is_dense(out) && is_dense(in)) || out->begin == in->begin),
           "attn_args.%s overlaps attn_args.%s; it must be memory of its own", out->field, in->field);
   return ATTN_OK;
 }
@@ -121,16 +143,15 @@ static attn_status check_overlap(const attn_problem *p, const attn_args *a) {
   if (p->batch == 0 || rows == 0 || keys == 0) return ATTN_OK;
   const size_t q_bytes = attn_dtype_bytes(p->dtype_q), kv_bytes = attn_dtype_bytes(p->dtype_kv);
   const span inputs[] = {
-      span_of("q", a->q, (int64_t[4]){batch, p->heads_q, rows, p->dim_qk}, p->q_stride, q_bytes),
-      span_of("k", a->k, (int64_t[4]){batch, p->heads_kv, keys, p->dim_qk}, p->k_stride, kv_bytes),
-      span_of("v", a->v, (int64_t[4]){batch, p->heads_kv, keys, p->dim_v}, p->v_stride, kv_bytes),
+      span_of("q", a->q, batch, p->heads_q, rows, p->dim_qk, &p->q_stride, q_bytes),
+      span_of("k", a->k, batch, p->heads_kv, keys, p->dim_qk, &p->k_stride, kv_bytes),
+      span_of("v", a->v, batch, p->heads_kv, keys, p->dim_v, &p->v_stride, kv_bytes),
   };
-  const span o =
-      span_of("o", a->o, (int64_t[4]){batch, p->heads_q, rows, p->dim_v}, p->o_stride, attn_dtype_bytes(p->dtype_o));
+  const span o = span_of("o", a->o, batch, p->heads_q, rows, p->dim_v, &p->o_stride, attn_dtype_bytes(p->dtype_o));
   attn_status status = ATTN_OK;
   for (int i = first; i < 3 && status == ATTN_OK; i++) status = check_apart(&o, &inputs[i]);
   if (status != ATTN_OK || !(p->uses & ATTN_USE_LSE)) return status;
-  const span lse = span_of("lse", a->lse, (int64_t[4]){batch, p->heads_q, rows, 1}, p->lse_stride, sizeof(float));
+  const span lse = span_of("lse", a->lse, batch, p->heads_q, rows, 1, &p->lse_stride, sizeof(float));
   for (int i = first; i < 3 && status == ATTN_OK; i++) status = check_apart(&lse, &inputs[i]);
   return status == ATTN_OK ? check_apart(&lse, &o) : status;
 }
