@@ -35,7 +35,7 @@ static ALWAYS_INLINE void relative_scores(const panel_work w, vec sum[TILE_ROWS]
   const int64_t dim_qk = block->problem->dim_qk, panel = round_down(w.key, PANEL_KEYS);
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
-    const vec start = vec_set1(-reference_of(block, w.tile_row + i));
+    const vec start = vec_set1(w.settled ? -block->row_max[w.tile_row + i] : -reference_of(block, w.tile_row + i));
     UNROLL
     for (int v = 0; v < vecs; v++)
       sum[i][v] = shift ? vec_add(shift_at(block, uses, &shift[i], w.tile_row + i, w.key, v), start) : start;
@@ -68,16 +68,13 @@ static ALWAYS_INLINE bool settle_rows(const row_block *block, int64_t tile_row, 
 }
 
 static ALWAYS_INLINE bool some_above(vec sum[TILE_ROWS][TILE_VECS], float limit, const int vecs) {
-  vec each[TILE_ROWS], largest = vec_set1(-INFINITY);
+  vec largest[2] = {vec_set1(-INFINITY), vec_set1(-INFINITY)}; /* not sums: a NaN would hide what others have in its lane */
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
-    each[i] = vec_set1(-INFINITY); /* not sum[i][0]: a NaN there would hide what others have in its lane */
     UNROLL
-    for (int v = 0; v < vecs; v++) each[i] = vec_max(sum[i][v], each[i]);
+    for (int v = 0; v < vecs; v++) largest[i % 2] = vec_max(sum[i][v], largest[i % 2]);
   }
-  UNROLL
-  for (int i = 0; i < TILE_ROWS; i++) largest = vec_max(each[i], largest);
-  return vec_any_above(largest, limit);
+  return vec_any_above(vec_max(largest[0], largest[1]), limit);
 }
 
 /* P and row_sum from a panel's sums: in registers, or through memory where a row may lack its reference or outgrow it.
@@ -90,10 +87,12 @@ static ALWAYS_INLINE void softmax_sums(const panel_work w, vec sum[TILE_ROWS][TI
     softmax_panel(block, w.tile_row, w.key, w.score, w.pending, vecs);
     return;
   }
+  float *row_sum = block->row_sum + w.tile_row * VEC_LANES; /* found once: stores of floats could change what block holds */
+  const int64_t stride = block->score_stride;
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
-    float *row_sum = block->row_sum + (w.tile_row + i) * VEC_LANES;
-    vec_store(row_sum, exponentials(sum[i], w.score + i * block->score_stride, vec_load(row_sum), vecs));
+    float *sum_of_row = row_sum + i * VEC_LANES;
+    vec_store(sum_of_row, exponentials(sum[i], w.score + i * stride, vec_load(sum_of_row), vecs));
   }
 }
 
@@ -261,11 +260,11 @@ static inline bool flash_plan(const attn_problem *p, const attn_machine *machine
 
 /* ---- Where a tile's keys lie in one key block: from P to O without acc ---- */
 
-/* Rows of O that a tile fills. */
+/* Rows of O that a tile fills. Where the tile has fewer rows, the others are acc's. */
 typedef struct tile_output {
   float *o[TILE_ROWS];
   float inverse[TILE_ROWS]; /* of the denominators */
-  int64_t rows, columns;
+  int64_t columns;
   bool finite; /* all that was stored */
 } tile_output;
 
@@ -282,7 +281,6 @@ static ALWAYS_INLINE void output_columns(tile_output *out, const float_rows p, c
   product(sum, p, v, keys, vecs);
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
-    if (i >= out->rows) continue;
     UNROLL
     for (int c = 0; c < vecs; c++) {
       const vec o = vec_fma(sum[i][c], vec_set1(out->inverse[i]), vec_zero());
@@ -307,27 +305,29 @@ static bool finish_rows_of_tile(const row_block *block, int64_t tile_row) {
 /* False if a row has no P: then its result is no quotient. */
 static bool find_output(const row_block *block, int64_t tile_row, tile_output *out) {
   const attn_problem *p = block->problem;
-  *out = (tile_output){.rows = min64(TILE_ROWS, block->rows - tile_row), .columns = p->dim_v, .finite = true};
-  for (int64_t i = 0; i < out->rows; i++) {
-    const problem_row at = problem_row_of(block, tile_row + i);
+  const int64_t rows = min64(TILE_ROWS, block->rows - tile_row);
+  float *o = (float *)block->args->o + attn_o_offset(p, block->seq, block->b, block->head, block->first_row + tile_row);
+  out->columns = p->dim_v;
+  out->finite = true;
+  for (int64_t i = 0; i < TILE_ROWS; i++) {
+    out->inverse[i] = 0.0f;
+    out->o[i] = i < rows ? o + i * p->o_stride.s : block->acc + i * block->acc_stride;
+    if (i >= rows) continue;
     const float sum = sum_of_row(block, tile_row + i), denominator = denominator_of(block, tile_row + i, sum);
     if (!(sum > 0 && denominator < INFINITY)) return false;
     out->inverse[i] = 1.0f / denominator;
-    out->o[i] = (float *)block->args->o + attn_o_offset(p, block->seq, block->b, at.head, at.query);
   }
   return true;
 }
 
 /* Rows of O from the tile's P of the keys [begin, end). */
 static NO_INLINE void output_tile(const row_block *block, tile_output *out, int64_t begin, int64_t end, const float *p) {
-  const int64_t vecs = block->acc_stride / VEC_LANES, strips = (vecs + TILE_VECS - 1) / TILE_VECS;
   const float_rows weights = {p, block->score_stride};
   float_rows v = {block->keys.v + begin * block->keys.v_stride, block->keys.v_stride};
-  for (int64_t strip = 0, done = 0; strip < strips; strip++) {
-    const int64_t next = vecs * (strip + 1) / strips;
-    WITH_CONSTANT_VECS(next - done, output_columns, out, weights, v, end - begin, done * VEC_LANES)
-    v.at += (next - done) * VEC_LANES;
-    done = next;
+  column_strips strips = strips_of(block->acc_stride);
+  for (int64_t done = 0, vecs; (vecs = next_strip(&strips)) > 0; done += vecs) {
+    WITH_CONSTANT_VECS(vecs, output_columns, out, weights, v, end - begin, done * VEC_LANES)
+    v.at += vecs * VEC_LANES;
   }
 }
 
@@ -340,7 +340,8 @@ static bool finish_tile(const row_block *block, int64_t tile_row, int64_t begin,
     return finish_rows_of_tile(block, tile_row);
   }
   output_tile(block, &out, begin, end, p);
-  for (int64_t i = 0; attn_uses(block->problem, ATTN_USE_LSE) && i < out.rows; i++)
+  const int64_t rows = min64(TILE_ROWS, block->rows - tile_row);
+  for (int64_t i = 0; attn_uses(block->problem, ATTN_USE_LSE) && i < rows; i++)
     store_lse_of_sum(block, tile_row + i, sum_of_row(block, tile_row + i));
   return out.finite;
 }

@@ -43,21 +43,29 @@ static packed_keys packed_keys_at(const attn_problem *p, const attn_args *args, 
   return keys;
 }
 
-/* VEC_LANES keys whose elements lie side by side, of which `count` exist, the first at element `offset`, transposed into a
- * panel's columns. The type is a constant at every call. */
+/* `width` dimensions of VEC_LANES keys `stride` apart, of which `count` exist, the first at element `offset`, transposed
+ * into the rows of a panel. */
+static ALWAYS_INLINE void transpose_square(const void *k, int64_t offset, int64_t stride, const int64_t count,
+                                           const int64_t width, float *rows, const attn_dtype dtype) {
+  vec r[VEC_LANES];
+  UNROLL
+  for (int i = 0; i < VEC_LANES; i++) r[i] = i < count ? load_elements(k, dtype, offset + i * stride, width) : vec_zero();
+  vec_transpose(r);
+  UNROLL
+  for (int i = 0; i < VEC_LANES; i++)
+    if (i < width) vec_store(rows + i * PANEL_KEYS, r[i]);
+}
+
+/* VEC_LANES keys whose elements lie side by side, transposed into a panel's columns. The type is constant at every call. */
 static ALWAYS_INLINE void transpose_dense(const attn_problem *p, const void *k, int64_t offset, int64_t count, float *panel,
                                           const attn_dtype dtype) {
-  for (int64_t d = 0; d < p->dim_qk; d += VEC_LANES) {
-    const int64_t width = min64(p->dim_qk - d, VEC_LANES);
-    vec r[VEC_LANES];
-    UNROLL
-    for (int i = 0; i < VEC_LANES; i++)
-      r[i] = i < count ? load_elements(k, dtype, offset + i * p->k_stride.s + d, width) : vec_zero();
-    vec_transpose(r);
-    UNROLL
-    for (int i = 0; i < VEC_LANES; i++)
-      if (i < width) vec_store(panel + (d + i) * PANEL_KEYS, r[i]);
-  }
+  const int64_t dim_qk = p->dim_qk, stride = p->k_stride.s;
+  int64_t d = 0;
+  if (count == VEC_LANES) /* most squares are whole: no tests for each of their rows */
+    for (; d + VEC_LANES <= dim_qk; d += VEC_LANES)
+      transpose_square(k, offset + d, stride, VEC_LANES, VEC_LANES, panel + d * PANEL_KEYS, dtype);
+  for (; d < dim_qk; d += VEC_LANES)
+    transpose_square(k, offset + d, stride, count, min64(dim_qk - d, VEC_LANES), panel + d * PANEL_KEYS, dtype);
 }
 
 static void transpose_any(const attn_problem *p, const void *k, int64_t offset, int64_t count, float *panel) {

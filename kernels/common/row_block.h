@@ -38,6 +38,7 @@ typedef struct row_block {
   int64_t q_stride, acc_stride, score_stride;
   bool adjusted;  /* scores are more than dot products: scores.h has the rest */
   bool shifted;   /* flash: the additions are terms that sums can start from (shift_of), and masks (select_keys) */
+  bool alike;     /* all rows have the same range */
   bool direct;    /* flash: each tile sees all of its keys at once and goes straight to O, so that acc need not be cleared */
   bool first_try; /* finish_rows may ask for a second one */
   bool careful;   /* second try: do not read V of masked keys (accumulate_tile) */
@@ -62,9 +63,17 @@ static inline bool row_sees(const row_block *block, int64_t i, int64_t key) {
          attn_key_selected(block->problem, block->args, block->b, at.head, at.query, key);
 }
 
+/* Whether certainly all rows may see the same keys, by what attn_allowed_keys goes by. */
+static inline bool rows_see_alike(const row_block *block) {
+  const attn_problem *p = block->problem;
+  return p->window_left < 0 && p->window_right < 0 && !attn_uses(p, ATTN_USE_ROW_LEN) &&
+         block->first_row + block->rows_per_head <= block->seq->len_q;
+}
+
 /* One range that holds all keys that rows of the block may see. */
 static inline attn_key_range keys_of_block(const row_block *block) {
   attn_key_range used = {0, 0};
+  if (block->alike) return block->range[0];
   for (int64_t i = 0; i < block->rows; i++) used = attn_join_keys(used, block->range[i]);
   return used;
 }

@@ -79,6 +79,7 @@ static ALWAYS_INLINE void load_dense_query(const row_block *block, int64_t offse
   const int64_t dim = block->problem->dim_qk;
   const void *from = block->args->q;
   int64_t d = 0;
+  UNROLL_4
   for (; d + VEC_LANES <= dim; d += VEC_LANES)
     vec_store(q + d, vec_mul(vec_set1(factor), load_elements(from, dtype, offset + d, VEC_LANES)));
   if (d < dim) vec_store_first(q + d, vec_mul(vec_set1(factor), load_elements(from, dtype, offset + d, dim - d)), dim - d);
@@ -132,8 +133,7 @@ static void load_queries(const row_block *block, int64_t begin, int64_t end) {
 
 static void start_ranges(const row_block *block, int64_t capacity) {
   const attn_problem *p = block->problem;
-  const bool alike = p->window_left < 0 && p->window_right < 0 && !attn_uses(p, ATTN_USE_ROW_LEN) &&
-                     block->first_row + block->rows_per_head <= block->seq->len_q;
+  const bool alike = rows_see_alike(block);
   attn_key_range keys = {0, 0};
   for (int64_t i = 0; i < capacity; i++) {
     if (i == 0 || (!alike && i < block->rows))

@@ -36,7 +36,8 @@ typedef struct tile_keys {
 static inline tile_keys classify_tile(const row_block *block, int64_t tile_row, int64_t begin, int64_t end) {
   int64_t any_begin = end, any_end = begin, all_begin = 0, all_end = INT64_MAX;
   assert(tile_row % TILE_ROWS == 0 && begin % PANEL_KEYS == 0);
-  for (int64_t i = tile_row; i < tile_row + TILE_ROWS; i++) {
+  const int64_t different = block->alike ? 1 : TILE_ROWS;
+  for (int64_t i = tile_row; i < tile_row + different; i++) {
     const attn_key_range range = block->range[i];
     all_begin = max64(all_begin, range.begin);
     all_end = min64(all_end, range.end);
@@ -118,24 +119,39 @@ static void accumulate_selected(const row_block *block, int64_t tile_row, int64_
   }
 }
 
-/* Adds the keys [begin, end) with p[i][j - begin]. Columns are cut into equal strips instead of full tiles and a rest: 5
- * vectors are 3 + 2, not 4 + 1, because a tile of one vector has too few sums to hide the latency of multiply-add. */
+/* Columns are cut into equal strips instead of full tiles and a rest: 5 vectors are 2 + 3, not 4 + 1, because a tile of one
+ * vector has too few sums to hide the latency of multiply-add. */
+typedef struct column_strips {
+  int64_t vecs, narrow, wide; /* vectors of a narrow strip; strips to come that have as many, then one more */
+} column_strips;
+
+static inline column_strips strips_of(int64_t columns) {
+  const unsigned vecs = (unsigned)(columns / VEC_LANES), count = (vecs + TILE_VECS - 1) / TILE_VECS; /* quicker to divide */
+  if (vecs % TILE_VECS == 0) return (column_strips){.vecs = TILE_VECS, .narrow = count};
+  return (column_strips){.vecs = vecs / count, .narrow = count - vecs % count, .wide = vecs % count};
+}
+
+/* Vectors of the next strip, 0 after the last. */
+static inline int64_t next_strip(column_strips *strips) {
+  if (strips->narrow-- > 0) return strips->vecs;
+  return strips->wide-- > 0 ? strips->vecs + 1 : 0;
+}
+
+/* Adds the keys [begin, end) with p[i][j - begin]. */
 static NO_INLINE void accumulate_tile(const row_block *block, int64_t tile_row, int64_t begin, int64_t end, const float *p) {
   assert(tile_row % TILE_ROWS == 0 && begin < end);
   if (block->careful) {
     accumulate_selected(block, tile_row, min64(TILE_ROWS, block->rows - tile_row), begin, end, p);
     return;
   }
-  const int64_t vecs = block->acc_stride / VEC_LANES, strips = (vecs + TILE_VECS - 1) / TILE_VECS;
   float *acc = block->acc + tile_row * block->acc_stride;
   const float_rows weights = {p, block->score_stride};
   float_rows v = {block->keys.v + begin * block->keys.v_stride, block->keys.v_stride};
-  for (int64_t strip = 0, done = 0; strip < strips; strip++) {
-    const int64_t next = vecs * (strip + 1) / strips;
-    WITH_CONSTANT_VECS(next - done, accumulate_columns, acc, block->acc_stride, weights, v, end - begin)
-    acc += (next - done) * VEC_LANES;
-    v.at += (next - done) * VEC_LANES;
-    done = next;
+  column_strips strips = strips_of(block->acc_stride);
+  for (int64_t vecs; (vecs = next_strip(&strips)) > 0;) {
+    WITH_CONSTANT_VECS(vecs, accumulate_columns, acc, block->acc_stride, weights, v, end - begin)
+    acc += vecs * VEC_LANES;
+    v.at += vecs * VEC_LANES;
   }
 }
 

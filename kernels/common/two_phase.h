@@ -52,6 +52,7 @@ static inline void compute_rows(const attn_schedule *schedule, const attn_args *
   block.keys = packed_keys_at(p, args, &rows, unit_memory);
   block.adjusted = scores_adjusted(p);
   block.shifted = scores_shifted(p);
+  block.alike = rows_see_alike(&block);
   block.first_try = true;
   block.direct = algorithm->direct;
   start_rows(&block, capacity);
