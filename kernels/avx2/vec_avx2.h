@@ -108,10 +108,11 @@ static inline int vec_any_above(vec x, float limit) {
 static inline int vec_any_nan(vec x) { return _mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) != 0; }
 
 /* 2^t for t <= 127; relative error below 1.6e-7 (scripts/derive_exp2.py, tests/exp_every_float.c) down to t = -126; below,
- * an error of at most 2^-126 (the bound's n 2^-126 term), and 0 from -127 on and for -inf; NaN stays NaN. n = t rounded to
- * nearest by adding 1.5 2^23 ("magic number"), whose low bits then go into the exponent. At -127 that leaves 0 of 1.0. */
+ * an error of at most 2^-126 (the bound's n 2^-126 term), and 0 from -127 on and for -inf; NaN stays NaN. n + 127 = t + 127
+ * rounded to nearest by adding 1.5 2^23 + 127 ("magic number"); its low bits become the exponent of a factor, which is 0 at
+ * n = -127. A sum of exponents instead of a product would make numbers of NaNs whose lowest bits are not 0. */
 static inline vec vec_exp2(vec t) {
-  const vec lowest = vec_set1(-127.0f), magic = vec_set1(0x1.8p23f);
+  const vec lowest = vec_set1(-127.0f), magic = vec_set1(0x1.8p23f + 127);
   vec clamped = _mm256_max_ps(lowest, t); /* this order keeps NaN */
   vec shifted = vec_add(clamped, magic);
   vec f = vec_sub(clamped, vec_sub(shifted, magic));
@@ -120,7 +121,7 @@ static inline vec vec_exp2(vec t) {
   p = vec_fma(p, f, vec_set1(0x1.ebf9c2p-3f));
   p = vec_fma(p, f, vec_set1(0x1.62e42ap-1f));
   p = vec_fma(p, f, vec_set1(1.0f));
-  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_castps_si256(shifted), 23)));
+  return vec_mul(p, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(shifted), 23)));
 }
 
 /* Lane i of the result is the sum of x[i]'s lanes: a tree of additions that transposes on its way. */

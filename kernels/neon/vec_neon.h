@@ -161,12 +161,11 @@ static const float exp2_coefficients[5][4] = {
 #undef FOUR_TIMES
 };
 /* 2^t for t <= 127; relative error below 1.6e-7 (scripts/derive_exp2.py, tests/exp_every_float.c) down to t = -126; below,
- * an error of at most 2^-126 (the bound's n 2^-126 term), and 0 from -127 on and for -inf; NaN stays NaN. n = t rounded to
- * nearest by adding 1.5 2^23 ("magic number"), whose low bits then go into the exponent. At n = -127 that leaves the bits of
- * a denormal, and of 2^0 / 2^127 exactly those of 0: what is clamped to -127 needs no selection. */
+ * an error of at most 2^-126 (the bound's n 2^-126 term), and 0 from -127 on and for -inf; NaN stays NaN. As in vec_avx2.h,
+ * where the factor of the last product is explained. */
 static inline vec vec_exp2(vec t) {
   const float(*c)[4] = exp2_coefficients;
-  const vec magic = vec_set1(0x1.8p23f);
+  const vec magic = vec_set1(0x1.8p23f + 127);
   vec clamped = vmaxq_f32(t, vec_set1(-127.0f)); /* keeps NaN */
   vec shifted = vec_add(clamped, magic);
   vec f = vec_sub(clamped, vec_sub(shifted, magic));
@@ -175,7 +174,7 @@ static inline vec vec_exp2(vec t) {
   p = vec_fma(p, f, load_here(c[2]));
   p = vec_fma(p, f, load_here(c[3]));
   p = vec_fma(p, f, load_here(c[4]));
-  return vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(p), vshlq_n_s32(vreinterpretq_s32_f32(shifted), 23)));
+  return vec_mul(p, vreinterpretq_f32_s32(vshlq_n_s32(vreinterpretq_s32_f32(shifted), 23)));
 }
 
 /* Lane i of the result is the sum of x[i]'s lanes: a tree of additions that transposes on its way. */

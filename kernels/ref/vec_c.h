@@ -142,7 +142,7 @@ static inline int vec_any_nan(vec x) { return any_lane((vec_bits)(x != x)); }
 
 /* vec_avx2.h's polynomial, whose sums round twice here: relative error below 1.9e-7 (tests/exp_every_float.c). */
 static inline vec vec_exp2(vec t) {
-  const vec lowest = vec_set1(-126.0f), magic = vec_set1(0x1.8p23f);
+  const vec lowest = vec_set1(-127.0f), magic = vec_set1(0x1.8p23f + 127);
   const vec clamped = vec_max(lowest, t); /* this order keeps NaN */
   const vec shifted = clamped + magic, f = clamped - (shifted - magic);
   vec p = f * 0x1.5bda58p-10f + 0x1.3ce8aep-7f;
@@ -150,8 +150,7 @@ static inline vec vec_exp2(vec t) {
   p = p * f + 0x1.ebf9c2p-3f;
   p = p * f + 0x1.62e42ap-1f;
   p = p * f + 1.0f;
-  const vec_bits scaled = (vec_bits)p + ((vec_bits)shifted << 23);
-  return (vec)(scaled & ~(vec_bits)(t < lowest));
+  return p * (vec)((vec_bits)shifted << 23);
 }
 
 #endif
