@@ -35,7 +35,8 @@ static ALWAYS_INLINE void relative_scores(const panel_work w, vec sum[TILE_ROWS]
   const int64_t dim_qk = block->problem->dim_qk, panel = round_down(w.key, PANEL_KEYS);
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
-    const vec start = vec_set1(w.settled ? -block->row_max[w.tile_row + i] : -reference_of(block, w.tile_row + i));
+    const bool settled = !shift && w.settled; /* with shift a test costs more than it saves */
+    const vec start = vec_set1(settled ? -block->row_max[w.tile_row + i] : -reference_of(block, w.tile_row + i));
     UNROLL
     for (int v = 0; v < vecs; v++)
       sum[i][v] = shift ? vec_add(shift_at(block, uses, &shift[i], w.tile_row + i, w.key, v), start) : start;
@@ -265,7 +266,7 @@ typedef struct tile_output {
   float *o[TILE_ROWS];
   float inverse[TILE_ROWS]; /* of the denominators */
   int64_t columns;
-  bool finite; /* all that was stored */
+  bool finite; /* all that was stored, in acc too */
 } tile_output;
 
 /* The `vecs` vectors of columns from `column` on: the sums of accumulate_columns, divided as by divide_row. */
@@ -331,6 +332,13 @@ static NO_INLINE void output_tile(const row_block *block, tile_output *out, int6
   }
 }
 
+static bool rows_are_finite(const tile_output *out, int64_t rows) {
+  float poison = 0.0f;
+  for (int64_t i = 0; i < rows; i++)
+    for (int64_t d = 0; d < out->columns; d++) poison += 0.0f * out->o[i][d];
+  return poison == 0.0f;
+}
+
 /* O and LSE of the tile's rows from their P of the keys [begin, end). False as finish_row. */
 static bool finish_tile(const row_block *block, int64_t tile_row, int64_t begin, int64_t end, const float *p) {
   tile_output out;
@@ -343,7 +351,7 @@ static bool finish_tile(const row_block *block, int64_t tile_row, int64_t begin,
   const int64_t rows = min64(TILE_ROWS, block->rows - tile_row);
   for (int64_t i = 0; attn_uses(block->problem, ATTN_USE_LSE) && i < rows; i++)
     store_lse_of_sum(block, tile_row + i, sum_of_row(block, tile_row + i));
-  return out.finite;
+  return out.finite || (rows < TILE_ROWS && rows_are_finite(&out, rows));
 }
 
 /* ---- The loop ---- */
