@@ -407,10 +407,10 @@ EMULATED emulated_ps emulated_add_floor(emulated_ps x, emulated_ps y) {
     emulated_add_floor(x, y);                                                                                        \
   })
 
-#define emulated_cvtps_ph(x, rounding)                                                                                  \
-  __extension__({                                                                                                       \
-    _Static_assert((rounding) == (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), "only to the nearest is emulated");  \
-    emulated_cvtps_ph_nearest(x);                                                                                       \
+#define emulated_cvtps_ph(x, rounding)                                                                                \
+  __extension__({                                                                                                     \
+    _Static_assert((rounding) == (_MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), "only to the nearest is emulated"); \
+    emulated_cvtps_ph_nearest(x);                                                                                     \
   })
 
 #define emulated_roundscale_ps(x, imm)                                                        \
@@ -467,10 +467,10 @@ EMULATED emulated_ps emulated_scalef_ps(emulated_ps x, emulated_ps y) {
 #define _mm512_cvtne2ps_pbh     emulated_cvtne2ps_pbh
 #define _mm512_cvtph_ps         emulated_cvtph_ps
 #undef _mm512_cvtps_ph
-#define _mm512_cvtps_ph         emulated_cvtps_ph
-#define _mm512_cvtss_f32        emulated_cvtss_f32
-#define _mm512_div_ps           emulated_div_ps
-#define _mm512_dpbf16_ps        emulated_dpbf16_ps
+#define _mm512_cvtps_ph  emulated_cvtps_ph
+#define _mm512_cvtss_f32 emulated_cvtss_f32
+#define _mm512_div_ps    emulated_div_ps
+#define _mm512_dpbf16_ps emulated_dpbf16_ps
 #undef _mm512_extractf32x4_ps
 #define _mm512_extractf32x4_ps emulated_extractf32x4_ps
 #undef _mm512_extracti64x4_epi64
