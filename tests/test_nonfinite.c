@@ -124,20 +124,29 @@ static void sign_of_zero_is_the_rows_own(const char *kernel) {
   test_data_destroy(&data);
 }
 
-/* A bias of NaN does not mask its key, even if all keys around it are masked. */
+static float nan_of(uint32_t bits) {
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+/* A bias of NaN, whatever its payload, does not mask its key, even if all keys around it are masked. */
 static void nan_bias_reaches_its_row(const char *kernel) {
   attn_problem problem = one_head();
   problem.uses |= ATTN_USE_BIAS;
   if (attn_kernel_rejects(attn_kernel_find(kernel), &problem)) return;
   float *bias = test_allocate(sizeof(float) * QUERIES * KEYS);
   for (int i = 0; i < QUERIES * KEYS; i++) bias[i] = i % KEYS < 64 ? 0 : -INFINITY;
-  bias[3 * KEYS + 500] = NAN;
   test_data data = test_data_create(&problem, 11);
   data.args.bias = bias;
-  run(kernel, &problem, &data.args);
-  for (int i = 0; i < QUERIES; i++) {
-    if (isnan(((float *)data.args.o)[i * DIM]) != (i == 3))
-      fail_msg("%s: with a NaN in row 3 of the bias, row %d is wrong", kernel, i);
+  static const uint32_t nans[] = {0x7fc00000, 0x7fc00001, 0x7fc00181, 0xffc00001, 0xffffffff};
+  for (size_t n = 0; n < sizeof nans / sizeof *nans; n++) {
+    bias[3 * KEYS + 500] = nan_of(nans[n]);
+    run(kernel, &problem, &data.args);
+    for (int i = 0; i < QUERIES; i++) {
+      if (isnan(((float *)data.args.o)[i * DIM]) != (i == 3))
+        fail_msg("%s: with the NaN 0x%x in row 3 of the bias, row %d is wrong", kernel, nans[n], i);
+    }
   }
   test_data_destroy(&data);
   free(bias);
