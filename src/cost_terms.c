@@ -10,19 +10,27 @@
 
 #include "kernels/common/dtypes.h"
 
-enum { LANES = 16, TILE = 32, TILE_ROWS = 6, TASK_ROWS = 96, PANEL = 64, STREAM_KEYS = 32, LEVELS = 3 };
+enum { LANES = 16, TILE = 32, TILE_ROWS = 6, TASK_ROWS = 96, PANEL = 64, STREAM_KEYS = 32, LEVELS = 3, STEPS = 3 };
 
 static double whole(double count, int of) { return ceil(count / of); }
 
 static double padded(double count, int of) { return of * whole(count, of); }
 
-/* 0 up to `from` bytes, 1 from four times as many on. */
-static double beyond(double bytes, double from) { return bytes <= from ? 0 : fmin(log2(bytes / from) / 2, 1); }
+/* 0 up to 2^from bytes, 1 from 2^to on, and a line over their logarithm between. */
+static double beyond(double log2_bytes, double from, double to) {
+  return fmin(fmax((log2_bytes - from) / (to - from), 0), 1);
+}
 
 /* A head's elements of K and V as often as the call's K and V exceed a level of the caches. */
 static void add_levels(double elements, double bytes, double level[LEVELS]) {
-  static const double from[LEVELS] = {0x1p16, 0x1p19, 0x1p23};
-  for (int i = 0; i < LEVELS; i++) level[i] = elements * beyond(bytes, from[i]);
+  static const double from[LEVELS] = {16, 19, 23};
+  for (int i = 0; i < LEVELS; i++) level[i] = elements * beyond(log2(bytes), from[i], from[i] + 2);
+}
+
+/* The same around level 2, whose end is a cliff: of all bytes that a call goes through, what it packs included. */
+static void add_steps(double elements, double bytes, double step[STEPS]) {
+  static const double from[STEPS] = {19, 20, 21}, to[STEPS] = {20, 21, 23};
+  for (int i = 0; i < STEPS; i++) step[i] = elements * beyond(log2(bytes), from[i], to[i]);
 }
 
 /* Keys that a tile of rows sees, on average. */
@@ -37,6 +45,7 @@ typedef struct sizes {
   double wide, wider;                            /* dim in whole vectors, and in whole tiles */
   double tail, causal;                           /* 1 or 0: whether a vector is not full; whether rows see different keys */
   bool streams;                                  /* whether one row has the dimensions of one_row.h */
+  double bytes, packed_bytes;                    /* of the call's K and V; of a head's that flash packs, as floats */
   double level[LEVELS];
 } sizes;
 
@@ -50,7 +59,10 @@ static sizes sizes_of(const attn_problem *p) {
   s.tail = s.wide > s.dim;
   s.causal = p->window_right == 0 && p->seq_q > 1;
   s.streams = p->dim_qk == p->dim_v && (p->dim_qk == 64 || p->dim_qk == 128);
-  add_levels(s.keys * s.dim, 2 * s.heads * s.keys * s.dim * (double)attn_dtype_bytes(p->dtype_kv), s.level);
+  s.bytes = 2 * s.heads * s.keys * s.dim * (double)attn_dtype_bytes(p->dtype_kv);
+  s.packed_bytes =
+      s.keys * s.dim * (double)sizeof(float) * (p->dtype_kv == ATTN_F32 ? 1 : 2); /* K; V where it is no float */
+  add_levels(s.keys * s.dim, s.bytes, s.level);
   return s;
 }
 
@@ -118,11 +130,13 @@ static void flash_terms(const sizes *s, double visible, double *t) {
 
 void attn_cost_terms(const attn_kernel_info *kernel, const attn_problem *problem, double terms[ATTN_COST_TERMS]) {
   const sizes s = sizes_of(problem);
-  if (strcmp(kernel->algorithm, "decode") == 0)
+  const bool decode = strcmp(kernel->algorithm, "decode") == 0;
+  if (decode)
     decode_terms(&s, terms);
   else
     flash_terms(&s, visible_keys(problem), terms);
   memcpy(terms + 20, s.level, sizeof s.level);
+  add_steps(s.keys * s.dim, s.bytes + (decode ? 0 : s.packed_bytes), terms + 20 + LEVELS);
   for (int i = 0; i < ATTN_COST_TERMS - 1; i++) terms[i] *= s.heads;
   terms[ATTN_COST_TERMS - 1] = 1;
 }

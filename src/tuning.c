@@ -213,7 +213,7 @@ static attn_status read_cost(reader *r) {
   for (int i = 0; i < ATTN_COST_TERMS && fine; i++)
     fine = next_word(r, word, sizeof word) && read_real(word, 0, 1e9, &c.ns[i]);
   if (!fine || !at_end(r))
-    return fail(r, "this is no cost", "'cost kernel=NAME DTYPE error=X' and 24 numbers, the nanoseconds of its terms");
+    return fail(r, "this is no cost", "'cost kernel=NAME DTYPE error=X' and 27 numbers, the nanoseconds of its terms");
   const attn_status status = check_only_cost(r, &c);
   if (status != ATTN_OK) return status;
   if (!grow((void **)&t->costs, t->cost_count, &t->cost_room, sizeof c)) return no_memory();

@@ -86,7 +86,7 @@ class CommandLine(FolderTest):
         text = self.tuning_file()
         if text is None:
             return
-        self.assertTrue(text.startswith("attn-tuning 2\ncpu "), text)
+        self.assertTrue(text.startswith("attn-tuning 3\ncpu "), text)
         everywhere = "dim=1..* group=1..* seq_k=0..* seq_q=0..*"
         rule = f"rule f32 full {everywhere} kernel=naive_c second=flash_c margin=2 low=2 high=2\n"
         path = self.written("b.tuning", text + rule)
