@@ -5,7 +5,8 @@
 
 #define DECODE_EIGHT_ROWS /* K and V are loaded and converted once for 8 rows, whose queries come from memory */
 #define DECODE_ASKS_TWICE
-#define DECODE_WIDE_SUMS /* 12 sums, 3 vectors of V and a P: all 16 registers */
+#define DECODE_WIDE_SUMS
+#define DECODE_GROUP_ROWS 4 /* 12 sums, 3 vectors of V and a P: all 16 registers */
 #include "kernels/common/decode.h"
 
 const attn_kernel attn_decode_avx2 = {

@@ -34,6 +34,12 @@ typedef vec vec_factor;
 static inline vec_factor vec_factor_at(const float *p) { return vec_set1(*p); }
 static inline vec vec_fma_factor(vec_factor a, vec b, vec c) { return vec_fma(a, b, c); }
 
+/* x, but in a register: gcc would load it from memory for each of its uses. */
+static inline vec vec_in_register(vec x) {
+  __asm__("" : "+v"(x));
+  return x;
+}
+
 static inline float vec_reduce_max(vec x) { return _mm512_reduce_max_ps(x); }
 
 /* Always the same tree: halves, quarters, ... */

@@ -146,11 +146,11 @@ static void decode_block(const row_block *block, products *work, int64_t begin, 
 typedef int64_t stream_function(const row_block *block, const float *q, int64_t key, int64_t end);
 
 #if !defined DECODE_OWN_PRODUCTS && !defined DECODE_PAIRS
-#ifdef DECODE_WIDE_SUMS
+#ifdef DECODE_GROUP_ROWS
 #include "group_rows.h"
 enum { HAS_GROUPS = true };
 #else
-enum { HAS_GROUPS = false };
+enum { HAS_GROUPS = false, DECODE_GROUP_ROWS = 0 };
 #define group_of(dtype, asks, rows, dim) ((stream_function *)NULL)
 #endif
 #include "one_row.h"

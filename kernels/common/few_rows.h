@@ -12,9 +12,10 @@
  *                      more than VEC_LANES; tested: 16 (neon, neonbf16), VEC_LANES (the others)
  *   DECODE_ASKS_TWICE  optional: code for CPUs that drop hints, too (asks_twice); tested: set (avx2, avx512, avx512bf16),
  *                      not set (portable, neon, neonbf16)
- *   DECODE_WIDE_SUMS   optional: P V of 4 or 8 rows in tiles of 4 rows and 3 vectors of columns (12 sums), and group_rows.h;
- *                      the tier brings vec_in_register(x), which is x, but loaded once for all its uses; lanes hold floats;
- *                      tested: set (avx2), not set (the others)
+ *   DECODE_GROUP_ROWS  optional: group_rows.h for so many rows and for 8, its P V in tiles of so many rows and 3 vectors of
+ *                      columns; the tier brings vec_in_register(x), which is x, but loaded once for all its uses; lanes hold
+ *                      floats; tested: 4 (avx2), 8 (avx512), not set (the others)
+ *   DECODE_WIDE_SUMS   optional: these tiles for all P V of 4 or 8 rows; tested: set (avx2), not set (the others)
  *   DECODE_PAIRS       optional: the tier multiplies pairs of bf16 values, by the names that few_pairs.h tells;
  *                      tested: set (avx512bf16, neonbf16), not set (avx512, avx2, neon, portable) */
 #ifndef ATTN_COMMON_FEW_ROWS_H
@@ -298,21 +299,21 @@ static ALWAYS_INLINE void accumulate_few(const few_rows t, int64_t column, const
   for (int i = 0; i < kind.rows * vecs; i++) vec_store(acc + i / vecs * t.acc_stride + i % vecs * VEC_LANES, sum[i]);
 }
 
-#ifdef DECODE_WIDE_SUMS
+#ifdef DECODE_GROUP_ROWS
 /* P of rows and keys: that of row r and key j is at[r * row_step + j * key_step]. */
 typedef struct wide_weights {
   const float *at;
   int row_step, key_step; /* constants at every call */
 } wide_weights;
 
-/* acc += P V for 4 or 8 rows, 4 at a time, and `vecs`, at most 3, vectors of columns from `column` on: a tile of 12 sums
- * takes 19 instructions for its 12 multiply-adds, one of 8 rows and a vector 17 for its 8. `last`: columns of the last
- * vector; `at_once`: keys between two looks at what is to be asked for, a divisor of `keys`. Both passes together ask for as
- * many lines as they read. */
+/* acc += P V for 4 or 8 rows, DECODE_GROUP_ROWS at a time, and `vecs`, at most 3, vectors of columns from `column` on: a
+ * tile of 4 × 3 sums takes 19 instructions for its 12 multiply-adds, one of 8 rows and a vector 17 for its 8. `last`:
+ * columns of the last vector; `at_once`: keys between two looks at what is to be asked for, a divisor of `keys`. Both passes
+ * together ask for as many lines as they read. */
 static ALWAYS_INLINE void accumulate_wide(key_rows v, int64_t keys, int64_t column, int64_t last, const wide_weights p,
                                           float *acc, int64_t acc_stride, const few_kind kind, const int vecs,
                                           const int at_once, next_lines *next) {
-  enum { ROWS = 4, PARTS = 16 };
+  enum { ROWS = DECODE_GROUP_ROWS, PARTS = 16 };
   const int two_lines = 2 * LINE_BYTES / (int)attn_dtype_bytes(kind.dtype);
   const int asked = PARTS * vecs * VEC_LANES / two_lines * ROWS / kind.rows; /* of a pair of lines, for each key */
   int due = 0;
@@ -346,7 +347,10 @@ static ALWAYS_INLINE void accumulate_wide(key_rows v, int64_t keys, int64_t colu
   }
 }
 
-#define IS_WIDE(rows) ((rows) >= 4)
+#endif
+
+#ifdef DECODE_WIDE_SUMS
+#define IS_WIDE(rows) ((rows) >= DECODE_GROUP_ROWS)
 #define ACCUMULATE_WIDE(rows, vecs)                                                                             \
   for (; IS_WIDE(rows) && column + (vecs)*VEC_LANES <= left.acc_stride; column += (vecs)*VEC_LANES)             \
     accumulate_wide(left.keys, left.lanes, column,                                                              \

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* decode of 4 or 8 query rows without a mask, for the usual head dimensions: few_rows.h with all sizes constant, and softmax
- * with rows in lanes.
+/* decode of DECODE_GROUP_ROWS (4 or 8) query rows or 8 without a mask, for the usual head dimensions: few_rows.h with all
+ * sizes constant, and softmax with rows in lanes.
  *
- * A block's scores stand key by key, those of a key's rows side by side, as the sums of 8 rows and a key or of 4 rows and
- * two keys come out of vec_sum_each(). So largest scores and sums of P are taken lane by lane, nothing is added across
- * lanes, and P is where P V wants its factors. A row's bits are those of few_rows.h and softmax_row().
+ * A block's scores stand key by key, those of a key's rows side by side, as the sums of all rows and a vector's worth of
+ * keys come out of vec_sum_each(). So largest scores and sums of P are taken lane by lane, nothing is added across lanes,
+ * and P is where P V wants its factors. A row's bits are those of few_rows.h and softmax_row().
  *
- * Included by decode.h where DECODE_WIDE_SUMS is set and lanes hold floats. Parameters: those of register_tile.h. */
+ * Included by decode.h where DECODE_GROUP_ROWS is set and lanes hold floats. Parameters: those of register_tile.h. */
 #ifndef ATTN_COMMON_GROUP_ROWS_H
 #define ATTN_COMMON_GROUP_ROWS_H
 
@@ -145,9 +145,14 @@ static ALWAYS_INLINE int64_t stream_group(const row_block *block, const float *q
                                                                     int64_t end) {                                       \
     return stream_group(block, q, key, end, dim, (few_kind){rows, dtype, ahead});                                        \
   }
-#define DEFINE_GROUPS(dtype, ahead) \
-  DEFINE_GROUP(4, 64, dtype, ahead) \
-  DEFINE_GROUP(4, 128, dtype, ahead) DEFINE_GROUP(8, 64, dtype, ahead) DEFINE_GROUP(8, 128, dtype, ahead)
+#if DECODE_GROUP_ROWS == 4
+#define OF_FOUR(...) __VA_ARGS__
+#else
+#define OF_FOUR(...)
+#endif
+#define DEFINE_GROUPS(dtype, ahead)                                             \
+  OF_FOUR(DEFINE_GROUP(4, 64, dtype, ahead) DEFINE_GROUP(4, 128, dtype, ahead)) \
+  DEFINE_GROUP(8, 64, dtype, ahead) DEFINE_GROUP(8, 128, dtype, ahead)
 #define DTYPE(constant, ...)            \
   DEFINE_GROUPS(ATTN_##constant, fresh) \
   ASKS_TWICE(DEFINE_GROUPS(ATTN_##constant, twice))
@@ -156,11 +161,10 @@ static ALWAYS_INLINE int64_t stream_group(const row_block *block, const float *q
 
 /* The functions of a type: [hints][rows / 8][dim / 128]. */
 static stream_function *group_of(attn_dtype dtype, bool asks, int64_t rows, int64_t dim) {
-#define GROUPS_OF(constant, ahead)                                         \
-  {                                                                        \
-    {group_4_64_##constant##_##ahead, group_4_128_##constant##_##ahead}, { \
-      group_8_64_##constant##_##ahead, group_8_128_##constant##_##ahead    \
-    }                                                                      \
+#define GROUPS_OF(constant, ahead)                                                       \
+  {                                                                                      \
+    OF_FOUR([0] = {group_4_64_##constant##_##ahead, group_4_128_##constant##_##ahead}, ) \
+    [1] = { group_8_64_##constant##_##ahead, group_8_128_##constant##_##ahead }          \
   }
   static stream_function *const functions[][2][2][2] = {
 #define DTYPE(constant, ...) \

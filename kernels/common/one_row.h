@@ -101,7 +101,7 @@ static stream_function *stream_of(const row_block *block, bool asks) {
   const bool plain = !selects_keys(p) && p->softcap == 0 && !attn_uses(p, ATTN_USE_ALIBI);
   const bool dense = p->k_stride.s == p->dim_qk && p->v_stride.s == p->dim_v; /* or nothing is asked for twice */
   if (!sizes || !plain) return NULL;
-  if (HAS_GROUPS && (block->rows == 4 || block->rows == 8))
+  if (HAS_GROUPS && (block->rows == DECODE_GROUP_ROWS || block->rows == 8))
     return group_of(p->dtype_kv, asks && dense, block->rows, p->dim_qk);
   return block->rows == 1 ? functions[p->dtype_kv][asks && dense][p->dim_qk / 128] : NULL;
 }
