@@ -36,7 +36,9 @@ static inline vec vec_fma_factor(vec_factor a, vec b, vec c) { return vec_fma(a,
 
 /* x, but in a register: gcc would load it from memory for each of its uses. */
 static inline vec vec_in_register(vec x) {
+#ifndef ATTN_EMULATE_AVX512 /* whose vectors are pairs, which no register holds */
   __asm__("" : "+v"(x));
+#endif
   return x;
 }
 
