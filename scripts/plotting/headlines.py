@@ -3,6 +3,8 @@
 
 from . import views
 
+DISTURBED = "faster than the measured peak"  # in the column warnings: such a share means nothing
+
 
 def headlines(rows):
     """[(what, row, share in per cent, "peak" or "read loop")]: attention alone, on the fewest threads of the run.
@@ -21,6 +23,7 @@ def headlines(rows):
         decoding = views.is_decode(row)
         share, of = (row["bw_pct"], "read loop") if decoding else (row["peak_pct"], "peak")
         place = (views.dtype(row), "decode" if decoding else "prefill")
-        if row["threads"] == fewest and share and (place not in best or share > best[place][1]):
+        known = share and DISTURBED not in row["warnings"]
+        if row["threads"] == fewest and known and (place not in best or share > best[place][1]):
             best[place] = (row, share, of)
     return [(f"{dtype} {phase}", row, share, of) for (dtype, phase), (row, share, of) in sorted(best.items())]
