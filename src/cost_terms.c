@@ -141,16 +141,17 @@ void attn_cost_terms(const attn_kernel_info *kernel, const attn_problem *problem
   terms[ATTN_COST_TERMS - 1] = 1;
 }
 
-static double sum_of(const attn_kernel_costs *c, const double terms[ATTN_COST_TERMS]) {
+static double sum_of(const double of_term_ns[ATTN_COST_TERMS], const double terms[ATTN_COST_TERMS]) {
   double ns = 0;
-  for (int i = 0; i < ATTN_COST_TERMS; i++) ns += c->ns[i] * terms[i];
+  for (int i = 0; i < ATTN_COST_TERMS; i++) ns += of_term_ns[i] * terms[i];
   return ns;
 }
 
-double attn_expected_ns(const attn_kernel_costs *costs, const attn_kernel_info *kernel, const attn_problem *problem) {
+double attn_expected_ns(const double of_term_ns[ATTN_COST_TERMS], const attn_kernel_info *kernel,
+                        const attn_problem *problem) {
   double terms[ATTN_COST_TERMS];
   attn_cost_terms(kernel, problem, terms);
-  return sum_of(costs, terms);
+  return sum_of(of_term_ns, terms);
 }
 
 int attn_expect(const attn_kernel_costs *costs, int count, const attn_problem *problem,
@@ -164,7 +165,7 @@ int attn_expect(const attn_kernel_costs *costs, int count, const attn_problem *p
     if (!kernel) continue; /* as one of a plug-in that is not loaded */
     if (!algorithm || strcmp(kernel->algorithm, algorithm) != 0) attn_cost_terms(kernel, problem, terms);
     algorithm = kernel->algorithm;
-    const double ns = sum_of(c, terms);
+    const double ns = sum_of(c->ns, terms);
     int at = found++;
     for (; at > 0 && expected[at - 1].ns > ns; at--) expected[at] = expected[at - 1];
     expected[at] = (attn_expected_cost){.costs = c, .ns = ns};

@@ -30,7 +30,8 @@ typedef struct attn_expected_cost {
 enum { ATTN_EXPECTED_COSTS = 32 /* of one type; tuning files have no more */ };
 
 /* Of one sequence on one thread, the time of a kernel with these costs. */
-double attn_expected_ns(const attn_kernel_costs *costs, const attn_kernel_info *kernel, const attn_problem *problem);
+double attn_expected_ns(const double of_term_ns[ATTN_COST_TERMS], const attn_kernel_info *kernel,
+                        const attn_problem *problem);
 
 /* What kernels of this process are expected to take by those of `count` costs that are of the problem's type, quickest
  * first; how many there are. 0 where Q has another type than K and V. */

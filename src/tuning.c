@@ -432,7 +432,7 @@ int attn_tuning_threads(const attn_tuning *t, const attn_kernel_info *kernel, co
     if (c->dtype != p->dtype_kv || strcmp(c->kernel, kernel->name) != 0) continue;
     attn_problem even = *p;
     const double count = even_sequences(&even);
-    return attn_threads_worth(count * attn_expected_ns(c, kernel, &even), t->least_ns, waves, threads);
+    return attn_threads_worth(count * attn_expected_ns(c->ns, kernel, &even), t->least_ns, waves, threads);
   }
   return 0;
 }

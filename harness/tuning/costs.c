@@ -72,9 +72,7 @@ static double slowness_of(const bench_tune_result *result, const bench_tune_look
   bench_tune_problem(&look->shape, &problem);
   for (int i = 0; i < look->count && look->count > 1; i++) {
     const bench_tune_cost *c = &result->costs[look->kernel[i]][look->shape.dtype];
-    double terms[ATTN_COST_TERMS], expected = 0;
-    attn_cost_terms(attn_kernel_get(look->kernel[i]), &problem, terms);
-    for (int t = 0; t < ATTN_COST_TERMS; t++) expected += terms[t] * c->ns[t];
+    const double expected = attn_expected_ns(c->ns, attn_kernel_get(look->kernel[i]), &problem);
     const double weight = look->time_ns[0] / look->time_ns[i], ratio = weight * expected / look->time_ns[i];
     expected_weight += ratio * ratio;
     timed_weight += ratio * weight;

@@ -55,14 +55,12 @@ static void add_look(const bench_tune_shape *shape, const attn_tune_report *repo
 
 /* The two shortest times by the costs that the last fit found. */
 static void expect_two(const bench_tune_result *result, const bench_tune_shape *shape, double least[2]) {
-  attn_kernel_costs costs = {.error = 0};
   attn_problem problem;
   bench_tune_problem(shape, &problem);
   least[0] = least[1] = INFINITY;
   for (int k = 0; k < TUNE_KERNELS; k++) {
     if (!bench_tune_has_line(result, k, shape->dtype)) continue;
-    memcpy(costs.ns, result->costs[k][shape->dtype].ns, sizeof costs.ns);
-    const double ns = attn_expected_ns(&costs, attn_kernel_get(k), &problem);
+    const double ns = attn_expected_ns(result->costs[k][shape->dtype].ns, attn_kernel_get(k), &problem);
     least[1] = fmin(least[1], fmax(ns, least[0]));
     least[0] = fmin(least[0], ns);
   }
