@@ -200,9 +200,7 @@ static void bits_do_not_depend_on_other_rows(const char *kernel) {
 
 /* ---- Grouped heads, poison, strides ---- */
 
-/* Grouped KV heads give the same bits as KV heads repeated for each query head. */
-static void grouped_heads_equal_repeated_heads(const char *kernel) {
-  const attn_problem p = uneven_problem(kernel);
+static void grouped_heads_equal_repeated_heads_at(const char *kernel, const attn_problem p) {
   const attn_options options = ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1);
   test_data grouped = test_data_create(&p, 53);
   test_ok(test_run(&p, &grouped.args, &options));
@@ -227,6 +225,22 @@ static void grouped_heads_equal_repeated_heads(const char *kernel) {
   copies.args.q = own_q;
   test_data_destroy(&copies);
   test_data_destroy(&grouped);
+}
+
+/* Grouped KV heads give the same bits as KV heads repeated for each query head: of a problem with tails, and of those for
+ * which decode has loops of their own, whose scores are large enough to move references. */
+static void grouped_heads_equal_repeated_heads(const char *kernel) {
+  static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
+  grouped_heads_equal_repeated_heads_at(kernel, uneven_problem(kernel));
+  for (size_t type = 0; type < COUNT(dtypes); type++)
+    for (int64_t group = 4; group <= 8; group *= 2)
+      for (int64_t dim = 64; dim <= 128; dim *= 2) {
+        attn_problem p;
+        attn_problem_init(&p, 1, 2 * group, 2, 1, 203, dim, dim);
+        p.dtype_q = p.dtype_kv = p.dtype_o = dtypes[type];
+        p.scale = 2;
+        if (!attn_kernel_rejects(attn_kernel_find(kernel), &p)) grouped_heads_equal_repeated_heads_at(kernel, p);
+      }
 }
 
 /* NaN, infinities and huge values in keys that every row masks change no bit. */

@@ -41,6 +41,13 @@ static inline void zip_pairs(vec even, vec odd, vec pairs[2]) {
   pairs[1] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(first, second));
 }
 
+/* P of 8 rows, side by side, and two keys each, rounded to bf16, to pairs of each row: of the keys of `low`, of `high`. */
+static inline vec pair_rows(vec low, vec high) {
+  const __m512i even = _mm512_castps_si512(_mm512_shuffle_f32x4(low, high, 0x44));
+  const __m512i odd = _mm512_castps_si512(_mm512_shuffle_f32x4(low, high, 0xee));
+  return _mm512_castsi512_ps(_mm512_or_si512(_mm512_srli_epi32(even, 16), odd));
+}
+
 /* Lanes that zip_pairs() has put into such an order, in the order of the columns. */
 static inline void unzip_columns(vec low, vec high, vec columns[2]) {
   const __m512i left = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);

@@ -145,19 +145,35 @@ static void decode_block(const row_block *block, products *work, int64_t begin, 
 /* Whole blocks from `key` on, of rows whose queries are at q as tile_queries() leaves them. */
 typedef int64_t stream_function(const row_block *block, const float *q, int64_t key, int64_t end);
 
-#if !defined DECODE_OWN_PRODUCTS && !defined DECODE_PAIRS
+#ifdef DECODE_OWN_PRODUCTS
+#define stream_of(block, asks) ((stream_function *)NULL)
+#define STREAM_QUERIES(work)   NULL
+#else
+#define STREAM_QUERIES(work) (work).q_tiles
 #ifdef DECODE_GROUP_ROWS
 #include "group_rows.h"
 enum { HAS_GROUPS = true };
 #else
 enum { HAS_GROUPS = false, DECODE_GROUP_ROWS = 0 };
-#define group_of(dtype, asks, rows, dim) ((stream_function *)NULL)
+#define group_of(dtype, asks, rows, dim) ((void)(asks), (stream_function *)NULL)
 #endif
-#include "one_row.h"
-#define STREAM_QUERIES(work) (work).q_tiles
+#ifdef DECODE_PAIRS
+#define one_row_of(dtype, asks, dim) ((void)(asks), (stream_function *)NULL)
 #else
-#define stream_of(block, asks) ((stream_function *)NULL)
-#define STREAM_QUERIES(work)   NULL
+#include "one_row.h"
+#endif
+
+/* NULL if the block is none that group_rows.h or one_row.h is for. `asks`: twice, if K and V are dense. */
+static stream_function *stream_of(const row_block *block, bool asks) {
+  const attn_problem *p = block->problem;
+  const bool sizes = p->dim_qk == p->dim_v && (p->dim_qk == 64 || p->dim_qk == 128);
+  const bool plain = !selects_keys(p) && p->softcap == 0 && !attn_uses(p, ATTN_USE_ALIBI);
+  const bool dense = p->k_stride.s == p->dim_qk && p->v_stride.s == p->dim_v; /* or nothing is asked for twice */
+  if (!sizes || !plain) return NULL;
+  if (HAS_GROUPS && (block->rows == DECODE_GROUP_ROWS || block->rows == 8))
+    return group_of(p->dtype_kv, asks && dense, block->rows, p->dim_qk);
+  return block->rows == 1 ? one_row_of(p->dtype_kv, asks && dense, p->dim_qk) : NULL;
+}
 #endif
 
 /* ---- Tasks ---- */

@@ -13,8 +13,9 @@
  *   DECODE_ASKS_TWICE  optional: code for CPUs that drop hints, too (asks_twice); tested: set (avx2, avx512, avx512bf16),
  *                      not set (portable, neon, neonbf16)
  *   DECODE_GROUP_ROWS  optional: group_rows.h for so many rows and for 8, its P V in tiles of so many rows and 3 vectors of
- *                      columns; the tier brings vec_in_register(x), which is x, but loaded once for all its uses; lanes hold
- *                      floats; tested: 4 (avx2), 8 (avx512), not set (the others)
+ *                      columns, or 2 of pairs; the tier brings vec_in_register(x), which is x, but loaded once for all its
+ *                      uses, and pair_rows() if lanes hold pairs; tested: 4 (avx2), 8 (avx512, avx512bf16), not set (the
+ *                      others)
  *   DECODE_WIDE_SUMS   optional: these tiles for all P V of 4 or 8 rows; tested: set (avx2), not set (the others)
  *   DECODE_PAIRS       optional: the tier multiplies pairs of bf16 values, by the names that few_pairs.h tells;
  *                      tested: set (avx512bf16, neonbf16), not set (avx512, avx2, neon, portable) */
@@ -306,34 +307,42 @@ typedef struct wide_weights {
   int row_step, key_step; /* constants at every call */
 } wide_weights;
 
-/* acc += P V for 4 or 8 rows, DECODE_GROUP_ROWS at a time, and `vecs`, at most 3, vectors of columns from `column` on: a
- * tile of 4 × 3 sums takes 19 instructions for its 12 multiply-adds, one of 8 rows and a vector 17 for its 8. `last`:
- * columns of the last vector; `at_once`: keys between two looks at what is to be asked for, a divisor of `keys`. Both passes
- * together ask for as many lines as they read. */
-static ALWAYS_INLINE void accumulate_wide(key_rows v, int64_t keys, int64_t column, int64_t last, const wide_weights p,
+enum { WIDE_VECS = LANE_VALUES == 1 ? 3 : 2 };
+
+/* acc += P V for 4 or 8 rows, DECODE_GROUP_ROWS at a time, and `vecs`, at most WIDE_VECS, vectors of columns from `column`
+ * on: a tile of 4 × 3 sums takes 19 instructions for its 12 multiply-adds, one of 8 rows and a vector 17 for its 8. `lanes`
+ * of P, none of which lacks a key; `last`: columns of the last load; `at_once`: lanes between two looks at what is to be
+ * asked for, a divisor of `lanes`. Both passes together ask for as many lines as they read. */
+static ALWAYS_INLINE void accumulate_wide(key_rows v, int64_t lanes, int64_t column, int64_t last, const wide_weights p,
                                           float *acc, int64_t acc_stride, const few_kind kind, const int vecs,
                                           const int at_once, next_lines *next) {
   enum { ROWS = DECODE_GROUP_ROWS, PARTS = 16 };
   const int two_lines = 2 * LINE_BYTES / (int)attn_dtype_bytes(kind.dtype);
-  const int asked = PARTS * vecs * VEC_LANES / two_lines * ROWS / kind.rows; /* of a pair of lines, for each key */
+  const int asked = PARTS * vecs * VEC_VALUES / two_lines * ROWS / kind.rows; /* of a pair of lines, for each lane */
   int due = 0;
   NO_UNROLL
   for (int row = 0; row < kind.rows; row += ROWS) {
     float *to = acc + row * acc_stride + column;
     const float *weights = p.at + row * p.row_step;
-    int64_t at = v.first + column;
-    vec sum[ROWS * 3];
+    int64_t at[LANE_VALUES];
+    UNROLL
+    for (int i = 0; i < LANE_VALUES; i++) at[i] = v.first + i * v.stride + column;
+    vec sum[ROWS * WIDE_VECS];
     UNROLL
     for (int i = 0; i < ROWS * vecs; i++) sum[i] = vec_load(to + i / vecs * acc_stride + i % vecs * VEC_LANES);
     NO_UNROLL
-    for (int64_t j = 0; j < keys; j += at_once) {
+    for (int64_t j = 0; j < lanes; j += at_once) {
       for (due -= asked * at_once; due < 0; due += PARTS) ask_ahead(next, kind, 1, &next->k_again);
       UNROLL
-      for (int i = 0; i < at_once; i++, at += v.stride, weights += p.key_step) {
-        vec x[3];
+      for (int i = 0; i < at_once; i++, weights += p.key_step) {
+        vec x[WIDE_VECS];
         UNROLL
-        for (int c = 0; c < vecs; c++)
-          x[c] = vec_in_register(load_elements(v.data, kind.dtype, at + c * VEC_LANES, c < vecs - 1 ? VEC_LANES : last));
+        for (int c = 0; c < vecs; c += LANE_VALUES)
+          load_columns(x + c, v.data, kind.dtype, at, c * VEC_LANES, c < vecs - LANE_VALUES ? VEC_VALUES : last);
+        UNROLL
+        for (int c = 0; c < vecs; c++) x[c] = vec_in_register(x[c]);
+        UNROLL
+        for (int l = 0; l < LANE_VALUES; l++) at[l] += LANE_VALUES * v.stride;
         UNROLL
         for (int r = 0; r < ROWS; r++) {
           const vec_factor weight = vec_factor_at(weights + r * p.row_step);
@@ -437,12 +446,15 @@ static bool asks_twice(const attn_problem *p) {
   return MAY_ASK_TWICE && elements * (double)attn_dtype_bytes(p->dtype_kv) > 8 << 20 && attn_level2_bytes() == 1 << 20;
 }
 
+/* From sums to scores in log2 units (scores_of). */
+static inline float score_factor(const attn_problem *p) { return p->scale * LOG2_E; }
+
 /* Called once the block's queries are loaded. */
 static products start_products(const row_block *block, const products_layout *at, void *memory) {
   const products work = {.q_tiles = floats_at(memory, at->q_tiles),
                          .v_copy = floats_at(memory, at->v),
                          .twice = asks_twice(block->problem),
-                         .factor = block->problem->scale * LOG2_E};
+                         .factor = score_factor(block->problem)};
   tile_queries(block, work.q_tiles);
   return work;
 }

@@ -6,7 +6,9 @@
  * keys come out of vec_sum_each(). So largest scores and sums of P are taken lane by lane, nothing is added across lanes,
  * and P is where P V wants its factors. A row's bits are those of few_rows.h and softmax_row().
  *
- * Included by decode.h where DECODE_GROUP_ROWS is set and lanes hold floats. Parameters: those of register_tile.h. */
+ * Pairs of bf16 values (few_pairs.h) share lanes as there: P of two keys in each, row by row.
+ *
+ * Included by decode.h where DECODE_GROUP_ROWS is set. Parameters: those of register_tile.h. */
 #ifndef ATTN_COMMON_GROUP_ROWS_H
 #define ATTN_COMMON_GROUP_ROWS_H
 
@@ -17,18 +19,20 @@ static ALWAYS_INLINE int keys_of_vector(const int rows) { return VEC_LANES / row
 typedef struct group_softmax {
   float sum[VEC_LANES][VEC_LANES]; /* of P, as row_sum, but as scores stand; as many vectors as rows */
   float reference[VEC_LANES];      /* of the rows, keys_of_vector times */
-  bool unset;                      /* a row has no reference yet */
+  int64_t unset;                   /* rows that have no reference yet, and 0 as their sums */
 } group_softmax;
 
-static void load_softmax(const row_block *block, group_softmax *state) {
+static void load_references(const row_block *block, group_softmax *state) {
+  state->unset = 0;
+  for (int64_t row = 0; row < block->rows; row++) state->unset += block->row_max[row] == -INFINITY;
+  for (int64_t lane = 0; lane < VEC_LANES; lane++) state->reference[lane] = reference_of(block, lane % block->rows);
+}
+
+static void load_sums(const row_block *block, group_softmax *state) {
   const int64_t rows = block->rows, keys = VEC_LANES / rows;
-  state->unset = false;
-  for (int64_t lane = 0; lane < VEC_LANES; lane++) {
-    const int64_t row = lane % rows;
-    state->reference[lane] = reference_of(block, row);
-    state->unset |= block->row_max[row] == -INFINITY;
-    for (int64_t i = 0; i < rows; i++) state->sum[i][lane] = block->row_sum[row * VEC_LANES + i * keys + lane / rows];
-  }
+  for (int64_t lane = 0; lane < VEC_LANES; lane++)
+    for (int64_t i = 0; i < rows; i++)
+      state->sum[i][lane] = block->row_sum[lane % rows * VEC_LANES + i * keys + lane / rows];
 }
 
 static void store_sums(const row_block *block, const group_softmax *state) {
@@ -38,21 +42,46 @@ static void store_sums(const row_block *block, const group_softmax *state) {
       block->row_sum[lane % rows * VEC_LANES + i * keys + lane / rows] = state->sum[i][lane];
 }
 
+static void load_softmax(const row_block *block, group_softmax *state) {
+  load_references(block, state);
+  if (state->unset < block->rows)
+    load_sums(block, state);
+  else
+    memset(state->sum, 0, sizeof state->sum);
+}
+
 /* Moves the references of rows that need it; best: the largest scores of each lane. */
 static NO_INLINE void raise_references(const row_block *block, const float best[VEC_LANES], group_softmax *state) {
-  store_sums(block, state);
+  const bool scales = state->unset < block->rows;
+  if (scales) store_sums(block, state);
   for (int64_t row = 0; row < block->rows; row++) {
     float largest = best[row];
     for (int64_t lane = row; lane < VEC_LANES; lane += block->rows) largest = fmaxf(largest, best[lane]);
     const float step = largest - reference_of(block, row);
     if (step > (block->row_max[row] == -INFINITY ? -INFINITY : RESCALE_AT)) rescale_row(block, row, step, block->score, 0);
   }
-  load_softmax(block, state);
+  if (scales) load_sums(block, state);
+  load_references(block, state);
 }
 
+/* P of LANE_VALUES neighbouring vectors, as P V takes them. */
+static ALWAYS_INLINE vec join_rows(const vec p[LANE_VALUES]) {
+#ifdef DECODE_PAIRS
+  return pair_rows(p[0], p[1]);
+#else
+  return p[0];
+#endif
+}
+
+/* Where P of a block goes, whose scores are at `score`: over them if it takes as much room, else behind them. */
+static ALWAYS_INLINE float *weights_of(float *score, const int rows) {
+  return score + (LANE_VALUES == 1 ? 0 : DECODE_KEYS * rows);
+}
+_Static_assert(LANE_VALUES == 1 || DECODE_KEYS * 3 / 2 <= DECODE_SCORE_STRIDE, "score must hold S and P");
+
 /* S of a block of keys. Returns the largest score of each lane. */
-static ALWAYS_INLINE vec score_group(const float *q, key_rows k, const int dim, const few_kind kind, float *score,
-                                     next_lines *next) {
+static ALWAYS_INLINE vec score_group(const float *q, key_rows k, float factor, const int dim, const few_kind kind,
+                                     float *score, next_lines *next) {
   const int two_lines = 2 * LINE_BYTES / (int)attn_dtype_bytes(kind.dtype), keys = keys_of_vector(kind.rows);
   vec best = vec_set1(-INFINITY);
   int64_t key = k.first;
@@ -62,19 +91,20 @@ static ALWAYS_INLINE vec score_group(const float *q, key_rows k, const int dim, 
     UNROLL
     for (int i = 0; i < VEC_LANES; i++) sum[i] = vec_zero();
     UNROLL
-    for (int d = 0; d < dim; d += VEC_LANES) {
+    for (int d = 0; d < dim; d += VEC_VALUES) {
       if (d * keys % two_lines == 0) ask_ahead(next, kind, 1, &next->v_again);
       vec x[VEC_LANES];
       UNROLL
-      for (int j = 0; j < keys; j++) x[j] = load_elements(k.data, kind.dtype, key + j * k.stride + d, VEC_LANES);
+      for (int j = 0; j < keys; j++) x[j] = load_lanes(k.data, kind.dtype, key + j * k.stride + d, VEC_VALUES);
       UNROLL
       for (int r = 0; r < kind.rows; r++) {
-        const vec query = vec_load(q + d * kind.rows + r * VEC_LANES);
+        vec query = vec_load(q + d / LANE_VALUES * kind.rows + r * VEC_LANES);
+        if (keys > 1 && LANE_VALUES == 1) query = vec_in_register(query); /* or gcc copies x for each product */
         UNROLL
-        for (int j = 0; j < keys; j++) sum[j * kind.rows + r] = vec_fma(query, x[j], sum[j * kind.rows + r]);
+        for (int j = 0; j < keys; j++) sum[j * kind.rows + r] = multiply_lanes(query, x[j], sum[j * kind.rows + r]);
       }
     }
-    const vec s = vec_sum_each(sum);
+    const vec s = scores_of(vec_sum_each(sum), factor);
     best = vec_max(s, best);
     vec_store(score + at * kind.rows, s);
   }
@@ -84,29 +114,37 @@ static ALWAYS_INLINE vec score_group(const float *q, key_rows k, const int dim, 
 /* Scores to P. */
 static ALWAYS_INLINE void softmax_group(const int rows, float *score, group_softmax *state) {
   const vec reference = vec_load(state->reference);
+  float *weights = weights_of(score, rows);
   NO_UNROLL
-  for (int i = 0; i < rows; i++) {
-    vec sum = vec_load(state->sum[i]);
+  for (int i = 0; i < rows; i += LANE_VALUES) {
+    vec sum[LANE_VALUES];
+    UNROLL
+    for (int l = 0; l < LANE_VALUES; l++) sum[l] = vec_load(state->sum[i + l]);
     UNROLL
     for (int at = i * VEC_LANES; at < DECODE_KEYS * rows; at += rows * VEC_LANES) {
-      const vec p = ROUND_P(vec_exp2(vec_sub(vec_load(score + at), reference)));
-      vec_store(score + at, p);
-      sum = vec_add(sum, p);
+      vec p[LANE_VALUES];
+      UNROLL
+      for (int l = 0; l < LANE_VALUES; l++) {
+        p[l] = ROUND_P(vec_exp2(vec_sub(vec_load(score + at + l * VEC_LANES), reference)));
+        sum[l] = vec_add(sum[l], p[l]);
+      }
+      vec_store(weights + at / LANE_VALUES, join_rows(p));
     }
-    vec_store(state->sum[i], sum);
+    UNROLL
+    for (int l = 0; l < LANE_VALUES; l++) vec_store(state->sum[i + l], sum[l]);
   }
 }
 
 /* acc += P V for the same keys. */
 static ALWAYS_INLINE void accumulate_group(const row_block *block, key_rows v, const int dim, const few_kind kind,
                                            next_lines *next) {
-  enum { VECS = 3 };
-  const int rest = dim / VEC_LANES % VECS;
-  const wide_weights p = {block->score, 1, kind.rows};
+  enum { LANES = DECODE_KEYS / LANE_VALUES /* of P */ };
+  const int rest = dim / VEC_LANES % WIDE_VECS;
+  const wide_weights p = {weights_of(block->score, kind.rows), 1, kind.rows};
   NO_UNROLL
-  for (int column = 0; column + VECS * VEC_LANES <= dim; column += VECS * VEC_LANES)
-    accumulate_wide(v, DECODE_KEYS, column, VEC_LANES, p, block->acc, dim, kind, VECS, 4, next);
-  accumulate_wide(v, DECODE_KEYS, dim - rest * VEC_LANES, VEC_LANES, p, block->acc, dim, kind, rest, 4, next);
+  for (int column = 0; column + WIDE_VECS * VEC_LANES <= dim; column += WIDE_VECS * VEC_LANES)
+    accumulate_wide(v, LANES, column, VEC_VALUES, p, block->acc, dim, kind, WIDE_VECS, 4, next);
+  if (rest > 0) accumulate_wide(v, LANES, dim - rest * VEC_LANES, VEC_VALUES, p, block->acc, dim, kind, rest, 4, next);
 }
 
 /* The whole blocks from key `key` on that all rows see, up to `end`. Returns the first key that is left. */
@@ -125,8 +163,8 @@ static ALWAYS_INLINE int64_t stream_group(const row_block *block, const float *q
   group_softmax state;
   load_softmax(block, &state);
   for (; key + DECODE_KEYS <= end; key += DECODE_KEYS) {
-    const vec best = score_group(q, k, dim, kind, block->score, &next);
-    if (state.unset || vec_any_above(vec_sub(best, vec_load(state.reference)), RESCALE_AT)) {
+    const vec best = score_group(q, k, score_factor(p), dim, kind, block->score, &next);
+    if (state.unset > 0 || vec_any_above(vec_sub(best, vec_load(state.reference)), RESCALE_AT)) {
       float largest[VEC_LANES];
       vec_store(largest, best);
       raise_references(block, largest, &state);

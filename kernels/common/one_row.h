@@ -87,8 +87,8 @@ static ALWAYS_INLINE int64_t stream_blocks(const row_block *block, const float *
 #include LANE_DTYPES
 #undef DTYPE
 
-/* NULL if the block is none of those. `asks`: twice, if they are dense. */
-static stream_function *stream_of(const row_block *block, bool asks) {
+/* The functions of a type: [hints][dim / 128]. */
+static stream_function *one_row_of(attn_dtype dtype, bool asks, int64_t dim) {
   static stream_function *const functions[][2][2] = {
 #define DTYPE(constant, ...)                                                                    \
   [ATTN_##constant] = {{stream_64_ATTN_##constant##_fresh, stream_128_ATTN_##constant##_fresh}, \
@@ -96,14 +96,7 @@ static stream_function *stream_of(const row_block *block, bool asks) {
 #include LANE_DTYPES
 #undef DTYPE
   };
-  const attn_problem *p = block->problem;
-  const bool sizes = p->dim_qk == p->dim_v && (p->dim_qk == 64 || p->dim_qk == 128);
-  const bool plain = !selects_keys(p) && p->softcap == 0 && !attn_uses(p, ATTN_USE_ALIBI);
-  const bool dense = p->k_stride.s == p->dim_qk && p->v_stride.s == p->dim_v; /* or nothing is asked for twice */
-  if (!sizes || !plain) return NULL;
-  if (HAS_GROUPS && (block->rows == DECODE_GROUP_ROWS || block->rows == 8))
-    return group_of(p->dtype_kv, asks && dense, block->rows, p->dim_qk);
-  return block->rows == 1 ? functions[p->dtype_kv][asks && dense][p->dim_qk / 128] : NULL;
+  return functions[dtype][asks][dim / 128];
 }
 
 #endif
