@@ -233,7 +233,7 @@ static void grouped_heads_equal_repeated_heads(const char *kernel) {
   static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
   grouped_heads_equal_repeated_heads_at(kernel, uneven_problem(kernel));
   for (size_t type = 0; type < COUNT(dtypes); type++)
-    for (int64_t group = 4; group <= 8; group *= 2)
+    for (int64_t group = 3; group <= 8; group++)
       for (int64_t dim = 64; dim <= 128; dim *= 2) {
         attn_problem p;
         attn_problem_init(&p, 1, 2 * group, 2, 1, 203, dim, dim);

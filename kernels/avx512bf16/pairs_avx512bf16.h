@@ -41,11 +41,16 @@ static inline void zip_pairs(vec even, vec odd, vec pairs[2]) {
   pairs[1] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(first, second));
 }
 
-/* P of 8 rows, side by side, and two keys each, rounded to bf16, to pairs of each row: of the keys of `low`, of `high`. */
-static inline vec pair_rows(vec low, vec high) {
-  const __m512i even = _mm512_castps_si512(_mm512_shuffle_f32x4(low, high, 0x44));
-  const __m512i odd = _mm512_castps_si512(_mm512_shuffle_f32x4(low, high, 0xee));
-  return _mm512_castsi512_ps(_mm512_or_si512(_mm512_srli_epi32(even, 16), odd));
+/* P of rows side by side, key by key, rounded to bf16, to pairs of each row: of the keys of `low`, then of `high`. */
+static inline vec pair_lanes(vec even, vec odd) {
+  const __m512i first = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
+  return _mm512_castsi512_ps(_mm512_or_si512(first, _mm512_castps_si512(odd)));
+}
+static inline vec pair_rows_of_4(vec low, vec high) {
+  return pair_lanes(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
+}
+static inline vec pair_rows_of_8(vec low, vec high) {
+  return pair_lanes(_mm512_shuffle_f32x4(low, high, 0x44), _mm512_shuffle_f32x4(low, high, 0xee));
 }
 
 /* Lanes that zip_pairs() has put into such an order, in the order of the columns. */

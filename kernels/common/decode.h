@@ -152,9 +152,7 @@ typedef int64_t stream_function(const row_block *block, const float *q, int64_t 
 #define STREAM_QUERIES(work) (work).q_tiles
 #ifdef DECODE_GROUP_ROWS
 #include "group_rows.h"
-enum { HAS_GROUPS = true };
 #else
-enum { HAS_GROUPS = false, DECODE_GROUP_ROWS = 0 };
 #define group_of(dtype, asks, rows, dim) ((void)(asks), (stream_function *)NULL)
 #endif
 #ifdef DECODE_PAIRS
@@ -170,9 +168,8 @@ static stream_function *stream_of(const row_block *block, bool asks) {
   const bool plain = !selects_keys(p) && p->softcap == 0 && !attn_uses(p, ATTN_USE_ALIBI);
   const bool dense = p->k_stride.s == p->dim_qk && p->v_stride.s == p->dim_v; /* or nothing is asked for twice */
   if (!sizes || !plain) return NULL;
-  if (HAS_GROUPS && (block->rows == DECODE_GROUP_ROWS || block->rows == 8))
-    return group_of(p->dtype_kv, asks && dense, block->rows, p->dim_qk);
-  return block->rows == 1 ? one_row_of(p->dtype_kv, asks && dense, p->dim_qk) : NULL;
+  return block->rows == 1 ? one_row_of(p->dtype_kv, asks && dense, p->dim_qk)
+                          : group_of(p->dtype_kv, asks && dense, block->rows, p->dim_qk);
 }
 #endif
 

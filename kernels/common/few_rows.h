@@ -12,10 +12,9 @@
  *                      more than VEC_LANES; tested: 16 (neon, neonbf16), VEC_LANES (the others)
  *   DECODE_ASKS_TWICE  optional: code for CPUs that drop hints, too (asks_twice); tested: set (avx2, avx512, avx512bf16),
  *                      not set (portable, neon, neonbf16)
- *   DECODE_GROUP_ROWS  optional: group_rows.h for so many rows and for 8, its P V in tiles of so many rows and 3 vectors of
- *                      columns, or 2 of pairs; the tier brings vec_in_register(x), which is x, but loaded once for all its
- *                      uses, and pair_rows() if lanes hold pairs; tested: 4 (avx2), 8 (avx512, avx512bf16), not set (the
- *                      others)
+ *   DECODE_GROUP_ROWS  optional: group_rows.h, its P V in tiles of up to so many rows (wide_vecs); the tier brings
+ *                      vec_in_register(x), which is x, but loaded once for all its uses, and pair_rows_of_4() and _8() if
+ *                      lanes hold pairs; tested: 4 (avx2), 8 (avx512, avx512bf16), not set (the others)
  *   DECODE_WIDE_SUMS   optional: these tiles for all P V of 4 or 8 rows; tested: set (avx2), not set (the others)
  *   DECODE_PAIRS       optional: the tier multiplies pairs of bf16 values, by the names that few_pairs.h tells;
  *                      tested: set (avx512bf16, neonbf16), not set (avx512, avx2, neon, portable) */
@@ -307,29 +306,36 @@ typedef struct wide_weights {
   int row_step, key_step; /* constants at every call */
 } wide_weights;
 
-enum { WIDE_VECS = LANE_VALUES == 1 ? 3 : 2 };
+enum { WIDE_VECS = 4, WIDE_SUMS = DECODE_GROUP_ROWS == 4 ? 12 : 24 };
 
-/* acc += P V for 4 or 8 rows, DECODE_GROUP_ROWS at a time, and `vecs`, at most WIDE_VECS, vectors of columns from `column`
- * on: a tile of 4 × 3 sums takes 19 instructions for its 12 multiply-adds, one of 8 rows and a vector 17 for its 8. `lanes`
+/* Vectors of columns of a tile for 4 or 8 rows: as many as there are registers for, 4 at most. */
+static ALWAYS_INLINE int wide_vecs(const int rows) {
+  const int fit = WIDE_SUMS / (rows < DECODE_GROUP_ROWS ? rows : DECODE_GROUP_ROWS);
+  return fit > WIDE_VECS ? WIDE_VECS : fit / LANE_VALUES * LANE_VALUES;
+}
+
+/* acc += P V for 4 or 8 rows, at most DECODE_GROUP_ROWS at a time, and `vecs`, at most wide_vecs(), vectors of columns from
+ * `column` on: a tile of 4 × 3 sums takes 19 instructions for its 12 multiply-adds, one of 8 × 1 17 for its 8. `lanes`
  * of P, none of which lacks a key; `last`: columns of the last load; `at_once`: lanes between two looks at what is to be
  * asked for, a divisor of `lanes`. Both passes together ask for as many lines as they read. */
 static ALWAYS_INLINE void accumulate_wide(key_rows v, int64_t lanes, int64_t column, int64_t last, const wide_weights p,
                                           float *acc, int64_t acc_stride, const few_kind kind, const int vecs,
                                           const int at_once, next_lines *next) {
-  enum { ROWS = DECODE_GROUP_ROWS, PARTS = 16 };
+  enum { PARTS = 16 };
+  const int tile = kind.rows < DECODE_GROUP_ROWS ? kind.rows : DECODE_GROUP_ROWS;
   const int two_lines = 2 * LINE_BYTES / (int)attn_dtype_bytes(kind.dtype);
-  const int asked = PARTS * vecs * VEC_VALUES / two_lines * ROWS / kind.rows; /* of a pair of lines, for each lane */
+  const int asked = PARTS * vecs * VEC_VALUES / two_lines * tile / kind.rows; /* of a pair of lines, for each lane */
   int due = 0;
   NO_UNROLL
-  for (int row = 0; row < kind.rows; row += ROWS) {
+  for (int row = 0; row < kind.rows; row += tile) {
     float *to = acc + row * acc_stride + column;
     const float *weights = p.at + row * p.row_step;
     int64_t at[LANE_VALUES];
     UNROLL
     for (int i = 0; i < LANE_VALUES; i++) at[i] = v.first + i * v.stride + column;
-    vec sum[ROWS * WIDE_VECS];
+    vec sum[WIDE_SUMS];
     UNROLL
-    for (int i = 0; i < ROWS * vecs; i++) sum[i] = vec_load(to + i / vecs * acc_stride + i % vecs * VEC_LANES);
+    for (int i = 0; i < tile * vecs; i++) sum[i] = vec_load(to + i / vecs * acc_stride + i % vecs * VEC_LANES);
     NO_UNROLL
     for (int64_t j = 0; j < lanes; j += at_once) {
       for (due -= asked * at_once; due < 0; due += PARTS) ask_ahead(next, kind, 1, &next->k_again);
@@ -344,7 +350,7 @@ static ALWAYS_INLINE void accumulate_wide(key_rows v, int64_t lanes, int64_t col
         UNROLL
         for (int l = 0; l < LANE_VALUES; l++) at[l] += LANE_VALUES * v.stride;
         UNROLL
-        for (int r = 0; r < ROWS; r++) {
+        for (int r = 0; r < tile; r++) {
           const vec_factor weight = vec_factor_at(weights + r * p.row_step);
           UNROLL
           for (int c = 0; c < vecs; c++) sum[r * vecs + c] = vec_fma_factor(weight, x[c], sum[r * vecs + c]);
@@ -352,7 +358,7 @@ static ALWAYS_INLINE void accumulate_wide(key_rows v, int64_t lanes, int64_t col
       }
     }
     UNROLL
-    for (int i = 0; i < ROWS * vecs; i++) vec_store(to + i / vecs * acc_stride + i % vecs * VEC_LANES, sum[i]);
+    for (int i = 0; i < tile * vecs; i++) vec_store(to + i / vecs * acc_stride + i % vecs * VEC_LANES, sum[i]);
   }
 }
 

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* decode of DECODE_GROUP_ROWS (4 or 8) query rows or 8 without a mask, for the usual head dimensions: few_rows.h with all
- * sizes constant, and softmax with rows in lanes.
+/* decode of 3, 4, 7 or 8 query rows without a mask, for the usual head dimensions: few_rows.h with all sizes constant, and
+ * softmax with rows in lanes. Rows are padded to 4 or 8 as there.
  *
  * A block's scores stand key by key, those of a key's rows side by side, as the sums of all rows and a vector's worth of
  * keys come out of vec_sum_each(). So largest scores and sums of P are taken lane by lane, nothing is added across lanes,
  * and P is where P V wants its factors. A row's bits are those of few_rows.h and softmax_row().
- *
  * Pairs of bf16 values (few_pairs.h) share lanes as there: P of two keys in each, row by row.
  *
  * Included by decode.h where DECODE_GROUP_ROWS is set. Parameters: those of register_tile.h. */
@@ -22,53 +21,56 @@ typedef struct group_softmax {
   int64_t unset;                   /* rows that have no reference yet, and 0 as their sums */
 } group_softmax;
 
-static void load_references(const row_block *block, group_softmax *state) {
+static void load_references(const row_block *block, int64_t rows, group_softmax *state) {
   state->unset = 0;
-  for (int64_t row = 0; row < block->rows; row++) state->unset += block->row_max[row] == -INFINITY;
-  for (int64_t lane = 0; lane < VEC_LANES; lane++) state->reference[lane] = reference_of(block, lane % block->rows);
+  for (int64_t row = 0; row < rows; row++) state->unset += block->row_max[row] == -INFINITY;
+  for (int64_t lane = 0; lane < VEC_LANES; lane++) state->reference[lane] = reference_of(block, lane % rows);
 }
 
-static void load_sums(const row_block *block, group_softmax *state) {
-  const int64_t rows = block->rows, keys = VEC_LANES / rows;
+/* Where row_sum has what is in `lane` of vector i. */
+static int64_t index_in_sums(int64_t rows, int64_t i, int64_t lane) {
+  return lane % rows * VEC_LANES + i * (VEC_LANES / rows) + lane / rows;
+}
+
+static void load_sums(const row_block *block, int64_t rows, group_softmax *state) {
   for (int64_t lane = 0; lane < VEC_LANES; lane++)
-    for (int64_t i = 0; i < rows; i++)
-      state->sum[i][lane] = block->row_sum[lane % rows * VEC_LANES + i * keys + lane / rows];
+    for (int64_t i = 0; i < rows; i++) state->sum[i][lane] = block->row_sum[index_in_sums(rows, i, lane)];
 }
 
-static void store_sums(const row_block *block, const group_softmax *state) {
-  const int64_t rows = block->rows, keys = VEC_LANES / rows;
+static void store_sums(const row_block *block, int64_t rows, const group_softmax *state) {
   for (int64_t lane = 0; lane < VEC_LANES; lane++)
-    for (int64_t i = 0; i < rows; i++)
-      block->row_sum[lane % rows * VEC_LANES + i * keys + lane / rows] = state->sum[i][lane];
+    for (int64_t i = 0; i < rows; i++) block->row_sum[index_in_sums(rows, i, lane)] = state->sum[i][lane];
 }
 
-static void load_softmax(const row_block *block, group_softmax *state) {
-  load_references(block, state);
-  if (state->unset < block->rows)
-    load_sums(block, state);
+static void load_softmax(const row_block *block, int64_t rows, group_softmax *state) {
+  load_references(block, rows, state);
+  if (state->unset < rows)
+    load_sums(block, rows, state);
   else
     memset(state->sum, 0, sizeof state->sum);
 }
 
 /* Moves the references of rows that need it; best: the largest scores of each lane. */
-static NO_INLINE void raise_references(const row_block *block, const float best[VEC_LANES], group_softmax *state) {
-  const bool scales = state->unset < block->rows;
-  if (scales) store_sums(block, state);
-  for (int64_t row = 0; row < block->rows; row++) {
+static NO_INLINE void raise_references(const row_block *block, int64_t rows, const float best[VEC_LANES],
+                                       group_softmax *state) {
+  const bool scales = state->unset < rows;
+  if (scales) store_sums(block, rows, state);
+  for (int64_t row = 0; row < rows; row++) {
     float largest = best[row];
-    for (int64_t lane = row; lane < VEC_LANES; lane += block->rows) largest = fmaxf(largest, best[lane]);
+    for (int64_t lane = row; lane < VEC_LANES; lane += rows) largest = fmaxf(largest, best[lane]);
     const float step = largest - reference_of(block, row);
     if (step > (block->row_max[row] == -INFINITY ? -INFINITY : RESCALE_AT)) rescale_row(block, row, step, block->score, 0);
   }
-  if (scales) load_sums(block, state);
-  load_references(block, state);
+  if (scales) load_sums(block, rows, state);
+  load_references(block, rows, state);
 }
 
 /* P of LANE_VALUES neighbouring vectors, as P V takes them. */
-static ALWAYS_INLINE vec join_rows(const vec p[LANE_VALUES]) {
+static ALWAYS_INLINE vec join_rows(const int rows, const vec p[LANE_VALUES]) {
 #ifdef DECODE_PAIRS
-  return pair_rows(p[0], p[1]);
+  return rows == 8 ? pair_rows_of_8(p[0], p[1]) : pair_rows_of_4(p[0], p[1]);
 #else
+  (void)rows;
   return p[0];
 #endif
 }
@@ -83,6 +85,8 @@ _Static_assert(LANE_VALUES == 1 || DECODE_KEYS * 3 / 2 <= DECODE_SCORE_STRIDE, "
 static ALWAYS_INLINE vec score_group(const float *q, key_rows k, float factor, const int dim, const few_kind kind,
                                      float *score, next_lines *next) {
   const int two_lines = 2 * LINE_BYTES / (int)attn_dtype_bytes(kind.dtype), keys = keys_of_vector(kind.rows);
+  const int values = keys * VEC_VALUES,
+            pairs = values > two_lines ? values / two_lines : 1; /* of a step, as in accumulate_few */
   vec best = vec_set1(-INFINITY);
   int64_t key = k.first;
   NO_UNROLL
@@ -92,7 +96,7 @@ static ALWAYS_INLINE vec score_group(const float *q, key_rows k, float factor, c
     for (int i = 0; i < VEC_LANES; i++) sum[i] = vec_zero();
     UNROLL
     for (int d = 0; d < dim; d += VEC_VALUES) {
-      if (d * keys % two_lines == 0) ask_ahead(next, kind, 1, &next->v_again);
+      if (d * keys % two_lines == 0) ask_ahead(next, kind, pairs, &next->v_again);
       vec x[VEC_LANES];
       UNROLL
       for (int j = 0; j < keys; j++) x[j] = load_lanes(k.data, kind.dtype, key + j * k.stride + d, VEC_VALUES);
@@ -128,7 +132,7 @@ static ALWAYS_INLINE void softmax_group(const int rows, float *score, group_soft
         p[l] = ROUND_P(vec_exp2(vec_sub(vec_load(score + at + l * VEC_LANES), reference)));
         sum[l] = vec_add(sum[l], p[l]);
       }
-      vec_store(weights + at / LANE_VALUES, join_rows(p));
+      vec_store(weights + at / LANE_VALUES, join_rows(rows, p));
     }
     UNROLL
     for (int l = 0; l < LANE_VALUES; l++) vec_store(state->sum[i + l], sum[l]);
@@ -139,11 +143,11 @@ static ALWAYS_INLINE void softmax_group(const int rows, float *score, group_soft
 static ALWAYS_INLINE void accumulate_group(const row_block *block, key_rows v, const int dim, const few_kind kind,
                                            next_lines *next) {
   enum { LANES = DECODE_KEYS / LANE_VALUES /* of P */ };
-  const int rest = dim / VEC_LANES % WIDE_VECS;
+  const int vecs = wide_vecs(kind.rows), rest = dim / VEC_LANES % vecs;
   const wide_weights p = {weights_of(block->score, kind.rows), 1, kind.rows};
   NO_UNROLL
-  for (int column = 0; column + WIDE_VECS * VEC_LANES <= dim; column += WIDE_VECS * VEC_LANES)
-    accumulate_wide(v, LANES, column, VEC_VALUES, p, block->acc, dim, kind, WIDE_VECS, 4, next);
+  for (int column = 0; column + vecs * VEC_LANES <= dim; column += vecs * VEC_LANES)
+    accumulate_wide(v, LANES, column, VEC_VALUES, p, block->acc, dim, kind, vecs, 4, next);
   if (rest > 0) accumulate_wide(v, LANES, dim - rest * VEC_LANES, VEC_VALUES, p, block->acc, dim, kind, rest, 4, next);
 }
 
@@ -161,20 +165,20 @@ static ALWAYS_INLINE int64_t stream_group(const row_block *block, const float *q
   key_rows v = {block->args->v, kind.dtype, attn_v_offset(p, block->seq, block->b, block->head, key), v_stride};
   next_lines next = next_lines_of(block_lines(k, dim), block_lines(v, dim), DECODE_KEYS);
   group_softmax state;
-  load_softmax(block, &state);
+  load_softmax(block, kind.rows, &state);
   for (; key + DECODE_KEYS <= end; key += DECODE_KEYS) {
     const vec best = score_group(q, k, score_factor(p), dim, kind, block->score, &next);
     if (state.unset > 0 || vec_any_above(vec_sub(best, vec_load(state.reference)), RESCALE_AT)) {
       float largest[VEC_LANES];
       vec_store(largest, best);
-      raise_references(block, largest, &state);
+      raise_references(block, kind.rows, largest, &state);
     }
     softmax_group(kind.rows, block->score, &state);
     accumulate_group(block, v, dim, kind, &next);
     k.first += DECODE_KEYS * k_stride;
     v.first += DECODE_KEYS * v_stride;
   }
-  store_sums(block, &state);
+  store_sums(block, kind.rows, &state);
   return key;
 }
 
@@ -183,26 +187,22 @@ static ALWAYS_INLINE int64_t stream_group(const row_block *block, const float *q
                                                                     int64_t end) {                                       \
     return stream_group(block, q, key, end, dim, (few_kind){rows, dtype, ahead});                                        \
   }
-#if DECODE_GROUP_ROWS == 4
-#define OF_FOUR(...) __VA_ARGS__
-#else
-#define OF_FOUR(...)
-#endif
-#define DEFINE_GROUPS(dtype, ahead)                                             \
-  OF_FOUR(DEFINE_GROUP(4, 64, dtype, ahead) DEFINE_GROUP(4, 128, dtype, ahead)) \
-  DEFINE_GROUP(8, 64, dtype, ahead) DEFINE_GROUP(8, 128, dtype, ahead)
+#define DEFINE_GROUPS(dtype, ahead) \
+  DEFINE_GROUP(4, 64, dtype, ahead) \
+  DEFINE_GROUP(4, 128, dtype, ahead) DEFINE_GROUP(8, 64, dtype, ahead) DEFINE_GROUP(8, 128, dtype, ahead)
 #define DTYPE(constant, ...)            \
   DEFINE_GROUPS(ATTN_##constant, fresh) \
   ASKS_TWICE(DEFINE_GROUPS(ATTN_##constant, twice))
 #include LANE_DTYPES
 #undef DTYPE
 
-/* The functions of a type: [hints][rows / 8][dim / 128]. */
+/* The functions of a type: [hints][rows / 8][dim / 128]; NULL for other numbers of rows. */
 static stream_function *group_of(attn_dtype dtype, bool asks, int64_t rows, int64_t dim) {
-#define GROUPS_OF(constant, ahead)                                                       \
-  {                                                                                      \
-    OF_FOUR([0] = {group_4_64_##constant##_##ahead, group_4_128_##constant##_##ahead}, ) \
-    [1] = { group_8_64_##constant##_##ahead, group_8_128_##constant##_##ahead }          \
+#define GROUPS_OF(constant, ahead)                                         \
+  {                                                                        \
+    {group_4_64_##constant##_##ahead, group_4_128_##constant##_##ahead}, { \
+      group_8_64_##constant##_##ahead, group_8_128_##constant##_##ahead    \
+    }                                                                      \
   }
   static stream_function *const functions[][2][2][2] = {
 #define DTYPE(constant, ...) \
@@ -210,7 +210,8 @@ static stream_function *group_of(attn_dtype dtype, bool asks, int64_t rows, int6
 #include LANE_DTYPES
 #undef DTYPE
   };
-  return functions[dtype][asks][rows / 8][dim / 128];
+  const int64_t padded = padded_rows(rows);
+  return padded == 4 || padded == 8 ? functions[dtype][asks][padded / 8][dim / 128] : NULL;
 }
 
 #endif
