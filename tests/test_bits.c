@@ -231,12 +231,13 @@ static void grouped_heads_equal_repeated_heads_at(const char *kernel, const attn
  * which decode has loops of their own, whose scores are large enough to move references. */
 static void grouped_heads_equal_repeated_heads(const char *kernel) {
   static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
+  static const int64_t dims[][2] = {{64, 64}, {128, 128}, {32, 224}, {80, 112}};
   grouped_heads_equal_repeated_heads_at(kernel, uneven_problem(kernel));
   for (size_t type = 0; type < COUNT(dtypes); type++)
-    for (int64_t group = 3; group <= 8; group++)
-      for (int64_t dim = 64; dim <= 128; dim *= 2) {
+    for (int64_t group = 3; group <= 21; group += group < 8 ? 1 : 4)
+      for (size_t i = 0; i < COUNT(dims); i++) {
         attn_problem p;
-        attn_problem_init(&p, 1, 2 * group, 2, 1, 203, dim, dim);
+        attn_problem_init(&p, 1, 2 * group, 2, 1, 203, dims[i][0], dims[i][1]);
         p.dtype_q = p.dtype_kv = p.dtype_o = dtypes[type];
         p.scale = 2;
         if (!attn_kernel_rejects(attn_kernel_find(kernel), &p)) grouped_heads_equal_repeated_heads_at(kernel, p);

@@ -153,10 +153,10 @@ typedef int64_t stream_function(const row_block *block, const float *q, int64_t 
 #ifdef DECODE_GROUP_ROWS
 #include "group_rows.h"
 #else
-#define group_of(dtype, asks, rows, dim) ((void)(asks), (stream_function *)NULL)
+#define group_of(problem, rows, asks) ((void)(asks), (stream_function *)NULL)
 #endif
 #ifdef DECODE_PAIRS
-#define one_row_of(dtype, asks, dim) ((void)(asks), (stream_function *)NULL)
+#define one_row_of(problem, asks) ((void)(asks), (stream_function *)NULL)
 #else
 #include "one_row.h"
 #endif
@@ -164,12 +164,10 @@ typedef int64_t stream_function(const row_block *block, const float *q, int64_t 
 /* NULL if the block is none that group_rows.h or one_row.h is for. `asks`: twice, if K and V are dense. */
 static stream_function *stream_of(const row_block *block, bool asks) {
   const attn_problem *p = block->problem;
-  const bool sizes = p->dim_qk == p->dim_v && (p->dim_qk == 64 || p->dim_qk == 128);
   const bool plain = !selects_keys(p) && p->softcap == 0 && !attn_uses(p, ATTN_USE_ALIBI);
   const bool dense = p->k_stride.s == p->dim_qk && p->v_stride.s == p->dim_v; /* or nothing is asked for twice */
-  if (!sizes || !plain) return NULL;
-  return block->rows == 1 ? one_row_of(p->dtype_kv, asks && dense, p->dim_qk)
-                          : group_of(p->dtype_kv, asks && dense, block->rows, p->dim_qk);
+  if (!plain) return NULL;
+  return block->rows > 1 ? group_of(p, block->rows, asks && dense) : one_row_of(p, asks && dense);
 }
 #endif
 

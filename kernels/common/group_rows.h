@@ -81,12 +81,28 @@ static ALWAYS_INLINE float *weights_of(float *score, const int rows) {
 }
 _Static_assert(LANE_VALUES == 1 || DECODE_KEYS * 3 / 2 <= DECODE_SCORE_STRIDE, "score must hold S and P");
 
-/* S of a block of keys. Returns the largest score of each lane. */
-static ALWAYS_INLINE vec score_group(const float *q, key_rows k, float factor, const int dim, const few_kind kind,
-                                     float *score, next_lines *next) {
+/* sum[j * rows + r] += products of the elements [d, d + VEC_VALUES) of row r and of the key j that begins at `key`. */
+static ALWAYS_INLINE void score_step(const float *q, key_rows k, int64_t key, int64_t d, const few_kind kind,
+                                     vec sum[VEC_LANES], next_lines *next) {
   const int two_lines = 2 * LINE_BYTES / (int)attn_dtype_bytes(kind.dtype), keys = keys_of_vector(kind.rows);
-  const int values = keys * VEC_VALUES,
-            pairs = values > two_lines ? values / two_lines : 1; /* of a step, as in accumulate_few */
+  const int values = keys * VEC_VALUES, pairs = values / two_lines; /* of lines */
+  if (pairs > 0 || d * keys % two_lines == 0) ask_ahead(next, kind, pairs > 0 ? pairs : 1, &next->v_again);
+  vec x[VEC_LANES];
+  UNROLL
+  for (int j = 0; j < keys; j++) x[j] = load_lanes(k.data, kind.dtype, key + j * k.stride + d, VEC_VALUES);
+  UNROLL
+  for (int r = 0; r < kind.rows; r++) {
+    vec query = vec_load(q + d / LANE_VALUES * kind.rows + r * VEC_LANES);
+    if (keys > 1 && LANE_VALUES == 1) query = vec_in_register(query); /* or gcc copies x for each product */
+    UNROLL
+    for (int j = 0; j < keys; j++) sum[j * kind.rows + r] = multiply_lanes(query, x[j], sum[j * kind.rows + r]);
+  }
+}
+
+/* S of a block of keys. Returns the largest score of each lane. */
+static ALWAYS_INLINE vec score_group(const float *q, key_rows k, float factor, int64_t dim, const int fixed,
+                                     const few_kind kind, float *score, next_lines *next) {
+  const int keys = keys_of_vector(kind.rows);
   vec best = vec_set1(-INFINITY);
   int64_t key = k.first;
   NO_UNROLL
@@ -95,19 +111,9 @@ static ALWAYS_INLINE vec score_group(const float *q, key_rows k, float factor, c
     UNROLL
     for (int i = 0; i < VEC_LANES; i++) sum[i] = vec_zero();
     UNROLL
-    for (int d = 0; d < dim; d += VEC_VALUES) {
-      if (d * keys % two_lines == 0) ask_ahead(next, kind, pairs, &next->v_again);
-      vec x[VEC_LANES];
-      UNROLL
-      for (int j = 0; j < keys; j++) x[j] = load_lanes(k.data, kind.dtype, key + j * k.stride + d, VEC_VALUES);
-      UNROLL
-      for (int r = 0; r < kind.rows; r++) {
-        vec query = vec_load(q + d / LANE_VALUES * kind.rows + r * VEC_LANES);
-        if (keys > 1 && LANE_VALUES == 1) query = vec_in_register(query); /* or gcc copies x for each product */
-        UNROLL
-        for (int j = 0; j < keys; j++) sum[j * kind.rows + r] = multiply_lanes(query, x[j], sum[j * kind.rows + r]);
-      }
-    }
+    for (int d = 0; d < fixed; d += VEC_VALUES) score_step(q, k, key, d, kind, sum, next);
+    NO_UNROLL
+    for (int64_t d = fixed; d < dim; d += VEC_VALUES) score_step(q, k, key, d, kind, sum, next);
     const vec s = scores_of(vec_sum_each(sum), factor);
     best = vec_max(s, best);
     vec_store(score + at * kind.rows, s);
@@ -140,21 +146,28 @@ static ALWAYS_INLINE void softmax_group(const int rows, float *score, group_soft
 }
 
 /* acc += P V for the same keys. */
-static ALWAYS_INLINE void accumulate_group(const row_block *block, key_rows v, const int dim, const few_kind kind,
-                                           next_lines *next) {
+static ALWAYS_INLINE void accumulate_group(const row_block *block, key_rows v, int64_t dim, int64_t acc_stride,
+                                           const few_kind kind, next_lines *next) {
   enum { LANES = DECODE_KEYS / LANE_VALUES /* of P */ };
-  const int vecs = wide_vecs(kind.rows), rest = dim / VEC_LANES % vecs;
+  const int vecs = wide_vecs(kind.rows);
   const wide_weights p = {weights_of(block->score, kind.rows), 1, kind.rows};
+  int64_t column = 0;
+#define COLUMNS(n) accumulate_wide(v, LANES, column, VEC_VALUES, p, block->acc, acc_stride, kind, n, 4, next)
   NO_UNROLL
-  for (int column = 0; column + vecs * VEC_LANES <= dim; column += vecs * VEC_LANES)
-    accumulate_wide(v, LANES, column, VEC_VALUES, p, block->acc, dim, kind, vecs, 4, next);
-  if (rest > 0) accumulate_wide(v, LANES, dim - rest * VEC_LANES, VEC_VALUES, p, block->acc, dim, kind, rest, 4, next);
+  for (; column + vecs * VEC_LANES <= dim; column += vecs * VEC_LANES) COLUMNS(vecs);
+  if (vecs > 2 && column + 2 * VEC_LANES <= dim) {
+    COLUMNS(2);
+    column += 2 * VEC_LANES;
+  }
+  if (LANE_VALUES == 1 && column < dim) COLUMNS(1);
+#undef COLUMNS
 }
 
 /* The whole blocks from key `key` on that all rows see, up to `end`. Returns the first key that is left. */
-static ALWAYS_INLINE int64_t stream_group(const row_block *block, const float *q, int64_t key, int64_t end, const int dim,
+static ALWAYS_INLINE int64_t stream_group(const row_block *block, const float *q, int64_t key, int64_t end, const int fixed,
                                           const few_kind kind) {
   const attn_problem *p = block->problem;
+  const int64_t dim_qk = fixed ? fixed : p->dim_qk, dim_v = fixed ? fixed : p->dim_v;
   const int64_t k_stride = p->k_stride.s, v_stride = p->v_stride.s;
   for (int64_t i = 0; i < block->rows; i++) {
     if (block->range[i].begin > key) return key;
@@ -163,18 +176,18 @@ static ALWAYS_INLINE int64_t stream_group(const row_block *block, const float *q
   if (key + DECODE_KEYS > end) return key;
   key_rows k = {block->args->k, kind.dtype, attn_k_offset(p, block->seq, block->b, block->head, key), k_stride};
   key_rows v = {block->args->v, kind.dtype, attn_v_offset(p, block->seq, block->b, block->head, key), v_stride};
-  next_lines next = next_lines_of(block_lines(k, dim), block_lines(v, dim), DECODE_KEYS);
+  next_lines next = next_lines_of(block_lines(k, dim_qk), block_lines(v, dim_v), DECODE_KEYS);
   group_softmax state;
   load_softmax(block, kind.rows, &state);
   for (; key + DECODE_KEYS <= end; key += DECODE_KEYS) {
-    const vec best = score_group(q, k, score_factor(p), dim, kind, block->score, &next);
+    const vec best = score_group(q, k, score_factor(p), dim_qk, fixed, kind, block->score, &next);
     if (state.unset > 0 || vec_any_above(vec_sub(best, vec_load(state.reference)), RESCALE_AT)) {
       float largest[VEC_LANES];
       vec_store(largest, best);
       raise_references(block, kind.rows, largest, &state);
     }
     softmax_group(kind.rows, block->score, &state);
-    accumulate_group(block, v, dim, kind, &next);
+    accumulate_group(block, v, dim_v, fixed ? fixed : block->acc_stride, kind, &next);
     k.first += DECODE_KEYS * k_stride;
     v.first += DECODE_KEYS * v_stride;
   }
@@ -182,36 +195,38 @@ static ALWAYS_INLINE int64_t stream_group(const row_block *block, const float *q
   return key;
 }
 
+/* For any head dimensions, and for the usual ones. */
 #define DEFINE_GROUP(rows, dim, dtype, ahead)                                                                            \
   static NO_INLINE int64_t group_##rows##_##dim##_##dtype##_##ahead(const row_block *block, const float *q, int64_t key, \
                                                                     int64_t end) {                                       \
     return stream_group(block, q, key, end, dim, (few_kind){rows, dtype, ahead});                                        \
   }
-#define DEFINE_GROUPS(dtype, ahead) \
-  DEFINE_GROUP(4, 64, dtype, ahead) \
-  DEFINE_GROUP(4, 128, dtype, ahead) DEFINE_GROUP(8, 64, dtype, ahead) DEFINE_GROUP(8, 128, dtype, ahead)
+#define DEFINE_GROUPS(dtype, ahead)                                                                     \
+  DEFINE_GROUP(4, 0, dtype, ahead)                                                                      \
+  DEFINE_GROUP(4, 64, dtype, ahead) DEFINE_GROUP(4, 128, dtype, ahead) DEFINE_GROUP(8, 0, dtype, ahead) \
+      DEFINE_GROUP(8, 64, dtype, ahead) DEFINE_GROUP(8, 128, dtype, ahead)
 #define DTYPE(constant, ...)            \
   DEFINE_GROUPS(ATTN_##constant, fresh) \
   ASKS_TWICE(DEFINE_GROUPS(ATTN_##constant, twice))
 #include LANE_DTYPES
 #undef DTYPE
 
-/* The functions of a type: [hints][rows / 8][dim / 128]; NULL for other numbers of rows. */
-static stream_function *group_of(attn_dtype dtype, bool asks, int64_t rows, int64_t dim) {
-#define GROUPS_OF(constant, ahead)                                         \
-  {                                                                        \
-    {group_4_64_##constant##_##ahead, group_4_128_##constant##_##ahead}, { \
-      group_8_64_##constant##_##ahead, group_8_128_##constant##_##ahead    \
-    }                                                                      \
-  }
-  static stream_function *const functions[][2][2][2] = {
+/* NULL if the rows are not padded to 4 or 8, or rows of K or V end within a vector. `asks`: twice. */
+static stream_function *group_of(const attn_problem *p, int64_t rows, bool asks) {
+#define GROUP_OF(rows, constant, ahead) \
+  { group_##rows##_0_##constant##_##ahead, group_##rows##_64_##constant##_##ahead, group_##rows##_128_##constant##_##ahead }
+#define GROUPS_OF(constant, ahead) \
+  { GROUP_OF(4, constant, ahead), GROUP_OF(8, constant, ahead) }
+  static stream_function *const functions[][2][2][3] = {
 #define DTYPE(constant, ...) \
   [ATTN_##constant] = {GROUPS_OF(ATTN_##constant, fresh), ASKS_TWICE(GROUPS_OF(ATTN_##constant, twice))},
 #include LANE_DTYPES
 #undef DTYPE
   };
   const int64_t padded = padded_rows(rows);
-  return padded == 4 || padded == 8 ? functions[dtype][asks][padded / 8][dim / 128] : NULL;
+  if ((padded != 4 && padded != 8) || (p->dim_qk | p->dim_v) % VEC_VALUES != 0) return NULL;
+  const int dims = p->dim_qk != p->dim_v ? 0 : p->dim_qk == 64 ? 1 : p->dim_qk == 128 ? 2 : 0;
+  return functions[p->dtype_kv][asks][padded / 8][dims];
 }
 
 #endif

@@ -87,8 +87,8 @@ static ALWAYS_INLINE int64_t stream_blocks(const row_block *block, const float *
 #include LANE_DTYPES
 #undef DTYPE
 
-/* The functions of a type: [hints][dim / 128]. */
-static stream_function *one_row_of(attn_dtype dtype, bool asks, int64_t dim) {
+/* NULL for other head dimensions. `asks`: twice. */
+static stream_function *one_row_of(const attn_problem *p, bool asks) {
   static stream_function *const functions[][2][2] = {
 #define DTYPE(constant, ...)                                                                    \
   [ATTN_##constant] = {{stream_64_ATTN_##constant##_fresh, stream_128_ATTN_##constant##_fresh}, \
@@ -96,7 +96,8 @@ static stream_function *one_row_of(attn_dtype dtype, bool asks, int64_t dim) {
 #include LANE_DTYPES
 #undef DTYPE
   };
-  return functions[dtype][asks][dim / 128];
+  if (p->dim_qk != p->dim_v || (p->dim_qk != 64 && p->dim_qk != 128)) return NULL;
+  return functions[p->dtype_kv][asks][p->dim_qk / 128];
 }
 
 #endif
