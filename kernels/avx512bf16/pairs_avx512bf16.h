@@ -46,6 +46,11 @@ static inline vec pair_lanes(vec even, vec odd) {
   const __m512i first = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
   return _mm512_castsi512_ps(_mm512_or_si512(first, _mm512_castps_si512(odd)));
 }
+static inline vec pair_rows_of_2(vec low, vec high) {
+  const __m512i first = _mm512_setr_epi32(0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29);
+  const __m512i second = _mm512_setr_epi32(2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31);
+  return pair_lanes(_mm512_permutex2var_ps(low, first, high), _mm512_permutex2var_ps(low, second, high));
+}
 static inline vec pair_rows_of_4(vec low, vec high) {
   return pair_lanes(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
 }

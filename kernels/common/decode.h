@@ -142,18 +142,26 @@ static void decode_block(const row_block *block, products *work, int64_t begin, 
   }
 }
 
-/* Whole blocks from `key` on, of rows whose queries are at q as tile_queries() leaves them. */
-typedef int64_t stream_function(const row_block *block, const float *q, int64_t key, int64_t end);
+/* ---- Streams: all whole blocks of rows without a mask ---- */
 
-#ifdef DECODE_OWN_PRODUCTS
-#define stream_of(block, asks) ((stream_function *)NULL)
-#define STREAM_QUERIES(work)   NULL
-#else
-#define STREAM_QUERIES(work) (work).q_tiles
+#ifndef DECODE_OWN_PRODUCTS
+
+/* What softmax of several rows side by side holds of them (group_rows.h). */
+typedef struct group_softmax {
+  float sum[VEC_LANES][VEC_LANES]; /* of P, as row_sum, but as scores stand; as many vectors as rows */
+  float reference[VEC_LANES];      /* of the rows, as often as they fit */
+  int64_t unset;                   /* rows that have no reference yet, and 0 as their sums */
+} group_softmax;
+
+/* The blocks from `key` up to `end`, of rows whose queries are at q as tile_queries() leaves them. */
+typedef void stream_function(const row_block *block, const float *q, int64_t key, int64_t end, group_softmax *state);
+
 #ifdef DECODE_GROUP_ROWS
 #include "group_rows.h"
 #else
-#define group_of(problem, rows, asks) ((void)(asks), (stream_function *)NULL)
+#define group_of(problem, rows, asks)   ((void)(asks), (stream_function *)NULL)
+#define start_group(block, rows, state) ((void)0)
+#define store_sums(block, rows, state)  ((void)0)
 #endif
 #ifdef DECODE_PAIRS
 #define one_row_of(problem, asks) ((void)(asks), (stream_function *)NULL)
@@ -161,13 +169,58 @@ typedef int64_t stream_function(const row_block *block, const float *q, int64_t 
 #include "one_row.h"
 #endif
 
-/* NULL if the block is none that group_rows.h or one_row.h is for. `asks`: twice, if K and V are dense. */
-static stream_function *stream_of(const row_block *block, bool asks) {
+/* Rows of a block that one function takes at once. */
+typedef struct row_stream {
+  stream_function *run;
+  const row_block *block; /* the whole block if they are its first, else `part` */
+  row_block part;
+  const float *q;
+  int64_t rows;
+  group_softmax state;
+} row_stream;
+
+enum { STREAMS = DECODE_ROWS / DECODE_TILE_ROWS + 2 /* whole tiles, and 5 rows more: 4 and 1 */ };
+
+/* Splits the block into streams. Returns how many they are, 0 if not all of its rows are what group_rows.h or one_row.h is
+ * for. */
+static int64_t streams_of(const row_block *block, const products *work, row_stream streams[STREAMS]) {
   const attn_problem *p = block->problem;
   const bool plain = !selects_keys(p) && p->softcap == 0 && !attn_uses(p, ATTN_USE_ALIBI);
   const bool dense = p->k_stride.s == p->dim_qk && p->v_stride.s == p->dim_v; /* or nothing is asked for twice */
-  if (!plain) return NULL;
-  return block->rows > 1 ? group_of(p, block->rows, asks && dense) : one_row_of(p, asks && dense);
+  int64_t count = 0;
+  for (int64_t row = 0; plain && row < block->rows; row += streams[count++].rows) {
+    row_stream *stream = &streams[count];
+    stream->rows = ROWS_AT_ONCE[rows_index(block->rows - row)];
+    stream->run = stream->rows > 1 ? group_of(p, stream->rows, work->twice && dense) : one_row_of(p, work->twice && dense);
+    if (!stream->run) return 0;
+    stream->block = row > 0 ? &stream->part : block;
+    stream->q = work->q_tiles + row * lanes_of(p->dim_qk);
+    if (row == 0) continue;
+    stream->part = *block;
+    stream->part.acc += row * block->acc_stride;
+    stream->part.row_max += row;
+    stream->part.row_sum += row * VEC_LANES;
+  }
+  return count;
+}
+
+/* All whole blocks from `key` on that all rows see, up to `end`. Returns the first key that is left. */
+static int64_t run_streams(const row_block *block, row_stream *streams, int64_t count, int64_t key, int64_t end) {
+  for (int64_t i = 0; i < block->rows; i++) {
+    if (count == 0 || block->range[i].begin > key) return key;
+    end = min64(end, block->range[i].end);
+  }
+  end -= (end - key) % DECODE_KEYS;
+  if (end <= key) return key;
+  for (row_stream *s = streams; s < streams + count; s++)
+    if (s->rows > 1) start_group(s->block, s->rows, &s->state);
+  for (int64_t stop; key < end; key = stop) {
+    stop = count > 1 ? key + DECODE_KEYS : end; /* the next stream finds K and V in a cache */
+    for (row_stream *s = streams; s < streams + count; s++) s->run(s->block, s->q, key, stop, &s->state);
+  }
+  for (row_stream *s = streams; s < streams + count; s++)
+    if (s->rows > 1) store_sums(s->block, s->rows, &s->state);
+  return key;
 }
 #endif
 
@@ -237,9 +290,14 @@ static void decode_split(const decode_task *t, int64_t split, bool careful) {
   start_rows(&block, padded_rows(block.rows));
   products work = start_products(&block, &t->at.products, (char *)t->scratch + t->at.own);
   const attn_key_range keys = keys_of_split(&block, split);
-  stream_function *const stream = stream_of(&block, work.twice);
+#ifndef DECODE_OWN_PRODUCTS
+  row_stream streams[STREAMS];
+  const int64_t count = streams_of(&block, &work, streams);
+#endif
   for (int64_t key = round_down(keys.begin, DECODE_KEYS); key < keys.end; key += DECODE_KEYS) {
-    if (stream && key >= keys.begin) key = stream(&block, STREAM_QUERIES(work), key, keys.end);
+#ifndef DECODE_OWN_PRODUCTS
+    if (key >= keys.begin) key = run_streams(&block, streams, count, key, keys.end);
+#endif
     if (key < keys.end) decode_block(&block, &work, max64(key, keys.begin), min64(key + DECODE_KEYS, keys.end));
   }
   end_products(&work, &block);

@@ -13,11 +13,11 @@
  *   DECODE_ASKS_TWICE  optional: code for CPUs that drop hints, too (asks_twice); tested: set (avx2, avx512, avx512bf16),
  *                      not set (portable, neon, neonbf16)
  *   DECODE_GROUP_ROWS  optional: group_rows.h, its P V in tiles of up to so many rows (wide_vecs); the tier brings
- *                      vec_in_register(x), which is x, but loaded once for all its uses, and pair_rows_of_4() and _8() if
- *                      lanes hold pairs; tested: 4 (avx2), 8 (avx512, avx512bf16), not set (the others)
- *   DECODE_WIDE_SUMS   optional: these tiles for all P V of 4 or 8 rows; tested: set (avx2), not set (the others)
- *   DECODE_PAIRS       optional: the tier multiplies pairs of bf16 values, by the names that few_pairs.h tells;
- *                      tested: set (avx512bf16, neonbf16), not set (avx512, avx2, neon, portable) */
+ *                      vec_in_register(x), which is x, but loaded once for all its uses, and pair_rows_of_2(), _4() and _8()
+ * if lanes hold pairs; tested: 4 (avx2), 8 (avx512, avx512bf16), not set (the others) DECODE_WIDE_SUMS   optional: these
+ * tiles for all P V of 4 or 8 rows; tested: set (avx2), not set (the others) DECODE_PAIRS       optional: the tier
+ * multiplies pairs of bf16 values, by the names that few_pairs.h tells; tested: set (avx512bf16, neonbf16), not set (avx512,
+ * avx2, neon, portable) */
 #ifndef ATTN_COMMON_FEW_ROWS_H
 #define ATTN_COMMON_FEW_ROWS_H
 
@@ -161,9 +161,10 @@ static ALWAYS_INLINE void score_few(const few_rows t, int64_t at, const few_kind
 static const int64_t ROWS_AT_ONCE[] = {8, 4, 2, 1};
 
 /* 3 rows are taken as 4, and 7 as 8: a row of zeros costs less than one more call, which reads and converts K and V again. 5
- * and 6 are not worth 8. */
+ * and 6 are worth 8 only for pairs, whose products cost half as much. */
 static inline int rows_index(int64_t rows) {
-  return rows >= 7 && DECODE_TILE_ROWS >= 8 ? 0 : rows >= 3 ? 1 : rows == 2 ? 2 : 3;
+  const int64_t worth_8 = LANE_VALUES == 1 ? 7 : 5;
+  return rows >= worth_8 && DECODE_TILE_ROWS >= 8 ? 0 : rows >= 3 ? 1 : rows == 2 ? 2 : 3;
 }
 
 /* Rows with those of zeros behind them. */
@@ -306,16 +307,16 @@ typedef struct wide_weights {
   int row_step, key_step; /* constants at every call */
 } wide_weights;
 
-enum { WIDE_VECS = 4, WIDE_SUMS = DECODE_GROUP_ROWS == 4 ? 12 : 24 };
+enum { WIDE_VECS = 8, WIDE_SUMS = DECODE_GROUP_ROWS == 4 ? 12 : 24 };
 
-/* Vectors of columns of a tile for 4 or 8 rows: as many as there are registers for, 4 at most. */
+/* Vectors of columns of a tile for 2, 4 or 8 rows: as many as there are registers for. */
 static ALWAYS_INLINE int wide_vecs(const int rows) {
   const int fit = WIDE_SUMS / (rows < DECODE_GROUP_ROWS ? rows : DECODE_GROUP_ROWS);
-  return fit > WIDE_VECS ? WIDE_VECS : fit / LANE_VALUES * LANE_VALUES;
+  return fit >= WIDE_VECS ? WIDE_VECS : fit >= 4 ? 4 : fit / LANE_VALUES * LANE_VALUES;
 }
 
-/* acc += P V for 4 or 8 rows, at most DECODE_GROUP_ROWS at a time, and `vecs`, at most wide_vecs(), vectors of columns from
- * `column` on: a tile of 4 × 3 sums takes 19 instructions for its 12 multiply-adds, one of 8 × 1 17 for its 8. `lanes`
+/* acc += P V for 2, 4 or 8 rows, at most DECODE_GROUP_ROWS at a time, and `vecs`, at most wide_vecs(), vectors of columns
+ * from `column` on: a tile of 4 × 3 sums takes 19 instructions for its 12 multiply-adds, one of 8 × 1 17 for its 8. `lanes`
  * of P, none of which lacks a key; `last`: columns of the last load; `at_once`: lanes between two looks at what is to be
  * asked for, a divisor of `lanes`. Both passes together ask for as many lines as they read. */
 static ALWAYS_INLINE void accumulate_wide(key_rows v, int64_t lanes, int64_t column, int64_t last, const wide_weights p,

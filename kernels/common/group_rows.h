@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* decode of 3, 4, 7 or 8 query rows without a mask, for the usual head dimensions: few_rows.h with all sizes constant, and
- * softmax with rows in lanes. Rows are padded to 4 or 8 as there.
+/* decode of 2, 4 or 8 query rows without a mask: few_rows.h, but softmax has rows in lanes, and the usual head dimensions
+ * are constants.
  *
  * A block's scores stand key by key, those of a key's rows side by side, as the sums of all rows and a vector's worth of
  * keys come out of vec_sum_each(). So largest scores and sums of P are taken lane by lane, nothing is added across lanes,
@@ -14,40 +14,44 @@
 /* Row and key of lane l of vector i of scores or P: l % rows, and i * keys_of_vector + l / rows. */
 static ALWAYS_INLINE int keys_of_vector(const int rows) { return VEC_LANES / rows; }
 
-/* What softmax holds of the rows. */
-typedef struct group_softmax {
-  float sum[VEC_LANES][VEC_LANES]; /* of P, as row_sum, but as scores stand; as many vectors as rows */
-  float reference[VEC_LANES];      /* of the rows, keys_of_vector times */
-  int64_t unset;                   /* rows that have no reference yet, and 0 as their sums */
-} group_softmax;
-
 static void load_references(const row_block *block, int64_t rows, group_softmax *state) {
   state->unset = 0;
-  for (int64_t row = 0; row < rows; row++) state->unset += block->row_max[row] == -INFINITY;
-  for (int64_t lane = 0; lane < VEC_LANES; lane++) state->reference[lane] = reference_of(block, lane % rows);
+  for (int64_t row = 0; row < rows; row++) {
+    state->unset += block->row_max[row] == -INFINITY;
+    for (int64_t lane = row; lane < VEC_LANES; lane += rows) state->reference[lane] = reference_of(block, row);
+  }
 }
 
-/* Where row_sum has what is in `lane` of vector i. */
-static int64_t index_in_sums(int64_t rows, int64_t i, int64_t lane) {
-  return lane % rows * VEC_LANES + i * (VEC_LANES / rows) + lane / rows;
+/* Between the state and row_sum, where a row's sums stand side by side, key by key. */
+static ALWAYS_INLINE void move_sums(const row_block *block, const int rows, group_softmax *state, const bool stores) {
+  for (int row = 0; row < rows; row++) {
+    float *of_row = block->row_sum + row * VEC_LANES;
+    for (int i = 0; i < rows; i++)
+      for (int lane = row; lane < VEC_LANES; lane += rows, of_row++)
+        if (stores)
+          *of_row = state->sum[i][lane];
+        else
+          state->sum[i][lane] = *of_row;
+  }
 }
 
-static void load_sums(const row_block *block, int64_t rows, group_softmax *state) {
-  for (int64_t lane = 0; lane < VEC_LANES; lane++)
-    for (int64_t i = 0; i < rows; i++) state->sum[i][lane] = block->row_sum[index_in_sums(rows, i, lane)];
-}
+#define DEFINE_MOVE_SUMS(name, stores)                                                     \
+  static NO_INLINE void name(const row_block *block, int64_t rows, group_softmax *state) { \
+    switch (rows) { /* all of it unrolled */                                               \
+      case 2: move_sums(block, 2, state, stores); break;                                   \
+      case 4: move_sums(block, 4, state, stores); break;                                   \
+      default: move_sums(block, 8, state, stores);                                         \
+    }                                                                                      \
+  }
+DEFINE_MOVE_SUMS(load_sums, false)
+DEFINE_MOVE_SUMS(store_sums, true)
 
-static void store_sums(const row_block *block, int64_t rows, const group_softmax *state) {
-  for (int64_t lane = 0; lane < VEC_LANES; lane++)
-    for (int64_t i = 0; i < rows; i++) block->row_sum[index_in_sums(rows, i, lane)] = state->sum[i][lane];
-}
-
-static void load_softmax(const row_block *block, int64_t rows, group_softmax *state) {
+static void start_group(const row_block *block, int64_t rows, group_softmax *state) {
   load_references(block, rows, state);
   if (state->unset < rows)
     load_sums(block, rows, state);
   else
-    memset(state->sum, 0, sizeof state->sum);
+    memset(state->sum, 0, (size_t)rows * sizeof state->sum[0]);
 }
 
 /* Moves the references of rows that need it; best: the largest scores of each lane. */
@@ -68,7 +72,7 @@ static NO_INLINE void raise_references(const row_block *block, int64_t rows, con
 /* P of LANE_VALUES neighbouring vectors, as P V takes them. */
 static ALWAYS_INLINE vec join_rows(const int rows, const vec p[LANE_VALUES]) {
 #ifdef DECODE_PAIRS
-  return rows == 8 ? pair_rows_of_8(p[0], p[1]) : pair_rows_of_4(p[0], p[1]);
+  return rows == 8 ? pair_rows_of_8(p[0], p[1]) : rows == 4 ? pair_rows_of_4(p[0], p[1]) : pair_rows_of_2(p[0], p[1]);
 #else
   (void)rows;
   return p[0];
@@ -155,6 +159,10 @@ static ALWAYS_INLINE void accumulate_group(const row_block *block, key_rows v, i
 #define COLUMNS(n) accumulate_wide(v, LANES, column, VEC_VALUES, p, block->acc, acc_stride, kind, n, 4, next)
   NO_UNROLL
   for (; column + vecs * VEC_LANES <= dim; column += vecs * VEC_LANES) COLUMNS(vecs);
+  if (vecs > 4 && column + 4 * VEC_LANES <= dim) {
+    COLUMNS(4);
+    column += 4 * VEC_LANES;
+  }
   if (vecs > 2 && column + 2 * VEC_LANES <= dim) {
     COLUMNS(2);
     column += 2 * VEC_LANES;
@@ -163,70 +171,60 @@ static ALWAYS_INLINE void accumulate_group(const row_block *block, key_rows v, i
 #undef COLUMNS
 }
 
-/* The whole blocks from key `key` on that all rows see, up to `end`. Returns the first key that is left. */
-static ALWAYS_INLINE int64_t stream_group(const row_block *block, const float *q, int64_t key, int64_t end, const int fixed,
-                                          const few_kind kind) {
+/* The blocks from key `key` up to `end`. */
+static ALWAYS_INLINE void stream_group(const row_block *block, const float *q, int64_t key, int64_t end,
+                                       group_softmax *state, const int fixed, const few_kind kind) {
   const attn_problem *p = block->problem;
   const int64_t dim_qk = fixed ? fixed : p->dim_qk, dim_v = fixed ? fixed : p->dim_v;
   const int64_t k_stride = p->k_stride.s, v_stride = p->v_stride.s;
-  for (int64_t i = 0; i < block->rows; i++) {
-    if (block->range[i].begin > key) return key;
-    end = min64(end, block->range[i].end);
-  }
-  if (key + DECODE_KEYS > end) return key;
   key_rows k = {block->args->k, kind.dtype, attn_k_offset(p, block->seq, block->b, block->head, key), k_stride};
   key_rows v = {block->args->v, kind.dtype, attn_v_offset(p, block->seq, block->b, block->head, key), v_stride};
   next_lines next = next_lines_of(block_lines(k, dim_qk), block_lines(v, dim_v), DECODE_KEYS);
-  group_softmax state;
-  load_softmax(block, kind.rows, &state);
-  for (; key + DECODE_KEYS <= end; key += DECODE_KEYS) {
+  for (; key < end; key += DECODE_KEYS) {
     const vec best = score_group(q, k, score_factor(p), dim_qk, fixed, kind, block->score, &next);
-    if (state.unset > 0 || vec_any_above(vec_sub(best, vec_load(state.reference)), RESCALE_AT)) {
+    if (state->unset > 0 || vec_any_above(vec_sub(best, vec_load(state->reference)), RESCALE_AT)) {
       float largest[VEC_LANES];
       vec_store(largest, best);
-      raise_references(block, kind.rows, largest, &state);
+      raise_references(block, kind.rows, largest, state);
     }
-    softmax_group(kind.rows, block->score, &state);
+    softmax_group(kind.rows, block->score, state);
     accumulate_group(block, v, dim_v, fixed ? fixed : block->acc_stride, kind, &next);
     k.first += DECODE_KEYS * k_stride;
     v.first += DECODE_KEYS * v_stride;
   }
-  store_sums(block, kind.rows, &state);
-  return key;
 }
 
 /* For any head dimensions, and for the usual ones. */
-#define DEFINE_GROUP(rows, dim, dtype, ahead)                                                                            \
-  static NO_INLINE int64_t group_##rows##_##dim##_##dtype##_##ahead(const row_block *block, const float *q, int64_t key, \
-                                                                    int64_t end) {                                       \
-    return stream_group(block, q, key, end, dim, (few_kind){rows, dtype, ahead});                                        \
+#define DEFINE_GROUP(rows, dim, dtype, ahead)                                                                         \
+  static NO_INLINE void group_##rows##_##dim##_##dtype##_##ahead(const row_block *block, const float *q, int64_t key, \
+                                                                 int64_t end, group_softmax *state) {                 \
+    stream_group(block, q, key, end, state, dim, (few_kind){rows, dtype, ahead});                                     \
   }
-#define DEFINE_GROUPS(dtype, ahead)                                                                     \
-  DEFINE_GROUP(4, 0, dtype, ahead)                                                                      \
-  DEFINE_GROUP(4, 64, dtype, ahead) DEFINE_GROUP(4, 128, dtype, ahead) DEFINE_GROUP(8, 0, dtype, ahead) \
-      DEFINE_GROUP(8, 64, dtype, ahead) DEFINE_GROUP(8, 128, dtype, ahead)
+#define DEFINE_DIMS(rows, dtype, ahead) \
+  DEFINE_GROUP(rows, 0, dtype, ahead) DEFINE_GROUP(rows, 64, dtype, ahead) DEFINE_GROUP(rows, 128, dtype, ahead)
+#define DEFINE_GROUPS(dtype, ahead) \
+  DEFINE_DIMS(2, dtype, ahead) DEFINE_DIMS(4, dtype, ahead) EIGHT_ROWS(DEFINE_DIMS(8, dtype, ahead))
 #define DTYPE(constant, ...)            \
   DEFINE_GROUPS(ATTN_##constant, fresh) \
   ASKS_TWICE(DEFINE_GROUPS(ATTN_##constant, twice))
 #include LANE_DTYPES
 #undef DTYPE
 
-/* NULL if the rows are not padded to 4 or 8, or rows of K or V end within a vector. `asks`: twice. */
+/* NULL if rows of K or V end within a vector. rows: 2, 4 or 8; `asks`: twice. */
 static stream_function *group_of(const attn_problem *p, int64_t rows, bool asks) {
-#define GROUP_OF(rows, constant, ahead) \
-  { group_##rows##_0_##constant##_##ahead, group_##rows##_64_##constant##_##ahead, group_##rows##_128_##constant##_##ahead }
-#define GROUPS_OF(constant, ahead) \
-  { GROUP_OF(4, constant, ahead), GROUP_OF(8, constant, ahead) }
-  static stream_function *const functions[][2][2][3] = {
+#define GROUP_OF(rows, kind) \
+  { group_##rows##_0_##kind, group_##rows##_64_##kind, group_##rows##_128_##kind }
+#define GROUPS_OF(kind) \
+  { GROUP_OF(2, kind), GROUP_OF(4, kind), EIGHT_ROWS(GROUP_OF(8, kind)) }
+  static stream_function *const functions[][2][3][3] = {
 #define DTYPE(constant, ...) \
-  [ATTN_##constant] = {GROUPS_OF(ATTN_##constant, fresh), ASKS_TWICE(GROUPS_OF(ATTN_##constant, twice))},
+  [ATTN_##constant] = {GROUPS_OF(ATTN_##constant##_fresh), ASKS_TWICE(GROUPS_OF(ATTN_##constant##_twice))},
 #include LANE_DTYPES
 #undef DTYPE
   };
-  const int64_t padded = padded_rows(rows);
-  if ((padded != 4 && padded != 8) || (p->dim_qk | p->dim_v) % VEC_VALUES != 0) return NULL;
+  if ((p->dim_qk | p->dim_v) % VEC_VALUES != 0) return NULL;
   const int dims = p->dim_qk != p->dim_v ? 0 : p->dim_qk == 64 ? 1 : p->dim_qk == 128 ? 2 : 0;
-  return functions[p->dtype_kv][asks][padded / 8][dims];
+  return functions[p->dtype_kv][asks][rows / 4][dims];
 }
 
 #endif

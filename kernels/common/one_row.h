@@ -57,28 +57,28 @@ static ALWAYS_INLINE void accumulate_block(const float *p, key_rows v, const int
   }
 }
 
-/* The whole blocks from key `key` on, up to `end`. Returns the first key that is left. */
-static ALWAYS_INLINE int64_t stream_blocks(const row_block *block, const float *q, int64_t key, int64_t end, const int dim,
-                                           const few_kind kind) {
+/* The blocks from key `key` up to `end`. */
+static ALWAYS_INLINE void stream_blocks(const row_block *block, const float *q, int64_t key, int64_t end, const int dim,
+                                        const few_kind kind) {
   const attn_problem *p = block->problem;
   const int64_t k_stride = p->k_stride.s, v_stride = p->v_stride.s;
   key_rows k = {block->args->k, kind.dtype, attn_k_offset(p, block->seq, block->b, block->head, key), k_stride};
   key_rows v = {block->args->v, kind.dtype, attn_v_offset(p, block->seq, block->b, block->head, key), v_stride};
   next_lines next = next_lines_of(block_lines(k, dim), block_lines(v, dim), DECODE_KEYS);
-  for (; key + DECODE_KEYS <= end; key += DECODE_KEYS) {
+  for (; key < end; key += DECODE_KEYS) {
     score_block(q, k, dim, kind, block->score, &next);
     softmax_row(block, 0, key, (attn_key_range){key, key + DECODE_KEYS}, block->score, true);
     accumulate_block(block->score, v, dim, kind, block->acc, &next);
     k.first += DECODE_KEYS * k_stride;
     v.first += DECODE_KEYS * v_stride;
   }
-  return key;
 }
 
-#define DEFINE_STREAM(dim, dtype, ahead)                                                                         \
-  static NO_INLINE int64_t stream_##dim##_##dtype##_##ahead(const row_block *block, const float *q, int64_t key, \
-                                                            int64_t end) {                                       \
-    return stream_blocks(block, q, key, end, dim, (few_kind){1, dtype, ahead});                                  \
+#define DEFINE_STREAM(dim, dtype, ahead)                                                                                   \
+  static NO_INLINE void stream_##dim##_##dtype##_##ahead(const row_block *block, const float *q, int64_t key, int64_t end, \
+                                                         group_softmax *state) {                                           \
+    (void)state;                                                                                                           \
+    stream_blocks(block, q, key, end, dim, (few_kind){1, dtype, ahead});                                                   \
   }
 #define DTYPE(constant, ...)                 \
   DEFINE_STREAM(64, ATTN_##constant, fresh)  \
