@@ -76,9 +76,10 @@ static void stream_terms(const sizes *s, double *t) {
 }
 
 /* Decode goes through K and V once for every 8, 4, 2 or 1 rows of a KV head (few_rows.h), or 16 in the tile unit: 7 rows as
- * 8, and 3 as 4, as decode_cost() of dispatch.c does. */
-static void decode_terms(const sizes *s, double *t) {
-  static const double at_once[] = {8, 4, 2, 1}, from[] = {7, 3, 2, 1};
+ * 8, and 3 as 4, as decode_cost() of dispatch.c does. `pairs`: 5 and 6 rows as 8, too. */
+static void decode_terms(const sizes *s, bool pairs, double *t) {
+  static const double at_once[] = {8, 4, 2, 1};
+  const double from[] = {pairs ? 5 : 7, 3, 2, 1};
   double passes = 0, left = s->rows;
   for (int i = 0; i < 4; i++) {
     const double count = left >= from[i] ? floor((left - from[i]) / at_once[i]) + 1 : 0;
@@ -128,11 +129,22 @@ static void flash_terms(const sizes *s, double visible, double *t) {
   t[19] = tiles * keys * (s->wider - s->wide);
 }
 
+static bool is_decode(const attn_kernel_info *kernel) { return strcmp(kernel->algorithm, "decode") == 0; }
+
+/* Whether the kernel decodes pairs of bf16 values on vectors of 16 floats. */
+static bool decodes_pairs(const attn_kernel_info *kernel) {
+  return is_decode(kernel) && strcmp(kernel->isa, "avx512bf16") == 0;
+}
+
+static bool have_equal_terms(const attn_kernel_info *a, const attn_kernel_info *b) {
+  return strcmp(a->algorithm, b->algorithm) == 0 && decodes_pairs(a) == decodes_pairs(b);
+}
+
 void attn_cost_terms(const attn_kernel_info *kernel, const attn_problem *problem, double terms[ATTN_COST_TERMS]) {
   const sizes s = sizes_of(problem);
-  const bool decode = strcmp(kernel->algorithm, "decode") == 0;
+  const bool decode = is_decode(kernel);
   if (decode)
-    decode_terms(&s, terms);
+    decode_terms(&s, decodes_pairs(kernel), terms);
   else
     flash_terms(&s, visible_keys(problem), terms);
   memcpy(terms + 20, s.level, sizeof s.level);
@@ -156,15 +168,15 @@ double attn_expected_ns(const double of_term_ns[ATTN_COST_TERMS], const attn_ker
 
 int attn_expect(const attn_kernel_costs *costs, int count, const attn_problem *problem,
                 attn_expected_cost expected[ATTN_EXPECTED_COSTS]) {
-  const char *algorithm = NULL; /* of the terms, once there are any: kernels of one algorithm share them */
+  const attn_kernel_info *last = NULL; /* whose terms there are */
   double terms[ATTN_COST_TERMS];
   int found = 0;
   for (int i = 0; i < count && found < ATTN_EXPECTED_COSTS && problem->dtype_q == problem->dtype_kv; i++) {
     const attn_kernel_costs *c = &costs[i];
     const attn_kernel_info *kernel = c->dtype == problem->dtype_kv ? attn_kernel_find(c->kernel) : NULL;
     if (!kernel) continue; /* as one of a plug-in that is not loaded */
-    if (!algorithm || strcmp(kernel->algorithm, algorithm) != 0) attn_cost_terms(kernel, problem, terms);
-    algorithm = kernel->algorithm;
+    if (!last || !have_equal_terms(kernel, last)) attn_cost_terms(kernel, problem, terms);
+    last = kernel;
     const double ns = sum_of(c->ns, terms);
     int at = found++;
     for (; at > 0 && expected[at - 1].ns > ns; at--) expected[at] = expected[at - 1];

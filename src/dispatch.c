@@ -102,40 +102,67 @@ enum {
   WIDTH_OF_FEW = 192,            /* unless these are no wider, */
   NARROW_WIDTH = 96,             /* of a key and its value */
   WIDE_WIDTH = 384,
-  MOST_SHORTER = -33, /* by few_keys: below 6 keys nothing is measured */
-  QUERIES_OF_TILE = 6 /* of flash on vectors */
+  MOST_SHORTER = -33,  /* by few_keys: below 6 keys nothing is measured */
+  QUERIES_OF_TILE = 6, /* of flash on vectors */
+  BLOCK_KEYS = 32,     /* of decode on vectors */
+  KEYS_OF_REST = 8
 };
 
 /* What decode and flash take on vectors, by key, in hundredths of a tile of flash: 6 queries of a head. Decode goes through
- * K and V once for every 8, 4, 2 or 1 rows of a KV head (few_rows.h); flash packs them once, and then computes its tiles.
- * The narrow columns are what head_dim 32 adds; head_dim 64 adds half. Measured: docs/performance-details.md, "Which kernel
- * when". Whole numbers, because programs may have floating-point exceptions trap. */
+ * K and V once for every 8, 4, 2 or 1 rows of a KV head; flash packs them once, and then computes its tiles. The narrow
+ * columns are what head_dim 32 adds; head_dim 64 adds half. Measured: docs/performance-details.md, "Which kernel when".
+ * Whole numbers, because programs may have floating-point exceptions trap. */
+typedef struct decode_costs {
+  int32_t rows[4], narrow_rows[4]; /* of 8, 4, 2 and 1; 0 of 8: they go as 4 and 4 */
+} decode_costs;
+
 typedef struct vector_costs {
-  int32_t rows[4], narrow_rows[4];
+  decode_costs key;                    /* of a key by itself (few_rows.h), */
+  decode_costs block_key;              /* or in a whole block (group_rows.h), */
+  int32_t lanes;                       /* if the head dimensions are multiples of this; 0: there are no such blocks */
   int32_t pack, narrow_pack, far_pack; /* far: for each doubling of K and V of a head, as floats, beyond 256 KiB */
   int32_t few_keys;                    /* with n keys a tile takes few_keys / n more, against decode, than with many */
 } vector_costs;
 
-static const vector_costs avx512_costs[] = {{{210, 105, 65, 55}, {45, 35, 40, 40}, 75, -35, 32, 200},
-                                            {{195, 100, 65, 55}, {85, 55, 40, 40}, 150, -10, 13, 200}};
-/* In float32 what packing (35) and few keys (-200) cost was measured on Zen 3 alone, a CPU without AVX-512; the rest, as in
- * the other tables, on Granite Rapids and Zen 5. */
-static const vector_costs avx2_costs[] = {{{0, 90, 50, 40}, {0, 20, 15, 5}, 35, -20, 20, -200},
-                                          {{0, 97, 60, 60}, {0, 15, 5, 0}, 145, -55, 17, 0}};
-static const vector_costs other_costs[] = {{{0, 90, 50, 40}, {0, 20, 15, 5}, 40, -20, 20, 100},
-                                           {{0, 97, 60, 60}, {0, 15, 5, 0}, 145, -55, 17, 0}};
+/* In float32 what packing (35) and few keys (-200) cost on AVX2 was measured on Zen 3 alone, a CPU without AVX-512; keys of
+ * blocks on Zen 5; the rest on Granite Rapids and Zen 5. */
+static const vector_costs avx512_costs[] = {
+    {{{210, 105, 65, 55}, {45, 35, 40, 40}}, {{160, 75, 50, 30}, {10, 28, 35, 65}}, 16, 75, -35, 32, 200},
+    {{{195, 100, 65, 55}, {85, 55, 40, 40}}, {{148, 66, 38, 25}, {65, 56, 37, 65}}, 16, 150, -10, 13, 200}};
+static const vector_costs avx2_costs[] = {
+    {{{0, 90, 50, 40}, {0, 20, 15, 5}}, {{0, 66, 45, 30}, {0, 25, 3, 25}}, 8, 35, -20, 20, -200},
+    {{{0, 97, 60, 60}, {0, 15, 5, 0}}, {{0, 70, 35, 22}, {0, 25, 15, 30}}, 8, 145, -55, 17, 0}};
+static const vector_costs other_costs[] = {
+    {.key = {{0, 90, 50, 40}, {0, 20, 15, 5}}, .pack = 40, .narrow_pack = -20, .far_pack = 20, .few_keys = 100},
+    {.key = {{0, 97, 60, 60}, {0, 15, 5, 0}}, .pack = 145, .narrow_pack = -55, .far_pack = 17}};
 
 static const vector_costs *vector_costs_of(const char *isa) {
   if (strncmp(isa, "avx512", 6) == 0) return avx512_costs;
   return strcmp(isa, "avx2") == 0 ? avx2_costs : other_costs;
 }
 
-static int64_t decode_cost(const vector_costs *c, int64_t rows, int64_t narrow) {
+static int64_t cost_of_rows(const decode_costs *c, int64_t rows, int64_t narrow) {
   static const int64_t at_once[] = {8, 4, 2, 1}, from[] = {7, 3, 2, 1};
   int64_t cost = 0;
   for (int i = 0; i < 4; i++)
     for (; rows >= from[i] && c->rows[i] > 0; rows -= at_once[i]) cost += c->rows[i] + narrow * c->narrow_rows[i] / 100;
   return cost;
+}
+
+/* Keys that all rows see: only these go in blocks. */
+static int64_t keys_of_all(const attn_problem *p) {
+  if (p->window_right != 0 || p->seq_q <= 1) return p->seq_k;
+  return p->align == ATTN_ALIGN_TOP_LEFT || p->seq_k < p->seq_q ? 0 : p->seq_k - p->seq_q + 1;
+}
+
+/* Keys behind the last whole block take as long as some more would. */
+static int64_t decode_cost(const vector_costs *c, const attn_problem *p, int64_t narrow) {
+  const int64_t rows = p->heads_q / p->heads_kv * p->seq_q;
+  const bool has_blocks = c->lanes > 0 && (p->dim_qk | p->dim_v) % c->lanes == 0;
+  const int64_t whole = has_blocks ? keys_of_all(p) / BLOCK_KEYS * BLOCK_KEYS : 0, rest = p->seq_k - whole;
+  const int64_t keys = rest + (rest > 0 && whole > 0 ? KEYS_OF_REST : 0);
+  if (p->seq_k == 0) return 0;
+  return (whole * cost_of_rows(&c->block_key, rows, narrow) + keys * cost_of_rows(&c->key, rows, narrow)) / p->seq_k;
 }
 
 /* How often 256 KiB have to be doubled to make so many bytes, in hundredths, straight between powers of two. */
@@ -164,7 +191,7 @@ static bool suits_decode(const attn_problem *p, const char *isa) {
       p->seq_k > FAR_BYTES_OF_ALL / bytes_of_key / p->heads_kv)
     return true;
   c += p->dtype_kv != ATTN_F32;
-  return decode_cost(c, rows, narrow) < flash_cost(c, p, narrow);
+  return decode_cost(c, p, narrow) < flash_cost(c, p, narrow);
 }
 
 /* Whether kernels on tiles have to copy K and V, whose width is no multiple of theirs. */
