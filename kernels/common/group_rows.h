@@ -85,15 +85,20 @@ static ALWAYS_INLINE float *weights_of(float *score, const int rows) {
 }
 _Static_assert(LANE_VALUES == 1 || DECODE_KEYS * 3 / 2 <= DECODE_SCORE_STRIDE, "score must hold S and P");
 
-/* sum[j * rows + r] += products of the elements [d, d + VEC_VALUES) of row r and of the key j that begins at `key`. */
-static ALWAYS_INLINE void score_step(const float *q, key_rows k, int64_t key, int64_t d, const few_kind kind,
+/* Head dimensions that a function is for, if it is not a single one. */
+enum { any = 0 /* whole vectors */, parts = -1 /* with a part of a vector at the end */ };
+
+/* sum[j * rows + r] += products of the elements [d, d + n) of row r and of the key j that begins at `key`. */
+static ALWAYS_INLINE void score_step(const float *q, key_rows k, int64_t key, int64_t d, int64_t n, const few_kind kind,
                                      vec sum[VEC_LANES], next_lines *next) {
   const int two_lines = 2 * LINE_BYTES / (int)attn_dtype_bytes(kind.dtype), keys = keys_of_vector(kind.rows);
   const int values = keys * VEC_VALUES, pairs = values / two_lines; /* of lines */
-  if (pairs > 0 || d * keys % two_lines == 0) ask_ahead(next, kind, pairs > 0 ? pairs : 1, &next->v_again);
+  /* P V asks for whole vectors, so that both ask for what they read if a part is half of one. */
+  const bool asks = n == VEC_VALUES && (pairs > 0 || d * keys % two_lines == 0);
+  if (asks) ask_ahead(next, kind, pairs > 0 ? pairs : 1, &next->v_again);
   vec x[VEC_LANES];
   UNROLL
-  for (int j = 0; j < keys; j++) x[j] = load_lanes(k.data, kind.dtype, key + j * k.stride + d, VEC_VALUES);
+  for (int j = 0; j < keys; j++) x[j] = load_lanes(k.data, kind.dtype, key + j * k.stride + d, n);
   UNROLL
   for (int r = 0; r < kind.rows; r++) {
     vec query = vec_load(q + d / LANE_VALUES * kind.rows + r * VEC_LANES);
@@ -114,10 +119,12 @@ static ALWAYS_INLINE vec score_group(const float *q, key_rows k, float factor, i
     vec sum[VEC_LANES];
     UNROLL
     for (int i = 0; i < VEC_LANES; i++) sum[i] = vec_zero();
+    int64_t d = 0;
     UNROLL
-    for (int d = 0; d < fixed; d += VEC_VALUES) score_step(q, k, key, d, kind, sum, next);
+    for (; d < fixed; d += VEC_VALUES) score_step(q, k, key, d, VEC_VALUES, kind, sum, next);
     NO_UNROLL
-    for (int64_t d = fixed; d < dim; d += VEC_VALUES) score_step(q, k, key, d, kind, sum, next);
+    for (; d + VEC_VALUES <= dim; d += VEC_VALUES) score_step(q, k, key, d, VEC_VALUES, kind, sum, next);
+    if (fixed == parts && d < dim) score_step(q, k, key, d, dim - d, kind, sum, next);
     const vec s = scores_of(vec_sum_each(sum), factor);
     best = vec_max(s, best);
     vec_store(score + at * kind.rows, s);
@@ -149,33 +156,37 @@ static ALWAYS_INLINE void softmax_group(const int rows, float *score, group_soft
   }
 }
 
-/* acc += P V for the same keys. */
-static ALWAYS_INLINE void accumulate_group(const row_block *block, key_rows v, int64_t dim, int64_t acc_stride,
-                                           const few_kind kind, next_lines *next) {
-  enum { LANES = DECODE_KEYS / LANE_VALUES /* of P */ };
-  const int vecs = wide_vecs(kind.rows);
+/* acc += P V for the same keys and `vecs` vectors of columns from *column on, and moves that, if there are as many. `part`:
+ * values of the last load of all columns. */
+static ALWAYS_INLINE bool accumulate_vecs(const row_block *block, key_rows v, int64_t acc_stride, int64_t part,
+                                          const few_kind kind, const int vecs, int64_t *column, next_lines *next) {
   const wide_weights p = {weights_of(block->score, kind.rows), 1, kind.rows};
+  const int64_t from = *column, end = from + vecs * VEC_LANES;
+  if (vecs < LANE_VALUES || end > acc_stride) return false;
+  accumulate_wide(v, DECODE_KEYS / LANE_VALUES, from, end == acc_stride ? part : VEC_VALUES, p, block->acc, acc_stride, kind,
+                  vecs, 4, next);
+  *column = end;
+  return true;
+}
+
+static ALWAYS_INLINE void accumulate_group(const row_block *block, key_rows v, int64_t acc_stride, int64_t part,
+                                           const few_kind kind, next_lines *next) {
+  const int vecs = wide_vecs(kind.rows);
   int64_t column = 0;
-#define COLUMNS(n) accumulate_wide(v, LANES, column, VEC_VALUES, p, block->acc, acc_stride, kind, n, 4, next)
   NO_UNROLL
-  for (; column + vecs * VEC_LANES <= dim; column += vecs * VEC_LANES) COLUMNS(vecs);
-  if (vecs > 4 && column + 4 * VEC_LANES <= dim) {
-    COLUMNS(4);
-    column += 4 * VEC_LANES;
-  }
-  if (vecs > 2 && column + 2 * VEC_LANES <= dim) {
-    COLUMNS(2);
-    column += 2 * VEC_LANES;
-  }
-  if (LANE_VALUES == 1 && column < dim) COLUMNS(1);
-#undef COLUMNS
+  while (accumulate_vecs(block, v, acc_stride, part, kind, vecs, &column, next)) continue;
+  if (vecs > 4) accumulate_vecs(block, v, acc_stride, part, kind, 4, &column, next);
+  if (vecs > 2) accumulate_vecs(block, v, acc_stride, part, kind, 2, &column, next);
+  accumulate_vecs(block, v, acc_stride, part, kind, 1, &column, next);
 }
 
 /* The blocks from key `key` up to `end`. */
 static ALWAYS_INLINE void stream_group(const row_block *block, const float *q, int64_t key, int64_t end,
                                        group_softmax *state, const int fixed, const few_kind kind) {
   const attn_problem *p = block->problem;
-  const int64_t dim_qk = fixed ? fixed : p->dim_qk, dim_v = fixed ? fixed : p->dim_v;
+  const int64_t dim_qk = fixed > 0 ? fixed : p->dim_qk, dim_v = fixed > 0 ? fixed : p->dim_v;
+  const int64_t acc_stride = fixed > 0 ? fixed : block->acc_stride;
+  const int64_t part = fixed == parts ? dim_v - acc_stride + VEC_VALUES : VEC_VALUES;
   const int64_t k_stride = p->k_stride.s, v_stride = p->v_stride.s;
   key_rows k = {block->args->k, kind.dtype, attn_k_offset(p, block->seq, block->b, block->head, key), k_stride};
   key_rows v = {block->args->v, kind.dtype, attn_v_offset(p, block->seq, block->b, block->head, key), v_stride};
@@ -188,32 +199,41 @@ static ALWAYS_INLINE void stream_group(const row_block *block, const float *q, i
       raise_references(block, kind.rows, largest, state);
     }
     softmax_group(kind.rows, block->score, state);
-    accumulate_group(block, v, dim_v, fixed ? fixed : block->acc_stride, kind, &next);
+    accumulate_group(block, v, acc_stride, part, kind, &next);
     k.first += DECODE_KEYS * k_stride;
     v.first += DECODE_KEYS * v_stride;
   }
 }
 
-/* For any head dimensions, and for the usual ones. */
 #define DEFINE_GROUP(rows, dim, dtype, ahead)                                                                         \
   static NO_INLINE void group_##rows##_##dim##_##dtype##_##ahead(const row_block *block, const float *q, int64_t key, \
                                                                  int64_t end, group_softmax *state) {                 \
     stream_group(block, q, key, end, state, dim, (few_kind){rows, dtype, ahead});                                     \
   }
 #define DEFINE_DIMS(rows, dtype, ahead) \
-  DEFINE_GROUP(rows, 0, dtype, ahead) DEFINE_GROUP(rows, 64, dtype, ahead) DEFINE_GROUP(rows, 128, dtype, ahead)
+  DEFINE_GROUP(rows, any, dtype, ahead) \
+  DEFINE_GROUP(rows, 64, dtype, ahead)  \
+  DEFINE_GROUP(rows, 128, dtype, ahead)
+#ifdef VEC_LOADS_PARTS
+#define IN_PARTS(...) __VA_ARGS__
+#else
+#define IN_PARTS(...)
+#endif
 #define DEFINE_GROUPS(dtype, ahead) \
   DEFINE_DIMS(2, dtype, ahead) DEFINE_DIMS(4, dtype, ahead) EIGHT_ROWS(DEFINE_DIMS(8, dtype, ahead))
-#define DTYPE(constant, ...)            \
-  DEFINE_GROUPS(ATTN_##constant, fresh) \
-  ASKS_TWICE(DEFINE_GROUPS(ATTN_##constant, twice))
+#define DTYPE(constant, ...)                                                                             \
+  DEFINE_GROUPS(ATTN_##constant, fresh)                                                                  \
+  ASKS_TWICE(DEFINE_GROUPS(ATTN_##constant, twice))                                                      \
+  IN_PARTS(DEFINE_GROUP(2, parts, ATTN_##constant, fresh) DEFINE_GROUP(4, parts, ATTN_##constant, fresh) \
+               EIGHT_ROWS(DEFINE_GROUP(8, parts, ATTN_##constant, fresh)))
 #include LANE_DTYPES
 #undef DTYPE
 
-/* NULL if rows of K or V end within a vector. rows: 2, 4 or 8; `asks`: twice. */
+/* NULL if rows of K or V end within a vector, unless the tier loads parts of vectors; not where it would ask twice, because
+ * beyond the caches few_rows.h is quicker then. rows: 2, 4 or 8; `asks`: twice. */
 static stream_function *group_of(const attn_problem *p, int64_t rows, bool asks) {
 #define GROUP_OF(rows, kind) \
-  { group_##rows##_0_##kind, group_##rows##_64_##kind, group_##rows##_128_##kind }
+  { group_##rows##_any_##kind, group_##rows##_64_##kind, group_##rows##_128_##kind }
 #define GROUPS_OF(kind) \
   { GROUP_OF(2, kind), GROUP_OF(4, kind), EIGHT_ROWS(GROUP_OF(8, kind)) }
   static stream_function *const functions[][2][3][3] = {
@@ -222,7 +242,14 @@ static stream_function *group_of(const attn_problem *p, int64_t rows, bool asks)
 #include LANE_DTYPES
 #undef DTYPE
   };
-  if ((p->dim_qk | p->dim_v) % VEC_VALUES != 0) return NULL;
+  static stream_function *const in_parts[][3] = {
+#define DTYPE(constant, ...)                                                                                  \
+  [ATTN_##constant] = {IN_PARTS(group_2_parts_ATTN_##constant##_fresh, group_4_parts_ATTN_##constant##_fresh, \
+                                EIGHT_ROWS(group_8_parts_ATTN_##constant##_fresh))},
+#include LANE_DTYPES
+#undef DTYPE
+  };
+  if ((p->dim_qk | p->dim_v) % VEC_VALUES != 0) return asks ? NULL : in_parts[p->dtype_kv][rows / 4];
   const int dims = p->dim_qk != p->dim_v ? 0 : p->dim_qk == 64 ? 1 : p->dim_qk == 128 ? 2 : 0;
   return functions[p->dtype_kv][asks][rows / 4][dims];
 }
