@@ -240,6 +240,7 @@ static void grouped_heads_equal_repeated_heads(const char *kernel) {
         attn_problem_init(&p, 1, 2 * group, 2, 1, 203, dims[i][0], dims[i][1]);
         p.dtype_q = p.dtype_kv = p.dtype_o = dtypes[type];
         p.scale = 2;
+        p.uses = ATTN_USE_LSE;
         if (!attn_kernel_rejects(attn_kernel_find(kernel), &p)) grouped_heads_equal_repeated_heads_at(kernel, p);
       }
 }

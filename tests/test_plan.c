@@ -242,7 +242,7 @@ TEST(choice_depends_on_the_rows_at_once) {
       {1, 4, 512, 32, ATTN_F32, "decode"},  {1, 5, 512, 32, ATTN_F32, "flash"},   {1, 7, 512, 32, ATTN_F32, "decode"},
       {1, 16, 512, 64, ATTN_F32, "decode"}, {1, 17, 512, 64, ATTN_F32, "flash"},  {1, 20, 512, 64, ATTN_F32, "decode"},
       {1, 21, 512, 64, ATTN_F32, "flash"},  {1, 28, 512, 64, ATTN_F16, "decode"}, {1, 29, 512, 64, ATTN_F16, "flash"},
-      {1, 5, 512, 64, ATTN_F32, "decode"},  {1, 5, 31, 64, ATTN_F32, "flash"},    {1, 5, 512, 60, ATTN_F32, "decode"},
+      {1, 5, 512, 64, ATTN_F32, "decode"},  {1, 5, 31, 64, ATTN_F32, "flash"},    {1, 5, 512, 60, ATTN_F32, "flash"},
       {8, 4, 512, 32, ATTN_F16, "decode"},  {8, 4, 31, 32, ATTN_F16, "flash"}};
   if (!attn_kernel_find("decode_avx512") || attn_kernel_unusable(attn_kernel_find("decode_avx512"))) skip();
   for (size_t i = 0; i < COUNT(cases); i++) {
