@@ -316,8 +316,8 @@ static ALWAYS_INLINE int wide_vecs(const int rows) {
 }
 
 /* acc += P V for 2, 4 or 8 rows, at most DECODE_GROUP_ROWS at a time, and `vecs`, at most wide_vecs(), vectors of columns
- * from `column` on: a tile of 4 × 3 sums takes 19 instructions for its 12 multiply-adds, one of 8 × 1 17 for its 8. `lanes`
- * of P, none of which lacks a key; `last`: columns of the last load; `at_once`: lanes between two looks at what is to be
+ * from `column` on: a tile of 4 × 3 sums takes 19 instructions for 12 multiply-adds, one of 8 × 1 17 for 8. `lanes` of
+ * P, none of which lacks a key; `last`: columns of the last load; `at_once`: lanes between two looks at what is to be
  * asked for, a divisor of `lanes`. Both passes together ask for as many lines as they read. */
 static ALWAYS_INLINE void accumulate_wide(key_rows v, int64_t lanes, int64_t column, int64_t last, const wide_weights p,
                                           float *acc, int64_t acc_stride, const few_kind kind, const int vecs,
