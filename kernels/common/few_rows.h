@@ -14,10 +14,10 @@
  *                      not set (portable, neon, neonbf16)
  *   DECODE_GROUP_ROWS  optional: group_rows.h, its P V in tiles of up to so many rows (wide_vecs); the tier brings
  *                      vec_in_register(x), which is x, but loaded once for all its uses, and pair_rows_of_2(), _4() and _8()
- * if lanes hold pairs; tested: 4 (avx2), 8 (avx512, avx512bf16), not set (the others) DECODE_WIDE_SUMS   optional: these
- * tiles for all P V of 4 or 8 rows; tested: set (avx2), not set (the others) DECODE_PAIRS       optional: the tier
- * multiplies pairs of bf16 values, by the names that few_pairs.h tells; tested: set (avx512bf16, neonbf16), not set (avx512,
- * avx2, neon, portable) */
+ *                      if lanes hold pairs; tested: 4 (avx2), 8 (avx512, avx512bf16), not set (the others)
+ *   DECODE_WIDE_SUMS   optional: these tiles for all P V of 4 or 8 rows; tested: set (avx2), not set (the others)
+ *   DECODE_PAIRS       optional: the tier multiplies pairs of bf16 values, by the names that few_pairs.h tells;
+ *                      tested: set (avx512bf16, neonbf16), not set (avx512, avx2, neon, portable) */
 #ifndef ATTN_COMMON_FEW_ROWS_H
 #define ATTN_COMMON_FEW_ROWS_H
 
