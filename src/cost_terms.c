@@ -76,7 +76,7 @@ static void stream_terms(const sizes *s, double *t) {
 }
 
 /* Decode goes through K and V once for every 8, 4, 2 or 1 rows of a KV head (few_rows.h), or 16 in the tile unit: 7 rows as
- * 8, and 3 as 4, as decode_cost() of dispatch.c does. `pairs`: 5 and 6 rows as 8, too. */
+ * 8, and 3 as 4, as cost_of_rows() of dispatch.c does. `pairs`: 5 and 6 rows as 8, too. */
 static void decode_terms(const sizes *s, bool pairs, double *t) {
   static const double at_once[] = {8, 4, 2, 1};
   const double from[] = {pairs ? 5 : 7, 3, 2, 1};

@@ -231,10 +231,10 @@ static void grouped_heads_equal_repeated_heads_at(const char *kernel, const attn
  * which decode has loops of their own, whose scores are large enough to move references. */
 static void grouped_heads_equal_repeated_heads(const char *kernel) {
   static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
-  static const int64_t dims[][2] = {{64, 64}, {128, 128}, {32, 224}, {80, 112}};
+  static const int64_t dims[][2] = {{64, 64}, {128, 128}, {32, 224}, {80, 112}, {40, 100}};
   grouped_heads_equal_repeated_heads_at(kernel, uneven_problem(kernel));
   for (size_t type = 0; type < COUNT(dtypes); type++)
-    for (int64_t group = 3; group <= 21; group += group < 8 ? 1 : 4)
+    for (int64_t group = 2; group <= 20; group += group < 8 ? 1 : 4)
       for (size_t i = 0; i < COUNT(dims); i++) {
         attn_problem p;
         attn_problem_init(&p, 1, 2 * group, 2, 1, 203, dims[i][0], dims[i][1]);

@@ -41,11 +41,13 @@ static inline void zip_pairs(vec even, vec odd, vec pairs[2]) {
   pairs[1] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(first, second));
 }
 
-/* P of rows side by side, key by key, rounded to bf16, to pairs of each row: of the keys of `low`, then of `high`. */
+/* Floats that are bf16 values, to pairs lane by lane. */
 static inline vec pair_lanes(vec even, vec odd) {
   const __m512i first = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
   return _mm512_castsi512_ps(_mm512_or_si512(first, _mm512_castps_si512(odd)));
 }
+
+/* P of rows side by side, key by key, rounded to bf16, to pairs of each row: of the keys of `low`, then of `high`. */
 static inline vec pair_rows_of_2(vec low, vec high) {
   const __m512i first = _mm512_setr_epi32(0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29);
   const __m512i second = _mm512_setr_epi32(2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31);
