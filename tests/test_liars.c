@@ -2,6 +2,7 @@
 /* Kernels that attnbench must not believe. Each is flash_c with a lie around it. They run beside an honest kernel through
  * all that `attnbench run` does with a case: plan, check, rounds, rows; and through `attnbench eval --time`. */
 #include <pthread.h>
+#include <sched.h>
 #include <semaphore.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -20,7 +21,7 @@
 #include "support.h"
 #include "timing/setup.h"
 
-extern const attn_kernel attn_flash_c;
+extern const attn_kernel attn_flash_c, attn_naive_c;
 
 enum { DIM = 32, LONGEST = 192, CHECKED_CALLS = 8, MOST_WRITES = 1000000 };
 static int seq = LONGEST; /* of the case; it has one head */
@@ -42,8 +43,9 @@ static pthread_t helper;           /* runs while `helping` is true */
 static bool helping;
 static sem_t help_now; /* posted where the helper need wait no longer */
 static atomic_bool stop_writing;
-static attn_args helped_args; /* of the last call */
-static lie helped;            /* the call for which the helper works */
+static atomic_llong writes_left; /* of the helper that writes again and again; 0 if there is none */
+static attn_args helped_args;    /* of the last call */
+static lie helped;               /* the call for which the helper works */
 
 static float *output_of(const lie *l) { return l->args->o; }
 static float first_v(const lie *l) { return *(const float *)l->args->v; }
@@ -159,8 +161,8 @@ static void write_late(const lie *l) {
 
 /* Writes its right answer again and again until its next call, so that the kernel that runs between looks wrong. */
 static void *write_again(void *nothing) {
-  for (int64_t i = 0; i < MOST_WRITES && !stop_writing; i++)
-    memcpy(helped.args->o, known, (size_t)outputs() * sizeof *known);
+  for (; writes_left > 0 && !stop_writing; writes_left--) memcpy(helped.args->o, known, (size_t)outputs() * sizeof *known);
+  writes_left = 0;
   return nothing;
 }
 
@@ -171,7 +173,16 @@ static void keep_writing(const lie *l) {
   keep_answer(l);
   keep_arguments(l);
   stop_writing = false;
+  writes_left = MOST_WRITES;
   helping = !pthread_create(&helper, NULL, write_again, NULL);
+}
+
+/* naive_c for keep_writing(). The helper is kept on the CPU of the thread that started it, so it might not get a turn in a
+ * call as short as this one: the call waits for two writes, the second of which began after its work. */
+static void run_interrupted(const attn_schedule *schedule, const attn_args *args, attn_task task, void *unit,
+                            void *scratch) {
+  attn_naive_c.run(schedule, args, task, unit, scratch);
+  for (const long long before = writes_left; writes_left > 0 && writes_left > before - 2;) (void)sched_yield();
 }
 
 /* ---- A liar as a trial --------------------------------------------------------------------------------------------- */
@@ -207,10 +218,18 @@ static void close_liar(attn_schedule *schedule) {
 attn_status __real_attn_plan_create(const attn_problem *problem, const attn_options *options, attn_plan **plan);
 attn_status __wrap_attn_plan_create(const attn_problem *problem, const attn_options *options, attn_plan **plan);
 
+static bool is_asked_for(const char *kernel, const attn_options *options) {
+  return options->kernel && !strcmp(options->kernel, kernel);
+}
+
 /* Gives attnbench the liar when it asks for flash_c. */
 attn_status __wrap_attn_plan_create(const attn_problem *problem, const attn_options *options, attn_plan **plan) {
-  if (!options->kernel || strcmp(options->kernel, "flash_c")) return __real_attn_plan_create(problem, options, plan);
-  return attn_plan_create_for_kernel(problem, &liar, options, plan);
+  static attn_kernel interrupted;
+  interrupted = attn_naive_c;
+  interrupted.run = run_interrupted;
+  if (is_asked_for("flash_c", options)) return attn_plan_create_for_kernel(problem, &liar, options, plan);
+  if (is_asked_for("naive_c", options)) return attn_plan_create_for_kernel(problem, &interrupted, options, plan);
+  return __real_attn_plan_create(problem, options, plan);
 }
 
 static void prepare_liar(void (*lie_to_tell)(const lie *l)) {
