@@ -29,7 +29,7 @@ CSV_HEADER = (
     "dim_v,score,causal,align,window,mask,bias,alibi,softcap,sinks,lengths,layout,cache,threads,status,reason,"
     "rows_checked,max_err_ratio,max_abs_err,err_index,samples,time_ns_min,time_ns_median,time_ns_mad,time_ns_ci_lo,"
     "time_ns_ci_hi,plan_ns,workspace_bytes,flops,bytes,gflops,gbs,peak_gflops,peak_pct,peak_gbs,bw_pct,baseline,"
-    "ratio,ratio_ci_lo,ratio_ci_hi,noise,stop_reason,threads_counted,warnings")
+    "ratio,ratio_ci_lo,ratio_ci_hi,noise,stop_reason,threads_counted,calm_pct,warnings")
 TIMED = CSV_HEADER[CSV_HEADER.index("samples"):CSV_HEADER.index(",baseline")].split(",")
 LAYER_HEADER = CSV_HEADER + ",layer,width,product,projections_pct,attention_pct,rest_pct"
 OTHER_AXES_HEADER = CSV_HEADER + ",other_axes"
@@ -86,7 +86,7 @@ class CommandLine(FolderTest):
         text = self.tuning_file()
         if text is None:
             return
-        self.assertTrue(text.startswith("attn-tuning 3\ncpu "), text)
+        self.assertTrue(text.startswith("attn-tuning 4\ncpu "), text)
         everywhere = "dim=1..* group=1..* seq_k=0..* seq_q=0..*"
         rule = f"rule f32 full {everywhere} kernel=naive_c second=flash_c margin=2 low=2 high=2\n"
         path = self.written("b.tuning", text + rule)

@@ -242,6 +242,10 @@ static void fill_rows(three_rows *t) {
   for (int i = 0; i < 3; i++) t->row[i] = (bench_goal_row){.goal = &t->table.goals.item[i], .done = true};
   t->row[0].measured = (bench_summary){.median = 81.25, .ci_lo = 79.5, .ci_hi = 83, .n = 21};
   t->row[0].verdict = (bench_goal_verdict){BENCH_FLOOR, true};
+  t->row[0].rounds = 21;
+  t->row[0].calm = 15;
+  t->row[1].rounds = 3;
+  t->row[1].calm = t->row[2].calm = -1;
   t->row[1].measured = (bench_summary){.median = 412.4, .ci_lo = NAN, .ci_hi = NAN, .n = 3};
   t->row[2].status = BENCH_FAIL;
   snprintf(t->row[2].reason, sizeof t->row[2].reason, "o is wrong");
@@ -312,17 +316,21 @@ TEST(test_rows_are_printed) {
   expect_text(
       print_rows, &t,
       "one\n"
-      "  first                                      flash_c           80.0    90.0      81.2 %       79.5 .. 83.0      ok?\n"
+      "  first                                      flash_c           80.0    90.0      81.2 %       79.5 .. 83.0       "
+      "15/21 "
+      "ok?\n"
       "two\n"
-      "  second, \"quoted\"                           naive_c              -       -       412 ns                        -\n"
-      "  third                                      naive_c          0.500       -                                     "
-      "FAIL\n"
+      "  second, \"quoted\"                           naive_c              -       -       412 ns                      "
+      "       - -\n"
+      "  third                                      naive_c          0.500       -                                "
+      "          - FAIL\n"
       "      o is wrong\n");
   t.row[0].measured.n = 1;
   t.row[0].verdict.open = false;
   t.row[1].done = t.row[2].done = false;
   expect_text(print_summary, &t,
               "\n1 of 3 rows have a verdict: 0 at their goal, 1 more at their floor (ok), 0 short of it\n"
+              "calm: rounds without another program on the same cores; where a row has 11 or more, these alone count\n"
               "2 rows were not reached\n1 row is for another CPU\n2 rows need kernels that this build lacks\n");
   bench_goals_clear(&t.table.goals);
 }
@@ -337,10 +345,12 @@ TEST(test_rows_are_counted) {
   assert_int_equal(bench_goals_count(&t.table).failed, 2);
   bench_goals_clear(&t.table.goals);
   fill_rows(&t);
+  t.row[1].calm = 2;
   expect_text(
       print_summary, &t,
       "\n1 of 3 rows have a verdict: 0 at their goal, 1 more at their floor (ok), 0 short of it; ? = the interval holds "
-      "the floor (1)\n1 row is for another CPU\n2 rows need kernels that this build lacks\n");
+      "the floor (1)\ncalm: rounds without another program on the same cores; where a row has 11 or more, these alone "
+      "count\n1 row has fewer: take more --rounds\n1 row is for another CPU\n2 rows need kernels that this build lacks\n");
   bench_goals_clear(&t.table.goals);
 }
 
@@ -350,16 +360,16 @@ TEST(test_rows_are_written_as_csv) {
   expect_text(
       print_csv, &t,
       "run_id,section,row,kernel,metric,unit,case_id,against_case_id,against_kernel,cpu,floor,goal,measured,ci_lo,ci_hi,"
-      "rounds,status,verdict,interval_holds_floor,reason\n"
-      "run,one,first,flash_c,peak,%,case one,,,any,80,90,81.25,79.5,83,21,PASS,ok,yes,\n"
-      "run,two,\"second, \"\"quoted\"\"\",naive_c,ns,ns,,,,any,,,412.4,,,3,PASS,,no,\n"
-      "run,two,third,naive_c,ratio,x,,against,,AMD,0.5,,,,,0,FAIL,,no,o is wrong\n");
+      "rounds,calm_rounds,status,verdict,interval_holds_floor,reason\n"
+      "run,one,first,flash_c,peak,%,case one,,,any,80,90,81.25,79.5,83,21,15,PASS,ok,yes,\n"
+      "run,two,\"second, \"\"quoted\"\"\",naive_c,ns,ns,,,,any,,,412.4,,,3,,PASS,,no,\n"
+      "run,two,third,naive_c,ratio,x,,against,,AMD,0.5,,,,,0,,FAIL,,no,o is wrong\n");
   t.row[0].done = t.row[1].done = false;
   expect_text(
       print_csv, &t,
       "run_id,section,row,kernel,metric,unit,case_id,against_case_id,against_kernel,cpu,floor,goal,measured,ci_lo,ci_hi,"
-      "rounds,status,verdict,interval_holds_floor,reason\n"
-      "run,two,third,naive_c,ratio,x,,against,,AMD,0.5,,,,,0,FAIL,,no,o is wrong\n");
+      "rounds,calm_rounds,status,verdict,interval_holds_floor,reason\n"
+      "run,two,third,naive_c,ratio,x,,against,,AMD,0.5,,,,,0,,FAIL,,no,o is wrong\n");
   bench_goals_clear(&t.table.goals);
 }
 

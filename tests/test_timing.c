@@ -18,6 +18,7 @@ static int begin(void **state), end(void **state);
 #include "goals/goals.h"
 #include "layer_support.h"
 #include "machine/affinity.h"
+#include "timing/core_share.h"
 #include "timing/setup.h"
 
 enum { MOST_EVENTS = 20000, MOST_ROUNDS = 64, MOST_TENSORS = 8, CHECKED = 4711, UNWRITTEN = 13 };
@@ -76,6 +77,8 @@ static struct {
   size_t bandwidth_bytes;
   const void *workspace; /* of the first call, and how many calls had another */
   int other_workspaces;
+  int core_looks, looks_a_round; /* at the core's share; looks_a_round 0: it is not known */
+  uint64_t disturbed;            /* rounds in which one of these looks finds a neighbour, as bits */
 } sim;
 
 static void note(event e) {
@@ -179,6 +182,14 @@ static double bandwidth(size_t bytes, int threads) {
   return (sim.slow_bandwidths-- > 0 ? 2e9 : 8e9) * threads;
 }
 
+static double core_share(int threads) {
+  assert_true(threads >= 1);
+  if (!sim.looks_a_round) return 0;
+  const int round = sim.core_looks / sim.looks_a_round, look = sim.core_looks % sim.looks_a_round;
+  sim.core_looks++;
+  return sim.disturbed >> round & 1 && look == round % sim.looks_a_round ? 0.5 : 0.9;
+}
+
 static const bench_meter simulated = {.now_ns = now_ns,
                                       .resolution_ns = resolution_ns,
                                       .cpu_now = cpu_now,
@@ -191,7 +202,8 @@ static const bench_meter simulated = {.now_ns = now_ns,
                                       .peak_prepare = peak_prepare,
                                       .peak_rate = peak_rate,
                                       .read_rate = read_rate,
-                                      .bandwidth = bandwidth};
+                                      .bandwidth = bandwidth,
+                                      .core_share = core_share};
 
 static int begin(void **state) {
   (void)state;
@@ -1003,6 +1015,7 @@ TEST(disturbed_first_calls_make_no_error) {
 
 static char notes[200];                /* what bench_note() said of the last goal */
 static const char *compared_with = ""; /* the field `against`, but for a speedup */
+static int goal_rounds = 11;           /* of goals that nobody interrupts */
 
 static void hear(void *context, const char *what, const char *kernel) {
   (void)context;
@@ -1016,7 +1029,7 @@ static bench_goal_row measure(const char *goal, const script *s, bench_row *row,
   char line[200], error[200];
   const bench_case_settings settings = {.timed = true,
                                         .case_budget_s = 5,
-                                        .rounds = s->interrupt_in ? 21 : 11,
+                                        .rounds = s->interrupt_in ? 21 : goal_rounds,
                                         .stop = &sim.stop,
                                         .note = hear,
                                         .meter = &simulated};
@@ -1212,6 +1225,55 @@ TEST(goals_are_shares_of_the_loops_beside) {
   }
   assert_close(goal.measured.median, bench_median(share, 11));
   assert_true(goal.measured.median > 33 && goal.measured.median < 164);
+  bench_row_clear(&row);
+}
+
+/* 21 rounds, of which those of the bits have a neighbour, and take twice as long. */
+static bench_goal_row measure_disturbed(const char *goal, uint64_t disturbed, int looks_a_round, bench_row *row) {
+  script s = steady("any", 10000);
+  bool complete;
+  for (s.lengths = 0; s.lengths < 21; s.lengths++) s.call_ns[s.lengths] = disturbed >> s.lengths & 1 ? 20000 : 10000;
+  begin(NULL);
+  sim.looks_a_round = looks_a_round;
+  sim.disturbed = disturbed;
+  goal_rounds = 21;
+  const bench_goal_row result = measure(goal, &s, row, &complete);
+  goal_rounds = 11;
+  assert_true(complete && result.done && result.rounds == 21 && row->time.n == 21);
+  return result;
+}
+
+/* Rounds without neighbours alone count, if there are 11 or more. Either look of a sample may find one. */
+TEST(goals_are_those_of_calm_rounds) {
+  static const struct {
+    uint64_t disturbed;
+    int calm, counted;
+    double median;
+  } cases[] = {{0, 21, 21, 10000},        {0x1, 20, 20, 10000},      {0x15555d, 9, 21, 20000}, {0x1ffc00, 10, 21, 20000},
+               {0x0aaaaa, 11, 11, 10000}, {0x1ff800, 11, 11, 10000}, {0x1fffff, 0, 21, 20000}};
+  bench_row row;
+  for (size_t i = 0; i < COUNT(cases); i++) {
+    const bench_goal_row goal = measure_disturbed("ns | flash_c | heads=2 seq=64 head_dim=32", cases[i].disturbed, 2, &row);
+    assert_true(goal.calm == cases[i].calm && goal.measured.n == cases[i].counted);
+    assert_close(goal.measured.median, cases[i].median);
+    assert_close(row.calm_pct, 100.0 * cases[i].calm / 21);
+    bench_row_clear(&row);
+  }
+}
+
+/* Both samples of a comparison must be calm. Where the meter does not know, nothing is said. */
+TEST(calm_rounds_are_those_of_all_trials) {
+  bench_row row;
+  compared_with = "seq=128";
+  bench_goal_row goal = measure_disturbed("time | flash_c | heads=2 seq=64 head_dim=32", 0x155, 4, &row);
+  assert_true(goal.calm == 16 && goal.measured.n == 16);
+  bench_row_clear(&row);
+  compared_with = "";
+  goal = measure_disturbed("speedup | flash_c | heads=2 seq=64 head_dim=32 threads=2", 0x155, 4, &row);
+  assert_true(goal.calm == 16 && goal.measured.n == 16);
+  bench_row_clear(&row);
+  goal = measure_disturbed("ns | flash_c | heads=2 seq=64 head_dim=32", 0x155, 0, &row);
+  assert_true(goal.calm == -1 && goal.measured.n == 21 && isnan(row.calm_pct));
   bench_row_clear(&row);
 }
 
@@ -1707,6 +1769,21 @@ TEST(parts_of_tensors_have_all_their_bytes) {
 
 /* A loop that read something wrong has no rate. */
 TEST(the_read_bandwidth_of_this_machine_is_above_zero) { assert_true(bench_read_bandwidth(1 << 14, 1) > 1e7); }
+
+/* The most that was seen is 1; a loop that does not count additions, or counts them wrongly, is far from that. */
+TEST(shares_of_the_core_are_those_of_the_best_look) {
+  double most = 0;
+  for (int i = 0; i < 200; i++) {
+    const double share = bench_core_share(1 + i % 2);
+#if defined __x86_64__ || defined __aarch64__
+    assert_true(share > 0 && share <= 1);
+#else
+    assert_true(share == 0);
+#endif
+    most = fmax(most, share);
+  }
+  assert_true(most == 0 || most > 0.5);
+}
 
 /* ---- How long it still takes ---------------------------------------------------------------------------------------- */
 

@@ -84,7 +84,8 @@ const char *bench_mark_name(bench_mark mark); /* "-", "short", "ok", "goal" */
 
 /* ---- Goals as rows: goals_table.c chooses, measures and prints them ---- */
 
-/* A row is the median of this many rounds, unless --rounds says otherwise; never of fewer than the least. */
+/* A row is the median of this many rounds, unless --rounds says otherwise; never of fewer than the least. Where at least so
+ * many are calm (bench_sample_is_calm()), it is the median of these. */
 enum { BENCH_GOAL_ROUNDS = 21, BENCH_LEAST_GOAL_ROUNDS = 11 };
 
 /* A goal whose kernel runs here. */
@@ -97,6 +98,7 @@ typedef struct bench_goal_row {
   bench_status status; /* PASS: measured */
   char reason[400];    /* why not; "" on PASS */
   bench_summary measured;
+  int rounds, calm; /* all rounds, and calm ones (bench_sample_is_calm()); calm is -1 if that is not known */
   bench_goal_verdict verdict;
 } bench_goal_row;
 
@@ -126,6 +128,7 @@ typedef struct bench_goal_counts {
   int done, failed;          /* failed: FAIL, ERROR or DEGENERATE */
   int marks[BENCH_GOAL + 1]; /* measured rows by verdict */
   int decided, open;         /* measured rows with a floor, and those whose interval holds the floor */
+  int calm, disturbed;       /* measured rows that tell: medians of calm rounds, and of all because too few are calm */
 } bench_goal_counts;
 bench_goal_counts bench_goals_count(const bench_goal_table *table);
 

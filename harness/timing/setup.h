@@ -42,6 +42,7 @@ typedef struct bench_row {
   double flops, bytes;                             /* of one call: allowed pairs only; Q, K, V and O once */
   double gflops, gbs;                              /* the same, 1e9 per second, by the median */
   double threads_counted;                          /* that were busy, by their CPU time; median over the rounds */
+  double calm_pct;                                 /* samples that are calm (bench_sample_is_calm()) */
   double peak_gflops, peak_pct;                    /* of the tier's loop on all threads; median share over the rounds */
   double peak_gbs, bw_pct;                         /* of the loop that only reads, and gbs as a share of it */
   char baseline[64];                               /* the kernel that ratio compares with */

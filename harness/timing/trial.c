@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "machine/affinity.h"
+#include "timing/core_share.h"
 #include "timing/stats.h"
 
 const attn_kernel_info bench_automatic = {
@@ -57,9 +58,10 @@ bool bench_trial_allocate(bench_trial *t, int rounds) {
                                .loop_rate = calloc((size_t)rounds, sizeof(double)),
                                .busy = calloc((size_t)rounds, sizeof(double)),
                                .first_ns = calloc((size_t)rounds, sizeof(double)),
+                               .core_share = calloc((size_t)rounds, sizeof(double)),
                                .position = malloc((size_t)rounds * sizeof(int))};
   const bench_samples *s = &t->samples;
-  return s->time_ns && s->loop_rate && s->busy && s->first_ns && s->position;
+  return s->time_ns && s->loop_rate && s->busy && s->first_ns && s->core_share && s->position;
 }
 
 void bench_trial_clear(bench_trial *t) {
@@ -67,6 +69,7 @@ void bench_trial_clear(bench_trial *t) {
   free(t->samples.loop_rate);
   free(t->samples.busy);
   free(t->samples.first_ns);
+  free(t->samples.core_share);
   free(t->samples.position);
   t->samples = (bench_samples){.rounds = 0};
 }
@@ -93,6 +96,7 @@ const bench_meter bench_machine_meter = {
     .peak_rate = bench_peak_rate,
     .read_rate = read_rate,
     .bandwidth = bench_read_bandwidth,
+    .core_share = bench_core_share,
 };
 
 /* Gets the trial's threads ready. Those of a larger team go: they would take CPU time beside the calls. */
@@ -137,7 +141,7 @@ static bool fail_call(bench_sampler *s, const bench_trial *t) {
 static bool time_round(const bench_sampler *s, bench_trial *t, int64_t turn, int r) {
   const bench_meter *m = s->meter;
   const int64_t calls = t->samples.iterations;
-  const double before = m->now_ns();
+  const double share = m->core_share(t->threads), before = m->now_ns();
   const bench_cpu_time from = m->cpu_now();
   const double start = m->now_ns();
   attn_status status = call(s, t, 1, turn);
@@ -146,6 +150,7 @@ static bool time_round(const bench_sampler *s, bench_trial *t, int64_t turn, int
   const double end = m->now_ns();
   const bench_cpu_time to = m->cpu_now();
   const double whole_ns = m->now_ns() - before;
+  t->samples.core_share[r] = fmin(share, m->core_share(t->threads));
   t->samples.busy[r] = (to.all_ns - from.all_ns) / (t->threads > 1 ? whole_ns : fmax(to.own_ns - from.own_ns, 1));
   t->samples.first_ns[r] = first - start;
   t->samples.time_ns[r] = (end - start) / (double)calls;
@@ -198,6 +203,10 @@ bool bench_sample_take(bench_sampler *s, bench_trial *t, int position, bench_sli
   samples->rounds++;
   return true;
 }
+
+bool bench_sample_is_calm(const bench_trial *t, int round) { return t->samples.core_share[round] >= BENCH_CALM; }
+
+bool bench_knows_calm(const bench_trial *t) { return t->samples.rounds > 0 && t->samples.core_share[0] > 0; }
 
 /* More calls by the factor that is missing, and a fifth on top; at most a hundred times as many. */
 static int64_t more_calls(int64_t calls, double total_ns, double sample_ns) {

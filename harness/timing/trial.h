@@ -15,6 +15,7 @@ typedef struct bench_samples {
                          loop; bytes/s of all threads together for the read loop; 0 without a loop */
   double *busy;       /* [rounds] threads that were busy, by their CPU time */
   double *first_ns;   /* [rounds] the first call of the sample, where inputs differ from those of all calls before */
+  double *core_share; /* [rounds] bench_core_share(), the lower one of before and after the calls; 0: not known */
   int *position;      /* [rounds] place in the order of the round */
   int64_t iterations; /* calls per sample */
   int rounds;
@@ -95,6 +96,7 @@ typedef struct bench_meter {
   double (*read_rate)(const bench_trial *trial, int64_t turn,
                       int threads);               /* one sample's worth of tensors, from `turn` on */
   double (*bandwidth)(size_t bytes, int threads); /* as bench_read_bandwidth() */
+  double (*core_share)(int threads);              /* as bench_core_share() */
 } bench_meter;
 
 extern const bench_meter bench_machine_meter; /* this machine's clock, calls and loops */
@@ -116,6 +118,12 @@ typedef struct bench_slices {
 
 /* Says what went wrong; false. */
 #define bench_sampler_fail(sampler, ...) bench_say((sampler)->error, sizeof(sampler)->error, __VA_ARGS__)
+
+/* Whether the trial had its cores to itself in that round: nobody else ran on their other hardware threads. */
+bool bench_sample_is_calm(const bench_trial *trial, int round);
+
+/* Whether bench_sample_is_calm() can tell: on CPUs that bench_core_share() knows. */
+bool bench_knows_calm(const bench_trial *trial);
 
 /* Finds how many calls make a sample, which also warms up, and how long a slice of the peak loop is. Sets call_ns. False
  * with the sampler's error if a call failed. */
