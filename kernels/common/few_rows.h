@@ -10,7 +10,7 @@
  *                      tested: set (avx2, avx512, avx512bf16), not set (portable, neon, neonbf16)
  *   DECODE_SCORE_SUMS  optional: vectors of sums of scores at a time, a multiple of VEC_LANES, for tiers with registers for
  *                      more than VEC_LANES; tested: 16 (neon, neonbf16), VEC_LANES (the others)
- *   DECODE_ASKS_TWICE  optional: code for CPUs that drop hints, too (asks_twice); tested: set (avx2, avx512, avx512bf16),
+ *   DECODE_ASKS_TWICE  optional: code for CPUs that drop hints, too (asks_of); tested: set (avx2, avx512, avx512bf16),
  *                      not set (portable, neon, neonbf16)
  *   DECODE_GROUP_ROWS  optional: group_rows.h, its P V in tiles of up to so many rows (wide_vecs); the tier brings
  *                      vec_in_register(x), which is x, but loaded once for all its uses, and pair_rows_of_2(), _4() and _8()
@@ -23,7 +23,7 @@
 
 #include <assert.h>
 
-#include "level2.h"
+#include "cpu_hints.h"
 #include "next_lines.h"
 #include "streaming_softmax.h"
 
@@ -68,7 +68,7 @@ typedef struct key_rows {
 typedef struct few_rows {
   key_rows keys;    /* K for scores, V for sums */
   next_lines *next; /* to ask memory for */
-  bool twice;       /* ask twice */
+  int ahead;        /* for the rows that read them first: cached, fresh or twice */
   int64_t count;    /* of the keys */
   int64_t lanes;    /* of P; the first key is the `before`-th of its lane */
   int64_t before;
@@ -81,7 +81,8 @@ typedef struct few_rows {
   int64_t columns; /* of V that may be read */
 } few_rows;
 
-/* Whether memory is asked for what comes next: not for K and V that other rows have just read; once; twice. */
+/* Whether memory is asked for what comes next: not for K and V that other rows have just read, or that the CPU fetches by
+ * itself; once; twice. */
 enum { cached, fresh, twice };
 
 /* Constants at every call: how many rows there are, the type of K and V, and one of the above. */
@@ -235,7 +236,7 @@ static void tile_queries(const row_block *block, float *q_tiles) {
 static void for_few_rows(few_function *const functions[][3][4], few_rows *t, int64_t rows, bool read) {
   for (t->row = 0; t->row < rows; read = true) {
     const int index = rows_index(rows - t->row);
-    functions[t->keys.dtype][read ? cached : t->twice ? twice : fresh][index](t);
+    functions[t->keys.dtype][read ? cached : t->ahead][index](t);
     t->row += ROWS_AT_ONCE[index];
   }
 }
@@ -426,7 +427,7 @@ typedef struct products {
   next_lines next;
   int64_t begin, end;
   bool picks; /* V of a key is read only for rows that may see it */
-  bool twice; /* asks_twice */
+  int ahead;  /* asks_of */
   float factor;
 } products;
 
@@ -445,12 +446,16 @@ static bool products_layout_of(const attn_problem *p, int64_t capacity, products
   return LAY_OUT(parts, &at->total);
 }
 
-/* Whether K and V of a call are asked for twice: if they are too large to be in a cache, on CPUs with 1 MiB of level 2.
- * Zen 5 has that and gains up to a third; up to 8 MiB it would lose as much as 18 %. Granite Rapids (2 MiB) and Zen 3 (512
- * KiB) had better times with hints into level 2 than into level 1, and keep them. */
-static bool asks_twice(const attn_problem *p) {
+/* How K and V of a call are asked for. Twice on CPUs that drop hints, if they are too large to be in a cache: Zen 5 gains up
+ * to a third; up to 8 MiB it would lose as much as 18 %. Zen 4, with caches of the same size, loses up to 40 %: it, Zen 3
+ * and Granite Rapids had their best times with hints into level 2. Not at all where a single row reads K and V in their
+ * order and level 3 may hold them: Zen 4 gains up to a third. */
+static int asks_of(const row_block *block) {
+  const attn_problem *p = block->problem;
   const double elements = (double)(p->batch * p->heads_kv) * (double)p->seq_k * (double)(p->dim_qk + p->dim_v);
-  return MAY_ASK_TWICE && elements * (double)attn_dtype_bytes(p->dtype_kv) > 8 << 20 && attn_level2_bytes() == 1 << 20;
+  const double bytes = elements * (double)attn_dtype_bytes(p->dtype_kv);
+  if (MAY_ASK_TWICE && bytes > 8 << 20 && attn_drops_hints()) return twice;
+  return block->rows == 1 && bytes <= 16 << 20 && attn_needs_no_hints() ? cached : fresh;
 }
 
 /* From sums to scores in log2 units (scores_of). */
@@ -460,7 +465,7 @@ static inline float score_factor(const attn_problem *p) { return p->scale * LOG2
 static products start_products(const row_block *block, const products_layout *at, void *memory) {
   const products work = {.q_tiles = floats_at(memory, at->q_tiles),
                          .v_copy = floats_at(memory, at->v),
-                         .twice = asks_twice(block->problem),
+                         .ahead = asks_of(block),
                          .factor = score_factor(block->problem)};
   tile_queries(block, work.q_tiles);
   return work;
@@ -503,7 +508,7 @@ static void take_keys(products *work, const row_block *block, int64_t begin, int
 static few_rows few_rows_of(products *work, const row_block *block, int64_t tile_row, key_rows keys) {
   return (few_rows){.keys = keys,
                     .next = &work->next,
-                    .twice = work->twice && work->next.dense,
+                    .ahead = work->ahead == twice && !work->next.dense ? fresh : work->ahead,
                     .count = work->end - work->begin,
                     .lanes = ceil_div(work->end, LANE_VALUES) - work->begin / LANE_VALUES,
                     .before = work->begin % LANE_VALUES,

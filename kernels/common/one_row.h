@@ -80,24 +80,27 @@ static ALWAYS_INLINE void stream_blocks(const row_block *block, const float *q, 
     (void)state;                                                                                                           \
     stream_blocks(block, q, key, end, dim, (few_kind){1, dtype, ahead});                                                   \
   }
-#define DTYPE(constant, ...)                 \
-  DEFINE_STREAM(64, ATTN_##constant, fresh)  \
-  DEFINE_STREAM(128, ATTN_##constant, fresh) \
+#define DTYPE(constant, ...)                  \
+  DEFINE_STREAM(64, ATTN_##constant, cached)  \
+  DEFINE_STREAM(128, ATTN_##constant, cached) \
+  DEFINE_STREAM(64, ATTN_##constant, fresh)   \
+  DEFINE_STREAM(128, ATTN_##constant, fresh)  \
   ASKS_TWICE(DEFINE_STREAM(64, ATTN_##constant, twice) DEFINE_STREAM(128, ATTN_##constant, twice))
 #include LANE_DTYPES
 #undef DTYPE
 
-/* NULL for other head dimensions. `asks`: twice. */
-static stream_function *one_row_of(const attn_problem *p, bool asks) {
-  static stream_function *const functions[][2][2] = {
-#define DTYPE(constant, ...)                                                                    \
-  [ATTN_##constant] = {{stream_64_ATTN_##constant##_fresh, stream_128_ATTN_##constant##_fresh}, \
+/* NULL for other head dimensions. `ahead`: cached, fresh or twice. */
+static stream_function *one_row_of(const attn_problem *p, int ahead) {
+  static stream_function *const functions[][3][2] = {
+#define DTYPE(constant, ...)                                                                      \
+  [ATTN_##constant] = {{stream_64_ATTN_##constant##_cached, stream_128_ATTN_##constant##_cached}, \
+                       {stream_64_ATTN_##constant##_fresh, stream_128_ATTN_##constant##_fresh},   \
                        ASKS_TWICE({stream_64_ATTN_##constant##_twice, stream_128_ATTN_##constant##_twice})},
 #include LANE_DTYPES
 #undef DTYPE
   };
   if (p->dim_qk != p->dim_v || (p->dim_qk != 64 && p->dim_qk != 128)) return NULL;
-  return functions[p->dtype_kv][asks][p->dim_qk / 128];
+  return functions[p->dtype_kv][ahead][p->dim_qk / 128];
 }
 
 #endif
