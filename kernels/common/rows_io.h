@@ -46,9 +46,10 @@ static ALWAYS_INLINE vec vec_load_first_bf16(const uint16_t *from, int64_t n) {
 /* n <= VEC_LANES adjacent elements as float32, with 0 in the other lanes. Reads nothing beyond the n. */
 static ALWAYS_INLINE vec load_elements(const void *data, attn_dtype dtype, int64_t index, int64_t n) {
   assert(n >= 0 && n <= VEC_LANES);
+  const bool whole = LOADS_PARTS ? __builtin_constant_p(n) && n == VEC_LANES : n == VEC_LANES; /* no branch in loops */
   if (dtype == ATTN_F32) {
     const float *from = (const float *)data + index;
-    return n == VEC_LANES ? vec_load(from) : vec_load_first(from, n);
+    return whole ? vec_load(from) : vec_load_first(from, n);
   }
   if (dtype != ATTN_F16 && dtype != ATTN_BF16) { /* types that no tier loads as a vector */
     float one_by_one[VEC_LANES] = {0};
@@ -56,7 +57,7 @@ static ALWAYS_INLINE vec load_elements(const void *data, attn_dtype dtype, int64
     return vec_load(one_by_one);
   }
   const uint16_t *from = (const uint16_t *)data + index;
-  if (n == VEC_LANES) return dtype == ATTN_F16 ? vec_load_f16(from) : vec_load_bf16(from);
+  if (whole) return dtype == ATTN_F16 ? vec_load_f16(from) : vec_load_bf16(from);
   return dtype == ATTN_F16 ? vec_load_first_f16(from, n) : vec_load_first_bf16(from, n);
 }
 
