@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* The terms follow the loops of decode.h and flash.h. Each counts how often something is done: a call, a KV head, a key, an
  * element of K and V, a row, a group of rows that is computed at once, a tile, and products of these. Widths are counted in
- * whole vectors of 16 floats, whatever the tier has; kernels on tiles of 32 have terms of their own. What a kernel does not
- * do takes nothing: the fit leaves the term at 0. */
+ * whole vectors of the tier; kernels on tiles of 32 have terms of their own. What a kernel does not do takes nothing: the
+ * fit leaves the term at 0. */
 #include "cost_terms.h"
 
 #include <math.h>
@@ -10,7 +10,17 @@
 
 #include "kernels/common/dtypes.h"
 
-enum { LANES = 16, TILE = 32, TILE_ROWS = 6, TASK_ROWS = 96, PANEL = 64, STREAM_KEYS = 32, LEVELS = 3, STEPS = 3 };
+enum { TILE = 32, TILE_ROWS = 6, TASK_ROWS = 96, STREAM_KEYS = 32, LEVELS = 3, STEPS = 3 };
+
+/* Floats of the tier's vectors, and keys of a panel of flash. */
+typedef struct widths {
+  int lanes, panel;
+} widths;
+
+static widths widths_of(const attn_kernel_info *kernel) {
+  if (strncmp(kernel->isa, "avx512", 6) == 0 || strcmp(kernel->isa, "amx") == 0) return (widths){16, 64};
+  return (widths){strcmp(kernel->isa, "avx2") == 0 ? 8 : 4, 16};
+}
 
 static double whole(double count, int of) { return ceil(count / of); }
 
@@ -42,19 +52,21 @@ static double visible_keys(const attn_problem *p) {
 
 typedef struct sizes {
   double heads, group, rows, queries, keys, dim; /* KV heads; rows of a KV head; dim: the mean of dim_qk and dim_v */
-  double wide, wider;                            /* dim in whole vectors, and in whole tiles */
-  double tail, causal;                           /* 1 or 0: whether a vector is not full; whether rows see different keys */
-  bool streams;                                  /* whether one row has the dimensions of one_row.h */
-  double bytes, packed_bytes;                    /* of the call's K and V; of a head's that flash packs, as floats */
+  widths of;
+  double wide, wider;         /* dim in whole vectors, and in whole tiles */
+  double tail, causal;        /* 1 or 0: whether a vector is not full; whether rows see different keys */
+  bool streams;               /* whether one row has the dimensions of one_row.h */
+  double bytes, packed_bytes; /* of the call's K and V; of a head's that flash packs, as floats */
   double level[LEVELS];
 } sizes;
 
-static sizes sizes_of(const attn_problem *p) {
-  sizes s = {.heads = (double)p->heads_kv, .group = (double)(p->heads_q / p->heads_kv), .queries = (double)p->seq_q};
+static sizes sizes_of(const attn_problem *p, widths of) {
+  sizes s = {
+      .of = of, .heads = (double)p->heads_kv, .group = (double)(p->heads_q / p->heads_kv), .queries = (double)p->seq_q};
   s.keys = (double)p->seq_k;
   s.rows = s.group * s.queries;
   s.dim = (double)(p->dim_qk + p->dim_v) / 2;
-  s.wide = (padded((double)p->dim_qk, LANES) + padded((double)p->dim_v, LANES)) / 2;
+  s.wide = (padded((double)p->dim_qk, of.lanes) + padded((double)p->dim_v, of.lanes)) / 2;
   s.wider = (padded((double)p->dim_qk, TILE) + padded((double)p->dim_v, TILE)) / 2;
   s.tail = s.wide > s.dim;
   s.causal = p->window_right == 0 && p->seq_q > 1;
@@ -93,9 +105,9 @@ static void decode_terms(const sizes *s, bool pairs, double *t) {
   t[10] = s->keys * s->wide;
   t[11] = s->rows;
   t[12] = s->rows * s->wide;
-  t[13] = s->rows * padded(s->keys, LANES);
+  t[13] = s->rows * padded(s->keys, s->of.lanes);
   t[14] = s->keys * (s->wider - s->wide) * passes;
-  t[15] = whole(s->rows, 16) * padded(s->keys, LANES) * s->wider;
+  t[15] = whole(s->rows, 16) * padded(s->keys, 16) * s->wider;
   t[16] = passes * s->keys * s->tail;
   t[17] = s->rows * s->tail;
   t[18] = s->rows * s->causal;
@@ -106,7 +118,8 @@ static void decode_terms(const sizes *s, bool pairs, double *t) {
 /* Flash packs K and V, and goes through them once for every 6 queries of a head, or 32 in the tile unit. */
 static void flash_terms(const sizes *s, double visible, double *t) {
   const double tiles = s->group * whole(s->queries, TILE_ROWS), wide_tiles = s->group * whole(s->queries, TILE);
-  const double keys = visible < s->keys ? visible + LANES / 2 : padded(s->keys, LANES), packed = padded(s->keys, LANES);
+  const double keys = visible < s->keys ? visible + s->of.lanes / 2.0 : padded(s->keys, s->of.lanes);
+  const double packed = padded(s->keys, s->of.lanes);
   t[0] = 1;
   t[1] = packed;
   t[2] = packed * s->wide;
@@ -117,7 +130,7 @@ static void flash_terms(const sizes *s, double visible, double *t) {
   t[7] = packed * s->tail;
   t[8] = tiles * keys * s->wide;
   t[9] = tiles * keys;
-  t[10] = tiles * whole(keys, PANEL);
+  t[10] = tiles * whole(keys, s->of.panel);
   t[11] = s->rows;
   t[12] = s->rows * s->wide;
   t[13] = wide_tiles * padded(visible, TILE) * s->wider;
@@ -137,11 +150,12 @@ static bool decodes_pairs(const attn_kernel_info *kernel) {
 }
 
 static bool have_equal_terms(const attn_kernel_info *a, const attn_kernel_info *b) {
-  return strcmp(a->algorithm, b->algorithm) == 0 && decodes_pairs(a) == decodes_pairs(b);
+  return strcmp(a->algorithm, b->algorithm) == 0 && decodes_pairs(a) == decodes_pairs(b) &&
+         widths_of(a).lanes == widths_of(b).lanes;
 }
 
 void attn_cost_terms(const attn_kernel_info *kernel, const attn_problem *problem, double terms[ATTN_COST_TERMS]) {
-  const sizes s = sizes_of(problem);
+  const sizes s = sizes_of(problem, widths_of(kernel));
   const bool decode = is_decode(kernel);
   if (decode)
     decode_terms(&s, decodes_pairs(kernel), terms);
@@ -149,6 +163,7 @@ void attn_cost_terms(const attn_kernel_info *kernel, const attn_problem *problem
     flash_terms(&s, visible_keys(problem), terms);
   memcpy(terms + 20, s.level, sizeof s.level);
   add_steps(s.keys * s.dim, s.bytes + (decode ? 0 : s.packed_bytes), terms + 20 + LEVELS);
+  terms[20 + LEVELS + STEPS] = s.rows * s.keys * s.tail; /* rows that wait for a part of a vector */
   for (int i = 0; i < ATTN_COST_TERMS - 1; i++) terms[i] *= s.heads;
   terms[ATTN_COST_TERMS - 1] = 1;
 }

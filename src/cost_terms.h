@@ -7,7 +7,7 @@
 #include "attn/kernel.h"
 #include "plugin.h"
 
-enum { ATTN_COST_TERMS = 27 };
+enum { ATTN_COST_TERMS = 28 };
 
 /* The terms of one sequence on one thread, none of them negative. */
 void attn_cost_terms(const attn_kernel_info *kernel, const attn_problem *problem, double terms[ATTN_COST_TERMS]);

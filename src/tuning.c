@@ -212,8 +212,12 @@ static attn_status read_cost(reader *r) {
               next_real(r, "error", 0, 1e9, &c.error);
   for (int i = 0; i < ATTN_COST_TERMS && fine; i++)
     fine = next_word(r, word, sizeof word) && read_real(word, 0, 1e9, &c.ns[i]);
-  if (!fine || !at_end(r))
-    return fail(r, "this is no cost", "'cost kernel=NAME DTYPE error=X' and 27 numbers, the nanoseconds of its terms");
+  if (!fine || !at_end(r)) {
+    char right[96];
+    snprintf(right, sizeof right, "'cost kernel=NAME DTYPE error=X' and %d numbers, the nanoseconds of its terms",
+             ATTN_COST_TERMS);
+    return fail(r, "this is no cost", right);
+  }
   const attn_status status = check_only_cost(r, &c);
   if (status != ATTN_OK) return status;
   if (!grow((void **)&t->costs, t->cost_count, &t->cost_room, sizeof c)) return no_memory();

@@ -8,7 +8,7 @@
 #include "cost_terms.h"
 #include "plugin.h"
 
-enum { ATTN_TUNING_FORMAT = 3 };
+enum { ATTN_TUNING_FORMAT = 4 };
 
 /* What a kernel's code is, as tuning files name it. */
 const char *attn_tuning_code(const attn_kernel_info *kernel);

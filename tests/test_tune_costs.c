@@ -231,7 +231,7 @@ TEST(terms_count_what_loops_do) {
     attn_cost_terms(info_of("decode_c"), &problem, terms);
     for (int j = 0; j < 4; j++) {
       assert_true(terms[j] == 3 * cases[i].passes[j]);
-      assert_true(terms[4 + j] == 3 * cases[i].passes[j] * 100 * 48); /* whole vectors of 16 */
+      assert_true(terms[4 + j] == 3 * cases[i].passes[j] * 100 * 40);
     }
     assert_true(terms[11] == 3 * (double)cases[i].rows && terms[ATTN_COST_TERMS - 1] == 1);
   }
@@ -243,8 +243,8 @@ TEST(terms_count_what_loops_do) {
   assert_true(terms[19] == 0 && terms[9] == 3 * 100 && terms[7] == 3 * 100 * 64);
   attn_problem_init(&problem, 1, 8, 2, 13, 100, 64, 64);
   attn_cost_terms(info_of("flash_c"), &problem, terms);
-  assert_true(terms[0] == 2 && terms[1] == 2 * 112 && terms[3] == 2 * 4 && terms[4] == 2 * 4 * 3);
-  assert_true(terms[6] == 2 * 12 * 100 * 64 && terms[7] == 0 && terms[9] == 2 * 12 * 112 && terms[11] == 2 * 52 &&
+  assert_true(terms[0] == 2 && terms[1] == 2 * 100 && terms[3] == 2 * 4 && terms[4] == 2 * 4 * 3);
+  assert_true(terms[6] == 2 * 12 * 100 * 64 && terms[7] == 0 && terms[9] == 2 * 12 * 100 && terms[11] == 2 * 52 &&
               terms[17] == 0);
   attn_problem_set_causal(&problem, ATTN_ALIGN_BOTTOM_RIGHT);
   attn_cost_terms(info_of("flash_c"), &problem, terms);
@@ -252,6 +252,28 @@ TEST(terms_count_what_loops_do) {
   attn_problem_set_causal(&problem, ATTN_ALIGN_TOP_LEFT);
   attn_cost_terms(info_of("flash_c"), &problem, terms);
   assert_true(terms[6] == 2 * 12 * 9.5 * 64);
+}
+
+/* 3 rows of 50 keys: whole vectors of dimensions and of keys, keys of flash's panels, and rows that wait for a part. */
+TEST(terms_count_whole_vectors_of_the_tier) {
+  static const struct {
+    const char *isa;
+    int64_t dim;
+    double wide, keys, panels, parts;
+  } cases[] = {{"avx512", 40, 48, 64, 1, 150}, {"avx512bf16", 48, 48, 64, 1, 0}, {"amx", 42, 48, 64, 1, 150},
+               {"avx2", 40, 40, 56, 4, 0},     {"avx2", 42, 48, 56, 4, 150},     {"neon", 42, 44, 52, 4, 150},
+               {"portable", 40, 40, 52, 4, 0}};
+  double terms[ATTN_COST_TERMS];
+  attn_problem problem;
+  for (size_t i = 0; i < COUNT(cases); i++) {
+    attn_problem_init(&problem, 1, 2, 2, 3, 50, cases[i].dim, cases[i].dim);
+    attn_cost_terms(&(attn_kernel_info){.algorithm = "decode", .isa = cases[i].isa}, &problem, terms);
+    assert_true(terms[5] == 2 * 50 * cases[i].wide && terms[13] == 2 * 3 * cases[i].keys && terms[15] == 2 * 64 * 64);
+    assert_true(terms[26] == 2 * cases[i].parts && terms[16] == 2 * cases[i].parts / 3);
+    attn_cost_terms(&(attn_kernel_info){.algorithm = "flash", .isa = cases[i].isa}, &problem, terms);
+    assert_true(terms[1] == 2 * cases[i].keys && terms[2] == 2 * cases[i].keys * cases[i].wide);
+    assert_true(terms[10] == 2 * cases[i].panels && terms[26] == 2 * cases[i].parts);
+  }
 }
 
 /* K and V have 1 MiB as floats. What flash packs of a head, K alone or, of 16 bits, K and V as floats, counts as well. */
@@ -602,8 +624,8 @@ TEST(the_file_is_text) {
     fclose(file);
     test_contains(text,
                   "# Made by attnbench tune: 2003 problems were timed. Where costs say nothing, the built-in rules "
-                  "choose.\ncost kernel=blocked_c f32 error=0.042 0 0 0 0 0 0 0 0 0 0 0 2 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n"
-                  "cost kernel=naive_c bf16 error=0.042 0 0 0 0 0 0 0 0 0 0 0 0.03123 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n");
+                  "choose.\ncost kernel=blocked_c f32 error=0.042 0 0 0 0 0 0 0 0 0 0 0 2 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n"
+                  "cost kernel=naive_c bf16 error=0.042 0 0 0 0 0 0 0 0 0 0 0 0.03123 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n");
     if (i)
       assert_null(strstr(text, "threads"));
     else

@@ -67,7 +67,7 @@ int test_begin(char **arguments) {
   const int descriptor = mkstemp(stale);
   FILE *file = descriptor < 0 ? NULL : fdopen(descriptor, "w");
   if (!file) return 1;
-  fprintf(file, "attn-tuning 3\ncpu of another world\nlibrary 0.1.0\n");
+  fprintf(file, "attn-tuning 4\ncpu of another world\nlibrary 0.1.0\n");
   fclose(file);
   unsetenv("ATTN_KERNEL");
   setenv("ATTN_TUNING", stale, 1);
@@ -201,7 +201,7 @@ TEST(a_named_kernel_needs_no_rule) {
 
 /* Costs of a kernel: a row of a KV head takes so long, and each call. */
 #define COST(kernel, type, row, call) \
-  "cost kernel=" kernel " " type " error=0.05 0 0 0 0 0 0 0 0 0 0 0 " row " 0 0 0 0 0 0 0 0 0 0 0 0 0 0 " call "\n"
+  "cost kernel=" kernel " " type " error=0.05 0 0 0 0 0 0 0 0 0 0 0 " row " 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 " call "\n"
 
 TEST(the_quickest_by_costs_runs) {
   char where[100];
@@ -275,7 +275,7 @@ TEST(keys_of_uneven_sequences_are_counted) {
   attn_problem problem;
   read_lines(
       "threads least_ns=1000\n"
-      "cost kernel=decode_c f32 error=0.1 0 0 0 0 0 0 0 0 0 100 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n");
+      "cost kernel=decode_c f32 error=0.1 0 0 0 0 0 0 0 0 0 100 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n");
   attn_problem_init(&problem, 10, 2, 1, 1, 91, 8, 8);
   problem.uses |= ATTN_USE_VARLEN;
   problem.total_q = 10, problem.total_k = 100;
@@ -320,7 +320,7 @@ TEST(other_machines_and_builds_are_refused) {
   assert_null(tuning);
   replace("library 0", "library 7");
   test_refused(read_text(), ATTN_UNSUPPORTED, "it was measured with libattn 7.1.0; this is ", attn_version());
-  snprintf(text, sizeof text, "attn-tuning 3\ncpu x\nlibrary 7\n"); /* the first reason counts */
+  snprintf(text, sizeof text, "attn-tuning 4\ncpu x\nlibrary 7\n"); /* the first reason counts */
   test_refused(read_text(), ATTN_UNSUPPORTED, "it was measured on another CPU, x; this is ");
   replace("kernel flash_c ", "kernel flash_c 00");
   test_refused(read_text(), ATTN_UNSUPPORTED, "it was measured with another build of flash_c: its code is 00");
@@ -370,11 +370,11 @@ TEST(wrong_lines_are_named) {
       "kernel flash_c",
       "threads least_ns=0",
       "threads",
-      "cost kernel=flash_c f32 error=0.1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0",
-      "cost kernel=flash_c f32 error=0.1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0",
-      "cost kernel=flash_c f32 error=0.1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 -1",
-      "cost kernel=flash_c f32+f16 error=0.1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0",
-      "cost kernel=flash_c f32 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0",
+      "cost kernel=flash_c f32 error=0.1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0",
+      "cost kernel=flash_c f32 error=0.1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0",
+      "cost kernel=flash_c f32 error=0.1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 -1",
+      "cost kernel=flash_c f32+f16 error=0.1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0",
+      "cost kernel=flash_c f32 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0",
   };
   char where[40];
   snprintf(where, sizeof where, "a.tuning, line %d: ", first_line() + 1);
@@ -395,8 +395,9 @@ TEST(costs_of_a_kernel_stand_once) {
   for (int kernels = 32; kernels <= 33; kernels++) {
     size_t length = (size_t)snprintf(text, sizeof text, "%s" COST("naive_c", "f16", "1", "1"), head);
     for (int i = 0; i < kernels; i++)
-      length += (size_t)snprintf(text + length, sizeof text - length,
-                                 "cost kernel=k%d f32 error=0.1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n", i);
+      length +=
+          (size_t)snprintf(text + length, sizeof text - length,
+                           "cost kernel=k%d f32 error=0.1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n", i);
     if (kernels == 33)
       test_invalid(read_text(), "there are costs of 32 kernels in this type already");
     else
@@ -407,10 +408,10 @@ TEST(costs_of_a_kernel_stand_once) {
 
 TEST(wrong_files_are_refused) {
   snprintf(text, sizeof text, "attn-tuning 1\n");
-  test_invalid(read_text(), "its first line must be 'attn-tuning 3', but is 'attn-tuning 1'");
+  test_invalid(read_text(), "its first line must be 'attn-tuning 4', but is 'attn-tuning 1'");
   text[0] = 0;
   test_invalid(read_text(), "its first line");
-  snprintf(text, sizeof text, "attn-tuning 3\nlibrary 0.1.0\n");
+  snprintf(text, sizeof text, "attn-tuning 4\nlibrary 0.1.0\n");
   test_invalid(read_text(), "a.tuning has no line cpu");
   snprintf(text, sizeof text, "%s", head);
   memset(strstr(text, "library"), ' ', 1000);
@@ -464,7 +465,7 @@ TEST(plugins_kernels_have_costs) {
   static const attn_kernel *const kernels[] = {&kernel};
   static const attn_plugin added = {.kernels = kernels, .kernel_count = 1};
   assert_true(attn_registry_add(&added, "this program"));
-  snprintf(line, sizeof line, "cost kernel=%s f32 error=0.1 0 0 0 0 0 0 0 0 0 0 0 2 0 0 0 0 0 0 0 0 0 0 0 0 0 0 1", name);
+  snprintf(line, sizeof line, "cost kernel=%s f32 error=0.1 0 0 0 0 0 0 0 0 0 0 0 2 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 1", name);
   read_lines(line);
   const attn_problem problem = of_shape(40, 40, 1, 32);
   attn_expected_cost expected[ATTN_EXPECTED_COSTS];
