@@ -10,16 +10,28 @@
 
 #include "kernels/common/dtypes.h"
 
-enum { TILE = 32, TILE_ROWS = 6, TASK_ROWS = 96, STREAM_KEYS = 32, LEVELS = 3, STEPS = 3 };
+enum { TILE = 32, TILE_ROWS = 6, TASK_ROWS = 96, BLOCK_KEYS = 32, LEVELS = 3, STEPS = 3 };
 
-/* Floats of the tier's vectors, and keys of a panel of flash. */
+/* Where the terms that kernels share begin; the first ones mean something else for decode than for flash. */
+enum { LEVEL = 20, STEP = LEVEL + LEVELS, PARTS = STEP + STEPS, BLOCKS, CALL = ATTN_COST_TERMS - 1 };
+
+static bool is_decode(const attn_kernel_info *kernel) { return strcmp(kernel->algorithm, "decode") == 0; }
+
+/* Whether the kernel decodes pairs of bf16 values on vectors of 16 floats. */
+static bool decodes_pairs(const attn_kernel_info *kernel) {
+  return is_decode(kernel) && strcmp(kernel->isa, "avx512bf16") == 0;
+}
+
+/* Floats of the tier's vectors, values of a vector of K, and keys of a panel of flash. */
 typedef struct widths {
-  int lanes, panel;
+  int lanes, values, panel;
 } widths;
 
 static widths widths_of(const attn_kernel_info *kernel) {
-  if (strncmp(kernel->isa, "avx512", 6) == 0 || strcmp(kernel->isa, "amx") == 0) return (widths){16, 64};
-  return (widths){strcmp(kernel->isa, "avx2") == 0 ? 8 : 4, 16};
+  if (decodes_pairs(kernel)) return (widths){16, 32, 64};
+  if (strncmp(kernel->isa, "avx512", 6) == 0 || strcmp(kernel->isa, "amx") == 0) return (widths){16, 16, 64};
+  if (strcmp(kernel->isa, "avx2") == 0) return (widths){8, 8, 16};
+  return (widths){4, 4, 16};
 }
 
 static double whole(double count, int of) { return ceil(count / of); }
@@ -43,6 +55,13 @@ static void add_steps(double elements, double bytes, double step[STEPS]) {
   for (int i = 0; i < STEPS; i++) step[i] = elements * beyond(log2(bytes), from[i], to[i]);
 }
 
+int64_t attn_keys_in_blocks(const attn_problem *p) {
+  int64_t seen_by_all = p->seq_k;
+  if (p->window_right == 0 && p->seq_q > 1)
+    seen_by_all = p->align == ATTN_ALIGN_TOP_LEFT || p->seq_k < p->seq_q ? 0 : p->seq_k - p->seq_q + 1;
+  return seen_by_all / BLOCK_KEYS * BLOCK_KEYS;
+}
+
 /* Keys that a tile of rows sees, on average. */
 static double visible_keys(const attn_problem *p) {
   const double q = (double)p->seq_q, k = (double)p->seq_k, half = (q + fmin(q, TILE_ROWS)) / 2;
@@ -52,10 +71,11 @@ static double visible_keys(const attn_problem *p) {
 
 typedef struct sizes {
   double heads, group, rows, queries, keys, dim; /* KV heads; rows of a KV head; dim: the mean of dim_qk and dim_v */
+  double in_blocks;                              /* keys that may go in whole blocks */
   widths of;
   double wide, wider;         /* dim in whole vectors, and in whole tiles */
   double tail, causal;        /* 1 or 0: whether a vector is not full; whether rows see different keys */
-  bool streams;               /* whether one row has the dimensions of one_row.h */
+  bool streams_one;           /* whether a single row goes through whole blocks of keys (one_row.h) */
   double bytes, packed_bytes; /* of the call's K and V; of a head's that flash packs, as floats */
   double level[LEVELS];
 } sizes;
@@ -66,11 +86,12 @@ static sizes sizes_of(const attn_problem *p, widths of) {
   s.keys = (double)p->seq_k;
   s.rows = s.group * s.queries;
   s.dim = (double)(p->dim_qk + p->dim_v) / 2;
-  s.wide = (padded((double)p->dim_qk, of.lanes) + padded((double)p->dim_v, of.lanes)) / 2;
+  s.in_blocks = (double)attn_keys_in_blocks(p);
+  s.wide = (padded((double)p->dim_qk, of.values) + padded((double)p->dim_v, of.lanes)) / 2;
   s.wider = (padded((double)p->dim_qk, TILE) + padded((double)p->dim_v, TILE)) / 2;
   s.tail = s.wide > s.dim;
   s.causal = p->window_right == 0 && p->seq_q > 1;
-  s.streams = p->dim_qk == p->dim_v && (p->dim_qk == 64 || p->dim_qk == 128);
+  s.streams_one = of.values == of.lanes && p->dim_qk == p->dim_v && (p->dim_qk == 64 || p->dim_qk == 128);
   s.bytes = 2 * s.heads * s.keys * s.dim * (double)attn_dtype_bytes(p->dtype_kv);
   s.packed_bytes =
       s.keys * s.dim * (double)sizeof(float) * (p->dtype_kv == ATTN_F32 ? 1 : 2); /* K; V where it is no float */
@@ -78,41 +99,53 @@ static sizes sizes_of(const attn_problem *p, widths of) {
   return s;
 }
 
-/* One row of the usual dimensions, whole blocks of keys (one_row.h): they take a term of their own. */
-static void stream_terms(const sizes *s, double *t) {
-  const double rest = fmod(s->keys, STREAM_KEYS);
-  t[7] = rest * s->wide;
-  t[9] = rest;
-  t[10] = rest * s->wide;
-  t[19] = (s->keys - rest) * s->wide;
+enum { AT_ONCE = 4 }; /* numbers of rows that decode takes at once: 8, 4, 2 and 1 */
+
+/* Splits rows as few_rows.h does: 7 as 8 and 3 as 4, of pairs 5 and 6 as 8, too. Returns how many parts they are. */
+static double split_rows(double rows, bool pairs, double count[AT_ONCE]) {
+  const double at_once[AT_ONCE] = {8, 4, 2, 1}, from[AT_ONCE] = {pairs ? 5 : 7, 3, 2, 1};
+  double parts = 0;
+  for (int i = 0; i < AT_ONCE; i++) {
+    count[i] = rows >= from[i] ? floor((rows - from[i]) / at_once[i]) + 1 : 0;
+    rows = fmax(rows - count[i] * at_once[i], 0);
+    parts += count[i];
+  }
+  return parts;
 }
 
-/* Decode goes through K and V once for every 8, 4, 2 or 1 rows of a KV head (few_rows.h), or 16 in the tile unit: 7 rows as
- * 8, and 3 as 4, as cost_of_rows() of dispatch.c does. `pairs`: 5 and 6 rows as 8, too. */
-static void decode_terms(const sizes *s, bool pairs, double *t) {
-  static const double at_once[] = {8, 4, 2, 1};
-  const double from[] = {pairs ? 5 : 7, 3, 2, 1};
-  double passes = 0, left = s->rows;
-  for (int i = 0; i < 4; i++) {
-    const double count = left >= from[i] ? floor((left - from[i]) / at_once[i]) + 1 : 0;
-    left = fmax(left - count * at_once[i], 0);
-    t[i] = count;
-    t[4 + i] = count * s->keys * s->wide;
-    passes += count;
+/* Decode goes through K and V once for every 8, 4, 2 or 1 rows of a KV head, or 16 in the tile unit: through whole blocks of
+ * keys by group_rows.h and one_row.h if these are for all of the rows, through the other keys by few_rows.h. */
+static void decode_terms(const sizes *s, double *t) {
+  double count[AT_ONCE];
+  const double passes = split_rows(s->rows, s->of.values > s->of.lanes, count);
+  const double rows = 8 * count[0] + 4 * count[1] + 2 * count[2] + count[3]; /* with those of zeros */
+  const bool streams = count[3] == 0 || s->streams_one;
+  const double blocks = streams ? s->in_blocks : 0, rest = s->keys - blocks;
+  for (int i = 0; i < AT_ONCE; i++) {
+    t[i] = count[i];
+    t[4 + i] = count[i] * rest * s->wide;
   }
   t[8] = 1;
-  t[9] = s->keys;
-  t[10] = s->keys * s->wide;
+  t[9] = rest;
+  t[10] = rest * s->wide;
   t[11] = s->rows;
   t[12] = s->rows * s->wide;
-  t[13] = s->rows * padded(s->keys, s->of.lanes);
+  t[13] = s->rows * padded(rest, s->of.lanes);
   t[14] = s->keys * (s->wider - s->wide) * passes;
   t[15] = whole(s->rows, 16) * padded(s->keys, 16) * s->wider;
-  t[16] = passes * s->keys * s->tail;
+  t[16] = passes * rest * s->tail;
   t[17] = s->rows * s->tail;
   t[18] = s->rows * s->causal;
-  t[19] = 0;
-  if (s->rows == 1 && s->streams) stream_terms(s, t);
+  t[19] = count[3] * blocks * s->wide;
+  t[PARTS] = rows * rest * s->tail;
+  for (int i = 0; i < 3; i++) {
+    t[BLOCKS + i] = count[i] * blocks * s->wide;
+    t[BLOCKS + 3 + i] = count[i] * blocks * s->tail;
+  }
+  t[BLOCKS + 6] = rows * blocks;
+  t[BLOCKS + 7] = passes * blocks;
+  t[BLOCKS + 8] = blocks > 0 && rest > 0 ? passes : 0;
+  t[BLOCKS + 9] = s->rows * whole(rest, BLOCK_KEYS);
 }
 
 /* Flash packs K and V, and goes through them once for every 6 queries of a head, or 32 in the tile unit. */
@@ -140,32 +173,26 @@ static void flash_terms(const sizes *s, double visible, double *t) {
   t[17] = tiles * s->causal;
   t[18] = s->keys * (s->wider - s->wide);
   t[19] = tiles * keys * (s->wider - s->wide);
-}
-
-static bool is_decode(const attn_kernel_info *kernel) { return strcmp(kernel->algorithm, "decode") == 0; }
-
-/* Whether the kernel decodes pairs of bf16 values on vectors of 16 floats. */
-static bool decodes_pairs(const attn_kernel_info *kernel) {
-  return is_decode(kernel) && strcmp(kernel->isa, "avx512bf16") == 0;
+  t[PARTS] = s->rows * s->keys * s->tail; /* rows that wait for a part of a vector */
+  memset(t + BLOCKS, 0, (CALL - BLOCKS) * sizeof *t);
 }
 
 static bool have_equal_terms(const attn_kernel_info *a, const attn_kernel_info *b) {
-  return strcmp(a->algorithm, b->algorithm) == 0 && decodes_pairs(a) == decodes_pairs(b) &&
-         widths_of(a).lanes == widths_of(b).lanes;
+  const widths of_a = widths_of(a), of_b = widths_of(b);
+  return strcmp(a->algorithm, b->algorithm) == 0 && of_a.lanes == of_b.lanes && of_a.values == of_b.values;
 }
 
 void attn_cost_terms(const attn_kernel_info *kernel, const attn_problem *problem, double terms[ATTN_COST_TERMS]) {
   const sizes s = sizes_of(problem, widths_of(kernel));
   const bool decode = is_decode(kernel);
   if (decode)
-    decode_terms(&s, decodes_pairs(kernel), terms);
+    decode_terms(&s, terms);
   else
     flash_terms(&s, visible_keys(problem), terms);
-  memcpy(terms + 20, s.level, sizeof s.level);
-  add_steps(s.keys * s.dim, s.bytes + (decode ? 0 : s.packed_bytes), terms + 20 + LEVELS);
-  terms[20 + LEVELS + STEPS] = s.rows * s.keys * s.tail; /* rows that wait for a part of a vector */
-  for (int i = 0; i < ATTN_COST_TERMS - 1; i++) terms[i] *= s.heads;
-  terms[ATTN_COST_TERMS - 1] = 1;
+  memcpy(terms + LEVEL, s.level, sizeof s.level);
+  add_steps(s.keys * s.dim, s.bytes + (decode ? 0 : s.packed_bytes), terms + STEP);
+  for (int i = 0; i < CALL; i++) terms[i] *= s.heads;
+  terms[CALL] = 1;
 }
 
 static double sum_of(const double of_term_ns[ATTN_COST_TERMS], const double terms[ATTN_COST_TERMS]) {

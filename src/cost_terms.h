@@ -7,7 +7,10 @@
 #include "attn/kernel.h"
 #include "plugin.h"
 
-enum { ATTN_COST_TERMS = 28 };
+enum { ATTN_COST_TERMS = 38 };
+
+/* Keys that decode on vectors may take in whole blocks of 32: only those that all rows see. */
+int64_t attn_keys_in_blocks(const attn_problem *problem);
 
 /* The terms of one sequence on one thread, none of them negative. */
 void attn_cost_terms(const attn_kernel_info *kernel, const attn_problem *problem, double terms[ATTN_COST_TERMS]);

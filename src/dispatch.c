@@ -104,7 +104,6 @@ enum {
   WIDE_WIDTH = 384,
   MOST_SHORTER = -33,  /* by few_keys: below 6 keys nothing is measured */
   QUERIES_OF_TILE = 6, /* of flash on vectors */
-  BLOCK_KEYS = 32,     /* of decode on vectors */
   KEYS_OF_REST = 8
 };
 
@@ -149,12 +148,6 @@ static int64_t cost_of_rows(const decode_costs *c, int64_t rows, int64_t narrow)
   return cost;
 }
 
-/* Keys that all rows see: only these go in blocks. */
-static int64_t keys_of_all(const attn_problem *p) {
-  if (p->window_right != 0 || p->seq_q <= 1) return p->seq_k;
-  return p->align == ATTN_ALIGN_TOP_LEFT || p->seq_k < p->seq_q ? 0 : p->seq_k - p->seq_q + 1;
-}
-
 /* Whether keys go in blocks: a row that is left beside tiles of 8, 4 and 2 needs one of two head dimensions. */
 static bool has_blocks(const vector_costs *c, const attn_problem *p, int64_t rows) {
   const bool usual = p->dim_qk == p->dim_v && (p->dim_qk == 64 || p->dim_qk == 128);
@@ -164,7 +157,7 @@ static bool has_blocks(const vector_costs *c, const attn_problem *p, int64_t row
 /* Keys behind the last whole block take as long as some more would. */
 static int64_t decode_cost(const vector_costs *c, const attn_problem *p, int64_t narrow) {
   const int64_t rows = p->heads_q / p->heads_kv * p->seq_q;
-  const int64_t whole = has_blocks(c, p, rows) ? keys_of_all(p) / BLOCK_KEYS * BLOCK_KEYS : 0, rest = p->seq_k - whole;
+  const int64_t whole = has_blocks(c, p, rows) ? attn_keys_in_blocks(p) : 0, rest = p->seq_k - whole;
   const int64_t keys = rest + (rest > 0 && whole > 0 ? KEYS_OF_REST : 0);
   if (p->seq_k == 0) return 0;
   return (whole * cost_of_rows(&c->block_key, rows, narrow) + keys * cost_of_rows(&c->key, rows, narrow)) / p->seq_k;

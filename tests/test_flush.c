@@ -118,8 +118,7 @@ TEST(tuning_files_mean_the_same_in_every_mode) {
   attn_problem p;
   attn_tuning *tuning;
   const size_t head = attn_tuning_head(text, sizeof text);
-  snprintf(text + head, sizeof text - head,
-           "cost kernel=naive_c f32 error=0.1 0 0 0 0 0 0 0 0 0 0 0 0.3 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0.123e1\n");
+  snprintf(text + head, sizeof text - head, "cost kernel=naive_c f32 error=0.1 " TEST_COSTS_OF_ROW("0.3") "0.123e1\n");
   attn_problem_init(&p, 1, 1, 1, 7, 11, 64, 64);
   for (int i = 0; i < MODE_COUNT; i++) {
     attn_expected_cost expected[ATTN_EXPECTED_COSTS];

@@ -96,7 +96,7 @@ static double worst_error(const char *name, const double ns[ATTN_COST_TERMS], be
   for (int i = 0; i < 400; i++) {
     const bench_tune_shape s = bench_regret_shape(&seed);
     const double time = time_of(kernel, &s, ns);
-    bench_tune_cost_add(cost, kernel, &s, time, i % 2 ? time : time / 2);
+    bench_tune_cost_add(cost, kernel, &s, time, i % 2 ? time : time / 2, 1);
   }
   bench_tune_cost_solve(cost);
   for (int i = 0; i < 100; i++) {
@@ -107,7 +107,8 @@ static double worst_error(const char *name, const double ns[ATTN_COST_TERMS], be
 }
 
 TEST(costs_say_what_was_not_timed) {
-  double ns[ATTN_COST_TERMS] = {200, 100, 70, 60, 0.3, 0.2, 0.1, 0.08, 40, 0.1, 0.01, 5, 0.2, 0.4};
+  double ns[ATTN_COST_TERMS] = {200,  100, 70,  60,  0.3,        0.2,  0.1,  0.08,       40, 0.1,
+                                0.01, 5,   0.2, 0.4, [27] = 0.2, 0.15, 0.08, [33] = 0.3, 0.1};
   static bench_tune_cost decode, flash, none;
   ns[ATTN_COST_TERMS - 1] = 150;
   ns[ATTN_COST_TERMS - 2] = 0.1;
@@ -121,8 +122,8 @@ TEST(costs_say_what_was_not_timed) {
 TEST(costs_are_those_of_near_kernels) {
   static bench_tune_cost cost;
   const bench_tune_shape s = sized(1, 1, 1, 64);
-  bench_tune_cost_add(&cost, info_of("flash_c"), &s, 1000, 1000);
-  bench_tune_cost_add(&cost, info_of("flash_c"), &s, 2000, 200);
+  bench_tune_cost_add(&cost, info_of("flash_c"), &s, 1000, 1000, 1);
+  bench_tune_cost_add(&cost, info_of("flash_c"), &s, 2000, 200, 1);
   bench_tune_cost_solve(&cost);
   const double time = time_of(info_of("flash_c"), &s, cost.ns);
   assert_true(time > 1000 && time < 1030 && cost.count == 2);
@@ -132,7 +133,8 @@ TEST(costs_are_those_of_near_kernels) {
 
 /* ---- Slow moments ---- */
 
-static const double decode_ns[ATTN_COST_TERMS] = {200, 100, 70, 60, 0.3, 0.2, 0.1, 0.08, 40, 0.1, 0.01, 5, 0.2, 0.4};
+static const double decode_ns[ATTN_COST_TERMS] = {200,  100, 70,  60,  0.3,        0.2,  0.1,  0.08,       40, 0.1,
+                                                  0.01, 5,   0.2, 0.4, [27] = 0.2, 0.15, 0.08, [33] = 0.3, 0.1};
 static const double flash_ns[ATTN_COST_TERMS] = {10, 2, 0.1, 50, 20, 1, 0.2, 0, 0, 0.5, 0, 5, 0.2};
 
 /* Time of decode_c over that of flash_c. */
@@ -146,9 +148,9 @@ static double expected_ratio(const bench_tune_shape *s) {
          time_of(info_of("flash_c"), s, result.costs[bench_tune_kernel("flash_c")][s->dtype].ns);
 }
 
-/* Both kernels are slower by `factor`. */
-static void add_look(const bench_tune_shape *s, double factor) {
-  const double decode = factor * time_of(info_of("decode_c"), s, decode_ns);
+/* Both kernels are slower by `factor`, and decode_c by `more`. */
+static void add_uneven_look(const bench_tune_shape *s, double factor, double more) {
+  const double decode = factor * more * time_of(info_of("decode_c"), s, decode_ns);
   const double flash = factor * time_of(info_of("flash_c"), s, flash_ns);
   const int first = decode < flash ? bench_tune_kernel("decode_c") : bench_tune_kernel("flash_c");
   const int both = bench_tune_kernel("decode_c") + bench_tune_kernel("flash_c");
@@ -156,6 +158,8 @@ static void add_look(const bench_tune_shape *s, double factor) {
   result.look[result.looks++] = (bench_tune_look){
       .shape = *s, .count = 2, .kernel = {first, both - first}, .time_ns = {fmin(decode, flash), fmax(decode, flash)}};
 }
+
+static void add_look(const bench_tune_shape *s, double factor) { add_uneven_look(s, factor, 1); }
 
 /* The mean error of what is expected of ratios between 0.7 and 1.4. */
 static double mean_error(void) {
@@ -179,7 +183,7 @@ static void fit_times_alone(void) {
     for (int j = 0; j < 2; j++) {
       const bench_tune_look *l = &result.look[i];
       bench_tune_cost_add(&result.costs[l->kernel[j]][l->shape.dtype], attn_kernel_get(l->kernel[j]), &l->shape,
-                          l->time_ns[j], l->time_ns[0]);
+                          l->time_ns[j], l->time_ns[0], 1);
     }
   for (int k = 0; k < TUNE_KERNELS; k++)
     for (int t = 0; t < 3; t++) bench_tune_cost_solve(&result.costs[k][t]);
@@ -205,6 +209,24 @@ TEST(slow_moments_do_not_change_what_kernels_differ_by) {
   assert_true(of_looks < 0.015 && of_looks < of_times / 2);
 }
 
+/* A neighbour at every third look, which makes one kernel slower by a quarter, counts for little beside calm looks. */
+TEST(looks_with_a_neighbour_count_little) {
+  double error[2];
+  for (int known = 0; known < 2; known++) {
+    uint64_t seed = 9;
+    result.looks = 0;
+    for (int i = 0; i < 1500; i++) {
+      const bench_tune_shape s = bench_regret_shape(&seed);
+      const bool calm = bench_random(&seed) % 3;
+      add_uneven_look(&s, 1, calm ? 1 : 1.25);
+      result.look[i].calm = calm || !known;
+    }
+    bench_tune_fit(&result);
+    error[known] = mean_error();
+  }
+  assert_true(error[1] < 0.02 && error[1] < error[0] / 4);
+}
+
 /* One kernel alone says nothing of its moment. */
 TEST(a_single_kernel_is_not_slow) {
   uint64_t seed = 7;
@@ -217,7 +239,8 @@ TEST(a_single_kernel_is_not_slow) {
   for (int i = 0; i < result.looks; i++) assert_true(result.look[i].slowness == 1);
 }
 
-/* Terms of few problems, by hand: 7 rows are decoded as 8, 11 as 8 and 4, 5 as 4 and 1. */
+/* Terms of few problems, by hand: 7 rows are decoded as 8, 11 as 8 and 4, 5 as 4 and 1. Whole blocks of 32 keys have terms
+ * of their own, unless a single row is left, whose 40 dimensions no block is for. */
 TEST(terms_count_what_loops_do) {
   static const struct {
     int64_t rows;
@@ -227,25 +250,42 @@ TEST(terms_count_what_loops_do) {
   double terms[ATTN_COST_TERMS];
   attn_problem problem;
   for (size_t i = 0; i < COUNT(cases); i++) {
+    const double *passes = cases[i].passes, blocks = passes[3] > 0 ? 0 : 96, rest = 100 - blocks;
     attn_problem_init(&problem, 1, 3, 3, cases[i].rows, 100, 40, 40);
     attn_cost_terms(info_of("decode_c"), &problem, terms);
     for (int j = 0; j < 4; j++) {
-      assert_true(terms[j] == 3 * cases[i].passes[j]);
-      assert_true(terms[4 + j] == 3 * cases[i].passes[j] * 100 * 40);
+      assert_true(terms[j] == 3 * passes[j]);
+      assert_true(terms[4 + j] == 3 * passes[j] * rest * 40);
+      assert_true(terms[j < 3 ? 27 + j : 19] == 3 * passes[j] * blocks * 40);
     }
+    assert_true(terms[9] == 3 * rest && terms[10] == 3 * rest * 40);
+    assert_true(terms[33] == 3 * (8 * passes[0] + 4 * passes[1] + 2 * passes[2] + passes[3]) * blocks);
+    assert_true(terms[34] == 3 * (passes[0] + passes[1] + passes[2] + passes[3]) * blocks);
+    assert_true(terms[35] == (blocks > 0 ? terms[34] / 96 : 0));
+    assert_true(terms[36] == 3 * (double)cases[i].rows * (blocks > 0 ? 1 : 4)); /* blocks that the rest begins */
     assert_true(terms[11] == 3 * (double)cases[i].rows && terms[ATTN_COST_TERMS - 1] == 1);
   }
   attn_problem_init(&problem, 1, 3, 3, 1, 100, 64, 64); /* three blocks of 32 keys stream */
   attn_cost_terms(info_of("decode_c"), &problem, terms);
   assert_true(terms[19] == 3 * 96 * 64 && terms[10] == 3 * 4 * 64 && terms[9] == 3 * 4 && terms[7] == 3 * 4 * 64);
-  attn_problem_init(&problem, 1, 3, 3, 1, 100, 96, 32); /* but not of other dimensions */
+  attn_cost_terms(&(attn_kernel_info){.algorithm = "decode", .isa = "avx512bf16"}, &problem, terms); /* but not as pairs */
+  assert_true(terms[19] == 0 && terms[9] == 3 * 100 && terms[7] == 3 * 100 * 64);
+  attn_problem_init(&problem, 1, 3, 3, 1, 100, 96, 32); /* nor of other dimensions */
   attn_cost_terms(info_of("decode_c"), &problem, terms);
   assert_true(terms[19] == 0 && terms[9] == 3 * 100 && terms[7] == 3 * 100 * 64);
+  attn_problem_init(&problem, 1, 3, 3, 8, 100, 64, 64); /* 93 keys are seen by all 8 rows: two blocks */
+  attn_problem_set_causal(&problem, ATTN_ALIGN_BOTTOM_RIGHT);
+  attn_cost_terms(info_of("decode_c"), &problem, terms);
+  assert_true(terms[27] == 3 * 64 * 64 && terms[9] == 3 * 36);
+  attn_problem_set_causal(&problem, ATTN_ALIGN_TOP_LEFT); /* one key */
+  attn_cost_terms(info_of("decode_c"), &problem, terms);
+  assert_true(terms[27] == 0 && terms[9] == 3 * 100);
   attn_problem_init(&problem, 1, 8, 2, 13, 100, 64, 64);
   attn_cost_terms(info_of("flash_c"), &problem, terms);
   assert_true(terms[0] == 2 && terms[1] == 2 * 100 && terms[3] == 2 * 4 && terms[4] == 2 * 4 * 3);
   assert_true(terms[6] == 2 * 12 * 100 * 64 && terms[7] == 0 && terms[9] == 2 * 12 * 100 && terms[11] == 2 * 52 &&
               terms[17] == 0);
+  for (int i = 27; i < ATTN_COST_TERMS - 1; i++) assert_true(terms[i] == 0);
   attn_problem_set_causal(&problem, ATTN_ALIGN_BOTTOM_RIGHT);
   attn_cost_terms(info_of("flash_c"), &problem, terms);
   assert_true(terms[6] == 2 * 12 * (100 - 13 + 9.5) * 64 && terms[17] == 2 * 12);
@@ -254,25 +294,30 @@ TEST(terms_count_what_loops_do) {
   assert_true(terms[6] == 2 * 12 * 9.5 * 64);
 }
 
-/* 3 rows of 50 keys: whole vectors of dimensions and of keys, keys of flash's panels, and rows that wait for a part. */
+/* 3 rows, which decode takes as 4, of 50 keys: whole vectors of dimensions and of keys, keys of flash's panels, and rows
+ * that wait for a part of a vector. Pairs of values fill the 32 of a vector of K. */
 TEST(terms_count_whole_vectors_of_the_tier) {
   static const struct {
     const char *isa;
     int64_t dim;
-    double wide, keys, panels, parts;
-  } cases[] = {{"avx512", 40, 48, 64, 1, 150}, {"avx512bf16", 48, 48, 64, 1, 0}, {"amx", 42, 48, 64, 1, 150},
-               {"avx2", 40, 40, 56, 4, 0},     {"avx2", 42, 48, 56, 4, 150},     {"neon", 42, 44, 52, 4, 150},
-               {"portable", 40, 40, 52, 4, 0}};
+    double decode_wide, wide, rest, keys, panels;
+    bool decode_parts, parts;
+  } cases[] = {{"avx512", 40, 48, 48, 32, 64, 1, true, true},       {"avx512bf16", 48, 56, 48, 32, 64, 1, true, false},
+               {"avx512bf16", 64, 64, 64, 32, 64, 1, false, false}, {"amx", 42, 48, 48, 32, 64, 1, true, true},
+               {"avx2", 40, 40, 40, 24, 56, 4, false, false},       {"avx2", 42, 48, 48, 24, 56, 4, true, true},
+               {"neon", 42, 44, 44, 20, 52, 4, true, true},         {"portable", 40, 40, 40, 20, 52, 4, false, false}};
   double terms[ATTN_COST_TERMS];
   attn_problem problem;
   for (size_t i = 0; i < COUNT(cases); i++) {
     attn_problem_init(&problem, 1, 2, 2, 3, 50, cases[i].dim, cases[i].dim);
     attn_cost_terms(&(attn_kernel_info){.algorithm = "decode", .isa = cases[i].isa}, &problem, terms);
-    assert_true(terms[5] == 2 * 50 * cases[i].wide && terms[13] == 2 * 3 * cases[i].keys && terms[15] == 2 * 64 * 64);
-    assert_true(terms[26] == 2 * cases[i].parts && terms[16] == 2 * cases[i].parts / 3);
+    assert_true(terms[5] == 2 * 18 * cases[i].decode_wide && terms[28] == 2 * 32 * cases[i].decode_wide);
+    assert_true(terms[13] == 2 * 3 * cases[i].rest && terms[15] == 2 * 64 * 64);
+    assert_true(terms[26] == 2 * 4 * 18 * cases[i].decode_parts && terms[16] == 2 * 18 * cases[i].decode_parts);
+    assert_true(terms[31] == 2 * 32 * cases[i].decode_parts && terms[30] == 0 && terms[32] == 0);
     attn_cost_terms(&(attn_kernel_info){.algorithm = "flash", .isa = cases[i].isa}, &problem, terms);
     assert_true(terms[1] == 2 * cases[i].keys && terms[2] == 2 * cases[i].keys * cases[i].wide);
-    assert_true(terms[10] == 2 * cases[i].panels && terms[26] == 2 * cases[i].parts);
+    assert_true(terms[10] == 2 * cases[i].panels && terms[26] == 2 * 150 * cases[i].parts);
   }
 }
 
@@ -387,6 +432,33 @@ TEST(a_sample_narrows_down) {
     assert_true(share_of_unclear(last, all) > share_of_unclear(0, 300) + 0.3);
     assert_int_equal(result.points[ATTN_F32], all);
     assert_true(result.random[ATTN_F32] > 0.6 * all && result.random[ATTN_F32] < 0.9 * all);
+  }
+}
+
+static int near_problems; /* the first ones, that kernel 0 takes 2 % longer for; all others take it half as long again */
+
+static bool measure_near(void *context, const bench_tune_shape *s, bench_tune_set kernels, double seconds,
+                         attn_tune_report *report) {
+  const int problem = result.points[s->dtype];
+  const bool expected = problem < 300 || (near_problems >= 3 && problem < 1500);
+  (void)context;
+  assert_int_equal(kernels & 1, expected);
+  assert_int_equal(kernels >> other() & 1, 1);
+  world.now_s += seconds;
+  *report = (attn_tune_report){.timed = 2, .count = 2, .automatic = name_of(0), .automatic_threads = 1};
+  report->entry[0] = entry(other(), 1e4, 1e4);
+  report->entry[1] = entry(0, problem < near_problems ? 1.02e4 : 1.5e4, 1e4);
+  return true;
+}
+
+/* A kernel that leads none of the first problems may still lead some later, if it was near the quickest. */
+TEST(near_kernels_are_timed_longer) {
+  static bench_tune_lines lines = {.item = {{.dtype = ATTN_F32, .dim = 64}}, .count = 1};
+  for (near_problems = 2; near_problems < 5; near_problems++) {
+    clear(NULL);
+    bench_tune_sample(&(bench_tune_source){.measure = measure_near, .now_s = now_s}, &lines, 40, &result);
+    assert_true(result.looks > 1600);
+    assert_int_equal(result.costs[0][ATTN_F32].near, near_problems);
   }
 }
 
@@ -624,8 +696,8 @@ TEST(the_file_is_text) {
     fclose(file);
     test_contains(text,
                   "# Made by attnbench tune: 2003 problems were timed. Where costs say nothing, the built-in rules "
-                  "choose.\ncost kernel=blocked_c f32 error=0.042 0 0 0 0 0 0 0 0 0 0 0 2 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n"
-                  "cost kernel=naive_c bf16 error=0.042 0 0 0 0 0 0 0 0 0 0 0 0.03123 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n");
+                  "choose.\ncost kernel=blocked_c f32 error=0.042 " TEST_COSTS_OF_ROW("2") "0\n"
+                  "cost kernel=naive_c bf16 error=0.042 " TEST_COSTS_OF_ROW("0.03123") "0\n");
     if (i)
       assert_null(strstr(text, "threads"));
     else
@@ -726,6 +798,34 @@ TEST(a_choice_that_looks_slow_is_looked_at_again) {
     assert_true(fabs(regrets[0].sum - cases[i].regret) < 1e-9);
     assert_int_equal(world.measured, cases[i].measured);
     assert_true(fabs(world.now_s - cases[i].seconds) < 1e-9);
+  }
+  attn_tuning_destroy(tuning);
+}
+
+/* The source's word on how much of the core there is, before and after each look. */
+static double next_share(void *context) {
+  const double **next = context;
+  return *(*next)++;
+}
+
+/* Of the later looks those count that were calm before and after, if there are any. */
+TEST(calm_looks_decide_regret) {
+  static const struct {
+    double looks[LOOKS], shares[2 * LOOKS], regret;
+  } cases[] = {{{2, 1.2, 1.04, 9}, {1, 1, 1, 0.8, 1, 1}, 0.04}, /* the third alone */
+               {{2, 1.2, 1.04, 9}, {1, 1, 0.8, 1, 1, 1}, 0.04},
+               {{2, 1.04, 9}, {1, 1, 0.8, 0.8}, 0.04},         /* none is calm */
+               {{2, 1.06, 1.04, 9}, {0, 0, 0, 0, 0, 0}, 0.05}, /* nobody knows */
+               {{1.5, 1.3, 1.2, 1.3, 1.2, 1.3, 1.1}, {1, 1, .5, .5, 1, 1, .5, .5, 1, 1, .5, .5, .9, .95}, 0.2}};
+  attn_tuning *tuning = naive_everywhere();
+  for (size_t i = 0; i < COUNT(cases); i++) {
+    bench_regret regrets[2];
+    const double *next = cases[i].shares;
+    const bench_tune_source shared = {.measure = measure, .now_s = now_s, .core_share = next_share, .context = &next};
+    world.ratio = by_looks;
+    (void)looked_at(cases[i].looks);
+    assert_true(bench_regret_measure(&shared, tuning, 1, 1, seed_with_rules(1), NULL, regrets));
+    assert_true(fabs(regrets[0].sum - cases[i].regret) < 1e-9);
   }
   attn_tuning_destroy(tuning);
 }

@@ -200,8 +200,7 @@ TEST(a_named_kernel_needs_no_rule) {
 /* ---- Costs ---- */
 
 /* Costs of a kernel: a row of a KV head takes so long, and each call. */
-#define COST(kernel, type, row, call) \
-  "cost kernel=" kernel " " type " error=0.05 0 0 0 0 0 0 0 0 0 0 0 " row " 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 " call "\n"
+#define COST(kernel, type, row, call) "cost kernel=" kernel " " type " error=0.05 " TEST_COSTS_OF_ROW(row) call "\n"
 
 TEST(the_quickest_by_costs_runs) {
   char where[100];
@@ -275,8 +274,8 @@ TEST(keys_of_uneven_sequences_are_counted) {
   attn_problem problem;
   read_lines(
       "threads least_ns=1000\n"
-      "cost kernel=decode_c f32 error=0.1 0 0 0 0 0 0 0 0 0 100 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n");
-  attn_problem_init(&problem, 10, 2, 1, 1, 91, 8, 8);
+      "cost kernel=decode_c f32 error=0.1 0 0 0 0 0 0 0 0 0 100 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n");
+  attn_problem_init(&problem, 10, 1, 1, 1, 91, 8, 8);
   problem.uses |= ATTN_USE_VARLEN;
   problem.total_q = 10, problem.total_k = 100;
   assert_int_equal(attn_tuning_threads(tuning, attn_kernel_find("decode_c"), &problem, 1, 64), 10);
@@ -370,11 +369,11 @@ TEST(wrong_lines_are_named) {
       "kernel flash_c",
       "threads least_ns=0",
       "threads",
-      "cost kernel=flash_c f32 error=0.1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0",
-      "cost kernel=flash_c f32 error=0.1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0",
-      "cost kernel=flash_c f32 error=0.1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 -1",
-      "cost kernel=flash_c f32+f16 error=0.1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0",
-      "cost kernel=flash_c f32 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0",
+      "cost kernel=flash_c f32 error=0.1 " TEST_NO_COSTS,
+      "cost kernel=flash_c f32 error=0.1 " TEST_NO_COSTS "0 0",
+      "cost kernel=flash_c f32 error=0.1 " TEST_NO_COSTS "-1",
+      "cost kernel=flash_c f32+f16 error=0.1 " TEST_NO_COSTS "0",
+      "cost kernel=flash_c f32 " TEST_NO_COSTS "0",
   };
   char where[40];
   snprintf(where, sizeof where, "a.tuning, line %d: ", first_line() + 1);
@@ -396,8 +395,7 @@ TEST(costs_of_a_kernel_stand_once) {
     size_t length = (size_t)snprintf(text, sizeof text, "%s" COST("naive_c", "f16", "1", "1"), head);
     for (int i = 0; i < kernels; i++)
       length +=
-          (size_t)snprintf(text + length, sizeof text - length,
-                           "cost kernel=k%d f32 error=0.1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n", i);
+          (size_t)snprintf(text + length, sizeof text - length, "cost kernel=k%d f32 error=0.1 " TEST_NO_COSTS "0\n", i);
     if (kernels == 33)
       test_invalid(read_text(), "there are costs of 32 kernels in this type already");
     else
@@ -465,7 +463,7 @@ TEST(plugins_kernels_have_costs) {
   static const attn_kernel *const kernels[] = {&kernel};
   static const attn_plugin added = {.kernels = kernels, .kernel_count = 1};
   assert_true(attn_registry_add(&added, "this program"));
-  snprintf(line, sizeof line, "cost kernel=%s f32 error=0.1 0 0 0 0 0 0 0 0 0 0 0 2 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 1", name);
+  snprintf(line, sizeof line, "cost kernel=%s f32 error=0.1 " TEST_COSTS_OF_ROW("2") "1", name);
   read_lines(line);
   const attn_problem problem = of_shape(40, 40, 1, 32);
   attn_expected_cost expected[ATTN_EXPECTED_COSTS];

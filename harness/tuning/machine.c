@@ -9,6 +9,7 @@
 #include "data/generate.h"
 #include "data/tensors.h"
 #include "src/tune.h"
+#include "timing/core_share.h"
 #include "tuning/tuning.h"
 
 void bench_tune_problem(const bench_tune_shape *s, attn_problem *problem) {
@@ -93,4 +94,6 @@ static bool measure(void *context, const bench_tune_shape *shape, bench_tune_set
 
 static double now_s(void *context) { return (void)context, 1e-9 * bench_now_ns(); }
 
-const bench_tune_source bench_tune_machine = {.measure = measure, .now_s = now_s};
+static double core_share(void *context) { return (void)context, bench_core_share(1); }
+
+const bench_tune_source bench_tune_machine = {.measure = measure, .now_s = now_s, .core_share = core_share};

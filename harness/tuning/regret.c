@@ -12,7 +12,8 @@ static const double MUCH = 1.08;
 
 /* Among so many problems some have a disturbed sample, and the worst of all would be one of these. So a choice that looks
  * slow is looked at again, when all others have been: the machine may have been in another state. The median of these later
- * looks counts; the first one, which made it look slow, does not, because it errs to that side. */
+ * looks counts; the first one, which made it look slow, does not, because it errs to that side. Of the later ones those
+ * count that were calm, if there are any: a neighbour on the core slows some kernels more than others. */
 enum { LOOKS = 7 };
 static const double DOUBTFUL[LOOKS - 1] = {1.03, 1.05, 1.06, 1.07, 1.07, 1.07};
 static const double LENGTHS[LOOKS] = {1, 4, 16, 16, 16, 16, 16}; /* times the first look's */
@@ -75,6 +76,7 @@ typedef struct problem {
   bench_tune_shape shape;
   int built_in, tuned; /* kernels: the choice without and with the file; -1 if it is none that was timed */
   int looks;
+  bool calm[LOOKS];
   double ratio[LOOKS][TUNE_KERNELS]; /* time of a kernel over the best's of the look; 0 = not timed */
   double best_ns;
 } problem;
@@ -94,7 +96,10 @@ static int choose_tuned(const bench_tune_shape *shape, const attn_tuning *tuning
 static double time_over(const problem *p, int kernel, int other) {
   double ratios[LOOKS];
   int count = 0;
+  bool any_calm = false;
+  for (int look = p->looks > 1; look < p->looks; look++) any_calm |= p->calm[look];
   for (int look = p->looks > 1; look < p->looks; look++) {
+    if (any_calm && !p->calm[look]) continue;
     const double *r = p->ratio[look];
     if (kernel < 0 || !(r[kernel] > 0 && r[other] > 0)) return 0;
     ratios[count++] = r[kernel] / r[other];
@@ -116,7 +121,7 @@ static double ratio_of(const problem *p, int kernel) { return time_over(p, kerne
 
 static bool look_at(const bench_tune_source *source, double seconds, problem *p) {
   attn_tune_report report;
-  if (!source->measure(source->context, &p->shape, TUNE_ALL, seconds, &report)) return false;
+  if (!bench_tune_look_at(source, &p->shape, TUNE_ALL, seconds, &report, &p->calm[p->looks])) return false;
   p->built_in = bench_tune_kernel(report.automatic);
   for (int i = 0; i < report.timed; i++) {
     const int kernel = bench_tune_kernel(report.entry[i].kernel);

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "timing/core_share.h"
 #include "tuning/tuning.h"
 
 static const double POINT_S = 0.016; /* long enough for the quick kernels of the longest call to be timed three times */
@@ -11,10 +12,12 @@ static const double CALLS_OF_POINT = 16;   /* of the quickest kernel, at least *
 static const double CLEARLY = 1.03;        /* times as long takes the next kernel */
 static const double UNCLEAR = 1.15;        /* and may be expected to take, where it may as well be the quickest */
 enum {
-  FEWEST_POINTS = 200, /* of the whole, where time is short */
-  FEWEST_ROUNDS = 3,   /* that a time of costs comes from */
-  POINTS_OF_ALL = 300, /* of a type that all kernels are timed on */
-  MOST_DRAWS = 200     /* for a problem whose quickest kernel is not clear */
+  FEWEST_POINTS = 200,   /* of the whole, where time is short */
+  FEWEST_ROUNDS = 3,     /* that a time of costs comes from */
+  POINTS_OF_ALL = 300,   /* of a type that all kernels are timed on */
+  FEWEST_NEAR = 3,       /* of these, for a kernel that is timed on more */
+  POINTS_OF_NEAR = 1500, /* until so many are */
+  MOST_DRAWS = 200       /* for a problem whose quickest kernel is not clear */
 };
 
 /* A shape of the regret's distribution, but of the line. */
@@ -34,17 +37,30 @@ int bench_tune_kernel(const char *kernel) {
   return -1;
 }
 
+/* The least of before and after. A CPU without such a loop (0) says nothing. */
+static bool is_calm(double before, double after) { return before == 0 || fmin(before, after) >= BENCH_CALM; }
+
+bool bench_tune_look_at(const bench_tune_source *source, const bench_tune_shape *shape, bench_tune_set kernels,
+                        double seconds, attn_tune_report *report, bool *calm) {
+  const double before = source->core_share ? source->core_share(source->context) : 0;
+  if (!source->measure(source->context, shape, kernels, seconds, report)) return false;
+  *calm = is_calm(before, source->core_share ? source->core_share(source->context) : 0);
+  return true;
+}
+
 /* A problem that was drawn because it is unclear says nothing of how often a kernel leads. */
-static void add_look(const bench_tune_shape *shape, const attn_tune_report *report, bool is_random,
+static void add_look(const bench_tune_shape *shape, const attn_tune_report *report, bool is_random, bool calm,
                      bench_tune_result *result) {
   const attn_tune_entry *e = report->entry;
-  bench_tune_look look = {.shape = *shape};
+  bench_tune_look look = {.shape = *shape, .calm = calm};
   for (int i = 0; i < report->timed && look.count < TUNE_NEAR; i++) {
     const int kernel = bench_tune_kernel(e[i].kernel);
     if (kernel < 0 || e[i].rounds < FEWEST_ROUNDS) continue;
     look.kernel[look.count] = kernel;
     look.time_ns[look.count++] = e[0].time_ns * e[i].ratio;
-    result->costs[kernel][shape->dtype].leads += is_random && i == 0 && (report->timed == 1 || e[1].ratio > CLEARLY);
+    bench_tune_cost *cost = &result->costs[kernel][shape->dtype];
+    cost->leads += is_random && i == 0 && (report->timed == 1 || e[1].ratio > CLEARLY);
+    cost->near += result->points[shape->dtype] < POINTS_OF_ALL && e[i].ratio <= CLEARLY;
   }
   result->points[shape->dtype]++;
   result->random[shape->dtype] += is_random;
@@ -86,11 +102,15 @@ static double length_of(const bench_tune_result *result, const bench_tune_shape 
   return fmax(SHORT_POINT_S, 1e-9 * CALLS_OF_POINT * least[0]);
 }
 
-/* Those that were clearly the quickest of some problems, once enough were timed by all. */
+/* Once enough problems were timed by all: those that were near the quickest of some, of which a few may lead rarely, and at
+ * last those that do lead some. */
 static bench_tune_set candidates(const bench_tune_result *result, attn_dtype dtype) {
   bench_tune_set set = 0;
   if (result->points[dtype] < POINTS_OF_ALL) return TUNE_ALL;
-  for (int k = 0; k < TUNE_KERNELS; k++) set |= (bench_tune_set)bench_tune_leads(result, k, dtype) << k;
+  for (int k = 0; k < TUNE_KERNELS; k++) {
+    const bool near = result->points[dtype] < POINTS_OF_NEAR && result->costs[k][dtype].near >= FEWEST_NEAR;
+    set |= (bench_tune_set)(near || bench_tune_leads(result, k, dtype)) << k;
+  }
   return set;
 }
 
@@ -112,8 +132,9 @@ static void time_one(sampler *s, bool unclear) {
   const bench_tune_shape shape = is_random ? random_shape(line, &s->seed) : unclear_shape(s->result, line, &s->seed);
   const double seconds = fmin(length_of(s->result, &shape), s->most_s);
   attn_tune_report report;
-  if (s->source->measure(s->source->context, &shape, candidates(s->result, shape.dtype), seconds, &report))
-    add_look(&shape, &report, is_random, s->result);
+  bool calm;
+  if (bench_tune_look_at(s->source, &shape, candidates(s->result, shape.dtype), seconds, &report, &calm))
+    add_look(&shape, &report, is_random, calm, s->result);
 }
 
 /* Whether any kernel can have been timed often enough for a line. */

@@ -33,6 +33,7 @@ typedef struct bench_tune_source {
   bool (*measure)(void *context, const bench_tune_shape *shape, bench_tune_set kernels, double seconds,
                   attn_tune_report *report);
   double (*now_s)(void *context);
+  double (*core_share)(void *context); /* bench_core_share() of one thread; NULL: every moment is calm */
   void *context;
 } bench_tune_source;
 
@@ -52,6 +53,7 @@ typedef struct bench_tune_cost {
   double sums[ATTN_COST_TERMS][ATTN_COST_TERMS], right[ATTN_COST_TERMS], weight; /* of the equations */
   int count;                                                                     /* times */
   int leads; /* random problems of which the kernel was clearly the quickest */
+  int near;  /* of the first problems, which all kernels are timed on: those that it took about the least time of */
   double ns[ATTN_COST_TERMS], error;
 } bench_tune_cost;
 
@@ -63,6 +65,7 @@ typedef struct bench_tune_look {
   int count, kernel[TUNE_NEAR];
   double time_ns[TUNE_NEAR]; /* the quickest's, times the median of the ratios with it */
   double slowness;           /* of the moment, as a factor: what all of its kernels exceed their costs by */
+  bool calm;                 /* nobody else ran on the core before and after it */
 } bench_tune_look;
 
 typedef struct bench_tune_result {
@@ -99,9 +102,10 @@ int bench_tune_check(const bench_tune_line *line);
 void bench_tune_sample(const bench_tune_source *source, const bench_tune_lines *lines, double seconds,
                        bench_tune_result *result);
 
-/* Adds a time of one thread, of a problem whose quickest kernel takes best_ns; and computes ns and error from all. */
+/* Adds a time of one thread, of a problem whose quickest kernel takes best_ns, which counts as a part (`trust`) of one; and
+ * computes ns and error from all. */
 void bench_tune_cost_add(bench_tune_cost *cost, const attn_kernel_info *kernel, const bench_tune_shape *shape,
-                         double time_ns, double best_ns);
+                         double time_ns, double best_ns, double trust);
 void bench_tune_cost_solve(bench_tune_cost *cost);
 
 /* Fits costs and the slowness of moments to all looks. */
@@ -109,6 +113,10 @@ void bench_tune_fit(bench_tune_result *result);
 
 /* Measures what a second thread costs. */
 void bench_tune_threads(const bench_tune_source *source, double seconds, bench_tune_result *result);
+
+/* Times a problem as source->measure() does, and says whether the moment was calm. */
+bool bench_tune_look_at(const bench_tune_source *source, const bench_tune_shape *shape, bench_tune_set kernels,
+                        double seconds, attn_tune_report *report, bool *calm);
 
 /* Whether any kernel was timed often enough, and is quick enough, to have a line of costs. */
 bool bench_tune_has_costs(const bench_tune_result *result);

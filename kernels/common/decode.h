@@ -186,13 +186,11 @@ enum { STREAMS = DECODE_ROWS / DECODE_TILE_ROWS + 2 /* whole tiles, and 5 rows m
 static int64_t streams_of(const row_block *block, const products *work, row_stream streams[STREAMS]) {
   const attn_problem *p = block->problem;
   const bool plain = !selects_keys(p) && p->softcap == 0 && !attn_uses(p, ATTN_USE_ALIBI);
-  const bool dense = p->k_stride.s == p->dim_qk && p->v_stride.s == p->dim_v;
-  const int ahead = work->ahead == twice && !dense ? fresh : work->ahead;
   int64_t count = 0;
   for (int64_t row = 0; plain && row < block->rows; row += streams[count++].rows) {
     row_stream *stream = &streams[count];
     stream->rows = ROWS_AT_ONCE[rows_index(block->rows - row)];
-    stream->run = stream->rows > 1 ? group_of(p, stream->rows, ahead == twice) : one_row_of(p, ahead);
+    stream->run = stream->rows > 1 ? group_of(p, stream->rows, work->ahead == twice) : one_row_of(p, work->ahead);
     if (!stream->run) return 0;
     stream->block = row > 0 ? &stream->part : block;
     stream->q = work->q_tiles + row * lanes_of(p->dim_qk);

@@ -446,15 +446,16 @@ static bool products_layout_of(const attn_problem *p, int64_t capacity, products
   return LAY_OUT(parts, &at->total);
 }
 
-/* How K and V of a call are asked for. Twice on CPUs that drop hints, if they are too large to be in a cache: Zen 5 gains up
- * to a third; up to 8 MiB it would lose as much as 18 %. Zen 4, with caches of the same size, loses up to 40 %: it, Zen 3
- * and Granite Rapids had their best times with hints into level 2. Not at all where a single row reads K and V in their
- * order and level 3 may hold them: Zen 4 gains up to a third. */
+/* How K and V of a call are asked for. Twice on CPUs that drop hints, if they are too large to be in a cache and have no
+ * gaps between rows: Zen 5 gains up to a third; up to 8 MiB it would lose as much as 18 %. Zen 4, with caches of the same
+ * size, loses up to 40 %: it, Zen 3 and Granite Rapids had their best times with hints into level 2. Not at all where a
+ * single row reads K and V in their order and level 3 may hold them: Zen 4 takes up to 1.7 times as long with hints. */
 static int asks_of(const row_block *block) {
   const attn_problem *p = block->problem;
+  const bool dense = p->k_stride.s == p->dim_qk && p->v_stride.s == p->dim_v;
   const double elements = (double)(p->batch * p->heads_kv) * (double)p->seq_k * (double)(p->dim_qk + p->dim_v);
   const double bytes = elements * (double)attn_dtype_bytes(p->dtype_kv);
-  if (MAY_ASK_TWICE && bytes > 8 << 20 && attn_drops_hints()) return twice;
+  if (MAY_ASK_TWICE && dense && bytes > 8 << 20 && attn_drops_hints()) return twice;
   return block->rows == 1 && bytes <= 16 << 20 && attn_needs_no_hints() ? cached : fresh;
 }
 
@@ -508,7 +509,7 @@ static void take_keys(products *work, const row_block *block, int64_t begin, int
 static few_rows few_rows_of(products *work, const row_block *block, int64_t tile_row, key_rows keys) {
   return (few_rows){.keys = keys,
                     .next = &work->next,
-                    .ahead = work->ahead == twice && !work->next.dense ? fresh : work->ahead,
+                    .ahead = work->ahead,
                     .count = work->end - work->begin,
                     .lanes = ceil_div(work->end, LANE_VALUES) - work->begin / LANE_VALUES,
                     .before = work->begin % LANE_VALUES,
