@@ -99,15 +99,16 @@ static sizes sizes_of(const attn_problem *p, widths of) {
   return s;
 }
 
-enum { AT_ONCE = 4 }; /* numbers of rows that decode takes at once: 8, 4, 2 and 1 */
+enum { AT_ONCE = 4 };
+static const int ROWS_AT_ONCE[AT_ONCE] = {8, 4, 2, 1}; /* of decode */
 
 /* Splits rows as few_rows.h does: 7 as 8 and 3 as 4, of pairs 5 and 6 as 8, too. Returns how many parts they are. */
 static double split_rows(double rows, bool pairs, double count[AT_ONCE]) {
-  const double at_once[AT_ONCE] = {8, 4, 2, 1}, from[AT_ONCE] = {pairs ? 5 : 7, 3, 2, 1};
+  const double from[AT_ONCE] = {pairs ? 5 : 7, 3, 2, 1};
   double parts = 0;
   for (int i = 0; i < AT_ONCE; i++) {
-    count[i] = rows >= from[i] ? floor((rows - from[i]) / at_once[i]) + 1 : 0;
-    rows = fmax(rows - count[i] * at_once[i], 0);
+    count[i] = rows >= from[i] ? floor((rows - from[i]) / ROWS_AT_ONCE[i]) + 1 : 0;
+    rows = fmax(rows - count[i] * ROWS_AT_ONCE[i], 0);
     parts += count[i];
   }
   return parts;
@@ -121,13 +122,15 @@ static void decode_terms(const sizes *s, double *t) {
   const double rows = 8 * count[0] + 4 * count[1] + 2 * count[2] + count[3]; /* with those of zeros */
   const bool streams = count[3] == 0 || s->streams_one;
   const double blocks = streams ? s->in_blocks : 0, rest = s->keys - blocks;
+  t[10] = 0; /* scores, which come by the vector: of a row and 16 keys, or of 8 rows and 2 */
   for (int i = 0; i < AT_ONCE; i++) {
+    const int keys = s->of.lanes > ROWS_AT_ONCE[i] ? s->of.lanes / ROWS_AT_ONCE[i] : 1;
     t[i] = count[i];
     t[4 + i] = count[i] * rest * s->wide;
+    t[10] += count[i] * s->of.lanes * whole(rest, keys) * s->wide;
   }
   t[8] = 1;
   t[9] = rest;
-  t[10] = rest * s->wide;
   t[11] = s->rows;
   t[12] = s->rows * s->wide;
   t[13] = s->rows * padded(rest, s->of.lanes);

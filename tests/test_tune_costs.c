@@ -258,7 +258,8 @@ TEST(terms_count_what_loops_do) {
       assert_true(terms[4 + j] == 3 * passes[j] * rest * 40);
       assert_true(terms[j < 3 ? 27 + j : 19] == 3 * passes[j] * blocks * 40);
     }
-    assert_true(terms[9] == 3 * rest && terms[10] == 3 * rest * 40);
+    const double sums = 4 * (passes[0] * rest + passes[1] * rest + passes[2] * rest / 2 + passes[3] * rest / 4);
+    assert_true(terms[9] == 3 * rest && terms[10] == 3 * sums * 40); /* vectors of 4 floats */
     assert_true(terms[33] == 3 * (8 * passes[0] + 4 * passes[1] + 2 * passes[2] + passes[3]) * blocks);
     assert_true(terms[34] == 3 * (passes[0] + passes[1] + passes[2] + passes[3]) * blocks);
     assert_true(terms[35] == (blocks > 0 ? terms[34] / 96 : 0));

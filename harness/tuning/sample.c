@@ -103,13 +103,14 @@ static double length_of(const bench_tune_result *result, const bench_tune_shape 
 }
 
 /* Once enough problems were timed by all: those that were near the quickest of some, of which a few may lead rarely, and at
- * last those that do lead some. */
+ * last those that led any: whether they lead often enough for a line shows in the end. */
 static bench_tune_set candidates(const bench_tune_result *result, attn_dtype dtype) {
   bench_tune_set set = 0;
   if (result->points[dtype] < POINTS_OF_ALL) return TUNE_ALL;
   for (int k = 0; k < TUNE_KERNELS; k++) {
-    const bool near = result->points[dtype] < POINTS_OF_NEAR && result->costs[k][dtype].near >= FEWEST_NEAR;
-    set |= (bench_tune_set)(near || bench_tune_leads(result, k, dtype)) << k;
+    const bench_tune_cost *cost = &result->costs[k][dtype];
+    const bool near = result->points[dtype] < POINTS_OF_NEAR && cost->near >= FEWEST_NEAR;
+    set |= (bench_tune_set)(near || cost->leads > 0) << k;
   }
   return set;
 }

@@ -124,9 +124,6 @@ bool bench_tune_has_costs(const bench_tune_result *result);
 #define TUNE_WORTH_A_LINE 0.001 /* share of random problems of which a kernel is clearly the quickest */
 enum { TUNE_FEWEST_TIMES = 2 * ATTN_COST_TERMS /* that the costs of a kernel come from */ };
 
-/* Whether it was of so many. */
-bool bench_tune_leads(const bench_tune_result *result, int kernel, attn_dtype dtype);
-
 /* Whether this kernel was. */
 bool bench_tune_has_line(const bench_tune_result *result, int kernel, attn_dtype dtype);
 

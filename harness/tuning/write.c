@@ -6,14 +6,10 @@
 #include "cases/axes.h"
 #include "tuning/tuning.h"
 
-bool bench_tune_leads(const bench_tune_result *result, int kernel, attn_dtype dtype) {
-  return result->costs[kernel][dtype].leads >= TUNE_WORTH_A_LINE * result->random[dtype];
-}
-
 /* Kernels that are never the quickest would only make the choice slower. */
 bool bench_tune_has_line(const bench_tune_result *result, int kernel, attn_dtype dtype) {
   const bench_tune_cost *c = &result->costs[kernel][dtype];
-  return c->count >= TUNE_FEWEST_TIMES && bench_tune_leads(result, kernel, dtype);
+  return c->count >= TUNE_FEWEST_TIMES && c->leads >= TUNE_WORTH_A_LINE * result->random[dtype];
 }
 
 bool bench_tune_has_costs(const bench_tune_result *result) {
