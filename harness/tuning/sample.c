@@ -37,14 +37,15 @@ int bench_tune_kernel(const char *kernel) {
   return -1;
 }
 
-/* The least of before and after. A CPU without such a loop (0) says nothing. */
-static bool is_calm(double before, double after) { return before == 0 || fmin(before, after) >= BENCH_CALM; }
+static double share_of_core(const bench_tune_source *source) {
+  return source->core_share ? source->core_share(source->context) : 0;
+}
 
 bool bench_tune_look_at(const bench_tune_source *source, const bench_tune_shape *shape, bench_tune_set kernels,
                         double seconds, attn_tune_report *report, bool *calm) {
-  const double before = source->core_share ? source->core_share(source->context) : 0;
+  const double before = share_of_core(source);
   if (!source->measure(source->context, shape, kernels, seconds, report)) return false;
-  *calm = is_calm(before, source->core_share ? source->core_share(source->context) : 0);
+  *calm = before == 0 /* nothing is known */ || fmin(before, share_of_core(source)) >= BENCH_CALM;
   return true;
 }
 

@@ -33,7 +33,7 @@ typedef struct bench_tune_source {
   bool (*measure)(void *context, const bench_tune_shape *shape, bench_tune_set kernels, double seconds,
                   attn_tune_report *report);
   double (*now_s)(void *context);
-  double (*core_share)(void *context); /* bench_core_share() of one thread; NULL: every moment is calm */
+  double (*core_share)(void *context); /* bench_core_share() of one thread; NULL or 0: every moment counts as calm */
   void *context;
 } bench_tune_source;
 
