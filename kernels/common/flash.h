@@ -28,9 +28,25 @@ typedef struct panel_work {
   bool settled;    /* every row has a reference */
 } panel_work;
 
-/* sum = Q K^T + shift - reference. The last two are the sums' starting value, so that the reference costs nothing. */
+/* Asks for bias and mask of the panel's keys for row i of the next tile. Rows lie far apart: their first lines would come
+ * one latency after the other. */
+static ALWAYS_INLINE void fetch_shift(const panel_work w, const uint32_t uses, int64_t i) {
+  const row_block *block = w.block;
+  const int64_t row = w.tile_row + TILE_ROWS + i;
+  if (row >= block->rows) return;
+  const shift_row at = shift_row_of(block, uses, row, w.key);
+  if (at.mask) __builtin_prefetch(at.mask, 0, 2);
+  if (!at.bias) return;
+  UNROLL
+  for (int64_t j = 0; j < PANEL_KEYS; j += LINE_BYTES / 4) /* maybe beyond the array: no pointer to there */
+    __builtin_prefetch((const void *)((uintptr_t)at.bias + (uintptr_t)j * sizeof(float)), 0, 2);
+}
+
+/* sum = Q K^T + shift - reference. The last two are the sums' starting value, so that the reference costs nothing.
+ * `fetches`: the next tile's shifts are asked for on the way, row by row. All at once they would take every buffer for
+ * misses of level 1, and the product, which reads K from level 2, would wait for memory. */
 static ALWAYS_INLINE void relative_scores(const panel_work w, vec sum[TILE_ROWS][TILE_VECS], const uint32_t uses,
-                                          const shift_row *shift, const int vecs) {
+                                          const shift_row *shift, const bool fetches, const int vecs) {
   const row_block *block = w.block;
   const int64_t dim_qk = block->problem->dim_qk, panel = round_down(w.key, PANEL_KEYS);
   UNROLL
@@ -43,7 +59,18 @@ static ALWAYS_INLINE void relative_scores(const panel_work w, vec sum[TILE_ROWS]
   }
   const float_rows q = {block->q + w.tile_row * block->q_stride, block->q_stride};
   const float_rows k = {block->keys.k + panel * dim_qk + (w.key - panel), PANEL_KEYS};
-  product(sum, q, k, dim_qk, vecs);
+  if (!fetches) {
+    product(sum, q, k, dim_qk, vecs);
+    return;
+  }
+  int64_t d = 0;
+  NO_UNROLL
+  for (int i = 1; i <= TILE_ROWS; i++) {
+    const int64_t end = i < TILE_ROWS ? round_down(dim_qk * i / TILE_ROWS, 4) : dim_qk; /* products take 4 steps at once */
+    fetch_shift(w, uses, i - 1);
+    product(sum, (float_rows){q.at + d, q.stride}, (float_rows){k.at + d * k.stride, k.stride}, end - d, vecs);
+    d = end;
+  }
 }
 
 /* Rows that have seen no allowed key yet get the largest score of this panel as their reference; subtracts it from their
@@ -111,7 +138,7 @@ static ALWAYS_INLINE void dot_panel(const panel_work w, const panel_shift kind, 
     shift[i] = shift_row_of(block, uses, w.tile_row + i, w.key);
     if (kind != SHIFTED) shift[i].dense = true;
   }
-  relative_scores(w, sum, uses, kind != UNSHIFTED ? shift : NULL, vecs);
+  relative_scores(w, sum, uses, kind != UNSHIFTED ? shift : NULL, kind == BIASED || kind == MASKED, vecs);
   UNROLL
   for (int i = 0; i < TILE_ROWS; i++) {
     UNROLL
@@ -136,31 +163,18 @@ static NO_INLINE void edge_panel(const panel_work *w, int64_t vecs) {
   WITH_CONSTANT_VECS(vecs, dot_panel, *w, UNSHIFTED, true)
 }
 
-/* Asks for bias and mask of the panel's keys for the next tile's rows, which lie far apart: their first lines would come
- * one latency after the other. */
-static void fetch_shifts(const row_block *block, int64_t tile_row, int64_t key) {
-  const uint32_t uses = block->problem->uses;
-  const int64_t end = min64(tile_row + 2 * TILE_ROWS, block->rows);
-  if (!(uses & (ATTN_USE_BIAS | ATTN_USE_MASK)) || !shifts_side_by_side(block->problem)) return;
-  for (int64_t i = tile_row + TILE_ROWS; i < end; i++) {
-    const shift_row row = shift_row_of(block, uses, i, key);
-    if (row.mask) __builtin_prefetch(row.mask, 0, 2);
-    for (int64_t j = 0; row.bias && j < PANEL_KEYS; j += LINE_BYTES / 4) /* maybe beyond the array: no pointer to there */
-      __builtin_prefetch((const void *)((uintptr_t)row.bias + (uintptr_t)j * sizeof(float)), 0, 2);
-  }
-}
-
 /* A panel with a bias, ALiBi or a mask; `full`: every row may see all of it. */
 static void any_shifted_panel(const panel_work *w, bool full) {
   const attn_problem *p = w->block->problem;
   const uint32_t uses = p->uses & (ATTN_USE_BIAS | ATTN_USE_MASK | ATTN_USE_ALIBI);
-  fetch_shifts(w->block, w->tile_row, w->key);
-  if (full && uses == ATTN_USE_BIAS && p->bias_stride.k == 1)
+  if (full && uses == ATTN_USE_BIAS && p->bias_stride.k == 1) {
     biased_panel(w);
-  else if (full && uses == ATTN_USE_MASK && p->mask_stride.k == 1)
+  } else if (full && uses == ATTN_USE_MASK && p->mask_stride.k == 1) {
     masked_panel(w);
-  else
+  } else {
+    for (int i = 0; i < TILE_ROWS && shifts_side_by_side(p); i++) fetch_shift(*w, uses, i);
     shifted_panel(w);
+  }
 }
 
 /* A panel whose scores are other similarities or pass through a softcap (scores.h); the reference comes off after that. */
