@@ -195,7 +195,8 @@ static void take_keys(products *work, const row_block *block, int64_t begin, int
   work->end = end;
   work->from = (int)(begin - work->first) / GROUP_KEYS;
   work->to = (int)ceil_div(end - work->first, GROUP_KEYS);
-  work->next = next_lines_of(lines_of(k, p->dim_qk, p->k_stride.s), lines_of(v, p->dim_v, p->v_stride.s), DECODE_KEYS);
+  work->next =
+      next_lines_of(lines_of(k, p->dim_qk, p->k_stride.s), lines_of(v, p->dim_v, p->v_stride.s), DECODE_KEYS, false);
   take_groups(work, block, (value_rows){k, p->k_stride.s}, p->dim_qk, false, work->k_copy, work->k);
   take_groups(work, block, (value_rows){v, p->v_stride.s}, p->dim_v, picks, work->v_copy, work->v);
 }

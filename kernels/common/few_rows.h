@@ -100,7 +100,7 @@ typedef struct few_kind {
 /* Asks for `pairs` lines of K and V each, or for these and again for twice as many from *at on. */
 static ALWAYS_INLINE void ask_ahead(next_lines *next, const few_kind kind, const int pairs, uintptr_t *at) {
   if (kind.ahead == fresh) fetch_pairs(next, pairs);
-  if (kind.ahead == twice) ask_twice(next, pairs, at, 2 * pairs);
+  if (kind.ahead == twice) ask_twice(next, pairs, at);
 }
 
 /* ---- S = Q K^T, K in place ---- */
@@ -501,7 +501,8 @@ static void take_keys(products *work, const row_block *block, int64_t begin, int
   work->picks = picks;
   work->k = (key_rows){args->k, p->dtype_kv, attn_k_offset(p, block->seq, block->b, block->head, begin), p->k_stride.s};
   work->v = (key_rows){args->v, p->dtype_kv, attn_v_offset(p, block->seq, block->b, block->head, begin), p->v_stride.s};
-  work->next = next_lines_of(block_lines(work->k, p->dim_qk), block_lines(work->v, p->dim_v), DECODE_KEYS);
+  work->next =
+      next_lines_of(block_lines(work->k, p->dim_qk), block_lines(work->v, p->dim_v), DECODE_KEYS, work->ahead == twice);
   const bool whole = LOADS_PARTS || p->dim_v % VEC_VALUES == 0;
   if (!whole && !picks) work->v = copy_values(work, block, -1);
 }

@@ -190,7 +190,7 @@ static ALWAYS_INLINE void stream_group(const row_block *block, const float *q, i
   const int64_t k_stride = p->k_stride.s, v_stride = p->v_stride.s;
   key_rows k = {block->args->k, kind.dtype, attn_k_offset(p, block->seq, block->b, block->head, key), k_stride};
   key_rows v = {block->args->v, kind.dtype, attn_v_offset(p, block->seq, block->b, block->head, key), v_stride};
-  next_lines next = next_lines_of(block_lines(k, dim_qk), block_lines(v, dim_v), DECODE_KEYS);
+  next_lines next = next_lines_of(block_lines(k, dim_qk), block_lines(v, dim_v), DECODE_KEYS, kind.ahead == twice);
   for (; key < end; key += DECODE_KEYS) {
     const vec best = score_group(q, k, score_factor(p), dim_qk, fixed, kind, block->score, &next);
     if (state->unset > 0 || vec_any_above(vec_sub(best, vec_load(state->reference)), RESCALE_AT)) {

@@ -64,7 +64,7 @@ static ALWAYS_INLINE void stream_blocks(const row_block *block, const float *q, 
   const int64_t k_stride = p->k_stride.s, v_stride = p->v_stride.s;
   key_rows k = {block->args->k, kind.dtype, attn_k_offset(p, block->seq, block->b, block->head, key), k_stride};
   key_rows v = {block->args->v, kind.dtype, attn_v_offset(p, block->seq, block->b, block->head, key), v_stride};
-  next_lines next = next_lines_of(block_lines(k, dim), block_lines(v, dim), DECODE_KEYS);
+  next_lines next = next_lines_of(block_lines(k, dim), block_lines(v, dim), DECODE_KEYS, kind.ahead == twice);
   for (; key < end; key += DECODE_KEYS) {
     score_block(q, k, dim, kind, block->score, &next);
     softmax_row(block, 0, key, (attn_key_range){key, key + DECODE_KEYS}, block->score, true);
