@@ -172,7 +172,8 @@ static void any_shifted_panel(const panel_work *w, bool full) {
   } else if (full && uses == ATTN_USE_MASK && p->mask_stride.k == 1) {
     masked_panel(w);
   } else {
-    for (int i = 0; i < TILE_ROWS && shifts_side_by_side(p); i++) fetch_shift(*w, uses, i);
+    const bool fetches = (uses & (ATTN_USE_BIAS | ATTN_USE_MASK)) && shifts_side_by_side(p);
+    for (int i = 0; fetches && i < TILE_ROWS; i++) fetch_shift(*w, uses, i);
     shifted_panel(w);
   }
 }

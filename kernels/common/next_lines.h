@@ -8,8 +8,7 @@
  * Zen 5 drops hints that come faster than memory delivers (a quarter of them at full speed), and loads that wait for memory
  * are few beside the arithmetic of several rows. There lines are asked for twice (ask_twice), into level 1: V of a block
  * while its K is read, K of the next block while V is read. Where two blocks of K and V exceed level 1 of 48 KiB, a line
- * that was asked for a block ahead may be gone before its use, so both times are nearer; blocks above 32 KiB lose by that.
- */
+ * may be gone before its use if it is asked for a block ahead, so both times are nearer; blocks above 32 KiB lose by it. */
 #ifndef ATTN_COMMON_NEXT_LINES_H
 #define ATTN_COMMON_NEXT_LINES_H
 
@@ -44,8 +43,7 @@ typedef struct next_lines {
   bool nearer;                /* ask_twice() asks for lines that are AGAIN_BYTES ahead instead */
 } next_lines;
 
-/* Lines of the keys that follow `keys` keys, or a multiple of that, PREFETCH_BYTES or more ahead. `twice`: for ask_twice().
- */
+/* Lines of the keys that follow `keys` keys, or a multiple of that, PREFETCH_BYTES or more ahead; `twice`: for ask_twice. */
 static inline next_lines next_lines_of(line_rows k, line_rows v, int64_t keys, bool twice) {
   const int64_t k_block = keys * k.stride, v_block = keys * v.stride;
   const bool nearer = twice && k_block + v_block > NEARER_ABOVE && k_block + v_block <= NEARER_UP_TO;
@@ -87,8 +85,7 @@ static ALWAYS_INLINE void fetch_pairs(next_lines *next, const int pairs) {
   }
 }
 
-/* The same into level 1, for rows without gaps, and again for as many that are nearer: from *again on, or AGAIN_BYTES ahead.
- */
+/* The same into level 1, for rows without gaps, and again for as many nearer ones: from *again on, or AGAIN_BYTES ahead. */
 static ALWAYS_INLINE void ask_twice(next_lines *next, const int pairs, uintptr_t *again) {
   const uintptr_t bytes = (uintptr_t)(pairs * LINE_BYTES);
   const uintptr_t one = next->nearer ? next->k - (FIRST_BYTES - AGAIN_BYTES) : *again;
