@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { ATTN_READ_BYTES = 1024 };
+enum { ATTN_READ_LINE = 64 };
 
 typedef struct attn_peak_loop {
   const char *isa;   /* tier that the loop needs */
@@ -20,9 +20,11 @@ typedef struct attn_peak_loop {
   const char *what;  /* "fma, 512 bit" */
   double flops;      /* per iteration; a multiply-add counts 2 */
   void (*run)(int64_t iterations);
-  /* Loads `bytes` (a multiple of ATTN_READ_BYTES, data aligned to 64) with the tier's widest loads and returns the bitwise
-   * or of it all, folded to 64 bits. NULL if the tier brings no wider loads than the one below. */
-  uint64_t (*read)(const void *data, size_t bytes);
+  /* Loads `bytes` of data and as many of `beside` (NULL: nothing), both in turns, with the tier's widest loads, and
+   * prefetches both `ahead` bytes ahead into level 2 (0: no prefetch). Returns the bitwise or of it all, folded to 64 bits.
+   * bytes is a multiple of ATTN_READ_LINE, to which both are aligned. The member is NULL if the tier brings no wider loads
+   * than the one below. */
+  uint64_t (*read)(const void *data, const void *beside, size_t bytes, size_t ahead);
 } attn_peak_loop;
 
 /* All loops of this build, also those that this CPU cannot run; NULL beyond the last. Check attn_peak_usable() before

@@ -158,6 +158,8 @@ TEST(the_seed_follows_from_the_data) {
 
 #define SHAPE "B:2/Hq:6/Hkv:2/Sq:5/Sk:7/D:8/Dv:4" /* 420 pairs, q 480, k 224, v 112, o 240 numbers */
 
+enum { KEY = 2 * 2 * (8 + 4) * 4 }; /* bytes of one key and its value in all batches and KV heads */
+
 TEST(work_is_what_can_be_counted) {
   static const struct {
     const char *id;
@@ -169,16 +171,16 @@ TEST(work_is_what_can_be_counted) {
                {SHAPE "/score:precomputed", 420, 420 * 8, 4 * (420 + 112 + 240)},
                {SHAPE "/score:additive", 420, 420 * 32, 4 * (480 + 224 + 112 + 240)},
                {SHAPE "/score:gaussian", 420, 420 * 32, 4 * (480 + 224 + 112 + 240)},
-               {SHAPE "/causal:top-left", 180, 180 * 24, 4224},
+               {SHAPE "/causal:top-left", 180, 180 * 24, 4224 - 2 * KEY},
                {SHAPE "/causal:bottom-right", 300, 300 * 24, 4224},
-               {SHAPE "/causal:offset/offset:-2", 72, 72 * 24, 4224},
+               {SHAPE "/causal:offset/offset:-2", 72, 72 * 24, 4224 - 4 * KEY},
                {SHAPE "/causal:offset/offset:3", 348, 348 * 24, 4224},
                {SHAPE "/causal:offset/offset:9", 420, 420 * 24, 4224},
-               {SHAPE "/causal:top-left/window:1", 108, 108 * 24, 4224},
-               {SHAPE "/window:1..1", 168, 168 * 24, 4224},
+               {SHAPE "/causal:top-left/window:1", 108, 108 * 24, 4224 - 2 * KEY},
+               {SHAPE "/window:1..1", 168, 168 * 24, 4224 - KEY},
                {SHAPE "/window:..2", 300, 300 * 24, 4224},
-               {SHAPE "/align:bottom-right/window:0..0", 60, 60 * 24, 4224},
-               {SHAPE "/align:offset/offset:-2147483648/window:3", 0, 0, 4224},
+               {SHAPE "/align:bottom-right/window:0..0", 60, 60 * 24, 4224 - 2 * KEY},
+               {SHAPE "/align:offset/offset:-2147483648/window:3", 0, 0, 4224 - 7 * KEY},
                {SHAPE "/layout:broadcast", 420, 420 * 24, 4224}};
   for (size_t i = 0; i < COUNT(cases); i++) {
     const bench_case bench = case_of(cases[i].id);
@@ -193,20 +195,30 @@ TEST(work_is_what_can_be_counted) {
   }
 }
 
-/* The sum of the keys that the oracle finds in the rows. */
-static double count_pairs(const attn_problem *p, const attn_args *args) {
+/* The sum of the keys that the oracle finds in the rows; *needed: of those that any row of their KV head has. */
+static double count_pairs(const attn_problem *p, const attn_args *args, int *needed) {
   double pairs = 0, row[3][4];
+  bool seen[2][2][7] = {0};
+  *needed = 0;
   for (int64_t b = 0; b < p->batch; b++)
     for (int64_t h = 0; h < p->heads_q; h++)
       for (int64_t i = 0; i < attn_oracle_f64_rows(p, args, b); i++) {
-        double p_of_key[7];
+        double p_of_key[7] = {0};
         const attn_oracle_output out = {row[0], row[1], row[2], p_of_key};
         pairs += (double)attn_oracle_f64_row(p, args, (attn_oracle_index){b, h, i}, &out).allowed;
+        for (int j = 0; j < 7; j++) {
+          *needed += p_of_key[j] > 0 && !seen[b][h / 3][j];
+          seen[b][h / 3][j] |= p_of_key[j] > 0;
+        }
       }
   return pairs;
 }
 
-TEST(masked_pairs_are_those_of_the_oracle) {
+static double count_rows(const attn_problem *p, const attn_args *args) {
+  return (double)(attn_oracle_f64_rows(p, args, 0) + attn_oracle_f64_rows(p, args, 1));
+}
+
+TEST(work_is_that_of_the_oracle) {
   static const char *const ids[] = {"mask:random",
                                     "mask:padding",
                                     "bias:masking",
@@ -223,11 +235,17 @@ TEST(masked_pairs_are_those_of_the_oracle) {
   for (size_t i = 0; i < COUNT(ids); i++) {
     char id[200];
     snprintf(id, sizeof id, SHAPE "/%s", ids[i]);
-    const bench_case bench = case_of(id);
+    bench_case bench = case_of(id);
     bench_tensors tensors;
     assert_true(bench_tensors_create(&bench, &tensors));
+    int needed;
     const double pairs = bench_work_pairs(&bench.problem, &tensors.args),
-                 counted = count_pairs(&bench.problem, &tensors.args);
+                 counted = count_pairs(&bench.problem, &tensors.args, &needed);
+    const double bytes = bench_work_bytes(&bench.problem, &tensors.args);
+    bench.problem.dim_v += 1; /* of keys and of outputs */
+    const double of_dim = 4.0 * (needed + 6 * count_rows(&bench.problem, &tensors.args));
+    if (bench_work_bytes(&bench.problem, &tensors.args) - bytes != of_dim) fail_msg("%s: not %d keys", id, needed);
+    bench.problem.dim_v -= 1;
     if (pairs != counted || pairs <= 0 || (pairs >= 420 && i != 3)) fail_msg("%s: %g pairs, not %g", id, pairs, counted);
     bench_tensors_destroy(&tensors);
   }

@@ -28,7 +28,7 @@ CSV_HEADER = (
     "run_id,case_id,kernel,algorithm,isa,library,dtype_q,dtype_kv,dtype_o,batch,heads_q,heads_kv,seq_q,seq_k,dim_qk,"
     "dim_v,score,causal,align,window,mask,bias,alibi,softcap,sinks,lengths,layout,cache,threads,status,reason,"
     "rows_checked,max_err_ratio,max_abs_err,err_index,samples,time_ns_min,time_ns_median,time_ns_mad,time_ns_ci_lo,"
-    "time_ns_ci_hi,plan_ns,workspace_bytes,flops,bytes,gflops,gbs,peak_gflops,peak_pct,peak_gbs,bw_pct,baseline,"
+    "time_ns_ci_hi,plan_ns,workspace_bytes,flops,bytes,gflops,gbs,peak_gflops,peak_pct,peak_gbs,bw_pct,level,baseline,"
     "ratio,ratio_ci_lo,ratio_ci_hi,noise,stop_reason,threads_counted,calm_pct,warnings")
 TIMED = CSV_HEADER[CSV_HEADER.index("samples"):CSV_HEADER.index(",baseline")].split(",")
 LAYER_HEADER = CSV_HEADER + ",layer,width,product,projections_pct,attention_pct,rest_pct"
@@ -402,8 +402,10 @@ class Files(FolderTest):
                 self.assertTrue(row["reason"], row)
                 self.assertEqual([row[column] for column in TIMED], [""] * len(TIMED), row["status"])
                 continue
+            self.assertIn(row["level"], ("L1", "L2", "L3", "memory", ""))
             for column in TIMED:
-                self.assertTrue(row[column] == "" or math.isfinite(float(row[column])), f"{column} {row[column]}")
+                if column != "level":
+                    self.assertTrue(row[column] == "" or math.isfinite(float(row[column])), f"{column} {row[column]}")
             self.assertLess(float(row["max_err_ratio"]), 1)
             low, median, high = (float(row[f"time_ns_{name}"]) for name in ("ci_lo", "median", "ci_hi"))
             self.assertTrue(0 < float(row["time_ns_min"]) <= low <= median <= high)

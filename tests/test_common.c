@@ -253,13 +253,19 @@ TEST(peak_loops_are_as_slow_as_a_core) {
   }
 }
 
+/* One after the other, side by side, and what a step of many vectors leaves. */
 TEST(read_loops_see_every_bit) {
-  static _Alignas(64) uint64_t data[2 * ATTN_READ_BYTES / sizeof(uint64_t)];
+  enum { WORDS = 19 * ATTN_READ_LINE / sizeof(uint64_t) };
+  static _Alignas(64) uint64_t data[2 * WORDS];
   const attn_peak_loop *loop;
   for (int i = 0; (loop = attn_peak_get(i)); i++)
     for (size_t n = 0; loop->read && attn_peak_usable(loop->isa) && n < COUNT(data); n++) {
       data[n] = (uint64_t)1 << n % 64;
-      assert_true(loop->read(data, sizeof data) == data[n]);
+      for (size_t ahead = 0; ahead <= 8192; ahead += 8192) {
+        assert_true(loop->read(data, NULL, sizeof data, ahead) == data[n]);
+        assert_true(loop->read(data, data + WORDS, sizeof data / 2, ahead) == data[n]);
+        assert_true(loop->read(data, NULL, sizeof data / 2, ahead) == (n < WORDS ? data[n] : 0));
+      }
       data[n] = 0;
     }
 }

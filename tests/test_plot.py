@@ -531,12 +531,19 @@ def test_roofs_are_those_of_the_threads(tmp_path):
     assert (spot.x, spot.y) == (128, 80.0)  # 4 s s d flops, 16 s d bytes
 
 
-def test_without_ceilings_read_loops_are_the_slope(tmp_path):
+def test_read_loops_are_the_slopes(tmp_path):
     pytest.importorskip("matplotlib")
     from plotting.roofline import roofline_panels
-    rows = [row(seq=seq, seq_q=1, peak_gbs=gbs) for seq, gbs in ((1024, "40"), (4096, "30"), (8192, "20"))]
-    (panel,) = roofline_panels(read_results([write(tmp_path / "run", rows)]))
-    assert panel.bandwidths == {"read loop": 30}
+    rates = ((1024, "40", "L2"), (4096, "30", "memory"), (8192, "20", "memory"), (16384, "10", "memory"))
+    rows = [row(seq=seq, seq_q=1, peak_gbs=gbs) for seq, gbs, _ in rates]
+    (panel,) = roofline_panels(read_results([write(tmp_path / "old", rows)]))
+    assert panel.bandwidths == {"read loop": 25}
+    for one, (_, _, level) in zip(rows, rates):
+        one["level"] = level
+    folder = write(tmp_path / "run", rows)
+    (folder / "peak.csv").write_text(PEAK_CSV, encoding="utf-8")
+    (panel,) = roofline_panels(read_results([folder]))
+    assert panel.bandwidths == {"L2": 40, "memory": 20}
 
 
 def test_a_file_that_is_no_table_of_ceilings_is_named(tmp_path):

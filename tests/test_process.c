@@ -16,6 +16,7 @@
 static int prepare(void **state);
 #define TEST_SETUP prepare
 #include "base/cli.h"
+#include "cases/case.h"
 #include "commands/commands.h"
 #include "machine/environment.h"
 #include "support.h"

@@ -88,7 +88,8 @@ double bench_work_flops(const attn_problem *problem, double pairs);
 /* Multiplications and additions of all pairs, masked ones too: what the oracle has to do. */
 double bench_multiply_adds(const attn_problem *problem);
 
-/* Bytes of Q, K, V (or S) and O, each once; keys and queries beyond the lengths do not count. */
+/* Bytes of Q, K, V and O, each once. Queries beyond the lengths do not count, nor do keys that no row of their KV head sees
+ * (lengths, window, causal, mask, a bias of -inf). Precomputed scores count 4 bytes for each pair, instead of Q and K. */
 double bench_work_bytes(const attn_problem *problem, const attn_args *args);
 
 /* An estimate of the seconds of one call, right within a factor of a few: for --dry-run and the time left only. */

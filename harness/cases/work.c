@@ -3,6 +3,7 @@
 #include "cases/case.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/common/dtypes.h"
@@ -71,9 +72,14 @@ static int64_t different_batches(const attn_problem *p) {
   return (p->uses & own) || p->align == ATTN_ALIGN_OFFSET || p->batch < 1 ? p->batch : 1;
 }
 
+static bool is_masked(const attn_problem *p) { return p->uses & (ATTN_USE_MASK | ATTN_USE_BIAS); }
+
+static bool masks_per_head(const attn_problem *p) {
+  return (p->uses & ATTN_USE_MASK && p->mask_stride.h) || (p->uses & ATTN_USE_BIAS && p->bias_stride.h);
+}
+
 double bench_work_pairs(const attn_problem *p, const attn_args *args) {
-  const bool masked = p->uses & (ATTN_USE_MASK | ATTN_USE_BIAS);
-  const bool per_head = (p->uses & ATTN_USE_MASK && p->mask_stride.h) || (p->uses & ATTN_USE_BIAS && p->bias_stride.h);
+  const bool masked = is_masked(p), per_head = masks_per_head(p);
   const int64_t batches = different_batches(p);
   double pairs = 0;
   for (int64_t b = 0; b < batches; b++) {
@@ -102,24 +108,65 @@ double bench_multiply_adds(const attn_problem *p) {
   return (double)p->batch * (double)p->heads_q * (double)p->seq_q * (double)p->seq_k * (double)(p->dim_qk + p->dim_v);
 }
 
+/* Keys that some row of the sequence sees before mask and bias. The first key of a row is never before that of the row
+ * above it. */
+static int64_t count_keys(const attn_problem *p, const attn_args *args, const sequence *s, int64_t b) {
+  int64_t count = 0, end = 0;
+  for (int64_t i = 0; i < s->queries; i++) {
+    const key_range keys = get_keys(p, args, s, b, i);
+    const int64_t from = keys.first > end ? keys.first : end;
+    if (keys.last < from) continue;
+    count += keys.last + 1 - from;
+    end = keys.last + 1;
+  }
+  return count;
+}
+
+/* Those of them that mask and bias leave to some row of the query heads of a KV head. All of them if memory is short. */
+static int64_t count_selected_keys(const attn_problem *p, const attn_args *args, const sequence *s, int64_t b, int64_t g) {
+  const int64_t group = p->heads_q / p->heads_kv, most = count_keys(p, args, s, b);
+  bool *seen = calloc((size_t)s->keys + 1, 1);
+  int64_t count = 0;
+  if (!seen) return most;
+  for (int64_t row = 0; row < s->queries * group && count < most; row++) {
+    const int64_t i = row / group, h = g * group + row % group;
+    const key_range keys = get_keys(p, args, s, b, i);
+    for (int64_t j = keys.first; j <= keys.last; j++) {
+      if (seen[j] || !is_allowed(p, args, b, h, i, j)) continue;
+      seen[j] = true;
+      count++;
+    }
+  }
+  free(seen);
+  return count;
+}
+
+/* The same, the sum over the KV heads. */
+static double count_needed_keys(const attn_problem *p, const attn_args *args, const sequence *s, int64_t b) {
+  double count = 0;
+  if (!is_masked(p)) return (double)p->heads_kv * (double)count_keys(p, args, s, b);
+  if (!masks_per_head(p)) return (double)p->heads_kv * (double)count_selected_keys(p, args, s, b, 0);
+  for (int64_t g = 0; g < p->heads_kv; g++) count += (double)count_selected_keys(p, args, s, b, g);
+  return count;
+}
+
 static double element_bytes(attn_dtype dtype) { return (double)attn_dtype_bytes(dtype); }
 
 double bench_work_bytes(const attn_problem *p, const attn_args *args) {
   const int64_t batches = different_batches(p);
-  double queries = 0, keys = 0, scores = 0, outputs = 0;
+  double queries = 0, keys = 0, outputs = 0;
   for (int64_t b = 0; b < batches; b++) {
     const sequence s = get_sequence(p, args, b);
     queries += (double)s.queries;
-    keys += (double)s.keys;
-    scores += (double)s.queries * (double)s.keys;
+    keys += count_needed_keys(p, args, &s, b);
     outputs += (double)(p->uses & ATTN_USE_VARLEN ? s.queries : p->seq_q); /* rows beyond q_len are written as zeros */
   }
   const double q = element_bytes(p->dtype_q), kv = element_bytes(p->dtype_kv), o = element_bytes(p->dtype_o);
   const double alike = batches ? (double)p->batch / (double)batches : 0;
-  const double heads = alike * (double)p->heads_q, heads_kv = alike * (double)p->heads_kv;
-  const double out = outputs * heads * (double)p->dim_v * o + keys * heads_kv * (double)p->dim_v * kv;
-  if (p->score == ATTN_SCORE_PRECOMPUTED) return out + scores * heads * 4;
-  return out + queries * heads * (double)p->dim_qk * q + keys * heads_kv * (double)p->dim_qk * kv;
+  const double heads = alike * (double)p->heads_q;
+  const double out = outputs * heads * (double)p->dim_v * o + alike * keys * (double)p->dim_v * kv;
+  if (p->score == ATTN_SCORE_PRECOMPUTED) return out + 4 * bench_work_pairs(p, args);
+  return out + queries * heads * (double)p->dim_qk * q + alike * keys * (double)p->dim_qk * kv;
 }
 
 /* Flop/s of a typical core, by tier and algorithm. */

@@ -12,6 +12,7 @@
 #include "machine/affinity.h"
 #include "machine/environment.h"
 #include "timing/rates.h"
+#include "timing/reading.h"
 #include "timing/stats.h"
 
 enum { SLICES = 21, MOST_ROWS = 64, READ_LINE = 4096, LEAST_READ = 1 << 20 };

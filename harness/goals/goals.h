@@ -21,7 +21,7 @@ typedef struct bench_metric {
   int decimals; /* to print */
   bool against; /* compares two cases */
   bool peak;    /* counts shares of the peak loop */
-  bool reads;   /* counts shares of the loop that only reads K and V */
+  bool reads;   /* counts shares of the loop that only reads the same bytes */
   bool lower;   /* less is better */
   /* The value of one round; `against` is NULL unless the metric compares. NULL: the plan tells the value, nothing runs. */
   double (*value)(const bench_goal_sample *sample, const bench_goal_sample *against);

@@ -294,8 +294,9 @@ static bool choose_loop(bench_goal_row *row, const bench_setup *setup, bench_tri
   if (!metric->peak) trial->peak = NULL;
   trial->reads = metric->reads;
   if (metric->peak && !trial->peak) return conclude(row, BENCH_ERROR, "tier %s has no peak loop", row->kernel->isa);
-  if (metric->reads && bench_read_bytes(&setup->bench->problem) <= 0)
-    return conclude(row, BENCH_ERROR, "a loop that only reads K and V needs them dense; here the layout is another");
+  if (metric->reads && !bench_can_read(&setup->tensors[0]))
+    return conclude(row, BENCH_ERROR,
+                    "a loop that only reads needs the rows of a head without gaps; here the layout has some");
   return true;
 }
 
@@ -337,7 +338,7 @@ static bool take_rounds(pair *p, bench_stop *stop, const char **error) {
 static bench_goal_sample sample_of(const pair *p, int i, int round) {
   const bench_trial *t = p->trial[i];
   const bench_case *bench = p->setup[i]->bench;
-  const double work = t->reads ? bench_read_bytes(&bench->problem) : p->setup[i]->flops;
+  const double work = t->reads ? p->setup[i]->bytes : p->setup[i]->flops;
   const double limit = t->samples.loop_rate[round] * (t->reads ? 1 : bench->threads), time_ns = t->samples.time_ns[round];
   return (bench_goal_sample){.time_ns = time_ns, .peak_share = limit > 0 ? work / (1e-9 * time_ns) / limit : 0};
 }

@@ -118,7 +118,7 @@ static void print_time_row(const bench_table *t, const bench_row *r) {
   bench_format_time(r->time.median, time, sizeof time);
   format_spread(&r->time, spread, sizeof spread);
   format_ratio(&r->ratio, ratio, sizeof ratio);
-  fprintf(t->file, "  %-*s %10s %8s %9s %7s %8s  %-24s %8s  %d\n", NAME_WIDTH, r->kernel, time, spread,
+  fprintf(t->file, "  %-*s %10s %8s %9s %8s %8s  %-24s %8s  %d\n", NAME_WIDTH, r->kernel, time, spread,
           format_fixed(r->gflops > 0 ? r->gflops : NAN, 1, rate), format_fixed(t->reads ? r->bw_pct : r->peak_pct, 1, peak),
           format_fixed(r->gbs, 2, gbs), ratio, format_fixed(r->verdict.max_err_ratio, 3, error), r->time.n);
 }
@@ -188,7 +188,7 @@ static const char *common_baseline(const bench_row *const *rows, int count) {
 }
 
 static void print_columns(const bench_table *t, const bench_row *const *rows, int count) {
-  char ratio[80] = "x";
+  char ratio[80] = "x", share[16] = "% peak";
   if (!t->timed) {
     fprintf(t->file, "  %-*s %-10s %9s %10s %8s\n", NAME_WIDTH, "kernel", "status", "err/lim", "abs error", "rows");
     return;
@@ -199,8 +199,9 @@ static void print_columns(const bench_table *t, const bench_row *const *rows, in
     return;
   }
   if (baseline) snprintf(ratio, sizeof ratio, "x %s [95 %%]", baseline);
-  fprintf(t->file, "  %-*s %10s %8s %9s %7s %8s  %-24s %8s  n\n", NAME_WIDTH, "kernel", "median", "+-", "GFLOP/s",
-          t->reads ? "% read" : "% peak", "GB/s", ratio, "err/lim");
+  if (t->reads) snprintf(share, sizeof share, "%% %s", rows[0]->level[0] ? rows[0]->level : "read");
+  fprintf(t->file, "  %-*s %10s %8s %9s %8s %8s  %-24s %8s  n\n", NAME_WIDTH, "kernel", "median", "+-", "GFLOP/s", share,
+          "GB/s", ratio, "err/lim");
 }
 
 /* Timed rows first, by time; the others in the order they have. */
@@ -213,7 +214,7 @@ static int compare_rows(const void *a, const void *b) {
 }
 
 /* Decoding reads K and V and computes little: where the best kernel is nearer to the rate of the read loop than to the peak,
- * shares are those of the read loop. */
+ * shares are those of the read loop, and the column is named by the level of cache that it read: "% L2". */
 static bool is_bound_by_reading(const bench_row *best) { return best->time.n && best->bw_pct > best->peak_pct; }
 
 static void print_case(const bench_table *table, const bench_row *const *rows, int count) {

@@ -14,6 +14,7 @@
 #include "kernels/common/dtypes.h"
 #include "machine/affinity.h"
 #include "timing/rates.h"
+#include "timing/reading.h"
 #include "timing/stats.h"
 
 /* The loops call this for attnbench's own threads. Threads of another program stay where that program puts them. */
@@ -164,10 +165,10 @@ static volatile uint64_t seen; /* keeps the compiler from leaving the loads out 
 
 double attnbench_read_rate(const void *data, size_t bytes, int threads) {
   const bench_read_loop read = bench_widest_read();
-  const size_t part = bytes / (size_t)threads / ATTN_READ_BYTES * ATTN_READ_BYTES;
+  const size_t part = bytes / (size_t)threads / ATTN_READ_LINE * ATTN_READ_LINE;
   if (!read || part == 0) return 0.0;
   const double start = bench_now_ns();
 #pragma omp parallel for num_threads(attn_parallel_available(threads)) schedule(static, 1)
-  for (int i = 0; i < threads; i++) seen = read((const char *)data + (size_t)i * part, part);
+  for (int i = 0; i < threads; i++) seen = read((const char *)data + (size_t)i * part, NULL, part, 0);
   return (double)(part * (size_t)threads) / (bench_now_ns() - start) * 1e9;
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* Loops against the clock: multiply-add loops (kernels/peak.h), and loops that only read. */
+/* Multiply-add loops (kernels/peak.h) against the clock, and the threads that run them. Loops that only read: reading.h. */
 #ifndef BENCH_RATES_H
 #define BENCH_RATES_H
 
-#include "data/tensors.h"
+#include "attn/attn.h"
 #include "kernels/peak.h"
 
 /* The highest tier whose loops this CPU and its operating system run. */
@@ -42,32 +42,5 @@ bench_peak_slice bench_peak_prepare(const attn_peak_loop *loop, int threads, dou
 
 /* Flop/s of one core in one slice, the mean over the threads; slice->loop is not NULL. */
 double bench_peak_rate(const bench_peak_slice *slice);
-
-/* ---- Reading ---- */
-
-typedef uint64_t (*bench_read_loop)(const void *data, size_t bytes); /* as attn_peak_loop.read */
-
-/* Of the widest tier that this CPU runs. */
-bench_read_loop bench_widest_read(void);
-
-/* Bytes/s of all threads together, each reading `bytes` of its own over and over: the median of several passes. 0 if memory
- * is short. Without OpenMP, of one thread. A lower bound where the caches can deliver more than 16 or 32 bytes a load
- * (level 1). */
-double bench_read_bandwidth(size_t bytes, int threads);
-
-/* Bytes of K and V, each read once; 0 if gaps or repeats in memory keep a plain loop from reading just them. */
-double bench_read_bytes(const attn_problem *problem);
-
-/* Which tensors a rate is taken over: `passes` of a rotation of `count`, from tensors[first] on. */
-typedef struct bench_read_span {
-  const bench_tensors *tensors;
-  int count;
-  int64_t first, passes;
-} bench_read_span;
-
-/* The roof of decoding: bytes/s of `threads` threads together (one without OpenMP) that read K and V of the tensors with the
- * loop, each thread its part of every tensor, so that they meet the same caches, pages and placement as the kernel.
- * bench_read_bytes() is not 0. */
-double bench_read_rate(bench_read_loop loop, bench_read_span span, int threads);
 
 #endif

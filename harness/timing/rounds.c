@@ -163,6 +163,7 @@ static bool run_rounds(rounds *r, bench_stop *stop) {
       bench_trial *t = r->trials[order[place]];
       if (t->samples.rounds < t->quota && !bench_sample_take(&r->sampler, t, place, &last)) return name_late_writer(r);
     }
+    if (r->options->reader) r->options->read_rates[round] = bench_sample_read(r->sampler.meter, r->options->reader);
     if (is_over(r, round + 1, stop)) return true;
   }
 }

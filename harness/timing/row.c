@@ -123,6 +123,9 @@ static void fill_peak(const bench_setup *s, bench_trial *t, bench_row *row) {
   if (isnan(row->peak_pct)) return;
   row->peak_gflops = 1e-9 * s->bench->threads * bench_median(t->samples.loop_rate, t->samples.rounds);
   if (row->peak_pct > 100) bench_warn(t, "faster than the measured peak: the peak loop was disturbed");
+  if (!(t->peak_best > 0)) return;
+  row->peak_gflops = 1e-9 * t->peak_best;
+  row->peak_pct = 100 * row->gflops / row->peak_gflops;
 }
 
 /* The samples of the peak loop become the row's, for all threads. */
@@ -131,6 +134,19 @@ static void take_peaks(const bench_setup *s, bench_trial *t, bench_row *row) {
   row->peaks = t->samples.loop_rate;
   for (int i = 0; i < t->samples.rounds; i++) row->peaks[i] *= s->bench->threads;
   t->samples.loop_rate = NULL;
+}
+
+/* Where the median of the rounds is beaten and the best of the loops is not, the loops beside the samples were disturbed. */
+static void fill_reading(const bench_setup *s, bench_trial *t, bench_row *row) {
+  const double share = bench_read_share(s, t);
+  if (s->level) COPY(row->level, s->level);
+  if (isnan(share)) return;
+  row->peak_gbs = 1e-9 * bench_median(s->read_rates, t->samples.rounds);
+  row->bw_pct = 100 * share;
+  if (!(s->read_best > 0 && share > BENCH_ROOF)) return;
+  row->peak_gbs = 1e-9 * s->read_best;
+  row->bw_pct = 100 * row->gbs / row->peak_gbs;
+  bench_warn(t, "the loops that only read were disturbed: their best rate is the roof");
 }
 
 /* In percent; NaN where it is not known. */
@@ -152,6 +168,7 @@ static void fill_times(const bench_setup *s, bench_trial *t, bench_row *row) {
   row->bytes = s->bytes;
   row->gflops = s->flops / row->time.median;
   row->gbs = s->bytes / row->time.median;
+  fill_reading(s, t, row);
   if (bench_layer_has(s->bench, BENCH_HAS_PROJECTIONS)) { /* the layer tells its parts apart */
     const bench_shares shares = bench_layer_shares(t->layer);
     row->projections_pct = 100 * shares.projections;
@@ -199,8 +216,6 @@ static void compare(const bench_setup *s, bench_row *rows) {
     r->ratio = bench_paired_ratio(baseline->samples_ns, r->samples_ns, fewer(baseline->time.n, r->time.n));
     r->ratio_best = bench_paired_ratio(best->samples_ns, r->samples_ns, fewer(best->time.n, r->time.n)).median;
     r->noise = fabs(control_ratio - 1);
-    r->peak_gbs = 1e-9 * s->read_bandwidth;
-    r->bw_pct = s->read_bandwidth > 0 ? 100 * r->gbs / r->peak_gbs : NAN;
   }
 }
 

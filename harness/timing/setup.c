@@ -140,6 +140,7 @@ void bench_setup_close(bench_setup *s) {
     bench_trial_clear(&s->trials[i]);
   }
   bench_trial_clear(&s->control);
+  free(s->read_rates);
   bench_layer_close(s->layer);
   bench_expected_destroy(s->expected);
   for (int i = 0; i < s->rotations; i++) bench_tensors_destroy(&s->tensors[i]);

@@ -44,7 +44,8 @@ typedef struct bench_row {
   double threads_counted;                          /* that were busy, by their CPU time; median over the rounds */
   double calm_pct;                                 /* samples that are calm (bench_sample_is_calm()) */
   double peak_gflops, peak_pct;                    /* of the tier's loop on all threads; median share over the rounds */
-  double peak_gbs, bw_pct;                         /* of the loop that only reads, and gbs as a share of it */
+  double peak_gbs, bw_pct;                         /* of the loop that reads the same bytes in place, and the share of it */
+  char level[8];                                   /* of the caches, where these bytes lie: "L1" ... "memory" */
   char baseline[64];                               /* the kernel that ratio compares with */
   bench_summary ratio;                             /* time of the baseline / this time: > 1 is faster */
   double ratio_best;                               /* time of the best kernel / this time */
@@ -68,6 +69,8 @@ enum {
   BENCH_MAX_ROTATIONS = 512,
   BENCH_FEW_ROUNDS = 4, /* a kernel that does not fit so often into the budget of its case is not timed */
 };
+
+#define BENCH_ROOF 1.05 /* of the peak loop, or of the read loop: what is faster is an error */
 
 #define BENCH_MEMORY_SHARE 0.8 /* of the memory that is free, for one case */
 
@@ -101,9 +104,10 @@ typedef struct bench_setup {
   /* Set by bench_setup_time(). */
   bench_trial control;           /* the A/A control: the quickest trial once more */
   const bench_trial *controlled; /* that trial; NULL: nothing was timed */
-  size_t read_size;              /* a power of two of about the bytes that each thread reads in a round of the rotation */
-  double read_bandwidth;         /* bytes/s of the read loop on so many, with the case's threads */
-  bench_stop stop;               /* why the last round was the last */
+  double *read_rates; /* bytes/s of the read loop, in each round; NULL: none can read what the case reads. Owned */
+  double read_best;   /* the largest that was seen, where kernels beat read_rates; 0: none did */
+  const char *level;  /* of the caches, that holds what a call reads, or all rotations; "" = not known */
+  bench_stop stop;    /* why the last round was the last */
 } bench_setup;
 
 /* Why a case cannot run with kernels[index], or NULL. */
@@ -117,6 +121,9 @@ void bench_setup_close(bench_setup *setup); /* NULL is fine */
 
 /* What the case is measured with. */
 const bench_meter *bench_setup_meter(const bench_setup *setup);
+
+/* Median over the rounds of the share of the read loop that ran beside each sample; NaN without one. */
+double bench_read_share(const bench_setup *setup, const bench_trial *trial);
 
 /* Bytes of the last-level cache; a usual size where the system does not say. */
 double bench_last_cache_bytes(void);
@@ -134,9 +141,9 @@ void bench_setup_prepare_trial(const bench_setup *setup, bench_trial *trial);
 void bench_setup_time(bench_setup *setup);
 
 /* What no time can be: a trial that looks as if it did so gets ERROR with a sentence, and loses its samples. It was faster
- * than the peak loop, or than memory can be read; more threads were busy than the case has; or repeated calls were much
- * quicker than the first one after a change of the inputs. Where fewer threads were busy it gets a warning. To be called
- * after bench_time(); setup->read_bandwidth, if it is set, is the limit for cases beyond the caches. */
+ * than the peak loop, or than the loop that only reads; more threads were busy than the case has; or repeated calls were
+ * much quicker than the first one after a change of the inputs. Where fewer threads were busy it gets a warning. To be
+ * called after bench_time(); setup->read_rates, if they are set, are the limit of reading. */
 void bench_setup_judge(bench_setup *setup, bench_trial *trial);
 
 /* Median over the rounds of the share of the peak that ran beside each sample; NaN without a peak loop. */

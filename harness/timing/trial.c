@@ -177,12 +177,16 @@ static bool time_sample(bench_sampler *s, bench_trial *t) {
   return true;
 }
 
-/* The read loop reads what a sample reads: as many tensors, in their turn of the rotation. */
+/* What a sample reads, in every order: as many tensors each, in their turn of the rotation. */
+double bench_sample_read(const bench_meter *m, const bench_trial *t) {
+  return m->read_rate(t, take_turns(t, BENCH_READ_ORDERS * t->samples.iterations), t->threads);
+}
+
 static bench_slices run_slices(const bench_sampler *s, bench_trial *t) {
   bench_slices slices = {.loop = t->slice.loop};
   const bench_meter *m = s->meter;
   for (int i = 0; i < BENCH_SLICES && (t->slice.loop || t->reads); i++)
-    slices.rate[i] = t->reads ? m->read_rate(t, take_turns(t, t->samples.iterations), t->threads) : m->peak_rate(&t->slice);
+    slices.rate[i] = t->reads ? bench_sample_read(m, t) : m->peak_rate(&t->slice);
   return slices;
 }
 
@@ -232,5 +236,5 @@ bool bench_sample_calibrate(bench_sampler *s, bench_trial *t) {
 
 double bench_sample_guess_ns(const bench_trial *t) {
   const double calls_ns = t->call_ns * (double)t->samples.iterations;
-  return calls_ns + 2 * BENCH_SLICES * (t->reads ? calls_ns : SLICE_NS);
+  return calls_ns + 2 * BENCH_SLICES * (t->reads ? BENCH_READ_ORDERS * calls_ns : SLICE_NS);
 }

@@ -7,6 +7,7 @@
 #include "check/check.h"
 #include "layers/layer.h"
 #include "timing/rates.h"
+#include "timing/reading.h"
 
 /* What the rounds measured. */
 typedef struct bench_samples {
@@ -42,7 +43,9 @@ typedef struct bench_trial {
 
   /* The loop that runs beside the samples. */
   const attn_peak_loop *peak; /* of the kernel's tier; NULL = none */
-  bool reads;                 /* a loop that only reads K and V, instead of the peak loop */
+  bool reads;                 /* a loop that only reads its tensors, instead of the peak loop */
+  double peak_best;           /* flop/s of all threads in the best slice, where the median of those beside the samples is
+                                 beaten; 0: it is not */
 
   bench_samples samples; /* owned: bench_trial_clear() frees them */
 
@@ -94,7 +97,7 @@ typedef struct bench_meter {
   bench_peak_slice (*peak_prepare)(const attn_peak_loop *loop, int threads, double slice_ns);
   double (*peak_rate)(const bench_peak_slice *slice);
   double (*read_rate)(const bench_trial *trial, int64_t turn,
-                      int threads);               /* one sample's worth of tensors, from `turn` on */
+                      int threads);               /* as bench_read_rate(), with as many passes as a sample has calls */
   double (*bandwidth)(size_t bytes, int threads); /* as bench_read_bandwidth() */
   double (*core_share)(int threads);              /* as bench_core_share() */
 } bench_meter;
@@ -133,6 +136,9 @@ bool bench_sample_calibrate(bench_sampler *sampler, bench_trial *trial);
  * with the sampler's error if a call failed or the output differs from the one that passed the check. */
 bool bench_sample_take(bench_sampler *sampler, bench_trial *trial, int position, bench_slices *last);
 
+/* Bytes/s of the read loop on the trial's tensors, which are those of its next calls. */
+double bench_sample_read(const bench_meter *meter, const bench_trial *trial);
+
 /* About how long bench_sample_take() takes. */
 double bench_sample_guess_ns(const bench_trial *trial);
 
@@ -141,14 +147,16 @@ double bench_sample_guess_ns(const bench_trial *trial);
  * cannot be asked for without a passed check: the verdict is part of the trial, and anything but PASS is refused. */
 
 typedef struct bench_timing_options {
-  double precision;         /* stop when the 95 % interval of every median is within +-precision (0.01) */
-  int min_rounds;           /* 11 */
-  int max_rounds;           /* sample cap */
-  double budget_s;          /* of one case */
-  double min_sample_s;      /* a sample repeats the call until it lasts this long, and >= 1000 clock resolutions */
-  uint64_t seed;            /* of the order */
-  volatile const int *stop; /* set by Ctrl-C: finish the round and return; NULL = never */
-  const bench_meter *meter; /* NULL = bench_machine_meter */
+  double precision;          /* stop when the 95 % interval of every median is within +-precision (0.01) */
+  int min_rounds;            /* 11 */
+  int max_rounds;            /* sample cap */
+  double budget_s;           /* of one case */
+  double min_sample_s;       /* a sample repeats the call until it lasts this long, and >= 1000 clock resolutions */
+  uint64_t seed;             /* of the order */
+  volatile const int *stop;  /* set by Ctrl-C: finish the round and return; NULL = never */
+  const bench_meter *meter;  /* NULL = bench_machine_meter */
+  const bench_trial *reader; /* whose tensors the read loop reads once a round; NULL: none */
+  double *read_rates;        /* [the larger one of min_rounds and max_rounds] of the read loop, bytes/s */
 } bench_timing_options;
 
 typedef enum bench_stop { BENCH_STOP_PRECISION, BENCH_STOP_ROUNDS, BENCH_STOP_BUDGET, BENCH_STOP_INTERRUPT } bench_stop;

@@ -56,19 +56,46 @@ static void peak_loop(int64_t iterations) {
 
 typedef uint64_t peak_words __attribute__((vector_size(VEC_LANES * sizeof(float))));
 
-static inline uint64_t read_loop(const void *data, size_t bytes) {
-  const peak_words *from = data;
-  peak_words seen[STREAMS];
+/* Ors the next `count` vectors into sums of their own. */
+static inline void read_vectors(peak_words *seen, const peak_words *from, int count, size_t ahead) {
+#pragma GCC unroll 8
+  for (int i = 0; i < count; i++) {
+    if (ahead && (size_t)i * sizeof *from % ATTN_READ_LINE == 0) __builtin_prefetch((const char *)(from + i) + ahead, 0, 2);
+    seen[i] |= from[i];
+  }
+}
+
+/* Reads whole steps of both, a half of a step each; returns how many vectors of each. */
+static inline size_t read_both(peak_words *seen, const peak_words *first, const peak_words *second, size_t vectors,
+                               size_t ahead) {
+  size_t n = 0;
+  for (; n + STREAMS / 2 <= vectors; n += STREAMS / 2) {
+    read_vectors(seen, first + n, STREAMS / 2, ahead);
+    read_vectors(seen + STREAMS / 2, second + n, STREAMS / 2, ahead);
+  }
+  return n;
+}
+
+static inline size_t read_one(peak_words *seen, const peak_words *first, size_t vectors, size_t ahead) {
+  size_t n = 0;
+  for (; n + STREAMS <= vectors; n += STREAMS) read_vectors(seen, first + n, STREAMS, ahead);
+  return n;
+}
+
+static inline uint64_t read_loop(const void *data, const void *beside, size_t bytes, size_t ahead) {
+  const peak_words *first = data, *second = beside;
+  const size_t vectors = bytes / sizeof *first;
+  peak_words seen[STREAMS], rest = {0};
 #pragma GCC unroll 8
   for (int i = 0; i < STREAMS; i++) seen[i] = (peak_words){0};
-  for (size_t n = 0; n < bytes / sizeof *from; n += STREAMS) {
+  size_t n = !second ? ahead ? read_one(seen, first, vectors, ahead) : read_one(seen, first, vectors, 0)
+             : ahead ? read_both(seen, first, second, vectors, ahead)
+                     : read_both(seen, first, second, vectors, 0);
+  for (; n < vectors; n++) rest |= second ? first[n] | second[n] : first[n];
 #pragma GCC unroll 8
-    for (int i = 0; i < STREAMS; i++) seen[i] |= from[n + (size_t)i];
-  }
+  for (int i = 0; i < STREAMS; i++) rest |= seen[i];
   uint64_t all = 0;
-#pragma GCC unroll 8
-  for (int i = 0; i < STREAMS; i++)
-    for (size_t w = 0; w < sizeof *from / sizeof all; w++) all |= seen[i][w];
+  for (size_t w = 0; w < sizeof rest / sizeof all; w++) all |= rest[w];
   return all;
 }
 

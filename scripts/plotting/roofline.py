@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Roofline (Williams, Waterman and Patterson, 2009): the rate of each row against its flops per byte, below measured roofs.
 
-A compute roof is the peak loop of a tier. A slope is the read bandwidth of a cache level or of memory, from the peak.csv of
-`attnbench peak --csv` beside results.csv. Without that file the peaks and read loops timed beside the samples have to do.
+A compute roof is the peak loop of a tier. A slope is the median rate of the read loops beside the samples of the cases that
+one level of cache holds, the roof that `bw_pct` in results.csv is a share of. Results without the column `level` have the
+slopes of `attnbench peak --csv` (peak.csv beside results.csv), or of all their read loops.
 """
 
 from dataclasses import dataclass
@@ -53,12 +54,20 @@ def roofline_panel(place, rows, ceilings):
     spots = [Spot(row["flops"] / row["bytes"], row["gflops"], row) for row in rows
              if row.timed and row["flops"] and row["bytes"] and row["gflops"]]
     peaks = measured_peaks(rows)
-    bandwidths = {ceiling.name: rate_of(ceiling, threads) for ceiling in ceilings if ceiling.kind == "read"}
-    bandwidths = {name: rate for name, rate in bandwidths.items() if rate}
-    if not bandwidths:
-        reads = [row["peak_gbs"] for row in rows if row.timed and row["peak_gbs"]]
-        bandwidths = {"read loop": median(reads)} if reads else {}
+    bandwidths = measured_reads(rows)
+    if not bandwidths or "read loop" in bandwidths:
+        reads = {ceiling.name: rate_of(ceiling, threads) for ceiling in ceilings if ceiling.kind == "read"}
+        bandwidths = {name: rate for name, rate in reads.items() if rate} or bandwidths
     return RooflinePanel({"cpu": cpu, "dtype": dtype, "threads": threads}, spots, peaks, bandwidths, rows)
+
+
+def measured_reads(rows):
+    """level -> median of the read loops; "read loop" for rows without a level."""
+    found = {}
+    for row in rows:
+        if row.timed and row["peak_gbs"]:
+            found.setdefault(row["level"] or "read loop", []).append(row["peak_gbs"])
+    return {level: median(found[level]) for level in SLOPES if level in found}
 
 
 def rate_of(ceiling, threads):

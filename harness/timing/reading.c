@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: MIT */
+#include "timing/reading.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "attn/extend.h"
+#include "base/cli.h"
+#include "base/clock.h"
+#include "kernels/common/aligned.h"
+#include "kernels/common/dtypes.h"
+#include "kernels/common/indexing.h"
+#include "machine/affinity.h"
+#include "machine/environment.h"
+#include "timing/rates.h"
+#include "timing/stats.h"
+
+enum { LINE = ATTN_READ_LINE };
+
+/* ---- What a case reads --------------------------------------------------------------------------------------------- */
+
+/* Bytes that lie one behind the other: `count` times `bytes`, `stride` bytes apart. */
+typedef struct runs {
+  const char *data;
+  int64_t bytes, count, stride;
+} runs;
+
+/* Tensors of one sequence that are read side by side: K and V, or Q and O. The second one may have no bytes. */
+typedef struct couple {
+  runs side[2];
+} couple;
+
+enum { ONE_BY_ONE, SIDE_BY_SIDE, PREFETCHED }; /* orders */
+
+static const size_t AHEAD = 8192; /* bytes; tested: 4096 and 16384, within 5 % of it in memory */
+
+static size_t ahead_of(int order) { return order == PREFETCHED ? AHEAD : 0; }
+
+/* Runs of heads x rows x columns elements of `size` bytes. False if there are gaps within the rows of a head. */
+static bool join(const char *first, attn_strides stride, int64_t size, int64_t heads, int64_t rows, int64_t columns,
+                 runs *r) {
+  *r = (runs){.data = first, .bytes = rows * columns * size, .count = heads, .stride = stride.h * size};
+  if (r->bytes == 0 || heads == 0) return *r = (runs){.data = first}, true;
+  if (columns > 1 && stride.d != 1) return false;
+  if (stride.h == columns && (rows == 1 || stride.s == heads * columns)) /* heads of a token, then tokens */
+    return *r = (runs){.data = first, .bytes = heads * rows * columns * size, .count = 1}, true;
+  if (rows > 1 && stride.s != columns) return false;
+  if (heads > 1 && stride.h == rows * columns) r->bytes *= heads, r->count = 1;
+  return true;
+}
+
+static const char *place(const void *tensor, int64_t offset, int64_t size) { return (const char *)tensor + offset * size; }
+
+/* K (or S) with V, and Q with O, of sequence b. */
+static bool find_couples(const bench_tensors *t, int64_t b, couple c[2]) {
+  const attn_problem *p = &t->problem;
+  const attn_args *args = &t->args;
+  const attn_sequence seq = attn_sequence_of(p, args, b);
+  const attn_key_range used = attn_keys_of_sequence(p, args, &seq, b);
+  const int64_t keys = used.end - used.begin, rows = seq.len_q, first = used.begin;
+  const int64_t q = (int64_t)attn_dtype_bytes(p->dtype_q), kv = (int64_t)attn_dtype_bytes(p->dtype_kv);
+  const int64_t o = (int64_t)attn_dtype_bytes(p->dtype_o);
+  memset(c, 0, 2 * sizeof *c);
+  bool fine = join(place(args->v, attn_v_offset(p, &seq, b, 0, first), kv), p->v_stride, kv, p->heads_kv, keys, p->dim_v,
+                   &c[0].side[1]) &&
+              join(place(args->o, attn_o_offset(p, &seq, b, 0, 0), o), p->o_stride, o, p->heads_q, attn_rows(p, &seq),
+                   p->dim_v, &c[1].side[1]);
+  if (p->score == ATTN_SCORE_PRECOMPUTED) {
+    const attn_score_strides *s = &p->scores_stride;
+    return fine &&
+           join((const char *)(args->scores + attn_score_offset(s, b, 0, 0, first)),
+                (attn_strides){.h = s->h, .s = s->q, .d = s->k}, sizeof(float), p->heads_q, rows, keys, &c[1].side[0]);
+  }
+  return fine &&
+         join(place(args->k, attn_k_offset(p, &seq, b, 0, first), kv), p->k_stride, kv, p->heads_kv, keys, p->dim_qk,
+              &c[0].side[0]) &&
+         join(place(args->q, attn_q_offset(p, &seq, b, 0, 0), q), p->q_stride, q, p->heads_q, rows, p->dim_qk,
+              &c[1].side[0]);
+}
+
+bool bench_can_read(const bench_tensors *t) {
+  couple c[2];
+  for (int64_t b = 0; b < t->problem.batch; b++)
+    if (!find_couples(t, b, c)) return false;
+  return true;
+}
+
+/* ---- The pieces of a thread ----------------------------------------------------------------------------------------- */
+
+typedef struct piece {
+  const char *data, *beside;
+  size_t bytes;
+} piece;
+
+typedef struct pieces {
+  piece *item;
+  int count;
+  double bytes; /* without what lines hold beside them */
+  bool failed;
+} pieces;
+
+static void add(pieces *p, const char *data, const char *beside, int64_t bytes) {
+  const size_t before = (uintptr_t)data % LINE;
+  if (bytes <= 0 || p->failed) return;
+  piece *grown = bench_grown(p->item, p->count, sizeof *grown);
+  p->failed = !grown;
+  if (p->failed) return;
+  p->item = grown;
+  p->item[p->count++] = (piece){data - before, beside ? beside - (uintptr_t)beside % LINE : NULL,
+                                ((size_t)bytes + before + LINE - 1) / LINE * LINE};
+}
+
+/* The bytes of a run that belong to part `part` of `parts`: whole lines but for the last one. */
+static int64_t border(int64_t bytes, int part, int parts) {
+  return part == parts ? bytes : bytes / parts * part / LINE * LINE;
+}
+
+/* Part `part` of `parts` of run n of both sides. */
+static void add_run(pieces *p, const couple *c, int order, int64_t n, int part, int parts) {
+  const char *data[2] = {NULL, NULL};
+  int64_t bytes[2] = {0, 0};
+  for (int s = 0; s < 2; s++) {
+    const runs *r = &c->side[s];
+    if (n >= r->count) continue;
+    const int64_t from = border(r->bytes, part, parts);
+    data[s] = r->data + n * r->stride + from;
+    bytes[s] = border(r->bytes, part + 1, parts) - from;
+    p->bytes += (double)bytes[s];
+  }
+  const int64_t both = order == ONE_BY_ONE ? 0 : min64(bytes[0], bytes[1]) / LINE * LINE;
+  if (both) add(p, data[0], data[1], both);
+  for (int s = 0; s < 2; s++)
+    if (data[s]) add(p, data[s] + both, NULL, bytes[s] - both);
+}
+
+/* Each thread takes its part of the heads, or of every run where there are fewer runs than threads. */
+static void add_couple(pieces *p, const couple *c, int order, int part, int parts) {
+  const int64_t count = c->side[0].count > c->side[1].count ? c->side[0].count : c->side[1].count;
+  const bool split = count < parts;
+  for (int64_t n = split ? 0 : count * part / parts; n < (split ? count : count * (part + 1) / parts); n++)
+    add_run(p, c, order, n, split ? part : 0, split ? parts : 1);
+}
+
+static void add_tensors(pieces *p, const bench_tensors *t, int order, int part, int parts) {
+  couple c[2];
+  for (int64_t b = 0; b < t->problem.batch; b++) {
+    if (!find_couples(t, b, c)) continue;
+    add_couple(p, &c[0], order, part, parts);
+    add_couple(p, &c[1], order, part, parts);
+  }
+}
+
+/* ---- The roof of a case ---------------------------------------------------------------------------------------------- */
+
+/* lists[set][part] of the sets that the span visits. */
+static double time_order(bench_read_loop loop, size_t ahead, bench_read_span span, int threads, const pieces *lists,
+                         int sets) {
+  uint64_t seen = 0;
+  bench_team_settle(threads);
+  const double start = bench_now_ns();
+#pragma omp parallel for num_threads(attn_parallel_available(threads)) reduction(^ : seen) schedule(static, 1)
+  for (int part = 0; part < threads; part++)
+    for (int64_t pass = 0; pass < span.passes; pass++) {
+      const pieces *p = &lists[pass % sets * threads + part];
+      for (int i = 0; i < p->count; i++) seen ^= loop(p->item[i].data, p->item[i].beside, p->item[i].bytes, ahead);
+    }
+  const double time_ns = bench_now_ns() - start;
+  __asm__ volatile("" : : "r"(seen)); /* the loads have a use */
+  double bytes = 0;
+  for (int64_t pass = 0; pass < span.passes; pass++)
+    for (int part = 0; part < threads; part++) bytes += lists[pass % sets * threads + part].bytes;
+  return bytes / time_ns * 1e9;
+}
+
+static double rate_of_order(bench_read_loop loop, bench_read_span span, int threads, int order) {
+  const int sets = span.passes < span.count ? (int)span.passes : span.count;
+  pieces *lists = calloc((size_t)sets * (size_t)threads + 1, sizeof *lists);
+  bool failed = !lists;
+  for (int i = 0; i < sets * threads && !failed; i++) {
+    add_tensors(&lists[i], &span.tensors[(span.first + i / threads) % span.count], order, i % threads, threads);
+    failed = lists[i].failed;
+  }
+  const double rate = failed ? 0 : time_order(loop, ahead_of(order), span, threads, lists, sets);
+  for (int i = 0; lists && i < sets * threads; i++) free(lists[i].item);
+  free(lists);
+  return rate;
+}
+
+double bench_read_rate(bench_read_loop loop, bench_read_span span, int threads) {
+  double best = 0;
+  for (int order = ONE_BY_ONE; order < BENCH_READ_ORDERS; order++, span.first += span.passes)
+    best = fmax(best, rate_of_order(loop, span, threads, order));
+  return best;
+}
+
+const char *bench_level_of(double bytes, int threads) {
+  static const char *const names[] = {"L1", "L2", "L3"};
+  bool known = false;
+  for (int level = 1; level <= 3; level++) {
+    const double size = (double)bench_cache_bytes(level);
+    known |= size > 0;
+    if (size > 0 && bytes * (level == 3 ? threads : 1) <= size) return names[level - 1]; /* cores share the last one */
+  }
+  return known ? "memory" : "";
+}
+
+/* ---- What this machine reads ----------------------------------------------------------------------------------------- */
+
+enum { PASSES = 9, FILL = 0x55 };
+
+static const double PASS_NS = 3e6;
+
+/* What the threads of one measurement share. */
+typedef struct reading {
+  bench_read_loop loop;
+  int order;
+  size_t bytes;    /* two halves of whole lines */
+  int64_t repeats; /* of one pass */
+  double rate[PASSES];
+  bool failed;
+} reading;
+
+static double time_repeats(const reading *r, const unsigned char *data, bool *wrong) {
+  const size_t half = r->bytes / 2;
+  const double start = bench_now_ns();
+  for (int64_t i = 0; i < r->repeats; i++) {
+    const uint64_t seen =
+        r->order == ONE_BY_ONE ? r->loop(data, NULL, r->bytes, 0) : r->loop(data, data + half, half, ahead_of(r->order));
+    *wrong |= seen != FILL * 0x0101010101010101u;
+  }
+  return bench_now_ns() - start;
+}
+
+/* Finds how often a pass reads the buffer. One thread alone does so; passes of many threads last somewhat longer. */
+static void calibrate(reading *r, const unsigned char *data) {
+  bool wrong = false;
+  r->repeats = 1;
+  while (time_repeats(r, data, &wrong) < PASS_NS / 2) r->repeats *= 2;
+  r->failed |= wrong;
+}
+
+/* One thread's part: fills its own buffer (first touch), then adds its rate to every pass. All threads start a pass
+ * together. */
+static void read_own_buffer(reading *r) {
+  bench_thread_settle();
+  unsigned char *data = attn_aligned_alloc(LINE, r->bytes);
+  if (data) memset(data, FILL, r->bytes);
+#pragma omp critical
+  {
+    r->failed |= !data;
+    if (data && !r->repeats) calibrate(r, data);
+  }
+  for (int pass = 0; pass < PASSES; pass++) {
+#pragma omp barrier
+    bool wrong = false;
+    const double rate = data ? (double)r->bytes * (double)r->repeats / time_repeats(r, data, &wrong) * 1e9 : 0.0;
+#pragma omp critical
+    {
+      r->rate[pass] += rate;
+      r->failed |= wrong;
+    }
+  }
+  attn_aligned_free(data);
+}
+
+double bench_read_bandwidth(size_t bytes, int threads) {
+  double best = 0;
+  (void)threads; /* not used without OpenMP */
+  for (int order = ONE_BY_ONE; order < BENCH_READ_ORDERS; order++) {
+    reading r = {.loop = bench_widest_read(), .order = order};
+    r.bytes = (bytes ? (bytes + 2 * LINE - 1) / (2 * LINE) : 1) * 2 * LINE;
+#pragma omp parallel num_threads(attn_parallel_available(threads))
+    read_own_buffer(&r);
+    best = fmax(best, r.failed ? 0 : bench_median(r.rate, PASSES));
+  }
+  return best;
+}

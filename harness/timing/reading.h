@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: MIT */
+/* Loops that only read, against the clock: the roof of a case's reading, and what this machine reads at most. */
+#ifndef BENCH_READING_H
+#define BENCH_READING_H
+
+#include "data/tensors.h"
+
+typedef uint64_t (*bench_read_loop)(const void *data, const void *beside, size_t bytes,
+                                    size_t ahead); /* as attn_peak_loop.read */
+
+/* Of the widest tier that this CPU runs. */
+bench_read_loop bench_widest_read(void);
+
+/* Bytes/s of all threads together, each reading `bytes` of its own over and over: the median of several passes, in the
+ * quickest of three orders: from the first byte to the last, both halves side by side, and the same with prefetches. 0 if
+ * memory is short. Without OpenMP, of one thread. */
+double bench_read_bandwidth(size_t bytes, int threads);
+
+/* Which tensors a rate is taken over: `passes` of a rotation of `count`, from tensors[first] on. */
+typedef struct bench_read_span {
+  const bench_tensors *tensors;
+  int count;
+  int64_t first, passes;
+} bench_read_span;
+
+enum { BENCH_READ_ORDERS = 3 };
+
+/* Whether a loop can read what a call on the tensors reads: gaps or repeats within the rows of a head leave it no way. */
+bool bench_can_read(const bench_tensors *tensors);
+
+/* The roof of a case: bytes/s of `threads` threads together (one without OpenMP) that read Q, K, V (or S) and O of the
+ * tensors in place, keys and queries within lengths and windows, each thread its part of every tensor. They meet the same
+ * caches, pages and placement as the kernel. The quickest of BENCH_READ_ORDERS orders: one tensor after the other, K
+ * beside V and Q beside O, and the same with prefetches. Each takes all passes and begins where the one before it ended in
+ * the rotation. 0 if memory is short.
+ * bench_can_read() is true. */
+double bench_read_rate(bench_read_loop loop, bench_read_span span, int threads);
+
+/* The smallest level of cache that holds so many bytes of each of `threads` cores: "L1", "L2", "L3", or "memory"; "" where
+ * the system does not say how large its caches are. */
+const char *bench_level_of(double bytes, int threads);
+
+#endif
