@@ -240,7 +240,7 @@ def test_the_peak_is_measured_in_this_process():
     with harness.open_peak("f32", 2) as peak:
         assert peak.flops() > 0 and peak.read(rotations) > 0
         tiny = np.zeros((1, 1, 2, 4), np.float32)
-        assert peak.read([(tiny, tiny, tiny)]) == 0.0  # less than one step of the loop
+        assert peak.read([(tiny, tiny, tiny)]) > 0  # less than a line of each
 
 
 def test_shares_are_medians_of_the_rounds():

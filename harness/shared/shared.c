@@ -161,14 +161,9 @@ const char *attnbench_peak_name(const attnbench_peak *peak) { return peak->name;
 
 double attnbench_peak_rate(const attnbench_peak *peak) { return bench_peak_rate(&peak->slice) * peak->slice.threads; }
 
-static volatile uint64_t seen; /* keeps the compiler from leaving the loads out */
-
-double attnbench_read_rate(const void *data, size_t bytes, int threads) {
+double attnbench_read_rate(const void *first, size_t first_bytes, const void *second, size_t second_bytes, int threads,
+                           int order) {
   const bench_read_loop read = bench_widest_read();
-  const size_t part = bytes / (size_t)threads / ATTN_READ_LINE * ATTN_READ_LINE;
-  if (!read || part == 0) return 0.0;
-  const double start = bench_now_ns();
-#pragma omp parallel for num_threads(attn_parallel_available(threads)) schedule(static, 1)
-  for (int i = 0; i < threads; i++) seen = read((const char *)data + (size_t)i * part, NULL, part, 0);
-  return (double)(part * (size_t)threads) / (bench_now_ns() - start) * 1e9;
+  if (!read || order < 0 || order >= BENCH_READ_ORDERS) return 0;
+  return bench_read_arrays(read, (const void *[]){first, second}, (size_t[]){first_bytes, second_bytes}, threads, order);
 }

@@ -81,9 +81,9 @@ ATTNBENCH_API const char *attnbench_peak_name(const attnbench_peak *peak);
 /* Flop/s of all threads together in one slice. */
 ATTNBENCH_API double attnbench_peak_rate(const attnbench_peak *peak);
 
-/* Bytes/s at which `threads` threads together read data[0..bytes), in equal parts, with the widest loads of this CPU. data
- * is aligned to 64. Up to threads * 1024 bytes at the end are neither read nor counted; 0 if nothing else is left, or
- * without a loop. */
-ATTNBENCH_API double attnbench_read_rate(const void *data, size_t bytes, int threads);
+/* Bytes/s at which `threads` threads together read two arrays, such as K and V, in equal parts, with the widest loads of
+ * this CPU, in one of three orders (timing/reading.h). 0 without a loop or such an order, or if memory is short. */
+ATTNBENCH_API double attnbench_read_rate(const void *first, size_t first_bytes, const void *second, size_t second_bytes,
+                                         int threads, int order);
 
 #endif

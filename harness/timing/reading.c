@@ -12,7 +12,6 @@
 #include "kernels/common/dtypes.h"
 #include "kernels/common/indexing.h"
 #include "machine/affinity.h"
-#include "machine/environment.h"
 #include "timing/rates.h"
 #include "timing/stats.h"
 
@@ -173,18 +172,22 @@ static double time_order(bench_read_loop loop, size_t ahead, bench_read_span spa
   return bytes / time_ns * 1e9;
 }
 
-static double rate_of_order(bench_read_loop loop, bench_read_span span, int threads, int order) {
-  const int sets = span.passes < span.count ? (int)span.passes : span.count;
-  pieces *lists = calloc((size_t)sets * (size_t)threads + 1, sizeof *lists);
-  bool failed = !lists;
-  for (int i = 0; i < sets * threads && !failed; i++) {
-    add_tensors(&lists[i], &span.tensors[(span.first + i / threads) % span.count], order, i % threads, threads);
-    failed = lists[i].failed;
-  }
-  const double rate = failed ? 0 : time_order(loop, ahead_of(order), span, threads, lists, sets);
+/* The same, and frees the lists; 0 if memory was short for them. */
+static double time_and_free(bench_read_loop loop, int order, bench_read_span span, int threads, pieces *lists, int sets) {
+  bool complete = lists;
+  for (int i = 0; lists && i < sets * threads; i++) complete &= !lists[i].failed;
+  const double rate = complete ? time_order(loop, ahead_of(order), span, threads, lists, sets) : 0;
   for (int i = 0; lists && i < sets * threads; i++) free(lists[i].item);
   free(lists);
   return rate;
+}
+
+static double rate_of_order(bench_read_loop loop, bench_read_span span, int threads, int order) {
+  const int sets = span.passes < span.count ? (int)span.passes : span.count;
+  pieces *lists = calloc((size_t)sets * (size_t)threads, sizeof *lists);
+  for (int i = 0; lists && i < sets * threads; i++)
+    add_tensors(&lists[i], &span.tensors[(span.first + i / threads) % span.count], order, i % threads, threads);
+  return time_and_free(loop, order, span, threads, lists, sets);
 }
 
 double bench_read_rate(bench_read_loop loop, bench_read_span span, int threads) {
@@ -194,15 +197,11 @@ double bench_read_rate(bench_read_loop loop, bench_read_span span, int threads) 
   return best;
 }
 
-const char *bench_level_of(double bytes, int threads) {
-  static const char *const names[] = {"L1", "L2", "L3"};
-  bool known = false;
-  for (int level = 1; level <= 3; level++) {
-    const double size = (double)bench_cache_bytes(level);
-    known |= size > 0;
-    if (size > 0 && bytes * (level == 3 ? threads : 1) <= size) return names[level - 1]; /* cores share the last one */
-  }
-  return known ? "memory" : "";
+double bench_read_arrays(bench_read_loop loop, const void *const data[2], const size_t bytes[2], int threads, int order) {
+  const couple c = {{{data[0], (int64_t)bytes[0], 1, 0}, {data[1], (int64_t)bytes[1], 1, 0}}};
+  pieces *lists = calloc((size_t)threads, sizeof *lists);
+  for (int part = 0; lists && part < threads; part++) add_couple(&lists[part], &c, order, part, threads);
+  return time_and_free(loop, order, (bench_read_span){.passes = 1}, threads, lists, 1);
 }
 
 /* ---- What this machine reads ----------------------------------------------------------------------------------------- */

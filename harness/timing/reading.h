@@ -36,8 +36,7 @@ bool bench_can_read(const bench_tensors *tensors);
  * bench_can_read() is true. */
 double bench_read_rate(bench_read_loop loop, bench_read_span span, int threads);
 
-/* The smallest level of cache that holds so many bytes of each of `threads` cores: "L1", "L2", "L3", or "memory"; "" where
- * the system does not say how large its caches are. */
-const char *bench_level_of(double bytes, int threads);
+/* The same of two arrays, such as K and V of another library's call, in one of the orders: 0 .. BENCH_READ_ORDERS - 1. */
+double bench_read_arrays(bench_read_loop loop, const void *const data[2], const size_t bytes[2], int threads, int order);
 
 #endif

@@ -136,17 +136,12 @@ static void take_peaks(const bench_setup *s, bench_trial *t, bench_row *row) {
   t->samples.loop_rate = NULL;
 }
 
-/* Where the median of the rounds is beaten and the best of the loops is not, the loops beside the samples were disturbed. */
-static void fill_reading(const bench_setup *s, bench_trial *t, bench_row *row) {
+static void fill_reading(const bench_setup *s, const bench_trial *t, bench_row *row) {
   const double share = bench_read_share(s, t);
   if (s->level) COPY(row->level, s->level);
   if (isnan(share)) return;
-  row->peak_gbs = 1e-9 * bench_median(s->read_rates, t->samples.rounds);
+  row->peak_gbs = 1e-9 * bench_median(t->reads ? t->samples.loop_rate : s->read_rates, t->samples.rounds);
   row->bw_pct = 100 * share;
-  if (!(s->read_best > 0 && share > BENCH_ROOF)) return;
-  row->peak_gbs = 1e-9 * s->read_best;
-  row->bw_pct = 100 * row->gbs / row->peak_gbs;
-  bench_warn(t, "the loops that only read were disturbed: their best rate is the roof");
 }
 
 /* In percent; NaN where it is not known. */

@@ -24,6 +24,17 @@ double bench_last_cache_bytes(void) {
   return bytes > 0 ? (double)bytes : USUAL_CACHE;
 }
 
+const char *bench_level_of(double bytes, int threads) {
+  static const char *const names[] = {"L1", "L2", "L3"};
+  bool known = false;
+  for (int level = 1; level <= 3; level++) {
+    const double size = (double)bench_cache_bytes(level);
+    known |= size > 0;
+    if (size > 0 && bytes * (level == 3 ? threads : 1) <= size) return names[level - 1]; /* cores share the last one */
+  }
+  return known ? "memory" : "";
+}
+
 /* ---- Which kernels can run it ---------------------------------------------------------------------------------------- */
 
 /* Why the kernel cannot run here, or NULL. */

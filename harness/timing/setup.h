@@ -104,10 +104,10 @@ typedef struct bench_setup {
   /* Set by bench_setup_time(). */
   bench_trial control;           /* the A/A control: the quickest trial once more */
   const bench_trial *controlled; /* that trial; NULL: nothing was timed */
-  double *read_rates; /* bytes/s of the read loop, in each round; NULL: none can read what the case reads. Owned */
-  double read_best;   /* the largest that was seen, where kernels beat read_rates; 0: none did */
-  const char *level;  /* of the caches, that holds what a call reads, or all rotations; "" = not known */
-  bench_stop stop;    /* why the last round was the last */
+  double *read_rates;            /* [read_rounds] bytes/s of the read loop; NULL: none can read what the case reads. Owned */
+  int read_rounds;
+  const char *level; /* of the caches, that holds what a call reads, or all rotations; "" = not known */
+  bench_stop stop;   /* why the last round was the last */
 } bench_setup;
 
 /* Why a case cannot run with kernels[index], or NULL. */
@@ -127,6 +127,10 @@ double bench_read_share(const bench_setup *setup, const bench_trial *trial);
 
 /* Bytes of the last-level cache; a usual size where the system does not say. */
 double bench_last_cache_bytes(void);
+
+/* The smallest level of cache that holds so many bytes of each of `threads` cores: "L1", "L2", "L3", or "memory"; "" where
+ * the system does not say how large its caches are. */
+const char *bench_level_of(double bytes, int threads);
 
 /* Makes and checks the trials one after the other: each has its verdict then. False if *settings->stop cut it short. */
 bool bench_setup_check(bench_setup *setup);
