@@ -31,6 +31,11 @@ def fitting(xs, width, scale):
     return chosen[::-1]
 
 
+def from_zero(axes, highest):
+    """y axis from 0 to a little above the highest value, so that a line there does not lie on the panel's edge."""
+    axes.set_ylim(0, 1.05 * highest)
+
+
 def label_ends(axes, labels, height):
     """Writes names at the right end of the panel, with a thin line to each y. labels: (y, text, colour)."""
     to_panel = axes.transData + axes.transAxes.inverted()

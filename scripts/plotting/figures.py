@@ -4,7 +4,7 @@
 from matplotlib.lines import Line2D
 
 from . import style, views
-from .axes import fitting, label_ends, power_of_two_axis
+from .axes import fitting, from_zero, label_ends, power_of_two_axis
 from .bars import bar_page
 from .errors import error_panels, errors_page
 from .heatmap import heatmap_page
@@ -155,7 +155,7 @@ def rate_page(title, label, panels, conditions, extra_notes, looks):
 
 
 def draw_rates(axes, panel, label, frame, looks):
-    """The highest measured peak is the top of the axis. Peaks of lower tiers are thin lines below it."""
+    """The highest measured peak is the topmost line. Peaks of lower tiers are thin lines below it."""
     for name, places in panel.roofs.items():
         x, y = zip(*places)
         dashes = "-" if panel.unit == "GB/s" else style.line_style(name.split()[0])
@@ -163,7 +163,7 @@ def draw_rates(axes, panel, label, frame, looks):
     for curve in sorted(panel.curves, key=looks.order, reverse=True):
         draw_curve(axes, curve, panel.xs, looks)
     rates = [point.high for curve in panel.curves for point in curve.points]
-    axes.set_ylim(0, max(rates + [y for places in panel.roofs.values() for _, y in places]))
+    from_zero(axes, max(rates + [y for places in panel.roofs.values() for _, y in places]))
     axes.grid(axis="y", color=style.GRID, lw=0.6)
     axes.set_ylabel(panel.unit)
     power_of_two_axis(axes, panel.xs, label, frame.width)
@@ -213,7 +213,7 @@ def draw_scaling(axes, panel, frame, looks):
     for curve in sorted(panel.curves, key=looks.order, reverse=True):
         draw_curve(axes, curve, panel.xs, looks)
     highest = max(point.high for curve in panel.curves for point in curve.points)
-    axes.set_ylim(0, 1.04 * max(highest, most / start))
+    from_zero(axes, max(highest, most / start))
     axes.set_xlim(start - 0.04 * (most - start), most + 0.03 * (most - start))
     axes.set_xticks(fitting(panel.xs, frame.width, float))
     axes.grid(color=style.GRID, lw=0.6)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from matplotlib.lines import Line2D
 
 from . import style, views
-from .axes import power_of_two_axis
+from .axes import from_zero, power_of_two_axis
 from .page import Frame, Page, columns_for
 
 COLOURS = ("#0072B2", "#E69F00", "#CC79A7", "#009E73", "#D55E00", "#56B4E9", "#000000", "#8C7A00")  # as in style.py
@@ -74,7 +74,7 @@ def draw_machines(axes, panel, cpus, frame):
         axes.fill_between(xs, low, high, color=colour, alpha=0.25, lw=0)
         axes.plot(xs, [point.y for point in points], color=colour, marker=MARKERS[i % len(MARKERS)], mec="white", mew=0.5,
                   clip_on=False, zorder=3)
-    axes.set_ylim(0, max([100] + [point.high for points in panel.curves.values() for point in points]))
+    from_zero(axes, max([100] + [point.high for points in panel.curves.values() for point in points]))
     axes.grid(axis="y", color=style.GRID, lw=0.6)
     axes.set_ylabel(f"% of {panel.of}")
     power_of_two_axis(axes, sorted({point.x for points in panel.curves.values() for point in points}), "seq", frame.width)
