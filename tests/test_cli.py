@@ -658,7 +658,7 @@ class Resuming(FolderTest):
                 self.assertIsNone(process.poll())
             time.sleep(0.5)
             process.send_signal(signal.SIGTERM)
-            self.assertIn("--resume goes on", process.communicate(timeout=60)[1])
+            self.assertIn("with --resume goes on", process.communicate(timeout=60)[1])
         self.assertEqual(process.returncode, 130)
         self.assertEqual(self.journal.read_text(encoding="utf-8").count("\n"), 1)
 
@@ -689,7 +689,8 @@ class Resuming(FolderTest):
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
         self.assertEqual(process.returncode, 130, said)
-        self.assertRegex(said, r"interrupted after [1-9]\d* of 63 cases; --resume goes on from there")
+        self.assertRegex(said, r"\ninterrupted after [1-9]\d* of 63 cases: the files hold what was done; the same command with "
+                               r"--resume goes on from there\n$")
         rows = read_csv(self.folder / "results.csv")
         self.assertGreaterEqual(len(rows), 2)
         self.assertTrue(all(row["status"] in STATUSES for row in rows))

@@ -146,7 +146,10 @@ static int report_job(const bench_paired_job *job, bench_matches *m, const char 
   snprintf(report.about_a, sizeof report.about_a, " (libattn %s)", job->builds[0].version());
   snprintf(report.about_b, sizeof report.about_b, " (libattn %s)", job->builds[1].version());
   const int code = report_matches(&a, &b, &report);
-  return *job->settings.stop ? BENCH_EXIT_INTERRUPTED : code;
+  if (!*job->settings.stop) return code;
+  fprintf(stderr, "interrupted after %d of %d cases: the table above holds what was done\n", job->progress.done,
+          job->progress.cases);
+  return BENCH_EXIT_INTERRUPTED;
 }
 
 static int compare_builds(const char *const by[2]) {

@@ -188,7 +188,9 @@ static int conclude(const bench_session *s) {
   return s->options->gate && !counts.decided ? BENCH_EXIT_UNFIT : BENCH_EXIT_OK;
 }
 
-const bench_session_steps bench_limits_steps = {.rounds = BENCH_GOAL_ROUNDS,
+const bench_session_steps bench_limits_steps = {.items = "rows",
+                                                .goes_on = "",
+                                                .rounds = BENCH_GOAL_ROUNDS,
                                                 .gate = true,
                                                 .open = open_goals,
                                                 .close = close_goals,

@@ -165,6 +165,15 @@ void bench_session_flush(bench_session *s) {
 
 /* ---- The end -------------------------------------------------------------------------------------------------------- */
 
+/* The last line of an interrupted session: what is kept, and how to go on. */
+static void explain_interrupt(const bench_session *s) {
+  const bench_options *o = s->options;
+  const bool kept = o->folder || o->csv || o->json || o->samples;
+  fprintf(stderr, "interrupted after %d of %d %s: ", s->progress.done, s->progress.cases, s->steps->items);
+  fputs(kept ? "the files hold what was done" : "no file was asked for, nothing is kept", stderr);
+  fprintf(stderr, "%s\n", o->folder ? s->steps->goes_on : "");
+}
+
 static int conclude(const bench_session *s) {
   const char *tier = s->options->require;
   bool has_tier = !tier;
@@ -203,6 +212,7 @@ static int run(bench_session *s) {
   bench_table_summary(&s->table, &s->rows);
   fflush(stdout);
   bench_session_write(s);
+  if (interrupted && !s->io_failed) explain_interrupt(s);
   return conclude(s);
 }
 

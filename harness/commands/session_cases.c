@@ -148,9 +148,6 @@ static void run_cases(bench_session *s) {
     if (!run_case(s, i)) break;
   keep_old(s, NULL);
   bench_progress_wipe(&s->progress);
-  if (*s->settings.stop)
-    fprintf(stderr, "interrupted after %d of %d cases%s\n", s->progress.done, s->cases.count,
-            s->options->folder ? "; --resume goes on from there" : "");
 }
 
 static int conclude(const bench_session *s) {
@@ -162,7 +159,9 @@ static int conclude(const bench_session *s) {
   return cli_fail(BENCH_EXIT_NOTHING, s->options->command, "nothing could run: every row was skipped");
 }
 
-const bench_session_steps bench_cases_steps = {.open = open_cases,
+const bench_session_steps bench_cases_steps = {.items = "cases",
+                                               .goes_on = "; the same command with --resume goes on from there",
+                                               .open = open_cases,
                                                .list = list,
                                                .guess = guess_all,
                                                .print_extent = print_extent,
