@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 # Install rules: libraries, header, attnbench, find_package(attn) and pkg-config. Everything installed is relocatable.
-# Components: `runtime` what programs load, `development` what building them needs, `tools` attnbench, and for each plug-in
-# `plugin_openblas`, `plugin_onednn`.
+# Components: `runtime` what programs load, `development` what building them needs, `tools` attnbench with its scripts, and for
+# each plug-in `plugin_openblas`, `plugin_onednn`.
 include(CMakePackageConfigHelpers)
 set(attn_config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/attn)
 
@@ -16,7 +16,19 @@ foreach(target IN LISTS ATTN_PLUGIN_TARGETS)
 endforeach()
 install(DIRECTORY include/attn TYPE INCLUDE COMPONENT development FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")
 if(ATTN_BUILD_HARNESS)
-  install(TARGETS attnbench RUNTIME COMPONENT tools)
+  set(attn_programs attnbench)
+  if(TARGET attnbench_gbench)
+    list(APPEND attn_programs attnbench_gbench)
+  endif()
+  install(TARGETS ${attn_programs} RUNTIME COMPONENT tools)
+  # `attnbench plot` and `report` look in ../share/attn of their own folder (harness/commands/scripts.c).
+  cmake_path(SET attn_scripts NORMALIZE ${CMAKE_INSTALL_BINDIR}/../share/attn)
+  install(PROGRAMS scripts/plot.py scripts/report.py DESTINATION ${attn_scripts} COMPONENT tools)
+  install(FILES scripts/requirements.txt DESTINATION ${attn_scripts} COMPONENT tools)
+  install(DIRECTORY scripts/plotting scripts/reporting DESTINATION ${attn_scripts} COMPONENT tools
+          FILES_MATCHING PATTERN "*.py" PATTERN "*.css" PATTERN "*.js" PATTERN __pycache__ EXCLUDE)
+  file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/share)
+  file(CREATE_LINK ${PROJECT_SOURCE_DIR}/scripts ${PROJECT_BINARY_DIR}/share/attn SYMBOLIC)
   install(DIRECTORY ${PROJECT_BINARY_DIR}/man/ DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT tools OPTIONAL)
   install(FILES packaging/attnbench.bash DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions RENAME attnbench
           COMPONENT tools)

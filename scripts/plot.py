@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Draws the figures of one or more attnbench runs, as PNG and SVG: rates, speed-ups, winners, roofline, threads and more.
 
-    scripts/plot.py results/local/2026-01-31 -o figures
+    attnbench plot results/local/2026-01-31 -o figures
 
 Reads results.csv, and env.json and peak.csv beside it. If the data for a figure is missing, the reason is printed.
 Exit code: 0 figures were written, 2 bad input or usage, 3 nothing to draw or matplotlib is missing, 5 cannot write.
@@ -39,7 +39,7 @@ def read_options(argv):
                                      epilog="Figures: " + ", ".join(FIGURES))
     add = parser.add_argument
     add("results", nargs="+", metavar="RESULTS", help="a result folder (with results.csv) or a CSV file")
-    add("-o", dest="out", type=Path, metavar="DIR", help="where to write (default: figures, beside the first CSV)")
+    add("-o", "--output", dest="out", type=Path, metavar="DIR", help="default: figures, beside the first CSV")
     add("--only", action="append", type=figure_name, metavar="NAME", help="draw this figure only; repeatable")
     options = parser.parse_args(argv)
     first = Path(options.results[0])

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Writes one HTML file about one or more attnbench runs, which opens from disk without a network.
 
-    scripts/report.py results/local/2026-01-31 -o report.html
+    attnbench report results/local/2026-01-31 -o report.html
 
 It has tables and static figures, and where JavaScript runs charts with hover, zoom and a choice of kernels, axes and dtype.
 Reads results.csv, and env.json and peak.csv (attnbench peak --csv) beside it.
@@ -33,7 +33,7 @@ def read_options(argv):
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
     add = parser.add_argument
     add("results", nargs="+", metavar="RESULTS", help="a result folder (with results.csv) or a CSV file")
-    add("-o", dest="out", type=Path, metavar="FILE", default=Path("report.html"), help="default report.html")
+    add("-o", "--output", dest="out", type=Path, metavar="FILE", default=Path("report.html"), help="default report.html")
     add("--title", metavar="WORDS", help='default "Attention on" and the CPU')
     return parser.parse_args(argv)
 

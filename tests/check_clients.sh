@@ -54,6 +54,23 @@ if [ -x "$prefix/bin/attnbench" ]; then
       { cat "$work/log" && fail "attnbench does not load libattn_$plugin.so from the moved tree"; }
   done
 fi
+# Figures and page, by Python scripts that attnbench finds beside itself, moved or in the build folder; where matplotlib is
+# missing, it names the file of what to install.
+if [ -x "$prefix/bin/attnbench" ]; then
+  [ ! -x "$root/.venv/bin/python3" ] || PATH=$root/.venv/bin:$PATH
+  mkdir "$work/no" && echo 'raise ImportError("no matplotlib")' >"$work/no/matplotlib.py"
+  quietly "$prefix/bin/attnbench" run -a seq=8,16 -k naive_c --rounds 6 -q -o "$work/run"
+  [ ! -x "$build/harness/gbench/attnbench-gbench" ] || quietly "$prefix/bin/attnbench-gbench" -a seq=8 -k naive_c
+  for program in "$prefix/bin/attnbench" "$build/harness/attnbench"; do
+    status=0 && PYTHONPATH=$work/no "$program" plot "$work/run" 2>"$work/log" || status=$?
+    [ $status = 3 ] && [ -f "$(sed -n 's/.*pip install -r //p' "$work/log")" ] || fail "without matplotlib: $(cat "$work/log")"
+    python3 -c 'import matplotlib, plotly' 2>/dev/null || continue
+    quietly "$program" plot "$work/run" -o "$work/figures" --only errors
+    quietly "$program" report "$work/run" -o "$work/report.html" --title "Two cases"
+    [ -s "$work/figures/errors.png" ] && grep -q "Two cases" "$work/report.html" || fail "$program draws nothing"
+    rm -r "$work/figures" "$work/report.html"
+  done
+fi
 needs=$(readelf -d "$prefix/lib/libattn.so" | sed -n 's/.*NEEDED.*\[\(.*\)\]/\1/p')
 unexpected=$(grep -vE "^(libc|libm|libgomp|libomp|ld-linux-.*${backends:+|libopenblas|libdnnl})\.so" <<<"$needs") &&
   fail "libattn.so needs $unexpected"

@@ -15,6 +15,7 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import unittest
@@ -23,6 +24,7 @@ from pathlib import Path
 from runs import FolderTest, program_argument, read_csv, read_json, run, strict_json
 
 ATTNBENCH = program_argument("attnbench")
+ROOT = Path(__file__).resolve().parents[1]
 
 CSV_HEADER = (
     "run_id,case_id,kernel,algorithm,isa,library,dtype_q,dtype_kv,dtype_o,batch,heads_q,heads_kv,seq_q,seq_k,dim_qk,"
@@ -114,6 +116,30 @@ class CommandLine(FolderTest):
         page = self.expect(0, [".SH OPTIONS", "\\fB\\-\\-paired\\fR"], "compare", "--help=man").stdout
         self.assertEqual(page.count(".TP"), len([word for word in words if word.startswith("--")]) - 1)
         self.expect(0, [".SH COMMANDS", "fBcompare"], "--help=man")
+        for script in "plot", "report":  # the same options as those of the script that runs
+            help_text = run([sys.executable, ROOT / "scripts" / f"{script}.py", "--help"]).stdout
+            self.assertEqual(set(re.findall(r"(?<![\w-])--?[a-z]+", help_text)) - {"-h"},
+                             set(self.expect(0, [], script, "--help=words").stdout.split()))
+            self.expect(2, ["needs a result folder"], script)
+
+    def complete(self, *words):
+        """What bash offers for the last of the words."""
+        lines = f'source {ROOT}/packaging/attnbench.bash; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _attnbench'
+        done = run(["bash", "-c", lines + r'; printf "%s\n" "${COMPREPLY[@]}"', "bash", ATTNBENCH, *words])
+        return done.stdout.split()
+
+    def test_a_shell_completes_axes_and_their_words(self):
+        listed = self.expect(0, [], "list", "axes").stdout.splitlines()[3:]
+        axes = [line.split()[0] for line in listed if line[0] != " "]
+        self.assertEqual(self.complete("run", "-a", ""), [f"{axis}=" for axis in axes])
+        self.assertEqual(self.complete("--axis", "ca"), ["causal=", "cache="])
+        for axis, below in zip([line.split()[0] for line in listed], [*listed[1:], "end"]):
+            if axis in axes and axis != "kernel":
+                words = below.replace(",", "").split() if below[0] == " " else []
+                self.assertEqual(self.complete("run", "-a", axis, "="), words, axis)
+        self.assertEqual(self.complete("run", "-a", "causal", "=", "none,bo"), ["none,bottom-right"])
+        self.assertIn("flash_c", self.complete("run", "-a", "kernel", "=", "fl"))
+        self.assertEqual(self.complete("run", "--preset", "=", "deco"), ["decode"])
 
     def test_usage_errors_name_the_nearest_word(self):
         for words, arguments in [
@@ -689,8 +715,8 @@ class Resuming(FolderTest):
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
         self.assertEqual(process.returncode, 130, said)
-        self.assertRegex(said, r"\ninterrupted after [1-9]\d* of 63 cases: the files hold what was done; the same command with "
-                               r"--resume goes on from there\n$")
+        self.assertRegex(said, r"\ninterrupted after [1-9]\d* of 63 cases: the files hold what was done; the same command "
+                               r"with --resume goes on from there\n$")
         rows = read_csv(self.folder / "results.csv")
         self.assertGreaterEqual(len(rows), 2)
         self.assertTrue(all(row["status"] in STATUSES for row in rows))

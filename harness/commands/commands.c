@@ -28,6 +28,8 @@ static const command commands[] = {
     {"check", bench_check_main, "check only: any kernels on any cases, or a whole suite"},
     {"compare", bench_compare_main, "two results, or two builds: FASTER, SLOWER, SAME or INCONCLUSIVE, case by case"},
     {"merge", bench_merge_main, "join the result folders of --shard, each machine's by itself"},
+    {"plot", bench_plot_main, "draw the figures of result folders: rates, roofline, threads and more"},
+    {"report", bench_report_main, "one HTML page about result folders, for colleagues"},
     {"eval", bench_eval_main, "run kernels on your own tensors in .npy files, checked and on request timed"},
     {"list", bench_list_main, "kernels, presets, axes, cases"},
     {"explain", bench_explain_main, "for one problem: the kernel that is chosen, and why others are refused"},

@@ -11,6 +11,8 @@ int bench_check_main(int argc, char **argv);
 int bench_compare_main(int argc, char **argv);
 int bench_merge_main(int argc, char **argv);
 int bench_eval_main(int argc, char **argv);
+int bench_plot_main(int argc, char **argv);
+int bench_report_main(int argc, char **argv);
 int bench_list_main(int argc, char **argv);
 int bench_explain_main(int argc, char **argv);
 int bench_peak_main(int argc, char **argv);

@@ -6,7 +6,8 @@ from conan import ConanFile
 from conan.tools.cmake import CMake, CMakeToolchain
 from conan.tools.files import copy
 
-SOURCES = ["CMakeLists.txt", "LICENSE", "cmake/*", "include/*", "src/*", "kernels/*", "harness/*", "docs/*"]
+SOURCES = ["CMakeLists.txt", "LICENSE", "cmake/*", "include/*", "src/*", "kernels/*", "harness/*", "docs/*",
+           "packaging/attnbench.bash", "scripts/*"]
 
 
 # ruff: noqa: RUF012 (Conan reads these from the class)

@@ -38,7 +38,7 @@ def document(results, looks, title):
 <main>
 {body}
 </main>
-<footer><p>Made by scripts/report.py of attnbench. Every time passed a check against a float64 oracle.</p></footer>
+<footer><p>Made by attnbench report. Every time passed a check against a float64 oracle.</p></footer>
 <script type="application/json" id="data">{script_safe(json.dumps(data, separators=(",", ":")))}</script>
 <script>{plotly()}</script>
 <script>

@@ -40,7 +40,7 @@ def write(section, results, looks, has_chart):
         drawn += [html.still(page, f"{section.title} ({name}, {number} of {len(pages)}). The tables below hold its numbers.")
                   for number, page in enumerate(pages[:MOST_PAGES], start=1)]
         if len(pages) > MOST_PAGES:
-            missing.append(f"{len(pages) - MOST_PAGES} more pages of {name}: scripts/plot.py draws them.")
+            missing.append(f"{len(pages) - MOST_PAGES} more pages of {name}: attnbench plot draws them.")
     parts = [f'<section id="{section.name}" aria-labelledby="{section.name}-title">',
              f'<h2 id="{section.name}-title">{section.title}</h2>', html.paragraph(section.reading)]
     if has_chart:
