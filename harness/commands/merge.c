@@ -96,11 +96,14 @@ static void write_environment(void *context, FILE *file) {
 
 static void write_table(void *context, FILE *file) {
   const merged *m = context;
-  const bench_row *rows = m->rows.item;
-  bench_table table = {.file = file, .command = "run", .seed = 1};
-  for (int i = 0; i < m->rows.count; i++) table.timed |= rows[i].time.n > 0;
-  if (!table.timed) table.command = "check";
-  fprintf(file, "%d rows of %d parts, joined; %s\n\n", m->rows.count, m->parts->count,
+  char way[BENCH_PART_ITEM], seed[BENCH_PART_ITEM];
+  int parts = 0;
+  bench_parts_item(m->parts, m->machine, "command", way);
+  bench_parts_item(m->parts, m->machine, "seed", seed);
+  const bench_table table = {
+      .file = file, .command = way, .timed = strcmp(way, "check") != 0, .seed = strtoull(seed, NULL, 10)};
+  for (int i = 0; i < m->parts->count; i++) parts += m->parts->item[i].machine == m->machine;
+  fprintf(file, "%d rows of %d part%s, joined; %s\n\n", m->rows.count, parts, parts == 1 ? "" : "s",
           bench_environment_get(&m->environment, "cpu"));
   bench_table_cases(&table, &m->rows);
   bench_table_summary(&table, &m->rows);
@@ -165,7 +168,10 @@ static void explain(const merged *m) {
 
 static int count_cases(const bench_rows *rows) {
   int cases = 0;
-  for (int i = 0; i < rows->count; i++) cases += !i || strcmp(rows->item[i].case_id, rows->item[i - 1].case_id);
+  for (int i = 0, before; i < rows->count; i++, cases += before < 0) {
+    before = i - 1;
+    while (before >= 0 && strcmp(rows->item[i].case_id, rows->item[before].case_id)) before--;
+  }
   return cases;
 }
 

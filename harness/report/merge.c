@@ -9,7 +9,7 @@
 #include "base/cli.h"
 #include "base/files.h"
 
-enum { KEY = 48, VALUE = 512, PATH = 4096 };
+enum { KEY = 48, VALUE = BENCH_PART_ITEM, PATH = 4096 };
 
 /* ---- Heads ---------------------------------------------------------------------------------------------------------- */
 
@@ -33,15 +33,24 @@ static const bench_part *first_of(const bench_parts *parts, int machine) {
   return NULL;
 }
 
-const char *bench_part_difference(const bench_parts *parts, const bench_part *part, int machine) {
+void bench_parts_item(const bench_parts *parts, int machine, const char *name, char value[BENCH_PART_ITEM]) {
+  find_item(first_of(parts, machine)->head, name, value);
+}
+
+/* The first item of `head` that the other head lacks or has with another value. */
+static const char *find_difference(const char *head, const char *other) {
   static char key[KEY];
   char one[VALUE], two[VALUE];
-  const char *head = first_of(parts, machine)->head;
   for (const char *at = pairs_of(head); bench_json_next_pair(&at, key, sizeof key, one, sizeof one);) {
-    find_item(part->head, key, two);
+    find_item(other, key, two);
     if (strcmp(one, two) && strcmp(key, "shard") && strcmp(key, "affinity")) return key;
   }
   return NULL;
+}
+
+const char *bench_part_difference(const bench_parts *parts, const bench_part *part, int machine) {
+  const char *head = first_of(parts, machine)->head, *key = find_difference(head, part->head);
+  return key ? key : find_difference(part->head, head);
 }
 
 void bench_parts_head(const bench_parts *parts, int machine, bench_journal_head *head) {
@@ -74,7 +83,7 @@ void bench_parts_slug(const bench_parts *parts, int machine, char *text, size_t 
   char value[VALUE];
   text[0] = 0;
   for (size_t i = 0; i < sizeof items / sizeof *items; i++) {
-    find_item(first_of(parts, machine)->head, items[i], value);
+    bench_parts_item(parts, machine, items[i], value);
     append_slug(value, text, bytes);
   }
 }

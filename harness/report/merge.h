@@ -5,6 +5,8 @@
 
 #include "report/report.h"
 
+enum { BENCH_PART_ITEM = 512 }; /* room for an item of a head */
+
 /* A result folder of `run` or `check`. */
 typedef struct bench_part {
   const char *path;
@@ -25,6 +27,9 @@ typedef struct bench_parts {
 /* Reads a result folder and appends it. False after an error, said on stderr. */
 bool bench_parts_read(bench_parts *parts, const char *path);
 void bench_parts_clear(bench_parts *parts);
+
+/* An item of the head that all parts of the machine share; "" if there is none. */
+void bench_parts_item(const bench_parts *parts, int machine, const char *name, char value[BENCH_PART_ITEM]);
 
 /* The item of the head in which the part differs from the first of machine `machine`, e.g. "microcode"; NULL if in none that
  * makes another machine: shard and affinity do not. */
