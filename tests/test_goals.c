@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/cli.h"
+#include "cases/cases.h"
 #include "goals/goals.h"
 #include "support.h"
 
@@ -240,16 +242,6 @@ static void fill_rows(three_rows *t) {
       "[two]\nns | naive_c | seq=8 | | any | - | - | second, \"quoted\"\n"
       "ratio | naive_c | seq=9 | seq=10 | AMD | 0.5 | - | third\n");
   for (int i = 0; i < 3; i++) t->row[i] = (bench_goal_row){.goal = &t->table.goals.item[i], .done = true};
-  t->row[0].measured = (bench_summary){.median = 81.25, .ci_lo = 79.5, .ci_hi = 83, .n = 21};
-  t->row[0].verdict = (bench_goal_verdict){BENCH_FLOOR, true};
-  t->row[0].rounds = 21;
-  t->row[0].calm = 15;
-  t->row[1].rounds = 3;
-  t->row[1].calm = t->row[2].calm = -1;
-  t->row[1].measured = (bench_summary){.median = 412.4, .ci_lo = NAN, .ci_hi = NAN, .n = 3};
-  t->row[2].status = BENCH_FAIL;
-  snprintf(t->row[2].reason, sizeof t->row[2].reason, "o is wrong");
-  snprintf(t->row[0].bench.case_id, sizeof t->row[0].bench.case_id, "case one");
   snprintf(t->row[2].against.case_id, sizeof t->row[2].against.case_id, "against");
   t->table.row = t->row;
   t->table.count = 3;
@@ -269,7 +261,8 @@ static void expect_text(printer *print, const three_rows *t, const char *wanted)
 }
 
 static void print_rows(const three_rows *t, FILE *file) {
-  for (int i = 0; i < 3; i++) bench_goals_print_row(&t->row[i], i ? &t->row[i - 1] : NULL, file);
+  const bench_goal_row *row = t->table.row;
+  for (int i = 0; i < t->table.count; i++) bench_goals_print_row(&row[i], i ? &row[i - 1] : NULL, file);
 }
 
 static void print_summary(const three_rows *t, FILE *file) { bench_goals_print_summary(&t->table, file); }
@@ -308,68 +301,122 @@ TEST(test_the_case_that_failed_can_be_run_again) {
   bench_goals_clear(&t.table.goals);
 }
 
+/* ---- Random rows -------------------------------------------------------------------------------------------------------
+ */
+
+enum { RANDOM_ROWS = 9, TEXT = 8000 };
+
+static int draw(uint64_t *state, int below) { return (int)(bench_random(state) % (uint64_t)below); }
+
+/* A row of any status, with or without an interval, about its floor and goal. */
+static bench_goal_row random_row(const bench_goal *goal, uint64_t *state) {
+  const double medians[] = {goal->floor, goal->goal, 82.25, 0.125}, median = medians[draw(state, 4)];
+  const double half = draw(state, 3) ? draw(state, 99) / 8.0 : NAN;
+  bench_goal_row row = {.goal = goal, .rounds = 1 + draw(state, 15), .done = draw(state, 8) > 0};
+  row.status = draw(state, 2) ? BENCH_PASS : (bench_status)draw(state, BENCH_ERROR + 1);
+  row.calm = draw(state, row.rounds + 2) - 1;
+  row.measured = (bench_summary){.n = 1 + draw(state, row.rounds), .median = isnan(median) ? 7 : median};
+  row.measured.ci_lo = row.measured.median - half, row.measured.ci_hi = row.measured.median + half;
+  row.verdict = bench_goal_verdict_of(goal, &row.measured);
+  if (row.status != BENCH_PASS) snprintf(row.reason, sizeof row.reason, "because, \"so\"");
+  snprintf(row.bench.case_id, sizeof row.bench.case_id, "case %d", draw(state, 9));
+  snprintf(row.against.case_id, sizeof row.against.case_id, "other");
+  return row;
+}
+
+static void add_value(char *line, const char *format, int digits, double value) {
+  char text[40] = "-";
+  if (!isnan(value)) snprintf(text, sizeof text, "%.*f", digits, value);
+  bench_append(line, TEXT, format, text);
+}
+
 /* Sections stand above their first row; a value has the decimals of its metric; "?" says that the interval holds the floor.
  */
-TEST(test_rows_are_printed) {
-  three_rows t;
-  fill_rows(&t);
-  expect_text(
-      print_rows, &t,
-      "one\n"
-      "  first                                      flash_c           80.0    90.0      81.2 %       79.5 .. 83.0       "
-      "15/21 "
-      "ok?\n"
-      "two\n"
-      "  second, \"quoted\"                           naive_c              -       -       412 ns                      "
-      "       - -\n"
-      "  third                                      naive_c          0.500       -                                "
-      "          - FAIL\n"
-      "      o is wrong\n");
-  t.row[0].measured.n = 1;
-  t.row[0].verdict.open = false;
-  t.row[1].done = t.row[2].done = false;
-  expect_text(print_summary, &t,
-              "\n1 of 3 rows have a verdict: 0 at their goal, 1 more at their floor (ok), 0 short of it\n"
-              "calm: rounds without another program on the same cores; where a row has 11 or more, these alone count\n"
-              "2 rows were not reached\n1 row is for another CPU\n2 rows need kernels that this build lacks\n");
-  bench_goals_clear(&t.table.goals);
+static void expect_row(const bench_goal_row *row, const bench_goal_row *before, char *text) {
+  const bench_goal *goal = row->goal;
+  const int digits = goal->metric->decimals;
+  const bool passed = row->status == BENCH_PASS, interval = passed && row->measured.n > 1 && !isnan(row->measured.ci_lo);
+  char between[60] = "", calm[60] = "-";
+  if (!before || strcmp(before->goal->section, goal->section)) bench_append(text, TEXT, "%s\n", goal->section);
+  bench_append(text, TEXT, "  %-42s %-14s ", goal->text, goal->kernel);
+  add_value(text, "%7s ", digits, goal->floor);
+  add_value(text, "%7s ", digits, goal->goal);
+  if (passed) add_value(text, "%9s ", digits, row->measured.median);
+  if (interval) snprintf(between, sizeof between, "%.*f .. %.*f", digits, row->measured.ci_lo, digits, row->measured.ci_hi);
+  if (passed && row->calm >= 0) snprintf(calm, sizeof calm, "%d/%d", row->calm, row->rounds);
+  bench_append(text, TEXT, passed ? "%-6s  %-17s %6s " : "%16s  %-17s %6s ", passed ? goal->metric->unit : "", between,
+               calm);
+  bench_append(text, TEXT, "%s%s\n", passed ? bench_mark_name(row->verdict.mark) : bench_status_name(row->status),
+               passed && row->verdict.open ? "?" : "");
+  if (!passed) bench_append(text, TEXT, "      %s\n", row->reason);
 }
 
-TEST(test_rows_are_counted) {
-  three_rows t;
-  fill_rows(&t);
-  const bench_goal_counts counts = bench_goals_count(&t.table);
-  assert_true(counts.done == 3 && counts.failed == 1 && counts.decided == 1 && counts.open == 1);
-  assert_true(counts.marks[BENCH_FLOOR] == 1 && counts.marks[BENCH_NO_FLOOR] == 1 && counts.marks[BENCH_GOAL] == 0);
-  t.row[0].status = BENCH_ERROR, t.row[1].status = BENCH_DEGENERATE, t.row[2].status = BENCH_SKIP;
-  assert_int_equal(bench_goals_count(&t.table).failed, 2);
-  bench_goals_clear(&t.table.goals);
-  fill_rows(&t);
-  t.row[1].calm = 2;
-  expect_text(
-      print_summary, &t,
-      "\n1 of 3 rows have a verdict: 0 at their goal, 1 more at their floor (ok), 0 short of it; ? = the interval holds "
-      "the floor (1)\ncalm: rounds without another program on the same cores; where a row has 11 or more, these alone "
-      "count\n1 row has fewer: take more --rounds\n1 row is for another CPU\n2 rows need kernels that this build lacks\n");
-  bench_goals_clear(&t.table.goals);
+static void expect_csv(const bench_goal_row *row, char *text) {
+  const bench_goal *goal = row->goal;
+  const bool passed = row->status == BENCH_PASS, has_mark = passed && row->verdict.mark != BENCH_NO_FLOOR;
+  const double numbers[] = {goal->floor, goal->goal, row->measured.median, row->measured.ci_lo, row->measured.ci_hi};
+  bench_append(text, TEXT, "run,%s,\"%.3s, \"\"%s\"\"\",%s,%s,%s,%s,%s,%s,%s", goal->section, goal->text, "q", goal->kernel,
+               goal->metric->name, goal->metric->unit, row->bench.case_id, goal->metric->against ? "other" : "",
+               goal->against_kernel, goal->cpu);
+  for (int i = 0; i < 5; i++) bench_append(text, TEXT, isnan(numbers[i]) || (i > 1 && !passed) ? "," : ",%.9g", numbers[i]);
+  bench_append(text, TEXT, row->calm < 0 ? ",%d," : ",%d,%d", row->rounds, row->calm);
+  bench_append(text, TEXT, ",%s,%s,%s,%s\n", bench_status_name(row->status),
+               has_mark ? bench_mark_name(row->verdict.mark) : "", passed && row->verdict.open ? "yes" : "no",
+               passed ? "" : "\"because, \"\"so\"\"\"");
 }
 
-TEST(test_rows_are_written_as_csv) {
-  three_rows t;
-  fill_rows(&t);
-  expect_text(
-      print_csv, &t,
+static void expect_counts(const bench_goal_table *table, char *text) {
+  int marks[4] = {0}, open = 0, few = 0, many = 0, done = 0, failed = 0;
+  for (const bench_goal_row *row = table->row; row < table->row + table->count; row++) {
+    if (!row->done) continue;
+    done++;
+    failed += row->status != BENCH_PASS && row->status != BENCH_SKIP;
+    if (row->status != BENCH_PASS) continue;
+    marks[row->verdict.mark]++;
+    open += row->verdict.open;
+    many += row->calm >= 11;
+    few += row->calm >= 0 && row->calm < 11;
+  }
+  bench_append(text, TEXT, "\n%d of %d rows have a verdict: %d at their goal, %d more at their floor (ok), %d short of it",
+               marks[BENCH_GOAL] + marks[BENCH_FLOOR] + marks[BENCH_SHORT], table->count, marks[BENCH_GOAL],
+               marks[BENCH_FLOOR], marks[BENCH_SHORT]);
+  bench_append(text, TEXT, open ? "; ? = the interval holds the floor (%d)\n" : "\n", open);
+  if (few + many)
+    bench_append(text, TEXT,
+                 "calm: rounds without another program on the same cores; where a row has 11 or more, these alone count\n");
+  if (few) bench_append(text, TEXT, "%d row%s fewer: take more --rounds\n", few, few == 1 ? " has" : "s have");
+  if (done < table->count) bench_append(text, TEXT, "%d rows were not reached\n", table->count - done);
+  bench_append(text, TEXT, "1 row is for another CPU\n2 rows need kernels that this build lacks\n");
+  assert_int_equal(bench_goals_count(table).failed, failed);
+}
+
+TEST(test_random_rows_are_printed_counted_and_written) {
+  static const char head[] =
       "run_id,section,row,kernel,metric,unit,case_id,against_case_id,against_kernel,cpu,floor,goal,measured,ci_lo,ci_hi,"
-      "rounds,calm_rounds,status,verdict,interval_holds_floor,reason\n"
-      "run,one,first,flash_c,peak,%,case one,,,any,80,90,81.25,79.5,83,21,15,PASS,ok,yes,\n"
-      "run,two,\"second, \"\"quoted\"\"\",naive_c,ns,ns,,,,any,,,412.4,,,3,,PASS,,no,\n"
-      "run,two,third,naive_c,ratio,x,,against,,AMD,0.5,,,,,0,,FAIL,,no,o is wrong\n");
-  t.row[0].done = t.row[1].done = false;
-  expect_text(
-      print_csv, &t,
-      "run_id,section,row,kernel,metric,unit,case_id,against_case_id,against_kernel,cpu,floor,goal,measured,ci_lo,ci_hi,"
-      "rounds,calm_rounds,status,verdict,interval_holds_floor,reason\n"
-      "run,two,third,naive_c,ratio,x,,against,,AMD,0.5,,,,,0,,FAIL,,no,o is wrong\n");
+      "rounds,calm_rounds,status,verdict,interval_holds_floor,reason\n";
+  static bench_goal_row row[RANDOM_ROWS];
+  three_rows t = {.table = {.row = row, .absent = {[BENCH_OTHER_CPU] = 1, [BENCH_NOT_BUILT] = 2}}};
+  t.table.goals = read_goals(
+      "[one]\npeak | flash_c | seq=64 | | any | 80 | 90 | 1st, \"q\"\npoints | flash_c | seq=9 | seq=8 | AMD | -3 | -1 | "
+      "2nd, "
+      "\"q\"\n[two]\nns | naive_c | seq=8 | | any | - | - | 3rd, \"q\"\nratio | naive_c | seq=9 | seq=10 | any | 0.5 | - | "
+      "4th, "
+      "\"q\"\ntime | flash_c | seq=9 | kernel=naive_c | any | 9 | 8 | 5th, \"q\"\n");
+  for (uint64_t seed = 1; seed <= 200; seed++) {
+    uint64_t chance = seed;
+    char lines[TEXT] = "", csv[TEXT], counts[TEXT] = "";
+    t.table.count = draw(&chance, RANDOM_ROWS + 1);
+    snprintf(csv, sizeof csv, "%s", head);
+    for (int i = 0; i < t.table.count; i++) {
+      row[i] = random_row(&t.table.goals.item[draw(&chance, t.table.goals.count)], &chance);
+      expect_row(&row[i], i ? &row[i - 1] : NULL, lines);
+      if (row[i].done) expect_csv(&row[i], csv);
+    }
+    expect_counts(&t.table, counts);
+    expect_text(print_rows, &t, lines);
+    expect_text(print_csv, &t, csv);
+    expect_text(print_summary, &t, counts);
+  }
   bench_goals_clear(&t.table.goals);
 }
 

@@ -398,8 +398,7 @@ static bool measure_rounds(pair *p) {
     conclude(p->row, BENCH_ERROR, "%s", p->trial[i]->verdict.reason);
     return true;
   }
-  int rounds = p->trial[0]->samples.rounds;
-  if (p->count > 1 && p->trial[1]->samples.rounds < rounds) rounds = p->trial[1]->samples.rounds;
+  const int rounds = p->trial[0]->samples.rounds; /* the same of both: a round is never cut short */
   if (stop == BENCH_STOP_INTERRUPT && rounds < BENCH_LEAST_GOAL_ROUNDS) return false;
   summarise(p, rounds);
   for (int i = 0; i < p->count; i++) p->setup[i]->stop = stop;
