@@ -24,6 +24,7 @@ add_python_test(faults test_faults.py $<TARGET_FILE:attnbench>)
 add_python_test(faults_50_kills test_faults.py $<TARGET_FILE:attnbench> 50
                 Faults.test_a_killed_run_loses_at_most_the_case_under_way)
 add_python_test(shards test_shards.py $<TARGET_FILE:attnbench>)
+add_python_test(merging test_merging.py $<TARGET_FILE:attnbench>)
 add_python_test(shards_50_kills test_shards.py $<TARGET_FILE:attnbench> 50
                 Shards.test_a_killed_shard_loses_at_most_the_case_under_way)
 set_tests_properties(faults_50_kills shards_50_kills PROPERTIES LABELS "long")

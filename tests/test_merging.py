@@ -78,6 +78,12 @@ def quoted(value):
                          for c in value) + '"'
 
 
+def written(values):
+    pairs = (f'"{key}": {quoted(value) if isinstance(value, str) else json.dumps(value)}'
+             for key, value in dict(values).items())
+    return "{" + ", ".join(pairs) + "}" if values else ""
+
+
 def part_of(chance, path, others):
     """A result folder: head, lines, facts of env.json; written to `path`."""
     head = {"command": "run", "build": "b", "cpu": 'A "b" (R), 1', "cpu_family": "6", "cpu_model": "", "seed": "1",
@@ -85,19 +91,17 @@ def part_of(chance, path, others):
     if chance.random() < 0.6:
         item = chance.choice(APART)
         head[item] = "check" if item == "command" else chance.choice(["7", "(8) Z"]) if item != "seed" else "7"
-    cases = [f"dtype:f32/B:1/Hq:{h}/threads:1{rest}" for h in (1, 2) for rest in ("", "/lse:on/mask:random", "/bias:full/x:" + "y" * 40)]
+    rests = ("", "/lse:on/mask:random", "/bias:full/x:" + "y" * 40)
+    cases = [f"dtype:f32/B:1/Hq:{heads}/threads:1{rest}" for heads in (1, 2) for rest in rests]
     lines = [row_of(chance, chance.choice(cases), chance.choice(["naive_c", "flash_c", "k" * 30]))
              for _ in range(chance.randrange(12))]
     facts = {name: (text_of(chance) or "known", chance.choice(RANK), chance.choice(["", "a command"]))
              for name in ("host", "date", "cpu", "load", "argv", *chance.sample(["one", "two"], 1))}
     path.mkdir()
-    with open(path / "journal.jsonl", "w", encoding="utf-8", newline="") as file:
-        for values, first in [(head, '{"journal": 2, ')] + [(row, "{") for row in lines]:
-            pairs = (f'"{key}": {quoted(value) if isinstance(value, str) else json.dumps(value)}' for key, value in values.items())
-            file.write(first + ", ".join(pairs) + "}\n")
-    with open(path / "env.json", "w", encoding="utf-8", newline="") as file:
-        file.write("{\n" + ",\n".join(f'  "{name}": {{"value": {quoted(value)}, "grade": "{grade}", "advice": "{advice}"}}'
-                                      for name, (value, grade, advice) in facts.items()) + "\n}\n")
+    (path / "journal.jsonl").write_bytes("\n".join(map(written, [{"journal": 2, **head}, *lines, ""])).encode())
+    lines_of_facts = [f'  "{name}": ' + written({"value": value, "grade": grade, "advice": advice})
+                      for name, (value, grade, advice) in facts.items()]
+    (path / "env.json").write_bytes(("{\n" + ",\n".join(lines_of_facts) + "\n}\n").encode())
     if chance.random() < 0.8:
         (path / "results.csv").touch()
     return {"path": path, "head": head, "lines": lines, "facts": facts, "machine": machine_of(head, others)}
@@ -267,7 +271,8 @@ def summary(rows):
         own = [row for row in rows if row["kernel"] == kernel]
         counts = [sum(row["status"] == status for row in own) for status in STATUSES]
         errors = [number(row, "max_err_ratio") for row in own if row["status"] not in ("SKIP", "ERROR")]
-        out += "{:18} {:7} {:7} {:7} {:10} {:7}".format(kernel, *counts) + (f"  {max(errors):13.3g}" if errors else "") + "\n"
+        worst = f"  {max(errors):13.3g}" if errors else ""
+        out += "{:18} {:7} {:7} {:7} {:10} {:7}{}\n".format(kernel, *counts, worst)
     peaks, noises, calm, all_samples = {}, {}, 0.0, 0.0
     for row in rows:
         if number(row, "peak_gflops") > 0:
@@ -286,7 +291,7 @@ def summary(rows):
         out += (f"noise floor: the quickest kernel timed against itself differs by {100 * median(known):.2f} % (median over "
                 f"{len(known)} case{'s' * (len(known) > 1)}), {100 * max(known):.2f} % at worst\n")
     if calm < all_samples:
-        out += (f"neighbours: another program ran on the same cores in {100 * (all_samples - calm) / all_samples:.0f} % of the "
+        out += (f"neighbours: another program ran on the same cores in {100 * (1 - calm / all_samples):.0f} % of the "
                 "samples\n")
     counts = ", ".join(f"{sum(row['status'] == status for row in rows)} {status}" for status in STATUSES)
     return out + f"{len(rows)} row{'s' * (len(rows) != 1)}: {counts}\n"
@@ -300,8 +305,9 @@ def table(rows, parts, cpu):
         if not blocks or blocks[-1][0]["case_id"] != row["case_id"]:
             blocks.append([])
         blocks[-1].append(row)
-    out = f"{len(rows)} rows of {len(parts)} part{'s' * (len(parts) != 1)}, joined; ".encode().decode("latin-1") + cpu.encode().decode("latin-1")
-    out += "\n\n" + "".join(block(rows, head["command"], head["seed"]) for rows in blocks)
+    cpu = cpu.encode().decode("latin-1")
+    out = f"{len(rows)} rows of {len(parts)} part{'s' * (len(parts) != 1)}, joined; {cpu}\n\n"
+    out += "".join(block(rows, head["command"], head["seed"]) for rows in blocks)
     return out + (summary(rows) if rows else "")
 
 
@@ -320,19 +326,20 @@ class Merging(FolderTest):
         head, *lines = [json.loads(line) for line in (path / "journal.jsonl").read_text(encoding="utf-8").splitlines()]
         self.assertEqual(head, {"journal": 2, **parts[0]["head"], "shard": "all"})
         for line, row in zip(lines, rows, strict=True):
-            arrays = {key: row[key] for key in ("iterations", "ratio_best", "samples_ns", "peaks", "positions") if key in row}
+            arrays = {key: value for key, value in row.items() if not isinstance(value, str)}
             self.assertEqual(line, {column: cell(row, column) for column in KIND if cell(row, column)} | arrays)
         samples = [[row.get("run_id"), row["case_id"], row["kernel"], i, row["positions"][i], row["samples_ns"][i],
                     row["iterations"], row["peaks"][i] / 1e9 if row.get("peaks", [0] * 9)[i] else ""]
                    for row in rows for i in range(int(row.get("samples", 0)))]
         self.assertEqual([list(line.values()) for line in read_csv(path / "samples.csv")],
-                         [[f"{value:.9g}" if isinstance(value, float) else str(value) for value in line] for line in samples])
+                         [[f"{value:.9g}" if isinstance(value, float) else str(value) for value in line]
+                          for line in samples])
         document = read_json(path / "results.json")
         timed = [row for row in rows if "samples" in row]
         self.assertEqual(document["benchmarks"], [entry(row, i) for i, row in enumerate(timed)])
         self.assertEqual(document["not_timed"], [
-            {"name": f"attn/kernel:{row['kernel']}/{row['case_id']}", "status": row["status"], "reason": row.get("reason", ""),
-             "warnings": row.get("warnings", "")} for row in rows if "samples" not in row])
+            {"name": f"attn/kernel:{row['kernel']}/{row['case_id']}", "status": row["status"],
+             "reason": row.get("reason", ""), "warnings": row.get("warnings", "")} for row in rows if "samples" not in row])
         facts = facts_of(parts)
         self.assertEqual(read_json(path / "env.json"), facts)
         context = {"date": "date", "host_name": "host", "cpu": "cpu"}

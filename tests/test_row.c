@@ -1,73 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* Rows and their columns: a printed cell is read back with the same value, directly and through a journal. */
-#include <stdio.h>
-#include <stdlib.h>
+/* Rows: what they say of their case, and cells that are none. test_merging.py reads back what is printed. */
 #include <string.h>
-#include <unistd.h>
 
 #include "report/report.h"
 #include "support.h"
 #include "timing/setup.h"
-
-enum { ROUNDS = 7 }; /* of full_row() */
-
-/* A valid cell of the column, different from those of other columns where possible. */
-static const char *example(bench_column column, char text[BENCH_CELL]) {
-  snprintf(text, BENCH_CELL, "%d", 100 + (int)column);
-  switch (column) {
-    case COLUMN_status: return "DEGENERATE";
-    case COLUMN_stop_reason: return "budget";
-    case COLUMN_samples: return "7";
-    case COLUMN_err_index: return "1:2:3:-1";
-    case COLUMN_max_err_ratio: return "inf";
-    case COLUMN_time_ns_median: return "1.23456789e+12";
-    case COLUMN_reason: return "a \"reason\", with\nall that JSON escapes";
-    default: return text;
-  }
-}
-
-static bench_row full_row(void) {
-  bench_row row = bench_row_create(NULL, NULL);
-  char text[BENCH_CELL];
-  for (int c = 0; c < BENCH_COLUMNS; c++) {
-    if (bench_cell_read(&row, (bench_column)c, example((bench_column)c, text))) continue;
-    fail_msg("%s does not take %s", bench_column_name((bench_column)c), text);
-  }
-  row.iterations = 12;
-  row.ratio_best = 0.5;
-  row.samples_ns = calloc(ROUNDS, sizeof *row.samples_ns);
-  row.positions = calloc(ROUNDS, sizeof *row.positions);
-  row.peaks = calloc(ROUNDS, sizeof *row.peaks);
-  for (int i = 0; i < ROUNDS; i++) {
-    row.samples_ns[i] = 1.5 * i;
-    row.positions[i] = ROUNDS - i;
-    row.peaks[i] = 2.5e8 + i;
-  }
-  return row;
-}
-
-static void same_cells(const bench_row *a, const bench_row *b) {
-  char text_a[BENCH_CELL], text_b[BENCH_CELL];
-  for (int c = 0; c < BENCH_COLUMNS; c++)
-    assert_string_equal(bench_cell(a, (bench_column)c, text_a), bench_cell(b, (bench_column)c, text_b));
-}
-
-TEST(test_cells_print_what_was_read) {
-  bench_row row = full_row();
-  char text[BENCH_CELL], wanted[BENCH_CELL];
-  for (int c = 0; c < BENCH_COLUMNS; c++)
-    assert_string_equal(bench_cell(&row, (bench_column)c, text), example((bench_column)c, wanted));
-  bench_row_clear(&row);
-}
-
-/* In an empty row only the status has a value. */
-TEST(test_missing_values_are_empty) {
-  bench_row row = bench_row_create(NULL, NULL);
-  row.verdict.status = BENCH_SKIP;
-  char text[BENCH_CELL];
-  for (int c = 0; c < BENCH_COLUMNS; c++)
-    assert_string_equal(bench_cell(&row, (bench_column)c, text), c == COLUMN_status ? "SKIP" : "");
-}
 
 TEST(test_what_is_no_value_is_refused) {
   static const struct {
@@ -203,32 +140,4 @@ TEST(test_a_case_whose_name_is_cut_off_is_not_run) {
       bench_spec_set(&spec, axis, "-1.23456789e-30");
   bench_case_build(&spec, 1, &bench);
   assert_non_null(strstr(bench.invalid, "case_id is cut off"));
-}
-
-/* Rows are written to a journal and read back. */
-TEST(test_a_journal_holds_rows_as_they_are) {
-  bench_journal_head head = {.count = 0};
-  bench_journal_describe(&head, "cpu", "%s", "any \"CPU\" \xff\x01");
-  char path[] = "/tmp/attn_journal_XXXXXX";
-  bench_row rows[2] = {full_row(), bench_row_create(NULL, NULL)};
-  bench_rows read = {0};
-  (void)close(mkstemp(path));
-  FILE *journal = bench_journal_create(path, &head);
-  assert_non_null(journal);
-  for (int i = 0; i < 2; i++) bench_journal_append(journal, &rows[i]);
-  assert_true(bench_journal_flush(journal));
-  (void)fclose(journal);
-  journal = bench_journal_resume(path, &head, &read);
-  assert_non_null(journal);
-  (void)fclose(journal);
-  (void)unlink(path);
-  assert_int_equal(read.count, 2);
-  for (int i = 0; i < 2; i++) same_cells(&rows[i], &read.item[i]);
-  assert_memory_equal(rows[0].samples_ns, read.item[0].samples_ns, ROUNDS * sizeof(double));
-  assert_memory_equal(rows[0].positions, read.item[0].positions, ROUNDS * sizeof(int));
-  assert_memory_equal(rows[0].peaks, read.item[0].peaks, ROUNDS * sizeof(double));
-  assert_true(read.item[0].ratio_best == 0.5 && read.item[0].iterations == 12);
-  assert_true(!read.item[1].peaks && !read.item[1].samples_ns);
-  for (int i = 0; i < 2; i++) bench_row_clear(&rows[i]);
-  bench_rows_clear(&read);
 }

@@ -15,7 +15,7 @@ import time
 import unittest
 from pathlib import Path
 
-from runs import FolderTest, program_argument, read_csv, read_json, run, strict_json
+from runs import FolderTest, program_argument, read_csv, run, strict_json
 
 ATTNBENCH = program_argument("attnbench")
 KILLS = int(sys.argv.pop(1)) if len(sys.argv) > 1 and sys.argv[1].isdigit() else 3
@@ -42,11 +42,6 @@ class Shards(FolderTest):
         said = self.assert_ends(self.attnbench(*SWEEP, *axes, "--shard", part, "--dry-run"), 0).stdout
         found = re.findall(r"^ *([\d.]+) s  (dtype:\S+)$", said, re.MULTILINE)
         return {case: float(seconds) for seconds, case in found}
-
-    def edit_head(self, part, change):
-        journal = self.folder / part / "journal.jsonl"
-        head, rest = journal.read_text(encoding="utf-8").split("\n", 1)
-        journal.write_text(change(head) + "\n" + rest, encoding="utf-8")
 
     # ---- The split -------------------------------------------------------------------------------------------------------
 
@@ -76,66 +71,18 @@ class Shards(FolderTest):
 
     # ---- Joining ---------------------------------------------------------------------------------------------------------
 
-    def test_merged_folders_hold_the_rows_of_all_parts(self):
+    # What merged files hold, and what is kept apart: test_merging.py.
+
+    def test_a_merged_sweep_continues_as_a_whole(self):
         parts = [f"part{i}" for i in (1, 2, 3)]
         for i, part in enumerate(parts, start=1):
             self.shard(f"{i}/3", "-o", part)
-        done = self.assert_ends(self.attnbench("merge", "-o", "all", *parts), 0, "all: 24 rows of 12 cases")
-        self.assertEqual(done.stderr, "")
-        whole = self.folder / "all"
-        for name in "results.csv", "samples.csv":
-            rows = [row for part in parts for row in read_csv(self.folder / part / name)]
-            self.assertEqual(read_csv(whole / name), rows)
-        self.assertEqual({entry["run_type"] for entry in read_json(whole / "results.json")["benchmarks"]}, {"aggregate"})
-        runs = read_csv(whole / "runs.csv")
-        self.assertEqual([(row["part"], row["shard"]) for row in runs], [(p, f"{i}/3") for i, p in enumerate(parts, 1)])
-        self.assertEqual({row["run_ids"] for row in runs}, {row["run_id"] for row in read_csv(whole / "results.csv")})
-        facts, first = read_json(whole / "env.json"), read_json(self.folder / "part1" / "env.json")
-        self.assertEqual(facts["cpu"], first["cpu"])
-        self.assertTrue(all(f"--shard {i}/3" in facts["argv"]["value"] for i in (1, 2, 3)))
-        self.assertIn("24 rows: 24 PASS", (whole / "table.txt").read_text(encoding="utf-8"))
-        # The sweep as a whole continues there, and finds nothing to do.
-        before = (whole / "journal.jsonl").read_bytes()
+        self.assert_ends(self.attnbench("merge", "-o", "all", *parts), 0, "all: 24 rows of 12 cases")
+        before = (self.folder / "all" / "journal.jsonl").read_bytes()
         self.assert_ends(self.attnbench(*SWEEP, "-q", "-o", "all", "--resume"), 0)
-        self.assertEqual((whole / "journal.jsonl").read_bytes(), before)
+        self.assertEqual((self.folder / "all" / "journal.jsonl").read_bytes(), before)
         self.assert_ends(self.attnbench("merge", "-o", "all", *parts), 2, "--overwrite")
         self.assert_ends(self.attnbench("merge", "-o", "all", *parts, "--overwrite"), 0)
-
-    def test_machines_and_builds_are_kept_apart(self):
-        for i in (1, 2, 3):
-            self.shard(f"{i}/3", "-o", f"part{i}")
-        self.edit_head("part2", lambda head: re.sub(r'"cpu": "[^"]*"', '"cpu": "An \\\\"Other\\\\" CPU"', head))
-        self.edit_head("part3", lambda head: re.sub(r'"build": "[^"]*"', '"build": "f00"', head))
-        self.edit_head("part3", lambda head: re.sub(r'"affinity": "[^"]*"', '"affinity": "CPUs 7"', head))
-        done = self.attnbench("merge", "-o", "all", "part1", "part2", "part3")
-        self.assert_ends(done, 0, "other cpu", "other build")
-        folders = [Path(line.split(":")[0]) for line in done.stdout.splitlines() if ": " in line and "rows of" in line]
-        self.assertEqual(len(set(folders)), 3)
-        self.assertTrue(folders[1].name.startswith("an-other-cpu"), folders)
-        self.assertTrue(folders[2].name.endswith("-2"), folders)
-        for i, folder in enumerate(folders, start=1):
-            self.assertEqual(names(self.folder / folder / "results.csv"), names(self.folder / f"part{i}" / "results.csv"))
-        self.edit_head("part3", lambda head: head.replace('"f00"', self.head_item("part1", "build")))
-        self.assert_ends(self.attnbench("merge", "-o", "both", "part1", "part3"), 0)  # affinity makes no other machine
-        self.assertTrue((self.folder / "both" / "results.csv").exists())
-
-    def head_item(self, part, name):
-        text = (self.folder / part / "journal.jsonl").read_text(encoding="utf-8").split("\n", 1)[0]
-        return re.search(rf'"{name}": ("[^"]*")', text).group(1)
-
-    def test_what_is_missing_is_said(self):
-        self.shard("1/3", "-o", "part")
-        self.shard("1/3", "-o", "again")
-        (self.folder / "part" / "results.csv").unlink()
-        journal = self.folder / "part" / "journal.jsonl"
-        journal.write_bytes(journal.read_bytes()[:-30])
-        count = len(names(self.folder / "again" / "results.csv"))
-        done = self.assert_ends(self.attnbench("merge", "-o", "all", "part", "again"), 0, "part: its run has not ended",
-                                "shard 2/3 is missing", "shard 3/3 is missing", "no whole row",
-                                f"{count - 1} rows stand in several parts")
-        self.assertNotIn("shard 1/3", done.stderr)
-        self.assertEqual(len(set(names(self.folder / "all" / "results.csv"))), count)
-        self.assertEqual(len(names(self.folder / "all" / "results.csv")), count)
 
     def test_what_is_no_result_is_refused(self):
         (self.folder / "empty").mkdir()
