@@ -9,16 +9,18 @@ import csv
 import io
 import json
 import os
+import random
 import sys
 import unittest
 from pathlib import Path
 
-from runs import FolderTest, program_argument, run, strict_json
+from runs import FolderTest, program_argument, read_csv, run, strict_json
 
 ATTNBENCH = program_argument("attnbench")
 CASE = "dtype:f32/B:1/Hq:2/Hkv:2/Sq:{seq}/Sk:{seq}/D:64/Dv:64/causal:none/threads:{threads}"
 FACTS = {"cpu": "a CPU", "tiers": "c avx2", "compiler": "GNU 12", "flags": "-O3", "libraries": "none", "commit": "a" * 40}
 COLUMNS = "case_id,kernel,seq_q,threads,status,reason,samples,time_ns_median,time_ns_ci_lo,time_ns_ci_hi,noise"
+VERDICTS = ("SLOWER", "INCONCLUSIVE", "SAME", "FASTER")
 SEQS, KERNELS = (64, 128, 256, 512), ("flash_c", "naive_c")
 
 
@@ -169,7 +171,11 @@ class Compare(FolderTest):
     def test_baselines(self):
         a, b = self.write("a"), self.write("b", {"flash_c": 1.5})
         state = {"XDG_STATE_HOME": str(self.folder / "state")}
+        (a / "env.json").write_text((a / "env.json").read_text(encoding="utf-8").ljust(2 * 65536 + 1), encoding="utf-8")
         self.compare(0, ["saved: "], a, "--save", "before", **state)
+        for name in "results.csv", "samples.csv", "env.json":
+            saved = self.folder / "state" / "attn" / "baselines" / "before" / name
+            self.assertEqual(saved.read_bytes(), (a / name).read_bytes())
         self.compare(1, ["4 SLOWER", "--fail-on slower: 4"], "--baseline", "before", b, "--fail-on", "slower", **state)
         self.compare(5, ["No such file"], "--baseline", "never", b, **state)
         self.compare(2, ["no name of a baseline"], "--baseline", "../a", b, **state)
@@ -180,6 +186,118 @@ class Compare(FolderTest):
         a, b, c = self.write("a"), self.write("b"), self.write("c", {"flash_c": 1.5})
         done = self.compare(1, ["--fail-on slower: 4"], a, b, c, "--fail-on", "slower")
         self.assertEqual(done.stdout.count("geometric mean of 8"), 2)
+
+
+class Random(FolderTest):
+    """Random result files: which rows are paired, and the same numbers in every kind of output, against a model."""
+
+    def write(self, chance, name, threads):
+        """A folder of random rows, and these; columns in any order."""
+        keys = [(case, kernel, t) for case in range(3) for kernel in KERNELS for t in threads if chance.random() < 0.7]
+        rows = []
+        for case, kernel, t in chance.sample(keys, len(keys)) or [(0, "flash_c", threads[0])]:
+            n = chance.choice([0, 5, 21, 40])
+            status = "PASS" if n else chance.choice(["PASS", "FAIL", "SKIP", "DEGENERATE"])
+            rows.append({"case_id": f"B:{case}/threads:{t}/D:4", "kernel": kernel, "threads": t, "status": status,
+                         "samples": n, "reason": chance.choice(["", 'so, "it"']), "warnings": chance.choice(["", "slow"]),
+                         "time_ns_median": chance.choice([1000, 1010, 2500]), "peak": chance.choice(["", 8, 100])})
+        folder = self.folder / name
+        folder.mkdir()
+        columns = {"case_id": "case_id", "kernel": "kernel", "time_ns": "time_ns_median", "peak_gflops": "peak"}
+        times = [{name: row[column] for name, column in columns.items()} for row in rows for _ in range(row["samples"])]
+        for name, lines in [("results", rows)] + [("samples", times)] * bool(times):
+            columns = chance.sample(list(lines[0]), len(lines[0]))
+            with open(folder / f"{name}.csv", "w", encoding="utf-8", newline="") as file:
+                writer = csv.DictWriter(file, columns, lineterminator=chance.choice(["\n", "\r\n"]))
+                writer.writeheader()
+                untimed = {"samples": "", "time_ns_median": ""}
+                writer.writerows(row if row.get("samples", 1) else row | untimed for row in lines)
+        return {"path": str(folder), "rows": rows}
+
+    @staticmethod
+    def find(rows, like, across):
+        same = [row for row in rows if (row["kernel"], row["case_id"]) == (like["kernel"], like["case_id"])]
+        if same or not across:
+            return same[0] if same else None
+        same = [row for row in rows if (row["kernel"], row["case_id"][:3]) == (like["kernel"], like["case_id"][:3])]
+        return same[0] if len(same) == 1 else None
+
+    @staticmethod
+    def reason(a, b):
+        lacks_a = not a or (b is not None and not a["samples"] and (b["samples"] or a["status"] != "PASS"))
+        row, side = (a, "A") if lacks_a else (b, "B")
+        if not row:
+            return f"not in {side}"
+        why = row["reason"] or row["warnings"] or "no time"
+        return "not in every run" if row["samples"] else f"{row['status']} in {side}: {why}"
+
+    def model(self, a, b, across):
+        """Pairs and what is left over."""
+        pairs, left = [], []
+        never = [None, "SKIP", "DEGENERATE"]
+        for row in a[0]["rows"]:
+            own = [self.find(run["rows"], row, False) for run in a] + [self.find(run["rows"], row, across) for run in b]
+            if all(each and each["samples"] for each in own):
+                x, y = row, own[len(a)]
+                ratio = x["time_ns_median"] / y["time_ns_median"] * (x["peak"] / y["peak"] if x["peak"] and y["peak"] else 1)
+                pairs.append((row["kernel"], row["case_id"], x["time_ns_median"], y["time_ns_median"],
+                              min(each["samples"] for each in own), round(ratio, 6) if len(own) == 2 else "of runs"))
+            elif any(each and each["status"] not in never for each in (row, own[len(a)])):
+                left.append((row["kernel"], row["case_id"], self.reason(row, own[len(a)])))
+        left += [(row["kernel"], row["case_id"], "not in A") for row in b[0]["rows"]
+                 if not self.find(a[0]["rows"], row, across) and row["status"] not in never]
+        return sorted(pairs), left
+
+    def test_rows_are_paired_as_a_model_does(self):
+        for seed in range(60):
+            chance, across = random.Random(seed), seed % 2
+            threads = chance.choice([(1,), (1, 2)]), chance.choice([(1,), (2,), (1, 4)]) if across else (1,)
+            a, b = ([self.write(chance, f"{seed}-{side}{i}", threads[side]) for i in range(chance.choice([1, 1, 3]))]
+                    for side in (0, 1))
+            pairs, left = self.model(a, b, across)
+            names = [",".join(run["path"] for run in side) for side in (a, b)]
+            options = [*names, *["--across"] * across]
+            files = [self.folder / f"{seed}.{kind}" for kind in ("json", "csv", "md")]
+            done = run([ATTNBENCH, "compare", *options, "--json", files[0], "--csv", files[1], "--markdown", files[2]])
+            with self.subTest(seed=seed):
+                self.assertEqual(done.returncode, 0 if pairs else 3, done.stderr)
+                read = strict_json(files[0].read_text(encoding="utf-8"))
+                found = read["comparisons"]
+                self.assertEqual((read["a"], read["b"]), tuple(names))
+                keys = ("kernel", "case_id", "time_ns_a", "time_ns_b", "rounds")
+                ratio = (lambda each: round(each["ratio"], 6)) if len(a) == len(b) == 1 else lambda each: "of runs"
+                self.assertEqual(sorted((*(each[key] for key in keys), ratio(each)) for each in found), pairs)
+                self.assertEqual([(each["kernel"], each["case_id"], each["reason"]) for each in read["not_compared"]], left)
+                order = [(VERDICTS.index(each["verdict"]), each["ratio"]) for each in found]
+                self.assertEqual(order, sorted(order))
+                self.check_texts(found, left, done.stdout, files[2].read_text(encoding="utf-8"))
+                self.assertEqual([{key: str(value) for key, value in each.items() if value is not None} for each in
+                                  found + [read["geometric_mean"]] * bool(found)],
+                                 [{key: self.same(cell) for key, cell in line.items() if cell not in ("", "geometric mean")}
+                                  for line in read_csv(files[1])])
+
+    @staticmethod
+    def same(text):
+        """A number as JSON's reader and Python print it."""
+        try:
+            return str(json.loads(text))
+        except ValueError:
+            return text
+
+    def check_texts(self, found, left, text, markdown):
+        counts = ", ".join(f"{sum(each['verdict'] == word for each in found)} {word}" for word in VERDICTS)
+        for each in found:
+            ratio = f"{each['ratio']:.4f}"
+            if each["ratio_ci_lo"] is not None:
+                ratio += f" [{each['ratio_ci_lo']:.4f}, {each['ratio_ci_hi']:.4f}]"
+            line = f"| {each['verdict']} | {ratio} | `{each['kernel']}` | `{each['case_id']}` | {each['reason']} |\n"
+            self.assertEqual(markdown.count(line), 1, line)
+            times = (f"{each[key] / 1000:.3f} us" for key in ("time_ns_a", "time_ns_b"))
+            line = "{:12} {:25} {:>10} {:>10}  {:16} ".format(each["verdict"], ratio, *times, each["kernel"])
+            self.assertIn("\n" + line, text)
+        self.assertEqual((counts in text, counts in markdown), (bool(found), bool(found)))
+        self.assertEqual([line for line in text.splitlines() if line.startswith("  ") and "(" in line],
+                         [f"  {kernel} {case} ({why})" for kernel, case, why in left])
 
 
 class Paired(FolderTest):

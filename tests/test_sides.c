@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What `attnbench compare` reads, which rows it pairs, and what it says beside the table. */
+/* What `attnbench compare` reads, and what it says beside the table. test_comparing.py knows which rows it pairs. */
 #define TEST_TEARDOWN clear
 #include <math.h>
 #include <stdlib.h>
@@ -106,65 +106,6 @@ TEST(threads_that_differ_are_told) {
   expect_told(a, none, false, 0, "");
   expect_told(none, a, false, 0, "");
   expect_told(a, c, false, BENCH_EXIT_USAGE, "threads differ: 1 and 4\n" REFUSED);
-}
-
-/* ---- Which rows belong together --------------------------------------------------------------------------------------- */
-
-/* "kernel threads of A, of B" for each pair, and "-" for a side that lacks the row. */
-static void expect_pairs(const bench_side *a, const bench_side *b, bool across, const char *wanted) {
-  char text[400] = "";
-  bench_matches m;
-  assert_true(bench_match(a, b, 0.05, across, &m));
-  for (int i = 0; i < m.table.count; i++)
-    bench_append(text, sizeof text, "%s %d %d;", m.table.item[i].a->kernel, (int)m.table.item[i].a->threads,
-                 (int)m.table.item[i].b->threads);
-  for (int i = 0; i < m.unpaired_count; i++)
-    bench_append(text, sizeof text, "%s%s%s;", m.unpaired[i].a ? m.unpaired[i].a->kernel : "-",
-                 m.unpaired[i].a && m.unpaired[i].b ? " and " : " ", m.unpaired[i].b ? m.unpaired[i].b->kernel : "-");
-  assert_string_equal(text, wanted);
-  assert_true(m.table.margin == 0.05);
-  assert_int_equal(m.table.design, a->count > 1 && b->count > 1 ? BENCH_SEVERAL_RUNS : BENCH_ONE_RUN);
-  bench_matches_clear(&m);
-}
-
-TEST(rows_are_paired_by_case_and_kernel) {
-  bench_side *a = SIDE(0, "k B:1/threads:1", "l B:1/threads:1", "k B:2/threads:1");
-  bench_side *b = SIDE(1, "m B:1/threads:1", "k B:2/threads:1", "k B:1/threads:1");
-  expect_pairs(a, b, false, "k 1 1;k 1 1;l -;- m;"); /* slower first */
-  results[1].rows.item[2].time.n = 0;                /* no time */
-  expect_pairs(a, b, false, "k 1 1;k and k;l -;- m;");
-  results[1].rows.item[2].verdict.status = BENCH_SKIP;
-  results[0].rows.item[0].verdict.status = BENCH_DEGENERATE; /* on both sides for a reason that is no fault */
-  expect_pairs(a, b, false, "k 1 1;l -;- m;");
-}
-
-/* Rows of other threads belong together where a case has one row on each side. */
-TEST(rows_are_paired_across_threads) {
-  bench_side *a = SIDE(0, "k B:1/threads:1/D:4", "k B:2/threads:1", "k B:3/threads:1", "l B:4/threads:1");
-  bench_side *b = SIDE(1, "k B:1/threads:2/D:4", "k B:2/threads:2", "k B:2/threads:4", "k B:3/threads:2", "k B:3/threads:1",
-                       "l B:4/threads:1");
-  expect_pairs(a, b, true, "k 1 1;l 1 1;k 1 2;k -;");
-  expect_pairs(a, b, false, "k 1 1;l 1 1;k -;k -;- k;- k;- k;- k;");
-}
-
-/* Runs of A measured the same cases, so that their threads differ nowhere. */
-TEST(runs_of_a_are_not_paired_across_threads) {
-  bench_side *a = SIDE(0, "k B:1/threads:1"), *b = SIDE(1, "k B:1/threads:1");
-  (void)SIDE(2, "k B:1/threads:2");
-  expect_pairs(a, b, true, "k 1 1;");
-  a->run[a->count++] = &results[2];
-  expect_pairs(a, b, true, "k and k;");
-}
-
-/* With several runs on each side every run must have a time. */
-TEST(every_run_has_the_row) {
-  bench_side *a = SIDE(0, "k B:1", "l B:1"), *b = SIDE(1, "k B:1", "l B:1");
-  (void)SIDE(2, "k B:1");
-  (void)SIDE(3, "l B:1", "k B:1");
-  a->run[a->count++] = &results[3];
-  expect_pairs(a, b, false, "l 1 1;k 1 1;");
-  b->run[b->count++] = &results[2];
-  expect_pairs(a, b, false, "k 1 1;l and l;");
 }
 
 /* ---- What could decide ------------------------------------------------------------------------------------------------ */
@@ -287,30 +228,6 @@ static void remove_folder(void) {
     (void)unlink(path);
   }
   (void)rmdir(folder);
-}
-
-/* Columns may have any order. */
-TEST(columns_stand_anywhere) {
-  static const char *const heads[] = {"case_id,kernel,time_ns_median,samples\nB:1,k,5,1\n",
-                                      "kernel,time_ns_median,samples,case_id\nk,5,1,B:1\n",
-                                      "time_ns_median,samples,case_id,kernel\n5,1,B:1,k\n"};
-  static const char *const samples[] = {
-      "case_id,kernel,time_ns,peak_gflops\nB:1,k,4,2\n", "kernel,time_ns,peak_gflops,case_id\nk,4,2,B:1\n",
-      "time_ns,peak_gflops,case_id,kernel\n4,2,B:1,k\n", "peak_gflops,case_id,kernel,time_ns\n2,B:1,k,4\n",
-      "case_id,kernel,time_ns\nB:1,k,4\n"};
-  bench_side side;
-  char error[300] = "";
-  open_folder();
-  for (size_t i = 0; i < COUNT(samples); i++) {
-    write_text("results.csv", heads[i % COUNT(heads)]);
-    write_text("samples.csv", samples[i]);
-    if (!bench_side_read(&side, folder, error, sizeof error)) fail_msg("%s", error);
-    const bench_row *row = side.run[0]->rows.item;
-    assert_true(row->time.median == 5 && row->samples_ns[0] == 4 && !row->peaks == (i == 4));
-    if (row->peaks) assert_true(row->peaks[0] == 2e9);
-    bench_side_clear(&side);
-  }
-  remove_folder();
 }
 
 #define ROWS_HEAD    "case_id,kernel,other,samples,time_ns_median,reason,time_ns_ci_lo\n"

@@ -7,7 +7,9 @@
 #include <string.h>
 
 #include "support.h"
+#include "timing/core_share.h"
 #include "timing/setup.h"
+#include "timing/stats.h"
 #include "tuning/tuning.h"
 
 /* ---- Landscapes: the built-in choice is kernel 0, and takes so many times as long as another ---- */
@@ -722,8 +724,6 @@ TEST(regret_is_mean_and_worst) {
   assert_int_equal(r.where.seq_q, 9);
 }
 
-static double half_again(const bench_tune_shape *s) { return (void)s, 1.5; }
-
 /* The first seed whose shapes all have a head_dim that rules hold for. */
 static uint64_t seed_with_rules(int points) {
   for (uint64_t seed = 1;; seed++) {
@@ -748,85 +748,124 @@ static attn_tuning *naive_everywhere(void) {
   return read_file(text, NULL);
 }
 
-TEST(regret_is_measured_with_and_without_the_file) {
-  bench_regret regrets[2];
-  char text[4000] = "";
-  FILE *csv = fmemopen(text, sizeof text, "w");
-  attn_tuning *tuning = naive_everywhere();
-  world.ratio = half_again;
-  assert_true(bench_regret_measure(&source, tuning, 20, 1, seed_with_rules(20), csv, regrets));
-  fclose(csv);
-  attn_tuning_destroy(tuning);
-  test_contains(text, "dtype,mask,heads_kv,group,dim,seq_q,seq_k,best,best_ns,built_in,built_in_ratio,tuned,tuned_ratio\n");
-  assert_int_equal(regrets[0].count, 20);
-  assert_true(fabs(regrets[0].sum - 10) < 1e-9 && regrets[0].above == 20 && fabs(regrets[0].worst - 0.5) < 1e-9);
-  assert_true(regrets[1].count == 20 && fabs(regrets[1].sum) < 1e-9 && regrets[1].above == 0);
-  test_contains(text, ",naive_c,10000,");
-  test_contains(text, ",1.5000,naive_c,1.0000\n");
+/* ---- Random looks ---- */
+
+/* Each look times some kernels, and says whether it was calm; its automatic choice is one of them or another one. A second
+ * look comes for what looks more than 3 % slow, and up to five more for 5, 6 and 7 %: 4 and 16 times as long as the first.
+ */
+enum { LOOKS = 7, KERNELS = 4 };
+
+static struct {
+  uint64_t seed;
+  int kernels[KERNELS + 1]; /* the last one is never timed; beyond it: one that is not looked at */
+  double ratio[LOOKS][KERNELS + 1], best_ns, seconds[LOOKS], share;
+  bool calm[LOOKS], waits, fails; /* fails: the first look */
+  int looks, automatic;
+} looked;
+
+static int draw(int below) { return (int)(bench_random(&looked.seed) % (uint64_t)below); }
+
+static double drawn_share(void *context) {
+  const double shares[] = {1, 1, BENCH_CALM, 0.5, 0}, before = looked.share, share = shares[draw(5)];
+  (void)context;
+  looked.share = share;
+  if (looked.waits) looked.calm[looked.looks - 1] = before > 0.5 && share > 0.5;
+  looked.waits = false;
+  return share;
 }
 
-/* Beyond 3 % a second look counts, four times as long; beyond 5 %, 6 % and 7 % come up to five more, sixteen times as long
- * as the first, and the median of these. */
-enum { LOOKS = 7 };
-
-static double looked_at(const double set[LOOKS]) {
-  static double ratios[LOOKS];
-  static int look;
-  if (set) memcpy(ratios, set, sizeof ratios), look = 0;
-  return set ? 0 : ratios[look++ % LOOKS];
-}
-
-static double by_looks(const bench_tune_shape *s) { return (void)s, looked_at(NULL); }
-
-TEST(a_choice_that_looks_slow_is_looked_at_again) {
-  static const struct {
-    double looks[LOOKS], regret;
-    int measured;
-    double seconds;
-  } cases[] = {{{1.03, 9}, 0.03, 1, 0.4},
-               {{2, 1.05, 9}, 0.05, 2, 2},
-               {{1.04, 1.07, 1.05, 9}, 0.06, 3, 8.4},
-               {{1, 9}, 0, 1, 0.4},
-               {{2, 2, 1.5, 1.1, 1.3, 1.2, 1.4}, 0.35, 7, 34},
-               {{2, 1.2, 0.5, 1, 9}, 0, 4, 14.8}};
-  attn_tuning *tuning = naive_everywhere();
-  for (size_t i = 0; i < COUNT(cases); i++) {
-    bench_regret regrets[2];
-    world.ratio = by_looks;
-    world.now_s = world.measured = 0;
-    (void)looked_at(cases[i].looks);
-    assert_true(bench_regret_measure(&source, tuning, 1, 1, seed_with_rules(1), NULL, regrets));
-    assert_true(fabs(regrets[0].sum - cases[i].regret) < 1e-9);
-    assert_int_equal(world.measured, cases[i].measured);
-    assert_true(fabs(world.now_s - cases[i].seconds) < 1e-9);
+static bool measure_drawn(void *context, const bench_tune_shape *shape, bench_tune_set kernels, double seconds,
+                          attn_tune_report *report) {
+  static const double steps[] = {1, 1, 1.02, 1.04, 1.055, 1.065, 1.1, 1.5};
+  const int look = looked.looks++, first = draw(KERNELS);
+  assert_true(look < LOOKS && shape->dim > 0 && kernels == TUNE_ALL);
+  (void)context;
+  *report = (attn_tune_report){.automatic = looked.automatic > KERNELS ? "gone" : name_of(looked.kernels[looked.automatic])};
+  for (int i = 0; i < KERNELS; i++) {
+    const int k = (first + i) % KERNELS; /* the first one is the quickest */
+    looked.ratio[look][k] = 0;
+    if (i && draw(12) == 0) continue;
+    looked.ratio[look][k] = i ? steps[draw(8)] : 1;
+    report->entry[report->timed++] = entry(looked.kernels[k], looked.ratio[look][k] * 1e4, 1e4);
   }
-  attn_tuning_destroy(tuning);
+  report->entry[0].time_ns = looked.best_ns = 1000 + draw(1000);
+  looked.seconds[look] = seconds;
+  looked.calm[look] = looked.share == 0; /* nothing is known */
+  looked.waits = looked.share > 0;
+  return !looked.fails;
 }
 
-/* The source's word on how much of the core there is, before and after each look. */
-static double next_share(void *context) {
-  const double **next = context;
-  return *(*next)++;
+/* Time of one kernel over another's, by the looks that count: later ones, calm ones where there are any. */
+static double model_ratio(int kernel, int other) {
+  double ratios[LOOKS];
+  int count = 0;
+  for (int any_calm = 1; any_calm >= 0 && !count; any_calm--)
+    for (int look = looked.looks > 1; look < looked.looks; look++) {
+      if (any_calm && !looked.calm[look]) continue;
+      if (looked.ratio[look][kernel] == 0 || looked.ratio[look][other] == 0) return 0;
+      ratios[count++] = looked.ratio[look][kernel] / looked.ratio[look][other];
+    }
+  return bench_median(ratios, count);
 }
 
-/* Of the later looks those count that were calm before and after, if there are any. */
-TEST(calm_looks_decide_regret) {
-  static const struct {
-    double looks[LOOKS], shares[2 * LOOKS], regret;
-  } cases[] = {{{2, 1.2, 1.04, 9}, {1, 1, 1, 0.8, 1, 1}, 0.04}, /* the third alone */
-               {{2, 1.2, 1.04, 9}, {1, 1, 0.8, 1, 1, 1}, 0.04},
-               {{2, 1.04, 9}, {1, 1, 0.8, 0.8}, 0.04},         /* none is calm */
-               {{2, 1.06, 1.04, 9}, {0, 0, 0, 0, 0, 0}, 0.05}, /* nobody knows */
-               {{1.5, 1.3, 1.2, 1.3, 1.2, 1.3, 1.1}, {1, 1, .5, .5, 1, 1, .5, .5, 1, 1, .5, .5, .9, .95}, 0.2}};
+/* Over the quickest: none takes less of another's time. */
+static double model_regret(int kernel, int *best) {
+  *best = looked.automatic > KERNELS ? KERNELS : looked.automatic;
+  for (int k = 0; k < KERNELS; k++)
+    if (looked.automatic > KERNELS && looked.kernels[k] == 0) *best = k; /* the first of the registry */
+  for (int order = 0; order < TUNE_KERNELS; order++)                     /* in the order of the registry */
+    for (int k = 0; k < KERNELS; k++)
+      if (looked.kernels[k] == order && model_ratio(k, *best) > 0 && model_ratio(k, *best) < 1) *best = k;
+  return kernel > KERNELS ? 0 : model_ratio(kernel, *best);
+}
+
+/* What the looks should have led to. */
+static void expect_regret(const bench_regret regrets[2], const char *csv, const bench_tune_shape *s, int tuned) {
+  static const double doubtful[] = {1.03, 1.05, 1.06, 1.07, 1.07, 1.07}, lengths[] = {1, 4, 16, 16, 16, 16, 16};
+  const int looks = looked.looks;
+  char row[300] = "";
+  int best;
+  for (looked.looks = 1; looked.looks < looks; looked.looks++)
+    assert_true(fmax(model_regret(looked.automatic, &best), model_regret(tuned, &best)) > doubtful[looked.looks - 1]);
+  const double worst = fmax(model_regret(looked.automatic, &best), model_regret(tuned, &best));
+  assert_true(looks == LOOKS || worst <= doubtful[looks - 1]);
+  for (int i = 0; i < looks; i++) assert_true(fabs(looked.seconds[i] - 0.4 * lengths[i]) < 1e-12);
+  const double ratios[] = {model_regret(looked.automatic, &best), model_regret(tuned, &best)};
+  const bool known = ratios[0] > 0 && ratios[1] > 0;
+  for (int i = 0; i < 2; i++) {
+    assert_int_equal(regrets[i].count, known);
+    assert_true(fabs(regrets[i].sum - (known ? ratios[i] - 1 : 0)) < 1e-9 &&
+                regrets[i].above == (known && ratios[i] > 1.08));
+  }
+  if (known)
+    snprintf(row, sizeof row, "%s,%s,%d,%d,%d,%d,%d,%s,%.0f,%s,%.4f,%s,%.4f\n", bench_dtype_name(s->dtype),
+             s->causal ? "causal" : "full", (int)s->heads_kv, (int)s->group, (int)s->dim, (int)s->seq_q, (int)s->seq_k,
+             name_of(looked.kernels[best]), looked.best_ns, name_of(looked.kernels[looked.automatic]), ratios[0],
+             name_of(looked.kernels[tuned]), ratios[1]);
+  test_contains(csv, "dtype,mask,heads_kv,group,dim,seq_q,seq_k,best,best_ns,built_in,built_in_ratio,tuned,tuned_ratio\n");
+  assert_string_equal(strchr(csv, '\n') + 1, row);
+}
+
+TEST(regret_is_that_of_a_model_on_random_looks) {
   attn_tuning *tuning = naive_everywhere();
-  for (size_t i = 0; i < COUNT(cases); i++) {
+  const uint64_t seed = seed_with_rules(1);
+  const bench_tune_shape shape = bench_regret_shape(&(uint64_t){seed});
+  for (int trial = 0; trial < 3000; trial++) {
+    char csv[1000] = "";
     bench_regret regrets[2];
-    const double *next = cases[i].shares;
-    const bench_tune_source shared = {.measure = measure, .now_s = now_s, .core_share = next_share, .context = &next};
-    world.ratio = by_looks;
-    (void)looked_at(cases[i].looks);
-    assert_true(bench_regret_measure(&shared, tuning, 1, 1, seed_with_rules(1), NULL, regrets));
-    assert_true(fabs(regrets[0].sum - cases[i].regret) < 1e-9);
+    FILE *file = fmemopen(csv, sizeof csv, "w");
+    memset(&looked, 0, sizeof looked);
+    looked.seed = (uint64_t)trial;
+    const int naive = draw(KERNELS), step = 1 + draw(2);
+    for (int i = 0; i <= KERNELS; i++)
+      looked.kernels[i] = (other() + step * (i - naive) + attn_kernel_count()) % attn_kernel_count();
+    looked.automatic = draw(KERNELS) + (draw(9) ? 0 : 2);
+    looked.fails = draw(20) == 0;
+    const bench_tune_source drawn = {.measure = measure_drawn, .core_share = drawn_share};
+    const bool fine = bench_regret_measure(&drawn, tuning, 1, 1, seed, file, regrets);
+    (void)fclose(file);
+    assert_int_equal(fine, !looked.fails);
+    if (fine) expect_regret(regrets, csv, &shape, naive);
   }
   attn_tuning_destroy(tuning);
 }

@@ -614,39 +614,6 @@ TEST(cases_without_parts_are_dashes) {
       "1 SLOWER, 1 INCONCLUSIVE, 0 SAME, 0 FASTER\n");
 }
 
-/* Of two rows without a time, the one that says why is named. */
-TEST(the_side_that_lacks_a_time_is_named) {
-  static const struct {
-    int n_a, n_b;
-    bench_status a, b;
-    const char *wanted, *warning;
-  } cases[] = {{0, 7, BENCH_PASS, BENCH_PASS, "PASS in A: no time", NULL},
-               {7, 0, BENCH_PASS, BENCH_PASS, "PASS in B: no time", NULL},
-               {0, 0, BENCH_PASS, BENCH_FAIL, "FAIL in B: no time", NULL},
-               {0, 0, BENCH_ERROR, BENCH_FAIL, "ERROR in A: no time", NULL},
-               {0, 0, BENCH_ERROR, BENCH_PASS, "ERROR in A: no time", NULL},
-               {7, 7, BENCH_PASS, BENCH_PASS, "not in every run", NULL},
-               {0, 7, BENCH_PASS, BENCH_PASS, "PASS in A: not timed: slow", "not timed: slow"}};
-  printed p;
-  char wanted[300];
-  for (size_t i = 0; i < COUNT(cases); i++) {
-    fill_printed(&p);
-    for (int side = 0; side < 2; side++) {
-      p.row[side].time.n = side ? cases[i].n_b : cases[i].n_a;
-      p.row[side].verdict.status = side ? cases[i].b : cases[i].a;
-      if (cases[i].warning) snprintf(p.row[side].warnings, sizeof p.row[side].warnings, "%s", cases[i].warning);
-    }
-    p.unpaired[0] = (bench_unpaired){&p.row[0], &p.row[1]};
-    p.matches.table.count = 0, p.matches.unpaired_count = 1;
-    snprintf(wanted, sizeof wanted,
-             "A: `old`, B: `new`; ratio: time of A / time of B, above 1 B is faster\n\n"
-             "| verdict | ratio [95 %%] | kernel | case | reason |\n|---|---|---|---|---|\n"
-             "\nNot compared:\n\n- flash_c dtype:f32/Sq:64/D:32 (%s)\n",
-             cases[i].wanted);
-    expect_printed(bench_comparison_write_markdown, &p, wanted);
-  }
-}
-
 TEST(axes_have_their_columns) {
   static const char *const pairs[][2] = {{"seq", "seq_q"},       {"head_dim", "dim_qk"}, {"heads", "heads_q"},
                                          {"dtype", "dtype_kv"},  {"tier", "isa"},        {"kernel", "kernel"},
@@ -685,53 +652,4 @@ TEST(tables_are_written_as_markdown) {
                  "|---|---|\n"
                  "| flash_c          |  0.8000 [0.7842, 0.8162] - | \n"
                  "| naive_c          |  1.5000 [1.4703, 1.5303] + | \n");
-}
-
-TEST(tables_are_written_as_csv) {
-  printed p;
-  fill_printed(&p);
-  expect_printed(bench_comparison_write_csv, &p,
-                 "verdict,kernel,case_id,ratio,ratio_ci_lo,ratio_ci_hi,p,time_ns_a,time_ns_b,rounds,reason\n"
-                 "SLOWER,flash_c,dtype:f32/Sq:64/D:32,0.8,0.75,0.875,1e-06,2000,2500,21,why\n"
-                 "INCONCLUSIVE,naive_c,dtype:f32/Sq:128/D:32,1.5,1.25,1.75,0.25,9000,6000,22,why\n"
-                 "SAME,geometric mean,,1.125,1,1.25,0.5,,,,\"all, \"\"told\"\"\"\n");
-}
-
-TEST(tables_are_written_as_json) {
-  printed p;
-  fill_printed(&p);
-  expect_printed(bench_comparison_write_json, &p,
-                 "{\n"
-                 "  \"a\": \"old\",\n"
-                 "  \"b\": \"new\",\n"
-                 "  \"comparisons\": [\n"
-                 "    {\"verdict\": \"SLOWER\", \"kernel\": \"flash_c\", \"case_id\": \"dtype:f32/Sq:64/D:32\", \"ratio\": "
-                 "0.8, \"ratio_ci_lo\": 0.75, \"ratio_ci_hi\": 0.875, \"p\": 1e-06, \"time_ns_a\": 2000, \"time_ns_b\": "
-                 "2500, \"rounds\": 21, \"reason\": \"why\"},\n"
-                 "    {\"verdict\": \"INCONCLUSIVE\", \"kernel\": \"naive_c\", \"case_id\": \"dtype:f32/Sq:128/D:32\", "
-                 "\"ratio\": 1.5, \"ratio_ci_lo\": 1.25, \"ratio_ci_hi\": 1.75, \"p\": 0.25, \"time_ns_a\": 9000, "
-                 "\"time_ns_b\": 6000, \"rounds\": 22, \"reason\": \"why\"}\n"
-                 "  ],\n"
-                 "  \"not_compared\": [\n"
-                 "    {\"kernel\": \"decode_c\", \"case_id\": \"dtype:f32/Sq:1/D:32\", \"reason\": \"not in B\"},\n"
-                 "    {\"kernel\": \"decode_c\", \"case_id\": \"dtype:f32/Sq:1/D:32\", \"reason\": \"not in A\"},\n"
-                 "    {\"kernel\": \"flash_c\", \"case_id\": \"dtype:f32/Sq:64/D:32\", \"reason\": \"SKIP in B: too "
-                 "\\\"long\\\"\"},\n"
-                 "    {\"kernel\": \"flash_c\", \"case_id\": \"dtype:f32/Sq:64/D:32\", \"reason\": \"not in every run\"}\n"
-                 "  ],\n"
-                 "  \"geometric_mean\": {\"verdict\": \"SAME\", \"ratio\": 1.125, \"ratio_ci_lo\": 1, \"ratio_ci_hi\": "
-                 "1.25, \"p\": 0.5, \"time_ns_a\": null, \"time_ns_b\": null, \"rounds\": null, \"reason\": \"all, "
-                 "\\\"told\\\"\"}\n"
-                 "}\n");
-  p.matches.table.count = p.matches.unpaired_count = 0;
-  expect_printed(bench_comparison_write_json, &p,
-                 "{\n"
-                 "  \"a\": \"old\",\n"
-                 "  \"b\": \"new\",\n"
-                 "  \"comparisons\": [\n"
-                 "  ],\n"
-                 "  \"not_compared\": [\n"
-                 "  ],\n"
-                 "  \"geometric_mean\": null\n"
-                 "}\n");
 }
