@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 # Install rules: libraries, header, attnbench, find_package(attn) and pkg-config. Everything installed is relocatable.
-# Components: `runtime` what programs load, `development` what building them needs, `tools` attnbench with its scripts, and for
-# each plug-in `plugin_openblas`, `plugin_onednn`.
+# Components: `runtime` what programs load, `development` what building them needs, `tools` attnbench with its scripts, and
+# for each plug-in `plugin_openblas`, `plugin_onednn`.
 include(CMakePackageConfigHelpers)
 set(attn_config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/attn)
 

@@ -63,7 +63,8 @@ if [ -x "$prefix/bin/attnbench" ]; then
   [ ! -x "$build/harness/gbench/attnbench-gbench" ] || quietly "$prefix/bin/attnbench-gbench" -a seq=8 -k naive_c
   for program in "$prefix/bin/attnbench" "$build/harness/attnbench"; do
     status=0 && PYTHONPATH=$work/no "$program" plot "$work/run" 2>"$work/log" || status=$?
-    [ $status = 3 ] && [ -f "$(sed -n 's/.*pip install -r //p' "$work/log")" ] || fail "without matplotlib: $(cat "$work/log")"
+    [ $status = 3 ] && [ -f "$(sed -n 's/.*pip install -r //p' "$work/log")" ] ||
+      fail "without matplotlib: $(cat "$work/log")"
     python3 -c 'import matplotlib, plotly' 2>/dev/null || continue
     quietly "$program" plot "$work/run" -o "$work/figures" --only errors
     quietly "$program" report "$work/run" -o "$work/report.html" --title "Two cases"

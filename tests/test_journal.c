@@ -124,19 +124,6 @@ TEST(escapes_are_read_as_the_bytes_they_stand_for) {
   bench_rows_clear(&rows);
 }
 
-/* The later of two rows of one case and kernel, in the place of the first. */
-TEST(later_rows_take_the_place_of_older_ones) {
-  bench_rows rows = read_lines(
-      "{\"case_id\": \"c\", \"kernel\": \"k\", \"batch\": \"1\"}\n"
-      "{\"case_id\": \"d\", \"kernel\": \"k\", \"batch\": \"2\"}\n"
-      "{\"case_id\": \"c\", \"kernel\": \"l\", \"batch\": \"3\"}\n"
-      "{\"case_id\": \"c\", \"kernel\": \"k\", \"batch\": \"4\"}\n");
-  static const int64_t batches[] = {4, 2, 3};
-  assert_int_equal(rows.count, 3);
-  for (int i = 0; i < 3; i++) assert_int_equal(rows.item[i].batch, batches[i]);
-  bench_rows_clear(&rows);
-}
-
 TEST(lines_without_anything_are_left_out_like_others) {
   listen();
   bench_rows rows = read_lines("\n" START "}\n");

@@ -850,7 +850,7 @@ TEST(regret_is_that_of_a_model_on_random_looks) {
   attn_tuning *tuning = naive_everywhere();
   const uint64_t seed = seed_with_rules(1);
   const bench_tune_shape shape = bench_regret_shape(&(uint64_t){seed});
-  for (int trial = 0; trial < 3000; trial++) {
+  for (int trial = 0; trial < 1000; trial++) {
     char csv[1000] = "";
     bench_regret regrets[2];
     FILE *file = fmemopen(csv, sizeof csv, "w");

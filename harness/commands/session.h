@@ -19,10 +19,10 @@ typedef struct bench_session bench_session;
 
 /* What differs between sessions. An exit code that is not 0 has been explained on stderr. */
 typedef struct bench_session_steps {
-  int rounds;                                                            /* unless --rounds says otherwise; 0 = as needed */
-  const char *items;                                                     /* "cases": what is done one after the other */
-  const char *goes_on;                                                   /* after an interrupt: how to continue in a folder */
-  bool gate;                                                             /* --gate makes sense */
+  int rounds;          /* unless --rounds says otherwise; 0 = as needed */
+  const char *items;   /* "cases": what is done one after the other */
+  const char *goes_on; /* after an interrupt: how to continue in a folder */
+  bool gate;           /* --gate makes sense */
   int (*open)(bench_session *session, const bench_selection *selection); /* chooses what is measured; an exit code */
   void (*close)(bench_session *session);                                 /* frees what it opened in `own`; NULL: nothing */
   void (*list)(const bench_session *session);                            /* prints it for a dry run */
