@@ -118,25 +118,18 @@ def machine_of(head, others):
     return next((machine for machine, first in sorted(heads) if not differences(first, head)), len(heads))
 
 
+def latest(part):
+    """The last line of a case and kernel, in the place of the first."""
+    return list({(row["case_id"], row["kernel"]): row for row in part["lines"]}.values())
+
+
 def joined(parts):
-    """The rows of a machine: the last line of a part counts, then a timed one, then the earliest part's."""
-    best = {}
-    for part in parts:
-        own = {}
-        for row in part["lines"]:
-            own[row["case_id"], row["kernel"]] = row
-        for key, row in own.items():
-            best.setdefault(key, []).append(row)
-    rows = [row for part in parts for row in part["lines"]]
-    chosen = [max(alike, key=lambda row: "samples" in row) for alike in best.values()]
-    first_of = {id(row): rows.index(first_line(parts, row)) for row in chosen}
-    return sorted(chosen, key=lambda row: first_of[id(row)]), sum(len(alike) - 1 for alike in best.values())
-
-
-def first_line(parts, row):
-    """A later line of a part stands in the place of the first one of its case and kernel."""
-    part = next(part for part in parts if any(line is row for line in part["lines"]))
-    return next(line for line in part["lines"] if (line["case_id"], line["kernel"]) == (row["case_id"], row["kernel"]))
+    """The rows of a machine, of several alike a timed one, else the earliest part's; and how many were left out."""
+    rows, alike = [row for part in parts for row in latest(part)], {}
+    for row in rows:
+        alike.setdefault((row["case_id"], row["kernel"]), []).append(row)
+    chosen = [max(each, key=lambda row: "samples" in row) for each in alike.values()]
+    return [row for row in rows if any(row is each for each in chosen)], len(rows) - len(chosen)
 
 
 def cell(row, column):
@@ -347,13 +340,10 @@ class Merging(FolderTest):
                          {key: facts[name]["value"] for key, name in context.items()})
         self.assertEqual(document["context"]["run_id"], "merged")
         self.assertEqual(read_csv(path / "runs.csv"), [
-            {"run_ids": " ".join(dict.fromkeys(line["run_id"] for line in self.latest(part))), "part": str(part["path"]),
+            {"run_ids": " ".join(dict.fromkeys(line["run_id"] for line in latest(part))), "part": str(part["path"]),
              "shard": part["head"]["shard"], "affinity": "unknown",
              **{name: part["facts"][name][0] for name in ("host", "date", "load", "argv")}} for part in parts])
         self.assertEqual((path / "table.txt").read_bytes().decode("latin-1"), table(rows, parts, facts["cpu"]["value"]))
-
-    def latest(self, part):
-        return list({(row["case_id"], row["kernel"]): row for row in part["lines"]}.values())
 
     def check_words(self, done, parts, machines):
         """What is said of parts and folders."""
