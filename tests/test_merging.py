@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""attnbench merge on journals of random rows: every file that it writes holds what an independent model says.
+"""attnbench merge and --resume on journals of random rows: what they print and write is what an independent model says.
 
 tests/test_merging.py path/to/attnbench [ROUNDS]     needs only Python's standard library; ROUNDS: of random folders (12)
 """
 
+import contextlib
 import json
 import math
+import os
+import pty
 import random
 import re
+import subprocess
 import sys
 import unittest
 from pathlib import Path
@@ -209,7 +213,14 @@ def time_row(row, reads):
             f"{ratio_text(row):24} {fixed(number(row, 'max_err_ratio'), 3):>8}  {row['samples']}\n")
 
 
-def row_text(row, command, seed, reads):
+def painted(row, best):
+    """Escape codes around a row on a terminal."""
+    status = row["status"]
+    code = 31 if status in ("FAIL", "ERROR") else 2 if status in ("SKIP", "DEGENERATE") else 1 if best else None
+    return (f"\033[{code}m", "\033[0m") if code else ("", "")
+
+
+def row_text(row, command, seed, reads, colours=("", ""), repro=False):
     status, reason = row["status"], row.get("reason", "")
     start = f"  {row['kernel']:16} {status:10} "
     if "samples" in row:
@@ -226,7 +237,8 @@ def row_text(row, command, seed, reads):
                 f"rest {number(row, 'rest_pct'):.1f} %\n")
     if "warnings" in row:
         out += " " * 19 + wrapped(row["warnings"], 19, 19)
-    if status in ("FAIL", "ERROR"):
+    out = colours[0] + out + colours[1]
+    if repro or status in ("FAIL", "ERROR"):
         out += f"{'':19}attnbench {command} --case {row['case_id']} --kernel {row['kernel']} --seed {seed}\n"
     return out
 
@@ -242,9 +254,10 @@ def headline(row):
     return text + "".join("  " + part.replace(":", " ") for part in row["case_id"].split("threads:1")[1].split("/")[1:])
 
 
-def block(rows, command, seed):
+def block(rows, command, seed, colour=False, repro=False):
     rows = sorted(rows, key=lambda row: float(row["time_ns_median"]) if "samples" in row else math.inf)
     best, out = rows[0], wrapped(headline(rows[0]), 0, 4)
+    out = f"\033[1m{out}\033[0m" if colour else out
     reads = "samples" in best and number(best, "bw_pct") > number(best, "peak_pct")
     baselines = list(dict.fromkeys(row["baseline"] for row in rows if "baseline" in row))
     ratio = "x" if not baselines else f"x {baselines[0] if len(baselines) == 1 else 'baseline'} [95 %]"
@@ -255,10 +268,12 @@ def block(rows, command, seed):
                 f"{ratio:24} {'err/lim':>8}  n\n")
     else:
         out += f"  {'kernel':16} {'status':10} reason\n"
-    return out + "".join(row_text(row, command, seed, reads) for row in rows) + "\n"
+    for i, row in enumerate(rows):
+        out += row_text(row, command, seed, reads, painted(row, i == 0 and "samples" in row) if colour else ("", ""), repro)
+    return out + "\n"
 
 
-def summary(rows):
+def summary(rows, reasons=False):
     out = f"{'kernel':18} {'PASS':>7} {'FAIL':>7} {'ERROR':>7} {'DEGENERATE':>10} {'SKIP':>7}  worst err/lim\n"
     for kernel in dict.fromkeys(row["kernel"] for row in rows):
         own = [row for row in rows if row["kernel"] == kernel]
@@ -266,6 +281,10 @@ def summary(rows):
         errors = [number(row, "max_err_ratio") for row in own if row["status"] not in ("SKIP", "ERROR")]
         worst = f"  {max(errors):13.3g}" if errors else ""
         out += "{:18} {:7} {:7} {:7} {:10} {:7}{}\n".format(kernel, *counts, worst)
+    skipped = [row for row in rows if row["status"] == "SKIP"] if reasons else []
+    for i, reason in enumerate(dict.fromkeys(row["reason"] for row in skipped)):
+        own = [row["kernel"] for row in skipped if row["reason"] == reason]
+        out += "\nskipped:\n" * (not i) + f"{len(own):7}  " + wrapped(f"{reason} ({', '.join(dict.fromkeys(own))})", 9, 9)
     peaks, noises, calm, all_samples = {}, {}, 0.0, 0.0
     for row in rows:
         if number(row, "peak_gflops") > 0:
@@ -383,6 +402,48 @@ class Merging(FolderTest):
                 self.check_words(done, parts, machines)
                 for path, own, rows, _ in machines:
                     self.check_folder(path, own, rows)
+
+
+class Resumed(FolderTest):
+    """Rows of a journal that --resume finds complete: the table on a terminal, of long checks and with --repro."""
+    maxDiff = None
+
+    def on_a_terminal(self, *arguments):
+        """What attnbench prints there."""
+        terminal, end = pty.openpty()
+        environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm"}
+        with subprocess.Popen([ATTNBENCH, *map(str, arguments)], stdout=end, stderr=subprocess.DEVNULL,
+                              env=environment) as process:
+            os.close(end)
+            text = b""
+            with contextlib.suppress(OSError):
+                while more := os.read(terminal, 65536):
+                    text += more
+        os.close(terminal)
+        self.assertIn(process.returncode, (0, 1))
+        return text.decode().replace("\r\n", "\n")
+
+    def test_tables_on_terminals_and_of_long_checks(self):
+        for seed, cases in (1, 12), (2, 13):
+            chance, folder = random.Random(seed), self.folder / str(cases)
+            arguments = ["check", "-k", "naive_c,flash_c", "-a", f"seq=1:{cases}:+1", "-a", "heads=1", "-a", "head_dim=4",
+                         "-q", "--seed", seed, "-o", folder, *["--repro"] * (seed == 1)]
+            self.assertEqual(run([ATTNBENCH, *arguments]).returncode, 0)
+            head, *lines = (folder / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+            rows = [json.loads(line) for line in lines]
+            for row in rows:
+                row.update(status=chance.choice(["PASS", "FAIL", "SKIP", "SKIP", "DEGENERATE"]),
+                           reason=chance.choice(["too long", "too short " + "or too long " * 12]))
+            (folder / "journal.jsonl").write_text("\n".join([head, *map(written, rows), ""]), encoding="utf-8")
+            long, parts = cases > 12, []  # a check of more than 12 cases shows failures alone
+            for i in range(0, len(rows), 2):
+                shown = [row for row in rows[i:i + 2] if not long or row["status"] == "FAIL"]
+                parts += [block(shown, "check", seed, True, seed == 1)] if shown else []
+            text = self.on_a_terminal(*arguments, "--resume")
+            opening, rest = text.split("\n\n", 1)
+            self.assertIn(f"{cases} cases x 2 kernels, seed {seed}", opening)
+            self.assertEqual(re.sub(r"structural tests, .*?\n\n", "", rest, flags=re.DOTALL),
+                             "".join(parts) + summary(rows, reasons=long))
 
 
 if __name__ == "__main__":
