@@ -65,7 +65,7 @@ AREAS = (
     ("harness/layers/*", "layer nn_layers layer_family cli"),
     ("harness/commands/session*", "session faults fault_memory cli"),
     ("harness/report/*", "journal row merging faults fault_memory shards cli"),
-    ("harness/commands/merge.c", "merging shards"),
+    ("harness/commands/merge.c", "merging fault_memory shards"),
     ("harness/compare/*", "verdict sides stats timing comparing fault_memory simulated_verdicts cli"),
     ("harness/tuning/*", "tune_costs tuning tune fault_memory cli"),
     ("harness/data/tensors_output.c", "outputs npy timing layer reference check liars mutants cli"),

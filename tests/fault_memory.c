@@ -84,6 +84,7 @@ static const char *const commands[][ARGUMENTS] = {
      "--case-budget", "0.01", "-o", "@/out", "--overwrite"},
     {"run", "-q", "-k", "flash_c,naive_c", "-a", "seq=9", "-a", "heads=1", "-a", "head_dim=8", "--rounds", "6",
      "--case-budget", "0.01", "-o", "@/kept", "--resume"},
+    {"merge", "-o", "@/merged", "@/kept", "@/kept", "--overwrite"},
     {"run", "-n", "--preset", "limits"},
     {"eval", "--q", "@/x.npy", "--k", "@/x.npy", "--v", "@/x.npy", "-k", "flash_c", "--save-o", "@/o.npy"},
     {"compare", "@/a", "@/a", "@/b", "--by", "kernel,seq", "--json", "@/a.json", "--csv", "@/a.csv", "--markdown", "@/a.md"},
