@@ -58,9 +58,9 @@ AREAS = (
                   " tier_avx512 flush edge_c edge_avx2 edge_avx512 conformance_c conformance_avx2 conformance_avx512"
                   " bf16_amx conformance_amx check bits guard_pages cli"),
     ("harness/check/structure*", "structure layer structure_mutants conformance_c mutants check cli"),
-    ("harness/check/*", "choose_rows error_limits compare reference structure goals layer timing check common fault_memory"
-                        " liars structure_mutants mutants cli eval_numpy"),
-    ("harness/timing/*", "stats row verdict setup timing goals layer fault_memory liars cli"),
+    ("harness/check/*", "choose_rows error_limits compare reference every_element structure goals layer timing check common"
+                        " fault_memory liars structure_mutants mutants cli eval_numpy"),
+    ("harness/timing/*", "stats row rates verdict setup timing goals layer fault_memory liars cli"),
     ("harness/goals/*", "goals timing fault_memory cli"),
     ("harness/layers/*", "layer nn_layers layer_family cli"),
     ("harness/commands/session*", "session faults fault_memory cli"),

@@ -7,6 +7,7 @@
 
 #include "cases/cases.h"
 #include "check/check.h"
+#include "failing_malloc.h"
 #include "kernels/common/convert.h"
 #include "layer_support.h"
 
@@ -332,6 +333,54 @@ static bench_verdict watch(const cut_case *c, attn_plan *plan) {
   free(workspace);
   attn_plan_destroy(plan);
   return verdict;
+}
+
+/* The linker's --wrap: runs of plans fail that have these numbers, counted from the last reset. */
+static int runs, first_bad = -1, last_bad = -1;
+
+attn_status __real_attn_plan_run(const attn_plan *plan, const attn_args *args, void *workspace, size_t bytes);
+attn_status __wrap_attn_plan_run(const attn_plan *plan, const attn_args *args, void *workspace, size_t bytes);
+attn_status __wrap_attn_plan_run(const attn_plan *plan, const attn_args *args, void *workspace, size_t bytes) {
+  const int number = runs++;
+  return first_bad <= number && number <= last_bad ? ATTN_OUT_OF_MEMORY : __real_attn_plan_run(plan, args, workspace, bytes);
+}
+
+/* A whole check of naive_c, of which runs first .. last fail, or all allocations after so many. */
+static bench_verdict watch_failing(int first, int last, int allocations) {
+  cut_case c = open_cut(shapes[0]);
+  attn_plan *plan;
+  test_ok(attn_plan_create(&c.bench.problem, &ATTN_STRUCT(attn_options, .kernel = "naive_c", .threads = 1), &plan));
+  runs = 0, first_bad = first, last_bad = last, allocations_left = allocations;
+  const bench_verdict verdict = watch(&c, plan);
+  first_bad = last_bad = allocations_left = -1;
+  close_cut(&c);
+  return verdict;
+}
+
+/* The kernel runs, then its reference for M and O, then the kernel again. */
+TEST(a_second_answer_that_fails_is_no_pass) {
+  char usual[32];
+  assert_int_equal(watch_failing(-1, -1, -1).status, BENCH_PASS);
+  assert_int_equal(runs, 4);
+  memcpy(usual, watch_failing(-1, -1, -1).reference, sizeof usual);
+  for (int first = 0; first < 4; first++)
+    for (int last = first; last < 100; last += 99 - first) { /* one run, and all from then on */
+      const bench_verdict verdict = watch_failing(first, last, -1);
+      const bool another = last < 3 && first > 0; /* another reference takes its place */
+      assert_int_equal(verdict.status, another ? BENCH_PASS : BENCH_ERROR);
+      assert_true(another == (*verdict.reference && strcmp(verdict.reference, usual)) || first == 3);
+      test_contains(verdict.reason, another ? "" : "ATTN_OUT_OF_MEMORY");
+    }
+}
+
+TEST(a_check_without_memory_is_no_pass) {
+  int errors = 0;
+  bench_verdict verdict;
+  while (verdict = watch_failing(-1, -1, errors), verdict.status == BENCH_ERROR) {
+    test_contains(verdict.reason, errors++ ? "memory" : "no memory for two copies");
+  }
+  assert_int_equal(verdict.status, BENCH_PASS);
+  assert_int_equal(errors, 5); /* copies of the output; O, LSE and M of the second kernel; |V| */
 }
 
 /* The plan is of another problem: it writes fewer rows, or needs what the case has not. */
