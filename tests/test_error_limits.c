@@ -4,9 +4,8 @@
 
 #include "check/check.h"
 #include "kernels/common/dtypes.h"
+#include "limits_model.h"
 #include "support.h"
-
-#define COUNT(array) (sizeof(array) / sizeof *(array))
 
 static void assert_near(double got, double wanted) {
   if (!(fabs(got - wanted) <= 1e-13 * fabs(wanted))) fail_msg("%.17g, should be %.17g", got, wanted);
@@ -29,44 +28,18 @@ static row row_of(attn_score score, attn_dtype dtype_kv) {
   return r;
 }
 
-typedef struct by_hand {
-  double proven, sharp, lost;
-} by_hand;
-
-/* Narrowed to f16, P errs by 2^-11 whatever a kernel declares for bf16. */
-static double p_rounding_of(const row *r) {
-  return r->problem.dtype_kv == ATTN_F32 ? 0
-                                         : fmin(r->numerics.p_rounding, r->problem.dtype_kv == ATTN_F16 ? 0x1p-11 : 0x1p-8);
-}
-
-static by_hand limits_by_hand(const row *r) {
-  const double u = 0x1p-24, eps = r->numerics.exp_error, f = r->numerics.input_flush, n = (double)r->facts.allowed;
-  const double u_p = p_rounding_of(r), scale = fabs((double)r->problem.scale);
-  const double terms = r->problem.score == ATTN_SCORE_PRECOMPUTED ? 0 : 36;
-  const double tanhs = (r->problem.score == ATTN_SCORE_ADDITIVE ? 1 : 0) + (r->problem.softcap > 0 ? 1 : 0);
-  const double bend = tanhs * (2 * eps + 4 * u), rescales = 1 + floor(n / 16);
-  double vanish = 0;
-  if (r->problem.score == ATTN_SCORE_DOT)
-    vanish = 36 * (scale * f * (r->facts.max_q + r->facts.max_k) + 0x1p-126 * (scale + r->facts.max_k));
-  return (by_hand){
-      .proven = (u * (terms + 16) + bend) * r->facts.abs_sum + vanish + eps * (1 + rescales) + u_p + u * (n + rescales + 4),
-      .sharp = (u * (4 + sqrt(terms)) + bend) * r->facts.abs_sum + vanish + eps + u * (sqrt(n) + 4),
-      .lost = n * 0x1p-125 * r->facts.max_v + (2 * n + 4) * (f > 0 ? 0x1p-126 : 0x1p-149) + f};
-}
-
 static void expect_formulas(const row *r) {
-  const by_hand wanted = limits_by_hand(r);
-  const double u_p = p_rounding_of(r);
-  const double lse_rounding = 4 * 0x1p-24 * (1 + fabs(r->facts.lse));
+  model wanted = {.proven = 0};
+  add_kernel(&wanted, &r->problem, &r->numerics, &r->facts);
   for (int zero_mean = 0; zero_mean < 2; zero_mean++) {
     const bench_row_limits got = bench_limits_of_row(&r->problem, &r->numerics, &r->facts, zero_mean);
     assert_near(got.proven, wanted.proven);
     assert_near(got.sharp, wanted.sharp);
     assert_near(got.lost, wanted.lost);
-    assert_near(got.lse, lse_rounding + (zero_mean ? fmin(wanted.proven, wanted.sharp + u_p) : wanted.proven));
-    assert_true(got.max_v == r->facts.max_v && got.p_rounding == u_p);
+    assert_near(got.lse, limit_of(&wanted, ATTN_F32, zero_mean, true, 0, 0, 0));
+    assert_true(got.max_v == r->facts.max_v && got.p_rounding == wanted.u_p);
     assert_true(got.both == zero_mean && got.empty == (r->facts.allowed == 0) && got.dtype_o == r->problem.dtype_o);
-    assert_true(got.store_error == attn_dtype_of(r->problem.dtype_o).roundoff);
+    assert_true(got.store_error == wanted.store);
   }
 }
 
@@ -225,76 +198,11 @@ TEST(rows_without_keys_are_zero) {
   assert_true(isinf(bench_output_ratio(&l, 0x1p-149, 1, 1, 0)));
 }
 
-/* ---- Just below and just above the limit ----------------------------------------------------------------------------- */
-
-static const double U = 0x1p-24;
-
-/* Facts about a float32 row of 20 keys with head_dim 16. */
-static const attn_numerics numerics = {.exp_error = 0x1p-22};
-static const attn_oracle_row facts = {
-    .lse = -2.5, .abs_sum = 3, .allowed = 20, .max_v = 4, .max_q = 2, .max_k = 2, .exists = true};
-
-static attn_problem dot_problem(void) {
-  attn_problem problem;
-  attn_problem_init(&problem, 1, 1, 1, 1, 20, 16, 16);
-  return problem;
-}
-
-/* The formulas of docs/numerics.md for that row: terms = 16, R = 2, no tanh, no flushing. */
-static double vanish(void) { return 16 * 0x1p-126 * (0.25 + 2); }
-static double a_proven(void) { return U * 32 * 3 + vanish() + 0x1p-22 * 3 + U * (20 + 2 + 4); }
-static double a_sharp(void) { return U * 8 * 3 + vanish() + 0x1p-22 + U * (sqrt(20) + 4); }
-static double lost(void) { return 20 * 0x1p-125 * 4 + 44 * 0x1p-149; }
-
-static double output_limit(bool zero_mean, double o, double m) {
-  const double e = zero_mean ? 2 * a_sharp() * m + lost() : expm1(2 * a_proven()) * m + lost();
-  return e + U * (fabs(o) + e) + 0x1p-150;
-}
-
-TEST(outputs_fail_beyond_their_limit) {
-  const attn_problem problem = dot_problem();
-  const double o = 0.75, m = 1.5;
-  for (int zero_mean = 0; zero_mean < 2; zero_mean++)
-    for (int sign = -1; sign <= 1; sign += 2) {
-      const bench_row_limits limits = bench_limits_of_row(&problem, &numerics, &facts, zero_mean);
-      const double limit = output_limit(zero_mean, o, m);
-      assert_true(bench_output_ratio(&limits, o, m, 0, o + sign * limit * (1 - 1e-6)) <= 1);
-      assert_true(bench_output_ratio(&limits, o, m, 0, o + sign * limit * (1 + 1e-6)) > 1);
-      assert_true(fabs(bench_output_ratio(&limits, o, m, 0, o + sign * limit / 4) - 0.25) < 1e-6);
-    }
-  assert_true(output_limit(true, o, m) < output_limit(false, o, m) / 2);
-}
-
-TEST(lse_fails_beyond_its_limit) {
-  const attn_problem problem = dot_problem();
-  for (int zero_mean = 0; zero_mean < 2; zero_mean++) {
-    const bench_row_limits limits = bench_limits_of_row(&problem, &numerics, &facts, zero_mean);
-    const double limit = (zero_mean ? a_sharp() : a_proven()) + 4 * U * (1 + 2.5);
-    assert_true(bench_lse_ratio(&limits, -2.5, -2.5 + limit * (1 - 1e-6)) <= 1);
-    assert_true(bench_lse_ratio(&limits, -2.5, -2.5 - limit * (1 + 1e-6)) > 1);
-  }
-}
-
-TEST(what_is_not_finite_must_agree) {
-  const attn_problem problem = dot_problem();
-  const bench_row_limits limits = bench_limits_of_row(&problem, &numerics, &facts, true);
-  assert_true(isinf(bench_output_ratio(&limits, 1, 1, 0, NAN)) && isinf(bench_output_ratio(&limits, 1, 1, 0, INFINITY)));
-  assert_true(isinf(bench_output_ratio(&limits, NAN, 1, 0, 1)) &&
-              isinf(bench_output_ratio(&limits, INFINITY, 1, 0, -INFINITY)));
-  assert_true(bench_output_ratio(&limits, NAN, 1, 0, NAN) <= 0 &&
-              bench_output_ratio(&limits, INFINITY, 1, 0, INFINITY) <= 0);
-  assert_true(isinf(bench_lse_ratio(&limits, 1, NAN)) && isinf(bench_lse_ratio(&limits, -INFINITY, -1e30)));
-  attn_oracle_row empty = facts;
-  empty.allowed = 0;
-  const bench_row_limits none = bench_limits_of_row(&problem, &numerics, &empty, true);
-  assert_true(bench_output_ratio(&none, 0, 0, 0, 0) <= 0 && isinf(bench_output_ratio(&none, 0, 0, 0, 1e-40)));
-}
-
 /* ---- Declared errors ------------------------------------------------------------------------------------------------- */
 
 /* The largest declared errors that are not refused, and the largest that are not marked as approximate. */
 TEST(the_caps_are_those_of_numerics_md) {
-  attn_problem problem = dot_problem();
+  attn_problem problem = row_of(ATTN_SCORE_DOT, ATTN_F32).problem;
   const attn_numerics edge = {.exp_error = 0x1p-8, .p_rounding = 0x1p-8, .input_flush = 0x1p-126};
   attn_numerics over[] = {edge, edge, edge};
   over[0].exp_error *= 1.01, over[1].p_rounding *= 1.01, over[2].input_flush *= 1.01;

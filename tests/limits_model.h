@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: MIT */
+/* The formulas of docs/numerics.md, written once more. */
+#ifndef TESTS_LIMITS_MODEL_H
+#define TESTS_LIMITS_MODEL_H
+
+#include <math.h>
+
+#include "check/check.h"
+
+typedef struct model {
+  double proven, sharp, u_p, lost, lse, store; /* two kernels that may both err: sums */
+  double max_v;
+} model;
+
+static double u_p_of(const attn_problem *p, const attn_numerics *k) {
+  return p->dtype_kv == ATTN_F32 ? 0 : fmin(k->p_rounding, p->dtype_kv == ATTN_F16 ? 0x1p-11 : 0x1p-8);
+}
+
+static void add_kernel(model *m, const attn_problem *p, const attn_numerics *k, const attn_oracle_row *f) {
+  const double u = 0x1p-24, eps = k->exp_error, n = (double)f->allowed, rescales = 1 + floor(n / 16);
+  const double terms = p->score == ATTN_SCORE_PRECOMPUTED ? 0 : (double)p->dim_qk, scale = fabs((double)p->scale);
+  const double bend = ((p->score == ATTN_SCORE_ADDITIVE) + (p->softcap > 0)) * (2 * eps + 4 * u);
+  const double flushed = k->input_flush > 0 ? k->input_flush * (f->max_q + f->max_k) : 0;
+  const double vanish =
+      p->score == ATTN_SCORE_DOT ? (double)p->dim_qk * (scale * flushed + 0x1p-126 * (scale + f->max_k)) : 0;
+  m->proven +=
+      (u * (terms + 16) + bend) * f->abs_sum + vanish + eps * (1 + rescales) + u_p_of(p, k) + u * (n + rescales + 4);
+  m->sharp += (u * (4 + sqrt(terms)) + bend) * f->abs_sum + vanish + eps + u * (sqrt(n) + 4);
+  m->u_p += u_p_of(p, k);
+  m->lost += n * 0x1p-125 * f->max_v + (2 * n + 4) * (k->input_flush > 0 ? 0x1p-126 : 0x1p-149) + k->input_flush;
+  m->store += p->dtype_o == ATTN_F32 ? 0x1p-24 : p->dtype_o == ATTN_F16 ? 0x1p-11 : 0x1p-8;
+  m->lse += 4 * u * (1 + fabs(f->lse));
+  m->max_v = f->max_v;
+}
+
+/* How far an element may be from `right`; m and w: M and W of an output, those of an LSE do not matter. */
+static double limit_of(const model *l, attn_dtype type, bool zero_mean, bool is_lse, double right, double m, double w) {
+  const double step = type == ATTN_F32 ? 0x1p-149 : type == ATTN_F16 ? 0x1p-24 : 0x1p-133;
+  if (is_lse) return l->lse + (zero_mean ? fmin(l->proven, l->sharp + l->u_p) : l->proven);
+  double e = 2 * l->proven < 1 ? expm1(2 * l->proven) * m : 2 * (l->max_v + fabs(right));
+  if (zero_mean) e = fmin(e, 2 * l->sharp * m + 6 * l->u_p * w);
+  return e + l->lost + l->store * (fabs(right) + e + l->lost) + step / 2;
+}
+
+#endif
