@@ -68,7 +68,8 @@ AREAS = (
     ("harness/commands/merge.c", "merging fault_memory shards"),
     ("harness/compare/*", "verdict sides stats timing comparing fault_memory simulated_verdicts cli"),
     ("harness/tuning/*", "tune_costs tuning tune fault_memory cli"),
-    ("harness/data/tensors_output.c", "outputs npy timing layer reference check liars mutants cli"),
+    ("harness/data/*", "tensors outputs npy every_element timing layer reference check liars mutants cli"),
+    ("harness/cases/*", "cases axes tensors setup layer goals check cli"),
     ("harness/*", "axes row npy setup goals timing layer affinity cgroup check cpus_synthetic cpus cli eval_numpy"
                   " eval_minilm"),
 )
@@ -251,7 +252,7 @@ def noticed(mutation, place, options, baseline):
         usual = baseline.of(test, place) if place.touches(test) else None
         if usual is None or usual > options.longest:
             continue
-        code = run_test(*place.command_of(test), place, options.prefix, 300 + 10 * usual, int(5 + 3 * usual))
+        code = run_test(*place.command_of(test), place, options.prefix, 60 + 20 * usual, int(5 + 3 * usual))
         if code is None:
             return "killed", f"{test} (time)"
         if code:

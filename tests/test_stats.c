@@ -1,21 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /* The order statistics of the harness against values calculated by hand and intervals from a table. */
 #include <math.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "support.h"
 #include "timing/stats.h"
 
 static void assert_close(double a, double b) {
   if (!(fabs(a - b) <= 1e-12 * (1 + fabs(b)))) fail_msg("%.17g instead of %.17g", a, b);
-}
-
-TEST(median_of_odd_and_even_counts) {
-  const double one[] = {3}, odd[] = {5, -1, 3}, even[] = {4, 1, 3, 2};
-  assert_close(bench_median(one, 1), 3);
-  assert_close(bench_median(odd, 3), 3);
-  assert_close(bench_median(even, 4), 2.5);
-  assert_close(odd[0], 5); /* the input is not sorted */
-  assert_close(even[0], 4);
 }
 
 TEST(a_few_values_have_no_interval) {
@@ -29,24 +22,6 @@ TEST(a_few_values_have_no_interval) {
   const bench_summary ratio = bench_paired_ratio(values, values, 5);
   assert_close(ratio.median, 1);
   assert_true(isnan(ratio.ci_lo) && isnan(ratio.ci_hi));
-}
-
-/* The 95 % interval of a median from order statistics: the 1-based ranks l..n+1-l cover it with 1 - 2 P(B < l), where B is
- * binomial(n, 1/2); l is the largest rank that covers 95 %. The values are 1..n in mixed order, so a value is its rank. */
-TEST(interval_has_the_tabulated_ranks) {
-  static const struct {
-    int n, lo, hi;
-  } table[] = {{6, 1, 6}, {8, 1, 8}, {9, 2, 8}, {11, 2, 10}, {15, 4, 12}, {21, 6, 16}, {31, 10, 22}, {51, 19, 33}};
-  double values[51];
-  for (size_t row = 0; row < COUNT(table); row++) {
-    const int n = table[row].n;
-    for (int i = 0; i < n; i++) values[i] = i % 2 ? n - i / 2 : 1 + i / 2;
-    const bench_summary s = bench_summarise(values, n);
-    print_message("  n = %d: %g..%g\n", n, s.ci_lo, s.ci_hi);
-    assert_close(s.median, (n + 1) / 2.0);
-    assert_close(s.ci_lo, table[row].lo);
-    assert_close(s.ci_hi, table[row].hi);
-  }
 }
 
 TEST(paired_ratio_is_per_round) {
@@ -84,22 +59,130 @@ TEST(interval_covers_as_often_as_it_says) {
   assert_true(share > 0.965 && share < 0.981);
 }
 
-/* Binomial tails by hand: 6 of 6 pairs above, then 3 of 4. */
-TEST(sign_test_counts_pairs) {
-  const double ones[] = {1, 1, 1, 1, 1, 1}, twos[] = {2, 2, 2, 2, 2, 2}, mixed[] = {2, 2, 2, 0, 1, 1};
-  assert_close(bench_sign_test(twos, ones, 6), 2.0 / 64);
-  assert_close(bench_sign_test(ones, twos, 6), 2.0 / 64);
-  assert_close(bench_sign_test(mixed, ones, 6), 2.0 * (1 + 4) / 16); /* the two equal pairs are left out */
-  assert_close(bench_sign_test(mixed + 2, ones, 2), 1);              /* one above, one below */
-  assert_close(bench_sign_test(ones, ones, 6), 1);
+/* ---- Random values, and the same by sorting and counting ------------------------------------------------------------- */
+
+static int compare(const void *a, const void *b) {
+  const double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
 }
 
-/* The sorted p-values are multiplied by 4, 3, 2 and 1; the results never fall and are at most 1. */
-TEST(holm_adjusts_in_place) {
-  double p[] = {0.01, 0.04, 0.03, 0.005}, large[] = {0.6, 0.7};
-  const double adjusted[] = {0.03, 0.06, 0.06, 0.02};
-  assert_true(bench_holm(p, 4) && bench_holm(large, 2) && bench_holm(large, 0));
-  for (int i = 0; i < 4; i++) assert_close(p[i], adjusted[i]);
-  assert_close(large[0], 1);
-  assert_close(large[1], 1);
+static double middle(double *sorted, int n) {
+  qsort(sorted, (size_t)n, sizeof *sorted, compare);
+  return (sorted[(n - 1) / 2] + sorted[n / 2]) / 2;
+}
+
+/* P(X <= k) of n coins, by Pascal's triangle. */
+static double tail_of_coins(int n, int k) {
+  double p[64] = {1};
+  for (int i = 0; i < n; i++)
+    for (int j = i + 1; j >= 0; j--) p[j] = 0.5 * (p[j] + (j ? p[j - 1] : 0));
+  double sum = 0;
+  for (int i = 0; i <= k; i++) sum += p[i];
+  return sum;
+}
+
+/* Whole numbers, so that some are equal. */
+static void draw(double *values, int n, unsigned seed) {
+  float uniform[64];
+  test_fill(uniform, (size_t)n, seed);
+  for (int i = 0; i < n; i++) values[i] = floor((double)(uniform[i] * (float)(seed % 3 ? 30 : 3)));
+}
+
+TEST(summaries_are_those_of_sorted_values) {
+  for (unsigned seed = 1; seed < 300; seed++) {
+    const int n = 1 + (int)(seed % 60);
+    double values[64], sorted[64], apart[64], ratios[64];
+    int rank = 0;
+    draw(values, n, seed);
+    memcpy(sorted, values, sizeof sorted);
+    const double median = middle(sorted, n);
+    for (int i = 0; i < n; i++) apart[i] = fabs(values[i] - median), ratios[i] = exp(values[i] / 10);
+    while (2 * tail_of_coins(n, rank) <= 0.05) rank++;
+    const bench_summary s = bench_summarise(values, n), r = bench_paired_ratio(ratios, (const double[64]){0}, 0);
+    assert_true(s.n == n && s.min == sorted[0] && r.n == 0 && isnan(r.median));
+    assert_close(s.median, median);
+    assert_close(s.mad, middle(apart, n));
+    assert_int_equal(bench_median_rank(n), rank);
+    assert_true(rank ? s.ci_lo == sorted[rank - 1] && s.ci_hi == sorted[n - rank] : isnan(s.ci_lo) && isnan(s.ci_hi));
+    assert_close(bench_median(values, n), median);
+  }
+}
+
+TEST(sign_tests_are_those_of_coins) {
+  for (unsigned seed = 1; seed < 200; seed++) {
+    const int n = 1 + (int)(seed % 60);
+    double a[64], b[64];
+    int above = 0, below = 0;
+    draw(a, n, seed), draw(b, n, seed + 999);
+    for (int i = 0; i < n; i++) above += a[i] > b[i], below += a[i] < b[i];
+    const double p = above + below ? fmin(1, 2 * tail_of_coins(above + below, above < below ? above : below)) : 1;
+    assert_close(bench_sign_test(a, b, n), p);
+  }
+}
+
+/* Each p-value times the number of those that are not smaller, the largest of it and of all smaller ones. */
+TEST(holm_adjusts_in_any_order) {
+  for (unsigned seed = 1; seed < 200; seed++) {
+    const int n = 1 + (int)(seed % 20);
+    double p[64], got[64];
+    draw(p, n, seed);
+    for (int i = 0; i < n; i++) got[i] = p[i] = fabs(p[i]) / 100;
+    assert_true(bench_holm(got, n));
+    for (int i = 0; i < n; i++) {
+      double most = 0;
+      for (int j = 0; j < n; j++) {
+        int others = 0;
+        for (int k = 0; k < n; k++) others += p[k] >= p[j];
+        if (p[j] <= p[i]) most = fmax(most, fmin(1, p[j] * others));
+      }
+      assert_close(got[i], most);
+    }
+  }
+}
+
+/* The area of both tails, by Simpson's rule over t = tan(x). */
+static double area_beyond(double t, int degrees) {
+  enum { STEPS = 4000 };
+  const double from = atan(t), step = (acos(0.0) - from) / STEPS;
+  const double scale = exp(lgamma(0.5 * (degrees + 1)) - lgamma(0.5 * degrees)) / sqrt(2 * acos(0.0) * degrees);
+  double sum = 0;
+  for (int i = 0; i < STEPS; i++) { /* the density is 0 at the end */
+    const double x = tan(from + i * step), density = scale * pow(1 + x * x / degrees, -0.5 * (degrees + 1)) * (1 + x * x);
+    sum += density * (i == 0 ? 1 : i % 2 ? 4 : 2);
+  }
+  return 2 * sum * step / 3 + (degrees == 1 ? 2 * scale * step / 3 : 0);
+}
+
+TEST(students_tails_are_areas) {
+  for (int degrees = 1; degrees < 60; degrees += 1 + degrees / 4)
+    for (double t = 0; t < 12; t += 0.37) {
+      const double p = bench_student_p(t, degrees);
+      if (!(fabs(p - area_beyond(t, degrees)) < 1e-9)) fail_msg("t %g, %d: %.12g", t, degrees, p);
+      if (p < 1) assert_true(fabs(bench_student_quantile(p, degrees) / t - 1) < 1e-9);
+      assert_true(bench_student_p(-t, degrees) == p);
+    }
+  assert_true(isinf(bench_student_quantile(0, 5)) && bench_student_quantile(1, 5) < 1e-9);
+}
+
+/* ---- Orders ---------------------------------------------------------------------------------------------------------- */
+
+/* Every trial once in every row and place; of an even number, each follows each other once. Blocks differ, and the squares
+ * of a seed stay what they are: published orders can be made again. */
+TEST(orders_are_latin_squares_of_their_seed) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  int first[6] = {0};
+  for (int n = 1; n <= 8; n++)
+    for (int block = 0; block < 240; block++) {
+      int square[64], rows[64] = {0}, places[64] = {0}, pairs[64] = {0};
+      assert_true(bench_latin_square(square, n, 9, block));
+      for (int i = 0; i < n * n; i++) {
+        hash = (hash ^ (uint64_t)square[i]) * 0x100000001b3u;
+        assert_int_equal(rows[i / n * n + square[i]]++, 0);
+        assert_int_equal(places[i % n * n + square[i]]++, 0);
+        if (i % n && n % 2 == 0) assert_int_equal(pairs[square[i - 1] * n + square[i]]++, 0);
+      }
+      if (n == 3) first[2 * square[0] + (square[1] > square[2])]++;
+    }
+  for (int i = 0; i < 6; i++) assert_true(first[i] > 20 && first[i] < 60); /* each order of three: 40 of 240 */
+  assert_int_equal(hash, 0x49779657cdd18621u);
 }

@@ -176,6 +176,7 @@ double bench_student_p(double t, int degrees) { return beta_share(0.5 * degrees,
 
 double bench_student_quantile(double p, int degrees) {
   double low = 0, high = 1;
+  if (p <= 0) return INFINITY;
   while (bench_student_p(high, degrees) > p && high < 1e300) high *= 2;
   for (int i = 0; i < 100; i++) {
     const double middle = 0.5 * (low + high);
