@@ -8,7 +8,6 @@
 #include "cases/case.h"
 #include "cases/cases.h"
 #include "data/tensors.h"
-#include "kernels/ref/oracle_f64.h"
 #include "layer_support.h"
 #include "layers/layer.h"
 
@@ -195,62 +194,6 @@ TEST(work_is_what_can_be_counted) {
   }
 }
 
-/* The sum of the keys that the oracle finds in the rows; *needed: of those that any row of their KV head has. */
-static double count_pairs(const attn_problem *p, const attn_args *args, int *needed) {
-  double pairs = 0, row[3][4];
-  bool seen[2][2][7] = {0};
-  *needed = 0;
-  for (int64_t b = 0; b < p->batch; b++)
-    for (int64_t h = 0; h < p->heads_q; h++)
-      for (int64_t i = 0; i < attn_oracle_f64_rows(p, args, b); i++) {
-        double p_of_key[7] = {0};
-        const attn_oracle_output out = {row[0], row[1], row[2], p_of_key};
-        pairs += (double)attn_oracle_f64_row(p, args, (attn_oracle_index){b, h, i}, &out).allowed;
-        for (int j = 0; j < 7; j++) {
-          *needed += p_of_key[j] > 0 && !seen[b][h / 3][j];
-          seen[b][h / 3][j] |= p_of_key[j] > 0;
-        }
-      }
-  return pairs;
-}
-
-static double count_rows(const attn_problem *p, const attn_args *args) {
-  return (double)(attn_oracle_f64_rows(p, args, 0) + attn_oracle_f64_rows(p, args, 1));
-}
-
-TEST(work_is_that_of_the_oracle) {
-  static const char *const ids[] = {"mask:random",
-                                    "mask:padding",
-                                    "bias:masking",
-                                    "bias:heads",
-                                    "lengths:kv_len",
-                                    "lengths:q_len",
-                                    "lengths:both",
-                                    "lengths:row_len",
-                                    "lengths:varlen",
-                                    "lengths:both/causal:bottom-right",
-                                    "mask:random/bias:masking/causal:top-left",
-                                    "lengths:varlen/causal:bottom-right/window:2",
-                                    "lengths:row_len/mask:random"};
-  for (size_t i = 0; i < COUNT(ids); i++) {
-    char id[200];
-    snprintf(id, sizeof id, SHAPE "/%s", ids[i]);
-    bench_case bench = case_of(id);
-    bench_tensors tensors;
-    assert_true(bench_tensors_create(&bench, &tensors));
-    int needed;
-    const double pairs = bench_work_pairs(&bench.problem, &tensors.args),
-                 counted = count_pairs(&bench.problem, &tensors.args, &needed);
-    const double bytes = bench_work_bytes(&bench.problem, &tensors.args);
-    bench.problem.dim_v += 1; /* of keys and of outputs */
-    const double of_dim = 4.0 * (needed + 6 * count_rows(&bench.problem, &tensors.args));
-    if (bench_work_bytes(&bench.problem, &tensors.args) - bytes != of_dim) fail_msg("%s: not %d keys", id, needed);
-    bench.problem.dim_v -= 1;
-    if (pairs != counted || pairs <= 0 || (pairs >= 420 && i != 3)) fail_msg("%s: %g pairs, not %g", id, pairs, counted);
-    bench_tensors_destroy(&tensors);
-  }
-}
-
 /* `attnbench eval` may get an offset for each batch and a mask for each head, which attnbench's cases do not have. */
 TEST(batches_and_heads_may_differ) {
   bench_case bench = case_of(SHAPE "/causal:offset/offset:3");
@@ -268,30 +211,6 @@ TEST(the_widest_window_sees_all_keys) {
   bench_case bench = case_of(SHAPE);
   bench.problem.window_left = bench.problem.window_right = INT64_MAX;
   assert_true(bench_work_pairs(&bench.problem, &none) == 420);
-}
-
-/* Keys and queries beyond the lengths are not read. Outputs beyond them are written as zeros, except in packed sequences. */
-TEST(bytes_follow_the_lengths) {
-  static const char *const words[] = {"kv_len", "q_len", "both", "varlen"};
-  for (int i = 0; i < 4; i++) {
-    char id[200];
-    snprintf(id, sizeof id, SHAPE "/lengths:%s/dtype:f32+bf16", words[i]);
-    const bench_case bench = case_of(id);
-    bench_tensors tensors;
-    assert_true(bench_tensors_create(&bench, &tensors));
-    const attn_args *args = &tensors.args;
-    double queries = 0, keys = 0, outputs = 0;
-    for (int b = 0; b < 2; b++) {
-      const int q = args->cu_seqlens_q ? args->cu_seqlens_q[b + 1] - args->cu_seqlens_q[b]
-                    : args->q_len      ? args->q_len[b]
-                                       : 5;
-      queries += q;
-      keys += args->cu_seqlens_k ? args->cu_seqlens_k[b + 1] - args->cu_seqlens_k[b] : args->kv_len ? args->kv_len[b] : 7;
-      outputs += args->cu_seqlens_q ? q : 5;
-    }
-    assert_true(bench_work_bytes(&bench.problem, args) == 4 * 6 * (queries * 8 + outputs * 4) + 2 * 2 * keys * (8 + 4));
-    bench_tensors_destroy(&tensors);
-  }
 }
 
 /* Most rows have 16 numbers. Bytes are those of inputs, outputs, matrices, then biases and norms. */

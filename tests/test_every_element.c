@@ -13,7 +13,7 @@
 #include "layer_support.h"
 #include "limits_model.h"
 
-enum { CASES = 80, CHANGES = 16, SEED = 20 };
+enum { CASES = 80, CHANGES = 16, SEED = 20, NULL_ANSWERS = 4 };
 
 static uint64_t random_state = SEED;
 static int64_t draw(int64_t count) { return (int64_t)(bench_random(&random_state) % (uint64_t)count); }
@@ -28,9 +28,10 @@ typedef struct sample {
   attn_numerics numerics;
   bool zero_mean;
   double *o, *m, *w, *score; /* of a row */
-  bool extreme;              /* an input is not finite, or nearly so */
-  attn_oracle_row largest;   /* facts of the oracle's rows, once others are cut off, */
-  double spread;             /* and of W / M * sqrt(n) */
+  bool refuted[NULL_ANSWERS];
+  bool extreme;            /* an input is not finite, or nearly so */
+  attn_oracle_row largest; /* facts of the oracle's rows, once others are cut off, */
+  double spread;           /* and of W / M * sqrt(n) */
 } sample;
 
 typedef struct element {
@@ -61,6 +62,7 @@ static double get(const sample *s, const element *at) {
 
 static void compute_row(const sample *s, element *at) {
   const attn_oracle_output out = {s->o, s->m, s->w, s->score};
+  for (int64_t j = 0; j < s->p.seq_k; j++) s->score[j] = -1; /* stays where the row sees no key */
   at->facts = attn_oracle_f64_row(&s->p, &s->tensors.args, (attn_oracle_index){at->b, at->h, at->i}, &out);
 }
 
@@ -70,16 +72,70 @@ static int64_t rows_of(const sample *s, int64_t b) {
   return s->p.uses & ATTN_USE_VARLEN ? cu[b + 1] - cu[b] : s->p.seq_q;
 }
 
-static void write_right_output(const sample *s) {
-  element at;
+/* ---- The right answer ------------------------------------------------------------------------------------------------ */
+
+/* The rule, but for where both are finite. */
+static bool is_allowed(const sample *s, const element *at, double got) {
+  static const double overflow[] = {[ATTN_F32] = 0x1.ffffffp127, [ATTN_F16] = 65520, [ATTN_BF16] = 0x1.ffp127};
+  model l = {.proven = 0};
+  if (at->facts.allowed == 0 || !isfinite(at->right)) return isnan(at->right) ? isnan(got) : got == at->right;
+  add_kernel(&l, &s->p, &s->numerics, &at->facts);
+  const double limit = limit_of(&l, s->p.dtype_o, s->zero_mean, at->d < 0, at->right, at->m, at->w);
+  if (isinf(got) && at->d >= 0 && fabs(at->right) + limit >= overflow[s->p.dtype_o]) return (got > 0) == (at->right > 0);
+  return fabs(got - at->right) <= limit;
+}
+
+/* The mean of column d of V: of the keys that the oracle has seen in the row, or of all finite ones of the sequence. */
+static double mean_of_v(const sample *s, const element *at, int64_t d, bool seen_only) {
+  const attn_sequence seq = attn_sequence_of(&s->p, &s->tensors.args, at->b);
+  const attn_strides *v = &s->p.v_stride;
+  const int64_t head = at->h / (s->p.heads_q / s->p.heads_kv) * v->h + (s->p.uses & ATTN_USE_VARLEN ? 0 : at->b * v->b);
+  const int64_t keys = s->p.uses & ATTN_USE_VARLEN ? seq.len_k : s->p.seq_k;
+  double sum = 0, count = 0;
+  for (int64_t j = 0; j < keys; j++) {
+    const double x = attn_oracle_load(s->tensors.args.v, s->p.dtype_kv, head + (seq.first_k + j) * v->s + d * v->d);
+    if (seen_only ? s->score[j] >= 0 : isfinite(x)) sum += x, count++;
+  }
+  return count > 0 ? sum / count : 0;
+}
+
+/* Notes which answers without work would do for the row as well: NaN, 0, and both means. */
+static void try_null_answers(sample *s, element *at) {
+  for (at->d = 0; at->d < s->p.dim_v; at->d++) {
+    const double answers[NULL_ANSWERS] = {NAN, 0, mean_of_v(s, at, at->d, true), mean_of_v(s, at, at->d, false)};
+    at->right = s->o[at->d], at->m = s->m[at->d], at->w = s->w[at->d];
+    for (int n = 0; n < NULL_ANSWERS; n++)
+      if (!s->refuted[n]) s->refuted[n] = !is_allowed(s, at, answers[n]);
+  }
+}
+
+/* The work of the case is the keys that the oracle finds. */
+static void write_right_output(sample *s) {
+  element at = {.d = -1};
+  double pairs = 0;
   for (at.b = 0; at.b < s->p.batch; at.b++)
     for (at.h = 0; at.h < s->p.heads_q; at.h++)
       for (at.i = 0; at.i < rows_of(s, at.b); at.i++) {
         compute_row(s, &at);
+        pairs += (double)at.facts.allowed;
+        try_null_answers(s, &at);
         for (at.d = 0; at.d < s->p.dim_v; at.d++) put(s, &at, s->o[at.d]);
         at.d = -1;
         if (s->p.uses & ATTN_USE_LSE) put(s, &at, at.facts.lse);
       }
+  assert_true(bench_work_pairs(&s->p, &s->tensors.args) == pairs);
+}
+
+/* A right answer is marked where one without work would pass. */
+static void expect_mark(const sample *s) {
+  static const char *const answers[NULL_ANSWERS] = {"output that nobody wrote", "all zeros",
+                                                    "the mean of V over the allowed keys", "the mean of V over all keys"};
+  const bench_verdict verdict = bench_compare(s->expected, &s->tensors.args, &s->numerics);
+  int n = 0;
+  while (n < NULL_ANSWERS && s->refuted[n]) n++;
+  if ((verdict.status == BENCH_DEGENERATE) != (n < NULL_ANSWERS) || verdict.status == BENCH_FAIL)
+    fail_msg("%s: %s, not %s", s->bench.case_id, verdict.reason, n < NULL_ANSWERS ? answers[n] : "PASS");
+  if (n < NULL_ANSWERS) test_contains(verdict.reason, answers[n]);
 }
 
 static attn_numerics draw_numerics(void) {
@@ -123,17 +179,6 @@ static element draw_element(const sample *s, int64_t n) {
   at.right = at.d < 0 ? at.facts.lse : s->o[at.d];
   if (at.d >= 0) at.m = s->m[at.d], at.w = s->w[at.d];
   return at;
-}
-
-/* The rule, but for where both are finite. */
-static bool is_allowed(const sample *s, const element *at, double got) {
-  static const double overflow[] = {[ATTN_F32] = 0x1.ffffffp127, [ATTN_F16] = 65520, [ATTN_BF16] = 0x1.ffp127};
-  model l = {.proven = 0};
-  if (at->facts.allowed == 0 || !isfinite(at->right)) return isnan(at->right) ? isnan(got) : got == at->right;
-  add_kernel(&l, &s->p, &s->numerics, &at->facts);
-  const double limit = limit_of(&l, s->p.dtype_o, s->zero_mean, at->d < 0, at->right, at->m, at->w);
-  if (isinf(got) && at->d >= 0 && fabs(at->right) + limit >= overflow[s->p.dtype_o]) return (got > 0) == (at->right > 0);
-  return fabs(got - at->right) <= limit;
 }
 
 /* A wrong value: `limit` off or a little more or less, or none at all. */
@@ -245,6 +290,7 @@ static void change_another_row(const sample *s, int64_t others) {
 }
 
 static void change_rows(sample *s) {
+  expect_mark(s);
   for (int n = 0; n < CHANGES; n++) change_a_row_of_the_oracle(s);
   if (s->expected->rows < 2 || s->extreme) return;
   const int64_t others = cut(s);

@@ -178,6 +178,7 @@ static void expect_pass(watched *w, bench_structure_test test, uint64_t seed) {
   const bench_verdict verdict = check(w, test, seed);
   if (verdict.status != BENCH_PASS) fail_msg("seed %d: %s", (int)seed, verdict.reason);
   assert_true(w->ran == 0 || w->ran == 1u << test);
+  assert_true(!spy.runs || spy.threads[0] == 1);
 }
 
 static void expect(watched *w, bench_structure_test test, uint64_t seed, bench_status status, const char *part) {

@@ -209,9 +209,40 @@ static void compare_lengths(const int32_t *length, const int32_t *cu, bench_stre
   }
 }
 
+/* Whether some row of the KV head sees the key. */
+static bool is_needed(const attn_sequence *seq, int64_t g, int64_t j) {
+  const attn_problem *p = &bench.problem;
+  const int64_t group = p->heads_q / p->heads_kv;
+  for (int64_t i = 0; i < seq->len_q; i++) {
+    const attn_key_range keys = attn_allowed_keys(p, &tensors.args, seq, seq->b, i);
+    for (int64_t h = g * group; h < (g + 1) * group && j >= keys.begin && j < keys.end; h++)
+      if (attn_key_selected(p, &tensors.args, seq->b, h, i, j)) return true;
+  }
+  return false;
+}
+
+/* Keys that no row sees are not read, nor are queries beyond the lengths. Outputs beyond them are written as zeros, except
+ * in packed sequences. */
+static double bytes_of_work(void) {
+  const attn_problem *p = &bench.problem;
+  double queries = 0, keys = 0, outputs = 0;
+  for (int64_t b = 0; b < p->batch; b++) {
+    const attn_sequence seq = attn_sequence_of(p, &tensors.args, b);
+    queries += (double)seq.len_q, outputs += (double)seq.rows;
+    for (int64_t g = 0; g < p->heads_kv; g++)
+      for (int64_t j = 0; j < seq.len_k; j++) keys += is_needed(&seq, g, j);
+  }
+  const double q = queries * (double)(p->heads_q * p->dim_qk) * (p->dtype_q == ATTN_F32 ? 4 : 2);
+  const double kv = keys * (p->dtype_kv == ATTN_F32 ? 4 : 2);
+  const double out = outputs * (double)(p->heads_q * p->dim_v) * (p->dtype_o == ATTN_F32 ? 4 : 2) + kv * (double)p->dim_v;
+  if (p->score == ATTN_SCORE_PRECOMPUTED) return out + 4 * bench_work_pairs(p, &tensors.args);
+  return out + q + kv * (double)p->dim_qk;
+}
+
 static void compare_tables(void) {
   const attn_problem *p = &bench.problem;
   const attn_args *a = &tensors.args;
+  assert_true(bench_work_bytes(p, a) == bytes_of_work());
   compare_lengths(a->q_len, a->cu_seqlens_q, BENCH_STREAM_Q_LEN, p->seq_q, p->total_q);
   compare_lengths(a->kv_len, a->cu_seqlens_k, BENCH_STREAM_KV_LEN, p->seq_k, p->total_k);
   for (int64_t i = 0; a->row_len && i < p->batch * p->seq_q; i++)
@@ -243,7 +274,7 @@ static void compare_output(bench_tensor which, attn_dtype dtype, const walk *w) 
   bool *owned = test_allocate(w->elements + 1);
   each(w, mark, owned);
   for (size_t n = 0; n < w->elements; n++)
-    if (owned[n]) bench_store(t->data, dtype, (int64_t)n, 1);
+    if (owned[n]) bench_store(t->data, dtype, (int64_t)n, 1 + (double)(n % 2));
   const uint64_t hash = bench_tensors_output_hash(&tensors);
   for (size_t n = 0; n < w->elements; n += 1 + w->elements / 100) {
     unsigned char *element = t->data + n * t->element_bytes, before[4];
@@ -253,6 +284,13 @@ static void compare_output(bench_tensor which, attn_dtype dtype, const walk *w) 
       fail_msg("%s: %s, element %zu", bench.case_id, t->name, n);
     memcpy(element, before, t->element_bytes);
   }
+  assert_true(bench_tensors_output_hash(&tensors) == hash);
+  for (size_t n = 1; n < w->elements; n += w->elements / 2 + 1)
+    if (owned[n] && owned[n - 1]) { /* in another order */
+      bench_store(t->data, dtype, (int64_t)n, 1 + (double)((n + 1) % 2));
+      bench_store(t->data, dtype, (int64_t)n - 1, 1 + (double)(n % 2));
+      assert_true(bench_tensors_output_hash(&tensors) != hash);
+    }
   free(owned);
 }
 

@@ -169,9 +169,9 @@ class Workplace:
         return {mutation: number for mutation, number in numbers.items() if number in kept}
 
     def _first_users(self, file):
-        """Sources of the first group that include a file, but those of plug-ins: they define some of the library's names."""
+        """Sources of the first group that include a file, but for plug-ins and libattnbench.so: they define names again."""
         users = next(filter(None, self.build.users_of(file)), [])
-        return [each for each in users if "/kernels/plugin/" not in each]
+        return [each for each in users if "/kernels/plugin/" not in each and "/harness/shared/" not in each]
 
     def _write_together(self, file, mutations, numbers):
         text = (self.build.root / file).read_text(encoding="utf-8")
