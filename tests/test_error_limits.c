@@ -43,19 +43,6 @@ static void expect_formulas(const row *r) {
   }
 }
 
-TEST(limits_follow_the_formulas) {
-  static const attn_score scores[] = {ATTN_SCORE_DOT, ATTN_SCORE_PRECOMPUTED, ATTN_SCORE_ADDITIVE, ATTN_SCORE_GAUSSIAN};
-  static const attn_dtype types[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
-  for (size_t score = 0; score < COUNT(scores); score++)
-    for (size_t type = 0; type < COUNT(types); type++)
-      for (int softcap = 0; softcap < 2; softcap++) {
-        row r = row_of(scores[score], types[type]);
-        r.problem.dtype_o = types[type];
-        r.problem.softcap = softcap ? 0.75f : 0.0f;
-        expect_formulas(&r);
-      }
-}
-
 TEST(rescales_are_counted_in_whole_tiles_of_16_keys) {
   for (int64_t n = 0; n <= 33; n++) {
     row r = row_of(ATTN_SCORE_DOT, ATTN_F32);
@@ -117,32 +104,6 @@ TEST(two_answers_may_differ_by_the_sum) {
 
 /* A limit of 1/4 + 1/8 at o = 0, and what storing adds. */
 static const bench_row_limits simple = {.proven = 1, .sharp = 0.125, .lost = 0.125, .lse = 0.25, .max_v = 3, .both = true};
-
-TEST(the_sharp_limit_grows_with_m_and_w) {
-  bench_row_limits l = simple;
-  const double least = 0x1p-150; /* half of float32's smallest number */
-  assert_near(bench_output_ratio(&l, 0, 1, 0, 0.375), 0.375 / (0.375 + least));
-  assert_near(bench_output_ratio(&l, 0, 3, 0, 0.5), 0.5 / 0.875);
-  l.p_rounding = 0.125;
-  assert_near(bench_output_ratio(&l, 0, 1, 2, 0.5), 0.5 / (0.375 + 6 * 0.125 * 2));
-  l.store_error = 0.25;
-  assert_near(bench_output_ratio(&l, -2, 1, 2, -2.5), 0.5 / (1.875 + 0.25 * (2 + 1.875)));
-}
-
-/* Of both limits the smaller; without zero mean the proven one. */
-TEST(the_proven_limit_grows_with_m) {
-  bench_row_limits l = simple;
-  l.both = false;
-  l.proven = 0.25;
-  assert_near(bench_output_ratio(&l, 0, 2, 0, 1), 1 / (2 * expm1(0.5) + 0.125));
-  l.both = true;
-  l.sharp = 10;
-  assert_near(bench_output_ratio(&l, 0, 2, 0, 1), 1 / (2 * expm1(0.5) + 0.125));
-  l.proven = 0.5; /* weights may be off by their size: O may be any mean of V */
-  assert_near(bench_output_ratio(&l, 1, 2, 0, 2), 1 / (2 * (3 + 1) + 0.125));
-  l.proven = 0.4999;
-  assert_near(bench_output_ratio(&l, 1, 2, 0, 2), 1 / (2 * expm1(0.9998) + 0.125));
-}
 
 /* An error of exactly the limit passes; the next one does not, whatever the quotient is rounded to. */
 TEST(errors_of_exactly_the_limit_pass) {
