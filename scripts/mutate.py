@@ -68,7 +68,7 @@ AREAS = (
     ("harness/commands/merge.c", "merging fault_memory shards"),
     ("harness/compare/*", "verdict sides stats timing comparing fault_memory simulated_verdicts cli"),
     ("harness/tuning/*", "tune_costs tuning tune fault_memory cli"),
-    ("harness/data/*", "tensors outputs npy every_element timing layer reference check liars mutants cli"),
+    ("harness/data/*", "tensors outputs npy every_element timing guard_pages layer reference check liars mutants cli"),
     ("harness/cases/*", "cases axes tensors setup layer goals check cli"),
     ("harness/*", "axes row npy setup goals timing layer affinity cgroup check cpus_synthetic cpus cli eval_numpy"
                   " eval_minilm"),

@@ -190,3 +190,37 @@ TEST(layouts_are_these_strides) {
   const attn_problem p = valid_case("B:2/Hq:4/Hkv:2/Sq:5/Sk:7/D:8/Dv:3/lengths:varlen").problem;
   assert_true(p.total_q == 10 && p.total_k == 14 && p.q_stride.s == 4 * 8 && p.v_stride.h == 3);
 }
+
+/* What a mask or a bias is broadcast over, by its word; and the head dimensions, by the axes that are given. */
+TEST(words_choose_strides_and_sizes) {
+  static const struct {
+    const char *word;
+    attn_score_strides strides;
+  } words[] = {{"mask:random", {35, 0, 7, 1}}, {"mask:padding", {7, 0, 0, 1}}, {"bias:full", {140, 35, 7, 1}},
+               {"bias:heads", {0, 35, 7, 1}},  {"bias:row", {7, 0, 0, 1}},     {"bias:masking", {140, 35, 7, 1}}};
+  for (size_t i = 0; i < COUNT(words); i++) {
+    char id[80];
+    snprintf(id, sizeof id, "B:2/Hq:4/Sq:5/Sk:7/%s", words[i].word);
+    const attn_problem p = valid_case(id).problem;
+    assert_memory_equal(i < 2 ? &p.mask_stride : &p.bias_stride, &words[i].strides, sizeof words[i].strides);
+  }
+  const attn_problem p = valid_case("head_dim:32/dim_v:5").problem, q = valid_case("dim_qk:8/head_dim:32").problem;
+  assert_true(p.dim_qk == 32 && p.dim_v == 5 && q.dim_qk == 32 && q.dim_v == 32); /* the last one counts */
+}
+
+/* Of Q and O; K and V; and O alone. */
+TEST(types_are_one_to_three_words) {
+  static const char *const words[] = {"f32", "f16", "bf16"};
+  for (int n = 0; n < 3 + 9 + 27 + 81; n++) {
+    const int count = n < 3 ? 1 : n < 12 ? 2 : n < 39 ? 3 : 4, first = n < 3 ? n : n < 12 ? n - 3 : n < 39 ? n - 12 : n - 39;
+    const int part[] = {first % 3, first / 3 % 3, first / 9 % 3, first / 27};
+    char word[40] = "";
+    attn_dtype q, kv, o;
+    for (int i = 0; i < count; i++) strcat(strcat(word, i ? "+" : ""), words[part[i]]);
+    assert_int_equal(bench_dtype_read(word, &q, &kv, &o), count < 4);
+    if (count == 4) continue;
+    assert_string_equal(bench_dtype_name(q), words[part[0]]);
+    assert_string_equal(bench_dtype_name(kv), words[part[count > 1]]);
+    assert_string_equal(bench_dtype_name(o), words[part[count > 2 ? 2 : 0]]);
+  }
+}

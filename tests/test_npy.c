@@ -237,7 +237,9 @@ TEST(writes_what_it_reads) {
   for (size_t s = 0; s < COUNT(shapes); s++) {
     npy_array out = {.type = NPY_F32, .dims = shapes[s][0], .count = 1, .data = values}, in;
     for (int d = 0; d < out.dims; d++) out.count *= out.shape[d] = shapes[s][d + 1];
-    assert_true(npy_write(path, &out));
+    struct stat file;
+    assert_true(npy_write(path, &out) && !stat(path, &file));
+    assert_int_equal(file.st_size, 128 + out.count * (int64_t)sizeof *values);
     assert_read(&in);
     assert_int_equal(in.type, NPY_F32);
     assert_int_equal(in.dims, out.dims);
