@@ -132,6 +132,7 @@ static bench_verdict verdict_on(fault what, const char *id) {
   now.fault = what;
   const bench_verdict verdict =
       bench_check(plan, &tensors, expected, &kernel.info.numerics, memory + SLACK, now.workspace_bytes);
+  if (verdict.status == BENCH_PASS) assert_true(verdict.output_hash == bench_tensors_output_hash(&tensors));
   free(memory);
   bench_expected_destroy(expected);
   bench_tensors_destroy(&tensors);

@@ -243,22 +243,17 @@ void *__wrap_aligned_alloc(size_t alignment, size_t bytes) {
   return number == 0 ? NULL : __real_aligned_alloc(alignment, bytes);
 }
 
-/* One wrong value in any thread, in a first look or a pass, or one buffer without memory: the order has no rate, and others
- * have. */
-TEST(an_order_that_reads_wrongly_has_no_rate) {
-  const double right = read_bandwidth(1 << 22, most_threads());
-  bool differs = false;
+/* One wrong value in any thread, in a first look or a pass of any order, or one buffer without memory. */
+TEST(a_loop_that_reads_wrongly_has_no_rate) {
   for (wrong_thread = 0; wrong_thread < most_threads(); wrong_thread++)
-    for (wrong_number = 0; wrong_number < PASSES; wrong_number += 4) {
-      const double rate = read_bandwidth(1 << 22, most_threads());
-      differs |= rate != right;
-      assert_true(rate > 0 && (rate < right || wrong_thread || rate == right));
-    }
+    for (wrong_number = 0; wrong_number < BENCH_READ_ORDERS * PASSES; wrong_number += 4)
+      assert_true(read_bandwidth(1 << 22, most_threads()) == 0);
   wrong_thread = -1;
-  assert_true(differs && bench_read_bandwidth(1 << 14, 1) > 1e7); /* of this machine's own loop */
+  assert_true(read_bandwidth(1 << 22, most_threads()) > 0);
+  assert_true(bench_read_bandwidth(1 << 14, 1) > 1e7); /* of this machine's own loop */
   for (int n = 0; n < BENCH_READ_ORDERS * most_threads(); n++) {
     bad_allocation = n;
-    assert_true(read_bandwidth(1 << 14, most_threads()) > 0);
+    assert_true(read_bandwidth(1 << 14, most_threads()) == 0);
   }
   bad_allocation = -1;
 }

@@ -271,7 +271,8 @@ double bench_read_bandwidth(size_t bytes, int threads) {
     r.bytes = (bytes ? (bytes + 2 * LINE - 1) / (2 * LINE) : 1) * 2 * LINE;
 #pragma omp parallel num_threads(attn_parallel_available(threads))
     read_own_buffer(&r);
-    best = fmax(best, r.failed ? 0 : bench_median(r.rate, PASSES));
+    if (r.failed) return 0;
+    best = fmax(best, bench_median(r.rate, PASSES));
   }
   return best;
 }
