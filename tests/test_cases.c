@@ -165,6 +165,28 @@ TEST(grids_have_every_combination_in_order) {
   bench_grid_clear(&grid);
 }
 
+/* Fifteen cases cover all pairs of the values of four axes; nine would be the least. */
+TEST(selections_cover_pairs) {
+  static const char *const assignments[] = {"heads=1,2,4", "seq_q=3,4,5", "seq_k=6,7,8", "head_dim=8,16,32"};
+  for (uint64_t seed = 0; seed < 20; seed++) {
+    bench_grid grid = {.pick = 15};
+    bench_case_list list = {.count = 0};
+    bool met[12][12] = {{false}};
+    int pairs = 0;
+    for (size_t i = 0; i < COUNT(assignments); i++) assert_true(bench_grid_set(&grid, assignments[i], error, sizeof error));
+    assert_true(bench_cases_add(&list, &grid, seed, error, sizeof error));
+    for (int n = 0; n < list.count; n++) {
+      const attn_problem *p = &list.item[n].problem;
+      const int64_t value[] = {p->heads_q / 2, p->seq_q, p->seq_k, 9 + p->dim_v / 16}; /* 0 to 11 */
+      for (int i = 0; i < 4; i++)
+        for (int k = 0; k < i; k++) pairs += !met[value[i]][value[k]], met[value[i]][value[k]] = true;
+    }
+    assert_int_equal(pairs, 6 * 9);
+    bench_cases_clear(&list);
+    bench_grid_clear(&grid);
+  }
+}
+
 /* ---- Layouts --------------------------------------------------------------------------------------------------------- */
 
 TEST(layouts_are_these_strides) {

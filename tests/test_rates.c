@@ -55,34 +55,29 @@ static void feign(bool on) {
   feigned = on, look_cost = 0;
 }
 
-/* Outside of a region all threads have waited for the slowest. */
-static void wait_for_all(void) {
+static double latest_ns(void) {
   double latest = 0;
   for (int t = 0; t < MOST_THREADS; t++) latest = fmax(latest, logs[t].now_ns);
-  for (int t = 0; t < MOST_THREADS; t++) logs[t].now_ns = latest;
+  return latest;
 }
 
-static measurement *current(void) {
+static void work(double units) {
   thread_log *own = &logs[omp_get_thread_num()];
   measurement *m = &own->did[own->looks / 2];
   assert_true(own->looks / 2 < MOST_MEASUREMENTS);
   m->cost = cost_of(omp_get_thread_num(), own->looks / 2);
-  return m;
-}
-
-static void work(double units) {
-  measurement *m = current();
   m->time_ns += units * m->cost;
   m->bytes += units;
-  logs[omp_get_thread_num()].now_ns += units * m->cost;
+  own->now_ns += units * m->cost;
 }
 
+/* Outside of a region all threads have waited for the slowest. */
 double __real_bench_now_ns(void);
 double __wrap_bench_now_ns(void);
 double __wrap_bench_now_ns(void) {
   if (!feigned) return __real_bench_now_ns();
   thread_log *own = &logs[omp_get_thread_num()];
-  if (!omp_in_parallel()) wait_for_all();
+  for (int t = 0; t < MOST_THREADS && !omp_in_parallel(); t++) logs[t].now_ns = latest_ns();
   if (own->looks % 2 && look_cost > 0) work(look_cost);
   if (!omp_in_parallel() && own->looks < (int)COUNT(look_ns)) look_ns[own->looks] = own->now_ns;
   own->looks++;
@@ -157,7 +152,7 @@ static uint64_t read_feigned(const void *data, const void *beside, size_t bytes,
   if (beside) bytes *= 2;
   assert_true(byte[0] == FILL && byte[bytes - 1] == FILL && (!own->data[order] || own->data[order] == data));
   own->data[order] = data;
-  current()->order = order;
+  own->did[own->looks / 2].order = order;
   work((double)bytes);
   const bool wrong = omp_get_thread_num() == wrong_thread && own->looks / 2 == wrong_number;
   return FILL * 0x0101010101010101u + wrong;

@@ -188,8 +188,7 @@ static void expect(watched *w, bench_structure_test test, uint64_t seed, bench_s
   test_contains(verdict.reason, bench_structure_name(test));
 }
 
-/* ---- Which outputs are compared, and how closely -----------------------------------------------------------------------
- */
+/* ---- Which outputs are compared, and how closely ---------------------------------------------------------------------- */
 
 static struct {
   place at;
@@ -239,20 +238,6 @@ TEST(every_bit_of_a_sequence_and_of_rows_is_compared) {
           expect(&w, tests[t], 3, BENCH_FAIL, part);
         }
   }
-  close_case(&w);
-}
-
-/* Kernels of libraries may give other bits where the problem has another size. */
-TEST(rows_of_libraries_are_held_against_limits) {
-  watched w = open_case("heads:1/seq_q:3/seq_k:4/head_dim:2");
-  w.alone = false;
-  spy.spoil = spoil_one;
-  wrong.at = (place){0, 0, 1};
-  expect(&w, BENCH_STRUCTURE_batch, 3, BENCH_FAIL, "as a sequence of its own");
-  expect_pass(&w, BENCH_STRUCTURE_rows, 3);
-  wrong.by = 0.01;
-  expect(&w, BENCH_STRUCTURE_rows, 3, BENCH_FAIL, "without the other rows");
-  wrong.by = 0;
   close_case(&w);
 }
 
@@ -306,63 +291,7 @@ TEST(wrong_values_are_told) {
   close_case(&w);
 }
 
-/* Rows behind the last one of the oracle are not compared. */
-TEST(rows_of_the_oracle_end) {
-  watched w = open_case("heads:2/heads_kv:1/seq_q:3/seq_k:9/head_dim:2");
-  const bench_expected_row *last = &w.expected->row[w.expected->rows - 1];
-  spy.spoil = spoil_one;
-  wrong.at = (place){last->h, last->i, 1}, wrong.by = 1;
-  expect(&w, BENCH_STRUCTURE_heads, 1, BENCH_FAIL, "with KV heads repeated");
-  w.expected->rows--;
-  expect_pass(&w, BENCH_STRUCTURE_heads, 1);
-  w.expected->rows++;
-  wrong.by = 0;
-  close_case(&w);
-}
-
 /* ---- Which sequence --------------------------------------------------------------------------------------------------- */
-
-static void one_sequence_of_one(const attn_args *args) {
-  memcpy((void *)(uintptr_t)args->q_len, (int32_t[]){3, 1, 0}, 3 * sizeof(int32_t));
-  memcpy((void *)(uintptr_t)args->kv_len, (int32_t[]){0, 1, 4}, 3 * sizeof(int32_t));
-}
-
-static void two_sequences(const attn_args *args) {
-  memcpy((void *)(uintptr_t)args->q_len, (int32_t[]){0, 3, 2}, 3 * sizeof(int32_t));
-  memcpy((void *)(uintptr_t)args->kv_len, (int32_t[]){4, 1, 2}, 3 * sizeof(int32_t));
-}
-
-static void no_sequence(const attn_args *args) {
-  memcpy((void *)(uintptr_t)args->q_len, (int32_t[]){0, 3, 0}, 3 * sizeof(int32_t));
-  memcpy((void *)(uintptr_t)args->kv_len, (int32_t[]){4, 0, 1}, 3 * sizeof(int32_t));
-}
-
-static const char lengths[] = "batch:3/heads:1/seq_q:3/seq_k:4/head_dim:2/lengths:both";
-
-TEST(a_sequence_with_queries_and_keys_is_chosen) {
-  watched w = open_with(lengths, one_sequence_of_one);
-  for (uint64_t seed = 0; seed < 12; seed++) {
-    expect_pass(&w, BENCH_STRUCTURE_batch, seed);
-    assert_true(spy.runs == 1 && spy.problem[0].batch == 1 && spy.problem[0].seq_q == 1 && spy.problem[0].seq_k == 1);
-  }
-  close_case(&w);
-  int chosen[4] = {0};
-  w = open_with(lengths, two_sequences);
-  for (uint64_t seed = 0; seed < 24; seed++) {
-    expect_pass(&w, BENCH_STRUCTURE_batch, seed);
-    chosen[spy.problem[0].seq_q]++;
-  }
-  assert_true(chosen[3] > 2 && chosen[2] > 2 && chosen[3] + chosen[2] == 24);
-  close_case(&w);
-  w = open_with(lengths, no_sequence);
-  assert_int_equal(check_set(&w, ~0u, 1).status, BENCH_PASS);
-  assert_true(!w.ran && !spy.runs);
-  close_case(&w);
-  w = open_case("batch:0/heads:1/seq:3/head_dim:2");
-  assert_int_equal(check_set(&w, ~0u, 1).status, BENCH_PASS);
-  assert_true(!w.ran && !spy.runs);
-  close_case(&w);
-}
 
 /* Views say where query 0 stands by an alignment where one does, else by an offset. */
 TEST(views_are_aligned_in_each_way) {
@@ -409,32 +338,6 @@ TEST(threads_are_one_two_three_and_seven) {
     expect(&w, BENCH_STRUCTURE_threads, 1, BENCH_FAIL, part);
     close_case(&w);
   }
-}
-
-TEST(outputs_of_other_threads_are_written) {
-  watched w = open_case("heads:2/seq:4/head_dim:2");
-  spy.idle = true;
-  expect(&w, BENCH_STRUCTURE_threads, 1, BENCH_FAIL, "other bits with 1 threads");
-  close_case(&w);
-}
-
-/* ---- Rows ------------------------------------------------------------------------------------------------------------- */
-
-/* Every run of rows but all of them. */
-TEST(rows_are_any_but_all) {
-  watched w = open_case("heads:1/seq_q:3/seq_k:4/head_dim:2");
-  int seen[3][4] = {{0}}, whole = 0;
-  for (uint64_t seed = 0; seed < 80; seed++) {
-    expect_pass(&w, BENCH_STRUCTURE_rows, seed);
-    whole += !w.ran;
-    assert_int_equal(spy.runs, w.ran ? 1 : 0);
-    if (!w.ran) continue;
-    const int64_t first = ((const float *)spy.args[0].q - (const float *)w.tensors.args.q) / 2, count = spy.problem[0].seq_q;
-    assert_true(first >= 0 && count > 0 && first + count <= 3);
-    seen[first][count]++;
-  }
-  assert_true(seen[0][1] && seen[0][2] && seen[1][1] && seen[1][2] && seen[2][1] && !seen[0][3] && whole);
-  close_case(&w);
 }
 
 /* ---- Poison ----------------------------------------------------------------------------------------------------------- */
@@ -576,20 +479,6 @@ TEST(a_nan_stands_in_one_key_that_some_rows_see) {
   close_case(&w);
 }
 
-/* Row 1 alone sees key 1; where there is one row, no key has rows of both kinds. */
-TEST(a_key_that_some_rows_see_is_found) {
-  watched w = open_case("heads:1/seq:2/head_dim:2/causal:top-left");
-  for (uint64_t seed = 0; seed < 8; seed++) {
-    expect_pass(&w, BENCH_STRUCTURE_neighbours, seed);
-    assert_true(w.ran && spy.runs == 1);
-  }
-  close_case(&w);
-  w = open_case("heads:1/seq_q:1/seq_k:3/head_dim:2/causal:bottom-right");
-  expect_pass(&w, BENCH_STRUCTURE_neighbours, 1);
-  assert_true(!w.ran && !spy.runs);
-  close_case(&w);
-}
-
 static bool spoilt_lse, in_k;
 
 /* Row 2 sees keys 1 and 2, row 0 neither. */
@@ -702,34 +591,6 @@ TEST(weights_of_equal_scores_are_held_against_their_limit) {
   close_case(&w);
 }
 
-/* Keys that no row may see have the weight 0 exactly. */
-TEST(hidden_keys_weigh_nothing) {
-  watched w = open_case(causal);
-  spy.spoil = spoil_one;
-  wrong.at = (place){0, 1, 2}, wrong.by = 1e-30;
-  expect(&w, BENCH_STRUCTURE_probe, 1, BENCH_FAIL, "query 1 gives key 2 of 2 allowed ones the weight 1");
-  wrong.by = 0;
-  close_case(&w);
-}
-
-/* ---- Outputs ---------------------------------------------------------------------------------------------------------- */
-
-/* Before a run every byte of O and LSE is poison, so that what nobody wrote is no zero. */
-static void look_at_outputs(const attn_problem *p, const attn_args *args) {
-  const unsigned char *o = args->o, *lse = (const unsigned char *)args->lse;
-  const size_t rows = (size_t)(p->heads_q * p->seq_q);
-  assert_true(p->o_stride.d == 1 && p->o_stride.s == p->dim_v && p->o_stride.h == p->seq_q * p->dim_v);
-  for (size_t n = 0; n < rows * (size_t)p->dim_v * sizeof(float); n++) assert_int_equal(o[n], 0xff);
-  for (size_t n = 0; n < rows * sizeof(float); n++) assert_int_equal(lse[n], 0xff);
-}
-
-TEST(outputs_of_views_are_poisoned) {
-  watched w = open_case("batch:2/heads:4/heads_kv:2/seq_q:3/seq_k:5/head_dim:2/causal:top-left/lse:on");
-  spy.look = look_at_outputs;
-  for (bench_structure_test test = 0; test < BENCH_STRUCTURE_TESTS; test++) expect_pass(&w, test, 2);
-  close_case(&w);
-}
-
 /* ---- Convexity -------------------------------------------------------------------------------------------------------- */
 
 static float *output_of(const watched *w, const bench_expected_row *row, int64_t d) {
@@ -776,26 +637,6 @@ TEST(outputs_beyond_the_values_fail) {
       }
     close_case(&w);
   }
-}
-
-/* Sixteen rows of the sequence, from a seeded one on. */
-TEST(sixteen_rows_must_be_convex) {
-  watched w = open_case("batch:2/heads:2/seq:12/head_dim:2");
-  const bench_expected *e = w.expected;
-  int found = 0, of_batch[2] = {0}, changes = 0;
-  for (int64_t n = 0; n < e->rows; n++) {
-    float *o = output_of(&w, &e->row[n], 1), right = *o;
-    *o = 100;
-    const bool fails = check(&w, BENCH_STRUCTURE_convex, 5).status == BENCH_FAIL;
-    found += fails;
-    of_batch[e->row[n].b] += fails;
-    if (fails) changes += check(&w, BENCH_STRUCTURE_convex, 6).status != BENCH_FAIL;
-    *o = right;
-  }
-  assert_int_equal(found, 16);
-  assert_true(of_batch[0] == 0 || of_batch[1] == 0);
-  assert_true(changes > 0);
-  close_case(&w);
 }
 
 /* Rows without keys and rows beyond q_len have no values to lie between. */
@@ -856,23 +697,6 @@ TEST(keys_are_permuted) {
   watched w = open_case("heads:1/seq_q:3/seq_k:2/head_dim:2");
   expect_pass(&w, BENCH_STRUCTURE_permutation, 1);
   assert_true(w.ran && spy.runs == 1);
-  close_case(&w);
-}
-
-TEST(heads_are_repeated) {
-  watched w = open_case("heads:6/heads_kv:2/seq:3/head_dim:2");
-  int first = 0;
-  for (uint64_t seed = 0; seed < 16; seed++) {
-    expect_pass(&w, BENCH_STRUCTURE_heads, seed);
-    const attn_problem *p = &spy.problem[0];
-    assert_true(w.ran && spy.runs == 1 && p->heads_q == 3 && p->heads_kv == 3 && !p->k_stride.h && !p->v_stride.h);
-    first += spy.args[0].k == w.tensors.args.k;
-  }
-  assert_true(first > 1 && first < 15);
-  close_case(&w);
-  w = open_case("heads:2/seq:3/head_dim:2");
-  expect_pass(&w, BENCH_STRUCTURE_heads, 1);
-  assert_true(!w.ran && !spy.runs);
   close_case(&w);
 }
 
@@ -943,18 +767,6 @@ TEST(merged_parts_are_held_against_their_limit) {
   spy.spoilt = 4, wrong.by = 1;
   expect(&w, BENCH_STRUCTURE_partition, seed, BENCH_FAIL, "merged from every third key");
   wrong.by = 0;
-  close_case(&w);
-}
-
-static void without_sinks(const attn_args *args) {
-  memcpy((void *)(uintptr_t)args->sinks, (float[]){-INFINITY, -INFINITY}, 2 * sizeof(float));
-}
-
-/* The first two rows see no key. */
-TEST(merged_rows_without_keys_stay_zero) {
-  watched w = open_with("heads:2/seq_q:5/seq_k:3/head_dim:2/causal:bottom-right/sinks:on", without_sinks);
-  expect_pass(&w, BENCH_STRUCTURE_partition, 1);
-  assert_true(w.ran);
   close_case(&w);
 }
 
