@@ -98,19 +98,6 @@ class Compare(FolderTest):
         self.compare(2, ["100%"], a, b, "--margin", "200%")
         self.compare(5, ["nowhere", "No such file"], a, self.folder / "nowhere")
 
-    def test_files_that_are_none(self):
-        a, b = self.write("a"), self.write("b")
-        text = (b / "results.csv").read_text(encoding="utf-8")
-        for content, words in [("", ["is empty"]), ("a,b\n1,2\n", ["no results.csv of attnbench"]),
-                               (text.replace(",PASS,", ",GOOD,", 1), ["line 2: column status is 'GOOD'"]),
-                               (text + "a,b\n", ["line 10: 2 fields, the head has 11"])]:
-            (b / "results.csv").write_text(content, encoding="utf-8")
-            self.compare(5, words, a, b)
-        (b / "results.csv").write_text(text, encoding="utf-8")
-        with (b / "samples.csv").open("a", encoding="utf-8") as file:
-            file.write("r,other case,flash_c,0,0,1,5,100\n")
-        self.compare(5, ["samples.csv: line 170 is no sample of a row"], a, b)
-
     def test_other_machines_are_refused_unless_asked_for(self):
         a, b = self.write("a"), self.write("b", facts={"cpu": "another", "compiler": "Clang 14"})
         self.compare(2, ["cpu differs: 'a CPU' and 'another'", "compiler differs", "--across"], a, b)
@@ -126,11 +113,6 @@ class Compare(FolderTest):
         for row in self.rows(a, b)[:-1]:
             self.assertAlmostEqual(float(row["ratio"]), 1, places=6)
             self.assertIn("peak loop moved", row["reason"])
-
-    def test_without_samples_the_medians_are_compared(self):
-        a, b = self.write("a"), self.write("b", {"flash_c": 1.5})
-        (b / "samples.csv").unlink()
-        self.assertEqual({row["verdict"] for row in self.rows(a / "results.csv", b)[:4]}, {"SLOWER"})
 
     def test_rows_that_lack_samples_or_peaks_have_medians(self):
         a, b = self.write("a"), self.write("b", {"flash_c": 1.5}, peak=200)

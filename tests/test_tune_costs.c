@@ -887,26 +887,6 @@ TEST(looks_at_a_problem_are_apart) {
   attn_tuning_destroy(tuning);
 }
 
-/* Two equal kernels whose samples differ by 3 %, and one look in twenty is disturbed: the choice of neither is regretted. */
-static double noise(const bench_tune_shape *s) {
-  static uint64_t seed = 5;
-  double normal = -6;
-  (void)s;
-  for (int i = 0; i < 12; i++) normal += (double)(bench_random(&seed) >> 11) * 0x1p-53;
-  return exp(0.03 * normal) * (bench_random(&seed) % 20 ? 1 : 1.5);
-}
-
-TEST(noise_is_not_regretted) {
-  bench_regret regrets[2];
-  attn_tuning *tuning = naive_everywhere();
-  world.ratio = noise;
-  const uint64_t seed = seed_with_rules(1);
-  assert_true(bench_regret_measure(&source, tuning, 1000, 1, seed, NULL, regrets));
-  assert_true(regrets[0].count > 500 && regrets[0].above <= 2 && regrets[1].above <= 2);
-  assert_true(regrets[0].sum / regrets[0].count < 0.02 && regrets[1].sum / regrets[1].count < 0.02);
-  attn_tuning_destroy(tuning);
-}
-
 TEST(random_shapes_are_legal_and_differ) {
   uint64_t seed = 3;
   int64_t sum = 0, queries = 0, causal = 0;
