@@ -124,7 +124,8 @@ def dry(words, attnbench, gbench):
             if option in kept:
                 del kept[kept.index(option):kept.index(option) + 2]
         return [attnbench, *kept, *([published] if kept.count(published) == 1 else [])]
-    return [attnbench, *words[1:], *(["--dry-run"] if command in ("run", "check") else [])]
+    dry_by = {"run": ["--dry-run"], "check": ["--dry-run"], "plot": ["--help"], "report": ["--help"]}
+    return [attnbench, *words[1:], *dry_by.get(command, [])]
 
 
 def try_command(line, attnbench, gbench):
