@@ -23,8 +23,7 @@ if(ATTN_BUILD_HARNESS)
   install(TARGETS ${attn_programs} RUNTIME COMPONENT tools)
   # `attnbench plot` and `report` look in ../share/attn of their own folder (harness/commands/scripts.c).
   cmake_path(SET attn_scripts NORMALIZE ${CMAKE_INSTALL_BINDIR}/../share/attn)
-  install(PROGRAMS scripts/plot.py scripts/report.py DESTINATION ${attn_scripts} COMPONENT tools)
-  install(FILES scripts/requirements.txt DESTINATION ${attn_scripts} COMPONENT tools)
+  install(FILES scripts/plot.py scripts/report.py scripts/requirements.txt DESTINATION ${attn_scripts} COMPONENT tools)
   install(DIRECTORY scripts/plotting scripts/reporting DESTINATION ${attn_scripts} COMPONENT tools
           FILES_MATCHING PATTERN "*.py" PATTERN "*.css" PATTERN "*.js" PATTERN __pycache__ EXCLUDE)
   file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/share)
