@@ -32,6 +32,8 @@ static attn_status plan_quickest(const attn_problem *problem, const attn_args *a
   for (int i = 0; i < report.timed; i++)
     printf("  %-16s %d threads  %9.1f us  %6.2f x\n", report.entry[i].kernel, report.entry[i].threads,
            1e-3 * report.entry[i].time_ns, report.entry[i].ratio);
+  for (int i = report.timed; i < report.count; i++)
+    printf("  %-16s %d threads  %s\n", report.entry[i].kernel, report.entry[i].threads, report.not_timed[i]);
   const attn_tune_entry *best = &report.entry[0];
   return attn_plan_create(problem, &ATTN_STRUCT(attn_options, .kernel = best->kernel, .threads = best->threads), plan);
 }

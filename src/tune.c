@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /* attn_tune: which kernel is quickest for one problem, measured on the caller's own data.
  *
- * Candidates are pairs of a kernel and a number of threads. All run in turn, round by round, so that a change of the clock
- * meets all of them. What a candidate takes of the time is limited: one that is far behind leaves after a few rounds, and
- * those near the best share what is left. One workspace, as large as the largest plan's, serves them all. */
+ * Candidates are pairs of a kernel and a number of threads. Those on one thread come first: beside other programs a call on
+ * several threads waits for the slowest of them, and a few such calls use up the time. All run in turn, round by round, so
+ * that a change of the clock meets all of them. What a candidate takes of the time is limited: one that is far behind leaves
+ * after a few rounds, and those near the best share what is left. One workspace, as large as the largest plan's, serves them
+ * all. */
 #include "tune.h"
 
 #include <inttypes.h>
@@ -19,6 +21,7 @@
 #include "parallel.h"
 #include "plan.h"
 #include "problem.h"
+#include "process_usage.h"
 #include "wall_clock.h"
 
 enum {
@@ -30,12 +33,24 @@ enum {
 static const double SAMPLE_NS = 5e4;       /* a thousand times what reading the clock takes */
 static const double REWARM_BELOW_NS = 1e6; /* a longer call hardly notices that others used the caches before it */
 static const double NEAR_BEST = 1.3;       /* times the best: worth more rounds */
+static const double FIRST_CALLS = 0.5;     /* of the time: rounds take the rest */
+static const double BUSY = 0.75;           /* of threads x time: CPU time of a call that had its CPUs */
 static const size_t MOST_WORKSPACE = (size_t)1 << 30; /* unless the automatic choice needs more */
+
+/* Why a candidate has no time. */
+static const char WAITING[] = "no time was left for its first call";
+static const char CALLED[] = "no time was left for a round after its first call";
+static const char LARGE[] = "its workspace is above 1 GiB";
+static const char FAILED[] = "a call of it failed";
+static const char DISTURBED[] = "other programs took the CPUs of so many threads half of the time or more";
 
 typedef struct candidate {
   const attn_kernel_info *kernel;
   attn_plan *plan;
+  bool automatic; /* what the library would take */
   int threads, rounds;
+  int timings, disturbed;     /* of calls: all, and those in which other programs took its CPUs */
+  const char *not_timed;      /* why it has no rounds */
   int64_t calls;              /* of a sample; 0 = not called yet, or never to be called */
   double call_ns;             /* first a guess */
   double least_ns, median_ns; /* of one call */
@@ -47,7 +62,7 @@ typedef struct session {
   const attn_problem *problem;
   const attn_args *args;
   attn_options options;
-  candidate candidates[ATTN_TUNE_ENTRIES]; /* the automatic choice first */
+  candidate candidates[ATTN_TUNE_ENTRIES]; /* first the automatic choice's kernel with the fewest threads */
   int count, left_out;
   double *samples, *scratch; /* of all candidates; room for the samples of one */
   void *workspace;
@@ -64,6 +79,12 @@ static void swap(candidate *a, candidate *b) {
   const candidate other = *a;
   *a = *b;
   *b = other;
+}
+
+static candidate *automatic_of(session *s) {
+  candidate *c = s->candidates;
+  while (!c->automatic) c++;
+  return c;
 }
 
 /* Multiply-adds by what a core of the tier usually does: right within a factor of a few. */
@@ -86,8 +107,13 @@ static void add_plan(session *s, attn_plan *plan) {
   const int threads = attn_plan_threads(plan);
   const bool twice = is_there(s, kernel, threads);
   if (!twice && s->count < ATTN_TUNE_ENTRIES) {
-    s->candidates[s->count++] =
-        (candidate){.kernel = kernel, .plan = plan, .threads = threads, .call_ns = guess_ns(s->problem, kernel, threads)};
+    s->candidates[s->count] = (candidate){.kernel = kernel,
+                                          .plan = plan,
+                                          .automatic = s->count == 0,
+                                          .threads = threads,
+                                          .not_timed = WAITING,
+                                          .call_ns = guess_ns(s->problem, kernel, threads)};
+    s->count++;
     return;
   }
   s->left_out += !twice;
@@ -111,10 +137,18 @@ static void add_kernels(session *s, bool named, int threads) {
     if (!only || attn_kernel_get(i) == only) add_kernel(s, attn_kernel_get(i), threads);
 }
 
-/* Those behind the first, the quickest by guess in front, so that slow ones leave time for all others. */
+/* Fewer threads first. With as many, the automatic choice's kernel, and then the quickest by guess, so that slow ones leave
+ * time for all others. */
+static bool is_called_before(const candidate *a, const candidate *b, const attn_kernel_info *automatic) {
+  if ((a->threads == 1) != (b->threads == 1)) return a->threads == 1;
+  if ((a->kernel == automatic) != (b->kernel == automatic)) return a->kernel == automatic;
+  return a->call_ns < b->call_ns;
+}
+
 static void sort_by_guess(session *s) {
-  for (int i = 2; i < s->count; i++)
-    for (int j = i; j > 1 && s->candidates[j].call_ns < s->candidates[j - 1].call_ns; j--)
+  const attn_kernel_info *automatic = s->candidates[0].kernel;
+  for (int i = 1; i < s->count; i++)
+    for (int j = i; j > 0 && is_called_before(&s->candidates[j], &s->candidates[j - 1], automatic); j--)
       swap(&s->candidates[j], &s->candidates[j - 1]);
 }
 
@@ -141,9 +175,9 @@ static void close_session(session *s) {
 /* ---- Memory ---- */
 
 /* Kernels that keep whole score matrices ask for very much; they are not timed rather than bring the system down. */
-static bool has_modest_workspace(const session *s, const candidate *c) {
+static bool has_modest_workspace(session *s, const candidate *c) {
   const size_t bytes = attn_plan_workspace(c->plan);
-  return bytes <= MOST_WORKSPACE || bytes <= attn_plan_workspace(s->candidates[0].plan);
+  return bytes <= MOST_WORKSPACE || bytes <= attn_plan_workspace(automatic_of(s)->plan);
 }
 
 static attn_status allocate(session *s) {
@@ -212,28 +246,59 @@ static summary summarise_ratios(session *s, const candidate *c, const candidate 
 
 /* ---- Timing ---- */
 
+/* Threads that lose their CPUs are switched off them, and use less CPU time than there was. One sign alone says nothing: the
+ * system switches threads for its own needs too, and threads wait where there is not work for all. */
+static bool is_disturbed(attn_process_usage before, attn_process_usage after, double time_ns, int threads) {
+  return after.preemptions > before.preemptions && after.cpu_ns - before.cpu_ns < BUSY * threads * time_ns;
+}
+
+static attn_process_usage usage(const session *s) {
+  return s->meter->usage ? s->meter->usage(s->meter->context) : (attn_process_usage){.cpu_ns = 0};
+}
+
 /* Nanoseconds of one of `calls` calls; NaN if one failed. */
 static double time_calls(const session *s, candidate *c, int64_t calls) {
   const attn_tune_meter *m = s->meter;
   attn_status status = ATTN_OK;
+  const attn_process_usage before = usage(s);
   const double start = m->now_ns(m->context);
   for (int64_t i = 0; i < calls && status == ATTN_OK; i++)
     status = m->call(m->context, c->plan, s->args, s->workspace, s->workspace_bytes);
   const double time = m->now_ns(m->context) - start;
+  c->timings++;
+  c->disturbed += is_disturbed(before, usage(s), time, c->threads);
   return status == ATTN_OK ? time / (double)calls : NAN;
 }
 
-/* The first call of a candidate fetches its code and memory. The second one says how many make a sample. One that is guessed
- * to take more than its share of the time that is left is not called at all, but for the automatic choice. */
-static void call_first(session *s, int index) {
-  candidate *c = &s->candidates[index];
-  const double share_ns = (s->budget_ns - elapsed_ns(s)) / (s->count - index);
-  if (index > 0 && (c->call_ns > share_ns || !has_modest_workspace(s, c))) return;
+/* The first call of a candidate fetches its code and memory. The next ones say how many make a sample: two, because one may
+ * be disturbed; after a long one, which needs no such number, one where that was disturbed itself. */
+static void call_first(session *s, candidate *c) {
   c->call_ns = time_calls(s, c, 1);
-  if (c->call_ns < REWARM_BELOW_NS) c->call_ns = fmin(time_calls(s, c, 1), time_calls(s, c, 1)); /* one may be disturbed */
+  if (c->call_ns < REWARM_BELOW_NS)
+    c->call_ns = fmin(time_calls(s, c, 1), time_calls(s, c, 1));
+  else if (c->disturbed)
+    c->call_ns = fmin(c->call_ns, time_calls(s, c, 1));
   c->least_ns = c->call_ns;
   const double calls = ceil(SAMPLE_NS / fmax(c->call_ns, 1));
   c->calls = isnan(c->call_ns) ? 0 : (int64_t)fmin(fmax(calls, 1), MOST_CALLS);
+  c->not_timed = c->calls ? CALLED : FAILED;
+}
+
+/* The automatic choice is always called, and so is its kernel with the fewest threads, unless a call of that may take longer
+ * than the whole time; others if they are guessed to take no more than their share of the time for first calls. */
+static bool is_called(session *s, int index) {
+  candidate *c = &s->candidates[index];
+  const double share_ns = (FIRST_CALLS * s->budget_ns - elapsed_ns(s)) / (s->count - index);
+  if (c->automatic) return true;
+  if (!has_modest_workspace(s, c)) return c->not_timed = LARGE, false;
+  return c->call_ns <= (index == 0 ? s->budget_ns : share_ns);
+}
+
+static void call_all_first(session *s) {
+  candidate *fewest = &s->candidates[0];
+  for (int i = 0; i < s->count; i++)
+    if (is_called(s, i)) call_first(s, &s->candidates[i]);
+  if (fewest->not_timed == WAITING && fewest->call_ns <= automatic_of(s)->call_ns) call_first(s, fewest);
 }
 
 /* The shortest median of all. */
@@ -244,19 +309,25 @@ static double best_ns(const session *s) {
   return best;
 }
 
+/* More threads than one, or than the caller's number, that lost their CPUs half of the time or more. */
+static bool has_lost_threads(const session *s, const candidate *c) {
+  return c->threads > s->candidates[0].threads && 2 * c->disturbed >= c->timings;
+}
+
 /* Whether the candidate may still be near the best, or has not had its share of the time yet. Its shortest sample tells,
- * because one that was disturbed must not send it away. The automatic choice stays until it has an interval. */
+ * because one that was disturbed must not send it away. The automatic choice stays until it has an interval. Threads that
+ * lose their CPUs are tried again when all others have intervals: their calls are long. */
 static bool takes_part(const session *s, const candidate *c) {
-  if (!c->calls) return false;
-  if (s->rounds == 0 || c->least_ns <= NEAR_BEST * best_ns(s)) return true;
+  if (!c->calls || (s->rounds < FEW_ROUNDS && has_lost_threads(s, c))) return false;
+  if (!c->rounds || c->least_ns <= NEAR_BEST * best_ns(s)) return true;
   const double spent_ns = (double)((c->rounds + 1) * (c->calls + 1)) * c->least_ns;
-  return c->rounds < FEW_ROUNDS && (c == s->candidates || spent_ns <= 0.5 * s->budget_ns / s->count);
+  return c->rounds < FEW_ROUNDS && (c->automatic || spent_ns <= 0.5 * s->budget_ns / s->count);
 }
 
 static void take_sample(session *s, candidate *c) {
   if (c->call_ns < REWARM_BELOW_NS) (void)time_calls(s, c, 1);
   const double time = time_calls(s, c, c->calls);
-  if (isnan(time)) c->calls = 0;
+  if (isnan(time)) c->calls = 0, c->not_timed = FAILED;
   c->sample_ns[s->rounds] = time;
   c->least_ns = fmin(c->least_ns, time);
   c->rounds += !isnan(time);
@@ -269,7 +340,8 @@ static void run_round(session *s) {
   for (int i = 0; i < s->count; i++) is_in[i] = takes_part(s, &s->candidates[i]);
   for (int i = 0; i < s->count; i++) {
     const int place = r % 2 ? s->count - 1 - i : i, at = (place + r / 2) % s->count;
-    if (is_in[at] && (elapsed_ns(s) < s->budget_ns || (r == 0 && at == 0))) take_sample(s, &s->candidates[at]);
+    candidate *c = &s->candidates[at];
+    if (is_in[at] && (elapsed_ns(s) < s->budget_ns || (r == 0 && (at == 0 || c->automatic)))) take_sample(s, c);
   }
   s->rounds++;
   for (int i = 0; i < s->count; i++)
@@ -277,9 +349,42 @@ static void run_round(session *s) {
 }
 
 static void measure(session *s) {
-  for (int i = 0; i < s->count; i++) call_first(s, i);
+  call_all_first(s);
   do run_round(s);
   while (s->rounds < MOST_ROUNDS && elapsed_ns(s) < s->budget_ns);
+}
+
+/* ---- What other programs have disturbed ---- */
+
+/* The quickest of those that were timed with the fewest threads; NULL if none was timed. */
+static const candidate *quickest_of_fewest(const session *s) {
+  const candidate *best = NULL;
+  for (const candidate *c = s->candidates; c < s->candidates + s->count; c++)
+    if (c->rounds &&
+        (!best || c->threads < best->threads || (c->threads == best->threads && c->median_ns < best->median_ns)))
+      best = c;
+  return best;
+}
+
+/* Whether so many threads lost their CPUs half of the time or more, whatever the kernel. */
+static bool is_lost_number(const session *s, int threads) {
+  int timings = 0, disturbed = 0;
+  for (const candidate *c = s->candidates; c < s->candidates + s->count; c++) {
+    timings += c->threads == threads ? c->timings : 0;
+    disturbed += c->threads == threads ? c->disturbed : 0;
+  }
+  return disturbed && 2 * disturbed >= timings;
+}
+
+/* Such times say nothing, unless they were shorter than those of fewer threads beyond doubt all the same. */
+static void leave_out_disturbed(session *s) {
+  const candidate *fewest = quickest_of_fewest(s);
+  for (candidate *c = s->candidates; fewest && c < s->candidates + s->count; c++) {
+    if (!c->calls || c->threads == fewest->threads || !is_lost_number(s, c->threads)) continue;
+    if (c->rounds && summarise_times(s, c).high < summarise_times(s, fewest).low) continue;
+    c->rounds = 0;
+    c->not_timed = DISTURBED;
+  }
 }
 
 /* ---- The report ---- */
@@ -314,7 +419,8 @@ static attn_status run_once(const session *s, const candidate *c) {
 
 /* The last call is the winner's, so that o holds its answer. */
 static attn_status conclude(session *s, attn_tune_report *report) {
-  const candidate automatic = s->candidates[0];
+  const candidate automatic = *automatic_of(s);
+  leave_out_disturbed(s);
   sort_candidates(s);
   if (!s->candidates[0].rounds) return run_once(s, &automatic); /* which says what has failed */
   report->automatic = automatic.kernel->name;
@@ -324,6 +430,7 @@ static attn_status conclude(session *s, attn_tune_report *report) {
   report->rounds = s->rounds;
   for (int i = 0; i < s->count; i++) {
     report->entry[i] = entry_of(s, &s->candidates[i]);
+    report->not_timed[i] = s->candidates[i].rounds ? NULL : s->candidates[i].not_timed;
     report->timed += s->candidates[i].rounds > 0;
   }
   report->seconds = 1e-9 * elapsed_ns(s);
@@ -339,8 +446,10 @@ static attn_status run_session(session *s, attn_tune_report *report) {
   return status;
 }
 
-static const attn_struct_layout report_layout = {
-    .name = "attn_tune_report", .maker = "attn_tune", .bytes = sizeof(attn_tune_report), .least = sizeof(attn_tune_report)};
+static const attn_struct_layout report_layout = {.name = "attn_tune_report",
+                                                 .maker = "attn_tune",
+                                                 .bytes = sizeof(attn_tune_report),
+                                                 .least = offsetof(attn_tune_report, not_timed)};
 
 attn_status attn_tune_by(const attn_tune_meter *meter, const attn_problem *problem, const attn_args *args,
                          const attn_options *options, double seconds, attn_tune_report *theirs) {
@@ -368,11 +477,14 @@ attn_status attn_tune_by(const attn_tune_meter *meter, const attn_problem *probl
 
 static double now_ns(void *context) { return (void)context, attn_wall_clock_ns(); }
 
+static attn_process_usage usage_of_process(void *context) { return (void)context, attn_process_usage_now(); }
+
 static attn_status call(void *context, const attn_plan *plan, const attn_args *args, void *workspace, size_t bytes) {
   return (void)context, attn_plan_run(plan, args, workspace, bytes);
 }
 
 attn_status(attn_tune)(const attn_problem *problem, const attn_args *args, const attn_options *options, double seconds,
                        attn_tune_report *report) {
-  return attn_tune_by(&(attn_tune_meter){.now_ns = now_ns, .call = call}, problem, args, options, seconds, report);
+  return attn_tune_by(&(attn_tune_meter){.now_ns = now_ns, .call = call, .usage = usage_of_process}, problem, args, options,
+                      seconds, report);
 }

@@ -5,12 +5,14 @@
 #define ATTN_TUNE_H
 
 #include "attn/attn.h"
+#include "process_usage.h"
 
 typedef struct attn_tune_meter {
   double (*now_ns)(void *context);
   attn_status (*call)(void *context, const attn_plan *plan, const attn_args *args, void *workspace, size_t bytes);
   void *context;
   bool (*takes)(void *context, const attn_kernel_info *kernel); /* which kernels beside the automatic choice; NULL: all */
+  attn_process_usage (*usage)(void *context); /* NULL: it is not known whether other programs take the CPUs */
 } attn_tune_meter;
 
 attn_status attn_tune_by(const attn_tune_meter *meter, const attn_problem *problem, const attn_args *args,

@@ -29,6 +29,10 @@ typedef struct scripted_kernel {
 static scripted_kernel script[] = {{.name = "flash_c"}, {.name = "blocked_c"}, {.name = "naive_c"}, {.name = NULL}};
 static double clock_ns, slower_by; /* the factor that all calls take longer by, for each second of the clock */
 static char last_kernel[64];
+static int first_threads;    /* of the first call; 0: there was none */
+static int calls_to_disturb; /* of those on several threads: other programs take their CPUs */
+static double disturbed_ns;  /* that such a call takes longer */
+static attn_process_usage used;
 
 static int threads_of(const attn_plan *plan) {
   int threads = 0;
@@ -53,19 +57,28 @@ static attn_status scripted_call(void *context, const attn_plan *plan, const att
                     (k->calls && k->calls == k->disturbed_call ? 6e7 : 0);
   if (k->calls < MOST_CALLS) k->spent[k->calls] = ns;
   k->calls++;
-  clock_ns += ns * (1 + slower_by * 1e-9 * clock_ns);
+  const int threads = threads_of(plan);
+  const bool disturbed = threads > 1 && calls_to_disturb > 0;
+  first_threads = first_threads ? first_threads : threads;
+  calls_to_disturb -= disturbed;
+  used.preemptions += disturbed;
+  used.cpu_ns += threads * ns;
+  clock_ns += ns * (1 + slower_by * 1e-9 * clock_ns) + disturbed * disturbed_ns;
   snprintf(last_kernel, sizeof last_kernel, "%s", attn_plan_kernel(plan));
   return k->fails ? ATTN_OUT_OF_MEMORY : ATTN_OK;
 }
 
-static const attn_tune_meter meter = {.now_ns = scripted_now, .call = scripted_call};
+static attn_process_usage scripted_usage(void *context) { return (void)context, used; }
+
+static const attn_tune_meter meter = {.now_ns = scripted_now, .call = scripted_call, .usage = scripted_usage};
 
 static int clear_environment(void **state) { return (void)state, unsetenv("ATTN_KERNEL"); }
 
 static int begin(void **state) {
   static const double usual_ms[] = {3, 1, 2, 50};
   for (size_t i = 0; i < COUNT(script); i++) script[i] = (scripted_kernel){.name = script[i].name, .ns = 1e6 * usual_ms[i]};
-  clock_ns = slower_by = 0;
+  clock_ns = slower_by = disturbed_ns = 0;
+  first_threads = calls_to_disturb = 0;
   return clear_environment(state);
 }
 
@@ -195,7 +208,11 @@ TEST(there_are_kernels_without_a_time) {
   assert_int_equal(report.timed, 1); /* the automatic choice */
   assert_string_equal(report.entry[0].kernel, "flash_c");
   assert_true(report.count >= 3);
-  for (int i = 1; i < report.count; i++) assert_true(report.entry[i].rounds == 0 && report.entry[i].time_ns == 0);
+  assert_null(report.not_timed[0]);
+  for (int i = 1; i < report.count; i++) {
+    assert_true(report.entry[i].rounds == 0 && report.entry[i].time_ns == 0);
+    assert_string_equal(report.not_timed[i], "no time was left for its first call");
+  }
   assert_int_equal(find("naive_c")->calls, 0);
 }
 
@@ -203,7 +220,9 @@ TEST(a_kernel_that_fails_has_no_time) {
   find("blocked_c")->fails = true;
   const attn_tune_report report = tune_plain(0.3);
   assert_string_equal(report.entry[0].kernel, "naive_c");
-  assert_int_equal(entry_of(&report, "blocked_c", 1)->rounds, 0);
+  const attn_tune_entry *failed = entry_of(&report, "blocked_c", 1);
+  assert_int_equal(failed->rounds, 0);
+  assert_string_equal(report.not_timed[failed - report.entry], "a call of it failed");
   assert_int_equal(find("blocked_c")->calls, 1);
   assert_true(report.entry[0].rounds > 40); /* what has no time is not the best */
 }
@@ -224,6 +243,68 @@ TEST(threads_are_part_of_the_choice) {
   assert_non_null(entry_of(&report, "naive_c", 2));
   assert_null(entry_of(&report, "naive_c", 3));
   assert_true(entry_of(&report, "naive_c", 4)->time_ns < entry_of(&report, "naive_c", 2)->time_ns);
+}
+
+/* Each call on several threads takes a quarter of the time that there is. */
+TEST(one_thread_is_tried_first) {
+  for (size_t i = 0; i < COUNT(script); i++) script[i].per_thread = 7e7;
+  const attn_tune_report report = tune(&ATTN_STRUCT(attn_options, .max_isa = "c"), 0.3, ATTN_OK);
+  assert_int_equal(first_threads, 1);
+  assert_string_equal(report.entry[0].kernel, "blocked_c");
+  assert_int_equal(report.entry[0].threads, 1);
+  for (size_t i = 0; i + 1 < COUNT(script); i++) assert_true(entry_of(&report, script[i].name, 1)->rounds > 0);
+}
+
+/* One thread of the automatic choice is called even where that takes longer than the whole time, as long as it may be
+ * quicker than the automatic choice was. */
+TEST(one_thread_is_tried_where_all_take_too_long) {
+  attn_tune_report report = {.struct_size = sizeof report};
+  find("flash_c")->per_thread = 1e7;
+  attn_problem_init(&problem, 1, 1, 1, 600, 600, 16, 16);
+  data = test_data_create(&problem, 1);
+  test_ok(attn_tune_by(&meter, &problem, &data.args, &ATTN_STRUCT(attn_options, .max_isa = "c"), 0.001, &report));
+  test_data_destroy(&data);
+  assert_int_equal(report.entry[0].threads, 1);
+}
+
+static const char *reason_of(const attn_tune_report *report, const char *kernel, int threads) {
+  return report->not_timed[entry_of(report, kernel, threads) - report->entry];
+}
+
+/* On several threads the kernels are quicker, and other programs take the CPUs of so many calls of these. */
+static attn_tune_report tune_beside_others(int calls, double longer_ns, double gain_ns, double seconds) {
+  for (size_t i = 0; i < COUNT(script); i++) script[i].per_thread = -gain_ns;
+  calls_to_disturb = calls, disturbed_ns = longer_ns;
+  return tune(&ATTN_STRUCT(attn_options, .max_isa = "c"), seconds, ATTN_OK);
+}
+
+/* The test runs with OMP_NUM_THREADS=4; without OpenMP there is one thread. */
+TEST(threads_that_lose_their_cpus_are_left_out) {
+  const attn_tune_report report = tune_beside_others(MOST_CALLS, 4e7, 1e5, 3);
+  assert_int_equal(report.entry[0].threads, 1);
+  for (int i = 0; i < report.timed; i++) assert_true(report.entry[i].threads == 1 && !report.not_timed[i]);
+  if (!entry_of(&report, "flash_c", 4)) return;
+  assert_non_null(strstr(reason_of(&report, "flash_c", 4), "other programs"));
+  assert_non_null(strstr(reason_of(&report, "blocked_c", 2), "other programs"));
+  assert_int_equal(entry_of(&report, "flash_c", 4)->rounds, 0);
+}
+
+/* The first calls lose their CPUs, and later ones do not: they are tried again, and win. */
+TEST(threads_that_lost_their_cpus_are_tried_again) {
+  const attn_tune_report report = tune_beside_others(6, 2e6, 1e5, 3);
+  if (!entry_of(&report, "flash_c", 4)) return;
+  expect_entry(&report.entry[0], "blocked_c", 7e5, 1);
+  assert_int_equal(report.entry[0].threads, 4);
+  assert_true(report.entry[0].rounds >= 6);
+}
+
+/* Disturbed, and quicker all the same: four threads take a third of the time of one. */
+TEST(what_is_quicker_beyond_doubt_stays) {
+  for (size_t i = 0; i < COUNT(script); i++) script[i].ns = 9e6;
+  const attn_tune_report report = tune_beside_others(MOST_CALLS, 1e6, 2.4e6, 3);
+  if (!entry_of(&report, "flash_c", 4)) return;
+  assert_int_equal(report.entry[0].threads, 4);
+  assert_null(report.not_timed[0]);
 }
 
 TEST(a_named_kernel_is_alone) {
@@ -252,7 +333,11 @@ TEST(mistakes_are_sentences) {
   before = report;
   test_refused(attn_tune(&problem, &data.args, &ATTN_STRUCT(attn_options, .kernel = "flash_mmx"), 1, &report),
                ATTN_UNKNOWN_KERNEL, "flash_mmx");
-  assert_memory_equal(&report, &before, sizeof report); /* what fails writes nothing */
+  assert_memory_equal(&report, &before, sizeof report);       /* what fails writes nothing */
+  report.struct_size = offsetof(attn_tune_report, not_timed); /* of a program that knows no reasons */
+  test_ok((attn_tune)(&problem, &data.args, NULL, 0.001, &report));
+  assert_true(report.timed >= 1);
+  assert_memory_equal(report.not_timed, before.not_timed, sizeof report.not_timed);
   report.struct_size = 12;
   test_invalid((attn_tune)(&problem, &data.args, NULL, 1, &report), "attn_tune_report.struct_size is 12");
   test_data_destroy(&data);

@@ -68,6 +68,8 @@ static bool create_tensors(const attn_problem *p, bench_tensors *tensors) {
 
 static double now_ns(void *context) { return (void)context, bench_now_ns(); }
 
+static attn_process_usage usage(void *context) { return (void)context, attn_process_usage_now(); }
+
 static attn_status call(void *context, const attn_plan *plan, const attn_args *args, void *workspace, size_t bytes) {
   return (void)context, attn_plan_run(plan, args, workspace, bytes);
 }
@@ -79,7 +81,7 @@ static bool takes(void *context, const attn_kernel_info *kernel) {
 
 static bool measure(void *context, const bench_tune_shape *shape, bench_tune_set kernels, double seconds,
                     attn_tune_report *report) {
-  const attn_tune_meter meter = {.now_ns = now_ns, .call = call, .context = &kernels, .takes = takes};
+  const attn_tune_meter meter = {.now_ns = now_ns, .call = call, .context = &kernels, .takes = takes, .usage = usage};
   bench_case bench;
   bench_tensors tensors;
   (void)context;

@@ -326,9 +326,8 @@ ATTN_API attn_status attn_merge(int parts, int64_t rows, int64_t dim_v, const fl
 typedef struct attn_tune_entry {
   const char *kernel; /**< Its name; lives as long as the process. */
   int32_t threads;    /**< That a call used. */
-  int32_t rounds; /**< In which it was timed. 0 = it was not, and what follows is 0: there was no time for its first call,
-                     its workspace is above 1 GiB, or a call failed. */
-  double time_ns; /**< Nanoseconds of a call: the median over the rounds. */
+  int32_t rounds;     /**< In which it was timed. 0 = it was not, and what follows is 0: the report's not_timed says why. */
+  double time_ns;     /**< Nanoseconds of a call: the median over the rounds. */
   double time_low_ns; /**< From here to time_high_ns the median lies with a probability of 95 %, whatever the distribution */
   double time_high_ns; /**< is (order statistics); 0 and INFINITY where fewer than six rounds give no such interval. */
   double ratio;        /**< Its time over that of the first entry: the median over the rounds that both were in. */
@@ -350,12 +349,16 @@ typedef struct attn_tune_report {
   int32_t automatic_threads;                /**< With as many threads. */
   int32_t reserved;                         /**< 0 */
   attn_tune_entry entry[ATTN_TUNE_ENTRIES]; /**< [count] */
+  const char *not_timed[ATTN_TUNE_ENTRIES]; /**< [count] Why an entry has no time, in words; lives as long as the process.
+                                               NULL = it has one. */
 } attn_tune_report;
 
 /** Times what takes the problem, on the caller's own data and with the caller's strides, for about `seconds`: every kernel
  * of this process with one thread, with all, and with powers of two between, or with options->threads; only the one that
  * options->kernel or ATTN_KERNEL names, and none above options->max_isa. options may be NULL. All run in turn, again and
  * again, and o (and lse) hold the first entry's answer at the end. What takes longer than that time allows is not called.
+ * One thread is tried first. Several threads are left out where other programs took their CPUs in half of the rounds or
+ * more, unless they were quicker beyond doubt all the same.
  *
  *     attn_tune_report report;
  *     if (attn_tune(&problem, &args, NULL, 0.5, &report) == ATTN_OK) {

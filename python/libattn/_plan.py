@@ -98,12 +98,14 @@ class Timing:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What tune() measured: the entries, quickest first, and what the library would have chosen by itself."""
+    """What tune() measured: the entries, quickest first, what the library would have chosen by itself, and what has no
+    time."""
 
     entries: list[Timing]
     automatic: str
     automatic_threads: int
     seconds: float
+    not_timed: list[tuple[str, int, str]]  # kernel, threads, and why it has no time
 
     @property
     def best(self) -> dict[str, Any]:
@@ -127,8 +129,10 @@ def tune(q: Any, k: Any, v: Any, *, seconds: float = 0.5, **options: Any) -> Tun
     """
     report = S.attn_tune_report()
     FUNCTIONS["tune"](ctypes.addressof(report), round(seconds * 1000), q, k, v, **options)
+    others = [(report.entry[i].kernel.decode(), report.entry[i].threads, report.not_timed[i].decode())
+              for i in range(report.timed, report.count)]
     return Tuning([_timing(report.entry[i]) for i in range(report.timed)], report.automatic.decode(),
-                  report.automatic_threads, report.seconds)
+                  report.automatic_threads, report.seconds, others)
 
 
 def merge(parts: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:

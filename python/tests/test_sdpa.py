@@ -316,6 +316,9 @@ def test_tune():
     assert tuning.automatic in {entry.kernel for entry in tuning.entries}
     times = [entry.time_ns for entry in tuning.entries]
     assert times == sorted(times)
+    assert all(kernel and threads > 0 and reason for kernel, threads, reason in tuning.not_timed)
+    short = libattn.tune(*[np.zeros((1, 1, 1000, 64), np.float32)] * 3, seconds=0.001, max_isa="c")
+    assert "no time was left for its first call" in {reason for _, _, reason in short.not_timed}
     assert libattn.Plan(q, k, v, causal=True, **tuning.best).kernel == tuning.entries[0].kernel
     with pytest.raises(ValueError, match="k has head_dim"):
         libattn.tune(q, k[..., 1:], v)
