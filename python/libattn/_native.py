@@ -111,14 +111,14 @@ def _build_interface():
     constants = dict(zip(description["enumerators"], values[:len(description["enumerators"])]))
 
     def types(kind):
+        if kind.endswith("]"):
+            element, _, count = kind[:-1].partition("[")
+            return types(element) * (constants[count] if count in constants else int(count))
         kind = kind.replace("const ", "") if kind != "const char*" else kind
         if kind in structs or kind in _PLAIN:
             return structs.get(kind) or _PLAIN[kind]
         if kind in description["enums"]:
             return ctypes.c_int
-        if kind.endswith("]"):
-            element, _, count = kind[:-1].partition("[")
-            return types(element) * (constants[count] if count in constants else int(count))
         if kind.endswith("*") or kind in description["callbacks"]:
             return ctypes.c_void_p
         raise ImportError(f"a header of {LIBRARY} has the unknown type '{kind}'")
