@@ -309,9 +309,9 @@ static double best_ns(const session *s) {
   return best;
 }
 
-/* More threads than one, or than the caller's number, that lost their CPUs half of the time or more. */
+/* More threads than the fewest that can be timed, which lost their CPUs half of the time or more. */
 static bool has_lost_threads(const session *s, const candidate *c) {
-  return c->threads > s->candidates[0].threads && 2 * c->disturbed >= c->timings;
+  return s->candidates[0].calls && c->threads > s->candidates[0].threads && 2 * c->disturbed >= c->timings;
 }
 
 /* Whether the candidate may still be near the best, or has not had its share of the time yet. Its shortest sample tells,

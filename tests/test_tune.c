@@ -197,14 +197,19 @@ TEST(short_calls_are_repeated) {
   assert_true(fabs(report.entry[0].time_ns - 100) < 1e-3);
 }
 
+/* In a millisecond, where one thread of plain C is guessed to need 4.6 ms for 23 MFLOP. */
+static attn_tune_report tune_too_shortly(const attn_options *options) {
+  attn_tune_report report = {.struct_size = sizeof report};
+  attn_problem_init(&problem, 1, 1, 1, 600, 600, 16, 16);
+  data = test_data_create(&problem, 1);
+  test_ok(attn_tune_by(&meter, &problem, &data.args, options, 0.001, &report));
+  test_data_destroy(&data);
+  return report;
+}
+
 /* What would take too long is never called, and is named at the end. */
 TEST(there_are_kernels_without_a_time) {
-  attn_tune_report report = {.struct_size = sizeof report};
-  attn_problem_init(&problem, 1, 1, 1, 600, 600, 16, 16); /* 23 MFLOP: 4.6 ms of plain C */
-  data = test_data_create(&problem, 1);
-  const attn_options plain = ATTN_STRUCT(attn_options, .max_isa = "c", .threads = 1);
-  test_ok(attn_tune_by(&meter, &problem, &data.args, &plain, 0.001, &report));
-  test_data_destroy(&data);
+  const attn_tune_report report = tune_too_shortly(&ATTN_STRUCT(attn_options, .max_isa = "c", .threads = 1));
   assert_int_equal(report.timed, 1); /* the automatic choice */
   assert_string_equal(report.entry[0].kernel, "flash_c");
   assert_true(report.count >= 3);
@@ -258,13 +263,19 @@ TEST(one_thread_is_tried_first) {
 /* One thread of the automatic choice is called even where that takes longer than the whole time, as long as it may be
  * quicker than the automatic choice was. */
 TEST(one_thread_is_tried_where_all_take_too_long) {
-  attn_tune_report report = {.struct_size = sizeof report};
   find("flash_c")->per_thread = 1e7;
-  attn_problem_init(&problem, 1, 1, 1, 600, 600, 16, 16);
-  data = test_data_create(&problem, 1);
-  test_ok(attn_tune_by(&meter, &problem, &data.args, &ATTN_STRUCT(attn_options, .max_isa = "c"), 0.001, &report));
-  test_data_destroy(&data);
+  const attn_tune_report report = tune_too_shortly(&ATTN_STRUCT(attn_options, .max_isa = "c"));
   assert_int_equal(report.entry[0].threads, 1);
+}
+
+/* Otherwise the automatic choice alone has a time, even a disturbed one. */
+TEST(a_disturbed_time_is_better_than_none) {
+  find("flash_c")->ns = 1e6;
+  calls_to_disturb = MOST_CALLS, disturbed_ns = 1e6;
+  const attn_tune_report report = tune_too_shortly(&ATTN_STRUCT(attn_options, .max_isa = "c"));
+  assert_int_equal(report.timed, 1);
+  assert_string_equal(report.entry[0].kernel, report.automatic);
+  assert_int_equal(report.entry[0].threads, report.automatic_threads);
 }
 
 static const char *reason_of(const attn_tune_report *report, const char *kernel, int threads) {
