@@ -98,6 +98,38 @@ static void later_keys_change_no_bit_of_earlier_rows(const char *kernel) {
   test_data_destroy(&data);
 }
 
+/* An infinite V makes its column infinite for every weight that float64 can hold, and NaN for one that it cannot. All other
+ * columns stay as they are. */
+static void infinite_values_count_by_their_weight(const char *kernel) {
+  static const struct {
+    float score, value, expected;
+  } cases[] = {{-50, INFINITY, INFINITY},    {-95, -INFINITY, -INFINITY}, {-200, INFINITY, INFINITY},
+               {-730, -INFINITY, -INFINITY}, {-760, INFINITY, NAN},       {-3000, -INFINITY, NAN}};
+  const attn_problem problem = one_head();
+  test_data data = test_data_create(&problem, 19);
+  float *q = (float *)data.args.q, *k = (float *)data.args.k, *v = (float *)data.args.v;
+  for (int i = 0; i < QUERIES * DIM; i++) q[i] = i % DIM == 0;
+  for (int j = 0; j < KEYS; j++) k[j * DIM] = 0;
+  const float usual = v[300 * DIM + 3];
+  for (size_t n = 0; n < COUNT(cases); n++) {
+    test_data other = test_data_share_inputs(&problem, &data);
+    k[300 * DIM] = cases[n].score / problem.scale;
+    v[300 * DIM + 3] = usual;
+    run(kernel, &problem, &data.args);
+    v[300 * DIM + 3] = cases[n].value;
+    run(kernel, &problem, &other.args);
+    for (int i = 0; i < QUERIES * DIM; i++) {
+      const float before = ((float *)data.args.o)[i], o = ((float *)other.args.o)[i], wanted = cases[n].expected;
+      const bool good = i % DIM != 3 ? fabsf(o - before) < 1e-5f : isnan(wanted) ? isnan(o) : o == wanted;
+      if (!good)
+        fail_msg("%s: V of %g with a score of %g makes column %d of row %d %g", kernel, (double)cases[n].value,
+                 (double)cases[n].score, i % DIM, i / DIM, (double)o);
+    }
+    test_data_destroy_outputs(&other);
+  }
+  test_data_destroy(&data);
+}
+
 /* Row 0 sees key 0, whose V is so small that its product with P vanishes, and key 1, whose V is -0. The sign of its zero
  * must not depend on whether it shares a tile with rows that see positive V. */
 static void sign_of_zero_is_the_rows_own(const char *kernel) {
@@ -237,6 +269,7 @@ static void a_nan_row_is_computed_again_alone(const char *kernel) {
 FOR_EACH_KERNEL(neighbours_nan_hides_no_score)
 FOR_EACH_KERNEL(keys_between_rows_change_no_bit)
 FOR_EACH_KERNEL(later_keys_change_no_bit_of_earlier_rows)
+FOR_EACH_KERNEL(infinite_values_count_by_their_weight)
 FOR_EACH_KERNEL(sign_of_zero_is_the_rows_own)
 FOR_EACH_KERNEL(nan_bias_reaches_its_row)
 FOR_EACH_KERNEL(biased_away_keys_change_no_bit)
