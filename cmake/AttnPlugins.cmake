@@ -19,6 +19,10 @@ function(attn_kernel_objects name)
                                              $<$<BOOL:${ATTN_EMULATE_AVX512}>:ATTN_EMULATE_AVX512>)
   # Contraction would let the compiler fuse differently in two copies of one loop, and bits would depend on tile position.
   target_compile_options(${name} PRIVATE -fvisibility=hidden -ffp-contract=off -fno-math-errno)
+  # Programs run the library in threads with small stacks. Sanitizers and -O0 need larger frames.
+  if(NOT ATTN_SANITIZE AND NOT CMAKE_BUILD_TYPE STREQUAL "Debug")
+    target_compile_options(${name} PRIVATE -Wframe-larger-than=20480)
+  endif()
   target_link_libraries(${name} PRIVATE attn_warnings ${ATTN_OPENMP_TARGET})
   set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
 endfunction()

@@ -7,6 +7,7 @@
 
 #include "error.h"
 #include "layouts.h"
+#include "resources.h"
 
 enum { MOST_THREADS = 4096 };
 
@@ -21,7 +22,6 @@ static void run_threads(int threads, int64_t tasks, attn_task_fn task, void *con
 #elif defined(_OPENMP)
 #include <omp.h>
 #include <pthread.h>
-#include <signal.h>
 
 int attn_parallel_default_threads(void) {
   const int threads = omp_get_max_threads();
@@ -51,35 +51,6 @@ typedef struct team {
 
 static _Thread_local team last;
 
-/* ---- How many threads the system allows: where one cannot be made, OpenMP runtimes end the process ---- */
-
-static intptr_t start_in_turn(intptr_t count);
-
-static void *start_the_rest(void *count) { return (void *)start_in_turn((intptr_t)count - 1); }
-
-/* Each thread starts the next and waits for it, so that all are there at once. Returns how many could be started. */
-static intptr_t start_in_turn(intptr_t count) {
-  pthread_t next;
-  void *started = NULL;
-  if (count == 0 || pthread_create(&next, NULL, start_the_rest, (void *)count)) return 0;
-  pthread_join(next, &started);
-  return 1 + (intptr_t)started;
-}
-
-/* How many of `count` more threads the system allows, by trying. */
-#ifdef _WIN32
-static int count_startable(int count) { return (int)start_in_turn(count); }
-#else
-static int count_startable(int count) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before); /* the caller's signals are not for these threads */
-  const int startable = (int)start_in_turn(count);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
-  return startable;
-}
-#endif
-
 /* A child of fork() has none of the threads that OpenMP started for its parent, and would wait for them forever: in the
  * thread that forked, loops are serial. A team of one leaves the threads of the last team as they are. */
 int attn_parallel_available(int wanted) {
@@ -94,7 +65,8 @@ int attn_parallel_available(int wanted) {
   if (omp_get_active_level() >= omp_get_max_active_levels()) return 1; /* what OpenMP would do as well */
   const bool nested = omp_get_level() > 0;
   const int there = !nested && last.threads > 1 ? last.threads : 1;
-  if (wanted > there) wanted = there + count_startable(wanted - there);
+  /* Where a thread cannot be made, OpenMP runtimes end the process. */
+  if (wanted > there) wanted = there + attn_startable_threads(wanted - there);
   if (!nested) last = (team){wanted, process};
   return wanted;
 }

@@ -18,6 +18,7 @@
 #include "error.h"
 #include "plugin_folders.h"
 #include "registry.h"
+#include "resources.h"
 #include "shared_object.h"
 #include "text.h"
 #include "version.h"
@@ -164,12 +165,48 @@ static const char *symbol_in(const char *path) {
   return colon && !strpbrk(colon, ATTN_FOLDER_SEPARATORS) && !attn_object_exists(path) ? colon + 1 : NULL;
 }
 
+/* Libraries that start threads while they are loaded. */
+static const struct {
+  const char *plugin, *variable;
+  size_t bytes;
+} threaded[] = {
+#define ATTN_LIBRARY(folder, library, package)
+#define ATTN_LIBRARY_THREADS(plugin, variable, mebibytes) {#plugin, variable, (size_t)(mebibytes) << 20},
+#include "kernels/libraries.def"
+#undef ATTN_LIBRARY
+#undef ATTN_LIBRARY_THREADS
+};
+
+/* Whether `path` is the file of this plug-in. */
+static bool is_file_of(const char *path, const char *plugin) {
+  char file[128];
+  const size_t length = (size_t)snprintf(file, sizeof file, ATTN_PLUGIN_FILE, plugin), all = strlen(path);
+  return all >= length && strcmp(path + all - length, file) == 0;
+}
+
+/* Such a library may hang or end the process where the system does not give what its threads need. */
+static attn_status check_room(const char *file) {
+  for (size_t i = 0; i < sizeof threaded / sizeof *threaded; i++) {
+    if (!is_file_of(file, threaded[i].plugin)) continue;
+    const char *asked = attn_object_secure_getenv(threaded[i].variable);
+    const int threads = asked && atoi(asked) > 0 ? atoi(asked) : attn_online_cpus();
+    if (!attn_has_room_for_threads(threads, threaded[i].bytes))
+      return attn_fail(ATTN_UNSUPPORTED,
+                       "cannot load %s: the system does not allow the %d threads that its library starts, and %zu MiB of "
+                       "address space for each (ulimit -u, ulimit -v; %s lowers their number)",
+                       file, threads, threaded[i].bytes >> 20, threaded[i].variable);
+  }
+  return ATTN_OK;
+}
+
 static attn_status load_path(const char *path) {
   char file[4 * PATH_BYTES], error[600];
   const char *symbol = symbol_in(path);
   const size_t length = symbol ? (size_t)(symbol - 1 - path) : strlen(path);
   if (length >= sizeof file) return attn_fail(ATTN_UNSUPPORTED, "cannot load a path of %zu bytes", length);
   snprintf(file, sizeof file, "%.*s", (int)length, path);
+  const attn_status status = check_room(file);
+  if (status != ATTN_OK) return status;
   void *object = attn_object_open(file, error, sizeof error);
   return object ? add_object(object, file, symbol, path) : attn_fail(ATTN_UNSUPPORTED, "cannot load %s: %s", file, error);
 }
@@ -193,6 +230,8 @@ static attn_status load_name(const char *name) {
     snprintf(path, sizeof path, "%s/%s", p.folder[i], file);
     if (*p.folder[i] && attn_object_exists(path)) return load_path(path);
   }
+  const attn_status status = check_room(file);
+  if (status != ATTN_OK) return status;
   void *object = attn_object_open(file, error, sizeof error);
   if (!object) return not_found(name, file, &p, error);
   attn_object_path(attn_object_symbol(object, ATTN_PLUGIN_ENTRY), file, path, sizeof path);

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""What attnbench keeps and says when the system fails: full disks, folders that vanish, closed pipes, SIGKILL.
+"""What attnbench keeps and says when the system fails: full disks, folders that vanish, closed pipes, SIGKILL, limits of
+memory, stack, files, processes and CPU time (ulimit).
 
 tests/test_faults.py path/to/attnbench [KILLS]     needs only Python's standard library; KILLS: how often to kill (8)
 """
 
 import csv
 import json
+import os
 import random
 import re
 import resource
@@ -120,6 +122,60 @@ class Faults(FolderTest):
                 said = process.stderr.read()
             self.assertIn(process.wait(timeout=300), (0, 5, -signal.SIGPIPE), said)
         self.expect_complete()
+
+    def run_limited(self, limit, value, *command, user=None):
+        """Ends in time, by no signal, with a documented exit code, and with a sentence where that is none of success."""
+        def lower():
+            if user:
+                os.setgid(user)
+                os.setuid(user)
+            resource.setrlimit(limit, (value, value))
+
+        done = subprocess.run([ATTNBENCH, *map(str, command)], preexec_fn=lower, capture_output=True, text=True, check=False,
+                              timeout=120)
+        self.assertIn(done.returncode, (0, 3, 4, 5, 130), (limit, value, command, done.stdout, done.stderr))
+        self.assertTrue(done.returncode == 0 or done.stderr or done.stdout, (limit, value, command))
+        return done
+
+    def test_small_limits_end_with_a_sentence(self):
+        cases = ["-q", "-a", "seq=64", "-a", "heads=2"]
+        commands = [["check", "-k", "naive_c,flash_*,gemm_openblas,matmul_onednn", *cases],
+                    ["run", "-k", "naive_c", "--rounds", 2, *cases], ["compare", "no-such-folder", "nor-this"]]
+        for number, command in enumerate(commands[:2]):
+            folder = ["-o", f"{self.folder}-{number}", "--overwrite"]
+            for kib in [20000, 60000, 200000, 300000, 400000, 550000, 700000, 1000000][::1 + 2 * number]:
+                self.run_limited(resource.RLIMIT_AS, kib << 10, *command, *folder)
+            for files in range(4, 10, 1 + 2 * number):
+                self.run_limited(resource.RLIMIT_NOFILE, files, *command, *folder)
+            for kib in 0, 1, 8:
+                done = self.run_limited(resource.RLIMIT_FSIZE, kib << 10, *command, *folder)
+                self.assertTrue(kib == 8 or (done.returncode == 5 and "File too large" in done.stderr), done.stderr)
+        for kib in 32, 64, 128, 255, 256:
+            done = self.run_limited(resource.RLIMIT_STACK, kib << 10, *commands[0])
+            self.assertEqual(done.returncode, 0 if kib == 256 else 5, done.stderr)
+            self.assertTrue(kib == 256 or f"limited to {kib} KiB (ulimit -s)" in done.stderr, done.stderr)
+        self.assertEqual(self.run_limited(resource.RLIMIT_STACK, 64 << 10, *commands[2]).returncode, 5)
+
+    def test_openblas_is_refused_where_its_threads_have_no_room(self):
+        """It would wait for ever for memory, or raise SIGINT where a thread cannot be made."""
+        for limit, value, user in (resource.RLIMIT_AS, 200000 << 10, None), (resource.RLIMIT_NPROC, 1, 65534):
+            if user and os.getuid() != 0:
+                continue
+            done = self.run_limited(limit, value, "check", "-q", "-k", "gemm_openblas", "-a", "seq=64",
+                                    user=user)
+            if "not built" in done.stdout + done.stderr:
+                self.skipTest("this build has no plug-in for OpenBLAS")
+            self.assertIn("OPENBLAS_NUM_THREADS lowers their number", done.stdout + done.stderr)
+
+    def test_a_limit_of_cpu_time_ends_the_run_and_keeps_its_rows(self):
+        done = self.run_limited(resource.RLIMIT_CPU, 2, "check", "-q", "-k", "naive_c", "-a", f"seq=100:{CASES + 400}", "-o",
+                                self.folder)
+        self.assertEqual(done.returncode, 130, done.stderr)
+        self.assertIn("the limit of CPU time is nearly reached (ulimit -t)", done.stderr)
+        self.assertGreater(len(rows_of(self.journal)), 0)
+        done = self.run_limited(resource.RLIMIT_CPU, 1, "peak")
+        self.assertEqual(done.returncode, 5, done.stdout)
+        self.assertIn("the limit of CPU time is nearly reached (ulimit -t)", done.stderr)
 
 
 if __name__ == "__main__":

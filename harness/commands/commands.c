@@ -10,6 +10,7 @@
 #include "base/cli.h"
 #include "base/files.h"
 #include "machine/affinity.h"
+#include "machine/resources.h"
 #include "timing/rates.h"
 
 typedef struct command {
@@ -128,6 +129,7 @@ static int run_command(int argc, char **argv) {
 
 int bench_main(int argc, char **argv) {
   bench_open_standard_files();
+  if (bench_resources_check()) return BENCH_EXIT_INTERNAL;
   bench_threads_limit();
   const int code = run_command(argc, argv);
   if (!fflush(stdout) && !ferror(stdout)) return code;

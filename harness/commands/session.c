@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/files.h"
 #include "machine/affinity.h"
+#include "machine/resources.h"
 #include "report/report.h"
 
 enum { FULL_TABLE_CASES = 12 };
@@ -20,7 +21,7 @@ static volatile sig_atomic_t interrupted; /* sig_atomic_t is int on every system
 _Static_assert(sizeof(sig_atomic_t) == sizeof(int), "bench_time() takes the address as that of an int");
 
 static void interrupt(int number) {
-  (void)number;
+  if (number == BENCH_CPU_SIGNAL) bench_resources_say_cpu_limit();
   interrupted = 1;
 }
 
@@ -30,6 +31,7 @@ volatile const int *bench_interrupts_catch(void) {
   interrupted = 0;
   (void)sigaction(SIGINT, &action, NULL);
   (void)sigaction(SIGTERM, &action, NULL);
+  if (BENCH_CPU_SIGNAL) (void)sigaction(BENCH_CPU_SIGNAL, &action, NULL);
   return &interrupted;
 }
 

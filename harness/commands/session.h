@@ -46,8 +46,9 @@ struct bench_session {
   void *own;                                                        /* of other steps */
   bench_case_settings settings;                                     /* *settings.stop is nonzero after Ctrl-C */
   bench_environment environment;
-  bench_rows rows; /* in the order of the files */
-  bench_rows old;  /* of the journal that is resumed */
+  bench_row fresh[BENCH_MAX_KERNELS + 1]; /* of the case that runs: too many for the stack */
+  bench_rows rows;                        /* in the order of the files */
+  bench_rows old;                         /* of the journal that is resumed */
   FILE *journal;
   int lock; /* of the folder */
   bench_progress progress;

@@ -94,7 +94,7 @@ static void count_structure_runs_of(bench_session *s, const bench_row *row) {
 typedef struct current {
   const bench_case *bench;
   const attn_kernel_info *kernels[BENCH_MAX_KERNELS + 1]; /* whose rows are missing */
-  bench_row rows[BENCH_MAX_KERNELS + 1];                  /* one for each of them */
+  bench_row *rows;                                        /* one for each of them */
   int count;
 } current;
 
@@ -125,7 +125,7 @@ static bool run_missing(bench_session *s, current *c, double guess, bool *durabl
 
 /* One case; false if the run was interrupted before it was complete. */
 static bool run_case(bench_session *s, int index) {
-  current c = {.bench = &s->cases.item[index]};
+  current c = {.bench = &s->cases.item[index], .rows = s->fresh};
   const double guess = guess_case(s, index);
   const int before = s->rows.count;
   bool durable = true;

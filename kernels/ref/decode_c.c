@@ -23,19 +23,18 @@ static const char *decode_rejects(const attn_problem *p, char *buffer, size_t bu
 }
 
 /* Offsets in a thread's scratch, in bytes: one block of K and V and one query head's scores, q and acc of all rows of the
- * group. */
+ * group, and a row_block for each of its heads. */
 typedef struct decode_layout {
-  int64_t k, v, score, q, acc, total;
+  int64_t k, v, score, q, acc, blocks, total;
 } decode_layout;
 
 /* False if a size overflows. */
 static bool decode_layout_of(const attn_problem *p, decode_layout *at) {
   const int64_t rows = rows_per_kv_head(p);
-  const memory_part parts[] = {{&at->k, KEYS, float_bytes(p->dim_qk)},
-                               {&at->v, KEYS, float_bytes(p->dim_v)},
-                               {&at->score, ROWS, float_bytes(KEYS)},
-                               {&at->q, rows, float_bytes(p->dim_qk)},
-                               {&at->acc, rows, float_bytes(p->dim_v)}};
+  const memory_part parts[] = {
+      {&at->k, KEYS, float_bytes(p->dim_qk)},  {&at->v, KEYS, float_bytes(p->dim_v)},
+      {&at->score, ROWS, float_bytes(KEYS)},   {&at->q, rows, float_bytes(p->dim_qk)},
+      {&at->acc, rows, float_bytes(p->dim_v)}, {&at->blocks, attn_group(p), (int64_t)sizeof(row_block)}};
   at->total = 0;
   return LAY_OUT(parts, &at->total);
 }
@@ -90,7 +89,9 @@ static void leave_state(const row_block *t, float *unit_memory, int64_t split, i
 static void decode_split(const attn_schedule *schedule, const attn_args *args, attn_task task, float *unit_memory,
                          float *scratch) {
   const int64_t group = attn_group(&schedule->problem);
-  row_block block[DECODE_ROWS] = {{0}};
+  decode_layout at;
+  decode_layout_of(&schedule->problem, &at);
+  row_block *block = (row_block *)(void *)floats_at(scratch, at.blocks);
   for (int64_t member = 0; member < group; member++) {
     block[member] = head_block(schedule, args, task, member, scratch);
     start_rows(&block[member]);
