@@ -59,7 +59,11 @@ void attn_object_own_folder(char *folder, size_t bytes) {
 const char *attn_object_secure_getenv(const char *name) { return getenv(name); }
 #else
 #include <dlfcn.h>
+#include <sys/stat.h>
 #include <unistd.h>
+#ifdef __linux__
+#include <link.h>
+#endif
 
 /* Weak, so that a program that is linked statically needs no dlopen, and linkers do not warn of it. */
 #pragma weak dlopen
@@ -67,7 +71,39 @@ const char *attn_object_secure_getenv(const char *name) { return getenv(name); }
 #pragma weak dlerror
 #pragma weak dladdr
 
+/* Whether the file has all bytes that its segments are mapped from: the loader does not look, and a truncated file ends the
+ * process by SIGBUS. True for what is no ELF file of this machine, which the loader refuses itself. */
+#ifdef __linux__
+static bool is_whole(const char *path, unsigned long long size) {
+  ElfW(Ehdr) head;
+  ElfW(Phdr) segment;
+  bool whole = true;
+  FILE *file = fopen(path, "rbe");
+  if (!file) return true;
+  const unsigned char class = sizeof(void *) == 8 ? ELFCLASS64 : ELFCLASS32;
+  if (fread(&head, sizeof head, 1, file) == 1 && !memcmp(head.e_ident, ELFMAG, SELFMAG) && head.e_ident[EI_CLASS] == class &&
+      head.e_phentsize == sizeof segment && !fseek(file, (long)head.e_phoff, SEEK_SET))
+    for (int i = 0; i < head.e_phnum && fread(&segment, sizeof segment, 1, file) == 1; i++)
+      whole =
+          whole && (segment.p_type != PT_LOAD || (segment.p_offset <= size && segment.p_filesz <= size - segment.p_offset));
+  (void)fclose(file);
+  return whole;
+}
+#else
+static bool is_whole(const char *path, unsigned long long size) { return (void)path, (void)size, true; }
+#endif
+
+/* NULL, or why the loader must not open the file: it would wait for the writer of a pipe, or crash. */
+static const char *unfit(const char *path) {
+  struct stat facts;
+  if (!strchr(path, '/') || stat(path, &facts)) return NULL; /* the loader looks for it, or says why it cannot */
+  if (!S_ISREG(facts.st_mode)) return "it is no regular file";
+  return is_whole(path, (unsigned long long)facts.st_size) ? NULL : "it is truncated: its segments go on behind its end";
+}
+
 void *attn_object_open(const char *path, char *error, size_t error_bytes) {
+  const char *reason = unfit(path);
+  if (reason) return snprintf(error, error_bytes, "%s", reason), NULL;
   void *object = dlopen ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
   const char *text = object ? "" : dlopen ? dlerror() : "this program is linked statically and has no loader";
   snprintf(error, error_bytes, "%s", text ? text : "it does not say why");

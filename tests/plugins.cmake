@@ -2,7 +2,7 @@
 # Plug-ins: tests/CMakeLists.txt includes this file. One shared object for each thing that attn_load_kernels() refuses.
 set(plugin_folder ${CMAKE_CURRENT_BINARY_DIR}/plugins)
 set(refused_plugins "")
-foreach(wrong NOTHING ENTRY ABI SIZE NAME TAKEN TWICE TIER MEMBER START VERSION COUNT)
+foreach(wrong NOTHING ENTRY ABI SIZE NAME TAKEN TWICE TIER MEMBER START VERSION COUNT GROWN NEWER)
   string(TOLOWER ${wrong} name)
   list(LENGTH refused_plugins number)
   add_library(plugin_${name} MODULE plugins/refused.c)

@@ -125,6 +125,8 @@ SENTENCES = {  # what is wrong with plugin_NAME.so
     "entry": "is no plug-in: it does not export attn_plugin_entry",
     "abi": r"is built for version 99 of the kernel interface, and libattn \d+\.\d+\.\d+ has version \d+; build it",
     "size": r"an attn_kernel has \d+ bytes, and in libattn .* \d+; build it",
+    "grown": r"an attn_problem has \d+ bytes, and in libattn .* \d+; build it",
+    "newer": r"an attn_plugin has \d+ bytes, and in libattn .* \d+; build it",
     "name": "kernel 1 of .* is called 'Test-kernel'; a name has small letters",
     "taken": "has a kernel 'flash_c', and libattn itself has one of that name already",
     "twice": "has a kernel 'test_first', and the same file has one of that name already",
@@ -151,6 +153,47 @@ class Refused(unittest.TestCase):
         self.assertRegex(client("load", __file__), "^ATTN_UNSUPPORTED: cannot load .*test_plugins.py: .*")
         self.assertRegex(client("load", ""), "^ATTN_INVALID_ARGUMENT: plugin is ''; it must be a name")
         self.assertRegex(client("load", "libmine.so"), "^ATTN_INVALID_ARGUMENT: plugin is 'libmine.so'.*a path with a slash")
+
+    def damaged(self, folder):
+        """Files that are no whole shared object of this machine, and what is said of each."""
+        whole = (FOLDER / "plugin_nothing.so").read_bytes()
+        for count in (0, 10, 63, 64, 500, *range(1000, len(whole) * 3 // 4, 1000)):
+            yield f"first_{count}.so", whole[:count], "file too short|cannot read file data|truncated"
+        yield "text.so", b"no ELF" * 2000, "invalid ELF header"
+        yield "class.so", whole[:4] + bytes([3 - whole[4]]) + whole[5:], "wrong ELF class"
+        yield "machine.so", whole[:18] + b"\x08\x00" + whole[20:], "cannot open shared object file|wrong|invalid"
+        os.mkfifo(folder / "pipe.so")
+        yield "pipe.so", None, "no regular file"
+        (folder / "folder.so").mkdir()
+        yield "folder.so", None, "no regular file"
+        (folder / "secret.so").touch(mode=0)
+        if os.getuid() != 0:
+            yield "secret.so", None, "Permission denied"
+
+    def test_files_that_are_no_whole_shared_object(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            for name, content, sentence in self.damaged(folder):
+                with self.subTest(name):
+                    path = folder / name
+                    if content is not None:
+                        path.write_bytes(content)
+                    words = client("load", path, "kernels")
+                    self.assertRegex(words, f"^ATTN_UNSUPPORTED: cannot load {path}: .*({sentence})")
+                    self.assertNotIn("test_", words)
+                    self.assertRegex(client("run", "auto", ATTN_LOAD=str(path)), rf"ATTN_LOAD has '{path}': .*({sentence})")
+            done = attnbench("run", "--load", folder / "first_2000.so")
+            self.assertEqual((done.returncode, done.stdout), (2, ""))
+            self.assertIn("it is truncated", done.stderr)
+
+    def test_one_is_refused_through_the_environment_and_by_attnbench_too(self):
+        for name, sentence in SENTENCES.items():
+            with self.subTest(name):
+                path = FOLDER / f"plugin_{name}.so"
+                self.assertRegex(client("run", "auto", ATTN_LOAD=str(path)), f"^ATTN_UNSUPPORTED: ATTN_LOAD has .*{sentence}")
+                done = attnbench("list", "kernels", "--load", path)
+                self.assertEqual((done.returncode, done.stdout), (2, ""))
+                self.assertRegex(done.stderr, sentence)
 
     def test_kernels_of_two_plug_ins_cannot_share_a_name(self):
         first, second = FOLDER / "plugin_nothing.so", FOLDER / "copy.so"

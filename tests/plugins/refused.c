@@ -2,7 +2,7 @@
 /* Plug-ins that attn_load_kernels() must refuse: WRONG, set by CMake, says what is wrong with this one. */
 #include "attn/kernel.h"
 
-enum { NOTHING, ENTRY, ABI, SIZE, NAME, TAKEN, TWICE, TIER, MEMBER, START, VERSION, COUNT };
+enum { NOTHING, ENTRY, ABI, SIZE, NAME, TAKEN, TWICE, TIER, MEMBER, START, VERSION, COUNT, GROWN, NEWER };
 
 static const char *rejects(const attn_problem *problem, char *buffer, size_t bytes) {
   (void)problem, (void)buffer, (void)bytes;
@@ -53,10 +53,10 @@ extern ATTN_PLUGIN_EXPORT const attn_plugin attn_plugin_entry;
 const attn_plugin attn_plugin_entry =
 #endif
     {.abi = WRONG == ABI ? 99 : ATTN_KERNEL_ABI,
-     .plugin_bytes = sizeof(attn_plugin),
+     .plugin_bytes = sizeof(attn_plugin) + (WRONG == NEWER ? sizeof(void *) : 0), /* one more field */
      .kernel_bytes = sizeof(attn_kernel) - (WRONG == SIZE ? 8 : 0),
      .schedule_bytes = sizeof(attn_schedule),
-     .problem_bytes = sizeof(attn_problem),
+     .problem_bytes = sizeof(attn_problem) + (WRONG == GROWN ? 16 : 0),
      .args_bytes = sizeof(attn_args),
      .kernels = addresses,
      .kernel_count = WRONG == COUNT ? 0 : 2,
