@@ -190,7 +190,8 @@ class Refused(unittest.TestCase):
         for name, sentence in SENTENCES.items():
             with self.subTest(name):
                 path = FOLDER / f"plugin_{name}.so"
-                self.assertRegex(client("run", "auto", ATTN_LOAD=str(path)), f"^ATTN_UNSUPPORTED: ATTN_LOAD has .*{sentence}")
+                words = client("run", "auto", ATTN_LOAD=str(path))
+                self.assertRegex(words, f"^ATTN_UNSUPPORTED: ATTN_LOAD has .*{sentence}")
                 done = attnbench("list", "kernels", "--load", path)
                 self.assertEqual((done.returncode, done.stdout), (2, ""))
                 self.assertRegex(done.stderr, sentence)
