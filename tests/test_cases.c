@@ -36,7 +36,9 @@ TEST(ranges_have_both_ends) {
     }
   expect_range(INT32_MAX - 1, INT32_MAX, 1, '+');
   expect_range(1, 4096, 1, ' ');
-  assert_false(bench_grid_set(&(bench_grid){.pick = 0}, "seq=0:4096", error, sizeof error)); /* one value too many */
+  bench_grid grid = {.pick = 0};
+  assert_false(bench_grid_set(&grid, "seq=0:4096", error, sizeof error)); /* one value too many */
+  bench_grid_clear(&grid);
 }
 
 /* ---- Names ----------------------------------------------------------------------------------------------------------- */
