@@ -141,3 +141,12 @@ TEST(test_a_case_whose_name_is_cut_off_is_not_run) {
   bench_case_build(&spec, 1, &bench);
   assert_non_null(strstr(bench.invalid, "case_id is cut off"));
 }
+
+TEST(rows_name_their_case) {
+  bench_case bench;
+  bench_case_build(&(bench_spec){.value = {"bf16"}}, 1, &bench);
+  bench_row row = bench_row_create(&bench, NULL);
+  assert_true(bench.case_id[0] && !strcmp(row.case_id, bench.case_id) && !strcmp(row.dtype_kv, "bf16"));
+  assert_true(row.batch == 1 && row.heads_q == 8 && row.seq_k == 512 && row.dim_v == 64 && row.threads == 1);
+  bench_row_clear(&row);
+}

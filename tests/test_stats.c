@@ -161,7 +161,8 @@ TEST(students_tails_are_areas) {
       if (p < 1) assert_true(fabs(bench_student_quantile(p, degrees) / t - 1) < 1e-9);
       assert_true(bench_student_p(-t, degrees) == p);
     }
-  assert_true(isinf(bench_student_quantile(0, 5)) && bench_student_quantile(1, 5) < 1e-9);
+  assert_true(bench_student_p(INFINITY, 5) == 0 && isinf(bench_student_quantile(0, 5)) &&
+              bench_student_quantile(1, 5) < 1e-9);
 }
 
 /* ---- Orders ---------------------------------------------------------------------------------------------------------- */
