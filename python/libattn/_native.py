@@ -199,7 +199,7 @@ def _allocate_memoryview(shape, dtype):
 
 
 def load_functions(sdpa_doc):
-    """The built-in functions. They exist once per process."""
+    """The built-in functions, which exist once in each interpreter."""
     function = _loaded.attn_python_functions
     function.restype = ctypes.py_object
     function.argtypes = [ctypes.py_object, ctypes.py_object, ctypes.py_object, ctypes.c_char_p]

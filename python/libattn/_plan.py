@@ -147,28 +147,28 @@ def merge(parts: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
     for i, pair in enumerate(parts):
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise TypeError(f"parts[{i}] is no pair (out, lse), as sdpa(..., return_lse=True) gives")
-    o, lse = [[_dense_float32(pair[side], ("out", "lse")[side]) for pair in parts] for side in (0, 1)]
-    shape = o[0][1]
+    o, lse = [[read_dense(pair[side], ("out", "lse")[side]) for pair in parts] for side in (0, 1)]
+    shape = o[0][3]
     for name, side, wanted in (("out", o, shape), ("lse", lse, shape[:-1])):
-        for i, (_, given) in enumerate(side):
+        for i, (_, _, _, given) in enumerate(side):
             if given != wanted:
                 raise ValueError(f"{name} of parts[{i}] has shape {given}; it must have {wanted}")
     merged = [FUNCTIONS["empty"](parts[0][0], *size) for size in (shape, shape[:-1])]
-    views = [FUNCTIONS["view"](array)[0] for array in merged]
+    views = [read_dense(array, "out") for array in merged]
     table = ctypes.c_void_p * len(parts)
     check(F.attn_merge(len(parts), math.prod(shape[:-1]), shape[-1], table(*(part[0] for part in o)),
-                       table(*(part[0] for part in lse)), *views))
+                       table(*(part[0] for part in lse)), *(part[0] for part in views)))
     return tuple(merged)
 
 
-def _dense_float32(array, name):
-    """(address, shape)"""
-    address, dtype, shape, strides, _ = FUNCTIONS["view"](array)
-    if dtype != "float32":
-        raise TypeError(f"{name} is {dtype}; it must be float32")
+def read_dense(array, name, dtypes=("float32",)):
+    """(address, what keeps it, dtype, shape) of a dense array."""
+    address, keeper, dtype, shape, strides = FUNCTIONS["view"](array, name)
+    if dtype not in dtypes:
+        raise TypeError(f"{name} is {dtype}; it must be {' or '.join(dtypes)}")
     if any(a != b for a, b, size in zip(strides, dense_strides(shape), shape) if size > 1):
-        raise ValueError(f"{name} is not dense; strides are {strides} for shape {shape}")
-    return address, shape
+        raise ValueError(f"{name} is not dense; its strides are {strides} for shape {shape}")
+    return address, keeper, dtype, shape
 
 
 def tiers() -> list[str]:

@@ -15,13 +15,33 @@ from __future__ import annotations
 
 import ctypes
 import math
+import operator
 import threading
 from typing import Any
 
-from ._native import C, F, S, check, dense_strides
+from ._native import C, F, S, check
+from ._plan import read_dense
 from ._sdpa import FUNCTIONS
 
 DTYPES = {"float32": "ATTN_F32", "float16": "ATTN_F16", "bfloat16": "ATTN_BF16"}
+
+
+def _whole(**sizes):
+    """Refuses what ctypes would refuse without its name, or cut to 64 bits."""
+    for name, size in sizes.items():
+        try:
+            fits = size is None or abs(operator.index(size)) < 2**62
+        except TypeError:
+            fits = False
+        if not fits:
+            raise TypeError(f"{name} is {size!r}; it must be one integer")
+
+
+def _shape(array, name, ndim):
+    shape = FUNCTIONS["view"](array, name)[3]
+    if len(shape) != ndim:
+        raise ValueError(f"{name} has shape {shape}; it must have {ndim} dimensions")
+    return shape
 
 
 class _Arrays:
@@ -34,39 +54,40 @@ class _Arrays:
         """(address, dtype, shape); the address is None for None."""
         if array is None:
             return None, None, None
-        if isinstance(array, (list, tuple)):
-            array = (ctypes.c_int32 * len(array))(*array)
-        address, dtype, given, strides, _ = FUNCTIONS["view"](array)
-        self.kept.append(array)
-        if dtype not in dtypes:
-            raise TypeError(f"{name} is {dtype}; it must be {' or '.join(dtypes)}")
-        if shape is not None and tuple(given) != tuple(shape):
-            raise ValueError(f"{name} has shape {tuple(given)}; it must have {tuple(shape)}")
-        if any(a != b for a, b, size in zip(strides, dense_strides(given), given) if size > 1):
-            raise ValueError(f"{name} is not dense; its strides are {strides}")
-        return address, dtype, tuple(given)
+        address, keeper, dtype, given = read_dense(array, name, dtypes)
+        self.kept.append((array, keeper))
+        if shape is not None and given != tuple(shape):
+            raise ValueError(f"{name} has shape {given}; it must have {tuple(shape)}")
+        return address, dtype, given
 
     def floats(self, array, name, shape=None):
         return self.read(array, name, shape)[0]
 
-    def lengths(self, array, name, batch):
-        return self.read(array, name, (batch,), ("int32",))[0]
+    def vector(self, array, name, count, whole=True):
+        """The address of so many int32, or float32 if they are not whole: of an array or a list, as sdpa() takes them."""
+        if array is None:
+            return None
+        address, keeper = FUNCTIONS["vector"](array, name, whole, count)
+        self.kept.append((array, keeper))
+        return address
 
 
 def _new(like, *shape):
     """A new float32 array and its address."""
     array = FUNCTIONS["empty"](like, *shape)
-    return array, FUNCTIONS["view"](array)[0]
+    return array, read_dense(array, "the result")[0]
 
 
 def _options(kernel, threads):
+    _whole(threads=threads)
     return S.attn_options(kernel=kernel.encode() if kernel else None, threads=threads or 0)
 
 
 def _linear(arrays, weight, bias, name, inputs, outputs, transposed=True):
     """attn_linear of a weight [outputs][inputs], as PyTorch stores it; or [inputs][outputs] if it is not transposed."""
     shape = (outputs, inputs) if transposed else (inputs, outputs)
-    return S.attn_linear(weight=arrays.floats(weight, name, shape), bias=arrays.floats(bias, f"bias of {name}", (outputs,)),
+    bias_name = name.replace("w", "b", 1) if name.startswith("w") else f"bias of {name}"
+    return S.attn_linear(weight=arrays.floats(weight, name, shape), bias=arrays.floats(bias, bias_name, (outputs,)),
                          transposed=transposed)
 
 
@@ -159,8 +180,10 @@ def _attention_args(arrays, attention, brought):
     for name, array in brought.items():
         if name not in _USES:
             raise TypeError(f"unexpected keyword argument {name!r}; a layer takes {', '.join(_USES)}")
-        _, shape, dtype = _USES[name]
-        setattr(args, name, arrays.read(array, name, [extent[axis] for axis in shape], (dtype,))[0])
+        _, axes, dtype = _USES[name]
+        shape = [extent[axis] for axis in axes]
+        setattr(args, name, arrays.read(array, name, shape, (dtype,))[0] if len(shape) > 1 else
+                arrays.vector(array, name, shape[0], dtype == "int32"))
     return args
 
 
@@ -184,6 +207,8 @@ class MultiHeadAttention(_Layer):
                  window: tuple[int | None, int | None] | None = None, scale: float | None = None, softcap: float = 0,
                  uses: tuple[str, ...] = (), layout: str = "out_in", kernel: str | None = None, threads: int | None = None,
                  **weights: Any) -> None:
+        _whole(batch=batch, heads=heads, seq=seq, width=width, seq_memory=seq_memory, width_memory=width_memory,
+               width_out=width_out, heads_kv=heads_kv, dim_qk=dim_qk, dim_v=dim_v)
         self._problem = problem = S.attn_mha_problem()
         problem.attention = S.attn_problem()
         seq_k = seq if seq_memory is None else seq_memory
@@ -210,11 +235,11 @@ class MultiHeadAttention(_Layer):
         """y [batch, seq, width_out] of x [batch, seq, width] and, in cross-attention, memory [batch, seq_memory, ...]."""
         p, arrays = self._problem, _Arrays()
         a = p.attention
-        y, address = _new(x, a.batch, a.seq_q, p.width_out)
         attention = _attention_args(arrays, a, arrays_brought)
-        args = S.attn_mha_args(x=arrays.floats(x, "x", (a.batch, a.seq_q, p.width)), y=address,
+        args = S.attn_mha_args(x=arrays.floats(x, "x", (a.batch, a.seq_q, p.width)),
                                memory=arrays.floats(memory, "memory", (a.batch, a.seq_k, p.width_memory)),
                                attention=ctypes.addressof(attention))
+        y, args.y = _new(x, a.batch, a.seq_q, p.width_out)
         check(F.attn_mha_run(self._handle, ctypes.byref(args), *self._workspace()))
         return y
 
@@ -228,8 +253,10 @@ _WEIGHTS = ("w_qkv", "w_q", "w_k", "w_v", "w_o", "b_qkv", "b_q", "b_k", "b_v", "
 
 def _named(weights):
     for name in weights:
+        if name.startswith("dropout"):
+            raise TypeError(f"{name} is no argument: the layers of libattn are for inference, which has no dropout")
         if name not in _WEIGHTS:
-            raise TypeError(f"unexpected weight {name!r}; there are {', '.join(_WEIGHTS)}")
+            raise TypeError(f"{name} is neither a setting nor a weight; the weights are {', '.join(_WEIGHTS)}")
     return weights
 
 
@@ -253,7 +280,7 @@ class FeedForward(_Layer):
     def __init__(self, w1: Any, w2: Any, *, b1: Any = None, b2: Any = None, activation: str = "relu",
                  threads: int | None = None) -> None:
         arrays = _Arrays()
-        self.hidden, self.width = FUNCTIONS["view"](w1)[2]
+        self.hidden, self.width = _shape(w1, "w1", 2)
         config = S.attn_feed_forward_config(width=self.width, hidden=self.hidden, activation=_activation(activation),
                                             first=_linear(arrays, w1, b1, "w1", self.width, self.hidden),
                                             second=_linear(arrays, w2, b2, "w2", self.hidden, self.width))
@@ -294,7 +321,8 @@ class Block(_Layer):
                  pre_norm: bool = False, activation: str = "relu", uses: tuple[str, ...] = (),
                  cross_uses: tuple[str, ...] = (), layout: str = "out_in", kernel: str | None = None,
                  threads: int | None = None) -> None:
-        hidden = FUNCTIONS["view"](w1)[2][0]
+        _whole(batch=batch, heads=heads, seq=seq, width=width)
+        hidden = _shape(w1, "w1", 2)[0]
         self._config = config = self._start(batch, heads, seq, width, hidden, memory)
         arrays = _Arrays()
         config.self_weights = _mha_weights(arrays, config.self, layout, _named(self_weights))
@@ -329,13 +357,13 @@ class Block(_Layer):
         `cross`."""
         own, other, arrays = self._config.self, self._config.cross, _Arrays()
         shape = (own.attention.batch, own.attention.seq_q, own.width)
-        y, address = _new(x, *shape)
         masks = _attention_args(arrays, own.attention, arrays_brought)
         cross_masks = _attention_args(arrays, other.attention, cross or {})
-        args = S.attn_block_args(x=arrays.floats(x, "x", shape), y=address, self=ctypes.addressof(masks))
+        args = S.attn_block_args(x=arrays.floats(x, "x", shape), self=ctypes.addressof(masks))
         if memory is not None:
             args.memory = arrays.floats(memory, "memory", (shape[0], other.attention.seq_k, other.width_memory))
             args.cross = ctypes.addressof(cross_masks)
+        y, args.y = _new(x, *shape)
         check(F.attn_block_run(self._handle, ctypes.byref(args), *self._workspace()))
         return y
 
@@ -360,8 +388,9 @@ class Additive(_Layer):
                  b_q: Any = None, b_k: Any = None, kv_len: bool = False, kernel: str | None = None,
                  threads: int | None = None) -> None:
         arrays = _Arrays()
-        hidden, width_q = FUNCTIONS["view"](w_q)[2]
-        width_k = FUNCTIONS["view"](w_k)[2][1]
+        _whole(batch=batch, seq_q=seq_q, seq_k=seq_k, dim_v=dim_v)
+        hidden, width_q = _shape(w_q, "w_q", 2)
+        width_k = _shape(w_k, "w_k", 2)[1]
         self._config = S.attn_additive_config(
             batch=batch, seq_q=seq_q, seq_k=seq_k, width_q=width_q, width_k=width_k, hidden=hidden, dim_v=dim_v,
             use_kv_len=kv_len, query=_linear(arrays, w_q, b_q, "w_q", width_q, hidden),
@@ -373,12 +402,12 @@ class Additive(_Layer):
         """o [batch, seq_q, dim_v] of q [batch, seq_q, width_q], k [batch, seq_k, width_k] and v [batch, seq_k, dim_v];
         with return_weights (o, p [batch, seq_q, seq_k])."""
         c, arrays = self._config, _Arrays()
-        o, address = _new(q, c.batch, c.seq_q, c.dim_v)
-        p, weights = _new(q, c.batch, c.seq_q, c.seq_k) if return_weights else (None, None)
         args = S.attn_additive_args(q=arrays.floats(q, "q", (c.batch, c.seq_q, c.width_q)),
                                     k=arrays.floats(k, "k", (c.batch, c.seq_k, c.width_k)),
                                     v=arrays.floats(v, "v", (c.batch, c.seq_k, c.dim_v)),
-                                    kv_len=arrays.lengths(kv_len, "kv_len", c.batch), o=address, weights=weights)
+                                    kv_len=arrays.vector(kv_len, "kv_len", c.batch))
+        o, args.o = _new(q, c.batch, c.seq_q, c.dim_v)
+        p, args.weights = _new(q, c.batch, c.seq_q, c.seq_k) if return_weights else (None, None)
         check(F.attn_additive_run(self._handle, ctypes.byref(args), *self._workspace()))
         return (o, p) if return_weights else o
 
@@ -397,12 +426,13 @@ class Synthesizer(_Layer):
                  scores: Any = None, first: Any = None, second: Any = None, causal: bool = False, kv_len: bool = False,
                  kernel: str | None = None, threads: int | None = None) -> None:
         arrays = _Arrays()
-        columns, width = FUNCTIONS["view"](w_v)[2]
+        _whole(batch=batch, seq=seq, heads=heads)
+        columns, width = _shape(w_v, "w_v", 2)
         self._config = c = S.attn_synthesizer_config(
             batch=batch, seq=seq, width=width, heads=heads, dim_v=columns // heads, causal=causal, use_kv_len=kv_len,
             value=_linear(arrays, w_v, b_v, "w_v", width, columns), output=_linear(arrays, w_o, b_o, "w_o", columns, width))
         if scores is not None:
-            c.kind, c.length = C.ATTN_SYNTHESIZER_RANDOM, FUNCTIONS["view"](scores)[2][-1]
+            c.kind, c.length = C.ATTN_SYNTHESIZER_RANDOM, _shape(scores, "scores", 3)[2]
             c.scores = arrays.floats(scores, "scores", (heads, c.length, c.length))
         else:
             self._set_networks(arrays, first, second)
@@ -413,7 +443,7 @@ class Synthesizer(_Layer):
         if not first or not second or len(first) != c.heads or len(second) != c.heads:
             raise ValueError(f"first and second must have {c.heads} pairs (weight, bias); or give scores")
         c.kind = C.ATTN_SYNTHESIZER_DENSE
-        c.hidden, c.length = FUNCTIONS["view"](first[0][0])[2][0], FUNCTIONS["view"](second[0][0])[2][0]
+        c.hidden, c.length = _shape(first[0][0], "first", 2)[0], _shape(second[0][0], "second", 2)[0]
         self._networks = [(S.attn_linear * c.heads)(*(_linear(arrays, w, b, name, *sizes) for w, b in pairs))
                           for name, pairs, sizes in (("first", first, (c.width, c.hidden)),
                                                      ("second", second, (c.hidden, c.length)))]
@@ -422,9 +452,9 @@ class Synthesizer(_Layer):
     def __call__(self, x: Any, *, kv_len: Any = None) -> Any:
         """y [batch, seq, width] of x."""
         c, arrays = self._config, _Arrays()
-        y, address = _new(x, c.batch, c.seq, c.width)
-        args = S.attn_synthesizer_args(x=arrays.floats(x, "x", (c.batch, c.seq, c.width)), y=address,
-                                       kv_len=arrays.lengths(kv_len, "kv_len", c.batch))
+        args = S.attn_synthesizer_args(x=arrays.floats(x, "x", (c.batch, c.seq, c.width)),
+                                       kv_len=arrays.vector(kv_len, "kv_len", c.batch))
+        y, args.y = _new(x, c.batch, c.seq, c.width)
         check(F.attn_synthesizer_run(self._handle, ctypes.byref(args), *self._workspace()))
         return y
 
@@ -435,14 +465,13 @@ def kernel_regression(x: Any, y: Any, query: Any, *, inverse_width: Any = None, 
     x [points, dim_x] with values y [points, dim_y]. inverse_width [dim_x]: 1 / bandwidth. With return_weights also
     [queries, points], how much each point counts."""
     arrays = _Arrays()
-    (points, dim_x), dim_y, queries = FUNCTIONS["view"](x)[2], FUNCTIONS["view"](y)[2][1], FUNCTIONS["view"](query)[2][0]
-    prediction, address = _new(query, queries, dim_y)
-    weights, weights_address = _new(query, queries, points) if return_weights else (None, None)
+    (points, dim_x), dim_y, queries = _shape(x, "x", 2), _shape(y, "y", 2)[1], _shape(query, "query", 2)[0]
     problem = S.attn_regression(points=points, queries=queries, dim_x=dim_x, dim_y=dim_y, x=arrays.floats(x, "x"),
                                 y=arrays.floats(y, "y", (points, dim_y)),
                                 query=arrays.floats(query, "query", (queries, dim_x)),
-                                inverse_width=arrays.floats(inverse_width, "inverse_width", (dim_x,)), prediction=address,
-                                weights=weights_address)
+                                inverse_width=arrays.floats(inverse_width, "inverse_width", (dim_x,)))
+    prediction, problem.prediction = _new(query, queries, dim_y)
+    weights, problem.weights = _new(query, queries, points) if return_weights else (None, None)
     check(F.attn_kernel_regression(ctypes.byref(problem), ctypes.byref(_options(kernel, threads))))
     return (prediction, weights) if return_weights else prediction
 
@@ -460,6 +489,7 @@ class KVCache(_Layer):
                  threads: int | None = None) -> None:
         if dtype not in DTYPES:
             raise TypeError(f"dtype is {dtype}; it must be one of {', '.join(DTYPES)}")
+        _whole(batch=batch, heads=heads, dim_qk=dim_qk, capacity=capacity, heads_kv=heads_kv, dim_v=dim_v)
         self._dtype = dtype
         self._shape = S.attn_kv_cache_shape(batch=batch, heads_q=heads, heads_kv=heads_kv or heads, dim_qk=dim_qk,
                                             dim_v=dim_v or dim_qk, capacity=capacity, dtype=getattr(C, DTYPES[dtype]))
@@ -477,7 +507,7 @@ class KVCache(_Layer):
         keys = arrays.read(k, "k", (s.batch, s.heads_kv, tokens, s.dim_qk), (self._dtype,))[0]
         values = arrays.read(v, "v", (s.batch, s.heads_kv, tokens, s.dim_v), (self._dtype,))[0]
         o, out = _new(q, s.batch, s.heads_q, tokens, s.dim_v)
-        lengths = arrays.lengths(counts, "counts", s.batch)
+        lengths = arrays.vector(counts, "counts", s.batch)
         check(F.attn_kv_cache_step(self._handle, tokens, lengths, address, keys, values, out))
         return o
 
@@ -488,6 +518,7 @@ class KVCache(_Layer):
 
     def truncate(self, length: int) -> None:
         """Forgets all but the first `length` tokens of every sequence that has more."""
+        _whole(length=length)
         check(F.attn_kv_cache_truncate(self._handle, length))
 
 
@@ -510,6 +541,7 @@ def add_layer_norm(x: Any, residual: Any = None, *, gain: Any = None, bias: Any 
 def sinusoidal_positions(rows: int, width: int, *, like: Any, first: int = 0) -> Any:
     """Positions first ... first + rows - 1 as [rows, width] (Vaswani et al. 2017, section 3.5). like: an array of the
     library that the result shall be of."""
+    _whole(rows=rows, width=width, first=first)
     out, address = _new(like, rows, width)
     check(F.attn_sinusoidal_positions(first, rows, width, address))
     return out

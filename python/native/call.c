@@ -3,9 +3,11 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "attn/extend.h"
+#include "cpu.h"
 
 static bool refuse(PyObject *kind, const char *sentence) {
   PyErr_SetString(kind, sentence);
@@ -20,20 +22,40 @@ static const char *const keyword_names[KEYWORDS] = {
 #undef ATTN_KEYWORD
 };
 static const char *const input_names[3] = {"q", "k", "v"};
-static PyObject *interned[KEYWORDS], *interned_input[3];
 
-bool call_start(void) {
-  for (int i = 0; i < KEYWORDS; i++)
-    if (!(interned[i] = PyUnicode_InternFromString(keyword_names[i]))) return false;
-  for (int i = 0; i < 3; i++)
-    if (!(interned_input[i] = PyUnicode_InternFromString(input_names[i]))) return false;
+static bool intern(PyObject **interned, const char *const *names, int count) {
+  for (int i = 0; i < count; i++)
+    if (!(interned[i] = PyUnicode_InternFromString(names[i]))) return false;
   return true;
 }
 
+interpreter *interpreter_new(PyObject *unsupported, PyObject *allocate, PyObject *spec) {
+  interpreter *of = calloc(1, sizeof *of);
+  if (!of) return PyErr_NoMemory(), NULL;
+  Py_IncRef(of->unsupported = unsupported);
+  of->arrays = arrays_new(allocate, spec);
+  if (of->arrays && intern(of->keyword, keyword_names, KEYWORDS) && intern(of->input, input_names, 3)) return of;
+  interpreter_free(of);
+  return NULL;
+}
+
+void interpreter_free(interpreter *of) {
+  for (int i = 0; i < KEYWORDS; i++)
+    if (of->keyword[i]) Py_DecRef(of->keyword[i]);
+  for (int i = 0; i < 3; i++)
+    if (of->input[i]) Py_DecRef(of->input[i]);
+  Py_DecRef(of->unsupported);
+  arrays_free(of->arrays);
+  free(of);
+}
+
 /* The arrays in `held` need no zeros: they are most of the struct. */
-void call_init(call *c) {
+void call_init(call *c, const interpreter *of) {
   memset(c, 0, offsetof(call, held));
-  c->held.ignore_gradients = false;
+  c->of = of;
+  c->hint = "";
+  c->held.of = of->arrays;
+  c->held.ignore_gradients = c->held.take_specs = false;
   c->held.objects = c->held.buffers = c->held.blocks = 0;
   c->out = c->lse = NULL;
 }
@@ -48,7 +70,7 @@ static int find_name(PyObject *name, PyObject *const *interned_names, const char
 }
 
 static bool take_named(call *c, const char *function, PyObject *name, PyObject *value, bool only_arrays) {
-  const int key = find_name(name, interned, keyword_names, KEYWORDS);
+  const int key = find_name(name, c->of->keyword, keyword_names, KEYWORDS);
   if (value == Py_None) value = NULL;
   if (key >= 0 && only_arrays && key > LAST_ARRAY) {
     PyErr_Format(PyExc_TypeError, "%s() takes no '%s': the plan has it", function, keyword_names[key]);
@@ -58,7 +80,7 @@ static bool take_named(call *c, const char *function, PyObject *name, PyObject *
     c->given[key] = value;
     return true;
   }
-  const int input = find_name(name, interned_input, input_names, 3);
+  const int input = find_name(name, c->of->input, input_names, 3);
   if (input < 0) {
     PyErr_Format(PyExc_TypeError, "%s() got an unexpected keyword argument '%s'", function,
                  PyUnicode_AsUTF8AndSize(name, NULL));
@@ -184,7 +206,6 @@ static bool read_causal(settings *s, PyObject *given) {
 
 static const char *const scores[] = {"dot", "additive", "gaussian", "precomputed"};
 static const char *const layouts[] = {"bhsd", "bshd", "thd", "htd"};
-static const char *const isas[] = {"c", "portable", "avx2", "avx512", "avx512bf16", "amx", "neon", "neonbf16"};
 
 /* Names are kept as the registry's own, so that equal names have equal addresses. An unknown one stays the caller's text,
  * for the library's sentence. */
@@ -197,10 +218,10 @@ static bool read_kernel(settings *s, PyObject *given) {
 }
 
 static bool read_max_isa(settings *s, PyObject *given) {
-  s->max_isa = PyUnicode_AsUTF8AndSize(given, NULL);
-  if (!s->max_isa) return PyErr_Clear(), refuse(PyExc_TypeError, "max_isa must be the name of a tier");
-  for (size_t i = 0; i < sizeof isas / sizeof *isas; i++)
-    if (strcmp(isas[i], s->max_isa) == 0) s->max_isa = isas[i];
+  const char *name = PyUnicode_AsUTF8AndSize(given, NULL);
+  if (!name) return PyErr_Clear(), refuse(PyExc_TypeError, "max_isa must be the name of a tier");
+  const int tier = attn_tier_find(name);
+  s->max_isa = tier < 0 ? name : attn_tier_isa(tier);
   return true;
 }
 
@@ -309,14 +330,15 @@ static bool read_typed(call *c, PyObject *object, const char *name, tensor *t) {
 }
 
 /* An array that is broadcast to [b][h][q][k], as NumPy broadcasts: its last dimensions count, 1 stands for any. */
-static bool broadcast(const tensor *t, const char *name, const int64_t sizes[4], attn_score_strides *stride) {
+static bool broadcast(const tensor *t, const char *name, const int64_t sizes[4], const char *hint,
+                      attn_score_strides *stride) {
   int64_t steps[4] = {0};
   if (t->ndim > 4) return PyErr_Format(PyExc_ValueError, "%s has %d dimensions; it may have 4", name, t->ndim), false;
   for (int i = 0; i < t->ndim; i++) {
     const int axis = 4 - t->ndim + i;
     if (t->shape[i] != 1 && t->shape[i] != sizes[axis]) {
-      PyErr_Format(PyExc_ValueError, "%s has %lld %s; it must have %lld, or 1 to broadcast", name, (long long)t->shape[i],
-                   (const char *const[]){"batches", "heads", "queries", "keys"}[axis], (long long)sizes[axis]);
+      PyErr_Format(PyExc_ValueError, "%s has %lld %s; it must have %lld, or 1 to broadcast%s", name, (long long)t->shape[i],
+                   (const char *const[]){"batches", "heads", "queries", "keys"}[axis], (long long)sizes[axis], hint);
       return false;
     }
     steps[axis] = t->shape[i] == 1 ? 0 : t->stride[i];
@@ -336,7 +358,7 @@ static bool take_scores(call *c, int key, dtype type, const int64_t sizes[4], at
     return false;
   }
   memcpy((void *)(uintptr_t)data, &t.data, sizeof t.data);
-  return broadcast(&t, keyword_names[key], sizes, stride);
+  return broadcast(&t, keyword_names[key], sizes, c->hint, stride);
 }
 
 static int64_t elements(const tensor *t) {
@@ -380,15 +402,16 @@ static bool copy_element(const tensor *t, int64_t at, bool integers, void *to) {
 }
 
 /* Dense int32 or float32 of a short array: itself, or a copy of what is strided or has another width. */
-static void *dense_copy(call *c, const tensor *t, const char *name, bool integers) {
+static void *dense_copy(holdings *held, const tensor *t, const char *name, bool integers) {
   const dtype narrow = integers ? DTYPE_I32 : DTYPE_F32, wide = integers ? DTYPE_I64 : DTYPE_F64;
-  if (t->type == narrow && is_dense(t)) return t->data ? t->data : holdings_alloc(&c->held, 4);
+  if (t->type == narrow && is_dense(t) && t->data) return t->data;
   if (t->type != narrow && t->type != wide) {
     PyErr_Format(PyExc_TypeError, "%s is %s; it must be %s", name, dtype_name(t->type), integers ? "int32" : "float32");
     return NULL;
   }
   const int64_t count = elements(t);
-  char *copy = holdings_alloc(&c->held, (size_t)count * 4);
+  char *copy = holdings_alloc(held, (size_t)count * 4);
+  if (copy && !t->data) return memset(copy, 0, (size_t)count * 4); /* a Spec */
   for (int64_t i = 0; copy && i < count; i++)
     if (!copy_element(t, place_of(t, i), integers, copy + 4 * i)) {
       PyErr_Format(PyExc_ValueError, "%s has a number beyond 32 bits", name);
@@ -408,32 +431,39 @@ static bool sequence_item(PyObject *list, Py_ssize_t at, const char *name, bool 
   return read;
 }
 
-static void *list_copy(call *c, PyObject *list, const char *name, bool integers, int64_t *count) {
-  *count = PySequence_Size(list);
-  char *copy = *count < 0 ? NULL : holdings_alloc(&c->held, (size_t)*count * 4);
+static void *list_copy(holdings *held, PyObject *list, const char *name, bool integers, int64_t *count) {
+  if (!PySequence_Check(list) || (*count = PySequence_Size(list)) < 0) {
+    PyErr_Clear();
+    PyErr_Format(PyExc_TypeError, "%s is %R; it must be an array or a list of numbers", name, list);
+    return NULL;
+  }
+  char *copy = holdings_alloc(held, (size_t)*count * 4);
   for (int64_t i = 0; copy && i < *count; i++)
     if (!sequence_item(list, i, name, integers, copy + 4 * i)) return NULL;
   return copy;
 }
 
-/* A short array of one number per sequence, head, ...: an array of either width, or a list. expected -1 = any count. */
-static void *take_vector(call *c, int key, bool integers, int64_t expected, int64_t *count) {
-  const char *name = keyword_names[key];
-  PyObject *given = c->given[key];
+void *read_vector(holdings *held, PyObject *given, const char *name, bool integers, int64_t expected, const char *hint,
+                  int64_t *count) {
   void *data;
-  if (tensor_is_array(given)) {
+  if (tensor_is_array(given, held)) {
     tensor t;
-    if (!tensor_read(given, name, &c->held, &t)) return NULL;
+    if (!tensor_read(given, name, held, &t)) return NULL;
     *count = elements(&t);
-    data = dense_copy(c, &t, name, integers);
+    data = dense_copy(held, &t, name, integers);
   } else {
-    data = list_copy(c, given, name, integers, count);
+    data = list_copy(held, given, name, integers, count);
   }
   if (data && expected >= 0 && *count != expected) {
-    PyErr_Format(PyExc_ValueError, "%s has %lld elements; it must have %lld", name, (long long)*count, (long long)expected);
+    PyErr_Format(PyExc_ValueError, "%s has %lld elements; it must have %lld%s", name, (long long)*count, (long long)expected,
+                 hint);
     return NULL;
   }
   return data;
+}
+
+static void *take_vector(call *c, int key, bool integers, int64_t expected, int64_t *count) {
+  return read_vector(&c->held, c->given[key], keyword_names[key], integers, expected, c->hint, count);
 }
 
 static bool take_numbers(call *c, int key, bool integers, int64_t expected, uint32_t use, const void *field) {
@@ -482,6 +512,8 @@ static bool take_inputs(call *c, int layout, tensor t[3], view v[3]) {
     if (!c->input[i]) return PyErr_Format(PyExc_TypeError, "%s is missing", input_names[i]), false;
     if (!read_typed(c, c->input[i], input_names[i], &t[i]) || !view_of(&t[i], input_names[i], layout, &v[i])) return false;
   }
+  if (t[0].ndim == 3 && !places[layout].packed)
+    c->hint = "; q has 3 dimensions, and the first two are heads and tokens: if they are batch and tokens, give q[:, None]";
   return agree("k", "batch", v[1].b, "q", v[0].b) && agree("v", "batch", v[2].b, "q", v[0].b) &&
          agree("v", "heads", v[2].h, "k", v[1].h) && agree("v", "tokens", v[2].s, "k", v[1].s) &&
          agree("k", "head_dim", v[1].d, "q", v[0].d);
@@ -560,7 +592,7 @@ static bool take_score_weight(call *c) {
   const bool per_head = t.ndim == 2;
   if (t.ndim < 1 || t.ndim > 2 || t.shape[t.ndim - 1] != p->dim_qk || (per_head && t.shape[0] != p->heads_q))
     return refuse(PyExc_ValueError, "score_weight must be [dim] or [heads][dim]");
-  c->args.score_weight = dense_copy(c, &t, "score_weight", false);
+  c->args.score_weight = dense_copy(&c->held, &t, "score_weight", false);
   p->score_weight_stride_h = per_head ? p->dim_qk : 0;
   p->uses |= ATTN_USE_SCORE_WEIGHT;
   return c->args.score_weight;
@@ -584,11 +616,6 @@ static bool take_options(call *c) {
 
 /* ---- Outputs --------------------------------------------------------------------------------------------------------- */
 
-static bool writable(const tensor *t, const char *name) {
-  if (t->readonly) PyErr_Format(PyExc_ValueError, "%s is read-only", name);
-  return !t->readonly;
-}
-
 /* An output that is described and not made: dense, of the shape. */
 static void describe_dense(int ndim, const int64_t *shape, dtype type, tensor *out) {
   *out = (tensor){.ndim = ndim, .type = type};
@@ -605,7 +632,7 @@ static bool take_output(call *c, int key, const tensor *like, bool float32, int 
                         PyObject **owned, tensor *out) {
   if (c->given[key]) {
     Py_IncRef(*owned = c->given[key]);
-    return tensor_read(*owned, keyword_names[key], &c->held, out) && writable(out, keyword_names[key]);
+    return tensor_read(*owned, keyword_names[key], &c->held, out) && tensor_writable(out, keyword_names[key]);
   }
   if (!make) return describe_dense(ndim, shape, float32 ? DTYPE_F32 : like->type, out), true;
   return (*owned = tensor_new(like, float32, ndim, shape, &c->held, out));
@@ -681,6 +708,7 @@ bool call_build(call *c, bool make_outputs) {
   tensor t[3];
   view v[3];
   int layout;
+  c->held.take_specs = !make_outputs;
   if (!choose_layout(c, &layout)) return false;
   if (!(c->set.score == ATTN_SCORE_PRECOMPUTED ? take_scores_and_values : take_inputs)(c, layout, t, v)) return false;
   if (!same_types(t)) return false;

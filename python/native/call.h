@@ -40,7 +40,16 @@ typedef struct settings {
   int32_t offset;
 } settings;
 
+/* What one interpreter of Python has: objects of one must not be used in another, nor after its end. */
+typedef struct interpreter {
+  arrays *arrays;
+  PyObject *unsupported; /* its libattn.Unsupported */
+  PyObject *keyword[KEYWORDS], *input[3];
+} interpreter;
+
 typedef struct call {
+  const interpreter *of;
+  const char *hint;          /* the end of a sentence on a wrong number of elements; "" mostly */
   PyObject *given[KEYWORDS]; /* borrowed; NULL = not given, or None */
   PyObject *input[3];        /* q, k, v, likewise */
   settings set;
@@ -50,11 +59,14 @@ typedef struct call {
   PyObject *out, *lse; /* owned */
 } call;
 
-/* Interns the keywords. False with an exception. */
-bool call_start(void);
+/* What the present interpreter needs (arrays_new() explains the arguments). NULL with an exception. */
+interpreter *interpreter_new(PyObject *unsupported, PyObject *allocate, PyObject *spec);
+
+/* Call in the interpreter that made it. */
+void interpreter_free(interpreter *of);
 
 /* Before anything else is done with a call. */
-void call_init(call *c);
+void call_init(call *c, const interpreter *of);
 
 /* Sorts the arguments of a METH_FASTCALL into the call. `function` is for the sentences. With only_arrays settings are
  * refused. False with an exception. */
@@ -66,6 +78,11 @@ bool call_read_settings(call *c);
 /* Fills in wanted and args from the arrays and c->set, and makes the outputs that are not given (without make_outputs it
  * only describes them). */
 bool call_build(call *c, bool make_outputs);
+
+/* The dense int32 or float32 numbers of a short array of either width, or of a list, for as long as they are held. `hint`
+ * ends the sentence where there are not `expected` (-1 = any count). NULL with an exception. */
+void *read_vector(holdings *held, PyObject *given, const char *name, bool integers, int64_t expected, const char *hint,
+                  int64_t *count);
 
 /* Ends the call: o, or (o, lse); NULL with the exception that is set. */
 PyObject *call_finish(call *c, bool succeeded);

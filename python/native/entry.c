@@ -12,21 +12,24 @@
 
 #include "headers_read.h" /* after the headers */
 
-static PyObject *unsupported; /* libattn.Unsupported */
+/* `self` of every function: what its interpreter has. */
+static const char INTERPRETER[] = "libattn.interpreter";
+
+static const interpreter *interpreter_of(PyObject *self) { return PyCapsule_GetPointer(self, INTERPRETER); }
 
 /* ---- Errors ---------------------------------------------------------------------------------------------------------- */
 
-static PyObject *exception_of(attn_status status) {
+static PyObject *exception_of(const interpreter *of, attn_status status) {
   switch (status) {
-    case ATTN_UNSUPPORTED: return unsupported;
+    case ATTN_UNSUPPORTED: return of->unsupported;
     case ATTN_OUT_OF_MEMORY: return PyExc_MemoryError;
     default: return PyExc_ValueError;
   }
 }
 
 /* The library's sentence as an exception. It is this thread's last error, so that nothing may run between. */
-static bool succeed(attn_status status) {
-  if (status != ATTN_OK) PyErr_SetString(exception_of(status), attn_last_error());
+static bool succeed(const interpreter *of, attn_status status) {
+  if (status != ATTN_OK) PyErr_SetString(exception_of(of, status), attn_last_error());
   return status == ATTN_OK;
 }
 
@@ -40,16 +43,24 @@ static bool compute(call *c, planned *bound) {
   if (plan) status = planned_run(plan, &c->args);
   if (!bound) planned_release(plan);
   PyEval_RestoreThread(python);
-  return succeed(status);
+  return succeed(c->of, status);
 }
 
-static PyObject *sdpa(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names) {
+static PyObject *attend(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names, bool ignore_gradients) {
   call c;
-  call_init(&c);
-  c.held.ignore_gradients = self; /* as the function sdpa_without_gradients, which has one */
+  call_init(&c, interpreter_of(self));
+  c.held.ignore_gradients = ignore_gradients;
   const bool done = call_sort(&c, "sdpa", args, count, names, false) && call_read_settings(&c) && call_build(&c, true) &&
                     compute(&c, NULL);
   return call_finish(&c, done);
+}
+
+static PyObject *sdpa(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names) {
+  return attend(self, args, count, names, false);
+}
+
+static PyObject *sdpa_without_gradients(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names) {
+  return attend(self, args, count, names, true);
 }
 
 /* ---- Plans ----------------------------------------------------------------------------------------------------------- */
@@ -58,6 +69,7 @@ static PyObject *sdpa(PyObject *self, PyObject *const *args, Py_ssize_t count, P
 typedef struct bound {
   settings set;
   planned *plan;
+  PyObject *self; /* of the function that made it */
 } bound;
 
 static const char BOUND[] = "libattn.plan";
@@ -65,6 +77,7 @@ static const char BOUND[] = "libattn.plan";
 static void release_bound(PyObject *capsule) {
   bound *b = PyCapsule_GetPointer(capsule, BOUND);
   planned_release(b->plan);
+  Py_DecRef(b->self);
   free(b);
 }
 
@@ -93,7 +106,21 @@ static void tell_difference(const request *plan, const request *now) {
                    (long long)sizes[i].was, (long long)sizes[i].is);
       return;
     }
-  PyErr_SetString(PyExc_ValueError, "the arrays have other strides than those that the plan was made for");
+  const struct {
+    const char *name;
+    const void *was, *is;
+    size_t bytes;
+  } strides[] = {{"q", &a->q_stride, &b->q_stride, sizeof a->q_stride},
+                 {"k", &a->k_stride, &b->k_stride, sizeof a->k_stride},
+                 {"v", &a->v_stride, &b->v_stride, sizeof a->v_stride},
+                 {"out", &a->o_stride, &b->o_stride, sizeof a->o_stride},
+                 {"lse", &a->lse_stride, &b->lse_stride, sizeof a->lse_stride},
+                 {"mask", &a->mask_stride, &b->mask_stride, sizeof a->mask_stride},
+                 {"bias", &a->bias_stride, &b->bias_stride, sizeof a->bias_stride}};
+  const char *name = "scores";
+  for (size_t i = sizeof strides / sizeof *strides; i-- > 0;)
+    if (memcmp(strides[i].was, strides[i].is, strides[i].bytes) != 0) name = strides[i].name;
+  PyErr_Format(PyExc_ValueError, "%s has other strides than the one that the plan was made for", name);
 }
 
 static bool fits(const bound *b, call *c) {
@@ -115,7 +142,7 @@ static void keep_settings(bound *b) {
 static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names) {
   call c;
   const bound *b = PyCapsule_GetPointer(self, BOUND);
-  call_init(&c);
+  call_init(&c, interpreter_of(b->self));
   bool done = call_sort(&c, "run", args, count, names, true);
   if (done) c.set = b->set;
   done = done && call_build(&c, true) && fits(b, &c) && compute(&c, b->plan);
@@ -127,10 +154,11 @@ static PyMethodDef run_definition = {
     "run(q, k, v, *, out=None, lse=None, **arrays)\n--\n\nComputes the plan on these arrays."};
 
 /* (run, address of the attn_plan) */
-static PyObject *bind_plan(planned *plan, const settings *set) {
+static PyObject *bind_plan(PyObject *self, planned *plan, const settings *set) {
   bound *b = malloc(sizeof *b);
   if (!b) return planned_release(plan), PyErr_NoMemory();
-  *b = (bound){.set = *set, .plan = plan};
+  *b = (bound){.set = *set, .plan = plan, .self = self};
+  Py_IncRef(self);
   keep_settings(b);
   PyObject *capsule = PyCapsule_New(b, BOUND, release_bound);
   PyObject *function = capsule ? PyCFunction_NewEx(&run_definition, capsule, NULL) : NULL;
@@ -144,8 +172,7 @@ static PyObject *bind_plan(planned *plan, const settings *set) {
 
 static PyObject *plan(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names) {
   call c;
-  (void)self;
-  call_init(&c);
+  call_init(&c, interpreter_of(self));
   PyObject *result = NULL;
   bool done = call_sort(&c, "Plan", args, count, names, false) && call_read_settings(&c) && call_build(&c, false);
   if (done) {
@@ -153,7 +180,7 @@ static PyObject *plan(PyObject *self, PyObject *const *args, Py_ssize_t count, P
     PyThreadState *python = PyEval_SaveThread();
     planned *made = planned_create(&c.wanted, &status);
     PyEval_RestoreThread(python);
-    if (succeed(status)) result = bind_plan(made, &c.set);
+    if (succeed(c.of, status)) result = bind_plan(self, made, &c.set);
   }
   c.set.return_lse = false;
   call_finish(&c, false);
@@ -163,8 +190,7 @@ static PyObject *plan(PyObject *self, PyObject *const *args, Py_ssize_t count, P
 /* Why a kernel cannot take the call: None if it can. The kernel's name is `kernel`. */
 static PyObject *why_not(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names) {
   call c;
-  (void)self;
-  call_init(&c);
+  call_init(&c, interpreter_of(self));
   PyObject *result = NULL;
   if (call_sort(&c, "why_not", args, count, names, false) && call_read_settings(&c) && call_build(&c, false)) {
     const attn_kernel_info *kernel = c.set.kernel ? attn_kernel_find(c.set.kernel) : NULL;
@@ -192,47 +218,83 @@ static attn_status tune_call(const call *c, long long milliseconds, attn_tune_re
 
 static PyObject *tune(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names) {
   call c;
-  (void)self;
-  call_init(&c);
+  call_init(&c, interpreter_of(self));
   attn_tune_report *report = count > 1 ? PyLong_AsVoidPtr(args[0]) : NULL;
   const long long milliseconds = report ? PyLong_AsLongLong(args[1]) : 0;
   bool done = report && !PyErr_Occurred() && call_sort(&c, "tune", args + 2, count - 2, names, false) &&
-              call_read_settings(&c) && call_build(&c, true) && succeed(tune_call(&c, milliseconds, report));
+              call_read_settings(&c) && call_build(&c, true) && succeed(c.of, tune_call(&c, milliseconds, report));
   c.set.return_lse = false;
   return call_finish(&c, done);
 }
 
 /* ---- Small things ---------------------------------------------------------------------------------------------------- */
 
-/* (address, dtype, shape, strides in elements, readonly) of an array, for the functions that ctypes calls. */
 static PyObject *integers(int count, const int64_t *values) {
   PyObject *tuple = PyTuple_New(count);
   for (int i = 0; tuple && i < count; i++) PyTuple_SetItem(tuple, i, PyLong_FromLongLong(values[i]));
   return tuple;
 }
 
-static PyObject *view(PyObject *self, PyObject *object) {
-  holdings held = {.objects = 0};
+/* Holdings that Python keeps: they end with the capsule. */
+static const char HELD[] = "libattn.held";
+
+static void release_held(PyObject *capsule) {
+  holdings *held = PyCapsule_GetPointer(capsule, HELD);
+  holdings_release(held);
+  free(held);
+}
+
+static PyObject *new_held(PyObject *self, holdings **held) {
+  *held = calloc(1, sizeof **held);
+  if (!*held) return PyErr_NoMemory();
+  (*held)->of = interpreter_of(self)->arrays;
+  PyObject *capsule = PyCapsule_New(*held, HELD, release_held);
+  if (!capsule) free(*held);
+  return capsule;
+}
+
+/* (address, what keeps it, dtype, shape, strides in elements) of an array, for the functions that ctypes calls.
+ * view(array, name) */
+static PyObject *view(PyObject *self, PyObject *const *args, Py_ssize_t count) {
   tensor t;
-  (void)self;
-  PyObject *result = NULL;
-  if (tensor_read(object, "the array", &held, &t) && (result = PyTuple_New(5))) {
+  holdings *held;
+  PyObject *result = NULL, *keeper = new_held(self, &held);
+  const char *name = count == 2 ? PyUnicode_AsUTF8AndSize(args[1], NULL) : "the array";
+  if (keeper && name && tensor_read(args[0], name, held, &t) && (result = PyTuple_New(5))) {
     PyTuple_SetItem(result, 0, PyLong_FromVoidPtr(t.data));
-    PyTuple_SetItem(result, 1, PyUnicode_FromString(dtype_name(t.type)));
-    PyTuple_SetItem(result, 2, integers(t.ndim, t.shape));
-    PyTuple_SetItem(result, 3, integers(t.ndim, t.stride));
-    PyTuple_SetItem(result, 4, PyBool_FromLong(t.readonly));
+    Py_IncRef(keeper);
+    PyTuple_SetItem(result, 1, keeper);
+    PyTuple_SetItem(result, 2, PyUnicode_FromString(dtype_name(t.type)));
+    PyTuple_SetItem(result, 3, integers(t.ndim, t.shape));
+    PyTuple_SetItem(result, 4, integers(t.ndim, t.stride));
   }
-  holdings_release(&held);
+  if (keeper) Py_DecRef(keeper);
+  return result;
+}
+
+/* vector(array, name, whole, expected): (address, what keeps it) of so many numbers, int32 if they are whole, else float32.
+ */
+static PyObject *vector(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  int64_t found;
+  holdings *held;
+  PyObject *result = NULL, *keeper = count == 4 ? new_held(self, &held) : NULL;
+  const char *name = keeper ? PyUnicode_AsUTF8AndSize(args[1], NULL) : NULL;
+  void *data =
+      name ? read_vector(held, args[0], name, PyObject_IsTrue(args[2]) > 0, PyLong_AsLongLong(args[3]), "", &found) : NULL;
+  if (data && (result = PyTuple_New(2))) {
+    PyTuple_SetItem(result, 0, PyLong_FromVoidPtr(data));
+    Py_IncRef(keeper);
+    PyTuple_SetItem(result, 1, keeper);
+  }
+  if (keeper) Py_DecRef(keeper);
   return result;
 }
 
 /* empty(like, n, ...): a new float32 array of the library that `like` is from. */
 static PyObject *empty(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-  holdings held = {.objects = 0};
+  holdings held = {.of = interpreter_of(self)->arrays};
   tensor like, made;
   int64_t shape[MOST_DIMS];
-  (void)self;
   PyObject *result = NULL;
   if (count < 1 || count > MOST_DIMS + 1)
     PyErr_SetString(PyExc_TypeError, "empty(like, n, ...) makes arrays of at most 5 dimensions");
@@ -277,11 +339,12 @@ static PyObject *refuse_openmp(PyObject *self, PyObject *yes) {
 
 static PyMethodDef definitions[] = {
     {"sdpa", (PyCFunction)(uintptr_t)sdpa, METH_FASTCALL | METH_KEYWORDS, NULL},
-    {"sdpa_without_gradients", (PyCFunction)(uintptr_t)sdpa, METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"sdpa_without_gradients", (PyCFunction)(uintptr_t)sdpa_without_gradients, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"plan", (PyCFunction)(uintptr_t)plan, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"why_not", (PyCFunction)(uintptr_t)why_not, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"tune", (PyCFunction)(uintptr_t)tune, METH_FASTCALL | METH_KEYWORDS, NULL},
-    {"view", view, METH_O, NULL},
+    {"view", (PyCFunction)(uintptr_t)view, METH_FASTCALL, NULL},
+    {"vector", (PyCFunction)(uintptr_t)vector, METH_FASTCALL, NULL},
     {"empty", (PyCFunction)(uintptr_t)empty, METH_FASTCALL, NULL},
     {"forget", forget, METH_NOARGS, NULL},
     {"count_plans", count_plans, METH_NOARGS, NULL},
@@ -305,15 +368,19 @@ const char *attn_python_headers(const int64_t **layouts, const int64_t **values,
   return header_text;
 }
 
-PyObject *attn_python_functions(PyObject *unsupported_type, PyObject *allocate, PyObject *spec, const char *sdpa_doc) {
-  Py_IncRef(unsupported = unsupported_type);
-  definitions[0].ml_doc = strdup(sdpa_doc);
-  if (!call_start() || !tensor_start(allocate, spec)) return NULL;
+static void release_interpreter(PyObject *capsule) { interpreter_free(PyCapsule_GetPointer(capsule, INTERPRETER)); }
+
+PyObject *attn_python_functions(PyObject *unsupported, PyObject *allocate, PyObject *spec, const char *sdpa_doc) {
+  interpreter *of = interpreter_new(unsupported, allocate, spec);
+  PyObject *self = of ? PyCapsule_New(of, INTERPRETER, release_interpreter) : NULL;
+  if (!self) return NULL;
+  if (!definitions[0].ml_doc) definitions[0].ml_doc = strdup(sdpa_doc); /* of the process */
   PyObject *functions = PyDict_New();
   for (size_t i = 0; functions && i < sizeof definitions / sizeof *definitions; i++) {
-    PyObject *function = PyCFunction_NewEx(&definitions[i], i == 1 ? Py_None : NULL, NULL);
+    PyObject *function = PyCFunction_NewEx(&definitions[i], self, NULL);
     if (!function || PyDict_SetItemString(functions, definitions[i].ml_name, function) != 0) return NULL;
     Py_DecRef(function);
   }
+  Py_DecRef(self);
   return functions;
 }

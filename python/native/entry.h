@@ -11,9 +11,9 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-/* Name -> function. unsupported_type: libattn.Unsupported; allocate and spec: see tensor_start(); sdpa_doc: the
- * documentation of sdpa. All are kept forever. Call once, with the GIL. NULL with an exception. */
-EXPORT PyObject *attn_python_functions(PyObject *unsupported_type, PyObject *allocate, PyObject *spec, const char *sdpa_doc);
+/* Name -> function, for the present interpreter. unsupported: libattn.Unsupported; allocate and spec: see arrays_new();
+ * sdpa_doc: the documentation of sdpa. Call once in each interpreter, with the GIL. NULL with an exception. */
+EXPORT PyObject *attn_python_functions(PyObject *unsupported, PyObject *allocate, PyObject *spec, const char *sdpa_doc);
 
 /* The keywords of sdpa in their order, for the test that compares them with the documented signature; NULL after the last.
  */

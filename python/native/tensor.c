@@ -59,42 +59,57 @@ enum { ARRAY_NOT_SWAPPED = 0x200, ARRAY_WRITEABLE = 0x400 };
 
 /* ---- Readers, one per type ------------------------------------------------------------------------------------------- */
 
-typedef enum protocol { BY_EXCHANGE, BY_ARRAY_STRUCT, BY_DLPACK, BY_BUFFER, BY_SPEC } protocol;
+typedef enum protocol { BY_EXCHANGE, BY_ARRAY_STRUCT, BY_DLPACK, BY_BUFFER, BY_SPEC, MASKED } protocol;
 
 struct reader {
-  PyObject *type; /* kept forever */
+  PyObject *type; /* kept as long as the interpreter */
   protocol protocol;
   const dl_exchange *exchange;
   bool has_gradients;
+  bool has_negatives; /* PyTorch's negative bit: the memory holds the numbers with the other sign */
 };
+
+enum name { ARRAY_STRUCT, DLPACK, DTYPE, NAME, FIELDS, REQUIRES_GRAD, IS_NEG, RESOLVE_NEG, FILLED, DEVICE, LAYOUT, NAMES };
+static const char *const name_texts[NAMES] = {"__array_struct__", "__dlpack__",    "dtype",  "name",
+                                              "_fields",          "requires_grad", "is_neg", "resolve_neg",
+                                              "filled",           "device",        "layout"};
 
 /* Types are only ever added. Readers of the list take no lock. */
 enum { MOST_TYPES = 64 };
-static reader readers[MOST_TYPES];
-static atomic_int reader_count;
-static pthread_mutex_t readers_lock = PTHREAD_MUTEX_INITIALIZER;
+struct arrays {
+  reader readers[MOST_TYPES];
+  atomic_int reader_count;
+  pthread_mutex_t lock;
+  PyObject *name[NAMES], *allocate, *spec_type;
+  _Atomic(PyObject *) numpy_empty, numpy_float32, numpy_bfloat16;
+};
 
-static PyObject *name_array_struct, *name_dlpack, *name_dlpack_device, *name_dtype, *name_name, *name_fields,
-    *name_requires_grad;
-static PyObject *python_allocate, *spec_type;
-static _Atomic(PyObject *) numpy_empty, numpy_float32, numpy_bfloat16;
+arrays *arrays_new(PyObject *allocate, PyObject *spec) {
+  arrays *of = calloc(1, sizeof *of);
+  if (!of) return PyErr_NoMemory(), NULL;
+  pthread_mutex_init(&of->lock, NULL);
+  Py_IncRef(of->allocate = allocate);
+  Py_IncRef(of->spec_type = spec);
+  for (int i = 0; i < NAMES; i++)
+    if (!(of->name[i] = PyUnicode_InternFromString(name_texts[i]))) return arrays_free(of), NULL;
+  return of;
+}
 
-bool tensor_start(PyObject *allocate, PyObject *spec) {
-  struct {
-    PyObject **to;
-    const char *name;
-  } names[] = {{&name_array_struct, "__array_struct__"},
-               {&name_dlpack, "__dlpack__"},
-               {&name_dlpack_device, "__dlpack_device__"},
-               {&name_dtype, "dtype"},
-               {&name_name, "name"},
-               {&name_fields, "_fields"},
-               {&name_requires_grad, "requires_grad"}};
-  for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-    if (!(*names[i].to = PyUnicode_InternFromString(names[i].name))) return false;
-  Py_IncRef(python_allocate = allocate);
-  Py_IncRef(spec_type = spec);
-  return true;
+static void drop(PyObject *object) {
+  if (object) Py_DecRef(object);
+}
+
+void arrays_free(arrays *of) {
+  if (!of) return;
+  for (int i = 0; i < atomic_load(&of->reader_count); i++) drop(of->readers[i].type);
+  for (int i = 0; i < NAMES; i++) drop(of->name[i]);
+  drop(of->allocate);
+  drop(of->spec_type);
+  drop(atomic_load(&of->numpy_empty));
+  drop(atomic_load(&of->numpy_float32));
+  drop(atomic_load(&of->numpy_bfloat16));
+  pthread_mutex_destroy(&of->lock);
+  free(of);
 }
 
 static bool has(PyObject *type, PyObject *name) {
@@ -117,42 +132,44 @@ static const dl_exchange *exchange_of(PyObject *type) {
   return found && found->tensor_from_object ? found : NULL;
 }
 
-static reader make_reader(PyObject *type) {
-  if (type == spec_type) return (reader){.type = type, .protocol = BY_SPEC};
-  const dl_exchange *exchange = exchange_of(type);
-  if (exchange)
-    return (reader){
-        .type = type, .protocol = BY_EXCHANGE, .exchange = exchange, .has_gradients = has(type, name_requires_grad)};
-  if (has(type, name_array_struct)) return (reader){.type = type, .protocol = BY_ARRAY_STRUCT};
-  return (reader){.type = type, .protocol = has(type, name_dlpack) ? BY_DLPACK : BY_BUFFER};
+static reader make_reader(const arrays *of, PyObject *type) {
+  reader made = {.type = type, .protocol = BY_SPEC};
+  if (type == of->spec_type) return made;
+  const bool has_struct = has(type, of->name[ARRAY_STRUCT]), has_dlpack = has(type, of->name[DLPACK]);
+  made.has_negatives = has(type, of->name[IS_NEG]);
+  made.exchange = exchange_of(type);
+  made.has_gradients = made.exchange && has(type, of->name[REQUIRES_GRAD]);
+  made.protocol = made.exchange ? BY_EXCHANGE : has_struct ? BY_ARRAY_STRUCT : has_dlpack ? BY_DLPACK : BY_BUFFER;
+  if (has_struct && has(type, of->name[FILLED])) made.protocol = MASKED; /* numpy.ma */
+  return made;
 }
 
-static const reader *find_reader(PyObject *type) {
-  const int count = atomic_load_explicit(&reader_count, memory_order_acquire);
+static const reader *find_reader(const arrays *of, PyObject *type) {
+  const int count = atomic_load_explicit(&of->reader_count, memory_order_acquire);
   for (int i = 0; i < count; i++)
-    if (readers[i].type == type) return &readers[i];
+    if (of->readers[i].type == type) return &of->readers[i];
   return NULL;
 }
 
 /* The reader of the object's type. Beyond MOST_TYPES the last place is used, by one thread at a time as the caller copies.
  */
-static const reader *reader_of(PyObject *object, reader *own) {
+static const reader *reader_of(arrays *of, PyObject *object, reader *own) {
   PyObject *type = PyObject_Type(object);
-  const reader *found = find_reader(type);
+  const reader *found = find_reader(of, type);
   if (!found) {
-    *own = make_reader(type);
+    *own = make_reader(of, type);
     found = own;
-    pthread_mutex_lock(&readers_lock);
-    const int count = atomic_load(&reader_count);
-    const reader *meanwhile = find_reader(type);
+    pthread_mutex_lock(&of->lock);
+    const int count = atomic_load(&of->reader_count);
+    const reader *meanwhile = find_reader(of, type);
     if (meanwhile) found = meanwhile;
     if (!meanwhile && count < MOST_TYPES) {
       Py_IncRef(type);
-      readers[count] = *own;
-      atomic_store_explicit(&reader_count, count + 1, memory_order_release);
-      found = &readers[count];
+      of->readers[count] = *own;
+      atomic_store_explicit(&of->reader_count, count + 1, memory_order_release);
+      found = &of->readers[count];
     }
-    pthread_mutex_unlock(&readers_lock);
+    pthread_mutex_unlock(&of->lock);
   }
   Py_DecRef(type);
   return found;
@@ -242,8 +259,8 @@ static bool take_dl(const dl_tensor *t, const char *name, tensor *out) {
 }
 
 /* A result of the library has no history, so that gradients would end here without a word. */
-static bool requires_gradient(PyObject *object, const char *name) {
-  PyObject *flag = PyObject_GetAttr(object, name_requires_grad);
+static bool requires_gradient(const arrays *of, PyObject *object, const char *name) {
+  PyObject *flag = PyObject_GetAttr(object, of->name[REQUIRES_GRAD]);
   const bool required = flag && PyObject_IsTrue(flag) > 0;
   if (flag) Py_DecRef(flag);
   PyErr_Clear();
@@ -251,10 +268,27 @@ static bool requires_gradient(PyObject *object, const char *name) {
   return required;
 }
 
+/* Sparse, quantized, on another device, fake, or a wrapper of something else. */
+static bool tell_no_memory(const arrays *of, PyObject *object, const char *name) {
+  PyObject *fact[3];
+  for (int i = 0; i < 3; i++)
+    if (!(fact[i] = PyObject_GetAttr(object, of->name[(const int[]){DEVICE, LAYOUT, DTYPE}[i]]))) {
+      PyErr_Clear();
+      Py_IncRef(fact[i] = Py_None);
+    }
+  PyErr_Clear();
+  PyErr_Format(PyExc_TypeError,
+               "%s has no dense memory on the CPU; libattn reads nothing else (device %S, layout %S, dtype %S)", name,
+               fact[0], fact[1], fact[2]);
+  for (int i = 0; i < 3; i++) Py_DecRef(fact[i]);
+  return false;
+}
+
 static bool read_exchange(PyObject *object, const char *name, const holdings *held, tensor *out) {
   dl_tensor t;
-  if (out->from->has_gradients && !held->ignore_gradients && requires_gradient(object, name)) return false;
-  return out->from->exchange->tensor_from_object(object, &t) == 0 && take_dl(&t, name, out);
+  if (out->from->has_gradients && !held->ignore_gradients && requires_gradient(held->of, object, name)) return false;
+  if (out->from->exchange->tensor_from_object(object, &t) != 0) return tell_no_memory(held->of, object, name);
+  return take_dl(&t, name, out);
 }
 
 /* Byte strides to strides in elements. */
@@ -271,13 +305,13 @@ static bool take_byte_strides(const char *name, int64_t itemsize, tensor *out) {
 }
 
 /* NumPy has no bfloat16 of its own: that of ml_dtypes is a void of two bytes by the name "bfloat16". */
-static bool is_bfloat16(PyObject *object) {
-  PyObject *type = PyObject_GetAttr(object, name_dtype), *name = NULL;
-  bool found = type && type == atomic_load(&numpy_bfloat16);
-  if (type && !found && (name = PyObject_GetAttr(type, name_name))) {
+static bool is_bfloat16(arrays *of, PyObject *object) {
+  PyObject *type = PyObject_GetAttr(object, of->name[DTYPE]), *name = NULL;
+  bool found = type && type == atomic_load(&of->numpy_bfloat16);
+  if (type && !found && (name = PyObject_GetAttr(type, of->name[NAME]))) {
     found = PyUnicode_CompareWithASCIIString(name, "bfloat16") == 0;
     PyObject *none = NULL;
-    if (found && atomic_compare_exchange_strong(&numpy_bfloat16, &none, type)) Py_IncRef(type);
+    if (found && atomic_compare_exchange_strong(&of->numpy_bfloat16, &none, type)) Py_IncRef(type);
     Py_DecRef(name);
   }
   if (type) Py_DecRef(type);
@@ -285,7 +319,7 @@ static bool is_bfloat16(PyObject *object) {
   return found;
 }
 
-static dtype array_dtype(PyObject *object, const array_interface *a) {
+static dtype array_dtype(arrays *of, PyObject *object, const array_interface *a) {
   switch (a->kind) {
     case 'f':
       return a->itemsize == 4 ? DTYPE_F32 : a->itemsize == 2 ? DTYPE_F16 : a->itemsize == 8 ? DTYPE_F64 : DTYPE_OTHER;
@@ -295,12 +329,12 @@ static dtype array_dtype(PyObject *object, const array_interface *a) {
       return a->itemsize == 1 ? DTYPE_BOOL : DTYPE_OTHER;
     case 'u':
     case 'b': return a->itemsize == 1 ? DTYPE_BOOL : DTYPE_OTHER;
-    case 'V': return a->itemsize == 2 && is_bfloat16(object) ? DTYPE_BF16 : DTYPE_OTHER;
+    case 'V': return a->itemsize == 2 && is_bfloat16(of, object) ? DTYPE_BF16 : DTYPE_OTHER;
     default: return DTYPE_OTHER;
   }
 }
 
-static bool take_array(PyObject *object, const char *name, const array_interface *a, tensor *out) {
+static bool take_array(arrays *of, PyObject *object, const char *name, const array_interface *a, tensor *out) {
   if (!check_ndim(name, a->dims)) return false;
   if (!(a->flags & ARRAY_NOT_SWAPPED)) {
     PyErr_Format(PyExc_TypeError, "%s has the other byte order; libattn takes the machine's", name);
@@ -308,7 +342,7 @@ static bool take_array(PyObject *object, const char *name, const array_interface
   }
   out->data = a->data;
   out->ndim = a->dims;
-  out->type = array_dtype(object, a);
+  out->type = array_dtype(of, object, a);
   out->readonly = !(a->flags & ARRAY_WRITEABLE);
   for (int i = 0; i < a->dims; i++) {
     out->shape[i] = a->shape[i];
@@ -317,10 +351,10 @@ static bool take_array(PyObject *object, const char *name, const array_interface
   return take_byte_strides(name, a->itemsize, out);
 }
 
-static bool read_array_struct(PyObject *object, const char *name, tensor *out) {
-  PyObject *capsule = PyObject_GetAttr(object, name_array_struct);
+static bool read_array_struct(arrays *of, PyObject *object, const char *name, tensor *out) {
+  PyObject *capsule = PyObject_GetAttr(object, of->name[ARRAY_STRUCT]);
   const array_interface *a = capsule ? PyCapsule_GetPointer(capsule, NULL) : NULL;
-  const bool read = a && take_array(object, name, a, out);
+  const bool read = a && take_array(of, object, name, a, out);
   if (capsule) Py_DecRef(capsule);
   return read;
 }
@@ -328,7 +362,7 @@ static bool read_array_struct(PyObject *object, const char *name, tensor *out) {
 /* Of an array that gives capsules. The capsule keeps the data until the call ends, and its destructor then calls the
  * deleter, because it is not renamed to "used_dltensor". */
 static bool read_dlpack(PyObject *object, const char *name, holdings *held, tensor *out) {
-  PyObject *capsule = PyObject_CallMethodObjArgs(object, name_dlpack, NULL);
+  PyObject *capsule = PyObject_CallMethodObjArgs(object, held->of->name[DLPACK], NULL);
   if (!capsule || !hold(held, capsule)) return false;
   const dl_managed *managed = PyCapsule_GetPointer(capsule, "dltensor");
   return managed && take_dl(&managed->tensor, name, out);
@@ -374,8 +408,12 @@ static bool read_buffer(PyObject *object, const char *name, holdings *held, tens
 }
 
 /* libattn.Spec: a shape and a dtype without data. _fields is (dtype, n, ..., strides ...). */
-static bool read_spec(PyObject *object, const char *name, tensor *out) {
-  PyObject *fields = PyObject_GetAttr(object, name_fields);
+static bool read_spec(PyObject *object, const char *name, const holdings *held, tensor *out) {
+  if (!held->take_specs) {
+    PyErr_Format(PyExc_TypeError, "%s is a Spec, which has no numbers; only Plan and why_not take it", name);
+    return false;
+  }
+  PyObject *fields = PyObject_GetAttr(object, held->of->name[FIELDS]);
   if (!fields) return false;
   const int64_t ndim = ((int64_t)PyTuple_Size(fields) - 1) / 2;
   bool read = check_ndim(name, ndim);
@@ -395,16 +433,38 @@ static bool read_spec(PyObject *object, const char *name, tensor *out) {
 static bool read_by(PyObject *object, const char *name, holdings *held, tensor *out) {
   switch (out->from->protocol) {
     case BY_EXCHANGE: return read_exchange(object, name, held, out);
-    case BY_ARRAY_STRUCT: return read_array_struct(object, name, out);
+    case BY_ARRAY_STRUCT: return read_array_struct(held->of, object, name, out);
     case BY_DLPACK: return read_dlpack(object, name, held, out);
-    case BY_SPEC: return read_spec(object, name, out);
-    default: return read_buffer(object, name, held, out);
+    case BY_SPEC: return read_spec(object, name, held, out);
+    case BY_BUFFER: return read_buffer(object, name, held, out);
+    default:
+      PyErr_Format(PyExc_TypeError, "%s is a masked array, whose mask libattn does not see; give %s.data and a `mask`", name,
+                   name);
+      return false;
   }
+}
+
+/* The object, or, if it is a view whose numbers are those in memory with the other sign, an object that holds them. */
+static PyObject *resolve(PyObject *object, holdings *held, tensor *out) {
+  if (!out->from->has_negatives) return object;
+  PyObject *answer = PyObject_CallMethodObjArgs(object, held->of->name[IS_NEG], NULL);
+  if (!answer) return NULL;
+  out->is_copy = PyObject_IsTrue(answer) > 0;
+  Py_DecRef(answer);
+  if (!out->is_copy) return object;
+  PyObject *copy = PyObject_CallMethodObjArgs(object, held->of->name[RESOLVE_NEG], NULL);
+  return copy && hold(held, copy) ? copy : NULL;
+}
+
+static bool is_empty(const tensor *t) {
+  for (int i = 0; i < t->ndim; i++)
+    if (t->shape[i] == 0) return true;
+  return false;
 }
 
 bool tensor_read(PyObject *object, const char *name, holdings *held, tensor *out) {
   reader own;
-  out->from = reader_of(object, &own);
+  out->from = reader_of(held->of, object, &own);
   if (out->from == &own) { /* the list of types is full */
     reader *kept = holdings_alloc(held, sizeof *kept);
     if (!kept) return false;
@@ -413,13 +473,25 @@ bool tensor_read(PyObject *object, const char *name, holdings *held, tensor *out
   }
   out->object = object;
   out->data = NULL;
-  out->readonly = false;
-  return read_by(object, name, held, out);
+  out->readonly = out->is_copy = false;
+  PyObject *resolved = resolve(object, held, out);
+  if (!resolved || !read_by(resolved, name, held, out)) return false;
+  if (!out->data && out->from->protocol != BY_SPEC && !is_empty(out)) return tell_no_memory(held->of, object, name);
+  return true;
 }
 
-bool tensor_is_array(PyObject *object) {
+bool tensor_is_array(PyObject *object, const holdings *held) {
   reader own;
-  return reader_of(object, &own)->protocol != BY_BUFFER || PyObject_CheckBuffer(object);
+  return reader_of(held->of, object, &own)->protocol != BY_BUFFER || PyObject_CheckBuffer(object);
+}
+
+bool tensor_writable(const tensor *t, const char *name) {
+  if (t->is_copy)
+    PyErr_Format(PyExc_ValueError,
+                 "%s is a lazy view with the negative bit, which nothing can be written to; give a plain tensor", name);
+  else if (t->readonly)
+    PyErr_Format(PyExc_ValueError, "%s is read-only", name);
+  return !t->is_copy && !t->readonly;
 }
 
 /* ---- New arrays ------------------------------------------------------------------------------------------------------ */
@@ -465,21 +537,21 @@ static PyObject *of_numpy(_Atomic(PyObject *) *kept, const char *name) {
   return found;
 }
 
-static PyObject *new_numpy(const tensor *like, bool float32, PyObject *shape) {
-  PyObject *empty = of_numpy(&numpy_empty, "empty");
-  PyObject *type = float32 ? of_numpy(&numpy_float32, "float32") : PyObject_GetAttr(like->object, name_dtype);
+static PyObject *new_numpy(arrays *of, const tensor *like, bool float32, PyObject *shape) {
+  PyObject *empty = of_numpy(&of->numpy_empty, "empty");
+  PyObject *type = float32 ? of_numpy(&of->numpy_float32, "float32") : PyObject_GetAttr(like->object, of->name[DTYPE]);
   PyObject *made = empty && type ? PyObject_CallFunctionObjArgs(empty, shape, type, NULL) : NULL;
   if (!float32 && type) Py_DecRef(type);
   return made;
 }
 
-static PyObject *new_other(const tensor *like, bool float32, int ndim, const int64_t *shape) {
+static PyObject *new_other(arrays *of, const tensor *like, bool float32, int ndim, const int64_t *shape) {
   PyObject *tuple = shape_tuple(ndim, shape), *made = NULL;
   if (tuple && like->from->protocol == BY_ARRAY_STRUCT) {
-    made = new_numpy(like, float32 && like->type != DTYPE_F32, tuple);
+    made = new_numpy(of, like, float32 && like->type != DTYPE_F32, tuple);
   } else if (tuple) {
     PyObject *type = PyUnicode_FromString(dtype_name(float32 ? DTYPE_F32 : like->type));
-    made = type ? PyObject_CallFunctionObjArgs(python_allocate, like->object, tuple, type, NULL) : NULL;
+    made = type ? PyObject_CallFunctionObjArgs(of->allocate, like->object, tuple, type, NULL) : NULL;
     if (type) Py_DecRef(type);
   }
   if (tuple) Py_DecRef(tuple);
@@ -490,7 +562,7 @@ PyObject *tensor_new(const tensor *like, bool float32, int ndim, const int64_t *
   const dl_exchange *exchange = like->from->exchange;
   PyObject *made = exchange && exchange->allocate && exchange->managed_to_object
                        ? new_exchange(exchange, float32 ? DTYPE_F32 : like->type, ndim, shape)
-                       : new_other(like, float32, ndim, shape);
+                       : new_other(held->of, like, float32, ndim, shape);
   if (made && tensor_read(made, "out", held, out)) return made;
   if (made) Py_DecRef(made);
   return NULL;

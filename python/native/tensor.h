@@ -40,12 +40,18 @@ typedef struct tensor {
   int64_t stride[MOST_DIMS]; /* in elements */
   const reader *from;
   PyObject *object; /* not owned */
+  bool is_copy;     /* the object is a lazy view, and data its numbers, computed: to be read only */
 } tensor;
 
+/* What one interpreter of Python has for arrays: the types it has met, names, functions. */
+typedef struct arrays arrays;
+
 /* What has to stay until the call ends: at most so many objects and buffers. */
-enum { MOST_HELD = 24 };
+enum { MOST_HELD = 32 };
 typedef struct holdings {
+  arrays *of;
   bool ignore_gradients; /* else PyTorch's tensors that require gradients are refused, as by its own __dlpack__ */
+  bool take_specs;       /* libattn.Spec may stand for an array: nothing will read its data */
   int objects, buffers, blocks;
   PyObject *object[MOST_HELD];
   void *block[MOST_HELD]; /* for free() */
@@ -61,7 +67,10 @@ void *holdings_alloc(holdings *held, size_t bytes);
 bool tensor_read(PyObject *object, const char *name, holdings *held, tensor *out);
 
 /* Whether the object speaks one of the protocols at all: a list of numbers does not. */
-bool tensor_is_array(PyObject *object);
+bool tensor_is_array(PyObject *object, const holdings *held);
+
+/* Whether an output may be written there. False with an exception. */
+bool tensor_writable(const tensor *t, const char *name);
 
 /* A new array of the library that `like` comes from: float32 or the dtype of `like`. Reads it into *out. A new reference, or
  * NULL with an exception. */
@@ -69,8 +78,11 @@ PyObject *tensor_new(const tensor *like, bool float32, int ndim, const int64_t *
 
 const char *dtype_name(dtype type);
 
-/* Before anything else. `allocate(like, shape, dtype)` is Python's way to make arrays of libraries that have none of the
- * quick ways; `spec` is the class libattn.Spec. False with an exception. */
-bool tensor_start(PyObject *allocate, PyObject *spec);
+/* What the present interpreter needs before anything else. `allocate(like, shape, dtype)` is Python's way to make arrays of
+ * libraries that have none of the quick ways; `spec` is the class libattn.Spec. NULL with an exception. */
+arrays *arrays_new(PyObject *allocate, PyObject *spec);
+
+/* Call in the interpreter that made them. NULL is fine. */
+void arrays_free(arrays *of);
 
 #endif

@@ -204,6 +204,50 @@ def test_child_of_fork_has_threads_of_its_own():
     subprocess.run([sys.executable, "-c", CHILD], check=True, timeout=60, env=environment)
 
 
+INTERPRETERS = """
+import array, sys
+sys.modules["numpy"] = None  # results are memoryviews: NumPy allows one interpreter
+import libattn
+try:
+    import _interpreters as interpreters
+    create = lambda: interpreters.create("legacy")
+except ImportError:
+    try:
+        import _xxsubinterpreters as interpreters
+    except ImportError:
+        sys.exit(77)
+    create = lambda: interpreters.create(isolated=False)
+use = '''
+x = memoryview(array.array("f", [0.5] * 64)).cast("B").cast("f", (1, 2, 4, 8))
+assert bytes(libattn.sdpa(x, x, x, kv_len=[3])) == bytes(x)
+spec = libattn.Spec((1, 2, 4, 8))
+assert bytes(libattn.Plan(spec, spec, spec).run(x, x, x)) == bytes(x)
+try:
+    libattn.sdpa(*[memoryview(bytes(256)).cast("f", (1, 1, 64, 1))] * 3, kernel="decode_c")
+    raise AssertionError("decode_c took it")
+except libattn.Unsupported:
+    pass
+'''
+for _ in range(3):
+    other = create()
+    start = f"import array, sys; sys.modules['numpy'] = None; sys.path[:] = {sys.path}; import libattn"
+    interpreters.run_string(other, start + use)
+    exec(use)
+    interpreters.destroy(other)
+    exec(use)
+"""
+
+
+def test_interpreters_share_nothing_of_python():
+    """One that has used the library, and its end, change nothing for another."""
+    environment = dict(os.environ, PYTHONPATH=str(Path(libattn.__file__).parents[1]))
+    done = subprocess.run([sys.executable, "-c", INTERPRETERS], timeout=60, env=environment, capture_output=True, text=True,
+                          check=False)
+    if done.returncode == 77:
+        pytest.skip("this Python has no subinterpreters")
+    assert done.returncode == 0, done.stderr
+
+
 def program(*arguments):
     environment = {**os.environ, "PYTHONPATH": str(Path(libattn.__file__).parents[1])}
     return subprocess.run([sys.executable, "-m", "libattn", *arguments], capture_output=True, text=True, env=environment,
