@@ -6,10 +6,13 @@
     with libattn.torch.replace_sdpa():                      # whatever calls F.scaled_dot_product_attention
         model(x)
 
+libattn has no backward pass. Calls that need gradients are computed by PyTorch's own fused function, at its speed, where it
+has their options; stats() counts them, and all others that are passed on.
+
 torch.ops.libattn.sdpa and sdpa_lse are operators of PyTorch's: they work under torch.compile and torch.export, and follow
-autocast. Gradients come from PyTorch's own operations, in float32: the backward pass computes the scores again, in time and
-memory proportional to queries times keys, and says so once. Gradients of gradients work; vmap, jvp and the other transforms
-of torch.func are refused.
+autocast. Their gradients come from PyTorch's operations in float32, which compute the scores again, in time and memory
+proportional to queries times keys; so do those of options that PyTorch's function lacks (softcap, sinks, ALiBi). Gradients of
+gradients work there; vmap, jvp and the transforms of torch.func are refused.
 
 flash_attn_func, flash_attn_varlen_func and flash_attn_with_kvcache have the arguments of the package flash-attn.
 """
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import warnings
 from typing import Any, Iterator
 
@@ -27,7 +31,8 @@ from torch.autograd import forward_ad
 
 from ._sdpa import FUNCTIONS
 
-__all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache", "install", "replace_sdpa", "sdpa"]
+__all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache", "install", "replace_sdpa", "sdpa",
+           "stats"]
 
 Tensor = torch.Tensor
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -103,17 +108,15 @@ def _fake_lse(q, k, v, *args, **options):
 
 _NAMES = ("mask", "bias", "causal", "align", "window_left", "window_right", "scale", "softcap", "alibi", "sinks", "kv_len",
           "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "layout")
+_USUAL = {**dict.fromkeys(_NAMES), "window_left": -1, "window_right": -1}
 
 
 # ---- The same in PyTorch's operations, for gradients -----------------------------------------------------------------
 
 
-def _scores(q, k, o):
-    """Scores of [b, h, s, d] in float32, with -inf where a key is masked."""
+def _allowed(q, k, o):
+    """(which keys lengths, window and causality leave, how far each is from its query), [b or 1, 1, q, k] of [b, h, s, d]."""
     queries, keys = q.shape[-2], k.shape[-2]
-    s = q @ k.transpose(-1, -2) * (1 / math.sqrt(q.shape[-1]) if o["scale"] is None else o["scale"])
-    if o["softcap"]:
-        s = o["softcap"] * torch.tanh(s / o["softcap"])
     lengths = torch.full((q.shape[0],), keys) if o["kv_len"] is None else o["kv_len"]
     lengths = lengths.view(-1, 1, 1, 1)
     j, i = torch.arange(keys), torch.arange(queries)[:, None]
@@ -124,17 +127,26 @@ def _scores(q, k, o):
         allowed = allowed & (j >= position - o["window_left"])
     if right >= 0:
         allowed = allowed & (j <= position + right)
+    return allowed, (position - j).abs()
+
+
+def _scores(q, k, o):
+    """Scores of [b, h, s, d] in float32, with -inf where a key is masked."""
+    s = q @ k.transpose(-1, -2) * (1 / math.sqrt(q.shape[-1]) if o["scale"] is None else o["scale"])
+    if o["softcap"]:
+        s = o["softcap"] * torch.tanh(s / o["softcap"])
+    allowed, distance = _allowed(q, k, o)
     if o["mask"] is not None:
         allowed = allowed & o["mask"]
     if o["bias"] is not None:
         s = s + o["bias"]
     if o["alibi"] is not None:
-        s = s - o["alibi"].view(-1, 1, 1) * (position - j).abs()
+        s = s - o["alibi"].view(-1, 1, 1) * distance
     return s.masked_fill(~allowed, -torch.inf)
 
 
 def _reference(q, k, v, o):
-    """What the operator computes, of [b, h, s, d], differentiable."""
+    """(out, weights [b, h, q, k]): what the operator computes, of [b, h, s, d], differentiable."""
     dtype, group = q.dtype, q.shape[1] // k.shape[1]
     q, k, v = q.float(), k.float().repeat_interleave(group, 1), v.float().repeat_interleave(group, 1)
     s = _scores(q, k, o)
@@ -142,18 +154,7 @@ def _reference(q, k, v, o):
     if o["sinks"] is not None:
         s = torch.cat([s, o["sinks"].view(1, -1, 1, 1).expand(*s.shape[:3], 1)], -1)
     p = torch.softmax(s.masked_fill(empty, 0), -1)[..., :k.shape[-2]].masked_fill(empty, 0)
-    return (p @ v).to(dtype)
-
-
-@torch.compiler.disable
-def _warn_once():
-    if not _warn_once.done:
-        _warn_once.done = True
-        warnings.warn("libattn has no backward pass: gradients are computed by PyTorch's operations, which hold all scores "
-                      "in memory", stacklevel=2)
-
-
-_warn_once.done = False
+    return (p @ v).to(dtype), p.to(dtype)
 
 
 def _remember(ctx, inputs, output):
@@ -172,7 +173,7 @@ def _to_bhsd(x, layout):
 
 
 def _backward(ctx, gradient, *_):
-    _warn_once()
+    _count("scores")
     q, k, v, *others = ctx.saved_tensors
     options = {**ctx.options, **dict(zip(ctx.names, others))}
     if options["cu_seqlens_q"] is not None:
@@ -183,7 +184,7 @@ def _backward(ctx, gradient, *_):
         leaves = [(x.view_as(x) if again else x.detach().requires_grad_()) if needed else x
                   for x, needed in zip(inputs, ctx.needs)]
         o = dict(zip(_NAMES, leaves[3:]))
-        out = _reference(*(_to_bhsd(x, o["layout"]) for x in leaves[:3]), o)
+        out, _ = _reference(*(_to_bhsd(x, o["layout"]) for x in leaves[:3]), o)
         wanted = [x for x, needed in zip(leaves, ctx.needs) if needed]
         found = iter(torch.autograd.grad(out, wanted, _to_bhsd(gradient, o["layout"]).expand_as(out), allow_unused=True,
                                          create_graph=again))
@@ -219,6 +220,74 @@ def _register():
 _register()
 
 
+# ---- What libattn does not compute -----------------------------------------------------------------------------------
+
+_original = F.scaled_dot_product_attention
+_BY_PYTORCH = "PyTorch's own function computes such calls"
+_KINDS = {"gradients": f"libattn has no backward pass: {_BY_PYTORCH}",
+          "scores": "libattn has no backward pass, and PyTorch's function lacks an option of this call: gradients come from "
+                    "PyTorch's operations, which hold all scores in memory",
+          "weights": "libattn gives no weights: PyTorch's operations compute calls that want them (output_attentions)",
+          "dropout": f"libattn has no dropout: {_BY_PYTORCH}",
+          "dtypes": f"libattn takes float32, float16 and bfloat16, one for query, key and value: {_BY_PYTORCH}",
+          "devices": f"libattn computes on the CPU: {_BY_PYTORCH}",
+          "tensors": f"libattn takes no nested or sparse tensors, subclasses or transforms of torch.func: {_BY_PYTORCH}",
+          "shapes": f"libattn replaces calls whose query, key and value have one batch: {_BY_PYTORCH}",
+          "masks": f"libattn takes attn_mask or is_causal, not both: {_BY_PYTORCH}"}
+_counts: dict[str, int] = {}
+_warned: set[str] = set()
+_lock = threading.Lock()
+
+
+def stats(reset: bool = False) -> dict[str, int]:
+    """How many calls something else than libattn computed, by kind; kinds without calls are left out.
+
+    "gradients", "dropout", "dtypes", "devices", "tensors" (nested, sparse, subclasses, torch.func), "shapes" (batches that
+    broadcast) and "masks" (attn_mask with is_causal) went to PyTorch's own function; "scores" (backward passes with options
+    that PyTorch's function lacks) and "weights" (output_attentions of transformers) to its operations, which hold scores.
+    The first call of each kind in a process warns. reset: counts begin anew after this. Compiled graphs are not counted.
+    """
+    with _lock:
+        found = dict(_counts)
+        if reset:
+            _counts.clear()
+    return found
+
+
+def _count(kind):
+    if torch.compiler.is_compiling():
+        return
+    with _lock:
+        _counts[kind] = _counts.get(kind, 0) + 1
+        first = kind not in _warned
+        _warned.add(kind)
+    if first:
+        warnings.warn(f"{_KINDS[kind]} (libattn.torch.stats() counts them; this is said once)", stacklevel=4)
+
+
+def _need_gradients(*tensors):
+    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in tensors)
+
+
+def _by_pytorch(q, k, v, **options):
+    """The same by PyTorch's own function, which has a backward pass; None where it lacks an option."""
+    o = {**_USUAL, **options}
+    if q.dtype not in DTYPES or o["softcap"] or any(o[name] is not None for name in ("alibi", "sinks", "cu_seqlens_q")):
+        return None
+    _count("gradients")
+    if o["layout"] == "bshd":
+        q, k, v = (x.transpose(-2, -3) for x in (q, k, v))
+    mask, bias, causal = o["mask"], o["bias"], bool(o["causal"])
+    moved = o["align"] == "bottom_right" and q.shape[-2] != k.shape[-2]
+    narrow = o["window_left"] >= 0 or o["window_right"] >= 0 or o["kv_len"] is not None
+    if narrow or causal and (moved or mask is not None or bias is not None):
+        allowed, _ = _allowed(q, k, o)
+        mask, causal = allowed if mask is None else mask & allowed, False
+    both = mask if bias is None else bias if mask is None else bias.masked_fill(~mask, -torch.inf)
+    out = _original(q, k, v, both, 0.0, causal, scale=o["scale"], enable_gqa=q.ndim > 2)
+    return out.transpose(-2, -3) if o["layout"] == "bshd" else out
+
+
 # ---- Functions -------------------------------------------------------------------------------------------------------
 
 _dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
@@ -237,20 +306,23 @@ def _plain(*tensors):
         return False
     if _any_autocast():
         return False
-    gradients = torch.is_grad_enabled()
-    return all(type(x) is Tensor and not (gradients and x.requires_grad) for x in tensors)
+    return all(type(x) is Tensor for x in tensors) and not _need_gradients(*tensors)
 
 
 def _attend(q, k, v, lse=False, **options):
     """options: those that are not as usual. None is usual for each."""
     options = {name: x for name, x in options.items() if x is not None}
-    if _plain(q, k, v, *(x for x in options.values() if isinstance(x, Tensor))):
+    tensors = q, k, v, *(x for x in options.values() if isinstance(x, Tensor))
+    if _plain(*tensors):
         left, right = options.pop("window_left", -1), options.pop("window_right", -1)
         if left >= 0 or right >= 0:
             options["window"] = (left, right)
         if lse:
             options["return_lse"] = True
         return _compute(q, k, v, **options)
+    out = _by_pytorch(q, k, v, **options) if not lse and _need_gradients(*tensors) else None
+    if out is not None:
+        return out
     return (torch.ops.libattn.sdpa_lse if lse else torch.ops.libattn.sdpa)(q, k, v, **options)
 
 
@@ -266,8 +338,8 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = N
     """torch.nn.functional.scaled_dot_product_attention by libattn: the same arguments, shapes and results.
 
     query [..., heads, queries, dim], key and value [..., heads, keys, dim] on the CPU in float32, float16 or bfloat16; what
-    stands before the heads broadcasts, and so does one head of key and value. A row that sees no key gives 0. Raises
-    ValueError for dropout_p > 0, and what libattn.sdpa() raises.
+    stands before the heads broadcasts, and so does one head of key and value. A row that sees no key gives 0. Calls with
+    gradients go to PyTorch's function. Raises ValueError for dropout_p > 0, and what libattn.sdpa() raises.
     """
     if dropout_p > 0:
         raise ValueError(f"dropout_p is {dropout_p}; libattn has no dropout, so it must be 0")
@@ -306,26 +378,47 @@ def _flattened(query, key, value, mask, bias, causal, scale):
 
 # ---- In place of PyTorch's -------------------------------------------------------------------------------------------
 
-_original = F.scaled_dot_product_attention
+
+def _is_plain(*tensors):
+    if any(x.is_nested or x.layout != torch.strided for x in tensors):
+        return False
+    if torch.compiler.is_compiling():
+        return True
+    return (_interpreters() is None and not torch.overrides.has_torch_function(tensors)
+            and (forward_ad._current_level < 0 or all(forward_ad.unpack_dual(x).tangent is None for x in tensors)))
 
 
-def _takes(query, key, value, attn_mask, dropout_p):
-    dtypes = {query.dtype, key.dtype, value.dtype}
-    return (dropout_p == 0 and len(dtypes) == 1 and query.dtype in DTYPES and query.device.type == "cpu"
-            and not (query.is_nested or key.is_nested or value.is_nested) and query.ndim >= 2
-            and query.ndim == key.ndim == value.ndim and query.shape[:-3] == key.shape[:-3] == value.shape[:-3])
+def _why_not(query, key, value, attn_mask, dropout_p, is_causal):
+    """The kind of a call that goes to PyTorch's function; None if libattn computes it."""
+    inputs = query, key, value
+    if dropout_p > 0:
+        return "dropout"
+    if any(x.device.type != "cpu" for x in inputs):
+        return "devices"
+    if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:
+        return "dtypes"
+    if not _is_plain(*inputs, *(() if attn_mask is None else (attn_mask,))):
+        return "tensors"
+    if not query.ndim == key.ndim == value.ndim >= 2 or not _one_batch(query, key, value):
+        return "shapes"
+    if attn_mask is not None and is_causal:
+        return "masks"
+    return "gradients" if _need_gradients(*inputs, attn_mask) else None
 
 
 def _replacement(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    """libattn where it can, PyTorch's own function for other devices, dtypes, dropout and broadcast batches."""
-    if _takes(query, key, value, attn_mask, dropout_p) and not (attn_mask is not None and is_causal):
+    """libattn where it can, else PyTorch's own function."""
+    kind = _why_not(query, key, value, attn_mask, dropout_p, is_causal)
+    if kind is None:
         return sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    _count(kind)
     return _original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
 def install() -> None:
-    """Replaces F.scaled_dot_product_attention in this process. Calls that libattn does not take (other devices or dtypes,
-    dropout) still go to PyTorch's own. Modules that have imported the function by name keep what they have."""
+    """Replaces F.scaled_dot_product_attention in this process. Calls that libattn does not take (gradients, dropout, other
+    devices or dtypes) still go to PyTorch's own; stats() counts them. Modules that have imported the function by name keep
+    what they have."""
     F.scaled_dot_product_attention = _replacement
 
 

@@ -88,7 +88,7 @@ def test_mistakes():
             bench.compare({"once": once}, cases, **options)
 
 
-def test_tables_files_and_figures(tmp_path):
+def test_tables_files_and_figures(tmp_path, monkeypatch):
     found = bench.compare({"once": once, "often": often}, ["seq=16", "seq=20"], **QUICK)
     found.write(tmp_path)
     with open(tmp_path / "results.csv", newline="", encoding="utf-8") as file:
@@ -98,6 +98,14 @@ def test_tables_files_and_figures(tmp_path):
     assert float(written[1]["ratio"]) == pytest.approx(found.rows[1].ratio.median)
     assert len((tmp_path / "samples.csv").read_text(encoding="utf-8").splitlines()) == 1 + 6 * 7
     assert [record["function"] for record in found.records()] == ["once", "often"] * 2
+    assert repr(found) == str(found)  # what a notebook shows
+    with monkeypatch.context() as without:
+        for package, call in (("pandas", found.frame), ("pandas", found.samples),
+                              ("matplotlib", found.plot)):
+            without.setitem(sys.modules, package, None)
+            without.setitem(sys.modules, f"{package}.figure", None)
+            with pytest.raises(ModuleNotFoundError, match=rf"\(\) needs {package}: python3 -m pip install {package}"):
+                call()
     try:
         import pandas  # noqa: F401
     except ImportError:

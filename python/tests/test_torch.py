@@ -98,9 +98,14 @@ def test_transforms_of_torch_func_are_refused(function):
     for transform in (torch.func.jacfwd, lambda f: torch.func.linearize(f, q)):
         with pytest.raises(NotImplementedError, match="no forward-mode derivatives"):
             transform(first)(q)
-    for transform in (torch.func.grad, torch.func.jacrev, torch.func.hessian, lambda f: lambda x: torch.func.vjp(f, x)):
+    for transform in (torch.func.grad, torch.func.jacrev, lambda f: lambda x: torch.func.vjp(f, x)[1](torch.tensor(1.0))[0]):
+        if function is lt.sdpa:  # PyTorch's own function computes it
+            close(transform(lambda x: first(x).sum())(q), torch.func.grad(lambda x: ORIGINAL(x, k, v).sum())(q))
+            continue
         with pytest.raises(NotImplementedError, match="no gradients by torch.func"):
             transform(lambda x: first(x).sum())(q)
+    with pytest.raises(NotImplementedError):
+        torch.func.hessian(lambda x: first(x).sum())(q)
     other = torch.func.jvp(lambda x: x * first(q), (q,), (q,))[1]  # no derivative of ours is wanted
     close(other, q * first(q))
 
@@ -118,8 +123,22 @@ def test_opcheck(long):
                               tuple(x.detach().transpose(1, 2).contiguous() for x in (q, k, v)), {"layout": "bshd"})
 
 
+def kinds(function, *arguments, **options):
+    """What the call adds to stats(), the warnings that it gives, and its result."""
+    lt.stats(reset=True)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        result = function(*arguments, **options)
+    return lt.stats(reset=True), [str(warning.message) for warning in said if "libattn" in str(warning.message)], result
+
+
+def by_operator(q, k, v, attn_mask=None, is_causal=False):
+    return torch.ops.libattn.sdpa(q, k, v, bias=attn_mask, causal=is_causal)
+
+
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": "bias"}], ids=str)
-def test_gradients(options):
+@pytest.mark.parametrize(("function", "kind"), [(lt.sdpa, "gradients"), (by_operator, "scores")], ids=["sdpa", "operator"])
+def test_gradients(function, kind, options):
     q, k, v = qkv(grad=True)
     bias = torch.randn(2, 1, 9, 13).requires_grad_()
     options = {key: bias if value == "bias" else value for key, value in options.items()}
@@ -131,14 +150,37 @@ def test_gradients(options):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             return torch.autograd.grad(loss, inputs)
 
-    lt._warn_once.done = False
-    with pytest.warns(UserWarning, match="no backward pass"):
-        gradients(lt.sdpa)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # it warns once
-        ours = gradients(lt.sdpa, autocast=True)
+    lt._warned.clear()
+    counted, said, _ = kinds(gradients, function)
+    assert counted == {kind: 1}
+    assert len(said) == 1
+    assert "libattn has no backward pass" in said[0]
+    counted, said, ours = kinds(gradients, function, autocast=kind == "scores")
+    assert (counted, said) == ({kind: 1}, [])  # it warns once
     for a, b in zip(ours, gradients(ORIGINAL)):
         close(a, b)
+
+
+def test_gradients_of_options():
+    """By PyTorch's fused function where it has the options, by its operations elsewhere."""
+    q, k, v = (x.transpose(1, 2).detach().requires_grad_() for x in qkv(sq=13))
+
+    def gradients(function, query):
+        return torch.autograd.grad(function(query).sum(), (q, k, v))
+
+    short, lengths = q[:, :5], torch.tensor([13, 6], dtype=torch.int32)
+    for kind, query, options in (
+            ("gradients", q, {"causal": True}), ("gradients", short, {"causal": True}), ("gradients", q, {"window_left": 4}),
+            ("gradients", short, {"window_right": 2}), ("gradients", q, {"kv_len": lengths}),
+            ("gradients", q, {"causal": True, "bias": torch.randn(1, 4, 1, 13)}), ("scores", q, {"softcap": 2.0}),
+            ("gradients", q, {"mask": torch.rand(2, 1, 13, 13) > 0.2, "bias": torch.randn(13, 13)}),
+            ("scores", q, {"alibi": torch.rand(4)}), ("scores", q, {"causal": True, "sinks": torch.rand(4)})):
+        o = {"align": "bottom_right", **options}
+        counted, _, ours = kinds(gradients, lambda q, o=o: lt._attend(q, k, v, layout="bshd", **o), query)
+        assert counted == {kind: 1}, options
+        right = gradients(lambda q, o={**lt._USUAL, **o}: lt._reference(*(x.transpose(1, 2) for x in (q, k, v)), o)[0], query)
+        for a, b in zip(ours, right):
+            close(a, b)
 
 
 def test_gradients_of_gradients():
@@ -153,7 +195,7 @@ def test_gradients_of_gradients():
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        right, ours = twice(textbook), twice(lt.sdpa)
+        right, ours = twice(textbook), twice(torch.ops.libattn.sdpa)
     close(ours / right.abs().max(), right / right.abs().max())
 
 
@@ -168,11 +210,13 @@ def test_gradcheck_is_refused_in_words():
 def test_the_reference_of_gradients_is_the_operator():
     q, k, v = qkv(hkv=2)
     slopes, sinks = draw((4,), (4,), seed=5)
-    options = dict.fromkeys(lt._NAMES)
+    options = dict(lt._USUAL)
     options.update(causal=True, align="bottom_right", window_left=5, window_right=-1, softcap=3.0, alibi=slopes.abs(),
                    sinks=sinks, kv_len=torch.tensor([13, 11], dtype=torch.int32), scale=0.4)
     given = {key: value for key, value in options.items() if value is not None}
-    close(torch.ops.libattn.sdpa(q, k, v, **given), lt._reference(q, k, v, options))
+    out, weights = lt._reference(q, k, v, options)
+    close(torch.ops.libattn.sdpa(q, k, v, **given), out)
+    assert torch.allclose(weights @ v.repeat_interleave(2, 1), out, atol=1e-5)
 
 
 def test_autocast():
@@ -182,19 +226,69 @@ def test_autocast():
         assert torch.ops.libattn.sdpa(q, k, v).dtype == torch.bfloat16
 
 
-def test_replace_sdpa():
+def replaced_calls():
+    """(kind, or None = libattn computes it; arguments; keywords)"""
     q, k, v = qkv()
-    layer = torch.nn.TransformerEncoderLayer(32, 4, batch_first=True).train()
-    calls = []
+    grad, mask = q.clone().requires_grad_(), torch.ones(9, 13, dtype=torch.bool)
+    subclass = q.as_subclass(type("Sub", (torch.Tensor,), {}))
+    return [(None, (q, k, v), {}), (None, (q, k, v, mask), {}), (None, (q, k[:, :2], v[:, :2]), {"enable_gqa": True}),
+            (None, (torch.nn.Parameter(q, requires_grad=False), k, v), {}), ("gradients", (grad, k, v), {}),
+            ("gradients", (grad, k, v, mask), {"scale": 0.3}), ("gradients", tuple(x.bfloat16() for x in (grad, k, v)), {}),
+            ("gradients", (grad, k[:, :2], v[:, :2]), {"enable_gqa": True}), ("dropout", (q, k, v), {"dropout_p": 0.5}),
+            ("dtypes", tuple(x.double() for x in (q, k, v)), {}), ("devices", tuple(x.to("meta") for x in (q, k, v)), {}),
+            ("tensors", (subclass, k, v), {}), ("shapes", (q, k[:1], v[:1]), {}),
+            ("tensors", (q.to_sparse(), k, v), {}), ("masks", (q, k, v, mask), {"is_causal": True})]
+
+
+def test_replace_sdpa():
+    """What it passes on is PyTorch's answer, is counted, and warns once for each kind."""
     with lt.replace_sdpa():
         assert F.scaled_dot_product_attention is not ORIGINAL
-        close(F.scaled_dot_product_attention(q, k, v), ORIGINAL(q, k, v))
-        wide = [x.double() for x in (q, k, v)]
-        close(F.scaled_dot_product_attention(*wide), ORIGINAL(*wide))
-        assert F.scaled_dot_product_attention(q, k, v, dropout_p=0.5).shape == q.shape
-        calls.append(layer(torch.randn(2, 5, 32)).sum())
+        lt._warned.clear()
+        for kind, arguments, options in replaced_calls():
+            torch.manual_seed(1)
+            try:
+                right = ORIGINAL(*arguments, **options)
+            except RuntimeError as error:
+                with pytest.raises(type(error)), warnings.catch_warnings(record=True):
+                    F.scaled_dot_product_attention(*arguments, **options)
+                continue
+            new = kind and kind not in lt._warned
+            torch.manual_seed(1)
+            counted, said, ours = kinds(F.scaled_dot_product_attention, *arguments, **options)
+            assert counted == ({kind: 1} if kind else {})
+            assert len(said) == bool(new), said
+            assert type(ours) is type(right)
+            assert ours.requires_grad == right.requires_grad
+            if kind != "devices":
+                close(ours, right)
+        close(torch.vmap(F.scaled_dot_product_attention)(*qkv()), ORIGINAL(*qkv()))
+        layer = torch.nn.TransformerEncoderLayer(32, 4, batch_first=True).train()
+        layer(torch.randn(2, 5, 32)).sum().backward()
     assert F.scaled_dot_product_attention is ORIGINAL
-    assert len(calls) == 1
+    lt.stats(reset=True)
+    assert lt.stats() == {}
+
+
+def test_gradients_take_pytorchs_memory():
+    """A training call holds no scores: 4 heads of 1,024 by 1,024 would be 16 MiB each time that they are kept."""
+    q, k, v = qkv(sq=1024, sk=1024, grad=True)
+
+    def largest(function):
+        sizes = []
+
+        class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                out = func(*args, **(kwargs or {}))
+                sizes.extend(x.numel() for x in (out if isinstance(out, tuple) else (out,)) if isinstance(x, torch.Tensor))
+                return out
+
+        with Sizes():
+            function(q, k, v, is_causal=True).sum().backward()
+        return max(sizes)
+
+    with lt.replace_sdpa():
+        assert largest(F.scaled_dot_product_attention) == largest(ORIGINAL) < 1024 * 1024
 
 
 def flash_reference(q, k, v, **options):
@@ -261,12 +355,7 @@ def test_compiled_gradients(long):
         return lt.sdpa(q * 2, k, v, is_causal=True, enable_gqa=True).square().sum()
 
     compiled = torch.compile(loss, fullgraph=True)
-    lt._warn_once.done = False
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        ours, again = (torch.autograd.grad(compiled(*inputs), inputs) for _ in range(2))
-    # A graph from PyTorch's cache on disk is not traced, and says nothing.
-    assert sum("no backward pass" in str(warning.message) for warning in said) <= 1
+    ours, again = (torch.autograd.grad(compiled(*inputs), inputs) for _ in range(2))
     for a, b, c in zip(ours, again, torch.autograd.grad(loss(*inputs), inputs)):
         assert torch.equal(a, b)
         close(a, c)

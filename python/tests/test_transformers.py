@@ -85,6 +85,38 @@ def test_compiled(models, kind, dtype):
     assert (compiled - plain).abs().max() <= (1e-5 if dtype == torch.float32 else 0.05) * plain.abs().max()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_and_weights(models, kind):
+    """Those of eager attention; and stats() says what computed them."""
+    import libattn.torch as lt
+
+    found = {}
+    given = models.inputs(kind, padding=0)
+    for name in ("eager", "libattn"):
+        model = models.make(kind, name)
+        lt.stats(reset=True)
+        result = model(**given, output_attentions=True)
+        weights = [x for key in result if key.endswith("attentions") for x in result[key]]
+        weighted = lt.stats(reset=True)
+        models.outputs(model, kind, given).square().mean().backward()
+        found[name] = weights, [x.grad for x in model.parameters() if x.grad is not None], weighted, lt.stats()
+    (theirs, right, _, _), (ours, gradients, weighted, counted) = found.values()
+    assert len(ours) == len(theirs) == weighted["weights"] > 0
+    assert set(counted) == {"scores" if kind == "gemma2" else "gradients"}
+    for a, b in zip([*ours, *gradients], [*theirs, *right]):
+        assert (a - b).abs().max() <= 1e-4 * b.abs().max() + 1e-7
+
+
+def test_dropout_beside_softcap_is_refused(models):
+    """sdpa would leave the softcap out."""
+    model = models.make("gemma2", "libattn").train()
+    model.config.attention_dropout = 0.1
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.1
+    with pytest.raises(ValueError, match="only 'eager'"):
+        models.outputs(model, "gemma2", models.inputs("gemma2"))
+
+
 def generated(models, kind, implementation, **options):
     given = {key: x for key, x in models.inputs(kind).items() if not key.startswith("decoder")}
     return models.make(kind, implementation).generate(**given, max_new_tokens=12, do_sample=False, **options)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import importlib
 import os
 import time
 import zlib
@@ -303,9 +304,7 @@ class Comparison:
 
     def frame(self):
         """The rows as a pandas DataFrame."""
-        import pandas
-
-        return pandas.DataFrame(list(self.records()))
+        return _needed("pandas", "frame()").DataFrame(list(self.records()))
 
     def _samples(self):
         for row in self.rows:
@@ -316,9 +315,7 @@ class Comparison:
 
     def samples(self):
         """Every sample as a pandas DataFrame, with the columns of samples.csv."""
-        import pandas
-
-        return pandas.DataFrame(list(self._samples()), columns=SAMPLE_COLUMNS)
+        return _needed("pandas", "samples()").DataFrame(list(self._samples()), columns=SAMPLE_COLUMNS)
 
     def write(self, folder):
         """Writes results.csv and samples.csv with attnbench's columns, for scripts/plot.py: of cases that are texts."""
@@ -345,10 +342,9 @@ class Comparison:
 
     def plot(self, path=None):
         """A figure of the ratios with their intervals, a colour for each function, saved if path is given. By Matplotlib."""
-        from matplotlib.figure import Figure
-
+        figure_class = _needed("matplotlib.figure", "plot()").Figure
         cases = list(dict.fromkeys(row.case for row in self.rows))
-        figure = Figure(figsize=(8, 1.2 + 0.4 * len(cases)), layout="constrained")
+        figure = figure_class(figsize=(8, 1.2 + 0.4 * len(cases)), layout="constrained")
         axes = figure.subplots()
         names = list(dict.fromkeys(row.function for row in self.rows if row.ratio))
         for number, name in enumerate(names):
@@ -377,6 +373,17 @@ class Comparison:
             if self.noise(case):
                 lines.append(f"  {self.baseline} against itself: {self.noise(case):.3f}")
         return "\n".join(lines)
+
+    __repr__ = __str__  # notebooks show this
+
+
+def _needed(module, what):
+    """A module of a package that only this needs."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as missing:
+        package = module.partition(".")[0]
+        raise ModuleNotFoundError(f"{what} needs {package}: python3 -m pip install {package}", name=missing.name) from None
 
 
 def _line(record):
