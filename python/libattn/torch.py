@@ -11,8 +11,8 @@ has their options; stats() counts them, and all others that are passed on.
 
 torch.ops.libattn.sdpa and sdpa_lse are operators of PyTorch's: they work under torch.compile and torch.export, and follow
 autocast. Their gradients come from PyTorch's operations in float32, which compute the scores again, in time and memory
-proportional to queries times keys; so do those of options that PyTorch's function lacks (softcap, sinks, ALiBi). Gradients of
-gradients work there; vmap, jvp and the transforms of torch.func are refused.
+proportional to queries times keys; so do those of options that PyTorch's function lacks (softcap, sinks, ALiBi). Gradients
+of gradients work there; vmap, jvp and the transforms of torch.func are refused.
 
 flash_attn_func, flash_attn_varlen_func and flash_attn_with_kvcache have the arguments of the package flash-attn.
 """
@@ -115,7 +115,7 @@ _USUAL = {**dict.fromkeys(_NAMES), "window_left": -1, "window_right": -1}
 
 
 def _allowed(q, k, o):
-    """(which keys lengths, window and causality leave, how far each is from its query), [b or 1, 1, q, k] of [b, h, s, d]."""
+    """(keys that lengths, window and causality leave, distance from the query), [b or 1, 1, q, k], of [b, h, s, d]."""
     queries, keys = q.shape[-2], k.shape[-2]
     lengths = torch.full((q.shape[0],), keys) if o["kv_len"] is None else o["kv_len"]
     lengths = lengths.view(-1, 1, 1, 1)

@@ -178,7 +178,8 @@ def test_gradients_of_options():
         o = {"align": "bottom_right", **options}
         counted, _, ours = kinds(gradients, lambda q, o=o: lt._attend(q, k, v, layout="bshd", **o), query)
         assert counted == {kind: 1}, options
-        right = gradients(lambda q, o={**lt._USUAL, **o}: lt._reference(*(x.transpose(1, 2) for x in (q, k, v)), o)[0], query)
+        o = {**lt._USUAL, **o}
+        right = gradients(lambda q, o=o: lt._reference(*(x.transpose(1, 2) for x in (q, k, v)), o)[0], query)
         for a, b in zip(ours, right):
             close(a, b)
 
