@@ -266,7 +266,11 @@ def _count(kind):
 
 
 def _need_gradients(*tensors):
-    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in tensors)
+    if torch.is_grad_enabled():
+        for x in tensors:
+            if x is not None and x.requires_grad:
+                return True
+    return False
 
 
 def _by_pytorch(q, k, v, **options):
@@ -380,8 +384,9 @@ def _flattened(query, key, value, mask, bias, causal, scale):
 
 
 def _is_plain(*tensors):
-    if any(x.is_nested or x.layout != torch.strided for x in tensors):
-        return False
+    for x in tensors:
+        if x.is_nested or x.layout is not torch.strided:
+            return False
     if torch.compiler.is_compiling():
         return True
     return (_interpreters() is None and not torch.overrides.has_torch_function(tensors)
@@ -390,20 +395,20 @@ def _is_plain(*tensors):
 
 def _why_not(query, key, value, attn_mask, dropout_p, is_causal):
     """The kind of a call that goes to PyTorch's function; None if libattn computes it."""
-    inputs = query, key, value
+    inputs = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
     if dropout_p > 0:
         return "dropout"
-    if any(x.device.type != "cpu" for x in inputs):
+    if not (query.is_cpu and key.is_cpu and value.is_cpu):
         return "devices"
     if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:
         return "dtypes"
-    if not _is_plain(*inputs, *(() if attn_mask is None else (attn_mask,))):
+    if not _is_plain(*inputs):
         return "tensors"
     if not query.ndim == key.ndim == value.ndim >= 2 or not _one_batch(query, key, value):
         return "shapes"
     if attn_mask is not None and is_causal:
         return "masks"
-    return "gradients" if _need_gradients(*inputs, attn_mask) else None
+    return "gradients" if _need_gradients(*inputs) else None
 
 
 def _replacement(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):

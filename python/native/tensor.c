@@ -462,7 +462,7 @@ static bool is_empty(const tensor *t) {
   return false;
 }
 
-bool tensor_read(PyObject *object, const char *name, holdings *held, tensor *out) {
+static bool read_any(PyObject *object, const char *name, holdings *held, bool lazy, tensor *out) {
   reader own;
   out->from = reader_of(held->of, object, &own);
   if (out->from == &own) { /* the list of types is full */
@@ -474,10 +474,14 @@ bool tensor_read(PyObject *object, const char *name, holdings *held, tensor *out
   out->object = object;
   out->data = NULL;
   out->readonly = out->is_copy = false;
-  PyObject *resolved = resolve(object, held, out);
+  PyObject *resolved = lazy ? resolve(object, held, out) : object;
   if (!resolved || !read_by(resolved, name, held, out)) return false;
   if (!out->data && out->from->protocol != BY_SPEC && !is_empty(out)) return tell_no_memory(held->of, object, name);
   return true;
+}
+
+bool tensor_read(PyObject *object, const char *name, holdings *held, tensor *out) {
+  return read_any(object, name, held, true, out);
 }
 
 bool tensor_is_array(PyObject *object, const holdings *held) {
@@ -563,7 +567,7 @@ PyObject *tensor_new(const tensor *like, bool float32, int ndim, const int64_t *
   PyObject *made = exchange && exchange->allocate && exchange->managed_to_object
                        ? new_exchange(exchange, float32 ? DTYPE_F32 : like->type, ndim, shape)
                        : new_other(held->of, like, float32, ndim, shape);
-  if (made && tensor_read(made, "out", held, out)) return made;
+  if (made && read_any(made, "out", held, false, out)) return made; /* new, so no lazy view */
   if (made) Py_DecRef(made);
   return NULL;
 }
