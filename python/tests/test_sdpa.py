@@ -287,6 +287,16 @@ def test_plans_are_kept():
     assert libattn.plan_counts() == (2, 8)
 
 
+def test_vectors_of_many_sequences():
+    """Copies of vectors are as long as they must be: of lists, of 64 bits, and of one offset for all."""
+    batch = 1 << 14
+    q, k = (np.random.default_rng(9).standard_normal((batch, 1, n, 2)).astype(np.float32) for n in (1, 3))
+    lengths = np.arange(batch, dtype=np.int32) % 4
+    right = libattn.sdpa(q, k, k, kv_len=lengths, align=np.full(batch, 1, np.int32), causal=True)
+    for same in (lengths.tolist(), lengths.astype(np.int64), np.repeat(lengths, 2)[::2]):
+        assert np.array_equal(libattn.sdpa(q, k, k, kv_len=same, align=1, causal=True), right)
+
+
 def test_equal_names_are_one_plan():
     """A plan is found by the registry's names of kernel and tier, wherever the caller's text stands."""
     q, k, v = draw()
