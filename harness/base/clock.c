@@ -1,44 +1,13 @@
 /* SPDX-License-Identifier: MIT */
-/* Reads the clock, and measures its resolution. */
+/* The resolution of the clock, and the line of progress. */
 #include "base/clock.h"
 
-#include <dirent.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-
-static double read_ns(clockid_t clock) {
-  struct timespec now = {0, 0};
-  clock_gettime(clock, &now);
-  return 1e9 * (double)now.tv_sec + (double)now.tv_nsec;
-}
-
-double bench_now_ns(void) { return read_ns(CLOCK_MONOTONIC); }
-
-/* The clock of another thread of this process, as pthread_getcpuclockid() makes it from the thread's number. */
-static clockid_t clock_of_thread(int thread) { return (clockid_t)((~(unsigned)thread << 3) | 6u); }
-
-double bench_cpu_resolution_ns(void) {
-  struct timespec step = {0, 0};
-  return clock_getres(CLOCK_PROCESS_CPUTIME_ID, &step) ? INFINITY : 1e9 * (double)step.tv_sec + (double)step.tv_nsec;
-}
-
-/* Linux brings the time of threads that run on other CPUs up to date at timer interrupts only, or when their own clock is
- * read. */
-bench_cpu_time bench_cpu_now(void) {
-  if (bench_cpu_resolution_ns() > BENCH_CPU_RESOLUTION_NS) return (bench_cpu_time){NAN, NAN};
-  DIR *threads = opendir("/proc/self/task");
-  const struct dirent *thread;
-  while (threads && (thread = readdir(threads))) {
-    const int number = atoi(thread->d_name);
-    if (number > 0) (void)read_ns(clock_of_thread(number));
-  }
-  if (threads) closedir(threads);
-  return (bench_cpu_time){read_ns(CLOCK_PROCESS_CPUTIME_ID), read_ns(CLOCK_THREAD_CPUTIME_ID)};
-}
 
 /* Time until the clock shows another value; 0 if ten million readings (a fifth of a second or more) show none. */
 static double one_step(void) {

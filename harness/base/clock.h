@@ -7,13 +7,25 @@
 
 double bench_now_ns(void);
 
-/* CPU time of all threads of this process, and of the calling thread; NaN if its clock has coarser steps than this. */
+/* The same moment by three clocks: bench_now_ns(), a system call, and the C library's clock_gettime(), which a program may
+ * replace. NaN where the thread was interrupted again and again. */
+typedef struct bench_clocks {
+  double own_ns, system_ns, libc_ns;
+} bench_clocks;
+bench_clocks bench_clocks_now(void);
+
+/* CPU time of all threads of this process and of all processes that they have made, and of the calling thread; NaN if its
+ * clock has coarser steps than this. */
 #define BENCH_CPU_RESOLUTION_NS 1e6
 typedef struct bench_cpu_time {
   double all_ns, own_ns;
 } bench_cpu_time;
 bench_cpu_time bench_cpu_now(void);
+double bench_own_cpu_ns(void); /* the latter alone */
 double bench_cpu_resolution_ns(void);
+
+/* Threads of this process; 0 if that is not known. */
+int bench_tasks_now(void);
 
 /* The larger of what the system claims and the smallest step seen; 0 if the clock stands still. */
 double bench_clock_resolution_ns(void);

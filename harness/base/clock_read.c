@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: MIT */
+/* Reads the clocks by ways that a kernel, which runs in the same process, does not replace by a function of the same name:
+ * the kernel's own code that Linux maps into every process (vDSO), found before any plug-in is loaded, and system calls
+ * without the C library. They tell the same time; where they do not, somebody changed one of them. */
+#include "base/clock.h"
+
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static double nanoseconds(const struct timespec *time) { return 1e9 * (double)time->tv_sec + (double)time->tv_nsec; }
+
+static double libc_ns(clockid_t clock) {
+  struct timespec now = {0, 0};
+  return clock_gettime(clock, &now) ? 0 : nanoseconds(&now);
+}
+
+#if defined __linux__ && defined __LP64__
+
+#include <dirent.h>
+#include <elf.h>
+#include <sys/auxv.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+
+/* ---- System calls ---------------------------------------------------------------------------------------------------- */
+
+/* As syscall(), without its errno: below 0 where it fails. */
+static long call_system(long number, long first, long second) {
+#ifdef __x86_64__
+  long result;
+  __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(first), "S"(second) : "rcx", "r11", "memory");
+  return result;
+#elif defined __aarch64__
+  register long x8 __asm__("x8") = number, x0 __asm__("x0") = first, x1 __asm__("x1") = second;
+  __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1) : "memory");
+  return x0;
+#else
+  return syscall(number, first, second);
+#endif
+}
+
+static double system_ns(clockid_t clock) {
+  struct timespec now = {0, 0};
+  return call_system(SYS_clock_gettime, clock, (long)(intptr_t)&now) ? 0 : nanoseconds(&now);
+}
+
+/* ---- vDSO ------------------------------------------------------------------------------------------------------------ */
+
+typedef int (*read_clock)(clockid_t clock, struct timespec *now);
+
+static read_clock vdso_clock; /* NULL: not found */
+
+#ifdef __aarch64__
+static const char vdso_name[] = "__kernel_clock_gettime";
+#else
+static const char vdso_name[] = "__vdso_clock_gettime";
+#endif
+
+/* What an image's dynamic section points to. An address there counts from the start of the image. */
+static const void *find_dynamic(const unsigned char *image, const Elf64_Dyn *dynamic, Elf64_Sxword tag) {
+  for (const Elf64_Dyn *d = dynamic; d->d_tag != DT_NULL; d++)
+    if (d->d_tag == tag) return image + d->d_un.d_ptr;
+  return NULL;
+}
+
+/* The table of symbols ends where their names begin. */
+static const void *find_symbol(const unsigned char *image, const Elf64_Dyn *dynamic, const char *name) {
+  const Elf64_Sym *symbol = find_dynamic(image, dynamic, DT_SYMTAB);
+  const char *names = find_dynamic(image, dynamic, DT_STRTAB);
+  for (; symbol && names && (const char *)(symbol + 1) <= names; symbol++)
+    if (symbol->st_shndx != SHN_UNDEF && !strcmp(names + symbol->st_name, name)) return image + symbol->st_value;
+  return NULL;
+}
+
+static const void *find_in_image(const unsigned char *image, const char *name) {
+  const Elf64_Ehdr *head = (const void *)image;
+  const Elf64_Phdr *part = (const void *)(image + head->e_phoff);
+  for (int i = 0; i < head->e_phnum; i++)
+    if (part[i].p_type == PT_DYNAMIC) return find_symbol(image, (const void *)(image + part[i].p_offset), name);
+  return NULL;
+}
+
+/* Before main(), so that no plug-in is there yet. */
+__attribute__((constructor)) static void find_clock(void) {
+  const unsigned char *image = (const unsigned char *)getauxval(AT_SYSINFO_EHDR);  // NOLINT(performance-no-int-to-ptr)
+  const void *found = image && !memcmp(image, ELFMAG, SELFMAG) ? find_in_image(image, vdso_name) : NULL;
+  memcpy(&vdso_clock, &found, sizeof found);
+}
+
+double bench_now_ns(void) {
+  struct timespec now = {0, 0};
+  return vdso_clock && !vdso_clock(CLOCK_MONOTONIC, &now) ? nanoseconds(&now) : system_ns(CLOCK_MONOTONIC);
+}
+
+/* ---- CPU time -------------------------------------------------------------------------------------------------------- */
+
+/* The clocks of another thread of this process and of another process, as pthread_getcpuclockid() and clock_getcpuclockid()
+ * make them of a number. */
+static clockid_t clock_of_thread(int thread) { return (clockid_t)((~(unsigned)thread << 3) | 6u); }
+static clockid_t clock_of_process(int process) { return (clockid_t)((~(unsigned)process << 3) | 2u); }
+
+static double descendants_ns(const char *process, int depth);
+
+/* Of the children of one thread, and theirs. */
+static double children_ns(const char *process, const char *thread, int depth) {
+  char path[320], child[16];
+  double all_ns = 0;
+  snprintf(path, sizeof path, "/proc/%s/task/%s/children", process, thread);
+  FILE *file = fopen(path, "re");
+  while (file && fscanf(file, "%15s", child) == 1) {
+    all_ns += system_ns(clock_of_process(atoi(child)));
+    if (depth > 0) all_ns += descendants_ns(child, depth - 1);
+  }
+  if (file) (void)fclose(file);
+  return all_ns;
+}
+
+/* CPU time of the processes below a process that live, or that nobody has waited for. Where they are its own children, Linux
+ * brings the time of its threads that run on other CPUs up to date, too: at timer interrupts only, or when their own clock
+ * is read. */
+static double descendants_ns(const char *process, int depth) {
+  char path[300];
+  double all_ns = 0;
+  snprintf(path, sizeof path, "/proc/%s/task", process);
+  DIR *threads = opendir(path);
+  const struct dirent *thread;
+  while (threads && (thread = readdir(threads))) {
+    const int number = atoi(thread->d_name);
+    if (number <= 0) continue;
+    if (!strcmp(process, "self")) (void)system_ns(clock_of_thread(number));
+    all_ns += children_ns(process, thread->d_name, depth);
+  }
+  if (threads) closedir(threads);
+  return all_ns;
+}
+
+/* Of the processes below this one that have ended. */
+static double ended_ns(void) {
+  struct rusage usage = {.ru_utime = {0, 0}};
+  if (call_system(SYS_getrusage, RUSAGE_CHILDREN, (long)(intptr_t)&usage)) return 0;
+  return 1e9 * (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+         1e3 * (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
+}
+
+enum { MOST_GENERATIONS = 4 };
+
+static double processes_ns(void) {
+  (void)prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); /* orphans of children become children */
+  return descendants_ns("self", MOST_GENERATIONS) + ended_ns() + system_ns(CLOCK_PROCESS_CPUTIME_ID);
+}
+
+int bench_tasks_now(void) {
+  DIR *tasks = opendir("/proc/self/task");
+  int count = 0;
+  for (const struct dirent *task; tasks && (task = readdir(tasks));) count += task->d_name[0] != '.';
+  if (tasks) closedir(tasks);
+  return count;
+}
+
+double bench_own_cpu_ns(void) { return system_ns(CLOCK_THREAD_CPUTIME_ID); }
+
+#else
+
+static double system_ns(clockid_t clock) { return libc_ns(clock); }
+double bench_now_ns(void) { return libc_ns(CLOCK_MONOTONIC); }
+static double processes_ns(void) { return libc_ns(CLOCK_PROCESS_CPUTIME_ID); }
+int bench_tasks_now(void) { return 0; }
+double bench_own_cpu_ns(void) { return libc_ns(CLOCK_THREAD_CPUTIME_ID); }
+
+#endif
+
+double bench_cpu_resolution_ns(void) {
+  struct timespec step = {0, 0};
+  return clock_getres(CLOCK_PROCESS_CPUTIME_ID, &step) ? INFINITY : nanoseconds(&step);
+}
+
+bench_cpu_time bench_cpu_now(void) {
+  if (bench_cpu_resolution_ns() > BENCH_CPU_RESOLUTION_NS) return (bench_cpu_time){NAN, NAN};
+  return (bench_cpu_time){processes_ns(), bench_own_cpu_ns()};
+}
+
+/* ---- Clocks that must agree ------------------------------------------------------------------------------------------ */
+
+enum { TRIES = 100 };
+static const double MOMENT_NS = 5e3; /* an interrupt between the readings takes longer */
+
+bench_clocks bench_clocks_now(void) {
+  for (int i = 0; i < TRIES; i++) {
+    const double own_ns = bench_now_ns();
+    const bench_clocks now = {own_ns, system_ns(CLOCK_MONOTONIC), libc_ns(CLOCK_MONOTONIC)};
+    if (bench_now_ns() - own_ns < MOMENT_NS) return now;
+  }
+  return (bench_clocks){NAN, NAN, NAN};
+}
