@@ -59,8 +59,8 @@ AREAS = (
                   " bf16_amx conformance_amx check bits guard_pages cli"),
     ("harness/check/structure*", "structure layer structure_mutants conformance_c mutants check cli"),
     ("harness/check/*", "choose_rows error_limits compare reference every_element structure goals layer timing check common"
-                        " fault_memory liars structure_mutants mutants cli eval_numpy"),
-    ("harness/timing/*", "stats row rates verdict setup timing goals layer fault_memory liars cli"),
+                        " fault_memory cheats structure_mutants mutants cli eval_numpy"),
+    ("harness/timing/*", "stats row rates verdict setup timing goals layer fault_memory cheats cli"),
     ("harness/goals/*", "goals timing fault_memory cli"),
     ("harness/layers/*", "layer nn_layers layer_family cli"),
     ("harness/commands/session*", "session faults fault_memory cli"),
@@ -68,7 +68,7 @@ AREAS = (
     ("harness/commands/merge.c", "merging fault_memory shards"),
     ("harness/compare/*", "verdict sides stats timing comparing fault_memory simulated_verdicts cli"),
     ("harness/tuning/*", "tune_costs tuning tune fault_memory cli"),
-    ("harness/data/*", "tensors outputs npy every_element timing guard_pages layer reference check liars mutants cli"),
+    ("harness/data/*", "tensors outputs npy every_element timing guard_pages layer reference check cheats mutants cli"),
     ("harness/cases/*", "cases axes tensors setup layer goals check cli"),
     ("harness/*", "axes row npy setup goals timing layer affinity cgroup check cpus_synthetic cpus cli eval_numpy"
                   " eval_minilm"),

@@ -48,7 +48,8 @@ TEST(test_wrong_layers_fail_and_are_not_timed) {
       const bench_timing_options options = {.min_rounds = 3, .max_rounds = 3, .budget_s = 1, .min_sample_s = 1e-4};
       bench_stop stop;
       const char *error;
-      assert_false(bench_time(trials, 1, &options, &stop, &error));
+      bench_trial *failed;
+      assert_false(bench_time(trials, 1, &options, &stop, &error, &failed));
       test_contains(error, "no time without a passed check");
       bench_trial_clear(&trial);
       close_layer(&one);

@@ -362,3 +362,23 @@ bench_verdict bench_compare_others(const bench_expected *expected, const attn_ar
   snprintf(c.verdict.reference, sizeof c.verdict.reference, "%s", used ? used->name : "");
   return c.verdict;
 }
+
+bench_verdict bench_check_row(const attn_problem *problem, const attn_args *args, const attn_numerics *numerics,
+                              bool zero_mean, uint64_t random) {
+  bench_verdict verdict = {.status = BENCH_PASS};
+  bench_expected_row row = {.h = 0};
+  attn_sequence seq = {.rows = 0};
+  for (int64_t n = 0; n < problem->batch && seq.rows <= 0; n++) { /* sequences may be empty */
+    row.b = (int64_t)((random + (uint64_t)n) % (uint64_t)problem->batch);
+    seq = attn_sequence_of(problem, args, row.b);
+  }
+  if (seq.rows <= 0 || problem->heads_q <= 0) return verdict;
+  row.h = bench_value_below(random, BENCH_STREAM_CHECKED_ROWS, 0, problem->heads_q);
+  row.i = bench_value_below(random, BENCH_STREAM_CHECKED_ROWS, 1, seq.rows);
+  bench_expected *expected = bench_expected_of_row(problem, args, &row, zero_mean);
+  if (!expected) return bench_set_reason(&verdict, BENCH_ERROR, "no memory for the oracle's answer to a row"), verdict;
+  verdict = bench_compare(expected, args, numerics);
+  if (verdict.status != BENCH_FAIL) verdict.status = BENCH_PASS; /* one row tells little from zeros */
+  bench_expected_destroy(expected);
+  return verdict;
+}

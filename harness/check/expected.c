@@ -48,7 +48,7 @@ static void compute_row(bench_expected *e, const attn_args *args, int64_t n, dou
 /* False if memory is short. */
 static bool compute_rows(bench_expected *e, const attn_args *args) {
   const attn_problem *p = &e->problem;
-  const bool large = (double)e->rows * (double)p->seq_k * (double)(p->dim_qk + p->dim_v) > WORTH_THREADS;
+  const bool large = e->rows > 1 && (double)e->rows * (double)p->seq_k * (double)(p->dim_qk + p->dim_v) > WORTH_THREADS;
   const int threads = large ? attn_parallel_default_threads() : 1;
   bool enough = true;
   (void)threads; /* not used without OpenMP */

@@ -204,6 +204,7 @@ bool bench_tensors_clone(const bench_tensors *source, bench_tensors *copy) {
 }
 
 void bench_tensors_destroy(bench_tensors *tensors) {
+  bench_tensors_forget_fresh(tensors);
   for (int i = 0; tensors->buffers && i < BENCH_TENSORS; i++) release(&tensors->buffers[i]);
   free(tensors->buffers);
   *tensors = (bench_tensors){0};

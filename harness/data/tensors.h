@@ -59,6 +59,9 @@ typedef struct bench_tensors {
   size_t o_bytes;        /* span of o in bytes, gaps included; args.o points to its first element in stride order */
   int v_step;            /* how often bench_tensors_renew_v() changed V */
   bool v_powers;         /* and whether by powers of two as well */
+
+  struct bench_tensors *kv_of; /* NULL, or whose inputs args points to, but for q */
+  struct bench_fresh *fresh;   /* NULL, or what bench_tensors_freshen() needs */
 } bench_tensors;
 
 /* Bytes that bench_tensors_create would allocate, to be compared with the memory there is. 0 on overflow. */
@@ -90,10 +93,29 @@ void bench_tensors_poison_output(bench_tensors *tensors, uint8_t poison, int thr
 /* NULL, or which guard zone or stride gap was written ("o: guard after the tensor overwritten at byte 12"). */
 const char *bench_tensors_damage(const bench_tensors *tensors);
 
-/* Multiplies V by the next of -2, 4, -1, 2, -4, 1 (of its first values), or changes its sign where powers of two could
- * round: in float16, with sinks, and where V holds numbers near the ends of the type's range. The output of a kernel that
- * rounds to nearest is then multiplied by the same factor, to the bit. Each of `threads` threads changes its share. */
+/* Nothing where V belongs to other tensors. Multiplies V by the next of -2, 4, -1, 2, -4, 1 (of its first values), or
+ * changes its sign where powers of two could round: in float16, with sinks, and where V holds numbers near the ends of the
+ * type's range. The output of a kernel that rounds to nearest is then multiplied by the same factor, to the bit. Each of
+ * `threads` threads changes its share. */
 void bench_tensors_renew_v(bench_tensors *tensors, int threads);
+
+/* ---- Inputs that no call has seen ---- */
+
+/* Makes room for bench_tensors_freshen(). like: tensors of the same problem and values that have room already, or NULL.
+ * False if memory is short. *random changes with every number that is drawn from it. */
+bool bench_tensors_vary(bench_tensors *tensors, const bench_tensors *like, uint64_t *random);
+void bench_tensors_forget_fresh(bench_tensors *tensors); /* bench_tensors_destroy() does so, too */
+
+/* Gives every row of q other values, lets two rows of K and two of V change places in each head (two columns of scores; none
+ * in inputs of other tensors), and marks an element of o in each head. The output is then another one, which no call has
+ * computed. Each of `threads` threads changes its share of q. */
+void bench_tensors_freshen(bench_tensors *tensors, uint64_t *random, int threads);
+
+/* False if an element holds the mark of bench_tensors_freshen(). */
+bool bench_tensors_marks_are_overwritten(const bench_tensors *tensors);
+
+/* Undoes bench_tensors_freshen(), but for o. */
+void bench_tensors_restore(bench_tensors *tensors, int threads);
 
 /* A 64-bit hash of everything a kernel may only read, and of the outputs it owns (o and lse without gaps). That of the
  * outputs is taken of o divided by the factor of V; zeros have no sign in it, and all NaN are alike. */

@@ -287,11 +287,13 @@ static bool takes_powers(const bench_tensors *t) {
 }
 
 double bench_v_factor(const bench_tensors *t) {
+  if (t->kv_of) t = t->kv_of;
   static const double size[] = {1, 2, 4};
   return (t->v_step % 2 ? -1 : 1) * (t->v_powers ? size[t->v_step % 3] : 1);
 }
 
 void bench_tensors_renew_v(bench_tensors *t, int threads) {
+  if (t->kv_of) return;
   bench_buffer *v = &t->buffers[BENCH_V];
   const int64_t count = elements_of(v);
   if (!t->v_step) t->v_powers = takes_powers(t);

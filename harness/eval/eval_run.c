@@ -114,11 +114,14 @@ static void time_rows(eval_rows *rows) {
   for (int i = 0; i < rows->count; i++) {
     bench_trial *t = &rows->row[i].trial;
     if (!s && t->plan) bench_conclude(t, BENCH_ERROR, "timing: out of memory");
-    if (s && t->plan) s->trials[s->count++] = *t;
+    if (!s || !t->plan) continue;
+    t->tensors = s->tensors;
+    s->trials[s->count++] = *t;
   }
   if (!s) return;
   s->bench = &bench;
   s->settings = &settings;
+  s->tensors[0] = *tensors;
   s->rotations = 1;
   s->flops = rows->flops;
   s->bytes = bench_work_bytes(&tensors->problem, &tensors->args);
@@ -127,6 +130,8 @@ static void time_rows(eval_rows *rows) {
   if (held) bench_threads_release();
   for (int i = rows->count; i-- > 0;)
     if (rows->row[i].trial.plan) rows->row[i].trial = s->trials[--s->count];
+  bench_tensors_forget_fresh(&s->tensors[0]);
+  for (int i = 1; i < s->rotations; i++) bench_tensors_destroy(&s->tensors[i]);
   bench_trial_clear(&s->control);
   free(s);
 }

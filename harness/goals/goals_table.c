@@ -319,6 +319,7 @@ static bool open_trial(pair *p) {
                     trial->verdict.reason);
   if (trial->verdict.status != BENCH_PASS) return conclude(row, trial->verdict.status, "%.300s", trial->verdict.reason);
   bench_setup_rotate(setup);
+  if (trial->verdict.status != BENCH_PASS) return conclude(row, trial->verdict.status, "%.300s", trial->verdict.reason);
   bench_setup_prepare_trial(setup, trial);
   return choose_loop(row, setup, trial);
 }
@@ -332,7 +333,8 @@ static bool take_rounds(pair *p, bench_stop *stop, const char **error) {
                                         .stop = p->settings->stop,
                                         .meter = p->settings->meter};
   bench_note(p->setup[0], "timing", p->row->kernel->name);
-  return bench_time(p->trial, p->count, &options, stop, error);
+  bench_trial *failed;
+  return bench_time(p->trial, p->count, &options, stop, error, &failed);
 }
 
 static bench_goal_sample sample_of(const pair *p, int i, int round) {

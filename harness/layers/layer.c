@@ -106,6 +106,33 @@ static bool choose_rows(bench_layer *layer) {
   return true;
 }
 
+/* ---- Inputs ---- */
+
+static int64_t numbers_read(const bench_layer *layer) {
+  const bench_layer_shape *s = &layer->data.shape;
+  return s->inputs_read ? s->inputs_read : s->inputs;
+}
+
+void bench_layer_choose_input(bench_layer *layer, int input) {
+  const float *from = layer->all_x + input / 2 * BENCH_LAYER_SHIFT, sign = input % 2 ? -1 : 1;
+  layer->input = layer->data.shape.inputs ? input : 0;
+  for (int64_t i = 0; i < numbers_read(layer); i++) layer->data.x[i] = sign * from[i];
+}
+
+void bench_layer_freshen(bench_layer_trial *trial, uint64_t *random) {
+  const uint64_t others = BENCH_LAYER_INPUTS - 1, step = 1 + bench_value_bits(*random, BENCH_STREAM_LAYER, *random) % others;
+  ++*random;
+  bench_layer_choose_input(trial->of, (int)(((uint64_t)trial->of->input + step) % BENCH_LAYER_INPUTS));
+}
+
+/* The numbers behind the inputs are the first ones once more. */
+static bool keep_inputs(bench_layer *layer) {
+  const int64_t count = numbers_read(layer), all = count + BENCH_LAYER_INPUTS / 2 * BENCH_LAYER_SHIFT;
+  layer->all_x = malloc((size_t)all * sizeof(float));
+  for (int64_t i = 0; layer->all_x && i < all && count; i++) layer->all_x[i] = layer->data.x[i % count];
+  return layer->all_x;
+}
+
 /* ---- Opening ---- */
 
 static bool allocate(bench_layer *layer) {
@@ -132,7 +159,7 @@ bench_layer *bench_layer_open(const bench_case *bench) {
   layer->data = (bench_layer_data){.bench = bench, .functions = functions, .shape = functions->shape(bench)};
   if (allocate(layer)) {
     if (functions->prepare) functions->prepare(&layer->data);
-    return layer;
+    if (keep_inputs(layer)) return layer;
   }
   bench_layer_close(layer);
   return NULL;
@@ -141,8 +168,9 @@ bench_layer *bench_layer_open(const bench_case *bench) {
 void bench_layer_close(bench_layer *layer) {
   if (!layer) return;
   mha_oracle_destroy(layer->data.oracle);
-  void *const memory[] = {layer->data.x,     layer->data.weights, layer->data.biases, layer->y_memory,
-                          layer->row_memory, layer->rows.value,   layer->rows.limit,  layer};
+  void *const memory[] = {layer->data.x,     layer->data.weights, layer->data.biases,
+                          layer->y_memory,   layer->all_x,        layer->row_memory,
+                          layer->rows.value, layer->rows.limit,   layer};
   for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) free(memory[i]);
 }
 
@@ -223,12 +251,6 @@ void bench_layer_poison(bench_layer_trial *trial) {
   memset(trial->of->y_memory, 0xff, (size_t)(trial->of->y_floats + 2 * BENCH_LAYER_GUARD) * sizeof(float));
 }
 
-void bench_layer_negate(bench_layer_trial *trial) {
-  bench_layer *layer = trial->of;
-  if (layer->data.shape.inputs) layer->negated = !layer->negated;
-  for (int64_t i = 0; i < layer->data.shape.inputs; i++) layer->data.x[i] = -layer->data.x[i];
-}
-
 /* FNV-1a over 32-bit words. */
 uint64_t bench_layer_hash_y(const bench_layer *layer) {
   uint64_t hash = 0xcbf29ce484222325u;
@@ -241,9 +263,7 @@ uint64_t bench_layer_hash_y(const bench_layer *layer) {
 }
 
 uint64_t bench_layer_output_hash(const bench_layer_trial *trial) {
-  const uint64_t hash = bench_layer_hash_y(trial->of);
-  if (!trial->of->negated) return hash;
-  return hash == trial->hash[1] ? trial->hash[0] : ~trial->hash[0];
+  return bench_layer_hash_y(trial->of) == trial->hash[trial->of->input] ? trial->hash[0] : ~trial->hash[0];
 }
 
 /* ---- Time ---- */

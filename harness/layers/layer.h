@@ -39,10 +39,10 @@ const char *bench_layer_product(const bench_layer_trial *trial); /* "" without d
  * wrong answer of the layer, such as uniform attention. Negated inputs must give another output. */
 bench_verdict bench_layer_check(bench_layer_trial *trial, const attn_numerics *numerics, void *workspace, size_t bytes);
 
-/* What timing needs: one call, its input, and the output before and after it. bench_layer_negate() changes the sign of every
- * input (`positions` has none). The hash of an output on negated inputs is that of the checked output, if it is the output
- * that the check saw on negated inputs. */
-void bench_layer_negate(bench_layer_trial *trial);
+/* What timing needs: one call, its input, and the output before and after it. bench_layer_freshen() gives the layer another
+ * of the inputs that the check has seen (`positions` has none); *random changes. The hash of an output is that of the
+ * checked one, if it is the output that the check saw on the same input. */
+void bench_layer_freshen(bench_layer_trial *trial, uint64_t *random);
 attn_status bench_layer_call(bench_layer_trial *trial, void *workspace, size_t bytes);
 void bench_layer_poison(bench_layer_trial *trial);
 uint64_t bench_layer_output_hash(const bench_layer_trial *trial);
@@ -62,6 +62,7 @@ typedef struct bench_layer_functions bench_layer_functions;
 /* How many numbers a layer reads and writes. */
 typedef struct bench_layer_shape {
   int64_t inputs;          /* in x, whatever the layer keeps there */
+  int64_t inputs_read;     /* by a call: so many, the first; 0: all */
   int64_t rows, columns;   /* y is [batch][rows][columns] */
   int64_t weights, biases; /* in all matrices, and in all biases */
 } bench_layer_shape;
@@ -84,6 +85,9 @@ typedef struct bench_layer_rows {
   double *value, *limit;      /* [count][columns] */
 } bench_layer_rows;
 
+/* Inputs that the check sees: x, -x, and both from a later number on. */
+enum { BENCH_LAYER_INPUTS = 4, BENCH_LAYER_SHIFT = 16 /* numbers */ };
+
 /* The layer made with one kernel. */
 struct bench_layer_trial {
   const bench_layer_data *data;
@@ -95,7 +99,7 @@ struct bench_layer_trial {
   char kernel[64];       /* what attention runs; of feed-forward, which runs no attention: what attention would run */
   attn_product *example; /* made as the layer makes its own: knows the product's name; NULL without dense layers */
   attn_mha_profile time; /* where it went, over all calls; whoever times the layer sets it to 0 before */
-  uint64_t hash[2];      /* of the output on x and on -x, from the check */
+  uint64_t hash[BENCH_LAYER_INPUTS]; /* of the output on each input, from the check */
 };
 
 /* The chosen rows of one sequence. */
@@ -144,8 +148,12 @@ struct bench_layer {
   int64_t *row_memory;
   float *y_memory; /* [guard][y][guard] */
   int64_t y_floats;
-  bool negated; /* x has the other sign */
+  float *all_x; /* [inputs that a call reads + room for shifts] */
+  int input;    /* x is this one now */
 };
+
+/* Makes input 0 .. BENCH_LAYER_INPUTS - 1 the present one. */
+void bench_layer_choose_input(bench_layer *layer, int input);
 
 /* A hash of the output. */
 uint64_t bench_layer_hash_y(const bench_layer *layer);

@@ -71,7 +71,10 @@ static step_layout lay_out(const bench_case *bench) {
 /* A row of y is one head's output for one token, as attn_kv_cache_step gives them. */
 static bench_layer_shape step_shape(const bench_case *bench) {
   const attn_problem *p = &bench->problem;
-  return (bench_layer_shape){.inputs = lay_out(bench).inputs, .rows = p->heads_q * p->seq_q, .columns = p->dim_v};
+  return (bench_layer_shape){.inputs = lay_out(bench).inputs,
+                             .inputs_read = lay_out(bench).cached_k,
+                             .rows = p->heads_q * p->seq_q,
+                             .columns = p->dim_v};
 }
 
 static void step_destroy(void *layer) { attn_kv_cache_destroy(layer); }

@@ -11,11 +11,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "timing/stats.h"
 
-enum { SLOW_ROUNDS = 3, LATE_LOOKS = 20 /* of a millisecond each */ };
+enum { SLOW_ROUNDS = 3, READINGS = 200 };
 static const double RESOLUTIONS = 1000; /* a sample lasts as many clock steps: reading the clock adds at most 0.1 % */
 
 typedef struct rounds {
@@ -25,6 +24,7 @@ typedef struct rounds {
   const bench_timing_options *options;
   bench_sampler sampler;
   double start_ns;
+  bench_trial *failed; /* its call or output was wrong */
 } rounds;
 
 const char *const bench_stop_names[] = {"precision", "rounds", "budget", "interrupt", NULL};
@@ -68,7 +68,10 @@ static bool prepare(rounds *r, bench_trial *t) {
     return bench_sampler_fail(&r->sampler, "%s: no time without a passed check; its verdict is %s", t->kernel->name,
                               bench_status_name(t->verdict.status));
   if (!bench_trial_allocate(t, cap_of(r->options))) return bench_sampler_fail(&r->sampler, "no memory for the samples");
-  return bench_sample_calibrate(&r->sampler, t);
+  r->failed = t;
+  if (!bench_sample_calibrate(&r->sampler, t)) return false;
+  r->failed = NULL;
+  return true;
 }
 
 /* Teams of earlier cases go before a case of one thread. */
@@ -85,11 +88,23 @@ static bool has_threads(rounds *r) {
   return bench_sampler_fail(&r->sampler, "%s", why);
 }
 
+/* Nanoseconds between two readings of the clock, at least. */
+static double time_reading(const bench_meter *meter) {
+  double least = INFINITY;
+  for (int i = 0; i < READINGS; i++) {
+    const double start = meter->now_ns();
+    least = fmin(least, meter->now_ns() - start);
+  }
+  return least;
+}
+
 static bool prepare_all(rounds *r) {
   const double resolution_ns = r->sampler.meter->resolution_ns();
   if (resolution_ns <= 0.0) return bench_sampler_fail(&r->sampler, "the clock (CLOCK_MONOTONIC) stands still");
   if (!has_threads(r)) return false;
   r->sampler.sample_ns = fmax(1e9 * r->options->min_sample_s, RESOLUTIONS * resolution_ns);
+  r->sampler.clock_ns = time_reading(r->sampler.meter);
+  r->sampler.random = r->options->seed ^ (uint64_t)r->sampler.meter->now_ns(); /* no kernel may foresee it */
   for (int i = 0; i < r->count; i++)
     if (!prepare(r, r->trials[i])) return false;
   share_budget(r);
@@ -128,30 +143,6 @@ static bool is_over(const rounds *r, int done, bench_stop *stop) {
   return over;
 }
 
-/* Whether the output still changes after a call has returned. */
-static bool writes_late(const rounds *r, const bench_trial *t) {
-  const bench_meter *m = r->sampler.meter;
-  bool late = false;
-  if (m->call(t, 0) != ATTN_OK) return false;
-  for (int i = 0; i < LATE_LOOKS && !late; i++) {
-    m->poison(t, 0);
-    const uint64_t before = m->output_hash(t, 0);
-    (void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-    late = m->output_hash(t, 0) != before;
-  }
-  return late;
-}
-
-/* Trials share an output: one that is wrong may be the work of another trial, which still writes. Its name is the one to
- * tell. Returns false. */
-static bool name_late_writer(rounds *r) {
-  for (int i = 0; i < r->count; i++)
-    if (writes_late(r, r->trials[i]))
-      return bench_sampler_fail(&r->sampler, "%s: writes to the output after its call has returned",
-                                r->trials[i]->kernel->name);
-  return false;
-}
-
 static bool run_rounds(rounds *r, bench_stop *stop) {
   for (int round = 0;; round++) {
     const bool new_square = round % r->count == 0;
@@ -161,7 +152,9 @@ static bool run_rounds(rounds *r, bench_stop *stop) {
     const int *order = r->square + (round % r->count) * r->count;
     for (int place = 0; place < r->count; place++) {
       bench_trial *t = r->trials[order[place]];
-      if (t->samples.rounds < t->quota && !bench_sample_take(&r->sampler, t, place, &last)) return name_late_writer(r);
+      r->failed = t;
+      if (t->samples.rounds < t->quota && !bench_sample_take(&r->sampler, t, place, &last)) return false;
+      r->failed = NULL;
     }
     if (r->options->reader) r->options->read_rates[round] = bench_sample_read(r->sampler.meter, r->options->reader);
     if (is_over(r, round + 1, stop)) return true;
@@ -169,7 +162,7 @@ static bool run_rounds(rounds *r, bench_stop *stop) {
 }
 
 bool bench_time(bench_trial *const *trials, int count, const bench_timing_options *options, bench_stop *stop,
-                const char **error) {
+                const char **error, bench_trial **failed) {
   static _Thread_local char message[sizeof((bench_sampler *)0)->error];
   const bench_meter *meter = options->meter ? options->meter : &bench_machine_meter;
   rounds r = {.trials = trials,
@@ -184,5 +177,6 @@ bool bench_time(bench_trial *const *trials, int count, const bench_timing_option
   free(r.square);
   snprintf(message, sizeof message, "%s", r.sampler.error);
   *error = fine ? NULL : message;
+  *failed = fine ? NULL : r.failed;
   return fine;
 }

@@ -100,6 +100,8 @@ typedef struct bench_setup {
   bench_expected *expected;
   bench_layer *layer;  /* instead of tensors and expected */
   double flops, bytes; /* of one call */
+  uint64_t input_hash; /* of tensors[0] before anything was timed */
+  bool inputs_lost;    /* a kernel has overwritten them */
 
   /* Set by bench_setup_time(). */
   bench_trial control;           /* the A/A control: the quickest trial once more */
@@ -135,19 +137,31 @@ const char *bench_level_of(double bytes, int threads);
 /* Makes and checks the trials one after the other: each has its verdict then. False if *settings->stop cut it short. */
 bool bench_setup_check(bench_setup *setup);
 
-/* Copies the tensors as often as the case's caches ask for, and gives them to the trials. */
+/* Copies the tensors as often as the case's caches ask for, gives them to the trials, and prepares them for inputs that no
+ * call has seen. Warm: one copy for each call of a group (bench_trial.group), as long as all are in the level of cache that
+ * holds one; where they would not be, they share all inputs but q. Trials become ERROR if memory is short. */
 void bench_setup_rotate(bench_setup *setup);
+
+/* Frees the plan and workspace of a trial; and makes them again. */
+void bench_setup_close_plan(bench_trial *trial);
+void bench_setup_reopen_plan(bench_setup *setup, bench_trial *trial);
 
 /* Chooses the peak loop that runs beside a checked trial, and resets the times of its layer's parts. */
 void bench_setup_prepare_trial(const bench_setup *setup, bench_trial *trial);
 
-/* Times the trials that passed, in common rounds. A failure of one spoils the times of all: they become ERROR. */
+/* Times the trials that passed, in common rounds. One that cheats or fails becomes ERROR, and the others are timed again
+ * without it. */
 void bench_setup_time(bench_setup *setup);
 
+/* The trial to blame for what is wrong with a failed one: that one, or another that disturbs it. */
+bench_trial *bench_setup_find_culprit(bench_setup *setup, bench_trial *failed);
+
+/* More threads were busy, by their CPU time, than the trial has. */
+bool bench_trial_hides_threads(const bench_trial *trial);
+
 /* What no time can be: a trial that looks as if it did so gets ERROR with a sentence, and loses its samples. It was faster
- * than the peak loop, or than the loop that only reads; more threads were busy than the case has; or repeated calls were
- * much quicker than the first one after a change of the inputs. Where fewer threads were busy it gets a warning. To be
- * called after bench_time(); setup->read_rates, if they are set, are the limit of reading. */
+ * than the peak loop, or than the loop that only reads; or more threads were busy than the case has. Where fewer were busy
+ * it gets a warning. To be called after bench_time(); setup->read_rates, if they are set, are the limit of reading. */
 void bench_setup_judge(bench_setup *setup, bench_trial *trial);
 
 /* Median over the rounds of the share of the peak that ran beside each sample; NaN without a peak loop. */

@@ -12,7 +12,8 @@
 #include "machine/environment.h"
 #include "timing/setup.h"
 
-enum { PLAN_REPEATS = 5 };
+enum { PLAN_REPEATS = 5, GUESSES = 5 };
+static const double LONG_CALL_NS = 20e3;
 
 static const double STRUCTURE_WORK = 1e8; /* multiply-adds: structural tests run a case about fifteen times */
 
@@ -73,6 +74,15 @@ static bool open_layer(bench_setup *s, bench_trial *t) {
   return open_workspace(t, bench_layer_workspace(t->layer));
 }
 
+void bench_setup_close_plan(bench_trial *t) {
+  bench_trial_build(t)->plan_destroy(t->plan);
+  attn_aligned_free(t->workspace);
+  t->plan = NULL;
+  t->workspace = NULL;
+}
+
+void bench_setup_reopen_plan(bench_setup *s, bench_trial *t) { (void)open_plan(s, t); }
+
 /* ---- Checking -------------------------------------------------------------------------------------------------------- */
 
 static attn_status create_plan_by_name(const void *name, const attn_problem *problem, const attn_options *options,
@@ -101,8 +111,11 @@ static void check_structure(const bench_setup *s, bench_trial *t) {
 static void check_trial(bench_setup *s, bench_trial *t) {
   const attn_numerics *numerics = &t->kernel->numerics;
   bench_note(s, "checking", t->kernel->name);
+  bench_team_settle(t->threads);
+  const int tasks = bench_tasks_now();
   t->tensors = s->tensors;
   t->tensor_count = 1;
+  t->zero_mean = s->expected && s->expected->zero_mean;
   if (!(s->layer ? open_layer(s, t) : open_plan(s, t))) return;
   if (t->layer) {
     t->verdict = bench_layer_check(t->layer, numerics, t->workspace, t->workspace_bytes);
@@ -111,12 +124,17 @@ static void check_trial(bench_setup *s, bench_trial *t) {
                                    t->workspace_bytes);
     check_structure(s, t);
   }
+  t->leaves_threads = bench_tasks_now() > tasks;
   if (!s->settings->timed || t->verdict.status != BENCH_PASS) return;
   if (!t->layer)
     bench_pages_forget(t->workspace, t->workspace_bytes); /* so that the threads that pack touch it first, not the check */
-  const double start = bench_now_ns();
-  (void)bench_trial_call(t, 0); /* the check has seen that it succeeds */
-  t->call_ns = bench_now_ns() - start;
+  t->call_ns = INFINITY;
+  for (int i = 0; i < GUESSES && !(t->call_ns > LONG_CALL_NS && i); i++) { /* the check has seen that a call succeeds */
+    const double start = bench_now_ns();
+    (void)bench_trial_call(t, 0);
+    t->call_ns = fmin(t->call_ns, bench_now_ns() - start);
+  }
+  t->leaves_threads |= bench_tasks_now() > tasks;
 }
 
 /* A kernel that failed may have damaged what all trials share. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Timing the trials of a case: which of them, for how long, and against which control; and what no time can be. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "timing/setup.h"
@@ -12,6 +13,13 @@ static const double NO_BUDGET_S = 1e9;
 static void spoil(bench_trial *t, const char *why) {
   bench_conclude(t, BENCH_ERROR, "timing: %s", why);
   bench_trial_clear(t);
+}
+
+/* What a trial does to others. */
+static const char *disturbs(const bench_trial *t, const char *why) {
+  static _Thread_local char text[400];
+  (void)bench_say(text, sizeof text, "%s: disturbs other kernels: %.330s", t->kernel->name, why);
+  return text;
 }
 
 void bench_setup_prepare_trial(const bench_setup *s, bench_trial *t) {
@@ -51,8 +59,10 @@ static double read_once(const bench_setup *s, const bench_trial *t) {
 static bool open_reading(bench_setup *s, bench_timing_options *options) {
   const int rounds = options->max_rounds > options->min_rounds ? options->max_rounds : options->min_rounds;
   s->read_rounds = rounds;
-  s->level = bench_level_of(s->bytes * (s->layer ? 1 : s->rotations) / s->bench->threads, s->bench->threads);
+  const bool cold = s->bench->cache != BENCH_WARM && !s->layer;
+  s->level = bench_level_of(s->bytes * (cold ? s->rotations : 1) / s->bench->threads, s->bench->threads);
   if (!s->layer && !bench_can_read(&s->tensors[0])) return true;
+  free(s->read_rates); /* of an attempt before */
   s->read_rates = options->read_rates = calloc((size_t)rounds, sizeof *s->read_rates);
   if (!s->layer) options->reader = s->controlled;
   for (int i = 0; s->layer && s->read_rates && i < rounds; i++)
@@ -93,79 +103,84 @@ static bench_timing_options options_of(const bench_setup *s) {
                                 .meter = settings->meter};
 }
 
-void bench_setup_time(bench_setup *s) {
-  bench_trial *trials[BENCH_MAX_KERNELS + 2];
-  const char *error;
-  bench_setup_rotate(s);
-  const int count = choose_trials(s, trials);
-  if (!count) return;
+/* Adds the A/A control of the quickest trial. */
+static void choose_control(bench_setup *s, bench_trial **trials, int count) {
   s->controlled = trials[0];
   for (int i = 1; i < count; i++)
     if (trials[i]->call_ns < s->controlled->call_ns) s->controlled = trials[i];
   s->control = *s->controlled;
   trials[count] = &s->control;
-  bench_timing_options options = options_of(s);
-  bench_note(s, "timing", "");
-  const bool fine = open_reading(s, &options) ? bench_time(trials, count + 1, &options, &s->stop, &error)
-                                              : (error = "no memory for the rates of the read loop", false);
-  for (int i = 0; i < count && fine; i++) bench_setup_judge(s, trials[i]);
-  for (int i = 0; i <= count && !fine; i++) spoil(trials[i], error);
+}
+
+/* The first trial beside whose samples more threads were busy than it has; NULL if there is none. */
+static bench_trial *find_hidden_threads(bench_trial *const *trials, int count) {
+  for (int i = 0; i < count; i++)
+    if (bench_trial_hides_threads(trials[i])) return trials[i];
+  return NULL;
+}
+
+/* Gives the error to the trial that caused it, and takes it out. What its threads may still do is no fault of the others. */
+static int leave_out(bench_setup *s, bench_trial **trials, int count, bench_trial *failed, const char *why) {
+  if (failed == &s->control) failed = &s->trials[s->controlled - s->trials];
+  bench_trial *culprit = bench_setup_find_culprit(s, failed);
+  int left = 0;
+  for (int i = 0; i <= count; i++) bench_trial_clear(trials[i]);
+  const bool known = culprit->verdict.status != BENCH_PASS || s->inputs_lost;
+  if (culprit->verdict.status == BENCH_PASS) spoil(culprit, culprit == failed ? why : disturbs(culprit, why));
+  for (int i = 0; i < count; i++) {
+    if (trials[i] != culprit) trials[left++] = trials[i];
+    if (trials[i] != culprit && known)
+      bench_conclude(trials[i], BENCH_ERROR, "not timed, through no fault of its own: %s disturbs it",
+                     culprit->kernel->name);
+  }
+  if (known) return 0;
+  if (culprit->plan) bench_setup_close_plan(culprit);
+  return left;
+}
+
+/* Times the trials, without those that fail. Returns how many are left. */
+static int time_trials(bench_setup *s, bench_trial **trials, int count) {
+  while (count > 0) {
+    bench_timing_options options = options_of(s);
+    const char *error;
+    char why[400] = ""; /* the culprit is found by more rounds */
+    bench_trial *failed;
+    choose_control(s, trials, count);
+    bench_note(s, "timing", "");
+    const bool fine = open_reading(s, &options) ? bench_time(trials, count + 1, &options, &s->stop, &error, &failed)
+                                                : (error = "no memory for the rates of the read loop", failed = NULL, false);
+    if (fine && (failed = find_hidden_threads(trials, count)))
+      (void)bench_say(why, sizeof why, "%s: %.2f threads were busy, but the case has %d", failed->kernel->name,
+                      bench_median(failed->samples.busy, failed->samples.rounds), failed->threads);
+    else if (!fine)
+      (void)bench_say(why, sizeof why, "%s", error);
+    if (fine && !failed) return count;
+    for (int i = 0; i <= count && !failed; i++) spoil(trials[i], why);
+    count = failed ? leave_out(s, trials, count, failed, why) : 0;
+  }
+  return 0;
+}
+
+void bench_setup_time(bench_setup *s) {
+  bench_trial *trials[BENCH_MAX_KERNELS + 2];
+  bench_setup_rotate(s);
+  const int count = time_trials(s, trials, choose_trials(s, trials));
+  if (!count) return;
+  for (int i = 0; i < count; i++) bench_setup_judge(s, trials[i]);
 }
 
 /* ---- The judge ---------------------------------------------------------------------------------------------------- */
 /* A kernel may be right when it is checked and wrong, or not what it says, when it is timed. What the timed runs tell beside
  * their output. */
 
-enum { REMEASURED_SLICES = 100, REMEASURED_READS = 60, FRESH_CALLS = 50 };
+enum { REMEASURED_SLICES = 100, REMEASURED_READS = 60 };
 static const double SLICE_NS = 0.5e6;
-static const double MORE_THREADS = 1.25;  /* times the case's threads that may be busy */
 static const double FEWER_THREADS = 0.75; /* times the case's threads that should be busy */
-static const double SKIPPED = 4;          /* times as long as repeated calls may the first one take, */
-static const double FIRST_NS = 2e3;       /* and this longer, */
-static const double MOVED_NS = 0.25;      /* and this for every byte that other threads may have in their caches */
 
 static double largest(const double *values, int n) {
   double most = 0;
   for (int i = 0; i < n; i++) most = fmax(most, values[i]);
   return most;
-}
-
-/* ---- Work that is skipped ------------------------------------------------------------------------------------------ */
-
-/* Nanoseconds of the quickest of several calls, each on inputs that no call has seen. */
-static double time_fresh_calls(const bench_setup *s, const bench_trial *t) {
-  const bench_meter *meter = bench_setup_meter(s);
-  double least = INFINITY;
-  for (int i = 0; i < FRESH_CALLS; i++) {
-    meter->renew(t, 0, s->bench->threads);
-    const double start = meter->now_ns();
-    (void)meter->call(t, 0);
-    least = fmin(least, meter->now_ns() - start);
-  }
-  return least;
-}
-
-/* Time of a call behind the first one of a sample. */
-static double get_repeated(const void *context, int round) {
-  const bench_samples *m = context;
-  const double calls = (double)m->iterations;
-  return (m->time_ns[round] * calls - m->first_ns[round]) / (calls - 1);
-}
-
-/* Compares the first call of a sample with the others: only the first one is on inputs that no call has seen. Other
- * processes may have disturbed all first calls of a few rounds: then they are measured again. */
-static bool skips_work(const bench_setup *s, const bench_trial *t, char *sentence, size_t bytes) {
-  const bench_samples *m = &t->samples;
-  const double calls = (double)m->iterations, moved_ns = s->bench->threads > 1 ? MOVED_NS * s->bytes : 0;
-  double first_ns = INFINITY;
-  if (calls < 2 || t->tensor_count > 1) return false;
-  for (int i = 0; i < m->rounds; i++) first_ns = fmin(first_ns, m->first_ns[i]);
-  const double median_ns = bench_median_of(get_repeated, m, m->rounds);
-  const double limit_ns = SKIPPED * median_ns + FIRST_NS + moved_ns;
-  if (first_ns > limit_ns) first_ns = fmin(first_ns, time_fresh_calls(s, t));
-  if (!(first_ns > limit_ns)) return false;
-  return !bench_say(sentence, bytes, "it skips work: the first call on changed inputs takes %.3g us, repeated ones %.3g us",
-                    1e-3 * first_ns, 1e-3 * median_ns);
 }
 
 static bool hides_threads(const bench_setup *s, bench_trial *t, char *sentence, size_t bytes) {
@@ -180,7 +195,7 @@ static bool hides_threads(const bench_setup *s, bench_trial *t, char *sentence, 
   } else if (busy < FEWER_THREADS * threads) {
     bench_warn(t, "threads: %.2f of %d were busy", busy, threads);
   }
-  if (!(busy > MORE_THREADS * threads)) return false;
+  if (!bench_trial_hides_threads(t)) return false;
   return !bench_say(sentence, bytes, "%.2f threads were busy, but the case has %d", busy, threads);
 }
 
@@ -230,7 +245,7 @@ static bool beats_reading(const bench_setup *s, bench_trial *t, char *sentence, 
 
 void bench_setup_judge(bench_setup *s, bench_trial *t) {
   char sentence[300];
-  if (hides_threads(s, t, sentence, sizeof sentence) || skips_work(s, t, sentence, sizeof sentence) ||
-      beats_peak(s, t, sentence, sizeof sentence) || beats_reading(s, t, sentence, sizeof sentence))
+  if (hides_threads(s, t, sentence, sizeof sentence) || beats_peak(s, t, sentence, sizeof sentence) ||
+      beats_reading(s, t, sentence, sizeof sentence))
     spoil(t, sentence);
 }

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "data/generate.h"
 #include "machine/affinity.h"
 #include "timing/core_share.h"
 #include "timing/stats.h"
@@ -25,6 +26,8 @@ void bench_warn(bench_trial *t, const char *format, ...) {
   va_end(arguments);
 }
 
+static const char DIFFERS[] = "an output of the timed runs differs from the one that passed the check";
+
 static bench_tensors *tensors_of(const bench_trial *t, int64_t turn) { return &t->tensors[turn % t->tensor_count]; }
 
 const bench_build *bench_trial_build(const bench_trial *t) { return t->build ? t->build : &bench_own_build; }
@@ -35,10 +38,7 @@ attn_status bench_trial_call(const bench_trial *t, int64_t turn) {
 }
 
 void bench_trial_renew(const bench_trial *t, int64_t turn, int threads) {
-  if (t->layer)
-    bench_layer_negate(t->layer);
-  else
-    bench_tensors_renew_v(tensors_of(t, turn), threads);
+  if (!t->layer) bench_tensors_renew_v(tensors_of(t, turn), threads);
 }
 
 void bench_trial_poison(const bench_trial *t, int64_t turn) {
@@ -49,26 +49,54 @@ void bench_trial_poison(const bench_trial *t, int64_t turn) {
     bench_tensors_poison_output(tensors_of(t, turn), poison[t->samples.rounds % (int)sizeof poison], t->threads);
 }
 
+void bench_trial_restore(const bench_trial *t, int64_t turn) {
+  if (!t->layer) bench_tensors_restore(tensors_of(t, turn), t->threads);
+}
+
 uint64_t bench_trial_output_hash(const bench_trial *t, int64_t turn) {
   return t->layer ? bench_layer_output_hash(t->layer) : bench_tensors_output_hash(tensors_of(t, turn));
+}
+
+void bench_trial_freshen(const bench_trial *t, int64_t turn, uint64_t *random) {
+  if (!t->layer) {
+    bench_tensors_freshen(tensors_of(t, turn), random, t->threads);
+    return;
+  }
+  bench_layer_freshen(t->layer, random);
+  bench_layer_poison(t->layer);
+}
+
+const char *bench_trial_look(const bench_trial *t, int64_t turn) {
+  if (t->layer) return bench_layer_output_hash(t->layer) == t->verdict.output_hash ? NULL : DIFFERS;
+  return bench_tensors_marks_are_overwritten(tensors_of(t, turn))
+             ? NULL
+             : "skips work: a timed call did not write all of its output";
+}
+
+const char *bench_trial_look_closely(const bench_trial *t, int64_t turn, uint64_t random, char *text, size_t bytes) {
+  if (t->layer) return NULL;
+  const bench_tensors *tensors = tensors_of(t, turn);
+  const bench_verdict verdict =
+      bench_check_row(&tensors->problem, &tensors->args, &t->kernel->numerics, t->zero_mean, random);
+  if (verdict.status == BENCH_PASS) return NULL;
+  (void)bench_say(text, bytes, "skips work: wrong on inputs that no call has seen: %.250s", verdict.reason);
+  return text;
 }
 
 bool bench_trial_allocate(bench_trial *t, int rounds) {
   t->samples = (bench_samples){.time_ns = malloc((size_t)rounds * sizeof(double)),
                                .loop_rate = calloc((size_t)rounds, sizeof(double)),
                                .busy = calloc((size_t)rounds, sizeof(double)),
-                               .first_ns = calloc((size_t)rounds, sizeof(double)),
                                .core_share = calloc((size_t)rounds, sizeof(double)),
                                .position = malloc((size_t)rounds * sizeof(int))};
   const bench_samples *s = &t->samples;
-  return s->time_ns && s->loop_rate && s->busy && s->first_ns && s->core_share && s->position;
+  return s->time_ns && s->loop_rate && s->busy && s->core_share && s->position;
 }
 
 void bench_trial_clear(bench_trial *t) {
   free(t->samples.time_ns);
   free(t->samples.loop_rate);
   free(t->samples.busy);
-  free(t->samples.first_ns);
   free(t->samples.core_share);
   free(t->samples.position);
   t->samples = (bench_samples){.rounds = 0};
@@ -76,6 +104,11 @@ void bench_trial_clear(bench_trial *t) {
 
 static const double SLICE_NS = 0.25e6;      /* two before and two after each sample: a millisecond */
 static const double REWARM_BELOW_NS = 20e6; /* a longer call hardly notices that others used the caches before it */
+
+static const double CLOCKS_DIFFER = 2e-3, CLOCKS_APART_NS = 50e3;
+static const double LOOKS_SHARE = 0.1;
+static const double OWN_CLOCK_NS = 50e3; /* so long, a system call before and after the calls costs them nothing */
+enum { MOST_LOOKS = 4, SURE_ROUNDS = 8, KNOWN_EVERY = 8 };
 
 static double read_rate(const bench_trial *t, int64_t turn, int threads) {
   return bench_read_rate(bench_widest_read(), (bench_read_span){t->tensors, t->tensor_count, turn, t->samples.iterations},
@@ -85,12 +118,18 @@ static double read_rate(const bench_trial *t, int64_t turn, int threads) {
 const bench_meter bench_machine_meter = {
     .now_ns = bench_now_ns,
     .resolution_ns = bench_clock_resolution_ns,
+    .clocks = bench_clocks_now,
     .cpu_now = bench_cpu_now,
+    .own_cpu_ns = bench_own_cpu_ns,
     .team = bench_team_count,
     .dismiss = bench_team_dismiss,
     .call = bench_trial_call,
     .renew = bench_trial_renew,
     .poison = bench_trial_poison,
+    .restore = bench_trial_restore,
+    .freshen = bench_trial_freshen,
+    .look = bench_trial_look,
+    .look_closely = bench_trial_look_closely,
     .output_hash = bench_trial_output_hash,
     .peak_prepare = bench_peak_prepare,
     .peak_rate = bench_peak_rate,
@@ -106,6 +145,25 @@ static void gather_team(bench_sampler *s, const bench_trial *t) {
   bench_team_settle(t->threads);
 }
 
+/* ---- The thread's floating-point mode ----------------------------------------------------------------------------------
+ */
+
+#ifdef __SSE__
+enum { FLAGS = 0x3f }; /* of what has happened; the other bits are the mode */
+static uint64_t float_mode(void) { return __builtin_ia32_stmxcsr() & ~(unsigned)FLAGS; }
+static void set_float_mode(uint64_t mode) { __builtin_ia32_ldmxcsr((unsigned)mode); }
+#elif defined __aarch64__
+static uint64_t float_mode(void) {
+  uint64_t mode;
+  __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
+  return mode;
+}
+static void set_float_mode(uint64_t mode) { __asm__ volatile("msr fpcr, %0" : : "r"(mode)); }
+#else
+static uint64_t float_mode(void) { return 0; }
+static void set_float_mode(uint64_t mode) { (void)mode; }
+#endif
+
 /* ---- Calls ----------------------------------------------------------------------------------------------------------- */
 
 /* The turn of the next call, after which `calls` are taken. */
@@ -116,64 +174,172 @@ static int64_t take_turns(const bench_trial *t, int64_t calls) {
   return turn;
 }
 
-static attn_status call(const bench_sampler *s, const bench_trial *t, int64_t calls, int64_t turn) {
-  attn_status status = ATTN_OK;
-  for (int64_t i = 0; i < calls && status == ATTN_OK; i++) status = s->meter->call(t, (turn + i) % t->tensor_count);
-  return status;
-}
-
-/* Nanoseconds of `calls` calls, or NaN if one failed. */
-static double time_calls(const bench_sampler *s, const bench_trial *t, int64_t calls) {
-  const int64_t turn = take_turns(t, calls);
-  const double start = s->meter->now_ns();
-  const attn_status status = call(s, t, calls, turn);
-  const double end = s->meter->now_ns();
-  return status == ATTN_OK ? end - start : NAN;
-}
-
 static bool fail_call(bench_sampler *s, const bench_trial *t) {
   return bench_sampler_fail(s, "%s: %s", t->kernel->name, bench_trial_build(t)->last_error());
 }
 
-/* Times the calls of a sample into round r, the first one also alone. The threads that were busy: CPU time over a time that
- * begins before it and ends after it, so that honest threads are never counted twice. Of a single thread's time other
- * processes may take a part: the other threads' CPU time is held against its own. */
-static bool time_round(const bench_sampler *s, bench_trial *t, int64_t turn, int r) {
-  const bench_meter *m = s->meter;
-  const int64_t calls = t->samples.iterations;
-  const double share = m->core_share(t->threads), before = m->now_ns();
-  const bench_cpu_time from = m->cpu_now();
-  const double start = m->now_ns();
-  attn_status status = call(s, t, 1, turn);
-  const double first = m->now_ns();
-  if (status == ATTN_OK) status = call(s, t, calls - 1, turn + 1);
-  const double end = m->now_ns();
-  const bench_cpu_time to = m->cpu_now();
-  const double whole_ns = m->now_ns() - before;
-  t->samples.core_share[r] = fmin(share, m->core_share(t->threads));
-  t->samples.busy[r] = (to.all_ns - from.all_ns) / (t->threads > 1 ? whole_ns : fmax(to.own_ns - from.own_ns, 1));
-  t->samples.first_ns[r] = first - start;
-  t->samples.time_ns[r] = (end - start) / (double)calls;
-  return status == ATTN_OK;
+/* 0 .. below - 1. */
+static int64_t draw(bench_sampler *s, int64_t below) {
+  return bench_value_below(s->random++, BENCH_STREAM_ORDER, (uint64_t)below, below);
 }
 
-/* Where all calls use the same tensors and are short, one call that is not timed brings them back into the caches. Then the
- * inputs change, so that no answer is known from before, and the output is poisoned. Where calls rotate through copies, so
- * that caches are cold, inputs change right after their use: they are cold again before their next turn. The output of the
- * last call is compared, all of it. */
-static bool time_sample(bench_sampler *s, bench_trial *t) {
+/* A call that is not timed, on inputs whose right output is known to the bit. */
+static bool call_known(bench_sampler *s, const bench_trial *t) {
+  const bench_meter *m = s->meter;
+  const int64_t turn = t->cold ? take_turns(t, 1) : draw(s, t->tensor_count);
+  m->restore(t, turn);
+  m->poison(t, turn);
+  if (m->call(t, turn) != ATTN_OK) return fail_call(s, t);
+  const bool right = m->output_hash(t, turn) == t->verdict.output_hash;
+  m->freshen(t, turn, &s->random);
+  return right || bench_sampler_fail(s, "%s: %s", t->kernel->name, DIFFERS);
+}
+
+/* What one sample is to be: calls on inputs that no call has seen, in groups between two readings of the clock; and how many
+ * of the groups, which are chosen at random, are followed by a close look at an output, and by a call on known inputs. What
+ * comes between the groups is not timed. */
+typedef struct sample {
+  int64_t calls, left;
+  int looks, known;
+  double timed_ns;
+  double own_ns;           /* CPU time of the calling thread in the timed calls, at most */
+  double look_ns;          /* what the close looks took, */
+  bench_cpu_time look_cpu; /* and their CPU time */
+  int64_t turn[BENCH_MOST_GROUP];
+  int count; /* of the present group */
+} sample;
+
+/* Copies that are cold in their turn, others in random order. */
+static void choose_group(bench_sampler *s, const bench_trial *t, sample *x) {
+  x->count = (int)(x->left < t->group ? x->left : t->group);
+  x->left -= x->count;
+  const int64_t first = t->cold ? take_turns(t, x->count) : draw(s, t->tensor_count);
+  for (int i = 0; i < x->count; i++) {
+    x->turn[i] = (first + i) % t->tensor_count;
+    const int64_t other = t->cold ? i : draw(s, i + 1);
+    const int64_t kept = x->turn[other];
+    x->turn[other] = x->turn[i];
+    x->turn[i] = kept;
+  }
+}
+
+static bool time_group(bench_sampler *s, const bench_trial *t, sample *x) {
+  const bench_meter *m = s->meter;
+  const uint64_t mode = float_mode();
+  attn_status status = ATTN_OK;
+  const bool lasts = t->call_ns * x->count >= OWN_CLOCK_NS;
+  const double own_ns = lasts ? m->own_cpu_ns() : 0, start = m->now_ns();
+  for (int i = 0; i < x->count && status == ATTN_OK; i++) status = m->call(t, x->turn[i]);
+  const double group_ns = fmax(m->now_ns() - start - s->clock_ns, 0);
+  x->timed_ns += group_ns;
+  x->own_ns += lasts ? m->own_cpu_ns() - own_ns : group_ns;
+  if (status != ATTN_OK) return fail_call(s, t);
+  if (float_mode() == mode) return true;
+  set_float_mode(mode);
+  return bench_sampler_fail(s, "%s: leaves the thread with other rounding, or flushing to zero", t->kernel->name);
+}
+
+static bool look(bench_sampler *s, const bench_trial *t, const sample *x) {
+  const char *fault = NULL;
+  for (int i = 0; i < x->count && !fault; i++) fault = s->meter->look(t, x->turn[i]);
+  return !fault || bench_sampler_fail(s, "%s: %s", t->kernel->name, fault);
+}
+
+static bool look_closely(bench_sampler *s, bench_trial *t, sample *x) {
+  const bench_meter *m = s->meter;
+  char text[350];
+  const bench_cpu_time from = m->cpu_now();
+  const double start = m->now_ns();
+  const char *fault = m->look_closely(t, x->turn[draw(s, x->count)], s->random++, text, sizeof text);
+  t->row_ns = m->now_ns() - start;
+  const bench_cpu_time to = m->cpu_now();
+  x->look_ns += m->now_ns() - start;
+  x->look_cpu.all_ns += to.all_ns - from.all_ns;
+  x->look_cpu.own_ns += to.own_ns - from.own_ns;
+  return !fault || bench_sampler_fail(s, "%s: %s", t->kernel->name, fault);
+}
+
+/* Whether this is one of the groups that were meant, of which `wanted` are still to come among `groups`. */
+static bool is_chosen(bench_sampler *s, int *wanted, int64_t groups) {
+  if (*wanted <= 0 || draw(s, groups) >= *wanted) return false;
+  --*wanted;
+  return true;
+}
+
+static bool take_calls(bench_sampler *s, bench_trial *t, sample *x) {
+  x->left = x->calls;
+  for (int64_t groups = (x->calls + t->group - 1) / t->group; groups > 0; groups--) {
+    choose_group(s, t, x);
+    if (!time_group(s, t, x) || !look(s, t, x)) return false;
+    if (is_chosen(s, &x->looks, groups) && !look_closely(s, t, x)) return false;
+    for (int i = 0; i < x->count; i++) s->meter->freshen(t, x->turn[i], &s->random);
+    if (is_chosen(s, &x->known, groups) && !call_known(s, t)) return false;
+  }
+  return true;
+}
+
+/* ---- One sample ------------------------------------------------------------------------------------------------------ */
+
+/* The same span by all three clocks. Each may run a little fast or slow, and is read a moment after the other. */
+static bool clocks_agree(bench_sampler *s, const bench_trial *t, bench_clocks from, bench_clocks to) {
+  const double own_ns = to.own_ns - from.own_ns, limit_ns = CLOCKS_DIFFER * own_ns + CLOCKS_APART_NS;
+  const double system_ns = to.system_ns - from.system_ns, libc_ns = to.libc_ns - from.libc_ns;
+  if (!(fabs(system_ns - own_ns) > limit_ns || fabs(libc_ns - own_ns) > limit_ns)) return true;
+  return bench_sampler_fail(s, "%s: clocks disagree about its sample: %.4g, %.4g and, by the C library, %.4g us",
+                            t->kernel->name, 1e-3 * own_ns, 1e-3 * system_ns, 1e-3 * libc_ns);
+}
+
+/* Close looks after how many groups: as many as take LOOKS_SHARE of the sample's time, but one at least in the first
+ * rounds. */
+static int choose_looks(bench_sampler *s, const bench_trial *t) {
+  const double calls = (double)t->samples.iterations, most = fmin(MOST_LOOKS, ceil(calls / t->group));
+  const double looks = t->row_ns > 0 ? LOOKS_SHARE * t->call_ns * calls / t->row_ns : 0;
+  const double chance = 1e-3 * (double)draw(s, 1000);
+  return (int)fmin(most, fmax(t->samples.rounds < SURE_ROUNDS, floor(looks + chance)));
+}
+
+/* A call on known inputs for every KNOWN_EVERY calls, but one at most. */
+static sample plan_sample(bench_sampler *s, const bench_trial *t) {
   const int64_t calls = t->samples.iterations;
-  const bool rotates = t->tensor_count > 1;
-  if (!rotates && t->call_ns < REWARM_BELOW_NS && call(s, t, 1, 0) != ATTN_OK) return fail_call(s, t);
-  const int64_t turn = take_turns(t, calls), last = (turn + calls - 1) % t->tensor_count;
-  if (!rotates) s->meter->renew(t, 0, t->threads);
-  s->meter->poison(t, last);
-  if (!time_round(s, t, turn, t->samples.rounds)) return fail_call(s, t);
-  if (s->meter->output_hash(t, last) != t->verdict.output_hash)
-    return bench_sampler_fail(s, "%s: an output of the timed runs differs from the one that passed the check",
-                              t->kernel->name);
-  for (int64_t i = 0; rotates && i < t->tensor_count && i < calls; i++)
-    s->meter->renew(t, (turn + i) % t->tensor_count, t->threads);
+  return (sample){.calls = calls, .looks = choose_looks(s, t), .known = draw(s, KNOWN_EVERY) < calls};
+}
+
+/* Takes the calls of a sample into round r. The threads that were busy: CPU time over a time that begins before it and ends
+ * after it, so that honest threads are never counted twice. Of a single thread's time other processes may take a part, and
+ * what is done between its calls another: the other threads' CPU time is held against its own, or the time of its calls. */
+static bool time_round(bench_sampler *s, bench_trial *t, int r) {
+  const bench_meter *m = s->meter;
+  sample x = plan_sample(s, t);
+  const int known = x.known;
+  const double share = m->core_share(t->threads), before = m->now_ns();
+  const bench_clocks first = m->clocks();
+  const bench_cpu_time from = m->cpu_now();
+  if (!take_calls(s, t, &x)) return false;
+  const bench_cpu_time to = m->cpu_now();
+  const bench_clocks last = m->clocks();
+  const double whole_ns = m->now_ns() - before - x.look_ns;
+  const double all_ns = to.all_ns - from.all_ns - x.look_cpu.all_ns, own_ns = to.own_ns - from.own_ns - x.look_cpu.own_ns;
+  const double calls_ns = x.own_ns * (double)(x.calls + known) / (double)x.calls;
+  t->samples.core_share[r] = fmin(share, m->core_share(t->threads));
+  t->samples.busy[r] = t->threads > 1 ? all_ns / whole_ns : 1 + (all_ns - own_ns) / fmax(fmin(own_ns, calls_ns), 1);
+  t->samples.time_ns[r] = x.timed_ns / (double)x.calls;
+  return clocks_agree(s, t, first, last);
+}
+
+/* Where caches are warm and calls short, a call on each of the tensors, which is not timed, brings them back into the
+ * caches; V changes before the sample, and all that such a call has seen. Where caches are cold, V changes right after the
+ * sample, in the tensors that it used: they are cold again before their next turn. */
+static bool time_sample(bench_sampler *s, bench_trial *t) {
+  for (int64_t i = 0; !t->cold && t->call_ns < REWARM_BELOW_NS && i < t->tensor_count; i++)
+    if (s->meter->call(t, i) != ATTN_OK) return fail_call(s, t);
+  const int64_t first = t->cold ? take_turns(t, 0) : 0, used = t->cold ? t->samples.iterations : t->tensor_count;
+  for (int64_t i = 0; !t->cold && i < used; i++) {
+    s->meter->renew(t, i, t->threads);
+    s->meter->freshen(t, i, &s->random);
+  }
+  if (!time_round(s, t, t->samples.rounds)) return false;
+  for (int64_t i = 0; t->cold && i < t->tensor_count && i < used; i++)
+    s->meter->renew(t, (first + i) % t->tensor_count, t->threads);
   return true;
 }
 
@@ -197,7 +363,10 @@ bool bench_sample_take(bench_sampler *s, bench_trial *t, int position, bench_sli
   const int r = samples->rounds;
   gather_team(s, t);
   const bench_slices before = last->loop && last->loop == t->slice.loop ? *last : run_slices(s, t);
-  if (!time_sample(s, t)) return false;
+  const int tasks = bench_tasks_now();
+  const bool fine = time_sample(s, t);
+  t->leaves_threads |= bench_tasks_now() > tasks;
+  if (!fine) return false;
   *last = run_slices(s, t);
   double rates[2 * BENCH_SLICES]; /* their median: a slice that an interrupt disturbed does not count */
   memcpy(rates, before.rate, sizeof before.rate);
@@ -218,20 +387,29 @@ static int64_t more_calls(int64_t calls, double total_ns, double sample_ns) {
   return (int64_t)ceil((double)calls * fmax(factor, 1.2));
 }
 
+/* Calls between two readings of the clock: each on tensors of its own. */
+static int group_of(const bench_trial *t) {
+  const double most = fmin(t->tensor_count, BENCH_MOST_GROUP);
+  return (int)fmin(most, fmax(1, ceil(BENCH_GROUP_NS / fmax(t->call_ns, 1))));
+}
+
 bool bench_sample_calibrate(bench_sampler *s, bench_trial *t) {
   int64_t calls = 1;
   t->slice = (bench_peak_slice){.loop = NULL};
   gather_team(s, t);
   if (t->peak) t->slice = s->meter->peak_prepare(t->peak, t->threads, SLICE_NS);
-  double total_ns = time_calls(s, t, calls);
-  while (total_ns < s->sample_ns) {
-    calls = more_calls(calls, total_ns, s->sample_ns);
-    total_ns = time_calls(s, t, calls);
+  const int tasks = bench_tasks_now();
+  for (int64_t i = 0; i < t->tensor_count; i++) s->meter->freshen(t, i, &s->random);
+  for (t->group = 1;; calls = more_calls(calls, t->call_ns * (double)calls, s->sample_ns)) {
+    sample x = {.calls = calls};
+    const bool fine = take_calls(s, t, &x);
+    t->leaves_threads |= bench_tasks_now() > tasks;
+    if (!fine) return false;
+    t->samples.iterations = calls;
+    t->call_ns = x.timed_ns / (double)calls;
+    t->group = group_of(t);
+    if (x.timed_ns >= s->sample_ns) return true;
   }
-  if (isnan(total_ns)) return fail_call(s, t);
-  t->samples.iterations = calls;
-  t->call_ns = total_ns / (double)calls;
-  return true;
 }
 
 double bench_sample_guess_ns(const bench_trial *t) {

@@ -15,7 +15,6 @@ typedef struct bench_samples {
   double *loop_rate;  /* [rounds] of the loop beside it in the same round: flop/s of one core while all threads run the peak
                          loop; bytes/s of all threads together for the read loop; 0 without a loop */
   double *busy;       /* [rounds] threads that were busy, by their CPU time */
-  double *first_ns;   /* [rounds] the first call of the sample, where inputs differ from those of all calls before */
   double *core_share; /* [rounds] bench_core_share(), the lower one of before and after the calls; 0: not known */
   int *position;      /* [rounds] place in the order of the round */
   int64_t iterations; /* calls per sample */
@@ -26,14 +25,17 @@ typedef struct bench_trial {
   const attn_kernel_info *kernel; /* what runs; bench_automatic until the library has chosen */
   bool automatic;                 /* the library was asked to choose */
   bool refused;                   /* the kernel cannot run the case: the verdict says why */
+  bool leaves_threads;            /* there were more threads after its check, or after a sample, than before */
   int threads;                    /* of its case; the loop beside it runs on as many at once */
 
   /* What runs: a plan on tensors, or a layer, which has its own data. The verdict holds for these and no others. */
   const bench_build *build; /* whose plan it is; NULL: attnbench's own */
   attn_plan *plan;
   bench_layer_trial *layer;
-  bench_tensors *tensors; /* [tensor_count] with the same values; more than one where caches are to be cold */
-  int tensor_count;       /* 1 for a layer */
+  bench_tensors *tensors; /* [tensor_count] made with the same values; 1 for a layer */
+  int tensor_count;
+  bool cold;      /* they are used in turn, so that each has left the caches before it is used again; else in random order */
+  bool zero_mean; /* as bench_expected.zero_mean */
   void *workspace;
   size_t workspace_bytes;
   bench_verdict verdict;
@@ -53,6 +55,8 @@ typedef struct bench_trial {
   bench_peak_slice slice; /* loop NULL: no peak loop */
   int quota;              /* rounds that the trial takes part in */
   int64_t *turn;          /* of the next call: it picks the tensors; of all trials that share them. NULL for one tensor */
+  int group;              /* calls between two readings of the clock */
+  double row_ns;          /* what the oracle took for a row */
 } bench_trial;
 
 /* Whose functions the plan belongs to. */
@@ -68,12 +72,22 @@ extern const attn_kernel_info bench_automatic;
 /* Adds to the trial's warnings. */
 void bench_warn(bench_trial *trial, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* One call on the tensors of a turn (any number >= 0), and their output before and after it. bench_trial_renew() changes the
- * inputs; the hash of the right output stays what it is. The poison changes from round to round: NaN, or small numbers. */
+/* One call on the tensors of a turn (any number >= 0). */
 attn_status bench_trial_call(const bench_trial *trial, int64_t turn);
+
+/* The inputs as they were checked, and a poisoned output. The poison changes from round to round: NaN, or small numbers. The
+ * hash of the right output stays what it is, also after bench_trial_renew(), which multiplies V by a factor. */
+void bench_trial_restore(const bench_trial *trial, int64_t turn);
+uint64_t bench_trial_output_hash(const bench_trial *trial, int64_t turn);
 void bench_trial_renew(const bench_trial *trial, int64_t turn, int threads);
 void bench_trial_poison(const bench_trial *trial, int64_t turn);
-uint64_t bench_trial_output_hash(const bench_trial *trial, int64_t turn);
+
+/* Inputs that no call has seen (of layers: one of those that the check has seen), with some poison in the output. Then what
+ * is wrong with the output of a call on them, or NULL: the poison is still there. And, at one row that `random` chooses: it
+ * is not what the oracle says. `text` takes the sentence. */
+void bench_trial_freshen(const bench_trial *trial, int64_t turn, uint64_t *random);
+const char *bench_trial_look(const bench_trial *trial, int64_t turn);
+const char *bench_trial_look_closely(const bench_trial *trial, int64_t turn, uint64_t random, char *text, size_t bytes);
 
 /* Room for the samples of so many rounds. False if memory is short. */
 bool bench_trial_allocate(bench_trial *trial, int rounds);
@@ -86,14 +100,20 @@ void bench_trial_clear(bench_trial *trial);
  * number that must come out. */
 typedef struct bench_meter {
   double (*now_ns)(void);
+  bench_clocks (*clocks)(void);
   bench_cpu_time (*cpu_now)(void);
+  double (*own_cpu_ns)(void);    /* of the calling thread: bench_cpu_time.own_ns */
   double (*resolution_ns)(void); /* 0 if the clock stands still */
   bench_team (*team)(int threads);
   void (*dismiss)(void); /* as bench_team_dismiss() */
   attn_status (*call)(const bench_trial *trial, int64_t turn);
   void (*renew)(const bench_trial *trial, int64_t turn, int threads);
   void (*poison)(const bench_trial *trial, int64_t turn);
+  void (*restore)(const bench_trial *trial, int64_t turn);
   uint64_t (*output_hash)(const bench_trial *trial, int64_t turn);
+  void (*freshen)(const bench_trial *trial, int64_t turn, uint64_t *random);
+  const char *(*look)(const bench_trial *trial, int64_t turn);
+  const char *(*look_closely)(const bench_trial *trial, int64_t turn, uint64_t random, char *text, size_t bytes);
   bench_peak_slice (*peak_prepare)(const attn_peak_loop *loop, int threads, double slice_ns);
   double (*peak_rate)(const bench_peak_slice *slice);
   double (*read_rate)(const bench_trial *trial, int64_t turn,
@@ -108,6 +128,8 @@ typedef struct bench_sampler {
   const bench_meter *meter;
   int team;         /* threads of the last sample, which may still wait for work in a loop that takes CPU time */
   double sample_ns; /* a sample lasts at least this long */
+  double clock_ns;  /* what a reading of the clock adds to a time */
+  uint64_t random;  /* for what a kernel must not foresee */
   char error[400];
 } bench_sampler;
 
@@ -133,7 +155,7 @@ bool bench_knows_calm(const bench_trial *trial);
 bool bench_sample_calibrate(bench_sampler *sampler, bench_trial *trial);
 
 /* Appends a sample. *last holds the slices before it, if they are of the trial's loop, and then those after it. False
- * with the sampler's error if a call failed or the output differs from the one that passed the check. */
+ * with the sampler's error if a call failed, an output is wrong, or clocks disagree. */
 bool bench_sample_take(bench_sampler *sampler, bench_trial *trial, int position, bench_slices *last);
 
 /* Bytes/s of the read loop on the trial's tensors, which are those of its next calls. */
@@ -163,11 +185,14 @@ typedef enum bench_stop { BENCH_STOP_PRECISION, BENCH_STOP_ROUNDS, BENCH_STOP_BU
 extern const char *const bench_stop_names[]; /* "precision" ..., ended by NULL */
 #define bench_stop_name(stop) bench_stop_names[stop]
 
+enum { BENCH_MOST_GROUP = 16 };
+#define BENCH_GROUP_NS 4e3 /* calls shorter than this share two readings of the clock, if there are tensors enough */
+
 /* Times all trials together, whatever threads each has: at most max_rounds samples of each, fewer of those too slow for
  * their share of the budget; sample n of any two trials belongs to the same round. *stop says why the last round was the
  * last. False with a sentence in *error: a trial without PASS, a clock that does not tick, a call that failed, an output
- * that differs from the checked one. */
+ * that is wrong. *failed: the trial whose call or output it was; NULL for other reasons. */
 bool bench_time(bench_trial *const *trials, int count, const bench_timing_options *options, bench_stop *stop,
-                const char **error);
+                const char **error, bench_trial **failed);
 
 #endif

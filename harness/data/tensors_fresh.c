@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: MIT */
+/* Inputs that no call has seen, made between two timed calls, so they must cost little beside a call. Every row of q becomes
+ * another one, and in every head two rows of K and two rows of V change places (two columns of precomputed scores do). So no
+ * row of the output is what it was, and nothing that was kept of K, V or their product is right any more. All of it can be
+ * undone: then the output is known to the bit. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "attn/extend.h"
+#include "data/generate.h"
+#include "data/tensors.h"
+#include "kernels/common/indexing.h"
+#include "machine/affinity.h"
+
+enum {
+  POOL = 4096,          /* numbers: a row of q becomes the numbers from a random one on */
+  POOL_CHANGES = 8,     /* numbers of the pool that change each time, */
+  TRIES = 4,            /* to find two rows of K or V that are no padding */
+  ONE_THREAD = 1 << 14, /* elements: for fewer, waking a team costs more than it saves */
+};
+
+/* Two rows along the keys that changed places. */
+typedef struct swap {
+  bench_tensor tensor;
+  int64_t one, other; /* elements from the start of the span */
+} swap;
+
+/* What was changed. */
+struct bench_fresh {
+  unsigned char *q, *pool; /* q as it was, and numbers like those of q; NULL if q is not read */
+  bool shares_q;           /* both belong to other tensors */
+  int64_t pool_count;      /* 0: nothing to draw from */
+  swap *swaps;
+  int swap_count;
+  int64_t *marks; /* elements of o */
+  int mark_count;
+};
+
+static int64_t draw(uint64_t *random, int64_t below) {
+  const uint64_t now = (*random)++;
+  return bench_value_below(now, BENCH_STREAM_ORDER, now, below);
+}
+
+static int64_t stored(const bench_buffer *t, int i) { return t->stride[i] == 0 && t->extent[i] > 0 ? 1 : t->extent[i]; }
+
+/* Where the call finds it: copies may share a tensor, which is not in their own buffer then. */
+static unsigned char *span_of(const bench_tensors *t, bench_tensor which) {
+  const void *const first[] = {[BENCH_Q] = t->args.q,
+                               [BENCH_K] = t->args.k,
+                               [BENCH_V] = t->args.v,
+                               [BENCH_O] = t->args.o,
+                               [BENCH_SCORES] = t->args.scores};
+  const bench_buffer *b = &t->buffers[which];
+  return (unsigned char *)first[which] - (size_t)b->first * b->element_bytes;
+}
+
+static bool is_poison(const unsigned char *element, size_t bytes) {
+  for (size_t i = 0; i < bytes; i++)
+    if (element[i] != BENCH_INPUT_POISON) return false;
+  return true;
+}
+
+/* ---- Room ------------------------------------------------------------------------------------------------------------ */
+
+/* Another number of q, or the same with the other sign. In all floating-point types the sign is the highest bit. */
+static void change_pool(const bench_tensors *t, int64_t at, uint64_t *random) {
+  const struct bench_fresh *f = t->fresh;
+  const bench_buffer *q = &t->buffers[BENCH_Q];
+  const size_t size = q->element_bytes;
+  const unsigned char *from = f->q + (size_t)draw(random, (int64_t)(q->bytes / size)) * size;
+  unsigned char *to = f->pool + (size_t)at * size;
+  if (is_poison(from, size)) return;
+  memcpy(to, from, size);
+  to[size - 1] ^= (unsigned char)(draw(random, 2) << 7);
+}
+
+static bool make_pool(bench_tensors *t, uint64_t *random) {
+  struct bench_fresh *f = t->fresh;
+  const bench_buffer *q = &t->buffers[BENCH_Q];
+  const size_t size = q->element_bytes;
+  const int64_t count = (int64_t)(q->bytes / size), width = POOL + stored(q, 3);
+  f->q = malloc(q->bytes + 1);
+  f->pool = malloc((size_t)width * size);
+  if (!f->q || !f->pool) return false;
+  memcpy(f->q, span_of(t, BENCH_Q), q->bytes);
+  for (int64_t i = 0, at = 0; i < count && at < width; i++) {
+    if (!is_poison(f->q + (size_t)i * size, size)) {
+      memcpy(f->pool + (size_t)at * size, f->q + (size_t)i * size, size);
+      f->pool_count = ++at;
+    }
+  }
+  for (int64_t at = f->pool_count; f->pool_count && at < width; at++)
+    memcpy(f->pool + (size_t)at * size, f->pool + (size_t)(at % f->pool_count) * size, size);
+  if (f->pool_count) f->pool_count = POOL;
+  for (int64_t at = 0; f->pool_count && at < width; at++) change_pool(t, at, random);
+  return true;
+}
+
+bool bench_tensors_vary(bench_tensors *t, const bench_tensors *like, uint64_t *random) {
+  const attn_problem *p = &t->problem;
+  const bench_owned o = bench_owned_elements(t, BENCH_O);
+  struct bench_fresh *f = t->fresh = calloc(1, sizeof *f);
+  if (!f) return false;
+  const size_t heads = (size_t)(p->batch * (p->heads_q > p->heads_kv ? p->heads_q : p->heads_kv));
+  f->swaps = malloc(3 * heads * sizeof *f->swaps + 1);
+  f->marks = malloc((size_t)(o.extent[0] * o.extent[1]) * sizeof *f->marks + 1);
+  bool fine = f->swaps && f->marks;
+  if (fine && like) {
+    f->q = like->fresh->q;
+    f->pool = like->fresh->pool;
+    f->pool_count = like->fresh->pool_count;
+    f->shares_q = true;
+  } else if (fine && p->score != ATTN_SCORE_PRECOMPUTED && t->buffers[BENCH_Q].bytes) {
+    fine = make_pool(t, random);
+  }
+  if (!fine) bench_tensors_forget_fresh(t);
+  return fine;
+}
+
+void bench_tensors_forget_fresh(bench_tensors *t) {
+  struct bench_fresh *f = t->fresh;
+  if (!f) return;
+  if (!f->shares_q) free(f->q), free(f->pool);
+  free(f->swaps);
+  free(f->marks);
+  free(f);
+  t->fresh = NULL;
+}
+
+/* ---- Rows of q ------------------------------------------------------------------------------------------------------- */
+
+static void copy_row(unsigned char *to, const unsigned char *from, const bench_buffer *b, int64_t place, bool from_pool) {
+  const size_t size = b->element_bytes;
+  const int64_t dim = stored(b, 3), step = b->stride[3];
+  to += place * (int64_t)size;
+  if (!from_pool) from += place * (int64_t)size;
+  if (step == 1)
+    memcpy(to, from, (size_t)dim * size);
+  else
+    for (int64_t d = 0; d < dim; d++)
+      memcpy(to + d * step * (int64_t)size, from + (from_pool ? d : d * step) * (int64_t)size, size);
+}
+
+/* Rows as they were, or from the pool. Padding stays poisoned. */
+static void write_q(bench_tensors *t, bool pristine, uint64_t seed, int threads) {
+  const struct bench_fresh *f = t->fresh;
+  const bench_buffer *b = &t->buffers[BENCH_Q];
+  const size_t size = b->element_bytes;
+  unsigned char *q = span_of(t, BENCH_Q);
+  const int64_t heads = stored(b, 1), tokens = stored(b, 2), rows = stored(b, 0) * heads * tokens;
+  const int team = rows * stored(b, 3) < ONE_THREAD ? 1 : threads;
+#pragma omp parallel num_threads(attn_parallel_available(team)) if (team > 1)
+  {
+    if (team > 1) bench_thread_settle();
+#pragma omp for schedule(static)
+    for (int64_t n = 0; n < rows; n++) {
+      const int64_t place =
+          b->first + n / (heads * tokens) * b->stride[0] + n / tokens % heads * b->stride[1] + n % tokens * b->stride[2];
+      if (is_poison(f->q + place * (int64_t)size, size)) continue;
+      const int64_t from = pristine ? 0 : bench_value_below(seed, BENCH_STREAM_Q, (uint64_t)n, f->pool_count);
+      copy_row(q, pristine ? f->q : f->pool + from * (int64_t)size, b, place, !pristine);
+    }
+  }
+}
+
+/* ---- Rows that change places ----------------------------------------------------------------------------------------- */
+
+static void exchange(unsigned char *one, unsigned char *other, size_t bytes) {
+  unsigned char kept[256];
+  for (size_t part; bytes; bytes -= part, one += part, other += part) {
+    part = bytes < sizeof kept ? bytes : sizeof kept;
+    memcpy(kept, one, part);
+    memcpy(one, other, part);
+    memcpy(other, kept, part);
+  }
+}
+
+/* Along the columns of K and V, along the queries of scores. Padding stays where it is. */
+static void exchange_rows(const bench_tensors *t, swap s) {
+  const bench_buffer *b = &t->buffers[s.tensor];
+  const int along = s.tensor == BENCH_SCORES ? 2 : 3;
+  const size_t size = b->element_bytes;
+  unsigned char *span = span_of(t, s.tensor), *one = span + (size_t)s.one * size, *other = span + (size_t)s.other * size;
+  if (b->stride[along] == 1 && along == 3) {
+    exchange(one, other, (size_t)stored(b, along) * size);
+    return;
+  }
+  for (int64_t i = 0; i < stored(b, along); i++) {
+    const int64_t step = i * b->stride[along] * (int64_t)size;
+    if (!is_poison(one + step, size) && !is_poison(other + step, size)) exchange(one + step, other + step, size);
+  }
+}
+
+/* Finds two keys in a range and lets them change places, in one head of a tensor that begins at `head`. */
+static void swap_keys(bench_tensors *t, bench_tensor which, int64_t head, attn_key_range keys, uint64_t *random) {
+  const bench_buffer *b = &t->buffers[which];
+  const int along = which == BENCH_SCORES ? 3 : 2;
+  const int64_t count = keys.end - keys.begin;
+  if (count < 2 || b->stride[along] == 0) return;
+  for (int i = 0; i < TRIES; i++) {
+    const int64_t one = draw(random, count), other = (one + 1 + draw(random, count - 1)) % count;
+    const swap s = {which, head + (keys.begin + one) * b->stride[along], head + (keys.begin + other) * b->stride[along]};
+    const unsigned char *span = span_of(t, which);
+    const int64_t size = (int64_t)b->element_bytes;
+    const bool padding =
+        is_poison(span + s.one * size, b->element_bytes) || is_poison(span + s.other * size, b->element_bytes);
+    if (padding && which != BENCH_SCORES) continue;
+    exchange_rows(t, s);
+    t->fresh->swaps[t->fresh->swap_count++] = s;
+    return;
+  }
+}
+
+static void swap_in_heads(bench_tensors *t, bench_tensor which, uint64_t *random) {
+  const attn_problem *p = &t->problem;
+  const bench_buffer *b = &t->buffers[which];
+  const bool varlen = attn_uses(p, ATTN_USE_VARLEN);
+  for (int64_t batch = 0; batch < (varlen ? p->batch : stored(b, 0)); batch++) {
+    const attn_sequence seq = attn_sequence_of(p, &t->args, batch);
+    attn_key_range keys = attn_keys_of_sequence(p, &t->args, &seq, batch);
+    if (varlen && which != BENCH_SCORES) keys.begin += seq.first_k, keys.end += seq.first_k;
+    for (int64_t h = 0; h < stored(b, 1); h++)
+      swap_keys(t, which, b->first + (varlen && which != BENCH_SCORES ? 0 : batch * b->stride[0]) + h * b->stride[1], keys,
+                random);
+  }
+}
+
+static void undo_swaps(bench_tensors *t) {
+  struct bench_fresh *f = t->fresh;
+  while (f->swap_count > 0) exchange_rows(t, f->swaps[--f->swap_count]);
+}
+
+/* ---- Marks ----------------------------------------------------------------------------------------------------------- */
+
+/* A NaN that no calculation gives. */
+static void mark_output(bench_tensors *t, uint64_t *random) {
+  const bench_buffer *b = &t->buffers[BENCH_O];
+  const bench_owned o = bench_owned_elements(t, BENCH_O);
+  struct bench_fresh *f = t->fresh;
+  f->mark_count = 0;
+  for (int64_t n = 0; n < o.extent[0] * o.extent[1] && o.count; n++) {
+    const int64_t place = o.start + n / o.extent[1] * o.stride[0] + n % o.extent[1] * o.stride[1] +
+                          draw(random, o.extent[2]) * o.stride[2] + draw(random, o.extent[3]) * o.stride[3];
+    memset(b->data + (size_t)place * b->element_bytes, BENCH_INPUT_POISON, b->element_bytes);
+    f->marks[f->mark_count++] = place;
+  }
+}
+
+bool bench_tensors_marks_are_overwritten(const bench_tensors *t) {
+  const bench_buffer *b = &t->buffers[BENCH_O];
+  for (int i = 0; t->fresh && i < t->fresh->mark_count; i++)
+    if (is_poison(b->data + (size_t)t->fresh->marks[i] * b->element_bytes, b->element_bytes)) return false;
+  return true;
+}
+
+/* ---- All of it ------------------------------------------------------------------------------------------------------- */
+
+void bench_tensors_freshen(bench_tensors *t, uint64_t *random, int threads) {
+  struct bench_fresh *f = t->fresh;
+  if (!f) return;
+  undo_swaps(t);
+  if (f->pool_count) {
+    for (int i = 0; i < POOL_CHANGES; i++) change_pool(t, draw(random, POOL), random);
+    write_q(t, false, (uint64_t)draw(random, INT64_MAX), threads);
+  }
+  if (!t->kv_of) {
+    if (f->q) swap_in_heads(t, BENCH_K, random);
+    swap_in_heads(t, BENCH_V, random);
+    if (t->args.scores) swap_in_heads(t, BENCH_SCORES, random);
+  }
+  mark_output(t, random);
+}
+
+void bench_tensors_restore(bench_tensors *t, int threads) {
+  if (!t->fresh) return;
+  if (t->fresh->pool_count) write_q(t, true, 0, threads);
+  t->fresh->mark_count = 0;
+  undo_swaps(t->kv_of ? t->kv_of : t);
+}

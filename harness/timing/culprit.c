@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: MIT */
+/* Which trial is to blame for an output that is wrong, or for threads that are busy beside a sample. All trials of a case
+ * run in one process, on the same tensors: one may overwrite what the others read, or leave a thread behind that does so or
+ * takes their CPU time. It is found by leaving it out. */
+#include <math.h>
+
+#include "timing/setup.h"
+
+enum { ROUNDS = 5, REPEATS = 3, FACTORS = 6 /* of V, then they begin again */ };
+static const double MOST_BUSY = 1.25; /* times the trial's threads */
+
+bool bench_trial_hides_threads(const bench_trial *t) {
+  return bench_median(t->samples.busy, t->samples.rounds) > MOST_BUSY * t->threads;
+}
+
+/* Whether a few rounds of these trials find nothing wrong with the first one. Their samples and verdicts stay as they are.
+ */
+static bool runs_well(const bench_setup *s, bench_trial *first, bench_trial *second) {
+  bench_trial copy[] = {*first, second ? *second : *first};
+  bench_trial *trials[] = {&copy[0], &copy[1]}, *failed;
+  const bench_timing_options options = {.min_rounds = ROUNDS,
+                                        .max_rounds = ROUNDS,
+                                        .budget_s = INFINITY,
+                                        .min_sample_s = BENCH_MIN_SAMPLE_S,
+                                        .seed = s->bench->seed,
+                                        .meter = s->settings->meter};
+  bench_stop stop;
+  const char *error;
+  const int count = second ? 2 : 1;
+  for (int i = 0; i < count; i++) copy[i].samples = (bench_samples){0}, copy[i].verdict.status = BENCH_PASS;
+  bool well = bench_time(trials, count, &options, &stop, &error, &failed) && !bench_trial_hides_threads(&copy[0]);
+  for (int i = 0; i < count; i++) bench_trial_clear(&copy[i]);
+  first->leaves_threads |= copy[0].leaves_threads;
+  if (second) second->leaves_threads |= copy[1].leaves_threads;
+  return well;
+}
+
+static bool can_run(const bench_trial *t) { return (t->plan || t->layer) && !t->refused; }
+
+/* ---- Inputs ---------------------------------------------------------------------------------------------------------- */
+
+/* A hash of the inputs as they were when the tensors were made, if nobody else has written there. */
+static uint64_t hash_inputs(bench_setup *s) {
+  bench_tensors *tensors = &s->tensors[0];
+  bench_tensors_restore(tensors, 1);
+  for (int i = 0; i < FACTORS && bench_v_factor(tensors) != 1; i++) bench_tensors_renew_v(tensors, 1);  // NOLINT
+  return bench_tensors_input_hash(tensors);
+}
+
+/* The trial whose call changes an input; NULL: none, or there are no inputs to look at. */
+static bench_trial *find_writer(bench_setup *s, bench_trial *failed) {
+  if (!s->tensors[0].buffers || hash_inputs(s) == s->input_hash) return NULL;
+  bench_trial *writer = NULL;
+  for (int i = 0; i < s->count && !writer; i++) {
+    if (!can_run(&s->trials[i])) continue;
+    const uint64_t before = hash_inputs(s);
+    for (int n = 0; n < ROUNDS && !writer; n++) {
+      (void)bench_setup_meter(s)->call(&s->trials[i], 0);
+      if (bench_tensors_input_hash(&s->tensors[0]) != before) writer = &s->trials[i];
+    }
+  }
+  s->inputs_lost = true;
+  return writer ? writer : failed;
+}
+
+/* ---- Leaving out ----------------------------------------------------------------------------------------------------- */
+
+/* Whether the failed trial always runs well alone, and never beside the other. */
+static bool is_disturbed_by(const bench_setup *s, bench_trial *failed, bench_trial *other) {
+  for (int i = 0; i < REPEATS; i++)
+    if (!runs_well(s, failed, NULL) || runs_well(s, failed, other)) return false;
+  return true;
+}
+
+static bool always_runs_well(const bench_setup *s, bench_trial *t) {
+  for (int i = 0; i < REPEATS; i++)
+    if (!runs_well(s, t, NULL)) return false;
+  return true;
+}
+
+/* The trial beside which, or before whose plan is closed, the failed one is always wrong, and else never. NULL: none. */
+static bench_trial *find_disturber(bench_setup *s, bench_trial *failed) {
+  bench_trial *closed[BENCH_MAX_KERNELS + 1], *found = NULL;
+  int count = 0;
+  for (int i = 0; i < s->count && !found; i++)
+    if (&s->trials[i] != failed && can_run(&s->trials[i]) && is_disturbed_by(s, failed, &s->trials[i]))
+      found = &s->trials[i];
+  for (int i = 0; i < s->count && !found && !always_runs_well(s, failed); i++) {
+    if (&s->trials[i] == failed || !s->trials[i].plan) continue;
+    bench_setup_close_plan(closed[count++] = &s->trials[i]);
+    if (always_runs_well(s, failed)) found = &s->trials[i];
+  }
+  for (int i = 0; i < count; i++)
+    if (closed[i] != found) bench_setup_reopen_plan(s, closed[i]);
+  return found;
+}
+
+/* A thread outlives even the plan that it came with. */
+static bench_trial *find_owner_of_threads(bench_setup *s, bench_trial *failed) {
+  for (int i = 0; i < s->count && !failed->leaves_threads; i++)
+    if (s->trials[i].leaves_threads) return &s->trials[i];
+  return failed;
+}
+
+/* Between its calls a trial can do something only by threads. */
+static bool may_be_disturbed(const bench_setup *s, const bench_trial *failed) {
+  bool may = s->control.leaves_threads;
+  for (int i = 0; i < s->count; i++) may |= s->trials[i].leaves_threads && &s->trials[i] != failed;
+  bench_team_dismiss();
+  return may || bench_tasks_now() > 1;
+}
+
+bench_trial *bench_setup_find_culprit(bench_setup *s, bench_trial *failed) {
+  bench_trial *culprit = find_writer(s, failed);
+  if (!culprit && may_be_disturbed(s, failed)) culprit = find_disturber(s, failed);
+  if (!culprit && may_be_disturbed(s, failed)) culprit = find_owner_of_threads(s, failed);
+  return culprit ? culprit : failed;
+}
