@@ -23,6 +23,8 @@
 #include "text.h"
 #include "version.h"
 
+enum { MOST_RENAMED = 16 }; /* kernels of a plug-in that is loaded under other names */
+
 static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
 
 /* ---- Whether an object is a plug-in for this library ---- */
@@ -133,10 +135,48 @@ static attn_status add(const attn_plugin *p, const char *file) {
   return attn_fail(ATTN_UNSUPPORTED, "%s brings %d kernels, and there is no room for so many", file, p->kernel_count);
 }
 
-/* `name` is what the plug-in is called from now on: the file, and the symbol if one was asked for. */
-static attn_status add_object(void *object, const char *file, const char *symbol, const char *name) {
+/* ---- Under other names ---- */
+
+/* A plug-in whose kernels are copies of another's, with a suffix behind their names. */
+typedef struct renamed {
+  attn_plugin plugin;
+  const attn_kernel *kernels[MOST_RENAMED];
+  attn_kernel kernel[MOST_RENAMED];
+  char name[MOST_RENAMED][2 * ATTN_KERNEL_NAME_BYTES];
+} renamed;
+
+static void rename_kernels(renamed *r, const attn_plugin *p, const char *suffix) {
+  r->plugin = *p;
+  r->plugin.products = NULL;
+  r->plugin.product_count = 0;
+  if (!p->kernels || p->kernel_count > MOST_RENAMED) return;
+  r->plugin.kernels = r->kernels;
+  for (int i = 0; i < p->kernel_count; i++) {
+    if (p->kernels[i]->identify) p->kernels[i]->identify();
+    snprintf(r->name[i], sizeof r->name[i], "%.*s%s", ATTN_KERNEL_NAME_BYTES, p->kernels[i]->info.name, suffix);
+    r->kernel[i] = *p->kernels[i];
+    r->kernel[i].info.name = r->name[i];
+    r->kernel[i].identify = NULL;
+    r->kernels[i] = &r->kernel[i];
+  }
+}
+
+static attn_status add_renamed(const attn_plugin *p, const char *suffix, const char *name) {
+  const attn_status sizes = check_sizes(p, name);
+  renamed *r = sizes == ATTN_OK ? calloc(1, sizeof *r) : NULL; /* stays, as its names do */
+  if (sizes != ATTN_OK) return sizes;
+  if (!r) return attn_fail(ATTN_OUT_OF_MEMORY, "out of memory: the kernels of %s", name);
+  rename_kernels(r, p, suffix);
+  const attn_status status = add(&r->plugin, name);
+  if (status != ATTN_OK) free(r);
+  return status;
+}
+
+/* `name` is what the plug-in is called from now on: the file, and the symbol if one was asked for. suffix: behind the names
+ * of its kernels, or NULL. */
+static attn_status add_object(void *object, const char *file, const char *symbol, const char *suffix, const char *name) {
   const attn_plugin *plugin = attn_object_symbol(object, symbol ? symbol : ATTN_PLUGIN_ENTRY);
-  if (plugin) return add(plugin, name);
+  if (plugin) return suffix ? add_renamed(plugin, suffix, name) : add(plugin, name);
   return attn_fail(ATTN_UNSUPPORTED, "%s is no plug-in%s: it does not export %s (ATTN_EXPORT_KERNELS%s makes it)", file,
                    symbol ? " of that name" : "", symbol ? symbol : ATTN_PLUGIN_ENTRY, symbol ? "_AS" : "");
 }
@@ -199,7 +239,7 @@ static attn_status check_room(const char *file) {
   return ATTN_OK;
 }
 
-static attn_status load_path(const char *path) {
+static attn_status load_path(const char *path, const char *suffix, const char *name) {
   char file[4 * PATH_BYTES], error[600];
   const char *symbol = symbol_in(path);
   const size_t length = symbol ? (size_t)(symbol - 1 - path) : strlen(path);
@@ -208,7 +248,8 @@ static attn_status load_path(const char *path) {
   const attn_status status = check_room(file);
   if (status != ATTN_OK) return status;
   void *object = attn_object_open(file, error, sizeof error);
-  return object ? add_object(object, file, symbol, path) : attn_fail(ATTN_UNSUPPORTED, "cannot load %s: %s", file, error);
+  return object ? add_object(object, file, symbol, suffix, name)
+                : attn_fail(ATTN_UNSUPPORTED, "cannot load %s: %s", file, error);
 }
 
 static attn_status not_found(const char *name, const char *file, const places *p, const char *error) {
@@ -228,18 +269,18 @@ static attn_status load_name(const char *name) {
   find_places(&p);
   for (int i = 0; i < PLACES; i++) {
     snprintf(path, sizeof path, "%s/%s", p.folder[i], file);
-    if (*p.folder[i] && attn_object_exists(path)) return load_path(path);
+    if (*p.folder[i] && attn_object_exists(path)) return load_path(path, NULL, path);
   }
   const attn_status status = check_room(file);
   if (status != ATTN_OK) return status;
   void *object = attn_object_open(file, error, sizeof error);
   if (!object) return not_found(name, file, &p, error);
   attn_object_path(attn_object_symbol(object, ATTN_PLUGIN_ENTRY), file, path, sizeof path);
-  return add_object(object, path, NULL, path);
+  return add_object(object, path, NULL, NULL, path);
 }
 
 static attn_status load(const char *plugin) {
-  if (plugin && strpbrk(plugin, ATTN_FOLDER_SEPARATORS)) return load_path(plugin);
+  if (plugin && strpbrk(plugin, ATTN_FOLDER_SEPARATORS)) return load_path(plugin, NULL, plugin);
   if (is_name(plugin)) {
     const attn_status status = load_name(plugin);
     if (status != ATTN_OK) attn_registry_remember_failure(plugin, attn_last_error());
@@ -284,6 +325,14 @@ attn_status attn_load_kernels(const char *plugin) {
   attn_plugins_load_named();
   pthread_mutex_lock(&loading);
   const attn_status status = load(plugin);
+  pthread_mutex_unlock(&loading);
+  return status;
+}
+
+attn_status attn_plugins_load_as(const char *path, const char *suffix, const char *name) {
+  attn_plugins_load_named();
+  pthread_mutex_lock(&loading);
+  const attn_status status = load_path(path, suffix, name);
   pthread_mutex_unlock(&loading);
   return status;
 }

@@ -348,10 +348,16 @@ class Verdicts(FolderTest):
         self.verdicts(1, ["1 comparisons of a run with the next one: 2 of 20"], "same", self.folder, "--runs", "2",
                       slower=1, faster=1)
 
+    def test_a_build_beside_itself(self):
+        (self.folder / "libattn.so").write_text("a library", encoding="utf-8")
+        self.verdicts(0, ["0 of 3 tables, of 60 rows"], "itself", self.folder, "--times", "3", "--busy", "1")
+        self.verdicts(1, ["3 of 3 tables"], "itself", self.folder, "--times", "3", faster=1)
+
     def test_planted_slowdowns(self):
         self.verdicts(0, ["planted 3 %: 38 of 40 rows SLOWER (95.0 %), 0 FASTER"], "planted", self.folder, slower=19)
         self.verdicts(1, ["36 of 40 rows SLOWER (90.0 %)"], "planted", self.folder, slower=18)
-        self.verdicts(0, ["planted 2 %: 16 of 20"], "planted", self.folder, "--slowdown", "2", "--times", "1", slower=16)
+        self.verdicts(0, ["planted 2 %: 18 of 20"], "planted", self.folder, "--slowdown", "2", "--times", "1", slower=18)
+        self.verdicts(1, ["planted 2 %: 17 of 20"], "planted", self.folder, "--slowdown", "2", "--times", "1", slower=17)
         self.verdicts(1, ["2 FASTER"], "planted", self.folder, slower=19, faster=1)
         self.verdicts(1, ["planted 0 %: 2 of 40"], "planted", self.folder, "--slowdown", "0", slower=1)
         self.verdicts(1, ["exit code 3", "words"], "planted", self.folder, exit_code=3)

@@ -304,7 +304,12 @@ def test_statistics_are_those_of_the_harness():
     drift = [2.0**i for i in range(21)]
     ratio = harness.paired_ratio([1.5 * x for x in drift], drift)
     assert [round(x, 12) for x in (ratio.median, ratio.low, ratio.high)] == [1.5, 1.5, 1.5]
-    assert harness.sign_test([2] * 6, [1] * 6) == pytest.approx(2 / 64)
+    medians = [2, 100, 0, 3, 1, 4]  # of six placements of two rounds each: see tests/test_stats.c
+    a = [math.exp(medians[i // 2] + (0.1 if i % 2 else -0.1)) for i in range(12)]
+    ratio = harness.paired_ratio(a, [1.0] * 12, (6, 2))
+    assert math.log(ratio.median) == pytest.approx(2.5)
+    assert math.log(ratio.high) == pytest.approx(2.5 + 3.182446 * (9.5 / 12)**0.5, rel=1e-6)
+    assert ratio.p == pytest.approx(0.0673, rel=1e-3)
     assert harness.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     with pytest.raises(ValueError):
         harness.paired_ratio([1, 2], [1])
@@ -321,9 +326,9 @@ def test_verdicts_need_interval_margin_and_corrected_p(low, middle, high, p, wor
 def test_verdicts_are_corrected_over_all_cases():
     def results(ours, theirs):
         return [Result("auto", times_ns=ours), Result("torch_flash", times_ns=theirs)]
-    lead = [1.0] * 21, [1.1] * 15 + [0.9] * 6  # p = 0.078 alone
+    lead = [1.0] * 21, [1.046 + 0.01 * i for i in range(-10, 11)]  # p = 0.02 alone
     alone, among = Comparisons({"torch_flash"}), Comparisons({"torch_flash"})
-    weak = [1.0] * 21, [1.1] * 16 + [0.9] * 5  # p = 0.027 alone: significant, but not among three
+    weak = [1.0] * 21, [1.057 + 0.01 * i for i in range(-10, 11)]  # p = 0.007 alone: significant, but not among three
     alone.add("case", results(*weak))
     for pair in (weak, lead, lead):
         among.add("case", results(*pair))

@@ -291,6 +291,26 @@ class OwnKernel(unittest.TestCase):
             self.assertEqual((done.returncode, done.stdout), (2, ""))
             self.assertIn(words, done.stderr)
 
+    def test_attnbench_compares_two_versions_of_it(self):
+        kept = self.file.rename(self.file.with_suffix(".kept"))
+        slow = self.build("static void twice(const attn_schedule *s, const attn_args *a, attn_task t, void *u, void *x) {\n"
+                          "  for (int i = 0; i < 20; i++) run(s, a, t, u, x);\n}\nstatic attn_kernel slow;\n"
+                          "__attribute__((constructor)) static void make(void) { slow = own_kernel; slow.run = twice; }\n"
+                          "ATTN_EXPORT_KERNELS(&slow);").rename(self.file.with_name("slow.so"))
+        kept.rename(self.file)
+        done = attnbench("compare", "--paired", self.file, slow, "-a", "seq=16", "-q", "--rounds", "11", "--csv", "-")
+        if done.returncode == 4:
+            self.skipTest(done.stderr)
+        ratio = re.search(r"(?m)^\w+,own_kernel,[^,]*,([\d.]+),", done.stdout)
+        self.assertLess(float(ratio[1]), 0.5, done.stdout + done.stderr)
+        self.assertEqual(done.stdout.count("own_kernel"), 1, done.stdout)
+        for pair, words in (((self.file, LIBATTN), "two builds or two plug-ins"),
+                            ((FOLDER / "plugin_abi.so", self.file), "is built for version 99"),
+                            ((self.file, slow, "-k", "naive_c"), "no kernel that passes")):
+            done = attnbench("compare", "--paired", *pair)
+            self.assertIn(done.returncode, (2, 3))
+            self.assertIn(words, done.stderr)
+
     def test_attnbench_says_where_it_came_from_and_what_it_refuses(self):
         self.assertIn("own_kernel", attnbench("list", "kernels", "--load", self.file).stdout)
         self.assertIn(str(self.file), attnbench("env", "--load", self.file).stdout)

@@ -27,7 +27,7 @@ TEST(test_few_rounds_have_no_interval) {
   bench_row row = bench_row_create(NULL, NULL);
   char text[BENCH_CELL];
   row.time = bench_summarise(times, 5);
-  row.ratio = bench_paired_ratio(times, times, 5);
+  row.ratio = bench_paired_ratio(&(bench_pairs){.a = times, .b = times, .n = 5});
   assert_string_equal(bench_cell(&row, COLUMN_time_ns_median, text), "3");
   assert_string_equal(bench_cell(&row, COLUMN_ratio, text), "1");
   static const bench_column limits[] = {COLUMN_time_ns_ci_lo, COLUMN_time_ns_ci_hi, COLUMN_ratio_ci_lo, COLUMN_ratio_ci_hi};

@@ -19,7 +19,7 @@ TEST(a_few_values_have_no_interval) {
   assert_close(s.median, 12);
   assert_close(s.mad, 2);                        /* |x - 12| = 2 2 1 18 0 */
   assert_true(isnan(s.ci_lo) && isnan(s.ci_hi)); /* even the whole range of 5 values covers the median in 94 % only */
-  const bench_summary ratio = bench_paired_ratio(values, values, 5);
+  const bench_summary ratio = bench_paired_ratio(&(bench_pairs){.a = values, .b = values, .n = 5});
   assert_close(ratio.median, 1);
   assert_true(isnan(ratio.ci_lo) && isnan(ratio.ci_hi));
 }
@@ -30,16 +30,60 @@ TEST(paired_ratio_is_per_round) {
     b[i] = 100 * pow(1.5, i % 4); /* rounds differ much more than a and b */
     a[i] = b[i] * (i % 3 == 0 ? 1.9 : i % 3 == 1 ? 2.0 : 2.1);
   }
-  const bench_summary s = bench_paired_ratio(a, b, 21);
+  const bench_summary s = bench_paired_ratio(&(bench_pairs){.a = a, .b = b, .n = 21});
   assert_int_equal(s.n, 21);
-  assert_close(s.median, 2.0);
   assert_close(s.min, 1.9);
+  assert_close(s.median, exp((3 * log(1.9) + 7 * log(2.0) + 3 * log(2.1)) / 13)); /* four of 21 are left out at each end */
   assert_true(s.ci_lo >= 1.9 - 1e-9 && s.ci_lo <= 2.0 + 1e-9);
   assert_true(s.ci_hi >= 2.0 - 1e-9 && s.ci_hi <= 2.1 + 1e-9);
-  const bench_summary inverse = bench_paired_ratio(b, a, 21);
-  assert_close(inverse.median, 0.5);
+  const bench_summary inverse = bench_paired_ratio(&(bench_pairs){.a = b, .b = a, .n = 21});
+  assert_close(inverse.median, 1 / s.median);
   assert_close(inverse.ci_lo, 1 / s.ci_hi);
   assert_close(inverse.ci_hi, 1 / s.ci_lo);
+}
+
+/* Log-ratios of six placements, two rounds each: medians 0 1 2 3 4 100. Without the ends the mean is 2.5; with them as
+ * their neighbours 1 1 2 3 4 4 the squares are 9.5, so that the error is sqrt(9.5 / 4 / 3) with 3 degrees of freedom. */
+TEST(placements_count_once_each) {
+  static const double medians[] = {2, 100, 0, 3, 1, 4};
+  double a[13], b[13];
+  for (int i = 0; i < 13; i++) b[i] = 1 + i, a[i] = b[i] * exp(medians[i / 2 % 6] + (i % 2 ? 0.1 : -0.1));
+  a[12] = b[12] * exp(medians[0] - 0.1); /* the first placement again: its median is that of three rounds */
+  bench_estimate e = bench_paired_estimate(&(bench_pairs){.a = a, .b = b, .n = 12, .placing = {.count = 6, .length = 2}});
+  assert_close(e.value, 2.5);
+  assert_close(e.error, sqrt(9.5 / 12));
+  assert_int_equal(e.degrees, 3);
+  assert_close(bench_estimate_p(e), bench_student_p(2.5 / sqrt(9.5 / 12), 3));
+  const bench_summary s = bench_paired_ratio(&(bench_pairs){.a = a, .b = b, .n = 12, .placing = {.count = 6, .length = 2}});
+  assert_close(s.ci_lo, exp(2.5 - bench_student_quantile(0.05, 3) * sqrt(9.5 / 12)));
+  e = bench_paired_estimate(&(bench_pairs){.a = a, .b = b, .n = 13, .placing = {.count = 6, .length = 2}});
+  assert_close(e.value, (1 + 1.9 + 3 + 4) / 4);
+  e = bench_paired_estimate(
+      &(bench_pairs){.a = a, .b = b, .n = 12, .placing = {.count = 3, .length = 2}}); /* 2.5, 52, 0.5 */
+  assert_int_equal(e.degrees, 2);
+  e = bench_paired_estimate(&(bench_pairs){
+      .a = a, .b = b, .n = 12, .placing = {.count = 1, .length = 12}}); /* one placement says nothing of others */
+  assert_true(isnan(e.error) && bench_estimate_p(e) == 1);
+}
+
+/* Every second round lost its cores for a while in one trial or in the other. Without them the ratio is 2; a trial whose
+ * threads sleep in every round has lost nothing. Five rounds that are left have no interval. */
+TEST(rounds_that_lost_their_cores_do_not_count) {
+  double a[24], b[24], ran_a[24], ran_b[24];
+  for (int i = 0; i < 24; i++) {
+    const bool lost = i % 2;
+    b[i] = 10 + i, a[i] = b[i] * (lost ? 3 : 2);
+    ran_a[i] = lost && i % 4 == 1 ? 0.9 : 1 - 1e-3 * (i % 3);
+    ran_b[i] = lost && i % 4 == 3 ? 0.4 : 0.5 - 1e-3 * (i % 3);
+  }
+  bench_pairs pairs = {.a = a, .b = b, .ran_a = ran_a, .ran_b = ran_b, .n = 24};
+  assert_close(bench_paired_estimate(&pairs).value, log(2));
+  assert_int_equal(bench_paired_estimate(&pairs).degrees, 12 - 2 * 2 - 1);
+  assert_int_equal(bench_paired_estimate(&pairs).rounds, 12);
+  pairs.n = 10;
+  assert_true(isnan(bench_paired_estimate(&pairs).error) && bench_paired_estimate(&pairs).value > log(2.1));
+  pairs.n = 24, pairs.ran_b = NULL;
+  assert_true(bench_paired_estimate(&pairs).value > log(2) && bench_paired_estimate(&pairs).degrees == 18 - 2 * 3 - 1);
 }
 
 /* Over many seeded samples the interval must hold the true median in about 95 % of them, and not in many more. */
@@ -98,25 +142,13 @@ TEST(summaries_are_those_of_sorted_values) {
     const double median = middle(sorted, n);
     for (int i = 0; i < n; i++) apart[i] = fabs(values[i] - median), ratios[i] = exp(values[i] / 10);
     while (2 * tail_of_coins(n, rank) <= 0.05) rank++;
-    const bench_summary s = bench_summarise(values, n), r = bench_paired_ratio(ratios, (const double[64]){0}, 0);
+    const bench_summary s = bench_summarise(values, n), r = bench_paired_ratio(&(bench_pairs){.a = ratios, .b = ratios});
     assert_true(s.n == n && s.min == sorted[0] && r.n == 0 && isnan(r.median));
     assert_close(s.median, median);
     assert_close(s.mad, middle(apart, n));
     assert_int_equal(bench_median_rank(n), rank);
     assert_true(rank ? s.ci_lo == sorted[rank - 1] && s.ci_hi == sorted[n - rank] : isnan(s.ci_lo) && isnan(s.ci_hi));
     assert_close(bench_median(values, n), median);
-  }
-}
-
-TEST(sign_tests_are_those_of_coins) {
-  for (unsigned seed = 1; seed < 200; seed++) {
-    const int n = 1 + (int)(seed % 60);
-    double a[64], b[64];
-    int above = 0, below = 0;
-    draw(a, n, seed), draw(b, n, seed + 999);
-    for (int i = 0; i < n; i++) above += a[i] > b[i], below += a[i] < b[i];
-    const double p = above + below ? fmin(1, 2 * tail_of_coins(above + below, above < below ? above : below)) : 1;
-    assert_close(bench_sign_test(a, b, n), p);
   }
 }
 

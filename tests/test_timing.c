@@ -14,6 +14,7 @@ static int begin(void **state), end(void **state);
 #include "base/clock.h"
 #include "cases/cases.h"
 #include "compare/compare.h"
+#include "data/generate.h"
 #include "failing_malloc.h"
 #include "goals/goals.h"
 #include "layer_support.h"
@@ -82,8 +83,11 @@ static struct {
   bool read_disturbed; /* in the seven rounds a quarter of it */
   bool read_slower;    /* in round n a share of 1 / (n + 1) */
   size_t bandwidth_bytes;
-  const void *workspace; /* of the first call, and how many calls had another */
-  int other_workspaces;
+  int disturb; /* so many of the next calls take a hundred times as long */
+  double luck; /* standard deviation of the log-times of placements; 0: all are alike */
+  const void *place[3 * MOST_ROUNDS],
+      *owner[3 * MOST_ROUNDS];   /* workspaces in the order of their first calls; whose each is */
+  int places, shared;            /* so many calls were in the workspace of another trial */
   int core_looks, looks_a_round; /* at the core's share; looks_a_round 0: it is not known */
   uint64_t disturbed;            /* rounds in which one of these looks finds a neighbour, as bits */
 } sim;
@@ -110,15 +114,29 @@ static void dismiss(void) { sim.threads = 1; }
 /* The output of a right call for this version of the inputs. */
 static uint64_t right_output(int version) { return CHECKED + 1000 * (uint64_t)version; }
 
+/* How much longer calls take where the trial lies. */
+static double luck_of(const bench_trial *trial) {
+  int at = 0;
+  if (sim.luck <= 0 || trial->workspace == trial->home.workspace) return 1; /* before the rounds */
+  while (at < sim.places && sim.place[at] != trial->workspace) at++;
+  if (at == sim.places) sim.place[sim.places] = trial->workspace, sim.owner[sim.places++] = trial;
+  assert_true(sim.places < (int)COUNT(sim.place));
+  sim.shared += sim.owner[at] != trial;
+  uint64_t state = (uint64_t)at + 1;
+  double sum = 0; /* of twelve uniform numbers: nearly normal */
+  for (int i = 0; i < 12; i++) sum += (double)(bench_random(&state) >> 11) * 0x1p-53;
+  return exp(sim.luck * (sum - 6));
+}
+
 static attn_status call(const bench_trial *trial, int64_t turn) {
   const script *s = script_of(trial);
   const int round = trial->samples.rounds;
   const int64_t at = turn % trial->tensor_count;
   const double call_ns = s->call_ns[round % s->lengths] * (trial == sim.control ? s->control_factor : 1) *
-                         (trial->threads == 1 && s->alone_factor > 0 ? s->alone_factor : 1);
+                         (trial->threads == 1 && s->alone_factor > 0 ? s->alone_factor : 1) * luck_of(trial) *
+                         (sim.disturb > 0 ? 100 : 1);
+  sim.disturb--;
   sim.calls++;
-  if (!sim.workspace) sim.workspace = trial->workspace;
-  sim.other_workspaces += trial->workspace != sim.workspace;
   if (trial->threads > sim.threads) sim.threads = trial->threads;
   sim.now_ns += call_ns;
   sim.cpu.own_ns += call_ns * (s->own_share > 0 ? s->own_share : 1);
@@ -339,6 +357,26 @@ TEST(iterations_fill_a_sample) {
                                   7 * (2 + 24000)); /* each round warms up with one call, and has one on known inputs */
   assert_close(t.trial[0].call_ns, 100);
   for (int r = 0; r < 7; r++) assert_close(t.trial[0].samples.time_ns[r], 100);
+}
+
+/* The first calibration is disturbed by a hundred times, and would leave its trial with shorter samples than another one of
+ * the same kernel. What is slower by itself keeps its calls. */
+TEST(trials_of_a_kernel_take_as_many_calls) {
+  const script s = steady("steady", 10000);
+  SET_UP(7, &s, &s);
+  t.options.min_sample_s = 1e-3;
+  sim.disturb = 1;
+  run_well();
+  for (int i = 0; i < 2; i++) assert_int_equal(t.trial[i].samples.iterations, 100);
+  script slow = steady("steady", 10000);
+  slow.control_factor = 50;
+  SET_UP(7, &slow, &slow);
+  t.trial[1].kernel = t.trial[0].kernel;
+  t.options.min_sample_s = 1e-3;
+  sim.control = &t.trial[1];
+  run_well();
+  assert_int_equal(t.trial[0].samples.iterations, 100);
+  assert_int_equal(t.trial[1].samples.iterations, 3);
 }
 
 TEST(a_sample_lasts_a_thousand_clock_steps) {
@@ -1299,14 +1337,14 @@ static attn_status run_slowly(const attn_plan *plan, const attn_args *args, void
 static int paired_rounds(int rounds, double budget_s, double call_ns, int slow) {
   static bench_row pair[2];
   const script s = steady("any", 10000);
-  bench_build builds[2] = {bench_own_build, bench_own_build};
+  bench_copies sides[2] = {{.build = {bench_own_build}, .count = 1}, {.build = {bench_own_build}, .count = 1}};
   const bench_case bench = case_of("heads:1/seq:8/head_dim:8");
   const bench_case_settings settings = {.timed = true, .rounds = rounds, .case_budget_s = budget_s, .meter = &simulated};
   bench_comparison c;
   sim.all = &s;
   feigned_ns = 1e9, feigned_call_ns = call_ns;
-  builds[slow].plan_run = run_slowly; /* the other takes no time */
-  assert_true(bench_paired_measure(builds, &bench, attn_kernel_find("naive_c"), &settings, pair, &c));
+  sides[slow].build[0].plan_run = run_slowly; /* the other takes no time */
+  assert_true(bench_paired_measure(sides, &bench, attn_kernel_find("naive_c"), &settings, pair, &c));
   feigned_ns = 0;
   assert_int_equal(pair[0].verdict.status, BENCH_PASS);
   assert_int_equal(pair[0].time.n, pair[1].time.n);
@@ -1324,33 +1362,50 @@ TEST(paired_rounds_fit_into_the_budget) {
   for (int slow = 0; slow < 2; slow++) assert_int_equal(paired_rounds(0, 30.5 * 15e-3, 4e6, slow), 30);
 }
 
-static size_t ask_for_more(const attn_plan *plan) { return attn_plan_workspace(plan) + 4096; }
+static int plans_left; /* of a build whose plans end after so many */
 
-static const void *larger_workspace; /* that the build which asks for more was checked with */
-
-static attn_status run_in_larger(const attn_plan *plan, const attn_args *args, void *workspace, size_t workspace_bytes) {
-  if (!larger_workspace) larger_workspace = workspace;
-  return attn_plan_run(plan, args, workspace, workspace_bytes);
+static attn_status plan_a_few(const attn_problem *problem, const attn_options *options, attn_plan **plan) {
+  return plans_left-- > 0 ? attn_plan_create(problem, options, plan) : ATTN_OUT_OF_MEMORY;
 }
 
-/* Whichever build asks for more, both are timed in its workspace. */
-TEST(paired_builds_share_the_larger_workspace) {
-  for (int larger = 0; larger < 2; larger++) {
-    const script s = steady("any", 10000);
-    bench_build builds[2] = {bench_own_build, bench_own_build};
-    const bench_case bench = case_of("heads:1/seq:8/head_dim:8");
-    const bench_case_settings settings = {.timed = true, .rounds = 7, .meter = &simulated};
-    bench_row pair[2];
-    bench_comparison c;
-    sim.all = &s;
-    sim.workspace = larger_workspace = NULL;
-    sim.other_workspaces = 0;
-    builds[larger].plan_workspace = ask_for_more;
-    builds[larger].plan_run = run_in_larger;
-    assert_true(bench_paired_measure(builds, &bench, attn_kernel_find("naive_c"), &settings, pair, &c));
-    assert_true(pair[0].time.n == 7 && pair[1].time.n == 7 && sim.other_workspaces == 0);
-    assert_true(larger_workspace && sim.workspace == larger_workspace);
-    for (int i = 0; i < 2; i++) bench_row_clear(&pair[i]);
+/* The same build on both sides, in placements that differ by 2 %. No trial runs where another one does, the control neither,
+ * and what they differ by is in the interval. */
+TEST(placements_are_no_difference_of_builds) {
+  const script s = steady("any", 10000);
+  const bench_copies sides[2] = {{.build = {bench_own_build, bench_own_build}, .count = 2},
+                                 {.build = {bench_own_build}, .count = 1}};
+  const bench_case bench = case_of("heads:1/seq:8/head_dim:8");
+  const bench_case_settings settings = {.timed = true, .rounds = 60, .meter = &simulated};
+  bench_row pair[2];
+  bench_comparison c;
+  bench_comparisons table = {.design = BENCH_PAIRED_ROUNDS, .margin = 0.01, .item = &c, .count = 1};
+  sim.all = &s;
+  sim.luck = 0.02;
+  assert_true(bench_paired_measure(sides, &bench, attn_kernel_find("naive_c"), &settings, pair, &c));
+  assert_true(bench_comparisons_judge(&table));
+  assert_true(sim.places == 3 * 60 && sim.shared == 0);
+  assert_true(c.log_ratio != 0 && c.noise > 0);
+  assert_true(c.within > 0.002 && c.within < 0.008); /* 0.02 x sqrt(2 / 60) is 0.0037 */
+  assert_true(c.verdict == BENCH_INCONCLUSIVE || c.verdict == BENCH_SAME);
+  for (int i = 0; i < 2; i++) bench_row_clear(&pair[i]);
+}
+
+/* A plan that was made once and cannot be made again is an error, with the sentence of its build. */
+TEST(placements_need_their_plans) {
+  const script s = steady("any", 10000);
+  bench_copies sides[2] = {{.build = {bench_own_build}, .count = 1}, {.build = {bench_own_build}, .count = 1}};
+  const bench_case bench = case_of("heads:1/seq:8/head_dim:8");
+  const bench_case_settings settings = {.timed = true, .rounds = 7, .meter = &simulated};
+  bench_row pair[2];
+  bench_comparison c;
+  sim.all = &s;
+  sides[1].build[0].plan_create = plan_a_few;
+  plans_left = 10; /* the check makes 6 */
+  assert_true(bench_paired_measure(sides, &bench, attn_kernel_find("naive_c"), &settings, pair, &c));
+  for (int i = 0; i < 2; i++) {
+    assert_int_equal(pair[i].verdict.status, BENCH_ERROR);
+    test_contains(pair[i].verdict.reason, "naive_c: its plan cannot be made again: ");
+    bench_row_clear(&pair[i]);
   }
 }
 
@@ -1359,7 +1414,7 @@ TEST(a_paired_job_does_all_cases) {
   static const char *const ids[] = {"heads:1/seq:8/head_dim:8", "heads:1/seq:9/head_dim:8",
                                     "layer:mha/heads:1/seq:8/head_dim:8"};
   const script s = steady("any", 10000);
-  bench_paired_job job = {.builds = {bench_own_build, bench_own_build},
+  bench_paired_job job = {.sides = {{.build = {bench_own_build}, .count = 1}, {.build = {bench_own_build}, .count = 1}},
                           .kernels = {attn_kernel_find("naive_c"), attn_kernel_find("flash_c")},
                           .kernel_count = 2,
                           .settings = {.timed = true, .rounds = 7, .stop = &sim.stop, .meter = &simulated},

@@ -17,12 +17,30 @@ typedef struct bench_build {
   size_t (*plan_workspace)(const attn_plan *plan);
   attn_status (*plan_run)(const attn_plan *plan, const attn_args *args, void *workspace, size_t workspace_bytes);
   void (*plan_destroy)(attn_plan *plan);
+  char suffix[8]; /* behind the names of its kernels: "", but for those of plug-ins that are loaded several times */
 } bench_build;
 
 extern const bench_build bench_own_build; /* in attnbench */
 
-/* Loads a libattn.so, or that of a build folder, beside any others: each has its own state. It stays loaded. False with a
- * sentence in error. */
-bool bench_build_load(const char *path, bench_build *build, char *error, size_t error_bytes);
+/* The same code at several places in memory. */
+enum { BENCH_MOST_COPIES = 8 };
+typedef struct bench_copies {
+  bench_build build[BENCH_MOST_COPIES];
+  int count;
+  bool plugin; /* attnbench's own build, with the kernels of a plug-in under other names */
+} bench_copies;
+
+/* Loads a libattn.so, or that of a build folder, or a plug-in (a file, or FILE:SYMBOL) beside any others: each has its own
+ * state. Copies of the file are loaded as well, as far as the system lets them. All stay loaded. False with a sentence in
+ * error. */
+bool bench_copies_load(const char *path, bench_copies *copies, char *error, size_t error_bytes);
+
+/* What `build` calls the kernel that `other` calls `kernel`. */
+enum { BENCH_BUILD_KERNEL = 80 };
+void bench_build_kernel(const bench_build *build, const bench_build *other, const char *kernel,
+                        char name[BENCH_BUILD_KERNEL]);
+
+/* What the first copy runs as that kernel: of a plug-in its own, NULL if it has none. */
+const attn_kernel_info *bench_copies_kernel(const bench_copies *copies, const attn_kernel_info *kernel);
 
 #endif

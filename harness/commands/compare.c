@@ -23,7 +23,8 @@ static bench_options chosen; /* with --paired */
 
 static const cli_option options[] = {
     {CLI_FLAG, 0, "paired", NULL,
-     "A and B are builds (a build folder, or a libattn.so): loads both and times them side by side, in every round",
+     "A and B are builds (a build folder, or a libattn.so) or plug-ins (files): loads both and times them side by side, in "
+     "every round",
      &asked.paired},
     {CLI_STRING, 0, "baseline", "NAME", "A is the result that --save put away under this name", &asked.baseline},
     {CLI_STRING, 0, "save", "NAME", "puts A away under this name, for --baseline", &asked.save},
@@ -103,30 +104,42 @@ static int compare_sides(const bench_side *a, const bench_side *b, const char *c
 
 /* ---- Two builds ----------------------------------------------------------------------------------------------------- */
 
-/* Without -k, kernels of plug-ins are left out: the builds do not load any. */
+/* Kernels of plug-ins are those of the first one. Of builds, which load none, they are left out without -k. */
+static bool takes(const bench_paired_job *job, const attn_kernel_info *kernel, bool all) {
+  return job->sides[0].plugin ? bench_copies_kernel(&job->sides[0], kernel) != NULL : !all || !kernel->library[0];
+}
+
 static int choose_kernels(bench_paired_job *job) {
   bench_selection selection;
   const bool all = !chosen.filter.kernels.count;
   const int code = bench_options_kernels(&chosen, &selection);
   if (code) return code;
-  if (selection.automatic) job->kernels[job->kernel_count++] = &bench_automatic;
+  if (selection.automatic && !job->sides[0].plugin) job->kernels[job->kernel_count++] = &bench_automatic;
   for (int i = 0; i < selection.count; i++)
-    if (!all || !selection.kernel[i]->library[0]) job->kernels[job->kernel_count++] = selection.kernel[i];
-  return 0;
+    if (takes(job, selection.kernel[i], all)) job->kernels[job->kernel_count++] = selection.kernel[i];
+  if (job->kernel_count) return 0;
+  return cli_fail(BENCH_EXIT_NOTHING, "compare", "%s has no kernel that passes --kernel, --algo and --isa",
+                  asked.sides.item[0]);
 }
 
-static int load_builds(bench_paired_job *job) {
-  char error[600];
+/* A plug-in's kernels also get their own names, by which options know them. */
+static int load_sides(bench_paired_job *job) {
+  char error[1200], file[4200];
   for (int side = 0; side < 2; side++)
-    if (!bench_build_load(asked.sides.item[side], &job->builds[side], error, sizeof error))
+    if (!bench_copies_load(asked.sides.item[side], &job->sides[side], error, sizeof error))
       return cli_usage_error("compare", "--paired: %s", error);
+  if (job->sides[0].plugin != job->sides[1].plugin)
+    return cli_usage_error("compare", "--paired takes two builds or two plug-ins, not one of each");
+  snprintf(file, sizeof file, "%s%s", strchr(asked.sides.item[0], '/') ? "" : "./", asked.sides.item[0]);
+  if (job->sides[0].plugin && attn_load_kernels(file) != ATTN_OK)
+    return cli_usage_error("compare", "--paired: %s", attn_last_error());
   return 0;
 }
 
 static int open_job(bench_paired_job *job) {
   int code = bench_check_overrides("compare");
   if (!code && chosen.cpus) code = bench_pin_cpus("compare", chosen.cpus);
-  if (!code) code = load_builds(job);
+  if (!code) code = load_sides(job);
   if (!code) code = choose_kernels(job);
   if (!code) code = bench_options_cases(&chosen, &job->cases);
   if (!code) code = bench_refuse_impossible(&chosen, &job->cases);
@@ -143,8 +156,8 @@ static int open_job(bench_paired_job *job) {
 static int report_job(const bench_paired_job *job, bench_matches *m, const char *const by[2]) {
   const bench_side a = {.name = asked.sides.item[0]}, b = {.name = asked.sides.item[1]};
   bench_comparison_report report = {.name_a = a.name, .name_b = b.name, .matches = m, .by = {by[0], by[1]}};
-  snprintf(report.about_a, sizeof report.about_a, " (libattn %s)", job->builds[0].version());
-  snprintf(report.about_b, sizeof report.about_b, " (libattn %s)", job->builds[1].version());
+  snprintf(report.about_a, sizeof report.about_a, " (libattn %s)", job->sides[0].build[0].version());
+  snprintf(report.about_b, sizeof report.about_b, " (libattn %s)", job->sides[1].build[0].version());
   const int code = report_matches(&a, &b, &report);
   if (!*job->settings.stop) return code;
   fprintf(stderr, "interrupted after %d of %d cases: the table above holds what was done\n", job->progress.done,

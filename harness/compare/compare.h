@@ -69,11 +69,12 @@ typedef struct bench_comparison {
   const bench_row *a, *b;                                    /* of the first run of each side */
   double level_a[BENCH_MOST_RUNS], level_b[BENCH_MOST_RUNS]; /* of each run: median log(time), or log(time x peak) */
   int runs_a, runs_b;
-  double within; /* standard error of the log-ratio from the rounds within the runs */
+  double within; /* standard error of the log-ratio from the rounds within the runs; of paired rounds also from placements */
   double runs;   /* standard deviation of the runs of a side; NaN where they are too few */
   double drift;  /* how far the peak loop itself moved: |log ratio|; NaN without a peak loop */
   double noise;  /* |log ratio| of the A/A control; NaN without one */
   int rounds;    /* of the run that has the fewest */
+  int whole;     /* of paired rounds, those that count: no other program had a core */
 
   double log_ratio, error;       /* its standard error, all told */
   int degrees;                   /* of freedom */
@@ -94,14 +95,8 @@ typedef struct bench_comparisons {
 void bench_comparison_measure(bench_comparison *c, const bench_row *const *a, int runs_a, const bench_row *const *b,
                               int runs_b);
 
-/* The times of paired rounds: of A, of B, and of the A/A control, two trials of the same. */
-typedef struct bench_paired_times {
-  const double *a, *b, *controlled, *control;
-  int rounds;
-} bench_paired_times;
-
-/* The same from paired rounds. Keeps a and b of *c. */
-void bench_comparison_measure_paired(bench_comparison *c, const bench_paired_times *times);
+/* The same from paired rounds: of A and B, and of two trials of the same, the A/A control. Keeps a and b of *c. */
+void bench_comparison_measure_paired(bench_comparison *c, const bench_pairs *both, const bench_pairs *control);
 
 /* Fills error, interval, p, verdict and reason of every item, and the mean. False if memory is short. */
 bool bench_comparisons_judge(bench_comparisons *table);
@@ -147,12 +142,12 @@ enum { BENCH_PAIRED_ROUNDS_COUNT = 121, BENCH_LEAST_PAIRED_ROUNDS = 21 };
 /* Checks a kernel of both builds on a case and times them side by side, and A or B once more, in settings->rounds rounds (0:
  * 121, or fewer that fit the case's budget, but 21). rows[0] is of A, rows[1] of B; the caller clears them. *c is measured
  * if both have times. False if *settings->stop cut it short. */
-bool bench_paired_measure(const bench_build builds[2], const bench_case *bench, const attn_kernel_info *kernel,
+bool bench_paired_measure(const bench_copies sides[2], const bench_case *bench, const attn_kernel_info *kernel,
                           const bench_case_settings *settings, bench_row rows[2], bench_comparison *c);
 
 /* What to time with both builds. */
 typedef struct bench_paired_job {
-  bench_build builds[2];
+  bench_copies sides[2];
   bench_case_list cases;
   const attn_kernel_info *kernels[BENCH_MAX_KERNELS + 1];
   int kernel_count;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* Two builds of a kernel side by side: same process, same round, same inputs, same output, same workspace. So neither has
- * better pages or a quieter moment. */
+/* Two builds of a kernel side by side: same process, same round, same inputs, same output, so that neither has a quieter
+ * moment; and many placements of each, so that neither has better pages by luck. */
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "compare/compare.h"
-#include "kernels/common/aligned.h"
 #include "machine/affinity.h"
 
 typedef struct pair {
@@ -14,14 +14,6 @@ typedef struct pair {
 } pair;
 
 static bench_trial *trial_of(const pair *p, int side) { return &p->setup->trials[side]; }
-
-/* Both get the larger workspace. Where it was not made, the check has said why. */
-static void share_workspace(pair *p) {
-  bench_trial *a = trial_of(p, 0), *b = trial_of(p, 1);
-  bench_trial *larger = b->workspace_bytes > a->workspace_bytes ? b : a, *other = larger == a ? b : a;
-  attn_aligned_free(other->workspace);
-  other->workspace = larger->workspace;
-}
 
 static bool can_be_timed(const pair *p) {
   return trial_of(p, 0)->verdict.status == BENCH_PASS && trial_of(p, 1)->verdict.status == BENCH_PASS;
@@ -35,33 +27,23 @@ static int choose_rounds(const pair *p) {
   return (int)fmax(rounds, BENCH_LEAST_PAIRED_ROUNDS);
 }
 
-static void time_both(pair *p) {
-  if (!p->settings.rounds) p->settings.rounds = choose_rounds(p);
-  share_workspace(p);
-  bench_setup_time(p->setup);
-}
-
 /* The rows take the samples; the control stays with the setup. */
 static void fill(pair *p, bench_row rows[2], bench_comparison *c) {
   bench_setup_rows(p->setup, rows);
   *c = (bench_comparison){.a = &rows[0], .b = &rows[1]};
   if (!rows[0].time.n || !rows[1].time.n) return;
-  const bench_row *controlled = &rows[p->setup->controlled - p->setup->trials];
-  const bench_samples *control = &p->setup->control.samples;
-  const bench_paired_times times = {.a = rows[0].samples_ns,
-                                    .b = rows[1].samples_ns,
-                                    .controlled = controlled->samples_ns,
-                                    .control = control->time_ns,
-                                    .rounds = rows[0].time.n < rows[1].time.n ? rows[0].time.n : rows[1].time.n};
-  bench_comparison_measure_paired(c, &times);
+  const bench_setup *s = p->setup;
+  const bench_pairs both = bench_setup_pairs(s, &s->trials[0], &rows[0], &s->trials[1], &rows[1]);
+  const bench_pairs same = bench_setup_control(s, rows);
+  bench_comparison_measure_paired(c, &both, &same);
 }
 
 static bool measure(pair *p, bench_row rows[2], bench_comparison *c) {
   const int threads = p->setup->bench->threads;
   const bool held = bench_threads_hold(threads), complete = bench_setup_check(p->setup), timed = complete && can_be_timed(p);
-  if (timed) time_both(p);
+  if (timed && !p->settings.rounds) p->settings.rounds = choose_rounds(p);
+  if (timed) bench_setup_time(p->setup);
   fill(p, rows, c);
-  if (timed) trial_of(p, 1)->workspace = NULL; /* it is that of the other */
   if (held) bench_threads_release();
   return complete && !(p->settings.stop && *p->settings.stop);
 }
@@ -72,17 +54,23 @@ static bool refuse(bench_row rows[2], bench_status status, const char *why) {
   return true;
 }
 
-bool bench_paired_measure(const bench_build builds[2], const bench_case *bench, const attn_kernel_info *kernel,
+bool bench_paired_measure(const bench_copies sides[2], const bench_case *bench, const attn_kernel_info *kernel,
                           const bench_case_settings *settings, bench_row rows[2], bench_comparison *c) {
-  const attn_kernel_info *const both[] = {kernel, kernel};
+  const attn_kernel_info *const both[] = {bench_copies_kernel(&sides[0], kernel), bench_copies_kernel(&sides[1], kernel)};
   pair p = {.settings = *settings};
   rows[0] = rows[1] = bench_row_create(bench, kernel);
   *c = (bench_comparison){.a = &rows[0], .b = &rows[1]};
   if (bench_layer_is(bench)) return refuse(rows, BENCH_SKIP, "builds are compared on attention, not on layers");
+  if (!both[0] || !both[1]) return refuse(rows, BENCH_ERROR, "only one of both plug-ins has a kernel of that name");
   p.setup = bench_setup_open(bench, both, 2, &p.settings);
   if (!p.setup) return refuse(rows, BENCH_ERROR, "out of memory");
-  for (int side = 0; side < 2; side++) trial_of(&p, side)->build = &builds[side];
+  for (int side = 0; side < 2; side++) {
+    trial_of(&p, side)->copies = &sides[side];
+    trial_of(&p, side)->build = &sides[side].build[0];
+  }
   const bool complete = measure(&p, rows, c);
+  for (int side = 0; side < 2 && kernel != &bench_automatic; side++)
+    snprintf(rows[side].kernel, sizeof rows[side].kernel, "%s", kernel->name);
   bench_setup_close(p.setup);
   return complete;
 }
@@ -98,7 +86,7 @@ static bool run_one(bench_paired_job *job, int index, bench_matches *m, bool *fi
   char name[BENCH_NAME + 80];
   snprintf(name, sizeof name, "%s %s", kernel->name, bench->case_id);
   bench_progress_note(&job->progress, name, "begins");
-  if (!bench_paired_measure(job->builds, bench, kernel, &job->settings, rows, &c)) return false;
+  if (!bench_paired_measure(job->sides, bench, kernel, &job->settings, rows, &c)) return false;
   bench_progress_advance(&job->progress, 1, rows[0].verdict.status == BENCH_SKIP);
   *fine = rows[0].time.n && rows[1].time.n ? bench_matches_add(m, &c) : bench_matches_add_unpaired(m, &rows[0], &rows[1]);
   return *fine;

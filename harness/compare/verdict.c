@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* From rows to verdicts. The error of a ratio is what rounds, runs, machine and table say of it, whichever is known:
  *
- *   paired rounds   within^2 + unequal^2                      unequal: what A/A controls differ beyond their own errors
+ *   paired rounds   within^2 + unequal^2                      within: of rounds and placements (timing/stats.h);
+ *                                                             unequal: what A/A controls differ beyond their own errors
  *   several runs    runs^2 (1 / n_a + 1 / n_b) + drift^2      runs: of this row, or typical of the table if that is more
  *   one run a side  within^2 + floor^2 + drift^2              floor: the largest of 1 %, the A/A controls of both files,
  *                                                             and the spread of the ratios of each kernel
@@ -137,22 +138,14 @@ void bench_comparison_measure(bench_comparison *c, const bench_row *const *a, in
   if (runs_a > 1 && runs_b > 1) c->runs = sqrt((squares_of(c->level_a, runs_a) + squares_of(c->level_b, runs_b)) / degrees);
 }
 
-/* Summary of log(a / b); of nothing if memory is short. */
-static bench_summary log_ratios(const double *a, const double *b, int rounds) {
-  double *logs = malloc((size_t)rounds * sizeof *logs + 1);
-  if (!logs) return bench_no_summary;
-  for (int i = 0; i < rounds; i++) logs[i] = log(a[i] / b[i]);
-  const bench_summary summary = bench_summarise(logs, rounds);
-  free(logs);
-  return summary;
-}
-
-void bench_comparison_measure_paired(bench_comparison *c, const bench_paired_times *t) {
-  const bench_summary ratio = log_ratios(t->a, t->b, t->rounds), same = log_ratios(t->controlled, t->control, t->rounds);
-  *c = (bench_comparison){.a = c->a, .b = c->b, .runs_a = 1, .runs_b = 1, .runs = NAN, .drift = NAN, .rounds = t->rounds};
-  c->log_ratio = ratio.median;
-  c->within = error_of(ratio.ci_lo, ratio.ci_hi);
-  c->noise = fabs(same.median);
+void bench_comparison_measure_paired(bench_comparison *c, const bench_pairs *both, const bench_pairs *control) {
+  const bench_estimate ratio = bench_paired_estimate(both), same = bench_paired_estimate(control);
+  *c = (bench_comparison){.a = c->a, .b = c->b, .runs_a = 1, .runs_b = 1, .runs = NAN, .drift = NAN, .rounds = both->n};
+  c->whole = ratio.rounds;
+  c->log_ratio = ratio.value;
+  c->within = ratio.error;
+  c->degrees = ratio.degrees;
+  c->noise = fabs(same.value);
 }
 
 /* ---- What the whole table says of errors ---------------------------------------------------------------------------- */
@@ -239,7 +232,8 @@ static double combine(const part *parts, int count, const char **largest) {
 
 static double error_paired(const bench_comparison *c, const table_errors *e, const char **largest) {
   const double own = fmax(0, c->noise - OUT_OF_LINE * c->within);
-  const part parts[] = {{c->within, "rounds differ by more"}, {fmax(e->unequal, own), "the A/A control differs as well"}};
+  const part parts[] = {{c->within, "rounds and placements differ by more"},
+                        {fmax(e->unequal, own), "the A/A control differs as well"}};
   return combine(parts, 2, largest);
 }
 
@@ -293,7 +287,7 @@ static void conclude(bench_comparison *c, double margin, const char *largest) {
   }
 }
 
-static void refuse(bench_comparison *c) {
+static void refuse(bench_comparison *c, bench_design design) {
   c->ratio = exp(c->log_ratio);
   c->error = c->ci_lo = c->ci_hi = NAN;
   c->p = 1;
@@ -301,7 +295,9 @@ static void refuse(bench_comparison *c) {
   if (isnan(c->log_ratio))
     snprintf(c->reason, sizeof c->reason, "out of memory");
   else
-    snprintf(c->reason, sizeof c->reason, "%d rounds are too few for an interval", c->rounds);
+    snprintf(c->reason, sizeof c->reason, "%d rounds%s are too few for an interval",
+             design == BENCH_PAIRED_ROUNDS ? c->whole : c->rounds,
+             design == BENCH_PAIRED_ROUNDS ? " in which no other program had the core" : "");
 }
 
 static bool has_error(const bench_comparison *c, bench_design design) {
@@ -314,10 +310,10 @@ static bool judge(bench_comparisons *t, const table_errors *e) {
   const char **largest = calloc((size_t)t->count + 1, sizeof *largest);
   for (int i = 0; largest && i < t->count; i++) {
     bench_comparison *c = &t->item[i];
-    c->degrees = e->degrees;
+    if (t->design != BENCH_PAIRED_ROUNDS) c->degrees = e->degrees;
     c->error = errors[t->design](c, e, &largest[i]);
     set_interval(c);
-    if (!has_error(c, t->design)) refuse(c);
+    if (!has_error(c, t->design)) refuse(c, t->design);
     e->value[i] = c->p;
   }
   const bool fine = largest && bench_holm(e->value, t->count);
@@ -353,27 +349,36 @@ static double error_of_mean(const bench_comparisons *t, const bench_comparison *
 }
 
 /* `unknown`: rows without an error of their own. */
-static void refuse_mean(bench_comparison *mean, int unknown, int count) {
-  refuse(mean);
+static void refuse_mean(bench_comparison *mean, int unknown, int count, bench_design design) {
+  refuse(mean, design);
   if (isnan(mean->log_ratio)) return;
   snprintf(mean->reason, sizeof mean->reason, "%d of its %d rows have too few rounds for an interval", unknown, count);
+}
+
+/* Of a sum of independent variances: its square / the sum of the squares of each, over its own degrees (Satterthwaite). */
+static int join_degrees(double sum, double shares) {
+  return shares > 0 ? (int)fmin(squared(sum) / shares, MOST_DEGREES) : MOST_DEGREES;
 }
 
 static bench_comparison mean_with(const bench_comparisons *t, const bench_comparison *const *item, int count,
                                   const table_errors *e) {
   bench_comparison mean = {.degrees = e->degrees, .runs = NAN, .drift = e->drift, .noise = NAN};
   int unknown = 0;
+  double shares = 0;
   for (int i = 0; i < count; i++) {
+    const double square = squared(or_zero(item[i]->within) / count);
     unknown += !has_error(item[i], t->design);
     mean.log_ratio += item[i]->log_ratio / count;
-    mean.within += squared(or_zero(item[i]->within) / count);
+    mean.within += square;
+    shares += squared(square) / fmax(item[i]->degrees, 1);
   }
+  if (t->design == BENCH_PAIRED_ROUNDS) mean.degrees = join_degrees(mean.within, shares);
   mean.within = sqrt(mean.within);
   if (t->design == BENCH_SEVERAL_RUNS) average_runs(&mean, item, count);
   mean.error = error_of_mean(t, &mean, e, count);
   set_interval(&mean);
   if (unknown)
-    refuse_mean(&mean, unknown, count);
+    refuse_mean(&mean, unknown, count, t->design);
   else
     conclude(&mean, t->margin, "no more can be said of these runs");
   return mean;

@@ -24,6 +24,7 @@ typedef enum bench_stream {
   BENCH_STREAM_STRUCTURE,
   BENCH_STREAM_BIAS_MASK,
   BENCH_STREAM_LAYER,
+  BENCH_STREAM_PLACES,
 } bench_stream;
 
 /* 64 uniform bits. */

@@ -29,11 +29,12 @@ static void flatten(bench_summary s, double summary[5]) {
 
 void attnbench_summarise(const double *values, int n, double summary[5]) { flatten(bench_summarise(values, n), summary); }
 
-void attnbench_paired_ratio(const double *a, const double *b, int n, double summary[5]) {
-  flatten(bench_paired_ratio(a, b, n), summary);
+void attnbench_paired_ratio(const double *a, const double *b, const double *ran_a, const double *ran_b, int n, int places,
+                            int length, double summary[6]) {
+  const bench_pairs pairs = {a, b, ran_a, ran_b, n, {places, length}};
+  flatten(bench_paired_ratio(&pairs), summary);
+  summary[5] = bench_estimate_p(bench_paired_estimate(&pairs));
 }
-
-double attnbench_sign_test(const double *a, const double *b, int n) { return bench_sign_test(a, b, n); }
 
 int attnbench_holm(double *p, int n) { return bench_holm(p, n); }
 

@@ -14,8 +14,12 @@
 
 /* summary: minimum, median, median absolute deviation, low and high end of the median's 95 % interval (NaN if n < 6). */
 ATTNBENCH_API void attnbench_summarise(const double *values, int n, double summary[5]);
-ATTNBENCH_API void attnbench_paired_ratio(const double *a, const double *b, int n, double summary[5]);
-ATTNBENCH_API double attnbench_sign_test(const double *a, const double *b, int n);
+
+/* The ratio of a / b over n rounds, of which round r is in placement r / length % places (0: each in its own). ran: which
+ * part of its time each had its cores, or NULL; rounds in which other programs took them do not count.
+ * summary: as before, but in place of the median the mean over the placements and its interval; then its p-value. */
+ATTNBENCH_API void attnbench_paired_ratio(const double *a, const double *b, const double *ran_a, const double *ran_b, int n,
+                                          int places, int length, double summary[6]);
 
 /* Replaces the n p-values by those that Holm's method adjusts. 0 if memory is short. */
 ATTNBENCH_API int attnbench_holm(double *p, int n);

@@ -14,7 +14,7 @@
 
 #include "timing/stats.h"
 
-enum { SLOW_ROUNDS = 3, READINGS = 200 };
+enum { SLOW_ROUNDS = 3, FEW_CALLS = 5, READINGS = 200 };
 static const double RESOLUTIONS = 1000; /* a sample lasts as many clock steps: reading the clock adds at most 0.1 % */
 
 typedef struct rounds {
@@ -98,6 +98,36 @@ static double time_reading(const bench_meter *meter) {
   return least;
 }
 
+/* Whether one is compared with the other as the same kernel: as its A/A control, or as that of another build. */
+static bool are_alike(const bench_trial *a, const bench_trial *b) {
+  return a->kernel == b->kernel || (a->copies && b->copies);
+}
+
+/* Nanoseconds of the quickest of a few calls. */
+static double least_call_ns(const rounds *r, const bench_trial *t) {
+  double least = INFINITY;
+  for (int i = 0; i < FEW_CALLS; i++) {
+    const double start = r->sampler.meter->now_ns();
+    (void)r->sampler.meter->call(t, 0);
+    least = fmin(least, r->sampler.meter->now_ns() - start);
+  }
+  return least;
+}
+
+/* The longer a sample, the more often another program takes the core meanwhile. So trials that are alike take as many calls,
+ * also where their calibration was disturbed, unless they really are slower. */
+static void even_out(const rounds *r) {
+  for (int i = 0; i < r->count; i++) {
+    int64_t *calls = &r->trials[i]->samples.iterations, most = *calls;
+    for (int k = 0; k < r->count; k++)
+      if (are_alike(r->trials[i], r->trials[k]) && r->trials[k]->samples.iterations > most)
+        most = r->trials[k]->samples.iterations;
+    if (most == *calls) continue;
+    const double enough = ceil(1.2 * r->sampler.sample_ns / fmax(least_call_ns(r, r->trials[i]), 1));
+    *calls = (int64_t)fmax((double)*calls, fmin((double)most, enough));
+  }
+}
+
 static bool prepare_all(rounds *r) {
   const double resolution_ns = r->sampler.meter->resolution_ns();
   if (resolution_ns <= 0.0) return bench_sampler_fail(&r->sampler, "the clock (CLOCK_MONOTONIC) stands still");
@@ -107,6 +137,7 @@ static bool prepare_all(rounds *r) {
   r->sampler.random = r->options->seed ^ (uint64_t)r->sampler.meter->now_ns(); /* no kernel may foresee it */
   for (int i = 0; i < r->count; i++)
     if (!prepare(r, r->trials[i])) return false;
+  even_out(r);
   share_budget(r);
   return true;
 }

@@ -192,13 +192,36 @@ bench_row bench_setup_row(const bench_setup *s, bench_trial *t) {
   return row;
 }
 
-/* A slow kernel takes part in the first rounds only: ratios are over the rounds that both have. The baseline is naive_c
- * where it was timed, else the slowest. */
+/* A slow kernel takes part in the first rounds only. */
+static bench_pairs pair(const bench_setup *s, const double *a, const bench_trial *trial_a, const double *b,
+                        const bench_trial *trial_b) {
+  return (bench_pairs){.a = a,
+                       .b = b,
+                       .ran_a = trial_a->samples.ran,
+                       .ran_b = trial_b->samples.ran,
+                       .n = fewer(trial_a->samples.rounds, trial_b->samples.rounds),
+                       .placing = s->placing};
+}
+
+bench_pairs bench_setup_pairs(const bench_setup *s, const bench_trial *a, const bench_row *row_a, const bench_trial *b,
+                              const bench_row *row_b) {
+  return pair(s, row_a->samples_ns, a, row_b->samples_ns, b);
+}
+
+bench_pairs bench_setup_control(const bench_setup *s, const bench_row *rows) {
+  return pair(s, s->control.samples.time_ns, &s->control, rows[s->controlled - s->trials].samples_ns, s->controlled);
+}
+
+static bench_summary ratio_of(const bench_setup *s, const bench_row *rows, const bench_row *a, const bench_row *b) {
+  const bench_pairs pairs = bench_setup_pairs(s, &s->trials[a - rows], a, &s->trials[b - rows], b);
+  return bench_paired_ratio(&pairs);
+}
+
+/* The baseline is naive_c where it was timed, else the slowest. */
 static void compare(const bench_setup *s, bench_row *rows) {
-  const bench_row *baseline = NULL, *best = NULL, *controlled = &rows[s->controlled - s->trials];
-  const bench_samples *control = &s->control.samples;
-  const int rounds = fewer(control->rounds, controlled->time.n);
-  const double control_ratio = bench_paired_ratio(control->time_ns, controlled->samples_ns, rounds).median;
+  const bench_row *baseline = NULL, *best = NULL;
+  const bench_pairs control = bench_setup_control(s, rows);
+  const double control_ratio = bench_paired_ratio(&control).median;
   for (bench_row *r = rows; r < rows + s->count; r++) {
     if (r->time.n && (!best || r->time.median < best->time.median)) best = r;
     if (r->time.n && (!baseline || r->time.median > baseline->time.median)) baseline = r;
@@ -208,8 +231,8 @@ static void compare(const bench_setup *s, bench_row *rows) {
   for (bench_row *r = rows; r < rows + s->count; r++) {
     if (!r->time.n) continue;
     memcpy(r->baseline, baseline->kernel, sizeof r->baseline);
-    r->ratio = bench_paired_ratio(baseline->samples_ns, r->samples_ns, fewer(baseline->time.n, r->time.n));
-    r->ratio_best = bench_paired_ratio(best->samples_ns, r->samples_ns, fewer(best->time.n, r->time.n)).median;
+    r->ratio = ratio_of(s, rows, baseline, r);
+    r->ratio_best = ratio_of(s, rows, best, r).median;
     r->noise = fabs(control_ratio - 1);
   }
 }

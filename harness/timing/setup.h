@@ -106,6 +106,7 @@ typedef struct bench_setup {
   /* Set by bench_setup_time(). */
   bench_trial control;           /* the A/A control: the quickest trial once more */
   const bench_trial *controlled; /* that trial; NULL: nothing was timed */
+  bench_placing placing;         /* which rounds shared a placement */
   double *read_rates;            /* [read_rounds] bytes/s of the read loop; NULL: none can read what the case reads. Owned */
   int read_rounds;
   const char *level; /* of the caches, that holds what a call reads, or all rotations; "" = not known */
@@ -169,6 +170,12 @@ double bench_peak_share(const bench_trial *trial, double flops, int threads);
 
 /* The row of one trial, without comparisons. The trial's samples move there. */
 bench_row bench_setup_row(const bench_setup *setup, bench_trial *trial);
+
+/* Times of two trials, whose samples their rows have, in the rounds that both have; and those of the A/A control: something
+ * was timed. */
+bench_pairs bench_setup_pairs(const bench_setup *setup, const bench_trial *a, const bench_row *row_a, const bench_trial *b,
+                              const bench_row *row_b);
+bench_pairs bench_setup_control(const bench_setup *setup, const bench_row *rows);
 
 /* The rows of all trials. */
 void bench_setup_rows(bench_setup *setup, bench_row *rows);

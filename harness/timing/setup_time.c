@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "timing/places.h"
 #include "timing/setup.h"
 
 enum { MIN_ROUNDS = 11, MAX_ROUNDS = 200 };
@@ -138,17 +139,29 @@ static int leave_out(bench_setup *s, bench_trial **trials, int count, bench_tria
   return left;
 }
 
+/* In several placements of each trial. *failed: the one to blame for the error; NULL: none of them. */
+static bool time_in_places(bench_setup *s, bench_trial *const *trials, int count, const char **error, bench_trial **failed) {
+  static _Thread_local char message[300];
+  bench_timing_options options = options_of(s);
+  *failed = NULL;
+  *error = message;
+  if (!open_reading(s, &options)) return bench_say(message, sizeof message, "no memory for the rates of the read loop");
+  const bool fine = bench_places_draw(trials, count, &s->bench->problem, options.min_rounds, s->bench->seed, &s->placing,
+                                      message, sizeof message) &&
+                    bench_time(trials, count, &options, &s->stop, error, failed);
+  bench_places_return(trials, count);
+  return fine;
+}
+
 /* Times the trials, without those that fail. Returns how many are left. */
 static int time_trials(bench_setup *s, bench_trial **trials, int count) {
   while (count > 0) {
-    bench_timing_options options = options_of(s);
     const char *error;
     char why[400] = ""; /* the culprit is found by more rounds */
     bench_trial *failed;
     choose_control(s, trials, count);
     bench_note(s, "timing", "");
-    const bool fine = open_reading(s, &options) ? bench_time(trials, count + 1, &options, &s->stop, &error, &failed)
-                                                : (error = "no memory for the rates of the read loop", failed = NULL, false);
+    const bool fine = time_in_places(s, trials, count + 1, &error, &failed);
     if (fine && (failed = find_hidden_threads(trials, count)))
       (void)bench_say(why, sizeof why, "%s: %.2f threads were busy, but the case has %d", failed->kernel->name,
                       bench_median(failed->samples.busy, failed->samples.rounds), failed->threads);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Medians, their distribution-free intervals, paired ratios, and the order of trials. */
+/* Medians, their distribution-free intervals, paired ratios and their errors, and the order of trials. */
 #include "timing/stats.h"
 
 #include <math.h>
@@ -97,38 +97,13 @@ bench_summary bench_summarise(const double *value, int n) {
 }
 
 static double get_log_ratio(const void *context, int i) {
-  const double *const *pair = context;
-  return log(pair[0][i] / pair[1][i]);
-}
-
-/* The interval holds the median log-ratios that the sign test does not reject. */
-bench_summary bench_paired_ratio(const double *a, const double *b, int n) {
-  const double *const pair[] = {a, b};
-  bench_summary s = summarise(&(values){.get = get_log_ratio, .context = pair, .n = n});
-  if (!s.n) return s;
-  return (bench_summary){.min = exp(s.min),
-                         .median = exp(s.median),
-                         .mad = expm1(s.mad),
-                         .ci_lo = exp(s.ci_lo),
-                         .ci_hi = exp(s.ci_hi),
-                         .n = s.n};
+  const bench_pairs *pairs = context;
+  return log(pairs->a[i] / pairs->b[i]);
 }
 
 double bench_median(const double *value, int n) { return n < 1 ? NAN : bench_median_of(get_value, value, n); }
 
 /* ---- Tests ---------------------------------------------------------------------------------------------------------- */
-
-double bench_sign_test(const double *a, const double *b, int n) {
-  int above = 0, below = 0;
-  for (int i = 0; i < n; i++) {
-    above += a[i] > b[i];
-    below += a[i] < b[i];
-  }
-  const int pairs = above + below, fewer = above < below ? above : below;
-  double tail = 0.0;
-  for (int i = 0; i <= fewer; i++) tail += binomial_half(pairs, i);
-  return fmin(1.0, 2 * tail);
-}
 
 static int compare_pointees(const void *a, const void *b) {
   return compare_doubles(*(const double *const *)a, *(const double *const *)b);
@@ -186,6 +161,87 @@ double bench_student_quantile(double p, int degrees) {
       high = middle;
   }
   return high;
+}
+
+/* ---- Paired ratios ------------------------------------------------------------------------------------------------- */
+
+enum { LEAST_ROUNDS = 6, TRIMMED = 5 /* a fifth of the placements is left out at each end */ };
+static const double LEAST_ERROR = 1e-9; /* of times that are all equal */
+static const double WHOLE = 0.98;       /* of the most that a trial had its cores: no other program took them */
+
+static double largest(const double *items, int n) {
+  double most = -INFINITY;
+  for (int i = 0; items && i < n; i++) most = fmax(most, items[i]);
+  return most;
+}
+
+/* Marks the rounds that count, all if they are too few, and returns how many do. `marks` has n bytes. */
+static int choose_rounds(const bench_pairs *p, bool *marks) {
+  const double least_a = WHOLE * largest(p->ran_a, p->n), least_b = WHOLE * largest(p->ran_b, p->n);
+  int whole = 0;
+  for (int i = 0; i < p->n; i++)
+    whole += marks[i] = !(p->ran_a && p->ran_a[i] < least_a) && !(p->ran_b && p->ran_b[i] < least_b);
+  for (int i = 0; i < p->n && whole < LEAST_ROUNDS; i++) marks[i] = true;
+  return whole;
+}
+
+/* The medians of the placements' log-ratios. `room` has n values. Returns how many placements have rounds that count. */
+static int measure_places(const bench_pairs *p, const bool *marks, double *medians, double *room) {
+  const int length = p->placing.count ? p->placing.length : 1, count = p->placing.count ? p->placing.count : p->n;
+  int places = 0;
+  for (int place = 0; place < count; place++) {
+    int rounds = 0;
+    for (int r = place * length; r < p->n; r++)
+      if (marks[r] && r / length % count == place) room[rounds++] = get_log_ratio(p, r);
+    if (rounds) medians[places++] = bench_median(room, rounds);
+  }
+  return places;
+}
+
+/* Of n sorted values the mean without the `trimmed` smallest and largest, and its standard error by the sum of squares of
+ * all, where those count as their next neighbour (Yuen 1974). */
+static bench_estimate trim(const double *sorted, int n, int trimmed) {
+  const int left = n - 2 * trimmed;
+  double mean = 0, winsorised = 0, squares = 0;
+  for (int i = trimmed; i < n - trimmed; i++) mean += sorted[i] / left;
+  winsorised = (left * mean + trimmed * (sorted[trimmed] + sorted[n - trimmed - 1])) / n;
+  for (int i = 0; i < n; i++) {
+    const double away = sorted[i < trimmed ? trimmed : i < n - trimmed ? i : n - trimmed - 1] - winsorised;
+    squares += away * away;
+  }
+  return (bench_estimate){.value = mean, .error = left > 1 ? sqrt(squares / left / (left - 1)) : NAN, .degrees = left - 1};
+}
+
+bench_estimate bench_paired_estimate(const bench_pairs *p) {
+  double *medians = p->n < 1 ? NULL : malloc((size_t)p->n * (2 * sizeof *medians + sizeof(bool)));
+  if (!medians) return (bench_estimate){.value = NAN, .error = NAN};
+  double *const room = medians + p->n;
+  bool *const marks = (bool *)(room + p->n);
+  const int rounds = choose_rounds(p, marks);
+  const int places = measure_places(p, marks, medians, room);
+  qsort(medians, (size_t)places, sizeof *medians, compare_doubles);
+  bench_estimate estimate = trim(medians, places, (places - 1) / (rounds < LEAST_ROUNDS ? 2 : TRIMMED)); /* 2: the median */
+  if (rounds < LEAST_ROUNDS) estimate.error = NAN;
+  estimate.rounds = rounds;
+  free(medians);
+  return estimate;
+}
+
+double bench_estimate_p(bench_estimate e) {
+  return isnan(e.error) ? 1 : bench_student_p(e.value / fmax(e.error, LEAST_ERROR), e.degrees);
+}
+
+bench_summary bench_paired_ratio(const bench_pairs *p) {
+  const bench_estimate e = bench_paired_estimate(p);
+  const bench_summary s = summarise(&(values){.get = get_log_ratio, .context = p, .n = p->n});
+  const double half = isnan(e.error) ? NAN : e.error * bench_student_quantile(0.05, e.degrees);
+  if (!s.n || isnan(e.value)) return bench_no_summary;
+  return (bench_summary){.min = exp(s.min),
+                         .median = exp(e.value),
+                         .mad = expm1(s.mad),
+                         .ci_lo = exp(e.value - half),
+                         .ci_hi = exp(e.value + half),
+                         .n = s.n};
 }
 
 /* ---- Order of the trials ------------------------------------------------------------------------------------------- */

@@ -17,18 +17,40 @@ extern const bench_summary bench_no_summary; /* NaN; n = 0 */
 
 bench_summary bench_summarise(const double *values, int n);
 
-/* Paired ratio a/b per round (all values > 0): exp of the median log-ratio, with its sign-test interval; mad is the relative
- * deviation, exp(mad of the logs) - 1. */
-bench_summary bench_paired_ratio(const double *a, const double *b, int n);
+/* Which rounds share a placement: round r has number r / length % count. Zeros: every round has its own. */
+typedef struct bench_placing {
+  int count, length;
+} bench_placing;
+
+/* Times of two trials in the same n rounds (all > 0). ran: which part of its time each trial had its cores, or NULL. */
+typedef struct bench_pairs {
+  const double *a, *b, *ran_a, *ran_b;
+  int n;
+  bench_placing placing;
+} bench_pairs;
+
+/* The mean over the placements of log(a / b), a trimmed mean of their medians, with its standard error: both what rounds and
+ * what placements differ by. Rounds in which another program had a core of a trial do not count. value NaN: memory is short,
+ * or n = 0; error NaN: fewer than 6 rounds that count (the value is of all then), or 2 placements. */
+typedef struct bench_estimate {
+  double value, error;
+  int degrees; /* of freedom */
+  int rounds;  /* that count */
+} bench_estimate;
+bench_estimate bench_paired_estimate(const bench_pairs *pairs);
+
+/* The two-sided p-value of an estimate: 1 without an error. */
+double bench_estimate_p(bench_estimate estimate);
+
+/* Paired ratio a/b: exp of that estimate, with its 95 % interval; min and mad are of the rounds, mad the relative deviation
+ * from their median, exp(mad of the logs) - 1. */
+bench_summary bench_paired_ratio(const bench_pairs *pairs);
 
 double bench_median(const double *values, int n);
 
 /* The same of values that a function computes. */
 typedef double bench_value_fn(const void *context, int index);
 double bench_median_of(bench_value_fn *get, const void *context, int n);
-
-/* Sign test: the two-sided p-value of "a is above b as often as below". Equal pairs are left out; 1 if nothing is left. */
-double bench_sign_test(const double *a, const double *b, int n);
 
 /* Holm's adjustment (1979) of n p-values in place: to reject those that are then <= alpha keeps the chance of any false
  * rejection at alpha. False if memory is short. */

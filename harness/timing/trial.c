@@ -87,16 +87,18 @@ bool bench_trial_allocate(bench_trial *t, int rounds) {
   t->samples = (bench_samples){.time_ns = malloc((size_t)rounds * sizeof(double)),
                                .loop_rate = calloc((size_t)rounds, sizeof(double)),
                                .busy = calloc((size_t)rounds, sizeof(double)),
+                               .ran = calloc((size_t)rounds, sizeof(double)),
                                .core_share = calloc((size_t)rounds, sizeof(double)),
                                .position = malloc((size_t)rounds * sizeof(int))};
   const bench_samples *s = &t->samples;
-  return s->time_ns && s->loop_rate && s->busy && s->core_share && s->position;
+  return s->time_ns && s->loop_rate && s->busy && s->ran && s->core_share && s->position;
 }
 
 void bench_trial_clear(bench_trial *t) {
   free(t->samples.time_ns);
   free(t->samples.loop_rate);
   free(t->samples.busy);
+  free(t->samples.ran);
   free(t->samples.core_share);
   free(t->samples.position);
   t->samples = (bench_samples){.rounds = 0};
@@ -322,6 +324,7 @@ static bool time_round(bench_sampler *s, bench_trial *t, int r) {
   const double calls_ns = x.own_ns * (double)(x.calls + known) / (double)x.calls;
   t->samples.core_share[r] = fmin(share, m->core_share(t->threads));
   t->samples.busy[r] = t->threads > 1 ? all_ns / whole_ns : 1 + (all_ns - own_ns) / fmax(fmin(own_ns, calls_ns), 1);
+  t->samples.ran[r] = (t->threads > 1 ? all_ns / t->threads : own_ns) / whole_ns;
   t->samples.time_ns[r] = x.timed_ns / (double)x.calls;
   return clocks_agree(s, t, first, last);
 }
@@ -362,6 +365,7 @@ bool bench_sample_take(bench_sampler *s, bench_trial *t, int position, bench_sli
   bench_samples *samples = &t->samples;
   const int r = samples->rounds;
   gather_team(s, t);
+  if (bench_place_take(t)) bench_pages_fill(t->workspace, 0, t->workspace_bytes, t->threads);
   const bench_slices before = last->loop && last->loop == t->slice.loop ? *last : run_slices(s, t);
   const int tasks = bench_tasks_now();
   const bool fine = time_sample(s, t);

@@ -3,11 +3,13 @@
 #ifndef BENCH_TRIAL_H
 #define BENCH_TRIAL_H
 
+#include "base/build.h"
 #include "base/clock.h"
 #include "check/check.h"
 #include "layers/layer.h"
 #include "timing/rates.h"
 #include "timing/reading.h"
+#include "timing/stats.h"
 
 /* What the rounds measured. */
 typedef struct bench_samples {
@@ -15,11 +17,19 @@ typedef struct bench_samples {
   double *loop_rate;  /* [rounds] of the loop beside it in the same round: flop/s of one core while all threads run the peak
                          loop; bytes/s of all threads together for the read loop; 0 without a loop */
   double *busy;       /* [rounds] threads that were busy, by their CPU time */
+  double *ran;        /* [rounds] CPU time / time, of each thread: less than 1 where other programs had its core */
   double *core_share; /* [rounds] bench_core_share(), the lower one of before and after the calls; 0: not known */
   int *position;      /* [rounds] place in the order of the round */
   int64_t iterations; /* calls per sample */
   int rounds;
 } bench_samples;
+
+/* Where a trial runs (timing/places.h). */
+typedef struct bench_place {
+  const bench_build *build; /* NULL: attnbench's own */
+  attn_plan *plan;          /* NULL: of a layer */
+  void *workspace, *memory; /* memory: to be freed */
+} bench_place;
 
 typedef struct bench_trial {
   const attn_kernel_info *kernel; /* what runs; bench_automatic until the library has chosen */
@@ -29,7 +39,8 @@ typedef struct bench_trial {
   int threads;                    /* of its case; the loop beside it runs on as many at once */
 
   /* What runs: a plan on tensors, or a layer, which has its own data. The verdict holds for these and no others. */
-  const bench_build *build; /* whose plan it is; NULL: attnbench's own */
+  const bench_build *build;   /* whose plan it is; NULL: attnbench's own */
+  const bench_copies *copies; /* that build at several places in memory; NULL: at one */
   attn_plan *plan;
   bench_layer_trial *layer;
   bench_tensors *tensors; /* [tensor_count] made with the same values; 1 for a layer */
@@ -57,6 +68,9 @@ typedef struct bench_trial {
   int64_t *turn;          /* of the next call: it picks the tensors; of all trials that share them. NULL for one tensor */
   int group;              /* calls between two readings of the clock */
   double row_ns;          /* what the oracle took for a row */
+  bench_place *places;    /* [placing.count]; NULL: all rounds take the plan and the workspace that were checked */
+  bench_place home;       /* those */
+  bench_placing placing;
 } bench_trial;
 
 /* Whose functions the plan belongs to. */
@@ -88,6 +102,9 @@ void bench_trial_poison(const bench_trial *trial, int64_t turn);
 void bench_trial_freshen(const bench_trial *trial, int64_t turn, uint64_t *random);
 const char *bench_trial_look(const bench_trial *trial, int64_t turn);
 const char *bench_trial_look_closely(const bench_trial *trial, int64_t turn, uint64_t random, char *text, size_t bytes);
+
+/* Moves the trial to the placement of its next round. Whether it was elsewhere. */
+bool bench_place_take(bench_trial *trial);
 
 /* Room for the samples of so many rounds. False if memory is short. */
 bool bench_trial_allocate(bench_trial *trial, int rounds);

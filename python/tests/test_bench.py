@@ -78,6 +78,36 @@ def test_arguments_of_the_caller():
     assert "differs from the baseline by 4" in rows["a", "wrong"].reason
 
 
+def test_every_round_has_its_own_placement(monkeypatch):
+    """Copies of the arguments, the same for all functions of a round, and plans that are made anew for every sample."""
+    from libattn.bench import places
+
+    seen, forgotten = [], []
+
+    def watch(x, y, text, again):
+        assert x is again and np.array_equal(x, np.arange(6, dtype=np.float32)) and text == "the same"
+        seen.append((x.ctypes.data, y.ctypes.data))
+        return x + y.sum()
+
+    monkeypatch.setattr(places, "forget_plans", lambda: forgotten.append(True))
+    x, y = np.arange(6, dtype=np.float32), np.ones(3)
+    found = bench.compare({"watch": watch}, {"a": (x, y, "the same", x)}, rounds=7, sample_ms=0.01)
+    assert found.placing == {"a": (7, 1)} and {row.status for row in found.rows} == {"PASS"}
+    assert len(set(seen)) == 7 and (x.ctypes.data, y.ctypes.data) not in seen
+    assert all(address % 64 == 0 for pair in seen for address in pair)
+    assert len(forgotten) == 7 * 2  # of the function and its control
+
+
+def test_few_placements_where_arguments_are_large(monkeypatch):
+    from libattn.bench import places
+
+    monkeypatch.setattr(places, "MOST_BYTES", 5 * 4000)
+    few = places.Places(([np.ones(1000, np.float32)], {}), None, 21, 1)
+    assert (few.count, few.length) == (5, 4)
+    calls = [few.call_of(index) for index in (0, 3, 4, 19, 20)]
+    assert [call is few.calls[0] for call in calls] == [True, True, False, False, True]
+
+
 def test_mistakes():
     for kind, sentence, cases, options in (
             (ValueError, "at least 6", ["seq=4"], {"rounds": 5}),

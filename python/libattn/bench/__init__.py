@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """attnbench's way of measuring, for Python functions: checked against a float64 oracle, timed in rounds, compared by paired
-ratios with exact intervals, with the peak loop of the CPU beside every sample.
+ratios whose intervals count placements, with the peak loop of the CPU beside every sample.
 
     from libattn import bench
     found = bench.compare({"libattn": libattn.sdpa, "mine": my_attention}, ["seq=512", "heads=8 seq_q=1 seq_k=4096"])
@@ -17,7 +17,7 @@ except ImportError:
     raise ImportError("libattn.bench needs NumPy: python3 -m pip install numpy") from None
 
 from .comparing import Comparison, Problem, compare
-from .harness import CaseError, Summary, holm, latin_square, open_peak, paired_ratio, sign_test, summarise, verdict
+from .harness import CaseError, Ratio, Summary, holm, latin_square, open_peak, paired_ratio, summarise, verdict
 
-__all__ = ["CaseError", "Comparison", "Problem", "Summary", "compare", "holm", "latin_square", "open_peak", "paired_ratio",
-           "sign_test", "summarise", "verdict"]
+__all__ = ["CaseError", "Comparison", "Problem", "Ratio", "Summary", "compare", "holm", "latin_square", "open_peak",
+           "paired_ratio", "summarise", "verdict"]

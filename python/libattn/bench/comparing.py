@@ -18,7 +18,8 @@ import numpy as np
 
 from . import harness
 from .files import COLUMNS, SAMPLE_COLUMNS, write_csv
-from .harness import Summary, holm, paired_ratio, sign_test, summarise, verdict
+from .harness import Ratio, holm, paired_ratio, summarise, verdict
+from .places import Places
 from .rounds import calibrate, schedule, time_calls
 
 AGAIN = " again"  # the A/A control: the baseline's second entry
@@ -64,9 +65,8 @@ class Problem:
 
     @property
     def call(self):
-        """(arguments, keywords)"""
-        keywords = {} if self.causal == "none" else {"causal": True, "align": self.causal.replace("-", "_")}
-        return [self.convert(x) if self.convert else x for x in self.arrays], keywords
+        """(arguments before they are converted, keywords)"""
+        return self.arrays, {} if self.causal == "none" else {"causal": True, "align": self.causal.replace("-", "_")}
 
     def check(self, output, _baseline):
         """None, or what is wrong. The limit is that of an implementation that states nothing of its arithmetic."""
@@ -87,7 +87,7 @@ class Problem:
 class Given:
     """A case of the caller's own arguments. Outputs are compared with the baseline's."""
 
-    flops = bytes = None
+    flops = bytes = convert = None
     dtype = "f32"
 
     def __init__(self, arguments):
@@ -145,13 +145,13 @@ class Row:
     status: str = "PASS"
     reason: str = ""
     problem: Any = None
-    call: Any = None
+    run: Any = None  # the function
     times_ns: list = field(default_factory=list)
     positions: list = field(default_factory=list)
     peak_rates: list = field(default_factory=list)  # flop/s of the peak loop just before each sample
     iterations: int = 1
-    ratio: Summary | None = None
-    p: float | None = None  # of the sign test; Holm-corrected over all rows
+    ratio: Ratio | None = None
+    p: float | None = None  # of the ratio; Holm-corrected over all rows
     verdict: str = ""
 
     @property
@@ -182,22 +182,21 @@ def _case(case, convert, seed):
     return case if isinstance(case, Problem) else Given(case)
 
 
-def _check(row, baseline):
-    """Calls the function once; (what it returned). A function that fails is not timed."""
+def _check(row, baseline, places):
+    """Calls the function once in every placement; (what it returned first). A function that fails is not timed."""
+    first = None
     try:
-        returned = row.call()
-        wrong = row.problem.check(returned, returned if baseline is None else baseline)
+        for arguments, keywords in places.calls:
+            returned = row.run(*arguments, **keywords)
+            first = returned if first is None else first
+            wrong = row.problem.check(returned, first if baseline is None else baseline)
+            if wrong:
+                row.status, row.reason = "FAIL", wrong
+                break
     except Exception as error:  # whatever a function of the caller raises becomes a row
         row.status, row.reason = "ERROR", f"{type(error).__name__}: {error}"
         return None
-    if wrong:
-        row.status, row.reason = "FAIL", wrong
-    return returned
-
-
-def _bind(function, problem):
-    arguments, keywords = problem.call
-    return functools.partial(function, *arguments, **keywords)
+    return first
 
 
 @contextlib.contextmanager
@@ -211,14 +210,21 @@ def _no_collection():
             gc.enable()
 
 
-def _measure(rows, rounds, sample_ns, peak, seed):
+def _measure(rows, places, rounds, sample_ns, peak, seed):
+    def call_of(row, index):
+        arguments, keywords = places.call_of(index)
+        return functools.partial(row.run, *arguments, **keywords)
+
     for row in rows:
-        row.iterations, _ = calibrate([row.call], sample_ns)
+        row.iterations, _ = calibrate([call_of(row, 0)], sample_ns)
     with _no_collection():
-        for _, position, row in schedule(rows, rounds, seed):
+        for index, position, row in schedule(rows, rounds, seed):
+            call = call_of(row, index)
+            places.move()
+            call()  # plans, and brings its data into the caches
             if peak:
                 row.peak_rates.append(peak.flops())
-            total_ns, _ = time_calls([row.call], row.iterations)
+            total_ns, _ = time_calls([call], row.iterations)
             row.times_ns.append(total_ns / row.iterations)
             row.positions.append(position)
 
@@ -231,7 +237,8 @@ def compare(fns: Mapping[str, Callable], cases: Mapping[str, Any] | Iterable[Any
     fns: name -> function. baseline: a name, by default the first; it runs twice, and the ratio of both entries is the noise.
     cases: axes of attnbench as texts ("heads=8 seq=512"), checked against the float64 oracle within the derived limit; or
         name -> arguments (a sequence or a mapping) of the functions, whose outputs must then agree with the baseline's.
-    rounds: each function is timed once per round; a sample lasts at least sample_ms. At least 6, for an interval.
+    rounds: each function is timed once per round; a sample lasts at least sample_ms. At least 6, for an interval. In
+        every round copies of the arrays, and plans of libattn, lie elsewhere in memory: as many as 256 MiB hold.
     threads: of the peak loop that is timed beside every sample (the functions' threads are the caller's affair).
     convert: applied to each array of the cases that are texts, such as torch.from_numpy.
 
@@ -246,15 +253,14 @@ def compare(fns: Mapping[str, Callable], cases: Mapping[str, Any] | Iterable[Any
     found = Comparison(baseline, threads)
     names = [baseline, *(name for name in fns if name != baseline), baseline + AGAIN]
     for case, problem in _cases(cases, convert, seed).items():
-        rows = [Row(case, name, problem=problem, call=_bind(fns.get(name, fns[baseline]), problem)) for name in names]
-        right = None
+        rows = [Row(case, name, problem=problem, run=fns.get(name, fns[baseline])) for name in names]
+        places, right = Places(problem.call, problem.convert, rounds, seed), None
         for row in rows:
-            returned = _check(row, right)
+            returned = _check(row, right, places)
             right = returned if right is None else right
         with harness.open_peak(problem.dtype, threads) as peak:
-            _measure([row for row in rows if row.status == "PASS"], rounds, sample_ms * 1e6, peak, seed)
-        for row in rows:
-            row.call = None  # and with it the arrays
+            _measure([row for row in rows if row.status == "PASS"], places, rounds, sample_ms * 1e6, peak, seed)
+        found.placing[case] = places.count, places.length
         found.rows += rows
     found.finish()
     return found
@@ -265,6 +271,7 @@ class Comparison:
 
     def __init__(self, baseline, threads):
         self.baseline, self.threads, self.rows = baseline, threads, []
+        self.placing = {}  # case -> (placements, rounds in turn in each)
         self.id = f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
 
     def finish(self):
@@ -272,9 +279,9 @@ class Comparison:
         first = {row.case: row for row in self.rows if row.function == self.baseline and row.times_ns}
         compared = [row for row in self.rows if row.times_ns and row.case in first and row.function != self.baseline]
         for row in compared:
-            row.ratio = paired_ratio(first[row.case].times_ns, row.times_ns)
+            row.ratio = paired_ratio(first[row.case].times_ns, row.times_ns, self.placing.get(row.case))
         others = [row for row in compared if not self._is_control(row)]
-        for row, p in zip(others, holm([sign_test(first[row.case].times_ns, row.times_ns) for row in others])):
+        for row, p in zip(others, holm([row.ratio.p for row in others])):
             row.p, row.verdict = p, verdict(row.ratio, p)
 
     def _is_control(self, row):

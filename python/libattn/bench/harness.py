@@ -42,22 +42,23 @@ def summarise(values):
     return Summary(*summary)
 
 
-def paired_ratio(a, b):
-    """a / b round by round: exp of the median log-ratio, with its sign-test interval; mad is relative."""
-    summary = doubles([0.0] * 5)
-    bench_library().attnbench_paired_ratio(*pairs(a, b), summary)
-    return Summary(*summary)
+@dataclass(frozen=True)
+class Ratio(Summary):
+    """median: the mean over the placements, a trimmed mean of their medians; low, high and p are of that mean, by what
+    rounds and placements differ by. NaN and 1 for fewer than 6 rounds or 2 placements."""
+    p: float
 
 
-def sign_test(a, b):
-    """The two-sided p-value of "a is above b as often as below", without equal pairs."""
-    return bench_library().attnbench_sign_test(*pairs(a, b))
-
-
-def pairs(a, b):
+def paired_ratio(a, b, placing=None, ran=(None, None)):
+    """a / b round by round. placing: (placements, rounds in turn in each), one placement after the other; None: each round
+    has its own. ran: of a and of b, which part of each round they had their cores; rounds in which other programs took them
+    do not count. min and mad are of the rounds, mad relative."""
     if len(a) != len(b):
         raise ValueError(f"{len(a)} and {len(b)} values are no pairs")
-    return doubles(a), doubles(b), len(a)
+    summary = doubles([0.0] * 6)
+    ran = [doubles(part) if part else None for part in ran]
+    bench_library().attnbench_paired_ratio(doubles(a), doubles(b), *ran, len(a), *(placing or (0, 0)), summary)
+    return Ratio(*summary)
 
 
 def holm(p_values):
@@ -76,14 +77,14 @@ def latin_square(n, seed, block):
     return [list(square[n * row:n * (row + 1)]) for row in range(n)]
 
 
-CONFIDENCE = 0.95
+ALPHA = 0.01   # chance of any false FASTER or SLOWER in a table, as of attnbench compare
 MARGIN = 0.01  # a lead below 1 % is no lead, whatever the intervals say
 
 
 def verdict(ratio, p, margin=MARGIN):
     """The verdict on a ratio, another's time over that of the function, with its corrected p. FASTER: the function is
     faster. SAME: the interval lies within the margin."""
-    separated = p <= 1 - CONFIDENCE and not ratio.low <= 1 <= ratio.high
+    separated = p <= ALPHA and not ratio.low <= 1 <= ratio.high
     if separated and ratio.median > 1 + margin:
         return "FASTER"
     if separated and ratio.median < 1 / (1 + margin):

@@ -3,7 +3,7 @@
 
 import statistics
 
-from libattn.bench.harness import holm, paired_ratio, sign_test, summarise, verdict
+from libattn.bench.harness import holm, paired_ratio, summarise, verdict
 
 USUAL = {"score": "dot", "window": "none", "mask": "none", "bias": "none", "alibi": "off", "softcap": 0, "sinks": "off",
          "lengths": "full", "layout": "bhsd"}  # the same in every row
@@ -68,19 +68,18 @@ class Comparisons:
 
     def __init__(self, names):
         self.names = names  # of the peer's kernels
-        self.found = []     # (case, kernel, ratio, p)
+        self.found = []     # (case, kernel, ratio)
 
     def add(self, case, results):
         ours = next((result for result in results if result.name == OURS and result.timed), None)
         for theirs in results:
             if ours and theirs.timed and theirs.name in self.names:
-                self.found.append((case, theirs.name, paired_ratio(theirs.times_ns, ours.times_ns),
-                                   sign_test(theirs.times_ns, ours.times_ns)))
+                self.found.append((case, theirs.name, paired_ratio(theirs.times_ns, ours.times_ns)))
 
     def verdicts(self):
         """(case, kernel, ratio, corrected p, verdict)"""
-        corrected = holm([p for *_, p in self.found])
-        return [(case, name, ratio, p, verdict(ratio, p)) for (case, name, ratio, _), p in zip(self.found, corrected)]
+        corrected = holm([ratio.p for *_, ratio in self.found])
+        return [(case, name, ratio, p, verdict(ratio, p)) for (case, name, ratio), p in zip(self.found, corrected)]
 
 
 def control_ratio(results):
@@ -122,7 +121,7 @@ def print_row(row, result):
 def print_verdicts(verdicts):
     if not verdicts:
         return
-    print(f"\nAgainst {OURS}: the peer's time over ours, paired by round; p by sign test, Holm-corrected over these "
+    print(f"\nAgainst {OURS}: the peer's time over ours, paired by round; p Holm-corrected over these "
           f"{len(verdicts)} comparisons")
     for name in dict.fromkeys(name for _, name, *_ in verdicts):
         print(f"  {name}")
