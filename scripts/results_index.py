@@ -20,7 +20,7 @@ from plotting.table import ResultsError, read_results
 FINE, STALE, BAD_INPUT = 0, 1, 2
 INTRODUCTION = ("One folder per run: every case and kernel (results.csv), the same as text (table.txt), machine, build and "
                 "noise (env.json), and what else is named below. This list is made by scripts/results_index.py.")
-FURTHER = {"report.html": "report", "figures": "figures", "machine.tuning": "tuning file", "regret.png": "regret heatmap",
+FURTHER = {"figures": "figures", "machine.tuning": "tuning file", "regret.png": "regret heatmap",
            "limits.txt": "goals", "limits-amx.txt": "goals on AMX", "layers": "layers", "peers": "other libraries",
            "models": "other libraries on shapes of models"}
 
