@@ -330,19 +330,19 @@ static bool time_round(bench_sampler *s, bench_trial *t, int r) {
 }
 
 /* Where caches are warm and calls short, a call on each of the tensors, which is not timed, brings them back into the
- * caches; V changes before the sample, and all that such a call has seen. Where caches are cold, V changes right after the
- * sample, in the tensors that it used: they are cold again before their next turn. */
+ * caches; V changes before the sample, and all that such a call has seen. Where caches are cold, V changes after the sample,
+ * in one of the tensors that it used: it is cold again before its next turn. In all of them, the lines that wait to be
+ * written back would slow what is timed next. */
 static bool time_sample(bench_sampler *s, bench_trial *t) {
   for (int64_t i = 0; !t->cold && t->call_ns < REWARM_BELOW_NS && i < t->tensor_count; i++)
     if (s->meter->call(t, i) != ATTN_OK) return fail_call(s, t);
-  const int64_t first = t->cold ? take_turns(t, 0) : 0, used = t->cold ? t->samples.iterations : t->tensor_count;
-  for (int64_t i = 0; !t->cold && i < used; i++) {
+  for (int64_t i = 0; !t->cold && i < t->tensor_count; i++) {
     s->meter->renew(t, i, t->threads);
     s->meter->freshen(t, i, &s->random);
   }
+  const int64_t first = t->cold ? take_turns(t, 0) : 0;
   if (!time_round(s, t, t->samples.rounds)) return false;
-  for (int64_t i = 0; t->cold && i < t->tensor_count && i < used; i++)
-    s->meter->renew(t, (first + i) % t->tensor_count, t->threads);
+  if (t->cold) s->meter->renew(t, (first + draw(s, t->samples.iterations)) % t->tensor_count, t->threads);
   return true;
 }
 
