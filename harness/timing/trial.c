@@ -292,12 +292,14 @@ static bool clocks_agree(bench_sampler *s, const bench_trial *t, bench_clocks fr
 }
 
 /* Close looks after how many groups: as many as take LOOKS_SHARE of the sample's time, but one at least in the first
- * rounds. */
+ * rounds, or in the first one alone where a row takes the oracle longer than the sample: of long sequences, whose times the
+ * roofs bound. */
 static int choose_looks(bench_sampler *s, const bench_trial *t) {
   const double calls = (double)t->samples.iterations, most = fmin(MOST_LOOKS, ceil(calls / t->group));
+  const int sure = t->row_ns > t->call_ns * calls ? 1 : SURE_ROUNDS;
   const double looks = t->row_ns > 0 ? LOOKS_SHARE * t->call_ns * calls / t->row_ns : 0;
   const double chance = 1e-3 * (double)draw(s, 1000);
-  return (int)fmin(most, fmax(t->samples.rounds < SURE_ROUNDS, floor(looks + chance)));
+  return (int)fmin(most, fmax(t->samples.rounds < sure, floor(looks + chance)));
 }
 
 /* A call on known inputs for every KNOWN_EVERY calls, but one at most. */

@@ -92,7 +92,7 @@ double attn_oracle_load(const void *data, attn_dtype dtype, int64_t index) {
   }
   const int sign = bits >> 15 ? -1 : 1, exponent = bits >> 10 & 31, fraction = bits & 1023;
   if (exponent == 31) return fraction ? NAN : copysign(INFINITY, sign);
-  return exponent ? sign * ldexp(1024 + fraction, exponent - 25) : sign * ldexp(fraction, -24);
+  return exponent ? sign * (1024 + fraction) * 0x1p-25 * (1 << exponent) : sign * fraction * 0x1p-24; /* exactly */
 }
 
 int64_t attn_oracle_f64_rows(const attn_problem *problem, const attn_args *args, int64_t b) {
