@@ -30,10 +30,9 @@ bool bench_can_read(const bench_tensors *tensors);
 
 /* The roof of a case: bytes/s of `threads` threads together (one without OpenMP) that read Q, K, V (or S) and O of the
  * tensors in place, keys and queries within lengths and windows, each thread its part of every tensor. They meet the same
- * caches, pages and placement as the kernel. The quickest of BENCH_READ_ORDERS orders: one tensor after the other, K
- * beside V and Q beside O, and the same in turns of a page, the next of which is prefetched. Each takes all passes and begins where the one before it ended in
- * the rotation. 0 if memory is short.
- * bench_can_read() is true. */
+ * caches, pages and placement as the kernel. The quickest of BENCH_READ_ORDERS orders: one tensor after the other; K beside
+ * V and Q beside O; the same in turns of a page, the next of which is prefetched. Each takes all passes and begins where the
+ * one before it ended in the rotation. 0 if memory is short. bench_can_read() is true. */
 double bench_read_rate(bench_read_loop loop, bench_read_span span, int threads);
 
 /* The same of two arrays, such as K and V of another library's call, in one of the orders: 0 .. BENCH_READ_ORDERS - 1. */

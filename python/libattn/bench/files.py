@@ -9,8 +9,8 @@ COLUMNS = (
     "run_id,case_id,kernel,algorithm,isa,library,dtype_q,dtype_kv,dtype_o,batch,heads_q,heads_kv,seq_q,seq_k,dim_qk,dim_v,"
     "score,causal,align,window,mask,bias,alibi,softcap,sinks,lengths,layout,cache,threads,status,reason,rows_checked,"
     "max_err_ratio,max_abs_err,err_index,samples,time_ns_min,time_ns_median,time_ns_mad,time_ns_ci_lo,time_ns_ci_hi,plan_ns,"
-    "workspace_bytes,flops,bytes,gflops,gbs,peak_gflops,peak_pct,peak_gbs,bw_pct,level,baseline,ratio,ratio_ci_lo,ratio_ci_hi,"
-    "noise,stop_reason,threads_counted,calm_pct,warnings").split(",")
+    "workspace_bytes,flops,bytes,gflops,gbs,peak_gflops,peak_pct,peak_gbs,bw_pct,level,baseline,ratio,ratio_ci_lo,"
+    "ratio_ci_hi,noise,stop_reason,threads_counted,calm_pct,warnings").split(",")
 SAMPLE_COLUMNS = "run_id,case_id,kernel,round,position,time_ns,iterations,peak_gflops".split(",")
 
 
