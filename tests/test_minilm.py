@@ -222,7 +222,9 @@ def test_ratios_are_those_of_the_rounds(capsys):
     compare.print_times({"ours, packed": ours, "ours, padded": [3 * time for time in ours], "ours, again": ours,
                          "PyTorch, packed": theirs, "PyTorch, padded": [6 * time for time in ours]})
     printed = ratios_of(capsys.readouterr().out)
-    assert printed["same work, packed"] == [4, 2, 4]
+    ratio, low, high = printed["same work, packed"]
+    assert ratio == pytest.approx(2 ** (20 / 13), abs=1e-3)  # of 21 logarithms four are left out at each end
+    assert 2 < low < ratio < high < 4
     assert printed["same work, padded"] == [2, 2, 2]
     assert printed["packed by us, padded by PyTorch"] == [6, 6, 6]
     assert printed["ours against itself (noise)"] == [1, 1, 1]
