@@ -468,9 +468,32 @@ static void expect_other_timed(const bench_row rows[2]) {
   assert_int_equal(rows[1].time.n, 7);
 }
 
+static const char NO_FAULT[] = "through no fault of its own: flash_c disturbs it";
+
+static bool is_told(const bench_row rows[2], bench_status status, const char *sentence, const char *other,
+                    const char *of_other) {
+  const char *why = rows[0].verdict.reason;
+  return rows[0].verdict.status == status && (strstr(why, sentence) || (other && strstr(why, other))) &&
+         (*of_other ? strstr(rows[1].verdict.reason, of_other) != NULL : rows[1].time.n == 7);
+}
+
+/* Looks are at calls, rows and moments that are drawn, and a case has seven short rounds here: beside other programs it may
+ * end before the cheat shows, or while its thread has no turn. Then it runs again, a few times. */
+static void run_until_told(void (*trick)(const work_call *c), bench_status status, const char *sentence, const char *other,
+                           const char *of_other, bench_row rows[2]) {
+  enum { TRIES = 6 };
+  for (int i = 0; i < TRIES; i++) {
+    run_case(trick, 1, rows);
+    if (i == TRIES - 1 || is_told(rows, status, sentence, other, of_other)) return;
+    end_helper();
+    end_spoiler();
+    clear(rows);
+  }
+}
+
 static void expect_caught(void (*trick)(const work_call *c), bench_status status, const char *sentence, const char *other) {
   bench_row rows[2];
-  run_case(trick, 1, rows);
+  run_until_told(trick, status, sentence, other, "", rows);
   expect_other_timed(rows);
   expect_verdict(rows, status, sentence, other);
 }
@@ -535,7 +558,7 @@ TEST(a_late_writer_is_named) {
   skip();
 #endif
   bench_row rows[2];
-  run_case(keep_writing, 1, rows);
+  run_until_told(keep_writing, BENCH_ERROR, "flash_c: ", NULL, "", rows);
   expect_other_timed(rows);
   expect_verdict(rows, BENCH_ERROR, "flash_c: ", NULL);
 }
@@ -555,7 +578,7 @@ static void expect_caught_everywhere(void (*trick)(const work_call *c), const ch
     if ((trick == remember_every_second_unit || trick == remember_every_third_unit || trick == skip_half_of_the_units) &&
         i == 0)
       continue;
-    run_case(trick, 1, rows);
+    run_until_told(trick, BENCH_ERROR, sentence, DIFFERS, "", rows);
     size = usual;
     test_contains(rows[0].verdict.reason, "flash_c: ");
     expect_other_timed(rows);
@@ -605,17 +628,17 @@ TEST(spoils_the_work_of_others_for_ever) {
 #endif
   bench_row rows[2];
   outlives = true;
-  run_case(spoil_others, 1, rows);
+  run_until_told(spoil_others, BENCH_ERROR, "flash_c: ", NULL, NO_FAULT, rows);
   outlives = false;
   end_spoiler();
-  test_contains(rows[1].verdict.reason, "through no fault of its own: flash_c disturbs it");
+  test_contains(rows[1].verdict.reason, NO_FAULT);
   expect_verdict(rows, BENCH_ERROR, "flash_c: ", NULL);
 }
 
 TEST(overwrites_inputs) {
   bench_row rows[2];
-  run_case(spoil_inputs, 1, rows);
-  test_contains(rows[1].verdict.reason, "through no fault of its own: flash_c disturbs it");
+  run_until_told(spoil_inputs, BENCH_ERROR, "flash_c: ", NULL, NO_FAULT, rows);
+  test_contains(rows[1].verdict.reason, NO_FAULT);
   expect_verdict(rows, BENCH_ERROR, "flash_c: ", NULL);
 }
 
@@ -654,6 +677,7 @@ static const char *run_eval(void (*trick)(const work_call *c), int *code) {
 static void expect_eval(void (*trick)(const work_call *c), int wanted, const char *sentence) {
   int code;
   const char *said = run_eval(trick, &code);
+  for (int tries = 1; tries < 6 && !(strstr(said, sentence) && code == wanted); tries++) said = run_eval(trick, &code);
   test_contains(said, sentence);
   assert_int_equal(code, wanted);
 }

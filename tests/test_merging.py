@@ -46,7 +46,7 @@ def number_of(chance):
 def cell_of(chance, column):
     kind = KIND[column]
     if kind == "TEXT":
-        short = column.startswith("dtype") or column in ("baseline", "isa", "library")
+        short = column.startswith("dtype") or column in ("baseline", "isa", "library", "level")
         return chance.choice(["", "naive_c", "bf16"]) if short else text_of(chance)[:5]
     if kind.endswith("WHOLE"):
         return str(chance.choice([0, 1, 2, 8, chance.randrange(10 ** 12)]))
@@ -209,7 +209,7 @@ def time_row(row, reads):
     spread = f"{100 * max(halves) / middle:.1f} %" if halves else ""
     rate = number(row, "gflops")
     return (f"  {row['kernel']:16} {time_text(middle):>10} {spread:>8} {fixed(rate if rate > 0 else math.nan, 1):>9} "
-            f"{fixed(number(row, 'bw_pct' if reads else 'peak_pct'), 1):>7} {fixed(number(row, 'gbs'), 2):>8}  "
+            f"{fixed(number(row, 'bw_pct' if reads else 'peak_pct'), 1):>8} {fixed(number(row, 'gbs'), 2):>8}  "
             f"{ratio_text(row):24} {fixed(number(row, 'max_err_ratio'), 3):>8}  {row['samples']}\n")
 
 
@@ -259,12 +259,13 @@ def block(rows, command, seed, colour=False, repro=False):
     best, out = rows[0], wrapped(headline(rows[0]), 0, 4)
     out = f"\033[1m{out}\033[0m" if colour else out
     reads = "samples" in best and number(best, "bw_pct") > number(best, "peak_pct")
+    share = f"% {best.get('level') or 'read'}" if reads else "% peak"
     baselines = list(dict.fromkeys(row["baseline"] for row in rows if "baseline" in row))
     ratio = "x" if not baselines else f"x {baselines[0] if len(baselines) == 1 else 'baseline'} [95 %]"
     if command == "check":
         out += f"  {'kernel':16} {'status':10} {'err/lim':>9} {'abs error':>10} {'rows':>8}\n"
     elif "samples" in best:
-        out += (f"  {'kernel':16} {'median':>10} {'+-':>8} {'GFLOP/s':>9} {'% read' if reads else '% peak':>7} {'GB/s':>8}  "
+        out += (f"  {'kernel':16} {'median':>10} {'+-':>8} {'GFLOP/s':>9} {share:>8} {'GB/s':>8}  "
                 f"{ratio:24} {'err/lim':>8}  n\n")
     else:
         out += f"  {'kernel':16} {'status':10} reason\n"
