@@ -20,8 +20,9 @@ void attn_nn_oracle_out_of_memory(void) {
 attn_nn_field attn_nn_field_create(int64_t rows, int64_t width) {
   const size_t count = (size_t)(rows * width) + 1;
   attn_nn_field field = {rows, width, calloc(count, sizeof(double)), calloc(count, sizeof(double))};
-  if (!field.value || !field.error) attn_nn_oracle_out_of_memory();
-  return field;
+  if (field.value && field.error) return field;
+  attn_nn_field_destroy(&field);
+  attn_nn_oracle_out_of_memory();
 }
 
 attn_nn_field attn_nn_field_of(const float *data, int64_t rows, int64_t width) {
