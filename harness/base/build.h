@@ -35,12 +35,12 @@ typedef struct bench_copies {
  * error. */
 bool bench_copies_load(const char *path, bench_copies *copies, char *error, size_t error_bytes);
 
-/* What `build` calls the kernel that `other` calls `kernel`. */
+/* The name in `build` of the kernel that `other` calls `kernel`. */
 enum { BENCH_BUILD_KERNEL = 80 };
 void bench_build_kernel(const bench_build *build, const bench_build *other, const char *kernel,
                         char name[BENCH_BUILD_KERNEL]);
 
-/* What the first copy runs as that kernel: of a plug-in its own, NULL if it has none. */
+/* The kernel that the first copy runs under that name; NULL if a plug-in has none. */
 const attn_kernel_info *bench_copies_kernel(const bench_copies *copies, const attn_kernel_info *kernel);
 
 #endif

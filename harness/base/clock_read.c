@@ -30,7 +30,7 @@ static double libc_ns(clockid_t clock) {
 
 /* ---- System calls ---------------------------------------------------------------------------------------------------- */
 
-/* As syscall(), without its errno: below 0 where it fails. */
+/* Like syscall(), but without errno: below 0 where it fails. */
 static long call_system(long number, long first, long second) {
 #ifdef __x86_64__
   long result;
@@ -62,7 +62,7 @@ static const char vdso_name[] = "__kernel_clock_gettime";
 static const char vdso_name[] = "__vdso_clock_gettime";
 #endif
 
-/* What an image's dynamic section points to. An address there counts from the start of the image. */
+/* The address that an image's dynamic section holds under a tag. It counts from the start of the image. */
 static const void *find_dynamic(const unsigned char *image, const Elf64_Dyn *dynamic, Elf64_Sxword tag) {
   for (const Elf64_Dyn *d = dynamic; d->d_tag != DT_NULL; d++)
     if (d->d_tag == tag) return image + d->d_un.d_ptr;
@@ -107,7 +107,7 @@ static clockid_t clock_of_process(int process) { return (clockid_t)((~(unsigned)
 
 static double descendants_ns(const char *process, int depth);
 
-/* Of the children of one thread, and theirs. */
+/* CPU time of the children of one thread, and of theirs. */
 static double children_ns(const char *process, const char *thread, int depth) {
   char path[320], child[16];
   double all_ns = 0;
@@ -140,7 +140,7 @@ static double descendants_ns(const char *process, int depth) {
   return all_ns;
 }
 
-/* Of the processes below this one that have ended. */
+/* CPU time of the processes below this one that have ended. */
 static double ended_ns(void) {
   struct rusage usage = {.ru_utime = {0, 0}};
   if (call_system(SYS_getrusage, RUSAGE_CHILDREN, (long)(intptr_t)&usage)) return 0;

@@ -138,7 +138,7 @@ bench_verdict bench_check_build(const bench_build *build, const attn_plan *plan,
                                 const bench_expected *expected, const attn_numerics *numerics, void *workspace,
                                 size_t workspace_bytes);
 
-/* What the oracle says of one row of o (and lse) in args, which `random` chooses: PASS, or FAIL, or ERROR if memory is
+/* Compares one row of o (and lse) in args, which `random` chooses, with the oracle: PASS, or FAIL, or ERROR if memory is
  * short. */
 bench_verdict bench_check_row(const attn_problem *problem, const attn_args *args, const attn_numerics *numerics,
                               bool zero_mean, uint64_t random);

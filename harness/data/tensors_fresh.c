@@ -25,7 +25,7 @@ typedef struct swap {
   int64_t one, other; /* elements from the start of the span */
 } swap;
 
-/* What was changed. */
+/* The changes, so that they can be undone. */
 struct bench_fresh {
   unsigned char *q, *pool; /* q as it was, and numbers like those of q; NULL if q is not read */
   bool shares_q;           /* both belong to other tensors */

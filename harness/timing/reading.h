@@ -8,7 +8,7 @@
 typedef uint64_t (*bench_read_loop)(const void *data, const void *beside, size_t bytes,
                                     size_t ahead); /* as attn_peak_loop.read */
 
-/* Of the widest tier that this CPU runs. */
+/* The loop of the widest tier that this CPU runs. */
 bench_read_loop bench_widest_read(void);
 
 /* Bytes/s of all threads together, each reading `bytes` of its own over and over: the median of several passes, in the

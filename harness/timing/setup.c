@@ -211,7 +211,7 @@ static double largest_group(const bench_setup *s) {
   return fmin(BENCH_MOST_GROUP, ceil(BENCH_GROUP_NS / fmax(least_ns, 1)));
 }
 
-/* As args points to the other's inputs, but for q. Scores are all of the inputs where they are given. */
+/* Lets args point to the other's inputs, but for q. Scores are all of the inputs where they are given. */
 static void share_inputs(bench_tensors *t, bench_tensors *of) {
   const void *q = t->args.q;
   void *o = t->args.o;

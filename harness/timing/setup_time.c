@@ -16,7 +16,7 @@ static void spoil(bench_trial *t, const char *why) {
   bench_trial_clear(t);
 }
 
-/* What a trial does to others. */
+/* The sentence for a trial that disturbs others. */
 static const char *disturbs(const bench_trial *t, const char *why) {
   static _Thread_local char text[400];
   (void)bench_say(text, sizeof text, "%s: disturbs other kernels: %.330s", t->kernel->name, why);
@@ -76,7 +76,7 @@ static double get_read_share(const void *context, int round) {
   return 1e9 / of[0][round] / of[1][round];
 }
 
-/* Of the loop that runs once a round, or else beside the trial's samples. */
+/* The rates of the loop that runs once a round, or else beside the trial's samples. */
 static double *read_rates_of(const bench_setup *s, const bench_trial *t) {
   return t->reads ? t->samples.loop_rate : s->read_rates;
 }

@@ -348,7 +348,7 @@ static bool time_sample(bench_sampler *s, bench_trial *t) {
   return true;
 }
 
-/* What a sample reads, in every order: as many tensors each, in their turn of the rotation. */
+/* Reads in every order as many tensors as a sample does, in their turn of the rotation. */
 double bench_sample_read(const bench_meter *m, const bench_trial *t) {
   return m->read_rate(t, take_turns(t, BENCH_READ_ORDERS * t->samples.iterations), t->threads);
 }
