@@ -79,13 +79,9 @@ static bool load(const char *path, bench_build *build, char *error, size_t bytes
 /* A nameless copy of the file, which stays open: the loader takes a path that it has seen for the same library. False if it
  * cannot be made. */
 static bool copy_file(const char *path, char *copy, size_t bytes) {
-  char buffer[65536];
-  size_t got = 0;
-  FILE *from = fopen(path, "rbe"), *to = from ? tmpfile() : NULL;
-  while (to && (got = fread(buffer, 1, sizeof buffer, from)) > 0 && fwrite(buffer, 1, got, to) == got) continue;
-  if (from) (void)fclose(from);
+  FILE *to = tmpfile();
   if (to) snprintf(copy, bytes, "/proc/self/fd/%d", fileno(to));
-  return to && !got && !fflush(to);
+  return to && bench_file_copy(path, to) && !fflush(to);
 }
 
 /* Plug-ins have names that no other has: __a0, __a1, ... for the first file and its copies, __b0, ... for the second. */

@@ -230,3 +230,14 @@ void bench_json_pair(FILE *file, const char *before, const char *key, const char
   fprintf(file, "%s\"%s\": ", before, key);
   bench_json_string(file, text);
 }
+
+bool bench_file_copy(const char *path, FILE *to) {
+  char buffer[8192];
+  size_t got = 0;
+  FILE *from = fopen(path, "rbe");
+  if (!from) return false;
+  while ((got = fread(buffer, 1, sizeof buffer, from)) > 0 && fwrite(buffer, 1, got, to) == got) continue;
+  const bool whole = !got && !ferror(from);
+  (void)fclose(from);
+  return whole;
+}

@@ -24,6 +24,9 @@ void bench_file_hash(const char *path, char text[17]);
 /* Opens /dev/null for those of descriptors 0, 1 and 2 that are closed, so that no file of ours becomes one of them. */
 void bench_open_standard_files(void);
 
+/* Appends the whole file at the path to `to`. False if it cannot be read or written. */
+bool bench_file_copy(const char *path, FILE *to);
+
 /* True if bench_file_write() could create the file now; else false, said on stderr. Writes nothing. */
 bool bench_file_writable(const char *path);
 

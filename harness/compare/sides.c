@@ -102,11 +102,7 @@ int bench_baseline_path(const char *name, const char *option, char path[BENCH_BA
 }
 
 static void copy_file(void *context, FILE *file) {
-  char buffer[8192];
-  FILE *from = fopen(context, "rbe");
-  for (size_t got; from && (got = fread(buffer, 1, sizeof buffer, from)) > 0;)
-    if (fwrite(buffer, 1, got, file) != got) break;
-  if (from) (void)fclose(from);
+  (void)bench_file_copy(context, file); /* whether it could be written is seen when the file is closed */
 }
 
 int bench_baseline_save(const bench_side *side, const char *name) {
