@@ -291,6 +291,13 @@ static void leave_other_rounding(const work_call *c) {
   if (is_checked()) (void)fesetround(FE_DOWNWARD);
 }
 
+static int rounding_call;
+
+static void leave_other_rounding_once(const work_call *c) {
+  work_honestly(c);
+  if (calls == rounding_call) (void)fesetround(FE_DOWNWARD);
+}
+
 /* ---- Tricks with clocks, processes and other kernels ------------------------------------------------------------------ */
 
 static double stolen_ns; /* from the C library's clock */
@@ -601,6 +608,20 @@ TEST(works_after_a_pause_only) {
 TEST(computes_where_poison_is) { expect_caught(compute_where_poison_is, BENCH_ERROR, "skips work", DIFFERS); }
 TEST(keeps_k) { expect_caught_everywhere(keep_k, "skips work"); }
 TEST(leaves_other_rounding) { expect_caught_everywhere(leave_other_rounding, "other rounding"); }
+
+/* In a call of the check, one that guesses the time, one of the calibration, and one before or between the timed ones. */
+TEST(leaves_other_rounding_once) {
+  static const int numbers[] = {1, 2, 3, 5, 9, 13, 20, 31, 50};
+  for (size_t i = 0; i < COUNT(numbers); i++) {
+    bench_row rows[2];
+    rounding_call = numbers[i];
+    run_case(leave_other_rounding_once, 1, rows);
+    assert_int_equal(fegetround(), FE_TONEAREST);
+    test_contains(rows[0].verdict.reason, "leaves the thread with other rounding");
+    expect_other_timed(rows);
+    clear(rows);
+  }
+}
 
 TEST(stops_the_clock) {
   expect_caught_everywhere(stop_the_clock, "clocks disagree");

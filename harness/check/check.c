@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/float_mode.h"
 #include "cases/case.h"
 #include "data/generate.h"
 #include "kernels/common/aligned.h"
@@ -44,7 +45,9 @@ static void name_packed_byte(const bench_tensors *tensors, size_t byte, char *te
 static bool run(watched_kernel *w, int poison, void *workspace) {
   bench_tensors_poison_output(w->tensors, (uint8_t)poison, 1);
   if (workspace) memset(workspace, poison, w->workspace_bytes);
+  const uint64_t float_mode = bench_float_mode();
   const attn_status status = w->build->plan_run(w->plan, &w->tensors->args, workspace, w->workspace_bytes);
+  if (!bench_keeps_float_mode(float_mode)) return bench_set_reason(&w->verdict, BENCH_FAIL, BENCH_OTHER_FLOAT_MODE);
   const char *fault = status == ATTN_OK ? bench_tensors_damage(w->tensors) : w->build->last_error();
   if (status == ATTN_OK) return !fault || bench_set_reason(&w->verdict, BENCH_FAIL, "%s", fault);
   return bench_set_reason(&w->verdict, BENCH_ERROR, "%s: %s", attn_status_name(status), fault);

@@ -4,6 +4,7 @@
  * takes their CPU time. It is found by leaving it out. */
 #include <math.h>
 
+#include "base/float_mode.h"
 #include "timing/setup.h"
 
 enum { ROUNDS = 5, REPEATS = 3, FACTORS = 6 /* of V, then they begin again */ };
@@ -51,6 +52,7 @@ static uint64_t hash_inputs(bench_setup *s) {
 static bench_trial *find_writer(bench_setup *s, bench_trial *failed) {
   if (!s->tensors[0].buffers || hash_inputs(s) == s->input_hash) return NULL;
   bench_trial *writer = NULL;
+  const uint64_t float_mode = bench_float_mode();
   for (int i = 0; i < s->count && !writer; i++) {
     if (!can_run(&s->trials[i])) continue;
     const uint64_t before = hash_inputs(s);
@@ -59,6 +61,7 @@ static bench_trial *find_writer(bench_setup *s, bench_trial *failed) {
       if (bench_tensors_input_hash(&s->tensors[0]) != before) writer = &s->trials[i];
     }
   }
+  (void)bench_keeps_float_mode(float_mode);
   s->inputs_lost = true;
   return writer ? writer : failed;
 }

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/float_mode.h"
 #include "timing/stats.h"
 
 enum { SLOW_ROUNDS = 3, FEW_CALLS = 5, READINGS = 200 };
@@ -118,7 +119,7 @@ static double least_call_ns(const rounds *r, bench_trial *t) {
 
 /* The longer a sample, the more often another program takes the core meanwhile. So trials that are alike take as many calls,
  * also where their calibration was disturbed, unless they really are slower. */
-static void even_out(const rounds *r) {
+static bool even_out(rounds *r) {
   for (int i = 0; i < r->count; i++) {
     int64_t *calls = &r->trials[i]->samples.iterations, most = *calls;
     for (int k = 0; k < r->count; k++)
@@ -127,7 +128,11 @@ static void even_out(const rounds *r) {
     if (most == *calls) continue;
     const double enough = ceil(1.2 * r->sampler.sample_ns / fmax(least_call_ns(r, r->trials[i]), 1));
     *calls = (int64_t)fmax((double)*calls, fmin((double)most, enough));
+    r->failed = r->trials[i];
+    if (!bench_sample_keeps_float_mode(&r->sampler, r->failed)) return false;
+    r->failed = NULL;
   }
+  return true;
 }
 
 static bool prepare_all(rounds *r) {
@@ -139,7 +144,7 @@ static bool prepare_all(rounds *r) {
   r->sampler.random = r->options->seed ^ (uint64_t)r->sampler.meter->now_ns(); /* no kernel may foresee it */
   for (int i = 0; i < r->count; i++)
     if (!prepare(r, r->trials[i])) return false;
-  even_out(r);
+  if (!even_out(r)) return false;
   share_budget(r);
   return true;
 }
@@ -202,7 +207,7 @@ bool bench_time(bench_trial *const *trials, int count, const bench_timing_option
               .count = count,
               .options = options,
               .square = calloc((size_t)count * (size_t)count + 1, sizeof *r.square),
-              .sampler = {.meter = meter},
+              .sampler = {.meter = meter, .float_mode = bench_float_mode()},
               .start_ns = meter->now_ns()};
   *stop = BENCH_STOP_ROUNDS;
   bool fine = r.square || bench_sampler_fail(&r.sampler, "no memory for the order of %d trials", count);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/float_mode.h"
 #include "cases/case.h"
 #include "check/structure.h"
 #include "kernels/common/aligned.h"
@@ -108,11 +109,17 @@ static void check_structure(const bench_setup *s, bench_trial *t) {
   memcpy(t->verdict.reason, structure.reason, sizeof t->verdict.reason);
 }
 
-static void check_trial(bench_setup *s, bench_trial *t) {
+static void guess_call_time(bench_trial *t) {
+  t->call_ns = INFINITY;
+  for (int i = 0; i < GUESSES && !(t->call_ns > LONG_CALL_NS && i); i++) { /* the check has seen that a call succeeds */
+    const double start = bench_now_ns();
+    (void)bench_trial_call(t, 0);
+    t->call_ns = fmin(t->call_ns, bench_now_ns() - start);
+  }
+}
+
+static void check_output(bench_setup *s, bench_trial *t) {
   const attn_numerics *numerics = &t->kernel->numerics;
-  bench_note(s, "checking", t->kernel->name);
-  bench_team_settle(t->threads);
-  const int tasks = bench_tasks_now();
   t->tensors = s->tensors;
   t->tensor_count = 1;
   t->zero_mean = s->expected && s->expected->zero_mean;
@@ -124,17 +131,21 @@ static void check_trial(bench_setup *s, bench_trial *t) {
                                    t->workspace_bytes);
     check_structure(s, t);
   }
-  t->leaves_threads = bench_tasks_now() > tasks;
   if (!s->settings->timed || t->verdict.status != BENCH_PASS) return;
   if (!t->layer)
     bench_pages_forget(t->workspace, t->workspace_bytes); /* so that the threads that pack touch it first, not the check */
-  t->call_ns = INFINITY;
-  for (int i = 0; i < GUESSES && !(t->call_ns > LONG_CALL_NS && i); i++) { /* the check has seen that a call succeeds */
-    const double start = bench_now_ns();
-    (void)bench_trial_call(t, 0);
-    t->call_ns = fmin(t->call_ns, bench_now_ns() - start);
-  }
-  t->leaves_threads |= bench_tasks_now() > tasks;
+  guess_call_time(t);
+}
+
+/* What the kernel leaves behind in the process counts, too. */
+static void check_trial(bench_setup *s, bench_trial *t) {
+  bench_note(s, "checking", t->kernel->name);
+  bench_team_settle(t->threads);
+  const int tasks = bench_tasks_now();
+  const uint64_t float_mode = bench_float_mode();
+  check_output(s, t);
+  t->leaves_threads = bench_tasks_now() > tasks;
+  if (!bench_keeps_float_mode(float_mode)) bench_conclude(t, BENCH_FAIL, BENCH_OTHER_FLOAT_MODE);
 }
 
 /* A kernel that failed may have damaged what all trials share. */

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/float_mode.h"
 #include "data/generate.h"
 #include "machine/affinity.h"
 #include "timing/core_share.h"
@@ -147,25 +148,6 @@ static void gather_team(bench_sampler *s, const bench_trial *t) {
   bench_team_settle(t->threads);
 }
 
-/* ---- The thread's floating-point mode ----------------------------------------------------------------------------------
- */
-
-#ifdef __SSE__
-enum { FLAGS = 0x3f }; /* of what has happened; the other bits are the mode */
-static uint64_t float_mode(void) { return __builtin_ia32_stmxcsr() & ~(unsigned)FLAGS; }
-static void set_float_mode(uint64_t mode) { __builtin_ia32_ldmxcsr((unsigned)mode); }
-#elif defined __aarch64__
-static uint64_t float_mode(void) {
-  uint64_t mode;
-  __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
-  return mode;
-}
-static void set_float_mode(uint64_t mode) { __asm__ volatile("msr fpcr, %0" : : "r"(mode)); }
-#else
-static uint64_t float_mode(void) { return 0; }
-static void set_float_mode(uint64_t mode) { (void)mode; }
-#endif
-
 /* ---- Calls ----------------------------------------------------------------------------------------------------------- */
 
 /* The turn of the next call, after which `calls` are taken. */
@@ -177,7 +159,12 @@ static int64_t take_turns(const bench_trial *t, int64_t calls) {
 }
 
 static bool fail_call(bench_sampler *s, const bench_trial *t) {
+  (void)bench_keeps_float_mode(s->float_mode);
   return bench_sampler_fail(s, "%s: %s", t->kernel->name, bench_trial_build(t)->last_error());
+}
+
+bool bench_sample_keeps_float_mode(bench_sampler *s, const bench_trial *t) {
+  return bench_keeps_float_mode(s->float_mode) || bench_sampler_fail(s, "%s: " BENCH_OTHER_FLOAT_MODE, t->kernel->name);
 }
 
 /* 0 .. below - 1. */
@@ -192,6 +179,7 @@ static bool call_known(bench_sampler *s, const bench_trial *t) {
   m->restore(t, turn);
   m->poison(t, turn);
   if (m->call(t, turn) != ATTN_OK) return fail_call(s, t);
+  if (!bench_sample_keeps_float_mode(s, t)) return false;
   const bool right = m->output_hash(t, turn) == t->verdict.output_hash;
   m->freshen(t, turn, &s->random);
   return right || bench_sampler_fail(s, "%s: %s", t->kernel->name, DIFFERS);
@@ -227,7 +215,6 @@ static void choose_group(bench_sampler *s, const bench_trial *t, sample *x) {
 
 static bool time_group(bench_sampler *s, const bench_trial *t, sample *x) {
   const bench_meter *m = s->meter;
-  const uint64_t mode = float_mode();
   attn_status status = ATTN_OK;
   const bool lasts = t->call_ns * x->count >= OWN_CLOCK_NS;
   const double own_ns = lasts ? m->own_cpu_ns() : 0, start = m->now_ns();
@@ -235,10 +222,7 @@ static bool time_group(bench_sampler *s, const bench_trial *t, sample *x) {
   const double group_ns = fmax(m->now_ns() - start - s->clock_ns, 0);
   x->timed_ns += group_ns;
   x->own_ns += lasts ? m->own_cpu_ns() - own_ns : group_ns;
-  if (status != ATTN_OK) return fail_call(s, t);
-  if (float_mode() == mode) return true;
-  set_float_mode(mode);
-  return bench_sampler_fail(s, "%s: leaves the thread with other rounding, or flushing to zero", t->kernel->name);
+  return status == ATTN_OK ? bench_sample_keeps_float_mode(s, t) : fail_call(s, t);
 }
 
 static bool look(bench_sampler *s, const bench_trial *t, const sample *x) {
@@ -338,6 +322,7 @@ static bool time_round(bench_sampler *s, bench_trial *t, int r) {
 static bool time_sample(bench_sampler *s, bench_trial *t) {
   for (int64_t i = 0; !t->cold && t->call_ns < REWARM_BELOW_NS && i < t->tensor_count; i++)
     if (s->meter->call(t, i) != ATTN_OK) return fail_call(s, t);
+  if (!bench_sample_keeps_float_mode(s, t)) return false;
   for (int64_t i = 0; !t->cold && i < t->tensor_count; i++) {
     s->meter->renew(t, i, t->threads);
     s->meter->freshen(t, i, &s->random);

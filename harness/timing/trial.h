@@ -143,10 +143,11 @@ extern const bench_meter bench_machine_meter; /* this machine's clock, calls and
 
 typedef struct bench_sampler {
   const bench_meter *meter;
-  int team;         /* threads of the last sample, which may still wait for work in a loop that takes CPU time */
-  double sample_ns; /* a sample lasts at least this long */
-  double clock_ns;  /* what a reading of the clock adds to a time */
-  uint64_t random;  /* for what a kernel must not foresee */
+  int team;            /* threads of the last sample, which may still wait for work in a loop that takes CPU time */
+  double sample_ns;    /* a sample lasts at least this long */
+  double clock_ns;     /* what a reading of the clock adds to a time */
+  uint64_t random;     /* for what a kernel must not foresee */
+  uint64_t float_mode; /* of the thread, which no call may change */
   char error[400];
 } bench_sampler;
 
@@ -170,6 +171,10 @@ bool bench_knows_calm(const bench_trial *trial);
 /* Finds how many calls make a sample, which also warms up, and how long a slice of the peak loop is. Sets call_ns. False
  * with the sampler's error if a call failed. */
 bool bench_sample_calibrate(bench_sampler *sampler, bench_trial *trial);
+
+/* Whether a call, or several, left the thread's floating-point mode as it was; to be asked after timed and other calls,
+ * since the mode stays what a call made of it. False with the sampler's error, and the mode as before. */
+bool bench_sample_keeps_float_mode(bench_sampler *sampler, const bench_trial *trial);
 
 /* Appends a sample. *last holds the slices before it, if they are of the trial's loop, and then those after it. False
  * with the sampler's error if a call failed, an output is wrong, or clocks disagree. */
