@@ -348,6 +348,7 @@ static void work_in_child(const work_call *c) {
 static atomic_bool stop_spoiling;
 static pthread_t spoiler;
 static bool spoils, outlives;
+static int first_spoiling = CHECKED_CALLS + 1; /* the call that starts the thread */
 
 /* Writes where others write, as long as the plan lives. */
 static void *spoil_outputs(void *nothing) {
@@ -368,7 +369,7 @@ static void end_spoiler(void) {
 static void spoil_others(const work_call *c) {
   if (spoils && !outlives) end_spoiler();
   work_honestly(c);
-  if (!is_checked() || spoils) return;
+  if (calls < first_spoiling || spoils) return;
   keep_arguments(c);
   stop_spoiling = false;
   spoils = !pthread_create(&spoiler, NULL, spoil_outputs, NULL);
@@ -485,10 +486,10 @@ static bool is_told(const bench_row rows[2], bench_status status, const char *se
 }
 
 /* Looks are at calls, rows and moments that are drawn, and a case has seven short rounds here: beside other programs it may
- * end before the cheat shows, or while its thread has no turn. Then it runs again, a few times. */
+ * end before the cheat shows, or while its thread has no turn. Then it runs once more. */
 static void run_until_told(void (*trick)(const work_call *c), bench_status status, const char *sentence, const char *other,
                            const char *of_other, bench_row rows[2]) {
-  enum { TRIES = 6 };
+  enum { TRIES = 2 };
   for (int i = 0; i < TRIES; i++) {
     run_case(trick, 1, rows);
     if (i == TRIES - 1 || is_told(rows, status, sentence, other, of_other)) return;
@@ -642,18 +643,24 @@ TEST(spoils_the_work_of_others) {
   expect_caught_everywhere(spoil_others, "flash_c: ");
 }
 
-/* A thread that nothing ends: the other kernel gets no time, and a reason that names the culprit. */
+/* A thread that nothing ends: the other kernel gets no time, and a reason that names the culprit, whether the thread began
+ * in its own samples or in those of the control. */
 TEST(spoils_the_work_of_others_for_ever) {
 #ifdef __SANITIZE_THREAD__
   skip();
 #endif
-  bench_row rows[2];
-  outlives = true;
-  run_until_told(spoil_others, BENCH_ERROR, "flash_c: ", NULL, NO_FAULT, rows);
-  outlives = false;
-  end_spoiler();
-  test_contains(rows[1].verdict.reason, NO_FAULT);
-  expect_verdict(rows, BENCH_ERROR, "flash_c: ", NULL);
+  static const int numbers[] = {9, 40, 70, 100, 150};
+  for (size_t i = 0; i < COUNT(numbers); i++) {
+    bench_row rows[2];
+    first_spoiling = numbers[i];
+    outlives = true;
+    run_until_told(spoil_others, BENCH_ERROR, "flash_c: ", NULL, NO_FAULT, rows);
+    outlives = false;
+    end_spoiler();
+    first_spoiling = CHECKED_CALLS + 1;
+    test_contains(rows[1].verdict.reason, NO_FAULT);
+    expect_verdict(rows, BENCH_ERROR, "flash_c: ", NULL);
+  }
 }
 
 TEST(overwrites_inputs) {
@@ -698,7 +705,7 @@ static const char *run_eval(void (*trick)(const work_call *c), int *code) {
 static void expect_eval(void (*trick)(const work_call *c), int wanted, const char *sentence) {
   int code;
   const char *said = run_eval(trick, &code);
-  for (int tries = 1; tries < 6 && !(strstr(said, sentence) && code == wanted); tries++) said = run_eval(trick, &code);
+  for (int tries = 1; tries < 2 && !(strstr(said, sentence) && code == wanted); tries++) said = run_eval(trick, &code);
   test_contains(said, sentence);
   assert_int_equal(code, wanted);
 }

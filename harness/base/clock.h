@@ -24,8 +24,16 @@ bench_cpu_time bench_cpu_now(void);
 double bench_own_cpu_ns(void); /* the latter alone */
 double bench_cpu_resolution_ns(void);
 
-/* Threads of this process; 0 if that is not known. */
-int bench_tasks_now(void);
+/* The threads of this process, by their numbers; none if they are not known. Those that are about to end are among them, so
+ * that their count says nothing about which are new. */
+enum { BENCH_MOST_TASKS = 500 };
+typedef struct bench_tasks {
+  int count, number[BENCH_MOST_TASKS];
+} bench_tasks;
+bench_tasks bench_tasks_now(void);
+
+/* Whether a thread that was not among these is there, and stays for a moment. */
+bool bench_tasks_grew(const bench_tasks *before);
 
 /* The larger of what the system claims and the smallest step seen; 0 if the clock stands still. */
 double bench_clock_resolution_ns(void);

@@ -155,12 +155,32 @@ static double processes_ns(void) {
   return descendants_ns("self", MOST_GENERATIONS) + ended_ns() + system_ns(CLOCK_PROCESS_CPUTIME_ID);
 }
 
-int bench_tasks_now(void) {
+bench_tasks bench_tasks_now(void) {
   DIR *tasks = opendir("/proc/self/task");
-  int count = 0;
-  for (const struct dirent *task; tasks && (task = readdir(tasks));) count += task->d_name[0] != '.';
+  bench_tasks now = {.count = 0};
+  for (const struct dirent *task; tasks && now.count < BENCH_MOST_TASKS && (task = readdir(tasks));)
+    if (task->d_name[0] != '.') now.number[now.count++] = atoi(task->d_name);
   if (tasks) closedir(tasks);
-  return count;
+  return now;
+}
+
+static bool has_task(const bench_tasks *tasks, int number) {
+  for (int i = 0; i < tasks->count; i++)
+    if (tasks->number[i] == number) return true;
+  return false;
+}
+
+/* A thread is listed for some microseconds after pthread_join() has returned. */
+bool bench_tasks_grew(const bench_tasks *before) {
+  enum { LOOKS = 4 };
+  bool grew = true;
+  for (int look = 0; look < LOOKS && grew; look++) {
+    if (look) (void)nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+    const bench_tasks now = bench_tasks_now();
+    grew = false;
+    for (int i = 0; i < now.count && !grew; i++) grew = !has_task(before, now.number[i]);
+  }
+  return grew;
 }
 
 double bench_own_cpu_ns(void) { return system_ns(CLOCK_THREAD_CPUTIME_ID); }
@@ -170,7 +190,8 @@ double bench_own_cpu_ns(void) { return system_ns(CLOCK_THREAD_CPUTIME_ID); }
 static double system_ns(clockid_t clock) { return libc_ns(clock); }
 double bench_now_ns(void) { return libc_ns(CLOCK_MONOTONIC); }
 static double processes_ns(void) { return libc_ns(CLOCK_PROCESS_CPUTIME_ID); }
-int bench_tasks_now(void) { return 0; }
+bench_tasks bench_tasks_now(void) { return (bench_tasks){.count = 0}; }
+bool bench_tasks_grew(const bench_tasks *before) { return (void)before, false; }
 double bench_own_cpu_ns(void) { return libc_ns(CLOCK_THREAD_CPUTIME_ID); }
 
 #endif

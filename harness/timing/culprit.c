@@ -38,6 +38,26 @@ static bool runs_well(const bench_setup *s, bench_trial *first, bench_trial *sec
 
 static bool can_run(const bench_trial *t) { return (t->plan || t->layer) && !t->refused; }
 
+static bool any_leaves_threads(const bench_setup *s) {
+  bool any = false;
+  for (int i = 0; i < s->count; i++) any |= s->trials[i].leaves_threads;
+  return any;
+}
+
+/* Between its calls a trial can do something only by threads. */
+static bool may_be_disturbed(const bench_setup *s, const bench_trial *failed) {
+  bool may = false;
+  for (int i = 0; i < s->count; i++) may |= s->trials[i].leaves_threads && &s->trials[i] != failed;
+  bench_team_dismiss();
+  return may || bench_tasks_now().count > 1;
+}
+
+/* Whether it is one that may disturb the failed one: of those that left threads, if any did. Leaving out another would prove
+ * nothing, because what a thread spoils changes from round to round. */
+static bool may_disturb(const bench_setup *s, const bench_trial *t, const bench_trial *failed) {
+  return t != failed && can_run(t) && (t->leaves_threads || !any_leaves_threads(s));
+}
+
 /* ---- Inputs ---------------------------------------------------------------------------------------------------------- */
 
 /* A hash of the inputs as they were when the tensors were made, if nobody else has written there. */
@@ -86,10 +106,9 @@ static bench_trial *find_disturber(bench_setup *s, bench_trial *failed) {
   bench_trial *closed[BENCH_MAX_KERNELS + 1], *found = NULL;
   int count = 0;
   for (int i = 0; i < s->count && !found; i++)
-    if (&s->trials[i] != failed && can_run(&s->trials[i]) && is_disturbed_by(s, failed, &s->trials[i]))
-      found = &s->trials[i];
+    if (may_disturb(s, &s->trials[i], failed) && is_disturbed_by(s, failed, &s->trials[i])) found = &s->trials[i];
   for (int i = 0; i < s->count && !found && !always_runs_well(s, failed); i++) {
-    if (&s->trials[i] == failed || !s->trials[i].plan) continue;
+    if (!may_disturb(s, &s->trials[i], failed) || !s->trials[i].plan) continue;
     bench_setup_close_plan(closed[count++] = &s->trials[i]);
     if (always_runs_well(s, failed)) found = &s->trials[i];
   }
@@ -105,15 +124,8 @@ static bench_trial *find_owner_of_threads(bench_setup *s, bench_trial *failed) {
   return failed;
 }
 
-/* Between its calls a trial can do something only by threads. */
-static bool may_be_disturbed(const bench_setup *s, const bench_trial *failed) {
-  bool may = s->control.leaves_threads;
-  for (int i = 0; i < s->count; i++) may |= s->trials[i].leaves_threads && &s->trials[i] != failed;
-  bench_team_dismiss();
-  return may || bench_tasks_now() > 1;
-}
-
 bench_trial *bench_setup_find_culprit(bench_setup *s, bench_trial *failed) {
+  s->trials[s->controlled - s->trials].leaves_threads |= s->control.leaves_threads; /* the same kernel */
   bench_trial *culprit = find_writer(s, failed);
   if (!culprit && may_be_disturbed(s, failed)) culprit = find_disturber(s, failed);
   if (!culprit && may_be_disturbed(s, failed)) culprit = find_owner_of_threads(s, failed);

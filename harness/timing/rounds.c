@@ -106,14 +106,14 @@ static bool are_alike(const bench_trial *a, const bench_trial *b) {
 
 /* Nanoseconds of the quickest of a few calls. */
 static double least_call_ns(const rounds *r, bench_trial *t) {
-  const int tasks = bench_tasks_now();
+  const bench_tasks tasks = bench_tasks_now();
   double least = INFINITY;
   for (int i = 0; i < FEW_CALLS; i++) {
     const double start = r->sampler.meter->now_ns();
     (void)r->sampler.meter->call(t, 0);
     least = fmin(least, r->sampler.meter->now_ns() - start);
   }
-  t->leaves_threads |= bench_tasks_now() > tasks;
+  t->leaves_threads |= bench_tasks_grew(&tasks);
   return least;
 }
 

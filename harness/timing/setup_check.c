@@ -141,10 +141,10 @@ static void check_output(bench_setup *s, bench_trial *t) {
 static void check_trial(bench_setup *s, bench_trial *t) {
   bench_note(s, "checking", t->kernel->name);
   bench_team_settle(t->threads);
-  const int tasks = bench_tasks_now();
+  const bench_tasks tasks = bench_tasks_now();
   const uint64_t float_mode = bench_float_mode();
   check_output(s, t);
-  t->leaves_threads = bench_tasks_now() > tasks;
+  t->leaves_threads = bench_tasks_grew(&tasks);
   if (!bench_keeps_float_mode(float_mode)) bench_conclude(t, BENCH_FAIL, BENCH_OTHER_FLOAT_MODE);
 }
 

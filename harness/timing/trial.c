@@ -354,9 +354,9 @@ bool bench_sample_take(bench_sampler *s, bench_trial *t, int position, bench_sli
   gather_team(s, t);
   if (bench_place_take(t)) bench_pages_fill(t->workspace, 0, t->workspace_bytes, t->threads);
   const bench_slices before = last->loop && last->loop == t->slice.loop ? *last : run_slices(s, t);
-  const int tasks = bench_tasks_now();
+  const bench_tasks tasks = bench_tasks_now();
   const bool fine = time_sample(s, t);
-  t->leaves_threads |= bench_tasks_now() > tasks;
+  t->leaves_threads |= bench_tasks_grew(&tasks);
   if (!fine) return false;
   *last = run_slices(s, t);
   double rates[2 * BENCH_SLICES]; /* their median: a slice that an interrupt disturbed does not count */
@@ -389,12 +389,12 @@ bool bench_sample_calibrate(bench_sampler *s, bench_trial *t) {
   t->slice = (bench_peak_slice){.loop = NULL};
   gather_team(s, t);
   if (t->peak) t->slice = s->meter->peak_prepare(t->peak, t->threads, SLICE_NS);
-  const int tasks = bench_tasks_now();
+  const bench_tasks tasks = bench_tasks_now();
   for (int64_t i = 0; i < t->tensor_count; i++) s->meter->freshen(t, i, &s->random);
   for (t->group = 1;; calls = more_calls(calls, t->call_ns * (double)calls, s->sample_ns)) {
     sample x = {.calls = calls};
     const bool fine = take_calls(s, t, &x);
-    t->leaves_threads |= bench_tasks_now() > tasks;
+    t->leaves_threads |= bench_tasks_grew(&tasks);
     if (!fine) return false;
     t->samples.iterations = calls;
     t->call_ns = x.timed_ns / (double)calls;
