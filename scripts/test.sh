@@ -152,7 +152,7 @@ clangs() {
 }
 
 stage_clang() {
-  local compiler result=0 without=library # tests of code that this compiler does not compile
+  local compiler result=0 without='library|once' # tests of code that this compiler does not compile, and of what is slow
   local only=(tests_unit tests_tier tests_compiler)
   local -x ATTN_TEST_FEW=1 # the stage gcc runs these tests in full
   [ -z "$long" ] || { without='' only=() && unset ATTN_TEST_FEW; }
@@ -401,7 +401,8 @@ mkdir "$logs/begun"
 : >"$logs/skipped.txt"
 begun=$SECONDS
 mapfile -t in_build < <(wanted gcc tiers machines lint) # one after the other: they share the folder build/
-mapfile -t others < <(wanted clang sanitize aarch64 fuzz bare emulated portable onednn3 races memory levels)
+# Long ones first, so that both lanes end at about the same time.
+mapfile -t others < <(wanted sanitize clang emulated fuzz aarch64 bare portable onednn3 races memory levels)
 if [ "$jobs" = 1 ] || [ ${#others[@]} = 0 ] || [ $((${#in_build[@]} + ${#others[@]})) = 1 ]; then
   for stage in "${in_build[@]}" "${others[@]}"; do (run_stage "$stage"); done
 else
