@@ -54,9 +54,9 @@ AREAS = (
               " fault_memory tier_c tier_avx2 tier_avx512@qemu_Haswell check edge_c bits cli guard_pages"),
     ("kernels/amx/*", "nonfinite bf16_amx common fuzz_kernels numerics flush conformance_amx tier_amx bits guard_pages cli"),
     ("kernels/ref/oracle*", "reference common numerics fuzz_kernels mha tier_c check edge_c conformance_c bits"),
-    ("kernels/*", "score_steps merge plan product common nonfinite numerics fuzz_kernels reference mha tier_c tier_avx2"
-                  " tier_avx512 flush edge_c edge_avx2 edge_avx512 conformance_c conformance_avx2 conformance_avx512"
-                  " bf16_amx conformance_amx check bits guard_pages cli"),
+    ("kernels/*", "score_steps merge plan product common decode nonfinite numerics fuzz_kernels reference mha tier_c"
+                  " tier_avx2 tier_avx512 flush edge_c edge_avx2 edge_avx512 conformance_c conformance_avx2"
+                  " conformance_avx512 bf16_amx conformance_amx check bits guard_pages cli"),
     ("harness/check/structure*", "structure layer structure_mutants conformance_c mutants check cli"),
     ("harness/check/*", "choose_rows error_limits compare reference every_element structure goals layer timing check common"
                         " fault_memory cheats structure_mutants mutants cli eval_numpy"),

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Which keys the rows of a decode step see: windows, alignments, offsets and lengths, each begun and ended at, before and
  * behind the borders of vectors, blocks (32 keys) and splits (1024), for one row and several of a KV head, in head
- * dimensions of every loop. All decode kernels of this CPU against the oracle. */
+ * dimensions of every loop. All decode kernels of this CPU against the oracle; pages behind the tensors are inaccessible. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -70,7 +70,7 @@ static bool is_decode(const attn_kernel_info *kernel) {
 static int check_case(const bench_case *bench) {
   bench_tensors tensors;
   int passed = 0;
-  assert_true(bench_tensors_create(bench, &tensors));
+  assert_true(bench_tensors_create_guarded(bench, &tensors, BENCH_GUARD_PAGE_AFTER));
   bench_expected *expected = checks_expected(bench, &tensors);
   for (int i = 0; i < attn_kernel_count(); i++) {
     const attn_kernel_info *kernel = attn_kernel_get(i);
