@@ -60,7 +60,7 @@ AREAS = (
     ("harness/check/structure*", "structure layer structure_mutants conformance_c mutants check cli"),
     ("harness/check/*", "choose_rows error_limits compare reference every_element structure goals layer timing check common"
                         " fault_memory cheats structure_mutants mutants cli eval_numpy"),
-    ("harness/timing/*", "stats row rates verdict setup timing goals layer fault_memory cheats cli"),
+    ("harness/timing/*", "stats row rates verdict setup timing goals check layer fault_memory cheats cli"),
     ("harness/goals/*", "goals timing fault_memory cli"),
     ("harness/layers/*", "layer nn_layers layer_family cli"),
     ("harness/commands/session*", "session faults fault_memory cli"),

@@ -440,6 +440,38 @@ TEST(every_plan_describes_itself) {
   assert_int_equal(attn_plan_workspace(NULL), 0);
 }
 
+static const char *choice_of(const attn_plan *plan) { return strstr(attn_plan_describe(plan), "\nchoice"); }
+
+/* Whatever the problem, the words say what the choice went by, and neither depends on batch or threads. Built-in costs are
+ * of plain and causal dot products, in head dimensions that are multiples of 8. */
+TEST(every_choice_says_why_for_any_batch_and_threads) {
+  static const int64_t queries[] = {1, 4, 9, 300}, dims[] = {7, 24, 64, 128};
+  enum { CAUSAL = 1, KINDS = 8 };
+  for (int n = 0; n < 4 * 4 * 3 * KINDS; n++) {
+    const int kind = n / 48;
+    attn_problem p;
+    attn_plan *plan, *other;
+    attn_problem_init(&p, 1, 4, 2, queries[n % 4], 300, dims[n / 4 % 4], dims[n / 4 % 4]);
+    p.dtype_q = p.dtype_kv = p.dtype_o = (attn_dtype)(n / 16 % 3);
+    if (kind == CAUSAL) attn_problem_set_causal(&p, ATTN_ALIGN_BOTTOM_RIGHT);
+    if (kind == 2) p.softcap = 5;
+    if (kind == 3) p.window_left = 9;
+    if (kind == 4) p.window_right = 9;
+    if (kind == 5) p.score = ATTN_SCORE_GAUSSIAN;
+    if (kind > 5) p.uses = kind == 6 ? ATTN_USE_BIAS : ATTN_USE_MASK;
+    test_ok(attn_plan_create(&p, &ATTN_STRUCT(attn_options, .threads = 1), &plan));
+    p.batch = 5;
+    p.q_stride.b = p.k_stride.b = p.v_stride.b = p.o_stride.b = 1 << 20;
+    test_ok(attn_plan_create(&p, &ATTN_STRUCT(attn_options, .threads = 3), &other));
+    test_contains(choice_of(plan), "automatic");
+    if (kind > CAUSAL || dims[n / 4 % 4] == 7) assert_null(strstr(choice_of(plan), "by costs"));
+    assert_string_equal(choice_of(plan), choice_of(other));
+    assert_string_equal(attn_plan_kernel(plan), attn_plan_kernel(other));
+    attn_plan_destroy(plan);
+    attn_plan_destroy(other);
+  }
+}
+
 /* Which of two kernels the choice takes follows from the probe's figure, which is the same in every plan. */
 TEST(the_probe_decides_on_products_of_bf16) {
   static const struct {
