@@ -145,6 +145,84 @@ TEST(layer_norm_checks_arguments) {
   for (int i = 0; i < 3; i++) assert_true(b[i] == 0);
 }
 
+/* ---- Errors of the oracles ---- */
+
+/* Fields of the steps: x, or q; k; v; and scores. */
+enum { ROWS = 6, WIDE = 8, FIELDS = 4 };
+static const int64_t rows_of[FIELDS] = {ROWS, ROWS, ROWS, 2 * ROWS};
+
+static attn_nn_field map(const attn_nn_field *in) {
+  static float w[WIDE * WIDE];
+  test_fill(w, WIDE * WIDE, 5);
+  return attn_nn_oracle_linear(in, &(attn_nn_matrix){w, WIDE, 1, w}, WIDE);
+}
+static attn_nn_field gelu(const attn_nn_field *in) { return attn_nn_oracle_gelu(in); }
+static attn_nn_field add(const attn_nn_field *in) { return attn_nn_oracle_add(&in[0], &in[1]); }
+static attn_nn_field normed(const attn_nn_field *in) {
+  return attn_nn_oracle_layer_norm(in, &(attn_norm){.gain = gain, .epsilon = 1e-5f});
+}
+static attn_nn_field attend(const attn_nn_field *in, attn_score score) {
+  static const float weight[] = {0.5f, -1, 2, 0.7f};
+  return attn_nn_oracle_attention(&(attn_nn_attention){.batch = 2,
+                                                       .heads_q = 2,
+                                                       .heads_kv = 2,
+                                                       .seq_q = 3,
+                                                       .seq_k = 3,
+                                                       .causal = true,
+                                                       .bottom_right = true,
+                                                       .kv_len = (const int32_t[]){3, 2},
+                                                       .score = score,
+                                                       .scale = 0.7f,
+                                                       .weight = score == ATTN_SCORE_DOT ? NULL : weight,
+                                                       .scores = &in[3]},
+                                  &in[0], &in[1], &in[2]);
+}
+static attn_nn_field dot(const attn_nn_field *in) { return attend(in, ATTN_SCORE_DOT); }
+static attn_nn_field additive(const attn_nn_field *in) { return attend(in, ATTN_SCORE_ADDITIVE); }
+static attn_nn_field gaussian(const attn_nn_field *in) { return attend(in, ATTN_SCORE_GAUSSIAN); }
+static attn_nn_field precomputed(const attn_nn_field *in) { return attend(in, ATTN_SCORE_PRECOMPUTED); }
+
+static const double MOVES = 1e-3; /* large beside all roundings, small beside the values */
+
+/* An input that errs gives every output as large an error as the output moves when the input does. */
+static void check_error(attn_nn_field (*step)(const attn_nn_field *), attn_nn_field *in, int field, int64_t at,
+                        int64_t but) {
+  in[field].error[at] = MOVES;
+  attn_nn_field told = step(in);
+  in[field].error[at] = 0;
+  in[field].value[at] += MOVES;
+  attn_nn_field moved = step(in);
+  in[field].value[at] -= MOVES;
+  for (int64_t i = 0; i < told.rows * told.width; i++) {
+    const double by = fabs(moved.value[i] - told.value[i]);
+    if (i != but && !(fabs(told.error[i] - by) <= 0.02 * by + 3e-6))
+      fail_msg("field %d, element %d: output %d has an error of %g, but moves by %g", field, (int)at, (int)i, told.error[i],
+               by);
+  }
+  nn_destroy(&told, &moved);
+}
+
+/* Not of a query: its error reaches the scores of all keys alike, and the oracle takes them as independent. Nor of the
+ * element of a normed row that errs itself, whose part of the mean is left out. */
+TEST(errors_are_carried_by_derivatives) {
+  static const struct {
+    attn_nn_field (*step)(const attn_nn_field *);
+    int first, last; /* fields */
+  } steps[] = {{map, 0, 0}, {gelu, 0, 0},     {add, 0, 1},      {normed, 0, 0},
+               {dot, 1, 2}, {additive, 1, 2}, {gaussian, 1, 2}, {precomputed, 2, 3}};
+  attn_nn_field in[FIELDS];
+  test_fill(gain, WIDE, 13);
+  for (int f = 0; f < FIELDS; f++) {
+    test_fill(x, (size_t)rows_of[f] * WIDE, 30 + (unsigned)f);
+    in[f] = attn_nn_field_of(x, rows_of[f], WIDE);
+  }
+  for (size_t n = 0; n < COUNT(steps); n++)
+    for (int f = steps[n].first; f <= steps[n].last; f++)
+      for (int64_t at = 0; at < rows_of[f] * WIDE; at++)
+        check_error(steps[n].step, in, f, at, steps[n].step == normed ? at : -1);
+  nn_destroy(&in[0], &in[1], &in[2], &in[3]);
+}
+
 /* ---- Attention weights ---- */
 
 /* Rows sum to 1, masked keys weigh 0, and the weights are the kernel's own output for V = identity. */
