@@ -377,6 +377,7 @@ TEST(regression_checks_arguments) {
   const attn_regression good = ATTN_STRUCT(attn_regression, .points = POINTS, .queries = QUERIES, .dim_x = DX, .dim_y = DY,
                                            .x = points, .y = values, .query = queries, .prediction = predicted);
   test_ok(attn_kernel_regression(&good, NULL));
+  test_ok(attn_kernel_regression(&ATTN_STRUCT(attn_regression, .points = 1, .dim_x = 1, .dim_y = 1), NULL)); /* no queries */
   test_invalid(attn_kernel_regression(NULL, NULL), "regression is NULL");
 #define REFUSED(field, wrong, word) \
   TEST_REFUSES(attn_regression, good, bad.field = wrong, attn_kernel_regression(&bad, NULL), NULL, "attn_regression." word)
