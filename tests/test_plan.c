@@ -255,92 +255,63 @@ TEST(choice_depends_on_the_rows_at_once) {
   }
 }
 
-/* Where K and V of a head, as floats, exceed 1.5 MiB, decode keeps 24 queries. */
-TEST(long_sequences_stay_with_decode) {
-  for (int more = 0; more < 2; more++)
-    for (int queries = 24; queries <= 25; queries++) {
-      attn_problem problem;
-      attn_problem_init(&problem, 1, 1, 1, queries, 3072 + more, 64, 64);
-      setenv("ATTN_MAX_ISA", "c", 1);
-      assert_plan_of(&problem, more && queries == 24 ? "decode_c" : "flash_c");
-    }
-}
+/* A problem whose heads all have these sizes, and the kernel that is chosen for it. */
+typedef struct choice {
+  int64_t heads_q, heads_kv, seq_q, seq_k, dim;
+  const char *expected;
+} choice;
 
-/* So do up to 8 rows of a KV head where it has more than 1 MiB and all heads more than 8. */
-TEST(few_rows_of_many_long_heads_stay_with_decode) {
-  static const struct {
-    int64_t heads, queries, keys;
-    const char *expected;
-  } cases[] = {{8, 6, 3276, "flash_c"}, {8, 6, 3277, "decode_c"}, {7, 6, 3277, "flash_c"}, {8, 12, 3277, "flash_c"}};
-  for (size_t i = 0; i < COUNT(cases); i++) {
+static void expect_choices(const choice *cases, size_t count, attn_dtype dtype) {
+  for (size_t i = 0; i < count; i++) {
+    const choice *c = &cases[i];
     attn_problem problem;
-    attn_problem_init(&problem, 1, cases[i].heads, cases[i].heads, cases[i].queries, cases[i].keys, 40, 40);
-    setenv("ATTN_MAX_ISA", "c", 1);
-    assert_plan_of(&problem, cases[i].expected);
+    attn_problem_init(&problem, 1, c->heads_q, c->heads_kv, c->seq_q, c->seq_k, c->dim, c->dim);
+    problem.dtype_q = problem.dtype_kv = problem.dtype_o = dtype;
+    assert_plan_of(&problem, c->expected);
   }
 }
 
-/* Flash packs K and V slower the further they reach beyond 256 KiB, and computes its tiles slower where keys are few. */
+/* Where K and V of a head, as floats, exceed 1.5 MiB, decode keeps 24 queries. So do up to 8 rows of a KV head where it has
+ * more than 1 MiB and all heads more than 8. Flash packs K and V slower the further they reach beyond 256 KiB, and computes
+ * its tiles slower where keys are few. */
 TEST(the_size_of_keys_moves_the_border) {
-  static const struct {
-    int64_t seq_q, seq_k;
-    const char *expected;
-  } cases[] = {{5, 512, "flash_c"}, {5, 1536, "decode_c"}, {9, 512, "flash_c"}, {9, 1536, "decode_c"}, {9, 6, "decode_c"}};
-  for (size_t i = 0; i < COUNT(cases); i++) {
-    attn_problem problem;
-    attn_problem_init(&problem, 1, 1, 1, cases[i].seq_q, cases[i].seq_k, 64, 64);
-    setenv("ATTN_MAX_ISA", "c", 1);
-    assert_plan_of(&problem, cases[i].expected);
-  }
+  static const choice cases[] = {
+      {1, 1, 24, 3072, 64, "flash_c"}, {1, 1, 24, 3073, 64, "decode_c"}, {1, 1, 25, 3072, 64, "flash_c"},
+      {1, 1, 25, 3073, 64, "flash_c"}, {8, 8, 6, 3276, 40, "flash_c"},   {8, 8, 6, 3277, 40, "decode_c"},
+      {7, 7, 6, 3277, 40, "flash_c"},  {8, 8, 12, 3277, 40, "flash_c"},  {1, 1, 5, 512, 64, "flash_c"},
+      {1, 1, 5, 1536, 64, "decode_c"}, {1, 1, 9, 512, 64, "flash_c"},    {1, 1, 9, 1536, 64, "decode_c"},
+      {1, 1, 9, 6, 64, "decode_c"}};
+  setenv("ATTN_MAX_ISA", "c", 1);
+  expect_choices(cases, COUNT(cases), ATTN_F32);
 }
 
 /* Where there is a tile unit: 24 queries x 17 keys fill it, or 512 pairs of a query and a key, or 28 queries of fewer keys
- * and 336 pairs; decode_amx takes up to 16 queries. */
+ * and 336 pairs; decode_amx takes up to 16 queries. The more rows of a KV head and the wider the keys, the fewer keys it
+ * needs. One or two rows need K and V in level 2 unless they are narrow. Where it copies K and V, it takes 5 rows or more.
+ * Queries of grouped heads that fill one tile of vectors stay there. */
 TEST(tiles_are_for_problems_that_fill_them) {
-  static const struct {
-    int64_t seq_q, seq_k;
-    const char *expected;
-  } cases[] = {{2, 95, "decode_avx512"}, {2, 96, "decode_amx"},    {5, 39, "decode_avx512"}, {5, 40, "decode_amx"},
-               {27, 16, "flash_avx512"}, {28, 16, "flash_amx"},    {41, 8, "flash_avx512"},  {42, 8, "flash_amx"},
-               {24, 17, "flash_amx"},    {23, 22, "flash_avx512"}, {23, 23, "flash_amx"},    {11, 23, "flash_avx512"},
-               {11, 24, "decode_amx"},   {16, 23, "flash_avx512"}, {16, 24, "decode_amx"},   {17, 30, "flash_avx512"},
-               {17, 31, "flash_amx"},    {1, 8193, "decode_amx"}};
-  for (size_t i = 0; i < COUNT(cases); i++) {
-    attn_problem problem;
-    attn_problem_init(&problem, 1, 1, 1, cases[i].seq_q, cases[i].seq_k, 64, 64);
-    problem.dtype_q = problem.dtype_kv = ATTN_BF16;
-    if (!attn_kernel_find("flash_amx") || attn_kernel_rejects(attn_kernel_find("flash_amx"), &problem)) return;
-    assert_plan_of(&problem, cases[i].expected);
-  }
-}
-
-/* The more rows of a KV head and the wider the keys, the fewer keys decode_amx needs. One or two rows need K and V in level
- * 2 unless they are narrow. Where it copies K and V, it takes 5 rows or more. Queries of grouped heads that fill one tile of
- * vectors stay there. */
-TEST(choice_of_decode_depends_on_the_rows) {
-  static const struct {
-    int64_t group, seq_q, seq_k, dim;
-    const char *expected;
-  } cases[] = {{2, 1, 512, 128, "decode_amx"},   {1, 1, 512, 192, "decode_amx"},    {1, 1, 199, 192, "decode_avx512"},
-               {1, 1, 200, 192, "decode_amx"},   {1, 1, 512, 256, "decode_avx512"}, {1, 1, 95, 64, "decode_avx512"},
-               {1, 1, 96, 64, "decode_amx"},     {1, 2, 2048, 128, "decode_amx"},   {1, 2, 2049, 128, "decode_avx512"},
-               {1, 2, 9000, 96, "decode_amx"},   {3, 1, 71, 64, "decode_avx512"},   {3, 1, 72, 64, "decode_amx"},
-               {4, 1, 79, 32, "decode_avx512"},  {4, 1, 80, 32, "decode_amx"},      {4, 1, 55, 192, "decode_avx512"},
-               {4, 1, 56, 192, "decode_amx"},    {4, 1, 512, 80, "decode_avx512"},  {5, 1, 127, 80, "decode_avx512"},
-               {5, 1, 128, 80, "decode_amx"},    {4, 4, 43, 80, "decode_avx512"},   {4, 4, 44, 80, "decode_amx"},
-               {1, 16, 512, 64, "decode_amx"},   {1, 17, 512, 64, "flash_amx"},     {1, 24, 512, 192, "decode_amx"},
-               {1, 25, 512, 192, "flash_amx"},   {8, 4, 512, 64, "decode_amx"},     {8, 4, 19, 64, "decode_avx512"},
-               {8, 4, 20, 64, "decode_amx"},     {1, 24, 100, 80, "decode_amx"},    {1, 25, 100, 80, "flash_amx"},
-               {1, 17, 100, 40, "flash_amx"},    {4, 18, 17, 64, "flash_avx512"},   {4, 19, 17, 64, "flash_amx"},
-               {1, 23, 17, 64, "flash_avx512"},  {8, 5, 255, 64, "flash_avx512"},   {8, 5, 256, 64, "flash_amx"},
-               {8, 6, 4000, 40, "flash_avx512"}, {8, 7, 74, 40, "flash_amx"},       {8, 7, 73, 40, "flash_avx512"}};
+  static const choice cases[] = {
+      {1, 1, 2, 95, 64, "decode_avx512"},   {1, 1, 2, 96, 64, "decode_amx"},      {1, 1, 5, 39, 64, "decode_avx512"},
+      {1, 1, 5, 40, 64, "decode_amx"},      {1, 1, 27, 16, 64, "flash_avx512"},   {1, 1, 28, 16, 64, "flash_amx"},
+      {1, 1, 41, 8, 64, "flash_avx512"},    {1, 1, 42, 8, 64, "flash_amx"},       {1, 1, 24, 17, 64, "flash_amx"},
+      {1, 1, 23, 22, 64, "flash_avx512"},   {1, 1, 23, 23, 64, "flash_amx"},      {1, 1, 11, 23, 64, "flash_avx512"},
+      {1, 1, 11, 24, 64, "decode_amx"},     {1, 1, 16, 23, 64, "flash_avx512"},   {1, 1, 16, 24, 64, "decode_amx"},
+      {1, 1, 17, 30, 64, "flash_avx512"},   {1, 1, 17, 31, 64, "flash_amx"},      {1, 1, 1, 8193, 64, "decode_amx"},
+      {4, 2, 1, 512, 128, "decode_amx"},    {2, 2, 1, 512, 192, "decode_amx"},    {2, 2, 1, 199, 192, "decode_avx512"},
+      {2, 2, 1, 200, 192, "decode_amx"},    {2, 2, 1, 512, 256, "decode_avx512"}, {2, 2, 1, 95, 64, "decode_avx512"},
+      {2, 2, 1, 96, 64, "decode_amx"},      {2, 2, 2, 2048, 128, "decode_amx"},   {2, 2, 2, 2049, 128, "decode_avx512"},
+      {2, 2, 2, 9000, 96, "decode_amx"},    {6, 2, 1, 71, 64, "decode_avx512"},   {6, 2, 1, 72, 64, "decode_amx"},
+      {8, 2, 1, 79, 32, "decode_avx512"},   {8, 2, 1, 80, 32, "decode_amx"},      {8, 2, 1, 55, 192, "decode_avx512"},
+      {8, 2, 1, 56, 192, "decode_amx"},     {8, 2, 1, 512, 80, "decode_avx512"},  {10, 2, 1, 127, 80, "decode_avx512"},
+      {10, 2, 1, 128, 80, "decode_amx"},    {8, 2, 4, 43, 80, "decode_avx512"},   {8, 2, 4, 44, 80, "decode_amx"},
+      {2, 2, 16, 512, 64, "decode_amx"},    {2, 2, 17, 512, 64, "flash_amx"},     {2, 2, 24, 512, 192, "decode_amx"},
+      {2, 2, 25, 512, 192, "flash_amx"},    {16, 2, 4, 512, 64, "decode_amx"},    {16, 2, 4, 19, 64, "decode_avx512"},
+      {16, 2, 4, 20, 64, "decode_amx"},     {2, 2, 24, 100, 80, "decode_amx"},    {2, 2, 25, 100, 80, "flash_amx"},
+      {2, 2, 17, 100, 40, "flash_amx"},     {8, 2, 18, 17, 64, "flash_avx512"},   {8, 2, 19, 17, 64, "flash_amx"},
+      {2, 2, 23, 17, 64, "flash_avx512"},   {16, 2, 5, 255, 64, "flash_avx512"},  {16, 2, 5, 256, 64, "flash_amx"},
+      {16, 2, 6, 4000, 40, "flash_avx512"}, {16, 2, 7, 74, 40, "flash_amx"},      {16, 2, 7, 73, 40, "flash_avx512"}};
   if (!attn_kernel_find("decode_amx") || attn_kernel_unusable(attn_kernel_find("decode_amx"))) skip();
-  for (size_t i = 0; i < COUNT(cases); i++) {
-    attn_problem p;
-    attn_problem_init(&p, 1, 2 * cases[i].group, 2, cases[i].seq_q, cases[i].seq_k, cases[i].dim, cases[i].dim);
-    p.dtype_q = p.dtype_kv = p.dtype_o = ATTN_BF16;
-    assert_plan_of(&p, cases[i].expected);
-  }
+  expect_choices(cases, COUNT(cases), ATTN_BF16);
 }
 
 TEST(unknown_cap_is_an_error) {
