@@ -530,54 +530,42 @@ TEST(more_rounds_are_advised_where_they_decide) {
   assert_string_equal(test_heard(), "");
 }
 
+#define SIDES   "A: old (1 run)\nB: new (2 runs)\nratio: time of A / time of B; above 1, B is faster\n"
+#define COLUMNS "\nverdict      ratio [95 %]               time of A  time of B  kernel           case  (reason)\n"
+#define MEAN                                                               \
+  "\ngeometric mean of 2: 1.1250 [1.0000, 1.2500], SAME (all, \"told\")\n" \
+  "1 SLOWER, 1 INCONCLUSIVE, 0 SAME, 0 FASTER\n"
+
 /* What people read: lines with their own parts of the case id, the mean, what is missing and why, colours, a pivot table. */
 TEST(tables_are_printed) {
   printed p;
   fill_printed(&p);
   expect_printed(bench_comparison_print, &p,
-                 "A: old (1 run)\n"
-                 "B: new (2 runs)\n"
-                 "ratio: time of A / time of B; above 1, B is faster\n"
-                 "all cases: dtype:f32/D:32\n"
-                 "\n"
-                 "verdict      ratio [95 %]               time of A  time of B  kernel           case  (reason)\n"
-                 "SLOWER       0.8000 [0.7500, 0.8750]     2.000 us   2.500 us  flash_c          Sq:64  (why)\n"
-                 "INCONCLUSIVE 1.5000 [1.2500, 1.7500]     9.000 us   6.000 us  naive_c          Sq:128  (why)\n"
-                 "\n"
-                 "geometric mean of 2: 1.1250 [1.0000, 1.2500], SAME (all, \"told\")\n"
-                 "1 SLOWER, 1 INCONCLUSIVE, 0 SAME, 0 FASTER\n"
-                 "\n"
-                 "not compared: 4\n"
-                 "  decode_c dtype:f32/Sq:1/D:32 (not in B)\n"
-                 "  decode_c dtype:f32/Sq:1/D:32 (not in A)\n"
-                 "  flash_c dtype:f32/Sq:64/D:32 (SKIP in B: too \"long\")\n"
-                 "  flash_c dtype:f32/Sq:64/D:32 (not in every run)\n");
+                 SIDES "all cases: dtype:f32/D:32\n" COLUMNS
+                       "SLOWER       0.8000 [0.7500, 0.8750]     2.000 us   2.500 us  flash_c          Sq:64  (why)\n"
+                       "INCONCLUSIVE 1.5000 [1.2500, 1.7500]     9.000 us   6.000 us  naive_c          Sq:128  (why)\n" MEAN
+                       "\n"
+                       "not compared: 4\n"
+                       "  decode_c dtype:f32/Sq:1/D:32 (not in B)\n"
+                       "  decode_c dtype:f32/Sq:1/D:32 (not in A)\n"
+                       "  flash_c dtype:f32/Sq:64/D:32 (SKIP in B: too \"long\")\n"
+                       "  flash_c dtype:f32/Sq:64/D:32 (not in every run)\n");
   p.report.by[0] = "kernel", p.report.by[1] = "seq_q", p.report.colour = true;
   p.row[0].seq_q = 1024; /* numbers come in their order */
   p.matches.unpaired_count = 0;
   expect_printed(bench_comparison_print, &p,
-                 "A: old (1 run)\n"
-                 "B: new (2 runs)\n"
-                 "ratio: time of A / time of B; above 1, B is faster\n"
-                 "all cases: dtype:f32/D:32\n"
-                 "\n"
-                 "verdict      ratio [95 %]               time of A  time of B  kernel           case  (reason)\n"
-                 "\033[31mSLOWER       0.8000 [0.7500, 0.8750]     2.000 us   2.500 us  flash_c          Sq:64  "
-                 "(why)\033[0m\n"
-                 "\033[2mINCONCLUSIVE 1.5000 [1.2500, 1.7500]     9.000 us   6.000 us  naive_c          Sq:128  "
-                 "(why)\033[0m\n"
-                 "\n"
-                 "geometric mean of 2: 1.1250 [1.0000, 1.2500], SAME (all, \"told\")\n"
-                 "1 SLOWER, 1 INCONCLUSIVE, 0 SAME, 0 FASTER\n"
-                 "\n"
-                 "kernel            seq_q 128                   seq_q 1024                \n"
-                 "flash_c                                       0.8000 [0.7842, 0.8162] - \n"
-                 "naive_c           1.5000 [1.4703, 1.5303] +                             \n");
+                 SIDES "all cases: dtype:f32/D:32\n" COLUMNS
+                       "\033[31mSLOWER       0.8000 [0.7500, 0.8750]     2.000 us   2.500 us  flash_c          Sq:64  "
+                       "(why)\033[0m\n"
+                       "\033[2mINCONCLUSIVE 1.5000 [1.2500, 1.7500]     9.000 us   6.000 us  naive_c          Sq:128  "
+                       "(why)\033[0m\n" MEAN
+                       "\n"
+                       "kernel            seq_q 128                   seq_q 1024                \n"
+                       "flash_c                                       0.8000 [0.7842, 0.8162] - \n"
+                       "naive_c           1.5000 [1.4703, 1.5303] +                             \n");
   p.matches.table.count = 0, p.matches.unpaired_count = 1;
   expect_printed(bench_comparison_print, &p,
-                 "A: old (1 run)\n"
-                 "B: new (2 runs)\n"
-                 "ratio: time of A / time of B; above 1, B is faster\n"
+                 SIDES
                  "\n"
                  "not compared: 1\n"
                  "  decode_c dtype:f32/Sq:1/D:32 (not in B)\n");
@@ -591,31 +579,21 @@ TEST(cases_without_parts_are_dashes) {
   p.matches.table.mean =
       (bench_comparison){.ratio = NAN, .ci_lo = NAN, .ci_hi = NAN, .verdict = BENCH_INCONCLUSIVE, .reason = "out of memory"};
   expect_printed(bench_comparison_print, &p,
-                 "A: old (1 run)\n"
-                 "B: new (2 runs)\n"
-                 "ratio: time of A / time of B; above 1, B is faster\n"
-                 "all cases: dtype:f32/Sq:64/D:32\n"
-                 "\n"
-                 "verdict      ratio [95 %]               time of A  time of B  kernel           case  (reason)\n"
-                 "SLOWER       0.8000 [0.7500, 0.8750]     2.000 us   2.500 us  flash_c          -  (why)\n"
-                 "\n"
-                 "geometric mean of 1: out of memory, INCONCLUSIVE (out of memory)\n"
-                 "1 SLOWER, 0 INCONCLUSIVE, 0 SAME, 0 FASTER\n");
+                 SIDES "all cases: dtype:f32/Sq:64/D:32\n" COLUMNS
+                       "SLOWER       0.8000 [0.7500, 0.8750]     2.000 us   2.500 us  flash_c          -  (why)\n"
+                       "\n"
+                       "geometric mean of 1: out of memory, INCONCLUSIVE (out of memory)\n"
+                       "1 SLOWER, 0 INCONCLUSIVE, 0 SAME, 0 FASTER\n");
   snprintf(p.row[2].case_id, sizeof p.row[2].case_id, "B:1");
   p.matches.table.count = 2;
   expect_printed(
       bench_comparison_print, &p,
-      "A: old (1 run)\n"
-      "B: new (2 runs)\n"
-      "ratio: time of A / time of B; above 1, B is faster\n"
-      "all cases: -\n"
-      "\n"
-      "verdict      ratio [95 %]               time of A  time of B  kernel           case  (reason)\n"
-      "SLOWER       0.8000 [0.7500, 0.8750]     2.000 us   2.500 us  flash_c          dtype:f32/Sq:64/D:32  (why)\n"
-      "INCONCLUSIVE 1.5000 [1.2500, 1.7500]     9.000 us   6.000 us  naive_c          B:1  (why)\n"
-      "\n"
-      "geometric mean of 2: out of memory, INCONCLUSIVE (out of memory)\n"
-      "1 SLOWER, 1 INCONCLUSIVE, 0 SAME, 0 FASTER\n");
+      SIDES "all cases: -\n" COLUMNS
+            "SLOWER       0.8000 [0.7500, 0.8750]     2.000 us   2.500 us  flash_c          dtype:f32/Sq:64/D:32  (why)\n"
+            "INCONCLUSIVE 1.5000 [1.2500, 1.7500]     9.000 us   6.000 us  naive_c          B:1  (why)\n"
+            "\n"
+            "geometric mean of 2: out of memory, INCONCLUSIVE (out of memory)\n"
+            "1 SLOWER, 1 INCONCLUSIVE, 0 SAME, 0 FASTER\n");
 }
 
 TEST(axes_have_their_columns) {
@@ -640,10 +618,7 @@ TEST(tables_are_written_as_markdown) {
                  "| verdict | ratio [95 %] | kernel | case | reason |\n"
                  "|---|---|---|---|---|\n"
                  "| SLOWER | 0.8000 [0.7500, 0.8750] | `flash_c` | `dtype:f32/Sq:64/D:32` | why |\n"
-                 "| INCONCLUSIVE | 1.5000 [1.2500, 1.7500] | `naive_c` | `dtype:f32/Sq:128/D:32` | why |\n"
-                 "\n"
-                 "geometric mean of 2: 1.1250 [1.0000, 1.2500], SAME (all, \"told\")\n"
-                 "1 SLOWER, 1 INCONCLUSIVE, 0 SAME, 0 FASTER\n"
+                 "| INCONCLUSIVE | 1.5000 [1.2500, 1.7500] | `naive_c` | `dtype:f32/Sq:128/D:32` | why |\n" MEAN
                  "\n"
                  "Not compared:\n"
                  "\n"
