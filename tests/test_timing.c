@@ -265,20 +265,23 @@ static const bench_meter simulated = {.now_ns = now_ns,
                                       .bandwidth = bandwidth,
                                       .core_share = core_share};
 
+static script steady(const char *name, double ns) {
+  return (script){.kernel = {.name = name, .algorithm = "scripted", .isa = "c", .library = ""},
+                  .call_ns = {ns},
+                  .lengths = 1,
+                  .control_factor = 1};
+}
+
+static script any; /* of tests that need no other one */
+
 static int begin(void **state) {
   (void)state;
   memset(&sim, 0, sizeof sim);
   sim.now_ns = 1e9;
   sim.resolution_ns = 1;
   sim.peak_rate = 2e12;
+  any = steady("any", 10000);
   return 0;
-}
-
-static script steady(const char *name, double ns) {
-  return (script){.kernel = {.name = name, .algorithm = "scripted", .isa = "c", .library = ""},
-                  .call_ns = {ns},
-                  .lengths = 1,
-                  .control_factor = 1};
 }
 
 static bench_trial trial_of(const script *s) {
@@ -758,6 +761,7 @@ TEST(read_slices_read_as_much_as_a_sample) {
 
 static bench_setup setup; /* the current case with scripted trials; only its id is real. end() clears it after each test */
 static bench_row rows[MOST_TRIALS];
+static bench_row goal_row; /* of the last goal; end() clears it, too */
 
 static void clear_setup(void) {
   for (int i = 0; i < setup.count; i++) bench_row_clear(&rows[i]);
@@ -771,6 +775,7 @@ static int end(void **state) {
   (void)state;
   clear();
   clear_setup();
+  bench_row_clear(&goal_row);
   t = (timing){.count = 0};
   return 0;
 }
@@ -1020,6 +1025,8 @@ TEST(fewer_threads_than_asked_for_are_an_error) {
 static char notes[200];                /* what bench_note() said of the last goal */
 static const char *compared_with = ""; /* the field `against`, but for a speedup */
 static int goal_rounds = 11;           /* of goals that nobody interrupts */
+static bool complete;                  /* the last goal was not interrupted */
+static const char ns_goal[] = "ns | flash_c | heads=2 seq=64 head_dim=32";
 
 static void hear(void *context, const char *what, const char *kernel) {
   (void)context;
@@ -1027,8 +1034,8 @@ static void hear(void *context, const char *what, const char *kernel) {
   snprintf(notes + used, sizeof notes - used, "%s %s;", what, kernel);
 }
 
-/* Measures "metric | kernel | case" as a goal; a speedup is over one thread. *complete: it was not interrupted. */
-static bench_goal_row measure(const char *goal, const script *s, bench_row *row, bool *complete) {
+/* Measures "metric | kernel | case" as a goal; a speedup is over one thread. */
+static bench_goal_row measure(const char *goal, const script *s) {
   static bench_goal_list goals;
   char line[200], error[200];
   const bench_case_settings settings = {.timed = true,
@@ -1049,111 +1056,66 @@ static bench_goal_row measure(const char *goal, const script *s, bench_row *row,
   bench_case_build(&goals.item[0].spec, 1, &result.bench);
   bench_case_build(&goals.item[0].against, 1, &result.against);
   sim.all = s;
-  *complete = bench_goal_measure(&result, &settings, found);
-  *row = found[0];
+  complete = bench_goal_measure(&result, &settings, found);
+  bench_row_clear(&goal_row);
+  goal_row = found[0];
   bench_row_clear(&found[1]);
   return result;
 }
 
-static bench_goal_row measure_goal(const char *metric, const script *s, bench_row *row) {
+static bench_goal_row measure_goal(const char *metric, const script *s) {
   char goal[100];
-  bool complete;
   snprintf(goal, sizeof goal, "%s | flash_c | heads=2 seq=64 head_dim=32 threads=2", metric);
-  const bench_goal_row result = measure(goal, s, row, &complete);
+  const bench_goal_row result = measure(goal, s);
   assert_true(complete && result.done);
   return result;
 }
 
-/* An output without elements cannot be wrong: its check is no objection. */
-TEST(goals_may_have_empty_outputs) {
-  const script s = steady("any", 10000);
-  bench_row row;
-  bool complete;
-  const bench_goal_row goal = measure("ns | flash_c | heads=2 seq_q=0 seq_k=64 head_dim=32", &s, &row, &complete);
-  assert_int_equal(goal.status, BENCH_PASS);
-  assert_true(complete && goal.done && goal.measured.n == 11);
-  assert_close(goal.measured.median, 10000);
-  assert_string_equal(notes, "making tensors ;asking the oracle ;checking flash_c;timing flash_c;");
-  bench_row_clear(&row);
-}
-
-/* No row sees a key: zeros would pass as well. */
-TEST(goals_without_work_have_no_time) {
-  const script s = steady("any", 10000);
-  bench_row row;
-  bool complete;
-  const bench_goal_row goal =
-      measure("ns | flash_c | heads=2 seq=8 head_dim=32 causal=offset offset=-100", &s, &row, &complete);
-  assert_int_equal(goal.status, BENCH_DEGENERATE);
-  assert_true(complete && goal.done && !goal.against_failed && goal.measured.n == 0);
-  bench_row_clear(&row);
-}
-
-TEST(a_goal_needs_the_case_that_it_is_compared_with) {
-  const script s = steady("any", 10000);
-  bench_row row;
-  bool complete;
-  compared_with = "kernel=naive_c causal=offset offset=-100";
-  const bench_goal_row goal = measure("time | flash_c | heads=2 seq=8 head_dim=32", &s, &row, &complete);
-  compared_with = "";
-  assert_int_equal(goal.status, BENCH_DEGENERATE);
-  test_contains(goal.reason, "naive_c in the case of comparison: right, but ");
-  assert_true(complete && goal.done && goal.against_failed && goal.measured.n == 0);
-  bench_row_clear(&row);
-}
-
-/* The case of comparison is run and checked by the other kernel. */
-TEST(a_goal_may_be_compared_with_another_kernel) {
-  script s = steady("any", 10000);
-  bench_row row;
-  bool complete;
-  compared_with = "kernel=naive_c";
-  const bench_goal_row goal = measure("time | flash_c | heads=2 seq=64 head_dim=32", &s, &row, &complete);
-  compared_with = "";
-  assert_true(complete && goal.done && goal.status == BENCH_PASS);
-  test_contains(notes, "checking flash_c;");
-  test_contains(notes, "checking naive_c;");
-  assert_string_equal(row.kernel, "flash_c");
-  bench_row_clear(&row);
+/* An output without elements cannot be wrong: its check is no objection. Where no row sees a key, zeros would pass as well.
+ * The read loop takes dense K and V alone. */
+TEST(goals_need_cases_that_can_be_timed) {
+  static const struct {
+    const char *goal, *against;
+    bench_status status;
+    const char *reason, *notes;
+  } cases[] = {
+      {"ns | flash_c | heads=2 seq_q=0 seq_k=64 head_dim=32", "", BENCH_PASS, "", "checking flash_c;timing flash_c;"},
+      {"ns | flash_c | heads=2 seq=8 head_dim=32 causal=offset offset=-100", "", BENCH_DEGENERATE, "", "flash_c"},
+      {"time | flash_c | heads=2 seq=8 head_dim=32", "kernel=naive_c causal=offset offset=-100", BENCH_DEGENERATE,
+       "naive_c in the case of comparison: right, but ", "checking naive_c;"},
+      {"time | flash_c | heads=2 seq=64 head_dim=32", "kernel=naive_c", BENCH_PASS, "", "checking naive_c;"},
+      {"reads | flash_c | heads=2 seq=64 head_dim=32 layout=strided", "", BENCH_ERROR,
+       "a loop that only reads needs the rows of a head without gaps", ""}};
+  for (size_t i = 0; i < COUNT(cases); i++) {
+    compared_with = cases[i].against;
+    const bench_goal_row goal = measure(cases[i].goal, &any);
+    compared_with = "";
+    assert_int_equal(goal.status, cases[i].status);
+    test_contains(goal.reason, cases[i].reason);
+    test_contains(notes, cases[i].notes);
+    assert_string_equal(goal_row.kernel, "flash_c");
+    assert_true(complete && goal.done && goal.measured.n == (goal.status == BENCH_PASS ? 11 : 0));
+    assert_int_equal(goal.against_failed, cases[i].status == BENCH_DEGENERATE && *cases[i].against);
+  }
 }
 
 /* What was interrupted before its check is not done, so that it is measured by a later run. */
 TEST(interrupted_goals_are_not_done) {
-  const script s = steady("any", 10000);
-  bench_row row;
-  bool complete;
   sim.stop = 1;
-  const bench_goal_row goal = measure("ns | flash_c | heads=2 seq=64 head_dim=32", &s, &row, &complete);
+  const bench_goal_row goal = measure(ns_goal, &any);
   assert_true(!complete && !goal.done && goal.measured.n == 0);
-  bench_row_clear(&row);
 }
 
 /* After Ctrl-C the rounds so far count, if there are enough for an interval. */
 TEST(an_interrupted_goal_keeps_enough_rounds) {
   for (int round = 7; round < 14; round++) {
-    script s = steady("any", 10000);
-    s.interrupt_in = round;
-    bench_row row;
-    bool complete;
     begin(NULL);
-    const bench_goal_row goal = measure("ns | flash_c | heads=2 seq=64 head_dim=32", &s, &row, &complete);
+    any.interrupt_in = round;
+    const bench_goal_row goal = measure(ns_goal, &any);
     const bool enough = round + 1 >= BENCH_LEAST_GOAL_ROUNDS;
     assert_true(complete == enough && goal.done == enough && goal.measured.n == (enough ? round + 1 : 0));
-    assert_int_equal(row.time.n, goal.measured.n);
-    bench_row_clear(&row);
+    assert_int_equal(goal_row.time.n, goal.measured.n);
   }
-}
-
-/* The read loop takes dense K and V alone. */
-TEST(goals_need_a_loop_beside_them) {
-  const script s = steady("any", 10000);
-  bench_row row;
-  bool complete;
-  const bench_goal_row goal = measure("reads | flash_c | heads=2 seq=64 head_dim=32 layout=strided", &s, &row, &complete);
-  assert_int_equal(goal.status, BENCH_ERROR);
-  test_contains(goal.reason, "a loop that only reads needs the rows of a head without gaps");
-  assert_true(complete && goal.done && goal.measured.n == 0);
-  bench_row_clear(&row);
 }
 
 /* The memory that a plan asks for, or why there is no plan. */
@@ -1212,15 +1174,13 @@ TEST(goals_are_guessed_from_their_cases) {
 
 /* 32 KiB of K and V in 10 us are 3.3 GB/s; the simulated read loop reads 2 to 10 GB/s on two threads. */
 TEST(goals_are_shares_of_the_loops_beside) {
-  const script s = steady("any", 20000);
-  bench_row row;
-  bench_goal_row goal = measure_goal("peak", &s, &row);
+  any.call_ns[0] = 20000;
+  bench_goal_row goal = measure_goal("peak", &any);
   assert_int_equal(goal.status, BENCH_PASS);
   assert_int_equal(goal.measured.n, 11);
-  assert_close(goal.measured.median, row.peak_pct);
-  bench_row_clear(&row);
+  assert_close(goal.measured.median, goal_row.peak_pct);
   sim.events = 0;
-  goal = measure_goal("reads", &s, &row);
+  goal = measure_goal("reads", &any);
   double share[11];
   for (int r = 0, e = 0; r < 11; r++) {
     const event *before = &sim.log[e = next_of_kind(READ, e)], *after = &sim.log[e = next_of_kind(READ, e + 2)];
@@ -1229,21 +1189,19 @@ TEST(goals_are_shares_of_the_loops_beside) {
   }
   assert_close(goal.measured.median, bench_median(share, 11));
   assert_true(goal.measured.median > 33 && goal.measured.median < 105);
-  bench_row_clear(&row);
 }
 
 /* 21 rounds, of which those of the bits have a neighbour, and take twice as long. */
-static bench_goal_row measure_disturbed(const char *goal, uint64_t disturbed, int looks_a_round, bench_row *row) {
-  script s = steady("any", 10000);
-  bool complete;
-  for (s.lengths = 0; s.lengths < 21; s.lengths++) s.call_ns[s.lengths] = disturbed >> s.lengths & 1 ? 20000 : 10000;
+static bench_goal_row measure_disturbed(const char *goal, uint64_t disturbed, int looks_a_round) {
   begin(NULL);
+  for (int r = 0; r < 21; r++) any.call_ns[r] = disturbed >> r & 1 ? 20000 : 10000;
+  any.lengths = 21;
   sim.looks_a_round = looks_a_round;
   sim.disturbed = disturbed;
   goal_rounds = 21;
-  const bench_goal_row result = measure(goal, &s, row, &complete);
+  const bench_goal_row result = measure(goal, &any);
   goal_rounds = 11;
-  assert_true(complete && result.done && result.rounds == 21 && row->time.n == 21);
+  assert_true(complete && result.done && result.rounds == 21 && goal_row.time.n == 21);
   return result;
 }
 
@@ -1255,68 +1213,53 @@ TEST(goals_are_those_of_calm_rounds) {
     double median;
   } cases[] = {{0, 21, 21, 10000},        {0x1, 20, 20, 10000},      {0x15555d, 9, 21, 20000}, {0x1ffc00, 10, 21, 20000},
                {0x0aaaaa, 11, 11, 10000}, {0x1ff800, 11, 11, 10000}, {0x1fffff, 0, 21, 20000}};
-  bench_row row;
   for (size_t i = 0; i < COUNT(cases); i++) {
-    const bench_goal_row goal = measure_disturbed("ns | flash_c | heads=2 seq=64 head_dim=32", cases[i].disturbed, 2, &row);
+    const bench_goal_row goal = measure_disturbed(ns_goal, cases[i].disturbed, 2);
     assert_true(goal.calm == cases[i].calm && goal.measured.n == cases[i].counted);
     assert_close(goal.measured.median, cases[i].median);
-    assert_close(row.calm_pct, 100.0 * cases[i].calm / 21);
-    bench_row_clear(&row);
+    assert_close(goal_row.calm_pct, 100.0 * cases[i].calm / 21);
   }
 }
 
 /* Both samples of a comparison must be calm. Where the meter does not know, nothing is said. */
 TEST(calm_rounds_are_those_of_all_trials) {
-  bench_row row;
   compared_with = "seq=128";
-  bench_goal_row goal = measure_disturbed("time | flash_c | heads=2 seq=64 head_dim=32", 0x155, 4, &row);
+  bench_goal_row goal = measure_disturbed("time | flash_c | heads=2 seq=64 head_dim=32", 0x155, 4);
   assert_true(goal.calm == 16 && goal.measured.n == 16);
-  bench_row_clear(&row);
   compared_with = "";
-  goal = measure_disturbed("speedup | flash_c | heads=2 seq=64 head_dim=32 threads=2", 0x155, 4, &row);
+  goal = measure_disturbed("speedup | flash_c | heads=2 seq=64 head_dim=32 threads=2", 0x155, 4);
   assert_true(goal.calm == 16 && goal.measured.n == 16);
-  bench_row_clear(&row);
-  goal = measure_disturbed("ns | flash_c | heads=2 seq=64 head_dim=32", 0x155, 0, &row);
-  assert_true(goal.calm == -1 && goal.measured.n == 21 && isnan(row.calm_pct));
-  bench_row_clear(&row);
+  goal = measure_disturbed(ns_goal, 0x155, 0);
+  assert_true(goal.calm == -1 && goal.measured.n == 21 && isnan(goal_row.calm_pct));
 }
 
 /* Two threads take turns with one. While a team of two still waits for work, it would be busy beside the one. */
 TEST(larger_teams_go_before_samples_of_fewer_threads) {
-  script s = steady("any", 10000);
-  s.alone_factor = 1.5;
-  bench_row row;
-  const bench_goal_row goal = measure_goal("speedup", &s, &row);
+  any.alone_factor = 1.5;
+  const bench_goal_row goal = measure_goal("speedup", &any);
   assert_string_equal(goal.reason, "");
   assert_int_equal(goal.status, BENCH_PASS);
   assert_close(goal.measured.median, 1.5);
-  assert_close(row.threads_counted, 2);
-  bench_row_clear(&row);
+  assert_close(goal_row.threads_counted, 2);
 }
 
 /* Calls that fail leave no times, neither of the goal nor of its rows. */
 TEST(a_failed_goal_has_no_time) {
-  script s = steady("any", 10000);
-  s.fail_from = 4;
-  bench_row row;
-  const bench_goal_row goal = measure_goal("ns", &s, &row);
+  any.fail_from = 4;
+  const bench_goal_row goal = measure_goal("ns", &any);
   assert_int_equal(goal.status, BENCH_ERROR);
   test_contains(goal.reason, "timing: flash_c");
-  assert_int_equal(row.verdict.status, BENCH_ERROR);
-  assert_string_equal(row.verdict.reason, goal.reason);
-  assert_true(goal.measured.n == 0 && row.time.n == 0);
-  bench_row_clear(&row);
+  assert_int_equal(goal_row.verdict.status, BENCH_ERROR);
+  assert_string_equal(goal_row.verdict.reason, goal.reason);
+  assert_true(goal.measured.n == 0 && goal_row.time.n == 0);
 }
 
 TEST(a_doubted_time_reaches_no_goal) {
-  script s = steady("any", 10000);
-  s.busy = 3;
-  bench_row row;
-  const bench_goal_row goal = measure_goal("peak", &s, &row);
+  any.busy = 3;
+  const bench_goal_row goal = measure_goal("peak", &any);
   assert_int_equal(goal.status, BENCH_ERROR);
   test_contains(goal.reason, "3.00 threads were busy, but the case has 2");
-  assert_true(goal.measured.n == 0 && row.time.n == 0);
-  bench_row_clear(&row);
+  assert_true(goal.measured.n == 0 && goal_row.time.n == 0);
 }
 
 /* ---- Two builds ---- */
@@ -1337,12 +1280,11 @@ static attn_status run_slowly(const attn_plan *plan, const attn_args *args, void
  * samples of 2 ms, or of one call, and three slices of 1 ms. */
 static int paired_rounds(int rounds, double budget_s, double call_ns, int slow) {
   static bench_row pair[2];
-  const script s = steady("any", 10000);
   bench_copies sides[2] = {{.build = {bench_own_build}, .count = 1}, {.build = {bench_own_build}, .count = 1}};
   const bench_case bench = case_of("heads:1/seq:8/head_dim:8");
   const bench_case_settings settings = {.timed = true, .rounds = rounds, .case_budget_s = budget_s, .meter = &simulated};
   bench_comparison c;
-  sim.all = &s;
+  sim.all = &any;
   feigned_ns = 1e9, feigned_call_ns = call_ns;
   sides[slow].build[0].plan_run = run_slowly; /* the other takes no time */
   assert_true(bench_paired_measure(sides, &bench, attn_kernel_find("naive_c"), &settings, pair, &c));
@@ -1372,7 +1314,6 @@ static attn_status plan_a_few(const attn_problem *problem, const attn_options *o
 /* The same build on both sides, in placements that differ by 2 %. No trial runs where another one does, the control neither,
  * and what they differ by is in the interval. */
 TEST(placements_are_no_difference_of_builds) {
-  const script s = steady("any", 10000);
   const bench_copies sides[2] = {{.build = {bench_own_build, bench_own_build}, .count = 2},
                                  {.build = {bench_own_build}, .count = 1}};
   const bench_case bench = case_of("heads:1/seq:8/head_dim:8");
@@ -1380,7 +1321,7 @@ TEST(placements_are_no_difference_of_builds) {
   bench_row pair[2];
   bench_comparison c;
   bench_comparisons table = {.design = BENCH_PAIRED_ROUNDS, .margin = 0.01, .item = &c, .count = 1};
-  sim.all = &s;
+  sim.all = &any;
   sim.luck = 0.02;
   assert_true(bench_paired_measure(sides, &bench, attn_kernel_find("naive_c"), &settings, pair, &c));
   assert_true(bench_comparisons_judge(&table));
@@ -1393,13 +1334,12 @@ TEST(placements_are_no_difference_of_builds) {
 
 /* A plan that was made once and cannot be made again is an error, with the sentence of its build. */
 TEST(placements_need_their_plans) {
-  const script s = steady("any", 10000);
   bench_copies sides[2] = {{.build = {bench_own_build}, .count = 1}, {.build = {bench_own_build}, .count = 1}};
   const bench_case bench = case_of("heads:1/seq:8/head_dim:8");
   const bench_case_settings settings = {.timed = true, .rounds = 7, .meter = &simulated};
   bench_row pair[2];
   bench_comparison c;
-  sim.all = &s;
+  sim.all = &any;
   sides[1].build[0].plan_create = plan_a_few;
   plans_left = 10; /* the check makes 6 */
   assert_true(bench_paired_measure(sides, &bench, attn_kernel_find("naive_c"), &settings, pair, &c));
@@ -1414,14 +1354,13 @@ TEST(placements_need_their_plans) {
 TEST(a_paired_job_does_all_cases) {
   static const char *const ids[] = {"heads:1/seq:8/head_dim:8", "heads:1/seq:9/head_dim:8",
                                     "layer:mha/heads:1/seq:8/head_dim:8"};
-  const script s = steady("any", 10000);
   bench_paired_job job = {.sides = {{.build = {bench_own_build}, .count = 1}, {.build = {bench_own_build}, .count = 1}},
                           .kernels = {attn_kernel_find("naive_c"), attn_kernel_find("flash_c")},
                           .kernel_count = 2,
                           .settings = {.timed = true, .rounds = 7, .stop = &sim.stop, .meter = &simulated},
                           .progress = {.quiet = true}};
   bench_matches m;
-  sim.all = &s;
+  sim.all = &any;
   for (int i = 0; i < 3; i++) {
     const bench_case bench = case_of(ids[i]);
     assert_true(bench_cases_append(&job.cases, &bench));
@@ -1473,20 +1412,17 @@ TEST(without_memory_there_are_sentences) {
 }
 
 TEST(goals_without_memory_have_sentences) {
-  const script s = steady("any", 10000);
   int errors = 0;
   for (int allocations = 0; allocations < 60; allocations++) {
-    bench_row row;
     begin(NULL);
     allocations_left = allocations;
-    const bench_goal_row goal = measure_goal("ns", &s, &row);
+    const bench_goal_row goal = measure_goal("ns", &any);
     allocations_left = -1;
     errors += goal.status == BENCH_ERROR;
     if (goal.status == BENCH_ERROR)
       assert_true(strstr(goal.reason, "memory") && goal.measured.n == 0);
     else
       assert_true(goal.status == BENCH_PASS && goal.measured.n == 11);
-    bench_row_clear(&row);
   }
   assert_true(errors > 2 && errors < 60);
 }
