@@ -43,14 +43,6 @@ static void expect_formulas(const row *r) {
   }
 }
 
-TEST(rescales_are_counted_in_whole_tiles_of_16_keys) {
-  for (int64_t n = 0; n <= 33; n++) {
-    row r = row_of(ATTN_SCORE_DOT, ATTN_F32);
-    r.facts.allowed = n;
-    expect_formulas(&r);
-  }
-}
-
 /* Underflow and flushed inputs, of a size that other terms do not hide. */
 TEST(what_vanishes_is_part_of_the_limits) {
   row r = row_of(ATTN_SCORE_DOT, ATTN_BF16);
@@ -151,12 +143,6 @@ TEST(outputs_round_to_the_smallest_numbers) {
     const bench_row_limits l = {.dtype_o = types[i]};
     assert_near(bench_output_ratio(&l, 0, 0, 0, smallest[i] / 4), 0.5);
   }
-}
-
-TEST(rows_without_keys_are_zero) {
-  const bench_row_limits l = {.lost = 1, .empty = true};
-  assert_true(bench_output_ratio(&l, 0, 1, 1, 0) == 0 && isinf(bench_output_ratio(&l, 0, 1, 1, 0x1p-149)));
-  assert_true(isinf(bench_output_ratio(&l, 0x1p-149, 1, 1, 0)));
 }
 
 /* ---- Declared errors ------------------------------------------------------------------------------------------------- */

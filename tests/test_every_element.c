@@ -216,6 +216,7 @@ static void change_a_row_of_the_oracle(const sample *s) {
   const bool passes = is_allowed(s, &at, got);
   const bench_verdict verdict = bench_compare(s->expected, &s->tensors.args, &s->numerics);
   expect(s, &at, got, passes, &verdict);
+  assert_true(isfinite(verdict.max_abs_err));
   if (!passes && isfinite(got) && isfinite(at.right) && at.facts.allowed)
     assert_true(fabs(verdict.max_err_ratio / (fabs(got - at.right) / limit) - 1) < 1e-9);
   put(s, &at, stored);
