@@ -446,38 +446,7 @@ TEST(poison_stands_where_no_row_looks) {
 
 /* ---- Neighbours ------------------------------------------------------------------------------------------------------- */
 
-static int nan_of_k[3], nan_of_v[3];
-
-/* Keys 3 and 4 hold NaN anyway, as no row sees them. */
-static void look_for_nan(const attn_problem *p, const attn_args *args) {
-  int k = 0, v = 0;
-  (void)p;
-  for (int64_t n = 0; n < 3 * 2; n++) {
-    if (isnan(((const float *)args->k)[n])) k++, nan_of_k[n / 2]++;
-    if (isnan(((const float *)args->v)[n])) v++, nan_of_v[n / 2]++;
-  }
-  assert_int_equal(k + v, 2);
-  assert_true(k == 0 || v == 0);
-}
-
 static const char causal[] = "heads:2/seq_q:3/seq_k:5/head_dim:2/causal:top-left";
-
-/* One key, in K or in V, that some rows see and some do not: of 5 keys and 3 rows, keys 1 and 2. */
-TEST(a_nan_stands_in_one_key_that_some_rows_see) {
-  watched w = open_case(causal);
-  spy.look = look_for_nan;
-  for (uint64_t seed = 0; seed < 32; seed++) {
-    expect_pass(&w, BENCH_STRUCTURE_neighbours, seed);
-    assert_true(w.ran && spy.runs == 1 && spy.problem[0].heads_q == 1);
-  }
-  assert_true(nan_of_k[1] && nan_of_k[2] && nan_of_v[1] && nan_of_v[2]);
-  assert_true(!nan_of_k[0] && !nan_of_v[0]);
-  close_case(&w);
-  w = open_case("heads:2/seq_q:3/seq_k:5/head_dim:2");
-  expect_pass(&w, BENCH_STRUCTURE_neighbours, 1);
-  assert_true(!w.ran && !spy.runs);
-  close_case(&w);
-}
 
 static bool spoilt_lse, in_k;
 
@@ -639,67 +608,6 @@ TEST(outputs_beyond_the_values_fail) {
   }
 }
 
-/* Rows without keys and rows beyond q_len have no values to lie between. */
-TEST(rows_without_keys_are_not_held_against_values) {
-  watched w = open_case("heads:1/seq_q:5/seq_k:2/head_dim:2/causal:bottom-right"); /* the first three rows */
-  for (int64_t i = 0; i < 5; i++) {
-    float *o = output_of(&w, &w.expected->row[i], 0), right = *o;
-    *o = 9;
-    assert_int_equal(check(&w, BENCH_STRUCTURE_convex, 1).status, w.expected->row[i].i < 3 ? BENCH_PASS : BENCH_FAIL);
-    *o = right;
-  }
-  close_case(&w);
-}
-
-/* ---- Other keys and heads --------------------------------------------------------------------------------------------- */
-
-static int places[5][5]; /* how often key [j] of the case was key [n] of the run */
-
-static void look_at_order(const attn_problem *p, const attn_args *args) {
-  const float *k = args->k, *v = args->v, *old_k = original->k, *old_v = original->v;
-  bool used[5] = {false};
-  assert_false(p->window_left >= 0 || p->window_right >= 0);
-  for (int n = 0; n < 5; n++) {
-    int j = 0;
-    while (j < 5 && memcmp(&k[n * 2], &old_k[j * 2], 2 * sizeof *k) != 0) j++;
-    assert_true(j < 5 && !used[j] && !memcmp(&v[n * 2], &old_v[j * 2], 2 * sizeof *v));
-    used[j] = true;
-    places[j][n]++;
-  }
-}
-
-TEST(keys_are_permuted) {
-  static const char *const ids[] = {"heads:1/seq_q:3/seq_k:5/head_dim:2", "heads:1/seq:5/head_dim:2/causal:top-left"};
-  for (size_t c = 0; c < COUNT(ids); c++) {
-    watched w = open_case(ids[c]);
-    memset(places, 0, sizeof places);
-    original = &w.tensors.args;
-    spy.look = look_at_order;
-    for (uint64_t seed = 0; seed < 60; seed++) {
-      expect_pass(&w, BENCH_STRUCTURE_permutation, seed);
-      assert_true(w.ran && spy.runs == 1);
-    }
-    for (int j = 0; j < 5; j++)
-      for (int n = 0; n < 5; n++) assert_true(places[j][n] > 3);
-    spy.spoil = spoil_one;
-    wrong.at = (place){0, 2, 1}, wrong.by = 0.01;
-    expect(&w, BENCH_STRUCTURE_permutation, 1, BENCH_FAIL, "with keys in another order");
-    wrong.by = 0;
-    close_case(&w);
-  }
-  static const char *const none[] = {"heads:1/seq_q:3/seq_k:1/head_dim:2", "heads:1/seq:3/head_dim:2/alibi:on"};
-  for (size_t c = 0; c < COUNT(none); c++) {
-    watched w = open_case(none[c]);
-    expect_pass(&w, BENCH_STRUCTURE_permutation, 1);
-    assert_true(!w.ran && !spy.runs);
-    close_case(&w);
-  }
-  watched w = open_case("heads:1/seq_q:3/seq_k:2/head_dim:2");
-  expect_pass(&w, BENCH_STRUCTURE_permutation, 1);
-  assert_true(w.ran && spy.runs == 1);
-  close_case(&w);
-}
-
 /* ---- Partition -------------------------------------------------------------------------------------------------------- */
 
 /* Three parts that touch each other and together have all keys; then every third key. */
@@ -822,20 +730,6 @@ TEST(right_answers_pass_in_random_cases) {
 }
 
 /* ---- All of them ------------------------------------------------------------------------------------------------------ */
-
-TEST(only_tests_of_the_set_run_up_to_the_first_that_fails) {
-  watched w = open_case("heads:2/heads_kv:1/seq:4/head_dim:2/causal:top-left");
-  assert_int_equal(check_set(&w, 0, 1).status, BENCH_PASS);
-  assert_true(!w.ran && !spy.runs);
-  assert_int_equal(check_set(&w, 1u << BENCH_STRUCTURE_batch | 1u << BENCH_STRUCTURE_heads, 1).status, BENCH_PASS);
-  assert_true(w.ran == (1u << BENCH_STRUCTURE_batch | 1u << BENCH_STRUCTURE_heads) && spy.runs == 2);
-  spy.spoil = spoil_one;
-  wrong.at = (place){0, 0, 0}, wrong.by = 1;
-  assert_int_equal(check_set(&w, 1u << BENCH_STRUCTURE_batch | 1u << BENCH_STRUCTURE_heads, 1).status, BENCH_FAIL);
-  assert_true(w.ran == 1u << BENCH_STRUCTURE_batch && spy.runs == 1);
-  wrong.by = 0;
-  close_case(&w);
-}
 
 /* A problem that the kernel refuses is left out; any other status is an error with its sentence. */
 TEST(refusals_are_no_failures) {
