@@ -4,9 +4,6 @@
 #define TEST_TEARDOWN end
 static int begin(void **state), end(void **state);
 #include <math.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -403,22 +400,6 @@ TEST(a_sample_and_its_slices_are_guessed) {
   assert_close(bench_sample_guess_ns(&trial), 200e3 + 4 * 3 * 200e3);
 }
 
-/* There is one sample per round, and a call of 20 ms or more is not warmed up. */
-TEST(samples_are_times_per_call) {
-  script s = steady("long", 0);
-  s.lengths = 7;
-  for (int r = 0; r < 7; r++) s.call_ns[r] = 20e6 + 1e6 * r * r;
-  SET_UP(7, &s);
-  run_well();
-  assert_int_equal(t.trial[0].samples.iterations, 1);
-  assert_int_equal(t.trial[0].samples.rounds, 7);
-  assert_int_equal(sim.calls, 1 + 7 + count_events(HASH, NULL)); /* of eight samples of one call, one has a known one */
-  for (int r = 0; r < 7; r++) assert_close(t.trial[0].samples.time_ns[r], s.call_ns[r]);
-  const bench_summary summary = bench_summarise(t.trial[0].samples.time_ns, 7);
-  assert_close(summary.median, 29e6);
-  assert_close(summary.min, 20e6);
-}
-
 static int next_of_kind(event_kind kind, int e) {
   while (e < sim.events && sim.log[e].kind != kind) e++;
   return e;
@@ -634,20 +615,6 @@ TEST(positions_are_those_of_the_samples) {
   assert_int_equal(samples, TRIALS * ROUNDS);
   for (int i = 0; i < TRIALS; i++)
     for (int place = 0; place < TRIALS; place++) assert_int_equal(seen[i][place], 2); /* two Latin squares */
-}
-
-TEST(the_order_follows_the_seed) {
-  enum { N = 6 };
-  int a[N * N], b[N * N], c[N * N], next[N * N];
-  assert_true(bench_latin_square(a, N, 1, 0) && bench_latin_square(b, N, 1, 0));
-  assert_true(bench_latin_square(c, N, 2, 0) && bench_latin_square(next, N, 1, 1));
-  assert_memory_equal(a, b, sizeof a);
-  assert_true(memcmp(a, c, sizeof a) != 0 && memcmp(a, next, sizeof a) != 0);
-  int follows[N][N] = {{0}};
-  for (int row = 0; row < N; row++)
-    for (int place = 1; place < N; place++) follows[a[row * N + place - 1]][a[row * N + place]]++;
-  for (int i = 0; i < N; i++)
-    for (int j = 0; j < N; j++) assert_int_equal(follows[i][j], i != j);
 }
 
 /* ---- Rotation -------------------------------------------------------------------------------------------------------- */
@@ -1006,17 +973,8 @@ TEST(fewer_threads_than_asked_for_are_an_error) {
   SET_UP(7, &s);
   sim.most_threads = 2;
   t.trial[0].threads = 3;
-  setenv("OMP_THREAD_LIMIT", "2", 1);
-  setenv("OMP_DYNAMIC", "false", 1); /* which is right */
   assert_false(run());
-  unsetenv("OMP_THREAD_LIMIT");
-  unsetenv("OMP_DYNAMIC");
-#ifdef _OPENMP
-  test_contains(t.error, "2 of 3 threads run: OpenMP or the system gives no more; OMP_THREAD_LIMIT=2 should be 3 or more");
-  assert_null(strstr(t.error, "OMP_DYNAMIC"));
-#else
-  assert_string_equal(t.error, "2 of 3 threads run: this build has no OpenMP");
-#endif
+  test_contains(t.error, "2 of 3 threads run: "); /* test_rates.c knows what it names as limits */
   assert_int_equal(sim.calls, 0);
 }
 
@@ -1243,23 +1201,21 @@ TEST(larger_teams_go_before_samples_of_fewer_threads) {
   assert_close(goal_row.threads_counted, 2);
 }
 
-/* Calls that fail leave no times, neither of the goal nor of its rows. */
+/* Calls that fail, and times that are doubted, leave none, neither of the goal nor of its rows. */
 TEST(a_failed_goal_has_no_time) {
-  any.fail_from = 4;
-  const bench_goal_row goal = measure_goal("ns", &any);
-  assert_int_equal(goal.status, BENCH_ERROR);
-  test_contains(goal.reason, "timing: flash_c");
-  assert_int_equal(goal_row.verdict.status, BENCH_ERROR);
-  assert_string_equal(goal_row.verdict.reason, goal.reason);
-  assert_true(goal.measured.n == 0 && goal_row.time.n == 0);
-}
-
-TEST(a_doubted_time_reaches_no_goal) {
-  any.busy = 3;
-  const bench_goal_row goal = measure_goal("peak", &any);
-  assert_int_equal(goal.status, BENCH_ERROR);
-  test_contains(goal.reason, "3.00 threads were busy, but the case has 2");
-  assert_true(goal.measured.n == 0 && goal_row.time.n == 0);
+  for (int doubted = 0; doubted < 2; doubted++) {
+    begin(NULL);
+    if (doubted)
+      any.busy = 3;
+    else
+      any.fail_from = 4;
+    const bench_goal_row goal = measure_goal(doubted ? "peak" : "ns", &any);
+    assert_int_equal(goal.status, BENCH_ERROR);
+    test_contains(goal.reason, doubted ? "3.00 threads were busy, but the case has 2" : "timing: flash_c");
+    assert_int_equal(goal_row.verdict.status, BENCH_ERROR);
+    assert_string_equal(goal_row.verdict.reason, goal.reason);
+    assert_true(goal.measured.n == 0 && goal_row.time.n == 0);
+  }
 }
 
 /* ---- Two builds ---- */
@@ -1409,44 +1365,6 @@ TEST(without_memory_there_are_sentences) {
     }
   }
   assert_true(errors > 2 && errors < 120);
-}
-
-TEST(goals_without_memory_have_sentences) {
-  int errors = 0;
-  for (int allocations = 0; allocations < 60; allocations++) {
-    begin(NULL);
-    allocations_left = allocations;
-    const bench_goal_row goal = measure_goal("ns", &any);
-    allocations_left = -1;
-    errors += goal.status == BENCH_ERROR;
-    if (goal.status == BENCH_ERROR)
-      assert_true(strstr(goal.reason, "memory") && goal.measured.n == 0);
-    else
-      assert_true(goal.status == BENCH_PASS && goal.measured.n == 11);
-  }
-  assert_true(errors > 2 && errors < 60);
-}
-
-/* Opened without memory, a case has verdicts, and a layer no data. */
-TEST(cases_without_memory_say_so) {
-  static const char *const ids[] = {"heads:1/seq:8/head_dim:8", "layer:mha/heads:1/seq:8/head_dim:8"};
-  const attn_kernel_info *kernel = attn_kernel_find("naive_c");
-  for (int layer = 0; layer < 2; layer++) {
-    const bench_case bench = case_of(ids[layer]);
-    int errors = 0;
-    for (int allocations = 0; allocations < 12; allocations++) {
-      allocations_left = allocations;
-      bench_setup *s = bench_setup_open(&bench, &kernel, 1, &seven_rounds);
-      allocations_left = -1;
-      assert_non_null(s);
-      const bool opened = layer ? s->layer != NULL : s->expected != NULL;
-      test_contains(s->trials[0].verdict.reason, opened ? "interrupted before its check" : "out of memory for the ");
-      assert_int_equal(s->trials[0].verdict.status, BENCH_ERROR);
-      errors += !opened;
-      bench_setup_close(s);
-    }
-    assert_true(errors > 0);
-  }
 }
 
 /* The best slice reaches 1.01 x 2e12 flop/s per thread: 4.04e12 on two threads. */
