@@ -95,23 +95,6 @@ TEST(test_rows_describe_their_case) {
   assert_string_equal(row.layer, "");
 }
 
-/* Axes without a column stand together, in the order of the axes. */
-TEST(test_axes_without_columns_are_named) {
-  static const struct {
-    const char *id, *others;
-  } cases[] = {{"Sq:5", ""},
-               {"causal:offset/offset:1/scale:0.5/values:positive", "offset:1/scale:0.5/values:positive"},
-               {"layer:mha/Hq:2/width:16/magnitude:2", "magnitude:2/width:16"}};
-  for (size_t i = 0; i < COUNT(cases); i++) {
-    bench_spec spec;
-    bench_case bench;
-    char error[300];
-    if (!bench_spec_from_id(cases[i].id, &spec, error, sizeof error)) fail_msg("%s", error);
-    bench_case_build(&spec, 1, &bench);
-    assert_string_equal(bench_row_create(&bench, NULL).other_axes, cases[i].others);
-  }
-}
-
 /* Keys to the left and to the right; a causal mask alone is no window. */
 TEST(test_windows_are_named) {
   static const struct {
@@ -140,13 +123,4 @@ TEST(test_a_case_whose_name_is_cut_off_is_not_run) {
       bench_spec_set(&spec, axis, "-1.23456789e-30");
   bench_case_build(&spec, 1, &bench);
   assert_non_null(strstr(bench.invalid, "case_id is cut off"));
-}
-
-TEST(rows_name_their_case) {
-  bench_case bench;
-  bench_case_build(&(bench_spec){.value = {"bf16"}}, 1, &bench);
-  bench_row row = bench_row_create(&bench, NULL);
-  assert_true(bench.case_id[0] && !strcmp(row.case_id, bench.case_id) && !strcmp(row.dtype_kv, "bf16"));
-  assert_true(row.batch == 1 && row.heads_q == 8 && row.seq_k == 512 && row.dim_v == 64 && row.threads == 1);
-  bench_row_clear(&row);
 }

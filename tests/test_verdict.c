@@ -93,16 +93,6 @@ TEST(p_values_are_adjusted_over_the_table) {
   assert_int_equal(c[0].verdict, BENCH_INCONCLUSIVE);
 }
 
-/* Half of eight rows at 1.2, half at 0.8: their spread is the error, and nothing can be said. */
-TEST(ratios_that_spread_say_nothing) {
-  bench_comparison c[MOST_ROWS];
-  const double ratios[] = {1.2, 0.8, 1.2, 0.8, 1.2, 0.8, 1.2, 0.8};
-  (void)judge(ratios, 8, c);
-  assert_near(c[0].error, 1.482602 * (log(1.2) - log(0.8)) / 2 * sqrt(8.0 / 7), 1e-6);
-  for (int i = 0; i < 8; i++) assert_int_equal(c[i].verdict, BENCH_INCONCLUSIVE);
-  test_contains(c[0].reason, "spread");
-}
-
 /* Time and peak slow down together: the ratio is 1, but a peak that moved by 10 % is an error of 10 %. */
 TEST(shares_of_the_peak_are_compared) {
   bench_comparison c = one_run(100, 1e11, 110, 1e11 / 1.1);
