@@ -23,25 +23,6 @@ static bench_expected chosen(const attn_problem *problem, const attn_args *args)
 
 /* ---- All rows -------------------------------------------------------------------------------------------------------- */
 
-TEST(small_problems_have_all_rows) {
-  static const int32_t cu[] = {2, 7, 7, 10}; /* sequences of 5, 0 and 3 tokens */
-  attn_problem p = problem_of(2, 5, 5, 8);
-  const attn_args args = ATTN_STRUCT(attn_args, .cu_seqlens_q = cu, .cu_seqlens_k = cu);
-  for (int varlen = 0; varlen < 2; varlen++) {
-    p.batch = varlen ? 3 : 1;
-    p.uses = varlen ? ATTN_USE_VARLEN : 0;
-    bench_expected e = chosen(&p, &args);
-    assert_true(e.complete);
-    int64_t n = 0;
-    for (int64_t b = 0; b < p.batch; b++)
-      for (int64_t h = 0; h < 2; h++)
-        for (int64_t i = 0; i < (b == 0 ? 5 : b == 1 ? 0 : 3); i++, n++)
-          assert_true(e.row[n].b == b && e.row[n].h == h && e.row[n].i == i);
-    assert_int_equal(e.rows, n);
-    free(e.row);
-  }
-}
-
 TEST(no_rows_are_all_rows) {
   const attn_problem p = problem_of(1, 0, 5, 8);
   bench_expected e = chosen(&p, &(attn_args){0});
