@@ -140,17 +140,19 @@ def key_of(mutation):
 
 
 def read_equivalents(path):
-    """{key: reason} of tests/mutants_equivalent.txt: the file, `-` and `+` lines as in a diff, and `=` the reason."""
-    equivalents, entry = {}, []
+    """{key: reason} of tests/mutants_equivalent.txt: a file, and for each fault `-` and `+` lines as in a diff, and `=`."""
+    equivalents, file, entry, signs = {}, "", [], ("- ", "+ ", "= ")
     for line in Path(path).read_text(encoding="utf-8").splitlines():
         if not line.strip() or line.startswith("#"):
             continue
-        entry.append(line if not entry else line[2:].strip())
-        signs = ["", "- ", "+ ", "= "]
-        if not line.startswith(signs[len(entry) - 1]):
-            raise ValueError(f"{path}: '{line}' should begin with '{signs[len(entry) - 1]}'")
-        if len(entry) == 4:
-            equivalents[tuple(entry[:3])] = entry[3]
+        if not entry and not line.startswith(signs):
+            file = line
+            continue
+        if not line.startswith(signs[len(entry)]):
+            raise ValueError(f"{path}: '{line}' should begin with '{signs[len(entry)]}'")
+        entry.append(line[2:].strip())
+        if len(entry) == 3:
+            equivalents[(file, *entry[:2])] = entry[2]
             entry = []
     if entry:
         raise ValueError(f"{path}: the last entry lacks lines")
