@@ -19,6 +19,19 @@ bench_case valid_case(const char *id) {
   return bench;
 }
 
+bench_case_list conformance_cases(int grid, int64_t pick, double work, uint64_t seed) {
+  static bench_grids grids;
+  bench_case_list list = {.count = 0};
+  char error[300];
+  assert_true(bench_preset_read(bench_preset_find("conformance")->text, &grids, error, sizeof error));
+  grids.grid[grid].pick = test_few() ? pick / 4 : pick;
+  grids.grid[grid].work = work;
+  assert_true(bench_cases_add(&list, &grids.grid[grid], seed, error, sizeof error));
+  for (int i = 0; i < list.count; i++) assert_string_equal(list.item[i].invalid, "");
+  bench_grids_clear(&grids);
+  return list;
+}
+
 static void take_trial(layer_one *one) {
   static const attn_kernel_info none = {.name = ""};
   const attn_kernel_info *kernel = attn_kernel_find(one->trial->kernel);

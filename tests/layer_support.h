@@ -12,6 +12,10 @@
 bench_case case_of(const char *id);
 bench_case valid_case(const char *id);
 
+/* Random cases of a grid of the preset conformance, each of at most `work` multiply-adds: `pick` of them, or a quarter where
+ * few are wanted. bench_cases_clear() frees them. */
+bench_case_list conformance_cases(int grid, int64_t pick, double work, uint64_t seed);
+
 typedef struct layer_one {
   bench_case bench;
   bench_layer *layer;

@@ -716,17 +716,9 @@ TEST(right_answers_pass) {
 
 /* And in random cases. */
 TEST(right_answers_pass_in_random_cases) {
-  static bench_grids grids;
-  bench_case_list list = {.count = 0};
-  char error[300];
-  assert_true(bench_preset_read(bench_preset_find("conformance")->text, &grids, error, sizeof error));
-  grids.grid[0].pick = test_few() ? 40 : 160;
-  grids.grid[0].work = 2e4;
-  assert_true(bench_cases_add(&list, &grids.grid[0], 3, error, sizeof error));
-  for (int c = 0; c < list.count; c++)
-    if (!list.item[c].invalid[0]) (void)expect_all_pass(list.item[c].case_id, (uint64_t)c);
+  bench_case_list list = conformance_cases(0, 160, 2e4, 3);
+  for (int c = 0; c < list.count; c++) (void)expect_all_pass(list.item[c].case_id, (uint64_t)c);
   bench_cases_clear(&list);
-  bench_grids_clear(&grids);
 }
 
 /* ---- All of them ------------------------------------------------------------------------------------------------------ */

@@ -311,15 +311,10 @@ static void compare_outputs(void) {
   compare_output(BENCH_LSE, ATTN_F32, &lse);
 }
 
-static void compare_grid(bench_grid *grid, int64_t pick) {
-  bench_case_list list = {.count = 0};
-  char error[300];
-  grid->pick = test_few() ? pick / 4 : pick;
-  if (grid->work > 0) grid->work = 1e5;
-  assert_true(bench_cases_add(&list, grid, SEED, error, sizeof error));
+static void compare_grid(int grid, int64_t pick) {
+  bench_case_list list = conformance_cases(grid, pick, 1e5, SEED);
   for (int i = 0; i < list.count; i++) {
     bench = list.item[i];
-    if (bench.invalid[0]) continue;
     assert_true(bench_tensors_create(&bench, &tensors));
     assert_true(bench_tensors_size(&bench) == tensors.bytes);
     find_reaches();
@@ -332,12 +327,8 @@ static void compare_grid(bench_grid *grid, int64_t pick) {
 }
 
 TEST(tensors_are_those_of_their_case) {
-  static bench_grids grids;
-  char error[300];
-  assert_true(bench_preset_read(bench_preset_find("conformance")->text, &grids, error, sizeof error));
-  compare_grid(&grids.grid[0], CASES);
-  compare_grid(&grids.grid[1], CASES / 3);
-  bench_grids_clear(&grids);
+  compare_grid(0, CASES);
+  compare_grid(1, CASES / 3);
 }
 
 /* ---- Rounding -------------------------------------------------------------------------------------------------------- */
