@@ -425,17 +425,24 @@ static double share_of_unclear(int from, int to) {
 /* First by all kernels, then by those that are the quickest of some; at last every second problem is one that is unclear. */
 TEST(a_sample_narrows_down) {
   static bench_tune_lines lines = {.item = {{.dtype = ATTN_F32, .dim = 64}, {.dtype = ATTN_F32, .dim = 40}}, .count = 2};
-  static const double budgets_s[] = {80, 1e6}; /* the second is too long: then the number of looks ends each part */
-  for (int i = 0; i < 2; i++) {
-    clear(NULL);
-    bench_tune_sample(&(bench_tune_source){.measure = measure_two, .now_s = now_s}, &lines, budgets_s[i], &result);
-    const int last = i ? TUNE_LOOKS / 2 : result.looks - 2000, all = result.looks;
-    assert_true(last > 500 && (i == 0 || all == TUNE_LOOKS));
-    assert_true(share_of_unclear(0, 300) < 0.3);
-    assert_true(share_of_unclear(last, all) > share_of_unclear(0, 300) + 0.3);
-    assert_int_equal(result.points[ATTN_F32], all);
-    assert_true(result.random[ATTN_F32] > 0.6 * all && result.random[ATTN_F32] < 0.9 * all);
-  }
+  bench_tune_sample(&(bench_tune_source){.measure = measure_two, .now_s = now_s}, &lines, 40, &result);
+  const int all = result.looks, last = all - 1000;
+  assert_true(last > 500);
+  assert_true(share_of_unclear(0, 300) < 0.3);
+  assert_true(share_of_unclear(last, all) > share_of_unclear(0, 300) + 0.3);
+  assert_int_equal(result.points[ATTN_F32], all);
+  assert_true(result.random[ATTN_F32] > 0.6 * all && result.random[ATTN_F32] < 0.9 * all);
+}
+
+static double slightly_more(const bench_tune_shape *s) { return (void)s, 1.04; }
+
+/* Where there is too much time. Every problem is unclear, so that none is drawn twice. */
+TEST(the_number_of_looks_ends_each_part) {
+  static bench_tune_lines lines = {.item = {{.dtype = ATTN_F32, .dim = 64}}, .count = 1};
+  world.ratio = slightly_more;
+  bench_tune_sample(&source, &lines, 1e6, &result);
+  assert_int_equal(result.looks, TUNE_LOOKS);
+  assert_true(fabs(result.random[ATTN_F32] - 0.7 * TUNE_LOOKS) < 10); /* half of what comes after 40 % of all */
 }
 
 static int near_problems; /* the first ones, that kernel 0 takes 2 % longer for; all others take it half as long again */
@@ -481,71 +488,43 @@ TEST(the_machine_times_the_kernels_of_the_set) {
   assert_int_equal(found, 2);
 }
 
+/* Times of the shapes one after the other, on one thread and on four. Of every shape in `every` that is measured, shape n
+ * takes n x cost_ns beyond a quarter of the time of one thread; the others cannot be measured, or have no entries. */
+static int shapes_measured, every;
+static double cost_ns;
+
 static bool measure_threads(void *context, const bench_tune_shape *s, bench_tune_set kernels, double seconds,
                             attn_tune_report *report) {
-  const double one = 40.0 * (double)(s->seq_q * s->seq_k);
-  assert_true(s->threads && kernels == TUNE_ALL);
-  (void)context, (void)seconds;
-  *report = (attn_tune_report){.timed = 3, .automatic = name_of(0)};
-  report->entry[0] = (attn_tune_entry){.kernel = name_of(0), .threads = 1, .time_ns = one};
-  report->entry[1] = (attn_tune_entry){.kernel = name_of(0), .threads = 4, .time_ns = one / 4 + 5000};
-  report->entry[2] = (attn_tune_entry){.kernel = name_of(other()), .threads = 4, .time_ns = 1};
-  return true;
-}
-
-TEST(threads_cost_what_is_beyond_their_share) {
-  bench_tune_threads(&(bench_tune_source){.measure = measure_threads}, 1, &result);
-  assert_true(fabs(result.least_ns - 5000) < 1e-6);
-}
-
-/* Times of the shapes one after the other; every second one takes more threads, or cannot be measured. */
-static int shapes_measured, every;
-
-static bool measure_differing_threads(void *context, const bench_tune_shape *s, bench_tune_set kernels, double seconds,
-                                      attn_tune_report *report) {
   static const int64_t sizes[][2] = {{1, 64}, {1, 128}, {1, 256}, {1, 512}, {16, 16}, {24, 24}, {32, 32}, {48, 48}};
   const int n = shapes_measured++;
   assert_true(s->threads && s->dim == 64 && s->group == 1 && s->heads_kv == 8 && !s->causal && s->dtype == ATTN_F32);
-  assert_true(s->seq_q == sizes[n][0] && s->seq_k == sizes[n][1]);
-  (void)context, (void)kernels;
+  assert_true(s->seq_q == sizes[n][0] && s->seq_k == sizes[n][1] && kernels == TUNE_ALL);
+  (void)context;
   world.now_s += seconds;
   *report = (attn_tune_report){.timed = 0};
-  if (n % every) return n % 4 == 1; /* not measured, or without entries */
+  if (n % every) return n % 4 == 1;
   report->entry[0] = (attn_tune_entry){.kernel = name_of(other()), .threads = 1, .time_ns = 1};
   report->entry[1] = (attn_tune_entry){.kernel = name_of(0), .threads = 2, .time_ns = 9e9};
-  report->entry[2] = (attn_tune_entry){.kernel = name_of(0), .threads = 4, .time_ns = 2500 + 1000 * (n + 1)};
+  report->entry[2] = (attn_tune_entry){.kernel = name_of(0), .threads = 4, .time_ns = 2500 + cost_ns * (n + 1)};
   report->entry[3] = (attn_tune_entry){.kernel = name_of(0), .threads = 1, .time_ns = 10000};
-  report->timed = 4;
+  report->entry[4] = (attn_tune_entry){.kernel = name_of(other()), .threads = 4, .time_ns = 1};
+  report->timed = 5;
   report->automatic = name_of(0);
   return true;
 }
 
-static double least_of_threads(int share) {
-  result.least_ns = shapes_measured = 0, every = share;
+static double least_of_threads(int share, double cost) {
+  result.least_ns = shapes_measured = 0, every = share, cost_ns = cost;
   world.now_s = 0;
-  bench_tune_threads(&(bench_tune_source){.measure = measure_differing_threads}, 4, &result);
+  bench_tune_threads(&(bench_tune_source){.measure = measure_threads}, 4, &result);
   assert_true(shapes_measured == 8 && world.now_s == 4);
   return result.least_ns;
 }
 
 TEST(the_cost_of_threads_is_the_median_of_shapes) {
-  assert_true(least_of_threads(1) == 4500); /* of 1000 to 8000 */
-  assert_true(least_of_threads(2) == 4000); /* of 1000, 3000, 5000 and 7000 */
-}
-
-/* A time that threads do not shorten costs nothing known; nor does one thread. */
-static bool measure_cheap_threads(void *context, const bench_tune_shape *s, bench_tune_set kernels, double seconds,
-                                  attn_tune_report *report) {
-  (void)context, (void)kernels, (void)seconds;
-  *report = (attn_tune_report){.timed = s->seq_q == 1 ? 1 : 2, .automatic = name_of(0)};
-  report->entry[0] = (attn_tune_entry){.kernel = name_of(0), .threads = 1, .time_ns = 10000};
-  report->entry[1] = (attn_tune_entry){.kernel = name_of(0), .threads = 4, .time_ns = 2500};
-  return true;
-}
-
-TEST(threads_that_cost_nothing_are_not_counted) {
-  bench_tune_threads(&(bench_tune_source){.measure = measure_cheap_threads}, 1, &result);
-  assert_true(result.least_ns == 0);
+  assert_true(least_of_threads(1, 1000) == 4500); /* of 1000 to 8000 */
+  assert_true(least_of_threads(2, 1000) == 4000); /* of 1000, 3000, 5000 and 7000 */
+  assert_true(least_of_threads(1, 0) == 0);       /* threads that cost nothing */
 }
 
 /* ---- Lines, and the check of their kernels ---- */
