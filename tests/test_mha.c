@@ -289,14 +289,6 @@ static void expect_right(layer *l, const attn_mha_options *options, const char *
              worst.p);
 }
 
-TEST(test_every_shape_meets_the_limit) {
-  for (int i = 0; i < SHAPES; i++) {
-    layer l = make_layer(&shapes[i]);
-    expect_right(&l, NULL, automatic_kernel(&l));
-    free_layer(&l);
-  }
-}
-
 static void check_kernel(const char *kernel) {
   const attn_mha_options options =
       ATTN_STRUCT(attn_mha_options, .attention = &ATTN_STRUCT(attn_options, .kernel = kernel, .threads = 1));

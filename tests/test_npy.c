@@ -271,16 +271,3 @@ TEST(a_failed_write_changes_nothing) {
   snprintf(temporary, sizeof temporary, "%s.%ld.tmp", path, (long)getpid());
   assert_int_not_equal(stat(temporary, &there), 0);
 }
-
-/* Opening a pipe would wait for its writer. */
-TEST(does_not_wait_for_a_pipe) {
-  char pipe[96], error[200];
-  npy_array array;
-  snprintf(pipe, sizeof pipe, "%s.pipe", path);
-  assert_int_equal(mkfifo(pipe, 0600), 0);
-  alarm(20);
-  assert_int_equal(npy_read(pipe, &array, error, sizeof error), -1);
-  alarm(0);
-  assert_non_null(strstr(error, "not a regular file"));
-  assert_int_equal(unlink(pipe), 0);
-}
