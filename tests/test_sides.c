@@ -401,7 +401,7 @@ TEST(half_a_file_is_none) {
   remove_folder();
 }
 
-/* ---- Saved results ---------------------------------------------------------------------------------------------------- */
+/* ---- Saved results: each test sets the variables that it reads ------------------------------------------------------ */
 
 static void expect_baseline(const char *name, int code, const char *wanted) {
   char path[BENCH_BASELINE_PATH] = "";
@@ -415,8 +415,6 @@ static void expect_baseline(const char *name, int code, const char *wanted) {
 /* A whole result is copied. */
 TEST(results_are_saved_and_read_back) {
   char root[60], path[BENCH_BASELINE_PATH], error[300], wanted[300];
-  const char *const xdg = getenv("XDG_STATE_HOME");
-  char *own = xdg ? strdup(xdg) : NULL;
   bench_side side, saved;
   open_folder();
   snprintf(root, sizeof root, "%s", folder);
@@ -452,14 +450,9 @@ TEST(results_are_saved_and_read_back) {
   strcat(folder, "/attn/baselines/x"); /* a name of a folder that remove_folder() removes */
   remove_folder();
   for (int i = 0; i < 3; i++) *strrchr(folder, '/') = 0, (void)rmdir(folder);
-  if (own) setenv("XDG_STATE_HOME", own, 1);
-  if (!own) unsetenv("XDG_STATE_HOME");
-  free(own);
 }
 
 TEST(baselines_have_a_folder) {
-  const char *xdg = getenv("XDG_STATE_HOME"), *home = getenv("HOME");
-  char *own[] = {xdg ? strdup(xdg) : NULL, home ? strdup(home) : NULL};
   setenv("XDG_STATE_HOME", "/state", 1), setenv("HOME", "/home/me", 1);
   expect_baseline("before", 0, "/state/attn/baselines/before");
   setenv("XDG_STATE_HOME", "", 1);
@@ -480,10 +473,5 @@ TEST(baselines_have_a_folder) {
       unsetenv("HOME");
     expect_baseline("a", BENCH_EXIT_USAGE,
                     "attnbench compare: --save baselines need a folder: neither XDG_STATE_HOME nor HOME is set\n");
-  }
-  for (int i = 0; i < 2; i++) {
-    if (own[i]) setenv(i ? "HOME" : "XDG_STATE_HOME", own[i], 1);
-    if (!own[i]) unsetenv(i ? "HOME" : "XDG_STATE_HOME");
-    free(own[i]);
   }
 }
