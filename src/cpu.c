@@ -173,9 +173,13 @@ const char *attn_tier_unusable(int index, const char *cap) {
   return NULL;
 }
 
-const char *attn_tier_claim(int index) {
+bool attn_tier_is_free(int index) {
   assert(index >= 0 && index < TIER_COUNT);
-  if (!(tiers[index].features & CPU_AMX_BF16) || request_tiles()) return NULL;
+  return !(tiers[index].features & CPU_AMX_BF16);
+}
+
+const char *attn_tier_claim(int index) {
+  if (attn_tier_is_free(index) || request_tiles()) return NULL;
   if (errno == ENOSPC)
     return "the operating system grants AMX only to processes with larger signal stacks (sigaltstack) than this one's";
   atomic_fetch_or(&refused, CPU_AMX_BF16);

@@ -3,6 +3,7 @@
 #ifndef ATTN_CPU_H
 #define ATTN_CPU_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -47,6 +48,9 @@ const char *attn_tier_unusable(int tier, const char *cap);
 /* Asks the operating system for the registers of a usable tier, before its first instruction runs. NULL, or why it refuses;
  * thread-local or static text. The permission for AMX changes the whole process: Linux then refuses small signal stacks. */
 const char *attn_tier_claim(int tier);
+
+/* Whether the tier needs no such permission. */
+bool attn_tier_is_free(int tier);
 
 /* Flop/s of one core with good kernels of the tier, within a factor of a few. */
 double attn_tier_flops(int tier);

@@ -3,18 +3,11 @@
 #ifndef ATTN_DISPATCH_H
 #define ATTN_DISPATCH_H
 
-#include "attn/kernel.h"
+#include "choice.h"
 
-typedef struct attn_choice {
-  const attn_kernel *kernel;
-  const char *cap;           /* the highest tier to use; NULL = no cap. The caller's or the environment's text */
-  const attn_tuning *tuning; /* the tuning file in force; NULL = none */
-  char why[2000];            /* how it was chosen, and what was refused before it */
-} attn_choice;
-
-/* Honours, in this order: options->kernel, ATTN_KERNEL, rules and costs of options->tuning or ATTN_TUNING, the built-in
- * choice; and the lower of options->max_isa and ATTN_MAX_ISA. Never falls back from a named kernel. The problem is valid;
- * options may be NULL. */
+/* Honours, in this order: options->kernel, ATTN_KERNEL, rules and costs of options->tuning or ATTN_TUNING, costs of this
+ * machine's class; and the lower of options->max_isa and ATTN_MAX_ISA. Never falls back from a named kernel. The problem is
+ * valid; options may be NULL. */
 attn_status attn_dispatch(const attn_problem *problem, const attn_options *options, attn_choice *choice);
 
 /* Whether ATTN_KERNEL names the kernel where options do not. */
@@ -24,7 +17,8 @@ bool attn_dispatch_names_kernel(void);
  */
 const char *attn_dispatch_claim(const attn_kernel *kernel);
 
-/* The lower of options->max_isa and ATTN_MAX_ISA, for attn_tier_unusable: NULL = no cap. options may be NULL. */
+/* The lower of options->max_isa and ATTN_MAX_ISA, for attn_tier_unusable: NULL = no cap. Static text.
+ * options may be NULL. */
 attn_status attn_dispatch_cap(const attn_options *options, const char **cap);
 
 #endif

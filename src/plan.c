@@ -4,9 +4,11 @@
 
 #include <assert.h>
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "cpu.h"
 #include "dispatch.h"
 #include "error.h"
 #include "float_mode.h"
@@ -14,9 +16,9 @@
 #include "kernels/common/memory.h"
 #include "layouts.h"
 #include "parallel.h"
+#include "paying_threads.h"
 #include "problem.h"
 #include "score_steps.h"
-#include "small_calls.h"
 #include "tuning.h"
 
 struct attn_plan {
@@ -25,7 +27,8 @@ struct attn_plan {
   attn_options options; /* threads resolved and no more than have work; kernel and max_isa not kept */
   bool small;           /* more threads do not pay */
   size_t workspace_bytes;
-  char description[2800];
+  attn_choice choice;
+  _Atomic(char *) description; /* made when it is asked for */
 };
 
 /* ---- Memory: [unit 0 of the wave] [unit 1] ... [thread 0] [thread 1] ... ---- */
@@ -71,10 +74,14 @@ static bool size_workspace(attn_plan *plan) {
 
 /* ---- Creating ---- */
 
-static void describe(attn_plan *plan, const char *why) {
+enum { DESCRIPTION_BYTES = 2800 };
+
+static void describe(const attn_plan *plan, char *text) {
   const attn_schedule *s = &plan->schedule;
   const attn_kernel_info *info = &plan->kernel->info;
-  snprintf(plan->description, sizeof plan->description,
+  char why[2000];
+  attn_choice_describe(&plan->choice, &s->problem, why, sizeof why);
+  snprintf(text, DESCRIPTION_BYTES,
            "kernel     %s: %s\n"
            "blocks     %" PRId64 " query rows, %" PRId64
            " keys\n"
@@ -90,8 +97,11 @@ static void describe(attn_plan *plan, const char *why) {
                                         : "OpenMP",
            plan->small ? "; more do not pay for so small a call" : "", plan->workspace_bytes, s->unit_bytes,
            s->scratch_bytes, why);
+}
+
+static void print_if_verbose(const attn_plan *plan) {
   const char *verbose = getenv("ATTN_VERBOSE");
-  if (verbose && verbose[0] == '1') fprintf(stderr, "attn plan\n%s", plan->description);
+  if (verbose && verbose[0] == '1') fprintf(stderr, "attn plan\n%s", attn_plan_describe(plan));
 }
 
 /* Objects of another library, for the kernels that use one. */
@@ -101,14 +111,6 @@ static attn_status open_library(attn_plan *plan) {
   if (!kernel->open) return ATTN_OK;
   const attn_status status = kernel->open(&plan->schedule, reason, sizeof reason);
   return status == ATTN_OK ? ATTN_OK : attn_fail(status, "kernel '%s' cannot start: %s", kernel->info.name, reason);
-}
-
-/* By what the tuning file has measured, or by the built-in estimate. */
-static int paying_threads(const attn_plan *plan, const attn_tuning *tuning, int64_t waves) {
-  const attn_kernel_info *info = &plan->kernel->info;
-  const attn_problem *problem = &plan->schedule.problem;
-  const int measured = tuning ? attn_tuning_threads(tuning, info, problem, waves, plan->options.threads) : 0;
-  return measured ? measured : attn_paying_threads(info, problem, waves, plan->options.threads);
 }
 
 /* Blocks and tasks; false if a size overflows. Where the caller leaves the number of threads open, there are no more than
@@ -121,7 +123,7 @@ static bool plan_tasks(attn_plan *plan, const attn_choice *choice, bool open_thr
   if (!kernel->plan(&before.problem, &all, &plan->schedule)) return false;
   if (!open_threads || most == 1 || before.units == 0) return true;
   const int64_t waves = ceil_div(before.units, choose_wave(&plan->schedule, most));
-  plan->options.threads = paying_threads(plan, choice->tuning, waves);
+  plan->options.threads = attn_paying_threads(choice->tuning, kernel, &before.problem, waves, most);
   if (plan->options.threads == most) return true;
   plan->small = true;
   plan->schedule = before;
@@ -163,7 +165,9 @@ static attn_status make(const attn_problem *problem, const attn_choice *choice, 
     free(plan);
     return status;
   }
-  describe(plan, choice->why);
+  plan->choice = *choice;
+  (void)attn_tuning_hold(choice->tuning);
+  print_if_verbose(plan);
   *result = plan;
   return ATTN_OK;
 }
@@ -202,18 +206,35 @@ attn_status attn_plan_create_for_kernel(const attn_problem *problem, const attn_
   const char *reason = kernel->rejects(&own, buffer, sizeof buffer);
   if (!reason) reason = attn_dispatch_claim(kernel);
   if (reason) return attn_fail(ATTN_UNSUPPORTED, "kernel '%s' refuses: %s", kernel->info.name, reason);
-  const attn_choice choice = {.kernel = kernel, .cap = wanted.max_isa, .why = "given by the caller"};
+  const attn_choice choice = {.kernel = kernel,
+                              .cap = attn_tier_isa(attn_tier_find(wanted.max_isa ? wanted.max_isa : "")),
+                              .cause = ATTN_CAUSE_GIVEN};
   return create(&own, &choice, &wanted, plan);
 }
 
 void attn_plan_destroy(attn_plan *plan) {
-  if (plan && plan->kernel->close) plan->kernel->close(&plan->schedule);
+  if (!plan) return;
+  if (plan->kernel->close) plan->kernel->close(&plan->schedule);
+  attn_tuning_destroy((attn_tuning *)(uintptr_t)plan->choice.tuning);
+  free(atomic_load(&plan->description));
   free(plan);
 }
 
 size_t attn_plan_workspace(const attn_plan *plan) { return plan ? plan->workspace_bytes : 0; }
 
-const char *attn_plan_describe(const attn_plan *plan) { return plan ? plan->description : ""; }
+/* The first thread that asks leaves the text for all others. */
+const char *attn_plan_describe(const attn_plan *plan) {
+  if (!plan) return "";
+  _Atomic(char *) *kept = (_Atomic(char *) *)(uintptr_t)&plan->description;
+  char *text = atomic_load(kept), *none = NULL;
+  if (text) return text;
+  text = malloc(DESCRIPTION_BYTES);
+  if (!text) return "";
+  describe(plan, text);
+  if (atomic_compare_exchange_strong(kept, &none, text)) return text;
+  free(text);
+  return none;
+}
 
 const char *attn_plan_kernel(const attn_plan *plan) { return plan ? plan->kernel->info.name : ""; }
 

@@ -28,10 +28,10 @@
 #include "kernels/product.h"
 #include "layouts.h"
 #include "parallel.h"
+#include "paying_threads.h"
 #include "plugin.h"
 #include "problem.h"
 #include "registry.h"
-#include "small_calls.h"
 #include "strides.h"
 #include "text.h"
 

@@ -19,9 +19,11 @@
 #include "kernels/common/aligned.h"
 #include "layouts.h"
 #include "parallel.h"
+#include "paying_threads.h"
 #include "plan.h"
 #include "problem.h"
 #include "process_usage.h"
+#include "registry.h"
 #include "wall_clock.h"
 
 enum {
@@ -87,12 +89,17 @@ static candidate *automatic_of(session *s) {
   return c;
 }
 
-/* Multiply-adds by what a core of the tier usually does: right within a factor of a few. */
-static double guess_ns(const attn_problem *p, const attn_kernel_info *kernel, int threads) {
+/* By costs, or, for a kernel that has none, multiply-adds by what a core of the tier usually does: right within a factor of
+ * a few. */
+static double guess_ns(const session *s, const attn_kernel_info *info, int threads) {
+  const attn_problem *p = s->problem;
+  const attn_kernel *kernel = attn_registry_find(info->name);
+  const double expected = kernel->terms.count > 0 ? attn_call_ns(s->options.tuning, kernel, p) : 0;
+  if (expected > 0) return expected / threads;
   const bool varlen = p->uses & ATTN_USE_VARLEN;
   const double rows = varlen ? (double)p->total_q : (double)p->batch * (double)p->seq_q;
   const double flops = 2 * rows * (double)p->heads_q * (double)p->seq_k * (double)(p->dim_qk + p->dim_v);
-  return 1e9 * flops / attn_tier_flops(attn_tier_find(kernel->isa)) / threads;
+  return 1e9 * flops / attn_tier_flops(attn_tier_find(info->isa)) / threads;
 }
 
 static bool is_there(const session *s, const attn_kernel_info *kernel, int threads) {
@@ -112,7 +119,7 @@ static void add_plan(session *s, attn_plan *plan) {
                                           .automatic = s->count == 0,
                                           .threads = threads,
                                           .not_timed = WAITING,
-                                          .call_ns = guess_ns(s->problem, kernel, threads)};
+                                          .call_ns = guess_ns(s, kernel, threads)};
     s->count++;
     return;
   }

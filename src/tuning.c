@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,12 +16,13 @@
 #include "error.h"
 #include "float_mode.h"
 #include "kernels/common/dtypes.h"
+#include "registry.h"
 #include "shared_object.h"
-#include "small_calls.h"
 
 enum {
   MOST_BYTES = 4 << 20, /* of a file */
-  MOST_LINE = 500,
+  MOST_LINE = 2000,
+  MOST_COSTS = 64, /* of one type */
   PATH_BYTES = 400 /* of a path in messages */
 };
 
@@ -30,6 +32,8 @@ struct attn_tuning {
   int rule_count, cost_count, rule_room, cost_room;
   double least_ns; /* of one thread and wave: what it has to save; 0 = not measured */
   bool has_cpu, has_library;
+  char class[60], tiers[120];
+  _Atomic int users;
   bool stale;                          /* of another CPU or build */
   char refusal[700], path[PATH_BYTES]; /* why it is refused */
 };
@@ -188,37 +192,53 @@ static attn_status read_rule(reader *r) {
   return ATTN_OK;
 }
 
-/* A second line of costs would never be looked at, and the choice has room for so many of a type. */
+/* A second line of costs would never be looked at. */
 static attn_status check_only_cost(const reader *r, const attn_kernel_costs *c) {
   char what[160];
   int same = 0;
   for (int i = 0; i < r->tuning->cost_count; i++) {
     const attn_kernel_costs *before = &r->tuning->costs[i];
     if (before->dtype != c->dtype) continue;
-    snprintf(what, sizeof what, "line %d has costs of %s in this type already", before->line, c->kernel);
-    if (strcmp(before->kernel, c->kernel) == 0) return fail(r, what, "the only line of its kernel and type");
+    snprintf(what, sizeof what, "line %d has costs of %s in this type already", before->line, c->kernel->info.name);
+    if (before->kernel == c->kernel) return fail(r, what, "the only line of its kernel and type");
     same++;
   }
-  if (same < ATTN_EXPECTED_COSTS) return ATTN_OK;
-  return fail(r, "there are costs of 32 kernels in this type already", "one of 32 at most");
+  if (same < MOST_COSTS) return ATTN_OK;
+  return fail(r, "there are costs of 64 kernels in this type already", "one of 64 at most");
 }
 
+/* "name=ns" of each term that takes any time. */
+static attn_status read_terms(reader *r, attn_kernel_costs *c) {
+  char word[96], what[160];
+  while (next_word(r, word, sizeof word)) {
+    char *value = strchr(word, '=');
+    double ns;
+    if (!value || !read_real(value + 1, 0, 1e9, &ns)) {
+      snprintf(what, sizeof what, "'%.80s' is no term", word);
+      return fail(r, what, "a name, '=' and nanoseconds of 0 to 1e9");
+    }
+    *value = 0;
+    const int term = attn_term_find(c->kernel, word);
+    snprintf(what, sizeof what, "%s has no term '%.60s'", c->kernel->info.name, word);
+    if (term < 0) return fail(r, what, "one that attnbench tune writes");
+    c->ns[term] = ns;
+  }
+  return at_end(r) ? ATTN_OK : fail(r, "a word is too long", "'cost kernel=NAME DTYPE error=X TERM=NS ...'");
+}
+
+/* Costs of a kernel that is not here, as one of a plug-in, or that has no terms, are passed over. */
 static attn_status read_cost(reader *r) {
   attn_tuning *t = r->tuning;
   attn_kernel_costs c = {.line = r->line};
-  char word[24];
+  char name[ATTN_KERNEL_NAME_BYTES];
   attn_dtype q;
-  bool fine = next_kernel(r, "kernel", c.kernel) && next_dtypes(r, &q, &c.dtype) && q == c.dtype &&
-              next_real(r, "error", 0, 1e9, &c.error);
-  for (int i = 0; i < ATTN_COST_TERMS && fine; i++)
-    fine = next_word(r, word, sizeof word) && read_real(word, 0, 1e9, &c.ns[i]);
-  if (!fine || !at_end(r)) {
-    char right[96];
-    snprintf(right, sizeof right, "'cost kernel=NAME DTYPE error=X' and %d numbers, the nanoseconds of its terms",
-             ATTN_COST_TERMS);
-    return fail(r, "this is no cost", right);
-  }
-  const attn_status status = check_only_cost(r, &c);
+  if (!next_kernel(r, "kernel", name) || !next_dtypes(r, &q, &c.dtype) || q != c.dtype ||
+      !next_real(r, "error", 0, 1e9, &c.error))
+    return fail(r, "this is no cost", "'cost kernel=NAME DTYPE error=X TERM=NS ...'");
+  c.kernel = attn_registry_find(name);
+  if (!c.kernel || c.kernel->terms.count == 0) return ATTN_OK;
+  attn_status status = check_only_cost(r, &c);
+  if (status == ATTN_OK) status = read_terms(r, &c);
   if (status != ATTN_OK) return status;
   if (!grow((void **)&t->costs, t->cost_count, &t->cost_room, sizeof c)) return no_memory();
   t->costs[t->cost_count++] = c;
@@ -255,6 +275,15 @@ static attn_status read_library(reader *r) {
   return ATTN_OK;
 }
 
+/* A class of CPUs in place of a machine: its costs are for every build. */
+static attn_status read_class(reader *r) {
+  attn_tuning *t = r->tuning;
+  if (!next_word(r, t->class, sizeof t->class) || at_end(r)) return fail(r, "this is no class", "'class NAME TIER ...'");
+  snprintf(t->tiers, sizeof t->tiers, "%s", rest_of(r));
+  t->has_cpu = t->has_library = true;
+  return ATTN_OK;
+}
+
 /* A kernel that is not here, as one of a plug-in, changes nothing for the others. */
 static attn_status read_kernel_code(reader *r) {
   char name[ATTN_KERNEL_NAME_BYTES];
@@ -270,15 +299,15 @@ static attn_status read_line(reader *r) {
   static const struct {
     const char *word;
     attn_status (*read)(reader *);
-  } kinds[] = {{"rule", read_rule}, {"kernel", read_kernel_code}, {"cost", read_cost}, {"threads", read_threads},
-               {"cpu", read_cpu},   {"library", read_library}};
+  } kinds[] = {{"rule", read_rule}, {"kernel", read_kernel_code}, {"cost", read_cost},  {"threads", read_threads},
+               {"cpu", read_cpu},   {"library", read_library},    {"class", read_class}};
   char word[16], what[40];
   if (*r->at == '#' || at_end(r)) return ATTN_OK;
   if (!next_word(r, word, sizeof word)) word[0] = 0;
   for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
     if (strcmp(word, kinds[i].word) == 0) return kinds[i].read(r);
   snprintf(what, sizeof what, "it begins with '%.16s'", word);
-  return fail(r, what, "a rule, kernel, cost, threads, cpu or library");
+  return fail(r, what, "a rule, kernel, cost, threads, cpu, library or class");
 }
 
 /* ---- Files ---- */
@@ -302,7 +331,7 @@ static attn_status read_lines(attn_tuning *t, const char *text, size_t bytes) {
     if (!stop) stop = end;
     r.line++;
     if (stop - at > MOST_LINE || memchr(at, 0, (size_t)(stop - at)))
-      return fail(&r, "it is too long or has a byte 0", "text of at most 500 characters");
+      return fail(&r, "it is too long or has a byte 0", "text of at most 2000 characters");
     snprintf(line, sizeof line, "%.*s", (int)(stop - at), at);
     r.at = line;
     status = r.line == 1 ? check_first_line(&r, line) : read_line(&r);
@@ -315,6 +344,7 @@ attn_status attn_tuning_read(const char *path, const char *text, size_t bytes, a
   *tuning = NULL;
   attn_tuning *t = calloc(1, sizeof *t);
   if (!t) return no_memory();
+  atomic_init(&t->users, 1);
   snprintf(t->path, sizeof t->path, "%s", path);
   const uint64_t mode = attn_float_mode_enter(); /* the caller may have traps, or another rounding */
   attn_status status = read_lines(t, text, bytes);
@@ -356,7 +386,7 @@ attn_status attn_tuning_load(const char *path, attn_tuning **tuning) {
 }
 
 void attn_tuning_destroy(attn_tuning *tuning) {
-  if (!tuning) return;
+  if (!tuning || atomic_fetch_sub(&tuning->users, 1) > 1) return;
   free(tuning->rules);
   free(tuning->costs);
   free(tuning);
@@ -395,18 +425,16 @@ static int64_t step_of(const attn_problem *p) {
   return dims & -dims;
 }
 
-const char *attn_tuning_excludes(const attn_problem *p) {
-  if (p->score != ATTN_SCORE_DOT) return "its scores are no dot products";
-  if (p->uses & (ATTN_USE_BIAS | ATTN_USE_MASK)) return "it has a bias or a mask";
-  if (p->softcap > 0) return "it has a softcap";
-  if (p->window_left >= 0 || p->window_right > 0) return "it has a window";
-  return step_of(p) < 8 ? "its head_dim is not a multiple of 8" : NULL;
+static bool is_in_no_box(const attn_problem *p) {
+  const bool windowed = p->window_left >= 0 || p->window_right > 0;
+  return p->score != ATTN_SCORE_DOT || (p->uses & (ATTN_USE_BIAS | ATTN_USE_MASK)) || p->softcap > 0 || windowed ||
+         step_of(p) < 8;
 }
 
 static bool holds(const int64_t range[2], int64_t value) { return value >= range[0] && value <= range[1]; }
 
 const attn_tuning_rule *attn_tuning_find(const attn_tuning *t, const attn_problem *p) {
-  for (int i = 0; i < t->rule_count; i++) {
+  for (int i = 0; i < t->rule_count && !is_in_no_box(p); i++) {
     const attn_tuning_rule *r = &t->rules[i];
     if (r->dtype_q == p->dtype_q && r->dtype_kv == p->dtype_kv && r->causal == (p->window_right == 0) &&
         r->step == step_of(p) && holds(r->dim, (p->dim_qk + p->dim_v) / 2) && holds(r->group, p->heads_q / p->heads_kv) &&
@@ -416,27 +444,18 @@ const attn_tuning_rule *attn_tuning_find(const attn_tuning *t, const attn_proble
   return NULL;
 }
 
-int attn_tuning_expect(const attn_tuning *t, const attn_problem *p, attn_expected_cost expected[ATTN_EXPECTED_COSTS]) {
-  return attn_expect(t->costs, t->cost_count, p, expected);
+const attn_kernel_costs *attn_tuning_costs(const attn_tuning *t, int *count) {
+  *count = t->cost_count;
+  return t->costs;
 }
 
-/* How many sequences of one length stand for those of the call, and their length: as many queries as the longest has, and as
- * many queries and keys in all. */
-static double even_sequences(attn_problem *p) {
-  if (!(p->uses & ATTN_USE_VARLEN) || p->seq_q == 0) return (double)p->batch;
-  const double count = (double)p->total_q / (double)p->seq_q;
-  if ((double)p->total_k < count * (double)p->seq_k) p->seq_k = (int64_t)((double)p->total_k / count);
-  return count;
-}
+double attn_tuning_least_ns(const attn_tuning *t) { return t->least_ns; }
 
-int attn_tuning_threads(const attn_tuning *t, const attn_kernel_info *kernel, const attn_problem *p, int64_t waves,
-                        int threads) {
-  for (int i = 0; i < t->cost_count && t->least_ns > 0; i++) {
-    const attn_kernel_costs *c = &t->costs[i];
-    if (c->dtype != p->dtype_kv || strcmp(c->kernel, kernel->name) != 0) continue;
-    attn_problem even = *p;
-    const double count = even_sequences(&even);
-    return attn_threads_worth(count * attn_expected_ns(c->ns, kernel, &even), t->least_ns, waves, threads);
-  }
-  return 0;
+const char *attn_tuning_class(const attn_tuning *t) { return *t->class ? t->class : NULL; }
+
+const char *attn_tuning_tiers(const attn_tuning *t) { return t->tiers; }
+
+const attn_tuning *attn_tuning_hold(const attn_tuning *tuning) {
+  if (tuning) atomic_fetch_add(&((attn_tuning *)(uintptr_t)tuning)->users, 1);
+  return tuning;
 }

@@ -5,10 +5,10 @@
 #define ATTN_TUNING_H
 
 #include "attn/kernel.h"
-#include "cost_terms.h"
+#include "costs.h"
 #include "plugin.h"
 
-enum { ATTN_TUNING_FORMAT = 4 };
+enum { ATTN_TUNING_FORMAT = 5 };
 
 /* What a kernel's code is, as tuning files name it. */
 const char *attn_tuning_code(const attn_kernel_info *kernel);
@@ -26,25 +26,28 @@ typedef struct attn_tuning_rule {
   int line;
 } attn_tuning_rule;
 
-/* NULL, or the reason why tuning files say nothing of such problems. Static text. */
-const char *attn_tuning_excludes(const attn_problem *problem);
-
-/* The rule whose box holds the problem; NULL if there is none. */
+/* The rule whose box holds the problem; NULL if there is none. Boxes hold dot scores without bias, mask, softcap or window
+ * (but a causal one) of head dimensions that 8 divides. */
 const attn_tuning_rule *attn_tuning_find(const attn_tuning *tuning, const attn_problem *problem);
 
-/* What the file's costs say of the problem, as attn_expect(). */
-int attn_tuning_expect(const attn_tuning *tuning, const attn_problem *problem,
-                       attn_expected_cost expected[ATTN_EXPECTED_COSTS]);
+/* The costs of the file: `*count` of them. Those of kernels that are not here were left out. */
+const attn_kernel_costs *attn_tuning_costs(const attn_tuning *tuning, int *count);
 
-/* How many threads pay, by the file's costs; 0 if it has none for the kernel. As attn_paying_threads(). */
-int attn_tuning_threads(const attn_tuning *tuning, const attn_kernel_info *kernel, const attn_problem *problem,
-                        int64_t waves, int threads);
+/* What a thread has to save in each wave to pay, in nanoseconds; 0 = not measured. */
+double attn_tuning_least_ns(const attn_tuning *tuning);
+
+/* The class that the file is of, and its tiers, from low to high: "c portable avx2". NULL, if it is one machine's. */
+const char *attn_tuning_class(const attn_tuning *tuning);
+const char *attn_tuning_tiers(const attn_tuning *tuning);
+
+/* One more user of the file, which attn_tuning_destroy() ends. NULL stays NULL. */
+const attn_tuning *attn_tuning_hold(const attn_tuning *tuning);
 
 /* The file that ATTN_TUNING names, read once. *tuning is NULL without one, or where it is refused: *refused is then the
  * reason, else NULL. An error if it cannot be read. */
 attn_status attn_tuning_named(const attn_tuning **tuning, const char **refused);
 
-/* Reads the text of a file called `path`. */
+/* Reads the text of a file called `path`: a class's if it is for no single machine. */
 attn_status attn_tuning_read(const char *path, const char *text, size_t bytes, attn_tuning **tuning);
 
 /* The path that it was read from. */

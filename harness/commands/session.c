@@ -238,8 +238,8 @@ int bench_session_run(bench_options *options, const bench_session_steps *steps) 
 /* ---- What a session prints around its table, and the files it leaves ---------------------------------------------- */
 
 void bench_session_print_opening(const bench_session *s, FILE *file) {
-  static const char *const changing[] = {"ATTN_KERNEL",     "ATTN_MAX_ISA",  "ATTN_VERBOSE", "ATTN_TUNING",
-                                         "OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES"}; /* results */
+  static const char *const changing[] = {"ATTN_KERNEL",  "ATTN_MAX_ISA",    "ATTN_VERBOSE",  "ATTN_TUNING",
+                                         "ATTN_MACHINE", "OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES"}; /* results */
   fprintf(file, "attnbench %s on %s; this CPU runs: %s\n", attn_version(), bench_environment_get(&s->environment, "cpu"),
           attn_cpu_tiers());
   s->steps->print_extent(s, file);

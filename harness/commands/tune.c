@@ -9,10 +9,12 @@
 #include "commands/options.h"
 #include "machine/affinity.h"
 #include "machine/environment.h"
+#include "src/machine_class.h"
 #include "tuning/tuning.h"
 
 static bench_options asked;
-static const char *output, *checked, *csv;
+static const char *output, *tuning_file, *csv, *class_name;
+static bool checks, without_class;
 static double budget_s;
 static int64_t points;
 
@@ -21,8 +23,11 @@ static const cli_option options[] = {
      &asked.axes},
     {CLI_DURATION, 0, "budget", "TIME", "of the whole: 90s, 5m (default 5m, 1m with --check)", &budget_s},
     {CLI_STRING, 'o', "output", "FILE", "write the tuning file there; - is stdout (the default)", &output},
-    CLI_HEADING("How good is a file?"),
-    {CLI_STRING, 0, "check", "FILE", "regret of the built-in choice and of the file's on random problems", &checked},
+    {CLI_STRING, 0, "emit-class", "NAME", "write costs for all CPUs like this one (kernels/machines)", &class_name},
+    CLI_HEADING("How good is the choice?"),
+    {CLI_FLAG, 0, "check", NULL, "regret of the built-in choice on random problems", &checks},
+    {CLI_STRING, 0, "tuning", "FILE", "and of that tuning file's", &tuning_file},
+    {CLI_FLAG, 0, "without-class", NULL, "and of the nearest other class of CPUs", &without_class},
     {CLI_INT, 0, "points", "N", "so many problems (default 1000)", CLI_WITHIN(&points, 1, 1000000)},
     {CLI_INT, 0, "seed", "N", "of these problems (default 1)", CLI_WITHIN(&asked.seed, 0, INT64_MAX)},
     {CLI_STRING, 0, "csv", "FILE", "write a line for each, for scripts/plot_regret.py", &csv},
@@ -35,7 +40,7 @@ static const cli_option options[] = {
 
 static const cli_command command = {
     .name = "tune",
-    .usage = "[--budget TIME] [-o FILE] | --check FILE",
+    .usage = "[--budget TIME] [-o FILE] | --check [--tuning FILE] [--without-class]",
     .summary =
         "Measures what kernels cost on this machine, from which the library knows which of them is quickest for a problem, "
         "and from which size on threads pay.",
@@ -64,6 +69,7 @@ static int tune(const bench_tune_lines *lines) {
   int code = bench_file_writable(output) ? 0 : BENCH_EXIT_INTERNAL;
   for (int i = 0; i < lines->count && !code; i++) code = bench_tune_check(&lines->item[i]);
   if (code) return code;
+  result.class = class_name;
   bench_tune_sample(source, lines, end - source->now_s(NULL), &result);
   bench_tune_threads(source, 0.05 * budget_s, &result);
   return conclude(&result);
@@ -71,41 +77,70 @@ static int tune(const bench_tune_lines *lines) {
 
 /* ---- Regret ---- */
 
-static void print_regret(const char *name, const bench_regret *r) {
+static void print_regret(const bench_regret *r) {
   const bench_tune_shape *w = &r->where;
   printf("%-24s %6.2f %% %7.1f %% %7d    %s %s, %" PRId64 " x %" PRId64 " heads, %" PRId64 " x %" PRId64 " x %" PRId64 "\n",
-         name, r->count ? 100 * r->sum / r->count : 0, 100 * r->worst, r->above, bench_dtype_name(w->dtype),
-         w->causal ? "causal" : "full", w->heads_kv, w->group, w->seq_q, w->seq_k, w->dim);
+         r->name, r->count ? 100 * r->sum / r->count : 0, 100 * r->worst, r->above, bench_dtype_name(w->dtype),
+         bench_tune_mask_name[w->mask], w->heads_kv, w->group, w->seq_q, w->seq_k, w->dim);
 }
 
+typedef struct regrets {
+  bench_regret item[BENCH_REGRETS];
+  int count;
+} regrets;
+
 static void measure_regret(void *context, FILE *file) {
-  bench_regret regrets[2];
-  (void)bench_regret_measure(&bench_tune_machine, context, (int)points, budget_s, (uint64_t)asked.seed, file, regrets);
+  regrets *r = context;
+  (void)bench_regret_measure(&bench_tune_machine, (int)points, budget_s, (uint64_t)asked.seed, file, r->item, r->count);
   printf("regret on %d random problems, one thread: time of the choice beyond that of the best kernel\n\n",
-         regrets[0].count);
-  printf("%-24s %8s %9s %7s    %s\n", "choice", "mean", "worst", "> 8 %",
+         r->item[0].count);
+  printf("%-24s %8s %9s %7s    %s\n", "choice", "mean", "worst", "> 10 %",
          "the worst: heads_kv x group, seq_q x seq_k x dim");
-  print_regret("built-in rules", &regrets[0]);
-  print_regret("with the file", &regrets[1]);
+  for (int i = 0; i < r->count; i++) print_regret(&r->item[i]);
+}
+
+static void add_regret(regrets *r, const char *name, const attn_tuning *tuning) {
+  r->item[r->count++] = (bench_regret){.name = name, .tuning = tuning};
+}
+
+static void print_class(const char *what, const attn_class *class) {
+  printf("%-14s %s, distance %.1f %%\n", what, attn_tuning_class(class->costs), 100 * class->distance);
+}
+
+/* The classes whose costs decide; the built-in choice itself comes without a file. */
+static attn_status add_classes(regrets *r) {
+  const attn_class *here;
+  attn_class other;
+  attn_status status = attn_class_here(&here);
+  if (status == ATTN_OK) print_class("class", here);
+  add_regret(r, "built_in", NULL);
+  if (status != ATTN_OK || !without_class) return status;
+  status = attn_class_nearest(attn_tuning_class(here->costs), &other);
+  if (status == ATTN_OK) print_class("without it", &other);
+  add_regret(r, "without_class", other.costs);
+  return status;
 }
 
 static int check(void) {
-  attn_tuning *tuning;
-  const attn_status status = attn_tuning_load(checked, &tuning);
+  attn_tuning *tuning = NULL;
+  regrets r = {.count = 0};
+  attn_status status = tuning_file ? attn_tuning_load(tuning_file, &tuning) : ATTN_OK;
+  if (status == ATTN_OK) status = add_classes(&r);
   if (status != ATTN_OK)
     return cli_fail(status == ATTN_UNSUPPORTED ? BENCH_EXIT_UNFIT : BENCH_EXIT_USAGE, "tune", "%s", attn_last_error());
+  if (tuning) add_regret(&r, "tuned", tuning);
   bool written = true;
   if (csv)
-    written = bench_file_write(csv, measure_regret, tuning);
+    written = bench_file_write(csv, measure_regret, &r);
   else
-    measure_regret(tuning, NULL);
+    measure_regret(&r, NULL);
   attn_tuning_destroy(tuning);
   return written ? BENCH_EXIT_OK : BENCH_EXIT_INTERNAL;
 }
 
 /* What would make the automatic choice another one. */
 static int refuse_environment(void) {
-  static const char *const variables[] = {"ATTN_TUNING", "ATTN_KERNEL", "ATTN_MAX_ISA"};
+  static const char *const variables[] = {"ATTN_TUNING", "ATTN_KERNEL", "ATTN_MAX_ISA", "ATTN_MACHINE"};
   for (size_t i = 0; i < sizeof variables / sizeof *variables; i++)
     if (getenv(variables[i]) && *getenv(variables[i]))
       return cli_usage_error("tune", "%s is set; it must not be, because it decides in place of what is measured",
@@ -117,7 +152,8 @@ int bench_tune_main(int argc, char **argv) {
   static bench_tune_lines lines;
   int code;
   asked = bench_options_default("tune", NULL, argc, argv);
-  checked = csv = NULL;
+  tuning_file = csv = class_name = NULL;
+  checks = without_class = false;
   output = "-";
   budget_s = 0;
   points = 1000;
@@ -126,6 +162,8 @@ int bench_tune_main(int argc, char **argv) {
   if (asked.filter.load.count && (code = bench_plugins_load(&asked.filter.load, "tune")) != 0) return code;
   if (asked.cpus && (code = bench_pin_cpus("tune", asked.cpus)) != 0) return code;
   if (bench_refuses_to_time("tune")) return BENCH_EXIT_UNFIT;
-  if (!(budget_s > 0)) budget_s = checked ? 60 : 300;
-  return checked ? check() : tune(&lines);
+  if (!checks && (tuning_file || without_class || csv))
+    return cli_usage_error("tune", "--tuning, --without-class and --csv belong to --check, which is missing");
+  if (!(budget_s > 0)) budget_s = checks ? 60 : 300;
+  return checks ? check() : tune(&lines);
 }

@@ -21,8 +21,13 @@ static int check_case(const bench_case *bench) {
 
 int bench_tune_check(const bench_tune_line *line) {
   bench_case bench;
-  const bench_tune_shape shape = {
-      .dtype = line->dtype, .causal = line->causal, .dim = line->dim, .group = 4, .heads_kv = 2, .seq_q = 9, .seq_k = 70};
+  const bench_tune_shape shape = {.dtype = line->dtype,
+                                  .mask = line->causal ? TUNE_CAUSAL : TUNE_FULL,
+                                  .dim = line->dim,
+                                  .group = 4,
+                                  .heads_kv = 2,
+                                  .seq_q = 9,
+                                  .seq_k = 70};
   bench_tune_case(&shape, &bench);
   return check_case(&bench);
 }

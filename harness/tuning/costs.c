@@ -5,19 +5,22 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "src/registry.h"
 #include "timing/stats.h"
 #include "tuning/tuning.h"
 
 /* A kernel that is far behind the quickest weighs less: its time decides nothing. */
-void bench_tune_cost_add(bench_tune_cost *c, const attn_kernel_info *kernel, const bench_tune_shape *shape, double time_ns,
+void bench_tune_cost_add(bench_tune_cost *c, const attn_kernel_info *info, const bench_tune_shape *shape, double time_ns,
                          double best_ns, double trust) {
+  const attn_kernel *kernel = attn_registry_find(info->name);
   const double weight = trust * best_ns * best_ns / (time_ns * time_ns);
-  double terms[ATTN_COST_TERMS];
+  double terms[ATTN_MAX_TERMS];
   attn_problem problem;
   bench_tune_problem(shape, &problem);
-  attn_cost_terms(kernel, &problem, terms);
-  for (int i = 0; i < ATTN_COST_TERMS; i++) {
-    for (int j = 0; j < ATTN_COST_TERMS; j++) c->sums[i][j] += weight * (terms[i] / time_ns) * (terms[j] / time_ns);
+  kernel->terms.of(&problem, terms);
+  c->terms = kernel->terms.count;
+  for (int i = 0; i < c->terms; i++) {
+    for (int j = 0; j < c->terms; j++) c->sums[i][j] += weight * (terms[i] / time_ns) * (terms[j] / time_ns);
     c->right[i] += weight * terms[i] / time_ns;
   }
   c->weight += weight;
@@ -26,9 +29,9 @@ void bench_tune_cost_add(bench_tune_cost *c, const attn_kernel_info *kernel, con
 
 static double mean_square(const bench_tune_cost *c) {
   double error = c->weight;
-  for (int i = 0; i < ATTN_COST_TERMS; i++) {
+  for (int i = 0; i < c->terms; i++) {
     error -= 2 * c->right[i] * c->ns[i];
-    for (int j = 0; j < ATTN_COST_TERMS; j++) error += c->ns[i] * c->sums[i][j] * c->ns[j];
+    for (int j = 0; j < c->terms; j++) error += c->ns[i] * c->sums[i][j] * c->ns[j];
   }
   return error / c->weight;
 }
@@ -40,10 +43,10 @@ static const double STILL = 1e-6; /* the part of itself by which an unknown move
  * and Navara 2005, https://doi.org/10.1007/11556121_50). A term that no problem had stays 0. */
 static bool sweep(bench_tune_cost *c) {
   bool moved = false;
-  for (int i = 0; i < ATTN_COST_TERMS; i++) {
+  for (int i = 0; i < c->terms; i++) {
     const double before = c->ns[i];
     double left = c->right[i];
-    for (int j = 0; j < ATTN_COST_TERMS; j++) left -= c->sums[i][j] * c->ns[j];
+    for (int j = 0; j < c->terms; j++) left -= c->sums[i][j] * c->ns[j];
     if (c->sums[i][i] > 0) c->ns[i] = fmax(before + left / c->sums[i][i], 0);
     moved |= fabs(c->ns[i] - before) > STILL * c->ns[i];
   }
@@ -72,7 +75,7 @@ static double slowness_of(const bench_tune_result *result, const bench_tune_look
   bench_tune_problem(&look->shape, &problem);
   for (int i = 0; i < look->count && look->count > 1; i++) {
     const bench_tune_cost *c = &result->costs[look->kernel[i]][look->shape.dtype];
-    const double expected = attn_expected_ns(c->ns, attn_kernel_get(look->kernel[i]), &problem);
+    const double expected = attn_expected_ns(attn_registry_get(look->kernel[i]), c->ns, &problem);
     const double weight = look->time_ns[0] / look->time_ns[i], ratio = weight * expected / look->time_ns[i];
     expected_weight += ratio * ratio;
     timed_weight += ratio * weight;

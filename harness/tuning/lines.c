@@ -22,7 +22,7 @@ static int set_axis(bench_grid *grid, const char *assignment) {
 }
 
 static int set_axes(const cli_list *axes, bench_grid *grid) {
-  static const char *const defaults[] = {"dtype=f32,bf16,f16", "head_dim=32,40,64,80,96,128,192,256",
+  static const char *const defaults[] = {"dtype=f32,bf16,f16", "head_dim=20,32,40,64,72,80,96,100,128,192,256",
                                          "causal=none,bottom-right"};
   int code = 0;
   for (size_t i = 0; i < sizeof defaults / sizeof *defaults && !code; i++) code = set_axis(grid, defaults[i]);

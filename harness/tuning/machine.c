@@ -12,10 +12,20 @@
 #include "timing/core_share.h"
 #include "tuning/tuning.h"
 
+const char *const bench_tune_mask_name[TUNE_MASKS] = {"full", "causal", "window", "mask", "bias", "alibi", "softcap"};
+
+static const double SOFTCAP = 30;
+
 void bench_tune_problem(const bench_tune_shape *s, attn_problem *problem) {
+  static const uint32_t uses[TUNE_MASKS] = {
+      [TUNE_MASK] = ATTN_USE_MASK, [TUNE_BIAS] = ATTN_USE_BIAS, [TUNE_ALIBI] = ATTN_USE_ALIBI};
   attn_problem_init(problem, 1, s->heads_kv * s->group, s->heads_kv, s->seq_q, s->seq_k, s->dim, s->dim);
   problem->dtype_q = problem->dtype_kv = problem->dtype_o = s->dtype;
-  if (s->causal) attn_problem_set_causal(problem, ATTN_ALIGN_BOTTOM_RIGHT);
+  problem->uses |= uses[s->mask];
+  if (s->mask == TUNE_SOFTCAP) problem->softcap = SOFTCAP;
+  if (s->mask == TUNE_ALIBI) problem->align = ATTN_ALIGN_BOTTOM_RIGHT;
+  if (s->mask == TUNE_CAUSAL || s->mask == TUNE_WINDOW) attn_problem_set_causal(problem, ATTN_ALIGN_BOTTOM_RIGHT);
+  if (s->mask == TUNE_WINDOW) problem->window_left = s->window;
 }
 
 static void set_int(bench_spec *spec, bench_axis axis, int64_t value) {
@@ -24,10 +34,26 @@ static void set_int(bench_spec *spec, bench_axis axis, int64_t value) {
   bench_spec_set(spec, axis, text);
 }
 
+static void set_mask(bench_spec *spec, const bench_tune_shape *s) {
+  static const struct {
+    bench_axis axis;
+    const char *value;
+  } settings[TUNE_MASKS] = {[TUNE_FULL] = {AXIS_CAUSAL, "none"},
+                            [TUNE_CAUSAL] = {AXIS_CAUSAL, "bottom-right"},
+                            [TUNE_WINDOW] = {AXIS_CAUSAL, "bottom-right"},
+                            [TUNE_MASK] = {AXIS_MASK, "random"},
+                            [TUNE_BIAS] = {AXIS_BIAS, "full"},
+                            [TUNE_ALIBI] = {AXIS_ALIBI, "on"},
+                            [TUNE_SOFTCAP] = {AXIS_SOFTCAP, "30"}};
+  bench_spec_set(spec, settings[s->mask].axis, settings[s->mask].value);
+  if (s->mask == TUNE_ALIBI) bench_spec_set(spec, AXIS_ALIGN, "bottom-right");
+  if (s->mask == TUNE_WINDOW) set_int(spec, AXIS_WINDOW, s->window);
+}
+
 void bench_tune_case(const bench_tune_shape *s, bench_case *bench) {
   bench_spec spec = {.value = {""}};
   bench_spec_set(&spec, AXIS_DTYPE, bench_dtype_name(s->dtype));
-  bench_spec_set(&spec, AXIS_CAUSAL, s->causal ? "bottom-right" : "none");
+  set_mask(&spec, s);
   set_int(&spec, AXIS_HEADS, s->heads_kv * s->group);
   set_int(&spec, AXIS_HEADS_KV, s->heads_kv);
   set_int(&spec, AXIS_HEAD_DIM, s->dim);
@@ -63,6 +89,10 @@ static bool create_tensors(const attn_problem *p, bench_tensors *tensors) {
   fill(&tensors->buffers[BENCH_Q], p->dtype_q, 0);
   fill(&tensors->buffers[BENCH_K], p->dtype_kv, VALUES / 3);
   fill(&tensors->buffers[BENCH_V], p->dtype_kv, 2 * VALUES / 3);
+  if (p->uses & ATTN_USE_BIAS) fill(&tensors->buffers[BENCH_BIAS], ATTN_F32, VALUES / 2);
+  if (p->uses & ATTN_USE_ALIBI) fill(&tensors->buffers[BENCH_ALIBI_SLOPES], ATTN_F32, 0);
+  for (size_t i = 0; p->uses & ATTN_USE_MASK && i < tensors->buffers[BENCH_MASK].bytes; i++)
+    tensors->buffers[BENCH_MASK].data[i] = i % 7 != 0;
   return true;
 }
 

@@ -8,7 +8,7 @@
 #include "timing/stats.h"
 #include "tuning/tuning.h"
 
-static const double MUCH = 1.08;
+static const double MUCH = 1.1;
 
 /* Among so many problems some have a disturbed sample, and the worst of all would be one of these. So a choice that looks
  * slow is looked at again, when all others have been: the machine may have been in another state. The median of these later
@@ -53,18 +53,26 @@ double bench_tune_work(const bench_tune_shape *s) {
   return 2.0 * (double)(s->dim * s->group * s->heads_kv) * (double)s->seq_k * (double)s->seq_q;
 }
 
+/* Half of the problems are full, a quarter is causal, all others share the rest. */
+static bench_tune_mask mask_of(uint64_t number) {
+  if (number % 4 < 2) return TUNE_FULL;
+  return number % 4 == 2 ? TUNE_CAUSAL : (bench_tune_mask)(TUNE_WINDOW + number / 4 % (TUNE_MASKS - TUNE_WINDOW));
+}
+
 bench_tune_shape bench_regret_shape(uint64_t *seed) {
-  static const int64_t dims[] = {32, 40, 64, 80, 96, 128, 192, 256}, groups[] = {1, 1, 1, 2, 4, 8};
+  static const int64_t dims[] = {20, 32, 40, 64, 72, 80, 96, 100, 128, 192, 256}, groups[] = {1, 1, 1, 2, 4, 8};
+  enum { DIMS = sizeof dims / sizeof *dims };
   bench_tune_shape s;
   do {
     s = (bench_tune_shape){.dtype = (attn_dtype)(bench_random(seed) % 3),
-                           .dim = dims[bench_random(seed) % 8],
+                           .dim = dims[bench_random(seed) % DIMS],
                            .group = groups[bench_random(seed) % 6],
                            .heads_kv = 1 << bench_random(seed) % 4,
                            .seq_k = spread(seed, BENCH_REGRET_KEYS, 5000),
-                           .causal = bench_random(seed) % 3 == 0};
+                           .mask = mask_of(bench_random(seed))};
     s.seq_q = queries(seed, s.seq_k);
-    if (s.causal && s.seq_q > s.seq_k) s.seq_q = s.seq_k;
+    s.window = spread(seed, 1, 1000);
+    if (s.mask == TUNE_CAUSAL || s.mask == TUNE_WINDOW) s.seq_q = s.seq_q < s.seq_k ? s.seq_q : s.seq_k;
   } while (bench_tune_work(&s) > BENCH_REGRET_WORK);
   return s;
 }
@@ -74,15 +82,15 @@ bench_tune_shape bench_regret_shape(uint64_t *seed) {
 /* A problem and what was seen of it. */
 typedef struct problem {
   bench_tune_shape shape;
-  int built_in, tuned; /* kernels: the choice without and with the file; -1 if it is none that was timed */
+  int chosen[BENCH_REGRETS]; /* kernels; -1 if it is none that is looked at */
   int looks;
   bool calm[LOOKS];
   double ratio[LOOKS][TUNE_KERNELS]; /* time of a kernel over the best's of the look; 0 = not timed */
   double best_ns;
 } problem;
 
-/* The kernel that a plan with the file takes. */
-static int choose_tuned(const bench_tune_shape *shape, const attn_tuning *tuning) {
+/* The kernel that a plan takes. */
+static int choose(const bench_tune_shape *shape, const attn_tuning *tuning) {
   attn_problem p;
   attn_plan *plan;
   bench_tune_problem(shape, &p);
@@ -109,7 +117,7 @@ static double time_over(const problem *p, int kernel, int other) {
 
 /* The quickest kernel: none takes less of another's time than it does. */
 static int best_of(const problem *p) {
-  int best = p->built_in;
+  int best = p->chosen[0];
   for (int k = 0; k < TUNE_KERNELS; k++) {
     const double ratio = best < 0 ? 0 : time_over(p, k, best);
     if (best < 0 || (ratio > 0 && ratio < 1)) best = k;
@@ -122,7 +130,6 @@ static double ratio_of(const problem *p, int kernel) { return time_over(p, kerne
 static bool look_at(const bench_tune_source *source, double seconds, problem *p) {
   attn_tune_report report;
   if (!bench_tune_look_at(source, &p->shape, TUNE_ALL, seconds, &report, &p->calm[p->looks])) return false;
-  p->built_in = bench_tune_kernel(report.automatic);
   for (int i = 0; i < report.timed; i++) {
     const int kernel = bench_tune_kernel(report.entry[i].kernel);
     if (kernel >= 0) p->ratio[p->looks][kernel] = report.entry[i].ratio;
@@ -132,16 +139,18 @@ static bool look_at(const bench_tune_source *source, double seconds, problem *p)
   return true;
 }
 
-static bool is_doubtful(const problem *p) {
-  return fmax(ratio_of(p, p->built_in), ratio_of(p, p->tuned)) > DOUBTFUL[p->looks - 1];
+static bool is_doubtful(const problem *p, int choices) {
+  double ratio = 0;
+  for (int i = 0; i < choices; i++) ratio = fmax(ratio, ratio_of(p, p->chosen[i]));
+  return ratio > DOUBTFUL[p->looks - 1];
 }
 
 /* Looks at all problems, and again at those that need it. */
-static bool look_at_all(const bench_tune_source *source, int count, double seconds, problem *problems) {
+static bool look_at_all(const bench_tune_source *source, int count, int choices, double seconds, problem *problems) {
   for (int look = 0; look < LOOKS; look++)
     for (int i = 0; i < count; i++) {
       problem *p = &problems[i];
-      if (look && (p->looks < look || !is_doubtful(p))) continue;
+      if (look && (p->looks < look || !is_doubtful(p, choices))) continue;
       if (!look_at(source, LENGTHS[look] * seconds, p)) return false;
     }
   return true;
@@ -149,37 +158,48 @@ static bool look_at_all(const bench_tune_source *source, int count, double secon
 
 static const char *name_of(int kernel) { return attn_kernel_get(kernel)->name; }
 
-static void write_csv(FILE *csv, const problem *p) {
-  const bench_tune_shape *s = &p->shape;
-  fprintf(csv, "%s,%s,%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 ",", bench_dtype_name(s->dtype),
-          s->causal ? "causal" : "full", s->heads_kv, s->group, s->dim, s->seq_q, s->seq_k);
-  fprintf(csv, "%s,%.0f,%s,%.4f,%s,%.4f\n", name_of(best_of(p)), p->best_ns, name_of(p->built_in), ratio_of(p, p->built_in),
-          name_of(p->tuned), ratio_of(p, p->tuned));
+static void write_head(FILE *csv, const bench_regret *regrets, int choices) {
+  fprintf(csv, "dtype,mask,heads_kv,group,dim,seq_q,seq_k,best,best_ns");
+  for (int i = 0; i < choices; i++) fprintf(csv, ",%s,%s_ratio", regrets[i].name, regrets[i].name);
+  fputc('\n', csv);
 }
 
-static void conclude(const problem *problems, int count, FILE *csv, bench_regret regrets[2]) {
-  if (csv)
-    fprintf(csv, "dtype,mask,heads_kv,group,dim,seq_q,seq_k,best,best_ns,built_in,built_in_ratio,tuned,tuned_ratio\n");
-  regrets[0] = regrets[1] = (bench_regret){.count = 0};
+static void write_csv(FILE *csv, const problem *p, int choices) {
+  const bench_tune_shape *s = &p->shape;
+  fprintf(csv, "%s,%s,%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 ",", bench_dtype_name(s->dtype),
+          bench_tune_mask_name[s->mask], s->heads_kv, s->group, s->dim, s->seq_q, s->seq_k);
+  fprintf(csv, "%s,%.0f", name_of(best_of(p)), p->best_ns);
+  for (int i = 0; i < choices; i++) fprintf(csv, ",%s,%.4f", name_of(p->chosen[i]), ratio_of(p, p->chosen[i]));
+  fputc('\n', csv);
+}
+
+/* A problem counts if all choices were timed. */
+static bool counts(const problem *p, int choices) {
+  for (int i = 0; i < choices; i++)
+    if (!(ratio_of(p, p->chosen[i]) > 0)) return false;
+  return true;
+}
+
+static void conclude(const problem *problems, int count, FILE *csv, bench_regret *regrets, int choices) {
+  if (csv) write_head(csv, regrets, choices);
   for (int i = 0; i < count; i++) {
-    const double built_in = ratio_of(&problems[i], problems[i].built_in), tuned = ratio_of(&problems[i], problems[i].tuned);
-    if (!(built_in > 0 && tuned > 0)) continue;
-    bench_regret_add(&regrets[0], built_in, &problems[i].shape);
-    bench_regret_add(&regrets[1], tuned, &problems[i].shape);
-    if (csv) write_csv(csv, &problems[i]);
+    if (!counts(&problems[i], choices)) continue;
+    for (int c = 0; c < choices; c++)
+      bench_regret_add(&regrets[c], ratio_of(&problems[i], problems[i].chosen[c]), &problems[i].shape);
+    if (csv) write_csv(csv, &problems[i], choices);
   }
 }
 
-bool bench_regret_measure(const bench_tune_source *source, const attn_tuning *tuning, int points, double seconds,
-                          uint64_t seed, FILE *csv, bench_regret regrets[2]) {
+bool bench_regret_measure(const bench_tune_source *source, int points, double seconds, uint64_t seed, FILE *csv,
+                          bench_regret *regrets, int count) {
   problem *problems = calloc((size_t)points, sizeof *problems);
   if (!problems) return false;
   for (int i = 0; i < points; i++) {
     problems[i].shape = bench_regret_shape(&seed);
-    problems[i].tuned = choose_tuned(&problems[i].shape, tuning);
+    for (int c = 0; c < count; c++) problems[i].chosen[c] = choose(&problems[i].shape, regrets[c].tuning);
   }
-  const bool fine = look_at_all(source, points, FIRST_LOOK * seconds / points, problems);
-  if (fine) conclude(problems, points, csv, regrets);
+  const bool fine = look_at_all(source, points, count, FIRST_LOOK * seconds / points, problems);
+  if (fine) conclude(problems, points, csv, regrets, count);
   free(problems);
   return fine;
 }

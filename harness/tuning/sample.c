@@ -3,6 +3,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "src/cpu.h"
+#include "src/registry.h"
 #include "timing/core_share.h"
 #include "tuning/tuning.h"
 
@@ -25,9 +27,8 @@ static bench_tune_shape random_shape(const bench_tune_line *line, uint64_t *seed
   bench_tune_shape s;
   do {
     s = bench_regret_shape(seed);
-    s.dtype = line->dtype, s.causal = line->causal, s.dim = line->dim;
-    if (s.causal && s.seq_q > s.seq_k) s.seq_q = s.seq_k;
-  } while (bench_tune_work(&s) > BENCH_REGRET_WORK);
+    s.dtype = line->dtype, s.dim = line->dim;
+  } while (line->causal != (s.mask == TUNE_CAUSAL || s.mask == TUNE_WINDOW) || bench_tune_work(&s) > BENCH_REGRET_WORK);
   return s;
 }
 
@@ -49,6 +50,28 @@ bool bench_tune_look_at(const bench_tune_source *source, const bench_tune_shape 
   return true;
 }
 
+/* Times a kernel's time over the quickest's, and over the next one's: of all, or, for a class, of kernels of no higher tier.
+ */
+typedef struct standing {
+  double over_best, of_next;
+} standing;
+
+static standing standing_of(const attn_tune_report *report, int index, bool by_tier) {
+  const attn_tune_entry *e = report->entry;
+  standing s = {.over_best = 1, .of_next = INFINITY};
+  const int tier = attn_tier_find(attn_kernel_find(e[index].kernel)->isa);
+  for (int i = report->timed - 1; i >= 0; i--) {
+    if (i == index || (by_tier && attn_tier_find(attn_kernel_find(e[i].kernel)->isa) > tier)) continue;
+    if (i < index)
+      s.over_best = e[index].ratio / e[i].ratio;
+    else
+      s.of_next = e[i].ratio / e[index].ratio;
+  }
+  return s;
+}
+
+static bool has_terms(int kernel) { return kernel >= 0 && attn_registry_get(kernel)->terms.count > 0; }
+
 /* A problem that was drawn because it is unclear says nothing of how often a kernel leads. */
 static void add_look(const bench_tune_shape *shape, const attn_tune_report *report, bool is_random, bool calm,
                      bench_tune_result *result) {
@@ -56,12 +79,13 @@ static void add_look(const bench_tune_shape *shape, const attn_tune_report *repo
   bench_tune_look look = {.shape = *shape, .calm = calm};
   for (int i = 0; i < report->timed && look.count < TUNE_NEAR; i++) {
     const int kernel = bench_tune_kernel(e[i].kernel);
-    if (kernel < 0 || e[i].rounds < FEWEST_ROUNDS) continue;
+    if (!has_terms(kernel) || e[i].rounds < FEWEST_ROUNDS) continue;
     look.kernel[look.count] = kernel;
     look.time_ns[look.count++] = e[0].time_ns * e[i].ratio;
     bench_tune_cost *cost = &result->costs[kernel][shape->dtype];
-    cost->leads += is_random && i == 0 && (report->timed == 1 || e[1].ratio > CLEARLY);
-    cost->near += result->points[shape->dtype] < POINTS_OF_ALL && e[i].ratio <= CLEARLY;
+    const standing s = standing_of(report, i, result->class);
+    cost->leads += is_random && s.over_best <= 1 && s.of_next > CLEARLY;
+    cost->near += result->points[shape->dtype] < POINTS_OF_ALL && s.over_best <= CLEARLY;
   }
   result->points[shape->dtype]++;
   result->random[shape->dtype] += is_random;
@@ -77,7 +101,7 @@ static void expect_two(const bench_tune_result *result, const bench_tune_shape *
   least[0] = least[1] = INFINITY;
   for (int k = 0; k < TUNE_KERNELS; k++) {
     if (!bench_tune_has_line(result, k, shape->dtype)) continue;
-    const double ns = attn_expected_ns(result->costs[k][shape->dtype].ns, attn_kernel_get(k), &problem);
+    const double ns = attn_expected_ns(attn_registry_get(k), result->costs[k][shape->dtype].ns, &problem);
     least[1] = fmin(least[1], fmax(ns, least[0]));
     least[0] = fmin(least[0], ns);
   }

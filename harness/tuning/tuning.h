@@ -3,7 +3,7 @@
  * regret).
  *
  * Random problems are timed by the kernels that may be the quickest. The time of a kernel is taken as a sum of terms that
- * its loops give (src/cost_terms.h); what each term costs is fitted to all of its times at once. So every time says
+ * its loops give (attn_kernel.terms); what each term costs is fitted to all of its times at once. So every time says
  * something of all problems, those that were not timed included. */
 #ifndef BENCH_TUNING_H
 #define BENCH_TUNING_H
@@ -13,13 +13,26 @@
 #include "attn/attn.h"
 #include "base/cli.h"
 #include "cases/case.h"
-#include "src/cost_terms.h"
+#include "src/costs.h"
+
+/* What is done with scores, one thing a problem. */
+typedef enum bench_tune_mask {
+  TUNE_FULL, /* nothing */
+  TUNE_CAUSAL,
+  TUNE_WINDOW, /* causal, of the last `window` keys */
+  TUNE_MASK,
+  TUNE_BIAS,
+  TUNE_ALIBI,
+  TUNE_SOFTCAP,
+  TUNE_MASKS
+} bench_tune_mask;
+extern const char *const bench_tune_mask_name[TUNE_MASKS];
 
 /* What is timed: self-attention or few queries, dense, heads_kv groups of heads. */
 typedef struct bench_tune_shape {
   attn_dtype dtype;
-  bool causal;
-  int64_t dim, group, heads_kv, seq_k, seq_q;
+  bench_tune_mask mask;
+  int64_t dim, group, heads_kv, seq_k, seq_q, window;
   bool threads; /* with several numbers of threads; else with one */
 } bench_tune_shape;
 
@@ -33,7 +46,7 @@ typedef struct bench_tune_source {
   bool (*measure)(void *context, const bench_tune_shape *shape, bench_tune_set kernels, double seconds,
                   attn_tune_report *report);
   double (*now_s)(void *context);
-  double (*core_share)(void *context); /* bench_core_share() of one thread; NULL or 0: every moment counts as calm */
+  double (*core_share)(void *context); /* bench_core_share() of one thread; NULL or 0: every moment counts as undisturbed */
   void *context;
 } bench_tune_source;
 
@@ -50,16 +63,17 @@ int bench_tune_kernel(const char *name);
 
 /* What each term of a kernel's time takes on one thread, by least squares of relative errors. */
 typedef struct bench_tune_cost {
-  double sums[ATTN_COST_TERMS][ATTN_COST_TERMS], right[ATTN_COST_TERMS], weight; /* of the equations */
-  int count;                                                                     /* times */
-  int leads; /* random problems of which the kernel was clearly the quickest */
+  double sums[ATTN_MAX_TERMS][ATTN_MAX_TERMS], right[ATTN_MAX_TERMS], weight; /* of the equations */
+  int terms;                                                                  /* of the kernel */
+  int count;                                                                  /* times */
+  int leads; /* random problems of which the kernel was clearly the quickest; for a class, of kernels of no higher tier */
   int near;  /* of the first problems, which all kernels are timed on: those that it took about the least time of */
-  double ns[ATTN_COST_TERMS], error;
+  double ns[ATTN_MAX_TERMS], error;
 } bench_tune_cost;
 
 /* A problem that was timed. Its kernels were timed in turns, so all of them met the same moment of the machine, which may
  * have been a slow one. */
-enum { TUNE_NEAR = 6 /* the quickest kernels, of which times are kept */, TUNE_LOOKS = 1 << 15 };
+enum { TUNE_NEAR = 12 /* the quickest kernels, of which times are kept */, TUNE_LOOKS = 1 << 15 };
 typedef struct bench_tune_look {
   bench_tune_shape shape;
   int count, kernel[TUNE_NEAR];
@@ -75,6 +89,7 @@ typedef struct bench_tune_result {
   int random[3];                          /* those of random problems, not of unclear ones */
   bench_tune_cost costs[TUNE_KERNELS][3]; /* by dtype */
   double least_ns;                        /* of one thread; 0 = not measured */
+  const char *class;                      /* the class of CPUs that costs are to be of; NULL = this machine alone */
 } bench_tune_result;
 
 /* What is tuned: problems of one type, mask and head_dim. */
@@ -122,7 +137,7 @@ bool bench_tune_look_at(const bench_tune_source *source, const bench_tune_shape 
 bool bench_tune_has_costs(const bench_tune_result *result);
 
 #define TUNE_WORTH_A_LINE 0.001 /* share of random problems of which a kernel is clearly the quickest */
-enum { TUNE_FEWEST_TIMES = 2 * ATTN_COST_TERMS /* that the costs of a kernel come from */ };
+enum { TUNE_FEWEST_TIMES = 80 /* that the costs of a kernel come from */ };
 
 /* Whether this kernel was. */
 bool bench_tune_has_line(const bench_tune_result *result, int kernel, attn_dtype dtype);
@@ -133,10 +148,13 @@ void bench_tune_write(const bench_tune_result *result, FILE *file);
 /* ---- Regret ------------------------------------------------------------------------------------------------------- */
 
 typedef struct bench_regret {
-  int count, above; /* problems; those whose choice takes more than 1.08 times as long as the best */
+  const char *name;          /* of the choice: "built-in" */
+  const attn_tuning *tuning; /* that it is made by; NULL = none */
+  int count, above;          /* problems; those whose choice takes more than 1.1 times as long as the best */
   double sum, worst;
   bench_tune_shape where; /* the worst */
 } bench_regret;
+enum { BENCH_REGRETS = 3 /* choices that are compared, at most */ };
 
 void bench_regret_add(bench_regret *regret, double ratio, const bench_tune_shape *shape);
 
@@ -149,9 +167,8 @@ enum { BENCH_REGRET_KEYS = 6 /* of a random shape, at least */ };
 /* A random shape, from a seed. */
 bench_tune_shape bench_regret_shape(uint64_t *seed);
 
-/* Regret of the built-in choice, and of the file's, on `points` random shapes: one line of CSV for each, if csv is not
- * NULL. */
-bool bench_regret_measure(const bench_tune_source *source, const attn_tuning *tuning, int points, double seconds,
-                          uint64_t seed, FILE *csv, bench_regret regrets[2]);
+/* Regret of some choices on `points` random shapes: one line of CSV for each, if csv is not NULL. */
+bool bench_regret_measure(const bench_tune_source *source, int points, double seconds, uint64_t seed, FILE *csv,
+                          bench_regret *regrets, int count);
 
 #endif

@@ -4,6 +4,9 @@
 #include <stdlib.h>
 
 #include "cases/axes.h"
+#include "src/cpu.h"
+#include "src/registry.h"
+#include "src/tuning.h"
 #include "tuning/tuning.h"
 
 /* Kernels that are never the quickest would only make the choice slower. */
@@ -23,8 +26,10 @@ bool bench_tune_has_costs(const bench_tune_result *result) {
 static void write_costs(FILE *file, const bench_tune_result *result, int kernel, attn_dtype dtype) {
   const bench_tune_cost *c = &result->costs[kernel][dtype];
   if (!bench_tune_has_line(result, kernel, dtype)) return;
-  fprintf(file, "cost kernel=%s %s error=%.3f", attn_kernel_get(kernel)->name, bench_dtype_name(dtype), c->error);
-  for (int i = 0; i < ATTN_COST_TERMS; i++) fprintf(file, " %.4g", c->ns[i]);
+  const attn_kernel *k = attn_registry_get(kernel);
+  fprintf(file, "cost kernel=%s %s error=%.3f", k->info.name, bench_dtype_name(dtype), c->error);
+  for (int i = 0; i < k->terms.count; i++)
+    if (c->ns[i] > 0) fprintf(file, " %s=%.4g", k->terms.names[i], c->ns[i]);
   fputc('\n', file);
 }
 
@@ -36,9 +41,21 @@ static void write_head(FILE *file) {
   free(head);
 }
 
+static void write_class(FILE *file, const char *class) {
+  char cpu[200];
+  fprintf(file, "attn-tuning %d\nclass %s", ATTN_TUNING_FORMAT, class);
+  for (int i = 0; attn_tier_isa(i); i++)
+    if (!attn_tier_unusable(i, NULL)) fprintf(file, " %s", attn_tier_isa(i));
+  attn_cpu_identity(cpu, sizeof cpu);
+  fprintf(file, "\n# Of %s\n", cpu);
+}
+
 void bench_tune_write(const bench_tune_result *result, FILE *file) {
-  write_head(file);
-  fprintf(file, "# Made by attnbench tune: %d problems were timed. Where costs say nothing, the built-in rules choose.\n",
+  if (result->class)
+    write_class(file, result->class);
+  else
+    write_head(file);
+  fprintf(file, "# Made by attnbench tune: %d problems were timed.\n",
           result->points[0] + result->points[1] + result->points[2]);
   for (int dtype = 0; dtype < 3; dtype++)
     for (int k = 0; k < TUNE_KERNELS && attn_kernel_get(k); k++) write_costs(file, result, k, (attn_dtype)dtype);

@@ -32,6 +32,7 @@ extern "C" {
 /** Limits that a kernel may rely on. */
 enum {
   ATTN_MAX_PHASES = 3,   /**< Of a schedule. */
+  ATTN_MAX_TERMS = 64,   /**< Of a kernel's time. */
   ATTN_MEMORY_ALIGN = 64 /**< Bytes to which the memory of units and threads is aligned. */
 };
 
@@ -71,6 +72,16 @@ typedef struct attn_task {
   int64_t item; /**< 0 .. items[phase] - 1. */
 } attn_task;
 
+/** What the time of a kernel is a sum of: how often its loops do what. A class of CPU (kernels/machines) or a tuning file
+ * says what each term takes; the kernel with the smallest sum is chosen. */
+typedef struct attn_kernel_terms {
+  int count;                /**< At most ATTN_MAX_TERMS; 0: the kernel ranks behind all that have terms. */
+  const char *const *names; /**< `count` names of a-z, 0-9 and _, as tuning files write them. */
+  /** Writes `count` numbers, none of them negative: what one sequence of the problem makes one thread
+   * do. Sees neither batch nor threads. Called on CPUs that run the kernel only. */
+  void (*of)(const attn_problem *problem, double *terms);
+} attn_kernel_terms;
+
 /** A kernel: what is known about it, and its functions. */
 typedef struct attn_kernel {
   attn_kernel_info info; /**< What attn_kernel_find() returns. */
@@ -79,6 +90,7 @@ typedef struct attn_kernel {
   /** Fills in phases, items, unit_bytes, scratch_bytes and the blocks. Returns false if a size overflows.
    * Called again, with fewer threads, where those of the first call do not pay. */
   bool (*plan)(const attn_problem *problem, const attn_machine *machine, attn_schedule *schedule);
+  attn_kernel_terms terms; /**< Optional. */
   /** NULL for hand-written kernels. Makes library_state from what plan() filled in and may add to scratch_bytes what the
    * library wants to work in. On failure nothing is left behind and `reason` holds a sentence. */
   attn_status (*open)(attn_schedule *schedule, char *reason, size_t reason_bytes);
@@ -103,7 +115,7 @@ typedef struct attn_kernel {
 /* ---- Plug-ins: kernels in a shared object ------------------------------------------------------------------------- */
 
 /** Version of everything in this header that a plug-in and the library share. It changes when a plug-in has to change. */
-#define ATTN_KERNEL_ABI 1
+#define ATTN_KERNEL_ABI 2
 
 /** What the library offers to a plug-in. Tiers are numbered, low to high within an architecture. */
 typedef struct attn_host {

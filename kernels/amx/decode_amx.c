@@ -6,6 +6,16 @@
 #define DECODE_OWN_PRODUCTS
 #include "kernels/common/decode.h"
 
+/* A tile of 16 rows of a KV head; K and V are copied where their widths do not fill tiles. */
+static void terms_of(const attn_problem *p, double *terms) {
+  const tile_walk walk = {.width = 2 * DECODE_TILE_ROWS,
+                          .keys = GROUP_KEYS,
+                          .tiles = (double)ceil_div(rows_per_kv_head(p), DECODE_TILE_ROWS),
+                          .seen = attn_seen_keys(p),
+                          .copies = (p->dim_qk | p->dim_v) % (2 * DECODE_TILE_ROWS) != 0};
+  attn_tile_terms(p, &walk, terms);
+}
+
 const attn_kernel attn_decode_amx = {
     .info = {.name = "decode_amx",
              .algorithm = "decode",
@@ -17,5 +27,6 @@ const attn_kernel attn_decode_amx = {
              .numerics = {.exp_error = 0x1p-22, .p_rounding = 0x1p-8, .input_flush = 0x1p-126}},
     .rejects = decode_rejects_all_but_bf16,
     .plan = decode_plan,
+    .terms = {TILE_TERM_COUNT, attn_tile_term_names, terms_of},
     .run = decode_run,
 };

@@ -16,6 +16,7 @@
 #include "query_tile_amx.h"
 
 #include "kernels/common/rejects.h"
+#include "kernels/common/terms.h"
 
 enum {
   MOST_ROWS = 1024,          /* of a task: tiles that share a super-block of keys */
@@ -477,6 +478,16 @@ static void run(const attn_schedule *schedule, const attn_args *args, attn_task 
     compute(schedule, args, task, unit_memory, scratch);
 }
 
+/* A tile of 32 queries; K and V are packed. */
+static void terms_of(const attn_problem *p, double *terms) {
+  const tile_walk steps = {.width = DEPTH,
+                           .keys = KEY_BLOCK,
+                           .tiles = (double)(attn_group(p) * ceil_div(p->seq_q, TILE_QUERIES)),
+                           .seen = attn_tile_keys(p, TILE_QUERIES),
+                           .copies = true};
+  attn_tile_terms(p, &steps, terms);
+}
+
 const attn_kernel attn_flash_amx = {
     .info = {.name = "flash_amx",
              .algorithm = "flash",
@@ -486,5 +497,6 @@ const attn_kernel attn_flash_amx = {
              .numerics = {.exp_error = 0x1p-15, .p_rounding = 0x1p-8, .input_flush = 0x1p-126}},
     .rejects = takes_bf16,
     .plan = plan,
+    .terms = {TILE_TERM_COUNT, attn_tile_term_names, terms_of},
     .run = run,
 };

@@ -21,5 +21,6 @@ const attn_kernel attn_decode_avx512bf16 = {
              .numerics = {.exp_error = 0x1p-22, .p_rounding = 0x1p-8, .input_flush = 0x1p-126}},
     .rejects = decode_rejects_all_but_bf16,
     .plan = decode_plan,
+    .terms = DECODE_KERNEL_TERMS,
     .run = decode_run,
 };

@@ -16,6 +16,7 @@
 
 #include "split_keys.h"
 #include "streaming_softmax.h"
+#include "terms.h"
 #include "two_phase.h"
 
 #ifndef DECODE_OWN_PRODUCTS
@@ -339,5 +340,16 @@ static void decode_run(const attn_schedule *schedule, const attn_args *args, att
     merge_splits(&t, true);
   }
 }
+
+/* ---- Its time ---- */
+
+#ifndef DECODE_OWN_PRODUCTS
+static inline void decode_terms_of(const attn_problem *p, double *terms) {
+  attn_decode_terms(p, (term_widths){VEC_LANES, VEC_VALUES}, terms);
+}
+
+#define DECODE_KERNEL_TERMS \
+  { DECODE_TERM_COUNT, attn_decode_term_names, decode_terms_of }
+#endif
 
 #endif

@@ -15,5 +15,6 @@ const attn_kernel attn_decode_portable = {
              .numerics = {.exp_error = 0x1p-22}},
     .rejects = decode_rejects,
     .plan = decode_plan,
+    .terms = DECODE_KERNEL_TERMS,
     .run = decode_run,
 };

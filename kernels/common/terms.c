@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: MIT */
+#include "terms.h"
+
+#include <math.h>
+
+#include "dtypes.h"
+#include "indexing.h"
+
+/* ---- Keys ---- */
+
+static double whole(double count, int of) { return ceil(count / of); }
+
+static double padded(double count, int of) { return of * whole(count, of); }
+
+static bool rows_are_ragged(const attn_problem *p) { return (p->window_left >= 0 || p->window_right >= 0) && p->seq_q > 1; }
+
+/* As far as it is known before the data. */
+static attn_sequence planned_sequence(const attn_problem *p) {
+  const bool top_left = p->align == ATTN_ALIGN_TOP_LEFT;
+  return (attn_sequence){
+      .rows = p->seq_q, .len_q = p->seq_q, .len_k = p->seq_k, .offset = top_left ? 0 : p->seq_k - p->seq_q};
+}
+
+static attn_key_range keys_of_row(const attn_problem *p, const attn_sequence *seq, int64_t row) {
+  attn_key_range keys = {0, p->seq_k};
+  const int64_t position = row + seq->offset;
+  if (p->window_right >= 0) keys.end = min64(keys.end - 1, attn_saturating_add(position, p->window_right)) + 1;
+  if (p->window_left >= 0) keys.begin = max64(keys.begin, attn_saturating_add(position, -p->window_left));
+  return keys.begin < keys.end ? keys : (attn_key_range){0, 0};
+}
+
+/* The range moves right with the row. */
+static double keys_of_rows(const attn_problem *p, const attn_sequence *seq, int64_t first, int64_t rows) {
+  const attn_key_range a = keys_of_row(p, seq, first), b = keys_of_row(p, seq, first + rows - 1);
+  return (double)(attn_join_keys(a, b).end - attn_join_keys(a, b).begin);
+}
+
+double attn_seen_keys(const attn_problem *p) {
+  const attn_sequence seq = planned_sequence(p);
+  return p->seq_q > 0 ? keys_of_rows(p, &seq, 0, p->seq_q) : 0;
+}
+
+static double shared_keys(const attn_problem *p) {
+  const attn_sequence seq = planned_sequence(p);
+  if (p->seq_q == 0) return 0;
+  return (double)max64(keys_of_row(p, &seq, 0).end - keys_of_row(p, &seq, p->seq_q - 1).begin, 0);
+}
+
+/* The mean of tiles that lie evenly. */
+double attn_tile_keys(const attn_problem *p, int64_t tile_rows) {
+  enum { TILES = 16 };
+  const attn_sequence seq = planned_sequence(p);
+  const int64_t tiles = ceil_div(p->seq_q, tile_rows), looks = min64(tiles, TILES);
+  double keys = 0;
+  if (!rows_are_ragged(p)) return attn_seen_keys(p);
+  for (int64_t i = 0; i < looks; i++) {
+    const int64_t tile = looks > 1 ? i * (tiles - 1) / (looks - 1) : 0, first = tile * tile_rows;
+    keys += keys_of_rows(p, &seq, first, min64(tile_rows, p->seq_q - first));
+  }
+  return keys / (double)looks;
+}
+
+/* ---- Caches ---- */
+
+/* 0 up to 2^from bytes, 1 from 2^to on, and a line over their logarithm between. */
+static double beyond(double log2_bytes, double from, double to) {
+  return fmin(fmax((log2_bytes - from) / (to - from), 0), 1);
+}
+
+static double mean_dim(const attn_problem *p) { return (double)(p->dim_qk + p->dim_v) / 2; }
+
+static void add_cache_terms(const attn_problem *p, double keys, double packed_bytes, double terms[CACHE_TERM_COUNT]) {
+  static const double borders[CACHE_TERM_COUNT][2] = {{16, 18}, {19, 21}, {23, 25}, {19, 20}, {20, 21}, {21, 23}};
+  const double elements = keys * mean_dim(p);
+  const double bytes = 2 * (double)p->heads_kv * elements * (double)attn_dtype_bytes(p->dtype_kv);
+  const double kv = log2(bytes), all = log2(bytes + packed_bytes);
+  for (int i = 0; i < CACHE_TERM_COUNT; i++) terms[i] = elements * beyond(i < 3 ? kv : all, borders[i][0], borders[i][1]);
+}
+
+/* ---- What both count ---- */
+
+typedef struct counts {
+  double heads, group, rows, queries, keys; /* KV heads; rows of a KV head; keys that some row sees */
+  double wide, tail;                        /* the mean of dim_qk and dim_v in whole vectors; 1 if one is not full, else 0 */
+} counts;
+
+static counts counts_of(const attn_problem *p, term_widths w) {
+  counts c = {.heads = (double)p->heads_kv, .group = (double)attn_group(p), .queries = (double)p->seq_q};
+  c.rows = c.group * c.queries;
+  c.keys = attn_seen_keys(p);
+  c.wide = (padded((double)p->dim_qk, w.values) + padded((double)p->dim_v, w.lanes)) / 2;
+  c.tail = c.wide > mean_dim(p);
+  return c;
+}
+
+enum { SHIFTS = ATTN_USE_MASK | ATTN_USE_BIAS | ATTN_USE_ALIBI };
+
+static double if_used(const attn_problem *p, uint32_t uses, double count) { return attn_uses(p, uses) ? count : 0; }
+
+/* ---- Flash ---- */
+
+#define FLASH_TERM(name) FLASH_##name,
+enum { FLASH_TERMS(FLASH_TERM) };
+#define TERM_NAME(name) #name,
+const char *const attn_flash_term_names[FLASH_TERM_COUNT] = {FLASH_TERMS(TERM_NAME)};
+
+enum { TILE_ROWS = 6, TASK_ROWS = 96, NARROW_DIM = 128, BLOCK_OF_NARROW = 256, BLOCK_OF_WIDE = 128 };
+
+/* Flash packs K and V, and goes through them once for every tile of queries. */
+void attn_flash_terms(const attn_problem *p, term_widths w, int panel_keys, double *t) {
+  const counts c = counts_of(p, w);
+  const double tiles = c.group * whole(c.queries, TILE_ROWS), seen = attn_tile_keys(p, TILE_ROWS);
+  const bool in_panels = attn_uses(p, SHIFTS) || p->softcap > 0; /* whole ones */
+  const double vectors = in_panels                 ? padded(seen, panel_keys)
+                         : seen < (double)p->seq_k ? seen + w.lanes / 2.0
+                                                   : padded(seen, w.lanes);
+  const double packed = padded(c.keys, w.lanes), scores = tiles * TILE_ROWS * vectors / w.lanes;
+  const double elements = c.rows * seen * mean_dim(p);
+  const double packed_bytes = c.keys * mean_dim(p) * (double)sizeof(float) * (p->dtype_kv == ATTN_F32 ? 1 : 2);
+  t[FLASH_head] = 1;
+  t[FLASH_pack_key] = packed;
+  t[FLASH_pack_width] = packed * c.wide;
+  t[FLASH_pack_tail] = packed * c.tail;
+  t[FLASH_task] = c.group * whole(c.queries, TASK_ROWS);
+  t[FLASH_tile] = tiles;
+  t[FLASH_tile_width] = tiles * c.wide;
+  t[FLASH_tile_key_width] = tiles * seen * c.wide;
+  t[FLASH_tile_vector_width] = tiles * vectors * c.wide;
+  t[FLASH_tile_vector] = tiles * vectors;
+  t[FLASH_tile_panel] = tiles * whole(vectors, panel_keys);
+  t[FLASH_tile_block_width] =
+      tiles * c.wide * fmax(whole(seen, mean_dim(p) <= NARROW_DIM ? BLOCK_OF_NARROW : BLOCK_OF_WIDE) - 1, 0);
+  t[FLASH_tile_ragged] = tiles * rows_are_ragged(p);
+  t[FLASH_tile_tail] = tiles * c.keys * c.tail;
+  t[FLASH_row] = c.rows;
+  t[FLASH_row_width] = c.rows * c.wide;
+  t[FLASH_row_tail] = c.rows * c.tail;
+  t[FLASH_row_key_tail] = c.rows * c.keys * c.tail;
+  t[FLASH_shifted_edge] = if_used(p, SHIFTS, tiles * (fmod(seen, panel_keys) > 0));
+  t[FLASH_masked] = if_used(p, ATTN_USE_MASK, scores);
+  t[FLASH_biased] = if_used(p, ATTN_USE_BIAS, scores);
+  t[FLASH_sloped] = if_used(p, ATTN_USE_ALIBI, scores);
+  t[FLASH_capped] = p->softcap > 0 ? scores : 0;
+  t[FLASH_additive] = p->score == ATTN_SCORE_ADDITIVE ? elements : 0;
+  t[FLASH_gaussian] = p->score == ATTN_SCORE_GAUSSIAN ? elements : 0;
+  t[FLASH_given] = p->score == ATTN_SCORE_PRECOMPUTED ? c.rows * seen : 0;
+  add_cache_terms(p, c.keys, packed_bytes, t + FLASH_beyond_64k);
+  for (int i = 0; i < FLASH_TERM_COUNT; i++) t[i] *= c.heads;
+  t[FLASH_call] = 1;
+}
+
+/* ---- Decode ---- */
+
+#define DECODE_TERM(name) DECODE_##name,
+enum { DECODE_TERMS(DECODE_TERM) };
+const char *const attn_decode_term_names[DECODE_TERM_COUNT] = {DECODE_TERMS(TERM_NAME)};
+
+enum { BLOCK_KEYS = 32, AT_ONCE = 4 };
+static const int ROWS_AT_ONCE[AT_ONCE] = {8, 4, 2, 1};
+
+/* Splits rows: 7 go as 8 and 3 as 4; of pairs of bf16 values, 5 and 6 go as 8, too. Returns how many parts they are. */
+static double split_rows(double rows, bool pairs, double count[AT_ONCE]) {
+  const double from[AT_ONCE] = {pairs ? 5 : 7, 3, 2, 1};
+  double parts = 0;
+  for (int i = 0; i < AT_ONCE; i++) {
+    count[i] = rows >= from[i] ? floor((rows - from[i]) / ROWS_AT_ONCE[i]) + 1 : 0;
+    rows = fmax(rows - count[i] * ROWS_AT_ONCE[i], 0);
+    parts += count[i];
+  }
+  return parts;
+}
+
+/* Keys that go in whole blocks: where nothing is added to scores, those that all rows see. A row by itself needs floats of
+ * one of two head dimensions. */
+static double keys_in_blocks(const attn_problem *p, term_widths w, double single_rows) {
+  const bool plain = !attn_uses(p, SHIFTS) && p->softcap == 0;
+  const bool usual = p->dim_qk == p->dim_v && (p->dim_qk == 64 || p->dim_qk == 128);
+  if (!plain || (single_rows > 0 && !(usual && w.values == w.lanes))) return 0;
+  return BLOCK_KEYS * floor(shared_keys(p) / BLOCK_KEYS);
+}
+
+/* Decode goes through K and V once for every 8, 4, 2 or 1 rows of a KV head. */
+void attn_decode_terms(const attn_problem *p, term_widths w, double *t) {
+  const counts c = counts_of(p, w);
+  double count[AT_ONCE];
+  const double passes = split_rows(c.rows, w.values > w.lanes, count);
+  const double rows = 8 * count[0] + 4 * count[1] + 2 * count[2] + count[3]; /* with those of zeros */
+  const double blocks = keys_in_blocks(p, w, count[3]), rest = c.keys - blocks, scores = c.rows * whole(c.keys, w.lanes);
+  t[DECODE_score] = 0;
+  for (int i = 0; i < AT_ONCE; i++) {
+    const int keys = w.lanes > ROWS_AT_ONCE[i] ? w.lanes / ROWS_AT_ONCE[i] : 1;
+    t[DECODE_pass_8 + i] = count[i];
+    t[DECODE_key_8 + i] = count[i] * rest * c.wide;
+    t[DECODE_score] += count[i] * w.lanes * whole(rest, keys) * c.wide;
+    t[DECODE_block_8 + i] = count[i] * blocks * c.wide;
+    if (i < 3) t[DECODE_block_8_tail + i] = count[i] * blocks * c.tail;
+  }
+  t[DECODE_head] = 1;
+  t[DECODE_key] = rest;
+  t[DECODE_key_tail] = passes * rest * c.tail;
+  t[DECODE_row_key] = c.rows * padded(rest, w.lanes);
+  t[DECODE_row_key_tail] = rows * rest * c.tail;
+  t[DECODE_row_block] = c.rows * whole(rest, BLOCK_KEYS);
+  t[DECODE_block_row_key] = rows * blocks;
+  t[DECODE_block_key] = passes * blocks;
+  t[DECODE_block_joins] = blocks > 0 && rest > 0 ? passes : 0;
+  t[DECODE_row] = c.rows;
+  t[DECODE_row_width] = c.rows * c.wide;
+  t[DECODE_row_tail] = c.rows * c.tail;
+  t[DECODE_row_ragged] = c.rows * rows_are_ragged(p);
+  t[DECODE_masked] = if_used(p, ATTN_USE_MASK, scores);
+  t[DECODE_biased] = if_used(p, ATTN_USE_BIAS, scores);
+  t[DECODE_sloped] = if_used(p, ATTN_USE_ALIBI, scores);
+  t[DECODE_capped] = p->softcap > 0 ? scores : 0;
+  add_cache_terms(p, c.keys, 0, t + DECODE_beyond_64k);
+  for (int i = 0; i < DECODE_TERM_COUNT; i++) t[i] *= c.heads;
+  t[DECODE_call] = 1;
+}
+
+/* ---- Tiles ---- */
+
+#define TILE_TERM(name) TILE_##name,
+enum { TILE_TERMS(TILE_TERM) };
+const char *const attn_tile_term_names[TILE_TERM_COUNT] = {TILE_TERMS(TERM_NAME)};
+
+void attn_tile_terms(const attn_problem *p, const tile_walk *walk, double *t) {
+  const counts c = counts_of(p, (term_widths){walk->width, walk->width});
+  const double seen = padded(walk->seen, walk->keys), scores = c.rows * seen;
+  t[TILE_head] = 1;
+  t[TILE_key] = c.keys;
+  t[TILE_key_width] = walk->copies ? padded(c.keys, walk->keys) * c.wide : 0;
+  t[TILE_tile] = walk->tiles;
+  t[TILE_tile_width] = walk->tiles * c.wide;
+  t[TILE_tile_key] = walk->tiles * seen;
+  t[TILE_tile_key_width] = walk->tiles * seen * c.wide;
+  t[TILE_tile_ragged] = walk->tiles * rows_are_ragged(p);
+  t[TILE_row] = c.rows;
+  t[TILE_row_width] = c.rows * c.wide;
+  t[TILE_row_key] = scores;
+  t[TILE_row_tail] = c.rows * c.tail;
+  t[TILE_masked] = if_used(p, ATTN_USE_MASK, scores);
+  t[TILE_biased] = if_used(p, ATTN_USE_BIAS, scores);
+  t[TILE_sloped] = if_used(p, ATTN_USE_ALIBI, scores);
+  t[TILE_capped] = p->softcap > 0 ? scores : 0;
+  add_cache_terms(p, c.keys, walk->copies ? c.keys * mean_dim(p) * (double)attn_dtype_bytes(p->dtype_kv) : 0,
+                  t + TILE_beyond_64k);
+  for (int i = 0; i < TILE_TERM_COUNT; i++) t[i] *= c.heads;
+  t[TILE_call] = 1;
+}

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: MIT */
+/* What the loops of flash and decode do, counted: the terms of attn_kernel.terms that kernels of several tiers share.
+ *
+ * Terms are known before the data: sequences have the problem's lengths, and offsets that args bring are taken as
+ * ATTN_ALIGN_BOTTOM_RIGHT would have them. Widths are counted in whole vectors of the tier, so that a vector costs about the
+ * same on every tier. */
+#ifndef ATTN_COMMON_TERMS_H
+#define ATTN_COMMON_TERMS_H
+
+#include "attn/kernel.h"
+
+/* Floats of the tier's vectors, and values of a vector of K: 1 pair of bf16 values in place of a float makes twice as many.
+ */
+typedef struct term_widths {
+  int lanes, values;
+} term_widths;
+
+/* TERM(name): what is done so often. "_8": by 8 rows at once; x_width: for each vector of a row of K and one of V, halved.
+ */
+#define FLASH_TERMS(TERM)                                                                        \
+  TERM(call)                                                                                     \
+  TERM(head)                                                                                     \
+  TERM(pack_key)                                                                                 \
+  TERM(pack_width)                                                                               \
+  TERM(pack_tail) /* keys whose last vector is not full */                                       \
+  TERM(task)      /* a block of query rows */                                                    \
+  TERM(tile)      /* of TILE_ROWS queries */                                                     \
+  TERM(tile_width)                                                                               \
+  TERM(tile_key_width)    /* products of the keys that the tile sees, */                         \
+  TERM(tile_vector_width) /* and of those in whole vectors */                                    \
+  TERM(tile_vector)                                                                              \
+  TERM(tile_panel)                                                                               \
+  TERM(tile_block_width) /* O, which is loaded and stored once for each block of keys */         \
+  TERM(tile_ragged)      /* tiles whose rows see different keys */                               \
+  TERM(tile_tail)                                                                                \
+  TERM(row)                                                                                      \
+  TERM(row_width)                                                                                \
+  TERM(row_tail)                                                                                 \
+  TERM(row_key_tail)                                                                             \
+  TERM(shifted_edge) /* tiles whose last panel of masked, biased or sloped scores is not full */ \
+  TERM(masked)       /* vectors of scores that a boolean mask is applied to, */                  \
+  TERM(biased)       /* a bias is added to, */                                                   \
+  TERM(sloped)       /* or ALiBi's; */                                                           \
+  TERM(capped)       /* that pass through a softcap; */                                          \
+  TERM(additive)     /* elements of q and k of other scores than dot products */                 \
+  TERM(gaussian)                                                                                 \
+  TERM(given)                                                                                    \
+  CACHE_TERMS(TERM)
+
+#define DECODE_TERMS(TERM)                                                                            \
+  TERM(call)                                                                                          \
+  TERM(head)                                                                                          \
+  TERM(pass_8) /* a walk over the keys */                                                             \
+  TERM(pass_4)                                                                                        \
+  TERM(pass_2)                                                                                        \
+  TERM(pass_1)                                                                                        \
+  TERM(key)   /* outside whole blocks, as all up to block_8 */                                        \
+  TERM(key_8) /* vectors of K and V */                                                                \
+  TERM(key_4)                                                                                         \
+  TERM(key_2)                                                                                         \
+  TERM(key_1)                                                                                         \
+  TERM(key_tail)                                                                                      \
+  TERM(score) /* which come by the vector: of a row and several keys, or of several rows and a key */ \
+  TERM(row_key)                                                                                       \
+  TERM(row_key_tail)                                                                                  \
+  TERM(row_block) /* 32 keys of a row */                                                              \
+  TERM(block_8)   /* vectors of K and V in whole blocks that all rows see */                          \
+  TERM(block_4)                                                                                       \
+  TERM(block_2)                                                                                       \
+  TERM(block_1)                                                                                       \
+  TERM(block_8_tail)                                                                                  \
+  TERM(block_4_tail)                                                                                  \
+  TERM(block_2_tail)                                                                                  \
+  TERM(block_row_key)                                                                                 \
+  TERM(block_key)                                                                                     \
+  TERM(block_joins) /* keys outside whole blocks */                                                   \
+  TERM(row)                                                                                           \
+  TERM(row_width)                                                                                     \
+  TERM(row_tail)                                                                                      \
+  TERM(row_ragged) /* rows that see different keys */                                                 \
+  TERM(masked)                                                                                        \
+  TERM(biased)                                                                                        \
+  TERM(sloped)                                                                                        \
+  TERM(capped)                                                                                        \
+  CACHE_TERMS(TERM)
+
+/* Kernels on tiles of 16 x 32 values: of 32 queries, or of 16 rows of a KV head. */
+#define TILE_TERMS(TERM)                                                     \
+  TERM(call)                                                                 \
+  TERM(head)                                                                 \
+  TERM(key)                                                                  \
+  TERM(key_width) /* packed, or copied where widths are no multiple of 32 */ \
+  TERM(tile)                                                                 \
+  TERM(tile_width)                                                           \
+  TERM(tile_key)                                                             \
+  TERM(tile_key_width)                                                       \
+  TERM(tile_ragged)                                                          \
+  TERM(row)                                                                  \
+  TERM(row_width)                                                            \
+  TERM(row_key)                                                              \
+  TERM(row_tail)                                                             \
+  TERM(masked)                                                               \
+  TERM(biased)                                                               \
+  TERM(sloped)                                                               \
+  TERM(capped)                                                               \
+  CACHE_TERMS(TERM)
+
+/* Elements of K and V of a head, as far as those of the call exceed a level of the caches: the first three count K and V
+ * alone, and the next three, around the end of level 2, all bytes that a call goes through, what it packs included. */
+enum { CACHE_TERM_COUNT = 6 };
+#define CACHE_TERMS(TERM) \
+  TERM(beyond_64k)        \
+  TERM(beyond_512k)       \
+  TERM(beyond_8m)         \
+  TERM(pass_512k)         \
+  TERM(pass_1m)           \
+  TERM(pass_2m)
+
+#define ONE_TERM(name) +1
+enum {
+  FLASH_TERM_COUNT = 0 FLASH_TERMS(ONE_TERM),
+  DECODE_TERM_COUNT = 0 DECODE_TERMS(ONE_TERM),
+  TILE_TERM_COUNT = 0 TILE_TERMS(ONE_TERM)
+};
+#undef ONE_TERM
+extern const char *const attn_flash_term_names[FLASH_TERM_COUNT], *const attn_decode_term_names[DECODE_TERM_COUNT],
+                                                                      *const attn_tile_term_names[TILE_TERM_COUNT];
+
+void attn_flash_terms(const attn_problem *problem, term_widths widths, int panel_keys, double *terms);
+
+void attn_decode_terms(const attn_problem *problem, term_widths widths, double *terms);
+
+/* How a kernel on tiles goes through a problem. */
+typedef struct tile_walk {
+  int width;    /* values that dimensions are padded to */
+  int keys;     /* of a step */
+  double tiles; /* of a KV head, each of which meets */
+  double seen;  /* so many keys */
+  bool copies;  /* K and V are packed or copied */
+} tile_walk;
+
+void attn_tile_terms(const attn_problem *problem, const tile_walk *walk, double *terms);
+
+/* Keys of a sequence that some row sees. */
+double attn_seen_keys(const attn_problem *problem);
+
+/* Keys that a tile of so many rows sees, on average. */
+double attn_tile_keys(const attn_problem *problem, int64_t tile_rows);
+
+#endif

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: MIT */
+/* What kernels are expected to take: their terms (attn/kernel.h), times what each term takes by a machine class or a tuning
+ * file. */
+#ifndef ATTN_COSTS_H
+#define ATTN_COSTS_H
+
+#include "attn/kernel.h"
+
+/* What each term of a kernel takes, as it was measured. */
+typedef struct attn_kernel_costs {
+  const attn_kernel *kernel;
+  attn_dtype dtype;          /* of K and V */
+  double error;              /* of the times that it comes from: root of the mean square, relative */
+  double ns[ATTN_MAX_TERMS]; /* of each of the kernel's terms */
+  int line;                  /* of the file */
+} attn_kernel_costs;
+
+/* The time of one sequence on one thread, in nanoseconds. `ns`: of each of the kernel's terms. */
+double attn_expected_ns(const attn_kernel *kernel, const double ns[ATTN_MAX_TERMS], const attn_problem *problem);
+
+/* The term's place in attn_kernel.terms; -1 if the kernel has none of that name. */
+int attn_term_find(const attn_kernel *kernel, const char *name);
+
+/* The floating-point mode must be the default one. */
+typedef struct attn_expected {
+  const attn_kernel_costs *costs; /* NULL: none */
+  double ns;
+} attn_expected;
+
+/* Which of `count` kernels are expected to take the least: those whose costs are of the problem's type and that `takes`
+ * accepts. best[1] is the second, both may be missing. */
+void attn_expect(const attn_kernel_costs *costs, int count, const attn_problem *problem,
+                 bool (*takes)(const attn_kernel *kernel, void *context), void *context, attn_expected best[2]);
+
+#endif
