@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Draws how much longer the chosen kernel takes than the best one, from `attnbench tune --check FILE --csv REGRET.csv`.
+"""Draws how much longer the chosen kernel takes than the best one, from `attnbench tune --check --csv REGRET.csv`.
 
     scripts/plot_regret.py REGRET.csv [-o regret.png]
 
-One panel per type, above for the built-in rules and below with the tuning file: keys to the right, queries upwards, mean
-regret of the problems of a cell by colour and in per cent; cells without problems stay white.
+One row of panels per choice that the file has: the built-in one (costs of the nearest class of CPUs), the one without this
+CPU's class (--without-class), and the one by a tuning file (--tuning FILE). One panel per type: keys to the right, queries
+upwards, mean regret of the problems of a cell by colour and in per cent; cells without problems stay white.
 """
 
 import argparse
@@ -13,13 +14,18 @@ import csv
 import math
 import sys
 
-CHOICES = [("built_in_ratio", "built-in rules"), ("tuned_ratio", "with the file")]
+CHOICES = [("built_in", "built in"), ("without_class", "without its class"), ("tuned", "with the file")]
+
+
+def choices_of(rows):
+    """[(column of ratios, title)] of the choices that the file has."""
+    return [(f"{name}_ratio", title) for name, title in CHOICES if f"{name}_ratio" in rows[0]]
 
 
 def read(path):
     with open(path, newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    if not rows or "built_in_ratio" not in rows[0]:
+    if not rows or not choices_of(rows):
         sys.exit(f"plot_regret.py: {path} has no rows of attnbench tune --check --csv")
     return rows
 
@@ -55,9 +61,11 @@ def draw(rows, output, most=0.2):
     from matplotlib import pyplot
 
     dtypes = sorted({row["dtype"] for row in rows})
-    figure, panels = pyplot.subplots(2, len(dtypes), figsize=(1 + 4 * len(dtypes), 6.5), squeeze=False, layout="constrained")
+    choices = choices_of(rows)
+    size = (1 + 4 * len(dtypes), 0.5 + 3 * len(choices))
+    figure, panels = pyplot.subplots(len(choices), len(dtypes), figsize=size, squeeze=False, layout="constrained")
     image = None
-    for line, (column, title) in enumerate(CHOICES):
+    for line, (column, title) in enumerate(choices):
         for panel, dtype in zip(panels[line], dtypes, strict=True):
             own = [row for row in rows if row["dtype"] == dtype and float(row[column]) > 0]
             image = draw_panel(panel, means(own, column), most)
@@ -67,6 +75,7 @@ def draw(rows, output, most=0.2):
             panel.set_ylabel("queries")
     figure.colorbar(image, ax=panels, label=f"time beyond that of the best kernel (red: {100 * most:.0f} % or more)")
     figure.savefig(output, dpi=150)
+    return figure
 
 
 def main():

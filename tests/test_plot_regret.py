@@ -22,10 +22,22 @@ def test_means_are_of_cells(tmp_path):
     assert cells == {(3, 0): pytest.approx(0.3), (8, 5): 0}
 
 
+def titles(rows, output):
+    return [axes.get_title() for axes in plot_regret.draw(rows, output).axes if axes.get_title()]
+
+
 def test_figure_has_a_panel_per_type_and_choice(tmp_path):
     (tmp_path / "r.csv").write_text(HEADER + ROWS)
-    plot_regret.draw(plot_regret.read(tmp_path / "r.csv"), tmp_path / "r.png")
+    assert titles(plot_regret.read(tmp_path / "r.csv"), tmp_path / "r.png") == [
+        "bf16, built in: mean 0.0 %", "f32, built in: mean 30.0 %",
+        "bf16, with the file: mean 0.0 %", "f32, with the file: mean 0.0 %"]
     assert (tmp_path / "r.png").stat().st_size > 10000
+
+
+def test_choices_are_those_of_the_file(tmp_path):
+    (tmp_path / "r.csv").write_text("dtype,seq_q,seq_k,built_in_ratio,without_class_ratio\nf32,1,9,1.2,1.5\n")
+    assert titles(plot_regret.read(tmp_path / "r.csv"), tmp_path / "r.png") == [
+        "f32, built in: mean 20.0 %", "f32, without its class: mean 50.0 %"]
 
 
 def test_other_files_are_refused(tmp_path):
