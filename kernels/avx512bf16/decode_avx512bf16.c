@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* decode_avx512bf16: few query rows on bf16 inputs by VDPBF16PS, keys split at fixed borders and merged, K and V read once
- * per KV head and in place. It is for CPUs where that is faster than widening (src/bf16_probe.c): no value of K or V is
- * converted, which takes decode_avx512 longer than the products of a few rows.
+ * per KV head and in place. It is for CPUs where that is faster than widening: no value of K or V is converted, which takes
+ * decode_avx512 longer than the products of a few rows.
  * The loop is kernels/common/decode.h, 16 pairs wide (pairs_avx512bf16.h). */
 #include "pairs_avx512bf16.h"
 
