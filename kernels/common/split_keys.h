@@ -10,7 +10,7 @@
 #include "indexing.h"
 
 enum {
-  DECODE_ROWS = 32, /* most query rows of a KV head (docs/performance.md, "Which kernel when") */
+  DECODE_ROWS = 32, /* most query rows of a KV head (docs/performance-details.md, "Which kernel when") */
   SPLIT_KEYS = 1024 /* of one task: long enough to hide its start, short enough to share 4096 keys among four threads */
 };
 
