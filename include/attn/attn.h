@@ -22,7 +22,7 @@
  * The library never aborts, prints (unless ATTN_VERBOSE=1 asks for it), pins threads, or writes outside what the strides
  * describe. It reads these environment variables when a plan is created: ATTN_KERNEL (a kernel name, used where
  * attn_options names none), ATTN_MAX_ISA (c, avx2, avx512, ...: use no higher tier), ATTN_VERBOSE, and once per process
- * ATTN_LOAD (attn_load_kernels()) and ATTN_TUNING (attn_tuning_load()).
+ * ATTN_LOAD (attn_load_kernels()), ATTN_TUNING and ATTN_MACHINE (attn_tuning_load()).
  *
  * Functions that can fail return an attn_status and leave a sentence for attn_last_error().
  *
@@ -277,7 +277,7 @@ typedef struct attn_options {
   attn_parallel_for parallel_for; /**< The caller's thread pool; NULL = OpenMP where built in, else serial. */
   void *pool;                     /**< Passed to parallel_for. */
   /** Which kernel and how many threads, where the fields above leave that open; NULL = the file that ATTN_TUNING names, or
-   * the built-in rules. It must live as long as the call, or the layer that is made with it. */
+   * the costs of this CPU's class. It must live as long as the call, or the layer that is made with it. */
   const attn_tuning *tuning;
 } attn_options;
 
@@ -381,18 +381,21 @@ static inline attn_tune_report *attn_tune_report_sized(attn_tune_report *report)
 #define attn_tune(problem, args, options, seconds, report) \
   attn_tune(problem, args, options, seconds, attn_tune_report_sized(report))
 
-/** Reads a tuning file, which `attnbench tune` has measured on this machine: which kernel is quickest for which problems,
- * and from which size on threads pay. Plans that get it by attn_options.tuning choose by its rules and costs; where it has
- * none for a problem, or no kernel that it names can run, they choose by the built-in ones. attn_plan_describe() says what
- * decided and by what margin. With a tuning file, too, the kernel depends on the shape of one sequence alone.
+/** Reads a tuning file, which `attnbench tune` has measured on this machine: what kernels cost, and from which size on
+ * threads pay. Plans that get it by attn_options.tuning choose by its rules and costs; where it has none for a problem, or
+ * no kernel that it names can run, they choose by the costs of this CPU's class. attn_plan_describe() says what decided and
+ * by what margin. With a tuning file, too, the kernel depends on the shape of one sequence alone.
  *
  * The environment variable ATTN_TUNING names such a file for all plans of the process without attn_options.tuning. It is
  * read once. If it cannot be read, no plan is created, and the sentence says why. Programs with more rights than their
  * caller ignore it.
  *
+ * The library has costs for some classes of CPUs. The first plan that needs them times some small calls for a few
+ * milliseconds and takes the class whose costs fit best; ATTN_MACHINE names a class in place of that.
+ *
  * Returns ATTN_OK; ATTN_INVALID_ARGUMENT where the file cannot be read or a line is wrong, with its number; ATTN_UNSUPPORTED
  * if it was measured on another CPU, with another version of the library, or another build of a kernel. With ATTN_TUNING
- * the built-in rules choose in the last case, and attn_plan_describe() says why. */
+ * the costs of the class count in the last case, and attn_plan_describe() says why. */
 ATTN_API attn_status attn_tuning_load(const char *path, attn_tuning **tuning);
 
 /** Frees it. NULL is fine. */

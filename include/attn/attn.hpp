@@ -406,7 +406,7 @@ struct options {
   int threads = 0;                          /**< 0 = as many as pay, at most OpenMP's default. */
   attn_parallel_for parallel_for = nullptr; /**< The caller's thread pool. */
   void *pool = nullptr;                     /**< Passed to parallel_for. */
-  const class tuning *tuning = nullptr;     /**< A tuning file; nullptr = ATTN_TUNING, else the built-in choice. */
+  const class tuning *tuning = nullptr;     /**< A tuning file; nullptr = ATTN_TUNING, else the class of CPUs. */
 
   /** The C struct. */
   attn_options get() const noexcept {
