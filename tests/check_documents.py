@@ -58,7 +58,7 @@ def anchors(path):
 def broken_links():
     for path in documents():
         text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
-        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        for target in re.findall(r"(?:\]\(|^\[[^\]]+\]: +)([^)\s]+)", text, re.MULTILINE):
             file, _, anchor = target.partition("#")
             if re.match(r"[a-z]+:", target):
                 continue

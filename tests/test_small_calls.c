@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* How many threads a call gets where its caller leaves that open: one where more cost more than they save, as measured in
- * docs/performance-log.md, "small calls". The tests look at the decision, not at time. */
+ * notebook/performance-log.md, "small calls". The tests look at the decision, not at time. */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>

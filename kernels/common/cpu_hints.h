@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* How this CPU takes hints (PREFETCHT0 and the like), where that was measured (docs/performance-log.md). Asked for once per
- * process, thread-safe. A virtual machine may tell another CPU, so only speed may depend on it. Emulated builds say true,
- * for tests. */
+/* How this CPU takes hints (PREFETCHT0 and the like), where that was measured (notebook/performance-log.md). Asked for once
+ * per process, thread-safe. A virtual machine may tell another CPU, so only speed may depend on it. Emulated builds say
+ * true, for tests. */
 #ifndef ATTN_COMMON_CPU_HINTS_H
 #define ATTN_COMMON_CPU_HINTS_H
 

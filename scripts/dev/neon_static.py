@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: MIT
 """Estimates the cycles of flash_neon's hot tile and of the bf16 kernels' products with llvm-mca's models of Arm cores.
 
-    scripts/neon_static.py                         prints the tables
-    scripts/neon_static.py --write                 also puts them into docs/neon-static.md
-    scripts/neon_static.py --check                 exit 1 if an estimate is below the floor; 77 without the tools
+    scripts/dev/neon_static.py                         prints the tables
+    scripts/dev/neon_static.py --write                 also puts them into notebook/neon-static.md
+    scripts/dev/neon_static.py --check                 exit 1 if an estimate is below the floor; 77 without the tools
 
 Compiles kernels/neon/flash_neon.c, and flash and decode of kernels/neonbf16, for aarch64 (Debian: gcc-aarch64-linux-gnu).
 Takes the loops of both products and the branchless code of the exponentials from the assembly. llvm-mca (Debian: llvm-19
@@ -21,8 +21,8 @@ import subprocess
 import sys
 import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-DOCUMENT = ROOT / "docs" / "neon-static.md"
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DOCUMENT = ROOT / "notebook" / "neon-static.md"
 CORES = ["neoverse-n1", "neoverse-v1", "neoverse-v2"]
 BF16_CORES = ["neoverse-v1", "neoverse-v2"]  # those that have BFMMLA and BFDOT
 ROWS, KEYS, LANES, STEPS = 8, 12, 4, 4  # of a tile; STEPS: of the inner dimension in one round of a product loop
@@ -198,7 +198,7 @@ def decode_table(mca, text):
     return [f"| core | BFDOT a cycle | {names[0]} | {names[1]} |", "|---|---|---|---|", *bf16_rows(mca, "bfdot", loops)]
 
 
-BEGIN, END = "<!-- begin: scripts/neon_static.py --write -->", "<!-- end -->"
+BEGIN, END = "<!-- begin: scripts/dev/neon_static.py --write -->", "<!-- end -->"
 
 
 def write(lines):
@@ -211,7 +211,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--compiler", default=find(["aarch64-linux-gnu-gcc"]), help="default aarch64-linux-gnu-gcc")
     parser.add_argument("--mca", default=find_mca(), help="default the newest")
-    parser.add_argument("--write", action="store_true", help="puts the tables into docs/neon-static.md")
+    parser.add_argument("--write", action="store_true", help="puts the tables into notebook/neon-static.md")
     parser.add_argument("--check", action="store_true", help="exit 1 if an estimate is below the floor")
     options = parser.parse_args()
     if not options.compiler or not options.mca:
