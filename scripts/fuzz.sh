@@ -13,7 +13,7 @@ build-fuzz/corpus/TARGET. Prints executions, coverage and findings. Inputs with 
 the exit code is then 1. To repeat one: build-fuzz/tests/fuzz/fuzz_TARGET FILE.
 
   --seconds N   time of each target; 0 runs only the corpora
-  --merge       then add the smallest inputs with new coverage to the corpora
+  --merge       then add the smallest inputs with new coverage to the corpora, which hold at most 20 a target: name them
   --list        print the targets
   -h, --help    this text
 END
